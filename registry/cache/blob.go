@@ -63,7 +63,7 @@ func (b *Blob) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 	if off+int64(len(p)) > b.opt.Size {
 		p, err = p[:max(0, b.opt.Size-off)], io.EOF
 	}
-	if missing := int64(len(p)) > b.opt.ChunkSize; missing && !b.Has(off, int64(len(p))) {
+	if int64(len(p)) > b.opt.ChunkSize && !b.Has(off, int64(len(p))) {
 		b.Prefetch(off, int64(len(p))) // the chunks of a long read are fetched at once
 	}
 	for n < len(p) {

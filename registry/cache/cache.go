@@ -8,6 +8,7 @@ import (
 	"path"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,9 +68,8 @@ type Cache struct {
 	fetched, fetchedBytes, wrong, damaged, unsaved atomic.Int64
 	lastWarning                                    atomic.Int64 // nanoseconds since 1970
 
-	mu    sync.Mutex
-	blobs map[*Blob]struct{} // guarded by mu
-	open  []*slot            // guarded by mu; slots with an open segment, opened longest ago first
+	mu   sync.Mutex
+	open []*slot // guarded by mu; slots with an open segment, opened longest ago first
 }
 
 // Open opens the cache in a directory, which is made if it is missing. Several processes may do so
@@ -92,8 +92,7 @@ func Open(dir string, opt Options) (*Cache, error) {
 		return nil, errors.Join(fmt.Errorf("the cache cannot be written: %w", err), root.Close())
 	}
 	c := &Cache{root: root, opt: opt, log: opt.Log, slots: make(chan struct{}, fetches),
-		prefetch: make(chan struct{}, prefetches), crowded: make(chan struct{}, 1),
-		blobs: make(map[*Blob]struct{})}
+		prefetch: make(chan struct{}, prefetches), crowded: make(chan struct{}, 1)}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.work.Go(c.sweep)
 	return c, nil
@@ -147,26 +146,14 @@ func (c *Cache) Blob(opt BlobOptions) (*Blob, error) {
 			"to %d",
 			opt.Digest, opt.ChunkSize, MinChunkSize, MaxChunkSize)
 	}
-	algorithm, digits, _ := cutDigest(opt.Digest)
-	dir := path.Join(version, algorithm+"-"+digits, strconv.FormatInt(opt.ChunkSize, 10))
+	dir := path.Join(version, strings.ReplaceAll(opt.Digest, ":", "-"),
+		strconv.FormatInt(opt.ChunkSize, 10))
 	b := &Blob{cache: c, opt: opt, dir: dir, calls: make(map[int64]*call),
 		slots: make([]slot, (opt.Size+SegmentSize-1)/SegmentSize)}
 	for i := range b.slots {
 		b.slots[i].blob, b.slots[i].number = b, int64(i)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.blobs[b] = struct{}{}
 	return b, nil
-}
-
-func cutDigest(digest string) (algorithm, digits string, ok bool) {
-	for i := range digest {
-		if digest[i] == ':' {
-			return digest[:i], digest[i+1:], true
-		}
-	}
-	return digest, "", false
 }
 
 // warnEvery is how often a directory that cannot be written is complained of.
