@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 )
 
@@ -85,8 +84,7 @@ func (d *pulledDisk) there() bool {
 // pullInto makes the directory with the disks, which appears when it is complete.
 func (s *Stream) pullInto(ctx context.Context, dir string) error {
 	s.client.opt.Warn(fmt.Sprintf("%s has no index of its disks: its layers are fetched and "+
-		"verified "+
-		"before it is served", s.ref))
+		"verified before it is served", s.ref))
 	partial := dir + ".partial"
 	if err := os.RemoveAll(partial); err != nil {
 		return err
@@ -142,55 +140,12 @@ func (d *pulledDisk) open(_ context.Context, name string) (image.Source, error) 
 	if err != nil {
 		return nil, err
 	}
-	info, err := f.Stat()
+	sum := sha256.Sum256([]byte("kubevirt-disk raw\n" + filepath.Base(d.dir) + "\n" + name))
+	src, err := image.NewFileSource(f, "sha256:"+hex.EncodeToString(sum[:]))
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	sum := sha256.Sum256([]byte("kubevirt-disk raw\n" + filepath.Base(d.dir) + "\n" + name))
-	return &pulledFile{File: f, size: info.Size(), digest: "sha256:" + hex.EncodeToString(sum[:])},
-		nil
+	return src, nil
 }
 
 func (d *pulledDisk) close() error { return d.lock.Close() }
-
-// pulledFile is a disk as it was fetched.
-type pulledFile struct {
-	*os.File
-	size   int64
-	digest string
-}
-
-var _ image.Source = (*pulledFile)(nil)
-
-func (f *pulledFile) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
-	return f.File.ReadAt(p, off)
-}
-
-func (f *pulledFile) Size() int64              { return f.size }
-func (f *pulledFile) Identity() image.Identity { return image.Identity{Digest: f.digest} }
-func (f *pulledFile) Parallel() int            { return 1 }
-func (f *pulledFile) WillRead(off, length int64) {
-	_ = unix.Fadvise(int(f.Fd()), off, length, unix.FADV_WILLNEED)
-}
-
-// Check returns nil: nobody writes to what lies in the cache.
-func (f *pulledFile) Check() error { return nil }
-
-// Extent asks the file system for holes. Where it cannot tell, everything is data.
-func (f *pulledFile) Extent(off, length int64) (disk.Extent, error) {
-	length = min(length, f.size-off)
-	data, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
-	switch {
-	case errors.Is(err, unix.ENXIO):
-		return disk.Extent{Length: length}, nil // a hole up to the end
-	case err != nil:
-		return disk.Extent{Length: length, Data: true}, nil
-	case data > off:
-		return disk.Extent{Length: min(length, data-off)}, nil
-	}
-	hole, err := unix.Seek(int(f.Fd()), off, unix.SEEK_HOLE)
-	if err != nil || hole <= off {
-		hole = off + length
-	}
-	return disk.Extent{Length: min(length, hole-off), Data: true}, nil
-}

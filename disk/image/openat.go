@@ -63,7 +63,7 @@ func asSource(f *os.File, st *unix.Stat_t, err error) (Source, *os.File, error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	return &fileSource{f, *st}, f, nil
+	return &fileSource{file: f, stat: *st}, f, nil
 }
 
 // openAs is open with O_RDONLY or O_RDWR.
