@@ -59,7 +59,8 @@ func (b *baseImage) read(ctx context.Context) error {
 	case kind.IsImage():
 		return b.add(ctx, text, nil)
 	case !kind.IsIndex():
-		return fmt.Errorf("%s is no container image: its manifest is of the type %q", b.ref, kind)
+		return fmt.Errorf("%s is not a container image: its manifest is of the type %q",
+			b.ref, kind)
 	}
 	b.index = true
 	var index v1.IndexManifest

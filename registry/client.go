@@ -86,7 +86,7 @@ func New(opt Options) (*Client, error) {
 	}
 	for _, host := range opt.Insecure {
 		if _, err := name.NewRegistry(host); err != nil || strings.Contains(host, "/") {
-			return nil, fmt.Errorf("insecure registry %q is no host, or host and port", host)
+			return nil, fmt.Errorf("insecure registry %q is not a host, or host and port", host)
 		}
 	}
 	for _, text := range opt.Mirrors {

@@ -189,7 +189,7 @@ func resolveIn(ctx context.Context, src source, ref Reference) (*resolved, error
 			return &resolved{source: src, ref: ref, digest: digest, manifest: m}, nil
 		default:
 			return nil, fmt.Errorf(
-				"%s is no container image: its manifest is of the type %q",
+				"%s is not a container image: its manifest is of the type %q",
 				ref,
 				kind,
 			)

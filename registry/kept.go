@@ -123,8 +123,8 @@ func (k *keptSource) loadRecord(ref Reference) (r record, err error) {
 	}
 	if err != nil {
 		return record{}, fmt.Errorf("which image %s names was kept, and cannot be read: %q: %w; "+
-			"remove "+
-			"that file to ask the registry again", ref, filepath.Join(k.dir.Name(), name), err)
+			"remove that file to ask the registry again",
+			ref, filepath.Join(k.dir.Name(), name), err)
 	}
 	return r, nil
 }

@@ -28,7 +28,7 @@ func metadataOf(
 		}
 		info, err := f.Stat()
 		if err == nil && !info.Mode().IsRegular() {
-			err = fmt.Errorf("%q is no regular file", name)
+			err = fmt.Errorf("%q is not a regular file", name)
 		}
 		if err != nil {
 			return nil, errors.Join(err, f.Close())

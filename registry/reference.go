@@ -83,7 +83,7 @@ func ParseReference(text string) (Reference, error) {
 
 func badName(text string, err error) error {
 	return fmt.Errorf(
-		"%q is no image reference: %w; write REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, "+
+		"%q is not an image reference: %w; write REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, "+
 			"oci:DIRECTORY[:TAG] or docker-archive:FILE",
 		text,
 		err,

@@ -92,8 +92,7 @@ func TestWhoMakesRoom(t *testing.T) {
 	early := add("192.0.2.2", true)
 	silent := add("192.0.2.2", false)
 	late := add("192.0.2.2", true)
-	require.Same(t, silent, p.takeVictim(), "of the address with the most, one that has not "+
-		"begun")
+	require.Same(t, silent, p.takeVictim(), "of the address with the most, one that has not begun")
 	require.Same(t, early, p.takeVictim(), "otherwise the oldest one")
 	require.Same(t, lone, p.takeVictim())
 	p.remove(late)

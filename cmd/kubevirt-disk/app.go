@@ -229,11 +229,11 @@ func flagError(cmd *cobra.Command, err error) error {
 func invalidValue(flag *pflag.Flag, value string) string {
 	switch kind := flag.Value.Type(); {
 	case kind == "duration":
-		return fmt.Sprintf("%q is no duration: write it as 90s or 5m", value)
+		return fmt.Sprintf("%q is not a duration: write it as 90s or 5m", value)
 	case flag.Name == flagLUN:
-		return fmt.Sprintf("%q is no LUN: use 1 to %d", value, maxLUN)
+		return fmt.Sprintf("%q is not a LUN: use 1 to %d", value, maxLUN)
 	case strings.HasPrefix(kind, "uint"):
-		return fmt.Sprintf("%q is no number: use one from 1", value)
+		return fmt.Sprintf("%q is not a number: use one from 1", value)
 	case kind == "bool":
 		return fmt.Sprintf("%q is neither true nor false", value)
 	}

@@ -298,7 +298,7 @@ func TestConvert(t *testing.T) {
 	}
 	status, _, stderr = run(t, nil, "convert", source, filepath.Join(source, "c.raw"))
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, strconv.Quote(source)+" is no directory")
+	require.Contains(t, stderr, strconv.Quote(source)+" is not a directory")
 	status, _, stderr = run(t, nil, "convert", filepath.Join(dir, "missing.raw"),
 		filepath.Join(dir, "c.raw"))
 	require.Equal(t, exitFailed, status)

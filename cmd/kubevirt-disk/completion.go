@@ -12,10 +12,10 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// imageExtensions are what images are called by, without the dot.
+// imageExtensions are the extensions of image files, without the dot.
 var imageExtensions = []string{"qcow2", "raw", "img", "iso"}
 
-// choices are the values of flags that take one of a few words, for the shell.
+// choices are, for the shell, the values of flags that take one of a few words.
 var choices = map[string][]string{
 	keyCopyMode: texts(instance.CopyClone, instance.CopyOnRead, instance.CopyOnWrite,
 		instance.CopyNone),
@@ -41,7 +41,7 @@ var choices = map[string][]string{
 	"rerror-policy": texts(libvirt.ErrorStop, libvirt.ErrorReport, libvirt.ErrorIgnore),
 }
 
-// Flags that take the name of a directory or file. What others take, no shell knows.
+// Flags that take the name of a directory or file. A shell cannot complete any other.
 var (
 	directoryFlags = []string{keyDiskDir, keyWorkDir, keyPersistentDir}
 	fileFlags      = []string{keyReadyFile, keyControlSocket, keyRegistryConfig, keyRegistryCA}
@@ -62,7 +62,7 @@ func completeValues(root *cobra.Command) {
 			continue
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			// It fails where it is told twice.
+			// It fails if it is called twice for a flag.
 			_ = cmd.RegisterFlagCompletionFunc(f.Name, completionOf(f.Name))
 		})
 		if cmd.ValidArgsFunction == nil {

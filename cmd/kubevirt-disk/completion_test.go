@@ -123,16 +123,16 @@ func TestVersionFlag(t *testing.T) {
 // TestFlagsSpeakPlainly: nobody reads the words of the Go library that has not understood a value.
 func TestFlagsSpeakPlainly(t *testing.T) {
 	for want, args := range map[string][]string{
-		`--for: "3" is no duration: write it as 90s or 5m`: {"handover", "--lun=1",
+		`--for: "3" is not a duration: write it as 90s or 5m`: {"handover", "--lun=1",
 			"--to=iqn.2020-01.a", "--for=3"},
-		`--lun: "x" is no LUN: use 1 to 16383`: {"handover", "--lun=x",
+		`--lun: "x" is not a LUN: use 1 to 16383`: {"handover", "--lun=x",
 			"--finish"},
-		`--lun: "65536" is no LUN: use 1 to 16383`: {"handover", "--lun=65536",
+		`--lun: "65536" is not a LUN: use 1 to 16383`: {"handover", "--lun=65536",
 			"--finish"},
-		`--lun: "one" is no LUN: use 1 to 16383`:                 {"xml", "--lun=one"},
-		`--timeout: "3" is no duration: write it as 90s or 5m`:   {"healthcheck", "--timeout=3"},
-		`--timeout: "3s5" is no duration: write it as 90s or 5m`: {"xml", "--timeout=3s5"},
-		`--boot-order: "-1" is no number: use one from 1`:        {"xml", "--boot-order=-1"},
+		`--lun: "one" is not a LUN: use 1 to 16383`:                 {"xml", "--lun=one"},
+		`--timeout: "3" is not a duration: write it as 90s or 5m`:   {"healthcheck", "--timeout=3"},
+		`--timeout: "3s5" is not a duration: write it as 90s or 5m`: {"xml", "--timeout=3s5"},
+		`--boot-order: "-1" is not a number: use one from 1`:        {"xml", "--boot-order=-1"},
 		`--force: "perhaps" is neither true nor false`: {"convert", "--force=perhaps",
 			"a", "b"},
 		`--insecure-no-auth: "perhaps" is neither true nor`: {"serve",

@@ -21,9 +21,9 @@ import (
 // config is a complete, checked configuration of serve.
 type config struct {
 	diskDir, workDir string
-	images           []string // that are served instead of those of diskDir; empty: none were named
+	images           []string // served instead of those of diskDir; empty: none were named
 	streams          daemon.Streams
-	temporary        bool // workDir is to be made, and removed at the end
+	temporary        bool // workDir is made at the start, and removed at the end
 	portals          []daemon.Address
 	targetName       string
 	persistentDir    string // "": none
@@ -38,12 +38,12 @@ type config struct {
 	readyFile        string                       // "": none
 	log              logConfig
 	chap             chap.Config
-	chapFiles        bool              // of chap, something is from files
-	values           map[string]string // by key: what each setting is set to, as text
+	chapFiles        bool              // a part of chap comes from files
+	values           map[string]string // the text of each setting, by key
 }
 
 // loadConfig resolves every setting and reports everything that is wrong with them at once, as a
-// *problems.Error. Where images are named, they are served in place of the directory's.
+// *problems.Error. If images are named, they are served instead of the directory's.
 func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*config, error) {
 	l := loadBy(read, flags)
 	c := &config{
@@ -80,7 +80,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	insecure := l.bool(keyInsecureNoAuth)
 	c.chap, c.chapFiles, err = credentials(read)
 	if err != nil {
-		// Whether portals are protected cannot be judged, so that only the default is resolved.
+		// Nobody can tell whether the portals are protected, so only the default is resolved.
 		l.problems.AddError(err)
 		c.portals = l.portals(true)
 	} else {
@@ -94,12 +94,12 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	if len(images) > 0 {
 		l.useImages(c, images)
 	}
-	c.disks = l.single(c.common) // the last, as they begin with what all disks have
+	c.disks = l.single(c.common) // last, because they start from the common settings
 	return c, l.problems.Err()
 }
 
-// hidePages leaves the pages, of which nobody has said where they are to be, to whom the disks are
-// left without CHAP: they name images, initiators and addresses.
+// hidePages moves pages without an address of their own to where the disks can be reached without
+// CHAP: the pages name images, initiators and addresses.
 func (c *config) hidePages() {
 	remote := func(p daemon.Address) bool { return !p.Loopback() }
 	if !c.chap.Enabled() && !slices.ContainsFunc(c.portals, remote) {
@@ -107,8 +107,9 @@ func (c *config) hidePages() {
 	}
 }
 
-// owner tells this daemon from others that use the same work directory, by what stays the same over
-// restarts. Daemons of one pod differ in their portals, and pods in their host names.
+// owner tells this daemon from others that use the same work directory. It is made of what a
+// restart does not change. Daemons of one pod differ in their portals, and pods in their host
+// names.
 func (c *config) owner() string {
 	host, _ := os.Hostname()
 	dir := c.diskDir
@@ -121,9 +122,9 @@ func (c *config) owner() string {
 	return fmt.Sprintf("%s %s %v", host, dir, c.portals)
 }
 
-// credentials finds the credentials of the environment, and says whether files have a part in them.
-// The name of a file stays out of errors, as package chap knows whether it can be shown: it may be
-// a secret that was put into the wrong variable.
+// credentials finds the credentials of the environment, and says whether some come from files. The
+// name of a file stays out of errors: it may be a secret in the wrong variable, and only package
+// chap knows whether it can be shown.
 func credentials(read fileReader) (c chap.Config, fromFiles bool, err error) {
 	c, err = chap.FromEnvironment(os.LookupEnv, func(path string) ([]byte, error) {
 		fromFiles = true
@@ -157,13 +158,13 @@ func (l *loader) controlSocket() string {
 func (l *loader) count(key string) int {
 	n, err := strconv.Atoi(l.text(key))
 	if err != nil || n < 1 || n > target.MostConnections {
-		l.problems.Add(l.name(key), "%q is no number from 1 to %d", l.text(key),
+		l.problems.Add(l.name(key), "%q is not a number from 1 to %d", l.text(key),
 			target.MostConnections)
 	}
 	return n
 }
 
-// size is the size of a disk, bytes, or 0 where there is none.
+// size is the size of a disk in bytes; 0: not set.
 func (l *loader) size(key string) int64 {
 	if l.text(key) == "" {
 		return 0
@@ -171,9 +172,9 @@ func (l *loader) size(key string) int64 {
 	return l.bytes(key, parseSize)
 }
 
-// minMemory lets the longest gathered write through (1 MiB) beside what receive buffers and stalled
-// commands take, bytes. With less a daemon would be ready, and some commands would be asked to try
-// again for ever.
+// minMemory, in bytes, has room for the longest gathered write (1 MiB) beside receive buffers and
+// stalled commands. With less, a daemon would be ready, and would answer some commands with "try
+// again" for ever.
 const minMemory = 4 << 20
 
 func parseMemory(text string) (int64, error) {
@@ -212,11 +213,12 @@ func (l *loader) logConfig() logConfig {
 		// It cannot fail for these.
 		c.level, _ = zapcore.ParseLevel(text)
 	} else {
-		l.problems.Add(l.name(keyLogLevel), "%q is no level: use debug, info, warn or error", text)
+		l.problems.Add(l.name(keyLogLevel), "%q is not a level: use debug, info, warn or error",
+			text)
 	}
 	c.format = l.text(keyLogFormat)
 	if c.format != "" && !slices.Contains(logFormats, c.format) {
-		l.problems.Add(l.name(keyLogFormat), "%q is no format: use console or json", c.format)
+		l.problems.Add(l.name(keyLogFormat), "%q is not a format: use console or json", c.format)
 	}
 	return c
 }

@@ -56,20 +56,20 @@ var targetFormats = texts(image.FormatRaw, image.FormatQcow2)
 
 type convertOptions struct {
 	force        bool
-	targetFormat string // "": nothing was said
-	compression  string // of qcow2; "": nothing was said
+	targetFormat string // "": not set
+	compression  string // of qcow2; "": not set
 	format       string // of the image; "": the image says
 }
 
 func (o convertOptions) check(cmd *cobra.Command, destination string) error {
 	var wrong problems.List
 	if cmd.Flags().Changed(flagTargetFormat) && !slices.Contains(targetFormats, o.targetFormat) {
-		wrong.Add("--"+flagTargetFormat, "%q is no format that can be written: use %s",
+		wrong.Add("--"+flagTargetFormat, "%q is not a format that can be written: use %s",
 			o.targetFormat, strings.Join(targetFormats, " or "))
 	}
 	switch said := cmd.Flags().Changed(flagCompress); {
 	case said && !slices.Contains(compressions, o.compression):
-		wrong.Add("--"+flagCompress, "%q is no compression: use %s",
+		wrong.Add("--"+flagCompress, "%q is not a compression: use %s",
 			o.compression, strings.Join(compressions, ", "))
 	case said && o.target(destination) != image.FormatQcow2:
 		wrong.Add("--"+flagCompress,
@@ -115,7 +115,7 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	compression := qcow2.Compression(o.compression)
 	if destination == standardStream {
 		return a.stream(ctx, p, report, func() error {
-			defer img.Close() // here, because an interrupted write may go on
+			defer img.Close() // here, because a write may go on after an interrupt
 			if isQcow2 {
 				return storeTo(ctx, img, a.stdout, compression, p)
 			}
@@ -135,7 +135,7 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	return explainWrite(err, destination)
 }
 
-// storeTo writes a qcow2 image to w. As its head is known last, it lies in a file first.
+// storeTo writes a qcow2 image to w. Its header is known last, so it is made in a file first.
 func storeTo(
 	ctx context.Context, img *image.Image, w io.Writer, c qcow2.Compression, p *image.Progress,
 ) error {
@@ -164,7 +164,7 @@ func (a *app) stream(
 		case err := <-done:
 			return err
 		case <-ctx.Done():
-			return ctx.Err() // although nobody may be reading, which a write would wait for
+			return ctx.Err() // at once, even if nobody reads and the write waits
 		}
 	})
 	switch {
@@ -176,8 +176,8 @@ func (a *app) stream(
 	return nil
 }
 
-// explainWrite names the file that was asked for where it is its directory that cannot be written:
-// until it is complete, it has another name.
+// explainWrite names the file that was asked for, not the temporary one beside it, if the directory
+// cannot be written.
 func explainWrite(err error, destination string) error {
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%q cannot be written by user %d: %w; name a file in a directory in "+
@@ -187,8 +187,8 @@ func explainWrite(err error, destination string) error {
 	return err
 }
 
-// checkDestination refuses to replace a file that nobody asked to replace, and a name that would
-// tell a lie.
+// checkDestination refuses to replace a file without --force, and refuses a name that contradicts
+// the format.
 func (a *app) checkDestination(destination string, o convertOptions) error {
 	if destination == standardStream {
 		if isTerminal(a.stdout) {
@@ -219,12 +219,12 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 				"another file", destination, dir)
 		}
 	case errors.Is(err, syscall.ENOTDIR):
-		return fmt.Errorf("%q cannot be written: %q is no directory; name another file",
+		return fmt.Errorf("%q cannot be written: %q is not a directory; name another file",
 			destination, filepath.Dir(destination))
 	case err != nil:
 		return err
 	case !o.force && info.Mode().IsRegular():
-		// anything else is not replaced even so, as image.Convert says
+		// image.Convert replaces nothing else, with --force either
 		return fmt.Errorf("%q is there already: name another file, or replace it with --force",
 			destination)
 	}
@@ -235,11 +235,10 @@ func hasExtension(name string, extensions []string) bool {
 	return slices.Contains(extensions, strings.ToLower(filepath.Ext(name)))
 }
 
-// qcow2Extensions are what qcow2 images are called by.
+// qcow2Extensions are the extensions of qcow2 images.
 var qcow2Extensions = []string{".qcow2", ".qcow", ".qc2"}
 
-// otherFormats are the extensions by which people and programs take a file for something else than
-// a raw disk.
+// otherFormats are the extensions that tell people and programs that a file is not a raw disk.
 var otherFormats = []struct {
 	what       string
 	extensions []string
@@ -258,7 +257,7 @@ var otherFormats = []struct {
 	{"an archive", []string{".zip", ".7z", ".rar", ".tar", ".cpio"}},
 }
 
-// formatOfName is what a name says that the file is, unless that is a raw disk or nothing.
+// formatOfName is the format that a name promises; "" for a raw disk or none.
 func formatOfName(name string) string {
 	for _, f := range otherFormats {
 		if hasExtension(name, f.extensions) {

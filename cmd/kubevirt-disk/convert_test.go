@@ -65,11 +65,11 @@ func TestConvertToQcow2(t *testing.T) {
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "is there already")
 	for want, args := range map[string][]string{
-		`"lz4" is no compression: use zstd, zlib, none`: {"new.qcow2", "--compress=lz4"},
-		`--compress: "" is no compression`:              {"new.qcow2", "--compress="},
-		`--target-format: "vmdk" is no format`:          {"new", "--target-format=vmdk"},
-		"--compress: a raw disk is not compressed":      {"new.raw", "--compress=zstd"},
-		"or say --target-format=qcow2":                  {"-", "--compress=zstd"},
+		`"lz4" is not a compression: use zstd, zlib, none`: {"new.qcow2", "--compress=lz4"},
+		`--compress: "" is not a compression`:              {"new.qcow2", "--compress="},
+		`--target-format: "vmdk" is not a format`:          {"new", "--target-format=vmdk"},
+		"--compress: a raw disk is not compressed":         {"new.raw", "--compress=zstd"},
+		"or say --target-format=qcow2":                     {"-", "--compress=zstd"},
 		"a raw disk is not compressed": {
 			"new.qcow2", "--target-format=raw", "--compress=none"},
 	} {

@@ -47,7 +47,7 @@ var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
 	"lun": func(s *daemon.DiskSettings, value string) error {
 		n, err := strconv.ParseUint(value, 10, 16)
 		if err != nil || n < 1 || n > maxLUN {
-			return fmt.Errorf("%q is no LUN: use 1 to %d", value, maxLUN)
+			return fmt.Errorf("%q is not a LUN: use 1 to %d", value, maxLUN)
 		}
 		s.LUN = uint16(n)
 		return nil
@@ -89,8 +89,7 @@ var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
 		naa, err := hex.DecodeString(strings.TrimPrefix(strings.ToLower(value), "0x"))
 		if err != nil || len(naa) != 8 || naa[0]>>4 != 3 {
 			return fmt.Errorf("%q is not an NAA identifier: use 16 hexadecimal digits, of which "+
-				"the "+
-				"first is 3", value)
+				"the first is 3", value)
 		}
 		s.Identity.NAA = [8]byte(naa)
 		return nil

@@ -99,8 +99,7 @@ func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	for _, cause := range []error{unix.EACCES, unix.EPERM} {
 		err := explain(&fs.PathError{Op: "open", Path: "/work", Err: cause})
 		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at %q: a daemon obeys its "+
-			"own user "+
-			"and root: open /work: %v", os.Geteuid(), socket, cause))
+			"own user and root: open /work: %v", os.Geteuid(), socket, cause))
 	}
 	require.ErrorContains(t, explain(control.ErrStranger),
 		`"/work/control.sock" is the socket of a daemon in another container`)

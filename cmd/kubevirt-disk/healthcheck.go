@@ -74,19 +74,16 @@ func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFi
 		}
 		if live || readyFile == "" {
 			return "", fmt.Errorf("there is no daemon to ask: %s is not a page of the daemon in "+
-				"this "+
-				"container: give it pages of its own, by %s", url, nameOf(keyMetricsListen))
+				"this container: give it pages of its own, by %s", url, nameOf(keyMetricsListen))
 		}
 	}
 	switch {
 	case live:
 		return "", fmt.Errorf("there is no daemon to ask: the pages are off, or on a port that "+
-			"only "+
-			"the daemon knows (--%s)", keyMetricsListen)
+			"only the daemon knows (--%s)", keyMetricsListen)
 	case readyFile == "":
 		return "", fmt.Errorf("there is no daemon to ask: both the pages and the ready file are "+
-			"off "+
-			"(--%s, --%s)", keyMetricsListen, keyReadyFile)
+			"off (--%s, --%s)", keyMetricsListen, keyReadyFile)
 	}
 	switch info, err := os.Stat(readyFile); {
 	case err != nil:

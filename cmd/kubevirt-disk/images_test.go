@@ -145,7 +145,7 @@ func TestConvertRefusesANameThatLies(t *testing.T) {
 		status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "x.raw"),
 			"--target-format="+format)
 		require.Equal(t, exitUsage, status, stderr)
-		require.Contains(t, stderr, "--target-format: \""+format+"\" is no format that can be "+
+		require.Contains(t, stderr, "--target-format: \""+format+"\" is not a format that can be "+
 			"written: use raw or qcow2")
 	}
 }

@@ -108,9 +108,9 @@ func TestServeRefusesAVolumeThatIsNotThere(t *testing.T) {
 		{args: []string{"--config=" + yamlFile(t, "persistent-dir: "+missing)},
 			want: []string{missing, "does not exist"}},
 		{env: []string{"PERSISTENT_DIR=" + dangling}, want: []string{dangling, "does not exist"}},
-		{env: []string{"PERSISTENT_DIR=" + file}, want: []string{file, "is no directory"}},
+		{env: []string{"PERSISTENT_DIR=" + file}, want: []string{file, "is not a directory"}},
 		{env: []string{"PERSISTENT_DIR=" + file + "/deep"},
-			want: []string{file, "is no directory"}},
+			want: []string{file, "is not a directory"}},
 	} {
 		status, _, stderr := run(t, append(l.env, c.env...),
 			append([]string{"serve"}, c.args...)...)
@@ -152,8 +152,7 @@ func TestServeRemovesWhatIsLeftOfAnImageThatIsGone(t *testing.T) {
 	p = launch(t, binary(t), env, "serve")
 	p.untilReady(l)
 	p.until("it is removed", func() bool {
-		return p.logged("removed the disk of an image that is "+
-			"gone", "image") == "b.raw"
+		return p.logged("removed the disk of an image that is gone", "image") == "b.raw"
 	})
 	require.Equal(t, exitDone, p.terminate())
 	require.NoDirExists(t, filepath.Join(work, "b.raw"))

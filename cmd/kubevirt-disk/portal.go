@@ -125,8 +125,7 @@ func (l *loader) checkPages(pages *daemon.Address, portals []daemon.Address) {
 		func(p daemon.Address) bool { return at.Clashes(both(p, portals)) }) {
 		l.problems.Add(l.name(keyMetricsListen),
 			"the portals use port %d too: choose another port for one of them, for the portals "+
-				"with "+
-				"%s", at.Port, nameOf(keyPort))
+				"with %s", at.Port, nameOf(keyPort))
 	}
 }
 

@@ -35,8 +35,7 @@ not sent again. The same files on the same base have the same digest, which is p
 	cmd.Flags().
 		StringVar(&compress, flagCompress, "",
 			"how to store what is not compressed: `method` zstd, zlib (for QEMU before 5.1) or "+
-				"none "+
-				"(default zstd for raw files, none for others)")
+				"none (default zstd for raw files, none for others)")
 	addRegistryFlags(cmd.Flags())
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,

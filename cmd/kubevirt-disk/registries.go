@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// registrySettings are how registries are reached, by serve and by the commands that push and pull.
+// registrySettings say how serve, push and pull reach registries.
 var registrySettings = []setting{
 	{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"},
 		usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a " +
@@ -58,7 +58,7 @@ func addRegistryFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// registryText is the value of a setting, with where it is from.
+// registryText is the value of a setting, and where it comes from.
 func registryText(flags *pflag.FlagSet, key string) (values []string) {
 	for _, s := range registrySettings {
 		if s.key != key {
@@ -90,7 +90,7 @@ func first(values []string) string {
 	return values[0]
 }
 
-// registryClient makes a client of the flags and the environment, for commands about ref.
+// registryClient makes a client from the flags and the environment, for a command about ref.
 func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*registry.Client, error) {
 	flags := cmd.Flags()
 	own, err := registryCredential()
@@ -109,7 +109,7 @@ func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*regis
 	})
 }
 
-// streams are the images that serve is to find in registries.
+// streams are the images that serve finds in registries.
 func (l *loader) streams() (s daemon.Streams) {
 	seen := map[string]bool{}
 	hosts := map[string]bool{}
@@ -137,7 +137,7 @@ func (l *loader) streams() (s daemon.Streams) {
 		UserAgent: "kubevirt-disk/" + buildInfo().Version,
 	}
 	if len(s.References) == 0 {
-		return s // a credential is of no concern then
+		return s // without images, credentials do not matter
 	}
 	own, err := registryCredential()
 	if err != nil {
@@ -165,7 +165,7 @@ func parseCacheSize(text string) (int64, error) {
 	return n, err
 }
 
-// registryCredential reads the variables of a credential. What they have is never part of an error.
+// registryCredential reads the variables of a credential. No error shows their content.
 func registryCredential() (own registry.Credential, err error) {
 	value := func(name string) (string, error) {
 		file, plain := os.Getenv(name+"_FILE"), os.Getenv(name)

@@ -158,7 +158,7 @@ func TestServeFailures(t *testing.T) {
 		"no directory": {make: func(l place) { os.Remove(filepath.Join(l.dir, "disk")) },
 			want: []string{"{dir}/disk", "does not exist", "DISK_DIR"}},
 		"no directory but a file": {env: []string{"DISK_DIR=/etc/passwd"},
-			want: []string{`"/etc/passwd" is no directory`, "DISK_DIR"}},
+			want: []string{`"/etc/passwd" is not a directory`, "DISK_DIR"}},
 		"files that are none": {make: strayFiles,
 			want: []string{`2 files in "{dir}/disk"`, "\n  \"notes.txt\": ",
 				"\n  \"small.raw\": "}},

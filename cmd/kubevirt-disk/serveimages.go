@@ -16,11 +16,10 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// What a person at a terminal wants of "serve IMAGE..." is other than what a container wants of
-// "serve": nothing of it shall stay, no file of the machine shall be needed, and how to log in is
-// to be read at once.
+// A person at a terminal wants something else of "serve IMAGE..." than a container of "serve":
+// nothing stays on the machine, nothing has to be set up, and the terminal says how to log in.
 
-// useImages has the named images served instead of a directory's, with the defaults that fit that.
+// useImages serves the named images instead of a directory's, with defaults that fit that.
 func (l *loader) useImages(c *config, images []string) {
 	c.images = images
 	if l.flags.Changed(keyDiskDir) {
@@ -51,8 +50,7 @@ func (l *loader) useImages(c *config, images []string) {
 	}
 }
 
-// makeTemporary makes the work directory where none was named. remove does so with all that is in
-// it.
+// makeTemporary makes the work directory if none was named. remove removes it with its content.
 func (c *config) makeTemporary() (remove func() error, err error) {
 	if !c.temporary {
 		return func() error { return nil }, nil
@@ -76,8 +74,8 @@ func (c *config) makeTemporary() (remove func() error, err error) {
 
 const temporaryPrefix = "serve-"
 
-// temporaryDir is in the user's cache rather than in /tmp, which may be in memory and is of
-// everybody. Only where there is no cache, or it cannot be written, it is in /tmp.
+// temporaryDir makes a directory in the user's cache. It uses /tmp only if there is no cache that
+// can be written: /tmp may be in memory, and everybody can write there.
 func temporaryDir() (dir string, remove func() error, err error) {
 	cache, err := os.UserCacheDir()
 	if err == nil {
@@ -90,7 +88,7 @@ func temporaryDir() (dir string, remove func() error, err error) {
 	return dir, remove, nil
 }
 
-// cachedDir makes a temporary directory, and removes those that were left.
+// cachedDir makes a temporary directory, and removes those of daemons that were killed.
 func cachedDir(cache string) (dir string, remove func() error, err error) {
 	if err := os.MkdirAll(cache, 0o700); err != nil {
 		return "", nil, err
@@ -100,7 +98,7 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 		return "", nil, err
 	}
 	defer all.Close()
-	lockDir(all) // so that nobody takes a directory that is not locked yet for one that was left
+	lockDir(all) // or another daemon takes the new directory, not locked yet, for one left behind
 	removeLeft(cache)
 	own, err := os.MkdirTemp(cache, temporaryPrefix)
 	if err != nil {
@@ -112,8 +110,8 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 	}
 	lockDir(lock)
 	remove = func() error { return errors.Join(os.RemoveAll(own), lock.Close()) }
-	// Not the locked directory itself: that of a control socket is locked when the socket is made,
-	// which would wait for this lock.
+	// The work directory is inside the locked one: making the control socket locks its directory,
+	// and would wait for this lock.
 	work := filepath.Join(own, "work")
 	if err := os.Mkdir(work, 0o700); err != nil {
 		return "", nil, errors.Join(err, remove())
@@ -121,8 +119,8 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 	return work, remove, nil
 }
 
-// lockDir waits a moment for the lock of a directory, which keeps others from it until it is
-// closed. Where there are no locks, or somebody keeps one, that is no reason not to go on.
+// lockDir waits a moment for the lock of a directory, and holds it until the directory is closed.
+// It goes on without the lock if the file system has none, or somebody else keeps it.
 func lockDir(dir *os.File) {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
 		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -133,9 +131,9 @@ func lockDir(dir *os.File) {
 	}
 }
 
-// removeLeft removes what daemons that were killed have left.
+// removeLeft removes the directories of daemons that were killed.
 func removeLeft(cache string) {
-	entries, _ := os.ReadDir(cache) // what cannot be read stays
+	entries, _ := os.ReadDir(cache) // if it cannot be read, they stay
 	for _, e := range entries {
 		path := filepath.Join(cache, e.Name())
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), temporaryPrefix) {
@@ -146,7 +144,7 @@ func removeLeft(cache string) {
 			continue
 		}
 		if unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			_ = os.RemoveAll(path) // the next one tries again
+			_ = os.RemoveAll(path) // the next daemon tries again
 		}
 		_ = dir.Close()
 	}
@@ -188,7 +186,7 @@ func (s *served) guide() string {
 	return harmless(b.String())
 }
 
-// whatStays tells what becomes of what is written.
+// whatStays tells what happens to written data.
 func (s *served) whatStays(luns []pages.LUNStatus) string {
 	inPlace := false
 	for _, l := range luns {

@@ -261,7 +261,7 @@ func TestPathsAreQuoted(t *testing.T) {
 	check("1 file in "+quoted+" cannot be served:\n  \"a b.raw\": has a size", "serve",
 		"--disk-dir="+dir)
 	check(`"`+bad+`" has a size of 1 bytes`, "inspect", dir)
-	check(`"`+bad+`" is no directory`, "serve", "--disk-dir="+bad)
+	check(`"`+bad+`" is not a directory`, "serve", "--disk-dir="+bad)
 	check(`"a b.raw": has a size`, "convert", bad, filepath.Join(dir, "out.raw"))
 	require.NoError(t, os.WriteFile(bad, make([]byte, 512), 0o644))
 	check(`destination "`+dir+`/a b.raw" is the image "a b.raw" itself`, "convert", "--force", bad,

@@ -11,7 +11,7 @@ import (
 // the default.
 type setting struct {
 	key   string   // flag and YAML key
-	env   []string // several: they may not disagree
+	env   []string // if several are set, they must agree
 	def   string
 	usage string // the word in backquotes names the value
 	kind  kind
@@ -160,8 +160,8 @@ func selectSettings(keys []string) []setting {
 	return rows
 }
 
-// nameOf is a setting for messages about where to change it, as flag and as variable, for in a
-// container it is mostly the latter.
+// nameOf names a setting in messages, as flag and as variable: in a container people mostly set the
+// variable.
 func nameOf(key string) string {
 	row := selectSettings([]string{key})[0]
 	return "--" + key + " (" + strings.Join(row.env, ", ") + ")"

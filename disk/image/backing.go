@@ -218,8 +218,7 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 		// Then a guest has written this header, to read other images.
 		return &Error{Name: l.name, Format: l.format,
 			Reason: fmt.Sprintf("is named as a raw disk, and begins with a qcow2 header that "+
-				"names "+
-				"the backing file %q", l.header.backingName),
+				"names the backing file %q", l.header.backingName),
 			Action: "name it .qcow2 if it is such an image, otherwise " +
 				sayRaw(o.use, "the header")}
 	}

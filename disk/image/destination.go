@@ -39,7 +39,7 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("destination %q is no regular file and no block device; name a "+
+		return nil, fmt.Errorf("destination %q is not a regular file and no block device; name a "+
 			"file to create", path)
 	case !replace:
 		return nil, fmt.Errorf("%q is there already: name another file, or replace it with --force",

@@ -214,7 +214,7 @@ func refuseUnknown(name string, head []byte, use fileUse) *Error {
 		e.Reason = "is a text file, not a disk image"
 		e.Action = use.another()
 	default:
-		e.Reason = "is no format that is known, and its name does not say that it is a raw disk"
+		e.Reason = "is not a known format, and its name does not say that it is a raw disk"
 		e.Action = "name it .raw, .img or .iso if it is one, otherwise " + use.another()
 	}
 	return e

@@ -108,11 +108,9 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	// If this fails, serve the disk all the same. If the guest writes a header, the next start may
 	// not recognise the disk, but does not follow the header to another file.
 	if err := o.img.RememberRaw(file); err != nil {
-		o.log.Warn("cannot remember with the file that the disk is raw: say so by \"format: "+
-			"raw\" "+
+		o.log.Warn("cannot remember with the file that the disk is raw: say so by \"format: raw\" "+
 			"for it under \"disks\" in the configuration file, or a later start goes by what a "+
-			"guest "+
-			"has written",
+			"guest has written",
 			zap.String("disk", file.Name()), zap.Error(err))
 	}
 	return file, false, nil

@@ -19,13 +19,13 @@ import (
 
 // Disk is one disk to serve.
 type Disk struct {
-	Name  string       // of its image, by which people know it
+	Name  string       // of its image, as people know it
 	Image *image.Image // nil: the disk is complete, and is served without one
 	Dir   string       // of a persistent disk; "": it is ephemeral, and in the work directory
 	DiskSettings
 }
 
-// openDisks finds what is to be served from the beginning, and makes a disk of each image.
+// openDisks finds the images to serve from the start, and makes a disk of each.
 func (d *Daemon) openDisks(ctx context.Context) error {
 	found, err := d.find(ctx)
 	if err != nil {
@@ -51,7 +51,7 @@ func (d *Daemon) openDisks(ctx context.Context) error {
 	return nil
 }
 
-// open makes a disk of its image, or finds the one of an earlier start.
+// open makes a disk of its image, or opens the one of an earlier start.
 func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	settings := d.disks.look(s).settings
 	opt := instance.Options{
@@ -71,8 +71,8 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	}
 	inst, err := instance.Open(ctx, s.image, opt)
 	if errors.Is(err, disk.ErrNoSpace) {
-		// What takes the space may be the disk of an image that is gone, which is otherwise removed
-		// once all are served.
+		// The space may be taken by the disk of an image that is gone. Otherwise such disks are
+		// removed when all others are served.
 		d.sweep(ctx)
 		inst, err = instance.Open(ctx, s.image, opt)
 	}
@@ -83,7 +83,7 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	return nil
 }
 
-// lun is what the target serves of a disk that is open.
+// lun is an open disk as the target serves it.
 func (d *Daemon) lun(s *servedDisk) target.LUN {
 	now := d.disks.look(s)
 	return target.LUN{
@@ -100,7 +100,7 @@ func (d *Daemon) lun(s *servedDisk) target.LUN {
 	}
 }
 
-// flush makes a disk durable, as far as its mode promises that.
+// flush makes a disk durable, if its mode promises that.
 func (d *Daemon) flush(s *servedDisk) error {
 	s.ending.Lock()
 	defer s.ending.Unlock()
@@ -114,7 +114,7 @@ func (d *Daemon) flush(s *servedDisk) error {
 	return nil
 }
 
-// close ends what goes on beside the guest, and closes a disk and its image.
+// close ends the work in the background, and closes a disk and its image.
 func (d *Daemon) close(s *servedDisk) error {
 	s.ending.Lock()
 	defer s.ending.Unlock()
@@ -129,9 +129,9 @@ func (d *Daemon) close(s *servedDisk) error {
 	return nil
 }
 
-// measure tells the metrics which LUNs there are.
+// measure tells the metrics which LUNs exist.
 func (d *Daemon) measure() {
-	d.measuring.Lock() // so that nobody tells of fewer who has looked earlier
+	d.measuring.Lock() // or an older list could replace a newer one
 	defer d.measuring.Unlock()
 	var all []metrics.Disk
 	for _, s := range d.disks.served() {
@@ -148,7 +148,7 @@ func (d *Daemon) measure() {
 	d.metrics.SetDisks(all)
 }
 
-// explainSpace says how a disk takes less space, where a copy of its image does not fit.
+// explainSpace says how a disk takes less space, if the copy of its image does not fit.
 func (d *Daemon) explainSpace(err error, mode instance.CopyMode) error {
 	var space *image.SpaceError
 	if mode != instance.CopyClone || !errors.As(err, &space) || space.Needed == 0 {
@@ -158,8 +158,7 @@ func (d *Daemon) explainSpace(err error, mode instance.CopyMode) error {
 		d.names.of(SettingCopyMode).with(string(instance.CopyOnWrite)))
 }
 
-// explainDescriptors says what to do where the process may not open as many files as the disks
-// take.
+// explainDescriptors says what to do if the disks need more open files than the process may have.
 func (d *Daemon) explainDescriptors(err error) error {
 	if !errors.Is(err, syscall.EMFILE) {
 		return err
@@ -177,9 +176,9 @@ func (d *Daemon) explainDescriptors(err error) error {
 		"or that of the container), or serve fewer images: %w", what, err)
 }
 
-// openFiles is how many files a disk keeps open at most: its lock and its own file, and until it is
-// complete also the image and the map, of which a disk that survives a crash of the machine has
-// two.
+// openFiles is how many files a disk keeps open at most: its lock and its own file. Until it is
+// complete, the image and the map are open, too; a disk that survives a crash of the machine has
+// two maps.
 func (d *Daemon) openFiles(s *servedDisk) int {
 	switch {
 	case s.progress == nil:
@@ -191,8 +190,8 @@ func (d *Daemon) openFiles(s *servedDisk) int {
 	}
 }
 
-// flushesAtOnce bounds how many disks are flushed side by side: what they wait for is storage,
-// which takes many at once.
+// flushesAtOnce bounds how many disks are flushed at the same time. They wait for storage, which
+// takes many at once.
 const flushesAtOnce = 16
 
 // flushDisks makes every disk durable. A disk that hangs is an error when ctx ends.
@@ -203,8 +202,8 @@ func (d *Daemon) flushDisks(ctx context.Context) error {
 	})
 }
 
-// closeDisks closes all of them at once: each may wait a moment for what it does in the background,
-// and there is one time to stop in.
+// closeDisks closes all of them at once: each may wait a moment for its work in the background, and
+// all of them share the time to stop in.
 func (d *Daemon) closeDisks(ctx context.Context) error {
 	return within(ctx, "close", func() error {
 		d.disks.close()
@@ -214,7 +213,7 @@ func (d *Daemon) closeDisks(ctx context.Context) error {
 	})
 }
 
-// forAll calls f for 0 to n-1, some at once, and returns what went wrong, in their order.
+// forAll calls f for 0 to n-1, some at once, and returns the errors in their order.
 func forAll(n, atOnce int, f func(i int) error) error {
 	all := make([]error, n)
 	var group errgroup.Group

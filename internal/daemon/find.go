@@ -212,7 +212,7 @@ func (d *Daemon) explainScan(err error) error {
 			"another directory with %v: %w", dir, name, err)
 	case errors.Is(err, syscall.ENOTDIR):
 		return fmt.Errorf(
-			"%q is no directory: name the directory that the images are in, with %v: %w",
+			"%q is not a directory: name the directory that the images are in, with %v: %w",
 			dir, name, err)
 	case errors.As(err, new(*image.ScanError)): // its files say what is wrong with each
 	case errors.Is(err, fs.ErrPermission):

@@ -1,6 +1,6 @@
 package daemon
 
-// Setting is what messages of a daemon ask a person to change.
+// Setting is something that messages of a daemon ask a person to change.
 type Setting string
 
 // The settings, called by their keys in the configuration file.
@@ -21,7 +21,7 @@ const (
 
 // Name is how a person sets something: by a flag, or in a container mostly by a variable.
 type Name struct {
-	Flag     string // as "--copy-mode"; what has no flag is named by this, too
+	Flag     string // as "--copy-mode", or the name of a setting without a flag
 	Variable string // as "COPY_MODE"; may be empty
 }
 

@@ -58,7 +58,7 @@ type Images struct {
 type Settings struct {
 	Disk DiskSettings // every disk, unless it is in Disks
 	// Disks are single disks, by the names of their images. Each says everything that Disk says,
-	// too. Of a backing file, which is no disk of its own, the format can be set.
+	// too. Of a backing file, which is not a disk of its own, the format can be set.
 	Disks map[string]SingleDisk
 }
 

@@ -53,7 +53,7 @@ func (s DiskSettings) Differences(o DiskSettings) []string {
 	return keys
 }
 
-// resolved fills in defaults, and what follows from other settings.
+// resolved fills in defaults, and values that follow from other settings.
 func (s DiskSettings) resolved() DiskSettings {
 	if s.CopyMode == "" {
 		s.CopyMode = instance.CopyClone
@@ -65,8 +65,8 @@ func (s DiskSettings) resolved() DiskSettings {
 	return s
 }
 
-// formats are those that are set, by the names of images and backing files. They are needed to open
-// them, before the other settings are.
+// formats are the formats that are set, by the names of images and backing files. Opening them
+// needs the formats before the other settings.
 func (s Settings) formats() map[string]image.Format {
 	all := map[string]image.Format{}
 	for name, d := range s.Disks {
@@ -77,23 +77,22 @@ func (s Settings) formats() map[string]image.Format {
 	return all
 }
 
-// foundImage is what one disk is made of at the start.
+// foundImage is the image of one disk at the start.
 type foundImage struct {
 	name     string
-	image    *image.Image  // nil: a disk that is complete is served without one
+	image    *image.Image  // nil: the disk is complete, and is served without one
 	backing  []string      // names of its backing files
 	streamed *streamedDisk // nil: it is on this machine
 }
 
-// settle is how the disk of each image is to be served, or why it cannot be.
+// settle decides how the disk of each image is served, or says why it cannot be.
 func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) {
 	var wrong problems.List
 	settings := d.settingsFor(s, found, &wrong)
 	for i, one := range settings {
 		if found[i].streamed != nil && one.CopyMode == instance.CopyNone {
 			wrong.Add(one.CopyModeSource, "%q lies in a registry, and cannot be served in place: "+
-				"use "+
-				"another copy mode, such as %q", found[i].name, string(instance.CopyClone))
+				"use another copy mode, such as %q", found[i].name, string(instance.CopyClone))
 			continue
 		}
 		if found[i].image == nil {
@@ -107,8 +106,8 @@ func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) 
 			wrong.Add(one.CopyModeSource, "%v", err)
 		}
 	}
-	// Before the disks are made, as they would keep what they were given when the file is put
-	// right.
+	// Check before the disks are made: a disk keeps the identity it was given, also when the
+	// configuration file is corrected.
 	wanted := make([]identified, len(settings))
 	for i, one := range settings {
 		wanted[i] = identified{&servedDisk{lun: one.LUN, name: found[i].name}, one.Identity}
@@ -119,8 +118,8 @@ func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) 
 	return settings, wrong.Err()
 }
 
-// settingsFor is how the disk of each image is to be served. What is wrong is collected: also that
-// there are settings for a disk of which there is no image, and that two disks want one LUN.
+// settingsFor is how the disk of each image is served. It collects everything that is wrong, such
+// as settings for a disk without an image, and two disks that want one LUN.
 func (d *Daemon) settingsFor(s Settings, found []foundImage, wrong *problems.List) []DiskSettings {
 	if len(found) > maxLUN {
 		wrong.Add(d.names.of(SettingImageDir).Flag,
@@ -153,7 +152,7 @@ func (d *Daemon) settingsFor(s Settings, found []foundImage, wrong *problems.Lis
 		switch {
 		case slices.Contains(images, name) || below && single.FormatOnly:
 		case below:
-			wrong.Add(single.Source, "it is a backing file and no disk of its own: "+
+			wrong.Add(single.Source, "it is a backing file, not a disk of its own: "+
 				"nothing but its %q can be set", keyFormat)
 		default:
 			wrong.Add(single.Source, "there is no such image: the images are %s",
@@ -170,13 +169,13 @@ func isBacking(name string, found []foundImage) bool {
 	})
 }
 
-// identified is a disk with what initiators tell it by.
+// identified is a disk with the identity that initiators see.
 type identified struct {
 	disk     *servedDisk
 	identity disk.Identity
 }
 
-// checkIdentities compares disks that are open, as a disk keeps what it was given before.
+// checkIdentities compares open disks, because a disk keeps the identity it was given before.
 func (d *Daemon) checkIdentities(disks []*servedDisk) error {
 	var all []identified
 	for _, s := range disks {
@@ -187,9 +186,8 @@ func (d *Daemon) checkIdentities(disks []*servedDisk) error {
 	return d.names.checkIdentities(all)
 }
 
-// checkIdentities refuses disks that initiators could not tell apart: a multipath driver would take
-// them for two paths to one disk, and write the data of each to both. What is not set is not
-// compared.
+// checkIdentities refuses disks that initiators cannot tell apart: a multipath driver would take
+// them for two paths to one disk, and write the data of each to both. It compares only what is set.
 func (n names) checkIdentities(disks []identified) error {
 	serials, naas := map[string]*servedDisk{}, map[[8]byte]*servedDisk{}
 	var all []error

@@ -20,18 +20,18 @@ import (
 
 // Streams are images in registries, which are served without being fetched first.
 type Streams struct {
-	References []registry.Reference // in the order of their LUNs, each once
+	References []registry.Reference // in the order of their LUNs, without duplicates
 	Registry   registry.Options     // Warn is the daemon's
-	// for what was fetched; may be shared by daemons; made if it is missing
+	// for fetched chunks; daemons may share it; made if it is missing
 	CacheDir  string
 	CacheSize int64 // bytes; 0: no limit
 }
 
-// keepName is the directory for what is known of images in registries, in that of the disks. No
+// keepName is the directory, beside the disks, for what is known of images in registries. No
 // directory of a disk begins with a dot.
 const keepName = ".images"
 
-// streams are the images in registries that a daemon has open.
+// streams are the open images of registries.
 type streams struct {
 	client *registry.Client // nil: there are none
 	cache  *cache.Cache     // nil: not open
@@ -44,7 +44,7 @@ type streamedDisk struct {
 	disk   registry.StreamDisk
 }
 
-// newStreams checks how registries are reached. Nothing is asked yet.
+// newStreams checks the settings for registries. It asks none of them yet.
 func (d *Daemon) newStreams() error {
 	opt := d.opt.Streams
 	if len(opt.References) == 0 {
@@ -59,11 +59,11 @@ func (d *Daemon) newStreams() error {
 	return err
 }
 
-// registryWarnings is how often a registry is complained of: many reads may wait for one that is
-// away.
+// registryWarnings is how often warnings about registries are logged: many reads may wait for one
+// that is away.
 const registryWarnings = 5 * time.Second
 
-// warnOfRegistry logs what happens to requests, but not all of it.
+// warnOfRegistry logs trouble with requests, but not every case of it.
 func (d *Daemon) warnOfRegistry() func(text string) {
 	var mu sync.Mutex
 	var last time.Time
@@ -146,7 +146,7 @@ func (d *Daemon) openStreamed(ctx context.Context, f *foundImage, dir string) (e
 	return err
 }
 
-// closeStreams is called when the disks are closed.
+// closeStreams closes them, after the disks are closed.
 func (d *Daemon) closeStreams() (err error) {
 	for _, s := range d.streams.all {
 		err = errors.Join(err, s.Close())

@@ -22,7 +22,7 @@ func (d *Daemon) explainVolume(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		what = "does not exist, and a new one would not survive"
 	case errors.Is(err, syscall.ENOTDIR):
-		what = "is no directory"
+		what = "is not a directory"
 	case errors.Is(err, fs.ErrPermission):
 		what = fmt.Sprintf("cannot be used by user %d", os.Geteuid())
 	default:

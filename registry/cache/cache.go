@@ -130,21 +130,24 @@ type BlobOptions struct {
 	Verify func(chunk int64, p []byte) error
 }
 
-var digestForm = regexp.MustCompile(`^[a-z0-9]{2,16}:[0-9a-f]{32,128}$`)
+// digestForm is compiled when it is first needed: a start takes milliseconds, and most daemons
+// serve nothing from a registry.
+var digestForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[a-z0-9]{2,16}:[0-9a-f]{32,128}$`)
+})
 
 // Blob opens a blob. It is closed with the cache.
 func (c *Cache) Blob(opt BlobOptions) (*Blob, error) {
 	switch {
-	case !digestForm.MatchString(opt.Digest):
-		return nil, fmt.Errorf("%q is no digest: want sha256: and 64 hexadecimal digits",
+	case !digestForm().MatchString(opt.Digest):
+		return nil, fmt.Errorf("%q is not a digest: want sha256: and 64 hexadecimal digits",
 			opt.Digest)
 	case opt.Size < 0:
 		return nil, fmt.Errorf("blob %s: the size is %d bytes", opt.Digest, opt.Size)
 	case opt.ChunkSize < MinChunkSize || opt.ChunkSize > MaxChunkSize ||
 		opt.ChunkSize&(opt.ChunkSize-1) != 0:
 		return nil, fmt.Errorf("blob %s: the chunk size is %d bytes: want a power of 2 from %d "+
-			"to %d",
-			opt.Digest, opt.ChunkSize, MinChunkSize, MaxChunkSize)
+			"to %d", opt.Digest, opt.ChunkSize, MinChunkSize, MaxChunkSize)
 	}
 	dir := path.Join(version, strings.ReplaceAll(opt.Digest, ":", "-"),
 		strconv.FormatInt(opt.ChunkSize, 10))

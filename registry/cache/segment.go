@@ -127,7 +127,7 @@ func prepare(f *os.File, h segmentHeader) error {
 	want := h.encode()
 	switch {
 	case !st.Mode().IsRegular():
-		return fmt.Errorf("%w: it is no regular file", errDamaged)
+		return fmt.Errorf("%w: it is not a regular file", errDamaged)
 	case st.Size() == 0:
 		if _, err := f.WriteAt(want, 0); err != nil {
 			return err

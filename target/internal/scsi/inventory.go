@@ -133,8 +133,7 @@ func (d *Device) vacantLocked(l *LUN) error {
 	for _, old := range d.leaving {
 		if old.naa == l.Identity.NAA {
 			return fmt.Errorf("LUN %d: the disk is still used by commands to LUN %d, which was "+
-				"removed; "+
-				"wait until it is released", l.Number, old.number)
+				"removed; wait until it is released", l.Number, old.number)
 		}
 	}
 	return nil
@@ -235,8 +234,7 @@ func (d *Device) Resize(number uint16) error {
 		return fmt.Errorf("LUN %d: disk size %d is not a multiple of %d", number, size, BlockSize)
 	case size < 0 || blocks < before:
 		return fmt.Errorf("LUN %d: the disk has become smaller, from %d to %d bytes, and a LUN "+
-			"can only "+
-			"grow: remove it, and add it again", number, before<<blockShift, size)
+			"can only grow: remove it, and add it again", number, before<<blockShift, size)
 	case blocks == before:
 		return nil
 	default:

@@ -94,8 +94,7 @@ func (d *Device) flushAfterReset(u *unit, flush uint64) {
 	if err := u.disk.Flush(); err != nil {
 		d.logFault(&Task{unit: u}, faultFailed,
 			"disk could not bring its write cache to storage after a reset, and what was "+
-				"acknowledged may be lost: "+
-				"restart after repairing its storage", err)
+				"acknowledged may be lost: restart after repairing its storage", err)
 		return
 	}
 	d.cacheFlushed(u, flush, nil)
