@@ -19,6 +19,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"kubevirt.io/disk/adapter/initrd"
 )
 
 // Ended begins the guest's last line. A space and the exit status of Options.Init follow.
@@ -94,7 +96,7 @@ func copyKernel(tree, to string) error {
 }
 
 func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
-	modules, err := findModules(kernelTree, opt.Modules)
+	modules, err := initrd.FindModules(kernelTree, opt.Modules)
 	if err != nil {
 		return err
 	}
@@ -110,7 +112,7 @@ func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
 			return err
 		}
 	}
-	if err := modules.add(a); err != nil {
+	if err := addModules(a, modules); err != nil {
 		return err
 	}
 	for name, content := range opt.Files {
@@ -123,7 +125,7 @@ func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
 	a.file("init", 0o755, []byte(firstProcess))
 	a.file("etc/modules", 0o644, []byte(strings.Join(opt.Modules, "\n")+"\n"))
 	a.file("script", 0o755, []byte("#!/bin/sh\n"+opt.Init))
-	return os.WriteFile(path, a.bytes(), 0o644)
+	return os.WriteFile(path, a.Bytes(), 0o644)
 }
 
 // unwanted are directories of packages, relative to the root, that no test needs. The hardware

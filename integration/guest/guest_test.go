@@ -109,7 +109,7 @@ func TestArchive(t *testing.T) {
 	a.file("bin/tool", 0o755, []byte("#!"))
 	a.symlink("sbin/link", "tool")
 	a.device("dev/console", 5, 1)
-	data := a.bytes()
+	data := a.Bytes()
 	var names []string
 	for len(data) > 0 {
 		require.Equal(t, "070701", string(data[:6]))

@@ -1,0 +1,86 @@
+package guestinit
+
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestListDisks(t *testing.T) {
+	sys := t.TempDir()
+	for name, text := range map[string]string{
+		"vda/serial": "container\n", "sda/device/vpd_pg80": "\x00\x80\x00\x06  1234",
+		"nvme0n1/device/serial": "n1  \n", "vdb/size": "1", "loop0/size": "1", "sr0/size": "1",
+	} {
+		file := filepath.Join(sys, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+	}
+	require.Equal(t, []blockDevice{{"nvme0n1", "n1"}, {"sda", "1234"}, {"vda", "container"},
+		{"vdb", ""}}, listDisks(sys))
+	require.Empty(t, listDisks(filepath.Join(sys, "none")))
+}
+
+func TestChooseDisk(t *testing.T) {
+	list := []blockDevice{{"sda", "12345678901234567890"}, {"vda", "12345678901234567890"}}
+	name, err := chooseDisk(list, "123456789012345678901234")
+	require.NoError(t, err)
+	require.Equal(t, "vda", name, "virtio cuts serial numbers")
+	name, err = chooseDisk(list, "other")
+	require.NoError(t, err)
+	require.Empty(t, name)
+	_, err = chooseDisk(list, "")
+	require.ErrorContains(t, err, "several disks, sda (serial number")
+	name, err = chooseDisk(list[:1], "")
+	require.NoError(t, err)
+	require.Equal(t, "sda", name)
+}
+
+func TestParseSuperblock(t *testing.T) {
+	b := make([]byte, superSize)
+	binary.LittleEndian.PutUint16(b[0x38:], superMagic)
+	binary.LittleEndian.PutUint32(b[0x18:], 2)
+	binary.LittleEndian.PutUint32(b[4:], 7)
+	binary.LittleEndian.PutUint32(b[0x150:], 1)
+	s, err := parseSuperblock(b)
+	require.NoError(t, err)
+	require.Equal(t, superblock{blocks: 7, blockSize: 4096}, s)
+	binary.LittleEndian.PutUint32(b[0x60:], feature64)
+	s, err = parseSuperblock(b)
+	require.NoError(t, err)
+	require.EqualValues(t, 1<<32+7, s.blocks)
+	binary.LittleEndian.PutUint32(b[0x18:], 40)
+	_, err = parseSuperblock(b)
+	require.ErrorContains(t, err, "2^40 KiB")
+	_, err = parseSuperblock(make([]byte, superSize))
+	require.ErrorContains(t, err, "no ext4 file system")
+}
+
+// TestModules: a device's modules are loaded once, after those that they need, and no others.
+func TestModules(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "index"), []byte(
+		"module base\nmodule net base more\nmodule other\nalias virtio:d00000001v* net\n"+
+			"alias virtio:d00000001v* other\nalias pci:v*[12] other\nmalformed\n"), 0o644))
+	m, err := readModules(dir)
+	require.NoError(t, err)
+	var files []string
+	m.insert = func(file string) error {
+		files = append(files, filepath.Base(file))
+		return nil
+	}
+	more, err := m.loadFor("virtio:d00000002v0")
+	require.NoError(t, err)
+	require.False(t, more)
+	more, err = m.loadFor("virtio:d00000001v1AF4")
+	require.NoError(t, err)
+	require.True(t, more)
+	require.Equal(t, []string{"base.ko", "more.ko", "net.ko", "other.ko"}, files)
+	more, err = m.loadFor("pci:v1")
+	require.NoError(t, err)
+	require.False(t, more)
+	require.Len(t, files, 4)
+}

@@ -1,0 +1,24 @@
+// Package guestinit is process 1 of a virtual machine that runs a container image. Its directory is
+// called init, which a package that is imported cannot be; cmd/kubevirt-disk-init is the program.
+//
+// Main is called by the kernel, from the initramfs of adapter/initrd, and does this, in order:
+//
+//   - it loads the modules that the machine's devices ask for (modules.go), finds the disk by its
+//     serial number, grows the file system to the size of the disk, and mounts it (disk.go)
+//   - meanwhile it sets up the network: lo, DHCP, what IPv6 routers say, DNS (network.go)
+//   - it reads the image's configuration and what the host wants other (spec.go), and starts a
+//     child, which makes the disk its root, mounts what a container expects, becomes the image's
+//     user, and executes the entry point (stage.go, mounts.go, user.go, exec.go)
+//   - it reaps processes, and passes signals on to the entry point. The power button, Ctrl-Alt-Del
+//     or the host's word on the port send it the stop signal, and kill it after the time of grace
+//     (supervise.go, stop.go)
+//   - when the entry point has ended: it ends what is left, makes the disk clean, reports the exit
+//     status on the port and on the console, and switches the machine off (report.go)
+//
+// The init itself stays in the initramfs, and only its child has the disk as its root. So it can
+// unmount the disk at the end, and needs nothing of the image.
+//
+// What it guarantees: the machine goes off whatever fails, and says why; and what it reports of the
+// entry point is said when the disk is clean. adapter/machine has the words and parameters that it
+// shares with the host.
+package guestinit

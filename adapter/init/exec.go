@@ -1,0 +1,101 @@
+package guestinit
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/adapter/machine"
+)
+
+// startError is why an entry point could not be started, with the status that this makes.
+type startError struct {
+	status int
+	err    error
+}
+
+func (e *startError) Error() string { return e.err.Error() }
+
+// findProgram returns the path of a program as its user finds it: a name with a slash is relative
+// to the working directory, another one is looked for in PATH.
+func findProgram(name, searchPath string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, executable(name)
+	}
+	var denied error
+	for dir := range strings.SplitSeq(searchPath, ":") {
+		if dir == "" {
+			dir = "."
+		}
+		file := path.Join(dir, name)
+		if dir == "." {
+			file = "./" + name
+		}
+		err := executable(file)
+		if err == nil {
+			return file, nil
+		}
+		if denied == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+			denied = err
+		}
+	}
+	if denied != nil {
+		return "", denied
+	}
+	return "", &startError{machine.StatusNotFound,
+		fmt.Errorf("%q is in no directory of PATH (%s)", name, searchPath)}
+}
+
+// executable says why this process cannot execute a file.
+func executable(file string) error {
+	info, err := os.Stat(file)
+	switch {
+	case err != nil:
+		return explainStart(file, err)
+	case info.IsDir():
+		return explainStart(file, unix.EISDIR)
+	case info.Mode()&0o111 == 0:
+		return explainStart(file, unix.EACCES)
+	}
+	if err := unix.Access(file, unix.X_OK); err != nil {
+		return explainStart(file, err)
+	}
+	return nil
+}
+
+// explainStart turns an error of the kernel into the status and the words of a container runtime.
+func explainStart(file string, err error) error {
+	status := machine.StatusExec
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		status = machine.StatusNotFound
+	}
+	var inner *fs.PathError
+	if errors.As(err, &inner) {
+		err = inner.Err
+	}
+	return &startError{status, fmt.Errorf("%q cannot be executed: %w", file, err)}
+}
+
+func (e *startError) Unwrap() error { return e.err }
+
+// explainExec is explainStart for a file that is there: what is missing is its interpreter.
+func explainExec(file string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return &startError{machine.StatusNotFound, fmt.Errorf("%q cannot be executed: the "+
+			"interpreter or loader that it names is not in the image", file)}
+	case errors.Is(err, unix.ENOEXEC):
+		return &startError{machine.StatusExec, fmt.Errorf("%q cannot be executed: it is no "+
+			"program for this machine, and no script with #! at its beginning", file)}
+	}
+	return explainStart(file, err)
+}
+
+// initSystems are programs that only work as process 1.
+var initSystems = []string{"init", "systemd", "s6-svscan", "runit", "runit-init", "openrc-init",
+	"tini", "tini-static", "dumb-init", "catatonit", "docker-init"}

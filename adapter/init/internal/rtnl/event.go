@@ -1,0 +1,121 @@
+package rtnl
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/adapter/init/internal/dhcp"
+)
+
+// Event is something that the kernel has learnt about an interface.
+type Event struct {
+	Index int
+	// Address is an IPv6 address beyond the link that can be used now. Zero: the event is about
+	// something else.
+	Address netip.Addr
+	// DNS and Search are what an IPv6 router recommends (RFC 8106).
+	DNS    []netip.Addr
+	Search []string
+}
+
+// The router's options about DNS (RFC 8106 5.1, 5.2), and the size of their fixed part.
+const (
+	optDNS     = 25
+	optSearch  = 31
+	optFixed   = 8
+	optUnit    = 8  // the length of an option is in units of bytes
+	userOption = 16 // the size of struct nduseroptmsg
+	tentative  = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+)
+
+type part struct {
+	kind     uint16
+	sequence uint32
+	body     []byte
+}
+
+// split cuts a datagram of netlink into its messages. What is malformed ends it.
+func split(b []byte) (parts []part) {
+	for len(b) >= unix.SizeofNlMsghdr {
+		n := int(order.Uint32(b))
+		if n < unix.SizeofNlMsghdr || n > len(b) {
+			return parts
+		}
+		parts = append(parts, part{kind: order.Uint16(b[4:]), sequence: order.Uint32(b[8:]),
+			body: b[unix.SizeofNlMsghdr:n]})
+		b = b[min(len(b), (n+3)&^3):]
+	}
+	return parts
+}
+
+func events(b []byte) (list []Event) {
+	for _, p := range split(b) {
+		switch p.kind {
+		case unix.RTM_NEWADDR:
+			if e, ok := newAddress(p.body); ok {
+				list = append(list, e)
+			}
+		case unix.RTM_NEWNDUSEROPT:
+			if e, ok := routerOptions(p.body); ok {
+				list = append(list, e)
+			}
+		}
+	}
+	return list
+}
+
+// newAddress reads a message about an IPv6 address.
+func newAddress(b []byte) (e Event, ok bool) {
+	if len(b) < unix.SizeofIfAddrmsg || b[0] != unix.AF_INET6 || b[2]&tentative != 0 ||
+		b[3] != unix.RT_SCOPE_UNIVERSE {
+		return e, false
+	}
+	e.Index = int(order.Uint32(b[4:]))
+	for rest := b[unix.SizeofIfAddrmsg:]; len(rest) >= unix.SizeofRtAttr; {
+		n := int(order.Uint16(rest))
+		if n < unix.SizeofRtAttr || n > len(rest) {
+			return e, false
+		}
+		if order.Uint16(rest[2:]) == unix.IFA_ADDRESS && n == unix.SizeofRtAttr+16 {
+			e.Address = netip.AddrFrom16([16]byte(rest[unix.SizeofRtAttr:]))
+			return e, true
+		}
+		rest = rest[min(len(rest), (n+3)&^3):]
+	}
+	return e, false
+}
+
+// routerOptions reads struct nduseroptmsg and the options after it, which are as they came from the
+// network.
+func routerOptions(b []byte) (e Event, ok bool) {
+	if len(b) < userOption || b[0] != unix.AF_INET6 {
+		return e, false
+	}
+	e.Index = int(order.Uint32(b[4:]))
+	length := int(order.Uint16(b[2:]))
+	if length > len(b)-userOption {
+		return e, false
+	}
+	for rest := b[userOption : userOption+length]; len(rest) >= optFixed; {
+		n := int(rest[1]) * optUnit
+		if n == 0 || n > len(rest) {
+			return e, false
+		}
+		value := rest[optFixed:n]
+		if binary.BigEndian.Uint32(rest[4:]) == 0 { // its lifetime: use it no more
+			value = nil
+		}
+		switch rest[0] {
+		case optDNS:
+			for ; len(value) >= 16; value = value[16:] {
+				e.DNS = append(e.DNS, netip.AddrFrom16([16]byte(value)))
+			}
+		case optSearch:
+			e.Search = append(e.Search, dhcp.RouterNames(value)...)
+		}
+		rest = rest[n:]
+	}
+	return e, len(e.DNS) > 0 || len(e.Search) > 0
+}

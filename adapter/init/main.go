@@ -1,0 +1,232 @@
+package guestinit
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/adapter/machine"
+)
+
+// Main is the program: the init, or, when it has started itself under another name, the stage. It
+// returns the exit status of the stage; the init switches the machine off instead.
+func Main(args []string) int {
+	if len(args) > 0 && args[0] == stageName {
+		return stage()
+	}
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "kubevirt-disk-init is process 1 of a machine that "+
+			"kubevirt-disk adapt has made: it is of no use anywhere else")
+		return 2
+	}
+	g := &guest{report: newReporter(os.Stdout)}
+	end := g.runAll()
+	g.powerOff(end)
+	return 0
+}
+
+// guest is a running machine.
+type guest struct {
+	report *reporter
+	params params
+	disk   mounted
+	// stops are requests of the host to stop
+	stops chan struct{}
+}
+
+// runAll runs the machine until its entry point has ended, or something has failed. The disk is
+// clean then.
+func (g *guest) runAll() (end ending) {
+	defer func() {
+		// If process 1 dies, the kernel panics and nobody learns why.
+		if p := recover(); p != nil {
+			end = g.failed(fmt.Errorf("the init has a bug: %v", p))
+		}
+	}()
+	end, err := g.run()
+	if err != nil {
+		end = g.failed(err)
+	}
+	endOthers()
+	if g.disk.dir != "" {
+		if err := g.disk.release(); err != nil {
+			g.report.say("%v", err)
+		}
+	}
+	return end
+}
+
+// failed says why there is no entry point.
+func (g *guest) failed(err error) ending {
+	g.report.say("%v", err)
+	g.report.send(portPatience, machine.WordFailed, err.Error())
+	status := machine.StatusMachine
+	var start *startError
+	if errors.As(err, &start) {
+		status = start.status
+	}
+	return ending{status: status}
+}
+
+// own are the mounts of the init itself.
+var own = []mountPoint{
+	{kind: "proc", at: "/proc", flags: harmless},
+	{kind: "sysfs", at: "/sys", flags: harmless},
+	{kind: "devtmpfs", at: "/dev", flags: unix.MS_NOSUID, data: "mode=0755"},
+}
+
+func (g *guest) run() (ending, error) {
+	for _, m := range own {
+		if err := unix.Mount(m.kind, m.at, m.kind, m.flags, m.data); err != nil {
+			return ending{}, fmt.Errorf("%s cannot be mounted: %w", m.at, err)
+		}
+	}
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0) // then it may be killed
+	line, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return ending{}, err
+	}
+	var warnings []string
+	g.params, warnings = parseParams(string(line))
+	for _, w := range warnings {
+		g.report.say("%s", w)
+	}
+	g.watchForStops()
+	device, err := g.findDisk()
+	if err != nil {
+		return ending{}, err
+	}
+	// From here on, all drivers are there. The network is set up while the disk is mounted.
+	network := newNetwork(networkDir, g.params.hostname, g.report.say)
+	go network.start()
+	disk, growth, err := mountDisk(device, diskDir)
+	if err != nil {
+		return ending{}, err
+	}
+	g.disk = disk
+	if growth != nil {
+		g.report.say("%v", growth)
+	}
+	p, options, err := g.readProcess(device)
+	if err != nil {
+		return ending{}, err
+	}
+	p.ReadOnly = disk.readOnly
+	p.recogniseInit(diskDir)
+	if g.params.hostname == "" {
+		network.rename(options.Hostname)
+	}
+	g.waitFor(network)
+	return g.runEntryPoint(p)
+}
+
+func (g *guest) readProcess(device string) (process, machine.Options, error) {
+	f, err := os.Open(device)
+	if err != nil {
+		return process{}, machine.Options{}, err
+	}
+	defer f.Close()
+	return readProcess(f, g.params)
+}
+
+// findDisk loads modules until the disk is there.
+func (g *guest) findDisk() (string, error) {
+	m, err := readModules("/lib/modules")
+	if err != nil {
+		return "", err
+	}
+	return waitForDisk(g.params.serial, func() {
+		if err := m.loadForDevices(); err != nil {
+			g.report.say("%v", err)
+		}
+	})
+}
+
+// waitFor returns when the machine can be reached. Programs expect that when they start.
+func (g *guest) waitFor(n *network) {
+	select {
+	case <-n.online:
+	case <-time.After(g.params.network):
+		g.report.say("there is no network after %v: the entry point is started without one",
+			g.params.network)
+	case <-g.stops:
+		g.stops <- struct{}{} // the entry point hears of it at once
+	}
+}
+
+// watchForStops listens to everything by which a host asks the machine to stop.
+func (g *guest) watchForStops() {
+	g.stops = make(chan struct{}, 2)
+	stop := func() {
+		select {
+		case g.stops <- struct{}{}:
+		default: // it was asked twice already
+		}
+	}
+	go watchPowerButton(stop)
+	go g.report.listen(stop)
+	// Ctrl-Alt-Del sends us SIGINT instead of restarting the machine at once.
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF)
+	interrupts := make(chan os.Signal, 1)
+	signal.Notify(interrupts, unix.SIGINT)
+	go func() {
+		for range interrupts {
+			stop()
+		}
+	}()
+}
+
+// forwarded are signals that programs send to process 1 and mean the entry point by it.
+var forwarded = []os.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
+
+// runEntryPoint starts the entry point, and returns when it has ended and its output is out.
+func (g *guest) runEntryPoint(p process) (ending, error) {
+	streams, err := newStreams(p.TTY)
+	if err != nil {
+		return ending{}, err
+	}
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, forwarded...)
+	name, err := os.Hostname()
+	if err == nil {
+		p.Env = mergeEnv([]string{"HOSTNAME=" + name}, p.Env)
+	}
+	pid, err := p.start(streams.in, streams.out)
+	streams.started()
+	if err != nil {
+		return ending{}, err
+	}
+	go g.report.send(portPatience, machine.WordRunning)
+	exited := make(chan unix.WaitStatus, 1)
+	go func() { exited <- reap(pid) }()
+	s := &supervisor{pid: pid, stop: p.StopSignal, grace: g.params.grace, say: g.report.say,
+		requests: g.stops, signals: signals,
+		// ESRCH: it has just ended.
+		kill: func(pid int, s syscall.Signal) { _ = unix.Kill(pid, s) }}
+	end := s.run(exited, p.Init)
+	endOthers()
+	streams.finish()
+	return end, nil
+}
+
+// powerOff says how the entry point has ended and switches the machine off, or restarts it.
+func (g *guest) powerOff(end ending) {
+	command := unix.LINUX_REBOOT_CMD_POWER_OFF
+	if end.restart {
+		g.report.say("the image has asked for a restart")
+		command = unix.LINUX_REBOOT_CMD_RESTART
+	} else {
+		g.report.say("the entry point has ended with status %d", end.status)
+		g.report.send(portPatience, machine.WordExited, fmt.Sprint(end.status))
+	}
+	unix.Sync()
+	if err := unix.Reboot(command); err != nil {
+		g.report.say("the machine cannot be switched off: %v", err)
+	}
+	select {} // process 1 never ends
+}

@@ -1,0 +1,139 @@
+package guestinit
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+type mountPoint struct {
+	kind, at string
+	flags    uintptr
+	data     string
+	// optional: programs do without it, and some kernels do not have it
+	optional bool
+}
+
+const harmless = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+
+// mountPoints is what a container finds. /run and /tmp are the image's own, as with container
+// runtimes: images have directories in them, with owners, that their programs need.
+var mountPoints = []mountPoint{
+	{kind: "proc", at: "/proc", flags: harmless},
+	{kind: "sysfs", at: "/sys", flags: harmless},
+	{kind: "devtmpfs", at: "/dev", flags: unix.MS_NOSUID, data: "mode=0755"},
+	{kind: "devpts", at: "/dev/pts", flags: unix.MS_NOSUID | unix.MS_NOEXEC,
+		data: "gid=5,mode=0620,ptmxmode=0666"},
+	{kind: "tmpfs", at: "/dev/shm", flags: harmless, data: "mode=1777"},
+	{kind: "mqueue", at: "/dev/mqueue", flags: harmless, optional: true},
+	{kind: "cgroup2", at: "/sys/fs/cgroup", flags: harmless, optional: true},
+}
+
+// onReadOnly is what programs want to write when the disk cannot be written.
+var onReadOnly = []mountPoint{
+	{kind: "tmpfs", at: "/run", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=0755"},
+	{kind: "tmpfs", at: "/tmp", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777"},
+	{kind: "tmpfs", at: "/var/tmp", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777",
+		optional: true},
+}
+
+// deviceLinks are what programs expect in /dev beside the kernel's devices.
+var deviceLinks = [][2]string{
+	{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"},
+	{"/proc/self/fd/1", "/dev/stdout"}, {"/proc/self/fd/2", "/dev/stderr"},
+}
+
+// mountAll mounts what a container finds, in the root of the image.
+func mountAll(readOnly bool) error {
+	list := mountPoints
+	if readOnly {
+		list = append(append([]mountPoint(nil), mountPoints...), onReadOnly...)
+	}
+	for _, m := range list {
+		// On a disk that cannot be written, the directory is there or the mount fails.
+		_ = os.MkdirAll(m.at, 0o755)
+		err := unix.Mount(m.kind, m.at, m.kind, m.flags, m.data)
+		if err != nil && !m.optional {
+			return fmt.Errorf("%s cannot be mounted on %s of the image: %w", m.kind, m.at, err)
+		}
+	}
+	for _, link := range deviceLinks {
+		if err := os.Symlink(link[0], link[1]); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeDirectories makes directories that runtimes make, if they are missing.
+func makeDirectories(p process) {
+	if p.ReadOnly {
+		return
+	}
+	_ = os.Mkdir("/run", 0o755) // it mostly exists
+	if os.Mkdir("/tmp", 0o755) == nil {
+		_ = os.Chmod("/tmp", 0o1777) // past the umask
+	}
+	for _, dir := range p.Volumes {
+		_ = os.MkdirAll(dir, 0o755) // the program will tell
+	}
+}
+
+// networkFiles are what the init writes while the machine runs, and what programs read.
+var networkFiles = []string{"resolv.conf", "hosts", "hostname"}
+
+// networkDir is where the init writes them, in the initramfs.
+const networkDir = "/run"
+
+// openNetworkFiles opens the init's files, while they can be seen.
+func openNetworkFiles() (files []*os.File, err error) {
+	for _, name := range networkFiles {
+		f, err := os.OpenFile(filepath.Join(networkDir, name), unix.O_PATH, 0)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// bindNetworkFiles lays the init's files over those of the image, as container runtimes do it, so
+// that the disk keeps none of it.
+func bindNetworkFiles(files []*os.File) error {
+	for i, f := range files {
+		at := followLinks("/etc/" + networkFiles[i])
+		_ = os.MkdirAll(filepath.Dir(at), 0o755)
+		if empty, err := os.OpenFile(at, os.O_CREATE|os.O_RDONLY, 0o644); err == nil {
+			empty.Close()
+		}
+		source := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+		err := unix.Mount(source, at, "", unix.MS_BIND, "")
+		f.Close()
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s cannot be mounted: %w", at, err)
+		}
+	}
+	return nil
+}
+
+// maxLinks is as many symbolic links as the kernel follows.
+const maxLinks = 40
+
+// followLinks returns where a path leads, also if nothing is there: images have links to the files
+// of a systemd that does not run.
+func followLinks(file string) string {
+	for range maxLinks {
+		to, err := os.Readlink(file)
+		if err != nil {
+			return file
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(file), to)
+		}
+		file = to
+	}
+	return file
+}

@@ -1,0 +1,74 @@
+package guestinit
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"kubevirt.io/disk/adapter/machine"
+)
+
+// params are what the kernel's command line says to the init.
+type params struct {
+	serial   string
+	hostname string
+	tty      bool
+	grace    time.Duration
+	network  time.Duration // how long the start waits for it
+}
+
+// parseParams reads a command line of the kernel. What is not understood is left out, and named in
+// the warnings.
+func parseParams(line string) (p params, warnings []string) {
+	p.grace, p.network = machine.DefaultGrace, machine.DefaultNetwork
+	for _, word := range splitCommandLine(line) {
+		key, value, _ := strings.Cut(word, "=")
+		switch key {
+		case machine.ParamSerial:
+			p.serial = value
+		case machine.ParamHostname:
+			p.hostname = value
+		case machine.ParamTTY:
+			p.tty = value == "1"
+		case machine.ParamGrace:
+			warnings = append(warnings, seconds(key, value, &p.grace)...)
+		case machine.ParamNetwork:
+			warnings = append(warnings, seconds(key, value, &p.network)...)
+		}
+	}
+	return p, warnings
+}
+
+// maxSeconds is a day: more is a mistake, and much more would overflow.
+const maxSeconds = 24 * 60 * 60
+
+func seconds(key, value string, to *time.Duration) (warnings []string) {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 || n > maxSeconds {
+		return []string{key + "=" + value + " is no number of seconds up to a day: it counts as " +
+			strconv.Itoa(int(*to/time.Second))}
+	}
+	*to = time.Duration(n) * time.Second
+	return nil
+}
+
+// splitCommandLine cuts a command line at its spaces. Double quotes keep spaces in a value, as the
+// kernel has it.
+func splitCommandLine(line string) (words []string) {
+	var word strings.Builder
+	quoted := false
+	for _, c := range strings.TrimSpace(line) + " " {
+		switch {
+		case c == '"':
+			quoted = !quoted
+		case (c == ' ' || c == '\n' || c == '\t') && !quoted:
+			if word.Len() > 0 {
+				words = append(words, word.String())
+			}
+			word.Reset()
+		default:
+			word.WriteRune(c)
+		}
+	}
+	return words
+}

@@ -1,0 +1,57 @@
+package guestinit
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestParseParams(t *testing.T) {
+	p, warnings := parseParams(`BOOT_IMAGE=x console=ttyS0 quiet kubevirt.serial="a b" ` +
+		"kubevirt.hostname=web kubevirt.tty=1 kubevirt.grace=30 kubevirt.network=0\n")
+	require.Empty(t, warnings)
+	require.Equal(t, params{serial: "a b", hostname: "web", tty: true, grace: 30 * time.Second},
+		p)
+
+	p, warnings = parseParams("kubevirt.grace=soon kubevirt.network=999999999")
+	require.Equal(t, params{grace: 10 * time.Second, network: 10 * time.Second}, p)
+	require.Equal(t, []string{
+		"kubevirt.grace=soon is no number of seconds up to a day: it counts as 10",
+		"kubevirt.network=999999999 is no number of seconds up to a day: it counts as 10",
+	}, warnings)
+}
+
+func TestParseSignal(t *testing.T) {
+	for text, want := range map[string]int{"": 15, "SIGQUIT": 3, "quit": 3, "9": 9,
+		"SIGRTMIN+3": 37, "RTMIN": 34, "SIGRTMAX-1": 63} {
+		got, err := parseSignal(text)
+		require.NoError(t, err)
+		require.Equal(t, want, int(got), text)
+	}
+	for _, text := range []string{"SIGNONE", "0", "65", "SIGRTMIN+40", "SIGRTMIN+x"} {
+		_, err := parseSignal(text)
+		require.ErrorContains(t, err, text)
+	}
+}
+
+func TestEnding(t *testing.T) {
+	const exited3, killed, hangup, interrupted = 3 << 8, 9, 1, 2
+	require.Equal(t, ending{status: 3}, endingOf(unix.WaitStatus(exited3), false))
+	require.Equal(t, ending{status: 137}, endingOf(unix.WaitStatus(killed), true))
+	require.Equal(t, ending{status: 129}, endingOf(unix.WaitStatus(hangup), false))
+	require.Equal(t, ending{restart: true}, endingOf(unix.WaitStatus(hangup), true))
+	require.Equal(t, ending{}, endingOf(unix.WaitStatus(interrupted), true))
+}
+
+func TestPowerPresses(t *testing.T) {
+	event := func(kind, code uint16, value byte) []byte {
+		return append(make([]byte, eventType), byte(kind), 0, byte(code), 0, value, 0, 0, 0)
+	}
+	b := append(event(eventKey, keyPower, 1), event(0, 0, 0)...)
+	b = append(b, event(eventKey, keyPower, 0)...)
+	b = append(b, event(eventKey, 30, 1)...)
+	require.Equal(t, 1, powerPresses(b))
+	require.Zero(t, powerPresses(b[:eventSize-1]))
+}

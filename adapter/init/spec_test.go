@@ -1,0 +1,114 @@
+package guestinit
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/adapter/machine"
+)
+
+const webConfig = `{"architecture":"amd64","config":{"User":"www","Env":["PATH=/bin","A=1"],
+"Entrypoint":["/web"],"Cmd":["--port","80"],"WorkingDir":"/srv","StopSignal":"SIGQUIT",
+"Volumes":{"/data":{},"relative":{}}},"rootfs":{}}`
+
+// configured is a disk with a configuration.
+func configured(config, options string) io.ReaderAt {
+	text := `{"image":` + config
+	if options != "" {
+		text += `,"extra":` + options
+	}
+	return onDisk(text + "}")
+}
+
+type onDisk string
+
+func (d onDisk) ReadAt(p []byte, off int64) (int, error) {
+	clear(p)
+	if at := off - machine.ConfigOffset; at < int64(len(d)) {
+		copy(p, d[at:])
+	}
+	return len(p), nil
+}
+
+func TestReadProcess(t *testing.T) {
+	p, _, err := readProcess(configured(webConfig, ""), params{})
+	require.NoError(t, err)
+	require.Equal(t, process{Args: []string{"/web", "--port", "80"},
+		Env: []string{"PATH=/bin", "A=1"}, User: "www", Dir: "/srv", Volumes: []string{"/data"},
+		StopSignal: syscall.SIGQUIT, stopGiven: true}, p)
+
+	p, options, err := readProcess(configured(webConfig, `{"entrypoint":["sh"],
+"env":["A=2","B=3"],"user":"0","workDir":"tmp","stopSignal":"TERM","hostname":"h"}`),
+		params{tty: true})
+	require.NoError(t, err)
+	require.Equal(t, process{Args: []string{"sh"}, TTY: true,
+		Env:  []string{"TERM=xterm", "PATH=/bin", "A=2", "B=3"},
+		User: "0", Dir: "/tmp", Volumes: []string{"/data"}, StopSignal: syscall.SIGTERM,
+		stopGiven: true}, p)
+	require.Equal(t, "h", options.Hostname)
+
+	p, _, err = readProcess(configured(webConfig, `{"args":["--help"]}`), params{})
+	require.NoError(t, err)
+	require.Equal(t, []string{"/web", "--help"}, p.Args)
+}
+
+func TestReadProcessRefuses(t *testing.T) {
+	for _, c := range []struct{ config, options, want string }{
+		{"no JSON", "", "cannot be read: "},
+		{webConfig, "no JSON", "cannot be read: "},
+		{`{"config":{}}`, "", "no entry point and no command"},
+		{`{"config":{"Cmd":["x"],"StopSignal":"SIGWHAT"}}`, "", `"SIGWHAT" is unknown`},
+	} {
+		_, _, err := readProcess(configured(c.config, c.options), params{})
+		require.ErrorContains(t, err, c.want)
+	}
+	_, _, err := readProcess(onDisk(""), params{})
+	require.ErrorContains(t, err, "made by kubevirt-disk adapt?")
+	long := strings.Repeat("x", machine.ConfigSize-1000)
+	p, _, err := readProcess(configured(`{"config":{"Cmd":["`+long+`"]}}`, ""), params{})
+	require.NoError(t, err)
+	require.Equal(t, long, p.Args[0], "it is read in pieces")
+}
+
+// TestRecogniseInit: an init system becomes process 1, and systemd is asked to power off by a
+// signal of its own.
+func TestRecogniseInit(t *testing.T) {
+	root := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "usr/sbin"), 0o755))
+	require.NoError(t, os.Symlink("usr/sbin", filepath.Join(root, "sbin")))
+	require.NoError(t, os.Symlink("../lib/systemd/systemd", filepath.Join(root, "usr/sbin/init")))
+	require.NoError(t, os.Symlink("/sbin/init", filepath.Join(root, "boot")))
+	require.NoError(t, os.Symlink("round", filepath.Join(root, "round")))
+	for program, want := range map[string]process{
+		"/sbin/init": {Init: true, StopSignal: 38}, "/boot": {Init: true, StopSignal: 38},
+		"/usr/bin/tini": {Init: true}, "tini": {Init: true}, "/web": {}, "init.sh": {},
+		"/round": {},
+	} {
+		p := process{Args: []string{program}}
+		p.recogniseInit(root)
+		want.Args = p.Args
+		require.Equal(t, want, p)
+	}
+	p := process{Args: []string{"/sbin/init"}, StopSignal: syscall.SIGPWR, stopGiven: true}
+	p.recogniseInit(root)
+	require.Equal(t, syscall.SIGPWR, p.StopSignal)
+}
+
+func FuzzReadProcess(f *testing.F) {
+	f.Add(webConfig, `{"env":["A=2"]}`)
+	f.Fuzz(func(t *testing.T, config, options string) {
+		p, _, err := readProcess(configured(config, options), params{})
+		if err == nil {
+			require.NotEmpty(t, p.Args)
+			require.NotZero(t, p.StopSignal)
+			require.True(t, filepath.IsAbs(p.Dir))
+			require.NotEmpty(t, getEnv(append(p.Env, "PATH=x"), "PATH"))
+		}
+	})
+}

@@ -1,0 +1,85 @@
+package guestinit
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// What the kernel says of a key (linux/input-event-codes.h).
+const (
+	eventKey     = 1
+	keyPower     = 116
+	keyPowerDown = 1
+	// eventSize is the size of struct input_event: a time of 16 bytes, then type, code and value.
+	eventSize = 24
+	eventType = 16
+)
+
+// powerInterval is how often a power button is looked for until there is one.
+const powerInterval = time.Second / 4
+
+// watchPowerButton calls pressed whenever the power button is pressed: by `virsh shutdown`, by
+// QEMU's system_powerdown, or by KubeVirt that stops a machine. It does not return.
+func watchPowerButton(pressed func()) {
+	seen := map[string]bool{}
+	for ; ; time.Sleep(powerInterval) {
+		devices, _ := filepath.Glob("/dev/input/event*") // the pattern is right
+		for _, device := range devices {
+			if seen[device] {
+				continue
+			}
+			f, err := os.Open(device)
+			if err != nil {
+				continue // it is about to appear
+			}
+			seen[device] = true
+			if hasPowerKey(f) {
+				readKeys(f, pressed)
+			}
+			f.Close()
+		}
+	}
+}
+
+// hasPowerKey asks an input device for its keys: EVIOCGBIT(EV_KEY, len), that is _IOC(READ, 'E',
+// 0x20 + EV_KEY, len).
+func hasPowerKey(f *os.File) bool {
+	var keys [96]byte // KEY_CNT bits
+	request := uintptr(2<<30 | len(keys)<<16 | 'E'<<8 | (0x20 + eventKey))
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request,
+		uintptr(unsafe.Pointer(&keys)))
+	return errno == 0 && keys[keyPower/8]&(1<<(keyPower%8)) != 0
+}
+
+// readKeys calls pressed for each press of the power key, until the device is gone.
+func readKeys(f *os.File, pressed func()) {
+	b := make([]byte, 64*eventSize)
+	for {
+		n, err := f.Read(b)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+		for range powerPresses(b[:max(n, 0)]) {
+			pressed()
+		}
+	}
+}
+
+// powerPresses counts the presses of the power key in what an input device says.
+func powerPresses(b []byte) (n int) {
+	for ; len(b) >= eventSize; b = b[eventSize:] {
+		kind := binary.NativeEndian.Uint16(b[eventType:])
+		code := binary.NativeEndian.Uint16(b[eventType+2:])
+		value := binary.NativeEndian.Uint32(b[eventType+4:])
+		if kind == eventKey && code == keyPower && value == keyPowerDown {
+			n++
+		}
+	}
+	return n
+}

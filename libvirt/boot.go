@@ -1,0 +1,232 @@
+package libvirt
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// KernelBoot says how a domain boots without a boot loader: libvirt hands QEMU a kernel, an
+// initramfs and a command line. A container image that `kubevirt-disk adapt` has made a disk of
+// boots this way.
+type KernelBoot struct {
+	Kernel  string // path on the host of the domain
+	Initrd  string // path, or "" for none
+	Cmdline string // of the kernel; "": none
+	Arch    Arch   // "": ArchAMD64
+	Machine string // QEMU's machine type; "": q35, or virt on ArchARM64
+}
+
+// Arch is the architecture of a domain, as libvirt names it.
+type Arch string
+
+// The architectures.
+const (
+	ArchAMD64 Arch = "x86_64"
+	ArchARM64 Arch = "aarch64"
+)
+
+func arches() []Arch { return []Arch{ArchAMD64, ArchARM64} }
+
+func (b KernelBoot) withDefaults() KernelBoot {
+	if b.Arch == "" {
+		b.Arch = ArchAMD64
+	}
+	if b.Machine == "" {
+		b.Machine = "q35"
+		if b.Arch == ArchARM64 {
+			b.Machine = "virt"
+		}
+	}
+	return b
+}
+
+func (b KernelBoot) check(p *problems) {
+	checkPath(p, "KernelBoot.Kernel", b.Kernel)
+	if b.Initrd != "" {
+		checkPath(p, "KernelBoot.Initrd", b.Initrd)
+	}
+	known(p, "KernelBoot.Arch", b.Arch, arches())
+	if !printable(b.Cmdline) {
+		p.add("KernelBoot.Cmdline", "%q has characters that do not print", b.Cmdline)
+	}
+	if !printable(b.Machine) {
+		p.add("KernelBoot.Machine", "%q is no machine type", b.Machine)
+	}
+}
+
+// checkPath requires a path that means the same to libvirt, whose working directory is its own.
+func checkPath(p *problems, field, path string) {
+	switch {
+	case path == "":
+		p.add(field, "it is empty: name the file")
+	case !filepath.IsAbs(path):
+		p.add(field, "%q is relative: libvirt needs a path that begins with /", path)
+	case !printable(path):
+		p.add(field, "%q has characters that do not print", path)
+	}
+}
+
+// BootOS returns the <os> element that makes a domain boot a kernel. The caller may change it.
+func BootOS(b KernelBoot) (*libvirtxml.DomainOS, error) {
+	b = b.withDefaults()
+	var p problems
+	b.check(&p)
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	return b.os(), nil
+}
+
+func (b KernelBoot) os() *libvirtxml.DomainOS {
+	return &libvirtxml.DomainOS{
+		Type:    &libvirtxml.DomainOSType{Arch: string(b.Arch), Machine: b.Machine, Type: "hvm"},
+		Kernel:  b.Kernel,
+		Initrd:  b.Initrd,
+		Cmdline: b.Cmdline,
+	}
+}
+
+// KernelDomain is a whole domain that boots a kernel from one disk: what a container image needs to
+// run. Name, Boot and Disk are required.
+type KernelDomain struct {
+	Name   string
+	Boot   KernelBoot
+	Disk   *libvirtxml.DomainDisk // from Disk or FileDisk
+	Memory uint                   // in mebibytes; 0: 256
+	CPUs   uint                   // 0: 1
+	// Emulated is for a host without KVM.
+	Emulated bool
+	// Port is the name of a virtio-serial port to the guest, on which the host listens at a UNIX
+	// socket that libvirt chooses. "": none.
+	Port string
+}
+
+const (
+	defaultMemory = 256
+	defaultCPUs   = 1
+)
+
+// Domain returns the domain's description, with a network card in QEMU's user network, a console,
+// and a random number generator. The caller may change it.
+func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
+	k.Boot = k.Boot.withDefaults()
+	if k.Memory == 0 {
+		k.Memory = defaultMemory
+	}
+	if k.CPUs == 0 {
+		k.CPUs = defaultCPUs
+	}
+	var p problems
+	k.Boot.check(&p)
+	if k.Name == "" || !printable(k.Name) || strings.Contains(k.Name, "/") {
+		p.add("KernelDomain.Name", "%q is no name for a domain: want letters without /", k.Name)
+	}
+	if k.Disk == nil {
+		p.add("KernelDomain.Disk", "it is missing: make it with Disk or FileDisk")
+	}
+	if !printable(k.Port) {
+		p.add("KernelDomain.Port", "%q has characters that do not print", k.Port)
+	}
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	domain := &libvirtxml.Domain{
+		Type:       "kvm",
+		Name:       k.Name,
+		Memory:     &libvirtxml.DomainMemory{Value: k.Memory, Unit: "MiB"},
+		VCPU:       &libvirtxml.DomainVCPU{Value: k.CPUs},
+		OS:         k.Boot.os(),
+		OnPoweroff: "destroy",
+		OnReboot:   "restart",
+		OnCrash:    "destroy",
+		Devices:    k.devices(),
+	}
+	// The power button of ACPI is how libvirt asks the guest to stop. Without firmware, aarch64 has
+	// a description of its devices instead, with a button of its own.
+	if k.Boot.Arch == ArchAMD64 {
+		domain.Features = &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}}
+	}
+	if k.Emulated {
+		domain.Type = "qemu"
+	} else {
+		domain.CPU = &libvirtxml.DomainCPU{Mode: "host-passthrough"}
+	}
+	return domain, nil
+}
+
+func (k KernelDomain) devices() *libvirtxml.DomainDeviceList {
+	zero := uint(0)
+	list := &libvirtxml.DomainDeviceList{
+		Disks: []libvirtxml.DomainDisk{*k.Disk},
+		Interfaces: []libvirtxml.DomainInterface{{
+			Source: &libvirtxml.DomainInterfaceSource{
+				User: &libvirtxml.DomainInterfaceSourceUser{}},
+			Model: &libvirtxml.DomainInterfaceModel{Type: "virtio"},
+		}},
+		Consoles: []libvirtxml.DomainConsole{{
+			Source: &libvirtxml.DomainChardevSource{Pty: &libvirtxml.DomainChardevSourcePty{}},
+			Target: &libvirtxml.DomainConsoleTarget{Type: "serial", Port: &zero},
+		}},
+		RNGs: []libvirtxml.DomainRNG{{
+			Model: "virtio",
+			Backend: &libvirtxml.DomainRNGBackend{
+				Random: &libvirtxml.DomainRNGBackendRandom{Device: "/dev/urandom"}},
+		}},
+	}
+	if k.Disk.Target != nil && k.Disk.Target.Bus == string(BusSCSI) {
+		list.Controllers = []libvirtxml.DomainController{{Type: "scsi", Model: "virtio-scsi"}}
+	}
+	if k.Port != "" {
+		list.Channels = []libvirtxml.DomainChannel{{
+			Source: &libvirtxml.DomainChardevSource{
+				UNIX: &libvirtxml.DomainChardevSourceUNIX{Mode: "bind"}},
+			Target: &libvirtxml.DomainChannelTarget{
+				VirtIO: &libvirtxml.DomainChannelTargetVirtIO{Name: k.Port}},
+		}}
+	}
+	return list
+}
+
+// DomainXML returns Domain as indented text without a newline at the end. It is the document for
+// virDomainDefineXML and `virsh define`.
+func (k KernelDomain) DomainXML() (string, error) {
+	domain, err := k.Domain()
+	if err != nil {
+		return "", err
+	}
+	text, err := domain.Marshal()
+	if err != nil {
+		return "", fmt.Errorf("domain: %w", err)
+	}
+	return text, nil
+}
+
+// FileDisk returns the <disk> element of a disk in a qcow2 file on the host, by an absolute path.
+// serial is what the guest finds it by. The Device's Initiator, Kind and IO do not apply.
+func FileDisk(path, serial string, d Device) (*libvirtxml.DomainDisk, error) {
+	d = d.withDefaults()
+	var p problems
+	d.check(&p)
+	checkPath(&p, "FileDisk.Path", path)
+	if d.Kind != KindDisk {
+		p.add("Device.Kind", "a file is a disk, and no %s", d.Kind)
+	}
+	limit := d.Bus.maxSerial()
+	if len(serial) > limit || !printable(serial) {
+		p.add("FileDisk.Serial", "%q is no serial number of at most %d characters", serial, limit)
+	}
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	return &libvirtxml.DomainDisk{
+		Device: string(d.Kind),
+		Driver: &libvirtxml.DomainDiskDriver{Name: "qemu", Type: "qcow2", Cache: string(d.Cache),
+			Discard: string(d.Discard)},
+		Source: &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: path}},
+		Target: &libvirtxml.DomainDiskTarget{Dev: d.Dev, Bus: string(d.Bus)},
+		Serial: serial,
+	}, nil
+}
