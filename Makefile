@@ -5,7 +5,9 @@ GO ?= go
 BIN := bin/kubevirt-disk
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+# The base image of push where no --base is given, by its reference; empty: it has to be given.
+BASE ?=
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) $(if $(BASE),-X main.base=$(BASE))
 BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 
 # Seconds for each fuzz test: few in `make test`, more in `make fuzz`.
