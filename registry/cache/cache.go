@@ -64,6 +64,7 @@ type Cache struct {
 	prefetch chan struct{} // one for each of these that nobody waits for
 	crowded  chan struct{} // asks the sweeper to look at once
 	written  atomic.Int64  // bytes since the sweeper was asked last
+	wanted   atomic.Int64  // fetches under way that somebody waits for
 
 	fetched, fetchedBytes, wrong, damaged, unsaved atomic.Int64
 	lastWarning                                    atomic.Int64 // nanoseconds since 1970

@@ -184,6 +184,10 @@ func (b *Blob) fetch(ctx context.Context, number int64, p []byte, ahead bool) er
 		return err
 	}
 	defer release()
+	if !ahead {
+		b.cache.wanted.Add(1)
+		defer b.cache.wanted.Add(-1)
+	}
 	for try := 1; ; try++ {
 		if err := b.opt.Fetch(ctx, p, number*b.opt.ChunkSize); err != nil {
 			return err

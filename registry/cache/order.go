@@ -1,0 +1,107 @@
+package cache
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// orders is how many chunks of an order are fetched at once, and beside is how many while a
+	// reader waits for a chunk that is on its way.
+	orders = 8
+	beside = 2
+	// besideLook is how often it is looked whether readers still wait.
+	besideLook = 5 * time.Millisecond
+	// orderPart is how much of the cache's size an order may take: what is fetched ahead must not
+	// push itself out before it is read.
+	orderPart = 4
+)
+
+// order is a list of chunks that are fetched one after the other, before anybody asks for them.
+type order struct {
+	mu   sync.Mutex
+	runs [][2]int64 // guarded by mu; that are left: first chunk and how many
+	left int64      // guarded by mu; how many chunks it may still fetch
+	busy int        // guarded by mu; how many are being fetched
+}
+
+// Order has chunks fetched in that order: each run is a chunk and how many follow it, itself
+// included. It does not wait. Readers come first, and what does not fit into a part of the cache is
+// left out. The channel is closed when there is nothing left to fetch.
+func (b *Blob) Order(runs [][2]int64) <-chan struct{} {
+	o := &order{runs: slices.Clone(runs),
+		left: (b.opt.Size + b.opt.ChunkSize - 1) / b.opt.ChunkSize}
+	if size := b.cache.opt.Size; size > 0 {
+		o.left = min(o.left, size/orderPart/b.opt.ChunkSize)
+	}
+	done := make(chan struct{})
+	var all sync.WaitGroup
+	for range orders {
+		all.Add(1)
+		b.cache.work.Go(func() {
+			defer all.Done()
+			b.follow(o)
+		})
+	}
+	b.cache.work.Go(func() {
+		all.Wait()
+		close(done)
+	})
+	return done
+}
+
+// follow fetches chunks of an order until there are none.
+func (b *Blob) follow(o *order) {
+	for b.giveWay(o) {
+		chunk, ok := o.next()
+		if !ok {
+			return
+		}
+		b.mu.Lock()
+		known := b.calls[chunk] != nil || b.recentlyLocked(chunk) != nil
+		b.mu.Unlock()
+		if !known && !b.Has(chunk*b.opt.ChunkSize, b.length(chunk)) {
+			_, _ = b.chunk(b.cache.life, chunk, true) // who reads it finds out what is wrong
+		}
+		o.mu.Lock()
+		o.busy--
+		o.mu.Unlock()
+	}
+}
+
+// next takes the next chunk.
+func (o *order) next() (chunk int64, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for len(o.runs) > 0 && o.runs[0][1] <= 0 {
+		o.runs = o.runs[1:]
+	}
+	if len(o.runs) == 0 || o.left <= 0 {
+		return 0, false
+	}
+	chunk = o.runs[0][0]
+	o.runs[0][0]++
+	o.runs[0][1]--
+	o.left--
+	o.busy++
+	return chunk, true
+}
+
+// giveWay waits while readers have chunks fetched and enough of the order is under way beside that.
+// It reports false when the cache is being closed.
+func (b *Blob) giveWay(o *order) bool {
+	for b.cache.life.Err() == nil {
+		o.mu.Lock()
+		busy := o.busy
+		o.mu.Unlock()
+		if b.cache.wanted.Load() == 0 || busy < beside {
+			return true
+		}
+		select {
+		case <-b.cache.life.Done():
+		case <-time.After(besideLook):
+		}
+	}
+	return false
+}
