@@ -14,9 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
 // Options say how registries are reached. The zero value works for public ones.
@@ -192,27 +190,13 @@ func (c *Client) endpoint(host, repository string) (*endpoint, error) {
 // authorize asks the registry how it wants to be asked, once for each repository and scope.
 func (e *endpoint) authorize(ctx context.Context, scopes []string) (*http.Client, error) {
 	c := e.client
-	key := e.repo.Name() + " " + strings.Join(scopes, " ")
 	c.mu.Lock()
-	found := c.ready[key]
+	found := c.ready[e.key(scopes)]
 	c.mu.Unlock()
 	if found != nil {
 		return found, nil
 	}
-	auth, err := authn.Resolve(ctx, c.keychain, e.repo)
-	if err != nil {
-		return nil, permanent(err)
-	}
-	guarded := &guard{inner: c.base, secure: e.secure, agent: c.opt.UserAgent}
-	rt, err := transport.NewWithContext(ctx, e.repo.Registry, auth, guarded, scopes)
-	if err != nil {
-		return nil, err
-	}
-	a := &http.Client{Transport: rt, CheckRedirect: checkRedirect}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ready[key] = a
-	return a, nil
+	return e.authorizeBy(ctx, scopes, e.guard())
 }
 
 // forget makes the next request ask for leave anew, with the credential looked up again.
@@ -220,7 +204,7 @@ func (e *endpoint) forget(scopes []string) {
 	c := e.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.ready, e.repo.Name()+" "+strings.Join(scopes, " "))
+	delete(c.ready, e.key(scopes))
 }
 
 func checkRedirect(req *http.Request, via []*http.Request) error {

@@ -11,6 +11,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -28,10 +29,14 @@ type descriptor = v1.Descriptor
 // farFile is a file in a layer that is not compressed, of which an index has the digests. What is
 // read of it is fetched in chunks, verified, and kept in a cache.
 type farFile struct {
-	blob  *cache.Blob
-	name  string // digest of the file's chunk digests
-	chunk int64  // bytes that are fetched at once
-	warn  func(text string)
+	blob   *cache.Blob
+	name   string // digest of the file's chunk digests
+	chunk  int64  // bytes that are fetched at once
+	zeros  zeroChunks
+	tables *tables // what is read of it to open it; nil: that has to be fetched
+	// opening says that what is announced is among the tables
+	opening atomic.Bool
+	warn    func(text string)
 
 	mu   sync.Mutex
 	runs [readRuns]readRun // guarded by mu; used last first
@@ -82,7 +87,8 @@ func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(s
 	first := f.FirstChunk * digestSize
 	digests := x.chunks[first : first+f.chunks(x.ChunkSize)*digestSize]
 	size := max(x.ChunkSize, cache.MinChunkSize)
-	far := &farFile{name: chunksDigest(f.Size, x.ChunkSize, digests), chunk: size, warn: warn}
+	far := &farFile{name: chunksDigest(f.Size, x.ChunkSize, digests), chunk: size, warn: warn,
+		zeros: newZeroChunks(f.Size, x.ChunkSize, digests), tables: x.tablesOf(f)}
 	var err error
 	far.blob, err = c.Blob(cache.BlobOptions{
 		Digest: far.name, Size: f.Size, ChunkSize: size,
@@ -122,10 +128,33 @@ func chunksDigest(size, chunkSize int64, digests []byte) string {
 
 // ReadAt waits for what cannot be fetched now until ctx ends: registries come back, and what was
 // wrong may be right when it is fetched again.
-func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	if len(p) > 0 {
-		f.readAhead(off, int64(len(p)))
+//
+// Chunks of zeros and what was needed to open the file are not fetched.
+func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	if off >= 0 && f.tables.read(p, off) {
+		return len(p), nil
 	}
+	for n < len(p) && err == nil {
+		at := off + int64(n)
+		if at < 0 || at >= f.Size() {
+			part, err := f.blob.ReadAt(ctx, p[n:], at)
+			return n + part, err
+		}
+		length, zero := f.zeros.run(at, int64(len(p)-n))
+		part := int(length)
+		if zero {
+			clear(p[n : n+part])
+		} else {
+			part, err = f.fetched(ctx, p[n:n+part], at)
+		}
+		n += part
+	}
+	return n, err
+}
+
+// fetched reads what is no hole.
+func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error) {
+	f.readAhead(off, int64(len(p)))
 	for pause := firstPause; ; pause = min(2*pause, longPause) {
 		n, err := f.blob.ReadAt(ctx, p, off)
 		switch {
@@ -159,18 +188,44 @@ func (f *farFile) Identity() image.Identity { return image.Identity{Digest: f.na
 
 func (f *farFile) Parallel() int { return farReads }
 
-// Extent says that everything is data: nothing else is known before it is fetched.
+// Extent says that chunks of zeros are holes, and everything else is data: nothing else is known
+// before it is fetched.
 func (f *farFile) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || off >= f.Size() {
 		return disk.Extent{}, fmt.Errorf("an extent at %d of %d bytes", off, f.Size())
 	}
-	return disk.Extent{Length: min(length, f.Size()-off), Data: true}, nil
+	n, zero := f.zeros.run(off, min(length, f.Size()-off))
+	return disk.Extent{Length: n, Data: !zero}, nil
 }
 
 func (f *farFile) WillRead(off, length int64) {
-	if off >= 0 && off < f.Size() {
-		f.blob.Prefetch(off, length)
+	if f.opening.Load() {
+		return
 	}
+	end := min(off+length, f.Size())
+	for off >= 0 && off < end {
+		n, zero := f.zeros.run(off, end-off)
+		if !zero {
+			f.blob.Prefetch(off, n)
+		}
+		off += n
+	}
+}
+
+// order has chunks of the index, of which each has that size, fetched in their order.
+func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
+	var mine [][2]int64
+	for _, r := range runs {
+		off, end := r[0]*size, min((r[0]+r[1])*size, f.Size())
+		for off < end {
+			n, zero := f.zeros.run(off, end-off)
+			if first := off / f.chunk; !zero {
+				mine = append(mine, [2]int64{first, (off+n-1)/f.chunk - first + 1})
+			}
+			off += n
+		}
+	}
+	return f.blob.Order(mine)
 }
 
 // Check returns nil: what has a digest never changes.

@@ -23,6 +23,7 @@ const (
 	indexDir        = ".kubevirt-disk" // not "disk...": CDI takes what begins so for a disk
 	indexName       = indexDir + "/index.json"
 	chunksName      = indexDir + "/sha256"
+	tablesName      = indexDir + "/metadata"
 	indexVersion    = 1
 
 	// indexChunk is how much one digest is for. Bytes.
@@ -34,18 +35,21 @@ const (
 	maxIndexJSON  = 32 << 20
 	maxIndexFiles = 1024
 	maxRanges     = 1 << 20
+	maxBootRuns   = 1 << 16
 	minChunk      = 4 << 10
 	maxChunk      = 16 << 20
 )
 
-// index is what the layer has. Unknown fields are ignored, so that later versions of this program
-// can add some: the order in which a guest boots, digests of guest clusters.
+// index is what the layer has. Unknown fields and files are ignored, so that later versions of this
+// program can add some, such as digests of guest clusters.
 type index struct {
 	Version   int         `json:"version"`
 	ChunkSize int64       `json:"chunkSize"`
 	Files     []indexFile `json:"files"`
 
-	chunks []byte // the digests, one after the other
+	chunks []byte      // the digests, one after the other
+	packed []byte      // what Metadata of all files names, one after the other, as zstd; or nothing
+	tables io.ReaderAt // the same, unpacked; nil: it is not, or there is nothing
 }
 
 // indexFile is one disk, or a backing file of one.
@@ -57,6 +61,9 @@ type indexFile struct {
 	FirstChunk int64  `json:"firstChunk"`
 	// Metadata is what is read when it is opened: offset and length.
 	Metadata [][2]int64 `json:"metadata,omitempty"`
+	// Boot is what a guest reads first, in that order: a chunk, and how many follow it, itself
+	// included.
+	Boot [][2]int64 `json:"boot,omitempty"`
 }
 
 func (f *indexFile) chunks(size int64) int64 { return (f.Size + size - 1) / size }
@@ -76,7 +83,10 @@ func (x *index) layer(withDir bool) ([]byte, error) {
 	for _, f := range []struct {
 		name    string
 		content []byte
-	}{{indexName, text}, {chunksName, x.chunks}} {
+	}{{indexName, text}, {chunksName, x.chunks}, {tablesName, x.packed}} {
+		if f.name == tablesName && len(f.content) == 0 {
+			continue
+		}
 		err = errors.Join(
 			err,
 			w.WriteHeader(tarHeader(f.name, tar.TypeReg, 0o444, int64(len(f.content)))),
@@ -134,13 +144,15 @@ func parseIndex(layer []byte, layers []v1.Descriptor) (*index, error) {
 			if x.chunks, err = readBounded(tr, maxIndexLayer); err != nil {
 				return nil, err
 			}
+		case tablesName:
+			if x.packed, err = readBounded(tr, maxIndexLayer); err != nil {
+				return nil, err
+			}
 		}
 	}
-	chunks := x.chunks
 	if err := json.Unmarshal(text, x); err != nil {
 		return nil, fmt.Errorf("%s cannot be read: %w", indexName, err)
 	}
-	x.chunks = chunks
 	return x, x.check(layers)
 }
 
@@ -159,10 +171,14 @@ func (x *index) check(layers []v1.Descriptor) error {
 		sizes[l.Digest.String()] = l.Size
 	}
 	names := make(map[string]bool)
-	ranges, known := 0, int64(len(x.chunks)/digestSize)
+	ranges, runs, known := 0, 0, int64(len(x.chunks)/digestSize)
 	for i := range x.Files {
 		f := &x.Files[i]
 		size, there := sizes[f.Layer]
+		if runs += len(f.Boot); runs > maxBootRuns {
+			return fmt.Errorf("it has more than %d runs of chunks that guests read first",
+				maxBootRuns)
+		}
 		if ranges += len(f.Metadata); ranges > maxRanges {
 			return fmt.Errorf("it has more than %d ranges of metadata", maxRanges)
 		}
@@ -178,12 +194,30 @@ func (x *index) check(layers []v1.Descriptor) error {
 			return fmt.Errorf("%q has not as many digests as chunks", f.Name)
 		}
 		names[f.Name] = true
+		if err := f.checkBoot(f.chunks(x.ChunkSize)); err != nil {
+			return err
+		}
 		end := int64(0)
 		for _, m := range f.Metadata {
 			if m[0] < end || m[1] < 1 || m[0] > f.Size || m[1] > f.Size-m[0] {
 				return fmt.Errorf("the metadata of %q does not lie in it", f.Name)
 			}
 			end = m[0] + m[1]
+		}
+	}
+	return nil
+}
+
+// checkBoot holds what a guest reads first against the chunks that there are. All of it is not more
+// than the file, so that it cannot take more time or memory than that.
+func (f *indexFile) checkBoot(chunks int64) error {
+	left := chunks
+	for _, b := range f.Boot {
+		if b[0] < 0 || b[1] < 1 || b[0] > chunks || b[1] > chunks-b[0] {
+			return fmt.Errorf("what a guest reads first of %q does not lie in it", f.Name)
+		}
+		if left -= b[1]; left < 0 {
+			return fmt.Errorf("what a guest reads first of %q is more than the file", f.Name)
 		}
 	}
 	return nil

@@ -174,3 +174,16 @@ func (k *keptSource) write(name string, content []byte) error {
 	}
 	return errors.Join(dir.Sync(), dir.Close())
 }
+
+// unnamed makes a file that is gone when it is closed.
+func unnamed(dir *os.Root) (*os.File, error) {
+	name := fmt.Sprintf("%08x.partial", rand.Uint32())
+	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := dir.Remove(name); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

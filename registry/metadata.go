@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"sync"
@@ -12,14 +13,26 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// metadataOf opens an image once more, and notes what is read of each of its files: what has to be
-// at hand before the image can be served. open gives each file, which is closed.
-func metadataOf(
+// firstLook is how much of each end of a disk counts as needed to open it: an initiator that finds
+// a disk looks for partitions there. Bytes.
+const firstLook = 64 << 10
+
+// needs is what is read of a file: what has to be at hand before the image can be served, and what
+// a guest reads first, as runs of chunks.
+type needs struct {
+	metadata [][2]int64
+	boot     [][2]int64
+}
+
+// needsOf opens an image once more, and notes what is read of each of its files: to open it, and
+// then to read the blocks of a recorded boot. open gives each file, which is closed.
+func needsOf(
 	ctx context.Context,
 	name string,
 	opt image.Options,
+	boot []BootRun,
 	open func(name string) (*os.File, error),
-) (map[string][][2]int64, error) {
+) (map[string]needs, error) {
 	noted := make(map[string]*noting)
 	source := func(_ context.Context, name string) (image.Source, error) {
 		f, err := open(name)
@@ -42,11 +55,35 @@ func metadataOf(
 	if err != nil {
 		return nil, err
 	}
-	all := make(map[string][][2]int64)
-	for name, s := range noted {
-		all[name] = s.ranges()
+	defer img.Close()
+	buf := make([]byte, BootBlock)
+	read := func(off int64) error {
+		if _, err := img.ReadAtContext(ctx, buf, off); err != nil && err != io.EOF {
+			return err
+		}
+		return nil
 	}
-	return all, img.Close()
+	if err := errors.Join(read(0), read(max(0, img.Size()-firstLook))); err != nil {
+		return nil, err
+	}
+	all := make(map[string]needs)
+	for name, s := range noted {
+		all[name] = needs{metadata: s.ranges()}
+		s.reads = nil
+	}
+	for _, r := range boot {
+		for block := r.First; block < r.First+r.Count; block++ {
+			if err := read(block * BootBlock); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for name, s := range noted {
+		n := all[name]
+		n.boot = s.chunks(n.metadata)
+		all[name] = n
+	}
+	return all, nil
 }
 
 // noting is a file that notes what is read of it.
@@ -87,6 +124,34 @@ func (s *noting) ranges() (all [][2]int64) {
 			return all
 		}
 	}
+}
+
+// chunks are the chunks of what was read, each once, in the order of the first reads. What is
+// metadata does not count.
+func (s *noting) chunks(metadata [][2]int64) (runs [][2]int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := tables{ranges: metadata}
+	seen := make(map[int64]bool)
+	for _, r := range s.reads {
+		end := min(r[1], s.size)
+		if r[0] >= end || known.has(r[0], end-r[0]) >= 0 {
+			continue
+		}
+		for chunk := r[0] / indexChunk; chunk <= (end-1)/indexChunk; chunk++ {
+			last := len(runs) - 1
+			switch {
+			case seen[chunk]:
+				continue
+			case last >= 0 && runs[last][0]+runs[last][1] == chunk:
+				runs[last][1]++
+			default:
+				runs = append(runs, [2]int64{chunk, 1})
+			}
+			seen[chunk] = true
+		}
+	}
+	return runs
 }
 
 func (s *noting) Size() int64                { return s.size }

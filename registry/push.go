@@ -29,6 +29,9 @@ type PushOptions struct {
 	// Compress is how files are stored that are not compressed, as qcow2, in a temporary file
 	// first; and CompressRaw, how raw ones are. "": as they are.
 	Compress, CompressRaw qcow2.Compression
+	// Boot is what guests have read first of these disks: it is kept with the image, so that it is
+	// fetched first wherever the image is served from the registry. nil: nothing is known.
+	Boot *BootOrder
 	// Image limits what is accepted as an image.
 	Image image.Options
 	// Progress is told how far it is. May be nil.
@@ -80,11 +83,11 @@ type pusher struct {
 	ref    Reference
 	opt    PushOptions
 
-	planned  []planned
-	layers   []*diskLayer
-	metadata map[*diskLayer][][2]int64
-	base     *baseImage
-	indexed  []byte // the layer of the index
+	planned []planned
+	layers  []*diskLayer
+	needs   map[*diskLayer]needs
+	base    *baseImage
+	indexed []byte // the layer of the index
 }
 
 func (p *pusher) close() (err error) {
@@ -104,6 +107,8 @@ type planned struct {
 	below    []string // its backing files, relative to where it is
 	compress qcow2.Compression
 	data     int64 // bytes that it stores
+	size     int64 // of the disk, bytes
+	boot     []BootRun
 }
 
 // validate looks at the files as serving them would, and decides what becomes of each.
@@ -117,7 +122,8 @@ func (p *pusher) validate(files []string) error {
 		if err := img.Close(); err != nil {
 			return err
 		}
-		f := planned{path: file, name: filepath.Base(file), data: info.AllocatedSize}
+		f := planned{path: file, name: filepath.Base(file), data: info.AllocatedSize,
+			size: info.VirtualSize}
 		if info.Compression == "" {
 			f.compress = p.opt.Compress
 		}
@@ -134,7 +140,10 @@ func (p *pusher) validate(files []string) error {
 		}
 		p.planned = append(p.planned, f)
 	}
-	return p.checkNames()
+	if err := p.checkNames(); err != nil {
+		return err
+	}
+	return p.matchBoot()
 }
 
 // checkNames refuses two files of one name, unless they are the same.
@@ -167,15 +176,15 @@ func (p *pusher) checkNames() error {
 
 // prepare compresses what is to be, and lays out a layer for each file and for what is below it.
 func (p *pusher) prepare(ctx context.Context) error {
-	p.metadata = make(map[*diskLayer][][2]int64)
+	p.needs = make(map[*diskLayer]needs)
 	there := make(map[string]bool)
-	add := func(name string, f *os.File, metadata [][2]int64) error {
+	add := func(name string, f *os.File, n needs) error {
 		l, err := newDiskLayer(path.Join(diskDir, filepath.ToSlash(name)), f)
 		if err != nil {
 			return errors.Join(err, f.Close())
 		}
 		p.layers = append(p.layers, l)
-		p.metadata[l] = metadata
+		p.needs[l] = n
 		return nil
 	}
 	for _, f := range p.planned {
@@ -188,12 +197,12 @@ func (p *pusher) prepare(ctx context.Context) error {
 			again := func(string) (*os.File, error) {
 				return os.Open(fmt.Sprintf("/proc/self/fd/%d", made.Fd()))
 			}
-			metadata, err := metadataOf(ctx, f.name, image.Options{}, again)
+			all, err := needsOf(ctx, f.name, image.Options{}, f.boot, again)
 			if err != nil {
 				return errors.Join(err, made.Close())
 			}
 			there[f.name] = true
-			if err := add(f.name, made, metadata[f.name]); err != nil {
+			if err := add(f.name, made, all[f.name]); err != nil {
 				return err
 			}
 			continue
@@ -202,7 +211,7 @@ func (p *pusher) prepare(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		metadata, err := metadataOf(ctx, f.name, p.opt.Image, root.Open)
+		all, err := needsOf(ctx, f.name, p.opt.Image, f.boot, root.Open)
 		for _, name := range append([]string{f.name}, f.below...) {
 			if there[name] || err != nil {
 				continue
@@ -210,7 +219,7 @@ func (p *pusher) prepare(ctx context.Context) error {
 			there[name] = true
 			var file *os.File
 			if file, err = root.Open(name); err == nil {
-				err = add(name, file, metadata[name])
+				err = add(name, file, all[name])
 			}
 		}
 		if err = errors.Join(err, root.Close()); err != nil {
@@ -270,11 +279,17 @@ func (p *pusher) index(ctx context.Context) error {
 		x.Files = append(
 			x.Files,
 			indexFile{Name: l.name, Size: l.size, Layer: l.digest, Offset: int64(len(l.header)),
-				FirstChunk: int64(len(x.chunks) / digestSize), Metadata: p.metadata[l]},
+				FirstChunk: int64(len(x.chunks) / digestSize), Metadata: p.needs[l].metadata,
+				Boot: p.needs[l].boot},
 		)
 		x.chunks = append(x.chunks, chunks...)
 	}
 	var err error
+	x.packed, err = packTables(ctx, p.layers,
+		func(l *diskLayer) [][2]int64 { return p.needs[l].metadata })
+	if err != nil {
+		return err
+	}
 	p.indexed, err = x.layer(p.base == nil)
 	return err
 }

@@ -152,6 +152,9 @@ type request struct {
 
 // once sends a request. The caller closes the body.
 func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.Response, error) {
+	if res := e.probe(ctx, scopes, r); res != nil {
+		return e.accepted(res, r.accept)
+	}
 	a, err := e.authorize(ctx, scopes)
 	if err != nil {
 		return nil, explain(err)
@@ -172,12 +175,17 @@ func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.
 	return e.send(a, req, r.accept)
 }
 
-// send sends a request that is ready, and makes an error of an answer that is not accepted.
+// send sends a request that is ready.
 func (e *endpoint) send(a *http.Client, req *http.Request, accept []int) (*http.Response, error) {
 	res, err := a.Do(req)
 	if err != nil {
 		return nil, explain(err)
 	}
+	return e.accepted(res, accept)
+}
+
+// accepted makes an error of an answer that is not accepted.
+func (e *endpoint) accepted(res *http.Response, accept []int) (*http.Response, error) {
 	for _, status := range accept {
 		if res.StatusCode == status {
 			return res, nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -44,7 +45,11 @@ type Stream struct {
 	record record      // guarded by mu
 	image  *resolved   // guarded by mu; nil: its manifest was not needed yet
 	index  *index      // guarded by mu; nil: it has none
+	tables *os.File    // guarded by mu; those of the index; nil: it has none
 	pulled *pulledDisk // guarded by mu; nil: it has an index, or was not needed yet
+
+	// booted is guarded by mu: by disk, what is closed when its boot order was fetched
+	booted map[string]<-chan struct{}
 }
 
 // Stream finds the disks of an image. A tag is resolved once: as long as KeepDir is there, it names
@@ -138,9 +143,20 @@ func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 		if x.ChunkSize > cache.MaxChunkSize {
 			return nil, nil
 		}
+		if err := s.unpackLocked(x); err != nil {
+			return nil, fmt.Errorf("index of %s: %w", s.ref, err)
+		}
 		return x, nil
 	}
 	return nil, nil
+}
+
+// unpackLocked takes the tables out of an index.
+func (s *Stream) unpackLocked(x *index) (err error) {
+	if s.tables, err = x.unpackTables(s.kept.dir); s.tables != nil {
+		x.tables, x.packed = s.tables, nil
+	}
+	return err
 }
 
 // warmed is how many connections are made while the index is fetched.
@@ -234,7 +250,17 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 			return nil, err
 		}
 	}
-	open := s.openFile
+	var files []orderedFile
+	open := func(_ context.Context, name string) (image.Source, error) {
+		file, err := s.openFile(name)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+		file.opening.Store(s.tables != nil)
+		return file.farFile, nil
+	}
+	opt.AtHand = s.tables != nil
 	if s.pulled != nil {
 		open = s.pulled.open
 		opt.Formats = map[string]image.Format{name: image.FormatRaw}
@@ -251,11 +277,51 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 	if err := s.kept.saveRecord(s.record); err != nil {
 		return nil, errors.Join(err, img.Close())
 	}
+	s.bootLocked(name, files)
 	return img, nil
 }
 
+// orderedFile is a file with the chunks that a guest reads first.
+type orderedFile struct {
+	*farFile
+	boot [][2]int64
+}
+
+// bootLocked has what a guest reads first of a disk fetched, in the order that was recorded.
+func (s *Stream) bootLocked(name string, files []orderedFile) {
+	var all []<-chan struct{}
+	for _, f := range files {
+		f.opening.Store(false)
+		if len(f.boot) > 0 {
+			all = append(all, f.order(f.boot, s.index.ChunkSize))
+		}
+	}
+	if len(all) == 0 {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		for _, one := range all {
+			<-one
+		}
+		close(done)
+	}()
+	if s.booted == nil {
+		s.booted = make(map[string]<-chan struct{})
+	}
+	s.booted[name] = done
+}
+
+// Booted is closed when what a guest reads first of a disk was fetched, as far as that could be
+// had. nil: nothing is known of that, or the disk is not open.
+func (s *Stream) Booted(name string) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.booted[name]
+}
+
 // openFile opens a file by its name in the directory of the disks, and has its metadata fetched.
-func (s *Stream) openFile(_ context.Context, name string) (image.Source, error) {
+func (s *Stream) openFile(name string) (orderedFile, error) {
 	for i := range s.index.Files {
 		f := &s.index.Files[i]
 		if f.Name != path.Join(diskDir, name) {
@@ -263,19 +329,24 @@ func (s *Stream) openFile(_ context.Context, name string) (image.Source, error) 
 		}
 		file, err := s.openIndexed(f)
 		if err != nil {
-			return nil, err
+			return orderedFile{}, err
 		}
 		for _, m := range f.Metadata {
-			file.WillRead(m[0], m[1])
+			if s.tables == nil {
+				file.WillRead(m[0], m[1])
+			}
 		}
-		return file, nil
+		return orderedFile{file, f.Boot}, nil
 	}
-	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	return orderedFile{}, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
 
 // Close frees what Stream has opened.
 func (s *Stream) Close() error {
 	err := s.kept.Close()
+	if s.tables != nil {
+		err = errors.Join(err, s.tables.Close())
+	}
 	if s.pulled != nil {
 		err = errors.Join(err, s.pulled.close())
 	}

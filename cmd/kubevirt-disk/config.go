@@ -30,6 +30,7 @@ type config struct {
 	onImageChange    instance.ImageChange
 	ephemeralFlush   bool
 	controlSocket    string // path; "": none
+	recordBoot       string // file; "": none
 	limits           target.Limits
 	common           daemon.DiskSettings          // of every disk, unless it has its own
 	disks            map[string]daemon.SingleDisk // by image
@@ -55,6 +56,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		metricsChosen:  l.source(keyMetricsListen) != "",
 		persistentDir:  l.text(keyPersistentDir),
 		ephemeralFlush: l.bool(keyEphemeralFlush),
+		recordBoot:     l.text(keyRecordBoot),
 		common: daemon.DiskSettings{CopyMode: l.copyMode(), CopyModeSource: l.name(keyCopyMode),
 			Size: l.size(keySize)},
 		streams: l.streams(),

@@ -120,6 +120,8 @@ var settingCases = []struct {
 		got: func(c *config) string { return fmt.Sprint(c.ephemeralFlush) }},
 	{key: keyControlSocket, def: "/var/lib/kubevirt-disk/control.sock", inFile: "/f", inEnv: "/e",
 		asFlag: "/a", got: func(c *config) string { return c.controlSocket }},
+	{key: keyRecordBoot, inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.recordBoot }},
 	{key: keyMemory, def: "67108864", inFile: "4194304", inEnv: "5000000", asFlag: "6000001",
 		got: func(c *config) string { return fmt.Sprint(c.limits.Memory) }},
 	{key: keyMaxSessions, def: "1024", inFile: "1", inEnv: "2", asFlag: "3",

@@ -25,6 +25,7 @@ func (c *config) options(log *zap.Logger) daemon.Options {
 		Pages:          c.metricsListen,
 		ReadyFile:      c.readyFile,
 		ControlSocket:  c.controlSocket,
+		RecordBoot:     c.recordBoot,
 		Build:          buildInfo(),
 		Log:            log,
 		Names:          settingNames(),

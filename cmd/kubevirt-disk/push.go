@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -18,7 +19,7 @@ import (
 var base = ""
 
 func (a *app) pushCommand() *cobra.Command {
-	var from, compress string
+	var from, compress, order string
 	cmd := &cobra.Command{
 		Use:   "push FILE... REF",
 		Short: "Store disk images as a container image in a registry",
@@ -36,6 +37,8 @@ not sent again. The same files on the same base have the same digest, which is p
 		StringVar(&compress, flagCompress, "",
 			"how to store what is not compressed: `method` zstd, zlib (for QEMU before 5.1) or "+
 				"none (default zstd for raw files, none for others)")
+	cmd.Flags().StringVar(&order, flagBootOrder, "", "`file` of serve --record-boot: what a guest "+
+		"reads when it boots is fetched first wherever the image is served from the registry")
 	addRegistryFlags(cmd.Flags())
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,
@@ -63,6 +66,10 @@ not sent again. The same files on the same base have the same digest, which is p
 				registry.BaseNone,
 			)
 		}
+		opt := pushOptions(from, compress)
+		if opt.Boot, err = readBootOrder(order); err != nil {
+			return err
+		}
 		client, err := a.registryClient(cmd, ref)
 		if err != nil {
 			return err
@@ -71,13 +78,33 @@ not sent again. The same files on the same base have the same digest, which is p
 		return running(func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := a.interruptible(cmd.Context(), nil)
 			defer stop()
-			return a.push(ctx, client, files, ref, pushOptions(from, compress))
+			return a.push(ctx, client, files, ref, opt)
 		})(cmd, args)
 	}
 	return cmd
 }
 
-const flagCompress = "compress"
+const (
+	flagCompress  = "compress"
+	flagBootOrder = "boot-order"
+)
+
+// readBootOrder reads what serve has recorded; nil: nothing was named.
+func readBootOrder(path string) (*registry.BootOrder, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w", flagBootOrder, err)
+	}
+	defer f.Close()
+	order, err := registry.ReadBootOrder(f)
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %q: %w", flagBootOrder, path, err)
+	}
+	return order, nil
+}
 
 // compressions are the values of --compress.
 var compressions = texts(qcow2.CompressionZstd, qcow2.CompressionZlib, qcow2.CompressionNone)

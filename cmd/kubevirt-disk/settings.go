@@ -50,6 +50,7 @@ const (
 	keyImage          = "image"
 	keyCacheDir       = "cache-dir"
 	keyCacheSize      = "cache-size"
+	keyRecordBoot     = "record-boot"
 
 	flagConfig = "config"
 	envConfig  = "KUBEVIRT_DISK_CONFIG"
@@ -124,6 +125,9 @@ var settings = append([]setting{
 	{key: keyCacheSize, env: []string{"CACHE_SIZE"}, def: "10Gi",
 		usage: "`bytes` that the cache directory takes, at least 256Mi: what was used longest " +
 			"ago is removed"},
+	{key: keyRecordBoot, env: []string{"RECORD_BOOT"},
+		usage: "`file` for what guests read in the minute after the first read of their disks; " +
+			"push --boot-order takes it"},
 }, registrySettings...)
 
 // addFlags registers the flags of the given settings, all of them without keys, and --config.

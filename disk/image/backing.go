@@ -112,7 +112,7 @@ func (o *opener) open(ctx context.Context, name string,
 		return nil, nil, &Error{Name: name, Format: FormatUnknown, Reason: reason, Action: action,
 			Err: err}
 	}
-	if source.Parallel() > 1 {
+	if source.Parallel() > 1 && !o.opt.AtHand {
 		e := &edges{Source: source}
 		o.edges = append(o.edges, e)
 		source, err = e, e.load(ctx)

@@ -24,6 +24,9 @@ type Options struct {
 	// FormatRaw, whatever the file contains. The content decides for every other file, unless it
 	// was served raw before.
 	Formats map[string]Format
+	// AtHand says that what is read to open the image does not have to be fetched, although its
+	// sources are far away: it is then read as it is needed.
+	AtHand bool
 }
 
 func (o Options) maxVirtualSize() int64 {

@@ -31,6 +31,7 @@ type background struct {
 	cancel   context.CancelFunc // stops copying
 	abandon  context.CancelFunc // stops reading the image
 	retry    time.Duration      // wait before the next try to read the image
+	after    <-chan struct{}    // copying begins when it is closed; nil: at once
 	done     sync.WaitGroup
 
 	// First identify uses these, then complete.
@@ -43,7 +44,8 @@ func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *stat
 	ctx, cancel := context.WithCancel(identifying)
 	b := &background{over: over, file: file, img: o.img, dir: o.dir, log: o.log,
 		progress: o.opt.Progress, clone: o.opt.Mode == CopyClone, workers: o.opt.Workers,
-		cancel: cancel, abandon: abandon, retry: readRetry, state: s, unsaved: s.stale}
+		cancel: cancel, abandon: abandon, retry: readRetry, after: o.opt.CopyAfter, state: s,
+		unsaved: s.stale}
 	b.done.Go(func() {
 		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
 			b.log.Error("the disk goes on with its image, but cannot be completed", zap.Error(err))
@@ -101,6 +103,12 @@ func (b *background) run(ctx, identifying context.Context) error {
 	}
 	if along != nil {
 		opt.Follower = along
+	}
+	if b.after != nil {
+		select {
+		case <-b.after:
+		case <-ctx.Done():
+		}
 	}
 	err := b.over.Copy(ctx, opt)
 	if along != nil {

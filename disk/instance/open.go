@@ -42,6 +42,13 @@ type Options struct {
 	Log      *zap.Logger     // nil: none
 	Workers  *Workers        // nil: this disk has its own
 	Progress *image.Progress // nil: unused
+	// Reads is told of each range that the guest reads, or that its writes need of the image, by
+	// any number of goroutines. It is not called in mode none, and not for a disk that is complete
+	// from the start. nil: unused.
+	Reads func(off, length int64)
+	// CopyAfter holds back the copying of the image until it is closed: something is fetched before
+	// that is needed sooner. nil: nothing is.
+	CopyAfter <-chan struct{}
 }
 
 // Instance is a disk that was made of an image. The embedded Disk has the optional interfaces.

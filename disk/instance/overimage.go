@@ -98,7 +98,7 @@ func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance
 	}
 	o.rememberOwn(file.File)
 	over := overlay.New(file, o.img, m, overlay.Options{ReadOnly: o.opt.ReadOnly,
-		CopyReads: o.opt.Mode == CopyOnRead, Unit: o.img.CopyUnit()})
+		CopyReads: o.opt.Mode == CopyOnRead, Unit: o.img.CopyUnit(), Reads: o.opt.Reads})
 	o.opt.Progress.Follow(over.Size(), over.Copied)
 	inst := o.instance(over.Served(), s)
 	inst.copies = startBackground(o, over, file, s)

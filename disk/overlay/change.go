@@ -115,6 +115,9 @@ type edge struct {
 // read reads the edge from the image.
 func (e *edge) read(ctx context.Context, o *Disk, begin, end int64) error {
 	e.buf, e.off = o.scratch.Get().(*[]byte), begin
+	if o.opt.Reads != nil {
+		o.opt.Reads(begin, end-begin)
+	}
 	n, err := o.readForGuest(ctx, (*e.buf)[:end-begin], begin)
 	if n > 0 {
 		e.content = (*e.buf)[:n]

@@ -74,6 +74,9 @@ type Options struct {
 	// Unit is how many bytes of the image are decoded, and so kept, together: a power of two. 0: a
 	// block of the map.
 	Unit int64
+	// Reads is told of each range that the guest reads, or that a change of a part of a block needs
+	// of the image, before that is read. Any number of goroutines call it. nil: unused.
+	Reads func(off, length int64)
 }
 
 var (
@@ -207,6 +210,9 @@ func (o *Disk) readAt(ctx context.Context, p []byte, off int64) (int, error) {
 	o.watch.touch()
 	if off < 0 || off > o.Size()-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), o.Size())
+	}
+	if o.opt.Reads != nil {
+		o.opt.Reads(off, int64(len(p)))
 	}
 	for done := 0; done < len(p); {
 		at := off + int64(done)

@@ -34,6 +34,7 @@ type Daemon struct {
 	measuring sync.Mutex // held while metrics learns which LUNs there are
 	workers   *instance.Workers
 	readyFile readyFile
+	record    *recorder     // nil: nothing is recorded
 	ready     chan struct{} // closed when every LUN can be used
 
 	stopping context.Context // ends when the disks are about to be closed
@@ -79,6 +80,11 @@ func New(opt Options) (*Daemon, error) {
 		}
 	}
 	if err := d.newStreams(); err != nil {
+		return nil, err
+	}
+	var err error
+	d.record, err = newRecorder(opt.RecordBoot, d.names.of(SettingRecordBoot), d.log)
+	if err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -225,6 +231,7 @@ func (d *Daemon) stop(srv *target.Server) error {
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
 	defer cancelDrain()
 	drainErr := srv.Shutdown(drain)
+	d.record.save()
 	if drainErr != nil {
 		// Nothing that was acknowledged is lost: the commands that were cut off were never
 		// answered.

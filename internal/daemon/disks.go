@@ -22,6 +22,8 @@ type Disk struct {
 	Name  string       // of its image, as people know it
 	Image *image.Image // nil: the disk is complete, and is served without one
 	Dir   string       // of a persistent disk; "": it is ephemeral, and in the work directory
+	// CopyAfter holds the copying of the image back until it is closed. nil: nothing does.
+	CopyAfter <-chan struct{}
 	DiskSettings
 }
 
@@ -68,6 +70,10 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 		Log:           d.log.With(zap.Uint16("lun", s.lun)),
 		Progress:      s.progress,
 		Workers:       d.workers,
+		CopyAfter:     s.copyAfter,
+	}
+	if s.image != nil {
+		opt.Reads = d.record.disk(s.image.Name(), s.image.Size())
 	}
 	inst, err := instance.Open(ctx, s.image, opt)
 	if errors.Is(err, disk.ErrNoSpace) {

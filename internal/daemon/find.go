@@ -62,8 +62,11 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	}
 	d.found = found
 	for i, f := range found {
-		disks = append(disks, Disk{Name: f.name, Image: f.image, Dir: dirs[i],
-			DiskSettings: settings[i]})
+		one := Disk{Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i]}
+		if f.streamed != nil {
+			one.CopyAfter = f.streamed.stream.Booted(f.streamed.disk.Name)
+		}
+		disks = append(disks, one)
 	}
 	return disks, nil
 }

@@ -15,6 +15,7 @@ const (
 	SettingPages         Setting = "metrics-listen"
 	SettingReadyFile     Setting = "ready-file"
 	SettingControlSocket Setting = "control-socket"
+	SettingRecordBoot    Setting = "record-boot"
 	SettingDisks         Setting = "disks" // of single disks
 	SettingCredentials   Setting = "credentials"
 )

@@ -40,6 +40,8 @@ type Options struct {
 	PagesOptional bool
 	ReadyFile     string // exists while the LUNs can be used; "": none
 	ControlSocket string // path; "": none
+	// RecordBoot is a file that receives what guests read of their disks first; "": none.
+	RecordBoot string
 
 	Build pages.BuildInfo // which binary this is
 	Log   *zap.Logger     // nil: no log

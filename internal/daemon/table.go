@@ -33,6 +33,8 @@ type servedDisk struct {
 	image    *image.Image    // nil: a persistent disk without an image
 	progress *image.Progress // nil: its mode copies nothing
 
+	copyAfter <-chan struct{} // nil: nothing is more urgent than copying the image
+
 	now diskState // guarded by table.mu
 
 	// ending is held while the disk is flushed or closed, so that no disk is closed during a flush.
@@ -107,7 +109,7 @@ func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 
 func newServedDisk(d Disk) *servedDisk {
 	s := &servedDisk{lun: d.LUN, name: d.Name, dir: d.Dir, image: d.Image, format: image.FormatRaw,
-		now: diskState{settings: d.DiskSettings.resolved()}}
+		copyAfter: d.CopyAfter, now: diskState{settings: d.DiskSettings.resolved()}}
 	if d.Image != nil {
 		s.format, s.now.size = d.Image.Format(), d.Image.Size()
 	}

@@ -1,0 +1,141 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/registry"
+)
+
+// recordFor is how long after its first read it is recorded what is read of a disk.
+const recordFor = time.Minute
+
+// recorder writes a file with what guests read of their disks first, and in which order.
+type recorder struct {
+	path string
+	log  *zap.Logger
+
+	mu    sync.Mutex
+	disks []*diskRecord // guarded by mu
+	saved int           // guarded by mu; blocks of all disks that the file has; 0: it was not made
+}
+
+// diskRecord is what was read of one disk so far.
+type diskRecord struct {
+	ended atomic.Bool // its minute is over
+
+	mu    sync.Mutex
+	order registry.BootDisk // guarded by mu
+	seen  map[int64]bool    // guarded by mu; nil: nothing was read yet
+}
+
+// newRecorder checks that the file can be made; nil: nothing is to be recorded.
+func newRecorder(path string, name Name, log *zap.Logger) (*recorder, error) {
+	if path == "" {
+		return nil, nil
+	}
+	dir := filepath.Dir(path)
+	err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+	if err != nil {
+		err = &fs.PathError{Op: "access", Path: dir, Err: err}
+	} else if info, statErr := os.Stat(path); statErr == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%q is not a regular file", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("what guests read when they boot cannot be recorded: name a file "+
+			"that can be made with %s: %w", name, err)
+	}
+	return &recorder{path: path, log: log}, nil
+}
+
+// disk returns what is to be told of the reads of a disk. nil: nothing is recorded.
+func (r *recorder) disk(name string, size int64) (reads func(off, length int64)) {
+	if r == nil {
+		return nil
+	}
+	d := &diskRecord{order: registry.BootDisk{Name: name, Size: size}}
+	r.mu.Lock()
+	r.disks = append(r.disks, d)
+	r.mu.Unlock()
+	return func(off, length int64) {
+		if !d.ended.Load() && length > 0 && d.read(off, length) {
+			time.AfterFunc(recordFor, func() {
+				d.ended.Store(true)
+				r.save()
+			})
+		}
+	}
+}
+
+// read notes a range, and reports whether it is the first one.
+func (d *diskRecord) read(off, length int64) (first bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if first = d.seen == nil; first {
+		d.seen = make(map[int64]bool)
+	}
+	end := min(off+length, d.order.Size) // what lies behind is not of the image
+	for block := off / registry.BootBlock; block*registry.BootBlock < end; block++ {
+		if !d.seen[block] && len(d.seen) < registry.MaxBootBlocks {
+			d.seen[block] = true
+			d.order.Add(block)
+		}
+	}
+	return first
+}
+
+// save writes the file, if there is more than it has.
+func (r *recorder) save() {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all registry.BootOrder
+	blocks := 0
+	for _, d := range r.disks {
+		d.mu.Lock()
+		order := d.order
+		order.Blocks = append([]registry.BootRun(nil), order.Blocks...)
+		blocks += len(d.seen)
+		d.mu.Unlock()
+		if len(order.Blocks) > 0 {
+			all.Disks = append(all.Disks, order)
+		}
+	}
+	if blocks == r.saved {
+		return
+	}
+	if err := writeOrder(r.path, &all); err != nil {
+		r.log.Warn("what guests read first cannot be recorded", zap.Error(err))
+		return
+	}
+	r.saved = blocks
+	r.log.Info("what guests read first was recorded", zap.String("file", r.path),
+		zap.Int("disks", len(all.Disks)), zap.Int("bytes", blocks*registry.BootBlock))
+}
+
+// writeOrder replaces the file in one step.
+func writeOrder(path string, order *registry.BootOrder) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = order.WriteTo(f)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}

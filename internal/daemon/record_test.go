@@ -1,0 +1,55 @@
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/target/targettest"
+)
+
+// TestRecordBoot: what guests read is in the file when the daemon has stopped, in its order.
+func TestRecordBoot(t *testing.T) {
+	opt := options(t)
+	for _, name := range []string{"a.raw", "b.raw", "c.raw"} {
+		require.NoError(t, os.WriteFile(filepath.Join(opt.Images.Dir, name),
+			make([]byte, 1<<20), 0o644))
+	}
+	opt.RecordBoot = filepath.Join(t.TempDir(), "order")
+	r := start(t, opt)
+	s := r.login("iqn.2026-01.test:a", 1, 3)
+	read := func(lun uint16, block uint32) {
+		answer, err := s.Do(targettest.Read10(lun, block, 8))
+		require.NoError(t, err)
+		require.True(t, answer.Good())
+	}
+	for _, block := range []uint32{1000, 1001, 0, 129, 1000} {
+		read(1, block)
+	}
+	read(3, 2040)
+	s.Close()
+	require.NoError(t, r.end())
+	f, err := os.Open(opt.RecordBoot)
+	require.NoError(t, err)
+	defer f.Close()
+	order, err := registry.ReadBootOrder(f)
+	require.NoError(t, err)
+	require.Equal(t, []registry.BootDisk{
+		{Name: "a.raw", Size: 1 << 20, Blocks: []registry.BootRun{{First: 7, Count: 1},
+			{First: 0, Count: 2}}},
+		{Name: "c.raw", Size: 1 << 20, Blocks: []registry.BootRun{{First: 15, Count: 1}}},
+	}, order.Disks)
+}
+
+// TestRecordBootRefuses: a file that cannot be made is said at the start.
+func TestRecordBootRefuses(t *testing.T) {
+	opt := options(t, "a.raw")
+	for _, path := range []string{filepath.Join(t.TempDir(), "none", "order"), t.TempDir()} {
+		opt.RecordBoot = path
+		_, err := New(opt)
+		require.ErrorContains(t, err, "cannot be recorded")
+	}
+}

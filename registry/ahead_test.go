@@ -1,0 +1,290 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/cache"
+)
+
+// pushed pushes a file, and says what its index has.
+func pushed(t testing.TB, m *memory, name string, content []byte, opt PushOptions) *index {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(file, content, 0o644))
+	opt.Base = BaseNone
+	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"), opt)
+	require.NoError(t, err)
+	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	require.NoError(t, err)
+	x, err := r.readIndex(t.Context())
+	require.NoError(t, err)
+	return x
+}
+
+// TestStreamBootOrder: what a guest has read when it was recorded is fetched before anybody reads
+// it, also of a file that is stored otherwise than it was recorded, and nothing else is.
+func TestStreamBootOrder(t *testing.T) {
+	for name, opt := range map[string]PushOptions{"raw": {}, "compressed": {CompressRaw: "zstd"}} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t)
+			content := noise(7, 32<<20)
+			for i := range content { // so that clusters are compressed
+				content[i] &= 0x0f
+			}
+			blocks := []BootRun{{320, 2}, {4, 1}, {480, 1}, {8, 1}}
+			opt.Boot = &BootOrder{Disks: []BootDisk{
+				{Name: "a.raw", Size: 32 << 20, Blocks: blocks}}}
+			x := pushed(t, m, "a.raw", content, opt)
+			again := pushed(t, m, "a.raw", content, opt)
+			require.Equal(t, x.Files, again.Files)
+			require.NotEmpty(t, x.Files[0].Boot)
+
+			s := newStreaming(t, m.client(t), t.TempDir(), t.TempDir())
+			st := s.open(t, m.ref(t, "vm/a:1"))
+			disk := st.Disks()[0].Name
+			require.Nil(t, st.Booted(disk), "it is not open")
+			img := s.disk(t, st, disk)
+			select {
+			case <-st.Booted(disk):
+			case <-time.After(time.Minute):
+				require.Fail(t, "the order was not fetched")
+			}
+			fetched := s.opt.Cache.Stats().Fetched
+			total := int64(0)
+			for _, r := range x.Files[0].Boot {
+				total += r[1]
+			}
+			require.Equal(t, total, fetched)
+			p := make([]byte, BootBlock)
+			for _, r := range blocks {
+				for block := r.First; block < r.First+r.Count; block++ {
+					_, err := img.ReadAtContext(ended(t), p, block*BootBlock)
+					require.NoError(t, err, "block %d is not here", block)
+					require.True(t, bytes.Equal(content[block*BootBlock:][:BootBlock], p))
+				}
+			}
+			_, err := img.ReadAtContext(ended(t), p, 200*BootBlock)
+			require.Error(t, err, "nobody has asked for this one")
+		})
+	}
+}
+
+func ended(t testing.TB) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}
+
+// TestPushBootOrder: an order is of the disk of its name and size; one that is of none is refused.
+func TestPushBootOrder(t *testing.T) {
+	m := newMemory(t)
+	dir := t.TempDir()
+	for _, name := range []string{"a.raw", "b.raw"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), noise(1, 1<<20), 0o644))
+	}
+	push := func(order BootOrder, names ...string) error {
+		var files []string
+		for _, name := range names {
+			files = append(files, filepath.Join(dir, name))
+		}
+		_, err := m.client(t).Push(t.Context(), files, m.ref(t, "vm/a:1"),
+			PushOptions{Base: BaseNone, Boot: &order})
+		return err
+	}
+	one := func(name string, size int64) BootOrder {
+		return BootOrder{Disks: []BootDisk{{Name: name, Size: size, Blocks: []BootRun{{0, 1}}}}}
+	}
+	require.NoError(t, push(one("other.qcow2", 1<<20), "a.raw"))
+	require.NoError(t, push(one("b.qcow2", 1<<20), "a.raw", "b.raw"))
+	require.ErrorContains(t, push(one("c.qcow2", 1<<20), "a.raw", "b.raw"), "of none of these")
+	require.ErrorContains(t, push(one("a.raw", 2<<20), "a.raw"), "record it again")
+}
+
+// TestStreamTables: of an image of push nothing is fetched to open it, nor for the first look at
+// its ends, whatever its format.
+func TestStreamTables(t *testing.T) {
+	content := noise(3, 24<<20)
+	for name, file := range map[string][]byte{"a.raw": content, "a.qcow2": qcow2Of(t, content),
+		"b.qcow2": qcow2Of(t, content, "-c", "-o", "compression_type=zstd")} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t)
+			x := pushed(t, m, name, file, PushOptions{})
+			require.NotEmpty(t, x.packed)
+			s := newStreaming(t, m.client(t), t.TempDir(), t.TempDir())
+			m.requests("", "")
+			img := s.disk(t, s.open(t, m.ref(t, "vm/a:1")), name)
+			p := make([]byte, 4096)
+			for _, off := range []int64{0, img.Size() - 4096} {
+				_, err := img.ReadAt(p, off)
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(content[off:off+4096], p))
+			}
+			require.Zero(t, s.opt.Cache.Stats().Fetched)
+			require.Equal(t, 1, m.requests("GET", "/blobs/"), "the index")
+			require.True(t, bytes.Equal(content, contentOf(t, img)))
+		})
+	}
+}
+
+// TestTablesThatLie: what is not as long as it says is refused, and a bomb does not become large.
+func TestTablesThatLie(t *testing.T) {
+	dir, err := os.OpenRoot(t.TempDir())
+	require.NoError(t, err)
+	defer dir.Close()
+	x := &index{Files: []indexFile{{Metadata: [][2]int64{{0, 512}, {4096, 512}}}}}
+	w, err := zstd.NewWriter(nil)
+	require.NoError(t, err)
+	for what, content := range map[string][]byte{"short": make([]byte, 1000),
+		"long": make([]byte, 1025), "bomb": make([]byte, 64<<20)} {
+		x.packed = w.EncodeAll(content, nil)
+		_, err := x.unpackTables(dir)
+		require.Error(t, err, what)
+	}
+	x.packed = []byte("no zstd")
+	_, err = x.unpackTables(dir)
+	require.Error(t, err)
+	x.packed = w.EncodeAll(make([]byte, 1024), nil)
+	f, err := x.unpackTables(dir)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	x.Files[0].Metadata[1][1] = 1 << 40
+	_, err = x.unpackTables(dir)
+	require.ErrorContains(t, err, "more than")
+	emptyDir(t, dir.Name())
+}
+
+// TestStreamZeros: chunks of zeros are holes and not fetched, also the short one at the end.
+func TestStreamZeros(t *testing.T) {
+	m := newMemory(t)
+	content := make([]byte, 12<<20+5*512)
+	copy(content[2<<20:], noise(1, 64<<10))
+	copy(content[7<<20:], noise(2, 64<<10))
+	pushed(t, m, "a.raw", content, PushOptions{})
+	s := newStreaming(t, m.client(t), t.TempDir(), t.TempDir())
+	img := s.disk(t, s.open(t, m.ref(t, "vm/a:1")), "a.raw")
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+	require.Equal(t, int64(2), s.opt.Cache.Stats().Fetched)
+	require.Equal(t, int64(2*indexChunk), img.DataSize())
+	e, err := img.Extent(t.Context(), 0, img.Size())
+	require.NoError(t, err)
+	require.False(t, e.Data)
+	require.Equal(t, int64(2<<20), e.Length)
+	e, err = img.Extent(t.Context(), 2<<20, img.Size()-2<<20)
+	require.NoError(t, err)
+	require.True(t, e.Data)
+	require.Equal(t, int64(indexChunk), e.Length)
+}
+
+// TestHostileOrder: an order that does not lie in its file, or that is more than the file, is
+// refused; chunks that are named twice are fetched once.
+func TestHostileOrder(t *testing.T) {
+	f := indexFile{Name: "disk/a", Size: 10 * indexChunk}
+	for _, boot := range [][][2]int64{{{-1, 1}}, {{0, 0}}, {{10, 1}}, {{0, 11}},
+		{{1 << 62, 1 << 62}}, {{0, 10}, {0, 1}}, {{5, -5}}} {
+		f.Boot = boot
+		require.Error(t, f.checkBoot(10), "%v", boot)
+	}
+	f.Boot = [][2]int64{{9, 1}, {0, 4}, {0, 4}}
+	require.NoError(t, f.checkBoot(10))
+
+	m := newMemory(t)
+	s, _, content := oneDisk(t, m, 4<<20, Options{})
+	require.Zero(t, s.opt.Cache.Stats().Fetched)
+	x := pushed(t, m, "a.raw", content, PushOptions{})
+	c, err := cache.Open(t.TempDir(), cache.Options{})
+	require.NoError(t, err)
+	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	require.NoError(t, err)
+	layer, err := r.source.blob(r.manifest.Layers[1])
+	require.NoError(t, err)
+	far, err := newFarFile(c, layer, x, &x.Files[0], func(string) {})
+	require.NoError(t, err)
+	<-far.order([][2]int64{{3, 2}, {3, 2}, {4, 1}}, x.ChunkSize)
+	require.Equal(t, int64(2), c.Stats().Fetched)
+	require.NoError(t, c.Close())
+}
+
+// TestFirstRequest: who needs no credential is asked for nothing but what is wanted, and who needs
+// one is asked for it once.
+func TestFirstRequest(t *testing.T) {
+	m := newMemory(t)
+	pushed(t, m, "a.raw", noise(1, 1<<20), PushOptions{})
+	m.requests("", "")
+	c := m.client(t)
+	_, err := c.resolve(t.Context(), m.ref(t, "vm/a:1"))
+	require.NoError(t, err)
+	m.mu.Lock()
+	said := strings.Join(m.said, "\n")
+	m.mu.Unlock()
+	require.NotContains(t, said, "GET /v2/\n", said)
+	require.Equal(t, 2, m.requests("GET", "/manifests/"))
+
+	var without, with int
+	m.setFault(func(w http.ResponseWriter, r *http.Request) bool {
+		user, password, ok := r.BasicAuth()
+		if ok && user == "me" && password == "pa55" {
+			with++
+			return false
+		}
+		without++
+		w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+	own := newClient(t, Options{Insecure: []string{m.host}, Patience: time.Second,
+		Own: Credential{Username: "me", Password: "pa55"}, OwnHost: m.host})
+	_, err = own.resolve(t.Context(), m.ref(t, "vm/a:1"))
+	require.NoError(t, err)
+	require.Equal(t, 1, without)
+	require.Equal(t, 2, with)
+	wrong := newClient(t, Options{Insecure: []string{m.host}, Patience: time.Second,
+		Own: Credential{Username: "me", Password: "wrong"}, OwnHost: m.host})
+	_, err = wrong.resolve(t.Context(), m.ref(t, "vm/a:1"))
+	var status *StatusError
+	require.ErrorAs(t, err, &status)
+	require.Equal(t, http.StatusUnauthorized, status.Status)
+}
+
+var _ image.Source = orderedFile{}
+
+// TestStreamWithoutTables opens an image as it was pushed before the index had tables: they are
+// fetched.
+func TestStreamWithoutTables(t *testing.T) {
+	content := noise(3, 24<<20)
+	m := newMemory(t)
+	x := pushed(t, m, "a.qcow2", qcow2Of(t, content), PushOptions{})
+	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	require.NoError(t, err)
+	l := newLying(t)
+	manifest := *r.manifest
+	for i, desc := range manifest.Layers {
+		b, err := r.source.blob(desc)
+		require.NoError(t, err)
+		old, err := io.ReadAll(b.verified(t.Context()))
+		require.NoError(t, err)
+		if i == 0 {
+			x.packed = nil
+			old, err = x.layer(true)
+			require.NoError(t, err)
+		}
+		manifest.Layers[i] = l.add(old)
+		manifest.Layers[i].Annotations = desc.Annotations
+	}
+	l.tags["1"] = l.manifest(t, manifest)
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.qcow2")
+	require.Positive(t, s.opt.Cache.Stats().Fetched)
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+}

@@ -1,0 +1,141 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+
+	"github.com/klauspost/compress/zstd"
+
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+const (
+	// maxPackedTables is how much of tables push puts into an index, and maxTables is how much a
+	// reader takes out of one. Bytes, before they are compressed.
+	maxPackedTables = 64 << 20
+	maxTables       = 256 << 20
+	// tablesFrame is how much of them is one zstd frame, and tablesWindow the largest window of
+	// one. Bytes.
+	tablesFrame  = 64 << 10
+	tablesWindow = 1 << 20
+)
+
+// tables are the ranges that are read of a file to open it, as they came with the index. Fetching
+// them chunk by chunk would take another round trip, and bring much else with them.
+type tables struct {
+	from   io.ReaderAt
+	ranges [][2]int64 // offset in the file and length, ascending
+	at     []int64    // where each begins in from
+}
+
+// has tells in which range the bytes at off are, all of them; -1: in none.
+func (t *tables) has(off, length int64) int {
+	i := sort.Search(len(t.ranges), func(i int) bool { return t.ranges[i][0] > off }) - 1
+	if i < 0 || off-t.ranges[i][0] > t.ranges[i][1]-length {
+		return -1
+	}
+	return i
+}
+
+// read fills p from off on, if the tables have all of it.
+func (t *tables) read(p []byte, off int64) bool {
+	if t == nil || len(p) == 0 {
+		return false
+	}
+	i := t.has(off, int64(len(p)))
+	if i < 0 {
+		return false
+	}
+	n, _ := t.from.ReadAt(p, t.at[i]+off-t.ranges[i][0])
+	return n == len(p) // otherwise it is fetched
+}
+
+// packTables compresses what the ranges of all files have, one after the other. nil: that is too
+// much.
+func packTables(ctx context.Context, layers []*diskLayer, ranges func(*diskLayer) [][2]int64) (
+	[]byte, error,
+) {
+	total, all := int64(0), []io.Reader{}
+	for _, l := range layers {
+		for _, r := range ranges(l) {
+			total += r[1]
+			all = append(all, io.NewSectionReader(l.file, r[0], r[1]))
+		}
+	}
+	if total == 0 || total > maxPackedTables {
+		return nil, nil
+	}
+	in, frame := io.MultiReader(all...), make([]byte, tablesFrame)
+	var packed []byte
+	for ; total > 0; total -= int64(len(frame)) {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		frame = frame[:min(total, tablesFrame)]
+		if _, err := io.ReadFull(in, frame); err != nil {
+			return nil, unexpectedEnd(err)
+		}
+		packed = qcow2.AppendZstd(packed, frame)
+	}
+	return packed, nil
+}
+
+// unpackTables puts the tables of an index into a file, which has no name any more. nil: it has
+// none.
+func (x *index) unpackTables(dir *os.Root) (*os.File, error) {
+	if len(x.packed) == 0 {
+		return nil, nil
+	}
+	total := int64(0)
+	for i := range x.Files {
+		for _, r := range x.Files[i].Metadata {
+			if total += r[1]; total > maxTables {
+				return nil, fmt.Errorf("it has more than %d bytes of metadata", maxTables)
+			}
+		}
+	}
+	in, err := zstd.NewReader(bytes.NewReader(x.packed), zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(tablesWindow))
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	out, err := unnamed(dir)
+	if err != nil {
+		return nil, err
+	}
+	n, err := io.Copy(out, io.LimitReader(in, total+1))
+	if err == nil && n != total {
+		err = fmt.Errorf("it has %d bytes of metadata or more, and says %d", n, total)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", tablesName, err), out.Close())
+	}
+	return out, nil
+}
+
+// tablesOf are those of a file; nil: the index has none.
+func (x *index) tablesOf(f *indexFile) *tables {
+	if x.tables == nil {
+		return nil
+	}
+	t, at := &tables{from: x.tables, ranges: f.Metadata}, int64(0)
+	for i := range x.Files {
+		if &x.Files[i] == f {
+			for _, r := range f.Metadata {
+				t.at = append(t.at, at)
+				at += r[1]
+			}
+			return t
+		}
+		for _, r := range x.Files[i].Metadata {
+			at += r[1]
+		}
+	}
+	return nil
+}
