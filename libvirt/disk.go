@@ -17,6 +17,45 @@ func Disk(l LUN, d Device) (*libvirtxml.DomainDisk, error) {
 	if err := p.err(); err != nil {
 		return nil, err
 	}
+	return d.disk(l), nil
+}
+
+// Storage is what a disk is made of where that is not a LUN of kubevirt-disk, for Device.Disk.
+type Storage struct {
+	Source     *libvirtxml.DomainDiskSource
+	Auth       *libvirtxml.DomainDiskAuth // nil: none
+	AccessMode AccessMode                 // "": WriteExclusive
+	ReadOnly   bool
+}
+
+// Disk returns a <disk> element for other storage than a LUN of kubevirt-disk: somebody else's
+// target, a block device, a file of raw format. The source and its credential are not checked.
+func (d Device) Disk(s Storage) (*libvirtxml.DomainDisk, error) {
+	d = d.withDefaults()
+	l := LUN{AccessMode: s.AccessMode, ReadOnly: s.ReadOnly}.withDefaults()
+	var p problems
+	known(&p, "Storage.AccessMode", l.AccessMode, accessModes())
+	if s.Source == nil {
+		p.add("Storage.Source", "it is missing")
+	}
+	d.check(&p)
+	checkTogether(l, d, &p)
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	disk := d.disk(l)
+	disk.Source, disk.Auth = s.Source, s.Auth
+	return disk, nil
+}
+
+// SourceName is how QEMU and libvirt name a LUN of a target: TARGET/LUN, where a LUN above 255 is
+// written with the two bits of the flat addressing method (SAM-5 4.7.7).
+func SourceName(target string, lun int) string {
+	return target + "/" + strconv.Itoa(addressOf(lun))
+}
+
+// disk is the element of a LUN and a device that were checked.
+func (d Device) disk(l LUN) *libvirtxml.DomainDisk {
 	disk := &libvirtxml.DomainDisk{
 		Device: string(d.Kind),
 		Driver: &libvirtxml.DomainDiskDriver{
@@ -44,12 +83,12 @@ func Disk(l LUN, d Device) (*libvirtxml.DomainDisk, error) {
 	if d.BootOrder > 0 {
 		disk.Boot = &libvirtxml.DomainDeviceBoot{Order: d.BootOrder}
 	}
-	return disk, nil
+	return disk
 }
 
 func source(l LUN, d Device) *libvirtxml.DomainDiskSourceNetwork {
 	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "iscsi",
-		Name: l.TargetName + "/" + strconv.Itoa(addressOf(l.Number))}
+		Name: SourceName(l.TargetName, l.Number)}
 	for _, portal := range l.Portals {
 		network.Hosts = append(network.Hosts,
 			libvirtxml.DomainDiskSourceHost{Name: portal.Host,

@@ -1,0 +1,198 @@
+package vmdisk
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/libvirt"
+)
+
+// The types of container disks in a VM specification. They mean the same.
+const (
+	TypeContainerRegistryDisk = "ContainerRegistryDisk:v1alpha"
+	TypeRegistryDisk          = "RegistryDisk:v1alpha"
+)
+
+// Disk is a container disk of a VM specification.
+type Disk struct {
+	Image  string      // reference of the container image
+	Device string      // target device: sda, vda and so on
+	Bus    libvirt.Bus // "": by Device
+
+	AccessMode libvirt.AccessMode // "": libvirt.WriteExclusive
+	ReadOnly   bool
+
+	CopyMode  string // clone, copy-on-read, copy-on-write, or none; "": that of the image
+	UsageType string // of the storage for what is written; "": that of the image
+}
+
+// Parse returns the container disks of a VM specification, in order. Disks of other types are left
+// out. The argument is what a YAML or JSON decoder makes of the text: the object with
+// spec.domain.devices.disks, or the map that has "disks".
+func Parse(document map[string]any) ([]Disk, error) {
+	path := ""
+	for _, key := range []string{"spec", "domain", "devices"} {
+		inner, ok := document[key].(map[string]any)
+		if !ok {
+			break
+		}
+		document, path = inner, join(path, key)
+	}
+	path = join(path, "disks")
+	list, ok := document["disks"].([]any)
+	if !ok && document["disks"] != nil {
+		return nil, &libvirt.FieldError{Field: path, Problem: "want a list of disks"}
+	}
+	var p problems
+	var disks []Disk
+	for i, one := range list {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		entry, ok := one.(map[string]any)
+		if !ok {
+			p.add(at, "want a disk with type, source and target")
+			continue
+		}
+		kind, _ := entry["type"].(string)
+		name, _, _ := strings.Cut(kind, ":")
+		switch {
+		case kind == TypeContainerRegistryDisk || kind == TypeRegistryDisk:
+			disks = append(disks, parseDisk(entry, at, &p))
+		case name == "ContainerRegistryDisk" || name == "RegistryDisk":
+			p.add(join(at, "type"), "%q is a version that is not known: want %s or %s", kind,
+				TypeContainerRegistryDisk, TypeRegistryDisk)
+		}
+	}
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	return disks, check(disks, path)
+}
+
+func parseDisk(entry map[string]any, path string, p *problems) Disk {
+	p.known(entry, path, "type", "source", "target", "access-mode", "copy")
+	source := p.inner(entry, path, "source")
+	target := p.inner(entry, path, "target")
+	p.known(source, join(path, "source"), "name")
+	p.known(target, join(path, "target"), "device", "bus")
+	d := Disk{
+		Image:  p.text(source, join(path, "source"), "name"),
+		Device: p.text(target, join(path, "target"), "device"),
+		Bus:    libvirt.Bus(p.text(target, join(path, "target"), "bus")),
+	}
+	switch mode := p.text(entry, path, "access-mode"); mode {
+	case "read-only":
+		d.ReadOnly = true
+	default:
+		d.AccessMode = libvirt.AccessMode(mode)
+	}
+	if entry["copy"] != nil {
+		how := p.inner(entry, path, "copy")
+		p.known(how, join(path, "copy"), "mode", "usage-type")
+		d.CopyMode = p.text(how, join(path, "copy"), "mode")
+		d.UsageType = p.text(how, join(path, "copy"), "usage-type")
+	}
+	return d
+}
+
+// copyModes are those of kubevirt-disk.
+var copyModes = []string{"", "clone", "copy-on-read", "copy-on-write", "none"}
+
+// maxDisks keeps the ports of the disks below those of the pages.
+const maxDisks = 64
+
+// check finds what is wrong with disks, whoever made them. path is the place of the list.
+func check(disks []Disk, path string) error {
+	var p problems
+	if len(disks) > maxDisks {
+		p.add(path, "it has %d container disks, more than %d", len(disks), maxDisks)
+	}
+	devices := make(map[string]int)
+	for i, d := range disks {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if d.Image == "" || strings.ContainsFunc(d.Image, notInReference) {
+			p.add(join(at, "source.name"), "%q is not a container image: want REGISTRY/NAME:TAG "+
+				"or REGISTRY/NAME@DIGEST", d.Image)
+		}
+		if other, twice := devices[d.Device]; twice {
+			p.add(join(at, "target.device"), "%q is the device of %s[%d], too: want another one",
+				d.Device, path, other)
+		}
+		devices[d.Device] = i
+		if !slices.Contains(copyModes, d.CopyMode) {
+			p.add(join(at, "copy.mode"), "%q is unknown: want %s", d.CopyMode,
+				strings.Join(copyModes[1:], ", "))
+		}
+		_, err := libvirt.Disk(d.lun("localhost", 0, libvirt.Credential{}), d.device(""))
+		p.of(err, at)
+	}
+	return p.err()
+}
+
+// notInReference says that no image reference has a character.
+func notInReference(r rune) bool { return r <= ' ' || r > '~' }
+
+// problems collects everything that is wrong with a document.
+type problems struct{ list []error }
+
+func (p *problems) add(field, format string, args ...any) {
+	p.list = append(p.list,
+		&libvirt.FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
+}
+
+// of adds what libvirt finds wrong with the LUN and the device of the disk at a place.
+func (p *problems) of(err error, at string) {
+	fields := map[string]string{
+		"Device.Dev": "target.device", "Device.Bus": "target.bus", "LUN.AccessMode": "access-mode",
+	}
+	var field *libvirt.FieldError
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, one := range joined.Unwrap() {
+			p.of(one, at)
+		}
+		return
+	}
+	if errors.As(err, &field) {
+		name, ok := fields[field.Field]
+		if !ok {
+			name = field.Field
+		}
+		p.add(join(at, name), "%s", field.Problem)
+	}
+}
+
+// known refuses other keys: they would have no effect, and are most likely misspelt.
+func (p *problems) known(m map[string]any, path string, keys ...string) {
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		if !slices.Contains(keys, key) {
+			p.add(join(path, key), "the key is unknown: want %s", strings.Join(keys, ", "))
+		}
+	}
+}
+
+func (p *problems) inner(m map[string]any, path, key string) map[string]any {
+	inner, ok := m[key].(map[string]any)
+	if !ok {
+		p.add(join(path, key), "it is missing, or is not a map")
+	}
+	return inner
+}
+
+func (p *problems) text(m map[string]any, path, key string) string {
+	text, ok := m[key].(string)
+	if !ok && m[key] != nil {
+		p.add(join(path, key), "want a string")
+	}
+	return text
+}
+
+func (p *problems) err() error { return errors.Join(p.list...) }
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}

@@ -1,0 +1,98 @@
+package vmdisk
+
+import (
+	"cmp"
+
+	"libvirt.org/go/libvirtxml"
+
+	"kubevirt.io/disk/libvirt"
+)
+
+// The first ports of the portals and of the pages. Each disk of a pod has the next ones.
+const (
+	firstPort      = libvirt.DefaultPort
+	firstPagesPort = 9260
+)
+
+// loopback is the address of a disk in the pod of its VM.
+const loopback = "127.0.0.1"
+
+// Domain says how the domain of a VM reaches the disks of its pod.
+type Domain struct {
+	// Host is where the disks listen: an address, or a DNS name. "": the VM runs in the pod itself,
+	// and uses 127.0.0.1.
+	Host string
+	// Credential is the CHAP user, and the libvirt secret that holds the password.
+	Credential libvirt.Credential
+	// Initiator is the iSCSI name that QEMU logs in with, which libvirt.InitiatorName makes. "":
+	// QEMU's own.
+	Initiator string
+}
+
+// AddToDomain adds the disks to a domain, and a controller of model virtio-scsi if a disk needs one
+// and there is none. It is what a virt-handler calls.
+func AddToDomain(devices *libvirtxml.DomainDeviceList, disks []Disk, d Domain) error {
+	if err := check(disks, "disks"); err != nil {
+		return err
+	}
+	used := make(map[string]bool)
+	for _, disk := range devices.Disks {
+		if disk.Target != nil {
+			used[disk.Target.Dev] = true
+		}
+	}
+	var p problems
+	var all []libvirtxml.DomainDisk
+	scsi := false
+	for i, disk := range disks {
+		device := disk.device(d.Initiator)
+		one, err := libvirt.Disk(disk.lun(cmp.Or(d.Host, loopback), i, d.Credential), device)
+		if err != nil {
+			return err
+		}
+		if used[disk.Device] {
+			p.add("disks", "the domain has a device %q already: want another one for %s",
+				disk.Device, disk.Image)
+		}
+		scsi = scsi || one.Target.Bus == string(libvirt.BusSCSI)
+		all = append(all, *one)
+	}
+	if err := p.err(); err != nil {
+		return err
+	}
+	devices.Disks = append(devices.Disks, all...)
+	if scsi && !hasController(devices) {
+		devices.Controllers = append(devices.Controllers,
+			libvirtxml.DomainController{Type: "scsi", Model: "virtio-scsi"})
+	}
+	return nil
+}
+
+func hasController(devices *libvirtxml.DomainDeviceList) bool {
+	for _, c := range devices.Controllers {
+		if c.Type == "scsi" {
+			return true
+		}
+	}
+	return false
+}
+
+// lun is the LUN that the container of the disk at a place of the list serves.
+func (d Disk) lun(host string, place int, credential libvirt.Credential) libvirt.LUN {
+	return libvirt.LUN{
+		Portals:    []libvirt.Portal{{Host: host, Port: uint16(firstPort + place)}},
+		TargetName: d.targetName(),
+		Number:     1,
+		Credential: credential,
+		AccessMode: d.AccessMode,
+		ReadOnly:   d.ReadOnly,
+	}
+}
+
+func (d Disk) device(initiator string) libvirt.Device {
+	return libvirt.Device{Dev: d.Device, Bus: d.Bus, Initiator: initiator}
+}
+
+// targetName differs for each disk of a pod: an initiator takes two portals of one name for two
+// paths to the same disk.
+func (d Disk) targetName() string { return "iqn.2017-01.io.kubevirt:disk." + d.Device }

@@ -1,0 +1,190 @@
+package vmdisk
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"kubevirt.io/disk/libvirt"
+)
+
+// The user of kubevirt.io:disk, and the paths that its container writes to.
+const (
+	diskUser  = 107
+	workDir   = "/var/lib/kubevirt-disk"
+	volumeDir = "/data"
+)
+
+// Pod says how the containers of a pod serve its disks.
+type Pod struct {
+	// Secret is the name of the Kubernetes secret with the CHAP credential, of type
+	// kubernetes.io/iscsi-chap, in the namespace of the pod.
+	Secret string
+	// Remote lets machines beyond the pod log in, for example a QEMU in another pod of the node.
+	Remote bool
+	// Claims are volume claims that keep disks, by device. What is written to the others ends with
+	// the pod.
+	Claims map[string]string
+	// Resources of each container; without any: 100m of a processor and 128Mi of memory, at most
+	// 512Mi.
+	Resources  corev1.ResourceRequirements
+	PullPolicy corev1.PullPolicy // "": Kubernetes' default
+}
+
+// AddToPod adds to a pod the containers that serve the disks, and the volumes that they need. It is
+// what a virt-controller calls.
+//
+// The containers are init containers that keep running (Kubernetes 1.29 and later). They come
+// first, so the pod's own containers start when every disk can be used, and end before them. They
+// fit into a namespace with the pod security standard "restricted". If a claim is used and the pod
+// has no fsGroup, it becomes the group of the disks' user, so that the volume can be written.
+func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
+	if err := check(disks, "disks"); err != nil {
+		return err
+	}
+	var wrong problems
+	if p.Secret == "" {
+		wrong.add("Pod.Secret", "it is missing: want the name of the secret with the credential")
+	}
+	devices := make(map[string]bool)
+	for _, d := range disks {
+		devices[d.Device] = true
+	}
+	for _, device := range slices.Sorted(maps.Keys(p.Claims)) {
+		if !devices[device] || p.Claims[device] == "" {
+			wrong.add("Pod.Claims", "%q: want a device of the disks, and the name of a claim",
+				device)
+		}
+	}
+	taken := names(spec)
+	var containers []corev1.Container
+	var volumes []corev1.Volume
+	for i, d := range disks {
+		c, own := p.container(d, i)
+		if taken[c.Name] {
+			wrong.add("disks", "the pod has a container or a volume %q already: rename it", c.Name)
+		}
+		containers, volumes = append(containers, c), append(volumes, own...)
+	}
+	if err := wrong.err(); err != nil {
+		return err
+	}
+	spec.InitContainers = append(containers, spec.InitContainers...)
+	spec.Volumes = append(spec.Volumes, volumes...)
+	if len(p.Claims) > 0 {
+		if spec.SecurityContext == nil {
+			spec.SecurityContext = &corev1.PodSecurityContext{}
+		}
+		if spec.SecurityContext.FSGroup == nil {
+			spec.SecurityContext.FSGroup = pointer(int64(diskUser))
+			spec.SecurityContext.FSGroupChangePolicy = pointer(corev1.FSGroupChangeOnRootMismatch)
+		}
+	}
+	return nil
+}
+
+// names are those of a pod's containers and volumes.
+func names(spec *corev1.PodSpec) map[string]bool {
+	all := make(map[string]bool)
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		all[c.Name] = true
+	}
+	for _, v := range spec.Volumes {
+		all[v.Name] = true
+	}
+	return all
+}
+
+// container is that of the disk at a place of the list, with its volumes. The container and its
+// work volume have the same name.
+func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
+	name := "disk-" + d.Device
+	pages := "pages-" + d.Device
+	host := loopback
+	if p.Remote {
+		host = "0.0.0.0"
+	}
+	portal := libvirt.Portal{Host: host, Port: uint16(firstPort + place)}
+	env := []corev1.EnvVar{
+		{Name: "LISTEN", Value: portal.String()},
+		{Name: "METRICS_LISTEN", Value: ":" + strconv.Itoa(firstPagesPort+place)},
+		{Name: "TARGET_NAME", Value: d.targetName()},
+		// The probes ask /readyz, so no ready file is needed, and no writable /tmp.
+		{Name: "READY_FILE", Value: ""},
+	}
+	set := func(name, value string) {
+		if value != "" {
+			env = append(env, corev1.EnvVar{Name: name, Value: value})
+		}
+	}
+	set("ACCESS_MODE", string(d.AccessMode))
+	set("COPY_MODE", d.CopyMode)
+	set("USAGE_TYPE", d.UsageType)
+	mounts := []corev1.VolumeMount{{Name: name, MountPath: workDir}}
+	volumes := []corev1.Volume{{Name: name,
+		VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+	if claim := p.Claims[d.Device]; claim != "" {
+		set("PERSISTENT_DIR", volumeDir)
+		mounts = append(mounts, corev1.VolumeMount{Name: name + "-data", MountPath: volumeDir})
+		volumes = append(volumes, corev1.Volume{Name: name + "-data",
+			VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
+			}})
+	}
+	return corev1.Container{
+		Name:            name,
+		Image:           d.Image,
+		ImagePullPolicy: p.PullPolicy,
+		RestartPolicy:   pointer(corev1.ContainerRestartPolicyAlways),
+		Env:             env,
+		EnvFrom: []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: p.Secret}}}},
+		Ports: []corev1.ContainerPort{
+			{Name: "iscsi-" + d.Device, ContainerPort: int32(firstPort + place)},
+			{Name: pages, ContainerPort: int32(firstPagesPort + place)},
+		},
+		// The image is read and checked before it is served. This allows 10 minutes for it.
+		StartupProbe:   probe("/readyz", pages, 2, 300),
+		ReadinessProbe: probe("/readyz", pages, 10, 3),
+		LivenessProbe:  probe("/healthz", pages, 10, 6),
+		Resources:      p.resources(),
+		SecurityContext: &corev1.SecurityContext{
+			AllowPrivilegeEscalation: pointer(false),
+			ReadOnlyRootFilesystem:   pointer(true),
+			RunAsNonRoot:             pointer(true),
+			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			SeccompProfile: &corev1.SeccompProfile{
+				Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
+		VolumeMounts: mounts,
+	}, volumes
+}
+
+func (p Pod) resources() corev1.ResourceRequirements {
+	if len(p.Resources.Limits) > 0 || len(p.Resources.Requests) > 0 {
+		return *p.Resources.DeepCopy()
+	}
+	return corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{
+			corev1.ResourceCPU:    resource.MustParse("100m"),
+			corev1.ResourceMemory: resource.MustParse("128Mi"),
+		},
+		Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
+	}
+}
+
+func probe(path, port string, period, failures int32) *corev1.Probe {
+	return &corev1.Probe{
+		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
+			Path: path, Port: intstr.FromString(port)}},
+		PeriodSeconds:    cmp.Or(period, 10),
+		FailureThreshold: failures,
+	}
+}
+
+func pointer[T any](v T) *T { return &v }

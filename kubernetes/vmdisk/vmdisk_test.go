@@ -1,0 +1,184 @@
+package vmdisk_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
+	"libvirt.org/go/libvirtxml"
+
+	"kubevirt.io/disk/kubernetes/vmdisk"
+	"kubevirt.io/disk/libvirt"
+)
+
+// proposal is a VM as the proposals write it.
+const proposal = `
+kind: VirtualMachine
+spec:
+  domain:
+    devices:
+      disks:
+      - type: ContainerRegistryDisk:v1alpha
+        source:
+          name: vmdisks/fedora25:latest
+        target:
+          device: sda
+      - type: RegistryDisk:v1alpha
+        source: {name: "registry.example.com/data@sha256:aa"}
+        target: {device: vdb}
+        access-mode: write-shared
+        copy: {mode: copy-on-write, usage-type: fast}
+      - source: {pvc: {claimname: other}}
+        target: {device: vdc}
+`
+
+func document(t *testing.T, text string) map[string]any {
+	t.Helper()
+	var all map[string]any
+	require.NoError(t, yaml.Unmarshal([]byte(text), &all))
+	return all
+}
+
+func parse(t *testing.T, text string) []vmdisk.Disk {
+	t.Helper()
+	disks, err := vmdisk.Parse(document(t, text))
+	require.NoError(t, err)
+	return disks
+}
+
+func TestParse(t *testing.T) {
+	want := []vmdisk.Disk{
+		{Image: "vmdisks/fedora25:latest", Device: "sda"},
+		{Image: "registry.example.com/data@sha256:aa", Device: "vdb",
+			AccessMode: libvirt.WriteShared, CopyMode: "copy-on-write", UsageType: "fast"},
+	}
+	require.Equal(t, want, parse(t, proposal))
+	require.Empty(t, parse(t, "kind: VirtualMachine\n"))
+	require.Empty(t, parse(t, "disks: []\n"))
+	read := parse(t, "disks: [{type: 'RegistryDisk:v1alpha', source: {name: a}, "+
+		"target: {device: vda}, access-mode: read-only}]")
+	require.Equal(t, []vmdisk.Disk{{Image: "a", Device: "vda", ReadOnly: true}}, read)
+}
+
+func TestParseRefuses(t *testing.T) {
+	const disk = `disks: [{type: "RegistryDisk:v1alpha", `
+	for text, want := range map[string]string{
+		`disks: 3`:   "disks: want a list",
+		`disks: [3]`: "disks[0]: want a disk with type",
+		`disks: [{type: "RegistryDisk:v2"}]`: `disks[0].type: "RegistryDisk:v2" is a version ` +
+			`that is not known: want ContainerRegistryDisk:v1alpha or RegistryDisk:v1alpha`,
+		disk + `target: {device: sda}}]`:                      "disks[0].source: it is missing",
+		disk + `source: {name: a}}]`:                          "disks[0].target: it is missing",
+		disk + `source: {}, target: {device: sda}}]`:          `disks[0].source.name: "" is not`,
+		disk + `source: {name: a b}, target: {device: sda}}]`: `source.name: "a b" is not`,
+		disk + `source: {name: 3}, target: {device: sda}}]`:   "disks[0].source.name: want a string",
+		disk + `source: {name: a, tag: b}, target: {device: sda}}]`: "disks[0].source.tag: the key " +
+			"is unknown: want name",
+		disk + `source: {name: a}, target: {device: hda}}]`: `disks[0].target.device: "hda" is ` +
+			`not a device name`,
+		disk + `source: {name: a}, target: {device: sda, bus: ide}}]`: `disks[0].target.bus: "ide"`,
+		disk + `source: {name: a}, target: {device: sda}, access-mode: all}]`: `disks[0].access-mode` +
+			`: "all" is unknown`,
+		disk + `source: {name: a}, target: {device: sda}, copy: {mode: x}}]`: `disks[0].copy.mode: ` +
+			`"x" is unknown: want clone, copy-on-read`,
+		`disks: [{type: "RegistryDisk:v1alpha", source: {name: a}, target: {device: sda}}, ` +
+			`{type: "RegistryDisk:v1alpha", source: {name: b}, target: {device: sda}}]`: `disks[1]` +
+			`.target.device: "sda" is the device of disks[0], too`,
+	} {
+		_, err := vmdisk.Parse(document(t, text))
+		require.ErrorContains(t, err, want, text)
+		var field *libvirt.FieldError
+		require.ErrorAs(t, err, &field)
+	}
+}
+
+func env(c corev1.Container) map[string]string {
+	all := make(map[string]string)
+	for _, v := range c.Env {
+		all[v.Name] = v.Value
+	}
+	return all
+}
+
+// What the pod serves is what the domain asks for.
+func TestPodAndDomainAgree(t *testing.T) {
+	disks := parse(t, proposal)
+	spec := corev1.PodSpec{Containers: []corev1.Container{{Name: "vm"}},
+		InitContainers: []corev1.Container{{Name: "first"}}}
+	pod := vmdisk.Pod{Secret: "chap", Claims: map[string]string{"vdb": "data"}}
+	require.NoError(t, vmdisk.AddToPod(&spec, disks, pod))
+
+	names := []string{}
+	for _, c := range spec.InitContainers {
+		names = append(names, c.Name)
+	}
+	require.Equal(t, []string{"disk-sda", "disk-vdb", "first"}, names)
+	require.EqualValues(t, 107, *spec.SecurityContext.FSGroup)
+	require.Len(t, spec.Volumes, 3)
+	require.Equal(t, "data", spec.Volumes[2].PersistentVolumeClaim.ClaimName)
+
+	domain := vmdisk.Domain{Credential: libvirt.Credential{Username: "vm", SecretUsage: "chap"},
+		Initiator: "iqn.2017-01.io.kubevirt:vm"}
+	devices := &libvirtxml.DomainDeviceList{}
+	require.NoError(t, vmdisk.AddToDomain(devices, disks, domain))
+	require.Equal(t, []libvirtxml.DomainController{{Type: "scsi", Model: "virtio-scsi"}},
+		devices.Controllers)
+	require.Len(t, devices.Disks, 2)
+	for i, disk := range devices.Disks {
+		lun, device, err := libvirt.FromDisk(&disk)
+		require.NoError(t, err)
+		c := spec.InitContainers[i]
+		require.Equal(t, env(c)["LISTEN"], lun.Portals[0].String())
+		require.Equal(t, env(c)["TARGET_NAME"], lun.TargetName)
+		require.Equal(t, 1, lun.Number)
+		require.Equal(t, disks[i].Image, c.Image)
+		require.Equal(t, disks[i].Device, device.Dev)
+		require.Equal(t, "chap", c.EnvFrom[0].SecretRef.Name)
+		require.EqualValues(t, lun.Portals[0].Port, c.Ports[0].ContainerPort)
+	}
+	require.Equal(t, "fast", env(spec.InitContainers[1])["USAGE_TYPE"])
+	require.Equal(t, "copy-on-write", env(spec.InitContainers[1])["COPY_MODE"])
+	require.Equal(t, "write-shared", env(spec.InitContainers[1])["ACCESS_MODE"])
+	require.NotNil(t, devices.Disks[1].Shareable)
+
+	// A second controller would leave the disks of the first without one.
+	devices = &libvirtxml.DomainDeviceList{Controllers: []libvirtxml.DomainController{
+		{Type: "scsi", Model: "lsilogic"}}}
+	domain.Host = "10.0.0.7"
+	require.NoError(t, vmdisk.AddToDomain(devices, disks, domain))
+	require.Len(t, devices.Controllers, 1)
+	require.Equal(t, "10.0.0.7", devices.Disks[0].Source.Network.Hosts[0].Name)
+}
+
+func TestRefusalsChangeNothing(t *testing.T) {
+	disks := parse(t, proposal)
+	good := vmdisk.Pod{Secret: "chap"}
+	for want, try := range map[string]func(*corev1.PodSpec) error{
+		"Pod.Secret: it is missing": func(s *corev1.PodSpec) error {
+			return vmdisk.AddToPod(s, disks, vmdisk.Pod{})
+		},
+		`Pod.Claims: "vdz"`: func(s *corev1.PodSpec) error {
+			return vmdisk.AddToPod(s, disks, vmdisk.Pod{Secret: "chap",
+				Claims: map[string]string{"vdz": "x"}})
+		},
+		`the pod has a container or a volume "disk-sda" already`: func(s *corev1.PodSpec) error {
+			s.Volumes = []corev1.Volume{{Name: "disk-sda"}}
+			return vmdisk.AddToPod(s, disks, good)
+		},
+		"disks[0].source.name": func(s *corev1.PodSpec) error {
+			return vmdisk.AddToPod(s, []vmdisk.Disk{{Device: "sda"}}, good)
+		},
+	} {
+		var spec corev1.PodSpec
+		require.ErrorContains(t, try(&spec), want)
+		require.Empty(t, spec.InitContainers, want)
+	}
+	devices := &libvirtxml.DomainDeviceList{Disks: []libvirtxml.DomainDisk{
+		{Target: &libvirtxml.DomainDiskTarget{Dev: "vdb"}}}}
+	require.ErrorContains(t, vmdisk.AddToDomain(devices, disks, vmdisk.Domain{}),
+		`the domain has a device "vdb" already`)
+	require.Len(t, devices.Disks, 1)
+	require.ErrorContains(t, vmdisk.AddToDomain(devices, disks, vmdisk.Domain{Host: "a b"}),
+		"LUN.Portals[0].Host")
+}
