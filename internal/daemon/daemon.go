@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/internal/readyfile"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target"
@@ -33,7 +34,7 @@ type Daemon struct {
 	metrics   *metrics.Metrics
 	measuring sync.Mutex // held while metrics learns which LUNs there are
 	workers   *instance.Workers
-	readyFile readyFile
+	readyFile readyfile.File
 	record    *recorder     // nil: nothing is recorded
 	ready     chan struct{} // closed when every LUN can be used
 
@@ -66,12 +67,12 @@ func New(opt Options) (*Daemon, error) {
 		started:   time.Now(),
 		metrics:   metrics.New(metrics.BuildInfo(opt.Build)),
 		workers:   instance.NewWorkers(),
-		readyFile: readyFile{path: opt.ReadyFile},
+		readyFile: readyfile.File{Path: opt.ReadyFile},
 		ready:     make(chan struct{}),
 		state:     pages.StateStarting,
 	}
 	d.stopping, d.setStop = context.WithCancel(context.Background())
-	d.readyFile.name = d.names.of(SettingReadyFile)
+	d.readyFile.Name = d.names.of(SettingReadyFile).String()
 	d.metrics.SetReady(func() bool { return d.isReady() == nil })
 	if opt.CHAP.Enabled() {
 		var err error
@@ -109,7 +110,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	// Not before: who starts a daemon where one is running, as by an exec into its container, finds
 	// its ports taken, and must not make it unready.
-	if err := d.readyFile.clear(); err != nil {
+	if err := d.readyFile.Clear(); err != nil {
 		return err
 	}
 	d.setPortals(listeners)
@@ -172,7 +173,7 @@ func (d *Daemon) serveTarget(
 	}
 	d.set(pages.StateReady)
 	d.announce()
-	err := d.readyFile.write()
+	err := d.readyFile.Write()
 	if err == nil {
 		close(d.ready)
 		select {
@@ -226,7 +227,7 @@ func (d *Daemon) stop(srv *target.Server) error {
 	defer cancel()
 	d.set(pages.StateStopping)
 	d.setStop()
-	removeErr := d.readyFile.remove()
+	removeErr := d.readyFile.Remove()
 
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
 	defer cancelDrain()

@@ -1,4 +1,8 @@
-package daemon
+// Package readyfile makes the file that tells probes that disks can be used.
+//
+// A process calls Clear when it starts, Write when the disks can be used, and Remove when they can
+// no longer be. What it has not made, it leaves alone.
+package readyfile
 
 import (
 	"errors"
@@ -15,19 +19,19 @@ import (
 // readyText is the content by which a ready file is recognised.
 const readyText = "ready\n"
 
-// readyFile tells probes that the LUNs can be used. The daemon that made it keeps it locked. So
-// another daemon with the same setting can tell it from the file of a killed daemon.
-type readyFile struct {
-	path string   // "": none
-	name Name     // of the setting, for messages
+// File tells probes that the disks can be used. The process that made it keeps it locked. So
+// another process with the same setting can tell it from the file of a killed one.
+type File struct {
+	Path string   // "": none
+	Name string   // of the setting, for messages
 	made *os.File // nil: not yet
 }
 
-// clear removes the ready file of a killed daemon, because a probe would take this one for ready.
+// Clear removes the ready file of a killed daemon, because a probe would take this one for ready.
 // Anything else with that name stays and is an error: the name may be a slip, such as the path of
 // an image. /dev/null is allowed and means no file.
-func (r *readyFile) clear() error {
-	if r.path == "" {
+func (r *File) Clear() error {
+	if r.Path == "" {
 		return nil
 	}
 	if err := r.checkPlace(); err != nil {
@@ -37,7 +41,7 @@ func (r *readyFile) clear() error {
 		return err
 	}
 	// Fail now. Later, the disks may have taken long to make, and initiators are logging in.
-	dir := filepath.Dir(r.path)
+	dir := filepath.Dir(r.Path)
 	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
 		return r.unmakeable(&fs.PathError{Op: "access", Path: dir, Err: err})
 	}
@@ -45,31 +49,31 @@ func (r *readyFile) clear() error {
 }
 
 // unmakeable says what to do if the ready file cannot be made.
-func (r *readyFile) unmakeable(err error) error {
+func (r *File) unmakeable(err error) error {
 	return fmt.Errorf("the ready file cannot be made, so no probe would see that the LUNs "+
-		"are ready: choose another place with %s, or none by an empty one: %w", r.name, err)
+		"are ready: choose another place with %s, or none by an empty one: %w", r.Name, err)
 }
 
 // checkPlace returns an error if the path holds something that is not this daemon's.
-func (r *readyFile) checkPlace() error {
-	what := foreign(r.path)
+func (r *File) checkPlace() error {
+	what := foreign(r.Path)
 	if what == "" {
 		return nil
 	}
 	return fmt.Errorf("the ready file %q would take the place of %s: choose another place with "+
-		"%s, or none by an empty one", r.path, what, r.name)
+		"%s, or none by an empty one", r.Path, what, r.Name)
 }
 
-// write makes the file. It appears with its content, because a probe may read it at any moment.
-func (r *readyFile) write() error {
-	if r.path == "" {
+// Write makes the file. It appears with its content, because a probe may read it at any moment.
+func (r *File) Write() error {
+	if r.Path == "" {
 		return nil
 	}
 	// Another daemon may have become ready meanwhile.
 	if err := r.checkPlace(); err != nil {
 		return err
 	}
-	f, err := writeAtomically(r.path, readyText)
+	f, err := writeAtomically(r.Path, readyText)
 	if err != nil {
 		return r.unmakeable(err)
 	}
@@ -77,9 +81,9 @@ func (r *readyFile) write() error {
 	return nil
 }
 
-// remove removes the file, unless something else has replaced it, such as another daemon's file.
-func (r *readyFile) remove() error {
-	if r.path == "" {
+// Remove removes the file, unless something else has replaced it, such as another daemon's file.
+func (r *File) Remove() error {
+	if r.Path == "" {
 		return nil
 	}
 	own := r.isOwn()
@@ -87,19 +91,19 @@ func (r *readyFile) remove() error {
 		_ = r.made.Close() // the file is complete
 		r.made = nil
 	}
-	if !own && foreign(r.path) != "" {
+	if !own && foreign(r.Path) != "" {
 		return nil
 	}
 	return r.unlink()
 }
 
 // isOwn says whether the path still holds the file that was made, whatever its content is now.
-func (r *readyFile) isOwn() bool {
+func (r *File) isOwn() bool {
 	if r.made == nil {
 		return false
 	}
 	made, err := r.made.Stat()
-	return err == nil && inPlace(made, r.path)
+	return err == nil && inPlace(made, r.Path)
 }
 
 // inPlace says whether path still names the file that was made.
@@ -178,8 +182,8 @@ func writeAtomically(path, text string) (f *os.File, err error) {
 	return f, nil
 }
 
-func (r *readyFile) unlink() error {
-	err := os.Remove(r.path)
+func (r *File) unlink() error {
+	err := os.Remove(r.Path)
 	switch {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return nil
@@ -187,8 +191,8 @@ func (r *readyFile) unlink() error {
 		// The kernel says this even of a missing file. That is right here: the file could not be
 		// made later either.
 		return fmt.Errorf("the ready file %q is on a read-only file system: mount a volume there, "+
-			"or choose another place with %s, or none by an empty one", r.path, r.name)
+			"or choose another place with %s, or none by an empty one", r.Path, r.Name)
 	}
 	return fmt.Errorf("the ready file cannot be removed, so probes would take the LUNs for "+
-		"ready: remove it, or choose another place with %s: %w", r.name, err)
+		"ready: remove it, or choose another place with %s: %w", r.Name, err)
 }

@@ -1,4 +1,4 @@
-package daemon
+package readyfile
 
 import (
 	"io/fs"
@@ -11,36 +11,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func testReadyFile(path string) readyFile {
-	return readyFile{path: path, name: testNames[SettingReadyFile]}
+func testReadyFile(path string) File {
+	return File{Path: path, Name: "--ready-file (READY_FILE)"}
 }
 
 func TestReadyFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "healthy")
 	r := testReadyFile(path)
-	require.NoError(t, r.clear(), "none is there")
-	require.NoError(t, r.write())
+	require.NoError(t, r.Clear(), "none is there")
+	require.NoError(t, r.Write())
 	info, err := os.Stat(path)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o644), info.Mode())
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1, "nothing temporary is left")
-	require.NoError(t, r.remove())
+	require.NoError(t, r.Remove())
 	require.NoFileExists(t, path)
-	require.NoError(t, r.write(), "again")
+	require.NoError(t, r.Write(), "again")
 	require.NoError(t, os.Remove(path))
-	require.NoError(t, r.remove(), "it was removed already")
-	var none readyFile
-	require.NoError(t, none.clear())
-	require.NoError(t, none.write())
-	require.NoError(t, none.remove())
+	require.NoError(t, r.Remove(), "it was removed already")
+	var none File
+	require.NoError(t, none.Clear())
+	require.NoError(t, none.Write())
+	require.NoError(t, none.Remove())
 
 	require.NoError(t, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
-	require.Error(t, r.clear())
-	require.Error(t, r.write())
-	require.NoError(t, r.remove())
+	require.Error(t, r.Clear())
+	require.Error(t, r.Write())
+	require.NoError(t, r.Remove())
 	require.DirExists(t, path, "the directory is not this daemon's")
 	files, err = os.ReadDir(dir)
 	require.NoError(t, err)
@@ -64,16 +64,16 @@ func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
 		for _, ready := range []bool{false, true} {
 			path := filepath.Join(t.TempDir(), "healthy")
 			r := testReadyFile(path)
-			require.NoError(t, r.clear())
+			require.NoError(t, r.Clear())
 			if ready {
-				require.NoError(t, r.write())
+				require.NoError(t, r.Write())
 				require.NoError(t, os.Remove(path))
 			}
 			require.NoError(t, place(path))
 			if !ready {
-				require.ErrorContains(t, r.write(), "would take the place of", name)
+				require.ErrorContains(t, r.Write(), "would take the place of", name)
 			}
-			require.NoError(t, r.remove(), name)
+			require.NoError(t, r.Remove(), name)
 			_, err := os.Lstat(path)
 			require.NoError(t, err, name)
 		}
@@ -84,10 +84,10 @@ func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
 // the same, so that no probe takes a stopped daemon for ready.
 func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
 	r := testReadyFile(filepath.Join(t.TempDir(), "healthy"))
-	require.NoError(t, r.write())
-	require.NoError(t, os.WriteFile(r.path, []byte("yes"), 0o644))
-	require.NoError(t, r.remove())
-	require.NoFileExists(t, r.path)
+	require.NoError(t, r.Write())
+	require.NoError(t, os.WriteFile(r.Path, []byte("yes"), 0o644))
+	require.NoError(t, r.Remove())
+	require.NoFileExists(t, r.Path)
 }
 
 // TestReadyFileOfTwo: the first daemon that becomes ready gets the file. The other one neither
@@ -95,22 +95,22 @@ func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
 func TestReadyFileOfTwo(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "healthy")
 	first, second := testReadyFile(path), testReadyFile(path)
-	require.NoError(t, first.clear())
-	require.NoError(t, second.clear(), "both start")
-	require.NoError(t, first.write())
-	for _, take := range []func() error{second.write, second.clear} {
+	require.NoError(t, first.Clear())
+	require.NoError(t, second.Clear(), "both start")
+	require.NoError(t, first.Write())
+	for _, take := range []func() error{second.Write, second.Clear} {
 		err := take()
 		require.ErrorContains(t, err, "of another running daemon")
 		require.ErrorContains(t, err, "--ready-file (READY_FILE)")
 	}
-	require.NoError(t, second.remove())
+	require.NoError(t, second.Remove())
 	require.FileExists(t, path)
-	require.NoError(t, first.remove())
+	require.NoError(t, first.Remove())
 	require.NoFileExists(t, path)
 
-	require.NoError(t, first.write())
+	require.NoError(t, first.Write())
 	require.NoError(t, first.made.Close()) // as kill -9 does
-	require.NoError(t, second.clear())
+	require.NoError(t, second.Clear())
 	require.NoFileExists(t, path)
 }
 
@@ -128,23 +128,23 @@ func TestReadyFileWithoutSpace(t *testing.T) {
 	}
 	dir := t.TempDir()
 	r := testReadyFile(filepath.Join(dir, "healthy"))
-	require.NoError(t, r.clear())
+	require.NoError(t, r.Clear())
 	var before unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &before))
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 3, Max: before.Max}))
-	err := r.write()
+	err := r.Write()
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &before))
 	require.ErrorIs(t, err, unix.EFBIG)
 	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
-	require.NoError(t, r.remove())
+	require.NoError(t, r.Remove())
 }
 
 func TestReadyFileInNoDirectory(t *testing.T) {
 	r := testReadyFile(filepath.Join(t.TempDir(), "none", "healthy"))
-	err := r.clear()
+	err := r.Clear()
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, "--ready-file (READY_FILE)")
 }
