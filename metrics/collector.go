@@ -43,6 +43,10 @@ var (
 		"lun", "image")
 	descFree = desc("lun_free_bytes", "Bytes that are free on the storage of a LUN's disk, "+
 		"for all who use it.", "lun", "image")
+	descTypeUsed = desc("usage_type_used_bytes",
+		"Bytes that the disks of a usage type use on its storage.", "usage_type")
+	descTypeFree = desc("usage_type_free_bytes",
+		"Bytes that are free on the storage of a usage type, for all who use it.", "usage_type")
 	descFetched = desc("registry_fetched_bytes_total",
 		"Bytes of images that were fetched from registries.")
 	descChunks = desc("registry_fetched_chunks_total",
@@ -66,7 +70,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		descRefused, descEnded,
 		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete,
 		descWaits, descUsed, descFree, descFetched, descChunks, descWrong, descDamaged,
-		descUnsaved, descReady,
+		descUnsaved, descTypeUsed, descTypeFree, descReady,
 	} {
 		ch <- d
 	}
@@ -123,6 +127,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		if space := d.Space(); space != nil {
 			gauge(descUsed, float64(space.Used), lun, image)
 			gauge(descFree, float64(space.Available), lun, image)
+		}
+	}
+	for _, u := range c.m.usageTypes() {
+		if space := u.Space(); space != nil {
+			gauge(descTypeUsed, float64(space.Used), label(u.Name))
+			gauge(descTypeFree, float64(space.Available), label(u.Name))
 		}
 	}
 	gauge(descReady, truth(ready()))

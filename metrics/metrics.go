@@ -36,6 +36,7 @@ type Metrics struct {
 	state func() (ready bool) // guarded by mu
 
 	fetched func() Fetched // guarded by mu; nil: nothing lies in registries
+	types   []UsageType    // guarded by mu
 }
 
 var _ target.Observer = (*Metrics)(nil)
@@ -100,6 +101,27 @@ func (m *Metrics) SetDisks(disks []Disk) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.disks = append([]Disk(nil), disks...)
+}
+
+// UsageType is a storage that disks can choose.
+type UsageType struct {
+	Name string
+	// Space returns what its disks use together and what is free there, or nil if that is unknown
+	// now. It must not block for long.
+	Space func() *disk.Usage
+}
+
+// AddUsageType adds a storage that disks can choose. Its name is unique.
+func (m *Metrics) AddUsageType(u UsageType) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.types = append(m.types, u)
+}
+
+func (m *Metrics) usageTypes() []UsageType {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.types
 }
 
 // SetReady sets the function that tells whether every LUN can be used.

@@ -334,6 +334,10 @@ func full() *Metrics {
 	m.SetFetched(func() Fetched {
 		return Fetched{Bytes: 5, Chunks: 4, Wrong: 3, Damaged: 2, Unsaved: 1}
 	})
+	m.AddUsageType(UsageType{Name: "fast", Space: func() *disk.Usage {
+		return &disk.Usage{Used: 7, Available: 8}
+	}})
+	m.AddUsageType(UsageType{Name: "gone", Space: func() *disk.Usage { return nil }})
 	return m
 }
 
@@ -344,6 +348,12 @@ func TestFetched(t *testing.T) {
 	requireValue(t, m, 3, "kubevirt_disk_registry_wrong_chunks_total", nil)
 	requireValue(t, m, 2, "kubevirt_disk_cache_damaged_chunks_total", nil)
 	requireValue(t, m, 1, "kubevirt_disk_cache_unsaved_chunks_total", nil)
+}
+
+func TestUsageTypes(t *testing.T) {
+	m, fast := full(), map[string]string{"usage_type": "fast"}
+	requireValue(t, m, 7, "kubevirt_disk_usage_type_used_bytes", fast)
+	requireValue(t, m, 8, "kubevirt_disk_usage_type_free_bytes", fast)
 }
 
 func TestNamesFollowTheConventions(t *testing.T) {

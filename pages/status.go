@@ -26,8 +26,10 @@ type Status struct {
 	Authentication string               `json:"authentication"` // "none", "chap" or "mutual-chap"
 	LUNs           []LUNStatus          `json:"luns"`
 	Sessions       []target.SessionInfo `json:"sessions"`
-	StartedAt      time.Time            `json:"started_at"`
-	ReadyAt        *time.Time           `json:"ready_at,omitempty"`
+	// UsageTypes are the storages that disks can choose.
+	UsageTypes []UsageTypeStatus `json:"usage_types,omitempty"`
+	StartedAt  time.Time         `json:"started_at"`
+	ReadyAt    *time.Time        `json:"ready_at,omitempty"`
 	// ReadyAfterSeconds is the time from the start until every LUN could be used.
 	ReadyAfterSeconds float64   `json:"ready_after_seconds,omitempty"`
 	Build             BuildInfo `json:"build"`
@@ -60,10 +62,11 @@ type LUNStatus struct {
 	NAA        string      `json:"naa,omitempty"`    // 16 hexadecimal digits
 	Ready      bool        `json:"ready"`
 	Removable  bool        `json:"removable"`
-	Persistent bool        `json:"persistent"`        // survives the pod
-	Copy       *CopyStatus `json:"copy,omitempty"`    // in modes that copy the image
-	Space      *Space      `json:"space,omitempty"`   // if the storage can tell
-	Failure    string      `json:"failure,omitempty"` // why it has failed, until the next start
+	UsageType  string      `json:"usage_type,omitempty"` // the storage that the disk has chosen
+	Persistent bool        `json:"persistent"`           // survives the pod
+	Copy       *CopyStatus `json:"copy,omitempty"`       // in modes that copy the image
+	Space      *Space      `json:"space,omitempty"`      // if the storage can tell
+	Failure    string      `json:"failure,omitempty"`    // why it has failed, until the next start
 }
 
 // CopyStatus says how much of an image the disk's own file holds. The guest can use the whole disk
@@ -75,6 +78,16 @@ type CopyStatus struct {
 	Complete    bool  `json:"complete"`     // the disk no longer needs the image
 	// WaitsForSpace says that copying waits for room on the storage. The disk is served meanwhile.
 	WaitsForSpace bool `json:"waits_for_space"`
+}
+
+// UsageTypeStatus describes a storage that disks can choose for what is written to them.
+type UsageTypeStatus struct {
+	Name      string   `json:"name"`
+	Directory string   `json:"directory"`
+	LUNs      []uint16 `json:"luns"` // whose disks lie there
+	// Space is what these disks use together, and what is free. It is nil if the storage cannot
+	// tell.
+	Space *Space `json:"space,omitempty"`
 }
 
 // Space says how many bytes a disk uses on its storage, and how many are free there.

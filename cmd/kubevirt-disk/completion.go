@@ -44,7 +44,9 @@ var choices = map[string][]string{
 // Flags that take the name of a directory or file. A shell cannot complete any other.
 var (
 	directoryFlags = []string{keyDiskDir, keyWorkDir, keyPersistentDir}
-	fileFlags      = []string{keyReadyFile, keyControlSocket, keyRegistryConfig, keyRegistryCA}
+	fileFlags      = []string{
+		keyReadyFile, keyControlSocket, keyRegistryConfig, keyRegistryCA, keyPodAnnotations,
+	}
 )
 
 func texts[T ~string](values ...T) []string {

@@ -27,6 +27,7 @@ type config struct {
 	portals          []daemon.Address
 	targetName       string
 	persistentDir    string // "": none
+	usageTypes       daemon.UsageTypes
 	onImageChange    instance.ImageChange
 	ephemeralFlush   bool
 	controlSocket    string // path; "": none
@@ -66,6 +67,8 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	for _, s := range settings {
 		c.values[s.key] = strings.Join(l.list(s.key), ",")
 	}
+	c.usageTypes = l.usageTypes()
+	c.values[keyUsageType] = fmt.Sprint(c.usageTypes) // annotations may have changed
 	if err := libvirt.CheckName(c.targetName); err != nil {
 		l.problems.Add(l.name(keyTargetName), "%v", err)
 	}
@@ -96,7 +99,8 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	if len(images) > 0 {
 		l.useImages(c, images)
 	}
-	c.disks = l.single(c.common) // last, because they start from the common settings
+	// last, because they start from the common settings
+	c.disks = l.single(c.common, c.usageTypes)
 	return c, l.problems.Err()
 }
 

@@ -109,6 +109,21 @@ var settingCases = []struct {
 		got: func(c *config) string { return c.log.format }},
 	{key: keyPersistentDir, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
 		got: func(c *config) string { return c.persistentDir }},
+	{key: keyUsageType, def: "", inFile: "x=/f", inEnv: "x=/e", asFlag: "x=/a",
+		got: func(c *config) string {
+			if dir, ok := c.usageTypes["x"]; ok {
+				return "x=" + dir
+			}
+			return ""
+		}},
+	{key: keyPodAnnotations, def: "", inFile: "testdata/annotations-file",
+		inEnv: "testdata/annotations-environment", asFlag: "testdata/annotations-flag",
+		got: func(c *config) string {
+			if dir, ok := c.usageTypes["x"]; ok {
+				return "testdata/annotations-" + strings.TrimPrefix(dir, "/")
+			}
+			return ""
+		}},
 	{key: keyOnImageChange, def: "fail", inFile: "keep", inEnv: "fail", asFlag: "keep",
 		got: func(c *config) string { return string(c.onImageChange) }},
 	{key: keySize, def: "0", inFile: "1Ki", inEnv: "2Mi", asFlag: "3Gi",

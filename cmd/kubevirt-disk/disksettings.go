@@ -98,6 +98,10 @@ var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
 		s.ReadOnly, err = parseTruth(value)
 		return err
 	},
+	keyUsageType: func(s *daemon.DiskSettings, value string) error {
+		s.UsageType = value
+		return checkUsageType(value)
+	},
 	"removable": func(s *daemon.DiskSettings, value string) (err error) {
 		s.Removable, err = parseTruth(value)
 		return err
@@ -208,7 +212,9 @@ func (d diskOverrides) apply(s *daemon.DiskSettings, p *problems.List) {
 
 // single returns the disks that have settings of their own in the file. The rest of their settings
 // is as for all disks.
-func (l *loader) single(common daemon.DiskSettings) map[string]daemon.SingleDisk {
+func (l *loader) single(
+	common daemon.DiskSettings, types daemon.UsageTypes,
+) map[string]daemon.SingleDisk {
 	all := make(map[string]daemon.SingleDisk, len(l.disks))
 	for _, name := range slices.Sorted(maps.Keys(l.disks)) {
 		d := l.disks[name]
@@ -217,6 +223,11 @@ func (l *loader) single(common daemon.DiskSettings) map[string]daemon.SingleDisk
 			DiskSettings: common, FormatOnly: format && len(d.set) == 1, Source: d.source,
 		}
 		d.apply(&single.DiskSettings, &l.problems)
+		if name := single.UsageType; checkUsageType(name) == nil {
+			if _, err := types.Dir(name); err != nil {
+				l.problems.Add(fmt.Sprintf("%s, key %q", d.source, keyUsageType), "%v", err)
+			}
+		}
 		all[name] = single
 	}
 	return all

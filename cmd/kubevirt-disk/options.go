@@ -15,6 +15,7 @@ func (c *config) options(log *zap.Logger) daemon.Options {
 		Streams:        c.streams,
 		WorkDir:        c.workDir,
 		PersistentDir:  c.persistentDir,
+		UsageTypes:     c.usageTypes,
 		OnImageChange:  c.onImageChange,
 		EphemeralFlush: c.ephemeralFlush,
 		Owner:          c.owner(),

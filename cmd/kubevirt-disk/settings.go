@@ -51,6 +51,8 @@ const (
 	keyCacheDir       = "cache-dir"
 	keyCacheSize      = "cache-size"
 	keyRecordBoot     = "record-boot"
+	keyUsageType      = "usage-type"
+	keyPodAnnotations = "pod-annotations"
 
 	flagConfig = "config"
 	envConfig  = "KUBEVIRT_DISK_CONFIG"
@@ -70,6 +72,12 @@ var settings = append([]setting{
 	{key: keyPersistentDir, env: []string{"PERSISTENT_DIR"}, empty: true,
 		usage: "`directory` of a mounted volume on which disks survive: disk.img for one image, " +
 			"a directory for each of several"},
+	{key: keyUsageType, env: []string{"USAGE_TYPES"}, kind: kindList,
+		usage: "`NAME=DIRECTORY` of storage that disks can choose for what is written to them, " +
+			"under disks in the YAML file; repeatable"},
+	{key: keyPodAnnotations, env: []string{"POD_ANNOTATIONS"},
+		usage: "`file` of the downward API with the pod's annotations: " + usageTypeAnnotation +
+			"NAME is a usage type, too"},
 	{key: keyOnImageChange, env: []string{"ON_IMAGE_CHANGE"}, def: "fail",
 		usage: "what becomes of a persistent disk whose image is another one now: `action` fail, " +
 			"or keep (serve it as it is)"},

@@ -42,7 +42,14 @@ func (d *Daemon) announceLUN(l pages.LUNStatus) {
 	d.log.Info("serving a LUN", zap.Uint16("lun", l.LUN), zap.String("image", l.Image),
 		zap.String("format", l.Format), zap.Int64("size_bytes", l.SizeBytes),
 		zap.String("copy_mode", l.CopyMode), zap.String("access_mode", l.AccessMode),
-		zap.String("serial", l.Serial), zap.String("naa", l.NAA))
+		zap.String("serial", l.Serial), zap.String("naa", l.NAA), usageTypeField(l.UsageType))
+}
+
+func usageTypeField(name string) zap.Field {
+	if name == "" {
+		return zap.Skip()
+	}
+	return zap.String("usage_type", name)
 }
 
 // Reachable replaces an address that stands for every address by one that a client on this machine

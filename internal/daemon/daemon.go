@@ -41,10 +41,11 @@ type Daemon struct {
 	stopping context.Context // ends when the disks are about to be closed
 	setStop  context.CancelFunc
 
-	streams streams // set at the start, before the target is
-	disks   table
-	found   []foundImage  // at the start; set before the target is
-	initial []*servedDisk // that were made of found; set before the target is
+	usageTypes []usageType
+	streams    streams // set at the start, before the target is
+	disks      table
+	found      []foundImage  // at the start; set before the target is
+	initial    []*servedDisk // that were made of found; set before the target is
 
 	mu      sync.Mutex
 	state   pages.State     // guarded by mu
@@ -72,6 +73,8 @@ func New(opt Options) (*Daemon, error) {
 		state:     pages.StateStarting,
 	}
 	d.stopping, d.setStop = context.WithCancel(context.Background())
+	d.usageTypes = d.newUsageTypes()
+	d.measureUsageTypes()
 	d.readyFile.Name = d.names.of(SettingReadyFile).String()
 	d.metrics.SetReady(func() bool { return d.isReady() == nil })
 	if opt.CHAP.Enabled() {

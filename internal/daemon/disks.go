@@ -21,7 +21,9 @@ import (
 type Disk struct {
 	Name  string       // of its image, as people know it
 	Image *image.Image // nil: the disk is complete, and is served without one
-	Dir   string       // of a persistent disk; "": it is ephemeral, and in the work directory
+	// Dir is that of a persistent disk. "": it is ephemeral, and in the directory of its usage
+	// type, or in the work directory.
+	Dir string
 	// CopyAfter holds the copying of the image back until it is closed. nil: nothing does.
 	CopyAfter <-chan struct{}
 	DiskSettings
@@ -59,7 +61,7 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	opt := instance.Options{
 		Name:          s.name,
 		Mode:          settings.CopyMode,
-		WorkDir:       d.opt.WorkDir,
+		WorkDir:       d.workDir(settings),
 		PersistentDir: s.dir,
 		OnImageChange: d.opt.OnImageChange,
 		Owner:         d.opt.Owner,

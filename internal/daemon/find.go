@@ -22,6 +22,10 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	if err := d.checkDirectories(); err != nil {
 		return nil, err
 	}
+	if err := d.checkUsageTypes(); err != nil {
+		return nil, err
+	}
+	d.announceUsageTypes()
 	var found []foundImage
 	defer func() {
 		if err != nil {
@@ -58,6 +62,9 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	}
 	settings, err := d.settle(d.opt.Settings, found)
 	if err != nil {
+		return nil, err
+	}
+	if err := d.settled(found, dirs, settings); err != nil {
 		return nil, err
 	}
 	d.found = found
@@ -110,10 +117,15 @@ func (d *Daemon) checkDirectories() error {
 		}
 	}
 	var wrong problems.List
-	for _, kept := range []struct {
+	type place struct {
 		setting Setting
 		dir     string
-	}{{SettingPersistentDir, d.opt.PersistentDir}, {SettingWorkDir, d.opt.WorkDir}} {
+	}
+	places := []place{{SettingPersistentDir, d.opt.PersistentDir}, {SettingWorkDir, d.opt.WorkDir}}
+	for _, name := range d.opt.UsageTypes.names() {
+		places = append(places, place{SettingUsageType, d.opt.UsageTypes[name]})
+	}
+	for _, kept := range places {
 		same := func(dir string) bool { return sameDirectory(dir, kept.dir) }
 		if slices.ContainsFunc(images, same) {
 			wrong.Add(d.names.of(kept.setting).String(),
@@ -196,7 +208,9 @@ func (d *Daemon) sweep(ctx context.Context) {
 	}
 	found := func(f foundImage) bool { return f.image != nil && f.streamed == nil }
 	if len(d.opt.Images.Paths) == 0 && slices.ContainsFunc(d.found, found) {
-		instance.Sweep(ctx, d.opt.WorkDir, d.opt.Images.Dir, elsewhere, d.opt.Owner, d.log)
+		for _, dir := range d.workDirs() {
+			instance.Sweep(ctx, dir, d.opt.Images.Dir, elsewhere, d.opt.Owner, d.log)
+		}
 	}
 }
 

@@ -30,6 +30,10 @@ func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.stopping, cancel)()
+	if _, err := d.homeOf(disk.Name, disk.DiskSettings, ""); err != nil {
+		closeImages(disk.Image)
+		return 0, err
+	}
 	added, err := d.disks.add(disk)
 	if err != nil {
 		closeImages(disk.Image)

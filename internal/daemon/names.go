@@ -8,6 +8,7 @@ const (
 	SettingImageDir      Setting = "disk-dir"
 	SettingWorkDir       Setting = "work-dir"
 	SettingPersistentDir Setting = "persistent-dir"
+	SettingUsageType     Setting = "usage-type"
 	SettingCacheDir      Setting = "cache-dir"
 	SettingCopyMode      Setting = "copy-mode"
 	SettingPortals       Setting = "listen"

@@ -22,6 +22,9 @@ type Options struct {
 
 	WorkDir       string // holds ephemeral disks and their state; made if it is missing
 	PersistentDir string // of a volume that holds the disks instead; "": none
+	// UsageTypes are further directories for disks, which choose by DiskSettings.UsageType.
+	// PersistentDir says whether they are persistent there.
+	UsageTypes UsageTypes
 	// OnImageChange says what becomes of a persistent disk whose image is another one now.
 	OnImageChange instance.ImageChange
 	// EphemeralFlush lets a flush of a disk that is not persistent reach storage.
@@ -78,6 +81,7 @@ type DiskSettings struct {
 	AccessMode target.AccessMode // "": target.AccessWriteExclusive
 	Format     image.Format      // of the image; "": what the image says
 	Size       int64             // bytes; 0: the image's
+	UsageType  string            // of Options.UsageTypes: where the disk lies; "": none
 	Identity   disk.Identity     // what is not zero is given to the disk
 	ReadOnly   bool
 	Removable  bool

@@ -25,6 +25,7 @@ const (
 	keySerial     = "serial"
 	keyNAA        = "naa"
 	keyReadOnly   = "read-only"
+	keyUsageType  = "usage-type"
 )
 
 // diskFields are the settings of one disk, by their keys.
@@ -38,6 +39,7 @@ var diskFields = map[string]func(s DiskSettings) any{
 	keyNAA:        func(s DiskSettings) any { return s.Identity.NAA },
 	keyReadOnly:   func(s DiskSettings) any { return s.ReadOnly },
 	"removable":   func(s DiskSettings) any { return s.Removable },
+	keyUsageType:  func(s DiskSettings) any { return s.UsageType },
 }
 
 // Differences names the settings in which two disks differ, by their keys in the configuration
@@ -77,6 +79,14 @@ func (s Settings) formats() map[string]image.Format {
 	return all
 }
 
+// of is how the disk of an image is to be served, before its place among the others is known.
+func (s Settings) of(name string) DiskSettings {
+	if single, ok := s.Disks[name]; ok {
+		return single.DiskSettings.resolved()
+	}
+	return s.Disk.resolved()
+}
+
 // foundImage is the image of one disk at the start.
 type foundImage struct {
 	name     string
@@ -104,6 +114,10 @@ func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) 
 		}
 		if err := one.CopyMode.Check(found[i].image); err != nil {
 			wrong.Add(one.CopyModeSource, "%v", err)
+		} else if one.CopyMode == instance.CopyNone && one.UsageType != "" {
+			wrong.Add(one.CopyModeSource, "%q is written in place, so it cannot lie on storage of "+
+				"usage type %q: leave its %q out, or use another copy mode, such as %q",
+				found[i].name, one.UsageType, keyUsageType, string(instance.CopyClone))
 		}
 	}
 	// Check before the disks are made: a disk keeps the identity it was given, also when the

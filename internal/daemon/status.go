@@ -85,6 +85,7 @@ func (d *Daemon) Status() pages.Status {
 		}
 	}
 	page.LUNs = append(page.LUNs, luns...)
+	page.UsageTypes = d.usageTypeStatus(luns)
 	if srv != nil {
 		page.Sessions = append(page.Sessions, srv.Sessions()...)
 		for i, one := range page.LUNs {
@@ -119,6 +120,7 @@ func (s *servedDisk) statusLocked() pages.LUNStatus {
 		AccessMode: string(s.now.settings.AccessMode),
 		ReadOnly:   s.now.settings.ReadOnly,
 		Removable:  s.now.settings.Removable,
+		UsageType:  s.now.settings.UsageType,
 	}
 	if s.now.instance != nil {
 		lun.ReadOnly = s.now.settings.ReadOnly || s.now.instance.ReadOnly

@@ -132,7 +132,14 @@ func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error
 
 // openStreamed opens the image of a disk, unless the disk is complete without it.
 func (d *Daemon) openStreamed(ctx context.Context, f *foundImage, dir string) (err error) {
-	done := instance.Options{Name: f.name, WorkDir: d.opt.WorkDir, PersistentDir: dir}
+	settings := d.opt.Settings.of(f.name)
+	if dir, err = d.homeOf(f.name, settings, dir); err != nil {
+		return err
+	}
+	done := instance.Options{Name: f.name, WorkDir: d.workDir(settings)}
+	if d.opt.PersistentDir != "" {
+		done.PersistentDir = dir
+	}
 	if instance.IsComplete(done, f.streamed.disk.Digests) {
 		d.log.Info("the disk of an image in a registry is complete, and served without it",
 			zap.String("image", f.name))

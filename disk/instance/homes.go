@@ -1,0 +1,205 @@
+package instance
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// homesName is the directory for what is known of disks that lie elsewhere. No directory of a disk
+// begins with a dot.
+const homesName = ".homes"
+
+// Homes are the directories in which the disks of one daemon may lie. A disk may choose another
+// home at every start, and its data does not follow it. Settle notices that.
+type Homes struct {
+	// Base is the work directory, or the volume of persistent disks. It keeps the homes of disks
+	// that lie elsewhere, and may be missing.
+	Base       string
+	Roots      []string // other directories that may hold disks; they exist
+	Owner      string   // of ephemeral disks, as in Options
+	Persistent bool
+}
+
+// DirIn returns the directory of a disk in a directory that holds the disks of many images.
+func DirIn(root, name string) string { return filepath.Join(root, escapeName(name)) }
+
+// home is what is kept of a disk that lies elsewhere than in the base.
+type home struct {
+	Dir   string `json:"dir"`
+	Owner string `json:"owner,omitempty"` // of an ephemeral disk
+}
+
+// ElsewhereError says that a disk lies in another directory than the one that it should be made in.
+// Nothing has changed.
+type ElsewhereError struct {
+	Name  string // of the disk
+	There string // where the disk lies
+	Here  string // where it should be made
+	Away  bool   // there is nothing at all where it lies, as before a volume is mounted
+}
+
+func (e *ElsewhereError) Error() string {
+	if e.Away {
+		return fmt.Sprintf("the disk of %s lies in %q, which is not there now, and would be made "+
+			"again in %q; mount its storage, or remove what is known of it in %q",
+			words.Name(e.Name), e.There, e.Here, homesName)
+	}
+	return fmt.Sprintf("the disk of %s lies in %q, and would be made again in %q without what was "+
+		"written to it; keep it where it lies, or remove that directory to begin anew",
+		words.Name(e.Name), e.There, e.Here)
+}
+
+// Settle makes dir the home of a disk. Usual is where the disk lies if it chooses nothing. Both are
+// the disk's own directories. If the disk lies in another directory, that is an *ElsewhereError.
+func (h Homes) Settle(name, usual, dir string) error {
+	known, err := h.recall(name)
+	if err != nil {
+		return err
+	}
+	places := []string{usual}
+	if !h.Persistent { // a persistent disk has no owner, so it could be that of another daemon
+		for _, root := range append([]string{h.Base}, h.Roots...) {
+			places = append(places, DirIn(root, name))
+		}
+	}
+	if known != nil && (h.Persistent || known.Owner == h.Owner) {
+		places = append(places, known.Dir)
+		if _, err := os.Stat(filepath.Dir(known.Dir)); errors.Is(err, fs.ErrNotExist) &&
+			!samePlace(known.Dir, dir) {
+			return &ElsewhereError{Name: name, There: known.Dir, Here: dir, Away: true}
+		}
+	}
+	for _, place := range places {
+		if samePlace(place, dir) {
+			continue
+		}
+		there, err := h.holds(place, name)
+		if err != nil {
+			return err
+		}
+		if there {
+			return &ElsewhereError{Name: name, There: place, Here: dir}
+		}
+	}
+	if samePlace(usual, dir) {
+		return h.forget(name, known)
+	}
+	return h.remember(name, home{Dir: dir, Owner: h.Owner}, known)
+}
+
+// samePlace reports whether two paths are those of one directory, which need not exist.
+func samePlace(a, b string) bool {
+	if filepath.Clean(a) == filepath.Clean(b) {
+		return true
+	}
+	rootA, errA := osfile.Resolved(filepath.Dir(a))
+	rootB, errB := osfile.Resolved(filepath.Dir(b))
+	return errA == nil && errB == nil &&
+		filepath.Join(rootA, filepath.Base(a)) == filepath.Join(rootB, filepath.Base(b))
+}
+
+// holds reports whether a directory holds the disk, with data that a new disk would not have.
+func (h Homes) holds(path, name string) (bool, error) {
+	if h.Persistent {
+		return present(filepath.Join(path, PersistentName))
+	}
+	root, err := osfile.Resolved(filepath.Dir(path))
+	if err != nil {
+		return false, nil // there is nothing
+	}
+	d := workDirOf(root, filepath.Base(path))
+	if there, err := present(d.disk()); err != nil || !there {
+		return false, err
+	}
+	s, err := loadState(d.state())
+	if smallfile.IsUnread(err) {
+		return false, fmt.Errorf("the disk %q: %w", d.disk(), err)
+	}
+	// Without an intact state it would be made again where it is, too.
+	return err == nil && s.Mode != CopyNone && s.Owner == h.Owner && s.Image == storedName(name) &&
+		s.survivesBoot(bootID()), nil
+}
+
+// file returns the file that keeps the home of a disk, or "" without a base.
+func (h Homes) file(name string) (string, error) {
+	base, err := osfile.Resolved(h.Base)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return filepath.Join(base, homesName, escapeName(name)), err
+}
+
+// recall returns what is kept of a disk's home, or nil.
+func (h Homes) recall(name string) (*home, error) {
+	path, err := h.file(name)
+	if err != nil || path == "" {
+		return nil, err
+	}
+	text, err := smallfile.Read(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("what is known of the place of the disk of %s: %q %w",
+			words.Name(name), path, err)
+	}
+	known := new(home)
+	if err := json.Unmarshal(text, known); err != nil || !filepath.IsAbs(known.Dir) {
+		return nil, fmt.Errorf("what is known of the place of the disk of %s is damaged: see "+
+			"whether it lies where it should, and remove %q", words.Name(name), path)
+	}
+	return known, nil
+}
+
+// remember keeps the home of a disk, before anything is written there.
+func (h Homes) remember(name string, now home, known *home) error {
+	if known != nil && *known == now {
+		return nil
+	}
+	if err := makeDirs(h.Base, h.Persistent); err != nil {
+		return err
+	}
+	path, err := h.file(name)
+	if err != nil {
+		return err
+	}
+	if err := osfile.MakeDir(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	text, err := json.Marshal(now)
+	if err != nil {
+		return err
+	}
+	var sync func(*os.File) error
+	if h.Persistent {
+		sync = (*os.File).Sync
+	}
+	spare := path + smallfile.SpareSuffix
+	if err := smallfile.Replace(path, append(text, '\n'), spare, sync); err != nil {
+		return err
+	}
+	if sync != nil {
+		return smallfile.SyncParent(filepath.Dir(path))
+	}
+	return nil
+}
+
+// forget removes what is kept of a disk that lies in the base again.
+func (h Homes) forget(name string, known *home) error {
+	if known == nil || !h.Persistent && known.Owner != h.Owner {
+		return nil
+	}
+	path, err := h.file(name)
+	if err != nil || path == "" {
+		return err
+	}
+	return errors.Join(osfile.Remove(path), osfile.Remove(path+smallfile.SpareSuffix))
+}
