@@ -204,29 +204,8 @@ func (k KernelDomain) DomainXML() (string, error) {
 	return text, nil
 }
 
-// FileDisk returns the <disk> element of a disk in a qcow2 file on the host, by an absolute path.
-// serial is what the guest finds it by. The Device's Initiator, Kind and IO do not apply.
+// FileDisk returns the <disk> element of a disk in a qcow2 file on the host, by an absolute path, and
+// in the backing files that it names. serial is what the guest finds it by. File has more choices.
 func FileDisk(path, serial string, d Device) (*libvirtxml.DomainDisk, error) {
-	d = d.withDefaults()
-	var p problems
-	d.check(&p)
-	checkPath(&p, "FileDisk.Path", path)
-	if d.Kind != KindDisk {
-		p.add("Device.Kind", "a file is a disk, and no %s", d.Kind)
-	}
-	limit := d.Bus.maxSerial()
-	if len(serial) > limit || !printable(serial) {
-		p.add("FileDisk.Serial", "%q is no serial number of at most %d characters", serial, limit)
-	}
-	if err := p.err(); err != nil {
-		return nil, err
-	}
-	return &libvirtxml.DomainDisk{
-		Device: string(d.Kind),
-		Driver: &libvirtxml.DomainDiskDriver{Name: "qemu", Type: "qcow2", Cache: string(d.Cache),
-			Discard: string(d.Discard)},
-		Source: &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: path}},
-		Target: &libvirtxml.DomainDiskTarget{Dev: d.Dev, Bus: string(d.Bus)},
-		Serial: serial,
-	}, nil
+	return File{Path: path, Format: FormatQcow2, Serial: serial, FollowBacking: true}.Disk(d)
 }

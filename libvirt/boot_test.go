@@ -88,7 +88,7 @@ func TestKernelBootRefuses(t *testing.T) {
 	require.ErrorContains(t, err, `KernelDomain.Name: "a/b"`)
 	require.ErrorContains(t, err, "KernelDomain.Disk: it is missing")
 	_, err = FileDisk("disk", "123456789012345678901", Device{Kind: KindLUN})
-	for _, want := range []string{`FileDisk.Path: "disk" is relative`, "FileDisk.Serial: ",
+	for _, want := range []string{`File.Path: "disk" is relative`, "File.Serial: ",
 		"Device.Kind: "} {
 		require.ErrorContains(t, err, want)
 	}

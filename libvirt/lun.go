@@ -66,6 +66,10 @@ type LUN struct {
 	// WWN is the disk's NAA identifier, 16 hexadecimal digits. Only disks of BusSCSI have one. "":
 	// none.
 	WWN string
+
+	// Copy says how the server is to copy the disk, as far as a specification does. ParseSources
+	// sets it. Disk does not render it, because the server does the copying.
+	Copy Copy
 }
 
 // Portal is a network address of a target.
@@ -200,6 +204,11 @@ func (l LUN) check(p *problems) {
 	if !l.Credential.isZero() {
 		l.Credential.check(p, "LUN.Credential")
 	}
+	l.checkShown(p)
+}
+
+// checkShown validates what the guest sees.
+func (l LUN) checkShown(p *problems) {
 	if !slices.Contains(accessModes(), l.AccessMode) {
 		p.add("LUN.AccessMode", "%q is unknown: want %s", l.AccessMode, oneOf(accessModes()))
 	}

@@ -23,10 +23,11 @@ import (
 //	        portal: iqn.2017-01.io.kubevirt:sn.42
 //	        lun: 2
 //	    access-mode: write-exclusive
+//	    copy: {mode: copy-on-write, usage-type: fast}
 //
 // "lun" may also stand beside "iscsi", as in the answers of dynamic sources. Here "portal" is the
-// target's name. "access-mode" is one of the names of AccessMode, or "read-only". Keys that say how
-// the server copies a disk are ignored.
+// target's name. "access-mode" is one of the names of AccessMode, or "read-only". "copy" is for the
+// server, see LUN.Copy; which usage types there are, the server knows. Other keys are ignored.
 func ParseSources(document map[string]any) ([]LUN, error) {
 	var p problems
 	var luns []LUN
@@ -73,6 +74,7 @@ func parseDiskSpec(value any, path string, p *problems) LUN {
 		l.AccessMode = AccessMode(mode)
 	}
 	before := len(p.list)
+	l.Copy = parseCopy(spec, path, p)
 	lunPath := parseSource(source, sourcePath, &l, p)
 	l = l.withDefaults()
 	if len(p.list) > before {
@@ -92,6 +94,32 @@ func parseDiskSpec(value any, path string, p *problems) LUN {
 	l.check(&checked)
 	p.list = append(p.list, checked.list...)
 	return l
+}
+
+// parseCopy reads "copy" of a disk.
+func parseCopy(spec map[string]any, path string, p *problems) (c Copy) {
+	path = join(path, "copy")
+	if spec["copy"] == nil {
+		return c
+	}
+	given, ok := spec["copy"].(map[string]any)
+	if !ok {
+		p.add(path, "want mode and usage-type")
+		return c
+	}
+	refuseOthers(given, path, p, "mode", "usage-type")
+	text := func(key string) string {
+		value, ok := given[key].(string)
+		if _, set := given[key]; set && (!ok || value == "") {
+			p.add(join(path, key), "want a text that is not empty")
+		}
+		return value
+	}
+	c = Copy{Mode: CopyMode(text("mode")), UsageType: text("usage-type")}
+	if c.Mode != "" && !slices.Contains(copyModes(), c.Mode) {
+		p.add(join(path, "mode"), "%q is unknown: want %s", c.Mode, oneOf(copyModes()))
+	}
+	return c
 }
 
 // parseSource reads the map that has "iscsi". It returns the path of the LUN in it.

@@ -44,7 +44,7 @@ source:
     host: {name: iscsi-demo-target}
     portal: iqn.2017-01.io.kubevirt:sn.42
   lun: 2
-copy: {mode: clone}
+copy: {mode: copy-on-write, usage-type: fast}
 `
 )
 
@@ -54,6 +54,10 @@ func TestSourcesOfTheProposal(t *testing.T) {
 		TargetName: "iqn.2017-01.io.kubevirt:sn.42", Number: 2, AccessMode: WriteExclusive,
 	}}
 	for _, text := range []string{specDisks, dynamicAnswer, oneDisk} {
+		want[0].Copy = Copy{}
+		if text == oneDisk {
+			want[0].Copy = Copy{Mode: CopyOnWrite, UsageType: "fast"}
+		}
 		document := decode(t, text)
 		luns, err := ParseSources(document)
 		require.NoError(t, err, text)
@@ -116,12 +120,17 @@ func TestSourcesRefuse(t *testing.T) {
 			"source.iscsi.portal"},
 		"no LUN": {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a}`,
 			"iscsi.lun"},
-		"LUN 0":                {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 0}`, "iscsi.lun"},
-		"LUN 0 beside":         {`disks: [{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a}, lun: 0}}]`, "disks[0].source.lun"},
-		"a LUN of text":        {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: one}`, "iscsi.lun"},
-		"two LUNs":             {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}` + "\nlun: 2", "iscsi.lun"},
-		"a LUN of text beside": {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}` + "\nlun: two", "iscsi.lun"},
-		"an access mode":       {`{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, access-mode: rw}`, "access-mode"},
+		"LUN 0":                    {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 0}`, "iscsi.lun"},
+		"LUN 0 beside":             {`disks: [{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a}, lun: 0}}]`, "disks[0].source.lun"},
+		"a LUN of text":            {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: one}`, "iscsi.lun"},
+		"two LUNs":                 {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}` + "\nlun: 2", "iscsi.lun"},
+		"a LUN of text beside":     {`iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}` + "\nlun: two", "iscsi.lun"},
+		"an access mode":           {`{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, access-mode: rw}`, "access-mode"},
+		"a copy that is no map":    {`{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, copy: fast}`, "copy"},
+		"a copy mode":              {`{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, copy: {mode: cow}}`, "copy.mode"},
+		"an empty usage type":      {`disks: [{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, copy: {usage-type: ""}}]`, "disks[0].copy.usage-type"},
+		"a usage type of a number": {`{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, copy: {usage-type: 1}}`, "copy.usage-type"},
+		"a misspelt key of copy":   {`{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, copy: {usage_type: fast}}`, "copy.usage_type"},
 		"an access mode of a number": {`disks: [{source: {iscsi: {host: {name: a}, portal: iqn.2017-01.io.kubevirt:a, lun: 1}}, access-mode: 1}]`,
 			"disks[0].access-mode"},
 	} {

@@ -46,6 +46,7 @@ var (
 	directoryFlags = []string{keyDiskDir, keyWorkDir, keyPersistentDir}
 	fileFlags      = []string{
 		keyReadyFile, keyControlSocket, keyRegistryConfig, keyRegistryCA, keyPodAnnotations,
+		flagFile, flagOverlay,
 	}
 )
 

@@ -32,6 +32,7 @@ type xmlFlags struct {
 	errorPolicy   string
 	rerrorPolicy  string
 	secretElement bool
+	file          xmlFile
 }
 
 const (
@@ -64,6 +65,12 @@ QEMU logs in with an initiator name made of this machine's name and --domain, so
 the domain's machine. In a live migration the destination needs another name than the source, or the
 source cannot be fenced. The machine's name is NODE_NAME or POD_NAME from the environment, or else
 the hostname. Two domains of one machine need --domain to be kept apart.
+
+With --file it prints the <disk> element for an image in a local file, as the command provide makes
+it. With --overlay, QEMU writes to that file, which lies over the image (--copy-mode):
+
+  qemu-img create -f qcow2 -F qcow2 -b /vm/disk.qcow2 /storage/ssd/vm.qcow2
+  kubevirt-disk xml --file /vm/disk.qcow2 --overlay /storage/ssd/vm.qcow2 >disk.xml
 
 Exit status 1: the daemon does not answer, or the LUN is not ready.`,
 		Args: usageArgs(cobra.NoArgs),
@@ -113,6 +120,7 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 			"LUN's)")
 	flags.StringVar(&f.wwn, flagWWN, "", "WWN that the guest sees, 16 hexadecimal `digits`, "+
 		"empty for none (default with --status-url: the LUN's)")
+	f.file.add(flags)
 	flags.BoolVar(&f.readOnly, "read-only", false,
 		"the guest sees a read-only disk (default by the access mode)")
 	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
@@ -135,6 +143,9 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 
 // document returns the requested XML element.
 func (f *xmlFlags) document(ctx context.Context, l *loader) (string, error) {
+	if f.file.isGiven(l.flags) {
+		return f.fileDocument(l)
+	}
 	var lun libvirt.LUN
 	var err error
 	if f.statusURL != "" || l.flags.Changed(flagStatusURL) {
@@ -277,6 +288,8 @@ func (l *loader) explainFields(err error) error {
 		"Device.IO": "io", "Device.Discard": "discard", "Device.DetectZeroes": "detect-zeroes",
 		"Device.ErrorPolicy":     "error-policy",
 		"Device.ReadErrorPolicy": "rerror-policy",
+		"File.Path":              flagFile, "File.Format": flagFile, "File.Overlay": flagOverlay,
+		"File.CopyMode": keyCopyMode, "File.Serial": flagSerial, "File.WWN": flagWWN,
 	}
 	list := []error{err}
 	var joined interface{ Unwrap() []error }
@@ -293,7 +306,7 @@ func (l *loader) explainFields(err error) error {
 		switch field {
 		case "LUN.TargetName":
 			source = l.name(keyTargetName)
-		case "LUN.AccessMode":
+		case "LUN.AccessMode", "File.AccessMode":
 			source = l.name(keyAccessMode)
 		}
 		l.problems.Add(source, "%s", wrong.Problem)
