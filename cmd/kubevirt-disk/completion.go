@@ -46,7 +46,7 @@ var (
 	directoryFlags = []string{keyDiskDir, keyWorkDir, keyPersistentDir}
 	fileFlags      = []string{
 		keyReadyFile, keyControlSocket, keyRegistryConfig, keyRegistryCA, keyPodAnnotations,
-		flagFile, flagOverlay,
+		keyTo, keyImagePath, flagFile, flagOverlay,
 	}
 )
 

@@ -89,6 +89,12 @@ func (l *loader) readFile() {
 	for _, p := range problems {
 		l.problems.Add(source, "%s", p)
 	}
+	for _, s := range provideSettings {
+		if _, set := values[s.key]; set && l.flags.Lookup(s.key) == nil {
+			l.problems.Add(source, "%q: %q is a setting of provide, and not of this command", path,
+				s.key)
+		}
+	}
 	// It fails only for a nil map.
 	_ = l.viper.MergeConfigMap(values)
 }

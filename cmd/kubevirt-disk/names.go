@@ -14,11 +14,15 @@ const (
 	nameCat        = "cat"
 )
 
-// entryPoint serves on the port in its argument, or on the port from the environment.
+// entryPoint serves on the port in its argument, or on the port from the environment. Callers of
+// the wrapper that made a file give no port, and say where the file is to be.
 func (a *app) entryPoint(args []string) int {
 	a.asWrapper = true
 	switch len(args) {
 	case 0:
+		if os.Getenv(envCopyPath) != "" {
+			return a.execute([]string{"provide"})
+		}
 		return a.execute([]string{"serve"})
 	case 1:
 		return a.execute([]string{"serve", "--" + keyPort + "=" + args[0]})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -156,13 +157,13 @@ func addFlags(flags *pflag.FlagSet, keys ...string) {
 		"names ["+envConfig+"]")
 }
 
-// selectSettings returns the rows of the given keys, or all of them.
+// selectSettings returns the rows of the given keys, or without keys all that serve has.
 func selectSettings(keys []string) []setting {
 	if len(keys) == 0 {
 		return settings
 	}
 	var rows []setting
-	for _, s := range settings {
+	for _, s := range slices.Concat(settings, provideSettings) {
 		for _, key := range keys {
 			if s.key == key {
 				rows = append(rows, s)

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/provide"
+	"kubevirt.io/disk/internal/readyfile"
+)
+
+const (
+	keyTo        = "to"
+	keyImagePath = "image-path"
+
+	envCopyPath = "COPY_PATH"
+)
+
+// provideSettings are those that serve does not have. The names of the variables are those of the
+// original file wrapper.
+var provideSettings = []setting{
+	{key: keyTo, env: []string{envCopyPath},
+		usage: "`path` of the file without its extension, in a directory that others share: it " +
+			"becomes PATH.qcow2 or PATH.raw"},
+	{key: keyImagePath, env: []string{"IMAGE_PATH"},
+		usage: "`file` of the image (default the only one in the directory)"},
+	{key: keyReadOnly, env: []string{"READ_ONLY"}, def: "false", kind: kindBool,
+		usage: "nobody writes to the file, as to the backing file of an overlay: then it may be " +
+			"a hard link to the image"},
+}
+
+func (a *app) provideCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "provide --to PATH [IMAGE]",
+		Short: "Make the image a local file for a virtual machine, until the file is removed",
+		Long: `Makes the image a file in a directory that others share, where QEMU of the same machine
+can use it: PATH.qcow2, or PATH.raw for a raw image and for one with backing files. The file is
+complete when it appears, and belongs to QEMU's user (107) where this user may give it away. It
+shares the space of the image if the file system can do that (reflink); otherwise it is a copy.
+
+The command runs until the file is removed, or until SIGTERM or SIGINT; then it removes the file.
+The ready file is there while the file is. After a kill -9 the next start keeps the file, with what
+a guest has written to it. A file that this command has not made is neither replaced nor removed.
+
+Called as /entry-point.sh with COPY_PATH set, the program does the same.
+
+Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left of it.`,
+		Args:              imageArgs(cobra.MaximumNArgs(1)),
+		ValidArgsFunction: completeImages,
+	}
+	keys := []string{keyTo, keyImagePath, keyReadOnly, keyDiskDir, keyReadyFile, keyLogLevel,
+		keyLogFormat}
+	addFlags(cmd.Flags(), keys...)
+	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
+		l := load(cmd.Flags(), keys...)
+		p := providing{to: l.text(keyTo), image: l.text(keyImagePath), dir: l.text(keyDiskDir),
+			readOnly: l.bool(keyReadOnly),
+			ready:    readyfile.File{Path: l.text(keyReadyFile), Name: nameOf(keyReadyFile)}}
+		if len(args) > 0 {
+			p.image = args[0]
+		}
+		logging := l.logConfig()
+		switch {
+		case p.to == "":
+			l.problems.Add(nameOf(keyTo), "is missing: name the file to make, without its "+
+				"extension")
+		case strings.HasSuffix(p.to, "/"):
+			l.problems.Add(l.name(keyTo), "%q is the name of a directory: name the file in it, "+
+				"without its extension", p.to)
+		}
+		if err := l.problems.Err(); err != nil {
+			return err
+		}
+		ctx, stop := a.interruptible(cmd.Context(), nil)
+		defer stop()
+		signal.Ignore(syscall.SIGPIPE) // the reader of the log may be gone
+		logging = logging.resolve(a.stderr)
+		p.log = newLogger(logging, logging.level, newLogQueue(a.stderr))
+		defer func() { _ = p.log.Sync() }()
+		err := p.run(ctx)
+		if err != nil && logging.format == logJSON {
+			p.log.Error("providing the disk has failed", zap.Error(err))
+			return &toldError{err}
+		}
+		return err
+	})
+	return cmd
+}
+
+// providing is one run of provide.
+type providing struct {
+	to, image, dir string
+	readOnly       bool
+	ready          readyfile.File
+	log            *zap.Logger
+}
+
+// run makes the file and waits until it is gone, or ctx ends.
+func (p *providing) run(ctx context.Context) error {
+	if err := p.ready.Clear(); err != nil {
+		return err
+	}
+	file, err := p.provide(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			p.log.Info("stopped before the disk was there")
+			return nil
+		}
+		return err
+	}
+	err = p.ready.Write()
+	if err == nil {
+		p.await(ctx, file)
+	}
+	err = errors.Join(err, p.ready.Remove(), file.Remove())
+	if err == nil {
+		p.log.Info("stopped", zap.String("removed", file.Path))
+	}
+	return err
+}
+
+// progressEvery is how often a long copy is in the log.
+const progressEvery = 10 * time.Second
+
+func (p *providing) provide(ctx context.Context) (*provide.File, error) {
+	img, err := p.open()
+	if err != nil {
+		return nil, err
+	}
+	defer img.Close()
+	progress, begin := new(image.Progress), time.Now()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		tick := time.NewTicker(progressEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				p.log.Info("copying", progress.Fields(time.Since(begin))...)
+			}
+		}
+	}()
+	file, err := provide.Provide(ctx, img, provide.Options{To: p.to, ReadOnly: p.readOnly,
+		Log: p.log, Progress: progress})
+	if err != nil {
+		return nil, explainWrite(err, p.to)
+	}
+	return file, nil
+}
+
+// open opens the image. The original wrapper took the last of several files. But a machine has one
+// disk here, and nobody would notice that it is the wrong one.
+func (p *providing) open() (*image.Image, error) {
+	if p.image != "" {
+		if err := checkSource(p.image); err != nil {
+			return nil, err
+		}
+		return image.Open(p.image, image.Options{})
+	}
+	images, err := image.ScanDir(p.dir, image.Options{})
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("the image directory %q does not exist: put an image there, or "+
+			"name another directory with %s: %w", p.dir, nameOf(keyDiskDir), err)
+	case err != nil:
+		return nil, err
+	case len(images) == 1:
+		return images[0], nil
+	}
+	names := make([]string, len(images))
+	for i, img := range images {
+		names[i] = img.Name()
+		_ = img.Close() // it was only read
+	}
+	return nil, fmt.Errorf("%q has %d images (%s), and one file is made of one image: name it, as "+
+		"in \"provide --to %s %s\" or with %s", p.dir, len(images), strings.Join(names, ", "), p.to,
+		filepath.Join(p.dir, names[0]), nameOf(keyImagePath))
+}
+
+// goneEvery is how often somebody looks whether the file is there.
+const goneEvery = 500 * time.Millisecond
+
+// await returns when the file is gone or ctx ends.
+func (p *providing) await(ctx context.Context, file *provide.File) {
+	tick := time.NewTicker(goneEvery)
+	defer tick.Stop()
+	warned := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		switch gone, err := file.Gone(); {
+		case gone:
+			p.log.Info("the file is gone", zap.String("path", file.Path))
+			return
+		case err != nil && !warned:
+			warned = true
+			p.log.Warn("it is not known whether the file is still there", zap.Error(err))
+		}
+	}
+}

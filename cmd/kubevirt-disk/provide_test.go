@@ -1,0 +1,261 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// provided is a place with an image, and a directory that the file is made in.
+type provided struct {
+	place
+	t    *testing.T
+	to   string // without the extension
+	file string
+}
+
+func newProvided(t *testing.T) *provided {
+	p := &provided{place: newPlace(t, "a.raw"), t: t}
+	p.to = filepath.Join(t.TempDir(), "vm", "disk")
+	p.file = p.to + ".raw"
+	return p
+}
+
+// start runs provide until the ready file is there.
+func (p *provided) start(args ...string) *process {
+	p.t.Helper()
+	env := []string{"DISK_DIR=" + filepath.Join(p.dir, "disk"), "READY_FILE=" + p.readyFile(),
+		"COPY_PATH=" + p.to}
+	run := launch(p.t, binary(p.t), env, append([]string{"provide"}, args...)...)
+	// A run that was killed has left its ready file, which this run removes before the disk.
+	run.until("the disk is there", func() bool {
+		return run.logged("the disk is there", "path") != nil || run.logged(keptDisk, "path") != nil
+	})
+	run.until("the ready file is there", func() bool { return exists(p.readyFile()) })
+	return run
+}
+
+const keptDisk = "the disk of an earlier run is kept, with what was written to it"
+
+// leftovers are the files beside the provided one.
+func (p *provided) leftovers() (names []string) {
+	p.t.Helper()
+	entries, err := os.ReadDir(filepath.Dir(p.to))
+	require.NoError(p.t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func (p *provided) content() []byte {
+	p.t.Helper()
+	content, err := os.ReadFile(p.file)
+	require.NoError(p.t, err)
+	return content
+}
+
+func TestProvide(t *testing.T) {
+	p := newProvided(t)
+	run := p.start()
+	require.Equal(t, bytes.Repeat([]byte{1}, 4096), p.content())
+	st, err := os.Stat(p.file)
+	require.NoError(t, err)
+	owner := st.Sys().(*syscall.Stat_t).Uid
+	if os.Geteuid() == 0 {
+		require.EqualValues(t, 107, owner)
+		require.Equal(t, os.FileMode(0o660), st.Mode())
+	} else {
+		require.Equal(t, os.FileMode(0o644), st.Mode())
+	}
+	require.EqualValues(t, 1, st.Sys().(*syscall.Stat_t).Nlink, "the image has its own file")
+
+	t.Run("it is removed at the end", func(t *testing.T) {
+		require.Equal(t, exitDone, run.terminate())
+		require.Empty(t, p.leftovers())
+		require.NoFileExists(t, p.readyFile())
+	})
+	t.Run("it ends when the file is removed", func(t *testing.T) {
+		run := p.start()
+		require.NoError(t, os.Remove(p.file))
+		require.Equal(t, exitDone, run.status())
+		require.Empty(t, p.leftovers())
+		require.NoFileExists(t, p.readyFile())
+	})
+	t.Run("what has replaced it stays", func(t *testing.T) {
+		run := p.start()
+		other := filepath.Join(filepath.Dir(p.to), "other")
+		require.NoError(t, os.WriteFile(other, []byte("precious"), 0o600))
+		require.NoError(t, os.Rename(other, p.file))
+		require.Equal(t, exitDone, run.status())
+		require.Equal(t, "precious", string(p.content()))
+		require.Equal(t, []string{"disk.raw"}, p.leftovers())
+
+		status, _, stderr := run2(t, p)
+		require.Equal(t, exitFailed, status)
+		require.Contains(t, stderr, "is there already")
+		require.Equal(t, "precious", string(p.content()))
+		require.Equal(t, []string{"disk.raw"}, p.leftovers())
+		require.NoError(t, os.Remove(p.file))
+	})
+}
+
+// run2 runs provide to its end, which is an error.
+func run2(t *testing.T, p *provided, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	return run(t, []string{"DISK_DIR=" + filepath.Join(p.dir, "disk"),
+		"READY_FILE=" + p.readyFile(), "COPY_PATH=" + p.to},
+		append([]string{"provide"}, args...)...)
+}
+
+// TestProvideSurvivesAKill keeps what a guest has written, and does not keep the file of another
+// image.
+func TestProvideSurvivesAKill(t *testing.T) {
+	p := newProvided(t)
+	kill := func(run *process) {
+		t.Helper()
+		require.NoError(t, run.cmd.Process.Kill())
+		<-run.done
+	}
+	kill(p.start())
+	written := bytes.Repeat([]byte{9}, 4096)
+	f, err := os.OpenFile(p.file, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.Write(written)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+
+	run := p.start()
+	require.NotNil(t, run.logged(keptDisk, "path"))
+	require.Equal(t, written, p.content())
+
+	status, _, stderr := run2(t, p)
+	require.Equal(t, exitFailed, status, "two runs for one file")
+	require.Contains(t, stderr, "another running daemon")
+	kill(run)
+
+	image := filepath.Join(p.dir, "disk", "a.raw")
+	require.NoError(t, os.WriteFile(image, bytes.Repeat([]byte{7}, 4096), 0o644))
+	status, _, stderr = run2(t, p)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "was made of another image")
+	require.Equal(t, written, p.content())
+
+	// Somebody removes it, as the message says.
+	require.NoError(t, os.Remove(p.file))
+	run = p.start()
+	require.Equal(t, bytes.Repeat([]byte{7}, 4096), p.content())
+
+	// A run that was killed has left an unfinished file.
+	kill(run)
+	require.NoError(t, os.Rename(p.file, p.file+".partial"))
+	run = p.start()
+	require.Equal(t, bytes.Repeat([]byte{7}, 4096), p.content())
+	require.Equal(t, exitDone, run.terminate())
+	require.Empty(t, p.leftovers())
+}
+
+func TestProvideTwice(t *testing.T) {
+	p := newProvided(t)
+	p.start()
+	status, _, stderr := run(t, []string{"DISK_DIR=" + filepath.Join(p.dir, "disk"), "READY_FILE=",
+		"COPY_PATH=" + p.to}, "provide")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "is in use by process")
+	require.FileExists(t, p.file)
+}
+
+// TestProvideReadOnly shares the image's storage.
+func TestProvideReadOnly(t *testing.T) {
+	p := newProvided(t)
+	p.to = filepath.Join(p.dir, "vm", "disk") // on the same file system
+	p.file = p.to + ".raw"
+	image := filepath.Join(p.dir, "disk", "a.raw")
+	require.NoError(t, os.Chmod(image, 0o444))
+	run := p.start("--read-only")
+	how := run.logged("the disk is there", "how")
+	require.Contains(t, []any{"reflink", "hard link"}, how)
+	st, err := os.Stat(p.file)
+	require.NoError(t, err)
+	require.Zero(t, st.Mode()&0o222, "nobody is invited to write")
+	require.NoError(t, run.cmd.Process.Kill())
+	<-run.done
+	run = p.start("--read-only")
+	require.Equal(t, exitDone, run.terminate())
+	require.Empty(t, p.leftovers())
+	content, err := os.ReadFile(image)
+	require.NoError(t, err)
+	require.Equal(t, bytes.Repeat([]byte{1}, 4096), content)
+	st, err = os.Stat(image)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o444), st.Mode())
+}
+
+func TestProvideRefuses(t *testing.T) {
+	p := newProvided(t)
+	second := filepath.Join(p.dir, "disk", "b.raw")
+	require.NoError(t, os.WriteFile(second, make([]byte, 4096), 0o644))
+	status, _, stderr := run2(t, p)
+	require.Equal(t, exitFailed, status)
+	for _, part := range []string{"a.raw, b.raw", "--image-path (IMAGE_PATH)"} {
+		require.Contains(t, stderr, part)
+	}
+	require.NoDirExists(t, filepath.Dir(p.to))
+	run := p.start(second)
+	require.Equal(t, make([]byte, 4096), p.content())
+	require.Equal(t, exitDone, run.terminate())
+
+	for _, c := range []struct {
+		to   string
+		want string
+	}{{"", "--to (COPY_PATH)"}, {p.to + "/", "the name of a directory"},
+		{filepath.Join(p.dir, "disk", "x"), "is in the directory of the image"}} {
+		p.to = c.to
+		status, _, stderr = run2(t, p, second)
+		require.NotEqual(t, exitDone, status)
+		require.Contains(t, stderr, c.want)
+	}
+}
+
+// TestProvideOnAFullDisk leaves nothing on a file system without room.
+func TestProvideOnAFullDisk(t *testing.T) {
+	p := newProvided(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skip("needs root to mount a small file system: ", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	p.to = filepath.Join(dir, "disk")
+	image := filepath.Join(p.dir, "disk", "a.raw")
+	require.NoError(t, os.WriteFile(image, bytes.Repeat([]byte{1}, 2<<20), 0o644))
+	status, _, stderr := run2(t, p)
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "make room or use a larger volume")
+	require.Empty(t, p.leftovers())
+	require.NoFileExists(t, p.readyFile())
+
+	// A hole takes no room.
+	require.NoError(t, os.WriteFile(image, nil, 0o644))
+	require.NoError(t, os.Truncate(image, 8<<20))
+	run := p.start()
+	require.Equal(t, exitDone, run.terminate())
+	require.Empty(t, p.leftovers())
+}
+
+// TestProvideAsTheWrapper starts the program as the callers of the original file wrapper do.
+func TestProvideAsTheWrapper(t *testing.T) {
+	p := newProvided(t)
+	wrapper := filepath.Join(t.TempDir(), "entry-point.sh")
+	require.NoError(t, os.Symlink(binary(t), wrapper))
+	run := launch(t, wrapper, []string{"DISK_DIR=" + filepath.Join(p.dir, "disk"),
+		"READY_FILE=" + p.readyFile(), "COPY_PATH=" + p.to,
+		"IMAGE_PATH=" + filepath.Join(p.dir, "disk", "a.raw")})
+	run.until("the ready file is there", func() bool { return exists(p.readyFile()) })
+	require.Equal(t, bytes.Repeat([]byte{1}, 4096), p.content())
+	require.Equal(t, exitDone, run.terminate())
+}

@@ -1,0 +1,252 @@
+package provide
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// Options say what file to make of an image.
+type Options struct {
+	// To is the path of the file without its extension: .qcow2 for a qcow2 image without backing
+	// files, and otherwise .raw. Its directory is made if it is missing.
+	To string
+	// ReadOnly says that nobody writes to the file. Then it may be the image's own file under
+	// another name.
+	ReadOnly bool
+	Log      *zap.Logger     // nil: none
+	Progress *image.Progress // nil: unused
+}
+
+// qemuID is the user and the group of QEMU where KubeVirt runs it.
+const qemuID = 107
+
+// File is a file that was provided.
+type File struct {
+	Path   string
+	Format image.Format
+	How    string // "reflink", "hard link", "copy", "conversion", or "kept" from an earlier run
+
+	file  *os.File // open, so that the file's inode is not used again
+	lock  *os.File
+	state string // path
+}
+
+// providing is one call of Provide.
+type providing struct {
+	img  *image.Image
+	opt  Options
+	dir  string // without links
+	path string // of the file
+	base string // of the file, without the extension
+	file *File
+}
+
+// Provide makes a file of an image that QEMU can use, and returns when it is complete. A file that
+// an earlier run made of the same image is kept, with what a guest has written. The caller keeps
+// the image and closes it.
+//
+// Errors: *image.SpaceError if the file does not fit; nothing is left then. *smallfile.LockedError,
+// in words of its own, if another process provides this file.
+func Provide(ctx context.Context, img *image.Image, opt Options) (*File, error) {
+	if opt.Log == nil {
+		opt.Log = zap.NewNop()
+	}
+	if opt.Progress == nil {
+		opt.Progress = new(image.Progress)
+	}
+	p := &providing{img: img, opt: opt, base: filepath.Base(opt.To)}
+	format := img.Format()
+	if len(img.Info().BackingChain) > 0 {
+		format = image.FormatRaw // QEMU would not find the backing files
+	}
+	if err := p.findDirectory(); err != nil {
+		return nil, err
+	}
+	p.path = filepath.Join(p.dir, p.base+"."+string(format))
+	p.file = &File{Path: p.path, Format: format, state: p.hidden(".provided")}
+	lock, err := acquireLock(p.hidden(".lock"), p.path)
+	if err != nil {
+		return nil, err
+	}
+	p.file.lock = lock
+	if err := p.keepOrMake(ctx); err != nil {
+		return nil, errors.Join(err, p.forget(), p.file.release())
+	}
+	return p.file, nil
+}
+
+// hidden is the path of a file of ours beside the provided one.
+func (p *providing) hidden(suffix string) string {
+	return filepath.Join(p.dir, "."+p.base+suffix)
+}
+
+// findDirectory makes the directory of the file, as callers of the original wrapper expect.
+func (p *providing) findDirectory() error {
+	if p.opt.To == "" || p.base == "." || p.base == ".." || p.base == string(filepath.Separator) {
+		return fmt.Errorf("%q is not the path of a file", p.opt.To)
+	}
+	dir := filepath.Dir(p.opt.To)
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		p.dir, err = osfile.Resolved(dir)
+	}
+	if err != nil {
+		return fmt.Errorf("the directory of %q cannot be used by user %d: %w; mount a volume "+
+			"there that this user can write to", p.opt.To, os.Geteuid(), err)
+	}
+	of, err := osfile.Resolved(filepath.Dir(p.img.Path()))
+	if err == nil && of == p.dir {
+		return fmt.Errorf("%q is in the directory of the image, where the file would be taken for "+
+			"another image: name another directory", p.opt.To)
+	}
+	return err
+}
+
+// acquireLock locks the file at path. A run that ends removes it, so several tries may be needed.
+func acquireLock(path, what string) (lock *os.File, err error) {
+	for range 16 {
+		lock, err = smallfile.AcquireLock(path, what)
+		if !errors.Is(err, smallfile.ErrLockGone) {
+			break
+		}
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("%w; user %d must be able to write in that directory", err,
+			os.Geteuid())
+	}
+	return lock, err
+}
+
+// keepOrMake finds the file of an earlier run, or makes one.
+func (p *providing) keepOrMake(ctx context.Context) error {
+	now, err := p.describe()
+	if err != nil {
+		return err
+	}
+	known, err := loadRecord(p.file.state)
+	if err != nil {
+		return err
+	}
+	if known != nil {
+		kept, err := p.keep(known, now)
+		if kept || err != nil {
+			return err
+		}
+	}
+	if _, err := os.Lstat(p.path); !errors.Is(err, fs.ErrNotExist) {
+		if err == nil {
+			err = fmt.Errorf("%q is there already, and this program has not made it: remove it, "+
+				"or choose another path", p.path)
+		}
+		return err
+	}
+	begin := time.Now()
+	if err := p.make(ctx, now); err != nil {
+		return err
+	}
+	p.opt.Progress.Finish()
+	p.opt.Log.Info("the disk is there", zap.String("path", p.path),
+		zap.String("image", p.img.Name()), zap.String("how", p.file.How),
+		zap.Int64("size", p.img.Size()), zap.Duration("duration", time.Since(begin)))
+	return nil
+}
+
+// keep opens the file of an earlier run, which was killed, and reports whether it is there.
+func (p *providing) keep(known *record, now record) (bool, error) {
+	path := filepath.Join(p.dir, known.File)
+	f, err := osfile.OpenFile(path, os.O_RDONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if instanceOf(f) != known.Instance {
+		return false, f.Close() // somebody has replaced it
+	}
+	if known.Image != now.Image || path != p.path {
+		return false, errors.Join(fmt.Errorf("%q was made of another image by a run that was "+
+			"killed, and a machine may be using it: stop the machine, and remove the file", path),
+			f.Close())
+	}
+	p.file.file, p.file.How = f, "kept"
+	p.opt.Log.Info("the disk of an earlier run is kept, with what was written to it",
+		zap.String("path", p.path), zap.String("image", p.img.Name()))
+	return true, nil
+}
+
+// forget removes what a run without success has left, unless a file of an earlier run needs it.
+func (p *providing) forget() error {
+	known, err := loadRecord(p.file.state)
+	if err != nil || known == nil {
+		return nil
+	}
+	f, err := osfile.OpenFile(filepath.Join(p.dir, known.File), os.O_RDONLY, 0)
+	if err == nil {
+		defer f.Close()
+		if instanceOf(f) == known.Instance {
+			return nil
+		}
+	}
+	return osfile.Remove(p.file.state)
+}
+
+// Gone reports whether the file has lost its name: somebody has removed or replaced it.
+func (f *File) Gone() (bool, error) {
+	there, err := smallfile.HasName(f.file, f.Path)
+	return err == nil && !there, err
+}
+
+// Remove removes the file, unless it was replaced, and what was kept beside it.
+func (f *File) Remove() error {
+	gone, err := f.Gone()
+	if err == nil && !gone {
+		err = osfile.Remove(f.Path)
+	}
+	if err == nil {
+		err = osfile.Remove(f.state)
+	}
+	if err == nil {
+		err = smallfile.SyncParent(f.Path)
+	}
+	return errors.Join(err, f.release())
+}
+
+// release gives up the file for other runs, which leaves the file where it is.
+func (f *File) release() (err error) {
+	if f.lock != nil {
+		name := f.lock.Name()
+		err = errors.Join(osfile.Remove(name), f.lock.Close())
+		f.lock = nil
+	}
+	if f.file != nil {
+		err = errors.Join(err, f.file.Close())
+		f.file = nil
+	}
+	return err
+}
+
+// spaceError explains an error of writing.
+func (p *providing) spaceError(err error) error {
+	if err == nil || !osfile.IsFull(err) || errors.As(err, new(*image.SpaceError)) {
+		return err
+	}
+	available, statErr := osfile.AvailableSpace(p.dir)
+	if statErr != nil {
+		available = 0
+	}
+	return &image.SpaceError{Dir: p.dir, What: "the file of " + words.Name(p.img.Name()),
+		Available: available}
+}

@@ -1,0 +1,162 @@
+package provide
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+func open(t *testing.T, path string) *image.Image {
+	t.Helper()
+	img, err := image.Open(path, image.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = img.Close() })
+	return img
+}
+
+// rawImage makes an image with data at both ends of a hole.
+func rawImage(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "disk.img")
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, f.Truncate(40<<20))
+	for off, b := range map[int64]byte{0: 1, 39 << 20: 2} {
+		_, err = f.WriteAt(bytes.Repeat([]byte{b}, 1<<20), off)
+		require.NoError(t, err)
+	}
+	return path
+}
+
+// TestCopyKeepsHoles copies within the file system, and to another one, where the kernel may not be
+// able to.
+func TestCopyKeepsHoles(t *testing.T) {
+	path := rawImage(t)
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for name, dir := range map[string]string{"here": t.TempDir(), "in memory": memory(t)} {
+		t.Run(name, func(t *testing.T) {
+			p := &providing{img: open(t, path), dir: dir, path: filepath.Join(dir, "x.raw")}
+			p.opt.Progress = new(image.Progress)
+			src, err := p.img.OpenFile()
+			require.NoError(t, err)
+			defer src.Close()
+			dst, err := os.Create(p.path)
+			require.NoError(t, err)
+			defer dst.Close()
+			require.NoError(t, p.copy(t.Context(), dst, src))
+			got, err := os.ReadFile(p.path)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got))
+			var st unix.Stat_t
+			require.NoError(t, unix.Fstat(int(dst.Fd()), &st))
+			require.Less(t, st.Blocks*512, int64(8<<20), "the hole is a hole")
+		})
+	}
+}
+
+func memory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "provide-")
+	if err != nil {
+		t.Skip("needs /dev/shm: ", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// TestAnInterruptionLeavesNothing ends the context before the copy.
+func TestAnInterruptionLeavesNothing(t *testing.T) {
+	dir := memory(t) // another file system, so that it has to be copied
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Provide(ctx, open(t, rawImage(t)), Options{To: filepath.Join(dir, "disk")})
+	require.ErrorIs(t, err, context.Canceled)
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+// TestBackingFilesBecomeOneRawFile makes a file that QEMU can use where the backing file is not.
+func TestBackingFilesBecomeOneRawFile(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("needs qemu-img")
+	}
+	dir := t.TempDir()
+	base, top := filepath.Join(dir, "base.raw"), filepath.Join(dir, "top.qcow2")
+	require.NoError(t, os.WriteFile(base, bytes.Repeat([]byte{5}, 1<<20), 0o644))
+	out, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b",
+		"base.raw", top).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	to := filepath.Join(t.TempDir(), "disk")
+	f, err := Provide(t.Context(), open(t, top), Options{To: to})
+	require.NoError(t, err)
+	require.Equal(t, to+".raw", f.Path)
+	require.Equal(t, "conversion", f.How)
+	got, err := os.ReadFile(f.Path)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(bytes.Repeat([]byte{5}, 1<<20), got))
+	require.NoError(t, f.Remove())
+	entries, err := os.ReadDir(filepath.Dir(to))
+	require.NoError(t, err)
+	require.Empty(t, entries)
+
+	// Without backing files it stays what it is.
+	alone := filepath.Join(t.TempDir(), "alone.qcow2")
+	out, err = exec.Command("qemu-img", "convert", "-O", "qcow2", top, alone).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	f, err = Provide(t.Context(), open(t, alone), Options{To: to})
+	require.NoError(t, err)
+	require.Equal(t, to+".qcow2", f.Path)
+	require.NoError(t, f.Remove())
+}
+
+// TestAnExchangedImageIsNoticed exchanges the file between its validation and the copy.
+func TestAnExchangedImageIsNoticed(t *testing.T) {
+	path := rawImage(t)
+	img := open(t, path)
+	require.NoError(t, os.Rename(path, path+".old"))
+	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{3}, 4096), 0o644))
+	_, err := Provide(t.Context(), img, Options{To: filepath.Join(t.TempDir(), "disk")})
+	require.ErrorContains(t, err, "was exchanged")
+}
+
+// TestTheImageIsToldByItsContent has two images with everything else in common.
+func TestTheImageIsToldByItsContent(t *testing.T) {
+	path, to := rawImage(t), filepath.Join(t.TempDir(), "disk")
+	f, err := Provide(t.Context(), open(t, path), Options{To: to})
+	require.NoError(t, err)
+	require.NoError(t, f.release()) // as a kill does
+	again, err := Provide(t.Context(), open(t, path), Options{To: to})
+	require.NoError(t, err)
+	require.Equal(t, "kept", again.How)
+	require.NoError(t, again.release())
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = file.WriteAt([]byte{77}, 0)
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+	_, err = Provide(t.Context(), open(t, path), Options{To: to})
+	require.ErrorContains(t, err, "another image")
+	require.FileExists(t, to+".raw")
+}
+
+func TestADamagedRecordIsNotGuessed(t *testing.T) {
+	path, dir := rawImage(t), t.TempDir()
+	for _, text := range []string{"", "{", `{"file":"../x","instance":"1"}`, `{"file":"x"}`} {
+		record := filepath.Join(dir, ".disk.provided")
+		require.NoError(t, os.WriteFile(record, []byte(text), 0o600))
+		_, err := Provide(t.Context(), open(t, path), Options{To: filepath.Join(dir, "disk")})
+		require.ErrorContains(t, err, "is damaged")
+		require.FileExists(t, record)
+	}
+}

@@ -1,0 +1,105 @@
+package provide
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+// record is what one run tells the next about its file. It lies beside the file and is there before
+// the file gets its name.
+type record struct {
+	File     string `json:"file"`     // name
+	Instance string `json:"instance"` // of the file; tells it from another one of that name
+	Image    string `json:"image"`    // which image it was made of
+}
+
+// loadRecord returns nil if there is no record.
+func loadRecord(path string) (*record, error) {
+	text, err := smallfile.Read(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%q %w", path, err)
+	}
+	r := new(record)
+	if err := json.Unmarshal(text, r); err != nil || r.File != filepath.Base(r.File) ||
+		r.Instance == "" {
+		return nil, fmt.Errorf("%q is damaged, so nobody knows whether a disk beside it was made "+
+			"by this program: remove it and that disk", path)
+	}
+	return r, nil
+}
+
+// save makes a record durable.
+func (r record) save(path string) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	out, err := smallfile.Create(path, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err = out.File.Write(append(text, '\n')); err == nil {
+		err = out.File.Sync()
+	}
+	if err = out.Finish(err); err == nil {
+		err = smallfile.SyncParent(path)
+	}
+	return err
+}
+
+// instanceOf tells files of one name apart.
+func instanceOf(f *os.File) string {
+	if id := image.FileInstance(f); id != "" {
+		return id
+	}
+	var st unix.Stat_t
+	if err := osfile.Retry(func() error { return unix.Fstat(int(f.Fd()), &st) }); err != nil {
+		return ""
+	}
+	return fmt.Sprintf("inode %d", st.Ino)
+}
+
+const (
+	samples    = 64
+	sampleSize = 64 << 10 // bytes
+)
+
+// describe says which image this is. A new container has the same image under other inode numbers,
+// and another image may have the same name, size and time. So it looks at samples of the content,
+// which also has the image's tables. Reading all of a large image would delay the machine.
+func (p *providing) describe() (record, error) {
+	f, err := p.img.OpenFile()
+	if err != nil {
+		return record{}, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return record{}, err
+	}
+	hash, buf := xxhash.New(), make([]byte, sampleSize)
+	step := max(st.Size()/samples, sampleSize)
+	for off := int64(0); off < st.Size(); off += step {
+		n := min(sampleSize, st.Size()-off)
+		if err := osfile.ReadFull(f, buf[:n], off); err != nil {
+			return record{}, fmt.Errorf("image %q: %w", p.img.Name(), err)
+		}
+		_, _ = hash.Write(buf[:n]) // never fails
+	}
+	return record{File: filepath.Base(p.path), Image: fmt.Sprintf("%s %s %d %d %016x",
+		p.img.Name(), p.img.Format(), st.Size(), p.img.Size(), hash.Sum64())}, nil
+}
