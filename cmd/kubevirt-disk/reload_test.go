@@ -195,7 +195,7 @@ func TestChangedKeys(t *testing.T) {
 	values := map[string]string{
 		"lun": "7", keyCopyMode: "none", keyAccessMode: "write-shared", keySize: "1Mi",
 		keySerial: "s", keyNAA: "3000000000000001", keyReadOnly: "true", "removable": "true",
-		keyFormat: "raw",
+		keyFormat: "raw", keyUsageType: "fast",
 	}
 	require.Equal(t, slices.Sorted(maps.Keys(diskKeys)), slices.Sorted(maps.Keys(values)))
 	for key, value := range values {
@@ -211,7 +211,7 @@ func TestSettingsAreNamed(t *testing.T) {
 	for _, s := range []daemon.Setting{
 		daemon.SettingImageDir, daemon.SettingWorkDir, daemon.SettingPersistentDir,
 		daemon.SettingCopyMode, daemon.SettingPortals, daemon.SettingPort, daemon.SettingPages,
-		daemon.SettingReadyFile, daemon.SettingControlSocket,
+		daemon.SettingReadyFile, daemon.SettingControlSocket, daemon.SettingUsageType,
 	} {
 		require.Equal(t, "--"+string(s), names[s].Flag)
 		require.NotEmpty(t, names[s].Variable)
