@@ -204,8 +204,9 @@ func (k KernelDomain) DomainXML() (string, error) {
 	return text, nil
 }
 
-// FileDisk returns the <disk> element of a disk in a qcow2 file on the host, by an absolute path, and
-// in the backing files that it names. serial is what the guest finds it by. File has more choices.
+// FileDisk returns the <disk> element of a disk in a qcow2 file on the host, by an absolute path,
+// and in the backing files that it names. serial is what the guest finds it by. File has more
+// choices.
 func FileDisk(path, serial string, d Device) (*libvirtxml.DomainDisk, error) {
 	return File{Path: path, Format: FormatQcow2, Serial: serial, FollowBacking: true}.Disk(d)
 }

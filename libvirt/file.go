@@ -126,8 +126,8 @@ func (f File) hasBacking() bool {
 	return f.CopyMode == CopyOnWrite || f.CopyMode == CopyOnRead
 }
 
-// Disk returns the <disk> element that makes a local image a disk of a domain. The caller may change
-// it.
+// Disk returns the <disk> element that makes a local image a disk of a domain. The caller may
+// change it.
 func (f File) Disk(d Device) (*libvirtxml.DomainDisk, error) {
 	f, d = f.withDefaults(), d.withDefaults()
 	p := problems{name: fileName}
