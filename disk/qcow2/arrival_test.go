@@ -84,7 +84,7 @@ func TestArrivalPasses(t *testing.T) {
 	needTool(t, "qemu-img", "qemu-io")
 	dir := t.TempDir()
 	raw := filepath.Join(dir, "raw")
-	content := make([]byte, 48<<20)
+	content := make([]byte, 12<<20)
 	for i := 0; i < len(content); i += 512 {
 		if i>>20%3 != 0 {
 			content[i], content[i+7] = byte(i>>9), byte(i>>17)|1
@@ -117,7 +117,7 @@ func TestArrivalPasses(t *testing.T) {
 	runTool(t, "qemu-img", "resize", "-q", path, "64G")
 	file, err := os.ReadFile(path)
 	require.NoError(t, err)
-	got := make([]byte, 48<<20)
+	got := make([]byte, 12<<20)
 	guest := guestOf(got)
 	a, err := qcow2.NewArrival(file[:qcow2.HeadSize], int64(len(file)), qcow2.Options{})
 	require.NoError(t, err)

@@ -175,7 +175,7 @@ func TestWholeClustersThatDoNotLieTogether(t *testing.T) {
 	const bits, cs, clusters = 16, 1 << 16, 24
 	content := words(clusters<<bits, 2)
 	r := rand.New(rand.NewPCG(4, 4))
-	for round := range 5 {
+	for round := range 3 {
 		im := newImage(bits, clusters<<bits, 2*clusters)
 		order := r.Perm(clusters)
 		if round == 0 {

@@ -77,7 +77,7 @@ func TestCompressorsForget(t *testing.T) {
 		const size = 64 << 10
 		used, err := newCompressor(c)
 		require.NoError(t, err)
-		for range 300 {
+		for range 60 {
 			cluster := make([]byte, size)
 			alphabet := 1 + r.IntN(256)
 			for i := range cluster {
