@@ -26,7 +26,7 @@ type Disk struct {
 	ReadOnly   bool
 
 	CopyMode  string // clone, copy-on-read, copy-on-write, or none; "": that of the image
-	UsageType string // of the storage for what is written; "": that of the image
+	UsageType string // of the storage for what is written, see Pod.UsageTypes; "": the pod's own
 }
 
 // Parse returns the container disks of a VM specification, in order. Disks of other types are left

@@ -2,6 +2,7 @@ package vmdisk
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -30,6 +31,10 @@ type Pod struct {
 	// Claims are volume claims that keep disks, by device. What is written to the others ends with
 	// the pod.
 	Claims map[string]string
+	// UsageTypes are the kinds of storage that disks can choose for what is written: by name, the
+	// volume that a disk gets, such as a generic ephemeral volume of a storage class. A disk that
+	// chooses none gets an emptyDir.
+	UsageTypes map[string]corev1.VolumeSource
 	// Resources of each container; without any: 100m of a processor and 128Mi of memory, at most
 	// 512Mi.
 	Resources  corev1.ResourceRequirements
@@ -59,6 +64,12 @@ func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 		if !devices[device] || p.Claims[device] == "" {
 			wrong.add("Pod.Claims", "%q: want a device of the disks, and the name of a claim",
 				device)
+		}
+	}
+	for i, d := range disks {
+		if _, known := p.UsageTypes[d.UsageType]; d.UsageType != "" && !known {
+			wrong.add(fmt.Sprintf("disks[%d].copy.usage-type", i), "%q is unknown: there are %q",
+				d.UsageType, slices.Sorted(maps.Keys(p.UsageTypes)))
 		}
 	}
 	taken := names(spec)
@@ -124,10 +135,12 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 	}
 	set("ACCESS_MODE", string(d.AccessMode))
 	set("COPY_MODE", d.CopyMode)
-	set("USAGE_TYPE", d.UsageType)
 	mounts := []corev1.VolumeMount{{Name: name, MountPath: workDir}}
-	volumes := []corev1.Volume{{Name: name,
-		VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+	work := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+	if d.UsageType != "" {
+		work = p.UsageTypes[d.UsageType]
+	}
+	volumes := []corev1.Volume{{Name: name, VolumeSource: *work.DeepCopy()}}
 	if claim := p.Claims[d.Device]; claim != "" {
 		set("PERSISTENT_DIR", volumeDir)
 		mounts = append(mounts, corev1.VolumeMount{Name: name + "-data", MountPath: volumeDir})

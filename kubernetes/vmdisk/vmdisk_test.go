@@ -106,7 +106,9 @@ func TestPodAndDomainAgree(t *testing.T) {
 	disks := parse(t, proposal)
 	spec := corev1.PodSpec{Containers: []corev1.Container{{Name: "vm"}},
 		InitContainers: []corev1.Container{{Name: "first"}}}
-	pod := vmdisk.Pod{Secret: "chap", Claims: map[string]string{"vdb": "data"}}
+	fast := corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
+	pod := vmdisk.Pod{Secret: "chap", Claims: map[string]string{"vdb": "data"},
+		UsageTypes: map[string]corev1.VolumeSource{"fast": fast}}
 	require.NoError(t, vmdisk.AddToPod(&spec, disks, pod))
 
 	names := []string{}
@@ -137,7 +139,8 @@ func TestPodAndDomainAgree(t *testing.T) {
 		require.Equal(t, "chap", c.EnvFrom[0].SecretRef.Name)
 		require.EqualValues(t, lun.Portals[0].Port, c.Ports[0].ContainerPort)
 	}
-	require.Equal(t, "fast", env(spec.InitContainers[1])["USAGE_TYPE"])
+	require.NotNil(t, spec.Volumes[0].EmptyDir)
+	require.Equal(t, fast, spec.Volumes[1].VolumeSource)
 	require.Equal(t, "copy-on-write", env(spec.InitContainers[1])["COPY_MODE"])
 	require.Equal(t, "write-shared", env(spec.InitContainers[1])["ACCESS_MODE"])
 	require.NotNil(t, devices.Disks[1].Shareable)
@@ -153,7 +156,8 @@ func TestPodAndDomainAgree(t *testing.T) {
 
 func TestRefusalsChangeNothing(t *testing.T) {
 	disks := parse(t, proposal)
-	good := vmdisk.Pod{Secret: "chap"}
+	fast := map[string]corev1.VolumeSource{"fast": {}}
+	good := vmdisk.Pod{Secret: "chap", UsageTypes: fast}
 	for want, try := range map[string]func(*corev1.PodSpec) error{
 		"Pod.Secret: it is missing": func(s *corev1.PodSpec) error {
 			return vmdisk.AddToPod(s, disks, vmdisk.Pod{})
@@ -161,6 +165,11 @@ func TestRefusalsChangeNothing(t *testing.T) {
 		`Pod.Claims: "vdz"`: func(s *corev1.PodSpec) error {
 			return vmdisk.AddToPod(s, disks, vmdisk.Pod{Secret: "chap",
 				Claims: map[string]string{"vdz": "x"}})
+		},
+		`disks[1].copy.usage-type: "fast" is unknown: there are ["slow"]`: func(
+			s *corev1.PodSpec) error {
+			return vmdisk.AddToPod(s, disks, vmdisk.Pod{Secret: "chap",
+				UsageTypes: map[string]corev1.VolumeSource{"slow": {}}})
 		},
 		`the pod has a container or a volume "disk-sda" already`: func(s *corev1.PodSpec) error {
 			s.Volumes = []corev1.Volume{{Name: "disk-sda"}}
