@@ -94,6 +94,8 @@ var importRules = []importRule{
 	{pkg: "registry", only: []string{"disk", "disk/image", "disk/qcow2",
 		"disk/qcow2/internal/...", "disk/internal/...", "registry/cache"}, deep: true,
 		why: "images come and go without a server"},
+	{pkg: "adapter/ext4", only: []string{}, foreign: []string{}, deep: true,
+		why: "a file system is blocks, and knows neither images nor layers"},
 	{pkg: "metrics", only: []string{"target", "disk"},
 		why: "Prometheus series describe the server and the disks; pages are separate"},
 	{pkg: "pages", only: []string{"target", "disk"}, why: "pages show the server and the disks"},

@@ -1,0 +1,94 @@
+package ext4
+
+import (
+	"errors"
+	"math/bits"
+)
+
+// errFull is a file system that would need more groups than the head of a group has room for.
+var errFull = errors.New("the file system would be larger than 1,016 GiB")
+
+// allocator gives out blocks, each once and in one direction.
+type allocator struct {
+	next uint32   // the block from which on all are free, but for heads of groups
+	bits [][]byte // by group: the blocks that were given out and not freed; nil: none was yet
+}
+
+// take gives out the next blocks: at most n in one run. Runs end where groups do.
+func (a *allocator) take(n uint32) (start, got uint32, err error) {
+	group := a.next / blocksPerGroup
+	if head := group*blocksPerGroup + headLength(group); a.next < head {
+		a.next = head
+	}
+	if group >= maxGroups {
+		return 0, 0, errFull
+	}
+	start = a.next
+	got = min(n, (group+1)*blocksPerGroup-start)
+	a.next += got
+	bitmap := a.bitmap(group)
+	for i := start % blocksPerGroup; i < start%blocksPerGroup+got; i++ {
+		bitmap[i/8] |= 1 << (i % 8)
+	}
+	return start, got, nil
+}
+
+// free takes blocks of one group back.
+func (a *allocator) free(start, n uint32) {
+	bitmap := a.bitmap(start / blocksPerGroup)
+	for i := start % blocksPerGroup; i < start%blocksPerGroup+n; i++ {
+		bitmap[i/8] &^= 1 << (i % 8)
+	}
+}
+
+// freeRun takes back blocks that may lie in several groups.
+func (a *allocator) freeRun(start, n uint32) {
+	for n > 0 {
+		here := min(n, blocksPerGroup-start%blocksPerGroup)
+		a.free(start, here)
+		start, n = start+here, n-here
+	}
+}
+
+// bitmap returns the blocks of a group that were given out.
+func (a *allocator) bitmap(group uint32) []byte {
+	for uint32(len(a.bits)) <= group {
+		a.bits = append(a.bits, nil)
+	}
+	if a.bits[group] == nil {
+		a.bits[group] = make([]byte, BlockSize)
+	}
+	return a.bits[group]
+}
+
+// touched tells whether a block of the group was given out, so that its bitmap has to be written.
+func (a *allocator) touched(group uint32) bool {
+	return group < uint32(len(a.bits)) && a.bits[group] != nil
+}
+
+// full fills p with the bitmap of a group as it is on the disk, in a file system of so many groups,
+// and returns how many blocks are in use.
+func (a *allocator) full(p []byte, group, groups uint32) (used uint32) {
+	clear(p)
+	if a.touched(group) {
+		copy(p, a.bits[group])
+	}
+	n := uint32(0)
+	if hasSuper(group) {
+		setBits(p, 0, 1+descBlocks(groups))
+		n = headBlocks
+	}
+	if group%groupsPerFlex == 0 {
+		setBits(p, n, flexBlocks)
+	}
+	for _, b := range p {
+		used += uint32(bits.OnesCount8(b))
+	}
+	return used
+}
+
+func setBits(p []byte, from, n uint32) {
+	for i := from; i < from+n; i++ {
+		p[i/8] |= 1 << (i % 8)
+	}
+}

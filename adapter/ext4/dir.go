@@ -1,0 +1,255 @@
+package ext4
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"slices"
+)
+
+// The parts of a directory's block: entries, and a tail with the checksum that looks like an entry
+// without a name.
+const (
+	dirTail  = 12
+	dirRoom  = BlockSize - dirTail
+	dotBytes = 12 // of "." and of ".."
+
+	// leafFill is how full the leaves of an index are made, so that a guest can add some names
+	// before it has to split one.
+	leafFill = dirRoom * 9 / 10
+
+	indexRoot  = 32 // where an index begins in the first block
+	indexNode  = 8  // and in others
+	indexEntry = 8
+	rootLimit  = (BlockSize - indexRoot - indexEntry) / indexEntry
+	nodeLimit  = (BlockSize - indexNode - indexEntry) / indexEntry
+)
+
+var errDirFull = errors.New("a directory has too many names for an index of two levels")
+
+// entryLength is how much of a block a name takes. Bytes.
+func entryLength(name int) uint64 { return uint64(8+name+3) &^ 3 }
+
+// fileTypes are the types of files in a directory (the feature filetype).
+var fileTypes = [16]byte{TypeFile >> 12: 1, TypeDir >> 12: 2, TypeChar >> 12: 3,
+	TypeBlock >> 12: 4, TypeFIFO >> 12: 5, TypeSocket >> 12: 6, TypeLink >> 12: 7}
+
+// dirName is an entry of a directory that is being written.
+type dirName struct {
+	hash  uint32
+	inode uint32
+	name  []byte
+}
+
+// writeDir writes the blocks of a directory. A small one is a block of names in the order in which
+// they were made. A larger one has an index, and leaves of names sorted by their hash.
+func (w *Writer) writeDir(d *directory) error {
+	d.changed = false
+	names := make([]dirName, 0, 16)
+	for i := d.first; i != 0; {
+		e := w.entries.at(i)
+		names = append(names, dirName{inode: e.inode, name: w.nameOf(e)})
+		i = e.next
+	}
+	d.indexed = d.bytes+2*dotBytes > dirRoom
+	if !d.indexed {
+		if err := w.mapDir(d, 1); err != nil {
+			return err
+		}
+		p := w.scratch()
+		at := w.putDots(p, d)
+		w.putNames(p, at, names)
+		return w.emitDir(d, 0, p)
+	}
+	for i := range names {
+		names[i].hash = nameHash(names[i].name)
+	}
+	slices.SortFunc(names, func(a, b dirName) int {
+		if c := cmp.Compare(a.hash, b.hash); c != 0 {
+			return c
+		}
+		return cmp.Compare(string(a.name), string(b.name))
+	})
+	return w.writeIndexed(d, splitLeaves(names))
+}
+
+// splitLeaves cuts sorted names into leaves.
+func splitLeaves(names []dirName) (leaves [][]dirName) {
+	begin, length := 0, uint64(0)
+	for i := range names {
+		n := entryLength(len(names[i].name))
+		if length+n > leafFill {
+			leaves = append(leaves, names[begin:i])
+			begin, length = i, 0
+		}
+		length += n
+	}
+	return append(leaves, names[begin:])
+}
+
+// leafHash is the hash from which on names are in a leaf. Its lowest bit says that names of the
+// same hash are in the leaf before, too.
+func leafHash(leaves [][]dirName, i int) uint32 {
+	first := leaves[i][0].hash
+	if before := leaves[i-1]; before[len(before)-1].hash == first {
+		first |= 1
+	}
+	return first
+}
+
+// writeIndexed writes a directory with an index: its root, nodes if the root has no room for all
+// leaves, and the leaves.
+func (w *Writer) writeIndexed(d *directory, leaves [][]dirName) error {
+	nodes := 0
+	if len(leaves) > rootLimit {
+		nodes = (len(leaves) + nodeLimit - 1) / nodeLimit
+	}
+	if nodes > rootLimit {
+		return errDirFull
+	}
+	if err := w.mapDir(d, uint32(1+nodes+len(leaves))); err != nil {
+		return err
+	}
+	index := make([]indexed, len(leaves)) // of the leaves
+	for i := range leaves {
+		index[i].block = uint32(1 + nodes + i)
+		if i > 0 {
+			index[i].hash = leafHash(leaves, i)
+		}
+	}
+	top := index
+	if nodes > 0 {
+		top = nil
+		for i := 0; i < len(index); i += nodeLimit {
+			top = append(top, indexed{index[i].hash, uint32(1 + len(top))})
+		}
+	}
+	if err := w.writeIndexRoot(d, top, nodes > 0); err != nil {
+		return err
+	}
+	for i := range nodes {
+		part := index[i*nodeLimit : min((i+1)*nodeLimit, len(index))]
+		p := w.scratch()
+		binary.LittleEndian.PutUint16(p[4:], BlockSize) // an empty entry, for who knows no index
+		w.putIndex(p, d, indexNode, nodeLimit, part)
+		if err := w.emit(d.block(uint32(1+i)), p); err != nil {
+			return err
+		}
+	}
+	for i, leaf := range leaves {
+		p := w.scratch()
+		w.putNames(p, 0, leaf)
+		if err := w.emitDir(d, uint32(1+nodes+i), p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// indexed says in which block of a directory the names from a hash on are.
+type indexed struct{ hash, block uint32 }
+
+func (w *Writer) writeIndexRoot(d *directory, index []indexed, nodes bool) error {
+	le := binary.LittleEndian
+	p := w.scratch()
+	w.putDots(p, d)
+	le.PutUint16(p[dotBytes+4:], BlockSize-dotBytes) // ".." hides the index
+	p[28] = hashHalfMD4
+	p[29] = 8 // length of this description
+	if nodes {
+		p[30] = 1
+	}
+	w.putIndex(p, d, indexRoot, rootLimit, index)
+	return w.emit(d.block(0), p)
+}
+
+// putIndex writes an index from at on. The hash of its first entry is not written: there is the
+// number of entries.
+func (w *Writer) putIndex(p []byte, d *directory, at, limit int, index []indexed) {
+	le := binary.LittleEndian
+	for i, e := range index {
+		le.PutUint32(p[at+i*indexEntry:], e.hash)
+		le.PutUint32(p[at+i*indexEntry+4:], e.block)
+	}
+	le.PutUint16(p[at:], uint16(limit))
+	le.PutUint16(p[at+2:], uint16(len(index)))
+	tail := at + limit*indexEntry // 4 reserved bytes, and the checksum
+	sum := crc32c(inodeSeed(d.inode), p[:at+len(index)*indexEntry])
+	sum = crc32c(sum, p[tail:tail+4])
+	sum = crc32cNumber(sum, 0)
+	le.PutUint32(p[tail+4:], sum)
+}
+
+// putDots writes "." and "..", and returns where the next entry goes.
+func (w *Writer) putDots(p []byte, d *directory) int {
+	putName(p, dirName{inode: d.inode, name: []byte(".")}, dotBytes, fileTypes[TypeDir>>12])
+	putName(p[dotBytes:], dirName{inode: d.parent, name: []byte("..")}, dotBytes,
+		fileTypes[TypeDir>>12])
+	return 2 * dotBytes
+}
+
+func putName(p []byte, n dirName, length int, kind byte) {
+	binary.LittleEndian.PutUint32(p, n.inode)
+	binary.LittleEndian.PutUint16(p[4:], uint16(length))
+	p[6], p[7] = byte(len(n.name)), kind
+	copy(p[8:], n.name)
+}
+
+// putNames writes entries from at on. The last one reaches to the tail.
+func (w *Writer) putNames(p []byte, at int, names []dirName) {
+	last := at - dotBytes // of ".." if there are no names
+	for _, n := range names {
+		last = at
+		length := int(entryLength(len(n.name)))
+		putName(p[at:], n, length, fileTypes[w.inodes.at(n.inode).mode>>12])
+		at += length
+	}
+	binary.LittleEndian.PutUint16(p[last+4:], uint16(dirRoom-last))
+}
+
+// emitDir writes a block of entries, with its checksum.
+func (w *Writer) emitDir(d *directory, logical uint32, p []byte) error {
+	le := binary.LittleEndian
+	le.PutUint16(p[dirRoom+4:], dirTail)
+	p[dirRoom+7] = 0xde
+	le.PutUint32(p[dirRoom+8:], crc32c(inodeSeed(d.inode), p[:dirRoom]))
+	return w.emit(d.block(logical), p)
+}
+
+// block returns where a block of the directory is on the disk.
+func (d *directory) block(logical uint32) uint32 {
+	i, found := slices.BinarySearchFunc(d.extents, logical, func(e extent, logical uint32) int {
+		return cmp.Compare(e.logical, logical)
+	})
+	if !found {
+		i--
+	}
+	return d.extents[i].start + logical - d.extents[i].logical
+}
+
+// mapDir gives the directory as many blocks as it needs.
+func (w *Writer) mapDir(d *directory, blocks uint32) error {
+	if d.blocks == blocks {
+		return nil
+	}
+	for d.blocks < blocks {
+		start, got, err := w.alloc.take(blocks - d.blocks)
+		if err != nil {
+			return err
+		}
+		d.extents = addExtent(d.extents, 0, extent{d.blocks, start, got})
+		d.blocks += got
+	}
+	for d.blocks > blocks {
+		last := &d.extents[len(d.extents)-1]
+		n := min(last.length, d.blocks-blocks)
+		w.alloc.freeRun(last.start+last.length-n, n)
+		d.blocks -= n
+		if last.length -= n; last.length == 0 {
+			d.extents = d.extents[:len(d.extents)-1]
+		}
+	}
+	w.inodes.at(d.inode).size = uint64(blocks) * BlockSize
+	w.touch(d.inode)
+	return w.writeNodes(d.inode, d.extents)
+}

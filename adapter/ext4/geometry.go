@@ -1,0 +1,90 @@
+package ext4
+
+const (
+	// BlockSize is the length of a block in bytes.
+	BlockSize = 4096
+
+	blocksPerGroup = 8 * BlockSize // what a bitmap of one block counts
+	inodesPerGroup = 8192
+	inodeSize      = 256
+	inodesPerBlock = BlockSize / inodeSize
+	tableBlocks    = inodesPerGroup / inodesPerBlock // of the inode table of a group
+
+	flexBits      = 4
+	groupsPerFlex = 1 << flexBits
+	flexBlocks    = groupsPerFlex * (2 + tableBlocks) // the tables of sixteen groups
+
+	descSize      = 64
+	descsPerBlock = BlockSize / descSize
+	// headBlocks is what is kept free at the beginning of a group with a superblock: room for the
+	// descriptors of as many groups as there may be.
+	headBlocks = 128
+	maxGroups  = (headBlocks - 1) * descsPerBlock // somewhat less than 1 TiB
+
+	minGroups     = 64 // 8 GiB
+	journalBlocks = 8192
+
+	rootInode    = 2
+	bootInode    = 5 // of the kernel's EXT4_IOC_SWAP_BOOT: a file without a name
+	journalInode = 8
+	firstInode   = 11 // of lost+found; those before it are reserved
+)
+
+// BootOffset is where each file system has room for what is read before it is mounted: BootSize
+// bytes of zeros, which belong to a file without a name. Whoever writes there changes nothing else.
+const (
+	BootOffset = (headBlocks + flexBlocks + journalBlocks) * BlockSize
+	BootSize   = 1 << 20
+)
+
+// hasSuper tells whether a group begins with a superblock (sparse_super).
+func hasSuper(group uint32) bool {
+	if group <= 1 {
+		return true
+	}
+	for _, base := range [...]uint32{3, 5, 7} {
+		n := base
+		for n < group {
+			n *= base
+		}
+		if n == group {
+			return true
+		}
+	}
+	return false
+}
+
+// headLength is how many blocks at the beginning of a group are never data.
+func headLength(group uint32) uint32 {
+	n := uint32(0)
+	if hasSuper(group) {
+		n = headBlocks
+	}
+	if group%groupsPerFlex == 0 {
+		n += flexBlocks
+	}
+	return n
+}
+
+// flexStart is the first block of the tables that a group shares with its neighbours.
+func flexStart(group uint32) uint32 {
+	first := group &^ (groupsPerFlex - 1)
+	start := first * blocksPerGroup
+	if hasSuper(first) {
+		start += headBlocks
+	}
+	return start
+}
+
+func blockBitmapAt(group uint32) uint32 { return flexStart(group) + group%groupsPerFlex }
+
+func inodeBitmapAt(group uint32) uint32 {
+	return flexStart(group) + groupsPerFlex + group%groupsPerFlex
+}
+
+func inodeTableAt(group uint32) uint32 {
+	return flexStart(group) + 2*groupsPerFlex + group%groupsPerFlex*tableBlocks
+}
+
+// descBlocks is how many blocks the descriptors of so many groups take.
+func descBlocks(groups uint32) uint32 { return (groups + descsPerBlock - 1) / descsPerBlock }

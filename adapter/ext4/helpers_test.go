@@ -1,0 +1,105 @@
+package ext4
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const requireTools = "KUBEVIRT_DISK_REQUIRE_TOOLS"
+
+func needTool(t testing.TB, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		if os.Getenv(requireTools) == "1" {
+			t.Fatalf("%s is required and not installed", name)
+		}
+		t.Skipf("needs %s", name)
+	}
+}
+
+// diskFile is a disk that levels are written to, one after the other. It checks how they are
+// written.
+type diskFile struct {
+	t       testing.TB
+	file    *os.File
+	written map[int64]bool // blocks of this level
+}
+
+func newDisk(t testing.TB) *diskFile {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	require.NoError(t, err)
+	t.Cleanup(func() { f.Close() })
+	return &diskFile{t: t, file: f}
+}
+
+func (d *diskFile) WriteAt(p []byte, off int64) (int, error) {
+	if off%BlockSize != 0 || len(p)%BlockSize != 0 {
+		return 0, fmt.Errorf("%d bytes at %d are no blocks", len(p), off)
+	}
+	for b := off / BlockSize; b < (off+int64(len(p)))/BlockSize; b++ {
+		if d.written[b] {
+			return 0, fmt.Errorf("block %d is written twice", b)
+		}
+		d.written[b] = true
+	}
+	return d.file.WriteAt(p, off)
+}
+
+// level writes a level and checks the file system.
+func (d *diskFile) level(w *Writer, change func()) {
+	d.t.Helper()
+	d.written = make(map[int64]bool)
+	w.Begin(d)
+	change()
+	require.NoError(d.t, w.Finish())
+	require.NoError(d.t, d.file.Truncate(w.Size()))
+	d.check()
+}
+
+// check runs e2fsck, which must find nothing.
+func (d *diskFile) check() {
+	d.t.Helper()
+	needTool(d.t, "e2fsck")
+	out, err := exec.Command("e2fsck", "-fn", d.file.Name()).CombinedOutput()
+	text := string(out)
+	require.NoError(d.t, err, "e2fsck: %s", text)
+	for _, sign := range []string{"Fix?", "IGNORED", "differ", "WARNING", "Clear?"} {
+		require.NotContains(d.t, text, sign)
+	}
+}
+
+// debugfs runs one request of debugfs.
+func (d *diskFile) debugfs(request string) string {
+	d.t.Helper()
+	needTool(d.t, "debugfs")
+	cmd := exec.Command("debugfs", "-R", request, d.file.Name())
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(d.t, err, "debugfs: %s", stderr.String())
+	return string(out)
+}
+
+// cat returns the content of a file.
+func (d *diskFile) cat(name string) string {
+	d.t.Helper()
+	return d.debugfs("cat \"" + name + "\"")
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+func text4k(text string, n int) io.Reader { return strings.NewReader(strings.Repeat(text, n)) }

@@ -1,0 +1,116 @@
+package ext4
+
+import "hash/maphash"
+
+// list is an array that grows without being copied. Its records have no pointers, so the garbage
+// collector does not look into them.
+type list[T any] struct {
+	chunks []*[chunkLength]T
+	n      uint32
+}
+
+const chunkLength = 1 << 12
+
+func (l *list[T]) at(i uint32) *T { return &l.chunks[i/chunkLength][i%chunkLength] }
+
+// add appends a record of zeros and returns its index.
+func (l *list[T]) add() uint32 {
+	if l.n%chunkLength == 0 {
+		l.chunks = append(l.chunks, new([chunkLength]T))
+	}
+	l.n++
+	return l.n - 1
+}
+
+// text keeps names and the targets of links.
+type text struct {
+	chunks [][]byte
+}
+
+const textChunk = 1 << 18
+
+// add stores s, which has at most a block, and returns where it is.
+func (t *text) add(s string) uint32 {
+	last := len(t.chunks) - 1
+	if last < 0 || len(t.chunks[last])+len(s) > textChunk {
+		t.chunks = append(t.chunks, make([]byte, 0, textChunk))
+		last++
+	}
+	at := len(t.chunks[last])
+	t.chunks[last] = append(t.chunks[last], s...)
+	return uint32(last*textChunk + at)
+}
+
+func (t *text) get(at uint32, n int) []byte {
+	return t.chunks[at/textChunk][at%textChunk:][:n]
+}
+
+// nameTable finds entries by directory and name. The entries themselves are elsewhere: it has their
+// indexes, 0 where there is none.
+type nameTable struct {
+	seed  maphash.Seed
+	slots []uint32 // a power of two
+	n     int
+}
+
+func newNameTable() nameTable {
+	return nameTable{seed: maphash.MakeSeed(), slots: make([]uint32, 1<<10)}
+}
+
+func (t *nameTable) hash(dir uint32, name string) uint32 {
+	h := maphash.String(t.seed, name)
+	return uint32(h>>32) ^ uint32(h)*0x9e3779b1 ^ dir*0x85ebca6b
+}
+
+// find returns the entry with the hash for which same is true, or 0.
+func (t *nameTable) find(hash uint32, same func(entry uint32) bool) uint32 {
+	mask := uint32(len(t.slots) - 1)
+	for i := hash & mask; t.slots[i] != 0; i = (i + 1) & mask {
+		if same(t.slots[i]) {
+			return t.slots[i]
+		}
+	}
+	return 0
+}
+
+// insert adds an entry. hashOf tells the hash of any entry.
+func (t *nameTable) insert(entry uint32, hashOf func(entry uint32) uint32) {
+	if 4*(t.n+1) > 3*len(t.slots) {
+		old := t.slots
+		t.slots = make([]uint32, 2*len(old))
+		for _, e := range old {
+			if e != 0 {
+				t.put(e, hashOf(e))
+			}
+		}
+	}
+	t.put(entry, hashOf(entry))
+	t.n++
+}
+
+func (t *nameTable) put(entry, hash uint32) {
+	mask := uint32(len(t.slots) - 1)
+	i := hash & mask
+	for t.slots[i] != 0 {
+		i = (i + 1) & mask
+	}
+	t.slots[i] = entry
+}
+
+// remove takes an entry out. Those that stand behind it move up, so that no marks are left.
+func (t *nameTable) remove(entry uint32, hashOf func(entry uint32) uint32) {
+	mask := uint32(len(t.slots) - 1)
+	i := hashOf(entry) & mask
+	for t.slots[i] != entry {
+		i = (i + 1) & mask
+	}
+	t.n--
+	for j := (i + 1) & mask; t.slots[j] != 0; j = (j + 1) & mask {
+		home := hashOf(t.slots[j]) & mask
+		if (j-home)&mask >= (j-i)&mask {
+			t.slots[i] = t.slots[j]
+			i = j
+		}
+	}
+	t.slots[i] = 0
+}

@@ -1,0 +1,155 @@
+package ext4
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"io"
+	"math"
+)
+
+// Writer is a file system that is written level by level. One goroutine uses it. After an error
+// from writing or from content, it is of no further use.
+type Writer struct {
+	dst   io.WriterAt // of this level; nil: it is not written
+	level int
+
+	inodes  list[inode] // by number
+	entries list[entry] // of all directories; 0 is not used
+	dirs    list[directory]
+	sets    list[xattrSet] // 0 is not used
+	text    text
+	names   nameTable
+	unused  []uint32 // entries
+
+	extents   []extent            // of the files; one after the other
+	nodes     map[uint32][]uint32 // by inode: the blocks of its tree of extents, if it has any
+	longLinks map[uint32]string   // by inode: targets that are not in the inode
+	setIDs    map[string]uint32   // by content
+
+	linkBytes, xattrBytes int // of what there has ever been in longLinks and sets
+
+	alloc  allocator
+	groups uint32 // as of the last Finish
+
+	touched     []uint64 // inode table blocks that have to be written, as bits
+	changedDirs []uint32 // inodes
+	changedSets []uint32
+
+	// known tells what is on the disk: a part of the SHA-256 of each block of metadata that was
+	// written. What is not there is zeros.
+	known map[uint32][16]byte
+
+	block  []byte // what scratch returns
+	buffer []byte // for content
+}
+
+// New returns an empty file system: a root directory and lost+found. Nothing is written before
+// Begin and Finish.
+func New() *Writer {
+	w := &Writer{
+		names: newNameTable(),
+		nodes: make(map[uint32][]uint32), longLinks: make(map[uint32]string),
+		setIDs: make(map[string]uint32), known: make(map[uint32][16]byte),
+		block: make([]byte, BlockSize), buffer: make([]byte, bufferSize),
+	}
+	w.entries.add()
+	w.sets.add()
+	for range firstInode {
+		w.inodes.add()
+	}
+	w.touchAll()
+	w.addHidden(journalInode, journalBlocks)
+	w.addHidden(bootInode, BootSize/BlockSize)
+	w.makeDir(rootInode, rootInode, Attr{Mode: 0o755})
+	_, _ = w.Mkdir(Root, "lost+found", Attr{Mode: 0o700}) // cannot fail: the root is empty
+	return w
+}
+
+// fixedUUID is that of every file system: what finds one needs the serial of its disk.
+var fixedUUID = [16]byte{0x6b, 0x75, 0x62, 0x65, 0x76, 0x69, 0x47, 0x72,
+	0x94, 0x2d, 0x64, 0x69, 0x73, 0x6b, 0x00, 0x01}
+
+// Begin starts the next level. dst is written whole blocks, each at most once, at its place on the
+// disk. If dst is nil, what is done only changes the state, as a level that was written before.
+func (w *Writer) Begin(dst io.WriterAt) {
+	w.dst = dst
+	w.level++
+}
+
+// Level is the number of the level that Begin started, from 1 on.
+func (w *Writer) Level() int { return w.level }
+
+// Size is the size of the file system in bytes, as of the last Finish.
+func (w *Writer) Size() int64 { return int64(w.groups) * blocksPerGroup * BlockSize }
+
+// Files is how many files there have ever been, those that were removed included.
+func (w *Writer) Files() int { return int(w.inodes.n) - firstInode }
+
+// addInode takes the next inode.
+func (w *Writer) addInode() (uint32, error) {
+	if w.inodes.n >= maxGroups*inodesPerGroup || w.inodes.n == math.MaxUint32 {
+		return 0, errFull
+	}
+	number := w.inodes.add()
+	w.touch(number)
+	return number, nil
+}
+
+// touch notes that an inode has to be written.
+func (w *Writer) touch(number uint32) {
+	i := (number - 1) / inodesPerBlock
+	for uint32(len(w.touched)) <= i/64 {
+		w.touched = append(w.touched, 0)
+	}
+	w.touched[i/64] |= 1 << (i % 64)
+}
+
+func (w *Writer) touchAll() {
+	for number := uint32(1); number < w.inodes.n; number++ {
+		w.touch(number)
+	}
+}
+
+// addHidden makes a file without a name, of blocks that nothing is written to: the journal, but for
+// its superblock, and the room for BootOffset.
+func (w *Writer) addHidden(number uint32, blocks uint32) {
+	n := w.inodes.at(number)
+	start, got, _ := w.alloc.take(blocks) // there is room in the first group
+	n.set(Attr{Mode: 0o600}, TypeFile)
+	n.size, n.links = uint64(blocks)*BlockSize, 1
+	n.seconds = madeAt
+	n.at, n.extents = uint32(len(w.extents)), 1
+	w.extents = append(w.extents, extent{0, start, got})
+}
+
+// scratch returns a block of zeros, until the next call.
+func (w *Writer) scratch() []byte {
+	clear(w.block)
+	return w.block
+}
+
+var zeros [holeSize]byte
+
+// emit writes a block of metadata if it is not what is there.
+func (w *Writer) emit(block uint32, p []byte) error {
+	sum := sha256.Sum256(p)
+	key := [16]byte(sum[:16])
+	old, known := w.known[block]
+	if known && key == old || !known && bytes.Equal(p, zeros[:BlockSize]) {
+		return nil
+	}
+	w.known[block] = key
+	return w.write(block, p)
+}
+
+// write writes whole blocks.
+func (w *Writer) write(block uint32, p []byte) error {
+	if w.dst == nil || len(p) == 0 {
+		return nil
+	}
+	n, err := w.dst.WriteAt(p, int64(block)*BlockSize)
+	if err == nil && n < len(p) {
+		return io.ErrShortWrite
+	}
+	return err
+}
