@@ -1,0 +1,136 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// Container is a container image as a whole: its configuration, and layers that can be read one
+// after the other. Close ends it.
+type Container struct {
+	image  *resolved
+	config []byte
+	layers []ContainerLayer
+}
+
+// ContainerLayer is a layer of a container image.
+type ContainerLayer struct {
+	Digest string // of the blob
+	DiffID string // of the tar archive in it, which may be compressed
+	Size   int64  // of the blob, bytes
+}
+
+// Container reads the manifest and the configuration of a container image, that of this machine's
+// platform where there are several. No layer is read yet.
+func (c *Client) Container(ctx context.Context, ref Reference) (*Container, error) {
+	r, err := c.resolve(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	image := &Container{image: r}
+	if err := image.readConfig(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", ref, err), image.Close())
+	}
+	return image, nil
+}
+
+// readConfig reads the configuration, and what it says of the layers.
+func (c *Container) readConfig(ctx context.Context) (err error) {
+	m := c.image.manifest
+	if c.config, err = c.image.small(ctx, m.Config, maxManifest); err != nil {
+		return fmt.Errorf("its configuration: %w", err)
+	}
+	var config v1.ConfigFile
+	if err := json.Unmarshal(c.config, &config); err != nil {
+		return fmt.Errorf("its configuration cannot be read: %w", err)
+	}
+	if config.OS != "" && config.OS != "linux" {
+		return fmt.Errorf("it is made for %q, not for linux", config.OS)
+	}
+	diffIDs := config.RootFS.DiffIDs
+	if len(diffIDs) != len(m.Layers) {
+		return fmt.Errorf("it has %d layers, and its configuration names %d: it is no container "+
+			"image, or damaged", len(m.Layers), len(diffIDs))
+	}
+	for i, desc := range m.Layers {
+		if diffIDs[i].Algorithm != "sha256" {
+			return fmt.Errorf("its configuration names the layer %q: only sha256 is supported",
+				diffIDs[i])
+		}
+		c.layers = append(c.layers, ContainerLayer{Digest: desc.Digest.String(),
+			DiffID: diffIDs[i].String(), Size: desc.Size})
+	}
+	return nil
+}
+
+// Digest is that of the manifest.
+func (c *Container) Digest() string { return c.image.digest }
+
+// Config is the configuration: the JSON whose digest the manifest names.
+func (c *Container) Config() []byte { return c.config }
+
+// Layers are the layers, the lowest first.
+func (c *Container) Layers() []ContainerLayer { return c.layers }
+
+// Close ends reading. Layers have to be closed before.
+func (c *Container) Close() error { return c.image.source.Close() }
+
+// OpenLayer reads the tar archive of a layer. It ends with io.EOF only if the layer has the digest
+// that the manifest names, and the archive the one that the configuration names. p counts what was
+// read of the blob, and may be nil.
+func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadCloser, error) {
+	if p == nil {
+		p = new(Progress)
+	}
+	b, err := c.image.source.blob(c.image.manifest.Layers[i])
+	if err != nil {
+		return nil, err
+	}
+	in, err := openLayer(ctx, b, p)
+	if err != nil {
+		return nil, err
+	}
+	r := &tarReader{layer: in, want: c.layers[i].DiffID}
+	if r.want != c.layers[i].Digest { // otherwise the blob's digest says all
+		r.hash = sha256.New()
+	}
+	// Decompressing and hashing go on beside what is done with the content.
+	return newReadAhead(r), nil
+}
+
+// tarReader reads the archive in a layer, and checks its digest at the end.
+type tarReader struct {
+	layer *layerReader
+	hash  hash.Hash // nil: there is nothing to check
+	want  string
+}
+
+func (r *tarReader) Read(p []byte) (int, error) {
+	n, err := r.layer.Read(p)
+	if r.hash != nil {
+		r.hash.Write(p[:n])
+	}
+	if err == io.EOF {
+		if rest := r.layer.Finish(); rest != nil {
+			err = rest
+		} else if r.hash != nil {
+			if got := "sha256:" + hex.EncodeToString(r.hash.Sum(nil)); got != r.want {
+				err = &DigestError{Want: r.want, Got: got}
+			}
+		}
+	}
+	if err != nil && err != io.EOF {
+		err = r.layer.explain(err)
+	}
+	return n, err
+}
+
+func (r *tarReader) Close() error { return r.layer.Close() }

@@ -1,0 +1,118 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/stretchr/testify/require"
+)
+
+// containerOf makes an image of layers, whose configuration names the digests of their archives.
+func containerOf(
+	t testing.TB, s store, system string, diffIDs []string, layers ...[]byte,
+) Reference {
+	t.Helper()
+	config := v1.ConfigFile{OS: system}
+	for _, id := range diffIDs {
+		h, err := v1.NewHash(id)
+		require.NoError(t, err)
+		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, h)
+	}
+	text, err := json.Marshal(config)
+	require.NoError(t, err)
+	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: s.add(text)}
+	m.Config.MediaType = types.OCIConfigJSON
+	for _, l := range layers {
+		desc := s.add(l)
+		desc.MediaType = types.OCILayer
+		m.Layers = append(m.Layers, desc)
+	}
+	return s.layout(t, s.manifest(t, m))
+}
+
+func openContainer(t testing.TB, ref Reference) (*Container, error) {
+	t.Helper()
+	client, err := New(Options{})
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	c, err := client.Container(context.Background(), ref)
+	if err == nil {
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+	}
+	return c, err
+}
+
+func TestContainerLayersAreReadAndVerified(t *testing.T) {
+	archive := tarOf(t, tarFile{name: "a", content: make([]byte, 1<<20)})
+	id := digestOf(archive)
+	other := digestOf([]byte("other"))
+	for _, c := range []struct {
+		name   string
+		layer  []byte
+		diffID string
+		right  bool
+	}{
+		{"plain", archive, id, true},
+		{"gzip", gzipped(t, archive), id, true},
+		{"zstd", zstandard(t, archive), id, true},
+		{"another plain archive", archive, other, false},
+		{"another archive in gzip", gzipped(t, archive), other, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			image, err := openContainer(t,
+				containerOf(t, store{}, "linux", []string{c.diffID}, c.layer))
+			require.NoError(t, err)
+			require.Equal(t, []ContainerLayer{{Digest: digestOf(c.layer), DiffID: c.diffID,
+				Size: int64(len(c.layer))}}, image.Layers())
+			var progress Progress
+			in, err := image.OpenLayer(context.Background(), 0, &progress)
+			require.NoError(t, err)
+			defer in.Close()
+			content, err := io.ReadAll(in)
+			var wrong *DigestError
+			if !c.right {
+				require.ErrorAs(t, err, &wrong)
+				require.Equal(t, other, wrong.Want)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, archive, content)
+			require.Equal(t, int64(len(c.layer)), progress.Done())
+		})
+	}
+}
+
+func TestContainerWhoseLayerWasChanged(t *testing.T) {
+	archive := tarOf(t, tarFile{name: "a", content: []byte("content")})
+	layer := gzipped(t, archive)
+	ref := containerOf(t, store{}, "linux", []string{digestOf(archive)}, layer)
+	changed := append([]byte(nil), layer...)
+	changed[len(changed)-1] ^= 1 // the length in gzip's trailer
+	h, err := v1.NewHash(digestOf(layer))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(ref.oci, blobName(h)), changed, 0o644))
+	image, err := openContainer(t, ref)
+	require.NoError(t, err)
+	in, err := image.OpenLayer(context.Background(), 0, nil)
+	require.NoError(t, err)
+	defer in.Close()
+	_, err = io.ReadAll(in)
+	var wrong *DigestError
+	require.True(t, errors.As(err, &wrong), "%v", err)
+}
+
+func TestContainerIsRefused(t *testing.T) {
+	archive := tarOf(t, tarFile{name: "a", content: []byte("content")})
+	_, err := openContainer(t, containerOf(t, store{}, "linux", nil, archive))
+	require.ErrorContains(t, err, "it has 1 layers, and its configuration names 0")
+	_, err = openContainer(t, containerOf(t, store{}, "windows", []string{digestOf(archive)},
+		archive))
+	require.ErrorContains(t, err, `it is made for "windows", not for linux`)
+}
