@@ -35,7 +35,9 @@ type Attr struct {
 
 const (
 	minSeconds = -1 << 31
-	maxSeconds = 1<<34 - 1<<31 - 1
+	// maxSeconds is in 2310. An inode could have later ones, but e2fsck takes them for times before
+	// 1970 that an old kernel wrote.
+	maxSeconds = 1<<33 + 1<<31 - 1
 )
 
 // inode is a file as the Writer remembers it. Its checksum, its bitmap and its place in the table
