@@ -45,6 +45,7 @@ func TestKernelInitiator(t *testing.T) {
 		{"a file system without CHAP", (*kernelTest).fileSystem},
 		{"what the kernel detects", (*kernelTest).detected},
 		{"a second initiator", (*kernelTest).second},
+		{"a volume of Kubernetes", (*kernelTest).kubernetesVolume},
 		{"CHAP", (*kernelTest).chap},
 		{"restarts", (*kernelTest).restarts},
 		{"two LUNs at once", (*kernelTest).twoLUNs},

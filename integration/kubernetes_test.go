@@ -31,6 +31,7 @@ type kubernetesExamples struct {
 	policies []*networkingv1.NetworkPolicy
 	secrets  map[string]*corev1.Secret
 	claims   map[string]*corev1.PersistentVolumeClaim
+	volumes  map[string]*corev1.PersistentVolume
 }
 
 // readKubernetesExamples decodes every document as the API server does with strict field
@@ -39,7 +40,8 @@ func readKubernetesExamples(t *testing.T) kubernetesExamples {
 	t.Helper()
 	all := kubernetesExamples{pods: map[string]*corev1.PodTemplateSpec{},
 		deployed: map[string]*appsv1.Deployment{}, secrets: map[string]*corev1.Secret{},
-		claims: map[string]*corev1.PersistentVolumeClaim{}}
+		claims:  map[string]*corev1.PersistentVolumeClaim{},
+		volumes: map[string]*corev1.PersistentVolume{}}
 	files, err := filepath.Glob("../examples/kubernetes/*.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
@@ -60,6 +62,8 @@ func readKubernetesExamples(t *testing.T) kubernetesExamples {
 				all.policies = append(all.policies, o)
 			case *corev1.PersistentVolumeClaim:
 				all.claims[o.Name] = o
+			case *corev1.PersistentVolume:
+				all.volumes[o.Name] = o
 			case *corev1.Secret:
 				all.secrets[o.Name] = o
 			default:
