@@ -1,0 +1,170 @@
+package integration
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// qemuUser is the user and group of QEMU where KubeVirt runs it.
+const qemuUser = 107
+
+// asQEMU runs a tool as QEMU's user.
+func asQEMU(t *testing.T, name string, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), clientTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env, cmd.Dir = clientEnv(), "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: qemuUser, Gid: qemuUser}}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// sharedDir makes a directory that every user can enter and write in.
+func sharedDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kd-shared-")
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	require.NoError(t, os.Chmod(dir, 0o777))
+	return dir
+}
+
+// launcherBinary builds the stand-in for KubeVirt's program, in a directory of its own.
+func launcherBinary(t *testing.T) (dir string) {
+	t.Helper()
+	dir = sharedDir(t)
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o",
+		filepath.Join(dir, "container-disk"), "./integration/containerdisk")
+	cmd.Dir, cmd.Env = "..", append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return dir
+}
+
+// TestImageAsContainerDisk runs a user's image the way that today's KubeVirt runs a containerDisk
+// volume: user 107 without capabilities, /usr/bin covered by a volume with KubeVirt's program,
+// which is run instead of the image's entry point. The node's agent finds the process by a socket,
+// and the only file in /disk by the process. QEMU's user opens it as the backing file of an
+// overlay.
+func TestImageAsContainerDisk(t *testing.T) {
+	e := requireImages(t, "qemu-img", "qemu-io")
+	image, source := oneDisk(t, e)
+	programs, shared := launcherBinary(t), sharedDir(t)
+	const inside = "/var/run/kubevirt/container-disks"
+	options := func(args string) []string {
+		return append([]string{"--network=none", "--user=107:107",
+			`--entrypoint=["/usr/bin/container-disk",` + args + `]`,
+			"--volume=" + programs + ":/usr/bin:ro", "--volume=" + shared + ":" + inside},
+			hardened...)
+	}
+	first := e.newContainer(t, image, options(`"--no-op"`))
+	first.start(t)
+	require.Zero(t, first.wait(t), first.log(t))
+
+	c := e.newContainer(t, image, options(`"--copy-path","`+inside+`/disk_0"`))
+	c.start(t)
+	socket := filepath.Join(shared, "disk_0.sock")
+	pid := 0
+	require.Eventually(t, func() bool {
+		pid = peerOf(socket)
+		return pid != 0
+	}, clientTimeout, 20*time.Millisecond)
+	require.Equal(t, c.pid(t), strconv.Itoa(pid))
+
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "root", "disk")
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "KubeVirt takes an image with one file")
+	file := filepath.Join(dir, entries[0].Name())
+	overlay := filepath.Join(shared, "overlay.qcow2")
+	for _, args := range [][]string{
+		{"qemu-img", "info", file},
+		{"qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", file, overlay},
+		{"qemu-io", "-f", "qcow2", "-c", "write -P 0x5a 0 64k", overlay},
+		{"qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x5a 0 64k", overlay},
+	} {
+		out, err := asQEMU(t, args[0], args[1:]...)
+		require.NoError(t, err, "%v: %s", args, out)
+	}
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, file),
+		"identical", "the image is as it was")
+	_, err = asQEMU(t, "qemu-io", "-f", "qcow2", "-c", "write 0 64k", file)
+	require.Error(t, err, "nobody can write to the image itself")
+
+	require.NoError(t, os.Remove(socket))
+	require.Zero(t, c.wait(t))
+}
+
+// peerOf returns the process that listens on a socket, or 0.
+func peerOf(socket string) int {
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return 0
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0
+	}
+	pid := 0
+	_ = raw.Control(func(fd uintptr) {
+		peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err == nil {
+			pid = int(peer.Pid)
+		}
+	})
+	return pid
+}
+
+// TestImageProvidesAFile runs a user's image as the controller did whose wrapper made a file: the
+// entry point without arguments, COPY_PATH on a shared directory of the host, and `cat
+// /tmp/healthy` as readiness probe.
+func TestImageProvidesAFile(t *testing.T) {
+	e := requireImages(t, "qemu-img", "qemu-io")
+	image, source := oneDisk(t, e)
+	shared := sharedDir(t)
+	options := append(withEnv("COPY_PATH=/shared/vm/disk-image"), "--network=none",
+		`--entrypoint=["/entry-point.sh"]`, "--volume="+shared+":/shared", "--cap-drop=all")
+	c := e.newContainer(t, image, options)
+	c.start(t)
+	ready := func(c *container) {
+		t.Helper()
+		require.Eventually(t, func() bool { return c.exec(t, "cat", "/tmp/healthy").status == 0 },
+			clientTimeout, 50*time.Millisecond)
+	}
+	ready(c)
+	file := filepath.Join(shared, "vm", "disk-image.qcow2")
+	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, file),
+		"identical")
+	out, err := asQEMU(t, "qemu-io", "-f", "qcow2", "-c", "write -P 0x5a 0 64k", file)
+	require.NoError(t, err, out)
+	require.Zero(t, c.exec(t, "kubevirt-disk", "healthcheck").status)
+
+	// The container is killed, and started again in place.
+	e.ok(t, "podman", "kill", "--signal=KILL", c.name)
+	c.wait(t)
+	c.start(t)
+	ready(c)
+	out, err = asQEMU(t, "qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x5a 0 64k", file)
+	require.NoError(t, err, out)
+	require.Zero(t, c.stop(t))
+	require.NoFileExists(t, file)
+
+	// The file is removed.
+	c.start(t)
+	ready(c)
+	require.NoError(t, os.Remove(file))
+	require.Zero(t, c.wait(t))
+}
