@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/internal/words"
 )
@@ -32,6 +33,9 @@ type Options struct {
 	Owner string
 	// of the disk, bytes, at least the image's; 0: the image's, or what the disk has had so far
 	Size int64
+	// Empty says that a disk without an image that is not there yet is made, and reads as zeros. It
+	// needs a Size. Only a persistent disk can be empty.
+	Empty bool
 	// Identity replaces the random identity: its serial unless it is empty, its NAA unless it is
 	// zero.
 	Identity disk.Identity
@@ -59,8 +63,9 @@ type Instance struct {
 	Grown      bool // it is larger than at the earlier start
 	Persistent bool // it survives the pod
 
-	path    string // of the raw file that holds the disk
-	kept    bool   // the disk of an earlier start, with its data
+	path    string        // of the raw file that holds the disk
+	file    *rawfile.File // it; nil: the image itself is served
+	kept    bool          // the disk of an earlier start, with its data
 	dir     *diskDir
 	content string       // identifies the content of the disk
 	durable bool         // a flush reaches storage

@@ -30,6 +30,9 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 		}
 		return inst, err
 	case remake:
+		if o.img == nil && o.opt.Empty {
+			return o.makeEmpty()
+		}
 		return o.remake(ctx, v.reason)
 	default:
 		return nil, v.err
@@ -100,15 +103,15 @@ func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance
 	over := overlay.New(file, o.img, m, overlay.Options{ReadOnly: o.opt.ReadOnly,
 		CopyReads: o.opt.Mode == CopyOnRead, Unit: o.img.CopyUnit(), Reads: o.opt.Reads})
 	o.opt.Progress.Follow(over.Size(), over.Copied)
-	inst := o.instance(over.Served(), s)
+	inst := o.instance(over.Served(), file, s)
 	inst.copies = startBackground(o, over, file, s)
 	return inst, nil
 }
 
 // instance makes the Instance of a disk and its state.
-func (o *opening) instance(d disk.Disk, s *state) *Instance {
-	return &Instance{Disk: d, Identity: s.Identity, path: o.dir.disk(), ReadOnly: o.opt.ReadOnly,
-		content: s.Map, durable: o.durable()}
+func (o *opening) instance(d disk.Disk, file *rawfile.File, s *state) *Instance {
+	return &Instance{Disk: d, Identity: s.Identity, path: o.dir.disk(), file: file,
+		ReadOnly: o.opt.ReadOnly, content: s.Map, durable: o.durable()}
 }
 
 // assembleComplete opens a file that is the whole disk.
@@ -125,7 +128,7 @@ func (o *opening) assembleComplete(s *state) (*Instance, error) {
 	o.rememberOwn(file.File)
 	o.opt.Progress.Start(s.Size, 0)
 	o.opt.Progress.Finish()
-	return o.instance(file, s), nil
+	return o.instance(file, file, s), nil
 }
 
 // openMap opens the map of a disk and its files. If the durability changes, it saves that in the

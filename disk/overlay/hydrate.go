@@ -200,7 +200,7 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 		return false, 0
 	}
 	begin := time.Now()
-	err := h.copyChunk(ctx, slot.Buffer(min(h.chunk, h.o.Size())), first, last)
+	err := h.copyChunk(ctx, slot.Buffer(min(h.chunk, h.o.mapped)), first, last)
 	now := time.Now()
 	switch {
 	case errors.Is(err, disk.ErrNoSpace):

@@ -173,7 +173,7 @@ func (o *Disk) Copied() (done, total int64) {
 	return o.stored - o.blocks.clear.Load()*o.granule, o.stored
 }
 
-// Size returns the size of the file, which may be larger than the image.
+// Size returns the size of the file, which may be larger than the image, and may grow.
 func (o *Disk) Size() int64 { return o.file.Size() }
 
 // span returns the blocks of the map that a range touches. If there is none, first > last.

@@ -28,7 +28,7 @@ type Options struct {
 // File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter and Syncer.
 type File struct {
 	File    *os.File
-	size    int64
+	size    atomic.Int64 // bytes; only Grow changes it
 	opt     Options
 	noPunch atomic.Bool // the file system cannot punch holes: zeros are written instead
 	failed  atomic.Bool // a flush failed
@@ -79,22 +79,23 @@ func FromOpen(f *os.File, opt Options) (*File, error) {
 		return nil, fmt.Errorf("%q has a size of %d bytes, which is not a positive multiple of %d",
 			f.Name(), st.Size(), disk.SectorSize)
 	}
-	disk := &File{File: f, size: st.Size(), opt: opt, sync: unix.Fdatasync, forget: forgetCached}
+	disk := &File{File: f, opt: opt, sync: unix.Fdatasync, forget: forgetCached}
+	disk.size.Store(st.Size())
 	if opt.Private {
 		disk.holes = newHoleMap(disk)
 		if !opt.ReadOnly {
-			disk.guard = newCacheGuard(disk.size, disk.holes)
+			disk.guard = newCacheGuard(st.Size(), disk.holes)
 		}
 	}
 	return disk, nil
 }
 
-// Size is the size of the file when it was opened.
-func (f *File) Size() int64 { return f.size }
+// Size is the size of the file when it was opened, or as Grow has made it.
+func (f *File) Size() int64 { return f.size.Load() }
 
 // ReadAt reads from the page cache or the storage below it. Concurrency: as Disk.
 func (f *File) ReadAt(p []byte, off int64) (int, error) {
-	if off >= 0 && off <= f.size-int64(len(p)) && f.holes.empty(off, int64(len(p))) {
+	if off >= 0 && off <= f.Size()-int64(len(p)) && f.holes.empty(off, int64(len(p))) {
 		clear(p)
 		return len(p), nil
 	}
@@ -115,8 +116,8 @@ func (f *File) WriteAt(p []byte, off int64) (n int, err error) {
 		return 0, err
 	}
 	// A write past the end would enlarge the file, and nobody would notice.
-	if off < 0 || off > f.size-int64(len(p)) {
-		return 0, OutOfRange("write", off, int64(len(p)), f.size)
+	if off < 0 || off > f.Size()-int64(len(p)) {
+		return 0, OutOfRange("write", off, int64(len(p)), f.Size())
 	}
 	f.guard.through(off, int64(len(p)))
 	f.holes.note(off, int64(len(p)))
@@ -179,8 +180,8 @@ func (f *File) deallocate(op string, off, length int64) error {
 	if err := f.writable(); err != nil {
 		return err
 	}
-	if off < 0 || length < 0 || off > f.size-length {
-		return OutOfRange(op, off, length, f.size)
+	if off < 0 || length < 0 || off > f.Size()-length {
+		return OutOfRange(op, off, length, f.Size())
 	}
 	if length == 0 {
 		return nil
@@ -220,8 +221,8 @@ func (f *File) writeZeros(off, length int64) error {
 // Extent asks the file system what is allocated. Concurrency: as Disk. While the range is being
 // written, the answer may be the old or the new one.
 func (f *File) Extent(off, length int64) (disk.Extent, error) {
-	if off < 0 || length <= 0 || off > f.size-length {
-		return disk.Extent{}, OutOfRange("extent", off, length, f.size)
+	if off < 0 || length <= 0 || off > f.Size()-length {
+		return disk.Extent{}, OutOfRange("extent", off, length, f.Size())
 	}
 	n, data, err := osfile.SeekExtent(f.File, off, length)
 	if err != nil {

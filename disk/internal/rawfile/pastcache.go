@@ -158,8 +158,8 @@ func (c *cacheBypass) WriteAt(p []byte, off int64) (int, error) {
 	if err := f.writable(); err != nil {
 		return 0, err
 	}
-	if off < 0 || off > f.size-length {
-		return 0, OutOfRange("write", off, length, f.size)
+	if off < 0 || off > f.Size()-length {
+		return 0, OutOfRange("write", off, length, f.Size())
 	}
 	if length == 0 {
 		return 0, nil

@@ -8,8 +8,9 @@ import (
 // Regions is a set of regions of a file. Regions are only added, never removed, so a reader needs
 // no lock. Any number of goroutines may use it.
 type Regions struct {
-	region int64           // bytes
-	bits   []atomic.Uint64 // a bit for each region
+	region int64                   // bytes
+	bits   []atomic.Uint64         // a bit for each region
+	next   atomic.Pointer[Regions] // continues bits, since the file has grown; nil: it ends there
 }
 
 // NewRegions returns an empty set for a file of size bytes.
@@ -18,12 +19,38 @@ func NewRegions(size, region int64) *Regions {
 	return &Regions{region: region, bits: make([]atomic.Uint64, (regions+63)/64)}
 }
 
+// Grow has the set cover a file that will have size bytes. Until it returns, nobody uses the new
+// part, and there is one call at a time.
+func (s *Regions) Grow(size int64) {
+	last, words := s, int64(len(s.bits))
+	for next := s.next.Load(); next != nil; next = next.next.Load() {
+		last, words = next, words+int64(len(next.bits))
+	}
+	missing := ((size+s.region-1)/s.region+63)/64 - words
+	if missing <= 0 {
+		return
+	}
+	// At least half of what there is, so that a file that grows often makes no long chain.
+	more := &Regions{region: s.region, bits: make([]atomic.Uint64, max(missing, words/2))}
+	last.next.Store(more)
+}
+
+// word returns the word with that index.
+func (s *Regions) word(w int64) *atomic.Uint64 {
+	for w >= int64(len(s.bits)) {
+		w -= int64(len(s.bits))
+		s = s.next.Load()
+	}
+	return &s.bits[w]
+}
+
 // Add adds every region that the range touches. The range is not empty.
 func (s *Regions) Add(off, length int64) {
 	first, last := off/s.region, (off+length-1)/s.region
 	for w := first / 64; w <= last/64; w++ {
-		if mask := WordMask(w, first, last); s.bits[w].Load()&mask != mask {
-			s.bits[w].Or(mask)
+		word, mask := s.word(w), WordMask(w, first, last)
+		if word.Load()&mask != mask {
+			word.Or(mask)
 		}
 	}
 }
@@ -32,7 +59,7 @@ func (s *Regions) Add(off, length int64) {
 func (s *Regions) touches(off, length int64) bool {
 	first, last := off/s.region, (off+length-1)/s.region
 	for w := first / 64; w <= last/64; w++ {
-		if s.bits[w].Load()&WordMask(w, first, last) != 0 {
+		if s.word(w).Load()&WordMask(w, first, last) != 0 {
 			return true
 		}
 	}
@@ -43,7 +70,7 @@ func (s *Regions) touches(off, length int64) bool {
 func (s *Regions) Covers(off, length int64) bool {
 	first, last := off/s.region, (off+length-1)/s.region
 	for w := first / 64; w <= last/64; w++ {
-		if mask := WordMask(w, first, last); s.bits[w].Load()&mask != mask {
+		if mask := WordMask(w, first, last); s.word(w).Load()&mask != mask {
 			return false
 		}
 	}
@@ -51,7 +78,7 @@ func (s *Regions) Covers(off, length int64) bool {
 }
 
 // each calls f for the regions of the set, once for regions side by side in a word. A large empty
-// set takes no time. The last range may go past the end of the file.
+// set takes no time. The last range may go past the end of the file. The file has not grown.
 func (s *Regions) each(f func(off, length int64)) {
 	for w := range s.bits {
 		for word := s.bits[w].Load(); word != 0; {

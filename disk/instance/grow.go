@@ -1,0 +1,43 @@
+package instance
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/words"
+)
+
+// Grow enlarges the disk while it is used, to a size in bytes. The new part reads as zeros. Whoever
+// serves the disk tells initiators (target.Server.ResizeLUN). If the disk is durable, its size is,
+// too, when Grow returns nil: the next start finds it by the file. One call at a time, and none
+// beside Close.
+//
+// Errors: *SizeError, *image.SpaceError where no file can be that large, disk.ErrReadOnly.
+func (i *Instance) Grow(size int64) error {
+	name := filepath.Base(i.path)
+	switch now := i.Size(); {
+	case size == now:
+		return nil
+	case size < now:
+		return &SizeError{Image: name, Size: size, Reason: fmt.Sprintf("is less than the %d bytes "+
+			"(%s) that the disk has, and a disk is never made smaller", now, words.Bytes(now))}
+	case size%disk.SectorSize != 0:
+		return &SizeError{Image: name, Size: size,
+			Reason: fmt.Sprintf("is not a multiple of %d bytes", disk.SectorSize)}
+	case i.file == nil:
+		return &SizeError{Image: name, Size: size,
+			Reason: "is not that of the image, which is served as it is"}
+	}
+	err := i.file.Grow(size)
+	if errors.Is(err, unix.EFBIG) || osfile.IsFull(err) {
+		return &image.SpaceError{Dir: filepath.Dir(i.path), What: "the disk of " + words.Name(name),
+			FileSize: size}
+	}
+	return err
+}
