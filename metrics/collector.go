@@ -57,7 +57,9 @@ var (
 		"Chunks of the cache that had other content than was stored, and were fetched again.")
 	descUnsaved = desc("cache_unsaved_chunks_total",
 		"Chunks that could not be stored in the cache.")
-	descReady = desc("ready", "Whether every LUN can be used.")
+	descVolumes      = desc("volumes", "Volumes that were made on demand.", "state")
+	descVolumesBytes = desc("volumes_bytes", "Bytes of all volumes that were made on demand.")
+	descReady        = desc("ready", "Whether every LUN can be used.")
 )
 
 // collector turns the counters into metrics at each scrape.
@@ -70,7 +72,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		descRefused, descEnded,
 		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete,
 		descWaits, descUsed, descFree, descFetched, descChunks, descWrong, descDamaged,
-		descUnsaved, descTypeUsed, descTypeFree, descReady,
+		descUnsaved, descTypeUsed, descTypeFree, descVolumes, descVolumesBytes, descReady,
 	} {
 		ch <- d
 	}
@@ -99,7 +101,14 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	counter(descPanics, c.m.panics.Load())
 
-	disks, fetched, ready := c.m.current()
+	disks, fetched, volumes, ready := c.m.current()
+	if volumes != nil {
+		v := volumes()
+		for state, n := range v.States {
+			gauge(descVolumes, float64(n), state)
+		}
+		gauge(descVolumesBytes, float64(v.Bytes))
+	}
 	if fetched != nil {
 		f := fetched()
 		counter(descFetched, uint64(f.Bytes))

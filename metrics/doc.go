@@ -25,6 +25,8 @@
 //	kubevirt_disk_waits_for_space             lun image  1: copying goes on when there is room
 //	kubevirt_disk_lun_used_bytes              lun image  of the storage below
 //	kubevirt_disk_lun_free_bytes              lun image  left on the storage below
+//	kubevirt_disk_volumes{state}                 that were made on demand
+//	kubevirt_disk_volumes_bytes                  of all of them
 //	kubevirt_disk_registry_fetched_bytes_total   of images, from registries
 //	kubevirt_disk_registry_fetched_chunks_total
 //	kubevirt_disk_registry_wrong_chunks_total    not served, and fetched again

@@ -37,6 +37,7 @@ type Metrics struct {
 
 	fetched func() Fetched // guarded by mu; nil: nothing lies in registries
 	types   []UsageType    // guarded by mu
+	volumes func() Volumes // guarded by mu; nil: none can be made
 }
 
 var _ target.Observer = (*Metrics)(nil)
@@ -147,10 +148,23 @@ func (m *Metrics) SetFetched(fetched func() Fetched) {
 	m.fetched = fetched
 }
 
-func (m *Metrics) current() ([]Disk, func() Fetched, func() bool) {
+// Volumes sums up the volumes that were made on demand. Where none can be made, it has no series.
+type Volumes struct {
+	States map[string]int // how many there are in each state
+	Bytes  int64          // of all of them
+}
+
+// SetVolumes sets the function that tells which volumes there are.
+func (m *Metrics) SetVolumes(volumes func() Volumes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.disks, m.fetched, m.state
+	m.volumes = volumes
+}
+
+func (m *Metrics) current() ([]Disk, func() Fetched, func() Volumes, func() bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.disks, m.fetched, m.volumes, m.state
 }
 
 // LoginAccepted counts a session that reached full feature phase.

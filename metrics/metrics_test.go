@@ -338,7 +338,17 @@ func full() *Metrics {
 		return &disk.Usage{Used: 7, Available: 8}
 	}})
 	m.AddUsageType(UsageType{Name: "gone", Space: func() *disk.Usage { return nil }})
+	m.SetVolumes(func() Volumes {
+		return Volumes{States: map[string]int{"ready": 2, "failed": 1}, Bytes: 7}
+	})
 	return m
+}
+
+func TestVolumes(t *testing.T) {
+	m := full()
+	requireValue(t, m, 2, "kubevirt_disk_volumes", map[string]string{"state": "ready"})
+	requireValue(t, m, 1, "kubevirt_disk_volumes", map[string]string{"state": "failed"})
+	requireValue(t, m, 7, "kubevirt_disk_volumes_bytes", nil)
 }
 
 func TestFetched(t *testing.T) {

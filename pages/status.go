@@ -25,6 +25,7 @@ type Status struct {
 	Portals        []string             `json:"portals"`        // address:port as bound
 	Authentication string               `json:"authentication"` // "none", "chap" or "mutual-chap"
 	LUNs           []LUNStatus          `json:"luns"`
+	Volumes        *VolumesStatus       `json:"volumes,omitempty"` // if any can be made
 	Sessions       []target.SessionInfo `json:"sessions"`
 	// UsageTypes are the storages that disks can choose.
 	UsageTypes []UsageTypeStatus `json:"usage_types,omitempty"`
@@ -43,10 +44,20 @@ type BuildInfo struct {
 	Platform  string `json:"platform"`
 }
 
+// VolumesStatus sums up the volumes that were made on demand.
+type VolumesStatus struct {
+	Address  string         `json:"address"` // where they are asked for
+	States   map[string]int `json:"states"`  // how many there are in each state
+	Bytes    int64          `json:"size_bytes"`
+	Max      int            `json:"max,omitempty"`       // how many there may be; 0: no limit
+	MaxBytes int64          `json:"max_bytes,omitempty"` // of all together; 0: no limit
+}
+
 // LUNStatus describes one LUN on the page.
 type LUNStatus struct {
 	LUN        uint16 `json:"lun"`
 	Image      string `json:"image"`
+	Volume     string `json:"volume,omitempty"` // its name, if it was made on demand
 	Format     string `json:"format"`
 	SizeBytes  int64  `json:"size_bytes"`
 	CopyMode   string `json:"copy_mode"`

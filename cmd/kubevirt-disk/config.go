@@ -23,7 +23,8 @@ type config struct {
 	diskDir, workDir string
 	images           []string // served instead of those of diskDir; empty: none were named
 	streams          daemon.Streams
-	temporary        bool // workDir is made at the start, and removed at the end
+	volumes          *daemon.Volumes // nil: none can be made
+	temporary        bool            // workDir is made at the start, and removed at the end
 	portals          []daemon.Address
 	targetName       string
 	persistentDir    string // "": none
@@ -61,6 +62,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		common: daemon.DiskSettings{CopyMode: l.copyMode(), CopyModeSource: l.name(keyCopyMode),
 			Size: l.size(keySize)},
 		streams: l.streams(),
+		volumes: l.volumes(),
 		log:     l.logConfig(),
 		values:  map[string]string{},
 	}

@@ -70,14 +70,18 @@ func portalTexts(c *config) string {
 	return strings.Join(all, ",")
 }
 
+// onLoopback is the environment in which volumes can be made.
+const onLoopback = "VOLUMES_LISTEN=127.0.0.1:8443"
+
 // settingCases has, for each setting, three values to tell its sources apart, the default, and what
 // the configuration makes of it.
 var settingCases = []struct {
 	key                        string
 	def, inFile, inEnv, asFlag string
 	got                        func(*config) string
-	// environment without which the values are refused: "NAME=value"
-	also string
+	// environment without which the values are refused: "NAME=value", separated by spaces
+	also   string
+	needed bool // with that environment, no value is refused
 }{
 	{key: keyDiskDir, def: "/disk", inFile: "/f", inEnv: "/e", asFlag: "/a",
 		got: func(c *config) string { return c.diskDir }},
@@ -165,6 +169,37 @@ var settingCases = []struct {
 		got: func(c *config) string { return strings.Join(c.streams.Registry.Mirrors, ",") }},
 	{key: keyInsecureRegistry, def: "", inFile: "f:1", inEnv: "e:1", asFlag: "a:1",
 		got: func(c *config) string { return strings.Join(c.streams.Registry.Insecure, ",") }},
+	{key: keyVolumesListen, def: "none", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2",
+		asFlag: "127.0.0.1:3", got: func(c *config) string {
+			if c.volumes == nil {
+				return "none"
+			}
+			return c.volumes.Listen.String()
+		}},
+	{key: keyVolumesDir, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback,
+		got: func(c *config) string { return c.volumes.Dir }},
+	{key: keyVolumesTLSCert, inFile: "/f", inEnv: "/e", asFlag: "/a",
+		also: onLoopback + " VOLUMES_TLS_KEY=/k", needed: true,
+		got: func(c *config) string { return c.volumes.Access.Cert }},
+	{key: keyVolumesTLSKey, inFile: "/f", inEnv: "/e", asFlag: "/a",
+		also: onLoopback + " VOLUMES_TLS_CERT=/c", needed: true,
+		got: func(c *config) string { return c.volumes.Access.Key }},
+	{key: keyVolumesClientCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		also: onLoopback + " VOLUMES_TLS_CERT=/c VOLUMES_TLS_KEY=/k",
+		got:  func(c *config) string { return c.volumes.Access.ClientCA }},
+	{key: keyVolumesToken, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback,
+		got: func(c *config) string { return c.volumes.Access.Token }},
+	{key: keyVolumesPortal, def: "", inFile: "f:1", inEnv: "e:2", asFlag: "[::1]:3",
+		also: onLoopback, got: func(c *config) string { return c.volumes.Portal }},
+	{key: keyVolumesMax, def: "1024", inFile: "1", inEnv: "2", asFlag: "3", also: onLoopback,
+		got: func(c *config) string { return fmt.Sprint(c.volumes.Max) }},
+	{key: keyVolumesMaxBytes, def: "0", inFile: "1024", inEnv: "2048", asFlag: "4096",
+		also: onLoopback, got: func(c *config) string { return fmt.Sprint(c.volumes.MaxBytes) }},
+	{key: keyVolumesClaim, def: "", inFile: "f=/1", inEnv: "e=/2", asFlag: "c=/3",
+		also: onLoopback, got: func(c *config) string {
+			text := fmt.Sprint(c.volumes.Claims)
+			return strings.Replace(strings.Trim(text, "map[]"), ":", "=", 1)
+		}},
 	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true",
 		also: "LISTEN=0.0.0.0",
 		got:  func(c *config) string { return fmt.Sprint(c != nil) }},
@@ -183,7 +218,8 @@ func TestEverySourceOfEverySetting(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%s/file=%t,env=%t,flag=%t", c.key, env, hasFile, hasEnv,
 					hasFlag), func(t *testing.T) {
 					cleanEnv(t)
-					if name, value, ok := strings.Cut(c.also, "="); ok {
+					for _, also := range strings.Fields(c.also) {
+						name, value, _ := strings.Cut(also, "=")
 						t.Setenv(name, value)
 					}
 					var args []string
@@ -203,6 +239,10 @@ func TestEverySourceOfEverySetting(t *testing.T) {
 					got, err := tryConfig(args...)
 					if c.key == keyInsecureNoAuth {
 						require.Equal(t, want == "true", err == nil, "%v", err)
+						return
+					}
+					if c.needed && sources == 0 {
+						require.Error(t, err)
 						return
 					}
 					require.NoError(t, err)

@@ -13,6 +13,7 @@ func (c *config) options(log *zap.Logger) daemon.Options {
 	opt := daemon.Options{
 		Settings:       c.diskSettings(),
 		Streams:        c.streams,
+		Volumes:        c.volumes,
 		WorkDir:        c.workDir,
 		PersistentDir:  c.persistentDir,
 		UsageTypes:     c.usageTypes,

@@ -137,7 +137,7 @@ var settings = append([]setting{
 	{key: keyRecordBoot, env: []string{"RECORD_BOOT"},
 		usage: "`file` for what guests read in the minute after the first read of their disks; " +
 			"push --boot-order takes it"},
-}, registrySettings...)
+}, append(registrySettings, volumeSettings...)...)
 
 // addFlags registers the flags of the given settings, all of them without keys, and --config.
 func addFlags(flags *pflag.FlagSet, keys ...string) {

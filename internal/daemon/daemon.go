@@ -44,6 +44,7 @@ type Daemon struct {
 	usageTypes []usageType
 	streams    streams // set at the start, before the target is
 	disks      table
+	volumes    *volumes      // set with mu held, before the images are found; nil: none can be made
 	found      []foundImage  // at the start; set before the target is
 	initial    []*servedDisk // that were made of found; set before the target is
 
@@ -121,6 +122,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.log.Info("portal", zap.String("address", l.Addr().String()))
 	}
 
+	if err := d.openVolumes(ctx); err != nil {
+		return errors.Join(err, d.closeVolumes(ctx))
+	}
+	defer func() { _ = d.closeVolumes(ctx) }() // where the stop has not done it
 	err = d.openDisks(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -149,6 +154,7 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 		Observer:   d.metrics,
 		Limits:     d.opt.Limits,
 		Log:        d.log,
+		Empty:      d.opt.Volumes != nil,
 	}
 	for _, s := range d.initial {
 		opt.LUNs = append(opt.LUNs, d.lun(s))
@@ -170,12 +176,19 @@ func (d *Daemon) serveTarget(
 	d.mu.Lock()
 	d.target, d.control = srv, control
 	d.mu.Unlock()
+	if err := d.serveVolumes(ctx); err != nil {
+		if ctx.Err() != nil {
+			err = nil
+		}
+		return errors.Join(err, d.stop(srv))
+	}
 	served := make(chan error, len(listeners))
 	for _, l := range listeners {
 		go func() { served <- srv.Serve(l) }()
 	}
 	d.set(pages.StateReady)
 	d.announce()
+	d.answerVolumes()
 	err := d.readyFile.Write()
 	if err == nil {
 		close(d.ready)
@@ -231,6 +244,9 @@ func (d *Daemon) stop(srv *target.Server) error {
 	d.set(pages.StateStopping)
 	d.setStop()
 	removeErr := d.readyFile.Remove()
+	if err := d.closeVolumes(ctx); err != nil {
+		d.log.Warn("the volumes were not closed cleanly", zap.Error(err))
+	}
 
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
 	defer cancelDrain()

@@ -26,7 +26,13 @@ type Disk struct {
 	Dir string
 	// CopyAfter holds the copying of the image back until it is closed. nil: nothing does.
 	CopyAfter <-chan struct{}
+	// Empty has a persistent disk without an image made of zeros, if it is not there.
+	Empty bool
 	DiskSettings
+
+	volume   bool         // it is that of a volume
+	unserved bool         // it gets no LUN
+	after    func() error // called when the disk and its image are closed; nil: nothing
 }
 
 // openDisks finds the images to serve from the start, and makes a disk of each.
@@ -66,6 +72,7 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 		OnImageChange: d.opt.OnImageChange,
 		Owner:         d.opt.Owner,
 		Size:          settings.Size,
+		Empty:         s.empty,
 		Identity:      settings.Identity,
 		ReadOnly:      settings.ReadOnly,
 		Durable:       d.opt.EphemeralFlush,
@@ -126,12 +133,17 @@ func (d *Daemon) flush(s *servedDisk) error {
 func (d *Daemon) close(s *servedDisk) error {
 	s.ending.Lock()
 	defer s.ending.Unlock()
+	after := s.after
+	s.after = nil
+	if after == nil {
+		after = func() error { return nil }
+	}
 	inst := d.disks.take(s)
 	if inst == nil {
 		closeImages(s.image)
-		return nil
+		return after()
 	}
-	if err := inst.Close(); err != nil {
+	if err := errors.Join(inst.Close(), after()); err != nil {
 		return fmt.Errorf("%v: %w", s, err)
 	}
 	return nil

@@ -44,7 +44,12 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	found = append(found, streamed...)
 	volume := d.opt.PersistentDir
 	dirs := make([]string, len(found))
-	if volume != "" {
+	if volume != "" && len(found) > 0 {
+		if d.hasSingle() {
+			return nil, fmt.Errorf("the persistent directory %q is that of a volume, which was "+
+				"made when there was no image: take the images away (%v), or delete that volume",
+				volume, d.names.of(SettingImageDir))
+		}
 		names := make([]string, len(found))
 		for i, f := range found {
 			names[i] = f.name
@@ -98,10 +103,14 @@ func (d *Daemon) findLocal() (found []foundImage, err error) {
 		return nil, err
 	case isNoImage(err) && len(d.opt.Streams.References) > 0:
 		return nil, nil
+	case isNoImage(err) && d.hasSingle():
+		return nil, nil // it is served with the other volumes
 	case isNoImage(err) && volume != "" && instance.HasPersistent(volume):
 		d.log.Info("there is no image: the disk of the volume is served without one",
 			zap.String("directory", volume))
 		return []foundImage{{name: instance.PersistentName}}, nil
+	case isNoImage(err) && d.volumes != nil:
+		return nil, nil
 	}
 	return nil, d.explainScan(err)
 }

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/target"
 )
 
 // Add serves one more disk and returns its LUN: the LUN of its settings, or the lowest free one. It
@@ -27,38 +28,71 @@ func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 		return 0, err
 	}
 	defer d.disks.changes.Done()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(d.stopping, cancel)()
-	if _, err := d.homeOf(disk.Name, disk.DiskSettings, ""); err != nil {
-		closeImages(disk.Image)
-		return 0, err
-	}
-	added, err := d.disks.add(disk)
+	s, err := d.prepare(ctx, disk)
 	if err != nil {
-		closeImages(disk.Image)
 		return 0, err
 	}
-	s := added[0]
-	if err = d.open(ctx, s); err == nil {
-		err = d.checkIdentities(d.disks.all())
-	}
-	if err == nil {
-		err = srv.AddLUN(d.lun(s))
+	if err = d.checkIdentities(d.disks.all()); err == nil {
+		err = d.expose(srv, s)
 	}
 	if err != nil {
-		d.disks.drop(s)
-		err = errors.Join(d.explainDescriptors(err), d.close(s))
-		if d.stopping.Err() != nil {
-			err = fmt.Errorf("%w: %w", errStopping, err)
-		}
-		return 0, err
+		return 0, d.orStopping(errors.Join(err, d.abandon(s)))
 	}
-	d.disks.serves(s)
-	d.control.Added(s.lun)
 	d.measure()
 	d.announceLUN(d.disks.statusOf(s))
 	return s.lun, nil
+}
+
+// prepare opens one more disk, which nobody can use yet. The image belongs to the daemon from now
+// on, also after an error.
+func (d *Daemon) prepare(ctx context.Context, disk Disk) (*servedDisk, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.stopping, cancel)()
+	_, err := d.homeOf(disk.Name, disk.DiskSettings, "")
+	var added []*servedDisk
+	if err == nil {
+		added, err = d.disks.add(disk)
+	}
+	if err != nil {
+		closeImages(disk.Image)
+		if disk.after != nil {
+			err = errors.Join(err, disk.after())
+		}
+		return nil, err
+	}
+	s := added[0]
+	if err := d.open(ctx, s); err != nil {
+		return nil, d.orStopping(errors.Join(d.explainDescriptors(err), d.abandon(s)))
+	}
+	return s, nil
+}
+
+// orStopping says so if an error is due to the end of the daemon.
+func (d *Daemon) orStopping(err error) error {
+	if d.stopping.Err() != nil {
+		return fmt.Errorf("%w: %w", errStopping, err)
+	}
+	return err
+}
+
+// abandon closes a disk that was prepared and is not served.
+func (d *Daemon) abandon(s *servedDisk) error {
+	d.disks.drop(s)
+	return d.close(s)
+}
+
+// expose makes a LUN of a disk that was prepared.
+func (d *Daemon) expose(srv *target.Server, s *servedDisk) error {
+	if err := srv.AddLUN(d.lun(s)); err != nil {
+		return d.explainDescriptors(err)
+	}
+	d.disks.serves(s)
+	d.mu.Lock()
+	control := d.control
+	d.mu.Unlock()
+	control.Added(s.lun)
+	return nil
 }
 
 // Remove stops serving a disk. Commands to it then end with LOGICAL UNIT NOT SUPPORTED; commands to
@@ -68,6 +102,11 @@ func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 // A command that hangs in the disk keeps it open. If ctx ends before the command does, the error
 // says so, and the disk is closed when the command returns.
 func (d *Daemon) Remove(ctx context.Context, lun uint16) error {
+	return d.remove(ctx, lun, d.flush)
+}
+
+// remove is Remove that does with the disk what last says, before it is closed.
+func (d *Daemon) remove(ctx context.Context, lun uint16, last func(*servedDisk) error) error {
 	srv, err := d.serving()
 	if err != nil {
 		return err
@@ -92,7 +131,7 @@ func (d *Daemon) Remove(ctx context.Context, lun uint16) error {
 	go func() {
 		defer d.disks.changes.Done()
 		<-released
-		closed <- errors.Join(d.flush(s), d.close(s))
+		closed <- errors.Join(last(s), d.close(s))
 	}()
 	select {
 	case err := <-closed:

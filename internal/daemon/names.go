@@ -19,6 +19,9 @@ const (
 	SettingRecordBoot    Setting = "record-boot"
 	SettingDisks         Setting = "disks" // of single disks
 	SettingCredentials   Setting = "credentials"
+	SettingVolumes       Setting = "volumes-listen"
+	SettingVolumesDir    Setting = "volumes-dir"
+	SettingVolumesClaim  Setting = "volumes-claim"
 )
 
 // Name is how a person sets something: by a flag, or in a container mostly by a variable.

@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// Options say what a daemon serves, and how. Images, WorkDir and Portals are required; the zero
-// value of every other field works.
+// Options say what a daemon serves, and how. WorkDir and Portals are required, and Images unless
+// there are Volumes; the zero value of every other field works.
 type Options struct {
 	Images   Images
 	Streams  Streams // after those of Images
@@ -37,6 +37,8 @@ type Options struct {
 	Portals    []Address   // where initiators log in
 	CHAP       chap.Config // zero: initiators need not authenticate
 	Limits     target.Limits
+
+	Volumes *Volumes // nil: none can be made
 
 	Pages *Address // of /metrics, /healthz, /readyz and /status; nil: none
 	// PagesOptional says that a port of the pages that is taken is no reason not to serve disks.
@@ -92,7 +94,7 @@ type DiskSettings struct {
 // resolve fills in defaults and refuses what is missing.
 func (o *Options) resolve() error {
 	switch {
-	case o.Images.Dir == "" && len(o.Images.Paths) == 0:
+	case o.Images.Dir == "" && len(o.Images.Paths) == 0 && o.Volumes == nil:
 		return errors.New("there is nothing to serve: name images, or their directory")
 	case o.WorkDir == "":
 		return errors.New("there is no work directory")

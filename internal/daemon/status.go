@@ -78,6 +78,7 @@ func (d *Daemon) Status() pages.Status {
 	case d.opt.CHAP.Enabled():
 		page.Authentication = "chap"
 	}
+	page.Volumes = d.volumesStatus()
 	luns, gauges := d.disks.status(page.Ready)
 	for i, gauge := range gauges {
 		if u := gauge.now(); u != nil {
@@ -102,6 +103,9 @@ func (t *table) status(ready bool) (luns []pages.LUNStatus, gauges []*spaceGauge
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.disks {
+		if s.lun == 0 {
+			continue
+		}
 		lun := s.statusLocked()
 		lun.Ready = ready && s.now.serving
 		luns, gauges = append(luns, lun), append(gauges, s.now.space)
@@ -127,6 +131,9 @@ func (s *servedDisk) statusLocked() pages.LUNStatus {
 		lun.Serial = s.now.instance.Identity.Serial
 		lun.Persistent = s.now.instance.Persistent
 		lun.NAA = hex.EncodeToString(s.now.instance.Identity.NAA[:])
+	}
+	if s.volume {
+		lun.Volume = s.name
 	}
 	if s.progress != nil {
 		copied, data := s.progress.Data()

@@ -34,8 +34,10 @@ const keepName = ".images"
 // streams are the open images of registries.
 type streams struct {
 	client *registry.Client // nil: there are none
-	cache  *cache.Cache     // nil: not open
 	all    []*registry.Stream
+
+	mu    sync.Mutex
+	cache *cache.Cache // guarded by mu; nil: not open
 }
 
 // streamedDisk is a disk of an image in a registry.
@@ -47,7 +49,7 @@ type streamedDisk struct {
 // newStreams checks the settings for registries. It asks none of them yet.
 func (d *Daemon) newStreams() error {
 	opt := d.opt.Streams
-	if len(opt.References) == 0 {
+	if len(opt.References) == 0 && d.opt.Volumes == nil {
 		return nil
 	}
 	if opt.CacheDir == "" {
@@ -90,17 +92,9 @@ func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error
 	if len(opt.References) == 0 {
 		return nil, nil
 	}
-	d.streams.cache, err = cache.Open(opt.CacheDir, cache.Options{Size: opt.CacheSize, Log: d.log})
-	if err != nil {
-		return nil, fmt.Errorf("%w; name another directory with %v", err,
-			d.names.of(SettingCacheDir))
+	if err := d.openCache(); err != nil {
+		return nil, err
 	}
-	stats := d.streams.cache.Stats
-	d.metrics.SetFetched(func() metrics.Fetched {
-		s := stats()
-		return metrics.Fetched{Bytes: s.FetchedBytes, Chunks: s.Fetched, Wrong: s.Wrong,
-			Damaged: s.Damaged, Unsaved: s.Unsaved}
-	})
 	keep := d.opt.WorkDir
 	if d.opt.PersistentDir != "" {
 		keep = d.opt.PersistentDir
@@ -128,6 +122,28 @@ func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error
 		}
 	}
 	return found, refused.Err()
+}
+
+// openCache opens the cache of what is fetched, unless it is open.
+func (d *Daemon) openCache() (err error) {
+	d.streams.mu.Lock()
+	defer d.streams.mu.Unlock()
+	if d.streams.cache != nil {
+		return nil
+	}
+	opt := d.opt.Streams
+	d.streams.cache, err = cache.Open(opt.CacheDir, cache.Options{Size: opt.CacheSize, Log: d.log})
+	if err != nil {
+		return fmt.Errorf("%w; name another directory with %v", err,
+			d.names.of(SettingCacheDir))
+	}
+	stats := d.streams.cache.Stats
+	d.metrics.SetFetched(func() metrics.Fetched {
+		s := stats()
+		return metrics.Fetched{Bytes: s.FetchedBytes, Chunks: s.Fetched, Wrong: s.Wrong,
+			Damaged: s.Damaged, Unsaved: s.Unsaved}
+	})
+	return nil
 }
 
 // openStreamed opens the image of a disk, unless the disk is complete without it.
@@ -159,6 +175,8 @@ func (d *Daemon) closeStreams() (err error) {
 		err = errors.Join(err, s.Close())
 	}
 	d.streams.all = nil
+	d.streams.mu.Lock()
+	defer d.streams.mu.Unlock()
 	if d.streams.cache != nil {
 		err = errors.Join(err, d.streams.cache.Close())
 		d.streams.cache = nil

@@ -26,12 +26,16 @@ type table struct {
 
 // servedDisk is a disk, from when the daemon knows it until it is closed.
 type servedDisk struct {
-	lun      uint16
+	lun      uint16 // 0: it has none
 	name     string // of the image
 	dir      string // of a persistent disk; "": it is in the work directory
 	format   image.Format
 	image    *image.Image    // nil: a persistent disk without an image
 	progress *image.Progress // nil: its mode copies nothing
+	empty    bool            // see Disk.Empty
+	volume   bool            // it is that of a volume
+
+	after func() error // see Disk; guarded by ending
 
 	copyAfter <-chan struct{} // nil: nothing is more urgent than copying the image
 
@@ -50,7 +54,12 @@ type diskState struct {
 	serving  bool               // the target has it
 }
 
-func (s *servedDisk) String() string { return fmt.Sprintf("LUN %d (%q)", s.lun, s.name) }
+func (s *servedDisk) String() string {
+	if s.lun == 0 {
+		return fmt.Sprintf("the disk of %q", s.name)
+	}
+	return fmt.Sprintf("LUN %d (%q)", s.lun, s.name)
+}
 
 // errStopping says why a disk cannot be added.
 var errStopping = errors.New("the daemon is stopping")
@@ -87,6 +96,10 @@ func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 	added := make([]*servedDisk, len(disks))
 	lowest := uint16(1)
 	for i, d := range disks {
+		if d.unserved {
+			added[i] = newServedDisk(d)
+			continue
+		}
 		for ; d.LUN == 0 && lowest <= maxLUN; lowest++ {
 			if _, taken := users[lowest]; !taken {
 				d.LUN = lowest
@@ -109,7 +122,8 @@ func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 
 func newServedDisk(d Disk) *servedDisk {
 	s := &servedDisk{lun: d.LUN, name: d.Name, dir: d.Dir, image: d.Image, format: image.FormatRaw,
-		copyAfter: d.CopyAfter, now: diskState{settings: d.DiskSettings.resolved()}}
+		empty: d.Empty, volume: d.volume, after: d.after, copyAfter: d.CopyAfter,
+		now: diskState{settings: d.DiskSettings.resolved()}}
 	if d.Image != nil {
 		s.format, s.now.size = d.Image.Format(), d.Image.Size()
 	}
@@ -124,6 +138,20 @@ func (t *table) opened(s *servedDisk, inst *instance.Instance) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s.now.instance, s.now.size, s.now.space = inst, inst.Size(), newSpaceGauge(inst.Disk)
+}
+
+// resized records the size of a disk that has grown.
+func (t *table) resized(s *servedDisk, size int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.now.size = size
+}
+
+// has reports whether a disk has a LUN.
+func (t *table) has(lun uint16) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(t.disks, func(s *servedDisk) bool { return s.lun == lun })
 }
 
 // serves records that the target has the disks.

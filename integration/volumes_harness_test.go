@@ -1,0 +1,157 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// volumeDaemon is a daemon that makes volumes.
+type volumeDaemon struct {
+	*daemon
+	base string // http://ADDRESS
+	env  map[string]string
+	dir  string // of its images; it may be empty
+	home string
+}
+
+// startVolumes starts a daemon that makes volumes on loopback, with an empty directory of images.
+func startVolumes(t *testing.T, env map[string]string) *volumeDaemon {
+	t.Helper()
+	v := &volumeDaemon{env: env, dir: t.TempDir(), home: t.TempDir()}
+	if dir := env["DISK_DIR"]; dir != "" {
+		v.dir = dir
+	}
+	v.restart(t)
+	return v
+}
+
+// restart starts the daemon again with what it has left.
+func (v *volumeDaemon) restart(t *testing.T) {
+	t.Helper()
+	env := map[string]string{"VOLUMES_LISTEN": "127.0.0.1:0"}
+	for name, value := range v.env {
+		env[name] = value
+	}
+	v.daemon = start(t, config{diskDir: v.dir, stateDir: v.home, env: env})
+	v.base = "http://" + volumesAddress(t, v.daemon)
+}
+
+// volumesAddress is the address of the volumes, from the log.
+func volumesAddress(t *testing.T, d *daemon) (address string) {
+	t.Helper()
+	for _, entry := range d.Log() {
+		if entry["msg"] == "volumes" {
+			address, _ = entry["address"].(string)
+		}
+	}
+	require.NotEmpty(t, address)
+	return address
+}
+
+// ask makes a request and returns the status and the body.
+func (v *volumeDaemon) ask(method, path, body string, headers ...string) (int, string) {
+	v.t.Helper()
+	r, err := http.NewRequestWithContext(v.t.Context(), method, v.base+path,
+		strings.NewReader(body))
+	require.NoError(v.t, err)
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	client := http.Client{Timeout: clientTimeout}
+	answer, err := client.Do(r)
+	require.NoError(v.t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(v.t, err)
+	return answer.StatusCode, string(text)
+}
+
+// answers is the status of the answer to a request.
+func (v *volumeDaemon) answers(method, path string) int {
+	v.t.Helper()
+	status, _ := v.ask(method, path, "")
+	return status
+}
+
+// json makes a request and decodes the answer, which must have that status.
+func (v *volumeDaemon) json(want int, method, path, body string) (a api.Volume) {
+	v.t.Helper()
+	status, text := v.ask(method, path, body, "Accept", "application/json")
+	require.Equal(v.t, want, status, text)
+	if text != "" {
+		require.NoError(v.t, json.Unmarshal([]byte(text), &a), text)
+	}
+	return a
+}
+
+// refusal makes a request that must be refused with that status.
+func (v *volumeDaemon) refusal(want int, method, path, body string) (e api.Error) {
+	v.t.Helper()
+	status, text := v.ask(method, path, body, "Accept", "application/json")
+	require.Equal(v.t, want, status, text)
+	require.NoError(v.t, json.Unmarshal([]byte(text), &e), text)
+	require.NotEmpty(v.t, e.Message)
+	return e
+}
+
+// put makes a volume.
+func (v *volumeDaemon) put(name, spec string) api.Volume {
+	v.t.Helper()
+	return v.json(http.StatusCreated, "PUT", "/volume/"+name, spec)
+}
+
+// number is a LUN as libiscsi's addresses have it: the first two bytes of the LUN's address.
+func number(lun uint16) int {
+	if lun > 255 {
+		return int(lun) | 1<<14
+	}
+	return int(lun)
+}
+
+// url is the address of a volume's LUN, as the answer says where it is.
+func volumeURL(a api.Volume) string {
+	return fmt.Sprintf("iscsi://%s:%s/%s/%d", a.ISCSI.Host.Name, a.ISCSI.Host.Port, a.ISCSI.Portal,
+		number(a.ISCSI.LUN))
+}
+
+// atDisk runs commands of qemu-io at a disk.
+func atDisk(t *testing.T, url string, commands ...string) string {
+	t.Helper()
+	args := []string{"-f", "raw"}
+	for _, c := range commands {
+		args = append(args, "-c", c)
+	}
+	out := ok(t, "qemu-io", append(args, url)...)
+	require.NotContains(t, out, "failed")
+	return out
+}
+
+// files are the files below a directory.
+func files(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			name, _ := filepath.Rel(dir, path)
+			names = append(names, name)
+		}
+		return err
+	}))
+	return names
+}
+
+// pattern fills a file.
+func pattern(t *testing.T, path string, size int, fill byte) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{fill}, size), 0o644))
+}

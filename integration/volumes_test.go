@@ -1,0 +1,193 @@
+package integration
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/target/targettest"
+	"kubevirt.io/disk/volume/api"
+	volumeclient "kubevirt.io/disk/volume/client"
+)
+
+// TestVolumeLife: a volume is made, used by a running QEMU, enlarged under it, found again after a
+// kill, deleted under it and made again.
+func TestVolumeLife(t *testing.T) {
+	requireTools(t, "qemu-system-x86_64", "qemu-io", qemuISCSI)
+	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
+	made := v.put("vm1", "size: 64Mi\n")
+	require.Equal(t, api.StateReady, made.Info.State)
+	require.Equal(t, made, v.json(http.StatusOK, "PUT", "/volume/vm1", "size: 64Mi"))
+	require.Equal(t, made, v.json(http.StatusOK, "PUT", "/volume/vm1", ""))
+	lun := int(made.ISCSI.LUN)
+	m, s := startMonitor(t), &runningTarget{portal: v.Portals[0]}
+	m.plug(s, lun)
+	m.works(lun, 1, 0)
+
+	addr, err := net.ResolveTCPAddr("tcp", v.Portals[0])
+	require.NoError(t, err)
+	other := targettest.MustLogin(t, addr, targettest.LoginOptions{}, made.ISCSI.LUN)
+	grown := v.json(http.StatusOK, "PUT", "/volume/vm1", `{"size": "128Mi"}`)
+	require.Equal(t, api.Size(128<<20), grown.Info.Size)
+	told := do(t, other, targettest.TestUnitReady(made.ISCSI.LUN))
+	require.Equal(t, "06/2A/09", told.Sense.String(), "CAPACITY DATA HAS CHANGED")
+	logout(t, other)
+	m.withdraw(lun)
+	m.good("block_resize", map[string]any{"node-name": fmt.Sprintf("node%d", lun),
+		"size": 128 << 20})
+	m.export(lun)
+	m.works(lun, 2, 128<<20-64<<10)
+
+	// While it is used, it is not deleted, and what differs is named.
+	e := v.refusal(http.StatusConflict, "DELETE", "/volume/vm1", "")
+	require.Equal(t, api.CodeInUse, e.Code)
+	require.Len(t, e.Users, 1)
+	require.Contains(t, v.get("/status"), e.Users[0])
+	e = v.refusal(http.StatusConflict, "PUT", "/volume/vm1", "size: 1Mi\naccess-mode: read-shared")
+	require.Equal(t, api.CodeDiffers, e.Code)
+	require.Len(t, e.Differs, 2)
+
+	// QEMU does not notice the restart.
+	v.kill()
+	v.restart(t)
+	require.Equal(t, grown, v.json(http.StatusOK, "GET", "/volume/vm1", ""))
+	output, status := m.io(lun, "read -P 2 134152192 64k")
+	require.Zero(t, status, output)
+	require.Equal(t, http.StatusConflict, v.answers("DELETE", "/volume/vm1"))
+	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1?force=true"))
+	output, _ = m.io(lun, "write -P 3 0 64k")
+	require.Contains(t, output, "failed")
+	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1"))
+	v.refusal(http.StatusNotFound, "GET", "/volume/vm1", "")
+	require.NotContains(t, strings.Join(files(t, v.home), "\n"), "disk.img")
+
+	remade := v.put("vm1", "size: 64Mi")
+	require.NotEqual(t, made.ISCSI.LUN, remade.ISCSI.LUN)
+	require.NotEqual(t, made.Info.Serial, remade.Info.Serial)
+	output, _ = m.io(lun, "write -P 4 0 64k")
+	require.Contains(t, output, "failed", "the new disk is another one")
+	m.unplug(lun)
+	again := int(remade.ISCSI.LUN)
+	m.plug(s, again)
+	output, status = m.io(again, "read -P 0 0 64M")
+	require.Zero(t, status, output)
+	require.NotContains(t, output, "failed")
+	m.works(again, 5, 0)
+}
+
+// TestVolumeAnswer: the answer is the YAML of a disk's source, which the library reads, also for
+// LUNs with large numbers; and the client of Go gets the same.
+func TestVolumeAnswer(t *testing.T) {
+	v := startVolumes(t, nil)
+	status, text := v.ask("PUT", "/volume", "size: 1Mi\naccess-mode: write-shared\n")
+	require.Equal(t, http.StatusCreated, status, text)
+	var document map[string]any
+	require.NoError(t, yaml.Unmarshal([]byte(text), &document))
+	luns, err := libvirt.ParseSources(document)
+	require.NoError(t, err)
+	require.Len(t, luns, 1)
+	require.Equal(t, []libvirt.Portal{{Host: "127.0.0.1", Port: luns[0].Portals[0].Port}},
+		luns[0].Portals)
+	require.Equal(t, libvirt.WriteShared, luns[0].AccessMode)
+	require.True(t, strings.HasPrefix(text, "iscsi:\n  host:\n    name: 127.0.0.1\n    port: \""),
+		text)
+
+	c, err := volumeclient.New(volumeclient.Options{Server: v.base})
+	require.NoError(t, err)
+	defer c.Close()
+	byClient, err := c.Get(t.Context(), api.DefaultName)
+	require.NoError(t, err)
+	require.Equal(t, luns[0].Number, int(byClient.ISCSI.LUN))
+	two, err := c.Put(t.Context(), "two", api.Spec{Size: 1 << 20})
+	require.NoError(t, err)
+	require.NotEqual(t, two.ISCSI.LUN, byClient.ISCSI.LUN)
+	all, err := c.List(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []api.Volume{byClient, two}, all)
+	_, err = c.Put(t.Context(), "two", api.Spec{Size: 512})
+	var refused *api.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, api.CodeDiffers, refused.Code)
+	require.Equal(t, "size", refused.Differs[0].Field)
+	require.NoError(t, c.Delete(t.Context(), "two", false))
+	_, err = c.Get(t.Context(), "two")
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, http.StatusNotFound, refused.HTTPStatus())
+
+	// /status and the metrics know volumes.
+	require.Contains(t, v.get("/metrics"), `kubevirt_disk_volumes{state="ready"} 1`)
+	require.Contains(t, v.get("/metrics"), "kubevirt_disk_volumes_bytes 1.048576e+06")
+	page := v.status()
+	require.Equal(t, &pages.VolumesStatus{Address: strings.TrimPrefix(v.base, "http://"),
+		States: map[string]int{"ready": 1}, Bytes: 1 << 20, Max: 1024}, page.Volumes)
+	require.Equal(t, api.DefaultName, page.LUNs[0].Volume)
+}
+
+// TestVolumesOfImages: a volume of an image of the directory, with CHAP, beside the image itself.
+// It is complete without the image later, and what is not says so after a restart.
+func TestVolumesOfImages(t *testing.T) {
+	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
+	dir, raw := t.TempDir(), filepath.Join(t.TempDir(), "raw")
+	pattern(t, raw, 8<<20, 0x42)
+	image := filepath.Join(dir, "fedora.qcow2")
+	makeQcow2(t, raw, image, "", true)
+	env := map[string]string{"DISK_DIR": dir}
+	for name, value := range chapEnv {
+		env[name] = value
+	}
+	v := startVolumes(t, env)
+	clone := v.put("clone", "") // of the only image
+	require.Equal(t, &api.Source{Image: "fedora.qcow2"}, clone.Info.From)
+	over := v.put("over", "from: {image: fedora.qcow2}\nsize: 16Mi\ncopy: {mode: copy-on-write}")
+	url := func(a api.Volume) string {
+		return v.chapURL(testUser, testPassword, number(a.ISCSI.LUN))
+	}
+	for _, a := range []api.Volume{clone, over} {
+		atDisk(t, url(a), "read -P 0x42 0 8M", "write -P 0x43 1M 1M", "flush")
+	}
+	atDisk(t, url(over), "read -P 0 8M 8M")
+	require.NotZero(t, client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 512",
+		volumeURL(clone)).status, "without the password")
+	for request, want := range map[string]string{
+		"from: {image: none.qcow2}":                             "there is no image",
+		"from: {image: ../fedora.qcow2}":                        "there is no image",
+		"from: {image: fedora.qcow2}\nsize: 1Mi":                "less than",
+		"from: {image: fedora.qcow2}\ncopy: {mode: none}":       "others use, too",
+		"from: {reference: 'oci:/etc'}":                         "no image in a registry",
+		"from: {image: fedora.qcow2}\ncopy: {usage-type: fast}": `usage type "fast" is unknown`,
+		"pvc: {claimname: none}\nsize: 1Mi":                     "no claim",
+	} {
+		e := v.refusal(http.StatusBadRequest, "PUT", "/volume/x", request)
+		require.Contains(t, e.Message, want, request)
+	}
+	v.until("the clone is complete", func() bool {
+		for _, l := range v.status().LUNs {
+			if l.Volume == "clone" {
+				return l.Copy.Complete
+			}
+		}
+		return false
+	})
+	v.stop()
+	require.NoError(t, os.Remove(image))
+	pattern(t, filepath.Join(dir, "other.raw"), 1<<20, 1)
+	v.restart(t)
+	atDisk(t, url(v.json(http.StatusOK, "GET", "/volume/clone", "")), "read -P 0x42 0 1M",
+		"read -P 0x43 1M 1M")
+	failed := v.json(http.StatusOK, "GET", "/volume/over", "")
+	require.Equal(t, api.StateFailed, failed.Info.State)
+	require.Contains(t, failed.Info.Failure, "fedora.qcow2")
+	require.Nil(t, failed.ISCSI)
+	makeQcow2(t, raw, image, "", true)
+	v.json(http.StatusOK, "PUT", "/volume/over", "") // tries again
+	atDisk(t, url(v.json(http.StatusOK, "GET", "/volume/over", "")), "read -P 0x43 1M 1M")
+}

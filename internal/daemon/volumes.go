@@ -1,0 +1,275 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/volume"
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/server"
+	"kubevirt.io/disk/volume/store"
+)
+
+// Volumes say how volumes are made on demand. Listen is required.
+type Volumes struct {
+	Listen Address
+	Access server.Access // who may ask
+	// Dir keeps the volumes; it is made if it is missing. "": volumesName in the persistent
+	// directory, or in the work directory without one.
+	Dir string
+	// Portal is where initiators find the LUNs, as HOST:PORT. "": at the portal itself, or at the
+	// address by which a client has reached the daemon.
+	Portal   string
+	Max      int               // volumes at once; 0: no limit
+	MaxBytes int64             // of all of them; 0: no limit
+	Claims   map[string]string // directories of claims, by their names
+}
+
+// volumesName is the directory of the volumes in that of the disks.
+const volumesName = ".volumes"
+
+// volumes are what a daemon has where volumes can be made.
+type volumes struct {
+	manager  *volume.Manager
+	server   *server.Server
+	listener net.Listener
+	loading  atomic.Bool // all of them are being served
+	served   chan error  // gets the end of server.Serve; nil: it has not begun
+}
+
+// openVolumes finds which volumes there are, and binds the address where they are asked for.
+// Nothing is served yet.
+func (d *Daemon) openVolumes(ctx context.Context) (err error) {
+	opt := d.opt.Volumes
+	if opt == nil {
+		return nil
+	}
+	log := d.log.Named("volumes")
+	v := &volumes{}
+	v.listener, err = listen(ctx, opt.Listen, []Address{opt.Listen})
+	if err != nil {
+		return d.names.explainListen(err, "address of the volumes", opt.Listen, SettingVolumes)
+	}
+	d.mu.Lock()
+	d.volumes = v
+	d.mu.Unlock()
+	manager, err := volume.New(volume.Options{Dir: d.volumesDir(),
+		Disks: &volumeDisks{d: d}, Max: opt.Max, MaxBytes: opt.MaxBytes, Log: log})
+	if err != nil {
+		return fmt.Errorf("%w; name another directory with %v", err,
+			d.names.of(SettingVolumesDir))
+	}
+	d.mu.Lock()
+	v.manager = manager
+	d.mu.Unlock()
+	d.metrics.SetVolumes(func() metrics.Volumes {
+		s := d.volumesStatus()
+		return metrics.Volumes{States: s.States, Bytes: s.Bytes}
+	})
+	v.server, err = server.New(server.Options{Volumes: manager,
+		TargetName: d.opt.TargetName, Portal: d.portalFor, Access: opt.Access, Log: log})
+	if err == nil {
+		d.log.Info("volumes", zap.String("address", v.listener.Addr().String()),
+			zap.String("directory", d.volumesDir()), zap.Int("volumes", len(manager.List())))
+	}
+	return err
+}
+
+// hasSingle reports whether a volume has the persistent directory.
+func (d *Daemon) hasSingle() bool {
+	return d.volumes != nil && d.volumes.manager.Has(store.Place{Kind: store.PlaceRoot})
+}
+
+// volumesStatus is what the page says of volumes; nil where there are none.
+func (d *Daemon) volumesStatus() *pages.VolumesStatus {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.volumes == nil || d.volumes.manager == nil {
+		return nil
+	}
+	t := d.volumes.manager.Totals()
+	s := &pages.VolumesStatus{Address: d.volumes.listener.Addr().String(),
+		States: map[string]int{}, Bytes: t.Bytes, Max: t.Max, MaxBytes: t.MaxBytes}
+	for state, n := range t.States {
+		s.States[string(state)] = n
+	}
+	return s
+}
+
+func (d *Daemon) volumesDir() string {
+	switch {
+	case d.opt.Volumes.Dir != "":
+		return d.opt.Volumes.Dir
+	case d.opt.PersistentDir != "":
+		return filepath.Join(d.opt.PersistentDir, volumesName)
+	}
+	return filepath.Join(d.opt.WorkDir, volumesName)
+}
+
+// serveVolumes serves the volumes that there are.
+func (d *Daemon) serveVolumes(ctx context.Context) error {
+	if d.volumes == nil {
+		return nil
+	}
+	d.volumes.loading.Store(true)
+	err := d.volumes.manager.Load(ctx)
+	d.volumes.loading.Store(false)
+	d.measure()
+	return err
+}
+
+// answerVolumes begins to answer requests for volumes.
+func (d *Daemon) answerVolumes() {
+	v := d.volumes
+	if v == nil {
+		return
+	}
+	v.served = make(chan error, 1)
+	go func() { v.served <- v.server.Serve(v.listener) }()
+}
+
+// closeVolumes ends requests for volumes, before the disks are closed. It may be called where
+// openVolumes has failed, or was not called.
+func (d *Daemon) closeVolumes(ctx context.Context) (err error) {
+	v := d.volumes
+	if v == nil {
+		return nil
+	}
+	if v.served != nil {
+		if err := v.server.Shutdown(ctx); err != nil {
+			d.log.Warn("requests for volumes were cut off", zap.Error(err))
+		}
+		if err := <-v.served; !errors.Is(err, http.ErrServerClosed) {
+			d.log.Warn("requests for volumes were not answered any more", zap.Error(err))
+		}
+		v.served = nil
+	}
+	closeAll([]net.Listener{v.listener})
+	if v.manager != nil {
+		err = v.manager.Close()
+	}
+	return err
+}
+
+// portalFor is where initiators find the LUNs, for a client that has reached a local address.
+func (d *Daemon) portalFor(local net.Addr) (host, port string) {
+	if host, port, err := net.SplitHostPort(d.opt.Volumes.Portal); err == nil {
+		return host, port
+	}
+	d.mu.Lock()
+	bound := slices.Clone(d.portals)
+	d.mu.Unlock()
+	for _, portal := range bound {
+		if host, port, err := net.SplitHostPort(portal); err == nil {
+			if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() {
+				return host, port
+			}
+			if tcp, ok := local.(*net.TCPAddr); ok {
+				return tcp.IP.String(), port
+			}
+			host, port, _ = net.SplitHostPort(Reachable(portal))
+			return host, port
+		}
+	}
+	return "localhost", strconv.Itoa(3260)
+}
+
+// volumeDisks makes and serves the disks of volumes.
+type volumeDisks struct{ d *Daemon }
+
+// Default is one of the only image, or an empty one of the size that disks are to have.
+func (v *volumeDisks) Default() (api.Spec, error) {
+	size := api.Size(v.d.opt.Settings.Disk.Size)
+	switch found := v.d.found; {
+	case len(found) == 1 && found[0].streamed != nil:
+		ref := v.d.opt.Streams.References[0].String()
+		return api.Spec{Size: size, From: &api.Source{Reference: ref}}, nil
+	case len(found) == 1 && found[0].image != nil:
+		return api.Spec{Size: size, From: &api.Source{Image: found[0].name}}, nil
+	case len(found) > 1:
+		names := make([]string, len(found))
+		for i, f := range found {
+			names[i] = f.name
+		}
+		return api.Spec{}, api.Errorf(api.CodeInvalid, "from: say from what the volume is made: "+
+			"there are several images, %s", strings.Join(names, ", "))
+	case size == 0:
+		return api.Spec{}, api.Errorf(api.CodeInvalid, "size: say how large the volume is to "+
+			"be, as "+
+			"20Gi: there is no image to make it of")
+	}
+	return api.Spec{Size: size}, nil
+}
+
+// Place is a directory that holds disks.
+func (v *volumeDisks) Place(p store.Place) (string, error) {
+	switch p.Kind {
+	case store.PlaceRoot:
+		if dir := v.d.opt.PersistentDir; dir != "" {
+			return dir, nil
+		}
+		return "", fmt.Errorf("the disk lies in the persistent directory, and there is none: name "+
+			"it with %v", v.d.names.of(SettingPersistentDir))
+	case store.PlaceClaim:
+		return v.claim(p.Name)
+	case store.PlaceUsageType:
+		dir, err := v.d.opt.UsageTypes.Dir(p.Name)
+		if err != nil {
+			return "", api.Errorf(api.CodeInvalid, "copy.usage-type: %v", err)
+		}
+		return dir, nil
+	}
+	return "", fmt.Errorf("there is no place %q", p.Kind)
+}
+
+// claim is the directory of a claim.
+func (v *volumeDisks) claim(name string) (string, error) {
+	claims := v.d.opt.Volumes.Claims
+	if dir, ok := claims[name]; ok {
+		return dir, nil
+	}
+	known := "there are none"
+	if len(claims) > 0 {
+		known = "use one of " + strings.Join(slices.Sorted(maps.Keys(claims)), ", ")
+	}
+	return "", api.Errorf(api.CodeInvalid, "pvc.claimname: no claim %q is mounted here: %s (%v)",
+		name, known, v.d.names.of(SettingVolumesClaim))
+}
+
+// Single reports whether the persistent directory is that of one disk, and has none.
+func (v *volumeDisks) Single() bool {
+	dir := v.d.opt.PersistentDir
+	return dir != "" && len(v.d.found) == 0 && !instance.HasPersistent(dir)
+}
+
+// Taken reports whether a disk has the LUN.
+func (v *volumeDisks) Taken(lun uint16) bool { return v.d.disks.has(lun) }
+
+// Users are the initiators that have read or written a LUN in a session that they have.
+func (v *volumeDisks) Users(lun uint16) (names []string) {
+	srv, err := v.d.serving()
+	if err != nil {
+		return nil
+	}
+	for _, s := range srv.Sessions() {
+		if slices.Contains(s.LUNs, lun) {
+			names = append(names, s.Initiator)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}

@@ -1,0 +1,101 @@
+package api
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestCheckName(t *testing.T) {
+	for _, name := range []string{"a", "0", "vm1", "a-b.c_d", strings.Repeat("x", 128)} {
+		require.NoError(t, CheckName(name), name)
+	}
+	for _, name := range []string{"", "A", "-a", "a-", ".a", "a.", "..", "a/b", "a " +
+		"b", "ä", "a\x00b",
+		strings.Repeat("x", 129)} {
+		require.Error(t, CheckName(name), name)
+	}
+}
+
+func TestSize(t *testing.T) {
+	for text, want := range map[string]Size{`0`: 0, `512`: 512, `"1Ki"`: 1024, `"20Gi"`: 20 << 30,
+		`"5M"`: 5e6, `"1k"`: 1000, `"8191Pi"`: 8191 << 50} {
+		var s Size
+		require.NoError(t, json.Unmarshal([]byte(text), &s), text)
+		require.Equal(t, want, s)
+	}
+	for _, text := range []string{`-1`, `1.5`, `1e3`, `""`, `"Gi"`, `"-1Gi"`, `"1 Gi"`, `"8192Pi"`,
+		`"99999999999999999999"`, `true`, `"1gi"`} {
+		var s Size
+		require.Error(t, json.Unmarshal([]byte(text), &s), text)
+	}
+	text, err := json.Marshal(Size(1 << 20))
+	require.NoError(t, err)
+	require.Equal(t, "1048576", string(text))
+}
+
+func TestResolved(t *testing.T) {
+	image := &Source{Image: "fedora.qcow2"}
+	for want, spec := range map[string]Spec{
+		"":                    {Size: 1 << 20},
+		"no multiple of 512":  {Size: 1000},
+		"access-mode":         {AccessMode: "read-only"},
+		"one of image":        {From: &Source{Image: "a", Upload: true}},
+		"from.disk":           {From: &Source{Image: "a", Disk: "b"}},
+		"others use, too":     {From: image, Copy: &Copy{Mode: CopyNone}},
+		"goes on with its":    {Size: 512, Copy: &Copy{Mode: CopyOnWrite}},
+		"copy.mode: \"move\"": {From: image, Copy: &Copy{Mode: "move"}},
+		"claimname":           {PVC: &Claim{}},
+		"both say where":      {PVC: &Claim{"c"}, Copy: &Copy{UsageType: "fast"}},
+	} {
+		_, err := spec.Resolved()
+		if want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// TestDifferences: what means the same is the same, and what differs is named.
+func TestDifferences(t *testing.T) {
+	resolved := func(s Spec) Spec {
+		r, err := s.Resolved()
+		require.NoError(t, err)
+		return r
+	}
+	plain := resolved(Spec{Size: 512})
+	require.Empty(t, Differences(plain, resolved(Spec{Size: 1024, From: &Source{},
+		AccessMode: WriteExclusive, Copy: &Copy{Mode: CopyNone}})))
+	other := resolved(Spec{From: &Source{Reference: "r/n:t", Disk: "d"}, AccessMode: WriteShared,
+		Copy: &Copy{Mode: CopyOnRead, UsageType: "fast"}})
+	var fields []string
+	for _, d := range Differences(plain, other) {
+		fields = append(fields, d.Field)
+	}
+	require.Equal(t, []string{"from", "access-mode", "copy.mode", "copy.usage-type"}, fields)
+	err := Differ("vm1", Differences(plain, other))
+	require.Equal(t, 409, err.HTTPStatus())
+	require.ErrorContains(t, err,
+		`its from is nothing, and not the disk "d" of r/n:t, its access-mode is write-exclusive`)
+}
+
+func FuzzSpec(f *testing.F) {
+	f.Add([]byte(`{"size":"1Gi","from":{"image":"a"},"copy":{"mode":"clone"}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var s Spec
+		if json.Unmarshal(text, &s) != nil {
+			return
+		}
+		r, err := s.Resolved()
+		if err != nil {
+			return
+		}
+		again, err := r.Resolved()
+		require.NoError(t, err)
+		require.Empty(t, Differences(r, again))
+		require.GreaterOrEqual(t, int64(r.Size), int64(0))
+	})
+}

@@ -1,0 +1,63 @@
+package api
+
+import "fmt"
+
+// Differences compares a resolved request with the resolved one that a volume was made by, and
+// names the fields in which they differ. Sizes are not compared: a volume may have grown.
+func Differences(is, asked Spec) []Difference {
+	var all []Difference
+	compare := func(field, is, asked string) {
+		if is != asked {
+			all = append(all, Difference{field, orNothing(is), orNothing(asked)})
+		}
+	}
+	compare("from", is.From.String(), asked.From.String())
+	compare("access-mode", is.AccessMode, asked.AccessMode)
+	compare("copy.mode", is.Copy.mode(), asked.Copy.mode())
+	compare("copy.usage-type", is.Copy.usageType(), asked.Copy.usageType())
+	compare("pvc", is.PVC.name(), asked.PVC.name())
+	return all
+}
+
+func orNothing(text string) string {
+	if text == "" {
+		return "nothing"
+	}
+	return text
+}
+
+// String is the source for people.
+func (s *Source) String() string {
+	switch {
+	case s == nil:
+		return ""
+	case s.Upload:
+		return "an upload"
+	case s.Image != "":
+		return fmt.Sprintf("the image %q", s.Image)
+	case s.Disk != "":
+		return fmt.Sprintf("the disk %q of %s", s.Disk, s.Reference)
+	}
+	return s.Reference
+}
+
+func (c *Copy) mode() string {
+	if c == nil {
+		return ""
+	}
+	return c.Mode
+}
+
+func (c *Copy) usageType() string {
+	if c == nil {
+		return ""
+	}
+	return c.UsageType
+}
+
+func (c *Claim) name() string {
+	if c == nil {
+		return ""
+	}
+	return c.Name
+}

@@ -1,0 +1,78 @@
+package api
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Code tells a program why a request was refused.
+type Code string
+
+const (
+	CodeInvalid      Code = "invalid"      // the request cannot be understood, or not be meant
+	CodeUnauthorized Code = "unauthorized" // no token or certificate, or a wrong one
+	CodeNotFound     Code = "not-found"    // there is no such volume
+	CodeDiffers      Code = "differs"      // there is another volume of that name: see Differs
+	CodeInUse        Code = "in-use"       // initiators use it: see Users
+	CodeBusy         Code = "busy"         // something else happens to the volume: try again
+	CodeHasData      Code = "has-data"     // it takes no upload
+	CodeTooLarge     Code = "too-large"    // the data is larger than the volume, or than allowed
+	CodeLimit        Code = "limit"        // the server has no room for it
+	CodeUnavailable  Code = "unavailable"  // the server cannot do it now: try again
+	CodeFailed       Code = "failed"       // it was tried, and went wrong
+)
+
+// status is the HTTP status of each code.
+var status = map[Code]int{
+	CodeInvalid: 400, CodeUnauthorized: 401, CodeNotFound: 404, CodeDiffers: 409, CodeInUse: 409,
+	CodeBusy: 409, CodeHasData: 409, CodeTooLarge: 413, CodeLimit: 507, CodeUnavailable: 503,
+	CodeFailed: 500,
+}
+
+// Error is a refusal. It is the body of every answer that is no success.
+type Error struct {
+	Code    Code   `json:"code" yaml:"code"`
+	Message string `json:"error" yaml:"error"` // for people: what is wrong, and what to do about it
+	// Differs says in what the volume is another one than the request asks for.
+	Differs []Difference `json:"differs,omitempty" yaml:"differs,omitempty"`
+	// Users are the initiators that use the volume, by their names.
+	Users []string `json:"users,omitempty" yaml:"users,omitempty"`
+	// Status is the status of HTTP, if it is not the one of the code.
+	Status int `json:"-" yaml:"-"`
+}
+
+// Difference is a field in which a volume is another one than the request asks for.
+type Difference struct {
+	Field string `json:"field" yaml:"field"` // as in the request, such as copy.mode
+	Is    string `json:"is" yaml:"is"`
+	Asked string `json:"asked" yaml:"asked"`
+}
+
+// Errorf makes a refusal.
+func Errorf(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// HTTPStatus is the status of the answer.
+func (e *Error) HTTPStatus() int {
+	if e.Status != 0 {
+		return e.Status
+	}
+	if s, ok := status[e.Code]; ok {
+		return s
+	}
+	return 500
+}
+
+// Differ makes the refusal of a request that another volume stands in the way of.
+func Differ(name string, all []Difference) *Error {
+	said := make([]string, len(all))
+	for i, d := range all {
+		said[i] = fmt.Sprintf("its %s is %s, and not %s", d.Field, d.Is, d.Asked)
+	}
+	return &Error{Code: CodeDiffers, Differs: all, Message: fmt.Sprintf("there is another volume "+
+		"%q: %s; ask for what it is, use another name, or delete it first", name,
+		strings.Join(said, ", "))}
+}

@@ -1,0 +1,73 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/bits"
+	"strconv"
+	"strings"
+)
+
+// Size is a number of bytes. It is read as a number, or as a quantity of Kubernetes such as 20Gi or
+// 500M, and written as a number.
+type Size int64
+
+// SectorSize is the unit of a disk's size, bytes.
+const SectorSize = 512
+
+// sizeUnits are the suffixes of quantities, the long ones first.
+var sizeUnits = []struct {
+	suffix string
+	bytes  uint64
+}{
+	{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"Pi", 1 << 50},
+	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15},
+}
+
+// ParseSize reads a quantity.
+func ParseSize(text string) (Size, error) {
+	number, unit := text, uint64(1)
+	for _, u := range sizeUnits {
+		if rest, ok := strings.CutSuffix(text, u.suffix); ok {
+			number, unit = rest, u.bytes
+			break
+		}
+	}
+	n, err := strconv.ParseUint(number, 10, 63)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no size: write bytes, or a number with Ki, Mi, Gi or Ti, such "+
+			"as 20Gi", text)
+	}
+	high, low := bits.Mul64(n, unit)
+	if high != 0 || low > math.MaxInt64 {
+		return 0, fmt.Errorf("the size %q is too large", text)
+	}
+	return Size(low), nil
+}
+
+// UnmarshalJSON reads a number or a quantity.
+func (s *Size) UnmarshalJSON(text []byte) error {
+	word := string(text)
+	if strings.HasPrefix(word, `"`) {
+		if err := json.Unmarshal(text, &word); err != nil {
+			return err
+		}
+	}
+	n, err := ParseSize(word)
+	if err != nil {
+		return err
+	}
+	*s = n
+	return nil
+}
+
+// check refuses a size that no disk has.
+func (s Size) check() error {
+	if s < 0 || s%SectorSize != 0 {
+		return fmt.Errorf("size: %d bytes are no multiple of %d: use one, such as "+
+			"%d", s, SectorSize,
+			(max(s, 0)+SectorSize-1)/SectorSize*SectorSize)
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+)
+
+// DefaultName is the volume of the address /volume, which names none.
+const DefaultName = "default"
+
+// maxName is the longest name of a volume, in bytes.
+const maxName = 128
+
+// CheckName returns nil if a volume may have that name: lower-case letters, digits, '-', '.' and
+// '_', first and last a letter or a digit, at most 128 in all. It is a part of addresses, and the
+// name of a directory.
+func CheckName(name string) error {
+	if name == "" || len(name) > maxName {
+		return fmt.Errorf("a volume's name has 1 to %d characters, and this has %d", maxName,
+			len(name))
+	}
+	for i := range len(name) {
+		c := name[i]
+		alphanumeric := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
+		inside := i > 0 && i < len(name)-1 && (c == '-' || c == '.' || c == '_')
+		if !alphanumeric && !inside {
+			return fmt.Errorf("%q is no name for a volume: use lower-case letters and digits, and "+
+				"between them '-', '.' and '_'", name)
+		}
+	}
+	return nil
+}
+
+// Spec is what a request says of a volume. A request without any field asks for the volume that is
+// there. If there is none, it gets one of the server's only image, or an empty one of the server's
+// default size.
+type Spec struct {
+	// Size is what the disk is to have at least, in bytes. It is needed for an empty disk. 0: that
+	// of the image, or of the data that is uploaded.
+	Size Size `json:"size,omitempty" yaml:"size,omitempty"`
+	// From is what the disk holds at the beginning. nil: nothing, it reads as zeros.
+	From *Source `json:"from,omitempty" yaml:"from,omitempty"`
+	// AccessMode is write-exclusive (the default), write-shared or read-shared.
+	AccessMode string `json:"access-mode,omitempty" yaml:"access-mode,omitempty"`
+	Copy       *Copy  `json:"copy,omitempty" yaml:"copy,omitempty"`
+	// PVC places the disk on a claim that the server has mounted. The virtual machine uses the
+	// claim then, and not the server.
+	PVC *Claim `json:"pvc,omitempty" yaml:"pvc,omitempty"`
+}
+
+// Source is what a disk holds at the beginning. Exactly one of Image, Reference and Upload is set.
+type Source struct {
+	// Image is one of the server's directory of images (/disk), by the name of its file.
+	Image string `json:"image,omitempty" yaml:"image,omitempty"`
+	// Reference is an image in a registry.
+	Reference string `json:"reference,omitempty" yaml:"reference,omitempty"`
+	// Disk is one of several disks of Reference, by the name of its file.
+	Disk   string `json:"disk,omitempty" yaml:"disk,omitempty"`
+	Upload bool   `json:"upload,omitempty" yaml:"upload,omitempty"` // data that comes later
+}
+
+// Copy is how the disk is made of its source.
+type Copy struct {
+	// Mode is clone (the default), copy-on-write or copy-on-read. A disk without an image, or of
+	// uploaded data, can also say none, which means the same there.
+	Mode string `json:"mode,omitempty" yaml:"mode,omitempty"`
+	// UsageType is the kind of storage for what is written. "": the server's own.
+	UsageType string `json:"usage-type,omitempty" yaml:"usage-type,omitempty"`
+}
+
+// Claim is a PersistentVolumeClaim.
+type Claim struct {
+	Name string `json:"claimname" yaml:"claimname"`
+}
+
+// IsZero reports whether the request says nothing.
+func (s Spec) IsZero() bool { return s == Spec{} }
+
+// The access modes and copy modes.
+const (
+	WriteExclusive = "write-exclusive"
+	WriteShared    = "write-shared"
+	ReadShared     = "read-shared"
+
+	CopyNone    = "none"
+	CopyClone   = "clone"
+	CopyOnWrite = "copy-on-write"
+	CopyOnRead  = "copy-on-read"
+)
+
+// Resolved returns the request with its defaults, or says what cannot be meant by it. It does not
+// look at images, claims and usage types, which the server knows.
+func (s Spec) Resolved() (Spec, error) {
+	switch s.AccessMode {
+	case "":
+		s.AccessMode = WriteExclusive
+	case WriteExclusive, WriteShared, ReadShared:
+	default:
+		return s, fmt.Errorf("access-mode: %q is unknown: use %s, %s or %s", s.AccessMode,
+			WriteExclusive, WriteShared, ReadShared)
+	}
+	from, err := s.From.resolved()
+	if err != nil {
+		return s, err
+	}
+	s.From = from
+	if s.PVC != nil && s.PVC.Name == "" {
+		return s, errors.New("pvc: it has no claimname: name a claim that the server has mounted")
+	}
+	if err := s.Size.check(); err != nil {
+		return s, err
+	}
+	return s, s.resolveCopy()
+}
+
+func (s *Spec) resolveCopy() error {
+	c := Copy{}
+	if s.Copy != nil {
+		c = *s.Copy
+	}
+	imageless := s.From == nil || s.From.Upload
+	switch c.Mode {
+	case "", CopyClone:
+		c.Mode = CopyClone
+	case CopyNone:
+		if !imageless {
+			return fmt.Errorf("copy.mode: %q would write to the image itself, which others "+
+				"use, too: use %s, %s or %s", c.Mode, CopyClone, CopyOnWrite, CopyOnRead)
+		}
+		c.Mode = CopyClone
+	case CopyOnWrite, CopyOnRead:
+		if imageless || s.PVC != nil {
+			return fmt.Errorf("copy.mode: %q is for a disk that goes on with its image: "+
+				"leave it out, or use %s", c.Mode, CopyClone)
+		}
+	default:
+		return fmt.Errorf("copy.mode: %q is unknown: use %s, %s, %s or %s", c.Mode, CopyClone,
+			CopyOnWrite, CopyOnRead, CopyNone)
+	}
+	if s.PVC != nil && c.UsageType != "" {
+		return errors.New("pvc and copy.usage-type both say where the disk is to be: " +
+			"leave one of them out")
+	}
+	s.Copy = &c
+	return nil
+}
+
+// resolved returns nil for an empty disk.
+func (s *Source) resolved() (*Source, error) {
+	if s == nil || *s == (Source{}) {
+		return nil, nil
+	}
+	set := 0
+	for _, is := range []bool{s.Image != "", s.Reference != "", s.Upload} {
+		if is {
+			set++
+		}
+	}
+	switch {
+	case set != 1:
+		return nil, errors.New("from: say one of image, reference and upload")
+	case s.Disk != "" && s.Reference == "":
+		return nil, errors.New("from.disk: it tells the disks of a reference apart, and there is " +
+			"no reference")
+	}
+	copied := *s
+	return &copied, nil
+}
+
+// Needed reports whether a disk needs a size to be made.
+func (s Spec) Needed() bool { return s.Size == 0 && s.From == nil }

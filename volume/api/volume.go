@@ -1,0 +1,65 @@
+package api
+
+import "time"
+
+// Volume is an answer about a volume. Its first part is the source of a virtual machine's disk, as
+// a specification has it: iscsi or pvc, and access-mode. libvirt.ParseSources reads it. It is
+// missing as long as the disk cannot be used.
+type Volume struct {
+	ISCSI      *ISCSI `json:"iscsi,omitempty" yaml:"iscsi,omitempty"`
+	PVC        *Claim `json:"pvc,omitempty" yaml:"pvc,omitempty"`
+	AccessMode string `json:"access-mode,omitempty" yaml:"access-mode,omitempty"`
+	Info       Info   `json:"volume" yaml:"volume"`
+}
+
+// ISCSI is where a LUN is to be found.
+type ISCSI struct {
+	Host   Host   `json:"host" yaml:"host"`
+	Portal string `json:"portal" yaml:"portal"` // the name of the target
+	LUN    uint16 `json:"lun" yaml:"lun"`
+}
+
+// Host is the address of a portal.
+type Host struct {
+	Name string `json:"name" yaml:"name"`
+	Port string `json:"port" yaml:"port"`
+}
+
+// Info is what there is to know about a volume beside its source.
+type Info struct {
+	Name  string `json:"name" yaml:"name"`
+	State State  `json:"state" yaml:"state"`
+	// Size is that of the disk, bytes; 0 while it is not known.
+	Size    Size      `json:"size" yaml:"size"`
+	From    *Source   `json:"from,omitempty" yaml:"from,omitempty"`
+	Copy    *Copy     `json:"copy,omitempty" yaml:"copy,omitempty"`
+	Serial  string    `json:"serial,omitempty" yaml:"serial,omitempty"`
+	NAA     string    `json:"naa,omitempty" yaml:"naa,omitempty"` // 16 hexadecimal digits
+	Created time.Time `json:"created" yaml:"created"`
+	// Upload is how far the data has come that the volume awaits.
+	Upload *Progress `json:"upload,omitempty" yaml:"upload,omitempty"`
+	// Failure says why the volume is not served.
+	Failure string `json:"failure,omitempty" yaml:"failure,omitempty"`
+}
+
+// State is what a volume is at the moment.
+type State string
+
+const (
+	StateReady    State = "ready"    // it can be used
+	StateAwaiting State = "awaiting" // it awaits its data
+	StateFilling  State = "filling"  // its claim is being filled, and cannot be used yet
+	StateFailed   State = "failed"   // it cannot be served; its data stays
+	StateDeleting State = "deleting" // it is being deleted
+)
+
+// Progress is how far an upload is, in bytes.
+type Progress struct {
+	Received int64 `json:"received" yaml:"received"`
+	Total    int64 `json:"total,omitempty" yaml:"total,omitempty"` // 0: nobody has said
+}
+
+// List is the answer about all volumes, by name.
+type List struct {
+	Volumes []Volume `json:"volumes" yaml:"volumes"`
+}

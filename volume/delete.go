@@ -1,0 +1,142 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// Delete removes a volume and its data. That there is none is no error. While initiators use it,
+// that is refused, and so it is while data comes, unless force is set. They are fenced then, before
+// anything is removed: none of their commands reaches the disk any more.
+//
+// What was begun goes on if ctx ends, and after a restart.
+func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
+	if api.CheckName(name) != nil {
+		return nil // there can be none
+	}
+	v, err := m.hold(ctx, name)
+	if err != nil {
+		return err
+	}
+	r := v.record
+	if r.State == "" {
+		err := v.failure
+		m.release(v)
+		if err != nil {
+			return failed("%w", err)
+		}
+		return nil
+	}
+	if err := m.free(ctx, v, force); err != nil {
+		m.release(v)
+		return err
+	}
+	r.State = store.StateDeleting
+	if err := m.set(v, r); err != nil {
+		m.release(v)
+		return err
+	}
+	done := make(chan error, 1)
+	m.work.Go(func() {
+		defer m.release(v)
+		done <- m.remove(v)
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return api.Errorf(api.CodeUnavailable, "the volume %q is being deleted, which takes longer",
+			name)
+	}
+}
+
+// free makes sure that nobody uses a volume that is to be deleted.
+func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
+	m.mu.Lock()
+	filling := v.filling
+	m.mu.Unlock()
+	switch {
+	case filling == nil:
+	case !force:
+		return api.Errorf(api.CodeInUse, "data is coming for the volume %q: end the upload "+
+			"first, or "+
+			"delete it all the same with ?force=true", v.name)
+	default:
+		if err := filling.end(ctx); err != nil {
+			return err
+		}
+	}
+	if force || v.opened == nil {
+		return nil
+	}
+	users := m.opt.Disks.Users(v.record.LUN)
+	if len(users) == 0 {
+		return nil
+	}
+	return &api.Error{Code: api.CodeInUse, Users: users, Message: fmt.Sprintf("the volume %q (LUN "+
+		"%d) is used by %s: log out there first, or fence them and delete it all the same with "+
+		"?force=true", v.name, v.record.LUN, strings.Join(users, ", "))}
+}
+
+// remove ends a volume whose record says that it is being deleted.
+func (m *Manager) remove(v *volume) error {
+	if v.opened != nil {
+		// Closing may fail because the last data did not reach storage, which is removed anyway.
+		if err := v.opened.Close(m.ctx); err != nil && m.ctx.Err() != nil {
+			return api.Errorf(api.CodeUnavailable, "the server is stopping, and deletes the "+
+				"volume "+
+				"%q at the next start", v.name)
+		} else if err != nil {
+			m.log.Warn("the disk of a volume that is deleted was not closed cleanly",
+				zap.String("volume", v.name), zap.Error(err))
+		}
+		m.mu.Lock()
+		v.opened = nil
+		m.mu.Unlock()
+	}
+	if err := m.erase(v); err != nil {
+		m.fail(v, err)
+		return failed("the volume %q could not be deleted and is not served any more, try again: "+
+			"%w", v.name, err)
+	}
+	m.log.Info("deleted a volume", zap.String("volume", v.name), zap.Uint16("lun", v.record.LUN))
+	m.forget(v)
+	return nil
+}
+
+// erase removes the files of a volume, and then its record.
+func (m *Manager) erase(v *volume) error {
+	if err := m.clear(v.record); err != nil {
+		return err
+	}
+	return m.store.Remove(v.name)
+}
+
+// forget makes a volume one that is not there.
+func (m *Manager) forget(v *volume) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v.record, v.failure = store.Record{}, nil
+}
+
+// undo removes what there is of a volume that could not be made. Where that fails, it is done at
+// the next start, and the name is taken until then.
+func (m *Manager) undo(v *volume) {
+	if err := m.erase(v); err != nil {
+		m.log.Warn("what was made of a volume could not be removed: it goes at the next start, or "+
+			"with DELETE", zap.String("volume", v.name), zap.Error(err))
+		r := v.record
+		r.State = store.StateDeleting
+		m.mu.Lock()
+		v.record, v.failure = r, err
+		m.mu.Unlock()
+		return
+	}
+	m.forget(v)
+}

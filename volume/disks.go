@@ -1,0 +1,58 @@
+package volume
+
+import (
+	"context"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// Disks makes the disks of volumes and serves them. Its methods may be called by any number of
+// goroutines, for one volume by one at a time. Errors that are about a request are *api.Error.
+type Disks interface {
+	// Default is what a request gets that says nothing.
+	Default() (api.Spec, error)
+	// Place is the directory of a place that is not the volume's own.
+	Place(p store.Place) (dir string, err error)
+	// Single reports whether a volume may have the directory of PlaceRoot, where one disk lies.
+	Single() bool
+	// Taken reports whether something else than a volume has the LUN.
+	Taken(lun uint16) bool
+	// Users are the initiators in sessions that have read or written a LUN.
+	Users(lun uint16) []string
+	// Open makes the disk, or finds the one that is there. It can be used, but by nobody yet. If it
+	// was to be made and Open fails, the caller removes what is left in its directory.
+	Open(ctx context.Context, d Disk) (Opened, error)
+}
+
+// Disk is a disk to be opened.
+type Disk struct {
+	Name       string // of the volume
+	LUN        uint16 // 0: it is not to be served
+	Dir        string // where it lies, or is to lie, as instance.PersistentName
+	Size       int64  // bytes, at least; 0: that of its source, or what it has
+	Source     *api.Source
+	File       string // an image in Dir, which the disk is made of; "": none
+	CopyMode   string
+	AccessMode string
+	UsageType  string // "": none
+}
+
+// Opened is a disk that is open.
+type Opened interface {
+	// Size is that of the disk, bytes.
+	Size() int64
+	// Identity is what initiators tell the disk by.
+	Identity() (serial, naa string)
+	// Serve makes it a LUN, which initiators can use when it returns.
+	Serve() error
+	// Grow enlarges the disk, and tells its initiators.
+	Grow(size int64) error
+	// Completed is closed when the disk needs neither its source nor its File any more.
+	Completed() <-chan struct{}
+	// Failure says why the disk has failed until it is opened again, or nil.
+	Failure() error
+	// Close ends serving: no command reaches the disk any more. When it returns nil, nothing uses
+	// its files. If ctx ends before that, it goes on by itself, and a second call waits again.
+	Close(ctx context.Context) error
+}

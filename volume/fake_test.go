@@ -1,0 +1,169 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// fakeDisks are files without anything that serves them.
+type fakeDisks struct {
+	claims map[string]string
+	single string // the directory of PlaceRoot; "": there is none
+
+	mu      sync.Mutex
+	served  map[uint16]string // guarded by mu; volumes by LUN
+	users   []string          // guarded by mu
+	opening func() error      // guarded by mu; called by Open, when the file is there
+	serving func() error      // guarded by mu; called by Serve
+	whole   chan struct{}     // guarded by mu; what Completed returns; nil: it is closed
+	closing chan struct{}     // guarded by mu; Close waits for it; nil: it does not
+}
+
+func (f *fakeDisks) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fakeDisks) Default() (api.Spec, error) { return api.Spec{Size: 1 << 20}, nil }
+
+func (f *fakeDisks) Place(p store.Place) (string, error) {
+	dir := map[store.PlaceKind]string{store.PlaceRoot: f.single,
+		store.PlaceClaim: f.claims[p.Name], store.PlaceUsageType: f.claims[p.Name]}[p.Kind]
+	if dir == "" {
+		return "", api.Errorf(api.CodeInvalid, "there is no %q", p.Name)
+	}
+	return dir, nil
+}
+
+func (f *fakeDisks) Single() bool { return f.single != "" }
+
+func (f *fakeDisks) Taken(lun uint16) bool { return lun == 65 } // an image has it
+
+func (f *fakeDisks) Users(uint16) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.users
+}
+
+func (f *fakeDisks) Open(_ context.Context, d Disk) (Opened, error) {
+	path := filepath.Join(d.Dir, diskName)
+	st, err := os.Stat(path)
+	if err != nil {
+		if d.Source != nil && d.Source.Image == "missing" {
+			return nil, api.Errorf(api.CodeInvalid, "there is no image")
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	size := max(d.Size, 512)
+	if st != nil {
+		size = max(size, st.Size())
+	}
+	if err := os.Truncate(path, size); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	opening := f.opening
+	whole := f.whole
+	f.mu.Unlock()
+	if opening != nil {
+		if err := opening(); err != nil {
+			return nil, err
+		}
+	}
+	if whole == nil {
+		whole = make(chan struct{})
+		close(whole)
+	}
+	return &fakeDisk{f: f, d: d, path: path, whole: whole}, nil
+}
+
+type fakeDisk struct {
+	f     *fakeDisks
+	d     Disk
+	path  string
+	whole chan struct{}
+}
+
+func (d *fakeDisk) Size() int64 {
+	st, err := os.Stat(d.path)
+	if err != nil {
+		return 0
+	}
+	return st.Size()
+}
+
+func (d *fakeDisk) Identity() (serial, naa string) { return "serial", "3000000000000001" }
+
+func (d *fakeDisk) Serve() error {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	if d.f.serving != nil {
+		if err := d.f.serving(); err != nil {
+			return err
+		}
+	}
+	if other, taken := d.f.served[d.d.LUN]; taken || d.d.LUN == 0 {
+		return fmt.Errorf("LUN %d is %q already", d.d.LUN, other)
+	}
+	d.f.served[d.d.LUN] = d.d.Name
+	return nil
+}
+
+func (d *fakeDisk) Grow(size int64) error { return os.Truncate(d.path, size) }
+
+func (d *fakeDisk) Completed() <-chan struct{} { return d.whole }
+
+func (d *fakeDisk) Failure() error { return nil }
+
+func (d *fakeDisk) Close(ctx context.Context) error {
+	d.f.mu.Lock()
+	closing := d.f.closing
+	if d.f.served[d.d.LUN] == d.d.Name {
+		delete(d.f.served, d.d.LUN)
+	}
+	d.f.mu.Unlock()
+	if closing != nil {
+		select {
+		case <-closing:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func newFake() *fakeDisks { return &fakeDisks{served: map[uint16]string{}} }
+
+// start makes a Manager that has loaded what there is in a directory.
+func start(t *testing.T, dir string, f *fakeDisks) *Manager {
+	t.Helper()
+	m, err := New(Options{Dir: dir, Disks: f, Max: 40, MaxBytes: 1 << 30})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = m.Close() })
+	require.NoError(t, m.Load(t.Context()))
+	return m
+}
+
+// refused checks the code of a refusal.
+func refused(t *testing.T, code api.Code, err error) *api.Error {
+	t.Helper()
+	var e *api.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, code, e.Code, e.Message)
+	return e
+}
+
+var errFake = errors.New("storage is on fire")

@@ -1,0 +1,292 @@
+package volume
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// UploadPrefix begins the names of files that an upload keeps beside disk.img.
+const UploadPrefix = diskName + ".upload"
+
+// Filling is one upload into a volume that awaits its data.
+type Filling struct {
+	m   *Manager
+	v   *volume
+	dir string
+
+	ctx      context.Context // ends when the upload must end
+	cancel   context.CancelFunc
+	released func()
+	gone     chan struct{} // closed by Release
+
+	received, total atomic.Int64
+}
+
+// Fill begins an upload, of which there is one at a time. The caller puts the data into files in
+// Dir, calls Complete, and in any case Release.
+func (m *Manager) Fill(ctx context.Context, name string) (*Filling, error) {
+	if api.CheckName(name) != nil {
+		return nil, notFound(name)
+	}
+	v, err := m.hold(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer m.release(v)
+	switch {
+	case v.record.State == "" || v.record.State == store.StateDeleting:
+		return nil, notFound(name)
+	case v.record.State != store.StateAwaiting:
+		return nil, api.Errorf(api.CodeHasData, "the volume %q has its data: delete it first, or "+
+			"upload to another one", name)
+	case v.filling != nil:
+		return nil, api.Errorf(api.CodeBusy, "data is coming for the volume %q already: let that "+
+			"end first", name)
+	}
+	dir, err := m.dir(v.record)
+	if err != nil {
+		return nil, err
+	}
+	f := &Filling{m: m, v: v, dir: dir, gone: make(chan struct{})}
+	f.ctx, f.cancel = context.WithCancel(m.ctx)
+	f.released = sync.OnceFunc(f.release)
+	m.mu.Lock()
+	v.filling = f
+	m.mu.Unlock()
+	return f, nil
+}
+
+// Dir is the directory for the data: disk.img for a raw disk, or an image of another name. The
+// names of all files that the caller makes there begin with UploadPrefix, and go with the volume.
+func (f *Filling) Dir() string { return f.dir }
+
+// Context ends when the upload must end, because its volume is deleted or the server stops.
+func (f *Filling) Context() context.Context { return f.ctx }
+
+// Size is that of the volume, bytes. 0: it gets that of the data.
+func (f *Filling) Size() int64 {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	return int64(f.v.record.Spec.Size)
+}
+
+// Reserve makes the volume count with a size, before that much data is taken. The error says that
+// there is no room for it, or that the volume is smaller.
+func (f *Filling) Reserve(size int64) error {
+	if size < 0 {
+		return api.Errorf(api.CodeInvalid, "no disk has %d bytes", size)
+	}
+	want := f.Size()
+	if want > 0 && size > want {
+		return api.Errorf(api.CodeTooLarge, "the disk has %d bytes, and the volume %q %d: make "+
+			"the "+
+			"volume larger first", size, f.v.name, want)
+	}
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	if err := f.m.roomLocked(f.v, max(size, want)); err != nil {
+		return err
+	}
+	f.v.reserved = size
+	return nil
+}
+
+// Progress tells how many bytes have come, of how many. 0: nobody knows.
+func (f *Filling) Progress(received, total int64) {
+	f.received.Store(received)
+	f.total.Store(total)
+}
+
+func (f *Filling) progress() *api.Progress {
+	return &api.Progress{Received: f.received.Load(), Total: f.total.Load()}
+}
+
+// Complete makes the volume one of the data that is there, and serves it. Without an image,
+// disk.img is the disk, of which everything has reached storage. Otherwise image is a file in Dir,
+// which goes when the disk has all of it. After an error the volume is as empty as before: disk.img
+// and all files of UploadPrefix are gone.
+func (f *Filling) Complete(ctx context.Context, image string) error {
+	m, v := f.m, f.v
+	held, err := m.hold(ctx, v.name)
+	if err != nil {
+		return err
+	}
+	defer m.release(held)
+	if held != v || v.record.State != store.StateAwaiting || f.ctx.Err() != nil {
+		return notFound(v.name)
+	}
+	before := v.record
+	r := before
+	r.File = image
+	r.Size = int64(before.Spec.Size)
+	if r.Place.Kind == store.PlaceClaim {
+		r.State = store.StateFilling
+		if err = m.set(v, r); err == nil {
+			err = m.fillClaim(ctx, v)
+		}
+	} else {
+		err = m.serve(ctx, v, r, store.StateReady)
+	}
+	if err == nil {
+		m.log.Info("a volume has its data", zap.String("volume", v.name),
+			zap.Uint16("lun", r.LUN), zap.Int64("size_bytes", v.record.Size))
+		return nil
+	}
+	err = join(err, clearDisk(f.dir), m.set(v, before))
+	return failed("the data of the volume %q cannot be used: %w", v.name, err)
+}
+
+// Release ends the upload, so that the next one may begin. Later calls do nothing.
+func (f *Filling) Release() { f.released() }
+
+func (f *Filling) release() {
+	f.cancel()
+	f.m.mu.Lock()
+	f.v.filling, f.v.reserved = nil, 0
+	f.m.mu.Unlock()
+	close(f.gone)
+}
+
+// end ends the upload for somebody else, and waits until it has ended.
+func (f *Filling) end(ctx context.Context) error {
+	f.cancel()
+	select {
+	case <-f.gone:
+		return nil
+	case <-ctx.Done():
+		return api.Errorf(api.CodeUnavailable, "the upload to the volume %q has not ended yet: "+
+			"try "+
+			"again", f.v.name)
+	}
+}
+
+// dropFile removes the image of a volume when its disk has all of it.
+func (m *Manager) dropFile(v *volume, opened Opened) {
+	m.work.Go(func() {
+		select {
+		case <-opened.Completed():
+		case <-m.ctx.Done():
+			return
+		}
+		held, err := m.hold(m.ctx, v.name)
+		if err != nil {
+			return
+		}
+		defer m.release(held)
+		if held != v || v.opened != opened || v.record.File == "" {
+			return // it was deleted
+		}
+		if err := m.forgetFile(v); err != nil {
+			m.log.Warn("the uploaded image of a volume is not needed any more and could not be "+
+				"removed: it goes after the next start", zap.String("volume", v.name),
+				zap.Error(err))
+		}
+	})
+}
+
+// forgetFile removes the image of a volume, which its disk does not need any more.
+func (m *Manager) forgetFile(v *volume) error {
+	r := v.record
+	dir, err := m.dir(r)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(dir, r.File)); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	r.File = ""
+	return m.set(v, r)
+}
+
+// fillClaim makes the disk of a volume on a claim, and closes it: a virtual machine uses it there.
+func (m *Manager) fillClaim(ctx context.Context, v *volume) error {
+	dir, err := m.dir(v.record)
+	if err != nil {
+		return err
+	}
+	opened, err := m.opt.Disks.Open(ctx, m.disk(v.record, dir))
+	if err != nil {
+		return err
+	}
+	if err := m.size(v, opened.Size()); err != nil {
+		return join(err, opened.Close(m.ctx))
+	}
+	r := v.record
+	if err := m.set(v, r); err != nil {
+		return join(err, opened.Close(m.ctx))
+	}
+	select {
+	case <-opened.Completed(): // at once where there is nothing to copy
+		return m.finishClaim(v, opened, dir)
+	default:
+	}
+	m.mu.Lock()
+	v.opened = opened
+	m.mu.Unlock()
+	m.work.Go(func() { m.awaitClaim(v, opened, dir) })
+	return nil
+}
+
+// awaitClaim closes the disk of a claim when it has all of its source.
+func (m *Manager) awaitClaim(v *volume, opened Opened, dir string) {
+	select {
+	case <-opened.Completed():
+	case <-m.ctx.Done():
+		return
+	}
+	held, err := m.hold(m.ctx, v.name)
+	if err != nil {
+		return
+	}
+	defer m.release(held)
+	if held != v || v.opened != opened {
+		return // it was deleted
+	}
+	if err := m.finishClaim(v, opened, dir); err != nil {
+		m.fail(v, err)
+		m.log.Error("a claim could not be filled", zap.String("volume", v.name), zap.Error(err))
+	}
+}
+
+// finishClaim closes the disk of a claim and records that it can be used.
+func (m *Manager) finishClaim(v *volume, opened Opened, dir string) error {
+	m.mu.Lock()
+	v.opened = nil
+	m.mu.Unlock()
+	if err := opened.Close(m.ctx); err != nil {
+		return err
+	}
+	// QEMU runs as another user, who has the claim's group.
+	if err := os.Chmod(filepath.Join(dir, diskName), 0o660); err != nil {
+		return err
+	}
+	if v.record.File != "" {
+		if err := m.forgetFile(v); err != nil {
+			return err
+		}
+	}
+	r := v.record
+	r.State = store.StateReady
+	return m.set(v, r)
+}
+
+// onClaim opens the disk of a claim for a moment.
+func (m *Manager) onClaim(ctx context.Context, v *volume, use func(Opened) error) error {
+	dir, err := m.dir(v.record)
+	if err != nil {
+		return err
+	}
+	opened, err := m.opt.Disks.Open(ctx, m.disk(v.record, dir))
+	if err != nil {
+		return err
+	}
+	return join(use(opened), opened.Close(m.ctx), os.Chmod(filepath.Join(dir, diskName), 0o660))
+}

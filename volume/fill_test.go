@@ -1,0 +1,122 @@
+package volume
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+const (
+	eventually = time.Minute
+	tick       = 10 * time.Millisecond
+)
+
+var upload = api.Spec{From: &api.Source{Upload: true}}
+
+func TestFill(t *testing.T) {
+	dir, f := t.TempDir(), newFake()
+	m := start(t, dir, f)
+	ctx := t.Context()
+	_, err := m.Fill(ctx, "vm1")
+	refused(t, api.CodeNotFound, err)
+	v, created, err := m.Put(ctx, "vm1", upload)
+	require.NoError(t, err)
+	require.True(t, created)
+	require.Equal(t, api.StateAwaiting, v.State)
+	require.Empty(t, f.served)
+
+	fill, err := m.Fill(ctx, "vm1")
+	require.NoError(t, err)
+	_, err = m.Fill(ctx, "vm1")
+	refused(t, api.CodeBusy, err)
+	require.Zero(t, fill.Size())
+	refused(t, api.CodeLimit, fill.Reserve(2<<30))
+	require.NoError(t, fill.Reserve(1<<30))
+	_, _, err = m.Put(ctx, "vm2", api.Spec{Size: 512})
+	refused(t, api.CodeLimit, err)
+	fill.Progress(10, 1024)
+	v, err = m.Get("vm1")
+	require.NoError(t, err)
+	require.Equal(t, &api.Progress{Received: 10, Total: 1024}, v.Upload)
+	refused(t, api.CodeInUse, m.Delete(ctx, "vm1", false))
+
+	// What cannot be used leaves the volume as empty as it was.
+	disk := filepath.Join(fill.Dir(), diskName)
+	for _, name := range []string{disk, filepath.Join(fill.Dir(), UploadPrefix+".qcow2")} {
+		require.NoError(t, os.WriteFile(name, make([]byte, 1024), 0o600))
+	}
+	f.set(func() { f.opening = func() error { return errFake } })
+	require.ErrorIs(t, fill.Complete(ctx, UploadPrefix+".qcow2"), errFake)
+	f.set(func() { f.opening = nil })
+	entries, err := os.ReadDir(fill.Dir())
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+	fill.Release()
+	fill.Release()
+	require.NoError(t, m.Close())
+
+	m = start(t, dir, f)
+	fill, err = m.Fill(ctx, "vm1")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(disk, make([]byte, 1024), 0o600))
+	require.NoError(t, fill.Complete(ctx, ""))
+	fill.Release()
+	v, err = m.Get("vm1")
+	require.NoError(t, err)
+	require.Equal(t, api.StateReady, v.State)
+	require.Equal(t, int64(1024), v.Record.Size)
+	require.Equal(t, "vm1", f.served[v.Record.LUN])
+	_, err = m.Fill(ctx, "vm1")
+	refused(t, api.CodeHasData, err)
+	_, created, err = m.Put(ctx, "vm1", upload)
+	require.NoError(t, err)
+	require.False(t, created)
+}
+
+// TestUploadedImage: the file goes when the disk has all of it, also after a restart.
+func TestUploadedImage(t *testing.T) {
+	dir, f := t.TempDir(), newFake()
+	m := start(t, dir, f)
+	ctx := t.Context()
+	f.whole = make(chan struct{})
+	_, _, err := m.Put(ctx, "vm1", api.Spec{Size: 4096, From: &api.Source{Upload: true}})
+	require.NoError(t, err)
+	fill, err := m.Fill(ctx, "vm1")
+	require.NoError(t, err)
+	refused(t, api.CodeTooLarge, fill.Reserve(8192))
+	image := filepath.Join(fill.Dir(), UploadPrefix+".qcow2")
+	require.NoError(t, os.WriteFile(image, []byte("QFI"), 0o600))
+	require.NoError(t, fill.Complete(ctx, filepath.Base(image)))
+	fill.Release()
+	require.FileExists(t, image)
+	require.NoError(t, m.Close())
+	f.served = map[uint16]string{}
+	m = start(t, dir, f)
+	close(f.whole)
+	require.Eventually(t, func() bool {
+		v, err := m.Get("vm1")
+		return err == nil && v.Record.File == ""
+	}, eventually, tick)
+	require.NoFileExists(t, image)
+}
+
+// TestDeleteEndsUploads: by force, an upload ends first.
+func TestDeleteEndsUploads(t *testing.T) {
+	m := start(t, t.TempDir(), newFake())
+	_, _, err := m.Put(t.Context(), "vm1", upload)
+	require.NoError(t, err)
+	fill, err := m.Fill(t.Context(), "vm1")
+	require.NoError(t, err)
+	go func() {
+		<-fill.Context().Done()
+		fill.Release()
+	}()
+	require.NoError(t, m.Delete(t.Context(), "vm1", true))
+	require.Empty(t, m.List())
+	refused(t, api.CodeNotFound, fill.Complete(t.Context(), ""))
+}

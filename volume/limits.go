@@ -1,0 +1,94 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// failed is the error for what was tried and went wrong. A refusal below it keeps its code.
+func failed(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	f := &failure{api.Error{Code: api.CodeFailed}, err}
+	if refused := new(api.Error); errors.As(err, &refused) {
+		f.refusal = *refused
+	}
+	f.refusal.Message = err.Error()
+	return f
+}
+
+// failure keeps the cause of a refusal.
+type failure struct {
+	refusal api.Error
+	cause   error
+}
+
+func (f *failure) Error() string { return f.refusal.Message }
+
+func (f *failure) Unwrap() []error { return []error{&f.refusal, f.cause} }
+
+// enter makes a volume count, with a size that may be 0 as long as it is not known. It is refused
+// if there are too many, or too many bytes.
+func (m *Manager) enter(v *volume, r store.Record) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	count := 0
+	for _, o := range m.volumes {
+		if o != v && o.record.State != "" {
+			count++
+		}
+	}
+	if m.opt.Max > 0 && count >= m.opt.Max {
+		return api.Errorf(api.CodeLimit, "there are %d volumes, and there may be no more "+
+			"(--volumes-max): delete one first", count)
+	}
+	if err := m.roomLocked(v, r.Size); err != nil {
+		return err
+	}
+	v.record = r
+	return nil
+}
+
+// size makes a volume count with another size.
+func (m *Manager) size(v *volume, size int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.roomLocked(v, size); err != nil {
+		return err
+	}
+	v.record.Size = size
+	return nil
+}
+
+func (m *Manager) roomLocked(v *volume, size int64) error {
+	if m.opt.MaxBytes == 0 {
+		return nil
+	}
+	var others int64
+	for _, o := range m.volumes {
+		if o != v {
+			others += o.bytesLocked()
+		}
+	}
+	if size > m.opt.MaxBytes-others {
+		return api.Errorf(api.CodeLimit, "a volume of %d bytes is too large: the others have %d, "+
+			"and all together may have %d (--volumes-max-bytes)", size, others, m.opt.MaxBytes)
+	}
+	return nil
+}
+
+// bytesLocked is what the volume counts for.
+func (v *volume) bytesLocked() int64 { return max(v.record.Size, v.reserved) }
+
+// chooseLUN returns a number for a new volume.
+func (m *Manager) chooseLUN() (uint16, error) {
+	m.mu.Lock()
+	taken := make(map[uint16]bool, len(m.volumes))
+	for _, v := range m.volumes {
+		taken[v.record.LUN] = true
+	}
+	m.mu.Unlock()
+	return m.store.NextLUN(func(lun uint16) bool { return taken[lun] || m.opt.Disks.Taken(lun) })
+}

@@ -1,0 +1,82 @@
+package volume
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+
+	"kubevirt.io/disk/volume/store"
+)
+
+// loadsAtOnce bounds how many volumes are opened side by side: what they wait for is storage.
+const loadsAtOnce = 16
+
+// find reads the records of earlier runs.
+func (m *Manager) find() error {
+	records, damaged, foreign, err := m.store.Load()
+	if err != nil {
+		return failed("the directory of the volumes cannot be read: %w", err)
+	}
+	for _, name := range foreign {
+		m.log.Warn("a directory among the volumes is none, and is left alone",
+			zap.String("directory", m.store.Dir(name)))
+	}
+	for _, r := range records {
+		m.volumes[r.Name] = &volume{name: r.Name, turn: make(chan struct{}, 1), record: r,
+			failure: damaged[r.Name]}
+	}
+	return nil
+}
+
+// Load serves the volumes of earlier runs, before initiators can log in and before anything is
+// asked of the Manager. What was being made or deleted is removed. A volume that cannot be served
+// is no error: the others are. The log and Get say why.
+func (m *Manager) Load(ctx context.Context) error {
+	m.mu.Lock()
+	all := slices.Collect(maps.Values(m.volumes))
+	m.mu.Unlock()
+	var group errgroup.Group
+	group.SetLimit(loadsAtOnce)
+	for _, v := range all {
+		group.Go(func() error {
+			v.turn <- struct{}{}
+			defer m.release(v)
+			if err := m.load(ctx, v); err != nil && ctx.Err() == nil {
+				m.fail(v, err)
+				m.log.Error("a volume cannot be served: put that right, and PUT it again or "+
+					"restart", zap.String("volume", v.name), zap.Error(err))
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return ctx.Err()
+}
+
+func (m *Manager) load(ctx context.Context, v *volume) error {
+	switch {
+	case v.failure != nil:
+		return v.failure
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	switch v.record.State {
+	case store.StateMaking, store.StateDeleting:
+		if err := m.erase(v); err != nil {
+			return err
+		}
+		m.log.Info("removed what was left of a volume", zap.String("volume", v.name),
+			zap.String("state", string(v.record.State)))
+		m.forget(v)
+	case store.StateFilling:
+		return m.fillClaim(ctx, v)
+	case store.StateReady:
+		if v.record.Place.Kind != store.PlaceClaim {
+			return m.serve(ctx, v, v.record, store.StateReady)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,221 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// Options say how volumes are kept. Dir and Disks are required.
+type Options struct {
+	Dir      string // of the store; made if it is missing
+	Disks    Disks
+	Max      int         // volumes at once; 0: no limit
+	MaxBytes int64       // of all disks together; 0: no limit
+	Log      *zap.Logger // nil: no log
+}
+
+// Manager has the volumes of one directory.
+type Manager struct {
+	opt   Options
+	log   *zap.Logger
+	store *store.Store
+	ctx   context.Context // ends with Close
+	stop  context.CancelFunc
+	work  sync.WaitGroup // beside requests
+
+	mu      sync.Mutex
+	volumes map[string]*volume // guarded by mu
+}
+
+// volume is a volume, from before its record is made until after it is removed. Who changes it has
+// its turn.
+type volume struct {
+	name string
+	turn chan struct{} // a semaphore of one
+
+	// guarded by Manager.mu
+	record  store.Record // State "": there is none, and nobody sees the volume
+	opened  Opened       // nil: its disk is not open
+	failure error        // why it is not served
+	filling *Filling     // nil: no data is coming
+
+	reserved int64 // bytes that count for data that is coming
+}
+
+// New opens the directory of the volumes, which stays locked until Close, and finds which there
+// are.
+func New(opt Options) (*Manager, error) {
+	s, err := store.Open(opt.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if opt.Log == nil {
+		opt.Log = zap.NewNop()
+	}
+	m := &Manager{opt: opt, log: opt.Log, store: s, volumes: map[string]*volume{}}
+	if err := m.find(); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	m.ctx, m.stop = context.WithCancel(context.Background())
+	return m, nil
+}
+
+// Close ends what goes on beside requests and releases the directory. The disks stay open: they
+// are the daemon's.
+func (m *Manager) Close() error {
+	m.stop()
+	m.work.Wait()
+	return m.store.Close()
+}
+
+// Volume is a volume as it was when it was asked for.
+type Volume struct {
+	Record      store.Record
+	State       api.State
+	Serial, NAA string // "": not known yet
+	Upload      *api.Progress
+	Failure     string
+}
+
+// Has reports whether the disk of a volume has the place.
+func (m *Manager) Has(p store.Place) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, v := range m.volumes {
+		if v.record.State != "" && v.record.Place == p {
+			return true
+		}
+	}
+	return false
+}
+
+// Get returns a volume.
+func (m *Manager) Get(name string) (Volume, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.volumes[name]
+	if v == nil || !v.seenLocked() {
+		return Volume{}, notFound(name)
+	}
+	return v.lookLocked(), nil
+}
+
+// List returns all volumes, by name.
+func (m *Manager) List() []Volume {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make([]Volume, 0, len(m.volumes))
+	for _, v := range m.volumes {
+		if v.seenLocked() {
+			all = append(all, v.lookLocked())
+		}
+	}
+	slices.SortFunc(all, func(a, b Volume) int {
+		return strings.Compare(a.Record.Name, b.Record.Name)
+	})
+	return all
+}
+
+func notFound(name string) error {
+	return api.Errorf(api.CodeNotFound, "there is no volume %q", name)
+}
+
+// seenLocked reports whether the volume is there for others. While it is being made it is not.
+func (v *volume) seenLocked() bool {
+	return v.failure != nil || v.record.State != "" && v.record.State != store.StateMaking
+}
+
+func (v *volume) lookLocked() Volume {
+	seen := Volume{Record: v.record, State: api.State(v.record.State)}
+	if v.filling != nil {
+		seen.Upload = v.filling.progress()
+	}
+	failure := v.failure
+	if v.opened != nil {
+		seen.Serial, seen.NAA = v.opened.Identity()
+		if failure == nil {
+			failure = v.opened.Failure()
+		}
+	}
+	if failure != nil {
+		seen.State, seen.Failure = api.StateFailed, failure.Error()
+	}
+	return seen
+}
+
+// hold waits for the turn of a volume, of which there may be none yet. The caller releases it.
+func (m *Manager) hold(ctx context.Context, name string) (*volume, error) {
+	for {
+		m.mu.Lock()
+		v := m.volumes[name]
+		if v == nil {
+			v = &volume{name: name, turn: make(chan struct{}, 1)}
+			m.volumes[name] = v
+		}
+		m.mu.Unlock()
+		select {
+		case v.turn <- struct{}{}:
+		case <-ctx.Done():
+			return nil, api.Errorf(api.CodeBusy, "something else happens to the volume %q and has "+
+				"not ended: try again", name)
+		}
+		m.mu.Lock()
+		current := m.volumes[name] == v
+		m.mu.Unlock()
+		if current {
+			return v, nil
+		}
+		<-v.turn // it was deleted, and its turn is nobody's any more
+	}
+}
+
+// release ends the turn of a volume.
+func (m *Manager) release(v *volume) {
+	m.mu.Lock()
+	if v.record.State == "" && v.failure == nil {
+		delete(m.volumes, v.name)
+	}
+	m.mu.Unlock()
+	<-v.turn
+}
+
+// set changes the record of a volume, on disk first.
+func (m *Manager) set(v *volume, r store.Record) error {
+	if err := m.store.Save(r); err != nil {
+		return failed("the record of the volume %q could not be saved: %w", v.name, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v.record = r
+	return nil
+}
+
+// Totals sum up the volumes.
+type Totals struct {
+	States   map[api.State]int
+	Bytes    int64 // of all disks
+	Max      int   // 0: no limit
+	MaxBytes int64 // 0: no limit
+}
+
+// Totals returns how many volumes there are.
+func (m *Manager) Totals() Totals {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := Totals{States: map[api.State]int{}, Max: m.opt.Max, MaxBytes: m.opt.MaxBytes}
+	for _, v := range m.volumes {
+		if v.seenLocked() {
+			t.States[v.lookLocked().State]++
+			t.Bytes += v.bytesLocked()
+		}
+	}
+	return t
+}

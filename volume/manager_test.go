@@ -1,0 +1,312 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+func TestPutTwice(t *testing.T) {
+	dir, f := t.TempDir(), newFake()
+	m := start(t, dir, f)
+	ctx := t.Context()
+	v, created, err := m.Put(ctx, "vm1", api.Spec{Size: 4096})
+	require.NoError(t, err)
+	require.True(t, created)
+	require.Equal(t, api.StateReady, v.State)
+	require.Equal(t, uint16(64), v.Record.LUN)
+	again, created, err := m.Put(ctx, "vm1", api.Spec{Size: 4096})
+	require.NoError(t, err)
+	require.False(t, created)
+	require.Equal(t, v, again)
+	_, _, err = m.Put(ctx, "vm1", api.Spec{}) // whatever is there
+	require.NoError(t, err)
+
+	_, _, err = m.Put(ctx, "vm1", api.Spec{Size: 512, AccessMode: api.WriteShared})
+	e := refused(t, api.CodeDiffers, err)
+	require.Len(t, e.Differs, 2)
+	require.Equal(t, "access-mode", e.Differs[0].Field)
+	require.Equal(t, "size", e.Differs[1].Field)
+
+	v, _, err = m.Put(ctx, "vm1", api.Spec{Size: 8192})
+	require.NoError(t, err)
+	require.Equal(t, int64(8192), v.Record.Size)
+	two, _, err := m.Put(ctx, "vm2", api.Spec{}) // the default; 65 is an image's
+	require.NoError(t, err)
+	require.Equal(t, uint16(66), two.Record.LUN)
+	require.NoError(t, m.Close())
+
+	f.served = map[uint16]string{}
+	m = start(t, dir, f)
+	require.Equal(t, []Volume{v, two}, m.List())
+	require.Equal(t, map[uint16]string{64: "vm1", 66: "vm2"}, f.served)
+	require.Equal(t, Totals{States: map[api.State]int{api.StateReady: 2}, Bytes: 8192 + 1<<20,
+		Max: 40, MaxBytes: 1 << 30}, m.Totals())
+}
+
+func TestRefusedRequests(t *testing.T) {
+	f := newFake()
+	m := start(t, t.TempDir(), f)
+	put := func(name string, s api.Spec) error {
+		_, _, err := m.Put(t.Context(), name, s)
+		return err
+	}
+	refused(t, api.CodeInvalid, put("../x", api.Spec{Size: 512}))
+	refused(t, api.CodeInvalid, put("x", api.Spec{Size: 100}))
+	refused(t, api.CodeInvalid, put("x", api.Spec{AccessMode: api.WriteShared})) // no size
+	refused(t, api.CodeInvalid, put("x", api.Spec{From: &api.Source{Image: "missing"}}))
+	refused(t, api.CodeInvalid, put("x", api.Spec{Size: 512, Copy: &api.Copy{UsageType: "slow"}}))
+	refused(t, api.CodeInvalid, put("x", api.Spec{Size: 512, PVC: &api.Claim{Name: "none"}}))
+	refused(t, api.CodeLimit, put("x", api.Spec{Size: 2 << 30}))
+	require.NoError(t, put("big", api.Spec{Size: 1 << 29}))
+	refused(t, api.CodeLimit, put("x", api.Spec{Size: 1<<29 + 512}))
+	refused(t, api.CodeLimit, put("big", api.Spec{Size: 1<<30 + 512}))
+	require.NoError(t, put("big", api.Spec{Size: 1 << 29}), "a refused growth changes nothing")
+	for i := range 39 {
+		require.NoError(t, put(fmt.Sprint("v", i), api.Spec{Size: 512}))
+	}
+	refused(t, api.CodeLimit, put("x", api.Spec{Size: 512}))
+	_, err := m.Get("x")
+	refused(t, api.CodeNotFound, err)
+	require.Len(t, m.List(), 40)
+	entries, err := os.ReadDir(m.opt.Dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 42, "a refused request leaves nothing") // lock, numbers.json
+}
+
+// TestFailuresLeaveNothing: whatever fails on the way, nothing is left, and the next try works.
+func TestFailuresLeaveNothing(t *testing.T) {
+	f := newFake()
+	m := start(t, t.TempDir(), f)
+	fail := func() error { return errFake }
+	for name, change := range map[string]func(){
+		"open":  func() { f.opening = fail },
+		"serve": func() { f.serving = fail },
+	} {
+		f.set(change)
+		_, _, err := m.Put(t.Context(), name, api.Spec{Size: 512})
+		require.ErrorIs(t, err, errFake)
+		refused(t, api.CodeFailed, err)
+		require.NoDirExists(t, m.store.Dir(name))
+		require.Empty(t, m.List())
+		f.set(func() { f.opening, f.serving = nil, nil })
+		_, created, err := m.Put(t.Context(), name, api.Spec{Size: 512})
+		require.NoError(t, err)
+		require.True(t, created)
+		require.NoError(t, m.Delete(t.Context(), name, false))
+	}
+}
+
+// TestKilled: a volume is there whole after a kill, or nothing of it.
+func TestKilled(t *testing.T) {
+	dir, f := t.TempDir(), newFake()
+	m := start(t, dir, f)
+	snapshot := func() string {
+		at := filepath.Join(t.TempDir(), "volumes")
+		require.NoError(t, exec.Command("cp", "-a", dir, at).Run())
+		return at
+	}
+	var before, after, deleting string
+	f.opening = func() error { before = snapshot(); return nil }
+	f.serving = func() error { after = snapshot(); return nil }
+	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 4096})
+	require.NoError(t, err)
+	hold := make(chan struct{})
+	f.set(func() { f.closing = hold })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	refused(t, api.CodeUnavailable, deleteOnce(ctx, m, "vm1"))
+	deleting = snapshot()
+	v, err := m.Get("vm1")
+	require.NoError(t, err)
+	require.Equal(t, api.StateDeleting, v.State)
+	close(hold)
+	require.NoError(t, m.Delete(t.Context(), "vm1", false)) // waits for its turn
+
+	require.FileExists(t, filepath.Join(before, "vm1", diskName))
+	require.Empty(t, start(t, before, newFake()).List())
+	require.NoDirExists(t, filepath.Join(before, "vm1"))
+	require.Empty(t, start(t, deleting, newFake()).List())
+	require.NoDirExists(t, filepath.Join(deleting, "vm1"))
+	all := start(t, after, newFake()).List()
+	require.Len(t, all, 1)
+	require.Equal(t, api.StateReady, all[0].State)
+	require.Equal(t, int64(4096), all[0].Record.Size)
+}
+
+// deleteOnce deletes with a context that has ended, which begins it and does not wait.
+func deleteOnce(ctx context.Context, m *Manager, name string) error {
+	for {
+		err := m.Delete(ctx, name, false)
+		var e *api.Error
+		if !errors.As(err, &e) || e.Code != api.CodeBusy {
+			return err // whether the turn or the end comes first is chance
+		}
+	}
+}
+
+func TestDelete(t *testing.T) {
+	f := newFake()
+	m := start(t, t.TempDir(), f)
+	require.NoError(t, m.Delete(t.Context(), "vm1", false))
+	require.NoError(t, m.Delete(t.Context(), "../vm1", false))
+	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
+	require.NoError(t, err)
+	f.set(func() { f.users = []string{"iqn.1994-05.com.example:node1"} })
+	e := refused(t, api.CodeInUse, m.Delete(t.Context(), "vm1", false))
+	require.Equal(t, f.users, e.Users)
+	require.ErrorContains(t, e, "node1")
+	require.NoError(t, m.Delete(t.Context(), "vm1", true))
+	require.Empty(t, f.served)
+	require.NoDirExists(t, m.store.Dir("vm1"))
+	v, created, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
+	require.NoError(t, err)
+	require.True(t, created)
+	require.NotEqual(t, uint16(64), v.Record.LUN, "the number must not come again at once")
+}
+
+// TestAtOnce: requests for one volume come one after the other, those for others at the same time.
+func TestAtOnce(t *testing.T) {
+	f := newFake()
+	m := start(t, t.TempDir(), f)
+	var all sync.WaitGroup
+	made := make(chan bool, 100)
+	for i := range 100 {
+		all.Go(func() {
+			name := fmt.Sprint("vm", i%10)
+			_, created, err := m.Put(context.Background(), name, api.Spec{Size: 512})
+			if err == nil {
+				made <- created
+			}
+			if i%3 == 0 {
+				_ = m.Delete(context.Background(), name, false)
+			}
+			m.List()
+		})
+	}
+	all.Wait()
+	require.Len(t, made, 100)
+	for _, v := range m.List() {
+		require.Equal(t, v.Record.Name, f.served[v.Record.LUN])
+	}
+	require.Len(t, f.served, len(m.List()))
+}
+
+func TestBrokenVolumes(t *testing.T) {
+	dir, f := t.TempDir(), newFake()
+	m := start(t, dir, f)
+	for _, name := range []string{"good", "bad", "damaged"} {
+		_, _, err := m.Put(t.Context(), name, api.Spec{Size: 512})
+		require.NoError(t, err)
+	}
+	require.NoError(t, m.Close())
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "damaged", "volume.json"), []byte("{"),
+		0o600))
+	f.served, f.opening = map[uint16]string{}, func() error { return errFake }
+	m = start(t, dir, f)
+	states := map[api.State]int{}
+	for _, v := range m.List() {
+		states[v.State]++
+		require.NotEmpty(t, v.Failure)
+	}
+	require.Equal(t, map[api.State]int{api.StateFailed: 3}, states)
+	_, _, err := m.Put(t.Context(), "bad", api.Spec{Size: 512})
+	require.ErrorIs(t, err, errFake)
+	f.set(func() { f.opening = nil })
+	for _, name := range []string{"good", "bad"} {
+		v, created, err := m.Put(t.Context(), name, api.Spec{Size: 512})
+		require.NoError(t, err)
+		require.False(t, created)
+		require.Equal(t, api.StateReady, v.State)
+	}
+	_, _, err = m.Put(t.Context(), "damaged", api.Spec{Size: 512})
+	require.ErrorContains(t, err, "cannot be used")
+	require.ErrorContains(t, m.Delete(t.Context(), "damaged", true), "cannot be used")
+	require.FileExists(t, filepath.Join(dir, "damaged", diskName))
+}
+
+// TestPlaces: disks lie where they are asked to, and what was there before is never touched.
+func TestPlaces(t *testing.T) {
+	f := newFake()
+	claim, fast := t.TempDir(), t.TempDir()
+	f.claims, f.single = map[string]string{"c": claim, "fast": fast}, t.TempDir()
+	dir := t.TempDir()
+	m := start(t, dir, f)
+	put := func(name string, s api.Spec) (Volume, error) {
+		v, _, err := m.Put(t.Context(), name, s)
+		return v, err
+	}
+	onClaim := api.Spec{Size: 512, PVC: &api.Claim{Name: "c"}}
+	foreign := filepath.Join(claim, diskName)
+	require.NoError(t, os.WriteFile(foreign, []byte("precious"), 0o600))
+	_, err := put("x", onClaim)
+	refused(t, api.CodeInUse, err)
+	text, err := os.ReadFile(foreign)
+	require.NoError(t, err)
+	require.Equal(t, "precious", string(text))
+	require.NoError(t, os.Remove(foreign))
+
+	v, err := put("x", onClaim)
+	require.NoError(t, err)
+	require.Equal(t, api.StateReady, v.State)
+	require.Zero(t, v.Record.LUN)
+	st, err := os.Stat(foreign)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o660), st.Mode().Perm())
+	v, err = put("x", api.Spec{Size: 1024, PVC: &api.Claim{Name: "c"}})
+	require.NoError(t, err)
+	require.Equal(t, int64(1024), v.Record.Size)
+	_, err = put("y", onClaim)
+	refused(t, api.CodeInUse, err)
+
+	_, err = put(api.DefaultName, api.Spec{Size: 512})
+	require.NoError(t, err)
+	require.FileExists(t, filepath.Join(f.single, diskName))
+	require.True(t, m.Has(store.Place{Kind: store.PlaceRoot}))
+	_, err = put("z", api.Spec{Size: 512, Copy: &api.Copy{UsageType: "fast"}})
+	require.NoError(t, err)
+	at := filepath.Join(fast, ".volumes", m.store.ID(), "z")
+	require.FileExists(t, filepath.Join(at, diskName))
+	for _, name := range []string{"x", api.DefaultName, "z"} {
+		require.NoError(t, m.Delete(t.Context(), name, false))
+	}
+	require.NoFileExists(t, foreign)
+	require.NoFileExists(t, filepath.Join(f.single, diskName))
+	require.NoDirExists(t, at)
+}
+
+// TestClaimIsFilled: a volume on a claim cannot be used before its disk has all of its image, also
+// over a restart.
+func TestClaimIsFilled(t *testing.T) {
+	f := newFake()
+	claim := t.TempDir()
+	f.claims = map[string]string{"c": claim}
+	f.whole = make(chan struct{})
+	dir := t.TempDir()
+	m := start(t, dir, f)
+	spec := api.Spec{From: &api.Source{Image: "a"}, PVC: &api.Claim{Name: "c"}}
+	v, _, err := m.Put(t.Context(), "x", spec)
+	require.NoError(t, err)
+	require.Equal(t, api.StateFilling, v.State)
+	require.NoError(t, m.Close())
+	m = start(t, dir, f)
+	v, err = m.Get("x")
+	require.NoError(t, err)
+	require.Equal(t, api.StateFilling, v.State)
+	close(f.whole)
+	require.Eventually(t, func() bool {
+		v, err := m.Get("x")
+		return err == nil && v.State == api.StateReady
+	}, eventually, tick)
+	require.Empty(t, f.served)
+}

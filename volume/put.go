@@ -1,0 +1,241 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// Put makes a volume, or finds that it is there as asked. A larger size enlarges it. If there is
+// another volume of that name, the error names the differences. A volume that cannot be served is
+// tried again.
+func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volume, created bool,
+	err error) {
+	if err := api.CheckName(name); err != nil {
+		return Volume{}, false, api.Errorf(api.CodeInvalid, "%v", err)
+	}
+	spec, err := asked.Resolved()
+	if err != nil {
+		return Volume{}, false, api.Errorf(api.CodeInvalid, "%v", err)
+	}
+	held, err := m.hold(ctx, name)
+	if err != nil {
+		return Volume{}, false, err
+	}
+	defer m.release(held)
+	if held.record.State == store.StateDeleting { // an earlier try to delete it has failed
+		if err := m.remove(held); err != nil {
+			return Volume{}, false, err
+		}
+	}
+	switch {
+	case held.record.State != "":
+		err = m.update(ctx, held, spec, asked.IsZero())
+	case held.failure != nil: // its record is damaged
+		err = failed("%w", held.failure)
+	default:
+		created = true
+		err = m.create(ctx, held, spec, asked.IsZero())
+	}
+	if err != nil {
+		return Volume{}, false, err
+	}
+	v, err = m.Get(name)
+	return v, created, err
+}
+
+// create makes a volume. Its record is the first that there is of it, and says that it is being
+// made. The record that says that it is ready is the moment from which it is there.
+func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool) (err error) {
+	if any {
+		if spec, err = m.opt.Disks.Default(); err != nil {
+			return err
+		}
+		if spec, err = spec.Resolved(); err != nil {
+			return err
+		}
+	}
+	if spec.Needed() {
+		return api.Errorf(api.CodeInvalid, "size: an empty disk needs one: say size, as 20Gi, or "+
+			"from what it is made")
+	}
+	r := store.Record{Name: v.name, State: store.StateMaking, Size: int64(spec.Size), Spec: spec,
+		Place: m.place(v.name, spec), Created: now()}
+	if r.Place.Kind != store.PlaceClaim {
+		if r.LUN, err = m.chooseLUN(); err != nil {
+			return failed("there is no LUN for the volume %q: %w", v.name, err)
+		}
+	}
+	dir, err := m.dir(r)
+	if err != nil {
+		return err
+	}
+	if err := m.begin(v, r, dir); err != nil {
+		m.forget(v)
+		return err
+	}
+	if err := m.make(ctx, v, r, dir); err != nil {
+		m.undo(v)
+		return err
+	}
+	m.log.Info("made a volume", zap.String("volume", v.name), zap.Uint16("lun", r.LUN),
+		zap.Int64("size_bytes", v.record.Size), zap.String("state", string(v.record.State)))
+	return nil
+}
+
+// begin makes the record of a volume. After an error there is nothing of it, and nothing that was
+// there before is touched.
+func (m *Manager) begin(v *volume, r store.Record, dir string) error {
+	if err := m.enter(v, r); err != nil {
+		return err
+	}
+	if r.Place.Kind == store.PlaceRoot || r.Place.Kind == store.PlaceClaim {
+		if err := m.vacant(r, dir); err != nil {
+			return err
+		}
+	}
+	if err := m.store.Make(r); err != nil {
+		return failed("the directory of the volume %q could not be made: %w", r.Name, err)
+	}
+	return nil
+}
+
+// make makes the disk of a volume whose record is there, and serves it.
+func (m *Manager) make(ctx context.Context, v *volume, r store.Record, dir string) error {
+	if r.Place.Kind == store.PlaceUsageType {
+		if err := makePlace(dir); err != nil {
+			return failed("the directory of the volume %q could not be made: %w", r.Name, err)
+		}
+	}
+	if r.Spec.From != nil && r.Spec.From.Upload {
+		r.State = store.StateAwaiting
+		return m.set(v, r)
+	}
+	if r.Place.Kind == store.PlaceClaim {
+		r.State = store.StateFilling
+		if err := m.set(v, r); err != nil {
+			return err
+		}
+		return m.fillClaim(ctx, v)
+	}
+	return m.serve(ctx, v, r, store.StateReady)
+}
+
+// serve opens the disk of a volume, records its state and size, and makes it a LUN.
+func (m *Manager) serve(ctx context.Context, v *volume, r store.Record, next store.State) error {
+	dir, err := m.dir(r)
+	if err != nil {
+		return err
+	}
+	opened, err := m.opt.Disks.Open(ctx, m.disk(r, dir))
+	if err != nil {
+		return failed("%w", err)
+	}
+	r.State = next
+	if err = m.size(v, opened.Size()); err == nil {
+		r.Size = opened.Size()
+		err = m.set(v, r)
+	}
+	if err == nil {
+		err = opened.Serve()
+	}
+	if err != nil {
+		return failed("%w", join(err, opened.Close(context.WithoutCancel(ctx))))
+	}
+	m.mu.Lock()
+	v.opened, v.failure = opened, nil
+	m.mu.Unlock()
+	if r.File != "" {
+		m.dropFile(v, opened)
+	}
+	return nil
+}
+
+// disk is what is to be opened of a volume.
+func (m *Manager) disk(r store.Record, dir string) Disk {
+	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size, Source: r.Spec.From,
+		File: r.File, CopyMode: r.Spec.Copy.Mode, AccessMode: r.Spec.AccessMode,
+		UsageType: r.Spec.Copy.UsageType}
+}
+
+// update compares a volume with a request, and enlarges it.
+func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, any bool) error {
+	if !any {
+		all := api.Differences(v.record.Spec, spec)
+		if spec.Size != 0 && int64(spec.Size) < v.record.Size {
+			all = append(all, api.Difference{Field: "size", Is: fmt.Sprint(v.record.Size),
+				Asked: fmt.Sprint(spec.Size) + ", and a disk is never made smaller"})
+		}
+		if len(all) > 0 {
+			return api.Differ(v.name, all)
+		}
+	}
+	if v.failure != nil {
+		if err := m.again(ctx, v); err != nil {
+			return err
+		}
+	}
+	if int64(spec.Size) > v.record.Size {
+		return m.grow(ctx, v, int64(spec.Size))
+	}
+	return nil
+}
+
+// again tries to serve a volume that could not be served.
+func (m *Manager) again(ctx context.Context, v *volume) error {
+	if v.opened != nil || v.record.State != store.StateReady {
+		return nil
+	}
+	if err := m.serve(ctx, v, v.record, store.StateReady); err != nil {
+		m.fail(v, err)
+		return failed("the volume %q is there, and cannot be served: %w", v.name, err)
+	}
+	m.log.Info("serving a volume again", zap.String("volume", v.name))
+	return nil
+}
+
+func (m *Manager) fail(v *volume, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v.failure = err
+}
+
+// grow enlarges a volume. Its record comes first: a disk that is smaller than its record is
+// enlarged at the next start, and one that is larger was enlarged by somebody else.
+func (m *Manager) grow(ctx context.Context, v *volume, size int64) error {
+	before := v.record
+	if v.filling != nil || before.State == store.StateFilling {
+		return api.Errorf(api.CodeBusy, "the volume %q is being filled, and grows after that: try "+
+			"again", v.name)
+	}
+	if err := m.size(v, size); err != nil {
+		return err
+	}
+	next := before
+	next.Size, next.Spec.Size = size, api.Size(size)
+	err := m.set(v, next)
+	if err == nil {
+		err = m.growDisk(ctx, v, size)
+	}
+	if err != nil {
+		return failed("the volume %q could not be enlarged: %w", v.name,
+			join(err, m.set(v, before)))
+	}
+	m.log.Info("enlarged a volume", zap.String("volume", v.name), zap.Int64("size_bytes", size),
+		zap.Int64("before_bytes", before.Size))
+	return nil
+}
+
+func (m *Manager) growDisk(ctx context.Context, v *volume, size int64) error {
+	switch {
+	case v.opened != nil:
+		return v.opened.Grow(size)
+	case v.record.State == store.StateReady && v.record.Place.Kind == store.PlaceClaim:
+		return m.onClaim(ctx, v, func(o Opened) error { return nil }) // opening it is enough
+	}
+	return nil // it awaits its data
+}

@@ -1,0 +1,235 @@
+package server
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// Access says who may ask. Every field is the name of a file, of which "" is none.
+type Access struct {
+	Cert, Key string // of the server, PEM
+	// ClientCA has the certificates of those whose signature makes a client's certificate good.
+	ClientCA string
+	Token    string // has the token that requests show
+}
+
+// Check refuses an address that others than this machine can reach, if not everybody who asks has
+// to show that he may, or could be overheard.
+func (a Access) Check(loopback bool) error {
+	switch {
+	case (a.Cert == "") != (a.Key == ""):
+		return errors.New("half of a certificate: name both the file of the certificate and that " +
+			"of its key")
+	case a.ClientCA != "" && a.Cert == "":
+		return errors.New("clients can show certificates only to a server that has one: name the " +
+			"files of its certificate and key")
+	case loopback:
+		return nil
+	case a.Cert == "":
+		return errors.New("without a certificate everybody on the way could read tokens and " +
+			"data: " +
+			"name the files of a certificate and its key, or listen on 127.0.0.1 only")
+	case a.Token == "" && a.ClientCA == "":
+		return errors.New("everybody who reaches the address could make and delete volumes: name " +
+			"a file with a token, or one with the authority of client certificates, or listen on " +
+			"127.0.0.1 only")
+	}
+	return nil
+}
+
+// open reports whether nobody has to show anything.
+func (a Access) open() bool { return a.Token == "" && a.ClientCA == "" }
+
+// access admits requests.
+type access struct {
+	opt Access
+	log *zap.Logger
+
+	mu     sync.Mutex
+	config *tls.Config // guarded by mu; of the content of the files that were read last
+	files  [3][]byte   // guarded by mu; what config was made of
+	told   string      // guarded by mu; what the log says is wrong with the files
+}
+
+// newAccess reads all files once, so that what is wrong with them is known at once.
+func newAccess(opt Access, log *zap.Logger) (*access, error) {
+	a := &access{opt: opt, log: log}
+	if opt.Cert != "" {
+		if _, err := a.load(); err != nil {
+			return nil, err
+		}
+	}
+	if opt.Token != "" {
+		if _, err := readToken(opt.Token); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+// admit returns why a request is not answered, or nil.
+func (a *access) admit(r *http.Request) *api.Error {
+	if a.opt.open() {
+		if loopbackHost(r.Host) {
+			return nil
+		}
+		return api.Errorf(api.CodeUnauthorized, "only this machine may ask, by the name "+
+			"localhost or "+
+			"an address such as 127.0.0.1, and this request is for another name")
+	}
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+		return nil
+	}
+	if a.opt.Token == "" {
+		return api.Errorf(api.CodeUnauthorized, "the request shows no certificate of a client")
+	}
+	want, err := readToken(a.opt.Token)
+	if err != nil {
+		a.complain(err)
+		return api.Errorf(api.CodeUnavailable, "the server cannot tell who may ask: its log "+
+			"says why")
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		token = ""
+	}
+	// Hashes have one length, so that the comparison does not tell that of the token either.
+	shown, right := sha256.Sum256([]byte(strings.TrimSpace(token))), sha256.Sum256(want)
+	if subtle.ConstantTimeCompare(shown[:], right[:]) != 1 {
+		return api.Errorf(api.CodeUnauthorized, "the request shows no token, or a wrong one: send "+
+			"\"Authorization: Bearer TOKEN\"")
+	}
+	return nil
+}
+
+// complain logs a problem with the files, once.
+func (a *access) complain(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if text := err.Error(); text != a.told {
+		a.told = text
+		a.log.Warn("a file that tells who may ask for volumes cannot be used", zap.Error(err))
+	}
+}
+
+const (
+	minToken = 16 // characters
+	maxFile  = 1 << 20
+)
+
+// readToken reads the file of the token. What the file has is never a part of the error.
+func readToken(path string) ([]byte, error) {
+	text, err := readFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("the token: %w", err)
+	}
+	token := bytes.TrimSpace(text)
+	if len(token) < minToken || bytes.ContainsAny(token, " \t\r\n") {
+		return nil, fmt.Errorf("the token in %q has to be one word of at least %d characters, "+
+			"such "+
+			"as \"openssl rand -hex 32\" makes", path, minToken)
+	}
+	return token, nil
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("%q is far too large", path)
+	}
+	return text, err
+}
+
+// tlsConfig returns nil without a certificate.
+func (a *access) tlsConfig() *tls.Config {
+	if a.opt.Cert == "" {
+		return nil
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"h2", "http/1.1"},
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			config, err := a.load()
+			if err != nil {
+				a.complain(err)
+			}
+			return config, nil // the one before, while the files cannot be used
+		},
+	}
+}
+
+// load returns the configuration that the files make now. If they cannot be used, as while they are
+// being replaced, it returns the one before, with the reason.
+func (a *access) load() (*tls.Config, error) {
+	var files [3][]byte
+	var err error
+	for i, path := range []string{a.opt.Cert, a.opt.Key, a.opt.ClientCA} {
+		if path != "" && err == nil {
+			files[i], err = readFile(path)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err != nil {
+		return a.config, fmt.Errorf("the server's certificate: %w", err)
+	}
+	if a.config != nil && equal(files, a.files) {
+		return a.config, nil
+	}
+	config, err := a.configOf(files)
+	if err != nil {
+		return a.config, err
+	}
+	if a.config != nil {
+		a.log.Info("the certificate of the volumes' server has changed")
+	}
+	a.config, a.files, a.told = config, files, ""
+	return config, nil
+}
+
+func equal(x, y [3][]byte) bool {
+	for i := range x {
+		if !bytes.Equal(x[i], y[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func (a *access) configOf(files [3][]byte) (*tls.Config, error) {
+	cert, err := tls.X509KeyPair(files[0], files[1])
+	if err != nil {
+		return nil, fmt.Errorf("the certificate %q and the key %q cannot be used: %w", a.opt.Cert,
+			a.opt.Key, err)
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert},
+		NextProtos: []string{"h2", "http/1.1"}}
+	if a.opt.ClientCA == "" {
+		return config, nil
+	}
+	config.ClientCAs = x509.NewCertPool()
+	if !config.ClientCAs.AppendCertsFromPEM(files[2]) {
+		return nil, fmt.Errorf("%q has no certificate (PEM) of an authority", a.opt.ClientCA)
+	}
+	config.ClientAuth = tls.VerifyClientCertIfGiven
+	return config, nil
+}

@@ -1,0 +1,142 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+const (
+	typeYAML = "application/yaml"
+	typeJSON = "application/json"
+
+	// maxBody is the longest request without data, in bytes.
+	maxBody = 64 << 10
+)
+
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if errors.As(err, new(*http.MaxBytesError)) {
+		return nil, api.Errorf(api.CodeTooLarge, "a request has at most %d bytes: data goes to "+
+			"/volume/NAME/data", maxBody)
+	}
+	if err != nil {
+		return nil, api.Errorf(api.CodeInvalid, "the request did not come in whole: %v", err)
+	}
+	return text, nil
+}
+
+// parseSpec reads a request, which is JSON if it says so, and otherwise YAML.
+func parseSpec(text []byte, contentType string) (spec api.Spec, err error) {
+	if len(bytes.TrimSpace(text)) == 0 {
+		return api.Spec{}, nil
+	}
+	if kind, _, _ := mime.ParseMediaType(contentType); kind != typeJSON {
+		if text, err = toJSON(text); err != nil {
+			return api.Spec{}, err
+		}
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&spec); err != nil {
+		return api.Spec{}, explain(err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return api.Spec{}, errors.New("something follows the first value")
+	}
+	return spec, nil
+}
+
+// explain says what a person can do about an error of the decoder.
+func explain(err error) error {
+	var kind *json.UnmarshalTypeError
+	if errors.As(err, &kind) {
+		return fmt.Errorf("%s: it is %s, and should be %s", kind.Field, kind.Value, kind.Type)
+	}
+	text := strings.TrimPrefix(err.Error(), "json: ")
+	if strings.HasPrefix(text, "unknown field") {
+		return fmt.Errorf("%s: the fields are size, from (image, reference, disk, upload), "+
+			"access-mode, copy (mode, usage-type) and pvc (claimname)", text)
+	}
+	return errors.New(text)
+}
+
+// toJSON makes JSON of one YAML document.
+func toJSON(text []byte) ([]byte, error) {
+	var value, more any
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	if err := decoder.Decode(&value); err != nil && !errors.Is(err, io.EOF) {
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
+		return nil, errors.New("it has more than one document")
+	}
+	if value == nil {
+		return []byte("{}"), nil
+	}
+	out, err := json.Marshal(value)
+	if err != nil {
+		return nil, errors.New("a key in it is no text")
+	}
+	return out, nil
+}
+
+// write answers with a value, in the format that the client has asked for.
+func write(w http.ResponseWriter, r *http.Request, status int, value any) {
+	var text []byte
+	var err error
+	kind := typeYAML
+	if wantsJSON(r.Header.Values("Accept")) {
+		kind = typeJSON
+		if text, err = json.MarshalIndent(value, "", "  "); err == nil {
+			text = append(text, '\n')
+		}
+	} else {
+		var out bytes.Buffer
+		e := yaml.NewEncoder(&out)
+		e.SetIndent(2)
+		err = errors.Join(e.Encode(value), e.Close())
+		text = out.Bytes()
+	}
+	if err != nil { // no type of ours fails
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", kind)
+	w.Header().Add("Vary", "Accept")
+	w.WriteHeader(status)
+	_, _ = w.Write(text) // if this fails, the client has gone
+}
+
+// wantsJSON reports whether a client prefers JSON to YAML (RFC 9110 12.5.1).
+func wantsJSON(accept []string) bool {
+	var json, other float64
+	for part := range strings.SplitSeq(strings.Join(accept, ","), ",") {
+		kind, params, err := mime.ParseMediaType(part)
+		if err != nil {
+			continue
+		}
+		q := 1.0
+		if text, ok := params["q"]; ok {
+			if q, err = strconv.ParseFloat(text, 64); err != nil {
+				continue
+			}
+		}
+		if kind == typeJSON {
+			json = max(json, q)
+		} else {
+			other = max(other, q)
+		}
+	}
+	return json > 0 && json >= other
+}

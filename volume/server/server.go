@@ -1,0 +1,171 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/net/netutil"
+
+	"kubevirt.io/disk/volume"
+	"kubevirt.io/disk/volume/api"
+)
+
+// Options say how requests are answered. Volumes and Portal are required.
+type Options struct {
+	Volumes    *volume.Manager
+	TargetName string
+	// Portal is where initiators find the LUNs, for a client that has reached the server at an
+	// address of this machine.
+	Portal func(local net.Addr) (host, port string)
+	// Uploads receives data, at /volume/{name}/data and below. nil: there are no uploads.
+	Uploads http.Handler
+	Access  Access
+	Log     *zap.Logger // nil: no log
+}
+
+// Server answers requests for volumes.
+type Server struct {
+	opt    Options
+	access *access
+	http   http.Server
+}
+
+const (
+	// maxConnections bounds what clients can take of memory and descriptors.
+	maxConnections = 256
+	// bodyTimeout is how long a request without data may take to arrive.
+	bodyTimeout = 30 * time.Second
+	// workTimeout is how long a request may take. An image in a registry that has no index is
+	// fetched first.
+	workTimeout = 10 * time.Minute
+)
+
+// New makes a server. The files of opt.Access are read, and an error says what is wrong with them.
+func New(opt Options) (*Server, error) {
+	if opt.Log == nil {
+		opt.Log = zap.NewNop()
+	}
+	a, err := newAccess(opt.Access, opt.Log)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{opt: opt, access: a}
+	s.http = http.Server{
+		Handler:           s.handler(),
+		TLSConfig:         a.tlsConfig(),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          zap.NewStdLog(opt.Log),
+	}
+	return s, nil
+}
+
+// Serve answers requests until Shutdown, after which its error is http.ErrServerClosed.
+func (s *Server) Serve(l net.Listener) error {
+	l = netutil.LimitListener(l, maxConnections)
+	if s.http.TLSConfig != nil {
+		return s.http.ServeTLS(l, "", "")
+	}
+	return s.http.Serve(l)
+}
+
+// Shutdown ends answering. Requests under way may end until ctx ends, and are cut off then.
+func (s *Server) Shutdown(ctx context.Context) error {
+	if err := s.http.Shutdown(ctx); err != nil {
+		return errors.Join(err, s.http.Close())
+	}
+	return nil
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, path := range []string{"/volume", "/volume/{name}"} {
+		mux.HandleFunc("PUT "+path, s.limited(s.put))
+		mux.HandleFunc("GET "+path, s.limited(s.get))
+		mux.HandleFunc("DELETE "+path, s.limited(s.delete))
+	}
+	mux.HandleFunc("GET /volumes", s.limited(s.list))
+	mux.HandleFunc("GET /openapi.yaml", s.limited(document))
+	if s.opt.Uploads != nil {
+		mux.Handle("/volume/{name}/data", s.opt.Uploads)
+		mux.Handle("/volume/{name}/data/{upload}", s.opt.Uploads)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if err := s.access.admit(r); err != nil {
+			// Who may not ask does not keep a connection either.
+			w.Header().Set("Connection", "close")
+			if err.Code == api.CodeUnauthorized {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="volumes"`)
+			}
+			Refuse(w, r, err)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// limited bounds the time of a request without data.
+func (s *Server) limited(h func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), workTimeout)
+		defer cancel()
+		control := http.NewResponseController(w)
+		// An error means that the connection has no deadlines, as in tests.
+		_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
+		_ = control.SetWriteDeadline(time.Now().Add(workTimeout + bodyTimeout))
+		if err := h(w, r.WithContext(ctx)); err != nil {
+			s.logRefusal(r, err)
+			Refuse(w, r, err)
+		}
+	}
+}
+
+// logRefusal logs what went wrong here. What is wrong with a request is its client's to know.
+func (s *Server) logRefusal(r *http.Request, err error) {
+	if refusalOf(err).HTTPStatus() < http.StatusInternalServerError || r.Context().Err() != nil {
+		return
+	}
+	s.opt.Log.Warn("a request for a volume could not be carried out",
+		zap.String("method", r.Method), zap.String("path", r.URL.Path),
+		zap.String("client", r.RemoteAddr), zap.Error(err))
+}
+
+// refusalOf is what a client is told of an error.
+func refusalOf(err error) *api.Error {
+	var refused *api.Error
+	switch {
+	case errors.As(err, &refused):
+		return refused
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return api.Errorf(api.CodeUnavailable, "it took too long, and was undone: try again")
+	}
+	return api.Errorf(api.CodeFailed, "%v", err)
+}
+
+// Refuse answers a request with an error.
+func Refuse(w http.ResponseWriter, r *http.Request, err error) {
+	refused := refusalOf(err)
+	write(w, r, refused.HTTPStatus(), refused)
+}
+
+// loopbackHost reports whether a request was meant for this machine. A page of another site in a
+// browser of this machine can make requests to it under that site's name.
+func loopbackHost(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	if host == "localhost" {
+		return true
+	}
+	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil && addr.IsLoopback()
+}

@@ -1,0 +1,313 @@
+package server
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/volume"
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// noDisks is for requests that reach no disk.
+type noDisks struct{}
+
+func (noDisks) Default() (api.Spec, error)        { return api.Spec{}, nil }
+func (noDisks) Place(store.Place) (string, error) { return "", nil }
+func (noDisks) Single() bool                      { return false }
+func (noDisks) Taken(uint16) bool                 { return false }
+func (noDisks) Users(uint16) []string             { return nil }
+func (noDisks) Open(context.Context, volume.Disk) (volume.Opened, error) {
+	return nil, api.Errorf(api.CodeUnavailable, "there are no disks here")
+}
+
+// running is a server, with its log.
+type running struct {
+	address string
+	log     *observer.ObservedLogs
+}
+
+func serve(t *testing.T, access Access) *running {
+	t.Helper()
+	m, err := volume.New(volume.Options{Dir: t.TempDir(), Disks: noDisks{}})
+	require.NoError(t, err)
+	core, logs := observer.New(zap.DebugLevel)
+	r := &running{log: logs}
+	s, err := New(Options{Volumes: m, Access: access, Log: zap.New(core),
+		Portal: func(net.Addr) (string, string) { return "127.0.0.1", "3260" }})
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, s.Shutdown(ctx))
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+		require.NoError(t, m.Close())
+	})
+	r.address = l.Addr().String()
+	return r
+}
+
+// ask makes a request on a connection of its own and returns its status and body.
+func ask(t *testing.T, method, url string, config *tls.Config, change func(*http.Request)) (
+	status int, body string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(""))
+	require.NoError(t, err)
+	if change != nil {
+		change(r)
+	}
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: config,
+		DisableKeepAlives: true}}
+	answer, err := client.Do(r)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	return answer.StatusCode, string(text)
+}
+
+func bearer(token string) func(*http.Request) {
+	return func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) }
+}
+
+// TestToken: nothing is answered without the token that the file has now, and it is in no log.
+func TestToken(t *testing.T) {
+	const first, second = "first-0123456789abcdef", "second-0123456789abcdef"
+	file := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file, []byte(first+"\n"), 0o600))
+	s := serve(t, Access{Token: file})
+	url := "http://" + s.address + "/volumes"
+	for _, wrong := range []func(*http.Request){nil, bearer(""), bearer(second), bearer(first[1:]),
+		bearer(first + "x"), func(r *http.Request) { r.SetBasicAuth("x", first) }} {
+		for _, path := range []string{"/volumes", "/openapi.yaml", "/nowhere"} {
+			status, body := ask(t, "GET", "http://"+s.address+path, nil, wrong)
+			require.Equal(t, 401, status)
+			require.Contains(t, body, "code: unauthorized")
+		}
+	}
+	status, body := ask(t, "GET", url, nil, bearer(first))
+	require.Equal(t, 200, status, body)
+	require.Equal(t, "volumes: []\n", body)
+	require.NoError(t, os.WriteFile(file, []byte(second), 0o600))
+	status, _ = ask(t, "GET", url, nil, bearer(first))
+	require.Equal(t, 401, status)
+	status, _ = ask(t, "GET", url, nil, bearer(second))
+	require.Equal(t, 200, status)
+	require.NoError(t, os.WriteFile(file, nil, 0o600)) // while it is being replaced
+	for _, token := range []string{"", second} {
+		status, _ = ask(t, "GET", url, nil, bearer(token))
+		require.Equal(t, 503, status)
+	}
+	for _, token := range []string{first, second} {
+		require.NotContains(t, fmt.Sprintf("%+v", s.log.All()), token)
+	}
+}
+
+// TestLoopbackOnly: without a token, a page of another site in a browser of this machine must not
+// reach the server.
+func TestLoopbackOnly(t *testing.T) {
+	s := serve(t, Access{})
+	for host, want := range map[string]int{"localhost": 200, s.address: 200, "evil.example": 401} {
+		status, body := ask(t, "GET", "http://"+s.address+"/volumes", nil,
+			func(r *http.Request) { r.Host = host })
+		require.Equal(t, want, status, body)
+	}
+}
+
+func TestRequestLimits(t *testing.T) {
+	s := serve(t, Access{})
+	put := func(body io.Reader) (int, string) {
+		r, err := http.NewRequestWithContext(t.Context(), "PUT", "http://"+s.address+"/volume/x",
+			body)
+		require.NoError(t, err)
+		answer, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		return answer.StatusCode, string(text)
+	}
+	status, body := put(strings.NewReader("size: 1Gi #" + strings.Repeat("x", maxBody)))
+	require.Equal(t, 413, status, body)
+	status, body = put(strings.NewReader("size: 1Gi\n"))
+	require.Equal(t, 503, status, body)
+	require.Contains(t, body, "there are no disks here")
+	status, body = ask(t, "DELETE", "http://"+s.address+"/volume/x?force=perhaps", nil, nil)
+	require.Equal(t, 400, status, body)
+	status, body = ask(t, "GET", "http://"+s.address+"/volume/x", nil,
+		func(r *http.Request) { r.Header.Set("Accept", "application/json") })
+	require.Equal(t, 404, status)
+	require.JSONEq(t, `{"code": "not-found", "error": "there is no volume \"x\""}`, body)
+	status, _ = ask(t, "POST", "http://"+s.address+"/volume/x", nil, nil)
+	require.Equal(t, 405, status)
+}
+
+func TestAccessCheck(t *testing.T) {
+	for _, c := range []struct {
+		access   Access
+		loopback bool
+		want     string
+	}{
+		{Access{}, true, ""},
+		{Access{Token: "t"}, true, ""},
+		{Access{}, false, "without a certificate"},
+		{Access{Token: "t"}, false, "without a certificate"},
+		{Access{Cert: "c", Key: "k"}, false, "everybody who reaches"},
+		{Access{Cert: "c", Key: "k", Token: "t"}, false, ""},
+		{Access{Cert: "c", Key: "k", ClientCA: "a"}, false, ""},
+		{Access{Cert: "c"}, true, "half of a certificate"},
+		{Access{ClientCA: "a"}, true, "clients can show certificates only"},
+	} {
+		err := c.access.Check(c.loopback)
+		if c.want == "" {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, c.want)
+		}
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{"short": "secret", "words": "a long sentence of " +
+		"words",
+		"empty": ""} {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		_, err := New(Options{Access: Access{Token: path}})
+		require.ErrorContains(t, err, "one word of at least 16")
+		if text != "" {
+			require.NotContains(t, err.Error(), text)
+		}
+	}
+	_, err := New(Options{Access: Access{Token: filepath.Join(dir, "none")}})
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// authority signs certificates.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pool *x509.CertPool
+	file string
+}
+
+func newAuthority(t *testing.T, dir, name string) *authority {
+	t.Helper()
+	a := &authority{t: t, pool: x509.NewCertPool(), file: filepath.Join(dir, name+"-ca.pem")}
+	a.key = newKey(t)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true,
+		Subject: pkix.Name{CommonName: name}, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
+	require.NoError(t, err)
+	a.cert, err = x509.ParseCertificate(der)
+	require.NoError(t, err)
+	a.pool.AddCert(a.cert)
+	writePEM(t, a.file, "CERTIFICATE", der)
+	return a
+}
+
+func newKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	return key
+}
+
+func writePEM(t *testing.T, path, kind string, der []byte) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(path,
+		pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+}
+
+// sign writes a certificate and its key.
+func (a *authority) sign(serial int64, cert, key string) {
+	a.t.Helper()
+	own := newKey(a.t)
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &own.PublicKey, a.key)
+	require.NoError(a.t, err)
+	writePEM(a.t, cert, "CERTIFICATE", der)
+	keyDER, err := x509.MarshalECPrivateKey(own)
+	require.NoError(a.t, err)
+	writePEM(a.t, key, "EC PRIVATE KEY", keyDER)
+}
+
+// TestCertificates: clients of the authority are admitted without a token, and all files are read
+// again when they change.
+func TestCertificates(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	good, other := newAuthority(t, dir, "good"), newAuthority(t, dir, "other")
+	good.sign(2, at("cert"), at("key"))
+	good.sign(3, at("good.cert"), at("good.key"))
+	other.sign(4, at("other.cert"), at("other.key"))
+	const token = "0123456789abcdef"
+	require.NoError(t, os.WriteFile(at("token"), []byte(token), 0o600))
+	require.NoError(t, os.Rename(good.file, at("ca")))
+	s := serve(t, Access{Cert: at("cert"), Key: at("key"), ClientCA: at("ca"), Token: at("token")})
+	url := "https://" + s.address + "/volumes"
+	with := func(name string) *tls.Config {
+		c := &tls.Config{RootCAs: good.pool}
+		if name != "" {
+			pair, err := tls.LoadX509KeyPair(at(name+".cert"), at(name+".key"))
+			require.NoError(t, err)
+			// Without this Go's client sends none that the server does not ask for.
+			c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				return &pair, nil
+			}
+		}
+		return c
+	}
+	status, _ := ask(t, "GET", url, with("good"), nil)
+	require.Equal(t, 200, status)
+	status, _ = ask(t, "GET", url, with(""), bearer(token))
+	require.Equal(t, 200, status)
+	status, _ = ask(t, "GET", url, with(""), nil)
+	require.Equal(t, 401, status)
+	_, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: with("other")}}).Get(url)
+	require.Error(t, err, "a certificate of somebody else")
+
+	serial := func() int64 {
+		c, err := tls.Dial("tcp", s.address, with(""))
+		require.NoError(t, err)
+		defer c.Close()
+		return c.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
+	}
+	require.Equal(t, int64(2), serial())
+	require.NoError(t, os.WriteFile(at("key"), nil, 0o600)) // while it is being replaced
+	require.Equal(t, int64(2), serial())
+	good.sign(5, at("cert"), at("key"))
+	require.Equal(t, int64(5), serial())
+	require.NoError(t, os.Rename(other.file, at("ca")))
+	_, err = (&http.Client{Transport: &http.Transport{TLSClientConfig: with("good")}}).Get(url)
+	require.Error(t, err, "the authority has changed")
+	status, _ = ask(t, "GET", url, with("other"), nil)
+	require.Equal(t, 200, status)
+}

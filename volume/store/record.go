@@ -1,0 +1,125 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"time"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// State is how far a volume has come.
+type State string
+
+const (
+	// StateMaking: it is being made, and nobody was told of it. After a restart it is removed.
+	StateMaking State = "making"
+	// StateReady: it is there.
+	StateReady State = "ready"
+	// StateAwaiting: it awaits its data.
+	StateAwaiting State = "awaiting"
+	// StateFilling: its disk is being copied, and is not to be used before that ends.
+	StateFilling State = "filling"
+	// StateDeleting: it is being deleted. After a restart the rest of it is removed.
+	StateDeleting State = "deleting"
+)
+
+// Record is what is kept of a volume.
+type Record struct {
+	Name    string    `json:"name"`
+	State   State     `json:"state"`
+	LUN     uint16    `json:"lun,omitempty"` // 0: it has none
+	Size    int64     `json:"size"`          // of its disk, bytes; 0: not known yet
+	Spec    api.Spec  `json:"spec"`          // by which it was made, resolved
+	Place   Place     `json:"place"`
+	Created time.Time `json:"created"`
+	// File is an image in the volume's directory that its disk is made of. "": none.
+	File string `json:"file,omitempty"`
+}
+
+// saved is a record in its file.
+type saved struct {
+	Version int `json:"version"`
+	Record
+}
+
+// Place is where the disk of a volume lies.
+type Place struct {
+	Kind PlaceKind `json:"kind,omitempty"`
+	Name string    `json:"name,omitempty"` // of the usage type or the claim
+}
+
+// PlaceKind is a kind of place.
+type PlaceKind string
+
+const (
+	PlaceOwn       PlaceKind = ""           // the volume's directory in the store
+	PlaceRoot      PlaceKind = "root"       // the directory that the server has for one disk
+	PlaceClaim     PlaceKind = "claim"      // a claim
+	PlaceUsageType PlaceKind = "usage-type" // a directory for the volume on another storage
+)
+
+const (
+	recordName    = "volume.json"
+	recordVersion = 1
+	maxRecord     = 64 << 10 // bytes
+)
+
+// DamagedError says that the record of a volume cannot be used. Its files stay.
+type DamagedError struct {
+	Path string // of the record
+	Err  error
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("the record %q of a volume cannot be used: %v; restore it from a backup, "+
+		"or "+
+		"move its directory away", e.Path, e.Err)
+}
+
+func (e *DamagedError) Unwrap() error { return e.Err }
+
+// decode reads a record and checks that it is the one of a volume.
+func decode(text []byte, name string) (Record, error) {
+	var s saved
+	if err := json.Unmarshal(text, &s); err != nil {
+		return Record{}, err
+	}
+	r := s.Record
+	switch {
+	case s.Version != recordVersion:
+		return Record{}, fmt.Errorf("it has version %d, and this program knows %d", s.Version,
+			recordVersion)
+	case r.Name != name:
+		return Record{}, fmt.Errorf("it is of a volume %q", r.Name)
+	case r.Size < 0 || r.Size%api.SectorSize != 0:
+		return Record{}, fmt.Errorf("no disk has a size of %d bytes", r.Size)
+	case r.LUN > lastLUN:
+		return Record{}, fmt.Errorf("%d is no LUN", r.LUN)
+	case r.File != "" && (!fs.ValidPath(r.File) || path.Base(r.File) != r.File):
+		return Record{}, errors.New("it names a file elsewhere")
+	}
+	switch r.State {
+	case StateMaking, StateReady, StateAwaiting, StateFilling, StateDeleting:
+		return r, nil
+	}
+	return Record{}, fmt.Errorf("its state %q is unknown", string(r.State))
+}
+
+// read reads a small file.
+func (s *Store) read(path string) ([]byte, error) {
+	f, err := s.root.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
+	if err == nil && len(text) > maxRecord {
+		err = errors.New("it is far too large")
+	}
+	return text, err
+}

@@ -1,0 +1,233 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// Store is an open directory of volumes. Its methods may be called by any number of goroutines, but
+// one at a time for each volume.
+type Store struct {
+	dir  string
+	root *os.Root
+	lock *os.File
+
+	mu      sync.Mutex // guards numbers
+	numbers numbers
+}
+
+const lockName = "lock"
+
+// Open opens the directory of the volumes, which is made if it is missing, and locks it. What other
+// process uses it is a part of the error then.
+func Open(dir string) (*Store, error) {
+	explain := func(err error) error {
+		return fmt.Errorf("the directory %q of the volumes cannot be used: %w", dir, err)
+	}
+	if err := makeDirs(dir); err != nil {
+		return nil, explain(err)
+	}
+	resolved, err := filepath.EvalSymlinks(dir) // once: links below it are not followed
+	if err != nil {
+		return nil, explain(err)
+	}
+	root, err := os.OpenRoot(resolved)
+	if err != nil {
+		return nil, explain(err)
+	}
+	s := &Store{dir: resolved, root: root}
+	if s.lock, err = s.acquire(); err == nil {
+		err = s.loadNumbers()
+	}
+	if err != nil {
+		return nil, errors.Join(explain(err), s.Close())
+	}
+	return s, nil
+}
+
+// acquire locks the directory. The kernel frees the lock with the process.
+func (s *Store) acquire() (*os.File, error) {
+	f, err := s.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = errors.New("another process uses it: stop that one first, or give each its own")
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// Close releases the directory.
+func (s *Store) Close() error {
+	err := s.root.Close()
+	if s.lock != nil {
+		err = errors.Join(err, s.lock.Close())
+	}
+	return err
+}
+
+// Dir is the directory of a volume.
+func (s *Store) Dir(name string) string { return filepath.Join(s.dir, name) }
+
+// Load returns the records of all volumes, by name. Of a volume whose record cannot be used it
+// returns a record with nothing but the name, and a *DamagedError. Foreign are names in the
+// directory that are no volumes, and stay.
+func (s *Store) Load() (records []Record, damaged map[string]error, foreign []string, err error) {
+	entries, err := fs.ReadDir(s.root.FS(), ".")
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	damaged = map[string]error{}
+	for _, e := range entries {
+		name := e.Name()
+		if !e.IsDir() {
+			continue
+		}
+		if api.CheckName(name) != nil {
+			foreign = append(foreign, name)
+			continue
+		}
+		at := path.Join(name, recordName)
+		var r Record
+		text, err := s.read(at)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			if !s.removeRest(name) {
+				foreign = append(foreign, name)
+			}
+			continue
+		case err == nil:
+			r, err = decode(text, name)
+		}
+		if err != nil {
+			r = Record{Name: name}
+			damaged[name] = &DamagedError{Path: filepath.Join(s.dir, at), Err: err}
+		}
+		records = append(records, r)
+	}
+	return records, damaged, foreign, nil
+}
+
+// removeRest removes a directory in which a volume was about to be made, or was removed from. It
+// has no files then but one that was to become the record.
+func (s *Store) removeRest(name string) (done bool) {
+	_ = s.root.Remove(path.Join(name, recordName+partialSuffix))
+	return s.root.Remove(name) == nil
+}
+
+// Make begins a volume: its directory, with its record. fs.ErrExist says that there is such a
+// directory.
+func (s *Store) Make(r Record) error {
+	if err := s.root.Mkdir(r.Name, 0o700); err != nil {
+		return err
+	}
+	err := s.Save(r)
+	if err == nil {
+		err = s.syncDir(".")
+	}
+	if err != nil {
+		_ = s.root.Remove(path.Join(r.Name, recordName))
+		s.removeRest(r.Name)
+	}
+	return err
+}
+
+// Save replaces the record of a volume.
+func (s *Store) Save(r Record) error {
+	return s.replace(path.Join(r.Name, recordName), saved{recordVersion, r})
+}
+
+// Remove ends a volume: its record and then its directory go. Every other file in it is removed
+// before.
+func (s *Store) Remove(name string) error {
+	entries, err := fs.ReadDir(s.root.FS(), name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if e.Name() != recordName {
+			err = errors.Join(err, s.root.RemoveAll(path.Join(name, e.Name())))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	// The files first: after a crash of the machine no record may be missing whose files are there.
+	if err := s.syncDir(name); err != nil {
+		return err
+	}
+	if err := s.root.RemoveAll(name); err != nil {
+		return err
+	}
+	return s.syncDir(".")
+}
+
+const partialSuffix = ".partial"
+
+// replace stores a file in one step.
+func (s *Store) replace(name string, content any) error {
+	text, err := json.Marshal(content)
+	if err != nil {
+		return err
+	}
+	partial := name + partialSuffix
+	f, err := s.root.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(text, '\n'))
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = s.root.Rename(partial, name)
+	}
+	if err != nil {
+		_ = s.root.Remove(partial)
+		return err
+	}
+	return s.syncDir(path.Dir(name))
+}
+
+func (s *Store) syncDir(name string) error {
+	dir, err := s.root.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// makeDirs makes a directory and what is missing above it, so that it survives a crash.
+func makeDirs(dir string) error {
+	if st, err := os.Stat(dir); err == nil && st.IsDir() {
+		return nil
+	}
+	above := filepath.Dir(dir)
+	if above != dir {
+		if err := makeDirs(above); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	parent, err := os.Open(above)
+	if err != nil {
+		return err
+	}
+	return errors.Join(parent.Sync(), parent.Close())
+}

@@ -1,0 +1,141 @@
+package store
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+func open(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func record(name string, lun uint16) Record {
+	return Record{Name: name, State: StateReady, LUN: lun, Size: 1 << 20,
+		Spec:    api.Spec{Size: 1 << 20, AccessMode: api.WriteExclusive, Copy: &api.Copy{}},
+		Created: time.Unix(1, 0).UTC()}
+}
+
+func TestRecordsSurvive(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "above", "volumes")
+	s := open(t, dir)
+	one, two := record("one", 64), record("two", 65)
+	require.NoError(t, s.Make(one))
+	require.NoError(t, s.Make(two))
+	require.ErrorIs(t, s.Make(one), os.ErrExist)
+	two.Size, two.File = 2<<20, "disk.img.upload"
+	require.NoError(t, s.Save(two))
+	_, err := Open(dir)
+	require.ErrorContains(t, err, "another process uses it")
+	require.NoError(t, s.Close())
+
+	s = open(t, dir)
+	all, damaged, foreign, err := s.Load()
+	require.NoError(t, err)
+	require.Equal(t, []Record{one, two}, all)
+	require.Empty(t, damaged)
+	require.Empty(t, foreign)
+	require.NoError(t, os.WriteFile(filepath.Join(s.Dir("one"), "disk.img"), nil, 0o600))
+	require.NoError(t, s.Remove("one"))
+	require.NoError(t, s.Remove("one"))
+	require.NoDirExists(t, s.Dir("one"))
+}
+
+// TestWhatAKillLeaves: an interrupted call leaves nothing, or a record. Files without a record are
+// somebody else's.
+func TestWhatAKillLeaves(t *testing.T) {
+	s := open(t, t.TempDir())
+	make := func(name string, files ...string) {
+		require.NoError(t, os.Mkdir(s.Dir(name), 0o700))
+		for _, f := range files {
+			require.NoError(t, os.WriteFile(filepath.Join(s.Dir(name), f), []byte("x"), 0o600))
+		}
+	}
+	make("begun")
+	make("half", recordName+partialSuffix)
+	make("foreign", "data")
+	make("UPPER")
+	make("damaged", recordName, "disk.img")
+	all, damaged, foreign, err := s.Load()
+	require.NoError(t, err)
+	require.Equal(t, []Record{{Name: "damaged"}}, all)
+	var wrong *DamagedError
+	require.ErrorAs(t, damaged["damaged"], &wrong)
+	require.ElementsMatch(t, []string{"foreign", "UPPER"}, foreign)
+	require.NoDirExists(t, s.Dir("begun"))
+	require.NoDirExists(t, s.Dir("half"))
+	require.FileExists(t, filepath.Join(s.Dir("foreign"), "data"))
+	require.FileExists(t, filepath.Join(s.Dir("damaged"), "disk.img"))
+}
+
+// TestNumbers: a number comes again only when the others have been given, also over restarts at any
+// moment.
+func TestNumbers(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	free := func(uint16) bool { return false }
+	seen := map[uint16]bool{}
+	for i := range lastSmall - firstLUN + 1 - 4*ahead {
+		if i%50 == 49 { // as after a kill: nothing is saved at the end
+			require.NoError(t, s.Close())
+			s = open(t, dir)
+		}
+		lun, err := s.NextLUN(free)
+		require.NoError(t, err)
+		require.False(t, seen[lun], "%d was given twice", lun)
+		require.GreaterOrEqual(t, lun, uint16(firstLUN))
+		require.LessOrEqual(t, lun, uint16(lastSmall))
+		seen[lun] = true
+	}
+	// The small ones are taken: large ones follow, none of them twice.
+	seen = map[uint16]bool{}
+	for i := range 100 {
+		if i%7 == 6 {
+			require.NoError(t, s.Close())
+			s = open(t, dir)
+		}
+		lun, err := s.NextLUN(func(lun uint16) bool { return lun <= lastSmall })
+		require.NoError(t, err)
+		require.Greater(t, lun, uint16(lastSmall))
+		require.False(t, seen[lun])
+		seen[lun] = true
+		if i%3 == 0 { // saving the small ones must not take back the large ones
+			_, err := s.NextLUN(free)
+			require.NoError(t, err)
+		}
+	}
+	_, err := s.NextLUN(func(uint16) bool { return true })
+	require.ErrorContains(t, err, "is taken")
+	only, err := s.NextLUN(func(lun uint16) bool { return lun != 70 })
+	require.NoError(t, err)
+	require.Equal(t, uint16(70), only)
+	id := s.ID()
+	require.NoError(t, s.Close())
+	require.Equal(t, id, open(t, dir).ID())
+}
+
+func FuzzRecord(f *testing.F) {
+	text, err := json.Marshal(saved{recordVersion, record("one", 64)})
+	require.NoError(f, err)
+	f.Add(text)
+	f.Add([]byte(`{"version":1,"name":"one","state":"ready","file":"../x"}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := decode(text, "one")
+		if err != nil {
+			return
+		}
+		require.Equal(t, "one", r.Name)
+		require.NotContains(t, r.File, "/")
+		require.GreaterOrEqual(t, r.Size, int64(0))
+	})
+}
