@@ -1,0 +1,102 @@
+package integration
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/guest"
+)
+
+// newFileSystem makes a raw disk with files, and with the digests of all of them in "sums".
+func newFileSystem(t *testing.T) (raw string) {
+	t.Helper()
+	tree := t.TempDir()
+	random := rand.NewChaCha8([32]byte{7})
+	var sums strings.Builder
+	for i := range 48 {
+		content := make([]byte, 512<<10)
+		_, _ = random.Read(content)
+		name := fmt.Sprintf("file-%02d", i)
+		require.NoError(t, os.WriteFile(filepath.Join(tree, name), content, 0o644))
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(content), name)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(tree, "sums"), []byte(sums.String()), 0o644))
+	raw = filepath.Join(t.TempDir(), "fedora.raw")
+	require.NoError(t, os.WriteFile(raw, nil, 0o644))
+	require.NoError(t, os.Truncate(raw, 48<<20))
+	out, err := exec.Command("mke2fs", "-q", "-F", "-t", "ext4", "-d", tree, raw).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return raw
+}
+
+// TestStreamGuest: a Linux guest has its file system on a streamed LUN. While it reads its files
+// the registry is taken away, and the guest goes on when it is back, with nothing to complain
+// about. What it has read first was recorded, and is fetched ahead at the next start elsewhere.
+func TestStreamGuest(t *testing.T) {
+	requireTools(t, "docker-registry", "mke2fs", "qemu-system-x86_64", qemuISCSI, "apt-get",
+		"dpkg-deb")
+	w := newWatchedRegistry(t)
+	raw := newFileSystem(t)
+	push(t, w.address, raw)
+	order := filepath.Join(t.TempDir(), "boot.order")
+	d := start(t, streaming(t.TempDir(), w.proxy, "copy-on-write", "--record-boot="+order))
+
+	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
+	defer cancel()
+	m, err := guest.Start(ctx, guest.MachineOptions{Dir: t.TempDir(),
+		Guest: guest.Options{Modules: []string{"virtio_blk", "crc32c_intel", "ext4"},
+			CacheDir: filepath.Join("..", "cache", "guest")},
+		Args: []string{"-drive", "if=none,id=disk,format=raw,file=" + d.url(1),
+			"-device", "virtio-blk-pci,drive=disk"}})
+	var fetch *guest.FetchError
+	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
+		t.Skip(err.Error())
+	}
+	require.NoError(t, err)
+	t.Cleanup(m.Close)
+	g := &kernelGuest{Machine: m}
+	g.ok(t, `for i in $(seq 600); do test -b /dev/vda && break; sleep 0.1; done
+mount -t ext4 /dev/vda /mnt
+cat /mnt/file-00 /mnt/file-01 >/dev/null
+dmesg -c >/dev/null`)
+
+	w.kill()
+	g.ok(t, `cat >/tmp/read.sh <<'END'
+cd /mnt && sha256sum -c sums >/tmp/read.log 2>&1
+echo $? >/tmp/result
+END
+setsid sh /tmp/read.sh </dev/null >/dev/null 2>&1 &`)
+	require.Eventually(t, func() bool {
+		return strings.Contains(d.Output(), "a registry makes somebody wait")
+	}, guestCommand, 10*time.Millisecond)
+	g.ok(t, "test ! -e /tmp/result")
+	w.run(t)
+	g.ok(t, `for i in $(seq 1200); do test -e /tmp/result && break; sleep 0.1; done
+tail -n 3 /tmp/read.log
+test "$(cat /tmp/result)" = 0
+touch /mnt/written
+sync
+umount /mnt`)
+	require.Empty(t, g.ok(t, "dmesg | grep -iE 'error|EXT4.*warn' || true"))
+	m.Close()
+	d.stop()
+
+	// Elsewhere, nothing but the order is fetched, before anybody logs in.
+	mustDisk(t, nil, "push", "--base=none", "--insecure-registry="+w.address,
+		"--boot-order="+order, raw, w.address+"/vm/fedora:42")
+	w.forget()
+	start(t, streaming(t.TempDir(), w.proxy, "copy-on-write"))
+	require.Eventually(t, func() bool { n, _ := w.asked(); return n > 40 }, clientTimeout,
+		10*time.Millisecond)
+}
