@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// toolImages are the images that are pulled and pushed, if they are there.
+var toolImages = []string{"plain", "zstd"}
+
+// timed runs commands, and returns how long they took together.
+func timed(commands ...*exec.Cmd) (seconds float64, err error) {
+	begin := time.Now()
+	for _, cmd := range commands {
+		if err := runCommand(cmd); err != nil {
+			return 0, err
+		}
+	}
+	return time.Since(begin).Seconds(), nil
+}
+
+// measurePull prints how long it takes to make a raw file of a disk in a registry on this machine,
+// by our pull, and by what one does without it.
+func (r *shop) measurePull(ctx context.Context) error {
+	if _, err := exec.LookPath("skopeo"); err != nil {
+		fmt.Fprintln(os.Stderr, "bench: no skopeo: pull is not measured")
+		return nil
+	}
+	out := table{head: []string{"image", "pull", "peak memory", "skopeo, tar, qemu-img", "ratio"}}
+	for _, name := range toolImages {
+		if _, err := r.push(name, "1"); err != nil {
+			return err
+		}
+		ref := r.address + "/vm/" + name + ":1"
+		var ours []usage
+		var ratios, theirs []float64
+		for range r.rounds {
+			raw := filepath.Join(r.dir, "pulled.raw")
+			u, err := expand(ctx, []string{r.server, "pull",
+				"--insecure-registry=" + r.address, ref, raw}, raw)
+			if err != nil {
+				return err
+			}
+			seconds, err := r.pullByTools(ctx, ref, name+".qcow2", raw)
+			if err != nil {
+				return err
+			}
+			ours, theirs = append(ours, u), append(theirs, seconds)
+			ratios = append(ratios, u.wall/seconds)
+			_ = os.Remove(raw)
+		}
+		out.add(name, fmt.Sprintf("%.1f s", median(column(ours, func(u usage) float64 {
+			return u.wall
+		}))), mib(median(column(ours, func(u usage) float64 { return u.memory }))),
+			fmt.Sprintf("%.1f s", median(theirs)), ratio(median(ratios), 1))
+	}
+	fmt.Println("From a registry on this machine to a raw file:")
+	out.print(os.Stdout)
+	return nil
+}
+
+// pullByTools copies an image by skopeo, unpacks its layers, and expands the disk.
+func (r *shop) pullByTools(ctx context.Context, ref, file, raw string) (float64, error) {
+	dir, err := os.MkdirTemp(r.dir, "tools-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	_ = os.Remove(raw)
+	settle()
+	copied := filepath.Join(dir, "copied")
+	seconds, err := timed(exec.CommandContext(ctx, "skopeo", "copy", "--quiet", "--insecure-policy",
+		"--src-tls-verify=false", "docker://"+ref, "dir:"+copied))
+	if err != nil {
+		return 0, err
+	}
+	largest, err := largestFile(copied)
+	if err != nil {
+		return 0, err
+	}
+	more, err := timed(exec.CommandContext(ctx, "tar", "-x", "-f", largest, "-C", dir),
+		exec.CommandContext(ctx, "qemu-img", "convert", "-O", "raw",
+			filepath.Join(dir, "disk", file), raw))
+	return seconds + more, err
+}
+
+// largestFile is the layer with the disk.
+func largestFile(dir string) (path string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	most := int64(-1)
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			return "", err
+		}
+		if info.Size() > most {
+			most, path = info.Size(), filepath.Join(dir, e.Name())
+		}
+	}
+	return path, nil
+}
+
+// measurePush prints how long it takes to bring a disk into a registry on this machine, by our push
+// and by buildah.
+func (r *shop) measurePush(ctx context.Context) error {
+	out := table{head: []string{"image", "push", "buildah build, push", "ratio"}}
+	for _, name := range toolImages {
+		if r.images[name] == "" {
+			continue
+		}
+		var ours, theirs, ratios []float64
+		for round := range r.rounds {
+			settle()
+			// Each into a registry that has nothing of it.
+			data := filepath.Join(r.dir, fmt.Sprintf("%s-%d", name, round))
+			address, err := startDockerRegistry(data)
+			if err != nil {
+				return err
+			}
+			mine, err := timed(exec.CommandContext(ctx, r.server, "push", "--base=none",
+				"--insecure-registry="+address, r.images[name], address+"/vm/ours:1"))
+			if err != nil {
+				return err
+			}
+			settle()
+			others, err := r.pushByBuildah(ctx, name, address+"/vm/theirs:1")
+			if err != nil {
+				return err
+			}
+			ours, theirs = append(ours, mine), append(theirs, others)
+			ratios = append(ratios, mine/others)
+		}
+		out.add(name, fmt.Sprintf("%.1f s", median(ours)), fmt.Sprintf("%.1f s", median(theirs)),
+			ratio(median(ratios), 1))
+	}
+	fmt.Println("Into a registry on this machine:")
+	out.print(os.Stdout)
+	return nil
+}
+
+func (r *shop) pushByBuildah(ctx context.Context, name, ref string) (seconds float64, err error) {
+	dir, err := os.MkdirTemp(r.cache, "buildah-") // where the image is, so that it can be linked
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	files := filepath.Join(dir, "context")
+	if err := os.Mkdir(files, 0o755); err != nil {
+		return 0, err
+	}
+	if err := os.Link(r.images[name], filepath.Join(files, "disk.qcow2")); err != nil {
+		return 0, err
+	}
+	text := "FROM scratch\nADD disk.qcow2 /disk/\n"
+	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o644); err != nil {
+		return 0, err
+	}
+	buildah := func(args ...string) *exec.Cmd {
+		all := []string{"--root", filepath.Join(dir, "root"), "--runroot",
+			filepath.Join(dir, "run"), "--storage-driver=vfs"}
+		return exec.CommandContext(ctx, "buildah", append(all, args...)...)
+	}
+	tag := "localhost/" + strings.ReplaceAll(name, ".", "-") + ":1"
+	return timed(buildah("build", "--quiet", "--file", filepath.Join(dir, "Dockerfile"),
+		"--tag", tag, files), buildah("push", "--quiet", "--tls-verify=false", tag,
+		"docker://"+ref))
+}
