@@ -79,7 +79,7 @@ func TestRandomImages(t *testing.T) {
 	needTool(t, "qemu-img", "qemu-io")
 	count := 60
 	if os.Getenv(requireTools) == "1" {
-		count = 200
+		count = 120
 	}
 	if n, err := strconv.Atoi(os.Getenv("QCOW2_RANDOM_IMAGES")); err == nil {
 		count = n

@@ -284,8 +284,8 @@ func TestWriteKinds(t *testing.T) {
 // number of workers, or on how it is read.
 func TestWriteIsDeterministic(t *testing.T) {
 	r := rand.New(rand.NewPCG(17, 2))
-	d := &memoryDisk{size: 12<<20 + 512}
-	for off := int64(0); off < 10<<20; off += 2 << 20 {
+	d := &memoryDisk{size: 5<<20 + 512}
+	for off := int64(0); off < 4<<20; off += 2 << 20 {
 		d.runs = append(d.runs, run{off + r.Int64N(1<<20), content(r, 1+r.IntN(1<<20))})
 	}
 	whole := d.whole(t)
@@ -328,7 +328,7 @@ func TestWriteRandom(t *testing.T) {
 	needTool(t, "qemu-img")
 	count, qemu := 120, 6 // every sixth
 	if os.Getenv(requireTools) == "1" {
-		count, qemu = 500, 2
+		count, qemu = 180, 3
 	}
 	const seed = 20240517
 	for i := range count {
