@@ -8,7 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // provided is a place with an image, and a directory that the file is made in.
@@ -225,12 +226,7 @@ func TestProvideRefuses(t *testing.T) {
 // TestProvideOnAFullDisk leaves nothing on a file system without room.
 func TestProvideOnAFullDisk(t *testing.T) {
 	p := newProvided(t)
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skip("needs root to mount a small file system: ", err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	p.to = filepath.Join(dir, "disk")
+	p.to = filepath.Join(filetest.TinyFS(t, "1m"), "disk")
 	image := filepath.Join(p.dir, "disk", "a.raw")
 	require.NoError(t, os.WriteFile(image, bytes.Repeat([]byte{1}, 2<<20), 0o644))
 	status, _, stderr := run2(t, p)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target/targettest"
@@ -191,4 +192,21 @@ func TestServeUsageTypeInPlaceIsRefused(t *testing.T) {
 		envConfig+"="+yamlFile(t, "disks:\n  a.raw: {usage-type: fast}\n")), "serve")
 	require.Equal(t, exitUsage, status)
 	require.Contains(t, stderr, "written in place")
+}
+
+// TestServeUsageTypeWithoutRoom has room where the disk would lie without its type.
+func TestServeUsageTypeWithoutRoom(t *testing.T) {
+	l := newPlace(t, "a.raw")
+	image := filetest.Put(t, filepath.Join(l.dir, "disk"), "a.raw", filetest.Block(1, 2<<20), 0)
+	small := filetest.TinyFS(t, "1m")
+	config := envConfig + "=" + yamlFile(t, "disks:\n  a.raw: {usage-type: small}\n")
+	env := append(l.env, "USAGE_TYPES=small="+small, config)
+	status, _, stderr := run(t, env, "serve")
+	require.Equal(t, exitFailed, status)
+	for _, part := range []string{small, "2 MiB", "make room", `usage type \"small\"`} {
+		require.Contains(t, stderr, part)
+	}
+	require.NoError(t, os.Truncate(image, 256<<10))
+	l.env = env
+	require.Equal(t, exitDone, l.serve(t).terminate())
 }

@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 )
 
@@ -67,9 +67,7 @@ func TestCopyKeepsHoles(t *testing.T) {
 func memory(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "provide-")
-	if err != nil {
-		t.Skip("needs /dev/shm: ", err)
-	}
+	filetest.Needs(t, "/dev/shm", err == nil)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -88,15 +86,10 @@ func TestAnInterruptionLeavesNothing(t *testing.T) {
 
 // TestBackingFilesBecomeOneRawFile makes a file that QEMU can use where the backing file is not.
 func TestBackingFilesBecomeOneRawFile(t *testing.T) {
-	if _, err := exec.LookPath("qemu-img"); err != nil {
-		t.Skip("needs qemu-img")
-	}
 	dir := t.TempDir()
 	base, top := filepath.Join(dir, "base.raw"), filepath.Join(dir, "top.qcow2")
 	require.NoError(t, os.WriteFile(base, bytes.Repeat([]byte{5}, 1<<20), 0o644))
-	out, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b",
-		"base.raw", top).CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", top)
 	to := filepath.Join(t.TempDir(), "disk")
 	f, err := Provide(t.Context(), open(t, top), Options{To: to})
 	require.NoError(t, err)
@@ -112,8 +105,7 @@ func TestBackingFilesBecomeOneRawFile(t *testing.T) {
 
 	// Without backing files it stays what it is.
 	alone := filepath.Join(t.TempDir(), "alone.qcow2")
-	out, err = exec.Command("qemu-img", "convert", "-O", "qcow2", top, alone).CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	filetest.QemuImg(t, dir, "convert", "-O", "qcow2", top, alone)
 	f, err = Provide(t.Context(), open(t, alone), Options{To: to})
 	require.NoError(t, err)
 	require.Equal(t, to+".qcow2", f.Path)

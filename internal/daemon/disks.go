@@ -92,7 +92,12 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 		inst, err = instance.Open(ctx, s.image, opt)
 	}
 	if err != nil {
-		return fmt.Errorf("%v: %w", s, d.explainSpace(err, settings.CopyMode))
+		err = d.explainSpace(err, settings.CopyMode)
+		if errors.Is(err, disk.ErrNoSpace) && settings.UsageType != "" {
+			err = fmt.Errorf("%w; that is the storage of its usage type %q", err,
+				settings.UsageType)
+		}
+		return fmt.Errorf("%v: %w", s, err)
 	}
 	d.disks.opened(s, inst)
 	return nil
