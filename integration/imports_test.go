@@ -106,6 +106,8 @@ var importRules = []importRule{
 		why: "the life of a volume knows disks by an interface"},
 	{pkg: "volume/server", only: []string{"volume", "volume/api", "volume/store"}, deep: true,
 		why: "the interface over HTTP knows volumes, and no disks"},
+	{pkg: "adapter", only: []string{"adapter/ext4", "disk/qcow2", "disk/qcow2/internal/..."},
+		deep: true, why: "a disk is made of archives, wherever they come from"},
 	{pkg: "metrics", only: []string{"target", "disk"},
 		why: "Prometheus series describe the server and the disks; pages are separate"},
 	{pkg: "pages", only: []string{"target", "disk"}, why: "pages show the server and the disks"},

@@ -1,0 +1,279 @@
+package adapter
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path"
+	"strings"
+
+	"kubevirt.io/disk/adapter/ext4"
+)
+
+// applier applies layers to a file system, one after the other.
+type applier struct {
+	fs *ext4.Writer
+
+	bytesLeft int64
+	filesLeft int
+	stepsLeft int64
+
+	// explicit are the directories of lower layers for which this layer has an entry.
+	explicit map[ext4.Inode]bool
+	// used are the names of lower layers that entries of this layer depend on: symbolic links that
+	// were followed, and the targets of hard links. A whiteout must not remove them, as then the
+	// order of the entries would matter.
+	used map[place]bool
+}
+
+// place is a name in a directory.
+type place struct {
+	dir  ext4.Inode
+	name string
+}
+
+// maxSteps bounds the directories and links that all paths lead through: some seconds.
+const maxSteps = 200 << 20
+
+func newApplier(maxBytes int64, maxFiles int) *applier {
+	return &applier{fs: ext4.New(), bytesLeft: maxBytes, filesLeft: maxFiles, stepsLeft: maxSteps}
+}
+
+// rawLimit bounds the next archive, with its headers and padding: some for each file.
+func (a *applier) rawLimit() int64 { return a.bytesLeft + int64(a.filesLeft)*4<<10 + 1<<30 }
+
+// apply applies the archive of a layer, up to the end of what tar reads.
+func (a *applier) apply(r io.Reader) error {
+	a.explicit, a.used = make(map[ext4.Inode]bool), make(map[place]bool)
+	tr := tar.NewReader(r)
+	for {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("its tar archive cannot be read: %w", err)
+		}
+		if h.Typeflag == tar.TypeXGlobalHeader {
+			continue
+		}
+		if a.filesLeft--; a.filesLeft < 0 {
+			return errors.New("the image has too many files: raise the limit if it is to be " +
+				"trusted")
+		}
+		if err := a.entry(h, tr); err != nil {
+			return fmt.Errorf("%s: %w", quoted(h.Name), err)
+		}
+	}
+}
+
+// quoted is a name for a message: hostile ones may be long.
+func quoted(name string) string {
+	const most = 300
+	if len(name) > most {
+		return fmt.Sprintf("%q...", name[:most])
+	}
+	return fmt.Sprintf("%q", name)
+}
+
+// The names by which a layer removes what is below it (image-spec, layer.md, "Whiteouts").
+const (
+	whiteout       = ".wh."
+	whiteoutMeta   = ".wh..wh."
+	whiteoutOpaque = ".wh..wh..opq"
+)
+
+func (a *applier) entry(h *tar.Header, content io.Reader) error {
+	name, err := cleanName(h.Name)
+	if err != nil {
+		return err
+	}
+	if name == "." {
+		return a.root(h)
+	}
+	if strings.HasPrefix(name, whiteoutMeta) && name != whiteoutOpaque {
+		return nil // what AUFS keeps for itself
+	}
+	dirName, base := path.Split(name)
+	if strings.HasPrefix(dirName, whiteout) || strings.Contains(dirName, "/"+whiteout) {
+		return errors.New("lies in a directory that is a whiteout")
+	}
+	if strings.HasPrefix(base, whiteout) {
+		return a.whiteout(dirName, base)
+	}
+	dir, _, err := a.dir(dirName, true)
+	if err != nil {
+		return err
+	}
+	attr, err := attrOf(h)
+	if err != nil {
+		return err
+	}
+	return a.put(h, place{dir, base}, attr, content)
+}
+
+// cleanName is a name relative to the root, without "..".
+func cleanName(name string) (string, error) {
+	if len(name) > maxPath {
+		return "", fmt.Errorf("is a name of %d bytes, more than %d", len(name), maxPath)
+	}
+	if strings.IndexByte(name, 0) >= 0 {
+		return "", errors.New("has a zero byte in its name")
+	}
+	clean := path.Clean(strings.TrimLeft(name, "/"))
+	if clean == ".." || strings.HasPrefix(clean, "../") {
+		return "", errors.New("leads out of the image")
+	}
+	return clean, nil
+}
+
+const maxPath = 4096
+
+// root sets the attributes of the root directory.
+func (a *applier) root(h *tar.Header) error {
+	if h.Typeflag != tar.TypeDir {
+		return errors.New("stands for the root, and is no directory")
+	}
+	attr, err := attrOf(h)
+	if err != nil {
+		return err
+	}
+	return a.fs.SetAttr(ext4.Root, attr)
+}
+
+const xattrRecord = "SCHILY.xattr."
+
+// attrOf are the attributes of an entry.
+func attrOf(h *tar.Header) (ext4.Attr, error) {
+	for _, id := range [...]int{h.Uid, h.Gid} {
+		if id < 0 || int64(id) >= math.MaxUint32 {
+			return ext4.Attr{}, fmt.Errorf("has the owner %d:%d, which cannot be", h.Uid, h.Gid)
+		}
+	}
+	attr := ext4.Attr{Mode: uint16(h.Mode & 0o7777), UID: uint32(h.Uid), GID: uint32(h.Gid),
+		Seconds: h.ModTime.Unix(), Nanoseconds: uint32(h.ModTime.Nanosecond())}
+	for key, value := range h.PAXRecords {
+		if name, ok := strings.CutPrefix(key, xattrRecord); ok {
+			if attr.Xattrs == nil {
+				attr.Xattrs = make(map[string]string)
+			}
+			attr.Xattrs[name] = value
+		}
+	}
+	return attr, nil
+}
+
+// put places an entry, in place of what is there.
+func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader) error {
+	var link ext4.Inode
+	if h.Typeflag == tar.TypeLink {
+		var err error
+		if link, err = a.linkTarget(h.Linkname, at); err != nil {
+			return err
+		}
+	}
+	old, there := a.fs.Lookup(at.dir, at.name)
+	if there && h.Typeflag == tar.TypeDir && a.fs.Type(old.Inode) == ext4.TypeDir {
+		if old.Level < a.fs.Level() {
+			a.explicit[old.Inode] = true
+		}
+		return a.fs.SetAttr(old.Inode, attr)
+	}
+	if there {
+		if old.Level == 0 {
+			return errors.New("has to be a directory")
+		}
+		if err := a.fs.Remove(at.dir, at.name); err != nil {
+			return err
+		}
+	}
+	var err error
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont:
+		if err = a.take(h.Size); err == nil {
+			_, err = a.fs.Create(at.dir, at.name, attr, content)
+		}
+	case tar.TypeLink:
+		if a.fs.Type(link) == 0 {
+			return fmt.Errorf("replaces %s, to which it is a link", quoted(h.Linkname))
+		}
+		err = a.fs.Link(at.dir, at.name, link)
+	case tar.TypeDir:
+		_, err = a.mkdir(at, attr)
+	case tar.TypeSymlink:
+		attr.Mode = 0o777 // whatever the archive says: it means nothing, and symlink(2) makes these
+		if err = a.take(ext4.BlockSize); err == nil {
+			_, err = a.fs.Symlink(at.dir, at.name, h.Linkname, attr)
+		}
+	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
+		err = a.mknod(h, at, attr)
+	default:
+		err = fmt.Errorf("is of the type %q, which is not supported", h.Typeflag)
+	}
+	return err
+}
+
+func (a *applier) mkdir(at place, attr ext4.Attr) (ext4.Inode, error) {
+	if err := a.take(ext4.BlockSize); err != nil {
+		return 0, err
+	}
+	return a.fs.Mkdir(at.dir, at.name, attr)
+}
+
+func (a *applier) mknod(h *tar.Header, at place, attr ext4.Attr) error {
+	if h.Devmajor < 0 || h.Devminor < 0 || h.Devmajor > math.MaxUint32 ||
+		h.Devminor > math.MaxUint32 {
+		return fmt.Errorf("has the device number %d:%d, which cannot be", h.Devmajor, h.Devminor)
+	}
+	kind := uint16(ext4.TypeFIFO)
+	switch h.Typeflag {
+	case tar.TypeChar:
+		kind = ext4.TypeChar
+	case tar.TypeBlock:
+		kind = ext4.TypeBlock
+	}
+	_, err := a.fs.Mknod(at.dir, at.name, kind, uint32(h.Devmajor), uint32(h.Devminor), attr)
+	return err
+}
+
+// take counts what an entry takes on the disk. Bytes.
+func (a *applier) take(n int64) error {
+	if n < 0 || n > a.bytesLeft {
+		return errors.New("is more than the image may expand to: raise the limit if it is to be " +
+			"trusted")
+	}
+	a.bytesLeft -= n
+	return nil
+}
+
+// linkTarget finds what a hard link is another name of. It follows links in the path to it, but not
+// the last one, as link(2) does.
+func (a *applier) linkTarget(name string, at place) (ext4.Inode, error) {
+	clean, err := cleanName(name)
+	if err != nil {
+		return 0, fmt.Errorf("is a link to %s, which %w", quoted(name), err)
+	}
+	dirName, base := path.Split(clean)
+	dir, ok, err := a.dir(dirName, false)
+	if err != nil {
+		return 0, err
+	}
+	target, found := ext4.Entry{}, false
+	if ok && base != "." {
+		target, found = a.fs.Lookup(dir, base)
+	}
+	switch {
+	case !found:
+		return 0, fmt.Errorf("is a link to %s, which is not there", quoted(name))
+	case a.fs.Type(target.Inode) == ext4.TypeDir:
+		return 0, fmt.Errorf("is a hard link to the directory %s", quoted(name))
+	case at == place{dir, base}:
+		return 0, errors.New("is a link to itself")
+	}
+	if target.Level < a.fs.Level() {
+		a.used[place{dir, base}] = true
+	}
+	return target.Inode, nil
+}

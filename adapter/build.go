@@ -1,0 +1,297 @@
+package adapter
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"kubevirt.io/disk/adapter/ext4"
+)
+
+// Image is a container image.
+type Image struct {
+	Config []byte  // its configuration, JSON (image-spec, config.md)
+	Layers []Layer // the lowest first
+}
+
+// Layer is a layer of an image.
+type Layer struct {
+	Digest string // of its blob; for messages
+	DiffID string // of its tar archive: sha256 and 64 digits
+	// Open reads the archive, without compression. It ends with io.EOF only if the archive has the
+	// digest that DiffID says.
+	Open func(ctx context.Context) (io.ReadCloser, error)
+}
+
+// Options are the options of Build. The zero value works.
+type Options struct {
+	// Size is the least size of the disk in bytes. It is rounded up to 1 MiB. The file system takes
+	// what it needs of it, and a guest can let it grow to the rest.
+	Size int64
+	// Extra is JSON that is stored beside the configuration. It may be nil.
+	Extra json.RawMessage
+	// MaxBytes bounds what all layers expand to. 0: 64 GiB.
+	MaxBytes int64
+	// MaxFiles bounds the files of all layers, those that a higher layer removes included. 0:
+	// 1,048,576.
+	MaxFiles int
+	// Progress is told, from time to time, how much of the archive of which layer was read, in
+	// bytes. Layers count from 0. It may be nil.
+	Progress func(layer int, done int64)
+}
+
+// Disk is what Build made.
+type Disk struct {
+	Path   string  // of the top level
+	Levels []Level // the lowest first; the last one is the top level
+	Size   int64   // of the disk, bytes
+}
+
+// Level is a qcow2 file of a disk.
+type Level struct {
+	File    string // its name in the directory
+	ChainID string // of the layers up to this one; "": the level is not one of a layer
+	Bytes   int64  // of the file
+	Cached  bool   // it was there already
+}
+
+const (
+	// ConfigOffset is where the configuration is on the disk, in bytes: JSON of a Config, then
+	// zeros. It is not part of the tree of files, and a guest reads it before it mounts anything.
+	ConfigOffset = ext4.BootOffset
+	// MaxConfig is how much room there is. Bytes.
+	MaxConfig = ext4.BootSize
+
+	defaultMaxBytes = 64 << 30
+	defaultMaxFiles = 1 << 20
+	sizeUnit        = 1 << 20
+)
+
+// Config is what the top level holds.
+type Config struct {
+	Image json.RawMessage `json:"image"`           // the image's configuration
+	Extra json.RawMessage `json:"extra,omitempty"` // of Options
+}
+
+// Build makes the levels of an image that are not in the directory yet. Each gets its name when it
+// is complete and in storage, so that what has a name can be used. What was made before an error
+// stays, and is not made again.
+func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, error) {
+	b, err := plan(img, dir, opt)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.layers(ctx); err != nil {
+		return nil, err
+	}
+	return b.top(ctx)
+}
+
+// builder is one call of Build.
+type builder struct {
+	img    Image
+	dir    string
+	opt    Options
+	config []byte  // what the top level holds
+	levels []Level // without the top level
+}
+
+// plan checks what is to be built, and names the levels.
+func plan(img Image, dir string, opt Options) (*builder, error) {
+	if opt.MaxBytes <= 0 {
+		opt.MaxBytes = defaultMaxBytes
+	}
+	if opt.MaxFiles <= 0 {
+		opt.MaxFiles = defaultMaxFiles
+	}
+	if opt.Progress == nil {
+		opt.Progress = func(int, int64) {}
+	}
+	if opt.Size < 0 || opt.Size > maxSize {
+		return nil, fmt.Errorf("a disk of %d bytes cannot be made: at most %d", opt.Size, maxSize)
+	}
+	b := &builder{img: img, dir: dir, opt: opt}
+	var err error
+	if b.config, err = json.Marshal(Config{img.Config, opt.Extra}); err != nil {
+		return nil, fmt.Errorf("the image's configuration is no JSON: %w", err)
+	}
+	if len(b.config) > MaxConfig {
+		return nil, fmt.Errorf("the image's configuration has %d bytes, more than %d",
+			len(b.config), MaxConfig)
+	}
+	chain := ""
+	for _, l := range img.Layers {
+		digits, ok := strings.CutPrefix(l.DiffID, "sha256:")
+		if sum, err := hex.DecodeString(digits); !ok || err != nil || len(sum) != sha256.Size {
+			return nil, fmt.Errorf("the layer %s has the diff_id %q: only sha256 is supported",
+				l.Digest, l.DiffID)
+		}
+		chain = chainID(chain, l.DiffID)
+		b.levels = append(b.levels, Level{ChainID: chain,
+			File: "layer-" + strings.TrimPrefix(chain, "sha256:") + suffix})
+	}
+	if len(b.levels) == 0 {
+		b.levels = []Level{{File: "empty" + suffix}}
+	}
+	return b, nil
+}
+
+// suffix ends the names of levels. It changes when levels are made in another way.
+const suffix = ".v1.qcow2"
+
+// maxSize is what a qcow2 file of such small clusters can have. Bytes.
+const maxSize = 8 << 40
+
+// chainID is the name of a layer together with those below it.
+func chainID(below, diffID string) string {
+	if below == "" {
+		return diffID
+	}
+	sum := sha256.Sum256([]byte(below + " " + diffID))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// layers makes the levels of the layers. Those that are there are only gone through again if one
+// above them is missing.
+func (b *builder) layers(ctx context.Context) error {
+	missing := -1
+	for i := range b.levels {
+		there, err := b.find(&b.levels[i])
+		if err != nil {
+			return err
+		}
+		if !there {
+			missing = i
+		}
+	}
+	if missing < 0 {
+		return nil
+	}
+	a := newApplier(b.opt.MaxBytes, b.opt.MaxFiles)
+	for i := range b.levels[:missing+1] {
+		if err := b.layer(ctx, a, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// find looks whether a level is there.
+func (b *builder) find(l *Level) (bool, error) {
+	info, err := os.Lstat(filepath.Join(b.dir, l.File))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	case !info.Mode().IsRegular():
+		return false, fmt.Errorf("%q is no regular file: remove it",
+			filepath.Join(b.dir, l.File))
+	}
+	l.Bytes, l.Cached = info.Size(), true
+	return true, nil
+}
+
+// layer applies a layer, and writes its level if that is missing.
+func (b *builder) layer(ctx context.Context, a *applier, i int) error {
+	apply := func(dst io.WriterAt) (int64, error) {
+		a.fs.Begin(dst)
+		if i < len(b.img.Layers) {
+			if err := b.apply(ctx, a, i); err != nil {
+				return 0, err
+			}
+		}
+		err := a.fs.Finish()
+		return a.fs.Size(), err
+	}
+	l := &b.levels[i]
+	if l.Cached {
+		_, err := apply(nil)
+		return err
+	}
+	below := ""
+	if i > 0 {
+		below = b.levels[i-1].File
+	}
+	return b.write(l, below, apply)
+}
+
+// apply reads the archive of a layer to its end, which verifies it.
+func (b *builder) apply(ctx context.Context, a *applier, i int) (err error) {
+	l := b.img.Layers[i]
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("layer %d, %s: %w", i+1, l.Digest, err)
+		}
+	}()
+	in, err := l.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.Close()) }()
+	counted := &counter{ctx: ctx, in: in, left: a.rawLimit(),
+		tell: func(n int64) { b.opt.Progress(i, n) }}
+	if err := a.apply(counted); err != nil {
+		// What makes no sense was perhaps changed on its way. Then its digest says more.
+		if _, rest := io.Copy(io.Discard, counted); rest != nil {
+			return rest
+		}
+		return err
+	}
+	_, err = io.Copy(io.Discard, counted)
+	return err
+}
+
+// top makes the top level.
+func (b *builder) top(ctx context.Context) (*Disk, error) {
+	below := b.levels[len(b.levels)-1].File
+	size, err := virtualSize(filepath.Join(b.dir, below))
+	if err != nil {
+		return nil, err
+	}
+	size = max(size, (b.opt.Size+sizeUnit-1)/sizeUnit*sizeUnit)
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%s\n%d\n", below, size)
+	sum.Write(b.config)
+	l := Level{File: "image-" + hex.EncodeToString(sum.Sum(nil)) + suffix}
+	there, err := b.find(&l)
+	if err == nil && !there {
+		err = b.write(&l, below, func(dst io.WriterAt) (int64, error) {
+			if err := ctx.Err(); err != nil || dst == nil {
+				return size, err
+			}
+			whole := (len(b.config) + ext4.BlockSize - 1) / ext4.BlockSize * ext4.BlockSize
+			p := append(bytes.Clone(b.config), make([]byte, whole-len(b.config))...)
+			_, err := dst.WriteAt(p, ConfigOffset)
+			return size, err
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Disk{Path: filepath.Join(b.dir, l.File), Levels: append(b.levels, l), Size: size}, nil
+}
+
+// virtualSize reads the size of the disk from the header of a level.
+func virtualSize(path string) (int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	var head [32]byte
+	if _, err := io.ReadFull(f, head[:]); err != nil {
+		return 0, fmt.Errorf("%q is no level: %w; remove it", path, err)
+	}
+	return int64(binary.BigEndian.Uint64(head[24:])), nil
+}

@@ -1,0 +1,150 @@
+package adapter
+
+import (
+	"archive/tar"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestHostileLayersAreRefused has layers that cannot be. The message names the layer and the path.
+func TestHostileLayersAreRefused(t *testing.T) {
+	xattr := func(name, value string) item {
+		i := file("x", "")
+		i.PAXRecords = map[string]string{"SCHILY.xattr." + name: value}
+		return i
+	}
+	owner := file("x", "")
+	owner.Uid = -1
+	device := item{tar.Header{Name: "x", Typeflag: tar.TypeChar, Devmajor: 1 << 20}, ""}
+	fifo := item{tar.Header{Name: ".", Typeflag: tar.TypeFifo}, ""}
+	loop := []item{link('2', "a", "b"), link('2', "b", "a"), file("a/x", "")}
+	long := strings.Repeat("n", 4096)
+	for name, c := range map[string]struct {
+		message string
+		items   []item
+	}{
+		"out of the image":  {"leads out of the image", []item{file("../x", "")}},
+		"out by a detour":   {"leads out of the image", []item{file("a/../../x", "")}},
+		"a link that loops": {"more than 40 symbolic links", loop},
+		"a link to itself":  {"not there", []item{link('1', "a", "a")}},
+		"a link over its target": {"to which it is a link",
+			[]item{file("d/f", ""), link('1', "d", "d/f")}},
+		"a hard link to a directory": {"hard link to the directory",
+			[]item{directory("d"), link('1', "x", "d")}},
+		"a link out": {"leads out of the image",
+			[]item{link('1', "x", "../../etc/passwd")}},
+		"a link to nothing":       {"not there", []item{link('1', "x", "nothing")}},
+		"the root as a link":      {"stands for the root", []item{link('2', ".", "/etc")}},
+		"the root as a FIFO":      {"stands for the root", []item{fifo}},
+		"below a file":            {"no directory", []item{file("a", ""), file("a/b", "")}},
+		"a long name":             {"more than 255", []item{file(long[:256], "")}},
+		"a long path":             {"more than 4096", []item{file("a/"+long, "")}},
+		"a long link":             {"4096 bytes", []item{link('2', "x", long)}},
+		"a long xattr name":       {"more than 255", []item{xattr("user."+long[:251], "v")}},
+		"an unknown xattr":        {"no kind that can be stored", []item{xattr("nonsense.x", "v")}},
+		"a large xattr":           {"extended attributes take", []item{xattr("user.x", long)}},
+		"a wrong ACL":             {"no valid ACL", []item{xattr("system.posix_acl_access", "v")}},
+		"an owner that cannot be": {"owner -1", []item{owner}},
+		"a device that cannot be": {"too large", []item{device}},
+		"an empty whiteout":       {"whiteout without a name", []item{file("d/.wh.", "")}},
+		"a whiteout of all":       {"whiteout without a name", []item{file("d/.wh...", "")}},
+		"below a whiteout":        {"that is a whiteout", []item{file("d/.wh.x/y", "")}},
+		"lost+found as a file":    {"has to be a directory", []item{file("lost+found", "")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			img := imageOf(layerOf(t, c.items...))
+			_, err := Build(context.Background(), img, dir, Options{})
+			require.ErrorContains(t, err, c.message)
+			require.ErrorContains(t, err, "layer 1, "+img.Layers[0].Digest+": ")
+			require.Less(t, len(err.Error()), 1000)
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, left, "nothing is left behind")
+		})
+	}
+}
+
+// TestStrangeLayersAreContained has layers that are strange, and have a meaning.
+func TestStrangeLayersAreContained(t *testing.T) {
+	for name, c := range map[string]struct {
+		layers [][]item
+		want   string // paths
+	}{
+		"an absolute name": {[][]item{{file("/a", "")}}, "a"},
+		"an absolute link": {[][]item{{link('2', "a", "/b"), file("a/c", "")}}, "a b b/c"},
+		"a link out of the root": {[][]item{{link('2', "a", "../../b"), file("a/c", "")}},
+			"a b b/c"},
+		"duplicates": {[][]item{{file("a", "1"), directory("a"), file("a/b", ""),
+			file("a", "2")}}, "a"},
+		"a directory over a link": {[][]item{{directory("d"), file("d/x", ""),
+			link('2', "l", "d")}, {directory("l"), file("l/y", "")}}, "d d/x l l/y"},
+		"a file over a directory": {[][]item{{file("d/e/f", "")}, {file("d", "")}}, "d"},
+		"AUFS": {[][]item{{file(".wh..wh.aufs", ""), file(".wh..wh.plnk/1", ""),
+			file("a", "")}}, "a"},
+		"a whiteout of nothing": {[][]item{{file("a/.wh.b", ""), file("c", "")}}, "c"},
+		"a whiteout and its file": {[][]item{{file("a", "1")}, {file("a", "2"),
+			file(".wh.a", "")}}, "a"},
+		"a whiteout behind": {[][]item{{file("d/old", "")}, {file("d/new", ""),
+			file(".wh.d", "")}}, "d d/new"},
+		"opaque behind": {[][]item{{file("d/old", ""), file("d/e/old", "")},
+			{file("d/e/new", ""), file("d/.wh..wh..opq", "")}}, "d d/e d/e/new"},
+		"opaque root": {[][]item{{file("d/old", ""), file("f", "")},
+			{file(".wh..wh..opq", ""), file("new", "")}}, "new"},
+		"lost+found": {[][]item{{file("lost+found/x", ""), file("a", "")},
+			{file(".wh.lost+found", "")}}, "a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var layers [][]byte
+			for _, items := range c.layers {
+				layers = append(layers, layerOf(t, items...))
+			}
+			require.Equal(t, c.want, strings.Join(pathsOf(treeOf(t, layers...)), " "))
+		})
+	}
+}
+
+// TestWhiteoutOfWhatIsUsed: whether a link is followed must not depend on where its whiteout is.
+func TestWhiteoutOfWhatIsUsed(t *testing.T) {
+	lower := layerOf(t, directory("d"), link('2', "l", "d"), file("f", ""))
+	for _, items := range [][]item{
+		{file("l/x", ""), file(".wh.l", "")},
+		{link('1', "g", "f"), file(".wh.f", "")},
+	} {
+		_, err := Build(context.Background(), imageOf(lower, layerOf(t, items...)), t.TempDir(),
+			Options{})
+		require.ErrorContains(t, err, "through which other entries of the layer lead")
+	}
+}
+
+// TestManyLinks has more names than a file may have.
+func TestManyLinks(t *testing.T) {
+	items := []item{file("f", "")}
+	for i := range 65001 {
+		items = append(items, link('1', fmt.Sprint(i), "f"))
+	}
+	_, err := Build(context.Background(), imageOf(layerOf(t, items...)), t.TempDir(), Options{})
+	require.ErrorContains(t, err, "it has 65000 names already")
+}
+
+// TestDeepTree has a directory in a directory, and so on, deeper than a path can say.
+func TestDeepTree(t *testing.T) {
+	deep := strings.Repeat("d/", 1000)
+	items := []item{directory(deep)}
+	for i := range 20 {
+		items = append(items, link('2', fmt.Sprint("l", i), deep))
+	}
+	for i := range 19 {
+		items = append(items, link('2', fmt.Sprint("l", i, "/", "next"), "/l0"))
+	}
+	dir := t.TempDir()
+	d := build(t, dir, imageOf(layerOf(t, items...), layerOf(t, file(".wh.d", ""))))
+	for i := range d.Levels {
+		fsck(t, flatten(t, dir, d.Levels[:i+1]))
+	}
+}

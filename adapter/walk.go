@@ -1,0 +1,130 @@
+package adapter
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/adapter/ext4"
+)
+
+// maxLinks is how many symbolic links a path may lead through, as in path_resolution(7).
+const maxLinks = 40
+
+// implied is what a directory has that no layer has an entry for.
+var implied = ext4.Attr{Mode: 0o755}
+
+// dir finds a directory of the tree, and follows symbolic links inside of it: as runtimes do, for
+// example where /lib is a link to usr/lib. With create it makes what is missing. Otherwise, ok is
+// false if something is missing.
+func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err error) {
+	at = ext4.Root
+	todo := strings.Split(name, "/")
+	slices.Reverse(todo)
+	links := 0
+	for len(todo) > 0 {
+		part := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		if a.stepsLeft--; a.stepsLeft < 0 {
+			return 0, false, errors.New("the paths of the image lead through too many directories")
+		}
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			at = a.fs.Parent(at)
+			continue
+		}
+		e, there := a.fs.Lookup(at, part)
+		switch {
+		case !there && !create:
+			return 0, false, nil
+		case !there:
+			if a.filesLeft--; a.filesLeft < 0 {
+				return 0, false, errors.New("the image has too many files")
+			}
+			if at, err = a.mkdir(place{at, part}, implied); err != nil {
+				return 0, false, err
+			}
+		case a.fs.Type(e.Inode) == ext4.TypeDir:
+			at = e.Inode
+		case a.fs.Type(e.Inode) == ext4.TypeLink:
+			if links++; links > maxLinks {
+				return 0, false, fmt.Errorf("leads through more than %d symbolic links", maxLinks)
+			}
+			if e.Level < a.fs.Level() {
+				a.used[place{at, part}] = true
+			}
+			target := a.fs.Target(e.Inode)
+			if strings.HasPrefix(target, "/") {
+				at = ext4.Root
+			}
+			parts := strings.Split(target, "/")
+			slices.Reverse(parts)
+			todo = append(todo, parts...)
+		default:
+			return 0, false, fmt.Errorf("lies in %s, which is no directory", quoted(part))
+		}
+	}
+	return at, true, nil
+}
+
+// whiteout removes what lower layers have under a name. It says nothing about this layer, wherever
+// it stands in the archive.
+func (a *applier) whiteout(dirName, base string) error {
+	name := strings.TrimPrefix(base, whiteout)
+	if base != whiteoutOpaque && strings.HasPrefix(base, whiteoutMeta) {
+		return nil
+	}
+	if name == "" || name == "." || name == ".." {
+		return errors.New("is a whiteout without a name")
+	}
+	dir, ok, err := a.dir(dirName, false)
+	if err != nil || !ok {
+		return err
+	}
+	if base == whiteoutOpaque {
+		return a.clear(dir)
+	}
+	if e, there := a.fs.Lookup(dir, name); there {
+		return a.hide(place{dir, name}, e)
+	}
+	return nil
+}
+
+// clear hides everything that lower layers have in a directory.
+func (a *applier) clear(dir ext4.Inode) error {
+	for _, name := range a.fs.Names(dir) {
+		if e, there := a.fs.Lookup(dir, name); there {
+			if err := a.hide(place{dir, name}, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// hide removes what lower layers have under a name. Of a directory that this layer puts something
+// in, what this layer has stays.
+func (a *applier) hide(at place, e ext4.Entry) error {
+	if e.Level == a.fs.Level() || e.Level == 0 {
+		return nil
+	}
+	if a.used[at] {
+		return fmt.Errorf("removes %s, through which other entries of the layer lead",
+			quoted(at.name))
+	}
+	if a.fs.Type(e.Inode) == ext4.TypeDir {
+		if err := a.clear(e.Inode); err != nil {
+			return err
+		}
+		if a.explicit[e.Inode] {
+			return nil
+		}
+		if !a.fs.Empty(e.Inode) {
+			return a.fs.SetAttr(e.Inode, implied)
+		}
+	}
+	return a.fs.Remove(at.dir, at.name)
+}
