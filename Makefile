@@ -17,9 +17,13 @@ TEST_FUZZTIME ?= 3s
 BENCHFLAGS ?=
 # The name that `make image` gives the base image.
 IMAGE ?= kubevirt.io:disk
+# The name that `make adapter-image` gives the image with the kernel for container images.
+ADAPTER_IMAGE ?= kubevirt.io:adapter
+# What boots container images: cache/machine/ARCH/vmlinuz and initrd.
+MACHINE := cache/machine
 
 .DEFAULT_GOAL := help
-.PHONY: build image run test check lint fuzz bench peers demo clean help FORCE
+.PHONY: build image adapter-image machine run run-container test check lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
@@ -31,6 +35,24 @@ $(BIN)-linux-amd64 $(BIN)-linux-arm64: $(BIN)-linux-%: FORCE
 
 image: $(BIN)-linux-amd64 $(BIN)-linux-arm64 ## Build the base image kubevirt.io:disk for linux/amd64 and linux/arm64 with buildah, and print its size
 	VERSION='$(VERSION)' REVISION='$(COMMIT)' scripts/build-image.sh '$(IMAGE)' $^
+
+bin/kubevirt-disk-init-linux-amd64 bin/kubevirt-disk-init-linux-arm64: bin/kubevirt-disk-init-linux-%: FORCE
+	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/kubevirt-disk-init
+
+# With KERNELFLAGS=--any, the latest kernel is taken if Debian's mirrors do not have the pinned one any more.
+$(MACHINE)/amd64/initrd $(MACHINE)/arm64/initrd: $(MACHINE)/%/initrd: bin/kubevirt-disk-init-linux-% FORCE
+	scripts/fetch-kernel.sh $(KERNELFLAGS) $* cache/kernel
+	$(GO) run ./scripts/mkinitrd cache/kernel/$*/root $< $(@D)
+
+machine: $(MACHINE)/amd64/initrd $(MACHINE)/arm64/initrd ## Make the kernel and the initramfs that boot container images, into cache/machine (needs apt)
+
+adapter-image: $(BIN)-linux-amd64 $(BIN)-linux-arm64 machine ## Build the image kubevirt.io:adapter with buildah: the binary, and what boots container images
+	VERSION='$(VERSION)' REVISION='$(COMMIT)' BOOT=$(MACHINE) KERNELS=cache/kernel \
+		scripts/build-image.sh '$(ADAPTER_IMAGE)' $(BIN)-linux-amd64 $(BIN)-linux-arm64
+
+run-container: KERNELFLAGS ?= --any
+run-container: $(BIN) $(MACHINE)/$(shell $(GO) env GOARCH)/initrd ## Boot a small container image as a virtual machine in QEMU, and print what it says
+	scripts/run-container.sh $(BIN) $(MACHINE)/$(shell $(GO) env GOARCH)
 
 run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how to log in
 	scripts/run-demo.sh $(BIN)
@@ -64,6 +86,6 @@ clean: ## Remove the binaries, and the files that benchmarks keep
 	rm -rf bin cache
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 FORCE:

@@ -18,7 +18,7 @@ const maxFileLines = 500
 
 // outsideLibraries are the packages that own their process: commands and the tests' programs. The
 // rules below apply to all others.
-var outsideLibraries = []string{"cmd/...", "scripts/...", "integration/..."}
+var outsideLibraries = []string{"cmd/...", "scripts/...", "integration/...", "examples/..."}
 
 // TestLibrarySource checks what the packages below cmd owe their callers as libraries: they never
 // end the process, do nothing at import, and have no logger of their own.

@@ -5,6 +5,9 @@
 # VERSION and REVISION become labels. SOURCE_DATE_EPOCH is the time of every file and of the image;
 # the default is the time of the last commit. buildah decides where images are kept:
 # CONTAINERS_STORAGE_CONF names another place.
+#
+# With BOOT it is kubevirt.io:adapter, which also has what boots container images: BOOT/ARCH has
+# vmlinuz and initrd, KERNELS/ARCH what scripts/fetch-kernel.sh has left.
 set -euo pipefail
 
 [ $# = 3 ] || {
@@ -13,6 +16,8 @@ set -euo pipefail
 }
 image=$1
 declare -A binary=([amd64]=$(realpath "$2") [arm64]=$(realpath "$3"))
+boot=${BOOT:+$(realpath "$BOOT")}
+kernels=${KERNELS:+$(realpath "$KERNELS")}
 cd "$(dirname "$0")/.."
 command -v buildah >/dev/null || {
 	echo "build-image: buildah is not installed (Debian: apt-get install buildah)" >&2
@@ -20,6 +25,11 @@ command -v buildah >/dev/null || {
 }
 
 limit=$((20 << 20)) # the largest unpacked image, in bytes
+containerfile=Containerfile
+if [ -n "$boot" ]; then
+	limit=$((80 << 20)) # arm64's kernel is not compressed
+	containerfile=Containerfile.adapter
+fi
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -35,6 +45,17 @@ lay_out() {
 	ln -s ../kubevirt-disk "$root/bin/kubevirt-disk"
 	ln -s ../kubevirt-disk "$root/bin/cat"
 	install -d -m 1777 "$state/kubevirt-disk"
+	[ -z "$boot" ] || lay_out_boot "$1" "$root"
+}
+
+# lay_out_boot adds what boots container images. The kernel is GPL-2: its licence, and where its
+# source is, go with it.
+lay_out_boot() { # lay_out_boot ARCH ROOT
+	local copyright=("$kernels/$1"/root/usr/share/doc/linux-image-*/copyright)
+	install -d -m 0755 "$2/boot" "$2/usr" "$2/usr/share" "$2/usr/share/doc" "$2/usr/share/doc/linux"
+	install -m 0644 "$boot/$1/vmlinuz" "$boot/$1/initrd" "$2/boot/"
+	install -m 0644 "${copyright[0]}" "$2/usr/share/doc/linux/copyright"
+	install -m 0644 "$kernels/$1/source" "$2/usr/share/doc/linux/SOURCE"
 }
 
 # Only the docker format has a HEALTHCHECK.
@@ -42,7 +63,7 @@ build() { # build ARCH: prints the id of the image
 	buildah build --quiet --platform "linux/$1" --format docker --timestamp "$epoch" --identity-label=false --no-cache \
 		--build-arg "CREATED=$(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)" \
 		--build-arg "REVISION=${REVISION:-unknown}" --build-arg "VERSION=${VERSION:-dev}" \
-		--file Containerfile "$work"
+		--file "$containerfile" "$work"
 }
 
 # In the docker format, buildah writes the random name of its build container into the image. This

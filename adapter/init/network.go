@@ -90,6 +90,9 @@ func (n *network) rename(hostname string) {
 }
 
 func (n *network) begin() error {
+	if err := n.write(); err != nil {
+		return err
+	}
 	for file, value := range sysctls {
 		_ = os.WriteFile(file, []byte(value), 0) // an older kernel does without
 	}

@@ -21,8 +21,8 @@ const (
 	eventType = 16
 )
 
-// powerInterval is how often a power button is looked for until there is one.
-const powerInterval = time.Second / 4
+// powerInterval is how often new input devices are looked for.
+const powerInterval = time.Second / 2
 
 // watchPowerButton calls pressed whenever the power button is pressed: by `virsh shutdown`, by
 // QEMU's system_powerdown, or by KubeVirt that stops a machine. It does not return.
@@ -39,10 +39,14 @@ func watchPowerButton(pressed func()) {
 				continue // it is about to appear
 			}
 			seen[device] = true
-			if hasPowerKey(f) {
-				readKeys(f, pressed)
+			if !hasPowerKey(f) {
+				f.Close()
+				continue
 			}
-			f.Close()
+			go func() { // one for each: keyboards have such a key, too
+				defer f.Close()
+				readKeys(f, pressed)
+			}()
 		}
 	}
 }

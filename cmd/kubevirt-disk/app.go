@@ -158,8 +158,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.xmlCommand(),
-		a.healthcheckCommand(), a.provideCommand(),
+	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.adaptCommand(),
+		a.xmlCommand(), a.healthcheckCommand(), a.provideCommand(),
 		a.pullCommand(), a.pushCommand(), a.handoverCommand(), a.sessionsCommand(), a.kickCommand(),
 		a.versionCommand())
 	a.versionFlag(root)

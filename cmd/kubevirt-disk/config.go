@@ -23,6 +23,7 @@ type config struct {
 	diskDir, workDir string
 	images           []string // served instead of those of diskDir; empty: none were named
 	streams          daemon.Streams
+	containers       daemon.Containers
 	volumes          *daemon.Volumes // nil: none can be made
 	temporary        bool            // workDir is made at the start, and removed at the end
 	portals          []daemon.Address
@@ -61,11 +62,11 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		recordBoot:     l.text(keyRecordBoot),
 		common: daemon.DiskSettings{CopyMode: l.copyMode(), CopyModeSource: l.name(keyCopyMode),
 			Size: l.size(keySize)},
-		streams: l.streams(),
 		volumes: l.volumes(),
 		log:     l.logConfig(),
 		values:  map[string]string{},
 	}
+	c.streams, c.containers = l.streams()
 	for _, s := range settings {
 		c.values[s.key] = strings.Join(l.list(s.key), ",")
 	}

@@ -155,6 +155,14 @@ var settingCases = []struct {
 			}
 			return strings.Join(all, ",")
 		}},
+	{key: keyContainerImage, def: "", inFile: "r.example/f:1", inEnv: "r.example/e:1",
+		asFlag: "r.example/a:1", got: func(c *config) string {
+			var all []string
+			for _, ref := range c.containers.References {
+				all = append(all, ref.String())
+			}
+			return strings.Join(all, ",")
+		}},
 	{key: keyCacheDir, def: "/var/lib/kubevirt-disk/.cache", inFile: "/f", inEnv: "/e",
 		asFlag: "/a",
 		got:    func(c *config) string { return c.streams.CacheDir }},

@@ -14,6 +14,7 @@ func (c *config) options(log *zap.Logger) daemon.Options {
 		Settings:       c.diskSettings(),
 		Streams:        c.streams,
 		Volumes:        c.volumes,
+		Containers:     c.containers,
 		WorkDir:        c.workDir,
 		PersistentDir:  c.persistentDir,
 		UsageTypes:     c.usageTypes,

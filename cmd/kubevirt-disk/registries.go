@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -109,25 +110,23 @@ func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*regis
 	})
 }
 
-// streams are the images that serve finds in registries.
-func (l *loader) streams() (s daemon.Streams) {
-	seen := map[string]bool{}
+// levelsName is the directory for the levels of container images, in that of the cache.
+const levelsName = "levels"
+
+// streams are the images that serve finds in registries, and the container images that it makes
+// disks of.
+func (l *loader) streams() (s daemon.Streams, c daemon.Containers) {
+	s.References = l.references(keyImage)
+	c.References = l.references(keyContainerImage)
 	hosts := map[string]bool{}
-	for _, text := range l.list(keyImage) {
-		ref, err := registry.ParseReference(text)
-		switch {
-		case err != nil:
-			l.problems.Add(l.name(keyImage), "%v", err)
-		case seen[text]:
-			l.problems.Add(l.name(keyImage), "%q is named twice", text)
-		default:
-			s.References = append(s.References, ref)
-		}
-		seen[text], hosts[ref.Host()] = true, true
+	all := slices.Concat(s.References, c.References)
+	for _, ref := range all {
+		hosts[ref.Host()] = true
 	}
 	if s.CacheDir = l.text(keyCacheDir); s.CacheDir == "" {
 		s.CacheDir = filepath.Join(l.text(keyWorkDir), ".cache")
 	}
+	c.Dir = filepath.Join(s.CacheDir, levelsName)
 	s.CacheSize = l.bytes(keyCacheSize, parseCacheSize)
 	s.Registry = registry.Options{
 		Config:    l.text(keyRegistryConfig),
@@ -136,8 +135,8 @@ func (l *loader) streams() (s daemon.Streams) {
 		Insecure:  l.list(keyInsecureRegistry),
 		UserAgent: "kubevirt-disk/" + buildInfo().Version,
 	}
-	if len(s.References) == 0 {
-		return s // without images, credentials do not matter
+	if len(all) == 0 {
+		return s, c // without images, credentials do not matter
 	}
 	own, err := registryCredential()
 	if err != nil {
@@ -149,12 +148,30 @@ func (l *loader) streams() (s daemon.Streams) {
 				"is the credential of one registry, and the images are of "+
 					"several: name a file with one for each by --%s", keyRegistryConfig)
 		}
-		s.Registry.Own, s.Registry.OwnHost = own, s.References[0].Host()
+		s.Registry.Own, s.Registry.OwnHost = own, all[0].Host()
 		for host := range hosts {
 			s.Registry.OwnHost = host
 		}
 	}
-	return s
+	return s, c
+}
+
+// references are those of a setting. Each is named once.
+func (l *loader) references(key string) (list []registry.Reference) {
+	seen := map[string]bool{}
+	for _, text := range l.list(key) {
+		ref, err := registry.ParseReference(text)
+		switch {
+		case err != nil:
+			l.problems.Add(l.name(key), "%v", err)
+		case seen[text]:
+			l.problems.Add(l.name(key), "%q is named twice", text)
+		default:
+			list = append(list, ref)
+		}
+		seen[text] = true
+	}
+	return list
 }
 
 func parseCacheSize(text string) (int64, error) {

@@ -67,6 +67,7 @@ func (c *config) makeTemporary() (remove func() error, err error) {
 	if rel, err := filepath.Rel(c.workDir, c.streams.CacheDir); err == nil &&
 		filepath.IsLocal(rel) {
 		c.streams.CacheDir = filepath.Join(dir, rel)
+		c.containers.Dir = filepath.Join(c.streams.CacheDir, levelsName)
 	}
 	c.workDir = dir
 	return remove, nil

@@ -49,6 +49,7 @@ const (
 	keyMaxSessions    = "max-sessions"
 	keyMaxPerAddress  = "max-sessions-per-address"
 	keyImage          = "image"
+	keyContainerImage = "container-image"
 	keyCacheDir       = "cache-dir"
 	keyCacheSize      = "cache-size"
 	keyRecordBoot     = "record-boot"
@@ -127,6 +128,9 @@ var settings = append([]setting{
 		usage: "`reference` of an image in a registry: its disks are LUNs after those of the " +
 			"directory, " +
 			"and are fetched as they are read; repeatable"},
+	{key: keyContainerImage, env: []string{"CONTAINER_IMAGE"}, kind: kindList,
+		usage: "`reference` of a container image: it becomes a disk that boots and runs its " +
+			"entry point, a LUN after those of --image; repeatable"},
 	{key: keyCacheDir, env: []string{"CACHE_DIR"},
 		usage: "`directory` for what is fetched from registries, which the daemons of a node may " +
 			"share " +

@@ -42,6 +42,11 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 		return nil, err
 	}
 	found = append(found, streamed...)
+	containers, err := d.findContainers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, containers...)
 	volume := d.opt.PersistentDir
 	dirs := make([]string, len(found))
 	if volume != "" && len(found) > 0 {
@@ -101,7 +106,7 @@ func (d *Daemon) findLocal() (found []foundImage, err error) {
 		return found, nil
 	case len(d.opt.Images.Paths) > 0:
 		return nil, err
-	case isNoImage(err) && len(d.opt.Streams.References) > 0:
+	case isNoImage(err) && d.hasReferences():
 		return nil, nil
 	case isNoImage(err) && d.hasSingle():
 		return nil, nil // it is served with the other volumes
@@ -113,6 +118,11 @@ func (d *Daemon) findLocal() (found []foundImage, err error) {
 		return nil, nil
 	}
 	return nil, d.explainScan(err)
+}
+
+// hasReferences tells whether there are images that are named by references.
+func (d *Daemon) hasReferences() bool {
+	return len(d.opt.Streams.References)+len(d.opt.Containers.References) > 0
 }
 
 // checkDirectories refuses to keep disks where images are searched for. The next start would take
@@ -211,11 +221,11 @@ func (d *Daemon) logAssumed(info image.Info) {
 func (d *Daemon) sweep(ctx context.Context) {
 	var elsewhere []string
 	for _, f := range d.found {
-		if f.streamed != nil {
+		if !f.local() {
 			elsewhere = append(elsewhere, f.name)
 		}
 	}
-	found := func(f foundImage) bool { return f.image != nil && f.streamed == nil }
+	found := func(f foundImage) bool { return f.image != nil && f.local() }
 	if len(d.opt.Images.Paths) == 0 && slices.ContainsFunc(d.found, found) {
 		for _, dir := range d.workDirs() {
 			instance.Sweep(ctx, dir, d.opt.Images.Dir, elsewhere, d.opt.Owner, d.log)

@@ -16,9 +16,11 @@ import (
 // Options say what a daemon serves, and how. WorkDir and Portals are required, and Images unless
 // there are Volumes; the zero value of every other field works.
 type Options struct {
-	Images   Images
-	Streams  Streams // after those of Images
-	Settings Settings
+	Images  Images
+	Streams Streams // after those of Images
+	// Containers are after those of Streams.
+	Containers Containers
+	Settings   Settings
 
 	WorkDir       string // holds ephemeral disks and their state; made if it is missing
 	PersistentDir string // of a volume that holds the disks instead; "": none

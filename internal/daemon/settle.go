@@ -93,7 +93,12 @@ type foundImage struct {
 	image    *image.Image  // nil: the disk is complete, and is served without one
 	backing  []string      // names of its backing files
 	streamed *streamedDisk // nil: it is on this machine
+	// container: it was made of a container image
+	container bool
 }
+
+// local tells whether the image is a file that a person has put on this machine.
+func (f foundImage) local() bool { return f.streamed == nil && !f.container }
 
 // settle decides how the disk of each image is served, or says why it cannot be.
 func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) {

@@ -49,7 +49,11 @@ type streamedDisk struct {
 // newStreams checks the settings for registries. It asks none of them yet.
 func (d *Daemon) newStreams() error {
 	opt := d.opt.Streams
-	if len(opt.References) == 0 && d.opt.Volumes == nil {
+	if err := d.checkContainers(); err != nil {
+		return err
+	}
+	none := len(opt.References) == 0 && len(d.opt.Containers.References) == 0
+	if none && d.opt.Volumes == nil {
 		return nil
 	}
 	if opt.CacheDir == "" {

@@ -1,0 +1,320 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/adapt"
+	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/registry"
+)
+
+// Where the image kubevirt.io:adapter has the kernel and the initramfs, and how others are named.
+const (
+	defaultKernel = "/boot/vmlinuz"
+	defaultInitrd = "/boot/initrd"
+	envKernel     = "ADAPT_KERNEL"
+	envInitrd     = "ADAPT_INITRD"
+	flagKernel    = "kernel"
+	flagInitrd    = "initrd"
+	flagTo        = "to"
+)
+
+// The files that adapt makes beside the levels.
+const (
+	adaptedKernel = "kernel"
+	adaptedInitrd = "initrd"
+	adaptedDisk   = "disk.qcow2"
+	adaptedDomain = "domain.xml"
+)
+
+type adaptOptions struct {
+	to, kernel, initrd string
+	size               string
+	name               string
+	memory, cpus       uint
+	emulated           bool
+	machine            machine.Options
+}
+
+func (a *app) adaptCommand() *cobra.Command {
+	var o adaptOptions
+	cmd := &cobra.Command{
+		Use:   "adapt REF --to DIRECTORY [-- ARGUMENT...]",
+		Short: "Make a container image a virtual machine: a disk, a kernel and a domain",
+		Long: `Makes a disk of a container image, and what boots it. DIRECTORY gets these:
+
+  layer-*.qcow2   a level of the disk for each layer of the image; images with the same lower
+                  layers share them, and a level that is there is not made again
+  image-*.qcow2   the level on top, with the image's configuration
+  disk.qcow2      what the machine writes; if it is there, the machine goes on with it
+  kernel, initrd  what is booted, from the image kubevirt.io:adapter
+  domain.xml      a domain of libvirt that runs the image's entry point
+
+  virsh create DIRECTORY/domain.xml --console
+
+The arguments, and the options that a container runtime would have, take the place of the image's.
+
+` + registryHelp,
+		Args: usageArgs(cobra.MinimumNArgs(1)),
+	}
+	o.add(cmd)
+	addRegistryFlags(cmd.Flags())
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ref, err := registry.ParseReference(args[0])
+		if err != nil {
+			return err
+		}
+		o.machine.Args = args[1:]
+		size, err := o.check()
+		if err != nil {
+			return err
+		}
+		client, err := a.registryClient(cmd, ref)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		return running(func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := a.interruptible(cmd.Context(), nil)
+			defer stop()
+			return a.adapt(ctx, client, ref, o, size)
+		})(cmd, args)
+	}
+	return cmd
+}
+
+func (o *adaptOptions) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&o.to, flagTo, "", "`directory` for everything; made if it is missing")
+	flags.StringVar(&o.size, keySize, "",
+		"least `bytes` of the disk, as 20Gi: the machine uses all of it (default what the image "+
+			"needs)")
+	flags.StringVar(&o.kernel, flagKernel, fromEnvironment(envKernel, defaultKernel),
+		"`file` of the kernel ["+envKernel+"]")
+	flags.StringVar(&o.initrd, flagInitrd, fromEnvironment(envInitrd, defaultInitrd),
+		"`file` of the initramfs ["+envInitrd+"]")
+	flags.StringArrayVar(&o.machine.Entrypoint, "entrypoint", nil,
+		"`word` of another entry point; repeatable")
+	flags.StringArrayVar(&o.machine.Env, "env", nil, "`NAME=VALUE` for the environment; repeatable")
+	flags.StringVar(&o.machine.User, "user", "", "`user`, USER or USER:GROUP, names or numbers")
+	flags.StringVar(&o.machine.WorkDir, "workdir", "", "working `directory`")
+	flags.StringVar(&o.machine.StopSignal, "stop-signal", "", "`signal` that asks to end")
+	flags.StringVar(&o.machine.Hostname, "hostname", "", "`name` of the machine (default DHCP's)")
+	flags.BoolVar(&o.machine.TTY, "tty", false, "the console is the terminal of the entry point")
+	flags.StringVar(&o.name, "name", "", "`name` of the domain (default the image's)")
+	flags.UintVar(&o.memory, "memory-mib", 256, "memory of the domain, `MiB`")
+	flags.UintVar(&o.cpus, "cpus", 1, "`number` of CPUs of the domain")
+	flags.BoolVar(&o.emulated, "emulated", false, "a domain for a host without KVM")
+}
+
+func fromEnvironment(name, otherwise string) string {
+	if value := os.Getenv(name); value != "" {
+		return value
+	}
+	return otherwise
+}
+
+// check refuses what is wrong before anything is made. It returns the size in bytes.
+func (o *adaptOptions) check() (size int64, err error) {
+	var wrong problems.List
+	if o.to == "" {
+		wrong.Add("--"+flagTo, "is missing: name the directory for the disk")
+	}
+	if o.size != "" {
+		if size, err = parseSize(o.size); err != nil {
+			wrong.Add("--"+keySize, "%v", err)
+		}
+	}
+	for _, f := range []struct{ flag, env, path string }{
+		{flagKernel, envKernel, o.kernel}, {flagInitrd, envInitrd, o.initrd},
+	} {
+		if info, err := os.Stat(f.path); err != nil || !info.Mode().IsRegular() {
+			wrong.Add("--"+f.flag+" ("+f.env+")", "%q is not there: the image "+
+				"kubevirt.io:adapter has one, and \"make machine\" makes one", f.path)
+		}
+	}
+	for _, variable := range o.machine.Env {
+		if name, _, ok := strings.Cut(variable, "="); !ok || name == "" {
+			wrong.Add("--env", "%q is not NAME=VALUE", variable)
+		}
+	}
+	return size, wrong.Err()
+}
+
+func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.Reference,
+	o adaptOptions, size int64) error {
+	p := new(registry.Progress)
+	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
+	var made *adapt.Made
+	err := report.while(p, func() (err error) {
+		made, err = adapt.Image(ctx, client, ref, o.to,
+			adapt.Options{Size: size, Machine: o.machine, Progress: p})
+		return err
+	})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("interrupted: what is complete in %q stays, and is not made again", o.to)
+	}
+	if err != nil {
+		return explainWrite(err, o.to)
+	}
+	dir, err := filepath.Abs(o.to)
+	if err != nil {
+		return err
+	}
+	if err := o.complete(ctx, dir, ref, made); err != nil {
+		return explainWrite(err, o.to)
+	}
+	fmt.Fprintf(a.stderr, "%s: %s is a disk of %s in %d levels, %d of them were there; "+
+		"start it with\n  virsh create %s --console\n", oneLine(ref.String()), made.Digest,
+		shortSize(made.Size), len(made.Levels), made.Cached,
+		oneLine(filepath.Join(dir, adaptedDomain)))
+	return nil
+}
+
+// complete makes what is beside the levels.
+func (o *adaptOptions) complete(ctx context.Context, dir string, ref registry.Reference,
+	made *adapt.Made) error {
+	for name, from := range map[string]string{adaptedKernel: o.kernel, adaptedInitrd: o.initrd} {
+		if err := copySmallFile(from, filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	if err := writableDisk(ctx, dir, made); err != nil {
+		return err
+	}
+	text, err := o.domain(dir, ref, made)
+	if err != nil {
+		return err
+	}
+	return replaceFile(filepath.Join(dir, adaptedDomain), strings.NewReader(text+"\n"))
+}
+
+// domain is the description of the machine.
+func (o *adaptOptions) domain(dir string, ref registry.Reference, made *adapt.Made) (
+	string, error) {
+	disk, err := libvirt.FileDisk(filepath.Join(dir, adaptedDisk), machine.DefaultSerial,
+		libvirt.Device{Cache: libvirt.CacheWriteback})
+	if err != nil {
+		return "", err
+	}
+	arch, console := libvirt.ArchAMD64, machine.ConsoleAMD64
+	if made.Arch == "arm64" {
+		arch, console = libvirt.ArchARM64, machine.ConsoleARM64
+	}
+	name := o.name
+	if name == "" {
+		name = domainName(ref)
+	}
+	return libvirt.KernelDomain{Name: name, Disk: disk, Memory: o.memory, CPUs: o.cpus,
+		Emulated: o.emulated, Port: machine.Port,
+		Boot: libvirt.KernelBoot{Arch: arch, Kernel: filepath.Join(dir, adaptedKernel),
+			Initrd:  filepath.Join(dir, adaptedInitrd),
+			Cmdline: machine.KernelArgs(machine.DefaultSerial, console)},
+	}.DomainXML()
+}
+
+// domainName makes a name of a reference: the last part of its path, without what libvirt refuses.
+func domainName(ref registry.Reference) string {
+	name := ref.String()
+	name = name[strings.LastIndex(name, "/")+1:]
+	name, _, _ = strings.Cut(name, "@")
+	name = strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '.', r == '_':
+			return r
+		}
+		return '-'
+	}, name)
+	if name = strings.Trim(name, "-."); name == "" {
+		return "container"
+	}
+	return name
+}
+
+// writableDisk makes the qcow2 file that the machine writes, above the top level. One that is there
+// has what the machine wrote, and is only kept if it is above the same level.
+func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error) {
+	path := filepath.Join(dir, adaptedDisk)
+	top := filepath.Base(made.Path)
+	if _, err := os.Lstat(path); err == nil {
+		return checkWritable(path, top)
+	}
+	f, err := os.OpenFile(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w, err := qcow2.NewAppender(f, qcow2.AppendOptions{ClusterSize: 64 << 10, Backing: top})
+	if err != nil {
+		return err
+	}
+	if _, err := w.Finish(made.Size); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// checkWritable refuses a disk that was made of another image, or of another version of this one.
+func checkWritable(path, top string) error {
+	img, err := image.Open(path, image.Options{})
+	if err != nil {
+		return err
+	}
+	defer img.Close()
+	chain := img.Info().BackingChain
+	if len(chain) == 0 || filepath.Base(chain[0].Name) != top {
+		return fmt.Errorf("%q has what a machine wrote with another version of the image, or with "+
+			"other arguments: move it away, or name another directory with --%s", path, flagTo)
+	}
+	return nil
+}
+
+// copySmallFile copies a file of a few MiB, unless it is the same file.
+func copySmallFile(from, to string) error {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	if a, err := source.Stat(); err == nil {
+		if b, err := os.Stat(to); err == nil && os.SameFile(a, b) {
+			return nil
+		}
+	}
+	return replaceFile(to, source)
+}
+
+// replaceFile writes a file beside its name, and renames it when it is complete.
+func replaceFile(name string, content io.Reader) error {
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-")
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, content)
+	const everybody fs.FileMode = 0o644 // libvirt's QEMU is another user
+	if err = errors.Join(err, f.Chmod(everybody), f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}

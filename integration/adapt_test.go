@@ -1,0 +1,276 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/adapter/machine"
+)
+
+// testContainerfile is an image with two layers, whose user is in groups and is not root.
+const testContainerfile = `FROM scratch
+COPY etc /etc
+COPY --chown=1000:1000 srv /srv
+COPY container /usr/bin/container
+COPY text notexecutable /usr/bin/
+ENV PATH=/usr/local/bin:/usr/bin COLOUR=blue
+USER web
+WORKDIR /srv
+STOPSIGNAL SIGQUIT
+ENTRYPOINT ["container"]
+CMD ["web"]
+`
+
+// containerImage builds an image with buildah, once per run, and returns a reference to it.
+var containerImage = sync.OnceValues(func() (ref string, err error) {
+	dir, err := os.MkdirTemp("", "kubevirt-disk-container-")
+	if err != nil {
+		return "", err
+	}
+	for name, text := range map[string]string{
+		"etc/passwd":     "root:x:0:0:root:/root:/bin/sh\nweb:x:1000:1000::/srv:/bin/sh\n",
+		"etc/group":      "root:x:0:\nweb:x:1000:\nmail:x:8:web\nlog:x:9:root,web\n",
+		"srv/data":       "",
+		"text":           "no program",
+		"notexecutable":  "",
+		"Containerfile":  testContainerfile,
+		".dockerignore ": "",
+	} {
+		file := filepath.Join(dir, name)
+		mode := os.FileMode(0o755)
+		if name == "notexecutable" {
+			mode = 0o644
+		}
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return dir, err
+		}
+		if err := os.WriteFile(file, []byte(text), mode); err != nil {
+			return dir, err
+		}
+	}
+	ref = "oci:" + filepath.Join(dir, "image") + ":web"
+	for _, args := range [][]string{
+		{"go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, "container"),
+			"./integration/container"},
+		{"buildah", "build", "--quiet", "--layers", "--format", "oci", "--identity-label=false",
+			"--timestamp", "0", "--tag", "kubevirt-disk-test-container", dir},
+		{"buildah", "push", "--quiet", "kubevirt-disk-test-container", ref},
+	} {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = ".."
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0",
+			"CONTAINERS_STORAGE_CONF="+filepath.Join(dir, "storage.conf"))
+		if args[0] == "buildah" {
+			cmd.Args = append([]string{"buildah", "--storage-driver", "vfs",
+				"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run")},
+				args[1:]...)
+			cmd.Env = os.Environ()
+		}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return ref, fmt.Errorf("%s: %w\n%s", cmd, err, out)
+		}
+	}
+	return ref, nil
+})
+
+// requireContainerImage returns the reference of an image that buildah has built.
+func requireContainerImage(t *testing.T) string {
+	t.Helper()
+	requireTools(t, "buildah")
+	ref, err := containerImage()
+	require.NoError(t, err)
+	return ref
+}
+
+// adapted makes a machine of the image, with arguments of adapt, and returns its directory.
+func adapted(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	ref, boot := requireContainerImage(t), requireBootFiles(t)
+	path, err := binary()
+	require.NoError(t, err)
+	ok(t, path, append([]string{"adapt", ref, "--to", dir, "--emulated",
+		"--kernel", filepath.Join(boot, "vmlinuz"), "--initrd", filepath.Join(boot, "initrd")},
+		args...)...)
+	return dir
+}
+
+// bootAdapted boots what adapt has made.
+func bootAdapted(t *testing.T, dir string, c machineConfig) *containerMachine {
+	t.Helper()
+	c.disk = "format=qcow2,file=" + filepath.Join(dir, "disk.qcow2")
+	c.boot = ""
+	return bootMachine(t, c)
+}
+
+// TestContainerImageBecomesAMachine: what a program of the image finds is what the image says.
+func TestContainerImageBecomesAMachine(t *testing.T) {
+	requireTools(t, "virt-xml-validate")
+	dir := adapted(t, t.TempDir(), "--size=20Gi", "--env=COLOUR=red", "--hostname=box",
+		"--", "about")
+	domain := readFile(t, filepath.Join(dir, "domain.xml"))
+	validate(t, domain, "domain")
+	m := bootAdapted(t, dir, machineConfig{})
+	require.Empty(t, m.word(machine.WordRunning))
+	require.Equal(t, "0", m.exited())
+	console := m.console()
+	require.Contains(t, console, "kubevirt-disk: the entry point has ended with status 0\n")
+	start := strings.Index(console, `{"PID"`)
+	require.GreaterOrEqual(t, start, 0, console)
+	var a struct {
+		PID, UID, GID         int
+		Groups                []int
+		Args, Env             []string
+		Dir, Hostname         string
+		Terminal              bool
+		Mounts                map[string]string
+		Resolv, Hosts, Stderr string
+		OpenFiles             struct{ Cur, Max uint64 }
+		DiskBytes             uint64
+	}
+	require.NoError(t, json.NewDecoder(strings.NewReader(console[start:])).Decode(&a))
+	require.NotEqual(t, 1, a.PID)
+	require.Equal(t, []int{1000, 1000}, []int{a.UID, a.GID})
+	require.ElementsMatch(t, []int{8, 9}, a.Groups)
+	require.Equal(t, []string{"container", "about"}, a.Args)
+	require.Equal(t, []string{"HOME=/srv", "HOSTNAME=box", "PATH=/usr/local/bin:/usr/bin",
+		"COLOUR=red"}, a.Env)
+	require.Equal(t, "/srv", a.Dir)
+	require.Equal(t, "box", a.Hostname)
+	require.False(t, a.Terminal)
+	require.Contains(t, a.Resolv, "nameserver 10.0.2.3\n")
+	require.Contains(t, a.Hosts, "10.0.2.15\tbox\n")
+	require.Empty(t, a.Stderr)
+	require.EqualValues(t, 524288, a.OpenFiles.Max)
+	require.Greater(t, a.DiskBytes, uint64(19<<30), "the file system has grown")
+	for place, kind := range map[string]string{"/": "ext4", "/proc": "proc", "/sys": "sysfs",
+		"/dev": "devtmpfs", "/dev/pts": "devpts", "/dev/shm": "tmpfs",
+		"/sys/fs/cgroup": "cgroup2"} {
+		require.Equal(t, kind, a.Mounts[place], place)
+	}
+	ok(t, "qemu-img", "check", "-q", filepath.Join(dir, "disk.qcow2"))
+}
+
+// TestExitStatus: every way in which an entry point can end or fail to start has the status that a
+// container runtime gives it.
+func TestExitStatus(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		args   []string
+		status string
+		failed string
+	}{
+		"status":         {[]string{"--", "exit", "17"}, "17", ""},
+		"not found":      {[]string{"--entrypoint=nothing"}, "127", `"nothing" is in no directory`},
+		"not executable": {[]string{"--entrypoint=notexecutable"}, "126", "permission denied"},
+		"no program":     {[]string{"--entrypoint=text"}, "126", "no program for this machine"},
+		"unknown user":   {[]string{"--user=nobody"}, "126", `user "nobody" is not in`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, os.RemoveAll(filepath.Join(dir, "disk.qcow2")))
+			adapted(t, dir, c.args...)
+			m := bootAdapted(t, dir, machineConfig{noNet: true})
+			if c.failed != "" {
+				require.Contains(t, m.word(machine.WordFailed), c.failed)
+			}
+			require.Equal(t, c.status, m.exited())
+		})
+	}
+}
+
+// TestStop: a machine that is asked to stop by the host's word has the time of grace, and processes
+// without a parent are reaped meanwhile.
+func TestStop(t *testing.T) {
+	dir := t.TempDir()
+	adapted(t, dir, "--stop-signal=TERM", "--", "deaf")
+	m := bootAdapted(t, dir, machineConfig{noNet: true, cmdline: machine.ParamGrace + "=1"})
+	m.word(machine.WordRunning)
+	require.Eventually(t, func() bool { return strings.Contains(m.console(), "deaf\n") },
+		machineTime, 20*time.Millisecond)
+	_, err := fmt.Fprintln(m.port, machine.WordStop)
+	require.NoError(t, err)
+	require.Equal(t, "137", m.exited())
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "disk.qcow2")))
+	adapted(t, dir, "--user=0", "--", "orphans")
+	m = bootAdapted(t, dir, machineConfig{noNet: true})
+	require.Equal(t, "0", m.exited())
+	require.Contains(t, m.console(), "zombies: 0\n")
+}
+
+// TestWebServerInAMachine: an image with a web server, served by the daemon, answers HTTP from its
+// machine. What was written is there after a restart of both. The power button ends it by its stop
+// signal, with its status, and leaves a clean disk.
+func TestWebServerInAMachine(t *testing.T) {
+	requireTools(t, qemuISCSI)
+	ref, boot := requireContainerImage(t), requireBootFiles(t)
+	volume := newVolume(t, t.TempDir())
+	state := t.TempDir()
+	serve := func() *daemon {
+		return start(t, config{diskDir: t.TempDir(), stateDir: state,
+			env: map[string]string{"CONTAINER_IMAGE": ref, "PERSISTENT_DIR": volume,
+				"COPY_MODE": "copy-on-write"}})
+	}
+	port := freePort(t)
+	posted := ""
+	for round := range 2 {
+		d := serve()
+		m := bootMachine(t, machineConfig{boot: boot, forward: port,
+			disk: "format=raw,cache=none,file=" + d.url(1)})
+		m.word(machine.WordRunning)
+		url := fmt.Sprintf("http://127.0.0.1:%d/", port)
+		require.Equal(t, posted, get(t, url), "round %d", round)
+		line := fmt.Sprintf("round %d\n", round)
+		response, err := http.Post(url, "text/plain", strings.NewReader(line))
+		require.NoError(t, err)
+		response.Body.Close()
+		require.Equal(t, http.StatusOK, response.StatusCode)
+		posted += line
+		require.Equal(t, posted, get(t, url))
+		m.powerButton()
+		require.Equal(t, "42", m.exited())
+		require.Contains(t, m.console(), "stopped by its stop signal\n")
+		raw := filepath.Join(t.TempDir(), "disk.raw")
+		ok(t, "qemu-img", "convert", "-O", "raw", d.url(1), raw)
+		ok(t, "e2fsck", "-fn", raw)
+		d.stop()
+	}
+}
+
+// get reads from a web server that is about to start.
+func get(t *testing.T, url string) string {
+	t.Helper()
+	client := http.Client{Timeout: 10 * time.Second}
+	text := ""
+	require.Eventually(t, func() bool {
+		response, err := client.Get(url)
+		if err != nil {
+			return false
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		text = string(body)
+		return err == nil && response.StatusCode == http.StatusOK
+	}, machineTime, 100*time.Millisecond)
+	return text
+}
+
+// freePort is a TCP port of the host's loopback.
+func freePort(t *testing.T) int {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port
+}

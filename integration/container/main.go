@@ -1,0 +1,193 @@
+// Command container is the entry point of the container images that tests boot as virtual machines.
+// Its first argument says what it does.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fail(fmt.Errorf("what to do?"))
+	}
+	var err error
+	switch os.Args[1] {
+	case "exit":
+		status, convErr := strconv.Atoi(os.Args[2])
+		if err = convErr; err == nil {
+			os.Exit(status)
+		}
+	case "about":
+		err = about()
+	case "web":
+		err = web()
+	case "deaf":
+		err = deaf()
+	case "orphans":
+		err = orphans()
+	case "orphan":
+		time.Sleep(100 * time.Millisecond)
+	default:
+		err = fmt.Errorf("%q is nothing to do", os.Args[1])
+	}
+	if err != nil {
+		fail(err)
+	}
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, "container:", err)
+	os.Exit(1)
+}
+
+// About is what a process sees of its surroundings.
+type About struct {
+	PID, UID, GID int
+	Groups        []int
+	Args, Env     []string
+	Dir, Hostname string
+	Terminal      bool
+	Mounts        map[string]string // type by place
+	Resolv, Hosts string
+	OpenFiles     syscall.Rlimit
+	DiskBytes     uint64
+	Stderr        string // why /dev/stderr cannot be opened, or ""
+}
+
+func about() error {
+	a := About{PID: os.Getpid(), UID: os.Getuid(), GID: os.Getgid(), Args: os.Args,
+		Env: os.Environ(), Mounts: map[string]string{}}
+	a.Groups, _ = os.Getgroups()
+	a.Dir, _ = os.Getwd()
+	a.Hostname, _ = os.Hostname()
+	info, err := os.Stdin.Stat()
+	if err != nil {
+		return err
+	}
+	_, ttyErr := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	a.Terminal = info.Mode()&os.ModeCharDevice != 0 && ttyErr == nil
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		fields := strings.Fields(line)
+		a.Mounts[fields[1]] = fields[2]
+	}
+	for file, to := range map[string]*string{"/etc/resolv.conf": &a.Resolv,
+		"/etc/hosts": &a.Hosts} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		*to = string(text)
+	}
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &a.OpenFiles); err != nil {
+		return err
+	}
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs("/", &fs); err != nil {
+		return err
+	}
+	a.DiskBytes = fs.Blocks * uint64(fs.Bsize)
+	if f, err := os.OpenFile("/dev/stderr", os.O_WRONLY, 0); err != nil {
+		a.Stderr = err.Error()
+	} else {
+		f.Close()
+	}
+	return json.NewEncoder(os.Stdout).Encode(a)
+}
+
+// web keeps what is posted in a file, and serves it. SIGQUIT is its stop signal: it says so, and
+// ends with status 42.
+func web() error {
+	const file = "/srv/data"
+	listener, err := net.Listen("tcp", ":80")
+	if err != nil {
+		return err
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGQUIT)
+	go func() {
+		<-stop
+		fmt.Println("stopped by its stop signal")
+		os.Exit(42)
+	}()
+	return http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+			if err == nil {
+				_, err = io.Copy(f, r.Body)
+				f.Close()
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+			}
+			return
+		}
+		http.ServeFile(w, r, file)
+	}))
+}
+
+// deaf ignores its stop signal.
+func deaf() error {
+	signal.Ignore(syscall.SIGTERM)
+	fmt.Println("deaf")
+	time.Sleep(time.Hour)
+	return nil
+}
+
+// orphans leaves processes without a parent, and says how many zombies there are when they have
+// ended.
+func orphans() error {
+	if len(os.Args) == 2 {
+		// In between is a process that ends before its child does.
+		if err := exec.Command(os.Args[0], "orphans", "parent").Run(); err != nil {
+			return err
+		}
+	} else {
+		return exec.Command(os.Args[0], "orphan").Start()
+	}
+	for zombies := -1; ; time.Sleep(50 * time.Millisecond) {
+		var orphan int
+		var err error
+		if orphan, zombies, err = processes(); err != nil {
+			return err
+		}
+		if orphan == 0 {
+			fmt.Printf("zombies: %d\n", zombies)
+			return nil
+		}
+	}
+}
+
+// processes counts the orphans that run and the zombies.
+func processes() (orphans, zombies int, err error) {
+	entries, err := os.ReadDir("/proc")
+	for _, e := range entries {
+		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		cmdline, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		switch {
+		case strings.HasPrefix(rest, "Z"):
+			zombies++
+		case strings.HasSuffix(string(cmdline), "\x00orphan\x00"):
+			orphans++
+		}
+	}
+	return orphans, zombies, err
+}

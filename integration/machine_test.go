@@ -1,0 +1,214 @@
+package integration
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/adapter/initrd"
+	"kubevirt.io/disk/adapter/machine"
+)
+
+// machineTime is how long a machine may take for anything, several times what it needs on a busy
+// host.
+const machineTime = 5 * time.Minute
+
+// bootFiles makes the kernel and the initramfs that boot container images, once per run.
+var bootFiles = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "kubevirt-disk-boot-"); err != nil {
+		return "", err
+	}
+	kernels, err := filepath.Abs(filepath.Join("..", "cache", "kernel"))
+	if err != nil {
+		return dir, err
+	}
+	program := filepath.Join(dir, "init")
+	for _, args := range [][]string{
+		{"scripts/fetch-kernel.sh", "--any", "amd64", kernels},
+		{"go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program,
+			"./cmd/kubevirt-disk-init"},
+	} {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = ".."
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return dir, fmt.Errorf("%s: %w\n%s", cmd, err, out)
+		}
+	}
+	tree := filepath.Join(kernels, "amd64", "root")
+	content, err := initrd.Build(initrd.Options{Init: program, KernelTree: tree})
+	if err != nil {
+		return dir, err
+	}
+	kernel, err := initrd.Kernel(tree)
+	if err != nil {
+		return dir, err
+	}
+	return dir, errors.Join(os.WriteFile(filepath.Join(dir, "initrd"), content, 0o644),
+		os.Symlink(kernel, filepath.Join(dir, "vmlinuz")))
+})
+
+// requireBootFiles returns the directory with vmlinuz and initrd.
+func requireBootFiles(t *testing.T) string {
+	t.Helper()
+	requireTools(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
+	dir, err := bootFiles()
+	if err != nil && strings.Contains(err.Error(), "fetch-kernel: apt-get") &&
+		os.Getenv(requireToolsEnv) != "1" {
+		t.Skip(err.Error()) // there is no network
+	}
+	require.NoError(t, err)
+	return dir
+}
+
+// machineConfig says what a machine boots.
+type machineConfig struct {
+	disk    string // QEMU's options of the drive, such as "file=disk.qcow2,format=qcow2"
+	cmdline string // more parameters of the kernel
+	forward int    // a port of the host that leads to port 80; 0: none
+	noNet   bool
+	boot    string // the directory with vmlinuz and initrd; "": bootFiles
+}
+
+// containerMachine is a virtual machine that runs a container image.
+type containerMachine struct {
+	t       *testing.T
+	dir     string
+	cmd     *exec.Cmd
+	ended   chan struct{}
+	words   *bufio.Reader // what the machine says on its port
+	port    net.Conn
+	control net.Conn // QEMU's monitor
+}
+
+// bootMachine starts a machine. It is killed at the end of the test if it still runs.
+func bootMachine(t *testing.T, c machineConfig) *containerMachine {
+	t.Helper()
+	if c.boot == "" {
+		c.boot = requireBootFiles(t)
+	}
+	// The names of sockets are short.
+	dir, err := os.MkdirTemp("", "machine-")
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	m := &containerMachine{t: t, dir: dir, ended: make(chan struct{})}
+	args := []string{"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", "256",
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", filepath.Join(c.boot, "vmlinuz"), "-initrd", filepath.Join(c.boot, "initrd"),
+		"-append", machine.KernelArgs(machine.DefaultSerial, machine.ConsoleAMD64) + " " +
+			c.cmdline,
+		"-drive", "if=none,id=disk," + c.disk,
+		"-device", "virtio-blk-pci,drive=disk,serial=" + machine.DefaultSerial,
+		"-chardev", "file,id=console,path=" + m.file("console"), "-serial", "chardev:console",
+		"-chardev", "socket,id=words,server=on,wait=off,path=" + m.file("words"),
+		"-device", "virtio-serial-pci",
+		"-device", "virtserialport,chardev=words,name=" + machine.Port,
+		"-qmp", "unix:" + m.file("qmp") + ",server=on,wait=off"}
+	if !c.noNet {
+		netdev := "user,id=net"
+		if c.forward != 0 {
+			netdev += fmt.Sprintf(",hostfwd=tcp:127.0.0.1:%d-:80", c.forward)
+		}
+		args = append(args, "-netdev", netdev, "-device", "virtio-net-pci,netdev=net,romfile=")
+	}
+	m.cmd = exec.Command("qemu-system-x86_64", args...)
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var printed strings.Builder
+	m.cmd.Stderr = &printed
+	require.NoError(t, m.cmd.Start())
+	go func() {
+		_ = m.cmd.Wait()
+		close(m.ended)
+	}()
+	t.Cleanup(func() {
+		m.kill()
+		if t.Failed() {
+			t.Logf("QEMU printed %q, the console ends:\n%s", printed.String(),
+				lastLines(m.console(), 40))
+		}
+	})
+	m.port, m.control = m.connect("words"), m.connect("qmp")
+	m.words = bufio.NewReader(m.port)
+	return m
+}
+
+func (m *containerMachine) file(name string) string { return filepath.Join(m.dir, name) }
+
+// connect reaches a socket of QEMU.
+func (m *containerMachine) connect(name string) net.Conn {
+	m.t.Helper()
+	var conn net.Conn
+	require.Eventually(m.t, func() (ok bool) {
+		var err error
+		conn, err = net.Dial("unix", m.file(name))
+		return err == nil
+	}, machineTime, 10*time.Millisecond, "QEMU has no socket")
+	m.t.Cleanup(func() { conn.Close() })
+	require.NoError(m.t, conn.SetDeadline(time.Now().Add(machineTime)))
+	return conn
+}
+
+// word waits for a line of the machine that begins with a word, and returns what follows.
+func (m *containerMachine) word(word string) string {
+	m.t.Helper()
+	for {
+		line, err := m.words.ReadString('\n')
+		require.NoError(m.t, err, "the machine ends without the word %q", word)
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), word); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+}
+
+// powerButton presses the power button.
+func (m *containerMachine) powerButton() {
+	m.t.Helper()
+	answers := json.NewDecoder(m.control)
+	var answer map[string]any
+	require.NoError(m.t, answers.Decode(&answer))
+	for _, command := range []string{"qmp_capabilities", "system_powerdown"} {
+		_, err := fmt.Fprintf(m.control, `{"execute":%q}`, command)
+		require.NoError(m.t, err)
+		require.NoError(m.t, answers.Decode(&answer))
+		require.Contains(m.t, answer, "return")
+	}
+}
+
+// exited waits until the machine is off, and returns the exit status of its entry point.
+func (m *containerMachine) exited() string {
+	m.t.Helper()
+	status := m.word(machine.WordExited)
+	select {
+	case <-m.ended:
+	case <-time.After(machineTime):
+		require.Fail(m.t, "the machine does not go off")
+	}
+	return status
+}
+
+// console is what the console has shown.
+func (m *containerMachine) console() string {
+	text, err := os.ReadFile(m.file("console"))
+	if err != nil {
+		return err.Error()
+	}
+	return strings.ReplaceAll(string(text), "\r\n", "\n")
+}
+
+// kill pulls the plug.
+func (m *containerMachine) kill() {
+	_ = m.cmd.Process.Kill()
+	<-m.ended
+}

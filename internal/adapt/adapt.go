@@ -1,0 +1,95 @@
+// Package adapt makes a disk of the container image that a reference names: it joins package
+// registry, which fetches and verifies, and package adapter, which makes levels of layers. The
+// command adapt calls it, and the daemon for --container-image.
+package adapt
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+
+	"kubevirt.io/disk/adapter"
+	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/registry"
+)
+
+// Options say how an image is made a disk. The zero value runs it as it says itself.
+type Options struct {
+	Size    int64           // the least size of the disk, bytes; 0: what the image needs
+	Machine machine.Options // what the host wants other than the image says
+	// Progress is told how much of the layers was read. May be nil.
+	Progress *registry.Progress
+}
+
+// Made is a disk that was made of an image, or was there.
+type Made struct {
+	*adapter.Disk
+	Digest string // of the image's manifest
+	Arch   string // of the image, as Go names architectures
+	Cached int    // how many levels were there
+}
+
+// Image makes a disk of an image. The levels are in dir, which is made if it is missing; those that
+// are there are taken as they are.
+func Image(ctx context.Context, client *registry.Client, ref registry.Reference, dir string,
+	opt Options) (made *Made, err error) {
+	container, err := client.Container(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, container.Close()) }()
+	config := container.Config()
+	made = &Made{Digest: container.Digest()}
+	if made.Arch, err = architecture(config); err != nil {
+		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	buildOpt := adapter.Options{Size: opt.Size}
+	if !reflect.ValueOf(opt.Machine).IsZero() {
+		if buildOpt.Extra, err = json.Marshal(opt.Machine); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	image := adapter.Image{Config: config}
+	for i, l := range container.Layers() {
+		image.Layers = append(image.Layers, adapter.Layer{Digest: l.Digest, DiffID: l.DiffID,
+			Open: func(ctx context.Context) (io.ReadCloser, error) {
+				return container.OpenLayer(ctx, i, opt.Progress)
+			}})
+	}
+	if made.Disk, err = adapter.Build(ctx, image, dir, buildOpt); err != nil {
+		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	for _, l := range made.Levels {
+		if l.Cached {
+			made.Cached++
+		}
+	}
+	return made, nil
+}
+
+// Architectures are those for which there is a kernel, as Go names them.
+var Architectures = []string{"amd64", "arm64"}
+
+// architecture is that of an image, by its configuration.
+func architecture(config []byte) (string, error) {
+	var c struct {
+		Architecture string `json:"architecture"`
+	}
+	if err := json.Unmarshal(config, &c); err != nil {
+		return "", fmt.Errorf("its configuration cannot be read: %w", err)
+	}
+	for _, a := range Architectures {
+		if c.Architecture == a {
+			return a, nil
+		}
+	}
+	return "", fmt.Errorf("it is made for %q: machines run images for amd64 and arm64",
+		c.Architecture)
+}

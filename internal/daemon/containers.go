@@ -1,0 +1,72 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/adapt"
+	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/registry"
+)
+
+// Containers are container images that become disks which boot: each is a LUN after those of the
+// streams. How registries are reached is as in Streams.
+type Containers struct {
+	References []registry.Reference // in the order of their LUNs, each once
+	// Dir keeps the levels of the disks. Daemons may share it. Made if it is missing.
+	Dir string
+}
+
+// findContainers makes disks of the container images, or finds those of an earlier start.
+func (d *Daemon) findContainers(ctx context.Context) (found []foundImage, err error) {
+	if len(d.opt.Containers.References) == 0 {
+		return nil, nil
+	}
+	refused := problems.Refusal{Verb: "cannot be served"}
+	for _, ref := range d.opt.Containers.References {
+		f, err := d.findContainer(ctx, ref)
+		if err != nil {
+			refused.Add(err)
+			continue
+		}
+		found = append(found, f)
+	}
+	if err := refused.Err(); err != nil {
+		for _, f := range found {
+			closeImages(f.image)
+		}
+		return nil, err
+	}
+	return found, nil
+}
+
+func (d *Daemon) findContainer(ctx context.Context, ref registry.Reference) (foundImage, error) {
+	made, err := adapt.Image(ctx, d.streams.client, ref, d.opt.Containers.Dir, adapt.Options{})
+	if err != nil {
+		return foundImage{}, err
+	}
+	d.log.Info("a container image is served as a disk", zap.Stringer("reference", ref),
+		zap.String("digest", made.Digest), zap.Int("levels", len(made.Levels)),
+		zap.Int("made_before", made.Cached))
+	path, err := filepath.Abs(made.Path)
+	if err != nil {
+		return foundImage{}, err
+	}
+	img, err := image.Open(path, image.Options{})
+	if err != nil {
+		return foundImage{}, err
+	}
+	return foundImage{name: ref.String(), image: img, container: true}, nil
+}
+
+// checkContainers refuses options that cannot work.
+func (d *Daemon) checkContainers() error {
+	if len(d.opt.Containers.References) > 0 && d.opt.Containers.Dir == "" {
+		return errors.New("daemon: there is no directory for the levels of container images")
+	}
+	return nil
+}

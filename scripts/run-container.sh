@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Boots a container image as a virtual machine, from a LUN: builds a small image with buildah, has
+# kubevirt-disk make it a disk and serve it by iSCSI, and starts QEMU with it. Prints what the entry
+# point says and its exit status. What the machine writes is kept in cache/container/disk: a second
+# run goes on with it. IMAGE=REFERENCE boots another image, such as IMAGE=docker.io/library/nginx or
+# IMAGE=oci:DIRECTORY. PORT is the port of the LUN, 3261 by default.
+#
+# Usage: run-container.sh BINARY DIRECTORY, with vmlinuz and initrd in the directory.
+set -euo pipefail
+
+[ $# = 2 ] || {
+	echo "usage: $0 BINARY DIRECTORY" >&2
+	exit 2
+}
+binary=$(realpath "$1")
+boot=$(realpath "$2")
+cd "$(dirname "$0")/.."
+dir=$PWD/cache/container
+port=${PORT:-3261}
+go=${GO:-go}
+serial=container
+mkdir -p "$dir"
+
+fail() {
+	echo "run-container: $*" >&2
+	exit 1
+}
+need() { command -v "$1" >/dev/null || fail "$1 is not installed (Debian: apt-get install $2)"; }
+
+case $(uname -m) in
+x86_64) qemu=(qemu-system-x86_64 -machine q35) package=qemu-system-x86 console=ttyS0 ;;
+aarch64) qemu=(qemu-system-aarch64 -machine virt) package=qemu-system-arm console=ttyAMA0 ;;
+*) fail "there is a kernel for amd64 and arm64 only" ;;
+esac
+need "${qemu[0]}" "$package"
+# There are hosts where /dev/kvm is there and does not work.
+if echo quit | timeout 10 "${qemu[@]}" -accel kvm -cpu host -nodefaults -display none -monitor stdio >/dev/null 2>&1; then
+	qemu+=(-accel kvm -cpu host)
+else
+	echo "run-container: there is no KVM: the machine is emulated, which takes a few seconds" >&2
+	qemu+=(-accel tcg -cpu max)
+fi
+
+work=$(mktemp -d)
+server=
+cleanup() {
+	if [ -n "$server" ]; then
+		kill "$server" 2>/dev/null || true
+		wait "$server" 2>/dev/null || true
+	fi
+	rm -rf "$work"
+}
+trap cleanup EXIT
+
+# A small image, with one static program, unless another one was named.
+image=${IMAGE:-}
+if [ -z "$image" ]; then
+	need buildah buildah
+	CGO_ENABLED=0 "$go" build -trimpath -ldflags '-s -w' -o "$work/hello" ./examples/container/hello
+	cat >"$work/Containerfile" <<'EOT'
+FROM scratch
+COPY hello /hello
+ENTRYPOINT ["/hello"]
+EOT
+	# The same program makes the same image, so that the disk of the last run fits.
+	buildah build --quiet --format oci --timestamp 0 --identity-label=false --file "$work/Containerfile" \
+		--tag kubevirt-disk-hello "$work" >/dev/null
+	rm -rf "$dir/image"
+	buildah push --quiet kubevirt-disk-hello "oci:$dir/image:hello"
+	image=oci:$dir/image:hello
+fi
+
+# IMAGE is a variable of kubevirt-disk as well: an image with disks.
+env -u IMAGE CONTAINER_IMAGE="$image" CACHE_DIR="$dir/cache" PERSISTENT_DIR="$dir/disk" WORK_DIR="$dir/work" \
+	DISK_DIR="$work/none" LISTEN=127.0.0.1 PORT="$port" METRICS_LISTEN='' READY_FILE="$work/ready" \
+	"$binary" serve 2>"$work/log" &
+server=$!
+mkdir -p "$dir/disk"
+until [ -e "$work/ready" ]; do
+	if ! kill -0 "$server" 2>/dev/null; then
+		cat "$work/log" >&2
+		server=
+		fail "the image cannot be served"
+	fi
+	sleep 0.1
+done
+
+# The machine's words come on a virtio-serial port, and what the entry point prints on the console.
+echo "run-container: $image is served, and boots now" >&2
+timeout 300 "${qemu[@]}" -m 256 -nodefaults -no-user-config -display none -no-reboot \
+	-kernel "$boot/vmlinuz" -initrd "$boot/initrd" \
+	-append "console=$console quiet panic=-1 kubevirt.serial=$serial" \
+	-drive "if=none,id=disk,format=raw,cache=none,discard=unmap,file=iscsi://127.0.0.1:$port/iqn.2017-01.io.kubevirt:wrapper/1" \
+	-device "virtio-blk-pci,drive=disk,serial=$serial" \
+	-netdev user,id=net -device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci \
+	-chardev "file,id=words,path=$work/words" -device virtio-serial-pci \
+	-device virtserialport,chardev=words,name=io.kubevirt.disk.0 \
+	-chardev stdio,id=console,signal=on -serial chardev:console </dev/null ||
+	fail "QEMU has failed; is its iSCSI driver there (Debian: apt-get install qemu-block-extra)?"
+status=$(sed -n 's/^exited //p' "$work/words")
+[ -n "$status" ] || fail "the machine has not reported an exit status: $(cat "$work/words")"
+echo "run-container: the exit status of the entry point is $status" >&2
