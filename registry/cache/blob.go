@@ -25,6 +25,24 @@ type Blob struct {
 	recent  []recentChunk   // guarded by mu; that could not be written, the newest last
 	ahead   []int64         // guarded by mu; chunks to prefetch
 	workers int             // guarded by mu; goroutines that prefetch
+	removed bool            // guarded by mu
+}
+
+var errRemoved = errors.New("the blob was removed from the cache")
+
+// Remove removes everything that the directory has of the blob, and keeps nothing of it from now
+// on. What other processes have open of it, they have a while longer.
+func (b *Blob) Remove() error {
+	b.mu.Lock()
+	b.removed, b.ahead, b.recent = true, nil, nil
+	b.mu.Unlock()
+	for i := range b.slots {
+		s := &b.slots[i]
+		s.mu.Lock() // whoever is opening it has done so
+		s.drop()
+		s.mu.Unlock()
+	}
+	return b.cache.root.RemoveAll(path.Dir(b.dir))
 }
 
 // slot is the place of a segment.
@@ -151,6 +169,12 @@ func (b *Blob) open(chunk int64) (*segment, error) {
 	defer s.mu.Unlock()
 	if seg := s.acquire(); seg != nil {
 		return seg, nil
+	}
+	b.mu.Lock()
+	removed := b.removed
+	b.mu.Unlock()
+	if removed {
+		return nil, errRemoved
 	}
 	c := b.cache
 	if err := c.root.MkdirAll(b.dir, 0o770); err != nil {

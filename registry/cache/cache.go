@@ -19,7 +19,7 @@ import (
 const (
 	// MinChunkSize and MaxChunkSize bound what is fetched at once, bytes.
 	MinChunkSize = 64 << 10
-	MaxChunkSize = 1 << 20
+	MaxChunkSize = 4 << 20
 	// MinSize is the least limit of a cache: a few segments of a few blobs. Bytes.
 	MinSize = 256 << 20
 
@@ -39,7 +39,23 @@ type Options struct {
 	// be passed for a moment by what is fetched meanwhile. 0: no limit.
 	Size int64
 	Log  *zap.Logger // nil: none
+	// Others tells what else counts to Size and may be removed: what somebody keeps in the
+	// directory beside the chunks. nil: nothing. However much it is, a quarter of Size is left for
+	// chunks.
+	Others func() ([]Other, error)
 }
+
+// Other is something of the directory that is not the cache's own.
+type Other struct {
+	Name  string // for people
+	Bytes int64  // that it takes
+	Used  time.Time
+	// Remove removes it, unless somebody uses it: ErrInUse.
+	Remove func() error
+}
+
+// ErrInUse says that something is kept as it is in use.
+var ErrInUse = errors.New("it is in use")
 
 // Stats is what a cache has done since it was opened.
 type Stats struct {

@@ -18,6 +18,9 @@ const (
 	sweepEvery = 30 * time.Second
 	// enough is to how much of its limit a cache is brought that is too large.
 	enough = 0.9
+	// leastChunks is the part of the limit that chunks always have, 1/leastChunks, so that what
+	// others keep in the directory and use does not take all of it.
+	leastChunks = 4
 )
 
 // stored counts what was written, and wakes the sweeper after a part of the limit.
@@ -74,11 +77,12 @@ func (c *Cache) touch() {
 	}
 }
 
-// found is a segment file of the directory.
+// found is a segment file of the directory, or what others have there.
 type found struct {
-	name  string
-	bytes int64 // that it takes
-	used  time.Time
+	name   string
+	bytes  int64 // that it takes
+	used   time.Time
+	remove func() error // of others; nil: it is a segment
 }
 
 // shrink removes segments if the directory is over its limit, unless another process does.
@@ -97,7 +101,16 @@ func (c *Cache) shrink() error {
 		return err
 	}
 	defer unlock()
-	all, total, err := c.segments()
+	all, chunks, err := c.segments()
+	total := chunks
+	if c.opt.Others != nil && err == nil {
+		var others []Other
+		others, err = c.opt.Others()
+		for _, o := range others {
+			all = append(all, found{o.Name, o.Bytes, o.Used, o.Remove})
+			total += o.Bytes
+		}
+	}
 	if err != nil || total <= c.opt.Size {
 		return err
 	}
@@ -107,16 +120,37 @@ func (c *Cache) shrink() error {
 		if float64(total) <= enough*float64(c.opt.Size) {
 			break
 		}
-		if err := c.root.Remove(f.name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if f.remove == nil && chunks <= c.opt.Size/leastChunks {
+			continue
+		}
+		if err := c.removeFound(f); errors.Is(err, ErrInUse) {
+			continue
+		} else if err != nil {
 			return err
+		}
+		if f.remove == nil {
+			chunks -= f.bytes
 		}
 		total -= f.bytes
 		removed++
 	}
+	if removed == 0 {
+		return nil
+	}
 	c.touch() // lets go of what was removed
 	c.removeEmpty(all)
 	c.log.Info("the cache was over its size, and what was used longest ago was removed",
-		zap.Int64("bytes", before), zap.Int64("left", total), zap.Int("segments", removed))
+		zap.Int64("bytes", before), zap.Int64("left", total), zap.Int("files", removed))
+	return nil
+}
+
+func (c *Cache) removeFound(f found) error {
+	if f.remove != nil {
+		return f.remove()
+	}
+	if err := c.root.Remove(f.name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	return nil
 }
 
@@ -151,6 +185,9 @@ func (c *Cache) segments() (all []found, total int64, err error) {
 func (c *Cache) removeEmpty(all []found) {
 	seen := make(map[string]bool)
 	for _, f := range all {
+		if f.remove != nil {
+			continue
+		}
 		for dir := path.Dir(f.name); dir != version; dir = path.Dir(dir) {
 			if seen[dir] {
 				break

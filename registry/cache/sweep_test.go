@@ -234,3 +234,52 @@ func BenchmarkRead(b *testing.B) {
 		})
 	}
 }
+
+// TestOthersCount: what others keep in the directory counts to its size, and goes when it was used
+// longest ago, but not what is in use. Chunks keep a part of the size in any case.
+func TestOthersCount(t *testing.T) {
+	const limit = 4 * SegmentSize
+	old, inUse := false, 0
+	others := []Other{
+		{Name: "in use", Bytes: limit, Used: time.Now().Add(-2 * time.Hour),
+			Remove: func() error { inUse++; return ErrInUse }},
+		{Name: "old", Bytes: limit, Used: time.Now().Add(-time.Hour), Remove: func() error {
+			old = true
+			return nil
+		}},
+	}
+	c := openCache(t, t.TempDir(), Options{Others: func() ([]Other, error) {
+		if old {
+			return others[:1], nil
+		}
+		return others, nil
+	}})
+	b := openBlob(t, c, 6*SegmentSize, new(far))
+	for n := range int64(6) {
+		requireRead(t, b, n*SegmentSize, SegmentSize/2)
+	}
+	c.opt.Size = limit
+	require.NoError(t, c.shrink())
+	require.True(t, old)
+	require.Equal(t, 1, inUse)
+	_, chunks, err := c.segments()
+	require.NoError(t, err)
+	require.LessOrEqual(t, chunks, int64(limit/leastChunks))
+	require.Greater(t, chunks, int64(limit/leastChunks-SegmentSize))
+	require.NoError(t, c.shrink(), "nothing more is to be had")
+}
+
+// TestRemove leaves nothing of a blob in the directory, and keeps nothing of it any more.
+func TestRemove(t *testing.T) {
+	dir := t.TempDir()
+	c := openCache(t, dir, Options{})
+	b := openBlob(t, c, 2*SegmentSize, new(far))
+	requireRead(t, b, 0, testChunk)
+	requireRead(t, b, SegmentSize, testChunk)
+	require.Len(t, segmentFiles(t, dir), 2)
+	require.NoError(t, b.Remove())
+	require.Empty(t, segmentFiles(t, dir))
+	requireRead(t, b, SegmentSize, testChunk)
+	require.Empty(t, segmentFiles(t, dir))
+	require.NoError(t, b.Remove())
+}
