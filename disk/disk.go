@@ -115,6 +115,9 @@ var (
 	// again. A write has changed nothing beyond the bytes that it reports as stored; a discard or
 	// zeroing may have changed a part of its range.
 	ErrNotNow = errors.New("the content cannot be had now")
+	// ErrWrongContent: what the disk was made of turned out not to be what its digest says, after
+	// some of it was served. It comes within a *MediumError, for every range.
+	ErrWrongContent = errors.New("the disk was made of wrong content")
 	// ErrFailed: an earlier flush failed, so that acknowledged data may be lost; only a restart
 	// clears it.
 	ErrFailed = errors.New("disk has failed: an earlier flush did not reach storage")

@@ -210,6 +210,33 @@ func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, err
 	return disk.Extent{Length: n, Data: kind != extentHole}, nil
 }
 
+// Unverified reports whether what was read of the image may turn out to be wrong. See Unsure.
+func (m *Image) Unverified() (unverified bool) {
+	m.top.chain(func(l *layer) {
+		if u, ok := unwrapped(l.bytes).(Unsure); ok {
+			unverified = unverified || u.Unverified()
+		}
+	})
+	return unverified
+}
+
+// Verify checks the content of the image's files against their digests, where that was not done
+// when they were read. See Unsure.
+func (m *Image) Verify(ctx context.Context) error {
+	var all []Unsure
+	m.top.chain(func(l *layer) {
+		if u, ok := unwrapped(l.bytes).(Unsure); ok {
+			all = append(all, u)
+		}
+	})
+	for _, u := range all {
+		if err := u.Verify(ctx); err != nil {
+			return fmt.Errorf("image %q: %w", m.name, err)
+		}
+	}
+	return nil
+}
+
 // Slow reports whether a read at off has to decompress, in whichever file of the chain. See
 // Estimator.
 func (m *Image) Slow(off int64) bool {

@@ -43,6 +43,19 @@ type Source interface {
 	Close() error
 }
 
+// Unsure is a Source that knows only at the end whether its content was right, or that has
+// something left to check then.
+type Unsure interface {
+	Source
+	// Unverified reports whether what was read may turn out to be wrong. Then Verify is called in
+	// any case, not only when everything was read. It does not wait.
+	Unverified() bool
+	// Verify checks all of the content against its digest, and fetches for that what was not read
+	// yet. It waits until ctx ends, and a later call goes on. The error is disk.ErrWrongContent if
+	// the digest is another one.
+	Verify(ctx context.Context) error
+}
+
 // Identity tells sources apart.
 type Identity struct {
 	// Digest identifies the content if it is known from the beginning, such as the digest of a

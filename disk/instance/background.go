@@ -3,6 +3,7 @@ package instance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -48,10 +49,18 @@ func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *stat
 		unsaved: s.stale}
 	b.done.Go(func() {
 		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
-			b.log.Error("the disk goes on with its image, but cannot be completed", zap.Error(err))
+			b.log.Error(message(err), zap.Error(err))
 		}
 	})
 	return b
+}
+
+// message says what an error of the work beside the guest means.
+func message(err error) string {
+	if errors.Is(err, disk.ErrWrongContent) {
+		return "the image has wrong content"
+	}
+	return "the disk goes on with its image, but cannot be completed"
 }
 
 const (
@@ -92,7 +101,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	})
 	defer identity.Wait()
 	if !b.clone {
-		return nil
+		return b.verifyBeside(ctx)
 	}
 	begin := time.Now()
 	_, data := b.over.Copied()
@@ -119,6 +128,9 @@ func (b *background) run(ctx, identifying context.Context) error {
 		return err
 	}
 	identity.Wait() // until then it owns the state
+	if err := b.verify(ctx); err != nil {
+		return err
+	}
 	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx,
 		b.complete) {
 		b.progress.Wait(osfile.IsFull(err))
@@ -134,6 +146,29 @@ func (b *background) run(ctx, identifying context.Context) error {
 		zap.Duration("duration", elapsed),
 		zap.Float64("mib_per_s", image.Tenths(float64(data)/(1<<20)/max(elapsed.Seconds(), 1e-9))))
 	return nil
+}
+
+// verifyBeside verifies an image that is served before its content was verified.
+func (b *background) verifyBeside(ctx context.Context) error {
+	if !b.img.Unverified() {
+		return nil
+	}
+	if err := slots.Rest(ctx, overlay.FirstReads); err != nil {
+		return err
+	}
+	return b.verify(ctx)
+}
+
+// verify has what is left to verify of the image's content verified. If it is wrong, so is the
+// disk.
+func (b *background) verify(ctx context.Context) error {
+	err := b.img.Verify(ctx)
+	if errors.Is(err, disk.ErrWrongContent) {
+		b.over.Condemn(err)
+		return fmt.Errorf("the disk has failed, every read and write of it ends with an error: %w",
+			err)
+	}
+	return err
 }
 
 // keepIdentifying identifies the image. It retries after errors of storage, which may be temporary.

@@ -3,6 +3,7 @@ package overlay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,7 @@ type Disk struct {
 	locks   blockLocks
 	scratch sync.Pool // *[]byte of opt.Unit bytes
 	failed  atomic.Bool
+	wrong   atomic.Pointer[error] // what is wrong with the image's content; nil: nothing
 	// the disk is complete: the map's files are closed and no longer count
 	mapless atomic.Bool
 
@@ -211,6 +213,9 @@ func (o *Disk) readAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 || off > o.Size()-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), o.Size())
 	}
+	if err := o.condemned("read", off, int64(len(p))); err != nil {
+		return 0, err
+	}
 	if o.opt.Reads != nil {
 		o.opt.Reads(off, int64(len(p)))
 	}
@@ -277,10 +282,10 @@ func (o *Disk) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if len(p) > 0 {
 		o.watch.touch()
 	}
-	if err := o.writable(); err != nil {
+	length := int64(len(p))
+	if err := o.writable(off, length); err != nil {
 		return 0, err
 	}
-	length := int64(len(p))
 	if off < 0 || off > o.Size()-length {
 		return 0, rawfile.OutOfRange("write", off, length, o.Size())
 	}
@@ -305,7 +310,7 @@ func (o *Disk) Zero(off, length int64) error {
 
 func (o *Disk) deallocate(ctx context.Context, op change, off, length int64) error {
 	o.watch.touch()
-	if err := o.writable(); err != nil {
+	if err := o.writable(off, length); err != nil {
 		return err
 	}
 	if off < 0 || length < 0 || off > o.Size()-length {
@@ -385,8 +390,25 @@ func (o *Disk) dropMaps() error {
 	return o.maps.close()
 }
 
+// Condemn makes every later read and write fail: the image has turned out to have wrong content,
+// and nobody can tell what the guest has made of it. The error says what is wrong.
+func (o *Disk) Condemn(err error) { o.wrong.Store(&err) }
+
+// condemned returns why a range cannot be used, or nil.
+func (o *Disk) condemned(op string, off, length int64) error {
+	why := o.wrong.Load()
+	if why == nil {
+		return nil
+	}
+	return &disk.MediumError{Op: op, Off: off, Length: length,
+		Err: fmt.Errorf("%w: %w", disk.ErrWrongContent, *why)}
+}
+
 // writable returns why nothing can be written, or nil.
-func (o *Disk) writable() error {
+func (o *Disk) writable(off, length int64) error {
+	if err := o.condemned("write", off, length); err != nil {
+		return err
+	}
 	if o.opt.ReadOnly {
 		return disk.ErrReadOnly
 	}

@@ -233,12 +233,14 @@ func (t *table) failure(s *servedDisk) error {
 }
 
 // failureLocked tests the disk with an empty write, which changes nothing and waits for nothing.
-// After a failed flush every write returns ErrFailed.
+// After a failed flush every write returns ErrFailed. After its image turned out to be wrong, it
+// returns ErrWrongContent, also for a disk that is only read.
 func (s *servedDisk) failureLocked() error {
 	if s.now.instance == nil {
 		return nil
 	}
-	if _, err := s.now.instance.WriteAt(nil, 0); errors.Is(err, disk.ErrFailed) {
+	if _, err := s.now.instance.WriteAt(nil, 0); errors.Is(err, disk.ErrFailed) ||
+		errors.Is(err, disk.ErrWrongContent) {
 		return err
 	}
 	return nil

@@ -1,0 +1,123 @@
+package instance
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/disktest/sourcetest"
+	"kubevirt.io/disk/disk/image"
+)
+
+// unsureSource is a source that knows only at the end whether its content was right.
+type unsureSource struct {
+	image.Source
+	unverified bool
+	asked      atomic.Int32
+	verdict    chan error
+}
+
+func (s *unsureSource) Unverified() bool { return s.unverified }
+
+func (s *unsureSource) Verify(ctx context.Context) error {
+	s.asked.Add(1)
+	select {
+	case err := <-s.verdict:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func startUnsure(t *testing.T, s *unsureSource, opt Options) *Instance {
+	t.Helper()
+	s.Source = sourcetest.New(filetest.Sample(4<<20, 1), sourcetest.Options{Digest: "sha256:1"})
+	s.verdict = make(chan error, 1)
+	open := func(context.Context, string) (image.Source, error) { return s, nil }
+	img, err := image.OpenSource(t.Context(), "a.raw", open, image.Options{})
+	require.NoError(t, err)
+	require.Equal(t, s.unverified, img.Unverified())
+	inst, err := Open(t.Context(), img, opt)
+	require.NoError(t, err)
+	t.Cleanup(func() { inst.Close() })
+	return inst
+}
+
+// TestWrongContentFailsTheDisk condemns the disks of images whose content turns out to be wrong,
+// also where the disk has copied it already, and completes none of them.
+func TestWrongContentFailsTheDisk(t *testing.T) {
+	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
+		t.Run(string(mode), func(t *testing.T) {
+			s := &unsureSource{unverified: true}
+			opt := Options{WorkDir: t.TempDir(), Mode: mode}
+			inst := startUnsure(t, s, opt)
+			p := make([]byte, 4096)
+			_, err := inst.WriteAt(p, 0)
+			require.NoError(t, err)
+			_, err = inst.ReadAt(p, 1<<20)
+			require.NoError(t, err)
+			s.verdict <- fmt.Errorf("%w: a test", disk.ErrWrongContent)
+			require.Eventually(t, func() bool {
+				_, err := inst.WriteAt(nil, 0)
+				return err != nil
+			}, time.Minute, time.Millisecond)
+			for _, call := range []func() error{
+				func() error { _, err := inst.ReadAt(p, 0); return err },
+				func() error { _, err := inst.WriteAt(p, 8192); return err },
+				func() error { return inst.Disk.(disk.Discarder).Discard(0, 4096) },
+				func() error { return inst.Disk.(disk.Zeroer).Zero(0, 4096) },
+				func() error {
+					_, err := inst.Disk.(disk.Distant).Within(t.Context()).ReadAt(p, 0)
+					return err
+				},
+			} {
+				err := call()
+				require.ErrorIs(t, err, disk.ErrWrongContent)
+				require.ErrorAs(t, err, new(*disk.MediumError))
+				require.ErrorContains(t, err, "a test")
+			}
+			inst.copies.done.Wait()
+			require.NoError(t, inst.Close())
+			state, err := loadState(inst.dir.state())
+			require.NoError(t, err)
+			require.False(t, state.Complete)
+		})
+	}
+}
+
+// TestVerifiedBeforeItIsComplete: a copy is complete only when what was copied is verified, and
+// what needs no more than that is not verified in other modes.
+func TestVerifiedBeforeItIsComplete(t *testing.T) {
+	for _, unverified := range []bool{true, false} {
+		s := &unsureSource{unverified: unverified}
+		inst := startUnsure(t, s, Options{WorkDir: t.TempDir(), Mode: CopyClone})
+		require.Eventually(t, func() bool { return s.asked.Load() == 1 }, time.Minute,
+			time.Millisecond)
+		state, err := loadState(inst.dir.state())
+		require.NoError(t, err)
+		require.False(t, state.Complete)
+		s.verdict <- nil
+		inst.copies.done.Wait()
+		state, err = loadState(inst.dir.state())
+		require.NoError(t, err)
+		require.True(t, state.Complete)
+		require.NoError(t, inst.Close())
+
+		s = &unsureSource{unverified: unverified}
+		inst = startUnsure(t, s, Options{WorkDir: t.TempDir(), Mode: CopyOnWrite})
+		if unverified {
+			require.Eventually(t, func() bool { return s.asked.Load() == 1 }, time.Minute,
+				time.Millisecond)
+		} else {
+			inst.copies.done.Wait()
+			require.Zero(t, s.asked.Load())
+		}
+		require.NoError(t, inst.Close(), "which does not wait for the verdict")
+	}
+}
