@@ -255,6 +255,13 @@ func newLyingProxy(t *testing.T, registry string) *lyingProxy {
 	return p
 }
 
+// flipping says whether the proxy changes what passes.
+func (p *lyingProxy) flipping(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.flip = on
+}
+
 // answer does what is to be done before the registry is asked.
 func (p *lyingProxy) answer(w http.ResponseWriter, r *http.Request) bool {
 	p.mu.Lock()

@@ -29,7 +29,7 @@ type descriptor = v1.Descriptor
 // farFile is a file in a layer that is not compressed, of which an index has the digests. What is
 // read of it is fetched in chunks, verified, and kept in a cache.
 type farFile struct {
-	blob   *cache.Blob
+	blob   chunks
 	name   string // digest of the file's chunk digests
 	chunk  int64  // bytes that are fetched at once
 	zeros  zeroChunks
@@ -37,9 +37,17 @@ type farFile struct {
 	// opening says that what is announced is among the tables
 	opening atomic.Bool
 	warn    func(text string)
+	came    atomic.Int64 // bytes, from the registry
 
 	mu   sync.Mutex
 	runs [readRuns]readRun // guarded by mu; used last first
+}
+
+// chunks are the bytes of a file, of which each read may take long, and which are kept.
+type chunks interface {
+	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
+	Prefetch(off, length int64)
+	Size() int64
 }
 
 // readRun is a place where somebody reads one chunk after the other.
@@ -94,6 +102,7 @@ func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(s
 		Digest: far.name, Size: f.Size, ChunkSize: size,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
 			n, err := layer.ReadAt(ctx, p, f.Offset+off)
+			far.came.Add(int64(n))
 			if n == len(p) {
 				return nil
 			}
@@ -160,6 +169,8 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 		switch {
 		case err == nil || err == io.EOF:
 			return n, err
+		case errors.Is(err, disk.ErrWrongContent):
+			return n, err
 		case ctx.Err() != nil:
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
 		}
@@ -194,6 +205,10 @@ func (f *farFile) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || off >= f.Size() {
 		return disk.Extent{}, fmt.Errorf("an extent at %d of %d bytes", off, f.Size())
 	}
+	if p, ok := f.blob.(*packed); ok {
+		n, hole := p.hole(off)
+		return disk.Extent{Length: min(length, n), Data: !hole}, nil
+	}
 	n, zero := f.zeros.run(off, min(length, f.Size()-off))
 	return disk.Extent{Length: n, Data: !zero}, nil
 }
@@ -225,7 +240,7 @@ func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 			off += n
 		}
 	}
-	return f.blob.Order(mine)
+	return f.blob.(*cache.Blob).Order(mine) // only an index has an order
 }
 
 // Check returns nil: what has a digest never changes.

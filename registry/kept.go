@@ -93,6 +93,10 @@ type record struct {
 	Reference string       `json:"reference"`
 	Digest    string       `json:"digest"` // of the manifest
 	Disks     []StreamDisk `json:"disks,omitempty"`
+	// Pulled: the image was fetched as a whole. Unverified: some layers are served before they are
+	// verified.
+	Pulled     bool `json:"pulled,omitempty"`
+	Unverified bool `json:"unverified,omitempty"`
 }
 
 // StreamDisk is a disk of an image.

@@ -45,15 +45,14 @@ func openLayer(ctx context.Context, b *blob, p *Progress) (*layerReader, error) 
 	if err != nil && err != io.EOF {
 		return nil, errors.Join(err, raw.Close())
 	}
-	switch {
-	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+	switch compression(head) {
+	case "gzip":
 		z, err := gzip.NewReader(in)
 		if err != nil {
 			return nil, errors.Join(err, raw.Close())
 		}
 		r.Reader = marking{z}
-	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}),
-		len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18}):
+	case "zstd":
 		z, err := zstd.NewReader(
 			in,
 			zstd.WithDecoderMaxWindow(maxZstdWindow),
@@ -64,7 +63,7 @@ func openLayer(ctx context.Context, b *blob, p *Progress) (*layerReader, error) 
 			return nil, errors.Join(err, raw.Close())
 		}
 		r.Reader, r.close = marking{z}, z.Close
-	case bytes.HasPrefix(head, []byte("BZh")), bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
+	case "bzip2 or xz":
 		return nil, errors.Join(
 			errors.New("it is compressed by bzip2 or xz: gzip, zstd and none are supported"),
 			raw.Close(),
@@ -73,6 +72,20 @@ func openLayer(ctx context.Context, b *blob, p *Progress) (*layerReader, error) 
 		r.Reader = in
 	}
 	return r, nil
+}
+
+// compression is how content is compressed that begins like that; "": it is not.
+func compression(head []byte) string {
+	switch {
+	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+		return "gzip"
+	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}),
+		len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18}):
+		return "zstd"
+	case bytes.HasPrefix(head, []byte("BZh")), bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
+		return "bzip2 or xz"
+	}
+	return ""
 }
 
 // cancelled ends what is under way when it is closed.
@@ -147,7 +160,8 @@ type entry struct {
 	what    string // of entryRefused: in words
 	link    string // of entryLink: the name that it stands for
 	size    int64
-	ordinal int // of the tar entry in its layer
+	ordinal int  // of the tar entry in its layer
+	sparse  bool // its bytes do not lie as they are in the archive
 }
 
 // The names by which a layer removes what is below it (image-spec, layer.md, "Whiteouts").
@@ -233,8 +247,12 @@ func cleanName(name, dir string) (string, error) {
 func entryOf(h *tar.Header, name string, ordinal int) *entry {
 	e := &entry{name: name, size: h.Size, ordinal: ordinal}
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeGNUSparse: // of a sparse file, the library gives the holes as zeros
-		e.kind = entryFile
+	case tar.TypeReg, tar.TypeGNUSparse:
+		// Of a sparse file, the library gives the holes as zeros.
+		e.kind, e.sparse = entryFile, h.Typeflag == tar.TypeGNUSparse
+		for key := range h.PAXRecords {
+			e.sparse = e.sparse || strings.HasPrefix(key, "GNU.sparse.")
+		}
 	case tar.TypeLink:
 		e.kind, e.link = entryLink, strings.TrimPrefix(path.Clean("/"+h.Linkname), "/")
 	case tar.TypeDir:

@@ -127,7 +127,9 @@ func (l *lying) blobElsewhere(w http.ResponseWriter, r *http.Request) {
 
 // blob sends a blob or a range of it, if no fault is due.
 func (l *lying) blob(w http.ResponseWriter, r *http.Request, digest string) {
+	l.mu.Lock()
 	content, ok := l.store[digest]
+	l.mu.Unlock()
 	if !ok {
 		w.WriteHeader(http.StatusNotFound)
 		return

@@ -9,17 +9,22 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/cache"
 )
 
 // pulledDir is the directory in that of the cache for the disks of images without an index:
 //
 //	pulled/sha256-DIGEST/NAME   a disk as a raw file, of the image with that manifest
-//	pulled/sha256-DIGEST.lock   locked by whoever fetches it (alone) or serves it (shared)
+//	pulled/sha256-DIGEST.lock   locked by whoever fetches or removes it (alone) or serves it (shared)
+//
+// The lock stays where the disks are removed. The time of the directory says when it was used last.
 const pulledDir = "pulled"
 
 // pulledDisk is an image without an index, of which the disks were fetched as raw files.
@@ -32,8 +37,21 @@ type pulledDisk struct {
 // lockPoll is how often it is looked whether another process has fetched the image.
 const lockPoll = 100 * time.Millisecond
 
-// pull fetches the disks of the image, and verifies them, unless a process has done so before.
-func (s *Stream) pull(ctx context.Context) (_ *pulledDisk, err error) {
+// pull fetches the disks of the image, and verifies them, unless a process has done so before. why
+// is told to a person: that takes long.
+func (s *Stream) pull(ctx context.Context, why string) (*pulledDisk, error) {
+	for {
+		d, err := s.pullOnce(ctx, why)
+		if !errors.Is(err, errGone) {
+			return d, err
+		}
+	}
+}
+
+// errGone is an image that was removed before it could be locked.
+var errGone = errors.New("the fetched image was removed")
+
+func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err error) {
 	base := filepath.Join(s.opt.CacheDir, pulledDir)
 	if err := os.MkdirAll(base, 0o770); err != nil {
 		return nil, err
@@ -54,7 +72,7 @@ func (s *Stream) pull(ctx context.Context) (_ *pulledDisk, err error) {
 			if d.there() {
 				break
 			}
-			if err := s.pullInto(ctx, d.dir); err != nil {
+			if err := s.pullInto(ctx, d.dir, why); err != nil {
 				return nil, err
 			}
 			break
@@ -72,8 +90,83 @@ func (s *Stream) pull(ctx context.Context) (_ *pulledDisk, err error) {
 		return nil, &os.PathError{Op: "flock", Path: d.lock.Name(), Err: err}
 	}
 	entries, err := os.ReadDir(d.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errGone
+	}
 	d.names = namesOf(entries)
+	d.touch()
 	return d, err
+}
+
+// touch notes that it is used. Where that is not possible, it is removed earlier than it need be.
+func (d *pulledDisk) touch() {
+	now := time.Now()
+	_ = os.Chtimes(d.dir, now, now)
+}
+
+// Others are the images that were fetched as a whole into the directory of a cache, for
+// cache.Options.
+func Others(cacheDir string) func() ([]cache.Other, error) {
+	base := filepath.Join(cacheDir, pulledDir)
+	return func() (all []cache.Other, err error) {
+		entries, err := os.ReadDir(base)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		for _, e := range entries {
+			if name, ok := strings.CutSuffix(e.Name(), ".lock"); ok && err == nil {
+				var o cache.Other
+				if o, err = otherOf(filepath.Join(base, name)); o.Bytes > 0 {
+					all = append(all, o)
+				}
+			}
+		}
+		return all, err
+	}
+}
+
+// otherOf is a fetched image, with what is left of fetching it.
+func otherOf(dir string) (cache.Other, error) {
+	o := cache.Other{Name: dir, Remove: func() error { return removePulled(dir) }}
+	for _, path := range []string{dir, dir + ".partial"} {
+		err := filepath.WalkDir(path, func(_ string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			if st, ok := info.Sys().(*syscall.Stat_t); ok && info.Mode().IsRegular() {
+				o.Bytes += st.Blocks * 512
+			}
+			if d.IsDir() && info.ModTime().After(o.Used) {
+				o.Used = info.ModTime()
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+			return cache.Other{}, err
+		}
+	}
+	return o, nil
+}
+
+// removePulled removes a fetched image that nobody fetches or serves.
+func removePulled(dir string) error {
+	lock, err := os.OpenFile(dir+".lock", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return cache.ErrInUse
+	}
+	if err != nil {
+		return &os.PathError{Op: "flock", Path: lock.Name(), Err: err}
+	}
+	return errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+".partial"))
 }
 
 func (d *pulledDisk) there() bool {
@@ -82,9 +175,9 @@ func (d *pulledDisk) there() bool {
 }
 
 // pullInto makes the directory with the disks, which appears when it is complete.
-func (s *Stream) pullInto(ctx context.Context, dir string) error {
-	s.client.opt.Warn(fmt.Sprintf("%s has no index of its disks: its layers are fetched and "+
-		"verified before it is served", s.ref))
+func (s *Stream) pullInto(ctx context.Context, dir, why string) error {
+	s.client.opt.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
+		"index of its disks: %s", s.ref, why))
 	partial := dir + ".partial"
 	if err := os.RemoveAll(partial); err != nil {
 		return err
@@ -92,7 +185,9 @@ func (s *Stream) pullInto(ctx context.Context, dir string) error {
 	if err := os.Mkdir(partial, 0o770); err != nil {
 		return err
 	}
-	p := newPuller(s.image, partial, PullOptions{})
+	img := *s.image
+	img.source = having{img.source, s.small}
+	p := newPuller(&img, partial, PullOptions{})
 	err := p.prepare()
 	if err == nil {
 		_, err = p.run(ctx)
@@ -148,4 +243,7 @@ func (d *pulledDisk) open(_ context.Context, name string) (image.Source, error) 
 	return src, nil
 }
 
-func (d *pulledDisk) close() error { return d.lock.Close() }
+func (d *pulledDisk) close() error {
+	d.touch()
+	return d.lock.Close()
+}

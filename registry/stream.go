@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -20,8 +19,8 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// StreamOptions say how the disks of an image are read without being fetched first. Both fields are
-// required.
+// StreamOptions say how the disks of an image are read without being fetched first. Cache and the
+// directories are required.
 type StreamOptions struct {
 	// Cache keeps what was fetched. It stays the caller's, and is closed after the disks.
 	Cache *cache.Cache
@@ -31,6 +30,10 @@ type StreamOptions struct {
 	// which image the reference named when it was first used, and what tells where its disks lie.
 	// It is made if it is missing.
 	KeepDir string
+	// WhenComplete serves layers of which nobody has digests of chunks at once, and verifies them
+	// when all of them was fetched (image.Unsure). Until then TLS alone is trusted. Otherwise they
+	// are fetched and verified first.
+	WhenComplete bool
 }
 
 // Stream is an image of which the disks are read as they are needed. Its methods may be called by
@@ -43,10 +46,15 @@ type Stream struct {
 
 	mu     sync.Mutex
 	record record      // guarded by mu
+	anew   bool        // guarded by mu; the disks are looked for although the record has some
 	image  *resolved   // guarded by mu; nil: its manifest was not needed yet
 	index  *index      // guarded by mu; nil: it has none
 	tables *os.File    // guarded by mu; those of the index; nil: it has none
-	pulled *pulledDisk // guarded by mu; nil: it has an index, or was not needed yet
+	pulled *pulledDisk // guarded by mu; nil: it was not fetched as a whole
+	parts  *parts      // guarded by mu; nil: it has an index, or was fetched as a whole
+
+	unsure map[string]*unverified // guarded by mu; layers that are open, by digest
+	small  map[string][]byte      // guarded by mu; layers that were fetched to look for parts
 
 	// booted is guarded by mu: by disk, what is closed when its boot order was fetched
 	booted map[string]<-chan struct{}
@@ -56,18 +64,22 @@ type Stream struct {
 // the same image, and what is in KeepDir is not asked for again.
 //
 // Of an image that push has made, nothing but the index is fetched before it is read, and no byte
-// of a disk is returned that has not the digest that the image's manifest vouches for. Of every
-// other image the layers are fetched first, verified, and unpacked into CacheDir.
+// of a disk is returned that has not the digest that the image's manifest vouches for. The same is
+// true of layers with a table of contents (eStargz, zstd:chunked). Every other image is fetched
+// first, verified, and unpacked into CacheDir, unless WhenComplete is set.
 func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (*Stream, error) {
 	src, err := c.source(ref)
 	if err != nil {
 		return nil, err
 	}
-	s := &Stream{client: c, opt: opt, ref: ref}
+	s := &Stream{client: c, opt: opt, ref: ref, unsure: make(map[string]*unverified)}
 	if s.kept, err = keep(src, opt.KeepDir); err != nil {
 		return nil, errors.Join(err, src.Close())
 	}
-	if s.record, err = s.kept.loadRecord(ref); err == nil && len(s.record.Disks) == 0 {
+	s.record, err = s.kept.loadRecord(ref)
+	// It may have to be fetched now, and then its disks have other names.
+	s.anew = s.record.Unverified && !opt.WhenComplete
+	if err == nil && (len(s.record.Disks) == 0 || s.anew) {
 		s.mu.Lock()
 		err = s.findLocked(ctx)
 		s.mu.Unlock()
@@ -88,27 +100,57 @@ func (s *Stream) findLocked(ctx context.Context) (err error) {
 		return err
 	}
 	if s.index == nil {
-		if s.pulled, err = s.pull(ctx); err != nil {
+		if err := s.findWithoutIndexLocked(ctx); err != nil {
 			return err
 		}
 	}
-	if len(s.record.Disks) > 0 {
+	if len(s.record.Disks) > 0 && !s.anew {
 		return nil
 	}
 	var names []string
-	if s.pulled != nil {
+	switch {
+	case s.pulled != nil:
 		names = s.pulled.names
-	} else if names, err = s.indexedDisks(ctx); err != nil {
+	case s.parts != nil:
+		names, err = s.partDisks(ctx)
+	default:
+		names, err = s.indexedDisks(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	if len(names) == 0 {
 		return fmt.Errorf("%s has no disk: there is no file in its directory %s/", s.ref, diskDir)
 	}
-	s.record = record{Reference: s.ref.String(), Digest: s.image.digest}
+	before := s.record.Disks
+	s.record = record{Reference: s.ref.String(), Digest: s.image.digest, Pulled: s.pulled != nil,
+		Unverified: s.parts != nil && len(s.parts.Walked) > 0}
 	for _, name := range names {
-		s.record.Disks = append(s.record.Disks, StreamDisk{Name: name})
+		d := StreamDisk{Name: name}
+		if i := slices.IndexFunc(before, func(o StreamDisk) bool { return o.Name == name }); i >= 0 {
+			d = before[i]
+		}
+		s.record.Disks = append(s.record.Disks, d)
 	}
 	return s.kept.saveRecord(s.record)
+}
+
+// findWithoutIndexLocked finds out how the disks of an image without an index are read, and fetches
+// it as a whole if there is no other way.
+func (s *Stream) findWithoutIndexLocked(ctx context.Context) (err error) {
+	s.small = make(map[string][]byte)
+	defer func() { s.small = nil }()
+	why := "what was fetched of it is not there any more"
+	if !s.record.Pulled {
+		s.parts, err = s.findParts(ctx)
+		var no *unsuited
+		if !errors.As(err, &no) {
+			return err
+		}
+		s.parts, why = nil, no.why
+	}
+	s.pulled, err = s.pull(ctx, why)
+	return err
 }
 
 // readIndex reads the index of the image. nil: it has none, or one that does not say everything
@@ -185,41 +227,65 @@ func (s *Stream) warm(ctx context.Context, desc descriptor) {
 // indexedDisks are the files of the index that are disks: those in the directory of the disks that
 // are not below others.
 func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
-	var top []*indexFile
+	var top []string
+	files := make(map[string]*indexFile)
 	for i := range s.index.Files {
 		if f := &s.index.Files[i]; path.Dir(f.Name) == diskDir {
-			top = append(top, f)
+			name := path.Base(f.Name)
+			top, files[name] = append(top, name), f
 		}
 	}
-	below := make([]string, len(top))
+	return s.notBelow(ctx, top, func(name string) (image.Source, error) {
+		return s.openIndexed(files[name])
+	})
+}
+
+// partDisks are those of the parts.
+func (s *Stream) partDisks(ctx context.Context) ([]string, error) {
+	var top []string
+	for _, p := range s.parts.Files {
+		if path.Dir(p.Name) == diskDir {
+			top = append(top, path.Base(p.Name))
+		}
+	}
+	slices.Sort(top)
+	var one sync.Mutex
+	return s.notBelow(ctx, top, func(name string) (image.Source, error) {
+		one.Lock()
+		defer one.Unlock()
+		return s.openPart(ctx, name)
+	})
+}
+
+// notBelow are those of the files that no other of them needs below it.
+func (s *Stream) notBelow(ctx context.Context, all []string,
+	open func(name string) (image.Source, error)) (names []string, err error) {
+	if len(all) == 1 {
+		return all, nil // whatever it needs is elsewhere
+	}
+	below := make([]string, len(all))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(farReads)
-	for i, f := range top {
-		if len(top) == 1 {
-			break // whatever it needs is elsewhere
-		}
+	for i, name := range all {
 		group.Go(func() error {
-			head := make([]byte, min(f.Size, qcow2.HeadSize))
-			file, err := s.openIndexed(f)
+			file, err := open(name)
 			if err != nil {
 				return err
 			}
+			head := make([]byte, min(file.Size(), qcow2.HeadSize))
 			if _, err := file.ReadAt(ctx, head, 0); err != nil && err != io.EOF {
-				return fmt.Errorf("%s of %s: %w", f.Name, s.ref, err)
+				return fmt.Errorf("%s of %s: %w", name, s.ref, err)
 			}
-			below[i] = image.BackingOf(path.Base(f.Name), head, f.Size)
-			return nil
+			below[i] = image.BackingOf(name, head, file.Size())
+			return file.Close()
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	for _, f := range top {
-		if name := path.Base(f.Name); !slices.Contains(below, name) {
-			names = append(names, name)
-		}
-	}
-	return names, nil
+	return slices.DeleteFunc(all, func(name string) bool {
+		return slices.Contains(below, name)
+	}), nil
 }
 
 // Digest is that of the image's manifest.
@@ -245,7 +311,7 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 	if i < 0 {
 		return nil, fmt.Errorf("%s has no disk %q", s.ref, name)
 	}
-	if s.index == nil && s.pulled == nil {
+	if s.index == nil && s.pulled == nil && s.parts == nil {
 		if err := s.findLocked(ctx); err != nil {
 			return nil, err
 		}
@@ -258,10 +324,13 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 		}
 		files = append(files, file)
 		file.opening.Store(s.tables != nil)
-		return file.farFile, nil
+		return file.source, nil
 	}
 	opt.AtHand = s.tables != nil
-	if s.pulled != nil {
+	switch {
+	case s.parts != nil:
+		open = s.openPart
+	case s.pulled != nil:
 		open = s.pulled.open
 		opt.Formats = map[string]image.Format{name: image.FormatRaw}
 	}
@@ -284,7 +353,8 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 // orderedFile is a file with the chunks that a guest reads first.
 type orderedFile struct {
 	*farFile
-	boot [][2]int64
+	source image.Source // the same, for the image
+	boot   [][2]int64
 }
 
 // bootLocked has what a guest reads first of a disk fetched, in the order that was recorded.
@@ -336,7 +406,8 @@ func (s *Stream) openFile(name string) (orderedFile, error) {
 				file.WillRead(m[0], m[1])
 			}
 		}
-		return orderedFile{file, f.Boot}, nil
+		whole, err := s.wholeFile(f, file)
+		return orderedFile{file, whole, f.Boot}, err
 	}
 	return orderedFile{}, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
@@ -350,6 +421,9 @@ func (s *Stream) Close() error {
 	if s.pulled != nil {
 		err = errors.Join(err, s.pulled.close())
 	}
+	for _, u := range s.unsure {
+		err = errors.Join(err, u.notes.close())
+	}
 	return err
 }
 
@@ -362,7 +436,5 @@ func (s *Stream) openIndexed(f *indexFile) (*farFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newFarFile(s.opt.Cache, layer, s.index, f, func(text string) {
-		s.client.opt.Warn(strings.Join([]string{s.ref.String(), f.Name, text}, ": "))
-	})
+	return newFarFile(s.opt.Cache, layer, s.index, f, s.warnOf(f.Name))
 }

@@ -26,6 +26,7 @@ var choices = map[string][]string{
 	keyLogFormat:     logFormats,
 	flagTargetFormat: targetFormats,
 	flagCompress:     compressions,
+	keyVerify:        {verifyAlways, verifyWhenComplete},
 	keyFormat:        texts(image.FormatRaw, image.FormatQcow2),
 
 	"bus":    texts(libvirt.BusVirtio, libvirt.BusSCSI, libvirt.BusSATA),

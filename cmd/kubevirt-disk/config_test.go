@@ -169,6 +169,13 @@ var settingCases = []struct {
 	{key: keyCacheSize, def: "10737418240", inFile: "300000000", inEnv: "400000000",
 		asFlag: "500000000",
 		got:    func(c *config) string { return fmt.Sprint(c.streams.CacheSize) }},
+	{key: keyVerify, def: verifyAlways, inFile: verifyWhenComplete, inEnv: verifyAlways,
+		asFlag: verifyWhenComplete, got: func(c *config) string {
+			if c.streams.WhenComplete {
+				return verifyWhenComplete
+			}
+			return verifyAlways
+		}},
 	{key: keyRegistryConfig, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
 		got: func(c *config) string { return c.streams.Registry.Config }},
 	{key: keyRegistryCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",

@@ -41,6 +41,12 @@ const (
 	envRegistryPassword = "REGISTRY_PASSWORD"
 )
 
+// When what has no digests of chunks is verified.
+const (
+	verifyAlways       = "always"
+	verifyWhenComplete = "when-complete"
+)
+
 const registryHelp = `A reference is REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST,
 oci:DIRECTORY[:TAG] or docker-archive:FILE.
 
@@ -128,6 +134,14 @@ func (l *loader) streams() (s daemon.Streams, c daemon.Containers) {
 	}
 	c.Dir = filepath.Join(s.CacheDir, levelsName)
 	s.CacheSize = l.bytes(keyCacheSize, parseCacheSize)
+	switch when := l.text(keyVerify); when {
+	case verifyAlways:
+	case verifyWhenComplete:
+		s.WhenComplete = true
+	default:
+		l.problems.Add(l.name(keyVerify), "%q is neither %s nor %s", when, verifyAlways,
+			verifyWhenComplete)
+	}
 	s.Registry = registry.Options{
 		Config:    l.text(keyRegistryConfig),
 		CA:        l.text(keyRegistryCA),

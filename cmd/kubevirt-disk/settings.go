@@ -55,6 +55,7 @@ const (
 	keyRecordBoot     = "record-boot"
 	keyUsageType      = "usage-type"
 	keyPodAnnotations = "pod-annotations"
+	keyVerify         = "verify"
 
 	flagConfig = "config"
 	envConfig  = "KUBEVIRT_DISK_CONFIG"
@@ -141,6 +142,10 @@ var settings = append([]setting{
 	{key: keyRecordBoot, env: []string{"RECORD_BOOT"},
 		usage: "`file` for what guests read in the minute after the first read of their disks; " +
 			"push --boot-order takes it"},
+	{key: keyVerify, env: []string{"VERIFY"}, def: verifyAlways,
+		usage: "`when` images in registries without digests of chunks are verified: always " +
+			"(they are fetched first), or when-complete (they are served at once, TLS is " +
+			"trusted until all was fetched, and the LUN fails if it was wrong)"},
 }, append(registrySettings, volumeSettings...)...)
 
 // addFlags registers the flags of the given settings, all of them without keys, and --config.

@@ -25,6 +25,9 @@ type Streams struct {
 	// for fetched chunks; daemons may share it; made if it is missing
 	CacheDir  string
 	CacheSize int64 // bytes; 0: no limit
+	// WhenComplete serves what nobody has digests of before it is verified. Then it is verified
+	// when all of it is here, and a LUN whose content was wrong fails.
+	WhenComplete bool
 }
 
 // keepName is the directory, beside the disks, for what is known of images in registries. No
@@ -104,7 +107,7 @@ func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error
 		keep = d.opt.PersistentDir
 	}
 	streamOpt := registry.StreamOptions{Cache: d.streams.cache, CacheDir: opt.CacheDir,
-		KeepDir: filepath.Join(keep, keepName)}
+		KeepDir: filepath.Join(keep, keepName), WhenComplete: opt.WhenComplete}
 	var refused problems.Refusal
 	refused.Verb = "cannot be served"
 	for _, ref := range opt.References {
@@ -136,7 +139,8 @@ func (d *Daemon) openCache() (err error) {
 		return nil
 	}
 	opt := d.opt.Streams
-	d.streams.cache, err = cache.Open(opt.CacheDir, cache.Options{Size: opt.CacheSize, Log: d.log})
+	d.streams.cache, err = cache.Open(opt.CacheDir, cache.Options{Size: opt.CacheSize, Log: d.log,
+		Others: registry.Others(opt.CacheDir)})
 	if err != nil {
 		return fmt.Errorf("%w; name another directory with %v", err,
 			d.names.of(SettingCacheDir))
@@ -170,6 +174,10 @@ func (d *Daemon) openStreamed(ctx context.Context, f *foundImage, dir string) (e
 		opt.Formats = map[string]image.Format{f.streamed.disk.Name: format}
 	}
 	f.image, err = f.streamed.stream.Open(ctx, f.streamed.disk.Name, opt)
+	if err == nil && f.image.Unverified() {
+		d.log.Warn("an image is served before its content is verified: until all of it was "+
+			"fetched, nothing but TLS vouches for it", zap.String("image", f.name))
+	}
 	return err
 }
 

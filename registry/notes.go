@@ -1,0 +1,107 @@
+package registry
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// notes remember what was read of a layer before its digest could be checked: the digest of each
+// chunk, on storage before anybody gets to see the chunk. So a chunk that is fetched again has to
+// be the same, also after a restart, and what is verified at the end is what was served.
+//
+// The file is notesMagic, the state at notesState, and a SHA-256 for each chunk from notesSums on;
+// zeros: the chunk was not read yet.
+type notes struct {
+	file  *os.File
+	state atomic.Int32   // a noteState
+	looks [64]sync.Mutex // of the chunks with that remainder: held until the note is written
+}
+
+type noteState int32
+
+const (
+	noteOpen     noteState = iota // the layer's digest was not checked yet
+	noteVerified                  // it is right, and so is each note
+	noteWrong                     // it is not
+)
+
+const (
+	notesMagic = "KVDNOTE\x01"
+	notesState = 8
+	notesSums  = 4096
+)
+
+// changedError is a chunk that has another content than when it was read first.
+type changedError struct{ chunk int64 }
+
+func (e *changedError) Error() string {
+	return fmt.Sprintf("chunk %d has another content than when it was read first", e.chunk)
+}
+
+// openNotes opens the notes of a layer in a directory, and makes them if they are missing.
+func openNotes(dir *os.Root, name string) (*notes, error) {
+	// O_DSYNC: a note is on storage when it is written. The disk that is made of the chunk may
+	// survive a crash of the machine, so the note has to.
+	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_DSYNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	n := &notes{file: f}
+	head := make([]byte, notesState+1)
+	switch _, err = f.ReadAt(head, 0); {
+	case err == nil && string(head[:notesState]) == notesMagic && head[notesState] <= 2:
+		n.state.Store(int32(head[notesState]))
+	case errors.Is(err, io.EOF):
+		copy(head, notesMagic)
+		clear(head[notesState:])
+		_, err = f.WriteAt(head, 0)
+	case err == nil:
+		err = errors.New("is no list of notes")
+	}
+	if err != nil {
+		return nil, errors.Join(&fs.PathError{Op: "open", Path: f.Name(), Err: err}, f.Close())
+	}
+	return n, nil
+}
+
+// check notes a chunk that is read for the first time, and holds it against its note later.
+func (n *notes) check(chunk int64, p []byte) error {
+	sum := sha256.Sum256(p)
+	at := notesSums + chunk*sha256.Size
+	look := &n.looks[chunk%int64(len(n.looks))]
+	look.Lock()
+	defer look.Unlock()
+	var noted [sha256.Size]byte
+	if _, err := n.file.ReadAt(noted[:], at); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	switch noted {
+	case sum:
+		return nil
+	case [sha256.Size]byte{}:
+		if n.now() != noteOpen {
+			return &changedError{chunk} // all were noted
+		}
+		_, err := n.file.WriteAt(sum[:], at)
+		return err
+	}
+	return &changedError{chunk}
+}
+
+func (n *notes) now() noteState { return noteState(n.state.Load()) }
+
+func (n *notes) set(state noteState) error {
+	n.state.Store(int32(state))
+	_, err := n.file.WriteAt([]byte{byte(state)}, notesState)
+	return err
+}
+
+func (n *notes) close() error { return n.file.Close() }

@@ -1,0 +1,385 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// part is a file of an image without an index that can be read by ranges all the same.
+type part struct {
+	Name  string `json:"name"`  // in the image, as disk/fedora.qcow2
+	Size  int64  `json:"size"`  // bytes
+	Layer string `json:"layer"` // its digest
+	// Offset is where the file begins in a layer that is not compressed.
+	Offset int64 `json:"offset,omitempty"`
+	// Chunks are the digests of its chunks of indexChunk bytes. nil: nobody vouches for the file
+	// before the layer is complete, unless it has a Table.
+	Chunks []byte `json:"chunks,omitempty"`
+	// Table has the chunks of a file that is compressed in chunks, of which each has a digest, and
+	// Codec says how they are compressed.
+	Table []byte `json:"table,omitempty"`
+	Codec string `json:"codec,omitempty"`
+}
+
+// parts are the files of an image without an index, and what is kept of them.
+type parts struct {
+	Files []*part `json:"files"`
+	// Walked are the layers of which nothing was verified yet when the files were found, by their
+	// digests. As long as that is so, no file of the image is trusted: they may hide others.
+	Walked []string `json:"walked,omitempty"`
+}
+
+// contents are what a layer has under the directory of the disks, and how that is read.
+type contents struct {
+	list  *layerList
+	files map[string]*part // regular files, by name
+	// walked: it was read by ranges, and nobody has verified it yet
+	walked bool
+}
+
+// unsuited says why an image cannot be served before it was fetched.
+type unsuited struct{ why string }
+
+func (u *unsuited) Error() string { return u.why }
+
+// maxParts bounds what is kept of them. Bytes.
+const maxParts = 512 << 20
+
+// partsName is the file of the parts that are known of the image.
+func (s *Stream) partsName() string { return "parts-" + keptName(s.image.digest) + ".json" }
+
+// findParts finds out how the files of an image without an index can be read by ranges. An
+// *unsuited says why they cannot.
+func (s *Stream) findParts(ctx context.Context) (*parts, error) {
+	if content, err := s.kept.read(s.partsName(), maxParts); err == nil {
+		known := new(parts)
+		if json.Unmarshal(content, known) == nil {
+			if fits, err := s.suits(known); fits || err != nil {
+				return known, err
+			}
+		}
+	}
+	layers := s.image.manifest.Layers
+	for _, desc := range layers { // before anything is fetched
+		if err := s.hopeless(desc); err != nil {
+			return nil, err
+		}
+	}
+	all := new(parts)
+	shade := newShadow()
+	for i := len(layers) - 1; i >= 0; i-- {
+		l, err := s.contents(ctx, layers[i])
+		var shown []*part
+		if err == nil {
+			shown, err = l.shown(shade)
+		}
+		var no *unsuited
+		if errors.As(err, &no) {
+			return nil, &unsuited{fmt.Sprintf("layer %s %s", layers[i].Digest, no.why)}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("layer %s of %s: %w", layers[i].Digest, s.ref, err)
+		}
+		if l.walked {
+			all.Walked = append(all.Walked, layers[i].Digest.String())
+		}
+		if all.Files = append(all.Files, shown...); len(all.Files) > maxShown {
+			return nil, fmt.Errorf("%s has more than %d files under %s/", s.ref, maxShown, diskDir)
+		}
+		if err := shade.add(l.list); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.ref, err)
+		}
+	}
+	content, err := json.Marshal(all)
+	if err == nil {
+		err = s.kept.write(s.partsName(), content)
+	}
+	return all, err
+}
+
+// suits tells whether the parts that are known may be served as it was set: who wants everything
+// verified gets nothing that was found by trusting TLS, unless it was verified since.
+func (s *Stream) suits(known *parts) (bool, error) {
+	if s.opt.WhenComplete {
+		return true, nil
+	}
+	unsure, err := s.unsureOfLocked(known)
+	for _, u := range unsure {
+		if u.notes.now() != noteVerified {
+			return false, err
+		}
+	}
+	return true, err
+}
+
+// unsureOfLocked opens the layers on which the parts depend without a digest.
+func (s *Stream) unsureOfLocked(known *parts) (all []*unverified, err error) {
+	for _, desc := range s.image.manifest.Layers {
+		if slices.Contains(known.Walked, desc.Digest.String()) {
+			u, err := s.unverifiedLocked(desc)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, u)
+		}
+	}
+	return all, nil
+}
+
+// shown are the files of the layer that the layers above it do not hide.
+func (l *contents) shown(shade *shadow) (all []*part, err error) {
+	for _, name := range slices.Sorted(maps.Keys(l.list.entries)) {
+		e := l.list.entries[name]
+		if e.kind == entryDirectory || !shade.shows(name) {
+			continue
+		}
+		from := e
+		if e.kind == entryLink {
+			from = l.list.target(e)
+		}
+		if from == nil || from.kind != entryFile || name == diskDir || l.files[from.name] == nil {
+			// A link that leads elsewhere, a device, a sparse file: what it is, and whether it
+			// matters, is seen when the image is fetched.
+			return nil, &unsuited{fmt.Sprintf("has %q, which cannot be read by ranges", name)}
+		}
+		p := *l.files[from.name]
+		p.Name = name
+		all = append(all, &p)
+	}
+	return all, nil
+}
+
+const (
+	// smallLayer is how large a layer may be that is fetched to see whether it has a disk. Bytes.
+	smallLayer = 32 << 20
+	// maxWalked is how many files a layer may have of which the headers are fetched one by one.
+	maxWalked = 16 << 10
+)
+
+// contents finds out what a layer has, by reading as little as possible.
+func (s *Stream) contents(ctx context.Context, desc descriptor) (*contents, error) {
+	switch {
+	case hasTOC(desc):
+		return s.tocLayout(ctx, desc)
+	case desc.Size <= smallLayer:
+		return s.smallLayout(ctx, desc)
+	}
+	return s.walk(ctx, desc)
+}
+
+// hopeless tells of a layer that has to be fetched before it is served, whatever it has.
+func (s *Stream) hopeless(desc descriptor) error {
+	why := ""
+	switch {
+	case strings.HasPrefix(string(desc.MediaType), mediaDisk):
+		why = "is a disk without a tar archive"
+	case !hasTOC(desc) && desc.Size > smallLayer && !s.opt.WhenComplete:
+		why = "has no digests of its chunks"
+	default:
+		return nil
+	}
+	return &unsuited{fmt.Sprintf("layer %s %s", desc.Digest, why)}
+}
+
+// smallLayout fetches and verifies the layer.
+func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*contents, error) {
+	content, err := s.image.small(ctx, desc, smallLayer)
+	if err != nil {
+		return nil, err
+	}
+	s.small[desc.Digest.String()] = content
+	if compression(content) == "" {
+		in := bytes.NewReader(content)
+		l, err := layTar(in, desc, func() int64 { return int64(len(content) - in.Len()) })
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range l.files {
+			p.Chunks = chunkDigests(content[p.Offset : p.Offset+p.Size])
+		}
+		return l, nil
+	}
+	in, err := openLayer(ctx, memoryBlob(desc, content), new(Progress))
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	// A file in it cannot be read by ranges. It may be none that shows.
+	list, err := readTar(in, diskDir, nil)
+	if err == nil {
+		err = in.Finish()
+	}
+	return &contents{list: list}, in.explain(err)
+}
+
+func memoryBlob(desc descriptor, content []byte) *blob {
+	return &blob{desc: desc, stream: func(_ context.Context, off, n int64) io.ReadCloser {
+		return io.NopCloser(bytes.NewReader(content[off : off+n]))
+	}}
+}
+
+// having is a source of which some blobs were fetched before.
+type having struct {
+	source
+	blobs map[string][]byte // by digest; verified
+}
+
+func (h having) blob(desc descriptor) (*blob, error) {
+	if content, ok := h.blobs[desc.Digest.String()]; ok {
+		return memoryBlob(desc, content), nil
+	}
+	return h.source.blob(desc)
+}
+
+// chunkDigests are the digests of the chunks of a file.
+func chunkDigests(p []byte) []byte {
+	sums := []byte{}
+	for len(p) > 0 {
+		n := min(len(p), indexChunk)
+		sum := sha256.Sum256(p[:n])
+		sums = append(sums, sum[:]...)
+		p = p[n:]
+	}
+	return sums
+}
+
+// layTar reads the headers of an archive that is not compressed. at tells where r stands.
+func layTar(r io.Reader, desc descriptor, at func() int64) (*contents, error) {
+	l := &contents{files: make(map[string]*part)}
+	n := 0
+	list, err := readTar(r, diskDir, func(e *entry, _ io.Reader) error {
+		if n++; n > maxWalked {
+			return &unsuited{fmt.Sprintf("has more than %d files", maxWalked)}
+		}
+		off := at()
+		delete(l.files, e.name) // a later entry of the same name replaces it
+		if under(diskDir, e.name) && !e.sparse && e.size <= desc.Size-off {
+			l.files[e.name] = &part{Name: e.name, Size: e.size, Layer: desc.Digest.String(),
+				Offset: off}
+		}
+		return nil
+	})
+	l.list = list
+	return l, err
+}
+
+// walk reads the headers of a layer that nobody has verified yet, by ranges.
+func (s *Stream) walk(ctx context.Context, desc descriptor) (*contents, error) {
+	layer, err := s.image.source.blob(desc)
+	if err != nil {
+		return nil, err
+	}
+	head := make([]byte, 512)
+	if _, err := layer.ReadAt(ctx, head, 0); err != nil {
+		return nil, err
+	}
+	if what := compression(head); what != "" {
+		return nil, &unsuited{"is compressed by " + what + ", which has to be read from its beginning"}
+	}
+	u, err := s.unverifiedLocked(desc)
+	if err != nil {
+		return nil, err
+	}
+	r := &rangeReader{ctx: ctx, of: section{u, 0, desc.Size}}
+	l, err := layTar(r, desc, func() int64 { return r.off })
+	l.walked = true
+	return l, err
+}
+
+// rangeReader reads bytes in order, and passes over others without fetching them.
+type rangeReader struct {
+	ctx context.Context
+	of  section
+	off int64
+}
+
+func (r *rangeReader) Read(p []byte) (int, error) {
+	if r.off >= r.of.size {
+		return 0, io.EOF
+	}
+	n, err := r.of.ReadAt(r.ctx, p[:min(int64(len(p)), r.of.size-r.off)], r.off)
+	r.off += int64(n)
+	return n, err
+}
+
+// Seek is what a tar.Reader passes over files with.
+func (r *rangeReader) Seek(off int64, whence int) (int64, error) {
+	if whence != io.SeekCurrent || off < 0 || off > r.of.size-r.off {
+		return 0, errors.New("the layer ends within a file")
+	}
+	r.off += off
+	return r.off, nil
+}
+
+// openPart opens a part by its name in the directory of the disks.
+func (s *Stream) openPart(_ context.Context, name string) (image.Source, error) {
+	i := slices.IndexFunc(s.parts.Files, func(p *part) bool {
+		return p.Name == path.Join(diskDir, name)
+	})
+	if i < 0 {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	p := s.parts.Files[i]
+	f, err := s.farPartLocked(p)
+	if err != nil {
+		return nil, fmt.Errorf("%s of %s: %w", p.Name, s.ref, err)
+	}
+	unsure, err := s.unsureOfLocked(s.parts)
+	if err != nil || len(unsure) == 0 {
+		return f, err
+	}
+	return &unsureFile{farFile: f, layers: unsure}, nil
+}
+
+// farPartLocked opens a part, however its layer is compressed.
+func (s *Stream) farPartLocked(p *part) (*farFile, error) {
+	layers := s.image.manifest.Layers
+	i := slices.IndexFunc(layers, func(d descriptor) bool { return d.Digest.String() == p.Layer })
+	if i < 0 || p.Size < 0 || p.Offset < 0 || p.Offset > layers[i].Size ||
+		p.Codec == "" && p.Size > layers[i].Size-p.Offset {
+		return nil, errors.New("does not lie in its layer")
+	}
+	layer, err := s.image.source.blob(layers[i])
+	switch {
+	case err != nil:
+		return nil, err
+	case p.Codec != "":
+		f, name, err := newPacked(s.opt.Cache, layer, p)
+		if err != nil {
+			return nil, err
+		}
+		return &farFile{blob: f, name: name, chunk: f.unit, zeros: zeroChunks{size: p.Size},
+			warn: s.warnOf(p.Name)}, nil
+	case p.Chunks != nil:
+		x := &index{ChunkSize: indexChunk, chunks: p.Chunks}
+		file := &indexFile{Name: p.Name, Size: p.Size, Offset: p.Offset}
+		if int64(len(p.Chunks)) != file.chunks(indexChunk)*digestSize {
+			return nil, errors.New("has not as many digests as chunks")
+		}
+		return newFarFile(s.opt.Cache, layer, x, file, s.warnOf(p.Name))
+	}
+	u, err := s.unverifiedLocked(layers[i])
+	if err != nil {
+		return nil, err
+	}
+	return u.open(p.Offset, p.Size), nil
+}
+
+// warnOf tells a person what is the matter with a part of the image.
+func (s *Stream) warnOf(what string) func(text string) {
+	return func(text string) {
+		s.client.opt.Warn(strings.Join([]string{s.ref.String(), what, text}, ": "))
+	}
+}

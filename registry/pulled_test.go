@@ -1,0 +1,92 @@
+package registry
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/cache"
+)
+
+// TestPulledCounts tells what fetched images take, and removes them only when nobody serves them.
+func TestPulledCounts(t *testing.T) {
+	l := newLying(t)
+	content := noise(80, 3<<20)
+	l.tags["1"] = l.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	others := Others(s.opt.CacheDir)
+	none, err := others()
+	require.NoError(t, err)
+	require.Empty(t, none)
+
+	st, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
+	require.NoError(t, err)
+	all, err := others()
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	require.InDelta(t, 2.25*(1<<20), all[0].Bytes, 1<<20, "a quarter of it is holes")
+	require.False(t, all[0].Used.IsZero())
+	require.ErrorIs(t, all[0].Remove(), cache.ErrInUse)
+
+	// What is left of a process that was killed while it fetched counts, too.
+	killed := filepath.Join(s.opt.CacheDir, pulledDir, "sha256-00")
+	require.NoError(t, os.Mkdir(killed+".partial", 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(killed+".partial", "x"), content, 0o600))
+	require.NoError(t, os.WriteFile(killed+".lock", nil, 0o600))
+	all, err = others()
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+
+	require.NoError(t, st.Close())
+	for _, o := range all {
+		require.NoError(t, o.Remove())
+	}
+	all, err = others()
+	require.NoError(t, err)
+	require.Empty(t, all)
+
+	// It is fetched again for who needs it.
+	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+}
+
+// TestPulledRemovedMeanwhile has the image removed between two starts that share a cache.
+func TestPulledRemovedMeanwhile(t *testing.T) {
+	l := newLying(t)
+	l.tags["1"] = l.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img",
+		content: noise(81, 1<<20)})))
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	done := make(chan error)
+	go func() {
+		var err error
+		for range 20 {
+			st, e := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
+			if err = e; err == nil {
+				err = st.Close()
+			}
+			if err != nil {
+				break
+			}
+		}
+		done <- err
+	}()
+	for {
+		select {
+		case err := <-done:
+			require.NoError(t, err)
+			return
+		default:
+		}
+		all, err := Others(s.opt.CacheDir)()
+		require.NoError(t, err)
+		for _, o := range all {
+			if err := o.Remove(); !errors.Is(err, cache.ErrInUse) {
+				require.NoError(t, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,381 @@
+package registry
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// Some layers are compressed in chunks, with a table of contents at their end. The manifest vouches
+// for the digest of the table, and the table for each chunk. So such a layer is read by ranges.
+const (
+	// annotationStargz is the digest of an eStargz table of contents, as JSON.
+	annotationStargz = "containerd.io/snapshot/stargz/toc.digest"
+	stargzName       = "stargz.index.json"
+	stargzFooter     = 51 // bytes at the end of the layer
+	stargzMagicAt    = 32
+	stargzMagic      = "STARGZ"
+
+	// annotationChunked is the digest of a zstd:chunked table of contents as it is stored, and
+	// annotationPlace where it lies: offset, length, length as JSON, and 1.
+	annotationChunked    = "io.github.containers.zstd-chunked.manifest-checksum"
+	annotationPlace      = "io.github.containers.zstd-chunked.manifest-position"
+	annotationOldChunked = "io.containers.zstd-chunked.manifest-checksum"
+	annotationOldPlace   = "io.containers.zstd-chunked.manifest-position"
+
+	// What is accepted of a table, which comes from strangers.
+	maxPackedTOC = 64 << 20  // bytes, as it is stored
+	maxTOC       = 256 << 20 // bytes, as JSON
+	maxTOCChunks = 1 << 20   // of files under the directory of the disks
+)
+
+// hasTOC tells whether the layer claims to have a table of contents that the manifest vouches for.
+func hasTOC(desc descriptor) bool {
+	a := desc.Annotations
+	return a[annotationStargz] != "" || a[annotationChunked] != "" || a[annotationOldChunked] != ""
+}
+
+// tocTries is how often a table is fetched whose digest is wrong.
+const tocTries = 3
+
+// tocLayout reads the table of contents of a layer.
+func (s *Stream) tocLayout(ctx context.Context, desc descriptor) (l *contents, err error) {
+	layer, err := s.image.source.blob(desc)
+	if err != nil {
+		return nil, err
+	}
+	for range tocTries {
+		if desc.Annotations[annotationStargz] != "" {
+			l, err = stargzTOC(ctx, layer)
+		} else {
+			l, err = chunkedTOC(ctx, layer)
+		}
+		var wrong *DigestError
+		if !errors.As(err, &wrong) {
+			break
+		}
+		s.client.opt.Warn(fmt.Sprintf("%s: table of contents: %v", s.ref, err))
+	}
+	return l, err
+}
+
+// stargzTOC reads the table of an eStargz layer: a tar archive in a member of gzip of its own, of
+// which the last bytes of the layer tell where it begins.
+func stargzTOC(ctx context.Context, layer *blob) (*contents, error) {
+	foot := make([]byte, stargzFooter)
+	begin := layer.desc.Size - stargzFooter
+	if begin <= 0 {
+		return nil, &unsuited{"has no table of contents, although it is said to"}
+	}
+	if _, err := layer.ReadAt(ctx, foot, begin); err != nil {
+		return nil, err
+	}
+	at, err := strconv.ParseInt(string(foot[stargzMagicAt-16:stargzMagicAt]), 16, 64)
+	if err != nil || !bytes.HasPrefix(foot[stargzMagicAt:], []byte(stargzMagic)) || at <= 0 ||
+		at >= begin {
+		return nil, &unsuited{"has no table of contents, although it is said to"}
+	}
+	if begin-at > maxPackedTOC {
+		return nil, &unsuited{"has a table of contents that is too large"}
+	}
+	packed := make([]byte, begin-at)
+	if _, err := layer.ReadAt(ctx, packed, at); err != nil {
+		return nil, err
+	}
+	want := layer.desc.Annotations[annotationStargz]
+	text, err := stargzJSON(packed)
+	if err != nil { // nobody can tell whether it was changed on its way
+		return nil, &DigestError{Want: want, Got: "none: " + err.Error()}
+	}
+	return readTOC(text, want, layer.desc, at, codecGzip)
+}
+
+// stargzJSON is the table in its archive.
+func stargzJSON(packed []byte) (io.Reader, error) {
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, err
+	}
+	tr := tar.NewReader(io.LimitReader(z, maxTOC+tarBlock))
+	h, err := tr.Next()
+	if err == nil && path.Clean(h.Name) != stargzName {
+		err = fmt.Errorf("%.100q in place of it", h.Name)
+	}
+	return tr, err
+}
+
+// chunkedTOC reads the table of a zstd:chunked layer.
+func chunkedTOC(ctx context.Context, layer *blob) (*contents, error) {
+	want, place := layer.desc.Annotations[annotationChunked],
+		layer.desc.Annotations[annotationPlace]
+	if want == "" {
+		want, place = layer.desc.Annotations[annotationOldChunked],
+			layer.desc.Annotations[annotationOldPlace]
+	}
+	var at, length, plain, kind int64
+	n, _ := fmt.Sscanf(place, "%d:%d:%d:%d", &at, &length, &plain, &kind)
+	switch size := layer.desc.Size; {
+	case n != 4 || kind != 1 || at <= 0 || length <= 0 || at > size || length > size-at:
+		return nil, &unsuited{fmt.Sprintf("has its table of contents at %.100q", place)}
+	case length > maxPackedTOC || plain > maxTOC:
+		return nil, &unsuited{"has a table of contents that is too large"}
+	}
+	packed := make([]byte, length)
+	if _, err := layer.ReadAt(ctx, packed, at); err != nil {
+		return nil, err
+	}
+	if got := digestOf(packed); got != want {
+		return nil, &DigestError{Want: want, Got: got}
+	}
+	z, err := zstd.NewReader(bytes.NewReader(packed), zstd.WithDecoderMaxWindow(maxZstdWindow),
+		zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		return nil, err
+	}
+	defer z.Close()
+	return readTOC(io.LimitReader(z, maxTOC), "", layer.desc, at, codecZstd)
+}
+
+// tocEntry is one entry of either kind of table.
+type tocEntry struct {
+	Name        string `json:"name"`
+	Type        string `json:"type"`
+	LinkName    string `json:"linkName"`
+	Size        int64  `json:"size"`
+	Digest      string `json:"digest"`
+	Offset      int64  `json:"offset"`    // in the layer, of what is compressed
+	EndOffset   int64  `json:"endOffset"` // of the last chunk; zstd:chunked only
+	InnerOffset int64  `json:"innerOffset"`
+	ChunkOffset int64  `json:"chunkOffset"` // in the file
+	ChunkSize   int64  `json:"chunkSize"`   // 0: up to the file's end
+	ChunkDigest string `json:"chunkDigest"`
+	ChunkType   string `json:"chunkType"` // of zstd:chunked: chunkZeros, or data
+}
+
+// chunkZeros is the type of a chunk that has nothing but zeros.
+const chunkZeros = "zeros"
+
+// maxHole is how many zeros one entry of part.Table is for. Bytes.
+const maxHole = 1 << 30
+
+// tocReader makes contents of the entries of a table, in their order.
+type tocReader struct {
+	desc  descriptor
+	codec string
+	l     *contents
+	n     int   // entries so far
+	all   int   // chunks so far
+	at    int64 // in the layer, of the chunk before
+	limit int64 // where chunks end at the latest
+
+	file  *part        // whose chunks come; nil: it is of no concern
+	whole *tocEntry    // of file
+	table []tableChunk // of file
+	done  int64        // bytes of file
+}
+
+// readTOC reads a table, whose digest is want unless that is "". end is where the chunks end.
+func readTOC(text io.Reader, want string, desc descriptor, end int64, codec string) (*contents,
+	error) {
+	h := sha256.New()
+	text = io.TeeReader(text, h)
+	t := &tocReader{desc: desc, codec: codec, limit: end, l: &contents{files: make(map[string]*part),
+		list: &layerList{dir: diskDir, entries: make(map[string]*entry)}}}
+	err := t.read(json.NewDecoder(text))
+	if err == nil {
+		err = t.endFile(end)
+	}
+	// What a table says that is another one is of no concern, not even that it is no table.
+	_, rest := io.Copy(io.Discard, text)
+	if got := "sha256:" + hex.EncodeToString(h.Sum(nil)); want != "" && got != want {
+		return nil, &DigestError{Want: want, Got: got}
+	}
+	if err = errors.Join(err, rest); err != nil {
+		return nil, fmt.Errorf("its table of contents: %w", err)
+	}
+	return t.l, nil
+}
+
+func (t *tocReader) read(in *json.Decoder) error {
+	if err := delim(in, '{'); err != nil {
+		return err
+	}
+	seen := false
+	for in.More() {
+		key, err := in.Token()
+		if err != nil {
+			return err
+		}
+		if key != "entries" || seen {
+			var other json.RawMessage
+			if err := in.Decode(&other); err != nil {
+				return err
+			}
+			continue
+		}
+		seen = true
+		if err := delim(in, '['); err != nil {
+			return err
+		}
+		for in.More() {
+			e := new(tocEntry)
+			if err := in.Decode(e); err != nil {
+				return err
+			}
+			if err := t.add(e); err != nil {
+				return err
+			}
+		}
+		if err := delim(in, ']'); err != nil {
+			return err
+		}
+	}
+	return delim(in, '}')
+}
+
+func delim(in *json.Decoder, want json.Delim) error {
+	got, err := in.Token()
+	if err == nil && got != want {
+		err = fmt.Errorf("it has %v in place of %v", got, want)
+	}
+	return err
+}
+
+// add takes the next entry.
+func (t *tocReader) add(e *tocEntry) error {
+	if t.n++; t.n > maxEntries {
+		return fmt.Errorf("it has more than %d entries", maxEntries)
+	}
+	name, err := cleanName(e.Name, diskDir)
+	if err != nil {
+		return err
+	}
+	if e.Offset < 0 || e.Offset > t.limit || e.Offset != 0 && e.Offset < t.at {
+		return fmt.Errorf("%.100q lies at %d, which is not behind what comes before it", name,
+			e.Offset)
+	}
+	t.at = max(t.at, e.Offset)
+	if e.Type == "chunk" {
+		if t.file == nil {
+			return nil
+		}
+		if name != t.file.Name {
+			return fmt.Errorf("a chunk of %.100q comes behind %.100q", name, t.file.Name)
+		}
+		return t.chunk(e)
+	}
+	if err := t.endFile(e.Offset); err != nil {
+		return err
+	}
+	return t.entry(e, name)
+}
+
+// entry takes an entry that is no chunk.
+func (t *tocReader) entry(e *tocEntry, name string) error {
+	n := &entry{name: name, size: e.Size, ordinal: t.n}
+	switch e.Type {
+	case "reg":
+		n.kind = entryFile
+	case "hardlink":
+		n.kind, n.link = entryLink, strings.TrimPrefix(path.Clean("/"+e.LinkName), "/")
+	case "dir":
+		n.kind = entryDirectory
+	case "symlink":
+		n.kind, n.what = entryRefused, "a symbolic link"
+	default:
+		n.kind, n.what = entryRefused, "no regular file"
+	}
+	if e.Size < 0 || e.Size > 1<<60 {
+		return fmt.Errorf("%.100q has a size of %d bytes", name, e.Size)
+	}
+	l := t.l.list
+	if l.note(n); len(l.entries)+len(l.removed)+len(l.opaque) > maxShown {
+		return fmt.Errorf("it has more than %d files under %s/", maxShown, diskDir)
+	}
+	delete(t.l.files, name)
+	if n.kind != entryFile || !under(diskDir, name) ||
+		strings.HasPrefix(path.Base(name), whiteoutPrefix) {
+		return nil
+	}
+	t.file = &part{Name: name, Size: e.Size, Layer: t.desc.Digest.String(), Codec: t.codec}
+	t.table, t.done, t.whole = nil, 0, e
+	if e.Size == 0 {
+		return nil
+	}
+	return t.chunk(e)
+}
+
+// chunk takes a chunk of the file.
+func (t *tocReader) chunk(e *tocEntry) error {
+	size := e.ChunkSize
+	if size == 0 {
+		size = t.file.Size - e.ChunkOffset
+	}
+	if t.all++; t.all > maxTOCChunks {
+		return &unsuited{fmt.Sprintf("has more than %d chunks", maxTOCChunks)}
+	}
+	switch {
+	case e.ChunkOffset != t.done:
+		return fmt.Errorf("a chunk of %.100q is said to begin at %d, and %d bytes come before it",
+			t.file.Name, e.ChunkOffset, t.done)
+	case size <= 0 || size > t.file.Size-t.done:
+		return fmt.Errorf("a chunk of %.100q has %d bytes, and %d are left of the file",
+			t.file.Name, size, t.file.Size-t.done)
+	case e.ChunkType == chunkZeros:
+		t.zeros(e.Offset, size)
+		return nil
+	case size > maxUnit || e.InnerOffset > maxUnit:
+		return &unsuited{fmt.Sprintf("has chunks of more than %d MiB", maxUnit>>20)}
+	case e.Offset <= 0 || e.InnerOffset < 0:
+		return fmt.Errorf("a chunk of %.100q does not lie in the layer", t.file.Name)
+	}
+	sum := e.ChunkDigest
+	if sum == "" && size == t.file.Size {
+		sum = t.whole.Digest
+	}
+	digest, err := hex.DecodeString(strings.TrimPrefix(sum, "sha256:"))
+	if err != nil || len(digest) != digestSize || !strings.HasPrefix(sum, "sha256:") {
+		return &unsuited{"has a chunk without a SHA-256 digest in its table of contents"}
+	}
+	t.table = append(t.table, tableChunk{off: e.Offset, inner: e.InnerOffset, size: size,
+		sum: [digestSize]byte(digest)})
+	t.done += size
+	return nil
+}
+
+// zeros takes a chunk of zeros, which may be as long as the file.
+func (t *tocReader) zeros(off, size int64) {
+	for t.done += size; size > 0; size -= maxHole {
+		t.table = append(t.table, tableChunk{off: off, size: min(size, maxHole), zeros: true})
+	}
+}
+
+// endFile ends the file whose chunks came. next is where something else begins in the layer; 0: it
+// is not known.
+func (t *tocReader) endFile(next int64) error {
+	f := t.file
+	if f == nil {
+		return nil
+	}
+	if t.done != f.Size {
+		return fmt.Errorf("%.100q has %d bytes, and its chunks have %d", f.Name, f.Size, t.done)
+	}
+	t.file = nil
+	if end := t.whole.EndOffset; end > 0 && end <= t.limit {
+		next = end
+	}
+	t.l.files[f.Name] = f
+	return f.setTable(t.table, next, t.limit)
+}

@@ -1,0 +1,222 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/cache"
+)
+
+// unverified is a layer that is read by ranges before its digest could be checked. Nothing but TLS
+// vouches for what it returns, until verify has read all of it.
+//
+// Its chunks have a name of their own in the cache. So no daemon that asks for verified ones finds
+// them.
+type unverified struct {
+	layer  *blob
+	cached *cache.Blob
+	notes  *notes
+	warn   func(text string)
+
+	turn chan struct{} // has one element, which whoever verifies takes
+	hash hash.Hash     // of what comes before next; of whoever has the turn
+	next int64
+	odd  time.Time // since when a chunk has been another one than before; zero: it is not
+
+	patience time.Duration // with such a chunk
+}
+
+const (
+	// unverifiedChunk is how much is fetched at once. Bytes.
+	unverifiedChunk = indexChunk
+	// maxUnverified bounds a layer that is served like that: what a manifest claims costs nothing.
+	// Bytes.
+	maxUnverified = 2 << 40
+	// oddPatience is how long a registry may send another content for a chunk than it did before.
+	oddPatience = time.Minute
+	// verifiedAhead is how much is fetched ahead while the layer is verified. Bytes. A guest beside
+	// that has most of the connections.
+	verifiedAhead = 1 << 20
+)
+
+// unverifiedLocked opens a layer, once.
+func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
+	digest := desc.Digest.String()
+	if u := s.unsure[digest]; u != nil {
+		return u, nil
+	}
+	if desc.Size > maxUnverified {
+		return nil, fmt.Errorf("layer %s has %d bytes: too large to be served unverified",
+			digest, desc.Size)
+	}
+	layer, err := s.image.source.blob(desc)
+	if err != nil {
+		return nil, err
+	}
+	n, err := openNotes(s.kept.dir, "notes-"+keptName(digest))
+	if err != nil {
+		return nil, err
+	}
+	u := &unverified{layer: layer, notes: n, turn: make(chan struct{}, 1), hash: sha256.New(),
+		warn: s.warnOf(digest), patience: oddPatience}
+	u.turn <- struct{}{}
+	u.cached, err = s.opt.Cache.Blob(cache.BlobOptions{
+		Digest: unverifiedName(digest),
+		Size:   desc.Size, ChunkSize: unverifiedChunk, Verify: n.check,
+		Fetch: func(ctx context.Context, p []byte, off int64) error {
+			got, err := layer.ReadAt(ctx, p, off)
+			if got == len(p) {
+				return nil
+			}
+			return unexpectedEnd(err)
+		},
+	})
+	if err == nil && n.now() == noteWrong {
+		err = fmt.Errorf("what was served of layer %s, before all of it was there, was not what "+
+			"its digest says, and so is what was made of it: remove the disk with the directory "+
+			"%q to make it again", digest, s.kept.dir.Name())
+	}
+	if err != nil {
+		return nil, errors.Join(err, n.close())
+	}
+	s.unsure[digest] = u
+	return u, nil
+}
+
+// unverifiedName names what the cache has of a layer that is not verified.
+func unverifiedName(layer string) string {
+	return digestOf([]byte("kubevirt-disk unverified\n" + layer))
+}
+
+// wrong is the error for a layer that is not what it should be.
+func (u *unverified) wrong(why string) error {
+	return fmt.Errorf("%w: layer %s, which was served before all of it was verified: %s",
+		disk.ErrWrongContent, u.layer.desc.Digest, why)
+}
+
+// verify reads the layer up to its end and checks its digest. It waits for what cannot be had.
+func (u *unverified) verify(ctx context.Context) error {
+	select {
+	case <-u.turn:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { u.turn <- struct{}{} }()
+	switch u.notes.now() {
+	case noteVerified:
+		return nil
+	case noteWrong:
+		return u.wrong("it has another digest")
+	}
+	p, size := make([]byte, unverifiedChunk), u.cached.Size()
+	for pause := firstPause; u.next < size; {
+		part := p[:min(unverifiedChunk, size-u.next)]
+		u.cached.Prefetch(u.next, verifiedAhead)
+		if _, err := u.cached.ReadAt(ctx, part, u.next); err != nil {
+			if err := u.puzzle(ctx, err, pause); err != nil {
+				return err
+			}
+			pause = min(2*pause, longPause)
+			continue
+		}
+		u.hash.Write(part)
+		u.next += int64(len(part))
+		pause, u.odd = firstPause, time.Time{}
+	}
+	if got := "sha256:" + hex.EncodeToString(u.hash.Sum(nil)); got != u.layer.desc.Digest.String() {
+		return u.condemn("it has the digest " + got)
+	}
+	return u.notes.set(noteVerified)
+}
+
+// puzzle waits after a read that failed. A chunk that stays another one than the one that was
+// served says that one of the two is wrong.
+func (u *unverified) puzzle(ctx context.Context, err error, pause time.Duration) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	var changed *changedError
+	if !errors.As(err, &changed) {
+		u.odd = time.Time{}
+	} else if u.odd.IsZero() {
+		u.odd = time.Now()
+	} else if time.Since(u.odd) > u.patience {
+		return u.condemn(changed.Error())
+	}
+	u.warn(fmt.Sprintf("%v; the layer cannot be verified yet, next try in %s", err, pause))
+	return pauseFor(ctx, pause)
+}
+
+// condemn remembers that the layer is wrong, and removes what the cache has of it.
+func (u *unverified) condemn(why string) error {
+	err := u.notes.set(noteWrong)
+	return errors.Join(u.wrong(why), err, u.cached.Remove())
+}
+
+// section is a file in the layer.
+type section struct {
+	of        *unverified
+	off, size int64
+}
+
+func (s section) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if s.of.notes.now() == noteWrong {
+		return 0, s.of.wrong("it has another digest")
+	}
+	var end error
+	if off+int64(len(p)) > s.size {
+		p, end = p[:max(0, s.size-off)], io.EOF
+	}
+	n, err := s.of.cached.ReadAt(ctx, p, s.off+off)
+	if err == nil {
+		err = end
+	}
+	return n, err
+}
+
+func (s section) Prefetch(off, length int64) {
+	s.of.cached.Prefetch(s.off+off, min(length, s.size-off))
+}
+
+func (s section) Size() int64 { return s.size }
+
+// unsureFile is a file of an image with layers that are not verified yet.
+type unsureFile struct {
+	*farFile
+	layers []*unverified
+}
+
+var _ image.Unsure = (*unsureFile)(nil)
+
+func (f *unsureFile) Unverified() bool {
+	return slices.ContainsFunc(f.layers, func(u *unverified) bool {
+		return u.notes.now() != noteVerified
+	})
+}
+
+func (f *unsureFile) Verify(ctx context.Context) error {
+	for _, u := range f.layers {
+		if err := u.verify(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// open opens the file from off on in the layer.
+func (u *unverified) open(off, size int64) *farFile {
+	name := digestOf([]byte("kubevirt-disk part\n" + u.layer.desc.Digest.String() + "\n" +
+		strconv.FormatInt(off, 10) + "\n" + strconv.FormatInt(size, 10)))
+	return &farFile{blob: section{u, off, size}, name: name, chunk: unverifiedChunk,
+		zeros: zeroChunks{size: size}, warn: u.warn}
+}

@@ -1,0 +1,245 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+)
+
+// plainImage is a registry with an image of one plain layer that is too large to be fetched to look
+// into it.
+func plainImage(t testing.TB) (l *lying, ref Reference, layer, content []byte) {
+	content = noise(60, smallLayer+3<<20)
+	layer = tarOf(t, tarFile{name: "etc/passwd", content: []byte("x")},
+		tarFile{name: "disk/a.img", content: content})
+	l = newLying(t)
+	l.tags["1"] = l.image(t, tarOf(t, tarFile{name: "disk/b.img", content: noise(61, 1<<20)},
+		tarFile{name: "disk/a.img", content: noise(62, 1<<20)}), layer)
+	return l, l.ref(t, "vm/a:1"), layer, content
+}
+
+// whenComplete streams with KeepDir keep and a cache of its own.
+func whenComplete(t testing.TB, l *lying, keep string) *streaming {
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
+	s.opt.WhenComplete = true
+	return s
+}
+
+// replace changes what the registry has of a blob, not its digest.
+func (l *lying) replace(digest string, content []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.store[digest] = content
+}
+
+func flipped(p []byte, at int) []byte {
+	p = bytes.Clone(p)
+	p[at] ^= 1
+	return p
+}
+
+// TestWhenComplete serves a plain layer at once, verifies it when all of it is here, and from then
+// on trusts nothing else.
+func TestWhenComplete(t *testing.T) {
+	l, ref, layer, content := plainImage(t)
+	keep := t.TempDir()
+	s := whenComplete(t, l, keep)
+	st := s.open(t, ref)
+	require.Equal(t, []string{"a.img", "b.img"}, namesOfDisks(st.Disks()))
+	img := s.disk(t, st, "a.img")
+	require.Equal(t, farReads, img.Parallel())
+	require.True(t, img.Unverified())
+	p := make([]byte, 1<<20)
+	_, err := img.ReadAt(p, 20<<20)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content[20<<20:21<<20], p))
+	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(len(layer)/2))
+
+	// The file of the lower layer is not trusted either, as the upper one might hide it.
+	below := s.disk(t, st, "b.img")
+	require.True(t, below.Unverified())
+
+	require.NoError(t, img.Verify(t.Context()))
+	require.False(t, img.Unverified())
+	require.False(t, below.Unverified())
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+
+	// Later every chunk is held against its digest, also for who wants everything verified.
+	again := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
+	st2 := again.open(t, ref)
+	require.Equal(t, []string{"a.img", "b.img"}, namesOfDisks(st2.Disks()))
+	img2 := again.disk(t, st2, "a.img")
+	require.False(t, img2.Unverified())
+	l.replace(digestOf(layer), flipped(layer, 15<<20))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err = img2.ReadAtContext(ctx, p[:4096], 15<<20)
+	require.ErrorIs(t, err, disk.ErrNotNow)
+	require.Positive(t, again.opt.Cache.Stats().Wrong)
+	l.replace(digestOf(layer), layer)
+	require.True(t, bytes.Equal(content, contentOf(t, img2)))
+}
+
+// TestWhenCompleteWrong condemns a layer of which a bit is wrong, and keeps nothing of it.
+func TestWhenCompleteWrong(t *testing.T) {
+	l, ref, layer, _ := plainImage(t)
+	l.replace(digestOf(layer), flipped(layer, 9<<20))
+	keep := t.TempDir()
+	s := whenComplete(t, l, keep)
+	st := s.open(t, ref)
+	img := s.disk(t, st, "a.img")
+	p := make([]byte, 4096)
+	_, err := img.ReadAt(p, 1<<20)
+	require.NoError(t, err)
+	require.DirExists(t, filepath.Join(s.opt.CacheDir, "v1",
+		keptName(unverifiedName(digestOf(layer)))))
+	err = img.Verify(t.Context())
+	require.ErrorIs(t, err, disk.ErrWrongContent)
+	require.ErrorContains(t, err, digestOf(layer))
+	require.ErrorIs(t, img.Verify(t.Context()), disk.ErrWrongContent)
+	_, err = img.ReadAt(p, 1<<20)
+	require.ErrorIs(t, err, disk.ErrWrongContent)
+	var medium *disk.MediumError
+	require.ErrorAs(t, err, &medium)
+	emptyCache(t, s.opt.CacheDir, digestOf(layer))
+
+	// The next start does not go on with what was made of it.
+	st2, err := s.client.Stream(t.Context(), ref, s.opt)
+	require.NoError(t, err)
+	_, err = st2.Open(t.Context(), "a.img", image.Options{})
+	require.ErrorContains(t, err, keep)
+	require.NoError(t, st2.Close())
+}
+
+// emptyCache checks that the cache has no chunk of an unverified layer.
+func emptyCache(t testing.TB, dir, layer string) {
+	require.NoDirExists(t, filepath.Join(dir, "v1", keptName(unverifiedName(layer))))
+}
+
+// TestWhenCompleteChanged has the registry send a wrong chunk once, which is served, and right ones
+// later: when the cache has lost the chunk, the layer's digest alone would be right.
+func TestWhenCompleteChanged(t *testing.T) {
+	l, ref, layer, content := plainImage(t)
+	keep := t.TempDir()
+	l.replace(digestOf(layer), flipped(layer, 9<<20))
+	s := whenComplete(t, l, keep)
+	img := s.disk(t, s.open(t, ref), "a.img")
+	p := make([]byte, 4<<20)
+	_, err := img.ReadAt(p, 8<<20)
+	require.NoError(t, err)
+	require.False(t, bytes.Equal(content[8<<20:12<<20], p))
+
+	// Killed, and the cache is gone.
+	l.replace(digestOf(layer), layer)
+	again := whenComplete(t, l, keep)
+	st := again.open(t, ref)
+	img2 := again.disk(t, st, "a.img")
+	for _, u := range st.unsure {
+		u.patience = 100 * time.Millisecond
+	}
+	require.ErrorIs(t, img2.Verify(t.Context()), disk.ErrWrongContent)
+	require.Positive(t, again.opt.Cache.Stats().Wrong)
+	emptyCache(t, again.opt.CacheDir, digestOf(layer))
+}
+
+// TestWhenCompleteWaits verifies only when the registry has sent everything, and goes on where it
+// was.
+func TestWhenCompleteWaits(t *testing.T) {
+	l, ref, layer, _ := plainImage(t)
+	s := whenComplete(t, l, t.TempDir())
+	s.client.opt.Patience = time.Second
+	img := s.disk(t, s.open(t, ref), "a.img")
+	l.mu.Lock()
+	for range 20 {
+		l.faults = append(l.faults, says(503))
+	}
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	err := img.Verify(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.True(t, img.Unverified())
+	require.NoError(t, img.Verify(t.Context()))
+	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(len(layer)*5/4), "nothing is fetched a second time")
+}
+
+// TestWhenCompleteFetchesFirst tells why an image cannot be served at once.
+func TestWhenCompleteFetchesFirst(t *testing.T) {
+	content := noise(63, smallLayer*3/2)
+	plain := tarOf(t, tarFile{name: "disk/a.img", content: content})
+	for what, layers := range map[string][][]byte{
+		"compressed by gzip":         {gzipped(t, plain)},
+		"compressed by zstd":         {zstandard(t, plain)},
+		"cannot be read by ranges":   {tarOf(t), gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content[:1<<20]}))},
+		"has no digests of its chun": {plain},
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLying(t)
+			l.tags["1"] = l.image(t, layers...)
+			var said strings.Builder
+			opt := l.options()
+			opt.Warn = func(text string) { said.WriteString(text) }
+			s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
+			s.opt.WhenComplete = !strings.HasPrefix(what, "has no")
+			img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
+			require.Equal(t, 1, img.Parallel())
+			require.Contains(t, said.String(), what)
+			got := contentOf(t, img)
+			require.True(t, bytes.Equal(content[:len(got)], got))
+		})
+	}
+}
+
+// TestWhenCompleteChangesItsMind: who wants everything verified at the next start gets nothing that
+// was not.
+func TestWhenCompleteChangesItsMind(t *testing.T) {
+	l, ref, _, content := plainImage(t)
+	keep := t.TempDir()
+	s := whenComplete(t, l, keep)
+	st := s.open(t, ref)
+	one := s.disk(t, st, "a.img").Unhashed()
+	s.opt.WhenComplete = false
+	st2 := s.open(t, ref)
+	img := s.disk(t, st2, "a.img")
+	require.False(t, img.Unverified())
+	require.Equal(t, 1, img.Parallel())
+	require.NotEqual(t, one[0].Digest, img.Unhashed()[0].Digest, "it would be taken for the same")
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+}
+
+// TestWalkHostile walks archives that claim what is not true.
+func TestWalkHostile(t *testing.T) {
+	var many []tarFile
+	for range maxWalked + 1 {
+		many = append(many, tarFile{name: "x"})
+	}
+	padding := tarFile{name: "padding", content: noise(64, smallLayer)}
+	whole := tarOf(t, padding, tarFile{name: "disk/a.img", content: noise(65, 4<<20)})
+	for what, layer := range map[string][]byte{
+		"ends within a file": whole[:len(whole)-3<<20],
+		"cannot be read":     append(bytes.Repeat([]byte{7}, 512), whole...),
+		"more than":          tarOf(t, append(many, padding)...),
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLying(t)
+			l.tags["1"] = l.image(t, layer)
+			s := whenComplete(t, l, t.TempDir())
+			st, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
+			if err == nil {
+				_, err = st.Open(t.Context(), "a.img", image.Options{})
+				err = errors.Join(err, st.Close())
+			}
+			require.Error(t, err)
+			require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(24<<20))
+		})
+	}
+}

@@ -1,0 +1,135 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"slices"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+)
+
+// wholeFile is a file of the index. Each of its chunks was verified when it was read. Once all of
+// them were, it can be checked that they are what the layer has, too: that who reads the layer, to
+// scan it or to pull it, sees what the guest sees.
+type wholeFile struct {
+	*farFile
+	layer  *blob
+	offset int64 // of the file in the layer
+	tell   func(text string)
+}
+
+var _ image.Unsure = (*wholeFile)(nil)
+
+// wholeFile completes a file of the index.
+func (s *Stream) wholeFile(f *indexFile, far *farFile) (image.Source, error) {
+	i := slices.IndexFunc(s.image.manifest.Layers, func(d descriptor) bool {
+		return d.Digest.String() == f.Layer
+	})
+	layer, err := s.image.source.blob(s.image.manifest.Layers[i])
+	if err != nil {
+		return nil, err
+	}
+	return &wholeFile{farFile: far, layer: layer, offset: f.Offset, tell: s.warnOf(f.Name)}, nil
+}
+
+// Unverified is false: no byte was returned that has not the digest that the index says.
+func (w *wholeFile) Unverified() bool { return false }
+
+const (
+	// maxAround is how much of a layer may lie around the file for the check to be made. Bytes.
+	maxAround = 4 << 20
+	// wholeTries is how often what lies around the file is fetched, of which nothing else tells
+	// whether it is right.
+	wholeTries = 3
+)
+
+// wholePause lies between two tries.
+var wholePause = longPause
+
+// Verify holds all of the layer against its digest, if most of it is at hand. It is called when the
+// disk has copied all of the image, so that mostly nothing is fetched for it.
+func (w *wholeFile) Verify(ctx context.Context) error {
+	size := w.layer.desc.Size
+	if size-w.Size() > maxAround {
+		return nil
+	}
+	got := ""
+	for try := range wholeTries {
+		if try > 0 {
+			if err := pauseFor(ctx, wholePause); err != nil {
+				return err
+			}
+		}
+		h := sha256.New()
+		if err := w.around(ctx, h, 0, w.offset); err != nil {
+			return err
+		}
+		if whole, err := w.file(ctx, h); !whole || err != nil {
+			return err
+		}
+		if err := w.around(ctx, h, w.offset+w.Size(), size); err != nil {
+			return err
+		}
+		if got = "sha256:" + hex.EncodeToString(h.Sum(nil)); got == w.layer.desc.Digest.String() {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: the index of the image describes a layer of the digest %s, and not %s",
+		disk.ErrWrongContent, got, w.layer.desc.Digest)
+}
+
+// around hashes what lies before or behind the file, and waits for it.
+func (w *wholeFile) around(ctx context.Context, h hash.Hash, off, end int64) error {
+	p := make([]byte, end-off)
+	for pause := firstPause; len(p) > 0; pause = min(2*pause, longPause) {
+		n, err := w.layer.ReadAt(ctx, p, off)
+		if n == len(p) {
+			break
+		}
+		w.tell(fmt.Sprintf("%v; the layer cannot be verified yet, next try in %s", err, pause))
+		if err := pauseFor(ctx, pause); err != nil {
+			return err
+		}
+	}
+	h.Write(p)
+	return nil
+}
+
+// file hashes the file. whole is false where a part of it is not in the cache any more that is worth
+// mentioning: it was verified, and is not fetched a second time for this.
+func (w *wholeFile) file(ctx context.Context, h hash.Hash) (whole bool, err error) {
+	p, before := make([]byte, w.chunk), w.came.Load()
+	for off := int64(0); off < w.Size(); off += int64(len(p)) {
+		p = p[:min(w.chunk, w.Size()-off)]
+		if n, zero := w.zeros.run(off, int64(len(p))); zero && n == int64(len(p)) {
+			clear(p)
+		} else if n, err := w.blob.ReadAt(ctx, p, off); n < len(p) {
+			if ctx.Err() != nil {
+				return false, ctx.Err()
+			}
+			w.tell(fmt.Sprintf("%v; the layer is not verified as a whole", err))
+			return false, nil
+		}
+		if w.came.Load()-before > w.Size()/8+maxAround {
+			return false, nil
+		}
+		h.Write(p)
+	}
+	return true, nil
+}
+
+func pauseFor(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

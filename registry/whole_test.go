@@ -1,0 +1,80 @@
+package registry
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+)
+
+// TestWholeLayer checks the layer of a file of the index when all of it was read, without fetching
+// it a second time.
+func TestWholeLayer(t *testing.T) {
+	m := newMemory(t)
+	s, img, _ := oneDisk(t, m, 5<<20+512, Options{})
+	require.False(t, img.Unverified())
+	contentOf(t, img)
+	before := s.opt.Cache.Stats().Fetched
+	require.NoError(t, img.Verify(t.Context()))
+	require.Equal(t, before, s.opt.Cache.Stats().Fetched)
+}
+
+// TestWholeLayerNotHere leaves it at the digests of the chunks where most chunks would have to be
+// fetched for that.
+func TestWholeLayerNotHere(t *testing.T) {
+	m := newMemory(t)
+	s, img, _ := oneDisk(t, m, 40<<20, Options{})
+	require.NoError(t, img.Verify(t.Context()))
+	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(30<<20))
+}
+
+// TestWholeLayerOfAnotherIndex has an index that describes another layer than the manifest has: its
+// chunks are right, and what lies around them is not.
+func TestWholeLayerOfAnotherIndex(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.raw")
+	content := noise(1, 3<<20)
+	require.NoError(t, os.WriteFile(file, content, 0o644))
+	m := newMemory(t)
+	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"),
+		PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	require.NoError(t, err)
+	x, err := r.readIndex(t.Context())
+	require.NoError(t, err)
+
+	l := newLying(t)
+	manifest := *r.manifest
+	manifest.Layers = nil
+	other := tarOf(t, tarFile{name: "disk/b.raw", content: content})
+	lied := l.add(other)
+	delete(l.store, lied.Digest.String())
+	lied.Digest = v1.Hash{Algorithm: "sha256", Hex: x.Files[0].Layer[len("sha256:"):]}
+	l.store[x.Files[0].Layer] = other
+	for _, desc := range r.manifest.Layers {
+		if desc.Digest == lied.Digest {
+			lied.MediaType = desc.MediaType
+			manifest.Layers = append(manifest.Layers, lied)
+			continue
+		}
+		text, err := r.small(t.Context(), desc, maxIndexLayer)
+		require.NoError(t, err)
+		l.add(text)
+		manifest.Layers = append(manifest.Layers, desc)
+	}
+	l.tags["1"] = l.manifest(t, manifest)
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.raw")
+	require.True(t, bytes.Equal(content, contentOf(t, img)), "that is what the index says")
+	defer func(before time.Duration) { wholePause = before }(wholePause)
+	wholePause = 0
+	err = img.Verify(t.Context())
+	require.ErrorIs(t, err, disk.ErrWrongContent)
+	require.ErrorContains(t, err, x.Files[0].Layer)
+}
