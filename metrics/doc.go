@@ -18,7 +18,7 @@
 //	kubevirt_disk_pdus_rejected_total         reason
 //	kubevirt_disk_panics_caught_total
 //	kubevirt_disk_lun_size_bytes              lun image  capacity
-//	kubevirt_disk_lun_failed                  lun image  1: only a restart brings it back
+//	kubevirt_disk_lun_failed                  lun image  1: it accepts nothing any more
 //	kubevirt_disk_image_copied_bytes          lun image  of the image's data
 //	kubevirt_disk_image_data_bytes            lun image
 //	kubevirt_disk_disk_complete               lun image  1: the disk no longer needs its image

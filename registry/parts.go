@@ -286,7 +286,8 @@ func (s *Stream) walk(ctx context.Context, desc descriptor) (*contents, error) {
 		return nil, err
 	}
 	if what := compression(head); what != "" {
-		return nil, &unsuited{"is compressed by " + what + ", which has to be read from its beginning"}
+		return nil, &unsuited{"is compressed by " + what +
+			", which has to be read from its beginning"}
 	}
 	u, err := s.unverifiedLocked(desc)
 	if err != nil {

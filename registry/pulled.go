@@ -22,7 +22,8 @@ import (
 // pulledDir is the directory in that of the cache for the disks of images without an index:
 //
 //	pulled/sha256-DIGEST/NAME   a disk as a raw file, of the image with that manifest
-//	pulled/sha256-DIGEST.lock   locked by whoever fetches or removes it (alone) or serves it (shared)
+//	pulled/sha256-DIGEST.lock   locked by whoever fetches or removes it (alone), or serves it
+//	                            (shared)
 //
 // The lock stays where the disks are removed. The time of the directory says when it was used last.
 const pulledDir = "pulled"

@@ -127,8 +127,10 @@ func (s *Stream) findLocked(ctx context.Context) (err error) {
 		Unverified: s.parts != nil && len(s.parts.Walked) > 0}
 	for _, name := range names {
 		d := StreamDisk{Name: name}
-		if i := slices.IndexFunc(before, func(o StreamDisk) bool { return o.Name == name }); i >= 0 {
-			d = before[i]
+		for _, old := range before {
+			if old.Name == name {
+				d = old
+			}
 		}
 		s.record.Disks = append(s.record.Disks, d)
 	}

@@ -208,8 +208,8 @@ func (f *packed) verify(unit int64, p []byte) error {
 	})
 }
 
-// unpacker decompresses chunks into a buffer that it does not enlarge, so that its memory is bounded
-// by what a chunk may have, whatever window a frame claims. podman's are up to 32 MiB.
+// unpacker decompresses chunks into a buffer that it does not enlarge, so that its memory is
+// bounded by what a chunk may have, whatever window a frame claims. podman's are up to 32 MiB.
 var unpacker = sync.OnceValue(func() *zstd.Decoder {
 	z, _ := zstd.NewReader(nil, zstd.WithDecoderMaxWindow(maxZstdWindow),
 		zstd.WithDecodeAllCapLimit(true)) // fails with other options only

@@ -191,8 +191,9 @@ func readTOC(text io.Reader, want string, desc descriptor, end int64, codec stri
 	error) {
 	h := sha256.New()
 	text = io.TeeReader(text, h)
-	t := &tocReader{desc: desc, codec: codec, limit: end, l: &contents{files: make(map[string]*part),
-		list: &layerList{dir: diskDir, entries: make(map[string]*entry)}}}
+	t := &tocReader{desc: desc, codec: codec, limit: end, l: &contents{
+		files: make(map[string]*part),
+		list:  &layerList{dir: diskDir, entries: make(map[string]*entry)}}}
 	err := t.read(json.NewDecoder(text))
 	if err == nil {
 		err = t.endFile(end)

@@ -250,8 +250,10 @@ func TestTableHostile(t *testing.T) {
 			e[1]["name"] = "disk/z"
 			return e
 		}, "comes behind"},
-		"no list":               {func([]map[string]any) any { return 5 }, "in place of"},
-		"entries that are none": {func([]map[string]any) any { return []int{1} }, "cannot unmarshal"},
+		"no list": {func([]map[string]any) any { return 5 }, "in place of"},
+		"entries that are none": {func([]map[string]any) any {
+			return []int{1}
+		}, "cannot unmarshal"},
 		"no digest": {func(e []map[string]any) any {
 			delete(e[2], "chunkDigest")
 			return e

@@ -169,7 +169,8 @@ func TestWhenCompleteWaits(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.True(t, img.Unverified())
 	require.NoError(t, img.Verify(t.Context()))
-	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(len(layer)*5/4), "nothing is fetched a second time")
+	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(len(layer)*5/4),
+		"nothing is fetched a second time")
 }
 
 // TestWhenCompleteFetchesFirst tells why an image cannot be served at once.
@@ -177,9 +178,10 @@ func TestWhenCompleteFetchesFirst(t *testing.T) {
 	content := noise(63, smallLayer*3/2)
 	plain := tarOf(t, tarFile{name: "disk/a.img", content: content})
 	for what, layers := range map[string][][]byte{
-		"compressed by gzip":         {gzipped(t, plain)},
-		"compressed by zstd":         {zstandard(t, plain)},
-		"cannot be read by ranges":   {tarOf(t), gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content[:1<<20]}))},
+		"compressed by gzip": {gzipped(t, plain)},
+		"compressed by zstd": {zstandard(t, plain)},
+		"cannot be read by ranges": {tarOf(t), gzipped(t, tarOf(t,
+			tarFile{name: "disk/a.img", content: content[:1<<20]}))},
 		"has no digests of its chun": {plain},
 	} {
 		t.Run(what, func(t *testing.T) {

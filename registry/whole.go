@@ -100,8 +100,8 @@ func (w *wholeFile) around(ctx context.Context, h hash.Hash, off, end int64) err
 	return nil
 }
 
-// file hashes the file. whole is false where a part of it is not in the cache any more that is worth
-// mentioning: it was verified, and is not fetched a second time for this.
+// file hashes the file. whole is false where a part of it is not in the cache any more that is
+// worth mentioning: it was verified, and is not fetched a second time for this.
 func (w *wholeFile) file(ctx context.Context, h hash.Hash) (whole bool, err error) {
 	p, before := make([]byte, w.chunk), w.came.Load()
 	for off := int64(0); off < w.Size(); off += int64(len(p)) {

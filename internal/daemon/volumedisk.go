@@ -139,7 +139,8 @@ func (v *volumeDisks) streamed(ctx context.Context, want volume.Disk) (
 	}
 	stream, err := v.d.streams.client.Stream(ctx, ref, registry.StreamOptions{
 		Cache: v.d.streams.cache, CacheDir: v.d.opt.Streams.CacheDir,
-		KeepDir: filepath.Join(want.Dir, instance.PersistentName+".source")})
+		KeepDir:      filepath.Join(want.Dir, instance.PersistentName+".source"),
+		WhenComplete: v.d.opt.Streams.WhenComplete})
 	if err != nil {
 		return nil, nil, err
 	}
