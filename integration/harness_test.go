@@ -43,7 +43,7 @@ var packageOf = map[string]string{
 	"buildah": "buildah", "podman": "podman", "runc": "runc", "e2fsck": "e2fsprogs",
 	"debugfs": "e2fsprogs", "docker-registry": "docker-registry", "losetup": "mount",
 	"ip":           "iproute2",
-	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user",
+	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user", "curl": "curl",
 }
 
 // qemuISCSI stands for QEMU's iSCSI driver, which is a separate module in Debian.

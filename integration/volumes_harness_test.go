@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -108,7 +109,7 @@ func (v *volumeDaemon) refusal(want int, method, path, body string) (e api.Error
 // put makes a volume.
 func (v *volumeDaemon) put(name, spec string) api.Volume {
 	v.t.Helper()
-	return v.json(http.StatusCreated, "PUT", "/volume/"+name, spec)
+	return v.json(http.StatusCreated, "PUT", strings.TrimSuffix("/volume/"+name, "/"), spec)
 }
 
 // number is a LUN as libiscsi's addresses have it: the first two bytes of the LUN's address.
@@ -154,4 +155,12 @@ func files(t *testing.T, dir string) (names []string) {
 func pattern(t *testing.T, path string, size int, fill byte) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{fill}, size), 0o644))
+}
+
+// portalAddress is the first portal of a daemon.
+func portalAddress(t *testing.T, d *daemon) net.Addr {
+	t.Helper()
+	address, err := net.ResolveTCPAddr("tcp", d.Portals[0])
+	require.NoError(t, err)
+	return address
 }

@@ -191,3 +191,47 @@ func TestVolumesOfImages(t *testing.T) {
 	v.json(http.StatusOK, "PUT", "/volume/over", "") // tries again
 	atDisk(t, url(v.json(http.StatusOK, "GET", "/volume/over", "")), "read -P 0x43 1M 1M")
 }
+
+// TestVolumesOfReferences: volumes of an image in a registry can be used at once, and found again
+// while the registry is away.
+func TestVolumesOfReferences(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img", "qemu-io", qemuISCSI)
+	raw, qcow2 := newFullDisk(t)
+	s := startRegistry(t, false, "")
+	push(t, s.address, qcow2)
+	v := startVolumes(t, map[string]string{"INSECURE_REGISTRY": s.address,
+		"LISTEN": freePortal(t)})
+	from := "from: {reference: '" + s.address + "/vm/fedora:42'}\n"
+	clone, over := v.put("clone", from), v.put("over", from+"copy: {mode: copy-on-write}")
+	for _, a := range []api.Volume{clone, over} {
+		r := client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", volumeURL(a), raw)
+		require.Zero(t, r.status, "%s", r)
+		atDisk(t, volumeURL(a), "write -P 0x43 1M 1M", "flush")
+	}
+	for request, want := range map[string]string{
+		"from: {reference: '" + s.address + "/vm/none:1'}":  "none",
+		strings.Replace(from, "}", ", disk: other.raw}", 1): `"other.raw"`,
+	} {
+		status, text := v.ask("PUT", "/volume/x", request)
+		require.GreaterOrEqual(t, status, 400)
+		require.Contains(t, text, want)
+		v.refusal(http.StatusNotFound, "GET", "/volume/x", "")
+	}
+	v.until("the clone is complete", func() bool {
+		for _, l := range v.status().LUNs {
+			if l.Volume == "clone" {
+				return l.Copy.Complete
+			}
+		}
+		return false
+	})
+	v.kill()
+	s.kill()
+	v.restart(t)
+	for _, a := range []api.Volume{clone, over} {
+		require.Equal(t, a, v.json(http.StatusOK, "GET", "/volume/"+a.Info.Name, ""))
+		atDisk(t, volumeURL(a), "read 0 24M", "read -P 0x43 1M 1M")
+		require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/"+a.Info.Name))
+	}
+	require.Empty(t, v.status().LUNs)
+}

@@ -28,6 +28,7 @@ need libvirt-daemon-driver-qemu has_libvirt_qemu
 need libvirt-clients has virsh
 need libvirt-clients has virt-xml-validate
 need libxml2-utils has xmllint
+need curl has curl
 need tgt has tgtd
 need shellcheck has shellcheck
 need e2fsprogs has mke2fs

@@ -12,9 +12,10 @@
 //   - the images are found, those in registries after those on this machine, and all of them are
 //     validated before the first disk is made
 //   - each disk is opened (disks.go); what is known of it by then is on the pages
+//   - the volumes that were made on demand are served again (volumes.go), and can be asked for
 //   - the portals accept connections, the state is ready, and the ready file is made
-//   - when the context ends: the ready file goes, the initiators are asked to log out, their
-//     commands end, the disks are flushed and closed
+//   - when the context ends: the ready file goes, volumes cannot be asked for any more, the
+//     initiators are asked to log out, their commands end, the disks are flushed and closed
 //
 // What it guarantees: Run returns nil only if nothing is lost that an initiator was told is
 // durable. Several daemons in one process share nothing, as long as their options do not: this

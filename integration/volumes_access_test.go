@@ -1,0 +1,152 @@
+package integration
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+	volumeclient "kubevirt.io/disk/volume/client"
+)
+
+// TestVolumesAreProtected: beyond loopback nobody makes volumes without a certificate and a token,
+// and the token is nowhere to be read.
+func TestVolumesAreProtected(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	const token = "0123456789abcdef0123456789abcdef"
+	require.NoError(t, os.WriteFile(at("token"), []byte(token+"\n"), 0o600))
+	makeCertificate(t, at("cert"), at("key"))
+	with := func(env ...string) map[string]string {
+		all := map[string]string{"VOLUMES_LISTEN": "0.0.0.0:0"}
+		for i := 0; i+1 < len(env); i += 2 {
+			all[env[i]] = env[i+1]
+		}
+		return all
+	}
+	for want, env := range map[string]map[string]string{
+		"without a certificate everybody on the way": with(),
+		"could read tokens":                          with("VOLUMES_TOKEN_FILE", at("token")),
+		"could make and delete volumes": with("VOLUMES_TLS_CERT", at("cert"),
+			"VOLUMES_TLS_KEY", at("key")),
+		"half of a certificate": with("VOLUMES_TLS_CERT", at("cert")),
+		"one word of at least 16": with("VOLUMES_TLS_CERT", at("cert"), "VOLUMES_TLS_KEY",
+			at("key"), "VOLUMES_TOKEN_FILE", os.DevNull),
+		"cannot be used": with("VOLUMES_TLS_CERT", at("token"), "VOLUMES_TLS_KEY", at("key"),
+			"VOLUMES_TOKEN_FILE", at("token")),
+		"does nothing without an address": {"VOLUMES_TOKEN_FILE": at("token")},
+	} {
+		status, output := refused(t, config{diskDir: diskDir(t, 1<<20), env: env})
+		require.NotZero(t, status)
+		require.Contains(t, output, want)
+		require.NotContains(t, output, token)
+	}
+
+	d := start(t, config{diskDir: t.TempDir(), env: with("VOLUMES_TLS_CERT", at("cert"),
+		"VOLUMES_TLS_KEY", at("key"), "VOLUMES_TOKEN_FILE", at("token"),
+		"VOLUMES_PORTAL", "storage.example.com:13260")})
+	_, port, _ := strings.Cut(strings.TrimPrefix(volumesAddress(t, d), "[::]"), ":")
+	server := "https://127.0.0.1:" + port
+	stranger, err := volumeclient.New(volumeclient.Options{Server: server, CAFile: at("cert")})
+	require.NoError(t, err)
+	defer stranger.Close()
+	_, err = stranger.Put(t.Context(), "vm1", api.Spec{Size: 1 << 20})
+	var e *api.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, http.StatusUnauthorized, e.HTTPStatus())
+	c, err := volumeclient.New(volumeclient.Options{Server: server, CAFile: at("cert"),
+		TokenFile: at("token")})
+	require.NoError(t, err)
+	defer c.Close()
+	v, err := c.Put(t.Context(), "vm1", api.Spec{Size: 1 << 20})
+	require.NoError(t, err)
+	require.Equal(t, api.Host{Name: "storage.example.com", Port: "13260"}, v.ISCSI.Host)
+	for what, text := range map[string]string{"log": d.Output(), "metrics": d.get("/metrics"),
+		"status": d.get("/status")} {
+		require.NotContains(t, text, token, what)
+	}
+}
+
+// makeCertificate makes a certificate for 127.0.0.1 that is its own authority.
+func makeCertificate(t *testing.T, cert, key string) {
+	t.Helper()
+	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true,
+		BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &own.PublicKey, own)
+	require.NoError(t, err)
+	ownDER, err := x509.MarshalECPrivateKey(own)
+	require.NoError(t, err)
+	for _, f := range []struct {
+		path, kind string
+		der        []byte
+	}{{cert, "CERTIFICATE", der}, {key, "EC PRIVATE KEY", ownDER}} {
+		text := pem.EncodeToMemory(&pem.Block{Type: f.kind, Bytes: f.der})
+		require.NoError(t, os.WriteFile(f.path, text, 0o600))
+	}
+}
+
+// TestVolumesOnClaims: a volume on a claim is disk.img there for whoever mounts the claim. With
+// nothing but a persistent directory, the default volume is disk.img in it.
+func TestVolumesOnClaims(t *testing.T) {
+	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
+	dir, claim, root, fast := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+	raw := filepath.Join(t.TempDir(), "raw")
+	pattern(t, raw, 8<<20, 0x42)
+	makeQcow2(t, raw, filepath.Join(dir, "fedora.qcow2"), "", true)
+	v := startVolumes(t, map[string]string{"DISK_DIR": dir, "VOLUMES_CLAIM": "some-pvc=" + claim,
+		"USAGE_TYPES": "fast=" + fast})
+	const spec = "from: {image: fedora.qcow2}\nsize: 16Mi\npvc: {claimname: some-pvc}\n"
+	status, text := v.ask("PUT", "/volume/data", spec)
+	require.Contains(t, []int{http.StatusCreated, http.StatusAccepted}, status, text)
+	v.until("the claim is filled", func() bool {
+		return v.answers("GET", "/volume/data") == http.StatusOK
+	})
+	status, text = v.ask("PUT", "/volume/data", spec)
+	require.Equal(t, http.StatusOK, status, text)
+	require.True(t, strings.HasPrefix(text, "pvc:\n  claimname: some-pvc\n"), text)
+	disk := filepath.Join(claim, "disk.img")
+	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", disk, raw)
+	v.json(http.StatusOK, "PUT", "/volume/data", strings.Replace(spec, "16Mi", "32Mi", 1))
+	require.Equal(t, int64(32<<20), fileStat(t, disk).Size)
+	v.refusal(http.StatusConflict, "PUT", "/volume/other", spec)
+
+	typed := v.put("typed", "size: 1Mi\ncopy: {usage-type: fast}")
+	require.Contains(t, strings.Join(files(t, fast), "\n"), "typed/disk.img")
+	require.Len(t, v.status().LUNs, 2, "the image and the volume; claims are no LUNs")
+	v.kill()
+	v.restart(t)
+	require.Equal(t, typed.Info, v.json(http.StatusOK, "GET", "/volume/typed", "").Info)
+	for _, name := range []string{"data", "typed"} {
+		require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/"+name))
+	}
+	require.Empty(t, files(t, claim))
+	require.Empty(t, files(t, fast))
+	v.stop()
+
+	v = startVolumes(t, map[string]string{"PERSISTENT_DIR": root})
+	alone := v.put("", "size: 4Mi")
+	require.FileExists(t, filepath.Join(root, "disk.img"))
+	atDisk(t, volumeURL(alone), "write -P 0x33 1M 1M", "flush")
+	v.put("another", "size: 4Mi")
+	v.kill()
+	v.restart(t)
+	again := v.json(http.StatusOK, "GET", "/volume", "")
+	require.Equal(t, alone.Info, again.Info)
+	atDisk(t, volumeURL(again), "read -P 0x33 1M 1M")
+	require.Len(t, v.status().LUNs, 2)
+}

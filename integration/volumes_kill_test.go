@@ -1,0 +1,152 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+	volumeclient "kubevirt.io/disk/volume/client"
+)
+
+// worker makes, enlarges and deletes one volume again and again, until its daemon is gone.
+type worker struct {
+	name string
+	// what must be there: the answer to the last request that was answered; nil: nothing. If
+	// another request was on its way, the volume may be as after that, too.
+	have    *api.Volume
+	pending string // the request that was not answered; "": there is none
+	given   *givenLUNs
+}
+
+// givenLUNs are the LUNs of all volumes that were made.
+type givenLUNs struct {
+	mu    sync.Mutex
+	count int            // guarded by mu
+	last  map[uint16]int // guarded by mu; when a LUN was given last
+	soon  []string       // guarded by mu; those that came again too soon
+}
+
+// apart is how many other volumes are made at least before a LUN comes again: all numbers but those
+// that are left out by restarts, and those that nobody was told of.
+const apart = 10
+
+func (g *givenLUNs) add(v api.Volume) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.count++
+	if last, again := g.last[v.ISCSI.LUN]; again && g.count-last < apart {
+		g.soon = append(g.soon, fmt.Sprintf("LUN %d after %d volumes", v.ISCSI.LUN, g.count-last))
+	}
+	g.last[v.ISCSI.LUN] = g.count
+}
+
+func (w *worker) run(ctx context.Context, c *volumeclient.Client) {
+	w.pending = ""
+	for step := 0; ; step++ {
+		switch {
+		case w.have == nil:
+			w.pending = "make"
+			v, err := c.Put(ctx, w.name, api.Spec{Size: 1 << 20})
+			if err != nil {
+				return
+			}
+			w.have = &v
+			w.given.add(v)
+		case w.have.Info.Size == 1<<20:
+			w.pending = "grow"
+			v, err := c.Put(ctx, w.name, api.Spec{Size: 2 << 20})
+			if err != nil {
+				return
+			}
+			w.have = &v
+		default:
+			w.pending = "delete"
+			if c.Delete(ctx, w.name, false) != nil {
+				return
+			}
+			w.have = nil
+		}
+		w.pending = ""
+	}
+}
+
+// check compares what there is after a kill with what was answered before it.
+func (w *worker) check(t *testing.T, now *api.Volume) {
+	t.Helper()
+	said := fmt.Sprintf("%s: answered %+v, pending %q, is %+v", w.name, w.have, w.pending, now)
+	switch {
+	case now == nil:
+		require.True(t, w.have == nil || w.pending == "delete", said)
+	case w.have == nil:
+		require.Equal(t, "make", w.pending, said)
+		w.given.add(*now)
+	default:
+		require.Equal(t, w.have.ISCSI.LUN, now.ISCSI.LUN, said)
+		require.Equal(t, w.have.Info.Serial, now.Info.Serial, said)
+		require.Equal(t, w.have.Info.NAA, now.Info.NAA, said)
+		require.True(t, w.have.Info.Size == now.Info.Size || w.pending == "grow", said)
+	}
+	if now != nil {
+		require.Equal(t, api.StateReady, now.Info.State, said)
+	}
+	w.have = now
+}
+
+// TestVolumesAreKilled: wherever the daemon is killed, each volume is there whole or not at all
+// after the restart, as it was answered, and no LUN was given to two.
+func TestVolumesAreKilled(t *testing.T) {
+	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
+	given := &givenLUNs{last: map[uint16]int{}}
+	workers := make([]*worker, 6)
+	for i := range workers {
+		workers[i] = &worker{name: fmt.Sprintf("vm%d", i), given: given}
+	}
+	for range 10 {
+		c, err := volumeclient.New(volumeclient.Options{Server: v.base})
+		require.NoError(t, err)
+		var all sync.WaitGroup
+		for _, w := range workers {
+			all.Go(func() { w.run(t.Context(), c) })
+		}
+		time.Sleep(time.Duration(20+rand.IntN(300)) * time.Millisecond) // somewhere in the middle
+		v.kill()
+		all.Wait()
+		c.Close()
+		v.restart(t)
+		c, err = volumeclient.New(volumeclient.Options{Server: v.base})
+		require.NoError(t, err)
+		list, err := c.List(t.Context())
+		require.NoError(t, err)
+		now, owner := map[string]*api.Volume{}, map[uint16]string{}
+		for _, one := range list {
+			now[one.Info.Name] = &one
+			require.Empty(t, owner[one.ISCSI.LUN], "two volumes have one LUN")
+			owner[one.ISCSI.LUN] = one.Info.Name
+		}
+		for _, w := range workers {
+			w.check(t, now[w.name])
+		}
+		// Nothing is left of a volume that is not there, and each has its disk.
+		for _, name := range files(t, filepath.Join(v.home, "work", ".volumes")) {
+			if dir, _, ok := strings.Cut(name, "/"); ok {
+				require.Contains(t, now, dir, name)
+			}
+		}
+		for name, one := range now {
+			require.Equal(t, int64(one.Info.Size), fileStat(t,
+				filepath.Join(v.home, "work", ".volumes", name, "disk.img")).Size)
+		}
+		c.Close()
+	}
+	require.NotZero(t, given.count)
+	require.Empty(t, given.soon)
+	t.Logf("%d volumes were made", given.count)
+}
