@@ -21,7 +21,8 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	disk, err := rawfile.FromOpen(file, rawfile.Options{ReadOnly: readOnly, Durable: true})
+	disk, err := rawfile.FromOpen(file, rawfile.Options{ReadOnly: readOnly, Durable: true,
+		Guest: true})
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}

@@ -121,7 +121,8 @@ func (o *opening) assembleComplete(s *state) (*Instance, error) {
 		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
 	}
 	file, err := rawfile.Open(o.dir.disk(),
-		rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
+		rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true,
+			Guest: true})
 	if err != nil {
 		return nil, err
 	}

@@ -50,7 +50,7 @@ type blockMap struct {
 type mapPage struct {
 	mu    sync.Mutex // held while bits are set
 	words [mapPageWords]atomic.Uint64
-	unset int // guarded by mu
+	unset atomic.Int32 // blocks; changed with mu held
 }
 
 func newBlockMap(blocks int64) *blockMap {
@@ -69,16 +69,18 @@ func (m *blockMap) page(index int64) *mapPage {
 		if p := m.pages[index].Load(); p != nil {
 			return p
 		}
-		p := &mapPage{unset: mapPageBlocks}
+		p := new(mapPage)
+		unset := int64(mapPageBlocks)
 		// touch the memory now: a read before the first write would map it twice, and the exchange
 		// interrupts all processors
 		p.words[0].Store(0)
 		if rest := m.blocks - index*mapPageBlocks; rest < mapPageBlocks {
-			p.unset = int(rest)
+			unset = rest
 			for b := rest; b < mapPageBlocks; b++ {
 				p.words[b/64].Or(1 << (b % 64))
 			}
 		}
+		p.unset.Store(int32(unset))
 		if m.pages[index].CompareAndSwap(nil, p) {
 			return p
 		}
@@ -153,6 +155,30 @@ func (m *blockMap) nextClear(first int64) int64 {
 	return m.blocks
 }
 
+// countClear returns how many of the blocks first to last are clear. It takes no lock. Of a whole
+// page it reads only the count.
+func (m *blockMap) countClear(first, last int64) (n int64) {
+	for first <= last {
+		index := first / mapPageBlocks
+		end := min(m.blocks, (index+1)*mapPageBlocks) - 1
+		p := m.pages[index].Load()
+		switch {
+		case p == m.full:
+		case p == nil:
+			n += min(last, end) - first + 1
+		case first%mapPageBlocks == 0 && last >= end:
+			n += int64(p.unset.Load())
+		default:
+			for w := first / 64; w <= min(last, end)/64; w++ {
+				mask := rawfile.WordMask(w, first, min(last, end))
+				n += int64(bits.OnesCount64(^m.word(w) & mask))
+			}
+		}
+		first = end + 1
+	}
+	return n
+}
+
 // set sets the blocks first to last. Before it sets bits of a page, it calls save with the page's
 // new words from the given one on. If save fails, these blocks and the following ones stay clear.
 // If save is nil, nothing is saved.
@@ -199,8 +225,7 @@ func (m *blockMap) setInPage(first, last int64,
 		old := p.words[w%mapPageWords].Or(mask)
 		added += bits.OnesCount64(mask &^ old)
 	}
-	p.unset -= added
-	if p.unset == 0 {
+	if p.unset.Add(-int32(added)) == 0 {
 		m.pages[index].Store(m.full)
 	}
 	m.clear.Add(-int64(added))
@@ -254,11 +279,11 @@ func (m *blockMap) mergePage(index int64, buf []byte) (news bool) {
 	for i := range int64(mapPageWords) {
 		word := binary.LittleEndian.Uint64(buf[i*8:])
 		old := p.words[i].Or(word)
-		p.unset -= bits.OnesCount64(word &^ old)
+		p.unset.Add(-int32(bits.OnesCount64(word &^ old)))
 		m.clear.Add(-int64(bits.OnesCount64(word &^ old)))
 		news = news || word&^old != 0
 	}
-	if p.unset == 0 {
+	if p.unset.Load() == 0 {
 		m.pages[index].Store(m.full)
 	}
 	return news

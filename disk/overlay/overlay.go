@@ -37,7 +37,7 @@ type File interface {
 
 // Disk is a disk over a read-only image. The content of a block is in the disk's own file, or in
 // the image as long as nobody changed or copied it. It implements disk.Disk, Discarder, Zeroer,
-// Extenter, Syncer, Estimator and Accountant.
+// Extenter, Syncer, Estimator, Accountant and Mapper.
 //
 // Invariant: a block is marked in the map only after its whole content is in the file, and is never
 // unmarked. So a marked block needs no lock. What a failed or lost write left in the file below an
@@ -67,6 +67,7 @@ type Disk struct {
 
 	flushMu sync.Mutex // one checkpoint at a time
 	watch   guestWatch
+	trail   *rawfile.Trail // of the guest
 }
 
 // Options say how a disk is used.
@@ -89,6 +90,7 @@ var (
 	_ disk.Syncer     = (*Disk)(nil)
 	_ disk.Estimator  = (*Disk)(nil)
 	_ disk.Accountant = (*Disk)(nil)
+	_ disk.Mapper     = (*Disk)(nil)
 )
 
 // New puts a file over an image. The map was begun with that image, and the disk closes it. The
@@ -102,6 +104,7 @@ func New(file File, img Image, m *Map, opt Options) *Disk {
 func newDisk(file File, base Image, m *blockMap, maps *mapStore, stored int64, opt Options) *Disk {
 	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt,
 		blocks: m, maps: maps, parallel: base.Parallel()}
+	o.trail = rawfile.NewTrail(file.Size)
 	o.base.init(base)
 	o.mapped = m.blocks * o.granule
 	o.estimate, _ = base.(disk.Estimator)
@@ -219,6 +222,7 @@ func (o *Disk) readAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if o.opt.Reads != nil {
 		o.opt.Reads(off, int64(len(p)))
 	}
+	o.trail.Read(off, int64(len(p)))
 	for done := 0; done < len(p); {
 		at := off + int64(done)
 		own, length := o.run(at, int64(len(p)-done))
@@ -289,6 +293,7 @@ func (o *Disk) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 || off > o.Size()-length {
 		return 0, rawfile.OutOfRange("write", off, length, o.Size())
 	}
+	o.trail.Write(off, length)
 	if o.owned(off, length) {
 		return o.file.WriteAt(p, off)
 	}
@@ -316,10 +321,16 @@ func (o *Disk) deallocate(ctx context.Context, op change, off, length int64) err
 	if off < 0 || length < 0 || off > o.Size()-length {
 		return rawfile.OutOfRange(op.String(), off, length, o.Size())
 	}
+	var err error
 	if o.owned(off, length) {
-		return o.apply(op, nil, off, length)
+		err = o.apply(op, nil, off, length)
+	} else {
+		err = o.change(ctx, op, nil, off, length)
 	}
-	return o.change(ctx, op, nil, off, length)
+	if err == nil {
+		o.trail.Discard(off, length)
+	}
+	return err
 }
 
 // Extent describes what is allocated in the file or stored in the image. Concurrency: as Disk.

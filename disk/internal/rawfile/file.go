@@ -23,9 +23,12 @@ type Options struct {
 	// Private says that nobody else changes the file. Then the disk can remember where its holes
 	// are.
 	Private bool
+	// Guest says that the calls are a guest's, so that the Map tells what the guest did.
+	Guest bool
 }
 
-// File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter and Syncer.
+// File is a disk over a raw file. It implements Disk, Discarder, Zeroer, Extenter, Syncer
+// and Mapper.
 type File struct {
 	File    *os.File
 	size    atomic.Int64 // bytes; only Grow changes it
@@ -34,6 +37,9 @@ type File struct {
 	failed  atomic.Bool // a flush failed
 	holes   *holeMap    // nil: others may change the file
 	guard   *cacheGuard // nil: others may change the file, or it is read-only
+	trail   *Trail      // nil: the calls are not a guest's
+
+	seen atomic.Pointer[holeMap] // for Map only, if holes is nil; nil: not looked for yet
 
 	// one fdatasync at a time: the kernel reports a failure only once per open file
 	flushMu sync.Mutex
@@ -81,6 +87,9 @@ func FromOpen(f *os.File, opt Options) (*File, error) {
 	}
 	disk := &File{File: f, opt: opt, sync: unix.Fdatasync, forget: forgetCached}
 	disk.size.Store(st.Size())
+	if opt.Guest {
+		disk.trail = NewTrail(disk.Size)
+	}
 	if opt.Private {
 		disk.holes = newHoleMap(disk)
 		if !opt.ReadOnly {
@@ -95,9 +104,12 @@ func (f *File) Size() int64 { return f.size.Load() }
 
 // ReadAt reads from the page cache or the storage below it. Concurrency: as Disk.
 func (f *File) ReadAt(p []byte, off int64) (int, error) {
-	if off >= 0 && off <= f.Size()-int64(len(p)) && f.holes.empty(off, int64(len(p))) {
-		clear(p)
-		return len(p), nil
+	if off >= 0 && off <= f.Size()-int64(len(p)) {
+		f.trail.Read(off, int64(len(p)))
+		if f.holes.empty(off, int64(len(p))) {
+			clear(p)
+			return len(p), nil
+		}
 	}
 	n, err := f.File.ReadAt(p, off)
 	if err == nil {
@@ -121,6 +133,8 @@ func (f *File) WriteAt(p []byte, off int64) (n int, err error) {
 	}
 	f.guard.through(off, int64(len(p)))
 	f.holes.note(off, int64(len(p)))
+	f.seen.Load().note(off, int64(len(p)))
+	f.trail.Write(off, int64(len(p)))
 	for n < len(p) {
 		m, err := f.File.WriteAt(p[n:min(n+cachedWrite, len(p))], off+int64(n))
 		n += m
@@ -196,6 +210,7 @@ func (f *File) deallocate(op string, off, length int64) error {
 	})
 	switch err {
 	case nil:
+		f.trail.Discard(off, length)
 		return nil
 	case unix.EOPNOTSUPP, unix.ENOSYS:
 		f.noPunch.Store(true)

@@ -6,8 +6,11 @@ import (
 
 const (
 	// holeRegion is the granularity in bytes at which holes are remembered. A file of 16 TiB takes
-	// 2 MiB of memory.
+	// 2 MiB of memory. The regions of a small file are smaller, for
+	// the map that people see.
 	holeRegion = 1 << 20
+	// minHoleRegion is that of small files, which may grow.
+	minHoleRegion = 64 << 10
 	// maxHoleExtents is how many extents of a file are looked at when it is opened. Everything
 	// behind them counts as written.
 	maxHoleExtents = 4096
@@ -26,7 +29,8 @@ func newHoleMap(d interface {
 	disk.Extenter
 }) *holeMap {
 	size := d.Size()
-	h := &holeMap{written: NewRegions(size, holeRegion)}
+	h := &holeMap{written: NewRegions(size,
+		min(holeRegion, max(minHoleRegion, disk.MapCellBytes(size))))}
 	for off, extents := int64(0), 0; off < size; extents++ {
 		e, err := d.Extent(off, size-off)
 		if err != nil || extents == maxHoleExtents {

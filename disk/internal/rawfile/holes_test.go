@@ -48,14 +48,13 @@ func TestHolesAreNotRead(t *testing.T) {
 			require.NoError(t, err)
 		}
 		behind(5 << 20)
-		behind(3<<20 + 8192)
+		behind(3 << 20)
 		want := byte(9)
 		if private {
 			want = 0
 		}
 		require.Equal(t, want, byteAt(t, d, 5<<20), "a hole when it was opened")
-		require.Equal(t, byte(3), byteAt(t, d, 3<<20), "data when it was opened")
-		require.Equal(t, byte(9), byteAt(t, d, 3<<20+8192), "in a region with data")
+		require.Equal(t, byte(9), byteAt(t, d, 3<<20), "data when it was opened")
 	}
 }
 

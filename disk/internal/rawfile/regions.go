@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// Regions is a set of regions of a file. Regions are only added, never removed, so a reader needs
-// no lock. Any number of goroutines may use it.
+// Regions is a set of regions of a file. Readers need no lock. Any number of goroutines may use it.
+// Apart from a Trail, nobody removes regions, so that what is in a set stays there.
 type Regions struct {
 	region int64                   // bytes
 	bits   []atomic.Uint64         // a bit for each region
@@ -53,6 +53,25 @@ func (s *Regions) Add(off, length int64) {
 			word.Or(mask)
 		}
 	}
+}
+
+// drop removes every region that the range touches. The range is not empty.
+func (s *Regions) drop(off, length int64) {
+	first, last := off/s.region, (off+length-1)/s.region
+	for w := first / 64; w <= last/64; w++ {
+		s.word(w).And(^WordMask(w, first, last))
+	}
+}
+
+// bytes returns how much of the range lies in regions of the set. The range is not empty, and lies
+// in one region or begins and ends with regions, or at the end of the file.
+func (s *Regions) bytes(off, length int64) int64 {
+	first, last := off/s.region, (off+length-1)/s.region
+	n := 0
+	for w := first / 64; w <= last/64; w++ {
+		n += bits.OnesCount64(s.word(w).Load() & WordMask(w, first, last))
+	}
+	return min(int64(n)*s.region, length)
 }
 
 // touches reports whether the range touches a region of the set. The range is not empty.

@@ -1,0 +1,80 @@
+package disk
+
+const (
+	// MaxMapCells is the most cells that a Map has.
+	MaxMapCells = 4 << 10
+	// minMapCell is the smallest part of a disk that a cell stands for, in bytes.
+	minMapCell = 4 << 10
+)
+
+// Mapper is a disk that can tell people roughly where its content is. Asked when somebody looks.
+type Mapper interface {
+	// Map sums up the disk. It may wait for storage, once for a disk, and takes no lock that a
+	// guest's command waits for. What the guest did is remembered only by cells, so the amounts are
+	// rough. Same concurrency as ReadAt.
+	Map() *Map
+}
+
+// Map is a rough picture of a disk, in parts of the same length.
+type Map struct {
+	Size      int64 // bytes
+	CellBytes int64 // of each part but the last, which may be shorter; a power of two
+	Cells     []Cell
+}
+
+// Cell sums up one part of a disk. The amounts are bytes, and the length of the part together.
+type Cell struct {
+	Image   int64 // what only the image has
+	Copied  int64 // what the disk's own file has: of the image, or of an earlier start
+	Written int64 // what the guest has written since the disk was opened
+	Hole    int64 // what takes no space, and reads as zeros
+	// Read tells that the guest has read here since a Map was last asked for. Without such a
+	// question in the last seconds, nothing is known.
+	Read bool
+}
+
+// MapCellBytes returns what each cell of a disk's Map stands for.
+func MapCellBytes(size int64) int64 {
+	cell := int64(minMapCell)
+	for cell*MaxMapCells < size {
+		cell <<= 1
+	}
+	return cell
+}
+
+// NewMap makes the Map of a disk of that many bytes, for an implementation to fill in.
+func NewMap(size int64) *Map {
+	cell := MapCellBytes(size)
+	return &Map{Size: size, CellBytes: cell, Cells: make([]Cell, (size+cell-1)/cell)}
+}
+
+// Fold returns the same picture in at most that many cells, which is at least one.
+func (m *Map) Fold(cells int) *Map {
+	f, by := &Map{Size: m.Size, CellBytes: m.CellBytes}, 1
+	for (len(m.Cells)+by-1)/by > max(cells, 1) {
+		f.CellBytes, by = f.CellBytes<<1, by<<1
+	}
+	for i := 0; i < len(m.Cells); i += by {
+		part := Map{Cells: m.Cells[i:min(i+by, len(m.Cells))]}
+		f.Cells = append(f.Cells, part.Total())
+	}
+	return f
+}
+
+// Range returns the part of the disk that a cell stands for. Bytes.
+func (m *Map) Range(cell int) (off, length int64) {
+	off = int64(cell) * m.CellBytes
+	return off, min(m.CellBytes, m.Size-off)
+}
+
+// Total adds up all cells.
+func (m *Map) Total() (sum Cell) {
+	for _, c := range m.Cells {
+		sum.Image += c.Image
+		sum.Copied += c.Copied
+		sum.Written += c.Written
+		sum.Hole += c.Hole
+		sum.Read = sum.Read || c.Read
+	}
+	return sum
+}
