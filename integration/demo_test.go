@@ -53,7 +53,7 @@ func TestDemoObeysTheEnvironment(t *testing.T) {
 				return
 			}
 			require.Contains(t, d.Output(),
-				"curl http://"+withPort(c.address, pagesPort)+"/status\n")
+				"metrics: http://"+withPort(c.address, pagesPort)+"/\n")
 			d.Metrics = withPort(c.address, pagesPort)
 			require.Contains(t, d.get("/status"), "demo.qcow2")
 		})

@@ -42,7 +42,7 @@ var packageOf = map[string]string{
 	"bash": "bash", "dpkg-deb": "dpkg",
 	"buildah": "buildah", "podman": "podman", "runc": "runc", "e2fsck": "e2fsprogs",
 	"debugfs": "e2fsprogs", "docker-registry": "docker-registry", "losetup": "mount",
-	"ip":           "iproute2",
+	"ip": "iproute2", "chromium": "chromium",
 	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user", "curl": "curl",
 }
 

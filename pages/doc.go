@@ -1,9 +1,15 @@
-// Package pages tells over HTTP how a daemon is doing: /status for programs and people, /healthz
-// and /readyz for probes. Package metrics makes the Prometheus series.
+// Package pages tells over HTTP how a daemon is doing: / is a page for people (Page), /status is
+// for programs, /healthz and /readyz are for probes. Package metrics makes the Prometheus series.
 //
-// A daemon makes a mux, lets Register add the pages, adds its own pages, and serves the mux with
-// NewServer. Clients decode /status into a Status. By Place they tell whether the daemon that
-// answered runs in their own container.
+// A daemon makes a mux, lets Register and Page.Register add the pages, adds its own, and serves the
+// mux with NewServer. A Page measures until Stop. Clients decode /status into a Status. By Place
+// they tell whether the daemon that answered runs in their own container.
 //
-// No page waits for a disk or holds a secret. Slow, silent or many clients cost the daemon little.
+// The page for people is a template, a style sheet and a script. The server makes every text and
+// every picture (view), once for the page as it is loaded, and then as events of what has changed
+// (live). The script only puts them in their places. If the page gets other parts, such as one more
+// LUN, the script loads all of it again.
+//
+// No page waits long for a disk or holds a secret, and none changes anything. Slow, silent or many
+// clients cost the daemon little.
 package pages

@@ -38,6 +38,7 @@ need runc has runc
 need docker-registry has docker-registry
 need iproute2 has ip
 need strace has strace
+need chromium has chromium
 need gcc has gcc # for the race detector
 need libc6-dev test -e /usr/include/stdlib.h
 

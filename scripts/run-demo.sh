@@ -52,7 +52,7 @@ if [ -n "${CHAP_USERNAME:-}" ]; then
 	hint='with CHAP: let the clients read the password from LIBISCSI_CHAP_PASSWORD'
 fi
 pages='off, because METRICS_LISTEN is empty'
-[ -z "$METRICS_LISTEN" ] || pages="curl http://$(reachable "$METRICS_LISTEN" 9260)/status"
+[ -z "$METRICS_LISTEN" ] || pages="http://$(reachable "$METRICS_LISTEN" 9260)/"
 
 cat <<EOF
 Serving examples/demo/disk as $target, $hint.
@@ -69,7 +69,7 @@ As a disk of this machine (root, package open-iscsi):
   mount -o ro /dev/disk/by-path/ip-$portal-iscsi-$target-lun-1 /mnt && cat /mnt/README.txt
   umount /mnt && iscsiadm -m node -T $target -p $portal --logout
 
-State and metrics: $pages
+Page, status and metrics: $pages
 
 EOF
 

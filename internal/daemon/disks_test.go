@@ -84,7 +84,11 @@ func newTestDaemon(t *testing.T, d disk.Disk) *Daemon {
 func TestADiskThatHasFailedIsShownEverywhere(t *testing.T) {
 	b := &brokenDisk{}
 	d := newTestDaemon(t, b)
-	ts := httptest.NewServer(d.pages(zap.NewNop()))
+	people, err := d.newPage()
+	require.NoError(t, err)
+	defer people.Wait()
+	defer people.Stop()
+	ts := httptest.NewServer(d.pages(people, zap.NewNop()))
 	defer ts.Close()
 	look := func(path string) (int, string) {
 		res, err := http.Get(ts.URL + path)

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"net/http"
 	"syscall"
+	"time"
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/pages"
 )
 
@@ -27,7 +30,11 @@ func (d *Daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		return func() {}, d.names.explainListen(err, "metrics address", *at, SettingPages)
 	}
 	log := d.log.Named("http")
-	srv := pages.NewServer(d.pages(log), log)
+	page, err := d.newPage()
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	srv := pages.NewServer(d.pages(page, log), log)
 	address := l.Addr().String()
 	d.mu.Lock()
 	d.pagesAt = address
@@ -38,8 +45,19 @@ func (d *Daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		// disks.
 		_ = srv.Serve(l)
 	}()
-	return func() { _ = srv.Close() }, nil
+	return func() {
+		// Whoever watches the page learns that the daemon goes, unless that takes long.
+		page.Stop()
+		ctx, cancel := context.WithTimeout(context.Background(), farewell)
+		defer cancel()
+		_ = srv.Shutdown(ctx)
+		_ = srv.Close()
+		page.Wait()
+	}, nil
 }
+
+// farewell is how long the pages take at most to end.
+const farewell = 500 * time.Millisecond
 
 // PagesAddress returns the address of the pages as bound, or "" if there are none, or none yet.
 func (d *Daemon) PagesAddress() string {
@@ -49,9 +67,40 @@ func (d *Daemon) PagesAddress() string {
 }
 
 // pages returns a handler for all pages of the daemon.
-func (d *Daemon) pages(log *zap.Logger) http.Handler {
+func (d *Daemon) pages(page *pages.Page, log *zap.Logger) http.Handler {
 	mux := http.NewServeMux()
+	page.Register(mux)
 	pages.Register(mux, pages.Source{Status: d.Status, Ready: d.isReady, Health: d.healthy})
 	mux.Handle("GET /metrics", d.metrics.Handler(log))
 	return mux
+}
+
+func (d *Daemon) newPage() (*pages.Page, error) {
+	return pages.NewPage(pages.PageSource{Status: d.Status, Work: d.work, Map: d.diskMap})
+}
+
+// work tells the page what was done at each LUN.
+func (d *Daemon) work() []pages.Work {
+	done := d.metrics.Work()
+	commands := func(c metrics.Done) pages.Commands {
+		return pages.Commands{Count: c.Commands, Bytes: c.Bytes, Time: c.Time}
+	}
+	var all []pages.Work
+	for _, s := range d.disks.served() {
+		w := pages.Work{LUN: s.lun, Image: s.name, Read: commands(done[s.lun].Read),
+			Write: commands(done[s.lun].Write)}
+		if s.progress != nil {
+			w.CopiedBytes, _ = s.progress.Data()
+		}
+		all = append(all, w)
+	}
+	return all
+}
+
+// diskMap tells the page where the content of a disk is, or nil if that is unknown now.
+func (d *Daemon) diskMap(lun uint16) *disk.Map {
+	if s := d.disks.find(lun); s != nil {
+		return d.disks.look(s).contents.now()
+	}
+	return nil
 }

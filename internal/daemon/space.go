@@ -7,37 +7,47 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// spaceWait is how long a page waits for the storage of a disk.
-const spaceWait = 200 * time.Millisecond
+// gaugeWait is how long a page waits for the storage of a disk.
+const gaugeWait = 200 * time.Millisecond
 
-// spaceGauge tells how much space a disk uses and has. Storage may hang, such as a file server that
-// is gone. That must not hold up the pages where people look for the reason. So the gauge asks
-// once, and shows the last answer until the next one arrives. A nil gauge knows nothing.
-type spaceGauge struct {
-	disk disk.Accountant
+// gauge tells what a disk says of itself. Storage may hang, such as a file server that is gone.
+// That must not hold up the pages where people look for the reason. So the gauge asks once, and
+// shows the last answer until the next one arrives. A nil gauge knows nothing.
+type gauge[T any] struct {
+	question func() (T, error)
 
 	mu     sync.Mutex
-	last   *disk.Usage // guarded by mu; nil: unknown
-	asking bool        // guarded by mu
+	last   *T   // guarded by mu; nil: unknown
+	asking bool // guarded by mu
 }
 
-// newSpaceGauge returns nil for a disk that cannot tell.
-func newSpaceGauge(d disk.Disk) *spaceGauge {
+// newSpaceGauge tells how much space a disk uses and has. It returns nil for a disk that cannot
+// tell.
+func newSpaceGauge(d disk.Disk) *gauge[disk.Usage] {
 	if a, ok := d.(disk.Accountant); ok {
-		return &spaceGauge{disk: a}
+		return &gauge[disk.Usage]{question: a.Usage}
 	}
 	return nil
 }
 
+// newMapGauge tells where the content of a disk is. It returns nil for a disk that cannot tell.
+func newMapGauge(d disk.Disk) *gauge[disk.Map] {
+	m, ok := d.(disk.Mapper)
+	if !ok {
+		return nil
+	}
+	return &gauge[disk.Map]{question: func() (disk.Map, error) { return *m.Map(), nil }}
+}
+
 // now returns nil if nothing is known.
-func (g *spaceGauge) now() *disk.Usage {
+func (g *gauge[T]) now() *T {
 	if g == nil {
 		return nil
 	}
 	if answered := g.ask(); answered != nil {
 		select {
 		case <-answered:
-		case <-time.After(spaceWait):
+		case <-time.After(gaugeWait):
 		}
 	}
 	g.mu.Lock()
@@ -46,7 +56,7 @@ func (g *spaceGauge) now() *disk.Usage {
 }
 
 // ask asks the storage, or returns nil if the last answer is still outstanding.
-func (g *spaceGauge) ask() (answered chan struct{}) {
+func (g *gauge[T]) ask() (answered chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.asking {
@@ -55,12 +65,12 @@ func (g *spaceGauge) ask() (answered chan struct{}) {
 	g.asking, answered = true, make(chan struct{})
 	go func() {
 		defer close(answered)
-		usage, err := g.disk.Usage()
+		answer, err := g.question()
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		g.asking, g.last = false, nil
 		if err == nil {
-			g.last = &usage
+			g.last = &answer
 		}
 	}()
 	return answered

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/target"
 )
@@ -99,7 +100,7 @@ func (d *Daemon) Status() pages.Status {
 }
 
 // status returns the status of all disks, and the gauge of each.
-func (t *table) status(ready bool) (luns []pages.LUNStatus, gauges []*spaceGauge) {
+func (t *table) status(ready bool) (luns []pages.LUNStatus, gauges []*gauge[disk.Usage]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.disks {

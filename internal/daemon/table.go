@@ -50,7 +50,8 @@ type diskState struct {
 	settings DiskSettings       // in force
 	size     int64              // bytes; 0: unknown yet
 	instance *instance.Instance // nil: not opened yet, or closed
-	space    *spaceGauge        // nil: it cannot tell
+	space    *gauge[disk.Usage] // nil: it cannot tell
+	contents *gauge[disk.Map]   // nil: it cannot tell
 	serving  bool               // the target has it
 }
 
@@ -138,6 +139,7 @@ func (t *table) opened(s *servedDisk, inst *instance.Instance) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s.now.instance, s.now.size, s.now.space = inst, inst.Size(), newSpaceGauge(inst.Disk)
+	s.now.contents = newMapGauge(inst.Disk)
 }
 
 // resized records the size of a disk that has grown.
@@ -194,6 +196,18 @@ func (t *table) all() []*servedDisk {
 	return slices.Clone(t.disks)
 }
 
+// find returns the disk at a LUN, or nil.
+func (t *table) find(lun uint16) *servedDisk {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.disks {
+		if s.lun == lun {
+			return s
+		}
+	}
+	return nil
+}
+
 // served returns the disks that the target has.
 func (t *table) served() []*servedDisk {
 	t.mu.Lock()
@@ -208,7 +222,7 @@ func (t *table) take(s *servedDisk) *instance.Instance {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	inst := s.now.instance
-	s.now.instance, s.now.space = nil, nil
+	s.now.instance, s.now.space, s.now.contents = nil, nil, nil
 	return inst
 }
 

@@ -166,7 +166,7 @@ func (d *Daemon) explainElsewhere(err error) error {
 // usageType is a storage of which the pages tell.
 type usageType struct {
 	name, dir string
-	space     *spaceGauge
+	space     *gauge[disk.Usage]
 }
 
 // freeIn tells how much space is free in a directory, for a gauge.
@@ -187,7 +187,7 @@ func (dir freeIn) Usage() (disk.Usage, error) {
 func (d *Daemon) newUsageTypes() (all []usageType) {
 	for _, name := range d.opt.UsageTypes.names() {
 		dir := d.opt.UsageTypes[name]
-		all = append(all, usageType{name, dir, &spaceGauge{disk: freeIn(dir)}})
+		all = append(all, usageType{name, dir, &gauge[disk.Usage]{question: freeIn(dir).Usage}})
 	}
 	return all
 }

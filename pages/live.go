@@ -1,0 +1,113 @@
+package pages
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+)
+
+const (
+	// maxClients is how many may watch the page live. Everybody else sees it as it is when it is
+	// loaded.
+	maxClients = 16
+	// clientPatience is how long a client may take to read what it is sent.
+	clientPatience = 10 * time.Second
+	// keepAlive is how often a client is sent something, so that a dead one is noticed.
+	keepAlive = 15 * time.Second
+	// retry is how long a browser waits before it connects again.
+	retry = "retry: 2000\n\n"
+)
+
+// news is what has changed on the page, by the IDs of elements.
+type news struct {
+	Shape string            `json:"shape"`
+	Text  map[string]string `json:"text,omitempty"`
+	Path  map[string]string `json:"path,omitempty"`
+}
+
+// events sends what changes, as server-sent events, until the client goes or the page is stopped. A
+// client has no queue: one that is slow gets the state when it is ready for it, and one that reads
+// nothing is dropped.
+func (p *Page) events(w http.ResponseWriter, r *http.Request) {
+	protect(w.Header())
+	w.Header().Set("Cache-Control", "no-store")
+	if r.Method == http.MethodHead {
+		w.Header().Set("Content-Type", "text/event-stream")
+		return
+	}
+	if !p.enter() {
+		w.Header().Set("Retry-After", "10")
+		http.Error(w, "too many watch this page live: load it again to see what is new",
+			http.StatusServiceUnavailable)
+		return
+	}
+	defer p.leave()
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no") // a proxy must not hold events back
+	c := &client{out: http.NewResponseController(w), w: w, patience: p.patience}
+	// The server's limit is for requests with an end.
+	_ = c.out.SetReadDeadline(time.Time{})
+	if c.send(retry) != nil {
+		return
+	}
+	for {
+		next := p.next() // before the view, so that nothing new is missed
+		if c.show(p.view(r)) != nil {
+			return
+		}
+		select {
+		case <-next:
+		case <-r.Context().Done():
+			return
+		case <-p.stop:
+			_ = c.send("event: end\ndata: \n\n")
+			return
+		}
+	}
+}
+
+// client is somebody who watches the page.
+type client struct {
+	w           http.ResponseWriter
+	out         *http.ResponseController
+	patience    time.Duration
+	texts, path map[string]string // as sent
+	sent        time.Time
+}
+
+// show sends what differs from what the client has.
+func (c *client) show(v *view) error {
+	texts, paths := v.live()
+	n := news{Shape: v.Shape, Text: changed(c.texts, texts), Path: changed(c.path, paths)}
+	c.texts, c.path = texts, paths
+	if len(n.Text)+len(n.Path) == 0 && time.Since(c.sent) < keepAlive {
+		return nil
+	}
+	data, err := json.Marshal(n)
+	if err != nil {
+		return err
+	}
+	return c.send("data: " + string(data) + "\n\n")
+}
+
+func (c *client) send(text string) error {
+	c.sent = time.Now()
+	if err := c.out.SetWriteDeadline(c.sent.Add(c.patience)); err != nil {
+		return err
+	}
+	if _, err := c.w.Write([]byte(text)); err != nil {
+		return err
+	}
+	return c.out.Flush()
+}
+
+// changed returns what is new or has another value.
+func changed(before, now map[string]string) map[string]string {
+	news := map[string]string{}
+	for id, text := range now {
+		if old, ok := before[id]; !ok || old != text {
+			news[id] = text
+		}
+	}
+	return news
+}

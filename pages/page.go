@@ -1,0 +1,216 @@
+package pages
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"kubevirt.io/disk/disk"
+)
+
+//go:embed assets
+var assets embed.FS
+
+// assetTypes are what a browser loads beside the page.
+var assetTypes = map[string]string{
+	"page.css": "text/css; charset=utf-8",
+	"page.js":  "text/javascript; charset=utf-8",
+	"page.svg": "image/svg+xml",
+}
+
+// policy lets a browser load what comes from here, and run or style nothing that stands in the page
+// itself.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; " +
+	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// PageSource supplies what the page for people shows. All functions are required, and must not
+// block for long.
+type PageSource struct {
+	Status func() Status
+	Work   func() []Work // of every LUN there is; called each second
+	// Map is a picture of a LUN's disk; nil: unknown now.
+	Map func(lun uint16) *disk.Map
+}
+
+// Page is the page for people: what the daemon does, live. Its methods are safe for concurrent use.
+type Page struct {
+	src      PageSource
+	html     markup
+	patience time.Duration // with a client that does not read
+
+	stop    chan struct{} // closed by Stop
+	stopped sync.Once
+	work    sync.WaitGroup
+
+	mu      sync.Mutex
+	rates   rates
+	tick    chan struct{}        // guarded by mu; closed when there is something new
+	status  *Status              // guarded by mu; of this tick; nil: not asked yet
+	maps    map[uint16]*disk.Map // guarded by mu; of this tick
+	clients int                  // guarded by mu
+}
+
+// tickEvery is how often rates are measured and clients learn what is new, unless that takes long.
+const tickEvery = time.Second
+
+// NewPage makes a page, which measures from now on until Stop.
+func NewPage(src PageSource) (*Page, error) {
+	source, err := assets.ReadFile("assets/page.html")
+	if err != nil {
+		return nil, err
+	}
+	html, err := parseMarkup(string(source))
+	if err != nil {
+		return nil, fmt.Errorf("the template of the page: %w", err)
+	}
+	p := &Page{src: src, html: html, patience: clientPatience, stop: make(chan struct{}),
+		tick: make(chan struct{})}
+	p.work.Go(p.run)
+	return p, nil
+}
+
+// Stop ends the measuring, and tells the clients that the daemon is going. It does not wait.
+func (p *Page) Stop() { p.stopped.Do(func() { close(p.stop) }) }
+
+// Wait waits after Stop until nothing of the page runs any more. Clients that do not read delay it
+// until their connections are closed.
+func (p *Page) Wait() { p.work.Wait() }
+
+// Register makes mux serve the page, what it loads, and its events.
+func (p *Page) Register(mux *http.ServeMux) {
+	mux.HandleFunc("GET /{$}", p.serve)
+	mux.HandleFunc("GET /events", p.events)
+	for name, kind := range assetTypes {
+		content, err := assets.ReadFile("assets/" + name)
+		if err != nil {
+			continue // a test loads all of them
+		}
+		sum := sha256.Sum256(content)
+		tag := `"` + hex.EncodeToString(sum[:8]) + `"`
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
+			protect(w.Header())
+			w.Header().Set("Content-Type", kind)
+			w.Header().Set("Cache-Control", "no-cache") // ask whether it is still the same
+			w.Header().Set("ETag", tag)
+			http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(content))
+		})
+	}
+}
+
+// protect sets what every answer to a browser has.
+func protect(h http.Header) {
+	h.Set("Content-Security-Policy", policy)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+// serve answers with the page as it is now.
+func (p *Page) serve(w http.ResponseWriter, r *http.Request) {
+	var b strings.Builder
+	if err := p.html.render(&b, reflect.ValueOf(p.view(r))); err != nil {
+		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	protect(w.Header())
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
+	_, _ = io.WriteString(w, b.String()) // if this fails, the client has gone
+}
+
+// run measures until the page is stopped.
+func (p *Page) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-p.stop:
+			return
+		case <-timer.C:
+		}
+		begin := time.Now()
+		p.measure(begin, p.src.Work())
+		// With very many LUNs it takes a while. It never takes more than a tenth of a processor.
+		timer.Reset(max(tickEvery, 10*time.Since(begin)))
+	}
+}
+
+// measure takes new counters, and wakes the clients.
+func (p *Page) measure(now time.Time, work []Work) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rates.add(now, work)
+	p.status, p.maps = nil, nil
+	close(p.tick)
+	p.tick = make(chan struct{})
+}
+
+// next is closed when there is something new.
+func (p *Page) next() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.tick
+}
+
+// view makes what a client sees. All clients of a tick share one look at the daemon and its disks.
+func (p *Page) view(r *http.Request) *view {
+	local := ""
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+		local = a.String()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.status == nil {
+		status := p.src.Status()
+		p.status, p.maps = &status, map[uint16]*disk.Map{}
+	}
+	s := &snapshot{now: time.Now(), status: *p.status, rates: &p.rates, maps: p.mapLocked}
+	return s.view(placeOf(r.URL.Query()), portalFor(p.status.Portals, r.Host, local))
+}
+
+// mapLocked asks a disk once in a tick.
+func (p *Page) mapLocked(lun uint16) *disk.Map {
+	m, ok := p.maps[lun]
+	if !ok {
+		m = p.src.Map(lun)
+		p.maps[lun] = m
+	}
+	return m
+}
+
+// enter lets a client in. Wait then waits until leave.
+func (p *Page) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.clients >= maxClients {
+		return false
+	}
+	select {
+	case <-p.stop:
+		return false
+	default:
+	}
+	p.clients++
+	p.work.Add(1)
+	return true
+}
+
+func (p *Page) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clients--
+	p.work.Done()
+}

@@ -1,0 +1,287 @@
+package pages
+
+import (
+	"fmt"
+	"html"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/target"
+)
+
+// fake is a daemon that a page shows.
+type fake struct {
+	mu     sync.Mutex
+	status Status // guarded by mu
+	work   []Work // guarded by mu
+	maps   int    // guarded by mu; how often one was asked for
+}
+
+func newFake() *fake {
+	f := &fake{status: Status{State: StateReady, Ready: true, TargetName: "iqn.x",
+		Portals: []string{"0.0.0.0:3260"}, Authentication: "chap", StartedAt: time.Now(),
+		Sessions: []target.SessionInfo{{Initiator: "iqn.node1", Alias: "n1", TSIH: 7,
+			Remote: "10.0.0.9:4000", User: "the-chap-user", LUNs: []uint16{1, 2}}}}}
+	f.luns(3)
+	return f
+}
+
+func (f *fake) luns(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.status.LUNs, f.work = nil, nil
+	for i := range n {
+		lun := LUNStatus{LUN: uint16(i + 1), Image: fmt.Sprintf("disk-%d.qcow2", i+1),
+			Format: "qcow2", SizeBytes: 16 << 40, CopyMode: "clone", Serial: fmt.Sprint("s", i),
+			AccessMode: "write-exclusive", Ready: true, Owner: "iqn.node1",
+			Fenced: []string{"iqn.old"}, OpenTo: "iqn.node2", Space: &Space{Used: 1, Free: 2},
+			Copy: &CopyStatus{CopiedBytes: 1 << 30, DataBytes: 4 << 30}}
+		f.status.LUNs = append(f.status.LUNs, lun)
+		f.work = append(f.work, work(lun.LUN, 1))
+	}
+}
+
+// source is what the page asks. Each question finds that one more second of work was done.
+func (f *fake) source() PageSource {
+	seconds := 0
+	r := rand.New(rand.NewPCG(1, 1))
+	return PageSource{
+		Status: func() Status {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.status
+		},
+		Work: func() (all []Work) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			seconds++
+			for _, w := range f.work {
+				w = work(w.LUN, seconds*int(w.LUN))
+				all = append(all, w)
+			}
+			return all
+		},
+		Map: func(uint16) *disk.Map {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.maps++
+			return worstMap(r)
+		},
+	}
+}
+
+// serve serves a page with an HTTP server as the daemon's.
+func (f *fake) serve(t *testing.T) (*Page, *httptest.Server) {
+	t.Helper()
+	page, err := NewPage(f.source())
+	require.NoError(t, err)
+	mux := http.NewServeMux()
+	page.Register(mux)
+	ts := httptest.NewUnstartedServer(nil)
+	ts.Config = newTestServer(mux)
+	ts.Start()
+	t.Cleanup(func() {
+		page.Stop()
+		ts.CloseClientConnections()
+		ts.Close()
+		page.Wait()
+	})
+	return page, ts
+}
+
+func TestPage(t *testing.T) {
+	_, ts := newFake().serve(t)
+	status, body, header := get(t, ts.URL+"/")
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, "text/html; charset=utf-8", header.Get("Content-Type"))
+	require.Equal(t, "no-store", header.Get("Cache-Control"))
+	for _, text := range []string{"disk-1.qcow2", "16 TiB", "iqn.node1", "open to iqn.node2",
+		"fenced: iqn.old", "clone", "1 GiB of 4 GiB", "127.0.0.1:3260", "10.0.0.9:4000",
+		"copying"} {
+		require.Contains(t, body, text)
+	}
+	require.NotContains(t, body, "the-chap-user", "a name that is half a credential")
+	require.Contains(t, body, `<th scope="row"><a id="lun1" href="?lun=1" aria-current="true">1</a>`)
+
+	for _, path := range []string{"/index.html", "/assets/page.css", "/page.html", "/events/x"} {
+		status, _, _ := get(t, ts.URL+path)
+		require.Equal(t, http.StatusNotFound, status, path)
+	}
+	for _, method := range []string{"POST", "PUT", "DELETE", "PATCH"} {
+		for _, path := range []string{"/", "/events", "/page.js"} {
+			req, err := http.NewRequest(method, ts.URL+path, nil)
+			require.NoError(t, err)
+			res, err := http.DefaultClient.Do(req)
+			require.NoError(t, err)
+			require.NoError(t, res.Body.Close())
+			require.Equal(t, http.StatusMethodNotAllowed, res.StatusCode, "%s %s", method, path)
+		}
+	}
+}
+
+// TestHeadIsGetWithoutABody checks HEAD also of the events, which have no end.
+func TestHeadIsGetWithoutABody(t *testing.T) {
+	_, ts := newFake().serve(t)
+	for path, kind := range map[string]string{"/": "text/html; charset=utf-8",
+		"/events": "text/event-stream", "/page.css": "text/css; charset=utf-8",
+		"/page.js": "text/javascript; charset=utf-8", "/page.svg": "image/svg+xml"} {
+		res, err := http.Head(ts.URL + path)
+		require.NoError(t, err)
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		require.Empty(t, body)
+		require.Equal(t, http.StatusOK, res.StatusCode)
+		require.Equal(t, kind, res.Header.Get("Content-Type"))
+		require.Equal(t, policy, res.Header.Get("Content-Security-Policy"))
+		require.Equal(t, "nosniff", res.Header.Get("X-Content-Type-Options"))
+		if path != "/events" {
+			require.Positive(t, res.ContentLength, path)
+		}
+	}
+	_, _, header := get(t, ts.URL+"/page.css")
+	req, err := http.NewRequest("GET", ts.URL+"/page.css", nil)
+	require.NoError(t, err)
+	req.Header.Set("If-None-Match", header.Get("ETag"))
+	res, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusNotModified, res.StatusCode)
+}
+
+// TestAssetsAreSmall bounds what a browser loads, and what the binary carries.
+func TestAssetsAreSmall(t *testing.T) {
+	sum, names := int64(0), map[string]bool{}
+	require.NoError(t, fs.WalkDir(assets, "assets",
+		func(_ string, entry fs.DirEntry, err error) error {
+			require.NoError(t, err)
+			if info, err := entry.Info(); err == nil && !entry.IsDir() {
+				sum += info.Size()
+				names[entry.Name()] = true
+			}
+			return nil
+		}))
+	require.Less(t, sum, int64(60<<10))
+	for name := range assetTypes {
+		require.True(t, names[name], name)
+	}
+}
+
+// TestNothingInline checks that the policy does not break the page: no script, style or handler
+// stands in it.
+func TestNothingInline(t *testing.T) {
+	_, ts := newFake().serve(t)
+	_, body, _ := get(t, ts.URL+"/")
+	require.NotRegexp(t, `(?i)<style|\sstyle=|\son[a-z]+=|javascript:|<script(?:[^>]*)>[^<]`, body)
+	require.Len(t, regexp.MustCompile(`<script`).FindAllString(body, -1), 1)
+	require.NotRegexp(t, `(?:src|href)="(?:https?:)?//`, body, "nothing comes from elsewhere")
+}
+
+// TestNamesAreNotMarkup checks that a name that somebody else chose is text on the page.
+func TestNamesAreNotMarkup(t *testing.T) {
+	f := newFake()
+	const evil = `"><script>alert(1)</script>'&`
+	f.status.LUNs[0].Image, f.status.LUNs[0].Owner = evil, evil
+	f.status.LUNs[0].Failure, f.status.LUNs[0].Fenced = evil, []string{evil}
+	f.status.Sessions[0].Initiator, f.status.Sessions[0].Alias = evil, evil
+	f.status.TargetName = evil
+	_, ts := f.serve(t)
+	_, body, _ := get(t, ts.URL+"/")
+	require.NotContains(t, body, "<script>alert")
+	require.Contains(t, html.UnescapeString(body), evil)
+}
+
+// TestLiveMatchesThePage checks that each thing that changes has its place on the page, where it
+// stands when the page is loaded.
+func TestLiveMatchesThePage(t *testing.T) {
+	page, ts := newFake().serve(t)
+	page.Stop()
+	page.Wait() // nothing is measured any more, so both show the same
+	_, body, _ := get(t, ts.URL+"/?lun=2")
+	v := page.view(httptest.NewRequest("GET", ts.URL+"/?lun=2", nil))
+	require.Contains(t, body, `data-shape="`+v.Shape+`"`)
+	texts, paths := v.live()
+	for id, text := range texts {
+		found := regexp.MustCompile(` id="` + regexp.QuoteMeta(id) + `"[^>]*>([^<]*)<`).
+			FindStringSubmatch(body)
+		require.NotNil(t, found, "%s is not on the page", id)
+		if id != "uptime" && !strings.HasSuffix(id, "since") {
+			require.Equal(t, text, html.UnescapeString(found[1]), id)
+		}
+	}
+	for id, d := range paths {
+		require.Contains(t, body, `id="`+id+`" d="`+d+`"`)
+	}
+	ids := map[string]bool{}
+	for _, found := range regexp.MustCompile(` id="([^"]*)"`).FindAllStringSubmatch(body, -1) {
+		require.False(t, ids[found[1]], "%s is there twice", found[1])
+		ids[found[1]] = true
+	}
+}
+
+// TestManyLUNs checks that a page of a full target is as small as that of 50 LUNs, and that all
+// LUNs can be reached.
+func TestManyLUNs(t *testing.T) {
+	f := newFake()
+	f.luns(16383)
+	_, ts := f.serve(t)
+	seen, next := 0, "?from=1"
+	rows := regexp.MustCompile(`id="lun(\d+)"`)
+	after := regexp.MustCompile(`href="(\?from=\d+)">next`)
+	for pages := 0; next != "" && pages < 3; pages++ {
+		_, body, _ := get(t, ts.URL+"/"+next)
+		require.Less(t, len(body), 1<<20)
+		n := rows.FindAllStringSubmatch(body, -1)
+		require.Len(t, n, rowsPerPage)
+		require.Equal(t, fmt.Sprint(seen+1), n[0][1])
+		seen += len(n)
+		next = after.FindStringSubmatch(body)[1]
+	}
+	_, body, _ := get(t, ts.URL+"/?lun=16383")
+	require.Contains(t, body, `id="lun16383" href="?lun=16383" aria-current="true"`)
+	require.NotContains(t, body, ">next LUNs")
+	_, body, _ = get(t, ts.URL+"/?lun=16384&from=zero")
+	require.Contains(t, body, "There is no LUN 16384.")
+}
+
+func TestEmptyPage(t *testing.T) {
+	f := newFake()
+	f.luns(0)
+	f.status = Status{State: StateStarting}
+	_, ts := f.serve(t)
+	_, body, _ := get(t, ts.URL+"/?lun=1")
+	require.Contains(t, body, "There are no LUNs yet.")
+	require.Contains(t, body, "Nobody is logged in.")
+}
+
+// TestStates checks that what matters most is shown, and in words.
+func TestStates(t *testing.T) {
+	lun := LUNStatus{CopyMode: "clone", Copy: &CopyStatus{WaitsForSpace: true}}
+	for _, want := range []string{"opening", "no space", "copying", "ready"} {
+		state, _ := stateOf(&lun)
+		require.Equal(t, want, state)
+		switch want {
+		case "opening":
+			lun.Ready = true
+		case "no space":
+			lun.Copy.WaitsForSpace = false
+		case "copying":
+			lun.Copy.Complete = true
+		}
+	}
+	lun.Failure = "an earlier flush"
+	state, note := stateOf(&lun)
+	require.Equal(t, "failed", state)
+	require.Equal(t, "an earlier flush", note)
+}

@@ -1,0 +1,103 @@
+package pages
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestLogarithm(t *testing.T) {
+	require.Zero(t, toLogarithm(0))
+	require.Zero(t, toLogarithm(-1))
+	for v := 1.0; v < 1<<40; v *= 1.37 {
+		require.InEpsilon(t, v, toLogarithm(v).value(), .001)
+	}
+	require.InEpsilon(t, 1<<40, toLogarithm(1e30).value(), .01, "more is not shown")
+}
+
+// work is what a LUN has done after so many seconds at 100 reads of 4 KiB and 10 writes of 1 MiB a
+// second.
+func work(lun uint16, seconds int) Work {
+	n := uint64(seconds)
+	return Work{LUN: lun, Image: "a", CopiedBytes: int64(n) << 20,
+		Read: Commands{Count: 100 * n, Bytes: 100 * n << 12,
+			Time: time.Duration(n) * 5 * time.Millisecond},
+		Write: Commands{Count: 10 * n, Bytes: 10 * n << 20,
+			Time: time.Duration(n) * 20 * time.Millisecond}}
+}
+
+func TestRates(t *testing.T) {
+	var r rates
+	now := time.Now()
+	r.add(now, []Work{work(1, 5), {LUN: 2}})
+	require.Zero(t, r.luns[1].now, "one look is no speed")
+	for i := range 5 {
+		now = now.Add(time.Second)
+		r.add(now, []Work{work(1, 6+i), {LUN: 2}})
+	}
+	h := r.luns[1]
+	require.Equal(t, speed{readOps: 100, writeOps: 10, readBytes: 100 << 12, writeBytes: 10 << 20,
+		readTime: 50 * time.Microsecond, writeTime: 2 * time.Millisecond}, h.now)
+	require.InEpsilon(t, 100, h.left(100<<20).Seconds(), .001)
+	up, down, top := h.chart(r.next, func(p rounded) logarithm { return p.readOps },
+		func(p rounded) logarithm { return p.writeOps })
+	require.NotEmpty(t, up)
+	require.NotEmpty(t, down)
+	require.InEpsilon(t, 100, top, .001)
+	require.Nil(t, r.luns[2].points, "nothing is kept of a LUN that nobody uses")
+	require.Zero(t, r.luns[2].left(1))
+
+	// The latency stays for a while, and the chart for two minutes.
+	idle := work(1, 10)
+	for range latencyFor {
+		now = now.Add(time.Second)
+		r.add(now, []Work{idle})
+		require.NotZero(t, r.luns[1].now.readTime)
+		require.Zero(t, r.luns[1].now.readOps)
+	}
+	require.NotContains(t, r.luns, uint16(2), "the LUN is gone")
+	for range chartPoints {
+		require.NotNil(t, r.luns[1].points)
+		now = now.Add(time.Second)
+		if r.add(now, []Work{idle}); r.luns[1].points == nil {
+			break
+		}
+	}
+	require.Nil(t, r.luns[1].points)
+	require.Zero(t, r.luns[1].now.readTime)
+
+	r.add(now.Add(time.Second/2), []Work{idle, work(3, 1)})
+	require.InEpsilon(t, 200, r.luns[3].now.readOps, .001, "all of it is new")
+	idle.Image = "b"
+	r.add(now.Add(time.Second), []Work{idle})
+	require.Zero(t, r.luns[1].now.readOps, "another disk at the same LUN")
+	r.add(now.Add(2*time.Second), []Work{{LUN: 1, Image: "b"}})
+	require.Zero(t, r.luns[1].now.readOps, "counters that began anew")
+}
+
+// TestRatesAreBounded measures the histories of as many LUNs as a target can have, all in use.
+func TestRatesAreBounded(t *testing.T) {
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	var r rates
+	now := time.Now()
+	for second := range 4 {
+		all := make([]Work, 1<<14)
+		for i := range all {
+			all[i] = work(uint16(i), second)
+		}
+		now = now.Add(time.Second)
+		r.add(now, all)
+	}
+	used := heap() - before
+	t.Logf("%d bytes", used)
+	require.Less(t, used, uint64(24<<20))
+	require.Len(t, r.luns, 1<<14)
+}

@@ -1,0 +1,381 @@
+package pages
+
+import (
+	"fmt"
+	"hash/fnv"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/target"
+)
+
+const (
+	// rowsPerPage and sessionsPerPage bound what one page shows, and costs.
+	rowsPerPage     = 50
+	sessionsPerPage = 100
+
+	// stripCells is how many cells the map of each LUN in the table has at most. It takes some 12
+	// KiB in a browser at most, and the map of the LUN that is looked at less than 64 KiB.
+	stripCells = 512
+)
+
+// view is what the page shows, as texts. The template writes it into HTML, and the fields of live
+// change while the page is open.
+type view struct {
+	State, Target, Portals, Auth, Version string
+	Uptime, Reading, Writing              string
+	LUNs, Sessions                        string // how many there are
+	Rows                                  []row
+	Before, After                         string // query of the other rows; "": none
+	Paged                                 bool   // there is one of them
+	Missing                               string // the LUN that was asked for and is not there
+	One                                   *detail
+	Users                                 []user
+	MoreUsers                             string // "": all are shown
+	Shape                                 string // changes when the page has other parts
+}
+
+// row is a LUN in the table.
+type row struct {
+	LUN               uint16
+	Name, Kind, Size  string
+	State, Note       string // Note says more of the state; may be empty
+	Jobs              []job
+	Owner             string
+	OpenTo, Fenced    string // "": nobody
+	ReadOps, WriteOps string
+	OpsUp, OpsDown    string // of the chart
+	OpsTop            string
+	ReadRate          string
+	WriteRate         string
+	RateUp, RateDown  string
+	RateTop           string
+	ReadTime          string
+	WriteTime         string
+	Cells             int // of the map; 0: there is none
+	Map               mapPaths
+	Summary           string // of the map
+	Selected          bool
+}
+
+// job is something that goes on beside the guest, with an end.
+type job struct{ ID, What, Done, Percent, Left string }
+
+// detail is what the page shows of one LUN.
+type detail struct {
+	LUN                             uint16
+	Name                            string
+	Rows, Columns                   int // of the map
+	Cell                            string
+	Map                             mapPaths
+	Image, Copied, Written, Hole    string
+	Serial, NAA, Format, Mode, Kept string
+	Access, Space                   string
+	Portal                          string
+	CHAP                            bool
+	Commands                        commands
+}
+
+// user is a session.
+type user struct {
+	ID, Name, Alias, From, Since, LUNs, InFlight, Commands, Read, Written string
+}
+
+// place is what of all LUNs a client looks at.
+type place struct {
+	from, lun uint16 // 0: the first
+}
+
+func placeOf(q url.Values) (p place) {
+	number := func(name string) uint16 {
+		n, _ := strconv.ParseUint(q.Get(name), 10, 16)
+		return uint16(n)
+	}
+	return place{from: number("from"), lun: number("lun")}
+}
+
+// snapshot is the state of the daemon at one moment.
+type snapshot struct {
+	now    time.Time
+	status Status
+	rates  *rates
+	maps   func(lun uint16) *disk.Map // nil: unknown
+}
+
+// view makes the texts. With another portal the commands change, nothing else.
+func (s *snapshot) view(at place, portal string) *view {
+	st := &s.status
+	v := &view{State: string(st.State), Target: st.TargetName,
+		Portals: strings.Join(st.Portals, ", "), Auth: authText(st.Authentication),
+		Version: st.Build.Version, Uptime: durationText(s.now.Sub(st.StartedAt)),
+		LUNs: countText(float64(len(st.LUNs))), Sessions: countText(float64(len(st.Sessions)))}
+	var read, written float64
+	for _, h := range s.rates.luns {
+		read, written = read+h.now.readBytes, written+h.now.writeBytes
+	}
+	v.Reading, v.Writing = bytesText(read)+"/s", bytesText(written)+"/s"
+
+	luns := slices.Clone(st.LUNs)
+	slices.SortStableFunc(luns, func(a, b LUNStatus) int { return int(a.LUN) - int(b.LUN) })
+	selected, first := v.window(luns, at)
+	for i := first; i < min(first+rowsPerPage, len(luns)); i++ {
+		r := s.row(&luns[i])
+		r.Selected = i == selected
+		v.Rows = append(v.Rows, r)
+	}
+	if selected >= 0 {
+		v.One = s.detail(&luns[selected], portal)
+	}
+	for i, info := range st.Sessions {
+		if i == sessionsPerPage {
+			v.MoreUsers = countText(float64(len(st.Sessions) - i))
+			break
+		}
+		v.Users = append(v.Users, s.user(info))
+	}
+	v.Shape = v.shape()
+	return v
+}
+
+// window finds the LUN that is selected, or -1, and the first that is shown.
+func (v *view) window(luns []LUNStatus, at place) (selected, first int) {
+	if len(luns) == 0 {
+		return -1, 0
+	}
+	find := func(lun uint16) int {
+		return slices.IndexFunc(luns, func(l LUNStatus) bool { return l.LUN >= lun })
+	}
+	if selected = find(at.lun); at.lun > 0 && (selected < 0 || luns[selected].LUN != at.lun) {
+		v.Missing = strconv.Itoa(int(at.lun))
+		selected = max(selected, 0)
+	}
+	first = selected / rowsPerPage * rowsPerPage
+	if at.from > 0 {
+		first = max(find(at.from), 0)
+		if at.lun == 0 {
+			selected = first
+		}
+	}
+	if first > 0 {
+		v.Before = fmt.Sprintf("?from=%d", luns[max(0, first-rowsPerPage)].LUN)
+	}
+	if next := first + rowsPerPage; next < len(luns) {
+		v.After = fmt.Sprintf("?from=%d", luns[next].LUN)
+	}
+	v.Paged = v.Before != "" || v.After != ""
+	return selected, first
+}
+
+func (s *snapshot) row(l *LUNStatus) row {
+	r := row{LUN: l.LUN, Name: plain(l.Image), Size: bytesText(float64(l.SizeBytes)),
+		Owner: none}
+	if l.Owner != "" {
+		r.Owner = plain(l.Owner)
+	}
+	if l.OpenTo != "" {
+		r.OpenTo = "open to " + plain(l.OpenTo)
+	}
+	if len(l.Fenced) > 0 {
+		r.Fenced = "fenced: " + plains(l.Fenced)
+	}
+	kind := []string{l.Format, l.CopyMode, l.AccessMode}
+	if l.ReadOnly {
+		kind = append(kind, "read-only")
+	}
+	r.Kind = strings.Join(kind, " · ")
+	r.State, r.Note = stateOf(l)
+	h := s.rates.luns[l.LUN]
+	if h == nil {
+		h = &history{}
+	}
+	if c := l.Copy; c != nil && !c.Complete && c.DataBytes > 0 && l.CopyMode == "clone" {
+		j := job{ID: fmt.Sprintf("copy%d", l.LUN), What: "copying the image",
+			Percent: percentText(c.CopiedBytes, c.DataBytes),
+			Done:    bytesText(float64(c.CopiedBytes)) + " of " + bytesText(float64(c.DataBytes)),
+			Left:    none}
+		if left := h.left(c.DataBytes - c.CopiedBytes); left > 0 && !c.WaitsForSpace {
+			j.Left = durationText(left) + " left"
+		}
+		r.Jobs = append(r.Jobs, j)
+	}
+	r.ReadOps, r.WriteOps = countText(h.now.readOps), countText(h.now.writeOps)
+	r.ReadRate, r.WriteRate = bytesText(h.now.readBytes)+"/s", bytesText(h.now.writeBytes)+"/s"
+	r.ReadTime, r.WriteTime = latencyText(h.now.readTime), latencyText(h.now.writeTime)
+	var top float64
+	r.OpsUp, r.OpsDown, top = h.chart(s.rates.next,
+		func(p rounded) logarithm { return p.readOps },
+		func(p rounded) logarithm { return p.writeOps })
+	r.OpsTop = countText(top) + "/s"
+	r.RateUp, r.RateDown, top = h.chart(s.rates.next,
+		func(p rounded) logarithm { return p.readBytes },
+		func(p rounded) logarithm { return p.writeBytes })
+	r.RateTop = bytesText(top) + "/s"
+	if m := s.maps(l.LUN); m != nil {
+		m = m.Fold(stripCells)
+		r.Cells = len(m.Cells)
+		r.Map = drawMap(m, len(m.Cells))
+		r.Summary = summary(m)
+	}
+	return r
+}
+
+// stateOf puts what matters most first.
+func stateOf(l *LUNStatus) (state, note string) {
+	switch {
+	case l.Failure != "":
+		return "failed", plain(l.Failure)
+	case !l.Ready:
+		return "opening", ""
+	case l.Copy != nil && l.Copy.WaitsForSpace:
+		return "no space", "copying waits for space; the disk is served from its image meanwhile"
+	case l.Copy != nil && !l.Copy.Complete && l.CopyMode == "clone":
+		return "copying", ""
+	}
+	return "ready", ""
+}
+
+// summary says what the map shows.
+func summary(m *disk.Map) string {
+	sum := m.Total()
+	var parts []string
+	for _, p := range []struct {
+		bytes int64
+		what  string
+	}{{sum.Image, "in the image"}, {sum.Copied, "copied"}, {sum.Written, "written"},
+		{sum.Hole, "holes"}} {
+		if p.bytes > 0 {
+			parts = append(parts, percentText(p.bytes, m.Size)+" "+p.what)
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (s *snapshot) detail(l *LUNStatus, portal string) *detail {
+	auth := s.status.Authentication
+	d := &detail{LUN: l.LUN, Name: plain(l.Image), Format: l.Format, Mode: l.CopyMode,
+		Access: l.AccessMode, Serial: plain(l.Serial), NAA: l.NAA, Kept: "with the container",
+		Space: none, Portal: portal, CHAP: auth != "none",
+		Commands: commandsFor(portal, s.status.TargetName, l.LUN, auth != "none",
+			auth == "mutual-chap", l.ReadOnly)}
+	if l.Persistent {
+		d.Kept = "on a volume"
+	} else if l.CopyMode == "none" {
+		d.Kept = "in the image file"
+	}
+	if l.Space != nil {
+		d.Space = bytesText(float64(l.Space.Used)) + " used, " +
+			bytesText(float64(l.Space.Free)) + " free"
+	}
+	m := s.maps(l.LUN)
+	if m == nil {
+		return d
+	}
+	d.Columns = min(gridColumns, len(m.Cells))
+	d.Rows = (len(m.Cells) + gridColumns - 1) / gridColumns
+	d.Cell = bytesText(float64(m.CellBytes))
+	d.Map = drawMap(m, gridColumns)
+	sum := m.Total()
+	d.Image, d.Copied = bytesText(float64(sum.Image)), bytesText(float64(sum.Copied))
+	d.Written, d.Hole = bytesText(float64(sum.Written)), bytesText(float64(sum.Hole))
+	return d
+}
+
+func (s *snapshot) user(info target.SessionInfo) user {
+	var luns []string
+	for _, lun := range info.LUNs {
+		if len(luns) == 8 {
+			luns = append(luns, "…")
+			break
+		}
+		luns = append(luns, strconv.Itoa(int(lun)))
+	}
+	u := user{ID: fmt.Sprintf("s%d", info.TSIH), Name: plain(info.Initiator),
+		Alias: plain(info.Alias), From: info.Remote, Since: durationText(s.now.Sub(info.Since)),
+		LUNs: strings.Join(luns, ", "), InFlight: strconv.Itoa(info.InFlight),
+		Commands: countText(float64(info.Commands)), Read: bytesText(float64(info.BytesRead)),
+		Written: bytesText(float64(info.BytesWritten))}
+	if info.Discovery {
+		u.LUNs = "discovery"
+	}
+	return u
+}
+
+func authText(kind string) string {
+	switch kind {
+	case "chap":
+		return "CHAP"
+	case "mutual-chap":
+		return "mutual CHAP"
+	}
+	return "no authentication"
+}
+
+// shape is a text that changes when the page has other parts than before and must be made anew.
+func (v *view) shape() string {
+	h := fnv.New64a()
+	for _, r := range v.Rows {
+		fmt.Fprintln(h, r.LUN, r.Name, r.Kind, r.Size, r.Cells, len(r.Jobs), r.Selected)
+	}
+	if v.One != nil {
+		fmt.Fprintln(h, v.One.LUN, v.One.Rows, v.One.Serial, v.One.NAA, v.One.Format)
+	}
+	for _, u := range v.Users {
+		fmt.Fprintln(h, u.ID, u.Name, u.From)
+	}
+	fmt.Fprintln(h, v.Before, v.After, v.Missing, v.MoreUsers != "", v.Portals, v.Auth, v.Version)
+	return strconv.FormatUint(h.Sum64(), 36)
+}
+
+// live returns what changes on an open page, by the IDs of its elements: texts, and paths of
+// pictures.
+func (v *view) live() (texts, paths map[string]string) {
+	texts = map[string]string{"state": v.State, "uptime": v.Uptime, "reading": v.Reading,
+		"writing": v.Writing, "sessions": v.Sessions, "luns": v.LUNs}
+	paths = map[string]string{}
+	for _, r := range v.Rows {
+		id := strconv.Itoa(int(r.LUN))
+		for name, text := range map[string]string{"state": r.State, "note": r.Note,
+			"owner": r.Owner, "opento": r.OpenTo, "fenced": r.Fenced,
+			"rops": r.ReadOps, "wops": r.WriteOps, "opstop": r.OpsTop,
+			"rrate": r.ReadRate, "wrate": r.WriteRate, "ratetop": r.RateTop,
+			"rtime": r.ReadTime, "wtime": r.WriteTime} {
+			texts[name+id] = text
+		}
+		for name, d := range map[string]string{"opsup": r.OpsUp, "opsdown": r.OpsDown,
+			"rateup": r.RateUp, "ratedown": r.RateDown} {
+			paths[name+id] = d
+		}
+		if r.Cells > 0 {
+			texts["sum"+id] = r.Summary
+			r.Map.add(paths, "m", id)
+		}
+		for _, j := range r.Jobs {
+			texts[j.ID+"done"], texts[j.ID+"percent"] = j.Done, j.Percent
+			texts[j.ID+"left"] = j.Left
+		}
+	}
+	if d := v.One; d != nil {
+		texts["space"] = d.Space
+		if d.Rows > 0 {
+			texts["image"], texts["copied"] = d.Image, d.Copied
+			texts["written"], texts["hole"] = d.Written, d.Hole
+			d.Map.add(paths, "g", "")
+		}
+	}
+	for _, u := range v.Users {
+		for name, text := range map[string]string{"since": u.Since, "luns": u.LUNs,
+			"flight": u.InFlight, "cmds": u.Commands, "read": u.Read, "written": u.Written} {
+			texts[u.ID+name] = text
+		}
+	}
+	return texts, paths
+}
+
+func (m mapPaths) add(paths map[string]string, prefix, id string) {
+	paths[prefix+"i"+id], paths[prefix+"c"+id] = m.Image, m.Copied
+	paths[prefix+"w"+id], paths[prefix+"r"+id] = m.Written, m.Read
+}
