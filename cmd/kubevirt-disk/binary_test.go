@@ -222,8 +222,13 @@ func (p *process) terminate() int {
 // page fetches a page of the daemon.
 func (p *process) page(path string) (int, string) {
 	p.t.Helper()
-	address, ok := p.logged("metrics", "address").(string)
-	require.True(p.t, ok, "no address of the pages is logged")
+	var address string
+	// The log and what is said on standard output are two pipes: one may be read later.
+	require.Eventually(p.t, func() bool {
+		var ok bool
+		address, ok = p.logged("metrics", "address").(string)
+		return ok
+	}, patience, patience/1000, "no address of the pages is logged")
 	client := http.Client{Timeout: patience}
 	res, err := client.Get("http://" + address + path)
 	require.NoError(p.t, err)

@@ -171,7 +171,6 @@ func (o *opening) beginMap(ctx context.Context, m *overlay.Map, s *state, fresh 
 
 // create makes the state of a new disk. It comes first: a file without a state looks like a
 // complete disk.
-// taken for a complete disk.
 func (o *opening) create(ctx context.Context) (*state, error) {
 	if o.img == nil {
 		return nil, &PersistentError{Path: o.dir.disk(),
