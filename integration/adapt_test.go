@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 
 	"kubevirt.io/disk/adapter/machine"
 )
@@ -35,18 +36,17 @@ CMD ["web"]
 
 // containerImage builds an image with buildah, once per run, and returns a reference to it.
 var containerImage = sync.OnceValues(func() (ref string, err error) {
-	dir, err := os.MkdirTemp("", "kubevirt-disk-container-")
+	dir, err := dirOfRun("container")
 	if err != nil {
 		return "", err
 	}
 	for name, text := range map[string]string{
-		"etc/passwd":     "root:x:0:0:root:/root:/bin/sh\nweb:x:1000:1000::/srv:/bin/sh\n",
-		"etc/group":      "root:x:0:\nweb:x:1000:\nmail:x:8:web\nlog:x:9:root,web\n",
-		"srv/data":       "",
-		"text":           "no program",
-		"notexecutable":  "",
-		"Containerfile":  testContainerfile,
-		".dockerignore ": "",
+		"etc/passwd":    "root:x:0:0:root:/root:/bin/sh\nweb:x:1000:1000::/srv:/bin/sh\n",
+		"etc/group":     "root:x:0:\nweb:x:1000:\nmail:x:8:web\nlog:x:9:root,web\n",
+		"srv/data":      "",
+		"text":          "no program",
+		"notexecutable": "",
+		"Containerfile": testContainerfile,
 	} {
 		file := filepath.Join(dir, name)
 		mode := os.FileMode(0o755)
@@ -70,13 +70,11 @@ var containerImage = sync.OnceValues(func() (ref string, err error) {
 	} {
 		cmd := exec.Command(args[0], args[1:]...)
 		cmd.Dir = ".."
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0",
-			"CONTAINERS_STORAGE_CONF="+filepath.Join(dir, "storage.conf"))
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if args[0] == "buildah" {
 			cmd.Args = append([]string{"buildah", "--storage-driver", "vfs",
 				"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run")},
 				args[1:]...)
-			cmd.Env = os.Environ()
 		}
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return ref, fmt.Errorf("%s: %w\n%s", cmd, err, out)
@@ -273,4 +271,43 @@ func freePort(t *testing.T) int {
 	require.NoError(t, err)
 	defer listener.Close()
 	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// TestKernelBootExample: the objects of Kubernetes are such, and the VirtualMachine boots what the
+// image kubevirt.io:adapter has, with the disk that it has.
+func TestKernelBootExample(t *testing.T) {
+	text := readFile(t, filepath.Join("..", "examples", "container", "kernelboot.yaml"))
+	var vm map[string]any
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		if strings.Contains(document, "kind: VirtualMachine\n") {
+			require.NoError(t, yaml.Unmarshal([]byte(document), &vm))
+			continue
+		}
+		objects, err := decodeStrictly([]byte(document))
+		require.NoError(t, err)
+		require.Len(t, objects, 1, document)
+	}
+	domain := dig(t, vm, "spec", "template", "spec", "domain").(map[string]any)
+	boot := dig(t, domain, "firmware", "kernelBoot").(map[string]any)
+	files := readFile(t, filepath.Join("..", "scripts", "build-image.sh"))
+	for key, file := range map[string]string{"kernelPath": "vmlinuz", "initrdPath": "initrd"} {
+		require.Equal(t, "/boot/"+file, dig(t, boot, "container", key))
+		require.Contains(t, files, "/"+file+`"`)
+	}
+	disk := dig(t, domain, "devices", "disks").([]any)[0].(map[string]any)
+	require.Contains(t, strings.Fields(boot["kernelArgs"].(string)),
+		machine.ParamSerial+"="+disk["serial"].(string))
+}
+
+// dig follows keys into a document.
+func dig(t *testing.T, in map[string]any, keys ...string) any {
+	t.Helper()
+	var value any = in
+	for _, key := range keys {
+		level, ok := value.(map[string]any)
+		require.True(t, ok, key)
+		value, ok = level[key]
+		require.True(t, ok, key)
+	}
+	return value
 }

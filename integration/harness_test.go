@@ -113,8 +113,28 @@ var binary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
+// leftovers are directories that tests share, and that are removed when all have ended.
+var leftovers struct {
+	sync.Mutex
+	dirs []string
+}
+
+// dirOfRun makes a directory for what several tests use.
+func dirOfRun(name string) (string, error) {
+	dir, err := os.MkdirTemp("", "kubevirt-disk-"+name+"-")
+	if err == nil {
+		leftovers.Lock()
+		leftovers.dirs = append(leftovers.dirs, dir)
+		leftovers.Unlock()
+	}
+	return dir, err
+}
+
 func TestMain(m *testing.M) {
 	status := m.Run()
+	for _, dir := range leftovers.dirs {
+		os.RemoveAll(dir)
+	}
 	if path, err := binary(); err == nil {
 		os.RemoveAll(filepath.Dir(path))
 	}

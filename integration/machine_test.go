@@ -27,7 +27,7 @@ const machineTime = 5 * time.Minute
 
 // bootFiles makes the kernel and the initramfs that boot container images, once per run.
 var bootFiles = sync.OnceValues(func() (dir string, err error) {
-	if dir, err = os.MkdirTemp("", "kubevirt-disk-boot-"); err != nil {
+	if dir, err = dirOfRun("boot"); err != nil {
 		return "", err
 	}
 	kernels, err := filepath.Abs(filepath.Join("..", "cache", "kernel"))

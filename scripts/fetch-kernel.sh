@@ -19,10 +19,10 @@ if [ "${1:-}" = --any ]; then
 	any=yes
 	shift
 fi
-[ $# = 2 ] && [[ $1 = amd64 || $1 = arm64 ]] || {
+if [ $# != 2 ] || [[ $1 != amd64 && $1 != arm64 ]]; then
 	echo "usage: $0 [--any] amd64|arm64 DIRECTORY" >&2
 	exit 2
-}
+fi
 arch=$1
 mkdir -p "$2"
 dir=$(cd "$2" && pwd)

@@ -34,7 +34,8 @@ aarch64) qemu=(qemu-system-aarch64 -machine virt) package=qemu-system-arm consol
 esac
 need "${qemu[0]}" "$package"
 # There are hosts where /dev/kvm is there and does not work.
-if echo quit | timeout 10 "${qemu[@]}" -accel kvm -cpu host -nodefaults -display none -monitor stdio >/dev/null 2>&1; then
+kvm_works() { timeout 10 "${qemu[@]}" -accel kvm -cpu host -nodefaults -display none -monitor stdio <<<quit; }
+if { (kvm_works) } >/dev/null 2>&1; then
 	qemu+=(-accel kvm -cpu host)
 else
 	echo "run-container: there is no KVM: the machine is emulated, which takes a few seconds" >&2
