@@ -4,8 +4,13 @@ import (
 	"fmt"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/words"
 )
+
+// AvailableSpace returns how many bytes an unprivileged user can still write to the directory's
+// file system.
+func AvailableSpace(dir string) (int64, error) { return osfile.AvailableSpace(dir) }
 
 // SpaceError says that a directory has no room for what is to be written into it.
 type SpaceError struct {

@@ -1,0 +1,312 @@
+package image
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+const (
+	// fillPiece is how many bytes a Filling writes at once.
+	fillPiece = 1 << 20
+	// fillWriters write side by side, so that one can wait for storage while the other copies.
+	fillWriters = 2
+	// fillPieces bounds the memory of a Filling: one piece for each writer, and two that are
+	// being filled or wait.
+	fillPieces = fillWriters + 2
+)
+
+// Filling writes a file whose content comes once, from its beginning to its end, such as that of an
+// upload. Zeros become holes. One goroutine calls
+//
+//	p, err := f.Next(ctx)   // a buffer; waits while storage is slower than whoever fills it
+//	f.Put(p[:n])            // the next n bytes of the file
+//
+// until the end, and then Finish. Only Sync may be called by others meanwhile. In any case, the
+// file is closed by Close.
+type Filling struct {
+	to     *Destination
+	off    int64 // of the next byte
+	size   int64 // of the file, as expected; bytes
+	parts  chan filled
+	unused chan []byte
+
+	pending   sync.WaitGroup // pieces that are being written
+	writers   sync.WaitGroup
+	closeOut  func()
+	closeOnce sync.Once
+
+	failed chan struct{} // closed with the first error
+	once   sync.Once
+	err    error // set before failed is closed
+}
+
+// filled is a piece on its way to the file.
+type filled struct {
+	p   []byte
+	off int64
+}
+
+// OpenFilling opens the file at path, which is made if it is missing, and keeps the given number of
+// bytes of it. It is an error if the file has fewer.
+func OpenFilling(path string, keep int64) (*Filling, error) {
+	dir, err := osfile.Resolved(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	name := filepath.Join(dir, filepath.Base(path))
+	file, err := osfile.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	f := &Filling{to: &Destination{file: file, name: name}, off: keep, failed: make(chan struct{}),
+		parts: make(chan filled), unused: make(chan []byte, fillPieces)}
+	info, err := file.Stat()
+	if err == nil && info.Size() < keep {
+		err = fmt.Errorf("%q has %d bytes, and should have %d", path, info.Size(), keep)
+	}
+	if err == nil {
+		// What lies behind may be of an earlier attempt, and zeros would not replace it.
+		err = osfile.Retry(func() error { return file.Truncate(keep) })
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	f.size = keep
+	for range fillPieces {
+		f.unused <- nil // made when it is needed
+	}
+	out, done := f.to.writer(true)
+	f.closeOut = done
+	for range fillWriters {
+		f.writers.Go(func() { f.write(out) })
+	}
+	return f, nil
+}
+
+// Expect makes room for a file of that size. It returns a *SpaceError if there can be no such file.
+func (f *Filling) Expect(size int64) error {
+	if size <= f.size {
+		return nil
+	}
+	f.size = size
+	return f.to.resize(size)
+}
+
+// File is the file that is written. What was put last may not be in it yet: see Drain.
+func (f *Filling) File() *os.File { return f.to.file }
+
+// Size is how many bytes were put.
+func (f *Filling) Size() int64 { return f.off }
+
+// Next returns a buffer of at least one byte for what comes next. It returns the error of an
+// earlier write; a *SpaceError if there is no room.
+func (f *Filling) Next(ctx context.Context) ([]byte, error) {
+	select {
+	case <-f.failed:
+		return nil, f.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case p := <-f.unused:
+		if p == nil {
+			p = make([]byte, fillPiece)
+		}
+		// After a cut, the first piece ends where a whole one begins again: only whole blocks of
+		// storage are written fast.
+		return p[:fillPiece-f.off%fillPiece], nil
+	}
+}
+
+// Put appends p, the beginning of a buffer of Next. The caller must not use it any more.
+func (f *Filling) Put(p []byte) {
+	if len(p) == 0 {
+		f.unused <- p[:fillPiece]
+		return
+	}
+	f.pending.Add(1)
+	f.parts <- filled{p, f.off}
+	f.off += int64(len(p))
+}
+
+func (f *Filling) write(out *rawfile.Writer) {
+	for part := range f.parts {
+		if _, err := out.Store(part.p, part.off); err != nil {
+			f.fail(f.to.explain(err, part.off+int64(len(part.p))))
+		}
+		f.unused <- part.p[:fillPiece]
+		f.pending.Done()
+	}
+}
+
+func (f *Filling) fail(err error) {
+	f.once.Do(func() {
+		f.err = err
+		close(f.failed)
+	})
+}
+
+// Drain waits until everything that was put is in the file.
+func (f *Filling) Drain() error {
+	f.pending.Wait()
+	select {
+	case <-f.failed:
+		return f.err
+	default:
+	}
+	if f.off > f.size {
+		f.size = f.off
+		return f.to.resize(f.off) // it may end with a hole
+	}
+	return nil
+}
+
+// Sync makes durable what was in the file before the call. After an error nobody knows what storage
+// has: the content is lost.
+func (f *Filling) Sync() error {
+	err := osfile.Retry(func() error { return unix.Fdatasync(int(f.to.file.Fd())) })
+	if err != nil {
+		err = fmt.Errorf("%q did not reach storage: %w", f.to.name, err)
+		f.fail(err)
+	}
+	return err
+}
+
+// Finish makes the file durable, with that size: what lies behind the content reads as zeros.
+func (f *Filling) Finish(size int64) error {
+	if err := f.Drain(); err != nil {
+		return err
+	}
+	if err := f.to.resize(size); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// Close closes the file as it is.
+func (f *Filling) Close() error {
+	var err error
+	f.closeOnce.Do(func() {
+		close(f.parts)
+		f.writers.Wait()
+		f.closeOut()
+		err = f.to.file.Close()
+	})
+	return err
+}
+
+// Head is what the beginning of a file tells.
+type Head struct {
+	Format      Format // FormatRaw or FormatQcow2
+	VirtualSize int64  // of a qcow2 image, bytes; 0 for a raw disk
+}
+
+// HeadSize is how many bytes of a file's beginning CheckHead needs, unless the file is shorter.
+const HeadSize = qcow2.HeadSize
+
+// DetectSize is how many bytes of a file's beginning Detect needs, unless the file is shorter.
+const DetectSize = headSize
+
+// Detect tells by its beginning whether a file is a raw disk or a qcow2 image. Anything else that
+// is recognised is refused with an *Error, and so is a text: name is for messages.
+func Detect(name string, head []byte) (Format, error) {
+	head = head[:min(len(head), headSize)]
+	m := detect(head, nil)
+	switch {
+	case m != nil && m.format == FormatQcow2:
+		return FormatQcow2, nil
+	case m != nil:
+		return "", m.refuse(name, useNamed)
+	case len(head) == 0 || looksLikeText(head):
+		return "", refuseUnknown(name, head, useNamed)
+	}
+	return FormatRaw, nil
+}
+
+// CheckHead looks for reasons to refuse a qcow2 image before the rest of it has come. size is that
+// of the file, or -1 while it is unknown. An image with a backing file is refused: the file stands
+// alone. Reasons are an *Error.
+func CheckHead(name string, head []byte, size int64, opt Options) (Head, error) {
+	if size < 0 {
+		size = largestQcow2(head)
+	}
+	a := NewArrival(name, size, nil, ArrivalOptions{Options: opt})
+	err := a.openQcow2(head)
+	if backing := new(BackingError); errors.As(err, &backing) {
+		err = &Error{Name: name, Format: FormatQcow2,
+			Reason: fmt.Sprintf("needs the backing file %q, which is not part of it", backing.File),
+			Action: "flatten it with \"qemu-img convert -O qcow2\""}
+	}
+	if err != nil {
+		return Head{}, err
+	}
+	return Head{Format: FormatQcow2, VirtualSize: a.virtual}, nil
+}
+
+// largestQcow2 is the size of the largest file that a qcow2 image with such a beginning can be: its
+// clusters are counted with 30 bits.
+func largestQcow2(head []byte) int64 {
+	bits := uint32(qcow2MinClusterBits)
+	if len(head) >= 24 {
+		bits = min(max(bits, binary.BigEndian.Uint32(head[20:])), qcow2MaxClusterBits)
+	}
+	return 1 << (30 + bits)
+}
+
+const qcow2MinClusterBits, qcow2MaxClusterBits = 9, 21
+
+// CheckRaw looks at the end of a raw disk of the given size. Some formats can only be recognised
+// there. Reasons to refuse it are an *Error.
+func CheckRaw(name string, r io.ReaderAt, size int64) error {
+	a := NewArrival(name, size, nil, ArrivalOptions{})
+	a.format = FormatRaw
+	if err := a.checkRawSize(); err != nil {
+		return err
+	}
+	head, tail, err := readEnds(r, size)
+	if err != nil {
+		return err
+	}
+	if m := detect(head, tail); m != nil {
+		return m.refuse(name, useNamed)
+	}
+	return nil
+}
+
+// CheckAlone validates a qcow2 image as Open does, but it must not need another file. It returns
+// the virtual size.
+func CheckAlone(ctx context.Context, name string, f *os.File, opt Options) (int64, error) {
+	again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		return 0, err
+	}
+	src, err := NewFileSource(again, "")
+	if err != nil {
+		return 0, errors.Join(err, again.Close())
+	}
+	opened := false
+	img, err := OpenSource(ctx, name, func(context.Context, string) (Source, error) {
+		if opened {
+			return nil, os.ErrNotExist
+		}
+		opened = true
+		return src, nil
+	}, opt)
+	if err != nil {
+		return 0, err
+	}
+	if img.Format() != FormatQcow2 {
+		err = &Error{Name: name, Format: img.Format(), Reason: "is no qcow2 image"}
+	}
+	return img.Size(), errors.Join(err, img.Close())
+}

@@ -1,0 +1,106 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// fillWith appends data in pieces of the given size.
+func fillWith(t *testing.T, f *Filling, data []byte, piece int) {
+	t.Helper()
+	for len(data) > 0 {
+		p, err := f.Next(context.Background())
+		require.NoError(t, err)
+		n := copy(p[:min(len(p), piece)], data)
+		f.Put(p[:n])
+		data = data[n:]
+	}
+}
+
+// TestFilling: a file is filled in several goes, with pieces of any size, and its zeros are holes.
+func TestFilling(t *testing.T) {
+	data := make([]byte, 9<<20+100)
+	random := rand.NewChaCha8([32]byte{})
+	for off := 0; off < len(data); off += 3 << 20 {
+		_, _ = random.Read(data[off:min(off+1<<20, len(data))])
+	}
+	for _, piece := range []int{fillPiece, 1<<20 - 1, 70_000, 4096} {
+		for _, cut := range []int{0, 1, 4096, 1<<20 + 1, 5 << 20, len(data)} {
+			path := filepath.Join(t.TempDir(), "file")
+			f, err := OpenFilling(path, 0)
+			require.NoError(t, err)
+			fillWith(t, f, data[:cut], piece)
+			require.NoError(t, f.Drain())
+			require.NoError(t, f.Sync())
+			require.EqualValues(t, cut, f.Size())
+			// This is lost: it was not asked for.
+			fillWith(t, f, bytes.Repeat([]byte{0xee}, 2<<20), piece)
+			require.NoError(t, f.Close())
+
+			f, err = OpenFilling(path, int64(cut))
+			require.NoError(t, err)
+			require.NoError(t, f.Expect(int64(len(data))))
+			fillWith(t, f, data[cut:], piece)
+			require.NoError(t, f.Finish(12<<20))
+			var st unix.Stat_t
+			require.NoError(t, unix.Fstat(int(f.File().Fd()), &st))
+			require.Less(t, st.Blocks*512, int64(6<<20), "zeros must be holes")
+			require.NoError(t, f.Close())
+			got, err := os.ReadFile(path)
+			require.NoError(t, err)
+			want := append(bytes.Clone(data), make([]byte, 12<<20-len(data))...)
+			require.True(t, bytes.Equal(want, got), "%d bytes, cut at %d", piece, cut)
+		}
+	}
+}
+
+func TestFillingRefuses(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(path, make([]byte, 100), 0o600))
+	_, err := OpenFilling(path, 101)
+	require.ErrorContains(t, err, "has 100 bytes")
+	link := filepath.Join(dir, "link")
+	require.NoError(t, os.Symlink(path, link))
+	_, err = OpenFilling(link, 0)
+	require.Error(t, err)
+	f, err := OpenFilling(path, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	full := new(SpaceError)
+	require.ErrorAs(t, f.Expect(1<<62), &full)
+}
+
+// TestFillingFails: an error of storage comes back from Next, and stays.
+func TestFillingFails(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	f, err := OpenFilling(path, 0)
+	require.NoError(t, err)
+	require.NoError(t, f.to.file.Close())
+	p, err := f.Next(context.Background())
+	require.NoError(t, err)
+	p[0] = 1
+	f.Put(p)
+	require.Error(t, f.Drain())
+	_, err = f.Next(context.Background())
+	require.Error(t, err)
+	require.Error(t, f.Sync())
+	_ = f.Close()
+}
+
+// TestCheckHead: an image is refused by its beginning, as far as that tells.
+func TestCheckHead(t *testing.T) {
+	content := make([]byte, 1<<20)
+	copy(content, "QFI\xfb")
+	_, err := CheckHead("x", content, -1, Options{})
+	refused := new(Error)
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, FormatQcow2, refused.Format)
+}
