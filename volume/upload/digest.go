@@ -1,0 +1,86 @@
+package upload
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding"
+	"encoding/base64"
+	"fmt"
+	"hash"
+	"maps"
+	"slices"
+)
+
+// summer computes digests as data passes, by algorithm. A nil one does nothing.
+type summer map[string]hash.Hash
+
+func newSummer(names ...string) summer {
+	s := summer{}
+	for _, name := range names {
+		switch name {
+		case "sha-256":
+			s[name] = sha256.New()
+		case "sha-512":
+			s[name] = sha512.New()
+		}
+	}
+	return s
+}
+
+// summerFor computes what is needed to check the given digests.
+func summerFor(want digests) summer { return newSummer(slices.Collect(maps.Keys(want))...) }
+
+func (s summer) add(p []byte) {
+	for _, h := range s {
+		h.Write(p) // never fails
+	}
+}
+
+// check compares the data so far. field names the header for a message.
+func (s summer) check(want digests, field string) error {
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		h := s[name]
+		if h == nil {
+			return wrong("%s has %s, which must be announced when the upload begins: send sha-256",
+				field, name)
+		}
+		if got := h.Sum(nil); !bytes.Equal(got, want[name]) {
+			return wrong("%s: the data has the %s digest :%s:, and not the one that was sent: "+
+				"it was changed on its way, or is of another file", field, name,
+				base64.StdEncoding.EncodeToString(got))
+		}
+	}
+	return nil
+}
+
+// save returns the state of the computation, for load.
+func (s summer) save() (map[string][]byte, error) {
+	states := map[string][]byte{}
+	for name, h := range s {
+		m, ok := h.(encoding.BinaryMarshaler)
+		if !ok {
+			return nil, fmt.Errorf("the state of %s cannot be saved", name)
+		}
+		state, err := m.MarshalBinary()
+		if err != nil {
+			return nil, err
+		}
+		states[name] = state
+	}
+	return states, nil
+}
+
+func loadSummer(states map[string][]byte) (summer, error) {
+	s := newSummer(slices.Collect(maps.Keys(states))...)
+	for name, state := range states {
+		u, ok := s[name].(encoding.BinaryUnmarshaler)
+		if !ok {
+			return nil, fmt.Errorf("the digest %q is unknown", name)
+		}
+		if err := u.UnmarshalBinary(state); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}

@@ -1,0 +1,26 @@
+// Package upload receives the content of a volume over HTTP.
+//
+// A server makes one Handler and mounts it below the name of a volume. PUT receives a raw disk or a
+// qcow2 image, either plain or in gzip, zstd or xz, recognised by its content. With the header
+// Upload-Complete an upload can be resumed, as draft-ietf-httpbis-resumable-upload-12 says: it then
+// has an address of its own for HEAD, PATCH and DELETE.
+//
+//	handler.go   requests and answers
+//	turn.go      which volume and which upload a request is about
+//	receive.go   the content of a request
+//	slots.go     one upload at a time for each volume, and which connection it is on
+//	session.go   one upload: what has come, what of it is durable, how it ends
+//	content.go   what the bytes are: packed or plain, raw or qcow2
+//	record.go    what a restart needs to go on with an upload
+//	fields.go    header fields: RFC 9651, RFC 9530, and those of the draft
+//
+// A raw disk is written where the volume's disk will be, and its zeros become holes. A qcow2 image
+// is stored as it is; the volume is served over it at once, and the file goes when its content has
+// been copied. Neither takes other space.
+//
+// Guarantees: until all of an upload has come, has the right digest, is valid and has reached
+// storage, the volume is not served. An upload that fails leaves nothing behind. An upload takes
+// less than 32 MiB of memory, however slow storage is and whatever the data claims. After the kill
+// of the process a resumable upload of plain data goes on where it was; any other has to begin
+// again.
+package upload

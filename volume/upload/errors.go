@@ -1,0 +1,70 @@
+package upload
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/volume/api"
+)
+
+// codes are the words for the statuses of the answers.
+var codes = map[int]api.Code{
+	http.StatusNotFound: api.CodeNotFound, http.StatusConflict: api.CodeBusy,
+	http.StatusRequestEntityTooLarge: api.CodeTooLarge,
+	http.StatusServiceUnavailable:    api.CodeUnavailable,
+	http.StatusInsufficientStorage:   api.CodeLimit,
+}
+
+// refusal makes an answer for a request that is refused.
+func refusal(status int, format string, args ...any) *api.Error {
+	code := codes[status]
+	if code == "" {
+		code = api.CodeInvalid
+	}
+	return &api.Error{Code: code, Status: status, Message: fmt.Sprintf(format, args...)}
+}
+
+// wrong is the error for a request that contradicts itself or its data.
+func wrong(format string, args ...any) error {
+	return refusal(http.StatusBadRequest, format, args...)
+}
+
+func tooLarge(format string, args ...any) error {
+	return refusal(http.StatusRequestEntityTooLarge, format, args...)
+}
+
+// refusedError says why data is no content for a volume: it completes the sentence "the upload
+// ...".
+type refusedError struct{ reason string }
+
+func (e *refusedError) Error() string { return e.reason }
+
+func refuse(format string, args ...any) error {
+	return &refusedError{reason: fmt.Sprintf(format, args...)}
+}
+
+// errCut says that a stream has ended before its data did: nothing is wrong with the data.
+var errCut = errors.New("the upload was interrupted")
+
+// explain makes an answer of an error. What is left are errors of the volumes, and internal ones.
+func explain(err error) error {
+	var own *api.Error
+	var refused *refusedError
+	var content *image.Error
+	switch {
+	case err == nil, errors.As(err, &own):
+		return err
+	case errors.Is(err, errCut):
+		return wrong("%v", errCut)
+	case errors.As(err, &refused):
+		return refusal(http.StatusUnprocessableEntity, "the upload %s", refused.reason)
+	case errors.As(err, &content):
+		return refusal(http.StatusUnprocessableEntity, "the upload %s", content.Explain())
+	case disk.IsNoSpace(err):
+		return refusal(http.StatusInsufficientStorage, "%v", err)
+	}
+	return err
+}

@@ -1,0 +1,43 @@
+package upload
+
+import "kubevirt.io/disk/disk/image"
+
+// flusher brings a file to storage while more is written to it. Without that, all of it would have
+// to be waited for at the end.
+type flusher struct {
+	since int64      // what was written up to here was dealt with; bytes
+	done  chan error // nil: nothing is under way
+}
+
+// due tells whether it is time to start.
+func (f *flusher) due(file *image.Filling) bool {
+	return file.Size()-f.since >= syncEvery && (f.done == nil || len(f.done) > 0)
+}
+
+// start makes durable what is in the file, and then calls then. It returns the error of the last
+// time.
+func (f *flusher) start(file *image.Filling, then func() error) error {
+	if err := f.wait(); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	f.since, f.done = file.Size(), done
+	go func() {
+		err := file.Sync()
+		if err == nil {
+			err = then()
+		}
+		done <- err
+	}()
+	return nil
+}
+
+// wait returns when nothing is under way any more.
+func (f *flusher) wait() error {
+	if f.done == nil {
+		return nil
+	}
+	err := <-f.done
+	f.done = nil
+	return err
+}

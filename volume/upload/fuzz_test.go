@@ -1,0 +1,60 @@
+package upload
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// FuzzFields: a header field is read or refused, whatever it says.
+func FuzzFields(f *testing.F) {
+	f.Add("?1")
+	f.Add("12;a=b")
+	f.Add(digest256(nil))
+	f.Add(digest512(nil) + ", md5=:AA==:, sha-256=:;x")
+	f.Fuzz(func(t *testing.T, value string) {
+		h := http.Header{"F": []string{value}}
+		_, _ = boolField(h, "F")
+		require.GreaterOrEqual(t, intField(h, "F"), int64(-1))
+		found, err := digestField(h, "F")
+		require.Equal(t, err == nil, len(found) > 0)
+		for name, sum := range found {
+			require.Len(t, sum, algorithms[name])
+		}
+	})
+}
+
+// FuzzRecord: a record that a crash has damaged is refused, or can be written again.
+func FuzzRecord(f *testing.F) {
+	f.Add([]byte(`{"version":1,"id":"x","length":-1}`))
+	f.Add([]byte(`{"version":1,"id":"x","length":9,"offset":9,"format":"raw",` +
+		`"sums":{"sha-256":"AA=="}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := decodeRecord(text)
+		if err != nil {
+			return
+		}
+		_, _ = loadSummer(r.Sums)
+		require.NoError(t, r.save(t.TempDir()))
+	})
+}
+
+// FuzzPacked: compressed data is unpacked or refused, without a panic.
+func FuzzPacked(f *testing.F) {
+	for _, p := range []string{"\x1f\x8b\x08", "\x28\xb5\x2f\xfd", "\xfd7zXZ\x00"} {
+		f.Add([]byte(p))
+	}
+	f.Add(xzOf([]byte("abc")))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p := packingOf(data)
+		if p == nil {
+			return
+		}
+		u := newUnpacked(p, bytes.NewReader(data))
+		defer u.close()
+		_, _ = io.Copy(io.Discard, io.LimitReader(u, 4<<20))
+	})
+}

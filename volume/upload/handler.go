@@ -1,0 +1,333 @@
+package upload
+
+import (
+	"crypto/rand"
+	"errors"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// Options say how a Handler works. All functions are required.
+type Options struct {
+	Volumes Volumes
+	// Done answers a request whose upload is complete, with the status 201.
+	Done func(w http.ResponseWriter, r *http.Request, name string)
+	// Refuse answers a request that is refused: an *Error of this package or an error of Volumes.
+	Refuse func(w http.ResponseWriter, r *http.Request, err error)
+	Log    *zap.Logger // nil: no log
+}
+
+// Handler receives uploads. It serves two patterns of http.ServeMux:
+//
+//	.../{name}/data            the content of a volume
+//	.../{name}/data/{upload}   one upload that can be resumed
+type Handler struct {
+	opt   Options
+	log   *zap.Logger
+	slots slots
+
+	bytes, done, failed atomic.Uint64
+}
+
+// New makes a Handler.
+func New(opt Options) *Handler {
+	if opt.Log == nil {
+		opt.Log = zap.NewNop()
+	}
+	return &Handler{opt: opt, log: opt.Log, slots: slots{all: map[string]*slot{}}}
+}
+
+// Close ends all requests that are under way; the uploads that can be resumed keep what has come.
+func (h *Handler) Close() {
+	for _, s := range h.slots.close() {
+		s.free()
+	}
+}
+
+// Receiving is an upload that is under way.
+type Receiving struct {
+	Volume   string
+	Received int64 // bytes
+	Total    int64 // bytes; -1: unknown
+	Began    time.Time
+}
+
+// Receiving returns what is being received, by the names of the volumes.
+func (h *Handler) Receiving() []Receiving {
+	var all []Receiving
+	for _, t := range h.slots.running() {
+		all = append(all, Receiving{Volume: t.name, Received: t.received.Load(),
+			Total: t.total.Load(), Began: t.began})
+	}
+	return all
+}
+
+// Totals count since the start.
+type Totals struct {
+	Active                   int
+	Bytes, Completed, Failed uint64
+}
+
+// Totals returns them.
+func (h *Handler) Totals() Totals {
+	return Totals{Active: len(h.slots.running()), Bytes: h.bytes.Load(), Completed: h.done.Load(),
+		Failed: h.failed.Load()}
+}
+
+// ServeHTTP answers a request. The caller has checked that it is allowed.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	name, id := r.PathValue("name"), r.PathValue("upload")
+	if id == "" {
+		switch r.Method {
+		case http.MethodPut:
+			h.create(w, r, name)
+		case http.MethodOptions:
+			w.Header().Set("Allow", "PUT, OPTIONS")
+			w.Header().Set("Accept-Patch", partialUpload)
+			w.Header().Set(fieldLimit, limits(0))
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			h.notAllowed(w, r, "PUT, OPTIONS")
+		}
+		return
+	}
+	switch r.Method {
+	case http.MethodHead:
+		h.look(w, r, name, id)
+	case http.MethodPatch:
+		h.patch(w, r, name, id)
+	case http.MethodDelete:
+		h.cancel(w, r, name, id)
+	default:
+		h.notAllowed(w, r, "HEAD, PATCH, DELETE")
+	}
+}
+
+func (h *Handler) notAllowed(w http.ResponseWriter, r *http.Request, allow string) {
+	w.Header().Set("Allow", allow)
+	h.refuse(w, r, refusal(http.StatusMethodNotAllowed, "%s is not possible here: use one of %s",
+		r.Method, allow))
+}
+
+func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(silence))
+	h.opt.Refuse(w, r, explain(err))
+}
+
+// limits is the value of Upload-Limit. size is that of the largest upload; 0: unknown.
+func limits(size int64) string {
+	text := "max-age=" + strconv.Itoa(int(maxAge.Seconds()))
+	if size > 0 {
+		text += ", max-size=" + strconv.FormatInt(size, 10)
+	}
+	return text
+}
+
+// create begins an upload.
+func (h *Handler) create(w http.ResponseWriter, r *http.Request, name string) {
+	q, err := parseRequest(r)
+	if err == nil && r.Header.Get("Content-Range") != "" {
+		err = wrong("Content-Range is not possible with PUT: an upload that can be resumed has " +
+			"the header Upload-Complete")
+	}
+	if err != nil {
+		h.refuse(w, r, err)
+		return
+	}
+	t, err := h.begin(w, r, name, "")
+	if err != nil {
+		h.refuse(w, r, err)
+		return
+	}
+	defer h.end(t)
+	s, err := h.start(w, r, t, q)
+	if err != nil {
+		if t.made {
+			err = h.unmake(r.Context(), t, err)
+		}
+		h.refuse(w, r, err)
+		return
+	}
+	if q.resumable {
+		at := r.URL.Path + "/" + s.base.ID
+		h.slots.name(t.transfer, s.base.ID)
+		w.Header().Set("Location", at)
+		w.Header().Set(fieldLimit, limits(fileLimit(t.volume.Size())))
+		if r.ProtoAtLeast(1, 1) {
+			w.WriteHeader(statusResumable)
+		}
+	}
+	h.receive(w, r, t, s, q)
+}
+
+// start checks whether an upload may begin, and writes its record.
+func (h *Handler) start(w http.ResponseWriter, r *http.Request, t *turn, q *request) (
+	*session, error) {
+	if err := h.vacant(w, r, t); err != nil {
+		return nil, err
+	}
+	if err := checkRoom(t.volume, q.length); err != nil {
+		return nil, err
+	}
+	rec := record{Version: recordVersion, ID: rand.Text(), Resumable: q.resumable, Made: t.made,
+		Touched: time.Now(), Length: q.length, Want: q.repr}
+	if err := rec.save(t.volume.Dir()); err != nil {
+		return nil, err
+	}
+	return newSession(t.name, t.volume, rec), nil
+}
+
+// fileLimit is the size of the largest file that is accepted for a volume: what a qcow2 image of a
+// full disk takes. 0: unknown.
+func fileLimit(size int64) int64 {
+	if size == 0 {
+		return 0
+	}
+	return size + size/16 + 64<<20
+}
+
+// checkRoom refuses an upload that is larger than the volume or than the space for it.
+func checkRoom(v Volume, length int64) error {
+	if length < 0 {
+		return nil
+	}
+	if limit := fileLimit(v.Size()); limit > 0 && length > limit {
+		return tooLarge("the upload has %d bytes, and the volume only %d", length, v.Size())
+	}
+	free, err := image.AvailableSpace(v.Dir())
+	if err != nil {
+		return err
+	}
+	if length > free {
+		return refusal(http.StatusInsufficientStorage, "the upload has %d bytes, and %d are free "+
+			"in the volume's storage: make room, use another one, or compress it", length, free)
+	}
+	return nil
+}
+
+// look answers how far an upload is.
+func (h *Handler) look(w http.ResponseWriter, r *http.Request, name, id string) {
+	t, s, err := h.resume(w, r, name, id)
+	switch {
+	case errors.Is(err, errComplete):
+		length, _ := strconv.ParseInt(w.Header().Get(fieldLength), 10, 64)
+		setState(w.Header(), length, length, true)
+	case err != nil:
+		h.refuse(w, r, err)
+		return
+	default:
+		defer h.end(t)
+		if err := h.pause(t, s); err != nil {
+			h.refuse(w, r, h.give(r.Context(), t, s, err))
+			return
+		}
+		setState(w.Header(), s.offset, s.length, false)
+		w.Header().Set(fieldLimit, limits(fileLimit(t.volume.Size())))
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// setState sets the header fields of an upload's state.
+func setState(header http.Header, offset, length int64, complete bool) {
+	header.Set(fieldOffset, strconv.FormatInt(offset, 10))
+	header.Set(fieldComplete, formatBool(complete))
+	header.Del(fieldLength)
+	if length >= 0 {
+		header.Set(fieldLength, strconv.FormatInt(length, 10))
+	}
+}
+
+// errComplete says that the upload is complete.
+var errComplete = refusal(http.StatusBadRequest, "the upload is complete already")
+
+// patch appends to an upload.
+func (h *Handler) patch(w http.ResponseWriter, r *http.Request, name, id string) {
+	q, err := parsePatch(r)
+	if err != nil {
+		h.refuse(w, r, err)
+		return
+	}
+	t, s, err := h.resume(w, r, name, id)
+	if err != nil {
+		if errors.Is(err, errComplete) {
+			w.Header().Set(fieldComplete, formatBool(true))
+		}
+		h.refuse(w, r, err)
+		return
+	}
+	defer h.end(t)
+	if err := h.fits(w, t, s, q); err != nil {
+		if pauseErr := h.pause(t, s); pauseErr != nil {
+			err = h.give(r.Context(), t, s, pauseErr)
+		}
+		h.refuse(w, r, err)
+		return
+	}
+	h.receive(w, r, t, s, q)
+}
+
+// fits checks whether what comes belongs where the upload is.
+func (h *Handler) fits(w http.ResponseWriter, t *turn, s *session, q *request) error {
+	if q.offset != s.offset {
+		setState(w.Header(), s.offset, s.length, false)
+		return refusal(http.StatusConflict, "the upload goes on at byte %d, and not at %d",
+			s.offset, q.offset)
+	}
+	length := q.length
+	if q.content >= 0 && q.last {
+		if end := s.offset + q.content; length >= 0 && length != end {
+			return wrong("%s is %d, and %d bytes are the end of the data", fieldLength, length, end)
+		} else {
+			length = end
+		}
+	}
+	switch {
+	case length >= 0 && s.length >= 0 && length != s.length:
+		return wrong("the upload has %d bytes by this request, and had %d by an earlier one",
+			length, s.length)
+	case s.length >= 0 && q.content >= 0 && s.offset+q.content > s.length:
+		return wrong("%d bytes at %d go beyond the %d bytes of the upload", q.content, s.offset,
+			s.length)
+	}
+	if s.length < 0 && length >= 0 {
+		if err := checkRoom(t.volume, length); err != nil {
+			return err
+		}
+		s.length = length
+	}
+	return nil
+}
+
+// cancel gives an upload up.
+func (h *Handler) cancel(w http.ResponseWriter, r *http.Request, name, id string) {
+	t, s, err := h.resume(w, r, name, id)
+	if err != nil {
+		h.refuse(w, r, err)
+		return
+	}
+	defer h.end(t)
+	if err := h.give(r.Context(), t, s, nil); err != nil {
+		h.refuse(w, r, err)
+		return
+	}
+	h.log.Info("an upload was cancelled", zap.String("volume", name))
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// mediaType is the media type of a request, without parameters.
+func mediaType(r *http.Request) string {
+	t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil {
+		return ""
+	}
+	return strings.ToLower(t)
+}

@@ -1,0 +1,343 @@
+package upload
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/base64"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+func TestPutRaw(t *testing.T) {
+	s := newServer(t)
+	data := rawDisk(9<<20 + 512)
+	requireSays(t, s.put(t, "vm", data), http.StatusCreated, "vm is ready")
+	require.True(t, bytes.Equal(data, s.disk(t, "vm")))
+	info, err := os.Stat(filepath.Join(s.volumes.dir, "vm", diskName))
+	require.NoError(t, err)
+	allocated := info.Sys().(*syscall.Stat_t).Blocks * 512
+	require.Less(t, allocated, int64(6<<20), "zeros must be holes")
+	requireSays(t, s.put(t, "vm", data), http.StatusConflict, "has its data")
+	require.True(t, bytes.Equal(data, s.disk(t, "vm")))
+}
+
+// TestPutFillsTheVolume: a disk that is smaller than the volume goes on with zeros.
+func TestPutFillsTheVolume(t *testing.T) {
+	s := newServer(t)
+	data := rawDisk(2 << 20)
+	s.volumes.add(t, "vm", 5<<20)
+	requireSays(t, s.put(t, "vm", data), http.StatusCreated)
+	require.True(t, bytes.Equal(append(data, make([]byte, 3<<20)...), s.disk(t, "vm")))
+}
+
+// packed returns data in each format.
+func packed(t *testing.T, data []byte) map[string][]byte {
+	t.Helper()
+	all := map[string][]byte{"plain": data}
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, err := z.Write(data)
+	require.NoError(t, err)
+	require.NoError(t, z.Close())
+	all["gzip"] = b.Bytes()
+	e, err := zstd.NewWriter(nil, zstd.WithWindowSize(maxWindow))
+	require.NoError(t, err)
+	all["zstd"] = e.EncodeAll(data, nil)
+	require.NoError(t, e.Close())
+	all["xz"] = xzOf(data)
+	return all
+}
+
+// makeQcow2 makes an image of a disk.
+func makeQcow2(t *testing.T, data []byte) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	raw, out := filepath.Join(dir, "disk.raw"), filepath.Join(dir, "disk.qcow2")
+	require.NoError(t, os.WriteFile(raw, data, 0o600))
+	img, err := image.Open(raw, image.Options{})
+	require.NoError(t, err)
+	defer img.Close()
+	require.NoError(t, image.ConvertQcow2(context.Background(), img, out,
+		qcow2.CompressionNone, nil))
+	content, err := os.ReadFile(out)
+	require.NoError(t, err)
+	return content
+}
+
+// TestFormats: each format in each packing, uploaded at once and in pieces.
+func TestFormats(t *testing.T) {
+	raw := rawDisk(5 << 20)
+	for format, data := range map[string][]byte{"raw": raw, "qcow2": makeQcow2(t, raw)} {
+		for packing, upload := range packed(t, data) {
+			t.Run(format+" "+packing, func(t *testing.T) {
+				s := newServer(t)
+				requireSays(t, s.put(t, "vm", upload), http.StatusCreated)
+				require.True(t, bytes.Equal(data, s.disk(t, "vm")))
+				require.Equal(t, format == "qcow2", s.volumes.all["vm"].image != "")
+			})
+			t.Run(format+" "+packing+" in pieces", func(t *testing.T) {
+				s := newServer(t)
+				at := s.create(t, "vm", int64(len(upload)))
+				for off := 0; off < len(upload); {
+					n := min(len(upload)-off, 1<<20+off+1)
+					a := s.append(t, at, off, upload[off:off+n], false)
+					requireSays(t, a, http.StatusNoContent)
+					off += n
+				}
+				requireSays(t, s.append(t, at, len(upload), nil, true), http.StatusCreated)
+				require.True(t, bytes.Equal(data, s.disk(t, "vm")))
+			})
+		}
+	}
+}
+
+// TestRefusedContent: what is no disk leaves the volume as empty as it was, and a volume that was
+// not there is not there afterwards either.
+func TestRefusedContent(t *testing.T) {
+	raw := rawDisk(4 << 20)
+	image := makeQcow2(t, raw)
+	cut := bytes.Clone(image)[:len(image)-70<<10]
+	withBacking := bytes.Clone(image)
+	copy(withBacking[8:], []byte{0, 0, 0, 0, 0, 0, 1, 0xf8, 0, 0, 0, 4}) // at 504, 4 bytes
+	copy(withBacking[504:], "base")
+	packs := packed(t, raw)
+	tests := map[string]struct {
+		data   []byte
+		status int
+		says   string
+	}{
+		"nothing":       {nil, 422, "is empty"},
+		"a page":        {[]byte("<html><body>404</body></html>"), 422, "HTML"},
+		"a text":        {[]byte("no disk at all\n"), 422, "text"},
+		"half a sector": {raw[:1000], 422, "multiple of 512"},
+		"a VMDK":        {append([]byte("KDMV"), raw...), 422, "VMDK"},
+		"a VHD": {append(bytes.Clone(raw),
+			append([]byte("conectix"), make([]byte, 504)...)...), 422, "VHD"},
+		"a cut image":    {cut, 422, "is not valid"},
+		"a backing file": {withBacking, 422, ""},
+		"cut gzip":       {packs["gzip"][:len(packs["gzip"])/2], 422, "middle"},
+		"cut zstd":       {packs["zstd"][:len(packs["zstd"])/2], 422, "middle"},
+		"cut xz":         {packs["xz"][:len(packs["xz"])/2], 422, "xz"},
+		"damaged gzip":   {damaged(packs["gzip"]), 422, "cannot be decompressed"},
+		"damaged zstd":   {damaged(packs["zstd"]), 422, "cannot be decompressed"},
+		"damaged xz":     {damaged(packs["xz"]), 422, "cannot be decompressed"},
+		"gzip and more":  {append(bytes.Clone(packs["gzip"]), "more"...), 422, ""},
+		"zstd and more":  {append(bytes.Clone(packs["zstd"]), "more"...), 422, ""},
+		"xz and more":    {append(bytes.Clone(packs["xz"]), "more"...), 422, ""},
+		"gzip in gzip":   {packed(t, packs["gzip"])["gzip"], 422, "gzip"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(t)
+			requireSays(t, s.put(t, "vm", test.data), test.status, test.says)
+			s.requireNone(t, "vm")
+			s.volumes.add(t, "vm", 64<<20)
+			requireSays(t, s.put(t, "vm", test.data), test.status, test.says)
+			s.requireEmpty(t, "vm")
+			at := s.create(t, "vm", int64(len(test.data)))
+			a := s.append(t, at, 0, test.data, true)
+			requireSays(t, a, test.status, test.says)
+			s.requireEmpty(t, "vm")
+			requireSays(t, s.put(t, "vm", raw), http.StatusCreated)
+		})
+	}
+}
+
+// damaged changes a bit in the middle.
+func damaged(p []byte) []byte {
+	p = bytes.Clone(p)
+	p[len(p)/2] ^= 0x10
+	return p
+}
+
+func TestTooLarge(t *testing.T) {
+	raw := rawDisk(6 << 20)
+	zeros := make([]byte, 200<<20)
+	copy(zeros, raw[:4096])
+	bomb := packed(t, zeros)
+	tests := map[string]struct {
+		data []byte
+		size int64
+	}{
+		"raw": {raw, 5 << 20}, "qcow2": {makeQcow2(t, raw), 5 << 20},
+		"gzip": {packed(t, raw)["gzip"], 5 << 20}, "a bomb of gzip": {bomb["gzip"], 64 << 20},
+		"a bomb of zstd": {bomb["zstd"], 64 << 20},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(t)
+			s.volumes.add(t, "vm", test.size)
+			requireSays(t, s.put(t, "vm", test.data), http.StatusRequestEntityTooLarge, "bytes")
+			s.requireEmpty(t, "vm")
+			s.volumes.limit = test.size
+			requireSays(t, s.put(t, "new", test.data), http.StatusInsufficientStorage, "too large")
+			s.requireNone(t, "new")
+		})
+	}
+}
+
+// unread is a body that must not be read.
+type unread struct{ t *testing.T }
+
+func (u unread) Read([]byte) (int, error) {
+	u.t.Error("a byte was taken")
+	return 0, io.EOF
+}
+
+// TestLengthIsCheckedFirst: what cannot fit is refused before a byte of it is taken.
+func TestLengthIsCheckedFirst(t *testing.T) {
+	s := newServer(t)
+	s.volumes.add(t, "vm", 10<<20)
+	free, err := image.AvailableSpace(s.volumes.dir)
+	require.NoError(t, err)
+	for name, test := range map[string]struct {
+		volume string
+		length int64
+		status int
+	}{
+		"of the volume": {"vm", 100 << 20, 413}, "of the storage": {"new", free * 2, 507},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, err := http.NewRequest(http.MethodPut, s.URL+"/volume/"+test.volume+"/data",
+				unread{t})
+			require.NoError(t, err)
+			r.ContentLength = test.length
+			r.Header.Set("Expect", "100-continue")
+			transport := &http.Transport{ExpectContinueTimeout: 1 << 40}
+			defer transport.CloseIdleConnections()
+			back, err := transport.RoundTrip(r)
+			require.NoError(t, err)
+			defer back.Body.Close()
+			text, err := io.ReadAll(back.Body)
+			require.NoError(t, err)
+			require.Equal(t, test.status, back.StatusCode, "%s", text)
+			a := s.ask(t, http.MethodPut, "/volume/"+test.volume+"/data", nil, fieldComplete, "?0",
+				fieldLength, strconv.FormatInt(test.length, 10))
+			requireSays(t, a, test.status)
+		})
+	}
+	s.requireEmpty(t, "vm")
+	s.requireNone(t, "new")
+}
+
+func digest256(p []byte) string {
+	sum := sha256.Sum256(p)
+	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+}
+
+func digest512(p []byte) string {
+	sum := sha512.Sum512(p)
+	return "sha-512=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+}
+
+func TestDigests(t *testing.T) {
+	raw := rawDisk(2 << 20)
+	for _, field := range []string{"Content-Digest", "Repr-Digest"} {
+		for name, test := range map[string]struct {
+			value  string
+			status int
+		}{
+			"right":         {digest256(raw), 201},
+			"right 512":     {digest512(raw), 201},
+			"both":          {digest256(raw) + ", " + digest512(raw), 201},
+			"with another":  {"md5=:AAAA:, " + digest256(raw) + ";x=1", 201},
+			"wrong":         {digest256(raw[1:]), 400},
+			"one is wrong":  {digest256(raw) + "," + digest512(raw[1:]), 400},
+			"unknown":       {"md5=:AAAA:", 400},
+			"no base64":     {"sha-256=:?:", 400},
+			"too short":     {"sha-256=:AAAA:", 400},
+			"not delimited": {"sha-256=abc", 400},
+		} {
+			t.Run(field+" "+name, func(t *testing.T) {
+				t.Parallel()
+				s := newServer(t)
+				a := s.put(t, "vm", raw, field, test.value)
+				requireSays(t, a, test.status)
+				if test.status == 201 {
+					require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+				} else {
+					requireSays(t, a, test.status, field)
+					s.requireNone(t, "vm")
+				}
+			})
+		}
+	}
+}
+
+// TestDigestInTrailer: whoever computes the digest while sending sends it last (RFC 9530 section
+// 2).
+func TestDigestInTrailer(t *testing.T) {
+	raw := rawDisk(2 << 20)
+	for value, status := range map[string]int{digest256(raw): 201, digest512(raw): 201,
+		digest256(raw[1:]): 400} {
+		s := newServer(t)
+		r, err := http.NewRequest(http.MethodPut, s.URL+"/volume/vm/data",
+			io.MultiReader(bytes.NewReader(raw)))
+		require.NoError(t, err)
+		r.Trailer = http.Header{"Repr-Digest": []string{value}}
+		back, err := http.DefaultTransport.RoundTrip(r)
+		require.NoError(t, err)
+		_ = back.Body.Close()
+		require.Equal(t, status, back.StatusCode)
+	}
+}
+
+// TestUnknownLength: curl sends standard input in chunks.
+func TestUnknownLength(t *testing.T) {
+	s := newServer(t)
+	raw := rawDisk(7 << 20)
+	a := s.ask(t, http.MethodPut, "/volume/vm/data", io.MultiReader(bytes.NewReader(raw)))
+	requireSays(t, a, http.StatusCreated)
+	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+}
+
+// TestCompleteFails: a volume that cannot be served awaits content again.
+func TestCompleteFails(t *testing.T) {
+	s := newServer(t)
+	v := s.volumes.add(t, "vm", 0)
+	v.fails = io.ErrClosedPipe
+	requireSays(t, s.put(t, "vm", rawDisk(1<<20)), http.StatusInternalServerError)
+	s.requireEmpty(t, "vm")
+	v.fails = nil
+	requireSays(t, s.put(t, "vm", rawDisk(1<<20)), http.StatusCreated)
+}
+
+// TestForeignDisk: a file that no upload has made is not replaced.
+func TestForeignDisk(t *testing.T) {
+	s := newServer(t)
+	v := s.volumes.add(t, "vm", 0)
+	path := filepath.Join(v.Dir(), diskName)
+	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
+	requireSays(t, s.put(t, "vm", rawDisk(1<<20)), http.StatusConflict, path)
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "precious", string(content))
+}
+
+func TestMethods(t *testing.T) {
+	s := newServer(t)
+	a := s.ask(t, http.MethodOptions, "/volume/vm/data", nil)
+	requireSays(t, a, http.StatusNoContent)
+	require.Equal(t, partialUpload, a.header.Get("Accept-Patch"))
+	require.Contains(t, a.header.Get(fieldLimit), "max-age=")
+	requireSays(t, s.ask(t, http.MethodPost, "/volume/vm/data", nil), 405, "PUT")
+	requireSays(t, s.ask(t, http.MethodPut, "/volume/vm/data/x", nil), 405, "PATCH")
+	requireSays(t, s.put(t, "vm", rawDisk(512), "Content-Range", "bytes 0-511/1024"), 400)
+	s.requireNone(t, "vm")
+}

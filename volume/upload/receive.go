@@ -1,0 +1,218 @@
+package upload
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// request is what the header of a request says.
+type request struct {
+	resumable bool
+	last      bool    // its content is the end of the data
+	offset    int64   // where its content goes; -1: not said
+	length    int64   // of all data; -1: not said
+	content   int64   // its own length; -1: not said
+	repr      digests // of all data
+	part      digests // of its content
+	trailer   bool    // digests may follow its content
+}
+
+// parseRequest reads what creating an upload says.
+func parseRequest(r *http.Request) (*request, error) {
+	q := &request{last: true, offset: -1, length: intField(r.Header, fieldLength),
+		content: r.ContentLength}
+	if complete, ok := boolField(r.Header, fieldComplete); ok {
+		q.resumable, q.last = true, complete
+	}
+	var err error
+	if q.repr, err = digestField(r.Header, "Repr-Digest"); err != nil {
+		return nil, wrong("%v", err)
+	}
+	if q.part, err = digestField(r.Header, "Content-Digest"); err != nil {
+		return nil, wrong("%v", err)
+	}
+	for field := range r.Trailer {
+		q.trailer = q.trailer || field == "Repr-Digest" || field == "Content-Digest"
+	}
+	if r.Method == http.MethodPatch {
+		q.offset = intField(r.Header, fieldOffset)
+	}
+	switch whole := q.last && q.content >= 0; {
+	case r.Method == http.MethodPatch: // the length depends on where it goes on
+	case whole && q.length >= 0 && q.length != q.content:
+		return nil, wrong("%s is %d, and the content has %d bytes", fieldLength, q.length,
+			q.content)
+	case whole:
+		q.length = q.content
+	case q.length >= 0 && q.content > q.length:
+		return nil, wrong("%s is %d, and the content has %d bytes", fieldLength, q.length,
+			q.content)
+	}
+	return q, nil
+}
+
+// parsePatch reads what appending to an upload says.
+func parsePatch(r *http.Request) (*request, error) {
+	if mediaType(r) != partialUpload {
+		return nil, refusal(http.StatusUnsupportedMediaType, "Content-Type must be %s",
+			partialUpload)
+	}
+	q, err := parseRequest(r)
+	switch {
+	case err != nil:
+		return nil, err
+	case q.offset < 0:
+		return nil, wrong("%s is missing, or no number", fieldOffset)
+	case !q.resumable:
+		return nil, wrong("%s is missing: say ?1 where this is the end of the data, else ?0",
+			fieldComplete)
+	}
+	return q, nil
+}
+
+// receive takes the content of a request, and answers.
+func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *session, q *request) {
+	part := summerFor(q.part)
+	if q.trailer {
+		part = newSummer("sha-256", "sha-512")
+	}
+	t.total.Store(s.length)
+	t.received.Store(s.offset)
+	told := h.teller(w, t, s, q)
+	content := summed{body{r.Body, t.transfer}, part, h}
+	err := s.take(context.WithoutCancel(r.Context()), content, told)
+	if err == nil {
+		err = h.checkDigests(r, s, q, part)
+	}
+	t.close()
+	switch {
+	case errors.Is(err, errCut) && q.resumable:
+		err = h.pause(t, s)
+		if err == nil {
+			setState(w.Header(), s.offset, s.length, false)
+			h.refuse(w, r, refusal(http.StatusConflict, "the upload was interrupted"))
+			return
+		}
+	case err == nil && !q.last:
+		if err = h.pause(t, s); err == nil {
+			h.answerPart(w, r, s)
+			return
+		}
+	case err == nil:
+		w.Header().Del("Location")
+		if q.resumable {
+			setState(w.Header(), s.offset, s.offset, true)
+		}
+		// It is complete, whether or not its client waits for the answer.
+		if err = s.finish(context.WithoutCancel(r.Context())); err == nil {
+			h.complete(w, r, t, s)
+			return
+		}
+	}
+	h.failed.Add(1)
+	h.log.Warn("an upload has failed", zap.String("volume", t.name), zap.Int64("bytes", s.offset),
+		zap.Error(err))
+	w.Header().Del("Location")
+	h.refuse(w, r, h.give(r.Context(), t, s, err))
+}
+
+// answerPart answers a request whose content is not the last.
+func (h *Handler) answerPart(w http.ResponseWriter, r *http.Request, s *session) {
+	setState(w.Header(), s.offset, s.length, false)
+	status := http.StatusNoContent
+	if r.Method == http.MethodPut {
+		status = http.StatusCreated
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(silence))
+	w.WriteHeader(status)
+}
+
+func (h *Handler) complete(w http.ResponseWriter, r *http.Request, t *turn, s *session) {
+	h.done.Add(1)
+	took := time.Since(t.began)
+	h.log.Info("an upload is complete", zap.String("volume", t.name), zap.Int64("bytes", s.offset),
+		zap.String("format", string(s.format)), zap.Duration("duration", took))
+	h.slots.complete(t.transfer, s.base.ID, s.offset)
+	_ = t.control.SetWriteDeadline(time.Now().Add(silence))
+	h.opt.Done(w, r, t.name)
+}
+
+// tellEvery is how often a client learns how far its upload is.
+const tellEvery = 5 * time.Second
+
+// teller returns what is called when data has come.
+func (h *Handler) teller(w http.ResponseWriter, t *turn, s *session, q *request) func() {
+	last, said := time.Now(), s.durable.Load()
+	return func() {
+		t.received.Store(s.offset)
+		now := s.durable.Load()
+		if !q.resumable || now == said || time.Since(last) < tellEvery {
+			return
+		}
+		last, said = time.Now(), now
+		// Only the answer to creating an upload repeats where it is.
+		at := w.Header().Get("Location")
+		if q.offset >= 0 {
+			w.Header().Del("Location")
+		}
+		setState(w.Header(), now, -1, false)
+		w.Header().Del(fieldComplete)
+		_ = t.control.SetWriteDeadline(time.Now().Add(silence))
+		w.WriteHeader(statusResumable)
+		w.Header().Del(fieldOffset)
+		if at != "" {
+			w.Header().Set("Location", at)
+		}
+	}
+}
+
+// checkDigests compares the content of a request, and all data if this is the end of it.
+func (h *Handler) checkDigests(r *http.Request, s *session, q *request, part summer) error {
+	parts, reprs := []digests{q.part}, []digests{s.base.Want, q.repr}
+	if q.trailer {
+		for name, list := range map[string]*[]digests{"Content-Digest": &parts,
+			"Repr-Digest": &reprs} {
+			d, err := digestField(r.Trailer, name)
+			if err != nil {
+				return wrong("%v", err)
+			}
+			*list = append(*list, d)
+		}
+	}
+	for _, want := range parts {
+		if err := part.check(want, "Content-Digest"); err != nil {
+			return err
+		}
+	}
+	sums := s.sums
+	if !s.base.Resumable && q.trailer {
+		sums = part // its content is all data
+	}
+	for _, want := range reprs {
+		if !q.last {
+			break
+		}
+		if err := sums.check(want, "Repr-Digest"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// summed computes digests of what is read, and counts it.
+type summed struct {
+	body
+	sums summer
+	h    *Handler
+}
+
+func (r summed) Read(p []byte) (int, error) {
+	n, err := r.body.Read(p)
+	r.sums.add(p[:n])
+	r.h.bytes.Add(uint64(n))
+	return n, err
+}

@@ -1,0 +1,142 @@
+package upload
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// The files of an upload in the volume's directory.
+const (
+	diskName   = "disk.img"           // a complete raw disk
+	prefix     = diskName + ".upload" // begins the names of all others
+	recordName = prefix + ".json"     // the record
+	dataName   = prefix + ".data"     // what has come
+	qcow2Name  = prefix + ".qcow2"    // a complete image
+)
+
+const recordVersion = 1
+
+// record is what an upload leaves to the next request, and to the next start. What it says has
+// reached storage.
+type record struct {
+	Version   int       `json:"version"`
+	ID        string    `json:"id"`
+	Resumable bool      `json:"resumable"`
+	Made      bool      `json:"made"`    // the upload has made the volume
+	Packed    bool      `json:"packed"`  // it goes on only in the process that began it
+	Placed    bool      `json:"placed"`  // all has come, and the volume's disk is made of it
+	Touched   time.Time `json:"touched"` // when something came last
+	// Length of all that comes, bytes; -1 while it is unknown
+	Length int64        `json:"length"`
+	Offset int64        `json:"offset"`         // how much of it is here
+	Format image.Format `json:"format"`         // "" while too little has come to tell
+	Head   []byte       `json:"head,omitempty"` // what has come while Format is ""
+	// Sums are the states of the digests' computation, Want the digests that were announced.
+	Sums map[string][]byte `json:"sums,omitempty"`
+	Want digests           `json:"want,omitempty"`
+}
+
+// maxRecord is far more than a record takes: bytes.
+const maxRecord = 64 << 10
+
+// maxAge is how long an upload that was interrupted can be resumed.
+const maxAge = 24 * time.Hour
+
+// loadRecord reads the record of a directory. fs.ErrNotExist: there is none.
+func loadRecord(dir string) (record, error) {
+	f, err := os.Open(filepath.Join(dir, recordName))
+	if err != nil {
+		return record{}, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxRecord))
+	if err != nil {
+		return record{}, err
+	}
+	return decodeRecord(text)
+}
+
+func decodeRecord(text []byte) (record, error) {
+	var r record
+	if err := json.Unmarshal(text, &r); err != nil {
+		return record{}, err
+	}
+	undecided := r.Format == ""
+	if r.Version != recordVersion || r.ID == "" || r.Offset < 0 || r.Length < -1 ||
+		r.Length >= 0 && r.Offset > r.Length || undecided && int64(len(r.Head)) != r.Offset ||
+		!undecided && r.Format != image.FormatRaw && r.Format != image.FormatQcow2 {
+		return record{}, errors.New("the record contradicts itself, or is of another version")
+	}
+	return r, nil
+}
+
+// goesOn reports whether the upload of the record can be resumed in another process.
+func (r *record) goesOn() bool {
+	return r.Resumable && !r.Packed && time.Since(r.Touched) < maxAge
+}
+
+// save replaces the record in one step. It has reached storage then.
+func (r *record) save(dir string) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	partial := filepath.Join(dir, recordName+".partial")
+	f, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("the state of the upload: %w", err)
+	}
+	if err := os.Rename(partial, filepath.Join(dir, recordName)); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// clearFiles removes what an upload has left in a directory. A disk is only removed if the record
+// says that it was made of an upload. The record goes last: while it is there, the next start
+// clears again.
+func clearFiles(dir string, placed bool) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		name := e.Name()
+		ours := strings.HasPrefix(name, prefix) || placed && strings.HasPrefix(name, diskName)
+		if ours && name != recordName {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, name)))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	err = os.Remove(filepath.Join(dir, recordName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,453 @@
+package upload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+)
+
+// session is one upload. One request at a time calls its methods.
+type session struct {
+	name   string // of the volume
+	dir    string
+	volume Volume // as the request has claimed it
+	base   record // what the record has said from the beginning
+
+	length int64  // of all that comes, bytes; -1: unknown
+	offset int64  // how much has come
+	head   []byte // of that, while it is undecided what it is
+	sums   summer
+	out    *unpacking // of packed data; nil: it is plain, or undecided
+	placed bool       // the volume's disk is being made of it
+
+	// These belong to the goroutine that unpacks, as long as there is one.
+	format  image.Format   // "": undecided
+	fill    *image.Filling // nil: undecided
+	checked bool           // the header of a qcow2 image
+	granted int64          // bytes that the volume may have, of those that have no size yet
+	flush   flusher
+
+	durable atomic.Int64 // bytes that a restart finds
+}
+
+// syncEvery is how much is written before storage is told to take it: bytes.
+const syncEvery = 64 << 20
+
+// newSession begins an upload with nothing in it.
+func newSession(name string, v Volume, r record) *session {
+	s := &session{name: name, dir: v.Dir(), volume: v, base: r, length: r.Length}
+	s.sums = summerFor(r.Want)
+	if r.Resumable && s.sums["sha-256"] == nil {
+		s.sums["sha-256"] = newSummer("sha-256")["sha-256"] // the digest may come at the end
+	}
+	return s
+}
+
+// restore makes a session of what a former one has left.
+func restore(name string, v Volume, r record) (*session, error) {
+	s := &session{name: name, dir: v.Dir(), volume: v, base: r, length: r.Length, offset: r.Offset,
+		head: r.Head, format: r.Format}
+	var err error
+	if s.sums, err = loadSummer(r.Sums); err != nil {
+		return nil, err
+	}
+	if r.Placed {
+		// The process ended before the volume was served.
+		for _, name := range []string{diskName, qcow2Name} {
+			err := os.Rename(filepath.Join(s.dir, name), filepath.Join(s.dir, dataName))
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return nil, err
+			}
+		}
+	}
+	s.durable.Store(r.Offset)
+	if r.Format == "" {
+		return s, nil
+	}
+	if err = s.open(r.Offset); err == nil && s.length > 0 {
+		err = s.fill.Expect(s.length)
+	}
+	return s, err
+}
+
+func (s *session) open(keep int64) (err error) {
+	s.fill, err = image.OpenFilling(filepath.Join(s.dir, dataName), keep)
+	return err
+}
+
+// take receives data until the body ends. errCut means that it was cut off, and that the upload can
+// go on; after any other error it cannot. told is called now and then, as long as data comes.
+func (s *session) take(ctx context.Context, body io.Reader, told func()) error {
+	if s.out == nil && s.fill == nil {
+		switch err := s.takeHead(body); {
+		case err == io.EOF:
+			return nil // it is too short to decide yet
+		case err != nil:
+			return err
+		}
+		if err := s.decide(ctx); err != nil {
+			return err
+		}
+	}
+	told()
+	if s.out != nil {
+		return s.takePacked(body, told)
+	}
+	return s.takePlain(ctx, body, told)
+}
+
+// takeHead receives what tells the format. io.EOF: there is no more.
+func (s *session) takeHead(body io.Reader) error {
+	p := make([]byte, image.DetectSize-len(s.head))
+	n, err := io.ReadFull(body, p)
+	s.head = append(s.head, p[:n]...)
+	if cut := s.count(p[:n]); cut != nil {
+		return cut
+	}
+	if err == io.ErrUnexpectedEOF {
+		err = io.EOF
+	}
+	return err
+}
+
+// count notes data that has come. It fails if that is more than was announced.
+func (s *session) count(p []byte) error {
+	s.sums.add(p)
+	s.offset += int64(len(p))
+	if s.length >= 0 && s.offset > s.length {
+		return wrong("more data has come than the %d bytes that were announced", s.length)
+	}
+	s.volume.Progress(s.offset, max(s.length, 0))
+	return nil
+}
+
+// decide recognises the data by its beginning.
+func (s *session) decide(ctx context.Context) error {
+	head := s.head
+	s.head = nil
+	if p := packingOf(head); p != nil {
+		s.base.Packed = true
+		if err := s.base.save(s.dir); err != nil {
+			return err
+		}
+		s.out = startUnpacking(s, p)
+		return s.out.give(head)
+	}
+	format, err := image.Detect(s.name, head)
+	if err != nil {
+		return err
+	}
+	if err := s.begin(format, s.length); err != nil {
+		return err
+	}
+	return s.put(ctx, head)
+}
+
+// begin opens the file for content of that format and length, -1 if it is unknown.
+func (s *session) begin(format image.Format, length int64) error {
+	if format == image.FormatRaw && length > 0 {
+		if length%disk.SectorSize != 0 {
+			return refuse("is a raw disk of %d bytes, which is no multiple of %d; fetch it again",
+				length, disk.SectorSize)
+		}
+		if err := s.fits(length, false); err != nil {
+			return err
+		}
+	}
+	if err := s.open(0); err != nil {
+		return err
+	}
+	s.format = format
+	return s.fill.Expect(length)
+}
+
+// put appends a piece of content.
+func (s *session) put(ctx context.Context, p []byte) error {
+	for len(p) > 0 {
+		buf, err := s.fill.Next(ctx)
+		if err != nil {
+			return err
+		}
+		n := copy(buf, p)
+		s.fill.Put(buf[:n])
+		p = p[n:]
+	}
+	return nil
+}
+
+func (s *session) takePlain(ctx context.Context, body io.Reader, told func()) error {
+	for {
+		buf, err := s.fill.Next(ctx)
+		if err != nil {
+			return err
+		}
+		n, end := io.ReadFull(body, buf)
+		err = s.count(buf[:n])
+		s.fill.Put(buf[:n])
+		if err != nil {
+			return err
+		}
+		if err := s.grown(s.length); err != nil {
+			return err
+		}
+		switch {
+		case end == io.EOF || end == io.ErrUnexpectedEOF:
+			return nil
+		case end != nil:
+			return end
+		}
+		if s.flush.due(s.fill) {
+			if err := s.checkpoint(); err != nil {
+				return err
+			}
+		}
+		told()
+	}
+}
+
+func (s *session) takePacked(body io.Reader, told func()) error {
+	for {
+		p := s.out.piece()
+		n, end := io.ReadFull(body, p)
+		if err := s.count(p[:n]); err != nil {
+			return err
+		}
+		if err := s.out.give(p[:n]); err != nil {
+			return err
+		}
+		switch {
+		case end == io.EOF || end == io.ErrUnexpectedEOF:
+			return nil
+		case end != nil:
+			return end
+		}
+		told()
+	}
+}
+
+// grown checks what has come of the content so far. length is that of all of it, or -1.
+func (s *session) grown(length int64) error {
+	size := s.fill.Size()
+	if s.format == image.FormatRaw {
+		return s.fits(size, length < 0)
+	}
+	if !s.checked && size >= image.HeadSize {
+		return s.checkHead(length)
+	}
+	return nil
+}
+
+// checkHead checks the header of a qcow2 image.
+func (s *session) checkHead(length int64) error {
+	if err := s.fill.Drain(); err != nil {
+		return err
+	}
+	head := make([]byte, min(s.fill.Size(), image.HeadSize))
+	if _, err := s.fill.File().ReadAt(head, 0); err != nil {
+		return err
+	}
+	h, err := image.CheckHead(s.name, head, length, image.Options{})
+	if err != nil {
+		return err
+	}
+	s.checked = true
+	return s.fits(h.VirtualSize, false)
+}
+
+// reserveStep is how far ahead of data of unknown size the volume's size is reserved: bytes.
+const reserveStep = 1 << 30
+
+// fits checks whether the volume can hold a disk of that size, of which there is perhaps more.
+func (s *session) fits(size int64, more bool) error {
+	if limit := s.volume.Size(); limit > 0 {
+		if size > limit {
+			return tooLarge("the disk has %d bytes or more, and the volume %q has %d", size, s.name,
+				limit)
+		}
+		return nil
+	}
+	if size <= s.granted {
+		return nil
+	}
+	if size > image.DefaultMaxVirtualSize {
+		return tooLarge("the disk has %d bytes or more, and %d are the limit", size,
+			int64(image.DefaultMaxVirtualSize))
+	}
+	if err := s.volume.Reserve(size); err != nil {
+		return err
+	}
+	s.granted = size
+	if more && s.volume.Reserve(size+reserveStep) == nil {
+		s.granted = size + reserveStep
+	}
+	return nil
+}
+
+// checkpoint makes what has come durable, beside what is received next.
+func (s *session) checkpoint() error {
+	if !s.base.Resumable || s.out != nil {
+		return s.flush.start(s.fill, func() error { return nil })
+	}
+	next, err := s.snapshot()
+	if err != nil {
+		return err
+	}
+	return s.flush.start(s.fill, func() error { return s.keep(next) })
+}
+
+// snapshot returns the record of what has come. The data is in the file, but not durable yet.
+func (s *session) snapshot() (record, error) {
+	if s.fill != nil {
+		if err := s.fill.Drain(); err != nil {
+			return record{}, err
+		}
+	}
+	next := s.base
+	next.Touched, next.Length, next.Offset = time.Now(), s.length, s.offset
+	next.Format, next.Head, next.Placed = s.format, s.head, s.placed
+	var err error
+	next.Sums, err = s.sums.save()
+	return next, err
+}
+
+// keep makes a record the one that a restart finds. Its data is durable.
+func (s *session) keep(next record) error {
+	err := next.save(s.dir)
+	if err == nil {
+		s.durable.Store(next.Offset)
+	}
+	return err
+}
+
+// pause keeps what has come for a later request, and closes the file of plain data.
+func (s *session) pause() error {
+	if s.out != nil {
+		err := s.out.settle()
+		s.durable.Store(s.offset)
+		return err
+	}
+	next, err := s.snapshot()
+	err = errors.Join(err, s.flush.wait())
+	if s.fill != nil {
+		if err == nil {
+			err = s.fill.Sync()
+		}
+		err = errors.Join(err, s.fill.Close())
+	}
+	if err != nil {
+		return err
+	}
+	return s.keep(next)
+}
+
+// finish makes the volume of what has come, and serves it.
+func (s *session) finish(ctx context.Context) error {
+	if s.length >= 0 && s.offset != s.length {
+		return wrong("%d bytes have come, and %d were announced", s.offset, s.length)
+	}
+	if s.out == nil && s.fill == nil {
+		if err := s.decide(ctx); err != nil {
+			return err
+		}
+	}
+	if s.out != nil {
+		if err := s.out.finish(); err != nil {
+			return err
+		}
+	}
+	if err := s.flush.wait(); err != nil {
+		return err
+	}
+	if s.format == image.FormatRaw {
+		return s.finishRaw(ctx)
+	}
+	return s.finishQcow2(ctx)
+}
+
+func (s *session) finishRaw(ctx context.Context) error {
+	size := s.fill.Size()
+	if err := s.fits(size, false); err != nil {
+		return err
+	}
+	if err := s.fill.Drain(); err != nil {
+		return err
+	}
+	if err := image.CheckRaw(s.name, s.fill.File(), size); err != nil {
+		return err
+	}
+	size = max(size, s.volume.Size())
+	if err := s.fill.Finish(size); err != nil {
+		return err
+	}
+	return s.place(ctx, diskName, "")
+}
+
+func (s *session) finishQcow2(ctx context.Context) error {
+	if err := s.fill.Finish(s.fill.Size()); err != nil {
+		return err
+	}
+	size, err := image.CheckAlone(ctx, s.name, s.fill.File(), image.Options{})
+	if err != nil {
+		return err
+	}
+	if err := s.fits(size, false); err != nil {
+		return err
+	}
+	return s.place(ctx, qcow2Name, qcow2Name)
+}
+
+// place gives the file its final name, and has the volume served. The record says so first: whoever
+// finds it knows whose file that is.
+func (s *session) place(ctx context.Context, name, image string) error {
+	s.placed = true
+	next, err := s.snapshot()
+	if err == nil {
+		err = s.keep(next)
+	}
+	if err == nil {
+		err = s.fill.Close()
+	}
+	if err != nil {
+		return err
+	}
+	err = os.Rename(filepath.Join(s.dir, dataName), filepath.Join(s.dir, name))
+	if err == nil {
+		err = syncDir(s.dir)
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.volume.Complete(ctx, image); err != nil {
+		return err
+	}
+	// The volume is served: only the record is left over, and nobody reads it.
+	if err := os.Remove(filepath.Join(s.dir, recordName)); err != nil {
+		return fmt.Errorf("the volume is served, but %w", err)
+	}
+	return nil
+}
+
+// discard ends the upload and removes what has come.
+func (s *session) discard() error {
+	s.free()
+	return clearFiles(s.dir, s.placed)
+}
+
+// free ends the upload in this process. Its files remain.
+func (s *session) free() {
+	if s.out != nil {
+		s.out.abandon()
+	}
+	_ = s.flush.wait()
+	if s.fill != nil {
+		_ = s.fill.Close() // nobody needs what is in it
+	}
+}

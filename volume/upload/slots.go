@@ -1,0 +1,259 @@
+package upload
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// slots see to it that each volume has one upload at a time, and each upload one request. Safe for
+// any number of goroutines.
+type slots struct {
+	mu     sync.Mutex
+	closed bool             // guarded by mu
+	all    map[string]*slot // guarded by mu; by the volume's name
+	clock  uint64           // guarded by mu; counts pauses
+	work   sync.WaitGroup   // requests
+}
+
+// slot is the place of one volume.
+type slot struct {
+	// guarded by slots.mu
+	running *transfer // nil: no request is under way
+	paused  *session  // what waits in memory: packed data, or nil
+	since   uint64    // when it was paused
+	done    string    // the last upload that was completed, for a client that has not heard of it
+	doneAt  time.Time // when that was
+	length  int64     // of it
+}
+
+// transfer is a request that has the slot of a volume.
+type transfer struct {
+	name  string
+	id    string // "": of an upload that cannot be resumed, or that is not known yet
+	began time.Time
+
+	received, total atomic.Int64
+	ended           chan struct{}
+
+	mu      sync.Mutex
+	cut     bool                     // guarded by mu; no more is to be received
+	over    bool                     // guarded by mu; the connection is another request's by now
+	control *http.ResponseController // nil: nothing is received
+}
+
+// take gives the slot of a volume to a request. An earlier request of the same upload is ended: its
+// client has given it up, or would not send another one. For a request of another upload, or of
+// none, ok is false while the slot is taken: then it returns who has it.
+func (s *slots) take(ctx context.Context, t *transfer, id string) (other *transfer, ok bool) {
+	for {
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			return nil, false
+		}
+		one := s.all[t.name]
+		if one == nil {
+			one = &slot{}
+			s.all[t.name] = one
+		}
+		other = one.running
+		if other == nil {
+			one.running = t
+			s.work.Add(1)
+			s.mu.Unlock()
+			return nil, true
+		}
+		mine := id != "" && other.id == id
+		s.mu.Unlock()
+		if !mine {
+			return other, false
+		}
+		other.interrupt()
+		select {
+		case <-other.ended:
+		case <-ctx.Done():
+			return other, false
+		}
+	}
+}
+
+// name tells which upload a request belongs to, once that is known.
+func (s *slots) name(t *transfer, id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.id = id
+}
+
+// release ends the turn of a request. pause is an upload that waits for its next one, or nil.
+func (s *slots) release(t *transfer, pause *session) {
+	defer s.work.Done()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one := s.all[t.name]
+	one.running = nil
+	if pause != nil {
+		s.clock++
+		one.paused, one.since = pause, s.clock
+	}
+	s.tidyLocked(t.name, one)
+	close(t.ended)
+}
+
+// pausedOf takes the upload out of the slot that a request has.
+func (s *slots) pausedOf(t *transfer) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one := s.all[t.name]
+	paused := one.paused
+	one.paused = nil
+	return paused
+}
+
+// maxDone is how long it is remembered that an upload was completed.
+const maxDone = time.Hour
+
+// complete notes that an upload was completed, and forgets others.
+func (s *slots) complete(t *transfer, id string, length int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, one := range s.all {
+		if one.done != "" && time.Since(one.doneAt) > maxDone {
+			one.done = ""
+			s.tidyLocked(name, one)
+		}
+	}
+	one := s.all[t.name]
+	one.done, one.doneAt, one.length = id, time.Now(), length
+}
+
+// completed reports whether an upload was completed, and how long it was.
+func (s *slots) completed(name, id string) (length int64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one := s.all[name]
+	if one == nil || one.done != id {
+		return 0, false
+	}
+	return one.length, true
+}
+
+// tidyLocked forgets a slot with nothing in it.
+func (s *slots) tidyLocked(name string, one *slot) {
+	if one.running == nil && one.paused == nil && one.done == "" {
+		delete(s.all, name)
+	}
+}
+
+// maxPaused is how many uploads of packed data may wait in memory for their next request.
+const maxPaused = 8
+
+// crowded returns the name of the volume whose upload waits longest, if too many do.
+func (s *slots) crowded() (name string, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var oldest *slot
+	n := 0
+	for at, one := range s.all {
+		if one.paused == nil || one.running != nil {
+			continue
+		}
+		n++
+		if oldest == nil || one.since < oldest.since {
+			oldest, name = one, at
+		}
+	}
+	return name, n > maxPaused
+}
+
+// close interrupts all requests, and waits for them. Later ones get no slot.
+func (s *slots) close() (paused []*session) {
+	s.mu.Lock()
+	s.closed = true
+	for _, one := range s.all {
+		if one.running != nil {
+			one.running.interrupt()
+		}
+	}
+	s.mu.Unlock()
+	s.work.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.all {
+		if one.paused != nil {
+			paused = append(paused, one.paused)
+		}
+	}
+	s.all = map[string]*slot{}
+	return paused
+}
+
+// running returns what is being received, by the names of the volumes.
+func (s *slots) running() []*transfer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*transfer
+	for _, one := range s.all {
+		if one.running != nil {
+			all = append(all, one.running)
+		}
+	}
+	slices.SortFunc(all, func(a, b *transfer) int { return strings.Compare(a.name, b.name) })
+	return all
+}
+
+// interrupt cuts the data of the request off.
+func (t *transfer) interrupt() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cut = true
+	if !t.over && t.control != nil {
+		_ = t.control.SetReadDeadline(time.Now()) // what cannot do that ends with its connection
+	}
+}
+
+// listen gives the client its time to send something. It fails after interrupt.
+func (t *transfer) listen() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.cut {
+		return errCut
+	}
+	_ = t.control.SetReadDeadline(time.Now().Add(silence))
+	return nil
+}
+
+// close is called when nothing is received any more.
+func (t *transfer) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.over = true
+	if t.control != nil {
+		_ = t.control.SetReadDeadline(time.Time{})
+	}
+}
+
+// silence is how long a client may send nothing while it is listened to.
+const silence = time.Minute
+
+// body is the content of a request. Its error is errCut if it ends before it is complete.
+type body struct {
+	io.Reader
+	of *transfer
+}
+
+func (b body) Read(p []byte) (int, error) {
+	if err := b.of.listen(); err != nil {
+		return 0, err
+	}
+	n, err := b.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		err = errCut
+	}
+	return n, err
+}

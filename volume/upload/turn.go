@@ -1,0 +1,229 @@
+package upload
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// turn is a request that has the slot and the volume.
+type turn struct {
+	*transfer
+	volume Volume
+	made   bool        // the volume was made for it
+	paused *session    // what waits in the slot, or will
+	stop   func() bool // of watching whether the upload must end
+}
+
+// begin gets the slot of a volume and claims the volume. end must follow. id is that of the upload;
+// "" for a new one.
+func (h *Handler) begin(w http.ResponseWriter, r *http.Request, name, id string) (*turn, error) {
+	t := &transfer{name: name, id: id, began: time.Now(), ended: make(chan struct{})}
+	if r.Method == http.MethodPut || r.Method == http.MethodPatch {
+		t.control = http.NewResponseController(w)
+	}
+	t.total.Store(-1)
+	other, ok := h.slots.take(r.Context(), t, id)
+	switch {
+	case other != nil:
+		return nil, refusal(http.StatusConflict, "another upload to the volume %q is under way, "+
+			"with %d bytes so far: wait until it has ended", name, other.received.Load())
+	case !ok:
+		return nil, refusal(http.StatusServiceUnavailable,
+			"the server is stopping: try again later")
+	}
+	paused := h.slots.pausedOf(t)
+	v, made, err := h.opt.Volumes.Fill(r.Context(), name, id == "")
+	if err != nil {
+		h.slots.release(t, paused)
+		return nil, err
+	}
+	return &turn{transfer: t, volume: v, made: made, paused: paused,
+		stop: context.AfterFunc(v.Context(), t.interrupt)}, nil
+}
+
+// end gives back what begin has got.
+func (h *Handler) end(t *turn) {
+	t.stop()
+	t.close()
+	t.volume.Release()
+	h.slots.release(t.transfer, t.paused)
+	h.thin()
+}
+
+// thin gives uploads up that wait in memory, if there are too many.
+func (h *Handler) thin() {
+	for {
+		name, ok := h.slots.crowded()
+		if !ok {
+			return
+		}
+		t := &transfer{name: name, ended: make(chan struct{})}
+		if _, ok := h.slots.take(context.Background(), t, ""); !ok {
+			return
+		}
+		if s := h.slots.pausedOf(t); s != nil {
+			s.free()
+			h.log.Info("an interrupted upload of compressed data is given up, because others "+
+				"wait, too", zap.String("volume", name), zap.Int64("bytes", s.offset))
+		}
+		h.slots.release(t, nil)
+	}
+}
+
+// waiting returns the upload that waits for its next request: its record, and the session where
+// that is in memory. fs.ErrNotExist: there is none.
+func (h *Handler) waiting(t *turn) (record, error) {
+	rec, err := loadRecord(t.volume.Dir())
+	if t.paused != nil && (err != nil || rec.ID != t.paused.base.ID) {
+		t.paused.free() // its volume was deleted meanwhile
+		t.paused = nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		h.log.Warn("the record of an upload is damaged: the upload is given up",
+			zap.String("volume", t.name), zap.Error(err))
+	}
+	return rec, err
+}
+
+// vacant makes room for a new upload. One that can be resumed stands in its way.
+func (h *Handler) vacant(w http.ResponseWriter, r *http.Request, t *turn) error {
+	rec, err := h.waiting(t)
+	switch {
+	case t.paused != nil:
+		return h.inTheWay(w, r, rec.ID, t.paused.offset)
+	case err == nil && rec.goesOn():
+		return h.inTheWay(w, r, rec.ID, rec.Offset)
+	}
+	t.made = t.made || rec.Made
+	if err := clearFiles(t.volume.Dir(), rec.Placed); err != nil {
+		return err
+	}
+	disk := filepath.Join(t.volume.Dir(), diskName)
+	if _, err := os.Lstat(disk); !errors.Is(err, fs.ErrNotExist) {
+		return refusal(http.StatusConflict, "the volume %q awaits data, but there is the file %q "+
+			"already, which no upload has made: move it away", t.name, disk)
+	}
+	return nil
+}
+
+func (h *Handler) inTheWay(w http.ResponseWriter, r *http.Request, id string, offset int64) error {
+	at := r.URL.Path + "/" + id
+	w.Header().Set("Location", at)
+	return refusal(http.StatusConflict, "an upload was interrupted when %d bytes had come: it can "+
+		"go on at %s, as \"kubevirt-disk upload\" does, or be given up by DELETE of that address",
+		offset, at)
+}
+
+// resume finds an upload that was begun. end must follow if there is no error.
+func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string) (
+	*turn, *session, error) {
+	t, err := h.begin(w, r, name, id)
+	if err != nil {
+		if length, ok := h.slots.completed(name, id); ok {
+			w.Header().Set(fieldLength, strconv.FormatInt(length, 10))
+			return nil, nil, errComplete
+		}
+		return nil, nil, err
+	}
+	s, err := h.find(r.Context(), t, id)
+	if err != nil {
+		h.end(t)
+		return nil, nil, err
+	}
+	return t, s, nil
+}
+
+// find returns the upload with that identifier.
+func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error) {
+	gone := refusal(http.StatusNotFound, "there is no such upload to the volume %q: begin it again",
+		t.name)
+	rec, err := h.waiting(t)
+	if err != nil || rec.ID != id {
+		return nil, gone
+	}
+	t.made = rec.Made
+	s := t.paused
+	t.paused = nil
+	switch {
+	case s != nil:
+		s.volume = t.volume
+		return s, nil
+	case rec.goesOn():
+		if s, err = restore(t.name, t.volume, rec); err == nil {
+			return s, nil
+		}
+		h.log.Warn("an upload cannot go on", zap.String("volume", t.name), zap.Error(err))
+	}
+	if s == nil {
+		s = &session{name: t.name, dir: t.volume.Dir(), base: rec, placed: rec.Placed}
+	}
+	return nil, h.give(ctx, t, s, gone)
+}
+
+// Recover clears what uploads have left that the end of an earlier process cut off, and that cannot
+// go on. names are the volumes that await content. It is called before requests come.
+func (h *Handler) Recover(ctx context.Context, names []string) error {
+	var all []error
+	for _, name := range names {
+		v, _, err := h.opt.Volumes.Fill(ctx, name, false)
+		if err != nil {
+			all = append(all, err)
+			continue
+		}
+		t := &turn{transfer: &transfer{name: name}, volume: v}
+		rec, err := h.waiting(t)
+		if err != nil || !rec.goesOn() {
+			s := &session{name: name, dir: v.Dir(), base: rec, placed: rec.Placed}
+			if err := h.give(ctx, t, s, nil); err != nil {
+				all = append(all, err)
+			}
+		}
+		t.volume.Release()
+	}
+	return errors.Join(all...)
+}
+
+// pause keeps an upload for its next request.
+func (h *Handler) pause(t *turn, s *session) error {
+	if err := s.pause(); err != nil {
+		return err
+	}
+	if s.out != nil {
+		t.paused = s
+	}
+	return nil
+}
+
+// give ends an upload, and leaves the volume as it was: empty, or not there. It returns err, and
+// what went wrong in doing so.
+func (h *Handler) give(ctx context.Context, t *turn, s *session, err error) error {
+	if clearErr := s.discard(); clearErr != nil {
+		h.log.Error("what has come of an upload cannot be removed", zap.String("volume", t.name),
+			zap.Error(clearErr))
+		return errors.Join(err, clearErr)
+	}
+	if t.made || s.base.Made {
+		return h.unmake(ctx, t, err)
+	}
+	return err
+}
+
+// unmake deletes a volume that was made for an upload. It returns err, and what went wrong.
+func (h *Handler) unmake(ctx context.Context, t *turn, err error) error {
+	t.volume.Release()
+	t.volume = releasedVolume{t.volume}
+	return errors.Join(err, h.opt.Volumes.Delete(context.WithoutCancel(ctx), t.name))
+}
+
+// releasedVolume is a volume whose claim was given back.
+type releasedVolume struct{ Volume }
+
+func (releasedVolume) Release() {}

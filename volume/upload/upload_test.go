@@ -1,0 +1,271 @@
+package upload
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// fakeVolumes are volumes in directories, without disks.
+type fakeVolumes struct {
+	dir   string
+	limit int64 // of all volumes together; 0: none
+
+	mu  sync.Mutex
+	all map[string]*fakeVolume // guarded by mu
+}
+
+type fakeVolume struct {
+	of      *fakeVolumes
+	name    string
+	size    int64
+	ready   bool
+	image   string
+	filling bool
+	fails   error // of Complete
+	ctx     context.Context
+	cancel  context.CancelFunc
+}
+
+func (f *fakeVolumes) add(t *testing.T, name string, size int64) *fakeVolume {
+	t.Helper()
+	v := &fakeVolume{of: f, name: name, size: size}
+	require.NoError(t, os.MkdirAll(v.Dir(), 0o700))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.all[name] = v
+	return v
+}
+
+func (f *fakeVolumes) Fill(_ context.Context, name string, make bool) (Volume, bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.all[name]
+	made := v == nil && make
+	switch {
+	case made:
+		v = &fakeVolume{of: f, name: name}
+		if err := os.MkdirAll(v.Dir(), 0o700); err != nil {
+			return nil, false, err
+		}
+		f.all[name] = v
+	case v == nil:
+		return nil, false, api.Errorf(api.CodeNotFound, "there is no volume %q", name)
+	case v.ready:
+		return nil, false, api.Errorf(api.CodeHasData, "the volume %q has its data", name)
+	case v.filling:
+		return nil, false, api.Errorf(api.CodeBusy, "the volume %q is being filled", name)
+	}
+	v.filling = true
+	v.ctx, v.cancel = context.WithCancel(context.Background())
+	return v, made, nil
+}
+
+func (f *fakeVolumes) Delete(_ context.Context, name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.all[name]
+	if v == nil {
+		return nil
+	}
+	if v.filling {
+		return errors.New("it is being filled")
+	}
+	delete(f.all, name)
+	return os.RemoveAll(v.Dir())
+}
+
+func (v *fakeVolume) Dir() string              { return filepath.Join(v.of.dir, v.name) }
+func (v *fakeVolume) Context() context.Context { return v.ctx }
+func (v *fakeVolume) Size() int64              { return v.size }
+func (v *fakeVolume) Progress(_, _ int64)      {}
+
+func (v *fakeVolume) Reserve(size int64) error {
+	if v.of.limit > 0 && size > v.of.limit {
+		return api.Errorf(api.CodeLimit, "a volume of %d bytes is too large", size)
+	}
+	return nil
+}
+
+func (v *fakeVolume) Complete(_ context.Context, image string) error {
+	if v.fails != nil {
+		return v.fails
+	}
+	v.of.mu.Lock()
+	defer v.of.mu.Unlock()
+	v.ready, v.image = true, image
+	return nil
+}
+
+func (v *fakeVolume) Release() {
+	v.of.mu.Lock()
+	defer v.of.mu.Unlock()
+	v.filling = false
+}
+
+// server is a Handler behind a server of HTTP.
+type server struct {
+	*httptest.Server
+	handler *Handler
+	volumes *fakeVolumes
+}
+
+func newServer(t *testing.T) *server {
+	t.Helper()
+	return serve(t, &fakeVolumes{dir: t.TempDir(), all: map[string]*fakeVolume{}})
+}
+
+// serve makes a server of volumes that may have been there before.
+func serve(t *testing.T, volumes *fakeVolumes) *server {
+	t.Helper()
+	s := &server{volumes: volumes}
+	s.handler = New(Options{
+		Volumes: volumes,
+		Done: func(w http.ResponseWriter, _ *http.Request, name string) {
+			w.WriteHeader(http.StatusCreated)
+			fmt.Fprintln(w, name, "is ready")
+		},
+		Refuse: func(w http.ResponseWriter, _ *http.Request, err error) {
+			status := http.StatusInternalServerError
+			if refused := new(api.Error); errors.As(err, &refused) {
+				status = refused.HTTPStatus()
+			}
+			w.WriteHeader(status)
+			fmt.Fprintln(w, err)
+		},
+	})
+	mux := http.NewServeMux()
+	mux.Handle("/volume/{name}/data", s.handler)
+	mux.Handle("/volume/{name}/data/{upload}", s.handler)
+	s.Server = httptest.NewServer(mux)
+	t.Cleanup(s.end)
+	return s
+}
+
+func (s *server) end() {
+	s.handler.Close()
+	s.Close()
+}
+
+// answer is what came back of a request.
+type answer struct {
+	status int
+	header http.Header
+	text   string
+}
+
+// ask sends a request. headers are pairs.
+func (s *server) ask(t *testing.T, method, path string, body io.Reader, headers ...string) answer {
+	t.Helper()
+	a, err := s.try(t, method, path, body, headers...)
+	require.NoError(t, err)
+	return a
+}
+
+func (s *server) try(t *testing.T, method, path string, body io.Reader, headers ...string) (
+	answer, error) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, body)
+	require.NoError(t, err)
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	back, err := http.DefaultTransport.RoundTrip(r)
+	if err != nil {
+		return answer{}, err
+	}
+	defer back.Body.Close()
+	text, err := io.ReadAll(back.Body)
+	require.NoError(t, err)
+	return answer{back.StatusCode, back.Header, string(text)}, nil
+}
+
+// put uploads data at once, as curl does.
+func (s *server) put(t *testing.T, name string, data []byte, headers ...string) answer {
+	t.Helper()
+	return s.ask(t, http.MethodPut, "/volume/"+name+"/data", bytes.NewReader(data), headers...)
+}
+
+// disk returns the content of a volume that is ready.
+func (s *server) disk(t *testing.T, name string) []byte {
+	t.Helper()
+	s.volumes.mu.Lock()
+	v := s.volumes.all[name]
+	s.volumes.mu.Unlock()
+	require.NotNil(t, v)
+	require.True(t, v.ready, "the volume is not ready")
+	file := diskName
+	if v.image != "" {
+		file = v.image
+	}
+	content, err := os.ReadFile(filepath.Join(v.Dir(), file))
+	require.NoError(t, err)
+	require.Equal(t, []string{file}, s.files(t, name))
+	return content
+}
+
+// files are those in the directory of a volume.
+func (s *server) files(t *testing.T, name string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(s.volumes.dir, name))
+	require.NoError(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// requireEmpty checks that a volume awaits content and that no upload has left anything.
+func (s *server) requireEmpty(t *testing.T, name string) {
+	t.Helper()
+	s.volumes.mu.Lock()
+	v := s.volumes.all[name]
+	s.volumes.mu.Unlock()
+	require.NotNil(t, v, "the volume is gone")
+	require.False(t, v.ready)
+	require.Empty(t, s.files(t, name))
+}
+
+// requireNone checks that there is no volume of that name.
+func (s *server) requireNone(t *testing.T, name string) {
+	t.Helper()
+	s.volumes.mu.Lock()
+	defer s.volumes.mu.Unlock()
+	require.Nil(t, s.volumes.all[name])
+	require.NoDirExists(t, filepath.Join(s.volumes.dir, name))
+}
+
+// rawDisk makes a disk with a boot sector, data and zeros.
+func rawDisk(size int) []byte {
+	p := make([]byte, size)
+	random := rand.NewChaCha8([32]byte{1})
+	for off := 0; off < size; off += 3 << 20 {
+		_, _ = random.Read(p[off:min(off+1<<20, size)])
+	}
+	copy(p, "\xeb\x63\x90")
+	copy(p[510:], "\x55\xaa")
+	return p
+}
+
+// requireSays checks an answer and its text.
+func requireSays(t *testing.T, a answer, status int, parts ...string) {
+	t.Helper()
+	require.Equal(t, status, a.status, a.text)
+	for _, part := range parts {
+		require.True(t, strings.Contains(a.text, part), "%q does not say %q", a.text, part)
+	}
+}
