@@ -44,6 +44,7 @@ var packageOf = map[string]string{
 	"debugfs": "e2fsprogs", "docker-registry": "docker-registry", "losetup": "mount",
 	"ip": "iproute2", "chromium": "chromium",
 	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user", "curl": "curl",
+	"xz": "xz-utils", "zstd": "zstd", "gzip": "gzip",
 }
 
 // qemuISCSI stands for QEMU's iSCSI driver, which is a separate module in Debian.

@@ -74,6 +74,10 @@ func TestKubernetesExamplesRun(t *testing.T) {
 	for name, pod := range all.pods {
 		t.Run(name, func(t *testing.T) {
 			n := namespace(t)
+			image := image
+			if name == "upload" {
+				image = baseImage
+			}
 			c, places := runPod(t, e, image, n, pod, all.secrets)
 			page := func(port int32, path string) int {
 				answer, err := http.Get(fmt.Sprintf("http://%s:%d%s", n.host, port, path))
@@ -103,6 +107,11 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				page(ports["metrics"], pod.Annotations["prometheus.io/path"]))
 
 			secret := all.secrets["my-fedora-chap"].StringData
+			if name == "upload" {
+				uploadInto(t, n, places["data"], secret)
+				require.Zero(t, c.stop(t))
+				return
+			}
 			if vm := pod.Spec.Containers[0]; vm.Name == "vm" {
 				// QEMU's own tool opens the disk with the VM's arguments, in the pod's network.
 				args := []string{"netns", "exec", filepath.Base(n.path), "qemu-io"}
@@ -140,6 +149,32 @@ func TestKubernetesExamplesRun(t *testing.T) {
 			require.Zero(t, c.stop(t))
 		})
 	}
+}
+
+// uploadInto uploads a disk as the example says, where its port forwarding ends. The disk is on the
+// claim then, and the VM can log in.
+func uploadInto(t *testing.T, n network, claim string, secret map[string]string) {
+	t.Helper()
+	requireTools(t, "curl")
+	manifest, err := os.ReadFile("../examples/kubernetes/upload.yaml")
+	require.NoError(t, err)
+	command := regexp.MustCompile(`curl -T fedora\.qcow2 (http\S+)`).FindSubmatch(manifest)
+	require.NotNil(t, command)
+	raw, content := makeUpload(t, 8<<20)
+	image := filepath.Join(filepath.Dir(raw), "disk.qcow2")
+	makeQcow2(t, raw, image, "", true)
+	out := ok(t, "ip", "netns", "exec", filepath.Base(n.path), "curl", "-sS", "-T", image,
+		string(command[1]))
+	lun := regexp.MustCompile(`lun: (\d+)`).FindStringSubmatch(out)
+	require.NotNil(t, lun, out)
+	url := fmt.Sprintf("iscsi://%s%%%s@%s:3260/iqn.2017-01.io.kubevirt:wrapper/%s",
+		secret["node.session.auth.username"], secret["node.session.auth.password"], n.host, lun[1])
+	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, url)
+	disk := filepath.Join(claim, "disk.img")
+	require.Eventually(t, func() bool {
+		got, err := os.ReadFile(disk)
+		return err == nil && bytes.Equal(content, got)
+	}, clientTimeout, clientTimeout/1000)
 }
 
 // migrate hands the disk of a pod over from one initiator to another, with the commands of the

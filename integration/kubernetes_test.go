@@ -131,7 +131,8 @@ func diskContainer(t *testing.T, pod *corev1.PodTemplateSpec) *corev1.Container 
 // restricted pod security standard, and that every reference has a target.
 func TestKubernetesExamples(t *testing.T) {
 	all := readKubernetesExamples(t)
-	require.ElementsMatch(t, []string{"vm-env", "vm-files", "my-fedora-disk"}, keys(all.pods))
+	require.ElementsMatch(t, []string{"vm-env", "vm-files", "my-fedora-disk", "upload"},
+		keys(all.pods))
 	for name, pod := range all.pods {
 		t.Run(name, func(t *testing.T) {
 			require.Empty(t, restrictedViolations(&pod.Spec))

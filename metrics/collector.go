@@ -59,6 +59,9 @@ var (
 		"Chunks that could not be stored in the cache.")
 	descVolumes      = desc("volumes", "Volumes that were made on demand.", "state")
 	descVolumesBytes = desc("volumes_bytes", "Bytes of all volumes that were made on demand.")
+	descUploads      = desc("uploads", "Uploads into volumes that are under way.")
+	descUploadBytes  = desc("upload_bytes_total", "Bytes that uploads have received.")
+	descUploaded     = desc("uploads_ended_total", "Uploads that have ended, by result.", "result")
 	descReady        = desc("ready", "Whether every LUN can be used.")
 )
 
@@ -72,7 +75,8 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		descRefused, descEnded,
 		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete,
 		descWaits, descUsed, descFree, descFetched, descChunks, descWrong, descDamaged,
-		descUnsaved, descTypeUsed, descTypeFree, descVolumes, descVolumesBytes, descReady,
+		descUnsaved, descTypeUsed, descTypeFree, descVolumes, descVolumesBytes, descUploads,
+		descUploadBytes, descUploaded, descReady,
 	} {
 		ch <- d
 	}
@@ -102,6 +106,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	counter(descPanics, c.m.panics.Load())
 
 	disks, fetched, volumes, ready := c.m.current()
+	if uploads := c.m.currentUploads(); uploads != nil {
+		u := uploads()
+		gauge(descUploads, float64(u.Active))
+		counter(descUploadBytes, u.Bytes)
+		counter(descUploaded, u.Completed, "completed")
+		counter(descUploaded, u.Failed, "failed")
+	}
 	if volumes != nil {
 		v := volumes()
 		for state, n := range v.States {

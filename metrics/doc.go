@@ -27,6 +27,9 @@
 //	kubevirt_disk_lun_free_bytes              lun image  left on the storage below
 //	kubevirt_disk_volumes{state}                 that were made on demand
 //	kubevirt_disk_volumes_bytes                  of all of them
+//	kubevirt_disk_uploads                        under way
+//	kubevirt_disk_upload_bytes_total             received
+//	kubevirt_disk_uploads_ended_total{result}    completed or failed
 //	kubevirt_disk_registry_fetched_bytes_total   of images, from registries
 //	kubevirt_disk_registry_fetched_chunks_total
 //	kubevirt_disk_registry_wrong_chunks_total    not served, and fetched again

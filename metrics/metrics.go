@@ -38,6 +38,7 @@ type Metrics struct {
 	fetched func() Fetched // guarded by mu; nil: nothing lies in registries
 	types   []UsageType    // guarded by mu
 	volumes func() Volumes // guarded by mu; nil: none can be made
+	uploads func() Uploads // guarded by mu; nil: none can come
 }
 
 var _ target.Observer = (*Metrics)(nil)
@@ -159,6 +160,26 @@ func (m *Metrics) SetVolumes(volumes func() Volumes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.volumes = volumes
+}
+
+// Uploads sum up the uploads into volumes, since the start. Where none can come, they have no
+// series.
+type Uploads struct {
+	Active                   int
+	Bytes, Completed, Failed uint64
+}
+
+// SetUploads sets the function that tells of uploads.
+func (m *Metrics) SetUploads(uploads func() Uploads) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.uploads = uploads
+}
+
+func (m *Metrics) currentUploads() func() Uploads {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.uploads
 }
 
 func (m *Metrics) current() ([]Disk, func() Fetched, func() Volumes, func() bool) {

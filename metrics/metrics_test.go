@@ -341,6 +341,9 @@ func full() *Metrics {
 	m.SetVolumes(func() Volumes {
 		return Volumes{States: map[string]int{"ready": 2, "failed": 1}, Bytes: 7}
 	})
+	m.SetUploads(func() Uploads {
+		return Uploads{Active: 1, Bytes: 9, Completed: 3, Failed: 2}
+	})
 	return m
 }
 
@@ -349,6 +352,15 @@ func TestVolumes(t *testing.T) {
 	requireValue(t, m, 2, "kubevirt_disk_volumes", map[string]string{"state": "ready"})
 	requireValue(t, m, 1, "kubevirt_disk_volumes", map[string]string{"state": "failed"})
 	requireValue(t, m, 7, "kubevirt_disk_volumes_bytes", nil)
+}
+
+func TestUploads(t *testing.T) {
+	m := full()
+	requireValue(t, m, 1, "kubevirt_disk_uploads", nil)
+	requireValue(t, m, 9, "kubevirt_disk_upload_bytes_total", nil)
+	ended := "kubevirt_disk_uploads_ended_total"
+	requireValue(t, m, 3, ended, map[string]string{"result": "completed"})
+	requireValue(t, m, 2, ended, map[string]string{"result": "failed"})
 }
 
 func TestFetched(t *testing.T) {

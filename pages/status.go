@@ -51,6 +51,15 @@ type VolumesStatus struct {
 	Bytes    int64          `json:"size_bytes"`
 	Max      int            `json:"max,omitempty"`       // how many there may be; 0: no limit
 	MaxBytes int64          `json:"max_bytes,omitempty"` // of all together; 0: no limit
+	Uploads  []UploadStatus `json:"uploads,omitempty"`   // under way, by the volumes' names
+}
+
+// UploadStatus is an upload that is under way.
+type UploadStatus struct {
+	Volume        string    `json:"volume"`
+	ReceivedBytes int64     `json:"received_bytes"`
+	TotalBytes    int64     `json:"total_bytes,omitempty"` // 0: nobody has said
+	StartedAt     time.Time `json:"started_at"`            // of its connection
 }
 
 // LUNStatus describes one LUN on the page.

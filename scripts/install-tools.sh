@@ -37,6 +37,8 @@ need podman has podman
 need runc has runc
 need docker-registry has docker-registry
 need iproute2 has ip
+need xz-utils has xz
+need zstd has zstd
 need strace has strace
 need chromium has chromium
 need gcc has gcc # for the race detector

@@ -160,7 +160,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.adaptCommand(),
 		a.xmlCommand(), a.healthcheckCommand(), a.provideCommand(),
-		a.pullCommand(), a.pushCommand(), a.handoverCommand(), a.sessionsCommand(), a.kickCommand(),
+		a.pullCommand(), a.pushCommand(), a.uploadCommand(), a.handoverCommand(),
+		a.sessionsCommand(), a.kickCommand(),
 		a.versionCommand())
 	a.versionFlag(root)
 	completeValues(root)

@@ -47,7 +47,7 @@ var (
 	directoryFlags = []string{keyDiskDir, keyWorkDir, keyPersistentDir}
 	fileFlags      = []string{
 		keyReadyFile, keyControlSocket, keyRegistryConfig, keyRegistryCA, keyPodAnnotations,
-		keyTo, keyImagePath, flagFile, flagOverlay,
+		keyTo, keyImagePath, flagFile, flagOverlay, "token-file", "ca", "cert", "key",
 	}
 )
 

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"sync"
 	"time"
 )
 
@@ -16,6 +17,7 @@ type reporter struct {
 
 	began     time.Time
 	lastShown int
+	lines     sync.Mutex // one line at a time
 }
 
 func newReporter(w io.Writer, terminal bool, name string) *reporter {
@@ -55,7 +57,19 @@ func (r *reporter) while(p progress, f func() error) error {
 // lineStep is the distance between two progress lines without a terminal, in percent.
 const lineStep = 10
 
+// line shows a line of text besides. It may be called while f runs.
+func (r *reporter) line(text string) {
+	r.lines.Lock()
+	defer r.lines.Unlock()
+	if r.terminal {
+		text = "\r" + text + "\x1b[K"
+	}
+	fmt.Fprintln(r.w, text)
+}
+
 func (r *reporter) show(p progress) {
+	r.lines.Lock()
+	defer r.lines.Unlock()
 	done, total := p.Done(), p.Total()
 	if total <= 0 {
 		return

@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/server"
 	"kubevirt.io/disk/volume/store"
+	"kubevirt.io/disk/volume/upload"
 )
 
 // Volumes say how volumes are made on demand. Listen is required.
@@ -46,6 +47,7 @@ const volumesName = ".volumes"
 type volumes struct {
 	manager  *volume.Manager
 	server   *server.Server
+	uploads  *upload.Handler
 	listener net.Listener
 	loading  atomic.Bool // all of them are being served
 	served   chan error  // gets the end of server.Serve; nil: it has not begun
@@ -73,14 +75,15 @@ func (d *Daemon) openVolumes(ctx context.Context) (err error) {
 		return fmt.Errorf("%w; name another directory with %v", err,
 			d.names.of(SettingVolumesDir))
 	}
+	uploads := d.newUploads(v, manager, log)
 	d.mu.Lock()
-	v.manager = manager
+	v.manager, v.uploads = manager, uploads
 	d.mu.Unlock()
 	d.metrics.SetVolumes(func() metrics.Volumes {
 		s := d.volumesStatus()
 		return metrics.Volumes{States: s.States, Bytes: s.Bytes}
 	})
-	v.server, err = server.New(server.Options{Volumes: manager,
+	v.server, err = server.New(server.Options{Volumes: manager, Uploads: v.uploads,
 		TargetName: d.opt.TargetName, Portal: d.portalFor, Access: opt.Access, Log: log})
 	if err == nil {
 		d.log.Info("volumes", zap.String("address", v.listener.Addr().String()),
@@ -103,7 +106,8 @@ func (d *Daemon) volumesStatus() *pages.VolumesStatus {
 	}
 	t := d.volumes.manager.Totals()
 	s := &pages.VolumesStatus{Address: d.volumes.listener.Addr().String(),
-		States: map[string]int{}, Bytes: t.Bytes, Max: t.Max, MaxBytes: t.MaxBytes}
+		States: map[string]int{}, Bytes: t.Bytes, Max: t.Max, MaxBytes: t.MaxBytes,
+		Uploads: uploadsStatus(d.volumes.uploads)}
 	for state, n := range t.States {
 		s.States[string(state)] = n
 	}
@@ -128,6 +132,9 @@ func (d *Daemon) serveVolumes(ctx context.Context) error {
 	d.volumes.loading.Store(true)
 	err := d.volumes.manager.Load(ctx)
 	d.volumes.loading.Store(false)
+	if err == nil {
+		d.recoverUploads(ctx)
+	}
 	d.measure()
 	return err
 }
@@ -150,6 +157,7 @@ func (d *Daemon) closeVolumes(ctx context.Context) (err error) {
 		return nil
 	}
 	if v.served != nil {
+		v.uploads.Close()
 		if err := v.server.Shutdown(ctx); err != nil {
 			d.log.Warn("requests for volumes were cut off", zap.Error(err))
 		}

@@ -71,6 +71,17 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// Answer answers a request with what there is to know about a volume.
+func (s *Server) Answer(w http.ResponseWriter, r *http.Request, status int, name string) {
+	v, err := s.opt.Volumes.Get(name)
+	if err != nil {
+		Refuse(w, r, err)
+		return
+	}
+	w.Header().Set("Location", "/volume/"+v.Record.Name)
+	write(w, r, status, s.answer(r, v))
+}
+
 func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	all := api.List{Volumes: []api.Volume{}}
 	for _, v := range s.opt.Volumes.List() {
@@ -106,6 +117,7 @@ func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 	if v.State != api.StateReady {
 		return a
 	}
+	a.Info.Upload = nil // it has all of it
 	a.AccessMode = v.Record.Spec.AccessMode
 	if v.Record.Place.Kind == store.PlaceClaim {
 		a.PVC = v.Record.Spec.PVC

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/client"
+)
+
+// envVolumesToken names the file of the token for the volumes of a server.
+const envVolumesToken = "VOLUMES_TOKEN_FILE"
+
+func (a *app) uploadCommand() *cobra.Command {
+	var opt client.Options
+	cmd := &cobra.Command{
+		Use:   "upload FILE URL",
+		Short: "Send a disk image to a volume of a running server",
+		Long: `Sends a disk image to a volume of a server that runs with --volumes-listen. URL is
+that of the volume, as https://HOST:8443/volume/NAME. If there is no such volume, it is made with
+the size of the disk. FILE is a raw disk or a qcow2 image, plain or in gzip, zstd or xz.
+
+If the connection breaks, the upload goes on where it was. If the command is interrupted, the same
+command goes on where it was. At the end the server compares a digest of everything. Standard output
+says how a virtual machine finds the disk.
+
+A token that the server asks for is read from a file, and never from the command line.`,
+		Args: usageArgs(cobra.ExactArgs(2)),
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&opt.TokenFile, "token-file", "",
+		"`file` with the token that the server asks for ["+envVolumesToken+"]")
+	flags.StringVar(&opt.CAFile, "ca", "",
+		"`file` with the certificates by which the server is known (default those of the system)")
+	flags.StringVar(&opt.CertFile, "cert", "", "`file` with the certificate of this client")
+	flags.StringVar(&opt.KeyFile, "key", "", "`file` with the key of that certificate")
+	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,
+		cobra.ShellCompDirective) {
+		if len(args) == 0 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		server, name, err := parseVolumeURL(args[1])
+		if err != nil {
+			return err
+		}
+		if (opt.CertFile == "") != (opt.KeyFile == "") {
+			return errors.New("--cert and --key go together: name both files")
+		}
+		if !cmd.Flags().Changed("token-file") {
+			opt.TokenFile = os.Getenv(envVolumesToken)
+		}
+		opt.Server, opt.UserAgent = server, "kubevirt-disk/"+buildInfo().Version
+		c, err := client.New(opt)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return running(func(cmd *cobra.Command, args []string) error {
+			ctx, stop := a.interruptible(cmd.Context(), nil)
+			defer stop()
+			return a.upload(ctx, c, args[0], name)
+		})(cmd, args)
+	}
+	return cmd
+}
+
+// parseVolumeURL splits the address of a volume into that of its server and its name. The address
+// is not part of an error, because it may have a password in it.
+func parseVolumeURL(text string) (server, name string, err error) {
+	const form = "write it as https://HOST:8443/volume/NAME"
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
+		return "", "", fmt.Errorf("URL is no address of a volume: %s", form)
+	}
+	if u.User != nil {
+		return "", "", errors.New("URL has a user name or password in it, which others can see: " +
+			"name the file of a token with --token-file")
+	}
+	path := strings.TrimSuffix(strings.TrimSuffix(u.Path, "/"), "/data")
+	at := strings.LastIndex(path, "/volume/")
+	if at < 0 || u.RawQuery != "" || u.Fragment != "" {
+		return "", "", fmt.Errorf("URL is no address of a volume: %s", form)
+	}
+	name = path[at+len("/volume/"):]
+	if err := api.CheckName(name); err != nil {
+		return "", "", err
+	}
+	return u.Scheme + "://" + u.Host + path[:at], name, nil
+}
+
+// sending is the progress of an upload.
+type sending struct {
+	sent  atomic.Int64
+	total int64
+}
+
+func (s *sending) Done() int64               { return s.sent.Load() }
+func (s *sending) Total() int64              { return s.total }
+func (s *sending) Data() (done, total int64) { return s.sent.Load(), s.total }
+
+func (a *app) upload(ctx context.Context, c *client.Client, file, name string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%q is no regular file: what comes from a pipe can be sent by "+
+			"\"curl -T - URL/data\"", file)
+	}
+	p := &sending{total: info.Size()}
+	label := oneLine(name)
+	report := newReporter(a.stderr, isTerminal(a.stderr), label)
+	var v api.Volume
+	err = report.while(p, func() (err error) {
+		v, err = c.Upload(ctx, name, f, info.Size(), client.UploadOptions{
+			Sent: p.sent.Store,
+			Again: func(err error) {
+				report.line(fmt.Sprintf("%s: trying again: %s", label, oneLine(err.Error())))
+			},
+		})
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return fmt.Errorf("interrupted: %q is not complete; the same command goes on where this "+
+			"one ended", name)
+	case err != nil:
+		return err
+	}
+	e := yaml.NewEncoder(a.stdout)
+	e.SetIndent(2)
+	return errors.Join(e.Encode(v), e.Close())
+}

@@ -1,0 +1,296 @@
+package integration
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// makeUpload writes a raw disk with a boot sector, data and zeros, of which each test has its own.
+func makeUpload(t *testing.T, size int) (path string, content []byte) {
+	t.Helper()
+	content = make([]byte, size)
+	for off := 0; off < size; off += 4 << 20 {
+		_, err := rand.Read(content[off:min(off+1<<20, size)])
+		require.NoError(t, err)
+	}
+	copy(content[510:], "\x55\xaa")
+	path = filepath.Join(t.TempDir(), "disk.raw")
+	require.NoError(t, os.WriteFile(path, content, 0o644))
+	return path, content
+}
+
+// upload sends a file as people do, and returns the status and the text of the answer.
+func (v *volumeDaemon) upload(path, name string, args ...string) (status int, text string) {
+	v.t.Helper()
+	out := ok(v.t, "curl", append(args, "-sS", "-T", path, "-w", "\n%{http_code}",
+		v.base+"/volume/"+name+"/data")...)
+	at := strings.LastIndexByte(out, '\n')
+	status, err := strconv.Atoi(out[at+1:])
+	require.NoError(v.t, err, out)
+	return status, out[:at]
+}
+
+// ready returns a volume, which must have its data.
+func (v *volumeDaemon) ready(name string) api.Volume {
+	v.t.Helper()
+	a := v.json(http.StatusOK, "GET", "/volume/"+name, "")
+	require.Equal(v.t, api.StateReady, a.Info.State)
+	return a
+}
+
+// TestUploadFormats: curl makes a volume of a file, whatever its format and packing, and QEMU reads
+// what is in the file. What is not needed any more goes.
+func TestUploadFormats(t *testing.T) {
+	requireTools(t, "curl", "gzip", "xz", "zstd", "qemu-img", qemuISCSI)
+	v := startVolumes(t, nil)
+	raw, _ := makeUpload(t, 24<<20)
+	image := filepath.Join(filepath.Dir(raw), "disk.qcow2")
+	makeQcow2(t, raw, image, "", true)
+	for _, pack := range []string{"gzip", "xz", "zstd"} {
+		ok(t, pack, "-1", "-k", "-q", raw)
+		ok(t, pack, "-1", "-k", "-q", image)
+	}
+	for i, file := range []string{raw, raw + ".gz", raw + ".xz", raw + ".zst", image,
+		image + ".gz", image + ".xz", image + ".zst"} {
+		name := fmt.Sprint("vm", i)
+		status, text := v.upload(file, name)
+		require.Equal(t, http.StatusCreated, status, "%s: %s", file, text)
+		a := v.ready(name)
+		require.EqualValues(t, 24<<20, a.Info.Size)
+		require.Contains(t, text, fmt.Sprint("lun: ", a.ISCSI.LUN))
+		ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(a))
+		status, text = v.upload(file, name)
+		require.Equal(t, http.StatusConflict, status, text)
+	}
+	v.until("the images are gone", func() bool {
+		return !strings.Contains(strings.Join(files(t, v.home), "\n"), "upload")
+	})
+	require.Contains(t, v.get("/metrics"),
+		`kubevirt_disk_uploads_ended_total{result="completed"} 8`)
+	v.kill()
+	v.restart(t)
+	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm7")))
+}
+
+// TestUploadIntoVolume: a volume of a given size gets its data, and is refused more than it holds.
+func TestUploadIntoVolume(t *testing.T) {
+	requireTools(t, "curl", "zstd", "qemu-io", qemuISCSI)
+	v := startVolumes(t, nil)
+	raw, content := makeUpload(t, 8<<20)
+	a := v.json(http.StatusAccepted, "PUT", "/volume/vm", "size: 16Mi\nfrom: {upload: true}")
+	require.Equal(t, api.StateAwaiting, a.Info.State)
+	v.json(http.StatusAccepted, "PUT", "/volume/small", "size: 4Mi\nfrom: {upload: true}")
+	before := v.status().LUNs
+
+	sum := sha256.Sum256(content[1:])
+	wrong := base64.StdEncoding.EncodeToString(sum[:])
+	zeros := filepath.Join(t.TempDir(), "zeros.raw")
+	pattern(t, zeros, 64<<20, 0)
+	ok(t, "zstd", "-q", zeros)
+	for _, refused := range []struct {
+		file, name string
+		status     int
+		args       []string
+	}{
+		{raw, "vm", 400, []string{"-H", "Content-Digest: sha-256=:" + wrong + ":"}},
+		{raw, "small", 413, nil},
+		{zeros + ".zst", "vm", 413, nil},
+		{"/etc/passwd", "vm", 422, nil},
+		{"/etc/passwd", "new", 422, nil},
+	} {
+		status, text := v.upload(refused.file, refused.name, refused.args...)
+		require.Equal(t, refused.status, status, text)
+		require.Contains(t, text, "error: ")
+	}
+	require.Equal(t, before, v.status().LUNs, "no LUN appears")
+	require.NotContains(t, strings.Join(files(t, v.home), "\n"), "disk.img")
+	v.refusal(http.StatusNotFound, "GET", "/volume/new", "")
+
+	status, text := v.upload(raw, "vm", "-H", "Content-Digest: sha-256=:"+digestOf(content)+":")
+	require.Equal(t, http.StatusCreated, status, text)
+	url := volumeURL(v.ready("vm"))
+	require.EqualValues(t, 16<<20, v.ready("vm").Info.Size)
+	atDisk(t, url, "read -P 0 8M 8M", "write -P 5 12M 1M", "flush")
+	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm"))
+	status, text = v.upload(raw, "vm")
+	require.Equal(t, http.StatusCreated, status, text)
+	require.EqualValues(t, 8<<20, v.ready("vm").Info.Size)
+}
+
+func digestOf(p []byte) string {
+	sum := sha256.Sum256(p)
+	return base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// sendPart begins a request and sends a part of its content.
+func (v *volumeDaemon) sendPart(method, path string, part []byte, length int,
+	headers string) net.Conn {
+	v.t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(v.base, "http://"))
+	require.NoError(v.t, err)
+	v.t.Cleanup(func() { _ = c.Close() })
+	_, err = fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n%s\r\n",
+		method, path, length, headers)
+	require.NoError(v.t, err)
+	_, err = io.Copy(c, bytes.NewReader(part))
+	require.NoError(v.t, err)
+	v.until("it has come", func() bool {
+		s := v.status().Volumes
+		return len(s.Uploads) > 0 && s.Uploads[0].ReceivedBytes >= int64(len(part))&^(1<<20-1)
+	})
+	return c
+}
+
+// TestUploadKilled: the daemon is killed in the middle of an upload. The volume awaits its data
+// still, and the command goes on where the data was on storage.
+func TestUploadKilled(t *testing.T) {
+	requireTools(t, "curl", "qemu-img", qemuISCSI)
+	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
+	raw, content := makeUpload(t, 160<<20)
+	const half = 150 << 20
+	v.json(http.StatusAccepted, "PUT", "/volume/vm", "from: {upload: true}")
+
+	v.sendPart("PUT", "/volume/vm/data", content[:8<<20], len(content), "")
+	status, text := v.upload(raw, "vm")
+	require.Equal(t, http.StatusConflict, status, text)
+	v.sendPart("PUT", "/volume/new/data", content[:8<<20], len(content), "")
+	v.kill()
+	v.restart(t)
+	require.Equal(t, http.StatusAccepted, v.answers("GET", "/volume/vm"))
+	v.refusal(http.StatusNotFound, "GET", "/volume/new", "")
+	require.NotContains(t, strings.Join(files(t, v.home), "\n"), "disk.img")
+
+	v.sendPart("PUT", "/volume/vm/data", content[:half], len(content), "Upload-Complete: ?1\r\n")
+	v.kill()
+	v.restart(t)
+	require.Equal(t, http.StatusAccepted, v.answers("GET", "/volume/vm"))
+	require.Empty(t, v.status().LUNs)
+	status, text = v.upload(raw, "vm")
+	require.Equal(t, http.StatusConflict, status, text)
+	require.Contains(t, text, "kubevirt-disk upload")
+
+	path, err := binary()
+	require.NoError(t, err)
+	out := ok(t, path, "upload", raw, v.base+"/volume/vm")
+	require.Contains(t, out, "iscsi:")
+	require.Contains(t, out, "vm: 160 MiB")
+	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm")))
+	bytesSent := metric(t, v.get("/metrics"), "kubevirt_disk_upload_bytes_total")
+	require.Less(t, bytesSent, float64(len(content)-64<<20), "it did not go on")
+}
+
+// metric is the value of a series without labels.
+func metric(t *testing.T, page, name string) float64 {
+	t.Helper()
+	for line := range strings.Lines(page) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			require.NoError(t, err)
+			return n
+		}
+	}
+	t.Fatalf("there is no %s", name)
+	return 0
+}
+
+// TestUploadOfQcow2Killed: the daemon is killed while the content of an image that was uploaded is
+// copied, and goes on with that.
+func TestUploadOfQcow2Killed(t *testing.T) {
+	requireTools(t, "curl", "qemu-img", qemuISCSI)
+	v := startVolumes(t, nil)
+	raw, _ := makeUpload(t, 192<<20)
+	image := filepath.Join(filepath.Dir(raw), "disk.qcow2")
+	makeQcow2(t, raw, image, "", true)
+	status, text := v.upload(image, "vm")
+	require.Equal(t, http.StatusCreated, status, text)
+	v.kill()
+	v.restart(t)
+	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm")))
+	v.until("the image is gone", func() bool {
+		return !strings.Contains(strings.Join(files(t, v.home), "\n"), "upload")
+	})
+}
+
+// TestUploadCommand: with a certificate and a token, and without.
+func TestUploadCommand(t *testing.T) {
+	path, err := binary()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	uploadCertificate(t, in("cert.pem"), in("key.pem"))
+	const token = "0123456789-abcdefghijk"
+	require.NoError(t, os.WriteFile(in("token"), []byte(token+"\n"), 0o600))
+	require.NoError(t, os.WriteFile(in("wrong"), []byte(strings.ToUpper(token)), 0o600))
+	v := startVolumes(t, map[string]string{"VOLUMES_TLS_CERT": in("cert.pem"),
+		"VOLUMES_TLS_KEY": in("key.pem"), "VOLUMES_TOKEN_FILE": in("token")})
+	raw, _ := makeUpload(t, 3<<20)
+	url := strings.Replace(v.base, "http://", "https://", 1) + "/volume/vm"
+
+	run := func(args ...string) result {
+		return client(t, nil, path, append([]string{"upload"}, args...)...)
+	}
+	for _, test := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{[]string{raw, url, "--ca", in("cert.pem")}, 1, "token"},
+		{[]string{raw, url, "--ca", in("cert.pem"), "--token-file", in("wrong")}, 1, "token"},
+		{[]string{raw, url, "--ca", in("cert.pem"), "--token-file", in("none")}, 1, "none"},
+		{[]string{"/etc/passwd", url, "--ca", in("cert.pem"), "--token-file", in("token")}, 1,
+			"text file"},
+		{[]string{in("none"), url}, 1, "no such file"},
+		{[]string{raw, "vm"}, 2, "https://HOST:8443/volume/NAME"},
+		{[]string{raw, "https://user:" + token + "@x/volume/vm"}, 2, "--token-file"},
+		{[]string{raw, url, "--cert", in("cert.pem")}, 2, "--key"},
+	} {
+		r := run(test.args...)
+		require.Equal(t, test.status, r.status, "%s", r)
+		require.Contains(t, r.output, test.says)
+		require.NotContains(t, r.output, token)
+	}
+	r := client(t, []string{"VOLUMES_TOKEN_FILE=" + in("token")}, path, "upload", raw, url, "--ca",
+		in("cert.pem"))
+	require.Zero(t, r.status, "%s", r)
+	require.Contains(t, r.output, "iscsi:\n")
+	require.NotContains(t, v.Output(), token)
+}
+
+// uploadCertificate makes a certificate for 127.0.0.1.
+func uploadCertificate(t *testing.T, certFile, keyFile string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1),
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: cert},
+		keyFile: {Type: "PRIVATE KEY", Bytes: der}} {
+		require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
+	}
+}

@@ -1,0 +1,85 @@
+package daemon
+
+import (
+	"context"
+	"net/http"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/volume"
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/server"
+	"kubevirt.io/disk/volume/upload"
+)
+
+// newUploads makes the handler that receives the data of volumes.
+func (d *Daemon) newUploads(v *volumes, m *volume.Manager, log *zap.Logger) *upload.Handler {
+	h := upload.New(upload.Options{
+		Volumes: fillable{m},
+		Done: func(w http.ResponseWriter, r *http.Request, name string) {
+			v.server.Answer(w, r, http.StatusCreated, name)
+		},
+		Refuse: server.Refuse,
+		Log:    log,
+	})
+	d.metrics.SetUploads(func() metrics.Uploads {
+		t := h.Totals()
+		return metrics.Uploads{Active: t.Active, Bytes: t.Bytes, Completed: t.Completed,
+			Failed: t.Failed}
+	})
+	return h
+}
+
+// uploadsStatus is what the page says of uploads.
+func uploadsStatus(h *upload.Handler) (all []pages.UploadStatus) {
+	if h == nil {
+		return nil
+	}
+	for _, r := range h.Receiving() {
+		all = append(all, pages.UploadStatus{Volume: r.Volume, ReceivedBytes: r.Received,
+			TotalBytes: max(r.Total, 0), StartedAt: r.Began})
+	}
+	return all
+}
+
+// recoverUploads clears what uploads have left that an earlier run has not ended.
+func (d *Daemon) recoverUploads(ctx context.Context) {
+	var awaiting []string
+	for _, v := range d.volumes.manager.List() {
+		if v.State == api.StateAwaiting {
+			awaiting = append(awaiting, v.Record.Name)
+		}
+	}
+	if err := d.volumes.uploads.Recover(ctx, awaiting); err != nil {
+		d.log.Warn("what was left of an upload could not be cleared: the next upload to its "+
+			"volume does that", zap.Error(err))
+	}
+}
+
+// fillable are the volumes of a manager, as uploads see them.
+type fillable struct{ manager *volume.Manager }
+
+// Fill claims a volume that awaits data, and makes it if it may.
+func (f fillable) Fill(ctx context.Context, name string, make bool) (upload.Volume, bool, error) {
+	made := false
+	if make {
+		if _, err := f.manager.Get(name); err != nil {
+			spec := api.Spec{From: &api.Source{Upload: true}}
+			if _, made, err = f.manager.Put(ctx, name, spec); err != nil {
+				return nil, false, err
+			}
+		}
+	}
+	v, err := f.manager.Fill(ctx, name)
+	if err != nil {
+		return nil, false, err
+	}
+	return v, made, nil
+}
+
+// Delete removes a volume that was made to be filled.
+func (f fillable) Delete(ctx context.Context, name string) error {
+	return f.manager.Delete(ctx, name, false)
+}

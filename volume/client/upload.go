@@ -1,0 +1,360 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// UploadOptions say how an upload is made. The zero value works.
+type UploadOptions struct {
+	// Patience is how long an upload goes on trying while nothing of it gets through. 0: two
+	// minutes.
+	Patience time.Duration
+	// Sent is told how many bytes the server has or is being sent, and may be told less later.
+	Sent func(bytes int64)
+	// Again is told why something is tried again.
+	Again func(err error)
+}
+
+const (
+	defaultPatience = 2 * time.Minute
+	// firstWait and lastWait are how long to wait before trying again: twice as long each time.
+	firstWait = 200 * time.Millisecond
+	lastWait  = 10 * time.Second
+	// answerPatience is how long the server may take to say how far an upload is.
+	answerPatience = 30 * time.Second
+	// stuck is how long a connection may take nothing before it is given up.
+	stuck = time.Minute
+)
+
+// Upload sends the content of a volume, and returns the volume when it can be used, or is being
+// made ready. If the volume is not there, it is made with the size of the data. A connection that
+// breaks is replaced, and the upload goes on where the server has it, also if an earlier process
+// began it. At the end the server compares a digest of everything.
+//
+// Errors of the server are *api.Error. If ctx ends, a later call with the same data goes on.
+func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size int64,
+	opt UploadOptions) (api.Volume, error) {
+	if opt.Patience == 0 {
+		opt.Patience = defaultPatience
+	}
+	if opt.Sent == nil {
+		opt.Sent = func(int64) {}
+	}
+	if opt.Again == nil {
+		opt.Again = func(error) {}
+	}
+	u := &upload{c: c, name: name, size: size, opt: opt,
+		data: &hashed{from: from, size: size}, moved: time.Now()}
+	u.data.reset()
+	for wait := firstWait; ; wait = min(2*wait, lastWait) {
+		before := u.offset
+		v, err := u.step(ctx)
+		if err == nil && u.done {
+			return v, nil
+		}
+		if ctx.Err() != nil {
+			return api.Volume{}, ctx.Err()
+		}
+		if err == nil || u.offset > before {
+			u.moved, wait = time.Now(), firstWait
+		}
+		if err == nil {
+			continue
+		}
+		if fatal := u.fatal(err); fatal != nil {
+			return api.Volume{}, fatal
+		}
+		if time.Since(u.moved) > opt.Patience {
+			return api.Volume{}, fmt.Errorf("the upload made no progress for %s and is given up "+
+				"at %d of %d bytes: %w", opt.Patience, u.offset, size, err)
+		}
+		opt.Again(err)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return api.Volume{}, ctx.Err()
+		}
+	}
+}
+
+// upload is one upload, by way of as many requests as it takes.
+type upload struct {
+	c    *Client
+	name string
+	size int64
+	opt  UploadOptions
+	data *hashed
+
+	at     string // address of the upload; "": it has not begun
+	known  bool   // offset is what the server has
+	offset int64
+	sent   bool // everything was sent at least once
+	again  int  // how often it had to begin again
+	moved  time.Time
+	done   bool
+}
+
+// step makes one request.
+func (u *upload) step(ctx context.Context) (api.Volume, error) {
+	switch {
+	case u.at == "":
+		return api.Volume{}, u.begin(ctx)
+	case !u.known:
+		return u.ask(ctx)
+	case u.offset < u.size:
+		return api.Volume{}, u.send(ctx)
+	}
+	return u.end(ctx)
+}
+
+// unreadableError says that the data itself cannot be read.
+type unreadableError struct{ err error }
+
+func unreadable(err error) error { return &unreadableError{err} }
+
+func (e *unreadableError) Error() string {
+	return "what is to be sent cannot be read: " + e.err.Error()
+}
+func (e *unreadableError) Unwrap() error { return e.err }
+
+// errAgain says that there is something to be done again.
+var errAgain = errors.New("the server does not have all that was sent")
+
+// fatal returns the error if it is of no use to try again.
+func (u *upload) fatal(err error) error {
+	var refused *api.Error
+	again := errors.Is(err, errAgain) || errors.As(err, new(*url.Error)) &&
+		!errors.As(err, new(*tls.CertificateVerificationError))
+	if errors.As(err, &refused) {
+		again = refused.Status >= 500 && refused.Status != http.StatusInsufficientStorage
+	}
+	if !again || errors.As(err, new(*unreadableError)) {
+		return err
+	}
+	u.known = false
+	return nil
+}
+
+// request makes a request for the upload.
+func (u *upload) request(ctx context.Context, method, path string, body io.Reader, length int64,
+	header ...string) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, u.c.base.String(), body)
+	if err != nil {
+		return nil, err
+	}
+	r.ContentLength = length
+	r.Header.Set("Accept", "application/json")
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	return u.c.Do(r, path)
+}
+
+// begin makes the upload, or finds the one that an earlier process has begun.
+func (u *upload) begin(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	defer cancel()
+	answer, err := u.request(ctx, http.MethodPut, "/volume/"+url.PathEscape(u.name)+"/data", nil, 0,
+		"Upload-Complete", "?0", "Upload-Length", strconv.FormatInt(u.size, 10))
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	location := answer.Header.Get("Location")
+	if refused := Refusal(answer); refused != nil && answer.StatusCode != http.StatusConflict {
+		return refused
+	} else if refused != nil && location == "" {
+		return refused
+	} else if refused != nil {
+		return u.takeUp(location, refused)
+	}
+	if location == "" {
+		return fmt.Errorf("the server does not say where the upload goes on: %s cannot be resumed",
+			u.name)
+	}
+	u.at, u.known, u.offset = location, true, 0
+	return nil
+}
+
+// takeUp goes on with the upload that is in the way.
+func (u *upload) takeUp(location string, refused error) error {
+	if u.again > 0 {
+		return refused
+	}
+	u.at, u.known = location, false
+	return nil
+}
+
+// ask asks how much the server has.
+func (u *upload) ask(ctx context.Context) (api.Volume, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	defer cancel()
+	answer, err := u.request(ctx, http.MethodHead, u.at, nil, 0)
+	if err != nil {
+		return api.Volume{}, err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode == http.StatusNotFound || answer.StatusCode == http.StatusConflict {
+		return u.lost(ctx)
+	}
+	if refused := Refusal(answer); refused != nil {
+		return api.Volume{}, refused
+	}
+	offset, err := strconv.ParseInt(answer.Header.Get("Upload-Offset"), 10, 64)
+	if err != nil || offset < 0 || offset > u.size {
+		return api.Volume{}, u.another("with %q", answer.Header.Get("Upload-Offset"))
+	}
+	length := answer.Header.Get("Upload-Length")
+	if length != "" && length != strconv.FormatInt(u.size, 10) {
+		return api.Volume{}, u.another("of %s", length)
+	}
+	u.offset, u.known = offset, true
+	if answer.Header.Get("Upload-Complete") == "?1" {
+		return u.finished(ctx)
+	}
+	return api.Volume{}, nil
+}
+
+// another says that the upload in the way is not that of this file. what it has completes "an
+// upload".
+func (u *upload) another(what, number string) error {
+	return &api.Error{Status: http.StatusConflict, Message: fmt.Sprintf("an upload "+what+
+		" bytes to the volume %q was interrupted, and the file has %d: it is of another file; "+
+		"give it up with DELETE of %s", number, u.name, u.size, u.at)}
+}
+
+// lost is called when the server does not know the upload. If the volume has everything, the answer
+// to that has got lost. Otherwise the upload begins again.
+func (u *upload) lost(ctx context.Context) (api.Volume, error) {
+	if u.sent {
+		v, err := u.c.Get(ctx, u.name)
+		if err == nil && (v.Info.State == api.StateReady || v.Info.State == api.StateFilling) {
+			u.done = true
+			return v, nil
+		}
+	}
+	const most = 3
+	if u.again++; u.again > most {
+		return api.Volume{}, &api.Error{Status: http.StatusNotFound,
+			Message: "the server has forgotten the upload again and again"}
+	}
+	u.at, u.known, u.offset = "", false, 0
+	return api.Volume{}, errAgain
+}
+
+func (u *upload) finished(ctx context.Context) (api.Volume, error) {
+	v, err := u.c.Get(ctx, u.name)
+	u.done = err == nil
+	return v, err
+}
+
+// send sends what the server does not have.
+func (u *upload) send(ctx context.Context) error {
+	if err := u.data.seek(ctx, u.offset); err != nil {
+		return unreadable(err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	body := &reading{u: u, watch: time.AfterFunc(stuck, func() {
+		cancel(fmt.Errorf("nothing was taken for %s", stuck))
+	})}
+	answer, err := u.request(ctx, http.MethodPatch, u.at, body, u.size-u.offset,
+		"Content-Type", "application/partial-upload", "Upload-Complete", "?0",
+		"Upload-Offset", strconv.FormatInt(u.offset, 10))
+	u.known = false
+	if failed := body.stop(); failed != nil {
+		err = errors.Join(err, unreadable(failed))
+	}
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return errors.Join(cause, err)
+		}
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode == http.StatusNotFound ||
+		answer.StatusCode == http.StatusConflict && answer.Header.Get("Upload-Offset") != "" {
+		return errAgain // it is asked how much it has
+	}
+	if refused := Refusal(answer); refused != nil {
+		return refused
+	}
+	u.offset, u.known, u.sent = u.size, true, true
+	return nil
+}
+
+// end has the server compare the digest, and make the volume of the data.
+func (u *upload) end(ctx context.Context) (api.Volume, error) {
+	digest, err := u.data.digest(ctx)
+	if err != nil {
+		return api.Volume{}, unreadable(err)
+	}
+	u.known, u.sent = false, true
+	answer, err := u.request(ctx, http.MethodPatch, u.at, nil, 0,
+		"Content-Type", "application/partial-upload", "Upload-Complete", "?1",
+		"Upload-Offset", strconv.FormatInt(u.size, 10), "Repr-Digest", digest)
+	if err != nil {
+		return api.Volume{}, err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode == http.StatusNotFound ||
+		answer.StatusCode == http.StatusConflict && answer.Header.Get("Upload-Offset") != "" {
+		return api.Volume{}, errAgain
+	}
+	if refused := Refusal(answer); refused != nil {
+		return api.Volume{}, refused
+	}
+	var v api.Volume
+	if err := json.NewDecoder(io.LimitReader(answer.Body, maxAnswer)).Decode(&v); err != nil {
+		return api.Volume{}, fmt.Errorf("%w: its answer cannot be read: %w", errAgain, err)
+	}
+	u.done = true
+	return v, nil
+}
+
+// reading is the body of a request. The request may be answered while it is still being read: stop
+// ends that.
+type reading struct {
+	u     *upload
+	watch *time.Timer
+
+	mu     sync.Mutex
+	ended  bool  // guarded by mu
+	failed error // guarded by mu; of reading the file
+}
+
+func (r *reading) Read(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return 0, io.ErrClosedPipe
+	}
+	r.watch.Reset(stuck)
+	n, err := r.u.data.Read(p)
+	if err != nil && err != io.EOF {
+		r.failed = err
+	}
+	r.u.opt.Sent(r.u.data.off)
+	return n, err
+}
+
+// stop ends reading, and returns what went wrong with the file.
+func (r *reading) stop() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	r.watch.Stop()
+	return r.failed
+}

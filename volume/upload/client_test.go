@@ -1,0 +1,228 @@
+package upload
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/client"
+)
+
+// cutter is a proxy that cuts a connection after so many bytes from the client.
+type cutter struct {
+	net.Listener
+	after atomic.Int64 // 0: not at all
+	cuts  atomic.Int64
+	back  string
+}
+
+func newCutter(t *testing.T, back string, after int64) *cutter {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	c := &cutter{Listener: l, back: back}
+	c.after.Store(after)
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			work.Go(func() { c.pass(from) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		work.Wait()
+	})
+	return c
+}
+
+func (c *cutter) pass(from net.Conn) {
+	defer from.Close()
+	to, err := net.Dial("tcp", c.back)
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	go func() {
+		_, _ = io.Copy(from, to)
+		_ = from.Close()
+	}()
+	limit := c.after.Load()
+	if limit == 0 {
+		_, _ = io.Copy(to, from)
+		return
+	}
+	if n, _ := io.CopyN(to, from, limit); n == limit {
+		c.cuts.Add(1)
+	}
+}
+
+// json makes the server answer as volumes do.
+func (s *server) json() {
+	s.handler.opt.Done = func(w http.ResponseWriter, _ *http.Request, name string) {
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(api.Volume{Info: api.Info{Name: name, State: api.StateReady}})
+	}
+	s.handler.opt.Refuse = func(w http.ResponseWriter, _ *http.Request, err error) {
+		refused := &api.Error{Status: 500, Message: err.Error()}
+		_ = errors.As(err, &refused)
+		w.WriteHeader(refused.HTTPStatus())
+		_ = json.NewEncoder(w).Encode(refused)
+	}
+}
+
+func newClient(t *testing.T, address string) *client.Client {
+	t.Helper()
+	c, err := client.New(client.Options{Server: "http://" + address})
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+func TestClient(t *testing.T) {
+	for name, data := range packed(t, rawDisk(5<<20)) {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			s.json()
+			c := newClient(t, s.Listener.Addr().String())
+			sent := int64(0)
+			v, err := c.Upload(t.Context(), "vm", bytes.NewReader(data), int64(len(data)),
+				client.UploadOptions{Sent: func(n int64) { sent = n }})
+			require.NoError(t, err)
+			require.Equal(t, "vm", v.Info.Name)
+			require.EqualValues(t, len(data), sent)
+			require.True(t, bytes.Equal(rawDisk(5<<20), s.disk(t, "vm")))
+		})
+	}
+}
+
+// TestClientResumes: the connection breaks all the time, and the upload gets through.
+func TestClientResumes(t *testing.T) {
+	raw := rawDisk(7 << 20)
+	for name, data := range packed(t, raw) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(t)
+			s.json()
+			proxy := newCutter(t, s.Listener.Addr().String(), 1<<20)
+			c := newClient(t, proxy.Addr().String())
+			tries := 0
+			_, err := c.Upload(t.Context(), "vm", bytes.NewReader(data), int64(len(data)),
+				client.UploadOptions{Again: func(error) { tries++ }})
+			require.NoError(t, err)
+			require.NotZero(t, tries)
+			require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+		})
+	}
+}
+
+// TestClientGoesOn: an upload that was interrupted is taken up by a later call.
+func TestClientGoesOn(t *testing.T) {
+	raw := rawDisk(7 << 20)
+	s := newServer(t)
+	s.json()
+	s.volumes.add(t, "vm", 0)
+	c := newClient(t, s.Listener.Addr().String())
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := c.Upload(ctx, "vm", bytes.NewReader(raw), int64(len(raw)),
+		client.UploadOptions{Sent: func(n int64) {
+			if n >= 2<<20 {
+				cancel()
+			}
+		}})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Eventually(t, func() bool { return len(s.handler.Receiving()) == 0 }, patience,
+		time.Millisecond)
+	before := s.handler.Totals().Bytes
+
+	_, err = c.Upload(t.Context(), "vm", bytes.NewReader(raw[:5<<20]), 5<<20,
+		client.UploadOptions{})
+	require.ErrorContains(t, err, "another file")
+
+	changed := bytes.Clone(raw)
+	changed[100] ^= 1
+	_, err = c.Upload(t.Context(), "vm", bytes.NewReader(changed), int64(len(raw)),
+		client.UploadOptions{})
+	require.ErrorContains(t, err, "Repr-Digest")
+	s.requireEmpty(t, "vm")
+	require.Less(t, s.handler.Totals().Bytes-before, uint64(len(raw)), "it did not go on")
+
+	_, err = c.Upload(t.Context(), "vm", bytes.NewReader(raw), int64(len(raw)),
+		client.UploadOptions{})
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+}
+
+// TestClientAndRestart: the server starts again in the middle. What it had of packed data is gone.
+func TestClientAndRestart(t *testing.T) {
+	raw := rawDisk(7 << 20)
+	for name, data := range packed(t, raw) {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			s.json()
+			s.volumes.add(t, "vm", 0)
+			var now atomic.Pointer[server]
+			now.Store(s)
+			front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+				r *http.Request) {
+				now.Load().Config.Handler.ServeHTTP(w, r)
+			}))
+			defer front.Close()
+			c := newClient(t, front.Listener.Addr().String())
+			var once sync.Once
+			_, err := c.Upload(t.Context(), "vm", bytes.NewReader(data), int64(len(data)),
+				client.UploadOptions{Sent: func(n int64) {
+					if n >= 3<<20 {
+						once.Do(func() {
+							next := s.restart(t)
+							next.json()
+							now.Store(next)
+						})
+					}
+				}})
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(raw, now.Load().disk(t, "vm")))
+		})
+	}
+}
+
+// TestClientIsRefused: what the server says comes back at once.
+func TestClientIsRefused(t *testing.T) {
+	s := newServer(t)
+	s.json()
+	s.volumes.add(t, "vm", 1<<20)
+	c := newClient(t, s.Listener.Addr().String())
+	data := rawDisk(2 << 20)
+	_, err := c.Upload(t.Context(), "vm", bytes.NewReader(data), int64(len(data)),
+		client.UploadOptions{})
+	var refused *api.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, http.StatusRequestEntityTooLarge, refused.Status)
+	s.requireEmpty(t, "vm")
+}
+
+// TestClientGivesUp: if nobody answers, that is said in time.
+func TestClientGivesUp(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	c := newClient(t, l.Addr().String())
+	_, err = c.Upload(t.Context(), "vm", bytes.NewReader(rawDisk(512)), 512,
+		client.UploadOptions{Patience: time.Millisecond})
+	require.ErrorContains(t, err, "no progress")
+}
