@@ -107,8 +107,7 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 	args := []string{"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", "256",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", filepath.Join(c.boot, "vmlinuz"), "-initrd", filepath.Join(c.boot, "initrd"),
-		"-append", machine.KernelArgs(machine.DefaultSerial, machine.ConsoleAMD64) + " " +
-			c.cmdline,
+		"-append", machine.KernelArgs("amd64", machine.DefaultSerial) + " " + c.cmdline,
 		"-drive", "if=none,id=disk," + c.disk,
 		"-device", "virtio-blk-pci,drive=disk,serial=" + machine.DefaultSerial,
 		"-chardev", "file,id=console,path=" + m.file("console"), "-serial", "chardev:console",

@@ -53,14 +53,17 @@ const (
 // DefaultSerial is the serial number of the disk in what the commands of kubevirt-disk write.
 const DefaultSerial = "container"
 
-// Consoles by architecture, as GOARCH names it.
-const (
-	ConsoleAMD64 = "ttyS0"
-	ConsoleARM64 = "ttyAMA0"
-)
-
-// KernelArgs is the kernel's command line for a disk with that serial number.
-func KernelArgs(serial, console string) string {
+// KernelArgs is the kernel's command line for an architecture, as Go names it, and the serial
+// number of a disk.
+func KernelArgs(arch, serial string) string {
+	console := "ttyS0"
+	if arch == "arm64" {
+		console = "ttyAMA0"
+	} else {
+		// On a host that is busy, an emulated machine fails the kernel's check of its timer, and
+		// panics.
+		console += " no_timer_check"
+	}
 	return fmt.Sprintf("console=%s quiet panic=-1 %s=%s", console, ParamSerial, serial)
 }
 

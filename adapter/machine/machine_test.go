@@ -17,6 +17,8 @@ func TestParseExited(t *testing.T) {
 }
 
 func TestKernelArgs(t *testing.T) {
-	require.Equal(t, "console=ttyS0 quiet panic=-1 kubevirt.serial=container",
-		KernelArgs(DefaultSerial, ConsoleAMD64))
+	require.Equal(t, "console=ttyS0 no_timer_check quiet panic=-1 kubevirt.serial=container",
+		KernelArgs("amd64", DefaultSerial))
+	require.Equal(t, "console=ttyAMA0 quiet panic=-1 kubevirt.serial=container",
+		KernelArgs("arm64", DefaultSerial))
 }

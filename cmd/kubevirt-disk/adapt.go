@@ -212,9 +212,9 @@ func (o *adaptOptions) domain(dir string, ref registry.Reference, made *adapt.Ma
 	if err != nil {
 		return "", err
 	}
-	arch, console := libvirt.ArchAMD64, machine.ConsoleAMD64
+	arch := libvirt.ArchAMD64
 	if made.Arch == "arm64" {
-		arch, console = libvirt.ArchARM64, machine.ConsoleARM64
+		arch = libvirt.ArchARM64
 	}
 	name := o.name
 	if name == "" {
@@ -224,7 +224,7 @@ func (o *adaptOptions) domain(dir string, ref registry.Reference, made *adapt.Ma
 		Emulated: o.emulated, Port: machine.Port,
 		Boot: libvirt.KernelBoot{Arch: arch, Kernel: filepath.Join(dir, adaptedKernel),
 			Initrd:  filepath.Join(dir, adaptedInitrd),
-			Cmdline: machine.KernelArgs(machine.DefaultSerial, console)},
+			Cmdline: machine.KernelArgs(made.Arch, machine.DefaultSerial)},
 	}.DomainXML()
 }
 
