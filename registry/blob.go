@@ -23,6 +23,27 @@ type blob struct {
 	// stream reads length bytes from off on. It ends with io.EOF behind all of them only, and goes
 	// on where it was after a connection that broke. Nothing is asked for before the first Read.
 	stream func(ctx context.Context, off, length int64) io.ReadCloser
+	from   *repository // nil: it is here
+}
+
+// again tells whether content that was wrong is worth another try, as another endpoint is asked
+// then.
+func (b *blob) again(err error, tries int) bool {
+	var wrong *DigestError
+	return errors.As(err, &wrong) && b.from != nil && tries < len(b.from.order())
+}
+
+// checked reads a range as ReadAt does. If check says that it is wrong, the endpoint that has sent
+// it is asked last from then on.
+func (b *blob) checked(ctx context.Context, p []byte, off int64, check func() error) (int, error) {
+	if b.from == nil || len(b.from.order()) == 1 {
+		return b.ReadAt(ctx, p, off)
+	}
+	n, sender, err := b.readAt(ctx, p, off)
+	if n == len(p) && sender != nil && check() != nil {
+		b.from.distrust(sender)
+	}
+	return n, err
 }
 
 // DigestError is content that is not what its digest says.
@@ -39,26 +60,36 @@ func (e *DigestError) Error() string {
 // ReadAt reads a range: all of p, or an error. At the end of the blob it returns io.EOF with what
 // there is. Nothing is verified.
 func (b *blob) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	n, _, err := b.readAt(ctx, p, off)
+	return n, err
+}
+
+// readAt also returns who has sent the end of the range; nil: nobody, it is here.
+func (b *blob) readAt(ctx context.Context, p []byte, off int64) (int, *endpoint, error) {
 	if off < 0 {
-		return 0, errors.New("read before the beginning of a blob")
+		return 0, nil, errors.New("read before the beginning of a blob")
 	}
 	if off >= b.desc.Size {
-		return 0, io.EOF
+		return 0, nil, io.EOF
 	}
 	var atEnd error
 	if rest := b.desc.Size - off; int64(len(p)) > rest {
 		p, atEnd = p[:rest], io.EOF
 	}
 	if len(p) == 0 {
-		return 0, atEnd
+		return 0, nil, atEnd
 	}
 	r := b.stream(ctx, off, int64(len(p)))
 	defer r.Close()
 	n, err := io.ReadFull(r, p)
-	if err != nil {
-		return n, err
+	var sender *endpoint
+	if f, ok := r.(*fetch); ok {
+		sender = f.endpoints[0]
 	}
-	return n, atEnd
+	if err != nil {
+		return n, sender, err
+	}
+	return n, sender, atEnd
 }
 
 // verified reads the whole blob. The end of it is io.EOF only if its digest is right, otherwise a
@@ -68,6 +99,7 @@ func (b *blob) verified(ctx context.Context) io.ReadCloser {
 		inner: b.stream(ctx, 0, b.desc.Size),
 		hash:  sha256.New(),
 		want:  b.desc.Digest.String(),
+		from:  b.from,
 	}
 }
 
@@ -75,6 +107,7 @@ type verifier struct {
 	inner io.ReadCloser
 	hash  hash.Hash
 	want  string
+	from  *repository // nil: it is here
 }
 
 func (v *verifier) Read(p []byte) (int, error) {
@@ -82,6 +115,9 @@ func (v *verifier) Read(p []byte) (int, error) {
 	v.hash.Write(p[:n])
 	if err == io.EOF {
 		if got := "sha256:" + hex.EncodeToString(v.hash.Sum(nil)); got != v.want {
+			if f, ok := v.inner.(*fetch); ok && v.from != nil {
+				v.from.distrust(f.endpoints[0])
+			}
 			return n, &DigestError{Want: v.want, Got: got}
 		}
 	}
@@ -90,11 +126,12 @@ func (v *verifier) Read(p []byte) (int, error) {
 
 func (v *verifier) Close() error { return v.inner.Close() }
 
-// remoteBlob is a blob of a repository. endpoints are asked in their order.
-func remoteBlob(desc v1.Descriptor, endpoints []*endpoint) *blob {
-	return &blob{desc: desc, stream: func(ctx context.Context, off, length int64) io.ReadCloser {
-		return &fetch{ctx: ctx, desc: desc, endpoints: endpoints, off: off, end: off + length}
-	}}
+// remoteBlob is a blob of a repository.
+func remoteBlob(desc v1.Descriptor, r *repository) *blob {
+	return &blob{desc: desc, from: r,
+		stream: func(ctx context.Context, off, length int64) io.ReadCloser {
+			return &fetch{ctx: ctx, desc: desc, endpoints: r.order(), off: off, end: off + length}
+		}}
 }
 
 // fetch reads a range of a blob in a registry. A connection that breaks is made again, and goes on

@@ -97,29 +97,30 @@ func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(s
 	size := max(x.ChunkSize, cache.MinChunkSize)
 	far := &farFile{name: chunksDigest(f.Size, x.ChunkSize, digests), chunk: size, warn: warn,
 		zeros: newZeroChunks(f.Size, x.ChunkSize, digests), tables: x.tablesOf(f)}
+	verify := func(chunk int64, p []byte) error {
+		digest := digests[chunk*(size/x.ChunkSize)*digestSize:]
+		for i := int64(0); len(p) > 0; i++ {
+			n := min(int64(len(p)), x.ChunkSize)
+			sum := sha256.Sum256(p[:n])
+			if want := digest[i*digestSize:][:digestSize]; !bytes.Equal(sum[:], want) {
+				return &DigestError{Want: "sha256:" + hex.EncodeToString(want),
+					Got: "sha256:" + hex.EncodeToString(sum[:])}
+			}
+			p = p[n:]
+		}
+		return nil
+	}
 	var err error
 	far.blob, err = c.Blob(cache.BlobOptions{
-		Digest: far.name, Size: f.Size, ChunkSize: size,
+		Digest: far.name, Size: f.Size, ChunkSize: size, Verify: verify,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
-			n, err := layer.ReadAt(ctx, p, f.Offset+off)
+			n, err := layer.checked(ctx, p, f.Offset+off,
+				func() error { return verify(off/size, p) })
 			far.came.Add(int64(n))
 			if n == len(p) {
 				return nil
 			}
 			return unexpectedEnd(err)
-		},
-		Verify: func(chunk int64, p []byte) error {
-			digest := digests[chunk*(size/x.ChunkSize)*digestSize:]
-			for i := int64(0); len(p) > 0; i++ {
-				n := min(int64(len(p)), x.ChunkSize)
-				sum := sha256.Sum256(p[:n])
-				if want := digest[i*digestSize:][:digestSize]; !bytes.Equal(sum[:], want) {
-					return &DigestError{Want: "sha256:" + hex.EncodeToString(want),
-						Got: "sha256:" + hex.EncodeToString(sum[:])}
-				}
-				p = p[n:]
-			}
-			return nil
 		},
 	})
 	return far, err

@@ -168,7 +168,7 @@ func TestReadAt(t *testing.T) {
 			l.options(),
 		).endpoints(l.ref(t, "vm/a:1").remote.Context(), true)
 		require.NoError(t, err)
-		b := remoteBlob(desc, endpoints)
+		b := remoteBlob(desc, &repository{endpoints: endpoints})
 		l.faults = []fault{cut(10), says(500), cut(0)}
 		for _, c := range []struct{ off, length int }{{0, 1}, {1000, 100 << 10},
 			{len(content) - 1, 1}, {len(content) - 5, 5}} {

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -57,32 +58,68 @@ func (c *Client) source(ref Reference) (source, error) {
 
 // repository is a source in a registry.
 type repository struct {
-	ref       Reference
-	endpoints []*endpoint // the first that answers is asked first from then on
+	ref Reference
+
+	mu sync.Mutex
+	// endpoints is guarded by mu. The first that answers is asked first from then on, and one that
+	// has sent what it should not is asked last.
+	endpoints []*endpoint
 }
 
 func (r *repository) Close() error { return nil }
 
 func (r *repository) blob(desc v1.Descriptor) (*blob, error) {
-	return remoteBlob(desc, r.endpoints), nil
+	return remoteBlob(desc, r), nil
+}
+
+// order is in which order the endpoints are asked now.
+func (r *repository) order() []*endpoint {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.endpoints)
+}
+
+// move makes an endpoint the first that is asked, or the last.
+func (r *repository) move(e *endpoint, first bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	others := slices.DeleteFunc(slices.Clone(r.endpoints), func(o *endpoint) bool { return o == e })
+	if r.endpoints = append(others, e); first {
+		r.endpoints = append([]*endpoint{e}, others...)
+	}
+}
+
+// distrust has an endpoint asked last that has sent something else than it should.
+func (r *repository) distrust(e *endpoint) {
+	if all := r.order(); len(all) > 1 && all[0] == e {
+		e.client.opt.Warn(fmt.Sprintf("%s has sent wrong content: %s is asked first from now on",
+			e.repo.RegistryStr(), all[1].repo.RegistryStr()))
+		r.move(e, false)
+	}
 }
 
 func (r *repository) manifest(ctx context.Context, digest string) ([]byte, string, error) {
-	if digest == "" {
-		digest = r.ref.remote.Identifier()
+	name := digest
+	if name == "" {
+		name = r.ref.remote.Identifier()
 	}
 	var errs []error
-	for i, e := range r.endpoints {
-		content, mediaType, err := e.manifest(ctx, digest)
+	all := r.order()
+	for i, e := range all {
+		content, mediaType, err := e.manifest(ctx, name)
+		if got := digestOf(content); err == nil && strings.HasPrefix(name, "sha256:") &&
+			got != name {
+			err = &DigestError{Want: name, Got: got}
+		}
 		if err == nil {
-			r.endpoints = append(append([]*endpoint{e}, r.endpoints[:i]...), r.endpoints[i+1:]...)
+			r.move(e, true)
 			return content, mediaType, nil
 		}
 		errs = append(errs, err)
 		if ctx.Err() != nil {
 			break
 		}
-		if i+1 < len(r.endpoints) {
+		if i+1 < len(all) {
 			e.client.opt.Warn(fmt.Sprintf("mirror %s: %v", e.repo.RegistryStr(), err))
 		}
 	}
@@ -286,7 +323,11 @@ func (r *resolved) small(ctx context.Context, desc v1.Descriptor, limit int64) (
 	if err != nil {
 		return nil, err
 	}
-	in := b.verified(ctx)
-	defer in.Close()
-	return io.ReadAll(in)
+	for try := 1; ; try++ {
+		in := b.verified(ctx)
+		content, err := io.ReadAll(in)
+		if err = errors.Join(err, in.Close()); !b.again(err, try) {
+			return content, err
+		}
+	}
 }

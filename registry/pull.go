@@ -57,6 +57,9 @@ func (c *Client) Pull(
 	dest string,
 	opt PullOptions,
 ) (done []Pulled, digest string, err error) {
+	if err := writable(dest); err != nil {
+		return nil, "", err
+	}
 	r, err := c.resolve(ctx, ref)
 	if err != nil {
 		return nil, "", err
@@ -207,10 +210,18 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 func (p *puller) scan(ctx context.Context) error {
 	layers := p.image.manifest.Layers
 	read := func(i int) error {
-		if err := p.layer(ctx, i); err != nil {
-			return fmt.Errorf("layer %s of %s: %w", layers[i].Digest, p.image.ref, err)
+		for try := 1; ; try++ {
+			b, err := p.image.source.blob(layers[i])
+			if err == nil {
+				err = p.layer(ctx, i)
+			}
+			if err == nil {
+				return nil
+			}
+			if b == nil || !b.again(err, try) {
+				return fmt.Errorf("layer %s of %s: %w", layers[i].Digest, p.image.ref, err)
+			}
 		}
-		return nil
 	}
 	if i, err := p.indexed(ctx); err != nil {
 		return err

@@ -216,7 +216,8 @@ func (s *Stream) warm(ctx context.Context, desc descriptor) {
 	}
 	for range warmed {
 		go func() {
-			res, err := r.endpoints[0].once(ctx, pullScopes(r.endpoints[0]), request{
+			e := r.order()[0]
+			res, err := e.once(ctx, pullScopes(e), request{
 				method: http.MethodHead, path: "blobs/" + desc.Digest.String(),
 				accept: []int{http.StatusOK}})
 			if err == nil {

@@ -180,15 +180,20 @@ func (f *packed) fetch(ctx context.Context, p []byte, off int64) error {
 		return nil
 	})
 	raw := make([]byte, end-begin)
-	if n, err := f.layer.ReadAt(ctx, raw, begin); n < len(raw) {
+	unpackAll := func() error {
+		_ = f.chunksOf(unit, p, func(c tableChunk, p []byte) error {
+			if !c.zeros {
+				_ = unpack(f.codec, raw[c.off-begin:][:c.length], c.inner, p)
+			}
+			return nil
+		})
+		return f.verify(unit, p)
+	}
+	if n, err := f.layer.checked(ctx, raw, begin, unpackAll); n < len(raw) {
 		return unexpectedEnd(err)
 	}
-	return f.chunksOf(unit, p, func(c tableChunk, p []byte) error {
-		if !c.zeros {
-			_ = unpack(f.codec, raw[c.off-begin:][:c.length], c.inner, p)
-		}
-		return nil
-	})
+	_ = unpackAll()
+	return nil
 }
 
 // verify is told a unit, and holds each of its chunks against its digest.

@@ -1,0 +1,105 @@
+package registry
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// mirrored is a registry with a mirror, which both have the same.
+func mirrored(t testing.TB) (registry, mirror *lying, opt Options) {
+	registry, mirror = newLying(t), newLying(t)
+	return registry, mirror, Options{
+		Insecure: []string{registry.host(), mirror.host()},
+		Mirrors:  []string{registry.host() + "=" + mirror.host()},
+	}
+}
+
+// TestMirrorLies: after a mirror that has sent wrong content, the registry is asked.
+func TestMirrorLies(t *testing.T) {
+	content := noise(90, 2<<20)
+	plain := tarOf(t, tarFile{name: "disk/a.img", content: content})
+	for what, layer := range map[string][]byte{"plain": plain, "gzip": gzipped(t, plain)} {
+		t.Run(what, func(t *testing.T) {
+			registry, mirror, opt := mirrored(t)
+			for _, l := range []*lying{registry, mirror} {
+				l.tags["1"] = l.image(t, layer)
+			}
+			mirror.replace(digestOf(layer), flipped(layer, len(layer)/2))
+			dir, err := pullHTTP(t, registry, opt)
+			require.NoError(t, err)
+			onlyFile(t, dir, "out.raw", content)
+			require.Positive(t, mirror.requests("/blobs/"))
+			require.Equal(t, 1, registry.requests("/blobs/"+digestOf(layer)))
+
+			s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
+			img := s.disk(t, s.open(t, registry.ref(t, "vm/a:1")), "a.img")
+			require.True(t, bytes.Equal(content, contentOf(t, img)))
+		})
+	}
+}
+
+// TestMirrorLiesInChunks has a mirror send wrong chunks of an image with an index: each is fetched
+// from the registry, and the mirror is asked no more.
+func TestMirrorLiesInChunks(t *testing.T) {
+	content := noise(91, 8<<20)
+	registry, mirror, opt := mirrored(t)
+	w := &tocWriter{codec: codecZstd, chunk: 256 << 10}
+	w.add(t, tarFile{name: "disk/a.img", content: content})
+	layer, annotations := w.layer(t, w.entries)
+	for _, l := range []*lying{registry, mirror} {
+		l.annotated(t, layer, annotations)
+	}
+	s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
+	img := s.disk(t, s.open(t, registry.ref(t, "vm/a:1")), "a.img")
+	bad := bytes.Clone(layer)
+	for at := 1 << 20; at < len(bad)-100<<10; at += 100 << 10 {
+		bad[at] ^= 1
+	}
+	mirror.replace(digestOf(layer), bad)
+	before := registry.requests("/blobs/")
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+	require.Greater(t, registry.requests("/blobs/"), before)
+	require.Positive(t, s.opt.Cache.Stats().Wrong)
+	require.LessOrEqual(t, s.opt.Cache.Stats().Wrong, int64(fetchesAtOnce))
+}
+
+// fetchesAtOnce is how many chunks may have been on their way when the first was wrong.
+const fetchesAtOnce = 16
+
+// TestMirrorOfAnotherManifest does not believe a mirror that has something else under a digest.
+func TestMirrorOfAnotherManifest(t *testing.T) {
+	content := noise(92, 1<<20)
+	registry, mirror, opt := mirrored(t)
+	desc := registry.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content}))
+	mirror.replace(desc.Digest.String(), []byte(`{"schemaVersion":2,"layers":[]}`))
+	ref, err := ParseReference(registry.host() + "/vm/a@" + desc.Digest.String())
+	require.NoError(t, err)
+	dest := filepath.Join(t.TempDir(), "a.raw")
+	_, _, err = newClient(t, opt).Pull(t.Context(), ref, dest, PullOptions{})
+	require.NoError(t, err)
+	got, err := os.ReadFile(dest)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, got))
+}
+
+// TestPullNowhere says at once that the destination cannot be written, and asks nobody.
+func TestPullNowhere(t *testing.T) {
+	l := newLying(t)
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for dest, want := range map[string]string{
+		filepath.Join(t.TempDir(), "none", "a.raw"): "make it first",
+		filepath.Join(file, "a.raw"):                "is no directory",
+		"/proc/a.raw":                               `nothing can be written to the directory "/proc"`,
+		"/proc/":                                    `nothing can be written to the directory "/proc`,
+	} {
+		_, _, err := newClient(t, l.options()).Pull(t.Context(), l.ref(t, "vm/a:1"), dest,
+			PullOptions{})
+		require.ErrorContains(t, err, want)
+	}
+	require.Zero(t, l.requests(""))
+}
