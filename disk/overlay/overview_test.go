@@ -54,29 +54,30 @@ func TestMapOfAnOverlay(t *testing.T) {
 
 	_, err = o.WriteAt(make([]byte, disk.SectorSize), 3*block)
 	require.NoError(t, err)
-	_, err = o.WriteAt(make([]byte, 2*block), 40*block)
+	// The file remembers its holes by 64 KiB.
+	_, err = o.WriteAt(make([]byte, 16*block), 48*block)
 	require.NoError(t, err)
-	_, err = o.WriteAt(make([]byte, block), 100*block)
+	_, err = o.WriteAt(make([]byte, 16*block), 96*block)
 	require.NoError(t, err)
 	_, err = o.ReadAt(make([]byte, block), 7*block)
 	require.NoError(t, err)
 	m = o.Map()
-	require.Equal(t, disk.Cell{Image: 31 * block, Written: 4 * block, Hole: 93 * block, Read: true},
-		m.Total())
+	require.Equal(t, disk.Cell{Image: 31 * block, Written: 33 * block, Hole: 64 * block,
+		Read: true}, m.Total())
 	require.Equal(t, disk.Cell{Written: block}, cell(m, 3))
-	require.Equal(t, disk.Cell{Written: block}, cell(m, 100))
+	require.Equal(t, disk.Cell{Written: block}, cell(m, 111))
 	require.Equal(t, disk.Cell{Image: block, Read: true}, cell(m, 7))
 
 	require.NoError(t, o.Discard(10*block, 2*block))
-	require.NoError(t, o.Discard(40*block, block))
-	require.Equal(t, disk.Cell{Image: 29 * block, Written: 3 * block, Hole: 96 * block, Read: true},
-		o.Map().Total())
+	require.NoError(t, o.Discard(48*block, block))
+	require.Equal(t, disk.Cell{Image: 29 * block, Written: 32 * block, Hole: 67 * block,
+		Read: true}, o.Map().Total())
 
 	require.NoError(t, o.Copy(t.Context(), CopyOptions{Slots: slots.New(1, slots.Options{})}))
 	m = o.Map()
 	sum := m.Total()
 	sum.Read = false
-	require.Equal(t, disk.Cell{Copied: 29 * block, Written: 3 * block, Hole: 96 * block}, sum)
+	require.Equal(t, disk.Cell{Copied: 29 * block, Written: 32 * block, Hole: 67 * block}, sum)
 	require.Equal(t, disk.Cell{Copied: block}, cell(m, 0))
 	require.NoError(t, o.dropMaps())
 	o.base.drop()
