@@ -188,6 +188,9 @@ func refusal(err error) error {
 		return api.Errorf(api.CodeUnavailable, "%v", errStopping)
 	case errors.Is(err, disk.ErrNoSpace):
 		return api.Errorf(api.CodeLimit, "%v", err)
+	case errors.Is(err, disk.ErrReadOnly):
+		return api.Errorf(api.CodeInvalid, "a disk that nobody may write, as with access-mode %s, "+
+			"keeps its size", api.ReadShared)
 	case errors.As(err, new(*instance.SizeError)),
 		errors.As(err, new(*instance.UnsupportedModeError)):
 		return api.Errorf(api.CodeInvalid, "%v", err)

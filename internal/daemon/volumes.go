@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -149,6 +150,10 @@ func (d *Daemon) answerVolumes() {
 	go func() { v.served <- v.server.Serve(v.listener) }()
 }
 
+// volumesGrace is how long a stop waits for requests for volumes. Sessions need the rest of the
+// time. What was not answered is undone, and an upload goes on later.
+const volumesGrace = 2 * time.Second
+
 // closeVolumes ends requests for volumes, before the disks are closed. It may be called where
 // openVolumes has failed, or was not called.
 func (d *Daemon) closeVolumes(ctx context.Context) (err error) {
@@ -158,6 +163,8 @@ func (d *Daemon) closeVolumes(ctx context.Context) (err error) {
 	}
 	if v.served != nil {
 		v.uploads.Close()
+		ctx, cancel := context.WithTimeout(ctx, volumesGrace)
+		defer cancel()
 		if err := v.server.Shutdown(ctx); err != nil {
 			d.log.Warn("requests for volumes were cut off", zap.Error(err))
 		}
@@ -168,7 +175,7 @@ func (d *Daemon) closeVolumes(ctx context.Context) (err error) {
 	}
 	closeAll([]net.Listener{v.listener})
 	if v.manager != nil {
-		err = v.manager.Close()
+		err = within(ctx, "end", v.manager.Close)
 	}
 	return err
 }

@@ -53,6 +53,9 @@ func TestOpenAPI(t *testing.T) {
 
 	s := serve(t, Access{})
 	for path, operations := range at(t, doc, "paths") {
+		if strings.Contains(path, "/data") {
+			continue // Options.Uploads
+		}
 		for method := range operations.(map[string]any) {
 			if method == "description" || method == "parameters" {
 				continue
