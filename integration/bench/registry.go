@@ -35,6 +35,7 @@ var registryParts = []struct {
 }{
 	{"registry, first read", (*shop).measureFirst},
 	{"registry, boot", (*shop).measureBoot},
+	{"registry, reads of a boot", (*shop).measureBootReads},
 	{"registry, cached", (*shop).measureCached},
 	{"registry, pull", (*shop).measurePull},
 	{"registry, push", (*shop).measurePush},

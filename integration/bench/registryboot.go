@@ -5,18 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
-
-	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/registry"
 )
 
 // dieWithParent ends a process with this one.
@@ -41,26 +35,12 @@ func (r *shop) measureBoot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	boot := func(url string) (float64, error) { return bootGuest(ctx, kernel, initrd, url) }
-	order := filepath.Join(r.dir, "boot.order")
-	local := func(env map[string]string) (seconds float64, err error) {
-		place, err := os.MkdirTemp(r.cache, "local-")
-		if err != nil {
-			return 0, err
-		}
-		defer os.RemoveAll(place)
-		env["COPY_MODE"] = "copy-on-write"
-		d, err := r.startOn(r.images[bootImage], place, env)
-		if err != nil {
-			return 0, err
-		}
-		seconds, err = boot(urlOf(d))
-		// Not killed: it writes the order when it stops.
-		return seconds, errors.Join(err, d.Signal(syscall.SIGTERM), ended(d.Wait(time.Minute)))
-	}
-	if _, err := local(map[string]string{"RECORD_BOOT": order}); err != nil {
+	order, err := r.bootOrder(ctx)
+	if err != nil {
 		return err
 	}
+	boot := func(url string) (float64, error) { return bootGuest(ctx, kernel, initrd, url) }
+	local := func() (float64, error) { return r.bootLocally(ctx, kernel, initrd, "") }
 	plain, err := r.push(bootImage, "1")
 	if err != nil {
 		return err
@@ -86,7 +66,7 @@ func (r *shop) measureBoot(ctx context.Context) error {
 		run  func() (float64, int64, error)
 	}{
 		{"a local file", func() (float64, int64, error) {
-			seconds, err := local(map[string]string{})
+			seconds, err := local()
 			return seconds, 0, err
 		}},
 		{"streamed, cold", func() (float64, int64, error) {
@@ -104,7 +84,7 @@ func (r *shop) measureBoot(ctx context.Context) error {
 			if err != nil {
 				return 0, 0, err
 			}
-			seconds, err := local(map[string]string{})
+			seconds, err := local()
 			return pull + seconds, r.far.fetched.Load() - before, err
 		}},
 	}
@@ -131,7 +111,40 @@ func (r *shop) measureBoot(ctx context.Context) error {
 	}
 	fmt.Println("From the start of QEMU to the guest's login prompt:")
 	out.print(os.Stdout)
-	return r.printChunks(order)
+	return nil
+}
+
+// bootOrder is what a guest reads when it boots. It is recorded once and kept, as the images are.
+func (r *shop) bootOrder(ctx context.Context) (path string, err error) {
+	path = filepath.Join(r.cache, "boot.order")
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	kernel, initrd, err := r.bootFiles(ctx)
+	if err != nil {
+		return "", err
+	}
+	_, err = r.bootLocally(ctx, kernel, initrd, path)
+	return path, err
+}
+
+// bootLocally boots a guest from the image as a local file, and records what it reads; "": does
+// not.
+func (r *shop) bootLocally(ctx context.Context, kernel, initrd, order string) (seconds float64,
+	err error) {
+	place, err := os.MkdirTemp(r.cache, "local-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(place)
+	d, err := r.startOn(r.images[bootImage], place,
+		map[string]string{"COPY_MODE": "copy-on-write", "RECORD_BOOT": order})
+	if err != nil {
+		return 0, err
+	}
+	seconds, err = bootGuest(ctx, kernel, initrd, urlOf(d))
+	// Not killed: it writes the order when it stops.
+	return seconds, errors.Join(err, d.Signal(syscall.SIGTERM), ended(d.Wait(time.Minute)))
 }
 
 func ended(status int, err error) error {
@@ -230,7 +243,7 @@ func until(r *bufio.Reader, want string) (string, error) {
 
 // podmanPull pulls an image into a store of its own, and returns how long that took.
 func (r *shop) podmanPull(ctx context.Context, ref string) (seconds float64, err error) {
-	store, err := os.MkdirTemp(r.dir, "podman-")
+	store, err := os.MkdirTemp("", "pull-") // podman takes a path of 50 characters at most
 	if err != nil {
 		return 0, err
 	}
@@ -240,88 +253,4 @@ func (r *shop) podmanPull(ctx context.Context, ref string) (seconds float64, err
 		"--runroot", filepath.Join(store, "run"), "--storage-driver=vfs",
 		"pull", "--quiet", "--tls-verify=false", ref))
 	return time.Since(begin).Seconds(), err
-}
-
-// noting is a file of an image that notes what is read of it.
-type noting struct {
-	*os.File
-	size  int64
-	mu    sync.Mutex
-	reads [][2]int64 // begin and end; guarded by mu
-}
-
-func (n *noting) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
-	n.mu.Lock()
-	n.reads = append(n.reads, [2]int64{off, off + int64(len(p))})
-	n.mu.Unlock()
-	return n.File.ReadAt(p, off)
-}
-
-func (n *noting) Size() int64              { return n.size }
-func (n *noting) Identity() image.Identity { return image.Identity{} }
-func (n *noting) Parallel() int            { return 1 }
-func (n *noting) WillRead(_, _ int64)      {}
-func (n *noting) Check() error             { return nil }
-
-func (n *noting) Extent(_, length int64) (disk.Extent, error) {
-	return disk.Extent{Length: length, Data: true}, nil
-}
-
-// printChunks prints how much has to be fetched for a recorded boot, by how much is fetched at
-// once, to what its reads need of the compressed file.
-func (r *shop) printChunks(order string) error {
-	f, err := os.Open(order)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	recorded, err := registry.ReadBootOrder(f)
-	if err != nil {
-		return err
-	}
-	file, err := os.Open(r.images[bootImage])
-	if err != nil {
-		return err
-	}
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	n := &noting{File: file, size: info.Size()}
-	img, err := image.OpenSource(context.Background(), filepath.Base(file.Name()),
-		func(context.Context, string) (image.Source, error) { return n, nil }, image.Options{})
-	if err != nil {
-		return err
-	}
-	defer img.Close()
-	n.reads = nil
-	blocks, p := int64(0), make([]byte, registry.BootBlock)
-	for _, run := range recorded.Disks[0].Blocks {
-		for block := run.First; block < run.First+run.Count; block++ {
-			if _, err := img.ReadAt(p, block*registry.BootBlock); err != nil && err != io.EOF {
-				return err
-			}
-			blocks++
-		}
-	}
-	needed := int64(0)
-	out := table{head: []string{"at once", "chunks", "bytes", "to what is needed"}}
-	for _, read := range n.reads {
-		needed += read[1] - read[0]
-	}
-	for _, size := range []int64{64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20} {
-		chunks := map[int64]bool{}
-		for _, read := range n.reads {
-			for chunk := read[0] / size; chunk*size < read[1]; chunk++ {
-				chunks[chunk] = true
-			}
-		}
-		total := int64(len(chunks)) * size
-		out.add(fmt.Sprintf("%d KiB", size>>10), fmt.Sprint(len(chunks)), mib(float64(total)),
-			ratio(float64(total), float64(needed)))
-	}
-	fmt.Printf("That boot reads %s of the disk, which are %s of the compressed file:\n",
-		mib(float64(blocks*registry.BootBlock)), mib(float64(needed)))
-	out.print(os.Stdout)
-	return nil
 }
