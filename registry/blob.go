@@ -92,6 +92,15 @@ func (b *blob) readAt(ctx context.Context, p []byte, off int64) (int, *endpoint,
 	return n, sender, atEnd
 }
 
+// fill reads a range: all of p, or an error. Nothing is verified.
+func (b *blob) fill(ctx context.Context, p []byte, off int64) error {
+	n, err := b.ReadAt(ctx, p, off)
+	if n == len(p) {
+		return nil
+	}
+	return unexpectedEnd(err)
+}
+
 // verified reads the whole blob. The end of it is io.EOF only if its digest is right, otherwise a
 // *DigestError.
 func (b *blob) verified(ctx context.Context) io.ReadCloser {

@@ -34,6 +34,8 @@ type farFile struct {
 	chunk  int64  // bytes that are fetched at once
 	zeros  zeroChunks
 	tables *tables // what is read of it to open it; nil: that has to be fetched
+	// booted has a bit for each chunk that a recorded boot has fetched ahead; nil: there is none
+	booted atomic.Pointer[[]uint64]
 	// opening says that what is announced is among the tables
 	opening atomic.Bool
 	warn    func(text string)
@@ -53,7 +55,7 @@ type chunks interface {
 // readRun is a place where somebody reads one chunk after the other.
 type readRun struct {
 	next   int64 // the chunk that comes next
-	window int64 // how many chunks are fetched ahead; 0: it has not begun
+	window int64 // twice how many chunks are fetched ahead; 0: it has not begun
 }
 
 const (
@@ -67,6 +69,9 @@ const (
 // asks for little at once, and each fetch takes long.
 func (f *farFile) readAhead(off, length int64) {
 	first, last := off/f.chunk, (off+length-1)/f.chunk
+	if f.inBoot(first) && f.inBoot(last) {
+		return // what a guest has read is known, and need not be guessed
+	}
 	f.mu.Lock()
 	i := slices.IndexFunc(f.runs[:], func(r readRun) bool {
 		return r.window > 0 && (first == r.next || first == r.next-1)
@@ -76,14 +81,14 @@ func (f *farFile) readAhead(off, length int64) {
 	if i < 0 {
 		i = readRuns - 1
 	} else if run = f.runs[i]; last >= run.next {
-		run.window, ahead = min(2*run.window, farthestAhead/f.chunk), true
+		run.window, ahead = min(2*run.window, 2*farthestAhead/f.chunk), true
 	}
 	run.next = max(run.next, last+1)
 	copy(f.runs[1:i+1], f.runs[:i])
 	f.runs[0] = run
 	f.mu.Unlock()
 	if ahead {
-		f.WillRead(run.next*f.chunk, run.window*f.chunk)
+		f.WillRead(run.next*f.chunk, run.window/2*f.chunk) // most files end soon
 	}
 }
 
@@ -228,6 +233,12 @@ func (f *farFile) WillRead(off, length int64) {
 	}
 }
 
+// inBoot reports whether a chunk is one that a recorded boot reads.
+func (f *farFile) inBoot(chunk int64) bool {
+	bits := f.booted.Load()
+	return bits != nil && (*bits)[chunk/64]&(1<<(chunk%64)) != 0
+}
+
 // order has chunks of the index, of which each has that size, fetched in their order.
 func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 	var mine [][2]int64
@@ -241,6 +252,13 @@ func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 			off += n
 		}
 	}
+	bits := make([]uint64, f.Size()/f.chunk/64+1)
+	for _, r := range mine {
+		for chunk := r[0]; chunk < r[0]+r[1]; chunk++ {
+			bits[chunk/64] |= 1 << (chunk % 64)
+		}
+	}
+	f.booted.Store(&bits)
 	return f.blob.(*cache.Blob).Order(mine) // only an index has an order
 }
 

@@ -164,7 +164,7 @@ func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 			continue
 		}
 		s.warm(ctx, desc)
-		text, err := s.image.small(ctx, desc, maxIndexLayer)
+		text, err := s.indexLayer(ctx, desc)
 		if err == nil {
 			err = s.kept.saveBlob(desc.Digest, text)
 		}
@@ -193,6 +193,28 @@ func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 		return x, nil
 	}
 	return nil, nil
+}
+
+// indexLayer reads the layer of the index, through the cache: daemons that share it fetch it once.
+// What the cache has is held against the layer's digest.
+func (s *Stream) indexLayer(ctx context.Context, desc descriptor) ([]byte, error) {
+	if desc.Size > 0 && desc.Size <= maxIndexLayer && !s.kept.has(desc.Digest) {
+		layer, err := s.image.source.blob(desc)
+		if err != nil {
+			return nil, err
+		}
+		cached, err := s.opt.Cache.Blob(cache.BlobOptions{Digest: desc.Digest.String(),
+			Size: desc.Size, ChunkSize: cache.MaxChunkSize, Fetch: layer.fill})
+		if err != nil {
+			return nil, err
+		}
+		text := make([]byte, desc.Size)
+		n, err := cached.ReadAt(ctx, text, 0)
+		if err == nil && digestOf(text[:n]) == desc.Digest.String() {
+			return text, nil
+		}
+	}
+	return s.image.small(ctx, desc, maxIndexLayer)
 }
 
 // unpackLocked takes the tables out of an index.
