@@ -325,7 +325,7 @@ func (t *tocReader) chunk(e *tocEntry) error {
 		size = t.file.Size - e.ChunkOffset
 	}
 	if t.all++; t.all > maxTOCChunks {
-		return &unsuited{fmt.Sprintf("has more than %d chunks", maxTOCChunks)}
+		return tooManyChunks()
 	}
 	switch {
 	case e.ChunkOffset != t.done:
@@ -335,8 +335,7 @@ func (t *tocReader) chunk(e *tocEntry) error {
 		return fmt.Errorf("a chunk of %.100q has %d bytes, and %d are left of the file",
 			t.file.Name, size, t.file.Size-t.done)
 	case e.ChunkType == chunkZeros:
-		t.zeros(e.Offset, size)
-		return nil
+		return t.zeros(e.Offset, size)
 	case size > maxUnit || e.InnerOffset > maxUnit:
 		return &unsuited{fmt.Sprintf("has chunks of more than %d MiB", maxUnit>>20)}
 	case e.Offset <= 0 || e.InnerOffset < 0:
@@ -357,10 +356,18 @@ func (t *tocReader) chunk(e *tocEntry) error {
 }
 
 // zeros takes a chunk of zeros, which may be as long as the file.
-func (t *tocReader) zeros(off, size int64) {
+func (t *tocReader) zeros(off, size int64) error {
 	for t.done += size; size > 0; size -= maxHole {
+		if t.all++; t.all > maxTOCChunks {
+			return tooManyChunks()
+		}
 		t.table = append(t.table, tableChunk{off: off, size: min(size, maxHole), zeros: true})
 	}
+	return nil
+}
+
+func tooManyChunks() error {
+	return &unsuited{fmt.Sprintf("has more than %d chunks", maxTOCChunks)}
 }
 
 // endFile ends the file whose chunks came. next is where something else begins in the layer; 0: it

@@ -266,6 +266,11 @@ func TestTableHostile(t *testing.T) {
 			e[0]["size"], e[0]["chunkSize"] = 64<<20, 63<<20
 			return e
 		}, ""},
+		"zeros without end": {func(e []map[string]any) any {
+			e[0]["size"], e[0]["chunkSize"] = int64(1)<<60, int64(1)<<59
+			e[0]["chunkType"] = chunkZeros
+			return e
+		}, ""},
 		"a symbolic link": {func(e []map[string]any) any {
 			return append(e, map[string]any{"name": "disk/l", "type": "symlink"})
 		}, ""},
