@@ -145,7 +145,7 @@ func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
 		Devices:    k.devices(),
 	}
 	// The power button of ACPI is how libvirt asks the guest to stop. Without firmware, aarch64 has
-	// a description of its devices instead, with a button of its own.
+	// no ACPI, and Debian's kernel has no driver for the button that it has instead.
 	if k.Boot.Arch == ArchAMD64 {
 		domain.Features = &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}}
 	}

@@ -28,6 +28,9 @@ func (p *Progress) Done() int64 {
 // Total is how many there will be; 0 before that is known.
 func (p *Progress) Total() int64 { return p.total.Load() }
 
+// Expect says how many bytes there will be, where the caller knows.
+func (p *Progress) Expect(total int64) { p.total.Store(total) }
+
 // Data is the same.
 func (p *Progress) Data() (done, total int64) { return p.Done(), p.Total() }
 

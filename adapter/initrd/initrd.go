@@ -24,7 +24,7 @@ var required = []string{"virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "vi
 // useful are drivers that some kernels do not have, such as those of other architectures: other
 // ways to attach a disk, the power button, and entropy.
 var useful = []string{"virtio_mmio", "ahci", "nvme", "virtio_rng", "virtio_balloon", "crc32c_intel",
-	"button", "evdev", "gpio_keys", "gpio_pl061"}
+	"button", "evdev"}
 
 // modulesDir is where the init looks.
 const modulesDir = "lib/modules/"

@@ -161,11 +161,12 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.R
 	p := new(registry.Progress)
 	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
 	var made *adapt.Made
-	err := report.while(p, func() (err error) {
+	err := report.watch(p, func() (err error) {
 		made, err = adapt.Image(ctx, client, ref, o.to,
 			adapt.Options{Size: size, Machine: o.machine, Progress: p})
 		return err
 	})
+	report.clear()
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted: what is complete in %q stays, and is not made again", o.to)
 	}

@@ -36,8 +36,15 @@ type progress interface {
 	Data() (done, total int64) // bytes of data in the image: how long the rest takes
 }
 
-// while runs f and shows p until f returns.
+// while runs f and shows p until f returns, and then how much it was.
 func (r *reporter) while(p progress, f func() error) error {
+	err := r.watch(p, f)
+	r.finish(p, err)
+	return err
+}
+
+// watch runs f and shows p until f returns. The bar is left to clear.
+func (r *reporter) watch(p progress, f func() error) error {
 	r.began = r.now()
 	result := make(chan error, 1)
 	go func() { result <- f() }()
@@ -48,7 +55,6 @@ func (r *reporter) while(p progress, f func() error) error {
 		case <-tick.C:
 			r.show(p)
 		case err := <-result:
-			r.finish(p, err)
 			return err
 		}
 	}
@@ -85,10 +91,15 @@ func (r *reporter) show(p progress) {
 	}
 }
 
-func (r *reporter) finish(p progress, err error) {
+// clear removes the bar.
+func (r *reporter) clear() {
 	if r.terminal {
 		fmt.Fprint(r.w, "\r\x1b[K")
 	}
+}
+
+func (r *reporter) finish(p progress, err error) {
+	r.clear()
 	if err == nil {
 		took := r.now().Sub(r.began)
 		_, data := p.Data()

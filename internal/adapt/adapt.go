@@ -57,11 +57,16 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 		return nil, err
 	}
 	image := adapter.Image{Config: config}
+	var total int64
 	for i, l := range container.Layers() {
+		total += l.Size
 		image.Layers = append(image.Layers, adapter.Layer{Digest: l.Digest, DiffID: l.DiffID,
 			Open: func(ctx context.Context) (io.ReadCloser, error) {
 				return container.OpenLayer(ctx, i, opt.Progress)
 			}})
+	}
+	if opt.Progress != nil {
+		opt.Progress.Expect(total)
 	}
 	if made.Disk, err = adapter.Build(ctx, image, dir, buildOpt); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
