@@ -16,6 +16,8 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"kubevirt.io/disk/disk/image"
 )
 
 // Some layers are compressed in chunks, with a table of contents at their end. The manifest vouches
@@ -309,6 +311,9 @@ func (t *tocReader) entry(e *tocEntry, name string) error {
 	if n.kind != entryFile || !under(diskDir, name) ||
 		strings.HasPrefix(path.Base(name), whiteoutPrefix) {
 		return nil
+	}
+	if e.Size > image.DefaultMaxVirtualSize {
+		return &unsuited{fmt.Sprintf("has a file of %d bytes, more than any disk", e.Size)}
 	}
 	t.file = &part{Name: name, Size: e.Size, Layer: t.desc.Digest.String(), Codec: t.codec}
 	t.table, t.done, t.whole = nil, 0, e
