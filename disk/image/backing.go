@@ -15,8 +15,15 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// maxBackingDepth is the limit on the number of backing files in a chain.
-const maxBackingDepth = 8
+const (
+	// maxBackingDepth is the limit on the number of backing files in a chain: as many as a
+	// container image has layers, and some.
+	maxBackingDepth = 136
+	// plainDepth is how many backing files may be as they like. Those below have to have small
+	// clusters and get small caches, so that a chain made to take memory cannot take much.
+	plainDepth         = 8
+	maxDeepClusterSize = 64 << 10 // bytes
+)
 
 // fileUse says why a file is opened. The advice in a message depends on it.
 type fileUse int
@@ -198,9 +205,14 @@ func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 	limit := o.opt.maxVirtualSize()
 	if l.format == FormatQcow2 {
-		c, err := openQcow2(ctx, l, limit)
+		c, err := openQcow2(ctx, l, limit, depth > plainDepth)
 		if err != nil {
 			return refuseQcow2(l.name, err)
+		}
+		if size := c.header().clusterSize; depth > plainDepth && size > maxDeepClusterSize {
+			return &Error{Name: l.name, Format: l.format, Action: "flatten the image above it " +
+				"with \"qemu-img convert\"", Reason: fmt.Sprintf("has clusters of %d bytes, and "+
+				"more than %d files above it", size, plainDepth)}
 		}
 		l.content, l.header, l.size = c, c.header(), c.Size()
 	}

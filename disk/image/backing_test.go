@@ -91,14 +91,14 @@ func TestBackingChainDepthAndContent(t *testing.T) {
 				map[bool]string{true: ".qcow2"}[i == 1]), format)
 		format = "qcow2"
 	}
-	_, err := Open(filepath.Join(dir, "9.qcow2"), Options{})
-	require.ErrorContains(t, err, "more than 8 backing files")
+	_, err := Open(filepath.Join(dir, fmt.Sprintf("%d.qcow2", maxBackingDepth+1)), Options{})
+	require.ErrorContains(t, err, fmt.Sprintf("more than %d backing files", maxBackingDepth))
 
-	img := openImage(t, filepath.Join(dir, "8.qcow2"))
-	require.Len(t, img.Info().BackingChain, 8)
+	img := openImage(t, filepath.Join(dir, fmt.Sprintf("%d.qcow2", maxBackingDepth)))
+	require.Len(t, img.Info().BackingChain, maxBackingDepth)
 	require.Equal(t, BackingInfo{Name: "0", Format: FormatRaw, FormatSource: SourceContent,
 		VirtualSize: 1 << 20, FileSize: 1 << 20},
-		img.Info().BackingChain[7])
+		img.Info().BackingChain[maxBackingDepth-1])
 	p := make([]byte, 8192)
 	_, err = img.ReadAt(p, 0)
 	require.NoError(t, err)
@@ -106,10 +106,11 @@ func TestBackingChainDepthAndContent(t *testing.T) {
 	require.Less(t, img.Info().AllocatedSize, int64(1<<20),
 		"holes of the raw backing file are holes")
 
-	require.NoError(t, os.Remove(filepath.Join(dir, "9.qcow2")))
+	top := fmt.Sprintf("%d.qcow2", maxBackingDepth)
+	require.NoError(t, os.Remove(filepath.Join(dir, fmt.Sprintf("%d.qcow2", maxBackingDepth+1))))
 	images, err := ScanDir(dir, Options{})
 	require.NoError(t, err)
-	require.Equal(t, []string{"8.qcow2"}, names(images), "backing files are no LUNs")
+	require.Equal(t, []string{top}, names(images), "backing files are no LUNs")
 }
 
 func TestBackingLoopIsListedForEveryFileOfIt(t *testing.T) {

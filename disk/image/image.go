@@ -43,6 +43,7 @@ type Image struct {
 	path     string // "" if it is no file of this machine
 	dir      string
 	top      *layer
+	flat     *flat // nil: there is one file only, or a file is far away, or there are too many runs
 	info     Info
 	use      usage
 	parallel int
@@ -116,7 +117,7 @@ func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
 	}
 	img := &Image{name: name, top: top, close: sync.OnceValue(top.close)}
 	top.chain(func(l *layer) { img.parallel = max(img.parallel, l.bytes.Parallel()) })
-	if img.use, err = top.usage(ctx); err != nil {
+	if img.use, img.flat, err = top.measure(ctx, img.parallel <= 1); err != nil {
 		return nil, errors.Join(refuseUnread(name, top.format, err), top.close())
 	}
 	img.info = top.describe(img.use)
@@ -127,21 +128,29 @@ func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
 	return img, nil
 }
 
-// usage is what the layer takes, plus what shows through from the layers below.
-func (l *layer) usage(ctx context.Context) (u usage, err error) {
+// measure goes through the runs of the layer and of those below it once. It returns how much they
+// take, and, if index is set and there is a chain, where they are. Of a chain that is far away that
+// is not wanted: it announces what it reads, file by file.
+func (l *layer) measure(ctx context.Context, index bool) (u usage, chain *flat, err error) {
 	if l.content != nil && l.below == nil {
-		return l.content.usage(), nil
+		return l.content.usage(), nil, nil
 	}
-	err = l.walk(ctx, 0, l.size, func(_, n int64, kind extentKind) error {
+	if index && l.below != nil {
+		chain = &flat{size: l.size}
+	}
+	err = l.walkFiles(ctx, 0, l.size, func(file *layer, off, n int64, kind extentKind) error {
 		switch kind {
 		case extentPlain:
 			u.plain += n
 		case extentCompressed:
 			u.compressed += n
 		}
+		if chain != nil && !chain.note(ctx, file, off, n, kind) {
+			chain = nil
+		}
 		return nil
 	})
-	return u, err
+	return u, chain, err
 }
 
 // Name is the file's name in the image directory.
@@ -182,7 +191,7 @@ func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, er
 	if rest := m.top.size - off; int64(len(p)) > rest {
 		p, atEnd = p[:rest], true
 	}
-	n, err := m.top.ReadAt(ctx, p, off)
+	n, err := m.read(ctx, p, off)
 	if n < len(p) {
 		if err == nil || err == io.EOF {
 			err = io.ErrUnexpectedEOF // the file became shorter
@@ -203,7 +212,7 @@ func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, err
 		return disk.Extent{}, fmt.Errorf("image %q: extent of %d bytes at %d is outside of its "+
 			"%d bytes", m.name, length, off, m.top.size)
 	}
-	n, kind, err := m.top.extent(ctx, off, length)
+	n, kind, err := m.extent(ctx, off, length)
 	if err != nil {
 		return disk.Extent{}, unread(ctx, off, length, fmt.Errorf("image %q: %w", m.name, err))
 	}
@@ -240,6 +249,9 @@ func (m *Image) Verify(ctx context.Context) error {
 // Slow reports whether a read at off has to decompress, in whichever file of the chain. See
 // Estimator.
 func (m *Image) Slow(off int64) bool {
+	if m.flat != nil && off < m.top.size {
+		return m.flat.slow(off)
+	}
 	slow, below := false, true
 	for l := m.top; below && l != nil && l.content != nil && off < l.size; l = l.below {
 		slow, below = l.content.slow(off)

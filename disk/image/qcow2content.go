@@ -10,10 +10,19 @@ import (
 // qcow2Content makes a qcow2 image the content of a layer.
 type qcow2Content struct{ *qcow2.Image }
 
+// deepCacheBytes is what a file deep in a chain may keep in memory of its tables, and of decoded
+// clusters.
+const deepCacheBytes = 2 << 20
+
 // openQcow2 validates a layer's file as a qcow2 image.
-func openQcow2(ctx context.Context, l *layer, maxVirtualSize int64) (content, error) {
+func openQcow2(ctx context.Context, l *layer, maxVirtualSize int64, deep bool) (content, error) {
+	cache := int64(0)
+	if deep {
+		cache = deepCacheBytes
+	}
 	img, err := qcow2.Open(ctx, l.bytes, l.bytes.Size(), qcow2.Options{
 		MaxVirtualSize: maxVirtualSize, WillRead: l.bytes.WillRead, Parallel: l.bytes.Parallel(),
+		CacheBytes: cache,
 	})
 	if err != nil {
 		return nil, err

@@ -126,7 +126,7 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 func (o *opener) scan(name string) (f scanned, err error) {
 	f.info = Info{Name: name, BackingChain: []BackingInfo{}}
 	o.refused = func(l *layer) {
-		use, err := l.usage(context.Background())
+		use, _, err := l.measure(context.Background(), false)
 		if err != nil {
 			use = usage{} // it is refused anyway, so only the size is missing
 		}

@@ -18,6 +18,8 @@ type Options struct {
 	// Parallel is how many reads are worth having under way at once. If the file is far away, each
 	// read takes long, however short it is. 0 or 1 means that the file is near.
 	Parallel int
+	// CacheBytes bounds the memory for tables, and that for decoded clusters. 0: 16 MiB and 8 MiB.
+	CacheBytes int64
 }
 
 // Reader is the file of an image, or the disk in its backing file. Any number of goroutines may
@@ -85,9 +87,13 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 	if opt.Parallel > 1 {
 		im.willRead = willRead
 	}
-	im.tables.init(h.clusterSize(), tableCacheBytes, im.loadTable)
+	tables, decoded := int64(tableCacheBytes), int64(decodedCacheBytes)
+	if opt.CacheBytes > 0 {
+		tables, decoded = min(tables, opt.CacheBytes), min(decoded, opt.CacheBytes)
+	}
+	im.tables.init(h.clusterSize(), tables, im.loadTable)
 	im.passing.init(h.clusterSize(), 0, im.loadTable)
-	im.decoded.init(h.clusterSize(), decodedCacheBytes, im.loadCluster)
+	im.decoded.init(h.clusterSize(), decoded, im.loadCluster)
 	im.codec.init(h)
 	if err := im.readL1(ctx); err != nil {
 		return nil, err
