@@ -155,7 +155,8 @@ func attrOf(h *tar.Header) (ext4.Attr, error) {
 	attr := ext4.Attr{Mode: uint16(h.Mode & 0o7777), UID: uint32(h.Uid), GID: uint32(h.Gid),
 		Seconds: h.ModTime.Unix(), Nanoseconds: uint32(h.ModTime.Nanosecond())}
 	for key, value := range h.PAXRecords {
-		if name, ok := strings.CutPrefix(key, xattrRecord); ok {
+		// A record without a value says that there is none (pax, "Extended Header").
+		if name, ok := strings.CutPrefix(key, xattrRecord); ok && value != "" {
 			if attr.Xattrs == nil {
 				attr.Xattrs = make(map[string]string)
 			}

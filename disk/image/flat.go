@@ -2,72 +2,179 @@ package image
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"sort"
+
+	"kubevirt.io/disk/disk/internal/words"
 )
 
 // flat says where each part of a chain's disk is. A read then goes to that place at once, and does
 // not ask one file after the other from the top: of 128 files, that takes longer than the reading.
 type flat struct {
-	size int64
-	runs []flatRun // in order; the first begins at 0
+	runs []flatRun // of the whole disk, in order and without gaps
 }
 
 // flatRun is a part of the disk that one file has.
 type flatRun struct {
-	start int64
-	file  *layer // nil: zeros
-	host  int64  // where it is in the file, as it is; -1: only the file's format knows
+	start, n int64
+	file     *layer // nil: zeros
+	host     int64  // where it is in the file, as it is; -1: only the file's format knows
+	kind     extentKind
+}
+
+func (r flatRun) end() int64 { return r.start + r.n }
+
+// from is the run without its first n bytes.
+func (r flatRun) from(n int64) flatRun {
+	r.start, r.n = r.start+n, r.n-n
+	if r.host >= 0 {
+		r.host += n
+	}
+	return r
+}
+
+// first is the first n bytes of the run.
+func (r flatRun) first(n int64) flatRun {
+	r.n = n
+	return r
 }
 
 // maxFlatRuns bounds the memory of a flat: 6 MiB. Chains with more runs are read file by file.
-const maxFlatRuns = 1 << 18
+const maxFlatRuns = 1 << 17
 
-// note appends n bytes at off, which a file has. It returns false if there are too many runs.
-func (f *flat) note(ctx context.Context, file *layer, off, n int64, kind extentKind) bool {
-	for end := off + n; off < end; {
-		run, length := flatRun{off, file, -1}, end-off
-		if file != nil && file.content != nil && kind == extentPlain {
-			at, m, ok := file.content.stored(ctx, off, end-off)
-			if ok && at+m <= file.bytes.Size() {
-				run.host = at
-			}
-			if m > 0 {
-				length = m
-			}
+// flatten makes the flat of a layer and of those below it. It returns nil if there are too many
+// runs.
+func (l *layer) flatten(ctx context.Context) (*flat, error) {
+	var files []*layer
+	l.chain(func(l *layer) { files = append(files, l) })
+	var runs []flatRun
+	for i := len(files) - 1; i >= 0; i-- {
+		own, err := files[i].ownRuns(ctx)
+		if err != nil || len(own)+len(runs) > maxFlatRuns {
+			return nil, err
 		}
-		if !f.add(run) {
-			return false
-		}
-		off += length
+		runs = lay(resize(runs, files[i].size), own)
 	}
-	return true
+	return &flat{runs}, nil
 }
 
-// add appends a run, which may continue the last one.
-func (f *flat) add(run flatRun) bool {
-	if n := len(f.runs); n > 0 {
-		last := &f.runs[n-1]
-		follows := run.host < 0 && last.host < 0 ||
-			last.host >= 0 && run.host == last.host+run.start-last.start
-		if last.file == run.file && follows {
-			return true
+// resize cuts the runs off at a size, or adds zeros.
+func resize(runs []flatRun, size int64) []flatRun {
+	end := int64(0)
+	for i, r := range runs {
+		if r.end() >= size {
+			runs[i].n = size - r.start
+			return runs[:i+1]
+		}
+		end = r.end()
+	}
+	return append(runs, flatRun{start: end, n: size - end, host: -1})
+}
+
+// lay lays the runs of a file over those of the files below it, which it changes.
+func lay(below, above []flatRun) []flatRun {
+	out := make([]flatRun, 0, len(below)+2*len(above))
+	for _, a := range above {
+		for len(below) > 0 && below[0].end() <= a.start {
+			out, below = append(out, below[0]), below[1:]
+		}
+		if len(below) > 0 && below[0].start < a.start {
+			cut := a.start - below[0].start
+			out = append(out, below[0].first(cut))
+			below[0] = below[0].from(cut)
+		}
+		for len(below) > 0 && below[0].end() <= a.end() {
+			below = below[1:]
+		}
+		if len(below) > 0 && below[0].start < a.end() {
+			below[0] = below[0].from(a.end() - below[0].start)
+		}
+		out = append(out, a)
+	}
+	return append(out, below...)
+}
+
+// ownRuns are the runs that the file itself has. What is in none of them comes from below.
+func (l *layer) ownRuns(ctx context.Context) (runs []flatRun, err error) {
+	for off := int64(0); off < l.size && len(runs) <= maxFlatRuns; {
+		run := flatRun{start: off, file: l, host: -1}
+		if l.content == nil {
+			run.n, run.kind, err = l.extent(ctx, off, l.size-off)
+		} else {
+			run.n, run.kind, err = l.content.extent(ctx, off, l.size-off)
+		}
+		if err != nil {
+			return nil, unread(ctx, off, l.size-off,
+				fmt.Errorf("image %s: %w", words.Name(l.name), err))
+		}
+		off += run.n
+		switch {
+		case run.kind == extentBelow:
+		case l.content == nil:
+			runs = append(runs, run)
+		case run.kind == extentPlain:
+			runs = l.places(ctx, runs, run)
+		case run.kind == extentHole:
+			run.file = nil
+			runs = append(runs, run)
+		default:
+			runs = append(runs, run)
 		}
 	}
-	if len(f.runs) == maxFlatRuns {
+	return runs, nil
+}
+
+// places appends a run whose content is stored as it is: in parts, as it lies in the file.
+func (l *layer) places(ctx context.Context, runs []flatRun, run flatRun) []flatRun {
+	for run.n > 0 && len(runs) <= maxFlatRuns {
+		part := run
+		at, n, ok := l.content.stored(ctx, run.start, run.n)
+		// The last cluster may end behind the file.
+		if ok = ok && n > 0 && at+n <= l.bytes.Size(); ok {
+			part.n, part.host = n, at
+		}
+		run = run.from(part.n)
+		if last := len(runs) - 1; ok && last >= 0 && runs[last].host >= 0 &&
+			runs[last].end() == part.start && runs[last].host+runs[last].n == part.host {
+			runs[last].n += part.n
+			continue
+		}
+		runs = append(runs, part)
+	}
+	return runs
+}
+
+// usage is what the runs take.
+func (f *flat) usage() (u usage) {
+	if f == nil {
+		return u
+	}
+	for _, r := range f.runs {
+		switch {
+		case r.kind == extentPlain && r.file != nil:
+			u.plain += r.n
+		case r.kind == extentCompressed:
+			u.compressed += r.n
+		}
+	}
+	return u
+}
+
+// at returns the run that has the byte at off.
+func (f *flat) at(off int64) flatRun {
+	next := sort.Search(len(f.runs), func(i int) bool { return f.runs[i].start > off })
+	return f.runs[next-1]
+}
+
+// slow is Slow for the whole chain.
+func (f *flat) slow(off int64) bool {
+	run := f.at(off)
+	if run.kind != extentCompressed {
 		return false
 	}
-	f.runs = append(f.runs, run)
-	return true
-}
-
-// at returns the run that has the byte at off, and where it ends.
-func (f *flat) at(off int64) (run flatRun, end int64) {
-	next := sort.Search(len(f.runs), func(i int) bool { return f.runs[i].start > off })
-	if end = f.size; next < len(f.runs) {
-		end = f.runs[next].start
-	}
-	return f.runs[next-1], end
+	slow, _ := run.file.content.slow(off)
+	return slow
 }
 
 // read reads the disk. It is layer.ReadAt for the whole chain.
@@ -77,8 +184,8 @@ func (m *Image) read(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 	for done := 0; done < len(p); {
 		at := off + int64(done)
-		run, end := m.flat.at(at)
-		part := p[done:][:min(int64(len(p)-done), end-at)]
+		run := m.flat.at(at)
+		part := p[done:][:min(int64(len(p)-done), run.end()-at)]
 		n, err := run.read(ctx, part, at)
 		if done += n; n < len(part) {
 			if err == nil {
@@ -107,23 +214,6 @@ func (m *Image) extent(ctx context.Context, off, length int64) (int64, extentKin
 	if m.flat == nil {
 		return m.top.extent(ctx, off, length)
 	}
-	run, end := m.flat.at(off)
-	length = min(length, end-off)
-	switch {
-	case run.file == nil:
-		return length, extentHole, nil
-	case run.host >= 0:
-		return length, extentPlain, nil
-	}
-	return run.file.extent(ctx, off, length)
-}
-
-// slow is Slow for the whole chain.
-func (f *flat) slow(off int64) bool {
-	run, _ := f.at(off)
-	if run.file == nil || run.file.content == nil || run.host >= 0 {
-		return false
-	}
-	slow, _ := run.file.content.slow(off)
-	return slow
+	run := m.flat.at(off)
+	return min(length, run.end()-off), run.kind, nil
 }

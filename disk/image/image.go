@@ -128,29 +128,28 @@ func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
 	return img, nil
 }
 
-// measure goes through the runs of the layer and of those below it once. It returns how much they
-// take, and, if index is set and there is a chain, where they are. Of a chain that is far away that
-// is not wanted: it announces what it reads, file by file.
+// measure returns what the layer takes, plus what shows through from the layers below. If index is
+// set and there is a chain, it also returns where everything is. That is not wanted of a chain that
+// is far away: it announces what it reads, file by file.
 func (l *layer) measure(ctx context.Context, index bool) (u usage, chain *flat, err error) {
 	if l.content != nil && l.below == nil {
 		return l.content.usage(), nil, nil
 	}
 	if index && l.below != nil {
-		chain = &flat{size: l.size}
+		if chain, err = l.flatten(ctx); err != nil || chain != nil {
+			return chain.usage(), chain, err
+		}
 	}
-	err = l.walkFiles(ctx, 0, l.size, func(file *layer, off, n int64, kind extentKind) error {
+	err = l.walk(ctx, 0, l.size, func(_, n int64, kind extentKind) error {
 		switch kind {
 		case extentPlain:
 			u.plain += n
 		case extentCompressed:
 			u.compressed += n
 		}
-		if chain != nil && !chain.note(ctx, file, off, n, kind) {
-			chain = nil
-		}
 		return nil
 	})
-	return u, chain, err
+	return u, nil, err
 }
 
 // Name is the file's name in the image directory.

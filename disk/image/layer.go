@@ -136,38 +136,25 @@ func (l *layer) extent(ctx context.Context, off, length int64) (int64, extentKin
 func (l *layer) walk(ctx context.Context, off, end int64,
 	f func(off, n int64, kind extentKind) error,
 ) error {
-	return l.walkFiles(ctx, off, end, func(_ *layer, off, n int64, kind extentKind) error {
-		return f(off, n, kind)
-	})
-}
-
-// walkFiles is walk for callers that want to know which file has a run: nil if none has.
-func (l *layer) walkFiles(ctx context.Context, off, end int64,
-	f func(file *layer, off, n int64, kind extentKind) error,
-) error {
 	for off < end {
-		file, n, kind, err := l, end-off, extentHole, error(nil)
+		n, kind, err := end-off, extentHole, error(nil)
 		switch {
 		case off >= l.size: // above a shorter backing file
-			file = nil
 		case l.content == nil:
 			n, kind, err = l.extent(ctx, off, end-off)
 		default:
 			n, kind, err = l.content.extent(ctx, off, min(end, l.size)-off)
-			if kind == extentHole {
-				file = nil
-			}
 		}
 		if err != nil {
 			return unread(ctx, off, end-off, fmt.Errorf("image %s: %w", words.Name(l.name), err))
 		}
 		switch {
 		case kind != extentBelow:
-			err = f(file, off, n, kind)
+			err = f(off, n, kind)
 		case l.below == nil:
-			err = f(nil, off, n, extentHole)
+			err = f(off, n, extentHole)
 		default:
-			err = l.below.walkFiles(ctx, off, off+n, f)
+			err = l.below.walk(ctx, off, off+n, f)
 		}
 		if err != nil {
 			return err
