@@ -8,7 +8,15 @@ COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # The base image of push where no --base is given, by its reference; empty: it has to be given.
 BASE ?=
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) $(if $(BASE),-X main.base=$(BASE))
-BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)'
+# Packages that no command of an initiator runs through. They are compiled without inlining, which
+# makes the binary 0.8 MiB smaller.
+COLD := archive/tar crypto/tls crypto/x509 encoding/json encoding/xml encoding/asn1 net/http/... mime/... \
+	text/template/... regexp/... go.uber.org/... go.yaml.in/... google.golang.org/protobuf/... libvirt.org/... \
+	github.com/docker/... github.com/fsnotify/... github.com/google/... github.com/prometheus/... \
+	github.com/sirupsen/... github.com/spf13/... kubevirt.io/disk/cmd/... kubevirt.io/disk/libvirt \
+	kubevirt.io/disk/internal/daemon kubevirt.io/disk/internal/control kubevirt.io/disk/internal/adapt \
+	kubevirt.io/disk/internal/problems kubevirt.io/disk/pages kubevirt.io/disk/volume/...
+BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)' $(COLD:%=-gcflags=%=-l)
 
 # Seconds for each fuzz test: few in `make test`, more in `make fuzz`.
 FUZZTIME ?= 60s

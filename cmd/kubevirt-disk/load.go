@@ -6,17 +6,17 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
-	"github.com/spf13/viper"
 
 	"kubevirt.io/disk/internal/problems"
 )
 
 // loader finds the value and the source of each setting. So an error can name the place to change.
 type loader struct {
-	viper    *viper.Viper
 	flags    *pflag.FlagSet
 	env      map[string]string // key to the variable that sets it
+	defaults map[string]string // by key
 	file     string
+	values   map[string]any // of the file, by key: a string, or a list of them
 	read     fileReader
 	disks    map[string]diskOverrides // by image; only from the file
 	problems problems.List
@@ -30,16 +30,11 @@ func load(flags *pflag.FlagSet, keys ...string) *loader {
 
 // loadBy is load with another function to read files.
 func loadBy(read fileReader, flags *pflag.FlagSet, keys ...string) *loader {
-	l := &loader{viper: viper.New(), flags: flags, env: map[string]string{}, read: read}
-	l.viper.AllowEmptyEnv(true)
+	l := &loader{flags: flags, env: map[string]string{}, defaults: map[string]string{}, read: read}
 	for _, s := range selectSettings(keys) {
-		l.viper.SetDefault(s.key, s.def)
-		flag := flags.Lookup(s.key)
-		// Neither can fail: the flag exists, and the key is given.
-		_ = l.viper.BindPFlag(s.key, flag)
-		if name := l.pickEnv(s, flag.Changed); name != "" {
+		l.defaults[s.key] = s.def
+		if name := l.pickEnv(s, flags.Lookup(s.key).Changed); name != "" {
 			l.env[s.key] = name
-			_ = l.viper.BindEnv(s.key, name)
 		}
 	}
 	l.readFile()
@@ -95,8 +90,7 @@ func (l *loader) readFile() {
 				s.key)
 		}
 	}
-	// It fails only for a nil map.
-	_ = l.viper.MergeConfigMap(values)
+	l.values = values
 }
 
 // source names what set key: a flag, a variable, or a key of the file. "" means the default.
@@ -106,7 +100,7 @@ func (l *loader) source(key string) string {
 		return "--" + key
 	case l.env[key] != "":
 		return l.env[key]
-	case l.viper.InConfig(key):
+	case l.values[key] != nil:
 		return fmt.Sprintf("%q in %q", key, l.file)
 	}
 	return ""
@@ -124,20 +118,38 @@ func (l *loader) isEmpty(key string) bool {
 	return len(l.list(key)) == 0
 }
 
-func (l *loader) text(key string) string { return strings.TrimSpace(l.viper.GetString(key)) }
+func (l *loader) text(key string) string {
+	return strings.TrimSpace(strings.Join(l.given(key), ","))
+}
+
+// given is what a setting is set to, as it was written: by the flag, else the variable, else the
+// file, else the default.
+func (l *loader) given(key string) []string {
+	switch {
+	case l.flags.Changed(key):
+		flag := l.flags.Lookup(key)
+		if list, ok := flag.Value.(pflag.SliceValue); ok {
+			return list.GetSlice()
+		}
+		return []string{flag.Value.String()}
+	case l.env[key] != "":
+		return []string{os.Getenv(l.env[key])}
+	}
+	switch v := l.values[key].(type) {
+	case nil:
+		return []string{l.defaults[key]}
+	case []string:
+		return v
+	default:
+		return []string{fmt.Sprint(v)}
+	}
+}
 
 // list returns the elements of a repeatable setting. Each value may hold several, separated by
 // commas.
 func (l *loader) list(key string) []string {
-	var elements []string
-	switch v := l.viper.Get(key).(type) {
-	case []string:
-		elements = v
-	default:
-		elements = []string{l.viper.GetString(key)}
-	}
 	var all []string
-	for _, e := range elements {
+	for _, e := range l.given(key) {
 		for _, part := range strings.Split(e, ",") {
 			if part = strings.TrimSpace(part); part != "" {
 				all = append(all, part)
