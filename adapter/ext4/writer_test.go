@@ -185,7 +185,7 @@ func TestFileOfManyGroups(t *testing.T) {
 	}
 	d, w := newDisk(t), New()
 	d.level(w, func() {
-		must(w.Create(Root, "large", Attr{Mode: 0o644}, &sparse{size: 43 << 30, step: 64 << 10}))
+		must(w.Create(Root, "large", Attr{Mode: 0o644}, &sparse{size: 43 << 30, step: 1 << 20}))
 	})
 	require.Greater(t, w.Size(), int64(43<<30))
 }
