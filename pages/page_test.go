@@ -32,7 +32,11 @@ func newFake() *fake {
 	f := &fake{status: Status{State: StateReady, Ready: true, TargetName: "iqn.x",
 		Portals: []string{"0.0.0.0:3260"}, Authentication: "chap", StartedAt: time.Now(),
 		Sessions: []target.SessionInfo{{Initiator: "iqn.node1", Alias: "n1", TSIH: 7,
-			Remote: "10.0.0.9:4000", User: "the-chap-user", LUNs: []uint16{1, 2}}}}}
+			Remote: "10.0.0.9:4000", User: "the-chap-user", LUNs: []uint16{1, 2}}},
+		Volumes: &VolumesStatus{Uploads: []UploadStatus{
+			{Volume: "vm.2", ReceivedBytes: 3 << 30, TotalBytes: 4 << 30, StartedBytes: 2 << 30,
+				StartedAt: time.Now().Add(-time.Hour)},
+			{Volume: "unknown-length", ReceivedBytes: 5 << 20}}}}}
 	f.luns(3)
 	return f
 }
@@ -108,7 +112,7 @@ func TestPage(t *testing.T) {
 	require.Equal(t, "no-store", header.Get("Cache-Control"))
 	for _, text := range []string{"disk-1.qcow2", "16 TiB", "iqn.node1", "open to iqn.node2",
 		"fenced: iqn.old", "clone", "1 GiB of 4 GiB", "127.0.0.1:3260", "10.0.0.9:4000",
-		"copying"} {
+		"copying", "3 GiB of 4 GiB", "unknown-length"} {
 		require.Contains(t, body, text)
 	}
 	require.NotContains(t, body, "the-chap-user", "a name that is half a credential")
@@ -253,6 +257,25 @@ func TestManyLUNs(t *testing.T) {
 	require.NotContains(t, body, ">next LUNs")
 	_, body, _ = get(t, ts.URL+"/?lun=16384&from=zero")
 	require.Contains(t, body, "There is no LUN 16384.")
+}
+
+// TestUploads checks that the time left goes by what came since the connection began: an upload
+// that goes on has the first part for nothing.
+func TestUploads(t *testing.T) {
+	f := newFake()
+	s := &snapshot{now: f.status.Volumes.Uploads[0].StartedAt.Add(time.Hour), status: f.status}
+	var v view
+	s.uploads(&v)
+	require.Equal(t, []job{
+		{ID: "upvm.2", What: "vm.2", Done: "3 GiB of 4 GiB", Percent: "75 %", Left: "1 h 0 min left"},
+		{ID: "upunknown-length", What: "unknown-length", Done: "5 MiB", Percent: none, Left: none},
+	}, v.Uploads)
+
+	f.status.Volumes.Uploads = make([]UploadStatus, 1000)
+	s, v = &snapshot{status: f.status}, view{}
+	s.uploads(&v)
+	require.Len(t, v.Uploads, uploadsPerPage)
+	require.Equal(t, "950", v.MoreUploads)
 }
 
 func TestEmptyPage(t *testing.T) {

@@ -60,6 +60,8 @@ type UploadStatus struct {
 	ReceivedBytes int64     `json:"received_bytes"`
 	TotalBytes    int64     `json:"total_bytes,omitempty"` // 0: nobody has said
 	StartedAt     time.Time `json:"started_at"`            // of its connection
+	// StartedBytes had come when its connection began: more than 0 for an upload that goes on.
+	StartedBytes int64 `json:"started_bytes,omitempty"`
 }
 
 // LUNStatus describes one LUN on the page.

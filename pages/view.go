@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	// rowsPerPage and sessionsPerPage bound what one page shows, and costs.
+	// These bound what one page shows, and costs.
 	rowsPerPage     = 50
 	sessionsPerPage = 100
+	uploadsPerPage  = 50
 
 	// stripCells is how many cells the map of each LUN in the table has at most. It takes some 12
 	// KiB in a browser at most, and the map of the LUN that is looked at less than 64 KiB.
@@ -33,6 +34,8 @@ type view struct {
 	Before, After                         string // query of the other rows; "": none
 	Paged                                 bool   // there is one of them
 	Missing                               string // the LUN that was asked for and is not there
+	Uploads                               []job
+	MoreUploads                           string // "": all are shown
 	One                                   *detail
 	Users                                 []user
 	MoreUsers                             string // "": all are shown
@@ -137,8 +140,35 @@ func (s *snapshot) view(at place, portal string) *view {
 		}
 		v.Users = append(v.Users, s.user(info))
 	}
+	s.uploads(v)
 	v.Shape = v.shape()
 	return v
+}
+
+// uploads are shown below the LUNs: a volume has no LUN before its content is complete.
+func (s *snapshot) uploads(v *view) {
+	if s.status.Volumes == nil {
+		return
+	}
+	all := s.status.Volumes.Uploads
+	for i, u := range all {
+		if i == uploadsPerPage {
+			v.MoreUploads = countText(float64(len(all) - i))
+			return
+		}
+		j := job{ID: "up" + u.Volume, What: u.Volume, Done: bytesText(float64(u.ReceivedBytes)),
+			Percent: none, Left: none}
+		if u.TotalBytes > 0 {
+			j.Percent = percentText(u.ReceivedBytes, u.TotalBytes)
+			j.Done += " of " + bytesText(float64(u.TotalBytes))
+		}
+		came, took := u.ReceivedBytes-u.StartedBytes, s.now.Sub(u.StartedAt)
+		if came > 0 && took > 0 && u.TotalBytes > u.ReceivedBytes {
+			rest := float64(u.TotalBytes-u.ReceivedBytes) / float64(came)
+			j.Left = durationText(time.Duration(rest*float64(took))) + " left"
+		}
+		v.Uploads = append(v.Uploads, j)
+	}
 }
 
 // window finds the LUN that is selected, or -1, and the first that is shown.
@@ -326,7 +356,11 @@ func (v *view) shape() string {
 	for _, u := range v.Users {
 		fmt.Fprintln(h, u.ID, u.Name, u.From)
 	}
-	fmt.Fprintln(h, v.Before, v.After, v.Missing, v.MoreUsers != "", v.Portals, v.Auth, v.Version)
+	for _, j := range v.Uploads {
+		fmt.Fprintln(h, j.ID)
+	}
+	fmt.Fprintln(h, v.Before, v.After, v.Missing, v.MoreUsers != "", v.MoreUploads != "",
+		v.Portals, v.Auth, v.Version)
 	return strconv.FormatUint(h.Sum64(), 36)
 }
 
@@ -353,11 +387,9 @@ func (v *view) live() (texts, paths map[string]string) {
 			texts["sum"+id] = r.Summary
 			r.Map.add(paths, "m", id)
 		}
-		for _, j := range r.Jobs {
-			texts[j.ID+"done"], texts[j.ID+"percent"] = j.Done, j.Percent
-			texts[j.ID+"left"] = j.Left
-		}
+		addJobs(texts, r.Jobs)
 	}
+	addJobs(texts, v.Uploads)
 	if d := v.One; d != nil {
 		texts["space"] = d.Space
 		if d.Rows > 0 {
@@ -373,6 +405,13 @@ func (v *view) live() (texts, paths map[string]string) {
 		}
 	}
 	return texts, paths
+}
+
+func addJobs(texts map[string]string, jobs []job) {
+	for _, j := range jobs {
+		texts[j.ID+"done"], texts[j.ID+"percent"] = j.Done, j.Percent
+		texts[j.ID+"left"] = j.Left
+	}
 }
 
 func (m mapPaths) add(paths map[string]string, prefix, id string) {

@@ -39,7 +39,7 @@ func uploadsStatus(h *upload.Handler) (all []pages.UploadStatus) {
 	}
 	for _, r := range h.Receiving() {
 		all = append(all, pages.UploadStatus{Volume: r.Volume, ReceivedBytes: r.Received,
-			TotalBytes: max(r.Total, 0), StartedAt: r.Began})
+			TotalBytes: max(r.Total, 0), StartedAt: r.Began, StartedBytes: r.From})
 	}
 	return all
 }

@@ -55,6 +55,7 @@ func (h *Handler) Close() {
 // Receiving is an upload that is under way.
 type Receiving struct {
 	Volume   string
+	From     int64 // bytes that were there when its connection began
 	Received int64 // bytes
 	Total    int64 // bytes; -1: unknown
 	Began    time.Time
@@ -64,8 +65,8 @@ type Receiving struct {
 func (h *Handler) Receiving() []Receiving {
 	var all []Receiving
 	for _, t := range h.slots.running() {
-		all = append(all, Receiving{Volume: t.name, Received: t.received.Load(),
-			Total: t.total.Load(), Began: t.began})
+		all = append(all, Receiving{Volume: t.name, From: t.from.Load(),
+			Received: t.received.Load(), Total: t.total.Load(), Began: t.began})
 	}
 	return all
 }

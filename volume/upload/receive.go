@@ -81,6 +81,7 @@ func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *se
 		part = newSummer("sha-256", "sha-512")
 	}
 	t.total.Store(s.length)
+	t.from.Store(s.offset)
 	t.received.Store(s.offset)
 	told := h.teller(w, t, s, q)
 	content := summed{body{r.Body, t.transfer}, part, h}

@@ -38,8 +38,8 @@ type transfer struct {
 	id    string // "": of an upload that cannot be resumed, or that is not known yet
 	began time.Time
 
-	received, total atomic.Int64
-	ended           chan struct{}
+	from, received, total atomic.Int64
+	ended                 chan struct{}
 
 	mu      sync.Mutex
 	cut     bool                     // guarded by mu; no more is to be received
