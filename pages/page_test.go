@@ -267,8 +267,10 @@ func TestUploads(t *testing.T) {
 	var v view
 	s.uploads(&v)
 	require.Equal(t, []job{
-		{ID: "upvm.2", What: "vm.2", Done: "3 GiB of 4 GiB", Percent: "75 %", Left: "1 h 0 min left"},
-		{ID: "upunknown-length", What: "unknown-length", Done: "5 MiB", Percent: none, Left: none},
+		{ID: "upvm.2", What: "vm.2", Done: "3 GiB of 4 GiB", Percent: "75 %",
+			Left: "1 h 0 min left"},
+		{ID: "upunknown-length", What: "unknown-length", Done: "5 MiB", Percent: none,
+			Left: none},
 	}, v.Uploads)
 
 	f.status.Volumes.Uploads = make([]UploadStatus, 1000)
