@@ -81,7 +81,7 @@ func (g *generator) header(name string) (h tar.Header, n *node) {
 		n.Xattrs = make(map[string]string)
 		for range 1 + g.IntN(3) {
 			name := "trusted." + string(rune('a'+g.IntN(5)))
-			value := strings.Repeat("v", g.IntN(120))
+			value := strings.Repeat("v", 1+g.IntN(120)) // an empty one is none in a PAX header
 			h.PAXRecords["SCHILY.xattr."+name], n.Xattrs[name] = value, value
 		}
 	}
