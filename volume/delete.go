@@ -65,8 +65,7 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 	case filling == nil:
 	case !force:
 		return api.Errorf(api.CodeInUse, "data is coming for the volume %q: end the upload "+
-			"first, or "+
-			"delete it all the same with ?force=true", v.name)
+			"first, or delete it all the same with ?force=true", v.name)
 	default:
 		if err := filling.end(ctx); err != nil {
 			return err
@@ -90,8 +89,7 @@ func (m *Manager) remove(v *volume) error {
 		// Closing may fail because the last data did not reach storage, which is removed anyway.
 		if err := v.opened.Close(m.ctx); err != nil && m.ctx.Err() != nil {
 			return api.Errorf(api.CodeUnavailable, "the server is stopping, and deletes the "+
-				"volume "+
-				"%q at the next start", v.name)
+				"volume %q at the next start", v.name)
 		} else if err != nil {
 			m.log.Warn("the disk of a volume that is deleted was not closed cleanly",
 				zap.String("volume", v.name), zap.Error(err))

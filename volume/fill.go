@@ -87,8 +87,7 @@ func (f *Filling) Reserve(size int64) error {
 	want := f.Size()
 	if want > 0 && size > want {
 		return api.Errorf(api.CodeTooLarge, "the disk has %d bytes, and the volume %q %d: make "+
-			"the "+
-			"volume larger first", size, f.v.name, want)
+			"the volume larger first", size, f.v.name, want)
 	}
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
@@ -163,26 +162,38 @@ func (f *Filling) end(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return api.Errorf(api.CodeUnavailable, "the upload to the volume %q has not ended yet: "+
-			"try "+
-			"again", f.v.name)
+			"try again", f.v.name)
 	}
+}
+
+// holdCompleted waits until the disk of a volume has all of its source, and holds the volume. It
+// reports false, and holds nothing, if the volume was deleted meanwhile, or the manager stops.
+func (m *Manager) holdCompleted(v *volume, opened Opened) bool {
+	select {
+	case <-opened.Completed():
+	case <-m.ctx.Done():
+		return false
+	}
+	held, err := m.hold(m.ctx, v.name)
+	if err != nil {
+		return false
+	}
+	if held != v || v.opened != opened {
+		m.release(held)
+		return false
+	}
+	return true
 }
 
 // dropFile removes the image of a volume when its disk has all of it.
 func (m *Manager) dropFile(v *volume, opened Opened) {
 	m.work.Go(func() {
-		select {
-		case <-opened.Completed():
-		case <-m.ctx.Done():
+		if !m.holdCompleted(v, opened) {
 			return
 		}
-		held, err := m.hold(m.ctx, v.name)
-		if err != nil {
+		defer m.release(v)
+		if v.record.File == "" {
 			return
-		}
-		defer m.release(held)
-		if held != v || v.opened != opened || v.record.File == "" {
-			return // it was deleted
 		}
 		if err := m.forgetFile(v); err != nil {
 			m.log.Warn("the uploaded image of a volume is not needed any more and could not be "+
@@ -237,19 +248,10 @@ func (m *Manager) fillClaim(ctx context.Context, v *volume) error {
 
 // awaitClaim closes the disk of a claim when it has all of its source.
 func (m *Manager) awaitClaim(v *volume, opened Opened, dir string) {
-	select {
-	case <-opened.Completed():
-	case <-m.ctx.Done():
+	if !m.holdCompleted(v, opened) {
 		return
 	}
-	held, err := m.hold(m.ctx, v.name)
-	if err != nil {
-		return
-	}
-	defer m.release(held)
-	if held != v || v.opened != opened {
-		return // it was deleted
-	}
+	defer m.release(v)
 	if err := m.finishClaim(v, opened, dir); err != nil {
 		m.fail(v, err)
 		m.log.Error("a claim could not be filled", zap.String("volume", v.name), zap.Error(err))

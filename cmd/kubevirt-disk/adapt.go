@@ -83,16 +83,9 @@ The arguments, and the options that a container runtime would have, take the pla
 		if err != nil {
 			return err
 		}
-		client, err := a.registryClient(cmd, ref)
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		return running(func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := a.interruptible(cmd.Context(), nil)
-			defer stop()
+		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
 			return a.adapt(ctx, client, ref, o, size)
-		})(cmd, args)
+		})
 	}
 	return cmd
 }

@@ -64,16 +64,9 @@ sparse raw disk. DEST is one of these:
 			return fmt.Errorf("--%s: %q is neither %s nor %s", keyFormat, o.format, pullRaw,
 				pullOriginal)
 		}
-		client, err := a.registryClient(cmd, ref)
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		return running(func(cmd *cobra.Command, args []string) error {
-			ctx, stop := a.interruptible(cmd.Context(), nil)
-			defer stop()
+		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
 			return a.pull(ctx, client, ref, args[1], o)
-		})(cmd, args)
+		})
 	}
 	return cmd
 }

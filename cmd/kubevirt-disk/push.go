@@ -70,16 +70,9 @@ not sent again. The same files on the same base have the same digest, which is p
 		if opt.Boot, err = readBootOrder(order); err != nil {
 			return err
 		}
-		client, err := a.registryClient(cmd, ref)
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		return running(func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := a.interruptible(cmd.Context(), nil)
-			defer stop()
+		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
 			return a.push(ctx, client, files, ref, opt)
-		})(cmd, args)
+		})
 	}
 	return cmd
 }

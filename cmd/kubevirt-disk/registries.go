@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -95,6 +96,21 @@ func first(values []string) string {
 		return ""
 	}
 	return values[0]
+}
+
+// withRegistry runs the work of a command about ref with a client, until it ends or is interrupted.
+func (a *app) withRegistry(cmd *cobra.Command, ref registry.Reference,
+	work func(context.Context, *registry.Client) error) error {
+	client, err := a.registryClient(cmd, ref)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return running(func(cmd *cobra.Command, _ []string) error {
+		ctx, stop := a.interruptible(cmd.Context(), nil)
+		defer stop()
+		return work(ctx, client)
+	})(cmd, nil)
 }
 
 // registryClient makes a client from the flags and the environment, for a command about ref.

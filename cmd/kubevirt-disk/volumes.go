@@ -97,8 +97,7 @@ func (l *loader) volumes() *daemon.Volumes {
 		name, dir, ok := strings.Cut(text, "=")
 		if !ok || name == "" || !filepath.IsAbs(dir) {
 			l.problems.Add(l.name(keyVolumesClaim), "%q: write NAME=DIRECTORY, with the whole "+
-				"path "+
-				"of the directory", text)
+				"path of the directory", text)
 			continue
 		}
 		if _, twice := v.Claims[name]; twice {

@@ -93,8 +93,7 @@ func (v *volumeDisks) uploaded(path string) (*image.Image, error) {
 	}
 	if chain := img.Info().BackingChain; len(chain) > 0 {
 		return nil, errors.Join(api.Errorf(api.CodeInvalid, "the image has the backing file %q, "+
-			"and "+
-			"nothing but itself was uploaded: upload one that stands alone, as \"qemu-img "+
+			"and nothing but itself was uploaded: upload one that stands alone, as \"qemu-img "+
 			"convert\" makes", chain[0].Name), img.Close())
 	}
 	return img, nil

@@ -224,8 +224,7 @@ func (v *volumeDisks) Default() (api.Spec, error) {
 			"there are several images, %s", strings.Join(names, ", "))
 	case size == 0:
 		return api.Spec{}, api.Errorf(api.CodeInvalid, "size: say how large the volume is to "+
-			"be, as "+
-			"20Gi: there is no image to make it of")
+			"be, as 20Gi: there is no image to make it of")
 	}
 	return api.Spec{Size: size}, nil
 }

@@ -25,8 +25,9 @@ type Disk struct {
 	AccessMode libvirt.AccessMode // "": libvirt.WriteExclusive
 	ReadOnly   bool
 
-	CopyMode  string // clone, copy-on-read, copy-on-write, or none; "": that of the image
-	UsageType string // of the storage for what is written, see Pod.UsageTypes; "": the pod's own
+	CopyMode libvirt.CopyMode // "": that of the image
+	// UsageType is that of the storage for what is written, see Pod.UsageTypes. "": the pod's own.
+	UsageType string
 }
 
 // Parse returns the container disks of a VM specification, in order. Disks of other types are left
@@ -91,14 +92,15 @@ func parseDisk(entry map[string]any, path string, p *problems) Disk {
 	if entry["copy"] != nil {
 		how := p.inner(entry, path, "copy")
 		p.known(how, join(path, "copy"), "mode", "usage-type")
-		d.CopyMode = p.text(how, join(path, "copy"), "mode")
+		d.CopyMode = libvirt.CopyMode(p.text(how, join(path, "copy"), "mode"))
 		d.UsageType = p.text(how, join(path, "copy"), "usage-type")
 	}
 	return d
 }
 
-// copyModes are those of kubevirt-disk.
-var copyModes = []string{"", "clone", "copy-on-read", "copy-on-write", "none"}
+var copyModes = []libvirt.CopyMode{
+	"", libvirt.CopyClone, libvirt.CopyOnRead, libvirt.CopyOnWrite, libvirt.CopyNone,
+}
 
 // maxDisks keeps the ports of the disks below those of the pages.
 const maxDisks = 64
@@ -122,8 +124,8 @@ func check(disks []Disk, path string) error {
 		}
 		devices[d.Device] = i
 		if !slices.Contains(copyModes, d.CopyMode) {
-			p.add(join(at, "copy.mode"), "%q is unknown: want %s", d.CopyMode,
-				strings.Join(copyModes[1:], ", "))
+			p.add(join(at, "copy.mode"), "%q is unknown: want %s, %s, %s, %s", d.CopyMode,
+				copyModes[1], copyModes[2], copyModes[3], copyModes[4])
 		}
 		_, err := libvirt.Disk(d.lun("localhost", 0, libvirt.Credential{}), d.device(""))
 		p.of(err, at)

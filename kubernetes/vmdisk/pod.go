@@ -134,7 +134,7 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 		}
 	}
 	set("ACCESS_MODE", string(d.AccessMode))
-	set("COPY_MODE", d.CopyMode)
+	set("COPY_MODE", string(d.CopyMode))
 	mounts := []corev1.VolumeMount{{Name: name, MountPath: workDir}}
 	work := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	if d.UsageType != "" {

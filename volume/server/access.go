@@ -41,8 +41,7 @@ func (a Access) Check(loopback bool) error {
 		return nil
 	case a.Cert == "":
 		return errors.New("without a certificate everybody on the way could read tokens and " +
-			"data: " +
-			"name the files of a certificate and its key, or listen on 127.0.0.1 only")
+			"data: name the files of a certificate and its key, or listen on 127.0.0.1 only")
 	case a.Token == "" && a.ClientCA == "":
 		return errors.New("everybody who reaches the address could make and delete volumes: name " +
 			"a file with a token, or one with the authority of client certificates, or listen on " +
@@ -88,8 +87,7 @@ func (a *access) admit(r *http.Request) *api.Error {
 			return nil
 		}
 		return api.Errorf(api.CodeUnauthorized, "only this machine may ask, by the name "+
-			"localhost or "+
-			"an address such as 127.0.0.1, and this request is for another name")
+			"localhost or an address such as 127.0.0.1, and this request is for another name")
 	}
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
 		return nil
@@ -140,8 +138,7 @@ func readToken(path string) ([]byte, error) {
 	token := bytes.TrimSpace(text)
 	if len(token) < minToken || bytes.ContainsAny(token, " \t\r\n") {
 		return nil, fmt.Errorf("the token in %q has to be one word of at least %d characters, "+
-			"such "+
-			"as \"openssl rand -hex 32\" makes", path, minToken)
+			"such as \"openssl rand -hex 32\" makes", path, minToken)
 	}
 	return token, nil
 }

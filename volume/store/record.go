@@ -77,8 +77,7 @@ type DamagedError struct {
 
 func (e *DamagedError) Error() string {
 	return fmt.Sprintf("the record %q of a volume cannot be used: %v; restore it from a backup, "+
-		"or "+
-		"move its directory away", e.Path, e.Err)
+		"or move its directory away", e.Path, e.Err)
 }
 
 func (e *DamagedError) Unwrap() error { return e.Err }
