@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/adapter/ext4"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestImageBecomesADisk(t *testing.T) {
@@ -159,7 +160,7 @@ func TestSmallLevels(t *testing.T) {
 }
 
 func TestQemuReadsTheLevels(t *testing.T) {
-	needTool(t, "qemu-img")
+	testtool.Need(t, "qemu-img")
 	dir := t.TempDir()
 	d := build(t, dir, imageOf(layerOf(t, file("a", strings.Repeat("x", 1<<20))),
 		layerOf(t, file("b", "y"))))

@@ -22,19 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 )
-
-const requireTools = "KUBEVIRT_DISK_REQUIRE_TOOLS"
-
-func needTool(t testing.TB, name string) {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv(requireTools) == "1" {
-			t.Fatalf("%s is required and not installed", name)
-		}
-		t.Skipf("needs %s", name)
-	}
-}
 
 // item is an entry of a layer. Its header is that of tar, with a name and a type.
 type item struct {
@@ -140,7 +129,7 @@ func flatten(t testing.TB, dir string, levels []Level) string {
 // fsck runs e2fsck, which must find nothing.
 func fsck(t testing.TB, raw string) {
 	t.Helper()
-	needTool(t, "e2fsck")
+	testtool.Need(t, "e2fsck")
 	out, err := exec.Command("e2fsck", "-fn", raw).CombinedOutput()
 	require.NoError(t, err, "e2fsck: %s", out)
 	for _, sign := range []string{"Fix?", "IGNORED", "differ", "WARNING", "Clear?"} {
@@ -164,7 +153,7 @@ type node struct {
 // mount mounts a raw file read-only by the kernel, and returns where.
 func mount(t testing.TB, raw string) string {
 	t.Helper()
-	needTool(t, "losetup")
+	testtool.Need(t, "losetup")
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // layoutOf writes an OCI layout of layers.
@@ -92,7 +94,7 @@ func podmanTree(t *testing.T, store, layout string) map[string]node {
 
 // TestAsPodmanMountsIt compares images of different kinds with what podman mounts.
 func TestAsPodmanMountsIt(t *testing.T) {
-	needTool(t, "podman")
+	testtool.Need(t, "podman")
 	if os.Getuid() != 0 {
 		t.Skip("needs root to mount")
 	}

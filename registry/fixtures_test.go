@@ -17,6 +17,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // tarFile is an entry of a layer that a test makes.
@@ -138,22 +140,10 @@ func noise(seed uint64, size int) []byte {
 	return p
 }
 
-const requireTools = "KUBEVIRT_DISK_REQUIRE_TOOLS"
-
-func needTool(t testing.TB, name string) {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv(requireTools) == "1" {
-			t.Fatalf("%s is required and not installed", name)
-		}
-		t.Skipf("needs %s", name)
-	}
-}
-
 // qemuImg runs it in a directory.
 func qemuImg(t testing.TB, dir string, args ...string) {
 	t.Helper()
-	needTool(t, "qemu-img")
+	testtool.Need(t, "qemu-img")
 	cmd := exec.Command("qemu-img", args...)
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // pull fetches into a new directory, as the file "out.raw" unless dest says something else.
@@ -437,7 +438,7 @@ func TestPullBounded(t *testing.T) {
 
 // TestPullSparseTar fetches a file that the archive has without its holes.
 func TestPullSparseTar(t *testing.T) {
-	needTool(t, "tar")
+	testtool.Need(t, "tar")
 	for _, format := range []string{"gnu", "posix"} {
 		dir := t.TempDir()
 		require.NoError(t, os.Mkdir(filepath.Join(dir, "disk"), 0o755))

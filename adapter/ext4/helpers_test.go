@@ -11,19 +11,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
-
-const requireTools = "KUBEVIRT_DISK_REQUIRE_TOOLS"
-
-func needTool(t testing.TB, name string) {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv(requireTools) == "1" {
-			t.Fatalf("%s is required and not installed", name)
-		}
-		t.Skipf("needs %s", name)
-	}
-}
 
 // diskFile is a disk that levels are written to, one after the other. It checks how they are
 // written.
@@ -73,7 +63,7 @@ func (d *diskFile) level(w *Writer, change func()) {
 // check runs e2fsck, which must find nothing.
 func (d *diskFile) check() {
 	d.t.Helper()
-	needTool(d.t, "e2fsck")
+	testtool.Need(d.t, "e2fsck")
 	out, err := exec.Command("e2fsck", "-fn", d.file.Name()).CombinedOutput()
 	text := string(out)
 	require.NoError(d.t, err, "e2fsck: %s", text)
@@ -85,7 +75,7 @@ func (d *diskFile) check() {
 // debugfs runs one request of debugfs.
 func (d *diskFile) debugfs(request string) string {
 	d.t.Helper()
-	needTool(d.t, "debugfs")
+	testtool.Need(d.t, "debugfs")
 	cmd := exec.Command("debugfs", "-R", request, d.file.Name())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

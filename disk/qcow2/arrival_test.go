@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // guestOf writes into p, which has zeros or the backing file's content.
@@ -81,7 +82,7 @@ func compareArrival(t testing.TB, path string, want []byte) (passes int) {
 // TestArrivalPasses counts how often the file has to come: once, for what qemu-img writes; more
 // often where a table lies behind what it maps.
 func TestArrivalPasses(t *testing.T) {
-	needTool(t, "qemu-img", "qemu-io")
+	testtool.Need(t, "qemu-img", "qemu-io")
 	dir := t.TempDir()
 	raw := filepath.Join(dir, "raw")
 	content := make([]byte, 12<<20)
@@ -131,7 +132,7 @@ func TestArrivalPasses(t *testing.T) {
 
 // TestArrivalCut ends the file early: an error, at whatever place.
 func TestArrivalCut(t *testing.T) {
-	needTool(t, "qemu-img")
+	testtool.Need(t, "qemu-img")
 	dir := t.TempDir()
 	raw, path := filepath.Join(dir, "raw"), filepath.Join(dir, "image")
 	require.NoError(t, os.WriteFile(raw, bytes.Repeat([]byte("content."), 1<<18), 0o644))

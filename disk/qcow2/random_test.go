@@ -16,22 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 )
-
-const requireTools = "KUBEVIRT_DISK_REQUIRE_TOOLS"
-
-// needTool skips the test if a tool is missing, or fails it where every tool is required.
-func needTool(t testing.TB, names ...string) {
-	t.Helper()
-	for _, name := range names {
-		if _, err := exec.LookPath(name); err != nil {
-			if os.Getenv(requireTools) == "1" {
-				t.Fatalf("%s is required and not installed", name)
-			}
-			t.Skipf("needs %s", name)
-		}
-	}
-}
 
 func runTool(t testing.TB, name string, args ...string) {
 	t.Helper()
@@ -76,9 +62,9 @@ func openFile(t testing.TB, path string) *qcow2.Image {
 // TestRandomImages makes random images of every kind that qemu-img can make, and compares every
 // byte with what qemu-img reads from them.
 func TestRandomImages(t *testing.T) {
-	needTool(t, "qemu-img", "qemu-io")
+	testtool.Need(t, "qemu-img", "qemu-io")
 	count := 60
-	if os.Getenv(requireTools) == "1" {
+	if testtool.Required() {
 		count = 120
 	}
 	if n, err := strconv.Atoi(os.Getenv("QCOW2_RANDOM_IMAGES")); err == nil {

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 var compressions = []qcow2.Compression{
@@ -252,7 +253,7 @@ func TestWriteShapes(t *testing.T) {
 }
 
 func TestWriteShapesForQEMU(t *testing.T) {
-	needTool(t, "qemu-img")
+	testtool.Need(t, "qemu-img")
 	for name, d := range shapes() {
 		for _, c := range compressions {
 			t.Run(name+"/"+string(c), func(t *testing.T) {
@@ -325,9 +326,9 @@ func TestWrittenDigests(t *testing.T) {
 // TestWriteRandom writes random disks in clusters of many sizes, so that there are many tables of
 // each kind, reads them back, and lets qemu-img look at some.
 func TestWriteRandom(t *testing.T) {
-	needTool(t, "qemu-img")
+	testtool.Need(t, "qemu-img")
 	count, qemu := 120, 6 // every sixth
-	if os.Getenv(requireTools) == "1" {
+	if testtool.Required() {
 		count, qemu = 180, 3
 	}
 	const seed = 20240517

@@ -1,0 +1,24 @@
+// Package testtool finds the tools that tests run. Only tests import it.
+package testtool
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// Required says that every tool has to be there, as in continuous integration.
+func Required() bool { return os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" }
+
+// Need skips the test if a tool is missing, or fails it where every tool is required.
+func Need(t testing.TB, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			if Required() {
+				t.Fatalf("%s is required and not installed", name)
+			}
+			t.Skipf("needs %s", name)
+		}
+	}
+}
