@@ -142,8 +142,8 @@ func TestBackingFilesInSubdirectories(t *testing.T) {
 	names(images)
 }
 
-// A backing file of another size: shorter reads as zeros, longer is cut off, a ragged end is filled
-// up. As QEMU has it.
+// A backing file of another size, as in QEMU: behind a shorter one there are zeros, a longer one is
+// cut off, and a last partial sector is filled up.
 func TestBackingFilesOfAnotherSize(t *testing.T) {
 	for name, size := range map[string]int{"empty": 0, "ragged": 70001, "longer": 3 << 20} {
 		t.Run(name, func(t *testing.T) {

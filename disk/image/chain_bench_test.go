@@ -48,7 +48,7 @@ func chainOf(t testing.TB, levels int) string {
 	return filepath.Join(dir, name)
 }
 
-// TestChainIsReadAsOne compares what the index of a chain gives with what its files give.
+// TestChainIsReadAsOne compares reads by the index of a chain with reads of its files.
 func TestChainIsReadAsOne(t *testing.T) {
 	img := openImage(t, chainOf(t, 20))
 	require.NotNil(t, img.flat)

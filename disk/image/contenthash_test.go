@@ -163,15 +163,15 @@ func offerChunk(t *testing.T, c *Hash, p []byte, chunk int) {
 	c.offer(p, off)
 }
 
-// setOffers makes it that the first and the last offer came at these times.
+// setOffers sets the times of the first and the last offer.
 func setOffers(c *Hash, first, last time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.first, c.last = first, last
 }
 
-// A guest that waits for the same storage is not held up by the reading of the whole image, which
-// nobody waits for.
+// Reading the whole image, which nobody waits for, does not delay a guest that waits for the same
+// storage.
 func TestHashingLeavesStorageToTheGuest(t *testing.T) {
 	f, size := hashFile(t, 8)
 	want, err := hashOf(f, size).run(t.Context(), 1, slots.New(1, slots.Options{}))

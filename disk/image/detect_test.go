@@ -33,7 +33,7 @@ func TestDetectByMagic(t *testing.T) {
 		e := found.refuse("disk.raw", useFound)
 		require.Equal(t, "is "+m.title, e.Reason)
 		require.NotEmpty(t, e.Action, "%s", m.title)
-		// One bit less is nothing that is known.
+		// With one bit less it is unknown.
 		if m.offset >= 0 {
 			head[m.offset] ^= 0x80
 		} else {
@@ -43,7 +43,7 @@ func TestDetectByMagic(t *testing.T) {
 	}
 }
 
-// What a raw disk begins with is no format.
+// The first bytes of a raw disk are not a format.
 func TestDetectLeavesRawDisksAlone(t *testing.T) {
 	mbr := make([]byte, headSize)
 	copy(mbr, "\xeb\x63\x90")
@@ -120,8 +120,8 @@ func TestUnknownFilesSayWhatToDo(t *testing.T) {
 	}
 }
 
-// A backing file is needed by the image that names it: it is not to be removed, nor another image
-// to be named.
+// The image that names a backing file needs it. The message must not advise to remove it, or to
+// name another image.
 func TestBackingFilesSayWhatToDo(t *testing.T) {
 	dir := t.TempDir()
 	filetest.Put(t, dir, "program.raw", []byte("\x7fELF"), 4096)
@@ -167,7 +167,7 @@ func FuzzDetect(f *testing.F) {
 	})
 }
 
-// An image that is intact is not said to be damaged, nor one that cannot be read.
+// An intact image is not called damaged, and neither is one that cannot be read.
 func TestQcow2ThatIsNotServed(t *testing.T) {
 	dir := t.TempDir()
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "good.qcow2", "1M")

@@ -133,7 +133,7 @@ func TestConvertDestinations(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(before, after), "the image is not touched")
 
-	// What a killed process left behind is taken over, an older result is replaced.
+	// A file that a killed process left is taken over, and an older result is replaced.
 	out := filetest.Put(t, dir, "out.raw", filetest.Block(9, 5<<20), 0)
 	filetest.Put(t, dir, "out.raw"+smallfile.PartialSuffix, filetest.Block(8, 5<<20), 0)
 	require.NoError(t, Convert(t.Context(), img, out, nil))
@@ -162,8 +162,8 @@ func TestCancelledExpansionLeavesNothing(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestExpansionOfAnImageThatCannotBeRead tells where, although other workers wait for what could
-// not be read.
+// TestExpansionOfAnImageThatCannotBeRead checks that the error says where, although other workers
+// wait for what could not be read.
 func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	dir := t.TempDir()

@@ -151,7 +151,7 @@ func TestFarImages(t *testing.T) {
 	}
 }
 
-// TestOpeningAFarImage counts how often it is waited for a small image.
+// TestOpeningAFarImage counts how often opening a small image waits.
 func TestOpeningAFarImage(t *testing.T) {
 	dir := t.TempDir()
 	for kind, names := range images(t, dir) {
@@ -173,8 +173,8 @@ func TestOpeningAFarImage(t *testing.T) {
 	}
 }
 
-// TestFarImageOutOfReach has a source out of reach while an image is read: what waits ends with its
-// context, and nothing else.
+// TestFarImageOutOfReach reads an image whose source is out of reach. A waiting read ends with its
+// context, and not before.
 func TestFarImageOutOfReach(t *testing.T) {
 	dir := t.TempDir()
 	lost := errors.New("404 not found")
@@ -258,7 +258,7 @@ func TestFilesOfAFarImage(t *testing.T) {
 	require.ErrorContains(t, err, `has the backing file "raw.raw", which does not exist`)
 	require.Equal(t, 2, all.sum().Closed)
 
-	// What a file is may be told by its end.
+	// The end of a file may say what it is.
 	for _, length := range []int{100 << 10, 512 << 10, 512<<10 + 512, 2 << 20} {
 		content := filetest.Sample(length, 6)
 		copy(content[length-512:], "conectix")
@@ -268,7 +268,7 @@ func TestFilesOfAFarImage(t *testing.T) {
 		require.ErrorContains(t, err, "is a fixed VHD image")
 	}
 
-	// A chain that comes back to the same content never ends, by whatever name it is.
+	// A chain that comes back to the same content never ends, whatever its files are called.
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", "loop.qcow2", "1M")
 	filetest.QemuImg(t, dir, "rebase", "-u", "-F", "qcow2", "-b", "x/other.qcow2", "loop.qcow2")
 	one := load(t, dir, sourcetest.Options{Digest: "sha256:1"}, "loop.qcow2")["loop.qcow2"]
@@ -313,7 +313,7 @@ func TestDigestInsteadOfAHash(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, `the image has changed: "a.raw" is sha256:2 now, and was sha256:1`, reason)
 
-	// Where only one of the two has a digest, the hash tells, if there is one.
+	// If only one of the two has a digest, the hash decides, if there is one.
 	near, err := image.Open(filepath.Join(dir, "a.raw"), image.Options{})
 	require.NoError(t, err)
 	defer near.Close()
@@ -366,7 +366,7 @@ func TestHashOfAFarImage(t *testing.T) {
 	})
 }
 
-// TestWhatIsAtHand reads with a context that has ended what takes no waiting.
+// TestWhatIsAtHand reads what needs no waiting, with a context that has ended.
 func TestWhatIsAtHand(t *testing.T) {
 	dir := t.TempDir()
 	ended, cancel := context.WithCancel(t.Context())

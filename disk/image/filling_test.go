@@ -95,7 +95,7 @@ func TestFillingFails(t *testing.T) {
 	_ = f.Close()
 }
 
-// TestCheckHead: an image is refused by its beginning, as far as that tells.
+// TestCheckHead: an image is refused by its beginning where that is enough.
 func TestCheckHead(t *testing.T) {
 	content := make([]byte, 1<<20)
 	copy(content, "QFI\xfb")

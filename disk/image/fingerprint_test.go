@@ -9,8 +9,8 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// Two images of one size in read-only file systems, both built in a reproducible way, look the
-// same, but for their content.
+// Two images of one size in read-only file systems, both built reproducibly, differ only in their
+// content.
 func TestTimesOfArchivesAreNotRelied(t *testing.T) {
 	changed := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC).UnixNano()
 	print := Fingerprint{

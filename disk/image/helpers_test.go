@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// scanErrors scans a directory that cannot be served, and returns what is said of each file.
+// scanErrors scans a directory that cannot be served, and returns the message for each file.
 func scanErrors(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	images, err := ScanDir(dir, Options{})

@@ -83,7 +83,7 @@ func TestScanWithoutImages(t *testing.T) {
 	require.False(t, errors.As(err, &none))
 }
 
-// Everything in the directory that is no image stands in one message; nothing blocks.
+// One message names everything in the directory that is not an image. Nothing blocks.
 func TestScanListsEveryOffendingFile(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	filetest.Put(t, dir, "good.raw", []byte("data"), 1024)
@@ -195,7 +195,7 @@ func TestInspect(t *testing.T) {
 	require.False(t, info.Servable)
 	require.Contains(t, info.Reason, "symbolic link")
 
-	// What a refused image says about itself is shown all the same.
+	// What a refused image says about itself is still shown.
 	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",
 		"top.qcow2", "1M")
 	info, err = Inspect(filepath.Join(dir, "top.qcow2"), Options{})

@@ -21,7 +21,7 @@ var compressions = []qcow2.Compression{
 	qcow2.CompressionZstd, qcow2.CompressionZlib, qcow2.CompressionNone,
 }
 
-// TestConvertQcow2 makes the same image of the same disk, however that is stored.
+// TestConvertQcow2 makes the same image from the same disk, however the disk is stored.
 func TestConvertQcow2(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	dir := t.TempDir()

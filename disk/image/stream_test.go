@@ -31,7 +31,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// A disk of nothing but a hole is written as zeros: its reader is to see its size.
+// A disk that is one hole is written as zeros, so that its reader sees its size.
 func TestStreamWritesHoles(t *testing.T) {
 	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", nil, 5<<20))
 	var out bytes.Buffer

@@ -101,7 +101,7 @@ func TestAppendedImageHidesItsBackingFile(t *testing.T) {
 	require.True(t, bytes.Equal(want, raw))
 }
 
-// TestSmallAppendedImage pins what a small difference of a large disk takes.
+// TestSmallAppendedImage pins the size of a small difference of a large disk.
 func TestSmallAppendedImage(t *testing.T) {
 	full := bytes.Repeat([]byte("x"), 4<<10)
 	path, _ := appendImage(t, qcow2.AppendOptions{}, 8<<30, map[int64][]byte{0: full}, []int64{0})

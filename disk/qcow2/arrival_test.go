@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// guestOf writes into p, which has zeros or the backing file's content.
+// guestOf writes the image's own content into p, which has zeros or the backing file's content.
 func guestOf(p []byte) qcow2.Guest {
 	return qcow2.Guest{
 		Write: func(data []byte,
@@ -79,7 +79,7 @@ func compareArrival(t testing.TB, path string, want []byte) (passes int) {
 	return passes
 }
 
-// TestArrivalPasses counts how often the file has to come: once, for what qemu-img writes; more
+// TestArrivalPasses counts how often the file has to be sent: once for a file of qemu-img, and more
 // often where a table lies behind what it maps.
 func TestArrivalPasses(t *testing.T) {
 	testtool.Need(t, "qemu-img", "qemu-io")
@@ -111,7 +111,7 @@ func TestArrivalPasses(t *testing.T) {
 		require.Equal(t, 1, passes, "%v", args)
 	}
 
-	// The larger table of a larger disk lies behind everything else.
+	// The table of a disk that was enlarged lies behind everything else.
 	path := filepath.Join(dir, "grown")
 	runTool(t, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=4k", raw,
 		path)
@@ -130,7 +130,7 @@ func TestArrivalPasses(t *testing.T) {
 	require.True(t, bytes.Equal(content, got))
 }
 
-// TestArrivalCut ends the file early: an error, at whatever place.
+// TestArrivalCut ends the file early, at any place. Each is an error.
 func TestArrivalCut(t *testing.T) {
 	testtool.Need(t, "qemu-img")
 	dir := t.TempDir()

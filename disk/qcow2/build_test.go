@@ -105,8 +105,7 @@ func (im *image) opensAs(t *testing.T, want []byte) *Image {
 	return got
 }
 
-// holdsNothing fails where something that was read is still held: it would stay in memory, and soon
-// nothing else would.
+// holdsNothing fails if a block of the cache is still held: it would stay in memory for good.
 func (im *Image) holdsNothing(t *testing.T) {
 	t.Helper()
 	for _, c := range []*cache{&im.tables, &im.passing, &im.decoded} {

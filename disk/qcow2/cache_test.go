@@ -302,7 +302,7 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 		require.EqualValues(t, i, b.data[0], "what is read does not change")
 		b.release()
 	}
-	// The one that was not used for longest makes room.
+	// The least recently used one makes room.
 	for _, key := range []int64{0, 2, 3, 100} {
 		b, err := c.get(bg, key, uint64(key), 8)
 		require.NoError(t, err)
@@ -318,8 +318,8 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 	require.Equal(t, before, loads)
 }
 
-// However many readers there are, memory is taken for no more blocks than there are slots and
-// processors, also after failures, and all of them have their turn.
+// However many readers there are, there is memory for no more blocks than slots and processors,
+// also after failures, and every reader is served.
 func TestCacheBoundsWhatIsLoadedAside(t *testing.T) {
 	const readers = 64
 	failure := errors.New("no luck")
@@ -413,8 +413,8 @@ func TestReadsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// A decoder that panics ends the session that asked. Whoever waits for the same cluster, or asks
-// for it later, is not held up.
+// A decoder that panics ends the session that asked. Readers that wait for the same cluster, or ask
+// for it later, are not delayed.
 func TestPanicWhileLoading(t *testing.T) {
 	var c cache
 	loading, waits := make(chan struct{}), make(chan struct{})

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A table that is read again after the image was opened, and has been changed since, is not what
-// was validated. Whatever it says, reads return something or an error.
+// A table that is read again after the image was opened may have changed since it was validated.
+// Whatever it says, reads return something or an error.
 func TestTableIsChangedAfterValidation(t *testing.T) {
 	const bits, cs = 12, 1 << 12
 	changes := map[string]uint64{
@@ -52,7 +52,7 @@ func TestTableIsChangedAfterValidation(t *testing.T) {
 // l2CompressedLast is the compressed entry of the highest offset and the greatest length.
 const l2CompressedLast = entryCompressed | (entryCompressed - 1)
 
-// The table may be exchanged between two looks at it, too, when many others are read in between.
+// The table may also change between two reads of it, when many others are read in between.
 func TestTableIsChangedBetweenReads(t *testing.T) {
 	const bits, cs = 12, 1 << 12
 	r := rand.New(rand.NewPCG(1, 2))
@@ -76,7 +76,7 @@ func TestTableIsChangedBetweenReads(t *testing.T) {
 	}
 }
 
-// shrinkingFile ends at size, also for who knew it when it was longer.
+// shrinkingFile ends at size, also for readers that knew it when it was longer.
 type shrinkingFile struct {
 	b    []byte
 	size int64
@@ -86,8 +86,8 @@ func (f *shrinkingFile) ReadAt(p []byte, off int64) (int, error) {
 	return bytes.NewReader(f.b[:f.size]).ReadAt(p, off)
 }
 
-// A file that becomes shorter under the reader is an error of storage. The end of the disk, which
-// io.EOF means, is somewhere else.
+// A file that becomes shorter under the reader is an error of storage. It is not io.EOF, which
+// means the end of the disk.
 func TestFileBecomesShorter(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	im := newImage(bits, 8*cs, 3)

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLargestVirtualSize lifts the limit: what would overflow is refused as any other size that the
-// L1 table is too short for.
+// TestLargestVirtualSize lifts the limit. A size that would overflow is refused like any other that
+// the L1 table is too short for.
 func TestLargestVirtualSize(t *testing.T) {
 	for _, bits := range []uint{minClusterBits, 16, maxClusterBits} {
 		for _, size := range []uint64{math.MaxInt64, math.MaxInt64 &^ 511} {
@@ -21,7 +21,7 @@ func TestLargestVirtualSize(t *testing.T) {
 	}
 }
 
-// TestTooManyClusters: what the maps of the file's clusters take is bounded by their number.
+// TestTooManyClusters: a limit on the number of clusters bounds the memory of their maps.
 func TestTooManyClusters(t *testing.T) {
 	im := newImage(9, 8<<9, 1)
 	_, err := Open(bg, near{hugeFile{im.b}}, maxClusters<<9, Options{})
@@ -50,7 +50,7 @@ func TestMetadataOfSeveralClusters(t *testing.T) {
 	}
 	_, err := build().open()
 	require.NoError(t, err)
-	// of the latter, the L1 table has more entries than it needs
+	// of the latter; the L1 table has more entries than it needs
 	for _, size = range []uint64{size, 8 * cs} {
 		for _, taken := range []uint64{atL1, atL1 + 1, refTable, refTable + 1,
 			refTable + refClusters - 1, block, first} {
@@ -62,7 +62,7 @@ func TestMetadataOfSeveralClusters(t *testing.T) {
 	}
 }
 
-// TestExtensionsAndTheirEnd has headers as they may be, to the last byte.
+// TestExtensionsAndTheirEnd opens valid headers of every length, to the last byte.
 func TestExtensionsAndTheirEnd(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	extension := func(im *image, at, kind, length int) {
@@ -76,7 +76,7 @@ func TestExtensionsAndTheirEnd(t *testing.T) {
 		"a name right behind the header": {func(im *image) {
 			im.put64(8, headerLenV3)
 			im.put32(16, 11)
-			// as the extension of LUKS, were it one
+			// as long as the extension of LUKS
 			copy(im.b[headerLenV3:], "\x05\x37\xbe\x77.qcow2x")
 		}, "\x05\x37\xbe\x77.qcow2x", ""},
 		"a name at the end of the cluster": {func(im *image) {
@@ -165,8 +165,8 @@ func TestSubclusters(t *testing.T) {
 	}
 }
 
-// TestReadsLeaveNothingOfTheBuffer reads everything that the file does not have into memory that
-// somebody else has used.
+// TestReadsLeaveNothingOfTheBuffer reads everything that the file does not have into a buffer with
+// other content.
 func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	im := newImage(bits, 8*cs, 1)
@@ -184,7 +184,7 @@ func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 			got.SetBacking(near{bytes.NewReader(bytes.Repeat([]byte{9}, backing))}, int64(backing))
 			copy(want[2*cs:], bytes.Repeat([]byte{9}, 1000))
 		}
-		// also where there is nothing of the backing file at all
+		// also where the backing file has nothing at all
 		for _, off := range []int{0, 2*cs + 999, 2*cs + 1000, 4 * cs} {
 			p := bytes.Repeat([]byte{0xa5}, 8*cs-off)
 			_, err = got.ReadAt(bg, p, int64(off))
@@ -212,8 +212,8 @@ func TestRestOfTheLastTable(t *testing.T) {
 	require.ErrorAs(t, err, new(*FormatError))
 }
 
-// TestFileEndsWithinASector has compressed data at the end of a file, of which the last sector is
-// not whole, from its first byte on.
+// TestFileEndsWithinASector has compressed data at the end of a file whose last sector is cut, at
+// each of its bytes.
 func TestFileEndsWithinASector(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	want := words(cs, 1)

@@ -90,7 +90,8 @@ func TestFarTables(t *testing.T) {
 	}
 }
 
-// TestFarTablesThatAreBad ends the reading of the others, and says what is wrong.
+// TestFarTablesThatAreBad checks that a bad table ends the reading of the others, and that the
+// error says what is wrong.
 func TestFarTablesThatAreBad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		im := manyTables(9, 1, rand.Perm(100))

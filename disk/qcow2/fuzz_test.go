@@ -20,7 +20,7 @@ func readAll(im *Image) {
 
 // FuzzOpen opens and reads anything: there is an error, or there are bytes, and nothing else.
 func FuzzOpen(f *testing.F) {
-	// Small ones: the fuzzer spends its time on finding what is new, not on long inputs. Extended
+	// Small ones, so that the fuzzer spends its time on new paths and not on long inputs. Extended
 	// L2 entries, which need large clusters, have FuzzTables.
 	for _, bits := range []uint{9, 10} {
 		im := newImage(bits, 8<<bits, 2)

@@ -65,7 +65,7 @@ func TestRuns(t *testing.T) {
 			from, length := off+r.Int64N(n), int64(1)
 			length += r.Int64N(im.Size() - from)
 			cut, cutKind, cutErr := im.Extent(bg, from, length)
-			// Not by require, which would be most of the test's time here.
+			// Not by require, which would take most of the test's time here.
 			if err := errors.Join(err, tablesErr, cutErr); err != nil {
 				t.Fatalf("at %d: %v", off, err)
 			}
@@ -95,7 +95,8 @@ func TestRuns(t *testing.T) {
 	compare(im, false)
 }
 
-// TestNeighbours lets clusters that lie one behind the other run into what they must not.
+// TestNeighbours has clusters that lie one behind the other and run into something that they must
+// not touch.
 func TestNeighbours(t *testing.T) {
 	const bits, cs, n = 9, 1 << 9, 40
 	build := func() *image {

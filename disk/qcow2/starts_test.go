@@ -13,9 +13,9 @@ type claim struct{ off, sectors int64 }
 
 func (c claim) end() int64 { return (c.off>>sectorBits+c.sectors)<<sectorBits - 1 } // the last byte
 
-// usedTwice is what checkStarts promises, said in the slow way: of what ends in the place where it
-// begins nothing begins where another one does, nor of the rest, nor of both together where two of
-// the rest begin in one place.
+// usedTwice is the slow form of what checkStarts promises. Two claims conflict if they begin at the
+// same offset and both leave the place in which they begin, or neither does. Two of one offset
+// also conflict if another claim begins in their place and leaves it.
 func usedTwice(claims []claim, place uint) bool {
 	large := func(c claim) bool { return c.off>>place != c.end()>>place }
 	for i, a := range claims {
@@ -76,7 +76,7 @@ func TestCompressedDataUsedTwice(t *testing.T) {
 	require.Greater(t, found[false], 60)
 }
 
-// TestPlacesOfALargeFile checks that what is kept of where data begins does not grow with the file.
+// TestPlacesOfALargeFile checks that the memory for where data begins does not grow with the file.
 func TestPlacesOfALargeFile(t *testing.T) {
 	const size = 1 << 45
 	im := &Image{fileSize: size, hdr: &header{clusterBits: 16}}
@@ -138,7 +138,7 @@ func TestCompressedDataReachesIntoData(t *testing.T) {
 	}
 }
 
-// changing gives other content from the second reading of its first table on.
+// changing returns other content from the second read of its first table on.
 type changing struct {
 	*bytes.Reader
 	table int64

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stuckFile does not answer any more when stuck is closed, until back is.
+// stuckFile stops to answer when stuck is closed, until back is closed.
 type stuckFile struct {
 	*bytes.Reader
 	stuck, back chan struct{}
@@ -27,9 +27,9 @@ func (f *stuckFile) ReadAt(p []byte, off int64) (int, error) {
 	return f.Reader.ReadAt(p, off)
 }
 
-// Who reads a connection asks whether a command is worth another processor. That must not wait for
-// storage that hangs, neither for a table that has to be read, nor for one that somebody else is
-// about to read.
+// The reader of a connection asks whether a command is worth another processor. The answer must not
+// wait for storage that hangs: not for a table that has to be read, and not for one that another
+// reader is about to read.
 func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 	im := newImage(16, 8<<16, 2)
 	im.data(0, atData, 'a')
@@ -83,7 +83,7 @@ func decodes(im *Image, off int64) bool {
 }
 
 // TestShards puts many blocks into a cache of several shards: each is found where it was put, by
-// whoever asks.
+// any reader.
 func TestShards(t *testing.T) {
 	var c cache
 	c.init(8, 64*8, func(_ context.Context, p []byte, at uint64) error {

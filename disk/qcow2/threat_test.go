@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRefused has an image for each thing that a hostile one can try, and the reason that a person
-// is told.
+// TestRefused has an image for each attack that a hostile one can try, and the reason that a person
+// reads.
 func TestRefused(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	for _, c := range []struct {
@@ -213,7 +213,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRefusedSubclusters is for what only extended L2 entries can try.
+// TestRefusedSubclusters is for attacks that need extended L2 entries.
 func TestRefusedSubclusters(t *testing.T) {
 	extended := func(bits uint, entry, sub uint64) error {
 		im := newImage(bits, 8<<bits, 4)
@@ -232,7 +232,7 @@ func TestRefusedSubclusters(t *testing.T) {
 	require.ErrorContains(t, extended(16, entryCompressed|atData*cs, 1), "has subclusters")
 }
 
-// TestAccepted has images that look odd and are right.
+// TestAccepted has images that look odd but are valid.
 func TestAccepted(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	t.Run("dirty", func(t *testing.T) {
@@ -326,7 +326,7 @@ func TestCompressed(t *testing.T) {
 			im.compressed(3, atData*cs, encode(t, want[:cs-1]))
 			got, err := im.open()
 			require.NoError(t, err)
-			// Somewhere inside, only the data before would be looked at.
+			// A read in the middle of a cluster decodes only up to there.
 			_, err = got.ReadAt(bg, make([]byte, 512), 3*cs)
 			require.ErrorContains(t, err, "guest offset 196608")
 			require.ErrorAs(t, err, new(*FormatError))
@@ -390,7 +390,7 @@ func TestCompressed(t *testing.T) {
 	}
 }
 
-// hugeFile is a sparse file: the image, and zeros up to a size that no memory holds.
+// hugeFile is a sparse file: the image, and then zeros up to a size that does not fit into memory.
 type hugeFile struct{ head []byte }
 
 func (f hugeFile) ReadAt(p []byte, off int64) (int, error) {

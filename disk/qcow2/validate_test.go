@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestConflictsBetweenTables lets entries of different tables, which are looked at side by side,
-// claim the same place of the file.
+// TestConflictsBetweenTables has entries of different tables, which are checked side by side, claim
+// the same place of the file.
 func TestConflictsBetweenTables(t *testing.T) {
 	const (
 		bits, cs = 9, 1 << 9
@@ -89,8 +89,8 @@ func (l *listener) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // TestTablesAreAnnounced opens an image of many tables, some of which are missing: storage is told
-// of each long before it is read. Of several goroutines one may be ahead of what another one is
-// about to announce, so there is one.
+// of each long before it is read. There is one goroutine, as of several, one might read before
+// another announces.
 func TestTablesAreAnnounced(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for bits, want := range map[int]bool{12: true, 11: false} {

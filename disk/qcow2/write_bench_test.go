@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// nowhere is a file that takes everything and keeps nothing.
+// nowhere is a file that accepts every write and keeps nothing.
 type nowhere struct{}
 
 func (nowhere) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }

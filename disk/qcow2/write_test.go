@@ -165,7 +165,7 @@ func requireStored(t *testing.T, d *memoryDisk, image []byte) {
 	}
 }
 
-// requireArrives fails unless the file has to come only once to whoever reads it as it comes.
+// requireArrives fails unless a reader of a stream needs the file only once.
 func requireArrives(t *testing.T, d *memoryDisk, image []byte) {
 	t.Helper()
 	if d.size > 64<<20 {
@@ -197,7 +197,7 @@ func requireCheckedByQEMU(t *testing.T, d *memoryDisk, image []byte) {
 	runTool(t, "qemu-img", "compare", "-q", "-f", "qcow2", "-F", "raw", path, raw)
 }
 
-// shapes are disks with something at an edge.
+// shapes are disks with something special at an edge.
 func shapes() map[string]*memoryDisk {
 	r := rand.New(rand.NewPCG(17, 1))
 	const cluster, table = 64 << 10, 512 << 20
@@ -263,7 +263,7 @@ func TestWriteShapesForQEMU(t *testing.T) {
 	}
 }
 
-// What a disk needs most is compressed, and what is not smaller then is stored as it is.
+// Most clusters are compressed. One that does not get smaller is stored as it is.
 func TestWriteKinds(t *testing.T) {
 	d := shapes()["noise and text in turns"]
 	for _, c := range compressions {
@@ -281,8 +281,8 @@ func TestWriteKinds(t *testing.T) {
 	}
 }
 
-// An image depends on nothing but the content: not on the holes that the source knows, on the
-// number of workers, or on how it is read.
+// An image depends on the content alone: not on the holes that the source knows, on the number of
+// workers, or on how it is read.
 func TestWriteIsDeterministic(t *testing.T) {
 	r := rand.New(rand.NewPCG(17, 2))
 	d := &memoryDisk{size: 5<<20 + 512}

@@ -31,8 +31,8 @@ func (f *fullFile) WriteAt(p []byte, off int64) (int, error) {
 	return f.memoryFile.WriteAt(p, off)
 }
 
-// TestWriteToFullStorage ends the storage at every byte: the error is returned, and what is there
-// is no image that somebody could use.
+// TestWriteToFullStorage ends the storage at every byte. The error is returned, and what was
+// written cannot be opened as an image.
 func TestWriteToFullStorage(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	full := errors.New("it is full")
@@ -62,7 +62,7 @@ func TestWriteToFullStorage(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Somewhere in the middle of a large image, with all that goes on side by side.
+// In the middle of a large image, with all workers busy.
 func TestWriteToFullStorageInTheMiddle(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	full := errors.New("it is full")
@@ -139,8 +139,7 @@ func TestWriteOfWhatCannotBeRead(t *testing.T) {
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF, "the disk became shorter")
 }
 
-// A disk that becomes zeros, or is written, while it is stored makes an image that is valid,
-// whatever is in it.
+// A disk that changes while it is stored makes an image that is valid, whatever is in it.
 func TestWriteOfWhatChanges(t *testing.T) {
 	d := shapes()["everything"]
 	for _, c := range compressions {

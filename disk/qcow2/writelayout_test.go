@@ -25,8 +25,8 @@ type sliceFile []byte
 
 func (f sliceFile) WriteAt(p []byte, off int64) (int, error) { return copy(f[off:], p), nil }
 
-// TestWrittenTablesAreAtTheFront: whoever has the image up to its first data has all that
-// validation reads.
+// TestWrittenTablesAreAtTheFront: the image up to its first data has everything that validation
+// reads.
 func TestWrittenTablesAreAtTheFront(t *testing.T) {
 	r := rand.New(rand.NewPCG(17, 5))
 	b := make([]byte, 1<<20)
@@ -70,7 +70,7 @@ func TestWrittenTablesAreAtTheFront(t *testing.T) {
 	require.NoError(t, err, "nothing behind it is needed")
 }
 
-// What a compressor makes of a cluster does not depend on what it compressed before.
+// The result of a compressor does not depend on what it compressed before.
 func TestCompressorsForget(t *testing.T) {
 	r := rand.New(rand.NewPCG(17, 6))
 	for _, c := range []Compression{CompressionZstd, CompressionZlib} {

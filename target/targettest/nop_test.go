@@ -82,7 +82,7 @@ func TestNOPOutWhileTheDiskStalls(t *testing.T) {
 				began := time.Now()
 				_, err := sess.Ping([]byte("still there?"))
 				require.NoError(t, err)
-				// This is the promise. A busy machine may break it now and then.
+				// A busy machine may break this promise now and then.
 				if time.Since(began) < time.Second {
 					inTime++
 				}

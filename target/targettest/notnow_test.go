@@ -122,8 +122,8 @@ func farCommands() map[string]Command {
 	}
 }
 
-// TestNotNow has commands of all kinds need content that does not come. Each ends with BUSY,
-// nothing has changed, and it can be sent again.
+// TestNotNow sends commands of all kinds that need content which does not come. Each ends with
+// BUSY, nothing has changed, and it can be sent again.
 func TestNotNow(t *testing.T) {
 	for name, c := range farCommands() {
 		t.Run(name, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestNotNow(t *testing.T) {
 	}
 }
 
-// TestNotNowWithoutNeed has commands that need no content from afar, while none can be had.
+// TestNotNowWithoutNeed sends commands that need no content from afar, while none can be had.
 func TestNotNowWithoutNeed(t *testing.T) {
 	s := startFar(t, time.Hour)
 	sess := s.login(t, LoginOptions{})
@@ -163,7 +163,7 @@ func TestNotNowWithoutNeed(t *testing.T) {
 	sess.MustGood(t, ReadCapacity10(1))
 	require.Zero(t, s.far.Waiting())
 
-	// One that waits does not hold others up, not even of its kind.
+	// A waiting command does not delay others, not even of its kind.
 	atomic := farCommands()["WRITE ATOMIC(16)"]
 	held := sess.MustStart(t, atomic)
 	s.waits(t, 1)
@@ -174,7 +174,7 @@ func TestNotNowWithoutNeed(t *testing.T) {
 	require.True(t, held.MustFinish(t).Good())
 }
 
-// TestNotNowInTheMiddle has the second part of a long READ not come. Its first part was sent
+// TestNotNowInTheMiddle reads a long range whose second part does not come. Its first part was sent
 // already.
 func TestNotNowInTheMiddle(t *testing.T) {
 	const blocks, part = 1 << 20 / BlockSize, 256 << 10 / BlockSize
@@ -199,8 +199,8 @@ func TestNotNowQualifier(t *testing.T) {
 	require.EqualValues(t, 1, sess.MustFail(t, Read10(1, 0, 1), statusBusy).Qualifier)
 }
 
-// TestNotNowAtOnce has a disk say at once, many times, that content cannot be had. The command is
-// held all the same.
+// TestNotNowAtOnce has a disk that says many times, at once, that its content is not here. The
+// command is held all the same.
 func TestNotNowAtOnce(t *testing.T) {
 	s := startFar(t, time.Hour)
 	sess := s.login(t, LoginOptions{})
@@ -215,8 +215,8 @@ func TestNotNowAtOnce(t *testing.T) {
 	require.Empty(t, s.log.All())
 }
 
-// TestNotNowAborted ends commands that wait, in every way there is. They wait no longer, get no
-// answer, leave their places in the command window, and nothing of them is carried out later.
+// TestNotNowAborted ends commands that wait, in every way there is. They stop waiting, get no
+// answer and leave their places in the command window. Nothing of them is carried out later.
 func TestNotNowAborted(t *testing.T) {
 	const tag = 0xabcd
 	lun := func(f pdu.TMFunction) func(*testing.T, *farServer, *Session, *Session) {
@@ -276,8 +276,8 @@ func TestNotNowAborted(t *testing.T) {
 	}
 }
 
-// TestNotNowImpatient aborts a command that is held. Its initiator has its answers earlier from
-// then on, and no other one has.
+// TestNotNowImpatient aborts a command that is held. From then on its initiator gets such answers
+// earlier. Other initiators do not.
 func TestNotNowImpatient(t *testing.T) {
 	for _, f := range []pdu.TMFunction{pdu.TMAbortTask, pdu.TMAbortTaskSet,
 		pdu.TMLogicalUnitReset, pdu.TMTargetWarmReset} {
@@ -287,7 +287,7 @@ func TestNotNowImpatient(t *testing.T) {
 			})
 			sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 			s.far.Cut()
-			// Nothing is learned from what ends no command that is held.
+			// An abort of a command that is not held changes nothing.
 			manage(t, sess, pdu.TMComplete, pdu.TaskManagementRequest{
 				Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
 			attentions(t, sess, 1)
@@ -310,8 +310,8 @@ func TestNotNowImpatient(t *testing.T) {
 	}
 }
 
-// TestNotNowBehindAnother has writes wait for another initiator's write that waits for content.
-// They can be aborted, and whoever fences their initiator off does not wait for the first one.
+// TestNotNowBehindAnother has writes that wait for another initiator's write, which waits for
+// content. They can be aborted, and fencing their initiator does not wait for the first write.
 func TestNotNowBehindAnother(t *testing.T) {
 	s := startFar(t, time.Hour)
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
@@ -438,8 +438,8 @@ func TestNotNowRemoved(t *testing.T) {
 	require.Empty(t, s.log.All())
 }
 
-// TestNotNowCopy copies from and to a LUN whose content does not come. That the copy has failed is
-// said as for every failure of one of its LUNs: an initiator then copies by itself.
+// TestNotNowCopy copies from and to a LUN whose content does not come. The copy fails as for any
+// failure of one of its LUNs, so that an initiator copies by itself.
 func TestNotNowCopy(t *testing.T) {
 	s := startFar(t, 20*time.Millisecond)
 	sess := s.login(t, LoginOptions{})

@@ -53,9 +53,9 @@ func carryOut(t *Task, data []byte) error {
 	return err
 }
 
-// TestAbortedWriteComesToNothing aborts what changes the medium before it does: another initiator
-// may have been told that it has ended, and have written the same blocks since. That one sees
-// nothing of it, and has no answer but from its own commands.
+// TestAbortedWriteComesToNothing aborts commands just before they change the medium. Another
+// initiator may know that they have ended, and may have written the same blocks since. It sees
+// nothing of them, and gets answers to its own commands only.
 func TestAbortedWriteComesToNothing(t *testing.T) {
 	fresh := pattern(8, 2)
 	twice := func(p []byte) []byte { return append(append([]byte(nil), p...), pattern(8, 1)...) }
@@ -98,7 +98,7 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 }
 
 // TestAbortedReservationComesToNothing aborts a REGISTER that waits for another one, which a slow
-// store keeps: the initiator was told that it has ended, and what it registers from then on must
+// store holds up. The initiator was told that it has ended, so what it registers afterwards must
 // count.
 func TestAbortedReservationComesToNothing(t *testing.T) {
 	b := newBench(t)
@@ -116,9 +116,9 @@ func TestAbortedReservationComesToNothing(t *testing.T) {
 var selfCopy = copyParameters(1, 0, []string{ownNAA}, block(0, 0, 8, 0, 100),
 	block(0, 0, 8, 0, 200), block(0, 0, 8, 0, 300))
 
-// TestAbortedStateChangesComeToNothing aborts commands that wait for another one or for storage, by
-// a LOGICAL UNIT RESET that has been answered when they go on: it has ended what they would bring
-// about again, and nobody would know of it.
+// TestAbortedStateChangesComeToNothing aborts commands that wait for another one or for storage. A
+// LOGICAL UNIT RESET aborts them and is answered before they go on. If they still took effect, they
+// would undo the reset and nobody would know.
 func TestAbortedStateChangesComeToNothing(t *testing.T) {
 	for _, c := range []struct {
 		name, cdb string

@@ -84,7 +84,7 @@ var storing = map[string]struct {
 }
 
 // TestOwnerReturnsWhileAWriteIsStuck lets the owner come back and leave again while a write of its
-// first session hangs in the disk. Nobody else gets the unit before that write is out.
+// first session hangs in the disk. Nobody else gets the unit until that write has ended.
 func TestOwnerReturnsWhileAWriteIsStuck(t *testing.T) {
 	const elsewhere = "28 00 00 00 10 00 00 00 01 00"
 	for name, c := range storing {

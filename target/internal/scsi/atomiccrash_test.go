@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// wrongs are what storage may do wrong, and what a crash is.
+// wrongs are the faults of storage, and the kinds of crash.
 type wrongs struct {
 	keepsNothing, keepsForever, flushesNothing bool
 
@@ -104,7 +104,7 @@ func atomicCrashes(t *testing.T, seed uint64, w wrongs, rounds int) error {
 			}
 		}
 		stopped()
-		// What the next start makes of it, which may stop too.
+		// The next start recovers, and may crash as well.
 		for m.CrashIn = soon(); start() == nil; m.CrashIn = soon() {
 			stopped()
 		}
@@ -132,7 +132,7 @@ func TestAtomicWriteCrashPoints(t *testing.T) {
 	}
 }
 
-// The harness finds what it is there for.
+// The harness finds the faults that it is there for.
 func TestAtomicWriteCrashPointsFind(t *testing.T) {
 	for name, c := range map[string]struct {
 		wrongs wrongs

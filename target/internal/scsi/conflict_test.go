@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// watchLog makes the device's log readable.
+// watchLog lets a test read the device's log.
 func (b *bench) watchLog() *observer.ObservedLogs {
 	core, logs := observer.New(zap.WarnLevel)
 	b.d.log = zap.New(core)
@@ -34,8 +34,8 @@ func warned(t *testing.T, logs *observer.ObservedLogs) (cause, initiator, owner 
 	return cause, m["initiator"].(string), owner
 }
 
-// TestConflictsAreLogged has initiators meet every kind of conflict: the log has one line for each
-// of them, with the one whose the LUN is, and another one when that changes.
+// TestConflictsAreLogged causes every kind of conflict. The log has one line for each, with the
+// owner of the LUN, and another line when the owner changes.
 func TestConflictsAreLogged(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -143,7 +143,7 @@ func leaves(b *bench, n *Nexus) { b.d.Detach(n) }
 func clears(b *bench, n *Nexus) { require.Equal(b.t, "GOOD", b.persist(n, saClear, 0, 5, 0)) }
 
 // TestConflictLogIsBounded: initiators without a credential may choose any number of names, and
-// meet conflicts of different causes by turns. The log has only so many lines of that in a time.
+// cause conflicts of different kinds in turns. The log has a limited number of such lines per time.
 func TestConflictLogIsBounded(t *testing.T) {
 	causes := []conflictCause{conflictPersistent, conflictKey, conflictReserve}
 	for name, note := range map[string]func(i int) conflictNote{

@@ -86,7 +86,7 @@ func TestCopyBetweenUnits(t *testing.T) {
 		"the other way, of what the first segment wrote")
 	require.Zero(t, b.other.count("flush"))
 
-	// LUN 2 is as good a copy manager for it.
+	// LUN 2 can be the copy manager just as well.
 	list = copyParameters(1, 0, both, block(0, 1, 5, 7, 0))
 	require.Equal(t, "GOOD", b.runAs(b.nexus, lun2, extendedCopy(list), list).outcome())
 	require.Equal(t, data[:5*BlockSize], b.read2(0, 5))
@@ -125,7 +125,7 @@ func TestCopyOntoItself(t *testing.T) {
 	}
 }
 
-// TestCopyOfHoles checks that what is not allocated is not written, and what was there is gone.
+// TestCopyOfHoles checks that holes are not written, and that what was in their place is gone.
 func TestCopyOfHoles(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -161,9 +161,9 @@ func TestCopyOfHoles(t *testing.T) {
 	}
 }
 
-// TestCopySegmentFails has what goes wrong with a segment: COPY ABORTED, with the number of the
-// segment, a pointer into its descriptor or what the unit answered, and the residual if the segment
-// has written anything.
+// TestCopySegmentFails makes a segment fail in every way. The result is COPY ABORTED with the
+// number of the segment, a pointer into its descriptor or what the unit answered, and the residual
+// if the segment has written anything.
 func TestCopySegmentFails(t *testing.T) {
 	const none = "none"
 	good := block(0, 1, 8, 0, 100)
@@ -363,7 +363,7 @@ func TestCopyMakesDurable(t *testing.T) {
 	require.Zero(t, b.disk.count("flush"))
 }
 
-// TestCopyClaims checks that a copy claims the exclusive units that it uses, and no other.
+// TestCopyClaims checks that a copy claims the exclusive units that it uses, and no others.
 func TestCopyClaims(t *testing.T) {
 	b := newCopyBench(t, first(exclusive), second(exclusive))
 	stranger := b.attach("iqn.b", 0)
@@ -377,9 +377,9 @@ func TestCopyClaims(t *testing.T) {
 	require.Equal(t, "RESERVATION CONFLICT", b.run(receiveCopy(saCopyStatus, 1), nil).outcome())
 }
 
-// TestCopyLocksTheFirstUnitFirst checks the order that keeps copies from waiting for each other,
-// with exclusive commands between them: a copy that waits for the first unit holds nothing of the
-// second, whichever way it goes.
+// TestCopyLocksTheFirstUnitFirst checks the lock order that keeps copies from deadlock with
+// exclusive commands between them. A copy that waits for the first unit holds nothing of the
+// second, in either direction.
 func TestCopyLocksTheFirstUnitFirst(t *testing.T) {
 	for _, segment := range []string{block(0, 1, 8, 0, 0), block(1, 0, 8, 0, 0)} {
 		b := newCopyBench(t)
@@ -397,7 +397,7 @@ func TestCopyLocksTheFirstUnitFirst(t *testing.T) {
 }
 
 // TestCopiesDoNotWaitForEachOther runs copies in both directions, within units, and exclusive
-// commands over their ends, all at once: whoever took locks in a wrong order would hang.
+// commands over their ends, all at once: a wrong lock order would hang.
 func TestCopiesDoNotWaitForEachOther(t *testing.T) {
 	b := newCopyBench(t)
 	var wg sync.WaitGroup
@@ -423,9 +423,8 @@ func TestCopiesDoNotWaitForEachOther(t *testing.T) {
 	wg.Wait()
 }
 
-// TestCopyFromAUnitThatIsSanitized begins a SANITIZE of the source in the midst of a copy. That
-// ends, and does not keep blocks of the destination from everybody else for the hours that the
-// SANITIZE takes.
+// TestCopyFromAUnitThatIsSanitized begins a SANITIZE of the source in the midst of a copy. The copy
+// ends. It does not hold blocks of the destination for the hours that the SANITIZE takes.
 func TestCopyFromAUnitThatIsSanitized(t *testing.T) {
 	b := newCopyBench(t)
 	b.write2(0, pattern(2000, 1))

@@ -47,7 +47,7 @@ func repeat(s string, n int) []string {
 	return list
 }
 
-// TestCopyListRefused has what is wrong with a parameter list before anything is copied: no sense
+// TestCopyListRefused sends parameter lists that are refused before anything is copied: no sense
 // key COPY ABORTED, and no residual.
 func TestCopyListRefused(t *testing.T) {
 	change := func(at int, value byte) []byte {
@@ -168,7 +168,7 @@ func FuzzCopyList(f *testing.F) {
 		require.LessOrEqual(t, len(list.segments), maxCopySegments)
 		require.Equal(t, int(binary.BigEndian.Uint16(p[2:])), copyTargetLen*len(list.targets))
 		require.Equal(t, int(binary.BigEndian.Uint32(p[8:])), copySegmentLen*len(list.segments))
-		// What was read, written again, is the same list.
+		// Writing what was read gives the same list.
 		targets, segments := make([]string, len(list.targets)), make([]string, len(list.segments))
 		for i, target := range list.targets {
 			at := copyHeaderLen + copyTargetLen*i

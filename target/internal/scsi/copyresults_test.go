@@ -76,7 +76,7 @@ func TestCopyStatus(t *testing.T) {
 	require.Equal(t, "5/24/00", status(3))
 	require.Equal(t, "00000008"+"01"+"0000"+"00"+"00000000", status(4))
 
-	// The failure is told apart from the status, and once as well.
+	// The failure is reported once more, apart from the status.
 	details := b.good(receiveCopy(saCopyFailure, 3), nil)
 	require.Equal(t, "a/08/04", result{sense: details[60:]}.code())
 	requireHex(t, "00000000", b.good(receiveCopy(saCopyFailure, 3), nil))

@@ -122,8 +122,8 @@ func TestCryptoEraseThatFails(t *testing.T) {
 	}
 }
 
-// TestSanitizeForgetsWhatWasToBePutBack has an atomic write fail for good, so that a start would
-// put its former blocks back.
+// TestSanitizeForgetsWhatWasToBePutBack makes an atomic write fail for good, so that the next start
+// would put its former blocks back.
 func TestSanitizeForgetsWhatWasToBePutBack(t *testing.T) {
 	request, list := overwrite(0, 1, []byte{7})
 	for _, c := range []struct {

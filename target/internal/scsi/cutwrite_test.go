@@ -112,9 +112,9 @@ func (d *blockDisk) WriteAt(p []byte, off int64) (int, error) {
 	return d.thinDisk.WriteAt(p, off)
 }
 
-// TestCutBlockThatFails has the block that is cut fail to be read or written. The whole blocks
-// before it are on the disk, and the sense data names the block where these are as durable as was
-// asked for: see TestBlockOfAFailedWrite.
+// TestCutBlockThatFails makes reading or writing of the cut block fail. The whole blocks before it
+// are on the disk, and the sense data names the block where these are as durable as was asked for:
+// see TestBlockOfAFailedWrite.
 func TestCutBlockThatFails(t *testing.T) {
 	const lba, cut = 16, 18
 	read := &disk.MediumError{Op: "read", Off: 17 * BlockSize, Length: 4096,

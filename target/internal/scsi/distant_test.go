@@ -73,7 +73,7 @@ func newHalfBench(t *testing.T, stores int) (*bench, *halfDisk) {
 	return b, half
 }
 
-// patience is an Executor that gives a command so long, and counts how often it waits.
+// patience is an Executor that gives a command a limited time, and counts how often it waits.
 type patience struct {
 	time.Duration
 	waits int
@@ -96,9 +96,9 @@ func (b *bench) held(p *patience, cdb, data []byte) result {
 	return result{status: status, sense: sense}
 }
 
-// TestNotNowIsUndone has commands that change all or nothing come to content that is not there
-// after they have changed a part. It is as before: COMPARE AND WRITE would not find what it
-// compares with, when it is sent again.
+// TestNotNowIsUndone sends commands that change all or nothing. They meet missing content after
+// they have changed a part. The part is put back, or else a COMPARE AND WRITE that is sent again
+// would not find what it compares with.
 func TestNotNowIsUndone(t *testing.T) {
 	old, next := pattern(16, 1), pattern(16, 2)
 	for name, c := range map[string]struct{ cdb, data []byte }{
@@ -152,8 +152,8 @@ func TestNotNowIsUndone(t *testing.T) {
 	}
 }
 
-// TestDistantTimeBeginsAnew reads in many steps, each of which is told once that there is nothing,
-// and then has its content. The command has all its time again for each.
+// TestDistantTimeBeginsAnew reads in many steps. Each step is told once that its content is not
+// here, and then gets it. The command's time begins anew for each step.
 func TestDistantTimeBeginsAnew(t *testing.T) {
 	const steps = 4
 	b, half := newHalfBench(t, 0)
@@ -168,8 +168,8 @@ func TestDistantTimeBeginsAnew(t *testing.T) {
 	}
 }
 
-// TestSanitizeWaits sanitizes a disk whose content cannot be had. That is nobody's command any
-// more, and waits for as long as there is the unit.
+// TestSanitizeWaits sanitizes a disk whose content cannot be had. The operation belongs to no
+// command any more, and waits as long as the unit exists.
 func TestSanitizeWaits(t *testing.T) {
 	for _, restored := range []bool{true, false} {
 		far := disktest.NewDistant(disktest.NewMemory(testBlocks * BlockSize))
@@ -193,7 +193,7 @@ func TestSanitizeWaits(t *testing.T) {
 	}
 }
 
-// TestExecutorIsTold tells the transport of a command before it waits, and only then.
+// TestExecutorIsTold checks that the transport learns of a command before it waits, and only then.
 func TestExecutorIsTold(t *testing.T) {
 	far := disktest.NewDistant(disktest.NewMemory(testBlocks * BlockSize))
 	b := newBench(t, func(l *LUN) { l.Disk = far })

@@ -51,7 +51,7 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, conflict, read(b.nexus))
 	require.Equal(t, "GOOD", write(second))
 
-	// Whoever is not there cannot take it over.
+	// An initiator that is away cannot take it over.
 	require.NoError(t, b.admit("iqn.gone"))
 	require.ErrorContains(t, b.finish(), "not logged in")
 	require.Equal(t, "GOOD", write(second))
@@ -84,8 +84,8 @@ func (b *bench) finish() error {
 	return err
 }
 
-// TestHandOverTellsWhoIsFenced: whoever ends a migration must not believe that a machine is fenced
-// that is not.
+// TestHandOverTellsWhoIsFenced: the caller that ends a migration must not believe that a machine is
+// fenced when it is not.
 func TestHandOverTellsWhoIsFenced(t *testing.T) {
 	b := newBench(t, exclusive)
 	for _, step := range []struct{ to, former string }{{"iqn.b", ""}, {"iqn.c", "iqn.b"}} {
@@ -107,7 +107,7 @@ func TestGrownLUNTellsItsCapacity(t *testing.T) {
 
 // TestOwnerLeavesBeforeHandOver is the usual end of a live migration: the first machine logs out
 // when the guest runs on the second one, and then the LUN is handed over. In between nobody else
-// may take the LUN from under the guest.
+// may take the LUN.
 func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	b := newBench(t, exclusive)
 	second, third := b.attach("iqn.b", 0), b.attach("iqn.c", 0)
@@ -133,8 +133,8 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	b.d.Detach(second)
 	require.Equal(t, "GOOD", write(third), "the last session of the new owner has ended")
 
-	// Nor where the second machine is not there either, as in a restart of both; the LUN is free
-	// when that has ended.
+	// The same holds if the second machine is away, too, as when both restart. The LUN is free when
+	// the migration has ended.
 	require.NoError(t, b.admit("iqn.b"))
 	b.d.Detach(third)
 	fourth := b.attach("iqn.d", 0)
@@ -143,8 +143,8 @@ func TestOwnerLeavesBeforeHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(fourth))
 }
 
-// TestGuestOfALUNOfNobody is fenced like any other: it does not even learn whether the disk is
-// ready.
+// TestGuestOfALUNOfNobody checks that a guest of a LUN without an owner is fenced like any other.
+// It does not even learn whether the disk is ready.
 func TestGuestOfALUNOfNobody(t *testing.T) {
 	b := newBench(t, exclusive)
 	require.NoError(t, b.admit("iqn.a"))
@@ -260,7 +260,7 @@ func TestWithdrawEndsReservations(t *testing.T) {
 }
 
 // TestHandOverOvertakesReservations fences an initiator whose commands for reservations are under
-// way: they come to nothing.
+// way. They have no effect.
 func TestHandOverOvertakesReservations(t *testing.T) {
 	for name, c := range map[string]string{"REGISTER": "5f 00 00 00 00 00 00 00 18 00",
 		"RESERVE(6)": reserve} {
@@ -282,8 +282,8 @@ func TestHandOverOvertakesReservations(t *testing.T) {
 }
 
 // TestHandOverOvertakesChanges fences an initiator whose commands that change the unit are under
-// way, and not in force yet: they come to nothing, and nothing of them is kept. The transport
-// aborts such commands too, a moment later than the fence falls.
+// way and not in force yet. They have no effect, and nothing of them is kept. The transport aborts
+// such commands as well, a moment after the fence is set.
 func TestHandOverOvertakesChanges(t *testing.T) {
 	list := unhex("00 00 00 00" + cacheOff)
 	overwriting, overwritten := overwrite(bitImmedSanitize, 1, []byte{1})
@@ -331,8 +331,8 @@ func TestHandOverOvertakesChanges(t *testing.T) {
 }
 
 // TestHandOverWaitsForWhatIsSaved hands a LUN over while the store is busy with a command of its
-// owner: that takes effect before the fence falls. Were it refused after that, a start in between
-// would go by it all the same.
+// owner. The command takes effect before the fence is set. If it were refused afterwards, a restart
+// in between would still use what it saved.
 func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 	list := unhex("00 00 00 00" + cacheOff)
 	for name, c := range map[string]struct{ cdb, data []byte }{
@@ -374,7 +374,7 @@ func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 }
 
 // TestFencedAllowRemoval fences initiators that prevent the removal of the medium, also with a
-// command that is under way: they could not allow it any more, and nobody could eject it.
+// command that is under way: they could not allow it any more, and the medium could not be ejected.
 func TestFencedAllowRemoval(t *testing.T) {
 	b := newBench(t, exclusive, removableLUN)
 	first, second := b.nexus, b.attach("iqn.b", 0)

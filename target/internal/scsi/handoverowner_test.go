@@ -22,8 +22,9 @@ func TestIdleOwnerIsFenced(t *testing.T) {
 	require.Equal(t, conflict, m.write("iqn.b"))
 }
 
-// TestOwnerIsRemembered hands a LUN over of which nobody has been seen since a restart: who had it
-// is fenced all the same, though no handover was before, or somebody else has taken it since that.
+// TestOwnerIsRemembered hands over a LUN that nobody has used since a restart. The former owner is
+// fenced all the same, even if there was no handover before, or if somebody else has taken the LUN
+// since then.
 func TestOwnerIsRemembered(t *testing.T) {
 	for name, use := range map[string]func(m *migration, n *Nexus) string{
 		"WRITE": func(m *migration,
@@ -86,8 +87,8 @@ func TestOwnerIsSavedOnce(t *testing.T) {
 	require.Zero(t, saves, "the handover has saved it")
 }
 
-// TestOwnerThatComesLateIsRemembered has the LUN be opened before its owner is seen again, and the
-// target restarted then.
+// TestOwnerThatComesLateIsRemembered opens the LUN before its owner is seen again, and then
+// restarts the target.
 func TestOwnerThatComesLateIsRemembered(t *testing.T) {
 	m := newMigration(t)
 	require.NoError(t, m.admit("iqn.b"))
@@ -100,8 +101,8 @@ func TestOwnerThatComesLateIsRemembered(t *testing.T) {
 	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.Holders(1))
 }
 
-// TestOwnerThatCannotBeSaved has storage refuse the name: the disk is served, the log says what
-// that means, and a handover is as good as any.
+// TestOwnerThatCannotBeSaved has storage refuse the name. The disk is served, the log says what
+// that means, and a handover still works.
 func TestOwnerThatCannotBeSaved(t *testing.T) {
 	m := newMigration(t)
 	core, logs := observer.New(zap.DebugLevel)

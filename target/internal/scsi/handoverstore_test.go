@@ -41,7 +41,7 @@ func (m *migration) write(initiator string) string {
 	return m.runAs(m.at[initiator], lun1, cdb(writeOne), pattern(1, 1)).outcome()
 }
 
-// take logs an initiator in, which takes the LUN by a write that does not come to its end.
+// take logs an initiator in, which takes the LUN by a write that does not end.
 func (m *migration) take(initiator string) {
 	m.at[initiator] = m.attach(initiator, 0)
 	task := &Task{Nexus: m.at[initiator], LUN: lun1}
@@ -62,9 +62,9 @@ func (m *migration) handOver(to string) {
 	require.NoError(m.t, m.finish())
 }
 
-// TestFencedStayOut has the first machine of a migration come back when the second one is not
-// there: for a moment, as its connection was lost or the target restarted, or for good. What it
-// would write is of a guest that ran elsewhere since.
+// TestFencedStayOut lets the first machine of a migration come back while the second one is away:
+// for a moment, as its connection was lost or the target restarted, or for good. Its writes would
+// be stale, as the guest has run elsewhere since.
 func TestFencedStayOut(t *testing.T) {
 	for name, lose := range map[string]func(*testing.T, *migration){
 		"lost connection": func(_ *testing.T, m *migration) { m.logout("iqn.b") },
@@ -86,12 +86,12 @@ func TestFencedStayOut(t *testing.T) {
 			require.Equal(t, Holders{Fenced: []string{"iqn.a"}}, m.d.Holders(1))
 			require.Equal(t, "GOOD", m.write("iqn.b"))
 
-			// Its machine is gone: any other one takes its place.
+			// Its machine is gone, so any other one may take its place.
 			m.logout("iqn.b")
 			require.Equal(t, "GOOD", m.write("iqn.c"))
 			m.logout("iqn.c")
 
-			// Back again, and forth.
+			// Back, and forth again.
 			lose = func(t *testing.T, m *migration) { m.restart(t) }
 			for _, to := range []string{"iqn.a", "iqn.b", "iqn.a"} {
 				m.handOver(to)
@@ -103,8 +103,8 @@ func TestFencedStayOut(t *testing.T) {
 	}
 }
 
-// TestFencedAreLogged has the log say why a machine meets conflicts, once for each of its sessions
-// and each fence, and what to do.
+// TestFencedAreLogged checks that the log says why a machine meets conflicts and what to do, once
+// for each session and each fence.
 func TestFencedAreLogged(t *testing.T) {
 	m := newMigration(t)
 	var logs *observer.ObservedLogs
@@ -160,8 +160,8 @@ func TestWithdrawnStaysOut(t *testing.T) {
 	m.handOver("iqn.b")
 }
 
-// TestRestartDuringHandOver restarts the target while a LUN is open: it is so again, to the same
-// two, whoever is back first.
+// TestRestartDuringHandOver restarts the target while a LUN is open. Afterwards it is open to the
+// same two initiators, whichever comes back first.
 func TestRestartDuringHandOver(t *testing.T) {
 	until := time.Now().Add(time.Hour)
 	opened := func(t *testing.T) *migration {
@@ -210,8 +210,8 @@ func TestRestartDuringHandOver(t *testing.T) {
 	})
 }
 
-// TestHandOverThatCannotBeSaved changes nothing: neither now nor, as far as storage lets it be put
-// back, after a restart.
+// TestHandOverThatCannotBeSaved changes nothing now, and nothing after a restart as far as storage
+// lets it be put back.
 func TestHandOverThatCannotBeSaved(t *testing.T) {
 	broken := errors.New("no such device")
 	for _, step := range []string{"open", "finish", "cancel"} {
@@ -286,8 +286,8 @@ func (s *brokenFor) Save(name string, data []byte) error {
 	return s.keptStore.Save(name, data)
 }
 
-// TestHandOverIsTakenBack has the end of the former owner's reservation not saved, after who is
-// fenced has been.
+// TestHandOverIsTakenBack fails to save the end of the former owner's reservation, after the fence
+// was saved.
 func TestHandOverIsTakenBack(t *testing.T) {
 	store := &brokenFor{}
 	b := newBench(t, exclusive, func(l *LUN) { l.Store = store })
@@ -302,9 +302,8 @@ func TestHandOverIsTakenBack(t *testing.T) {
 	require.Equal(t, want, b.d.Holders(1), "on storage, too")
 }
 
-// TestKilledBetweenTheSavesOfAFence leaves on storage that an initiator is fenced, and also what it
-// had reserved: it could not release that any more, and whoever has the LUN after the next start
-// would meet it.
+// TestKilledBetweenTheSavesOfAFence leaves on storage both the fence of an initiator and its
+// reservation. It could not release that any more, so the next start must drop it.
 func TestKilledBetweenTheSavesOfAFence(t *testing.T) {
 	store := &keptStore{}
 	kept := func(l *LUN) { l.Store = store }
@@ -323,7 +322,7 @@ func TestKilledBetweenTheSavesOfAFence(t *testing.T) {
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
 	require.Equal(t, conflict, b.run(cdb(writeOne), pattern(1, 1)).outcome())
 
-	// Nor does it come back when nobody is fenced any more.
+	// It does not come back either when nobody is fenced any more.
 	require.NoError(t, b.admit("iqn.a"))
 	require.NoError(t, b.finish())
 	b = newBench(t, exclusive, kept)
@@ -346,7 +345,7 @@ func TestOwnerComesDuringAdmit(t *testing.T) {
 	require.Equal(t, []string{"iqn.a"}, m.d.Holders(1).Fenced)
 }
 
-// TestOwnerComesDuringHandOver has it come so late that it is about to be handed over: it would not
+// TestOwnerComesDuringHandOver lets the owner come just before the LUN is handed over: it would not
 // be fenced for good.
 func TestOwnerComesDuringHandOver(t *testing.T) {
 	m := newMigration(t)
@@ -363,8 +362,8 @@ func TestOwnerComesDuringHandOver(t *testing.T) {
 	require.Equal(t, conflict, m.write("iqn.a"))
 }
 
-// TestGuestDoesNotClaim has a command of the second machine be about to take the LUN, which nobody
-// owns, when it is opened to it: as owner and guest at once it would be fenced by its own handover.
+// TestGuestDoesNotClaim opens a LUN that nobody owns to the second machine while a command of it is
+// about to take the LUN. As owner and guest at once it would be fenced by its own handover.
 func TestGuestDoesNotClaim(t *testing.T) {
 	m := newMigration(t)
 	m.at["iqn.b"] = m.attach("iqn.b", 0)
@@ -413,7 +412,7 @@ func TestStoredHandover(t *testing.T) {
 	}
 }
 
-// TestFencedAreBounded hands a LUN over to ever new names.
+// TestFencedAreBounded hands a LUN over to more and more names.
 func TestFencedAreBounded(t *testing.T) {
 	s := &handoverState{}
 	for i := range maxFenced + 10 {

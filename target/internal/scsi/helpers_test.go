@@ -169,7 +169,7 @@ func (b *bench) attach(name string, isid byte) *Nexus {
 	return n
 }
 
-// forgetAttentions ends the pending unit attentions of the nexus at all units.
+// forgetAttentions clears the pending unit attentions of the nexus at all units.
 func (n *Nexus) forgetAttentions() {
 	for i := range *n.slots.Load() {
 		if at := n.nth(i); at != nil {
@@ -181,8 +181,8 @@ func (n *Nexus) forgetAttentions() {
 // nth is one of the units of the device, in the order of their numbers.
 func (d *Device) nth(i int) *unit { return d.luns.Load().units[i] }
 
-// nth is what the nexus has of one of the units that the device was made with, in the order of
-// their numbers.
+// nth is the state of the nexus at one of the first units of the device, in the order of their
+// numbers.
 func (n *Nexus) nth(i int) *nexusUnit { return (*n.slots.Load())[i].Load() }
 
 const lun1 = uint64(1) << 48
@@ -307,7 +307,7 @@ func pattern(blocks int, seed byte) []byte {
 	return p
 }
 
-// withdraw is Withdraw for those who know whom it fences.
+// withdraw is Withdraw where the test knows whom it fences.
 func withdraw(d *Device, lun uint16) error {
 	_, err := d.Withdraw(lun)
 	return err

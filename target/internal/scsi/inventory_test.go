@@ -42,8 +42,8 @@ func released(c <-chan struct{}) bool {
 	}
 }
 
-// TestNothingOfARemovedUnitReachesTheNext leaves a unit with all the state that it can have, and
-// gives its number to another disk.
+// TestNothingOfARemovedUnitReachesTheNext removes a unit that has all kinds of state, and gives its
+// number to another disk.
 func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	b := newBench(t, exclusive, removableLUN, stored)
 	second := b.attach("iqn.b", 0)
@@ -95,8 +95,8 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	require.Equal(t, conflict, owned.outcome(), "another one owns it")
 }
 
-// TestCommandOfARemovedUnit removes a unit between each two steps of a command. What comes later
-// does not reach any disk.
+// TestCommandOfARemovedUnit removes a unit between any two steps of a command. The later steps
+// reach no disk.
 func TestCommandOfARemovedUnit(t *testing.T) {
 	for name, c := range map[string]struct {
 		cdb  []byte
@@ -131,8 +131,8 @@ func TestCommandOfARemovedUnit(t *testing.T) {
 	}
 }
 
-// TestRemovedUnitIsReleasedLast has the unit's disk and store in use by what is no command when it
-// is removed.
+// TestRemovedUnitIsReleasedLast removes a unit whose disk and store are in use by something other
+// than a command.
 func TestRemovedUnitIsReleasedLast(t *testing.T) {
 	t.Run("a reset that flushes", func(t *testing.T) {
 		b := newBench(t, stored)

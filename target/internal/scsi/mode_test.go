@@ -200,7 +200,7 @@ func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {
 
 // TestResetFlushesTheWriteCache resets a unit to a saved WCE=0. What was acknowledged with the
 // cache is durable before an initiator can see that there is none; what is written from then on is
-// so at once.
+// durable at once.
 func TestResetFlushesTheWriteCache(t *testing.T) {
 	const caching = "1a 08 08 00 ff 00"
 	off, on := unhex("00 00 00 00"+cacheOff), unhex("00 00 00 00"+cachingPage)
@@ -287,8 +287,8 @@ func TestResetFlushesTheWriteCache(t *testing.T) {
 }
 
 // TestModeSelectShowsNoCacheWhenItIsEmpty turns the write cache off while the disk flushes slowly:
-// until it has, no other initiator can see that there is no cache, as it would send no flush for
-// what it has written before.
+// until the flush has ended, no other initiator can see that there is no cache, as it would send no
+// flush for its earlier writes.
 func TestModeSelectShowsNoCacheWhenItIsEmpty(t *testing.T) {
 	const caching = "1a 08 08 00 ff 00"
 	stalled := func(t *testing.T) (b *bench, other *Nexus, done chan string, goOn func()) {

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// forgetfulDisk changes a byte of whatever is written.
+// forgetfulDisk changes a byte of each write.
 type forgetfulDisk struct{ *memDisk }
 
 func (d forgetfulDisk) WriteAt(p []byte, off int64) (int, error) {

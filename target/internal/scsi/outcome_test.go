@@ -65,7 +65,7 @@ func TestDiskErrors(t *testing.T) {
 }
 
 // TestFaultsAreLoggedOnce checks that an initiator which retries does not fill the log, and that
-// the log tells what happened to what.
+// the log says what happened to which disk.
 func TestFaultsAreLoggedOnce(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
 	m := newMemDisk(1 << 20)

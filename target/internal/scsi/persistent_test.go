@@ -32,7 +32,7 @@ func (b *bench) persist(n *Nexus, action byte, kind reservationType, key, action
 	return b.runAs(n, lun1, request, list).outcome()
 }
 
-// mustPersist is persist of what has to succeed.
+// mustPersist is persist, and has to succeed.
 func (b *bench) mustPersist(n *Nexus, action byte, kind reservationType, key, actionKey uint64,
 	more ...byte) {
 	b.t.Helper()
@@ -229,7 +229,7 @@ func TestReserveAndRelease(t *testing.T) {
 	}
 }
 
-// TestUnregister is SPC-4 5.13.11.3: what becomes of a reservation whose holder unregisters.
+// TestUnregister is SPC-4 5.13.11.3: what happens to a reservation whose holder unregisters.
 func TestUnregister(t *testing.T) {
 	for _, kind := range allTypes {
 		t.Run(fmt.Sprint(kind), func(t *testing.T) {

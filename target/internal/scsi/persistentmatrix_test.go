@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The table of SPC-4 5.13.3 and SBC-3 4.17, as the standards print it: what becomes of a command of
+// The table of SPC-4 5.13.3 and SBC-3 4.17, as the standards print it: what happens to a command of
 // a nexus that does not hold the reservation. The columns: Write Exclusive; Exclusive Access; any
 // registrants type, and the nexus is registered; Write Exclusive of a registrants type, and it is
 // not; Exclusive Access of a registrants type, and it is not. A is allowed, C conflicts. The sixth
@@ -19,7 +19,7 @@ const (
 	matrixWrites  = "C C A C C C"
 )
 
-// matrix has what is not like a command that writes, by name or by the first words of it.
+// matrix has the commands that are not treated like a write, by name or by its first words.
 var matrix = map[string]string{
 	"TEST UNIT READY":                   "A A A A A C",
 	"INQUIRY":                           matrixAllowed,
@@ -82,8 +82,8 @@ func matrixRow(name string) string {
 	return matrix[longest]
 }
 
-// TestConflictMatrix holds every command of the opcode table against the standards' table. One that
-// the table above does not have is expected to conflict as a write does.
+// TestConflictMatrix holds every command of the opcode table against the standards' table. A
+// command that is not in the table above is expected to conflict as a write does.
 func TestConflictMatrix(t *testing.T) {
 	b := newBench(t, removableLUN)
 	holder, registered, stranger := b.attach("iqn.h", 0), b.attach("iqn.r", 0), b.attach("iqn.s", 0)
@@ -138,8 +138,8 @@ func TestConflictMatrix(t *testing.T) {
 }
 
 // TestReserveAmongRegistrations is RESERVE(6) and RELEASE(6) while there are registrations: they
-// conflict (SPC-2 5.5.1), but for those who have access by a persistent reservation, which they
-// leave as it is (SPC-4 5.13.3, CRH).
+// conflict (SPC-2 5.5.1), except for nexuses that have access by a persistent reservation, which
+// stays as it is (SPC-4 5.13.3, CRH).
 func TestReserveAmongRegistrations(t *testing.T) {
 	b := newBench(t)
 	registered, stranger := b.attach("iqn.r", 0), b.attach("iqn.s", 0)
@@ -171,8 +171,8 @@ func TestReserveAmongRegistrations(t *testing.T) {
 	}
 }
 
-// TestPersistentAmongReserve is the other way round (SPC-2 5.5.1): also the one that has reserved
-// the unit cannot use persistent reservations.
+// TestPersistentAmongReserve is the other way round (SPC-2 5.5.1): not even the nexus that has
+// reserved the unit can use persistent reservations.
 func TestPersistentAmongReserve(t *testing.T) {
 	b := newBench(t)
 	second := b.attach("iqn.b", 0)

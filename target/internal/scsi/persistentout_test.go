@@ -166,8 +166,8 @@ func TestPersistOutCommands(t *testing.T) {
 }
 
 // TestPersistConcurrently lets nexuses register, reserve and preempt each other, while others come
-// and go. Whatever the order, the state is one that the standard allows, and so is what each nexus
-// is told to need.
+// and go. Whatever the order, the standard allows the state, and what each nexus is told that it
+// needs.
 func TestPersistConcurrently(t *testing.T) {
 	m := &memStore{}
 	b := newBench(t, func(l *LUN) { l.Store = m })
@@ -225,8 +225,8 @@ func TestTransportIDs(t *testing.T) {
 	}
 }
 
-// FuzzPersistOut sends arbitrary parameter lists to every service action. Nothing is our failure, a
-// command that fails changes nothing, and what is reported afterwards can be read back.
+// FuzzPersistOut sends arbitrary parameter lists to every service action. The target never fails by
+// itself, a command that fails changes nothing, and what is reported afterwards can be read back.
 func FuzzPersistOut(f *testing.F) {
 	for action := byte(0); action <= saRegisterIgnore; action++ {
 		for _, more := range [][]byte{nil, {bitAPTPL},

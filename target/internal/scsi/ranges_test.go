@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestStuckWriteIsNotOvertaken holds a write in the disk, as if it had been aborted, and checks
-// that later writes of its blocks come after it in order, and that other blocks are not held up.
+// TestStuckWriteIsNotOvertaken holds a write in the disk, as if it had been aborted. Later writes
+// of its blocks come after it, in order, and other blocks are not delayed.
 func TestStuckWriteIsNotOvertaken(t *testing.T) {
 	for _, later := range []struct {
 		name, cdb string

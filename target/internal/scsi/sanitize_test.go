@@ -123,8 +123,7 @@ func TestSanitizeBlockErase(t *testing.T) {
 		b.good(cdb("9e 12 00 00 00 00 00 00 00 00 00 00 00 18 00 00"), nil))
 }
 
-// TestSanitizeInSteps erases a disk that is larger than what is given back at once, to its last
-// block.
+// TestSanitizeInSteps erases a disk that is larger than one step, to its last block.
 func TestSanitizeInSteps(t *testing.T) {
 	for _, erase := range []string{blockErase, cryptoErase} {
 		b := newBench(t, func(l *LUN) { l.Disk = thinDisk{newMemDisk(2*eraseStep + 3*memPage)} })
@@ -327,9 +326,9 @@ func TestCloseInterruptsSanitize(t *testing.T) {
 	last.good(cdb(readOne), nil)
 }
 
-// TestFailedSanitizeStaysOnStorage has the store keep, or forget, what it says that it could not,
-// of a unit whose operation has failed: the next start must find the medium as lost as initiators
-// do now.
+// TestFailedSanitizeStaysOnStorage has a store that reports a failure although it has kept, or
+// forgotten, the state of a unit whose operation failed. The next start must find the medium lost,
+// as initiators do now.
 func TestFailedSanitizeStaysOnStorage(t *testing.T) {
 	for name, request := range map[string]string{"another operation": blockErase,
 		"EXIT FAILURE MODE": exitFailure} {

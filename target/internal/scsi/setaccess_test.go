@@ -18,8 +18,8 @@ func TestSetAccess(t *testing.T) {
 	require.NotEqual(t, good, conflict)
 	require.ErrorContains(t, b.d.SetAccess(2, AccessWriteShared, false), "no LUN 2")
 
-	// A machine that a handover lets in would lose its place, and who is to be fenced would not be
-	// known any more.
+	// A machine that a handover lets in would lose its place, and nobody would know who is to be
+	// fenced.
 	require.NoError(t, b.d.Admit(1, "iqn.c", time.Time{}))
 	require.ErrorContains(t, b.d.SetAccess(1, AccessWriteShared, false), "handover")
 	require.ErrorContains(t, b.d.SetAccess(1, AccessReadShared, false), "handover")

@@ -91,8 +91,8 @@ func TestSavedModePages(t *testing.T) {
 }
 
 // TestResetDuringModeSelect resets the logical unit while a MODE SELECT that saves pages is held up
-// by the store. What is in force then is what is saved, as if the reset had come after it; and one
-// that waits behind it, and is aborted by the reset, changes nothing.
+// by the store. What is in force then is what is saved, as if the reset had come after it. A second
+// MODE SELECT that waits behind it is aborted by the reset and changes nothing.
 func TestResetDuringModeSelect(t *testing.T) {
 	list := unhex("00 00 00 00" + cacheOff)
 	for name, c := range map[string]struct{ cdb, data []byte }{
@@ -160,8 +160,8 @@ func TestStoreThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestStoreThatIsUnsure keeps what it says that it could not. The next start goes by what
-// initiators were told.
+// TestStoreThatIsUnsure has a store that keeps state although it reports a failure. The next start
+// follows what initiators were told.
 func TestStoreThatIsUnsure(t *testing.T) {
 	store := &unsureStore{}
 	kept := func(l *LUN) { l.Store = store }

@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// savingCommands are commands that save something before they end. make brings the unit there.
+// savingCommands are commands that save something before they end. make prepares the unit for one.
 func savingCommands() []struct {
 	name string
 	make func(b *bench)
@@ -72,9 +72,9 @@ func savingCommands() []struct {
 	}
 }
 
-// TestStoreWithoutSpace has nothing left for what a unit keeps. Initiators are told that, as of a
-// write on a full disk, however the store says it: Linux ends such a command with ENOSPC, and takes
-// a hardware error for a broken disk.
+// TestStoreWithoutSpace has no space for a unit's state. Initiators get the same answer as for a
+// write on a full disk, however the store reports it: Linux then ends the command with ENOSPC,
+// while a hardware error would mean a broken disk.
 func TestStoreWithoutSpace(t *testing.T) {
 	for _, c := range savingCommands() {
 		for name, cause := range map[string]error{
@@ -102,7 +102,7 @@ func TestStoreWithoutSpace(t *testing.T) {
 }
 
 // TestStoreThatIsReadOnly is on a file system that has become read-only, as ext4 does after an
-// error. A failed disk stays one, whatever the cause of that was.
+// error. A failed disk stays failed, whatever the cause was.
 func TestStoreThatIsReadOnly(t *testing.T) {
 	store := &keptStore{}
 	b := newBench(t, func(l *LUN) { l.Store = store })
@@ -117,8 +117,8 @@ func TestStoreThatIsReadOnly(t *testing.T) {
 	}
 }
 
-// TestStoreOnAFullVolume fills the volume of a store, which has a spare of 32 KiB then: less than
-// an atomic write of the greatest length has to keep.
+// TestStoreOnAFullVolume fills the volume of a store, which then has a spare of 32 KiB. That is
+// less than the longest atomic write has to keep.
 func TestStoreOnAFullVolume(t *testing.T) {
 	volume := t.TempDir()
 	if err := syscall.Mount("tmpfs", volume, "tmpfs", 0, "size=512k"); err != nil {

@@ -64,8 +64,8 @@ func TestWriteAtomic(t *testing.T) {
 	require.Error(t, b.d.Prepare(task), "more data than the CDB says")
 }
 
-// tornDisk stores half of a write and then fails, as storage does that fills up. Further failures
-// store nothing.
+// tornDisk stores half of a write and then fails, as storage that fills up does. Later writes fail
+// and store nothing.
 type tornDisk struct {
 	*memDisk
 	fail  error
@@ -127,8 +127,8 @@ func TestWriteAtomicThatWasCutOff(t *testing.T) {
 		"what cannot be undone is not begun")
 }
 
-// TestWriteAtomicThatCannotBeUndone is on a disk that neither takes the blocks nor takes the former
-// ones back. What is written to them afterwards and acknowledged is not undone by the next start.
+// TestWriteAtomicThatCannotBeUndone has a disk that takes neither the new blocks nor the former
+// ones. The next start does not undo what is written to them afterwards and acknowledged.
 func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
 	store := &keptStore{}
 	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("no more")}
@@ -144,9 +144,9 @@ func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
 	require.Equal(t, later, again.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
 }
 
-// TestWriteAtomicThatCannotBeFlushed is on a disk of which a flush fails for a while, as a
-// persistent one does without space for its map, or that has a bug. What is written afterwards and
-// acknowledged is not undone by the next start.
+// TestWriteAtomicThatCannotBeFlushed has a disk whose flush fails for a while, as that of a
+// persistent one does without space for its map. The next start does not undo what is written
+// afterwards and acknowledged.
 func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
 	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
 	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")
@@ -182,7 +182,7 @@ func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
 	}
 }
 
-// newKeptBench is newBench with a disk and a store that a later one has again with kept.
+// newKeptBench is newBench with a disk and a store that a later bench gets again by kept.
 func newKeptBench(t *testing.T, store Store) (b *bench, kept func(*LUN)) {
 	m := newMemDisk(testBlocks * BlockSize)
 	kept = func(l *LUN) { l.Disk, l.Store = thinDisk{m}, store }
@@ -261,9 +261,9 @@ func TestWriteBehindAnAtomicOne(t *testing.T) {
 	require.Equal(t, later, newBench(t, kept).good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
 }
 
-// TestWriteAtomicIsAlone has an atomic write hang in the disk. A read of its blocks waits, as it
+// TestWriteAtomicIsAlone makes an atomic write hang in the disk. A read of its blocks waits, as it
 // could see a part of them. So does another atomic write, wherever it goes: there is one record of
-// what was there before, and a crash would find only the second one's.
+// the former content, and a crash would find only that of the second write.
 func TestWriteAtomicIsAlone(t *testing.T) {
 	store := &keptStore{}
 	b := newBench(t, func(l *LUN) { l.Store = store })

@@ -9,8 +9,8 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// shortDisk stores the first bytes of every write, and fails at a place of its own: as an overlay
-// does that has to read what is around the write from its image first.
+// shortDisk stores the first bytes of every write, and reports a failure at another place, as an
+// overlay does that first has to read the surroundings of the write from its image.
 type shortDisk struct {
 	thinDisk
 	stores int
@@ -22,9 +22,9 @@ func (d *shortDisk) WriteAt(p []byte, off int64) (int, error) {
 	return n, errors.Join(err, d.err)
 }
 
-// TestBlockOfAFailedWrite checks which block the sense data names. Linux completes the part of a
-// request before it as written (sd_completed_bytes), so that nothing may be there that the disk has
-// not stored, or not durably where that was asked for.
+// TestBlockOfAFailedWrite checks which block the sense data names. Linux takes the part of a
+// request before it as written (sd_completed_bytes). So the disk must have stored all of that part,
+// and durably where that was asked for.
 func TestBlockOfAFailedWrite(t *testing.T) {
 	read := &disk.MediumError{Op: "read", Off: 12 * BlockSize, Length: 4096,
 		Err: errors.New("input/output error")}
@@ -61,9 +61,9 @@ func TestBlockOfAFailedWrite(t *testing.T) {
 	}
 }
 
-// TestCommandsThatReadFail has storage fail to read where a command does so on its own account: it
-// ends with that, changes nothing after it, and compares nothing with what was left in a buffer of
-// another command.
+// TestCommandsThatReadFail makes storage fail where a command reads for its own purposes. The
+// command ends with that error, changes nothing afterwards, and compares nothing with what another
+// command left in a buffer.
 func TestCommandsThatReadFail(t *testing.T) {
 	const blocks = 8
 	data := pattern(blocks, 1)
@@ -87,7 +87,7 @@ func TestCommandsThatReadFail(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, stored)
 			b.write(8, data)
-			// what a buffer may have kept
+			// what a buffer may still hold
 			b.good(cdb("8f 02 0000000000000008 00000008 00 00"), data)
 			b.disk.reset()
 			b.disk.failWith("read",

@@ -93,8 +93,8 @@ func TestSynchronizeCache(t *testing.T) {
 	}
 }
 
-// TestWriteSameEndsWhereItShould fills what is no multiple of the buffer that it is done with; the
-// block behind stays.
+// TestWriteSameEndsWhereItShould fills a range that is not a multiple of its buffer. The block
+// behind it stays.
 func TestWriteSameEndsWhereItShould(t *testing.T) {
 	b := newBench(t)
 	const blocks = scratchSize/BlockSize + 3
@@ -227,8 +227,7 @@ func TestCompareAndWrite(t *testing.T) {
 }
 
 // TestOfferedData checks commands whose data must be exactly as long as the CDB says, or at least
-// that long. What is offered is the wrong amount whatever it has: that it differs from the medium
-// is not looked at.
+// that long. A wrong amount of data is refused before its content is compared with the medium.
 func TestOfferedData(t *testing.T) {
 	for _, c := range []struct {
 		name, cdb string
