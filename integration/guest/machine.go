@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -25,6 +26,9 @@ type MachineOptions struct {
 	Memory int
 	// Args are additional arguments for QEMU.
 	Args []string
+	// FromDisk boots from a disk that BootDisk has made, and that Args name. Guest says nothing
+	// then.
+	FromDisk bool
 }
 
 // Machine is a running guest that executes commands. Its network card is in QEMU's user network and
@@ -72,14 +76,26 @@ while IFS= read -r line <&3; do
 done
 `
 
+// kernelArgs is the kernel's command line.
+const kernelArgs = "console=ttyS0 quiet panic=-1 mitigations=off"
+
+// withShell adds what waits for commands.
+func withShell(opt Options) Options {
+	opt.Init += shell
+	opt.Modules = append(slices.Clone(shellModules), opt.Modules...)
+	return opt
+}
+
 // Start builds a guest, boots it in QEMU under software emulation, and returns when the guest waits
 // for commands. ctx limits the boot. The error is a *FetchError if a package cannot be fetched.
 func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
-	opt.Guest.Init += shell
-	opt.Guest.Modules = append(append([]string(nil), shellModules...), opt.Guest.Modules...)
-	kernel, initrd, err := Build(opt.Dir, opt.Guest)
-	if err != nil {
-		return nil, err
+	var boot []string
+	if !opt.FromDisk {
+		kernel, initrd, err := Build(opt.Dir, withShell(opt.Guest))
+		if err != nil {
+			return nil, err
+		}
+		boot = []string{"-kernel", kernel, "-initrd", initrd, "-append", kernelArgs}
 	}
 	if opt.Memory == 0 {
 		opt.Memory = 512
@@ -88,16 +104,15 @@ func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 	cmd := exec.Command("qemu-system-x86_64", append([]string{
 		"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", fmt.Sprint(opt.Memory),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-kernel", kernel, "-initrd", initrd, "-append",
-		"console=ttyS0 quiet panic=-1 mitigations=off",
 		"-chardev", "file,id=console,path=" + console, "-serial", "chardev:console",
 		"-chardev", "stdio,id=shell,signal=off", "-device", "virtio-serial-pci", "-device",
 		"virtserialport,chardev=shell,name=" + shellPort,
 		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=",
-	}, opt.Args...)...)
+	}, append(boot, opt.Args...)...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	m := &Machine{cmd: cmd, errors: new(bytes.Buffer), console: console, done: make(chan struct{})}
 	cmd.Stderr = m.errors
+	var err error
 	if m.in, err = cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
