@@ -27,6 +27,8 @@ type Status struct {
 	LUNs           []LUNStatus          `json:"luns"`
 	Volumes        *VolumesStatus       `json:"volumes,omitempty"` // if any can be made
 	Sessions       []target.SessionInfo `json:"sessions"`
+	// Handover is the one that an annotation of the pod asks for.
+	Handover *HandoverStatus `json:"handover,omitempty"`
 	// UsageTypes are the storages that disks can choose.
 	UsageTypes []UsageTypeStatus `json:"usage_types,omitempty"`
 	StartedAt  time.Time         `json:"started_at"`
@@ -42,6 +44,15 @@ type BuildInfo struct {
 	Commit    string `json:"commit"`
 	GoVersion string `json:"go_version"`
 	Platform  string `json:"platform"`
+}
+
+// HandoverStatus says what became of a handover that an annotation of the pod asks for: one of Done
+// and Error.
+type HandoverStatus struct {
+	Asked string `json:"asked"` // the annotation
+	Done  string `json:"done,omitempty"`
+	// Error is why it is not done. It is tried again while it is asked for.
+	Error string `json:"error,omitempty"`
 }
 
 // VolumesStatus sums up the volumes that were made on demand.

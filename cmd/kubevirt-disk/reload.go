@@ -20,8 +20,8 @@ type changes struct {
 	setLevel    func(zapcore.Level)
 }
 
-// follow applies changes until ctx ends: those of the credential files as they happen, those of the
-// configuration on request.
+// follow applies changes until ctx ends: those of the credential files, and the handovers that the
+// pod's annotations ask for, as they happen; those of the configuration on request.
 func (s *served) follow(ctx context.Context) {
 	var looks <-chan time.Time
 	var r *rotation
@@ -31,6 +31,14 @@ func (s *served) follow(ctx context.Context) {
 		defer tick.Stop()
 		looks = tick.C
 	}
+	var wished <-chan time.Time
+	w := wishes{path: s.cfg.values[keyPodAnnotations], want: s.daemon.WantHandover}
+	if w.path != "" {
+		w.look(ctx)
+		tick := time.NewTicker(wishPoll)
+		defer tick.Stop()
+		wished = tick.C
+	}
 	inForce := s.cfg.values
 	for {
 		select {
@@ -38,6 +46,8 @@ func (s *served) follow(ctx context.Context) {
 			return
 		case <-looks:
 			r.look()
+		case <-wished:
+			w.look(ctx)
 		case <-s.changes.hangups:
 			inForce = s.reload(r, inForce)
 		}

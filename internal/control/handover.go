@@ -20,6 +20,7 @@ type luns interface {
 	HandOver(lun uint16) (former string, err error)
 	Withdraw(lun uint16) (guest string, err error)
 	Openings() []target.Opening
+	Holders(lun uint16) target.Holders
 }
 
 // handovers carries out handovers, one at a time for each LUN, and ends those whose time is over.

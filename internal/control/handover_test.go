@@ -52,6 +52,12 @@ func (f *fakeLUNs) Openings() []target.Opening {
 	return f.opened
 }
 
+func (f *fakeLUNs) Holders(lun uint16) target.Holders {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return target.Holders{Owner: f.owner[lun], Guest: f.guest[lun]}
+}
+
 func (f *fakeLUNs) HandOver(lun uint16) (former string, err error) {
 	if lun == 1 {
 		f.begun <- struct{}{}

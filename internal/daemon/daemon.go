@@ -55,6 +55,8 @@ type Daemon struct {
 	pagesAt string          // guarded by mu; the address of the pages; "": there are none
 	target  *target.Server  // guarded by mu; nil before it serves
 	control *control.Server // guarded by mu; nil before the target serves
+	// handover is guarded by mu, and not changed; nil: none was asked for by an annotation.
+	handover *pages.HandoverStatus
 }
 
 // New makes a daemon, which does nothing before Run. It fails if its options contradict each other.

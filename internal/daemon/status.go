@@ -68,6 +68,7 @@ func (d *Daemon) Status() pages.Status {
 		StartedAt:      d.started,
 		ReadyAt:        d.readyAt,
 		Build:          d.opt.Build,
+		Handover:       d.handover,
 	}
 	d.mu.Unlock()
 	if page.ReadyAt != nil {

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"context"
+	"os"
+	"time"
+)
+
+const (
+	// handoverAnnotation asks for a step of a handover. Only who may change the pod can set it.
+	handoverAnnotation = "disk.kubevirt.io/handover"
+	// wishPoll is how often the annotations are read. A live migration waits for it.
+	wishPoll = time.Second
+)
+
+// wishes follows the handover that an annotation of the pod asks for.
+type wishes struct {
+	path string // of the downward API's file
+	want func(ctx context.Context, asked string) (done bool)
+	done string // the last request that was done
+}
+
+// look has done what is asked for, unless it is done. While the file cannot be read, as in the
+// moment in which it is replaced, nothing is known.
+func (w *wishes) look(ctx context.Context) {
+	text, err := os.ReadFile(w.path)
+	if err != nil {
+		return
+	}
+	annotations, err := parseAnnotations(text)
+	asked := annotations[handoverAnnotation]
+	if err != nil || asked == w.done {
+		return
+	}
+	w.done = ""
+	if asked == "" || w.want(ctx, asked) {
+		w.done = asked
+	}
+}

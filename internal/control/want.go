@@ -1,0 +1,51 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.uber.org/zap"
+)
+
+// ParseHandover reads a step of a handover as the control socket takes it: a JSON object.
+func ParseHandover(text string) (req Handover, err error) {
+	decoder := json.NewDecoder(bytes.NewReader([]byte(text)))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&req); err != nil {
+		return req, fmt.Errorf("want {\"action\":\"open\",\"lun\":1,\"to\":\"INITIATOR\"}: %w", err)
+	}
+	return req, nil
+}
+
+// Want has a step of a handover done that is asked for in a place that stays, such as a file, and
+// so again and again, also after a restart. What is so already is not done once more. Every step
+// names the initiator of the handover, so that an old request does not end a newer handover.
+func (s *Server) Want(ctx context.Context, req Handover) (done string, err error) {
+	to := strings.ToLower(req.To)
+	have := s.handovers.target.Holders(req.LUN)
+	switch {
+	case to == "":
+		return "", errors.New("the initiator is missing (to): every step names it")
+	case req.Action == ActionOpen && have.Guest == to:
+		return fmt.Sprintf("LUN %d is open to %s too", req.LUN, to), nil
+	case req.Action == ActionFinish && have.Guest == "" && have.Owner == to:
+		return fmt.Sprintf("LUN %d belongs to %s", req.LUN, to), nil
+	case req.Action == ActionFinish && have.Guest != to:
+		return "", fmt.Errorf("LUN %d is not open to %s: open it to that initiator first", req.LUN,
+			to)
+	case req.Action == ActionCancel && have.Owner == to:
+		return "", fmt.Errorf("LUN %d belongs to %s already, so there is nothing to cancel: open "+
+			"it to the initiator that is to have it", req.LUN, to)
+	case req.Action == ActionCancel && have.Guest != to:
+		return fmt.Sprintf("LUN %d is not open to %s", req.LUN, to), nil
+	}
+	if done, err = s.handovers.do(ctx, req); err == nil {
+		s.log.Info("handover", zap.String("action", string(req.Action)), zap.Uint16("lun", req.LUN),
+			zap.String("done", done))
+	}
+	return done, err
+}

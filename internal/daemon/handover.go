@@ -1,0 +1,43 @@
+package daemon
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/pages"
+)
+
+// WantHandover has a step of a handover done that an annotation asks for, or finds that it is done
+// already. The page /status tells which. It is called again as long as the annotation is there.
+func (d *Daemon) WantHandover(ctx context.Context, asked string) (done bool) {
+	now := &pages.HandoverStatus{Asked: asked}
+	var err error
+	if now.Done, err = d.wantHandover(ctx, asked); err != nil {
+		now.Error = err.Error()
+	}
+	d.mu.Lock()
+	before := d.handover
+	d.handover = now
+	d.mu.Unlock()
+	if err != nil && (before == nil || *before != *now) {
+		d.log.Warn("a handover that an annotation of the pod asks for is not done yet",
+			zap.String("asked", asked), zap.Error(err))
+	}
+	return err == nil
+}
+
+func (d *Daemon) wantHandover(ctx context.Context, asked string) (string, error) {
+	req, err := control.ParseHandover(asked)
+	if err != nil {
+		return "", err
+	}
+	d.mu.Lock()
+	c := d.control
+	d.mu.Unlock()
+	if c == nil {
+		return "", errNotReady
+	}
+	return c.Want(ctx, req)
+}
