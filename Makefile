@@ -7,7 +7,9 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # The base image of push where no --base is given, by its reference; empty: it has to be given.
 BASE ?=
+CONTROLLER := bin/kubevirt-disk-controller
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) $(if $(BASE),-X main.base=$(BASE))
+CONTROLLER_LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 # Packages that no command of an initiator runs through. They are compiled without inlining, which
 # makes the binary 0.8 MiB smaller.
 COLD := archive/tar crypto/tls crypto/x509 encoding/json encoding/xml encoding/asn1 net/http/... mime/... \
@@ -31,7 +33,7 @@ ADAPTER_IMAGE ?= kubevirt.io:adapter
 MACHINE := cache/machine
 
 .DEFAULT_GOAL := help
-.PHONY: build image adapter-image machine run run-container test check lint fuzz bench peers demo clean help FORCE
+.PHONY: build generate controller image adapter-image machine run run-container test check lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
@@ -40,6 +42,12 @@ $(BIN): FORCE
 
 $(BIN)-linux-amd64 $(BIN)-linux-arm64: $(BIN)-linux-%: FORCE
 	GOARCH=$* $(BUILD) -o $@ ./cmd/kubevirt-disk
+
+generate: ## Make what is made from the Kubernetes API types: deep copies and CRDs
+	scripts/generate.sh
+
+controller: ## Build the Kubernetes controller into bin/
+	CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(CONTROLLER_LDFLAGS)' -o $(CONTROLLER) ./cmd/kubevirt-disk-controller
 
 image: $(BIN)-linux-amd64 $(BIN)-linux-arm64 ## Build the base image kubevirt.io:disk for linux/amd64 and linux/arm64 with buildah, and print its size
 	VERSION='$(VERSION)' REVISION='$(COMMIT)' scripts/build-image.sh '$(IMAGE)' $^

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"github.com/go-logr/zapr"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"kubevirt.io/disk/kubernetes/controller"
+)
+
+// leaseName is the Lease by which replicas agree who works.
+const leaseName = "kubevirt-disk-controller"
+
+// settings are what flags and environment say.
+type settings struct {
+	kubeconfig    string
+	namespaces    []string
+	leaderElect   bool
+	leaseSpace    string
+	metricsListen string
+	healthListen  string
+	logLevel      string
+	claimSize     string
+	options       controller.Options
+}
+
+func command(stdout, stderr io.Writer) *cobra.Command {
+	var s settings
+	cmd := &cobra.Command{
+		Use:   "kubevirt-disk-controller",
+		Short: "Keep the disks of virtual machines in Kubernetes",
+		Long: `Keeps the disks of virtual machines in Kubernetes: makes the claims and credentials of VMIdentity
+objects, and lets pods start when their disk is ready.
+
+Each flag can be set by the environment, too: --claim-size by CLAIM_SIZE. A list has commas there.
+
+Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
+		Version:       version,
+		Args:          cobra.NoArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fromEnvironment(cmd.Flags()); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			return s.run(ctx, stderr)
+		},
+	}
+	cmd.SetVersionTemplate(fmt.Sprintf(
+		"kubevirt-disk-controller %s\ncommit   %s\ngo       %s\nplatform %s/%s\n",
+		version, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH))
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	s.flags(cmd.Flags())
+	return cmd
+}
+
+func (s *settings) flags(f *pflag.FlagSet) {
+	f.StringVar(&s.kubeconfig, "kubeconfig", "",
+		"how to reach the API server; empty: as a pod of the cluster does")
+	f.StringSliceVar(&s.namespaces, "namespace", nil,
+		"a namespace to work in, can be repeated; none: all of them")
+	f.BoolVar(&s.leaderElect, "leader-elect", true,
+		"work only while this replica holds the Lease "+leaseName)
+	f.StringVar(&s.leaseSpace, "leader-election-namespace", "",
+		"namespace of the Lease; empty: that of the pod")
+	f.StringVar(&s.metricsListen, "metrics-listen", ":8080",
+		"address of the Prometheus metrics at /metrics; 0: none")
+	f.StringVar(&s.healthListen, "health-listen", ":8081",
+		"address of the probes at /healthz and /readyz; 0: none")
+	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&s.options.Server, "server-image", "kubevirt.io:disk",
+		"image of kubevirt-disk that serves disks in pods")
+	f.StringVar(&s.claimSize, "claim-size", "20Gi", "size of a claim whose identity names none")
+	f.StringToStringVar(&s.options.UsageTypes, "usage-type", nil,
+		"NAME=CLASS: the storage class of a usage type, can be repeated")
+	f.IntVar(&s.options.Concurrency, "concurrency", 8,
+		"how many objects of a kind are worked on at once")
+}
+
+// fromEnvironment sets each flag that the command line does not from the variable of its name.
+func fromEnvironment(flags *pflag.FlagSet) error {
+	var wrong []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		variable := strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		value := os.Getenv(variable)
+		if f.Changed || value == "" || f.Name == "help" || f.Name == "version" {
+			return
+		}
+		if err := flags.Set(f.Name, value); err != nil {
+			wrong = append(wrong, fmt.Errorf("%s: %w", variable, err))
+		}
+	})
+	return errors.Join(wrong...)
+}
+
+func (s *settings) run(ctx context.Context, stderr io.Writer) error {
+	level, err := zapcore.ParseLevel(s.logLevel)
+	if err != nil {
+		return fmt.Errorf("log-level: %q is none: use debug, info, warn or error", s.logLevel)
+	}
+	if s.options.ClaimSize, err = resource.ParseQuantity(s.claimSize); err != nil {
+		return fmt.Errorf("claim-size: %q is not a size: write it as 20Gi", s.claimSize)
+	}
+	if err := s.options.Check(); err != nil {
+		return err
+	}
+	config, err := s.config()
+	if err != nil {
+		return fmt.Errorf("no way to the API server: %w", err)
+	}
+	log := newLogger(level, stderr)
+	defer func() { _ = log.Sync() }()
+	ctrl.SetLogger(zapr.NewLogger(log))
+	klog.SetLogger(zapr.NewLogger(log).WithName("client"))
+	mgr, err := s.manager(config)
+	if err != nil {
+		return &failure{err}
+	}
+	log.Info("starting", zap.String("version", version), zap.String("commit", commit))
+	if err := mgr.Start(ctx); err != nil {
+		return &failure{err}
+	}
+	return nil
+}
+
+// config is the way to the API server. Priority and fairness are the server's: no limit here makes
+// a backlog slower.
+func (s *settings) config() (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	config.UserAgent = "kubevirt-disk-controller/" + version
+	return config, nil
+}
+
+func (s *settings) manager(config *rest.Config) (ctrl.Manager, error) {
+	scheme, err := controller.Scheme()
+	if err != nil {
+		return nil, err
+	}
+	cache, err := controller.Cache(s.namespaces...)
+	if err != nil {
+		return nil, err
+	}
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme:                  scheme,
+		Cache:                   cache,
+		Metrics:                 metricsserver.Options{BindAddress: s.metricsListen},
+		HealthProbeBindAddress:  s.healthListen,
+		LeaderElection:          s.leaderElect,
+		LeaderElectionID:        leaseName,
+		LeaderElectionNamespace: s.leaseSpace,
+		// The process ends after the manager: nothing of it works on beside the next leader.
+		LeaderElectionReleaseOnCancel: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
+		return nil, err
+	}
+	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
+		return nil, err
+	}
+	return mgr, controller.Setup(mgr, s.options)
+}
+
+// newLogger writes JSON lines as kubevirt-disk does.
+func newLogger(level zapcore.Level, w io.Writer) *zap.Logger {
+	encoding := zap.NewProductionEncoderConfig()
+	encoding.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	encoding.EncodeDuration = zapcore.StringDurationEncoder
+	encoding.TimeKey = "time"
+	out := zapcore.Lock(zapcore.AddSync(w))
+	core := zapcore.NewCore(zapcore.NewJSONEncoder(encoding), out, level)
+	return zap.New(core, zap.ErrorOutput(out))
+}

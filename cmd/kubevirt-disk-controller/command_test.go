@@ -1,0 +1,43 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestWrongUsage(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		env  map[string]string
+		says string
+	}{
+		{args: []string{"--claim-size=much"}, says: `claim-size: "much" is not a size`},
+		{args: []string{"--claim-size=-1"}, says: "claim-size: -1 is not above 0"},
+		{args: []string{"--log-level=loud"}, says: `log-level: "loud" is none`},
+		{args: []string{"--usage-type=fast="}, says: "usage-type: fast=: write it as NAME=CLASS"},
+		{args: []string{"--concurrency=0"}, says: "concurrency: 0 is not above 0"},
+		{args: []string{"serve"}, says: "unknown command"},
+		{env: map[string]string{"CLAIM_SIZE": "much"}, says: `claim-size: "much" is not a size`},
+		{env: map[string]string{"CONCURRENCY": "many"}, says: "CONCURRENCY: "},
+		{args: []string{"--kubeconfig=/nonexistent"}, says: "no way to the API server: "},
+	} {
+		for name, value := range c.env {
+			t.Setenv(name, value)
+		}
+		var stdout, stderr bytes.Buffer
+		require.Equal(t, exitUsage, run(c.args, &stdout, &stderr), c.says)
+		require.Contains(t, stderr.String(), c.says)
+		for name := range c.env {
+			t.Setenv(name, "")
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	require.Equal(t, exitDone, run([]string{"--version"}, &stdout, &stderr))
+	require.Contains(t, stdout.String(), "kubevirt-disk-controller dev\n")
+	require.Empty(t, stderr.String())
+}

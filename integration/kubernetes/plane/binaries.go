@@ -1,0 +1,74 @@
+package plane
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"kubevirt.io/disk/internal/testtool"
+)
+
+// Binaries returns the directory where scripts/build-kubernetes.sh has left what it built from the
+// modules as they are now. If one of the names is missing there, the test is skipped, or fails
+// where every tool is required.
+func Binaries(t testing.TB, names ...string) string {
+	t.Helper()
+	dir, err := binaries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			continue
+		}
+		if testtool.Required() {
+			t.Fatalf("%s is required and not in %s: run scripts/build-kubernetes.sh", name, dir)
+		}
+		t.Skipf("needs %s, which scripts/build-kubernetes.sh builds", name)
+	}
+	return dir
+}
+
+// binaries names the directory by the same hash as the script does.
+func binaries() (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	var files []string
+	for _, name := range []string{"go.mod", "go.sum"} {
+		found, err := filepath.Glob(filepath.Join(root, "integration/kubernetes/parts/*", name))
+		if err != nil {
+			return "", err
+		}
+		slices.Sort(found)
+		files = append(files, found...)
+	}
+	sum := sha256.New()
+	for _, file := range append(files, filepath.Join(root, "scripts/build-kubernetes.sh")) {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		sum.Write(data)
+	}
+	place := os.Getenv("KUBEVIRT_DISK_KUBERNETES")
+	if place == "" {
+		place = filepath.Join(root, "cache/kubernetes")
+	}
+	return filepath.Join(place, fmt.Sprintf("%x", sum.Sum(nil))[:16]), nil
+}
+
+// Root is the directory of this module.
+func Root() (string, error) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return "", fmt.Errorf("go list -m: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}

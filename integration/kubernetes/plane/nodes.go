@@ -1,0 +1,84 @@
+package plane
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Nodes makes nodes on which KWOK pretends to run pods, and waits until they are ready. They have
+// the label kubernetes.io/hostname, room for 1000 pods, and are deleted after the test.
+func (p *Plane) Nodes(t testing.TB, names ...string) {
+	t.Helper()
+	Binaries(t, "kwok", "kwok-stages.yaml")
+	p.kwok.Do(func() {
+		ports, err := freePorts(1)
+		if err != nil {
+			p.kwokErr = err
+			return
+		}
+		p.kwokErr = p.run("kwok", "--kubeconfig="+p.path("admin.kubeconfig"),
+			"--config="+filepath.Join(p.Bin, "kwok-stages.yaml"), "--manage-all-nodes=false",
+			"--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+			"--server-address=127.0.0.1:"+strconv.Itoa(ports[0]), "--node-ip=192.0.2.1")
+	})
+	if p.kwokErr != nil {
+		t.Fatal(p.kwokErr)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, name := range names {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Annotations: map[string]string{"kwok.x-k8s.io/node": "fake"},
+			Labels: map[string]string{
+				corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}}}
+		if err := p.Client.Create(ctx, node); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), node) })
+		node.Status.Capacity = corev1.ResourceList{
+			corev1.ResourceCPU:              resource.MustParse("64"),
+			corev1.ResourceMemory:           resource.MustParse("1Ti"),
+			corev1.ResourceEphemeralStorage: resource.MustParse("10Ti"),
+			corev1.ResourcePods:             resource.MustParse("1000"),
+		}
+		node.Status.Allocatable = node.Status.Capacity
+		if err := p.Client.Status().Update(ctx, node); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := p.until("the nodes are ready", func() bool {
+		for _, name := range names {
+			node := &corev1.Node{}
+			if p.Client.Get(ctx, client.ObjectKey{Name: name}, node) != nil || !ready(node) {
+				return false
+			}
+		}
+		return true
+	})
+	if err != nil {
+		log, _ := os.ReadFile(p.path("kwok.log"))
+		t.Fatalf("%v\n%s", err, log)
+	}
+}
+
+// ready says that pods can be scheduled to a node, too: the controller manager takes its taint off
+// a moment after it is ready.
+func ready(node *corev1.Node) bool {
+	if len(node.Spec.Taints) > 0 {
+		return false
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}

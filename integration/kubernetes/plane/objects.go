@@ -1,0 +1,207 @@
+package plane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/config"
+)
+
+// fieldManager owns what a test applies.
+const fieldManager = "test"
+
+// Decode returns the objects of a YAML file with any number of documents.
+func Decode(r io.Reader) (objects []*unstructured.Unstructured, err error) {
+	for decoder := yaml.NewYAMLOrJSONDecoder(r, 4096); ; {
+		u := &unstructured.Unstructured{}
+		if err := decoder.Decode(u); errors.Is(err, io.EOF) {
+			return objects, nil
+		} else if err != nil {
+			return nil, err
+		}
+		if len(u.Object) > 0 {
+			objects = append(objects, u)
+		}
+	}
+}
+
+// Apply applies objects as the administrator, as `kubectl apply --server-side` does. An object
+// without a namespace gets the given one if its kind has namespaces.
+func (p *Plane) Apply(ctx context.Context, namespace string,
+	objects ...*unstructured.Unstructured) error {
+	for _, u := range objects {
+		u = u.DeepCopy()
+		namespaced, err := p.Client.IsObjectNamespaced(u)
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", u.GetKind(), u.GetName(), err)
+		}
+		if namespaced && u.GetNamespace() == "" {
+			u.SetNamespace(namespace)
+		}
+		if err := p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u),
+			client.FieldOwner(fieldManager), client.ForceOwnership); err != nil {
+			return fmt.Errorf("%s %s: %w", u.GetKind(), u.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// installCRDs returns when the server has the types of this product.
+func (p *Plane) installCRDs(ctx context.Context) error {
+	files, err := fs.Glob(config.CRDs, "crd/*.yaml")
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		data, err := config.CRDs.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if err := p.InstallCRDs(ctx, bytes.NewReader(data)); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// InstallCRDs installs the CRDs of a YAML file and waits until the server has their types.
+func (p *Plane) InstallCRDs(ctx context.Context, r io.Reader) error {
+	objects, err := Decode(r)
+	if err != nil {
+		return err
+	}
+	if err := p.Apply(ctx, "", objects...); err != nil {
+		return err
+	}
+	for _, u := range objects {
+		err := p.until(u.GetName()+" is established", func() bool {
+			crd := &unstructured.Unstructured{}
+			crd.SetGroupVersionKind(u.GroupVersionKind())
+			if p.Client.Get(ctx, client.ObjectKeyFromObject(u), crd) != nil {
+				return false
+			}
+			conditions, _, _ := unstructured.NestedSlice(crd.Object, "status", "conditions")
+			for _, one := range conditions {
+				c, _ := one.(map[string]any)
+				if c["type"] == "Established" {
+					return c["status"] == "True"
+				}
+			}
+			return false
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Namespace makes a namespace with pod security `restricted`, in which pods can be made. It is
+// deleted after the test, without waiting for that. If the test failed, it logs what is in it.
+func (p *Plane) Namespace(t testing.TB) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-",
+		Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}
+	if err := p.Client.Create(ctx, ns); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(p.describe(ns.Name))
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := p.Client.Delete(ctx, ns); err != nil {
+			t.Log(err)
+		}
+	})
+	key := client.ObjectKey{Namespace: ns.Name, Name: "default"}
+	err := p.until("the namespace has its service account", func() bool {
+		return p.Client.Get(ctx, key, &corev1.ServiceAccount{}) == nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns.Name
+}
+
+// describe returns what a person would ask for first where something went wrong.
+func (p *Plane) describe(namespace string) string {
+	var b strings.Builder
+	for _, args := range [][]string{
+		{"get", "vm,pods,pvc,jobs,deployments,statefulsets", "-o", "wide"},
+		{"get", "vm", "-o", "yaml"},
+		{"get", "events", "--sort-by=.lastTimestamp"},
+	} {
+		out, _ := p.kubectl(nil, append(args, "-n", namespace)...) // the error is in out
+		fmt.Fprintf(&b, "kubectl %s:\n%s\n", strings.Join(args, " "), out)
+	}
+	return b.String()
+}
+
+// ServiceAccount returns how a pod with a service account would ask the API server. It makes the
+// account if there is none; roles are the caller's.
+func (p *Plane) ServiceAccount(t testing.TB, namespace, name string) *rest.Config {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	account := &corev1.ServiceAccount{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	if err := p.Client.Create(ctx, account); client.IgnoreAlreadyExists(err) != nil {
+		t.Fatal(err)
+	}
+	token := &authenticationv1.TokenRequest{}
+	if err := p.Client.SubResource("token").Create(ctx, account, token); err != nil {
+		t.Fatal(err)
+	}
+	config := rest.CopyConfig(p.Config)
+	config.BearerToken = token.Status.Token
+	return config
+}
+
+// Kubectl runs kubectl as the administrator, and fails the test if that fails. It returns what
+// kubectl printed.
+func (p *Plane) Kubectl(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := p.kubectl(nil, args...)
+	if err != nil {
+		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// TryKubectl is Kubectl that may fail, with something to read on its standard input.
+func (p *Plane) TryKubectl(stdin io.Reader, args ...string) (string, error) {
+	return p.kubectl(stdin, args...)
+}
+
+func (p *Plane) kubectl(stdin io.Reader, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(p.Bin, "kubectl"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+p.path("admin.kubeconfig"), "HOME="+p.Dir)
+	cmd.Stdin = stdin
+	cmd.WaitDelay = time.Second
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}

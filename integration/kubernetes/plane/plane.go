@@ -1,0 +1,207 @@
+// Package plane runs a control plane of Kubernetes for tests: etcd, API server, controller manager
+// and scheduler, as they are built by scripts/build-kubernetes.sh, with this product's CRDs. All
+// listen on loopback only. RBAC, pod security and admission policies are those of a cluster; there
+// is no kubelet, but nodes that KWOK pretends.
+//
+//	func TestMain(m *testing.M) { plane.Main(m) }
+//
+//	func TestX(t *testing.T) {
+//		p := plane.Get(t)          // started by the first test that asks, about 4 s
+//		ns := p.Namespace(t)       // of this test alone
+//		c := p.Client              // administrator; p.ServiceAccount gives others
+//
+// A test that needs it is skipped where the binaries are missing, or fails where every tool is
+// required. KUBEVIRT_DISK_KUBERNETES names the directory that was given to the script.
+package plane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/controller"
+)
+
+// patience is how long anything may take on a busy machine before it counts as broken.
+const patience = 2 * time.Minute
+
+// Plane is a running control plane. It is safe for concurrent use.
+type Plane struct {
+	Dir    string       // logs as NAME.log, certificates, kubeconfig of the administrator
+	Bin    string       // the binaries, kubectl among them
+	Config *rest.Config // of the administrator, without a limit of requests
+	Client client.Client
+
+	ca        *authority
+	processes processes
+	kwok      sync.Once
+	kwokErr   error
+}
+
+// one is the plane of this test binary.
+var one struct {
+	sync.Once
+	*Plane
+	err error
+}
+
+// Main runs the tests of a package and ends its plane. TestMain calls it.
+func Main(m *testing.M) {
+	status := m.Run()
+	if one.Plane != nil {
+		one.stop(status != 0)
+	}
+	os.Exit(status)
+}
+
+// Get returns the plane of this test binary, and starts it if this is the first call.
+func Get(t testing.TB) *Plane {
+	t.Helper()
+	bin := Binaries(t, "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
+		"kubectl")
+	one.Do(func() { one.Plane, one.err = start(bin) })
+	if one.err != nil {
+		t.Fatal(one.err)
+	}
+	return one.Plane
+}
+
+// start returns when the API server is ready and has the CRDs. If it fails, the error has what the
+// processes said.
+func start(bin string) (p *Plane, err error) {
+	dir, err := os.MkdirTemp("", "plane-")
+	if err != nil {
+		return nil, err
+	}
+	p = &Plane{Dir: dir, Bin: bin}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("control plane: %w\n%s", err, p.processes.logs())
+			p.stop(false)
+		}
+	}()
+	if err := p.credentials(); err != nil {
+		return p, err
+	}
+	ports, err := freePorts(5)
+	if err != nil {
+		return p, err
+	}
+	if err := p.startServer(ports[0], ports[1], ports[2]); err != nil {
+		return p, err
+	}
+	if err := p.startManagers(ports[3], ports[4]); err != nil {
+		return p, err
+	}
+	scheme, err := controller.Scheme()
+	if err != nil {
+		return p, err
+	}
+	if p.Client, err = client.New(p.Config, client.Options{Scheme: scheme}); err != nil {
+		return p, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return p, p.installCRDs(ctx)
+}
+
+// startServer starts etcd and the API server, and waits until that is ready.
+func (p *Plane) startServer(etcd, peer, server int) error {
+	etcdURL := fmt.Sprintf("http://127.0.0.1:%d", etcd)
+	peerURL := fmt.Sprintf("http://127.0.0.1:%d", peer)
+	// What is lost with the machine is a test's.
+	err := p.run("etcd", "--data-dir="+p.path("etcd"), "--listen-client-urls="+etcdURL,
+		"--advertise-client-urls="+etcdURL, "--listen-peer-urls="+peerURL,
+		"--initial-advertise-peer-urls="+peerURL, "--initial-cluster=default="+peerURL,
+		"--unsafe-no-fsync", "--log-level=warn")
+	if err != nil {
+		return err
+	}
+	p.Config.Host = fmt.Sprintf("https://127.0.0.1:%d", server)
+	if err := p.kubeconfigs(); err != nil {
+		return err
+	}
+	err = p.run("kube-apiserver", "--etcd-servers="+etcdURL, "--bind-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", server),
+		// Nothing reaches the server by its service, and loopback cannot be an endpoint.
+		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
+		"--tls-cert-file="+p.path("server.crt"), "--tls-private-key-file="+p.path("server.key"),
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+p.path("accounts.pub"),
+		"--service-account-signing-key-file="+p.path("accounts.key"),
+		"--token-auth-file="+p.path("tokens.csv"), "--authorization-mode=Node,RBAC",
+		"--service-cluster-ip-range=10.96.0.0/16", "--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged", "--profiling=false")
+	if err != nil {
+		return err
+	}
+	transport, err := rest.HTTPClientFor(p.Config)
+	if err != nil {
+		return err
+	}
+	return p.until("the API server is ready", func() bool {
+		answer, err := transport.Get(p.Config.Host + "/readyz")
+		if err != nil {
+			return false
+		}
+		answer.Body.Close()
+		return answer.StatusCode == http.StatusOK
+	})
+}
+
+// startManagers starts what makes objects live: owners, collection, StatefulSets, scheduling.
+func (p *Plane) startManagers(manager, scheduler int) error {
+	if err := p.run("kube-controller-manager", "--bind-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", manager), "--cert-dir="+p.path("manager"),
+		"--kubeconfig="+p.path("manager.kubeconfig"),
+		"--authentication-kubeconfig="+p.path("manager.kubeconfig"),
+		"--authorization-kubeconfig="+p.path("manager.kubeconfig"),
+		"--service-account-private-key-file="+p.path("accounts.key"),
+		"--root-ca-file="+p.path("ca.crt"), "--use-service-account-credentials",
+		"--leader-elect=false", "--kube-api-qps=500", "--kube-api-burst=1000"); err != nil {
+		return err
+	}
+	return p.run("kube-scheduler", "--bind-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", scheduler), "--cert-dir="+p.path("scheduler"),
+		"--kubeconfig="+p.path("scheduler.kubeconfig"),
+		"--authentication-kubeconfig="+p.path("scheduler.kubeconfig"),
+		"--authorization-kubeconfig="+p.path("scheduler.kubeconfig"),
+		"--leader-elect=false", "--kube-api-qps=500", "--kube-api-burst=1000")
+}
+
+func (p *Plane) path(name string) string { return filepath.Join(p.Dir, name) }
+
+// until waits for a condition, or for the end of a process, which is an error.
+func (p *Plane) until(what string, met func() bool) error {
+	for deadline := time.Now().Add(patience); !met(); {
+		if name := p.processes.ended(); name != "" {
+			return fmt.Errorf("%s ended", name)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("waited %s in vain until %s", patience, what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return nil
+}
+
+// stop ends the plane. With keep, its directory with the logs stays.
+func (p *Plane) stop(keep bool) {
+	p.processes.kill()
+	if keep {
+		fmt.Fprintf(os.Stderr, "the logs of the control plane are in %s\n", p.Dir)
+		return
+	}
+	if err := os.RemoveAll(p.Dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}

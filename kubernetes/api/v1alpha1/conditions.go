@@ -1,0 +1,45 @@
+package v1alpha1
+
+// Conditions of a VMIdentity. Ready is also that of a VMIdentitySet and of a VMPet.
+const (
+	// ConditionReady says that a pod may start with this disk.
+	ConditionReady = "Ready"
+	// ConditionBound says that the claim has its volume. A claim whose class waits for the first
+	// consumer is bound after the pod was scheduled, so Ready does not wait for it.
+	ConditionBound = "Bound"
+	// ConditionInUse says which pod uses the disk.
+	ConditionInUse = "InUse"
+	// ConditionHydrated says that the disk needs its image no more.
+	ConditionHydrated = "Hydrated"
+	// ConditionMoving says that a Local disk is being moved to another node.
+	ConditionMoving = "Moving"
+)
+
+// Reasons of conditions, and of events.
+const (
+	ReasonReady           = "Ready"
+	ReasonSetMissing      = "SetMissing"
+	ReasonClaimMissing    = "ClaimMissing"
+	ReasonClaimPending    = "ClaimPending"
+	ReasonClaimBound      = "ClaimBound"
+	ReasonClaimLost       = "ClaimLost"
+	ReasonClaimForeign    = "ClaimForeign"
+	ReasonQuotaExceeded   = "QuotaExceeded"
+	ReasonResizing        = "Resizing"
+	ReasonPopulating      = "Populating"
+	ReasonPopulationError = "PopulationError"
+	ReasonInUse           = "InUse"
+	ReasonNotInUse        = "NotInUse"
+	ReasonDeleting        = "Deleting"
+	ReasonImageDiffers    = "ImageDiffers"
+	ReasonUUIDInUse       = "UUIDInUse"
+	ReasonHydrated        = "Hydrated"
+	ReasonHydrating       = "Hydrating"
+	ReasonUnknown         = "Unknown"
+	ReasonMoving          = "Moving"
+	ReasonMoved           = "Moved"
+	ReasonSourceGone      = "SourceGone"
+	ReasonServing         = "Serving"
+	ReasonFailed          = "Failed"
+	ReasonInvalid         = "Invalid"
+)

@@ -1,0 +1,245 @@
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Type is where the disk of an identity lives.
+// +kubebuilder:validation:Enum=Local;PersistentVolume
+type Type string
+
+const (
+	// Local is a volume on one node. A pod that lands on another node has the disk moved there.
+	Local Type = "Local"
+	// PersistentVolume is a volume of any storage class; Kubernetes takes it to the pod.
+	PersistentVolume Type = "PersistentVolume"
+)
+
+// Population is how the image gets into a claim.
+// +kubebuilder:validation:Enum=Overlay;Snapshot
+type Population string
+
+const (
+	// Overlay keeps what the guest writes in the claim, above the image, and copies the image into
+	// it while the guest runs. The image is needed until the identity is Hydrated.
+	Overlay Population = "Overlay"
+	// Snapshot fills one claim for each image, storage class and namespace, takes a VolumeSnapshot
+	// of it, and makes the claims of identities from that.
+	Snapshot Population = "Snapshot"
+)
+
+// Attachment is how a machine reaches its disk.
+// +kubebuilder:validation:Enum=Sidecar;Service
+type Attachment string
+
+const (
+	// Sidecar serves the disk from a container of the machine's own pod.
+	Sidecar Attachment = "Sidecar"
+	// Service serves the disk from a Deployment of its own behind a Service, so that two machines
+	// can reach it while one is migrated to the other.
+	Service Attachment = "Service"
+)
+
+// FirmwareUUIDPolicy is how many machines firmwareUUID is for.
+// +kubebuilder:validation:Enum=Fixed;PerPod
+type FirmwareUUIDPolicy string
+
+const (
+	// Fixed is one machine at a time, with exactly this SMBIOS UUID. It is the default.
+	Fixed FirmwareUUIDPolicy = "Fixed"
+	// PerPod gives each identity a UUID of its own: version 5 (RFC 9562, section 5.5) of
+	// firmwareUUID and the name of the identity.
+	PerPod FirmwareUUIDPolicy = "PerPod"
+)
+
+// DiskSpec is what a VMIdentitySet says about its disks, and what each VMIdentity copies from it.
+//
+// +kubebuilder:validation:XValidation:rule="self.type == 'PersistentVolume' || !has(self.population) || self.population == 'Overlay'",message="Local disks have no snapshots: population must be Overlay"
+// +kubebuilder:validation:XValidation:rule="has(self.firmwareUUID) || !has(self.firmwareUUIDPolicy)",message="firmwareUUIDPolicy needs firmwareUUID"
+// +kubebuilder:validation:XValidation:rule="!has(self.usageType) || !has(self.storageClassName)",message="usageType and storageClassName both name a storage class: set one of them"
+// +kubebuilder:validation:XValidation:rule="self.type == 'PersistentVolume' || !has(self.attachment) || self.attachment == 'Sidecar'",message="Local disks are served in the pod: attachment must be Sidecar"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.size) || has(self.size)",message="size may only grow: it cannot be removed"
+// +kubebuilder:validation:XValidation:rule="has(self.storageClassName) == has(oldSelf.storageClassName) && has(self.usageType) == has(oldSelf.usageType)",message="storageClassName and usageType are immutable: make another VMIdentitySet"
+type DiskSpec struct {
+	// image is the container image with the disk, by its digest.
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^@\\\\s]+@sha256:[a-f0-9]{64}$')",message="must name an image by its digest, as registry/name@sha256:..."
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
+	Image string `json:"image"`
+
+	// type is where the disk lives.
+	// +kubebuilder:default=PersistentVolume
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
+	// +optional
+	Type Type `json:"type,omitempty"`
+
+	// size of the disk in bytes, as a quantity. Without it, the disk is as large as its image, and
+	// its claim as large as the controller's --claim-size.
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",message="must be a quantity above 0, as 20Gi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="may only grow"
+	// +optional
+	Size *resource.Quantity `json:"size,omitempty"`
+
+	// storageClassName is the class of the claim. Without it and without usageType, the claim has
+	// the cluster's default class.
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
+	// +optional
+	StorageClassName *string `json:"storageClassName,omitempty"`
+
+	// usageType is a kind of storage that the administrator mapped to a class by the controller's
+	// --usage-type NAME=CLASS.
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
+	// +optional
+	UsageType string `json:"usageType,omitempty"`
+
+	// firmwareUUID is the SMBIOS UUID of the machine.
+	// +kubebuilder:validation:Format=uuid
+	// +kubebuilder:validation:MaxLength=36
+	// +optional
+	FirmwareUUID string `json:"firmwareUUID,omitempty"`
+
+	// firmwareUUIDPolicy says how many machines firmwareUUID is for: Fixed, the default, or PerPod.
+	// +optional
+	FirmwareUUIDPolicy FirmwareUUIDPolicy `json:"firmwareUUIDPolicy,omitempty"`
+
+	// population is how the image gets into the claim.
+	// +kubebuilder:default=Overlay
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
+	// +optional
+	Population Population `json:"population,omitempty"`
+
+	// attachment is how a machine reaches the disk.
+	// +kubebuilder:default=Sidecar
+	// +optional
+	Attachment Attachment `json:"attachment,omitempty"`
+}
+
+// VMIdentitySet says which disk the pods get that name it.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=vmids,categories=vm
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name=Type,type=string,JSONPath=`.spec.type`
+// +kubebuilder:printcolumn:name=Size,type=string,JSONPath=`.spec.size`
+// +kubebuilder:printcolumn:name=Identities,type=integer,JSONPath=`.status.identities`
+// +kubebuilder:printcolumn:name=Ready,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name=Reason,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
+type VMIdentitySet struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   DiskSpec            `json:"spec"`
+	Status VMIdentitySetStatus `json:"status,omitempty"`
+}
+
+// VMIdentitySetStatus is what the controller saw.
+type VMIdentitySetStatus struct {
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// identities is how many VMIdentity objects name this set; readyIdentities, how many of them
+	// are ready.
+	// +optional
+	Identities int32 `json:"identities"`
+	// +optional
+	ReadyIdentities int32 `json:"readyIdentities"`
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// VMIdentitySetList is a list of VMIdentitySet.
+//
+// +kubebuilder:object:root=true
+type VMIdentitySetList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []VMIdentitySet `json:"items"`
+}
+
+// VMIdentity is the disk of one machine. It stays when pods come and go.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=vmid,categories=vm
+// +kubebuilder:subresource:status
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 58",message="the name may have at most 58 characters, as the names of the claim and of labels are made from it"
+// +kubebuilder:printcolumn:name=Ready,type=boolean,JSONPath=`.status.ready`
+// +kubebuilder:printcolumn:name=Set,type=string,JSONPath=`.spec.setName`
+// +kubebuilder:printcolumn:name=Size,type=string,JSONPath=`.status.size`
+// +kubebuilder:printcolumn:name=Used by,type=string,JSONPath=`.status.usedBy.name`
+// +kubebuilder:printcolumn:name=Node,type=string,JSONPath=`.status.nodeName`
+// +kubebuilder:printcolumn:name=Hydrated,type=string,JSONPath=`.status.conditions[?(@.type=="Hydrated")].status`
+// +kubebuilder:printcolumn:name=Reason,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name=Claim,type=string,priority=1,JSONPath=`.status.claimName`
+// +kubebuilder:printcolumn:name=Image,type=string,priority=1,JSONPath=`.spec.image`
+type VMIdentity struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   VMIdentitySpec   `json:"spec"`
+	Status VMIdentityStatus `json:"status,omitempty"`
+}
+
+// VMIdentitySpec is the spec of the set when the identity was made. Only size follows the set
+// afterwards: it grows when the set's does.
+type VMIdentitySpec struct {
+	DiskSpec `json:",inline"`
+
+	// setName is the VMIdentitySet that this identity was made from. An identity that a user makes
+	// without a set has none.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	SetName string `json:"setName,omitempty"`
+}
+
+// VMIdentityStatus is what the controller saw.
+type VMIdentityStatus struct {
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// ready is true when a pod may start with this disk, as condition Ready is.
+	Ready bool `json:"ready"`
+	// creationTime is when the identity was ready for the first time.
+	// +optional
+	CreationTime *metav1.Time `json:"creationTime,omitempty"`
+	// claimName and secretName are the claim with the data and the secret with the CHAP credential.
+	// +optional
+	ClaimName string `json:"claimName,omitempty"`
+	// +optional
+	SecretName string `json:"secretName,omitempty"`
+	// size of the claim's volume.
+	// +optional
+	Size *resource.Quantity `json:"size,omitempty"`
+	// nodeName is the node of the pod that uses the disk or, of a Local disk, that has it.
+	// +optional
+	NodeName string `json:"nodeName,omitempty"`
+	// usedBy is the pod that uses the disk.
+	// +optional
+	UsedBy *corev1.ObjectReference `json:"usedBy,omitempty"`
+	// portal is where a disk with attachment Service answers: host:port.
+	// +optional
+	Portal string `json:"portal,omitempty"`
+	// targetName is the IQN that the disk is served by.
+	// +optional
+	TargetName string `json:"targetName,omitempty"`
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// VMIdentityList is a list of VMIdentity.
+//
+// +kubebuilder:object:root=true
+type VMIdentityList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []VMIdentity `json:"items"`
+}

@@ -1,0 +1,48 @@
+package v1alpha1
+
+// Group is the API group of this package.
+const Group = "disk.kubevirt.io"
+
+// Annotations of a pod. The second of each pair is the name that proposal 004 gave it.
+const (
+	// AnnotationSet names the VMIdentitySet whose disk the pod gets.
+	AnnotationSet       = Group + "/identity-set"
+	AnnotationSetLegacy = "VirtletVMIdentitySet"
+	// AnnotationName names the VMIdentity. Without it, the identity has the name of the pod.
+	AnnotationName       = Group + "/identity-name"
+	AnnotationNameLegacy = "VirtletVMIdentityName"
+)
+
+const (
+	// Gate is the scheduling gate that holds a pod until its identity is ready.
+	Gate = Group + "/identity"
+	// LabelIdentity is on a pod, and on all that belongs to an identity: the name of the
+	// VMIdentity.
+	LabelIdentity = Group + "/identity"
+	// LabelSet is on a VMIdentity and on a pod: the name of the VMIdentitySet.
+	LabelSet = Group + "/identity-set"
+	// Finalizer holds a VMIdentity until no pod uses its claim.
+	Finalizer = Group + "/claim"
+	// FieldManager owns the fields that the controller applies.
+	FieldManager = "kubevirt-disk-controller"
+)
+
+// The container of a pod that serves the disk, and the device of the disk in the machine.
+const (
+	Device        = "vda"
+	DiskContainer = "disk-" + Device
+)
+
+// prefix keeps the names of claims and secrets apart from those that users choose.
+const prefix = "vmid-"
+
+// MaxNameLength is the most bytes that the name of a VMIdentity may have: it is the value of a
+// label, with room for the prefix of the names below.
+const MaxNameLength = 63 - len(prefix)
+
+// ClaimName is the name of the claim of a VMIdentity.
+func ClaimName(identity string) string { return prefix + identity }
+
+// SecretName is the name of the secret with the CHAP credential of a VMIdentity. The secret has
+// the type kubernetes.io/iscsi-chap and the keys that kubevirt.io:disk reads.
+func SecretName(identity string) string { return prefix + identity }

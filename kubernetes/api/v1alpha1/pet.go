@@ -1,0 +1,65 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// VMPet is one machine with a disk that stays. It makes a VMIdentitySet and a StatefulSet of one
+// pod, both with its name.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:shortName=vmpet,categories=vm
+// +kubebuilder:subresource:status
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 52",message="the name may have at most 52 characters, as the names of the pod and of its labels are made from it"
+// +kubebuilder:printcolumn:name=Running,type=boolean,JSONPath=`.spec.running`
+// +kubebuilder:printcolumn:name=Ready,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name=Identity,type=string,JSONPath=`.status.identityName`
+// +kubebuilder:printcolumn:name=Reason,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
+type VMPet struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   VMPetSpec   `json:"spec"`
+	Status VMPetStatus `json:"status,omitempty"`
+}
+
+// VMPetSpec says what the machine is.
+type VMPetSpec struct {
+	// disk is the spec of the VMIdentitySet.
+	Disk DiskSpec `json:"disk"`
+	// running says whether the machine's pod exists. Its disk stays either way.
+	// +kubebuilder:default=true
+	// +optional
+	Running *bool `json:"running,omitempty"`
+	// template is the PodTemplateSpec of the StatefulSet. The API server checks it when the
+	// StatefulSet is made, so it is not checked here.
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:XPreserveUnknownFields
+	// +kubebuilder:pruning:PreserveUnknownFields
+	Template runtime.RawExtension `json:"template"`
+}
+
+// VMPetStatus is what the controller saw.
+type VMPetStatus struct {
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// identityName is the VMIdentity with the machine's disk.
+	// +optional
+	IdentityName string `json:"identityName,omitempty"`
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// VMPetList is a list of VMPet.
+//
+// +kubebuilder:object:root=true
+type VMPetList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []VMPet `json:"items"`
+}

@@ -1,0 +1,40 @@
+package config
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestGenerated checks by their digests that neither a source of scripts/generate.sh nor what it
+// made was changed since it ran, and that no file came or went.
+func TestGenerated(t *testing.T) {
+	list, err := os.Open("generated.sha256")
+	require.NoError(t, err)
+	defer list.Close()
+	listed := map[string]bool{}
+	for lines := bufio.NewScanner(list); lines.Scan(); {
+		want, name, _ := strings.Cut(lines.Text(), "  ")
+		listed[name] = true
+		data, err := os.ReadFile(filepath.Join("../..", name))
+		require.NoError(t, err, "run `make generate`")
+		require.Equal(t, want, fmt.Sprintf("%x", sha256.Sum256(data)),
+			"%s is not what it was when `make generate` ran: run it", name)
+	}
+	for _, pattern := range []string{"kubernetes/api/*/*.go", "kubernetes/config/crd/*.yaml"} {
+		files, err := filepath.Glob(filepath.Join("../..", pattern))
+		require.NoError(t, err)
+		require.NotEmpty(t, files, pattern)
+		for _, file := range files {
+			name, err := filepath.Rel("../..", file)
+			require.NoError(t, err)
+			require.True(t, listed[name], "%s is new: run `make generate`", name)
+		}
+	}
+}

@@ -1,0 +1,88 @@
+package controller
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// Options are the settings of all controllers.
+type Options struct {
+	// Server is the image of kubevirt-disk that serves disks.
+	Server string
+	// ClaimSize is the size of a claim whose identity names none.
+	ClaimSize resource.Quantity
+	// UsageTypes are the storage classes by the usage types that users may name.
+	UsageTypes map[string]string
+	// Concurrency is how many objects of a kind are worked on at once.
+	Concurrency int
+}
+
+// Check returns what is wrong with the options, in words for the person who set them.
+func (o Options) Check() error {
+	if o.ClaimSize.Sign() <= 0 {
+		return fmt.Errorf("claim-size: %s is not above 0: write it as 20Gi", &o.ClaimSize)
+	}
+	if o.Concurrency < 1 {
+		return fmt.Errorf("concurrency: %d is not above 0", o.Concurrency)
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.UsageTypes)) {
+		if name == "" || o.UsageTypes[name] == "" {
+			return fmt.Errorf("usage-type: %s=%s: write it as NAME=CLASS", name,
+				o.UsageTypes[name])
+		}
+	}
+	return nil
+}
+
+// Setup adds every controller to a manager, which has the Scheme and the Cache of this package.
+func Setup(mgr ctrl.Manager, o Options) error {
+	return o.Check()
+}
+
+// Scheme has the types that the controllers read and write.
+func Scheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(s); err != nil {
+		return nil, err
+	}
+	return s, v1alpha1.AddToScheme(s)
+}
+
+// Cache limits what is read and kept to what belongs to identities. With no namespaces it is that
+// of all of them.
+func Cache(namespaces ...string) (cache.Options, error) {
+	exists, err := labels.NewRequirement(v1alpha1.LabelIdentity, selection.Exists, nil)
+	if err != nil {
+		return cache.Options{}, err
+	}
+	ours := cache.ByObject{Label: labels.NewSelector().Add(*exists)}
+	o := cache.Options{
+		ReaderFailOnMissingInformer: true,
+		// Who owns which field is of no use to us, and is half of a small object's memory.
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Pod{}:                   ours,
+			&corev1.PersistentVolumeClaim{}: ours,
+		},
+	}
+	if len(namespaces) > 0 {
+		o.DefaultNamespaces = map[string]cache.Config{}
+		for _, n := range namespaces {
+			o.DefaultNamespaces[n] = cache.Config{}
+		}
+	}
+	return o, nil
+}

@@ -1,0 +1,17 @@
+// Package controller makes the controllers of the API group disk.kubevirt.io from their packages:
+//
+//	identity   VMIdentity -> secret, claim and status
+//	pod        a pod that admission holds -> its VMIdentity, and then its gate is removed
+//	set        VMIdentitySet -> status, and growth of its identities
+//	hydration  asks the pages of a pod until its disk needs the image no more
+//	objects    how all of them write
+//
+// A user's pod names a VMIdentitySet. Admission gives the pod a scheduling gate and its disk. Then
+// controller pod makes the VMIdentity if there is none, controller identity makes the claim and the
+// CHAP secret, and controller pod removes the gate when the identity is ready and no other pod
+// uses it.
+//
+// Controllers read from a cache that Cache limits: of pods and claims only those that belong to an
+// identity, and no secret at all. A kind that nobody watches cannot be read by accident, because
+// the service account may not list it.
+package controller

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Builds what the tests of Kubernetes run, from the modules in integration/kubernetes/parts: the
+# control plane (etcd, API server, controller manager, scheduler), kubectl and KWOK; with --node also
+# kubelet, kube-proxy and containerd. The first time takes about 8 minutes on two cores; a binary
+# that is there is not built again. Prints the directory.
+#
+# It is cache/kubernetes/HASH, HASH being that of the modules' versions and of this script, so that
+# other versions get another directory. KUBEVIRT_DISK_KUBERNETES names another place than
+# cache/kubernetes, which several checkouts can share.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+go=${GO:-go}
+node=
+case ${1:-} in
+--node) node=1 ;;
+'') ;;
+*)
+	echo "usage: $0 [--node]" >&2
+	exit 2
+	;;
+esac
+
+export LC_ALL=C # the order of the files below
+parts=$PWD/integration/kubernetes/parts
+# integration/kubernetes/plane computes the same.
+hash=$(cat "$parts"/*/go.mod "$parts"/*/go.sum scripts/build-kubernetes.sh | sha256sum | cut -c 1-16)
+out=${KUBEVIRT_DISK_KUBERNETES:-$PWD/cache/kubernetes}/$hash
+mkdir -p "$out"
+# Two at once would build everything twice.
+exec 9>"$out/lock"
+flock 9
+
+export CGO_ENABLED=0
+
+# build PART NAME PACKAGE [FLAG...]
+build() {
+	local part=$1 name=$2 package=$3 try
+	shift 3
+	[ ! -x "$out/$name" ] || return 0
+	echo "build-kubernetes: $name" >&2
+	for try in 1 2 3; do # a module proxy may fail
+		if "$go" build -C "$parts/$part" -trimpath "$@" -o "$out/$name.new" "$package"; then
+			mv "$out/$name.new" "$out/$name"
+			return
+		fi
+		echo "build-kubernetes: $name failed, try $try of 3" >&2
+		sleep 2
+	done
+	return 1
+}
+
+version=$("$go" list -C "$parts/kubernetes" -m -f '{{.Version}}' k8s.io/kubernetes)
+IFS=. read -r major minor _ <<<"${version#v}"
+about=k8s.io/component-base/version
+about="-s -w -X $about.gitVersion=$version -X $about.gitMajor=$major -X $about.gitMinor=$minor -X $about.gitTreeState=clean"
+
+# What takes longest comes first, so that a failure shows early.
+for command in kube-apiserver kube-controller-manager kube-scheduler kubectl; do
+	build kubernetes $command k8s.io/kubernetes/cmd/$command -ldflags "$about"
+done
+build kubernetes etcd go.etcd.io/etcd/server/v3 -ldflags '-s -w'
+build kwok kwok sigs.k8s.io/kwok/cmd/kwok -ldflags '-s -w'
+if [ ! -e "$out/kwok-stages.yaml" ]; then
+	# What KWOK does with nodes and pods: without these it does nothing.
+	stages=$("$go" list -C "$parts/kwok" -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage
+	for file in "$stages"/node/fast/node-initialize.yaml "$stages"/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml \
+		"$stages"/pod/fast/pod-{ready,complete,delete}.yaml; do
+		echo ---
+		cat "$file"
+	done >"$out/kwok-stages.new"
+	mv "$out/kwok-stages.new" "$out/kwok-stages.yaml"
+fi
+
+if [ -n "$node" ]; then
+	for command in kubelet kube-proxy; do
+		build kubernetes $command k8s.io/kubernetes/cmd/$command -ldflags "$about"
+	done
+	runtime=$("$go" list -C "$parts/containerd" -m -f '{{.Version}}' github.com/containerd/containerd/v2)
+	for command in containerd containerd-shim-runc-v2 ctr; do
+		build containerd $command github.com/containerd/containerd/v2/cmd/$command \
+			-tags 'no_btrfs no_devmapper no_zfs' \
+			-ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$runtime"
+	done
+fi
+echo "$out"
