@@ -26,6 +26,11 @@ type Disk struct {
 	ReadOnly   bool
 
 	CopyMode libvirt.CopyMode // "": that of the image
+	// Size of the disk in bytes, a multiple of 512 and at least that of the image. 0: the image's.
+	Size int64
+	// Filled says that the disk's claim holds the whole disk already. With Pod.Server, the pod then
+	// has no volume with the image.
+	Filled bool
 	// UsageType is that of the storage for what is written, see Pod.UsageTypes. "": the pod's own.
 	UsageType string
 }
@@ -105,6 +110,9 @@ var copyModes = []libvirt.CopyMode{
 // maxDisks keeps the ports of the disks below those of the pages.
 const maxDisks = 64
 
+// sector is what the size of a disk is a multiple of, in bytes.
+const sector = 512
+
 // check finds what is wrong with disks, whoever made them. path is the place of the list.
 func check(disks []Disk, path string) error {
 	var p problems
@@ -123,6 +131,9 @@ func check(disks []Disk, path string) error {
 				d.Device, path, other)
 		}
 		devices[d.Device] = i
+		if d.Size < 0 || d.Size%sector != 0 {
+			p.add(join(at, "size"), "%d is not a size: want a multiple of %d bytes", d.Size, sector)
+		}
 		if !slices.Contains(copyModes, d.CopyMode) {
 			p.add(join(at, "copy.mode"), "%q is unknown: want %s, %s, %s, %s", d.CopyMode,
 				copyModes[1], copyModes[2], copyModes[3], copyModes[4])

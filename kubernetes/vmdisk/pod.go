@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -14,15 +15,21 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// The user of kubevirt.io:disk, and the paths that its container writes to.
+// The user of kubevirt.io:disk, the paths that its container writes to, and where it finds images.
 const (
 	diskUser  = 107
 	workDir   = "/var/lib/kubevirt-disk"
 	volumeDir = "/data"
+	imageDir  = "/disk"
 )
 
 // Pod says how the containers of a pod serve its disks.
 type Pod struct {
+	// Server is the container image of kubevirt-disk that serves the disks. The image of a disk is
+	// then a read-only image volume (Kubernetes 1.33 and later), of which only /disk is read: any
+	// containerDisk will do, and nothing of it is run. "": the image of a disk runs, and has to be
+	// FROM kubevirt.io:disk.
+	Server string
 	// Secret is the name of the Kubernetes secret with the CHAP credential, of type
 	// kubernetes.io/iscsi-chap, in the namespace of the pod.
 	Secret string
@@ -67,6 +74,10 @@ func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 		}
 	}
 	for i, d := range disks {
+		if d.Filled && (p.Server == "" || p.Claims[d.Device] == "") {
+			wrong.add(fmt.Sprintf("disks[%d].Filled", i), "it needs Pod.Server, and the disk's "+
+				"claim in Pod.Claims")
+		}
 		if _, known := p.UsageTypes[d.UsageType]; d.UsageType != "" && !known {
 			wrong.add(fmt.Sprintf("disks[%d].copy.usage-type", i), "%q is unknown: there are %q",
 				d.UsageType, slices.Sorted(maps.Keys(p.UsageTypes)))
@@ -77,8 +88,11 @@ func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 	var volumes []corev1.Volume
 	for i, d := range disks {
 		c, own := p.container(d, i)
-		if taken[c.Name] {
-			wrong.add("disks", "the pod has a container or a volume %q already: rename it", c.Name)
+		for _, name := range ownNames(c, own) {
+			if taken[name] {
+				wrong.add("disks", "the pod has a container or a volume %q already: rename it",
+					name)
+			}
 		}
 		containers, volumes = append(containers, c), append(volumes, own...)
 	}
@@ -111,6 +125,17 @@ func names(spec *corev1.PodSpec) map[string]bool {
 	return all
 }
 
+// ownNames are those of a disk's container and volumes, each once.
+func ownNames(c corev1.Container, volumes []corev1.Volume) []string {
+	all := []string{c.Name}
+	for _, v := range volumes {
+		if v.Name != c.Name {
+			all = append(all, v.Name)
+		}
+	}
+	return all
+}
+
 // container is that of the disk at a place of the list, with its volumes. The container and its
 // work volume have the same name.
 func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
@@ -135,6 +160,9 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 	}
 	set("ACCESS_MODE", string(d.AccessMode))
 	set("COPY_MODE", string(d.CopyMode))
+	if d.Size > 0 {
+		set("SIZE", strconv.FormatInt(d.Size, 10))
+	}
 	mounts := []corev1.VolumeMount{{Name: name, MountPath: workDir}}
 	work := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	if d.UsageType != "" {
@@ -149,9 +177,16 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
 			}})
 	}
+	if p.Server != "" && !d.Filled {
+		mounts = append(mounts, corev1.VolumeMount{Name: name + "-image", MountPath: imageDir,
+			SubPath: strings.TrimPrefix(imageDir, "/"), ReadOnly: true})
+		volumes = append(volumes, corev1.Volume{Name: name + "-image",
+			VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
+				Reference: d.Image, PullPolicy: p.PullPolicy}}})
+	}
 	return corev1.Container{
 		Name:            name,
-		Image:           d.Image,
+		Image:           cmp.Or(p.Server, d.Image),
 		ImagePullPolicy: p.PullPolicy,
 		RestartPolicy:   pointer(corev1.ContainerRestartPolicyAlways),
 		Env:             env,

@@ -154,6 +154,30 @@ func TestPodAndDomainAgree(t *testing.T) {
 	require.Equal(t, "10.0.0.7", devices.Disks[0].Source.Network.Hosts[0].Name)
 }
 
+// A server of its own needs nothing of the disk's image but the directory with the disk.
+func TestServer(t *testing.T) {
+	const image = "registry.example.com/disks/fedora@sha256:aa"
+	pod := vmdisk.Pod{Server: "kubevirt.io:disk", Secret: "chap",
+		Claims: map[string]string{"vda": "data"}}
+	for _, filled := range []bool{false, true} {
+		disks := []vmdisk.Disk{{Image: image, Device: "vda", Size: 20 << 30, Filled: filled}}
+		var spec corev1.PodSpec
+		require.NoError(t, vmdisk.AddToPod(&spec, disks, pod))
+		c := spec.InitContainers[0]
+		require.Equal(t, "kubevirt.io:disk", c.Image)
+		require.Equal(t, "21474836480", env(c)["SIZE"])
+		require.Equal(t, "/data", env(c)["PERSISTENT_DIR"])
+		if filled {
+			require.Len(t, c.VolumeMounts, 2)
+			require.Len(t, spec.Volumes, 2)
+			continue
+		}
+		require.Equal(t, corev1.VolumeMount{Name: "disk-vda-image", MountPath: "/disk",
+			SubPath: "disk", ReadOnly: true}, c.VolumeMounts[2])
+		require.Equal(t, image, spec.Volumes[2].Image.Reference)
+	}
+}
+
 func TestRefusalsChangeNothing(t *testing.T) {
 	disks := parse(t, proposal)
 	fast := map[string]corev1.VolumeSource{"fast": {}}
@@ -174,6 +198,19 @@ func TestRefusalsChangeNothing(t *testing.T) {
 		`the pod has a container or a volume "disk-sda" already`: func(s *corev1.PodSpec) error {
 			s.Volumes = []corev1.Volume{{Name: "disk-sda"}}
 			return vmdisk.AddToPod(s, disks, good)
+		},
+		`the pod has a container or a volume "disk-sda-image" already`: func(
+			s *corev1.PodSpec) error {
+			s.Volumes = []corev1.Volume{{Name: "disk-sda-image"}}
+			return vmdisk.AddToPod(s, disks,
+				vmdisk.Pod{Server: "x", Secret: "chap", UsageTypes: fast})
+		},
+		"disks[0].size: 513 is not a size": func(s *corev1.PodSpec) error {
+			return vmdisk.AddToPod(s, []vmdisk.Disk{{Image: "a", Device: "sda", Size: 513}}, good)
+		},
+		"disks[0].Filled: it needs Pod.Server": func(s *corev1.PodSpec) error {
+			return vmdisk.AddToPod(s, []vmdisk.Disk{{Image: "a", Device: "sda", Filled: true}},
+				good)
 		},
 		"disks[0].source.name": func(s *corev1.PodSpec) error {
 			return vmdisk.AddToPod(s, []vmdisk.Disk{{Device: "sda"}}, good)
