@@ -12,7 +12,11 @@ const (
 
 // fast decodes while there is plenty of input and of room. It tells whether the block ended.
 //
-// In here, only the lowest six bits of left count: entries are subtracted as they are.
+// In here, only the lowest six bits of left count: entries are subtracted as they are. The race
+// detector skips this loop, which would take most of a test's time. It watches Decode, so it still
+// finds two goroutines with one Decoder.
+//
+//go:norace
 func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 	bits, left, pos, out := d.bits, uint64(d.left), d.pos, d.out
 	t := d.tables

@@ -11,5 +11,6 @@
 //	sequences  how many there are, three tables, and bits that are read from their end
 //
 // The caller has an Encoder for each of its goroutines, and calls Encode for one cluster after the
-// other.
+// other. Its loops are marked go:norace, because the race detector would take most of a test's time
+// there. It watches Encode, so it still finds two goroutines with one Encoder.
 package zstdenc

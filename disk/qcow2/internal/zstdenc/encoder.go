@@ -31,6 +31,8 @@ type literals struct {
 const stride = 16
 
 // add appends the bytes of s between two positions.
+//
+//go:norace
 func (l *literals) add(s *source, from, to int) {
 	n := l.n
 	l.n += to - from

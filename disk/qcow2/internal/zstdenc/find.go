@@ -31,6 +31,8 @@ func hash8(v uint64) uint64 { return v * 0xcf1bbcdcb7a56463 >> (64 - longBits) }
 func hash5(v uint64) uint64 { return v << 24 * 889523592379 >> (64 - shortBits) }
 
 // same counts the bytes from a up to n that are the same as those from b on. b < a.
+//
+//go:norace
 func (s *source) same(a, b, n int) int {
 	begin := a
 	for a+8 <= n {
@@ -49,6 +51,8 @@ func (s *source) same(a, b, n int) int {
 // find divides the first n bytes of s into sequences and literals. It takes the first match it
 // finds: at the last offset once more, a long one, or a short one unless there is a long one
 // behind.
+//
+//go:norace
 func (f *finder) find(s *source, n int, sequences *sequences, literals *literals) {
 	clear(f.long[:])
 	clear(f.short[:])

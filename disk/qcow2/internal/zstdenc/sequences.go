@@ -79,6 +79,8 @@ func matchCode(n uint16) uint8 {
 }
 
 // appendTo appends the sequences section (RFC 8878, section 3.1.1.3.2).
+//
+//go:norace
 func (s *sequences) appendTo(dst []byte) []byte {
 	switch n := s.n; {
 	case n == 0:
@@ -110,6 +112,8 @@ func (s *sequences) appendTo(dst []byte) []byte {
 }
 
 // appendBits appends the codes and what is behind them. They are read from the end.
+//
+//go:norace
 func (s *sequences) appendBits(dst []byte, all []sequence) []byte {
 	w := bitWriter{out: dst}
 	q := &all[len(all)-1]
@@ -132,6 +136,8 @@ func (s *sequences) appendBits(dst []byte, all []sequence) []byte {
 }
 
 // writeBits writes what is behind the codes: the lowest bits of each number, 46 in all at most.
+//
+//go:norace
 func (q *sequence) writeBits(w *bitWriter) {
 	w.add(uint64(q.literals), uint(literalBits[q.literalCode]))
 	w.add(uint64(q.match), uint(matchBits[q.matchCode]))
