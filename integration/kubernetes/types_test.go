@@ -1,0 +1,188 @@
+package kubernetes
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"kubevirt.io/disk/integration/kubernetes/plane"
+)
+
+const testImage = "registry.example.com/vmdisks/fedora@sha256:" +
+	"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
+
+// set is a VMIdentitySet with the fields of spec, beside an image.
+func set(name, spec string) string {
+	return `{"apiVersion": "disk.kubevirt.io/v1alpha1", "kind": "VMIdentitySet",
+		"metadata": {"name": "` + name + `"}, "spec": {"image": "` + testImage + `"` + spec + `}}`
+}
+
+// TestRules checks what the API server refuses, and that it says why in words for people.
+func TestRules(t *testing.T) {
+	p := plane.Get(t)
+	ns := p.Namespace(t)
+	for _, c := range []struct{ object, says string }{
+		{object: set("plain", "")},
+		{object: set("all", `, "type": "PersistentVolume", "size": "20Gi",
+			"storageClassName": "fast",
+			"firmwareUUID": "1b4d298f-6151-40b0-a1d4-269fc41d48f0", "firmwareUUIDPolicy": "PerPod",
+			"population": "Snapshot"`)},
+		{object: set("local", `, "type": "Local", "size": 1073741824`)},
+		{object: strings.Replace(set("a", ""), testImage, "registry.example.com/a:1", 1),
+			says: "must name an image by its digest, as registry/name@sha256:..."},
+		{object: strings.Replace(set("a", ""), "registry.example", "registry example", 1),
+			says: "must name an image by its digest"},
+		{object: set("a", `, "type": "Cloud"`),
+			says: `supported values: "Local", "PersistentVolume"`},
+		{object: set("a", `, "size": "0"`), says: "must be a quantity above 0, as 20Gi"},
+		{object: set("a", `, "size": "-1Gi"`), says: "must be a quantity above 0, as 20Gi"},
+		{object: set("a", `, "size": "much"`), says: "spec.size"},
+		{object: set("a", `, "type": "Local", "population": "Snapshot"`),
+			says: "Local disks have no snapshots: population must be Overlay"},
+		{object: set("a", `, "type": "Local", "attachment": "Service"`),
+			says: "Local disks are served in the pod: attachment must be Sidecar"},
+		{object: set("a", `, "firmwareUUIDPolicy": "Fixed"`),
+			says: "firmwareUUIDPolicy needs firmwareUUID"},
+		{object: set("a", `, "firmwareUUID": "1b4d298f"`), says: "spec.firmwareUUID"},
+		{object: set("a", `, "usageType": "fast", "storageClassName": "fast"`),
+			says: "usageType and storageClassName both name a storage class: set one of them"},
+		{object: strings.Replace(set(strings.Repeat("a", 59), ""), "VMIdentitySet", "VMIdentity",
+			1),
+			says: "the name may have at most 58 characters"},
+		{object: `{"apiVersion": "disk.kubevirt.io/v1alpha1", "kind": "VMPet",
+			"metadata": {"name": "` + strings.Repeat("a", 53) + `"},
+			"spec": {"disk": {"image": "` + testImage + `"}, "template": {}}}`,
+			says: "the name may have at most 52 characters"},
+	} {
+		objects, err := plane.Decode(strings.NewReader(c.object))
+		require.NoError(t, err)
+		err = p.Apply(context.Background(), ns, objects...)
+		if c.says == "" {
+			require.NoError(t, err, c.object)
+		} else {
+			require.ErrorContains(t, err, c.says, c.object)
+		}
+	}
+}
+
+// TestRulesOfChanges checks what may become of a set that exists.
+func TestRulesOfChanges(t *testing.T) {
+	p := plane.Get(t)
+	ns := p.Namespace(t)
+	const immutable = "is immutable: make another VMIdentitySet"
+	for _, c := range []struct{ from, to, says string }{
+		{from: `, "size": "20Gi"`, to: `, "size": "21Gi"`},
+		{from: ``, to: `, "size": "21Gi"`},
+		{from: `, "size": "20Gi"`, to: `, "size": "20480Mi"`},
+		{from: `, "size": "20Gi"`, to: `, "size": "19Gi"`, says: "may only grow"},
+		{from: `, "size": "20Gi"`, to: ``, says: "size may only grow: it cannot be removed"},
+		{from: `, "type": "Local"`, to: ``, says: immutable},
+		{from: `, "population": "Snapshot"`, to: ``, says: immutable},
+		{from: `, "storageClassName": "a"`, to: `, "storageClassName": "b"`, says: immutable},
+		{from: `, "storageClassName": "a"`, to: ``,
+			says: "storageClassName and usageType are immutable: make another VMIdentitySet"},
+		{from: ``, to: `, "usageType": "a"`,
+			says: "storageClassName and usageType are immutable: make another VMIdentitySet"},
+	} {
+		name := "changed"
+		apply := func(spec string) error {
+			objects, err := plane.Decode(strings.NewReader(set(name, spec)))
+			require.NoError(t, err)
+			return p.Apply(context.Background(), ns, objects...)
+		}
+		require.NoError(t, apply(c.from), c.from)
+		if err := apply(c.to); c.says == "" {
+			require.NoError(t, err, "%s to %s", c.from, c.to)
+		} else {
+			require.ErrorContains(t, err, c.says, "%s to %s", c.from, c.to)
+		}
+		u := &unstructured.Unstructured{Object: map[string]any{}}
+		u.SetAPIVersion("disk.kubevirt.io/v1alpha1")
+		u.SetKind("VMIdentitySet")
+		u.SetNamespace(ns)
+		u.SetName(name)
+		require.NoError(t, p.Client.Delete(context.Background(), u))
+	}
+}
+
+// TestDefaults checks what a user need not say, and that the field of a template is kept.
+func TestDefaults(t *testing.T) {
+	p := plane.Get(t)
+	ns := p.Namespace(t)
+	objects, err := plane.Decode(strings.NewReader(set("plain", "") + `
+---
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMPet
+metadata: {name: rex}
+spec:
+  disk: {image: ` + testImage + `}
+  template: {spec: {containers: [{name: vm, image: a, anything: {kept: true}}]}}
+`))
+	require.NoError(t, err)
+	require.NoError(t, p.Apply(context.Background(), ns, objects...))
+	require.Equal(t, "PersistentVolume Overlay Sidecar", p.Kubectl(t, "get", "vmids", "plain",
+		"-n", ns, "-o", "jsonpath={.spec.type} {.spec.population} {.spec.attachment}"))
+	require.Equal(t, "PersistentVolume true true", p.Kubectl(t, "get", "vmpet", "rex", "-n", ns,
+		"-o", "jsonpath={.spec.disk.type} {.spec.running} "+
+			"{.spec.template.spec.containers[0].anything.kept}"))
+	require.Contains(t, p.Kubectl(t, "get", "vm", "-n", ns), "vmidentityset.disk.kubevirt.io/plain")
+}
+
+// TestPlane checks what other tests take for granted: that a service account may do nothing by
+// itself, that objects without their owner go, and that pods are scheduled and pretend to run.
+func TestPlane(t *testing.T) {
+	p := plane.Get(t)
+	ns := p.Namespace(t)
+	ctx := context.Background()
+	t.Run("RBAC", func(t *testing.T) {
+		config := p.ServiceAccount(t, ns, "nobody")
+		c, err := clientOf(config)
+		require.NoError(t, err)
+		err = c.List(ctx, &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{
+			APIVersion: "v1", Kind: "SecretList"}})
+		require.ErrorContains(t, err, "system:serviceaccount:"+ns+":nobody")
+		require.ErrorContains(t, err, "cannot list resource")
+	})
+	t.Run("nodes and scheduling", func(t *testing.T) {
+		p.Nodes(t, "node-a")
+		objects, err := plane.Decode(strings.NewReader(`
+apiVersion: v1
+kind: Pod
+metadata: {name: gated}
+spec:
+  schedulingGates: [{name: example.com/wait}]
+  terminationGracePeriodSeconds: 0
+  securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+  containers:
+  - name: c
+    image: example.com/c
+    securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+`))
+		require.NoError(t, err)
+		require.NoError(t, p.Apply(ctx, ns, objects...))
+		p.Kubectl(t, "patch", "pod", "gated", "-n", ns, "--type=json",
+			"-p", `[{"op": "remove", "path": "/spec/schedulingGates/0"}]`)
+		p.Kubectl(t, "wait", "pod", "gated", "-n", ns, "--for=condition=Ready", "--timeout=100s")
+		require.Equal(t, "node-a", p.Kubectl(t, "get", "pod", "gated", "-n", ns,
+			"-o", "jsonpath={.spec.nodeName}"))
+		p.Kubectl(t, "delete", "pod", "gated", "-n", ns)
+	})
+	t.Run("collection", func(t *testing.T) {
+		p.Kubectl(t, "create", "configmap", "owner", "-n", ns)
+		uid := p.Kubectl(t, "get", "configmap", "owner", "-n", ns, "-o", "jsonpath={.metadata.uid}")
+		objects, err := plane.Decode(strings.NewReader(`
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: owned, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner, uid: ` +
+			uid + `}]}
+`))
+		require.NoError(t, err)
+		require.NoError(t, p.Apply(ctx, ns, objects...))
+		p.Kubectl(t, "delete", "configmap", "owner", "-n", ns)
+		p.Kubectl(t, "wait", "configmap", "owned", "-n", ns, "--for=delete", "--timeout=100s")
+	})
+}
