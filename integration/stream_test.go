@@ -26,6 +26,8 @@ type watchedRegistry struct {
 
 	mu   sync.Mutex
 	said map[string]int // requests of blobs, with their ranges; guarded by mu
+
+	hold sync.RWMutex // held for writing: nobody gets a blob
 }
 
 func newWatchedRegistry(t *testing.T) *watchedRegistry {
@@ -40,6 +42,8 @@ func newWatchedRegistry(t *testing.T) *watchedRegistry {
 			w.mu.Lock()
 			w.said[r.URL.Path+" "+r.Header.Get("Range")]++
 			w.mu.Unlock()
+			w.hold.RLock()
+			defer w.hold.RUnlock()
 		}
 		forward.ServeHTTP(rw, r)
 	}))

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -192,6 +193,39 @@ func TestVolumesOfImages(t *testing.T) {
 	atDisk(t, url(v.json(http.StatusOK, "GET", "/volume/over", "")), "read -P 0x43 1M 1M")
 }
 
+// TestVolumeOfSlowReference: an image that has to be fetched first does not hold up the request for
+// a volume of it. Fetching goes on after a kill, and ends with DELETE.
+func TestVolumeOfSlowReference(t *testing.T) {
+	requireTools(t, "docker-registry", "qemu-img", qemuISCSI)
+	raw := newLargeDisk(t)
+	w := newWatchedRegistry(t)
+	pushPlain(t, w.address, raw)
+	release := sync.OnceFunc(w.hold.Unlock)
+	w.hold.Lock()
+	t.Cleanup(release)
+	v := startVolumes(t, map[string]string{"INSECURE_REGISTRY": w.proxy,
+		"LISTEN": freePortal(t)})
+	spec := "from: {reference: '" + w.proxy + "/vm/fedora:42'}\n"
+	for _, name := range []string{"vm1", "gone", "vm1"} {
+		a := v.json(http.StatusAccepted, "PUT", "/volume/"+name, spec)
+		require.Equal(t, api.StateFilling, a.Info.State)
+		require.Nil(t, a.ISCSI)
+	}
+	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/gone"))
+	v.refusal(http.StatusNotFound, "GET", "/volume/gone", "")
+	v.kill()
+	v.restart(t)
+	v.json(http.StatusAccepted, "GET", "/volume/vm1", "")
+	require.Empty(t, v.status().LUNs)
+	require.Equal(t, map[string]int{"filling": 1}, v.status().Volumes.States)
+	release()
+	v.until("the image is here", func() bool {
+		return v.answers("GET", "/volume/vm1") == http.StatusOK
+	})
+	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm1")))
+	v.json(http.StatusOK, "PUT", "/volume/vm1", spec)
+}
+
 // TestVolumesOfReferences: volumes of an image in a registry can be used at once, and found again
 // while the registry is away.
 func TestVolumesOfReferences(t *testing.T) {
@@ -202,7 +236,15 @@ func TestVolumesOfReferences(t *testing.T) {
 	v := startVolumes(t, map[string]string{"INSECURE_REGISTRY": s.address,
 		"LISTEN": freePortal(t)})
 	from := "from: {reference: '" + s.address + "/vm/fedora:42'}\n"
-	clone, over := v.put("clone", from), v.put("over", from+"copy: {mode: copy-on-write}")
+	make := func(name, spec string) api.Volume {
+		status, text := v.ask("PUT", "/volume/"+name, spec)
+		require.Contains(t, []int{http.StatusCreated, http.StatusAccepted}, status, text)
+		v.until("it can be used", func() bool {
+			return v.answers("GET", "/volume/"+name) == http.StatusOK
+		})
+		return v.ready(name)
+	}
+	clone, over := make("clone", from), make("over", from+"copy: {mode: copy-on-write}")
 	for _, a := range []api.Volume{clone, over} {
 		r := client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", volumeURL(a), raw)
 		require.Zero(t, r.status, "%s", r)

@@ -71,6 +71,9 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 			return err
 		}
 	}
+	if err := m.abortFetch(ctx, v); err != nil {
+		return err
+	}
 	if force || v.opened == nil {
 		return nil
 	}

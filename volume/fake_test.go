@@ -27,6 +27,7 @@ type fakeDisks struct {
 	serving func() error      // guarded by mu; called by Serve
 	whole   chan struct{}     // guarded by mu; what Completed returns; nil: it is closed
 	closing chan struct{}     // guarded by mu; Close waits for it; nil: it does not
+	slow    chan struct{}     // guarded by mu; Open waits for it; nil: it does not
 }
 
 func (f *fakeDisks) set(change func()) {
@@ -56,7 +57,17 @@ func (f *fakeDisks) Users(uint16) []string {
 	return f.users
 }
 
-func (f *fakeDisks) Open(_ context.Context, d Disk) (Opened, error) {
+func (f *fakeDisks) Open(ctx context.Context, d Disk) (Opened, error) {
+	f.mu.Lock()
+	slow := f.slow
+	f.mu.Unlock()
+	if slow != nil {
+		select {
+		case <-slow:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 	path := filepath.Join(d.Dir, diskName)
 	st, err := os.Stat(path)
 	if err != nil {

@@ -227,11 +227,20 @@ func (m *Manager) fillClaim(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	if err := m.size(v, opened.Size()); err != nil {
-		return join(err, opened.Close(m.ctx))
+	return m.placeOnClaim(v, opened)
+}
+
+// placeOnClaim waits for a disk to be complete that is to lie on a claim, beside the request if
+// that takes time.
+func (m *Manager) placeOnClaim(v *volume, opened Opened) error {
+	dir, err := m.dir(v.record)
+	if err == nil {
+		err = m.size(v, opened.Size())
 	}
-	r := v.record
-	if err := m.set(v, r); err != nil {
+	if err == nil {
+		err = m.set(v, v.record)
+	}
+	if err != nil {
 		return join(err, opened.Close(m.ctx))
 	}
 	select {
@@ -240,7 +249,7 @@ func (m *Manager) fillClaim(ctx context.Context, v *volume) error {
 	default:
 	}
 	m.mu.Lock()
-	v.opened = opened
+	v.opened, v.failure = opened, nil
 	m.mu.Unlock()
 	m.work.Go(func() { m.awaitClaim(v, opened, dir) })
 	return nil
@@ -277,6 +286,9 @@ func (m *Manager) finishClaim(v *volume, opened Opened, dir string) error {
 	}
 	r := v.record
 	r.State = store.StateReady
+	m.mu.Lock()
+	v.failure = nil
+	m.mu.Unlock()
 	return m.set(v, r)
 }
 

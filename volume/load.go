@@ -72,6 +72,9 @@ func (m *Manager) load(ctx context.Context, v *volume) error {
 			zap.String("state", string(v.record.State)))
 		m.forget(v)
 	case store.StateFilling:
+		if fetched(v.record) {
+			return m.fetchLater(v)
+		}
 		return m.fillClaim(ctx, v)
 	case store.StateReady:
 		if v.record.Place.Kind != store.PlaceClaim {

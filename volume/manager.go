@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -31,6 +32,8 @@ type Manager struct {
 	stop  context.CancelFunc
 	work  sync.WaitGroup // beside requests
 
+	patience time.Duration // see fetchPatience
+
 	mu      sync.Mutex
 	volumes map[string]*volume // guarded by mu
 }
@@ -46,6 +49,8 @@ type volume struct {
 	opened  Opened       // nil: its disk is not open
 	failure error        // why it is not served
 	filling *Filling     // nil: no data is coming
+	// fetching is not nil while the disk is being opened beside requests.
+	fetching *fetching
 
 	reserved int64 // bytes that count for data that is coming
 }
@@ -60,7 +65,8 @@ func New(opt Options) (*Manager, error) {
 	if opt.Log == nil {
 		opt.Log = zap.NewNop()
 	}
-	m := &Manager{opt: opt, log: opt.Log, store: s, volumes: map[string]*volume{}}
+	m := &Manager{opt: opt, log: opt.Log, store: s, volumes: map[string]*volume{},
+		patience: fetchPatience}
 	if err := m.find(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

@@ -115,14 +115,18 @@ func (m *Manager) make(ctx context.Context, v *volume, r store.Record, dir strin
 		r.State = store.StateAwaiting
 		return m.set(v, r)
 	}
-	if r.Place.Kind == store.PlaceClaim {
-		r.State = store.StateFilling
-		if err := m.set(v, r); err != nil {
-			return err
-		}
-		return m.fillClaim(ctx, v)
+	remote := r.Spec.From != nil && r.Spec.From.Reference != ""
+	if !remote && r.Place.Kind != store.PlaceClaim {
+		return m.serve(ctx, v, r, store.StateReady)
 	}
-	return m.serve(ctx, v, r, store.StateReady)
+	r.State = store.StateFilling
+	if err := m.set(v, r); err != nil {
+		return err
+	}
+	if remote {
+		return m.fetch(ctx, v)
+	}
+	return m.fillClaim(ctx, v)
 }
 
 // serve opens the disk of a volume, records its state and size, and makes it a LUN.
@@ -135,8 +139,14 @@ func (m *Manager) serve(ctx context.Context, v *volume, r store.Record, next sto
 	if err != nil {
 		return failed("%w", err)
 	}
+	return m.adopt(v, r, opened, next)
+}
+
+// adopt records the state and the size of a volume whose disk is open, and makes it a LUN.
+func (m *Manager) adopt(v *volume, r store.Record, opened Opened, next store.State) error {
 	r.State = next
-	if err = m.size(v, opened.Size()); err == nil {
+	err := m.size(v, opened.Size())
+	if err == nil {
 		r.Size = opened.Size()
 		err = m.set(v, r)
 	}
@@ -144,7 +154,7 @@ func (m *Manager) serve(ctx context.Context, v *volume, r store.Record, next sto
 		err = opened.Serve()
 	}
 	if err != nil {
-		return failed("%w", join(err, opened.Close(context.WithoutCancel(ctx))))
+		return failed("%w", join(err, opened.Close(context.Background())))
 	}
 	m.mu.Lock()
 	v.opened, v.failure = opened, nil
@@ -187,14 +197,26 @@ func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, any bool
 
 // again tries to serve a volume that could not be served.
 func (m *Manager) again(ctx context.Context, v *volume) error {
-	if v.opened != nil || v.record.State != store.StateReady {
+	if v.opened != nil {
 		return nil
 	}
-	if err := m.serve(ctx, v, v.record, store.StateReady); err != nil {
+	if err := m.tryAgain(ctx, v); err != nil {
 		m.fail(v, err)
 		return failed("the volume %q is there, and cannot be served: %w", v.name, err)
 	}
-	m.log.Info("serving a volume again", zap.String("volume", v.name))
+	m.log.Info("a volume is tried again", zap.String("volume", v.name))
+	return nil
+}
+
+func (m *Manager) tryAgain(ctx context.Context, v *volume) error {
+	switch {
+	case fetched(v.record):
+		return m.fetch(ctx, v)
+	case v.record.State == store.StateFilling:
+		return m.fillClaim(ctx, v)
+	case v.record.State == store.StateReady && v.record.Place.Kind != store.PlaceClaim:
+		return m.serve(ctx, v, v.record, store.StateReady)
+	}
 	return nil
 }
 

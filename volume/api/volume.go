@@ -48,7 +48,7 @@ type State string
 const (
 	StateReady    State = "ready"    // it can be used
 	StateAwaiting State = "awaiting" // it awaits its data
-	StateFilling  State = "filling"  // its claim is being filled, and cannot be used yet
+	StateFilling  State = "filling"  // its image is being fetched, or its claim filled: not to be used
 	StateFailed   State = "failed"   // it cannot be served; its data stays
 	StateDeleting State = "deleting" // it is being deleted
 )

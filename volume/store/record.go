@@ -22,7 +22,8 @@ const (
 	StateReady State = "ready"
 	// StateAwaiting: it awaits its data.
 	StateAwaiting State = "awaiting"
-	// StateFilling: its disk is being copied, and is not to be used before that ends.
+	// StateFilling: its image is being fetched, or its disk on a claim is being copied. It is not to
+	// be used before that ends.
 	StateFilling State = "filling"
 	// StateDeleting: it is being deleted. After a restart the rest of it is removed.
 	StateDeleting State = "deleting"

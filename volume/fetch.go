@@ -1,0 +1,149 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// fetchPatience is how long a request waits for an image in a registry. With a table of contents it
+// can be used at once, and the request is answered with the volume. Otherwise it is fetched first,
+// and the request is answered before that.
+const fetchPatience = time.Second
+
+// fetching is the disk of a volume being opened beside requests, because its image may have to be
+// fetched first.
+type fetching struct {
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the disk is open, or cannot be opened
+
+	// set before done is closed
+	opened Opened
+	err    error
+}
+
+// fetched reports whether the image of a volume is in a registry, and its disk is not complete.
+func fetched(r store.Record) bool {
+	return r.Spec.From != nil && r.Spec.From.Reference != "" && r.State == store.StateFilling
+}
+
+// fetch makes the disk of a volume of an image in a registry. If that takes long, it goes on beside
+// the request, and after a restart. The caller has the turn.
+func (m *Manager) fetch(ctx context.Context, v *volume) error {
+	f, err := m.beginFetch(v)
+	if err != nil {
+		return err
+	}
+	wait := time.NewTimer(m.patience)
+	defer wait.Stop()
+	select {
+	case <-f.done:
+		return m.endFetch(v, f)
+	case <-wait.C:
+	case <-ctx.Done():
+	}
+	m.work.Go(func() { m.awaitFetch(v, f) })
+	return nil
+}
+
+// fetchLater is fetch that waits for nothing.
+func (m *Manager) fetchLater(v *volume) error {
+	f, err := m.beginFetch(v)
+	if err == nil {
+		m.work.Go(func() { m.awaitFetch(v, f) })
+	}
+	return err
+}
+
+func (m *Manager) beginFetch(v *volume) (*fetching, error) {
+	dir, err := m.dir(v.record)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(m.ctx)
+	f := &fetching{cancel: cancel, done: make(chan struct{})}
+	m.mu.Lock()
+	v.fetching, v.failure = f, nil
+	m.mu.Unlock()
+	want := m.disk(v.record, dir)
+	m.work.Go(func() {
+		defer close(f.done)
+		f.opened, f.err = m.opt.Disks.Open(ctx, want)
+	})
+	return f, nil
+}
+
+// endFetch makes the volume one of the disk that was opened. The caller has the turn.
+func (m *Manager) endFetch(v *volume, f *fetching) error {
+	f.cancel()
+	m.mu.Lock()
+	v.fetching = nil
+	m.mu.Unlock()
+	err := f.err
+	switch {
+	case err != nil:
+	case v.record.Place.Kind == store.PlaceClaim:
+		err = m.placeOnClaim(v, f.opened)
+	default:
+		err = m.adopt(v, v.record, f.opened, store.StateReady)
+	}
+	if err == nil {
+		return nil
+	}
+	// Nobody has used the disk.
+	if dir, dirErr := m.dir(v.record); dirErr == nil {
+		if clearErr := clearDisk(dir); !errors.Is(clearErr, fs.ErrNotExist) {
+			err = join(err, clearErr)
+		}
+	}
+	return failed("%w", err)
+}
+
+// awaitFetch ends a fetch that no request waits for.
+func (m *Manager) awaitFetch(v *volume, f *fetching) {
+	<-f.done // which comes soon after Close, too
+	held, err := m.hold(m.ctx, v.name)
+	if err != nil {
+		return
+	}
+	defer m.release(held)
+	if held != v || v.fetching != f || m.ctx.Err() != nil {
+		return
+	}
+	if err := m.endFetch(v, f); err != nil {
+		m.fail(v, err)
+		m.log.Error("the image of a volume could not be fetched: PUT it again to try again, or "+
+			"delete it", zap.String("volume", v.name), zap.Error(err))
+		return
+	}
+	m.log.Info("the image of a volume is here, or comes as it is needed",
+		zap.String("volume", v.name), zap.Uint16("lun", v.record.LUN))
+}
+
+// abortFetch ends a fetch for somebody else. The caller has the turn, and closes v.opened.
+func (m *Manager) abortFetch(ctx context.Context, v *volume) error {
+	f := v.fetching
+	if f == nil {
+		return nil
+	}
+	f.cancel()
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		return api.Errorf(api.CodeUnavailable, "the image of the volume %q is being fetched, and "+
+			"that has not ended yet: try again", v.name)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v.fetching = nil
+	if f.err == nil {
+		v.opened = f.opened
+	}
+	return nil
+}

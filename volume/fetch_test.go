@@ -1,0 +1,86 @@
+package volume
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// TestFetch: a request does not wait for an image that takes long to fetch. What was begun goes on
+// after a restart, and can be asked for, be deleted, and be tried again.
+func TestFetch(t *testing.T) {
+	dir, f := t.TempDir(), newFake()
+	f.claims = map[string]string{"c": t.TempDir()}
+	open := func() *Manager {
+		m := start(t, dir, f)
+		m.patience = time.Millisecond
+		return m
+	}
+	m := open()
+	one := api.Spec{Size: 512, From: &api.Source{Reference: "registry/vm/one"}}
+	claimed := one
+	claimed.PVC = &api.Claim{Name: "c"}
+	put := func(name string, spec api.Spec, created bool, state api.State) {
+		t.Helper()
+		v, made, err := m.Put(t.Context(), name, spec)
+		require.NoError(t, err)
+		require.Equal(t, created, made)
+		require.Equal(t, state, v.State, v.Failure)
+	}
+	until := func(name string, state api.State) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			v, err := m.Get(name)
+			return err == nil && v.State == state
+		}, eventually, tick)
+	}
+	f.slow = make(chan struct{})
+	put("quick", api.Spec{Size: 512, From: &api.Source{Upload: true}}, true, api.StateAwaiting)
+	for name, spec := range map[string]api.Spec{"one": one, "claimed": claimed, "gone": one} {
+		put(name, spec, true, api.StateFilling)
+		put(name, spec, false, api.StateFilling)
+	}
+	larger := one
+	larger.Size = 1024
+	_, _, err := m.Put(t.Context(), "one", larger)
+	refused(t, api.CodeBusy, err)
+	require.NoError(t, m.Delete(t.Context(), "gone", false))
+	require.NoDirExists(t, m.store.Dir("gone"))
+
+	require.NoError(t, m.Close())
+	m = open()
+	put("one", one, false, api.StateFilling)
+	close(f.slow)
+	until("one", api.StateReady)
+	until("claimed", api.StateReady)
+	put("one", one, false, api.StateReady)
+	f.mu.Lock()
+	require.Len(t, f.served, 1)
+	f.mu.Unlock()
+
+	// What goes wrong beside the request is said later.
+	f.set(func() { f.slow, f.opening = make(chan struct{}), func() error { return errFake } })
+	put("bad", one, true, api.StateFilling)
+	f.set(func() { close(f.slow) })
+	until("bad", api.StateFailed)
+	require.Empty(t, filesIn(t, m, "bad"))
+	_, _, err = m.Put(t.Context(), "worse", one)
+	if err == nil { // it may take longer than the patience
+		until("worse", api.StateFailed)
+	}
+	f.set(func() { f.opening = nil })
+	_, _, err = m.Put(t.Context(), "bad", one)
+	require.NoError(t, err)
+	until("bad", api.StateReady)
+}
+
+// filesIn are the files of the disk of a volume that lies in its own directory.
+func filesIn(t *testing.T, m *Manager, name string) []string {
+	t.Helper()
+	paths, err := diskFiles(m.store.Dir(name))
+	require.NoError(t, err)
+	return paths
+}
