@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -44,15 +45,39 @@ func uploadsStatus(h *upload.Handler) (all []pages.UploadStatus) {
 	return all
 }
 
-// recoverUploads clears what uploads have left that an earlier run has not ended.
-func (d *Daemon) recoverUploads(ctx context.Context) {
-	var awaiting []string
-	for _, v := range d.volumes.manager.List() {
-		if v.State == api.StateAwaiting {
-			awaiting = append(awaiting, v.Record.Name)
+// expireEvery is how often interrupted uploads are looked at.
+const expireEvery = 10 * time.Minute
+
+// expireUploads gives up uploads that nobody goes on with, until the daemon stops.
+func (d *Daemon) expireUploads() {
+	tick := time.NewTicker(expireEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-d.stopping.Done():
+			return
+		case <-tick.C:
+		}
+		if err := d.volumes.uploads.Expire(d.stopping, d.awaiting()); err != nil {
+			d.log.Warn("what has come of an interrupted upload could not be removed",
+				zap.Error(err))
 		}
 	}
-	if err := d.volumes.uploads.Recover(ctx, awaiting); err != nil {
+}
+
+// awaiting are the volumes that await their data.
+func (d *Daemon) awaiting() (names []string) {
+	for _, v := range d.volumes.manager.List() {
+		if v.State == api.StateAwaiting {
+			names = append(names, v.Record.Name)
+		}
+	}
+	return names
+}
+
+// recoverUploads clears what uploads have left that an earlier run has not ended.
+func (d *Daemon) recoverUploads(ctx context.Context) {
+	if err := d.volumes.uploads.Recover(ctx, d.awaiting()); err != nil {
 		d.log.Warn("what was left of an upload could not be cleared: the next upload to its "+
 			"volume does that", zap.Error(err))
 	}

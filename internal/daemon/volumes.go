@@ -148,6 +148,7 @@ func (d *Daemon) answerVolumes() {
 	}
 	v.served = make(chan error, 1)
 	go func() { v.served <- v.server.Serve(v.listener) }()
+	go d.expireUploads()
 }
 
 // volumesGrace is how long a stop waits for requests for volumes. Sessions need the rest of the

@@ -79,9 +79,12 @@ func decodeRecord(text []byte) (record, error) {
 	return r, nil
 }
 
+// old reports whether nobody has gone on with the upload for too long.
+func (r *record) old() bool { return time.Since(r.Touched) >= maxAge }
+
 // goesOn reports whether the upload of the record can be resumed in another process.
 func (r *record) goesOn() bool {
-	return r.Resumable && !r.Packed && time.Since(r.Touched) < maxAge
+	return r.Resumable && !r.Packed && !r.old()
 }
 
 // save replaces the record in one step. It has reached storage then.

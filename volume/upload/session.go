@@ -332,6 +332,7 @@ func (s *session) pause() error {
 	if s.out != nil {
 		err := s.out.settle()
 		s.durable.Store(s.offset)
+		s.base.Touched = time.Now()
 		return err
 	}
 	next, err := s.snapshot()

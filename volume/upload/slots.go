@@ -37,6 +37,7 @@ type transfer struct {
 	name  string
 	id    string // "": of an upload that cannot be resumed, or that is not known yet
 	began time.Time
+	brief bool // it is no request, and ends at once
 
 	from, received, total atomic.Int64
 	ended                 chan struct{}
@@ -45,6 +46,10 @@ type transfer struct {
 	cut     bool                     // guarded by mu; no more is to be received
 	over    bool                     // guarded by mu; the connection is another request's by now
 	control *http.ResponseController // nil: nothing is received
+}
+
+func newTransfer(name string) *transfer {
+	return &transfer{name: name, began: time.Now(), ended: make(chan struct{})}
 }
 
 // take gives the slot of a volume to a request. An earlier request of the same upload is ended: its
@@ -71,10 +76,12 @@ func (s *slots) take(ctx context.Context, t *transfer, id string) (other *transf
 		}
 		mine := id != "" && other.id == id
 		s.mu.Unlock()
-		if !mine {
+		switch {
+		case mine:
+			other.interrupt()
+		case !other.brief:
 			return other, false
 		}
-		other.interrupt()
 		select {
 		case <-other.ended:
 		case <-ctx.Done():
@@ -199,7 +206,7 @@ func (s *slots) running() []*transfer {
 	defer s.mu.Unlock()
 	var all []*transfer
 	for _, one := range s.all {
-		if one.running != nil {
+		if one.running != nil && !one.running.brief {
 			all = append(all, one.running)
 		}
 	}

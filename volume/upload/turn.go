@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
 	"go.uber.org/zap"
 )
@@ -25,7 +24,8 @@ type turn struct {
 // begin gets the slot of a volume and claims the volume. end must follow. id is that of the upload;
 // "" for a new one.
 func (h *Handler) begin(w http.ResponseWriter, r *http.Request, name, id string) (*turn, error) {
-	t := &transfer{name: name, id: id, began: time.Now(), ended: make(chan struct{})}
+	t := newTransfer(name)
+	t.id = id
 	if r.Method == http.MethodPut || r.Method == http.MethodPatch {
 		t.control = http.NewResponseController(w)
 	}
@@ -39,8 +39,13 @@ func (h *Handler) begin(w http.ResponseWriter, r *http.Request, name, id string)
 		return nil, refusal(http.StatusServiceUnavailable,
 			"the server is stopping: try again later")
 	}
+	return h.claim(r.Context(), t, id == "")
+}
+
+// claim claims the volume for whoever has its slot, and makes the volume if it may.
+func (h *Handler) claim(ctx context.Context, t *transfer, make bool) (*turn, error) {
 	paused := h.slots.pausedOf(t)
-	v, made, err := h.opt.Volumes.Fill(r.Context(), name, id == "")
+	v, made, err := h.opt.Volumes.Fill(ctx, t.name, make)
 	if err != nil {
 		h.slots.release(t, paused)
 		return nil, err
@@ -65,7 +70,8 @@ func (h *Handler) thin() {
 		if !ok {
 			return
 		}
-		t := &transfer{name: name, ended: make(chan struct{})}
+		t := newTransfer(name)
+		t.brief = true
 		if _, ok := h.slots.take(context.Background(), t, ""); !ok {
 			return
 		}
@@ -166,6 +172,47 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 		s = &session{name: t.name, dir: t.volume.Dir(), base: rec, placed: rec.Placed}
 	}
 	return nil, h.give(ctx, t, s, gone)
+}
+
+// Expire gives up the uploads that nobody has gone on with for too long, so that what has come of
+// them does not take space for ever. names are the volumes that await content.
+func (h *Handler) Expire(ctx context.Context, names []string) error {
+	var all []error
+	for _, name := range names {
+		if err := h.expire(ctx, name); err != nil {
+			all = append(all, err)
+		}
+	}
+	return errors.Join(all...)
+}
+
+func (h *Handler) expire(ctx context.Context, name string) error {
+	slot := newTransfer(name)
+	slot.brief = true
+	if _, ok := h.slots.take(ctx, slot, ""); !ok {
+		return nil // there is a request, or the server stops
+	}
+	t, err := h.claim(ctx, slot, false)
+	if err != nil {
+		return nil // it does not await content any more
+	}
+	defer h.end(t)
+	rec, err := h.waiting(t)
+	if err != nil {
+		return nil // there is no upload
+	}
+	s := &session{name: name, dir: t.volume.Dir(), base: rec, offset: rec.Offset,
+		placed: rec.Placed}
+	if t.paused != nil {
+		s = t.paused
+	}
+	if !s.base.old() {
+		return nil
+	}
+	t.paused = nil
+	h.log.Info("an interrupted upload is given up: nobody went on with it",
+		zap.String("volume", name), zap.Int64("bytes", s.offset), zap.Duration("after", maxAge))
+	return h.give(ctx, t, s, nil)
 }
 
 // Recover clears what uploads have left that the end of an earlier process cut off, and that cannot

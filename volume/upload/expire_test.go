@@ -1,0 +1,64 @@
+package upload
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestExpire: an upload that nobody goes on with is given up, and others are not, whether they wait
+// in files or in memory.
+func TestExpire(t *testing.T) {
+	s := newServer(t)
+	s.volumes.add(t, "vm", 0)
+	plain, packed := rawDisk(1<<20), xzOf(rawDisk(1<<20))
+	var names []string
+	at := map[string]string{}
+	for name, data := range map[string][]byte{"vm": plain, "plain": plain, "packed": packed} {
+		for _, age := range []string{"", "-old"} {
+			if name == "vm" && age == "" {
+				continue
+			}
+			full := name + age
+			if name == "vm" {
+				full = name
+			}
+			at[full] = s.create(t, full, int64(len(data)))
+			requireSays(t, s.append(t, at[full], 0, data[:5000], false), http.StatusNoContent)
+			names = append(names, full)
+		}
+	}
+	names = append(names, "none")
+	require.NoError(t, s.handler.Expire(t.Context(), names))
+	require.Len(t, s.volumes.all, 5)
+	for _, name := range []string{"vm", "plain-old", "packed-old"} {
+		s.age(t, name)
+	}
+	require.NoError(t, s.handler.Expire(t.Context(), names))
+	s.requireEmpty(t, "vm")
+	s.requireNone(t, "plain-old")
+	s.requireNone(t, "packed-old")
+	for name, data := range map[string][]byte{"plain": plain, "packed": packed} {
+		requireSays(t, s.append(t, at[name], 5000, data[5000:], true), http.StatusCreated)
+		requireSays(t, s.append(t, at[name+"-old"], 5000, data[5000:], true),
+			http.StatusNotFound)
+	}
+}
+
+// age makes an upload one that was touched last when it began to be too old.
+func (s *server) age(t *testing.T, name string) {
+	t.Helper()
+	dir := filepath.Join(s.volumes.dir, name)
+	rec, err := loadRecord(dir)
+	require.NoError(t, err, fmt.Sprint(s.files(t, name)))
+	rec.Touched = rec.Touched.Add(-maxAge)
+	require.NoError(t, rec.save(dir))
+	s.handler.slots.mu.Lock()
+	defer s.handler.slots.mu.Unlock()
+	if one := s.handler.slots.all[name]; one != nil && one.paused != nil {
+		one.paused.base.Touched = one.paused.base.Touched.Add(-maxAge)
+	}
+}
