@@ -48,7 +48,7 @@ type State string
 const (
 	StateReady    State = "ready"    // it can be used
 	StateAwaiting State = "awaiting" // it awaits its data
-	StateFilling  State = "filling"  // its image is being fetched, or its claim filled: not to be used
+	StateFilling  State = "filling"  // it gets its image, and cannot be used yet
 	StateFailed   State = "failed"   // it cannot be served; its data stays
 	StateDeleting State = "deleting" // it is being deleted
 )

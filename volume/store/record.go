@@ -22,7 +22,7 @@ const (
 	StateReady State = "ready"
 	// StateAwaiting: it awaits its data.
 	StateAwaiting State = "awaiting"
-	// StateFilling: its image is being fetched, or its disk on a claim is being copied. It is not to
+	// StateFilling: its image is being fetched, or its disk on a claim copied. It is not to
 	// be used before that ends.
 	StateFilling State = "filling"
 	// StateDeleting: it is being deleted. After a restart the rest of it is removed.
