@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -280,7 +281,22 @@ func TestStreamWrongBytes(t *testing.T) {
 	require.Regexp(t, `(?m)^kubevirt_disk_registry_fetched_bytes_total [1-9]`, page)
 }
 
-// TestStreamWithoutIndex serves what buildah has built, which is verified first.
+// bytes is how much was asked for, by its ranges.
+func (w *watchedRegistry) bytes() (n int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for what, times := range w.said {
+		var first, last int64
+		if _, r, _ := strings.Cut(what, " bytes="); r != "" {
+			_, _ = fmt.Sscanf(r, "%d-%d", &first, &last)
+			n += int64(times) * (last - first + 1)
+		}
+	}
+	return n
+}
+
+// TestStreamWithoutIndex serves what buildah has built, which is verified first. When that was
+// removed from the cache, another daemon serves it by ranges, as its layer is compressed by gzip.
 func TestStreamWithoutIndex(t *testing.T) {
 	requireTools(t, "docker-registry", "qemu-img", "buildah")
 	requireRoot(t)
@@ -298,14 +314,35 @@ func TestStreamWithoutIndex(t *testing.T) {
 	name := w.address + "/vm/fedora:42"
 	e.ok(t, "buildah", "build", "--quiet", "--file", file, "--tag", name, work)
 	e.ok(t, "buildah", "push", "--tls-verify=false", name)
-	c := streaming(t.TempDir(), w.proxy, "copy-on-write")
+	cacheDir := t.TempDir()
+	c := streaming(t.TempDir(), w.proxy, "copy-on-write", "--cache-dir="+cacheDir)
 	c.stateDir = t.TempDir()
 	d := start(t, c)
+	sameDisk(t, d, 1, raw)
+	require.Greater(t, w.bytes(), int64(len(content))*9/10)
+	d.kill()
+	fetched, err := filepath.Glob(filepath.Join(cacheDir, "pulled", "sha256-*[0-9a-f]"))
+	require.NoError(t, err)
+	fetched = slices.DeleteFunc(fetched, func(dir string) bool { return filepath.Ext(dir) != "" })
+	require.Len(t, fetched, 1)
+	require.NoError(t, os.RemoveAll(fetched[0]))
+
+	w.forget()
+	other := c
+	other.stateDir = t.TempDir()
+	d = start(t, other)
+	s := loginTo(t, d, "iqn.2026-01.test:other")
+	_, err = s.ClearAttention(1)
+	require.NoError(t, err)
+	require.True(t, do(t, s, readBlock(1, 9<<20/512)).Good())
+	logout(t, s)
+	require.Less(t, w.bytes(), int64(len(content))/2)
 	sameDisk(t, d, 1, raw)
 	d.kill()
 	w.kill()
 	d = start(t, c)
 	sameDisk(t, d, 1, raw)
+	require.NoDirExists(t, fetched[0])
 }
 
 // TestStreamRefuses: what cannot be served is said at the start.

@@ -170,7 +170,7 @@ func (p *puller) reopen(ctx context.Context, i int) (*layerReader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openLayer(ctx, b, p.opt.Progress)
+	return openLayer(ctx, b, p.opt.Progress, nil)
 }
 
 // read goes through a layer once more.

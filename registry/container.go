@@ -94,7 +94,7 @@ func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadC
 	if err != nil {
 		return nil, err
 	}
-	in, err := openLayer(ctx, b, p)
+	in, err := openLayer(ctx, b, p, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -211,7 +211,9 @@ func (f *farFile) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || off >= f.Size() {
 		return disk.Extent{}, fmt.Errorf("an extent at %d of %d bytes", off, f.Size())
 	}
-	if p, ok := f.blob.(*packed); ok {
+	if p, ok := f.blob.(interface {
+		hole(off int64) (length int64, hole bool)
+	}); ok {
 		n, hole := p.hole(off)
 		return disk.Extent{Length: min(length, n), Data: !hole}, nil
 	}

@@ -11,8 +11,9 @@ import (
 	"path"
 	"strings"
 
-	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"kubevirt.io/disk/internal/inflate"
 )
 
 const (
@@ -32,8 +33,9 @@ type layerReader struct {
 	close func()
 }
 
-// openLayer begins a layer: its first bytes say how it is compressed, as media types lie.
-func openLayer(ctx context.Context, b *blob, p *Progress) (*layerReader, error) {
+// openLayer begins a layer: its first bytes say how it is compressed, as media types lie. Of one
+// that is compressed by gzip, notes are made to read it by ranges later, unless rec is nil.
+func openLayer(ctx context.Context, b *blob, p *Progress, rec *recorder) (*layerReader, error) {
 	if b.desc.Size == 0 {
 		return nil, errors.New("it is empty")
 	}
@@ -47,11 +49,11 @@ func openLayer(ctx context.Context, b *blob, p *Progress) (*layerReader, error) 
 	}
 	switch compression(head) {
 	case "gzip":
-		z, err := gzip.NewReader(in)
-		if err != nil {
-			return nil, errors.Join(err, raw.Close())
-		}
+		z := inflate.NewGzip(in)
 		r.Reader = marking{z}
+		if rec != nil {
+			r.Reader = rec.follow(z)
+		}
 	case "zstd":
 		z, err := zstd.NewReader(
 			in,

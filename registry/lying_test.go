@@ -26,6 +26,7 @@ type lying struct {
 	auth   []string       // what the storage was shown of credentials; guarded by mu
 	tokens map[string]int // how often each is good; guarded by mu
 	issued int
+	sent   int64 // bytes of blobs; guarded by mu
 
 	noRanges  bool // sends everything, always
 	token     bool // wants a token, each of which is good for a few requests
@@ -156,7 +157,19 @@ func (l *lying) send(w http.ResponseWriter, r *http.Request, content []byte) {
 	w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, last, len(content)))
 	w.Header().Set("Content-Length", strconv.Itoa(last-first+1))
 	w.WriteHeader(http.StatusPartialContent)
-	_, _ = w.Write(content[first : last+1])
+	n, _ := w.Write(content[first : last+1])
+	l.mu.Lock()
+	l.sent += int64(n)
+	l.mu.Unlock()
+}
+
+// sentSince tells how many bytes of blobs were sent since it was asked last.
+func (l *lying) sentSince() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.sent
+	l.sent = 0
+	return n
 }
 
 func rangeOf(r *http.Request, size int) (first, last int, ok bool) {

@@ -211,7 +211,7 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*contents, e
 		}
 		return l, nil
 	}
-	in, err := openLayer(ctx, memoryBlob(desc, content), new(Progress))
+	in, err := openLayer(ctx, memoryBlob(desc, content), new(Progress), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -84,6 +84,7 @@ type puller struct {
 	shadow *shadow
 	files  []*file
 	names  map[string]bool // in a directory: files that have been begun
+	seek   *seekMaker      // nil: nobody reads the disks by ranges later
 }
 
 func newPuller(r *resolved, dest string, opt PullOptions) *puller {
@@ -289,13 +290,16 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	if strings.HasPrefix(string(desc.MediaType), mediaDisk) {
 		return p.artifact(ctx, i, b)
 	}
-	in, err := openLayer(ctx, b, p.opt.Progress)
+	rec := p.seek.layer(desc)
+	defer rec.close()
+	in, err := openLayer(ctx, b, p.opt.Progress, rec)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
 	here := make(map[string]*file)
 	list, err := readTar(in, p.dir, func(e *entry, content io.Reader) error {
+		p.seek.file(rec, e)
 		if !under(p.dir, e.name) || !p.shadow.shows(e.name) {
 			return nil
 		}
@@ -320,6 +324,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		}
 		return err
 	}
+	p.seek.layerDone(rec, desc, list, p.shadow)
 	return p.shadow.add(list)
 }
 
@@ -472,7 +477,7 @@ const wholeLayer = -1
 func (p *puller) artifact(ctx context.Context, i int, b *blob) error {
 	f := &file{name: artifactName(b.desc, p.dir), layer: i, ordinal: wholeLayer, size: -1}
 	p.files = append(p.files, f)
-	in, err := openLayer(ctx, b, p.opt.Progress)
+	in, err := openLayer(ctx, b, p.opt.Progress, nil)
 	if err != nil {
 		return err
 	}

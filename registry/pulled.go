@@ -2,8 +2,6 @@ package registry
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,6 +20,7 @@ import (
 // pulledDir is the directory in that of the cache for the disks of images without an index:
 //
 //	pulled/sha256-DIGEST/NAME   a disk as a raw file, of the image with that manifest
+//	pulled/sha256-DIGEST.seek/  what it takes to read it by ranges when it was removed: seekMaker
 //	pulled/sha256-DIGEST.lock   locked by whoever fetches or removes it (alone), or serves it
 //	                            (shared)
 //
@@ -33,6 +32,7 @@ type pulledDisk struct {
 	dir   string
 	lock  *os.File
 	names []string
+	seek  *seekDisks // nil: the raw files are there
 }
 
 // lockPoll is how often it is looked whether another process has fetched the image.
@@ -47,6 +47,17 @@ func (s *Stream) pull(ctx context.Context, why string) (*pulledDisk, error) {
 			return d, err
 		}
 	}
+}
+
+// fetchedBefore tells whether somebody has fetched the image, so that it need not be looked into.
+func (s *Stream) fetchedBefore() bool {
+	dir := filepath.Join(s.opt.CacheDir, pulledDir, keptName(s.image.digest))
+	for _, there := range []string{dir, dir + seekSuffix} {
+		if _, err := os.Stat(there); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // errGone is an image that was removed before it could be locked.
@@ -73,6 +84,12 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 			if d.there() {
 				break
 			}
+			if d.seek, err = s.seekLocked(ctx, d.dir+seekSuffix); err != nil {
+				return nil, err
+			}
+			if d.seek != nil {
+				break
+			}
 			if err := s.pullInto(ctx, d.dir, why); err != nil {
 				return nil, err
 			}
@@ -90,6 +107,11 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 	if err := unix.Flock(int(d.lock.Fd()), unix.LOCK_SH); err != nil {
 		return nil, &os.PathError{Op: "flock", Path: d.lock.Name(), Err: err}
 	}
+	if d.seek != nil {
+		d.names = d.seek.names()
+		d.touch()
+		return d, nil
+	}
 	entries, err := os.ReadDir(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errGone
@@ -101,8 +123,10 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 
 // touch notes that it is used. Where that is not possible, it is removed earlier than it need be.
 func (d *pulledDisk) touch() {
-	now := time.Now()
-	_ = os.Chtimes(d.dir, now, now)
+	for _, dir := range []string{d.dir, d.dir + seekSuffix} { // what is removed first comes first
+		now := time.Now()
+		_ = os.Chtimes(dir, now, now)
+	}
 }
 
 // Others are the images that were fetched as a whole into the directory of a cache, for
@@ -116,9 +140,15 @@ func Others(cacheDir string) func() ([]cache.Other, error) {
 		}
 		for _, e := range entries {
 			if name, ok := strings.CutSuffix(e.Name(), ".lock"); ok && err == nil {
-				var o cache.Other
-				if o, err = otherOf(filepath.Join(base, name)); o.Bytes > 0 {
-					all = append(all, o)
+				dir := filepath.Join(base, name)
+				for _, what := range [][]string{{dir, dir + partialSuffix},
+					{dir + seekSuffix, dir + seekSuffix + partialSuffix}} {
+					var o cache.Other
+					var otherErr error
+					if o, otherErr = otherOf(dir, what); o.Bytes > 0 {
+						all = append(all, o)
+					}
+					err = errors.Join(err, otherErr)
 				}
 			}
 		}
@@ -126,10 +156,10 @@ func Others(cacheDir string) func() ([]cache.Other, error) {
 	}
 }
 
-// otherOf is a fetched image, with what is left of fetching it.
-func otherOf(dir string) (cache.Other, error) {
-	o := cache.Other{Name: dir, Remove: func() error { return removePulled(dir) }}
-	for _, path := range []string{dir, dir + ".partial"} {
+// otherOf is what is there of a fetched image, with what is left of fetching it.
+func otherOf(dir string, what []string) (cache.Other, error) {
+	o := cache.Other{Name: what[0], Remove: func() error { return removePulled(dir, what) }}
+	for _, path := range what {
 		err := filepath.WalkDir(path, func(_ string, d fs.DirEntry, err error) error {
 			if err != nil {
 				return err
@@ -153,8 +183,8 @@ func otherOf(dir string) (cache.Other, error) {
 	return o, nil
 }
 
-// removePulled removes a fetched image that nobody fetches or serves.
-func removePulled(dir string) error {
+// removePulled removes what is there of a fetched image that nobody fetches or serves.
+func removePulled(dir string, what []string) error {
 	lock, err := os.OpenFile(dir+".lock", os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -167,8 +197,14 @@ func removePulled(dir string) error {
 	if err != nil {
 		return &os.PathError{Op: "flock", Path: lock.Name(), Err: err}
 	}
-	return errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+".partial"))
+	for _, path := range what {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	return err
 }
+
+// partialSuffix ends the name of what is being made.
+const partialSuffix = ".partial"
 
 func (d *pulledDisk) there() bool {
 	_, err := os.Stat(d.dir)
@@ -179,7 +215,7 @@ func (d *pulledDisk) there() bool {
 func (s *Stream) pullInto(ctx context.Context, dir, why string) error {
 	s.client.opt.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
 		"index of its disks: %s", s.ref, why))
-	partial := dir + ".partial"
+	partial := dir + partialSuffix
 	if err := os.RemoveAll(partial); err != nil {
 		return err
 	}
@@ -189,16 +225,24 @@ func (s *Stream) pullInto(ctx context.Context, dir, why string) error {
 	img := *s.image
 	img.source = having{img.source, s.small}
 	p := newPuller(&img, partial, PullOptions{})
+	seek := dir + seekSuffix
+	p.seek = newSeekMaker(seek + partialSuffix)
 	err := p.prepare()
+	var done []Pulled
 	if err == nil {
-		_, err = p.run(ctx)
+		done, err = p.run(ctx)
 	}
 	if err == nil {
 		err = syncTree(partial)
 	}
+	if err == nil && p.seek != nil && p.seek.done(done, p.files) == nil {
+		_ = os.RemoveAll(seek) // without it, the image is fetched again when it was removed
+		_ = os.Rename(seek+partialSuffix, seek)
+	}
 	if err == nil {
 		err = os.Rename(partial, dir)
 	}
+	_ = os.RemoveAll(seek + partialSuffix)
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(partial))
 	}
@@ -232,19 +276,32 @@ func namesOf(entries []fs.DirEntry) (names []string) {
 
 // open opens a disk. Its identity is the manifest's, which has vouched for it.
 func (d *pulledDisk) open(_ context.Context, name string) (image.Source, error) {
+	if d.seek != nil {
+		if disk := d.seek.disks[name]; disk != nil {
+			return disk, nil
+		}
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
 	f, err := os.Open(filepath.Join(d.dir, name))
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256([]byte("kubevirt-disk raw\n" + filepath.Base(d.dir) + "\n" + name))
-	src, err := image.NewFileSource(f, "sha256:"+hex.EncodeToString(sum[:]))
+	src, err := image.NewFileSource(f, rawDigest(filepath.Base(d.dir), name))
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return src, nil
 }
 
-func (d *pulledDisk) close() error {
+// rawDigest names a raw file that was made of an image.
+func rawDigest(manifest, name string) string {
+	return digestOf([]byte("kubevirt-disk raw\n" + keptName(manifest) + "\n" + name))
+}
+
+func (d *pulledDisk) close() (err error) {
 	d.touch()
-	return d.lock.Close()
+	if d.seek != nil {
+		err = d.seek.close()
+	}
+	return errors.Join(err, d.lock.Close())
 }

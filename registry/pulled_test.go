@@ -27,10 +27,14 @@ func TestPulledCounts(t *testing.T) {
 	require.NoError(t, err)
 	all, err := others()
 	require.NoError(t, err)
-	require.Len(t, all, 1)
+	require.Len(t, all, 2)
 	require.InDelta(t, 2.25*(1<<20), all[0].Bytes, 1<<20, "a quarter of it is holes")
-	require.False(t, all[0].Used.IsZero())
-	require.ErrorIs(t, all[0].Remove(), cache.ErrInUse)
+	require.Less(t, all[1].Bytes, all[0].Bytes/8, all[1].Name)
+	require.True(t, all[1].Used.After(all[0].Used), "what is smaller is kept longer")
+	for _, o := range all {
+		require.False(t, o.Used.IsZero())
+		require.ErrorIs(t, o.Remove(), cache.ErrInUse)
+	}
 
 	// What is left of a process that was killed while it fetched counts, too.
 	killed := filepath.Join(s.opt.CacheDir, pulledDir, "sha256-00")
@@ -39,7 +43,7 @@ func TestPulledCounts(t *testing.T) {
 	require.NoError(t, os.WriteFile(killed+".lock", nil, 0o600))
 	all, err = others()
 	require.NoError(t, err)
-	require.Len(t, all, 2)
+	require.Len(t, all, 3)
 
 	require.NoError(t, st.Close())
 	for _, o := range all {

@@ -315,7 +315,7 @@ func readTarOf(ctx context.Context, r *resolved, i int) (*layerList, error) {
 	if err != nil {
 		return nil, err
 	}
-	in, err := openLayer(ctx, b, new(Progress))
+	in, err := openLayer(ctx, b, new(Progress), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -143,7 +143,8 @@ func (s *Stream) findWithoutIndexLocked(ctx context.Context) (err error) {
 	s.small = make(map[string][]byte)
 	defer func() { s.small = nil }()
 	why := "what was fetched of it is not there any more"
-	if !s.record.Pulled {
+	fetched := s.record.Pulled || (len(s.record.Disks) == 0 || s.anew) && s.fetchedBefore()
+	if !fetched {
 		s.parts, err = s.findParts(ctx)
 		var no *unsuited
 		if !errors.As(err, &no) {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"kubevirt.io/disk/disk/qcow2/internal/inflate"
+	"kubevirt.io/disk/internal/inflate"
 )
 
 // maxZstdWindow is the largest window that a zstd frame may ask for: four of the largest clusters.

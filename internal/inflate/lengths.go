@@ -61,9 +61,15 @@ func (d *Decoder) readTables(src []byte) error {
 			i++
 		}
 	}
+	d.litlen, d.dist = litlen, dist
+	return d.buildTables()
+}
+
+// buildTables makes the tables of the code lengths that are known.
+func (d *Decoder) buildTables() error {
 	d.tables = &d.own
-	if !d.build(d.own.litlen[:], litLenBits, all[:litlen], litLenEntries[:]) ||
-		!d.build(d.own.dist[:], distBits, all[litlen:], distEntries[:]) {
+	if !d.build(d.own.litlen[:], litLenBits, d.lengths[:d.litlen], litLenEntries[:]) ||
+		!d.build(d.own.dist[:], distBits, d.lengths[d.litlen:d.litlen+d.dist], distEntries[:]) {
 		return ErrTree
 	}
 	return nil

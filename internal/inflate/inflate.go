@@ -1,9 +1,14 @@
-// Package inflate decodes raw deflate data (RFC 1951) in one call. The caller has the whole input
-// and output in memory, as for a compressed cluster of a disk image. So there is no window to keep
-// and no state between calls. This is more than twice as fast as a streaming decoder.
+// Package inflate decodes raw deflate data (RFC 1951).
 //
-// It accepts and refuses exactly what compress/flate does, byte for byte. A fuzz test compares the
-// two.
+// A Decoder does so in one call. The caller has the whole input and output in memory, as for a
+// compressed cluster of a disk image. So there is no window to keep and no state between calls.
+// This is more than twice as fast as a streaming decoder.
+//
+// A Gzip reads gzip members (RFC 1952) as they come. It makes checkpoints on the way, from which
+// another one goes on later: so a long stream can be read from the middle.
+//
+// Both accept and refuse exactly what the standard library does, byte for byte. Fuzz tests compare
+// them.
 package inflate
 
 import (
@@ -36,6 +41,8 @@ type Decoder struct {
 
 	tables  *tables // of the block: own, or those of fixed codes
 	own     tables
+	litlen  int // how many of lengths are of literals and lengths; those of distances follow
+	dist    int
 	codes   [1 << codeBits]uint32 // of the code lengths' code
 	lengths [maxLitLen + maxDist]uint8
 	sorted  [numLitLen]uint16

@@ -1,0 +1,195 @@
+package inflate
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+)
+
+// The faults of a gzip file beside those of its deflate data.
+var (
+	ErrGzipHeader = errors.New("what should be a gzip header is none")
+	ErrGzipSum    = errors.New("the check sum of the gzip data is wrong")
+)
+
+// Gzip reads gzip members, one after the other, as one stream. One goroutine at a time may use it.
+type Gzip struct {
+	s       stream
+	from    int // in s.dst: output that was not returned yet
+	err     error
+	between bool // a header comes next
+	members int
+
+	sum  uint32 // of the member so far
+	size uint32 // bytes of the member so far
+	// partial says that the beginning of the member was not seen, and its sum is not known.
+	partial bool
+
+	every, next int64 // of Mark; bytes of output
+	mark        func(Checkpoint) error
+}
+
+// NewGzip reads members from their beginning. It reads ahead of what it needs.
+func NewGzip(src io.Reader) *Gzip {
+	g := &Gzip{between: true}
+	g.s.init(src)
+	return g
+}
+
+// Mark has f called with a checkpoint as soon as every so many bytes of output were decoded: at
+// each multiple of that, or at most maxOver bytes behind it. every is at least 1 KiB. What f
+// returns ends the stream. It is called before the first Read.
+func (g *Gzip) Mark(every int64, f func(Checkpoint) error) {
+	g.every, g.next, g.mark = every, every, f
+}
+
+func (g *Gzip) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for g.from == g.s.out {
+		if g.err != nil {
+			return 0, g.err
+		}
+		g.err = g.more()
+	}
+	n := copy(p, g.s.dst[g.from:g.s.out])
+	g.from += n
+	return n, nil
+}
+
+// more decodes more. All that was decoded before has been returned.
+func (g *Gzip) more() error {
+	s := &g.s
+	if g.between {
+		if err := g.header(); err != nil {
+			return err
+		}
+	}
+	if s.out >= Window+streamOut {
+		s.slide()
+	}
+	g.from = s.out
+	stop := Window + streamOut
+	if g.mark != nil {
+		stop = int(min(int64(stop), g.next-s.start))
+	}
+	err := s.advance(stop)
+	part := s.dst[g.from:s.out]
+	g.sum = crc32.Update(g.sum, crc32.IEEETable, part)
+	g.size += uint32(len(part))
+	if err == nil && g.mark != nil && s.start+int64(s.out) >= g.next {
+		g.next += g.every
+		err = g.mark(g.checkpoint())
+	}
+	if err == nil && s.mode == atEnd {
+		err = g.trailer()
+	}
+	return err
+}
+
+// The parts of a header that may be there (RFC 1952, section 2.3.1).
+const (
+	flagSum     = 1 << 1
+	flagExtra   = 1 << 2
+	flagName    = 1 << 3
+	flagComment = 1 << 4
+)
+
+// header reads what stands before a member. io.EOF: there is no further one.
+func (g *Gzip) header() error {
+	s := &g.s
+	if len(s.in) == s.pos {
+		if err := s.fill(1); err != nil {
+			return err
+		}
+		if len(s.in) == 0 && g.members > 0 {
+			return io.EOF
+		}
+	}
+	p, err := g.take(10)
+	if err != nil {
+		return err
+	}
+	if p[0] != 0x1f || p[1] != 0x8b || p[2] != 8 {
+		return ErrGzipHeader
+	}
+	flags := p[3]
+	sum := crc32.ChecksumIEEE(p)
+	// skip reads n bytes that are of no interest.
+	skip := func(n int) error {
+		for err = nil; n > 0 && err == nil; {
+			if p, err = g.take(min(n, headerIn)); err == nil {
+				sum = crc32.Update(sum, crc32.IEEETable, p)
+				n -= len(p)
+			}
+		}
+		return err
+	}
+	if flags&flagExtra != 0 {
+		if err := skip(2); err != nil {
+			return err
+		}
+		if err := skip(int(binary.LittleEndian.Uint16(p))); err != nil {
+			return err
+		}
+	}
+	for _, flag := range []byte{flagName, flagComment} {
+		for more, n := flags&flag != 0, 0; more; n++ {
+			if err := skip(1); err != nil {
+				return err
+			}
+			if more = p[0] != 0; more && n == maxHeaderText {
+				return ErrGzipHeader
+			}
+		}
+	}
+	if flags&flagSum != 0 {
+		want := uint16(sum)
+		if p, err = g.take(2); err != nil {
+			return err
+		}
+		if binary.LittleEndian.Uint16(p) != want {
+			return ErrGzipHeader
+		}
+	}
+	s.restart()
+	g.members++
+	g.between, g.partial, g.sum, g.size = false, false, 0, 0
+	return nil
+}
+
+// maxHeaderText is how long the name and the comment of a member may be: as the standard library
+// has it. Bytes.
+const maxHeaderText = 511
+
+// trailer reads what stands behind a member.
+func (g *Gzip) trailer() error {
+	g.s.align()
+	p, err := g.take(8)
+	if err != nil {
+		return err
+	}
+	if !g.partial && (binary.LittleEndian.Uint32(p) != g.sum ||
+		binary.LittleEndian.Uint32(p[4:]) != g.size) {
+		return ErrGzipSum
+	}
+	g.between = true
+	return nil
+}
+
+// take returns the next n bytes of the input, at most headerIn. They are good until the next call.
+func (g *Gzip) take(n int) ([]byte, error) {
+	s := &g.s
+	if len(s.in)-s.pos < n {
+		if err := s.fill(n); err != nil {
+			return nil, err
+		}
+		if len(s.in) < n {
+			return nil, io.ErrUnexpectedEOF
+		}
+	}
+	s.pos += n
+	return s.in[s.pos-n : s.pos], nil
+}

@@ -1,0 +1,260 @@
+package inflate
+
+import (
+	"bytes"
+	"compress/flate"
+	"compress/gzip"
+	"encoding/binary"
+	"hash/crc32"
+	"io"
+	"math/rand/v2"
+	"testing"
+	"testing/iotest"
+
+	"github.com/stretchr/testify/require"
+)
+
+// member is content as a member of gzip. After each flush bytes it is flushed, as parallel
+// compressors do; 0: never.
+func member(t testing.TB, content []byte, level, flush int) []byte {
+	var b bytes.Buffer
+	z, err := gzip.NewWriterLevel(&b, level)
+	require.NoError(t, err)
+	z.Name, z.Comment, z.Extra = "a name", "a comment", []byte("extra")
+	for len(content) > 0 {
+		n := len(content)
+		if flush > 0 {
+			n = min(n, flush)
+		}
+		_, err = z.Write(content[:n])
+		require.NoError(t, err)
+		if content = content[n:]; flush > 0 {
+			require.NoError(t, z.Flush())
+		}
+	}
+	require.NoError(t, z.Close())
+	return b.Bytes()
+}
+
+// place is a checkpoint, and what it is for.
+type place struct {
+	Checkpoint
+	off int64
+}
+
+// marked reads a stream with checkpoints.
+func marked(src io.Reader, every int64) (content []byte, all []place, err error) {
+	g := NewGzip(src)
+	g.Mark(every, func(c Checkpoint) error {
+		all = append(all, place{c.Clone(), int64(len(all)+1) * every})
+		return nil
+	})
+	content, err = io.ReadAll(g)
+	return content, all, err
+}
+
+// resumes goes on at each checkpoint, with as much input as there is up to the next one, and holds
+// what comes against the content.
+func resumes(t testing.TB, src, content []byte, all []place, every int64) {
+	t.Helper()
+	require.Len(t, all, len(content)/int(every))
+	for i, c := range all {
+		require.LessOrEqual(t, len(c.State), MaxState)
+		end := int64(len(src))
+		if i+1 < len(all) {
+			end = (all[i+1].In + 7) / 8
+		}
+		g, err := ResumeGzip(bytes.NewReader(src[c.In/8:end]), c.Checkpoint, c.off)
+		require.NoError(t, err)
+		want := content[c.off:min(c.off+every, int64(len(content)))]
+		got := make([]byte, len(want))
+		_, err = io.ReadFull(g, got)
+		require.NoError(t, err, "checkpoint %d", i)
+		require.True(t, bytes.Equal(want, got), "checkpoint %d", i)
+	}
+}
+
+// TestGzip reads streams of every kind, and again from each checkpoint.
+func TestGzip(t *testing.T) {
+	const every = 64 << 10
+	random := make([]byte, 700_001)
+	r := rand.NewChaCha8([32]byte{1})
+	_, _ = r.Read(random)
+	mixed := append(append(text(600_000, 3), random...), make([]byte, 900_000)...)
+	for _, c := range []struct {
+		name    string
+		members [][]byte
+	}{
+		{"nothing", [][]byte{member(t, nil, 6, 0)}},
+		{"fixed codes", [][]byte{member(t, []byte("hello"), 6, 0)}},
+		{"level 1", [][]byte{member(t, mixed, 1, 0)}},
+		{"level 6", [][]byte{member(t, mixed, 6, 0)}},
+		{"level 9", [][]byte{member(t, mixed, 9, 0)}},
+		{"stored", [][]byte{member(t, mixed, 0, 0)}},
+		{"codes alone", [][]byte{member(t, mixed, -2, 0)}},
+		{"random", [][]byte{member(t, random, 6, 0)}},
+		{"zeros", [][]byte{member(t, make([]byte, 5<<20), 9, 0)}},
+		{"flushed", [][]byte{member(t, mixed, 6, 10_000)}},
+		{"flushed, stored", [][]byte{member(t, mixed, 0, 77)}},
+		{"members", [][]byte{member(t, mixed, 6, 0), member(t, nil, 1, 0),
+			member(t, mixed[:every*3], 1, 0), member(t, []byte("x"), 6, 0),
+			member(t, random, 6, 0)}},
+		{"many members", manyMembers(t, mixed, 4099)},
+		{"a member for each checkpoint", manyMembers(t, mixed, every)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			src := bytes.Join(c.members, nil)
+			z, err := gzip.NewReader(bytes.NewReader(src))
+			require.NoError(t, err)
+			want, err := io.ReadAll(z)
+			require.NoError(t, err)
+			for _, in := range []io.Reader{bytes.NewReader(src),
+				iotest.HalfReader(bytes.NewReader(src)),
+				iotest.DataErrReader(bytes.NewReader(src))} {
+				got, all, err := marked(in, every)
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(want, got))
+				resumes(t, src, want, all, every)
+			}
+		})
+	}
+}
+
+func manyMembers(t testing.TB, content []byte, size int) (all [][]byte) {
+	for len(content) > 0 {
+		n := min(len(content), size)
+		all = append(all, member(t, content[:n], 6, 0))
+		content = content[n:]
+	}
+	return all
+}
+
+// TestGzipGoesOn reads far behind a checkpoint: over blocks, and into members whose sums count
+// again.
+func TestGzipGoesOn(t *testing.T) {
+	const every = 64 << 10
+	content := text(1<<20, 4)
+	first, second := member(t, content[:600_000], 6, 0), member(t, content[600_000:], 6, 0)
+	src := append(first, second...)
+	_, all, err := marked(bytes.NewReader(src), every)
+	require.NoError(t, err)
+	c := all[2]
+	g, err := ResumeGzip(bytes.NewReader(src[c.In/8:]), c.Checkpoint, c.off)
+	require.NoError(t, err)
+	got, err := io.ReadAll(g)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content[c.off:], got))
+
+	src[len(src)-5] ^= 1 // of the second sum
+	g, err = ResumeGzip(bytes.NewReader(src[c.In/8:]), c.Checkpoint, c.off)
+	require.NoError(t, err)
+	_, err = io.ReadAll(g)
+	require.ErrorIs(t, err, ErrGzipSum)
+}
+
+// TestGzipWrong tells what is wrong.
+func TestGzipWrong(t *testing.T) {
+	good := member(t, text(5000, 5), 6, 0)
+	changed := func(at int, by byte) []byte {
+		p := bytes.Clone(good)
+		p[at] ^= by
+		return p
+	}
+	for _, c := range []struct {
+		name string
+		src  []byte
+		want error
+	}{
+		{"nothing", nil, io.ErrUnexpectedEOF},
+		{"a part of a header", good[:7], io.ErrUnexpectedEOF},
+		{"a part of a name", good[:20], io.ErrUnexpectedEOF},
+		{"a part of the data", good[:len(good)/2], io.ErrUnexpectedEOF},
+		{"a part of the sum", good[:len(good)-3], io.ErrUnexpectedEOF},
+		{"another method", changed(2, 1), ErrGzipHeader},
+		{"another sum", changed(len(good)-8, 1), ErrGzipSum},
+		{"another size", changed(len(good)-1, 1), ErrGzipSum},
+		{"something behind it", append(bytes.Clone(good), make([]byte, 12)...), ErrGzipHeader},
+		{"a little behind it", append(bytes.Clone(good), 0x1f), io.ErrUnexpectedEOF},
+		{"a name without an end", append([]byte{0x1f, 0x8b, 8, flagName, 9: 0},
+			bytes.Repeat([]byte("a"), 2000)...), ErrGzipHeader},
+	} {
+		_, err := io.ReadAll(NewGzip(bytes.NewReader(c.src)))
+		require.Equal(t, c.want, err, c.name)
+	}
+	_, err := io.ReadAll(NewGzip(iotest.ErrReader(io.ErrClosedPipe)))
+	require.Equal(t, io.ErrClosedPipe, err)
+	_, err = io.ReadAll(NewGzip(iotest.TimeoutReader(bytes.NewReader(bytes.Repeat(good, 100)))))
+	require.Equal(t, iotest.ErrTimeout, err)
+}
+
+// FuzzGzip holds the reader to compress/flate: the same verdict and the same bytes, also from each
+// checkpoint. It makes two members of the same deflate data, of which the fuzzer could not guess
+// the sum.
+func FuzzGzip(f *testing.F) {
+	const every = 1 << 10
+	for _, content := range [][]byte{nil, []byte("hello, hello"), text(2500, 1)} {
+		for _, level := range []int{-2, 0, 9} {
+			f.Add(deflate(f, content, level))
+		}
+	}
+	f.Add(longCodes().b)
+	f.Add(deflate(f, make([]byte, 5000), 9))
+	f.Fuzz(func(t *testing.T, src []byte) {
+		in := bytes.NewReader(src)
+		content, wantErr := io.ReadAll(io.LimitReader(flate.NewReader(in), 1<<16))
+		if len(content) == 1<<16 {
+			return
+		}
+		one := append([]byte{0x1f, 0x8b, 8, 9: 0}, src[:len(src)-in.Len()]...)
+		one = binary.LittleEndian.AppendUint32(one, crc32.ChecksumIEEE(content))
+		one = binary.LittleEndian.AppendUint32(one, uint32(len(content)))
+		both := append(bytes.Clone(one), one...)
+		got, all, err := marked(bytes.NewReader(both), every)
+		require.Equal(t, wantErr == nil, err == nil, "%v, and compress/flate: %v", err, wantErr)
+		if err == nil {
+			want := append(content, content...)
+			require.True(t, bytes.Equal(want, got))
+			resumes(t, both, want, all, every)
+		}
+	})
+}
+
+// FuzzResume has a checkpoint that comes from a damaged file: an error, or any content.
+func FuzzResume(f *testing.F) {
+	src := member(f, text(9000, 6), 6, 3000)
+	_, all, err := marked(bytes.NewReader(src), 1<<10)
+	require.NoError(f, err)
+	for _, c := range all {
+		f.Add(src[c.In/8:], c.In, c.Out, c.off, c.State, c.Tail)
+	}
+	f.Fuzz(func(t *testing.T, src []byte, in, out, off int64, state, tail []byte) {
+		g, err := ResumeGzip(bytes.NewReader(src), Checkpoint{in, out, state, tail}, off)
+		if err == nil {
+			_, _ = io.CopyN(io.Discard, g, 1<<20)
+		}
+	})
+}
+
+func BenchmarkGzip(b *testing.B) {
+	content := text(8<<20, 7)
+	src := member(b, content, 6, 0)
+	for _, c := range []struct {
+		name string
+		open func(io.Reader) io.Reader
+	}{
+		{"here", func(r io.Reader) io.Reader { return NewGzip(r) }},
+		{"standard library", func(r io.Reader) io.Reader {
+			z, err := gzip.NewReader(r)
+			require.NoError(b, err)
+			return z
+		}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.SetBytes(int64(len(content)))
+			for b.Loop() {
+				_, err := io.Copy(io.Discard, c.open(bytes.NewReader(src)))
+				require.NoError(b, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,192 @@
+package inflate
+
+import (
+	"encoding/binary"
+	"io"
+)
+
+const (
+	// Window is how far back deflate data may refer. Bytes.
+	Window = 32 << 10
+
+	// streamIn and streamOut are how much input and output a stream has in memory, the window not
+	// counted. Bytes.
+	streamIn  = 128 << 10
+	streamOut = 256 << 10
+	// headerIn is more than the header of a block takes: 17 bits, 19 code lengths of 3 bits, and
+	// 316 lengths of at most 14. Bytes.
+	headerIn = 600
+	// maxEmptyReads is how often a source may return nothing.
+	maxEmptyReads = 100
+)
+
+// mode is where a stream stands.
+type mode uint8
+
+const (
+	inHeader mode = iota // the header of a block comes next
+	inStored             // the rest of a stored block does
+	inFixed              // codes do, the fixed ones
+	inCodes              // codes do, those of the block's own
+	atEnd                // the stream is over
+)
+
+// stream decodes one deflate stream after the other as their input comes. Between two calls it may
+// stand anywhere, also within a block.
+type stream struct {
+	Decoder
+	mode   mode
+	final  bool // the block is the last one
+	stored int  // bytes that are left of a stored block
+
+	src  io.Reader
+	buf  []byte // of in
+	in   []byte // in[pos:] was not used yet
+	base int64  // offset of in[0] in the source
+	err  error  // of src
+
+	dst   []byte // dst[:out] is output, the window among it; at the end is room for turnOut
+	start int64  // offset of dst[0] in the output
+}
+
+func (s *stream) init(src io.Reader) {
+	s.src, s.buf, s.dst = src, make([]byte, streamIn), make([]byte, Window+streamOut+turnOut)
+}
+
+// unread gives whole bytes back to the input, so that the next bit is in the byte at pos, or is one
+// of the left last ones of the byte before.
+func (s *stream) unread() {
+	s.pos -= int(s.left / 8)
+	s.left &= 7
+	s.bits &= 1<<s.left - 1
+}
+
+// align drops what is left of a byte.
+func (s *stream) align() {
+	s.unread()
+	s.bits, s.left = 0, 0
+}
+
+// fill gets more input, n unused bytes at least if the source has as many.
+func (s *stream) fill(n int) error {
+	s.unread()
+	s.base += int64(s.pos)
+	s.in = s.buf[:copy(s.buf, s.in[s.pos:])]
+	s.pos = 0
+	for empty := 0; len(s.in) < n && s.err == nil; {
+		var got int
+		got, s.err = s.src.Read(s.buf[len(s.in):])
+		s.in = s.buf[:len(s.in)+got]
+		if empty++; got > 0 {
+			empty = 0
+		} else if empty == maxEmptyReads {
+			s.err = io.ErrNoProgress
+		}
+	}
+	if s.err != nil && s.err != io.EOF {
+		return s.err
+	}
+	return nil
+}
+
+// advance decodes until the output has stop bytes or at most turnOut more, or the stream ends. stop
+// is at most Window+streamOut.
+func (s *stream) advance(stop int) (err error) {
+	for err == nil && s.out < stop && s.mode != atEnd {
+		if len(s.in)-s.pos < headerIn && s.err == nil {
+			err = s.fill(headerIn)
+			continue
+		}
+		switch s.mode {
+		case inHeader:
+			err = s.header()
+		case inStored:
+			err = s.copyStored(stop)
+		default:
+			err = s.codes(stop)
+		}
+	}
+	if err == ErrTruncated { // by then, the source has no more
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// header begins a block.
+func (s *stream) header() error {
+	if !s.need(s.in, 3) {
+		return ErrTruncated
+	}
+	header := s.take(3)
+	s.final = header&1 != 0
+	switch header >> 1 {
+	case 0:
+		s.align()
+		if len(s.in)-s.pos < 4 {
+			return ErrTruncated
+		}
+		n, complement := binary.LittleEndian.Uint16(s.in[s.pos:]),
+			binary.LittleEndian.Uint16(s.in[s.pos+2:])
+		if n != ^complement {
+			return ErrStored
+		}
+		s.pos += 4
+		s.mode, s.stored = inStored, int(n)
+	case 1:
+		s.mode, s.tables = inFixed, fixedTables()
+	case 2:
+		s.mode = inCodes
+		return s.readTables(s.in)
+	default:
+		return ErrBlockType
+	}
+	return nil
+}
+
+// end ends a block.
+func (s *stream) end() {
+	s.mode = inHeader
+	if s.final {
+		s.mode = atEnd
+	}
+}
+
+func (s *stream) copyStored(stop int) error {
+	n := copy(s.dst[s.out:min(stop, s.out+s.stored)], s.in[s.pos:])
+	s.pos, s.out, s.stored = s.pos+n, s.out+n, s.stored-n
+	switch {
+	case s.stored == 0:
+		s.end()
+	case n == 0:
+		return ErrTruncated
+	}
+	return nil
+}
+
+// codes decodes until the block ends, the output has stop bytes, or more input is needed.
+func (s *stream) codes(stop int) error {
+	room := s.dst[:stop-1+turnOut] // for a whole turn as long as there are less than stop bytes
+	ended, err := s.fast(room, s.in)
+	for !ended && err == nil && s.out < stop && s.err != nil {
+		ended, err = s.step(room, s.in)
+	}
+	if ended {
+		s.end()
+	}
+	return err
+}
+
+// slide makes room for output. What is left of it is the window.
+func (s *stream) slide() {
+	if from := s.out - Window; from > 0 {
+		copy(s.dst, s.dst[from:s.out])
+		s.start += int64(from)
+		s.out = Window
+	}
+}
+
+// restart begins another stream, which cannot refer to what was before.
+func (s *stream) restart() {
+	s.start += int64(s.out)
+	s.out, s.mode = 0, inHeader
+}

@@ -1,0 +1,302 @@
+package registry
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+
+	"github.com/cespare/xxhash/v2"
+
+	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/inflate"
+)
+
+// A layer that is compressed by gzip can be read from its beginning only. Whoever has read and
+// verified all of it knows more: where in it each part of the content begins, what it takes to
+// decompress it from there on, and its digest. That is kept in a file:
+//
+//	magic, with the version of the format
+//	for each chunk that has a checkpoint: its state, and the output before it
+//	for each chunk of the content an entry of checkpointEntry bytes:
+//	    0   SHA-256 of the chunk
+//	    32  bits of the layer before the checkpoint (8 bytes)
+//	    40  where its state begins in the file (8); the output before it follows
+//	    48  bytes of that output, as they are stored (4)
+//	    52  bytes of the state (2); 0: there is none, the layer begins here
+//	    54  bytes by which the checkpoint lies behind the beginning of the chunk (2)
+//	    56  1: the output is one zstd frame (4)
+//	bytes of the content (8), bytes of the layer (8), bytes of a chunk (8)
+//	XXH64 of all of that (8)
+//
+// All numbers are little-endian.
+const (
+	checkpointMagic = "KVDSEEK\x01"
+	checkpointEntry = sha256.Size + 28
+	checkpointFoot  = 4 * 8
+
+	// seekChunk is how much content lies between two checkpoints, and seekLarge is how much in a
+	// layer of largeLayer bytes or more. That much is decompressed for each read, and a checkpoint
+	// takes up to 32 KiB. Bytes.
+	seekChunk  = 1 << 20
+	seekLarge  = 4 << 20
+	largeLayer = 16 << 30
+	// maxCheckpoints bounds them: layers with more are read from the beginning each time.
+	maxCheckpoints = 1 << 18
+	// maxSpan is how much of a layer may lie between two checkpoints. Bytes. Content takes more
+	// room than that only if somebody wants it to.
+	maxSpan = 2 * seekLarge
+	// maxTail is how long the output before a checkpoint is in the file at most. Bytes.
+	maxTail = inflate.Window + 1<<10
+)
+
+// recorder makes the checkpoints of a layer while it is read.
+type recorder struct {
+	file  *os.File
+	out   *bufio.Writer // to file, and sum
+	sum   *xxhash.Digest
+	at    int64 // bytes written
+	chunk int64
+
+	entries []byte // of all checkpoints, without the digests
+	digests []byte
+	hash    hash.Hash // of the chunk that comes
+	read    int64     // bytes of the content so far
+	last    int64     // bits of the layer before the last checkpoint
+	err     error     // why there will be none
+}
+
+// errNoCheckpoints says that a layer is not suited for them.
+var errNoCheckpoints = errors.New("the layer is not suited for checkpoints")
+
+// newRecorder begins a file. It is the caller's.
+func newRecorder(file *os.File, layer int64) *recorder {
+	r := &recorder{file: file, sum: xxhash.New(), hash: sha256.New(), chunk: seekChunk}
+	if layer >= largeLayer {
+		r.chunk = seekLarge
+	}
+	r.out = bufio.NewWriterSize(io.MultiWriter(file, r.sum), 256<<10)
+	r.write([]byte(checkpointMagic))
+	r.entries = make([]byte, checkpointEntry-sha256.Size) // the first chunk needs no checkpoint
+	return r
+}
+
+func (r *recorder) write(p []byte) {
+	if r.err == nil {
+		_, r.err = r.out.Write(p)
+		r.at += int64(len(p))
+	}
+}
+
+// follow reads a layer and makes notes of it. What goes wrong with these is no error of the layer.
+func (r *recorder) follow(z *inflate.Gzip) io.Reader {
+	z.Mark(r.chunk, func(c inflate.Checkpoint) error {
+		r.mark(c)
+		return nil
+	})
+	return io.TeeReader(marking{z}, r)
+}
+
+// mark stores a checkpoint.
+func (r *recorder) mark(c inflate.Checkpoint) {
+	n := int64(len(r.entries) / (checkpointEntry - sha256.Size))
+	if c.In-r.last > maxSpan*8 || n >= maxCheckpoints {
+		r.err = errNoCheckpoints
+	}
+	if r.last = c.In; r.err != nil {
+		return
+	}
+	tail, packed := c.Tail, uint32(0)
+	if small := qcow2.AppendZstd(nil, tail); len(small) < len(tail) {
+		tail, packed = small, 1
+	}
+	e := binary.LittleEndian.AppendUint64(r.entries, uint64(c.In))
+	e = binary.LittleEndian.AppendUint64(e, uint64(r.at))
+	e = binary.LittleEndian.AppendUint32(e, uint32(len(tail)))
+	e = binary.LittleEndian.AppendUint16(e, uint16(len(c.State)))
+	e = binary.LittleEndian.AppendUint16(e, uint16(c.Out-n*r.chunk))
+	r.entries = binary.LittleEndian.AppendUint32(e, packed)
+	r.write(c.State)
+	r.write(tail)
+}
+
+// Write is given the content.
+func (r *recorder) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		n := min(int64(len(rest)), r.chunk-r.read%r.chunk)
+		r.hash.Write(rest[:n])
+		rest = rest[n:]
+		if r.read += n; r.read%r.chunk == 0 {
+			r.endChunk()
+		}
+	}
+	return len(p), nil
+}
+
+func (r *recorder) endChunk() {
+	r.digests = r.hash.Sum(r.digests)
+	r.hash.Reset()
+}
+
+// finish completes the file of a layer that was read to its end and verified. An error says that
+// there is none.
+func (r *recorder) finish(layer int64) error {
+	if r.err != nil {
+		return r.err
+	}
+	if r.read%r.chunk != 0 {
+		r.endChunk()
+	}
+	const rest = checkpointEntry - sha256.Size
+	for i := range len(r.digests) / sha256.Size {
+		r.write(r.digests[i*sha256.Size:][:sha256.Size])
+		r.write(r.entries[i*rest:][:rest])
+	}
+	for _, n := range []int64{r.read, layer, r.chunk} {
+		r.write(binary.LittleEndian.AppendUint64(nil, uint64(n)))
+	}
+	if r.err == nil {
+		r.err = r.out.Flush()
+	}
+	if r.err == nil {
+		_, r.err = r.file.Write(binary.LittleEndian.AppendUint64(nil, r.sum.Sum64()))
+	}
+	return r.err
+}
+
+// close ends with the file, whether or not it was completed.
+func (r *recorder) close() {
+	if r != nil {
+		_ = r.file.Close() // what is missing of it is seen when it is opened
+	}
+}
+
+// checkpoints are those of a layer.
+type checkpoints struct {
+	file  io.ReaderAt
+	table []byte
+	size  int64 // of the content, bytes
+	layer int64 // bytes
+	chunk int64 // bytes
+	at    int64 // where the table begins in the file
+}
+
+var errCheckpoints = errors.New("is no file of checkpoints, or is damaged")
+
+// openCheckpoints reads a file of size bytes, of a layer of that many bytes. All of it is checked,
+// but for whether what it says of the layer is true.
+func openCheckpoints(file io.ReaderAt, size, layer int64) (*checkpoints, error) {
+	if size < int64(len(checkpointMagic))+checkpointFoot {
+		return nil, errCheckpoints
+	}
+	foot := make([]byte, checkpointFoot)
+	if _, err := file.ReadAt(foot, size-checkpointFoot); err != nil {
+		return nil, err
+	}
+	number := func(i int) int64 { return int64(binary.LittleEndian.Uint64(foot[8*i:])) }
+	c := &checkpoints{file: file, size: number(0), layer: number(1), chunk: number(2)}
+	if c.chunk != seekChunk && c.chunk != seekLarge || c.layer != layer ||
+		c.size < 0 || c.size > maxCheckpoints*c.chunk {
+		return nil, errCheckpoints
+	}
+	length := c.count() * checkpointEntry
+	if c.at = size - checkpointFoot - length; c.at < int64(len(checkpointMagic)) {
+		return nil, errCheckpoints
+	}
+	sum := xxhash.New()
+	whole := io.NewSectionReader(file, 0, size-8)
+	magic := make([]byte, len(checkpointMagic))
+	if _, err := io.ReadFull(io.TeeReader(whole, sum), magic); err != nil {
+		return nil, err
+	}
+	if _, err := io.CopyBuffer(sum, struct{ io.Reader }{whole}, make([]byte, 1<<20)); err != nil {
+		return nil, err
+	}
+	if string(magic) != checkpointMagic || sum.Sum64() != uint64(number(3)) {
+		return nil, errCheckpoints
+	}
+	c.table = make([]byte, length)
+	if _, err := file.ReadAt(c.table, c.at); err != nil {
+		return nil, err
+	}
+	return c, c.check()
+}
+
+// count is how many chunks there are.
+func (c *checkpoints) count() int64 { return (c.size + c.chunk - 1) / c.chunk }
+
+// checkpointPlace is an entry of the table.
+type checkpointPlace struct {
+	digest      []byte
+	in          int64 // bits
+	at          int64
+	state, tail int64 // bytes
+	over        int64
+	packed      bool
+}
+
+func (c *checkpoints) entry(i int64) checkpointPlace {
+	p := c.table[i*checkpointEntry:][:checkpointEntry]
+	u64 := func(at int) int64 { return int64(binary.LittleEndian.Uint64(p[at:])) }
+	return checkpointPlace{digest: p[:sha256.Size], in: u64(32), at: u64(40),
+		tail:   int64(binary.LittleEndian.Uint32(p[48:])),
+		state:  int64(binary.LittleEndian.Uint16(p[52:])),
+		over:   int64(binary.LittleEndian.Uint16(p[54:])),
+		packed: binary.LittleEndian.Uint32(p[56:]) == 1}
+}
+
+// check bounds what the entries say.
+func (c *checkpoints) check() error {
+	last := int64(0)
+	for i := range c.count() {
+		e := c.entry(i)
+		if e.in < last || e.in > c.layer*8 || e.in-last > maxSpan*8 || (e.state == 0) != (i == 0) ||
+			e.state > inflate.MaxState || e.tail > maxTail || e.at < 0 ||
+			i > 0 && e.at > c.at-e.state-e.tail {
+			return errCheckpoints
+		}
+		last = e.in
+	}
+	return nil
+}
+
+// span is what lies in the layer of a chunk: offset and length, bytes.
+func (c *checkpoints) span(chunk int64) (off, length int64) {
+	off, end := c.entry(chunk).in/8, c.layer
+	if chunk+1 < c.count() {
+		end = (c.entry(chunk+1).in + 7) / 8
+	}
+	return off, end - off
+}
+
+// read fills p with the beginning of a chunk, of which in has the span.
+func (c *checkpoints) read(in io.Reader, chunk int64, p []byte) error {
+	e := c.entry(chunk)
+	z := inflate.NewGzip(in)
+	if e.state > 0 {
+		kept := make([]byte, e.state+e.tail)
+		if _, err := c.file.ReadAt(kept, e.at); err != nil {
+			return err
+		}
+		tail := kept[e.state:]
+		if e.packed {
+			var err error
+			tail, err = unpacker().DecodeAll(tail, make([]byte, 0, inflate.Window))
+			if err != nil {
+				return fmt.Errorf("%w: %w", errCheckpoints, err)
+			}
+		}
+		var err error
+		z, err = inflate.ResumeGzip(in, inflate.Checkpoint{In: e.in, Out: chunk*c.chunk + e.over,
+			State: kept[:e.state], Tail: tail}, chunk*c.chunk)
+		if err != nil {
+			return err
+		}
+	}
+	_, err := io.ReadFull(z, p)
+	return err
+}

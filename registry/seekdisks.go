@@ -1,0 +1,305 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+)
+
+// A directory beside the one of a fetched image has what it takes to read its disks again by
+// ranges, also when these were removed. It is kept longer, as it takes a thirtieth of them at most.
+//
+//	pulled/sha256-DIGEST.seek/disks.json   digest of what follows, and a line feed; seekContents
+//	pulled/sha256-DIGEST.seek/sha256-HEX   the checkpoints of a layer
+const (
+	seekSuffix = ".seek"
+	seekName   = "disks.json"
+	// maxSeekContents bounds seekName. Bytes.
+	maxSeekContents = 16 << 20
+)
+
+// seekContents are the disks of an image, and where its files lie in the content of its layers.
+type seekContents struct {
+	Disks map[string]string `json:"disks"` // by the name of the raw file the name in the image
+	Files []*part           `json:"files"`
+}
+
+func (c *seekContents) find(name string) *part {
+	i := slices.IndexFunc(c.Files, func(p *part) bool { return p.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return c.Files[i]
+}
+
+// seekMaker makes such a directory while an image is fetched.
+type seekMaker struct {
+	dir      string
+	contents seekContents
+	offsets  map[string]int64 // of the files of the layer that is being read
+}
+
+// newSeekMaker begins the directory. nil: it cannot be made, and the image is fetched again when it
+// was removed.
+func newSeekMaker(dir string) *seekMaker {
+	if os.RemoveAll(dir) != nil || os.Mkdir(dir, 0o770) != nil {
+		return nil
+	}
+	return &seekMaker{dir: dir, contents: seekContents{Disks: make(map[string]string)}}
+}
+
+// layer begins the notes of a layer; nil: there will be none.
+func (m *seekMaker) layer(desc descriptor) *recorder {
+	if m == nil {
+		return nil
+	}
+	m.offsets = make(map[string]int64)
+	f, err := os.OpenFile(filepath.Join(m.dir, keptName(desc.Digest.String())),
+		os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o660)
+	if err != nil {
+		return nil
+	}
+	return newRecorder(f, desc.Size)
+}
+
+// file notes where the content of a file begins that is read now.
+func (m *seekMaker) file(rec *recorder, e *entry) {
+	if rec == nil {
+		return
+	}
+	if m.offsets[e.name] = rec.read; e.sparse {
+		delete(m.offsets, e.name)
+	}
+}
+
+// layerDone completes the notes of a layer that was read and verified. shade has what hides it.
+func (m *seekMaker) layerDone(rec *recorder, desc descriptor, list *layerList, shade *shadow) {
+	if rec == nil || rec.finish(desc.Size) != nil {
+		return
+	}
+	for name, e := range list.entries {
+		if e.kind == entryLink {
+			e = list.target(e)
+		}
+		if e == nil || e.kind != entryFile || !shade.shows(name) {
+			continue
+		}
+		off, ok := m.offsets[e.name]
+		if !ok || e.size > rec.read-off {
+			continue
+		}
+		m.contents.Files = append(m.contents.Files, &part{Name: name, Size: e.size,
+			Layer: desc.Digest.String(), Offset: off})
+	}
+}
+
+// done completes the directory, or removes it if it has not all that the disks need.
+func (m *seekMaker) done(pulled []Pulled, files []*file) error {
+	needed := make(map[string]bool) // layers
+	for _, d := range pulled {
+		m.contents.Disks[filepath.Base(d.To)] = d.Name
+		for name := d.Name; name != ""; {
+			p := m.contents.find(name)
+			if p == nil || len(needed) > maxShown {
+				return errNoCheckpoints
+			}
+			needed[keptName(p.Layer)] = true
+			i := slices.IndexFunc(files, func(f *file) bool { return f.name == name })
+			if i < 0 {
+				return errNoCheckpoints
+			}
+			if files[i].backing == name {
+				return errNoCheckpoints
+			}
+			name = files[i].backing
+		}
+	}
+	content, err := json.Marshal(m.contents)
+	if err == nil {
+		content = append([]byte(digestOf(content)+"\n"), content...)
+		err = os.WriteFile(filepath.Join(m.dir, seekName), content, 0o660)
+	}
+	entries, readErr := os.ReadDir(m.dir)
+	err = errors.Join(err, readErr)
+	for _, e := range entries {
+		if e.Name() != seekName && !needed[e.Name()] {
+			err = errors.Join(err, os.Remove(filepath.Join(m.dir, e.Name())))
+		}
+	}
+	return err
+}
+
+// loadSeekContents reads what a directory says of an image.
+func loadSeekContents(content []byte) (*seekContents, error) {
+	digest, rest, _ := strings.Cut(string(content), "\n")
+	if digestOf([]byte(rest)) != digest {
+		return nil, errors.New("is damaged")
+	}
+	c := new(seekContents)
+	if err := json.Unmarshal([]byte(rest), c); err != nil {
+		return nil, err
+	}
+	for _, p := range c.Files {
+		if p == nil || p.Size < 0 || p.Offset < 0 {
+			return nil, errors.New("has a file that is none")
+		}
+	}
+	if len(c.Disks) == 0 {
+		return nil, errors.New("has no disks")
+	}
+	return c, nil
+}
+
+// seekLocked opens the disks of an image that was fetched before. nil without an error: that is not
+// possible, and it has to be fetched.
+func (s *Stream) seekLocked(ctx context.Context, dir string) (_ *seekDisks, err error) {
+	root, err := os.OpenRoot(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	d := &seekDisks{layers: make(map[string]*seekable), disks: make(map[string]*seekDisk)}
+	err = s.openSeek(ctx, root, d)
+	switch {
+	case err == nil:
+		return d, nil
+	case ctx.Err() != nil || errors.Is(err, disk.ErrNotNow):
+		return nil, errors.Join(err, d.close())
+	}
+	s.warnOf("checkpoints")(fmt.Sprintf("%v; the image is fetched again", err))
+	return nil, d.close()
+}
+
+func (s *Stream) openSeek(ctx context.Context, root *os.Root, d *seekDisks) error {
+	file, err := root.Open(seekName)
+	if err != nil {
+		return err
+	}
+	content, err := readBounded(file, maxSeekContents)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	contents, err := loadSeekContents(content)
+	if err != nil {
+		return fmt.Errorf("%s %w", seekName, err)
+	}
+	open := func(_ context.Context, name string) (image.Source, error) {
+		p := contents.find(path.Join(diskDir, name))
+		if p == nil {
+			return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+		}
+		layer, err := s.seekableLocked(root, d, p.Layer)
+		if err != nil {
+			return nil, err
+		}
+		if p.Offset > layer.points.size || p.Size > layer.points.size-p.Offset {
+			return nil, fmt.Errorf("%s does not lie in its layer", p.Name)
+		}
+		// The name is not told to anybody: the disk has that of the raw file.
+		return &farFile{blob: seekablePart{layer, p.Offset, p.Size}, name: layer.name,
+			chunk: layer.points.chunk, zeros: zeroChunks{size: p.Size}, warn: s.warnOf(p.Name)}, nil
+	}
+	for raw, name := range contents.Disks {
+		img, err := image.OpenSource(ctx, path.Base(name), open, image.Options{})
+		if err != nil {
+			return err
+		}
+		d.disks[raw] = &seekDisk{image: img, name: rawDigest(s.image.digest, raw)}
+	}
+	return nil
+}
+
+// seekableLocked opens a layer with its checkpoints, once.
+func (s *Stream) seekableLocked(root *os.Root, d *seekDisks, digest string) (*seekable, error) {
+	if l := d.layers[digest]; l != nil {
+		return l, nil
+	}
+	layers := s.image.manifest.Layers
+	i := slices.IndexFunc(layers, func(l descriptor) bool { return l.Digest.String() == digest })
+	if i < 0 {
+		return nil, fmt.Errorf("the image has no layer %.100q", digest)
+	}
+	f, err := root.Open(keptName(digest))
+	if err != nil {
+		return nil, err
+	}
+	d.files = append(d.files, f)
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	points, err := openCheckpoints(f, info.Size(), layers[i].Size)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", keptName(digest), err)
+	}
+	layer, err := s.image.source.blob(layers[i])
+	if err != nil {
+		return nil, err
+	}
+	l, err := newSeekable(s.opt.Cache, layer, points)
+	d.layers[digest] = l
+	return l, err
+}
+
+func (d *seekDisks) names() (names []string) {
+	for name := range d.disks {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// seekDisk is an image that is read as the raw file that was made of it.
+type seekDisk struct {
+	image *image.Image
+	name  string // digest of the raw file's name
+}
+
+var _ image.Source = (*seekDisk)(nil)
+
+func (d *seekDisk) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return d.image.ReadAtContext(ctx, p, off)
+}
+
+func (d *seekDisk) Size() int64 { return d.image.Size() }
+
+func (d *seekDisk) Identity() image.Identity { return image.Identity{Digest: d.name} }
+
+func (d *seekDisk) Parallel() int { return d.image.Parallel() }
+
+// Extent says that everything is data of which it would have to be fetched where it is.
+func (d *seekDisk) Extent(off, length int64) (disk.Extent, error) {
+	e, err := d.image.Extent(noWait, off, length)
+	if errors.Is(err, disk.ErrNotNow) {
+		return disk.Extent{Length: min(length, d.Size()-off), Data: true}, nil
+	}
+	return e, err
+}
+
+// noWait is a context that has ended: what asks with it does not wait.
+var noWait = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// WillRead does nothing: what is read in order is fetched ahead all the same.
+func (d *seekDisk) WillRead(off, length int64) {}
+
+func (d *seekDisk) Check() error { return nil }
+
+// Close leaves the image to who made it: it may be opened again.
+func (d *seekDisk) Close() error { return nil }
