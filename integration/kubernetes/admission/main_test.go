@@ -1,0 +1,390 @@
+// Package admission tests, on a real API server, what gives pods their disks when they are made:
+// the policies and the webhook of kubernetes/config. Both are of the whole cluster, and exclude
+// each other, so these tests have a control plane of their own.
+package admission
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/integration/kubernetes/plane"
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/inject"
+)
+
+func TestMain(m *testing.M) { plane.Main(m) }
+
+// patience is how long anything may take on a busy machine before it counts as broken.
+const patience = 2 * time.Minute
+
+const (
+	server     = "registry.example.com/kubevirt.io/disk:1"
+	repository = "registry.example.com:5000/disks/fedora"
+)
+
+var (
+	digest = "@sha256:" + strings.Repeat("a", 64)
+	other  = "@sha256:" + strings.Repeat("b", 64)
+)
+
+// install applies YAML, and deletes it after the test.
+func install(t *testing.T, p *plane.Plane, text string) {
+	t.Helper()
+	objects, err := plane.Decode(strings.NewReader(text))
+	require.NoError(t, err)
+	require.NoError(t, p.Apply(t.Context(), "", objects...))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		for _, o := range objects {
+			if err := p.Client.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// sets are VMIdentitySets by their names.
+func sets(namespace string) map[string]*api.VMIdentitySet {
+	all := map[string]*api.VMIdentitySet{}
+	for name, change := range map[string]func(*api.DiskSpec){
+		"fedora":                func(*api.DiskSpec) {},
+		"tagged":                func(s *api.DiskSpec) { s.Image = repository + ":42" + digest },
+		"bare":                  func(s *api.DiskSpec) { s.Image = "fedora" + digest },
+		"odd":                   func(s *api.DiskSpec) { s.Size = quantity("1000000001") },
+		"large":                 func(s *api.DiskSpec) { s.Size = quantity("20Gi") },
+		"fraction":              func(s *api.DiskSpec) { s.Size = quantity("1500500m") },
+		"snapshot":              func(s *api.DiskSpec) { s.Population = api.Snapshot },
+		"local":                 func(s *api.DiskSpec) { s.Type = api.Local },
+		"service":               func(s *api.DiskSpec) { s.Attachment = api.Service },
+		strings.Repeat("s", 63): func(*api.DiskSpec) {},
+		strings.Repeat("s", 64): func(*api.DiskSpec) {},
+	} {
+		set := &api.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Spec: api.DiskSpec{Image: repository + digest}}
+		change(&set.Spec)
+		all[name] = set
+	}
+	return all
+}
+
+func quantity(text string) *resource.Quantity {
+	q := resource.MustParse(text)
+	return &q
+}
+
+// aPod fits into a namespace with pod security `restricted`.
+func aPod(namespace, set string) *corev1.Pod {
+	yes, no := true, false
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "vm",
+			Annotations: map[string]string{api.AnnotationSet: set}},
+		Spec: corev1.PodSpec{
+			// Its volume and mounts would be elsewhere in the lists.
+			AutomountServiceAccountToken: &no,
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes,
+				SeccompProfile: &corev1.SeccompProfile{
+					Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			Containers: []corev1.Container{container("vm")},
+		},
+	}
+}
+
+func container(name string) corev1.Container {
+	no := false
+	return corev1.Container{Name: name, Image: "registry.example.com/qemu:1",
+		SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
+			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}
+}
+
+// podCase is a pod that is made, and what becomes of it.
+type podCase struct {
+	set    string
+	change func(*corev1.Pod)
+	// The pod is refused with a message that contains this; "": it gets its disk.
+	refused string
+}
+
+func annotate(pairs ...string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		for i := 0; i < len(pairs); i += 2 {
+			p.Annotations[pairs[i]] = pairs[i+1]
+		}
+	}
+}
+
+func image(name string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Containers[0].Image = name }
+}
+
+// podCases are what package inject, the policies and the webhook agree about.
+func podCases() map[string]podCase {
+	long := strings.Repeat("n", api.MaxNameLength)
+	group := int64(3000)
+	legacy := func(name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Annotations = map[string]string{api.AnnotationSetLegacy: "fedora"}
+			if name != "" {
+				p.Annotations[api.AnnotationNameLegacy] = name
+			}
+		}
+	}
+	return map[string]podCase{
+		"plain":     {set: "fedora"},
+		"odd size":  {set: "odd"},
+		"large":     {set: "large"},
+		"fraction":  {set: "fraction"},
+		"snapshot":  {set: "snapshot"},
+		"local":     {set: "local"},
+		"service":   {set: "service"},
+		"long set":  {set: strings.Repeat("s", 63)},
+		"named":     {set: "fedora", change: annotate(api.AnnotationName, "kept.1")},
+		"long name": {set: "fedora", change: annotate(api.AnnotationName, long)},
+		"004":       {change: legacy("")},
+		"004 named": {change: legacy("kept")},
+		"both agree": {set: "fedora", change: annotate(api.AnnotationSetLegacy, "fedora",
+			api.AnnotationName, "a", api.AnnotationNameLegacy, "a")},
+		"labels and gates of its own": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Labels = map[string]string{"app": "x", api.LabelIdentity: "forged"}
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "other.example.com/gate"}}
+		}},
+		"the gate already": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: api.Gate}}
+		}},
+		"group of its own": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Spec.SecurityContext.FSGroup = &group
+		}},
+		"more containers": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{container("first"), container("second")}
+			p.Spec.Containers = append(p.Spec.Containers, container("log"))
+			p.Spec.Volumes = []corev1.Volume{{Name: "own", VolumeSource: corev1.VolumeSource{
+				EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{
+				{Name: "own", MountPath: "/own"}}
+		}},
+		"generated name": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Name, p.GenerateName = "", "vm-"
+			p.Annotations[api.AnnotationName] = "one"
+		}},
+		"image of the set":     {set: "fedora", change: image(repository + digest)},
+		"image with a tag":     {set: "fedora", change: image(repository + ":1" + digest)},
+		"image of a neighbour": {set: "fedora", change: image(repository + "-tools:1")},
+		"image of a lower repository": {set: "fedora",
+			change: image(repository + "/tools" + other)},
+		"bare image": {set: "bare", change: image("fedora:5000/x" + other)},
+
+		"another digest": {set: "fedora", change: image(repository + other),
+			refused: "the pod has image " + repository + other + `, and VMIdentitySet "fedora" has ` +
+				repository + digest + ": name the image of the set, by its digest"},
+		"a tag":  {set: "tagged", change: image(repository + ":42"), refused: "the pod has image"},
+		"no tag": {set: "fedora", change: image(repository), refused: "the pod has image"},
+		"another digest in a volume": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "own", VolumeSource: corev1.VolumeSource{
+				Image: &corev1.ImageVolumeSource{Reference: repository + other}}}}
+		}, refused: "the pod has image"},
+		"another digest in an init container": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{container("first")}
+			p.Spec.InitContainers[0].Image = repository + other
+		}, refused: "the pod has image"},
+		"no such set": {set: "none", refused: `there is no VMIdentitySet "none" in namespace "`},
+		"no set":      {set: "", refused: `there is no VMIdentitySet "" in namespace "`},
+		"no such set of 004": {change: func(p *corev1.Pod) {
+			p.Annotations = map[string]string{api.AnnotationSetLegacy: "none"}
+		}, refused: `there is no VMIdentitySet "none"`},
+		"a set with a long name": {set: strings.Repeat("s", 64),
+			refused: "has more than 63 characters"},
+		"two sets": {set: "fedora", change: annotate(api.AnnotationSetLegacy, "large"),
+			refused: "the annotations disk.kubevirt.io/identity-set and VirtletVMIdentitySet " +
+				"differ"},
+		"two names": {set: "fedora", change: annotate(api.AnnotationName, "a",
+			api.AnnotationNameLegacy, "b"), refused: `VirtletVMIdentityName differ, "a" and "b"`},
+		"no name": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Name, p.GenerateName = "", "vm-"
+		}, refused: "the pod has no name yet"},
+		"no name, and a long one later": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Name, p.GenerateName = "", strings.Repeat("n", 70)+"-"
+		}, refused: "the pod has no name yet"},
+		"a pod with a long name": {set: "fedora",
+			change:  func(p *corev1.Pod) { p.Name = long + "n" },
+			refused: `n" cannot be the name of a VMIdentity: want at most 58 characters`},
+		"a long name": {set: "fedora", change: annotate(api.AnnotationName, long+"n"),
+			refused: "cannot be the name of a VMIdentity"},
+		"an empty name": {set: "fedora", change: annotate(api.AnnotationName, ""),
+			refused: `"" cannot be the name of a VMIdentity`},
+		"a name in capitals": {set: "fedora", change: annotate(api.AnnotationName, "VM"),
+			refused: `"VM" cannot be the name of a VMIdentity`},
+		"a name that ends in a dot": {set: "fedora", change: annotate(api.AnnotationName, "vm."),
+			refused: `"vm." cannot be the name of a VMIdentity`},
+		"a container of that name": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Spec.Containers = append(p.Spec.Containers, container(api.DiskContainer))
+		}, refused: `the pod has a container or a volume "disk-vda" already: rename it`},
+		"a volume of that name": {set: "service", change: func(p *corev1.Pod) {
+			p.Labels = map[string]string{api.LabelIdentity: "vm", api.LabelSet: "service"}
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: api.Gate}}
+			p.Spec.Volumes = []corev1.Volume{{Name: "disk-vda-chap",
+				VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+		}, refused: `the pod has a container or a volume "disk-vda-chap" already: rename it`},
+		"a mount of that path": {set: "fedora", change: func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "own", VolumeSource: corev1.VolumeSource{
+				EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "own",
+				MountPath: inject.CredentialDir}}
+		}, refused: `container "vm" mounts a volume on /var/run/secrets/disk.kubevirt.io/vda`},
+		"a pod for a node": {set: "fedora", change: func(p *corev1.Pod) { p.Spec.NodeName = "n1" },
+			refused: "spec.nodeName is set, so the pod cannot wait for its disk"},
+	}
+}
+
+func (c podCase) pod(namespace string) *corev1.Pod {
+	pod := aPod(namespace, c.set)
+	if c.change != nil {
+		c.change(pod)
+	}
+	return pod
+}
+
+// dryRun is what the API server would make of a new pod.
+func dryRun(ctx context.Context, p *plane.Plane, pod *corev1.Pod) (*corev1.Pod, error) {
+	pod = pod.DeepCopy()
+	err := p.Client.Create(ctx, pod, client.DryRunAll)
+	return pod, err
+}
+
+// comparable takes away what differs between any two pods.
+func comparable(pod *corev1.Pod) *corev1.Pod {
+	pod = pod.DeepCopy()
+	pod.ObjectMeta = metav1.ObjectMeta{Labels: pod.Labels}
+	return pod
+}
+
+// agree makes each pod of the table, and compares the outcome with that of package inject.
+func agree(t *testing.T, p *plane.Plane, namespace string) {
+	all := sets(namespace)
+	for name, c := range podCases() {
+		t.Run(name, func(t *testing.T) {
+			pod := c.pod(namespace)
+			changed := pod.DeepCopy()
+			set := &api.VMIdentitySet{}
+			key := client.ObjectKey{Namespace: namespace, Name: inject.SetName(pod)}
+			if all[key.Name] == nil {
+				set = nil
+			} else {
+				require.NoError(t, p.Client.Get(t.Context(), key, set))
+			}
+			want := inject.Pod(changed, set, inject.Options{Server: server})
+			got, err := dryRun(t.Context(), p, pod)
+			if c.refused != "" {
+				require.ErrorContains(t, want, c.refused)
+				require.ErrorContains(t, err, want.Error())
+				return
+			}
+			require.NoError(t, want)
+			require.NoError(t, err)
+			// What the API server makes of it without the annotations, so that it adds nothing.
+			changed.Annotations = nil
+			expect, err := dryRun(t.Context(), p, changed)
+			require.NoError(t, err)
+			require.Equal(t, comparable(expect), comparable(got))
+		})
+	}
+}
+
+// updates changes a pod that was made, and compares the outcome with that of package inject.
+func updates(t *testing.T, p *plane.Plane, namespace string) {
+	pod := aPod(namespace, "fedora")
+	pod.Spec.Containers[0].Image = repository + digest
+	require.NoError(t, p.Client.Create(t.Context(), pod))
+	plain := aPod(namespace, "")
+	plain.Name, plain.Annotations = "plain", nil
+	require.NoError(t, p.Client.Create(t.Context(), plain))
+	set := &api.VMIdentitySet{}
+	require.NoError(t, p.Client.Get(t.Context(),
+		client.ObjectKey{Namespace: namespace, Name: "fedora"}, set))
+	for name, c := range map[string]struct {
+		pod     *corev1.Pod
+		change  func(*corev1.Pod)
+		refused string
+	}{
+		"label":   {pod, func(p *corev1.Pod) { p.Labels["app"] = "x" }, ""},
+		"ungated": {pod, func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }, ""},
+		"image":   {pod, image("registry.example.com/qemu:2"), ""},
+		"set": {pod, annotate(api.AnnotationSet, "large"),
+			"annotation disk.kubevirt.io/identity-set"},
+		"004": {pod, annotate(api.AnnotationSetLegacy, "fedora"),
+			"annotation VirtletVMIdentitySet"},
+		"name": {pod, annotate(api.AnnotationName, "vm"),
+			"annotation disk.kubevirt.io/identity-name"},
+		"name, 004": {pod, annotate(api.AnnotationNameLegacy, "vm"),
+			"annotation VirtletVMIdentityName"},
+		"no set": {pod, func(p *corev1.Pod) { delete(p.Annotations, api.AnnotationSet) },
+			"annotation disk.kubevirt.io/identity-set"},
+		"identity": {pod, func(p *corev1.Pod) { p.Labels[api.LabelIdentity] = "x" },
+			"label disk.kubevirt.io/identity "},
+		"set's label": {pod, func(p *corev1.Pod) { delete(p.Labels, api.LabelSet) },
+			"label disk.kubevirt.io/identity-set"},
+		"another digest": {pod, image(repository + other), "the pod has image"},
+		"later": {plain, func(p *corev1.Pod) {
+			p.Annotations = map[string]string{api.AnnotationSet: "fedora"}
+		}, "annotation disk.kubevirt.io/identity-set"},
+		"another pod": {plain, func(p *corev1.Pod) {
+			p.Annotations = map[string]string{"a": "b"}
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before, after := &corev1.Pod{}, &corev1.Pod{}
+			require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(c.pod), before))
+			before.DeepCopyInto(after)
+			c.change(after)
+			want := inject.Changed(before, after, set)
+			err := p.Client.Update(t.Context(), after, client.DryRunAll)
+			if c.refused == "" {
+				require.NoError(t, want)
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorContains(t, want, c.refused)
+			require.ErrorContains(t, err, want.Error())
+		})
+	}
+	// A set that is gone holds up no pod.
+	require.NoError(t, p.Client.Delete(t.Context(), set))
+	require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod))
+	pod.Labels["app"] = "x"
+	require.NoError(t, p.Client.Update(t.Context(), pod))
+	require.NoError(t, p.Client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
+}
+
+// ready waits until admission works, whoever does it: the API server takes up a new policy, a new
+// configuration and a new set a moment after they are made.
+func ready(t *testing.T, p *plane.Plane, namespace string) {
+	t.Helper()
+	for name := range sets(namespace) {
+		for deadline := time.Now().Add(patience); ; {
+			pod, err := dryRun(t.Context(), p, aPod(namespace, name))
+			if len(name) > 63 && err != nil && strings.Contains(err.Error(), "63 characters") ||
+				err == nil && len(pod.Spec.SchedulingGates) > 0 {
+				break
+			}
+			require.True(t, time.Now().Before(deadline), "%s: %v", name, err)
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+}
+
+// begin makes a namespace with all sets.
+func begin(t *testing.T, p *plane.Plane) string {
+	t.Helper()
+	namespace := p.Namespace(t)
+	for _, set := range sets(namespace) {
+		require.NoError(t, p.Client.Create(t.Context(), set))
+	}
+	return namespace
+}

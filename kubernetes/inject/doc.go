@@ -1,0 +1,18 @@
+// Package inject is what admission does with a pod that names a VMIdentitySet: it gives the pod its
+// disk, and a scheduling gate that holds it until the disk is ready, or it refuses the pod.
+//
+// In a cluster with MutatingAdmissionPolicy the API server does the same by the policies of
+// kubernetes/config, which a test compares with this package. Elsewhere, a webhook calls this
+// package.
+//
+// What a pod gets from a set with attachment Sidecar:
+//
+//   - the scheduling gate api.Gate, and the labels api.LabelIdentity and api.LabelSet;
+//   - the container disk-vda, which serves the disk on 127.0.0.1:3260, and which starts before the
+//     pod's own containers and ends after them, with its volumes;
+//   - in each of the pod's own containers, CredentialDir with the credential of the disk.
+//
+// With attachment Service, the disk is served elsewhere, and the pod gets no container.
+//
+// Errors are for the person who made the pod.
+package inject

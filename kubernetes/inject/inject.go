@@ -1,0 +1,295 @@
+package inject
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/vmdisk"
+)
+
+// CredentialDir is where the containers of a pod find the credential of their disk, in the files
+// node.session.auth.username and node.session.auth.password.
+const CredentialDir = "/var/run/secrets/" + api.Group + "/" + api.Device
+
+// credentialVolume is the volume that is mounted there.
+const credentialVolume = api.DiskContainer + "-chap"
+
+// maxLabel is the most bytes that the value of a label may have.
+const maxLabel = 63
+
+// sector is what the size of a disk is a multiple of, in bytes.
+const sector = 512
+
+// identityName is what the name of a VMIdentity looks like (a subdomain of RFC 1123), besides its
+// length.
+var identityName = regexp.MustCompile(
+	`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+// Options are what the administrator of the cluster chose.
+type Options struct {
+	// Server is the container image of kubevirt-disk that serves the disks.
+	Server string
+}
+
+// Asks reports whether a pod asks for a disk.
+func Asks(pod *corev1.Pod) bool {
+	_, ours := pod.Annotations[api.AnnotationSet]
+	_, legacy := pod.Annotations[api.AnnotationSetLegacy]
+	return ours || legacy
+}
+
+// SetName is the VMIdentitySet that a pod names.
+func SetName(pod *corev1.Pod) string {
+	return annotation(pod, api.AnnotationSet, api.AnnotationSetLegacy, "")
+}
+
+// IdentityName is the VMIdentity that a pod gets. It is empty before a pod has its name.
+func IdentityName(pod *corev1.Pod) string {
+	return annotation(pod, api.AnnotationName, api.AnnotationNameLegacy, pod.Name)
+}
+
+func annotation(pod *corev1.Pod, name, legacy, none string) string {
+	for _, key := range []string{name, legacy} {
+		if value, ok := pod.Annotations[key]; ok {
+			return value
+		}
+	}
+	return none
+}
+
+// Pod changes a pod that asks for a disk and is about to be made. The set is that of its name in
+// the pod's namespace, or nil if there is none. If Pod returns an error, the pod is not changed.
+func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
+	if err := refuse(pod, set); err != nil {
+		return err
+	}
+	identity := IdentityName(pod)
+	changed := pod.DeepCopy()
+	if changed.Labels == nil {
+		changed.Labels = make(map[string]string)
+	}
+	changed.Labels[api.LabelIdentity] = identity
+	changed.Labels[api.LabelSet] = set.Name
+	spec := &changed.Spec
+	gate := corev1.PodSchedulingGate{Name: api.Gate}
+	if !slices.Contains(spec.SchedulingGates, gate) {
+		spec.SchedulingGates = append(spec.SchedulingGates, gate)
+	}
+	for i := range spec.Containers {
+		c := &spec.Containers[i]
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: credentialVolume,
+			MountPath: CredentialDir, ReadOnly: true})
+	}
+	secret := api.SecretName(identity)
+	if set.Spec.Attachment != api.Service {
+		disk := vmdisk.Disk{Image: set.Spec.Image, Device: api.Device, Size: bytes(set.Spec.Size),
+			Filled: set.Spec.Population == api.Snapshot}
+		err := vmdisk.AddToPod(spec, []vmdisk.Disk{disk}, vmdisk.Pod{Server: o.Server,
+			Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(identity)}})
+		if err != nil {
+			return err
+		}
+	}
+	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: credentialVolume,
+		VolumeSource: corev1.VolumeSource{
+			Secret: &corev1.SecretVolumeSource{SecretName: secret}}})
+	*pod = *changed
+	return nil
+}
+
+// bytes is a size in bytes, rounded up to whole sectors.
+func bytes(size *resource.Quantity) int64 {
+	if size == nil {
+		return 0
+	}
+	return (size.Value() + sector - 1) / sector * sector
+}
+
+// refuse says why a pod that is about to be made cannot have its disk. The policies of
+// kubernetes/config find the same in the same order.
+func refuse(pod *corev1.Pod, set *api.VMIdentitySet) error {
+	if err := named(pod); err != nil {
+		return err
+	}
+	if set == nil {
+		return missing(pod)
+	}
+	for _, name := range reserved {
+		if taken(&pod.Spec, name) {
+			return fmt.Errorf("the pod has a container or a volume %q already: rename it", name)
+		}
+	}
+	for _, c := range pod.Spec.Containers {
+		for _, m := range c.VolumeMounts {
+			if m.MountPath == CredentialDir {
+				return fmt.Errorf("container %q mounts a volume on %s, where the credential of "+
+					"its disk will be: mount it elsewhere", c.Name, m.MountPath)
+			}
+		}
+	}
+	if pod.Spec.NodeName != "" {
+		return fmt.Errorf("spec.nodeName is set, so the pod cannot wait for its disk: " +
+			"use spec.nodeSelector or spec.affinity instead")
+	}
+	identity := IdentityName(pod)
+	if identity == "" && !hasName(pod) {
+		return fmt.Errorf("the pod has no name yet, like those of a ReplicaSet or a Job: use a "+
+			"StatefulSet, or name the disk by the annotation %s", api.AnnotationName)
+	}
+	if len(identity) > api.MaxNameLength || !identityName.MatchString(identity) {
+		return fmt.Errorf("%q cannot be the name of a VMIdentity: want at most %d characters, "+
+			"a-z, 0-9, - and ., with a letter or a digit at both ends", identity, api.MaxNameLength)
+	}
+	return images(pod, set)
+}
+
+// hasName says that a pod names its disk.
+func hasName(pod *corev1.Pod) bool {
+	_, ours := pod.Annotations[api.AnnotationName]
+	_, legacy := pod.Annotations[api.AnnotationNameLegacy]
+	return ours || legacy
+}
+
+// named checks the annotations.
+func named(pod *corev1.Pod) error {
+	for _, pair := range [][2]string{{api.AnnotationSet, api.AnnotationSetLegacy},
+		{api.AnnotationName, api.AnnotationNameLegacy}} {
+		ours, is := pod.Annotations[pair[0]]
+		legacy, was := pod.Annotations[pair[1]]
+		if is && was && ours != legacy {
+			return fmt.Errorf("the annotations %s and %s differ, %q and %q: remove one of them",
+				pair[0], pair[1], ours, legacy)
+		}
+	}
+	if name := SetName(pod); len(name) > maxLabel {
+		return fmt.Errorf("the name of VMIdentitySet %q has more than %d characters, so pods "+
+			"cannot use it: make one with a shorter name", name, maxLabel)
+	}
+	return nil
+}
+
+func missing(pod *corev1.Pod) error {
+	return fmt.Errorf("there is no VMIdentitySet %q in namespace %q: make it first, or correct "+
+		"the pod's annotation. If it was made just now, try again", SetName(pod), pod.Namespace)
+}
+
+// reserved are the names of what Pod adds.
+var reserved = []string{api.DiskContainer, api.DiskContainer + "-data",
+	api.DiskContainer + "-image", credentialVolume}
+
+// taken reports whether a container or a volume has a name.
+func taken(spec *corev1.PodSpec, name string) bool {
+	return slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers),
+		func(c corev1.Container) bool { return c.Name == name }) ||
+		slices.ContainsFunc(spec.Volumes,
+			func(v corev1.Volume) bool { return v.Name == name })
+}
+
+// images refuses another image of the set's repository: the machine would run beside a disk of
+// another version.
+func images(pod *corev1.Pod, set *api.VMIdentitySet) error {
+	reference, digest, _ := strings.Cut(set.Spec.Image, "@")
+	repository := reference
+	if colon := strings.LastIndex(reference, ":"); colon > strings.LastIndex(reference, "/") {
+		repository = reference[:colon]
+	}
+	for _, image := range references(pod) {
+		rest, same := strings.CutPrefix(image, repository)
+		same = same && !strings.Contains(rest, "/") &&
+			(rest == "" || rest[0] == ':' || rest[0] == '@')
+		if same && !strings.HasSuffix(image, "@"+digest) {
+			return fmt.Errorf("the pod has image %s, and VMIdentitySet %q has %s: name the image "+
+				"of the set, by its digest", image, set.Name, set.Spec.Image)
+		}
+	}
+	return nil
+}
+
+// references are the images that a pod names.
+func references(pod *corev1.Pod) []string {
+	var all []string
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		all = append(all, c.Image)
+	}
+	for _, v := range pod.Spec.Volumes {
+		if v.Image != nil {
+			all = append(all, v.Image.Reference)
+		}
+	}
+	return all
+}
+
+// Made checks a pod that is about to be made, after everything that changes pods has changed it.
+func Made(pod *corev1.Pod, set *api.VMIdentitySet) error {
+	if err := named(pod); err != nil {
+		return err
+	}
+	if set == nil || pod.Labels[api.LabelSet] != SetName(pod) {
+		return missing(pod)
+	}
+	if identity := IdentityName(pod); pod.Labels[api.LabelIdentity] != identity {
+		return fmt.Errorf("the label %s must be %q, as admission made it", api.LabelIdentity,
+			identity)
+	}
+	if !slices.Contains(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: api.Gate}) {
+		return fmt.Errorf("the scheduling gate %s is missing: the pod has to wait for its disk",
+			api.Gate)
+	}
+	return images(pod, set)
+}
+
+// Changed checks an update of a pod. The set is nil if there is none any more.
+func Changed(before, after *corev1.Pod, set *api.VMIdentitySet) error {
+	for _, key := range []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
+		api.AnnotationNameLegacy} {
+		if !same(before.Annotations, after.Annotations, key) {
+			return unchangeable("annotation", key)
+		}
+	}
+	for _, key := range []string{api.LabelIdentity, api.LabelSet} {
+		if !same(before.Labels, after.Labels, key) {
+			return unchangeable("label", key)
+		}
+	}
+	if set == nil || slices.Equal(references(before), references(after)) {
+		return nil
+	}
+	return images(after, set)
+}
+
+func unchangeable(kind, key string) error {
+	return fmt.Errorf("the %s %s names the disk of the pod, and cannot be changed: delete the "+
+		"pod, and make it again", kind, key)
+}
+
+func same(before, after map[string]string, key string) bool {
+	was, had := before[key]
+	is, has := after[key]
+	return had == has && was == is
+}
+
+// Identity checks that a VMIdentity that is there already is what a pod asks for. Policies cannot
+// look for it; where they work, the controller finds it, and the pod keeps its gate.
+func Identity(set *api.VMIdentitySet, identity *api.VMIdentity) error {
+	const advice = "name another disk by the annotation " + api.AnnotationName +
+		", or delete the VMIdentity with its data"
+	if identity.Spec.SetName != set.Name {
+		owner := "no VMIdentitySet"
+		if identity.Spec.SetName != "" {
+			owner = fmt.Sprintf("VMIdentitySet %q", identity.Spec.SetName)
+		}
+		return fmt.Errorf("VMIdentity %q belongs to %s, and the pod names %q: %s", identity.Name,
+			owner, set.Name, advice)
+	}
+	if identity.Spec.Image != set.Spec.Image {
+		return fmt.Errorf("VMIdentity %q has image %s, and VMIdentitySet %q has %s: %s",
+			identity.Name, identity.Spec.Image, set.Name, set.Spec.Image, advice)
+	}
+	return nil
+}

@@ -1,0 +1,238 @@
+package inject_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/inject"
+)
+
+var (
+	digest = "@sha256:" + strings.Repeat("a", 64)
+	other  = "@sha256:" + strings.Repeat("b", 64)
+)
+
+func aSet(change func(*api.VMIdentitySet)) *api.VMIdentitySet {
+	set := &api.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Namespace: "vms", Name: "fedora"},
+		Spec: api.DiskSpec{Image: "registry.example.com:5000/fedora:42" + digest,
+			Type: api.PersistentVolume, Population: api.Overlay, Attachment: api.Sidecar}}
+	if change != nil {
+		change(set)
+	}
+	return set
+}
+
+func aPod(change func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "vms", Name: "vm",
+			Annotations: map[string]string{api.AnnotationSet: "fedora"}},
+		Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "first", Image: "tool"}},
+			Containers: []corev1.Container{{Name: "vm", Image: "qemu"}, {Name: "log", Image: "l"}}},
+	}
+	if change != nil {
+		change(pod)
+	}
+	return pod
+}
+
+var options = inject.Options{Server: "kubevirt.io:disk"}
+
+func names[T any](all []T, name func(T) string) (found []string) {
+	for _, one := range all {
+		found = append(found, name(one))
+	}
+	return found
+}
+
+func volumeNames(pod *corev1.Pod) []string {
+	return names(pod.Spec.Volumes, func(v corev1.Volume) string { return v.Name })
+}
+
+func TestPod(t *testing.T) {
+	pod := aPod(nil)
+	set := aSet(func(s *api.VMIdentitySet) {
+		size := resource.MustParse("1000000001")
+		s.Spec.Size = &size
+	})
+	require.NoError(t, inject.Pod(pod, set, options))
+	require.Equal(t, map[string]string{api.LabelIdentity: "vm", api.LabelSet: "fedora"}, pod.Labels)
+	require.Equal(t, []corev1.PodSchedulingGate{{Name: api.Gate}}, pod.Spec.SchedulingGates)
+	require.Equal(t, []string{api.DiskContainer, "first"}, names(pod.Spec.InitContainers,
+		func(c corev1.Container) string { return c.Name }))
+	disk := pod.Spec.InitContainers[0]
+	require.Equal(t, "kubevirt.io:disk", disk.Image)
+	require.Equal(t, "vmid-vm", disk.EnvFrom[0].SecretRef.Name)
+	require.Contains(t, disk.Env, corev1.EnvVar{Name: "SIZE", Value: "1000000512"})
+	require.Equal(t, []string{"disk-vda", "disk-vda-data", "disk-vda-image", "disk-vda-chap"},
+		volumeNames(pod))
+	require.Equal(t, "vmid-vm", pod.Spec.Volumes[1].PersistentVolumeClaim.ClaimName)
+	require.Equal(t, set.Spec.Image, pod.Spec.Volumes[2].Image.Reference)
+	require.Equal(t, "vmid-vm", pod.Spec.Volumes[3].Secret.SecretName)
+	for _, c := range pod.Spec.Containers {
+		require.Equal(t, []corev1.VolumeMount{{Name: "disk-vda-chap", ReadOnly: true,
+			MountPath: "/var/run/secrets/disk.kubevirt.io/vda"}}, c.VolumeMounts, c.Name)
+	}
+	require.EqualValues(t, 107, *pod.Spec.SecurityContext.FSGroup)
+	require.NoError(t, inject.Made(pod, set))
+}
+
+func TestKindsOfSets(t *testing.T) {
+	// A filled claim needs no image.
+	pod := aPod(nil)
+	require.NoError(t, inject.Pod(pod, aSet(func(s *api.VMIdentitySet) {
+		s.Spec.Population = api.Snapshot
+	}), options))
+	require.Equal(t, []string{"disk-vda", "disk-vda-data", "disk-vda-chap"}, volumeNames(pod))
+
+	// A disk that is served elsewhere.
+	pod = aPod(nil)
+	require.NoError(t, inject.Pod(pod, aSet(func(s *api.VMIdentitySet) {
+		s.Spec.Attachment = api.Service
+	}), options))
+	require.Equal(t, []string{"disk-vda-chap"}, volumeNames(pod))
+	require.Len(t, pod.Spec.InitContainers, 1)
+	require.Nil(t, pod.Spec.SecurityContext)
+	require.Len(t, pod.Spec.SchedulingGates, 1)
+}
+
+// The annotations of proposal 004.
+func TestLegacyAnnotations(t *testing.T) {
+	pod := aPod(func(p *corev1.Pod) {
+		p.Annotations = map[string]string{api.AnnotationSetLegacy: "fedora",
+			api.AnnotationNameLegacy: "kept"}
+	})
+	require.True(t, inject.Asks(pod))
+	require.NoError(t, inject.Pod(pod, aSet(nil), options))
+	require.Equal(t, "kept", pod.Labels[api.LabelIdentity])
+	require.Equal(t, "vmid-kept", pod.Spec.Volumes[1].PersistentVolumeClaim.ClaimName)
+	require.False(t, inject.Asks(&corev1.Pod{}))
+}
+
+// What is refused, here and by the policies, is in integration/kubernetes with the same cases on an
+// API server. This is what needs no server: a refused pod is not changed, and who asks the webhook
+// twice is told.
+func TestRefusedIsUnchanged(t *testing.T) {
+	pod := aPod(func(p *corev1.Pod) {
+		p.Spec.Containers[0].Image = "registry.example.com:5000/fedora"
+	})
+	want := pod.DeepCopy()
+	require.ErrorContains(t, inject.Pod(pod, aSet(nil), options),
+		"the pod has image registry.example.com:5000/fedora, and VMIdentitySet")
+	require.Equal(t, want, pod)
+	pod = aPod(nil)
+	require.NoError(t, inject.Pod(pod, aSet(nil), options))
+	require.ErrorContains(t, inject.Pod(pod, aSet(nil), options), `"disk-vda" already`)
+}
+
+func TestImages(t *testing.T) {
+	for image, allowed := range map[string]bool{
+		"registry.example.com:5000/fedora" + digest:    true,
+		"registry.example.com:5000/fedora:41" + digest: true,
+		"registry.example.com:5000/fedora" + other:     false,
+		"registry.example.com:5000/fedora:42":          false,
+		"registry.example.com:5000/fedora":             false,
+		"registry.example.com:5000/fedora-tools:1":     true,
+		"registry.example.com:5000/fedora/tools:1":     true,
+		"registry.example.com:5000/fedora:42/tools":    true, // no reference at all
+		"other.example.com/fedora" + other:             true,
+		"registry.example.com/5000/fedora:42" + other:  true,
+		"registry.example.com:5000/fedora2" + other:    true,
+	} {
+		for place, put := range map[string]func(*corev1.Pod){
+			"container":      func(p *corev1.Pod) { p.Spec.Containers[1].Image = image },
+			"init container": func(p *corev1.Pod) { p.Spec.InitContainers[0].Image = image },
+			"volume": func(p *corev1.Pod) {
+				p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+					Image: &corev1.ImageVolumeSource{Reference: image}}}}
+			},
+		} {
+			err := inject.Pod(aPod(put), aSet(nil), options)
+			require.Equal(t, allowed, err == nil, "%s %s: %v", place, image, err)
+		}
+	}
+}
+
+func TestMade(t *testing.T) {
+	for want, change := range map[string]func(*corev1.Pod){
+		`there is no VMIdentitySet "other" in namespace "vms"`: func(p *corev1.Pod) {
+			p.Annotations[api.AnnotationSet] = "other"
+		},
+		`the label disk.kubevirt.io/identity must be "vm"`: func(p *corev1.Pod) {
+			p.Labels[api.LabelIdentity] = "another"
+		},
+		"the scheduling gate disk.kubevirt.io/identity is missing": func(p *corev1.Pod) {
+			p.Spec.SchedulingGates = nil
+		},
+		"the pod has image registry.example.com:5000/fedora:43": func(p *corev1.Pod) {
+			p.Spec.Containers[0].Image = "registry.example.com:5000/fedora:43"
+		},
+	} {
+		pod := aPod(nil)
+		require.NoError(t, inject.Pod(pod, aSet(nil), options))
+		change(pod)
+		require.ErrorContains(t, inject.Made(pod, aSet(nil)), want)
+	}
+	require.ErrorContains(t, inject.Made(aPod(nil), nil), "there is no VMIdentitySet")
+}
+
+func TestChanged(t *testing.T) {
+	before := aPod(nil)
+	require.NoError(t, inject.Pod(before, aSet(nil), options))
+	for want, change := range map[string]func(*corev1.Pod){
+		"the annotation disk.kubevirt.io/identity-set names": func(p *corev1.Pod) {
+			delete(p.Annotations, api.AnnotationSet)
+		},
+		"the annotation VirtletVMIdentitySet names": func(p *corev1.Pod) {
+			p.Annotations[api.AnnotationSetLegacy] = "fedora"
+		},
+		"the annotation disk.kubevirt.io/identity-name names": func(p *corev1.Pod) {
+			p.Annotations[api.AnnotationName] = ""
+		},
+		"the annotation VirtletVMIdentityName names": func(p *corev1.Pod) {
+			p.Annotations[api.AnnotationNameLegacy] = "a"
+		},
+		"the label disk.kubevirt.io/identity names": func(p *corev1.Pod) {
+			p.Labels[api.LabelIdentity] = "a"
+		},
+		"the label disk.kubevirt.io/identity-set names": func(p *corev1.Pod) {
+			delete(p.Labels, api.LabelSet)
+		},
+		"the pod has image": func(p *corev1.Pod) {
+			p.Spec.Containers[0].Image = "registry.example.com:5000/fedora"
+		},
+	} {
+		after := before.DeepCopy()
+		change(after)
+		require.ErrorContains(t, inject.Changed(before, after, aSet(nil)), want)
+	}
+	// The gate goes, other labels come, and images change as they may. A set that was made anew
+	// with another image holds no pod up that was there before.
+	after := before.DeepCopy()
+	after.Spec.SchedulingGates, after.Labels["a"] = nil, "b"
+	after.Spec.Containers[0].Image = "qemu:2"
+	require.NoError(t, inject.Changed(before, after, aSet(nil)))
+	require.NoError(t, inject.Changed(before, after, nil))
+	before.Spec.Containers[0].Image = "registry.example.com:5000/fedora" + other
+	after = before.DeepCopy()
+	after.Spec.SchedulingGates = nil
+	require.NoError(t, inject.Changed(before, after, aSet(nil)))
+}
+
+func TestIdentity(t *testing.T) {
+	set := aSet(nil)
+	identity := &api.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"},
+		Spec: api.VMIdentitySpec{DiskSpec: set.Spec, SetName: "fedora"}}
+	require.NoError(t, inject.Identity(set, identity))
+	identity.Spec.Image = "another"
+	require.ErrorContains(t, inject.Identity(set, identity),
+		`VMIdentity "vm" has image another, and VMIdentitySet "fedora" has registry`)
+	identity.Spec.SetName = ""
+	require.ErrorContains(t, inject.Identity(set, identity),
+		`VMIdentity "vm" belongs to no VMIdentitySet, and the pod names "fedora"`)
+}
