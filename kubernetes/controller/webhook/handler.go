@@ -1,0 +1,124 @@
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"gomodules.xyz/jsonpatch/v2"
+
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/inject"
+)
+
+// handler answers the API server. It reads sets and identities from there, not from a cache: a set
+// that was just made is found.
+type handler struct {
+	reader  client.Reader
+	options inject.Options
+}
+
+// mutate gives a new pod its disk, or refuses the pod.
+func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Response {
+	pod, err := decode(r.Object.Raw, r.Namespace)
+	if err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	if r.Operation != admissionv1.Create || !inject.Asks(pod) {
+		return admission.Allowed("")
+	}
+	set, err := h.set(ctx, pod)
+	if err != nil {
+		return admission.Errored(http.StatusInternalServerError, err)
+	}
+	before, err := json.Marshal(pod)
+	if err != nil {
+		return admission.Errored(http.StatusInternalServerError, err)
+	}
+	if err := inject.Pod(pod, set, h.options); err != nil {
+		return admission.Denied(err.Error())
+	}
+	identity := &api.VMIdentity{}
+	key := client.ObjectKey{Namespace: r.Namespace, Name: inject.IdentityName(pod)}
+	switch err := h.reader.Get(ctx, key, identity); {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return admission.Errored(http.StatusInternalServerError, err)
+	default:
+		if err := inject.Identity(set, identity); err != nil {
+			return admission.Denied(err.Error())
+		}
+	}
+	after, err := json.Marshal(pod)
+	if err != nil {
+		return admission.Errored(http.StatusInternalServerError, err)
+	}
+	// Both come from the same type, so that the patch has nothing but what was changed here.
+	patch, err := jsonpatch.CreatePatch(before, after)
+	if err != nil {
+		return admission.Errored(http.StatusInternalServerError, err)
+	}
+	return admission.Patched("", patch...)
+}
+
+// validate checks a pod after everything that changes pods has changed it.
+func (h *handler) validate(ctx context.Context, r admission.Request) admission.Response {
+	pod, err := decode(r.Object.Raw, r.Namespace)
+	if err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	set, err := h.set(ctx, pod)
+	if err != nil {
+		return admission.Errored(http.StatusInternalServerError, err)
+	}
+	switch r.Operation {
+	case admissionv1.Create:
+		if !inject.Asks(pod) {
+			return admission.Allowed("")
+		}
+		err = inject.Made(pod, set)
+	case admissionv1.Update:
+		old, wrong := decode(r.OldObject.Raw, r.Namespace)
+		if wrong != nil {
+			return admission.Errored(http.StatusBadRequest, wrong)
+		}
+		err = inject.Changed(old, pod, set)
+	}
+	if err != nil {
+		return admission.Denied(err.Error())
+	}
+	return admission.Allowed("")
+}
+
+// set is the VMIdentitySet that a pod names, or nil if there is none.
+func (h *handler) set(ctx context.Context, pod *corev1.Pod) (*api.VMIdentitySet, error) {
+	name := inject.SetName(pod)
+	if name == "" {
+		return nil, nil
+	}
+	set := &api.VMIdentitySet{}
+	err := h.reader.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: name}, set)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("VMIdentitySet %q cannot be read: %w", name, err)
+	}
+	return set, nil
+}
+
+func decode(raw []byte, namespace string) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	if err := json.Unmarshal(raw, pod); err != nil {
+		return nil, fmt.Errorf("the request has no pod: %w", err)
+	}
+	pod.Namespace = namespace
+	return pod, nil
+}

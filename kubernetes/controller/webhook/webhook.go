@@ -1,0 +1,121 @@
+package webhook
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"kubevirt.io/disk/kubernetes/inject"
+)
+
+// The paths of the webhooks.
+const (
+	PathMutate   = "/mutate-pods"
+	PathValidate = "/validate-pods"
+)
+
+// Options say where the webhook answers, and which objects it keeps.
+type Options struct {
+	Inject inject.Options
+	// Listen is the address of the webhook, as ":9443".
+	Listen string
+	// Namespace and Service are where the API server finds the webhook. The certificate is for
+	// SERVICE.NAMESPACE.svc.
+	Namespace, Service string
+	// Secret is the name of the Secret with the certificate, in Namespace.
+	Secret string
+	// Configuration is the name of the MutatingWebhookConfiguration and of the
+	// ValidatingWebhookConfiguration, whose caBundle is kept.
+	Configuration string
+	// Names are further names that the certificate is for.
+	Names []string
+}
+
+// Setup adds the webhook to a manager. Every replica answers, whoever leads.
+func Setup(mgr manager.Manager, o Options) error {
+	host, port, err := net.SplitHostPort(o.Listen)
+	if err != nil {
+		return fmt.Errorf("webhook-listen: %q is no address: write it as :9443", o.Listen)
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || number == 0 {
+		return fmt.Errorf("webhook-listen: %q has no port: write it as :9443", o.Listen)
+	}
+	if o.Inject.Server == "" {
+		return errors.New("server-image: it is missing: the webhook gives it to pods")
+	}
+	if o.Namespace == "" || o.Service == "" {
+		return errors.New("webhook-service: the webhook needs the namespace and the name of its " +
+			"Service")
+	}
+	keep := &keeper{
+		reader: mgr.GetAPIReader(), writer: mgr.GetClient(),
+		log: mgr.GetLogger().WithName("webhook"),
+		secret: client.ObjectKey{Namespace: o.Namespace,
+			Name: cmp.Or(o.Secret, "kubevirt-disk-webhook")},
+		configuration: cmp.Or(o.Configuration, "pods.disk.kubevirt.io"),
+		names: append([]string{o.Service + "." + o.Namespace + ".svc",
+			o.Service + "." + o.Namespace + ".svc.cluster.local"}, o.Names...),
+		now: time.Now,
+	}
+	server := webhook.NewServer(webhook.Options{Host: host, Port: int(number),
+		TLSOpts: []func(*tls.Config){func(c *tls.Config) {
+			c.MinVersion = tls.VersionTLS13
+			c.GetCertificate = keep.certificate
+		}}})
+	answer := &handler{reader: mgr.GetAPIReader(), options: o.Inject}
+	server.Register(PathMutate, &webhook.Admission{Handler: admission.HandlerFunc(answer.mutate)})
+	server.Register(PathValidate,
+		&webhook.Admission{Handler: admission.HandlerFunc(answer.validate)})
+	return errors.Join(mgr.Add(keep), mgr.Add(server),
+		mgr.AddReadyzCheck("webhook", func(r *http.Request) error {
+			if _, err := keep.certificate(nil); err != nil {
+				return err
+			}
+			return server.StartedChecker()(r)
+		}))
+}
+
+var _ manager.LeaderElectionRunnable = (*keeper)(nil)
+
+// NeedLeaderElection says that every replica keeps the certificate that it shows.
+func (k *keeper) NeedLeaderElection() bool { return false }
+
+// How often the certificate and the configurations are looked at, and how soon again after a
+// failure or a change.
+const (
+	every = 10 * time.Minute
+	again = 10 * time.Second
+)
+
+// Start keeps the certificate until the context ends.
+func (k *keeper) Start(ctx context.Context) error {
+	ctx = ctrl.LoggerInto(ctx, k.log)
+	for {
+		wait := every
+		changed, err := k.sync(ctx)
+		if err != nil && ctx.Err() == nil {
+			k.log.Error(err, "the certificate of the webhook could not be kept: trying again")
+		}
+		if err != nil || changed {
+			wait = again
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
