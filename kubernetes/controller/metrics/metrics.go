@@ -1,0 +1,107 @@
+// Package metrics shows the state of VMIdentity objects, and of the pods that wait for them, as
+// Prometheus series. They are counted when they are asked for, from what the controllers have read
+// already: no series has the name of an identity, and nothing is kept here. Only the replica that
+// leads has them.
+package metrics
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+var (
+	identities = prometheus.NewDesc("kubevirt_disk_identities",
+		"VMIdentity objects by their conditions.",
+		[]string{"namespace", "condition", "status", "reason"}, nil)
+	identitiesSince = prometheus.NewDesc("kubevirt_disk_identities_since_timestamp_seconds",
+		"When the first of these VMIdentity objects got this condition, as Unix time.",
+		[]string{"namespace", "condition", "status", "reason"}, nil)
+	waiting = prometheus.NewDesc("kubevirt_disk_waiting_pods",
+		"Pods that wait for their VMIdentity.", []string{"namespace"}, nil)
+	waitingSince = prometheus.NewDesc("kubevirt_disk_waiting_pods_since_timestamp_seconds",
+		"When the first of the waiting pods was made, as Unix time.", []string{"namespace"}, nil)
+)
+
+// collector lists what the cache has.
+type collector struct{ reader client.Reader }
+
+// New makes the collector of identities and pods. The reader has to be a cache: each scrape lists
+// everything.
+func New(reader client.Reader) prometheus.Collector { return &collector{reader: reader} }
+
+// Describe implements prometheus.Collector.
+func (*collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{identities, identitiesSince, waiting, waitingSince} {
+		out <- d
+	}
+}
+
+// tally is how many objects there are of a kind, and since when.
+type tally struct {
+	count int
+	since time.Time
+}
+
+func (t tally) add(when time.Time) tally {
+	if t.count == 0 || when.Before(t.since) {
+		t.since = when
+	}
+	t.count++
+	return t
+}
+
+func (t tally) emit(out chan<- prometheus.Metric, count, since *prometheus.Desc, labels ...string) {
+	out <- prometheus.MustNewConstMetric(count, prometheus.GaugeValue, float64(t.count), labels...)
+	out <- prometheus.MustNewConstMetric(since, prometheus.GaugeValue, float64(t.since.Unix()),
+		labels...)
+}
+
+// timeout is for a cache that has not been filled yet.
+const timeout = time.Second
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var all api.VMIdentityList
+	// A replica that does not lead has no such cache, and nothing to say.
+	if c.reader.List(ctx, &all, client.UnsafeDisableDeepCopy) == nil {
+		found := make(map[[4]string]tally)
+		for _, one := range all.Items {
+			for _, condition := range one.Status.Conditions {
+				key := [4]string{one.Namespace, condition.Type, string(condition.Status),
+					condition.Reason}
+				found[key] = found[key].add(condition.LastTransitionTime.Time)
+			}
+			if len(one.Status.Conditions) == 0 {
+				key := [4]string{one.Namespace, api.ConditionReady, string(metav1.ConditionUnknown),
+					api.ReasonUnknown}
+				found[key] = found[key].add(one.CreationTimestamp.Time)
+			}
+		}
+		for key, t := range found {
+			t.emit(out, identities, identitiesSince, key[:]...)
+		}
+	}
+	var pods corev1.PodList
+	if c.reader.List(ctx, &pods, client.UnsafeDisableDeepCopy) == nil {
+		found := make(map[string]tally)
+		for _, pod := range pods.Items {
+			if pod.DeletionTimestamp == nil && slices.Contains(pod.Spec.SchedulingGates,
+				corev1.PodSchedulingGate{Name: api.Gate}) {
+				found[pod.Namespace] = found[pod.Namespace].add(pod.CreationTimestamp.Time)
+			}
+		}
+		for namespace, t := range found {
+			t.emit(out, waiting, waitingSince, namespace)
+		}
+	}
+}
