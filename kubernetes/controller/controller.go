@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/pet"
 )
 
 // Options are the settings of all controllers.
@@ -49,7 +50,10 @@ func (o Options) Check() error {
 
 // Setup adds every controller to a manager, which has the Scheme and the Cache of this package.
 func Setup(mgr ctrl.Manager, o Options) error {
-	return o.Check()
+	if err := o.Check(); err != nil {
+		return err
+	}
+	return pet.Setup(mgr, o.Concurrency)
 }
 
 // Scheme has the types that the controllers read and write.

@@ -11,6 +11,14 @@ const (
 	ConditionInUse = "InUse"
 	// ConditionHydrated says that the disk needs its image no more.
 	ConditionHydrated = "Hydrated"
+	// ConditionServed says that a disk with attachment Service can be logged in to.
+	ConditionServed = "Served"
+	// ConditionVolumeReady says that the claim of AnnotationVolumeClaim has the disk.
+	ConditionVolumeReady = "VolumeReady"
+	// ConditionHandedOver says what became of the handover that annotations ask for.
+	ConditionHandedOver = "HandedOver"
+	// ConditionPopulated says that there is a snapshot of the image, for population Snapshot.
+	ConditionPopulated = "Populated"
 	// ConditionMoving says that a Local disk is being moved to another node.
 	ConditionMoving = "Moving"
 )
@@ -28,6 +36,7 @@ const (
 	ReasonResizing        = "Resizing"
 	ReasonPopulating      = "Populating"
 	ReasonPopulationError = "PopulationError"
+	ReasonPopulated       = "Populated"
 	ReasonInUse           = "InUse"
 	ReasonNotInUse        = "NotInUse"
 	ReasonDeleting        = "Deleting"
@@ -40,6 +49,14 @@ const (
 	ReasonMoved           = "Moved"
 	ReasonSourceGone      = "SourceGone"
 	ReasonServing         = "Serving"
+	ReasonStarting        = "Starting"
+	ReasonStopping        = "Stopping"
+	ReasonStopped         = "Stopped"
 	ReasonFailed          = "Failed"
 	ReasonInvalid         = "Invalid"
+
+	ReasonHandoverPending   = "HandoverPending"
+	ReasonHandoverOpen      = "HandoverOpen"
+	ReasonHandedOver        = "HandedOver"
+	ReasonHandoverCancelled = "HandoverCancelled"
 )

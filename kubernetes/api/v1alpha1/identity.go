@@ -228,6 +228,10 @@ type VMIdentityStatus struct {
 	// targetName is the IQN that the disk is served by.
 	// +optional
 	TargetName string `json:"targetName,omitempty"`
+	// handover is the last step of a handover that was done: open, finish or cancel, and the
+	// initiator.
+	// +optional
+	Handover string `json:"handover,omitempty"`
 	// +listType=map
 	// +listMapKey=type
 	// +optional

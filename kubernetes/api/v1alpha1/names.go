@@ -21,11 +21,37 @@ const (
 	LabelIdentity = Group + "/identity"
 	// LabelSet is on a VMIdentity and on a pod: the name of the VMIdentitySet.
 	LabelSet = Group + "/identity-set"
+	// LabelPet is on all that is made of a VMPet, and on its pod: the name of the VMPet.
+	LabelPet = Group + "/pet"
+	// LabelServer is on the pod that serves the disk of an identity with attachment Service: the
+	// name of the VMIdentity. No machine is in it.
+	LabelServer = Group + "/server"
 	// Finalizer holds a VMIdentity until no pod uses its claim.
 	Finalizer = Group + "/claim"
+	// FinalizerService holds a VMIdentity until its disk is not served any more.
+	FinalizerService = Group + "/service"
 	// FieldManager owns the fields that the controller applies.
 	FieldManager = "kubevirt-disk-controller"
 )
+
+// Annotations of a VMIdentity with attachment Service.
+const (
+	// AnnotationVolumeClaim asks for a block PersistentVolume of type iscsi, which nodes log in to
+	// the disk for: the name of its claim.
+	AnnotationVolumeClaim = Group + "/volume-claim"
+	// AnnotationVolumeAccess is the access mode of that volume. Without it: ReadWriteOncePod.
+	AnnotationVolumeAccess = Group + "/volume-access"
+	// AnnotationHandoverTo lets a second initiator use the disk too, for a live migration: its
+	// name.
+	AnnotationHandoverTo = Group + "/handover-to"
+	// AnnotationHandoverStep ends that: finish makes the second initiator the owner and fences the
+	// first, cancel fences the second.
+	AnnotationHandoverStep = Group + "/handover-step"
+)
+
+// AnnotationHandoverRequest is on the pod that serves a disk: the step of a handover that the
+// daemon in it is to do, as JSON. The controller sets it.
+const AnnotationHandoverRequest = Group + "/handover"
 
 // The container of a pod that serves the disk, and the device of the disk in the machine.
 const (

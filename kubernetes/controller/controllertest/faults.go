@@ -1,0 +1,138 @@
+// Package controllertest has what the tests of several controllers need.
+package controllertest
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+)
+
+// Calls counts the requests of a client, and makes one of them fail.
+type Calls struct {
+	Reads, Writes int
+	writes        []bool // of each request: it was a write
+	// Fail is the request that fails, counted from 1; 0: none does. A write that fails has been
+	// carried out if Late is set: only its answer is lost.
+	Fail int
+	Late bool
+	// Err is what it fails with; nil: ErrLost.
+	Err error
+}
+
+// ErrLost is a connection that broke.
+var ErrLost = errors.New("the connection to the API server is lost")
+
+func (c *Calls) count(n *int, do func() error, write bool) error {
+	*n++
+	c.writes = append(c.writes, write)
+	if c.Reads+c.Writes != c.Fail {
+		return do()
+	}
+	if write && c.Late {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	if c.Err != nil {
+		return c.Err
+	}
+	return ErrLost
+}
+
+// Client is a client whose requests are counted.
+func (c *Calls) Client(of client.WithWatch) client.WithWatch {
+	read := func(do func() error) error { return c.count(&c.Reads, do, false) }
+	write := func(do func() error) error { return c.count(&c.Writes, do, true) }
+	return interceptor.NewClient(of, interceptor.Funcs{
+		Get: func(ctx context.Context, in client.WithWatch, key client.ObjectKey, o client.Object,
+			opts ...client.GetOption) error {
+			return read(func() error { return in.Get(ctx, key, o, opts...) })
+		},
+		List: func(ctx context.Context, in client.WithWatch, l client.ObjectList,
+			opts ...client.ListOption) error {
+			return read(func() error { return in.List(ctx, l, opts...) })
+		},
+		Create: func(ctx context.Context, in client.WithWatch, o client.Object,
+			opts ...client.CreateOption) error {
+			return write(func() error { return in.Create(ctx, o, opts...) })
+		},
+		Delete: func(ctx context.Context, in client.WithWatch, o client.Object,
+			opts ...client.DeleteOption) error {
+			return write(func() error { return in.Delete(ctx, o, opts...) })
+		},
+		Update: func(ctx context.Context, in client.WithWatch, o client.Object,
+			opts ...client.UpdateOption) error {
+			return write(func() error { return in.Update(ctx, o, opts...) })
+		},
+		Patch: func(ctx context.Context, in client.WithWatch, o client.Object, p client.Patch,
+			opts ...client.PatchOption) error {
+			return write(func() error { return in.Patch(ctx, o, p, opts...) })
+		},
+		Apply: func(ctx context.Context, in client.WithWatch, o runtime.ApplyConfiguration,
+			opts ...client.ApplyOption) error {
+			return write(func() error { return in.Apply(ctx, o, opts...) })
+		},
+		SubResourcePatch: func(ctx context.Context, in client.Client, sub string, o client.Object,
+			p client.Patch, opts ...client.SubResourcePatchOption) error {
+			return write(func() error { return in.SubResource(sub).Patch(ctx, o, p, opts...) })
+		},
+	})
+}
+
+// Conflict is what the API server answers to a write of an object that somebody else has written.
+func Conflict() error {
+	return apierrors.NewConflict(schema.GroupResource{Resource: "objects"}, "x",
+		errors.New("the object has been modified"))
+}
+
+// EachFault runs a test once for each request that a client can fail at. A write fails twice: with
+// a conflict, and with the answer lost. run makes a world, reconciles in it with the client that it
+// is given until nothing is left to do, and checks the end.
+func EachFault(t *testing.T, run func(t *testing.T, calls *Calls)) {
+	t.Helper()
+	var whole Calls
+	run(t, &whole)
+	require.Positive(t, whole.Writes)
+	for fail := 1; fail <= whole.Reads+whole.Writes; fail++ {
+		faults := []Calls{{}}
+		if whole.writes[fail-1] {
+			faults = []Calls{{Late: true}, {Err: Conflict()}}
+		}
+		for _, calls := range faults {
+			calls.Fail = fail
+			run(t, &calls)
+			if t.Failed() {
+				t.Fatalf("with a fault at request %d: late %v, error %v", fail, calls.Late,
+					calls.Err)
+			}
+		}
+	}
+}
+
+// Labelled is a client that reads only what has a label of some kinds, as from a cache that has
+// nothing else of them.
+func Labelled(of client.WithWatch, label string, kinds ...client.Object) client.WithWatch {
+	return interceptor.NewClient(of, interceptor.Funcs{
+		Get: func(ctx context.Context, in client.WithWatch, key client.ObjectKey, o client.Object,
+			opts ...client.GetOption) error {
+			err := in.Get(ctx, key, o, opts...)
+			limited := slices.ContainsFunc(kinds, func(kind client.Object) bool {
+				return reflect.TypeOf(kind) == reflect.TypeOf(o)
+			})
+			if err != nil || !limited || o.GetLabels()[label] != "" {
+				return err
+			}
+			reflect.ValueOf(o).Elem().SetZero()
+			return apierrors.NewNotFound(schema.GroupResource{Resource: "objects"}, key.Name)
+		},
+	})
+}

@@ -1,0 +1,64 @@
+package objects
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// AnnotationApplied is on an object that Ensure made: a digest of what was applied.
+const AnnotationApplied = v1alpha1.Group + "/applied"
+
+// Ensure applies an object unless the same was applied before, which costs no request then. It says
+// whether it did. have is the object as it was read; without a resourceVersion there is none yet.
+// What others change in fields of the object is left alone until another object is wanted.
+func Ensure(ctx context.Context, c client.Client, have, want client.Object) (bool, error) {
+	digest, err := digest(want)
+	if err != nil {
+		return false, err
+	}
+	if have.GetResourceVersion() != "" && have.GetAnnotations()[AnnotationApplied] == digest {
+		return false, nil
+	}
+	annotations := map[string]string{AnnotationApplied: digest}
+	maps.Copy(annotations, want.GetAnnotations())
+	want.SetAnnotations(annotations)
+	return true, Apply(ctx, c, want)
+}
+
+// Make is Ensure for a kind of which the cache has only our own objects. What somebody else has
+// made under the name is not in the cache, and must not be changed: the error is AlreadyExists.
+func Make(ctx context.Context, c client.Client, have, want client.Object) (bool, error) {
+	if have.GetResourceVersion() != "" {
+		return Ensure(ctx, c, have, want)
+	}
+	digest, err := digest(want)
+	if err != nil {
+		return false, err
+	}
+	annotations := map[string]string{AnnotationApplied: digest}
+	maps.Copy(annotations, want.GetAnnotations())
+	want.SetAnnotations(annotations)
+	return true, c.Create(ctx, want, client.FieldOwner(v1alpha1.FieldManager))
+}
+
+func digest(object client.Object) (string, error) {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", object.GetName(), err)
+	}
+	text, err := json.Marshal(content)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", object.GetName(), err)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16]), nil
+}

@@ -1,0 +1,6 @@
+// Package pet makes a VMIdentitySet and a StatefulSet of one pod of each VMPet.
+//
+// Both have the name of the pet and belong to it, so they go when it goes. The VMIdentity has that
+// name, too, and belongs to nobody: the disk stays when the pet is deleted, and a new pet of the
+// same name has it again. A pet that does not run has a StatefulSet without a pod.
+package pet

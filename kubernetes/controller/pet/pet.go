@@ -1,0 +1,177 @@
+package pet
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Reconciler brings a VMPet about.
+type Reconciler struct {
+	Client client.Client
+	Events events.EventRecorder
+}
+
+// Setup adds the controller to a manager.
+func Setup(mgr ctrl.Manager, concurrency int) error {
+	r := &Reconciler{Client: mgr.GetClient(), Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
+	// The disk of a pet has its name.
+	ofIdentity := func(_ context.Context, o client.Object) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+	}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("pet").
+		For(&v1alpha1.VMPet{}).
+		Owns(&v1alpha1.VMIdentitySet{}).
+		Owns(&appsv1.StatefulSet{}).
+		Watches(&v1alpha1.VMIdentity{}, handler.EnqueueRequestsFromMapFunc(ofIdentity)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency}).
+		Complete(r)
+}
+
+// Reconcile makes what a pet wants and tells its status.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var pet v1alpha1.VMPet
+	if err := r.Client.Get(ctx, req.NamespacedName, &pet); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if pet.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil // what belongs to it is collected
+	}
+	ready, err := r.make(ctx, &pet)
+	if err != nil && ready == nil {
+		return ctrl.Result{}, err
+	}
+	after := pet.DeepCopy()
+	after.Status.ObservedGeneration = pet.Generation
+	after.Status.IdentityName = pet.Name
+	news := objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
+	if _, statusErr := objects.PatchStatus(ctx, r.Client, &pet, after); statusErr != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
+	}
+	if news {
+		kind := corev1.EventTypeNormal
+		if ready.Reason == v1alpha1.ReasonFailed || ready.Reason == v1alpha1.ReasonInvalid {
+			kind = corev1.EventTypeWarning
+		}
+		r.Events.Eventf(after, nil, kind, ready.Reason, "Reconcile", "%s", ready.Message)
+	}
+	return ctrl.Result{}, err
+}
+
+// make makes the set and the StatefulSet of a pet. It returns condition Ready, and an error if
+// trying again may help. Without a condition nothing is known.
+func (r *Reconciler) make(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Condition, error) {
+	set, workload := &v1alpha1.VMIdentitySet{}, &appsv1.StatefulSet{}
+	wantedSet := identitySet(pet)
+	wanted, err := statefulSet(pet)
+	if err != nil {
+		return invalid(err), nil
+	}
+	// The set first: without it, admission refuses the pod.
+	all := []struct{ have, want client.Object }{{set, wantedSet}, {workload, wanted}}
+	for _, one := range all {
+		err := r.Client.Get(ctx, client.ObjectKeyFromObject(pet), one.have)
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return nil, err
+		case !metav1.IsControlledBy(one.have, pet):
+			return foreign(pet, one.want, one.have), nil
+		}
+	}
+	if workload.Spec.Replicas != nil && *workload.Spec.Replicas != replicas(pet) {
+		workload.SetAnnotations(nil) // somebody scaled it: apply it again
+	}
+	for _, one := range all {
+		if _, err := objects.Ensure(ctx, r.Client, one.have, one.want); err != nil {
+			return refused(one.want, err)
+		}
+	}
+	return r.state(ctx, pet, workload)
+}
+
+// foreign is the condition of a pet whose name is taken.
+func foreign(pet *v1alpha1.VMPet, want, have client.Object) *metav1.Condition {
+	said := "another object made it, or a person did: give the pet another name, or delete that"
+	for _, owner := range have.GetOwnerReferences() {
+		if owner.Kind == kindPet && owner.Name == pet.Name && owner.UID != pet.UID {
+			said = "it is of a pet of this name that was deleted: this pet goes on when it is gone"
+		}
+	}
+	return &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
+		Reason: v1alpha1.ReasonFailed, Message: fmt.Sprintf("there is a %s %s already; %s",
+			want.GetObjectKind().GroupVersionKind().Kind, have.GetName(), said)}
+}
+
+func invalid(err error) *metav1.Condition {
+	return &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
+		Reason: v1alpha1.ReasonInvalid, Message: err.Error()}
+}
+
+// refused is the condition after a request failed. What the API server finds wrong with the pet is
+// not tried again before the pet changes. No condition is told of what passes by itself.
+func refused(want client.Object, err error) (*metav1.Condition, error) {
+	err = fmt.Errorf("the %s cannot be made: %w",
+		want.GetObjectKind().GroupVersionKind().Kind, err)
+	switch {
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		return invalid(err), nil
+	case apierrors.IsForbidden(err):
+		c := invalid(err)
+		c.Reason = v1alpha1.ReasonFailed
+		return c, err
+	}
+	return nil, err
+}
+
+// state is condition Ready of a pet whose objects are there.
+func (r *Reconciler) state(ctx context.Context, pet *v1alpha1.VMPet,
+	workload *appsv1.StatefulSet) (*metav1.Condition, error) {
+	c := &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
+		Reason: v1alpha1.ReasonStarting}
+	pod := pet.Name + "-0"
+	switch {
+	case replicas(pet) == 0 && workload.Status.Replicas > 0:
+		c.Reason, c.Message = v1alpha1.ReasonStopping, fmt.Sprintf("pod %s is ending", pod)
+		return c, nil
+	case replicas(pet) == 0:
+		c.Reason = v1alpha1.ReasonStopped
+		c.Message = "running is false: the machine is off, and its disk stays"
+		return c, nil
+	case workload.Status.ReadyReplicas > 0:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonReady
+		c.Message = fmt.Sprintf("pod %s is ready", pod)
+		return c, nil
+	case workload.Status.Replicas == 0:
+		c.Message = fmt.Sprintf("pod %s is not there yet; if that lasts, \"kubectl describe "+
+			"statefulset %s\" tells why", pod, pet.Name)
+		return c, nil
+	}
+	var identity v1alpha1.VMIdentity
+	err := r.Client.Get(ctx, client.ObjectKeyFromObject(pet), &identity)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, err
+	}
+	c.Message = fmt.Sprintf("pod %s is starting; \"kubectl describe pod %s\" tells what it waits "+
+		"for", pod, pod)
+	for _, one := range identity.Status.Conditions {
+		if one.Type == v1alpha1.ConditionReady && one.Status != metav1.ConditionTrue {
+			c.Message = fmt.Sprintf("pod %s waits for its disk: %s", pod, one.Message)
+		}
+	}
+	return c, nil
+}
