@@ -1,54 +1,57 @@
 #!/usr/bin/env bash
-# Runs every fuzz test of the module for FUZZTIME, one after the other, because `go test -fuzz`
-# takes one at a time. Arguments are packages; the default is all of them. Minimizing is limited:
-# otherwise it can take all the time of a short run.
+# Runs every fuzz test of the module for FUZZTIME, one for each processor at a time. Arguments are
+# packages; the default is all of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-go=${GO:-go}
-fuzztime=${FUZZTIME:-60s}
+export GO=${GO:-go}
+export FUZZTIME=${FUZZTIME:-60s}
 [ $# -gt 0 ] || set -- ./...
 
-# Build only the packages with a fuzz test: `go test -list` alone would link all test binaries.
-mapfile -t packages < <("$go" list -f '{{.ImportPath}} {{.Dir}}' "$@" | while read -r package dir; do
-	if grep -qs '^func Fuzz' "$dir"/*_test.go; then
-		echo "$package"
-	fi
-done)
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+found=$("$GO" env GOCACHE)/fuzz # where `go test -fuzz` keeps the inputs that it finds
 
-# fuzz PACKAGE NAME: on a machine short of processors, the go command may report the end of the time
-# as a failure, and prints nothing else. Such a run found nothing and is repeated. A run that found
-# something names the input.
+# fuzz NAME BINARY DIRECTORY PACKAGE: one fuzz test in one process. Minimizing is limited: otherwise
+# it can take all the time of a short run. On a machine short of processors, the end of the time may
+# be reported as a failure, and nothing else is printed. Such a run found nothing and is repeated. A
+# run that found something names the input.
 fuzz() {
-	local try
+	local try out
 	for try in 1 2 3; do
-		if out=$("$go" test -run '^$' -fuzz "^$2\$" -fuzztime "$fuzztime" -fuzzminimizetime 20x "$1" 2>&1); then
-			return 0
+		if out=$(cd "$3" && "$2" -test.run '^$' -test.fuzz "^$1\$" -test.fuzztime "$FUZZTIME" \
+			-test.fuzzminimizetime 20x -test.parallel 1 -test.fuzzcachedir "$found/$4" 2>&1); then
+			echo "fuzz: $4 $1 ok"
+			return
 		fi
-		if ! grep -q '^ *context deadline exceeded$' <<<"$out" || grep -q -e 'Failing input' -e 'panic:' -e '_test.go:' <<<"$out"; then
-			return 1
+		if ! grep -q '^ *context deadline exceeded$' <<<"$out" ||
+			grep -q -e 'Failing input' -e 'panic:' -e '_test.go:' <<<"$out"; then
+			break
 		fi
-		echo "fuzz: $2 failed only because its time ended, try $try"
+		echo "fuzz: $1 failed only because its time ended, try $try"
 	done
-	return 1
+	printf '%s\nfuzz: %s %s failed\n' "$out" "$4" "$1"
 }
+export -f fuzz
+export found
 
-count=0
-failed=()
-for package in "${packages[@]}"; do
-	while read -r name; do
-		count=$((count + 1))
-		if fuzz "$package" "$name"; then
-			printf 'fuzz: %s %s ok\n' "${package#kubevirt.io/disk/}" "$name"
+# Each package is compiled once, while the tests of those before it run.
+"$GO" list -f '{{.ImportPath}} {{.Dir}}' "$@" | while read -r package path; do
+	if grep -qs '^func Fuzz' "$path"/*_test.go; then
+		binary=$dir/${package//\//_}
+		if "$GO" test -c -vet=off -fuzz . -o "$binary" "$package" >&2; then
+			(cd "$path" && "$binary" -test.list '^Fuzz') |
+				sed -n "s|^Fuzz.*|& $binary $path $package|p"
 		else
-			failed+=("$package $name")
-			printf '%s\n' "$out"
+			echo "Fuzz false $path $package" # counts as one that failed
 		fi
-	done < <("$go" test -list '^Fuzz' "$package" | grep '^Fuzz')
-done
+	fi
+done | xargs -r -L 1 -P "$(nproc)" bash -c 'fuzz "$@"' fuzz | tee "$dir/log"
 
-echo "fuzz: $count fuzz tests, $fuzztime each, ${#failed[@]} failed"
+count=$(grep -cE '^fuzz: [^ ]+ Fuzz[^ ]* (ok|failed)$' "$dir/log" || true)
+mapfile -t failed < <(grep -E '^fuzz: [^ ]+ Fuzz[^ ]* failed$' "$dir/log")
+echo "fuzz: $count fuzz tests, $FUZZTIME each, ${#failed[@]} failed"
 if [ ${#failed[@]} -gt 0 ]; then
-	printf 'fuzz: failed: %s\n' "${failed[@]}" >&2
+	printf '%s\n' "${failed[@]}" >&2
 	exit 1
 fi
