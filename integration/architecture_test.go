@@ -69,18 +69,19 @@ func TestOtherArchitecture(t *testing.T) {
 	})
 }
 
-// emulated builds the binary for another architecture. It returns a program for this machine that
-// runs it.
+// emulated makes the binary of the image for another architecture. It returns a program for this
+// machine that runs it.
 func emulated(t *testing.T, arch, emulator string) string {
 	t.Helper()
-	dir := t.TempDir()
-	built, program := filepath.Join(dir, "kubevirt-disk-"+arch), filepath.Join(dir, "kubevirt-disk")
-	cmd := exec.Command("go", "build", "-o", built, "./cmd/kubevirt-disk")
+	built := "bin/kubevirt-disk-linux-" + arch
+	cmd := exec.Command("make", "--no-print-directory", built)
 	cmd.Dir = ".."
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
+	path, err := filepath.Abs(filepath.Join("..", built))
+	require.NoError(t, err)
+	program := filepath.Join(t.TempDir(), "kubevirt-disk")
 	require.NoError(t, os.WriteFile(program,
-		fmt.Appendf(nil, "#!/bin/sh\nexec %s '%s' \"$@\"\n", emulator, built), 0o755))
+		fmt.Appendf(nil, "#!/bin/sh\nexec %s '%s' \"$@\"\n", emulator, path), 0o755))
 	return program
 }
