@@ -22,9 +22,12 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	controllermetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/controller/metrics"
+	"kubevirt.io/disk/kubernetes/controller/webhook"
 )
 
 // leaseName is the Lease by which replicas agree who works.
@@ -40,6 +43,8 @@ type settings struct {
 	healthListen  string
 	logLevel      string
 	claimSize     string
+	webhook       webhook.Options
+	service       string
 	options       controller.Options
 }
 
@@ -95,6 +100,11 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.claimSize, "claim-size", "20Gi", "size of a claim whose identity names none")
 	f.StringToStringVar(&s.options.UsageTypes, "usage-type", nil,
 		"NAME=CLASS: the storage class of a usage type, can be repeated")
+	f.StringVar(&s.webhook.Listen, "webhook-listen", "",
+		"address of the webhook that gives pods their disks, as :9443; empty: none, because the "+
+			"API server does it by policies")
+	f.StringVar(&s.service, "webhook-service", "",
+		"NAMESPACE/NAME of the Service of the webhook")
 	f.IntVar(&s.options.Concurrency, "concurrency", 8,
 		"how many objects of a kind are worked on at once")
 }
@@ -125,6 +135,13 @@ func (s *settings) run(ctx context.Context, stderr io.Writer) error {
 	}
 	if err := s.options.Check(); err != nil {
 		return err
+	}
+	if s.webhook.Listen != "" {
+		s.webhook.Namespace, s.webhook.Service, _ = strings.Cut(s.service, "/")
+		s.webhook.Inject.Server = s.options.Server
+		if err := s.webhook.Check(); err != nil {
+			return err
+		}
 	}
 	config, err := s.config()
 	if err != nil {
@@ -185,6 +202,14 @@ func (s *settings) manager(config *rest.Config) (ctrl.Manager, error) {
 	}
 	if err := mgr.AddReadyzCheck("ping", healthz.Ping); err != nil {
 		return nil, err
+	}
+	if err := controllermetrics.Registry.Register(metrics.New(mgr.GetCache())); err != nil {
+		return nil, err
+	}
+	if s.webhook.Listen != "" {
+		if err := webhook.Setup(mgr, s.webhook); err != nil {
+			return nil, err
+		}
 	}
 	return mgr, controller.Setup(mgr, s.options)
 }

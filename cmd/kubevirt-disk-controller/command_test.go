@@ -21,6 +21,15 @@ func TestWrongUsage(t *testing.T) {
 		{args: []string{"serve"}, says: "unknown command"},
 		{env: map[string]string{"CLAIM_SIZE": "much"}, says: `claim-size: "much" is not a size`},
 		{env: map[string]string{"CONCURRENCY": "many"}, says: "CONCURRENCY: "},
+		{args: []string{"--webhook-listen=9443"},
+			says: `webhook-listen: "9443" is no address with a port: write it as :9443`},
+		{args: []string{"--webhook-listen=:0"}, says: `":0" is no address with a port`},
+		{args: []string{"--webhook-listen=:9443"},
+			says: "webhook-service: the webhook needs the Service"},
+		{args: []string{"--webhook-listen=:9443", "--webhook-service=disks"},
+			says: "write it as NAMESPACE/NAME"},
+		{args: []string{"--webhook-listen=:9443", "--webhook-service=a/b", "--server-image="},
+			says: "server-image: it is missing"},
 		{args: []string{"--kubeconfig=/nonexistent"}, says: "no way to the API server: "},
 	} {
 		for name, value := range c.env {

@@ -43,22 +43,42 @@ type Options struct {
 	Names []string
 }
 
+// Check returns what is wrong with the options, in words for the person who set them.
+func (o Options) Check() error {
+	_, _, err := o.listen()
+	switch {
+	case err != nil:
+		return fmt.Errorf("webhook-listen: %q is no address with a port: write it as :9443",
+			o.Listen)
+	case o.Namespace == "" || o.Service == "":
+		return errors.New("webhook-service: the webhook needs the Service that it is found by: " +
+			"write it as NAMESPACE/NAME")
+	case o.Inject.Server == "":
+		return errors.New("server-image: it is missing, and the webhook gives it to pods")
+	}
+	return nil
+}
+
+func (o Options) listen() (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(o.Listen)
+	if err != nil {
+		return "", 0, err
+	}
+	number, err := strconv.ParseUint(text, 10, 16)
+	if err == nil && number == 0 {
+		err = errors.New("no port")
+	}
+	return host, int(number), err
+}
+
 // Setup adds the webhook to a manager. Every replica answers, whoever leads.
 func Setup(mgr manager.Manager, o Options) error {
-	host, port, err := net.SplitHostPort(o.Listen)
+	if err := o.Check(); err != nil {
+		return err
+	}
+	host, port, err := o.listen()
 	if err != nil {
-		return fmt.Errorf("webhook-listen: %q is no address: write it as :9443", o.Listen)
-	}
-	number, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || number == 0 {
-		return fmt.Errorf("webhook-listen: %q has no port: write it as :9443", o.Listen)
-	}
-	if o.Inject.Server == "" {
-		return errors.New("server-image: it is missing: the webhook gives it to pods")
-	}
-	if o.Namespace == "" || o.Service == "" {
-		return errors.New("webhook-service: the webhook needs the namespace and the name of its " +
-			"Service")
+		return err
 	}
 	keep := &keeper{
 		reader: mgr.GetAPIReader(), writer: mgr.GetClient(),
@@ -70,7 +90,7 @@ func Setup(mgr manager.Manager, o Options) error {
 			o.Service + "." + o.Namespace + ".svc.cluster.local"}, o.Names...),
 		now: time.Now,
 	}
-	server := webhook.NewServer(webhook.Options{Host: host, Port: int(number),
+	server := webhook.NewServer(webhook.Options{Host: host, Port: port,
 		TLSOpts: []func(*tls.Config){func(c *tls.Config) {
 			c.MinVersion = tls.VersionTLS13
 			c.GetCertificate = keep.certificate
