@@ -1,0 +1,206 @@
+package metrics_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	controllermetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/metrics"
+)
+
+const folder = "../../../"
+
+// alertRules is a PrometheusRule.
+type alertRules struct {
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string
+	Metadata   map[string]string
+	Spec       struct {
+		Groups []struct {
+			Name  string
+			Rules []struct {
+				Alert, Expr, For    string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+}
+
+// dashboard has what the test looks at of a dashboard.
+type dashboard struct {
+	UID, Title string
+	Panels     []struct {
+		ID      int
+		Title   string
+		GridPos struct{ X, Y, W, H int }
+		Targets []struct{ Expr, LegendFormat string }
+	}
+}
+
+// known are the labels of each series that an expression may name.
+func known(t *testing.T) map[string][]string {
+	t.Helper()
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a"}, Spec: corev1.PodSpec{
+		SchedulingGates: []corev1.PodSchedulingGate{{Name: api.Gate}}}}
+	own := prometheus.NewRegistry()
+	own.MustRegister(metrics.New(lists{identities: []api.VMIdentity{identity("a")},
+		pods: []corev1.Pod{pod}}))
+	all := map[string][]string{
+		// No controller runs here. These are controller-runtime's, see its documentation.
+		"controller_runtime_reconcile_total": {"controller", "result"},
+		"workqueue_depth":                    {"name", "controller", "priority"},
+	}
+	families, err := prometheus.Gatherers{own, controllermetrics.Registry}.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		for _, l := range f.Metric[0].Label {
+			all[f.GetName()] = append(all[f.GetName()], l.GetName())
+		}
+	}
+	// Those of the disks, of which a daemon shows in integration what it has.
+	page, err := os.ReadFile(folder + "docs/metrics.md")
+	require.NoError(t, err)
+	for _, name := range regexp.MustCompile("`(kubevirt_disk_[a-z_]+)`").FindAllSubmatch(page, -1) {
+		all[string(name[1])] = []string{"lun", "image", "namespace", "pod"}
+	}
+	return all
+}
+
+var (
+	seriesName   = regexp.MustCompile(`\b(kubevirt_disk|controller_runtime|workqueue)_[a-z0-9_]+\b`)
+	labelMatcher = regexp.MustCompile(`[{,]\s*([a-z_]+)\s*(?:=~|!~|!=|=)`)
+	labelList    = regexp.MustCompile(`\bby\s*\(([^)]*)\)`)
+	labelText    = regexp.MustCompile(`\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}`)
+	reasonValue  = regexp.MustCompile(`(?:reason|condition)=~?"([A-Za-z|]+)"`)
+)
+
+// checkExpression finds names of series, labels and reasons that there are not. The texts show
+// labels of the result.
+func checkExpression(t *testing.T, known map[string][]string, words, expr string, texts ...string) {
+	t.Helper()
+	require.Equal(t, strings.Count(expr, "("), strings.Count(expr, ")"), expr)
+	require.Equal(t, strings.Count(expr, "{"), strings.Count(expr, "}"), expr)
+	var labels, used []string
+	for _, name := range seriesName.FindAllString(expr, -1) {
+		require.Contains(t, known, name, expr)
+		labels = append(labels, known[name]...)
+	}
+	require.NotEmpty(t, labels, expr)
+	for _, m := range labelMatcher.FindAllStringSubmatch(expr, -1) {
+		used = append(used, m[1])
+	}
+	kept := labels
+	for i, m := range labelList.FindAllStringSubmatch(expr, -1) {
+		if i == 0 {
+			kept = nil
+		}
+		for _, label := range strings.Split(m[1], ",") {
+			label = strings.TrimSpace(label)
+			used, kept = append(used, label), append(kept, label)
+		}
+	}
+	for _, label := range used {
+		require.Contains(t, labels, label, expr)
+	}
+	for _, text := range texts {
+		for _, m := range labelText.FindAllStringSubmatch(text, -1) {
+			require.Contains(t, kept, m[1], "%s: %s", expr, text)
+		}
+	}
+	for _, m := range reasonValue.FindAllStringSubmatch(expr, -1) {
+		for _, value := range strings.Split(m[1], "|") {
+			require.Contains(t, words, `"`+value+`"`, "%s: no condition has %s", expr, value)
+		}
+	}
+}
+
+// conditions is the source of the names of conditions and reasons.
+func conditions(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(folder + "kubernetes/api/v1alpha1/conditions.go")
+	require.NoError(t, err)
+	return string(text)
+}
+
+func TestAlerts(t *testing.T) {
+	text, err := os.ReadFile(folder + "kubernetes/config/alerts.yaml")
+	require.NoError(t, err)
+	var rules alertRules
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	require.NoError(t, decoder.Decode(&rules))
+	all, words := known(t), conditions(t)
+	require.Equal(t, "PrometheusRule", rules.Kind)
+	var names []string
+	for _, g := range rules.Spec.Groups {
+		for _, r := range g.Rules {
+			require.NotContains(t, names, r.Alert)
+			names = append(names, r.Alert)
+			require.Contains(t, []string{"info", "warning", "critical"}, r.Labels["severity"])
+			require.NotEmpty(t, r.Annotations["summary"], r.Alert)
+			require.NotEmpty(t, r.Annotations["description"], r.Alert)
+			checkExpression(t, all, words, r.Expr, r.Annotations["summary"],
+				r.Annotations["description"])
+		}
+	}
+	require.Len(t, names, 6)
+}
+
+func TestDashboard(t *testing.T) {
+	text, err := os.ReadFile(folder + "examples/kubernetes/grafana-identities.json")
+	require.NoError(t, err)
+	var d dashboard
+	require.NoError(t, json.Unmarshal(text, &d))
+	require.NotEmpty(t, d.UID)
+	all, words := known(t), conditions(t)
+	var ids []int
+	taken := map[[2]int]string{}
+	for _, p := range d.Panels {
+		require.False(t, slices.Contains(ids, p.ID))
+		ids = append(ids, p.ID)
+		for x := range p.GridPos.W {
+			for y := range p.GridPos.H {
+				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
+				require.Empty(t, taken[at], "%q overlaps %q", p.Title, taken[at])
+				require.Less(t, at[0], 24, p.Title)
+				taken[at] = p.Title
+			}
+		}
+		require.NotEmpty(t, p.Targets, p.Title)
+		for _, target := range p.Targets {
+			checkExpression(t, all, words, target.Expr, target.LegendFormat)
+		}
+	}
+	require.Len(t, ids, 12)
+}
+
+// TestReasonsAreExplained: the page for people has each condition, and each reason for which there
+// is something to do.
+func TestReasonsAreExplained(t *testing.T) {
+	page, err := os.ReadFile(folder + "docs/kubernetes.md")
+	require.NoError(t, err)
+	plain := []string{"Ready", "ClaimBound", "NotInUse", "Hydrated", "Hydrating", "Unknown",
+		"Moved", "Serving"}
+	for _, m := range regexp.MustCompile(`(Condition|Reason)\w+\s*= "(\w+)"`).FindAllStringSubmatch(
+		conditions(t), -1) {
+		if m[1] == "Condition" || !slices.Contains(plain, m[2]) {
+			require.Contains(t, string(page), "`"+m[2]+"`", "docs/kubernetes.md")
+		}
+	}
+	for _, m := range regexp.MustCompile("`(kubevirt_disk_[a-z_]+)`").FindAllStringSubmatch(
+		string(page), -1) {
+		require.Contains(t, known(t), m[1])
+	}
+}
