@@ -29,11 +29,13 @@ BENCHFLAGS ?=
 IMAGE ?= kubevirt.io:disk
 # The name that `make adapter-image` gives the image with the kernel for container images.
 ADAPTER_IMAGE ?= kubevirt.io:adapter
+# The name that `make controller-image` gives the image of the Kubernetes controller.
+CONTROLLER_IMAGE ?= kubevirt.io:disk-controller
 # What boots container images: cache/machine/ARCH/vmlinuz and initrd.
 MACHINE := cache/machine
 
 .DEFAULT_GOAL := help
-.PHONY: build generate controller image adapter-image machine run run-container test check lint fuzz bench peers demo clean help FORCE
+.PHONY: build generate controller controller-image image adapter-image machine run run-container test check lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
@@ -43,11 +45,20 @@ $(BIN): FORCE
 $(BIN)-linux-amd64 $(BIN)-linux-arm64: $(BIN)-linux-%: FORCE
 	GOARCH=$* $(BUILD) -o $@ ./cmd/kubevirt-disk
 
-generate: ## Make what is made from the Kubernetes API types: deep copies and CRDs
+generate: ## Make what is made from the Kubernetes API types and the chart: deep copies, CRDs, the one manifest
 	scripts/generate.sh
 
-controller: ## Build the Kubernetes controller into bin/
-	CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(CONTROLLER_LDFLAGS)' -o $(CONTROLLER) ./cmd/kubevirt-disk-controller
+controller: $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64 ## Build kubevirt-disk-controller, for Kubernetes, into bin/
+
+$(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64: $(CONTROLLER)-linux-%: FORCE
+	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '$(CONTROLLER_LDFLAGS)' -o $@ ./cmd/kubevirt-disk-controller
+
+# One time for all files, so that the same binaries give the same digests.
+controller-image: controller ## Build the image kubevirt.io:disk-controller for linux/amd64 and linux/arm64 with buildah
+	buildah manifest rm '$(CONTROLLER_IMAGE)' >/dev/null 2>&1 || true
+	buildah build --quiet --platform linux/amd64,linux/arm64 --manifest '$(CONTROLLER_IMAGE)' \
+		--timestamp "$$(git log -1 --format=%ct 2>/dev/null || echo 0)" --identity-label=false \
+		--build-arg 'VERSION=$(VERSION)' --build-arg 'REVISION=$(COMMIT)' --file Containerfile.controller bin
 
 image: $(BIN)-linux-amd64 $(BIN)-linux-arm64 ## Build the base image kubevirt.io:disk for linux/amd64 and linux/arm64 with buildah, and print its size
 	VERSION='$(VERSION)' REVISION='$(COMMIT)' scripts/build-image.sh '$(IMAGE)' $^
@@ -103,6 +114,6 @@ clean: ## Remove the binaries, and the files that benchmarks keep
 	rm -rf bin cache
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 FORCE:

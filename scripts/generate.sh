@@ -1,16 +1,36 @@
 #!/usr/bin/env bash
-# Makes what is made from the API types: their deep copies and CRDs. Leaves a list of digests, by
-# which a test knows without these tools whether somebody forgot to run this.
+# Makes what is made from the API types and the chart: deep copies, CRDs, and the one manifest.
+# Leaves a list of digests, by which a test knows without these tools whether somebody forgot to run
+# this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 go=${GO:-go}
-controller_gen=$PWD/bin/controller-gen
-"$go" build -C scripts/tools -o "$controller_gen" sigs.k8s.io/controller-tools/cmd/controller-gen
+chart=charts/kubevirt-disk
+manifest=deploy/kubevirt-disk-controller.yaml
 
-"$controller_gen" object paths=./kubernetes/api/...
-rm -f kubernetes/config/crd/*.yaml
-"$controller_gen" crd:headerFile=/dev/null paths=./kubernetes/api/... output:crd:dir=kubernetes/config/crd
+tool() { # tool NAME PACKAGE: builds it into bin/
+	"$go" build -C scripts/tools -o "$PWD/bin/$1" "$2"
+}
+tool controller-gen sigs.k8s.io/controller-tools/cmd/controller-gen
+tool helm helm.sh/helm/v4/cmd/helm
 
-LC_ALL=C sha256sum scripts/generate.sh scripts/tools/go.mod kubernetes/api/*/*.go \
-	kubernetes/config/crd/*.yaml >kubernetes/config/generated.sha256
+bin/controller-gen object paths=./kubernetes/api/...
+rm -f kubernetes/config/crd/*.yaml $chart/files/crd/*.yaml
+bin/controller-gen crd:headerFile=/dev/null paths=./kubernetes/api/... output:crd:dir=kubernetes/config/crd
+cp kubernetes/config/crd/*.yaml $chart/files/crd/
+
+{
+	cat <<-'TEXT'
+		# kubevirt-disk-controller with all that it needs, in namespace kubevirt-disk-system:
+		#
+		#     kubectl apply --server-side -f deploy/kubevirt-disk-controller.yaml
+		#
+		# Made from charts/kubevirt-disk by `make generate`. Settings are easier to change by the chart.
+	TEXT
+	bin/helm template kubevirt-disk $chart --namespace kubevirt-disk-system --set namespace.create=true |
+		grep -v 'helm.sh/resource-policy'
+} >$manifest
+
+find scripts/generate.sh scripts/tools/go.mod kubernetes/api kubernetes/config/crd $chart $manifest -type f \
+	-not -name '*_test.go' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum >kubernetes/config/generated.sha256

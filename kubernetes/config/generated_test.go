@@ -27,7 +27,8 @@ func TestGenerated(t *testing.T) {
 		require.Equal(t, want, fmt.Sprintf("%x", sha256.Sum256(data)),
 			"%s is not what it was when `make generate` ran: run it", name)
 	}
-	for _, pattern := range []string{"kubernetes/api/*/*.go", "kubernetes/config/crd/*.yaml"} {
+	for _, pattern := range []string{"kubernetes/api/*/*.go", "kubernetes/config/crd/*.yaml",
+		"charts/kubevirt-disk/*.yaml", "charts/kubevirt-disk/*/*.*"} {
 		files, err := filepath.Glob(filepath.Join("../..", pattern))
 		require.NoError(t, err)
 		require.NotEmpty(t, files, pattern)
