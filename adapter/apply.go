@@ -25,8 +25,19 @@ type applier struct {
 	// used are the names of lower layers that entries of this layer depend on: symbolic links that
 	// were followed, and the targets of hard links. A whiteout must not remove them, as then the
 	// order of the entries would matter.
-	used map[place]bool
+	used map[place]use
+	// led are the directories of lower layers that have such a link somewhere below them.
+	led map[ext4.Inode]bool
 }
+
+// use says for what an entry of a lower layer was used.
+type use uint8
+
+const (
+	unused   use = iota
+	linkedTo     // it is the target of a hard link
+	followed     // it is a symbolic link through which an entry leads
+)
 
 // place is a name in a directory.
 type place struct {
@@ -46,7 +57,8 @@ func (a *applier) rawLimit() int64 { return a.bytesLeft + int64(a.filesLeft)*4<<
 
 // apply applies the archive of a layer, up to the end of what tar reads.
 func (a *applier) apply(r io.Reader) error {
-	a.explicit, a.used = make(map[ext4.Inode]bool), make(map[place]bool)
+	a.explicit, a.led = make(map[ext4.Inode]bool), make(map[ext4.Inode]bool)
+	a.used = make(map[place]use)
 	tr := tar.NewReader(r)
 	for {
 		h, err := tr.Next()
@@ -186,6 +198,10 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 		if old.Level == 0 {
 			return errors.New("has to be a directory")
 		}
+		if a.used[at] == followed || a.led[old.Inode] {
+			return errors.New("replaces a symbolic link through which other entries of the layer " +
+				"lead")
+		}
 		if err := a.fs.Remove(at.dir, at.name); err != nil {
 			return err
 		}
@@ -200,7 +216,7 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 		if a.fs.Type(link) == 0 {
 			return fmt.Errorf("replaces %s, to which it is a link", quoted(h.Linkname))
 		}
-		err = a.fs.Link(at.dir, at.name, link)
+		err = a.link(at, link, attr)
 	case tar.TypeDir:
 		_, err = a.mkdir(at, attr)
 	case tar.TypeSymlink:
@@ -273,8 +289,21 @@ func (a *applier) linkTarget(name string, at place) (ext4.Inode, error) {
 	case at == place{dir, base}:
 		return 0, errors.New("is a link to itself")
 	}
-	if target.Level < a.fs.Level() {
-		a.used[place{dir, base}] = true
+	if used := (place{dir, base}); target.Level < a.fs.Level() && a.used[used] == unused {
+		a.used[used] = linkedTo
 	}
 	return target.Inode, nil
+}
+
+// link gives a file another name. The entry has attributes, too, and as runtimes apply them to what
+// they unpack, they become those of the file. A symbolic link only gets another owner.
+func (a *applier) link(at place, file ext4.Inode, attr ext4.Attr) error {
+	if err := a.fs.Link(at.dir, at.name, file); err != nil {
+		return err
+	}
+	if a.fs.Type(file) == ext4.TypeLink {
+		old := a.fs.Attr(file)
+		attr.Mode, attr.Seconds, attr.Nanoseconds = old.Mode, old.Seconds, old.Nanoseconds
+	}
+	return a.fs.AddAttr(file, attr)
 }

@@ -227,16 +227,19 @@ func xattrsOf(t testing.TB, path string) map[string]string {
 	return found
 }
 
-// treeOf builds an image, checks the file system at each level, and returns what the kernel sees at
-// the top.
+// treeOf builds an image, checks and mounts the file system at each level, and returns what the
+// kernel sees at the top.
 func treeOf(t testing.TB, layers ...[]byte) map[string]node {
 	t.Helper()
 	dir := t.TempDir()
 	d := build(t, dir, imageOf(layers...))
+	var mounted string
 	for i := range d.Levels {
-		fsck(t, flatten(t, dir, d.Levels[:i+1]))
+		raw := flatten(t, dir, d.Levels[:i+1])
+		fsck(t, raw)
+		mounted = mount(t, raw)
 	}
-	return readTree(t, mount(t, flatten(t, dir, d.Levels)))
+	return readTree(t, mounted)
 }
 
 func pathsOf(tree map[string]node) []string {

@@ -3,8 +3,11 @@ package adapter
 import (
 	"archive/tar"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -109,12 +112,43 @@ func TestStrangeLayersAreContained(t *testing.T) {
 	}
 }
 
+// TestManyFiles: a hundred thousand empty files take a tenth of the memory that a million may take.
+func TestManyFiles(t *testing.T) {
+	const files = 100000
+	in, out := io.Pipe()
+	go func() {
+		w := tar.NewWriter(out)
+		var err error
+		for i := 0; i < files && err == nil; i++ {
+			err = w.WriteHeader(&tar.Header{Name: fmt.Sprintf("%d/file-%d", i/1000, i),
+				Typeflag: tar.TypeReg, Mode: 0o644})
+		}
+		out.CloseWithError(errors.Join(err, w.Close()))
+	}()
+	img := imageOf(nil)
+	img.Layers[0].Open = func(context.Context) (io.ReadCloser, error) { return in, nil }
+	runtime.GC()
+	var before, now runtime.MemStats
+	runtime.ReadMemStats(&before)
+	most := uint64(0)
+	_, err := Build(context.Background(), img, t.TempDir(), Options{Progress: func(int, int64) {
+		runtime.ReadMemStats(&now)
+		most = max(most, now.HeapInuse)
+	}})
+	require.NoError(t, err)
+	require.Less(t, most-before.HeapInuse, uint64(26<<20))
+}
+
 // TestWhiteoutOfWhatIsUsed: whether a link is followed must not depend on where its whiteout is.
 func TestWhiteoutOfWhatIsUsed(t *testing.T) {
-	lower := layerOf(t, directory("d"), link('2', "l", "d"), file("f", ""))
+	lower := layerOf(t, directory("d"), link('2', "l", "d"), file("f", ""),
+		link('2', "p/l", "nowhere"))
 	for _, items := range [][]item{
 		{file("l/x", ""), file(".wh.l", "")},
 		{link('1', "g", "f"), file(".wh.f", "")},
+		{file("l/x", ""), file("l", ""), file(".wh.l", "")}, // it would lie in what "l" led to
+		{link('1', "g", "f"), file("f", "new"), file(".wh.f", "")},
+		{file("p/l/x", ""), file("p", "")},
 	} {
 		_, err := Build(context.Background(), imageOf(lower, layerOf(t, items...)), t.TempDir(),
 			Options{})

@@ -12,8 +12,16 @@ import (
 // maxLinks is how many symbolic links a path may lead through, as in path_resolution(7).
 const maxLinks = 40
 
-// implied is what a directory has that no layer has an entry for.
-var implied = ext4.Attr{Mode: 0o755}
+// implied is what a directory has that no layer has an entry for. In one with the setgid bit it
+// gets the group and the bit, as mkdir(2) does it for a runtime.
+func (a *applier) implied(in ext4.Inode) ext4.Attr {
+	const setgid = 0o2000
+	attr := ext4.Attr{Mode: 0o755}
+	if above := a.fs.Attr(in); above.Mode&setgid != 0 {
+		attr.Mode, attr.GID = attr.Mode|setgid, above.GID
+	}
+	return attr
+}
 
 // dir finds a directory of the tree, and follows symbolic links inside of it: as runtimes do, for
 // example where /lib is a link to usr/lib. With create it makes what is missing. Otherwise, ok is
@@ -44,7 +52,7 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 			if a.filesLeft--; a.filesLeft < 0 {
 				return 0, false, errors.New("the image has too many files")
 			}
-			if at, err = a.mkdir(place{at, part}, implied); err != nil {
+			if at, err = a.mkdir(place{at, part}, a.implied(at)); err != nil {
 				return 0, false, err
 			}
 		case a.fs.Type(e.Inode) == ext4.TypeDir:
@@ -54,7 +62,7 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 				return 0, false, fmt.Errorf("leads through more than %d symbolic links", maxLinks)
 			}
 			if e.Level < a.fs.Level() {
-				a.used[place{at, part}] = true
+				a.follow(place{at, part})
 			}
 			target := a.fs.Target(e.Inode)
 			if strings.HasPrefix(target, "/") {
@@ -68,6 +76,14 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 		}
 	}
 	return at, true, nil
+}
+
+// follow notes that an entry of the layer leads through a symbolic link of a lower layer.
+func (a *applier) follow(link place) {
+	a.used[link] = followed
+	for dir := link.dir; dir != ext4.Root && !a.led[dir]; dir = a.fs.Parent(dir) {
+		a.led[dir] = true
+	}
 }
 
 // whiteout removes what lower layers have under a name. It says nothing about this layer, wherever
@@ -108,22 +124,22 @@ func (a *applier) clear(dir ext4.Inode) error {
 // hide removes what lower layers have under a name. Of a directory that this layer puts something
 // in, what this layer has stays.
 func (a *applier) hide(at place, e ext4.Entry) error {
-	if e.Level == a.fs.Level() || e.Level == 0 {
-		return nil
-	}
-	if a.used[at] {
+	if a.used[at] != unused { // also if this layer has put something else there since
 		return fmt.Errorf("removes %s, through which other entries of the layer lead",
 			quoted(at.name))
 	}
+	if e.Level == a.fs.Level() || e.Level == 0 {
+		return nil
+	}
 	if a.fs.Type(e.Inode) == ext4.TypeDir {
-		if err := a.clear(e.Inode); err != nil {
+		explicit := a.explicit[e.Inode]
+		if !explicit { // first, as those in it follow it
+			if err := a.fs.SetAttr(e.Inode, a.implied(at.dir)); err != nil {
+				return err
+			}
+		}
+		if err := a.clear(e.Inode); err != nil || explicit || !a.fs.Empty(e.Inode) {
 			return err
-		}
-		if a.explicit[e.Inode] {
-			return nil
-		}
-		if !a.fs.Empty(e.Inode) {
-			return a.fs.SetAttr(e.Inode, implied)
 		}
 	}
 	return a.fs.Remove(at.dir, at.name)

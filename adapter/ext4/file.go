@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 )
 
 const (
@@ -21,7 +22,7 @@ func (w *Writer) add(dir Inode, name string, a Attr, kind uint16) (uint32, *inod
 	if _, err := w.checkName(dir, name); err != nil {
 		return 0, nil, err
 	}
-	set, err := w.intern(&a, kind)
+	set, err := w.intern(&a, kind, nil)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -248,9 +249,34 @@ func (w *Writer) Link(dir Inode, name string, file Inode) error {
 }
 
 // SetAttr replaces all attributes of a file.
-func (w *Writer) SetAttr(file Inode, a Attr) error {
+func (w *Writer) SetAttr(file Inode, a Attr) error { return w.setAttr(file, a, nil) }
+
+// AddAttr is SetAttr, but extended attributes that a does not name stay as they are. Where an ACL
+// stays, so does the mode.
+func (w *Writer) AddAttr(file Inode, a Attr) error {
 	n := w.inodes.at(uint32(file))
-	set, err := w.intern(&a, n.kind())
+	if n.xattrs == 0 {
+		return w.setAttr(file, a, nil)
+	}
+	stay := w.sets.at(n.xattrs).attrs
+	_, named := a.Xattrs[aclAccess]
+	isACL := func(x xattr) bool { return x.index == aclAccessIndex }
+	if !named && slices.ContainsFunc(stay, isACL) {
+		a.Mode = n.mode &^ TypeMask
+	}
+	return w.setAttr(file, a, stay)
+}
+
+// Attr are the attributes of a file, without extended ones.
+func (w *Writer) Attr(file Inode) Attr {
+	n := w.inodes.at(uint32(file))
+	return Attr{Mode: n.mode &^ TypeMask, UID: n.uid, GID: n.gid, Seconds: n.seconds,
+		Nanoseconds: n.nanos}
+}
+
+func (w *Writer) setAttr(file Inode, a Attr, stay []xattr) error {
+	n := w.inodes.at(uint32(file))
+	set, err := w.intern(&a, n.kind(), stay)
 	if err != nil {
 		return err
 	}

@@ -84,9 +84,9 @@ func encodeXattr(name, value string, a *Attr, kind uint16) (x xattr, ok bool, er
 }
 
 // intern returns the set of a file's extended attributes, and counts the file. An ACL may change
-// the mode.
-func (w *Writer) intern(a *Attr, kind uint16) (uint32, error) {
-	if len(a.Xattrs) == 0 {
+// the mode. Of stay the file has what is not named anew.
+func (w *Writer) intern(a *Attr, kind uint16, stay []xattr) (uint32, error) {
+	if len(a.Xattrs) == 0 && len(stay) == 0 {
 		return 0, nil
 	}
 	attrs := make([]xattr, 0, len(a.Xattrs))
@@ -99,6 +99,13 @@ func (w *Writer) intern(a *Attr, kind uint16) (uint32, error) {
 			attrs = append(attrs, x)
 		}
 	}
+	for _, x := range stay {
+		if !slices.ContainsFunc(attrs, func(other xattr) bool {
+			return other.index == x.index && other.name == x.name
+		}) {
+			attrs = append(attrs, x)
+		}
+	}
 	if len(attrs) == 0 {
 		return 0, nil
 	}
@@ -106,18 +113,24 @@ func (w *Writer) intern(a *Attr, kind uint16) (uint32, error) {
 		return cmp.Or(cmp.Compare(a.index, b.index), cmp.Compare(len(a.name), len(b.name)),
 			cmp.Compare(a.name, b.name))
 	})
+	set := setOf(attrs)
+	if set.bytes > maxXattrBlock {
+		return 0, fmt.Errorf("its extended attributes take more than the %d bytes that a file "+
+			"has for them", maxXattrBlock)
+	}
+	return w.useSet(set)
+}
+
+// setOf is the set of sorted attributes, not placed yet.
+func setOf(attrs []xattr) xattrSet {
 	set := xattrSet{attrs: attrs, bytes: 4}
 	var key strings.Builder
 	for _, x := range attrs {
 		set.bytes += xattrEntry + align4(len(x.name)) + align4(len(x.value))
 		fmt.Fprintf(&key, "%d %d %d\n%s%s", x.index, len(x.name), len(x.value), x.name, x.value)
-		if set.bytes > maxXattrBlock {
-			return 0, fmt.Errorf("its extended attributes take more than the %d bytes that a "+
-				"file has for them", maxXattrBlock)
-		}
 	}
 	set.key = key.String()
-	return w.useSet(set)
+	return set
 }
 
 // useSet counts one more file for a set, and places it.
