@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"kubevirt.io/disk/adapter/ext4"
 )
@@ -94,7 +95,16 @@ func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, erro
 	if err := b.layers(ctx); err != nil {
 		return nil, err
 	}
-	return b.top(ctx)
+	d, err := b.top(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// The lowest level is used last, as it is of no use to remove it before those above.
+	now := time.Now()
+	for i, l := range d.Levels {
+		touch(filepath.Join(dir, l.File), now.Add(-time.Duration(i)*time.Microsecond))
+	}
+	return d, nil
 }
 
 // builder is one call of Build.
@@ -162,26 +172,29 @@ func chainID(below, diffID string) string {
 }
 
 // layers makes the levels of the layers. Those that are there are only gone through again if one
-// above them is missing.
+// above them is missing, and no state is left from when they were made.
 func (b *builder) layers(ctx context.Context) error {
-	missing := -1
+	first, last := -1, -1 // of the levels that are missing
 	for i := range b.levels {
 		there, err := b.find(&b.levels[i])
 		if err != nil {
 			return err
 		}
 		if !there {
-			missing = i
+			if last = i; first < 0 {
+				first = i
+			}
 		}
 	}
-	if missing < 0 {
+	if first < 0 {
 		return nil
 	}
-	a := newApplier(b.opt.MaxBytes, b.opt.MaxFiles)
-	for i := range b.levels[:missing+1] {
+	a, next := b.resume(first)
+	for i := next; i <= last; i++ {
 		if err := b.layer(ctx, a, i); err != nil {
 			return err
 		}
+		_ = b.save(i, a) // the disk is complete without it
 	}
 	return nil
 }

@@ -8,6 +8,8 @@
 //	layer-CHAIN.v1.qcow2   a layer, as the difference to the level below. CHAIN is the chain-id of
 //	                       image-spec, config.md. The name of the format is part of it, so that a
 //	                       later one makes other files.
+//	layer-CHAIN.v1.state   what was known when that level was complete, so that a layer above it is
+//	                       applied without reading those below; of some levels only
 //	empty.v1.qcow2         below an image without layers
 //	image-HASH.v1.qcow2    the top level: the configuration, at ConfigOffset
 //

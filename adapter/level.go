@@ -52,11 +52,14 @@ func (b *builder) write(l *Level, below string, make func(dst io.WriterAt) (int6
 	return syncDir(b.dir)
 }
 
+// partialSuffix ends the names of files that are not complete.
+const partialSuffix = ".partial"
+
 // claim opens the file under whose name a level is made, locked and empty. A daemon that was killed
 // leaves it behind, and the next one takes it over. Whoever wants the same level waits, and gets
 // nil when it is there.
 func (b *builder) claim(l *Level) (*os.File, error) {
-	name := filepath.Join(b.dir, "."+l.File+".partial")
+	name := filepath.Join(b.dir, "."+l.File+partialSuffix)
 	for {
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
 		if err != nil {

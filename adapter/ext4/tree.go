@@ -132,13 +132,23 @@ func (w *Writer) checkName(dir Inode, name string) (*directory, error) {
 
 // enter adds a name to a directory.
 func (w *Writer) enter(d *directory, name string, number uint32) {
+	w.insert(d, name, number, uint16(w.level))
+	if w.dirOf(number) != nil {
+		d.subdirs++
+		w.touch(d.inode)
+	}
+	w.changed(d)
+}
+
+// insert adds a name to what is known of a directory.
+func (w *Writer) insert(d *directory, name string, number uint32, level uint16) {
 	var i uint32
 	if last := len(w.unused) - 1; last >= 0 {
 		i, w.unused = w.unused[last], w.unused[:last]
 	} else {
 		i = w.entries.add()
 	}
-	*w.entries.at(i) = entry{dir: d.inode, inode: number, prev: d.last, level: uint16(w.level),
+	*w.entries.at(i) = entry{dir: d.inode, inode: number, prev: d.last, level: level,
 		name: w.text.add(name), length: uint8(len(name)), hash: w.names.hash(d.inode, name)}
 	if d.last == 0 {
 		d.first = i
@@ -148,11 +158,6 @@ func (w *Writer) enter(d *directory, name string, number uint32) {
 	d.last = i
 	d.bytes += entryLength(len(name))
 	w.names.insert(i, w.hashOf)
-	if c := w.dirOf(number); c != nil {
-		d.subdirs++
-		w.touch(d.inode)
-	}
-	w.changed(d)
 }
 
 // drop removes an entry from its directory. It does nothing to the file.

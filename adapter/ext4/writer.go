@@ -46,6 +46,20 @@ type Writer struct {
 // New returns an empty file system: a root directory and lost+found. Nothing is written before
 // Begin and Finish.
 func New() *Writer {
+	w := empty()
+	for range firstInode - 1 {
+		w.inodes.add()
+	}
+	w.touchAll()
+	w.addHidden(journalInode, journalBlocks)
+	w.addHidden(bootInode, BootSize/BlockSize)
+	w.makeDir(rootInode, rootInode, Attr{Mode: 0o755})
+	_, _ = w.Mkdir(Root, "lost+found", Attr{Mode: 0o700}) // cannot fail: the root is empty
+	return w
+}
+
+// empty returns a Writer that knows of nothing.
+func empty() *Writer {
 	w := &Writer{
 		names: newNameTable(),
 		nodes: make(map[uint32][]uint32), longLinks: make(map[uint32]string),
@@ -54,14 +68,7 @@ func New() *Writer {
 	}
 	w.entries.add()
 	w.sets.add()
-	for range firstInode {
-		w.inodes.add()
-	}
-	w.touchAll()
-	w.addHidden(journalInode, journalBlocks)
-	w.addHidden(bootInode, BootSize/BlockSize)
-	w.makeDir(rootInode, rootInode, Attr{Mode: 0o755})
-	_, _ = w.Mkdir(Root, "lost+found", Attr{Mode: 0o700}) // cannot fail: the root is empty
+	w.inodes.add()
 	return w
 }
 

@@ -1,0 +1,67 @@
+package adapter
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// TestKeptLevels: a level counts with its state, is removed only when nobody uses it, and is made
+// again. What was used last is known, and a lower level was used after those above it.
+func TestKeptLevels(t *testing.T) {
+	dir := t.TempDir()
+	none, err := List(filepath.Join(dir, "missing"))
+	require.NoError(t, err)
+	require.Empty(t, none)
+
+	img := imageOf(layerOf(t, file("a", "x")), layerOf(t, file("b", "y")))
+	d := build(t, dir, img)
+	want := digestOf(must(os.ReadFile(d.Path)))
+	left := filepath.Join(dir, ".layer-left.v1.state.1"+partialSuffix)
+	require.NoError(t, os.WriteFile(left, []byte("left"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "another"), nil, 0o600))
+	for i, l := range d.Levels { // as if it were long ago
+		when := time.Now().Add(time.Duration(-i-1) * time.Hour)
+		require.NoError(t, os.Chtimes(filepath.Join(dir, l.File), when, time.Time{}))
+	}
+	before := must(os.Stat(d.Path)).ModTime()
+
+	used, err := os.Open(filepath.Join(dir, d.Levels[0].File))
+	require.NoError(t, err)
+	defer used.Close()
+	require.NoError(t, unix.Flock(int(used.Fd()), unix.LOCK_SH))
+	all, err := List(dir)
+	require.NoError(t, err)
+	require.Len(t, all, 4)
+	for _, k := range all {
+		require.Positive(t, k.Bytes)
+		switch k.Path {
+		case used.Name():
+			require.Len(t, k.files, 2)
+			require.WithinDuration(t, time.Now(), k.Used, time.Minute)
+			require.ErrorIs(t, k.Remove(), ErrInUse)
+		case left:
+			require.NoError(t, k.Remove())
+		default:
+			require.Greater(t, time.Since(k.Used), time.Hour)
+			require.NoError(t, k.Remove())
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 3, "the level that is used, its state, and what is not ours")
+
+	again := build(t, dir, img)
+	require.Equal(t, d.Path, again.Path)
+	require.NotEqual(t, before, must(os.Stat(again.Path)).ModTime())
+	all, err = List(dir)
+	require.NoError(t, err)
+	slices.SortFunc(all, func(a, b Kept) int { return a.Used.Compare(b.Used) })
+	require.Equal(t, again.Path, all[0].Path, "the top level is removed first")
+	require.Equal(t, want, digestOf(must(os.ReadFile(again.Path))))
+}

@@ -1,0 +1,139 @@
+package adapter
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"kubevirt.io/disk/adapter/ext4"
+)
+
+// A state is what the writer knew when a level was complete, in a file beside the level: with it, a
+// layer above is applied without reading those below again. It is only there to save time. What is
+// missing, damaged or of another version is not used, and its layers are read.
+//
+// The file is stateMagic, how many files and bytes the layers took, each 8 bytes in big-endian
+// order, what ext4.Writer.Save writes, and the SHA-256 of all that. The magic changes with any of
+// that.
+const (
+	stateMagic  = "kubevirt-disk level state 1\n"
+	stateSuffix = ".state"
+)
+
+// stateName is the name of the state of a level.
+func stateName(level string) string { return strings.TrimSuffix(level, ".qcow2") + stateSuffix }
+
+// wantsState tells whether a level of so many gets a state. A changed image mostly has other layers
+// at its top, so the highest two do, and below them one at twice the distance each: few for many
+// layers, as each has all files of the levels below.
+func wantsState(level, levels int) bool {
+	fromTop := levels - level
+	return fromTop&(fromTop-1) == 0
+}
+
+// resume returns an applier that has applied the layers below level next: as many as there is a
+// state for among those below first.
+func (b *builder) resume(first int) (a *applier, next int) {
+	for i := first - 1; i >= 0; i-- {
+		a, err := b.load(i)
+		if err == nil {
+			return a, i + 1
+		}
+	}
+	return newApplier(b.opt.MaxBytes, b.opt.MaxFiles), 0
+}
+
+// load reads the state of a level.
+func (b *builder) load(i int) (*applier, error) {
+	f, err := os.Open(filepath.Join(b.dir, stateName(b.levels[i].File)))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.New()
+	length := info.Size() - int64(sum.Size())
+	if length < 0 {
+		return nil, errors.New("it is too short")
+	}
+	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, length)); err != nil {
+		return nil, err
+	}
+	want := make([]byte, sum.Size())
+	if _, err := f.ReadAt(want, length); err != nil {
+		return nil, err
+	}
+	if !bytes.Equal(sum.Sum(nil), want) {
+		return nil, errors.New("it is damaged")
+	}
+	in := io.NewSectionReader(f, 0, length)
+	head := make([]byte, len(stateMagic)+16)
+	if _, err := io.ReadFull(in, head); err != nil {
+		return nil, err
+	}
+	numbers, ok := bytes.CutPrefix(head, []byte(stateMagic))
+	if !ok {
+		return nil, errors.New("it is of another version")
+	}
+	files := int64(binary.BigEndian.Uint64(numbers))
+	taken := int64(binary.BigEndian.Uint64(numbers[8:]))
+	if files > int64(b.opt.MaxFiles) || taken > b.opt.MaxBytes {
+		return nil, errors.New("it has more than is allowed") // which the layers will say, too
+	}
+	a := newApplier(b.opt.MaxBytes-taken, b.opt.MaxFiles-int(files))
+	a.fs, err = ext4.Load(in)
+	return a, err
+}
+
+// save writes the state of a level, if it gets one and has none. It need not reach storage: a state
+// is checked when it is used.
+func (b *builder) save(i int, a *applier) error {
+	path := filepath.Join(b.dir, stateName(b.levels[i].File))
+	if _, err := os.Lstat(path); err == nil || !wantsState(i, len(b.levels)) {
+		return nil
+	}
+	f, err := os.CreateTemp(b.dir, "."+filepath.Base(path)+".*"+partialSuffix)
+	if err != nil {
+		return err
+	}
+	out := &hashing{f, sha256.New()}
+	head := binary.BigEndian.AppendUint64([]byte(stateMagic), uint64(b.opt.MaxFiles-a.filesLeft))
+	head = binary.BigEndian.AppendUint64(head, uint64(b.opt.MaxBytes-a.bytesLeft))
+	_, err = out.Write(head)
+	if err == nil {
+		err = a.fs.Save(out)
+	}
+	if err == nil {
+		_, err = f.Write(out.sum.Sum(nil))
+	}
+	const everybody = 0o644 // as the levels
+	if err = errors.Join(err, f.Chmod(everybody), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("the state of a level: %w", err), os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// hashing writes, and hashes what it writes.
+type hashing struct {
+	out io.Writer
+	sum hash.Hash
+}
+
+func (h *hashing) Write(p []byte) (int, error) {
+	n, err := h.out.Write(p)
+	h.sum.Write(p[:n])
+	return n, err
+}

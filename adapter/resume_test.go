@@ -1,0 +1,103 @@
+package adapter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var errRead = errors.New("a layer is read that is there")
+
+// unread is an image whose lowest layers cannot be read.
+func unread(layers int, archives [][]byte) Image {
+	img := imageOf(archives...)
+	for i := range layers {
+		img.Layers[i].Open = func(context.Context) (io.ReadCloser, error) { return nil, errRead }
+	}
+	return img
+}
+
+func requireSameLevels(t *testing.T, want, got string, levels []Level) {
+	t.Helper()
+	for _, l := range levels {
+		a, err := os.ReadFile(filepath.Join(want, l.File))
+		require.NoError(t, err)
+		b, err := os.ReadFile(filepath.Join(got, l.File))
+		require.NoError(t, err)
+		require.Equal(t, digestOf(a), digestOf(b), l.File)
+	}
+}
+
+// TestLayersBelowAreNotReadAgain: above levels that are there, a layer becomes the level that it
+// becomes when all are made at once, and no other layer is read for it.
+func TestLayersBelowAreNotReadAgain(t *testing.T) {
+	for seed := range 30 {
+		var archives [][]byte
+		for _, items := range generate(t, seed, false).layers {
+			archives = append(archives, layerOf(t, items...))
+		}
+		archives = append(archives, layerOf(t, file("new", "x")))
+		below := len(archives) - 1
+		whole, dir := t.TempDir(), t.TempDir()
+		want := build(t, whole, imageOf(archives...))
+		build(t, dir, imageOf(archives[:below]...))
+		got := build(t, dir, unread(below, archives))
+		require.Equal(t, want.Levels[below].File, got.Levels[below].File)
+		requireSameLevels(t, whole, dir, want.Levels)
+	}
+}
+
+// TestStates: few levels have one, a level that is gone is made again from the state below it, and
+// a damaged state is none.
+func TestStates(t *testing.T) {
+	var archives [][]byte
+	for i := range 9 {
+		archives = append(archives, layerOf(t, file(fmt.Sprint("f", i), "x")))
+	}
+	dir, whole := t.TempDir(), t.TempDir()
+	d := build(t, dir, imageOf(archives...))
+	build(t, whole, imageOf(archives...))
+	var with []int
+	for i, l := range d.Levels[:9] {
+		if _, err := os.Stat(filepath.Join(dir, stateName(l.File))); err == nil {
+			with = append(with, i)
+		}
+	}
+	require.Equal(t, []int{1, 5, 7, 8}, with)
+
+	level := func(i int) string { return filepath.Join(dir, d.Levels[i].File) }
+	require.NoError(t, os.Remove(level(6)))
+	build(t, dir, unread(6, archives))
+	requireSameLevels(t, whole, dir, d.Levels)
+
+	state := filepath.Join(dir, stateName(d.Levels[5].File))
+	content, err := os.ReadFile(state)
+	require.NoError(t, err)
+	content[len(content)/2] ^= 1
+	for _, damaged := range [][]byte{content, content[:100], {}} {
+		require.NoError(t, os.WriteFile(state, damaged, 0o644))
+		require.NoError(t, os.Remove(level(6)))
+		_, err = Build(context.Background(), unread(6, archives), dir, Options{})
+		require.ErrorIs(t, err, errRead)
+		build(t, dir, unread(2, archives)) // there is another state
+		requireSameLevels(t, whole, dir, d.Levels)
+	}
+}
+
+// TestStateCounts: what the layers below took of the limits is known.
+func TestStateCounts(t *testing.T) {
+	below := layerOf(t, file("a", string(make([]byte, 1<<20))), file("b", ""))
+	dir := t.TempDir()
+	build(t, dir, imageOf(below))
+	for _, opt := range []Options{{MaxBytes: 1<<20 + 100}, {MaxFiles: 2}} {
+		_, err := Build(context.Background(),
+			imageOf(below, layerOf(t, file("c", string(make([]byte, 200))))), dir, opt)
+		require.ErrorContains(t, err, "raise the limit")
+	}
+}
