@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/words"
@@ -119,7 +121,17 @@ func (o *opener) open(ctx context.Context, name string,
 		return nil, nil, &Error{Name: name, Format: FormatUnknown, Reason: reason, Action: action,
 			Err: err}
 	}
-	if source.Parallel() > 1 && !o.opt.AtHand {
+	if f, ok := source.(*fileSource); ok {
+		if o.opt.Digest != nil {
+			f.digest = o.opt.Digest(name)
+		}
+		if o.opt.Hold {
+			err = osfile.Retry(func() error {
+				return unix.Flock(int(f.file.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+			})
+		}
+	}
+	if err == nil && source.Parallel() > 1 && !o.opt.AtHand {
 		e := &edges{Source: source}
 		o.edges = append(o.edges, e)
 		source, err = e, e.load(ctx)

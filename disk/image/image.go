@@ -27,6 +27,12 @@ type Options struct {
 	// AtHand says that what is read to open the image does not have to be fetched, although its
 	// sources are far away: it is then read as it is needed.
 	AtHand bool
+	// Digest returns what identifies the content of a file of this machine whose name says that,
+	// and that nobody changes (Identity.Digest), or "". nil: no name says it.
+	Digest func(name string) string
+	// Hold locks the files of this machine while the image is open: by flock(2), shared, so that
+	// whoever removes what is not in use can tell.
+	Hold bool
 }
 
 func (o Options) maxVirtualSize() int64 {

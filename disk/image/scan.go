@@ -3,6 +3,7 @@ package image
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -93,21 +94,44 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 	}
 	backing := make(map[fileID]bool)
 	ids := make(map[string]fileID)
-	for _, name := range names {
-		o := openerIn(d, opt, useFound)
-		f, err := o.scan(name)
-		if err != nil {
-			closeAll(found)
-			return nil, nil, err
-		}
-		found = append(found, f)
-		if len(o.used) > 0 {
-			ids[name] = o.used[0]
-			for _, id := range o.used[1:] {
-				backing[id] = true
+	look := func(names []string) error {
+		for _, name := range names {
+			o := openerIn(d, opt, useFound)
+			f, err := o.scan(name)
+			if err != nil {
+				return err
+			}
+			found = append(found, f)
+			if len(o.used) > 0 {
+				ids[name] = o.used[0]
+				for _, id := range o.used[1:] {
+					backing[id] = true
+				}
 			}
 		}
+		return nil
 	}
+	// An image opens its whole chain, so those come first that no other one claims. What they
+	// reach is not opened once more: in a chain of n files that would be half of n * n times.
+	unclaimed, claimed := d.splitClaimed(names)
+	if err := look(unclaimed); err != nil {
+		closeAll(found)
+		return nil, nil, err
+	}
+	reached := make(map[string]bool)
+	for _, f := range found {
+		if f.image != nil {
+			f.image.top.below.chain(func(l *layer) { reached[l.name] = true })
+		}
+	}
+	claimed = slices.DeleteFunc(claimed, func(name string) bool { return reached[name] })
+	if err := look(claimed); err != nil { // such as a loop, where each claims the other
+		closeAll(found)
+		return nil, nil, err
+	}
+	slices.SortStableFunc(found, func(a, b scanned) int {
+		return naturalCompare(a.info.Name, b.info.Name)
+	})
 	return slices.DeleteFunc(found, func(f scanned) bool {
 		if id, known := ids[f.info.Name]; !known || !backing[id] {
 			return false
@@ -120,6 +144,55 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 		return f.refused.Format != FormatQcow2
 	}), subdirectories, nil
 }
+
+// splitClaimed separates the names that headers of other files of the directory name as backing
+// files. What a header says is only a hint here: it is checked when the file is opened.
+func (d *directory) splitClaimed(names []string) (unclaimed, claimed []string) {
+	isClaimed := make(map[string]bool)
+	for _, name := range names {
+		if below := d.claims(name); below != name {
+			isClaimed[below] = true
+		}
+	}
+	for _, name := range names {
+		if isClaimed[name] {
+			claimed = append(claimed, name)
+		} else {
+			unclaimed = append(unclaimed, name)
+		}
+	}
+	return unclaimed, claimed
+}
+
+// claims returns the name of the backing file that a file's qcow2 header has, or "".
+func (d *directory) claims(name string) string {
+	f, _, err := d.openAs(name, unix.O_RDONLY)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	var head [20]byte // magic, version, and where the name is
+	if _, err := f.ReadAt(head[:], 0); err != nil || string(head[:4]) != "QFI\xfb" {
+		return ""
+	}
+	claim := make([]byte, min(binary.BigEndian.Uint32(head[16:]), maxBackingName))
+	at := binary.BigEndian.Uint64(head[8:])
+	if n, _ := f.ReadAt(claim, int64(at)); at == 0 || at > maxHeaderEnd || n < len(claim) {
+		return ""
+	}
+	below, err := backingName(name, string(claim))
+	if err != nil {
+		return ""
+	}
+	return below
+}
+
+// The name of a backing file has at most maxBackingName bytes, and lies in the first cluster (qcow2
+// specification, "Header").
+const (
+	maxBackingName = 1023
+	maxHeaderEnd   = 2 << 20
+)
 
 // scan opens an image and describes it, even if it is refused. It returns an error if the file
 // could not be read for another reason.

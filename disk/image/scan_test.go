@@ -3,6 +3,7 @@ package image
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/qcow2"
 )
 
 func names(images []*Image) []string {
@@ -261,4 +263,33 @@ func TestInspectDir(t *testing.T) {
 		require.Equal(t, reason, all[name].Reason,
 			"what is served and what is inspected are told the same")
 	}
+}
+
+// TestScanOfAChain: of many files in one chain, the top is opened, and nothing twice.
+func TestScanOfAChain(t *testing.T) {
+	dir := t.TempDir()
+	below := ""
+	const files = 100
+	for i := range files {
+		name := fmt.Sprintf("level%d.qcow2", i)
+		f, err := os.Create(filepath.Join(dir, name))
+		require.NoError(t, err)
+		w, err := qcow2.NewAppender(f, qcow2.AppendOptions{Backing: below})
+		require.NoError(t, err)
+		_, err = w.Finish(1 << 20)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		below = name
+	}
+	d, err := openDirectory(dir)
+	require.NoError(t, err)
+	defer d.close()
+	all, _, err := d.list()
+	require.NoError(t, err)
+	unclaimed, claimed := d.splitClaimed(all)
+	require.Equal(t, []string{below}, unclaimed)
+	require.Len(t, claimed, files-1)
+	images, err := ScanDir(dir, Options{})
+	require.NoError(t, err)
+	require.Equal(t, []string{below}, names(images))
 }
