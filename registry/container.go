@@ -30,16 +30,46 @@ type ContainerLayer struct {
 
 // Container reads the manifest and the configuration of a container image, that of this machine's
 // platform where there are several. No layer is read yet.
-func (c *Client) Container(ctx context.Context, ref Reference) (*Container, error) {
-	r, err := c.resolve(ctx, ref)
+//
+// keepDir is a directory that lives as long as what is made of the image, as that of StreamOptions:
+// a tag is resolved once, and what is kept there is not asked for again. "": there is none.
+func (c *Client) Container(ctx context.Context, ref Reference, keepDir string) (
+	*Container, error) {
+	src, err := c.source(ref)
 	if err != nil {
 		return nil, err
 	}
-	image := &Container{image: r}
+	image := new(Container)
+	if keepDir == "" {
+		image.image, err = resolveIn(ctx, src, ref)
+	} else {
+		src, err = image.resolveKept(ctx, src, ref, keepDir)
+	}
+	if err != nil {
+		return nil, errors.Join(err, src.Close())
+	}
 	if err := image.readConfig(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", ref, err), image.Close())
 	}
 	return image, nil
+}
+
+// resolveKept reads the manifest that the reference named at first, and returns what to read from.
+func (c *Container) resolveKept(ctx context.Context, src source, ref Reference, dir string) (
+	source, error) {
+	kept, err := keep(src, dir)
+	if err != nil {
+		return src, err
+	}
+	r, err := kept.loadRecord(ref)
+	if err != nil {
+		return kept, err
+	}
+	kept.pinned = r.Digest
+	if c.image, err = resolveIn(ctx, kept, ref); err != nil || r.Digest != "" {
+		return kept, err
+	}
+	return kept, kept.saveRecord(record{Reference: ref.String(), Digest: c.image.digest})
 }
 
 // readConfig reads the configuration, and what it says of the layers.
@@ -47,6 +77,11 @@ func (c *Container) readConfig(ctx context.Context) (err error) {
 	m := c.image.manifest
 	if c.config, err = c.image.small(ctx, m.Config, maxManifest); err != nil {
 		return fmt.Errorf("its configuration: %w", err)
+	}
+	if kept, ok := c.image.source.(*keptSource); ok {
+		if err := kept.saveBlob(m.Config.Digest, c.config); err != nil {
+			return err
+		}
 	}
 	var config v1.ConfigFile
 	if err := json.Unmarshal(c.config, &config); err != nil {

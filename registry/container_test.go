@@ -42,7 +42,7 @@ func openContainer(t testing.TB, ref Reference) (*Container, error) {
 	client, err := New(Options{})
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
-	c, err := client.Container(context.Background(), ref)
+	c, err := client.Container(context.Background(), ref, "")
 	if err == nil {
 		t.Cleanup(func() { require.NoError(t, c.Close()) })
 	}
@@ -115,4 +115,32 @@ func TestContainerIsRefused(t *testing.T) {
 	_, err = openContainer(t, containerOf(t, store{}, "windows", []string{digestOf(archive)},
 		archive))
 	require.ErrorContains(t, err, `it is made for "windows", not for linux`)
+}
+
+// TestContainerTagIsResolvedOnce: with a directory for what is kept, a tag names the image that it
+// named at first, and nothing of what was read is asked for again.
+func TestContainerTagIsResolvedOnce(t *testing.T) {
+	archive := tarOf(t, tarFile{name: "a", content: []byte("content")})
+	ref := containerOf(t, store{}, "linux", []string{digestOf(archive)}, archive)
+	client, err := New(Options{})
+	require.NoError(t, err)
+	defer client.Close()
+	keep := filepath.Join(t.TempDir(), "kept")
+	open := func(dir string) (digest string, config []byte) {
+		t.Helper()
+		c, err := client.Container(context.Background(), ref, dir)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+		return c.Digest(), c.Config()
+	}
+	first, config := open(keep)
+
+	other := containerOf(t, store{}, "", []string{digestOf(archive)}, archive)
+	require.NoError(t, os.RemoveAll(ref.oci))
+	require.NoError(t, os.Rename(other.oci, ref.oci))
+	now, _ := open("")
+	require.NotEqual(t, first, now)
+	again, kept := open(keep)
+	require.Equal(t, first, again)
+	require.Equal(t, config, kept)
 }

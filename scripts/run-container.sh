@@ -63,12 +63,14 @@ FROM scratch
 COPY hello /hello
 ENTRYPOINT ["/hello"]
 EOT
-	# The same program makes the same image, so that the disk of the last run fits.
+	# The same program makes the same image, so that the disk of the last run fits. Another one gets
+	# another tag, as a tag that was served before names what it named then.
+	tag=$(sha256sum "$work/hello" | cut -c 1-16)
 	buildah build --quiet --format oci --timestamp 0 --identity-label=false --file "$work/Containerfile" \
 		--tag kubevirt-disk-hello "$work" >/dev/null
 	rm -rf "$dir/image"
-	buildah push --quiet kubevirt-disk-hello "oci:$dir/image:hello"
-	image=oci:$dir/image:hello
+	buildah push --quiet kubevirt-disk-hello "oci:$dir/image:$tag"
+	image=oci:$dir/image:$tag
 fi
 
 # IMAGE is a variable of kubevirt-disk as well: an image with disks.

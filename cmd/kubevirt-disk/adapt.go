@@ -58,6 +58,8 @@ func (a *app) adaptCommand() *cobra.Command {
 
   layer-*.qcow2   a level of the disk for each layer of the image; images with the same lower
                   layers share them, and a level that is there is not made again
+  layer-*.state   with it, another layer above is applied without reading those below; may be
+                  removed
   image-*.qcow2   the level on top, with the image's configuration
   disk.qcow2      what the machine writes; if it is there, the machine goes on with it
   kernel, initrd  what is booted, from the image kubevirt.io:adapter

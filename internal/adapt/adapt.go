@@ -10,17 +10,22 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"reflect"
 
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/cache"
 )
 
 // Options say how an image is made a disk. The zero value runs it as it says itself.
 type Options struct {
 	Size    int64           // the least size of the disk, bytes; 0: what the image needs
 	Machine machine.Options // what the host wants other than the image says
+	// KeepDir keeps which image a tag named at first, as long as it is there. "": nothing does.
+	KeepDir string
 	// Progress is told how much of the layers was read. May be nil.
 	Progress *registry.Progress
 }
@@ -37,7 +42,7 @@ type Made struct {
 // are there are taken as they are.
 func Image(ctx context.Context, client *registry.Client, ref registry.Reference, dir string,
 	opt Options) (made *Made, err error) {
-	container, err := client.Container(ctx, ref)
+	container, err := client.Container(ctx, ref, opt.KeepDir)
 	if err != nil {
 		return nil, err
 	}
@@ -56,11 +61,11 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	image := adapter.Image{Config: config}
+	layers := adapter.Image{Config: config}
 	var total int64
 	for i, l := range container.Layers() {
 		total += l.Size
-		image.Layers = append(image.Layers, adapter.Layer{Digest: l.Digest, DiffID: l.DiffID,
+		layers.Layers = append(layers.Layers, adapter.Layer{Digest: l.Digest, DiffID: l.DiffID,
 			Open: func(ctx context.Context) (io.ReadCloser, error) {
 				return container.OpenLayer(ctx, i, opt.Progress)
 			}})
@@ -68,7 +73,7 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 	if opt.Progress != nil {
 		opt.Progress.Expect(total)
 	}
-	if made.Disk, err = adapter.Build(ctx, image, dir, buildOpt); err != nil {
+	if made.Disk, err = adapter.Build(ctx, layers, dir, buildOpt); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
 	for _, l := range made.Levels {
@@ -77,6 +82,38 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 		}
 	}
 	return made, nil
+}
+
+// Open opens the disk of an image. Nobody removes its levels while it is open.
+func (m *Made) Open() (*image.Image, error) {
+	path, err := filepath.Abs(m.Path)
+	if err != nil {
+		return nil, err
+	}
+	return image.Open(path, image.Options{Hold: true, Digest: func(name string) string {
+		if !adapter.IsLevel(name) {
+			return ""
+		}
+		return "level:" + name
+	}})
+}
+
+// Others tells the cache which levels are in a directory: they count to its size, and what was used
+// longest ago may be removed.
+func Others(dir string) func() ([]cache.Other, error) {
+	return func() ([]cache.Other, error) {
+		levels, err := adapter.List(dir)
+		all := make([]cache.Other, len(levels))
+		for i, l := range levels {
+			all[i] = cache.Other{Name: l.Path, Bytes: l.Bytes, Used: l.Used, Remove: func() error {
+				if err := l.Remove(); !errors.Is(err, adapter.ErrInUse) {
+					return err
+				}
+				return cache.ErrInUse
+			}}
+		}
+		return all, err
+	}
 }
 
 // Architectures are those for which there is a kernel, as Go names them.

@@ -7,7 +7,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/adapt"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/registry"
@@ -17,7 +16,8 @@ import (
 // streams. How registries are reached is as in Streams.
 type Containers struct {
 	References []registry.Reference // in the order of their LUNs, each once
-	// Dir keeps the levels of the disks. Daemons may share it. Made if it is missing.
+	// Dir keeps the levels of the disks. They count to the size of the cache. Daemons may share it.
+	// Made if it is missing.
 	Dir string
 }
 
@@ -25,6 +25,9 @@ type Containers struct {
 func (d *Daemon) findContainers(ctx context.Context) (found []foundImage, err error) {
 	if len(d.opt.Containers.References) == 0 {
 		return nil, nil
+	}
+	if err := d.openCache(); err != nil { // it keeps what the levels take below its size
+		return nil, err
 	}
 	refused := problems.Refusal{Verb: "cannot be served"}
 	for _, ref := range d.opt.Containers.References {
@@ -45,22 +48,24 @@ func (d *Daemon) findContainers(ctx context.Context) (found []foundImage, err er
 }
 
 func (d *Daemon) findContainer(ctx context.Context, ref registry.Reference) (foundImage, error) {
-	made, err := adapt.Image(ctx, d.streams.client, ref, d.opt.Containers.Dir, adapt.Options{})
-	if err != nil {
-		return foundImage{}, err
+	opt := adapt.Options{KeepDir: filepath.Join(d.keepDir(), keepName)}
+	for again := true; ; again = false {
+		made, err := adapt.Image(ctx, d.streams.client, ref, d.opt.Containers.Dir, opt)
+		if err != nil {
+			return foundImage{}, err
+		}
+		img, err := made.Open()
+		if err != nil && again {
+			continue // another daemon may have removed a level just before
+		}
+		if err != nil {
+			return foundImage{}, err
+		}
+		d.log.Info("a container image is served as a disk", zap.Stringer("reference", ref),
+			zap.String("digest", made.Digest), zap.Int("levels", len(made.Levels)),
+			zap.Int("made_before", made.Cached))
+		return foundImage{name: ref.String(), image: img, container: true}, nil
 	}
-	d.log.Info("a container image is served as a disk", zap.Stringer("reference", ref),
-		zap.String("digest", made.Digest), zap.Int("levels", len(made.Levels)),
-		zap.Int("made_before", made.Cached))
-	path, err := filepath.Abs(made.Path)
-	if err != nil {
-		return foundImage{}, err
-	}
-	img, err := image.Open(path, image.Options{})
-	if err != nil {
-		return foundImage{}, err
-	}
-	return foundImage{name: ref.String(), image: img, container: true}, nil
 }
 
 // checkContainers refuses options that cannot work.

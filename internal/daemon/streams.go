@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/adapt"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/registry"
@@ -102,12 +103,8 @@ func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error
 	if err := d.openCache(); err != nil {
 		return nil, err
 	}
-	keep := d.opt.WorkDir
-	if d.opt.PersistentDir != "" {
-		keep = d.opt.PersistentDir
-	}
 	streamOpt := registry.StreamOptions{Cache: d.streams.cache, CacheDir: opt.CacheDir,
-		KeepDir: filepath.Join(keep, keepName), WhenComplete: opt.WhenComplete}
+		KeepDir: filepath.Join(d.keepDir(), keepName), WhenComplete: opt.WhenComplete}
 	var refused problems.Refusal
 	refused.Verb = "cannot be served"
 	for _, ref := range opt.References {
@@ -131,6 +128,14 @@ func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error
 	return found, refused.Err()
 }
 
+// keepDir is the directory that lives as long as the disks.
+func (d *Daemon) keepDir() string {
+	if d.opt.PersistentDir != "" {
+		return d.opt.PersistentDir
+	}
+	return d.opt.WorkDir
+}
+
 // openCache opens the cache of what is fetched, unless it is open.
 func (d *Daemon) openCache() (err error) {
 	d.streams.mu.Lock()
@@ -139,8 +144,16 @@ func (d *Daemon) openCache() (err error) {
 		return nil
 	}
 	opt := d.opt.Streams
+	pulled, levels := registry.Others(opt.CacheDir), adapt.Others(d.opt.Containers.Dir)
 	d.streams.cache, err = cache.Open(opt.CacheDir, cache.Options{Size: opt.CacheSize, Log: d.log,
-		Others: registry.Others(opt.CacheDir)})
+		Others: func() ([]cache.Other, error) {
+			images, err := pulled()
+			if err != nil {
+				return nil, err
+			}
+			all, err := levels()
+			return append(images, all...), err
+		}})
 	if err != nil {
 		return fmt.Errorf("%w; name another directory with %v", err,
 			d.names.of(SettingCacheDir))

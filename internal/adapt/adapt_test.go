@@ -1,0 +1,74 @@
+package adapt
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/adapter"
+	"kubevirt.io/disk/registry/cache"
+)
+
+// TestServedLevelsStay: the cache may remove the levels of a disk that nobody has open, and no
+// others. A disk is known by the names of its levels, also when they were made again.
+func TestServedLevelsStay(t *testing.T) {
+	var archive bytes.Buffer
+	require.NoError(t, tar.NewWriter(&archive).Close())
+	id := fmt.Sprintf("sha256:%x", sha256.Sum256(archive.Bytes()))
+	dir := t.TempDir()
+	made := func(config string) *Made {
+		t.Helper()
+		d, err := adapter.Build(context.Background(), adapter.Image{Config: []byte(config),
+			Layers: []adapter.Layer{{Digest: id, DiffID: id,
+				Open: func(context.Context) (io.ReadCloser, error) {
+					return io.NopCloser(bytes.NewReader(archive.Bytes())), nil
+				}}}}, dir, adapter.Options{})
+		require.NoError(t, err)
+		return &Made{Disk: d}
+	}
+	served, other := made(`{"a":1}`), made(`{"a":2}`)
+	img, err := served.Open()
+	require.NoError(t, err)
+	before := img.Unhashed()
+	for _, p := range before {
+		require.Equal(t, "level:"+p.Name, p.Digest)
+	}
+	sweep := func() (left []string) {
+		t.Helper()
+		all, err := Others(dir)()
+		require.NoError(t, err)
+		for _, o := range all {
+			require.Positive(t, o.Bytes)
+			require.WithinDuration(t, time.Now(), o.Used, time.Hour)
+			if err := o.Remove(); err != nil {
+				require.ErrorIs(t, err, cache.ErrInUse)
+				left = append(left, o.Name)
+			}
+		}
+		return left
+	}
+	left := sweep()
+	require.Len(t, left, 2)
+	require.Contains(t, left, served.Path)
+	require.NoFileExists(t, other.Path)
+	require.NoError(t, img.Close())
+	require.Empty(t, sweep())
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, files)
+
+	img, err = made(`{"a":1}`).Open()
+	require.NoError(t, err)
+	defer img.Close()
+	require.Equal(t, before, img.Unhashed())
+	require.Equal(t, filepath.Base(served.Path), img.Name())
+}
