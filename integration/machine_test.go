@@ -26,7 +26,9 @@ import (
 const machineTime = 5 * time.Minute
 
 // bootFiles makes the kernel and the initramfs that boot container images, once per run.
-var bootFiles = sync.OnceValues(func() (dir string, err error) {
+var bootFiles = sync.OnceValues(func() (dir string, err error) { return makeBootFiles("amd64") })
+
+func makeBootFiles(arch string) (dir string, err error) {
 	if dir, err = dirOfRun("boot"); err != nil {
 		return "", err
 	}
@@ -36,18 +38,18 @@ var bootFiles = sync.OnceValues(func() (dir string, err error) {
 	}
 	program := filepath.Join(dir, "init")
 	for _, args := range [][]string{
-		{"scripts/fetch-kernel.sh", "--any", "amd64", kernels},
+		{"scripts/fetch-kernel.sh", "--any", arch, kernels},
 		{"go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program,
 			"./cmd/kubevirt-disk-init"},
 	} {
 		cmd := exec.Command(args[0], args[1:]...)
 		cmd.Dir = ".."
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return dir, fmt.Errorf("%s: %w\n%s", cmd, err, out)
 		}
 	}
-	tree := filepath.Join(kernels, "amd64", "root")
+	tree := filepath.Join(kernels, arch, "root")
 	content, err := initrd.Build(initrd.Options{Init: program, KernelTree: tree})
 	if err != nil {
 		return dir, err
@@ -58,13 +60,18 @@ var bootFiles = sync.OnceValues(func() (dir string, err error) {
 	}
 	return dir, errors.Join(os.WriteFile(filepath.Join(dir, "initrd"), content, 0o644),
 		os.Symlink(kernel, filepath.Join(dir, "vmlinuz")))
-})
+}
 
 // requireBootFiles returns the directory with vmlinuz and initrd.
 func requireBootFiles(t *testing.T) string {
 	t.Helper()
 	requireTools(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
-	dir, err := bootFiles()
+	return madeBootFiles(t, bootFiles)
+}
+
+func madeBootFiles(t *testing.T, make func() (dir string, err error)) string {
+	t.Helper()
+	dir, err := make()
 	if err != nil && strings.Contains(err.Error(), "fetch-kernel: apt-get") &&
 		os.Getenv(requireToolsEnv) != "1" {
 		t.Skip(err.Error()) // there is no network
@@ -80,6 +87,9 @@ type machineConfig struct {
 	forward int    // a port of the host that leads to port 80; 0: none
 	noNet   bool
 	boot    string // the directory with vmlinuz and initrd; "": bootFiles
+	arm64   bool
+	// firmware is a file of UEFI. "": there is none.
+	firmware string
 }
 
 // containerMachine is a virtual machine that runs a container image.
@@ -104,10 +114,14 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	m := &containerMachine{t: t, dir: dir, ended: make(chan struct{})}
-	args := []string{"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", "256",
+	qemu, board, arch := "qemu-system-x86_64", "q35", "amd64"
+	if c.arm64 {
+		qemu, board, arch = "qemu-system-aarch64", "virt", "arm64"
+	}
+	args := []string{"-accel", "tcg", "-machine", board, "-cpu", "max", "-m", "256",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", filepath.Join(c.boot, "vmlinuz"), "-initrd", filepath.Join(c.boot, "initrd"),
-		"-append", machine.KernelArgs("amd64", machine.DefaultSerial) + " " + c.cmdline,
+		"-append", machine.KernelArgs(arch, machine.DefaultSerial) + " " + c.cmdline,
 		"-drive", "if=none,id=disk," + c.disk,
 		"-device", "virtio-blk-pci,drive=disk,serial=" + machine.DefaultSerial,
 		"-chardev", "file,id=console,path=" + m.file("console"), "-serial", "chardev:console",
@@ -122,7 +136,10 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 		}
 		args = append(args, "-netdev", netdev, "-device", "virtio-net-pci,netdev=net,romfile=")
 	}
-	m.cmd = exec.Command("qemu-system-x86_64", args...)
+	if c.firmware != "" {
+		args = append(args, "-bios", c.firmware)
+	}
+	m.cmd = exec.Command(qemu, args...)
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var printed strings.Builder
 	m.cmd.Stderr = &printed

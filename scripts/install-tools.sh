@@ -19,6 +19,8 @@ need libiscsi-bin has iscsi-perf
 need qemu-utils has qemu-img
 need qemu-block-extra has_qemu_iscsi
 need qemu-system-x86 has qemu-system-x86_64
+need qemu-system-arm has qemu-system-aarch64
+need qemu-efi-aarch64 test -e /usr/share/qemu-efi-aarch64/QEMU_EFI.fd
 case $(uname -m) in
 x86_64) need qemu-user has qemu-aarch64 ;;
 aarch64) need qemu-user has qemu-x86_64 ;;

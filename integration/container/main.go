@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -36,6 +37,8 @@ func main() {
 		err = deaf()
 	case "orphans":
 		err = orphans()
+	case "stress":
+		err = stress()
 	case "orphan":
 		time.Sleep(100 * time.Millisecond)
 	default:
@@ -63,6 +66,7 @@ type About struct {
 	OpenFiles     syscall.Rlimit
 	DiskBytes     uint64
 	Stderr        string // why /dev/stderr cannot be opened, or ""
+	Addresses     []string
 }
 
 func about() error {
@@ -106,7 +110,42 @@ func about() error {
 	} else {
 		f.Close()
 	}
+	// "about web" is a web server that first says what it sees: also the address that a router's
+	// advertisement brings, which comes after that of DHCP.
+	if len(os.Args) > 2 && os.Args[2] == "web" {
+		if a.Addresses, err = addresses(); err != nil {
+			return err
+		}
+		if err := json.NewEncoder(os.Stdout).Encode(a); err != nil {
+			return err
+		}
+		return web()
+	}
 	return json.NewEncoder(os.Stdout).Encode(a)
+}
+
+// addresses waits for some seconds until there is an address of IPv6.
+func addresses() (all []string, err error) {
+	for range 100 {
+		list, err := net.InterfaceAddrs()
+		if err != nil {
+			return nil, err
+		}
+		all = nil
+		found := false
+		for _, a := range list {
+			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+				at := prefix.Addr()
+				all = append(all, at.String())
+				found = found || at.Is6() && at.IsGlobalUnicast()
+			}
+		}
+		if found {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return all, nil
 }
 
 // web keeps what is posted in a file, and serves it. SIGQUIT is its stop signal: it says so, and
@@ -124,6 +163,7 @@ func web() error {
 		fmt.Println("stopped by its stop signal")
 		os.Exit(42)
 	}()
+	fmt.Println("serving")
 	return http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
 			f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)

@@ -1,0 +1,84 @@
+package integration
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestLibvirtRunsAContainerImage: libvirt accepts the domain that adapt writes, and runs it. The
+// entry point has the console as its terminal, and addresses of IPv4 and IPv6. "virsh shutdown" is
+// the image's stop signal.
+func TestLibvirtRunsAContainerImage(t *testing.T) {
+	requireTools(t, libvirtTools...)
+	l := startLibvirtd(t)
+	dir := adapted(t, filepath.Join(l.dir, "web"), "--tty", "--name=web", "--", "about", "web")
+	for _, file := range []string{"kernel", "initrd"} { // also where boot files are links
+		require.FileExists(t, filepath.Join(dir, file))
+	}
+	l.own()
+	l.virsh("create", filepath.Join(dir, "domain.xml"), "--paused")
+	terminal, err := os.Open(l.virsh("ttyconsole", "web"))
+	require.NoError(t, err)
+	defer terminal.Close()
+	var mu sync.Mutex
+	var shown strings.Builder
+	go func() {
+		p := make([]byte, 4096)
+		for {
+			n, err := terminal.Read(p)
+			mu.Lock()
+			shown.Write(p[:n])
+			mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	console := func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.ReplaceAll(shown.String(), "\r\n", "\n")
+	}
+	says := func(text string) {
+		t.Helper()
+		require.Eventually(t, func() bool { return strings.Contains(console(), text) },
+			machineTime, 20*time.Millisecond, "%q is not on the console", text)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the console ends:\n%s", lastLines(console(), 40))
+		}
+	})
+	l.virsh("resume", "web")
+	says(`"Addresses":[`)
+	says("]}\n")
+	start := strings.Index(console(), `{"PID"`)
+	require.GreaterOrEqual(t, start, 0)
+	var a struct {
+		Terminal  bool
+		Addresses []netip.Addr
+	}
+	require.NoError(t, json.NewDecoder(strings.NewReader(console()[start:])).Decode(&a))
+	require.True(t, a.Terminal)
+	four, six := false, false
+	for _, at := range a.Addresses {
+		four = four || at.Is4() && at.IsGlobalUnicast()
+		six = six || at.Is6() && at.IsGlobalUnicast()
+	}
+	require.True(t, four && six, "%v", a.Addresses)
+
+	l.virsh("shutdown", "web", "--mode", "acpi")
+	says("stopped by its stop signal\n")
+	require.Eventually(t, func() bool { return l.virsh("list", "--all", "--name") == "" },
+		machineTime, 50*time.Millisecond, "the domain does not end")
+	says("the entry point has ended with status 42\n")
+	requireClean(t, rawOf(t, filepath.Join(dir, "disk.qcow2")))
+}

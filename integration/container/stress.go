@@ -1,0 +1,103 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// stressDir is on the disk, and its owner is the user of the image.
+const stressDir = "/srv/stress"
+
+// stress makes, renames and removes files until it is killed, and says each time that what it has
+// made is in storage. When it finds what an earlier run has left, it checks that, and ends.
+func stress() error {
+	rounds, err := os.ReadDir(stressDir)
+	if err == nil {
+		return checkRounds(rounds)
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	const kept = 4
+	for round := 0; ; round++ {
+		if err := makeRound(round); err != nil {
+			return err
+		}
+		fmt.Println("synced", round)
+		if err := os.RemoveAll(roundDir(round - kept)); err != nil {
+			return err
+		}
+	}
+}
+
+func roundDir(round int) string { return filepath.Join(stressDir, fmt.Sprint(round)) }
+
+// makeRound makes a directory of files, of which the last one says that the others are complete.
+func makeRound(round int) error {
+	dir := roundDir(round)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for i := range 40 {
+		name := filepath.Join(dir, fmt.Sprint("file", i))
+		if err := os.WriteFile(name+".new", content(name, i), 0o644); err != nil {
+			return err
+		}
+		if err := os.Rename(name+".new", name); err != nil {
+			return err
+		}
+		if err := os.Link(name, name+".link"); err != nil {
+			return err
+		}
+		if i%3 == 0 {
+			if err := os.Symlink(strings.Repeat("t", 10*i), name+".symlink"); i > 0 && err != nil {
+				return err
+			}
+		}
+	}
+	syscall.Sync()
+	if err := os.WriteFile(filepath.Join(dir, "complete"), nil, 0o644); err != nil {
+		return err
+	}
+	syscall.Sync()
+	return nil
+}
+
+// content is what a file has: up to half a MiB.
+func content(name string, i int) []byte {
+	return []byte(strings.Repeat(name+"\n", 1+i*i*16))
+}
+
+// checkRounds checks the files of rounds that were complete.
+func checkRounds(rounds []fs.DirEntry) error {
+	checked := 0
+	for _, r := range rounds {
+		dir := filepath.Join(stressDir, r.Name())
+		if _, err := os.Stat(filepath.Join(dir, "complete")); err != nil {
+			continue
+		}
+		for i := range 40 {
+			name := filepath.Join(dir, fmt.Sprint("file", i))
+			for _, n := range []string{name, name + ".link"} {
+				got, err := os.ReadFile(n)
+				if errors.Is(err, fs.ErrNotExist) {
+					break // the round was being removed
+				}
+				if err != nil {
+					return err
+				}
+				if string(got) != string(content(name, i)) {
+					return fmt.Errorf("%s has %d bytes, and not what was synced", n, len(got))
+				}
+			}
+		}
+		checked++
+	}
+	fmt.Println("checked", checked)
+	return nil
+}
