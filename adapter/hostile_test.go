@@ -3,6 +3,7 @@ package adapter
 import (
 	"archive/tar"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -110,6 +111,41 @@ func TestStrangeLayersAreContained(t *testing.T) {
 			require.Equal(t, c.want, strings.Join(pathsOf(treeOf(t, layers...)), " "))
 		})
 	}
+}
+
+// sparseFile is the archive of a GNU sparse file of nothing but a hole, in 1.5 KiB (GNU tar's
+// manual, "Storing Sparse Files"): the tar package reads such archives and does not write them.
+func sparseFile(size int64) []byte {
+	archive := make([]byte, 3*512)
+	h := archive[:512]
+	copy(h, "sparse")
+	copy(h[100:], "0000644\x000000000\x000000000\x0000000000000\x0000000000000\x00        S")
+	copy(h[257:], "ustar  \x00")
+	number := func(at int, n int64) { copy(h[at:at+12], fmt.Sprintf("%011o\x00", n)) }
+	size256 := func(at int, n int64) { // in base 256
+		h[at] = 0x80
+		binary.BigEndian.PutUint64(h[at+4:], uint64(n))
+	}
+	size256(386, size) // the only run of data: none, at the end
+	number(398, 0)
+	size256(483, size)
+	sum := 0
+	for _, b := range h {
+		sum += int(b)
+	}
+	copy(h[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return archive
+}
+
+// TestKilobytesThatMeanMuch: a small archive of a large sparse file is held against what the image
+// may expand to.
+func TestKilobytesThatMeanMuch(t *testing.T) {
+	_, err := Build(context.Background(), imageOf(sparseFile(128<<30)), t.TempDir(), Options{})
+	require.ErrorContains(t, err, `"sparse": is more than the image may expand to`)
+	dir := t.TempDir()
+	d := build(t, dir, imageOf(sparseFile(1<<30)))
+	require.Less(t, d.Levels[0].Bytes, int64(256<<10))
+	fsck(t, flatten(t, dir, d.Levels))
 }
 
 // TestManyFiles: a hundred thousand empty files take a tenth of the memory that a million may take.
