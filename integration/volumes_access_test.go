@@ -5,6 +5,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
 	"net"
@@ -85,6 +86,7 @@ func makeCertificate(t *testing.T, cert, key string) {
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true,
+		Subject:               pkix.Name{CommonName: filepath.Base(cert)},
 		BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &own.PublicKey, own)
@@ -149,4 +151,42 @@ func TestVolumesOnClaims(t *testing.T) {
 	require.Equal(t, alone.Info, again.Info)
 	atDisk(t, volumeURL(again), "read -P 0x33 1M 1M")
 	require.Len(t, v.status().LUNs, 2)
+}
+
+// TestVolumesByCertificate: where clients show certificates, one of the authority may ask without a
+// token, and nobody else may.
+func TestVolumesByCertificate(t *testing.T) {
+	requireTools(t, "curl")
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"server", "client", "stranger"} {
+		makeCertificate(t, at(name+".cert"), at(name+".key"))
+	}
+	d := start(t, config{diskDir: t.TempDir(), env: map[string]string{
+		"VOLUMES_LISTEN": "0.0.0.0:0", "VOLUMES_TLS_CERT": at("server.cert"),
+		"VOLUMES_TLS_KEY": at("server.key"), "VOLUMES_CLIENT_CA": at("client.cert")}})
+	_, port, _ := strings.Cut(strings.TrimPrefix(volumesAddress(t, d), "[::]"), ":")
+	url := "https://127.0.0.1:" + port
+	ask := func(args ...string) result {
+		return client(t, nil, "curl", append([]string{"-sS", "--cacert", at("server.cert"),
+			"-o", os.DevNull, "-w", "%{http_code}", "-X", "PUT", "--data-binary", "size: 1Mi",
+			url + "/volume/vm1"}, args...)...)
+	}
+	require.Equal(t, "401", ask().output)
+	require.Equal(t, "401", ask("-H", "Authorization: Bearer 0123456789abcdef").output)
+	r := ask("--cert", at("stranger.cert"), "--key", at("stranger.key"))
+	require.NotZero(t, r.status, "%s", r)
+	require.Empty(t, d.status().Volumes.States)
+	r = ask("--cert", at("client.cert"), "--key", at("client.key"))
+	require.Equal(t, "201", r.output)
+
+	raw, _ := makeUpload(t, 1<<20)
+	path, err := binary()
+	require.NoError(t, err)
+	upload := []string{"upload", raw, url + "/volume/vm2", "--ca", at("server.cert")}
+	r = client(t, nil, path, upload...)
+	require.NotZero(t, r.status)
+	require.Contains(t, r.output, "certificate")
+	ok(t, path, append(upload, "--cert", at("client.cert"), "--key", at("client.key"))...)
+	require.Equal(t, map[string]int{"ready": 2}, d.status().Volumes.States)
 }
