@@ -8,15 +8,23 @@ import (
 	"io"
 )
 
+// pieceSize is how much of a file is read at once: bytes.
+const pieceSize = 512 << 10
+
 // hashed reads a file that is sent, perhaps parts of it several times, and computes the digest of
-// all of it on the way.
+// all of it on the way. It computes that of a piece while the piece is being sent.
 type hashed struct {
 	from io.ReaderAt
 	size int64
 	off  int64 // what is read next
 
+	memory []byte
+	piece  []byte // what was read last, in memory
+	at     int64  // where the piece lies in the file
+
 	sum  hash.Hash
-	done int64 // how much the digest has of the file
+	done int64         // how much the digest has of the file, or soon will
+	busy chan struct{} // closed when the digest has all of that; nil: it has
 }
 
 func (h *hashed) reset() { h.sum, h.done = sha256.New(), 0 }
@@ -25,42 +33,64 @@ func (h *hashed) Read(p []byte) (int, error) {
 	if h.off >= h.size {
 		return 0, io.EOF
 	}
-	p = p[:min(int64(len(p)), h.size-h.off)]
-	n, err := h.from.ReadAt(p, h.off)
-	if n == len(p) {
-		err = nil
-	} else if err == io.EOF {
-		err = io.ErrUnexpectedEOF // somebody has made it shorter
+	if h.off < h.at || h.off >= h.at+int64(len(h.piece)) {
+		if err := h.load(); err != nil {
+			return 0, err
+		}
 	}
-	if skip := h.done - h.off; skip >= 0 && skip < int64(n) {
-		h.sum.Write(p[skip:n]) // never fails
-		h.done += int64(n) - skip
-	}
+	n := copy(p, h.piece[h.off-h.at:])
 	h.off += int64(n)
-	return n, err
+	return n, nil
+}
+
+// load reads the piece at off.
+func (h *hashed) load() error {
+	h.settle()
+	if h.memory == nil {
+		h.memory = make([]byte, pieceSize)
+	}
+	p := h.memory[:min(pieceSize, h.size-h.off)]
+	h.piece, h.at = nil, h.off
+	if n, err := h.from.ReadAt(p, h.off); n < len(p) {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF // somebody has made it shorter
+		}
+		return err
+	}
+	h.piece = p
+	end := h.off + int64(len(p))
+	if h.done < h.off || h.done >= end {
+		return nil
+	}
+	rest, busy := p[h.done-h.off:], make(chan struct{})
+	h.done, h.busy = end, busy
+	go func() {
+		defer close(busy)
+		h.sum.Write(rest) // never fails
+	}()
+	return nil
+}
+
+// settle waits until the digest has what it is to have.
+func (h *hashed) settle() {
+	if h.busy != nil {
+		<-h.busy
+		h.busy = nil
+	}
 }
 
 // seek goes on at off. What lies before it is read, if that has not been yet.
 func (h *hashed) seek(ctx context.Context, off int64) error {
-	if h.done < off {
-		if err := h.upTo(ctx, off); err != nil {
+	for h.done < off {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		h.off = h.done
+		if err := h.load(); err != nil {
 			return err
 		}
 	}
 	h.off = off
-	return nil
-}
-
-func (h *hashed) upTo(ctx context.Context, off int64) error {
-	buf := make([]byte, 1<<20)
-	for h.off = h.done; h.done < off; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if _, err := h.Read(buf[:min(int64(len(buf)), off-h.done)]); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
@@ -69,5 +99,6 @@ func (h *hashed) digest(ctx context.Context) (string, error) {
 	if err := h.seek(ctx, h.size); err != nil {
 		return "", err
 	}
+	h.settle()
 	return "sha-256=:" + base64.StdEncoding.EncodeToString(h.sum.Sum(nil)) + ":", nil
 }

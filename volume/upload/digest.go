@@ -37,6 +37,41 @@ func (s summer) add(p []byte) {
 	}
 }
 
+// adding is data that is being added to digests, beside what is received next. One goroutine calls
+// its methods.
+type adding struct {
+	p    []byte
+	done chan struct{} // closed when it was added; nil: nothing is under way
+}
+
+// start adds p, which stays as it is until wait, or spare of the same memory.
+func (a *adding) start(s summer, p []byte) {
+	a.wait()
+	if len(s) == 0 || len(p) == 0 {
+		return
+	}
+	done := make(chan struct{})
+	a.p, a.done = p, done
+	go func() {
+		defer close(done)
+		s.add(p)
+	}()
+}
+
+// spare returns when nobody reads memory any more that is to be written.
+func (a *adding) spare(p []byte) {
+	if a.done != nil && &a.p[0] == &p[0] {
+		a.wait()
+	}
+}
+
+func (a *adding) wait() {
+	if a.done != nil {
+		<-a.done
+		a.done = nil
+	}
+}
+
 // check compares the data so far. field names the header for a message.
 func (s summer) check(want digests, field string) error {
 	for _, name := range slices.Sorted(maps.Keys(want)) {

@@ -25,6 +25,7 @@ type session struct {
 	offset int64  // how much has come
 	head   []byte // of that, while it is undecided what it is
 	sums   summer
+	adding adding
 	out    *unpacking // of packed data; nil: it is plain, or undecided
 	placed bool       // the volume's disk is being made of it
 
@@ -121,7 +122,12 @@ func (s *session) takeHead(body io.Reader) error {
 // count notes data that has come. It fails if that is more than was announced.
 func (s *session) count(p []byte) error {
 	s.sums.add(p)
-	s.offset += int64(len(p))
+	return s.came(len(p))
+}
+
+// came notes how much data has come.
+func (s *session) came(n int) error {
+	s.offset += int64(n)
 	if s.length >= 0 && s.offset > s.length {
 		return wrong("more data has come than the %d bytes that were announced", s.length)
 	}
@@ -184,13 +190,16 @@ func (s *session) put(ctx context.Context, p []byte) error {
 }
 
 func (s *session) takePlain(ctx context.Context, body io.Reader, told func()) error {
+	defer s.adding.wait()
 	for {
 		buf, err := s.fill.Next(ctx)
 		if err != nil {
 			return err
 		}
+		s.adding.spare(buf)
 		n, end := io.ReadFull(body, buf)
-		err = s.count(buf[:n])
+		err = s.came(n)
+		s.adding.start(s.sums, buf[:n])
 		s.fill.Put(buf[:n])
 		if err != nil {
 			return err
@@ -293,6 +302,7 @@ func (s *session) fits(size int64, more bool) error {
 
 // checkpoint makes what has come durable, beside what is received next.
 func (s *session) checkpoint() error {
+	s.adding.wait()
 	if !s.base.Resumable || s.out != nil {
 		return s.flush.start(s.fill, func() error { return nil })
 	}
