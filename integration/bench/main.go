@@ -39,7 +39,7 @@ type settings struct {
 
 // parts are the names of the measurements.
 var parts = []string{"scsi", "load", "expand", "compress", "hydrate", "start", "cold", "replicas",
-	"registry"}
+	"registry", "upload"}
 
 func main() {
 	s, err := parse(os.Args[1:])
@@ -79,10 +79,12 @@ func parse(args []string) (settings, error) {
 	flags.StringVar(&only, "only", strings.Join(parts, ","),
 		"what to measure: common clients, our own load generator, the expansion of images, "+
 			"their compression, disks that copy their image, the time to the first read, reads "+
-			"of an image that is not copied, many disks of one image, images in a registry")
+			"of an image that is not copied, many disks of one image, images in a registry, "+
+			"uploads into volumes")
 	flags.StringVar(&loads, "loads", "",
 		"a regular expression; measures only loads (and copies: \"zlib, convert\", \"zstd, "+
-			"compress\", \"zlib, persistent clone\", \"registry, boot\") whose names match")
+			"compress\", \"zlib, persistent clone\", \"registry, boot\", "+
+			"\"upload, raw\") whose names match")
 	flags.StringVar(&targets, "targets", "kubevirt-disk,tgtd,gotgt,floor",
 		"the targets to measure; the second is the baseline of the first, and floor is a "+
 			"bare loop of system calls in C")
@@ -175,7 +177,8 @@ func run(ctx context.Context, s settings) error {
 		measure func(context.Context, settings) error
 	}{{"expand", measureExpansion}, {"compress", measureCompression},
 		{"hydrate", measureHydration}, {"start", measureStart},
-		{"cold", measureColdReads}, {"replicas", measureReplicas}, {"registry", measureRegistry}} {
+		{"cold", measureColdReads}, {"replicas", measureReplicas}, {"registry", measureRegistry},
+		{"upload", measureUpload}} {
 		if slices.Contains(s.only, part.name) {
 			if err := part.measure(ctx, s); err != nil {
 				return err
