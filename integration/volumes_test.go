@@ -158,6 +158,13 @@ func TestVolumesOfImages(t *testing.T) {
 	atDisk(t, url(over), "read -P 0 8M 8M")
 	require.NotZero(t, client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 512",
 		volumeURL(clone)).status, "without the password")
+	const shared = "from: {image: fedora.qcow2}\naccess-mode: read-shared\n"
+	v.put("shared", shared)
+	grown := v.json(http.StatusOK, "PUT", "/volume/shared", shared+"size: 16Mi")
+	ok(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0x42 0 8M", "-c", "read -P 0 8M 8M",
+		url(grown))
+	require.NotZero(t, client(t, nil, "qemu-io", "-f", "raw", "-c", "write 0 512",
+		url(grown)).status)
 	for request, want := range map[string]string{
 		"from: {image: none.qcow2}":                             "there is no image",
 		"from: {image: ../fedora.qcow2}":                        "there is no image",
@@ -188,6 +195,9 @@ func TestVolumesOfImages(t *testing.T) {
 	require.Equal(t, api.StateFailed, failed.Info.State)
 	require.Contains(t, failed.Info.Failure, "fedora.qcow2")
 	require.Nil(t, failed.ISCSI)
+	require.Equal(t, []pages.FailedVolume{{Name: "over", Failure: failed.Info.Failure}},
+		v.status().Volumes.Failed)
+	require.Equal(t, "ok\n", v.get("/healthz"), "a restart would not help, and harm the others")
 	makeQcow2(t, raw, image, "", true)
 	v.json(http.StatusOK, "PUT", "/volume/over", "") // tries again
 	atDisk(t, url(v.json(http.StatusOK, "GET", "/volume/over", "")), "read -P 0x43 1M 1M")

@@ -63,6 +63,13 @@ type VolumesStatus struct {
 	Max      int            `json:"max,omitempty"`       // how many there may be; 0: no limit
 	MaxBytes int64          `json:"max_bytes,omitempty"` // of all together; 0: no limit
 	Uploads  []UploadStatus `json:"uploads,omitempty"`   // under way, by the volumes' names
+	Failed   []FailedVolume `json:"failed,omitempty"`    // by name
+}
+
+// FailedVolume is a volume that cannot be served until somebody has put something right.
+type FailedVolume struct {
+	Name    string `json:"name"`
+	Failure string `json:"failure"`
 }
 
 // UploadStatus is an upload that is under way.

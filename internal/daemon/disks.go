@@ -74,7 +74,7 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 		Size:          settings.Size,
 		Empty:         s.empty,
 		Identity:      settings.Identity,
-		ReadOnly:      settings.ReadOnly,
+		ReadOnly:      settings.ReadOnly && !s.volume, // a volume grows also if nobody writes to it
 		Durable:       d.opt.EphemeralFlush,
 		Log:           d.log.With(zap.Uint16("lun", s.lun)),
 		Progress:      s.progress,
@@ -111,7 +111,7 @@ func (d *Daemon) lun(s *servedDisk) target.LUN {
 		Name:      s.name,
 		Disk:      now.instance.Disk,
 		Identity:  now.instance.Identity,
-		ReadOnly:  now.instance.ReadOnly,
+		ReadOnly:  now.settings.ReadOnly || now.instance.ReadOnly,
 		Removable: now.settings.Removable,
 		Access:    now.settings.AccessMode,
 		Volatile:  !now.instance.Persistent,

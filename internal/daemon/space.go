@@ -55,6 +55,36 @@ func (g *gauge[T]) now() *T {
 	return g.last
 }
 
+// readAll is now of many gauges. Together they take no longer than one.
+func readAll[T any](gauges []*gauge[T]) []*T {
+	answered := make([]chan struct{}, len(gauges))
+	for i, g := range gauges {
+		if g != nil {
+			answered[i] = g.ask()
+		}
+	}
+	limit := time.After(gaugeWait)
+	for i := 0; i < len(answered); i++ {
+		if answered[i] == nil {
+			continue
+		}
+		select {
+		case <-answered[i]:
+		case <-limit:
+			i = len(answered)
+		}
+	}
+	all := make([]*T, len(gauges))
+	for i, g := range gauges {
+		if g != nil {
+			g.mu.Lock()
+			all[i] = g.last
+			g.mu.Unlock()
+		}
+	}
+	return all
+}
+
 // ask asks the storage, or returns nil if the last answer is still outstanding.
 func (g *gauge[T]) ask() (answered chan struct{}) {
 	g.mu.Lock()

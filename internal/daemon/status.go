@@ -82,8 +82,8 @@ func (d *Daemon) Status() pages.Status {
 	}
 	page.Volumes = d.volumesStatus()
 	luns, gauges := d.disks.status(page.Ready)
-	for i, gauge := range gauges {
-		if u := gauge.now(); u != nil {
+	for i, u := range readAll(gauges) {
+		if u != nil {
 			luns[i].Space = &pages.Space{Used: u.Used, Free: u.Available}
 		}
 	}

@@ -112,6 +112,14 @@ func (d *Daemon) volumesStatus() *pages.VolumesStatus {
 	for state, n := range t.States {
 		s.States[string(state)] = n
 	}
+	if t.States[api.StateFailed] > 0 {
+		for _, v := range d.volumes.manager.List() {
+			if v.State == api.StateFailed {
+				s.Failed = append(s.Failed, pages.FailedVolume{Name: v.Record.Name,
+					Failure: v.Failure})
+			}
+		}
+	}
 	return s
 }
 
