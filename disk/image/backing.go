@@ -127,7 +127,7 @@ func (o *opener) open(ctx context.Context, name string,
 		}
 		if o.opt.Hold {
 			err = osfile.Retry(func() error {
-				return unix.Flock(int(f.file.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+				return unix.Flock(int(f.file.Fd()), unix.LOCK_SH) // others hold it for a moment
 			})
 		}
 	}

@@ -144,16 +144,8 @@ func (d *Daemon) openCache() (err error) {
 		return nil
 	}
 	opt := d.opt.Streams
-	pulled, levels := registry.Others(opt.CacheDir), adapt.Others(d.opt.Containers.Dir)
 	d.streams.cache, err = cache.Open(opt.CacheDir, cache.Options{Size: opt.CacheSize, Log: d.log,
-		Others: func() ([]cache.Other, error) {
-			images, err := pulled()
-			if err != nil {
-				return nil, err
-			}
-			all, err := levels()
-			return append(images, all...), err
-		}})
+		Others: d.othersInCache})
 	if err != nil {
 		return fmt.Errorf("%w; name another directory with %v", err,
 			d.names.of(SettingCacheDir))
@@ -165,6 +157,17 @@ func (d *Daemon) openCache() (err error) {
 			Damaged: s.Damaged, Unsaved: s.Unsaved}
 	})
 	return nil
+}
+
+// othersInCache are what counts to the size of the cache beside its chunks: images that were
+// fetched as a whole, and levels of container images.
+func (d *Daemon) othersInCache() ([]cache.Other, error) {
+	images, err := registry.Others(d.opt.Streams.CacheDir)()
+	if err != nil {
+		return nil, err
+	}
+	levels, err := adapt.Others(d.opt.Containers.Dir)()
+	return append(images, levels...), err
 }
 
 // openStreamed opens the image of a disk, unless the disk is complete without it.
