@@ -1,10 +1,12 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
@@ -17,6 +19,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/pet"
+	"kubevirt.io/disk/kubernetes/controller/service"
 )
 
 // Options are the settings of all controllers.
@@ -53,7 +56,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
-	return pet.Setup(mgr, o.Concurrency)
+	return errors.Join(
+		pet.Setup(mgr, o.Concurrency),
+		service.Setup(mgr, service.Options{Server: o.Server, ClaimSize: o.ClaimSize,
+			Concurrency: o.Concurrency}),
+	)
 }
 
 // Scheme has the types that the controllers read and write.
@@ -80,6 +87,8 @@ func Cache(namespaces ...string) (cache.Options, error) {
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Pod{}:                   ours,
 			&corev1.PersistentVolumeClaim{}: ours,
+			&corev1.Service{}:               ours,
+			&appsv1.Deployment{}:            ours,
 		},
 	}
 	if len(namespaces) > 0 {

@@ -4,6 +4,7 @@
 //	pod        a pod that admission holds -> its VMIdentity, and then its gate is removed
 //	set        VMIdentitySet -> status, and growth of its identities
 //	hydration  asks the pages of a pod until its disk needs the image no more
+//	service    a disk with attachment Service: Deployment, Service, iSCSI volume, handover
 //	pet        VMPet -> VMIdentitySet and StatefulSet
 //	objects    how all of them write
 //

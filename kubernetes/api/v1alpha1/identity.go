@@ -204,6 +204,7 @@ type VMIdentityStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// ready is true when a pod may start with this disk, as condition Ready is.
+	// +optional
 	Ready bool `json:"ready"`
 	// creationTime is when the identity was ready for the first time.
 	// +optional

@@ -95,8 +95,8 @@ func Conflict() error {
 }
 
 // EachFault runs a test once for each request that a client can fail at. A write fails twice: with
-// a conflict, and with the answer lost. run makes a world, reconciles in it with the client that it
-// is given until nothing is left to do, and checks the end.
+// a conflict, and with the answer lost. run makes a world, reconciles in it with the client that
+// it is given until nothing is left to do, and checks the end.
 func EachFault(t *testing.T, run func(t *testing.T, calls *Calls)) {
 	t.Helper()
 	var whole Calls

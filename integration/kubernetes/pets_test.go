@@ -1,0 +1,154 @@
+package kubernetes
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/kubernetes/plane"
+)
+
+const digest = "registry.example.com/fedora@sha256:" +
+	"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
+
+// world is a namespace that a controller works in, with the role of the manifest.
+type world struct {
+	t  *testing.T
+	p  *plane.Plane
+	ns string
+	c  *running
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	p := plane.Get(t)
+	install(t, p)
+	w := &world{t: t, p: p, ns: p.Namespace(t)}
+	// Not the leader: the replicas of another test would be waited for.
+	w.c = runController(t, controllerBinary(t), p.ServiceAccount(t, systemNamespace, account),
+		"--leader-elect=false", "--namespace="+w.ns)
+	w.c.ready()
+	return w
+}
+
+func (w *world) apply(text string) {
+	w.t.Helper()
+	objects, err := plane.Decode(strings.NewReader(text))
+	require.NoError(w.t, err)
+	for _, o := range objects {
+		require.NoError(w.t, w.p.Apply(context.Background(), w.ns, o))
+	}
+}
+
+// kubectl runs kubectl in the namespace. Its failures are answers.
+func (w *world) kubectl(args ...string) string {
+	out, _ := w.p.TryKubectl(nil, append([]string{"-n", w.ns}, args...)...)
+	return out
+}
+
+// until waits for the answer to a question to kubectl.
+func (w *world) until(want string, args ...string) {
+	w.t.Helper()
+	if !waitFor(func() bool { return strings.Contains(w.kubectl(args...), want) }) {
+		w.t.Fatalf("kubectl %s: want %q, is %q", strings.Join(args, " "), want, w.kubectl(args...))
+	}
+}
+
+func waitFor(met func() bool) bool {
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if met() {
+			return true
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return false
+}
+
+// TestPets: a pet has its machine, is turned off, and leaves its disk behind.
+func TestPets(t *testing.T) {
+	w := newWorld(t)
+	w.apply(`
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMPet
+metadata: {name: fedora}
+spec:
+  disk: {image: "` + digest + `"}
+  template:
+    spec:
+      securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+      containers:
+      - name: vm
+        image: registry.example.com/qemu
+        securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+`)
+	w.until(digest, "get", "vmids", "fedora", "-o", "jsonpath={.spec.image}")
+	w.until("fedora fedora", "get", "pod", "fedora-0", "-o", `jsonpath={.metadata.annotations.`+
+		`disk\.kubevirt\.io/identity-set} {.metadata.annotations.disk\.kubevirt\.io/identity-name}`)
+	w.until("Starting", "get", "vmpet", "fedora", "-o", "jsonpath={.status.conditions[*].reason}")
+	// The disk that admission and the other controllers make of that.
+	w.apply(`
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: fedora}
+spec: {image: "` + digest + `", setName: fedora}
+`)
+	w.kubectl("patch", "vmpet", "fedora", "--type=merge", "-p", `{"spec":{"running":false}}`)
+	w.until("Stopped", "get", "vmpet", "fedora", "-o", "jsonpath={.status.conditions[*].reason}")
+	w.until("NotFound", "get", "pod", "fedora-0")
+	w.kubectl("delete", "vmpet", "fedora")
+	w.until("NotFound", "get", "vmids", "fedora")
+	w.until("NotFound", "get", "statefulset", "fedora")
+	w.until("fedora", "get", "vmid", "fedora", "-o", "name")
+	require.NotContains(t, w.c.logs(), "forbidden")
+}
+
+// TestServices: the volume of a disk with attachment Service is bound by the binder of Kubernetes,
+// where the controller may make volumes, and all goes with the identity.
+func TestServices(t *testing.T) {
+	w := newWorld(t)
+	w.apply(`
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata:
+  name: vm1
+  annotations: {disk.kubevirt.io/volume-claim: vm1-root}
+spec: {image: "` + digest + `", attachment: Service}
+`)
+	// What controller identity tells.
+	w.p.Kubectl(t, "-n", w.ns, "patch", "vmid", "vm1", "--subresource=status", "--type=merge", "-p",
+		`{"status":{"claimName":"vmid-vm1","secretName":"vmid-vm1"}}`)
+	w.until("vmid-vm1."+w.ns+".svc:3260", "get", "vmid", "vm1", "-o", "jsonpath={.status.portal}")
+	w.until("Recreate", "get", "deployment", "vmid-vm1", "-o", "jsonpath={.spec.strategy.type}")
+	volume := []string{"get", "vmid", "vm1", "-o",
+		`jsonpath={.status.conditions[?(@.type=="VolumeReady")].message}`}
+	w.until("forbidden", volume...)
+	_, err := w.p.TryKubectl(strings.NewReader(`
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: volumes}
+rules: [{apiGroups: [""], resources: [persistentvolumes], verbs: [create, patch, delete]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: volumes}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: volumes}
+subjects: [{kind: ServiceAccount, name: `+account+`, namespace: `+systemNamespace+`}]
+`), "apply", "-f", "-")
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, _ = w.p.TryKubectl(nil, "delete", "clusterrole,clusterrolebinding", "volumes")
+	})
+	w.until("vm1-root has the LUN", volume...)
+	name := w.kubectl("get", "pvc", "vm1-root", "-o", "jsonpath={.spec.volumeName}")
+	address := w.kubectl("get", "service", "vmid-vm1", "-o", "jsonpath={.spec.clusterIP}")
+	require.Equal(t, address+":3260 Bound", w.kubectl("get", "pv", name, "-o",
+		"jsonpath={.spec.iscsi.targetPortal} {.status.phase}"))
+	w.kubectl("delete", "vmid", "vm1", "--wait=false")
+	for _, gone := range [][]string{{"deployment", "vmid-vm1"}, {"service", "vmid-vm1"},
+		{"pvc", "vm1-root"}, {"pv", name}} {
+		w.until("NotFound", append([]string{"get"}, gone...)...)
+	}
+}

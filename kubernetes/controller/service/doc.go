@@ -1,0 +1,29 @@
+// Package service serves the disk of a VMIdentity with attachment Service from a Deployment of its
+// own behind a Service, so that two machines can reach it while one is migrated to the other.
+//
+// The Deployment has the container that a sidecar has otherwise, made by kubernetes/vmdisk. All
+// that is made has the name of the claim, vmid-NAME. The status tells portal and target name.
+//
+// On request, by annotation v1alpha1.AnnotationVolumeClaim, the LUN is a PersistentVolume of type
+// iscsi, too, with a claim: the kubelet logs in by the node's initiator, and a pod has a block
+// device. Volume and claim never touch the data: the volume's policy is Retain.
+//
+// # Handover
+//
+// Annotations of the VMIdentity say who is to take the disk over, and when. The controller writes
+// what is asked for into an annotation of the server's pod. The kubelet writes that into a file of
+// the downward API, which the daemon follows, and the daemon's page /status tells the outcome.
+//
+// So the daemon has no port that obeys, and nobody has a key or a certificate for it: the right to
+// hand a disk over is the right to change its pod, which the controller has to open gates anyway.
+// The right to run commands in pods (pods/exec), by which a person hands over, would let the
+// controller do everything that any pod of the cluster can. An endpoint with TLS and a token would
+// need a secret that the controller can read, while it reads none now, and certificates that
+// somebody renews.
+//
+// # What an upgrade does
+//
+// A new image of the server in the controller's options is for new Deployments. Those that exist
+// keep theirs, because all machines of the cluster would wait for their disks at once otherwise.
+// Whoever deletes a Deployment has it made with the new image.
+package service

@@ -1,0 +1,108 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// The steps of a handover. Open is the one without an annotation for it.
+const (
+	stepOpen   = "open"
+	stepFinish = "finish"
+	stepCancel = "cancel"
+)
+
+// step is what the annotations of an identity ask for; to is "" if they ask for nothing.
+func step(id *v1alpha1.VMIdentity) (to, step string, err error) {
+	to, step = id.Annotations[v1alpha1.AnnotationHandoverTo],
+		id.Annotations[v1alpha1.AnnotationHandoverStep]
+	switch step {
+	case "":
+		step = stepOpen
+	case stepOpen, stepFinish, stepCancel:
+	default:
+		err = fmt.Errorf("annotation %s: %q is unknown: want %s, %s or %s",
+			v1alpha1.AnnotationHandoverStep, step, stepOpen, stepFinish, stepCancel)
+	}
+	return to, step, err
+}
+
+// request is what the daemon is asked for, as its control socket takes it.
+func request(to, step string) (string, error) {
+	text, err := json.Marshal(struct {
+		Action string `json:"action"`
+		LUN    int    `json:"lun"`
+		To     string `json:"to"`
+	}{step, lun, to})
+	return string(text), err
+}
+
+// handover has done what the annotations ask for. It notes the step in the status when it is done,
+// so that it is not done again by the server of another pod. It says whether to look again soon:
+// nobody tells when the daemon has seen the annotation.
+func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
+	c *metav1.Condition, again bool, err error) {
+	to, step, err := step(id)
+	switch {
+	case to == "":
+		return nil, false, nil
+	case err != nil:
+		return handoverCondition(v1alpha1.ReasonInvalid, err.Error()), false, nil
+	case id.Status.Handover == step+" "+to:
+		return nil, false, nil
+	case pod == nil:
+		return handoverCondition(v1alpha1.ReasonHandoverPending,
+			"the disk is not served: this goes on when it is"), false, nil
+	}
+	asked, err := request(to, step)
+	if err != nil {
+		return nil, false, err
+	}
+	if pod.Annotations[v1alpha1.AnnotationHandoverRequest] != asked {
+		with := pod.DeepCopy()
+		if with.Annotations == nil {
+			with.Annotations = map[string]string{}
+		}
+		with.Annotations[v1alpha1.AnnotationHandoverRequest] = asked
+		if err := r.Client.Patch(ctx, with, client.MergeFrom(pod),
+			client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+			return nil, false, fmt.Errorf("pod %s: %w", pod.Name, err)
+		}
+	}
+	s, err := r.ask(ctx, pod)
+	switch {
+	case err != nil:
+		return handoverCondition(v1alpha1.ReasonHandoverPending,
+			fmt.Sprintf("the server in pod %s does not answer: %v", pod.Name, err)), true, nil
+	case s.Handover == nil || s.Handover.Asked != asked:
+		return handoverCondition(v1alpha1.ReasonHandoverPending, fmt.Sprintf("the server in pod "+
+			"%s is asked to %s the LUN for %s", pod.Name, step, to)), true, nil
+	case s.Handover.Error != "":
+		return handoverCondition(v1alpha1.ReasonFailed, s.Handover.Error), true, nil
+	}
+	id.Status.Handover = step + " " + to
+	switch step {
+	case stepFinish:
+		c = handoverCondition(v1alpha1.ReasonHandedOver, s.Handover.Done)
+		c.Status = metav1.ConditionTrue
+	case stepCancel:
+		c = handoverCondition(v1alpha1.ReasonHandoverCancelled, s.Handover.Done)
+	default:
+		c = handoverCondition(v1alpha1.ReasonHandoverOpen, fmt.Sprintf("%s: set annotation %s to "+
+			"%s when the machine has moved, or to %s", s.Handover.Done,
+			v1alpha1.AnnotationHandoverStep, stepFinish, stepCancel))
+	}
+	return c, false, nil
+}
+
+func handoverCondition(reason, message string) *metav1.Condition {
+	return &metav1.Condition{Type: v1alpha1.ConditionHandedOver, Status: metav1.ConditionFalse,
+		Reason: reason, Message: message}
+}

@@ -1,0 +1,102 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// remove ends serving an identity that is being deleted, or served otherwise from now on. While
+// somebody uses the disk, nothing is removed, and the condition Served says who. It says whether
+// everything is gone.
+func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
+	users, err := r.users(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	if len(users) > 0 {
+		set(id, servedCondition(v1alpha1.ReasonInUse, fmt.Sprintf("the disk is in use, and served "+
+			"until that ends: %s", strings.Join(users, ", "))))
+		return false, nil
+	}
+	var claims corev1.PersistentVolumeClaimList
+	if err := r.Client.List(ctx, &claims, client.InNamespace(id.Namespace),
+		client.MatchingLabels{labelVolume: id.Name}); err != nil {
+		return false, err
+	}
+	if err := r.dropVolume(ctx, id, claims.Items); err != nil {
+		return false, err
+	}
+	if len(claims.Items) > 0 {
+		set(id, servedCondition(v1alpha1.ReasonInUse, fmt.Sprintf("the disk is served until the "+
+			"claim %s is gone: `kubectl describe pvc %s` says which pod has it",
+			claims.Items[0].Name, claims.Items[0].Name)))
+		return false, nil
+	}
+	left := false
+	key := client.ObjectKey{Namespace: id.Namespace, Name: Name(id.Name)}
+	for _, one := range []client.Object{&appsv1.Deployment{}, &corev1.Service{}} {
+		err := r.Client.Get(ctx, key, one)
+		if client.IgnoreNotFound(err) != nil {
+			return false, err
+		}
+		if err == nil {
+			left = true
+		}
+		if err == nil && one.GetDeletionTimestamp() == nil {
+			if err := client.IgnoreNotFound(r.Client.Delete(ctx, one,
+				client.PropagationPolicy("Background"))); err != nil {
+				return false, err
+			}
+		}
+	}
+	pod, err := r.pod(ctx, id)
+	if err != nil || left || pod != nil {
+		set(id, servedCondition(v1alpha1.ReasonStopping, "the server is ending"))
+		return false, err
+	}
+	id.Status.Portal, id.Status.TargetName, id.Status.Handover = "", "", ""
+	for _, name := range []string{v1alpha1.ConditionServed, v1alpha1.ConditionVolumeReady,
+		v1alpha1.ConditionHandedOver} {
+		apimeta.RemoveStatusCondition(&id.Status.Conditions, name)
+	}
+	return true, nil
+}
+
+// users are the machines that use a disk: pods that name the identity, and initiators that are
+// logged in. Nobody can use what is not served.
+func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users []string,
+	err error) {
+	var pods corev1.PodList
+	if err := r.Client.List(ctx, &pods, client.InNamespace(id.Namespace),
+		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
+		return nil, err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if pod.Labels[v1alpha1.LabelServer] == "" && !finished(pod) && !gated(pod) {
+			users = append(users, "pod "+pod.Name)
+		}
+	}
+	server, err := r.pod(ctx, id)
+	if err != nil || server == nil || !ready(server) {
+		return users, err
+	}
+	s, err := r.ask(ctx, server)
+	if err != nil {
+		return nil, fmt.Errorf("who is logged in to the disk: %w", err)
+	}
+	for _, session := range s.Sessions {
+		users = append(users, "initiator "+session.Initiator)
+	}
+	slices.Sort(users)
+	return slices.Compact(users), nil
+}

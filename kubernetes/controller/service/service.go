@@ -1,0 +1,258 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Server is the image of kubevirt-disk for new Deployments.
+	Server string
+	// ClaimSize is the size that the volume of an identity without a size has.
+	ClaimSize resource.Quantity
+	// Concurrency is how many identities are worked on at once. 0: one.
+	Concurrency int
+	// Pages is where the pages of the daemon in a pod are, host:port. nil: at the pod's address.
+	Pages func(pod *corev1.Pod) string
+}
+
+// Reconciler serves identities.
+type Reconciler struct {
+	Client  client.Client
+	Events  events.EventRecorder
+	Options Options
+}
+
+// look is when something is looked at again of which nobody tells that it has changed.
+const look = time.Second
+
+// Reconcile brings about how one identity is served.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var before v1alpha1.VMIdentity
+	if err := r.Client.Get(ctx, req.NamespacedName, &before); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	wanted := before.Spec.Attachment == v1alpha1.Service && before.DeletionTimestamp == nil
+	id := before.DeepCopy()
+	var result ctrl.Result
+	var err error
+	switch has := controllerutil.ContainsFinalizer(&before, v1alpha1.FinalizerService); {
+	case !wanted && !has:
+		return ctrl.Result{}, nil
+	case !wanted:
+		gone := false
+		if gone, err = r.remove(ctx, id); gone && err == nil {
+			if _, err := objects.PatchStatus(ctx, r.Client, &before, id); err != nil {
+				return ctrl.Result{}, client.IgnoreNotFound(err)
+			}
+			return ctrl.Result{}, r.finalizer(ctx, id, controllerutil.RemoveFinalizer)
+		}
+		result.RequeueAfter = 10 * look
+	case !has:
+		// The change brings us here again.
+		return ctrl.Result{}, r.finalizer(ctx, &before, controllerutil.AddFinalizer)
+	case before.Status.ClaimName == "" || before.Status.SecretName == "":
+		return ctrl.Result{}, nil // their status brings us here again
+	default:
+		var again bool
+		if again, err = r.serve(ctx, id); again {
+			result.RequeueAfter = look
+		}
+	}
+	if _, statusErr := objects.PatchStatus(ctx, r.Client, &before, id); statusErr != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
+	}
+	r.tell(&before, id)
+	return result, err
+}
+
+func (r *Reconciler) finalizer(ctx context.Context, before *v1alpha1.VMIdentity,
+	change func(o client.Object, finalizer string) bool) error {
+	after := before.DeepCopy()
+	change(after, v1alpha1.FinalizerService)
+	return client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFromWithOptions(before,
+		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager)))
+}
+
+// serve makes what serves an identity, and notes in its status what there is. It says whether to
+// look again soon.
+func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again bool, err error) {
+	service, deployment := &corev1.Service{}, &appsv1.Deployment{}
+	key := client.ObjectKey{Namespace: id.Namespace, Name: Name(id.Name)}
+	for _, one := range []client.Object{service, deployment} {
+		if err := client.IgnoreNotFound(r.Client.Get(ctx, key, one)); err != nil {
+			return false, err
+		}
+	}
+	server := r.Options.Server
+	if deployment.ResourceVersion != "" {
+		server = serverOf(deployment)
+	}
+	want, err := newDeployment(id, server)
+	if err != nil {
+		set(id, servedCondition(v1alpha1.ReasonInvalid, err.Error()))
+		return false, nil
+	}
+	wantService := newService(id)
+	made, err := objects.Make(ctx, r.Client, service, wantService)
+	if err != nil {
+		return false, noted(id, servedCondition, "the Service "+key.Name, err)
+	}
+	if made {
+		service = wantService // as the API server has filled it in
+	}
+	if _, err := objects.Make(ctx, r.Client, deployment, want); err != nil {
+		return false, noted(id, servedCondition, "the Deployment "+key.Name, err)
+	}
+	id.Status.TargetName = TargetName(id)
+	id.Status.Portal = net.JoinHostPort(fmt.Sprintf("%s.%s.svc", key.Name, id.Namespace),
+		strconv.Itoa(iscsiPort))
+	pod, err := r.pod(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	set(id, served(deployment, pod))
+	if address := service.Spec.ClusterIP; address != "" {
+		volume, err := r.volume(ctx, id, address)
+		if volume != nil {
+			set(id, volume)
+		} else if err == nil {
+			apimeta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionVolumeReady)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	if pod != nil && !ready(pod) {
+		pod = nil
+	}
+	handover, again, err := r.handover(ctx, id, pod)
+	if handover != nil {
+		set(id, handover)
+	}
+	return again, err
+}
+
+// pod is the one that serves an identity, or nil. One that is ending counts while it is the only
+// one.
+func (r *Reconciler) pod(ctx context.Context, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
+	var all corev1.PodList
+	if err := r.Client.List(ctx, &all, client.InNamespace(id.Namespace),
+		client.MatchingLabels(selector(id))); err != nil {
+		return nil, err
+	}
+	var found *corev1.Pod
+	for i := range all.Items {
+		pod := &all.Items[i]
+		if !finished(pod) && (found == nil || pod.DeletionTimestamp == nil) {
+			found = pod
+		}
+	}
+	return found, nil
+}
+
+func finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+func gated(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name == v1alpha1.Gate
+	})
+}
+
+func ready(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// served is condition Served.
+func served(d *appsv1.Deployment, pod *corev1.Pod) *metav1.Condition {
+	switch {
+	case pod != nil && ready(pod) && pod.DeletionTimestamp == nil:
+		c := servedCondition(v1alpha1.ReasonServing,
+			fmt.Sprintf("pod %s serves the disk", pod.Name))
+		c.Status = metav1.ConditionTrue
+		return c
+	case pod != nil && pod.DeletionTimestamp != nil:
+		return servedCondition(v1alpha1.ReasonStopping, fmt.Sprintf("pod %s is ending", pod.Name))
+	case pod != nil && pod.Spec.NodeName == "":
+		return servedCondition(v1alpha1.ReasonStarting, fmt.Sprintf("pod %s has no node yet; if "+
+			"that lasts, `kubectl describe pod %s` says why", pod.Name, pod.Name))
+	case pod != nil:
+		return servedCondition(v1alpha1.ReasonStarting, fmt.Sprintf("pod %s is starting; if that "+
+			"lasts, `kubectl describe pod %s` says why", pod.Name, pod.Name))
+	}
+	for _, c := range d.Status.Conditions {
+		if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
+			return servedCondition(v1alpha1.ReasonFailed, "the server has no pod: "+c.Message)
+		}
+	}
+	return servedCondition(v1alpha1.ReasonStarting, "the server has no pod yet")
+}
+
+func servedCondition(reason, message string) *metav1.Condition {
+	return &metav1.Condition{Type: v1alpha1.ConditionServed, Status: metav1.ConditionFalse,
+		Reason: reason, Message: message}
+}
+
+func set(id *v1alpha1.VMIdentity, c *metav1.Condition) {
+	objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
+}
+
+// noted notes in the status what a person can do about a request that failed. The error is for
+// trying again.
+func noted(id *v1alpha1.VMIdentity, condition func(reason, message string) *metav1.Condition,
+	what string, err error) error {
+	c, err := failed(condition, what, err)
+	if c != nil {
+		set(id, c)
+	}
+	return err
+}
+
+func hasCondition(id *v1alpha1.VMIdentity, name string) bool {
+	return apimeta.FindStatusCondition(id.Status.Conditions, name) != nil
+}
+
+// tell sends an event for each condition of this package that has another status or reason.
+func (r *Reconciler) tell(before, after *v1alpha1.VMIdentity) {
+	for _, name := range []string{v1alpha1.ConditionServed, v1alpha1.ConditionVolumeReady,
+		v1alpha1.ConditionHandedOver} {
+		was := apimeta.FindStatusCondition(before.Status.Conditions, name)
+		is := apimeta.FindStatusCondition(after.Status.Conditions, name)
+		if is == nil || was != nil && was.Status == is.Status && was.Reason == is.Reason {
+			continue
+		}
+		kind := corev1.EventTypeNormal
+		switch is.Reason {
+		case v1alpha1.ReasonFailed, v1alpha1.ReasonInvalid:
+			kind = corev1.EventTypeWarning
+		case v1alpha1.ReasonStarting, v1alpha1.ReasonClaimPending, v1alpha1.ReasonHandoverPending:
+			continue // what goes on by itself
+		}
+		r.Events.Eventf(after, nil, kind, is.Reason, "Reconcile", "%s", is.Message)
+	}
+}

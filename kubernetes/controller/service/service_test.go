@@ -1,0 +1,417 @@
+package service
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/target"
+)
+
+const (
+	image = "registry.example.com/fedora@sha256:" +
+		"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
+	here, there = "iqn.2017-01.io.kubevirt:node-1:vm", "iqn.2017-01.io.kubevirt:node-2:vm"
+)
+
+var (
+	name  = client.ObjectKey{Namespace: "default", Name: "vm1"}
+	made  = client.ObjectKey{Namespace: "default", Name: "vmid-vm1"}
+	claim = client.ObjectKey{Namespace: "default", Name: "vm1-root"}
+)
+
+// world is an API server, the controllers of Kubernetes as far as they matter, a kubelet, and the
+// daemon in the server's pod.
+type world struct {
+	t *testing.T
+	client.WithWatch
+	calls  *controllertest.Calls
+	r      *Reconciler
+	events chan string
+	page   pages.Status // of the daemon
+	stale  bool         // the kubelet has not written the annotations yet
+}
+
+func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.VMIdentity)) *world {
+	t.Helper()
+	s := scheme()
+	id := &v1alpha1.VMIdentity{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, UID: "u-1",
+			Generation: 1, Annotations: map[string]string{},
+			Finalizers: []string{v1alpha1.Finalizer}},
+		Spec: v1alpha1.VMIdentitySpec{DiskSpec: v1alpha1.DiskSpec{Image: image,
+			Type: v1alpha1.PersistentVolume, Attachment: v1alpha1.Service}},
+		Status: v1alpha1.VMIdentityStatus{ClaimName: made.Name, SecretName: made.Name},
+	}
+	if change != nil {
+		change(id)
+	}
+	w := &world{t: t, calls: calls, events: make(chan string, 1000)}
+	w.WithWatch = fake.NewClientBuilder().WithScheme(s).WithObjects(id).WithStatusSubresource(id,
+		&appsv1.Deployment{}, &corev1.Pod{}, &corev1.PersistentVolumeClaim{}).Build()
+	daemon := httptest.NewServer(http.HandlerFunc(func(res http.ResponseWriter,
+		_ *http.Request) {
+		w.follow()
+		_ = json.NewEncoder(res).Encode(w.page)
+	}))
+	t.Cleanup(daemon.Close)
+	w.r = &Reconciler{Client: calls.Client(w.WithWatch),
+		Events: &events.FakeRecorder{Events: w.events},
+		Options: Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
+			Pages: func(*corev1.Pod) string { return daemon.Listener.Addr().String() }}}
+	return w
+}
+
+// scheme has few types: the fake client makes a list of all of them at each request.
+var scheme = sync.OnceValue(func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme,
+		v1alpha1.AddToScheme} {
+		_ = add(s) // what is missing makes every test fail
+	}
+	return s
+})
+
+// follow does what the daemon does with the annotation of its pod.
+func (w *world) follow() {
+	var pod corev1.Pod
+	if w.stale || w.Get(w.t.Context(), made, &pod) != nil {
+		return
+	}
+	asked := pod.Annotations[v1alpha1.AnnotationHandoverRequest]
+	if asked == "" {
+		return
+	}
+	w.page.Handover = &pages.HandoverStatus{Asked: asked}
+	req, err := control.ParseHandover(asked)
+	switch {
+	case err != nil:
+		w.page.Handover.Error = err.Error()
+	case req.LUN != 1 || req.To != there:
+		w.page.Handover.Error = "wrong LUN or initiator"
+	default:
+		w.page.Handover.Done = "done: " + string(req.Action)
+	}
+}
+
+func (w *world) reconcile() (ctrl.Result, error) {
+	return w.r.Reconcile(w.t.Context(), ctrl.Request{NamespacedName: name})
+}
+
+// converge reconciles until there is nothing to do, as the watches and the queue would.
+func (w *world) converge() (last ctrl.Result) {
+	w.t.Helper()
+	var err error
+	for range 20 {
+		writes := w.calls.Writes
+		last, err = w.reconcile()
+		if changed := w.kubernetes(); err == nil && writes == w.calls.Writes && !changed {
+			return last
+		}
+	}
+	w.t.Fatal("it does not converge:", err)
+	return last
+}
+
+// kubernetes gives the Service an address, and the Deployment a pod that is ready. It says whether
+// it had to do something.
+func (w *world) kubernetes() (changed bool) {
+	w.t.Helper()
+	ctx := w.t.Context()
+	var service corev1.Service
+	if err := w.Get(ctx, made, &service); err == nil && service.Spec.ClusterIP == "" {
+		service.Spec.ClusterIP = "10.96.0.50"
+		require.NoError(w.t, w.Update(ctx, &service))
+		changed = true
+	}
+	var d appsv1.Deployment
+	var pod corev1.Pod
+	podErr := w.Get(ctx, made, &pod)
+	if err := w.Get(ctx, made, &d); err != nil {
+		if podErr == nil {
+			require.NoError(w.t, w.Delete(ctx, &pod))
+			changed = true
+		}
+		return changed
+	}
+	if podErr != nil {
+		pod = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: made.Namespace, Name: made.Name,
+			Labels: d.Spec.Template.Labels}, Spec: d.Spec.Template.Spec}
+		pod.Spec.NodeName = "node-1"
+		require.NoError(w.t, w.Create(ctx, &pod))
+	}
+	if !ready(&pod) {
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady,
+			Status: corev1.ConditionTrue}}
+		require.NoError(w.t, w.Status().Update(ctx, &pod))
+		changed = true
+	}
+	return changed
+}
+
+func (w *world) identity() *v1alpha1.VMIdentity {
+	w.t.Helper()
+	var id v1alpha1.VMIdentity
+	require.NoError(w.t, w.Get(w.t.Context(), name, &id))
+	return &id
+}
+
+func (w *world) condition(kind string) *metav1.Condition {
+	w.t.Helper()
+	c := apimeta.FindStatusCondition(w.identity().Status.Conditions, kind)
+	require.NotNil(w.t, c, kind)
+	return c
+}
+
+func (w *world) change(what func(*v1alpha1.VMIdentity)) {
+	w.t.Helper()
+	id := w.identity()
+	what(id)
+	require.NoError(w.t, w.Update(w.t.Context(), id))
+}
+
+func (w *world) annotate(key, value string) {
+	w.t.Helper()
+	w.change(func(id *v1alpha1.VMIdentity) {
+		if id.Annotations == nil {
+			id.Annotations = map[string]string{}
+		}
+		id.Annotations[key] = value
+	})
+}
+
+func (w *world) missing(key client.ObjectKey, all ...client.Object) {
+	w.t.Helper()
+	for _, o := range all {
+		require.True(w.t, apierrors.IsNotFound(w.Get(w.t.Context(), key, o)), "%T", o)
+	}
+}
+
+func TestServe(t *testing.T) {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls, nil)
+		w.converge()
+		require.Equal(t, metav1.ConditionTrue, w.condition(v1alpha1.ConditionServed).Status)
+		id := w.identity()
+		require.Equal(t, "vmid-vm1.default.svc:3260", id.Status.Portal)
+		require.Equal(t, "iqn.2017-01.io.kubevirt:default.vm1", id.Status.TargetName)
+		require.Nil(t, apimeta.FindStatusCondition(id.Status.Conditions,
+			v1alpha1.ConditionVolumeReady))
+
+		// Nothing is written while nothing changes.
+		writes := calls.Writes
+		require.Zero(t, w.converge())
+		require.Equal(t, writes, calls.Writes)
+
+		require.NoError(t, w.Delete(t.Context(), id))
+		w.converge()
+		w.missing(made, &appsv1.Deployment{}, &corev1.Service{})
+		require.Equal(t, []string{v1alpha1.Finalizer}, w.identity().Finalizers)
+	})
+}
+
+// TestDeployment: one pod at a time, which may run where "restricted" is enforced, and serves what
+// the Service leads to.
+func TestDeployment(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
+		id.Spec.Size = pointer(resource.MustParse("30Gi"))
+	})
+	w.converge()
+	var d appsv1.Deployment
+	require.NoError(t, w.Get(t.Context(), made, &d))
+	require.Equal(t, appsv1.RecreateDeploymentStrategyType, d.Spec.Strategy.Type)
+	require.EqualValues(t, 1, *d.Spec.Replicas)
+	pod := d.Spec.Template.Spec
+	require.True(t, *pod.SecurityContext.RunAsNonRoot)
+	require.Empty(t, pod.InitContainers)
+	require.Len(t, pod.Containers, 1)
+	c := pod.Containers[0]
+	require.Nil(t, c.RestartPolicy)
+	require.Equal(t, "kubevirt.io:disk", c.Image)
+	env := map[string]string{}
+	for _, e := range c.Env {
+		env[e.Name] = e.Value
+	}
+	require.Equal(t, "0.0.0.0:3260", env["LISTEN"])
+	require.Equal(t, "iqn.2017-01.io.kubevirt:default.vm1", env["TARGET_NAME"])
+	require.Equal(t, "32212254720", env["SIZE"])
+	require.Equal(t, "/etc/podinfo/annotations", env["POD_ANNOTATIONS"])
+	var service corev1.Service
+	require.NoError(t, w.Get(t.Context(), made, &service))
+	require.Equal(t, d.Spec.Selector.MatchLabels, service.Spec.Selector)
+	require.Equal(t, c.Ports[0].Name, service.Spec.Ports[0].TargetPort.String())
+	require.Equal(t, "9260", d.Spec.Template.Annotations["prometheus.io/port"])
+
+	// A new release of the server is not for what runs. A larger disk is.
+	w.r.Options.Server = "kubevirt.io:disk-2"
+	w.converge()
+	require.NoError(t, w.Get(t.Context(), made, &d))
+	require.Equal(t, "kubevirt.io:disk", d.Spec.Template.Spec.Containers[0].Image)
+	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Size = pointer(resource.MustParse("40Gi")) })
+	w.converge()
+	require.NoError(t, w.Get(t.Context(), made, &d))
+	require.Contains(t, d.Spec.Template.Spec.Containers[0].Env,
+		corev1.EnvVar{Name: "SIZE", Value: "42949672960"})
+}
+
+// TestOthersAreLeftAlone: what has our name and was not made by us stays as it is.
+func TestOthersAreLeftAlone(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	theirs := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: made.Namespace,
+		Name: made.Name}}
+	require.NoError(t, w.Create(t.Context(), theirs))
+	_, err := w.reconcile() // the finalizer
+	require.NoError(t, err)
+	// The cache has nothing without our label.
+	w.r.Client = controllertest.Labelled(w.WithWatch, v1alpha1.LabelIdentity,
+		&appsv1.Deployment{})
+	_, err = w.reconcile()
+	require.Error(t, err)
+	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message,
+		"the Deployment vmid-vm1 is there already")
+	require.NoError(t, w.Get(t.Context(), made, theirs))
+	require.Empty(t, theirs.OwnerReferences)
+}
+
+func TestServedSaysWhy(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	for range 2 {
+		_, err := w.reconcile()
+		require.NoError(t, err)
+	}
+	require.Equal(t, "the server has no pod yet", w.condition(v1alpha1.ConditionServed).Message)
+	var d appsv1.Deployment
+	require.NoError(t, w.Get(t.Context(), made, &d))
+	d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentReplicaFailure,
+		Status: corev1.ConditionTrue, Message: "exceeded quota"}}
+	require.NoError(t, w.Status().Update(t.Context(), &d))
+	_, err := w.reconcile()
+	require.NoError(t, err)
+	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "exceeded quota")
+	require.Contains(t, <-w.events, "Warning Failed")
+}
+
+// TestDiskInUseStays: who uses the disk keeps it, also when the identity is deleted.
+func TestDiskInUseStays(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	w.converge()
+	w.page.Sessions = []target.SessionInfo{{Initiator: here}}
+	require.NoError(t, w.Delete(t.Context(), w.identity()))
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "initiator "+here)
+	var d appsv1.Deployment
+	require.NoError(t, w.Get(t.Context(), made, &d))
+
+	w.page.Sessions = nil
+	vm := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: "vm",
+		Labels: map[string]string{v1alpha1.LabelIdentity: name.Name}}}
+	require.NoError(t, w.Create(t.Context(), vm))
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "pod vm")
+	require.NoError(t, w.Delete(t.Context(), vm))
+	w.converge()
+	w.missing(made, &d)
+}
+
+// TestBackToSidecar: an identity that is to be served in the pod again loses the server, and what
+// the status says of it.
+func TestBackToSidecar(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	w.converge()
+	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Attachment = v1alpha1.Sidecar })
+	w.converge()
+	w.missing(made, &appsv1.Deployment{}, &corev1.Service{})
+	require.Empty(t, w.identity().Status.Portal)
+	require.Empty(t, w.identity().Status.Conditions)
+	require.NotContains(t, w.identity().Finalizers, v1alpha1.FinalizerService)
+}
+
+func TestHandover(t *testing.T) {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls, nil)
+		w.converge()
+		w.annotate(v1alpha1.AnnotationHandoverTo, there)
+		w.converge()
+		require.Equal(t, v1alpha1.ReasonHandoverOpen,
+			w.condition(v1alpha1.ConditionHandedOver).Reason)
+		w.annotate(v1alpha1.AnnotationHandoverStep, "finish")
+		w.converge()
+		c := w.condition(v1alpha1.ConditionHandedOver)
+		require.Equal(t, metav1.ConditionTrue, c.Status)
+		require.Equal(t, "done: finish", c.Message)
+		require.Equal(t, "finish "+there, w.identity().Status.Handover)
+	})
+}
+
+// TestHandoverIsDoneOnce: a new pod of the server is not asked for what is done.
+func TestHandoverIsDoneOnce(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	w.converge()
+	w.annotate(v1alpha1.AnnotationHandoverTo, there)
+	w.annotate(v1alpha1.AnnotationHandoverStep, "cancel")
+	w.converge()
+	require.Equal(t, v1alpha1.ReasonHandoverCancelled,
+		w.condition(v1alpha1.ConditionHandedOver).Reason)
+	var pod corev1.Pod
+	require.NoError(t, w.Get(t.Context(), made, &pod))
+	require.NoError(t, w.Delete(t.Context(), &pod))
+	w.converge()
+	pod = corev1.Pod{}
+	require.NoError(t, w.Get(t.Context(), made, &pod))
+	require.Empty(t, pod.Annotations[v1alpha1.AnnotationHandoverRequest])
+}
+
+func TestHandoverSaysWhatItWaitsFor(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	w.converge()
+	w.stale = true
+	w.annotate(v1alpha1.AnnotationHandoverTo, "iqn.2020-01.test:nobody")
+	result, err := w.reconcile()
+	require.NoError(t, err)
+	require.NotZero(t, result.RequeueAfter)
+	require.Contains(t, w.condition(v1alpha1.ConditionHandedOver).Message, "is asked to open")
+	w.stale = false
+	w.converge()
+	c := w.condition(v1alpha1.ConditionHandedOver)
+	require.Equal(t, v1alpha1.ReasonFailed, c.Reason)
+	require.Equal(t, "wrong LUN or initiator", c.Message)
+
+	w.annotate(v1alpha1.AnnotationHandoverStep, "go")
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionHandedOver).Message, `"go" is unknown`)
+	w.annotate(v1alpha1.AnnotationHandoverStep, "")
+	w.annotate(v1alpha1.AnnotationHandoverTo, there)
+	w.r.Options.Pages = func(*corev1.Pod) string { return "127.0.0.1:1" }
+	result, err = w.reconcile()
+	require.NoError(t, err)
+	require.NotZero(t, result.RequeueAfter)
+	require.Contains(t, w.condition(v1alpha1.ConditionHandedOver).Message, "does not answer")
+	var pod corev1.Pod
+	require.NoError(t, w.Get(t.Context(), made, &pod))
+	pod.Status.Conditions = nil
+	require.NoError(t, w.Status().Update(t.Context(), &pod))
+	_, err = w.reconcile()
+	require.NoError(t, err)
+	require.True(t, strings.HasPrefix(w.condition(v1alpha1.ConditionHandedOver).Message,
+		"the disk is not served"))
+}

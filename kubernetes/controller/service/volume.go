@@ -1,0 +1,179 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// labelVolume is on a claim that is bound to the LUN of an identity.
+const labelVolume = v1alpha1.Group + "/volume"
+
+// VolumeName is the name of the PersistentVolume of an identity. Volumes have no namespace.
+func VolumeName(id *v1alpha1.VMIdentity) string { return "vmid-" + string(id.UID) }
+
+// volumeSize is what a volume says that it has. Nobody compares it with the LUN.
+func (r *Reconciler) volumeSize(id *v1alpha1.VMIdentity) resource.Quantity {
+	if id.Spec.Size != nil {
+		return *id.Spec.Size
+	}
+	return r.Options.ClaimSize
+}
+
+// accessModes are those of the volume: one pod, unless the identity asks for more.
+func accessModes(id *v1alpha1.VMIdentity) ([]corev1.PersistentVolumeAccessMode, error) {
+	mode := corev1.PersistentVolumeAccessMode(id.Annotations[v1alpha1.AnnotationVolumeAccess])
+	switch mode {
+	case "":
+		mode = corev1.ReadWriteOncePod
+	case corev1.ReadWriteOncePod, corev1.ReadWriteOnce, corev1.ReadWriteMany:
+	default:
+		return nil, fmt.Errorf("annotation %s: %q is unknown: want %s, %s or %s",
+			v1alpha1.AnnotationVolumeAccess, mode, corev1.ReadWriteOncePod, corev1.ReadWriteOnce,
+			corev1.ReadWriteMany)
+	}
+	return []corev1.PersistentVolumeAccessMode{mode}, nil
+}
+
+func (r *Reconciler) newVolume(id *v1alpha1.VMIdentity, address, claim string,
+	modes []corev1.PersistentVolumeAccessMode) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: VolumeName(id),
+			Labels: map[string]string{v1alpha1.LabelIdentity: id.Name}},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:    corev1.ResourceList{corev1.ResourceStorage: r.volumeSize(id)},
+			AccessModes: modes,
+			VolumeMode:  pointer(corev1.PersistentVolumeBlock),
+			// Nothing that a claim leaves behind may remove the disk.
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
+				Namespace: id.Namespace, Name: claim},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				ISCSI: &corev1.ISCSIPersistentVolumeSource{
+					// A node cannot resolve the names of Services.
+					TargetPortal:    net.JoinHostPort(address, strconv.Itoa(iscsiPort)),
+					IQN:             TargetName(id),
+					Lun:             lun,
+					SessionCHAPAuth: true,
+					SecretRef: &corev1.SecretReference{Namespace: id.Namespace,
+						Name: id.Status.SecretName},
+				}},
+		},
+	}
+}
+
+func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, name string,
+	modes []corev1.PersistentVolumeAccessMode) *corev1.PersistentVolumeClaim {
+	c := &corev1.PersistentVolumeClaim{ObjectMeta: meta(id, name),
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes:      modes,
+			VolumeMode:       pointer(corev1.PersistentVolumeBlock),
+			StorageClassName: pointer(""), // no class makes a volume for it
+			VolumeName:       VolumeName(id),
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: r.volumeSize(id)}},
+		}}
+	c.Labels[labelVolume] = id.Name
+	return c
+}
+
+// volume makes the volume that an identity asks for, with its claim, and removes those that it asks
+// for no more. It returns condition VolumeReady, or nil if there is to be none.
+func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, address string) (
+	*metav1.Condition, error) {
+	name := id.Annotations[v1alpha1.AnnotationVolumeClaim]
+	var all corev1.PersistentVolumeClaimList
+	if err := r.Client.List(ctx, &all, client.InNamespace(id.Namespace),
+		client.MatchingLabels{labelVolume: id.Name}); err != nil {
+		return nil, err
+	}
+	var have *corev1.PersistentVolumeClaim
+	for i := range all.Items {
+		if one := &all.Items[i]; one.Name == name && metav1.IsControlledBy(one, id) {
+			have = one
+		}
+	}
+	modes, err := accessModes(id)
+	switch {
+	case name == "":
+		return nil, r.dropVolume(ctx, id, all.Items)
+	case err != nil:
+		return volumeCondition(v1alpha1.ReasonInvalid, err.Error()), nil
+	case name == id.Status.ClaimName:
+		return volumeCondition(v1alpha1.ReasonInvalid, fmt.Sprintf("annotation %s: %s is the "+
+			"claim of the data: choose another name", v1alpha1.AnnotationVolumeClaim, name)), nil
+	case have == nil && len(all.Items) > 0:
+		return volumeCondition(v1alpha1.ReasonInvalid, fmt.Sprintf("the volume has the claim %s, "+
+			"and annotation %s says %s: remove the annotation until that claim is gone",
+			all.Items[0].Name, v1alpha1.AnnotationVolumeClaim, name)), nil
+	case have != nil && have.DeletionTimestamp != nil:
+		return volumeCondition(v1alpha1.ReasonDeleting, fmt.Sprintf("the claim %s is being "+
+			"deleted, and made again afterwards", name)), nil
+	case have != nil && have.Status.Phase == corev1.ClaimBound:
+		c := volumeCondition(v1alpha1.ReasonClaimBound,
+			fmt.Sprintf("the claim %s has the LUN as a block volume", name))
+		c.Status = metav1.ConditionTrue
+		return c, nil
+	}
+	if have == nil { // the claim is the last of the two
+		if err := objects.Apply(ctx, r.Client, r.newVolume(id, address, name, modes)); err != nil {
+			return failed(volumeCondition, "the PersistentVolume "+VolumeName(id), err)
+		}
+		if err := r.Client.Create(ctx, r.newClaim(id, name, modes),
+			client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+			return failed(volumeCondition, "the claim "+name, err)
+		}
+	}
+	return volumeCondition(v1alpha1.ReasonClaimPending,
+		fmt.Sprintf("the claim %s is being bound to the LUN", name)), nil
+}
+
+// dropVolume removes claims of a volume, and the volume. Kubernetes holds them while a pod has
+// them.
+func (r *Reconciler) dropVolume(ctx context.Context, id *v1alpha1.VMIdentity,
+	claims []corev1.PersistentVolumeClaim) error {
+	asked := len(claims) > 0 || hasCondition(id, v1alpha1.ConditionVolumeReady)
+	for i := range claims {
+		if claims[i].DeletionTimestamp != nil || !metav1.IsControlledBy(&claims[i], id) {
+			continue
+		}
+		if err := client.IgnoreNotFound(r.Client.Delete(ctx, &claims[i])); err != nil {
+			return err
+		}
+	}
+	if !asked && id.DeletionTimestamp == nil {
+		return nil
+	}
+	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: VolumeName(id)}}
+	return client.IgnoreNotFound(r.Client.Delete(ctx, volume))
+}
+
+func volumeCondition(reason, message string) *metav1.Condition {
+	return &metav1.Condition{Type: v1alpha1.ConditionVolumeReady, Status: metav1.ConditionFalse,
+		Reason: reason, Message: message}
+}
+
+// failed is the condition after a request failed, if people can do something about it, and the
+// error if trying again may help.
+func failed(condition func(reason, message string) *metav1.Condition, what string, err error) (
+	*metav1.Condition, error) {
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		return condition(v1alpha1.ReasonFailed, what+" is there already, and not of this "+
+			"VMIdentity: delete or rename it"), fmt.Errorf("%s: %w", what, err)
+	case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
+		return condition(v1alpha1.ReasonFailed, fmt.Sprintf("%s cannot be made: %v", what, err)),
+			fmt.Errorf("%s: %w", what, err)
+	}
+	return nil, fmt.Errorf("%s: %w", what, err)
+}

@@ -1,0 +1,128 @@
+package service
+
+import (
+	"bytes"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+)
+
+var volume = client.ObjectKey{Name: "vmid-u-1"}
+
+// bind does what the binder of Kubernetes does.
+func (w *world) bind() {
+	w.t.Helper()
+	var c corev1.PersistentVolumeClaim
+	require.NoError(w.t, w.Get(w.t.Context(), claim, &c))
+	c.Status.Phase = corev1.ClaimBound
+	require.NoError(w.t, w.Status().Update(w.t.Context(), &c))
+}
+
+func TestVolume(t *testing.T) {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls, func(id *v1alpha1.VMIdentity) {
+			id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
+		})
+		w.converge()
+		require.Equal(t, v1alpha1.ReasonClaimPending,
+			w.condition(v1alpha1.ConditionVolumeReady).Reason)
+		w.bind()
+		w.converge()
+		require.Equal(t, metav1.ConditionTrue, w.condition(v1alpha1.ConditionVolumeReady).Status)
+		writes := calls.Writes
+		w.converge()
+		require.Equal(t, writes, calls.Writes)
+	})
+}
+
+func TestVolumeGoes(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
+		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
+	})
+	w.converge()
+
+	// Who takes the annotation away has both taken away.
+	w.annotate(v1alpha1.AnnotationVolumeClaim, "")
+	w.converge()
+	w.missing(claim, &corev1.PersistentVolumeClaim{})
+	w.missing(volume, &corev1.PersistentVolume{})
+	require.NotContains(t, w.identity().Status.Conditions, v1alpha1.ConditionVolumeReady)
+
+	// They go with the identity, too.
+	w.annotate(v1alpha1.AnnotationVolumeClaim, claim.Name)
+	w.converge()
+	require.NoError(t, w.Delete(t.Context(), w.identity()))
+	w.converge()
+	w.missing(claim, &corev1.PersistentVolumeClaim{})
+	w.missing(volume, &corev1.PersistentVolume{})
+	require.Equal(t, []string{v1alpha1.Finalizer}, w.identity().Finalizers)
+}
+
+// TestVolumeIsThatOfTheExample compares the volume and the claim with those of the example, which a
+// kernel logs in to in a test of package integration: only names, address and size differ.
+func TestVolumeIsThatOfTheExample(t *testing.T) {
+	text, err := os.ReadFile("../../../examples/kubernetes/volume.yaml")
+	require.NoError(t, err)
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), len(text))
+	var wantVolume corev1.PersistentVolume
+	var wantClaim corev1.PersistentVolumeClaim
+	require.NoError(t, decoder.Decode(&wantVolume))
+	require.NoError(t, decoder.Decode(&wantClaim))
+
+	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
+		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
+	})
+	w.converge()
+	var v corev1.PersistentVolume
+	require.NoError(t, w.Get(t.Context(), volume, &v))
+	require.Equal(t, "10.96.0.50:3260", v.Spec.ISCSI.TargetPortal)
+	require.Equal(t, w.identity().Status.TargetName, v.Spec.ISCSI.IQN)
+	require.Equal(t, corev1.SecretReference{Namespace: name.Namespace, Name: made.Name},
+		*v.Spec.ISCSI.SecretRef)
+	require.Equal(t, claim.Name, v.Spec.ClaimRef.Name)
+	v.Spec.ISCSI.IQN = wantVolume.Spec.ISCSI.IQN
+	v.Spec.ISCSI.SecretRef = wantVolume.Spec.ISCSI.SecretRef
+	v.Spec.ClaimRef = wantVolume.Spec.ClaimRef
+	require.Equal(t, wantVolume.Spec, v.Spec)
+	var c corev1.PersistentVolumeClaim
+	require.NoError(t, w.Get(t.Context(), claim, &c))
+	require.Equal(t, v.Name, c.Spec.VolumeName)
+	c.Spec.VolumeName = wantClaim.Spec.VolumeName
+	require.Equal(t, wantClaim.Spec, c.Spec)
+}
+
+func TestVolumeIsRefused(t *testing.T) {
+	for want, annotations := range map[string]map[string]string{
+		"is the claim of the data": {v1alpha1.AnnotationVolumeClaim: made.Name},
+		`"Often" is unknown: want ReadWriteOncePod`: {v1alpha1.AnnotationVolumeClaim: claim.Name,
+			v1alpha1.AnnotationVolumeAccess: "Often"},
+	} {
+		w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
+			id.Annotations = annotations
+		})
+		w.converge()
+		c := w.condition(v1alpha1.ConditionVolumeReady)
+		require.Equal(t, v1alpha1.ReasonInvalid, c.Reason)
+		require.Contains(t, c.Message, want)
+	}
+}
+
+// TestVolumeKeepsItsClaim: another name takes effect when the first claim is gone.
+func TestVolumeKeepsItsClaim(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
+		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
+	})
+	w.converge()
+	w.annotate(v1alpha1.AnnotationVolumeClaim, "other")
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionVolumeReady).Message, "the volume has the "+
+		"claim vm1-root")
+}

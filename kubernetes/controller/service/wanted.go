@@ -1,0 +1,136 @@
+package service
+
+import (
+	"fmt"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/vmdisk"
+)
+
+const (
+	iscsiPort = 3260
+	lun       = 1
+
+	// The file of the downward API that tells the daemon of handovers.
+	podinfo     = "podinfo"
+	podinfoDir  = "/etc/podinfo"
+	annotations = "annotations"
+)
+
+// Name is that of the Deployment and of the Service of an identity.
+func Name(identity string) string { return v1alpha1.ClaimName(identity) }
+
+// TargetName is the iSCSI name by which the disk is served. It differs for all identities: an
+// initiator takes two portals of one name for two ways to one disk.
+func TargetName(id *v1alpha1.VMIdentity) string {
+	return fmt.Sprintf("iqn.2017-01.io.kubevirt:%s.%s", id.Namespace, id.Name)
+}
+
+func meta(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: id.Namespace, Name: name,
+		Labels: map[string]string{v1alpha1.LabelIdentity: id.Name},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(),
+			Kind: "VMIdentity", Name: id.Name, UID: id.UID, Controller: pointer(true)}},
+	}
+}
+
+func selector(id *v1alpha1.VMIdentity) map[string]string {
+	return map[string]string{v1alpha1.LabelServer: id.Name}
+}
+
+func newService(id *v1alpha1.VMIdentity) *corev1.Service {
+	return &corev1.Service{ObjectMeta: meta(id, Name(id.Name)), Spec: corev1.ServiceSpec{
+		Selector: selector(id),
+		Ports: []corev1.ServicePort{{Name: "iscsi", Port: iscsiPort, Protocol: corev1.ProtocolTCP,
+			TargetPort: intstr.FromString("iscsi-" + v1alpha1.Device)}},
+	}}
+}
+
+// newDeployment is that of an identity whose claim and secret are there.
+func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, error) {
+	disk := vmdisk.Disk{Image: id.Spec.Image, Device: v1alpha1.Device,
+		Filled: id.Spec.Population == v1alpha1.Snapshot}
+	if id.Spec.Size != nil {
+		disk.Size = id.Spec.Size.Value()
+	}
+	pod := corev1.PodSpec{
+		AutomountServiceAccountToken:  pointer(false),
+		EnableServiceLinks:            pointer(false),
+		TerminationGracePeriodSeconds: pointer(int64(30)),
+		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: pointer(true),
+			SeccompProfile: &corev1.SeccompProfile{
+				Type: corev1.SeccompProfileTypeRuntimeDefault}},
+	}
+	if err := vmdisk.AddToPod(&pod, []vmdisk.Disk{disk}, vmdisk.Pod{
+		Server: server, Secret: id.Status.SecretName, Remote: true,
+		Claims: map[string]string{v1alpha1.Device: id.Status.ClaimName},
+	}); err != nil {
+		return nil, err
+	}
+	// Nothing else is in the pod, so the container is none that has to come first.
+	c := pod.InitContainers[0]
+	pod.InitContainers = nil
+	c.RestartPolicy = nil
+	for i := range c.Env {
+		if c.Env[i].Name == "TARGET_NAME" {
+			c.Env[i].Value = TargetName(id)
+		}
+	}
+	c.Env = append(c.Env, corev1.EnvVar{Name: "POD_ANNOTATIONS",
+		Value: podinfoDir + "/" + annotations})
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: podinfo,
+		MountPath: podinfoDir, ReadOnly: true})
+	pod.Containers = []corev1.Container{c}
+	file := corev1.DownwardAPIVolumeFile{Path: annotations, FieldRef: &corev1.ObjectFieldSelector{
+		APIVersion: "v1", FieldPath: "metadata.annotations"}}
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: podinfo,
+		VolumeSource: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{
+			Items: []corev1.DownwardAPIVolumeFile{file}}}})
+	labels := selector(id)
+	// By this one the pod is seen as one that has the claim.
+	labels[v1alpha1.LabelIdentity] = id.Name
+	return &appsv1.Deployment{ObjectMeta: meta(id, Name(id.Name)), Spec: appsv1.DeploymentSpec{
+		Replicas: pointer(int32(1)),
+		// Pods do not share a disk: one ends before the next one starts.
+		Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
+		Selector: &metav1.LabelSelector{MatchLabels: selector(id)},
+		Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{
+				"prometheus.io/scrape": "true",
+				"prometheus.io/port":   fmt.Sprint(pagesPort(&pod)),
+				"prometheus.io/path":   "/metrics",
+			}},
+			Spec: pod,
+		},
+	}}, nil
+}
+
+// serverOf is the image of the server in a Deployment, or "".
+func serverOf(d *appsv1.Deployment) string {
+	if len(d.Spec.Template.Spec.Containers) == 0 {
+		return ""
+	}
+	return d.Spec.Template.Spec.Containers[0].Image
+}
+
+// pagesPort is where the pages of the daemon in a pod are.
+func pagesPort(pod *corev1.PodSpec) int32 {
+	for _, c := range pod.Containers {
+		i := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool {
+			return p.Name == "pages-"+v1alpha1.Device
+		})
+		if i >= 0 {
+			return c.Ports[i].ContainerPort
+		}
+	}
+	return 0
+}
+
+func pointer[T any](v T) *T { return &v }
