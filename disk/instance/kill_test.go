@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -116,7 +117,12 @@ func TestKill(t *testing.T) {
 					if at := filetest.FirstDifference(model, got); at >= 0 {
 						t.Fatalf("after write %d the disk differs at byte %d", last, at)
 					}
-					require.NoError(t, inst.Close())
+					// Without this lock, a process that another subtest is starting could have
+					// inherited the lock file, and keep it until it runs its program.
+					syscall.ForkLock.Lock()
+					err = inst.Close()
+					syscall.ForkLock.Unlock()
+					require.NoError(t, err)
 				}
 				require.Positive(t, acknowledged, "the process was always killed too early")
 			})
@@ -135,11 +141,12 @@ func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64,
 	require.NoError(t, err)
 	require.NoError(t, child.Start())
 	after := time.Duration(20+rand.IntN(400)) * time.Millisecond
-	timer := time.AfterFunc(after, func() { child.Process.Kill() })
-	defer timer.Stop()
+	begin := after
 	if writing {
-		timer.Stop()
+		begin = time.Hour // until its first write
 	}
+	timer := time.AfterFunc(begin, func() { child.Process.Kill() })
+	defer timer.Stop()
 	last = first - 1
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		if writing && last < first {

@@ -252,6 +252,7 @@ func TestStartAfterAKillInTheMiddle(t *testing.T) {
 			inst, _ := start(t, path, Options{WorkDir: work})
 			require.False(t, inst.kept)
 			require.True(t, bytes.Equal(content, filetest.ReadAll(t, inst, inst.Size())))
+			settle(t, inst) // until then, the state may be in the middle of being written
 			left, err := filepath.Glob(filepath.Join(work, "*", "*"+smallfile.PartialSuffix))
 			require.NoError(t, err)
 			require.Empty(t, left)
