@@ -131,6 +131,7 @@ func serveForSuite(t *testing.T, lun target.LUN, limits target.Limits) (urls []s
 // TestConformance runs libiscsi's suite over the matrix and compares the outcome with
 // conformance/expected.txt.
 func TestConformance(t *testing.T) {
+	t.Parallel() // it sleeps for a minute
 	requireTools(t, conformance.Tool)
 	file, err := os.Open("conformance/expected.txt")
 	require.NoError(t, err)
@@ -145,7 +146,6 @@ func TestConformance(t *testing.T) {
 	t.Run("matrix", func(t *testing.T) {
 		for i, lun := range matrix {
 			t.Run(lun.Name, func(t *testing.T) {
-				t.Parallel()
 				tests, err := lun.Selected(all)
 				require.NoError(t, err)
 				urls, alive := lun.start(t)

@@ -35,6 +35,7 @@ func blank(t *testing.T, names ...string) string {
 // TestKernelInitiator follows examples/iscsiadm.md in a guest with Debian's kernel. It checks how
 // the kernel sees the LUNs, and kills the daemon while the guest uses them.
 func TestKernelInitiator(t *testing.T) {
+	t.Parallel() // a guest has one processor
 	requireTools(t, "e2fsck", "debugfs")
 	k := &kernelTest{all: t, kernelGuest: startKernelGuest(t), doc: readDocument(t, "iscsiadm.md")}
 	// Each part builds on the one before.

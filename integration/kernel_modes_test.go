@@ -16,6 +16,7 @@ var kernelModes = []string{"copy-on-write", "copy-on-read", "clone", "none"}
 // TestKernelOnEveryMode: Linux runs programs from root file systems on LUNs of all copy modes at
 // once, and writes to them. It finds everything after the daemon was killed and started again.
 func TestKernelOnEveryMode(t *testing.T) {
+	t.Parallel() // a guest has one processor
 	requireTools(t, "mke2fs", "e2fsck", "qemu-img")
 	k := &kernelTest{all: t, kernelGuest: startKernelGuest(t), doc: readDocument(t, "iscsiadm.md")}
 	root, dir := t.TempDir(), t.TempDir()

@@ -234,6 +234,7 @@ func (q *qmp) says(word string, n int) {
 // TestLiveMigration follows docs/live-migration.md: a guest that writes moves from one QEMU to
 // another, together with the LUN.
 func TestLiveMigration(t *testing.T) {
+	t.Parallel() // a guest has one processor
 	requireTools(t, "bash", "qemu-system-x86_64", "qemu-io", qemuISCSI, "apt-get", "dpkg-deb")
 	dir := t.TempDir()
 	kernel, initrd := buildWriter(t, dir)

@@ -101,6 +101,7 @@ func TestNotNowQEMU(t *testing.T) {
 // TestNotNowKernel: so does the Linux kernel, for reads and for writes of a part of a block. The
 // other disk of the session goes on meanwhile, and the kernel has nothing to complain about.
 func TestNotNowKernel(t *testing.T) {
+	t.Parallel() // a guest has one processor
 	f := startFarTarget(t, time.Second)
 	g := startKernelGuest(t)
 	g.prelude = fmt.Sprintf(`PORTAL=%s TARGET=%s

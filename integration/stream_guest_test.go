@@ -44,6 +44,7 @@ func newFileSystem(t *testing.T) (raw string) {
 // the registry is taken away, and the guest goes on when it is back, with nothing to complain
 // about. What it has read first was recorded, and is fetched ahead at the next start elsewhere.
 func TestStreamGuest(t *testing.T) {
+	t.Parallel() // a guest has one processor
 	requireTools(t, "docker-registry", "mke2fs", "qemu-system-x86_64", qemuISCSI, "apt-get",
 		"dpkg-deb")
 	w := newWatchedRegistry(t)

@@ -26,5 +26,6 @@ export GOFLAGS
 
 mkdir -p bin
 "$go" build -o bin/testsum ./scripts/testsum
-# The linter has run go vet.
-"$go" test -json -count=1 -timeout 60m -vet=off "${race[@]}" "$@" | bin/testsum
+# The linter has run go vet. One more test than processors runs at a time: some only wait.
+"$go" test -json -count=1 -timeout 60m -vet=off -parallel $(($(nproc) + 1)) "${race[@]}" "$@" |
+	bin/testsum
