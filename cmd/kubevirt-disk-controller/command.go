@@ -100,6 +100,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.claimSize, "claim-size", "20Gi", "size of a claim whose identity names none")
 	f.StringToStringVar(&s.options.UsageTypes, "usage-type", nil,
 		"NAME=CLASS: the storage class of a usage type, can be repeated")
+	f.StringSliceVar(&s.options.ReadWriteOnce, "read-write-once", nil,
+		"a storage class whose volumes know no ReadWriteOncePod, can be repeated; *: all of them")
 	f.StringVar(&s.webhook.Listen, "webhook-listen", "",
 		"address of the webhook that gives pods their disks, as :9443; empty: none, because the "+
 			"API server does it by policies")

@@ -18,8 +18,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/hydration"
+	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/pet"
+	"kubevirt.io/disk/kubernetes/controller/pod"
 	"kubevirt.io/disk/kubernetes/controller/service"
+	"kubevirt.io/disk/kubernetes/controller/set"
 )
 
 // Options are the settings of all controllers.
@@ -30,6 +34,8 @@ type Options struct {
 	ClaimSize resource.Quantity
 	// UsageTypes are the storage classes by the usage types that users may name.
 	UsageTypes map[string]string
+	// ReadWriteOnce are the storage classes whose volumes know no ReadWriteOncePod. "*" is all.
+	ReadWriteOnce []string
 	// Concurrency is how many objects of a kind are worked on at once.
 	Concurrency int
 }
@@ -60,6 +66,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		pet.Setup(mgr, o.Concurrency),
 		service.Setup(mgr, service.Options{Server: o.Server, ClaimSize: o.ClaimSize,
 			Concurrency: o.Concurrency}),
+		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,
+			ReadWriteOnce: o.ReadWriteOnce, Concurrency: o.Concurrency}),
+		pod.Setup(mgr, pod.Options{Concurrency: o.Concurrency}),
+		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Concurrency: o.Concurrency}),
+		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
 	)
 }
 

@@ -147,6 +147,10 @@ type VMIdentitySetStatus struct {
 	Identities int32 `json:"identities"`
 	// +optional
 	ReadyIdentities int32 `json:"readyIdentities"`
+	// usedBy is the pod whose machine has the firmwareUUID, if that is fixed. No other pod of the
+	// set starts until it has ended.
+	// +optional
+	UsedBy *corev1.ObjectReference `json:"usedBy,omitempty"`
 	// +listType=map
 	// +listMapKey=type
 	// +optional

@@ -1,0 +1,251 @@
+// Package controllertest is an API server in memory for tests of controllers, which can fail at any
+// request: before it does what it was asked for, or after, as if the controller had been killed.
+package controllertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// Namespace is where the objects of tests are.
+const Namespace = "test"
+
+// Index is an index of the cache that a controller needs.
+type Index struct {
+	Object client.Object
+	Field  string
+	Of     client.IndexerFunc
+}
+
+// World is the API server. Controllers use Client; the test itself uses Base, which never fails.
+type World struct {
+	Client, Base client.WithWatch
+
+	// FailAt makes the request of that number fail, counted from 1. 0: none. Afterwards says that
+	// the request is carried out all the same.
+	FailAt     int
+	Afterwards bool
+	// Refuse is asked before each request that makes or changes an object, if it is there.
+	Refuse func(verb string, object any) error
+	// Check is called after each request that changed something, if it is there.
+	Check func()
+
+	mu       sync.Mutex
+	requests int
+	writes   int
+	made     map[string]int
+	uid      int
+	events   []string
+}
+
+// ErrFault is the error of the request that fails.
+var ErrFault = errors.New("the request fails, as the test wants it")
+
+// New makes a world with objects.
+func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
+	t.Helper()
+	// The fake goes through all kinds at each write, so it has few.
+	scheme := runtime.NewScheme()
+	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{},
+		&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolumeClaimList{},
+		&corev1.Secret{}, &corev1.SecretList{})
+	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	b := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(
+		&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySet{}, &corev1.Pod{},
+		&corev1.PersistentVolumeClaim{}).
+		// To read the schemas of all kinds takes longer than a test.
+		WithTypeConverters(managedfields.NewDeducedTypeConverter())
+	for _, i := range indexes {
+		b = b.WithIndex(i.Object, i.Field, i.Of)
+	}
+	w := &World{Base: b.Build(), made: make(map[string]int)}
+	w.Client = interceptor.NewClient(w.Base, w.funcs())
+	for _, o := range objects {
+		w.Make(t, o)
+	}
+	return w
+}
+
+// Make makes an object as a user does.
+func (w *World) Make(t testing.TB, o client.Object) {
+	t.Helper()
+	w.born(o)
+	if err := w.Base.Create(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Requests and Writes are how many there were.
+func (w *World) Requests() int { return w.requests }
+
+// Writes is how many requests changed something.
+func (w *World) Writes() int { return w.writes }
+
+// Made is how many objects of a kind were made, as "Secret".
+func (w *World) Made(kind string) int { return w.made[kind] }
+
+// Events are the reasons of the events, in order.
+func (w *World) Events() []string { return w.events }
+
+// Eventf makes a World an events.EventRecorder.
+func (w *World) Eventf(_, _ runtime.Object, kind, reason, _, _ string, _ ...any) {
+	w.events = append(w.events, kind+" "+reason)
+}
+
+// born gives an object what the API server gives it.
+func (w *World) born(o client.Object) {
+	w.uid++
+	o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uid)))
+	o.SetCreationTimestamp(metav1.Unix(int64(1_000_000+w.uid), 0))
+	if o.GetNamespace() == "" {
+		o.SetNamespace(Namespace)
+	}
+}
+
+// request counts a request and carries it out, or fails as the test wants it.
+func (w *World) request(verb string, object any, changes bool, do func() error) error {
+	w.mu.Lock()
+	w.requests++
+	fails := w.requests == w.FailAt
+	w.mu.Unlock()
+	if fails && !w.Afterwards {
+		return ErrFault
+	}
+	if changes && w.Refuse != nil {
+		if err := w.Refuse(verb, object); err != nil {
+			return err
+		}
+	}
+	err := do()
+	if err == nil && changes {
+		w.mu.Lock()
+		w.writes++
+		w.mu.Unlock()
+		if w.Check != nil {
+			w.Check()
+		}
+	}
+	if fails {
+		return ErrFault
+	}
+	return err
+}
+
+func (w *World) funcs() interceptor.Funcs {
+	return interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+			opts ...client.GetOption) error {
+			return w.request("get", o, false, func() error { return c.Get(ctx, key, o, opts...) })
+		},
+		List: func(ctx context.Context, c client.WithWatch, l client.ObjectList,
+			opts ...client.ListOption) error {
+			return w.request("list", l, false, func() error { return c.List(ctx, l, opts...) })
+		},
+		Create: w.create,
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object,
+			opts ...client.DeleteOption) error {
+			return w.request("delete", o, true, func() error { return c.Delete(ctx, o, opts...) })
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch,
+			opts ...client.PatchOption) error {
+			return w.request("patch", o, true, func() error { return c.Patch(ctx, o, p, opts...) })
+		},
+		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration,
+			opts ...client.ApplyOption) error {
+			return w.request("apply", o, true, func() error { return c.Apply(ctx, o, opts...) })
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, name string, o client.Object,
+			p client.Patch, opts ...client.SubResourcePatchOption) error {
+			return w.request("patch "+name, o, true, func() error {
+				return c.SubResource(name).Patch(ctx, o, p, opts...)
+			})
+		},
+	}
+}
+
+// create does what the fake client does not: UIDs, and a dry run that finds what is there.
+func (w *World) create(ctx context.Context, c client.WithWatch, o client.Object,
+	opts ...client.CreateOption) error {
+	var all client.CreateOptions
+	all.ApplyOptions(opts)
+	dry := len(all.DryRun) > 0
+	return w.request("create", o, !dry, func() error {
+		kind, err := c.GroupVersionKindFor(o)
+		if err != nil {
+			return err
+		}
+		if dry {
+			there := &metav1.PartialObjectMetadata{}
+			there.SetGroupVersionKind(kind)
+			if c.Get(ctx, client.ObjectKeyFromObject(o), there) == nil {
+				return apierrors.NewAlreadyExists(schema.GroupResource{Resource: kind.Kind},
+					o.GetName())
+			}
+			if w.Refuse != nil {
+				return w.Refuse("create", o)
+			}
+			return nil
+		}
+		w.born(o)
+		if err := c.Create(ctx, o, opts...); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		w.made[kind.Kind]++
+		w.mu.Unlock()
+		return nil
+	})
+}
+
+// Reconciler is a controller.
+type Reconciler interface {
+	Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error)
+}
+
+// Settle lets controllers work on names in turn until nothing changes any more. After each error
+// they are made anew, as after a restart. It fails the test if that does not end.
+func (w *World) Settle(t testing.TB, make func() []Reconciler, names ...string) {
+	t.Helper()
+	all := make()
+	const many, soon = 60, time.Second
+	for range many {
+		before, more := w.writes, false
+		for _, name := range names {
+			for _, r := range all {
+				key := types.NamespacedName{Namespace: Namespace, Name: name}
+				result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+				// A conflict is tried again soon, and is no failure.
+				more = more || err != nil || 0 < result.RequeueAfter && result.RequeueAfter < soon
+				if err != nil {
+					all = make()
+					break
+				}
+			}
+		}
+		if !more && w.writes == before {
+			return
+		}
+	}
+	t.Fatalf("it does not settle: %d requests, %d writes", w.requests, w.writes)
+}

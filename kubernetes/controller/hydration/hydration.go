@@ -1,0 +1,201 @@
+// Package hydration finds out when a disk needs its image no more. It asks the pages of the pod
+// that serves the disk, less and less often, and writes down the answer: once, for good. A disk
+// that is hydrated is never asked about again.
+package hydration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Reconciler asks pods and writes condition Hydrated.
+type Reconciler struct {
+	client.Client
+	Events events.EventRecorder
+	// Ask asks the pages of a pod how far its disk is.
+	Ask func(ctx context.Context, address string) (Answer, error)
+
+	written objects.Written
+	mu      sync.Mutex
+	pace    map[types.NamespacedName]pace // guarded by mu
+}
+
+// Answer is how far a disk is.
+type Answer int
+
+// The answers.
+const (
+	// Copying says that the disk still needs its image.
+	Copying Answer = iota
+	// Complete says that the disk needs its image no more.
+	Complete
+	// Kept says that the disk always needs its image, by its copy mode.
+	Kept
+)
+
+// ErrNotYet says that a pod serves no disk yet.
+var ErrNotYet = errors.New("it has no disk yet")
+
+// pace is how often a pod is asked.
+type pace struct {
+	pod      types.UID
+	after    time.Duration // until the next time
+	next     time.Time     // which is then
+	failures int           // without an answer, one after the other
+}
+
+// The shortest and longest time between two questions.
+const (
+	first = 2 * time.Second
+	last  = time.Minute
+)
+
+// tooMany are the failures after which people are told: two minutes of them, since the pace slows
+// down.
+const tooMany = 7
+
+// Reconcile asks about one identity, if it is time to.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	before := &v1alpha1.VMIdentity{}
+	err := r.Get(ctx, req.NamespacedName, before)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	if err != nil || !asks(before) {
+		r.written.Forget(req.NamespacedName)
+		r.forget(req.NamespacedName)
+		return ctrl.Result{}, nil
+	}
+	if r.written.Late(before) {
+		return ctrl.Result{}, nil
+	}
+	pod, err := r.server(ctx, before)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if pod == nil {
+		r.forget(req.NamespacedName)
+		return ctrl.Result{}, nil
+	}
+	if wait := r.due(req.NamespacedName, pod.UID); wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, nil
+	}
+	answer, asked := r.Ask(ctx, address(pod))
+	failures, wait := r.asked(req.NamespacedName, asked)
+	c, known := condition(pod, answer, asked, failures)
+	if !known {
+		return ctrl.Result{RequeueAfter: wait}, nil
+	}
+	id := before.DeepCopy()
+	objects.SetCondition(&id.Status.Conditions, id.Generation, c)
+	wrote, err := objects.PatchStatus(ctx, r.Client, before, id)
+	if err != nil {
+		r.hurry(req.NamespacedName)
+		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
+	}
+	if wrote {
+		r.written.Note(id)
+		objects.Tell(r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
+	}
+	if c.Status == metav1.ConditionTrue || c.Reason == v1alpha1.ReasonImageKept {
+		r.forget(req.NamespacedName)
+		return ctrl.Result{}, nil
+	}
+	return ctrl.Result{RequeueAfter: wait}, nil
+}
+
+// asks says that there is something to find out about an identity.
+func asks(id *v1alpha1.VMIdentity) bool {
+	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionHydrated)
+	done := c != nil && c.Status == metav1.ConditionTrue
+	return id.DeletionTimestamp.IsZero() && !done
+}
+
+// condition is what an answer means. false: nothing is known that people should know.
+func condition(p *corev1.Pod, answer Answer, asked error, failures int) (metav1.Condition, bool) {
+	c := metav1.Condition{Type: v1alpha1.ConditionHydrated, Status: metav1.ConditionFalse}
+	switch {
+	case errors.Is(asked, ErrNotYet):
+		return c, false
+	case asked != nil && failures < tooMany:
+		return c, false
+	case asked != nil:
+		// The error has times and ports of connections, which differ at each try.
+		c.Status, c.Reason = metav1.ConditionUnknown, v1alpha1.ReasonUnknown
+		c.Message = fmt.Sprintf("pod %s does not say how far its disk is: let the controller "+
+			"reach http://%s/status, for example by a NetworkPolicy", p.Name, address(p))
+	case answer == Complete:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonHydrated
+		c.Message = "the disk needs its image no more"
+	case answer == Kept:
+		c.Reason = v1alpha1.ReasonImageKept
+		c.Message = fmt.Sprintf("the copy mode of pod %s copies only what is used: the disk "+
+			"always needs its image", p.Name)
+	default:
+		c.Reason = v1alpha1.ReasonHydrating
+		c.Message = fmt.Sprintf("the image is copied while the machine runs: `kubectl "+
+			"port-forward %s %d` shows how far it is", p.Name, port(p))
+	}
+	return c, true
+}
+
+// due says how long to wait until a pod may be asked. A pod that was not asked yet may be.
+func (r *Reconciler) due(id types.NamespacedName, pod types.UID) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pace == nil {
+		r.pace = make(map[types.NamespacedName]pace)
+	}
+	p, known := r.pace[id]
+	if !known || p.pod != pod {
+		r.pace[id] = pace{pod: pod, after: first, next: time.Now()}
+		return 0
+	}
+	return time.Until(p.next)
+}
+
+// asked notes that a pod was asked, and says how often that failed by now and when it is due again.
+func (r *Reconciler) asked(id types.NamespacedName, err error) (int, time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.pace[id]
+	p.failures++
+	if err == nil || errors.Is(err, ErrNotYet) {
+		p.failures = 0
+	}
+	wait := p.after
+	p.after = min(2*p.after, last)
+	p.next = time.Now().Add(wait)
+	r.pace[id] = p
+	return p.failures, wait
+}
+
+// hurry lets a pod be asked again at once: its answer could not be written.
+func (r *Reconciler) hurry(id types.NamespacedName) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p, known := r.pace[id]; known {
+		p.next = time.Now()
+		r.pace[id] = p
+	}
+}
+
+func (r *Reconciler) forget(id types.NamespacedName) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.pace, id)
+}

@@ -1,0 +1,206 @@
+package hydration
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/pages"
+)
+
+func server(port string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
+		Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
+	p.Spec.InitContainers = []corev1.Container{{Name: v1alpha1.DiskContainer,
+		Ports: []corev1.ContainerPort{{Name: port, ContainerPort: 9270}}}}
+	p.Status.PodIP = "192.0.2.7"
+	return p
+}
+
+// asking is a controller whose pods answer as the test wants, whenever they are asked.
+type asking struct {
+	*controllertest.World
+	t      *testing.T
+	r      *Reconciler
+	answer Answer
+	err    error
+	asked  []string
+}
+
+func newAsking(t *testing.T, p *corev1.Pod) *asking {
+	a := &asking{t: t, World: controllertest.New(t, nil, p,
+		&v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"}})}
+	a.restart()
+	return a
+}
+
+func (a *asking) restart() {
+	a.r = &Reconciler{Client: a.Client, Events: a.World,
+		Ask: func(_ context.Context, address string) (Answer, error) {
+			a.asked = append(a.asked, address)
+			return a.answer, a.err
+		}}
+}
+
+// reconcile asks now, whatever the pace is, and returns the condition and when it is due again.
+func (a *asking) reconcile() (string, ctrl.Result) {
+	a.t.Helper()
+	key := types.NamespacedName{Namespace: "test", Name: "vm"}
+	a.r.hurry(key)
+	result, err := a.r.Reconcile(a.t.Context(), ctrl.Request{NamespacedName: key})
+	if err != nil {
+		return "error", result
+	}
+	id := &v1alpha1.VMIdentity{}
+	require.NoError(a.t, a.Base.Get(a.t.Context(), client.ObjectKey(key), id))
+	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionHydrated)
+	if c == nil {
+		return "", result
+	}
+	return string(c.Status) + " " + c.Reason, result
+}
+
+func TestUntilComplete(t *testing.T) {
+	a := newAsking(t, server("pages-vda"))
+	a.err = ErrNotYet
+	is, result := a.reconcile()
+	require.Empty(t, is)
+	require.Equal(t, first, result.RequeueAfter)
+	a.err = nil
+	var waits []float64
+	for range 6 {
+		is, result = a.reconcile()
+		require.Equal(t, "False Hydrating", is)
+		waits = append(waits, result.RequeueAfter.Seconds())
+	}
+	require.Equal(t, []float64{4, 8, 16, 32, 60, 60}, waits)
+	require.Equal(t, 1, a.Writes(), "nothing is written that has not changed")
+	require.Equal(t, "192.0.2.7:9270", a.asked[0])
+
+	a.answer = Complete
+	a.FailAt = a.Requests() + 3 // the write of the answer
+	is, _ = a.reconcile()
+	require.Equal(t, "error", is)
+	a.restart()
+	is, _ = a.reconcile()
+	require.Equal(t, "True Hydrated", is)
+	require.Equal(t, []string{"Normal Hydrated"}, a.Events())
+
+	// It is so for good, also for another pod and another process.
+	before := len(a.asked)
+	a.restart()
+	a.answer = Copying
+	is, result = a.reconcile()
+	require.Equal(t, "True Hydrated", is)
+	require.Zero(t, result)
+	require.Len(t, a.asked, before)
+}
+
+func TestKept(t *testing.T) {
+	a := newAsking(t, server("pages-vda"))
+	a.answer = Kept
+	is, result := a.reconcile()
+	require.Equal(t, "False ImageKept", is)
+	require.Zero(t, result)
+}
+
+func TestPodThatDoesNotAnswer(t *testing.T) {
+	a := newAsking(t, server("other"))
+	a.err = errors.New("dial tcp 192.0.2.7:41234: i/o timeout")
+	for range tooMany - 1 {
+		is, _ := a.reconcile()
+		require.Empty(t, is)
+	}
+	is, result := a.reconcile()
+	require.Equal(t, "Unknown Unknown", is)
+	require.Equal(t, last, result.RequeueAfter)
+	require.Equal(t, []string{"Warning Unknown"}, a.Events())
+	require.Equal(t, "192.0.2.7:9260", a.asked[0], "the port that pods have unless they say it")
+	a.err = nil
+	is, _ = a.reconcile()
+	require.Equal(t, "False Hydrating", is)
+}
+
+func TestNobodyToAsk(t *testing.T) {
+	for what, change := range map[string]func(*corev1.Pod){
+		"no address":   func(p *corev1.Pod) { p.Status.PodIP = "" },
+		"ended":        func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded },
+		"serves none":  func(p *corev1.Pod) { p.Spec.InitContainers = nil },
+		"another disk": func(p *corev1.Pod) { p.Labels[v1alpha1.LabelIdentity] = "other" },
+	} {
+		p := server("pages-vda")
+		change(p)
+		a := newAsking(t, p)
+		is, result := a.reconcile()
+		require.Empty(t, is, what)
+		require.Zero(t, result, what)
+		require.Empty(t, a.asked, what)
+	}
+}
+
+// The page is that of the daemon, by its own type.
+func TestPages(t *testing.T) {
+	complete, copying := &pages.CopyStatus{Complete: true}, &pages.CopyStatus{}
+	for _, c := range []struct {
+		luns []pages.LUNStatus
+		want Answer
+		err  error
+	}{
+		{nil, 0, ErrNotYet},
+		{[]pages.LUNStatus{{CopyMode: "clone"}}, 0, ErrNotYet},
+		{[]pages.LUNStatus{{Ready: true, CopyMode: "clone", Copy: copying}}, Copying, nil},
+		{[]pages.LUNStatus{{Ready: true, CopyMode: "clone", Copy: complete}}, Complete, nil},
+		{[]pages.LUNStatus{{Ready: true, CopyMode: "copy-on-write"}}, Kept, nil},
+		{[]pages.LUNStatus{{Ready: true, CopyMode: "copy-on-read", Copy: complete}}, Complete, nil},
+		{[]pages.LUNStatus{{Ready: true, CopyMode: "clone", Copy: complete},
+			{Ready: true, CopyMode: "clone", Copy: copying}}, Copying, nil},
+	} {
+		mux := http.NewServeMux()
+		pages.Register(mux, pages.Source{
+			Status: func() pages.Status { return pages.Status{LUNs: c.luns} },
+			Ready:  func() error { return nil }, Health: func() error { return nil }})
+		s := httptest.NewServer(mux)
+		got, err := Pages()(t.Context(), strings.TrimPrefix(s.URL, "http://"))
+		s.Close()
+		require.ErrorIs(t, err, c.err)
+		require.Equal(t, c.want, got)
+	}
+}
+
+func TestPagesThatAreNone(t *testing.T) {
+	elsewhere := 0
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		elsewhere++
+	}))
+	defer other.Close()
+	for _, answer := range []http.HandlerFunc{
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) },
+		func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) },
+		func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, other.URL, http.StatusFound)
+		},
+		func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(`{"luns": [` + strings.Repeat(" ", maxAnswer)))
+		},
+	} {
+		s := httptest.NewServer(answer)
+		_, err := Pages()(t.Context(), strings.TrimPrefix(s.URL, "http://"))
+		s.Close()
+		require.Error(t, err)
+		require.NotErrorIs(t, err, ErrNotYet)
+	}
+	require.Zero(t, elsewhere)
+}

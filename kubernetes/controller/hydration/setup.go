@@ -1,0 +1,91 @@
+package hydration
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Concurrency is how many pods are asked at once. 0: one.
+	Concurrency int
+}
+
+// Setup adds the controller to a manager.
+func Setup(mgr ctrl.Manager, o Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), Ask: Pages(),
+		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("hydration").
+		For(&v1alpha1.VMIdentity{}).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
+			func(_ context.Context, o client.Object) []reconcile.Request {
+				return []reconcile.Request{{NamespacedName: types.NamespacedName{
+					Namespace: o.GetNamespace(), Name: o.GetLabels()[v1alpha1.LabelIdentity]}}}
+			})).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: o.Concurrency,
+			RateLimiter:             objects.Backoff[reconcile.Request](),
+		}).
+		Complete(r)
+}
+
+// server is the pod that serves the disk of an identity and has an address, or nil.
+func (r *Reconciler) server(ctx context.Context, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
+	var pods corev1.PodList
+	if err := r.List(ctx, &pods, client.InNamespace(id.Namespace),
+		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
+		return nil, fmt.Errorf("pods: %w", err)
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if !objects.Finished(p) && p.Status.PodIP != "" && disk(p) != nil {
+			return p, nil
+		}
+	}
+	return nil, nil
+}
+
+// disk is the container of a pod that serves the disk, or nil. Of a pod of its own it is a common
+// one.
+func disk(p *corev1.Pod) *corev1.Container {
+	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range list {
+			if list[i].Name == v1alpha1.DiskContainer {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
+
+// pagesPort is the port of the pages of a pod's first disk, if the pod does not say another one.
+const pagesPort = 9260
+
+// port is where the pages of a pod are.
+func port(p *corev1.Pod) int32 {
+	for _, port := range disk(p).Ports {
+		if strings.HasPrefix(port.Name, "pages") {
+			return port.ContainerPort
+		}
+	}
+	return pagesPort
+}
+
+func address(p *corev1.Pod) string {
+	return net.JoinHostPort(p.Status.PodIP, strconv.Itoa(int(port(p))))
+}

@@ -1,0 +1,220 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// claim returns the identity's claim, and makes it if there never was one that was ready.
+func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
+	*corev1.PersistentVolumeClaim, *wait, error) {
+	claim, err := r.findClaim(ctx, r.Client, id)
+	if err == nil && claim == nil && id.Status.CreationTime != nil {
+		// A claim that was made a moment ago may not be in the cache yet.
+		claim, err = r.findClaim(ctx, r.Live, id)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if claim == nil && id.Status.CreationTime != nil {
+		why := &wait{reason: v1alpha1.ReasonClaimMissing, message: fmt.Sprintf("the claim %s was "+
+			"deleted, and the data with it: delete this VMIdentity, and its pod gets a new disk",
+			v1alpha1.ClaimName(id.Name))}
+		setBound(id, metav1.ConditionFalse, why.reason, why.message)
+		return nil, why, nil
+	}
+	if claim != nil {
+		return claim, nil, nil
+	}
+	return r.makeClaim(ctx, id)
+}
+
+// findClaim returns the claim by the identity's name, or nil.
+func (r *Reconciler) findClaim(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
+	*corev1.PersistentVolumeClaim, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	key := client.ObjectKey{Namespace: id.Namespace, Name: v1alpha1.ClaimName(id.Name)}
+	err := from.Get(ctx, key, claim)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", key.Name, err)
+	}
+	return claim, nil
+}
+
+// makeClaim makes the claim, unless the name of the secret is taken: see the package's comment.
+func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
+	*corev1.PersistentVolumeClaim, *wait, error) {
+	class, why := r.class(id)
+	if why != nil {
+		return nil, why, nil
+	}
+	claim := r.newClaim(id, class)
+	if id.Spec.Population == v1alpha1.Snapshot {
+		if r.Options.Populator == nil {
+			return nil, &wait{reason: v1alpha1.ReasonInvalid, message: "this controller has no " +
+				"snapshots: set population to Overlay in another VMIdentitySet"}, nil
+		}
+		source, reason, message, err := r.Options.Populator.Source(ctx, id, class)
+		if err != nil {
+			return nil, nil, err
+		}
+		if reason != "" {
+			return nil, &wait{reason: reason, message: message, again: true}, nil
+		}
+		claim.Spec.DataSourceRef = source
+	}
+	err := r.Create(ctx, secret(id), client.DryRunAll, client.FieldOwner(v1alpha1.FieldManager))
+	if apierrors.IsAlreadyExists(err) {
+		// Another controller may have been faster: it makes the claim first.
+		if claim, err := r.findClaim(ctx, r.Live, id); claim != nil || err != nil {
+			return claim, nil, err
+		}
+		return nil, &wait{reason: v1alpha1.ReasonSecretForeign, again: true,
+			message: fmt.Sprintf("the secret %s exists and is not of this VMIdentity: delete the "+
+				"secret, or give the VMIdentity another name", v1alpha1.SecretName(id.Name))}, nil
+	}
+	if why, err := refused(err, "secret"); why != nil || err != nil {
+		return nil, why, err
+	}
+	err = r.Create(ctx, claim, client.FieldOwner(v1alpha1.FieldManager))
+	if apierrors.IsAlreadyExists(err) {
+		claim, err := r.findClaim(ctx, r.Live, id)
+		if err == nil && claim == nil {
+			err = fmt.Errorf("claim %s: it was deleted just now", v1alpha1.ClaimName(id.Name))
+		}
+		return claim, nil, err
+	}
+	why, err = refused(err, "claim")
+	return claim, why, err
+}
+
+// newClaim is the claim of an identity.
+func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
+) *corev1.PersistentVolumeClaim {
+	mode := corev1.ReadWriteOncePod
+	if slices.Contains(r.Options.ReadWriteOnce, "*") ||
+		class != nil && slices.Contains(r.Options.ReadWriteOnce, *class) {
+		mode = corev1.ReadWriteOnce
+	}
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: objectMeta(id, v1alpha1.ClaimName(id.Name)),
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes:      []corev1.PersistentVolumeAccessMode{mode},
+			StorageClassName: class,
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: r.claimSize(id)}},
+		},
+	}
+}
+
+// objectMeta is that of all that belongs to an identity.
+func objectMeta(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
+	// The owner's deletion is not blocked: that would need one more permission, and the finalizer
+	// does it.
+	controller := true
+	return metav1.ObjectMeta{
+		Namespace: id.Namespace,
+		Name:      name,
+		Labels:    map[string]string{v1alpha1.LabelIdentity: id.Name},
+		OwnerReferences: []metav1.OwnerReference{{
+			APIVersion: v1alpha1.GroupVersion.String(),
+			Kind:       "VMIdentity",
+			Name:       id.Name,
+			UID:        id.UID,
+			Controller: &controller,
+		}},
+	}
+}
+
+// Room in a claim beside the disk: for the file system, a sixteenth of the disk; for the map of the
+// overlay and the state of the disk, whose sizes do not exceed 64 MiB each.
+const (
+	fileSystemShare = 16
+	roomForState    = 128 << 20
+	mebibyte        = 1 << 20
+)
+
+// claimSize is what the claim has to hold: the disk, and the room beside it, in whole MiB.
+func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
+	if id.Spec.Size == nil {
+		return r.Options.ClaimSize.DeepCopy()
+	}
+	size := id.Spec.Size.Value()
+	size += size/fileSystemShare + roomForState
+	size = (size + mebibyte - 1) / mebibyte * mebibyte
+	return *resource.NewQuantity(size, resource.BinarySI)
+}
+
+// look notes in the status what there is to see of a claim. The result says why it cannot be used.
+func (r *Reconciler) look(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) *wait {
+	if !metav1.IsControlledBy(claim, id) {
+		why := &wait{reason: v1alpha1.ReasonClaimForeign, again: true,
+			message: fmt.Sprintf("the claim %s exists and is not of this VMIdentity: delete the "+
+				"claim, or give the VMIdentity another name", claim.Name)}
+		setBound(id, metav1.ConditionFalse, why.reason, why.message)
+		return why
+	}
+	id.Status.ClaimName = claim.Name
+	if size, ok := claim.Status.Capacity[corev1.ResourceStorage]; ok {
+		id.Status.Size = &size
+	}
+	var why *wait
+	switch {
+	case !claim.DeletionTimestamp.IsZero():
+		why = &wait{reason: v1alpha1.ReasonClaimMissing, message: fmt.Sprintf("the claim %s is "+
+			"being deleted, and the data with it, when no pod uses it any more", claim.Name)}
+	case claim.Status.Phase == corev1.ClaimLost:
+		why = &wait{reason: v1alpha1.ReasonClaimLost, message: fmt.Sprintf("the volume %s of the "+
+			"claim %s has gone: bring the volume back, or delete this VMIdentity",
+			claim.Spec.VolumeName, claim.Name)}
+	case claim.Status.Phase == corev1.ClaimBound:
+		setBound(id, metav1.ConditionTrue, v1alpha1.ReasonClaimBound,
+			fmt.Sprintf("the claim %s has its volume", claim.Name))
+	default:
+		setBound(id, metav1.ConditionFalse, v1alpha1.ReasonClaimPending,
+			fmt.Sprintf("the claim %s has no volume yet: many classes make one when a pod is "+
+				"scheduled; else `kubectl describe pvc %s` says why", claim.Name, claim.Name))
+	}
+	if why != nil {
+		setBound(id, metav1.ConditionFalse, why.reason, why.message)
+	}
+	return why
+}
+
+func setBound(id *v1alpha1.VMIdentity, status metav1.ConditionStatus, reason, message string) {
+	objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
+		Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: message})
+}
+
+// refused says in words for people that the API server does not want an object of some kind. Errors
+// that pass by themselves are returned.
+func refused(err error, kind string) (*wait, error) {
+	switch {
+	case err == nil:
+		return nil, nil
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
+		return &wait{reason: v1alpha1.ReasonQuotaExceeded, again: true, message: fmt.Sprintf(
+			"the quota of the namespace has no room for the %s: %v", kind, err)}, nil
+	case apierrors.IsForbidden(err):
+		return &wait{reason: v1alpha1.ReasonFailed, again: true, message: fmt.Sprintf(
+			"the API server does not allow the %s: %v", kind, err)}, nil
+	case apierrors.IsInvalid(err):
+		return &wait{reason: v1alpha1.ReasonInvalid, again: true, message: fmt.Sprintf(
+			"the API server does not accept the %s: %v", kind, err)}, nil
+	}
+	return nil, fmt.Errorf("%s: %w", kind, err)
+}

@@ -1,0 +1,61 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// grow asks for a larger claim when the identity's size has grown. The disk can be used meanwhile,
+// and if the claim cannot grow.
+func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim) (verdict, error) {
+	ready := verdict{reason: v1alpha1.ReasonReady, message: "a pod can use the disk"}
+	want := r.claimSize(id)
+	has := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	if id.Spec.Size == nil || has.Cmp(want) >= 0 {
+		return resizing(ready, claim), nil
+	}
+	if claim.Status.Phase != corev1.ClaimBound {
+		// The API server refuses another size until then.
+		ready.reason = v1alpha1.ReasonResizing
+		ready.message = fmt.Sprintf("a pod can use the disk; the claim %s grows to %s when it has "+
+			"its volume", claim.Name, &want)
+		return ready, nil
+	}
+	// With its UID, the claim is not made if it has gone, and no other claim is changed.
+	err := objects.Apply(ctx, r.Client, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+		Spec: corev1.PersistentVolumeClaimSpec{Resources: corev1.VolumeResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceStorage: want}}},
+	})
+	switch {
+	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
+		ready.reason, ready.again = v1alpha1.ReasonResizeRefused, true
+		ready.message = fmt.Sprintf("a pod can use the disk with the size it has; the claim %s "+
+			"cannot grow to %s: %v", claim.Name, &want, err)
+		return ready, nil
+	case err != nil:
+		return ready, fmt.Errorf("claim %s to %s: %w", claim.Name, &want, err)
+	}
+	claim.Spec.Resources.Requests[corev1.ResourceStorage] = want
+	return resizing(ready, claim), nil
+}
+
+// resizing says that the volume of a claim has not the size yet that the claim asks for.
+func resizing(ready verdict, claim *corev1.PersistentVolumeClaim) verdict {
+	want := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	has, bound := claim.Status.Capacity[corev1.ResourceStorage]
+	if bound && has.Cmp(want) < 0 {
+		ready.reason = v1alpha1.ReasonResizing
+		ready.message = fmt.Sprintf("a pod can use the disk; the claim %s grows from %s to %s, "+
+			"often not before a pod starts with it", claim.Name, &has, &want)
+	}
+	return ready
+}

@@ -1,0 +1,215 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// ClaimSize is the size of the claim of an identity without a size.
+	ClaimSize resource.Quantity
+	// UsageTypes are the storage classes of usage types, by name.
+	UsageTypes map[string]string
+	// ReadWriteOnce are the storage classes whose volumes have no access mode ReadWriteOncePod.
+	// "*" is all of them.
+	ReadWriteOnce []string
+	// Populator fills claims of population Snapshot. nil: there is none, and such identities say
+	// so.
+	Populator Populator
+	// Concurrency is how many identities are worked on at once. 0: one.
+	Concurrency int
+}
+
+// Populator gives claims their content.
+type Populator interface {
+	// Source returns what the claim of an identity is to be made from. A reason other than "" says
+	// that it cannot be made yet, and message what is waited for. Whoever implements it writes the
+	// identity's status or a label when that changes, or makes the controller look again by Retry.
+	Source(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (
+		source *corev1.TypedObjectReference, reason, message string, err error)
+}
+
+// Reconciler makes claims and secrets.
+type Reconciler struct {
+	client.Client
+	// Live reads from the API server, where the cache may be late.
+	Live    client.Reader
+	Events  events.EventRecorder
+	Options Options
+
+	written objects.Written
+}
+
+// wait is why an identity is not ready. again says that nobody will tell when that changes.
+type wait struct {
+	reason, message string
+	again           bool
+}
+
+// verdict is what condition Ready says: true by a reason and message, or why it is false.
+type verdict struct {
+	reason, message string
+	again           bool
+	why             *wait
+}
+
+// The shortest and longest time until something is tried again that no event announces.
+const (
+	soonest = 2 * time.Second
+	latest  = time.Minute
+)
+
+// Reconcile brings claim, secret and status of one identity to what they should be.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	before := &v1alpha1.VMIdentity{}
+	if err := r.Get(ctx, req.NamespacedName, before); err != nil {
+		r.written.Forget(req.NamespacedName)
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if r.written.Late(before) {
+		return ctrl.Result{}, nil
+	}
+	if !before.DeletionTimestamp.IsZero() {
+		return objects.Result(r.remove(ctx, before))
+	}
+	return objects.Result(r.keep(ctx, before))
+}
+
+// keep makes what an identity needs, and writes what there is.
+func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(before, v1alpha1.Finalizer) {
+		with := before.DeepCopy()
+		controllerutil.AddFinalizer(with, v1alpha1.Finalizer)
+		if err := r.Patch(ctx, with, lock(before)); err != nil {
+			return ctrl.Result{}, fmt.Errorf("finalizer: %w", err)
+		}
+		before = with
+	}
+	id := before.DeepCopy()
+	v, err := r.provide(ctx, id)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	conclude(id, v)
+	if err := r.write(ctx, before, id); err != nil {
+		return ctrl.Result{}, err
+	}
+	return again(id, v), nil
+}
+
+// provide makes what is missing, notes in the status what there is, and says whether the identity
+// is ready.
+func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verdict, error) {
+	claim, why, err := r.claim(ctx, id)
+	if why == nil && err == nil {
+		why = r.look(id, claim)
+	}
+	if why == nil && err == nil && id.Status.SecretName == "" {
+		err = r.Create(ctx, secret(id), client.FieldOwner(v1alpha1.FieldManager))
+		why, err = refused(client.IgnoreAlreadyExists(err), "secret")
+		if why == nil && err == nil {
+			id.Status.SecretName = v1alpha1.SecretName(id.Name)
+		}
+	}
+	if why == nil && err == nil {
+		why = moving(id)
+	}
+	if why != nil || err != nil {
+		return verdict{why: why}, err
+	}
+	return r.grow(ctx, id, claim)
+}
+
+// conclude sets the condition Ready and what follows from it.
+func conclude(id *v1alpha1.VMIdentity, v verdict) {
+	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue,
+		Reason: v.reason, Message: v.message}
+	if v.why != nil {
+		ready.Status = metav1.ConditionFalse
+		ready.Reason, ready.Message = v.why.reason, v.why.message
+	} else if id.Status.CreationTime == nil {
+		now := metav1.Now()
+		id.Status.CreationTime = &now
+	}
+	id.Status.Ready = v.why == nil
+	id.Status.ObservedGeneration = id.Generation
+	objects.SetCondition(&id.Status.Conditions, id.Generation, ready)
+}
+
+// moving says why a disk that moves to another node cannot be used: it is not all there yet.
+func moving(id *v1alpha1.VMIdentity) *wait {
+	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionMoving)
+	if c == nil || c.Status == metav1.ConditionFalse && c.Reason != v1alpha1.ReasonSourceGone {
+		return nil
+	}
+	return &wait{reason: c.Reason, message: c.Message}
+}
+
+// again says when to look again at an identity: as long from now as it has been so already.
+func again(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
+	if !v.again && (v.why == nil || !v.why.again) {
+		return ctrl.Result{}
+	}
+	after := soonest
+	if c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionReady); c != nil {
+		after = min(max(time.Since(c.LastTransitionTime.Time), soonest), latest)
+	}
+	return ctrl.Result{RequeueAfter: after}
+}
+
+// write writes the status if it changed, and tells about what changed in it.
+func (r *Reconciler) write(ctx context.Context, before, id *v1alpha1.VMIdentity) error {
+	wrote, err := objects.PatchStatus(ctx, r.Client, before, id)
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	if wrote {
+		r.written.Note(id)
+		objects.Tell(r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
+	}
+	return nil
+}
+
+// class is the storage class of the claim, or nil for the cluster's default.
+func (r *Reconciler) class(id *v1alpha1.VMIdentity) (*string, *wait) {
+	if id.Spec.UsageType == "" {
+		return id.Spec.StorageClassName, nil
+	}
+	class, known := r.Options.UsageTypes[id.Spec.UsageType]
+	if !known {
+		return nil, &wait{reason: v1alpha1.ReasonInvalid,
+			message: UnknownUsageType(id.Spec.UsageType, r.Options.UsageTypes), again: true}
+	}
+	return &class, nil
+}
+
+// UnknownUsageType is the message for people who name a usage type that does not exist.
+func UnknownUsageType(name string, known map[string]string) string {
+	names := strings.Join(slices.Sorted(maps.Keys(known)), ", ")
+	if names == "" {
+		names = "none"
+	}
+	return fmt.Sprintf("usageType %q is unknown: the controller's --usage-type has %s", name, names)
+}
+
+// lock is a merge patch that fails if somebody has written the object since it was read.
+func lock(before client.Object) client.Patch {
+	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+}

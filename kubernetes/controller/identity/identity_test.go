@@ -1,0 +1,348 @@
+package identity
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+)
+
+type world struct {
+	*controllertest.World
+	t       *testing.T
+	options Options
+}
+
+func newWorld(t *testing.T, spec v1alpha1.DiskSpec, others ...client.Object) *world {
+	t.Helper()
+	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"}}
+	id.Spec.DiskSpec = spec
+	return &world{World: controllertest.New(t, nil, append(others, id)...), t: t,
+		options: Options{ClaimSize: resource.MustParse("20Gi"),
+			UsageTypes: map[string]string{"fast": "nvme", "big": "ceph"}}}
+}
+
+func (w *world) settle() {
+	w.t.Helper()
+	w.Settle(w.t, func() []controllertest.Reconciler {
+		return []controllertest.Reconciler{&Reconciler{Client: w.Client, Live: w.Client,
+			Events: w.World, Options: w.options}}
+	}, "vm")
+}
+
+func (w *world) get(name string, o client.Object) bool {
+	w.t.Helper()
+	err := w.Base.Get(w.t.Context(), client.ObjectKey{Namespace: "test", Name: name}, o)
+	if !apierrors.IsNotFound(err) {
+		require.NoError(w.t, err)
+	}
+	return err == nil
+}
+
+func (w *world) identity() *v1alpha1.VMIdentity {
+	w.t.Helper()
+	id := &v1alpha1.VMIdentity{}
+	require.True(w.t, w.get("vm", id))
+	return id
+}
+
+func (w *world) claim() *corev1.PersistentVolumeClaim {
+	w.t.Helper()
+	claim := &corev1.PersistentVolumeClaim{}
+	require.True(w.t, w.get("vmid-vm", claim))
+	return claim
+}
+
+// ready is status and reason of condition Ready.
+func (w *world) condition(name string) (is, message string) {
+	w.t.Helper()
+	c := meta.FindStatusCondition(w.identity().Status.Conditions, name)
+	require.NotNil(w.t, c, name)
+	return string(c.Status) + " " + c.Reason, c.Message
+}
+
+func (w *world) require(condition, is, message string) {
+	w.t.Helper()
+	got, text := w.condition(condition)
+	require.Equal(w.t, is, got, text)
+	require.Contains(w.t, text, message)
+	if condition == v1alpha1.ConditionReady {
+		require.Equal(w.t, strings.HasPrefix(is, "True"), w.identity().Status.Ready)
+	}
+}
+
+func (w *world) bind(size string) {
+	w.t.Helper()
+	claim := w.claim()
+	claim.Status.Phase = corev1.ClaimBound
+	claim.Status.Capacity = corev1.ResourceList{
+		corev1.ResourceStorage: resource.MustParse(size)}
+	require.NoError(w.t, w.Base.Status().Update(w.t.Context(), claim))
+}
+
+func size(text string) *resource.Quantity {
+	q := resource.MustParse(text)
+	return &q
+}
+
+func TestMakes(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{UsageType: "fast"})
+	w.settle()
+	w.require("Ready", "True Ready", "a pod can use the disk")
+	w.require("Bound", "False ClaimPending", "kubectl describe pvc vmid-vm")
+	claim := w.claim()
+	require.Equal(t, "nvme", *claim.Spec.StorageClassName)
+	require.Equal(t, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
+		claim.Spec.AccessModes)
+	require.Equal(t, "20Gi", claim.Spec.Resources.Requests.Storage().String())
+	require.True(t, metav1.IsControlledBy(claim, w.identity()))
+	require.Equal(t, "vm", claim.Labels[v1alpha1.LabelIdentity])
+	require.Equal(t, []string{v1alpha1.Finalizer}, w.identity().Finalizers)
+
+	secret := &corev1.Secret{}
+	require.True(t, w.get("vmid-vm", secret))
+	require.Equal(t, corev1.SecretType("kubernetes.io/iscsi-chap"), secret.Type)
+	require.True(t, *secret.Immutable)
+	require.Equal(t, "vm", secret.StringData["node.session.auth.username"])
+	require.Len(t, secret.StringData["node.session.auth.password"], 26)
+	require.True(t, metav1.IsControlledBy(secret, w.identity()))
+
+	w.bind("21Gi")
+	w.settle()
+	w.require("Bound", "True ClaimBound", "vmid-vm")
+	require.Equal(t, "21Gi", w.identity().Status.Size.String())
+	require.Empty(t, w.Events(), "what goes well is told by the conditions")
+}
+
+func TestSecretsDiffer(t *testing.T) {
+	id := &v1alpha1.VMIdentity{}
+	require.NotEqual(t, secret(id).StringData, secret(id).StringData)
+}
+
+func TestClaimSizeAndAccessMode(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Size: size("16Gi")})
+	w.options.ReadWriteOnce = []string{"*"}
+	w.settle()
+	// The disk, a sixteenth, and 128 MiB.
+	require.Equal(t, int64(17<<30+128<<20), w.claim().Spec.Resources.Requests.Storage().Value())
+	require.Equal(t, corev1.ReadWriteOnce, w.claim().Spec.AccessModes[0])
+	require.Nil(t, w.claim().Spec.StorageClassName)
+}
+
+func TestUsageTypeUnknown(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{UsageType: "slow"})
+	w.settle()
+	w.require("Ready", "False Invalid", `"slow" is unknown: the controller's --usage-type has `+
+		"big, fast")
+	require.Zero(t, w.Made("Secret"))
+}
+
+func TestSnapshotsNeedAPopulator(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Population: v1alpha1.Snapshot})
+	w.settle()
+	w.require("Ready", "False Invalid", "no snapshots")
+}
+
+func TestQuotaExceeded(t *testing.T) {
+	for _, kind := range []string{"PersistentVolumeClaim", "Secret"} {
+		w := newWorld(t, v1alpha1.DiskSpec{})
+		full := true
+		w.Refuse = func(verb string, o any) error {
+			_, secret := o.(*corev1.Secret)
+			_, claim := o.(*corev1.PersistentVolumeClaim)
+			meant := secret && kind == "Secret" || claim && kind != "Secret"
+			if verb == "create" && full && meant {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: kind}, "vmid-vm",
+					errors.New("exceeded quota: small, requested: 1, used: 1, limited: 1"))
+			}
+			return nil
+		}
+		w.settle()
+		w.require("Ready", "False QuotaExceeded", "exceeded quota: small")
+		require.Equal(t, []string{"Warning QuotaExceeded"}, w.Events())
+		require.Nil(t, w.identity().Status.CreationTime)
+		full = false
+		w.settle()
+		w.require("Ready", "True Ready", "")
+	}
+}
+
+func TestForeignClaim(t *testing.T) {
+	theirs := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}}
+	w := newWorld(t, v1alpha1.DiskSpec{Size: size("1Gi")}, theirs)
+	w.settle()
+	w.require("Ready", "False ClaimForeign", "delete the claim, or give")
+	before := w.claim()
+	require.Zero(t, w.Made("Secret"))
+	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
+	w.settle()
+	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+	require.Equal(t, before, w.claim(), "it is as it was")
+}
+
+func TestForeignSecret(t *testing.T) {
+	theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}}
+	w := newWorld(t, v1alpha1.DiskSpec{}, theirs)
+	w.settle()
+	w.require("Ready", "False SecretForeign", "delete the secret, or give")
+	require.Zero(t, w.Made("PersistentVolumeClaim"))
+	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
+	w.settle()
+	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+	require.True(t, w.get("vmid-vm", &corev1.Secret{}), "it is not ours to delete")
+}
+
+// The claim was made, and the process killed before its secret was.
+func TestKilledBetweenClaimAndSecret(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{})
+	w.Refuse = func(verb string, o any) error {
+		if _, ok := o.(*corev1.Secret); ok && w.Made("PersistentVolumeClaim") == 1 {
+			w.Refuse = nil
+			return errors.New("killed")
+		}
+		return nil
+	}
+	w.settle()
+	w.require("Ready", "True Ready", "")
+	require.Equal(t, 1, w.Made("Secret"))
+	require.Equal(t, 1, w.Made("PersistentVolumeClaim"))
+}
+
+func TestClaimDeletedByHand(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{})
+	w.settle()
+	claim := w.claim()
+	claim.Finalizers = []string{"kubernetes.io/pvc-protection"}
+	require.NoError(t, w.Base.Update(t.Context(), claim))
+	require.NoError(t, w.Base.Delete(t.Context(), claim))
+	w.settle()
+	w.require("Ready", "False ClaimMissing", "is being deleted")
+	claim = w.claim()
+	claim.Finalizers = nil
+	require.NoError(t, w.Base.Update(t.Context(), claim))
+	w.settle()
+	w.require("Ready", "False ClaimMissing", "delete this VMIdentity")
+	w.require("Bound", "False ClaimMissing", "")
+	require.Equal(t, 1, w.Made("PersistentVolumeClaim"), "an empty disk is no replacement")
+	require.Equal(t, []string{"Warning ClaimMissing"}, w.Events())
+
+	// A claim that somebody makes in its place is not ours.
+	w.Make(t, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}})
+	w.settle()
+	w.require("Ready", "False ClaimForeign", "")
+}
+
+func TestClaimLost(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{})
+	w.settle()
+	claim := w.claim()
+	claim.Spec.VolumeName = "pv-7"
+	require.NoError(t, w.Base.Update(t.Context(), claim))
+	claim.Status.Phase = corev1.ClaimLost
+	require.NoError(t, w.Base.Status().Update(t.Context(), claim))
+	w.settle()
+	w.require("Ready", "False ClaimLost", "pv-7")
+	w.bind("20Gi")
+	w.settle()
+	w.require("Ready", "True Ready", "")
+}
+
+func TestGrows(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Size: size("16Gi")})
+	w.settle()
+	grow := func(text string) {
+		id := w.identity()
+		id.Spec.Size = size(text)
+		require.NoError(t, w.Base.Update(t.Context(), id))
+		w.settle()
+	}
+	grow("32Gi")
+	w.require("Ready", "True Resizing", "when it has its volume")
+	w.bind("17Gi")
+	w.settle()
+	w.require("Ready", "True Resizing", "from 17Gi to")
+	require.Equal(t, int64(34<<30+128<<20), w.claim().Spec.Resources.Requests.Storage().Value())
+	require.Contains(t, w.Events(), "Normal Resizing")
+	w.bind("35Gi")
+	w.settle()
+	w.require("Ready", "True Ready", "")
+
+	w.Refuse = func(verb string, _ any) error {
+		if verb == "apply" {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "persistentvolumeclaims"},
+				"vmid-vm", errors.New("the storageclass must support resize"))
+		}
+		return nil
+	}
+	grow("64Gi")
+	w.require("Ready", "True ResizeRefused", "the storageclass must support resize")
+	require.Contains(t, w.Events(), "Warning ResizeRefused")
+	w.Refuse = nil
+	w.settle()
+	w.require("Ready", "True Resizing", "")
+
+	// A claim that somebody made larger by hand stays so.
+	claim := w.claim()
+	claim.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("1Ti")
+	require.NoError(t, w.Base.Update(t.Context(), claim))
+	w.bind("1Ti")
+	w.settle()
+	w.require("Ready", "True Ready", "")
+	require.Equal(t, "1Ti", w.claim().Spec.Resources.Requests.Storage().String())
+}
+
+// A disk on its way to another node cannot be used, nor one whose source has gone.
+func TestMoving(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Type: v1alpha1.Local})
+	w.settle()
+	for _, c := range []struct {
+		status metav1.ConditionStatus
+		reason string
+		ready  string
+	}{
+		{metav1.ConditionTrue, v1alpha1.ReasonMoving, "False Moving"},
+		{metav1.ConditionFalse, v1alpha1.ReasonSourceGone, "False SourceGone"},
+		{metav1.ConditionFalse, v1alpha1.ReasonMoved, "True Ready"},
+	} {
+		id := w.identity()
+		meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{
+			Type: v1alpha1.ConditionMoving, Status: c.status, Reason: c.reason, Message: "m"})
+		require.NoError(t, w.Base.Status().Update(t.Context(), id))
+		w.settle()
+		w.require("Ready", c.ready, "")
+	}
+}
+
+// `kubectl delete --cascade=orphan` keeps the data: the collector is given time to take our
+// ownership off the claim.
+func TestOrphan(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{})
+	w.settle()
+	id := w.identity()
+	id.Finalizers = append(id.Finalizers, metav1.FinalizerOrphanDependents)
+	require.NoError(t, w.Base.Update(t.Context(), id))
+	require.NoError(t, w.Base.Delete(t.Context(), id))
+	w.settle()
+	require.Zero(t, w.claim().DeletionTimestamp)
+
+	claim := w.claim()
+	claim.OwnerReferences = nil
+	require.NoError(t, w.Base.Update(t.Context(), claim))
+	id = w.identity()
+	id.Finalizers = []string{v1alpha1.Finalizer}
+	require.NoError(t, w.Base.Update(t.Context(), id))
+	w.settle()
+	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+	require.Zero(t, w.claim().DeletionTimestamp)
+}

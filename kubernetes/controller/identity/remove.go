@@ -1,0 +1,99 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// remove deletes what belongs to an identity that is being deleted, and lets it go. While a pod
+// uses the claim, nothing is deleted: Kubernetes would hold the claim, too, but a deletion that has
+// begun cannot be taken back.
+func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(before, v1alpha1.Finalizer) {
+		return ctrl.Result{}, nil
+	}
+	if slices.Contains(before.Finalizers, metav1.FinalizerOrphanDependents) {
+		// `kubectl delete --cascade=orphan` keeps the claim: the collector takes our ownership off
+		// it, and then this finalizer off the identity.
+		return ctrl.Result{}, nil
+	}
+	// The cache knows most of the time, and the API server always.
+	for _, from := range []client.Reader{r.Client, r.Live} {
+		pod, err := r.user(ctx, from, before)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if pod != "" {
+			return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
+				"pod %s uses the disk: the disk is deleted when the pod has ended", pod))
+		}
+	}
+	claim, err := r.findClaim(ctx, r.Live, before)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	ours := claim != nil && metav1.IsControlledBy(claim, before)
+	if before.Status.SecretName != "" || ours && claim.DeletionTimestamp.IsZero() {
+		if err := r.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+			Namespace: before.Namespace, Name: v1alpha1.SecretName(before.Name)},
+		}); client.IgnoreNotFound(err) != nil {
+			return ctrl.Result{}, fmt.Errorf("secret: %w", err)
+		}
+	}
+	if ours {
+		if claim.DeletionTimestamp.IsZero() {
+			only := client.Preconditions{UID: &claim.UID}
+			if err := r.Delete(ctx, claim, only); client.IgnoreNotFound(err) != nil {
+				return ctrl.Result{}, fmt.Errorf("claim: %w", err)
+			}
+		}
+		// The claim's end brings us here again.
+		return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
+			"the claim %s is being deleted: `kubectl describe pvc %s` says which pod still has it",
+			claim.Name, claim.Name))
+	}
+	without := before.DeepCopy()
+	controllerutil.RemoveFinalizer(without, v1alpha1.Finalizer)
+	if err := r.Patch(ctx, without, lock(before)); client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, fmt.Errorf("finalizer: %w", err)
+	}
+	return ctrl.Result{}, nil
+}
+
+// deleting notes in the status what the deletion waits for.
+func (r *Reconciler) deleting(ctx context.Context, before *v1alpha1.VMIdentity, m string) error {
+	id := before.DeepCopy()
+	id.Status.Ready = false
+	id.Status.ObservedGeneration = id.Generation
+	objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
+		Reason: v1alpha1.ReasonDeleting, Message: m})
+	return r.write(ctx, before, id)
+}
+
+// user is a pod that runs with the identity's claim, or "". A pod that is still held at its gate
+// has not begun to use it.
+func (r *Reconciler) user(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
+	string, error) {
+	var pods corev1.PodList
+	if err := from.List(ctx, &pods, client.InNamespace(id.Namespace),
+		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
+		return "", fmt.Errorf("pods: %w", err)
+	}
+	for _, pod := range pods.Items {
+		if !objects.Finished(&pod) && !objects.Gated(&pod) {
+			return pod.Name, nil
+		}
+	}
+	return "", nil
+}

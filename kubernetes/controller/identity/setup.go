@@ -1,0 +1,60 @@
+package identity
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Setup adds the controller to a manager.
+func Setup(mgr ctrl.Manager, o Options) error {
+	r := &Reconciler{
+		Client:  mgr.GetClient(),
+		Live:    mgr.GetAPIReader(),
+		Events:  mgr.GetEventRecorder(v1alpha1.FieldManager),
+		Options: o,
+	}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("identity").
+		For(&v1alpha1.VMIdentity{}).
+		Owns(&corev1.PersistentVolumeClaim{}).
+		// The end of a pod lets an identity be deleted.
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(byLabel),
+			builder.WithPredicates(ended())).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: o.Concurrency,
+			RateLimiter:             objects.Backoff[reconcile.Request](),
+		}).
+		Complete(r)
+}
+
+// byLabel is the identity whose name an object carries.
+func byLabel(_ context.Context, o client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{
+		Namespace: o.GetNamespace(), Name: o.GetLabels()[v1alpha1.LabelIdentity]}}}
+}
+
+// ended lets the end of a pod through, whether its object stays or not.
+func ended() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before, ok := e.ObjectOld.(*corev1.Pod)
+			after, too := e.ObjectNew.(*corev1.Pod)
+			return ok && too && !objects.Finished(before) && objects.Finished(after)
+		},
+		GenericFunc: func(event.GenericEvent) bool { return false },
+	}
+}

@@ -1,0 +1,71 @@
+package objects
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// eventTypes are the reasons of conditions that people are told about by an event, with its type.
+// What goes well is told by the conditions alone: an event is a request to the API server.
+var eventTypes = map[string]string{
+	v1alpha1.ReasonSetMissing:      corev1.EventTypeWarning,
+	v1alpha1.ReasonClaimMissing:    corev1.EventTypeWarning,
+	v1alpha1.ReasonClaimLost:       corev1.EventTypeWarning,
+	v1alpha1.ReasonClaimForeign:    corev1.EventTypeWarning,
+	v1alpha1.ReasonSecretForeign:   corev1.EventTypeWarning,
+	v1alpha1.ReasonQuotaExceeded:   corev1.EventTypeWarning,
+	v1alpha1.ReasonResizeRefused:   corev1.EventTypeWarning,
+	v1alpha1.ReasonPopulationError: corev1.EventTypeWarning,
+	v1alpha1.ReasonImageDiffers:    corev1.EventTypeWarning,
+	v1alpha1.ReasonSourceGone:      corev1.EventTypeWarning,
+	v1alpha1.ReasonUnschedulable:   corev1.EventTypeWarning,
+	v1alpha1.ReasonUnknown:         corev1.EventTypeWarning,
+	v1alpha1.ReasonFailed:          corev1.EventTypeWarning,
+	v1alpha1.ReasonInvalid:         corev1.EventTypeWarning,
+	v1alpha1.ReasonResizing:        corev1.EventTypeNormal,
+	v1alpha1.ReasonHydrated:        corev1.EventTypeNormal,
+	v1alpha1.ReasonUUIDInUse:       corev1.EventTypeNormal,
+	v1alpha1.ReasonDeleting:        corev1.EventTypeNormal,
+	v1alpha1.ReasonMoved:           corev1.EventTypeNormal,
+}
+
+// EventType is the type of the event that tells a reason, or "" if none does.
+func EventType(reason string) string { return eventTypes[reason] }
+
+// action is what the controller was doing, which every event has to name.
+const action = "Reconcile"
+
+// maxNote is the longest note of an event that the API server takes. Bytes.
+const maxNote = 1024
+
+// Tell sends an event for each condition whose status or reason changed, if people are to be told
+// of it. related is the other object that it is about, or nil.
+func Tell(r events.EventRecorder, object, related runtime.Object,
+	before, after []metav1.Condition) {
+	told := make(map[string]bool) // several conditions may have one reason
+	for _, c := range after {
+		old := meta.FindStatusCondition(before, c.Type)
+		changed := old == nil || old.Status != c.Status || old.Reason != c.Reason
+		if changed && !told[c.Reason] {
+			told[c.Reason] = true
+			Event(r, object, related, c.Reason, c.Message)
+		}
+	}
+}
+
+// Event tells people a reason, if they are to be told of it.
+func Event(r events.EventRecorder, object, related runtime.Object, reason, message string) {
+	kind := EventType(reason)
+	if kind == "" {
+		return
+	}
+	if len(message) > maxNote {
+		message = message[:maxNote-3] + "..."
+	}
+	r.Eventf(object, related, kind, reason, action, "%s", message)
+}

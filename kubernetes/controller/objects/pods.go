@@ -1,0 +1,48 @@
+package objects
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/workqueue"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// Finished says that the containers of a pod have ended and will not start again.
+func Finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// Gated says that a pod is held by the gate of this product.
+func Gated(pod *corev1.Pod) bool { return GateIndex(pod) >= 0 }
+
+// GateIndex is the place of that gate in the pod's list, or -1.
+func GateIndex(pod *corev1.Pod) int {
+	return slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name == v1alpha1.Gate
+	})
+}
+
+// SetName is the VMIdentitySet that a pod asks for, or "".
+func SetName(pod *corev1.Pod) string {
+	if name := pod.Annotations[v1alpha1.AnnotationSet]; name != "" {
+		return name
+	}
+	return pod.Annotations[v1alpha1.AnnotationSetLegacy]
+}
+
+// The shortest and longest time after which what has failed is tried again. What fails is tried
+// again within a minute, because people look at what they have just mended.
+const (
+	firstTry = 10 * time.Millisecond
+	lastTry  = time.Minute
+	// afterConflict is how long the cache is given to get what somebody else wrote.
+	afterConflict = 50 * time.Millisecond
+)
+
+// Backoff says when a controller tries again what has failed.
+func Backoff[Request comparable]() workqueue.TypedRateLimiter[Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[Request](firstTry, lastTry)
+}

@@ -1,0 +1,230 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// decision is what becomes of an identity and of the pods that ask for it.
+type decision struct {
+	before, id *v1alpha1.VMIdentity // as read, and as it is to be
+	pods       []*corev1.Pod        // that ask for it and have not ended
+	waiting    []*corev1.Pod        // those of them that are held
+
+	user  *corev1.Pod             // who uses the disk, if the cache has it
+	inUse bool                    // somebody uses the disk
+	freed *corev1.ObjectReference // who has ended and used it
+	again ctrl.Result
+
+	start []*corev1.Pod // whose gates go
+	// Of a fixed firmwareUUID: the set that names its pod, and whom it is to name.
+	set  *v1alpha1.VMIdentitySet
+	next *corev1.ObjectReference
+}
+
+// decide fills a decision. It writes nothing.
+func (r *Reconciler) decide(ctx context.Context, d *decision) error {
+	if err := r.findUser(ctx, d); err != nil {
+		return err
+	}
+	var first *held
+	var whose *corev1.Pod
+	for _, p := range d.waiting {
+		h, err := r.hold(ctx, d, p)
+		if err != nil {
+			return err
+		}
+		if h == nil {
+			d.start = append(d.start, p)
+			if !d.inUse {
+				d.user, d.inUse = p, true
+				d.id.Status.UsedBy = reference(p)
+			}
+			continue
+		}
+		if first == nil {
+			first, whose = h, p
+		}
+	}
+	r.tell(client.ObjectKeyFromObject(d.id), whose, first)
+	d.say(first)
+	return nil
+}
+
+// findUser finds who uses the disk, and frees it if nobody does any more.
+func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
+	if ref := d.id.Status.UsedBy; ref != nil {
+		for _, p := range d.pods {
+			if p.UID == ref.UID {
+				d.user, d.inUse = p, true
+				return nil
+			}
+		}
+		live, err := r.alive(ctx, d.id.Namespace, ref)
+		if err != nil {
+			return err
+		}
+		if live {
+			// The cache is late, or somebody took the labels off the pod, and no event will tell
+			// its end.
+			d.inUse, d.again.RequeueAfter = true, again
+			return nil
+		}
+		d.id.Status.UsedBy, d.freed = nil, ref
+	}
+	for _, p := range d.pods {
+		// Somebody else took the gate away. It may not be right, but it is so.
+		if !objects.Gated(p) {
+			d.user, d.inUse = p, true
+			d.id.Status.UsedBy = reference(p)
+			return nil
+		}
+	}
+	return nil
+}
+
+// alive says whether a pod exists and has not ended, by what the API server knows.
+func (r *Reconciler) alive(ctx context.Context, namespace string, ref *corev1.ObjectReference) (
+	bool, error) {
+	p := &corev1.Pod{}
+	err := r.Live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, p)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("pod %s: %w", ref.Name, err)
+	}
+	return p.UID == ref.UID && !objects.Finished(p), nil
+}
+
+// hold says why a pod has to wait, or nil.
+func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*held, error) {
+	because := func(reason, format string, args ...any) (*held, error) {
+		return &held{p.UID, reason, fmt.Sprintf("pod %s waits: ", p.Name) +
+			fmt.Sprintf(format, args...)}, nil
+	}
+	id := d.id
+	if !id.DeletionTimestamp.IsZero() {
+		return because(v1alpha1.ReasonDeleting, "VMIdentity %s is being deleted: the pod gets a "+
+			"new disk after that", id.Name)
+	}
+	name := objects.SetName(p)
+	if id.Spec.SetName != "" && id.Spec.SetName != name {
+		return because(v1alpha1.ReasonInvalid, "VMIdentity %s was made from VMIdentitySet %s, and "+
+			"the pod asks for %s: give the pod the annotation %s with another name", id.Name,
+			id.Spec.SetName, name, v1alpha1.AnnotationName)
+	}
+	set, err := r.set(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if set == nil {
+		return setMissing(p), nil
+	}
+	for _, image := range []string{set.Spec.Image, imageOf(p)} {
+		if image != "" && image != id.Spec.Image {
+			return because(v1alpha1.ReasonImageDiffers, "the disk of VMIdentity %s was made from "+
+				"%s, and the pod would start it with %s: use the former image, or give the pod "+
+				"the annotation %s with another name", id.Name, id.Spec.Image, image,
+				v1alpha1.AnnotationName)
+		}
+	}
+	if !id.Status.Ready {
+		c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionReady)
+		if c == nil {
+			return because(v1alpha1.ReasonClaimPending, "its disk is being made")
+		}
+		return because(c.Reason, "%s", c.Message)
+	}
+	if d.inUse && id.Status.UsedBy.UID != p.UID && id.Spec.Attachment != v1alpha1.Service {
+		return because(v1alpha1.ReasonInUse, "pod %s uses the disk", id.Status.UsedBy.Name)
+	}
+	if fixed(id) {
+		return r.holdForUUID(ctx, d, set, p)
+	}
+	return nil, nil
+}
+
+// imageOf is the image of the disk that a pod was given at admission, or "" if it cannot be told.
+func imageOf(p *corev1.Pod) string {
+	for _, c := range p.Spec.InitContainers {
+		if c.Name != v1alpha1.DiskContainer {
+			continue
+		}
+		for _, m := range c.VolumeMounts {
+			for _, v := range p.Spec.Volumes {
+				if v.Name == m.Name && v.Image != nil {
+					return v.Image.Reference
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// reference names a pod in a status.
+func reference(p *corev1.Pod) *corev1.ObjectReference {
+	return &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
+}
+
+// say sets what the status says about the use of the disk. first is why the first pod waits.
+func (d *decision) say(first *held) {
+	c := metav1.Condition{Type: v1alpha1.ConditionInUse, Status: metav1.ConditionFalse,
+		Reason: v1alpha1.ReasonNotInUse, Message: "no pod uses the disk"}
+	status := &d.id.Status
+	switch {
+	case d.inUse:
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonInUse
+		c.Message = fmt.Sprintf("pod %s uses the disk", status.UsedBy.Name)
+		if d.user != nil && unschedulable(d.user) {
+			c.Reason = v1alpha1.ReasonUnschedulable
+			c.Message = fmt.Sprintf("pod %s has the disk and finds no node: `kubectl describe pod "+
+				"%s` says why", d.user.Name, d.user.Name)
+			if !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionBound) {
+				c.Message += fmt.Sprintf("; the claim has no volume: `kubectl describe pvc %s` "+
+					"says why", v1alpha1.ClaimName(d.id.Name))
+			}
+		}
+		if first != nil && (first.reason == v1alpha1.ReasonInUse ||
+			first.pod == status.UsedBy.UID) {
+			c.Message += "; " + first.message
+		}
+	case first != nil && !status.Ready && first.reason != v1alpha1.ReasonImageDiffers:
+		// Condition Ready says it. The identity is being written by others just now.
+		if meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionInUse) == nil {
+			return
+		}
+	case first != nil:
+		c.Reason, c.Message = first.reason, first.message
+	case meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionInUse) == nil:
+		// An identity that was never used need not say so.
+		return
+	}
+	objects.SetCondition(&status.Conditions, d.id.Generation, c)
+	switch {
+	case d.user != nil && d.user.Spec.NodeName != "":
+		status.NodeName = d.user.Spec.NodeName
+	case d.id.Spec.Type != v1alpha1.Local && (!d.inUse || d.user != nil):
+		status.NodeName = ""
+	}
+}
+
+// unschedulable says that the scheduler has looked for a node of a pod and found none.
+func unschedulable(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			return c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+		}
+	}
+	return false
+}

@@ -1,0 +1,71 @@
+package pod
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// fixed says that one machine of the set at a time has the firmwareUUID.
+func fixed(id *v1alpha1.VMIdentity) bool {
+	return id.Spec.FirmwareUUID != "" && id.Spec.FirmwareUUIDPolicy != v1alpha1.PerPod
+}
+
+// holdForUUID says why a pod has to wait for the UUID of its set. If it has not, the decision notes
+// that the set is to name the pod.
+func (r *Reconciler) holdForUUID(ctx context.Context, d *decision, set *v1alpha1.VMIdentitySet,
+	p *corev1.Pod) (*held, error) {
+	ref := set.Status.UsedBy
+	if ref != nil && ref.UID == p.UID {
+		return nil, nil
+	}
+	if ref != nil {
+		live, err := r.alive(ctx, p.Namespace, ref)
+		if err != nil {
+			return nil, err
+		}
+		if live {
+			d.again.RequeueAfter = again
+			return &held{p.UID, v1alpha1.ReasonUUIDInUse, fmt.Sprintf("pod %s waits: pod %s has "+
+				"the firmwareUUID of VMIdentitySet %s, which is for one machine at a time: delete "+
+				"that pod, or make a set with firmwareUUIDPolicy PerPod", p.Name, ref.Name,
+				set.Name)}, nil
+		}
+	}
+	d.set, d.next = set, reference(p)
+	return nil, nil
+}
+
+// takeUUID makes a set name the pod that has its UUID. nil: nobody.
+func (r *Reconciler) takeUUID(ctx context.Context, set *v1alpha1.VMIdentitySet,
+	next *corev1.ObjectReference) error {
+	after := set.DeepCopy()
+	after.Status.UsedBy = next
+	if _, err := objects.PatchStatus(ctx, r.Client, set, after); err != nil {
+		return fmt.Errorf("status of VMIdentitySet %s: %w", set.Name, err)
+	}
+	return nil
+}
+
+// freeUUID takes the name of a pod that has ended off the set. It is done before the identity
+// forgets the pod, so that nothing is left over if the process ends in between.
+func (r *Reconciler) freeUUID(ctx context.Context, id *v1alpha1.VMIdentity,
+	ended *corev1.ObjectReference) error {
+	if !fixed(id) || id.Spec.SetName == "" {
+		return nil
+	}
+	set := &v1alpha1.VMIdentitySet{}
+	key := client.ObjectKey{Namespace: id.Namespace, Name: id.Spec.SetName}
+	if err := r.Get(ctx, key, set); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if set.Status.UsedBy == nil || set.Status.UsedBy.UID != ended.UID {
+		return nil
+	}
+	return r.takeUUID(ctx, set, nil)
+}

@@ -1,0 +1,114 @@
+package pod
+
+import (
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// memory saves requests to the API server. Nothing depends on it: after a restart it is empty. The
+// zero value is ready.
+type memory struct {
+	mu  sync.Mutex
+	ids map[types.NamespacedName]*remembered // guarded by mu
+}
+
+// remembered is what is known beyond the cache about an identity and its pods.
+type remembered struct {
+	told   held        // what people were last told about a pod that waits
+	opened []types.UID // pods whose gates have gone, while the cache still has them
+	made   bool        // the identity was made, and the cache may not have it yet
+}
+
+// waiting are those of an identity's pods that are held.
+func (m *memory) waiting(id types.NamespacedName, pods []*corev1.Pod) []*corev1.Pod {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	gated := make(map[types.UID]bool)
+	var waiting []*corev1.Pod
+	known := m.ids[id]
+	for _, p := range pods {
+		if !objects.Gated(p) || !p.DeletionTimestamp.IsZero() {
+			continue
+		}
+		gated[p.UID] = true
+		if known == nil || !slices.Contains(known.opened, p.UID) {
+			waiting = append(waiting, p)
+		}
+	}
+	if known != nil {
+		known.opened = slices.DeleteFunc(known.opened, func(u types.UID) bool { return !gated[u] })
+		if len(pods) == 0 {
+			delete(m.ids, id)
+		}
+	}
+	return waiting
+}
+
+// tell says whether people have not been told of a held pod yet, and remembers that they have. With
+// nil, what they were told is forgotten.
+func (m *memory) tell(id types.NamespacedName, h *held) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.ids[id]
+	if h == nil {
+		if known != nil {
+			known.told = held{}
+		}
+		return false
+	}
+	known = m.getLocked(id)
+	anew := known.told.pod != h.pod || known.told.reason != h.reason
+	known.told = *h
+	return anew
+}
+
+// open notes that the gate of a pod has gone.
+func (m *memory) open(id types.NamespacedName, pod types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.getLocked(id)
+	known.opened = append(known.opened, pod)
+}
+
+// make notes that an identity was made.
+func (m *memory) make(id types.NamespacedName) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.getLocked(id).made = true
+}
+
+// made says once that an identity was made that the cache does not have.
+func (m *memory) made(id types.NamespacedName) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := m.ids[id]
+	if known == nil || !known.made {
+		return false
+	}
+	known.made = false
+	return true
+}
+
+// found notes that the cache has an identity.
+func (m *memory) found(id types.NamespacedName) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if known := m.ids[id]; known != nil {
+		known.made = false
+	}
+}
+
+func (m *memory) getLocked(id types.NamespacedName) *remembered {
+	if m.ids == nil {
+		m.ids = make(map[types.NamespacedName]*remembered)
+	}
+	if m.ids[id] == nil {
+		m.ids[id] = &remembered{}
+	}
+	return m.ids[id]
+}

@@ -1,0 +1,174 @@
+package pod
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Reconciler gives disks to pods. Its requests name identities, not pods: who gets a disk is
+// decided in one place.
+type Reconciler struct {
+	client.Client
+	// Live reads from the API server, where the cache may be late.
+	Live   client.Reader
+	Events events.EventRecorder
+
+	written objects.Written
+	memory  memory
+}
+
+// held is a pod that waits, and why.
+type held struct {
+	pod             types.UID
+	reason, message string
+}
+
+// again is how long to wait for what no event announces.
+const again = 30 * time.Second
+
+// Reconcile decides who uses one identity.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	pods, err := r.pods(ctx, req.NamespacedName)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	before := &v1alpha1.VMIdentity{}
+	err = r.Get(ctx, req.NamespacedName, before)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	waiting := r.memory.waiting(req.NamespacedName, pods)
+	if len(waiting) == 0 {
+		r.tell(req.NamespacedName, nil, nil)
+	}
+	if err != nil {
+		r.written.Forget(req.NamespacedName)
+		if len(waiting) == 0 {
+			return ctrl.Result{}, nil
+		}
+		return r.make(ctx, req.NamespacedName, waiting[0])
+	}
+	r.memory.found(req.NamespacedName)
+	if r.written.Late(before) {
+		return ctrl.Result{}, nil
+	}
+	d := decision{before: before, id: before.DeepCopy(), pods: pods, waiting: waiting}
+	if err := r.decide(ctx, &d); err != nil {
+		return ctrl.Result{}, err
+	}
+	return objects.Result(d.again, r.carryOut(ctx, &d))
+}
+
+// pods are those that ask for an identity and have not ended, oldest first. A pod that only serves
+// the disk or moves it is none of them.
+func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]*corev1.Pod, error) {
+	var list corev1.PodList
+	if err := r.List(ctx, &list, client.InNamespace(id.Namespace),
+		client.MatchingFields{indexIdentity: id.Name}); err != nil {
+		return nil, fmt.Errorf("pods: %w", err)
+	}
+	var pods []*corev1.Pod
+	for i := range list.Items {
+		if p := &list.Items[i]; objects.SetName(p) != "" && !objects.Finished(p) {
+			pods = append(pods, p)
+		}
+	}
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+			cmp.Compare(a.Name, b.Name))
+	})
+	return pods, nil
+}
+
+// make makes the identity of a pod.
+func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *corev1.Pod) (
+	ctrl.Result, error) {
+	if r.memory.made(name) {
+		return ctrl.Result{RequeueAfter: time.Second}, nil
+	}
+	set, err := r.set(ctx, p)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if set == nil {
+		r.tell(name, p, setMissing(p))
+		return ctrl.Result{}, nil
+	}
+	id := newIdentity(name, set)
+	err = r.Create(ctx, id, client.FieldOwner(v1alpha1.FieldManager))
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+		r.tell(name, p, &held{p.UID, v1alpha1.ReasonInvalid, fmt.Sprintf("pod %s waits: the API "+
+			"server does not accept its VMIdentity %s: %v", p.Name, name.Name, err)})
+		return ctrl.Result{}, err
+	}
+	if client.IgnoreAlreadyExists(err) != nil {
+		return ctrl.Result{}, fmt.Errorf("VMIdentity %s: %w", name.Name, err)
+	}
+	r.memory.make(name)
+	return ctrl.Result{}, nil
+}
+
+// set is the VMIdentitySet of a pod, or nil.
+func (r *Reconciler) set(ctx context.Context, p *corev1.Pod) (*v1alpha1.VMIdentitySet, error) {
+	set := &v1alpha1.VMIdentitySet{}
+	key := client.ObjectKey{Namespace: p.Namespace, Name: objects.SetName(p)}
+	err := r.Get(ctx, key, set)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("VMIdentitySet %s: %w", key.Name, err)
+	}
+	return set, nil
+}
+
+func setMissing(p *corev1.Pod) *held {
+	return &held{p.UID, v1alpha1.ReasonSetMissing, fmt.Sprintf("pod %s waits: there is no "+
+		"VMIdentitySet %s in its namespace: make it, or delete the pod", p.Name,
+		objects.SetName(p))}
+}
+
+// tell sends an event about a pod that waits, unless people were told the same before. A nil held
+// forgets what they were told.
+func (r *Reconciler) tell(id types.NamespacedName, p *corev1.Pod, h *held) {
+	if r.memory.tell(id, h) {
+		objects.Event(r.Events, p, nil, h.reason, h.message)
+	}
+}
+
+// newIdentity is the identity of a name, made from a set.
+func newIdentity(name types.NamespacedName, set *v1alpha1.VMIdentitySet) *v1alpha1.VMIdentity {
+	id := &v1alpha1.VMIdentity{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:  name.Namespace,
+			Name:       name.Name,
+			Labels:     map[string]string{v1alpha1.LabelIdentity: name.Name},
+			Finalizers: []string{v1alpha1.Finalizer},
+		},
+		Spec: v1alpha1.VMIdentitySpec{DiskSpec: *set.Spec.DeepCopy(), SetName: set.Name},
+	}
+	if len(set.Name) <= maxLabel {
+		id.Labels[v1alpha1.LabelSet] = set.Name
+	}
+	if id.Spec.FirmwareUUIDPolicy == v1alpha1.PerPod {
+		id.Spec.FirmwareUUID = uuidOf(set.Spec.FirmwareUUID, name.Name)
+	}
+	return id
+}
+
+// maxLabel is the most bytes of the value of a label.
+const maxLabel = 63

@@ -1,0 +1,218 @@
+package pod
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+)
+
+// reason is that of a condition, with its status before it.
+func reason(id *v1alpha1.VMIdentity, condition string) string {
+	c := meta.FindStatusCondition(id.Status.Conditions, condition)
+	if c == nil {
+		return ""
+	}
+	return string(c.Status) + " " + c.Reason
+}
+
+func TestOnePodOfAFixedUUID(t *testing.T) {
+	w := newWorld(t, newSet(fixedUUID), gatedPod("a", "a"), gatedPod("b", "b"))
+	work := restart(w)
+	w.Settle(t, work, "a", "b")
+	require.False(t, gated(t, w, "a"))
+	require.True(t, gated(t, w, "b"))
+	require.Equal(t, uuid1, identityOf(t, w, "b").Spec.FirmwareUUID)
+	require.Equal(t, "False UUIDInUse", reason(identityOf(t, w, "b"), v1alpha1.ConditionInUse))
+	set, _ := get(t, w, "set", &v1alpha1.VMIdentitySet{})
+	require.Equal(t, "a", set.Status.UsedBy.Name)
+
+	// A pod that has ended frees the UUID, though its object stays.
+	p, _ := get(t, w, "a", &corev1.Pod{})
+	p.Status.Phase = corev1.PodSucceeded
+	require.NoError(t, w.Base.Status().Update(t.Context(), p))
+	w.Settle(t, work, "a", "b")
+	require.False(t, gated(t, w, "b"))
+	require.Nil(t, identityOf(t, w, "a").Status.UsedBy)
+	require.Equal(t, "False NotInUse", reason(identityOf(t, w, "a"), v1alpha1.ConditionInUse))
+	set, _ = get(t, w, "set", &v1alpha1.VMIdentitySet{})
+	require.Equal(t, "b", set.Status.UsedBy.Name)
+}
+
+func TestUUIDPerPod(t *testing.T) {
+	w := newWorld(t, newSet(fixedUUID, func(s *v1alpha1.VMIdentitySet) {
+		s.Spec.FirmwareUUIDPolicy = v1alpha1.PerPod
+	}), gatedPod("a", "a"), gatedPod("b", "b"))
+	w.Settle(t, restart(w), "a", "b")
+	require.False(t, gated(t, w, "a"))
+	require.False(t, gated(t, w, "b"))
+	// uuidgen --sha1 --namespace 1b4d298f-... --name a
+	a, b := identityOf(t, w, "a").Spec.FirmwareUUID, identityOf(t, w, "b").Spec.FirmwareUUID
+	require.Equal(t, "5", a[14:15])
+	require.NotEqual(t, a, b)
+	require.Equal(t, a, uuidOf(uuid1, "a"))
+}
+
+func TestImageDiffers(t *testing.T) {
+	for what, change := range map[string]func(*controllertest.World, *corev1.Pod){
+		"the set's": func(w *controllertest.World, _ *corev1.Pod) {
+			remove(t, w, named(&v1alpha1.VMIdentitySet{}, "set"))
+			w.Make(t, newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Image = image2 }))
+		},
+		"the pod's": func(_ *controllertest.World, p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: v1alpha1.DiskContainer,
+				VolumeMounts: []corev1.VolumeMount{{Name: "image", MountPath: "/disk"}}}}
+			p.Spec.Volumes = []corev1.Volume{{Name: "image", VolumeSource: corev1.VolumeSource{
+				Image: &corev1.ImageVolumeSource{Reference: image2}}}}
+		},
+	} {
+		w := newWorld(t, newSet(), gatedPod("a", "vm"))
+		work := restart(w)
+		w.Settle(t, work, "vm")
+		remove(t, w, named(&corev1.Pod{}, "a"))
+		p := gatedPod("b", "vm")
+		change(w, p)
+		w.Make(t, p)
+		w.Settle(t, work, "vm")
+		require.True(t, gated(t, w, "b"), what)
+		id := identityOf(t, w, "vm")
+		require.Equal(t, "False ImageDiffers", reason(id, v1alpha1.ConditionInUse), what)
+		c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionInUse)
+		require.Contains(t, c.Message, image2)
+		require.Contains(t, c.Message, v1alpha1.AnnotationName)
+		require.Contains(t, w.Events(), "Warning ImageDiffers")
+	}
+}
+
+func TestSetMissing(t *testing.T) {
+	w := newWorld(t, gatedPod("a", "vm"))
+	work := restart(w)
+	r := work()
+	once := func() []controllertest.Reconciler { return r }
+	w.Settle(t, once, "vm")
+	w.Settle(t, once, "vm")
+	require.Equal(t, []string{"Warning SetMissing"}, w.Events(), "people are told once")
+	require.True(t, gated(t, w, "a"))
+	w.Make(t, newSet())
+	w.Settle(t, once, "vm")
+	require.False(t, gated(t, w, "a"))
+}
+
+func TestOtherSet(t *testing.T) {
+	w := newWorld(t, newSet(), gatedPod("a", "vm"))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	remove(t, w, named(&corev1.Pod{}, "a"))
+	w.Make(t, named(newSet(), "other"))
+	p := gatedPod("b", "vm")
+	p.Annotations = map[string]string{v1alpha1.AnnotationSetLegacy: "other"}
+	w.Make(t, p)
+	w.Settle(t, work, "vm")
+	require.True(t, gated(t, w, "b"))
+	require.Equal(t, "False Invalid", reason(identityOf(t, w, "vm"), v1alpha1.ConditionInUse))
+}
+
+// A pod that is held keeps nothing from being deleted, and gets a new disk afterwards.
+func TestPodOfAnIdentityThatIsDeleted(t *testing.T) {
+	w := newWorld(t, newSet(), gatedPod("a", "vm"), gatedPod("b", "vm"))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	old := identityOf(t, w, "vm").UID
+	remove(t, w, named(&v1alpha1.VMIdentity{}, "vm"))
+	remove(t, w, named(&corev1.Pod{}, "a"))
+	w.Settle(t, work, "vm")
+	require.NotEqual(t, old, identityOf(t, w, "vm").UID)
+	require.False(t, gated(t, w, "b"))
+}
+
+// The cache may know a pod later than the status that names it: the API server decides.
+func TestUserThatTheCacheDoesNotKnow(t *testing.T) {
+	w := newWorld(t, newSet(), gatedPod("a", "vm"), gatedPod("b", "vm"))
+	w.Settle(t, restart(w), "vm")
+	// For the cache, pod a has no label any more. It runs all the same.
+	p, _ := get(t, w, "a", &corev1.Pod{})
+	p.Labels = nil
+	require.NoError(t, w.Base.Update(t.Context(), p))
+	w.Settle(t, restart(w), "vm")
+	require.True(t, gated(t, w, "b"))
+	require.Equal(t, "a", identityOf(t, w, "vm").Status.UsedBy.Name)
+	remove(t, w, named(&corev1.Pod{}, "a"))
+	w.Settle(t, restart(w), "vm")
+	require.False(t, gated(t, w, "b"))
+}
+
+// Somebody who takes the gate away by hand has the disk, and nobody else gets it.
+func TestGateTakenAwayByHand(t *testing.T) {
+	p := gatedPod("z", "vm")
+	p.Spec.SchedulingGates = nil
+	w := newWorld(t, newSet(), p, gatedPod("a", "vm"))
+	w.Settle(t, restart(w), "vm")
+	require.Equal(t, "z", identityOf(t, w, "vm").Status.UsedBy.Name)
+	require.True(t, gated(t, w, "a"))
+}
+
+func TestNodeAndUnschedulable(t *testing.T) {
+	w := newWorld(t, newSet(), gatedPod("a", "vm"))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	p, _ := get(t, w, "a", &corev1.Pod{})
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,
+		Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	require.NoError(t, w.Base.Status().Update(t.Context(), p))
+	w.Settle(t, work, "vm")
+	id := identityOf(t, w, "vm")
+	require.Equal(t, "True Unschedulable", reason(id, v1alpha1.ConditionInUse))
+	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionInUse)
+	require.Contains(t, c.Message, "kubectl describe pvc vmid-vm")
+	require.Contains(t, w.Events(), "Warning Unschedulable")
+
+	p.Spec.NodeName = "node-7"
+	require.NoError(t, w.Base.Update(t.Context(), p))
+	p.Status.Conditions = nil
+	require.NoError(t, w.Base.Status().Update(t.Context(), p))
+	w.Settle(t, work, "vm")
+	id = identityOf(t, w, "vm")
+	require.Equal(t, "node-7", id.Status.NodeName)
+	require.Equal(t, "True InUse", reason(id, v1alpha1.ConditionInUse))
+}
+
+// Other gates of a pod stay.
+func TestOtherGatesStay(t *testing.T) {
+	p := gatedPod("a", "vm")
+	p.Spec.SchedulingGates = slices.Insert(p.Spec.SchedulingGates, 0,
+		corev1.PodSchedulingGate{Name: "example.com/other"})
+	w := newWorld(t, newSet(), p)
+	w.Settle(t, restart(w), "vm")
+	now, _ := get(t, w, "a", &corev1.Pod{})
+	require.Equal(t, []corev1.PodSchedulingGate{{Name: "example.com/other"}},
+		now.Spec.SchedulingGates)
+}
+
+// Machines of a served disk take turns by themselves, so none of them waits for another.
+func TestServedDiskHasSeveralMachines(t *testing.T) {
+	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) {
+		s.Spec.Attachment = v1alpha1.Service
+	}), gatedPod("a", "vm"), gatedPod("b", "vm"))
+	w.Settle(t, restart(w), "vm")
+	require.False(t, gated(t, w, "a"))
+	require.False(t, gated(t, w, "b"))
+}
+
+// A reconcile for a name that does not exist does nothing.
+func TestNothingToDo(t *testing.T) {
+	w := newWorld(t)
+	for _, r := range restart(w)() {
+		result, err := r.Reconcile(t.Context(), ctrl.Request{
+			NamespacedName: types.NamespacedName{Namespace: "test", Name: "none"}})
+		require.NoError(t, err)
+		require.Zero(t, result)
+	}
+	require.Zero(t, w.Writes())
+}

@@ -1,0 +1,92 @@
+package pod
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Indexes of pods: by the identity that they ask for, and those that wait by their set.
+const (
+	indexIdentity = v1alpha1.Group + "/pod-identity"
+	indexWaiting  = v1alpha1.Group + "/pod-waits-for-set"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Concurrency is how many identities are worked on at once. 0: one.
+	Concurrency int
+}
+
+// Setup adds the controller to a manager.
+func Setup(mgr ctrl.Manager, o Options) error {
+	ctx := context.Background() // the cache waits for nothing before it is started
+	for name, f := range indexes {
+		if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, name, f); err != nil {
+			return err
+		}
+	}
+	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
+		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("pod").
+		For(&v1alpha1.VMIdentity{}).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
+			func(_ context.Context, o client.Object) []reconcile.Request {
+				return requests(o.GetNamespace(), byIdentity(o))
+			})).
+		// A set that is there at last, or whose firmwareUUID is free.
+		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor)).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: o.Concurrency,
+			RateLimiter:             objects.Backoff[reconcile.Request](),
+		}).
+		Complete(r)
+}
+
+var indexes = map[string]client.IndexerFunc{indexIdentity: byIdentity, indexWaiting: byWaiting}
+
+func byIdentity(o client.Object) []string {
+	if name := o.GetLabels()[v1alpha1.LabelIdentity]; name != "" {
+		return []string{name}
+	}
+	return nil
+}
+
+func byWaiting(o client.Object) []string {
+	if p, ok := o.(*corev1.Pod); ok && objects.Gated(p) {
+		return []string{objects.SetName(p)}
+	}
+	return nil
+}
+
+// waitingFor are the identities whose pods wait for a set.
+func (r *Reconciler) waitingFor(ctx context.Context, set client.Object) []reconcile.Request {
+	var pods corev1.PodList
+	// The cache does not fail once it has started.
+	_ = r.List(ctx, &pods, client.InNamespace(set.GetNamespace()),
+		client.MatchingFields{indexWaiting: set.GetName()})
+	var names []string
+	for i := range pods.Items {
+		names = append(names, byIdentity(&pods.Items[i])...)
+	}
+	return requests(set.GetNamespace(), names)
+}
+
+func requests(namespace string, names []string) []reconcile.Request {
+	var all []reconcile.Request
+	for _, name := range names {
+		all = append(all, reconcile.Request{
+			NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}})
+	}
+	return all
+}

@@ -1,0 +1,216 @@
+package pod
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/identity"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+const (
+	image  = "registry.example.com/a@sha256:aa"
+	image2 = "registry.example.com/a@sha256:bb"
+	uuid1  = "1b4d298f-6151-40b0-a1d4-269fc41d48f0"
+)
+
+func newSet(change ...func(*v1alpha1.VMIdentitySet)) *v1alpha1.VMIdentitySet {
+	s := &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"},
+		Spec: v1alpha1.DiskSpec{Image: image, Type: v1alpha1.PersistentVolume}}
+	for _, f := range change {
+		f(s)
+	}
+	return s
+}
+
+func fixedUUID(s *v1alpha1.VMIdentitySet) { s.Spec.FirmwareUUID = uuid1 }
+
+// gatedPod makes a pod as admission leaves it.
+func gatedPod(name, id string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name,
+			Labels:      map[string]string{v1alpha1.LabelIdentity: id, v1alpha1.LabelSet: "set"},
+			Annotations: map[string]string{v1alpha1.AnnotationSet: "set"}},
+		Spec: corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: v1alpha1.Gate}}},
+	}
+}
+
+func newWorld(t testing.TB, all ...client.Object) *controllertest.World {
+	t.Helper()
+	var list []controllertest.Index
+	for field, of := range indexes {
+		list = append(list, controllertest.Index{Object: &corev1.Pod{}, Field: field, Of: of})
+	}
+	return controllertest.New(t, list, all...)
+}
+
+// restart makes the controllers as a process that starts.
+func restart(w *controllertest.World) func() []controllertest.Reconciler {
+	return func() []controllertest.Reconciler {
+		return []controllertest.Reconciler{
+			&Reconciler{Client: w.Client, Live: w.Client, Events: recorder{w}},
+			&identity.Reconciler{Client: w.Client, Live: w.Client, Events: recorder{w},
+				Options: identity.Options{ClaimSize: resource.MustParse("20Gi")}},
+		}
+	}
+}
+
+type recorder struct{ *controllertest.World }
+
+func get[T client.Object](t testing.TB, w *controllertest.World, name string, o T) (T, bool) {
+	t.Helper()
+	err := w.Base.Get(t.Context(), client.ObjectKey{Namespace: "test", Name: name}, o)
+	if !apierrors.IsNotFound(err) {
+		require.NoError(t, err)
+	}
+	return o, err == nil
+}
+
+func identityOf(t testing.TB, w *controllertest.World, name string) *v1alpha1.VMIdentity {
+	t.Helper()
+	id, ok := get(t, w, name, &v1alpha1.VMIdentity{})
+	require.True(t, ok, "VMIdentity %s", name)
+	return id
+}
+
+func gated(t testing.TB, w *controllertest.World, name string) bool {
+	t.Helper()
+	p, ok := get(t, w, name, &corev1.Pod{})
+	require.True(t, ok, "pod %s", name)
+	return objects.Gated(p)
+}
+
+func remove(t testing.TB, w *controllertest.World, o client.Object) {
+	t.Helper()
+	o.SetNamespace("test")
+	require.NoError(t, w.Base.Delete(t.Context(), o))
+}
+
+func named[T client.Object](o T, name string) T {
+	o.SetName(name)
+	return o
+}
+
+// story is the life of one identity with two pods that want it. What must hold at any time is
+// checked after every write.
+func story(t *testing.T, w *controllertest.World, kind func(*v1alpha1.VMIdentitySet)) {
+	work := restart(w)
+	w.Make(t, newSet(kind))
+	w.Make(t, gatedPod("one", "vm"))
+	w.Make(t, gatedPod("two", "vm"))
+	var claim *corev1.PersistentVolumeClaim
+	w.Check = func() {
+		running := 0
+		for _, name := range []string{"one", "two"} {
+			if p, ok := get(t, w, name, &corev1.Pod{}); ok && !objects.Gated(p) {
+				running++
+				now, ok := get(t, w, "vmid-vm", &corev1.PersistentVolumeClaim{})
+				require.True(t, ok, "a pod runs without its claim")
+				require.Zero(t, now.DeletionTimestamp, "a claim in use is deleted")
+				require.True(t, claim == nil || claim.UID == now.UID, "another claim")
+				claim = now
+			}
+		}
+		require.LessOrEqual(t, running, 1, "two pods use one disk")
+	}
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "one"))
+	require.True(t, gated(t, w, "two"))
+	id := identityOf(t, w, "vm")
+	require.Equal(t, "one", id.Status.UsedBy.Name)
+	require.NotNil(t, id.Status.CreationTime)
+	require.Equal(t, "vmid-vm", id.Status.SecretName)
+
+	remove(t, w, named(&corev1.Pod{}, "one"))
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "two"))
+	require.Equal(t, "two", identityOf(t, w, "vm").Status.UsedBy.Name)
+
+	remove(t, w, named(&v1alpha1.VMIdentity{}, "vm"))
+	w.Settle(t, work, "vm")
+	ready := meta.FindStatusCondition(identityOf(t, w, "vm").Status.Conditions, "Ready")
+	require.Equal(t, v1alpha1.ReasonDeleting, ready.Reason)
+	require.Contains(t, ready.Message, "pod two uses the disk")
+
+	remove(t, w, named(&corev1.Pod{}, "two"))
+	w.Settle(t, work, "vm")
+	for _, o := range []client.Object{&v1alpha1.VMIdentity{}, &corev1.Secret{},
+		&corev1.PersistentVolumeClaim{}} {
+		for _, name := range []string{"vm", "vmid-vm"} {
+			_, there := get(t, w, name, o)
+			require.False(t, there, "%T %s", o, name)
+		}
+	}
+	require.Equal(t, []int{1, 1, 1}, []int{w.Made("VMIdentity"), w.Made("Secret"),
+		w.Made("PersistentVolumeClaim")})
+}
+
+// Every request of the whole story fails once, and the process starts anew after it. It ends as if
+// nothing had happened. The UUID is fixed because that takes one step more.
+func TestEveryRequestFailsOnce(t *testing.T) {
+	for _, afterwards := range []bool{false, true} {
+		last := 0
+		for n := 1; ; n++ {
+			w := newWorld(t)
+			w.FailAt, w.Afterwards = n, afterwards
+			t.Run(fmt.Sprintf("request %d, carried out %t", n, afterwards),
+				func(t *testing.T) { story(t, w, fixedUUID) })
+			if t.Failed() || w.Requests() < n {
+				break
+			}
+			last = n
+		}
+		require.Greater(t, last, 30, "the story has more requests than that")
+	}
+}
+
+// What has settled is left alone.
+func TestSteadyStateWritesNothing(t *testing.T) {
+	w := newWorld(t, newSet(fixedUUID), gatedPod("one", "vm"), gatedPod("two", "vm"))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	before := w.Writes()
+	w.Settle(t, work, "vm")
+	w.Settle(t, work, "vm")
+	require.Equal(t, before, w.Writes())
+	// The identity, its claim and secret, twice its status, the set's UUID, and the gate. One write
+	// more says that a second pod waits.
+	require.LessOrEqual(t, before, 9)
+}
+
+// A write between the read and the write of a controller is a conflict, and no pod is let through
+// by what is not true any more.
+func TestConflictsAtEachWrite(t *testing.T) {
+	for n := 1; ; n++ {
+		w := newWorld(t)
+		at, done := 0, false
+		w.Refuse = func(verb string, o any) error {
+			id, ok := o.(*v1alpha1.VMIdentity)
+			if !ok || verb != "patch status" {
+				return nil
+			}
+			if at++; at == n {
+				done = true
+				now := identityOf(t, w, id.Name)
+				now.Annotations = map[string]string{"by": "somebody else"}
+				return w.Base.Update(t.Context(), now)
+			}
+			return nil
+		}
+		story(t, w, func(*v1alpha1.VMIdentitySet) {})
+		if !done {
+			require.Greater(t, n, 4)
+			return
+		}
+	}
+}

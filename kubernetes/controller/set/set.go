@@ -1,0 +1,168 @@
+// Package set counts the identities of a VMIdentitySet, says whether the set can be used, and
+// passes a larger size on to its identities. It deletes nothing: identities outlive their set.
+package set
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/identity"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// UsageTypes are the storage classes of usage types, by name.
+	UsageTypes map[string]string
+	// Concurrency is how many sets are worked on at once. 0: one.
+	Concurrency int
+}
+
+// Reconciler writes the status of sets.
+type Reconciler struct {
+	client.Client
+	Events  events.EventRecorder
+	Options Options
+
+	written objects.Written
+}
+
+// indexSet finds the identities of a set.
+const indexSet = "spec.setName"
+
+// calm is how long the changes of a set's identities are gathered before they are counted: a
+// thousand pods that start at once make few writes.
+const calm = 500 * time.Millisecond
+
+// Setup adds the controller to a manager.
+func Setup(mgr ctrl.Manager, o Options) error {
+	// The cache waits for nothing before it is started.
+	err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.VMIdentity{}, indexSet,
+		bySet)
+	if err != nil {
+		return err
+	}
+	r := &Reconciler{Client: mgr.GetClient(), Options: o,
+		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("set").
+		For(&v1alpha1.VMIdentitySet{}).
+		Watches(&v1alpha1.VMIdentity{}, later()).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: o.Concurrency,
+			RateLimiter:             objects.Backoff[reconcile.Request](),
+		}).
+		Complete(r)
+}
+
+func bySet(o client.Object) []string {
+	if id, ok := o.(*v1alpha1.VMIdentity); ok && id.Spec.SetName != "" {
+		return []string{id.Spec.SetName}
+	}
+	return nil
+}
+
+// later asks for a set to be counted when its identities have been quiet for a moment.
+func later() handler.EventHandler {
+	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	add := func(o client.Object, q queue) {
+		for _, name := range bySet(o) {
+			q.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{
+				Namespace: o.GetNamespace(), Name: name}}, calm)
+		}
+	}
+	return handler.Funcs{
+		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { add(e.Object, q) },
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) { add(e.ObjectNew, q) },
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) { add(e.Object, q) },
+	}
+}
+
+// Reconcile counts the identities of one set and lets them grow.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	before := &v1alpha1.VMIdentitySet{}
+	if err := r.Get(ctx, req.NamespacedName, before); err != nil {
+		r.written.Forget(req.NamespacedName)
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if r.written.Late(before) {
+		return ctrl.Result{}, nil
+	}
+	var ids v1alpha1.VMIdentityList
+	if err := r.List(ctx, &ids, client.InNamespace(req.Namespace),
+		client.MatchingFields{indexSet: req.Name}, client.UnsafeDisableDeepCopy); err != nil {
+		return ctrl.Result{}, fmt.Errorf("VMIdentities: %w", err)
+	}
+	set := before.DeepCopy()
+	set.Status.ObservedGeneration = set.Generation
+	set.Status.Identities, set.Status.ReadyIdentities = int32(len(ids.Items)), 0
+	for i := range ids.Items {
+		if ids.Items[i].Status.Ready {
+			set.Status.ReadyIdentities++
+		}
+	}
+	objects.SetCondition(&set.Status.Conditions, set.Generation, r.ready(set))
+	wrote, err := objects.PatchStatus(ctx, r.Client, before, set)
+	if err != nil {
+		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
+	}
+	if wrote {
+		r.written.Note(set)
+		objects.Tell(r.Events, set, nil, before.Status.Conditions, set.Status.Conditions)
+	}
+	return objects.Result(ctrl.Result{}, r.grow(ctx, set, ids.Items))
+}
+
+// ready says whether pods can use a set.
+func (r *Reconciler) ready(set *v1alpha1.VMIdentitySet) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue,
+		Reason: v1alpha1.ReasonReady, Message: "pods can use the set"}
+	if name := set.Spec.UsageType; name != "" && r.Options.UsageTypes[name] == "" {
+		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonInvalid
+		c.Message = identity.UnknownUsageType(name, r.Options.UsageTypes)
+	}
+	return c
+}
+
+// grow gives the size of a set to those of its identities that are smaller. The list is the cache's
+// own, so nothing in it is changed.
+func (r *Reconciler) grow(ctx context.Context, set *v1alpha1.VMIdentitySet,
+	ids []v1alpha1.VMIdentity) error {
+	if set.Spec.Size == nil {
+		return nil
+	}
+	for i := range ids {
+		before := &ids[i]
+		if !before.DeletionTimestamp.IsZero() || !smaller(before.Spec.Size, *set.Spec.Size) {
+			continue
+		}
+		id := before.DeepCopy()
+		size := set.Spec.Size.DeepCopy()
+		id.Spec.Size = &size
+		err := r.Patch(ctx, id, client.MergeFromWithOptions(before.DeepCopy(),
+			client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("size of VMIdentity %s: %w", id.Name, err)
+		}
+	}
+	return nil
+}
+
+// smaller says that a size is not there, or below another one.
+func smaller(size *resource.Quantity, than resource.Quantity) bool {
+	return size == nil || size.Cmp(than) < 0
+}
