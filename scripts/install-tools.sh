@@ -36,6 +36,7 @@ need shellcheck has shellcheck
 need e2fsprogs has mke2fs
 need buildah has buildah
 need podman has podman
+need skopeo has skopeo
 need runc has runc
 need docker-registry has docker-registry
 need iproute2 has ip

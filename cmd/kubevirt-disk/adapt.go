@@ -73,7 +73,7 @@ The arguments, and the options that a container runtime would have, take the pla
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 	}
 	o.add(cmd)
-	addRegistryFlags(cmd.Flags())
+	addFlags(cmd.Flags(), registryKeys...)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ref, err := registry.ParseReference(args[0])

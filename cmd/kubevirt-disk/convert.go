@@ -191,11 +191,7 @@ func explainWrite(err error, destination string) error {
 // the format.
 func (a *app) checkDestination(destination string, o convertOptions) error {
 	if destination == standardStream {
-		if isTerminal(a.stdout) {
-			return errors.New(
-				`standard output is a terminal, which the bytes of a disk would garble: redirect it (">disk.raw", "| ssh ...")`)
-		}
-		return nil
+		return a.checkStdout()
 	}
 	if strings.HasSuffix(destination, "/") {
 		return fmt.Errorf("%q is the name of a directory: name the file in it", destination)

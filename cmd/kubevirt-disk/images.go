@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 )
 
 // standardStream is the argument for standard input or output.
@@ -18,6 +19,28 @@ func checkSource(path string) error {
 		return errors.New("an image cannot be read from standard input, as its parts are read in " +
 			"any order: " +
 			`write it into a file first, and name that ("./-" is a file of that name)`)
+	}
+	return nil
+}
+
+// checkStdout refuses to write a disk to a terminal, and to nobody: a program whose standard output
+// is closed gets /dev/null from Go's runtime, opened for reading, too.
+func (a *app) checkStdout() error {
+	f, ok := a.stdout.(*os.File)
+	if !ok {
+		return nil
+	}
+	if isTerminal(f) {
+		return errors.New("standard output is a terminal, which the bytes of a disk would garble: " +
+			`redirect it (">disk.raw", "| ssh ...")`)
+	}
+	var st, null unix.Stat_t
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err == nil && flags&unix.O_ACCMODE == unix.O_RDWR && unix.Fstat(int(f.Fd()), &st) == nil &&
+		unix.Stat(os.DevNull, &null) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR &&
+		st.Rdev == null.Rdev {
+		return errors.New("standard output is closed, so that nobody would get the disk: " +
+			`redirect it (">disk.raw", "| ssh ..."), or name a file`)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,8 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/registry"
 )
 
 // TestInspectSeveral names files and directories; one message lists what would not be served.
@@ -209,6 +213,53 @@ func TestConvertDoesNotGarbleATerminal(t *testing.T) {
 	err := a.convert(t.Context(), absolute(t, demoImage), "-", convertOptions{})
 	require.ErrorContains(t, err, "standard output is a terminal")
 	require.Empty(t, said.String())
+}
+
+// TestNoStandardOutput: what Go's runtime puts in place of a closed standard output takes all of
+// the disk.
+func TestNoStandardOutput(t *testing.T) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, null.Close()) })
+	a := &app{stdout: null, stderr: io.Discard}
+	source := filepath.Join(t.TempDir(), "a.raw")
+	require.NoError(t, os.WriteFile(source, make([]byte, 512), 0o600))
+	require.ErrorContains(t, a.convert(t.Context(), source, "-", convertOptions{}),
+		"standard output is closed")
+	require.ErrorContains(t, a.checkPullDestination("-", pullOptions{}),
+		"standard output is closed")
+
+	wanted, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0) // as a shell does for ">/dev/null"
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, wanted.Close()) })
+	a.stdout = wanted
+	require.NoError(t, a.convert(t.Context(), source, "-", convertOptions{}))
+}
+
+// TestRegistrySettings: push, pull and adapt have the settings of serve, from the same places.
+func TestRegistrySettings(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("registry-config: /file\nregistry-ca: /file\n"+
+		"registry-mirror: /file\ninsecure-registry: [a, 'b:1']\ncopy-mode: clone\n"), 0o600))
+	t.Setenv("REGISTRY_CA", "/environment")
+	t.Setenv("REGISTRY_MIRROR", "/environment")
+	a := new(app)
+	for _, cmd := range []*cobra.Command{a.pushCommand(), a.pullCommand(), a.adaptCommand()} {
+		require.NoError(t, cmd.ParseFlags([]string{"--config", file,
+			"--registry-mirror=a=b,c=d/e"}))
+		l := load(cmd.Flags(), registryKeys...)
+		opt := l.registryOptions()
+		require.NoError(t, l.problems.Err())
+		require.Equal(t, "/file", opt.Config)
+		require.Equal(t, "/environment", opt.CA)
+		require.Equal(t, []string{"a=b", "c=d/e"}, opt.Mirrors)
+		require.Equal(t, []string{"a", "b:1"}, opt.Insecure)
+	}
+	require.NoError(t, os.WriteFile(file, []byte("registry-mirrors: x\n"), 0o600))
+	cmd := a.pullCommand()
+	require.NoError(t, cmd.ParseFlags([]string{"--config", file}))
+	_, err := a.registryClient(cmd, registry.Reference{})
+	require.ErrorContains(t, err, "is not a setting")
 }
 
 // openTerminal returns the program's side of a new terminal.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -45,7 +44,7 @@ sparse raw disk. DEST is one of these:
 	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw,
 		"`format` to write: raw, or original to keep the file as it is")
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace an existing file")
-	addRegistryFlags(cmd.Flags())
+	addFlags(cmd.Flags(), registryKeys...)
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
 		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,
@@ -104,12 +103,7 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref registry.Re
 // wrong format.
 func (a *app) checkPullDestination(dest string, o pullOptions) error {
 	if dest == standardStream {
-		if isTerminal(a.stdout) {
-			return errors.New(
-				`standard output is a terminal, which a disk would garble: redirect it ` +
-					`(">disk.raw", "| ssh ...")`)
-		}
-		return nil
+		return a.checkStdout()
 	}
 	if said := formatOfName(dest); said != "" && o.format == pullRaw && !isDirectory(dest) {
 		stem := strings.TrimSuffix(dest, filepath.Ext(dest))

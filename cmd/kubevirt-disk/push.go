@@ -39,7 +39,7 @@ not sent again. The same files on the same base have the same digest, which is p
 				"none (default zstd for raw files, none for others)")
 	cmd.Flags().StringVar(&order, flagBootOrder, "", "`file` of serve --record-boot: what a guest "+
 		"reads when it boots is fetched first wherever the image is served from the registry")
-	addRegistryFlags(cmd.Flags())
+	addFlags(cmd.Flags(), registryKeys...)
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,
 		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp),

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/registry"
@@ -55,48 +54,9 @@ Credentials come from --registry-config, from where docker and podman keep them 
 REGISTRY_AUTH_FILE), or from the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the
 suffix _FILE from files, are for the registry of the reference only. They are never flags.`
 
-func addRegistryFlags(flags *pflag.FlagSet) {
-	for _, s := range registrySettings {
-		usage := s.usage + " [" + strings.Join(s.env, ", ") + "]"
-		if s.kind == kindList {
-			flags.StringSlice(s.key, nil, usage)
-		} else {
-			flags.String(s.key, "", usage)
-		}
-	}
-}
-
-// registryText is the value of a setting, and where it comes from.
-func registryText(flags *pflag.FlagSet, key string) (values []string) {
-	for _, s := range registrySettings {
-		if s.key != key {
-			continue
-		}
-		if flags.Changed(key) {
-			if s.kind == kindList {
-				values, _ = flags.GetStringSlice(key)
-				return values
-			}
-			value, _ := flags.GetString(key)
-			return []string{value}
-		}
-		text := os.Getenv(s.env[0])
-		if s.kind == kindList {
-			return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
-		}
-		if text != "" {
-			return []string{text}
-		}
-	}
-	return nil
-}
-
-func first(values []string) string {
-	if len(values) == 0 {
-		return ""
-	}
-	return values[0]
-}
+// registryKeys are those of registrySettings.
+var registryKeys = []string{keyRegistryConfig, keyRegistryCA, keyRegistryMirror,
+	keyInsecureRegistry}
 
 // withRegistry runs the work of a command about ref with a client, until it ends or is interrupted.
 func (a *app) withRegistry(cmd *cobra.Command, ref registry.Reference,
@@ -113,23 +73,32 @@ func (a *app) withRegistry(cmd *cobra.Command, ref registry.Reference,
 	})(cmd, nil)
 }
 
-// registryClient makes a client from the flags and the environment, for a command about ref.
+// registryClient makes a client from the flags, the environment and the settings file, for a command
+// about ref.
 func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*registry.Client, error) {
-	flags := cmd.Flags()
+	l := load(cmd.Flags(), registryKeys...)
+	opt := l.registryOptions()
+	if err := l.problems.Err(); err != nil {
+		return nil, err
+	}
 	own, err := registryCredential()
 	if err != nil {
 		return nil, err
 	}
-	return registry.New(registry.Options{
-		Config:    first(registryText(flags, keyRegistryConfig)),
-		CA:        first(registryText(flags, keyRegistryCA)),
-		Mirrors:   registryText(flags, keyRegistryMirror),
-		Insecure:  registryText(flags, keyInsecureRegistry),
-		Own:       own,
-		OwnHost:   ref.Host(),
+	opt.Own, opt.OwnHost = own, ref.Host()
+	opt.Warn = func(text string) { fmt.Fprintln(a.stderr, harmless(text)) }
+	return registry.New(opt)
+}
+
+// registryOptions are those that are set by registrySettings.
+func (l *loader) registryOptions() registry.Options {
+	return registry.Options{
+		Config:    l.text(keyRegistryConfig),
+		CA:        l.text(keyRegistryCA),
+		Mirrors:   l.list(keyRegistryMirror),
+		Insecure:  l.list(keyInsecureRegistry),
 		UserAgent: "kubevirt-disk/" + buildInfo().Version,
-		Warn:      func(text string) { fmt.Fprintln(a.stderr, harmless(text)) },
-	})
+	}
 }
 
 // levelsName is the directory for the levels of container images, in that of the cache.
@@ -158,13 +127,7 @@ func (l *loader) streams() (s daemon.Streams, c daemon.Containers) {
 		l.problems.Add(l.name(keyVerify), "%q is neither %s nor %s", when, verifyAlways,
 			verifyWhenComplete)
 	}
-	s.Registry = registry.Options{
-		Config:    l.text(keyRegistryConfig),
-		CA:        l.text(keyRegistryCA),
-		Mirrors:   l.list(keyRegistryMirror),
-		Insecure:  l.list(keyInsecureRegistry),
-		UserAgent: "kubevirt-disk/" + buildInfo().Version,
-	}
+	s.Registry = l.registryOptions()
 	if len(all) == 0 {
 		return s, c // without images, credentials do not matter
 	}
