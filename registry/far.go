@@ -55,7 +55,8 @@ type chunks interface {
 // readRun is a place where somebody reads one chunk after the other.
 type readRun struct {
 	next   int64 // the chunk that comes next
-	window int64 // twice how many chunks are fetched ahead; 0: it has not begun
+	end    int64 // where the last read ended; bytes
+	window int64 // four times how many chunks are fetched ahead; 0: it has not begun
 }
 
 const (
@@ -68,6 +69,9 @@ const (
 // readAhead has fetched what comes next, where a file is read in order: a guest that reads a file
 // asks for little at once, and each fetch takes long.
 func (f *farFile) readAhead(off, length int64) {
+	if b, ok := f.blob.(*cache.Blob); ok && b.Has(off, length+farthestAhead) {
+		return // there is nothing to fetch soon, and so no reason to wait for the lock
+	}
 	first, last := off/f.chunk, (off+length-1)/f.chunk
 	if f.inBoot(first) && f.inBoot(last) {
 		return // what a guest has read is known, and need not be guessed
@@ -81,14 +85,19 @@ func (f *farFile) readAhead(off, length int64) {
 	if i < 0 {
 		i = readRuns - 1
 	} else if run = f.runs[i]; last >= run.next {
-		run.window, ahead = min(2*run.window, 2*farthestAhead/f.chunk), true
+		// Who goes on in the next chunk, but not where the last read has ended, may read here and
+		// there.
+		near := f.chunk / 32
+		if gap := off - run.end; run.window > 1 || -near <= gap && gap <= near {
+			run.window, ahead = min(2*run.window, 4*farthestAhead/f.chunk), true
+		}
 	}
-	run.next = max(run.next, last+1)
+	run.next, run.end = max(run.next, last+1), off+length
 	copy(f.runs[1:i+1], f.runs[:i])
 	f.runs[0] = run
 	f.mu.Unlock()
 	if ahead {
-		f.WillRead(run.next*f.chunk, run.window/2*f.chunk) // most files end soon
+		f.WillRead(run.next*f.chunk, (run.window+2)/4*f.chunk) // most files end soon
 	}
 }
 

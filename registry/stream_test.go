@@ -239,10 +239,15 @@ func TestStreamReadsAhead(t *testing.T) {
 		at(chunk)
 	}
 	require.Equal(t, before+4, fetched())
+	for _, chunk := range []int64{51, 52} { // what comes next, but not where a read has ended
+		at(chunk)
+	}
+	require.Equal(t, before+6, fetched())
+	p = make([]byte, indexChunk)
 	for chunk := int64(5); chunk < 8; chunk++ {
 		at(chunk)
 	}
-	require.Eventually(t, func() bool { return fetched() >= before+4+3+2 }, time.Minute,
+	require.Eventually(t, func() bool { return fetched() >= before+6+4+1 }, time.Minute,
 		time.Millisecond)
 }
 
