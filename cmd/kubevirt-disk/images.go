@@ -31,7 +31,7 @@ func (a *app) checkStdout() error {
 		return nil
 	}
 	if isTerminal(f) {
-		return errors.New("standard output is a terminal, which the bytes of a disk would garble: " +
+		return errors.New("standard output is a terminal, which a disk would garble: " +
 			`redirect it (">disk.raw", "| ssh ...")`)
 	}
 	var st, null unix.Stat_t

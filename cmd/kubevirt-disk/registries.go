@@ -73,8 +73,8 @@ func (a *app) withRegistry(cmd *cobra.Command, ref registry.Reference,
 	})(cmd, nil)
 }
 
-// registryClient makes a client from the flags, the environment and the settings file, for a command
-// about ref.
+// registryClient makes a client from the flags, the environment and the settings file, for a
+// command about ref.
 func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*registry.Client, error) {
 	l := load(cmd.Flags(), registryKeys...)
 	opt := l.registryOptions()
