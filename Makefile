@@ -86,7 +86,7 @@ run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how t
 
 test: ## Lint, fuzz for seconds, then every test with the race detector; installs missing tools when root
 	scripts/install-tools.sh
-	scripts/build-kubernetes.sh >/dev/null
+	scripts/build-kubernetes.sh --node >/dev/null
 	$(MAKE) --no-print-directory lint
 	FUZZTIME=$(TEST_FUZZTIME) scripts/fuzz.sh
 	scripts/test.sh

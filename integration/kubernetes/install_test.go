@@ -30,7 +30,7 @@ const (
 )
 
 // install applies the one manifest to the plane, which the tests of this package share.
-func install(t *testing.T, p *plane.Plane) {
+func install(t testing.TB, p *plane.Plane) {
 	t.Helper()
 	installed.Do(func() {
 		root, err := plane.Root()
@@ -152,7 +152,7 @@ func TestReplicas(t *testing.T) {
 }
 
 // controllerBinary builds kubevirt-disk-controller once.
-func controllerBinary(t *testing.T) string {
+func controllerBinary(t testing.TB) string {
 	t.Helper()
 	built.Do(func() {
 		root, err := plane.Root()
@@ -173,7 +173,7 @@ var built struct {
 
 // running is a controller as a process of its own.
 type running struct {
-	t      *testing.T
+	t      testing.TB
 	cmd    *exec.Cmd
 	health string
 	log    string
@@ -181,7 +181,7 @@ type running struct {
 }
 
 // runController starts a controller as the config says. The test ends it.
-func runController(t *testing.T, binary string, config *rest.Config, args ...string) *running {
+func runController(t testing.TB, binary string, config *rest.Config, args ...string) *running {
 	t.Helper()
 	dir := t.TempDir()
 	kubeconfig := filepath.Join(dir, "kubeconfig")

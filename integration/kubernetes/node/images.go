@@ -1,0 +1,210 @@
+package node
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"kubevirt.io/disk/integration/kubernetes/plane"
+)
+
+// Image is a container image of one layer.
+type Image struct {
+	Name   string            // complete, with a tag
+	Files  map[string]string // files or directories of this machine, by their path in the image
+	Config v1.Config
+}
+
+// write makes an OCI layout, as an archive that containerd imports, and returns the digest of the
+// image. A node knows the image by its name, and by the name with this digest.
+func (i Image) write(path string) (digest string, err error) {
+	layer, err := i.layer()
+	if err != nil {
+		return "", err
+	}
+	image, err := mutate.AppendLayers(empty.Image, static.NewLayer(layer, types.OCILayer))
+	if err != nil {
+		return "", err
+	}
+	image, err = mutate.ConfigFile(mutate.MediaType(image, types.OCIManifestSchema1),
+		&v1.ConfigFile{OS: "linux", Architecture: "amd64", Config: i.Config, RootFS: rootFS(image)})
+	if err != nil {
+		return "", err
+	}
+	hash, err := image.Digest()
+	if err != nil {
+		return "", err
+	}
+	dir := path + ".layout"
+	l, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		return "", err
+	}
+	repository, _, _ := strings.Cut(i.Name, ":")
+	for _, name := range []string{i.Name, repository + "@" + hash.String()} {
+		if err := l.AppendImage(image, layout.WithAnnotations(map[string]string{
+			"io.containerd.image.name": name})); err != nil {
+			return "", err
+		}
+	}
+	out, err := os.Create(path)
+	if err != nil {
+		return "", err
+	}
+	w := tar.NewWriter(out)
+	err = errors.Join(w.AddFS(os.DirFS(dir)), w.Close(), out.Close(), os.RemoveAll(dir))
+	return hash.String(), err
+}
+
+func rootFS(image v1.Image) v1.RootFS {
+	config, err := image.ConfigFile()
+	if err != nil {
+		return v1.RootFS{}
+	}
+	return config.RootFS
+}
+
+// layer is the tar archive of the files. Modes are theirs; the owner is root.
+func (i Image) layer() ([]byte, error) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for at, from := range i.Files {
+		err := filepath.WalkDir(from, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			rest, err := filepath.Rel(from, path)
+			if err != nil {
+				return err
+			}
+			return addFile(w, filepath.Join(at, rest)[1:], path)
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	// A directory where everybody may write, as in every base image.
+	tmp := &tar.Header{Typeflag: tar.TypeDir, Name: "tmp", Mode: 0o1777}
+	if err := w.WriteHeader(tmp); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), w.Close()
+}
+
+// addFile adds what a path of this machine leads to.
+func addFile(w *tar.Writer, at, path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	h := &tar.Header{Name: at, Mode: int64(info.Mode().Perm()), ModTime: time.Unix(0, 0)}
+	if info.IsDir() {
+		h.Typeflag = tar.TypeDir
+		return w.WriteHeader(h)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	h.Typeflag, h.Size = tar.TypeReg, int64(len(data))
+	if err := w.WriteHeader(h); err != nil {
+		return err
+	}
+	_, err = w.Write(data)
+	return err
+}
+
+func pauseImage(t testing.TB) Image {
+	t.Helper()
+	return Image{Name: "localhost/pause:1", Files: map[string]string{"/pause": Build(t,
+		"./integration/kubernetes/node/pause")}, Config: v1.Config{Entrypoint: []string{"/pause"}}}
+}
+
+// DiskImage is a user's image as it is built FROM kubevirt.io:disk: the binary, and a disk.
+func DiskImage(t testing.TB, name, disk string) Image {
+	t.Helper()
+	i := Image{Name: name, Files: map[string]string{
+		"/kubevirt-disk":         Build(t, "./cmd/kubevirt-disk"),
+		"/disk":                  t.TempDir(),
+		"/var/lib/kubevirt-disk": t.TempDir(),
+	}, Config: v1.Config{Entrypoint: []string{"/kubevirt-disk"}, Cmd: []string{"serve"},
+		User: "107:107", Env: []string{"PATH=/bin"}}}
+	if disk != "" {
+		i.Files["/disk/"+filepath.Base(disk)] = disk
+	}
+	return i
+}
+
+// libraries matches the paths that ldd prints.
+var libraries = regexp.MustCompile(`(?m)(/\S+) \(0x`)
+
+// QEMUImage has this machine's QEMU with its iSCSI driver, and what runs machines without KVM.
+func QEMUImage(t testing.TB, name string) Image {
+	t.Helper()
+	files := map[string]string{}
+	var paths []string
+	for _, name := range []string{"qemu-system-x86_64", "qemu-io"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, path)
+	}
+	modules, err := filepath.Glob("/usr/lib/*/qemu/block-iscsi.so")
+	if err != nil || len(modules) == 0 {
+		t.Fatal("QEMU has no iSCSI driver: install qemu-block-extra")
+	}
+	emulation, err := filepath.Glob("/usr/lib/*/qemu/accel-tcg-x86_64.so") // or built in
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range slices.Concat(modules, emulation, paths) {
+		files[path] = path
+		out, err := exec.Command("ldd", path).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range libraries.FindAllStringSubmatch(string(out), -1) {
+			files[found[1]] = found[1]
+		}
+	}
+	for _, dir := range []string{"/usr/share/qemu", "/usr/share/seabios", "/usr/lib/ipxe/qemu"} {
+		if _, err := os.Stat(dir); err == nil {
+			files[dir] = dir
+		}
+	}
+	return Image{Name: name, Files: files,
+		Config: v1.Config{User: "107:107", Env: []string{"PATH=/usr/bin"}}}
+}
+
+// Build builds a command of this module without libraries, and returns the binary.
+func Build(t testing.TB, pkg string) string {
+	t.Helper()
+	root, err := plane.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
+	cmd := exec.Command("go", "build", "-o", path, pkg)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return path
+}

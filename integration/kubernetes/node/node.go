@@ -1,0 +1,203 @@
+// Package node runs a real node of Kubernetes for tests: kubelet, containerd and kube-proxy, with a
+// control plane of its own, in mount, network and PID namespaces of their own. Nothing of the
+// machine changes, and all of it ends with the test binary. It needs root.
+//
+// Everything that talks to it runs inside: Kubectl, Run. Images are given at the start, as there is
+// no registry.
+package node
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
+)
+
+//go:embed inner.sh
+var inner []byte
+
+// patience is how long anything may take on a busy machine before it counts as broken.
+const patience = 3 * time.Minute
+
+// Node is a running node with its control plane.
+type Node struct {
+	Dir string // its files and logs
+	bin string
+	pid int // of the first process in the namespaces
+
+	digests map[string]string // of the images, by their names
+}
+
+// binaries are what scripts/build-kubernetes.sh --node builds.
+var binaries = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
+	"kubectl", "kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr"}
+
+// Start returns a node that has the images and is ready for pods. The test ends it. Two nodes at
+// once would have the same cgroups.
+func Start(t testing.TB, images ...Image) *Node {
+	t.Helper()
+	if os.Getuid() != 0 {
+		if testtool.Required() {
+			t.Fatal("a node needs root")
+		}
+		t.Skip("needs root")
+	}
+	testtool.Need(t, "unshare", "nsenter", "runc", "iptables", "ip", "openssl")
+	n := &Node{bin: plane.Binaries(t, binaries...), Dir: workDir(t), digests: map[string]string{}}
+	archives := filepath.Join(n.Dir, "images")
+	if err := os.Mkdir(archives, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i, image := range append(images, pauseImage(t)) {
+		digest, err := image.write(filepath.Join(archives, strconv.Itoa(i)+".tar"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.digests[image.Name] = digest
+	}
+	for _, dir := range []string{"/var/lib/kubelet", "/var/lib/cni"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil { // what the node mounts over
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(n.Dir, "log"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(n.Dir, "log/inner.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command("unshare", "-m", "-n", "-p", "-f", "--mount-proc", "--kill-child", "--",
+		"bash", "-c", string(inner))
+	cmd.Env = append(os.Environ(), "RUN="+n.Dir, "BIN="+n.bin, "IMAGES="+archives)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.stop(t, cmd) })
+	n.until(t, "the node is ready", func() bool {
+		if n.pid == 0 {
+			n.pid = child(cmd.Process.Pid)
+		}
+		_, err := os.Stat(filepath.Join(n.Dir, "ready"))
+		return err == nil && n.pid != 0
+	})
+	return n
+}
+
+// workDir is short, as sockets lie in it, and on a disk, as overlays of containers do.
+func workDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "node-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// child returns the first child of a process, or 0.
+func child(pid int) int {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(data), " ")
+	one, _ := strconv.Atoi(first) // 0: none yet
+	return one
+}
+
+// stop ends the first process, and with it all others of the namespaces.
+func (n *Node) stop(t testing.TB, cmd *exec.Cmd) {
+	_ = cmd.Process.Kill() // it may have ended
+	_ = cmd.Wait()
+	if n.pid != 0 {
+		for deadline := time.Now().Add(patience); alive(n.pid) && time.Now().Before(deadline); {
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	cgroups, _ := filepath.Glob("/sys/fs/cgroup/*/kubepods")
+	own, _ := filepath.Glob("/sys/fs/cgroup/*/k8s.io")
+	for _, dir := range append(cgroups, own...) {
+		removeCgroup(dir)
+	}
+	if t.Failed() {
+		t.Logf("the logs of the node are in %s/log", n.Dir)
+		return
+	}
+	if err := os.RemoveAll(n.Dir); err != nil {
+		t.Log(err)
+	}
+}
+
+func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+// removeCgroup removes a cgroup and those below it, which have no processes any more.
+func removeCgroup(dir string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.IsDir() {
+			removeCgroup(filepath.Join(dir, e.Name()))
+		}
+	}
+	_ = syscall.Rmdir(dir) // a process may be there still, for a moment
+}
+
+func (n *Node) until(t testing.TB, what string, met func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !met(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s in vain until %s", patience, what)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// Command runs a program of the machine inside the namespaces, with kubectl's settings and path.
+func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(n.pid), "-m",
+		"-n", "-p", "--"}, args...)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(n.Dir, "admin.kubeconfig"),
+		"PATH="+n.bin+":"+os.Getenv("PATH"), "HOME="+n.Dir)
+	cmd.WaitDelay = time.Second
+	return cmd
+}
+
+// Kubectl runs kubectl as the administrator, and fails the test if that fails.
+func (n *Node) Kubectl(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := n.TryKubectl("", args...)
+	if err != nil {
+		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// TryKubectl is Kubectl that may fail, with something to read.
+func (n *Node) TryKubectl(stdin string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := n.Command(ctx, append([]string{"kubectl"}, args...)...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// Apply applies objects in YAML.
+func (n *Node) Apply(t testing.TB, text string) {
+	t.Helper()
+	if out, err := n.TryKubectl(text, "apply", "-f", "-"); err != nil {
+		t.Fatalf("kubectl apply: %v\n%s\n%s", err, out, text)
+	}
+}
