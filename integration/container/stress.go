@@ -68,9 +68,9 @@ func makeRound(round int) error {
 	return nil
 }
 
-// content is what a file has: up to half a MiB.
+// content is what a file has: up to 150 KiB.
 func content(name string, i int) []byte {
-	return []byte(strings.Repeat(name+"\n", 1+i*i*16))
+	return []byte(strings.Repeat(name+"\n", 1+i*i*4))
 }
 
 // checkRounds checks the files of rounds that were complete.
