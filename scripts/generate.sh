@@ -19,6 +19,7 @@ bin/controller-gen object paths=./kubernetes/api/...
 rm -f kubernetes/config/crd/*.yaml $chart/files/crd/*.yaml
 bin/controller-gen crd:headerFile=/dev/null paths=./kubernetes/api/... output:crd:dir=kubernetes/config/crd
 cp kubernetes/config/crd/*.yaml $chart/files/crd/
+cp kubernetes/config/{policy,webhook,alerts}.yaml $chart/files/
 
 {
 	cat <<-'TEXT'
@@ -32,5 +33,5 @@ cp kubernetes/config/crd/*.yaml $chart/files/crd/
 		grep -v 'helm.sh/resource-policy'
 } >$manifest
 
-find scripts/generate.sh scripts/tools/go.mod kubernetes/api kubernetes/config/crd $chart $manifest -type f \
+find scripts/generate.sh scripts/tools/go.mod kubernetes/api kubernetes/config/crd kubernetes/config/*.yaml $chart $manifest -type f \
 	-not -name '*_test.go' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum >kubernetes/config/generated.sha256

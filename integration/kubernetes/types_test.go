@@ -109,6 +109,35 @@ func TestRulesOfChanges(t *testing.T) {
 	}
 }
 
+// TestIdentitiesKeepTheirSpec: of an identity that was made, only the size changes, and grows.
+func TestIdentitiesKeepTheirSpec(t *testing.T) {
+	p := plane.Get(t)
+	ns := p.Namespace(t)
+	identity := func(spec string) error {
+		text := strings.Replace(set("kept", spec), "VMIdentitySet", "VMIdentity", 1)
+		objects, err := plane.Decode(strings.NewReader(text))
+		require.NoError(t, err)
+		return p.Apply(context.Background(), ns, objects...)
+	}
+	const made = `, "size": "20Gi", "setName": "fedora", "firmwareUUID": ` +
+		`"1b4d298f-6151-40b0-a1d4-269fc41d48f0"`
+	require.NoError(t, identity(made))
+	require.NoError(t, identity(strings.Replace(made, "20Gi", "21Gi", 1)))
+	larger := strings.Replace(made, "20Gi", "21Gi", 1)
+	for spec, says := range map[string]string{
+		made: "may only grow",
+		strings.Replace(larger, "fedora", "other", 1):           "setName is immutable",
+		strings.Replace(larger, `, "setName": "fedora"`, "", 1): "setName is immutable",
+		strings.Replace(larger, "1b4d298f", "1b4d298e", 1):      "firmwareUUID is immutable",
+		larger + `, "type": "Local"`:                            "is immutable",
+		larger + `, "population": "Snapshot"`:                   "is immutable",
+		larger + `, "storageClassName": "fast"`:                 "immutable",
+		strings.Replace(larger, `"size": "21Gi", `, "", 1):      "size may only grow",
+	} {
+		require.ErrorContains(t, identity(spec), says, spec)
+	}
+}
+
 // TestDefaults checks what a user need not say, and that the field of a template is kept.
 func TestDefaults(t *testing.T) {
 	p := plane.Get(t)

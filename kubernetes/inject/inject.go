@@ -87,6 +87,9 @@ func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
 			MountPath: CredentialDir, ReadOnly: true})
 	}
 	secret := api.SecretName(identity)
+	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: credentialVolume,
+		VolumeSource: corev1.VolumeSource{
+			Secret: &corev1.SecretVolumeSource{SecretName: secret}}})
 	if set.Spec.Attachment != api.Service {
 		disk := vmdisk.Disk{Image: set.Spec.Image, Device: api.Device, Size: bytes(set.Spec.Size),
 			Filled: set.Spec.Population == api.Snapshot}
@@ -96,9 +99,6 @@ func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
 			return err
 		}
 	}
-	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: credentialVolume,
-		VolumeSource: corev1.VolumeSource{
-			Secret: &corev1.SecretVolumeSource{SecretName: secret}}})
 	*pod = *changed
 	return nil
 }

@@ -69,11 +69,11 @@ func TestPod(t *testing.T) {
 	require.Equal(t, "kubevirt.io:disk", disk.Image)
 	require.Equal(t, "vmid-vm", disk.EnvFrom[0].SecretRef.Name)
 	require.Contains(t, disk.Env, corev1.EnvVar{Name: "SIZE", Value: "1000000512"})
-	require.Equal(t, []string{"disk-vda", "disk-vda-data", "disk-vda-image", "disk-vda-chap"},
+	require.Equal(t, []string{"disk-vda-chap", "disk-vda", "disk-vda-data", "disk-vda-image"},
 		volumeNames(pod))
-	require.Equal(t, "vmid-vm", pod.Spec.Volumes[1].PersistentVolumeClaim.ClaimName)
-	require.Equal(t, set.Spec.Image, pod.Spec.Volumes[2].Image.Reference)
-	require.Equal(t, "vmid-vm", pod.Spec.Volumes[3].Secret.SecretName)
+	require.Equal(t, "vmid-vm", pod.Spec.Volumes[0].Secret.SecretName)
+	require.Equal(t, "vmid-vm", pod.Spec.Volumes[2].PersistentVolumeClaim.ClaimName)
+	require.Equal(t, set.Spec.Image, pod.Spec.Volumes[3].Image.Reference)
 	for _, c := range pod.Spec.Containers {
 		require.Equal(t, []corev1.VolumeMount{{Name: "disk-vda-chap", ReadOnly: true,
 			MountPath: "/var/run/secrets/disk.kubevirt.io/vda"}}, c.VolumeMounts, c.Name)
@@ -88,7 +88,7 @@ func TestKindsOfSets(t *testing.T) {
 	require.NoError(t, inject.Pod(pod, aSet(func(s *api.VMIdentitySet) {
 		s.Spec.Population = api.Snapshot
 	}), options))
-	require.Equal(t, []string{"disk-vda", "disk-vda-data", "disk-vda-chap"}, volumeNames(pod))
+	require.Equal(t, []string{"disk-vda-chap", "disk-vda", "disk-vda-data"}, volumeNames(pod))
 
 	// A disk that is served elsewhere.
 	pod = aPod(nil)
@@ -110,7 +110,7 @@ func TestLegacyAnnotations(t *testing.T) {
 	require.True(t, inject.Asks(pod))
 	require.NoError(t, inject.Pod(pod, aSet(nil), options))
 	require.Equal(t, "kept", pod.Labels[api.LabelIdentity])
-	require.Equal(t, "vmid-kept", pod.Spec.Volumes[1].PersistentVolumeClaim.ClaimName)
+	require.Equal(t, "vmid-kept", pod.Spec.Volumes[2].PersistentVolumeClaim.ClaimName)
 	require.False(t, inject.Asks(&corev1.Pod{}))
 }
 

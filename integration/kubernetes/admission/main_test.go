@@ -261,7 +261,7 @@ func dryRun(ctx context.Context, p *plane.Plane, pod *corev1.Pod) (*corev1.Pod, 
 // comparable takes away what differs between any two pods.
 func comparable(pod *corev1.Pod) *corev1.Pod {
 	pod = pod.DeepCopy()
-	pod.ObjectMeta = metav1.ObjectMeta{Labels: pod.Labels}
+	pod.ObjectMeta, pod.Status = metav1.ObjectMeta{Labels: pod.Labels}, corev1.PodStatus{}
 	return pod
 }
 
@@ -344,7 +344,9 @@ func updates(t *testing.T, p *plane.Plane, namespace string) {
 			before.DeepCopyInto(after)
 			c.change(after)
 			want := inject.Changed(before, after, set)
-			err := p.Client.Update(t.Context(), after, client.DryRunAll)
+			// The scheduler may write the pod meanwhile, which is no conflict for a patch.
+			err := p.Client.Patch(t.Context(), after.DeepCopy(), client.MergeFrom(before),
+				client.DryRunAll)
 			if c.refused == "" {
 				require.NoError(t, want)
 				require.NoError(t, err)
@@ -357,27 +359,51 @@ func updates(t *testing.T, p *plane.Plane, namespace string) {
 	// A set that is gone holds up no pod.
 	require.NoError(t, p.Client.Delete(t.Context(), set))
 	require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod))
+	before := pod.DeepCopy()
 	pod.Labels["app"] = "x"
-	require.NoError(t, p.Client.Update(t.Context(), pod))
+	require.NoError(t, p.Client.Patch(t.Context(), pod, client.MergeFrom(before)))
 	require.NoError(t, p.Client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
 }
 
-// ready waits until admission works, whoever does it: the API server takes up a new policy, a new
-// configuration and a new set a moment after they are made.
+// ready waits until all of admission works, whoever does it: the API server takes up each policy,
+// configuration and set a moment after it was made.
 func ready(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
-	for name := range sets(namespace) {
-		for deadline := time.Now().Add(patience); ; {
-			pod, err := dryRun(t.Context(), p, aPod(namespace, name))
-			if len(name) > 63 && err != nil && strings.Contains(err.Error(), "63 characters") ||
-				err == nil && len(pod.Spec.SchedulingGates) > 0 {
-				break
-			}
-			require.True(t, time.Now().Before(deadline), "%s: %v", name, err)
-			time.Sleep(20 * time.Millisecond)
+	until := func(what string, met func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(patience); !met(); time.Sleep(20 * time.Millisecond) {
+			require.True(t, time.Now().Before(deadline), what)
 		}
 	}
+	says := func(err error, text string) bool {
+		return err != nil && strings.Contains(err.Error(), text)
+	}
+	for name := range sets(namespace) {
+		until(name, func() bool {
+			pod, err := dryRun(t.Context(), p, aPod(namespace, name))
+			return len(name) > maxLabel && says(err, "63 characters") ||
+				err == nil && len(pod.Spec.SchedulingGates) > 0
+		})
+	}
+	until("images are compared", func() bool {
+		pod := aPod(namespace, "fedora")
+		pod.Spec.Containers[0].Image = repository
+		_, err := dryRun(t.Context(), p, pod)
+		return says(err, "the pod has image")
+	})
+	plain := aPod(namespace, "")
+	plain.Name, plain.Annotations = "before", nil
+	require.NoError(t, p.Client.Create(t.Context(), plain))
+	until("updates are checked", func() bool {
+		pod := &corev1.Pod{}
+		require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(plain), pod))
+		pod.Annotations = map[string]string{api.AnnotationSet: "fedora"}
+		return says(p.Client.Update(t.Context(), pod, client.DryRunAll), "cannot be changed")
+	})
 }
+
+// maxLabel is the most bytes that the value of a label may have.
+const maxLabel = 63
 
 // begin makes a namespace with all sets.
 func begin(t *testing.T, p *plane.Plane) string {

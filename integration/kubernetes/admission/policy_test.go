@@ -1,7 +1,10 @@
 package admission
 
 import (
+	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
 	"kubevirt.io/disk/kubernetes/config"
@@ -15,4 +18,22 @@ func TestPolicies(t *testing.T) {
 	ready(t, p, namespace)
 	t.Run("new", func(t *testing.T) { agree(t, p, namespace) })
 	t.Run("changed", func(t *testing.T) { updates(t, p, namespace) })
+}
+
+// TestPoliciesWithoutTypes: if the CRDs are removed before the policies, or are not there yet, a
+// pod that asks for a disk is refused, and any other one is made.
+func TestPoliciesWithoutTypes(t *testing.T) {
+	p := plane.Get(t)
+	namespace := p.Namespace(t)
+	install(t, p, strings.ReplaceAll(config.Policies(server), "kind: VMIdentitySet", "kind: Gone"))
+	require.Eventually(t, func() bool {
+		_, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
+		return err != nil && strings.Contains(err.Error(), "there is no VMIdentitySet")
+	}, patience, patience/1000)
+	plain := aPod(namespace, "")
+	plain.Annotations = nil
+	for range 20 {
+		_, err := dryRun(t.Context(), p, plain)
+		require.NoError(t, err)
+	}
 }

@@ -118,9 +118,9 @@ func TestWebhookDown(t *testing.T) {
 	plain := aPod(namespace, "")
 	plain.Annotations = nil
 	require.NoError(t, p.Client.Create(t.Context(), plain))
-	require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(plain), plain))
+	before := plain.DeepCopy()
 	plain.Labels = map[string]string{"a": "b"}
-	require.NoError(t, p.Client.Update(t.Context(), plain))
+	require.NoError(t, p.Client.Patch(t.Context(), plain, client.MergeFrom(before)))
 }
 
 func freeAddress(t *testing.T) string {

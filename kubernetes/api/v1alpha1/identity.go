@@ -193,6 +193,9 @@ type VMIdentity struct {
 
 // VMIdentitySpec is the spec of the set when the identity was made. Only size follows the set
 // afterwards: it grows when the set's does.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.setName) == has(oldSelf.setName) && (!has(self.setName) || self.setName == oldSelf.setName)",message="setName is immutable: make another VMIdentity"
+// +kubebuilder:validation:XValidation:rule="has(self.firmwareUUID) == has(oldSelf.firmwareUUID) && (!has(self.firmwareUUID) || self.firmwareUUID == oldSelf.firmwareUUID)",message="firmwareUUID is immutable: make another VMIdentity"
 type VMIdentitySpec struct {
 	DiskSpec `json:",inline"`
 
