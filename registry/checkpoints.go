@@ -126,6 +126,9 @@ func (r *recorder) mark(c inflate.Checkpoint) {
 
 // Write is given the content.
 func (r *recorder) Write(p []byte) (int, error) {
+	if r.err != nil {
+		return len(p), nil
+	}
 	for rest := p; len(rest) > 0; {
 		n := min(int64(len(rest)), r.chunk-r.read%r.chunk)
 		r.hash.Write(rest[:n])

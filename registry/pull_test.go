@@ -410,11 +410,17 @@ func TestPullBounded(t *testing.T) {
 	s := store{}
 	huge := s.add([]byte("small"))
 	huge.Size = 1 << 40
+	var pax bytes.Buffer // a file of 1 TiB, of which nothing comes
+	require.NoError(t, tar.NewWriter(&pax).WriteHeader(&tar.Header{Name: "disk/a.img",
+		Typeflag: tar.TypeReg, Size: 1 << 40, Format: tar.FormatPAX}))
+	bomb := tarOf(t, tarFile{name: "disk/a.img", content: make([]byte, 64<<20)})
 	for name, c := range map[string]struct {
 		image v1.Descriptor
 		want  string
 	}{
 		"many files": {s.image(t, gzipped(t, tarOf(t, many...))), "more than"},
+		"PAX size":   {s.image(t, gzipped(t, pax.Bytes())), "of 1099511627776 bytes"},
+		"gzip bomb":  {s.image(t, gzipped(t, bomb)), "limit"},
 		"no layers":  {s.image(t), "no layers"},
 		"empty":      {s.image(t, nil), "empty"},
 		"no tar":     {s.image(t, noise(12, 4096)), "tar archive"},
