@@ -107,6 +107,11 @@ func (s *settings) flags(f *pflag.FlagSet) {
 			"API server does it by policies")
 	f.StringVar(&s.service, "webhook-service", "",
 		"NAMESPACE/NAME of the Service of the webhook")
+	f.StringVar(&s.options.SnapshotClass, "snapshot-class", "",
+		"VolumeSnapshotClass for population Snapshot; empty: the driver's default")
+	f.StringVar(&s.options.PullSecret, "pull-secret", "",
+		"secret in the namespaces of identities with the registry's credential, for population "+
+			"Snapshot")
 	f.IntVar(&s.options.Concurrency, "concurrency", 8,
 		"how many objects of a kind are worked on at once")
 }

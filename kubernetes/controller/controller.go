@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
@@ -24,6 +25,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/pod"
 	"kubevirt.io/disk/kubernetes/controller/service"
 	"kubevirt.io/disk/kubernetes/controller/set"
+	"kubevirt.io/disk/kubernetes/controller/snapshot"
 )
 
 // Options are the settings of all controllers.
@@ -36,6 +38,11 @@ type Options struct {
 	UsageTypes map[string]string
 	// ReadWriteOnce are the storage classes whose volumes know no ReadWriteOncePod. "*" is all.
 	ReadWriteOnce []string
+	// SnapshotClass is the VolumeSnapshotClass of images; "": the driver's default.
+	SnapshotClass string
+	// PullSecret is the name of the secret, in the namespaces of identities, with the credential
+	// of the registry from which images for snapshots are fetched; "": none.
+	PullSecret string
 	// Concurrency is how many objects of a kind are worked on at once.
 	Concurrency int
 }
@@ -62,7 +69,12 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
+	// Nobody asks yet from what a claim is made.
+	_, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server, ClaimSize: o.ClaimSize,
+		UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass, PullSecret: o.PullSecret,
+		Concurrency: o.Concurrency})
 	return errors.Join(
+		err,
 		pet.Setup(mgr, o.Concurrency),
 		service.Setup(mgr, service.Options{Server: o.Server, ClaimSize: o.ClaimSize,
 			Concurrency: o.Concurrency}),
@@ -100,6 +112,7 @@ func Cache(namespaces ...string) (cache.Options, error) {
 			&corev1.PersistentVolumeClaim{}: ours,
 			&corev1.Service{}:               ours,
 			&appsv1.Deployment{}:            ours,
+			&batchv1.Job{}:                  ours,
 		},
 	}
 	if len(namespaces) > 0 {

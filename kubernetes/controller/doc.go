@@ -5,6 +5,7 @@
 //	set        VMIdentitySet -> status, and growth of its identities
 //	hydration  asks the pages of a pod until its disk needs the image no more
 //	service    a disk with attachment Service: Deployment, Service, iSCSI volume, handover
+//	snapshot   the image in a claim, and a snapshot of that, for claims of population Snapshot
 //	pet        VMPet -> VMIdentitySet and StatefulSet
 //	objects    how all of them write
 //

@@ -1,0 +1,168 @@
+package snapshot
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// SnapshotKind is the kind of VolumeSnapshots, whose CRD comes with a CSI driver.
+var SnapshotKind = schema.GroupVersionKind{Group: "snapshot.storage.k8s.io", Version: "v1",
+	Kind: "VolumeSnapshot"}
+
+const (
+	// labelGolden is on all that is golden.
+	labelGolden = v1alpha1.Group + "/golden"
+	// annotationImage is on what is golden, for people: the image.
+	annotationImage = v1alpha1.Group + "/image"
+
+	diskUser = 107
+	dataDir  = "/data"
+	diskFile = dataDir + "/disk.img"
+	retries  = 3
+)
+
+// Name is that of what is golden for an image and a storage class (nil: the default one) in one
+// namespace. The digest decides, and not where the image comes from.
+func Name(image string, class *string) string {
+	digest := image[strings.LastIndex(image, "@")+1:]
+	key := digest + "\ndefault"
+	if class != nil {
+		key = digest + "\nclass " + *class
+	}
+	sum := sha256.Sum256([]byte(key))
+	return "golden-" + hex.EncodeToString(sum[:10])
+}
+
+// metaOf is that of what belongs to a golden Job. The empty LabelIdentity has it in the cache.
+func metaOf(id *v1alpha1.VMIdentity, name string, owner metav1.OwnerReference) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: id.Namespace, Name: name,
+		Labels:          map[string]string{labelGolden: name, v1alpha1.LabelIdentity: ""},
+		Annotations:     map[string]string{annotationImage: id.Spec.Image},
+		OwnerReferences: []metav1.OwnerReference{owner}}
+}
+
+// ownedBy is a reference to an identity that uses what is golden. It is one of several, so none of
+// them is the controller.
+func ownedBy(id *v1alpha1.VMIdentity) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "VMIdentity",
+		Name: id.Name, UID: id.UID}
+}
+
+func ofJob(job *batchv1.Job) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job",
+		Name: job.Name, UID: job.UID, Controller: pointer(true)}
+}
+
+// newJob writes an image into the claim of its name.
+func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
+	restricted := &corev1.SecurityContext{
+		AllowPrivilegeEscalation: pointer(false),
+		ReadOnlyRootFilesystem:   pointer(true),
+		RunAsNonRoot:             pointer(true),
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		SeccompProfile: &corev1.SeccompProfile{
+			Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+	c := corev1.Container{
+		Name:  "pull",
+		Image: o.Server,
+		// An attempt before may have left a file that is not of this one.
+		Args: []string{"pull", "--force", id.Spec.Image, diskFile},
+		// What the command says at its end is what people are told.
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"),
+				corev1.ResourceMemory: resource.MustParse("128Mi")},
+			Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
+		},
+		SecurityContext: restricted,
+		VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: dataDir},
+			{Name: "tmp", MountPath: "/tmp"}},
+	}
+	pod := corev1.PodSpec{
+		AutomountServiceAccountToken: pointer(false),
+		EnableServiceLinks:           pointer(false),
+		RestartPolicy:                corev1.RestartPolicyNever,
+		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: pointer(true),
+			FSGroup: pointer(int64(diskUser))},
+		Volumes: []corev1.Volume{
+			{Name: "data", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}},
+			{Name: "tmp", VolumeSource: corev1.VolumeSource{
+				EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		},
+	}
+	if o.PullSecret != "" {
+		const at = "/etc/registry"
+		c.Env = []corev1.EnvVar{{Name: "REGISTRY_CONFIG",
+			Value: at + "/" + corev1.DockerConfigJsonKey}}
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "registry", MountPath: at,
+			ReadOnly: true})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "registry",
+			VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
+				SecretName: o.PullSecret, DefaultMode: pointer(int32(0o440))}}})
+	}
+	pod.Containers = []corev1.Container{c}
+	return &batchv1.Job{ObjectMeta: metaOf(id, name, ownedBy(id)), Spec: batchv1.JobSpec{
+		BackoffLimit: pointer(int32(retries)),
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{
+			Labels: map[string]string{labelGolden: name}}, Spec: pod},
+	}}
+}
+
+func newClaim(id *v1alpha1.VMIdentity, job *batchv1.Job, class *string,
+	size resource.Quantity) *corev1.PersistentVolumeClaim {
+	if id.Spec.Size != nil && id.Spec.Size.Cmp(size) > 0 {
+		size = *id.Spec.Size
+	}
+	return &corev1.PersistentVolumeClaim{ObjectMeta: metaOf(id, job.Name, ofJob(job)),
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			StorageClassName: class,
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: size}},
+		}}
+}
+
+func newSnapshot(id *v1alpha1.VMIdentity, job *batchv1.Job,
+	class string) *unstructured.Unstructured {
+	spec := map[string]any{"source": map[string]any{"persistentVolumeClaimName": job.Name}}
+	if class != "" {
+		spec["volumeSnapshotClassName"] = class
+	}
+	s := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	s.SetGroupVersionKind(SnapshotKind)
+	m := metaOf(id, job.Name, ofJob(job))
+	s.SetNamespace(m.Namespace)
+	s.SetName(m.Name)
+	s.SetLabels(m.Labels)
+	s.SetAnnotations(m.Annotations)
+	s.SetOwnerReferences(m.OwnerReferences)
+	return s
+}
+
+// snapshotState is what the driver says of a snapshot: that it is ready, with the size that a claim
+// from it has at least (0: unknown), or what is wrong.
+func snapshotState(s *unstructured.Unstructured) (ready bool, size resource.Quantity,
+	wrong string) {
+	ready, _, _ = unstructured.NestedBool(s.Object, "status", "readyToUse")
+	wrong, _, _ = unstructured.NestedString(s.Object, "status", "error", "message")
+	if text, ok, _ := unstructured.NestedString(s.Object, "status", "restoreSize"); ok {
+		if q, err := resource.ParseQuantity(text); err == nil {
+			size = q
+		}
+	}
+	return ready, size, wrong
+}
+
+func pointer[T any](v T) *T { return &v }

@@ -1,0 +1,64 @@
+package snapshot
+
+import (
+	"context"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// Setup adds the controller to a manager, and returns what tells the sources of claims. It is nil
+// if the cluster has no VolumeSnapshots: who installs them later restarts the controller.
+func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
+	_, err := mgr.GetRESTMapper().RESTMapping(SnapshotKind.GroupKind(), SnapshotKind.Version)
+	if apimeta.IsNoMatchError(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &Reconciler{Client: mgr.GetClient(), Cache: mgr.GetCache(), Live: mgr.GetAPIReader(),
+		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Options: o}
+	snapshots := &unstructured.Unstructured{}
+	snapshots.SetGroupVersionKind(SnapshotKind)
+	err = ctrl.NewControllerManagedBy(mgr).
+		Named("snapshot").
+		For(&v1alpha1.VMIdentity{}).
+		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(r.users)).
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.users)).
+		Watches(snapshots, handler.EnqueueRequestsFromMapFunc(r.users)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency}).
+		Complete(r)
+	return &Populator{Cache: mgr.GetCache()}, err
+}
+
+// users are the identities that wait for something golden.
+func (r *Reconciler) users(ctx context.Context, o client.Object) (all []reconcile.Request) {
+	golden := o.GetLabels()[labelGolden]
+	if golden == "" {
+		return nil
+	}
+	var identities v1alpha1.VMIdentityList
+	if err := r.Client.List(ctx, &identities, client.InNamespace(o.GetNamespace())); err != nil {
+		return nil // the cache does not fail
+	}
+	for i := range identities.Items {
+		id := &identities.Items[i]
+		if id.Spec.Population != v1alpha1.Snapshot || id.Status.CreationTime != nil {
+			continue
+		}
+		if class, ok := r.Options.class(id); ok && Name(id.Spec.Image, class) == golden {
+			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(id)})
+		}
+	}
+	return all
+}

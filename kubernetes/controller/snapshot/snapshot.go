@@ -1,0 +1,311 @@
+package snapshot
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Server is the image of kubevirt-disk that fills claims.
+	Server string
+	// ClaimSize is the size of a golden claim at least. The images have to fit into it.
+	ClaimSize resource.Quantity
+	// UsageTypes are the storage classes by the usage types that users may name.
+	UsageTypes map[string]string
+	// SnapshotClass is the VolumeSnapshotClass; "": the driver's default.
+	SnapshotClass string
+	// PullSecret is the name of a secret of type kubernetes.io/dockerconfigjson, in the namespaces
+	// of identities, with which images are fetched; "": none.
+	PullSecret string
+	// Concurrency is how many identities are worked on at once. 0: one.
+	Concurrency int
+}
+
+// class is the storage class of an identity's claims; nil: the default one. ok says that the
+// identity names none that is unknown.
+func (o Options) class(id *v1alpha1.VMIdentity) (class *string, ok bool) {
+	if id.Spec.UsageType == "" {
+		return id.Spec.StorageClassName, true
+	}
+	name, ok := o.UsageTypes[id.Spec.UsageType]
+	return &name, ok
+}
+
+// Reconciler makes what is golden for identities.
+type Reconciler struct {
+	Client client.Client
+	// Cache reads VolumeSnapshots, which have no Go type here.
+	Cache client.Reader
+	// Live reads from the API server what is not in the cache.
+	Live    client.Reader
+	Events  events.EventRecorder
+	Options Options
+}
+
+// failedStays is how long a Job that failed stays, for people to look at, before all is tried
+// again.
+const failedStays = 5 * time.Minute
+
+// Reconcile makes what is golden for one identity, and tells how far that is in condition
+// Populated.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var before v1alpha1.VMIdentity
+	if err := r.Client.Get(ctx, req.NamespacedName, &before); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	class, ok := r.Options.class(&before)
+	if before.Spec.Population != v1alpha1.Snapshot || before.DeletionTimestamp != nil || !ok {
+		return ctrl.Result{}, nil // what was made is collected; what is unknown is told by others
+	}
+	if before.Status.CreationTime != nil {
+		return ctrl.Result{}, nil // it has its claim, and owns what is golden
+	}
+	w := &work{Reconciler: r, id: &before, class: class, name: Name(before.Spec.Image, class)}
+	c, again, err := w.make(ctx)
+	if c == nil {
+		return ctrl.Result{}, err
+	}
+	c.Type = v1alpha1.ConditionPopulated
+	id := before.DeepCopy()
+	news := objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
+	if _, statusErr := objects.PatchStatus(ctx, r.Client, &before, id); statusErr != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
+	}
+	if news && c.Reason == v1alpha1.ReasonPopulationError {
+		r.Events.Eventf(id, nil, corev1.EventTypeWarning, c.Reason, "Reconcile", "%s",
+			c.Message[:min(len(c.Message), 1000)])
+	}
+	return ctrl.Result{RequeueAfter: again}, err
+}
+
+// work is what one identity needs.
+type work struct {
+	*Reconciler
+	id    *v1alpha1.VMIdentity
+	class *string
+	name  string
+}
+
+func populating(format string, args ...any) *metav1.Condition {
+	return &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPopulating,
+		Message: fmt.Sprintf(format, args...)}
+}
+
+func wrong(format string, args ...any) *metav1.Condition {
+	c := populating(format, args...)
+	c.Reason = v1alpha1.ReasonPopulationError
+	return c
+}
+
+// make makes the next thing that is missing. The condition says how far it is, and again when
+// something has to be done of which nobody tells. Without a condition nothing is known.
+func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Duration, err error) {
+	job, c, err := w.job(ctx)
+	if c != nil || err != nil {
+		return c, 0, err
+	}
+	claim, snapshot := &corev1.PersistentVolumeClaim{}, &unstructured.Unstructured{}
+	snapshot.SetGroupVersionKind(SnapshotKind)
+	for _, one := range []struct {
+		client.Object
+		kind string
+		from client.Reader
+	}{{claim, "claim", w.Client}, {snapshot, SnapshotKind.Kind, w.Cache}} {
+		there, err := w.get(ctx, one.from, one.Object)
+		if err != nil {
+			return nil, 0, err
+		}
+		if there && (one.GetDeletionTimestamp() != nil || !metav1.IsControlledBy(one.Object, job)) {
+			return populating("the %s %s of an earlier try is being deleted: then it is made again",
+				one.kind, w.name), time.Minute, nil
+		}
+	}
+	switch {
+	case isFailed(job) != nil:
+		return w.retry(ctx, job, *isFailed(job))
+	case claim.ResourceVersion == "":
+		c, err := w.create(ctx, newClaim(w.id, job, w.class, w.Options.ClaimSize))
+		return c, 0, err
+	case !isComplete(job):
+		return w.filling(job), 0, nil
+	case snapshot.GetResourceVersion() == "":
+		c, err := w.create(ctx, newSnapshot(w.id, job, w.Options.SnapshotClass))
+		return c, 0, err
+	}
+	ready, _, problem := snapshotState(snapshot)
+	switch {
+	case ready:
+		return &metav1.Condition{Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPopulated,
+			Message: fmt.Sprintf("VolumeSnapshot %s has the image", w.name)}, 0, nil
+	case problem != "":
+		return wrong("the snapshot %s of the image fails: %s", w.name, problem), 0, nil
+	}
+	return populating("the snapshot %s of the image is being taken", w.name), 0, nil
+}
+
+func (w *work) get(ctx context.Context, from client.Reader, o client.Object) (there bool,
+	err error) {
+	err = from.Get(ctx, client.ObjectKey{Namespace: w.id.Namespace, Name: w.name}, o)
+	return err == nil, client.IgnoreNotFound(err)
+}
+
+// create makes an object. That another identity was faster is what is wanted.
+func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, error) {
+	kind := o.GetObjectKind().GroupVersionKind().Kind
+	if kind == "" {
+		kind = strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1.")
+	}
+	err := w.Client.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager))
+	switch {
+	case err == nil:
+		return populating("%s %s is made", kind, w.name), nil
+	case apierrors.IsAlreadyExists(err):
+		return nil, fmt.Errorf("%s %s is not in the cache yet: %w", kind, w.name, err)
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
+		err = fmt.Errorf("%s %s cannot be made: %w", kind, w.name, err)
+		return wrong("%v", err), err
+	}
+	return nil, fmt.Errorf("%s %s: %w", kind, w.name, err)
+}
+
+// job returns the Job if this identity owns it, or else the condition while it does not.
+func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error) {
+	job := &batchv1.Job{}
+	there, err := w.get(ctx, w.Client, job)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case !there:
+		c, err := w.create(ctx, newJob(w.id, w.name, w.Options))
+		return nil, c, err
+	case job.DeletionTimestamp != nil:
+		return nil, populating("Job %s is being deleted: then it is made again", w.name), nil
+	case slices.ContainsFunc(job.OwnerReferences, func(o metav1.OwnerReference) bool {
+		return o.UID == w.id.UID
+	}):
+		return job, nil, nil
+	case job.Labels[labelGolden] != w.name:
+		return nil, wrong("there is a Job %s that was not made for an image: delete it", w.name),
+			nil
+	}
+	owned := job.DeepCopy()
+	owned.OwnerReferences = append(owned.OwnerReferences, ownedBy(w.id))
+	if err := w.Client.Patch(ctx, owned, client.MergeFromWithOptions(job,
+		client.MergeFromWithOptimisticLock{}),
+		client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+		return nil, nil, fmt.Errorf("patch of Job %s: %w", w.name, err)
+	}
+	if owned.DeletionTimestamp != nil {
+		return nil, populating("Job %s is being deleted: then it is made again", w.name), nil
+	}
+	return owned, nil, nil
+}
+
+// filling says how far a Job is that has not ended.
+func (w *work) filling(job *batchv1.Job) *metav1.Condition {
+	switch {
+	case job.Status.Active == 0 && job.Status.Failed == 0:
+		return populating("Job %s has no pod yet; if that lasts, `kubectl describe job %s` says "+
+			"why", w.name, w.name)
+	case job.Status.Ready != nil && *job.Status.Ready == 0 && job.Status.Active > 0:
+		return populating("the pod of Job %s is not running yet; if that lasts, `kubectl describe "+
+			"pod -l %s=%s` says why", w.name, labelGolden, w.name)
+	case job.Status.Failed > 0:
+		return populating("Job %s tries again to write the image (%d tries failed): `kubectl logs "+
+			"job/%s` says why", w.name, job.Status.Failed, w.name)
+	}
+	return populating("Job %s writes the image", w.name)
+}
+
+// retry deletes a Job that failed, a while after.
+func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCondition) (
+	*metav1.Condition, time.Duration, error) {
+	left := failedStays - time.Since(failed.LastTransitionTime.Time)
+	if left <= 0 {
+		err := w.Client.Delete(ctx, job, client.Preconditions{UID: &job.UID},
+			client.PropagationPolicy(metav1.DeletePropagationBackground))
+		if client.IgnoreNotFound(err) != nil {
+			return nil, 0, fmt.Errorf("deletion of Job %s: %w", w.name, err)
+		}
+		return populating("Job %s failed, and is made again", w.name), 0, nil
+	}
+	// The message is found once: reading pods is a request.
+	now := apimeta.FindStatusCondition(w.id.Status.Conditions, v1alpha1.ConditionPopulated)
+	if now != nil && now.Reason == v1alpha1.ReasonPopulationError &&
+		strings.Contains(now.Message, string(job.UID)) {
+		return now.DeepCopy(), left, nil
+	}
+	said, err := w.lastWords(ctx, job)
+	if err != nil {
+		return nil, 0, err
+	}
+	return wrong("Job %s (%s) cannot write the image: %s; it is tried again after %v, or at once "+
+			"when the Job is deleted", w.name, job.UID, cmp.Or(said, failed.Message), failedStays),
+		left, nil
+}
+
+// lastWords is what the last pod of a Job said when it failed.
+func (w *work) lastWords(ctx context.Context, job *batchv1.Job) (string, error) {
+	var pods corev1.PodList
+	if err := w.Live.List(ctx, &pods, client.InNamespace(job.Namespace),
+		client.MatchingLabels{labelGolden: job.Name}); err != nil {
+		return "", fmt.Errorf("pods of Job %s: %w", job.Name, err)
+	}
+	slices.SortFunc(pods.Items, func(a, b corev1.Pod) int {
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	said := ""
+	for _, pod := range pods.Items {
+		for _, c := range pod.Status.ContainerStatuses {
+			if t := c.State.Terminated; t != nil && t.ExitCode != 0 && metav1.IsControlledBy(&pod,
+				job) {
+				said = cmp.Or(lastLine(t.Message), said)
+			}
+		}
+	}
+	return said, nil
+}
+
+// lastLine is the last line of a log that has something in it, not too long for a condition.
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	line := strings.TrimSpace(lines[len(lines)-1])
+	if len(line) > 500 {
+		line = "..." + strings.ToValidUTF8(line[len(line)-500:], "")
+	}
+	return line
+}
+
+func isComplete(job *batchv1.Job) bool {
+	return slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
+		return c.Type == batchv1.JobComplete && c.Status == corev1.ConditionTrue
+	})
+}
+
+func isFailed(job *batchv1.Job) *batchv1.JobCondition {
+	for i, c := range job.Status.Conditions {
+		if c.Type == batchv1.JobFailed && c.Status == corev1.ConditionTrue {
+			return &job.Status.Conditions[i]
+		}
+	}
+	return nil
+}

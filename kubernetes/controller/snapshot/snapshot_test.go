@@ -1,0 +1,364 @@
+package snapshot
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+)
+
+const image = "registry.example.com/fedora@sha256:" +
+	"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
+
+// scheme has few types: the fake client makes a list of all of them at each request.
+var scheme = sync.OnceValue(func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, batchv1.AddToScheme,
+		v1alpha1.AddToScheme} {
+		_ = add(s) // what is missing makes every test fail
+	}
+	s.AddKnownTypeWithName(SnapshotKind, &unstructured.Unstructured{})
+	s.AddKnownTypeWithName(SnapshotKind.GroupVersion().WithKind("VolumeSnapshotList"),
+		&unstructured.UnstructuredList{})
+	return s
+})
+
+// world is an API server with a driver for snapshots, and the controller of Jobs. The driver takes
+// a moment, and can fail.
+type world struct {
+	t *testing.T
+	client.WithWatch
+	calls    *controllertest.Calls
+	r        *Reconciler
+	events   chan string
+	uid      int
+	jobFails string // what the container of the Job says when it fails; "": it writes the image
+	snapErr  string // what the driver says; "": it takes the snapshot
+}
+
+func newWorld(t *testing.T, calls *controllertest.Calls, names ...string) *world {
+	t.Helper()
+	w := &world{t: t, calls: calls, events: make(chan string, 1000)}
+	var all []client.Object
+	for _, name := range names {
+		all = append(all, &v1alpha1.VMIdentity{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name,
+				UID: types.UID("uid-" + name), Generation: 1},
+			Spec: v1alpha1.VMIdentitySpec{DiskSpec: v1alpha1.DiskSpec{Image: image,
+				Population: v1alpha1.Snapshot}}})
+	}
+	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).WithObjects(all...).
+		WithStatusSubresource(&v1alpha1.VMIdentity{}, &batchv1.Job{}).Build()
+	c := calls.Client(w.WithWatch)
+	w.r = &Reconciler{Client: c, Cache: c, Live: c,
+		Events: &events.FakeRecorder{Events: w.events},
+		Options: Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
+			UsageTypes: map[string]string{"fast": "ssd"}}}
+	return w
+}
+
+// golden is the key of all that is golden for the image.
+func golden() client.ObjectKey {
+	return client.ObjectKey{Namespace: "default", Name: Name(image, nil)}
+}
+
+func newVolumeSnapshot() *unstructured.Unstructured {
+	s := &unstructured.Unstructured{}
+	s.SetGroupVersionKind(SnapshotKind)
+	return s
+}
+
+// there reads an object, and says whether it exists.
+func (w *world) there(o client.Object) bool {
+	w.t.Helper()
+	err := w.Get(w.t.Context(), golden(), o)
+	require.NoError(w.t, client.IgnoreNotFound(err))
+	return err == nil
+}
+
+// kubernetes does one thing that is due, and says whether there was one.
+func (w *world) kubernetes() bool {
+	w.t.Helper()
+	ctx := w.t.Context()
+	job, claim, snapshot := &batchv1.Job{}, &corev1.PersistentVolumeClaim{}, newVolumeSnapshot()
+	hasJob, hasClaim, hasSnapshot := w.there(job), w.there(claim), w.there(snapshot)
+	for o, there := range map[client.Object]bool{claim: hasClaim, snapshot: hasSnapshot} {
+		if there && (!hasJob || !metav1.IsControlledBy(o, job)) { // it is collected
+			require.NoError(w.t, w.Delete(ctx, o))
+			return true
+		}
+	}
+	switch {
+	case !hasJob:
+	case job.UID == "":
+		w.uid++
+		job.UID = types.UID(string(rune('0' + w.uid)))
+		require.NoError(w.t, w.Update(ctx, job))
+		return true
+	case hasClaim && !isComplete(job) && isFailed(job) == nil:
+		c := batchv1.JobCondition{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}
+		if w.jobFails != "" {
+			c.Type, c.LastTransitionTime = batchv1.JobFailed, metav1.Now()
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
+				Name: "pod-" + string(job.UID), Labels: job.Spec.Template.Labels,
+				OwnerReferences: []metav1.OwnerReference{ofJob(job)}}}
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: 1,
+					Message: "fetching\n" + w.jobFails + "\n"}}}}
+			require.NoError(w.t, w.Create(ctx, pod))
+		}
+		job.Status.Conditions = append(job.Status.Conditions, c)
+		require.NoError(w.t, w.Status().Update(ctx, job))
+		return true
+	case hasSnapshot:
+		ready, _, problem := snapshotState(snapshot)
+		if !ready && problem != w.snapErr || !ready && w.snapErr == "" {
+			require.NoError(w.t, unstructured.SetNestedField(snapshot.Object, w.snapErr == "",
+				"status", "readyToUse"))
+			require.NoError(w.t, unstructured.SetNestedField(snapshot.Object, w.snapErr,
+				"status", "error", "message"))
+			require.NoError(w.t, unstructured.SetNestedField(snapshot.Object, "20Gi",
+				"status", "restoreSize"))
+			require.NoError(w.t, w.Update(ctx, snapshot))
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) reconcile(name string) (ctrl.Result, error) {
+	return w.r.Reconcile(w.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
+		Namespace: "default", Name: name}})
+}
+
+// converge reconciles until there is nothing to do.
+func (w *world) converge(names ...string) (last ctrl.Result) {
+	w.t.Helper()
+	var err error
+	for range 40 {
+		writes, failed := w.calls.Writes, false
+		for _, name := range names {
+			if last, err = w.reconcile(name); err != nil {
+				failed = true
+			}
+		}
+		if !w.kubernetes() && !failed && writes == w.calls.Writes {
+			return last
+		}
+	}
+	w.t.Fatal("it does not converge:", err)
+	return last
+}
+
+func (w *world) identity(name string) *v1alpha1.VMIdentity {
+	w.t.Helper()
+	var id v1alpha1.VMIdentity
+	require.NoError(w.t, w.Get(w.t.Context(), client.ObjectKey{Namespace: "default", Name: name},
+		&id))
+	return &id
+}
+
+func (w *world) populated(name string) *metav1.Condition {
+	w.t.Helper()
+	c := apimeta.FindStatusCondition(w.identity(name).Status.Conditions,
+		v1alpha1.ConditionPopulated)
+	require.NotNil(w.t, c)
+	return c
+}
+
+func TestPopulate(t *testing.T) {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls, "vm1", "vm2")
+		w.converge("vm1", "vm2")
+		p := &Populator{Cache: w}
+		for _, name := range []string{"vm1", "vm2"} {
+			require.Equal(t, metav1.ConditionTrue, w.populated(name).Status)
+			source, atLeast, reason, _, err := p.Source(t.Context(), w.identity(name), nil)
+			require.NoError(t, err)
+			require.Empty(t, reason)
+			require.Equal(t, golden().Name, source.Name)
+			require.Equal(t, "snapshot.storage.k8s.io", *source.APIGroup)
+			require.Equal(t, "20Gi", atLeast.String())
+		}
+		// One of each for both, which stays while one of the two is there.
+		var jobs batchv1.JobList
+		require.NoError(t, w.List(t.Context(), &jobs))
+		require.Len(t, jobs.Items, 1)
+		require.Len(t, jobs.Items[0].OwnerReferences, 2)
+		writes := calls.Writes
+		w.converge("vm1", "vm2")
+		require.Equal(t, writes, calls.Writes)
+	})
+}
+
+// TestJob: the Job fits into a namespace that enforces "restricted", and writes what the claim of
+// an identity is served by.
+func TestJob(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), "vm1")
+	w.r.Options.PullSecret = "regcred"
+	w.converge("vm1")
+	var job batchv1.Job
+	require.True(t, w.there(&job))
+	pod := job.Spec.Template.Spec
+	c := pod.Containers[0]
+	require.Equal(t, []string{"pull", "--force", image, "/data/disk.img"}, c.Args)
+	require.Equal(t, golden().Name, pod.Volumes[0].PersistentVolumeClaim.ClaimName)
+	require.Equal(t, "REGISTRY_CONFIG", c.Env[0].Name)
+	require.Equal(t, "regcred", pod.Volumes[2].Secret.SecretName)
+	require.False(t, *c.SecurityContext.AllowPrivilegeEscalation)
+	require.True(t, *c.SecurityContext.RunAsNonRoot)
+	require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, c.SecurityContext.SeccompProfile.Type)
+	var claim corev1.PersistentVolumeClaim
+	require.True(t, w.there(&claim))
+	require.Equal(t, "20Gi", claim.Spec.Resources.Requests.Storage().String())
+	require.True(t, metav1.IsControlledBy(&claim, &job))
+}
+
+func TestNameIsThatOfTheContent(t *testing.T) {
+	other := "mirror.example.com/f" + image[len("registry.example.com/fedora"):]
+	require.Equal(t, Name(image, nil), Name(other, nil))
+	require.NotEqual(t, Name(image, nil), Name(image, pointer("")))
+	require.NotEqual(t, Name(image, nil), Name(image, pointer("default")))
+	require.NotEqual(t, Name(image, nil), Name(image[:len(image)-1]+"9", nil))
+}
+
+// TestJobFails: what the command has said is told to people, and all is made again after a while.
+func TestJobFails(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), "vm1")
+	w.jobFails = "registry.example.com is unknown"
+	result := w.converge("vm1")
+	c := w.populated("vm1")
+	require.Equal(t, v1alpha1.ReasonPopulationError, c.Reason)
+	require.Contains(t, c.Message, "cannot write the image: registry.example.com is unknown")
+	require.Positive(t, result.RequeueAfter)
+	require.Contains(t, <-w.events, "Warning PopulationError")
+	_, _, reason, message, err := (&Populator{Cache: w}).Source(t.Context(), w.identity("vm1"), nil)
+	require.NoError(t, err)
+	require.Equal(t, []string{c.Reason, c.Message}, []string{reason, message})
+	reads := w.calls.Reads
+	_, err = w.reconcile("vm1")
+	require.NoError(t, err)
+	require.Equal(t, 4, w.calls.Reads-reads, "the pods are asked once")
+
+	var job batchv1.Job
+	require.True(t, w.there(&job))
+	failed := job.UID
+	job.Status.Conditions[0].LastTransitionTime = metav1.NewTime(time.Now().Add(-failedStays))
+	require.NoError(t, w.Status().Update(t.Context(), &job))
+	w.jobFails = ""
+	w.converge("vm1")
+	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
+	require.True(t, w.there(&job))
+	require.NotEqual(t, failed, job.UID)
+}
+
+// TestRetryConverges deletes a failed Job and makes all again, whatever request fails.
+func TestRetryConverges(t *testing.T) {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls, "vm1")
+		w.jobFails = "no"
+		w.converge("vm1")
+		var job batchv1.Job
+		require.True(t, w.there(&job))
+		job.Status.Conditions[0].LastTransitionTime = metav1.NewTime(time.Now().Add(-failedStays))
+		require.NoError(t, w.Status().Update(t.Context(), &job))
+		w.jobFails = ""
+		w.converge("vm1")
+		require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
+	})
+}
+
+func TestSnapshotFails(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), "vm1")
+	w.snapErr = "the pool is full"
+	w.converge("vm1")
+	require.Equal(t, v1alpha1.ReasonPopulationError, w.populated("vm1").Reason)
+	require.Contains(t, w.populated("vm1").Message, "the pool is full")
+	w.snapErr = ""
+	w.converge("vm1")
+	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
+}
+
+// TestWhatEndsIsNotUsed: a Job, claim or snapshot that is being deleted is waited for.
+func TestWhatEndsIsNotUsed(t *testing.T) {
+	for name, o := range map[string]client.Object{"Job": &batchv1.Job{},
+		"claim":          &corev1.PersistentVolumeClaim{},
+		"VolumeSnapshot": newVolumeSnapshot()} {
+		w := newWorld(t, new(controllertest.Calls), "vm1", "vm2")
+		w.converge("vm1")
+		require.True(t, w.there(o))
+		o.SetFinalizers([]string{"example.com/driver"})
+		require.NoError(t, w.Update(t.Context(), o))
+		require.NoError(t, w.Delete(t.Context(), o))
+		for range 3 {
+			_, err := w.reconcile("vm2")
+			require.NoError(t, err)
+		}
+		require.Equal(t, v1alpha1.ReasonPopulating, w.populated("vm2").Reason, name)
+		require.Contains(t, w.populated("vm2").Message, "is being deleted", name)
+		if name == "VolumeSnapshot" {
+			_, _, reason, _, err := (&Populator{Cache: w}).Source(t.Context(), w.identity("vm1"),
+				nil)
+			require.NoError(t, err)
+			require.Equal(t, v1alpha1.ReasonPopulating, reason)
+		}
+		require.True(t, w.there(o))
+		o.SetFinalizers(nil)
+		require.NoError(t, w.Update(t.Context(), o))
+		w.converge("vm2")
+		require.Equal(t, metav1.ConditionTrue, w.populated("vm2").Status, name)
+	}
+}
+
+// TestQuota: what the API server refuses is told, and tried again.
+func TestQuota(t *testing.T) {
+	quota := apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "x", nil)
+	// The identity, the Job, and then its creation.
+	w := newWorld(t, &controllertest.Calls{Fail: 3, Err: quota}, "vm1")
+	_, err := w.reconcile("vm1")
+	require.Error(t, err)
+	require.Equal(t, v1alpha1.ReasonPopulationError, w.populated("vm1").Reason)
+	require.Contains(t, w.populated("vm1").Message, "cannot be made")
+	w.converge("vm1")
+	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
+}
+
+// TestWhoHasItsDiskIsLeftAlone: an identity with its claim, one that ends, and one that names an
+// unknown storage need nothing.
+func TestWhoHasItsDiskIsLeftAlone(t *testing.T) {
+	now := metav1.Now()
+	for _, change := range []func(*v1alpha1.VMIdentity){
+		func(id *v1alpha1.VMIdentity) { id.Spec.Population = v1alpha1.Overlay },
+		func(id *v1alpha1.VMIdentity) { id.Spec.UsageType = "slow" },
+	} {
+		w := newWorld(t, new(controllertest.Calls), "vm1")
+		id := w.identity("vm1")
+		change(id)
+		require.NoError(t, w.Update(t.Context(), id))
+		w.converge("vm1")
+		require.Zero(t, w.calls.Writes)
+	}
+	w := newWorld(t, new(controllertest.Calls), "vm1")
+	id := w.identity("vm1")
+	id.Status.CreationTime = &now
+	require.NoError(t, w.Status().Update(t.Context(), id))
+	w.converge("vm1")
+	require.Zero(t, w.calls.Writes)
+}

@@ -1,0 +1,48 @@
+package snapshot
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// Populator tells from what the claims of identities are made.
+type Populator struct{ Cache client.Reader }
+
+// Source returns the VolumeSnapshot with the image of an identity, and the size that a claim from
+// it has to have at least (0: any). A reason other than "" says that there is none yet, and message
+// why. The status of the identity changes when that changes.
+func (p *Populator) Source(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (
+	source *corev1.TypedObjectReference, atLeast resource.Quantity, reason, message string,
+	err error) {
+	c := apimeta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionPopulated)
+	switch {
+	case c == nil:
+		return nil, atLeast, v1alpha1.ReasonPopulating, "the image is looked for in snapshots", nil
+	case c.Status != metav1.ConditionTrue:
+		return nil, atLeast, c.Reason, c.Message, nil
+	}
+	name := Name(id.Spec.Image, class)
+	s := &unstructured.Unstructured{}
+	s.SetGroupVersionKind(SnapshotKind)
+	err = p.Cache.Get(ctx, client.ObjectKey{Namespace: id.Namespace, Name: name}, s)
+	if client.IgnoreNotFound(err) != nil {
+		return nil, atLeast, "", "", fmt.Errorf("VolumeSnapshot %s: %w", name, err)
+	}
+	ready, atLeast, _ := snapshotState(s)
+	if err != nil || !ready || s.GetDeletionTimestamp() != nil {
+		return nil, atLeast, v1alpha1.ReasonPopulating,
+			fmt.Sprintf("VolumeSnapshot %s was deleted: it is made again", name), nil
+	}
+	group := SnapshotKind.Group
+	return &corev1.TypedObjectReference{APIGroup: &group, Kind: SnapshotKind.Kind, Name: name},
+		atLeast, "", "", nil
+}
