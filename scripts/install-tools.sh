@@ -34,6 +34,7 @@ need curl has curl
 need tgt has tgtd
 need shellcheck has shellcheck
 need e2fsprogs has mke2fs
+need btrfs-progs has mkfs.btrfs
 need buildah has buildah
 need podman has podman
 need skopeo has skopeo

@@ -2,14 +2,19 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // provided is a place with an image, and a directory that the file is made in.
@@ -254,4 +259,60 @@ func TestProvideAsTheWrapper(t *testing.T) {
 	run.until("the ready file is there", func() bool { return exists(p.readyFile()) })
 	require.Equal(t, bytes.Repeat([]byte{1}, 4096), p.content())
 	require.Equal(t, exitDone, run.terminate())
+}
+
+// newBtrfs mounts a file system that can share the space of files.
+func newBtrfs(t *testing.T) (dir string) {
+	t.Helper()
+	testtool.Need(t, "mkfs.btrfs", "mount", "umount")
+	filetest.Needs(t, "root (to mount a file system)", os.Geteuid() == 0)
+	file, dir := filepath.Join(t.TempDir(), "btrfs"), t.TempDir()
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.NoError(t, os.Truncate(file, 256<<20))
+	out, err := exec.Command("mkfs.btrfs", "-q", file).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	out, err = exec.Command("mount", "-o", "loop", file, dir).CombinedOutput()
+	filetest.Needs(t, fmt.Sprintf("a kernel with btrfs and loop devices: %s", out), err == nil)
+	t.Cleanup(func() { require.NoError(t, exec.Command("umount", dir).Run()) })
+	return dir
+}
+
+// TestProvideReflink shares the image's storage until somebody writes, where the file system can.
+func TestProvideReflink(t *testing.T) {
+	dir := newBtrfs(t)
+	content := filetest.Sample(32<<20, 1)
+	image := filetest.Put(t, filepath.Join(dir, "images"), "a.raw", content, 0)
+	for _, args := range [][]string{{image}, {image, "--read-only"}} {
+		p := newProvided(t)
+		p.to = filepath.Join(dir, "vm", "disk")
+		p.file = p.to + ".raw"
+		before := freeBytes(t, dir)
+		run := p.start(args...)
+		require.Equal(t, "reflink", run.logged("the disk is there", "how"))
+		require.True(t, bytes.Equal(content, p.content()))
+		require.Less(t, before-freeBytes(t, dir), int64(len(content)/4), "it is a copy")
+		if len(args) == 1 {
+			f, err := os.OpenFile(p.file, os.O_WRONLY, 0)
+			require.NoError(t, err)
+			_, err = f.WriteAt([]byte("written"), 4096)
+			require.NoError(t, errors.Join(err, f.Close()))
+			now, err := os.ReadFile(image)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(content, now), "the image has changed")
+		}
+		require.Equal(t, exitDone, run.terminate())
+		require.Empty(t, p.leftovers())
+	}
+}
+
+// freeBytes is how much is free in a file system when everything is written.
+func freeBytes(t *testing.T, dir string) int64 {
+	t.Helper()
+	d, err := os.Open(dir)
+	require.NoError(t, err)
+	defer d.Close()
+	require.NoError(t, unix.Syncfs(int(d.Fd())))
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(dir, &st))
+	return int64(st.Bfree) * int64(st.Bsize)
 }
