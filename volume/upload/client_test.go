@@ -174,6 +174,7 @@ func TestClientAndRestart(t *testing.T) {
 	raw := rawDisk(7 << 20)
 	for name, data := range packed(t, raw) {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := newServer(t)
 			s.json()
 			s.volumes.add(t, "vm", 0)
@@ -181,7 +182,7 @@ func TestClientAndRestart(t *testing.T) {
 			now.Store(s)
 			front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
 				r *http.Request) {
-				now.Load().Config.Handler.ServeHTTP(w, r)
+				now.Load().Handler.ServeHTTP(w, r)
 			}))
 			defer front.Close()
 			c := newClient(t, front.Listener.Addr().String())

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -119,9 +119,11 @@ func (v *fakeVolume) Release() {
 
 // server is a Handler behind a server of HTTP.
 type server struct {
-	*httptest.Server
-	handler *Handler
-	volumes *fakeVolumes
+	http.Server
+	Listener net.Listener
+	URL      string
+	handler  *Handler
+	volumes  *fakeVolumes
 }
 
 func newServer(t *testing.T) *server {
@@ -151,14 +153,20 @@ func serve(t *testing.T, volumes *fakeVolumes) *server {
 	mux := http.NewServeMux()
 	mux.Handle("/volume/{name}/data", s.handler)
 	mux.Handle("/volume/{name}/data/{upload}", s.handler)
-	s.Server = httptest.NewServer(mux)
+	var err error
+	s.Listener, err = net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s.URL, s.Server.Handler = "http://"+s.Listener.Addr().String(), mux
+	go func() { _ = s.Serve(s.Listener) }()
 	t.Cleanup(s.end)
 	return s
 }
 
+// end does not wait for connections, as a server of httptest would: one that is closed before all
+// of a request was read stays for half a second.
 func (s *server) end() {
 	s.handler.Close()
-	s.Close()
+	_ = s.Close()
 }
 
 // answer is what came back of a request.
