@@ -1,0 +1,54 @@
+package integration
+
+import (
+	"crypto/tls"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// TestVolumeLimits: the flags bound how many volumes there are, and how large they are together.
+// Names that could be taken for something else are refused.
+func TestVolumeLimits(t *testing.T) {
+	v := startVolumes(t, map[string]string{"VOLUMES_MAX": "2", "VOLUMES_MAX_BYTES": "3Mi"})
+	v.put("one", "size: 1Mi")
+	e := v.refusal(http.StatusInsufficientStorage, "PUT", "/volume/two", "size: 3Mi")
+	require.Equal(t, api.CodeLimit, e.Code)
+	require.Contains(t, e.Message, "--volumes-max-bytes")
+	v.put("two", "size: 1Mi")
+	e = v.refusal(http.StatusInsufficientStorage, "PUT", "/volume/three", "size: 512")
+	require.Contains(t, e.Message, "--volumes-max")
+	v.refusal(http.StatusInsufficientStorage, "PUT", "/volume/two", "size: 4Mi")
+	v.json(http.StatusOK, "PUT", "/volume/two", "size: 2Mi")
+	for _, name := range []string{"One", "-x", ".hidden", "a%20b", strings.Repeat("a", 129)} {
+		v.refusal(http.StatusBadRequest, "PUT", "/volume/"+name, "size: 512")
+	}
+	require.Len(t, v.status().LUNs, 2)
+}
+
+// TestVolumesNewCertificate: the running daemon shows a certificate that has replaced its own.
+func TestVolumesNewCertificate(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
+	makeCertificate(t, cert, key)
+	d := start(t, config{diskDir: t.TempDir(), env: map[string]string{
+		"VOLUMES_LISTEN": "127.0.0.1:0", "VOLUMES_TLS_CERT": cert, "VOLUMES_TLS_KEY": key}})
+	shown := func() []byte {
+		c, err := tls.Dial("tcp", volumesAddress(t, d), &tls.Config{InsecureSkipVerify: true})
+		require.NoError(t, err)
+		defer c.Close()
+		return c.ConnectionState().PeerCertificates[0].Raw
+	}
+	first := shown()
+	next := filepath.Join(dir, "next")
+	makeCertificate(t, next+".cert", next+".key")
+	require.NoError(t, os.Rename(next+".key", key))
+	require.NoError(t, os.Rename(next+".cert", cert))
+	require.NotEqual(t, first, shown())
+}
