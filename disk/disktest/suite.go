@@ -3,6 +3,7 @@ package disktest
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -66,12 +67,19 @@ func write(t *testing.T, d disk.Disk, p []byte, off int64) {
 
 // pattern returns n bytes, none of them zero, different for each seed.
 func pattern(n int, seed uint64) []byte {
-	r := rand.New(rand.NewPCG(seed, 1))
 	p := make([]byte, n)
-	for i := range p {
-		p[i] = byte(1 + r.IntN(255))
-	}
+	Fill(p, rand.New(rand.NewPCG(seed, 1)))
 	return p
+}
+
+// Fill fills p with random bytes, none of them zero. It makes eight at a time, because the race
+// detector makes every step slow.
+func Fill(p []byte, r *rand.Rand) {
+	var eight [8]byte
+	for len(p) > 0 {
+		binary.LittleEndian.PutUint64(eight[:], r.Uint64()|0x0101010101010101)
+		p = p[copy(p, eight[:]):]
+	}
 }
 
 func testSize(t *testing.T, d disk.Disk) {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/internal/slots"
 )
@@ -41,9 +42,9 @@ func simHeader() mapHeader {
 func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 	random := rand.New(rand.NewPCG(seed, 7))
 	content := make([]byte, simSize)
-	for i := range content {
-		if i/minGranule%5 != 3 { // every fifth block is a hole
-			content[i] = byte(1 + random.IntN(255))
+	for off := 0; off < simSize; off += minGranule {
+		if off/minGranule%5 != 3 { // every fifth block is a hole
+			disktest.Fill(content[off:min(off+minGranule, simSize)], random)
 		}
 	}
 	m := &filetest.Machine{Random: random, CrashIn: -1}
@@ -119,9 +120,7 @@ func (d *simDisk) operate() error {
 		return nil
 	}
 	p := make([]byte, length)
-	for i := range p {
-		p[i] = byte(1 + r.IntN(255))
-	}
+	disktest.Fill(p, r)
 	d.attempt(p, off)
 	if _, err := d.over.WriteAt(p, off); err != nil {
 		return err

@@ -93,8 +93,8 @@ func Sample(size int, seed uint64) []byte {
 				run[i] = byte(r.Uint32())
 			}
 		case 1:
-			for i := range run {
-				run[i] = "kubevirt"[i%8]
+			for done := copy(run, "kubevirt"); done < n; done *= 2 {
+				copy(run[done:], run[:done])
 			}
 		}
 		off += n
