@@ -291,16 +291,24 @@ func OutOfRange(op string, off, length, size int64) error {
 var _ disk.Accountant = (*File)(nil)
 
 // Usage asks the file system. If that counts space in another way, for example because it
-// compresses, Usage does, too.
+// compresses, Usage does, too. The file may be closed meanwhile, so its descriptor is held.
 func (f *File) Usage() (disk.Usage, error) {
-	fd := int(f.File.Fd())
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	var fs unix.Statfs_t
+	conn, err := f.File.SyscallConn()
+	if err != nil {
 		return disk.Usage{}, fmt.Errorf("space that %q takes: %w", f.File.Name(), err)
 	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return disk.Usage{}, fmt.Errorf("cannot tell the space left for %q: %w", f.File.Name(), err)
+	var statErr, fsErr error
+	err = conn.Control(func(fd uintptr) {
+		statErr, fsErr = unix.Fstat(int(fd), &st), unix.Fstatfs(int(fd), &fs)
+	})
+	if err := errors.Join(err, statErr); err != nil {
+		return disk.Usage{}, fmt.Errorf("space that %q takes: %w", f.File.Name(), err)
+	}
+	if fsErr != nil {
+		return disk.Usage{}, fmt.Errorf("cannot tell the space left for %q: %w", f.File.Name(),
+			fsErr)
 	}
 	return disk.Usage{Used: st.Blocks * osfile.StatBlock,
 		Available: int64(fs.Bavail) * int64(fs.Bsize)}, nil

@@ -2,6 +2,7 @@ package rawfile_test
 
 import (
 	"bytes"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -34,4 +35,23 @@ func TestFileUsage(t *testing.T) {
 	require.NoError(t, d.Close())
 	_, err = d.Usage()
 	require.ErrorContains(t, err, "disk.raw", "the error names the disk")
+}
+
+// TestUsageWhileClosed: the daemon asks for the usage of a disk that it may be closing. The race
+// detector looks on.
+func TestUsageWhileClosed(t *testing.T) {
+	path := sparseFile(t, 1<<20)
+	for range 50 {
+		d, err := rawfile.Open(path, rawfile.Options{Durable: true})
+		require.NoError(t, err)
+		asked := make(chan error)
+		go func() {
+			_, err := d.Usage()
+			asked <- err
+		}()
+		require.NoError(t, d.Close())
+		if err := <-asked; err != nil {
+			require.ErrorIs(t, err, os.ErrClosed)
+		}
+	}
 }
