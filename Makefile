@@ -17,7 +17,7 @@ COLD := archive/tar crypto/tls crypto/x509 encoding/json encoding/xml encoding/a
 	github.com/docker/... github.com/fsnotify/... github.com/google/... github.com/prometheus/... \
 	github.com/sirupsen/... github.com/spf13/... kubevirt.io/disk/cmd/... kubevirt.io/disk/libvirt \
 	kubevirt.io/disk/internal/daemon kubevirt.io/disk/internal/control kubevirt.io/disk/internal/adapt \
-	kubevirt.io/disk/internal/problems kubevirt.io/disk/pages kubevirt.io/disk/volume/...
+	kubevirt.io/disk/internal/problems kubevirt.io/disk/pages kubevirt.io/disk/volume/... kubevirt.io/disk/registry
 BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)' $(COLD:%=-gcflags=%=-l)
 
 # Seconds for each fuzz test: few in `make test`, more in `make fuzz`.
