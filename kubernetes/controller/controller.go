@@ -69,17 +69,22 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
-	// Nobody asks yet from what a claim is made.
-	_, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server, ClaimSize: o.ClaimSize,
+	images, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server, ClaimSize: o.ClaimSize,
 		UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass, PullSecret: o.PullSecret,
 		Concurrency: o.Concurrency})
+	if err != nil {
+		return err
+	}
+	var populator identity.Populator // nil where the cluster has no snapshots
+	if images != nil {
+		populator = images
+	}
 	return errors.Join(
-		err,
 		pet.Setup(mgr, o.Concurrency),
 		service.Setup(mgr, service.Options{Server: o.Server, ClaimSize: o.ClaimSize,
 			Concurrency: o.Concurrency}),
 		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,
-			ReadWriteOnce: o.ReadWriteOnce, Concurrency: o.Concurrency}),
+			ReadWriteOnce: o.ReadWriteOnce, Populator: populator, Concurrency: o.Concurrency}),
 		pod.Setup(mgr, pod.Options{Concurrency: o.Concurrency}),
 		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Concurrency: o.Concurrency}),
 		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),

@@ -68,7 +68,7 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 			return nil, &wait{reason: v1alpha1.ReasonInvalid, message: "this controller has no " +
 				"snapshots: set population to Overlay in another VMIdentitySet"}, nil
 		}
-		source, reason, message, err := r.Options.Populator.Source(ctx, id, class)
+		source, atLeast, reason, message, err := r.Options.Populator.Source(ctx, id, class)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -76,6 +76,9 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 			return nil, &wait{reason: reason, message: message, again: true}, nil
 		}
 		claim.Spec.DataSourceRef = source
+		if claim.Spec.Resources.Requests.Storage().Cmp(atLeast) < 0 {
+			claim.Spec.Resources.Requests[corev1.ResourceStorage] = atLeast
+		}
 	}
 	err := r.Create(ctx, secret(id), client.DryRunAll, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) {

@@ -39,11 +39,13 @@ type Options struct {
 
 // Populator gives claims their content.
 type Populator interface {
-	// Source returns what the claim of an identity is to be made from. A reason other than "" says
+	// Source returns what the claim of an identity is to be made from, and the size that it has to
+	// have at least (0: any). A reason other than "" says
 	// that it cannot be made yet, and message what is waited for. Whoever implements it writes the
 	// identity's status or a label when that changes, or makes the controller look again by Retry.
 	Source(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (
-		source *corev1.TypedObjectReference, reason, message string, err error)
+		source *corev1.TypedObjectReference, atLeast resource.Quantity, reason, message string,
+		err error)
 }
 
 // Reconciler makes claims and secrets.
