@@ -2,7 +2,6 @@ package rawfile_test
 
 import (
 	"bytes"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -51,7 +50,7 @@ func TestUsageWhileClosed(t *testing.T) {
 		}()
 		require.NoError(t, d.Close())
 		if err := <-asked; err != nil {
-			require.ErrorIs(t, err, os.ErrClosed)
+			require.ErrorContains(t, err, "closed file")
 		}
 	}
 }
