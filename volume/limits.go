@@ -82,13 +82,28 @@ func (m *Manager) roomLocked(v *volume, size int64) error {
 // bytesLocked is what the volume counts for.
 func (v *volume) bytesLocked() int64 { return max(v.record.Size, v.reserved) }
 
-// chooseLUN returns a number for a new volume.
-func (m *Manager) chooseLUN() (uint16, error) {
+// chooseLUN chooses a number for a new volume. Nobody else gets it until unchoose.
+func (m *Manager) chooseLUN(v *volume) (uint16, error) {
+	m.choosing.Lock()
+	defer m.choosing.Unlock()
 	m.mu.Lock()
 	taken := make(map[uint16]bool, len(m.volumes))
-	for _, v := range m.volumes {
-		taken[v.record.LUN] = true
+	for _, o := range m.volumes {
+		taken[o.record.LUN], taken[o.chosen] = true, true
 	}
 	m.mu.Unlock()
-	return m.store.NextLUN(func(lun uint16) bool { return taken[lun] || m.opt.Disks.Taken(lun) })
+	lun, err := m.store.NextLUN(func(lun uint16) bool {
+		return taken[lun] || m.opt.Disks.Taken(lun)
+	})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v.chosen = lun
+	return lun, err
+}
+
+// unchoose ends that. The record of the volume has the number, or there is no volume.
+func (m *Manager) unchoose(v *volume) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v.chosen = 0
 }

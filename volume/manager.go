@@ -34,6 +34,8 @@ type Manager struct {
 
 	patience time.Duration // see fetchPatience
 
+	choosing sync.Mutex // of a number for a new volume; taken before mu
+
 	mu      sync.Mutex
 	volumes map[string]*volume // guarded by mu
 }
@@ -52,7 +54,8 @@ type volume struct {
 	// fetching is not nil while the disk is being opened beside requests.
 	fetching *fetching
 
-	reserved int64 // bytes that count for data that is coming
+	reserved int64  // bytes that count for data that is coming
+	chosen   uint16 // the number that the record will have; 0: none
 }
 
 // New opens the directory of the volumes, which stays locked until Close, and finds which there

@@ -310,3 +310,24 @@ func TestClaimIsFilled(t *testing.T) {
 	}, eventually, tick)
 	require.Empty(t, f.served)
 }
+
+// TestChosenLUNs has more requests at once than there are small numbers, each between the choice of
+// its number and its record. The choice goes round, and must not meet its own beginning.
+func TestChosenLUNs(t *testing.T) {
+	m := start(t, t.TempDir(), newFake())
+	luns := map[uint16]string{}
+	for i := range 400 {
+		v, err := m.hold(t.Context(), fmt.Sprintf("v%d", i))
+		require.NoError(t, err)
+		lun, err := m.chooseLUN(v)
+		require.NoError(t, err)
+		require.Empty(t, luns[lun], "LUN %d", lun)
+		luns[lun] = v.name
+		if i%2 == 0 {
+			continue
+		}
+		// A request that fails gives its number back.
+		m.unchoose(v)
+		delete(luns, lun)
+	}
+}

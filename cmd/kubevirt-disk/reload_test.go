@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -157,6 +158,10 @@ func TestSIGHUPReadsTheCredentialsAtOnce(t *testing.T) {
 // TestAClosedTerminalEndsTheDaemon checks that closing the terminal ends the daemon. Any other
 // SIGHUP does not, nor does closing a terminal that the daemon was started to outlive.
 func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
+	// Under nohup, the tests' processes would ignore SIGHUP from the start.
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, syscall.SIGHUP)
+	defer signal.Stop(heard)
 	for name, command := range map[string]string{
 		"": `exec "$0" serve`, "nohup": `trap "" HUP; exec "$0" serve`,
 	} {

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -39,6 +40,9 @@ type Server struct {
 const (
 	// maxConnections bounds what clients can take of memory and descriptors.
 	maxConnections = 256
+	// A request that is refused is read as far as refusedBody, in bytes, for refusedTimeout.
+	refusedBody    = 64 << 10
+	refusedTimeout = 5 * time.Second
 	// bodyTimeout is how long a request without data may take to arrive.
 	bodyTimeout = 30 * time.Second
 	// workTimeout is how long a request may take. An image in a registry that has no index is
@@ -101,6 +105,9 @@ func (s *Server) handler() http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if err := s.access.admit(r); err != nil {
+			// A client that still sends its request may lose the answer, so a small one is read.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTimeout))
+			_, _ = io.CopyN(io.Discard, r.Body, refusedBody)
 			// Who may not ask does not keep a connection either.
 			w.Header().Set("Connection", "close")
 			if err.Code == api.CodeUnauthorized {
