@@ -1,15 +1,22 @@
 package admission
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/kubernetes/controller"
 )
 
 // pageCommands are the commands of a section of docs/kubernetes.md.
@@ -27,6 +34,66 @@ func pageCommands(t *testing.T, heading string) (commands []string) {
 		}
 	}
 	return commands
+}
+
+// TestPage runs the five commands of docs/kubernetes.md, word by word, from nothing to a VM with a
+// persistent disk. No node runs the controller that the first one installs, so it runs here, with
+// the rights that it has there.
+func TestPage(t *testing.T) {
+	p := plane.Get(t)
+	namespace := p.Namespace(t)
+	commands := pageCommands(t, "## From nothing to a VM with a persistent disk")
+	require.Len(t, commands, 5)
+	root, err := plane.Root()
+	require.NoError(t, err)
+	for i, command := range commands {
+		args := strings.Fields(command)
+		require.Equal(t, "kubectl", args[0], command)
+		for j, arg := range args {
+			if j > 0 && args[j-1] == "-f" {
+				args[j] = root + "/" + arg
+			}
+		}
+		args = args[1:]
+		if i > 0 {
+			args = append([]string{"--namespace", namespace}, args...)
+		} else {
+			manifest := args[len(args)-1]
+			t.Cleanup(func() { p.Kubectl(t, "delete", "--wait=false", "-f", manifest) })
+		}
+		out := p.Kubectl(t, args...)
+		switch i {
+		case 0:
+			controllers(t, p)
+			admitted(t, p)
+		case 4:
+			require.Contains(t, out, "my-vm")
+			require.Contains(t, out, "true")
+		}
+	}
+}
+
+// controllers run as the manifest's service account.
+func controllers(t *testing.T, p *plane.Plane) {
+	t.Helper()
+	scheme, err := controller.Scheme()
+	require.NoError(t, err)
+	cache, err := controller.Cache()
+	require.NoError(t, err)
+	none := time.Duration(0)
+	mgr, err := ctrl.NewManager(p.ServiceAccount(t, "kubevirt-disk-system", account), ctrl.Options{
+		Scheme: scheme, Cache: cache, Logger: logr.Discard(), GracefulShutdownTimeout: &none,
+		Metrics: metricsserver.Options{BindAddress: "0"}})
+	require.NoError(t, err)
+	require.NoError(t, controller.Setup(mgr, controller.Options{Server: server,
+		ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
 }
 
 // TestPageWithoutController: the commands for those who want no controller, under pod security

@@ -85,7 +85,14 @@ func newWorld(t *testing.T) *world {
 func (w *world) make(o client.Object) {
 	w.t.Helper()
 	o.SetNamespace(w.ns)
-	require.NoError(w.t, w.Client.Create(w.t.Context(), o))
+	w.until("it is made", func() bool {
+		err := w.Client.Create(w.t.Context(), o)
+		if err != nil && strings.Contains(err.Error(), "there is no VMIdentitySet") {
+			return false // the API server finds a new set a moment later
+		}
+		require.NoError(w.t, err)
+		return true
+	})
 }
 
 func (w *world) set(change func(*v1alpha1.DiskSpec)) {
@@ -96,14 +103,16 @@ func (w *world) set(change func(*v1alpha1.DiskSpec)) {
 	w.make(set)
 }
 
-// pod makes a pod as admission leaves it: held, with the claim of its identity.
+// pod makes a pod as admission leaves it: held, with the claim of its identity. The policies of the
+// manifest may be in force already, and then find all that in order.
 func (w *world) pod(name, id string) {
 	w.t.Helper()
 	no, yes, user := false, true, int64(107)
 	w.make(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name,
-			Labels:      map[string]string{v1alpha1.LabelIdentity: id},
-			Annotations: map[string]string{v1alpha1.AnnotationSet: "set"}},
+			Labels: map[string]string{v1alpha1.LabelIdentity: id},
+			Annotations: map[string]string{v1alpha1.AnnotationSet: "set",
+				v1alpha1.AnnotationName: id}},
 		Spec: corev1.PodSpec{
 			SchedulingGates: []corev1.PodSchedulingGate{{Name: v1alpha1.Gate}},
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user,

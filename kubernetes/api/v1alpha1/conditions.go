@@ -19,8 +19,6 @@ const (
 	ConditionHandedOver = "HandedOver"
 	// ConditionPopulated says that there is a snapshot of the image, for population Snapshot.
 	ConditionPopulated = "Populated"
-	// ConditionMoving says that a Local disk is being moved to another node.
-	ConditionMoving = "Moving"
 )
 
 // Reasons of conditions, and of events.
@@ -49,9 +47,6 @@ const (
 	ReasonHydrating       = "Hydrating"
 	ReasonImageKept       = "ImageKept"
 	ReasonUnknown         = "Unknown"
-	ReasonMoving          = "Moving"
-	ReasonMoved           = "Moved"
-	ReasonSourceGone      = "SourceGone"
 	ReasonServing         = "Serving"
 	ReasonStarting        = "Starting"
 	ReasonStopping        = "Stopping"

@@ -11,7 +11,7 @@ import (
 type Type string
 
 const (
-	// Local is a volume on one node. A pod that lands on another node has the disk moved there.
+	// Local is a volume on one node. Pods that use it are scheduled there.
 	Local Type = "Local"
 	// PersistentVolume is a volume of any storage class; Kubernetes takes it to the pod.
 	PersistentVolume Type = "PersistentVolume"
@@ -224,7 +224,7 @@ type VMIdentityStatus struct {
 	// size of the claim's volume.
 	// +optional
 	Size *resource.Quantity `json:"size,omitempty"`
-	// nodeName is the node of the pod that uses the disk or, of a Local disk, that has it.
+	// nodeName is the node of the pod that uses the disk.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
 	// usedBy is the pod that uses the disk.

@@ -11,6 +11,9 @@ const (
 	// AnnotationName names the VMIdentity. Without it, the identity has the name of the pod.
 	AnnotationName       = Group + "/identity-name"
 	AnnotationNameLegacy = "VirtletVMIdentityName"
+	// AnnotationFirmwareUUID is the SMBIOS UUID of the pod's machine. The controller sets it before
+	// the pod is scheduled, and containers read it through the downward API.
+	AnnotationFirmwareUUID = Group + "/firmware-uuid"
 )
 
 const (

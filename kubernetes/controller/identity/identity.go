@@ -131,7 +131,7 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 		}
 	}
 	if why == nil && err == nil {
-		why = moving(id)
+		why = unserved(id)
 	}
 	if why != nil || err != nil {
 		return verdict{why: why}, err
@@ -155,13 +155,19 @@ func conclude(id *v1alpha1.VMIdentity, v verdict) {
 	objects.SetCondition(&id.Status.Conditions, id.Generation, ready)
 }
 
-// moving says why a disk that moves to another node cannot be used: it is not all there yet.
-func moving(id *v1alpha1.VMIdentity) *wait {
-	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionMoving)
-	if c == nil || c.Status == metav1.ConditionFalse && c.Reason != v1alpha1.ReasonSourceGone {
+// unserved says why a disk that a pod of its own serves cannot be used: nobody can log in yet.
+func unserved(id *v1alpha1.VMIdentity) *wait {
+	if id.Spec.Attachment != v1alpha1.Service {
 		return nil
 	}
-	return &wait{reason: c.Reason, message: c.Message}
+	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionServed)
+	switch {
+	case c == nil:
+		return &wait{reason: v1alpha1.ReasonStarting, message: "the server has no pod yet"}
+	case c.Status != metav1.ConditionTrue:
+		return &wait{reason: c.Reason, message: c.Message}
+	}
+	return nil
 }
 
 // again says when to look again at an identity: as long from now as it has been so already.

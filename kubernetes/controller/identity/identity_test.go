@@ -302,22 +302,24 @@ func TestGrows(t *testing.T) {
 	require.Equal(t, "1Ti", w.claim().Spec.Resources.Requests.Storage().String())
 }
 
-// A disk on its way to another node cannot be used, nor one whose source has gone.
-func TestMoving(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Type: v1alpha1.Local})
+// A disk with a server of its own is ready while that serves. It says why not as the server does.
+func TestServedFirst(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Attachment: v1alpha1.Service})
 	w.settle()
+	w.require("Ready", "False Starting", "no pod yet")
+	require.NotEmpty(t, w.identity().Status.SecretName, "the server needs it")
 	for _, c := range []struct {
 		status metav1.ConditionStatus
 		reason string
 		ready  string
 	}{
-		{metav1.ConditionTrue, v1alpha1.ReasonMoving, "False Moving"},
-		{metav1.ConditionFalse, v1alpha1.ReasonSourceGone, "False SourceGone"},
-		{metav1.ConditionFalse, v1alpha1.ReasonMoved, "True Ready"},
+		{metav1.ConditionTrue, v1alpha1.ReasonServing, "True Ready"},
+		{metav1.ConditionFalse, v1alpha1.ReasonFailed, "False Failed"},
+		{metav1.ConditionTrue, v1alpha1.ReasonServing, "True Ready"},
 	} {
 		id := w.identity()
 		meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{
-			Type: v1alpha1.ConditionMoving, Status: c.status, Reason: c.reason, Message: "m"})
+			Type: v1alpha1.ConditionServed, Status: c.status, Reason: c.reason, Message: "m"})
 		require.NoError(t, w.Base.Status().Update(t.Context(), id))
 		w.settle()
 		w.require("Ready", c.ready, "")

@@ -22,7 +22,6 @@ var eventTypes = map[string]string{
 	v1alpha1.ReasonResizeRefused:   corev1.EventTypeWarning,
 	v1alpha1.ReasonPopulationError: corev1.EventTypeWarning,
 	v1alpha1.ReasonImageDiffers:    corev1.EventTypeWarning,
-	v1alpha1.ReasonSourceGone:      corev1.EventTypeWarning,
 	v1alpha1.ReasonUnschedulable:   corev1.EventTypeWarning,
 	v1alpha1.ReasonUnknown:         corev1.EventTypeWarning,
 	v1alpha1.ReasonFailed:          corev1.EventTypeWarning,
@@ -31,7 +30,6 @@ var eventTypes = map[string]string{
 	v1alpha1.ReasonHydrated:        corev1.EventTypeNormal,
 	v1alpha1.ReasonUUIDInUse:       corev1.EventTypeNormal,
 	v1alpha1.ReasonDeleting:        corev1.EventTypeNormal,
-	v1alpha1.ReasonMoved:           corev1.EventTypeNormal,
 }
 
 // EventType is the type of the event that tells a reason, or "" if none does.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,7 +37,7 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 		objects.Tell(r.Events, d.id, nil, d.before.Status.Conditions, d.id.Status.Conditions)
 	}
 	for _, p := range d.start {
-		if err := r.ungate(ctx, p); err != nil {
+		if err := r.ungate(ctx, p, d.id.Spec.FirmwareUUID); err != nil {
 			return err
 		}
 		r.memory.open(client.ObjectKeyFromObject(d.id), p.UID)
@@ -44,8 +45,9 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// ungate takes the gate away from exactly this pod. Others may write the pod meanwhile.
-func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod) error {
+// ungate tells a pod its machine's UUID, if that has one, and takes the gate away, of exactly this
+// pod. Others may write the pod meanwhile.
+func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod, firmwareUUID string) error {
 	path := fmt.Sprintf("/spec/schedulingGates/%d", objects.GateIndex(p))
 	steps := []map[string]any{
 		{"op": "test", "path": "/metadata/uid", "value": p.UID},
@@ -54,6 +56,14 @@ func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod) error {
 	}
 	if len(p.Spec.SchedulingGates) == 1 {
 		steps[2]["path"] = "/spec/schedulingGates"
+	}
+	if firmwareUUID != "" && p.Annotations == nil {
+		steps = append(steps, map[string]any{"op": "add", "path": "/metadata/annotations",
+			"value": map[string]string{v1alpha1.AnnotationFirmwareUUID: firmwareUUID}})
+	} else if firmwareUUID != "" {
+		name := strings.ReplaceAll(v1alpha1.AnnotationFirmwareUUID, "/", "~1") // RFC 6901
+		steps = append(steps, map[string]any{"op": "add", "path": "/metadata/annotations/" + name,
+			"value": firmwareUUID})
 	}
 	data, err := json.Marshal(steps)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 
@@ -33,6 +34,8 @@ func TestOnePodOfAFixedUUID(t *testing.T) {
 	require.Equal(t, "False UUIDInUse", reason(identityOf(t, w, "b"), v1alpha1.ConditionInUse))
 	set, _ := get(t, w, "set", &v1alpha1.VMIdentitySet{})
 	require.Equal(t, "a", set.Status.UsedBy.Name)
+	a, _ := get(t, w, "a", &corev1.Pod{})
+	require.Equal(t, uuid1, a.Annotations[v1alpha1.AnnotationFirmwareUUID])
 
 	// A pod that has ended frees the UUID, though its object stays.
 	p, _ := get(t, w, "a", &corev1.Pod{})
@@ -195,12 +198,21 @@ func TestOtherGatesStay(t *testing.T) {
 		now.Spec.SchedulingGates)
 }
 
-// Machines of a served disk take turns by themselves, so none of them waits for another.
+// Machines of a served disk take turns by themselves, so none of them waits for another. They wait
+// until the disk is served.
 func TestServedDiskHasSeveralMachines(t *testing.T) {
 	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) {
 		s.Spec.Attachment = v1alpha1.Service
 	}), gatedPod("a", "vm"), gatedPod("b", "vm"))
-	w.Settle(t, restart(w), "vm")
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	require.True(t, gated(t, w, "a"))
+	id := identityOf(t, w, "vm")
+	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{Message: "m",
+		Type: v1alpha1.ConditionServed, Status: metav1.ConditionTrue,
+		Reason: v1alpha1.ReasonServing})
+	require.NoError(t, w.Base.Status().Update(t.Context(), id))
+	w.Settle(t, work, "vm")
 	require.False(t, gated(t, w, "a"))
 	require.False(t, gated(t, w, "b"))
 }
