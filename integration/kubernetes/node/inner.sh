@@ -133,7 +133,7 @@ containerd --config containerd.toml >log/containerd.log 2>&1 &
 etcd --data-dir etcd --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
 	--listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync --log-level warn >log/etcd.log 2>&1 &
 kube-apiserver --etcd-servers http://127.0.0.1:2379 --secure-port 6443 --bind-address 0.0.0.0 \
-	--advertise-address $address --endpoint-reconciler-type none \
+	--advertise-address $address \
 	--tls-cert-file certs/server.crt --tls-private-key-file certs/server.key --token-auth-file tokens.csv \
 	--service-account-issuer https://kubernetes.default.svc --service-account-key-file certs/accounts.pub \
 	--service-account-signing-key-file certs/accounts.key --authorization-mode Node,RBAC \
