@@ -13,8 +13,6 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-func pointer[T any](v T) *T { return &v }
-
 // bound is a claim with its block volume.
 func bound(src corev1.PersistentVolumeSource, modes ...corev1.PersistentVolumeAccessMode) (
 	*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
@@ -26,7 +24,7 @@ func bound(src corev1.PersistentVolumeSource, modes ...corev1.PersistentVolumeAc
 	}
 	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"},
 		Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: src,
-			VolumeMode: pointer(corev1.PersistentVolumeBlock),
+			VolumeMode: new(corev1.PersistentVolumeBlock),
 			ClaimRef:   &corev1.ObjectReference{Namespace: "vms", Name: "data", UID: "1"}}}
 	return c, v
 }
@@ -93,7 +91,7 @@ func TestISCSI(t *testing.T) {
 	require.NotContains(t, got, "<auth")
 
 	named := inTree()
-	named.ISCSI.InitiatorName = pointer("iqn.2017-01.io.kubevirt:node")
+	named.ISCSI.InitiatorName = new("iqn.2017-01.io.kubevirt:node")
 	named.ISCSI.SecretRef.Namespace = "other"
 	named.ISCSI.ReadOnly = true
 	got = render(t, named, claim.Options{Username: "vm", SecretUsage: func(

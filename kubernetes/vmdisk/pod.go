@@ -106,8 +106,8 @@ func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 			spec.SecurityContext = &corev1.PodSecurityContext{}
 		}
 		if spec.SecurityContext.FSGroup == nil {
-			spec.SecurityContext.FSGroup = pointer(int64(diskUser))
-			spec.SecurityContext.FSGroupChangePolicy = pointer(corev1.FSGroupChangeOnRootMismatch)
+			spec.SecurityContext.FSGroup = new(int64(diskUser))
+			spec.SecurityContext.FSGroupChangePolicy = new(corev1.FSGroupChangeOnRootMismatch)
 		}
 	}
 	return nil
@@ -188,7 +188,7 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 		Name:            name,
 		Image:           cmp.Or(p.Server, d.Image),
 		ImagePullPolicy: p.PullPolicy,
-		RestartPolicy:   pointer(corev1.ContainerRestartPolicyAlways),
+		RestartPolicy:   new(corev1.ContainerRestartPolicyAlways),
 		Env:             env,
 		EnvFrom: []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{
 			LocalObjectReference: corev1.LocalObjectReference{Name: p.Secret}}}},
@@ -202,9 +202,9 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 		LivenessProbe:  probe("/healthz", pages, 10, 6),
 		Resources:      p.resources(),
 		SecurityContext: &corev1.SecurityContext{
-			AllowPrivilegeEscalation: pointer(false),
-			ReadOnlyRootFilesystem:   pointer(true),
-			RunAsNonRoot:             pointer(true),
+			AllowPrivilegeEscalation: new(false),
+			ReadOnlyRootFilesystem:   new(true),
+			RunAsNonRoot:             new(true),
 			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			SeccompProfile: &corev1.SeccompProfile{
 				Type: corev1.SeccompProfileTypeRuntimeDefault},
@@ -234,5 +234,3 @@ func probe(path, port string, period, failures int32) *corev1.Probe {
 		FailureThreshold: failures,
 	}
 }
-
-func pointer[T any](v T) *T { return &v }

@@ -2,21 +2,11 @@ package hydration
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
-	"net/http"
-	"time"
+
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// The limits of a question. An answer has some KiB.
-const (
-	askTimeout = 5 * time.Second
-	maxAnswer  = 1 << 20
-)
-
-// status is what of the page /status says how far the disks are. The page is that of package pages,
-// which would bring the iSCSI server with it.
+// status is what of the page /status says how far the disks are.
 type status struct {
 	LUNs []struct {
 		Ready    bool   `json:"ready"`
@@ -30,36 +20,11 @@ type status struct {
 // copiesAll is the mode that copies the whole image.
 const copiesAll = "clone"
 
-// Pages returns a function that asks the page /status of a pod.
-func Pages() func(ctx context.Context, address string) (Answer, error) {
-	c := &http.Client{
-		Timeout: askTimeout,
-		// Pods are asked seldom, and not by way of a proxy. What answers is not trusted to send us
-		// elsewhere.
-		Transport: &http.Transport{DisableKeepAlives: true},
-		CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse
-		},
-	}
-	return func(ctx context.Context, address string) (Answer, error) { return ask(ctx, c, address) }
-}
-
-func ask(ctx context.Context, c *http.Client, address string) (Answer, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/status", nil)
-	if err != nil {
-		return 0, err
-	}
-	response, err := c.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("http://%s/status: %s", address, response.Status)
-	}
+// ask reads the page /status of a pod.
+func ask(ctx context.Context, address string) (Answer, error) {
 	var s status
-	if err := json.NewDecoder(io.LimitReader(response.Body, maxAnswer)).Decode(&s); err != nil {
-		return 0, fmt.Errorf("http://%s/status: %w", address, err)
+	if err := objects.ReadStatus(ctx, address, &s); err != nil {
+		return 0, err
 	}
 	return s.answer()
 }

@@ -18,6 +18,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/pages"
 )
 
@@ -173,7 +174,7 @@ func TestPages(t *testing.T) {
 			Status: func() pages.Status { return pages.Status{LUNs: c.luns} },
 			Ready:  func() error { return nil }, Health: func() error { return nil }})
 		s := httptest.NewServer(mux)
-		got, err := Pages()(t.Context(), strings.TrimPrefix(s.URL, "http://"))
+		got, err := ask(t.Context(), strings.TrimPrefix(s.URL, "http://"))
 		s.Close()
 		require.ErrorIs(t, err, c.err)
 		require.Equal(t, c.want, got)
@@ -193,11 +194,11 @@ func TestPagesThatAreNone(t *testing.T) {
 			http.Redirect(w, r, other.URL, http.StatusFound)
 		},
 		func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = w.Write([]byte(`{"luns": [` + strings.Repeat(" ", maxAnswer)))
+			_, _ = w.Write([]byte(`{"luns": [` + strings.Repeat(" ", objects.MaxPage)))
 		},
 	} {
 		s := httptest.NewServer(answer)
-		_, err := Pages()(t.Context(), strings.TrimPrefix(s.URL, "http://"))
+		_, err := ask(t.Context(), strings.TrimPrefix(s.URL, "http://"))
 		s.Close()
 		require.Error(t, err)
 		require.NotErrorIs(t, err, ErrNotYet)

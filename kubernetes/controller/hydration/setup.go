@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -27,16 +26,13 @@ type Options struct {
 
 // Setup adds the controller to a manager.
 func Setup(mgr ctrl.Manager, o Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), Ask: Pages(),
+	r := &Reconciler{Client: mgr.GetClient(), Ask: ask,
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("hydration").
 		For(&v1alpha1.VMIdentity{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
-			func(_ context.Context, o client.Object) []reconcile.Request {
-				return []reconcile.Request{{NamespacedName: types.NamespacedName{
-					Namespace: o.GetNamespace(), Name: o.GetLabels()[v1alpha1.LabelIdentity]}}}
-			})).
+			objects.ByLabel(v1alpha1.LabelIdentity))).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: o.Concurrency,
 			RateLimiter:             objects.Backoff[reconcile.Request](),

@@ -1,13 +1,9 @@
 package identity
 
 import (
-	"context"
-
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -31,19 +27,14 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		For(&v1alpha1.VMIdentity{}).
 		Owns(&corev1.PersistentVolumeClaim{}).
 		// The end of a pod lets an identity be deleted.
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(byLabel),
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelIdentity)),
 			builder.WithPredicates(ended())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: o.Concurrency,
 			RateLimiter:             objects.Backoff[reconcile.Request](),
 		}).
 		Complete(r)
-}
-
-// byLabel is the identity whose name an object carries.
-func byLabel(_ context.Context, o client.Object) []reconcile.Request {
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{
-		Namespace: o.GetNamespace(), Name: o.GetLabels()[v1alpha1.LabelIdentity]}}}
 }
 
 // ended lets the end of a pod through, whether its object stays or not.

@@ -41,9 +41,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Named("pod").
 		For(&v1alpha1.VMIdentity{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
-			func(_ context.Context, o client.Object) []reconcile.Request {
-				return requests(o.GetNamespace(), byIdentity(o))
-			})).
+			objects.ByLabel(v1alpha1.LabelIdentity))).
 		// A set that is there at last, or whose firmwareUUID is free.
 		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor)).
 		WithOptions(controller.Options{

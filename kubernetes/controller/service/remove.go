@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // remove ends serving an identity that is being deleted, or served otherwise from now on. While
@@ -82,7 +83,7 @@ func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users 
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if pod.Labels[v1alpha1.LabelServer] == "" && !finished(pod) && !gated(pod) {
+		if pod.Labels[v1alpha1.LabelServer] == "" && !objects.Finished(pod) && !objects.Gated(pod) {
 			users = append(users, "pod "+pod.Name)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 	"time"
 
@@ -162,21 +161,11 @@ func (r *Reconciler) pod(ctx context.Context, id *v1alpha1.VMIdentity) (*corev1.
 	var found *corev1.Pod
 	for i := range all.Items {
 		pod := &all.Items[i]
-		if !finished(pod) && (found == nil || pod.DeletionTimestamp == nil) {
+		if !objects.Finished(pod) && (found == nil || pod.DeletionTimestamp == nil) {
 			found = pod
 		}
 	}
 	return found, nil
-}
-
-func finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-func gated(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
-		return g.Name == v1alpha1.Gate
-	})
 }
 
 func ready(pod *corev1.Pod) bool {

@@ -234,7 +234,7 @@ func TestServe(t *testing.T) {
 // the Service leads to.
 func TestDeployment(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
-		id.Spec.Size = pointer(resource.MustParse("30Gi"))
+		id.Spec.Size = new(resource.MustParse("30Gi"))
 	})
 	w.converge()
 	var d appsv1.Deployment
@@ -267,7 +267,7 @@ func TestDeployment(t *testing.T) {
 	w.converge()
 	require.NoError(t, w.Get(t.Context(), made, &d))
 	require.Equal(t, "kubevirt.io:disk", d.Spec.Template.Spec.Containers[0].Image)
-	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Size = pointer(resource.MustParse("40Gi")) })
+	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Size = new(resource.MustParse("40Gi")) })
 	w.converge()
 	require.NoError(t, w.Get(t.Context(), made, &d))
 	require.Contains(t, d.Spec.Template.Spec.Containers[0].Env,

@@ -1,17 +1,14 @@
 package service
 
 import (
-	"context"
-
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // Setup adds the controller to a manager, whose cache has of Deployments and Services those with
@@ -24,21 +21,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		For(&v1alpha1.VMIdentity{}).
 		Owns(&appsv1.Deployment{}).
 		Owns(&corev1.Service{}).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(by(v1alpha1.LabelServer))).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelServer))).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
-			by(labelVolume))).
+			objects.ByLabel(labelVolume))).
 		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency}).
 		Complete(r)
-}
-
-// by finds the identity that a label names.
-func by(label string) handler.MapFunc {
-	return func(_ context.Context, o client.Object) []reconcile.Request {
-		name := o.GetLabels()[label]
-		if name == "" {
-			return nil
-		}
-		return []reconcile.Request{{NamespacedName: client.ObjectKey{
-			Namespace: o.GetNamespace(), Name: name}}}
-	}
 }

@@ -53,7 +53,7 @@ func (r *Reconciler) newVolume(id *v1alpha1.VMIdentity, address, claim string,
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:    corev1.ResourceList{corev1.ResourceStorage: r.volumeSize(id)},
 			AccessModes: modes,
-			VolumeMode:  pointer(corev1.PersistentVolumeBlock),
+			VolumeMode:  new(corev1.PersistentVolumeBlock),
 			// Nothing that a claim leaves behind may remove the disk.
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
@@ -77,8 +77,8 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, name string,
 	c := &corev1.PersistentVolumeClaim{ObjectMeta: meta(id, name),
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes:      modes,
-			VolumeMode:       pointer(corev1.PersistentVolumeBlock),
-			StorageClassName: pointer(""), // no class makes a volume for it
+			VolumeMode:       new(corev1.PersistentVolumeBlock),
+			StorageClassName: new(""), // no class makes a volume for it
 			VolumeName:       VolumeName(id),
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceStorage: r.volumeSize(id)}},

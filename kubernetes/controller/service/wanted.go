@@ -37,7 +37,7 @@ func meta(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
 		Namespace: id.Namespace, Name: name,
 		Labels: map[string]string{v1alpha1.LabelIdentity: id.Name},
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(),
-			Kind: "VMIdentity", Name: id.Name, UID: id.UID, Controller: pointer(true)}},
+			Kind: "VMIdentity", Name: id.Name, UID: id.UID, Controller: new(true)}},
 	}
 }
 
@@ -61,10 +61,10 @@ func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, 
 		disk.Size = id.Spec.Size.Value()
 	}
 	pod := corev1.PodSpec{
-		AutomountServiceAccountToken:  pointer(false),
-		EnableServiceLinks:            pointer(false),
-		TerminationGracePeriodSeconds: pointer(int64(30)),
-		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: pointer(true),
+		AutomountServiceAccountToken:  new(false),
+		EnableServiceLinks:            new(false),
+		TerminationGracePeriodSeconds: new(int64(30)),
+		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: new(true),
 			SeccompProfile: &corev1.SeccompProfile{
 				Type: corev1.SeccompProfileTypeRuntimeDefault}},
 	}
@@ -97,7 +97,7 @@ func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, 
 	// By this one the pod is seen as one that has the claim.
 	labels[v1alpha1.LabelIdentity] = id.Name
 	return &appsv1.Deployment{ObjectMeta: meta(id, Name(id.Name)), Spec: appsv1.DeploymentSpec{
-		Replicas: pointer(int32(1)),
+		Replicas: new(int32(1)),
 		// Pods do not share a disk: one ends before the next one starts.
 		Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
 		Selector: &metav1.LabelSelector{MatchLabels: selector(id)},
@@ -132,5 +132,3 @@ func pagesPort(pod *corev1.PodSpec) int32 {
 	}
 	return 0
 }
-
-func pointer[T any](v T) *T { return &v }

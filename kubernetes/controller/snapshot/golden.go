@@ -60,15 +60,15 @@ func ownedBy(id *v1alpha1.VMIdentity) metav1.OwnerReference {
 
 func ofJob(job *batchv1.Job) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job",
-		Name: job.Name, UID: job.UID, Controller: pointer(true)}
+		Name: job.Name, UID: job.UID, Controller: new(true)}
 }
 
 // newJob writes an image into the claim of its name.
 func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
 	restricted := &corev1.SecurityContext{
-		AllowPrivilegeEscalation: pointer(false),
-		ReadOnlyRootFilesystem:   pointer(true),
-		RunAsNonRoot:             pointer(true),
+		AllowPrivilegeEscalation: new(false),
+		ReadOnlyRootFilesystem:   new(true),
+		RunAsNonRoot:             new(true),
 		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 		SeccompProfile: &corev1.SeccompProfile{
 			Type: corev1.SeccompProfileTypeRuntimeDefault},
@@ -90,11 +90,11 @@ func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
 			{Name: "tmp", MountPath: "/tmp"}},
 	}
 	pod := corev1.PodSpec{
-		AutomountServiceAccountToken: pointer(false),
-		EnableServiceLinks:           pointer(false),
+		AutomountServiceAccountToken: new(false),
+		EnableServiceLinks:           new(false),
 		RestartPolicy:                corev1.RestartPolicyNever,
-		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: pointer(true),
-			FSGroup: pointer(int64(diskUser))},
+		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: new(true),
+			FSGroup: new(int64(diskUser))},
 		Volumes: []corev1.Volume{
 			{Name: "data", VolumeSource: corev1.VolumeSource{
 				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}},
@@ -110,11 +110,11 @@ func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
 			ReadOnly: true})
 		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "registry",
 			VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
-				SecretName: o.PullSecret, DefaultMode: pointer(int32(0o440))}}})
+				SecretName: o.PullSecret, DefaultMode: new(int32(0o440))}}})
 	}
 	pod.Containers = []corev1.Container{c}
 	return &batchv1.Job{ObjectMeta: metaOf(id, name, ownedBy(id)), Spec: batchv1.JobSpec{
-		BackoffLimit: pointer(int32(retries)),
+		BackoffLimit: new(int32(retries)),
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{
 			Labels: map[string]string{labelGolden: name}}, Spec: pod},
 	}}
@@ -164,5 +164,3 @@ func snapshotState(s *unstructured.Unstructured) (ready bool, size resource.Quan
 	}
 	return ready, size, wrong
 }
-
-func pointer[T any](v T) *T { return &v }

@@ -234,8 +234,8 @@ func TestJob(t *testing.T) {
 func TestNameIsThatOfTheContent(t *testing.T) {
 	other := "mirror.example.com/f" + image[len("registry.example.com/fedora"):]
 	require.Equal(t, Name(image, nil), Name(other, nil))
-	require.NotEqual(t, Name(image, nil), Name(image, pointer("")))
-	require.NotEqual(t, Name(image, nil), Name(image, pointer("default")))
+	require.NotEqual(t, Name(image, nil), Name(image, new("")))
+	require.NotEqual(t, Name(image, nil), Name(image, new("default")))
 	require.NotEqual(t, Name(image, nil), Name(image[:len(image)-1]+"9", nil))
 }
 

@@ -1,0 +1,47 @@
+package objects
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// MaxPage is how much of an answer of a daemon is read, in bytes. It has some KiB.
+const MaxPage = 1 << 20
+
+// pageTimeout is how long an answer is waited for.
+const pageTimeout = 5 * time.Second
+
+// pages asks seldom, and not by way of a proxy. What answers is not trusted to send us elsewhere.
+var pages = &http.Client{
+	Timeout:   pageTimeout,
+	Transport: &http.Transport{DisableKeepAlives: true},
+	CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	},
+}
+
+// ReadStatus reads the page /status of the daemon at an address, host:port, into a value of the
+// caller's. The page is that of package pages, which would bring the iSCSI server with it.
+func ReadStatus(ctx context.Context, address string, into any) error {
+	url := "http://" + address + "/status"
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	res, err := pages.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", url, res.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(res.Body, MaxPage)).Decode(into); err != nil {
+		return fmt.Errorf("%s: %w", url, err)
+	}
+	return nil
+}
