@@ -136,11 +136,9 @@ func (d *Destination) resize(size int64) error {
 
 // zero makes a range read as zeros. It writes them only if the file system cannot do it otherwise.
 func (d *Destination) zero(off, length int64) error {
-	fd := int(d.file.Fd())
 	for _, mode := range []uint32{unix.FALLOC_FL_PUNCH_HOLE, unix.FALLOC_FL_ZERO_RANGE} {
-		if osfile.Retry(func() error {
-			return unix.Fallocate(fd, mode|unix.FALLOC_FL_KEEP_SIZE, off,
-				length)
+		if osfile.Call(d.file, func(fd int) error {
+			return unix.Fallocate(fd, mode|unix.FALLOC_FL_KEEP_SIZE, off, length)
 		}) == nil {
 			return nil
 		}

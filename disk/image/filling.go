@@ -174,7 +174,7 @@ func (f *Filling) Drain() error {
 // Sync makes durable what was in the file before the call. After an error nobody knows what storage
 // has: the content is lost.
 func (f *Filling) Sync() error {
-	err := osfile.Retry(func() error { return unix.Fdatasync(int(f.to.file.Fd())) })
+	err := osfile.Call(f.to.file, unix.Fdatasync)
 	if err != nil {
 		err = fmt.Errorf("%q did not reach storage: %w", f.to.name, err)
 		f.fail(err)

@@ -23,11 +23,38 @@ func Retry(call func() error) error {
 	}
 }
 
+// Call makes a system call on the descriptor of f, and repeats it if a signal interrupted it. A
+// Close meanwhile takes effect after the call: the call never meets another file that has got the
+// same descriptor since. After Close it returns os.ErrClosed.
+func Call(f *os.File, call func(fd int) error) error {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	controlErr := conn.Control(func(fd uintptr) {
+		err = Retry(func() error { return call(int(fd)) })
+	})
+	if controlErr != nil {
+		return os.ErrClosed // it fails for no other reason
+	}
+	return err
+}
+
 // SeekExtent returns the length of the run of data or hole that begins at off, at most length. If
 // the file system cannot tell, everything is data. The call moves the descriptor's offset; nothing
 // here uses that.
 func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
-	fd := int(f.Fd())
+	err = Call(f, func(fd int) (err error) {
+		n, data, err = seekExtent(fd, off, length)
+		return err
+	})
+	if err != nil {
+		return 0, false, &os.PathError{Op: "seek", Path: f.Name(), Err: err}
+	}
+	return n, data, nil
+}
+
+func seekExtent(fd int, off, length int64) (n int64, data bool, err error) {
 	// Somebody may punch a hole between the two calls. Then ask again.
 	for range 4 {
 		begin, err := seek(fd, off, unix.SEEK_DATA)
@@ -37,7 +64,7 @@ func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
 		case err == unix.EINVAL || err == unix.EOPNOTSUPP:
 			return length, true, nil
 		case err != nil:
-			return 0, false, &os.PathError{Op: "seek", Path: f.Name(), Err: err}
+			return 0, false, err
 		case begin > off:
 			return min(begin-off, length), false, nil
 		}
@@ -46,7 +73,7 @@ func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
 			return length, false, nil
 		}
 		if err != nil {
-			return 0, false, &os.PathError{Op: "seek", Path: f.Name(), Err: err}
+			return 0, false, err
 		}
 		if end > off {
 			return min(end-off, length), true, nil

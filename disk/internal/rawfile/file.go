@@ -166,7 +166,7 @@ func (f *File) Sync() error {
 	if f.failed.Load() {
 		return disk.ErrFailed
 	}
-	if err := osfile.Retry(func() error { return f.sync(int(f.File.Fd())) }); err != nil {
+	if err := osfile.Call(f.File, f.sync); err != nil {
 		// The kernel has dropped the pages or marked them clean, so a later success would mean
 		// nothing.
 		f.failed.Store(true)
@@ -204,9 +204,8 @@ func (f *File) deallocate(op string, off, length int64) error {
 		return f.writeZeros(off, length)
 	}
 	f.guard.through(off, length) // the partial blocks at both ends become dirty
-	err := osfile.Retry(func() error {
-		return unix.Fallocate(int(f.File.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
-			off, length)
+	err := osfile.Call(f.File, func(fd int) error {
+		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
 	switch err {
 	case nil:
@@ -251,7 +250,7 @@ func (f *File) Extent(off, length int64) (disk.Extent, error) {
 // now, so that the next user of the file finds what storage has.
 func (f *File) Close() error {
 	if f.failed.Load() {
-		_ = f.forget(int(f.File.Fd())) // if it fails, reads come from the cache as before
+		_ = osfile.Call(f.File, f.forget) // if it fails, reads come from the cache as before
 	}
 	return f.File.Close()
 }

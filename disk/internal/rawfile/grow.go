@@ -48,7 +48,7 @@ func (f *File) Grow(size int64) error {
 }
 
 func (f *File) truncate(size int64) error {
-	err := osfile.Retry(func() error { return unix.Ftruncate(int(f.File.Fd()), size) })
+	err := osfile.Call(f.File, func(fd int) error { return unix.Ftruncate(fd, size) })
 	if err != nil {
 		return &os.PathError{Op: "truncate", Path: f.File.Name(), Err: err}
 	}

@@ -36,8 +36,8 @@ func (p *Places) before(off, length int64) {
 	if p == nil || length < preallocateFrom || p.useless.Load() || p.busy != nil && p.busy() {
 		return
 	}
-	err := osfile.Retry(func() error {
-		return unix.Fallocate(int(p.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, length)
+	err := osfile.Call(p.file, func(fd int) error {
+		return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
 	if err != nil && !osfile.IsFull(err) {
 		p.useless.Store(true)
