@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/integration/peers"
 )
 
 // testContainerfile is an image with two layers, whose user is in groups and is not root.
@@ -235,7 +235,8 @@ func TestWebServerInAMachine(t *testing.T) {
 			env: map[string]string{"CONTAINER_IMAGE": ref, "PERSISTENT_DIR": volume,
 				"COPY_MODE": "copy-on-write"}})
 	}
-	port := freePort(t)
+	port, err := peers.FreePort()
+	require.NoError(t, err)
 	posted := ""
 	for round := range 2 {
 		d := serve()
@@ -277,15 +278,6 @@ func get(t *testing.T, url string) string {
 		return err == nil && response.StatusCode == http.StatusOK
 	}, machineTime, 100*time.Millisecond)
 	return text
-}
-
-// freePort is a TCP port of the host's loopback.
-func freePort(t *testing.T) int {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
 }
 
 // TestKernelBootExample: the objects of Kubernetes are such, and the VirtualMachine boots what the

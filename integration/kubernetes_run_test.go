@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -96,7 +97,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 			require.Eventually(t, func() bool {
 				return page(ports[startup.Port.String()], startup.Path) == http.StatusOK ||
 					!c.running(t)
-			}, clientTimeout, clientTimeout/1000)
+			}, clientTimeout, 50*time.Millisecond)
 			for _, probe := range []*corev1.Probe{spec.StartupProbe, spec.ReadinessProbe,
 				spec.LivenessProbe} {
 				require.Equal(t, http.StatusOK,
@@ -174,7 +175,7 @@ func uploadInto(t *testing.T, n network, claim string, secret map[string]string)
 	require.Eventually(t, func() bool {
 		got, err := os.ReadFile(disk)
 		return err == nil && bytes.Equal(content, got)
-	}, clientTimeout, clientTimeout/1000)
+	}, clientTimeout, 50*time.Millisecond)
 }
 
 // migrate hands the disk of a pod over from one initiator to another, with the commands of the

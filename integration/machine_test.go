@@ -172,13 +172,13 @@ func (m *containerMachine) connect(name string) net.Conn {
 		return err == nil
 	}, machineTime, 10*time.Millisecond, "QEMU has no socket")
 	m.t.Cleanup(func() { conn.Close() })
-	require.NoError(m.t, conn.SetDeadline(time.Now().Add(machineTime)))
 	return conn
 }
 
 // word waits for a line of the machine that begins with a word, and returns what follows.
 func (m *containerMachine) word(word string) string {
 	m.t.Helper()
+	require.NoError(m.t, m.port.SetDeadline(time.Now().Add(machineTime)))
 	for {
 		line, err := m.words.ReadString('\n')
 		require.NoError(m.t, err, "the machine ends without the word %q", word)
@@ -191,6 +191,7 @@ func (m *containerMachine) word(word string) string {
 // powerButton presses the power button.
 func (m *containerMachine) powerButton() {
 	m.t.Helper()
+	require.NoError(m.t, m.control.SetDeadline(time.Now().Add(machineTime)))
 	answers := json.NewDecoder(m.control)
 	var answer map[string]any
 	require.NoError(m.t, answers.Decode(&answer))

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
@@ -68,7 +69,7 @@ spec:
 		require.Eventually(t, func() bool {
 			return client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c",
 				"read -P 5 0 64k", url).status == 0 || !running.running(t)
-		}, clientTimeout, clientTimeout/100)
+		}, clientTimeout, 200*time.Millisecond)
 		require.True(t, running.running(t))
 		require.NotZero(t, client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 64k",
 			strings.Replace(url, "0123456789abcdef", "wrong-password", 1)).status)

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	startTimeout = 60 * time.Second
-	stopTimeout  = 60 * time.Second
+	startTimeout = 4 * time.Minute
+	stopTimeout  = 4 * time.Minute
 	pollInterval = time.Millisecond
 )
 
@@ -101,7 +101,7 @@ func (p *Process) stop() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
-	if _, err := p.Wait(stopTimeout / 6); err == nil {
+	if _, err := p.Wait(stopTimeout / 24); err == nil {
 		return nil
 	}
 	return p.Kill()
