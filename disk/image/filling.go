@@ -113,6 +113,13 @@ func (f *Filling) Size() int64 { return f.off }
 // Next returns a buffer of at least one byte for what comes next. It returns the error of an
 // earlier write; a *SpaceError if there is no room.
 func (f *Filling) Next(ctx context.Context) ([]byte, error) {
+	// Select takes any of the cases that are ready, and there may be a buffer too. An error stays.
+	if err := f.failure(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	select {
 	case <-f.failed:
 		return nil, f.err
@@ -156,13 +163,21 @@ func (f *Filling) fail(err error) {
 	})
 }
 
-// Drain waits until everything that was put is in the file.
-func (f *Filling) Drain() error {
-	f.pending.Wait()
+// failure is the first error, or nil while there is none.
+func (f *Filling) failure() error {
 	select {
 	case <-f.failed:
 		return f.err
 	default:
+		return nil
+	}
+}
+
+// Drain waits until everything that was put is in the file.
+func (f *Filling) Drain() error {
+	f.pending.Wait()
+	if err := f.failure(); err != nil {
+		return err
 	}
 	if f.off > f.size {
 		f.size = f.off

@@ -83,16 +83,33 @@ func TestFillingFails(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	f, err := OpenFilling(path, 0)
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() }) // its error is that the file is closed
 	require.NoError(t, f.to.file.Close())
 	p, err := f.Next(context.Background())
 	require.NoError(t, err)
 	p[0] = 1
 	f.Put(p)
-	require.Error(t, f.Drain())
-	_, err = f.Next(context.Background())
-	require.Error(t, err)
+	failed := f.Drain()
+	require.Error(t, failed)
+	// There are buffers too, and none is handed out, however often Next is called.
+	for range 100 {
+		_, err = f.Next(context.Background())
+		require.ErrorIs(t, err, failed)
+	}
 	require.Error(t, f.Sync())
-	_ = f.Close()
+}
+
+// TestFillingStopped: Next hands out nothing once its context is done.
+func TestFillingStopped(t *testing.T) {
+	f, err := OpenFilling(filepath.Join(t.TempDir(), "file"), 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for range 100 {
+		_, err = f.Next(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+	}
 }
 
 // TestCheckHead: an image is refused by its beginning where that is enough.
