@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
@@ -41,15 +42,35 @@ func install(t *testing.T, p *plane.Plane, text string) {
 	objects, err := plane.Decode(strings.NewReader(text))
 	require.NoError(t, err)
 	require.NoError(t, p.Apply(t.Context(), "", objects...))
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		for _, o := range objects {
-			if err := p.Client.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
-				t.Error(err)
-			}
+	t.Cleanup(func() { remove(t, p, objects) })
+}
+
+// remove deletes objects, but for the types: with them, the sets of other tests would go. It waits
+// until pods come and go unseen. The next test would take what is left for its own otherwise: the
+// API server looks at its policies once in a second.
+func remove(t *testing.T, p *plane.Plane, objects []*unstructured.Unstructured) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, o := range objects {
+		if o.GetKind() == "CustomResourceDefinition" {
+			continue
 		}
-	})
+		if err := p.Client.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	}
+	for {
+		pod, err := dryRun(ctx, p, aPod(metav1.NamespaceDefault, "none"))
+		if err == nil && len(pod.Spec.SchedulingGates) == 0 {
+			return
+		}
+		if ctx.Err() != nil {
+			t.Errorf("a pod is still looked at: %v", err)
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
 }
 
 // sets are VMIdentitySets by their names.

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"strings"
@@ -58,8 +59,11 @@ func TestPage(t *testing.T) {
 		if i > 0 {
 			args = append([]string{"--namespace", namespace}, args...)
 		} else {
-			manifest := args[len(args)-1]
-			t.Cleanup(func() { p.Kubectl(t, "delete", "--wait=false", "-f", manifest) })
+			text, err := os.ReadFile(args[len(args)-1])
+			require.NoError(t, err)
+			objects, err := plane.Decode(bytes.NewReader(text))
+			require.NoError(t, err)
+			t.Cleanup(func() { remove(t, p, objects) })
 		}
 		out := p.Kubectl(t, args...)
 		switch i {

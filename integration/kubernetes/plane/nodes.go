@@ -35,24 +35,22 @@ func (p *Plane) Nodes(t testing.TB, names ...string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, name := range names {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
-			Annotations: map[string]string{"kwok.x-k8s.io/node": "fake"},
-			Labels: map[string]string{
-				corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}}}
-		if err := p.Client.Create(ctx, node); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), node) })
-		node.Status.Capacity = corev1.ResourceList{
+		room := corev1.ResourceList{
 			corev1.ResourceCPU:              resource.MustParse("64"),
 			corev1.ResourceMemory:           resource.MustParse("1Ti"),
 			corev1.ResourceEphemeralStorage: resource.MustParse("10Ti"),
 			corev1.ResourcePods:             resource.MustParse("1000"),
 		}
-		node.Status.Allocatable = node.Status.Capacity
-		if err := p.Client.Status().Update(ctx, node); err != nil {
+		// With its status, as a kubelet makes it: KWOK writes it as soon as it is there.
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Annotations: map[string]string{"kwok.x-k8s.io/node": "fake"},
+			Labels: map[string]string{
+				corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}},
+			Status: corev1.NodeStatus{Capacity: room, Allocatable: room}}
+		if err := p.Client.Create(ctx, node); err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), node) })
 	}
 	err := p.until("the nodes are ready", func() bool {
 		for _, name := range names {

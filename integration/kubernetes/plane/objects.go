@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -92,23 +93,39 @@ func (p *Plane) InstallCRDs(ctx context.Context, r io.Reader) error {
 		return err
 	}
 	for _, u := range objects {
-		err := p.until(u.GetName()+" is established", func() bool {
-			crd := &unstructured.Unstructured{}
-			crd.SetGroupVersionKind(u.GroupVersionKind())
-			if p.Client.Get(ctx, client.ObjectKeyFromObject(u), crd) != nil {
-				return false
+		if err := p.served(ctx, u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// served waits until the server lists objects of all versions of a CRD. A CRD is established before
+// the server's handler and its discovery know the type. Clients find it by discovery first.
+func (p *Plane) served(ctx context.Context, crd *unstructured.Unstructured) error {
+	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+	kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")
+	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	for _, one := range versions {
+		version, _ := one.(map[string]any)
+		if version["served"] == false {
+			continue
+		}
+		name, _ := version["name"].(string)
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: name,
+			Kind: kind + "List"})
+		var last error
+		answers := 0 // in a row: a handler that was just made may be made anew
+		err := p.until("objects of "+crd.GetName()+" can be listed", func() bool {
+			answers++
+			if last = p.Client.List(ctx, list, client.Limit(1)); last != nil {
+				answers = 0
 			}
-			conditions, _, _ := unstructured.NestedSlice(crd.Object, "status", "conditions")
-			for _, one := range conditions {
-				c, _ := one.(map[string]any)
-				if c["type"] == "Established" {
-					return c["status"] == "True"
-				}
-			}
-			return false
+			return answers == 3
 		})
 		if err != nil {
-			return err
+			return errors.Join(err, last)
 		}
 	}
 	return nil
