@@ -46,33 +46,50 @@ const maxFlatRuns = 1 << 17
 // flatten makes the flat of a layer and of those below it. It returns nil if there are too many
 // runs.
 func (l *layer) flatten(ctx context.Context) (*flat, error) {
-	var files []*layer
-	l.chain(func(l *layer) { files = append(files, l) })
-	var runs []flatRun
-	for i := len(files) - 1; i >= 0; i-- {
-		own, err := files[i].ownRuns(ctx)
-		if err != nil || len(own)+len(runs) > maxFlatRuns {
+	var files [][]flatRun // what each has that can be seen through those above it
+	total, limit := 0, l.size
+	for f := l; f != nil; f = f.below {
+		limit = min(limit, f.size) // past its end, a file hides what is below it
+		own, err := f.ownRuns(ctx)
+		if total += len(own); err != nil || total > maxFlatRuns {
 			return nil, err
 		}
-		runs = lay(resize(runs, files[i].size), own)
+		files = append(files, cutOff(own, limit))
+	}
+	// Neighbours are put together, and then those pairs, so that no run is copied for each file.
+	for len(files) > 1 {
+		pairs := files[:0]
+		for i := 0; i < len(files); i += 2 {
+			if i+1 < len(files) {
+				pairs = append(pairs, lay(files[i+1], files[i]))
+			} else {
+				pairs = append(pairs, files[i])
+			}
+		}
+		files = pairs
+	}
+	// Zeros are where nobody has anything.
+	runs := lay([]flatRun{{n: l.size, host: -1}}, files[0])
+	if len(runs) > maxFlatRuns {
+		return nil, nil
 	}
 	return &flat{runs}, nil
 }
 
-// resize cuts the runs off at a size, or adds zeros.
-func resize(runs []flatRun, size int64) []flatRun {
-	end := int64(0)
-	for i, r := range runs {
-		if r.end() >= size {
-			runs[i].n = size - r.start
-			return runs[:i+1]
+// cutOff cuts runs off at a size.
+func cutOff(runs []flatRun, size int64) []flatRun {
+	for len(runs) > 0 && runs[len(runs)-1].end() > size {
+		last := len(runs) - 1
+		if runs[last].start < size {
+			runs[last].n = size - runs[last].start
+			break
 		}
-		end = r.end()
+		runs = runs[:last]
 	}
-	return append(runs, flatRun{start: end, n: size - end, host: -1})
+	return runs
 }
 
-// lay lays the runs of a file over those of the files below it, which it changes.
+// lay lays the runs of some files over those of the files below them, which it changes.
 func lay(below, above []flatRun) []flatRun {
 	out := make([]flatRun, 0, len(below)+2*len(above))
 	for _, a := range above {
@@ -161,11 +178,13 @@ func (f *flat) usage() (u usage) {
 	return u
 }
 
-// at returns the run that has the byte at off.
-func (f *flat) at(off int64) flatRun {
-	next := sort.Search(len(f.runs), func(i int) bool { return f.runs[i].start > off })
-	return f.runs[next-1]
+// index is that of the run that has the byte at off.
+func (f *flat) index(off int64) int {
+	return sort.Search(len(f.runs), func(i int) bool { return f.runs[i].start > off }) - 1
 }
+
+// at returns the run that has the byte at off.
+func (f *flat) at(off int64) flatRun { return f.runs[f.index(off)] }
 
 // slow is Slow for the whole chain.
 func (f *flat) slow(off int64) bool {
@@ -182,9 +201,9 @@ func (m *Image) read(ctx context.Context, p []byte, off int64) (int, error) {
 	if m.flat == nil {
 		return m.top.ReadAt(ctx, p, off)
 	}
-	for done := 0; done < len(p); {
-		at := off + int64(done)
-		run := m.flat.at(at)
+	done := 0
+	for i := m.flat.index(off); done < len(p); i++ {
+		at, run := off+int64(done), m.flat.runs[i]
 		part := p[done:][:min(int64(len(p)-done), run.end()-at)]
 		n, err := run.read(ctx, part, at)
 		if done += n; n < len(part) {

@@ -40,7 +40,8 @@ type shard struct {
 	mu     sync.Mutex
 	loaded sync.Cond
 	clock  int64  // guarded by mu
-	slots  []slot // guarded by mu
+	most   int64  // how many slots it has
+	slots  []slot // guarded by mu; nil until the first one is used
 }
 
 // slot holds a block. Only the loading goroutine writes its data. Afterwards, the data does not
@@ -77,10 +78,7 @@ func (c *cache) init(size, memory int64,
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.loaded.L = &s.mu
-		s.slots = make([]slot, slots/int64(len(c.shards)))
-		for j := range s.slots {
-			s.slots[j].key = -1
-		}
+		s.most = slots / int64(len(c.shards))
 	}
 }
 
@@ -249,6 +247,12 @@ func (s *shard) findLocked(key int64) *slot {
 
 // freeLocked returns the least recently used slot that is not pinned, or nil.
 func (s *shard) freeLocked() *slot {
+	if s.slots == nil {
+		s.slots = make([]slot, s.most)
+		for i := range s.slots {
+			s.slots[i].key = -1
+		}
+	}
 	var free *slot
 	for i := range s.slots {
 		if b := &s.slots[i]; b.pins == 0 && (free == nil || b.used < free.used) {

@@ -113,7 +113,7 @@ func (im *Image) announce(ctx context.Context, off, length int64) {
 		begin, end = from, to
 	}
 	for limit := off + length; off < limit; {
-		run, err := im.locate(ctx, off, limit-off)
+		run, err := im.locate(ctx, off, limit-off, true)
 		if err != nil {
 			return // the read will fail in the same way
 		}

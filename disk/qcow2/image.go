@@ -198,9 +198,9 @@ func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (
 }
 
 // locate describes the run at off that one read can cover, at most length bytes and not past its L2
-// table.
-func (im *Image) locate(ctx context.Context, off, length int64) (piece, error) {
-	return im.join(ctx, off, length, func(p, q piece) bool {
+// table. keep is that of tableAt.
+func (im *Image) locate(ctx context.Context, off, length int64, keep bool) (piece, error) {
+	return im.join(ctx, off, length, keep, func(p, q piece) bool {
 		return q.kind == p.kind && q.kind != KindCompressed &&
 			(q.kind != KindData || q.host == p.host+p.n)
 	})
@@ -208,11 +208,11 @@ func (im *Image) locate(ctx context.Context, off, length int64) (piece, error) {
 
 // join describes the pieces at off that belong together, at most length bytes and not past their L2
 // table.
-func (im *Image) join(ctx context.Context, off, length int64, together func(p, q piece) bool) (
-	piece, error,
-) {
+func (im *Image) join(ctx context.Context, off, length int64, keep bool,
+	together func(p, q piece) bool,
+) (piece, error) {
 	h := im.hdr
-	table, first, limit, err := im.tableAt(ctx, off, length, true)
+	table, first, limit, err := im.tableAt(ctx, off, length, keep)
 	if err != nil {
 		return piece{}, err
 	}
@@ -248,7 +248,8 @@ func (im *Image) join(ctx context.Context, off, length int64, together func(p, q
 func (im *Image) sameKind(ctx context.Context, off, length int64) (n int64, kind Kind, err error) {
 	h := im.hdr
 	if h.extended() {
-		p, err := im.join(ctx, off, length, func(p, q piece) bool { return q.kind == p.kind })
+		p, err := im.join(ctx, off, length, true,
+			func(p, q piece) bool { return q.kind == p.kind })
 		return p.n, p.kind, err
 	}
 	table, first, limit, err := im.tableAt(ctx, off, length, false)
@@ -358,12 +359,13 @@ func (im *Image) Extent(ctx context.Context, off, length int64) (n int64, kind K
 
 // Stored returns where the guest bytes at off are in the image's file, and how many of length bytes
 // are there in one run, uncompressed. ok is false if they are not stored so. It looks at one L2
-// table only, and may have to read it.
+// table only, and may have to read it. It is for looking at a disk as a whole, and does not fill
+// the cache with tables.
 func (im *Image) Stored(ctx context.Context, off, length int64) (host, n int64, ok bool) {
 	if off < 0 || length <= 0 || off >= im.hdr.size {
 		return 0, 0, false
 	}
-	p, err := im.locate(ctx, off, min(length, im.hdr.size-off))
+	p, err := im.locate(ctx, off, min(length, im.hdr.size-off), false)
 	return p.host, p.n, err == nil && p.kind == KindData
 }
 
@@ -411,7 +413,7 @@ func (im *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	done := 0
 	for done < len(p) {
 		at := off + int64(done)
-		run, err := im.locate(ctx, at, int64(len(p)-done))
+		run, err := im.locate(ctx, at, int64(len(p)-done), true)
 		if err != nil {
 			return done, err
 		}

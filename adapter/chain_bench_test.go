@@ -1,0 +1,112 @@
+package adapter
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+// layersAsOf makes the layers of an image as package managers and COPY make them: 6,000 files in
+// 600 directories, then layers that each add and replace some files all over the tree.
+func layersAsOf(t testing.TB, layers int) (archives [][]byte) {
+	r := rand.New(rand.NewPCG(uint64(layers), 1))
+	name := func(i int) string { return fmt.Sprintf("usr/%d/%d/file-%d", i/200, i/10, i) }
+	content := func() string {
+		return strings.Repeat(fmt.Sprintf("%015x\n", r.Uint64()), 1+r.IntN(40<<10/16))
+	}
+	var base []item
+	for i := range 6000 {
+		base = append(base, file(name(i), content()))
+	}
+	archives = append(archives, layerOf(t, base...))
+	for k := 1; k < layers; k++ {
+		var some []item
+		for i := range 20 {
+			n := r.IntN(6000)
+			some = append(some, file(name(n), content()),
+				file(fmt.Sprintf("%s-%d-%d", name(r.IntN(6000)), k, i), content()))
+		}
+		archives = append(archives, layerOf(t, some...))
+	}
+	return archives
+}
+
+// asOne writes a disk into one file, in its order.
+func asOne(t testing.TB, img *image.Image) string {
+	path := filepath.Join(t.TempDir(), "one.qcow2")
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	defer f.Close()
+	a, err := qcow2.NewAppender(f, qcow2.AppendOptions{})
+	require.NoError(t, err)
+	p := make([]byte, 1<<20)
+	for off := int64(0); off < img.Size(); {
+		e, err := img.Extent(t.Context(), off, img.Size()-off)
+		require.NoError(t, err)
+		for end := off + e.Length; off < end; {
+			part := p[:min(int64(len(p)), end-off)]
+			if e.Data {
+				_, err := img.ReadAt(part, off)
+				require.True(t, err == nil || err == io.EOF)
+				_, err = a.WriteAt(part, off)
+				require.NoError(t, err)
+			}
+			off += int64(len(part))
+		}
+	}
+	_, err = a.Finish(img.Size())
+	require.NoError(t, err)
+	return path
+}
+
+// BenchmarkChain reads what is stored of a disk of so many levels, at random, and the same disk in
+// one file.
+func BenchmarkChain(b *testing.B) {
+	for _, levels := range []int{8, 32, 128} {
+		dir := b.TempDir()
+		d := build(b, dir, imageOf(layersAsOf(b, levels-1)...))
+		chain, err := image.Open(d.Path, image.Options{})
+		require.NoError(b, err)
+		defer chain.Close()
+		one, err := image.Open(asOne(b, chain), image.Options{})
+		require.NoError(b, err)
+		defer one.Close()
+		b.Run(fmt.Sprint(levels, "/open"), func(b *testing.B) {
+			for b.Loop() {
+				img, err := image.Open(d.Path, image.Options{})
+				require.NoError(b, err)
+				require.NoError(b, img.Close())
+			}
+		})
+		for _, length := range []int64{4 << 10, 256 << 10} {
+			var stored []int64
+			for off := int64(0); off < chain.Size(); off += length {
+				e, err := chain.Extent(b.Context(), off, length)
+				require.NoError(b, err)
+				if e.Data {
+					stored = append(stored, off)
+				}
+			}
+			for name, img := range map[string]*image.Image{"one": one, fmt.Sprint(levels): chain} {
+				b.Run(fmt.Sprint(levels, "/", length>>10, "K/", name), func(b *testing.B) {
+					b.SetBytes(length)
+					p, r := make([]byte, length), rand.New(rand.NewPCG(1, 1))
+					for b.Loop() {
+						if _, err := img.ReadAt(p, stored[r.IntN(len(stored))]); err != nil {
+							b.Fatal(err)
+						}
+					}
+				})
+			}
+		}
+	}
+}
