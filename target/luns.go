@@ -63,7 +63,23 @@ func (s *Server) AddLUN(l LUN) error {
 // is closed: the caller must not close, change or serve them again before that. A call that hangs
 // in the disk delays it for as long as it hangs.
 func (s *Server) RemoveLUN(lun uint16) (released <-chan struct{}, err error) {
-	removal, err := s.device.Remove(lun)
+	return s.removed(lun, s.device.Remove)
+}
+
+// InUseError is the error of RemoveUnusedLUN: initiators use the LUN.
+type InUseError = scsi.InUseError
+
+// RemoveUnusedLUN is RemoveLUN that removes nothing, and returns an *InUseError, if an initiator
+// has read or written the LUN in a session that it still has. A first command that comes in the
+// same moment finds the LUN gone, or keeps it.
+func (s *Server) RemoveUnusedLUN(lun uint16) (released <-chan struct{}, err error) {
+	return s.removed(lun, s.device.RemoveUnused)
+}
+
+// removed removes a LUN by remove, and tells initiators.
+func (s *Server) removed(lun uint16, remove func(uint16) (*scsi.Removal, error)) (
+	released <-chan struct{}, err error) {
+	removal, err := remove(lun)
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}

@@ -39,6 +39,9 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	}
 	r.State = store.StateDeleting
 	if err := m.set(v, r); err != nil {
+		if !force {
+			err = m.retire(ctx, v, err)
+		}
 		m.release(v)
 		return err
 	}
@@ -56,7 +59,9 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	}
 }
 
-// free makes sure that nobody uses a volume that is to be deleted.
+// free makes sure that nobody uses a volume that is to be deleted. Without force its disk is no LUN
+// any more then: initiators that come later find none. This comes before its record says that it is
+// being deleted, so that a volume that is used outlives a crash here.
 func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 	m.mu.Lock()
 	filling := v.filling
@@ -77,13 +82,28 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 	if force || v.opened == nil {
 		return nil
 	}
-	users := m.opt.Disks.Users(v.record.LUN)
-	if len(users) == 0 {
-		return nil
+	users, err := v.opened.Withdraw()
+	if err != nil || len(users) == 0 {
+		return err
 	}
 	return &api.Error{Code: api.CodeInUse, Users: users, Message: fmt.Sprintf("the volume %q (LUN "+
 		"%d) is used by %s: log out there first, or fence them and delete it all the same with "+
 		"?force=true", v.name, v.record.LUN, strings.Join(users, ", "))}
+}
+
+// retire closes the disk of a volume that was withdrawn and cannot be deleted, because of err.
+func (m *Manager) retire(ctx context.Context, v *volume, err error) error {
+	if v.opened == nil {
+		return err
+	}
+	opened := v.opened
+	m.mu.Lock()
+	v.opened = nil
+	m.mu.Unlock()
+	err = failed("the volume %q could not be deleted and is not served any more: DELETE it again, "+
+		"or PUT it to have it back: %w", v.name, join(err, opened.Close(ctx)))
+	m.fail(v, err)
+	return err
 }
 
 // remove ends a volume whose record says that it is being deleted.

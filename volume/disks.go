@@ -18,8 +18,6 @@ type Disks interface {
 	Single() bool
 	// Taken reports whether something else than a volume has the LUN.
 	Taken(lun uint16) bool
-	// Users are the initiators in sessions that have read or written a LUN.
-	Users(lun uint16) []string
 	// Open makes the disk, or finds the one that is there. It can be used, but by nobody yet. If it
 	// was to be made and Open fails, the caller removes what is left in its directory.
 	Open(ctx context.Context, d Disk) (Opened, error)
@@ -52,6 +50,9 @@ type Opened interface {
 	Completed() <-chan struct{}
 	// Failure says why the disk has failed until it is opened again, or nil.
 	Failure() error
+	// Withdraw ends serving, and leaves the disk open for Close. Nothing happens if initiators use
+	// the disk: it returns those that have read or written it in a session that they have.
+	Withdraw() (users []string, err error)
 	// Close ends serving: no command reaches the disk any more. When it returns nil, nothing uses
 	// its files. If ctx ends before that, it goes on by itself, and a second call waits again.
 	Close(ctx context.Context) error

@@ -51,12 +51,6 @@ func (f *fakeDisks) Single() bool { return f.single != "" }
 
 func (f *fakeDisks) Taken(lun uint16) bool { return lun == 65 } // an image has it
 
-func (f *fakeDisks) Users(uint16) []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.users
-}
-
 func (f *fakeDisks) Open(ctx context.Context, d Disk) (Opened, error) {
 	f.mu.Lock()
 	slow := f.slow
@@ -139,12 +133,26 @@ func (d *fakeDisk) Completed() <-chan struct{} { return d.whole }
 
 func (d *fakeDisk) Failure() error { return nil }
 
-func (d *fakeDisk) Close(ctx context.Context) error {
+func (d *fakeDisk) Withdraw() (users []string, err error) {
 	d.f.mu.Lock()
-	closing := d.f.closing
+	defer d.f.mu.Unlock()
+	if len(d.f.users) > 0 {
+		return d.f.users, nil
+	}
+	d.unserveLocked()
+	return nil, nil
+}
+
+func (d *fakeDisk) unserveLocked() {
 	if d.f.served[d.d.LUN] == d.d.Name {
 		delete(d.f.served, d.d.LUN)
 	}
+}
+
+func (d *fakeDisk) Close(ctx context.Context) error {
+	d.f.mu.Lock()
+	closing := d.f.closing
+	d.unserveLocked()
 	d.f.mu.Unlock()
 	if closing != nil {
 		select {

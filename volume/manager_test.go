@@ -166,6 +166,10 @@ func TestDelete(t *testing.T) {
 	e := refused(t, api.CodeInUse, m.Delete(t.Context(), "vm1", false))
 	require.Equal(t, f.users, e.Users)
 	require.ErrorContains(t, e, "node1")
+	require.Len(t, f.served, 1)
+	v, err := m.Get("vm1")
+	require.NoError(t, err)
+	require.Equal(t, api.StateReady, v.State)
 	require.NoError(t, m.Delete(t.Context(), "vm1", true))
 	require.Empty(t, f.served)
 	require.NoDirExists(t, m.store.Dir("vm1"))
@@ -173,6 +177,38 @@ func TestDelete(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, created)
 	require.NotEqual(t, uint16(64), v.Record.LUN, "the number must not come again at once")
+}
+
+// TestDeleteThatCannotBeNoted: a volume is no LUN any more before its record says that it is being
+// deleted. Where that cannot be written, PUT serves it again, and DELETE deletes it.
+func TestDeleteThatCannotBeNoted(t *testing.T) {
+	for _, after := range []string{"PUT", "DELETE"} {
+		t.Run(after, func(t *testing.T) {
+			f := newFake()
+			m := start(t, t.TempDir(), f)
+			_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
+			require.NoError(t, err)
+			dir := m.store.Dir("vm1")
+			require.NoError(t, os.Rename(dir, dir+".away"))
+			e := refused(t, api.CodeFailed, m.Delete(t.Context(), "vm1", false))
+			require.ErrorContains(t, e, "PUT it to have it back")
+			require.Empty(t, f.served)
+			v, err := m.Get("vm1")
+			require.NoError(t, err)
+			require.Equal(t, api.StateFailed, v.State)
+			require.NoError(t, os.Rename(dir+".away", dir))
+			if after == "PUT" {
+				v, created, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
+				require.NoError(t, err)
+				require.False(t, created)
+				require.Equal(t, api.StateReady, v.State)
+				require.Equal(t, map[uint16]string{64: "vm1"}, f.served)
+				return
+			}
+			require.NoError(t, m.Delete(t.Context(), "vm1", false))
+			require.NoDirExists(t, dir)
+		})
+	}
 }
 
 // TestAtOnce: requests for one volume come one after the other, those for others at the same time.

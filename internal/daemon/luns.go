@@ -124,9 +124,7 @@ func (d *Daemon) remove(ctx context.Context, lun uint16, last func(*servedDisk) 
 		d.disks.changes.Done()
 		return errors.Join(err, d.close(s)) // the target does not have it, so nobody uses it
 	}
-	d.control.Removed(lun)
-	d.measure()
-	d.log.Info("removed a LUN", zap.Uint16("lun", lun), zap.String("image", s.name))
+	d.gone(s)
 	closed := make(chan error, 1)
 	go func() {
 		defer d.disks.changes.Done()
@@ -140,6 +138,32 @@ func (d *Daemon) remove(ctx context.Context, lun uint16, last func(*servedDisk) 
 		return fmt.Errorf("%v is removed, and its disk is closed when the commands that hang in "+
 			"it have returned: %w", s, ctx.Err())
 	}
+}
+
+// withdraw stops serving a disk that no initiator uses, and otherwise returns a
+// *target.InUseError. The disk stays open. Nothing uses it when released is closed.
+func (d *Daemon) withdraw(s *servedDisk) (released <-chan struct{}, err error) {
+	srv, err := d.serving()
+	if err != nil {
+		return nil, err
+	}
+	if err := d.disks.begin(); err != nil {
+		return nil, err
+	}
+	defer d.disks.changes.Done()
+	if released, err = srv.RemoveUnusedLUN(s.lun); err != nil {
+		return nil, err
+	}
+	d.disks.withdrawn(s)
+	d.gone(s)
+	return released, nil
+}
+
+// gone tells of a LUN that the target does not have any more.
+func (d *Daemon) gone(s *servedDisk) {
+	d.control.Removed(s.lun)
+	d.measure()
+	d.log.Info("removed a LUN", zap.Uint16("lun", s.lun), zap.String("image", s.name))
 }
 
 // statusOf returns the /status entry of a disk.

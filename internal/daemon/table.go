@@ -176,6 +176,13 @@ func (t *table) dropLocked(s *servedDisk) {
 	t.disks = slices.DeleteFunc(t.disks, func(o *servedDisk) bool { return o == s })
 }
 
+// withdrawn records that the target does not have a disk any more.
+func (t *table) withdrawn(s *servedDisk) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.now.serving = false
+}
+
 // remove removes the disk at a LUN from the table and returns it.
 func (t *table) remove(lun uint16) (*servedDisk, error) {
 	t.mu.Lock()

@@ -204,6 +204,9 @@ type volumeDisk struct {
 	inst    *instance.Instance
 	claimed bool // it is for a claim, and never becomes a LUN
 
+	// released is not nil once the disk was withdrawn, and closed when nothing uses it any more.
+	released <-chan struct{}
+
 	completed struct {
 		sync.Once
 		done chan struct{}
@@ -306,6 +309,23 @@ func (o *volumeDisk) watch() {
 	}
 }
 
+// Withdraw ends serving, unless initiators use the disk.
+func (o *volumeDisk) Withdraw() (users []string, err error) {
+	if !o.d.disks.look(o.disk).serving {
+		return nil, nil
+	}
+	released, err := o.d.withdraw(o.disk)
+	var used *target.InUseError
+	switch {
+	case errors.As(err, &used):
+		return used.Initiators, nil
+	case err != nil:
+		return nil, api.Errorf(api.CodeUnavailable, "%v", err)
+	}
+	o.released = released
+	return nil, nil
+}
+
 // Close ends serving and closes the disk.
 func (o *volumeDisk) Close(ctx context.Context) error {
 	o.closing.Do(func() {
@@ -325,10 +345,14 @@ func (o *volumeDisk) Close(ctx context.Context) error {
 }
 
 func (o *volumeDisk) end() error {
+	// What is or was served is closed to be deleted, so that nothing has to reach storage.
+	if o.released != nil {
+		<-o.released
+		return o.d.abandon(o.disk)
+	}
 	if !o.d.disks.look(o.disk).serving {
 		return errors.Join(o.d.flush(o.disk), o.d.abandon(o.disk))
 	}
-	// What is served is closed to be deleted, so that nothing has to reach storage.
 	err := o.d.remove(context.Background(), o.disk.lun, func(*servedDisk) error { return nil })
 	if errors.Is(err, errStopping) {
 		return api.Errorf(api.CodeUnavailable, "%v", err)

@@ -281,18 +281,3 @@ func (v *volumeDisks) Single() bool {
 
 // Taken reports whether a disk has the LUN.
 func (v *volumeDisks) Taken(lun uint16) bool { return v.d.disks.has(lun) }
-
-// Users are the initiators that have read or written a LUN in a session that they have.
-func (v *volumeDisks) Users(lun uint16) (names []string) {
-	srv, err := v.d.serving()
-	if err != nil {
-		return nil
-	}
-	for _, s := range srv.Sessions() {
-		if slices.Contains(s.LUNs, lun) {
-			names = append(names, s.Initiator)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}

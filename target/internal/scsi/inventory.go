@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -180,12 +182,49 @@ type Removal struct {
 // SUPPORTED (SPC-4 4.5.1, SAM-5 5.11). So do commands under way when they next use the disk. Every
 // nexus gets a unit attention at the remaining units.
 func (d *Device) Remove(number uint16) (*Removal, error) {
+	return d.remove(number, func(*unit) error { return nil })
+}
+
+// InUseError says that a LUN was not removed because initiators use it.
+type InUseError struct {
+	LUN        uint16
+	Initiators []string // their names, in order
+}
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("LUN %d is used by %s", e.LUN, strings.Join(e.Initiators, ", "))
+}
+
+// RemoveUnused is Remove that fails with an *InUseError if a nexus that is there has accessed the
+// medium. Such a command notes its nexus with Device.mu held, before it uses the disk, and only if
+// the unit is still there (see firstUse). So of a first command and RemoveUnused at the same time,
+// one wins: the command finds no unit, or the unit stays.
+func (d *Device) RemoveUnused(number uint16) (*Removal, error) {
+	return d.remove(number, func(u *unit) error {
+		users := make(map[string]struct{})
+		for n := range d.nexuses {
+			if at := n.at(u); at != nil && at.used.Load() {
+				users[n.initiator.name] = struct{}{}
+			}
+		}
+		if len(users) == 0 {
+			return nil
+		}
+		return &InUseError{LUN: number, Initiators: slices.Sorted(maps.Keys(users))}
+	})
+}
+
+// remove removes a unit unless may, which is called with Device.mu held, returns an error.
+func (d *Device) remove(number uint16, may func(*unit) error) (*Removal, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	inv := d.luns.Load()
 	u := inv.at(number)
 	if u == nil {
 		return nil, fmt.Errorf("there is no LUN %d", number)
+	}
+	if err := may(u); err != nil {
+		return nil, err
 	}
 	left := slices.DeleteFunc(slices.Clone(inv.units), func(o *unit) bool { return o == u })
 	d.luns.Store(newInventory(left))

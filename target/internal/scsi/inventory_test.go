@@ -2,6 +2,9 @@ package scsi
 
 import (
 	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -163,6 +166,47 @@ func TestRemovedUnitIsReleasedLast(t *testing.T) {
 		require.NoError(t, <-done)
 		<-idle
 	})
+}
+
+// TestFirstUseOrRemoveUnused: of a first READ and RemoveUnused at the same time one wins, and the
+// other one notices.
+func TestFirstUseOrRemoveUnused(t *testing.T) {
+	b := newBench(t)
+	_ = b.remove()
+	kept := 0
+	const rounds = 5000
+	for i := range rounds {
+		lun, _ := another(byte(i))
+		b.add(lun)
+		name := fmt.Sprint("iqn.", i) // one that has not used another disk under this number
+		n := b.attach(name, 0)
+		var all sync.WaitGroup
+		var arrived atomic.Int32
+		meet := func() { // more exact than a channel
+			for arrived.Add(1); arrived.Load() < 2; {
+				runtime.Gosched()
+			}
+		}
+		var read result
+		all.Go(func() {
+			meet()
+			read = b.runAs(n, lun1, cdb("28 00 00000000 00 0001 00"), nil)
+		})
+		meet()
+		removal, err := b.d.RemoveUnused(1)
+		all.Wait()
+		if err == nil {
+			require.Equal(t, "5/25/00", read.outcome())
+			<-removal.Released
+		} else {
+			kept++
+			require.Equal(t, &InUseError{LUN: 1, Initiators: []string{name}}, err)
+			require.Equal(t, "GOOD", read.outcome())
+			<-b.remove()
+		}
+		b.d.Detach(n)
+	}
+	t.Logf("%d of %d disks stayed", kept, rounds)
 }
 
 func TestUses(t *testing.T) {
