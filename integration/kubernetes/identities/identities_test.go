@@ -226,6 +226,30 @@ func TestDeletionOrder(t *testing.T) {
 	})
 }
 
+// A secret that somebody deletes is made again when the next pod starts, by the role of the
+// manifest, which may not read secrets.
+func TestSecretDeleted(t *testing.T) {
+	w := newWorld(t)
+	w.set(func(*v1alpha1.DiskSpec) {})
+	w.pod("a", "vm")
+	w.until("the pod starts", func() bool { return w.free("a") })
+	old, now := &corev1.Secret{}, &corev1.Secret{}
+	require.True(t, w.get("vmid-vm", old))
+	w.remove("vmid-vm", &corev1.Secret{})
+	w.remove("a", &corev1.Pod{})
+	w.pod("b", "vm")
+	w.until("the next one starts", func() bool { return w.free("b") })
+	require.True(t, w.get("vmid-vm", now), "before its pod starts")
+	const password = "node.session.auth.password"
+	require.Len(t, now.Data[password], len(old.Data[password]))
+	require.NotEqual(t, old.Data, now.Data)
+	require.Equal(t, old.OwnerReferences, now.OwnerReferences)
+	require.True(t, *now.Immutable)
+	w.until("an event says it", func() bool {
+		return strings.Contains(w.Kubectl(t, "get", "events", "-n", w.ns), "SecretMissing")
+	})
+}
+
 // What is stuck says why, and goes on when it can.
 func TestStuck(t *testing.T) {
 	w := newWorld(t)

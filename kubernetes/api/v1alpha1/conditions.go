@@ -31,6 +31,7 @@ const (
 	ReasonClaimLost       = "ClaimLost"
 	ReasonClaimForeign    = "ClaimForeign"
 	ReasonSecretForeign   = "SecretForeign"
+	ReasonSecretMissing   = "SecretMissing"
 	ReasonQuotaExceeded   = "QuotaExceeded"
 	ReasonResizing        = "Resizing"
 	ReasonResizeRefused   = "ResizeRefused"

@@ -1,9 +1,12 @@
 package identity
 
 import (
+	"context"
 	"crypto/rand"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
@@ -28,4 +31,26 @@ func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 		Immutable:  &immutable,
 		StringData: map[string]string{keyUser: user, keyPassword: rand.Text()},
 	}
+}
+
+// MakeSecret makes the secret of an identity that had one, if somebody has deleted it, and says
+// whether it did. The password is a new one, so nobody may run with the former one. With the option
+// client.DryRunAll it only says whether the secret is missing.
+//
+// A namespace whose quota is full refuses a secret that is there already like one that is missing.
+// So what the API server refuses counts as there.
+func MakeSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
+	options ...client.CreateOption) (bool, error) {
+	options = append(options, client.FieldOwner(v1alpha1.FieldManager))
+	err := c.Create(ctx, secret(id), options...)
+	if apierrors.IsAlreadyExists(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// SecretMissing tells people what MakeSecret has done.
+func SecretMissing(id *v1alpha1.VMIdentity) string {
+	return "the secret " + v1alpha1.SecretName(id.Name) + " was deleted: it was made again, with " +
+		"another password"
 }

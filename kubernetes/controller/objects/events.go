@@ -18,6 +18,7 @@ var eventTypes = map[string]string{
 	v1alpha1.ReasonClaimLost:       corev1.EventTypeWarning,
 	v1alpha1.ReasonClaimForeign:    corev1.EventTypeWarning,
 	v1alpha1.ReasonSecretForeign:   corev1.EventTypeWarning,
+	v1alpha1.ReasonSecretMissing:   corev1.EventTypeWarning,
 	v1alpha1.ReasonQuotaExceeded:   corev1.EventTypeWarning,
 	v1alpha1.ReasonResizeRefused:   corev1.EventTypeWarning,
 	v1alpha1.ReasonPopulationError: corev1.EventTypeWarning,

@@ -12,11 +12,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// carryOut writes a decision: who has the UUID, then who has the disk, and the gate last. Each is
-// durable before the next.
+// carryOut writes a decision: who has the UUID, then who has the disk, then the credential if that
+// was deleted, and the gate last. Each is durable before the next. The credential is new then, so
+// it has to be made while nobody runs with the former one.
 func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	var err error
 	switch {
@@ -35,6 +37,17 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	if wrote {
 		r.written.Note(d.id)
 		objects.Tell(r.Events, d.id, nil, d.before.Status.Conditions, d.id.Status.Conditions)
+	}
+	// A pod of a Service finds the credential that the server has, see holdForSecret.
+	if len(d.start) > 0 && d.id.Spec.Attachment != v1alpha1.Service {
+		made, err := identity.MakeSecret(ctx, r.Client, d.id)
+		if err != nil {
+			return fmt.Errorf("secret: %w", err)
+		}
+		if made {
+			objects.Event(r.Events, d.id, d.start[0], v1alpha1.ReasonSecretMissing,
+				identity.SecretMissing(d.id))
+		}
 	}
 	for _, p := range d.start {
 		if err := r.ungate(ctx, p, d.id.Spec.FirmwareUUID); err != nil {

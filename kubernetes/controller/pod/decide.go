@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -149,10 +150,32 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 	if d.inUse && id.Status.UsedBy.UID != p.UID && id.Spec.Attachment != v1alpha1.Service {
 		return because(v1alpha1.ReasonInUse, "pod %s uses the disk", id.Status.UsedBy.Name)
 	}
+	if id.Spec.Attachment == v1alpha1.Service {
+		if h, err := r.holdForSecret(ctx, d, p); h != nil || err != nil {
+			return h, err
+		}
+	}
 	if fixed(id) {
 		return r.holdForUUID(ctx, d, set, p)
 	}
 	return nil, nil
+}
+
+// holdForSecret holds a pod whose secret was deleted while a server of the disk may run with it: a
+// new one would fit neither that server nor the machines that are logged in.
+func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.Pod) (*held, error) {
+	missing, err := identity.MakeSecret(ctx, r.Client, d.id, client.DryRunAll)
+	if err != nil {
+		return nil, fmt.Errorf("secret: %w", err)
+	}
+	if !missing {
+		return nil, nil
+	}
+	d.again.RequeueAfter = again
+	return &held{p.UID, v1alpha1.ReasonSecretMissing, fmt.Sprintf("pod %s waits: the secret %s "+
+		"was deleted, and the server of the disk has the old one: when no machine uses the disk, "+
+		"`kubectl delete deployment %s`, and both are made again", p.Name,
+		v1alpha1.SecretName(d.id.Name), v1alpha1.ClaimName(d.id.Name))}, nil
 }
 
 // imageOf is the image of the disk that a pod was given at admission, or "" if it cannot be told.

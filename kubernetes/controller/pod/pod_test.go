@@ -1,18 +1,22 @@
 package pod
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/identity"
 )
 
 // reason is that of a condition, with its status before it.
@@ -227,4 +231,73 @@ func TestNothingToDo(t *testing.T) {
 		require.Zero(t, result)
 	}
 	require.Zero(t, w.Writes())
+}
+
+// A secret that was deleted is made again for the next pod, with another password. The pod that
+// runs keeps the one that it has.
+func TestSecretDeletedByHand(t *testing.T) {
+	w := newWorld(t, newSet(), gatedPod("a", "vm"))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	old, _ := get(t, w, "vmid-vm", &corev1.Secret{})
+	remove(t, w, named(&corev1.Secret{}, "vmid-vm"))
+	w.Settle(t, work, "vm")
+	require.Equal(t, 1, w.Made("Secret"), "pod a would not fit a new one")
+
+	remove(t, w, named(&corev1.Pod{}, "a"))
+	w.Make(t, gatedPod("b", "vm"))
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "b"))
+	now, there := get(t, w, "vmid-vm", &corev1.Secret{})
+	require.True(t, there)
+	require.NotEqual(t, old.StringData, now.StringData)
+	require.Equal(t, old.OwnerReferences, now.OwnerReferences)
+	require.Equal(t, []string{"Warning SecretMissing"}, w.Events())
+}
+
+// A full quota refuses the secret that is there, too. That holds up no pod.
+func TestQuotaIsFullOfSecrets(t *testing.T) {
+	w := newWorld(t, newSet(), gatedPod("a", "vm"))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	w.Refuse = func(verb string, o any) error {
+		if _, ok := o.(*corev1.Secret); !ok {
+			return nil
+		}
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "vmid-vm",
+			errors.New("exceeded quota: secrets"))
+	}
+	remove(t, w, named(&corev1.Pod{}, "a"))
+	w.Make(t, gatedPod("b", "vm"))
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "b"))
+}
+
+// The server of a disk has the former credential, so no new one is made beside it.
+func TestSecretOfAServiceDeletedByHand(t *testing.T) {
+	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) {
+		s.Spec.Attachment = v1alpha1.Service
+	}), gatedPod("a", "vm"))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	id := identityOf(t, w, "vm")
+	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{Status: metav1.ConditionTrue,
+		Type: v1alpha1.ConditionServed, Reason: v1alpha1.ReasonServing})
+	require.NoError(t, w.Base.Status().Update(t.Context(), id))
+	remove(t, w, named(&corev1.Secret{}, "vmid-vm"))
+	w.Settle(t, work, "vm")
+	require.True(t, gated(t, w, "a"))
+	require.Equal(t, 1, w.Made("Secret"))
+	id = identityOf(t, w, "vm")
+	require.Equal(t, "False SecretMissing", reason(id, v1alpha1.ConditionInUse))
+	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionInUse)
+	require.Contains(t, c.Message, "kubectl delete deployment vmid-vm")
+	require.Contains(t, w.Events(), "Warning SecretMissing")
+
+	// As the new Deployment does it.
+	made, err := identity.MakeSecret(t.Context(), w.Client, id)
+	require.NoError(t, err)
+	require.True(t, made)
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "a"))
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -117,6 +118,16 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 	}
 	if made {
 		service = wantService // as the API server has filled it in
+	}
+	if deployment.ResourceVersion == "" {
+		made, err := identity.MakeSecret(ctx, r.Client, id)
+		if err != nil {
+			return false, noted(id, servedCondition, "the secret "+id.Status.SecretName, err)
+		}
+		if made {
+			objects.Event(r.Events, id, nil, v1alpha1.ReasonSecretMissing,
+				identity.SecretMissing(id))
+		}
 	}
 	if _, err := objects.Make(ctx, r.Client, deployment, want); err != nil {
 		return false, noted(id, servedCondition, "the Deployment "+key.Name, err)

@@ -67,8 +67,11 @@ func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.V
 		change(id)
 	}
 	w := &world{t: t, calls: calls, events: make(chan string, 1000)}
-	w.WithWatch = fake.NewClientBuilder().WithScheme(s).WithObjects(id).WithStatusSubresource(id,
-		&appsv1.Deployment{}, &corev1.Pod{}, &corev1.PersistentVolumeClaim{}).Build()
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: made.Namespace,
+		Name: made.Name}}
+	w.WithWatch = fake.NewClientBuilder().WithScheme(s).WithObjects(id, secret).
+		WithStatusSubresource(id, &appsv1.Deployment{}, &corev1.Pod{},
+			&corev1.PersistentVolumeClaim{}).Build()
 	daemon := httptest.NewServer(http.HandlerFunc(func(res http.ResponseWriter,
 		_ *http.Request) {
 		w.follow()
@@ -272,6 +275,27 @@ func TestDeployment(t *testing.T) {
 	require.NoError(t, w.Get(t.Context(), made, &d))
 	require.Contains(t, d.Spec.Template.Spec.Containers[0].Env,
 		corev1.EnvVar{Name: "SIZE", Value: "42949672960"})
+}
+
+// TestSecretDeletedByHand: while a server may run with it, a secret that was deleted is not made
+// again. Whoever deletes the Deployment gets both anew.
+func TestSecretDeletedByHand(t *testing.T) {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls, nil)
+		w.converge()
+		secret := &corev1.Secret{}
+		require.NoError(t, w.Get(t.Context(), made, secret))
+		require.Empty(t, secret.StringData, "it was there, and is left alone")
+		require.NoError(t, w.Delete(t.Context(), secret))
+		w.converge()
+		w.missing(made, &corev1.Secret{})
+		require.NoError(t, w.Delete(t.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{
+			Namespace: made.Namespace, Name: made.Name}}))
+		w.converge()
+		require.NoError(t, w.Get(t.Context(), made, secret))
+		require.NotEmpty(t, secret.StringData)
+		require.NoError(t, w.Get(t.Context(), made, &appsv1.Deployment{}))
+	})
 }
 
 // TestOthersAreLeftAlone: what has our name and was not made by us stays as it is.
