@@ -71,6 +71,8 @@ type Device struct {
 	vacated  []int         // guarded by mu; slots without a unit
 	leaving  []leavingUnit // guarded by mu; removed units, at least those still in use
 
+	adding map[[8]byte]uint16 // guarded by mu; units that are being made, by NAA; their numbers
+
 	// tenants says which disk a port last used under a LUN. Guarded by mu.
 	tenants map[uint16]map[InitiatorPort][8]byte
 }
@@ -164,6 +166,7 @@ func NewDevice(opt Options, luns []LUN) (*Device, error) {
 		nexuses:    map[*Nexus]struct{}{},
 		initiators: map[string]*initiator{},
 		known:      map[InitiatorPort]uint64{},
+		adding:     map[[8]byte]uint16{},
 		tenants:    map[uint16]map[InitiatorPort][8]byte{},
 	}
 	d.background.init()

@@ -90,15 +90,16 @@ type leavingUnit struct {
 // meanwhile. Every nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4
 // 6.33), and POWER ON at the new one. Add returns the nexuses that also need an asynchronous event.
 func (d *Device) Add(l LUN) (map[*Nexus]struct{}, error) {
-	if err := d.vacant(&l); err != nil { // before anything is done to the disk
+	if err := d.beginAdd(&l); err != nil { // before anything is done to the disk
 		return nil, err
 	}
 	u, err := newUnit(l)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.adding, l.Identity.NAA)
 	if err != nil {
 		return nil, fmt.Errorf("LUN %d: %w", l.Number, err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if err := d.vacantLocked(&l); err != nil { // another one may have been faster
 		return nil, err
 	}
@@ -112,10 +113,25 @@ func (d *Device) Add(l LUN) (map[*Nexus]struct{}, error) {
 	return d.inventoryChangedLocked(), nil
 }
 
-func (d *Device) vacant(l *LUN) error {
+// beginAdd refuses a LUN that cannot be added, and keeps its disk from being added a second time
+// meanwhile: newUnit may put back what an interrupted WRITE ATOMIC has replaced, and a second one
+// would do so when the disk is in use already.
+func (d *Device) beginAdd(l *LUN) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.vacantLocked(l)
+	if err := d.vacantLocked(l); err != nil {
+		return err
+	}
+	if other, ok := d.adding[l.Identity.NAA]; ok {
+		return sameDiskError(l, other)
+	}
+	d.adding[l.Identity.NAA] = l.Number
+	return nil
+}
+
+func sameDiskError(l *LUN, other uint16) error {
+	return fmt.Errorf("LUN %d has the same identifier as LUN %d, %x: serve each disk once",
+		l.Number, other, l.Identity.NAA)
 }
 
 // vacantLocked refuses a LUN number that is taken and a disk that is already served: initiators
@@ -127,8 +143,7 @@ func (d *Device) vacantLocked(l *LUN) error {
 	}
 	for _, u := range inv.units {
 		if u.identity.NAA == l.Identity.NAA {
-			return fmt.Errorf("LUN %d has the same identifier as LUN %d, %x: serve each disk once",
-				l.Number, u.number, l.Identity.NAA)
+			return sameDiskError(l, u.number)
 		}
 	}
 	d.pruneLocked()

@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -306,6 +307,46 @@ func TestHangingStoreHoldsUpNobody(t *testing.T) {
 	require.Equal(t, "6/3f/0e", b.run(cdb(testReady), nil).outcome())
 	close(gate)
 	require.ErrorContains(t, <-done, "LUN 2 is given to two disks")
+}
+
+// TestOneDiskTwiceAtOnce adds a disk under two numbers at the same time. What an interrupted WRITE
+// ATOMIC has left is put back once: the second time would undo what initiators write meanwhile.
+func TestOneDiskTwiceAtOnce(t *testing.T) {
+	b := newBench(t)
+	store := &keptStore{kept: map[string][]byte{storedAtomic: make([]byte,
+		atomicRecord+BlockSize)}}
+	lun, disk := another(9, func(l *LUN) { l.Number, l.Store = 2, store })
+	entered, gate := make(chan struct{}), make(chan struct{})
+	disk.enter = func(method string) {
+		if method == "write" {
+			close(entered) // fails the second time
+			<-gate
+		}
+	}
+	done := make(chan error)
+	go func() {
+		_, err := b.d.Add(lun)
+		done <- err
+	}()
+	<-entered
+	twin := lun
+	twin.Number = 3
+	_, err := b.d.Add(twin)
+	require.ErrorContains(t, err, "LUN 3 has the same identifier as LUN 2")
+	close(gate)
+	require.NoError(t, <-done)
+	_, err = b.d.Add(twin)
+	require.ErrorContains(t, err, "LUN 3 has the same identifier as LUN 2")
+	require.Equal(t, 1, disk.count("write"))
+
+	broken, _ := another(8, func(l *LUN) {
+		l.Number = 3
+		l.Store = &keptStore{fail: errors.New("it cannot be read")}
+	})
+	for range 2 { // the first try leaves nothing behind
+		_, err = b.d.Add(broken)
+		require.ErrorContains(t, err, "it cannot be read")
+	}
 }
 
 type loadingStore struct{ entered, gate chan struct{} }
