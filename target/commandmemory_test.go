@@ -22,6 +22,19 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
+// memory returns how many bytes of the heap are in use, and how many the server counts, at one
+// moment: while memory is scarce, a session that has been idle for a while gives back what it kept,
+// and the two collections of heap may take longer than that.
+func (s *server) memory() (onHeap, counted int64) {
+	for {
+		counted = s.MemoryInUse()
+		onHeap = heap()
+		if s.MemoryInUse() == counted {
+			return onHeap, counted
+		}
+	}
+}
+
 // crowd logs in that many sessions, and returns them with their connections.
 func crowd(t *testing.T, s *server, sessions int, keys ...string) ([]*tt.Session, []net.Conn) {
 	t.Helper()
@@ -48,7 +61,7 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 		o.Limits.Memory, o.Limits.MaxPerAddress = limit, sessions
 	})
 	all, conns := crowd(t, s, sessions, "InitialR2T", "Yes", "ImmediateData", "No")
-	counted, before := s.MemoryInUse(), heap()
+	before, counted := s.memory()
 	answers := make([]byte, 1<<20)
 	commands := 0
 	for i, c := range all {
@@ -79,7 +92,8 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 		open += info.InFlight
 	}
 	require.Equal(t, commands, open)
-	grown, counts := heap()-before, s.MemoryInUse()-counted
+	onHeap, nowCounted := s.memory()
+	grown, counts := onHeap-before, nowCounted-counted
 	t.Logf("%d sessions with %d open commands: %d KiB more on the heap, %d KiB of it counted, %d "+
 		"bytes each",
 		sessions, commands, grown>>10, counts>>10, grown/int64(commands))
@@ -133,7 +147,7 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
 			all, conns := crowd(t, s, sessions)
-			counted, before := s.MemoryInUse(), heap()
+			before, counted := s.memory()
 			for i, c := range all {
 				_, err := conns[i].Write(hold(c))
 				require.NoError(t, err)
@@ -147,12 +161,8 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 			}
 			eventually(t, "it is counted",
 				func() bool { return s.MemoryInUse()-counted > sessions*3<<10 })
-			// Until all of it has arrived.
-			grown := heap() - before
-			counts := s.MemoryInUse() - counted
-			for again := int64(-1); again != counts; counts = s.MemoryInUse() - counted {
-				again, grown = counts, heap()-before
-			}
+			onHeap, nowCounted := s.memory() // which waits until all of it has arrived
+			grown, counts := onHeap-before, nowCounted-counted
 			t.Logf("%d KiB more on the heap, %d KiB counted", grown>>10, counts>>10)
 			require.Less(t, grown, counts, "memory on the heap is counted")
 			runtime.KeepAlive(all)
