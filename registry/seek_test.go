@@ -2,17 +2,14 @@ package registry
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 )
 
@@ -129,12 +126,7 @@ func TestSeekWrongBytes(t *testing.T) {
 	img := s.disk(t, st, "odd.img")
 	digest := digestOf(layer)
 	l.replace(digest, flipped(layer, 1<<20))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	p := make([]byte, 1<<20)
-	_, err := img.ReadAtContext(ctx, p, 1<<20-1<<19)
-	require.ErrorIs(t, err, disk.ErrNotNow)
-	require.Positive(t, s.opt.Cache.Stats().Wrong)
+	s.wrongRead(t, img, make([]byte, 1<<20), 1<<20-1<<19)
 	l.replace(digest, layer)
 	require.True(t, bytes.Equal(want["odd.img"], contentOf(t, img)))
 }

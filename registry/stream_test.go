@@ -49,6 +49,23 @@ func (s *streaming) disk(t testing.TB, st *Stream, name string) *image.Image {
 	return img
 }
 
+// wrongRead reads while the registry sends wrong bytes, until the cache has refused some, however
+// busy the machine is. The read waits for better ones as long as its context lasts.
+func (s *streaming) wrongRead(t testing.TB, img *image.Image, p []byte, off int64) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := img.ReadAtContext(ctx, p, off)
+		ended <- err
+	}()
+	require.Eventually(t, func() bool { return s.opt.Cache.Stats().Wrong > 0 }, 5*time.Minute,
+		time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-ended, disk.ErrNotNow)
+}
+
 func contentOf(t testing.TB, img *image.Image) []byte {
 	p := make([]byte, img.Size())
 	_, err := img.ReadAt(p, 0)

@@ -80,11 +80,7 @@ func TestWhenComplete(t *testing.T) {
 	img2 := again.disk(t, st2, "a.img")
 	require.False(t, img2.Unverified())
 	l.replace(digestOf(layer), flipped(layer, 15<<20))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	_, err = img2.ReadAtContext(ctx, p[:4096], 15<<20)
-	require.ErrorIs(t, err, disk.ErrNotNow)
-	require.Positive(t, again.opt.Cache.Stats().Wrong)
+	again.wrongRead(t, img2, p[:4096], 15<<20)
 	l.replace(digestOf(layer), layer)
 	require.True(t, bytes.Equal(content, contentOf(t, img2)))
 }
