@@ -285,7 +285,7 @@ func TestEndInAnyOrder(t *testing.T) {
 		}
 		rounds.Wait()
 		if seed == 0 {
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			require.NoError(t, s.Shutdown(ctx))
 		} else {

@@ -35,7 +35,7 @@ func TestQueueIsBounded(t *testing.T) {
 	writer := make(chan error, 1)
 	ping(pool.get(4096))
 	go func() { writer <- s.flush() }()
-	require.Eventually(t, func() bool { return s.writeSince.Load() != 0 }, 10*time.Second,
+	require.Eventually(t, func() bool { return s.writeSince.Load() != 0 }, time.Minute,
 		time.Millisecond)
 
 	const many = 10 * maxQueued / pduCost
@@ -52,7 +52,7 @@ func TestQueueIsBounded(t *testing.T) {
 		}
 		reader <- nil
 	}()
-	require.Eventually(t, func() bool { return bytes() > maxQueued }, 10*time.Second,
+	require.Eventually(t, func() bool { return bytes() > maxQueued }, time.Minute,
 		time.Millisecond)
 	require.LessOrEqual(t, bytes(), maxQueued+2*pduCost+4096)
 	require.Less(t, queued.Load(), int64(many))
@@ -80,7 +80,7 @@ func TestSlowPeerReads(t *testing.T) {
 	written := make(chan error, 1)
 	go func() { written <- s.flush() }()
 	for i := range int64(parts) {
-		require.Eventually(t, func() bool { return s.writeSince.Load() == i+1 }, 10*time.Second,
+		require.Eventually(t, func() bool { return s.writeSince.Load() == i+1 }, time.Minute,
 			time.Millisecond)
 		clock.Store(i + 2)
 		_, err := io.ReadFull(theirs, make([]byte, pdu.HeaderLen+maxQueued))

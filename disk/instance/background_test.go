@@ -76,7 +76,7 @@ func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 		defer close(done)
 		b.keepIdentifying(t.Context(), t.Context(), b.img.Hashes(nil))
 	}()
-	require.Eventually(t, func() bool { return logs.Len() > 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return logs.Len() > 1 }, time.Minute, time.Millisecond)
 	back()
 	<-done
 	require.Equal(t, want, b.state.Chain)
@@ -144,11 +144,11 @@ func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 		defer close(done)
 		b.keepIdentifying(t.Context(), copying, b.img.Hashes(nil))
 	}()
-	require.Eventually(t, func() bool { return logs.Len() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return logs.Len() == 1 }, time.Minute, time.Millisecond)
 	copied()
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the work goes on")
 	}
 	require.False(t, image.Identified(b.state.Chain))
@@ -216,7 +216,7 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 			}()
 			require.NoError(t, <-written)
 			require.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 },
-				10*time.Second, time.Millisecond)
+				time.Minute, time.Millisecond)
 			require.Len(t, openFiles(t, work), 2, "%v", openFiles(t, work))
 			_, err = inst.WriteAt(filetest.Block('c', 512), 0)
 			require.NoError(t, err)

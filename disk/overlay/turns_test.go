@@ -109,7 +109,7 @@ func TestOneDiskHasEveryPlace(t *testing.T) {
 			}
 			select {
 			case <-all:
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 			}
 		}}
 	})
@@ -133,7 +133,7 @@ func TestStalledImageKeepsNoPlace(t *testing.T) {
 		stalled = append(stalled, d)
 		group.Go(func() { require.NoError(t, h.run(t.Context())) })
 	}
-	require.Eventually(t, func() bool { return now.Load() >= 2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return now.Load() >= 2 }, time.Minute, time.Millisecond)
 	d, h := copying(t, shared, nil)
 	require.NoError(t, h.run(t.Context()))
 	requireCopied(t, d)
@@ -154,7 +154,7 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	h.out, h.retry = rawfile.NewServedWriter(file, nil, nil, rawfile.ServedWorth), time.Millisecond
 	copied := make(chan error, 1)
 	go func() { copied <- h.run(t.Context()) }()
-	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, 10*time.Second,
+	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, time.Minute,
 		time.Millisecond)
 
 	_, unreadable := copying(t, shared, func(s Image) Image {
@@ -164,7 +164,7 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	waiting := make(chan error, 1)
 	go func() { waiting <- unreadable.run(ctx) }()
 	require.Eventually(t, func() bool { return unreadable.o.blocks.clear.Load() == 1 },
-		10*time.Second, time.Millisecond)
+		time.Minute, time.Millisecond)
 
 	other, h := copying(t, shared, nil)
 	require.NoError(t, h.run(t.Context()))

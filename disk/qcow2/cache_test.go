@@ -448,7 +448,7 @@ func TestPanicWhileLoading(t *testing.T) {
 		defer s.mu.Unlock()
 		b := s.findLocked(1)
 		return b != nil && b.pins == 2
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	close(waits)
 	require.Equal(t, "a bug", <-first)
 	require.ErrorIs(t, <-second, errNotLoaded)

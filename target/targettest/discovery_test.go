@@ -338,7 +338,7 @@ func TestDiscoverySession(t *testing.T) {
 	t.Run("11.9/a stop ends it at once", func(t *testing.T) {
 		s := start(t)
 		sess := MustLogin(t, s.addr, discovery)
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		require.NoError(t, s.Shutdown(ctx))
 		_, err := sess.ExpectClosedAfter()

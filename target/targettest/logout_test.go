@@ -104,7 +104,7 @@ func TestShutdown(t *testing.T) {
 		s := start(t)
 		sess, discovery := s.login(t, LoginOptions{}),
 			MustLogin(t, s.addr, LoginOptions{Discovery: true})
-		stopped := s.shutdown(20 * time.Second)
+		stopped := s.shutdown(time.Minute)
 		m, err := sess.AwaitAsync()
 		require.NoError(t, err)
 		require.Equal(t, pdu.AsyncLogoutRequest, m.Event)
@@ -126,7 +126,7 @@ func TestShutdown(t *testing.T) {
 		data := pattern(8*BlockSize, 5)
 		task := sess.MustStart(t, Write10(1, 0, data))
 		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > 0 })
-		stopped := s.shutdown(20 * time.Second)
+		stopped := s.shutdown(time.Minute)
 		_, err := sess.AwaitAsync()
 		require.NoError(t, err)
 		release()
@@ -145,7 +145,7 @@ func TestShutdown(t *testing.T) {
 		release := s.stall(t, disktest.OpWrite)
 		task := sess.MustStart(t, Write10(1, 0, pattern(8*BlockSize, 5)))
 		eventually(t, "the disk hangs", func() bool { return s.disk.Calls(disktest.OpWrite) > 0 })
-		stopped := s.shutdown(20 * time.Second)
+		stopped := s.shutdown(time.Minute)
 		m, err := sess.AwaitAsync()
 		require.NoError(t, err)
 		time.Sleep(time.Duration(m.Parameter3)*time.Second + 1500*time.Millisecond)
@@ -158,7 +158,7 @@ func TestShutdown(t *testing.T) {
 	t.Run("11.9.1/an initiator that ignores the request is cut off", func(t *testing.T) {
 		s := start(t)
 		sess := s.login(t, LoginOptions{})
-		stopped := s.shutdown(20 * time.Second)
+		stopped := s.shutdown(time.Minute)
 		_, err := sess.AwaitAsync()
 		require.NoError(t, err)
 		_, err = sess.ExpectClosedAfter()
@@ -169,7 +169,7 @@ func TestShutdown(t *testing.T) {
 		func(t *testing.T) {
 			s := start(t)
 			sess := s.login(t, LoginOptions{})
-			stopped := s.shutdown(20 * time.Second)
+			stopped := s.shutdown(time.Minute)
 			open := func() bool { return !pdu.SNLess(sess.MaxCmdSN, sess.CmdSN) }
 			var tasks []*Task
 			for begin := time.Now(); open() &&
@@ -191,7 +191,7 @@ func TestShutdown(t *testing.T) {
 			s := start(t)
 			sess := s.login(t, solicited)
 			waiting(t, sess, 1, 0, pattern(8*BlockSize, 5))
-			stopped := s.shutdown(20 * time.Second)
+			stopped := s.shutdown(time.Minute)
 			_, err := sess.ExpectClosedAfter()
 			require.NoError(t, err)
 			require.NoError(t, <-stopped)
@@ -208,7 +208,7 @@ func TestShutdown(t *testing.T) {
 				time.Sleep(50 * time.Millisecond)
 				return before > 0 && s.disk.Calls(disktest.OpRead) == before
 			})
-			require.NoError(t, <-s.shutdown(20*time.Second))
+			require.NoError(t, <-s.shutdown(time.Minute))
 		})
 	t.Run("11.9.1/a disk that hangs does not delay the end for ever", func(t *testing.T) {
 		s := start(t)
@@ -226,7 +226,7 @@ func TestShutdown(t *testing.T) {
 		c := MustDial(t, s.addr)
 		_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: names()})
 		require.NoError(t, err)
-		require.NoError(t, <-s.shutdown(20*time.Second))
+		require.NoError(t, <-s.shutdown(time.Minute))
 		require.NoError(t, c.ExpectClosed())
 	})
 }

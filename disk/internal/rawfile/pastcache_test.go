@@ -171,7 +171,7 @@ func TestCacheGuardLetsNothingPassWhoWaits(t *testing.T) {
 			g.end(8192, 4096)
 		}
 		return !passes // the guest waits
-	}, 10*time.Second, time.Millisecond, "writes past the cache overtake the guest for ever")
+	}, time.Minute, time.Millisecond, "writes past the cache overtake the guest for ever")
 	select {
 	case <-came:
 		t.Fatal("it did not wait for the write that was under way")
