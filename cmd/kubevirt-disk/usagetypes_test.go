@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -166,9 +167,16 @@ func TestServeUsageTypes(t *testing.T) {
 // is fast.
 func checkUsageTypes(t *testing.T, p *process, ssd, rust string) {
 	t.Helper()
-	_, page := p.page("/status")
+	// On a busy machine the storage may answer later than a page waits for it.
 	var status pages.Status
-	require.NoError(t, json.Unmarshal([]byte(page), &status))
+	p.until("the status tells of the space", func() bool {
+		_, page := p.page("/status")
+		status = pages.Status{}
+		require.NoError(t, json.Unmarshal([]byte(page), &status))
+		return !slices.ContainsFunc(status.UsageTypes, func(u pages.UsageTypeStatus) bool {
+			return u.Space == nil
+		}) && status.LUNs[0].Space != nil
+	})
 	require.Len(t, status.UsageTypes, 2)
 	fast, slow := status.UsageTypes[0], status.UsageTypes[1]
 	require.Equal(t, []any{"fast", ssd, []uint16{1}}, []any{fast.Name, fast.Directory, fast.LUNs})
@@ -178,9 +186,12 @@ func checkUsageTypes(t *testing.T, p *process, ssd, rust string) {
 	require.Zero(t, slow.Space.Used)
 	require.Equal(t, "fast", status.LUNs[0].UsageType)
 	require.Empty(t, status.LUNs[1].UsageType)
-	_, page = p.page("/metrics")
-	require.Contains(t, page, `kubevirt_disk_usage_type_used_bytes{usage_type="slow"} 0`)
-	require.Contains(t, page, `kubevirt_disk_usage_type_free_bytes{usage_type="fast"}`)
+	p.until("the metrics tell of the space", func() bool {
+		_, page := p.page("/metrics")
+		return strings.Contains(page,
+			`kubevirt_disk_usage_type_used_bytes{usage_type="slow"} 0`) &&
+			strings.Contains(page, `kubevirt_disk_usage_type_free_bytes{usage_type="fast"}`)
+	})
 	require.Equal(t, "fast", p.logged("serving a LUN", "usage_type"))
 	require.Equal(t, ssd, p.logged("usage type", "directory"))
 	require.Positive(t, p.logged("usage type", "free_bytes"))

@@ -196,7 +196,7 @@ func (d *Daemon) newUsageTypes() (all []usageType) {
 func (d *Daemon) announceUsageTypes() {
 	for _, u := range d.usageTypes {
 		fields := []zap.Field{zap.String("name", u.name), zap.String("directory", u.dir)}
-		if space := u.space.now(); space != nil {
+		if space, err := freeIn(u.dir).Usage(); err == nil {
 			fields = append(fields, zap.Int64("free_bytes", space.Available))
 		}
 		d.log.Info("usage type", fields...)
