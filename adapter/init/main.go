@@ -36,7 +36,8 @@ type guest struct {
 	params params
 	disk   mounted
 	// stops are requests of the host to stop
-	stops chan struct{}
+	stops   chan struct{}
+	buttons *powerButtons
 }
 
 // runAll runs the machine until its entry point has ended, or something has failed. The disk is
@@ -122,6 +123,8 @@ func (g *guest) run() (ending, error) {
 		network.rename(options.Hostname)
 	}
 	g.waitFor(network)
+	g.buttons.look()
+	go g.buttons.watch()
 	return g.runEntryPoint(p)
 }
 
@@ -134,7 +137,8 @@ func (g *guest) readProcess(device string) (process, machine.Options, error) {
 	return readProcess(f, g.params)
 }
 
-// findDisk loads modules until the disk is there.
+// findDisk loads modules until the disk is there. Those of the power button are among them. It is
+// listened to at once, so that whoever presses it when the entry point starts is heard.
 func (g *guest) findDisk() (string, error) {
 	m, err := readModules("/lib/modules")
 	if err != nil {
@@ -144,6 +148,7 @@ func (g *guest) findDisk() (string, error) {
 		if err := m.loadForDevices(); err != nil {
 			g.report.say("%v", err)
 		}
+		g.buttons.look()
 	})
 }
 
@@ -168,7 +173,7 @@ func (g *guest) watchForStops() {
 		default: // it was asked twice already
 		}
 	}
-	go watchPowerButton(stop)
+	g.buttons = newPowerButtons(stop)
 	go g.report.listen(stop)
 	// Ctrl-Alt-Del sends us SIGINT instead of restarting the machine at once.
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF)

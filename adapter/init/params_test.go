@@ -1,6 +1,8 @@
 package guestinit
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -45,13 +47,48 @@ func TestEnding(t *testing.T) {
 	require.Equal(t, ending{}, endingOf(unix.WaitStatus(interrupted), true))
 }
 
+// inputEvent is what an input device says.
+func inputEvent(kind, code uint16, value byte) []byte {
+	return append(make([]byte, eventType), byte(kind), 0, byte(code), 0, value, 0, 0, 0)
+}
+
 func TestPowerPresses(t *testing.T) {
-	event := func(kind, code uint16, value byte) []byte {
-		return append(make([]byte, eventType), byte(kind), 0, byte(code), 0, value, 0, 0, 0)
-	}
-	b := append(event(eventKey, keyPower, 1), event(0, 0, 0)...)
-	b = append(b, event(eventKey, keyPower, 0)...)
-	b = append(b, event(eventKey, 30, 1)...)
+	b := append(inputEvent(eventKey, keyPower, 1), inputEvent(0, 0, 0)...)
+	b = append(b, inputEvent(eventKey, keyPower, 0)...)
+	b = append(b, inputEvent(eventKey, 30, 1)...)
 	require.Equal(t, 1, powerPresses(b))
 	require.Zero(t, powerPresses(b[:eventSize-1]))
+}
+
+// TestPowerButtonIsHeardAtOnce: whoever has looked for buttons once hears each press after that,
+// without looking again.
+func TestPowerButtonIsHeardAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	device := func(name string) *os.File {
+		path := filepath.Join(dir, name)
+		require.NoError(t, unix.Mkfifo(path, 0o600))
+		f, err := os.OpenFile(path, os.O_RDWR, 0) // so that its reader does not wait for a writer
+		require.NoError(t, err)
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	pressed := make(chan struct{})
+	b := &powerButtons{devices: filepath.Join(dir, "event*"), seen: map[string]bool{},
+		isOne:   func(f *os.File) bool { return filepath.Base(f.Name()) != "event0" },
+		pressed: func() { pressed <- struct{}{} }}
+	b.look() // there is none yet
+	keyboard, button := device("event0"), device("event1")
+	b.look()
+	b.look() // it is not listened to twice
+	for _, f := range []*os.File{keyboard, button, button} {
+		_, err := f.Write(inputEvent(eventKey, keyPower, keyPowerDown))
+		require.NoError(t, err)
+	}
+	<-pressed
+	<-pressed
+	require.Len(t, b.seen, 2)
+	require.NoError(t, keyboard.SetReadDeadline(time.Now().Add(time.Minute)))
+	n, err := keyboard.Read(make([]byte, 2*eventSize))
+	require.NoError(t, err)
+	require.Equal(t, eventSize, n, "what has no such button is not read")
 }

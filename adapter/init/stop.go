@@ -24,30 +24,49 @@ const (
 // powerInterval is how often new input devices are looked for.
 const powerInterval = time.Second / 2
 
-// watchPowerButton calls pressed whenever the power button is pressed: by `virsh shutdown`, by
-// QEMU's system_powerdown, or by KubeVirt that stops a machine. It does not return.
-func watchPowerButton(pressed func()) {
-	seen := map[string]bool{}
-	for ; ; time.Sleep(powerInterval) {
-		devices, _ := filepath.Glob("/dev/input/event*") // the pattern is right
-		for _, device := range devices {
-			if seen[device] {
-				continue
-			}
-			f, err := os.Open(device)
-			if err != nil {
-				continue // it is about to appear
-			}
-			seen[device] = true
-			if !hasPowerKey(f) {
-				f.Close()
-				continue
-			}
-			go func() { // one for each: keyboards have such a key, too
-				defer f.Close()
-				readKeys(f, pressed)
-			}()
+// powerButtons are the input devices that have a power button. It is pressed by `virsh shutdown`,
+// by QEMU's system_powerdown, or by KubeVirt that stops a machine. One goroutine uses them at a
+// time.
+type powerButtons struct {
+	devices string              // pattern of their names
+	isOne   func(*os.File) bool // tells whether a device has such a button
+	pressed func()              // is called for each press
+	seen    map[string]bool     // what was opened
+}
+
+func newPowerButtons(pressed func()) *powerButtons {
+	return &powerButtons{devices: "/dev/input/event*", isOne: hasPowerKey, pressed: pressed,
+		seen: map[string]bool{}}
+}
+
+// look opens the devices that have appeared. The kernel tells only those who have a device open of
+// what happens to it: from then on, no press is lost.
+func (b *powerButtons) look() {
+	devices, _ := filepath.Glob(b.devices) // the pattern is right
+	for _, device := range devices {
+		if b.seen[device] {
+			continue
 		}
+		f, err := os.Open(device)
+		if err != nil {
+			continue // it is about to appear
+		}
+		b.seen[device] = true
+		if !b.isOne(f) {
+			f.Close()
+			continue
+		}
+		go func() { // one for each: keyboards have such a key, too
+			defer f.Close()
+			readKeys(f, b.pressed)
+		}()
+	}
+}
+
+// watch looks for devices that appear later. It does not return.
+func (b *powerButtons) watch() {
+	for ; ; time.Sleep(powerInterval) {
+		b.look()
 	}
 }
 
