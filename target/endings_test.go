@@ -1,8 +1,11 @@
 package target_test
 
 import (
+	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -96,4 +99,40 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 	eventually(t, "its session has ended", func() bool { return seen.of(aborted) == 3 })
 	require.Equal(t, 2, seen.of(good))
 	require.Equal(t, 1, seen.of(conflict))
+}
+
+// lateContext has ended. Who asks for that a second time gets the answer late.
+type lateContext struct {
+	context.Context
+	asked atomic.Int64
+	late  func()
+}
+
+func (c *lateContext) Done() <-chan struct{} {
+	if c.asked.Add(1) > 1 {
+		c.late()
+	}
+	return c.Context.Done()
+}
+
+// TestShutdownCutsOff: if a session is cut off, Shutdown returns an error, even if nothing is left
+// of the session by then.
+func TestShutdownCutsOff(t *testing.T) {
+	for range 10 {
+		s := newServer(t)
+		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
+		ended, end := context.WithCancel(context.Background())
+		end()
+		ctx := &lateContext{Context: ended, late: func() {
+			for range 100 { // the last goroutine ends soon after the last connection
+				all, _ := s.Connections()
+				time.Sleep(time.Millisecond)
+				if all == 0 {
+					return
+				}
+			}
+		}}
+		require.ErrorIs(t, s.Shutdown(ctx), context.Canceled)
+		require.NoError(t, c.Close())
+	}
 }

@@ -37,7 +37,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return s.cut(ctx)
+			_ = s.cut(ctx) // at best, everything ends soon after commands were cut off
+			return ctx.Err()
 		case <-grace.C:
 			idleIsOver = true
 			for _, sess := range s.all() {
