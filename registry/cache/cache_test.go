@@ -292,11 +292,12 @@ func TestReaderThatGivesUp(t *testing.T) {
 
 // TestAbandonedFetch has a fetch end for which nobody waits, and the next reader begin anew.
 func TestAbandonedFetch(t *testing.T) {
-	ended := make(chan struct{}, 1)
+	begun, ended := make(chan struct{}, 1), make(chan struct{}, 1)
 	var hang atomic.Bool
 	hang.Store(true)
 	f := &far{fetch: func(ctx context.Context, p []byte, off int64) error {
 		if hang.Load() {
+			begun <- struct{}{}
 			<-ctx.Done()
 			ended <- struct{}{}
 			return ctx.Err()
@@ -305,10 +306,16 @@ func TestAbandonedFetch(t *testing.T) {
 		return nil
 	}}
 	b := openBlob(t, openCache(t, t.TempDir(), Options{}), 4*testChunk, f)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	_, err := b.ReadAt(ctx, make([]byte, 10), 0)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	read := make(chan error, 1)
+	go func() {
+		_, err := b.ReadAt(ctx, make([]byte, 10), 0)
+		read <- err
+	}()
+	<-begun // a fetch that is abandoned before it begins never begins
+	giveUp()
+	require.ErrorIs(t, <-read, context.Canceled)
 	b.mu.Lock()
 	c := b.calls[0]
 	b.mu.Unlock()
