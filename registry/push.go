@@ -34,6 +34,10 @@ type PushOptions struct {
 	Boot *BootOrder
 	// Image limits what is accepted as an image.
 	Image image.Options
+	// Uploads is a directory for what is remembered of uploads that have not ended, so that the
+	// same push goes on inside a blob later. It is made where it is not there. "": only blobs that
+	// are complete are not sent again.
+	Uploads string
 	// Progress is told how far it is. May be nil.
 	Progress *Progress
 }
@@ -326,6 +330,7 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 		endpoint: e,
 		scopes:   []string{e.repo.Scope("pull,push")},
 		sent:     &p.opt.Progress.done,
+		kept:     p.opt.Uploads,
 	}
 	if p.base != nil && p.base.ref.Host() == p.ref.Host() {
 		u.from = p.base.ref.remote.Context().RepositoryStr()

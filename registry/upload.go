@@ -14,16 +14,13 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// uploadPiece is how much is sent with one request. What a broken connection loses is at most that,
-// and proxies limit what they take. Bytes.
-const uploadPiece = 64 << 20
-
 // uploader sends blobs and manifests to a repository (OCI distribution specification, "Push").
 type uploader struct {
 	endpoint *endpoint
 	scopes   []string
 	from     string // a repository of the same registry, to mount blobs from; "": none
 	sent     *atomic.Int64
+	kept     string // the directory for what is remembered of uploads; "": nothing is
 }
 
 // has asks whether the registry has the blob.
@@ -56,7 +53,7 @@ func (u *uploader) begin(ctx context.Context, desc v1.Descriptor) (*url.URL, err
 	if u.from != "" {
 		query = "?" + url.Values{"mount": {desc.Digest.String()}, "from": {u.from}}.Encode()
 	}
-	res, err := u.endpoint.do(
+	res, err := u.endpoint.once(
 		ctx,
 		u.scopes,
 		request{method: http.MethodPost, path: "blobs/uploads/" + query,
@@ -83,147 +80,60 @@ func location(res *http.Response) (*url.URL, error) {
 	return at, nil
 }
 
-// blob sends a blob, unless the registry has it. What has arrived of it before a connection broke
-// is not sent again.
-func (u *uploader) blob(ctx context.Context, desc v1.Descriptor, from content) error {
-	there, err := u.has(ctx, desc)
-	if err != nil {
-		return err
-	}
-	if there {
-		u.sent.Add(desc.Size)
-		return nil
-	}
-	t := u.endpoint.tries(u.scopes)
-	var at *url.URL
-	off := int64(0)
-	for {
-		if at == nil {
-			u.sent.Add(-off)
-			off = 0
-			if at, err = u.begin(ctx, desc); err != nil {
-				return err
-			}
-			if at == nil {
-				u.sent.Add(desc.Size)
-				return nil
-			}
-		}
-		next, err := u.piece(ctx, at, desc, from, off)
-		if err == nil {
-			t.progress()
-			u.sent.Add(next.off - off)
-			at, off = next.at, next.off
-			if next.done {
-				return nil
-			}
-			continue
-		}
-		if err := t.again(ctx, err); err != nil {
-			return fmt.Errorf("sending %s: %w", desc.Digest, err)
-		}
-		for {
-			if next, err = u.status(ctx, at); err == nil {
-				u.sent.Add(next.off - off)
-				at, off = next.at, next.off
-				break
-			}
-			var gone *StatusError
-			if errors.As(err, &gone) && gone.Status/100 == 4 &&
-				gone.Status != http.StatusTooManyRequests ||
-				errors.Is(err, errUnsaid) {
-				at = nil // it knows nothing of this upload any more
-				break
-			}
-			if err := t.again(ctx, err); err != nil {
-				return fmt.Errorf("sending %s: %w", desc.Digest, err)
-			}
-		}
-	}
-}
-
 // errUnsaid is a registry that does not say how much of an upload has arrived.
 var errUnsaid = permanent(errors.New("the registry does not say how much has arrived"))
 
-// step is how far an upload is.
-type step struct {
-	at   *url.URL
-	off  int64
-	done bool
+// finish ends an upload of which everything is there.
+func (u *uploader) finish(ctx context.Context, at *url.URL, desc v1.Descriptor) error {
+	query := at.Query()
+	query.Set("digest", desc.Digest.String())
+	final := *at
+	final.RawQuery = query.Encode()
+	res, err := u.send(ctx, http.MethodPut, &final, http.Header{}, nil, 0,
+		http.StatusCreated, http.StatusNoContent)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
 }
 
-// piece sends the next piece, or ends the upload where everything is there.
-func (u *uploader) piece(
-	ctx context.Context,
-	at *url.URL,
-	desc v1.Descriptor,
-	from content,
-	off int64,
-) (step, error) {
-	if off == desc.Size {
-		query := at.Query()
-		query.Set("digest", desc.Digest.String())
-		final := *at
-		final.RawQuery = query.Encode()
-		res, err := u.send(
-			ctx,
-			http.MethodPut,
-			&final,
-			http.Header{},
-			nil,
-			0,
-			http.StatusCreated,
-			http.StatusNoContent,
-		)
-		if err != nil {
-			return step{}, err
-		}
-		res.Body.Close()
-		return step{off: off, done: true}, nil
-	}
-	n := min(uploadPiece, desc.Size-off)
+// piece sends n bytes from off on, and returns where the upload goes on.
+func (u *uploader) piece(ctx context.Context, at *url.URL, from content, off, n int64) (*url.URL,
+	error) {
 	header := http.Header{"Content-Type": {"application/octet-stream"},
 		"Content-Range": {fmt.Sprintf("%d-%d", off, off+n-1)}}
-	res, err := u.send(
-		ctx,
-		http.MethodPatch,
-		at,
-		header,
-		io.NewSectionReader(from, off, n),
-		n,
-		http.StatusAccepted,
-		http.StatusNoContent,
-	)
+	res, err := u.send(ctx, http.MethodPatch, at, header, io.NewSectionReader(from, off, n), n,
+		http.StatusAccepted, http.StatusNoContent)
 	if err != nil {
-		return step{}, err
+		return nil, err
 	}
 	res.Body.Close()
 	next, err := location(res)
 	if err != nil {
-		return step{}, err
+		return nil, err
 	}
 	if got, ok := uploaded(res); ok && got != off+n {
-		return step{}, fmt.Errorf("%s has %d bytes of %d that were sent", at.Host, got, off+n)
+		return nil, fmt.Errorf("%s has %d bytes of %d that were sent", at.Host, got, off+n)
 	}
-	return step{at: next, off: off + n}, nil
+	return next, nil
 }
 
-// status asks how much has arrived.
-func (u *uploader) status(ctx context.Context, at *url.URL) (step, error) {
+// status asks how much has arrived, and where the upload goes on.
+func (u *uploader) status(ctx context.Context, at *url.URL) (*url.URL, int64, error) {
 	res, err := u.send(ctx, http.MethodGet, at, http.Header{}, nil, 0, http.StatusNoContent)
 	if err != nil {
-		return step{}, err
+		return nil, 0, err
 	}
 	res.Body.Close()
 	got, ok := uploaded(res)
 	if !ok || got <= 1 { // distribution says "0-0" of one byte and of none
-		return step{}, errUnsaid
+		return nil, 0, errUnsaid
 	}
 	next, err := location(res)
 	if err != nil {
 		next = at
 	}
-	return step{at: next, off: got}, nil
+	return next, got, nil
 }
 
 // uploaded reads "Range: 0-LAST" of an answer about an upload.

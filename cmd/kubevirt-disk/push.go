@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -102,9 +103,22 @@ func readBootOrder(path string) (*registry.BootOrder, error) {
 // compressions are the values of --compress.
 var compressions = texts(qcow2.CompressionZstd, qcow2.CompressionZlib, qcow2.CompressionNone)
 
+// uploadsDir is where push remembers uploads that have not ended. "": the user has no place of
+// their own, as in a container without a home.
+func uploadsDir() string {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	if _, err := os.Stat(filepath.Dir(cache)); err != nil {
+		return ""
+	}
+	return filepath.Join(cache, "kubevirt-disk", "uploads")
+}
+
 // pushOptions are the options of a command line.
 func pushOptions(from, compress string) registry.PushOptions {
-	opt := registry.PushOptions{Base: from}
+	opt := registry.PushOptions{Base: from, Uploads: uploadsDir()}
 	switch c := qcow2.Compression(compress); c {
 	case "":
 		opt.CompressRaw = qcow2.CompressionZstd

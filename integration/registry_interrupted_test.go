@@ -1,0 +1,161 @@
+package integration
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// pieceProxy stands in front of a registry, and counts what pieces of blobs have.
+type pieceProxy struct {
+	address string
+	buffers bool // it passes a piece on when it has all of it, as nginx does by default
+	passed  atomic.Int64
+
+	mu sync.Mutex // held while a piece passes
+	// before is told what was passed, before each piece, and says whether its sender is gone by
+	// now; guarded by mu
+	before func(int64) (gone bool)
+}
+
+func newPieceProxy(t *testing.T, registry string, buffers bool) *pieceProxy {
+	p := &pieceProxy{buffers: buffers}
+	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(&url.URL{Scheme: "http", Host: registry})
+		r.Out.Host = r.In.Host
+	}, ErrorHandler: func(http.ResponseWriter, *http.Request, error) {
+		panic(http.ErrAbortHandler)
+	}}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPatch {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if p.before != nil && p.before(p.passed.Load()) {
+				panic(http.ErrAbortHandler)
+			}
+			if p.buffers {
+				piece, err := io.ReadAll(r.Body)
+				if err != nil {
+					panic(http.ErrAbortHandler)
+				}
+				r.Body = io.NopCloser(bytes.NewReader(piece))
+			}
+			r.Body = &countedBody{r.Body, &p.passed}
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	p.address = strings.TrimPrefix(server.URL, "http://")
+	return p
+}
+
+// sent is how much was passed on since it was asked last; before is called from now on.
+func (p *pieceProxy) sent(before func(passed int64) (gone bool)) (n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.before = before
+	return p.passed.Swap(0)
+}
+
+// countedBody counts what is read of it.
+type countedBody struct {
+	io.ReadCloser
+	n *atomic.Int64
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.n.Add(int64(n))
+	return n, err
+}
+
+// watchedOutput can be read while a process writes it.
+type watchedOutput struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+func (o *watchedOutput) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *watchedOutput) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// TestRegistryPushInterrupted ends a push in the middle of a blob: the next one sends what the
+// registry does not have. A killed push goes on where a proxy passes whole pieces on, and one that
+// was asked to end everywhere: distribution 2 refuses to go on behind a part of a piece.
+func TestRegistryPushInterrupted(t *testing.T) {
+	requireTools(t, "docker-registry")
+	path, err := binary()
+	require.NoError(t, err)
+	const size = 64 << 20
+	raw := filepath.Join(t.TempDir(), "a.img")
+	content := make([]byte, size)
+	_, err = rand.NewChaCha8([32]byte{1}).Read(content)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(raw, content, 0o600))
+	for name, signal := range map[string]syscall.Signal{"SIGKILL": syscall.SIGKILL,
+		"SIGTERM": syscall.SIGTERM} {
+		t.Run(name, func(t *testing.T) {
+			s := startRegistry(t, false, "")
+			p := newPieceProxy(t, s.address, signal == syscall.SIGKILL)
+			ref := p.address + "/vm/a:1"
+			env := []string{"XDG_CACHE_HOME=" + filepath.Join(t.TempDir(), "cache")}
+			args := []string{"push", "--base=none", "--compress=none", raw, ref,
+				"--insecure-registry=" + p.address}
+
+			said := new(watchedOutput)
+			cmd := exec.Command(path, args...)
+			cmd.Env, cmd.Stdout, cmd.Stderr = clientEnv(env...), said, said
+			cmd.WaitDelay = clientTimeout / 4
+			signalled := false
+			p.sent(func(passed int64) (gone bool) {
+				if signalled || passed <= size/2 {
+					return signalled && signal == syscall.SIGKILL
+				}
+				signalled = true
+				_ = cmd.Process.Signal(signal)
+				if signal == syscall.SIGTERM { // not before it knows that it is to end
+					for end := time.Now().Add(clientTimeout); time.Now().Before(end) &&
+						!strings.Contains(said.String(), "to its end"); {
+						time.Sleep(10 * time.Millisecond)
+					}
+				}
+				return signal == syscall.SIGKILL
+			})
+			require.NoError(t, cmd.Start())
+			require.Error(t, cmd.Wait(), "%s", said)
+			require.Greater(t, p.sent(nil), int64(size/2))
+
+			r := mustDisk(t, env, args...)
+			require.NotEmpty(t, pushedDigest.FindString(r.output))
+			require.Less(t, p.sent(nil), int64(size/2))
+			require.NotContains(t, said.String()+r.output, "_state=", "who has it can send")
+
+			out := filepath.Join(t.TempDir(), "out.raw")
+			mustDisk(t, env, "pull", ref, out, "--insecure-registry="+p.address)
+			sameFile(t, raw, out)
+		})
+	}
+}

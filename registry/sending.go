@@ -1,0 +1,238 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+const (
+	// firstPiece and largestPiece are how much is sent with one request. What is lost with a broken
+	// connection is at most that, and proxies limit what they take. Bytes.
+	firstPiece   = 8 << 20
+	largestPiece = 64 << 20
+	// shortPiece and longPieceTime are between how long a piece should take. One that is under way
+	// when a push is interrupted has time to end, see lastPiece.
+	shortPiece    = time.Second
+	longPieceTime = 4 * time.Second
+	// lastPiece is for how long a push that was interrupted sends the piece that is under way:
+	// distribution 2 refuses to go on behind a piece of which it has a part.
+	lastPiece = 10 * time.Second
+	// maxRestarts is how often a blob is begun anew because the registry has refused what it was
+	// sent.
+	maxRestarts = 4
+)
+
+// nextPiece is how large the next piece is after one that has taken so long.
+func nextPiece(size int64, took time.Duration) int64 {
+	switch {
+	case took < shortPiece:
+		return min(2*size, largestPiece)
+	case took > longPieceTime:
+		return max(size/2, firstPiece)
+	}
+	return size
+}
+
+// sending is a blob on its way.
+type sending struct {
+	u     *uploader
+	desc  v1.Descriptor
+	from  content
+	tries *tries
+	kept  *unfinished
+
+	at    *url.URL // where it goes on; nil: it has not begun
+	off   int64    // how much has arrived
+	piece int64    // how large the next piece is
+	most  int64    // how large one may be
+	ask   bool     // only the registry knows how much has arrived
+	// told: off is what the registry has said. Whether that is so is known at the end, by the
+	// digest.
+	told     bool
+	restarts int
+	ended    bool // everything was there; whether the registry has made a blob of it is not known
+	done     bool
+}
+
+// blob sends a blob, unless the registry has it. What has arrived of it before a connection broke,
+// or before a push that was interrupted, is not sent again where the registry has kept it.
+func (u *uploader) blob(ctx context.Context, desc v1.Descriptor, from content) error {
+	there, err := u.has(ctx, desc)
+	if err != nil {
+		return err
+	}
+	if there {
+		u.sent.Add(desc.Size)
+		return nil
+	}
+	s := &sending{u: u, desc: desc, from: from, tries: u.endpoint.tries(u.scopes),
+		piece: firstPiece, most: largestPiece}
+	if desc.Size > firstPiece {
+		s.kept = rememberUpload(u.kept, u.endpoint.repo.Name(), desc.Digest.String())
+		defer s.kept.close()
+	}
+	s.at = s.kept.location()
+	s.ask = s.at != nil
+	for !s.done {
+		if err := s.next(ctx); err != nil {
+			return fmt.Errorf("sending %s: %w", desc.Digest, err)
+		}
+	}
+	return nil
+}
+
+// next makes the next request, and decides what comes after one that has failed.
+func (s *sending) next(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	asking, ended := s.ask, s.ended
+	err := s.request(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case asking && (refused(err) || errors.Is(err, errUnsaid)):
+		s.restart() // it knows nothing of this upload any more
+		return nil
+	case tooLarge(err) && s.piece > firstPiece:
+		s.most = s.piece / 2
+		s.piece, s.ask = s.most, true
+		return nil
+	case s.at != nil && refused(err) && s.restarts < maxRestarts &&
+		(s.told || ended || 0 < s.off && s.off < s.desc.Size):
+		// It has something else than it should, or nothing any more, maybe as all is done.
+		if s.restarts++; s.told || ended {
+			s.restart()
+		} else {
+			s.ask = true
+		}
+		return nil
+	}
+	var status *StatusError
+	busy := errors.As(err, &status) && status.Status == http.StatusTooManyRequests
+	if !busy && s.off < s.desc.Size { // who is busy has taken nothing
+		s.ask = s.at != nil
+	}
+	return s.tries.again(ctx, err)
+}
+
+// refused tells whether the registry does not want what it was sent, whoever sends it.
+func refused(err error) bool {
+	var status *StatusError
+	if !errors.As(err, &status) {
+		return false
+	}
+	switch status.Status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout,
+		http.StatusTooManyRequests:
+		return false
+	}
+	return status.Status/100 == 4
+}
+
+// tooLarge tells whether somebody on the way does not take pieces of that size.
+func tooLarge(err error) bool {
+	var status *StatusError
+	return errors.As(err, &status) && status.Status == http.StatusRequestEntityTooLarge
+}
+
+// restart begins the blob anew.
+func (s *sending) restart() {
+	s.arrived(0)
+	s.at, s.ask, s.told = nil, false, false
+	s.kept.forget()
+}
+
+// arrived notes how much has.
+func (s *sending) arrived(n int64) {
+	s.u.sent.Add(n - s.off)
+	s.off = n
+}
+
+// request makes one request.
+func (s *sending) request(ctx context.Context) error {
+	switch {
+	case s.at == nil:
+		return s.begin(ctx)
+	case s.ask:
+		at, n, err := s.u.status(ctx, s.at)
+		if err != nil {
+			return err
+		}
+		if n > s.desc.Size {
+			return errUnsaid
+		}
+		s.at, s.ask, s.told = at, false, true
+		s.arrived(n)
+		s.kept.remember(at)
+		return nil
+	case s.off == s.desc.Size:
+		s.ended = true
+		if err := s.u.finish(ctx, s.at, s.desc); err != nil {
+			return err
+		}
+		s.done = true
+		s.kept.forget()
+		return nil
+	}
+	return s.sendPiece(ctx)
+}
+
+func (s *sending) begin(ctx context.Context) (err error) {
+	if s.ended { // it is there, if only the answer was lost
+		if s.done, err = s.u.has(ctx, s.desc); err != nil {
+			return err
+		}
+	}
+	if !s.done {
+		s.at, err = s.u.begin(ctx, s.desc)
+		s.done = err == nil && s.at == nil
+	}
+	if s.done {
+		s.arrived(s.desc.Size)
+	}
+	return err
+}
+
+func (s *sending) sendPiece(ctx context.Context) error {
+	if s.kept != nil {
+		var end func()
+		ctx, end = lingering(ctx, lastPiece, func() {
+			s.u.endpoint.client.opt.Warn(fmt.Sprintf("interrupted: the piece under way is sent "+
+				"to its end, for up to %s, so that the same push goes on there; interrupt it "+
+				"again to end at once", lastPiece))
+		})
+		defer end()
+	}
+	n := min(s.piece, s.desc.Size-s.off)
+	began := time.Now()
+	at, err := s.u.piece(ctx, s.at, s.from, s.off, n)
+	if err != nil {
+		return err
+	}
+	s.at = at
+	s.tries.progress()
+	s.arrived(s.off + n)
+	s.piece = min(nextPiece(s.piece, time.Since(began)), s.most)
+	s.kept.remember(at)
+	return nil
+}
+
+// lingering returns a context that goes on for a while when ctx has ended, of which warn tells.
+func lingering(ctx context.Context, grace time.Duration, warn func()) (context.Context, func()) {
+	on, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		warn()
+		time.AfterFunc(grace, func() { cancel(context.Cause(ctx)) })
+	})
+	return on, func() {
+		stop()
+		cancel(nil)
+	}
+}

@@ -1,0 +1,331 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// uploads are sessions of a registry, as those of a registry in memory do not outlive a connection
+// that breaks. It keeps what has arrived of a piece, as OCI's specification has it, unless it is
+// strict: distribution 2 loses an upload then.
+type uploads struct {
+	m      *memory
+	strict bool
+	// during is told how much of all pieces has arrived, and ends the connection if it says so.
+	during func(received int64) (cut bool)
+
+	mu       sync.Mutex
+	sessions map[string]*bytes.Buffer // guarded by mu
+	begun    int                      // guarded by mu
+	received int64                    // of all pieces; guarded by mu
+	lie      int64                    // added to what has arrived, once; guarded by mu
+	limit    int64                    // of a piece, 0: none; guarded by mu
+}
+
+const uploadState = "s3cret"
+
+func newUploads(m *memory) *uploads {
+	u := &uploads{m: m, sessions: make(map[string]*bytes.Buffer)}
+	m.fault = u.serve
+	return u
+}
+
+// forget loses all sessions, and begins to count anew.
+func (u *uploads) forget(sessions bool) (received int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if sessions {
+		u.sessions = make(map[string]*bytes.Buffer)
+	}
+	received, u.received = u.received, 0
+	return received
+}
+
+func (u *uploads) answer(w http.ResponseWriter, id string, size int64, status int) {
+	w.Header().Set("Location", "/v2/vm/a/blobs/uploads/"+id+"?_state="+uploadState)
+	w.Header().Set("Range", fmt.Sprintf("0-%d", max(0, size-1)))
+	w.WriteHeader(status)
+}
+
+func (u *uploads) serve(w http.ResponseWriter, r *http.Request) bool {
+	_, id, ok := strings.Cut(r.URL.Path, "/blobs/uploads/")
+	if !ok {
+		return false
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if r.Method == http.MethodPost {
+		u.begun++
+		id = fmt.Sprint(u.begun)
+		u.sessions[id] = new(bytes.Buffer)
+		u.answer(w, id, 0, http.StatusAccepted)
+		return true
+	}
+	all := u.sessions[id]
+	if all == nil || r.URL.Query().Get("_state") != uploadState {
+		w.WriteHeader(http.StatusNotFound)
+		return true
+	}
+	switch r.Method {
+	case http.MethodGet:
+		u.answer(w, id, int64(all.Len())+u.lie, http.StatusNoContent)
+		all.Write(make([]byte, u.lie)) // and so it is, but it is not what was sent
+		u.lie = 0
+	case http.MethodPatch:
+		u.patch(w, r, id, all)
+	case http.MethodPut:
+		delete(u.sessions, id)
+		at := "/v2/vm/a/blobs/uploads/?digest=" + r.URL.Query().Get("digest")
+		whole := httptest.NewRequest(http.MethodPost, at, bytes.NewReader(all.Bytes()))
+		u.m.handler.ServeHTTP(w, whole)
+	}
+	return true
+}
+
+func (u *uploads) patch(w http.ResponseWriter, r *http.Request, id string, all *bytes.Buffer) {
+	if u.limit > 0 && r.ContentLength > u.limit {
+		w.WriteHeader(http.StatusRequestEntityTooLarge)
+		return
+	}
+	var from int64
+	_, _ = fmt.Sscanf(r.Header.Get("Content-Range"), "%d-", &from)
+	if from != int64(all.Len()) {
+		w.WriteHeader(http.StatusRequestedRangeNotSatisfiable)
+		return
+	}
+	for {
+		n, err := io.CopyN(all, r.Body, 1<<20)
+		u.received += n
+		cut := u.during != nil && u.during(u.received)
+		if err != nil && err != io.EOF || cut {
+			if u.strict {
+				delete(u.sessions, id)
+			}
+			panic(http.ErrAbortHandler)
+		}
+		if err == io.EOF {
+			break
+		}
+	}
+	u.answer(w, id, int64(all.Len()), http.StatusAccepted)
+}
+
+// pushTry pushes one disk of 24 MiB that is not compressed, and has what a person was told.
+type pushTry struct {
+	m    *memory
+	u    *uploads
+	file string
+	dir  string // for what is remembered of uploads
+	said []string
+}
+
+const pushedSize = 24 << 20
+
+func newPushTry(t *testing.T) *pushTry {
+	p := &pushTry{m: newMemory(t), dir: filepath.Join(t.TempDir(), "cache", "uploads"),
+		file: filepath.Join(t.TempDir(), "a.img")}
+	p.u = newUploads(p.m)
+	require.NoError(t, os.WriteFile(p.file, noise(70, pushedSize), 0o600))
+	return p
+}
+
+func (p *pushTry) push(ctx context.Context, t *testing.T) error {
+	var mu sync.Mutex
+	c := newClient(t, Options{Insecure: []string{p.m.host}, Patience: time.Minute,
+		Warn: func(text string) {
+			mu.Lock()
+			defer mu.Unlock()
+			p.said = append(p.said, text)
+		}})
+	progress := new(Progress)
+	_, err := c.Push(ctx, []string{p.file}, p.m.ref(t, "vm/a:1"),
+		PushOptions{Base: BaseNone, Uploads: p.dir, Progress: progress})
+	if err == nil {
+		require.Equal(t, progress.Total(), progress.Done())
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	require.NotContains(t, strings.Join(p.said, "\n"), uploadState)
+	return err
+}
+
+// whole pulls what was pushed, and looks whether nothing is left of the upload.
+func (p *pushTry) whole(t *testing.T) {
+	left, err := os.ReadDir(p.dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	dir := t.TempDir()
+	_, _, err = p.m.client(t).Pull(t.Context(), p.m.ref(t, "vm/a:1"),
+		filepath.Join(dir, "out.raw"), PullOptions{})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", noise(70, pushedSize))
+}
+
+// TestPushBrokenPiece goes on inside a piece after a connection that broke.
+func TestPushBrokenPiece(t *testing.T) {
+	p := newPushTry(t)
+	cuts := []int64{3 << 20, 13 << 20, 14 << 20}
+	p.u.during = func(received int64) bool {
+		if len(cuts) == 0 || received < cuts[0] {
+			return false
+		}
+		cuts = cuts[1:]
+		return true
+	}
+	require.NoError(t, p.push(t.Context(), t))
+	require.Less(t, p.u.forget(false), int64(pushedSize+1<<20), "nothing is sent twice")
+	p.whole(t)
+}
+
+// interrupt begins a push that ends when more than half of the disk was received.
+func (p *pushTry) interrupt(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	p.u.during = func(received int64) bool {
+		if received <= pushedSize*3/5 {
+			return false
+		}
+		cancel()
+		return !p.u.strict
+	}
+	require.ErrorIs(t, p.push(ctx, t), context.Canceled)
+	require.Greater(t, p.u.forget(false), int64(pushedSize/2))
+	p.u.during = nil
+	left, err := os.ReadDir(p.dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	info, err := left[0].Info()
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o600), info.Mode(), "who has the address can send to it")
+	content, err := os.ReadFile(filepath.Join(p.dir, left[0].Name()))
+	require.NoError(t, err)
+	require.Contains(t, string(content), uploadState)
+}
+
+// TestPushGoesOnInBlob interrupts a push. The next one sends what is missing; without what was
+// remembered, it sends everything.
+func TestPushGoesOnInBlob(t *testing.T) {
+	for name, c := range map[string]struct {
+		strict bool
+		all    bool // has to be sent
+		change func(t *testing.T, p *pushTry)
+	}{
+		"goes on":        {change: func(*testing.T, *pushTry) {}},
+		"distribution 2": {strict: true, change: func(*testing.T, *pushTry) {}},
+		"session gone": {all: true, change: func(_ *testing.T, p *pushTry) {
+			p.u.forget(true)
+		}},
+		"registry lies": {all: true, change: func(_ *testing.T, p *pushTry) {
+			p.u.lie = 100
+		}},
+		"more than there is": {all: true, change: func(_ *testing.T, p *pushTry) {
+			p.u.lie = pushedSize
+		}},
+		"damaged": {all: true, change: func(t *testing.T, p *pushTry) {
+			left, err := os.ReadDir(p.dir)
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(filepath.Join(p.dir, left[0].Name()),
+				[]byte("\x00nonsense\n"), 0o600))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPushTry(t)
+			p.u.strict = c.strict
+			p.interrupt(t)
+			c.change(t, p)
+			require.NoError(t, p.push(t.Context(), t))
+			if sent := p.u.forget(false); c.all {
+				require.GreaterOrEqual(t, sent, int64(pushedSize))
+			} else {
+				require.Less(t, sent, int64(pushedSize/2))
+			}
+			p.whole(t)
+		})
+	}
+}
+
+// TestPushSmallerPieces sends smaller pieces where somebody on the way does not take larger ones.
+func TestPushSmallerPieces(t *testing.T) {
+	p := newPushTry(t)
+	p.u.limit = firstPiece
+	require.NoError(t, p.push(t.Context(), t))
+	require.Less(t, p.u.forget(false), int64(pushedSize+1<<20))
+	p.whole(t)
+
+	p = newPushTry(t)
+	p.u.limit = firstPiece - 1
+	require.ErrorContains(t, p.push(t.Context(), t), "413")
+}
+
+func mustURL(t *testing.T, text string) *url.URL {
+	u, err := url.Parse(text)
+	require.NoError(t, err)
+	return u
+}
+
+// TestUnfinished: what is remembered belongs to one push at a time, and is forgotten some day.
+func TestUnfinished(t *testing.T) {
+	dir := t.TempDir()
+	a := rememberUpload(dir, "host/vm", "sha256:1")
+	require.NotNil(t, a)
+	require.Nil(t, a.location())
+	require.Nil(t, rememberUpload(dir, "host/vm", "sha256:1"), "another process sends it")
+	for _, repository := range []string{"host/other", "other/vm"} {
+		other := rememberUpload(dir, repository, "sha256:1")
+		require.NotNil(t, other)
+		other.close()
+	}
+	at := mustURL(t, "https://host/v2/vm/blobs/uploads/1?_state=abc&x=1")
+	a.remember(mustURL(t, at.String()+"and-much-longer"))
+	a.remember(at)
+	a.close()
+	a = rememberUpload(dir, "host/vm", "sha256:1")
+	require.Equal(t, at, a.location())
+	a.close()
+	names, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, names, 1)
+	forgetOld(dir, time.Now().Add(time.Hour))
+	names, err = os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, names)
+
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	none := rememberUpload(filepath.Join(file, "below"), "host/vm", "sha256:1")
+	require.Nil(t, none)
+	none.remember(at) // of nothing
+	none.forget()
+	none.close()
+}
+
+// TestNextPiece: pieces take some seconds each.
+func TestNextPiece(t *testing.T) {
+	for _, c := range []struct {
+		size int64
+		took time.Duration
+		want int64
+	}{
+		{firstPiece, 0, 2 * firstPiece},
+		{largestPiece, 0, largestPiece},
+		{2 * firstPiece, 2 * time.Second, 2 * firstPiece},
+		{2 * firstPiece, 5 * time.Second, firstPiece},
+		{firstPiece, time.Minute, firstPiece},
+	} {
+		require.Equal(t, c.want, nextPiece(c.size, c.took))
+	}
+}
