@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -150,6 +151,7 @@ type fetch struct {
 	desc      v1.Descriptor
 	endpoints []*endpoint // those that are left; the first is asked
 	tries     *tries
+	last      time.Time // when something has come of any of them; zero: nothing was asked for yet
 	off, end  int64
 	body      io.ReadCloser // nil: no connection
 }
@@ -170,6 +172,7 @@ func (f *fetch) Read(p []byte) (int, error) {
 		f.off += int64(n)
 		if n > 0 {
 			f.tries.progress()
+			f.last = f.tries.last
 		}
 		if err != nil {
 			f.Close()
@@ -203,16 +206,38 @@ func (f *fetch) Close() error {
 	return err
 }
 
-// next waits for another try at the same endpoint, or goes on to the next one.
+// next waits for another try at the same endpoint, or goes on to the next one. One that failed for
+// a while is asked again when all others had their turn, as long as there is patience: mirrors come
+// back, too. One that will not change its mind is not.
 func (f *fetch) next(err error) error {
 	if err = f.tries.again(f.ctx, err); err == nil {
 		return nil
 	}
-	if f.ctx.Err() == nil && len(f.endpoints) > 1 {
-		f.endpoints, f.tries = f.endpoints[1:], nil
-		return nil
+	rest := f.endpoints[1:]
+	var held *impatient
+	if errors.As(err, &held) && len(f.endpoints) > 1 {
+		rest = append(slices.Clone(rest), f.endpoints[0])
 	}
-	return fmt.Errorf("reading %s: %w", f.desc.Digest, err)
+	patience := f.endpoints[0].client.opt.Patience
+	if f.ctx.Err() != nil || len(rest) == 0 || time.Since(f.last) >= patience {
+		return fmt.Errorf("reading %s: %w", f.desc.Digest, err)
+	}
+	f.endpoints, f.tries = rest, nil
+	return nil
+}
+
+// turn begins to ask the first endpoint, for a while if there are others.
+func (f *fetch) turn() {
+	e := f.endpoints[0]
+	f.tries = e.tries(pullScopes(e))
+	if f.last.IsZero() {
+		f.last = f.tries.last
+	}
+	if len(f.endpoints) > 1 {
+		f.tries.patience = e.client.turn
+	} else {
+		f.tries.last, f.tries.patience = f.last, e.client.opt.Patience
+	}
 }
 
 // connect asks for the rest of the range until an answer comes.
@@ -220,7 +245,7 @@ func (f *fetch) connect() error {
 	for {
 		e := f.endpoints[0]
 		if f.tries == nil {
-			f.tries = e.tries(pullScopes(e))
+			f.turn()
 		}
 		body, err := f.ask(e)
 		if err == nil {

@@ -45,6 +45,8 @@ const (
 	// headerTimeout is how long a registry may think about an answer.
 	headerTimeout = 60 * time.Second
 	maxRedirects  = 10
+	// longestTurn is how long one that brings nothing is asked while there are others to ask.
+	longestTurn = 10 * time.Second
 )
 
 // Client reaches registries. Any number of goroutines may use it.
@@ -53,6 +55,7 @@ type Client struct {
 	keychain *keychain
 	base     *http.Transport
 	mirrors  []mirror
+	turn     time.Duration // longestTurn, or less where there is less patience
 
 	mu    sync.Mutex
 	ready map[string]*http.Client // guarded by mu; by repository and scope
@@ -76,6 +79,7 @@ func New(opt Options) (*Client, error) {
 		opt.UserAgent = "kubevirt-disk"
 	}
 	c := &Client{opt: opt, ready: make(map[string]*http.Client),
+		turn:     min(opt.Patience, longestTurn),
 		keychain: &keychain{file: opt.Config, own: opt.Own, host: opt.OwnHost}}
 	if opt.Config != "" {
 		if _, err := readConfig(opt.Config); err != nil {

@@ -2,9 +2,11 @@ package registry
 
 import (
 	"bytes"
+	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -102,4 +104,44 @@ func TestPullNowhere(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	require.Zero(t, l.requests(""))
+}
+
+// TestMirrorComesBack: those that fail in turns are asked in turns, and a mirror that comes back is
+// asked again before the read is an error. One that does not have it is not asked twice.
+func TestMirrorComesBack(t *testing.T) {
+	content := noise(93, 1<<20)
+	layer := tarOf(t, tarFile{name: "disk/a.img", content: content})
+	registry, second, opt := mirrored(t)
+	without := newLying(t)
+	opt.Insecure = append(opt.Insecure, without.host())
+	opt.Mirrors = append([]string{registry.host() + "=" + without.host()}, opt.Mirrors...)
+	for _, l := range []*lying{registry, second, without} {
+		l.tags["1"] = l.image(t, layer)
+	}
+	delete(without.store, digestOf(layer))
+	asked := func(l *lying) int { return l.requests("/blobs/" + digestOf(layer)) }
+	away, half := says(503), cut(len(layer)/2)
+	sent := 0 // halves
+	for range 200 {
+		second.faults = append(second.faults,
+			func(w http.ResponseWriter, r *http.Request, p []byte) bool {
+				switch n := asked(registry); {
+				case n < 1+3*sent: // the registry has to be asked in vain first
+					return away(w, r, p)
+				case sent == 0:
+					sent++
+					return half(w, r, p)
+				}
+				return false
+			})
+		registry.faults = append(registry.faults, away)
+	}
+	c := newClient(t, opt)
+	c.turn = 200 * time.Millisecond
+	dir := t.TempDir()
+	_, _, err := c.Pull(t.Context(), registry.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"),
+		PullOptions{})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", content)
+	require.Equal(t, 1, asked(without))
 }

@@ -64,6 +64,19 @@ func notFound(err error) bool {
 	return errors.As(err, &status) && status.Status == http.StatusNotFound
 }
 
+// impatient is an error that may have gone away by now, but nothing came for too long.
+type impatient struct {
+	err   error
+	after time.Duration
+}
+
+func (e *impatient) Error() string {
+	return fmt.Sprintf("given up after %s in which nothing came: %v", e.after.Round(time.Second),
+		e.err)
+}
+
+func (e *impatient) Unwrap() error { return e.err }
+
 // tries is one piece of work that is tried until it is done, its context ends, nothing has come for
 // too long, or an error will not go away.
 type tries struct {
@@ -78,7 +91,7 @@ type tries struct {
 func (e *endpoint) tries(scopes []string) *tries {
 	patience := e.client.opt.Patience
 	if e.mirror { // there is another one to ask
-		patience = min(patience, 10*time.Second)
+		patience = e.client.turn
 	}
 	return &tries{
 		endpoint: e,
@@ -120,11 +133,7 @@ func (t *tries) again(ctx context.Context, err error) error {
 		}
 	}
 	if left := t.patience - time.Since(t.last); pause > left {
-		return fmt.Errorf(
-			"given up after %s in which nothing came: %w",
-			time.Since(t.last).Round(time.Second),
-			err,
-		)
+		return &impatient{err: err, after: time.Since(t.last)}
 	}
 	t.endpoint.client.opt.Warn(
 		fmt.Sprintf(
