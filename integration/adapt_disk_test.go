@@ -37,6 +37,7 @@ func requireClean(t *testing.T, raw string) {
 // TestMachineLosesItsPower: QEMU is killed while a guest writes to a file system that has grown.
 // The journal makes it whole again, for e2fsck as for the next start, and what was synced is there.
 func TestMachineLosesItsPower(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "e2fsck")
 	dir := adapted(t, t.TempDir(), "--size=12Gi", "--", "stress")
 	m := bootAdapted(t, dir, machineConfig{noNet: true})
@@ -88,6 +89,7 @@ func layersOf(t *testing.T, address, reference string) (digests []string) {
 // TestLevelsAreStreamed: levels are pushed like any disk. The machine then boots from a LUN whose
 // content is fetched as it is read, and an image with the same lower layers shares their blobs.
 func TestLevelsAreStreamed(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", qemuISCSI)
 	w := newWatchedRegistry(t)
 	dir := t.TempDir()
@@ -128,6 +130,7 @@ func TestLevelsAreStreamed(t *testing.T) {
 // TestArm64Machine: an image for arm64 runs under qemu-system-aarch64. With UEFI, which KubeVirt
 // has, the power button is its stop signal; without, the word on the port is.
 func TestArm64Machine(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("boots firmware by emulation")
 	}

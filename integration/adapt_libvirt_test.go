@@ -17,6 +17,7 @@ import (
 // entry point has the console as its terminal, and addresses of IPv4 and IPv6. "virsh shutdown" is
 // the image's stop signal.
 func TestLibvirtRunsAContainerImage(t *testing.T) {
+	t.Parallel()
 	requireTools(t, libvirtTools...)
 	l := startLibvirtd(t)
 	dir := adapted(t, filepath.Join(l.dir, "web"), "--tty", "--name=web", "--", "about", "web")

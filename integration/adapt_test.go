@@ -124,6 +124,7 @@ func bootAdapted(t *testing.T, dir string, c machineConfig) *containerMachine {
 
 // TestContainerImageBecomesAMachine: what a program of the image finds is what the image says.
 func TestContainerImageBecomesAMachine(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "virt-xml-validate")
 	dir := adapted(t, t.TempDir(), "--size=20Gi", "--env=COLOUR=red", "--hostname=box",
 		"--", "about")
@@ -175,6 +176,7 @@ func TestContainerImageBecomesAMachine(t *testing.T) {
 // TestExitStatus: every way in which an entry point can end or fail to start has the status that a
 // container runtime gives it.
 func TestExitStatus(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
 		args   []string
@@ -202,6 +204,7 @@ func TestExitStatus(t *testing.T) {
 // TestStop: a machine whose power button is pressed hears it as soon as its entry point runs, which
 // has the time of grace. Processes without a parent are reaped meanwhile.
 func TestStop(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	adapted(t, dir, "--stop-signal=TERM", "--", "deaf")
 	m := bootAdapted(t, dir, machineConfig{noNet: true, cmdline: machine.ParamGrace + "=1"})
@@ -223,6 +226,7 @@ func TestStop(t *testing.T) {
 // The power button or the host's word ends it by its stop signal, with its status, and leaves a
 // clean disk.
 func TestWebServerInAMachine(t *testing.T) {
+	t.Parallel()
 	requireTools(t, qemuISCSI)
 	ref, boot := requireContainerImage(t), requireBootFiles(t)
 	layout := filepath.Join(t.TempDir(), "image")

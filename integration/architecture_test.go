@@ -21,6 +21,7 @@ import (
 // disks of compressed images, kills the daemon and reads them again, logs in with CHAP and both
 // digests, and converts an image.
 func TestOtherArchitecture(t *testing.T) {
+	t.Parallel()
 	other, supported := map[string]struct {
 		name,
 		emulator string
@@ -74,13 +75,15 @@ func TestOtherArchitecture(t *testing.T) {
 func emulated(t *testing.T, arch, emulator string) string {
 	t.Helper()
 	built := "bin/kubevirt-disk-linux-" + arch
+	dir := t.TempDir()
+	path, program := filepath.Join(dir, arch), filepath.Join(dir, "kubevirt-disk")
+	making.Lock()
+	defer making.Unlock()
 	cmd := exec.Command("make", "--no-print-directory", built)
 	cmd.Dir = ".."
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	path, err := filepath.Abs(filepath.Join("..", built))
-	require.NoError(t, err)
-	program := filepath.Join(t.TempDir(), "kubevirt-disk")
+	ok(t, "cp", filepath.Join("..", built), path)
 	require.NoError(t, os.WriteFile(program,
 		fmt.Appendf(nil, "#!/bin/sh\nexec %s '%s' \"$@\"\n", emulator, path), 0o755))
 	return program

@@ -84,6 +84,7 @@ func (r *atomicRange) check(t *testing.T, s *targettest.Session, image []byte) {
 // to be undone. Afterwards each range holds exactly one generation, which is not older than the
 // last acknowledged one.
 func TestKilledAtomicWrites(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	rounds := 24
 	if n, err := strconv.Atoi(os.Getenv("KUBEVIRT_DISK_KILL_ROUNDS")); err == nil {

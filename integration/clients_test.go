@@ -43,6 +43,7 @@ func (d *daemon) chapURL(user, password string, lun int) string {
 
 // TestClientsSeeTheLUNs runs each of libiscsi's tools, over IPv4 and IPv6, with several LUNs.
 func TestClientsSeeTheLUNs(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-perf")
 	dir := t.TempDir()
 	makeRaw(t, filepath.Join(dir, "disk2.raw"), 8<<20)
@@ -76,6 +77,7 @@ func TestClientsSeeTheLUNs(t *testing.T) {
 
 // TestCHAPClients logs in with the right password, a wrong one and none, also for discovery.
 func TestCHAPClients(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "iscsi-ls", "iscsi-inq", "qemu-img", qemuISCSI)
 	d := start(t, config{diskDir: diskDir(t, 8<<20), env: chapEnv})
 	good := []string{"LIBISCSI_CHAP_USERNAME=" + testUser, "LIBISCSI_CHAP_PASSWORD=" + testPassword}
@@ -110,6 +112,7 @@ func TestCHAPClients(t *testing.T) {
 
 // TestMutualCHAP makes the target prove itself as well.
 func TestMutualCHAP(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "iscsi-inq")
 	d := start(t, config{diskDir: diskDir(t, 8<<20),
 		env: with(chapEnv, "CHAP_MUTUAL_USERNAME", mutualUser, "CHAP_MUTUAL_PASSWORD",
@@ -125,6 +128,7 @@ func TestMutualCHAP(t *testing.T) {
 
 // TestCredentialSources starts the daemon with each way of giving a credential.
 func TestCredentialSources(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "iscsi-inq")
 	files := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(files, "u"), []byte(testUser+"\n"), 0o600))
@@ -151,6 +155,7 @@ func TestCredentialSources(t *testing.T) {
 // TestHeaderDigest turns header digests on and off with QEMU. libiscsi's own tools do not ask for
 // them, and libiscsi does not support data digests: the initiator of target/targettest tests those.
 func TestHeaderDigest(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-io", qemuISCSI)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
 	for digest, want := range map[string]bool{"crc32c": true, "none": false} {
@@ -169,6 +174,7 @@ func TestHeaderDigest(t *testing.T) {
 
 // TestWriteAndReadBack writes with one client and reads back with others.
 func TestWriteAndReadBack(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
 	d := start(t, config{diskDir: diskDir(t, 32<<20)})
 	qemuIO := func(commands ...string) string {
@@ -203,6 +209,7 @@ func TestWriteAndReadBack(t *testing.T) {
 // TestImageKinds serves images of every kind together, and compares each LUN with what qemu-img
 // reads.
 func TestImageKinds(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", qemuISCSI)
 	source := filepath.Join(t.TempDir(), "source.raw")
 	makeRaw(t, source, 12<<20)
@@ -233,6 +240,7 @@ func TestImageKinds(t *testing.T) {
 // TestHighLUNs reads LUNs of both addressing methods. It uses the names that the library makes for
 // QEMU, which sends the number in the name unchanged.
 func TestHighLUNs(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", qemuISCSI)
 	dir := t.TempDir()
 	luns := []int{1, 255, 256, 16383}
@@ -260,6 +268,7 @@ func TestHighLUNs(t *testing.T) {
 
 // TestExclusive: a write-exclusive LUN belongs to one initiator name at a time.
 func TestExclusive(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "iscsi-perf", "qemu-io", qemuISCSI)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
 	first := loginTo(t, d, "iqn.2026-01.test:first")
@@ -272,6 +281,7 @@ func TestExclusive(t *testing.T) {
 
 // TestGarbage sends garbage to the portal while a client works.
 func TestGarbage(t *testing.T) {
+	t.Parallel()
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
 	s := loginTo(t, d, "iqn.2026-01.test:bystander")
 	for _, garbage := range []string{

@@ -59,6 +59,7 @@ func launcherBinary(t *testing.T) (dir string) {
 // and the only file in /disk by the process. QEMU's user opens it as the backing file of an
 // overlay.
 func TestImageAsContainerDisk(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", "qemu-io")
 	image, source := oneDisk(t, e)
 	programs, shared := launcherBinary(t), sharedDir(t)
@@ -132,6 +133,7 @@ func peerOf(socket string) int {
 // entry point without arguments, COPY_PATH on a shared directory of the host, and `cat
 // /tmp/healthy` as readiness probe.
 func TestImageProvidesAFile(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", "qemu-io")
 	image, source := oneDisk(t, e)
 	shared := sharedDir(t)

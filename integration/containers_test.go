@@ -155,10 +155,15 @@ var images = sync.OnceValues(func() (*engine, error) {
 
 var imagesMade atomic.Bool
 
+// making is held while make writes into bin, and while a test reads there what it has made.
+var making sync.Mutex
+
 // makeImage runs `make image` with a umask and additional variables, and returns what it printed.
 func (e *engine) makeImage(umask string, vars ...string) (string, error) {
 	cmd := exec.Command("sh", "-c", "umask "+umask+" && exec make --no-print-directory image")
 	cmd.Dir = ".."
+	making.Lock()
+	defer making.Unlock()
 	// It compiles, so it needs the environment of the go command.
 	cmd.Env = append(append(os.Environ(), e.vars...), vars...)
 	out, err := cmd.CombinedOutput()

@@ -13,6 +13,7 @@ import (
 // TestCopyOffload makes QEMU copy one LUN to another with EXTENDED COPY. No block goes through the
 // client, and unallocated blocks stay unallocated.
 func TestCopyOffload(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", qemuISCSI)
 	dir, state := t.TempDir(), t.TempDir()
 	const size, used = 64 << 20, 24 << 20

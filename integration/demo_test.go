@@ -13,6 +13,7 @@ import (
 // TestDemoObeysTheEnvironment runs the demo with other ports, as the daemon's message about a taken
 // port advises. The demo must use the portals and pages of the variables, and its hints must fit.
 func TestDemoObeysTheEnvironment(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "bash")
 	for _, c := range []struct {
 		listen, hint   string // # stands for the port

@@ -16,6 +16,7 @@ import (
 // TestOutOfDescriptors: a flood of connections takes every descriptor that the daemon may have.
 // Established I/O continues, logins work during the flood, and nothing needs a restart afterwards.
 func TestOutOfDescriptors(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
 	s := loginTo(t, d, "iqn.2026-01.test:established")

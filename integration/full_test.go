@@ -26,6 +26,7 @@ func (d *daemon) status() (page pages.Status) {
 // guest wrote must still be there, and after the next restart, too. Only another image frees the
 // space.
 func TestRestartOnAFullVolume(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	const diskSize, chunk = 32 << 20, 64 << 10
 	state, images := t.TempDir(), diskDir(t, diskSize)

@@ -46,6 +46,7 @@ var (
 // TestGrafanaDashboard: a daemon in use shows every metric that the dashboard names, with the
 // labels that the dashboard uses.
 func TestGrafanaDashboard(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 8<<20), env: chapEnv})
 	session := targettest.LoginOptions{Initiator: "iqn.2026-01.test:grafana",

@@ -36,6 +36,7 @@ func handover(t *testing.T, stateDir string, user uint32, args ...string) (statu
 // TestHandoverOfALUN goes through a live migration with two initiators that are logged in at the
 // same time.
 func TestHandoverOfALUN(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	state := t.TempDir()
 	d := start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state})
@@ -134,6 +135,7 @@ func TestHandoverOfALUN(t *testing.T) {
 // to log in afterwards may be the former owner, which reconnects by itself. It must get no more
 // than it had.
 func TestHandoverSurvivesARestart(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
 	for name, persistent := range map[string]bool{"ephemeral": false, "persistent": true} {
@@ -214,6 +216,7 @@ func TestHandoverSurvivesARestart(t *testing.T) {
 // TestHandoverOnAFullVolume: a handover works even if the guest has filled its volume, and the
 // former owner stays fenced.
 func TestHandoverOnAFullVolume(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	const first, second = "iqn.2026-01.test:source", "iqn.2026-01.test:destination"
 	volume := t.TempDir()

@@ -15,6 +15,7 @@ import (
 
 // TestImageBuild checks what `make image` has built.
 func TestImageBuild(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t)
 	t.Run("configuration", func(t *testing.T) {
 		for _, arch := range []string{"amd64", "arm64"} {
@@ -171,6 +172,7 @@ var sizeOfLUN = regexp.MustCompile(`Lun:\d+ .*\(Size:(\w+)\)`)
 
 // TestImageExamples builds each Dockerfile of the examples and counts the LUNs.
 func TestImageExamples(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", "iscsi-ls")
 	context := t.TempDir()
 	at := func(name string) string { return filepath.Join(context, name) }
@@ -224,6 +226,7 @@ func TestImageExamples(t *testing.T) {
 // TestImageInspectedWhenBuilt: a bad image fails the build, and the output says which image and
 // why.
 func TestImageInspectedWhenBuilt(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img")
 	context := t.TempDir()
 	at := func(name string) string { return filepath.Join(context, name) }

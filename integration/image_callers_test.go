@@ -30,6 +30,7 @@ func asWrapper(port string) string {
 // target name, a secret of 32 random bytes encoded twice, and `cat /tmp/healthy` as readiness
 // probe. It sets nothing else.
 func TestImageOriginalCallers(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", qemuISCSI)
 	image, source := oneDisk(t, e)
 	n := namespace(t)
@@ -97,6 +98,7 @@ func TestImageOriginalCallers(t *testing.T) {
 // TestWrapperDefect1: the wrapper served only one image, the last one by name, even if it was not
 // an image.
 func TestWrapperDefect1(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", qemuISCSI)
 	context := t.TempDir()
 	for seed, name := range []string{"a.raw", "b.raw"} {
@@ -124,6 +126,7 @@ func TestWrapperDefect1(t *testing.T) {
 // TestWrapperDefect2: the wrapper put the expanded file into /disk. A restart in place converted
 // the image again and lost the guest's writes, or took an old file for that of another image.
 func TestWrapperDefect2(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", "qemu-io", qemuISCSI)
 	image, _ := oneDisk(t, e)
 	n := namespace(t)
@@ -168,6 +171,7 @@ func changesBelow(t *testing.T, c *container, dir string) (changes []string) {
 // TestWrapperDefect3: the wrapper served a raw image in place, so the first write made the union
 // file system copy all of it.
 func TestWrapperDefect3(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-io", qemuISCSI)
 	context := t.TempDir()
 	makeRaw(t, filepath.Join(context, "disk.raw"), 8<<20)
@@ -184,6 +188,7 @@ func TestWrapperDefect3(t *testing.T) {
 
 // TestWrapperDefect4: a username without a password left the target open to everyone.
 func TestWrapperDefect4(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
 	for _, half := range [][]string{{"USERNAME=guest"}, {"USERNAME_BASE64=Z3Vlc3Q="},
@@ -201,6 +206,7 @@ func TestWrapperDefect4(t *testing.T) {
 // and the password was on a command line. Here an initiator without a credential tries from the
 // start, so the target answers it first.
 func TestWrapperDefect5(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", "iscsi-ls")
 	image, _ := oneDisk(t, e)
 	n := namespace(t)
@@ -244,6 +250,7 @@ func TestWrapperDefect5(t *testing.T) {
 // the probe succeeds when a login works and the data is right. It does not wait until the image is
 // copied.
 func TestWrapperDefect6(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", qemuISCSI)
 	image, source := oneDisk(t, e)
 	for _, mode := range []string{"clone", "copy-on-write"} {
@@ -282,6 +289,7 @@ func page(t *testing.T, url string) string {
 // TestWrapperDefect7: the wrapper guessed the format and had no limits. An image could exhaust
 // memory or disk, or name a file of the host as its backing file.
 func TestWrapperDefect7(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img")
 	for _, c := range []struct {
 		name string
@@ -331,6 +339,7 @@ func TestWrapperDefect7(t *testing.T) {
 
 // TestWrapperDefect8: every wrapper in the world showed the same SCSI identity.
 func TestWrapperDefect8(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", "iscsi-inq")
 	image, _ := oneDisk(t, e)
 	seen := map[string]bool{}

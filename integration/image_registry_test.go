@@ -49,6 +49,7 @@ func registry(t *testing.T) string {
 // storage, which has never seen the image, builds a user's image from it and pushes that. A third
 // one runs it.
 func TestImageRegistry(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "docker-registry", "iscsi-ls", "qemu-img")
 	address := registry(t)
 	remote := address + "/" + baseImage

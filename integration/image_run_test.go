@@ -36,6 +36,7 @@ func oneDisk(t *testing.T, e *engine) (image, source string) {
 // network of its own, hardened, with a volume as work directory. An initiator logs in with CHAP.
 // The container is stopped with SIGTERM and started again, and the writes are still there.
 func TestImageContainers(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", "qemu-io", "iscsi-ls", "iscsi-inq", qemuISCSI)
 	image, source := oneDisk(t, e)
 	for _, c := range []struct {
@@ -120,6 +121,7 @@ func confined(t *testing.T, s sandbox) {
 // TestImageOfAnyUser runs the image without a volume, as platforms do that choose the users of
 // their containers: OpenShift takes any number, and group 0. It also runs the image's health check.
 func TestImageOfAnyUser(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", "iscsi-ls")
 	image, _ := oneDisk(t, e)
 	for _, user := range []string{"1000650000:0", "1234:1234"} {
@@ -141,6 +143,7 @@ func TestImageOfAnyUser(t *testing.T) {
 // TestImagesThatShareAWorkDirectory runs two containers on one volume. The control socket belongs
 // to the first: a handover in the second must not hand over a LUN of the first.
 func TestImagesThatShareAWorkDirectory(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img")
 	first, source := oneDisk(t, e)
 	context := t.TempDir()
@@ -176,6 +179,7 @@ func TestImagesThatShareAWorkDirectory(t *testing.T) {
 
 // TestImageWarnsOfNoVolume: the persistent disk would be lost with the container.
 func TestImageWarnsOfNoVolume(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
 	const warning = "the persistent disks will be lost"
@@ -213,6 +217,7 @@ func TestImageWarnsOfNoVolume(t *testing.T) {
 // TestImageSaysWhatIsMissing starts images that cannot work. Each ends with a status and a message
 // that says what to do.
 func TestImageSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img")
 	image, _ := oneDisk(t, e)
 	context := t.TempDir()

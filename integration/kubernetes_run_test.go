@@ -69,6 +69,7 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 // TestKubernetesExamplesRun runs the disk of each pod with podman. It asks what the kubelet and
 // Prometheus would ask, and uses the disk as the VM of the pod, or a VM elsewhere, does.
 func TestKubernetesExamplesRun(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-img", "qemu-io", "ip", qemuISCSI)
 	image, _ := oneDisk(t, e)
 	all := readKubernetesExamples(t)

@@ -47,6 +47,7 @@ func volumeCHAP(secret *corev1.Secret) map[string]string {
 // TestKubernetesVolumeExample opens the volume of the example with QEMU, by what a handler makes of
 // the claim.
 func TestKubernetesVolumeExample(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-io", qemuISCSI)
 	c, v, secret := exampleVolume(t)
 	chap := volumeCHAP(secret)

@@ -17,6 +17,7 @@ import (
 // TestLibvirtMigration follows docs/live-migration.md with two libvirt daemons. A domain that
 // writes moves from one to the other, where its disk has another initiator name.
 func TestLibvirtMigration(t *testing.T) {
+	t.Parallel()
 	requireTools(t, append(libvirtTools, "bash")...)
 	node1, node2 := startLibvirtd(t), startLibvirtd(t)
 	kernel, initrd := buildWriter(t, node1.dir)

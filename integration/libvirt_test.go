@@ -27,6 +27,7 @@ import (
 // TestLibvirtSchema validates what the library and the command print against libvirt's own schemas:
 // each disk within a domain, and the secrets.
 func TestLibvirtSchema(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "virt-xml-validate", "xmllint")
 	lun := libvirt.LUN{
 		Portals:    []libvirt.Portal{{Host: "10.0.0.5"}},
@@ -138,6 +139,7 @@ echo "sda again: $(sum sda 5 1)"
 // with CHAP. A second LUN is attached and detached while it runs; this one is passed through to the
 // guest, over IPv6 if the machine has it. The guest, the daemon and the images must agree.
 func TestLibvirtDomain(t *testing.T) {
+	t.Parallel()
 	requireTools(t, libvirtTools...)
 	const mib = 1 << 20
 	pattern := bytes.Repeat([]byte("kubevirt-disk in libvirt, line.\n"), mib/32)

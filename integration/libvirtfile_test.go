@@ -13,6 +13,7 @@ import (
 // TestLibvirtFile has libvirt and QEMU open files that the command provides, by the elements that
 // the command prints: the file itself, and overlays over another one.
 func TestLibvirtFile(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "virt-xml-validate", "xmllint", "qemu-img")
 	requireTools(t, libvirtTools...)
 	path, err := binary()

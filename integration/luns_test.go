@@ -311,6 +311,7 @@ func (m *monitor) works(lun, pattern int, at int64) {
 // TestQEMULUNsComeAndGo plugs LUNs into a running QEMU that were added after it started. QEMU sees
 // one grow, and they are unplugged again.
 func TestQEMULUNsComeAndGo(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-system-x86_64", "qemu-io", qemuISCSI)
 	s := startTarget(t)
 	m := startMonitor(t)

@@ -34,6 +34,7 @@ func modeImages(t *testing.T) (dir, source string, names []string) {
 // It reads the image, and writes, zeroes and discards. All of it must be there after the daemon was
 // killed.
 func TestCopyModes(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, source, names := modeImages(t)
 	for _, mode := range []string{"copy-on-write", "copy-on-read", "clone"} {
@@ -104,6 +105,7 @@ func qemuIO(t *testing.T, url string, commands []string) {
 // TestPersistentCloneIsAPlainFile: in mode clone, a complete persistent disk is only disk.img. It
 // has the image and the guest's changes, for anybody who mounts the volume.
 func TestPersistentCloneIsAPlainFile(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
 	makeRaw(t, source, modesSize)
@@ -138,6 +140,7 @@ func TestPersistentCloneIsAPlainFile(t *testing.T) {
 // thin disk, and its reads work. When there is space again the guest goes on, and so does the
 // copying.
 func TestFullWorkDirectory(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "source.raw")
 	makeRaw(t, source, modesSize)
@@ -184,6 +187,7 @@ func TestFullWorkDirectory(t *testing.T) {
 // TestReadyFileOnAFullFileSystem: disks are served even if there is no space for the content of the
 // ready file, for example because copying took the last of it.
 func TestReadyFileOnAFullFileSystem(t *testing.T) {
+	t.Parallel()
 	state := t.TempDir()
 	mountTmpfs(t, state, "64k")
 	fill(t, filepath.Join(state, "filler"))
@@ -267,6 +271,7 @@ func allocated(t *testing.T, path string) int64 { return fileStat(t, path).Block
 // loss (APTPL). A persistent disk still has it after the daemon was killed. An ephemeral disk says
 // that it does not keep any.
 func TestReservationsOfAPersistentDisk(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	const holder, other = "iqn.2026-01.test:holder", "iqn.2026-01.test:other"
 	const key = 0x1234

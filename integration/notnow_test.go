@@ -74,6 +74,7 @@ func (f *farTarget) outage(t *testing.T, answers int64) {
 // the target had to wait in vain, or that it was told so at once. Of one read, a part was sent
 // before.
 func TestNotNowQEMU(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-io", qemuISCSI)
 	for name, cut := range map[string]func(*disktest.Distant){
 		"no answer": (*disktest.Distant).Cut, "refused": (*disktest.Distant).Refuse,

@@ -19,6 +19,7 @@ import (
 // TestOriginalWrapperCallers starts the daemon as the first KubeVirt releases started the original
 // wrapper: with a port, a target name and a credential in the environment, and the image as LUN 1.
 func TestOriginalWrapperCallers(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "iscsi-ls", "qemu-img", qemuISCSI)
 	portal := freePortal(t)
 	_, port, _ := strings.Cut(portal, ":")
@@ -37,6 +38,7 @@ func TestOriginalWrapperCallers(t *testing.T) {
 // TestQEMUSurvivesARestart stops the daemon while QEMU writes, and starts it again at the same
 // address. QEMU logs in again by itself and completes its work.
 func TestQEMUSurvivesARestart(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", qemuISCSI)
 	dir, state := diskDir(t, 32<<20), t.TempDir()
 	env := with(chapEnv, "LISTEN", freePortal(t))
@@ -103,6 +105,7 @@ func (d *daemon) operations(kind string) (sum int) {
 // TestSeveralClients: three of libiscsi's load generators read different LUNs at once, over both
 // address families.
 func TestSeveralClients(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "iscsi-perf")
 	dir := t.TempDir()
 	makeRaw(t, filepath.Join(dir, "a.raw"), 8<<20)
@@ -135,6 +138,7 @@ func TestSeveralClients(t *testing.T) {
 
 // TestAccessModes writes, or tries to, in the modes that allow several initiators.
 func TestAccessModes(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-io", qemuISCSI)
 	for _, c := range []struct {
 		mode   string
@@ -155,6 +159,7 @@ func TestAccessModes(t *testing.T) {
 // TestStatusPages checks what an operator sees while a client is logged in, and that health checks
 // answer.
 func TestStatusPages(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 8<<20)})
 	s := loginTo(t, d, "iqn.2026-01.test:watched")
@@ -200,6 +205,7 @@ func TestStatusPages(t *testing.T) {
 // TestStopWhileCopying stops a daemon that has just begun to copy an image. It exits with 0, and
 // the next start continues.
 func TestStopWhileCopying(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img")
 	source := filepath.Join(t.TempDir(), "source.raw")
 	makeRaw(t, source, 256<<20)

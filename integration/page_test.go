@@ -16,7 +16,7 @@ import (
 )
 
 // pageTimeout limits what a test does with a browser. The machine may be slow.
-const pageTimeout = 3 * time.Minute
+const pageTimeout = 8 * time.Minute
 
 // startBrowser starts Chromium, and ends it after the test.
 func startBrowser(t *testing.T) (*browser.Browser, context.Context) {
@@ -108,6 +108,7 @@ func (d *daemon) imageOptions(lun int) string {
 // TestPageInABrowser watches the page while a guest works: what is new appears without a reload,
 // and the browser has nothing to complain of.
 func TestPageInABrowser(t *testing.T) {
+	t.Parallel()
 	b, ctx := startBrowser(t)
 	d := servePageDisks(t)
 	v := d.view(ctx, b, "/", browser.Options{Width: 1280, Height: 900})
@@ -178,6 +179,7 @@ func TestPageInABrowser(t *testing.T) {
 // TestPageFitsAPhone checks that nothing sticks out of a window of 360 pixels, in both colour
 // schemes.
 func TestPageFitsAPhone(t *testing.T) {
+	t.Parallel()
 	b, ctx := startBrowser(t)
 	d := servePageDisks(t)
 	d.guestIO(1, "write -q -P 7 32M 1M")
@@ -196,6 +198,7 @@ func TestPageFitsAPhone(t *testing.T) {
 
 // TestPageWithoutScripts checks that the page is a table without scripts, and to a plain GET.
 func TestPageWithoutScripts(t *testing.T) {
+	t.Parallel()
 	b, ctx := startBrowser(t)
 	d := servePageDisks(t)
 	v := d.view(ctx, b, "/?lun=2", browser.Options{Width: 1280, Height: 900, NoScripts: true})

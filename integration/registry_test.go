@@ -60,6 +60,7 @@ func newDisk(t *testing.T) (raw, qcow2 string) {
 // TestRegistryPushPull stores a disk in a real registry, with and without TLS, a password and a
 // token server, and fetches it again.
 func TestRegistryPushPull(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newDisk(t)
 	login := []string{"REGISTRY_USERNAME=" + registryUser, "REGISTRY_PASSWORD=" + registryPassword}
@@ -158,6 +159,7 @@ func TestRegistryPushPull(t *testing.T) {
 
 // TestRegistryLies fetches through a proxy that delays, cuts, refuses and changes.
 func TestRegistryLies(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newDisk(t)
 	s := startRegistry(t, false, "")
@@ -208,6 +210,7 @@ func TestRegistryLies(t *testing.T) {
 // TestRegistryBuildah fetches disks out of images that buildah has built and pushed, compressed in
 // each way.
 func TestRegistryBuildah(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "buildah")
 	requireRoot(t)
 	e, err := newEngine()
@@ -299,6 +302,7 @@ func TestRegistryBuildah(t *testing.T) {
 
 // TestRegistryServe pushes a disk onto the base image, and podman runs what comes of it.
 func TestRegistryServe(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "docker-registry", "iscsi-ls", "qemu-img")
 	address := registry(t)
 	base := address + "/" + baseImage
@@ -334,6 +338,7 @@ func TestRegistryServe(t *testing.T) {
 
 // TestRegistryJob runs what the example of a Job says, with paths and names of the test.
 func TestRegistryJob(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	text, err := os.ReadFile("../examples/registry/pull.yaml")
 	require.NoError(t, err)
@@ -408,6 +413,7 @@ func TestRegistryJob(t *testing.T) {
 
 // TestRegistryBlockDevice overwrites a block device that has had something else on it.
 func TestRegistryBlockDevice(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "losetup")
 	requireRoot(t)
 	raw, qcow2 := newDisk(t)

@@ -50,6 +50,7 @@ func block(lba uint32, round byte) []byte {
 // TestStopUnderLoad stops the daemon, with SIGTERM and with kill -9, while an initiator writes.
 // Everything that was acknowledged is there after a restart with the same image.
 func TestStopUnderLoad(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	for name, stop := range map[string]func(*daemon){"SIGTERM": (*daemon).stop,
 		"kill -9": (*daemon).kill} {
@@ -98,6 +99,7 @@ func TestStopUnderLoad(t *testing.T) {
 // TestChangedImage replaces the image. The daemon does not serve the old disk again, and the log
 // says which disk and why.
 func TestChangedImage(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	dir, state := diskDir(t, 8<<20), t.TempDir()
 	d := start(t, config{diskDir: dir, stateDir: state})
@@ -118,6 +120,7 @@ func TestChangedImage(t *testing.T) {
 
 // TestSeveralInitiators: several initiators write and read a shared LUN at once.
 func TestSeveralInitiators(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	d := start(t, config{diskDir: diskDir(t, 32<<20),
 		env: map[string]string{"ACCESS_MODE": "write-shared"}})
@@ -148,6 +151,7 @@ func TestSeveralInitiators(t *testing.T) {
 // TestRefusesToStart: a wrong configuration ends with an exit status and a message that says what
 // to do.
 func TestRefusesToStart(t *testing.T) {
+	t.Parallel()
 	requireTools(t)
 	stray := t.TempDir()
 	makeRaw(t, filepath.Join(stray, "disk.raw"), 1<<20)

@@ -263,17 +263,21 @@ type network struct {
 	host string // the address at which a client reaches it
 }
 
+// firstSubnet keeps runs that overlap apart, most of the time.
+var firstSubnet = rand.IntN(1 << 15)
+
 // namespace makes a network namespace, as a pod has one, and links it to the host's.
 func namespace(t *testing.T) network {
 	t.Helper()
 	requireTools(t, "ip")
-	// The block for benchmarks (RFC 2544), which nothing else routes.
-	subnet := fmt.Sprintf("198.%d.%d.%d", 18+rand.IntN(2), rand.IntN(256), rand.IntN(64)*4)
-	base := subnet[:strings.LastIndexByte(subnet, '.')+1]
-	last, err := strconv.Atoi(subnet[len(base):])
-	require.NoError(t, err)
+	number := imageNumber.Add(1)
+	// The block for benchmarks (RFC 2544), which nothing else routes. The test's own number keeps
+	// the subnets of a run apart.
+	subnet := (firstSubnet + int(number)) % (1 << 15)
+	base := fmt.Sprintf("198.%d.%d.", 18+subnet>>14, subnet>>6&255)
+	last := subnet & 63 * 4
 	ours, theirs := base+strconv.Itoa(last+1), base+strconv.Itoa(last+2)
-	name := fmt.Sprintf("kd%d-%d", os.Getpid(), imageNumber.Add(1))
+	name := fmt.Sprintf("kd%d-%d", os.Getpid(), number)
 	link := name[2:]
 	ok(t, "ip", "netns", "add", name)
 	t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", name).Run() })

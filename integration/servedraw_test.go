@@ -15,6 +15,7 @@ import (
 // is served in place. After kill -9, in another container, the disk must have what was written, in
 // every copy mode. The other disk must be served, too.
 func TestGuestDoesNotDecideWhatItsDiskIs(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img")
 	const size, blocks = 8 << 20, 8 << 20 / 512
 	overlay := filepath.Join(t.TempDir(), "top.qcow2")

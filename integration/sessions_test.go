@@ -47,6 +47,7 @@ func (b *bench) completes() {
 // TestKickedQEMU ends QEMU's session while it writes. QEMU logs in again by itself, and none of its
 // writes is missing.
 func TestKickedQEMU(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	program, err := binary()
 	require.NoError(t, err)
@@ -89,6 +90,7 @@ func TestKickedQEMU(t *testing.T) {
 // TestRotatedCredential gives the daemon another secret while QEMU writes. QEMU continues, and new
 // logins need the new secret.
 func TestRotatedCredential(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI, "iscsi-ls")
 	secret := filepath.Join(t.TempDir(), "password")
 	require.NoError(t, os.WriteFile(secret, []byte(testPassword+"\n"), 0o600))

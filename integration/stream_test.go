@@ -111,6 +111,7 @@ func push(t *testing.T, address string, files ...string) {
 // kills the daemon, after which nothing is fetched twice, and everything that was read is there
 // without the registry.
 func TestStream(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newFullDisk(t)
 	for _, mode := range []string{"copy-on-write", "copy-on-read", "clone"} {
@@ -160,6 +161,7 @@ func TestStream(t *testing.T) {
 // TestStreamNothingTwice kills the daemon in the middle of reading, again and again: no chunk that
 // came is asked for once more, but those that were on their way.
 func TestStreamNothingTwice(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newFullDisk(t)
 	w := newWatchedRegistry(t)
@@ -188,6 +190,7 @@ func TestStreamNothingTwice(t *testing.T) {
 
 // TestStreamClone takes registry and cache away when the copy is complete: the disk needs neither.
 func TestStreamClone(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newFullDisk(t)
 	for _, where := range []string{"ephemeral", "persistent"} {
@@ -227,6 +230,7 @@ func TestStreamClone(t *testing.T) {
 // TestStreamShared has two daemons with one cache read the same image at the same time: the
 // registry is asked for each chunk once.
 func TestStreamShared(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newFullDisk(t)
 	w := newWatchedRegistry(t)
@@ -259,6 +263,7 @@ func TestStreamShared(t *testing.T) {
 // TestStreamWrongBytes has a proxy change every chunk for a while: nothing of that is served, and
 // the log names it.
 func TestStreamWrongBytes(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	raw, qcow2 := newFullDisk(t)
 	s := startRegistry(t, false, "")
@@ -298,6 +303,7 @@ func (w *watchedRegistry) bytes() (n int64) {
 // TestStreamWithoutIndex serves what buildah has built, which is verified first. When that was
 // removed from the cache, another daemon serves it by ranges, as its layer is compressed by gzip.
 func TestStreamWithoutIndex(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "buildah")
 	requireRoot(t)
 	e, err := newEngine()
@@ -347,6 +353,7 @@ func TestStreamWithoutIndex(t *testing.T) {
 
 // TestStreamRefuses: what cannot be served is said at the start.
 func TestStreamRefuses(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	_, qcow2 := newFullDisk(t)
 	s := startRegistry(t, false, "")

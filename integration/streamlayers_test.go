@@ -93,6 +93,7 @@ func put(t *testing.T, address, kind string, content []byte) {
 // TestStreamWhenComplete serves a layer that is not compressed before it is verified, and verifies
 // it beside that, in every mode.
 func TestStreamWhenComplete(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
 	raw := newLargeDisk(t)
 	w := newWatchedRegistry(t)
@@ -160,6 +161,7 @@ func verified(t *testing.T, dir string) bool {
 
 // TestStreamChunked serves what podman has pushed as zstd:chunked, without fetching it first.
 func TestStreamChunked(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "buildah", "podman")
 	requireRoot(t)
 	raw := newLargeDisk(t)

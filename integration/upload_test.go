@@ -62,6 +62,7 @@ func (v *volumeDaemon) ready(name string) api.Volume {
 // TestUploadFormats: curl makes a volume of a file, whatever its format and packing, and QEMU reads
 // what is in the file. What is not needed any more goes.
 func TestUploadFormats(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "curl", "gzip", "xz", "zstd", "qemu-img", qemuISCSI)
 	v := startVolumes(t, nil)
 	raw, _ := makeUpload(t, 24<<20)
@@ -95,6 +96,7 @@ func TestUploadFormats(t *testing.T) {
 
 // TestUploadIntoVolume: a volume of a given size gets its data, and is refused more than it holds.
 func TestUploadIntoVolume(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "curl", "zstd", "qemu-io", qemuISCSI)
 	v := startVolumes(t, nil)
 	raw, content := makeUpload(t, 8<<20)
@@ -165,6 +167,7 @@ func (v *volumeDaemon) sendPart(method, path string, part []byte, length int,
 // TestUploadKilled: the daemon is killed in the middle of an upload. The volume awaits its data
 // still, and the command goes on where the data was on storage.
 func TestUploadKilled(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "curl", "qemu-img", qemuISCSI)
 	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
 	raw, content := makeUpload(t, 160<<20)
@@ -217,6 +220,7 @@ func metric(t *testing.T, page, name string) float64 {
 // TestUploadOfQcow2Killed: the daemon is killed while the content of an image that was uploaded is
 // copied, and goes on with that.
 func TestUploadOfQcow2Killed(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "curl", "qemu-img", qemuISCSI)
 	v := startVolumes(t, nil)
 	raw, _ := makeUpload(t, 192<<20)
@@ -234,6 +238,7 @@ func TestUploadOfQcow2Killed(t *testing.T) {
 
 // TestUploadCommand: with a certificate and a token, and without.
 func TestUploadCommand(t *testing.T) {
+	t.Parallel()
 	path, err := binary()
 	require.NoError(t, err)
 	dir := t.TempDir()

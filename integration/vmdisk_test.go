@@ -20,6 +20,7 @@ import (
 // virt-handler do: the containers run as the pod says, and the LUNs that the domain names are
 // there, with the credential of the pod.
 func TestVMDisks(t *testing.T) {
+	t.Parallel()
 	e := requireImages(t, "qemu-io", "ip", qemuISCSI, "virt-xml-validate")
 	image, _ := oneDisk(t, e)
 	var document map[string]any

@@ -25,6 +25,7 @@ import (
 // TestVolumesAreProtected: beyond loopback nobody makes volumes without a certificate and a token,
 // and the token is nowhere to be read.
 func TestVolumesAreProtected(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	const token = "0123456789abcdef0123456789abcdef"
@@ -105,6 +106,7 @@ func makeCertificate(t *testing.T, cert, key string) {
 // TestVolumesOnClaims: a volume on a claim is disk.img there for whoever mounts the claim. With
 // nothing but a persistent directory, the default volume is disk.img in it.
 func TestVolumesOnClaims(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
 	dir, claim, root, fast := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	raw := filepath.Join(t.TempDir(), "raw")
@@ -156,6 +158,7 @@ func TestVolumesOnClaims(t *testing.T) {
 // TestVolumesByCertificate: where clients show certificates, one of the authority may ask without a
 // token, and nobody else may.
 func TestVolumesByCertificate(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "curl")
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

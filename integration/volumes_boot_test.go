@@ -57,6 +57,7 @@ func bootVolume(t *testing.T, a api.Volume) (*kernelGuest, *monitor) {
 // TestVolumeBoots: a machine boots from a volume that PUT has made and curl has filled. The volume
 // is enlarged under it and the machine uses what is new. Then it is deleted and made again.
 func TestVolumeBoots(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "curl", "qemu-system-x86_64", "qemu-img", qemuISCSI)
 	raw := bootDisk(t)
 	v := startVolumes(t, nil)

@@ -12,6 +12,7 @@ import (
 
 // TestVolumeExamples runs the examples of docs/volumes.md, one after the other.
 func TestVolumeExamples(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "bash", "curl", "qemu-img")
 	dir, raw := t.TempDir(), filepath.Join(t.TempDir(), "raw")
 	pattern(t, raw, 1<<20, 1)

@@ -103,6 +103,7 @@ func (w *worker) check(t *testing.T, now *api.Volume) {
 // TestVolumesAreKilled: wherever the daemon is killed, each volume is there whole or not at all
 // after the restart, as it was answered, and no LUN was given to two.
 func TestVolumesAreKilled(t *testing.T) {
+	t.Parallel()
 	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
 	given := &givenLUNs{last: map[uint16]int{}}
 	workers := make([]*worker, 6)

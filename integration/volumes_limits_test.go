@@ -16,6 +16,7 @@ import (
 // TestVolumeLimits: the flags bound how many volumes there are, and how large they are together.
 // Names that could be taken for something else are refused.
 func TestVolumeLimits(t *testing.T) {
+	t.Parallel()
 	v := startVolumes(t, map[string]string{"VOLUMES_MAX": "2", "VOLUMES_MAX_BYTES": "3Mi"})
 	v.put("one", "size: 1Mi")
 	e := v.refusal(http.StatusInsufficientStorage, "PUT", "/volume/two", "size: 3Mi")
@@ -34,6 +35,7 @@ func TestVolumeLimits(t *testing.T) {
 
 // TestVolumesNewCertificate: the running daemon shows a certificate that has replaced its own.
 func TestVolumesNewCertificate(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
 	makeCertificate(t, cert, key)

@@ -21,6 +21,7 @@ const manyVolumes = 1000
 // TestThousandVolumes: one daemon makes a thousand volumes, finds them again after a kill, and
 // serves any of them.
 func TestThousandVolumes(t *testing.T) {
+	t.Parallel()
 	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
 	c, err := volumeclient.New(volumeclient.Options{Server: v.base})
 	require.NoError(t, err)

@@ -23,6 +23,7 @@ import (
 // TestVolumeLife: a volume is made, used by a running QEMU, enlarged under it, found again after a
 // kill, deleted under it and made again.
 func TestVolumeLife(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-system-x86_64", "qemu-io", qemuISCSI)
 	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
 	made := v.put("vm1", "size: 64Mi\n")
@@ -88,6 +89,7 @@ func TestVolumeLife(t *testing.T) {
 // TestVolumeAnswer: the answer is the YAML of a disk's source, which the library reads, also for
 // LUNs with large numbers; and the client of Go gets the same.
 func TestVolumeAnswer(t *testing.T) {
+	t.Parallel()
 	v := startVolumes(t, nil)
 	status, text := v.ask("PUT", "/volume", "size: 1Mi\naccess-mode: write-shared\n")
 	require.Equal(t, http.StatusCreated, status, text)
@@ -136,6 +138,7 @@ func TestVolumeAnswer(t *testing.T) {
 // TestVolumesOfImages: a volume of an image of the directory, with CHAP, beside the image itself.
 // It is complete without the image later, and what is not says so after a restart.
 func TestVolumesOfImages(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
 	dir, raw := t.TempDir(), filepath.Join(t.TempDir(), "raw")
 	pattern(t, raw, 8<<20, 0x42)
@@ -206,6 +209,7 @@ func TestVolumesOfImages(t *testing.T) {
 // TestVolumeOfSlowReference: an image that has to be fetched first does not hold up the request for
 // a volume of it. Fetching goes on after a kill, and ends with DELETE.
 func TestVolumeOfSlowReference(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", qemuISCSI)
 	raw := newLargeDisk(t)
 	w := newWatchedRegistry(t)
@@ -239,6 +243,7 @@ func TestVolumeOfSlowReference(t *testing.T) {
 // TestVolumesOfReferences: volumes of an image in a registry can be used at once, and found again
 // while the registry is away.
 func TestVolumesOfReferences(t *testing.T) {
+	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "qemu-io", qemuISCSI)
 	raw, qcow2 := newFullDisk(t)
 	s := startRegistry(t, false, "")
