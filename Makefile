@@ -84,12 +84,10 @@ run-container: $(BIN) $(MACHINE)/$(shell $(GO) env GOARCH)/initrd ## Boot a smal
 run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how to log in
 	scripts/run-demo.sh $(BIN)
 
-test: ## Lint, fuzz for seconds, then every test with the race detector; installs missing tools when root
+test: ## Every test with the race detector, and beside them lint and fuzz for seconds; installs missing tools when root
 	scripts/install-tools.sh
 	scripts/build-kubernetes.sh --node >/dev/null
-	$(MAKE) --no-print-directory lint
-	FUZZTIME=$(TEST_FUZZTIME) scripts/fuzz.sh
-	scripts/test.sh
+	BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME) scripts/test.sh
 
 check: ## The everyday loop: lint, and the tests of the packages that changed (BASE=main: since main)
 	scripts/check.sh

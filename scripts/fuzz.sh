@@ -18,7 +18,7 @@ found=$("$GO" env GOCACHE)/fuzz # where `go test -fuzz` keeps the inputs that it
 # run that found something names the input.
 fuzz() {
 	local try out
-	for try in 1 2 3; do
+	for try in {1..10}; do
 		if out=$(cd "$3" && "$2" -test.run '^$' -test.fuzz "^$1\$" -test.fuzztime "$FUZZTIME" \
 			-test.fuzzminimizetime 20x -test.parallel 1 -test.fuzzcachedir "$found/$4" 2>&1); then
 			echo "fuzz: $4 $1 ok"

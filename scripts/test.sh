@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Runs every Go test with the race detector. Prints the failures, what was skipped and why, and the
 # totals as the last line. Arguments are passed to `go test`; the default is every package.
+#
+# BESIDE names programs that run one after the other beside the tests, which often only wait. What
+# one prints appears when it has ended. If one fails, this fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+programs=${BESIDE:-}
+unset BESIDE
 go=${GO:-go}
 # What takes longest comes first, so that it does not end alone, long after everything else.
 [ $# -gt 0 ] || set -- ./integration ./disk/qcow2 ./registry ./disk/instance ./disk/overlay \
@@ -18,14 +23,44 @@ fi
 # The race detector makes these compressors several times slower. They compute in one goroutine, and
 # are not our code. Our code that calls them is watched. The binary that tests build gets the same
 # flags, so that nothing is compiled twice.
-GOFLAGS=$("$go" env GOFLAGS)
+plain=$("$go" env GOFLAGS)
+GOFLAGS=$plain
 for package in compress/flate hash/adler32 github.com/klauspost/compress/{flate,fse,huff0}; do
 	GOFLAGS+=" -gcflags=$package=-race=false"
 done
 export GOFLAGS
 
+# beside runs the programs of BESIDE.
+beside() {
+	local program out failed=0
+	for program in $programs; do
+		if out=$(GOFLAGS=$plain "$program" 2>&1); then
+			printf '%s\n' "$out" "ok    $program"
+		else
+			printf '%s\n' "$out" "FAIL  $program"
+			failed=1
+		fi
+	done
+	return $failed
+}
+
 mkdir -p bin
 "$go" build -o bin/testsum ./scripts/testsum
-# The linter has run go vet. One more test than processors runs at a time: some only wait.
-"$go" test -json -count=1 -timeout 60m -vet=off -parallel $(($(nproc) + 1)) "${race[@]}" "$@" |
-	bin/testsum
+exec 3>&1 # past testsum
+{
+	set -m # a process group that can be ended as a whole
+	beside >&3 2>&1 </dev/null &
+	others=$!
+	trap 'kill -- "-$others" 2>/dev/null || true' EXIT
+	set +m
+	failed=0
+	# The linter runs go vet. One more package and one more test of a package than processors run at
+	# a time: some only wait.
+	"$go" test -json -count=1 -timeout 60m -vet=off -p $(($(nproc) + 1)) -parallel $(($(nproc) + 1)) \
+		"${race[@]}" "$@" || failed=1
+	wait $others || {
+		echo "FAIL  beside the tests, see above: $programs" # the last line but skips and totals
+		failed=1
+	}
+	exit $failed
+} | bin/testsum
