@@ -33,5 +33,11 @@ cp kubernetes/config/{policy,webhook,alerts}.yaml $chart/files/
 		grep -v 'helm.sh/resource-policy'
 } >$manifest
 
-find scripts/generate.sh scripts/tools/go.mod kubernetes/api kubernetes/config/crd kubernetes/config/*.yaml $chart $manifest -type f \
+# What a test gives to an API server.
+charts=integration/kubernetes/admission/testdata
+for values in "$charts"/*.values.yaml; do
+	bin/helm template chart $chart --namespace chart-system --values "$values" >"${values%.values.yaml}.yaml"
+done
+
+find scripts/generate.sh scripts/tools/go.mod kubernetes/api kubernetes/config/crd kubernetes/config/*.yaml $chart $manifest $charts -type f \
 	-not -name '*_test.go' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum >kubernetes/config/generated.sha256

@@ -2,9 +2,15 @@ package main
 
 import (
 	"bytes"
+	"io"
+	"os"
+	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
 func TestWrongUsage(t *testing.T) {
@@ -49,4 +55,38 @@ func TestVersion(t *testing.T) {
 	require.Equal(t, exitDone, run([]string{"--version"}, &stdout, &stderr))
 	require.Contains(t, stdout.String(), "kubevirt-disk-controller dev\n")
 	require.Empty(t, stderr.String())
+}
+
+// TestArgumentsOfTheChart: the command takes what Deployments give it.
+func TestArgumentsOfTheChart(t *testing.T) {
+	const chart = "../../integration/kubernetes/admission/testdata/"
+	for file, namespaces := range map[string][]string{
+		"../../deploy/kubevirt-disk-controller.yaml": nil,
+		chart + "policy.yaml":                        {"vms-1", "vms-2"},
+		chart + "webhook.yaml":                       {"vms-1", "vms-2"},
+	} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		found := false
+		for document := range strings.SplitSeq(string(text), "\n---\n") {
+			var d appsv1.Deployment
+			if !strings.Contains(document, "kind: Deployment\n") {
+				continue
+			}
+			require.NoError(t, yaml.Unmarshal([]byte(document), &d))
+			found = true
+			var s settings
+			flags := pflag.NewFlagSet(file, pflag.ContinueOnError)
+			s.flags(flags)
+			args := d.Spec.Template.Spec.Containers[0].Args
+			require.NoError(t, flags.Parse(args), file)
+			require.Empty(t, flags.Args(), file)
+			require.Equal(t, namespaces, s.namespaces, file)
+			var stderr bytes.Buffer
+			args = append(args, "--kubeconfig=/nonexistent")
+			require.Equal(t, exitUsage, run(args, io.Discard, &stderr), file)
+			require.Contains(t, stderr.String(), "no way to the API server", file)
+		}
+		require.True(t, found, file)
+	}
 }

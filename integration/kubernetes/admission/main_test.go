@@ -42,13 +42,14 @@ func install(t *testing.T, p *plane.Plane, text string) {
 	objects, err := plane.Decode(strings.NewReader(text))
 	require.NoError(t, err)
 	require.NoError(t, p.Apply(t.Context(), "", objects...))
-	t.Cleanup(func() { remove(t, p, objects) })
+	t.Cleanup(func() { remove(t, p, objects, metav1.NamespaceDefault) })
 }
 
 // remove deletes objects, but for the types: with them, the sets of other tests would go. It waits
-// until pods come and go unseen. The next test would take what is left for its own otherwise: the
-// API server looks at its policies once in a second.
-func remove(t *testing.T, p *plane.Plane, objects []*unstructured.Unstructured) {
+// until pods of a namespace come and go unseen. The next test would take what is left for its own
+// otherwise: the API server looks at its policies once in a second.
+func remove(t *testing.T, p *plane.Plane, objects []*unstructured.Unstructured,
+	namespace string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -61,7 +62,7 @@ func remove(t *testing.T, p *plane.Plane, objects []*unstructured.Unstructured) 
 		}
 	}
 	for {
-		pod, err := dryRun(ctx, p, aPod(metav1.NamespaceDefault, "none"))
+		pod, err := dryRun(ctx, p, aPod(namespace, "none"))
 		if err == nil && len(pod.Spec.SchedulingGates) == 0 {
 			return
 		}

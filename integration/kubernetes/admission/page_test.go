@@ -12,8 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
@@ -63,12 +65,12 @@ func TestPage(t *testing.T) {
 			require.NoError(t, err)
 			objects, err := plane.Decode(bytes.NewReader(text))
 			require.NoError(t, err)
-			t.Cleanup(func() { remove(t, p, objects) })
+			t.Cleanup(func() { remove(t, p, objects, metav1.NamespaceDefault) })
 		}
 		out := p.Kubectl(t, args...)
 		switch i {
 		case 0:
-			controllers(t, p)
+			controllers(t, p, "kubevirt-disk-system")
 			admitted(t, p)
 		case 4:
 			require.Contains(t, out, "my-vm")
@@ -77,17 +79,19 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// controllers run as the manifest's service account.
-func controllers(t *testing.T, p *plane.Plane) {
+// controllers run as the service account that they have in a namespace. They work in some others,
+// or in all.
+func controllers(t *testing.T, p *plane.Plane, system string, namespaces ...string) {
 	t.Helper()
 	scheme, err := controller.Scheme()
 	require.NoError(t, err)
-	cache, err := controller.Cache()
+	cache, err := controller.Cache(namespaces...)
 	require.NoError(t, err)
 	none := time.Duration(0)
-	mgr, err := ctrl.NewManager(p.ServiceAccount(t, "kubevirt-disk-system", account), ctrl.Options{
+	mgr, err := ctrl.NewManager(p.ServiceAccount(t, system, account), ctrl.Options{
 		Scheme: scheme, Cache: cache, Logger: logr.Discard(), GracefulShutdownTimeout: &none,
-		Metrics: metricsserver.Options{BindAddress: "0"}})
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: new(true)}})
 	require.NoError(t, err)
 	require.NoError(t, controller.Setup(mgr, controller.Options{Server: server,
 		ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}))

@@ -67,11 +67,11 @@ func direct(t *testing.T, p *plane.Plane, listen string) {
 }
 
 // run is the webhook, with the rights of its service account.
-func run(t *testing.T, p *plane.Plane, system, listen string) {
+func run(t *testing.T, p *plane.Plane, system, listen string, namespaces ...string) {
 	t.Helper()
 	scheme, err := controller.Scheme()
 	require.NoError(t, err)
-	cache, err := controller.Cache()
+	cache, err := controller.Cache(namespaces...)
 	require.NoError(t, err)
 	mgr, err := ctrl.NewManager(p.ServiceAccount(t, system, account), ctrl.Options{Scheme: scheme,
 		Cache: cache, Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"}})

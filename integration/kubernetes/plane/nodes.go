@@ -27,7 +27,9 @@ func (p *Plane) Nodes(t testing.TB, names ...string) {
 		p.kwokErr = p.run("kwok", "--kubeconfig="+p.path("admin.kubeconfig"),
 			"--config="+filepath.Join(p.Bin, "kwok-stages.yaml"), "--manage-all-nodes=false",
 			"--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-			"--server-address=127.0.0.1:"+strconv.Itoa(ports[0]), "--node-ip=192.0.2.1")
+			"--server-address=127.0.0.1:"+strconv.Itoa(ports[0]), "--node-ip=192.0.2.1",
+			// Of pods. A controller that asks them is told at once that nobody is there.
+			"--cidr=127.64.0.1/16")
 	})
 	if p.kwokErr != nil {
 		t.Fatal(p.kwokErr)

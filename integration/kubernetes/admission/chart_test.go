@@ -1,0 +1,245 @@
+package admission
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/integration/kubernetes/plane"
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// chart has the namespaces in place of those of testdata/*.values.yaml, from which `make generate`
+// renders the chart.
+type chart struct{ system, first, second string }
+
+// monitoring are the types of the Prometheus operator, with the fields that we use: the API server
+// refuses any other.
+const monitoring = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: servicemonitors.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: ServiceMonitor, plural: servicemonitors}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {
+      selector: {type: object, properties: {matchLabels: {type: object,
+        additionalProperties: {type: string}}}},
+      endpoints: {type: array, items: {type: object, properties: {
+        port: {type: string}, honorLabels: {type: boolean}}}}}}}}}
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: prometheusrules.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: PrometheusRule, plural: prometheusrules}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {
+      groups: {type: array, items: {type: object, required: [name, rules], properties: {
+        name: {type: string}, rules: {type: array, items: {type: object, required: [alert, expr],
+          properties: {alert: {type: string}, expr: {type: string}, for: {type: string},
+            labels: {type: object, additionalProperties: {type: string}},
+            annotations: {type: object, additionalProperties: {type: string}}}}}}}}}}}}}
+`
+
+// TestChart gives the API server what Helm makes of the chart for two namespaces. The controllers
+// have the rights that they get there. They work in these namespaces, and pods of others are not
+// touched.
+func TestChart(t *testing.T) {
+	p := plane.Get(t)
+	require.NoError(t, p.InstallCRDs(t.Context(), strings.NewReader(monitoring)))
+	c := chart{system: p.Namespace(t), first: p.Namespace(t), second: p.Namespace(t)}
+	t.Run("policy", func(t *testing.T) {
+		c.install(t, p, "policy", c.first)
+		for what, where := range map[string]string{
+			"list pods": c.first, "create secrets": c.second, "create persistentvolumes": "",
+		} {
+			require.True(t, c.allowed(t, p, what, where), "%s in %q", what, where)
+			if where != "" {
+				require.False(t, c.allowed(t, p, what, "default"), "%s in default", what)
+				require.False(t, c.allowed(t, p, what, ""), "%s everywhere", what)
+			}
+		}
+		controllers(t, p, c.system, c.first, c.second)
+		inForce(t, p, c.first, "kubevirt.io:disk")
+		machines(t, p, c.first)
+	})
+	t.Run("webhook", func(t *testing.T) {
+		listen := freeAddress(t)
+		c.install(t, p, "webhook", c.second)
+		require.False(t, c.allowed(t, p, "create persistentvolumes", ""))
+		direct(t, p, listen)
+		run(t, p, c.system, listen, c.first, c.second)
+		inForce(t, p, c.second, server)
+	})
+}
+
+// install applies what Helm made of the chart. Fields that the API server does not know are errors.
+func (c chart) install(t *testing.T, p *plane.Plane, name, namespace string) {
+	t.Helper()
+	rendered, err := os.ReadFile("testdata/" + name + ".yaml")
+	require.NoError(t, err)
+	text := strings.NewReplacer("chart-system", c.system, "vms-1", c.first, "vms-2", c.second).
+		Replace(string(rendered))
+	objects, err := plane.Decode(strings.NewReader(text))
+	require.NoError(t, err)
+	kinds, roles := map[string]int{}, map[string]bool{}
+	for _, o := range objects {
+		kinds[o.GetKind()]++
+		if o.GetKind() == "Role" && o.GetName() == account {
+			roles[o.GetNamespace()] = true
+		}
+	}
+	require.Zero(t, kinds["CustomResourceDefinition"], "crds.install is false")
+	require.Equal(t, map[string]bool{c.first: true, c.second: true}, roles)
+	if name == "policy" {
+		require.Equal(t, 1, kinds["ServiceMonitor"])
+		require.Equal(t, 2, kinds["PrometheusRule"])
+	}
+	t.Cleanup(func() { remove(t, p, objects, namespace) })
+	out, err := p.TryKubectl(strings.NewReader(text), "apply", "--server-side", "--validate=strict",
+		"-f", "-")
+	require.NoError(t, err, out)
+}
+
+// allowed says what the controller may do.
+func (c chart) allowed(t *testing.T, p *plane.Plane, what, namespace string) bool {
+	t.Helper()
+	verb, resource, _ := strings.Cut(what, " ")
+	review := &authorizationv1.SubjectAccessReview{}
+	review.Spec.User = "system:serviceaccount:" + c.system + ":" + account
+	review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{Verb: verb,
+		Resource: resource, Namespace: namespace}
+	require.NoError(t, p.Client.Create(t.Context(), review))
+	return review.Status.Allowed
+}
+
+// inForce waits until pods of a namespace get their disks, with the image of the server. Those of
+// another namespace do not.
+func inForce(t *testing.T, p *plane.Plane, namespace, image string) {
+	t.Helper()
+	elsewhere := p.Namespace(t)
+	for _, where := range []string{namespace, elsewhere} {
+		require.NoError(t, p.Client.Create(t.Context(), sets(where)["fedora"]))
+	}
+	eventually(t, "pods get their disks", func() bool {
+		pod, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
+		return err == nil && len(pod.Spec.InitContainers) == 1 &&
+			pod.Spec.InitContainers[0].Image == image
+	})
+	eventually(t, "pods are refused", func() bool {
+		_, err := dryRun(t.Context(), p, aPod(namespace, "none"))
+		return err != nil
+	})
+	for _, set := range []string{"fedora", "none"} {
+		pod, err := dryRun(t.Context(), p, aPod(elsewhere, set))
+		require.NoError(t, err)
+		require.Empty(t, pod.Spec.InitContainers)
+		require.Empty(t, pod.Spec.SchedulingGates)
+	}
+}
+
+// machines runs the example of a StatefulSet, with the controllers of Kubernetes, on a node that
+// KWOK pretends. Each of its machines has its own disk, and has it again after the StatefulSet was
+// scaled down and up.
+func machines(t *testing.T, p *plane.Plane, namespace string) {
+	const replicas = 3
+	p.Nodes(t, "machines")
+	for i := range replicas {
+		volume := &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", namespace, i)},
+			Spec: corev1.PersistentVolumeSpec{
+				Capacity:    corev1.ResourceList{corev1.ResourceStorage: *quantity("100Gi")},
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
+				ClaimRef: &corev1.ObjectReference{Namespace: namespace,
+					Name: fmt.Sprintf("vmid-my-vms-%d", i)},
+				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+				PersistentVolumeSource: corev1.PersistentVolumeSource{
+					CSI: &corev1.CSIPersistentVolumeSource{Driver: "example.com",
+						VolumeHandle: fmt.Sprint(i)}}}}
+		require.NoError(t, p.Client.Create(t.Context(), volume))
+		t.Cleanup(func() { p.Kubectl(t, "delete", "pv", volume.Name, "--wait=false") })
+	}
+	for _, name := range []string{"set.yaml", "statefulset.yaml"} {
+		text, err := os.ReadFile(examples + name)
+		require.NoError(t, err)
+		apply(t, p, namespace, string(text))
+	}
+	running := func(want int) func() bool {
+		return func() bool {
+			var pods corev1.PodList
+			require.NoError(t, p.Client.List(t.Context(), &pods, client.InNamespace(namespace),
+				client.MatchingLabels{api.LabelSet: "my-fedora"}))
+			n := 0
+			for _, pod := range pods.Items {
+				require.Equal(t, pod.Name, pod.Labels[api.LabelIdentity])
+				if pod.Status.Phase == corev1.PodRunning {
+					n++
+				}
+			}
+			return n == want && len(pods.Items) == want
+		}
+	}
+	disks := func() map[string]types.UID {
+		found := map[string]types.UID{}
+		for i := range replicas {
+			key := client.ObjectKey{Namespace: namespace, Name: fmt.Sprintf("my-vms-%d", i)}
+			identity := &api.VMIdentity{}
+			require.NoError(t, p.Client.Get(t.Context(), key, identity))
+			claim := &corev1.PersistentVolumeClaim{}
+			require.NoError(t, p.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace,
+				Name: identity.Status.ClaimName}, claim))
+			require.Zero(t, claim.DeletionTimestamp)
+			require.Equal(t, fmt.Sprintf("%s-%d", namespace, i), claim.Spec.VolumeName)
+			found[identity.Name] = claim.UID
+		}
+		return found
+	}
+	user := func(i int) *corev1.ObjectReference {
+		identity := &api.VMIdentity{}
+		require.NoError(t, p.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace,
+			Name: fmt.Sprintf("my-vms-%d", i)}, identity))
+		return identity.Status.UsedBy
+	}
+	eventually(t, "all machines run", running(replicas))
+	first, former := disks(), user(2)
+	require.Len(t, first, replicas)
+	p.Kubectl(t, "scale", "statefulset", "my-vms", "-n", namespace, "--replicas=1")
+	eventually(t, "one machine runs", running(1))
+	eventually(t, "nobody uses the other disks", func() bool { return user(2) == nil })
+	require.Equal(t, first, disks(), "the disks stay")
+	p.Kubectl(t, "scale", "statefulset", "my-vms", "-n", namespace, "--replicas=3")
+	eventually(t, "all machines run again", running(replicas))
+	require.Equal(t, first, disks(), "each has its own disk")
+	require.NotEqual(t, former.UID, user(2).UID, "the pod is another one")
+	p.Kubectl(t, "delete", "statefulset", "my-vms", "-n", namespace)
+	eventually(t, "no machine runs", running(0))
+	require.Equal(t, first, disks(), "the disks outlive the StatefulSet")
+}
+
+// eventually waits for something that may take long on a busy machine.
+func eventually(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !met(); time.Sleep(50 * time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), what)
+	}
+}
