@@ -26,6 +26,7 @@ type fake struct {
 	status Status // guarded by mu
 	work   []Work // guarded by mu
 	maps   int    // guarded by mu; how often one was asked for
+	hurry  int    // seconds more of work for each question; guarded by mu
 }
 
 func newFake() *fake {
@@ -56,7 +57,8 @@ func (f *fake) luns(n int) {
 	}
 }
 
-// source is what the page asks. Each question finds that one more second of work was done.
+// source is what the page asks. Each question finds that one more second of work was done, and more
+// in a hurry.
 func (f *fake) source() PageSource {
 	seconds := 0
 	r := rand.New(rand.NewPCG(1, 1))
@@ -69,7 +71,7 @@ func (f *fake) source() PageSource {
 		Work: func() (all []Work) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			seconds++
+			seconds += 1 + f.hurry
 			for _, w := range f.work {
 				w = work(w.LUN, seconds*int(w.LUN))
 				all = append(all, w)
