@@ -92,6 +92,8 @@ var importRules = []importRule{
 	{pkg: "disk/overlay", only: []string{"disk", "disk/internal/...", "internal/rangelock"},
 		deep: true,
 		why:  "an overlay needs no image format and does not know who opens it"},
+	{pkg: "disk/transfer", only: []string{"disk", "disk/internal/..."}, deep: true,
+		why: "files are moved as they are, whatever is in them"},
 	{pkg: "disk/instance", only: []string{"disk", "disk/image", "disk/overlay", "disk/qcow2",
 		"disk/qcow2/internal/...", "disk/internal/...", "internal/inflate", "internal/rangelock"},
 		deep: true, why: "storage knows nothing of how it is served"},

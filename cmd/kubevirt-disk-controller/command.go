@@ -78,6 +78,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
 	s.flags(cmd.Flags())
+	cmd.AddCommand(sendCommand(stderr), receiveCommand(stderr))
 	return cmd
 }
 

@@ -1,0 +1,156 @@
+package transfer
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"time"
+)
+
+const (
+	// Patience is how long one read or write of a connection may take.
+	Patience = 2 * time.Minute
+	// handshake is how long somebody who may not know the secret keeps others waiting.
+	handshake = 15 * time.Second
+	// minSecret is the least length of a secret, in bytes.
+	minSecret = 12
+	// done is what a receiver sends at the end, when the disk is whole.
+	done = 'D'
+)
+
+// Secret is what both sides know. Who reaches a side can try secrets against its key, so it has to
+// be random.
+type Secret struct{ key ed25519.PrivateKey }
+
+// NewSecret makes the key of TLS of a secret.
+func NewSecret(secret []byte) (Secret, error) {
+	if len(secret) < minSecret {
+		return Secret{}, fmt.Errorf("the secret has %d bytes: want %d random ones at least",
+			len(secret), minSecret)
+	}
+	mac := hmac.New(sha256.New, secret)
+	_, _ = mac.Write([]byte("kubevirt-disk transfer")) // it never fails
+	return Secret{ed25519.NewKeyFromSeed(mac.Sum(nil))}, nil
+}
+
+// config is both sides' TLS: the other side has to have the same key.
+func (s Secret) config() (*tls.Config, error) {
+	template := &x509.Certificate{SerialNumber: big.NewInt(1),
+		Subject:  pkix.Name{CommonName: "kubevirt-disk"},
+		NotAfter: time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, s.key.Public(), s.key)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: s.key}},
+		ClientAuth:   tls.RequireAnyClientCert,
+		// The name and the issuer of the other side say nothing; its key does.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			other, ok := state.PeerCertificates[0].PublicKey.(ed25519.PublicKey)
+			if !ok || !other.Equal(s.key.Public()) {
+				return errors.New("the other side has another secret")
+			}
+			return nil
+		},
+	}, nil
+}
+
+// Serve sends a directory to those who connect and have the secret, one at a time, until one has it
+// whole. tell is told of transfers that failed. It closes the listener.
+func Serve(ctx context.Context, l net.Listener, secret Secret, s *Source, p *Progress,
+	tell func(error)) error {
+	defer l.Close()
+	c, err := secret.config()
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		conn, err := l.Accept()
+		if ctx.Err() != nil {
+			if err == nil {
+				_ = conn.Close()
+			}
+			return ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		err = serve(ctx, tls.Server(conn, c), s, p)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		tell(fmt.Errorf("to %s: %w", conn.RemoteAddr(), err))
+	}
+}
+
+func serve(ctx context.Context, conn *tls.Conn, s *Source, p *Progress) error {
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.NetConn().Close() })
+	defer stop()
+	_ = conn.SetDeadline(time.Now().Add(handshake))
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return err
+	}
+	if err := s.Send(ctx, patient{conn}, p); err != nil {
+		return err
+	}
+	// The other side reads all of it again, which takes its time. A machine that is gone is found
+	// by the probes of TCP.
+	_ = conn.SetDeadline(time.Time{})
+	var answer [1]byte
+	if _, err := io.ReadFull(conn, answer[:]); err != nil || answer[0] != done {
+		return errors.Join(errors.New("the other side does not say that it has the disk"), err)
+	}
+	return nil
+}
+
+// Fetch receives a disk from an address, host:port.
+func Fetch(ctx context.Context, address string, secret Secret, t *Target, p *Progress) error {
+	c, err := secret.config()
+	if err != nil {
+		return err
+	}
+	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: Patience}, Config: c}
+	conn, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	if err := t.Receive(ctx, patient{conn}, p); err != nil {
+		return err
+	}
+	// The disk is whole, whether the other side learns it or not.
+	_ = conn.SetDeadline(time.Now().Add(Patience))
+	_, _ = conn.Write([]byte{done})
+	return nil
+}
+
+// patient is a connection of which each read and write has its time.
+type patient struct{ net.Conn }
+
+func (c patient) Read(b []byte) (int, error) {
+	_ = c.SetReadDeadline(time.Now().Add(Patience))
+	return c.Conn.Read(b)
+}
+
+func (c patient) Write(b []byte) (int, error) {
+	_ = c.SetWriteDeadline(time.Now().Add(Patience))
+	return c.Conn.Write(b)
+}

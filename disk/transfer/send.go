@@ -1,0 +1,250 @@
+package transfer
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/smallfile"
+)
+
+// version is the format of the stream.
+const version = 1
+
+// begin is the first line of a stream.
+type begin struct {
+	Version int `json:"version"`
+	// Bytes is what the files take on their storage.
+	Bytes int64 `json:"bytes"`
+}
+
+// entry is the line before a file, or in place of a directory. The last one has only End.
+type entry struct {
+	Name string      `json:"name,omitempty"` // below the directory
+	Dir  bool        `json:"dir,omitempty"`
+	Mode fs.FileMode `json:"mode,omitempty"`
+	Size int64       `json:"size,omitempty"`
+	End  bool        `json:"end,omitempty"`
+}
+
+// After the line of a file come its blocks: place (8 bytes) and length (4 bytes), both big-endian,
+// and the content. A block of length 0 ends them; then the digest follows.
+const blockHeader = 12
+
+const (
+	diskName = "disk.img"
+	lockName = diskName + ".lock"
+	// receiving is where a disk is received.
+	receiving = ".receiving"
+	// lostFound is made with ext4 file systems, and is nobody's.
+	lostFound = "lost+found"
+	// marksDir has files named by the identity of others, which does not move.
+	marksDir = ".kubevirt-disk"
+)
+
+// Progress is how far a transfer is, in bytes of storage.
+type Progress struct{ done, total atomic.Int64 }
+
+// Done is what was transferred.
+func (p *Progress) Done() int64 { return p.done.Load() }
+
+// Total is all that there is.
+func (p *Progress) Total() int64 { return p.total.Load() }
+
+// Data is both.
+func (p *Progress) Data() (done, total int64) { return p.Done(), p.Total() }
+
+// Source is a directory that is sent. Nobody else uses its disks until Close.
+type Source struct {
+	dir   string
+	locks []*os.File
+}
+
+// OpenSource locks the disks of a directory. If a daemon has one, the error says which.
+func OpenSource(dir string) (*Source, error) {
+	dir, err := osfile.Resolved(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{dir: dir}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	places := []string{dir}
+	for _, e := range entries {
+		if e.IsDir() && !skipped(e.Name(), true) {
+			places = append(places, filepath.Join(dir, e.Name()))
+		}
+	}
+	disks := 0
+	for _, place := range places {
+		if _, err := os.Lstat(filepath.Join(place, diskName)); err != nil {
+			continue
+		}
+		disks++
+		lock, err := smallfile.AcquireLock(filepath.Join(place, lockName), place)
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.locks = append(s.locks, lock)
+	}
+	if disks == 0 {
+		return nil, fmt.Errorf("%q has no %s: name the directory of a persistent disk", dir,
+			diskName)
+	}
+	return s, nil
+}
+
+// Close frees the disks.
+func (s *Source) Close() error {
+	var err error
+	for _, lock := range s.locks {
+		err = errors.Join(err, lock.Close())
+	}
+	return err
+}
+
+// Send writes all that the directory holds. It can be called again.
+func (s *Source) Send(ctx context.Context, w io.Writer, p *Progress) error {
+	files, err := list(s.dir)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriterSize(w, 4*blockSize)
+	head := begin{Version: version}
+	for _, f := range files {
+		head.Bytes += f.stored
+	}
+	p.done.Store(0)
+	p.total.Store(head.Bytes)
+	if err := line(out, head); err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := line(out, f.entry); err != nil {
+			return err
+		}
+		if !f.Dir {
+			if err := s.file(ctx, out, f, p); err != nil {
+				return fmt.Errorf("%s: %w", f.Name, err)
+			}
+		}
+	}
+	if err := line(out, entry{End: true}); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+func (s *Source) file(ctx context.Context, out io.Writer, e listed, p *Progress) error {
+	f, err := osfile.OpenFile(filepath.Join(s.dir, e.Name), os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	digest := newSum(e.Size)
+	header := make([]byte, blockHeader)
+	err = blocks(f, e.Size, func(off int64, block []byte) error {
+		binary.BigEndian.PutUint64(header, uint64(off))
+		binary.BigEndian.PutUint32(header[8:], uint32(len(block)))
+		digest.add(off, block)
+		if _, err := out.Write(header); err != nil {
+			return err
+		}
+		if _, err := out.Write(block); err != nil {
+			return err
+		}
+		p.done.Add(int64(len(block)))
+		return ctx.Err()
+	})
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(append(make([]byte, blockHeader), digest.Sum(nil)...))
+	return err
+}
+
+func line(out io.Writer, v any) error {
+	text, err := json.Marshal(v)
+	if err == nil {
+		_, err = out.Write(append(text, '\n'))
+	}
+	return err
+}
+
+// listed is a file or a directory of the source.
+type listed struct {
+	entry
+	stored int64 // bytes
+}
+
+// skipped are the names that do not move: locks, and what is nobody's or half made.
+func skipped(name string, dir bool) bool {
+	if dir {
+		return name == receiving || name == lostFound || name == marksDir
+	}
+	return name == smallfile.LockName || name == lockName ||
+		strings.HasSuffix(name, smallfile.PartialSuffix)
+}
+
+// list finds all that is to be sent. What is neither a file nor a directory is nothing of a disk's.
+func list(dir string) (all []listed, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if d == nil {
+			return err // of the directory itself
+		}
+		name := d.Name()
+		switch {
+		case err == nil && path == dir:
+			return nil
+		case d.IsDir() && skipped(name, true):
+			return fs.SkipDir
+		case err != nil:
+			return err
+		case !d.IsDir() && skipped(name, false):
+			return nil
+		case !d.IsDir() && !d.Type().IsRegular():
+			return fmt.Errorf("%q is no regular file, and no disk has such: remove it", path)
+		}
+		below, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		e := listed{entry: entry{Name: below, Dir: d.IsDir(), Mode: info.Mode().Perm()}}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			e.stored = st.Blocks * osfile.StatBlock
+		}
+		if !e.Dir {
+			e.Size = info.Size()
+		}
+		all = append(all, e)
+		return nil
+	})
+	// The disks come last, so that they get their names last.
+	slices.SortStableFunc(all, func(a, b listed) int { return order(a.entry) - order(b.entry) })
+	return all, err
+}
+
+func order(e entry) int {
+	if filepath.Base(e.Name) == diskName && !e.Dir {
+		return 1
+	}
+	return 0
+}
