@@ -60,7 +60,8 @@ func TestWrongUsageOfSendAndReceive(t *testing.T) {
 	}{
 		{[]string{"send"}, "accepts 1 arg(s)"},
 		{[]string{"send", "/data"}, "--secret-file is missing"},
-		{[]string{"send", "/data", "--secret-file=/nonexistent"}, "--secret-file: open /nonexistent"},
+		{[]string{"send", "/data", "--secret-file=/nonexistent"},
+			"--secret-file: open /nonexistent"},
 		{[]string{"send", "/data", "--secret-file=" + short}, "want 12 random ones at least"},
 		{[]string{"receive", "node", "/data"}, "ADDRESS: address node: missing port in address"},
 	} {

@@ -15,8 +15,8 @@ const blockSize = 64 << 10
 
 var zeros [blockSize]byte
 
-// blocks calls do for each block of a file that is not all zeros, in order. A block is aligned; only
-// the last one of a file may be short.
+// blocks calls do for each block of a file that is not all zeros, in order. A block is aligned, and
+// only the last one of a file may be short.
 func blocks(f *os.File, size int64, do func(off int64, block []byte) error) error {
 	buf := make([]byte, blockSize)
 	for off := int64(0); off < size; {
@@ -49,8 +49,8 @@ func blocks(f *os.File, size int64, do func(off int64, block []byte) error) erro
 	return nil
 }
 
-// sum is the digest of a file's content: of its size, and of its blocks with their places. Holes and
-// zeros are the same.
+// sum is the digest of a file's content: of its size, and of its blocks with their places. Holes
+// and zeros are the same.
 type sum struct{ hash.Hash }
 
 func newSum(size int64) sum {

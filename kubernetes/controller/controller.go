@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/hydration"
 	"kubevirt.io/disk/kubernetes/controller/identity"
+	"kubevirt.io/disk/kubernetes/controller/local"
 	"kubevirt.io/disk/kubernetes/controller/pet"
 	"kubevirt.io/disk/kubernetes/controller/pod"
 	"kubevirt.io/disk/kubernetes/controller/service"
@@ -43,6 +44,9 @@ type Options struct {
 	// PullSecret is the name of the secret, in the namespaces of identities, with the credential
 	// of the registry from which images for snapshots are fetched; "": none.
 	PullSecret string
+	// MoveImage is the image of kubevirt-disk-controller that moves disks of type Local to other
+	// nodes; "": they stay where they are.
+	MoveImage string
 	// Concurrency is how many objects of a kind are worked on at once.
 	Concurrency int
 }
@@ -79,13 +83,21 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if images != nil {
 		populator = images
 	}
+	var mover pod.Mover
+	if o.MoveImage != "" {
+		mover = &local.Wishes{Live: mgr.GetAPIReader()}
+		if err := local.Setup(mgr, local.Options{Image: o.MoveImage,
+			Concurrency: o.Concurrency}); err != nil {
+			return err
+		}
+	}
 	return errors.Join(
 		pet.Setup(mgr, o.Concurrency),
 		service.Setup(mgr, service.Options{Server: o.Server, ClaimSize: o.ClaimSize,
 			Concurrency: o.Concurrency}),
 		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,
 			ReadWriteOnce: o.ReadWriteOnce, Populator: populator, Concurrency: o.Concurrency}),
-		pod.Setup(mgr, pod.Options{Concurrency: o.Concurrency}),
+		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency}),
 		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Concurrency: o.Concurrency}),
 		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
 	)

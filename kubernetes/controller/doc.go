@@ -6,6 +6,7 @@
 //	hydration  asks the pages of a pod until its disk needs the image no more
 //	service    a disk with attachment Service: Deployment, Service, iSCSI volume, handover
 //	snapshot   the image in a claim, and a snapshot of that, for claims of population Snapshot
+//	local      type Local: moves a disk to the node where its pod has to run
 //	pet        VMPet -> VMIdentitySet and StatefulSet
 //	objects    how all of them write
 //

@@ -34,7 +34,7 @@ const (
 var image = "registry.example.com/a@sha256:" + strings.Repeat("a", 64)
 
 // run starts two managers that both lead, with exactly the role of the manifest.
-func run(t *testing.T, p *plane.Plane, namespace string) {
+func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
 	t.Helper()
 	root, err := plane.Root()
 	require.NoError(t, err)
@@ -57,7 +57,7 @@ func run(t *testing.T, p *plane.Plane, namespace string) {
 		})
 		require.NoError(t, err)
 		require.NoError(t, controller.Setup(mgr, controller.Options{
-			ClaimSize: resource.MustParse("1Gi"), Concurrency: 4}))
+			ClaimSize: resource.MustParse("1Gi"), MoveImage: moveImage, Concurrency: 4}))
 		go func() { ended <- mgr.Start(ctx) }()
 	}
 	t.Cleanup(func() {
@@ -78,7 +78,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	p := plane.Get(t)
 	w := &world{Plane: p, t: t, ns: p.Namespace(t)}
-	run(t, p, w.ns)
+	run(t, p, w.ns, "")
 	return w
 }
 

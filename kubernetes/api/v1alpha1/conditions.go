@@ -17,6 +17,9 @@ const (
 	ConditionVolumeReady = "VolumeReady"
 	// ConditionHandedOver says what became of the handover that annotations ask for.
 	ConditionHandedOver = "HandedOver"
+	// ConditionMoving says that a disk of type Local is being moved to another node, how far it is,
+	// and what it waits for.
+	ConditionMoving = "Moving"
 	// ConditionPopulated says that there is a snapshot of the image, for population Snapshot.
 	ConditionPopulated = "Populated"
 )
@@ -54,6 +57,13 @@ const (
 	ReasonStopped         = "Stopped"
 	ReasonFailed          = "Failed"
 	ReasonInvalid         = "Invalid"
+
+	ReasonCopying      = "Copying"
+	ReasonPointing     = "Pointing"
+	ReasonMoved        = "Moved"
+	ReasonStays        = "Stays"
+	ReasonSourceGone   = "SourceGone"
+	ReasonTargetFailed = "TargetFailed"
 
 	ReasonHandoverPending   = "HandoverPending"
 	ReasonHandoverOpen      = "HandoverOpen"

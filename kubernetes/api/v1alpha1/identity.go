@@ -4,6 +4,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Type is where the disk of an identity lives.
@@ -230,6 +231,9 @@ type VMIdentityStatus struct {
 	// usedBy is the pod that uses the disk.
 	// +optional
 	UsedBy *corev1.ObjectReference `json:"usedBy,omitempty"`
+	// move is what is known of a move to another node that has begun, until it has ended.
+	// +optional
+	Move *MoveStatus `json:"move,omitempty"`
 	// portal is where a disk with attachment Service answers: host:port.
 	// +optional
 	Portal string `json:"portal,omitempty"`
@@ -244,6 +248,35 @@ type VMIdentityStatus struct {
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// MoveStep is how far a move is.
+// +kubebuilder:validation:Enum=Copy;Point
+type MoveStep string
+
+const (
+	// Copy fills another volume. The disk is where it was, and the move may be given up.
+	Copy MoveStep = "Copy"
+	// Point gives the claim of the identity the other volume. The move goes on to its end.
+	Point MoveStep = "Point"
+)
+
+// MoveStatus is what a move needs to know after a restart of the controller.
+type MoveStatus struct {
+	// to is the node that the disk goes to, and from the one that it was on, if that is known.
+	To string `json:"to"`
+	// +optional
+	From string   `json:"from,omitempty"`
+	Step MoveStep `json:"step"`
+	// claimUID and volumeName are the claim with the disk when the move began, and its volume.
+	ClaimUID   types.UID `json:"claimUID"`
+	VolumeName string    `json:"volumeName"`
+	// accessMode and size are those of that claim. The next one gets them, too.
+	AccessMode corev1.PersistentVolumeAccessMode `json:"accessMode"`
+	Size       resource.Quantity                 `json:"size"`
+	// newVolumeName is the volume that has the whole disk, too, in step Point.
+	// +optional
+	NewVolumeName string `json:"newVolumeName,omitempty"`
 }
 
 // VMIdentityList is a list of VMIdentity.

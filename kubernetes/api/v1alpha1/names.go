@@ -33,9 +33,14 @@ const (
 	Finalizer = Group + "/claim"
 	// FinalizerService holds a VMIdentity until its disk is not served any more.
 	FinalizerService = Group + "/service"
+	// FinalizerMove holds a VMIdentity until what moves its disk has ended.
+	FinalizerMove = Group + "/move"
 	// FieldManager owns the fields that the controller applies.
 	FieldManager = "kubevirt-disk-controller"
 )
+
+// AnnotationMoveTo is on a VMIdentity of type Local: the node that its disk is to be on.
+const AnnotationMoveTo = Group + "/move-to"
 
 // Annotations of a VMIdentity with attachment Service.
 const (

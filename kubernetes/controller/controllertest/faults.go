@@ -99,13 +99,28 @@ func Conflict() error {
 // it is given until nothing is left to do, and checks the end.
 func EachFault(t *testing.T, run func(t *testing.T, calls *Calls)) {
 	t.Helper()
+	eachFault(t, run, true)
+}
+
+// EachWriteFault is EachFault for writes alone. A read that fails ends a reconcile between two
+// writes, as the lost answer of the one before does.
+func EachWriteFault(t *testing.T, run func(t *testing.T, calls *Calls)) {
+	t.Helper()
+	eachFault(t, run, false)
+}
+
+func eachFault(t *testing.T, run func(t *testing.T, calls *Calls), reads bool) {
+	t.Helper()
 	var whole Calls
 	run(t, &whole)
 	require.Positive(t, whole.Writes)
 	for fail := 1; fail <= whole.Reads+whole.Writes; fail++ {
 		faults := []Calls{{}}
-		if whole.writes[fail-1] {
+		switch {
+		case whole.writes[fail-1]:
 			faults = []Calls{{Late: true}, {Err: Conflict()}}
+		case !reads:
+			continue
 		}
 		for _, calls := range faults {
 			calls.Fail = fail

@@ -104,6 +104,9 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 		}
 		before = with
 	}
+	if before.Status.Move != nil {
+		return ctrl.Result{}, nil // package local has the claim, and says how far it is
+	}
 	id := before.DeepCopy()
 	v, err := r.provide(ctx, id)
 	if err != nil {

@@ -140,7 +140,7 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 				v1alpha1.AnnotationName)
 		}
 	}
-	if !id.Status.Ready {
+	if !id.Status.Ready || id.Status.Move != nil {
 		c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionReady)
 		if c == nil {
 			return because(v1alpha1.ReasonClaimPending, "its disk is being made")
@@ -153,6 +153,15 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 	if id.Spec.Attachment == v1alpha1.Service {
 		if h, err := r.holdForSecret(ctx, d, p); h != nil || err != nil {
 			return h, err
+		}
+	}
+	if r.Mover != nil {
+		message, err := r.Mover.Hold(ctx, id, p)
+		if err != nil {
+			return nil, err
+		}
+		if message != "" {
+			return because(v1alpha1.ReasonCopying, "%s", message)
 		}
 	}
 	if fixed(id) {

@@ -26,9 +26,18 @@ type Reconciler struct {
 	// Live reads from the API server, where the cache may be late.
 	Live   client.Reader
 	Events events.EventRecorder
+	// Mover moves disks of type Local to pods. nil: none are moved.
+	Mover Mover
 
 	written objects.Written
 	memory  memory
+}
+
+// Mover moves disks to pods.
+type Mover interface {
+	// Hold says why a pod has to wait for a move, or "". The status of the identity changes when
+	// that does, or its annotations.
+	Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (string, error)
 }
 
 // held is a pod that waits, and why.

@@ -23,6 +23,8 @@ const (
 
 // Options are the settings of the controller.
 type Options struct {
+	// Mover moves disks of type Local to pods. nil: none are moved.
+	Mover Mover
 	// Concurrency is how many identities are worked on at once. 0: one.
 	Concurrency int
 }
@@ -36,7 +38,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}
 	}
 	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
+		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Mover: o.Mover}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("pod").
 		For(&v1alpha1.VMIdentity{}).

@@ -1,0 +1,307 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// copy fills another claim on the other node.
+func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
+	m := id.Status.Move
+	have, err := r.claim(ctx, id, v1alpha1.ClaimName(id.Name))
+	if err != nil {
+		return nil, err
+	}
+	if have == nil || have.UID != m.ClaimUID {
+		return r.giveUp(ctx, id) // package identity says that the disk is gone
+	}
+	if user, err := r.user(ctx, id); user != "" || err != nil {
+		return moving(v1alpha1.ReasonInUse, "pod %s uses the disk, although it is being moved: "+
+			"delete the pod", user).after(again), err
+	}
+	volume, err := r.volume(ctx, m.VolumeName)
+	if err != nil {
+		return nil, err
+	}
+	if volume == nil {
+		return r.lost(id, "its volume %s is gone", m.VolumeName), nil
+	}
+	claim, err := r.claim(ctx, id, moveClaim(id))
+	switch {
+	case err != nil:
+		return nil, err
+	case claim == nil:
+		err := r.Create(ctx, newClaim(id, moveClaim(id), volume.Spec.StorageClassName, ""),
+			client.FieldOwner(v1alpha1.FieldManager))
+		return refused(id, "the claim "+moveClaim(id), err)
+	case !metav1.IsControlledBy(claim, id) || claim.DeletionTimestamp != nil:
+		return moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this VMIdentity, or is "+
+			"being deleted: it has to go first", claim.Name).after(again), nil
+	}
+	receiver, s, err := r.job(ctx, id, receiveJob(id))
+	if s != nil || err != nil {
+		return s, err
+	}
+	if receiver != nil && finished(receiver) == batchv1.JobComplete {
+		if claim.Spec.VolumeName == "" {
+			return nil, fmt.Errorf("claim %s: a pod has filled it, and it has no volume",
+				claim.Name)
+		}
+		m.Step, m.NewVolumeName = v1alpha1.Point, claim.Spec.VolumeName
+		return moving(v1alpha1.ReasonPointing, "the disk is on node %s: its claim gets the volume "+
+			"%s", m.To, m.NewVolumeName).after(time.Second), nil
+	}
+	from, s, err := r.sender(ctx, id)
+	if s != nil || err != nil {
+		return s, err
+	}
+	if receiver == nil {
+		_, err := objects.Make(ctx, r.Client, &batchv1.Job{},
+			newReceiver(id, r.Options.Image, from))
+		return refused(id, "the Job "+receiveJob(id), err)
+	}
+	args := receiver.Spec.Template.Spec.Containers[0].Args
+	if finished(receiver) == "" && !slices.Equal(args,
+		newReceiver(id, "", from).Spec.Template.Spec.Containers[0].Args) {
+		// The sender was started again elsewhere.
+		return moving(v1alpha1.ReasonCopying, "the receiver begins again, because the sender did").
+			after(again), r.deleteJob(ctx, receiver)
+	}
+	if finished(receiver) == batchv1.JobFailed {
+		return r.failed(ctx, id, receiver, "node "+m.To+" does not receive the disk")
+	}
+	return r.receiving(ctx, id, receiver)
+}
+
+// sender makes the Job that sends the disk, and returns its address. A state says why there is
+// none.
+func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (address string,
+	s *state, err error) {
+	job, s, err := r.job(ctx, id, sendJob(id))
+	if s != nil || err != nil {
+		return "", s, err
+	}
+	if job == nil {
+		_, err := objects.Make(ctx, r.Client, &batchv1.Job{}, newSender(id, r.Options.Image))
+		s, err := refused(id, "the Job "+sendJob(id), err)
+		return "", s, err
+	}
+	switch finished(job) {
+	case batchv1.JobFailed:
+		s, err := r.failed(ctx, id, job, "the node of the disk does not send it")
+		return "", s, err
+	case batchv1.JobComplete:
+		// The receiver says so, too, in a moment; or it failed after it was done.
+		s, err := r.failed(ctx, id, job, "the disk was sent, and the receiver does not say so")
+		return "", s, err
+	}
+	pod, err := r.podOf(ctx, id, job)
+	if err != nil {
+		return "", nil, err
+	}
+	if pod == nil {
+		return "", moving(v1alpha1.ReasonCopying, "Job %s has no pod yet", job.Name).after(again),
+			nil
+	}
+	if pod.Status.Phase == corev1.PodRunning && pod.Status.PodIP != "" {
+		if gone, err := r.gone(ctx, pod.Spec.NodeName); gone != "" || err != nil {
+			return "", r.lost(id, "%s", gone), err
+		}
+		return pod.Status.PodIP, nil, nil
+	}
+	if why := unschedulable(pod); why != "" {
+		return "", r.lost(id, "no node can read its volume: %s", why), nil
+	}
+	if gone, err := r.gone(ctx, pod.Spec.NodeName); gone != "" || err != nil {
+		return "", r.lost(id, "%s", gone), err
+	}
+	return "", moving(v1alpha1.ReasonCopying, "pod %s on the node of the disk is starting",
+		pod.Name).after(again), nil
+}
+
+// lost says that the disk cannot be read.
+func (r *Reconciler) lost(id *v1alpha1.VMIdentity, format string, args ...any) *state {
+	return moving(v1alpha1.ReasonSourceGone, "the disk is to be moved to node %s and cannot be "+
+		"read: %s. Bring that back, or ask for the disk where it was; nothing was deleted",
+		id.Status.Move.To, fmt.Sprintf(format, args...)).after(afterFailed)
+}
+
+// gone says what is wrong with a node, or "".
+func (r *Reconciler) gone(ctx context.Context, name string) (string, error) {
+	if name == "" {
+		return "", nil
+	}
+	node, err := (&Wishes{Live: r.Live}).node(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	if node == nil {
+		return fmt.Sprintf("node %s has gone", name), nil
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+			return fmt.Sprintf("node %s is not ready", name), nil
+		}
+	}
+	return "", nil
+}
+
+// receiving says how far the other side is.
+func (r *Reconciler) receiving(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
+	*state, error) {
+	m := id.Status.Move
+	pod, err := r.podOf(ctx, id, job)
+	if err != nil {
+		return nil, err
+	}
+	if pod != nil {
+		if why := unschedulable(pod); why != "" {
+			return moving(v1alpha1.ReasonTargetFailed, "node %s cannot take the disk: %s. It "+
+				"stays where it was", m.To, why).after(afterFailed), nil
+		}
+		gone, err := r.gone(ctx, pod.Spec.NodeName)
+		if gone != "" || err != nil {
+			return moving(v1alpha1.ReasonTargetFailed, "%s and cannot take the disk. It stays "+
+				"where it was", gone).after(afterFailed), err
+		}
+	}
+	return moving(v1alpha1.ReasonCopying, "the disk is copied to node %s by pods of the Jobs %s "+
+		"and %s", m.To, sendJob(id), receiveJob(id)).after(afterFailed), nil
+}
+
+// failed says why a Job failed. After a while both are deleted, and all begins again.
+func (r *Reconciler) failed(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job,
+	what string) (*state, error) {
+	pods, err := r.podsOf(ctx, id, job)
+	if err != nil {
+		return nil, err
+	}
+	why := "its pods are gone"
+	for i := range pods {
+		for _, c := range pods[i].Status.ContainerStatuses {
+			if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
+				why = strings.TrimSpace(t.Message)
+			}
+		}
+	}
+	s := moving(v1alpha1.ReasonTargetFailed, "%s: %s. It is tried again; the disk stays where it "+
+		"was", what, why)
+	for _, c := range job.Status.Conditions {
+		left := time.Until(c.LastTransitionTime.Add(afterFailed))
+		if (c.Type == batchv1.JobFailed || c.Type == batchv1.JobComplete) && left > 0 {
+			return s.after(left), nil
+		}
+	}
+	for _, name := range []string{receiveJob(id), sendJob(id)} {
+		job, _, err := r.job(ctx, id, name)
+		if err == nil && job != nil {
+			err = r.deleteJob(ctx, job)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s.after(again), nil
+}
+
+// job is a Job of a move as the cache knows it, or nil. A state says that it is in the way.
+func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
+	*batchv1.Job, *state, error) {
+	job := &batchv1.Job{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: id.Namespace, Name: name}, job)
+	if apierrors.IsNotFound(err) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("Job %s: %w", name, err)
+	}
+	if !metav1.IsControlledBy(job, id) || job.DeletionTimestamp != nil {
+		return nil, moving(v1alpha1.ReasonCopying, "Job %s is of an earlier try, or not of this "+
+			"VMIdentity: it has to go first", name).after(again), nil
+	}
+	return job, nil, nil
+}
+
+func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {
+	err := r.Delete(ctx, job, client.PropagationPolicy(metav1.DeletePropagationBackground),
+		client.Preconditions{UID: &job.UID})
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("Job %s: %w", job.Name, err)
+	}
+	return nil
+}
+
+// podsOf are the pods of a Job.
+func (r *Reconciler) podsOf(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
+	[]corev1.Pod, error) {
+	var all corev1.PodList
+	if err := r.List(ctx, &all, client.InNamespace(id.Namespace),
+		client.MatchingLabels{labelMove: id.Name}); err != nil {
+		return nil, fmt.Errorf("pods: %w", err)
+	}
+	return slices.DeleteFunc(all.Items, func(p corev1.Pod) bool {
+		return !metav1.IsControlledBy(&p, job)
+	}), nil
+}
+
+// podOf is the pod of a Job that has not ended, or nil.
+func (r *Reconciler) podOf(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
+	*corev1.Pod, error) {
+	pods, err := r.podsOf(ctx, id, job)
+	for i := range pods {
+		if !objects.Finished(&pods[i]) && pods[i].DeletionTimestamp == nil {
+			return &pods[i], err
+		}
+	}
+	return nil, err
+}
+
+// finished is how a Job has ended, or "".
+func finished(job *batchv1.Job) batchv1.JobConditionType {
+	for _, c := range job.Status.Conditions {
+		if c.Status == corev1.ConditionTrue &&
+			(c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
+			return c.Type
+		}
+	}
+	return ""
+}
+
+// unschedulable says why a pod finds no node, or "".
+func unschedulable(p *corev1.Pod) string {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
+			c.Reason == corev1.PodReasonUnschedulable {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// refused says that something was made, or why the API server does not want it.
+func refused(id *v1alpha1.VMIdentity, what string, err error) (*state, error) {
+	switch {
+	case err == nil, apierrors.IsAlreadyExists(err): // the cache will have it
+		return moving(v1alpha1.ReasonCopying, "the disk is moved to node %s",
+			id.Status.Move.To).after(time.Second), nil
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
+		return moving(v1alpha1.ReasonQuotaExceeded, "to move the disk, the quota of the namespace "+
+			"has no room for %s: %v", what, err).after(afterFailed), nil
+	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
+		return moving(v1alpha1.ReasonFailed, "to move the disk, the API server does not accept "+
+			"%s: %v", what, err).after(afterFailed), nil
+	}
+	return nil, fmt.Errorf("%s: %w", what, err)
+}

@@ -1,0 +1,276 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/identity"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Image is that of kubevirt-disk-controller, whose commands move the data.
+	Image string
+	// Concurrency is how many identities are worked on at once. 0: one.
+	Concurrency int
+}
+
+// Reconciler moves disks.
+type Reconciler struct {
+	client.Client
+	// Live reads from the API server volumes and nodes, which are in no cache, and what a late
+	// cache must not decide.
+	Live    client.Reader
+	Events  events.EventRecorder
+	Options Options
+
+	written objects.Written
+}
+
+// again is how long to wait for what no event announces: volumes and nodes. After a failure it is
+// longer, so that people can look at what failed.
+const (
+	again       = 5 * time.Second
+	afterFailed = 30 * time.Second
+)
+
+// state is what condition Moving says, and what follows.
+type state struct {
+	moving          bool
+	reason, message string
+	again           time.Duration // 0: an event announces the next step
+}
+
+func moving(reason, format string, args ...any) *state {
+	return &state{moving: true, reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+func stays(reason, format string, args ...any) *state {
+	return &state{reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+func (s *state) after(d time.Duration) *state {
+	s.again = d
+	return s
+}
+
+// Reconcile does the next step of a move of one identity, if there is one.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	before := &v1alpha1.VMIdentity{}
+	if err := r.Get(ctx, req.NamespacedName, before); err != nil {
+		r.written.Forget(req.NamespacedName)
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if before.Spec.Type != v1alpha1.Local || r.written.Late(before) {
+		return ctrl.Result{}, nil
+	}
+	if before.DeletionTimestamp != nil {
+		return objects.Result(r.abandon(ctx, before))
+	}
+	id := before.DeepCopy()
+	s, err := r.step(ctx, id)
+	if err != nil || s == nil {
+		return objects.Result(ctrl.Result{}, err)
+	}
+	if id.Status.Move != nil && !controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
+		// Before anything is made. The status follows by the version that this makes.
+		controllerutil.AddFinalizer(id, v1alpha1.FinalizerMove)
+		return objects.Result(ctrl.Result{}, r.finalizers(ctx, before, id))
+	}
+	status := metav1.ConditionFalse
+	if s.moving {
+		status = metav1.ConditionTrue
+	}
+	objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
+		Type: v1alpha1.ConditionMoving, Status: status, Reason: s.reason, Message: s.message})
+	if id.Status.Move != nil {
+		id.Status.Ready = false
+		objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: s.reason,
+			Message: s.message})
+	}
+	wrote, err := objects.PatchStatus(ctx, r.Client, before, id)
+	if err != nil {
+		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
+	}
+	if wrote {
+		r.written.Note(id)
+		objects.Tell(r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
+	}
+	return ctrl.Result{RequeueAfter: s.again}, nil
+}
+
+// finalizers writes those of an identity.
+func (r *Reconciler) finalizers(ctx context.Context, before, id *v1alpha1.VMIdentity) error {
+	with := before.DeepCopy()
+	with.Finalizers = id.Finalizers
+	err := r.Patch(ctx, with, client.MergeFromWithOptions(before,
+		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("finalizer: %w", err)
+	}
+	return nil
+}
+
+// step does what is next, and says how far the move is. nil: there is nothing to say.
+func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
+	var pods corev1.PodList
+	if err := r.List(ctx, &pods, client.InNamespace(id.Namespace),
+		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
+		return nil, fmt.Errorf("pods: %w", err)
+	}
+	held := waiting(pods.Items)
+	move := id.Status.Move
+	switch {
+	case move == nil:
+		return r.begin(ctx, id, held)
+	case move.Step == v1alpha1.Point:
+		return r.point(ctx, id)
+	case wish(id, held) != move.To:
+		return r.giveUp(ctx, id)
+	}
+	return r.copy(ctx, id)
+}
+
+// begin notes a move in the status, if there is to be one.
+func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []*corev1.Pod) (
+	*state, error) {
+	if controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
+		if gone, err := r.clean(ctx, id); !gone || err != nil {
+			return stays(v1alpha1.ReasonStays, "what moved the disk is ending").after(again), err
+		}
+	}
+	wishes := &Wishes{Live: r.Live}
+	to, err := wishes.to(ctx, id, held)
+	switch {
+	case err != nil:
+		return nil, err
+	case to == "" && controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove):
+		before := id.DeepCopy()
+		controllerutil.RemoveFinalizer(id, v1alpha1.FinalizerMove)
+		return nil, r.finalizers(ctx, before, id)
+	case to == "":
+		return r.still(id), nil
+	case id.Status.UsedBy != nil:
+		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+
+			"pod has ended", id.Status.UsedBy.Name, to), nil
+	}
+	node, err := wishes.node(ctx, to)
+	if err != nil {
+		return nil, err
+	}
+	if node == nil {
+		return stays(v1alpha1.ReasonInvalid, "the disk is to be moved to node %s, and there is no "+
+			"such node: correct the annotation %s, or the pod's node selector", to,
+			v1alpha1.AnnotationMoveTo).after(afterFailed), nil
+	}
+	// A pod that somebody let through without us uses the disk, too. The cache may not have it.
+	if user, err := r.user(ctx, id); user != "" || err != nil {
+		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+
+			"pod has ended", user, to).after(again), err
+	}
+	claim, err := r.claim(ctx, id, v1alpha1.ClaimName(id.Name))
+	if err != nil {
+		return nil, err
+	}
+	if claim == nil || !metav1.IsControlledBy(claim, id) || claim.DeletionTimestamp != nil ||
+		claim.Status.Phase != corev1.ClaimBound || id.Status.CreationTime == nil ||
+		len(claim.Spec.AccessModes) == 0 {
+		return nil, nil // package identity says what is wrong
+	}
+	// The pods that move the disk need the secret, as machines do.
+	if _, err := identity.MakeSecret(ctx, r.Client, id); err != nil {
+		return nil, fmt.Errorf("secret: %w", err)
+	}
+	id.Status.Move = &v1alpha1.MoveStatus{To: to, From: id.Status.NodeName, Step: v1alpha1.Copy,
+		ClaimUID: claim.UID, VolumeName: claim.Spec.VolumeName,
+		AccessMode: claim.Spec.AccessModes[0],
+		Size:       claim.Spec.Resources.Requests[corev1.ResourceStorage]}
+	return moving(v1alpha1.ReasonCopying, "the disk is moved to node %s", to).after(again), nil
+}
+
+// still takes back what was said about a move that is not wanted any more.
+func (r *Reconciler) still(id *v1alpha1.VMIdentity) *state {
+	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionMoving)
+	if c == nil || c.Reason == v1alpha1.ReasonMoved || c.Reason == v1alpha1.ReasonStays {
+		return nil
+	}
+	return stays(v1alpha1.ReasonStays, "nobody asks for the disk elsewhere")
+}
+
+// user is a pod that may use the disk, as the API server knows it, or "". What moves the disk does
+// not count.
+func (r *Reconciler) user(ctx context.Context, id *v1alpha1.VMIdentity) (string, error) {
+	var pods corev1.PodList
+	if err := r.Live.List(ctx, &pods, client.InNamespace(id.Namespace),
+		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
+		return "", fmt.Errorf("pods: %w", err)
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		if p.Labels[labelMove] == "" && !objects.Finished(p) && !objects.Gated(p) {
+			return p.Name, nil
+		}
+	}
+	return "", nil
+}
+
+// claim is a claim of the identity's namespace as the API server knows it, or nil.
+func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
+	*corev1.PersistentVolumeClaim, error) {
+	claim := &corev1.PersistentVolumeClaim{}
+	err := r.Live.Get(ctx, client.ObjectKey{Namespace: id.Namespace, Name: name}, claim)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", name, err)
+	}
+	return claim, nil
+}
+
+// giveUp ends a move of which nothing is needed any more.
+func (r *Reconciler) giveUp(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
+	gone, err := r.clean(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if !gone {
+		return moving(v1alpha1.ReasonStays, "the disk stays where it is: what was to move it is "+
+			"ending").after(again), nil
+	}
+	id.Status.Move = nil
+	return stays(v1alpha1.ReasonStays, "nobody asks for the disk elsewhere"), nil
+}
+
+// abandon ends a move of an identity that is being deleted.
+func (r *Reconciler) abandon(ctx context.Context, before *v1alpha1.VMIdentity) (ctrl.Result,
+	error) {
+	if !controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerMove) {
+		return ctrl.Result{}, nil
+	}
+	if gone, err := r.clean(ctx, before); !gone || err != nil {
+		return ctrl.Result{RequeueAfter: again}, err
+	}
+	if m := before.Status.Move; m != nil && m.Step == v1alpha1.Point {
+		// Whether the data is wanted cannot be told any more: `--cascade=orphan` asks for it.
+		r.Events.Eventf(before, nil, corev1.EventTypeWarning, v1alpha1.ReasonDeleting, "Reconcile",
+			"deleted while its disk was moved: the volumes %s and %s both have the data and may "+
+				"stay; delete them if nobody needs it", m.VolumeName, m.NewVolumeName)
+	}
+	id := before.DeepCopy()
+	controllerutil.RemoveFinalizer(id, v1alpha1.FinalizerMove)
+	return ctrl.Result{}, r.finalizers(ctx, before, id)
+}

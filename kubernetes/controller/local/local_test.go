@@ -1,0 +1,163 @@
+package local_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+)
+
+// moved checks the end of a move to node-2.
+func (w *world) moved(former string) {
+	w.t.Helper()
+	id := w.identity()
+	require.Nil(w.t, id.Status.Move)
+	require.True(w.t, id.Status.Ready)
+	require.Equal(w.t, "node-2", id.Status.NodeName)
+	require.Equal(w.t, "False Moved: the disk was moved from node-1 to node-2",
+		w.condition(v1alpha1.ConditionMoving))
+	require.NotContains(w.t, id.Finalizers, v1alpha1.FinalizerMove)
+	claim := w.claim()
+	require.NotEqual(w.t, former, claim.Spec.VolumeName)
+	require.Equal(w.t, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
+		claim.Spec.AccessModes)
+	v := &corev1.PersistentVolume{}
+	require.True(w.t, w.get(claim.Spec.VolumeName, v))
+	require.Equal(w.t, corev1.PersistentVolumeReclaimDelete, v.Spec.PersistentVolumeReclaimPolicy)
+	require.Empty(w.t, v.Annotations)
+	require.False(w.t, w.get(former, v), "the former volume goes last")
+	require.False(w.t, w.get("vmmove-vm", &corev1.PersistentVolumeClaim{}))
+	require.False(w.t, w.get("vmrecv-vm", &corev1.Pod{}))
+}
+
+// TestPodOnAnotherNode: the disk follows the pod, whichever write fails.
+func TestPodOnAnotherNode(t *testing.T) {
+	controllertest.EachWriteFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls)
+		former := w.claim().Spec.VolumeName
+		w.remove(&corev1.Pod{}, "vm")
+		w.pod("vm", "node-2")
+		w.converge()
+		require.False(t, gated(w.getPod("vm")))
+		w.moved(former)
+		writes := calls.Writes + w.others.Writes
+		w.converge()
+		require.Equal(t, writes, calls.Writes+w.others.Writes,
+			"nothing is written while nothing changes")
+	})
+}
+
+// TestAnnotation: the disk goes where a person says, once its pod has ended.
+func TestAnnotation(t *testing.T) {
+	w := newWorld(t, &controllertest.Calls{})
+	former := w.claim().Spec.VolumeName
+	w.annotate("node-3")
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "False InUse: pod vm uses the disk")
+	w.remove(&corev1.Pod{}, "vm")
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving),
+		"False Invalid: the disk is to be moved to node node-3, and there is no such node")
+	w.annotate("node-2")
+	w.converge()
+	w.moved(former)
+	w.pod("vm", "node-1")
+	w.converge()
+	require.True(t, gated(w.getPod("vm")))
+	require.Contains(t, w.condition(v1alpha1.ConditionInUse), "it has to run on node node-1, and "+
+		"the annotation disk.kubevirt.io/move-to of VMIdentity vm keeps the disk on node-2")
+}
+
+// TestSourceGone: nothing is deleted, and all goes on when the node is back. Who asks for the disk
+// where it was gets it.
+func TestSourceGone(t *testing.T) {
+	for _, back := range []bool{true, false} {
+		w := newWorld(t, &controllertest.Calls{})
+		former := w.claim().Spec.VolumeName
+		w.remove(&corev1.Pod{}, "vm")
+		node := &corev1.Node{}
+		require.NoError(t, w.Get(t.Context(), client.ObjectKey{Name: "node-1"}, node))
+		require.NoError(t, w.Delete(t.Context(), node))
+		w.pod("vm", "node-2")
+		w.converge()
+		require.Contains(t, w.condition(v1alpha1.ConditionMoving), "True SourceGone: ")
+		require.Contains(t, w.condition(v1alpha1.ConditionMoving), "volume node affinity conflict")
+		require.Contains(t, w.condition(v1alpha1.ConditionReady), "False SourceGone: ")
+		require.Equal(t, former, w.claim().Spec.VolumeName)
+		require.Contains(t, w.told(), "Warning SourceGone")
+		node.ResourceVersion = ""
+		require.NoError(t, w.Create(t.Context(), node))
+		if !back {
+			w.remove(&corev1.Pod{}, "vm")
+			w.pod("vm", "")
+		}
+		w.converge()
+		require.False(t, gated(w.getPod("vm")))
+		if back {
+			w.moved(former)
+			continue
+		}
+		require.Equal(t, former, w.claim().Spec.VolumeName)
+		require.Contains(t, w.condition(v1alpha1.ConditionMoving), "False Stays: ")
+		require.Nil(t, w.identity().Status.Move)
+	}
+}
+
+// TestTargetWithoutRoom: it is said, and goes on when there is room.
+func TestTargetWithoutRoom(t *testing.T) {
+	w := newWorld(t, &controllertest.Calls{})
+	former := w.claim().Spec.VolumeName
+	w.remove(&corev1.Pod{}, "vm")
+	w.full = true
+	w.pod("vm", "node-2")
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "True TargetFailed: node node-2 "+
+		"cannot take the disk: 0/2 nodes are available")
+	require.True(t, gated(w.getPod("vm")))
+	require.Contains(t, w.told(), "Warning TargetFailed")
+	w.full = false
+	w.converge()
+	w.moved(former)
+}
+
+// TestDeletedWhileItMoves: an identity that is deleted takes what moves it along, whichever write
+// fails.
+func TestDeletedWhileItMoves(t *testing.T) {
+	controllertest.EachWriteFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls)
+		w.remove(&corev1.Pod{}, "vm")
+		w.full = true
+		w.annotate("node-2")
+		w.converge()
+		require.NotNil(t, w.identity().Status.Move)
+		w.whole = nil // it may go now
+		w.remove(&v1alpha1.VMIdentity{}, "vm")
+		w.converge()
+		id := &v1alpha1.VMIdentity{}
+		require.True(t, apierrors.IsNotFound(w.Get(t.Context(),
+			client.ObjectKey{Namespace: namespace, Name: "vm"}, id)), "%v", id.Finalizers)
+		var claims corev1.PersistentVolumeClaimList
+		require.NoError(t, w.List(t.Context(), &claims))
+		require.Empty(t, claims.Items)
+		require.False(t, w.get("vmsend-vm", &corev1.Pod{}))
+	})
+}
+
+// told are the events so far.
+func (w *world) told() string {
+	var all []string
+	for {
+		select {
+		case e := <-w.events:
+			all = append(all, e)
+		default:
+			return strings.Join(all, "\n")
+		}
+	}
+}

@@ -1,0 +1,233 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// annotationReclaim is on a volume that is told to stay: what it is to do otherwise.
+const annotationReclaim = v1alpha1.Group + "/reclaim-policy"
+
+// point gives the claim of an identity the volume that the disk was copied to.
+func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
+	m := id.Status.Move
+	wait := func(format string, args ...any) *state {
+		return moving(v1alpha1.ReasonPointing, format, args...).after(time.Second)
+	}
+	fresh, err := r.volume(ctx, m.NewVolumeName)
+	if err != nil {
+		return nil, err
+	}
+	former, err := r.volume(ctx, m.VolumeName)
+	if err != nil {
+		return nil, err
+	}
+	claim, err := r.claim(ctx, id, v1alpha1.ClaimName(id.Name))
+	if err != nil {
+		return nil, err
+	}
+	if fresh == nil && claim != nil && claim.UID == m.ClaimUID && claim.DeletionTimestamp == nil {
+		m.Step, m.NewVolumeName = v1alpha1.Copy, ""
+		return moving(v1alpha1.ReasonCopying, "the volume with the moved disk is gone: it is "+
+			"copied again").after(again), nil
+	}
+	if fresh == nil {
+		// The former one has everything, too, and stays.
+		return moving(v1alpha1.ReasonClaimLost, "the volume %s with the moved disk is gone; "+
+			"volume %s has the disk as well: make a claim %s for that one by hand", m.NewVolumeName,
+			m.VolumeName, v1alpha1.ClaimName(id.Name)).after(afterFailed), nil
+	}
+	if claim != nil && claim.UID != m.ClaimUID {
+		if !metav1.IsControlledBy(claim, id) || claim.Spec.VolumeName != fresh.Name {
+			return moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this VMIdentity: "+
+				"delete it; the volume %s has the disk", claim.Name, fresh.Name).after(again), nil
+		}
+		return r.finish(ctx, id, claim, fresh, former)
+	}
+	for _, v := range []*corev1.PersistentVolume{fresh, former} {
+		if err := r.keep(ctx, v); err != nil {
+			return nil, err
+		}
+	}
+	if gone, err := r.clean(ctx, id); !gone || err != nil {
+		return wait("what moved the disk is ending"), err
+	}
+	if claim != nil {
+		if user, err := r.user(ctx, id); user != "" || err != nil {
+			return moving(v1alpha1.ReasonInUse, "pod %s uses the disk, although it is being "+
+				"moved: delete the pod", user).after(again), err
+		}
+		return wait("the claim %s is deleted; both volumes stay", claim.Name),
+			r.deleteClaim(ctx, claim)
+	}
+	if err := r.reserve(ctx, fresh, id); err != nil {
+		return nil, err
+	}
+	err = r.Create(ctx, newClaim(id, v1alpha1.ClaimName(id.Name), fresh.Spec.StorageClassName,
+		fresh.Name), client.FieldOwner(v1alpha1.FieldManager))
+	s, err := refused(id, "the claim "+v1alpha1.ClaimName(id.Name), err)
+	if s != nil && s.reason == v1alpha1.ReasonCopying {
+		s = wait("the claim %s gets the volume %s", v1alpha1.ClaimName(id.Name), fresh.Name)
+	}
+	return s, err
+}
+
+// finish ends the move when the claim has the new volume.
+func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim, fresh, former *corev1.PersistentVolume) (*state, error) {
+	m := id.Status.Move
+	bound := fresh.Spec.ClaimRef != nil && fresh.Spec.ClaimRef.UID == claim.UID
+	if claim.Status.Phase != corev1.ClaimBound || !bound {
+		return moving(v1alpha1.ReasonPointing, "the claim %s is being bound to the volume %s",
+			claim.Name, fresh.Name).after(time.Second), nil
+	}
+	// Others would take the former claim that the cache still has for the one of now.
+	cached := &corev1.PersistentVolumeClaim{}
+	err := r.Get(ctx, client.ObjectKeyFromObject(claim), cached)
+	if client.IgnoreNotFound(err) != nil {
+		return nil, err
+	}
+	if err != nil || cached.UID != claim.UID || cached.Status.Phase != corev1.ClaimBound {
+		return moving(v1alpha1.ReasonPointing, "the claim %s has the volume %s", claim.Name,
+			fresh.Name).after(time.Second), nil
+	}
+	for _, v := range []*corev1.PersistentVolume{fresh, former} {
+		if err := r.release(ctx, v); err != nil {
+			return nil, err
+		}
+	}
+	id.Status.Move = nil
+	id.Status.NodeName = m.To
+	from := m.From
+	if from == "" {
+		from = "its former node"
+	}
+	return stays(v1alpha1.ReasonMoved, "the disk was moved from %s to %s", from, m.To), nil
+}
+
+// volume is a volume, or nil.
+func (r *Reconciler) volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+	v := &corev1.PersistentVolume{}
+	err := r.Live.Get(ctx, client.ObjectKey{Name: name}, v)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", name, err)
+	}
+	return v, nil
+}
+
+// keep has a volume stay when its claim goes.
+func (r *Reconciler) keep(ctx context.Context, v *corev1.PersistentVolume) error {
+	if v == nil || v.Annotations[annotationReclaim] != "" {
+		return nil
+	}
+	return r.change(ctx, v, func() {
+		if v.Annotations == nil {
+			v.Annotations = make(map[string]string)
+		}
+		v.Annotations[annotationReclaim] = string(v.Spec.PersistentVolumeReclaimPolicy)
+		v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	})
+}
+
+// release gives a volume its own policy back.
+func (r *Reconciler) release(ctx context.Context, v *corev1.PersistentVolume) error {
+	if v == nil || v.Annotations[annotationReclaim] == "" {
+		return nil
+	}
+	return r.change(ctx, v, func() {
+		v.Spec.PersistentVolumeReclaimPolicy =
+			corev1.PersistentVolumeReclaimPolicy(v.Annotations[annotationReclaim])
+		delete(v.Annotations, annotationReclaim)
+	})
+}
+
+// reserve keeps a volume for the claim of an identity. No other claim can have it.
+func (r *Reconciler) reserve(ctx context.Context, v *corev1.PersistentVolume,
+	id *v1alpha1.VMIdentity) error {
+	name := v1alpha1.ClaimName(id.Name)
+	ref := v.Spec.ClaimRef
+	if ref != nil && ref.Namespace == id.Namespace && ref.Name == name && ref.UID == "" {
+		return nil
+	}
+	return r.change(ctx, v, func() {
+		v.Spec.ClaimRef = &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
+			Namespace: id.Namespace, Name: name}
+	})
+}
+
+// change writes a volume, unless somebody has written it since it was read.
+func (r *Reconciler) change(ctx context.Context, v *corev1.PersistentVolume, do func()) error {
+	before := v.DeepCopy()
+	do()
+	if err := r.Patch(ctx, v, client.MergeFromWithOptions(before,
+		client.MergeFromWithOptimisticLock{}),
+		client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+		return fmt.Errorf("volume %s: %w", v.Name, err)
+	}
+	return nil
+}
+
+func (r *Reconciler) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	if claim.DeletionTimestamp != nil {
+		return nil
+	}
+	err := r.Delete(ctx, claim, client.Preconditions{UID: &claim.UID})
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("claim %s: %w", claim.Name, err)
+	}
+	return nil
+}
+
+// clean removes what moves a disk: the Jobs with their pods, and then the claim that was filled. It
+// says whether everything has gone.
+func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
+	var jobs batchv1.JobList
+	if err := r.Live.List(ctx, &jobs, client.InNamespace(id.Namespace),
+		client.MatchingLabels{labelMove: id.Name}); err != nil {
+		return false, fmt.Errorf("Jobs: %w", err)
+	}
+	gone = true
+	for i := range jobs.Items {
+		job := &jobs.Items[i]
+		if !metav1.IsControlledBy(job, id) {
+			continue
+		}
+		gone = false
+		if job.DeletionTimestamp == nil {
+			if err := r.deleteJob(ctx, job); err != nil {
+				return false, err
+			}
+		}
+	}
+	var pods corev1.PodList
+	if err := r.Live.List(ctx, &pods, client.InNamespace(id.Namespace),
+		client.MatchingLabels{labelMove: id.Name}); err != nil {
+		return false, fmt.Errorf("pods: %w", err)
+	}
+	for i := range pods.Items {
+		if !objects.Finished(&pods.Items[i]) {
+			gone = false
+		}
+	}
+	if !gone {
+		return false, nil
+	}
+	claim, err := r.claim(ctx, id, moveClaim(id))
+	if err != nil || claim == nil || !metav1.IsControlledBy(claim, id) {
+		return err == nil, err
+	}
+	return false, r.deleteClaim(ctx, claim)
+}

@@ -1,0 +1,31 @@
+package local
+
+import (
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Setup adds the controller to a manager.
+func Setup(mgr ctrl.Manager, o Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
+		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Options: o}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("local").
+		For(&v1alpha1.VMIdentity{}).
+		Owns(&corev1.PersistentVolumeClaim{}).
+		Owns(&batchv1.Job{}).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelIdentity))).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: o.Concurrency,
+			RateLimiter:             objects.Backoff[reconcile.Request](),
+		}).
+		Complete(r)
+}

@@ -1,0 +1,140 @@
+package local
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+const (
+	// labelMove is on all that moves a disk: the name of the identity.
+	labelMove = v1alpha1.Group + "/move"
+
+	dataDir    = "/data"
+	secretDir  = "/etc/secret"
+	secretFile = "node.session.auth.password"
+	port       = 9259
+	diskUser   = 107
+	// retries are those of a pod that fails, before people are told.
+	retries = 3
+)
+
+// Names of what moves the disk of an identity. No identity has claims or pods of these names: its
+// own have the prefix vmid- and nothing before its name.
+func moveClaim(id *v1alpha1.VMIdentity) string  { return "vmmove-" + id.Name }
+func sendJob(id *v1alpha1.VMIdentity) string    { return "vmsend-" + short(id) }
+func receiveJob(id *v1alpha1.VMIdentity) string { return "vmrecv-" + short(id) }
+
+// short is the name of an identity as far as it fits into the names and labels of a Job.
+func short(id *v1alpha1.VMIdentity) string {
+	const most = 63 - len("vmsend-") - len("-12345")
+	if len(id.Name) <= most {
+		return id.Name
+	}
+	return string(id.UID)
+}
+
+func metaOf(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: id.Namespace, Name: name,
+		Labels: map[string]string{v1alpha1.LabelIdentity: id.Name, labelMove: id.Name},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(),
+			Kind: "VMIdentity", Name: id.Name, UID: id.UID, Controller: new(true)}}}
+}
+
+// newClaim is what the disk is copied to. class is that of the volume that it is on.
+func newClaim(id *v1alpha1.VMIdentity, name, class, volume string) *corev1.PersistentVolumeClaim {
+	c := &corev1.PersistentVolumeClaim{ObjectMeta: metaOf(id, name),
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{id.Status.Move.AccessMode},
+			// "" is a class, too: that of volumes without any.
+			StorageClassName: &class,
+			VolumeName:       volume,
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: id.Status.Move.Size}},
+		}}
+	if volume != "" { // the identity's own
+		delete(c.Labels, labelMove)
+	}
+	return c
+}
+
+// newSender runs where the volume is.
+func newSender(id *v1alpha1.VMIdentity, image string) *batchv1.Job {
+	return newJob(id, sendJob(id), image, id.Status.ClaimName,
+		"send", dataDir, "--listen=:"+strconv.Itoa(port))
+}
+
+// newReceiver runs on the node that the disk goes to.
+func newReceiver(id *v1alpha1.VMIdentity, image, from string) *batchv1.Job {
+	job := newJob(id, receiveJob(id), image, moveClaim(id),
+		"receive", "--replace", net.JoinHostPort(from, strconv.Itoa(port)), dataDir)
+	job.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField,
+					Operator: corev1.NodeSelectorOpIn, Values: []string{id.Status.Move.To}}}}}}}}
+	return job
+}
+
+func newJob(id *v1alpha1.VMIdentity, name, image, claim string, args ...string) *batchv1.Job {
+	m := metaOf(id, name)
+	return &batchv1.Job{ObjectMeta: m, Spec: batchv1.JobSpec{
+		BackoffLimit: new(int32(retries)),
+		Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: m.Labels},
+			Spec: corev1.PodSpec{
+				AutomountServiceAccountToken: new(false),
+				EnableServiceLinks:           new(false),
+				RestartPolicy:                corev1.RestartPolicyNever,
+				// Both nodes are given. That one is being emptied is no hindrance.
+				Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists,
+					Effect: corev1.TaintEffectNoSchedule}},
+				SecurityContext: &corev1.PodSecurityContext{
+					RunAsNonRoot:        new(true),
+					RunAsUser:           new(int64(diskUser)),
+					RunAsGroup:          new(int64(diskUser)),
+					FSGroup:             new(int64(diskUser)),
+					FSGroupChangePolicy: new(corev1.FSGroupChangeOnRootMismatch),
+					SeccompProfile: &corev1.SeccompProfile{
+						Type: corev1.SeccompProfileTypeRuntimeDefault}},
+				Containers: []corev1.Container{{
+					Name:  "move",
+					Image: image,
+					Args:  append(args, fmt.Sprintf("--secret-file=%s/%s", secretDir, secretFile)),
+					// What the command says at its end is what people are told.
+					TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+					Resources: corev1.ResourceRequirements{
+						Requests: corev1.ResourceList{
+							corev1.ResourceCPU:    resource.MustParse("100m"),
+							corev1.ResourceMemory: resource.MustParse("64Mi")},
+						Limits: corev1.ResourceList{
+							corev1.ResourceMemory: resource.MustParse("256Mi")},
+					},
+					SecurityContext: &corev1.SecurityContext{
+						AllowPrivilegeEscalation: new(false),
+						ReadOnlyRootFilesystem:   new(true),
+						Capabilities: &corev1.Capabilities{
+							Drop: []corev1.Capability{"ALL"}}},
+					VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: dataDir},
+						{Name: "secret", MountPath: secretDir, ReadOnly: true}},
+				}},
+				Volumes: []corev1.Volume{
+					{Name: "data", VolumeSource: corev1.VolumeSource{
+						PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+							ClaimName: claim}}},
+					{Name: "secret", VolumeSource: corev1.VolumeSource{
+						Secret: &corev1.SecretVolumeSource{SecretName: id.Status.SecretName,
+							DefaultMode: new(int32(0o440)),
+							Items:       []corev1.KeyToPath{{Key: secretFile, Path: secretFile}}}}},
+				},
+			},
+		},
+	}}
+}

@@ -1,0 +1,105 @@
+package local
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Wishes tells where disks are to be.
+type Wishes struct {
+	// Live reads nodes, which are in no cache.
+	Live client.Reader
+}
+
+// Hold says why a pod has to wait for a move, or "".
+func (w *Wishes) Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
+	message string, err error) {
+	if id.Spec.Type != v1alpha1.Local {
+		return "", nil
+	}
+	wants, asked := pod.Spec.NodeSelector[corev1.LabelHostname],
+		id.Annotations[v1alpha1.AnnotationMoveTo]
+	if wants != "" && asked != "" && wants != asked {
+		return fmt.Sprintf("it has to run on node %s, and the annotation %s of VMIdentity %s "+
+			"keeps the disk on %s: change one of them", wants, v1alpha1.AnnotationMoveTo, id.Name,
+			asked), nil
+	}
+	to, err := w.to(ctx, id, []*corev1.Pod{pod})
+	if to == "" || err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("its disk is moved to node %s first", to), nil
+}
+
+// to is the node that a disk is to be moved to, or "" if it is where it should be. A disk without a
+// volume is made where it is needed.
+func (w *Wishes) to(ctx context.Context, id *v1alpha1.VMIdentity, waiting []*corev1.Pod) (
+	string, error) {
+	if !meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
+		return "", nil
+	}
+	to := wish(id, waiting)
+	if to == "" || to == id.Status.NodeName {
+		return "", nil
+	}
+	if id.Annotations[v1alpha1.AnnotationMoveTo] != "" || id.Status.NodeName == "" {
+		return to, nil
+	}
+	// The label of a node may differ from its name.
+	node, err := w.node(ctx, id.Status.NodeName)
+	if err != nil || node != nil && node.Labels[corev1.LabelHostname] == to {
+		return "", err
+	}
+	return to, nil
+}
+
+// node is a node, or nil if there is none.
+func (w *Wishes) node(ctx context.Context, name string) (*corev1.Node, error) {
+	node := &corev1.Node{}
+	err := w.Live.Get(ctx, client.ObjectKey{Name: name}, node)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", name, err)
+	}
+	return node, nil
+}
+
+// wish is where a disk should be, as its identity says or the first of the pods that wait for it.
+func wish(id *v1alpha1.VMIdentity, waiting []*corev1.Pod) string {
+	if to := id.Annotations[v1alpha1.AnnotationMoveTo]; to != "" {
+		return to
+	}
+	for _, p := range waiting {
+		if to := p.Spec.NodeSelector[corev1.LabelHostname]; to != "" {
+			return to
+		}
+	}
+	return ""
+}
+
+// waiting are the pods that wait for an identity at their gate, the oldest first.
+func waiting(all []corev1.Pod) (pods []*corev1.Pod) {
+	for i := range all {
+		p := &all[i]
+		if objects.SetName(p) != "" && objects.Gated(p) && p.DeletionTimestamp == nil {
+			pods = append(pods, p)
+		}
+	}
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+			cmp.Compare(a.Name, b.Name))
+	})
+	return pods
+}
