@@ -225,7 +225,7 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("Job %s: %w", name, err)
+		return nil, nil, fmt.Errorf("job %s: %w", name, err)
 	}
 	if !metav1.IsControlledBy(job, id) || job.DeletionTimestamp != nil {
 		return nil, moving(v1alpha1.ReasonCopying, "Job %s is of an earlier try, or not of this "+
@@ -238,7 +238,7 @@ func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {
 	err := r.Delete(ctx, job, client.PropagationPolicy(metav1.DeletePropagationBackground),
 		client.Preconditions{UID: &job.UID})
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("Job %s: %w", job.Name, err)
+		return fmt.Errorf("job %s: %w", job.Name, err)
 	}
 	return nil
 }

@@ -197,7 +197,7 @@ func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone b
 	var jobs batchv1.JobList
 	if err := r.Live.List(ctx, &jobs, client.InNamespace(id.Namespace),
 		client.MatchingLabels{labelMove: id.Name}); err != nil {
-		return false, fmt.Errorf("Jobs: %w", err)
+		return false, fmt.Errorf("jobs: %w", err)
 	}
 	gone = true
 	for i := range jobs.Items {
