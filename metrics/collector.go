@@ -84,6 +84,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect sends the metrics as they are now.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	if refresh := c.m.currentRefresh(); refresh != nil {
+		refresh()
+	}
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
 	}

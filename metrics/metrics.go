@@ -39,6 +39,7 @@ type Metrics struct {
 	types   []UsageType    // guarded by mu
 	volumes func() Volumes // guarded by mu; nil: none can be made
 	uploads func() Uploads // guarded by mu; nil: none can come
+	refresh func()         // guarded by mu; nil: nothing needs it
 }
 
 var _ target.Observer = (*Metrics)(nil)
@@ -88,7 +89,7 @@ type Disk struct {
 	Progress Progress     // nil: no image is copied
 	Failed   func() error // why the disk has failed for good, or nil; no function: it cannot tell
 	// Space returns how much the disk uses on its storage and how much is free there, or nil if
-	// that is unknown now. It must not block for long. No function: it cannot tell.
+	// that is unknown now. It must not block: see SetRefresh. No function: it cannot tell.
 	Space func() *disk.Usage
 }
 
@@ -109,7 +110,7 @@ func (m *Metrics) SetDisks(disks []Disk) {
 type UsageType struct {
 	Name string
 	// Space returns what its disks use together and what is free there, or nil if that is unknown
-	// now. It must not block for long.
+	// now. It must not block: see SetRefresh.
 	Space func() *disk.Usage
 }
 
@@ -124,6 +125,20 @@ func (m *Metrics) usageTypes() []UsageType {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.types
+}
+
+// SetRefresh sets a function that is called at the beginning of each scrape. It brings up to date
+// what the functions of disks and usage types tell, and must not block for long.
+func (m *Metrics) SetRefresh(refresh func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refresh = refresh
+}
+
+func (m *Metrics) currentRefresh() func() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.refresh
 }
 
 // SetReady sets the function that tells whether every LUN can be used.

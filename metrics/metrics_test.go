@@ -378,6 +378,22 @@ func TestUsageTypes(t *testing.T) {
 	requireValue(t, m, 8, "kubevirt_disk_usage_type_free_bytes", fast)
 }
 
+// TestRefresh: what disks and usage types tell is brought up to date once for each scrape, before
+// any of them is asked.
+func TestRefresh(t *testing.T) {
+	m, scrapes := New(BuildInfo{}), int64(0)
+	space := func() *disk.Usage { return &disk.Usage{Used: scrapes} }
+	m.SetDisks([]Disk{{LUN: 1, Image: "a", Space: space}, {LUN: 2, Image: "b", Space: space}})
+	m.AddUsageType(UsageType{Name: "fast", Space: space})
+	m.SetRefresh(func() { scrapes++ })
+	requireValue(t, m, 1, "kubevirt_disk_lun_used_bytes",
+		map[string]string{"lun": "1", "image": "a"})
+	requireValue(t, m, 2, "kubevirt_disk_lun_used_bytes",
+		map[string]string{"lun": "2", "image": "b"})
+	requireValue(t, m, 3, "kubevirt_disk_usage_type_used_bytes",
+		map[string]string{"usage_type": "fast"})
+}
+
 func TestNamesFollowTheConventions(t *testing.T) {
 	problems, err := testutil.GatherAndLint(full().registry)
 	require.NoError(t, err)

@@ -78,6 +78,7 @@ func New(opt Options) (*Daemon, error) {
 	d.stopping, d.setStop = context.WithCancel(context.Background())
 	d.usageTypes = d.newUsageTypes()
 	d.measureUsageTypes()
+	d.metrics.SetRefresh(func() { d.askStorage(time.After(gaugeWait)) })
 	d.readyFile.Name = d.names.of(SettingReadyFile).String()
 	d.metrics.SetReady(func() bool { return d.isReady() == nil })
 	if opt.CHAP.Enabled() {

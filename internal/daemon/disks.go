@@ -163,7 +163,7 @@ func (d *Daemon) measure() {
 		m := metrics.Disk{
 			LUN: s.lun, Image: s.name, Size: d.disks.look(s).size,
 			Failed: func() error { return d.disks.failure(s) },
-			Space:  func() *disk.Usage { return d.disks.look(s).space.now() },
+			Space:  func() *disk.Usage { return d.disks.look(s).space.latest() },
 		}
 		if s.progress != nil {
 			m.Progress = s.progress

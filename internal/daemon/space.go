@@ -40,15 +40,12 @@ func newMapGauge(d disk.Disk) *gauge[disk.Map] {
 }
 
 // now returns nil if nothing is known.
-func (g *gauge[T]) now() *T {
+func (g *gauge[T]) now() *T { return readAll([]*gauge[T]{g})[0] }
+
+// latest is the last answer, without asking again; nil if nothing is known.
+func (g *gauge[T]) latest() *T {
 	if g == nil {
 		return nil
-	}
-	if answered := g.ask(); answered != nil {
-		select {
-		case <-answered:
-		case <-time.After(gaugeWait):
-		}
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -57,13 +54,17 @@ func (g *gauge[T]) now() *T {
 
 // readAll is now of many gauges. Together they take no longer than one.
 func readAll[T any](gauges []*gauge[T]) []*T {
+	return readUntil(time.After(gaugeWait), gauges)
+}
+
+// readUntil asks all gauges at once, and waits for their answers until limit.
+func readUntil[T any](limit <-chan time.Time, gauges []*gauge[T]) []*T {
 	answered := make([]chan struct{}, len(gauges))
 	for i, g := range gauges {
 		if g != nil {
 			answered[i] = g.ask()
 		}
 	}
-	limit := time.After(gaugeWait)
 	for i := 0; i < len(answered); i++ {
 		if answered[i] == nil {
 			continue
@@ -76,13 +77,19 @@ func readAll[T any](gauges []*gauge[T]) []*T {
 	}
 	all := make([]*T, len(gauges))
 	for i, g := range gauges {
-		if g != nil {
-			g.mu.Lock()
-			all[i] = g.last
-			g.mu.Unlock()
-		}
+		all[i] = g.latest()
 	}
 	return all
+}
+
+// askStorage asks the storage of all disks and usage types at once, so that latest is up to date.
+// What has not answered at limit keeps its last answer.
+func (d *Daemon) askStorage(limit <-chan time.Time) {
+	gauges := d.usageTypeGauges()
+	for _, s := range d.disks.served() {
+		gauges = append(gauges, d.disks.look(s).space)
+	}
+	readUntil(limit, gauges)
 }
 
 // ask asks the storage, or returns nil if the last answer is still outstanding.

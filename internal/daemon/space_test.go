@@ -2,12 +2,14 @@ package daemon
 
 import (
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/pages"
 )
 
@@ -59,4 +61,47 @@ func TestPagesDoNotWaitForStorage(t *testing.T) {
 	close(a.answer) // for the question that is still open
 	require.NotNil(t, d.disks.take(one))
 	require.Nil(t, space(), "the disk is closed")
+}
+
+// together is a disk that tells its space when all of them are asked, or when the test ends.
+type together struct {
+	brokenDisk
+	asked *sync.WaitGroup
+	over  <-chan struct{}
+}
+
+func (d *together) Usage() (disk.Usage, error) {
+	d.asked.Done()
+	all := make(chan struct{})
+	go func() {
+		defer close(all)
+		d.asked.Wait()
+	}()
+	select {
+	case <-all:
+		return disk.Usage{Used: 3}, nil
+	case <-d.over:
+		return disk.Usage{}, errors.New("the others were not asked")
+	}
+}
+
+// TestStorageIsAskedSideBySide: disks that hang hold up a scrape of the metrics once, and not each
+// of them.
+func TestStorageIsAskedSideBySide(t *testing.T) {
+	const disks = 30
+	asked, over := new(sync.WaitGroup), make(chan struct{})
+	asked.Add(disks)
+	d := newTestDaemon(t, &together{asked: asked, over: over})
+	for i := 1; i < disks; i++ {
+		all, err := d.disks.add(Disk{Name: "a.raw",
+			DiskSettings: DiskSettings{LUN: uint16(i + 1), CopyMode: instance.CopyNone}})
+		require.NoError(t, err)
+		d.disks.opened(all[0], &instance.Instance{Disk: &together{asked: asked, over: over}})
+		d.disks.serves(all...)
+	}
+	defer time.AfterFunc(time.Minute, func() { close(over) }).Stop()
+	d.askStorage(nil)
+	for _, s := range d.disks.served() {
+		require.Equal(t, &disk.Usage{Used: 3}, d.disks.look(s).space.latest())
+	}
 }

@@ -192,6 +192,14 @@ func (d *Daemon) newUsageTypes() (all []usageType) {
 	return all
 }
 
+func (d *Daemon) usageTypeGauges() []*gauge[disk.Usage] {
+	gauges := make([]*gauge[disk.Usage], len(d.usageTypes))
+	for i, u := range d.usageTypes {
+		gauges[i] = u.space
+	}
+	return gauges
+}
+
 // announceUsageTypes logs which storages there are, and warns of one that is none.
 func (d *Daemon) announceUsageTypes() {
 	for _, u := range d.usageTypes {
@@ -211,7 +219,8 @@ func (d *Daemon) announceUsageTypes() {
 // usageTypeStatus sums up what the disks of each type take. It is part of Status, whose LUNs are
 // complete.
 func (d *Daemon) usageTypeStatus(luns []pages.LUNStatus) (all []pages.UsageTypeStatus) {
-	for _, u := range d.usageTypes {
+	spaces := readAll(d.usageTypeGauges())
+	for i, u := range d.usageTypes {
 		status := pages.UsageTypeStatus{Name: u.name, Directory: u.dir, LUNs: []uint16{}}
 		used := int64(0)
 		for _, lun := range luns {
@@ -223,7 +232,7 @@ func (d *Daemon) usageTypeStatus(luns []pages.LUNStatus) (all []pages.UsageTypeS
 				used += lun.Space.Used
 			}
 		}
-		if space := u.space.now(); space != nil {
+		if space := spaces[i]; space != nil {
 			status.Space = &pages.Space{Used: used, Free: space.Available}
 		}
 		all = append(all, status)
@@ -235,7 +244,7 @@ func (d *Daemon) usageTypeStatus(luns []pages.LUNStatus) (all []pages.UsageTypeS
 func (d *Daemon) measureUsageTypes() {
 	for _, u := range d.usageTypes {
 		d.metrics.AddUsageType(metrics.UsageType{Name: u.name, Space: func() *disk.Usage {
-			space := u.space.now()
+			space := u.space.latest()
 			if space == nil {
 				return nil
 			}
@@ -245,7 +254,7 @@ func (d *Daemon) measureUsageTypes() {
 				if now.settings.UsageType != u.name {
 					continue
 				}
-				if of := now.space.now(); of != nil {
+				if of := now.space.latest(); of != nil {
 					sum.Used += of.Used
 				}
 			}
