@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/problems"
 )
 
@@ -23,7 +24,7 @@ func (a *app) inspectCommand() *cobra.Command {
 		Short: "Show what images are, and whether they would be served",
 		Long: `Validates images as serve does, and shows the format, sizes, compression and backing
 files of each. Backing files must be in the image's own directory. For a directory, inspect looks at
-the images that serve --disk-dir would serve.
+the images that serve --disk-dir would serve. In the directory of a persistent disk that is disk.img.
 
 Exit status 1: serve would refuse one of them; the output says why. With --json, one image is an
 object, and a directory or several images are an array.`,
@@ -103,7 +104,14 @@ func lookAt(path, format string) ([]inspected, error) {
 	}
 	infos, err := image.InspectDir(path, image.Options{})
 	var all []inspected
+	own := instance.PersistentName + "."
+	persistent := slices.ContainsFunc(infos, func(info image.Info) bool {
+		return info.Name == own+"state"
+	}) && instance.HasPersistent(path)
 	for _, info := range infos {
+		if persistent && strings.HasPrefix(info.Name, own) {
+			continue // it is kept beside the disk, and is no image
+		}
 		all = append(all, inspected{filepath.Join(path, info.Name), info})
 	}
 	return all, err

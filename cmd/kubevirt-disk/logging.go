@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"os"
+	"strings"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -54,6 +55,28 @@ func newLogger(c logConfig, level zapcore.LevelEnabler, w io.Writer) *zap.Logger
 	}
 	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level)
 	return zap.New(core, zap.ErrorOutput(zapcore.Lock(zapcore.AddSync(w))))
+}
+
+// errorField is the error that ended a command, for a log in JSON: there a line break is only "\n".
+func errorField(err error) zap.Field { return zap.String("error", onOneLine(err.Error())) }
+
+// onOneLine writes a message of several lines, such as a heading and what belongs to it, on one.
+func onOneLine(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "":
+			continue
+		case b.Len() == 0:
+		case strings.HasSuffix(b.String(), ":"):
+			b.WriteString(" ")
+		default:
+			b.WriteString("; ")
+		}
+		b.WriteString(line)
+	}
+	return b.String()
 }
 
 func isTerminal(w io.Writer) bool {

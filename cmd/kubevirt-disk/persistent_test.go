@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -32,10 +33,17 @@ func TestServePersistentDisks(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{1}, 4096), content,
 		"raw, as a volume of that kind holds it")
 
+	// What is kept beside the disk is no image, and is not looked at as one.
+	require.FileExists(t, disk+".state")
+	status, stdout, stderr := run(t, nil, "inspect", volume)
+	require.Equal(t, exitDone, status, stderr)
+	require.Contains(t, stdout, `"`+disk+`"`)
+	require.Equal(t, 1, strings.Count(stdout, "servable"), stdout)
+
 	// Another image is refused, and the disk does not change.
 	image := filepath.Join(l.dir, "disk", "a.raw")
 	require.NoError(t, os.WriteFile(image, bytes.Repeat([]byte{9}, 4096), 0o644))
-	status, _, stderr := run(t, env, "serve")
+	status, _, stderr = run(t, env, "serve")
 	require.Equal(t, exitFailed, status)
 	for _, part := range []string{disk, "another image", "--on-image-change=keep"} {
 		require.Contains(t, stderr, part)

@@ -89,7 +89,7 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		defer func() { _ = p.log.Sync() }()
 		err := p.run(ctx)
 		if err != nil && logging.format == logJSON {
-			p.log.Error("providing the disk has failed", zap.Error(err))
+			p.log.Error("providing the disk has failed", errorField(err))
 			return &toldError{err}
 		}
 		return err

@@ -103,7 +103,7 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	}
 	err = errors.Join(err, removeWork())
 	if err != nil && cfg.log.resolve(a.stderr).format == logJSON {
-		log.Error("serving has failed", zap.Error(err))
+		log.Error("serving has failed", errorField(err))
 		return &toldError{err}
 	}
 	return err

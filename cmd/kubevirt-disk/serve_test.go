@@ -160,8 +160,7 @@ func TestServeFailures(t *testing.T) {
 		"no directory but a file": {env: []string{"DISK_DIR=/etc/passwd"},
 			want: []string{`"/etc/passwd" is not a directory`, "DISK_DIR"}},
 		"files that are none": {make: strayFiles,
-			want: []string{`2 files in "{dir}/disk"`, "\n  \"notes.txt\": ",
-				"\n  \"small.raw\": "}},
+			want: []string{`2 files in "{dir}/disk"`, `"notes.txt": `, `"small.raw": `}},
 		"a portal that's taken": {env: []string{"LISTEN=" + taken.Addr().String()},
 			make: rawImage, want: []string{taken.Addr().String(), "taken", "--port (PORT)"}},
 		"pages that are taken": {env: []string{"METRICS_LISTEN=" + taken.Addr().String()},
@@ -188,8 +187,10 @@ func TestServeFailures(t *testing.T) {
 					"serve")
 				require.Equal(t, exitFailed, status, stderr)
 				for _, part := range c.want {
-					require.Contains(t, told(stderr), strings.ReplaceAll(part, "{dir}", l.dir),
-						"with line breaks as such")
+					require.Contains(t, told(stderr), strings.ReplaceAll(part, "{dir}", l.dir))
+				}
+				if format == "json" {
+					require.NotContains(t, told(stderr), "\n")
 				}
 				require.NoFileExists(t, l.readyFile())
 				require.Equal(t, format == "json",
