@@ -189,21 +189,27 @@ func (c *copier) writeError(err error) error {
 	return fmt.Errorf("expanding %q: %w", c.img.Name(), err)
 }
 
-// CheckSpace returns a *SpaceError if the directory has no room for the expanded image. Stored
-// zeros need no room, but only reading everything can find them. So it reads only if the answer
-// depends on it, and only an image that is near and not compressed. A compressed image could claim
-// to hold terabytes of zeros and keep the caller busy for hours. So could an image that is far
-// away.
+// SpaceNeeded returns how many bytes the expanded image takes at most. Stored zeros need no room,
+// but only reading everything can find them. So it reads only if it would need more than available
+// otherwise, and only an image that is near and not compressed. A compressed image could claim to
+// hold terabytes of zeros and keep the caller busy for hours. So could an image that is far away.
+func SpaceNeeded(ctx context.Context, img *Image, available int64, workers int) (int64, error) {
+	needed := img.use.total()
+	if needed <= available || img.use.compressed > 0 || img.Parallel() > 1 {
+		return needed, nil
+	}
+	return newCopier(img, nil, nil, workers).run(ctx)
+}
+
+// CheckSpace returns a *SpaceError if the directory has no room for the expanded image.
 func CheckSpace(ctx context.Context, img *Image, dir string, workers int) error {
 	available, err := osfile.AvailableSpace(dir)
 	if err != nil {
 		return err
 	}
-	needed := img.use.total()
-	if needed > available && img.use.compressed == 0 && img.Parallel() == 1 {
-		if needed, err = newCopier(img, nil, nil, workers).run(ctx); err != nil {
-			return err
-		}
+	needed, err := SpaceNeeded(ctx, img, available, workers)
+	if err != nil {
+		return err
 	}
 	if needed > available {
 		return &SpaceError{Dir: dir, What: "the expanded disk of " + words.Name(img.Name()),

@@ -65,6 +65,18 @@ func HasPersistent(volume string) bool {
 	return err == nil && there
 }
 
+// HasDisk reports whether there is a disk of an earlier start, perhaps an incomplete one: in a
+// persistent directory, or without one in the work directory, under the name of its image. If that
+// cannot be found out, it reports true.
+func HasDisk(persistentDir, workDir, name string) bool {
+	path := filepath.Join(persistentDir, PersistentName)
+	if persistentDir == "" {
+		path = workDirOf(workDir, escapeName(name)).disk()
+	}
+	there, err := present(path)
+	return there || err != nil
+}
+
 // present reports whether the name exists and is not a directory. An image may give its name to a
 // directory.
 func present(path string) (bool, error) {

@@ -49,6 +49,9 @@ func (d *Daemon) openDisks(ctx context.Context) error {
 		return err
 	}
 	d.set(pages.StateOpening)
+	if err := d.checkRoom(ctx); err != nil {
+		return err
+	}
 	for _, s := range d.initial {
 		if err := d.open(ctx, s); err != nil {
 			return err

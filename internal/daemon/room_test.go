@@ -1,0 +1,55 @@
+package daemon
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/instance"
+)
+
+// TestRoomForAllDisks: new disks that do not fit together on one file system are refused, and the
+// message names them. Disks that are there, take no copy, lie elsewhere or are zeros do not count.
+func TestRoomForAllDisks(t *testing.T) {
+	const size = 4 << 20 // one disk fits, and two do not
+	tiny, images := filetest.TinyFS(t, "6m"), t.TempDir()
+	filetest.Put(t, images, "a.raw", filetest.Block(1, size), 0)
+	filetest.Put(t, images, "b.raw", filetest.Block(2, size), 0)
+	filetest.Put(t, images, "zeros.raw", filetest.Block(0, size), 0)
+	filetest.Put(t, images, "small.raw", filetest.Block(3, 4096), 0)
+	check := func(t *testing.T, disks ...Disk) error {
+		d, err := New(Options{Images: Images{Dir: images}, WorkDir: filepath.Join(tiny, "work"),
+			UsageTypes: UsageTypes{"elsewhere": t.TempDir()},
+			Portals:    []Address{loopback()}, TargetName: "iqn.2020-01.x", Names: testNames})
+		require.NoError(t, err)
+		for i := range disks {
+			disks[i].Image = openImage(t, filepath.Join(images, disks[i].Name))
+			defer disks[i].Image.Close()
+		}
+		d.initial, err = d.disks.add(disks...)
+		require.NoError(t, err)
+		return d.checkRoom(t.Context())
+	}
+	err := check(t, Disk{Name: "a.raw"}, Disk{Name: "small.raw"}, Disk{Name: "b.raw"})
+	require.ErrorIs(t, err, disk.ErrNoSpace)
+	require.ErrorContains(t, err, `"a.raw", "small.raw", "b.raw" together needs up to`)
+	require.ErrorContains(t, err, tiny)
+	require.ErrorContains(t, err, "--copy-mode=copy-on-write")
+	err = check(t, Disk{Name: "a.raw", Dir: filepath.Join(tiny, "claim", "a")}, Disk{Name: "b.raw"})
+	require.ErrorIs(t, err, disk.ErrNoSpace, "a persistent disk and an ephemeral one")
+
+	for name, second := range map[string]Disk{
+		"small": {Name: "small.raw"},
+		"zeros": {Name: "zeros.raw"},
+		"copy on write": {Name: "b.raw",
+			DiskSettings: DiskSettings{CopyMode: instance.CopyOnWrite}},
+		"elsewhere": {Name: "b.raw", DiskSettings: DiskSettings{UsageType: "elsewhere"}},
+	} {
+		require.NoError(t, check(t, Disk{Name: "a.raw"}, second), name)
+	}
+	filetest.Put(t, filepath.Join(tiny, "work"), "b.raw/disk.raw", nil, size)
+	require.NoError(t, check(t, Disk{Name: "a.raw"}, Disk{Name: "b.raw"}), "it is there already")
+}
