@@ -129,12 +129,13 @@ func TestRegistryPushInterrupted(t *testing.T) {
 			cmd := exec.Command(path, args...)
 			cmd.Env, cmd.Stdout, cmd.Stderr = clientEnv(env...), said, said
 			cmd.WaitDelay = clientTimeout / 4
-			signalled := false
+			signalled, started := false, make(chan struct{})
 			p.sent(func(passed int64) (gone bool) {
 				if signalled || passed <= size/2 {
 					return signalled && signal == syscall.SIGKILL
 				}
 				signalled = true
+				<-started
 				_ = cmd.Process.Signal(signal)
 				if signal == syscall.SIGTERM { // not before it knows that it is to end
 					for end := time.Now().Add(clientTimeout); time.Now().Before(end) &&
@@ -145,6 +146,7 @@ func TestRegistryPushInterrupted(t *testing.T) {
 				return signal == syscall.SIGKILL
 			})
 			require.NoError(t, cmd.Start())
+			close(started)
 			require.Error(t, cmd.Wait(), "%s", said)
 			require.Greater(t, p.sent(nil), int64(size/2))
 
