@@ -258,7 +258,7 @@ func TestPathsAreQuoted(t *testing.T) {
 	check(`no daemon answers at "`+dir+`/control.sock"`, "handover", "--lun=1", "--finish",
 		"--work-dir="+dir)
 	require.NoError(t, os.WriteFile(bad, []byte("x"), 0o644))
-	check("1 file in "+quoted+" cannot be served:\n  \"a b.raw\": has a size", "serve",
+	check("1 file in "+quoted+" cannot be served: \"a b.raw\": has a size", "serve",
 		"--disk-dir="+dir)
 	check(`"`+bad+`" has a size of 1 bytes`, "inspect", dir)
 	check(`"`+bad+`" is not a directory`, "serve", "--disk-dir="+bad)
