@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,15 +18,12 @@ func (p *Plane) Nodes(t testing.TB, names ...string) {
 	t.Helper()
 	Binaries(t, "kwok", "kwok-stages.yaml")
 	p.kwok.Do(func() {
-		ports, err := freePorts(1)
-		if err != nil {
-			p.kwokErr = err
-			return
-		}
-		p.kwokErr = p.run("kwok", "--kubeconfig="+p.path("admin.kubeconfig"),
+		// KWOK is restarted: it can crash when it compiles its stages (a map that two goroutines
+		// write). It keeps nothing. It gets no server, which would compile beside them, too.
+		p.kwokErr = p.runAgain("kwok", "--kubeconfig="+p.path("admin.kubeconfig"),
 			"--config="+filepath.Join(p.Bin, "kwok-stages.yaml"), "--manage-all-nodes=false",
 			"--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-			"--server-address=127.0.0.1:"+strconv.Itoa(ports[0]), "--node-ip=192.0.2.1",
+			"--node-port=0", "--node-ip=192.0.2.1",
 			// Of pods. A controller that asks them is told at once that nobody is there.
 			"--cidr=127.64.0.1/16")
 	})

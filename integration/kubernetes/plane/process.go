@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // processes are the children of a plane. They end with the test binary, however that ends.
@@ -21,34 +22,93 @@ type processes struct {
 
 type process struct {
 	name string
+	path string
+	args []string
+	dir  string
 	log  string
-	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
+
+	mu     sync.Mutex
+	cmd    *exec.Cmd // guarded by mu
+	killed bool      // guarded by mu
 }
 
 // run starts a binary of the plane, which logs to NAME.log.
 func (p *Plane) run(name string, args ...string) error {
-	log, err := os.Create(p.path(name + ".log"))
-	if err != nil {
+	return p.begin(name, args, func(one *process) { _ = one.wait() })
+}
+
+// restartAfter is how long a binary that has ended stays away.
+const restartAfter = 100 * time.Millisecond
+
+// runAgain is run for a binary that is started again whenever it ends, as Kubernetes would do it.
+func (p *Plane) runAgain(name string, args ...string) error {
+	return p.begin(name, args, func(one *process) {
+		for one.wait() {
+			time.Sleep(restartAfter)
+			if one.start() != nil {
+				return
+			}
+		}
+	})
+}
+
+func (p *Plane) begin(name string, args []string, follow func(*process)) error {
+	one := &process{name: name, path: filepath.Join(p.Bin, name), args: args, dir: p.Dir,
+		log: p.path(name + ".log"), done: make(chan struct{})}
+	if err := one.start(); err != nil {
 		return err
 	}
-	defer log.Close()
-	cmd := exec.Command(filepath.Join(p.Bin, name), args...)
-	cmd.Dir = p.Dir
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	one := &process{name: name, log: log.Name(), cmd: cmd, done: make(chan struct{})}
 	go func() {
 		defer close(one.done)
-		_ = cmd.Wait() // how it ended is in its log
+		follow(one)
 	}()
 	p.processes.mu.Lock()
 	defer p.processes.mu.Unlock()
 	p.processes.all = append(p.processes.all, one)
 	return nil
+}
+
+// start starts the process, unless it was killed.
+func (o *process) start() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.killed {
+		return os.ErrProcessDone
+	}
+	log, err := os.OpenFile(o.log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(o.path, o.args...)
+	cmd.Dir = o.dir
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	o.cmd = cmd
+	return nil
+}
+
+// wait returns when the process has ended, and reports whether it did so by itself. How is in its
+// log.
+func (o *process) wait() bool {
+	o.mu.Lock()
+	cmd := o.cmd
+	o.mu.Unlock()
+	_ = cmd.Wait()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return !o.killed
+}
+
+func (o *process) kill() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.killed = true
+	_ = o.cmd.Process.Kill() // it may have ended
 }
 
 // ended returns the name of a process that has ended, or "".
@@ -69,7 +129,7 @@ func (p *processes) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, one := range p.all {
-		_ = one.cmd.Process.Kill() // it may have ended
+		one.kill()
 	}
 	for _, one := range p.all {
 		<-one.done

@@ -1,0 +1,29 @@
+package plane
+
+import (
+	"bytes"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestRunAgain starts what has ended once more, until it is killed.
+func TestRunAgain(t *testing.T) {
+	p := &Plane{Dir: t.TempDir(), Bin: "/bin"}
+	require.NoError(t, p.runAgain("sh", "-c", "echo here"))
+	require.Eventually(t, func() bool {
+		log, err := os.ReadFile(p.path("sh.log"))
+		return err == nil && bytes.Count(log, []byte("here")) > 2
+	}, time.Minute, time.Millisecond)
+	require.Empty(t, p.processes.ended())
+	p.processes.kill()
+	require.Empty(t, p.processes.all)
+
+	require.NoError(t, p.run("sh", "-c", "echo once"))
+	require.Eventually(t, func() bool { return p.processes.ended() == "sh" }, time.Minute,
+		time.Millisecond)
+	p.processes.kill()
+	require.ErrorIs(t, p.runAgain("no-such-program"), os.ErrNotExist)
+}
