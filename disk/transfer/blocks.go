@@ -1,19 +1,17 @@
 package transfer
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"hash"
 	"os"
 
 	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/disk/internal/rawfile"
 )
 
 // blockSize is the granularity in bytes at which zeros stay holes.
 const blockSize = 64 << 10
-
-var zeros [blockSize]byte
 
 // blocks calls do for each block of a file that is not all zeros, in order. A block is aligned, and
 // only the last one of a file may be short.
@@ -38,7 +36,7 @@ func blocks(f *os.File, size int64, do func(off int64, block []byte) error) erro
 			if err := osfile.ReadFull(f, block, off); err != nil {
 				return err
 			}
-			if bytes.Equal(block, zeros[:len(block)]) {
+			if rawfile.AllZero(block) {
 				continue
 			}
 			if err := do(off, block); err != nil {

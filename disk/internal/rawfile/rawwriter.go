@@ -324,7 +324,7 @@ func LeadingRun(p []byte, off int64) (zero bool, n int) {
 	return zero, n
 }
 
-// AllZero reports whether p, at most holeSize bytes, is all zeros. In most other blocks the first
+// AllZero reports whether p, at most 256 KiB, is all zeros. In most other blocks the first
 // word tells already.
 func AllZero(p []byte) bool {
 	if len(p) >= 8 && binary.NativeEndian.Uint64(p) != 0 {
