@@ -53,7 +53,7 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 		}
 	})
 	says(`"Addresses":[`)
-	says("]}\n")
+	says("serving\n") // it takes its stop signal by then
 	start := strings.Index(console(), `{"PID"`)
 	require.GreaterOrEqual(t, start, 0)
 	var a struct {
@@ -71,8 +71,10 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 
 	l.virsh("shutdown", "web", "--mode", "acpi")
 	says("stopped by its stop signal\n")
-	require.Eventually(t, func() bool { return l.virsh("list", "--all", "--name") == "" },
-		machineTime, 50*time.Millisecond, "the domain does not end")
+	require.Eventually(t, func() bool {
+		names, err := l.tryVirsh("list", "--all", "--name")
+		return err == nil && names == ""
+	}, machineTime, 50*time.Millisecond, "the domain does not end")
 	says("the entry point has ended with status 42\n")
 	requireClean(t, rawOf(t, filepath.Join(dir, "disk.qcow2")))
 }
