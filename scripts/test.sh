@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every Go test with the race detector. Prints the failures, what was skipped and why, and the
-# totals as the last line. Arguments are passed to `go test`; the default is every package.
+# totals as the last line. Arguments are passed to `go test`; the default is every package. One or two
+# failed tests of integration run again alone, three times; they are named as unstable if they pass.
 #
 # BESIDE names programs that run one after the other beside the tests, which often only wait. What
 # one prints appears when it has ended. If one fails, this fails.
@@ -44,6 +45,7 @@ beside() {
 	return $failed
 }
 
+test=("$go" test -json -count=1 -timeout 60m -vet=off "${race[@]}")
 mkdir -p bin
 "$go" build -o bin/testsum ./scripts/testsum
 exec 3>&1 # past testsum
@@ -56,11 +58,11 @@ exec 3>&1 # past testsum
 	failed=0
 	# The linter runs go vet. One more package and one more test of a package than processors run at
 	# a time: some only wait.
-	"$go" test -json -count=1 -timeout 60m -vet=off -p $(($(nproc) + 1)) -parallel $(($(nproc) + 1)) \
-		"${race[@]}" "$@" || failed=1
+	"${test[@]}" -p $(($(nproc) + 1)) -parallel $(($(nproc) + 1)) "$@" ||
+		echo '{"Action":"command-failed"}'
 	wait $others || {
 		echo "FAIL  beside the tests, see above: $programs" # the last line but skips and totals
 		failed=1
 	}
 	exit $failed
-} | bin/testsum
+} | bin/testsum "${test[@]}"

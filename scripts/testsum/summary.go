@@ -38,10 +38,15 @@ type summary struct {
 	failedIn                map[string]int // failed tests by package
 	skips                   []string
 	passed, failed, skipped int
+	final                   bool // a failure that running a test again does not mend
+	running                 map[name]bool
+	failures                map[name]int // failed tests and subtests by top-level test
+	unstable                []string     // failed, and passed when they ran again
 }
 
 func newSummary(w io.Writer) *summary {
-	return &summary{w: w, output: map[name]*bytes.Buffer{}, failedIn: map[string]int{}}
+	return &summary{w: w, output: map[name]*bytes.Buffer{}, failedIn: map[string]int{},
+		running: map[name]bool{}, failures: map[name]int{}}
 }
 
 // read consumes the stream. It prints lines that are not events unchanged, because the go command
@@ -67,11 +72,26 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
+// commandFailed is the action of an event that scripts/test.sh adds when the go command has failed:
+// it may have done so before it could say why in its own events.
+const commandFailed = "command-failed"
+
 // resultPrefix marks a line that is a test's result, which is shown even if the test passes.
 const resultPrefix = "conformance: "
 
 func (s *summary) add(e event) {
 	n := name{e.Package, e.Test}
+	switch e.Action {
+	case "run":
+		s.running[n] = true
+	case "pass", "skip", "fail":
+		delete(s.running, n)
+	case commandFailed:
+		if s.failed == 0 {
+			s.failed, s.final = 1, true
+			fmt.Fprintln(s.w, "--- FAILED go test, without a failed test")
+		}
+	}
 	switch e.Action {
 	case "output":
 		out := s.output[n]
@@ -80,6 +100,7 @@ func (s *summary) add(e event) {
 			s.output[n] = out
 		}
 		out.WriteString(e.Output)
+		s.final = s.final || final(e.Output)
 		if strings.HasPrefix(e.Output, resultPrefix) {
 			fmt.Fprint(s.w, e.Output)
 		}
@@ -108,9 +129,12 @@ func (s *summary) fail(n name, elapsed float64) {
 	case n.Test != "":
 		s.failed++
 		s.failedIn[n.Package]++
+		top, _, _ := strings.Cut(n.Test, "/")
+		s.failures[name{n.Package, top}]++
 		fmt.Fprintf(s.w, "--- FAILED %s (%.1fs)\n", n, elapsed)
 	case s.failedIn[n.Package] == 0:
 		s.failed++
+		s.final = true
 		fmt.Fprintf(s.w, "--- FAILED %s (%.1fs), outside of a test\n", n, elapsed)
 	default:
 		fmt.Fprintf(s.w, "FAIL  %s %.1fs, %d failed\n", n, elapsed, s.failedIn[n.Package])
@@ -119,6 +143,18 @@ func (s *summary) fail(n name, elapsed float64) {
 		s.w.Write(out.Bytes())
 	}
 	s.drop(n)
+}
+
+// final tells whether a line says that the process broke: a data race, a panic, a signal. Tests
+// that came after did not run then.
+func final(line string) bool {
+	for _, start := range []string{"WARNING: DATA RACE", "panic: ", "fatal error: ", "signal: ",
+		"exit status 2"} {
+		if strings.HasPrefix(line, start) {
+			return true
+		}
+	}
+	return false
 }
 
 // reason is what a skipped test printed, without the framing lines of the testing package.
@@ -156,6 +192,10 @@ func (s *summary) finish() {
 	}
 	for _, line := range s.skips {
 		fmt.Fprintf(s.w, "skipped %s\n", line)
+	}
+	for _, line := range s.unstable {
+		fmt.Fprintf(s.w, "unstable %s: it failed, see above, and then passed %d times alone\n",
+			line, againRounds)
 	}
 	fmt.Fprintf(s.w, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"strings"
 	"testing"
 
@@ -80,6 +81,74 @@ func TestSummary(t *testing.T) {
 			}
 			require.True(t, strings.HasSuffix(out.String(), tt.totals+"\n"), "last line of %q",
 				out.String())
+		})
+	}
+}
+
+// failedTest are the events of a package with one failed test and one that passed.
+func failedTest(pkg string) string {
+	return strings.ReplaceAll(`{"Action":"run","Package":"PKG","Test":"TestA"}
+{"Action":"run","Package":"PKG","Test":"TestA/sub"}
+{"Action":"fail","Package":"PKG","Test":"TestA/sub"}
+{"Action":"fail","Package":"PKG","Test":"TestA"}
+{"Action":"run","Package":"PKG","Test":"TestB"}
+{"Action":"pass","Package":"PKG","Test":"TestB"}
+{"Action":"fail","Package":"PKG"}
+{"Action":"command-failed"}
+`, "PKG", pkg)
+}
+
+// TestAgain: a few failed tests of real parts run again. What never ran, was a data race or belongs
+// to another package stays a failure.
+func TestAgain(t *testing.T) {
+	const (
+		pass = `{"Action":"pass","Package":"p","Test":"TestA"}` + "\n"
+		fail = `{"Action":"fail","Package":"p","Test":"TestA"}` + "\n"
+	)
+	one := failedTest(againBelow)
+	tests := map[string]struct {
+		stream string
+		rounds []string // what each further run of a test prints
+		totals string
+	}{
+		"it was the load": {one, []string{pass, pass, pass}, "3 passed, 0 failed, 0 skipped"},
+		"it fails again":  {one, []string{pass, pass, fail}, "1 passed, 2 failed, 0 skipped"},
+		"nothing ran":     {one, []string{""}, "1 passed, 2 failed, 0 skipped"},
+		"two tests": {one + failedTest(againBelow+"/kubernetes"),
+			[]string{pass, pass, pass, pass, pass, pass}, "6 passed, 0 failed, 0 skipped"},
+		"three tests": {one + failedTest(againBelow+"/a") + failedTest(againBelow+"/b"), nil,
+			"3 passed, 6 failed, 0 skipped"},
+		"another package": {failedTest("kubevirt.io/disk/target"), nil,
+			"1 passed, 2 failed, 0 skipped"},
+		"another one beside it": {one + failedTest("kubevirt.io/disk/target"), nil,
+			"2 passed, 4 failed, 0 skipped"},
+		"a data race": {`{"Action":"output","Package":"p","Output":"WARNING: DATA RACE\n"}` + "\n" +
+			one, nil, "1 passed, 2 failed, 0 skipped"},
+		"a panic": {`{"Action":"output","Package":"p","Output":"exit status 2\n"}` + "\n" +
+			one, nil, "1 passed, 2 failed, 0 skipped"},
+		"a test did not end": {`{"Action":"run","Package":"p","Test":"TestC"}` + "\n" + one, nil,
+			"1 passed, 2 failed, 0 skipped"},
+		"the go command fails": {`{"Action":"command-failed"}` + "\n", nil,
+			"0 passed, 1 failed, 0 skipped"},
+	}
+	for what, tt := range tests {
+		t.Run(what, func(t *testing.T) {
+			var out bytes.Buffer
+			sum := newSummary(&out)
+			require.NoError(t, sum.read(strings.NewReader(tt.stream)))
+			rounds := tt.rounds
+			sum.again(func(n name, w io.Writer) error {
+				require.Equal(t, "TestA", n.Test)
+				require.NotEmpty(t, rounds)
+				_, err := io.WriteString(w, rounds[0])
+				rounds = rounds[1:]
+				return err
+			})
+			require.Empty(t, rounds)
+			sum.finish()
+			require.True(t, strings.HasSuffix(out.String(), tt.totals+"\n"), out.String())
+			require.Equal(t, strings.Contains(tt.totals, " 0 failed"),
+				strings.Contains(out.String(), "unstable "+againBelow+" TestA"), out.String())
 		})
 	}
 }
