@@ -8,11 +8,11 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// The first ports of the portals and of the pages. Each disk of a pod has the next ones.
-const (
-	firstPort      = libvirt.DefaultPort
-	firstPagesPort = 9260
-)
+// firstPort is the port of the first disk of a pod. Each disk has the next one.
+const firstPort = libvirt.DefaultPort
+
+// FirstPagesPort is the port of the pages of the first disk of a pod. Each disk has the next one.
+const FirstPagesPort = 9260
 
 // loopback is the address of a disk in the pod of its VM.
 const loopback = "127.0.0.1"

@@ -148,7 +148,7 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 	portal := libvirt.Portal{Host: host, Port: uint16(firstPort + place)}
 	env := []corev1.EnvVar{
 		{Name: "LISTEN", Value: portal.String()},
-		{Name: "METRICS_LISTEN", Value: ":" + strconv.Itoa(firstPagesPort+place)},
+		{Name: "METRICS_LISTEN", Value: ":" + strconv.Itoa(FirstPagesPort+place)},
 		{Name: "TARGET_NAME", Value: d.targetName()},
 		// The probes ask /readyz, so no ready file is needed, and no writable /tmp.
 		{Name: "READY_FILE", Value: ""},
@@ -194,7 +194,7 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 			LocalObjectReference: corev1.LocalObjectReference{Name: p.Secret}}}},
 		Ports: []corev1.ContainerPort{
 			{Name: "iscsi-" + d.Device, ContainerPort: int32(firstPort + place)},
-			{Name: pages, ContainerPort: int32(firstPagesPort + place)},
+			{Name: pages, ContainerPort: int32(FirstPagesPort + place)},
 		},
 		// The image is read and checked before it is served. This allows 10 minutes for it.
 		StartupProbe:   probe("/readyz", pages, 2, 300),

@@ -94,7 +94,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if wait := r.due(req.NamespacedName, pod.UID); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
-	answer, asked := r.Ask(ctx, address(pod))
+	answer, asked := r.Ask(ctx, objects.PagesAddress(pod))
 	failures, wait := r.asked(req.NamespacedName, asked)
 	c, known := condition(pod, answer, asked, failures)
 	if !known {
@@ -137,7 +137,8 @@ func condition(p *corev1.Pod, answer Answer, asked error, failures int) (metav1.
 		// The error has times and ports of connections, which differ at each try.
 		c.Status, c.Reason = metav1.ConditionUnknown, v1alpha1.ReasonUnknown
 		c.Message = fmt.Sprintf("pod %s does not say how far its disk is: let the controller "+
-			"reach http://%s/status, for example by a NetworkPolicy", p.Name, address(p))
+			"reach http://%s/status, for example by a NetworkPolicy", p.Name,
+			objects.PagesAddress(p))
 	case answer == Complete:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonHydrated
 		c.Message = "the disk needs its image no more"
@@ -148,7 +149,7 @@ func condition(p *corev1.Pod, answer Answer, asked error, failures int) (metav1.
 	default:
 		c.Reason = v1alpha1.ReasonHydrating
 		c.Message = fmt.Sprintf("the image is copied while the machine runs: `kubectl "+
-			"port-forward %s %d` shows how far it is", p.Name, port(p))
+			"port-forward %s %d` shows how far it is", p.Name, objects.PagesPort(&p.Spec))
 	}
 	return c, true
 }

@@ -3,9 +3,6 @@ package hydration
 import (
 	"context"
 	"fmt"
-	"net"
-	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -49,39 +46,9 @@ func (r *Reconciler) server(ctx context.Context, id *v1alpha1.VMIdentity) (*core
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		if !objects.Finished(p) && p.Status.PodIP != "" && disk(p) != nil {
+		if !objects.Finished(p) && p.Status.PodIP != "" && objects.DiskContainer(&p.Spec) != nil {
 			return p, nil
 		}
 	}
 	return nil, nil
-}
-
-// disk is the container of a pod that serves the disk, or nil. Of a pod of its own it is a common
-// one.
-func disk(p *corev1.Pod) *corev1.Container {
-	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
-		for i := range list {
-			if list[i].Name == v1alpha1.DiskContainer {
-				return &list[i]
-			}
-		}
-	}
-	return nil
-}
-
-// pagesPort is the port of the pages of a pod's first disk, if the pod does not say another one.
-const pagesPort = 9260
-
-// port is where the pages of a pod are.
-func port(p *corev1.Pod) int32 {
-	for _, port := range disk(p).Ports {
-		if strings.HasPrefix(port.Name, "pages") {
-			return port.ContainerPort
-		}
-	}
-	return pagesPort
-}
-
-func address(p *corev1.Pod) string {
-	return net.JoinHostPort(p.Status.PodIP, strconv.Itoa(int(port(p))))
 }

@@ -43,25 +43,18 @@ func (w *world) settle() {
 
 func (w *world) get(name string, o client.Object) bool {
 	w.t.Helper()
-	err := w.Base.Get(w.t.Context(), client.ObjectKey{Namespace: "test", Name: name}, o)
-	if !apierrors.IsNotFound(err) {
-		require.NoError(w.t, err)
-	}
-	return err == nil
+	return controllertest.There(w.t, w.Base, controllertest.Namespace, name, o)
 }
 
 func (w *world) identity() *v1alpha1.VMIdentity {
 	w.t.Helper()
-	id := &v1alpha1.VMIdentity{}
-	require.True(w.t, w.get("vm", id))
-	return id
+	return controllertest.Get(w.t, w.Base, controllertest.Namespace, "vm", &v1alpha1.VMIdentity{})
 }
 
 func (w *world) claim() *corev1.PersistentVolumeClaim {
 	w.t.Helper()
-	claim := &corev1.PersistentVolumeClaim{}
-	require.True(w.t, w.get("vmid-vm", claim))
-	return claim
+	return controllertest.Get(w.t, w.Base, controllertest.Namespace, "vmid-vm",
+		&corev1.PersistentVolumeClaim{})
 }
 
 // ready is status and reason of condition Ready.

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // Wishes tells where disks are to be.
@@ -93,7 +94,7 @@ func wish(id *v1alpha1.VMIdentity, waiting []*corev1.Pod) string {
 func waiting(all []corev1.Pod) (pods []*corev1.Pod) {
 	for i := range all {
 		p := &all[i]
-		if objects.SetName(p) != "" && objects.Gated(p) && p.DeletionTimestamp == nil {
+		if inject.SetName(p) != "" && objects.Gated(p) && p.DeletionTimestamp == nil {
 			pods = append(pods, p)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -131,38 +130,27 @@ func gated(p *corev1.Pod) bool { return len(p.Spec.SchedulingGates) > 0 }
 
 func (w *world) get(name string, o client.Object) bool {
 	w.t.Helper()
-	key := client.ObjectKey{Namespace: namespace, Name: name}
+	where := namespace
 	switch o.(type) {
 	case *corev1.Node, *corev1.PersistentVolume:
-		key.Namespace = ""
+		where = ""
 	}
-	err := w.Get(w.t.Context(), key, o)
-	if apierrors.IsNotFound(err) {
-		return false
-	}
-	require.NoError(w.t, err)
-	return true
+	return controllertest.There(w.t, w, where, name, o)
 }
 
 func (w *world) getPod(name string) *corev1.Pod {
 	w.t.Helper()
-	p := &corev1.Pod{}
-	require.True(w.t, w.get(name, p), name)
-	return p
+	return controllertest.Get(w.t, w, namespace, name, &corev1.Pod{})
 }
 
 func (w *world) identity() *v1alpha1.VMIdentity {
 	w.t.Helper()
-	id := &v1alpha1.VMIdentity{}
-	require.True(w.t, w.get("vm", id))
-	return id
+	return controllertest.Get(w.t, w, namespace, "vm", &v1alpha1.VMIdentity{})
 }
 
 func (w *world) claim() *corev1.PersistentVolumeClaim {
 	w.t.Helper()
-	claim := &corev1.PersistentVolumeClaim{}
-	require.True(w.t, w.get("vmid-vm", claim))
-	return claim
+	return controllertest.Get(w.t, w, namespace, "vmid-vm", &corev1.PersistentVolumeClaim{})
 }
 
 func (w *world) remove(o client.Object, name string) {

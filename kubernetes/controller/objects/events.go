@@ -49,20 +49,30 @@ const maxNote = 1024
 // of it. related is the other object that it is about, or nil.
 func Tell(r events.EventRecorder, object, related runtime.Object,
 	before, after []metav1.Condition) {
+	TellAs(EventType, r, object, related, before, after)
+}
+
+// TellAs is Tell for a controller that tells other reasons. kind is as EventType.
+func TellAs(kind func(reason string) string, r events.EventRecorder, object,
+	related runtime.Object, before, after []metav1.Condition) {
 	told := make(map[string]bool) // several conditions may have one reason
 	for _, c := range after {
 		old := meta.FindStatusCondition(before, c.Type)
 		changed := old == nil || old.Status != c.Status || old.Reason != c.Reason
 		if changed && !told[c.Reason] {
 			told[c.Reason] = true
-			Event(r, object, related, c.Reason, c.Message)
+			send(kind(c.Reason), r, object, related, c.Reason, c.Message)
 		}
 	}
 }
 
 // Event tells people a reason, if they are to be told of it.
 func Event(r events.EventRecorder, object, related runtime.Object, reason, message string) {
-	kind := EventType(reason)
+	send(EventType(reason), r, object, related, reason, message)
+}
+
+func send(kind string, r events.EventRecorder, object, related runtime.Object,
+	reason, message string) {
 	if kind == "" {
 		return
 	}

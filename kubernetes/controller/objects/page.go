@@ -5,9 +5,48 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/vmdisk"
 )
+
+// DiskContainer is the container of a pod that serves a disk, or nil. Of a pod of its own it is a
+// common one.
+func DiskContainer(pod *corev1.PodSpec) *corev1.Container {
+	for _, list := range [][]corev1.Container{pod.InitContainers, pod.Containers} {
+		for i := range list {
+			if list[i].Name == v1alpha1.DiskContainer {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
+
+// PagesPort is where the daemon of a pod has its pages: that of the first disk, unless the pod says
+// another one.
+func PagesPort(pod *corev1.PodSpec) int32 {
+	if c := DiskContainer(pod); c != nil {
+		for _, port := range c.Ports {
+			if strings.HasPrefix(port.Name, "pages") {
+				return port.ContainerPort
+			}
+		}
+	}
+	return vmdisk.FirstPagesPort
+}
+
+// PagesAddress is the address of these pages, host:port.
+func PagesAddress(pod *corev1.Pod) string {
+	return net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(int(PagesPort(&pod.Spec))))
+}
 
 // MaxPage is how much of an answer of a daemon is read, in bytes. It has some KiB.
 const MaxPage = 1 << 20

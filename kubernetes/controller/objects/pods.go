@@ -41,14 +41,6 @@ func ByLabel(label string) handler.MapFunc {
 	}
 }
 
-// SetName is the VMIdentitySet that a pod asks for, or "".
-func SetName(pod *corev1.Pod) string {
-	if name := pod.Annotations[v1alpha1.AnnotationSet]; name != "" {
-		return name
-	}
-	return pod.Annotations[v1alpha1.AnnotationSetLegacy]
-}
-
 // The shortest and longest time after which what has failed is tried again. What fails is tried
 // again within a minute, because people look at what they have just mended.
 const (

@@ -1,6 +1,7 @@
 package pet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -58,18 +59,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	after := pet.DeepCopy()
 	after.Status.ObservedGeneration = pet.Generation
 	after.Status.IdentityName = pet.Name
-	news := objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
+	objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
 	if _, statusErr := objects.PatchStatus(ctx, r.Client, &pet, after); statusErr != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
 	}
-	if news {
-		kind := corev1.EventTypeNormal
-		if ready.Reason == v1alpha1.ReasonFailed || ready.Reason == v1alpha1.ReasonInvalid {
-			kind = corev1.EventTypeWarning
-		}
-		r.Events.Eventf(after, nil, kind, ready.Reason, "Reconcile", "%s", ready.Message)
-	}
+	objects.TellAs(eventType, r.Events, after, nil, pet.Status.Conditions,
+		after.Status.Conditions)
 	return ctrl.Result{}, err
+}
+
+// eventType is the type of the event that tells a reason.
+func eventType(reason string) string {
+	return cmp.Or(objects.EventType(reason), corev1.EventTypeNormal)
 }
 
 // make makes the set and the StatefulSet of a pet. It returns condition Ready, and an error if

@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // decision is what becomes of an identity and of the pods that ask for it.
@@ -119,7 +120,7 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 		return because(v1alpha1.ReasonDeleting, "VMIdentity %s is being deleted: the pod gets a "+
 			"new disk after that", id.Name)
 	}
-	name := objects.SetName(p)
+	name := inject.SetName(p)
 	if id.Spec.SetName != "" && id.Spec.SetName != name {
 		return because(v1alpha1.ReasonInvalid, "VMIdentity %s was made from VMIdentitySet %s, and "+
 			"the pod asks for %s: give the pod the annotation %s with another name", id.Name,

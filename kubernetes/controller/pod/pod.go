@@ -17,6 +17,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // Reconciler gives disks to pods. Its requests name identities, not pods: who gets a disk is
@@ -92,7 +93,7 @@ func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]*core
 	}
 	var pods []*corev1.Pod
 	for i := range list.Items {
-		if p := &list.Items[i]; objects.SetName(p) != "" && !objects.Finished(p) {
+		if p := &list.Items[i]; inject.SetName(p) != "" && !objects.Finished(p) {
 			pods = append(pods, p)
 		}
 	}
@@ -134,7 +135,7 @@ func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *cor
 // set is the VMIdentitySet of a pod, or nil.
 func (r *Reconciler) set(ctx context.Context, p *corev1.Pod) (*v1alpha1.VMIdentitySet, error) {
 	set := &v1alpha1.VMIdentitySet{}
-	key := client.ObjectKey{Namespace: p.Namespace, Name: objects.SetName(p)}
+	key := client.ObjectKey{Namespace: p.Namespace, Name: inject.SetName(p)}
 	err := r.Get(ctx, key, set)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -148,7 +149,7 @@ func (r *Reconciler) set(ctx context.Context, p *corev1.Pod) (*v1alpha1.VMIdenti
 func setMissing(p *corev1.Pod) *held {
 	return &held{p.UID, v1alpha1.ReasonSetMissing, fmt.Sprintf("pod %s waits: there is no "+
 		"VMIdentitySet %s in its namespace: make it, or delete the pod", p.Name,
-		objects.SetName(p))}
+		inject.SetName(p))}
 }
 
 // tell sends an event about a pod that waits, unless people were told the same before. A nil held

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // Indexes of pods: by the identity that they ask for, and those that wait by their set.
@@ -64,7 +65,7 @@ func byIdentity(o client.Object) []string {
 
 func byWaiting(o client.Object) []string {
 	if p, ok := o.(*corev1.Pod); ok && objects.Gated(p) {
-		return []string{objects.SetName(p)}
+		return []string{inject.SetName(p)}
 	}
 	return nil
 }

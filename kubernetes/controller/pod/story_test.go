@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -69,18 +68,12 @@ type recorder struct{ *controllertest.World }
 
 func get[T client.Object](t testing.TB, w *controllertest.World, name string, o T) (T, bool) {
 	t.Helper()
-	err := w.Base.Get(t.Context(), client.ObjectKey{Namespace: "test", Name: name}, o)
-	if !apierrors.IsNotFound(err) {
-		require.NoError(t, err)
-	}
-	return o, err == nil
+	return o, controllertest.There(t, w.Base, controllertest.Namespace, name, o)
 }
 
 func identityOf(t testing.TB, w *controllertest.World, name string) *v1alpha1.VMIdentity {
 	t.Helper()
-	id, ok := get(t, w, name, &v1alpha1.VMIdentity{})
-	require.True(t, ok, "VMIdentity %s", name)
-	return id
+	return controllertest.Get(t, w.Base, controllertest.Namespace, name, &v1alpha1.VMIdentity{})
 }
 
 func gated(t testing.TB, w *controllertest.World, name string) bool {

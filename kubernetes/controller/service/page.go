@@ -2,8 +2,6 @@ package service
 
 import (
 	"context"
-	"net"
-	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -26,10 +24,7 @@ type status struct {
 func (r *Reconciler) ask(ctx context.Context, pod *corev1.Pod) (*status, error) {
 	address := r.Options.Pages
 	if address == nil {
-		address = func(pod *corev1.Pod) string {
-			return net.JoinHostPort(pod.Status.PodIP,
-				strconv.Itoa(int(pagesPort(&pod.Spec))))
-		}
+		address = objects.PagesAddress
 	}
 	var s status
 	if err := objects.ReadStatus(ctx, address(pod), &s); err != nil {

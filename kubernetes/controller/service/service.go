@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -80,7 +81,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if _, statusErr := objects.PatchStatus(ctx, r.Client, &before, id); statusErr != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
 	}
-	r.tell(&before, id)
+	objects.TellAs(eventType, r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
 	return result, err
 }
 
@@ -237,22 +238,11 @@ func hasCondition(id *v1alpha1.VMIdentity, name string) bool {
 	return apimeta.FindStatusCondition(id.Status.Conditions, name) != nil
 }
 
-// tell sends an event for each condition of this package that has another status or reason.
-func (r *Reconciler) tell(before, after *v1alpha1.VMIdentity) {
-	for _, name := range []string{v1alpha1.ConditionServed, v1alpha1.ConditionVolumeReady,
-		v1alpha1.ConditionHandedOver} {
-		was := apimeta.FindStatusCondition(before.Status.Conditions, name)
-		is := apimeta.FindStatusCondition(after.Status.Conditions, name)
-		if is == nil || was != nil && was.Status == is.Status && was.Reason == is.Reason {
-			continue
-		}
-		kind := corev1.EventTypeNormal
-		switch is.Reason {
-		case v1alpha1.ReasonFailed, v1alpha1.ReasonInvalid:
-			kind = corev1.EventTypeWarning
-		case v1alpha1.ReasonStarting, v1alpha1.ReasonClaimPending, v1alpha1.ReasonHandoverPending:
-			continue // what goes on by itself
-		}
-		r.Events.Eventf(after, nil, kind, is.Reason, "Reconcile", "%s", is.Message)
+// eventType is the type of the event that tells a reason, or "" if it goes on by itself.
+func eventType(reason string) string {
+	switch reason {
+	case v1alpha1.ReasonStarting, v1alpha1.ReasonClaimPending, v1alpha1.ReasonHandoverPending:
+		return ""
 	}
+	return cmp.Or(objects.EventType(reason), corev1.EventTypeNormal)
 }

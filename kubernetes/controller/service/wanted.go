@@ -2,7 +2,6 @@ package service
 
 import (
 	"fmt"
-	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -10,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
@@ -104,7 +104,7 @@ func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, 
 		Template: corev1.PodTemplateSpec{
 			ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{
 				"prometheus.io/scrape": "true",
-				"prometheus.io/port":   fmt.Sprint(pagesPort(&pod)),
+				"prometheus.io/port":   fmt.Sprint(objects.PagesPort(&pod)),
 				"prometheus.io/path":   "/metrics",
 			}},
 			Spec: pod,
@@ -118,17 +118,4 @@ func serverOf(d *appsv1.Deployment) string {
 		return ""
 	}
 	return d.Spec.Template.Spec.Containers[0].Image
-}
-
-// pagesPort is where the pages of the daemon in a pod are.
-func pagesPort(pod *corev1.PodSpec) int32 {
-	for _, c := range pod.Containers {
-		i := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool {
-			return p.Name == "pages-"+v1alpha1.Device
-		})
-		if i >= 0 {
-			return c.Ports[i].ContainerPort
-		}
-	}
-	return 0
 }

@@ -88,9 +88,7 @@ func newVolumeSnapshot() *unstructured.Unstructured {
 // there reads an object, and says whether it exists.
 func (w *world) there(o client.Object) bool {
 	w.t.Helper()
-	err := w.Get(w.t.Context(), golden(), o)
-	require.NoError(w.t, client.IgnoreNotFound(err))
-	return err == nil
+	return controllertest.There(w.t, w, golden().Namespace, golden().Name, o)
 }
 
 // kubernetes does one thing that is due, and says whether there was one.
@@ -169,10 +167,7 @@ func (w *world) converge(names ...string) (last ctrl.Result) {
 
 func (w *world) identity(name string) *v1alpha1.VMIdentity {
 	w.t.Helper()
-	var id v1alpha1.VMIdentity
-	require.NoError(w.t, w.Get(w.t.Context(), client.ObjectKey{Namespace: "default", Name: name},
-		&id))
-	return &id
+	return controllertest.Get(w.t, w, "default", name, &v1alpha1.VMIdentity{})
 }
 
 func (w *world) populated(name string) *metav1.Condition {
