@@ -113,6 +113,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.options.PullSecret, "pull-secret", "",
 		"secret in the namespaces of identities with the registry's credential, for population "+
 			"Snapshot")
+	f.StringSliceVar(&s.options.Without, "without", nil,
+		"what is turned off, and needs no rights then, can be repeated: "+
+			strings.Join(controller.Optional(), ", "))
 	f.StringVar(&s.options.MoveImage, "move-image", "",
 		"image of kubevirt-disk-controller that moves disks of type Local to other nodes; empty: "+
 			"they stay where they are")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -44,12 +45,25 @@ type Options struct {
 	// PullSecret is the name of the secret, in the namespaces of identities, with the credential
 	// of the registry from which images for snapshots are fetched; "": none.
 	PullSecret string
+	// Without is what is turned off, of Optional. Objects that need it say so in their conditions.
+	// The controller needs no rights for it.
+	Without []string
 	// MoveImage is the image of kubevirt-disk-controller that moves disks of type Local to other
 	// nodes; "": they stay where they are.
 	MoveImage string
 	// Concurrency is how many objects of a kind are worked on at once.
 	Concurrency int
 }
+
+// What can be turned off.
+const (
+	pets      = "pets"
+	services  = "services"
+	snapshots = "snapshots"
+)
+
+// Optional is what can be turned off by Options.Without.
+func Optional() []string { return []string{pets, services, snapshots} }
 
 // Check returns what is wrong with the options, in words for the person who set them.
 func (o Options) Check() error {
@@ -58,6 +72,12 @@ func (o Options) Check() error {
 	}
 	if o.Concurrency < 1 {
 		return fmt.Errorf("concurrency: %d is not above 0", o.Concurrency)
+	}
+	for _, name := range o.Without {
+		if !slices.Contains(Optional(), name) {
+			return fmt.Errorf("without: %q is nothing that can be turned off: use %s", name,
+				strings.Join(Optional(), ", "))
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.UsageTypes)) {
 		if name == "" || o.UsageTypes[name] == "" {
@@ -73,15 +93,17 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
-	images, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server, ClaimSize: o.ClaimSize,
-		UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass, PullSecret: o.PullSecret,
-		Concurrency: o.Concurrency})
-	if err != nil {
-		return err
-	}
-	var populator identity.Populator // nil where the cluster has no snapshots
-	if images != nil {
-		populator = images
+	var populator identity.Populator // nil where there are no snapshots
+	if !slices.Contains(o.Without, snapshots) {
+		images, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server,
+			ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass,
+			PullSecret: o.PullSecret, Concurrency: o.Concurrency})
+		if err != nil {
+			return err
+		}
+		if images != nil {
+			populator = images
+		}
 	}
 	var mover pod.Mover
 	if o.MoveImage != "" {
@@ -92,9 +114,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}
 	}
 	return errors.Join(
-		pet.Setup(mgr, o.Concurrency),
-		service.Setup(mgr, service.Options{Server: o.Server, ClaimSize: o.ClaimSize,
+		pet.Setup(mgr, pet.Options{Off: slices.Contains(o.Without, pets),
 			Concurrency: o.Concurrency}),
+		service.Setup(mgr, service.Options{Off: slices.Contains(o.Without, services),
+			Server: o.Server, ClaimSize: o.ClaimSize, Concurrency: o.Concurrency}),
 		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,
 			ReadWriteOnce: o.ReadWriteOnce, Populator: populator, Concurrency: o.Concurrency}),
 		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency}),

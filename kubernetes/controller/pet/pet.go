@@ -3,6 +3,7 @@ package pet
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -22,13 +23,26 @@ import (
 
 // Reconciler brings a VMPet about.
 type Reconciler struct {
-	Client client.Client
-	Events events.EventRecorder
+	Client  client.Client
+	Events  events.EventRecorder
+	Options Options
+}
+
+// Options are the settings of the controller.
+type Options struct {
+	// Off makes nothing of pets, and they say so.
+	Off bool
+	// Concurrency is how many pets are worked on at once. 0: one.
+	Concurrency int
 }
 
 // Setup adds the controller to a manager.
-func Setup(mgr ctrl.Manager, concurrency int) error {
-	r := &Reconciler{Client: mgr.GetClient(), Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
+func Setup(mgr ctrl.Manager, o Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), Events: mgr.GetEventRecorder(v1alpha1.FieldManager),
+		Options: o}
+	if o.Off {
+		return ctrl.NewControllerManagedBy(mgr).Named("pet").For(&v1alpha1.VMPet{}).Complete(r)
+	}
 	// The disk of a pet has its name.
 	ofIdentity := func(_ context.Context, o client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
@@ -39,7 +53,7 @@ func Setup(mgr ctrl.Manager, concurrency int) error {
 		Owns(&v1alpha1.VMIdentitySet{}).
 		Owns(&appsv1.StatefulSet{}).
 		Watches(&v1alpha1.VMIdentity{}, handler.EnqueueRequestsFromMapFunc(ofIdentity)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency}).
 		Complete(r)
 }
 
@@ -76,6 +90,10 @@ func eventType(reason string) string {
 // make makes the set and the StatefulSet of a pet. It returns condition Ready, and an error if
 // trying again may help. Without a condition nothing is known.
 func (r *Reconciler) make(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Condition, error) {
+	if r.Options.Off {
+		return invalid(errors.New("pets are turned off (--without=pets): make a VMIdentitySet " +
+			"and a StatefulSet instead")), nil
+	}
 	set, workload := &v1alpha1.VMIdentitySet{}, &appsv1.StatefulSet{}
 	wantedSet := identitySet(pet)
 	wanted, err := statefulSet(pet)

@@ -186,6 +186,19 @@ func TestPetTemplateIsRefused(t *testing.T) {
 	}
 }
 
+func TestPetsAreTurnedOff(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), newPet(template))
+	w.r.Options.Off = true
+	w.converge()
+	require.Equal(t, v1alpha1.ReasonInvalid, w.ready().Reason)
+	require.Contains(t, w.ready().Message, "pets are turned off")
+	require.True(t, apierrors.IsNotFound(w.Get(t.Context(), name, &v1alpha1.VMIdentitySet{})))
+	require.Contains(t, <-w.events, "Warning Invalid")
+	w.r.Options.Off = false
+	w.converge()
+	require.Equal(t, v1alpha1.ReasonStarting, w.ready().Reason)
+}
+
 // TestPetLeavesOthersAlone: what has the pet's name and is not the pet's is neither changed nor
 // taken over.
 func TestPetLeavesOthersAlone(t *testing.T) {

@@ -25,6 +25,8 @@ import (
 
 // Options are the settings of the controller.
 type Options struct {
+	// Off serves nothing, and identities with attachment Service say so.
+	Off bool
 	// Server is the image of kubevirt-disk for new Deployments.
 	Server string
 	// ClaimSize is the size that the volume of an identity without a size has.
@@ -50,6 +52,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	var before v1alpha1.VMIdentity
 	if err := r.Client.Get(ctx, req.NamespacedName, &before); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if r.Options.Off {
+		return ctrl.Result{}, r.sayOff(ctx, &before)
 	}
 	wanted := before.Spec.Attachment == v1alpha1.Service && before.DeletionTimestamp == nil
 	id := before.DeepCopy()
@@ -83,6 +88,24 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	objects.TellAs(eventType, r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
 	return result, err
+}
+
+// sayOff notes in the status of an identity that it is not served.
+func (r *Reconciler) sayOff(ctx context.Context, before *v1alpha1.VMIdentity) error {
+	if before.Spec.Attachment != v1alpha1.Service {
+		return nil
+	}
+	id := before.DeepCopy()
+	message := "attachment Service is turned off (--without=services): use attachment Sidecar"
+	if controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerService) {
+		message += "; this disk can be deleted when it is turned on"
+	}
+	set(id, servedCondition(v1alpha1.ReasonInvalid, message))
+	if _, err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	objects.TellAs(eventType, r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
+	return nil
 }
 
 func (r *Reconciler) finalizer(ctx context.Context, before *v1alpha1.VMIdentity,

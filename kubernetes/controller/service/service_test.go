@@ -174,9 +174,7 @@ func (w *world) kubernetes() (changed bool) {
 
 func (w *world) identity() *v1alpha1.VMIdentity {
 	w.t.Helper()
-	var id v1alpha1.VMIdentity
-	require.NoError(w.t, w.Get(w.t.Context(), name, &id))
-	return &id
+	return controllertest.Get(w.t, w, name.Namespace, name.Name, &v1alpha1.VMIdentity{})
 }
 
 func (w *world) condition(kind string) *metav1.Condition {
@@ -368,6 +366,34 @@ func TestBackToSidecar(t *testing.T) {
 	require.Empty(t, w.identity().Status.Portal)
 	require.Empty(t, w.identity().Status.Conditions)
 	require.NotContains(t, w.identity().Finalizers, v1alpha1.FinalizerService)
+}
+
+// TestServicesAreTurnedOff: an identity says that it is not served, and what was made for it before
+// stays as it is.
+func TestServicesAreTurnedOff(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	w.converge()
+	w.r.Options.Off = true
+	w.converge()
+	c := w.condition(v1alpha1.ConditionServed)
+	require.Equal(t, v1alpha1.ReasonInvalid, c.Reason)
+	require.Contains(t, c.Message, "this disk can be deleted when it is turned on")
+	require.NoError(t, w.Get(t.Context(), made, &appsv1.Deployment{}))
+
+	w = newWorld(t, new(controllertest.Calls), nil)
+	w.r.Options.Off = true
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "use attachment Sidecar")
+	require.NotContains(t, w.condition(v1alpha1.ConditionServed).Message, "deleted")
+	w.missing(made, &appsv1.Deployment{}, &corev1.Service{})
+	require.Contains(t, <-w.events, "Warning Invalid")
+
+	w = newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
+		id.Spec.Attachment = v1alpha1.Sidecar
+	})
+	w.r.Options.Off = true
+	w.converge()
+	require.Empty(t, w.identity().Status.Conditions)
 }
 
 func TestHandover(t *testing.T) {

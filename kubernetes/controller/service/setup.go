@@ -16,6 +16,10 @@ import (
 func Setup(mgr ctrl.Manager, o Options) error {
 	r := &Reconciler{Client: mgr.GetClient(), Events: mgr.GetEventRecorder(v1alpha1.FieldManager),
 		Options: o}
+	if o.Off {
+		return ctrl.NewControllerManagedBy(mgr).Named("service").For(&v1alpha1.VMIdentity{}).
+			Complete(r)
+	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("service").
 		For(&v1alpha1.VMIdentity{}).
