@@ -33,12 +33,16 @@ const (
 func install(t testing.TB, p *plane.Plane) {
 	t.Helper()
 	installed.Do(func() {
-		root, err := plane.Root()
-		require.NoError(t, err)
-		out, err := p.TryKubectl(nil, "apply", "--server-side", "--force-conflicts", "-f",
-			filepath.Join(root, "deploy/kubevirt-disk-controller.yaml"))
-		require.NoError(t, err, out)
+		p.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", manifest(t))
 	})
+}
+
+// manifest is the file by which people install the product.
+func manifest(t testing.TB) string {
+	t.Helper()
+	root, err := plane.Root()
+	require.NoError(t, err)
+	return filepath.Join(root, "deploy/kubevirt-disk-controller.yaml")
 }
 
 var installed sync.Once

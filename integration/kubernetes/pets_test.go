@@ -1,71 +1,14 @@
 package kubernetes
 
 import (
-	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"kubevirt.io/disk/integration/kubernetes/plane"
 )
 
 const digest = "registry.example.com/fedora@sha256:" +
 	"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
-
-// world is a namespace that a controller works in, with the role of the manifest.
-type world struct {
-	t  *testing.T
-	p  *plane.Plane
-	ns string
-	c  *running
-}
-
-func newWorld(t *testing.T) *world {
-	t.Helper()
-	p := plane.Get(t)
-	install(t, p)
-	w := &world{t: t, p: p, ns: p.Namespace(t)}
-	// Not the leader: the replicas of another test would be waited for.
-	w.c = runController(t, controllerBinary(t), p.ServiceAccount(t, systemNamespace, account),
-		"--leader-elect=false", "--namespace="+w.ns)
-	w.c.ready()
-	return w
-}
-
-func (w *world) apply(text string) {
-	w.t.Helper()
-	objects, err := plane.Decode(strings.NewReader(text))
-	require.NoError(w.t, err)
-	for _, o := range objects {
-		require.NoError(w.t, w.p.Apply(context.Background(), w.ns, o))
-	}
-}
-
-// kubectl runs kubectl in the namespace. Its failures are answers.
-func (w *world) kubectl(args ...string) string {
-	out, _ := w.p.TryKubectl(nil, append([]string{"-n", w.ns}, args...)...)
-	return out
-}
-
-// until waits for the answer to a question to kubectl.
-func (w *world) until(want string, args ...string) {
-	w.t.Helper()
-	if !waitFor(func() bool { return strings.Contains(w.kubectl(args...), want) }) {
-		w.t.Fatalf("kubectl %s: want %q, is %q", strings.Join(args, " "), want, w.kubectl(args...))
-	}
-}
-
-func waitFor(met func() bool) bool {
-	for end := time.Now().Add(patience); time.Now().Before(end); {
-		if met() {
-			return true
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	return false
-}
 
 // TestPets: a pet has its machine, is turned off, and leaves its disk behind.
 func TestPets(t *testing.T) {

@@ -144,6 +144,19 @@ func (p *Plane) startServer(etcd, peer, server int) error {
 	if err != nil {
 		return err
 	}
+	return p.serverReady()
+}
+
+// RestartServer kills the API server, starts it again, and waits until it is ready. etcd keeps what
+// there is.
+func (p *Plane) RestartServer(t testing.TB) {
+	t.Helper()
+	if err := errors.Join(p.restart("kube-apiserver"), p.serverReady()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *Plane) serverReady() error {
 	transport, err := rest.HTTPClientFor(p.Config)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,14 +29,55 @@ type process struct {
 	log  string
 	done chan struct{} // closed when it has ended
 
-	mu     sync.Mutex
-	cmd    *exec.Cmd // guarded by mu
-	killed bool      // guarded by mu
+	mu        sync.Mutex
+	cmd       *exec.Cmd  // guarded by mu
+	killed    bool       // guarded by mu
+	restarted chan error // guarded by mu; gets the outcome of a restart that was asked for
 }
 
 // run starts a binary of the plane, which logs to NAME.log.
 func (p *Plane) run(name string, args ...string) error {
-	return p.begin(name, args, func(one *process) { _ = one.wait() })
+	return p.begin(name, args, func(one *process) {
+		for one.wait() {
+			restarted := one.asked()
+			if restarted == nil {
+				return
+			}
+			err := one.start()
+			restarted <- err
+			if err != nil {
+				return
+			}
+		}
+	})
+}
+
+// restart kills a binary that run has started, and starts it again.
+func (p *Plane) restart(name string) error {
+	p.processes.mu.Lock()
+	i := slices.IndexFunc(p.processes.all, func(o *process) bool { return o.name == name })
+	p.processes.mu.Unlock()
+	one := p.processes.all[i]
+	restarted := make(chan error, 1)
+	one.mu.Lock()
+	one.restarted = restarted
+	_ = one.cmd.Process.Kill() // it may have ended
+	one.mu.Unlock()
+	select {
+	case err := <-restarted:
+		return err
+	case <-one.done:
+		return fmt.Errorf("%s has ended", name)
+	}
+}
+
+// asked returns the channel of a restart that was asked for, once, or nil.
+func (o *process) asked() chan error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	restarted := o.restarted
+	o.restarted = nil
+	return restarted
 }
 
 // restartAfter is how long a binary that has ended stays away.

@@ -27,3 +27,24 @@ func TestRunAgain(t *testing.T) {
 	p.processes.kill()
 	require.ErrorIs(t, p.runAgain("no-such-program"), os.ErrNotExist)
 }
+
+// TestRestart starts what run has started once more, when it is asked to.
+func TestRestart(t *testing.T) {
+	p := &Plane{Dir: t.TempDir(), Bin: "/bin"}
+	require.NoError(t, p.run("sh", "-c", "echo here; exec sleep 600"))
+	for n := 1; n < 4; n++ {
+		require.Eventually(t, func() bool {
+			log, err := os.ReadFile(p.path("sh.log"))
+			return err == nil && bytes.Count(log, []byte("here")) == n
+		}, time.Minute, time.Millisecond)
+		require.NoError(t, p.restart("sh"))
+		require.Empty(t, p.processes.ended())
+	}
+	p.processes.kill()
+
+	require.NoError(t, p.run("sh", "-c", "exit 1"))
+	require.Eventually(t, func() bool { return p.processes.ended() == "sh" }, time.Minute,
+		time.Millisecond)
+	require.ErrorContains(t, p.restart("sh"), "sh has ended")
+	p.processes.kill()
+}

@@ -1,0 +1,129 @@
+package kubernetes
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// world is a namespace that a controller works in, with the role of the manifest.
+type world struct {
+	t  *testing.T
+	p  *plane.Plane
+	ns string
+	c  *running
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	p := plane.Get(t)
+	install(t, p)
+	w := &world{t: t, p: p, ns: p.Namespace(t)}
+	w.c = w.controller(p.ServiceAccount(t, systemNamespace, account))
+	return w
+}
+
+// controller starts one that works in the namespace, and asks nobody for the lead: the replicas of
+// another test would be waited for.
+func (w *world) controller(config *rest.Config) *running {
+	w.t.Helper()
+	c := runController(w.t, controllerBinary(w.t), config, "--leader-elect=false",
+		"--namespace="+w.ns)
+	c.ready()
+	return c
+}
+
+func (w *world) apply(text string) {
+	w.t.Helper()
+	objects, err := plane.Decode(strings.NewReader(text))
+	require.NoError(w.t, err)
+	for _, o := range objects {
+		require.NoError(w.t, w.p.Apply(context.Background(), w.ns, o))
+	}
+}
+
+// kubectl runs kubectl in the namespace. Its failures are answers.
+func (w *world) kubectl(args ...string) string {
+	out, _ := w.p.TryKubectl(nil, append([]string{"-n", w.ns}, args...)...)
+	return out
+}
+
+// until waits for the answer to a question to kubectl.
+func (w *world) until(want string, args ...string) {
+	w.t.Helper()
+	if !waitFor(func() bool { return strings.Contains(w.kubectl(args...), want) }) {
+		w.t.Fatalf("kubectl %s: want %q, is %q", strings.Join(args, " "), want, w.kubectl(args...))
+	}
+}
+
+func waitFor(met func() bool) bool {
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if met() {
+			return true
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return false
+}
+
+// machine makes a pod of VMIdentitySet `set` for a disk, as admission leaves it. While the API
+// server is away, or does not know the set yet, it is asked again.
+func (w *world) machine(name, disk string) error {
+	pod := gatedPod(w.ns, name, "set")
+	pod.Annotations[v1alpha1.AnnotationName] = disk
+	pod.Labels[v1alpha1.LabelIdentity] = disk
+	pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = v1alpha1.ClaimName(disk)
+	var err error
+	if !waitFor(func() bool {
+		// What seemed to fail may have been done.
+		err = client.IgnoreAlreadyExists(w.p.Client.Create(w.t.Context(), pod.DeepCopy()))
+		return err == nil
+	}) {
+		return err
+	}
+	return nil
+}
+
+func (w *world) remove(o client.Object, name string) {
+	w.t.Helper()
+	o.SetNamespace(w.ns)
+	o.SetName(name)
+	require.NoError(w.t, w.p.Client.Delete(w.t.Context(), o))
+}
+
+// free are the pods of the namespace that are held no more, by their names.
+func (w *world) free() map[string]bool {
+	w.t.Helper()
+	var pods corev1.PodList
+	require.NoError(w.t, w.p.Client.List(w.t.Context(), &pods, client.InNamespace(w.ns)))
+	free := map[string]bool{}
+	for _, pod := range pods.Items {
+		if len(pod.Spec.SchedulingGates) == 0 {
+			free[pod.Name] = true
+		}
+	}
+	return free
+}
+
+// starts waits until a pod is held no more.
+func (w *world) starts(name string) {
+	w.t.Helper()
+	require.True(w.t, waitFor(func() bool { return w.free()[name] }), "pod %s is held", name)
+}
+
+// disks has a line for each thing that disks are made of. It says when one was made anew, or is
+// being deleted.
+func (w *world) disks() string {
+	w.t.Helper()
+	return w.p.Kubectl(w.t, "-n", w.ns, "get", "vmid,pvc,secret", "-o", `jsonpath={range .items[*]}`+
+		`{.kind} {.metadata.name} {.metadata.uid} {.metadata.deletionTimestamp}{"\n"}{end}`)
+}
