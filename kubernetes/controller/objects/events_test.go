@@ -1,0 +1,45 @@
+package objects
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// TestTell: an event tells a condition that changed, once for each reason, if people are to be told
+// of that. The API server takes no note that is longer.
+func TestTell(t *testing.T) {
+	condition := func(kind, reason, message string) metav1.Condition {
+		return metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason,
+			Message: message}
+	}
+	before := []metav1.Condition{condition("Old", v1alpha1.ReasonFailed, "said already")}
+	after := append(before, condition("A", v1alpha1.ReasonInvalid, strings.Repeat("x", 2000)),
+		condition("B", v1alpha1.ReasonInvalid, "of the same reason"),
+		condition("C", v1alpha1.ReasonStarting, "goes on by itself"))
+	long := "Warning Invalid " + strings.Repeat("x", 1021) + "..."
+	normal := func(reason string) string { return corev1.EventTypeNormal }
+	for name, c := range map[string]struct {
+		kind func(string) string
+		want []string
+	}{
+		"as everywhere": {EventType, []string{long}},
+		"all": {normal, []string{strings.Replace(long, "Warning", "Normal", 1),
+			"Normal Starting goes on by itself"}},
+	} {
+		sent := make(chan string, 10)
+		TellAs(c.kind, &events.FakeRecorder{Events: sent}, &corev1.Pod{}, nil, before, after)
+		close(sent)
+		var got []string
+		for e := range sent {
+			got = append(got, e)
+		}
+		require.Equal(t, c.want, got, name)
+	}
+}
