@@ -11,4 +11,35 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- /* What the controller may do in the namespaces that it works in: templates/rbac.yaml says why. */}}
 {{- define "rules" -}}
 {{ .Files.Get "files/rules.yaml" }}
+{{- if not (has "pets" .Values.without) }}
+# The set of a pet, and its pod. Who may make StatefulSets can run any pod, as who makes a VMPet or
+# pods can.
+- apiGroups: [disk.kubevirt.io]
+  resources: [vmidentitysets]
+  verbs: [create, patch]
+- apiGroups: [apps]
+  resources: [statefulsets]
+  verbs: [get, list, watch, create, patch]
+{{- end }}
+{{- if not (has "services" .Values.without) }}
+# What serves a disk with attachment Service.
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+{{- if not (has "snapshots" .Values.without) }}
+- apiGroups: [snapshot.storage.k8s.io]
+  resources: [volumesnapshots]
+  verbs: [get, list, watch, create]
+{{- end }}
+{{- if or (not (has "snapshots" .Values.without)) .Values.localDisks.move }}
+# What writes an image for population Snapshot, or moves a disk of type Local. The identities that
+# use it own the Job.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
 {{- end }}

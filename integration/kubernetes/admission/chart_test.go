@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller"
 )
 
 // chart has the namespaces in place of those of testdata/*.values.yaml, from which `make generate`
@@ -79,7 +80,10 @@ func TestChart(t *testing.T) {
 				require.False(t, c.allowed(t, p, what, ""), "%s everywhere", what)
 			}
 		}
-		controllers(t, p, c.system, c.first, c.second)
+		for _, what := range workloads {
+			require.True(t, c.allowed(t, p, what, c.first), what)
+		}
+		controllers(t, p, c.system, nil, c.first, c.second)
 		inForce(t, p, c.first, "kubevirt.io:disk")
 		machines(t, p, c.first)
 	})
@@ -87,10 +91,60 @@ func TestChart(t *testing.T) {
 		listen := freeAddress(t)
 		c.install(t, p, "webhook", c.second)
 		require.False(t, c.allowed(t, p, "create persistentvolumes", ""))
+		for _, what := range workloads {
+			require.False(t, c.allowed(t, p, what, c.second), what)
+		}
+		controllers(t, p, c.system, controller.Optional(), c.first, c.second)
+		turnedOff(t, p, c.first)
 		direct(t, p, listen)
 		run(t, p, c.system, listen, c.first, c.second)
 		inForce(t, p, c.second, server)
 	})
+}
+
+// workloads are what the controllers may make, unless that is turned off. Who may can run any pod.
+var workloads = []string{"create statefulsets.apps", "create deployments.apps", "create services",
+	"create jobs.batch", "create volumesnapshots.snapshot.storage.k8s.io"}
+
+// turnedOff: what needs something that is turned off says so. The controllers work without the
+// rights for that.
+func turnedOff(t *testing.T, p *plane.Plane, namespace string) {
+	t.Helper()
+	image := `{image: "` + repository + digest + `", `
+	apply(t, p, namespace, `
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMPet
+metadata: {name: pet}
+spec: {disk: `+image+`}, template: {spec: {containers: [{name: vm, image: vm}]}}}
+---
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: served}
+spec: `+image+`attachment: Service}
+---
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: filled}
+spec: `+image+`population: Snapshot}
+---
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: plain}
+spec: `+image+`}
+`)
+	for object, says := range map[string]string{
+		"vmpet/pet":         "False pets are turned off (--without=pets)",
+		"vmidentity/served": "False attachment Service is turned off (--without=services)",
+		"vmidentity/filled": "False this controller has no snapshots",
+		"vmidentity/plain":  "True a pod can use the disk",
+	} {
+		var is string
+		eventually(t, object+" says "+says, func() bool {
+			is = p.Kubectl(t, "get", object, "-n", namespace, "-o", `jsonpath={range `+
+				`.status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}`)
+			return strings.HasPrefix(is, says)
+		})
+	}
 }
 
 // install applies what Helm made of the chart. Fields that the API server does not know are errors.
@@ -127,8 +181,9 @@ func (c chart) allowed(t *testing.T, p *plane.Plane, what, namespace string) boo
 	verb, resource, _ := strings.Cut(what, " ")
 	review := &authorizationv1.SubjectAccessReview{}
 	review.Spec.User = "system:serviceaccount:" + c.system + ":" + account
+	resource, group, _ := strings.Cut(resource, ".")
 	review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{Verb: verb,
-		Resource: resource, Namespace: namespace}
+		Group: group, Resource: resource, Namespace: namespace}
 	require.NoError(t, p.Client.Create(t.Context(), review))
 	return review.Status.Allowed
 }

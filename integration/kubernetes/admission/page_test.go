@@ -70,7 +70,7 @@ func TestPage(t *testing.T) {
 		out := p.Kubectl(t, args...)
 		switch i {
 		case 0:
-			controllers(t, p, "kubevirt-disk-system")
+			controllers(t, p, "kubevirt-disk-system", nil)
 			admitted(t, p)
 		case 4:
 			require.Contains(t, out, "my-vm")
@@ -79,9 +79,10 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// controllers run as the service account that they have in a namespace. They work in some others,
-// or in all.
-func controllers(t *testing.T, p *plane.Plane, system string, namespaces ...string) {
+// controllers run as the service account that they have in a namespace, without what is turned off.
+// They work in some other namespaces, or in all.
+func controllers(t *testing.T, p *plane.Plane, system string, without []string,
+	namespaces ...string) {
 	t.Helper()
 	scheme, err := controller.Scheme()
 	require.NoError(t, err)
@@ -93,7 +94,7 @@ func controllers(t *testing.T, p *plane.Plane, system string, namespaces ...stri
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: new(true)}})
 	require.NoError(t, err)
-	require.NoError(t, controller.Setup(mgr, controller.Options{Server: server,
+	require.NoError(t, controller.Setup(mgr, controller.Options{Server: server, Without: without,
 		ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
