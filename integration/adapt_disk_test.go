@@ -41,7 +41,7 @@ func TestMachineLosesItsPower(t *testing.T) {
 	requireTools(t, "e2fsck")
 	dir := adapted(t, t.TempDir(), "--size=12Gi", "--", "stress")
 	m := bootAdapted(t, dir, machineConfig{noNet: true})
-	require.Eventually(t, func() bool { return strings.Contains(m.console(), "synced 5\n") },
+	eventually(t, func() bool { return strings.Contains(m.console(), "synced 5\n") },
 		machineTime, 5*time.Millisecond)
 	m.kill()
 	disk := filepath.Join(dir, "disk.qcow2")
@@ -148,7 +148,7 @@ func TestArm64Machine(t *testing.T) {
 	}
 	m := bootAdapted(t, dir, c)
 	m.word(machine.WordRunning)
-	require.Eventually(t, func() bool { return strings.Contains(m.console(), "serving\n") },
+	eventually(t, func() bool { return strings.Contains(m.console(), "serving\n") },
 		machineTime, 20*time.Millisecond)
 	if c.firmware != "" {
 		m.powerButton()

@@ -44,7 +44,7 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 	}
 	says := func(text string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return strings.Contains(console(), text) },
+		eventually(t, func() bool { return strings.Contains(console(), text) },
 			machineTime, 20*time.Millisecond, "%q is not on the console", text)
 	}
 	t.Cleanup(func() {
@@ -71,7 +71,7 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 
 	l.virsh("shutdown", "web", "--mode", "acpi")
 	says("stopped by its stop signal\n")
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		names, err := l.tryVirsh("list", "--all", "--name")
 		return err == nil && names == ""
 	}, machineTime, 50*time.Millisecond, "the domain does not end")

@@ -276,7 +276,7 @@ func get(t *testing.T, url string) string {
 	t.Helper()
 	client := http.Client{Timeout: 10 * time.Second}
 	text := ""
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		response, err := client.Get(url)
 		if err != nil {
 			return false

@@ -146,6 +146,7 @@ func TestConformance(t *testing.T) {
 	t.Run("matrix", func(t *testing.T) {
 		for i, lun := range matrix {
 			t.Run(lun.Name, func(t *testing.T) {
+				t.Parallel() // each has a target of its own
 				tests, err := lun.Selected(all)
 				require.NoError(t, err)
 				urls, alive := lun.start(t)
@@ -242,6 +243,7 @@ func report(t *testing.T, name string, results []conformance.Result) {
 
 // TestConformanceHarness checks that the harness notices a failing target: here nothing listens.
 func TestConformanceHarness(t *testing.T) {
+	t.Parallel() // it waits
 	requireTools(t, conformance.Tool)
 	port, err := peers.FreePort()
 	require.NoError(t, err)

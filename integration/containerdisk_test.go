@@ -78,7 +78,7 @@ func TestImageAsContainerDisk(t *testing.T) {
 	c.start(t)
 	socket := filepath.Join(shared, "disk_0.sock")
 	pid := 0
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		pid = peerOf(socket)
 		return pid != 0
 	}, clientTimeout, 20*time.Millisecond)
@@ -143,7 +143,7 @@ func TestImageProvidesAFile(t *testing.T) {
 	c.start(t)
 	ready := func(c *container) {
 		t.Helper()
-		require.Eventually(t, func() bool { return c.exec(t, "cat", "/tmp/healthy").status == 0 },
+		eventually(t, func() bool { return c.exec(t, "cat", "/tmp/healthy").status == 0 },
 			clientTimeout, 50*time.Millisecond)
 	}
 	ready(c)

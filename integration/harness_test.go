@@ -347,6 +347,17 @@ func okEnv(t *testing.T, env []string, name string, args ...string) string {
 	return r.output
 }
 
+// eventually waits for a condition as testify's Eventually does, but in the test's own goroutine. A
+// condition may end the test there: elsewhere that would be noticed only when the time is over.
+func eventually(t *testing.T, met func() bool, within, tick time.Duration, says ...any) {
+	t.Helper()
+	for deadline := time.Now().Add(within); !met(); time.Sleep(tick) {
+		if time.Now().After(deadline) {
+			require.Fail(t, "the condition is not met", says...)
+		}
+	}
+}
+
 // secondLoopback is a loopback portal besides 127.0.0.1. It is an IPv6 address if the machine has
 // IPv6.
 func secondLoopback() string {

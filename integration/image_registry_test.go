@@ -35,7 +35,7 @@ func registry(t *testing.T) string {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		c, err := net.Dial("tcp", address)
 		if err != nil {
 			return false

@@ -212,7 +212,7 @@ iscsiadm -m iface -I other -o update -n iface.transport_name -v tcp
 iscsiadm -m iface -I other -o update -n iface.initiatorname -v iqn.2026-01.test:other
 iscsiadm -m node -o new -T $TARGET -p $PORTAL -I other
 iscsiadm -m node -T $TARGET -p $PORTAL -I other --login
-udevadm wait --settle --timeout=30 /sys/block/sdb`)
+udevadm wait --settle --timeout=300 /sys/block/sdb`)
 	require.Equal(t, "write back\n", k.ok(t, "cat /sys/block/sdb/device/scsi_disk/*/cache_type"))
 	require.Contains(t, k.refused(t, "dd if=/dev/sdb bs=4k count=1 iflag=direct"),
 		"Invalid exchange")

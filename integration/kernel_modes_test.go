@@ -51,7 +51,7 @@ func TestKernelOnEveryMode(t *testing.T) {
 	sum := strings.Fields(ok(t, "md5sum", filepath.Join(root, "data")))[0]
 	out := k.ok(t,
 		each(
-			`udevadm wait --timeout=30 $D; mkdir -p $M; mount $D $M; cp /bin/busybox $M/bin/; chroot $M /bin/busybox md5sum /data`))
+			`udevadm wait --timeout=300 $D; mkdir -p $M; mount $D $M; cp /bin/busybox $M/bin/; chroot $M /bin/busybox md5sum /data`))
 	require.Equal(t, len(kernelModes), strings.Count(out, sum), out)
 	k.ok(t, each(`chroot $M /bin/busybox sh -c 'echo written in '$n' >/note; sync'`))
 	state := k.config.stateDir

@@ -95,7 +95,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				ports[p.Name] = p.ContainerPort
 			}
 			startup := spec.StartupProbe.HTTPGet
-			require.Eventually(t, func() bool {
+			eventually(t, func() bool {
 				return page(ports[startup.Port.String()], startup.Path) == http.StatusOK ||
 					!c.running(t)
 			}, clientTimeout, 50*time.Millisecond)
@@ -173,7 +173,7 @@ func uploadInto(t *testing.T, n network, claim string, secret map[string]string)
 		secret["node.session.auth.username"], secret["node.session.auth.password"], n.host, lun[1])
 	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, url)
 	disk := filepath.Join(claim, "disk.img")
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		got, err := os.ReadFile(disk)
 		return err == nil && bytes.Equal(content, got)
 	}, clientTimeout, 50*time.Millisecond)

@@ -83,7 +83,7 @@ func (k *kernelTest) kubernetesVolume(t *testing.T) {
 	device := fmt.Sprintf("/dev/disk/by-path/ip-%s-iscsi-%s-lun-%d", k.d.Portals[0], source.IQN,
 		source.Lun)
 	k.ok(t, script+node+" -I default --login\n"+
-		"udevadm wait --settle --timeout=30 "+device+"\n"+
+		"udevadm wait --settle --timeout=300 "+device+"\n"+
 		"dd if=/dev/urandom of="+device+" bs=64k count=4 oflag=direct conv=fsync")
 	require.NotZero(t, allocated(t, k.disk("disk.raw")))
 	k.ok(t, node+" -I default --logout; iscsiadm -m node -o delete; dmesg -C")

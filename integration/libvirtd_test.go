@@ -85,7 +85,7 @@ func startLibvirtd(t *testing.T) *libvirtd {
 			}
 		}
 	})
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		conn, err := net.Dial("unix", l.socket())
 		if err != nil {
 			return false

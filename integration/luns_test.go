@@ -94,7 +94,7 @@ disk() {
 }
 # await waits until a command succeeds.
 await() {
-	for i in $(seq 600); do if "$@"; then return 0; fi; sleep 0.1; done
+	for i in $(seq 3000); do if "$@"; then return 0; fi; sleep 0.1; done
 	echo "never: $*"
 	dmesg | tail -20
 	return 1
@@ -268,7 +268,7 @@ func (m *monitor) withdraw(lun int) {
 	m.t.Helper()
 	m.good("block-export-del",
 		map[string]any{"id": fmt.Sprintf("export-node%d", lun), "mode": "hard"})
-	require.Eventually(m.t, func() bool {
+	eventually(m.t, func() bool {
 		return !strings.Contains(m.good("query-block-exports", nil),
 			fmt.Sprintf("export-node%d", lun))
 	}, guestCommand, 10*time.Millisecond)
@@ -284,7 +284,7 @@ func (m *monitor) unplug(lun int) {
 	m.t.Helper()
 	m.withdraw(lun)
 	m.good("device_del", map[string]any{"id": fmt.Sprintf("disk%d", lun)})
-	require.Eventually(m.t, func() bool {
+	eventually(m.t, func() bool {
 		_, err := m.do("blockdev-del", map[string]any{"node-name": fmt.Sprintf("node%d", lun)})
 		return err == nil
 	}, guestCommand, 100*time.Millisecond)

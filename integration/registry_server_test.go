@@ -86,7 +86,7 @@ func (s *registryServer) run(t *testing.T) {
 	s.cmd = exec.Command("docker-registry", "serve", s.config)
 	s.cmd.Env = clientEnv()
 	require.NoError(t, s.cmd.Start())
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		c, err := net.Dial("tcp", s.address)
 		if err != nil {
 			return false

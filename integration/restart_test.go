@@ -75,8 +75,9 @@ func TestStopUnderLoad(t *testing.T) {
 			}()
 			select {
 			case <-begun:
-			case n := <-acknowledged:
-				t.Fatalf("writing ended after %d blocks, before the daemon was stopped", n)
+			case n := <-acknowledged: // both may have happened by now
+				require.Greater(t, n, uint32(200), "writing ended before the daemon was stopped")
+				acknowledged <- n
 			}
 			stop(d)
 			n := <-acknowledged

@@ -34,7 +34,7 @@ type sandbox interface {
 // for the log, because podman's monitor may write it after the ready file appears.
 func untilReady(t *testing.T, s sandbox) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return s.exec(t, "cat", "/tmp/healthy").status == 0 &&
 			strings.Count(s.log(t), `"msg":"ready"`) >= s.starts() || !s.running(t)
 	}, clientTimeout, 20*time.Millisecond, "neither ready nor ended")
@@ -44,7 +44,7 @@ func untilReady(t *testing.T, s sandbox) {
 // untilLogged waits until the log contains a text.
 func untilLogged(t *testing.T, s sandbox, text string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(s.log(t), text) }, clientTimeout,
+	eventually(t, func() bool { return strings.Contains(s.log(t), text) }, clientTimeout,
 		20*time.Millisecond, "%s is not logged", text)
 }
 
@@ -211,7 +211,7 @@ func (b *bundle) start(t *testing.T) {
 	b.cmd.Env = b.e.env
 	b.cmd.Stdout, b.cmd.Stderr = out, out
 	require.NoError(t, b.cmd.Start())
-	require.Eventually(t, func() bool { return b.running(t) }, clientTimeout, 10*time.Millisecond,
+	eventually(t, func() bool { return b.running(t) }, clientTimeout, 10*time.Millisecond,
 		"runc has not started it")
 }
 

@@ -67,7 +67,7 @@ func TestStreamGuest(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(m.Close)
 	g := &kernelGuest{Machine: m}
-	g.ok(t, `for i in $(seq 600); do test -b /dev/vda && break; sleep 0.1; done
+	g.ok(t, `for i in $(seq 3000); do test -b /dev/vda && break; sleep 0.1; done
 mount -t ext4 /dev/vda /mnt
 cat /mnt/file-00 /mnt/file-01 >/dev/null
 dmesg -c >/dev/null`)
@@ -78,12 +78,12 @@ cd /mnt && sha256sum -c sums >/tmp/read.log 2>&1
 echo $? >/tmp/result
 END
 setsid sh /tmp/read.sh </dev/null >/dev/null 2>&1 &`)
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return strings.Contains(d.Output(), "a registry makes somebody wait")
 	}, guestCommand, 10*time.Millisecond)
 	g.ok(t, "test ! -e /tmp/result")
 	w.run(t)
-	g.ok(t, `for i in $(seq 1200); do test -e /tmp/result && break; sleep 0.1; done
+	g.ok(t, `for i in $(seq 3000); do test -e /tmp/result && break; sleep 0.1; done
 tail -n 3 /tmp/read.log
 test "$(cat /tmp/result)" = 0
 touch /mnt/written
@@ -98,6 +98,6 @@ umount /mnt`)
 		"--boot-order="+order, raw, w.address+"/vm/fedora:42")
 	w.forget()
 	start(t, streaming(t.TempDir(), w.proxy, "copy-on-write"))
-	require.Eventually(t, func() bool { n, _ := w.asked(); return n > 40 }, clientTimeout,
+	eventually(t, func() bool { n, _ := w.asked(); return n > 40 }, clientTimeout,
 		10*time.Millisecond)
 }

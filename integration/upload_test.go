@@ -43,8 +43,10 @@ func makeUpload(t *testing.T, size int) (path string, content []byte) {
 // upload sends a file as people do, and returns the status and the text of the answer.
 func (v *volumeDaemon) upload(path, name string, args ...string) (status int, text string) {
 	v.t.Helper()
-	out := ok(v.t, "curl", append(args, "-sS", "-T", path, "-w", "\n%{http_code}",
-		v.base+"/volume/"+name+"/data")...)
+	// The server says whether it wants the content. By default, curl waits for that for a second,
+	// then sends, and may be cut off before it reads that it is refused.
+	out := ok(v.t, "curl", append(args, "-sS", "--expect100-timeout", "120", "-T", path,
+		"-w", "\n%{http_code}", v.base+"/volume/"+name+"/data")...)
 	at := strings.LastIndexByte(out, '\n')
 	status, err := strconv.Atoi(out[at+1:])
 	require.NoError(v.t, err, out)

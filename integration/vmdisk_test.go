@@ -67,7 +67,7 @@ spec:
 		require.NoError(t, err)
 		url := fmt.Sprintf("iscsi://vm%%%s@%s/%s/%d", "0123456789abcdef",
 			lun.Portals[0], lun.TargetName, lun.Number)
-		require.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			return client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c",
 				"read -P 5 0 64k", url).status == 0 || !running.running(t)
 		}, clientTimeout, 200*time.Millisecond)

@@ -78,7 +78,7 @@ func TestVolumeBoots(t *testing.T) {
 	require.Equal(t, api.Size(96<<20), grown.Info.Size)
 	require.Equal(t, first.Info.Serial, grown.Info.Serial)
 	control.good("block_resize", map[string]any{"device": "disk", "size": 96 << 20})
-	g.ok(t, `for i in $(seq 600); do test "$(cat /sys/block/vda/size)" = 196608 && break; sleep 0.1; done
+	g.ok(t, `for i in $(seq 3000); do test "$(cat /sys/block/vda/size)" = 196608 && break; sleep 0.1; done
 test "$(cat /sys/block/vda/size)" = 196608
 head -c 1048576 /dev/urandom >/tmp/written
 dd if=/tmp/written of=/dev/vda bs=1048576 seek=95 conv=notrunc,fsync 2>/dev/null

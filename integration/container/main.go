@@ -124,9 +124,10 @@ func about() error {
 	return json.NewEncoder(os.Stdout).Encode(a)
 }
 
-// addresses waits for some seconds until there is an address of IPv6.
+// addresses waits until there is an address of IPv6. An emulated machine of a busy host may take
+// long to get one.
 func addresses() (all []string, err error) {
-	for range 100 {
+	for range 1200 {
 		list, err := net.InterfaceAddrs()
 		if err != nil {
 			return nil, err
