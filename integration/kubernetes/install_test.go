@@ -3,7 +3,6 @@ package kubernetes
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -189,11 +188,8 @@ func runController(t testing.TB, binary string, config *rest.Config, args ...str
 	dir := t.TempDir()
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	require.NoError(t, plane.Kubeconfig(config, kubeconfig))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	r := &running{t: t, health: l.Addr().String(), log: filepath.Join(dir, "log"),
+	r := &running{t: t, health: plane.FreeAddress(t), log: filepath.Join(dir, "log"),
 		done: make(chan struct{})}
-	require.NoError(t, l.Close())
 	log, err := os.Create(r.log)
 	require.NoError(t, err)
 	defer log.Close()

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"regexp"
@@ -162,12 +161,10 @@ type counted struct {
 
 func startCounted(b *testing.B, p *plane.Plane) *counted {
 	b.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(b, err)
-	c := &counted{metrics: "http://" + l.Addr().String() + "/metrics"}
-	require.NoError(b, l.Close())
+	listen := plane.FreeAddress(b)
+	c := &counted{metrics: "http://" + listen + "/metrics"}
 	c.running = runController(b, controllerBinary(b), p.ServiceAccount(b, systemNamespace, account),
-		"--leader-elect=false", "--metrics-listen="+l.Addr().String())
+		"--leader-elect=false", "--metrics-listen="+listen)
 	c.ready()
 	return c
 }

@@ -88,7 +88,7 @@ func TestChart(t *testing.T) {
 		machines(t, p, c.first)
 	})
 	t.Run("webhook", func(t *testing.T) {
-		listen := freeAddress(t)
+		listen := plane.FreeAddress(t)
 		c.install(t, p, "webhook", c.second)
 		require.False(t, c.allowed(t, p, "create persistentvolumes", ""))
 		for _, what := range workloads {
@@ -276,6 +276,7 @@ func machines(t *testing.T, p *plane.Plane, namespace string) {
 		return identity.Status.UsedBy
 	}
 	eventually(t, "all machines run", running(replicas))
+	eventually(t, "it is said who uses a disk", func() bool { return user(2) != nil })
 	first, former := disks(), user(2)
 	require.Len(t, first, replicas)
 	p.Kubectl(t, "scale", "statefulset", "my-vms", "-n", namespace, "--replicas=1")
@@ -285,6 +286,7 @@ func machines(t *testing.T, p *plane.Plane, namespace string) {
 	p.Kubectl(t, "scale", "statefulset", "my-vms", "-n", namespace, "--replicas=3")
 	eventually(t, "all machines run again", running(replicas))
 	require.Equal(t, first, disks(), "each has its own disk")
+	eventually(t, "it is said who uses it now", func() bool { return user(2) != nil })
 	require.NotEqual(t, former.UID, user(2).UID, "the pod is another one")
 	p.Kubectl(t, "delete", "statefulset", "my-vms", "-n", namespace)
 	eventually(t, "no machine runs", running(0))

@@ -143,11 +143,11 @@ func TestTodaysKubeVirt(t *testing.T) {
 	const name = "my-fedora-root"
 	require.Contains(t, string(page), "persistentVolumeClaim: {claimName: "+name+"}")
 	claim := &corev1.PersistentVolumeClaim{}
-	require.Eventually(t, func() bool {
+	eventually(t, "the claim is bound", func() bool {
 		require.NoError(t, p.Client.Get(t.Context(),
 			client.ObjectKey{Namespace: "default", Name: name}, claim))
 		return claim.Status.Phase == corev1.ClaimBound
-	}, patience, patience/1000)
+	})
 	require.Equal(t, "my-fedora-disk", claim.Spec.VolumeName)
 	require.Equal(t, corev1.PersistentVolumeBlock, *claim.Spec.VolumeMode)
 }

@@ -121,7 +121,7 @@ func TestExamples(t *testing.T) {
 	}
 	// Each pod of a StatefulSet has a disk of its own. They are made one after the other only where
 	// the set asks for it, as none of them is ready yet.
-	require.Eventually(t, func() bool {
+	eventually(t, "all pods are made", func() bool {
 		var pods corev1.PodList
 		require.NoError(t, p.Client.List(t.Context(), &pods, client.InNamespace(namespace)))
 		identities := map[string]bool{}
@@ -131,7 +131,7 @@ func TestExamples(t *testing.T) {
 		}
 		return identities["my-vm"] && identities["my-vms-0"] && identities["my-vms-1"] &&
 			identities["my-vms-2"]
-	}, patience, patience/1000)
+	})
 
 	// A ReplicaSet says why it has no pods, until the disk has a name.
 	template := aPod(namespace, "my-fedora")
@@ -143,7 +143,7 @@ func TestExamples(t *testing.T) {
 		template.Spec
 	replicas.Spec.Template.Namespace, replicas.Spec.Template.Name = "", ""
 	require.NoError(t, p.Client.Create(t.Context(), replicas))
-	require.Eventually(t, func() bool {
+	eventually(t, "the ReplicaSet says why it has no pods", func() bool {
 		require.NoError(t,
 			p.Client.Get(t.Context(), client.ObjectKeyFromObject(replicas), replicas))
 		for _, c := range replicas.Status.Conditions {
@@ -153,15 +153,15 @@ func TestExamples(t *testing.T) {
 			}
 		}
 		return false
-	}, patience, patience/1000)
+	})
 	replicas.Spec.Template.Annotations[api.AnnotationName] = "kept"
 	require.NoError(t, p.Client.Update(t.Context(), replicas))
-	require.Eventually(t, func() bool {
+	eventually(t, "it has its pod", func() bool {
 		var pods corev1.PodList
 		require.NoError(t, p.Client.List(t.Context(), &pods, client.InNamespace(namespace),
 			client.MatchingLabels{api.LabelIdentity: "kept"}))
 		return len(pods.Items) == 1
-	}, patience, patience/1000)
+	})
 }
 
 // TestProposalPage: the page about the proposal names no test that there is not.

@@ -30,7 +30,7 @@ func TestWebhook(t *testing.T) {
 	p := plane.Get(t)
 	namespace := begin(t, p)
 	system := p.Namespace(t)
-	listen := freeAddress(t)
+	listen := plane.FreeAddress(t)
 	install(t, p, config.Webhooks(system, account, account))
 	direct(t, p, listen)
 	run(t, p, system, listen)
@@ -109,7 +109,7 @@ func TestWebhookDown(t *testing.T) {
 	p := plane.Get(t)
 	namespace := begin(t, p)
 	install(t, p, config.Webhooks(namespace, account, account))
-	direct(t, p, freeAddress(t))
+	direct(t, p, plane.FreeAddress(t))
 	// The API server takes up the configurations a moment later.
 	require.Eventually(t, func() bool {
 		_, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
@@ -121,12 +121,4 @@ func TestWebhookDown(t *testing.T) {
 	before := plain.DeepCopy()
 	plain.Labels = map[string]string{"a": "b"}
 	require.NoError(t, p.Client.Patch(t.Context(), plain, client.MergeFrom(before)))
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }

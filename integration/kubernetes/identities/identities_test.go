@@ -151,9 +151,12 @@ func (w *world) free(name string) bool {
 	return w.get(name, p) && len(p.Spec.SchedulingGates) == 0
 }
 
+// until waits for a condition, which may end the test.
 func (w *world) until(what string, met func() bool) {
 	w.t.Helper()
-	require.Eventually(w.t, met, patience, 50*time.Millisecond, what)
+	for deadline := time.Now().Add(patience); !met(); time.Sleep(50 * time.Millisecond) {
+		require.True(w.t, time.Now().Before(deadline), what)
+	}
 }
 
 // says is whether a condition of an identity has a reason.

@@ -1,6 +1,7 @@
 package identities
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -34,7 +35,7 @@ func mayMove(t *testing.T, p *plane.Plane, name string) {
 			Name: account}}}
 	for _, o := range []client.Object{role, binding} {
 		require.NoError(t, p.Client.Create(t.Context(), o))
-		t.Cleanup(func() { _ = p.Client.Delete(t.Context(), o) })
+		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), o) })
 	}
 }
 

@@ -49,7 +49,7 @@ func TestIdentity(t *testing.T) {
 		filepath.Join(root, "deploy/kubevirt-disk-controller.yaml"))
 	const system = "kubevirt-disk-system"
 	out, err := n.TryKubectl("", "rollout", "status", "deployment/kubevirt-disk-controller", "-n",
-		system, "--timeout=120s")
+		system, "--timeout=5m")
 	if err != nil {
 		pods, _ := n.TryKubectl("", "describe", "pods", "-n", system)
 		logs, _ := n.TryKubectl("", "logs", "deployment/kubevirt-disk-controller", "-n", system)

@@ -27,7 +27,7 @@ import (
 var inner []byte
 
 // patience is how long anything may take on a busy machine before it counts as broken.
-const patience = 3 * time.Minute
+const patience = 6 * time.Minute
 
 // Node is a running node with its control plane.
 type Node struct {

@@ -31,7 +31,7 @@ func TestExamples(t *testing.T) {
 		n.Apply(t, example(t, "sidecar-env.yaml"))
 		t.Cleanup(func() { n.Kubectl(t, "delete", "pod", "vm-env", "--grace-period=5") })
 		t.Cleanup(func() { n.explain(t, "vm-env", "vm") })
-		n.Kubectl(t, "wait", "pod/vm-env", "--for=condition=Ready", "--timeout=100s")
+		n.Kubectl(t, "wait", "pod/vm-env", "--for=condition=Ready", "--timeout=5m")
 		n.logged(t, "vm-env", "disk", serves)
 		n.logged(t, "vm-env", "disk", `"initiator":"iqn.2017-01.io.kubevirt:vm"`)
 		id := n.Kubectl(t, "get", "pod", "vm-env", "-o",
@@ -50,7 +50,7 @@ func TestExamples(t *testing.T) {
 	t.Run("decoupled", func(t *testing.T) {
 		n.Apply(t, volume(t, n, "pv0", "ReadWriteOnce"))
 		n.Apply(t, example(t, "decoupled.yaml"))
-		n.Kubectl(t, "rollout", "status", "deployment/my-fedora-disk", "--timeout=100s")
+		n.Kubectl(t, "rollout", "status", "deployment/my-fedora-disk", "--timeout=5m")
 		require.Equal(t, "Bound", n.Kubectl(t, "get", "pvc", "my-fedora-disk", "-o",
 			"jsonpath={.status.phase}"))
 	})

@@ -2,9 +2,7 @@ package plane
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +10,10 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
+
+	"kubevirt.io/disk/integration/peers"
 )
 
 // processes are the children of a plane. They end with the test binary, however that ends.
@@ -199,15 +200,25 @@ func (p *processes) logs() string {
 	return b.String()
 }
 
-// freePorts returns different ports of loopback where nobody listens.
+// freePorts returns different ports of loopback where nobody listens. Nobody else gets them.
 func freePorts(n int) (ports []int, err error) {
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		port, err := peers.FreePort()
 		if err != nil {
 			return nil, err
 		}
-		defer func() { err = errors.Join(err, l.Close()) }()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		ports = append(ports, port)
 	}
 	return ports, nil
+}
+
+// FreeAddress returns an address of loopback for a server that cannot choose its port. As long as
+// this process lives, nobody else gets the port who asks for any.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	ports, err := freePorts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", ports[0])
 }
