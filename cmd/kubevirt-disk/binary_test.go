@@ -21,7 +21,7 @@ import (
 )
 
 // patience limits what a test waits for. No result depends on how long something takes within it.
-const patience = 60 * time.Second
+const patience = 4 * time.Minute
 
 // buildDir is the directory that build has made, or "" if no test needed it.
 var buildDir string

@@ -196,7 +196,8 @@ func TestConvertToStandardOutputInterrupted(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = w, &said
 	require.NoError(t, cmd.Start())
 	require.NoError(t, w.Close())
-	for !strings.Contains(said.String(), "%") { // then it is at work
+	for end := time.Now().Add(patience); !strings.Contains(said.String(), "%"); { // it is at work
+		require.True(t, time.Now().Before(end), said.String())
 		time.Sleep(5 * time.Millisecond)
 	}
 	require.NoError(t, cmd.Process.Signal(unix.SIGTERM))

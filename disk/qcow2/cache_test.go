@@ -407,8 +407,12 @@ func TestReadsDoNotAllocate(t *testing.T) {
 			for range 50 { // fill the caches
 				f()
 			}
-			require.Less(t, testing.AllocsPerRun(100, f), 1.0, "%s, %d bytes",
-				im.Info().Compression, size)
+			// On a busy machine the collector may empty the pools meanwhile.
+			each := testing.AllocsPerRun(100, f)
+			for try := 0; try < 20 && each >= 1; try++ {
+				each = min(each, testing.AllocsPerRun(100, f))
+			}
+			require.Less(t, each, 1.0, "%s, %d bytes", im.Info().Compression, size)
 		}
 	}
 }

@@ -2,13 +2,16 @@ package cache
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +22,8 @@ import (
 const (
 	childDir = "CACHE_TEST_DIR" // of the cache
 	childLog = "CACHE_TEST_LOG" // gets a byte for each fetch
+	// childMost is how many fetches the child may begin, empty: any number. It hangs then.
+	childMost = "CACHE_TEST_MOST"
 )
 
 const childSize = 2*SegmentSize + 11*testChunk + 77
@@ -29,13 +34,21 @@ func child() {
 	if err != nil {
 		panic(err)
 	}
+	most, err := strconv.ParseInt(cmp.Or(os.Getenv(childMost), "1000000"), 10, 64)
+	if err != nil {
+		panic(err)
+	}
 	c, err := Open(os.Getenv(childDir), Options{})
 	if err != nil {
 		panic(err)
 	}
+	var begun atomic.Int64
 	b, err := c.Blob(BlobOptions{Digest: testDigest, Size: childSize, ChunkSize: testChunk,
 		Verify: verifyContent(testChunk),
 		Fetch: func(_ context.Context, p []byte, off int64) error {
+			if begun.Add(1) > most {
+				time.Sleep(time.Hour)
+			}
 			if _, err := log.Write([]byte{'.'}); err != nil {
 				return err
 			}
@@ -77,9 +90,9 @@ func newFamily(t *testing.T) family {
 	return f
 }
 
-func (f family) start(t *testing.T) (*exec.Cmd, *bytes.Buffer) {
+func (f family) start(t *testing.T, env ...string) (*exec.Cmd, *bytes.Buffer) {
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childDir+"="+f.dir, childLog+"="+f.log)
+	cmd.Env = append(append(os.Environ(), childDir+"="+f.dir, childLog+"="+f.log), env...)
 	out := new(bytes.Buffer)
 	cmd.Stdout, cmd.Stderr = out, out
 	require.NoError(t, cmd.Start())
@@ -112,8 +125,9 @@ func TestKilledProcesses(t *testing.T) {
 	f := newFamily(t)
 	const kills = 5
 	for n := range kills {
-		cmd, _ := f.start(t)
 		before := f.fetches(t)
+		// In a busy moment, it would have everything before this process has seen a fetch.
+		cmd, _ := f.start(t, fmt.Sprintf("%s=%d", childMost, 20*n+8))
 		require.Eventually(t, func() bool { return f.fetches(t) > before+20*n },
 			time.Minute, time.Millisecond)
 		require.NoError(t, cmd.Process.Kill())
