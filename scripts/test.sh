@@ -15,7 +15,8 @@ all=
 [ $# -gt 0 ] || all=1
 # What takes longest comes first, so that it does not end alone, long after everything else.
 [ $# -gt 0 ] || set -- ./integration ./disk/qcow2 ./registry ./disk/instance ./disk/overlay \
-	./cmd/kubevirt-disk ./integration/... ./target/... ./...
+	./cmd/kubevirt-disk ./integration/kubernetes/node ./adapter/ext4 ./disk/image ./target \
+	./adapter ./kubernetes/controller/local ./integration/... ./target/... ./...
 
 race=(-race)
 if ! command -v "${CC:-gcc}" >/dev/null; then
