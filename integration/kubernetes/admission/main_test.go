@@ -37,7 +37,7 @@ var (
 )
 
 // install applies YAML, and deletes it after the test.
-func install(t *testing.T, p *plane.Plane, text string) {
+func install(t testing.TB, p *plane.Plane, text string) {
 	t.Helper()
 	objects, err := plane.Decode(strings.NewReader(text))
 	require.NoError(t, err)
@@ -48,7 +48,7 @@ func install(t *testing.T, p *plane.Plane, text string) {
 // remove deletes objects, but for the types: with them, the sets of other tests would go. It waits
 // until pods of a namespace come and go unseen. The next test would take what is left for its own
 // otherwise: the API server looks at its policies once in a second.
-func remove(t *testing.T, p *plane.Plane, objects []*unstructured.Unstructured,
+func remove(t testing.TB, p *plane.Plane, objects []*unstructured.Unstructured,
 	namespace string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
