@@ -37,8 +37,10 @@ var registryParts = []struct {
 	{"registry, boot", (*shop).measureBoot},
 	{"registry, reads of a boot", (*shop).measureBootReads},
 	{"registry, cached", (*shop).measureCached},
-	{"registry, pull", (*shop).measurePull},
-	{"registry, push", (*shop).measurePush},
+	{"registry, pull, plain", pulling("plain")},
+	{"registry, pull, zstd", pulling("zstd")},
+	{"registry, push, plain", pushing("plain")},
+	{"registry, push, zstd", pushing("zstd")},
 	{"registry, shared", (*shop).measureShared},
 }
 

@@ -11,8 +11,14 @@ import (
 	"time"
 )
 
-// toolImages are the images that are pulled and pushed, if they are there.
-var toolImages = []string{"plain", "zstd"}
+// pulling and pushing measure one image, so that one round of one of them ends within two minutes.
+func pulling(name string) func(*shop, context.Context) error {
+	return func(r *shop, ctx context.Context) error { return r.measurePull(ctx, name) }
+}
+
+func pushing(name string) func(*shop, context.Context) error {
+	return func(r *shop, ctx context.Context) error { return r.measurePush(ctx, name) }
+}
 
 // timed runs commands, and returns how long they took together.
 func timed(commands ...*exec.Cmd) (seconds float64, err error) {
@@ -27,39 +33,41 @@ func timed(commands ...*exec.Cmd) (seconds float64, err error) {
 
 // measurePull prints how long it takes to make a raw file of a disk in a registry on this machine,
 // by our pull, and by what one does without it.
-func (r *shop) measurePull(ctx context.Context) error {
+func (r *shop) measurePull(ctx context.Context, name string) error {
 	if _, err := exec.LookPath("skopeo"); err != nil {
 		fmt.Fprintln(os.Stderr, "bench: no skopeo: pull is not measured")
 		return nil
 	}
-	out := table{head: []string{"image", "pull", "peak memory", "skopeo, tar, qemu-img", "ratio"}}
-	for _, name := range toolImages {
-		if _, err := r.push(name, "1"); err != nil {
+	if _, err := r.push(name, "1"); err != nil {
+		return err
+	}
+	ref := r.address + "/vm/" + name + ":1"
+	var ours []usage
+	var ratios, theirs []float64
+	for range r.rounds {
+		raw := filepath.Join(r.dir, "pulled.raw")
+		u, err := expand(ctx, []string{r.server, "pull",
+			"--insecure-registry=" + r.address, ref, raw}, raw)
+		if err != nil {
 			return err
 		}
-		ref := r.address + "/vm/" + name + ":1"
-		var ours []usage
-		var ratios, theirs []float64
-		for range r.rounds {
-			raw := filepath.Join(r.dir, "pulled.raw")
-			u, err := expand(ctx, []string{r.server, "pull",
-				"--insecure-registry=" + r.address, ref, raw}, raw)
-			if err != nil {
-				return err
-			}
-			seconds, err := r.pullByTools(ctx, ref, name+".qcow2", raw)
-			if err != nil {
-				return err
-			}
-			ours, theirs = append(ours, u), append(theirs, seconds)
-			ratios = append(ratios, u.wall/seconds)
-			_ = os.Remove(raw)
+		seconds, err := r.pullByTools(ctx, ref, name+".qcow2", raw)
+		if err != nil {
+			return err
 		}
-		out.add(name, fmt.Sprintf("%.1f s", median(column(ours, func(u usage) float64 {
-			return u.wall
-		}))), mib(median(column(ours, func(u usage) float64 { return u.memory }))),
-			fmt.Sprintf("%.1f s", median(theirs)), ratio(median(ratios), 1))
+		ours, theirs = append(ours, u), append(theirs, seconds)
+		ratios = append(ratios, u.wall/seconds)
+		_ = os.Remove(raw)
 	}
+	out := table{head: []string{"image", "pull", "processor time", "peak memory",
+		"skopeo, tar, qemu-img", "ratio"}}
+	seconds := func(value func(usage) float64) string {
+		return fmt.Sprintf("%.1f s", median(column(ours, value)))
+	}
+	out.add(name, seconds(func(u usage) float64 { return u.wall }),
+		seconds(func(u usage) float64 { return u.cpu }),
+		mib(median(column(ours, func(u usage) float64 { return u.memory }))),
+		fmt.Sprintf("%.1f s", median(theirs)), ratio(median(ratios), 1))
 	fmt.Println("From a registry on this machine to a raw file:")
 	out.print(os.Stdout)
 	return nil
@@ -111,40 +119,48 @@ func largestFile(dir string) (path string, err error) {
 
 // measurePush prints how long it takes to bring a disk into a registry on this machine, by our push
 // and by buildah.
-func (r *shop) measurePush(ctx context.Context) error {
-	out := table{head: []string{"image", "push", "buildah build, push", "ratio"}}
-	for _, name := range toolImages {
-		if r.images[name] == "" {
-			continue
-		}
-		var ours, theirs, ratios []float64
-		for round := range r.rounds {
-			settle()
-			// Each into a registry that has nothing of it.
-			data := filepath.Join(r.dir, fmt.Sprintf("%s-%d", name, round))
-			address, err := startDockerRegistry(data)
-			if err != nil {
-				return err
-			}
-			mine, err := timed(exec.CommandContext(ctx, r.server, "push", "--base=none",
-				"--insecure-registry="+address, r.images[name], address+"/vm/ours:1"))
-			if err != nil {
-				return err
-			}
-			settle()
-			others, err := r.pushByBuildah(ctx, name, address+"/vm/theirs:1")
-			if err != nil {
-				return err
-			}
-			ours, theirs = append(ours, mine), append(theirs, others)
-			ratios = append(ratios, mine/others)
-		}
-		out.add(name, fmt.Sprintf("%.1f s", median(ours)), fmt.Sprintf("%.1f s", median(theirs)),
-			ratio(median(ratios), 1))
+func (r *shop) measurePush(ctx context.Context, name string) error {
+	if _, err := exec.LookPath("buildah"); err != nil {
+		fmt.Fprintln(os.Stderr, "bench: no buildah: push is not measured")
+		return nil
 	}
+	if r.images[name] == "" {
+		return nil
+	}
+	var ours, theirs, ratios []float64
+	for round := range r.rounds {
+		settle()
+		mine, others, err := r.pushBoth(ctx, name, fmt.Sprintf("%s-%d", name, round))
+		if err != nil {
+			return err
+		}
+		ours, theirs = append(ours, mine), append(theirs, others)
+		ratios = append(ratios, mine/others)
+	}
+	out := table{head: []string{"image", "push", "buildah build, push", "ratio"}}
+	out.add(name, fmt.Sprintf("%.1f s", median(ours)), fmt.Sprintf("%.1f s", median(theirs)),
+		ratio(median(ratios), 1))
 	fmt.Println("Into a registry on this machine:")
 	out.print(os.Stdout)
 	return nil
+}
+
+// pushBoth pushes by ours and by buildah, into a registry that has nothing, and removes it.
+func (r *shop) pushBoth(ctx context.Context, name, dir string) (ours, theirs float64, err error) {
+	data := filepath.Join(r.dir, dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(data)) }()
+	address, err := startDockerRegistry(data)
+	if err != nil {
+		return 0, 0, err
+	}
+	ours, err = timed(exec.CommandContext(ctx, r.server, "push", "--base=none",
+		"--insecure-registry="+address, r.images[name], address+"/vm/ours:1"))
+	if err != nil {
+		return 0, 0, err
+	}
+	settle()
+	theirs, err = r.pushByBuildah(ctx, name, address+"/vm/theirs:1")
+	return ours, theirs, err
 }
 
 func (r *shop) pushByBuildah(ctx context.Context, name, ref string) (seconds float64, err error) {
