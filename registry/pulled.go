@@ -79,7 +79,7 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 		}
 	}()
 	for !d.there() {
-		err := unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := flock(d.lock, unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			if d.there() {
 				break
@@ -95,8 +95,8 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 			}
 			break
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, &os.PathError{Op: "flock", Path: d.lock.Name(), Err: err}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, err
 		}
 		select {
 		case <-ctx.Done():
@@ -104,8 +104,8 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 		case <-time.After(lockPoll):
 		}
 	}
-	if err := unix.Flock(int(d.lock.Fd()), unix.LOCK_SH); err != nil {
-		return nil, &os.PathError{Op: "flock", Path: d.lock.Name(), Err: err}
+	if err := flock(d.lock, unix.LOCK_SH); err != nil {
+		return nil, err
 	}
 	if d.seek != nil {
 		d.names = d.seek.names()
@@ -190,12 +190,12 @@ func removePulled(dir string, what []string) error {
 		return err
 	}
 	defer lock.Close()
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = flock(lock, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return cache.ErrInUse
 	}
 	if err != nil {
-		return &os.PathError{Op: "flock", Path: lock.Name(), Err: err}
+		return err
 	}
 	for _, path := range what {
 		err = errors.Join(err, os.RemoveAll(path))

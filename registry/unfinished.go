@@ -44,7 +44,7 @@ func rememberUpload(dir, repository, digest string) *unfinished {
 	if err != nil {
 		return nil
 	}
-	if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+	if flock(file, unix.LOCK_EX|unix.LOCK_NB) != nil {
 		_ = file.Close()
 		return nil
 	}
