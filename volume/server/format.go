@@ -113,6 +113,7 @@ func write(w http.ResponseWriter, r *http.Request, status int, value any) {
 		return
 	}
 	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Content-Length", strconv.Itoa(len(text)))
 	w.Header().Add("Vary", "Accept")
 	w.WriteHeader(status)
 	_, _ = w.Write(text) // if this fails, the client has gone

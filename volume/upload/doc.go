@@ -9,6 +9,7 @@
 //	turn.go      which volume and which upload a request is about
 //	receive.go   the content of a request
 //	slots.go     one upload at a time for each volume, and which connection it is on
+//	linger.go    the end of a connection whose upload was refused
 //	session.go   one upload: what has come, what of it is durable, how it ends
 //	content.go   what the bytes are: packed or plain, raw or qcow2
 //	record.go    what a restart needs to go on with an upload

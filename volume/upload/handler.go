@@ -21,6 +21,7 @@ type Options struct {
 	// Done answers a request whose upload is complete, with the status 201.
 	Done func(w http.ResponseWriter, r *http.Request, name string)
 	// Refuse answers a request that is refused: an *Error of this package or an error of Volumes.
+	// The answer must have a Content-Length: its client may read it before the connection ends.
 	Refuse func(w http.ResponseWriter, r *http.Request, err error)
 	Log    *zap.Logger // nil: no log
 }
@@ -30,9 +31,10 @@ type Options struct {
 //	.../{name}/data            the content of a volume
 //	.../{name}/data/{upload}   one upload that can be resumed
 type Handler struct {
-	opt   Options
-	log   *zap.Logger
-	slots slots
+	opt      Options
+	log      *zap.Logger
+	slots    slots
+	patience time.Duration // how long the rest of an upload is read that was refused
 
 	bytes, done, failed atomic.Uint64
 }
@@ -42,7 +44,8 @@ func New(opt Options) *Handler {
 	if opt.Log == nil {
 		opt.Log = zap.NewNop()
 	}
-	return &Handler{opt: opt, log: opt.Log, slots: slots{all: map[string]*slot{}}}
+	return &Handler{opt: opt, log: opt.Log, slots: slots{all: map[string]*slot{}},
+		patience: lingerTime}
 }
 
 // Close ends all requests that are under way; the uploads that can be resumed keep what has come.
@@ -90,6 +93,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		switch r.Method {
 		case http.MethodPut:
 			h.create(w, r, name)
+			h.linger(w, r)
 		case http.MethodOptions:
 			w.Header().Set("Allow", "PUT, OPTIONS")
 			w.Header().Set("Accept-Patch", partialUpload)
@@ -105,6 +109,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.look(w, r, name, id)
 	case http.MethodPatch:
 		h.patch(w, r, name, id)
+		h.linger(w, r)
 	case http.MethodDelete:
 		h.cancel(w, r, name, id)
 	default:
@@ -119,7 +124,12 @@ func (h *Handler) notAllowed(w http.ResponseWriter, r *http.Request, allow strin
 }
 
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(silence))
+	control := http.NewResponseController(w)
+	_ = control.SetWriteDeadline(time.Now().Add(silence))
+	if r.ContentLength != 0 {
+		// The answer may have to wait for a part of the data, which may never come.
+		_ = control.SetReadDeadline(time.Now().Add(h.patience))
+	}
 	h.opt.Refuse(w, r, explain(err))
 }
 

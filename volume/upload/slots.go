@@ -200,6 +200,13 @@ func (s *slots) close() (paused []*session) {
 	return paused
 }
 
+// ended reports whether close was called.
+func (s *slots) ended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
 // running returns what is being received, by the names of the volumes.
 func (s *slots) running() []*transfer {
 	s.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -146,8 +147,10 @@ func serve(t *testing.T, volumes *fakeVolumes) *server {
 			if refused := new(api.Error); errors.As(err, &refused) {
 				status = refused.HTTPStatus()
 			}
+			text := fmt.Sprintln(err)
+			w.Header().Set("Content-Length", strconv.Itoa(len(text)))
 			w.WriteHeader(status)
-			fmt.Fprintln(w, err)
+			fmt.Fprint(w, text)
 		},
 	})
 	mux := http.NewServeMux()
