@@ -25,7 +25,7 @@ import (
 const (
 	systemNamespace = "kubevirt-disk-system"
 	account         = "kubevirt-disk-controller"
-	patience        = 100 * time.Second
+	patience        = 3 * time.Minute
 )
 
 // install applies the one manifest to the plane, which the tests of this package share.
