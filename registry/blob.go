@@ -159,6 +159,12 @@ type fetch struct {
 var pullScopes = func(e *endpoint) []string { return []string{e.repo.Scope("pull")} }
 
 func (f *fetch) Read(p []byte) (int, error) {
+	if !f.last.IsZero() { // nobody has waited since the last Read
+		f.last = time.Now()
+		if f.tries != nil {
+			f.tries.last = f.last
+		}
+	}
 	for {
 		if f.off == f.end {
 			return 0, io.EOF
@@ -281,7 +287,8 @@ func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	return body, nil
 }
 
-// watched is an answer that must not fall silent for longer than idleTimeout.
+// watched is an answer that must not fall silent for longer than idleTimeout while it is read. Who
+// reads it may take any time for what has come.
 type watched struct {
 	io.ReadCloser
 	cancel context.CancelCauseFunc
@@ -298,8 +305,9 @@ func watch(body io.ReadCloser, cancel context.CancelCauseFunc) *watched {
 }
 
 func (w *watched) Read(p []byte) (int, error) {
-	n, err := w.ReadCloser.Read(p)
 	w.timer.Reset(idleTimeout)
+	n, err := w.ReadCloser.Read(p)
+	w.timer.Stop()
 	return n, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -79,6 +80,34 @@ func TestFetchGoesOn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFetchWaitsForItsReader: time in which nobody reads is no time in which nothing comes. Layers
+// of container images are opened before their turn.
+func TestFetchWaitsForItsReader(t *testing.T) {
+	l := newLying(t)
+	content := noise(23, 1<<20)
+	desc := l.add(content)
+	l.faults = []fault{cut(1000)}
+	src, err := newClient(t, l.options()).source(l.ref(t, "vm/a:1"))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, src.Close()) })
+	b, err := src.blob(desc)
+	require.NoError(t, err)
+	in := b.stream(t.Context(), 0, desc.Size)
+	defer in.Close()
+	got := make([]byte, len(content))
+	_, err = io.ReadFull(in, got[:1000])
+	require.NoError(t, err)
+	f := in.(*fetch)
+	if body, ok := f.body.(*watched); ok { // otherwise it was seen already that it is cut
+		require.False(t, body.timer.Stop(), "the timer runs although nobody reads")
+	}
+	f.last = time.Now().Add(-time.Hour)
+	f.tries.last = f.last
+	_, err = io.ReadFull(in, got[1000:])
+	require.NoError(t, err)
+	require.Equal(t, content, got)
 }
 
 // TestFetchEnds: what will not get better is an error soon, and leaves nothing.
