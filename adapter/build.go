@@ -30,7 +30,8 @@ type Layer struct {
 	Digest string // of its blob; for messages
 	DiffID string // of its tar archive: sha256 and 64 digits
 	// Open reads the archive, without compression. It ends with io.EOF only if the archive has the
-	// digest that DiffID says.
+	// digest that DiffID says. Some layers are opened at once, in different goroutines, before they
+	// are read.
 	Open func(ctx context.Context) (io.ReadCloser, error)
 }
 
@@ -114,6 +115,8 @@ type builder struct {
 	opt    Options
 	config []byte  // what the top level holds
 	levels []Level // without the top level
+	// storing ends when the level that was made last has its name. nil: it has.
+	storing chan error
 }
 
 // plan checks what is to be built, and names the levels.
@@ -173,7 +176,7 @@ func chainID(below, diffID string) string {
 
 // layers makes the levels of the layers. Those that are there are only gone through again if one
 // above them is missing, and no state is left from when they were made.
-func (b *builder) layers(ctx context.Context) error {
+func (b *builder) layers(ctx context.Context) (err error) {
 	first, last := -1, -1 // of the levels that are missing
 	for i := range b.levels {
 		there, err := b.find(&b.levels[i])
@@ -189,9 +192,12 @@ func (b *builder) layers(ctx context.Context) error {
 	if first < 0 {
 		return nil
 	}
+	defer func() { err = errors.Join(err, b.stored()) }()
 	a, next := b.resume(first)
+	in := openAhead(ctx, b.img.Layers[next:min(last+1, len(b.img.Layers))])
+	defer in.close()
 	for i := next; i <= last; i++ {
-		if err := b.layer(ctx, a, i); err != nil {
+		if err := b.layer(ctx, a, in, i); err != nil {
 			return err
 		}
 		_ = b.save(i, a) // the disk is complete without it
@@ -216,11 +222,11 @@ func (b *builder) find(l *Level) (bool, error) {
 }
 
 // layer applies a layer, and writes its level if that is missing.
-func (b *builder) layer(ctx context.Context, a *applier, i int) error {
+func (b *builder) layer(ctx context.Context, a *applier, in *archives, i int) error {
 	apply := func(dst io.WriterAt) (int64, error) {
 		a.fs.Begin(dst)
 		if i < len(b.img.Layers) {
-			if err := b.apply(ctx, a, i); err != nil {
+			if err := b.apply(ctx, a, in, i); err != nil {
 				return 0, err
 			}
 		}
@@ -240,14 +246,14 @@ func (b *builder) layer(ctx context.Context, a *applier, i int) error {
 }
 
 // apply reads the archive of a layer to its end, which verifies it.
-func (b *builder) apply(ctx context.Context, a *applier, i int) (err error) {
+func (b *builder) apply(ctx context.Context, a *applier, from *archives, i int) (err error) {
 	l := b.img.Layers[i]
 	defer func() {
 		if err != nil && ctx.Err() == nil {
 			err = fmt.Errorf("layer %d, %s: %w", i+1, l.Digest, err)
 		}
 	}()
-	in, err := l.Open(ctx)
+	in, err := from.next()
 	if err != nil {
 		return err
 	}
@@ -288,6 +294,7 @@ func (b *builder) top(ctx context.Context) (*Disk, error) {
 			_, err := dst.WriteAt(p, ConfigOffset)
 			return size, err
 		})
+		err = errors.Join(err, b.stored())
 	}
 	if err != nil {
 		return nil, err

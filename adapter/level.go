@@ -13,43 +13,67 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// write makes a level. make writes what the level changes, and returns the size of the disk.
-func (b *builder) write(l *Level, below string, make func(dst io.WriterAt) (int64, error)) (
-	err error,
-) {
+// write makes a level. change writes what the level changes, and returns the size of the disk. The
+// level goes to storage while the next one is made: stored waits for it.
+func (b *builder) write(l *Level, below string, change func(dst io.WriterAt) (int64, error)) error {
 	f, err := b.claim(l)
 	if err != nil {
 		return err
 	}
 	if f == nil { // somebody else has just made it
-		_, err = make(nil)
+		_, err = change(nil)
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	name := f.Name()
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(name))
-		}
-	}()
+	if err = fill(f, l, below, change); err == nil {
+		err = b.stored() // a level gets its name after those below it
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()), f.Close())
+	}
+	done := make(chan error, 1)
+	b.storing = done
+	name := filepath.Join(b.dir, l.File)
+	go func() { done <- store(f, name) }()
+	return nil
+}
+
+// fill writes a level into an empty file.
+func fill(f *os.File, l *Level, below string, change func(dst io.WriterAt) (int64, error)) error {
 	out, err := qcow2.NewAppender(f, qcow2.AppendOptions{Backing: below})
 	if err != nil {
 		return err
 	}
-	size, err := make(out)
+	size, err := change(out)
 	if err != nil {
 		return err
 	}
 	if l.Bytes, err = out.Finish(size); err != nil {
-		return fmt.Errorf("%q: %w", name, err)
+		err = fmt.Errorf("%q: %w", f.Name(), err)
 	}
-	if err := f.Sync(); err != nil {
-		return err
+	return err
+}
+
+// store brings a level to storage, and gives it its name.
+func store(f *os.File, name string) error {
+	err := f.Sync()
+	if err == nil {
+		err = os.Rename(f.Name(), name)
 	}
-	if err := os.Rename(name, filepath.Join(b.dir, l.File)); err != nil {
-		return err
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()), f.Close())
 	}
-	return syncDir(b.dir)
+	// Closed last: until then it is locked, and whoever wants the same level waits.
+	return errors.Join(syncDir(filepath.Dir(name)), f.Close())
+}
+
+// stored waits until the level that was made last has its name.
+func (b *builder) stored() error {
+	if b.storing == nil {
+		return nil
+	}
+	err := <-b.storing
+	b.storing = nil
+	return err
 }
 
 // partialSuffix ends the names of files that are not complete.

@@ -1,0 +1,56 @@
+package adapter
+
+import (
+	"context"
+	"io"
+)
+
+// archives opens the archives of layers in their order, some of them before their turn: who opens
+// one in a registry waits for an answer, and what is open is fetched and expanded some way ahead.
+type archives struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	left   []Layer       // not begun yet
+	begun  []chan opened // before their turn
+}
+
+// opened is what Open has returned.
+type opened struct {
+	in  io.ReadCloser
+	err error
+}
+
+// mostOpen is how many archives are open: the one that is applied, and those that are next. Container
+// runtimes fetch as many layers at once.
+const mostOpen = 3
+
+func openAhead(ctx context.Context, layers []Layer) *archives {
+	a := &archives{left: layers}
+	a.ctx, a.cancel = context.WithCancel(ctx)
+	return a
+}
+
+// next returns the archive of the next layer. Whoever has it closes it.
+func (a *archives) next() (io.ReadCloser, error) {
+	for len(a.left) > 0 && len(a.begun) < mostOpen {
+		l, got := a.left[0], make(chan opened, 1)
+		a.left, a.begun = a.left[1:], append(a.begun, got)
+		go func() {
+			in, err := l.Open(a.ctx)
+			got <- opened{in, err}
+		}()
+	}
+	got := <-a.begun[0]
+	a.begun = a.begun[1:]
+	return got.in, got.err
+}
+
+// close ends those whose turn has not come.
+func (a *archives) close() {
+	a.cancel()
+	for _, got := range a.begun {
+		if o := <-got; o.err == nil {
+			_ = o.in.Close() // nobody wants what it has
+		}
+	}
+}
