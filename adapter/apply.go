@@ -20,8 +20,9 @@ type applier struct {
 	filesLeft int
 	stepsLeft int64
 
-	// explicit are the directories of lower layers for which this layer has an entry.
-	explicit map[ext4.Inode]bool
+	// explicit are the directories for which this layer has an entry, and implicit are those that it
+	// has made without one, in a directory for which it had none either.
+	explicit, implicit map[ext4.Inode]bool
 	// used are the names of lower layers that entries of this layer depend on: symbolic links that
 	// were followed, and the targets of hard links. A whiteout must not remove them, as then the
 	// order of the entries would matter.
@@ -57,7 +58,8 @@ func (a *applier) rawLimit() int64 { return a.bytesLeft + int64(a.filesLeft)*4<<
 
 // apply applies the archive of a layer, up to the end of what tar reads.
 func (a *applier) apply(r io.Reader) error {
-	a.explicit, a.led = make(map[ext4.Inode]bool), make(map[ext4.Inode]bool)
+	a.explicit, a.implicit = make(map[ext4.Inode]bool), make(map[ext4.Inode]bool)
+	a.led = make(map[ext4.Inode]bool)
 	a.used = make(map[place]use)
 	tr := tar.NewReader(r)
 	for {
@@ -189,9 +191,7 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 	}
 	old, there := a.fs.Lookup(at.dir, at.name)
 	if there && h.Typeflag == tar.TypeDir && a.fs.Type(old.Inode) == ext4.TypeDir {
-		if old.Level < a.fs.Level() {
-			a.explicit[old.Inode] = true
-		}
+		a.explicit[old.Inode] = true
 		return a.fs.SetAttr(old.Inode, attr)
 	}
 	if there {
@@ -218,7 +218,10 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 		}
 		err = a.link(at, link, attr)
 	case tar.TypeDir:
-		_, err = a.mkdir(at, attr)
+		var made ext4.Inode
+		if made, err = a.mkdir(at, attr); err == nil {
+			a.explicit[made] = true
+		}
 	case tar.TypeSymlink:
 		attr.Mode = 0o777 // whatever the archive says: it means nothing, and symlink(2) makes these
 		if err = a.take(ext4.BlockSize); err == nil {

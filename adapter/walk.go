@@ -52,8 +52,12 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 			if a.filesLeft--; a.filesLeft < 0 {
 				return 0, false, errors.New("the image has too many files")
 			}
-			if at, err = a.mkdir(place{at, part}, a.implied(at)); err != nil {
+			in := at
+			if at, err = a.mkdir(place{in, part}, a.implied(in)); err != nil {
 				return 0, false, err
+			}
+			if !a.explicit[in] {
+				a.implicit[at] = true
 			}
 		case a.fs.Type(e.Inode) == ext4.TypeDir:
 			at = e.Inode
@@ -101,19 +105,23 @@ func (a *applier) whiteout(dirName, base string) error {
 		return err
 	}
 	if base == whiteoutOpaque {
-		return a.clear(dir)
+		return a.clear(dir, nil)
 	}
 	if e, there := a.fs.Lookup(dir, name); there {
-		return a.hide(place{dir, name}, e)
+		return a.hide(place{dir, name}, e, nil)
 	}
 	return nil
 }
 
-// clear hides everything that lower layers have in a directory.
-func (a *applier) clear(dir ext4.Inode) error {
-	for _, name := range a.fs.Names(dir) {
+// clear hides everything that lower layers have in a directory. See hide.
+func (a *applier) clear(dir ext4.Inode, attr *ext4.Attr) error {
+	names := a.fs.Names(dir)
+	if a.stepsLeft -= int64(len(names)); a.stepsLeft < 0 { // of the same directory, perhaps
+		return errors.New("the whiteouts of the image hide too much")
+	}
+	for _, name := range names {
 		if e, there := a.fs.Lookup(dir, name); there {
-			if err := a.hide(place{dir, name}, e); err != nil {
+			if err := a.hide(place{dir, name}, e, attr); err != nil {
 				return err
 			}
 		}
@@ -122,23 +130,29 @@ func (a *applier) clear(dir ext4.Inode) error {
 }
 
 // hide removes what lower layers have under a name. Of a directory that this layer puts something
-// in, what this layer has stays.
-func (a *applier) hide(at place, e ext4.Entry) error {
+// in, what this layer has stays. Directories that it has made without an entry get attr, as if what
+// they are in had been hidden before. nil: what they are in is not hidden.
+func (a *applier) hide(at place, e ext4.Entry, attr *ext4.Attr) error {
 	if a.used[at] != unused { // also if this layer has put something else there since
 		return fmt.Errorf("removes %s, through which other entries of the layer lead",
 			quoted(at.name))
 	}
-	if e.Level == a.fs.Level() || e.Level == 0 {
+	isDir, own := a.fs.Type(e.Inode) == ext4.TypeDir, e.Level == a.fs.Level()
+	if e.Level == 0 || own && (!isDir || attr == nil) {
 		return nil
 	}
-	if a.fs.Type(e.Inode) == ext4.TypeDir {
+	if isDir {
 		explicit := a.explicit[e.Inode]
-		if !explicit { // first, as those in it follow it
-			if err := a.fs.SetAttr(e.Inode, a.implied(at.dir)); err != nil {
+		if !own {
+			implied := a.implied(at.dir)
+			attr = &implied
+		}
+		if !explicit && (!own || a.implicit[e.Inode]) { // first, as those in it follow it
+			if err := a.fs.SetAttr(e.Inode, *attr); err != nil {
 				return err
 			}
 		}
-		if err := a.clear(e.Inode); err != nil || explicit || !a.fs.Empty(e.Inode) {
+		if err := a.clear(e.Inode, attr); err != nil || own || explicit || !a.fs.Empty(e.Inode) {
 			return err
 		}
 	}
