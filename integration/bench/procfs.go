@@ -45,9 +45,21 @@ func anonymousMemory(pid int) (int64, error) {
 	return parseRssAnon(string(text))
 }
 
-func parseRssAnon(text string) (int64, error) {
+// peakMemory returns the largest resident memory that a process has had (VmHWM) in bytes.
+func peakMemory(pid int) (int64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	return parseStatus(string(text), "VmHWM:")
+}
+
+func parseRssAnon(text string) (int64, error) { return parseStatus(text, "RssAnon:") }
+
+// parseStatus reads a size of proc_pid_status(5).
+func parseStatus(text, field string) (int64, error) {
 	for line := range strings.Lines(text) {
-		value, ok := strings.CutPrefix(line, "RssAnon:")
+		value, ok := strings.CutPrefix(line, field)
 		if !ok {
 			continue
 		}
@@ -55,7 +67,7 @@ func parseRssAnon(text string) (int64, error) {
 		kib, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
 		return kib << 10, err
 	}
-	return 0, fmt.Errorf("no RssAnon in %q", text)
+	return 0, fmt.Errorf("no %s in %q", field, text)
 }
 
 // watchMemory samples the anonymous memory of a process until stop is called. stop returns the

@@ -42,6 +42,7 @@ var registryParts = []struct {
 	{"registry, push, plain", pushing("plain")},
 	{"registry, push, zstd", pushing("zstd")},
 	{"registry, shared", (*shop).measureShared},
+	{"registry, container", (*shop).measureContainer},
 }
 
 // measureRegistry prints what images in a registry cost that is 20 ms and 200 Mbit/s away.
