@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/qcow2"
 )
@@ -127,6 +129,74 @@ func BenchmarkChain(b *testing.B) {
 						b.Fatal(err)
 					}
 				}
+			})
+		}
+	}
+}
+
+// BenchmarkChainByHand reads a chain of which each file changes blocks that are anywhere, and in
+// turns the same bytes by nothing but one pread for each place where they lie, and as many from one
+// file that has all of them. It tells what of the time is system calls.
+func BenchmarkChainByHand(b *testing.B) {
+	for _, levels := range []int{1, 32, 128} {
+		img := openImage(b, chainOf(b, levels))
+		one := filepath.Join(b.TempDir(), "one")
+		content := make([]byte, img.Size())
+		_, err := img.ReadAt(content, 0)
+		require.NoError(b, err)
+		require.NoError(b, os.WriteFile(one, content, 0o644))
+		single, err := os.Open(one)
+		require.NoError(b, err)
+		defer single.Close()
+		if img.flat == nil { // of one file there is none
+			img.flat, err = img.top.flatten(b.Context())
+			require.NoError(b, err)
+		}
+		for _, length := range []int64{4 << 10, 256 << 10} {
+			p := make([]byte, length)
+			var places int
+			ways := []func(off int64) (int, error){
+				func(off int64) (int, error) { return single.ReadAt(p, off) },
+				func(off int64) (int, error) { return img.ReadAt(p, off) },
+				func(off int64) (int, error) {
+					done := 0
+					for i := img.flat.index(off); done < len(p); i++ {
+						run := img.flat.runs[i]
+						at := off + int64(done)
+						part := p[done:][:min(int64(len(p)-done), run.end()-at)]
+						n, err := unix.Pread(int(run.file.local.Fd()), part, run.host+at-run.start)
+						if err != nil {
+							return done, err
+						}
+						done, places = done+n, places+1
+					}
+					return done, nil
+				},
+			}
+			b.Run(fmt.Sprint(levels, "/", length>>10, "K"), func(b *testing.B) {
+				r := rand.New(rand.NewPCG(1, 1))
+				took := make([]time.Duration, len(ways))
+				var offs [100]int64
+				places = 0
+				for b.Loop() {
+					for i := range offs {
+						offs[i] = r.Int64N(img.Size()/length) * length
+					}
+					for i, read := range ways {
+						start := time.Now()
+						for _, off := range offs {
+							if n, err := read(off); err != nil || n != len(p) {
+								b.Fatal(n, err)
+							}
+						}
+						took[i] += time.Since(start)
+					}
+				}
+				reads := float64(b.N * len(offs))
+				b.ReportMetric(float64(places)/reads, "places/read")
+				b.ReportMetric(float64(took[1])/float64(took[0]), "chain/one")
+				b.ReportMetric(float64(took[2])/float64(took[0]), "hand/one")
+				b.ReportMetric(float64(took[1])/float64(took[2]), "chain/hand")
 			})
 		}
 	}
