@@ -20,8 +20,8 @@ type opened struct {
 	err error
 }
 
-// mostOpen is how many archives are open: the one that is applied, and those that are next. Container
-// runtimes fetch as many layers at once.
+// mostOpen is how many archives are open: the one that is applied, and those that are next.
+// Container runtimes fetch as many layers at once.
 const mostOpen = 3
 
 func openAhead(ctx context.Context, layers []Layer) *archives {

@@ -89,8 +89,8 @@ func TestLayersAreOpenedAhead(t *testing.T) {
 	}
 }
 
-// TestOpenedAheadIsClosed: what was opened before its turn is closed when a layer below fails, whose
-// error it is. An error of opening is of its layer, and what is below stays.
+// TestOpenedAheadIsClosed: what was opened before its turn is closed when a layer below fails,
+// whose error it is. An error of opening is of its layer, and what is below stays.
 func TestOpenedAheadIsClosed(t *testing.T) {
 	archives := smallLayers(t, 5)
 	broken := errors.New("it is broken")
@@ -127,8 +127,8 @@ func TestOpenedAheadIsClosed(t *testing.T) {
 	}
 }
 
-// TestLevelThatCannotBeStored: a level that does not get its name is an error, and no level above it
-// gets one.
+// TestLevelThatCannotBeStored: a level that does not get its name is an error, and no level above
+// it gets one.
 func TestLevelThatCannotBeStored(t *testing.T) {
 	archives := smallLayers(t, 3)
 	img := imageOf(archives...)

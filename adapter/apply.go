@@ -20,8 +20,8 @@ type applier struct {
 	filesLeft int
 	stepsLeft int64
 
-	// explicit are the directories for which this layer has an entry, and implicit are those that it
-	// has made without one, in a directory for which it had none either.
+	// explicit are the directories for which this layer has an entry, and implicit are those that
+	// it has made without one, in a directory for which it had none either.
 	explicit, implicit map[ext4.Inode]bool
 	// used are the names of lower layers that entries of this layer depend on: symbolic links that
 	// were followed, and the targets of hard links. A whiteout must not remove them, as then the

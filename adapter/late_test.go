@@ -34,8 +34,8 @@ func attrsOf(t *testing.T, dirs []string, layers ...[]item) map[string]ext4.Attr
 	return found
 }
 
-// TestLateWhiteoutOfASetgidDirectory: directories that a layer has no entry for follow the directory
-// they are in, and not one that the layer removes, wherever the whiteout stands.
+// TestLateWhiteoutOfASetgidDirectory: directories that a layer has no entry for follow the
+// directory they are in, and not one that the layer removes, wherever the whiteout stands.
 func TestLateWhiteoutOfASetgidDirectory(t *testing.T) {
 	plain := ext4.Attr{Mode: 0o755}
 	group := func(gid uint32) ext4.Attr { return ext4.Attr{Mode: 0o2755, GID: gid} }
