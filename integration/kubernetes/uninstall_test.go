@@ -57,6 +57,9 @@ func TestUninstall(t *testing.T) {
 		out, _ := w.p.TryKubectl(nil, deleteTypes...)
 		return strings.Contains(out, says)
 	}))
+	// Pods of nodes that other tests have deleted would hold up the namespace for a minute.
+	w.p.Kubectl(t, "delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false", "-n",
+		systemNamespace)
 	for range 2 {
 		out, err := w.p.TryKubectl(nil, commands[0]...)
 		require.Error(t, err)
