@@ -186,12 +186,8 @@ func (f *fetch) Read(p []byte) (int, error) {
 				if err == io.EOF {
 					err = io.ErrUnexpectedEOF
 				}
-				err = fmt.Errorf(
-					"the connection broke after %d of %d bytes: %w",
-					f.off,
-					f.desc.Size,
-					err,
-				)
+				err = fmt.Errorf("the connection broke after %d of %d bytes: %w", f.off,
+					f.desc.Size, err)
 				if err := f.next(err); err != nil {
 					return n, err
 				}
@@ -323,12 +319,8 @@ func (f *fetch) check(res *http.Response, body io.Reader) error {
 	if res.StatusCode == http.StatusOK {
 		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {
 			return permanent(
-				fmt.Errorf(
-					"%s has %d bytes, and the manifest says %d",
-					f.desc.Digest,
-					res.ContentLength,
-					f.desc.Size,
-				),
+				fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest,
+					res.ContentLength, f.desc.Size),
 			)
 		}
 		if _, err := io.CopyN(io.Discard, body, f.off); err != nil {
@@ -345,12 +337,8 @@ func (f *fetch) check(res *http.Response, body io.Reader) error {
 		)
 	case total >= 0 && total != f.desc.Size:
 		return permanent(
-			fmt.Errorf(
-				"%s has %d bytes, and the manifest says %d",
-				f.desc.Digest,
-				total,
-				f.desc.Size,
-			),
+			fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest,
+				total, f.desc.Size),
 		)
 	}
 	return nil
