@@ -227,12 +227,16 @@ func (s *sending) sendPiece(ctx context.Context) error {
 // lingering returns a context that goes on for a while when ctx has ended, of which warn tells.
 func lingering(ctx context.Context, grace time.Duration, warn func()) (context.Context, func()) {
 	on, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	warned := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(warned)
 		warn()
 		time.AfterFunc(grace, func() { cancel(context.Cause(ctx)) })
 	})
 	return on, func() {
-		stop()
+		if !stop() {
+			<-warned // so that nobody is warned of what is over
+		}
 		cancel(nil)
 	}
 }
