@@ -14,8 +14,9 @@ import (
 )
 
 // TestExamples runs the examples for users on a real node, as they stand, under pod security
-// `restricted`: a machine in QEMU that logs in to its disk by CHAP, and a decoupled disk behind a
-// Service. It kills the disk's container while the machine runs.
+// `restricted`: machines in QEMU that log in to their disks by CHAP, and a decoupled disk behind a
+// Service with its volume. It kills a disk's container while the machine runs. What it does not
+// have is a node's own initiator: the kernel's, which the volume needs.
 func TestExamples(t *testing.T) {
 	testtool.Need(t, "qemu-img", "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
@@ -23,29 +24,21 @@ func TestExamples(t *testing.T) {
 	out, err := exec.Command("qemu-img", "create", "-f", "qcow2", disk, "64M").CombinedOutput()
 	require.NoError(t, err, string(out))
 	n := Start(t, DiskImage(t, "registry.example.com/my-fedora:1", disk),
-		QEMUImage(t, "registry.example.com/qemu:1"))
+		QEMUImage(t, qemuImage))
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.Apply(t, example(t, "secret.yaml"))
-	const serves = "serving a LUN"
+	const loggedIn = `"initiator":"iqn.2017-01.io.kubevirt:vm"`
 	t.Run("sidecar", func(t *testing.T) {
-		n.Apply(t, example(t, "sidecar-env.yaml"))
-		t.Cleanup(func() { n.Kubectl(t, "delete", "pod", "vm-env", "--grace-period=5") })
-		t.Cleanup(func() { n.explain(t, "vm-env", "vm") })
-		n.Kubectl(t, "wait", "pod/vm-env", "--for=condition=Ready", "--timeout=5m")
-		n.logged(t, "vm-env", "disk", serves)
-		n.logged(t, "vm-env", "disk", `"initiator":"iqn.2017-01.io.kubevirt:vm"`)
-		id := n.Kubectl(t, "get", "pod", "vm-env", "-o",
-			"jsonpath={.status.initContainerStatuses[0].containerID}")
-		n.kill(t, id)
-		n.until(t, "the disk's container runs again", func() bool {
-			out, err := n.TryKubectl("", "get", "pod", "vm-env", "-o",
-				"jsonpath={.status.initContainerStatuses[0].containerID} "+
-					"{.status.initContainerStatuses[0].ready}")
-			return err == nil && !strings.HasPrefix(out, id) && strings.HasSuffix(out, " true")
-		})
-		n.logged(t, "vm-env", "disk", `"initiator":"iqn.2017-01.io.kubevirt:vm"`)
-		require.Equal(t, "0", n.Kubectl(t, "get", "pod", "vm-env", "-o",
-			"jsonpath={.status.containerStatuses[0].restartCount}"), "the machine runs on")
+		n.pod(t, "sidecar-env.yaml", "vm-env", "disk", "vm")
+		n.logged(t, "vm-env", "disk", "serving a LUN")
+		n.logged(t, "vm-env", "disk", loggedIn)
+		n.killDisk(t, "vm-env")
+		n.logged(t, "vm-env", "disk", loggedIn)
+		require.Equal(t, "0", n.restarts(t, "vm-env"), "the machine runs on")
+	})
+	t.Run("sidecar with the credential in files", func(t *testing.T) {
+		n.pod(t, "sidecar-files.yaml", "vm-files", "disk", "vm")
+		n.logged(t, "vm-files", "disk", loggedIn)
 	})
 	t.Run("decoupled", func(t *testing.T) {
 		n.Apply(t, volume(t, n, "pv0", "ReadWriteOnce"))
@@ -54,6 +47,20 @@ func TestExamples(t *testing.T) {
 		require.Equal(t, "Bound", n.Kubectl(t, "get", "pvc", "my-fedora-disk", "-o",
 			"jsonpath={.status.phase}"))
 	})
+	t.Run("volume", func(t *testing.T) {
+		n.Apply(t, example(t, "volume.yaml"))
+		n.Kubectl(t, "wait", "pvc/my-fedora-root", "--for=jsonpath={.status.phase}=Bound",
+			"--timeout=5m")
+	})
+}
+
+// pod applies an example with a pod, waits until it is ready, and deletes it in the end.
+func (n *Node) pod(t *testing.T, file, name string, containers ...string) {
+	t.Helper()
+	n.Apply(t, example(t, file))
+	t.Cleanup(func() { n.Kubectl(t, "delete", "pod", name, "--grace-period=5") })
+	t.Cleanup(func() { n.explain(t, name, containers...) })
+	n.Kubectl(t, "wait", "pod/"+name, "--for=condition=Ready", "--timeout=5m")
 }
 
 // example is a file of examples/kubernetes.
@@ -106,22 +113,41 @@ func (n *Node) logged(t *testing.T, pod, container, text string) {
 	})
 }
 
-// explain logs what became of a container if the test failed.
-func (n *Node) explain(t *testing.T, pod, container string) {
+// explain logs what became of the containers of a pod if the test failed.
+func (n *Node) explain(t *testing.T, pod string, containers ...string) {
 	if !t.Failed() {
 		return
 	}
-	for _, args := range [][]string{{"logs", pod, "-c", container},
-		{"logs", pod, "-c", container, "--previous"}, {"describe", "pod", pod}} {
+	ask := [][]string{{"describe", "pod", pod}}
+	for _, c := range containers {
+		ask = append(ask, []string{"logs", pod, "-c", c},
+			[]string{"logs", pod, "-c", c, "--previous"})
+	}
+	for _, args := range ask {
 		out, _ := n.TryKubectl("", args...) // the error is in out
 		t.Log(strings.Join(args, " ") + "\n" + out)
 	}
 }
 
-// kill kills a container, as a lack of memory would.
-func (n *Node) kill(t *testing.T, id string) {
+// killDisk kills the container of a pod's disk, its first init container, as a lack of memory
+// would. It returns when the kubelet has started another one that is ready.
+func (n *Node) killDisk(t *testing.T, pod string) {
 	t.Helper()
+	const status = ".status.initContainerStatuses[0]"
+	id := n.Kubectl(t, "get", "pod", pod, "-o", "jsonpath={"+status+".containerID}")
 	out, err := n.Command(t.Context(), "ctr", "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL",
 		strings.TrimPrefix(id, "containerd://")).CombinedOutput()
 	require.NoError(t, err, string(out))
+	n.until(t, "the disk's container runs again", func() bool {
+		out, err := n.TryKubectl("", "get", "pod", pod, "-o",
+			"jsonpath={"+status+".containerID} {"+status+".ready}")
+		return err == nil && !strings.HasPrefix(out, id) && strings.HasSuffix(out, " true")
+	})
+}
+
+// restarts says how often a pod's own container was restarted.
+func (n *Node) restarts(t *testing.T, pod string) string {
+	t.Helper()
+	return n.Kubectl(t, "get", "pod", pod, "-o",
+		"jsonpath={.status.containerStatuses[0].restartCount}")
 }
