@@ -24,13 +24,8 @@ const (
 // unlucky returns the failed tests if it is worth while to run them again: a few tests of real
 // parts, no data race, no panic, and everything else ran to its end.
 func (s *summary) unlucky() []name {
-	if s.final || len(s.failures) == 0 || len(s.failures) > againMost {
+	if s.final || len(s.failures) > againMost || len(s.running) > 0 { // a process died under it
 		return nil
-	}
-	for n := range s.running {
-		if n.Test != "" {
-			return nil // the process died under it
-		}
 	}
 	var tests []name
 	for n := range s.failures {

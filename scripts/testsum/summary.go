@@ -84,15 +84,6 @@ func (s *summary) add(e event) {
 	switch e.Action {
 	case "run":
 		s.running[n] = true
-	case "pass", "skip", "fail":
-		delete(s.running, n)
-	case commandFailed:
-		if s.failed == 0 {
-			s.failed, s.final = 1, true
-			fmt.Fprintln(s.w, "--- FAILED go test, without a failed test")
-		}
-	}
-	switch e.Action {
 	case "output":
 		out := s.output[n]
 		if out == nil {
@@ -121,6 +112,11 @@ func (s *summary) add(e event) {
 		s.drop(n)
 	case "fail":
 		s.fail(n, e.Elapsed)
+	case commandFailed:
+		if s.failed == 0 {
+			s.failed, s.final = 1, true
+			fmt.Fprintln(s.w, "--- FAILED go test, without a failed test")
+		}
 	}
 }
 
@@ -176,7 +172,11 @@ func (s *summary) reason(n name) string {
 	return said[len(said)-1]
 }
 
-func (s *summary) drop(n name) { delete(s.output, n) }
+// drop forgets a test that has ended.
+func (s *summary) drop(n name) {
+	delete(s.output, n)
+	delete(s.running, n)
+}
 
 // finish reports tests that never ended because their process died, then the skips and the totals.
 func (s *summary) finish() {
