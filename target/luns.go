@@ -70,8 +70,9 @@ func (s *Server) RemoveLUN(lun uint16) (released <-chan struct{}, err error) {
 type InUseError = scsi.InUseError
 
 // RemoveUnusedLUN is RemoveLUN that removes nothing, and returns an *InUseError, if an initiator
-// has read or written the LUN in a session that it still has. A first command that comes in the
-// same moment finds the LUN gone, or keeps it.
+// has read or written the LUN in a session that it still has, or holds a persistent reservation of
+// it, with a session or without. A first command that comes in the same moment finds the LUN gone,
+// or keeps it.
 func (s *Server) RemoveUnusedLUN(lun uint16) (released <-chan struct{}, err error) {
 	return s.removed(lun, s.device.RemoveUnused)
 }

@@ -3,6 +3,7 @@ package target_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -36,6 +37,44 @@ func TestRemoveUnusedLUN(t *testing.T) {
 		return !errors.As(err, new(*target.InUseError))
 	})
 	require.NoError(t, err)
+}
+
+// TestRemoveReservedLUN: who holds a persistent reservation keeps the LUN there, although the
+// session has ended. Who is only registered does not.
+func TestRemoveReservedLUN(t *testing.T) {
+	s := newServer(t)
+	login := func(name string, luns ...uint16) *tt.Session {
+		return tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:" + name},
+			luns...)
+	}
+	holder, other := login("holder", 1, 2), login("other", 1, 2)
+	register := func(sess *tt.Session, lun uint16, key uint64) {
+		sess.MustGood(t, tt.PersistOut(lun, tt.Persist{Action: tt.PersistRegister, ActionKey: key}))
+	}
+	register(holder, 1, 1)
+	register(holder, 2, 1)
+	register(other, 2, 2)
+	holder.MustGood(t, tt.PersistOut(2, tt.Persist{Action: tt.PersistReserve, Key: 1,
+		Type: tt.WriteExclusiveRO}))
+	_ = holder.Conn.Close()
+	_ = other.Conn.Close()
+	users := func(lun uint16) []string {
+		_, err := s.RemoveUnusedLUN(lun)
+		var used *target.InUseError
+		if errors.As(err, &used) {
+			return used.Initiators
+		}
+		require.NoError(t, err)
+		return nil
+	}
+	eventually(t, "a registration does not keep the LUN", func() bool { return users(1) == nil })
+	eventually(t, "the holder keeps the LUN", func() bool {
+		return slices.Equal([]string{"iqn.2026-01.test:holder"}, users(2))
+	})
+	other = login("other", 2)
+	other.MustGood(t, tt.PersistOut(2, tt.Persist{Action: tt.PersistClear, Key: 2}))
+	_ = other.Conn.Close()
+	eventually(t, "nobody holds it any more", func() bool { return users(2) == nil })
 }
 
 // TestFirstUseAndRemoval: where a first command and the removal of an unused LUN meet, one of them

@@ -87,8 +87,9 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 		return err
 	}
 	return &api.Error{Code: api.CodeInUse, Users: users, Message: fmt.Sprintf("the volume %q (LUN "+
-		"%d) is used by %s: log out there first, or fence them and delete it all the same with "+
-		"?force=true", v.name, v.record.LUN, strings.Join(users, ", "))}
+		"%d) is used by %s: log out there first, and release persistent reservations, or fence "+
+		"them and delete it all the same with ?force=true", v.name, v.record.LUN,
+		strings.Join(users, ", "))}
 }
 
 // retire closes the disk of a volume that was withdrawn and cannot be deleted, because of err.

@@ -211,9 +211,11 @@ func (e *InUseError) Error() string {
 }
 
 // RemoveUnused is Remove that fails with an *InUseError if a nexus that is there has accessed the
-// medium. Such a command notes its nexus with Device.mu held, before it uses the disk, and only if
-// the unit is still there (see firstUse). So of a first command and RemoveUnused at the same time,
-// one wins: the command finds no unit, or the unit stays.
+// medium, or if there is a persistent reservation: its holder bars others from the medium and keeps
+// that right while it has no session (SPC-4 5.13.1). A registration alone bars nobody. A command
+// that accesses the medium notes its nexus with Device.mu held, before it uses the disk, and only
+// if the unit is still there (see firstUse). So of a first command and RemoveUnused at the same
+// time, one wins: the command finds no unit, or the unit stays.
 func (d *Device) RemoveUnused(number uint16) (*Removal, error) {
 	return d.remove(number, func(u *unit) error {
 		users := make(map[string]struct{})
@@ -221,6 +223,9 @@ func (d *Device) RemoveUnused(number uint16) (*Removal, error) {
 			if at := n.at(u); at != nil && at.used.Load() {
 				users[n.initiator.name] = struct{}{}
 			}
+		}
+		for _, name := range u.persistent.state.Load().holders() {
+			users[name] = struct{}{}
 		}
 		if len(users) == 0 {
 			return nil

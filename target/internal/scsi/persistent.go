@@ -82,6 +82,16 @@ func (s *persistentState) holds(p InitiatorPort) bool {
 	return s.holder == p
 }
 
+// holders returns the names of the initiators that hold the reservation. They may be repeated.
+func (s *persistentState) holders() (names []string) {
+	for i := range s.registrations {
+		if port := s.registrations[i].port; s.holds(port) {
+			names = append(names, port.Name)
+		}
+	}
+	return names
+}
+
 // admits reports whether a port is free of any restriction by the reservation.
 func (s *persistentState) admits(p InitiatorPort) bool {
 	return s.kind == typeNone || s.holds(p) || s.kind.registrants() && s.find(p) != nil
