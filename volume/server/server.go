@@ -35,13 +35,16 @@ type Server struct {
 	opt    Options
 	access *access
 	http   http.Server
+	// patience is how long somebody who may not ask is listened to.
+	patience time.Duration
 }
 
 const (
 	// maxConnections bounds what clients can take of memory and descriptors.
 	maxConnections = 256
-	// A request that is refused is read as far as refusedBody, in bytes, for refusedTimeout.
-	refusedBody    = 64 << 10
+	// What comes after an answer to somebody who may not ask is read as far as refusedBody, in
+	// bytes, for refusedTimeout. Reading that much costs less than the handshake of TLS.
+	refusedBody    = 1 << 20
 	refusedTimeout = 5 * time.Second
 	// bodyTimeout is how long a request without data may take to arrive.
 	bodyTimeout = 30 * time.Second
@@ -59,7 +62,7 @@ func New(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{opt: opt, access: a}
+	s := &Server{opt: opt, access: a, patience: refusedTimeout}
 	s.http = http.Server{
 		Handler:           s.handler(),
 		TLSConfig:         a.tlsConfig(),
@@ -105,19 +108,31 @@ func (s *Server) handler() http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if err := s.access.admit(r); err != nil {
-			// A client that still sends its request may lose the answer, so a small one is read.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTimeout))
-			_, _ = io.CopyN(io.Discard, r.Body, refusedBody)
-			// Who may not ask does not keep a connection either.
-			w.Header().Set("Connection", "close")
-			if err.Code == api.CodeUnauthorized {
-				w.Header().Set("WWW-Authenticate", `Bearer realm="volumes"`)
-			}
-			Refuse(w, r, err)
+			s.turnAway(w, r, err)
 			return
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// turnAway answers a client that may not ask. A client that is busy sending sees the answer only if
+// the connection is not reset meanwhile, so a small request is read. A client with a large one has
+// to look for the answer while it sends, or ask before (Expect: 100-continue), as curl does both:
+// whoever has no token must not keep the server reading.
+func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err *api.Error) {
+	control := http.NewResponseController(w)
+	// An error means that the connection has no deadlines, as in tests.
+	_ = control.SetReadDeadline(time.Now().Add(s.patience))
+	_ = control.SetWriteDeadline(time.Now().Add(s.patience))
+	w.Header().Set("Connection", "close") // nor does it keep a connection
+	if err.Code == api.CodeUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="volumes"`)
+	}
+	Refuse(w, r, err)
+	// The answer comes first: reading would ask a client that waits for its data.
+	if control.Flush() == nil {
+		_, _ = io.CopyN(io.Discard, r.Body, refusedBody)
+	}
 }
 
 // limited bounds the time of a request without data.
