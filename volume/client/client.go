@@ -70,7 +70,6 @@ func New(opt Options) (*Client, error) {
 		TLSHandshakeTimeout:   10 * time.Second,
 		IdleConnTimeout:       time.Minute,
 		ExpectContinueTimeout: time.Second,
-		WriteBufferSize:       256 << 10, // data is read and sent in pieces of that
 	}
 	return &Client{opt: opt, base: base, http: &http.Client{Transport: transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error {
