@@ -3,6 +3,7 @@ package instance
 import (
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 
@@ -65,16 +66,26 @@ func HasPersistent(volume string) bool {
 	return err == nil && there
 }
 
-// HasDisk reports whether there is a disk of an earlier start, perhaps an incomplete one: in a
-// persistent directory, or without one in the work directory, under the name of its image. If that
-// cannot be found out, it reports true.
-func HasDisk(persistentDir, workDir, name string) bool {
-	path := filepath.Join(persistentDir, PersistentName)
+// Taken tells how many bytes of storage the disk of an earlier start has: in a persistent
+// directory, or without one in the work directory, under the name of its image. The rest of its
+// image is still to be copied. It is math.MaxInt64 for a disk that needs no more room for that: it
+// is complete, or it cannot be found out, and opening the disk says why.
+func Taken(persistentDir, workDir, name string) (bytes int64, there bool) {
+	d := &diskDir{path: persistentDir, diskFile: PersistentName,
+		stateFile: PersistentName + ".state"}
 	if persistentDir == "" {
-		path = workDirOf(workDir, escapeName(name)).disk()
+		d = workDirOf(workDir, escapeName(name))
 	}
-	there, err := present(path)
-	return there || err != nil
+	there, err := present(d.disk())
+	if err != nil || !there {
+		return math.MaxInt64, err != nil
+	}
+	var st unix.Stat_t
+	s, err := loadState(d.state())
+	if err != nil || s.Complete || unix.Lstat(d.disk(), &st) != nil {
+		return math.MaxInt64, true
+	}
+	return st.Blocks * osfile.StatBlock, true
 }
 
 // present reports whether the name exists and is not a directory. An image may give its name to a

@@ -19,21 +19,25 @@ import (
 type sharedRoom struct {
 	dir    string // on it
 	images []*image.Image
+	taken  []int64 // bytes that the disk of each image has of an earlier start
+	fresh  bool    // one of the disks is new
 }
 
 // checkRoom refuses to start with new disks that do not fit together on the storage that they
 // share. Each alone may fit, and that is all that is found out when it is opened: the others are
-// still being copied then, and have taken little of their room.
+// still being copied then, and have taken little of their room. So are disks that an earlier start
+// has copied in part. They count with the rest, but are never refused without a new one: machines
+// run from them, and may have freed what was copied.
 func (d *Daemon) checkRoom(ctx context.Context) error {
 	rooms := map[uint64]*sharedRoom{}
 	var order []*sharedRoom
 	for _, s := range d.initial {
 		settings := d.disks.look(s).settings
 		root := d.workDir(settings)
-		if s.image == nil || settings.CopyMode != instance.CopyClone ||
-			instance.HasDisk(s.dir, root, s.name) {
-			continue // it takes nothing, or has room already
+		if s.image == nil || settings.CopyMode != instance.CopyClone {
+			continue // it takes nothing
 		}
+		taken, there := instance.Taken(s.dir, root, s.name)
 		if s.dir != "" {
 			root = s.dir
 		}
@@ -45,10 +49,10 @@ func (d *Daemon) checkRoom(ctx context.Context) error {
 			rooms[device] = &sharedRoom{dir: dir}
 			order = append(order, rooms[device])
 		}
-		rooms[device].images = append(rooms[device].images, s.image)
+		rooms[device].add(s.image, taken, !there)
 	}
 	for _, room := range order {
-		if len(room.images) < 2 {
+		if len(room.images) < 2 || !room.fresh {
 			continue
 		}
 		err := room.check(ctx)
@@ -63,6 +67,17 @@ func (d *Daemon) checkRoom(ctx context.Context) error {
 	return nil
 }
 
+func (r *sharedRoom) add(img *image.Image, taken int64, fresh bool) {
+	if taken == math.MaxInt64 && !fresh {
+		return // it has all its room
+	}
+	if fresh {
+		taken = 0
+	}
+	r.images, r.taken = append(r.images, img), append(r.taken, taken)
+	r.fresh = r.fresh || fresh
+}
+
 // check returns a *image.SpaceError if the disks do not fit together.
 func (r *sharedRoom) check(ctx context.Context) error {
 	available, err := image.AvailableSpace(r.dir)
@@ -70,12 +85,12 @@ func (r *sharedRoom) check(ctx context.Context) error {
 		return nil // opening the disks says what is wrong
 	}
 	sum := func(known int64) (needed int64, err error) {
-		for _, img := range r.images {
+		for i, img := range r.images {
 			n, err := image.SpaceNeeded(ctx, img, known, 0)
 			if err != nil {
 				return 0, err
 			}
-			needed += min(n, math.MaxInt64-needed)
+			needed += min(max(n-r.taken[i], 0), math.MaxInt64-needed)
 		}
 		return needed, nil
 	}

@@ -11,6 +11,22 @@ import (
 	"kubevirt.io/disk/disk/instance"
 )
 
+// checkRooms checks whether there is room for the disks of images, with a work directory in tiny.
+func checkRooms(t *testing.T, tiny, images string, disks ...Disk) error {
+	t.Helper()
+	d, err := New(Options{Images: Images{Dir: images}, WorkDir: filepath.Join(tiny, "work"),
+		UsageTypes: UsageTypes{"elsewhere": t.TempDir()},
+		Portals:    []Address{loopback()}, TargetName: "iqn.2020-01.x", Names: testNames})
+	require.NoError(t, err)
+	for i := range disks {
+		disks[i].Image = openImage(t, filepath.Join(images, disks[i].Name))
+		defer disks[i].Image.Close()
+	}
+	d.initial, err = d.disks.add(disks...)
+	require.NoError(t, err)
+	return d.checkRoom(t.Context())
+}
+
 // TestRoomForAllDisks: new disks that do not fit together on one file system are refused, and the
 // message names them. Disks that are there, take no copy, lie elsewhere or are zeros do not count.
 func TestRoomForAllDisks(t *testing.T) {
@@ -21,17 +37,7 @@ func TestRoomForAllDisks(t *testing.T) {
 	filetest.Put(t, images, "zeros.raw", filetest.Block(0, size), 0)
 	filetest.Put(t, images, "small.raw", filetest.Block(3, 4096), 0)
 	check := func(t *testing.T, disks ...Disk) error {
-		d, err := New(Options{Images: Images{Dir: images}, WorkDir: filepath.Join(tiny, "work"),
-			UsageTypes: UsageTypes{"elsewhere": t.TempDir()},
-			Portals:    []Address{loopback()}, TargetName: "iqn.2020-01.x", Names: testNames})
-		require.NoError(t, err)
-		for i := range disks {
-			disks[i].Image = openImage(t, filepath.Join(images, disks[i].Name))
-			defer disks[i].Image.Close()
-		}
-		d.initial, err = d.disks.add(disks...)
-		require.NoError(t, err)
-		return d.checkRoom(t.Context())
+		return checkRooms(t, tiny, images, disks...)
 	}
 	err := check(t, Disk{Name: "a.raw"}, Disk{Name: "small.raw"}, Disk{Name: "b.raw"})
 	require.ErrorIs(t, err, disk.ErrNoSpace)
@@ -52,4 +58,30 @@ func TestRoomForAllDisks(t *testing.T) {
 	}
 	filetest.Put(t, filepath.Join(tiny, "work"), "b.raw/disk.raw", nil, size)
 	require.NoError(t, check(t, Disk{Name: "a.raw"}, Disk{Name: "b.raw"}), "it is there already")
+}
+
+// TestRoomForTheRest: a disk that an earlier start has copied in part needs room for its rest,
+// which a new one must not take. Without a new one, nothing is refused.
+func TestRoomForTheRest(t *testing.T) {
+	const size = 4 << 20
+	tiny, images := filetest.TinyFS(t, "6m"), t.TempDir()
+	filetest.Put(t, images, "a.raw", filetest.Block(1, size), 0)
+	filetest.Put(t, images, "b.raw", filetest.Block(2, size), 0)
+	filetest.Put(t, images, "small.raw", filetest.Block(3, 4096), 0)
+	for _, name := range []string{"a.raw", "b.raw"} {
+		// Nothing of it is copied in this mode.
+		inst, err := instance.Open(t.Context(), openImage(t, filepath.Join(images, name)),
+			instance.Options{WorkDir: filepath.Join(tiny, "work"), Name: name,
+				Mode: instance.CopyOnWrite})
+		require.NoError(t, err)
+		_, err = inst.WriteAt(filetest.Block('w', 4096), 4096)
+		require.NoError(t, err)
+		require.NoError(t, inst.Close())
+	}
+	refused := checkRooms(t, tiny, images, Disk{Name: "a.raw"}, Disk{Name: "b.raw"},
+		Disk{Name: "small.raw"})
+	require.ErrorIs(t, refused, disk.ErrNoSpace)
+	require.ErrorContains(t, refused, `"a.raw", "b.raw", "small.raw" together`)
+	require.NoError(t, checkRooms(t, tiny, images, Disk{Name: "a.raw"}, Disk{Name: "b.raw"}))
+	require.NoError(t, checkRooms(t, tiny, images, Disk{Name: "a.raw"}, Disk{Name: "small.raw"}))
 }
