@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/flock"
 )
 
 // Kept is a level in a directory, with what belongs to it, or what is left of making one.
@@ -96,7 +98,7 @@ func (k *Kept) lock() (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = ErrInUse
 	}

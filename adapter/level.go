@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/flock"
 )
 
 // write makes a level. change writes what the level changes, and returns the size of the disk. The
@@ -109,14 +110,8 @@ func (b *builder) claim(l *Level) (*os.File, error) {
 
 // lock waits until the file is locked, and tells whether it still has its name.
 func lock(f *os.File, name string) (current bool, err error) {
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return false, fmt.Errorf("locking %q: %w", name, err)
-		}
+	if err := flock.Lock(f, unix.LOCK_EX); err != nil {
+		return false, err
 	}
 	held, err := f.Stat()
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/registry/cache"
 )
 
@@ -79,7 +80,7 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 		}
 	}()
 	for !d.there() {
-		err := flock(d.lock, unix.LOCK_EX|unix.LOCK_NB)
+		err := flock.Lock(d.lock, unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			if d.there() {
 				break
@@ -104,7 +105,7 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 		case <-time.After(lockPoll):
 		}
 	}
-	if err := flock(d.lock, unix.LOCK_SH); err != nil {
+	if err := flock.Lock(d.lock, unix.LOCK_SH); err != nil {
 		return nil, err
 	}
 	if d.seek != nil {
@@ -190,7 +191,7 @@ func removePulled(dir string, what []string) error {
 		return err
 	}
 	defer lock.Close()
-	err = flock(lock, unix.LOCK_EX|unix.LOCK_NB)
+	err = flock.Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return cache.ErrInUse
 	}

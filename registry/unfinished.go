@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/flock"
 )
 
 // unfinished is where an upload goes on, in a file that outlives the process. It is locked while
@@ -44,7 +46,7 @@ func rememberUpload(dir, repository, digest string) *unfinished {
 	if err != nil {
 		return nil
 	}
-	if flock(file, unix.LOCK_EX|unix.LOCK_NB) != nil {
+	if flock.Lock(file, unix.LOCK_EX|unix.LOCK_NB) != nil {
 		_ = file.Close()
 		return nil
 	}

@@ -7,12 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/pages"
 )
 
@@ -99,7 +99,8 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 		return "", nil, err
 	}
 	defer all.Close()
-	lockDir(all) // or another daemon takes the new directory, not locked yet, for one left behind
+	// Or another daemon takes the new directory, not locked yet, for one left behind.
+	flock.WaitBriefly(all)
 	removeLeft(cache)
 	own, err := os.MkdirTemp(cache, temporaryPrefix)
 	if err != nil {
@@ -109,7 +110,7 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	lockDir(lock)
+	flock.WaitBriefly(lock)
 	remove = func() error { return errors.Join(os.RemoveAll(own), lock.Close()) }
 	// The work directory is inside the locked one: making the control socket locks its directory,
 	// and would wait for this lock.
@@ -118,18 +119,6 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 		return "", nil, errors.Join(err, remove())
 	}
 	return work, remove, nil
-}
-
-// lockDir waits a moment for the lock of a directory, and holds it until the directory is closed.
-// It goes on without the lock if the file system has none, or somebody else keeps it.
-func lockDir(dir *os.File) {
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
-		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // removeLeft removes the directories of daemons that were killed.
@@ -144,7 +133,7 @@ func removeLeft(cache string) {
 		if err != nil {
 			continue
 		}
-		if unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+		if flock.Lock(dir, unix.LOCK_EX|unix.LOCK_NB) == nil {
 			_ = os.RemoveAll(path) // the next daemon tries again
 		}
 		_ = dir.Close()

@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/flock"
 )
 
 const (
@@ -126,9 +127,7 @@ func (o *opener) open(ctx context.Context, name string,
 			f.digest = o.opt.Digest(name)
 		}
 		if o.opt.Hold {
-			err = osfile.Retry(func() error {
-				return unix.Flock(int(f.file.Fd()), unix.LOCK_SH) // others hold it for a moment
-			})
+			err = flock.Lock(f.file, unix.LOCK_SH) // others hold it for a moment
 		}
 	}
 	if err == nil && source.Parallel() > 1 && !o.opt.AtHand {

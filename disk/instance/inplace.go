@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/flock"
 )
 
 // inPlace serves the raw file of the image itself. The disk's identity is in the work directory.
@@ -99,12 +100,11 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	if err != nil || readOnly {
 		return file, readOnly, err
 	}
-	if err := smallfile.LockFile(file); errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, false, errors.Join(&smallfile.LockedError{Path: "image " + o.img.Path(),
-			Holder: "another process"}, file.Close())
-	} else if err != nil {
-		return nil, false, errors.Join(&os.PathError{Op: "flock", Path: o.img.Path(), Err: err},
-			file.Close())
+	if err := flock.Lock(file, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = &smallfile.LockedError{Path: "image " + o.img.Path(), Holder: "another process"}
+		}
+		return nil, false, errors.Join(err, file.Close())
 	}
 	// If this fails, serve the disk all the same. If the guest writes a header, the next start may
 	// not recognise the disk, but does not follow the header to another file.

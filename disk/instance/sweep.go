@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/flock"
 )
 
 // Sweep removes the disks in a work directory whose images are gone, and logs the space it freed.
@@ -88,10 +89,10 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 		return err
 	}
 	defer lock.Close()
-	if err := smallfile.LockFile(lock); errors.Is(err, unix.EWOULDBLOCK) {
+	if err := flock.Lock(lock, unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
 		return nil
 	} else if err != nil {
-		return &os.PathError{Op: "flock", Path: name, Err: err}
+		return err
 	}
 	if current, err := smallfile.HasName(lock, name); err != nil || !current {
 		return err

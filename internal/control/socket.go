@@ -7,9 +7,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/flock"
 )
 
 // listen makes a socket that only the daemon's own user and root can connect to. It replaces the
@@ -23,7 +24,8 @@ func listen(path string) (net.Listener, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	lockDir(dir)
+	// Between bind and listen, a socket looks like one of a killed daemon.
+	flock.WaitBriefly(dir)
 	c, dialErr := net.Dial("unix", short)
 	if dialErr == nil {
 		_ = c.Close()
@@ -74,19 +76,6 @@ func restrict(dir *os.File, name string) (fs.FileInfo, error) {
 	}
 	// fchmod does not work on an O_PATH descriptor.
 	return info, os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o600)
-}
-
-// lockDir keeps other daemons from making a socket in the directory until it is closed: between
-// bind and listen, a socket looks like one of a killed daemon. If locks do not work, or somebody
-// holds one for long, the socket is made anyway.
-func lockDir(dir *os.File) {
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
-		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // listener removes the socket when it is closed, unless the path holds another daemon's socket by

@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/flock"
 )
 
 // readyText is the content by which a ready file is recognised.
@@ -148,7 +150,7 @@ func lockedByDaemon(path string) bool {
 		return false
 	}
 	defer f.Close()
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+	return errors.Is(flock.Lock(f, unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
 // openUnlinked opens a file that was a regular file a moment ago. If a link or a pipe has replaced
@@ -164,7 +166,7 @@ func writeAtomically(path, text string) (f *os.File, err error) {
 		return nil, err
 	}
 	// The ready file also works without a lock.
-	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	_ = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
 	_, err = f.WriteString(text)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		// An empty file says as much. Copying or a guest may have just taken all space.

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -61,7 +62,7 @@ func (s *Store) acquire() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = errors.New("another process uses it: stop that one first, or give each its own")
 	}

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/flock"
 )
 
 // LockName is the lock file in an image's work directory. The process that locks it owns the
@@ -23,13 +24,6 @@ var ErrLockGone = errors.New("the lock file was removed while it was locked")
 
 // maxHolder is how many bytes of a lock file are read at most.
 const maxHolder = 256
-
-// LockFile takes the exclusive lock of an open file without waiting. If somebody else has it, it
-// returns EWOULDBLOCK. The kernel frees the lock with the last descriptor, also if the holder is
-// killed.
-func LockFile(f *os.File) error {
-	return osfile.Retry(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
-}
 
 // HasName reports whether that name still leads to the open file f.
 func HasName(f *os.File, name string) (bool, error) {
@@ -51,11 +45,9 @@ func AcquireLock(path, what string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := LockFile(f); err != nil {
+	if err := flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			err = &LockedError{Path: what, Holder: readHolder(f)}
-		} else {
-			err = &os.PathError{Op: "flock", Path: path, Err: err}
 		}
 		return nil, errors.Join(err, f.Close())
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/flock"
 )
 
 // PartialSuffix marks a file that is still being written.
@@ -55,11 +56,12 @@ func Create(path string, mode fs.FileMode) (*partial, error) {
 
 // claimPartial locks a partial file and reports whether it still has its name.
 func claimPartial(f *os.File, name string) (current bool, err error) {
-	if err := LockFile(f); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return false, &LockedError{Path: name, Holder: "another process that writes it"}
-		}
-		return false, &os.PathError{Op: "flock", Path: name, Err: err}
+	err = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return false, &LockedError{Path: name, Holder: "another process that writes it"}
+	}
+	if err != nil {
+		return false, err
 	}
 	if current, err := HasName(f, name); err != nil || !current {
 		return false, err

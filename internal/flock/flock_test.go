@@ -1,0 +1,56 @@
+package flock
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// TestLock checks that openings of one file exclude each other, and that the error names the file.
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	open := func() *os.File {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = f.Close() })
+		return f
+	}
+	one, other, third := open(), open(), open()
+	require.NoError(t, Lock(one, unix.LOCK_SH))
+	require.NoError(t, Lock(other, unix.LOCK_SH|unix.LOCK_NB), "both may read")
+
+	err := Lock(third, unix.LOCK_EX|unix.LOCK_NB)
+	require.ErrorIs(t, err, unix.EWOULDBLOCK)
+	require.ErrorContains(t, err, path)
+
+	require.NoError(t, other.Close())
+	got := make(chan error)
+	go func() { got <- Lock(third, unix.LOCK_EX) }()
+	require.NoError(t, one.Close())
+	require.NoError(t, <-got, "closed files have no locks")
+	require.ErrorIs(t, Lock(open(), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+// TestWaitBriefly checks that it takes the lock of a directory as soon as it is free, and returns
+// also where it is not.
+func TestWaitBriefly(t *testing.T) {
+	path := t.TempDir()
+	open := func() *os.File {
+		dir, err := os.Open(path)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = dir.Close() })
+		return dir
+	}
+	held, waits := open(), open()
+	WaitBriefly(held)
+	require.ErrorIs(t, Lock(waits, unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
+	WaitBriefly(waits)
+	require.ErrorIs(t, Lock(waits, unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK, "it gave up")
+
+	require.NoError(t, held.Close())
+	WaitBriefly(waits)
+	require.ErrorIs(t, Lock(open(), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK, "it has it")
+}
