@@ -96,7 +96,7 @@ var importRules = []importRule{
 		why: "an overlay needs no image format and does not know who opens it"},
 	{pkg: "disk/transfer", only: []string{"disk", "disk/internal/...", "internal/flock"},
 		deep: true,
-		why: "files are moved as they are, whatever is in them"},
+		why:  "files are moved as they are, whatever is in them"},
 	{pkg: "disk/instance", only: []string{"disk", "disk/image", "disk/overlay", "disk/qcow2",
 		"disk/qcow2/internal/...", "disk/internal/...", "internal/flock", "internal/inflate",
 		"internal/rangelock"}, deep: true, why: "storage knows nothing of how it is served"},

@@ -35,7 +35,7 @@ func (s *server) memory() (onHeap, counted int64) {
 	}
 }
 
-// crowd logs in that many sessions, and returns them with their connections.
+// crowd logs in a number of sessions, and returns them with their connections.
 func crowd(t *testing.T, s *server, sessions int, keys ...string) ([]*tt.Session, []net.Conn) {
 	t.Helper()
 	all, conns := make([]*tt.Session, sessions), make([]net.Conn, sessions)
@@ -107,9 +107,9 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 	eventually(t, "all memory is free", func() bool { return s.MemoryInUse() == 0 })
 }
 
-// TestMemoryOfWhatWaits has sessions make the target hold what is no command: PDUs before their
-// turn with all the header segments there can be, negotiations that are not gone on with, and
-// answers that are not read.
+// TestMemoryOfWhatWaits has sessions make the target hold other things than commands: PDUs ahead of
+// their turn with as many header segments as fit, negotiations that stop halfway, and answers that
+// nobody reads.
 func TestMemoryOfWhatWaits(t *testing.T) {
 	const sessions = 100
 	var keys []byte

@@ -17,7 +17,8 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// newFarServer is newServer with the content of LUN 1 far away. A command is held for so long.
+// newFarServer is newServer with the content of LUN 1 far away. hold is how long a command may wait
+// for content.
 func newFarServer(t *testing.T, hold time.Duration) (*server, *disktest.Distant) {
 	far := disktest.NewDistant(disktest.NewMemory(diskSize))
 	return newServer(t, func(o *target.Options) {
@@ -31,8 +32,8 @@ func farWaits(t *testing.T, far *disktest.Distant, commands int) {
 	eventually(t, "commands wait for content", func() bool { return far.Waiting() == commands })
 }
 
-// TestOthersGoOn has many commands wait for content, and everything else of the same connection go
-// on. No reader waits, not even until the watchdog sees it.
+// TestOthersGoOn has many commands wait for content. Everything else on the same connection goes
+// on. No reader waits, not even until the watchdog notices.
 func TestOthersGoOn(t *testing.T) {
 	s, far := newFarServer(t, time.Hour)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
@@ -69,8 +70,9 @@ func TestOthersGoOn(t *testing.T) {
 	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= 64<<10 })
 }
 
-// TestHeldCommandsLeaveMemory has as many large reads wait as three sessions may send. The commands
-// of others have memory all the same: BUSY would soon be an error for their guests.
+// TestHeldCommandsLeaveMemory has as many large reads wait as three sessions may send. Other
+// sessions still get memory for their commands: many answers of BUSY would soon be errors for their
+// guests.
 func TestHeldCommandsLeaveMemory(t *testing.T) {
 	s, far := newFarServer(t, time.Hour)
 	far.Cut()
@@ -90,9 +92,8 @@ func TestHeldCommandsLeaveMemory(t *testing.T) {
 	require.Less(t, s.MemoryInUse(), int64(56<<20), "of 64 MiB")
 }
 
-// TestDistantStorm has initiators write and read at random while content comes, is slow, does not
-// come, and is far away again. What is read is what was written last, whichever way each command
-// ended.
+// TestDistantStorm has initiators write and read at random while content comes, comes slowly, stays
+// away, and moves away again. Each read returns the last write, however the commands ended.
 func TestDistantStorm(t *testing.T) {
 	const initiators, blocks = 4, 64 // of 512 bytes, of each
 	rounds := 400

@@ -101,7 +101,7 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 	require.Equal(t, 1, seen.of(conflict))
 }
 
-// lateContext has ended. Who asks for that a second time gets the answer late.
+// lateContext has ended. From the second call on, Done calls late first.
 type lateContext struct {
 	context.Context
 	asked atomic.Int64

@@ -63,8 +63,7 @@ func TestHalfOpenFlood(t *testing.T) {
 	require.Positive(t, s.seen.refused.Load())
 }
 
-// TestFewDescriptors has so many sessions that there are not enough descriptors for the fastest way
-// of all of them.
+// TestFewDescriptors has more sessions than there are descriptors for the fast way of each of them.
 func TestFewDescriptors(t *testing.T) {
 	const most, sessions = 256, 80 // the initiators in this process take a descriptor each, too
 	var before syscall.Rlimit
@@ -114,8 +113,8 @@ func TestMemoryBeforeLogin(t *testing.T) {
 	eventually(t, "they are accepted", func() bool { n, _ := s.Connections(); return n == conns })
 	before := inUse()
 	id := tt.LoginID{ISID: [6]byte{0x80, 1}, Tag: 1}
-	// First many short keys, which the target remembers, then as much text without an end as it
-	// takes.
+	// First many short keys, which the target remembers. Then an endless text, as much of it as the
+	// target takes.
 	var keys strings.Builder
 	keys.WriteString("InitiatorName=iqn.2026-01.test:a\x00SessionType=Normal\x00TargetName=" +
 		target.DefaultTargetName + "\x00AuthMethod=CHAP\x00")
@@ -255,7 +254,7 @@ func TestAcceptRecovers(t *testing.T) {
 }
 
 // TestMemoryOfSessionsThatDoNotRead has sessions that ask for far more data than there is memory,
-// and read none of it.
+// and never read it.
 func TestMemoryOfSessionsThatDoNotRead(t *testing.T) {
 	const sessions, limit = 8, 4 << 20
 	s := newServer(t, func(o *target.Options) { o.Limits.Memory = limit })

@@ -14,7 +14,7 @@ import (
 	tt "kubevirt.io/disk/target/targettest"
 )
 
-// TestRemoveUnusedLUN: a LUN stays while a session has used its disk, and no longer.
+// TestRemoveUnusedLUN: a LUN cannot be removed while a session that has used its disk lasts.
 func TestRemoveUnusedLUN(t *testing.T) {
 	s := newServer(t)
 	_, err := s.RemoveUnusedLUN(7)

@@ -10,8 +10,8 @@ import (
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
-// TestQuiet checks what a stop waits for before it closes a connection: for everything that goes on
-// by itself, and for some time for the initiator.
+// TestQuiet checks what a stop waits for before it closes a connection: for all work that ends by
+// itself, and for some time for the initiator.
 func TestQuiet(t *testing.T) {
 	const short, long = logoutSilence, logoutGrace
 	for name, c := range map[string]struct {

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fewDescriptors limits the number of descriptors, and takes all but free of the lowest numbers.
+// fewDescriptors limits the number of descriptors, and takes all of the lowest numbers except free
+// of them.
 func fewDescriptors(t *testing.T, limit uint64, free int) {
 	t.Helper()
 	var before unix.Rlimit

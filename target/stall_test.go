@@ -37,8 +37,8 @@ func stall(t *testing.T, d *disktest.Fault, op disktest.Op) (resume func()) {
 	return resume
 }
 
-// TestTheLogTellsOfAHangingDisk has one disk that hangs for long, and one that is so slow that it
-// always has long calls. The log names only the first.
+// TestTheLogTellsOfAHangingDisk has one disk that hangs for long, and one that is always slow. The
+// log names only the first.
 func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
 	s := newServer(t, func(o *target.Options) { o.Log = zap.New(core) })
@@ -154,7 +154,7 @@ func (d *crowded) ReadAt(p []byte, off int64) (int, error) {
 	return d.Memory.ReadAt(p, off)
 }
 
-// TestSlowDisk reads from a disk that is slow for each command but can do many at once, like one
+// TestSlowDisk reads from a disk that is slow for each command but works on many at once, like one
 // whose data is not in memory.
 func TestSlowDisk(t *testing.T) {
 	slow := &crowded{Memory: disktest.NewMemory(1 << 20)}

@@ -19,7 +19,7 @@ import (
 )
 
 // TestTaskManagementStorm aborts commands in every state, while the disk is slow and other sessions
-// abort, too. Nothing is sent for a task after it was reported aborted.
+// abort too. Once a task is reported aborted, nothing more is sent for it.
 func TestTaskManagementStorm(t *testing.T) {
 	s := newServer(t)
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 12 * time.Millisecond})
@@ -248,7 +248,7 @@ func TestPeersThatStay(t *testing.T) {
 		func() bool { all, _ := s.Connections(); return all == 0 })
 }
 
-// TestAFailedBurstIsNotKept sends bursts without one of their PDUs. Their memory must be free
+// TestAFailedBurstIsNotKept sends bursts that lack one of their PDUs. Their memory must become free
 // again.
 func TestAFailedBurstIsNotKept(t *testing.T) {
 	s := newServer(t)
@@ -274,8 +274,8 @@ func TestAFailedBurstIsNotKept(t *testing.T) {
 	eventually(t, "nothing more is held", func() bool { return s.DataInUse() <= before })
 }
 
-// TestABurstThatBreaksOffIsNotKept breaks connections within a PDU of a burst, also of a failed
-// burst. Their memory must be free again.
+// TestABurstThatBreaksOffIsNotKept breaks connections within a PDU of a burst, also of a burst that
+// has already failed. Their memory must become free again.
 func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
 	s := newServer(t)
 	before := s.DataInUse()

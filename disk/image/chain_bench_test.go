@@ -134,10 +134,10 @@ func BenchmarkChain(b *testing.B) {
 	}
 }
 
-// BenchmarkChainByHand reads a chain of which each file changes blocks that are anywhere, and in
-// turns the same bytes by nothing but one pread for each place where they lie, and as many from one
-// file that has all of them. It compares processor time, which other work changes little, and tells
-// what of it is system calls.
+// BenchmarkChainByHand reads a chain in which each file changes blocks at random places. In turns,
+// it reads the same bytes with nothing but one pread for each place, and with as many preads from
+// one file that has everything. It compares processor time, which other work on the machine changes
+// little, and tells which part of it is system calls.
 func BenchmarkChainByHand(b *testing.B) {
 	for _, levels := range []int{1, 32, 128} {
 		img := openImage(b, chainOf(b, levels))

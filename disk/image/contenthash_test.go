@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 )
 
-// hashFile is a file of chunks that hold data, zeros, or are holes, with an end inside a chunk.
+// hashFile is a file whose chunks hold data or zeros, or are holes. It ends inside a chunk.
 func hashFile(t *testing.T, chunks int) (*os.File, int64) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
 	require.NoError(t, err)

@@ -162,8 +162,8 @@ func TestCancelledExpansionLeavesNothing(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestExpansionOfAnImageThatCannotBeRead checks that the error says where, although other workers
-// wait for what could not be read.
+// TestExpansionOfAnImageThatCannotBeRead checks that the error names the place, although other
+// workers wait for the range that cannot be read.
 func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	dir := t.TempDir()

@@ -366,7 +366,7 @@ func TestHashOfAFarImage(t *testing.T) {
 	})
 }
 
-// TestWhatIsAtHand reads what needs no waiting, with a context that has ended.
+// TestWhatIsAtHand reads what is already here, with a context that has ended.
 func TestWhatIsAtHand(t *testing.T) {
 	dir := t.TempDir()
 	ended, cancel := context.WithCancel(t.Context())

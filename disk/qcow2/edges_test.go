@@ -130,8 +130,8 @@ func TestInfo(t *testing.T) {
 		PlainSize: 1 << 16, LazyRefcounts: true, Snapshots: 3}, got.Info())
 }
 
-// TestSubclusters has a whole cluster of them and one that the end of the disk cuts: within the
-// second of its last three that are stored.
+// TestSubclusters has a whole cluster of them, and one that the end of the disk cuts inside the
+// second of its last three stored subclusters.
 func TestSubclusters(t *testing.T) {
 	const bits, cs, sub = 16, 1 << 16, 1 << 16 / 32
 	const size = 2*cs + 6*sub + 512
@@ -166,7 +166,7 @@ func TestSubclusters(t *testing.T) {
 }
 
 // TestReadsLeaveNothingOfTheBuffer reads everything that the file does not have into a buffer with
-// other content.
+// other content. None of that content may remain.
 func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 	const bits, cs = 16, 1 << 16
 	im := newImage(bits, 8*cs, 1)
@@ -194,8 +194,8 @@ func TestReadsLeaveNothingOfTheBuffer(t *testing.T) {
 	}
 }
 
-// TestRestOfTheLastTable has anything at all behind the entries that the virtual size needs, in the
-// second of two tables: a disk that was made smaller. It is not looked at.
+// TestRestOfTheLastTable has garbage behind the entries that the virtual size needs, in the second
+// of two tables, like a disk that was made smaller. The garbage is not looked at.
 func TestRestOfTheLastTable(t *testing.T) {
 	const bits, cs, entries = 9, 1 << 9, 1 << 9 / 8
 	im := newImage(bits, (entries+3)*cs+512, 3)

@@ -76,7 +76,8 @@ func TestCompressedDataUsedTwice(t *testing.T) {
 	require.Greater(t, found[false], 60)
 }
 
-// TestPlacesOfALargeFile checks that the memory for where data begins does not grow with the file.
+// TestPlacesOfALargeFile checks that the memory for the beginnings of data does not grow with the
+// file.
 func TestPlacesOfALargeFile(t *testing.T) {
 	const size = 1 << 45
 	im := &Image{fileSize: size, hdr: &header{clusterBits: 16}}

@@ -157,7 +157,7 @@ func requireStored(t *testing.T, d *memoryDisk, image []byte) {
 		}
 		off += n
 	}
-	for _, r := range d.runs { // and what the image has nothing of
+	for _, r := range d.runs { // also where the image stores nothing
 		got := make([]byte, len(r.content))
 		_, err = im.ReadAt(t.Context(), got, r.off)
 		require.NoError(t, err)

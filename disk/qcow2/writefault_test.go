@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// fullFile takes some bytes, and then no more.
+// fullFile takes some bytes, and then is full.
 type fullFile struct {
 	memoryFile
 	left int64

@@ -28,7 +28,7 @@ const (
 var preemptFirst = Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO, Key: 2,
 	ActionKey: 1}
 
-// farServer is a target whose LUN 1 has its content far away. What was there before is farContent.
+// farServer is a target whose LUN 1 has its content far away. That content is farContent at first.
 type farServer struct {
 	*server
 	far *disktest.Distant
@@ -37,7 +37,7 @@ type farServer struct {
 
 var farContent = pattern(64*disktest.DistantBlock, 3)
 
-// startFar serves it. A command is held for so long.
+// startFar serves it. hold is how long a command may wait for content.
 func startFar(t *testing.T, hold time.Duration, change ...func(*target.Options)) *farServer {
 	t.Helper()
 	near := disktest.NewMemory(diskSize)
@@ -54,7 +54,7 @@ func startFar(t *testing.T, hold time.Duration, change ...func(*target.Options))
 	return s
 }
 
-// waits waits until so many commands wait for content.
+// waits returns when that many commands wait for content.
 func (s *farServer) waits(t *testing.T, commands int) {
 	t.Helper()
 	eventually(t, "commands wait for content", func() bool { return s.far.Waiting() == commands })
@@ -68,8 +68,8 @@ func (s *farServer) content(t *testing.T, sess *Session, lba uint32, blocks int)
 	return r.Data
 }
 
-// insist sends a command until it does not end with BUSY. On a machine that is short of processors,
-// content may come too late that is on its way.
+// insist sends a command until it ends with something else than BUSY. If processors are short,
+// content that is on its way may come too late.
 func insist(t *testing.T, sess *Session, c Command) *Result {
 	t.Helper()
 	for {
@@ -215,8 +215,8 @@ func TestNotNowAtOnce(t *testing.T) {
 	require.Empty(t, s.log.All())
 }
 
-// TestNotNowAborted ends commands that wait, in every way there is. They stop waiting, get no
-// answer and leave their places in the command window. Nothing of them is carried out later.
+// TestNotNowAborted ends waiting commands in every possible way. They stop waiting, get no answer
+// and leave their places in the command window. Nothing of them is carried out later.
 func TestNotNowAborted(t *testing.T) {
 	const tag = 0xabcd
 	lun := func(f pdu.TMFunction) func(*testing.T, *farServer, *Session, *Session) {
@@ -336,7 +336,7 @@ func TestNotNowBehindAnother(t *testing.T) {
 	require.True(t, first.MustFinish(t).Good())
 }
 
-// TestNotNowSessionEnds ends the session of commands that wait.
+// TestNotNowSessionEnds ends a session whose commands wait.
 func TestNotNowSessionEnds(t *testing.T) {
 	for _, c := range []struct {
 		name string

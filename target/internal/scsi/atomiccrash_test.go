@@ -76,7 +76,7 @@ func atomicCrashes(t *testing.T, seed uint64, w wrongs, rounds int) error {
 			file = file.Killed(m)
 		}
 	}
-	// soon is so many calls to storage, or no crash at all.
+	// soon is after how many calls to storage the next crash comes; -1: there is none.
 	soon := func() int {
 		if calls := m.Random.IntN(4); calls > 0 {
 			return calls

@@ -373,8 +373,8 @@ func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 	}
 }
 
-// TestFencedAllowRemoval fences initiators that prevent the removal of the medium, also with a
-// command that is under way: they could not allow it any more, and the medium could not be ejected.
+// TestFencedAllowRemoval fences initiators that prevent the removal of the medium, also while such
+// a command is under way. They could not allow it any more, and nobody could eject the medium.
 func TestFencedAllowRemoval(t *testing.T) {
 	b := newBench(t, exclusive, removableLUN)
 	first, second := b.nexus, b.attach("iqn.b", 0)
@@ -418,8 +418,8 @@ func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
 	require.Equal(t, "1/3", b.reservation(), "on storage, too")
 }
 
-// TestHandOverWaitsForTheDead hands a LUN over while a write of its former owner hangs in the disk,
-// whose session has ended.
+// TestHandOverWaitsForTheDead hands a LUN over while a write of its former owner hangs in the disk.
+// The session of that owner has ended.
 func TestHandOverWaitsForTheDead(t *testing.T) {
 	for name, c := range storing {
 		t.Run(name, func(t *testing.T) {

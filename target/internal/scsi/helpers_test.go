@@ -236,7 +236,7 @@ func (b *bench) hang(method string) (arrived, goOn chan struct{}) {
 	return arrived, goOn
 }
 
-// waitsForRange waits until so many commands wait for a range of the disk.
+// waitsForRange returns when that many commands wait for a range of the disk.
 func (b *bench) waitsForRange(commands int) {
 	b.t.Helper()
 	r := &b.d.nth(0).ranges

@@ -124,7 +124,7 @@ func TestCompareAndWriteWaitsForReads(t *testing.T) {
 }
 
 // TestClaimEndsWithTheLastWrite holds a write in the disk while its session ends. The next owner is
-// not admitted before the write is out.
+// admitted only when that write has ended.
 func TestClaimEndsWithTheLastWrite(t *testing.T) {
 	b := newBench(t, exclusive)
 	second := b.attach("iqn.b", 0)

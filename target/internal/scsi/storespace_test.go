@@ -101,7 +101,7 @@ func TestStoreWithoutSpace(t *testing.T) {
 	}
 }
 
-// TestStoreThatIsReadOnly is on a file system that has become read-only, as ext4 does after an
+// TestStoreThatIsReadOnly uses a file system that has become read-only, as ext4 does after an
 // error. A failed disk stays failed, whatever the cause was.
 func TestStoreThatIsReadOnly(t *testing.T) {
 	store := &keptStore{}
