@@ -11,14 +11,14 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// Delete removes a volume and its data. That there is none is no error. While initiators use it,
-// that is refused, and so it is while data comes, unless force is set. They are fenced then, before
-// anything is removed: none of their commands reaches the disk any more.
+// Delete removes a volume and its data. It is no error if there is no such volume. It refuses while
+// initiators use the volume or data is coming, unless force is set. With force, those users are
+// fenced before anything is removed: none of their commands reaches the disk any more.
 //
-// What was begun goes on if ctx ends, and after a restart.
+// A deletion that has begun goes on if ctx ends, and after a restart.
 func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	if api.CheckName(name) != nil {
-		return nil // there can be none
+		return nil // the volume need not exist
 	}
 	v, err := m.hold(ctx, name)
 	if err != nil {
@@ -59,9 +59,9 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	}
 }
 
-// free makes sure that nobody uses a volume that is to be deleted. Without force its disk is no LUN
-// any more then: initiators that come later find none. This comes before its record says that it is
-// being deleted, so that a volume that is used outlives a crash here.
+// free makes sure that nobody uses a volume that is to be deleted. Without force, its disk stops
+// being a LUN, so that initiators that come later find none. This happens before the record says
+// that the volume is being deleted: a volume in use then survives a crash at this point.
 func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 	m.mu.Lock()
 	filling := v.filling
@@ -92,7 +92,7 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 		strings.Join(users, ", "))}
 }
 
-// retire closes the disk of a volume that was withdrawn and cannot be deleted, because of err.
+// retire closes the disk of a volume that was withdrawn but cannot be deleted because of err.
 func (m *Manager) retire(ctx context.Context, v *volume, err error) error {
 	if v.opened == nil {
 		return err
@@ -140,15 +140,15 @@ func (m *Manager) erase(v *volume) error {
 	return m.store.Remove(v.name)
 }
 
-// forget makes a volume one that is not there.
+// forget drops the volume from the manager.
 func (m *Manager) forget(v *volume) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.record, v.failure = store.Record{}, nil
 }
 
-// undo removes what there is of a volume that could not be made. Where that fails, it is done at
-// the next start, and the name is taken until then.
+// undo removes the remains of a volume that could not be made. If that fails, the next start does
+// it, and the name is taken until then.
 func (m *Manager) undo(v *volume) {
 	if err := m.erase(v); err != nil {
 		m.log.Warn("what was made of a volume could not be removed: it goes at the next start, or "+

@@ -12,12 +12,12 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// fetchPatience is how long a request waits for an image in a registry. With a table of contents it
-// can be used at once, and the request is answered with the volume. Otherwise it is fetched first,
-// and the request is answered before that.
+// fetchPatience is how long a request waits for an image in a registry. An image with a table of
+// contents can be used at once, so the answer has the volume. Any other image is fetched first, and
+// the answer comes before that is done.
 const fetchPatience = time.Second
 
-// fetching is the disk of a volume being opened beside requests, because its image may have to be
+// fetching is the opening of a volume's disk in the background, because its image may have to be
 // fetched first.
 type fetching struct {
 	cancel context.CancelFunc
@@ -33,8 +33,8 @@ func fetched(r store.Record) bool {
 	return r.Spec.From != nil && r.Spec.From.Reference != "" && r.State == store.StateFilling
 }
 
-// fetch makes the disk of a volume of an image in a registry. If that takes long, it goes on beside
-// the request, and after a restart. The caller has the turn.
+// fetch makes the disk of a volume whose image is in a registry. If that takes long, it goes on in
+// the background, and after a restart. The caller has the turn.
 func (m *Manager) fetch(ctx context.Context, v *volume) error {
 	f, err := m.beginFetch(v)
 	if err != nil {
@@ -52,7 +52,7 @@ func (m *Manager) fetch(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// fetchLater is fetch that waits for nothing.
+// fetchLater is fetch that never waits.
 func (m *Manager) fetchLater(v *volume) error {
 	f, err := m.beginFetch(v)
 	if err == nil {
@@ -79,7 +79,7 @@ func (m *Manager) beginFetch(v *volume) (*fetching, error) {
 	return f, nil
 }
 
-// endFetch makes the volume one of the disk that was opened. The caller has the turn.
+// endFetch gives the volume the disk that was opened. The caller has the turn.
 func (m *Manager) endFetch(v *volume, f *fetching) error {
 	f.cancel()
 	m.mu.Lock()
@@ -96,7 +96,7 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 	if err == nil {
 		return nil
 	}
-	// Nobody has used the disk.
+	// Nobody has used the disk yet.
 	if dir, dirErr := m.dir(v.record); dirErr == nil {
 		if clearErr := clearDisk(dir); !errors.Is(clearErr, fs.ErrNotExist) {
 			err = join(err, clearErr)
@@ -105,9 +105,9 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 	return failed("%w", err)
 }
 
-// awaitFetch ends a fetch that no request waits for.
+// awaitFetch ends a fetch that no request is waiting for.
 func (m *Manager) awaitFetch(v *volume, f *fetching) {
-	<-f.done // which comes soon after Close, too
+	<-f.done // this comes soon after Close, too
 	held, err := m.hold(m.ctx, v.name)
 	if err != nil {
 		return
@@ -126,7 +126,8 @@ func (m *Manager) awaitFetch(v *volume, f *fetching) {
 		zap.String("volume", v.name), zap.Uint16("lun", v.record.LUN))
 }
 
-// abortFetch ends a fetch for somebody else. The caller has the turn, and closes v.opened.
+// abortFetch ends a fetch on behalf of another operation. The caller has the turn, and closes
+// v.opened.
 func (m *Manager) abortFetch(ctx context.Context, v *volume) error {
 	f := v.fetching
 	if f == nil {

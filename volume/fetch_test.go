@@ -9,8 +9,8 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// TestFetch: a request does not wait for an image that takes long to fetch. What was begun goes on
-// after a restart, and can be asked for, be deleted, and be tried again.
+// TestFetch: a request does not wait for an image that takes long to fetch. The fetch goes on after
+// a restart. Its progress can be asked for, it can be deleted, and it can be tried again.
 func TestFetch(t *testing.T) {
 	dir, f := t.TempDir(), newFake()
 	f.claims = map[string]string{"c": t.TempDir()}
@@ -61,7 +61,7 @@ func TestFetch(t *testing.T) {
 	require.Len(t, f.served, 1)
 	f.mu.Unlock()
 
-	// What goes wrong beside the request is said later.
+	// An error in the background is reported later.
 	f.set(func() { f.slow, f.opening = make(chan struct{}), func() error { return errFake } })
 	put("bad", one, true, api.StateFilling)
 	f.set(func() { close(f.slow) })

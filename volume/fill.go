@@ -30,8 +30,8 @@ type Filling struct {
 	received, total atomic.Int64
 }
 
-// Fill begins an upload, of which there is one at a time. The caller puts the data into files in
-// Dir, calls Complete, and in any case Release.
+// Fill begins an upload. There is one at a time for each volume. The caller puts the data into
+// files in Dir, calls Complete, and in any case Release.
 func (m *Manager) Fill(ctx context.Context, name string) (*Filling, error) {
 	if api.CheckName(name) != nil {
 		return nil, notFound(name)
@@ -71,14 +71,14 @@ func (f *Filling) Dir() string { return f.dir }
 // Context ends when the upload must end, because its volume is deleted or the server stops.
 func (f *Filling) Context() context.Context { return f.ctx }
 
-// Size is that of the volume, bytes. 0: it gets that of the data.
+// Size is that of the volume, bytes. 0: the volume gets the size of the data.
 func (f *Filling) Size() int64 {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
 	return int64(f.v.record.Spec.Size)
 }
 
-// Reserve makes the volume count with a size, before that much data is taken. The error says that
+// Reserve makes the volume count with a size before that much data is accepted. The error says that
 // there is no room for it, or that the volume is smaller.
 func (f *Filling) Reserve(size int64) error {
 	if size < 0 {
@@ -98,7 +98,7 @@ func (f *Filling) Reserve(size int64) error {
 	return nil
 }
 
-// Progress tells how many bytes have come, of how many. 0: nobody knows.
+// Progress notes how many bytes have come, and of how many. 0: unknown.
 func (f *Filling) Progress(received, total int64) {
 	f.received.Store(received)
 	f.total.Store(total)
@@ -108,10 +108,10 @@ func (f *Filling) progress() *api.Progress {
 	return &api.Progress{Received: f.received.Load(), Total: f.total.Load()}
 }
 
-// Complete makes the volume one of the data that is there, and serves it. Without an image,
-// disk.img is the disk, of which everything has reached storage. Otherwise image is a file in Dir,
-// which goes when the disk has all of it. After an error the volume is as empty as before: disk.img
-// and all files of UploadPrefix are gone.
+// Complete makes the volume from the data, and serves it. Without an image, disk.img is the disk,
+// and all of it has reached storage. Otherwise image is a file in Dir, which is removed when the
+// disk has copied all of it. After an error the volume is as empty as before: disk.img and all
+// files of UploadPrefix are gone.
 func (f *Filling) Complete(ctx context.Context, image string) error {
 	m, v := f.m, f.v
 	held, err := m.hold(ctx, v.name)
@@ -154,7 +154,7 @@ func (f *Filling) release() {
 	close(f.gone)
 }
 
-// end ends the upload for somebody else, and waits until it has ended.
+// end ends the upload on behalf of another operation, and waits until it has ended.
 func (f *Filling) end(ctx context.Context) error {
 	f.cancel()
 	select {
@@ -185,7 +185,7 @@ func (m *Manager) holdCompleted(v *volume, opened Opened) bool {
 	return true
 }
 
-// dropFile removes the image of a volume when its disk has all of it.
+// dropFile removes the image of a volume when the disk has copied all of it.
 func (m *Manager) dropFile(v *volume, opened Opened) {
 	m.work.Go(func() {
 		if !m.holdCompleted(v, opened) {
@@ -217,7 +217,8 @@ func (m *Manager) forgetFile(v *volume) error {
 	return m.set(v, r)
 }
 
-// fillClaim makes the disk of a volume on a claim, and closes it: a virtual machine uses it there.
+// fillClaim makes the disk of a volume on a claim, and closes it, because a virtual machine uses it
+// there.
 func (m *Manager) fillClaim(ctx context.Context, v *volume) error {
 	dir, err := m.dir(v.record)
 	if err != nil {
@@ -230,8 +231,8 @@ func (m *Manager) fillClaim(ctx context.Context, v *volume) error {
 	return m.placeOnClaim(v, opened)
 }
 
-// placeOnClaim waits for a disk to be complete that is to lie on a claim, beside the request if
-// that takes time.
+// placeOnClaim waits until a disk that goes to a claim is complete. If that takes long, it goes on
+// in the background.
 func (m *Manager) placeOnClaim(v *volume, opened Opened) error {
 	dir, err := m.dir(v.record)
 	if err == nil {
@@ -255,7 +256,7 @@ func (m *Manager) placeOnClaim(v *volume, opened Opened) error {
 	return nil
 }
 
-// awaitClaim closes the disk of a claim when it has all of its source.
+// awaitClaim closes the disk of a claim when it has copied all of its source.
 func (m *Manager) awaitClaim(v *volume, opened Opened, dir string) {
 	if !m.holdCompleted(v, opened) {
 		return

@@ -45,7 +45,7 @@ func TestFill(t *testing.T) {
 	require.Equal(t, &api.Progress{Received: 10, Total: 1024}, v.Upload)
 	refused(t, api.CodeInUse, m.Delete(ctx, "vm1", false))
 
-	// What cannot be used leaves the volume as empty as it was.
+	// Unusable data leaves the volume as empty as it was.
 	disk := filepath.Join(fill.Dir(), diskName)
 	for _, name := range []string{disk, filepath.Join(fill.Dir(), UploadPrefix+".qcow2")} {
 		require.NoError(t, os.WriteFile(name, make([]byte, 1024), 0o600))
@@ -78,7 +78,7 @@ func TestFill(t *testing.T) {
 	require.False(t, created)
 }
 
-// TestUploadedImage: the file goes when the disk has all of it, also after a restart.
+// TestUploadedImage: the file is removed when the disk has copied all of it, also after a restart.
 func TestUploadedImage(t *testing.T) {
 	dir, f := t.TempDir(), newFake()
 	m := start(t, dir, f)

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// failed is the error for what was tried and went wrong. A refusal below it keeps its code.
+// failed is the error for an operation that failed. A refusal that caused it keeps its code.
 func failed(format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	f := &failure{api.Error{Code: api.CodeFailed}, err}
@@ -29,8 +29,8 @@ func (f *failure) Error() string { return f.refusal.Message }
 
 func (f *failure) Unwrap() []error { return []error{&f.refusal, f.cause} }
 
-// enter makes a volume count, with a size that may be 0 as long as it is not known. It is refused
-// if there are too many, or too many bytes.
+// enter counts a volume with a size, which may be 0 while it is unknown. It refuses if there are
+// too many volumes or too many bytes.
 func (m *Manager) enter(v *volume, r store.Record) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -51,7 +51,7 @@ func (m *Manager) enter(v *volume, r store.Record) error {
 	return nil
 }
 
-// size makes a volume count with another size.
+// size counts a volume with another size.
 func (m *Manager) size(v *volume, size int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,7 +79,7 @@ func (m *Manager) roomLocked(v *volume, size int64) error {
 	return nil
 }
 
-// bytesLocked is what the volume counts for.
+// bytesLocked is how many bytes the volume counts for.
 func (v *volume) bytesLocked() int64 { return max(v.record.Size, v.reserved) }
 
 // chooseLUN chooses a number for a new volume. Nobody else gets it until unchoose.
@@ -101,7 +101,7 @@ func (m *Manager) chooseLUN(v *volume) (uint16, error) {
 	return lun, err
 }
 
-// unchoose ends that. The record of the volume has the number, or there is no volume.
+// unchoose ends that: by now the record of the volume has the number, or there is no volume.
 func (m *Manager) unchoose(v *volume) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

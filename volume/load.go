@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// loadsAtOnce bounds how many volumes are opened side by side: what they wait for is storage.
+// loadsAtOnce bounds how many volumes are opened side by side. They mostly wait for storage.
 const loadsAtOnce = 16
 
 // find reads the records of earlier runs.
@@ -31,9 +31,9 @@ func (m *Manager) find() error {
 	return nil
 }
 
-// Load serves the volumes of earlier runs, before initiators can log in and before anything is
-// asked of the Manager. What was being made or deleted is removed. A volume that cannot be served
-// is no error: the others are. The log and Get say why.
+// Load serves the volumes of earlier runs. It is called before initiators can log in and before any
+// other call of the Manager. It removes volumes that were being made or deleted. A volume that
+// cannot be served is no error, because the others can be. The log and Get say why.
 func (m *Manager) Load(ctx context.Context) error {
 	m.mu.Lock()
 	all := slices.Collect(maps.Values(m.volumes))

@@ -30,7 +30,7 @@ type Manager struct {
 	store *store.Store
 	ctx   context.Context // ends with Close
 	stop  context.CancelFunc
-	work  sync.WaitGroup // beside requests
+	work  sync.WaitGroup // in the background
 
 	patience time.Duration // see fetchPatience
 
@@ -40,8 +40,8 @@ type Manager struct {
 	volumes map[string]*volume // guarded by mu
 }
 
-// volume is a volume, from before its record is made until after it is removed. Who changes it has
-// its turn.
+// volume is a volume, from before its record is made until after it is removed. Whoever changes it
+// must have its turn.
 type volume struct {
 	name string
 	turn chan struct{} // a semaphore of one
@@ -50,16 +50,16 @@ type volume struct {
 	record  store.Record // State "": there is none, and nobody sees the volume
 	opened  Opened       // nil: its disk is not open
 	failure error        // why it is not served
-	filling *Filling     // nil: no data is coming
-	// fetching is not nil while the disk is being opened beside requests.
+	filling *Filling     // nil: no upload is under way
+	// fetching is not nil while the disk is being opened in the background.
 	fetching *fetching
 
 	reserved int64  // bytes that count for data that is coming
 	chosen   uint16 // the number that the record will have; 0: none
 }
 
-// New opens the directory of the volumes, which stays locked until Close, and finds which there
-// are.
+// New opens the directory of the volumes, which stays locked until Close, and finds the volumes in
+// it.
 func New(opt Options) (*Manager, error) {
 	s, err := store.Open(opt.Dir)
 	if err != nil {
@@ -77,15 +77,15 @@ func New(opt Options) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends what goes on beside requests and releases the directory. The disks stay open: they
-// are the daemon's.
+// Close ends the work in the background and releases the directory. The disks stay open: they
+// belong to the daemon.
 func (m *Manager) Close() error {
 	m.stop()
 	m.work.Wait()
 	return m.store.Close()
 }
 
-// Volume is a volume as it was when it was asked for.
+// Volume is the state of a volume when it was asked for.
 type Volume struct {
 	Record      store.Record
 	State       api.State
@@ -137,7 +137,7 @@ func notFound(name string) error {
 	return api.Errorf(api.CodeNotFound, "there is no volume %q", name)
 }
 
-// seenLocked reports whether the volume is there for others. While it is being made it is not.
+// seenLocked reports whether others may see the volume. They do not while it is being made.
 func (v *volume) seenLocked() bool {
 	return v.failure != nil || v.record.State != "" && v.record.State != store.StateMaking
 }
@@ -160,7 +160,7 @@ func (v *volume) lookLocked() Volume {
 	return seen
 }
 
-// hold waits for the turn of a volume, of which there may be none yet. The caller releases it.
+// hold waits for the turn of a volume, which need not exist yet. The caller releases it.
 func (m *Manager) hold(ctx context.Context, name string) (*volume, error) {
 	for {
 		m.mu.Lock()
@@ -182,7 +182,7 @@ func (m *Manager) hold(ctx context.Context, name string) (*volume, error) {
 		if current {
 			return v, nil
 		}
-		<-v.turn // it was deleted, and its turn is nobody's any more
+		<-v.turn // it was deleted, and nobody needs its turn any more
 	}
 }
 

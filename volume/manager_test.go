@@ -84,7 +84,7 @@ func TestRefusedRequests(t *testing.T) {
 	require.Len(t, entries, 42, "a refused request leaves nothing") // lock, numbers.json
 }
 
-// TestFailuresLeaveNothing: whatever fails on the way, nothing is left, and the next try works.
+// TestFailuresLeaveNothing: whichever step fails, nothing is left, and the next try works.
 func TestFailuresLeaveNothing(t *testing.T) {
 	f := newFake()
 	m := start(t, t.TempDir(), f)
@@ -107,7 +107,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestKilled: a volume is there whole after a kill, or nothing of it.
+// TestKilled: after a kill a volume is there completely or not at all.
 func TestKilled(t *testing.T) {
 	dir, f := t.TempDir(), newFake()
 	m := start(t, dir, f)
@@ -144,13 +144,13 @@ func TestKilled(t *testing.T) {
 	require.Equal(t, int64(4096), all[0].Record.Size)
 }
 
-// deleteOnce deletes with a context that has ended, which begins it and does not wait.
+// deleteOnce deletes with a context that has ended. That begins the deletion and does not wait.
 func deleteOnce(ctx context.Context, m *Manager, name string) error {
 	for {
 		err := m.Delete(ctx, name, false)
 		var e *api.Error
 		if !errors.As(err, &e) || e.Code != api.CodeBusy {
-			return err // whether the turn or the end comes first is chance
+			return err // it is chance which comes first, the turn or the end
 		}
 	}
 }
@@ -179,8 +179,8 @@ func TestDelete(t *testing.T) {
 	require.NotEqual(t, uint16(64), v.Record.LUN, "the number must not come again at once")
 }
 
-// TestDeleteThatCannotBeNoted: a volume is no LUN any more before its record says that it is being
-// deleted. Where that cannot be written, PUT serves it again, and DELETE deletes it.
+// TestDeleteThatCannotBeNoted: a volume stops being a LUN before its record says that it is being
+// deleted. If the record cannot be written, PUT serves the volume again, and DELETE deletes it.
 func TestDeleteThatCannotBeNoted(t *testing.T) {
 	for _, after := range []string{"PUT", "DELETE"} {
 		t.Run(after, func(t *testing.T) {
@@ -348,7 +348,8 @@ func TestClaimIsFilled(t *testing.T) {
 }
 
 // TestChosenLUNs has more requests at once than there are small numbers, each between the choice of
-// its number and its record. The choice goes round, and must not meet its own beginning.
+// its number and its record. The search for a number wraps around, and must not give out a number
+// twice.
 func TestChosenLUNs(t *testing.T) {
 	m := start(t, t.TempDir(), newFake())
 	luns := map[uint16]string{}

@@ -40,7 +40,7 @@ func (m *Manager) dir(r store.Record) (string, error) {
 	}
 	dir, err := m.opt.Disks.Place(r.Place)
 	if err == nil && r.Place.Kind == store.PlaceUsageType {
-		// Others may keep volumes there, too.
+		// Others may keep volumes in it, too.
 		dir = filepath.Join(dir, ".volumes", m.store.ID(), r.Name)
 	}
 	return dir, err
@@ -104,7 +104,7 @@ func diskFiles(dir string) (paths []string, err error) {
 	return paths, err
 }
 
-// clear removes the disk of a volume, and what else there is of it, but not its record.
+// clear removes the disk of a volume and everything else of it except its record.
 func (m *Manager) clear(r store.Record) error {
 	dir, err := m.dir(r)
 	if err != nil {

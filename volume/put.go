@@ -10,9 +10,9 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// Put makes a volume, or finds that it is there as asked. A larger size enlarges it. If there is
-// another volume of that name, the error names the differences. A volume that cannot be served is
-// tried again.
+// Put makes a volume, or finds it as asked. A larger size enlarges it. If another volume has the
+// name, the error names the differences. Put tries again to serve a volume that could not be
+// served.
 func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volume, created bool,
 	err error) {
 	if err := api.CheckName(name); err != nil {
@@ -27,7 +27,7 @@ func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volum
 		return Volume{}, false, err
 	}
 	defer m.release(held)
-	if held.record.State == store.StateDeleting { // an earlier try to delete it has failed
+	if held.record.State == store.StateDeleting { // an earlier attempt to delete it has failed
 		if err := m.remove(held); err != nil {
 			return Volume{}, false, err
 		}
@@ -48,8 +48,8 @@ func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volum
 	return v, created, err
 }
 
-// create makes a volume. Its record is the first that there is of it, and says that it is being
-// made. The record that says that it is ready is the moment from which it is there.
+// create makes a volume. It writes a record first, which says that the volume is being made. The
+// volume exists from the moment when its record says that it is ready.
 func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool) (err error) {
 	if any {
 		if spec, err = m.opt.Disks.Default(); err != nil {
@@ -88,8 +88,8 @@ func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool
 	return nil
 }
 
-// begin makes the record of a volume. After an error there is nothing of it, and nothing that was
-// there before is touched.
+// begin makes the record of a volume. After an error there is nothing of the volume, and nothing
+// that was there before has changed.
 func (m *Manager) begin(v *volume, r store.Record, dir string) error {
 	if err := m.enter(v, r); err != nil {
 		return err
@@ -166,7 +166,7 @@ func (m *Manager) adopt(v *volume, r store.Record, opened Opened, next store.Sta
 	return nil
 }
 
-// disk is what is to be opened of a volume.
+// disk says what to open for a volume.
 func (m *Manager) disk(r store.Record, dir string) Disk {
 	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size, Source: r.Spec.From,
 		File: r.File, CopyMode: r.Spec.Copy.Mode, AccessMode: r.Spec.AccessMode,
@@ -227,8 +227,8 @@ func (m *Manager) fail(v *volume, err error) {
 	v.failure = err
 }
 
-// grow enlarges a volume. Its record comes first: a disk that is smaller than its record is
-// enlarged at the next start, and one that is larger was enlarged by somebody else.
+// grow enlarges a volume. It changes the record first: the next start enlarges a disk that is
+// smaller than its record. A disk that is larger was enlarged by somebody else.
 func (m *Manager) grow(ctx context.Context, v *volume, size int64) error {
 	before := v.record
 	if v.filling != nil || before.State == store.StateFilling {

@@ -1,5 +1,5 @@
-// Package api has the words of the interface that makes volumes on demand: what a request says of a
-// volume, what an answer says, and what a refusal says.
+// Package api has the words of the interface that makes volumes on demand: of requests, of answers,
+// and of refusals.
 //
 // The server (volume/server) and the client (volume/client) use the same types, and so does the
 // Kubernetes controller. The package needs nothing but the standard library. The interface as a

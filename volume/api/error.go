@@ -14,12 +14,12 @@ const (
 	CodeNotFound     Code = "not-found"    // there is no such volume
 	CodeDiffers      Code = "differs"      // there is another volume of that name: see Differs
 	CodeInUse        Code = "in-use"       // initiators use it: see Users
-	CodeBusy         Code = "busy"         // something else happens to the volume: try again
+	CodeBusy         Code = "busy"         // another operation is under way: try again
 	CodeHasData      Code = "has-data"     // it takes no upload
 	CodeTooLarge     Code = "too-large"    // the data is larger than the volume, or than allowed
 	CodeLimit        Code = "limit"        // the server has no room for it
 	CodeUnavailable  Code = "unavailable"  // the server cannot do it now: try again
-	CodeFailed       Code = "failed"       // it was tried, and went wrong
+	CodeFailed       Code = "failed"       // the operation failed
 )
 
 // status is the HTTP status of each code.
@@ -29,19 +29,19 @@ var status = map[Code]int{
 	CodeFailed: 500,
 }
 
-// Error is a refusal. It is the body of every answer that is no success.
+// Error is a refusal. It is the body of every answer that reports no success.
 type Error struct {
 	Code    Code   `json:"code" yaml:"code"`
 	Message string `json:"error" yaml:"error"` // for people: what is wrong, and what to do about it
-	// Differs says in what the volume is another one than the request asks for.
+	// Differs says in which fields the volume is not what the request asks for.
 	Differs []Difference `json:"differs,omitempty" yaml:"differs,omitempty"`
 	// Users are the initiators that use the volume, by their names.
 	Users []string `json:"users,omitempty" yaml:"users,omitempty"`
-	// Status is the status of HTTP, if it is not the one of the code.
+	// Status is the HTTP status, if it is not the one of the code.
 	Status int `json:"-" yaml:"-"`
 }
 
-// Difference is a field in which a volume is another one than the request asks for.
+// Difference is a field in which the volume is not what the request asks for.
 type Difference struct {
 	Field string `json:"field" yaml:"field"` // as in the request, such as copy.mode
 	Is    string `json:"is" yaml:"is"`
@@ -66,7 +66,7 @@ func (e *Error) HTTPStatus() int {
 	return 500
 }
 
-// Differ makes the refusal of a request that another volume stands in the way of.
+// Differ makes the refusal of a request whose name another volume has.
 func Differ(name string, all []Difference) *Error {
 	said := make([]string, len(all))
 	for i, d := range all {

@@ -31,24 +31,24 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Spec is what a request says of a volume. A request without any field asks for the volume that is
-// there. If there is none, it gets one of the server's only image, or an empty one of the server's
-// default size.
+// Spec is a request for a volume. A request without any field asks for the volume that is there. If
+// there is none, it makes one from the server's only image, or an empty one of the server's default
+// size.
 type Spec struct {
-	// Size is what the disk is to have at least, in bytes. It is needed for an empty disk. 0: that
-	// of the image, or of the data that is uploaded.
+	// Size is the least size of the disk in bytes. An empty disk needs it. 0: the size of the
+	// image, or of the uploaded data.
 	Size Size `json:"size,omitempty" yaml:"size,omitempty"`
-	// From is what the disk holds at the beginning. nil: nothing, it reads as zeros.
+	// From is the initial content of the disk. nil: none, the disk reads as zeros.
 	From *Source `json:"from,omitempty" yaml:"from,omitempty"`
 	// AccessMode is write-exclusive (the default), write-shared or read-shared.
 	AccessMode string `json:"access-mode,omitempty" yaml:"access-mode,omitempty"`
 	Copy       *Copy  `json:"copy,omitempty" yaml:"copy,omitempty"`
-	// PVC places the disk on a claim that the server has mounted. The virtual machine uses the
-	// claim then, and not the server.
+	// PVC places the disk on a claim that the server has mounted. The virtual machine then uses the
+	// claim, and not the server.
 	PVC *Claim `json:"pvc,omitempty" yaml:"pvc,omitempty"`
 }
 
-// Source is what a disk holds at the beginning. Exactly one of Image, Reference and Upload is set.
+// Source is the initial content of a disk. Exactly one of Image, Reference and Upload is set.
 type Source struct {
 	// Image is one of the server's directory of images (/disk), by the name of its file.
 	Image string `json:"image,omitempty" yaml:"image,omitempty"`
@@ -59,12 +59,12 @@ type Source struct {
 	Upload bool   `json:"upload,omitempty" yaml:"upload,omitempty"` // data that comes later
 }
 
-// Copy is how the disk is made of its source.
+// Copy is how the disk gets the content of its source.
 type Copy struct {
 	// Mode is clone (the default), copy-on-write or copy-on-read. A disk without an image, or of
 	// uploaded data, can also say none, which means the same there.
 	Mode string `json:"mode,omitempty" yaml:"mode,omitempty"`
-	// UsageType is the kind of storage for what is written. "": the server's own.
+	// UsageType is the kind of storage for what is written. "": the server's own directory.
 	UsageType string `json:"usage-type,omitempty" yaml:"usage-type,omitempty"`
 }
 
@@ -73,7 +73,7 @@ type Claim struct {
 	Name string `json:"claimname" yaml:"claimname"`
 }
 
-// IsZero reports whether the request says nothing.
+// IsZero reports whether the request has no field.
 func (s Spec) IsZero() bool { return s == Spec{} }
 
 // The access modes and copy modes.
@@ -88,8 +88,8 @@ const (
 	CopyOnRead  = "copy-on-read"
 )
 
-// Resolved returns the request with its defaults, or says what cannot be meant by it. It does not
-// look at images, claims and usage types, which the server knows.
+// Resolved returns the request with its defaults, or an error if the request contradicts itself. It
+// does not look at images, claims and usage types, which only the server knows.
 func (s Spec) Resolved() (Spec, error) {
 	switch s.AccessMode {
 	case "":
@@ -167,5 +167,5 @@ func (s *Source) resolved() (*Source, error) {
 	return &copied, nil
 }
 
-// Needed reports whether a disk needs a size to be made.
+// Needed reports whether the disk needs a size.
 func (s Spec) Needed() bool { return s.Size == 0 && s.From == nil }

@@ -12,7 +12,7 @@ type Volume struct {
 	Info       Info   `json:"volume" yaml:"volume"`
 }
 
-// ISCSI is where a LUN is to be found.
+// ISCSI is the address of a LUN.
 type ISCSI struct {
 	Host   Host   `json:"host" yaml:"host"`
 	Portal string `json:"portal" yaml:"portal"` // the name of the target
@@ -25,7 +25,7 @@ type Host struct {
 	Port string `json:"port" yaml:"port"`
 }
 
-// Info is what there is to know about a volume beside its source.
+// Info is what else is known about a volume.
 type Info struct {
 	Name  string `json:"name" yaml:"name"`
 	State State  `json:"state" yaml:"state"`
@@ -36,13 +36,13 @@ type Info struct {
 	Serial  string    `json:"serial,omitempty" yaml:"serial,omitempty"`
 	NAA     string    `json:"naa,omitempty" yaml:"naa,omitempty"` // 16 hexadecimal digits
 	Created time.Time `json:"created" yaml:"created"`
-	// Upload is how far the data has come that the volume awaits.
+	// Upload is how much of its data a volume has, while it awaits data.
 	Upload *Progress `json:"upload,omitempty" yaml:"upload,omitempty"`
 	// Failure says why the volume is not served.
 	Failure string `json:"failure,omitempty" yaml:"failure,omitempty"`
 }
 
-// State is what a volume is at the moment.
+// State is the state of a volume.
 type State string
 
 const (
@@ -56,7 +56,7 @@ const (
 // Progress is how far an upload is, in bytes.
 type Progress struct {
 	Received int64 `json:"received" yaml:"received"`
-	Total    int64 `json:"total,omitempty" yaml:"total,omitempty"` // 0: nobody has said
+	Total    int64 `json:"total,omitempty" yaml:"total,omitempty"` // 0: unknown
 }
 
 // List is the answer about all volumes, by name.

@@ -18,15 +18,15 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// Options say which server is asked, and how. Server is required.
+// Options say which server to ask, and how. Server is required.
 type Options struct {
 	Server string // as https://HOST:8443
-	// TokenFile has the token that is shown. It is read for each request.
+	// TokenFile has the token to show. It is read for each request.
 	TokenFile string
-	// CertFile and KeyFile are a certificate (PEM) that is shown. They are read for each
-	// connection.
+	// CertFile and KeyFile are the client's certificate (PEM). They are read for each connection.
 	CertFile, KeyFile string
-	// CAFile has the certificates (PEM) by which the server is known, instead of the system's.
+	// CAFile has the certificates (PEM) that the server's must be signed by, instead of the
+	// system's.
 	CAFile string
 	// UserAgent names the program.
 	UserAgent string
@@ -39,7 +39,7 @@ type Client struct {
 	http *http.Client
 }
 
-// New makes a client. Nothing is asked yet.
+// New makes a client. It sends nothing yet.
 func New(opt Options) (*Client, error) {
 	base, err := url.Parse(opt.Server)
 	if err != nil || base.Host == "" || base.Scheme != "https" && base.Scheme != "http" {
@@ -110,8 +110,8 @@ func (c *Client) Delete(ctx context.Context, name string, force bool) error {
 	return c.call(ctx, http.MethodDelete, path, nil, nil)
 }
 
-// Do sends a request for a path of the server, as /volume/NAME/data, with what the client shows.
-// The caller closes the body of the answer, which may be a refusal: see Refusal.
+// Do sends a request for a path of the server, such as /volume/NAME/data, with the client's token
+// or certificate. The caller closes the body of the answer, which may be a refusal: see Refusal.
 func (c *Client) Do(r *http.Request, path string) (*http.Response, error) {
 	target, err := c.base.Parse(strings.TrimSuffix(c.base.Path, "/") + path)
 	if err != nil {

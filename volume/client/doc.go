@@ -1,8 +1,8 @@
-// Package client asks a server of volumes (volume/server) for them. Controllers and commands use
+// Package client asks a server of volumes (volume/server) for volumes. Controllers and commands use
 // it.
 //
-// New makes a Client of the server's address and of what it shows there: a token, a certificate, or
-// on loopback neither. Its methods may be called by any number of goroutines. They return what the
-// server answers; a refusal is an *api.Error, which errors.As finds. A request that came to nothing
-// because of the network may have been carried out: all of them can be made again.
+// New makes a Client from the server's address and a token or a certificate; on loopback the server
+// may need neither. Any number of goroutines may call its methods. They return the server's answer;
+// errors.As finds the *api.Error of a refusal. A request that failed because of the network may
+// have been carried out. Every request can safely be sent again.
 package client

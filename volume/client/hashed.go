@@ -12,7 +12,7 @@ import (
 const pieceSize = 512 << 10
 
 // hashed reads a file that is sent, perhaps parts of it several times, and computes the digest of
-// all of it on the way. It computes that of a piece while the piece is being sent.
+// the whole file on the way. It hashes a piece while the piece is being sent.
 type hashed struct {
 	from io.ReaderAt
 	size int64
@@ -71,7 +71,7 @@ func (h *hashed) load() error {
 	return nil
 }
 
-// settle waits until the digest has what it is to have.
+// settle waits until the digest has all that it was given.
 func (h *hashed) settle() {
 	if h.busy != nil {
 		<-h.busy
@@ -79,7 +79,7 @@ func (h *hashed) settle() {
 	}
 }
 
-// seek goes on at off. What lies before it is read, if that has not been yet.
+// seek goes on at off. It reads and hashes what lies before, if that has not been done.
 func (h *hashed) seek(ctx context.Context, off int64) error {
 	for h.done < off {
 		if err := ctx.Err(); err != nil {
@@ -94,7 +94,7 @@ func (h *hashed) seek(ctx context.Context, off int64) error {
 	return nil
 }
 
-// digest is that of the whole file, as Repr-Digest has it (RFC 9530).
+// digest is that of the whole file, in the form of Repr-Digest (RFC 9530).
 func (h *hashed) digest(ctx context.Context) (string, error) {
 	if err := h.seek(ctx, h.size); err != nil {
 		return "", err

@@ -18,30 +18,30 @@ import (
 
 // UploadOptions say how an upload is made. The zero value works.
 type UploadOptions struct {
-	// Patience is how long an upload goes on trying while nothing of it gets through. 0: two
-	// minutes.
+	// Patience is how long an upload goes on trying while no data gets through. 0: two minutes.
 	Patience time.Duration
-	// Sent is told how many bytes the server has or is being sent, and may be told less later.
+	// Sent is called with the number of bytes that the server has or is being sent. The number may
+	// fall.
 	Sent func(bytes int64)
-	// Again is told why something is tried again.
+	// Again is called with the reason when a request is tried again.
 	Again func(err error)
 }
 
 const (
 	defaultPatience = 2 * time.Minute
-	// firstWait and lastWait are how long to wait before trying again: twice as long each time.
+	// firstWait and lastWait bound the pause before another try. It doubles each time.
 	firstWait = 200 * time.Millisecond
 	lastWait  = 10 * time.Second
-	// answerPatience is how long the server may take to say how far an upload is.
+	// answerPatience is how long the server may take to say how much of an upload it has.
 	answerPatience = 30 * time.Second
-	// stuck is how long a connection may take nothing before it is given up.
+	// stuck is how long a connection may accept nothing before it is given up.
 	stuck = time.Minute
 )
 
-// Upload sends the content of a volume, and returns the volume when it can be used, or is being
-// made ready. If the volume is not there, it is made with the size of the data. A connection that
-// breaks is replaced, and the upload goes on where the server has it, also if an earlier process
-// began it. At the end the server compares a digest of everything.
+// Upload sends the content of a volume. It returns when the volume can be used, or is being made
+// ready. If the volume does not exist, it is made with the size of the data. If a connection
+// breaks, the upload goes on where the server has it, also if an earlier process began it. At the
+// end the server compares a digest of all data.
 //
 // Errors of the server are *api.Error. If ctx ends, a later call with the same data goes on.
 func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size int64,
@@ -89,7 +89,7 @@ func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size
 	}
 }
 
-// upload is one upload, by way of as many requests as it takes.
+// upload is one upload, in as many requests as it takes.
 type upload struct {
 	c    *Client
 	name string
@@ -98,7 +98,7 @@ type upload struct {
 	data *hashed
 
 	at     string // address of the upload; "": it has not begun
-	known  bool   // offset is what the server has
+	known  bool   // offset is how much the server has
 	offset int64
 	sent   bool // everything was sent at least once
 	again  int  // how often it had to begin again
@@ -129,10 +129,10 @@ func (e *unreadableError) Error() string {
 }
 func (e *unreadableError) Unwrap() error { return e.err }
 
-// errAgain says that there is something to be done again.
+// errAgain says that a step must be repeated.
 var errAgain = errors.New("the server does not have all that was sent")
 
-// fatal returns the error if it is of no use to try again.
+// fatal returns the error if trying again is of no use.
 func (u *upload) fatal(err error) error {
 	var refused *api.Error
 	again := errors.Is(err, errAgain) || errors.As(err, new(*url.Error)) &&
@@ -227,16 +227,16 @@ func (u *upload) ask(ctx context.Context) (api.Volume, error) {
 	return api.Volume{}, nil
 }
 
-// another says that the upload in the way is not that of this file. what it has completes "an
-// upload".
+// another says that the upload in the way is not one of this file. what completes the sentence "an
+// upload ...".
 func (u *upload) another(what, number string) error {
 	return &api.Error{Status: http.StatusConflict, Message: fmt.Sprintf("an upload "+what+
 		" bytes to the volume %q was interrupted, and the file has %d: it is of another file; "+
 		"give it up with DELETE of %s", number, u.name, u.size, u.at)}
 }
 
-// lost is called when the server does not know the upload. If the volume has everything, the answer
-// to that has got lost. Otherwise the upload begins again.
+// lost handles a server that does not know the upload. If the volume has all data, only the last
+// answer was lost. Otherwise the upload begins again.
 func (u *upload) lost(ctx context.Context) (api.Volume, error) {
 	if u.sent {
 		v, err := u.c.Get(ctx, u.name)
@@ -260,7 +260,7 @@ func (u *upload) finished(ctx context.Context) (api.Volume, error) {
 	return v, err
 }
 
-// send sends what the server does not have.
+// send sends the data that the server does not have.
 func (u *upload) send(ctx context.Context) error {
 	if err := u.data.seek(ctx, u.offset); err != nil {
 		return unreadable(err)
@@ -286,7 +286,7 @@ func (u *upload) send(ctx context.Context) error {
 	defer answer.Body.Close()
 	if answer.StatusCode == http.StatusNotFound ||
 		answer.StatusCode == http.StatusConflict && answer.Header.Get("Upload-Offset") != "" {
-		return errAgain // it is asked how much it has
+		return errAgain // the next step asks how much it has
 	}
 	if refused := Refusal(answer); refused != nil {
 		return refused
@@ -295,7 +295,7 @@ func (u *upload) send(ctx context.Context) error {
 	return nil
 }
 
-// end has the server compare the digest, and make the volume of the data.
+// end has the server compare the digest, and make the volume from the data.
 func (u *upload) end(ctx context.Context) (api.Volume, error) {
 	digest, err := u.data.digest(ctx)
 	if err != nil {
@@ -324,8 +324,8 @@ func (u *upload) end(ctx context.Context) (api.Volume, error) {
 	return v, nil
 }
 
-// reading is the body of a request. The request may be answered while it is still being read: stop
-// ends that.
+// reading is the body of a request. The answer may come while the body is still being read. stop
+// ends the reading.
 type reading struct {
 	u     *upload
 	watch *time.Timer

@@ -19,16 +19,16 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// Access says who may ask. Every field is the name of a file, of which "" is none.
+// Access says who may send requests. Every field is a file name; "" means none.
 type Access struct {
 	Cert, Key string // of the server, PEM
-	// ClientCA has the certificates of those whose signature makes a client's certificate good.
+	// ClientCA has the certificates that may have signed a client's certificate.
 	ClientCA string
 	Token    string // has the token that requests show
 }
 
-// Check refuses an address that others than this machine can reach, if not everybody who asks has
-// to show that he may, or could be overheard.
+// Check refuses an address that other machines can reach, unless every client must prove who it is
+// and nobody can eavesdrop.
 func (a Access) Check(loopback bool) error {
 	switch {
 	case (a.Cert == "") != (a.Key == ""):
@@ -50,7 +50,7 @@ func (a Access) Check(loopback bool) error {
 	return nil
 }
 
-// open reports whether nobody has to show anything.
+// open reports whether clients need to prove nothing.
 func (a Access) open() bool { return a.Token == "" && a.ClientCA == "" }
 
 // access admits requests.
@@ -64,7 +64,7 @@ type access struct {
 	told   string      // guarded by mu; what the log says is wrong with the files
 }
 
-// newAccess reads all files once, so that what is wrong with them is known at once.
+// newAccess reads all files once, so that an error in them is known at once.
 func newAccess(opt Access, log *zap.Logger) (*access, error) {
 	a := &access{opt: opt, log: log}
 	if opt.Cert != "" {
@@ -105,7 +105,7 @@ func (a *access) admit(r *http.Request) *api.Error {
 	if !strings.EqualFold(scheme, "Bearer") {
 		token = ""
 	}
-	// Hashes have one length, so that the comparison does not tell that of the token either.
+	// Hashes have one length, so the time of the comparison does not tell the length of the token.
 	shown, right := sha256.Sum256([]byte(strings.TrimSpace(token))), sha256.Sum256(want)
 	if subtle.ConstantTimeCompare(shown[:], right[:]) != 1 {
 		return api.Errorf(api.CodeUnauthorized, "the request shows no token, or a wrong one: send "+
@@ -129,7 +129,7 @@ const (
 	maxFile  = 1 << 20
 )
 
-// readToken reads the file of the token. What the file has is never a part of the error.
+// readToken reads the file of the token. Its errors never contain the content.
 func readToken(path string) ([]byte, error) {
 	text, err := readFile(path)
 	if err != nil {
@@ -169,13 +169,13 @@ func (a *access) tlsConfig() *tls.Config {
 			if err != nil {
 				a.complain(err)
 			}
-			return config, nil // the one before, while the files cannot be used
+			return config, nil // the previous one, while the files cannot be used
 		},
 	}
 }
 
-// load returns the configuration that the files make now. If they cannot be used, as while they are
-// being replaced, it returns the one before, with the reason.
+// load returns the configuration that the files make now. If they cannot be used, for example while
+// they are being replaced, it returns the previous one and the reason.
 func (a *access) load() (*tls.Config, error) {
 	var files [3][]byte
 	var err error

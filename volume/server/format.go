@@ -36,7 +36,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return text, nil
 }
 
-// parseSpec reads a request, which is JSON if it says so, and otherwise YAML.
+// parseSpec reads a request. It is YAML unless the client says that it is JSON.
 func parseSpec(text []byte, contentType string) (spec api.Spec, err error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return api.Spec{}, nil
@@ -108,7 +108,7 @@ func write(w http.ResponseWriter, r *http.Request, status int, value any) {
 		err = errors.Join(e.Encode(value), e.Close())
 		text = out.Bytes()
 	}
-	if err != nil { // no type of ours fails
+	if err != nil { // none of our types fails
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -116,7 +116,7 @@ func write(w http.ResponseWriter, r *http.Request, status int, value any) {
 	w.Header().Set("Content-Length", strconv.Itoa(len(text)))
 	w.Header().Add("Vary", "Accept")
 	w.WriteHeader(status)
-	_, _ = w.Write(text) // if this fails, the client has gone
+	_, _ = w.Write(text) // if this fails, the client is gone
 }
 
 // wantsJSON reports whether a client prefers JSON to YAML (RFC 9110 12.5.1).

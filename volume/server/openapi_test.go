@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// TestOpenAPI: the document describes what there is: the addresses, the fields of all types, and
-// the codes. Every reference in it leads somewhere.
+// TestOpenAPI: the document has all addresses, the fields of all types, and the codes. Every
+// reference in it resolves.
 func TestOpenAPI(t *testing.T) {
 	var doc map[string]any
 	require.NoError(t, yaml.Unmarshal(openAPI, &doc))

@@ -24,7 +24,7 @@ type Options struct {
 	// Portal is where initiators find the LUNs, for a client that has reached the server at an
 	// address of this machine.
 	Portal func(local net.Addr) (host, port string)
-	// Uploads receives data, at /volume/{name}/data and below. nil: there are no uploads.
+	// Uploads receives data, at /volume/{name}/data and below. nil: the server takes no uploads.
 	Uploads http.Handler
 	Access  Access
 	Log     *zap.Logger // nil: no log
@@ -83,7 +83,7 @@ func (s *Server) Serve(l net.Listener) error {
 	return s.http.Serve(l)
 }
 
-// Shutdown ends answering. Requests under way may end until ctx ends, and are cut off then.
+// Shutdown stops answering. Requests under way may end until ctx ends, and are cut off then.
 func (s *Server) Shutdown(ctx context.Context) error {
 	if err := s.http.Shutdown(ctx); err != nil {
 		return errors.Join(err, s.http.Close())
@@ -151,7 +151,7 @@ func (s *Server) limited(h func(http.ResponseWriter, *http.Request) error) http.
 	}
 }
 
-// logRefusal logs what went wrong here. What is wrong with a request is its client's to know.
+// logRefusal logs failures of the server. What is wrong with a request concerns only its client.
 func (s *Server) logRefusal(r *http.Request, err error) {
 	if refusalOf(err).HTTPStatus() < http.StatusInternalServerError || r.Context().Err() != nil {
 		return
@@ -161,7 +161,7 @@ func (s *Server) logRefusal(r *http.Request, err error) {
 		zap.String("client", r.RemoteAddr), zap.Error(err))
 }
 
-// refusalOf is what a client is told of an error.
+// refusalOf is what a client learns of an error.
 func refusalOf(err error) *api.Error {
 	var refused *api.Error
 	switch {

@@ -29,7 +29,7 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// noDisks is for requests that reach no disk.
+// noDisks is for requests that never reach a disk.
 type noDisks struct{}
 
 func (noDisks) Default() (api.Spec, error)        { return api.Spec{}, nil }
@@ -95,7 +95,7 @@ func bearer(token string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) }
 }
 
-// TestToken: nothing is answered without the token that the file has now, and it is in no log.
+// TestToken: without the token that the file has now, nothing is answered, and no log has it.
 func TestToken(t *testing.T) {
 	const first, second = "first-0123456789abcdef", "second-0123456789abcdef"
 	file := filepath.Join(t.TempDir(), "token")
@@ -279,7 +279,7 @@ func TestCertificates(t *testing.T) {
 		if name != "" {
 			pair, err := tls.LoadX509KeyPair(at(name+".cert"), at(name+".key"))
 			require.NoError(t, err)
-			// Without this Go's client sends none that the server does not ask for.
+			// Without this, Go's client sends only a certificate that the server asks for.
 			c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 				return &pair, nil
 			}

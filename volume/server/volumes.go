@@ -71,7 +71,7 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// Answer answers a request with what there is to know about a volume.
+// Answer answers a request with the state of a volume.
 func (s *Server) Answer(w http.ResponseWriter, r *http.Request, status int, name string) {
 	v, err := s.opt.Volumes.Get(name)
 	if err != nil {
@@ -106,7 +106,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// answer is what a client is told of a volume.
+// answer is what a client learns of a volume.
 func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 	a := api.Volume{Info: api.Info{
 		Name: v.Record.Name, State: v.State, Size: api.Size(v.Record.Size),
@@ -117,7 +117,7 @@ func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 	if v.State != api.StateReady {
 		return a
 	}
-	a.Info.Upload = nil // it has all of it
+	a.Info.Upload = nil // it has all data
 	a.AccessMode = v.Record.Spec.AccessMode
 	if v.Record.Place.Kind == store.PlaceClaim {
 		a.PVC = v.Record.Spec.PVC

@@ -1,4 +1,4 @@
-// Package store keeps on disk which volumes there are: a directory for each, with a record, and the
+// Package store keeps on disk which volumes there are: a directory with a record for each, and the
 // numbers of their LUNs.
 //
 //	DIR/lock                which process uses it
@@ -8,11 +8,11 @@
 //
 // Open locks the directory, and Load returns the records. Make begins a volume, Save changes its
 // record, Remove ends it. A record is replaced in one step and has reached storage when a call
-// returns, so that after a kill or a crash a volume is what the last call has made of it.
+// returns. So after a kill or a crash a volume is as the last call left it.
 //
-// A record comes before every other file of its volume, and goes after them. So no file is ever
-// without a record that says whose it is, and Load removes nothing but empty directories.
+// A record is written before every other file of its volume, and removed after them. So every file
+// has a record that says whose it is, and Load removes only empty directories.
 //
-// The number of a LUN is given again only when all others have been given: an initiator may come
-// back after a restart to the number of a disk that was deleted, and must not write to another one.
+// The number of a LUN is given again only when all others have been given. An initiator may come
+// back after a restart to the number of a deleted disk, and must not write to another one.
 package store

@@ -20,11 +20,12 @@ const (
 	// lastLUN is the highest number of the flat addressing method, 14 bits (SAM-5 4.7.7.3).
 	lastLUN = 1<<14 - 1
 
-	// ahead is how many numbers are saved as given at once. A restart leaves out what was not.
+	// ahead is how many numbers are saved as given at once. A restart skips those that were not
+	// used.
 	ahead = 16
 )
 
-// numbers are those that may have been given, as in the file.
+// numbers are the numbers that may have been given, as in the file.
 type numbers struct {
 	// ID tells this store from others whose volumes lie in the same directory.
 	ID    string `json:"id"`
@@ -62,8 +63,8 @@ func (s *Store) loadNumbers() error {
 // ID tells this store from others.
 func (s *Store) ID() string { return s.numbers.ID }
 
-// NextLUN returns a number that is not taken. It comes again only when the others have been given.
-// The error is about storage, or says that there is none.
+// NextLUN returns a free number. It comes again only when the others have been given. The error is
+// about storage, or says that no number is free.
 func (s *Store) NextLUN(taken func(lun uint16) bool) (uint16, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,13 +94,13 @@ func (t *turn) find(first, last uint16, taken func(lun uint16) bool) (lun uint16
 	return 0, 0
 }
 
-// after is the number some steps on.
+// after is the number that comes some steps later.
 func (t *turn) after(steps int, first, last uint16) uint16 {
 	at := max(int(t.next)-int(first), 0) + steps
 	return first + uint16(at%(int(last-first)+1))
 }
 
-// give goes on by some numbers, which are saved as given before one of them is.
+// give marks some numbers as given. It saves that before any of them is used.
 func (s *Store) give(t *turn, steps int, first, last uint16) error {
 	left := t.left - steps
 	if left < 0 {

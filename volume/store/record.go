@@ -12,24 +12,24 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// State is how far a volume has come.
+// State is how far a volume is.
 type State string
 
 const (
-	// StateMaking: it is being made, and nobody was told of it. After a restart it is removed.
+	// StateMaking: it is being made, and nobody knows of it. The next start removes it.
 	StateMaking State = "making"
-	// StateReady: it is there.
+	// StateReady: it can be used.
 	StateReady State = "ready"
 	// StateAwaiting: it awaits its data.
 	StateAwaiting State = "awaiting"
 	// StateFilling: its image is being fetched, or its disk on a claim copied. It is not to
 	// be used before that ends.
 	StateFilling State = "filling"
-	// StateDeleting: it is being deleted. After a restart the rest of it is removed.
+	// StateDeleting: it is being deleted. The next start removes the rest.
 	StateDeleting State = "deleting"
 )
 
-// Record is what is kept of a volume.
+// Record is what is kept about a volume.
 type Record struct {
 	Name    string    `json:"name"`
 	State   State     `json:"state"`

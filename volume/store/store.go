@@ -29,8 +29,8 @@ type Store struct {
 
 const lockName = "lock"
 
-// Open opens the directory of the volumes, which is made if it is missing, and locks it. What other
-// process uses it is a part of the error then.
+// Open opens the directory of the volumes and locks it. It makes the directory if it is missing. If
+// another process uses it, the error says so.
 func Open(dir string) (*Store, error) {
 	explain := func(err error) error {
 		return fmt.Errorf("the directory %q of the volumes cannot be used: %w", dir, err)
@@ -123,8 +123,8 @@ func (s *Store) Load() (records []Record, damaged map[string]error, foreign []st
 	return records, damaged, foreign, nil
 }
 
-// removeRest removes a directory in which a volume was about to be made, or was removed from. It
-// has no files then but one that was to become the record.
+// removeRest removes a directory that is left of Make or Remove. Its only file can be one that was
+// to become the record.
 func (s *Store) removeRest(name string) (done bool) {
 	_ = s.root.Remove(path.Join(name, recordName+partialSuffix))
 	return s.root.Remove(name) == nil
@@ -152,8 +152,8 @@ func (s *Store) Save(r Record) error {
 	return s.replace(path.Join(r.Name, recordName), saved{recordVersion, r})
 }
 
-// Remove ends a volume: its record and then its directory go. Every other file in it is removed
-// before.
+// Remove ends a volume: it removes the record and then the directory. The caller has removed every
+// other file before.
 func (s *Store) Remove(name string) error {
 	entries, err := fs.ReadDir(s.root.FS(), name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -167,7 +167,7 @@ func (s *Store) Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	// The files first: after a crash of the machine no record may be missing whose files are there.
+	// The files first: a crash of the machine must not leave files without a record.
 	if err := s.syncDir(name); err != nil {
 		return err
 	}

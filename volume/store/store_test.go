@@ -51,8 +51,8 @@ func TestRecordsSurvive(t *testing.T) {
 	require.NoDirExists(t, s.Dir("one"))
 }
 
-// TestWhatAKillLeaves: an interrupted call leaves nothing, or a record. Files without a record are
-// somebody else's.
+// TestWhatAKillLeaves: an interrupted call leaves nothing, or a record. Files without a record
+// belong to somebody else.
 func TestWhatAKillLeaves(t *testing.T) {
 	s := open(t, t.TempDir())
 	make := func(name string, files ...string) {
@@ -78,8 +78,8 @@ func TestWhatAKillLeaves(t *testing.T) {
 	require.FileExists(t, filepath.Join(s.Dir("damaged"), "disk.img"))
 }
 
-// TestNumbers: a number comes again only when the others have been given, also over restarts at any
-// moment.
+// TestNumbers: a number comes again only when the others have been given, also if the process is
+// restarted at any moment.
 func TestNumbers(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
