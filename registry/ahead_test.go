@@ -33,8 +33,8 @@ func pushed(t testing.TB, m *memory, name string, content []byte, opt PushOption
 	return x
 }
 
-// TestStreamBootOrder: what a guest has read when it was recorded is fetched before anybody reads
-// it, also of a file that is stored otherwise than it was recorded, and nothing else is.
+// TestStreamBootOrder: what a recorded guest has read is fetched before anybody reads it, also if
+// the file is now stored in another form. Nothing else is fetched.
 func TestStreamBootOrder(t *testing.T) {
 	for name, opt := range map[string]PushOptions{"raw": {}, "compressed": {CompressRaw: "zstd"}} {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +87,8 @@ func ended(t testing.TB) context.Context {
 	return ctx
 }
 
-// TestPushBootOrder: an order is of the disk of its name and size; one that is of none is refused.
+// TestPushBootOrder: an order belongs to the disk of its name and size. One that belongs to no disk
+// is refused.
 func TestPushBootOrder(t *testing.T) {
 	m := newMemory(t)
 	dir := t.TempDir()
@@ -112,7 +113,7 @@ func TestPushBootOrder(t *testing.T) {
 	require.ErrorContains(t, push(one("a.raw", 2<<20), "a.raw"), "record it again")
 }
 
-// TestStreamTables: of an image of push nothing is fetched to open it, nor for the first look at
+// TestStreamTables: opening an image that push has made fetches nothing, nor does the first look at
 // its ends, whatever its format.
 func TestStreamTables(t *testing.T) {
 	content := noise(3, 24<<20)
@@ -138,7 +139,8 @@ func TestStreamTables(t *testing.T) {
 	}
 }
 
-// TestTablesThatLie: what is not as long as it says is refused, and a bomb does not become large.
+// TestTablesThatLie: tables that are not as long as they say are refused, and a decompression bomb
+// does not become large.
 func TestTablesThatLie(t *testing.T) {
 	dir, err := os.OpenRoot(t.TempDir())
 	require.NoError(t, err)
@@ -187,8 +189,8 @@ func TestStreamZeros(t *testing.T) {
 	require.Equal(t, int64(indexChunk), e.Length)
 }
 
-// TestHostileOrder: an order that does not lie in its file, or that is more than the file, is
-// refused; chunks that are named twice are fetched once.
+// TestHostileOrder: an order that leaves its file, or is longer than the file, is refused. Chunks
+// that are named twice are fetched once.
 func TestHostileOrder(t *testing.T) {
 	f := indexFile{Name: "disk/a", Size: 10 * indexChunk}
 	for _, boot := range [][][2]int64{{{-1, 1}}, {{0, 0}}, {{10, 1}}, {{0, 11}},
@@ -216,8 +218,8 @@ func TestHostileOrder(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// TestFirstRequest: who needs no credential is asked for nothing but what is wanted, and who needs
-// one is asked for it once.
+// TestFirstRequest: a registry that needs no credential gets only the request itself. One that
+// needs a credential is asked for it once.
 func TestFirstRequest(t *testing.T) {
 	m := newMemory(t)
 	pushed(t, m, "a.raw", noise(1, 1<<20), PushOptions{})

@@ -184,8 +184,7 @@ func (p *pusher) image(base basePlatform) (m madeImage, err error) {
 	return m, nil
 }
 
-// ociType is the name that a manifest of the OCI has for what docker calls otherwise: the bytes are
-// the same.
+// ociType is the OCI's name for a media type of docker. The bytes are the same.
 func ociType(t types.MediaType) types.MediaType {
 	switch t {
 	case types.DockerLayer:
@@ -196,7 +195,7 @@ func ociType(t types.MediaType) types.MediaType {
 	return t
 }
 
-// extendConfig adds layers to a configuration. What it has besides is kept as it is.
+// extendConfig adds layers to a configuration, and keeps everything else in it.
 func extendConfig(text []byte, layers []v1.Descriptor, below int) ([]byte, error) {
 	bad := func(err error) ([]byte, error) {
 		return nil, fmt.Errorf("the configuration of the base image cannot be read: %w", err)
@@ -259,7 +258,8 @@ func (p *pusher) sendBase(ctx context.Context, u *uploader) error {
 	return nil
 }
 
-// fetched is a blob of another repository that is sent on. What is wrong in it, the registry finds.
+// fetched is a blob of another repository that is sent on. The registry that receives it finds what
+// is wrong in it.
 type fetched struct {
 	ctx  context.Context
 	blob *blob
@@ -269,7 +269,8 @@ type fetched struct {
 
 func (f *fetched) Size() int64 { return f.blob.desc.Size }
 
-// ReadAt is called by one goroutine, mostly from where it ended: one request brings everything.
+// ReadAt is called by one goroutine, mostly at the offset where the last call ended. One request
+// then brings everything.
 func (f *fetched) ReadAt(p []byte, off int64) (int, error) {
 	if f.in == nil || f.at != off {
 		if f.in != nil {

@@ -21,21 +21,21 @@ import (
 // blob is one blob of an image: bytes that are known by their digest, read as a whole or by ranges.
 type blob struct {
 	desc v1.Descriptor
-	// stream reads length bytes from off on. It ends with io.EOF behind all of them only, and goes
-	// on where it was after a connection that broke. Nothing is asked for before the first Read.
+	// stream reads length bytes from off on. It returns io.EOF only behind the last of them. After
+	// a broken connection it goes on where it was. It requests nothing before the first Read.
 	stream func(ctx context.Context, off, length int64) io.ReadCloser
 	from   *repository // nil: it is here
 }
 
-// again tells whether content that was wrong is worth another try, as another endpoint is asked
-// then.
+// again reports whether it is worth fetching wrong content again, because another endpoint is asked
+// next.
 func (b *blob) again(err error, tries int) bool {
 	var wrong *DigestError
 	return errors.As(err, &wrong) && b.from != nil && tries < len(b.from.order())
 }
 
-// checked reads a range as ReadAt does. If check says that it is wrong, the endpoint that has sent
-// it is asked last from then on.
+// checked reads a range like ReadAt. If check says that the content is wrong, the endpoint that
+// sent it is asked last from then on.
 func (b *blob) checked(ctx context.Context, p []byte, off int64, check func() error) (int, error) {
 	if b.from == nil || len(b.from.order()) == 1 {
 		return b.ReadAt(ctx, p, off)
@@ -59,13 +59,13 @@ func (e *DigestError) Error() string {
 }
 
 // ReadAt reads a range: all of p, or an error. At the end of the blob it returns io.EOF with what
-// there is. Nothing is verified.
+// is there. It verifies nothing.
 func (b *blob) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n, _, err := b.readAt(ctx, p, off)
 	return n, err
 }
 
-// readAt also returns who has sent the end of the range; nil: nobody, it is here.
+// readAt also returns which endpoint sent the end of the range; nil: none, the blob is local.
 func (b *blob) readAt(ctx context.Context, p []byte, off int64) (int, *endpoint, error) {
 	if off < 0 {
 		return 0, nil, errors.New("read before the beginning of a blob")
@@ -93,7 +93,7 @@ func (b *blob) readAt(ctx context.Context, p []byte, off int64) (int, *endpoint,
 	return n, sender, atEnd
 }
 
-// fill reads a range: all of p, or an error. Nothing is verified.
+// fill reads a range: all of p, or an error. It verifies nothing.
 func (b *blob) fill(ctx context.Context, p []byte, off int64) error {
 	n, err := b.ReadAt(ctx, p, off)
 	if n == len(p) {
@@ -102,7 +102,7 @@ func (b *blob) fill(ctx context.Context, p []byte, off int64) error {
 	return unexpectedEnd(err)
 }
 
-// verified reads the whole blob. The end of it is io.EOF only if its digest is right, otherwise a
+// verified reads the whole blob. Its end is io.EOF only if the digest is right, and otherwise a
 // *DigestError.
 func (b *blob) verified(ctx context.Context) io.ReadCloser {
 	return &verifier{
@@ -144,14 +144,14 @@ func remoteBlob(desc v1.Descriptor, r *repository) *blob {
 		}}
 }
 
-// fetch reads a range of a blob in a registry. A connection that breaks is made again, and goes on
-// where it was.
+// fetch reads a range of a blob in a registry. It replaces a broken connection, and goes on where
+// that ended.
 type fetch struct {
 	ctx       context.Context
 	desc      v1.Descriptor
 	endpoints []*endpoint // those that are left; the first is asked
 	tries     *tries
-	last      time.Time // when something has come of any of them; zero: nothing was asked for yet
+	last      time.Time // when data came last, from any of them; zero: nothing was asked for yet
 	off, end  int64
 	body      io.ReadCloser // nil: no connection
 }
@@ -208,9 +208,9 @@ func (f *fetch) Close() error {
 	return err
 }
 
-// next waits for another try at the same endpoint, or goes on to the next one. One that failed for
-// a while is asked again when all others had their turn, as long as there is patience: mirrors come
-// back, too. One that will not change its mind is not.
+// next waits for another try at the same endpoint, or goes on to the next one. An endpoint that
+// failed for a while is asked again after all others, as long as there is patience, because mirrors
+// come back. One whose answer is final is not asked again.
 func (f *fetch) next(err error) error {
 	if err = f.tries.again(f.ctx, err); err == nil {
 		return nil
@@ -228,7 +228,7 @@ func (f *fetch) next(err error) error {
 	return nil
 }
 
-// turn begins to ask the first endpoint, for a while if there are others.
+// turn begins to ask the first endpoint. Its time is limited if there are others.
 func (f *fetch) turn() {
 	e := f.endpoints[0]
 	f.tries = e.tries(pullScopes(e))
@@ -260,8 +260,8 @@ func (f *fetch) connect() error {
 	}
 }
 
-// ask makes one request, for a closed range always. Every request begins at the registry, so that
-// an address that it signs is never older than the request.
+// ask makes one request, always for a closed range. Every request begins at the registry, so a
+// signed address is never older than the request.
 func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancelCause(f.ctx)
 	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", f.off, f.end-1)}}
@@ -283,8 +283,8 @@ func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	return body, nil
 }
 
-// watched is an answer that must not fall silent for longer than idleTimeout while it is read. Who
-// reads it may take any time for what has come.
+// watched is an answer that must not be silent for longer than idleTimeout while it is read. Its
+// reader may take any time for the data that has come.
 type watched struct {
 	io.ReadCloser
 	cancel context.CancelCauseFunc
@@ -313,8 +313,8 @@ func (w *watched) Close() error {
 	return w.ReadCloser.Close()
 }
 
-// check holds the answer against what was asked for. A registry may send everything instead of the
-// range: what lies before it is read over.
+// check compares the answer with the request. A registry may send everything instead of the range:
+// then what lies before the range is skipped.
 func (f *fetch) check(res *http.Response, body io.Reader) error {
 	if res.StatusCode == http.StatusOK {
 		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {
@@ -366,7 +366,7 @@ func contentRange(value string) (first, total int64, ok bool) {
 	return first, total, err == nil && total >= 0
 }
 
-// withoutQuery takes what may be a signature out of the addresses in an error.
+// withoutQuery cuts the queries off the addresses in an error, because they may be signatures.
 func withoutQuery(err error) error {
 	var bad *url.Error
 	if !errors.As(err, &bad) {
@@ -379,7 +379,7 @@ func withoutQuery(err error) error {
 	return fmt.Errorf("asking %s: %w", address, bad.Err)
 }
 
-// readBounded reads everything of r, and fails where that is more than limit bytes.
+// readBounded reads all of r, and fails if that is more than limit bytes.
 func readBounded(r io.Reader, limit int64) ([]byte, error) {
 	content, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err == nil && int64(len(content)) > limit {

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// BootOrder is what guests have read of their disks first, recorded while they booted. Push keeps
-// it with an image, so that it is fetched first wherever that image is served from the registry. It
-// names no file of a machine, and has nothing of what the disks store.
+// BootOrder is what guests read of their disks first, recorded while they booted. Push keeps it
+// with an image. Wherever that image is served from the registry, these blocks are fetched first.
+// It names no file of a machine, and has no content of the disks.
 type BootOrder struct {
 	Disks []BootDisk
 }
@@ -31,14 +31,14 @@ type BootRun struct {
 }
 
 const (
-	// BootBlock is what an order counts in, bytes.
+	// BootBlock is the unit of an order, in bytes.
 	BootBlock = 64 << 10
-	// MaxBootBlocks is how many blocks an order has of a disk at most: 2 GiB.
+	// MaxBootBlocks is the most blocks that an order has of a disk: 2 GiB.
 	MaxBootBlocks = 32 << 10
 
 	// bootHead is the first line of the file.
 	bootHead = "kubevirt-disk boot order 1"
-	// What is accepted of a file.
+	// The limits of a file that is accepted.
 	maxBootFile  = 16 << 20 // bytes
 	maxBootDisks = 1024
 	maxBootLine  = 64 << 10 // bytes
@@ -52,7 +52,7 @@ const (
 //	0
 //	160+3
 //
-// "160+3" is block 160 and the three that follow it. A block that is named again does not count.
+// "160+3" is block 160 and the three that follow it. A block that is named again is skipped.
 func ReadBootOrder(r io.Reader) (*BootOrder, error) {
 	limited := &io.LimitedReader{R: r, N: maxBootFile + 1}
 	lines := bufio.NewScanner(limited)
@@ -126,7 +126,7 @@ func (o *BootOrder) line(text string, seen *map[int64]bool) error {
 	return nil
 }
 
-// Add adds a block at the end, which was not there before.
+// Add adds a block that the order does not have yet.
 func (d *BootDisk) Add(block int64) {
 	if last := len(d.Blocks) - 1; last >= 0 &&
 		d.Blocks[last].First+d.Blocks[last].Count == block {
@@ -136,7 +136,7 @@ func (d *BootDisk) Add(block int64) {
 	d.Blocks = append(d.Blocks, BootRun{First: block, Count: 1})
 }
 
-// WriteTo writes the order as text. More than ReadBootOrder takes is an error.
+// WriteTo writes the order as text. It is an error if that is more than ReadBootOrder accepts.
 func (o *BootOrder) WriteTo(w io.Writer) (int64, error) {
 	var b bytes.Buffer
 	fmt.Fprintln(&b, bootHead)
@@ -156,9 +156,9 @@ func (o *BootOrder) WriteTo(w io.Writer) (int64, error) {
 	return b.WriteTo(w)
 }
 
-// matchBoot finds the order of each file that is pushed: that of a disk of its name and size, where
-// the name may have another extension, as a raw file is stored as qcow2. One file takes the one
-// order that there is, whatever its name.
+// matchBoot finds the order of each file that is pushed: that of a disk of its name and size. The
+// extension may differ, because push stores a raw file as qcow2. A single file takes a single
+// order, whatever its name.
 func (p *pusher) matchBoot() error {
 	if p.opt.Boot == nil {
 		return nil

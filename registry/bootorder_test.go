@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBootOrder: what is written is read, and blocks that are named twice count once.
+// TestBootOrder: an order that is written can be read, and a block that is named twice counts once.
 func TestBootOrder(t *testing.T) {
 	d := BootDisk{Name: "a b.qcow2", Size: 10 << 20}
 	for _, block := range []int64{0, 7, 8, 9, 3} {
@@ -30,7 +30,7 @@ func TestBootOrder(t *testing.T) {
 	require.Equal(t, []BootRun{{4, 3}}, again.Disks[0].Blocks)
 }
 
-// TestBootOrderRefuses: what cannot be meant is refused, with the line.
+// TestBootOrderRefuses: an order that makes no sense is refused, and the error names the line.
 func TestBootOrderRefuses(t *testing.T) {
 	disk := bootHead + "\ndisk 1000000 \"a\"\n"
 	for text, want := range map[string]string{
@@ -57,8 +57,8 @@ func TestBootOrderRefuses(t *testing.T) {
 	}
 }
 
-// FuzzBootOrder reads anything as a boot order: what is accepted is bounded, lies in its disks, and
-// is the same when it is written and read again.
+// FuzzBootOrder reads anything as a boot order. What is accepted is bounded, lies in its disks, and
+// is the same after it is written and read again.
 func FuzzBootOrder(f *testing.F) {
 	f.Add([]byte(bootHead + "\ndisk 1000000 \"a\"\n4+1\n5+1\n4\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {

@@ -16,9 +16,9 @@ import (
 	"kubevirt.io/disk/internal/inflate"
 )
 
-// A layer that is compressed by gzip can be read from its beginning only. Whoever has read and
-// verified all of it knows more: where in it each part of the content begins, what it takes to
-// decompress it from there on, and its digest. That is kept in a file:
+// A layer that is compressed by gzip can only be read from its beginning. A process that has read
+// and verified all of it knows more: where in the layer each part of the content begins, how to
+// decompress from there on, and the digest of the part. A file keeps that:
 //
 //	magic, with the version of the format
 //	for each chunk that has a checkpoint: its state, and the output before it
@@ -39,18 +39,19 @@ const (
 	checkpointEntry = sha256.Size + 28
 	checkpointFoot  = 4 * 8
 
-	// seekChunk is how much content lies between two checkpoints, and seekLarge is how much in a
-	// layer of largeLayer bytes or more. That much is decompressed for each read, and a checkpoint
-	// takes up to 32 KiB. Bytes.
+	// seekChunk is how much content lies between two checkpoints, and seekLarge the same in a layer
+	// of largeLayer bytes or more. Each read decompresses that much, and a checkpoint takes up to
+	// 32 KiB. Bytes.
 	seekChunk  = 1 << 20
 	seekLarge  = 4 << 20
 	largeLayer = 16 << 30
-	// maxCheckpoints bounds them: layers with more are read from the beginning each time.
+	// maxCheckpoints bounds them. A layer that would need more is read from the beginning each
+	// time.
 	maxCheckpoints = 1 << 18
-	// maxSpan is how much of a layer may lie between two checkpoints. Bytes. Content takes more
-	// room than that only if somebody wants it to.
+	// maxSpan is how much of a layer may lie between two checkpoints, in bytes. Only content that
+	// was made on purpose takes more room than that.
 	maxSpan = 2 * seekLarge
-	// maxTail is how long the output before a checkpoint is in the file at most. Bytes.
+	// maxTail is the most bytes in the file of the output before a checkpoint.
 	maxTail = inflate.Window + 1<<10
 )
 
@@ -64,16 +65,16 @@ type recorder struct {
 
 	entries []byte // of all checkpoints, without the digests
 	digests []byte
-	hash    hash.Hash // of the chunk that comes
+	hash    hash.Hash // of the current chunk
 	read    int64     // bytes of the content so far
 	last    int64     // bits of the layer before the last checkpoint
-	err     error     // why there will be none
+	err     error     // why there will be no file
 }
 
-// errNoCheckpoints says that a layer is not suited for them.
+// errNoCheckpoints says that a layer cannot have checkpoints.
 var errNoCheckpoints = errors.New("the layer is not suited for checkpoints")
 
-// newRecorder begins a file. It is the caller's.
+// newRecorder begins a file, which belongs to the caller.
 func newRecorder(file *os.File, layer int64) *recorder {
 	r := &recorder{file: file, sum: xxhash.New(), hash: sha256.New(), chunk: seekChunk}
 	if layer >= largeLayer {
@@ -92,7 +93,7 @@ func (r *recorder) write(p []byte) {
 	}
 }
 
-// follow reads a layer and makes notes of it. What goes wrong with these is no error of the layer.
+// follow reads a layer and takes notes. An error in the notes is no error of the layer.
 func (r *recorder) follow(z *inflate.Gzip) io.Reader {
 	z.Mark(r.chunk, func(c inflate.Checkpoint) error {
 		r.mark(c)
@@ -124,7 +125,7 @@ func (r *recorder) mark(c inflate.Checkpoint) {
 	r.write(tail)
 }
 
-// Write is given the content.
+// Write takes the content.
 func (r *recorder) Write(p []byte) (int, error) {
 	if r.err != nil {
 		return len(p), nil
@@ -145,8 +146,8 @@ func (r *recorder) endChunk() {
 	r.hash.Reset()
 }
 
-// finish completes the file of a layer that was read to its end and verified. An error says that
-// there is none.
+// finish completes the file of a layer that was read to its end and verified. After an error there
+// is no file.
 func (r *recorder) finish(layer int64) error {
 	if r.err != nil {
 		return r.err
@@ -171,14 +172,14 @@ func (r *recorder) finish(layer int64) error {
 	return r.err
 }
 
-// close ends with the file, whether or not it was completed.
+// close ends the use of the file, whether or not it was completed.
 func (r *recorder) close() {
 	if r != nil {
-		_ = r.file.Close() // what is missing of it is seen when it is opened
+		_ = r.file.Close() // if something is missing, opening the file finds out
 	}
 }
 
-// checkpoints are those of a layer.
+// checkpoints are the checkpoints of a layer.
 type checkpoints struct {
 	file  io.ReaderAt
 	table []byte
@@ -190,8 +191,8 @@ type checkpoints struct {
 
 var errCheckpoints = errors.New("is no file of checkpoints, or is damaged")
 
-// openCheckpoints reads a file of size bytes, of a layer of that many bytes. All of it is checked,
-// but for whether what it says of the layer is true.
+// openCheckpoints reads a file of size bytes, of a layer of that many bytes. It checks everything
+// except whether the file is right about the layer.
 func openCheckpoints(file io.ReaderAt, size, layer int64) (*checkpoints, error) {
 	if size < int64(len(checkpointMagic))+checkpointFoot {
 		return nil, errCheckpoints
@@ -229,7 +230,7 @@ func openCheckpoints(file io.ReaderAt, size, layer int64) (*checkpoints, error) 
 	return c, c.check()
 }
 
-// count is how many chunks there are.
+// count is the number of chunks.
 func (c *checkpoints) count() int64 { return (c.size + c.chunk - 1) / c.chunk }
 
 // checkpointPlace is an entry of the table.
@@ -252,7 +253,7 @@ func (c *checkpoints) entry(i int64) checkpointPlace {
 		packed: binary.LittleEndian.Uint32(p[56:]) == 1}
 }
 
-// check bounds what the entries say.
+// check bounds the values of the entries.
 func (c *checkpoints) check() error {
 	last := int64(0)
 	for i := range c.count() {
@@ -267,7 +268,7 @@ func (c *checkpoints) check() error {
 	return nil
 }
 
-// span is what lies in the layer of a chunk: offset and length, bytes.
+// span is where the layer has a chunk: offset and length, in bytes.
 func (c *checkpoints) span(chunk int64) (off, length int64) {
 	off, end := c.entry(chunk).in/8, c.layer
 	if chunk+1 < c.count() {
@@ -276,7 +277,7 @@ func (c *checkpoints) span(chunk int64) (off, length int64) {
 	return off, end - off
 }
 
-// read fills p with the beginning of a chunk, of which in has the span.
+// read fills p with the beginning of a chunk. in is the chunk's span of the layer.
 func (c *checkpoints) read(in io.Reader, chunk int64, p []byte) error {
 	e := c.entry(chunk)
 	z := inflate.NewGzip(in)

@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// choose decides what is fetched, now that everything is known that the image has.
+// choose decides what to fetch, when everything is known about the files of the image.
 func (p *puller) choose() (chosen []*file, err error) {
 	below := make(map[string]bool)
 	for _, f := range p.files {
@@ -56,7 +56,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 			strings.Join(names[:min(len(names), 20)], ", "),
 		)
 	}
-	for _, f := range p.files { // what was begun and is not wanted makes room
+	for _, f := range p.files { // make room: drop files that were begun and are not wanted
 		if !slices.Contains(chosen, f) {
 			if err := p.drop(f); err != nil {
 				return nil, err
@@ -66,7 +66,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 	return chosen, nil
 }
 
-// complete fetches what is missing of a file.
+// complete fetches what a file still lacks.
 func (p *puller) complete(ctx context.Context, f *file) error {
 	if f.to == nil {
 		if err := p.open(f); err != nil {
@@ -79,8 +79,8 @@ func (p *puller) complete(ctx context.Context, f *file) error {
 // maxChain is how many backing files there may be below a disk.
 const maxChain = 8
 
-// arrive reads the layer of a file until all of it is at its destination, after the files that it
-// needs.
+// arrive reads the layer of a file until the whole file is at its destination. The files that it
+// needs come first.
 func (p *puller) arrive(ctx context.Context, f *file, depth int) error {
 	for !f.arrival.Done() {
 		err := p.again(
@@ -129,7 +129,7 @@ func (p *puller) below(needs *image.BackingError) (*file, error) {
 	return nil, fmt.Errorf("needs the backing file %q, which the image does not have", needs.File)
 }
 
-// again reads the layer of a file once more, up to its end, and gives its content to take.
+// again reads the layer of a file once more to its end, and passes the content to take.
 func (p *puller) again(ctx context.Context, f *file, take func(content io.Reader) error) error {
 	if f.ordinal == wholeLayer {
 		in, err := p.reopen(ctx, f.layer)

@@ -19,33 +19,33 @@ import (
 
 // Options say how registries are reached. The zero value works for public ones.
 type Options struct {
-	// Config is a file of credentials: docker's config.json or a mounted pull secret, or a
-	// directory with one. "": where docker and podman keep theirs.
+	// Config is a file of credentials, or a directory with one: docker's config.json, or a mounted
+	// pull secret. "": where docker and podman keep theirs.
 	Config string
-	// Own is a credential for the registry OwnHost, in place of what Config has. Zero: none.
+	// Own is a credential for the registry OwnHost. It goes before those of Config. Zero: none.
 	Own     Credential
 	OwnHost string
-	// CA is a file of certificates, PEM, that are trusted beside the system's.
+	// CA is a file of certificates (PEM) that are trusted beside those of the system.
 	CA string
 	// Mirrors are HOST=MIRROR[/PREFIX]: asked before HOST, in that order.
 	Mirrors []string
-	// Insecure are the registries that may be asked without TLS, by name and port.
+	// Insecure are the registries that may be used without TLS, by name and port.
 	Insecure []string
-	// Patience is how long a registry may bring nothing before that is an error. 0: two minutes.
+	// Patience is how long a registry may send nothing before that is an error. 0: two minutes.
 	Patience time.Duration
 	// UserAgent is what registries are told.
 	UserAgent string
-	// Warn is told what a person may want to know, such as that something is tried again. May be
-	// nil.
+	// Warn is called with what a person may want to know, for example that a request is tried
+	// again. May be nil.
 	Warn func(text string)
 }
 
 const (
 	defaultPatience = 2 * time.Minute
-	// headerTimeout is how long a registry may think about an answer.
+	// headerTimeout is how long a registry may take to begin an answer.
 	headerTimeout = 60 * time.Second
 	maxRedirects  = 10
-	// longestTurn is how long one that brings nothing is asked while there are others to ask.
+	// longestTurn is how long one endpoint that sends nothing is asked while there are others.
 	longestTurn = 10 * time.Second
 )
 
@@ -67,7 +67,7 @@ type mirror struct {
 	prefix string // of the repository there
 }
 
-// New checks the options and reads the certificates. Nothing is asked yet.
+// New checks the options and reads the certificates. It sends nothing yet.
 func New(opt Options) (*Client, error) {
 	if opt.Patience <= 0 {
 		opt.Patience = defaultPatience
@@ -114,9 +114,9 @@ func New(opt Options) (*Client, error) {
 		TLSHandshakeTimeout:   20 * time.Second,
 		ResponseHeaderTimeout: headerTimeout,
 		IdleConnTimeout:       60 * time.Second,
-		MaxIdleConnsPerHost:   farReads, // those that fetch chunks
-		DisableCompression:    true,     // blobs are what they are
-		// Several connections bring more than several streams of one.
+		MaxIdleConnsPerHost:   farReads, // the connections that fetch chunks
+		DisableCompression:    true,     // blobs are stored as they are
+		// Several connections are faster than several streams of one.
 		ForceAttemptHTTP2: false,
 		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12},
 	}
@@ -148,7 +148,7 @@ type endpoint struct {
 	secure bool
 }
 
-// endpoints are where a repository is asked for, mirrors first.
+// endpoints are where to ask for a repository, mirrors first.
 func (c *Client) endpoints(repo name.Repository, mirrors bool) ([]*endpoint, error) {
 	var all []*endpoint
 	if mirrors {
@@ -203,7 +203,7 @@ func (e *endpoint) authorize(ctx context.Context, scopes []string) (*http.Client
 	return e.authorizeBy(ctx, scopes, e.guard())
 }
 
-// forget makes the next request ask for leave anew, with the credential looked up again.
+// forget makes the next request ask for permission anew, with the credential looked up again.
 func (e *endpoint) forget(scopes []string) {
 	c := e.client
 	c.mu.Lock()
@@ -218,11 +218,12 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// errPlain is a request that would go out without TLS to a registry that was not named for that.
+// errPlain is a request that would go without TLS to a registry that the user has not allowed that
+// for.
 var errPlain = errors.New("asks for a connection without TLS")
 
-// guard is below everything that is sent for one registry: nothing goes out without TLS unless that
-// registry was named for it.
+// guard sees every request for one registry. Nothing goes out without TLS unless the user has
+// allowed that for this registry.
 type guard struct {
 	inner  http.RoundTripper
 	secure bool

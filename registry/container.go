@@ -13,8 +13,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Container is a container image as a whole: its configuration, and layers that can be read one
-// after the other. Close ends it.
+// Container is a whole container image: its configuration, and layers that can be read one after
+// the other. Close ends its use.
 type Container struct {
 	image  *resolved
 	config []byte
@@ -28,11 +28,12 @@ type ContainerLayer struct {
 	Size   int64  // of the blob, bytes
 }
 
-// Container reads the manifest and the configuration of a container image, that of this machine's
-// platform where there are several. No layer is read yet.
+// Container reads the manifest and the configuration of a container image. If the image is for
+// several platforms, it takes this machine's. It reads no layer yet.
 //
-// keepDir is a directory that lives as long as what is made of the image, as that of StreamOptions:
-// a tag is resolved once, and what is kept there is not asked for again. "": there is none.
+// keepDir is a directory that lives as long as what is made from the image, like that of
+// StreamOptions. A tag is resolved once, and nothing that is kept there is requested again. "":
+// there is none.
 func (c *Client) Container(ctx context.Context, ref Reference, keepDir string) (
 	*Container, error) {
 	src, err := c.source(ref)
@@ -54,7 +55,8 @@ func (c *Client) Container(ctx context.Context, ref Reference, keepDir string) (
 	return image, nil
 }
 
-// resolveKept reads the manifest that the reference named at first, and returns what to read from.
+// resolveKept reads the manifest that the reference named at first, and returns the source to read
+// from.
 func (c *Container) resolveKept(ctx context.Context, src source, ref Reference, dir string) (
 	source, error) {
 	kept, err := keep(src, dir)
@@ -72,7 +74,7 @@ func (c *Container) resolveKept(ctx context.Context, src source, ref Reference, 
 	return kept, kept.saveRecord(record{Reference: ref.String(), Digest: c.image.digest})
 }
 
-// readConfig reads the configuration, and what it says of the layers.
+// readConfig reads the configuration, and what it says about the layers.
 func (c *Container) readConfig(ctx context.Context) (err error) {
 	m := c.image.manifest
 	if c.config, err = c.image.small(ctx, m.Config, maxManifest); err != nil {
@@ -106,21 +108,21 @@ func (c *Container) readConfig(ctx context.Context) (err error) {
 	return nil
 }
 
-// Digest is that of the manifest.
+// Digest is the digest of the manifest.
 func (c *Container) Digest() string { return c.image.digest }
 
-// Config is the configuration: the JSON whose digest the manifest names.
+// Config is the configuration: the JSON whose digest the manifest has.
 func (c *Container) Config() []byte { return c.config }
 
 // Layers are the layers, the lowest first.
 func (c *Container) Layers() []ContainerLayer { return c.layers }
 
-// Close ends reading. Layers have to be closed before.
+// Close ends reading. The caller has closed all layers before.
 func (c *Container) Close() error { return c.image.source.Close() }
 
 // OpenLayer reads the tar archive of a layer. It ends with io.EOF only if the layer has the digest
-// that the manifest names, and the archive the one that the configuration names. p counts what was
-// read of the blob, and may be nil.
+// in the manifest, and the archive has the one in the configuration. p counts the bytes read of the
+// blob, and may be nil.
 func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadCloser, error) {
 	if p == nil {
 		p = new(Progress)
@@ -134,10 +136,10 @@ func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadC
 		return nil, err
 	}
 	r := &tarReader{layer: in, want: c.layers[i].DiffID}
-	if r.want != c.layers[i].Digest { // otherwise the blob's digest says all
+	if r.want != c.layers[i].Digest { // otherwise the digest of the blob is enough
 		r.hash = sha256.New()
 	}
-	// Decompressing and hashing go on beside what is done with the content.
+	// Decompressing and hashing run beside the caller's work on the content.
 	return newReadAhead(r), nil
 }
 

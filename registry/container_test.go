@@ -117,8 +117,8 @@ func TestContainerIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, `it is made for "windows", not for linux`)
 }
 
-// TestContainerTagIsResolvedOnce: with a directory for what is kept, a tag names the image that it
-// named at first, and nothing of what was read is asked for again.
+// TestContainerTagIsResolvedOnce: with a directory for kept data, a tag names the image that it
+// named at first, and nothing that was read is requested again.
 func TestContainerTagIsResolvedOnce(t *testing.T) {
 	archive := tarOf(t, tarFile{name: "a", content: []byte("content")})
 	ref := containerOf(t, store{}, "linux", []string{digestOf(archive)}, archive)

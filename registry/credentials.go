@@ -23,26 +23,26 @@ import (
 const (
 	// maxConfig bounds a file of credentials. Bytes; a Kubernetes secret has at most a MiB.
 	maxConfig = 4 << 20
-	// credentialAge is how long a credential is used before it is looked up again: tokens in a file
-	// or from a helper expire, and are replaced there.
+	// credentialAge is how long a credential is used before it is looked up again. Tokens in a file
+	// or from a helper expire and are replaced there.
 	credentialAge = time.Minute
 )
 
-// Credential is a user name and a password or token. Its String tells neither.
+// Credential is a user name and a password or token. Its String shows neither.
 type Credential struct{ Username, Password string }
 
 func (Credential) String() string   { return "(credential)" }
 func (Credential) GoString() string { return "(credential)" }
 
-// keychain finds the credential for a repository: in the file that was named, otherwise where
-// docker and podman keep theirs.
+// keychain finds the credential for a repository: in the given file, or else where docker and
+// podman keep theirs.
 type keychain struct {
 	file string // "": where docker and podman look
 	own  Credential
 	host string // of the registry that own is for
 }
 
-// Resolve is what go-containerregistry asks. The answer looks the credential up again when it is
+// Resolve is what go-containerregistry calls. The result looks the credential up again when it is
 // old.
 func (k *keychain) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	a := &looked{keychain: k, target: target}
@@ -91,7 +91,7 @@ func (k *keychain) lookup(target authn.Resource) (authn.AuthConfig, error) {
 		IdentityToken: auth.IdentityToken, RegistryToken: auth.RegistryToken}, nil
 }
 
-// looked is a credential that is looked up again now and then.
+// looked is a credential that is looked up again from time to time.
 type looked struct {
 	keychain *keychain
 	target   authn.Resource
@@ -119,11 +119,11 @@ func (a *looked) AuthorizationContext(context.Context) (*authn.AuthConfig, error
 	return &copied, nil
 }
 
-// configNames are looked for where a directory is named: docker's own name, and that of a mounted
+// configNames are the names to look for in a directory: docker's own, and that of a mounted
 // Kubernetes pull secret.
 var configNames = []string{".dockerconfigjson", "config.json", ".dockercfg"}
 
-// readConfig reads docker's config.json or a pull secret. Its content never gets into an error.
+// readConfig reads docker's config.json or a pull secret. An error never contains its content.
 func readConfig(file string) (*configfile.ConfigFile, error) {
 	info, err := os.Stat(file)
 	if err != nil {
@@ -160,7 +160,7 @@ func readConfig(file string) (*configfile.ConfigFile, error) {
 		trimmed = append(append([]byte(`{"auths":`), trimmed...), '}')
 	}
 	parsed, err := config.LoadFromReader(bytes.NewReader(trimmed))
-	if err != nil { // what it says may have a part of the content in it
+	if err != nil { // its text may contain a part of the content
 		return nil, fmt.Errorf(
 			"registry credentials: %q is not what docker writes into its config.json",
 			file,

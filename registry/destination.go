@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// writable tells early, before anything is asked, that nothing can be written there.
+// writable finds out early, before any request, that the destination cannot be written.
 func writable(dest string) error {
 	if dest == "-" {
 		return nil

@@ -21,20 +21,20 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// farReads is how many reads of a file in a registry are worth having on their way at once.
+// farReads is how many reads of a file in a registry are worth having under way at once.
 const farReads = 16
 
 type descriptor = v1.Descriptor
 
-// farFile is a file in a layer that is not compressed, of which an index has the digests. What is
-// read of it is fetched in chunks, verified, and kept in a cache.
+// farFile is a file in a layer that is not compressed. An index has the digests of its chunks.
+// Reads fetch chunks, verify them and keep them in a cache.
 type farFile struct {
 	blob   chunks
 	name   string // digest of the file's chunk digests
 	chunk  int64  // bytes that are fetched at once
 	zeros  zeroChunks
-	tables *tables // what is read of it to open it; nil: that has to be fetched
-	// booted has a bit for each chunk that a recorded boot has fetched ahead; nil: there is none
+	tables *tables // what opening reads of the file; nil: that must be fetched
+	// booted has a bit for each chunk that a recorded boot fetches ahead; nil: no boot was recorded
 	booted atomic.Pointer[[]uint64]
 	// opening says that what is announced is among the tables
 	opening atomic.Bool
@@ -45,7 +45,7 @@ type farFile struct {
 	runs [readRuns]readRun // guarded by mu; used last first
 }
 
-// chunks are the bytes of a file, of which each read may take long, and which are kept.
+// chunks are the bytes of a file. Each read may take long, and is kept.
 type chunks interface {
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	Prefetch(off, length int64)
@@ -60,21 +60,21 @@ type readRun struct {
 }
 
 const (
-	// readRuns is how many such places are known of a file.
+	// readRuns is how many such places are remembered for a file.
 	readRuns = 8
-	// farthestAhead is how much is fetched ahead. Bytes; what 16 reads of 256 KiB bring.
+	// farthestAhead is how much is fetched ahead, in bytes: as much as 16 reads of 256 KiB.
 	farthestAhead = 4 << 20
 )
 
-// readAhead has fetched what comes next, where a file is read in order: a guest that reads a file
-// asks for little at once, and each fetch takes long.
+// readAhead fetches the next chunks of a file that is read in order. A guest that reads a file asks
+// for little at a time, and each fetch takes long.
 func (f *farFile) readAhead(off, length int64) {
 	if b, ok := f.blob.(*cache.Blob); ok && b.Has(off, length+farthestAhead) {
-		return // there is nothing to fetch soon, and so no reason to wait for the lock
+		return // nothing will be fetched soon, so do not wait for the lock
 	}
 	first, last := off/f.chunk, (off+length-1)/f.chunk
 	if f.inBoot(first) && f.inBoot(last) {
-		return // what a guest has read is known, and need not be guessed
+		return // what a guest reads was recorded, so do not guess
 	}
 	f.mu.Lock()
 	i := slices.IndexFunc(f.runs[:], func(r readRun) bool {
@@ -85,8 +85,8 @@ func (f *farFile) readAhead(off, length int64) {
 	if i < 0 {
 		i = readRuns - 1
 	} else if run = f.runs[i]; last >= run.next {
-		// Who goes on in the next chunk, but not where the last read has ended, may read here and
-		// there.
+		// A reader that goes on in the next chunk, but not where the last read ended, may be
+		// reading at random.
 		near := f.chunk / 32
 		if gap := off - run.end; run.window > 1 || -near <= gap && gap <= near {
 			run.window, ahead = min(2*run.window, 4*farthestAhead/f.chunk), true
@@ -140,8 +140,8 @@ func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(s
 	return far, err
 }
 
-// chunksDigest names a file by the digests of its chunks: where they are the same, so is the file,
-// in whichever layer it is.
+// chunksDigest names a file by the digests of its chunks. Equal chunks make an equal file, in
+// whichever layer it is.
 func chunksDigest(size, chunkSize int64, digests []byte) string {
 	h := sha256.New()
 	h.Write([]byte("kubevirt-disk chunks\n"))
@@ -150,10 +150,10 @@ func chunksDigest(size, chunkSize int64, digests []byte) string {
 	return "sha256:" + hex.EncodeToString(h.Sum(nil))
 }
 
-// ReadAt waits for what cannot be fetched now until ctx ends: registries come back, and what was
-// wrong may be right when it is fetched again.
+// ReadAt waits until ctx ends for data that cannot be fetched now. Registries come back, and wrong
+// data may be right when it is fetched again.
 //
-// Chunks of zeros and what was needed to open the file are not fetched.
+// It fetches neither chunks of zeros nor what came with the index to open the file.
 func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	if off >= 0 && f.tables.read(p, off) {
 		return len(p), nil
@@ -176,7 +176,7 @@ func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err e
 	return n, err
 }
 
-// fetched reads what is no hole.
+// fetched reads data that is not a hole.
 func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error) {
 	f.readAhead(off, int64(len(p)))
 	for pause := firstPause; ; pause = min(2*pause, longPause) {
@@ -205,7 +205,7 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 	}
 }
 
-// maxRetryAfter is for how long a registry may ask not to be asked.
+// maxRetryAfter is the longest pause that a registry may ask for.
 const maxRetryAfter = time.Minute
 
 func (f *farFile) Size() int64 { return f.blob.Size() }
@@ -214,7 +214,7 @@ func (f *farFile) Identity() image.Identity { return image.Identity{Digest: f.na
 
 func (f *farFile) Parallel() int { return farReads }
 
-// Extent says that chunks of zeros are holes, and everything else is data: nothing else is known
+// Extent says that chunks of zeros are holes, and everything else is data. Nothing more is known
 // before it is fetched.
 func (f *farFile) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || off >= f.Size() {
@@ -244,13 +244,13 @@ func (f *farFile) WillRead(off, length int64) {
 	}
 }
 
-// inBoot reports whether a chunk is one that a recorded boot reads.
+// inBoot reports whether a recorded boot reads the chunk.
 func (f *farFile) inBoot(chunk int64) bool {
 	bits := f.booted.Load()
 	return bits != nil && (*bits)[chunk/64]&(1<<(chunk%64)) != 0
 }
 
-// order has chunks of the index, of which each has that size, fetched in their order.
+// order has chunks fetched in a given order. size is the length of a chunk of the index.
 func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 	var mine [][2]int64
 	for _, r := range runs {
@@ -273,8 +273,8 @@ func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 	return f.blob.(*cache.Blob).Order(mine) // only an index has an order
 }
 
-// Check returns nil: what has a digest never changes.
+// Check returns nil: content with a digest never changes.
 func (f *farFile) Check() error { return nil }
 
-// Close leaves the chunks to the cache.
+// Close leaves the chunks in the cache.
 func (f *farFile) Close() error { return nil }

@@ -82,8 +82,8 @@ func TestFetchGoesOn(t *testing.T) {
 	}
 }
 
-// TestFetchWaitsForItsReader: time in which nobody reads is no time in which nothing comes. Layers
-// of container images are opened before their turn.
+// TestFetchWaitsForItsReader: time in which nobody reads does not count as time in which nothing
+// comes. Layers of container images are opened before they are read.
 func TestFetchWaitsForItsReader(t *testing.T) {
 	l := newLying(t)
 	content := noise(23, 1<<20)
@@ -100,7 +100,7 @@ func TestFetchWaitsForItsReader(t *testing.T) {
 	_, err = io.ReadFull(in, got[:1000])
 	require.NoError(t, err)
 	f := in.(*fetch)
-	if body, ok := f.body.(*watched); ok { // otherwise it was seen already that it is cut
+	if body, ok := f.body.(*watched); ok { // otherwise the cut was noticed already
 		require.False(t, body.timer.Stop(), "the timer runs although nobody reads")
 	}
 	f.last = time.Now().Add(-time.Hour)
@@ -110,7 +110,7 @@ func TestFetchWaitsForItsReader(t *testing.T) {
 	require.Equal(t, content, got)
 }
 
-// TestFetchEnds: what will not get better is an error soon, and leaves nothing.
+// TestFetchEnds: a lasting problem is soon an error, and leaves nothing.
 func TestFetchEnds(t *testing.T) {
 	always := func(f fault) []fault {
 		all := make([]fault, 50)
@@ -243,8 +243,8 @@ func TestMirror(t *testing.T) {
 	onlyFile(t, dir, "out.raw", content)
 }
 
-// TestInsecure: a registry that was not named for it is not asked without TLS, not even on this
-// machine.
+// TestInsecure: without the user's permission a registry is never used without TLS, not even on
+// this machine.
 func TestInsecure(t *testing.T) {
 	l := newLying(t)
 	l.newImage(t, noise(25, 8192))
@@ -254,7 +254,7 @@ func TestInsecure(t *testing.T) {
 	require.Zero(t, l.requests(""), "nothing has come to it")
 }
 
-// TestCredentials: where they come from, and that nothing tells them.
+// TestCredentials: where credentials come from, and that nothing shows them.
 func TestCredentials(t *testing.T) {
 	const secret = "pa55word"
 	for _, token := range []bool{false, true} {
@@ -323,7 +323,7 @@ func TestCredentials(t *testing.T) {
 		require.NoError(t, err)
 		require.NotContains(t, fmt.Sprintf("%v %+v %#v", opt, opt, opt), secret)
 
-		// Those of another registry, or of another repository of this one, are not shown.
+		// Credentials of another registry, or of another repository of this one, are not sent.
 		for name, text := range map[string]string{
 			"other path": fmt.Sprintf(`{"auths":{"%s/other":{"auth":%q}}}`, l.host(), auth),
 			"other host": fmt.Sprintf(`{"auths":{"%s:1":{"auth":%q}}}`, host, auth),

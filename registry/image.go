@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// maxManifest bounds a manifest, an index and a configuration. Bytes; registries take at most 4
-	// MiB.
+	// maxManifest bounds a manifest, an index and a configuration, in bytes. Registries accept at
+	// most 4 MiB.
 	maxManifest = 4 << 20
 	maxLayers   = 1024
 	// maxNested is how many indexes may lead to a manifest.
@@ -34,9 +34,9 @@ var manifestTypes = []string{string(types.OCIManifestSchema1), string(types.OCII
 
 // source is where the parts of an image are: a repository or something local.
 type source interface {
-	// manifest returns what a digest names, or the reference where it is "".
+	// manifest returns the manifest of a digest, or that of the reference if the digest is "".
 	manifest(ctx context.Context, digest string) (content []byte, mediaType string, err error)
-	// blob is asked for what a manifest names. It is not read yet.
+	// blob returns a blob that a manifest names. It reads nothing yet.
 	blob(desc v1.Descriptor) (*blob, error)
 	Close() error
 }
@@ -61,8 +61,8 @@ type repository struct {
 	ref Reference
 
 	mu sync.Mutex
-	// endpoints is guarded by mu. The first that answers is asked first from then on, and one that
-	// has sent what it should not is asked last.
+	// endpoints is guarded by mu. The first one that answers becomes the first to ask, and one that
+	// sent wrong content becomes the last.
 	endpoints []*endpoint
 }
 
@@ -72,14 +72,14 @@ func (r *repository) blob(desc v1.Descriptor) (*blob, error) {
 	return remoteBlob(desc, r), nil
 }
 
-// order is in which order the endpoints are asked now.
+// order is the order in which the endpoints are asked now.
 func (r *repository) order() []*endpoint {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.endpoints)
 }
 
-// move makes an endpoint the first that is asked, or the last.
+// move makes an endpoint the first to ask, or the last.
 func (r *repository) move(e *endpoint, first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,7 +89,7 @@ func (r *repository) move(e *endpoint, first bool) {
 	}
 }
 
-// distrust has an endpoint asked last that has sent something else than it should.
+// distrust makes an endpoint that sent wrong content the last to ask.
 func (r *repository) distrust(e *endpoint) {
 	if all := r.order(); len(all) > 1 && all[0] == e {
 		e.client.opt.Warn(fmt.Sprintf("%s has sent wrong content: %s is asked first from now on",
@@ -177,7 +177,7 @@ func digestOf(content []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// resolved is an image whose manifest was read: from here on everything is known by its digest.
+// resolved is an image whose manifest was read. From here on everything is known by its digest.
 type resolved struct {
 	source   source
 	ref      Reference
@@ -185,8 +185,8 @@ type resolved struct {
 	manifest *v1.Manifest
 }
 
-// resolve reads the manifest of a reference, that of this machine's platform where there are
-// several.
+// resolve reads the manifest of a reference. If there are several platforms, it takes this
+// machine's.
 func (c *Client) resolve(ctx context.Context, ref Reference) (*resolved, error) {
 	src, err := c.source(ref)
 	if err != nil {
@@ -235,7 +235,8 @@ func resolveIn(ctx context.Context, src source, ref Reference) (*resolved, error
 	return nil, fmt.Errorf("%s: an index within an index within an index", ref)
 }
 
-// manifestKind is what a manifest says of itself, as registries and layouts may lie about it.
+// manifestKind is what a manifest says about its own type. Registries and layouts may be wrong
+// about it.
 func manifestKind(content []byte, mediaType string) types.MediaType {
 	var says struct {
 		MediaType string            `json:"mediaType"`
@@ -256,7 +257,7 @@ func manifestKind(content []byte, mediaType string) types.MediaType {
 	return types.MediaType(mediaType)
 }
 
-// parseManifest reads and bounds what comes from strangers.
+// parseManifest reads a manifest from an untrusted source, and bounds it.
 func parseManifest(content []byte) (*v1.Manifest, error) {
 	m, err := v1.ParseManifest(bytes.NewReader(content))
 	if err != nil {
@@ -279,7 +280,7 @@ func parseManifest(content []byte) (*v1.Manifest, error) {
 	return m, nil
 }
 
-// ofPlatform chooses the manifest for this machine: containers run nowhere else, and whoever builds
+// ofPlatform chooses the manifest for this machine. Containers run nowhere else, and whoever builds
 // an image for one platform builds the disk for it, too.
 func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
@@ -295,7 +296,7 @@ func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 		if p == nil && len(index.Manifests) == 1 {
 			return m, nil
 		}
-		if p == nil || p.OS == "unknown" { // what docker says of an attestation
+		if p == nil || p.OS == "unknown" { // docker marks attestations like this
 			continue
 		}
 		if p.OS == "linux" && p.Architecture == runtime.GOARCH {
@@ -309,7 +310,7 @@ func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 		ref, runtime.GOARCH, strings.Join(there, ", "))
 }
 
-// small reads a blob that is known to be small, and verifies it.
+// small reads and verifies a blob that is known to be small.
 func (r *resolved) small(ctx context.Context, desc v1.Descriptor, limit int64) ([]byte, error) {
 	if desc.Size > limit {
 		return nil, fmt.Errorf(

@@ -14,23 +14,23 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// The index of an image says of each of its disks where it lies, and what the digests of its chunks
-// are. It is a layer of its own, so that the manifest vouches for it. docs/registry-index.md has
-// the format.
+// The index of an image says for each of its disks where it lies, and which digests its chunks
+// have. It is a layer of its own, so the manifest vouches for it. docs/registry-index.md has the
+// format.
 const (
 	// annotationIndex marks the layer in the manifest; its value is the version of the format.
 	annotationIndex = "io.kubevirt.disk.index"
-	indexDir        = ".kubevirt-disk" // not "disk...": CDI takes what begins so for a disk
+	indexDir        = ".kubevirt-disk" // not "disk...": CDI takes such names for a disk
 	indexName       = indexDir + "/index.json"
 	chunksName      = indexDir + "/sha256"
 	tablesName      = indexDir + "/metadata"
 	indexVersion    = 1
 
-	// indexChunk is how much one digest is for. Bytes.
+	// indexChunk is how many bytes one digest is for.
 	indexChunk = 256 << 10
 	digestSize = 32
 
-	// What is accepted of an index, which comes from strangers.
+	// The limits of an index, which comes from an untrusted source.
 	maxIndexLayer = 320 << 20 // for 2 TiB of disks
 	maxIndexJSON  = 32 << 20
 	maxIndexFiles = 1024
@@ -40,8 +40,8 @@ const (
 	maxChunk      = 16 << 20
 )
 
-// index is what the layer has. Unknown fields and files are ignored, so that later versions of this
-// program can add some, such as digests of guest clusters.
+// index is the content of the layer. Unknown fields and files are ignored, so that later versions
+// of this program can add some.
 type index struct {
 	Version   int         `json:"version"`
 	ChunkSize int64       `json:"chunkSize"`
@@ -49,7 +49,7 @@ type index struct {
 
 	chunks []byte      // the digests, one after the other
 	packed []byte      // what Metadata of all files names, one after the other, as zstd; or nothing
-	tables io.ReaderAt // the same, unpacked; nil: it is not, or there is nothing
+	tables io.ReaderAt // the same, unpacked; nil: not unpacked, or there is none
 }
 
 // indexFile is one disk, or a backing file of one.
@@ -59,16 +59,15 @@ type indexFile struct {
 	Layer      string `json:"layer"`  // digest of the layer, which is not compressed
 	Offset     int64  `json:"offset"` // of the file's first byte in the layer
 	FirstChunk int64  `json:"firstChunk"`
-	// Metadata is what is read when it is opened: offset and length.
+	// Metadata are the ranges that opening reads: offset and length.
 	Metadata [][2]int64 `json:"metadata,omitempty"`
-	// Boot is what a guest reads first, in that order: a chunk, and how many follow it, itself
-	// included.
+	// Boot is what a guest reads first, in that order: a chunk, and how many chunks from there on.
 	Boot [][2]int64 `json:"boot,omitempty"`
 }
 
 func (f *indexFile) chunks(size int64) int64 { return (f.Size + size - 1) / size }
 
-// layer is the layer of the index: the same bytes for the same index.
+// layer is the layer of the index. The same index always makes the same bytes.
 func (x *index) layer(withDir bool) ([]byte, error) {
 	text, err := json.Marshal(x)
 	if err != nil {
@@ -76,7 +75,7 @@ func (x *index) layer(withDir bool) ([]byte, error) {
 	}
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	if withDir { // where no base image has it
+	if withDir { // unless the base image has it
 		err = errors.Join(err, w.WriteHeader(tarHeader(diskDir+"/", tar.TypeDir, 0o555, 0)))
 	}
 	err = errors.Join(err, w.WriteHeader(tarHeader(indexDir+"/", tar.TypeDir, 0o555, 0)))
@@ -102,7 +101,7 @@ func (x *index) layer(withDir bool) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// readIndex reads the index of an image; nil: it has none, or one of a version that is not known.
+// readIndex reads the index of an image; nil: it has none, or one of an unknown version.
 func (r *resolved) readIndex(ctx context.Context) (*index, error) {
 	for _, desc := range r.manifest.Layers {
 		if desc.Annotations[annotationIndex] != fmt.Sprint(indexVersion) {
@@ -121,8 +120,8 @@ func (r *resolved) readIndex(ctx context.Context) (*index, error) {
 	return nil, nil
 }
 
-// parseIndex reads and checks an index layer. What it says about layers is held against those of
-// the manifest.
+// parseIndex reads and checks an index layer. It compares what the index says about layers with the
+// manifest.
 func parseIndex(layer []byte, layers []v1.Descriptor) (*index, error) {
 	x := new(index)
 	var text []byte
@@ -156,7 +155,7 @@ func parseIndex(layer []byte, layers []v1.Descriptor) (*index, error) {
 	return x, x.check(layers)
 }
 
-// check holds every number against what it is about.
+// check validates every number.
 func (x *index) check(layers []v1.Descriptor) error {
 	switch {
 	case x.Version != indexVersion:
@@ -208,8 +207,8 @@ func (x *index) check(layers []v1.Descriptor) error {
 	return nil
 }
 
-// checkBoot holds what a guest reads first against the chunks that there are. All of it is not more
-// than the file, so that it cannot take more time or memory than that.
+// checkBoot checks the boot order against the chunks of the file. In total it may not be longer
+// than the file, so it cannot take more time or memory than that.
 func (f *indexFile) checkBoot(chunks int64) error {
 	left := chunks
 	for _, b := range f.Boot {

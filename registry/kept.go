@@ -14,8 +14,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// keptSource is an image of which manifests and the index are kept in a directory, under their
-// digests, so that a later start does not ask for them again.
+// keptSource is an image whose manifests and index are kept in a directory, under their digests. A
+// later start does not request them again.
 type keptSource struct {
 	source
 	dir *os.Root
@@ -23,7 +23,7 @@ type keptSource struct {
 	pinned string
 }
 
-// keep opens the directory, which is made if it is missing.
+// keep opens the directory, and makes it if it is missing.
 func keep(src source, dir string) (*keptSource, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -37,8 +37,8 @@ func keep(src source, dir string) (*keptSource, error) {
 
 func (k *keptSource) Close() error { return errors.Join(k.source.Close(), k.dir.Close()) }
 
-// manifest returns what is kept, and otherwise asks for it and keeps it. What the reference names
-// is what it named at first.
+// manifest returns the kept manifest, or else requests it and keeps it. A reference names what it
+// named at first.
 func (k *keptSource) manifest(ctx context.Context, digest string) ([]byte, string, error) {
 	if digest == "" {
 		digest = k.pinned
@@ -56,14 +56,14 @@ func (k *keptSource) manifest(ctx context.Context, digest string) ([]byte, strin
 	if got := digestOf(content); digest != "" && got != digest {
 		return nil, "", &DigestError{Want: digest, Got: got}
 	}
-	// One that says itself what it is can be read without the registry's word for it.
+	// A manifest with a media type of its own can be read without the registry's word for it.
 	if manifestKind(content, "") != "" {
 		err = k.write(keptName(digestOf(content)), content)
 	}
 	return content, mediaType, err
 }
 
-// blob returns what is kept: only of the index there is anything.
+// blob returns what is kept. Only blobs of the index are.
 func (k *keptSource) blob(desc v1.Descriptor) (*blob, error) {
 	name := keptName(desc.Digest.String())
 	if content, err := k.read(name, maxIndexLayer); err == nil &&
@@ -88,7 +88,7 @@ func (k *keptSource) saveBlob(digest v1.Hash, content []byte) error {
 
 func keptName(digest string) string { return strings.ReplaceAll(digest, ":", "-") }
 
-// record is what a reference was found to name. It is kept as JSON.
+// record is what a reference named when it was resolved. It is kept as JSON.
 type record struct {
 	Reference string       `json:"reference"`
 	Digest    string       `json:"digest"` // of the manifest
@@ -102,7 +102,7 @@ type record struct {
 // StreamDisk is a disk of an image.
 type StreamDisk struct {
 	Name string `json:"name"` // as it is in the image's directory of disks
-	// Digests are those of its files, its own first. nil: it has not been opened yet.
+	// Digests are those of its files, its own first. nil: the disk was not opened yet.
 	Digests []string `json:"digests,omitempty"`
 }
 
@@ -112,7 +112,7 @@ func recordName(reference string) string {
 	return "reference-" + strings.TrimPrefix(digestOf([]byte(reference)), "sha256:") + ".json"
 }
 
-// loadRecord returns the record of a reference; an empty one where there is none.
+// loadRecord returns the record of a reference, or an empty one if there is none.
 func (k *keptSource) loadRecord(ref Reference) (r record, err error) {
 	name := recordName(ref.String())
 	content, err := k.read(name, maxRecord)
@@ -154,8 +154,8 @@ func (k *keptSource) read(name string, limit int64) ([]byte, error) {
 	return readBounded(f, limit)
 }
 
-// write stores a file in one step. It has reached storage then, as the disks that are made of the
-// image are of no use without it.
+// write stores a file in one step. It has reached storage when write returns: without it, the disks
+// made from the image would be useless.
 func (k *keptSource) write(name string, content []byte) error {
 	partial := fmt.Sprintf("%s.%08x.partial", name, rand.Uint32())
 	f, err := k.dir.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -179,7 +179,7 @@ func (k *keptSource) write(name string, content []byte) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// unnamed makes a file that is gone when it is closed.
+// unnamed makes a file that disappears when it is closed.
 func unnamed(dir *os.Root) (*os.File, error) {
 	name := fmt.Sprintf("%08x.partial", rand.Uint32())
 	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
