@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// maxEntries bounds the files of a layer; large distributions have some 300,000.
+	// maxEntries bounds the files of a layer. Large distributions have some 300,000.
 	maxEntries = 4 << 20
-	// maxName bounds the names that are remembered. Bytes; PATH_MAX.
+	// maxName bounds the names that are remembered, in bytes: PATH_MAX.
 	maxName = 4096
-	// maxZstdWindow is how far back a zstd layer may refer. Bytes; what "zstd --long" needs at
-	// most.
+	// maxZstdWindow is how far back a zstd layer may refer, in bytes: as far as "zstd --long" does
+	// at most.
 	maxZstdWindow = 32 << 20
 )
 
@@ -33,8 +33,8 @@ type layerReader struct {
 	close func()
 }
 
-// openLayer begins a layer: its first bytes say how it is compressed, as media types lie. Of one
-// that is compressed by gzip, notes are made to read it by ranges later, unless rec is nil.
+// openLayer begins a layer. Its first bytes say how it is compressed, because media types may be
+// wrong. Unless rec is nil, it makes the notes by which a gzip layer can later be read by ranges.
 func openLayer(ctx context.Context, b *blob, p *Progress, rec *recorder) (*layerReader, error) {
 	if b.desc.Size == 0 {
 		return nil, errors.New("it is empty")
@@ -76,7 +76,7 @@ func openLayer(ctx context.Context, b *blob, p *Progress, rec *recorder) (*layer
 	return r, nil
 }
 
-// compression is how content is compressed that begins like that; "": it is not.
+// compression recognises compressed content by its beginning; "": it is not compressed.
 func compression(head []byte) string {
 	switch {
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
@@ -101,7 +101,7 @@ func (c *cancelled) Close() error {
 	return c.ReadCloser.Close()
 }
 
-// Finish reads what is left, so that all of it has been hashed.
+// Finish reads the rest, so that the whole layer is hashed.
 func (r *layerReader) Finish() error {
 	if _, err := io.Copy(io.Discard, r.Reader); err != nil {
 		return err
@@ -110,8 +110,8 @@ func (r *layerReader) Finish() error {
 	return err
 }
 
-// explain is what an error while reading the layer means: what does not make sense was perhaps
-// changed on its way, which its digest tells.
+// explain finds the cause of an error while reading the layer. Content that makes no sense was
+// perhaps changed on its way: then its digest is wrong.
 func (r *layerReader) explain(err error) error {
 	var content *contentError
 	var digest *DigestError
@@ -123,13 +123,13 @@ func (r *layerReader) explain(err error) error {
 	return err
 }
 
-// contentError is content that cannot be read as what it seems to be.
+// contentError is content that cannot be read in its apparent format.
 type contentError struct{ err error }
 
 func (e *contentError) Error() string { return e.err.Error() }
 func (e *contentError) Unwrap() error { return e.err }
 
-// marking marks the errors of a decompressor.
+// marking marks the errors that come from a decompressor.
 type marking struct{ io.Reader }
 
 func (m marking) Read(p []byte) (int, error) {
@@ -145,7 +145,7 @@ func (r *layerReader) Close() error {
 	return r.raw.Close()
 }
 
-// entryKind is what a tar entry is, as far as it matters.
+// entryKind is the kind of a tar entry, as far as it matters.
 type entryKind uint8
 
 const (
@@ -155,11 +155,11 @@ const (
 	entryRefused // a symbolic link, a device, ...
 )
 
-// entry is what a layer has under one name, which is clean and relative to the root.
+// entry is a file of a layer. Its name is clean and relative to the root.
 type entry struct {
 	name    string
 	kind    entryKind
-	what    string // of entryRefused: in words
+	what    string // of entryRefused: what it is, in words
 	link    string // of entryLink: the name that it stands for
 	size    int64
 	ordinal int  // of the tar entry in its layer
@@ -176,20 +176,20 @@ const (
 // diskDir is the directory of the disks in an image.
 const diskDir = "disk"
 
-// under tells whether a clean name is the directory or below it.
+// under reports whether a clean name is the directory or below it.
 func under(dir, name string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
-// layerList is what one layer says about the directory of the disks.
+// layerList is what one layer has under the directory of the disks.
 type layerList struct {
 	dir     string            // the directory of the disks
-	entries map[string]*entry // by name; of several of one name the last
+	entries map[string]*entry // by name; if a name comes several times, the last counts
 	removed []string          // whiteouts
-	opaque  []string          // directories of which nothing below shows
+	opaque  []string          // directories that hide everything below them
 }
 
-// readTar goes through the tar archive of a layer. visit, if not nil, is called for each regular
-// file with the name that its content has in the image, whether or not it lies in the directory of
-// the disks; it may read the content.
+// readTar reads the tar archive of a layer. If visit is not nil, it is called for each regular
+// file, with its name in the image, whether or not it lies in the directory of the disks. It may
+// read the content.
 func readTar(
 	r io.Reader,
 	dir string,
@@ -228,11 +228,11 @@ func readTar(
 	}
 }
 
-// maxShown bounds the files under the directory of the disks that are remembered of a layer.
+// maxShown bounds how many files of a layer are remembered under the directory of the disks.
 const maxShown = 4096
 
-// cleanName is the name as runtimes unpack it. One that only seems to lie in the directory of the
-// disks, or seems not to, is an error.
+// cleanName is the name as runtimes unpack it. It is an error if the name only seems to lie in the
+// directory of the disks, or lies there and does not seem to.
 func cleanName(name, dir string) (string, error) {
 	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
 	for _, part := range strings.Split(name, "/") {
@@ -250,7 +250,7 @@ func entryOf(h *tar.Header, name string, ordinal int) *entry {
 	e := &entry{name: name, size: h.Size, ordinal: ordinal}
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeGNUSparse:
-		// Of a sparse file, the library gives the holes as zeros.
+		// The library returns the holes of a sparse file as zeros.
 		e.kind, e.sparse = entryFile, h.Typeflag == tar.TypeGNUSparse
 		for key := range h.PAXRecords {
 			e.sparse = e.sparse || strings.HasPrefix(key, "GNU.sparse.")
@@ -269,7 +269,7 @@ func entryOf(h *tar.Header, name string, ordinal int) *entry {
 	return e
 }
 
-// note remembers what bears on the directory of the disks.
+// note remembers the entry if it matters for the directory of the disks.
 func (l *layerList) note(e *entry) {
 	dir, base := path.Split(e.name)
 	dir = strings.TrimSuffix(dir, "/")
@@ -289,15 +289,15 @@ func (l *layerList) note(e *entry) {
 	}
 }
 
-// shadow is what the layers that were read so far, from the top, hide of those below them.
+// shadow is what the layers read so far, from the top, hide of those below.
 type shadow struct {
-	names map[string]bool // there is something else of the name, or nothing any more
-	trees map[string]bool // nothing below this directory shows
+	names map[string]bool // other files have these names, or a whiteout removes them
+	trees map[string]bool // everything below these directories is hidden
 }
 
 func newShadow() *shadow { return &shadow{names: map[string]bool{}, trees: map[string]bool{}} }
 
-// shows tells whether something that a lower layer has under the name shows.
+// shows reports whether a file of that name in a lower layer is visible.
 func (s *shadow) shows(name string) bool {
 	if s.names[name] {
 		return false
@@ -331,8 +331,8 @@ func (s *shadow) add(l *layerList) error {
 	return nil
 }
 
-// readAhead reads some blocks ahead, so that fetching and hashing go on beside what is done with
-// them.
+// readAhead reads some blocks ahead, so that fetching and hashing run beside the work on the
+// content.
 type readAhead struct {
 	inner  io.ReadCloser
 	full   chan block
@@ -407,7 +407,7 @@ func (r *readAhead) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close waits until nothing is read any more: whoever wants that soon ends the context of the blob.
+// Close waits until nothing is read any more. To make that soon, end the context of the blob.
 func (r *readAhead) Close() error {
 	if r.closed {
 		return nil

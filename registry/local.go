@@ -115,7 +115,7 @@ func (l *layout) blob(desc v1.Descriptor) (*blob, error) {
 	return fileBlob(desc, open, 0), nil
 }
 
-// fileBlob is a blob that lies in a file, from byte base on.
+// fileBlob is a blob in a file, from byte base on.
 func fileBlob(desc v1.Descriptor, open func() (*os.File, error), base int64) *blob {
 	return &blob{desc: desc, stream: func(ctx context.Context, off, length int64) io.ReadCloser {
 		f, err := open()
@@ -162,7 +162,7 @@ func (r *fileRun) Close() error { return r.file.Close() }
 type archive struct {
 	file     string
 	members  map[string]member
-	manifest []byte            // made of what the archive says
+	manifest []byte            // made from what the archive says
 	blobs    map[string]member // by digest
 }
 
@@ -250,8 +250,8 @@ func (a *archive) content(f *os.File, name string) ([]byte, error) {
 	return io.ReadAll(io.NewSectionReader(f, m.off, m.size))
 }
 
-// assemble makes a manifest of the one image in the archive. The layers' digests are those that the
-// configuration vouches for, of their uncompressed content.
+// assemble makes a manifest of the only image in the archive. The digests of its layers are those
+// in the configuration, of the uncompressed content.
 func (a *archive) assemble(f *os.File) error {
 	text, err := a.content(f, "manifest.json")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// lying is a registry that does what registries do to those who fetch from them.
+// lying is a registry that misbehaves as real ones do.
 type lying struct {
 	store
 	tags map[string]v1.Descriptor
@@ -23,20 +23,21 @@ type lying struct {
 	mu     sync.Mutex
 	said   []string       // method, host and path of each request; guarded by mu
 	faults []fault        // for the next requests of a blob; guarded by mu
-	auth   []string       // what the storage was shown of credentials; guarded by mu
-	tokens map[string]int // how often each is good; guarded by mu
+	auth   []string       // the credentials that the storage got; guarded by mu
+	tokens map[string]int // how many requests each is good for; guarded by mu
 	issued int
 	sent   int64 // bytes of blobs; guarded by mu
 
-	noRanges  bool // sends everything, always
-	token     bool // wants a token, each of which is good for a few requests
+	noRanges  bool // always sends everything
+	token     bool // wants a token, and each is good for a few requests
 	basic     string
 	elsewhere string // address that blobs redirect to; "": they are here
 
 	server, storage *httptest.Server
 }
 
-// fault answers a request of a blob in place of the registry; false: it lets it through.
+// fault answers a request of a blob in place of the registry. If it returns false, the registry
+// answers.
 type fault func(w http.ResponseWriter, r *http.Request, content []byte) bool
 
 func newLying(t testing.TB) *lying {
@@ -126,7 +127,7 @@ func (l *lying) blobElsewhere(w http.ResponseWriter, r *http.Request) {
 	l.blob(w, r, strings.TrimPrefix(r.URL.Path, "/"))
 }
 
-// blob sends a blob or a range of it, if no fault is due.
+// blob sends a blob or a range of it, unless a fault is due.
 func (l *lying) blob(w http.ResponseWriter, r *http.Request, digest string) {
 	l.mu.Lock()
 	content, ok := l.store[digest]
@@ -163,7 +164,7 @@ func (l *lying) send(w http.ResponseWriter, r *http.Request, content []byte) {
 	l.mu.Unlock()
 }
 
-// sentSince tells how many bytes of blobs were sent since it was asked last.
+// sentSince tells how many bytes of blobs were sent since its last call.
 func (l *lying) sentSince() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -177,7 +178,7 @@ func rangeOf(r *http.Request, size int) (first, last int, ok bool) {
 	return first, min(last, size-1), n == 2
 }
 
-// cut ends the connection after some of what was asked for.
+// cut ends the connection after a part of the answer.
 func cut(after int) fault {
 	return func(w http.ResponseWriter, r *http.Request, content []byte) bool {
 		first, last, ok := rangeOf(r, len(content))
@@ -218,7 +219,7 @@ func (l *lying) issue(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"token": token})
 }
 
-// allowed checks what the registry wants to be shown.
+// allowed checks the credentials of a request.
 func (l *lying) allowed(w http.ResponseWriter, r *http.Request) bool {
 	switch {
 	case l.token:

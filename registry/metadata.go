@@ -13,19 +13,19 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// firstLook is how much of each end of a disk counts as needed to open it: an initiator that finds
-// a disk looks for partitions there. Bytes.
+// firstLook is how much of each end of a disk counts as needed to open it, because an initiator
+// that finds a disk looks for partitions there. Bytes.
 const firstLook = 64 << 10
 
-// needs is what is read of a file: what has to be at hand before the image can be served, and what
-// a guest reads first, as runs of chunks.
+// needs is what is read of a file: what must be here before the image can be served, and what a
+// guest reads first, as runs of chunks.
 type needs struct {
 	metadata [][2]int64
 	boot     [][2]int64
 }
 
-// needsOf opens an image once more, and notes what is read of each of its files: to open it, and
-// then to read the blocks of a recorded boot. open gives each file, which is closed.
+// needsOf opens an image once more, and notes what is read of each of its files: first to open it,
+// then to read the blocks of a recorded boot. open returns each file, and needsOf closes it.
 func needsOf(
 	ctx context.Context,
 	name string,
@@ -50,7 +50,7 @@ func needsOf(
 		noted[name] = s
 		return s, nil
 	}
-	// What it is was decided when it was opened by its path; here only the reads count.
+	// The format was decided when the image was opened by its path. Here only the reads count.
 	img, err := image.OpenSource(ctx, name, source, opt)
 	if err != nil {
 		return nil, err
@@ -102,8 +102,8 @@ func (s *noting) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	return s.file.ReadAt(p, off)
 }
 
-// ranges are what was read, in order, without overlaps, as offset and length. Reads that are nearly
-// neighbours are one, so that there are not more of them than are accepted.
+// ranges are what was read, in order, without overlaps, as offset and length. Reads that are close
+// together are one range, so that there are no more ranges than are accepted.
 func (s *noting) ranges() (all [][2]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,8 +126,8 @@ func (s *noting) ranges() (all [][2]int64) {
 	}
 }
 
-// chunks are the chunks of what was read, each once, in the order of the first reads. What is
-// metadata does not count.
+// chunks are the chunks that were read, each once, in the order of the first reads. Metadata does
+// not count.
 func (s *noting) chunks(metadata [][2]int64) (runs [][2]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// mirrored is a registry with a mirror, which both have the same.
+// mirrored is a registry with a mirror. Both have the same content.
 func mirrored(t testing.TB) (registry, mirror *lying, opt Options) {
 	registry, mirror = newLying(t), newLying(t)
 	return registry, mirror, Options{
@@ -44,8 +44,8 @@ func TestMirrorLies(t *testing.T) {
 	}
 }
 
-// TestMirrorLiesInChunks has a mirror send wrong chunks of an image with an index: each is fetched
-// from the registry, and the mirror is asked no more.
+// TestMirrorLiesInChunks has a mirror send wrong chunks of an image with an index. Each is fetched
+// from the registry, and the mirror is no longer asked.
 func TestMirrorLiesInChunks(t *testing.T) {
 	content := noise(91, 8<<20)
 	registry, mirror, opt := mirrored(t)
@@ -69,10 +69,11 @@ func TestMirrorLiesInChunks(t *testing.T) {
 	require.LessOrEqual(t, s.opt.Cache.Stats().Wrong, int64(fetchesAtOnce))
 }
 
-// fetchesAtOnce is how many chunks may have been on their way when the first was wrong.
+// fetchesAtOnce is how many chunks may have been under way when the first was wrong.
 const fetchesAtOnce = 16
 
-// TestMirrorOfAnotherManifest does not believe a mirror that has something else under a digest.
+// TestMirrorOfAnotherManifest has a mirror return another manifest for a digest. It is not
+// believed.
 func TestMirrorOfAnotherManifest(t *testing.T) {
 	content := noise(92, 1<<20)
 	registry, mirror, opt := mirrored(t)
@@ -88,7 +89,7 @@ func TestMirrorOfAnotherManifest(t *testing.T) {
 	require.True(t, bytes.Equal(content, got))
 }
 
-// TestPullNowhere says at once that the destination cannot be written, and asks nobody.
+// TestPullNowhere: a destination that cannot be written is an error at once, before any request.
 func TestPullNowhere(t *testing.T) {
 	l := newLying(t)
 	file := filepath.Join(t.TempDir(), "file")
@@ -106,8 +107,9 @@ func TestPullNowhere(t *testing.T) {
 	require.Zero(t, l.requests(""))
 }
 
-// TestMirrorComesBack: those that fail in turns are asked in turns, and a mirror that comes back is
-// asked again before the read is an error. One that does not have it is not asked twice.
+// TestMirrorComesBack: endpoints that fail in turns are asked in turns, and a mirror that comes
+// back is asked again before the read fails. A mirror that does not have the blob is not asked
+// twice.
 func TestMirrorComesBack(t *testing.T) {
 	content := noise(93, 1<<20)
 	layer := tarOf(t, tarFile{name: "disk/a.img", content: content})
@@ -126,7 +128,7 @@ func TestMirrorComesBack(t *testing.T) {
 		second.faults = append(second.faults,
 			func(w http.ResponseWriter, r *http.Request, p []byte) bool {
 				switch n := asked(registry); {
-				case n < 1+3*sent: // the registry has to be asked in vain first
+				case n < 1+3*sent: // the registry must have been asked in vain first
 					return away(w, r, p)
 				case sent == 0:
 					sent++

@@ -12,8 +12,9 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// TestNamesInLayers: the names that archives have for one file, and those that only look so. What
-// is pulled and what is served are the same, in the layers of a containerDisk and in plain ones.
+// TestNamesInLayers: archives can write the name of a file in several ways, and some names only
+// look like it. Pulling and serving must agree on them, in the layers of a containerDisk and in
+// plain ones.
 func TestNamesInLayers(t *testing.T) {
 	content := noise(95, 1<<20)
 	for name, c := range map[string]struct {

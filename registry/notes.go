@@ -14,11 +14,11 @@ import (
 )
 
 // notes remember what was read of a layer before its digest could be checked: the digest of each
-// chunk, on storage before anybody gets to see the chunk. So a chunk that is fetched again has to
-// be the same, also after a restart, and what is verified at the end is what was served.
+// chunk, which is on storage before anybody sees the chunk. A chunk that is fetched again must be
+// the same, also after a restart. So what is verified at the end is what was served.
 //
-// The file is notesMagic, the state at notesState, and a SHA-256 for each chunk from notesSums on;
-// zeros: the chunk was not read yet.
+// The file is notesMagic, the state at notesState, and a SHA-256 for each chunk from notesSums on.
+// Zeros mean that the chunk was not read yet.
 type notes struct {
 	file  *os.File
 	state atomic.Int32   // a noteState
@@ -28,8 +28,8 @@ type notes struct {
 type noteState int32
 
 const (
-	noteOpen     noteState = iota // the layer's digest was not checked yet
-	noteVerified                  // it is right, and so is each note
+	noteOpen     noteState = iota // the digest of the layer is not checked yet
+	noteVerified                  // it is right, and so is every note
 	noteWrong                     // it is not
 )
 
@@ -39,7 +39,7 @@ const (
 	notesSums  = 4096
 )
 
-// changedError is a chunk that has another content than when it was read first.
+// changedError is a chunk whose content differs from when it was first read.
 type changedError struct{ chunk int64 }
 
 func (e *changedError) Error() string {
@@ -48,8 +48,8 @@ func (e *changedError) Error() string {
 
 // openNotes opens the notes of a layer in a directory, and makes them if they are missing.
 func openNotes(dir *os.Root, name string) (*notes, error) {
-	// O_DSYNC: a note is on storage when it is written. The disk that is made of the chunk may
-	// survive a crash of the machine, so the note has to.
+	// With O_DSYNC a note is on storage when it is written. The disk that is made from the chunk
+	// may survive a crash of the machine, so the note must survive it too.
 	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_DSYNC, 0o600)
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func openNotes(dir *os.Root, name string) (*notes, error) {
 	return n, nil
 }
 
-// check notes a chunk that is read for the first time, and holds it against its note later.
+// check notes a chunk that is read for the first time, and compares it with its note later.
 func (n *notes) check(chunk int64, p []byte) error {
 	sum := sha256.Sum256(p)
 	at := notesSums + chunk*sha256.Size
@@ -88,7 +88,7 @@ func (n *notes) check(chunk int64, p []byte) error {
 		return nil
 	case [sha256.Size]byte{}:
 		if n.now() != noteOpen {
-			return &changedError{chunk} // all were noted
+			return &changedError{chunk} // every chunk has a note
 		}
 		_, err := n.file.WriteAt(sum[:], at)
 		return err

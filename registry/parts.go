@@ -17,51 +17,51 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// part is a file of an image without an index that can be read by ranges all the same.
+// part is a file of an image without an index that can still be read by ranges.
 type part struct {
 	Name  string `json:"name"`  // in the image, as disk/fedora.qcow2
 	Size  int64  `json:"size"`  // bytes
 	Layer string `json:"layer"` // its digest
 	// Offset is where the file begins in a layer that is not compressed.
 	Offset int64 `json:"offset,omitempty"`
-	// Chunks are the digests of its chunks of indexChunk bytes. nil: nobody vouches for the file
+	// Chunks are the digests of its chunks of indexChunk bytes. nil: nothing vouches for the file
 	// before the layer is complete, unless it has a Table.
 	Chunks []byte `json:"chunks,omitempty"`
-	// Table has the chunks of a file that is compressed in chunks, of which each has a digest, and
-	// Codec says how they are compressed.
+	// Table has the chunks of a file that is compressed in chunks, each with a digest. Codec is the
+	// compression.
 	Table []byte `json:"table,omitempty"`
 	Codec string `json:"codec,omitempty"`
 }
 
-// parts are the files of an image without an index, and what is kept of them.
+// parts are the files of an image without an index, as they are kept.
 type parts struct {
 	Files []*part `json:"files"`
-	// Walked are the layers of which nothing was verified yet when the files were found, by their
-	// digests. As long as that is so, no file of the image is trusted: they may hide others.
+	// Walked are the digests of layers of which nothing was verified yet when the files were found.
+	// While there are any, no file of the image is trusted, because these layers may hide others.
 	Walked []string `json:"walked,omitempty"`
 }
 
-// contents are what a layer has under the directory of the disks, and how that is read.
+// contents are the files of a layer under the directory of the disks, and how to read them.
 type contents struct {
 	list  *layerList
 	files map[string]*part // regular files, by name
-	// walked: it was read by ranges, and nobody has verified it yet
+	// walked: the layer was read by ranges, and nobody has verified it yet
 	walked bool
 }
 
-// unsuited says why an image cannot be served before it was fetched.
+// unsuited says why an image must be fetched before it is served.
 type unsuited struct{ why string }
 
 func (u *unsuited) Error() string { return u.why }
 
-// maxParts bounds what is kept of them. Bytes.
+// maxParts bounds what is kept of them, in bytes.
 const maxParts = 512 << 20
 
-// partsName is the file of the parts that are known of the image.
+// partsName is the file with the known parts of the image.
 func (s *Stream) partsName() string { return "parts-" + keptName(s.image.digest) + ".json" }
 
-// findParts finds out how the files of an image without an index can be read by ranges. An
-// *unsuited says why they cannot.
+// findParts finds out how to read the files of an image without an index by ranges. If that is not
+// possible, it returns an *unsuited.
 func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 	if content, err := s.kept.read(s.partsName(), maxParts); err == nil {
 		known := new(parts)
@@ -109,8 +109,9 @@ func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 	return all, err
 }
 
-// suits tells whether the parts that are known may be served as it was set: who wants everything
-// verified gets nothing that was found by trusting TLS, unless it was verified since.
+// suits reports whether the known parts may be served with the current setting. If everything is to
+// be verified, parts that were found by trusting TLS do not count, unless they have been verified
+// since.
 func (s *Stream) suits(known *parts) (bool, error) {
 	if s.opt.WhenComplete {
 		return true, nil
@@ -124,7 +125,7 @@ func (s *Stream) suits(known *parts) (bool, error) {
 	return true, err
 }
 
-// unsureOfLocked opens the layers on which the parts depend without a digest.
+// unsureOfLocked opens the layers on which parts without a digest depend.
 func (s *Stream) unsureOfLocked(known *parts) (all []*unverified, err error) {
 	for _, desc := range s.image.manifest.Layers {
 		if slices.Contains(known.Walked, desc.Digest.String()) {
@@ -150,8 +151,8 @@ func (l *contents) shown(shade *shadow) (all []*part, err error) {
 			from = l.list.target(e)
 		}
 		if from == nil || from.kind != entryFile || name == diskDir || l.files[from.name] == nil {
-			// A link that leads elsewhere, a device, a sparse file: what it is, and whether it
-			// matters, is seen when the image is fetched.
+			// It may be a link that leads elsewhere, a device or a sparse file. What it is, and
+			// whether it matters, is found out when the image is fetched.
 			return nil, &unsuited{fmt.Sprintf("has %q, which cannot be read by ranges", name)}
 		}
 		p := *l.files[from.name]
@@ -162,13 +163,13 @@ func (l *contents) shown(shade *shadow) (all []*part, err error) {
 }
 
 const (
-	// smallLayer is how large a layer may be that is fetched to see whether it has a disk. Bytes.
+	// smallLayer is the largest layer that is fetched only to see whether it has a disk. Bytes.
 	smallLayer = 32 << 20
-	// maxWalked is how many files a layer may have of which the headers are fetched one by one.
+	// maxWalked is the most files that a layer may have if their headers are fetched one by one.
 	maxWalked = 16 << 10
 )
 
-// contents finds out what a layer has, by reading as little as possible.
+// contents finds out which files a layer has, by reading as little as possible.
 func (s *Stream) contents(ctx context.Context, desc descriptor) (*contents, error) {
 	switch {
 	case hasTOC(desc):
@@ -179,7 +180,7 @@ func (s *Stream) contents(ctx context.Context, desc descriptor) (*contents, erro
 	return s.walk(ctx, desc)
 }
 
-// hopeless tells of a layer that has to be fetched before it is served, whatever it has.
+// hopeless reports a layer that must be fetched before it is served, whatever is in it.
 func (s *Stream) hopeless(desc descriptor) error {
 	why := ""
 	switch {
@@ -216,7 +217,7 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*contents, e
 		return nil, err
 	}
 	defer in.Close()
-	// A file in it cannot be read by ranges. It may be none that shows.
+	// A file in it cannot be read by ranges. Perhaps another layer hides it.
 	list, err := readTar(in, diskDir, nil)
 	if err == nil {
 		err = in.Finish()
@@ -230,7 +231,7 @@ func memoryBlob(desc descriptor, content []byte) *blob {
 	}}
 }
 
-// having is a source of which some blobs were fetched before.
+// having is a source some of whose blobs were fetched before.
 type having struct {
 	source
 	blobs map[string][]byte // by digest; verified
@@ -255,7 +256,7 @@ func chunkDigests(p []byte) []byte {
 	return sums
 }
 
-// layTar reads the headers of an archive that is not compressed. at tells where r stands.
+// layTar reads the headers of an archive that is not compressed. at returns the position of r.
 func layTar(r io.Reader, desc descriptor, at func() int64) (*contents, error) {
 	l := &contents{files: make(map[string]*part)}
 	n := 0
@@ -275,7 +276,7 @@ func layTar(r io.Reader, desc descriptor, at func() int64) (*contents, error) {
 	return l, err
 }
 
-// walk reads the headers of a layer that nobody has verified yet, by ranges.
+// walk reads the headers of an unverified layer by ranges.
 func (s *Stream) walk(ctx context.Context, desc descriptor) (*contents, error) {
 	layer, err := s.image.source.blob(desc)
 	if err != nil {
@@ -299,7 +300,7 @@ func (s *Stream) walk(ctx context.Context, desc descriptor) (*contents, error) {
 	return l, err
 }
 
-// rangeReader reads bytes in order, and passes over others without fetching them.
+// rangeReader reads bytes in order, and skips others without fetching them.
 type rangeReader struct {
 	ctx context.Context
 	of  section
@@ -315,7 +316,7 @@ func (r *rangeReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Seek is what a tar.Reader passes over files with.
+// Seek is how a tar.Reader skips files.
 func (r *rangeReader) Seek(off int64, whence int) (int64, error) {
 	if whence != io.SeekCurrent || off < 0 || off > r.of.size-r.off {
 		return 0, errors.New("the layer ends within a file")
@@ -344,7 +345,7 @@ func (s *Stream) openPart(_ context.Context, name string) (image.Source, error) 
 	return &unsureFile{farFile: f, layers: unsure}, nil
 }
 
-// farPartLocked opens a part, however its layer is compressed.
+// farPartLocked opens a part, whatever the compression of its layer.
 func (s *Stream) farPartLocked(p *part) (*farFile, error) {
 	layers := s.image.manifest.Layers
 	i := slices.IndexFunc(layers, func(d descriptor) bool { return d.Digest.String() == p.Layer })
@@ -378,7 +379,7 @@ func (s *Stream) farPartLocked(p *part) (*farFile, error) {
 	return u.open(p.Offset, p.Size), nil
 }
 
-// warnOf tells a person what is the matter with a part of the image.
+// warnOf tells a person what is wrong with a part of the image.
 func (s *Stream) warnOf(what string) func(text string) {
 	return func(text string) {
 		s.client.opt.Warn(strings.Join([]string{s.ref.String(), what, text}, ": "))

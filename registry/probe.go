@@ -14,25 +14,25 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// A registry is asked for "/v2/" first, to learn how it wants to be asked: whether with TLS, and
-// with which kind of credential. A manifest that is asked for without one tells the same, and is
-// mostly what is wanted next: that saves a round trip, and where a registry is named as one without
-// TLS, another one, as both ways are tried at once.
+// The first request to a registry is usually "/v2/", to learn how it wants to be asked: with TLS or
+// without, and with which kind of credential. A manifest that is requested without a credential
+// tells the same, and is usually needed next: that saves a round trip. It saves another one if the
+// registry may be used without TLS, because both ways are tried at once.
 
-// tlsFirst is how much longer than the answer without TLS one with TLS may take to be preferred.
+// tlsFirst is how much longer the answer with TLS may take than the one without, and still be
+// preferred.
 const tlsFirst = 300 * time.Millisecond
 
-// answer is what a registry says to a first request. An error that is not nil says that it has not
-// answered.
+// answer is the answer of a registry to a first request. A non-nil error says that there was none.
 type answer struct {
 	scheme string
 	res    *http.Response
 	err    error
 }
 
-// probe sends the first request to a repository. It returns the answer if that would be the same
-// with a credential, and otherwise nil. In both cases what it has learned is known from then on.
-// After an error, or an answer that says nothing, the registry is asked as if nobody had tried.
+// probe sends the first request to a repository. It returns the answer if a credential would not
+// change it, and otherwise nil. In both cases it remembers what it has learned. After an error, or
+// an answer that tells nothing, the registry is asked as if there had been no probe.
 func (e *endpoint) probe(ctx context.Context, scopes []string, r request) *http.Response {
 	c := e.client
 	if r.method != http.MethodGet || !strings.HasPrefix(r.path, "manifests/") ||
@@ -47,7 +47,7 @@ func (e *endpoint) probe(ctx context.Context, scopes []string, r request) *http.
 	switch got.res.StatusCode {
 	case http.StatusOK:
 		ping = &http.Response{StatusCode: http.StatusOK, Header: http.Header{}}
-	case http.StatusNotFound: // what needs a credential may be hidden from who has none
+	case http.StatusNotFound: // without a credential, existing content may look missing
 		auth, err := authn.Resolve(ctx, c.keychain, e.repo)
 		if err == nil && auth == authn.Anonymous {
 			ping = &http.Response{StatusCode: http.StatusOK, Header: http.Header{}}
@@ -67,7 +67,7 @@ func (e *endpoint) probe(ctx context.Context, scopes []string, r request) *http.
 	return nil
 }
 
-// firstAnswer asks without a credential, with and without TLS where both may be.
+// firstAnswer sends the request without a credential, with TLS and without if both are allowed.
 func (e *endpoint) firstAnswer(ctx context.Context, r request) answer {
 	schemes := []string{"https"}
 	if !e.secure {
@@ -97,7 +97,7 @@ func (e *endpoint) firstAnswer(ctx context.Context, r request) answer {
 				best = a
 			}
 		case <-late:
-			go func() { // what comes now is too late
+			go func() { // answers from here on are too late
 				if a := <-answers; a.err == nil {
 					_ = a.res.Body.Close()
 				}
@@ -115,7 +115,7 @@ func (e *endpoint) firstAnswer(ctx context.Context, r request) answer {
 	return best
 }
 
-// closedTimer has always ended.
+// closedTimer has already fired.
 var closedTimer = func() <-chan time.Time {
 	c := make(chan time.Time)
 	close(c)
@@ -140,7 +140,7 @@ func (e *endpoint) askBy(ctx context.Context, scheme string, r request) (*http.R
 	return client.Do(req)
 }
 
-// told is below what asks a registry how it wants to be asked, and has heard that already.
+// told is the transport below the question how to ask. It has the answer already.
 type told struct {
 	inner  http.RoundTripper
 	scheme string
@@ -173,12 +173,12 @@ func (e *endpoint) key(scopes []string) string {
 	return e.repo.Name() + " " + strings.Join(scopes, " ")
 }
 
-// guard is what everything that is sent for the registry goes through.
+// guard is the transport for everything that is sent to the registry.
 func (e *endpoint) guard() http.RoundTripper {
 	return &guard{inner: e.client.base, secure: e.secure, agent: e.client.opt.UserAgent}
 }
 
-// authorizeBy asks the registry how it wants to be asked through rt, and remembers that.
+// authorizeBy asks the registry through rt how it wants to be asked, and remembers that.
 func (e *endpoint) authorizeBy(
 	ctx context.Context,
 	scopes []string,

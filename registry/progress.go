@@ -7,15 +7,14 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// Progress tells how far a pull or a push is. The zero value is ready; every method may be called
-// at any time by any goroutine.
+// Progress tells how far a pull or a push is. The zero value is ready. Any goroutine may call any
+// method at any time.
 type Progress struct {
 	done, total atomic.Int64
-	making      atomic.Pointer[image.Progress] // of an image that is being compressed; nil: none is
+	making      atomic.Pointer[image.Progress] // the image that is being compressed; nil: none
 }
 
-// Done is how many bytes have been dealt with: compressed, hashed, sent, fetched, or found to be
-// there.
+// Done is how many bytes are dealt with: compressed, hashed, sent, fetched, or found to be there.
 func (p *Progress) Done() int64 {
 	n := p.done.Load()
 	if m := p.making.Load(); m != nil {
@@ -25,10 +24,10 @@ func (p *Progress) Done() int64 {
 	return n
 }
 
-// Total is how many there will be; 0 before that is known.
+// Total is how many bytes there will be; 0 before that is known.
 func (p *Progress) Total() int64 { return p.total.Load() }
 
-// Expect says how many bytes there will be, where the caller knows.
+// Expect sets how many bytes there will be, if the caller knows.
 func (p *Progress) Expect(total int64) { p.total.Store(total) }
 
 // Data is the same.

@@ -21,18 +21,18 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// PullOptions say what is fetched of an image. The zero value works.
+// PullOptions say what to fetch of an image. The zero value works.
 type PullOptions struct {
 	// Path is the file to fetch: a name in /disk, or a path in the image. "": the only disk, or all
 	// of them into a directory.
 	Path string
-	// Original keeps the file as it is, instead of making a raw disk of it.
+	// Original keeps the file as it is. Otherwise it becomes a raw disk.
 	Original bool
-	// Replace replaces a file that is there.
+	// Replace replaces an existing file.
 	Replace bool
 	// Image limits what is accepted as an image.
 	Image image.Options
-	// Progress is told how far it is. May be nil.
+	// Progress notes how far the pull is. May be nil.
 	Progress *Progress
 	// Stdout is where the destination "-" leads.
 	Stdout io.Writer
@@ -47,10 +47,10 @@ type Pulled struct {
 }
 
 // Pull fetches the disks of an image, and returns them with the digest of the image's manifest.
-// dest is a file, a block device, a directory for any number of disks, or "-". What is left under
-// its final name is complete and has the digest that the manifest says; of a block device and of
-// standard output, only the error tells. Each layer is read once where the disk comes in one pass,
-// see image.Arrival.
+// dest is a file, a block device, a directory for any number of disks, or "-". A file under its
+// final name is complete and has the digest in the manifest. For a block device and standard
+// output, only the error tells. Each layer is read once if the disk comes in one pass: see
+// image.Arrival.
 func (c *Client) Pull(
 	ctx context.Context,
 	ref Reference,
@@ -80,11 +80,11 @@ type puller struct {
 	dest   string
 	many   bool   // dest is a directory
 	dir    string // of the disks in the image
-	path   string // of the one that is wanted; "": any
+	path   string // of the wanted disk; "": any
 	shadow *shadow
 	files  []*file
 	names  map[string]bool // in a directory: files that have been begun
-	seek   *seekMaker      // nil: nobody reads the disks by ranges later
+	seek   *seekMaker      // nil: the disks will not be read by ranges later
 }
 
 func newPuller(r *resolved, dest string, opt PullOptions) *puller {
@@ -95,20 +95,20 @@ func newPuller(r *resolved, dest string, opt PullOptions) *puller {
 		names: make(map[string]bool)}
 }
 
-// file is a file of the image that shows.
+// file is a visible file of the image.
 type file struct {
 	name    string
 	layer   int    // its index in the manifest
 	ordinal int    // of the tar entry that has its content; -1: the whole layer is the file
 	size    int64  // bytes; -1: not known
-	refused string // what it is, if it is no file
+	refused string // what it is, if it is not a file
 	isQcow2 bool
 	backing string // the file that it needs below it
 
-	// What has been written on the way past.
+	// What has been written while the layer was read.
 	to      *image.Destination
 	arrival *image.Arrival
-	label   string // what to is called
+	label   string // the name of to in messages
 }
 
 // drop removes what has been written of the file.
@@ -127,7 +127,7 @@ func (p *puller) drop(f *file) error {
 
 var errDropped = errors.New("not wanted after all")
 
-// prepare looks at the options and the destination.
+// prepare checks the options and the destination.
 func (p *puller) prepare() error {
 	if p.opt.Path != "" {
 		p.path = strings.TrimPrefix(path.Clean("/"+p.opt.Path), "/")
@@ -151,7 +151,7 @@ func (p *puller) prepare() error {
 	return nil
 }
 
-// mediaDisk begins the media types of KubeVirt's disk artifacts: a blob is a disk, without a tar
+// mediaDisk begins the media types of KubeVirt's disk artifacts: the blob is a disk, without a tar
 // archive.
 const (
 	mediaDisk      = "application/vnd.kubevirt.disk."
@@ -186,7 +186,7 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 			return nil, fmt.Errorf("%s of %s: %w", f.name, p.image.ref, err)
 		}
 	}
-	// Only now, so that of several disks all get their names, or none.
+	// Only now, so that either all disks get their names or none.
 	for _, f := range chosen {
 		to := f.to
 		f.to = nil
@@ -206,8 +206,8 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 	return done, nil
 }
 
-// scan reads the layers from the top, until everything is known. Where the image's index says in
-// which layer the one file is that is wanted, only that is read.
+// scan reads the layers from the top until everything is known. If the index of the image says
+// which layer has the wanted file, only that layer is read.
 func (p *puller) scan(ctx context.Context) error {
 	layers := p.image.manifest.Layers
 	read := func(i int) error {
@@ -246,7 +246,7 @@ func (p *puller) scan(ctx context.Context) error {
 	return nil
 }
 
-// indexed is the layer that has the file that is wanted; -1: no index says so.
+// indexed is the layer that has the wanted file; -1: no index says so.
 func (p *puller) indexed(ctx context.Context) (int, error) {
 	if p.path == "" {
 		return -1, nil
@@ -266,8 +266,8 @@ func (p *puller) indexed(ctx context.Context) (int, error) {
 	return -1, nil
 }
 
-// found tells that no further layer needs to be read: the file that was asked for is there, and
-// needs no other one.
+// found reports that no further layer needs to be read: the wanted file is there, and needs no
+// other one.
 func (p *puller) found() bool {
 	if p.path == "" {
 		return false
@@ -280,7 +280,7 @@ func (p *puller) found() bool {
 	return false
 }
 
-// layer reads a layer, and writes what may be wanted as it comes.
+// layer reads a layer. Files that may be wanted are written as they come.
 func (p *puller) layer(ctx context.Context, i int) error {
 	desc := p.image.manifest.Layers[i]
 	b, err := p.image.source.blob(desc)
@@ -328,7 +328,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	return p.shadow.add(list)
 }
 
-// collect takes what a layer shows: its files, the hard links among them, and what is refused.
+// collect takes the visible files of a layer, the hard links among them, and what is refused.
 func (p *puller) collect(ctx context.Context, list *layerList, i int, here map[string]*file) error {
 	linked := make(map[string][]*file) // to files elsewhere in the layer
 	for _, name := range slices.Sorted(maps.Keys(list.entries)) {
@@ -355,7 +355,7 @@ func (p *puller) collect(ctx context.Context, list *layerList, i int, here map[s
 			delete(here, name)
 		}
 	}
-	for _, f := range here { // something else has its name by now
+	for _, f := range here { // a later entry has taken its name
 		if err := p.drop(f); err != nil {
 			return err
 		}
@@ -384,13 +384,13 @@ func (l *layerList) target(e *entry) *entry {
 	return nil
 }
 
-// candidate tells whether the file could be what is asked for.
+// candidate reports whether the file may be the wanted one.
 func (p *puller) candidate(name string) bool {
 	return p.path == name || p.path == "" && path.Dir(name) == p.dir
 }
 
-// pass is given the content of a file that shows. It is written at once, unless another one may be
-// the one that is wanted, or has to be there before.
+// pass gets the content of a visible file. It writes it at once, unless the wanted file may be
+// another one, or needs another one first.
 func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 	if err := p.peek(f, &content); err != nil {
 		return err
@@ -404,7 +404,7 @@ func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 	return f.arrival.Pass(ctx, content)
 }
 
-// peek learns whether the file needs another one below it.
+// peek finds out whether the file has a backing file.
 func (p *puller) peek(f *file, content *io.Reader) error {
 	if f.size < 0 {
 		return nil
@@ -428,7 +428,7 @@ func (p *puller) peek(f *file, content *io.Reader) error {
 	return nil
 }
 
-// open begins the destination of a file.
+// open makes the destination of a file.
 func (p *puller) open(f *file) (err error) {
 	f.label = p.dest
 	if p.many {
@@ -456,8 +456,7 @@ func (p *puller) open(f *file) (err error) {
 	return nil
 }
 
-// fileName is what a disk is called in a directory: what says that it is qcow2 is no name of a raw
-// disk.
+// fileName is the name of a disk in a directory. A raw disk does not get the extension of qcow2.
 func (p *puller) fileName(name string) string {
 	base := path.Base(name)
 	if p.opt.Original {
@@ -490,7 +489,7 @@ func (p *puller) artifact(ctx context.Context, i int, b *blob) error {
 	return in.Finish()
 }
 
-// artifactName is what a disk is called whose layer has a name at most.
+// artifactName is the name of a disk whose only name, if any, is that of its layer.
 func artifactName(desc v1.Descriptor, dir string) string {
 	name := path.Base(path.Clean("/" + desc.Annotations[annotationDisk]))
 	if name == "/" || name == "." || len(name) > 200 {

@@ -268,7 +268,7 @@ func TestPullDirectory(t *testing.T) {
 	onlyFile(t, dir, "out.raw", want)
 }
 
-// TestPullLate fetches a qcow2 file of which a table lies behind what it maps: the layer is read
+// TestPullLate fetches a qcow2 file with a table behind the data that it maps. The layer is read
 // again.
 func TestPullLate(t *testing.T) {
 	work := t.TempDir()
@@ -321,7 +321,7 @@ func TestPullArtifact(t *testing.T) {
 	onlyFile(t, dir, "rootdisk.raw", content)
 }
 
-// TestPullWrongBytes: a layer whose content is not what its digest says leaves nothing.
+// TestPullWrongBytes: a layer with the wrong digest leaves nothing.
 func TestPullWrongBytes(t *testing.T) {
 	for name, pack := range map[string]func(testing.TB, []byte) []byte{
 		"plain": func(_ testing.TB, p []byte) []byte { return p }, "gzip": gzipped,
@@ -345,7 +345,7 @@ func TestPullWrongBytes(t *testing.T) {
 	}
 }
 
-// TestPullKeeps: a file that is there stays, unless it is to be replaced, and when that fails, too.
+// TestPullKeeps: an existing file stays unless it is to be replaced, also if that fails.
 func TestPullKeeps(t *testing.T) {
 	s := store{}
 	content := noise(10, 1<<20)
@@ -366,7 +366,8 @@ func TestPullKeeps(t *testing.T) {
 	onlyFile(t, dir, "out.raw", content)
 }
 
-// TestPullPlatform takes the manifest of this machine's platform, and says what there is otherwise.
+// TestPullPlatform takes the manifest of this machine's platform. If there is none, the error lists
+// the others.
 func TestPullPlatform(t *testing.T) {
 	s := store{}
 	content := noise(11, 8192)
@@ -401,7 +402,7 @@ func TestPullPlatform(t *testing.T) {
 	require.ErrorContains(t, err, `"application/x"`)
 }
 
-// TestPullBounded: what claims too much ends early.
+// TestPullBounded: an archive that claims too much is soon an error.
 func TestPullBounded(t *testing.T) {
 	many := make([]tarFile, maxShown+1)
 	for i := range many {
@@ -410,7 +411,7 @@ func TestPullBounded(t *testing.T) {
 	s := store{}
 	huge := s.add([]byte("small"))
 	huge.Size = 1 << 40
-	var pax bytes.Buffer // a file of 1 TiB, of which nothing comes
+	var pax bytes.Buffer // a file of 1 TiB without any of its content
 	require.NoError(t, tar.NewWriter(&pax).WriteHeader(&tar.Header{Name: "disk/a.img",
 		Typeflag: tar.TypeReg, Size: 1 << 40, Format: tar.FormatPAX}))
 	bomb := tarOf(t, tarFile{name: "disk/a.img", content: make([]byte, 64<<20)})

@@ -18,17 +18,17 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// pulledDir is the directory in that of the cache for the disks of images without an index:
+// pulledDir is the directory inside that of the cache for the disks of images without an index:
 //
 //	pulled/sha256-DIGEST/NAME   a disk as a raw file, of the image with that manifest
 //	pulled/sha256-DIGEST.seek/  what it takes to read it by ranges when it was removed: seekMaker
 //	pulled/sha256-DIGEST.lock   locked by whoever fetches or removes it (alone), or serves it
 //	                            (shared)
 //
-// The lock stays where the disks are removed. The time of the directory says when it was used last.
+// The lock stays when the disks are removed. The time of the directory says when it was last used.
 const pulledDir = "pulled"
 
-// pulledDisk is an image without an index, of which the disks were fetched as raw files.
+// pulledDisk is an image without an index whose disks were fetched as raw files.
 type pulledDisk struct {
 	dir   string
 	lock  *os.File
@@ -36,11 +36,11 @@ type pulledDisk struct {
 	seek  *seekDisks // nil: the raw files are there
 }
 
-// lockPoll is how often it is looked whether another process has fetched the image.
+// lockPoll is how often to look whether another process has fetched the image.
 const lockPoll = 100 * time.Millisecond
 
-// pull fetches the disks of the image, and verifies them, unless a process has done so before. why
-// is told to a person: that takes long.
+// pull fetches and verifies the disks of the image, unless a process has done so before. why goes
+// to a person, because this takes long.
 func (s *Stream) pull(ctx context.Context, why string) (*pulledDisk, error) {
 	for {
 		d, err := s.pullOnce(ctx, why)
@@ -50,7 +50,8 @@ func (s *Stream) pull(ctx context.Context, why string) (*pulledDisk, error) {
 	}
 }
 
-// fetchedBefore tells whether somebody has fetched the image, so that it need not be looked into.
+// fetchedBefore reports whether somebody has fetched the image. Then there is no need to look into
+// it.
 func (s *Stream) fetchedBefore() bool {
 	dir := filepath.Join(s.opt.CacheDir, pulledDir, keptName(s.image.digest))
 	for _, there := range []string{dir, dir + seekSuffix} {
@@ -122,7 +123,7 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 	return d, err
 }
 
-// touch notes that it is used. Where that is not possible, it is removed earlier than it need be.
+// touch notes that it is used. If that is not possible, it may be removed too early.
 func (d *pulledDisk) touch() {
 	for _, dir := range []string{d.dir, d.dir + seekSuffix} { // what is removed first comes first
 		now := time.Now()
@@ -130,7 +131,7 @@ func (d *pulledDisk) touch() {
 	}
 }
 
-// Others are the images that were fetched as a whole into the directory of a cache, for
+// Others are the images that were fetched as a whole into the directory of a cache. They are for
 // cache.Options.
 func Others(cacheDir string) func() ([]cache.Other, error) {
 	base := filepath.Join(cacheDir, pulledDir)
@@ -157,7 +158,7 @@ func Others(cacheDir string) func() ([]cache.Other, error) {
 	}
 }
 
-// otherOf is what is there of a fetched image, with what is left of fetching it.
+// otherOf is what there is of a fetched image, including the remains of fetching it.
 func otherOf(dir string, what []string) (cache.Other, error) {
 	o := cache.Other{Name: what[0], Remove: func() error { return removePulled(dir, what) }}
 	for _, path := range what {
@@ -184,7 +185,7 @@ func otherOf(dir string, what []string) (cache.Other, error) {
 	return o, nil
 }
 
-// removePulled removes what is there of a fetched image that nobody fetches or serves.
+// removePulled removes the disks of a fetched image, unless somebody fetches or serves it.
 func removePulled(dir string, what []string) error {
 	lock, err := os.OpenFile(dir+".lock", os.O_RDWR, 0)
 	if err != nil {
@@ -204,7 +205,7 @@ func removePulled(dir string, what []string) error {
 	return err
 }
 
-// partialSuffix ends the name of what is being made.
+// partialSuffix ends the names of unfinished files.
 const partialSuffix = ".partial"
 
 func (d *pulledDisk) there() bool {
@@ -212,7 +213,7 @@ func (d *pulledDisk) there() bool {
 	return err == nil
 }
 
-// pullInto makes the directory with the disks, which appears when it is complete.
+// pullInto makes the directory with the disks. The directory appears when it is complete.
 func (s *Stream) pullInto(ctx context.Context, dir, why string) error {
 	s.client.opt.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
 		"index of its disks: %s", s.ref, why))
@@ -237,7 +238,7 @@ func (s *Stream) pullInto(ctx context.Context, dir, why string) error {
 		err = syncTree(partial)
 	}
 	if err == nil && p.seek != nil && p.seek.done(done, p.files) == nil {
-		_ = os.RemoveAll(seek) // without it, the image is fetched again when it was removed
+		_ = os.RemoveAll(seek) // without it, a removed image is fetched again
 		_ = os.Rename(seek+partialSuffix, seek)
 	}
 	if err == nil {
@@ -250,7 +251,7 @@ func (s *Stream) pullInto(ctx context.Context, dir, why string) error {
 	return nil
 }
 
-// syncTree brings a directory and its files to storage: they are not verified again.
+// syncTree brings a directory and its files to storage, because they are not verified again.
 func syncTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -275,7 +276,7 @@ func namesOf(entries []fs.DirEntry) (names []string) {
 	return names
 }
 
-// open opens a disk. Its identity is the manifest's, which has vouched for it.
+// open opens a disk. Its identity comes from the digest of the manifest.
 func (d *pulledDisk) open(_ context.Context, name string) (image.Source, error) {
 	if d.seek != nil {
 		if disk := d.seek.disks[name]; disk != nil {
@@ -294,7 +295,7 @@ func (d *pulledDisk) open(_ context.Context, name string) (image.Source, error) 
 	return src, nil
 }
 
-// rawDigest names a raw file that was made of an image.
+// rawDigest names a raw file that was made from an image.
 func rawDigest(manifest, name string) string {
 	return digestOf([]byte("kubevirt-disk raw\n" + keptName(manifest) + "\n" + name))
 }

@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// TestPulledCounts tells what fetched images take, and removes them only when nobody serves them.
+// TestPulledCounts: fetched images count, and are removed only when nobody serves them.
 func TestPulledCounts(t *testing.T) {
 	l := newLying(t)
 	content := noise(80, 3<<20)
@@ -36,7 +36,7 @@ func TestPulledCounts(t *testing.T) {
 		require.ErrorIs(t, o.Remove(), cache.ErrInUse)
 	}
 
-	// What is left of a process that was killed while it fetched counts, too.
+	// The remains of a process that was killed while it fetched count, too.
 	killed := filepath.Join(s.opt.CacheDir, pulledDir, "sha256-00")
 	require.NoError(t, os.Mkdir(killed+".partial", 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(killed+".partial", "x"), content, 0o600))
@@ -53,12 +53,12 @@ func TestPulledCounts(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, all)
 
-	// It is fetched again for who needs it.
+	// It is fetched again when it is needed.
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
 }
 
-// TestPulledRemovedMeanwhile has the image removed between two starts that share a cache.
+// TestPulledRemovedMeanwhile removes the image between two starts that share a cache.
 func TestPulledRemovedMeanwhile(t *testing.T) {
 	l := newLying(t)
 	l.tags["1"] = l.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img",
