@@ -19,36 +19,35 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// BaseNone is the base of an image that has nothing but disks, as a containerDisk of KubeVirt.
+// BaseNone is the base of an image that has only disks, like a containerDisk of KubeVirt.
 const BaseNone = "none"
 
-// PushOptions say what is made of the files.
+// PushOptions say how to make the image.
 type PushOptions struct {
 	// Base is the reference of the image whose layers come first, or BaseNone.
 	Base string
-	// Compress is how files are stored that are not compressed, as qcow2, in a temporary file
-	// first; and CompressRaw, how raw ones are. "": as they are.
+	// Compress says how to store files other than raw ones that are not compressed, as qcow2, by
+	// way of a temporary file. CompressRaw is the same for raw files. "": as they are.
 	Compress, CompressRaw qcow2.Compression
-	// Boot is what guests have read first of these disks: it is kept with the image, so that it is
-	// fetched first wherever the image is served from the registry. nil: nothing is known.
+	// Boot is what guests read first of these disks. It is kept with the image, and fetched first
+	// wherever the image is served from the registry. nil: unknown.
 	Boot *BootOrder
 	// Image limits what is accepted as an image.
 	Image image.Options
-	// Uploads is a directory for what is remembered of uploads that have not ended, so that the
-	// same push goes on inside a blob later. It is made where it is not there. "": only blobs that
-	// are complete are not sent again.
+	// Uploads is a directory for notes on unfinished uploads, by which the same push later goes on
+	// inside a blob. It is made if it is missing. "": only complete blobs are not sent again.
 	Uploads string
-	// Progress is told how far it is. May be nil.
+	// Progress notes how far the push is. May be nil.
 	Progress *Progress
 }
 
-// Push stores disk images as a container image: the base image's layers, a layer with an index, and
-// a layer of plain tar for each file and each of its backing files. It returns the digest of what
-// the tag names.
+// Push stores disk images as a container image: the layers of the base image, a layer with an
+// index, and a layer of plain tar for each file and each of its backing files. It returns the
+// digest that the tag names.
 //
 // Every image is validated before anything is sent. The same files on the same base give the same
-// digest, on every machine. What the registry has is not sent again, so that a push that was
-// interrupted goes on when it is made again. The tag is set last, when everything is there.
+// digest, on every machine. What the registry has is not sent again, so a push that was interrupted
+// goes on when it is repeated. The tag is set last, when everything is there.
 func (c *Client) Push(
 	ctx context.Context,
 	files []string,
@@ -104,18 +103,18 @@ func (p *pusher) close() (err error) {
 	return err
 }
 
-// planned is a file that was validated.
+// planned is a validated file.
 type planned struct {
 	path     string
 	name     string   // in the image; without disk/
 	below    []string // its backing files, relative to where it is
 	compress qcow2.Compression
-	data     int64 // bytes that it stores
+	data     int64 // that it stores
 	size     int64 // of the disk, bytes
 	boot     []BootRun
 }
 
-// validate looks at the files as serving them would, and decides what becomes of each.
+// validate checks the files as serving them would, and decides how to store each.
 func (p *pusher) validate(files []string) error {
 	for _, file := range files {
 		img, err := image.Open(file, p.opt.Image)
@@ -150,7 +149,7 @@ func (p *pusher) validate(files []string) error {
 	return p.matchBoot()
 }
 
-// checkNames refuses two files of one name, unless they are the same.
+// checkNames refuses two different files of one name.
 func (p *pusher) checkNames() error {
 	from := make(map[string]string)
 	for _, f := range p.planned {
@@ -178,7 +177,8 @@ func (p *pusher) checkNames() error {
 	return nil
 }
 
-// prepare compresses what is to be, and lays out a layer for each file and for what is below it.
+// prepare compresses what is to be compressed, and lays out a layer for each file and each of its
+// backing files.
 func (p *pusher) prepare(ctx context.Context) error {
 	p.needs = make(map[*diskLayer]needs)
 	there := make(map[string]bool)
@@ -197,7 +197,7 @@ func (p *pusher) prepare(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			// By its descriptor, as it has no name.
+			// By its descriptor, because it has no name.
 			again := func(string) (*os.File, error) {
 				return os.Open(fmt.Sprintf("/proc/self/fd/%d", made.Fd()))
 			}
@@ -304,7 +304,7 @@ func blobOf(text []byte, mediaType types.MediaType) v1.Descriptor {
 	return v1.Descriptor{MediaType: mediaType, Digest: h, Size: int64(len(text))}
 }
 
-// ours are the layers that come above those of the base.
+// ours are the layers above those of the base.
 func (p *pusher) ours() []v1.Descriptor {
 	x := blobOf(p.indexed, types.OCIUncompressedLayer)
 	x.Annotations = map[string]string{annotationIndex: fmt.Sprint(indexVersion)}

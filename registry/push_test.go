@@ -27,7 +27,7 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// memory is a registry in memory, in front of which a test may stand.
+// memory is a registry in memory. A test may answer in its place.
 type memory struct {
 	host    string
 	handler http.Handler
@@ -148,7 +148,7 @@ func diskFiles(t testing.TB) (dir string, files []string, contents map[string][]
 		map[string][]byte{"a.raw": top, "other.raw": other}
 }
 
-// TestPushPull stores disks on a base, and fetches them again.
+// TestPushPull pushes disks onto a base, and pulls them again.
 func TestPushPull(t *testing.T) {
 	ctx := context.Background()
 	m := newMemory(t)
@@ -168,7 +168,8 @@ func TestPushPull(t *testing.T) {
 		require.True(t, bytes.Equal(want, got), name)
 	}
 
-	// Elsewhere, later, in another order: the same image, and nothing is sent of it.
+	// In another directory, later, in another order: it is the same image, and nothing of it is
+	// sent.
 	_, again, _ := diskFiles(t)
 	m.requests("", "")
 	second, err := c.Push(
@@ -231,7 +232,7 @@ func TestPushPull(t *testing.T) {
 	require.Equal(t, []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.raw"}, names)
 }
 
-// TestIndexMetadata: what the index says is metadata is all that is read when an image is opened.
+// TestIndexMetadata: opening an image reads only the ranges that the index calls metadata.
 func TestIndexMetadata(t *testing.T) {
 	ctx := context.Background()
 	m := newMemory(t)
@@ -257,7 +258,7 @@ func TestIndexMetadata(t *testing.T) {
 		require.NoError(t, err)
 		file, err := os.ReadFile(filepath.Join(dir, "a.qcow2"))
 		require.NoError(t, err)
-		only := make([]byte, len(file)) // elsewhere it is wrong
+		only := make([]byte, len(file)) // all other bytes are wrong
 		for i := range only {
 			only[i] = 0xee
 		}
@@ -296,7 +297,7 @@ func TestPushContainerDisk(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, list.entries, "disk/a.img")
 
-	// One of several comes alone.
+	// One of several disks by itself.
 	second := filepath.Join(dir, "b.img")
 	require.NoError(t, os.WriteFile(second, noise(35, 1<<20), 0o644))
 	_, err = m.client(t).
@@ -323,8 +324,8 @@ func readTarOf(ctx context.Context, r *resolved, i int) (*layerList, error) {
 	return readTar(in, diskDir, nil)
 }
 
-// TestPushCompresses: raw files are stored as qcow2, others if that is asked for, and what is
-// compressed stays.
+// TestPushCompresses: raw files are stored as qcow2, others if that is asked for. Compressed files
+// stay as they are.
 func TestPushCompresses(t *testing.T) {
 	ctx := context.Background()
 	m := newMemory(t)
@@ -383,8 +384,8 @@ func TestPushCompresses(t *testing.T) {
 	}
 }
 
-// TestPushRefuses: what serve would refuse, or what says nothing, is an error before anything is
-// sent.
+// TestPushRefuses: what serve would refuse, or an option that makes no sense, is an error before
+// anything is sent.
 func TestPushRefuses(t *testing.T) {
 	m := newMemory(t)
 	dir := t.TempDir()

@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPushGoesOn: connections that break, answers that say later, and uploads that are forgotten.
+// TestPushGoesOn: a push survives broken connections, answers that ask to wait, and uploads that
+// the registry has forgotten.
 func TestPushGoesOn(t *testing.T) {
 	for name, fault := range map[string]func(n int, w http.ResponseWriter, r *http.Request) bool{
 		"429": func(n int, w http.ResponseWriter, r *http.Request) bool {

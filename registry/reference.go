@@ -55,7 +55,7 @@ func ParseReference(text string) (Reference, error) {
 		)
 	}
 	if at := strings.IndexByte(plain, '@'); at >= 0 {
-		// A name with a tag and a digest: the digest decides, as it does for docker and podman.
+		// If a name has a tag and a digest, the digest decides, as for docker and podman.
 		repository, digest := plain[:at], plain[at+1:]
 		if _, err := v1.NewHash(digest); err != nil {
 			if strings.Contains(digest, "/") {
@@ -101,7 +101,7 @@ func cutTag(text string) (dir, tag string) {
 // String is the reference as it was written.
 func (r Reference) String() string { return r.text }
 
-// Remote tells whether the image is in a registry, and not on this machine.
+// Remote reports whether the image is in a registry, and not on this machine.
 func (r Reference) Remote() bool { return r.remote != nil }
 
 // Host is the host of the registry, with its port; "" for a local image.
@@ -112,7 +112,7 @@ func (r Reference) Host() string {
 	return r.remote.Context().RegistryStr()
 }
 
-// digest is the digest that the reference has; not ok: it has none.
+// digest is the digest in the reference. If ok is false, there is none.
 func (r Reference) digest() (digest string, ok bool) {
 	if d, ok := r.remote.(name.Digest); ok {
 		return d.DigestStr(), true

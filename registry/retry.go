@@ -20,13 +20,13 @@ import (
 const (
 	firstPause = 100 * time.Millisecond
 	longPause  = 10 * time.Second
-	// maxRefused is how often a refusal is believed to be a token or a signature that has expired.
+	// maxRefused is how often a refusal may count as an expired token or signature.
 	maxRefused = 4
-	// maxErrorBody is how much of an answer that is an error is read. Bytes.
+	// maxErrorBody is how much of an answer with an error is read, in bytes.
 	maxErrorBody = 16 << 10
 )
 
-// permanentError is not tried again.
+// permanentError is an error after which there is no other try.
 type permanentError struct{ err error }
 
 func (e *permanentError) Error() string { return e.err.Error() }
@@ -34,15 +34,15 @@ func (e *permanentError) Unwrap() error { return e.err }
 
 func permanent(err error) error { return &permanentError{err} }
 
-// StatusError is an answer of a registry that says no.
+// StatusError is an answer by which a registry refuses.
 type StatusError struct {
 	Host   string
 	Method string
 	Status int
 	Detail string // what the registry says about it; may be empty
 
-	away  bool          // it was not the registry that answered, but where it sent us
-	after time.Duration // how long to wait before the next try; 0: it does not say
+	away  bool          // the answer came from where the registry redirected us
+	after time.Duration // how long to wait before the next try; 0: the registry does not say
 }
 
 func (e *StatusError) Error() string {
@@ -58,13 +58,13 @@ func (e *StatusError) Error() string {
 	return text
 }
 
-// notFound tells whether the registry does not have what was asked for.
+// notFound reports whether the registry does not have the requested thing.
 func notFound(err error) bool {
 	var status *StatusError
 	return errors.As(err, &status) && status.Status == http.StatusNotFound
 }
 
-// impatient is an error that may have gone away by now, but nothing came for too long.
+// impatient is an error that might pass, but nothing has come for too long.
 type impatient struct {
 	err   error
 	after time.Duration
@@ -77,20 +77,20 @@ func (e *impatient) Error() string {
 
 func (e *impatient) Unwrap() error { return e.err }
 
-// tries is one piece of work that is tried until it is done, its context ends, nothing has come for
-// too long, or an error will not go away.
+// tries is work that is repeated until it is done, its context ends, nothing has come for too long,
+// or an error is permanent.
 type tries struct {
 	endpoint *endpoint
 	scopes   []string
 	patience time.Duration
-	last     time.Time // when something has come
+	last     time.Time // when something came last
 	pause    time.Duration
 	refused  int
 }
 
 func (e *endpoint) tries(scopes []string) *tries {
 	patience := e.client.opt.Patience
-	if e.mirror { // there is another one to ask
+	if e.mirror { // there is another endpoint to ask
 		patience = e.client.turn
 	}
 	return &tries{
@@ -102,10 +102,10 @@ func (e *endpoint) tries(scopes []string) *tries {
 	}
 }
 
-// progress is told that something has come.
+// progress notes that something has come.
 func (t *tries) progress() { t.last, t.pause, t.refused = time.Now(), firstPause, 0 }
 
-// again waits before the next try, or returns err where there is none.
+// again waits before the next try, or returns err if there is none.
 func (t *tries) again(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -121,7 +121,7 @@ func (t *tries) again(ctx context.Context, err error) error {
 		switch s := status.Status; {
 		case s == http.StatusUnauthorized,
 			status.away && (s == http.StatusBadRequest || s == http.StatusForbidden):
-			// A token has expired, or a signed address: both are asked for anew.
+			// A token or a signed address has expired: ask for new ones.
 			if t.refused++; t.refused > maxRefused {
 				return err
 			}
@@ -156,7 +156,7 @@ type request struct {
 	method string
 	path   string // below /v2/NAME/
 	header http.Header
-	accept []int // statuses that are an answer; others are an error
+	accept []int // accepted statuses; others are an error
 }
 
 // once sends a request. The caller closes the body.
@@ -184,7 +184,7 @@ func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.
 	return e.send(a, req, r.accept)
 }
 
-// send sends a request that is ready.
+// send sends a prepared request.
 func (e *endpoint) send(a *http.Client, req *http.Request, accept []int) (*http.Response, error) {
 	res, err := a.Do(req)
 	if err != nil {
@@ -193,7 +193,7 @@ func (e *endpoint) send(a *http.Client, req *http.Request, accept []int) (*http.
 	return e.accepted(res, accept)
 }
 
-// accepted makes an error of an answer that is not accepted.
+// accepted turns an answer that is not accepted into an error.
 func (e *endpoint) accepted(res *http.Response, accept []int) (*http.Response, error) {
 	for _, status := range accept {
 		if res.StatusCode == status {
@@ -204,7 +204,7 @@ func (e *endpoint) accepted(res *http.Response, accept []int) (*http.Response, e
 	return nil, e.statusError(res)
 }
 
-// do tries a request until there is an answer.
+// do repeats a request until there is an answer.
 func (e *endpoint) do(ctx context.Context, scopes []string, r request) (*http.Response, error) {
 	t := e.tries(scopes)
 	for {
@@ -230,8 +230,8 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 	return s
 }
 
-// errorDetail is what a registry says in the body of an error (OCI distribution specification,
-// "Error codes"). Anything else, such as a page of a proxy, is not repeated.
+// errorDetail is the registry's explanation in the body of an error (OCI distribution
+// specification, "Error codes"). Anything else, such as the page of a proxy, is not repeated.
 func errorDetail(body []byte) string {
 	var answer struct {
 		Errors []struct{ Code, Message string }
@@ -247,7 +247,7 @@ func errorDetail(body []byte) string {
 	return strings.Join(parts, ", ")
 }
 
-// retryAfter reads the header of that name: seconds, or a date (RFC 9110, section 10.2.3).
+// retryAfter reads the header Retry-After: seconds, or a date (RFC 9110, section 10.2.3).
 func retryAfter(value string, now time.Time) time.Duration {
 	if seconds, err := strconv.ParseInt(value, 10, 32); err == nil {
 		return max(0, time.Duration(seconds)*time.Second)
@@ -258,7 +258,7 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return 0
 }
 
-// explain makes one kind of error of what the library and the network return.
+// explain turns the errors of the library and of the network into one kind.
 func explain(err error) error {
 	var answered *transport.Error
 	if errors.As(err, &answered) {

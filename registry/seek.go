@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// seekable is the content of a gzip layer of which there are checkpoints. What is read of it is
-// fetched by ranges, decompressed from a checkpoint on, verified, and kept in a cache.
+// seekable is the content of a gzip layer with checkpoints. Reads fetch ranges of the layer,
+// decompress from a checkpoint on, verify the result, and keep it in a cache.
 type seekable struct {
 	layer  *blob
 	points *checkpoints
@@ -46,8 +46,8 @@ func (s *seekable) verify(chunk int64, p []byte) error {
 	return nil
 }
 
-// fetch brings a chunk. What cannot be decompressed is left as it is: verify tells that it is
-// wrong.
+// fetch brings a chunk. It leaves content that cannot be decompressed as it is, because verify will
+// find it wrong.
 func (s *seekable) fetch(ctx context.Context, p []byte, off int64) error {
 	chunk := off / s.points.chunk
 	begin, length := s.points.span(chunk)
@@ -67,7 +67,7 @@ func (s *seekable) fetch(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// keepsError keeps the error of a reader, so that it is not taken for one of who decompresses.
+// keepsError keeps the error of a reader, so that it is not taken for an error of the decompressor.
 type keepsError struct {
 	io.Reader
 	err error // nil: none, or io.EOF
@@ -121,13 +121,13 @@ func (f seekablePart) Prefetch(off, length int64) {
 	}
 }
 
-// hole tells how far what is at off goes on, and whether it is zeros.
+// hole returns how far the run at off goes, and whether it is zeros.
 func (f seekablePart) hole(off int64) (length int64, hole bool) {
 	return f.of.zeros.run(f.off+off, f.size-off)
 }
 
-// seekDisks are the disks of an image that were fetched as a whole once, and then removed to make
-// room. They are read by ranges, and look as they did: as raw files.
+// seekDisks are the disks of an image that was once fetched as a whole, and then removed to make
+// room. They are read by ranges, and look as before: like raw files.
 type seekDisks struct {
 	layers map[string]*seekable // by digest
 	files  []*os.File

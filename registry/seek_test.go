@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// removeFetched removes what was fetched of images, to make room, but for what it takes to read it
-// by ranges; all removes that, too.
+// removeFetched removes fetched images to make room, but keeps what is needed to read them by
+// ranges. With all it removes that, too.
 func removeFetched(t testing.TB, cacheDir string, all bool) {
 	t.Helper()
 	others, err := Others(cacheDir)()
@@ -29,7 +29,7 @@ func removeFetched(t testing.TB, cacheDir string, all bool) {
 	require.Positive(t, n)
 }
 
-// once serves all disks of an image, gives them to look, and ends.
+// once serves all disks of an image, passes them to look, and stops serving.
 func (s *streaming) once(t testing.TB, ref Reference,
 	look func(name string, img *image.Image)) (disks []StreamDisk) {
 	t.Helper()
@@ -46,7 +46,7 @@ func (s *streaming) once(t testing.TB, ref Reference,
 	return disks
 }
 
-// seekImage is an image as others build it, of layers that are compressed by gzip.
+// seekImage is an image as other tools build it, with layers that are compressed by gzip.
 func seekImage(t testing.TB) (l *lying, ref Reference, layer []byte, want map[string][]byte) {
 	raw := bytes.Join([][]byte{noise(91, 3<<20), make([]byte, 5<<20),
 		bytes.Repeat([]byte("many words, "), 1<<18), noise(92, 2<<20+512)}, nil)
@@ -71,8 +71,8 @@ func seekImage(t testing.TB) (l *lying, ref Reference, layer []byte, want map[st
 		"b.raw": raw, "top.raw": grown}
 }
 
-// TestSeek serves disks of gzip layers by ranges that were fetched once and removed since: the same
-// disks, of which only that is fetched which is read.
+// TestSeek serves disks of gzip layers by ranges. They were fetched once and have been removed
+// since. The disks are the same, and only what is read is fetched.
 func TestSeek(t *testing.T) {
 	l, ref, layer, want := seekImage(t)
 	dir, keep := t.TempDir(), t.TempDir()
@@ -95,7 +95,7 @@ func TestSeek(t *testing.T) {
 		require.Less(t, l.sentSince(), int64(len(layer))/2)
 	}
 	s = newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
-	s.opt.CacheDir = dir // the chunks are elsewhere, and empty
+	s.opt.CacheDir = dir // another cache, which is empty
 	p := make([]byte, 4096)
 	s.once(t, ref, func(name string, img *image.Image) {
 		l.sentSince()
@@ -116,7 +116,7 @@ func TestSeek(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(dir, pulledDir, keptName(l.tags["1"].Digest.String())))
 }
 
-// TestSeekWrongBytes never returns what the registry has changed since.
+// TestSeekWrongBytes: bytes that the registry has changed since are never returned.
 func TestSeekWrongBytes(t *testing.T) {
 	l, ref, layer, want := seekImage(t)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
@@ -131,7 +131,7 @@ func TestSeekWrongBytes(t *testing.T) {
 	require.True(t, bytes.Equal(want["odd.img"], contentOf(t, img)))
 }
 
-// TestSeekDamaged fetches the image again where what was kept of it is not whole.
+// TestSeekDamaged: the image is fetched again if the kept files are damaged.
 func TestSeekDamaged(t *testing.T) {
 	l, ref, layer, want := seekImage(t)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
@@ -181,17 +181,17 @@ func checkpointsOf(t testing.TB, layer []byte) (file, content []byte, err error)
 	return file, content, nil
 }
 
-// TestCheckpointsBounded makes none of a layer that has too much between two of them.
+// TestCheckpointsBounded: a layer with too much between two checkpoints gets none.
 func TestCheckpointsBounded(t *testing.T) {
 	layer := gzipped(t, noise(1, 2<<20))
-	nothing := bytes.Repeat([]byte{0, 0, 0, 0xff, 0xff}, maxSpan/5) // stored blocks of nothing
+	nothing := bytes.Repeat([]byte{0, 0, 0, 0xff, 0xff}, maxSpan/5) // stored blocks without content
 	layer = bytes.Join([][]byte{layer[:10], nothing, layer[10:]}, nil)
 	_, _, err := checkpointsOf(t, layer)
 	require.ErrorIs(t, err, errNoCheckpoints)
 }
 
-// FuzzCheckpoints reads anything as a file of checkpoints, and goes on from where it says. The file
-// is checked as if its sum were right.
+// FuzzCheckpoints reads anything as a file of checkpoints, and decompresses from where it says. It
+// takes the sum of the file for right.
 func FuzzCheckpoints(f *testing.F) {
 	layer := gzipped(f, append(noise(95, 2<<20), bytes.Repeat([]byte("a few words "), 1<<17)...))
 	file, content, err := checkpointsOf(f, layer)

@@ -16,21 +16,22 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// A directory beside the one of a fetched image has what it takes to read its disks again by
-// ranges, also when these were removed. It is kept longer, as it takes a thirtieth of them at most.
+// A directory beside that of a fetched image has what is needed to read its disks by ranges, also
+// after they were removed. It is kept longer than the disks, because it takes a thirtieth of their
+// space at most.
 //
 //	pulled/sha256-DIGEST.seek/disks.json   digest of what follows, and a line feed; seekContents
 //	pulled/sha256-DIGEST.seek/sha256-HEX   the checkpoints of a layer
 const (
 	seekSuffix = ".seek"
 	seekName   = "disks.json"
-	// maxSeekContents bounds seekName. Bytes.
+	// maxSeekContents bounds seekName, in bytes.
 	maxSeekContents = 16 << 20
 )
 
-// seekContents are the disks of an image, and where its files lie in the content of its layers.
+// seekContents are the disks of an image, and where their files lie in the content of its layers.
 type seekContents struct {
-	Disks map[string]string `json:"disks"` // by the name of the raw file the name in the image
+	Disks map[string]string `json:"disks"` // the name in the image, by the name of the raw file
 	Files []*part           `json:"files"`
 }
 
@@ -46,10 +47,10 @@ func (c *seekContents) find(name string) *part {
 type seekMaker struct {
 	dir      string
 	contents seekContents
-	offsets  map[string]int64 // of the files of the layer that is being read
+	offsets  map[string]int64 // of the files of the current layer
 }
 
-// newSeekMaker begins the directory. nil: it cannot be made, and the image is fetched again when it
+// newSeekMaker begins the directory. nil: that failed, and the image will be fetched again after it
 // was removed.
 func newSeekMaker(dir string) *seekMaker {
 	if os.RemoveAll(dir) != nil || os.Mkdir(dir, 0o770) != nil {
@@ -72,7 +73,7 @@ func (m *seekMaker) layer(desc descriptor) *recorder {
 	return newRecorder(f, desc.Size)
 }
 
-// file notes where the content of a file begins that is read now.
+// file notes where the content of the current file begins.
 func (m *seekMaker) file(rec *recorder, e *entry) {
 	if rec == nil {
 		return
@@ -82,7 +83,8 @@ func (m *seekMaker) file(rec *recorder, e *entry) {
 	}
 }
 
-// layerDone completes the notes of a layer that was read and verified. shade has what hides it.
+// layerDone completes the notes of a layer that was read and verified. shade has what the
+// layers above hide of it.
 func (m *seekMaker) layerDone(rec *recorder, desc descriptor, list *layerList, shade *shadow) {
 	if rec == nil || rec.finish(desc.Size) != nil {
 		return
@@ -103,7 +105,7 @@ func (m *seekMaker) layerDone(rec *recorder, desc descriptor, list *layerList, s
 	}
 }
 
-// done completes the directory, or removes it if it has not all that the disks need.
+// done completes the directory, or removes it if it lacks something that the disks need.
 func (m *seekMaker) done(pulled []Pulled, files []*file) error {
 	needed := make(map[string]bool) // layers
 	for _, d := range pulled {
@@ -139,7 +141,7 @@ func (m *seekMaker) done(pulled []Pulled, files []*file) error {
 	return err
 }
 
-// loadSeekContents reads what a directory says of an image.
+// loadSeekContents reads the description of an image in a directory.
 func loadSeekContents(content []byte) (*seekContents, error) {
 	digest, rest, _ := strings.Cut(string(content), "\n")
 	if digestOf([]byte(rest)) != digest {
@@ -161,7 +163,7 @@ func loadSeekContents(content []byte) (*seekContents, error) {
 }
 
 // seekLocked opens the disks of an image that was fetched before. nil without an error: that is not
-// possible, and it has to be fetched.
+// possible, and the image must be fetched.
 func (s *Stream) seekLocked(ctx context.Context, dir string) (_ *seekDisks, err error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -208,7 +210,7 @@ func (s *Stream) openSeek(ctx context.Context, root *os.Root, d *seekDisks) erro
 		if p.Offset > layer.points.size || p.Size > layer.points.size-p.Offset {
 			return nil, fmt.Errorf("%s does not lie in its layer", p.Name)
 		}
-		// The name is not told to anybody: the disk has that of the raw file.
+		// Nobody sees this name: the disk has that of the raw file.
 		return &farFile{blob: seekablePart{layer, p.Offset, p.Size}, name: layer.name,
 			chunk: layer.points.chunk, zeros: zeroChunks{size: p.Size}, warn: s.warnOf(p.Name)}, nil
 	}
@@ -262,7 +264,7 @@ func (d *seekDisks) names() (names []string) {
 	return names
 }
 
-// seekDisk is an image that is read as the raw file that was made of it.
+// seekDisk is an image that is read like the raw file that was made from it.
 type seekDisk struct {
 	image *image.Image
 	name  string // digest of the raw file's name
@@ -280,7 +282,7 @@ func (d *seekDisk) Identity() image.Identity { return image.Identity{Digest: d.n
 
 func (d *seekDisk) Parallel() int { return d.image.Parallel() }
 
-// Extent says that everything is data of which it would have to be fetched where it is.
+// Extent says that everything is data, because finding out would need a fetch.
 func (d *seekDisk) Extent(off, length int64) (disk.Extent, error) {
 	e, err := d.image.Extent(noWait, off, length)
 	if errors.Is(err, disk.ErrNotNow) {
@@ -289,17 +291,17 @@ func (d *seekDisk) Extent(off, length int64) (disk.Extent, error) {
 	return e, err
 }
 
-// noWait is a context that has ended: what asks with it does not wait.
+// noWait is a context that has ended. Calls with it never wait.
 var noWait = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// WillRead does nothing: what is read in order is fetched ahead all the same.
+// WillRead does nothing. What is read in order is fetched ahead anyway.
 func (d *seekDisk) WillRead(off, length int64) {}
 
 func (d *seekDisk) Check() error { return nil }
 
-// Close leaves the image to who made it: it may be opened again.
+// Close leaves the image open for its maker, because it may be used again.
 func (d *seekDisk) Close() error { return nil }

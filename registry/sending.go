@@ -12,23 +12,22 @@ import (
 )
 
 const (
-	// firstPiece and largestPiece are how much is sent with one request. What is lost with a broken
-	// connection is at most that, and proxies limit what they take. Bytes.
+	// firstPiece and largestPiece bound how much is sent with one request. A broken connection
+	// loses at most that, and proxies limit what they accept. Bytes.
 	firstPiece   = 8 << 20
 	largestPiece = 64 << 20
-	// shortPiece and longPieceTime are between how long a piece should take. One that is under way
-	// when a push is interrupted has time to end, see lastPiece.
+	// shortPiece and longPieceTime bound how long a piece should take. When a push is interrupted,
+	// the piece under way has time to end: see lastPiece.
 	shortPiece    = time.Second
 	longPieceTime = 4 * time.Second
-	// lastPiece is for how long a push that was interrupted sends the piece that is under way:
-	// distribution 2 refuses to go on behind a piece of which it has a part.
+	// lastPiece is how long an interrupted push goes on sending the piece under way: distribution 2
+	// refuses to go on behind a piece that it has in part.
 	lastPiece = 10 * time.Second
-	// maxRestarts is how often a blob is begun anew because the registry has refused what it was
-	// sent.
+	// maxRestarts is how often a blob is begun anew because the registry refused what it was sent.
 	maxRestarts = 4
 )
 
-// nextPiece is how large the next piece is after one that has taken so long.
+// nextPiece is the size of the next piece after one that has taken that long.
 func nextPiece(size int64, took time.Duration) int64 {
 	switch {
 	case took < shortPiece:
@@ -39,7 +38,7 @@ func nextPiece(size int64, took time.Duration) int64 {
 	return size
 }
 
-// sending is a blob on its way.
+// sending is a blob that is being sent.
 type sending struct {
 	u     *uploader
 	desc  v1.Descriptor
@@ -47,21 +46,21 @@ type sending struct {
 	tries *tries
 	kept  *unfinished
 
-	at    *url.URL // where it goes on; nil: it has not begun
+	at    *url.URL // where the upload goes on; nil: it has not begun
 	off   int64    // how much has arrived
-	piece int64    // how large the next piece is
-	most  int64    // how large one may be
+	piece int64    // size of the next piece
+	most  int64    // the largest piece allowed
 	ask   bool     // only the registry knows how much has arrived
-	// told: off is what the registry has said. Whether that is so is known at the end, by the
-	// digest.
+	// told: the registry has said what off is. Only the digest at the end shows whether that is
+	// right.
 	told     bool
 	restarts int
-	ended    bool // everything was there; whether the registry has made a blob of it is not known
+	ended    bool // everything was sent; whether the registry has the blob is unknown
 	done     bool
 }
 
-// blob sends a blob, unless the registry has it. What has arrived of it before a connection broke,
-// or before a push that was interrupted, is not sent again where the registry has kept it.
+// blob sends a blob, unless the registry has it. What arrived before a connection broke, or before
+// a push was interrupted, is not sent again if the registry has kept it.
 func (u *uploader) blob(ctx context.Context, desc v1.Descriptor, from content) error {
 	there, err := u.has(ctx, desc)
 	if err != nil {
@@ -87,7 +86,7 @@ func (u *uploader) blob(ctx context.Context, desc v1.Descriptor, from content) e
 	return nil
 }
 
-// next makes the next request, and decides what comes after one that has failed.
+// next makes the next request, and decides how to go on after a failure.
 func (s *sending) next(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -98,7 +97,7 @@ func (s *sending) next(ctx context.Context) error {
 	case err == nil:
 		return nil
 	case asking && (refused(err) || errors.Is(err, errUnsaid)):
-		s.restart() // it knows nothing of this upload any more
+		s.restart() // the registry no longer knows this upload
 		return nil
 	case tooLarge(err) && s.piece > firstPiece:
 		s.most = s.piece / 2
@@ -106,7 +105,8 @@ func (s *sending) next(ctx context.Context) error {
 		return nil
 	case s.at != nil && refused(err) && s.restarts < maxRestarts &&
 		(s.told || ended || 0 < s.off && s.off < s.desc.Size):
-		// It has something else than it should, or nothing any more, maybe as all is done.
+		// The registry has something else than it should, or nothing any more, perhaps because all
+		// is done.
 		if s.restarts++; s.told || ended {
 			s.restart()
 		} else {
@@ -116,13 +116,13 @@ func (s *sending) next(ctx context.Context) error {
 	}
 	var status *StatusError
 	busy := errors.As(err, &status) && status.Status == http.StatusTooManyRequests
-	if !busy && s.off < s.desc.Size { // who is busy has taken nothing
+	if !busy && s.off < s.desc.Size { // a busy registry has taken nothing
 		s.ask = s.at != nil
 	}
 	return s.tries.again(ctx, err)
 }
 
-// refused tells whether the registry does not want what it was sent, whoever sends it.
+// refused reports whether the registry refuses what it was sent, whoever sends it.
 func refused(err error) bool {
 	var status *StatusError
 	if !errors.As(err, &status) {
@@ -136,7 +136,7 @@ func refused(err error) bool {
 	return status.Status/100 == 4
 }
 
-// tooLarge tells whether somebody on the way does not take pieces of that size.
+// tooLarge reports whether something on the way does not accept pieces of that size.
 func tooLarge(err error) bool {
 	var status *StatusError
 	return errors.As(err, &status) && status.Status == http.StatusRequestEntityTooLarge
@@ -149,7 +149,7 @@ func (s *sending) restart() {
 	s.kept.forget()
 }
 
-// arrived notes how much has.
+// arrived notes how much has arrived.
 func (s *sending) arrived(n int64) {
 	s.u.sent.Add(n - s.off)
 	s.off = n
@@ -185,7 +185,7 @@ func (s *sending) request(ctx context.Context) error {
 }
 
 func (s *sending) begin(ctx context.Context) (err error) {
-	if s.ended { // it is there, if only the answer was lost
+	if s.ended { // perhaps the blob is there, and only the answer was lost
 		if s.done, err = s.u.has(ctx, s.desc); err != nil {
 			return err
 		}
@@ -224,7 +224,8 @@ func (s *sending) sendPiece(ctx context.Context) error {
 	return nil
 }
 
-// lingering returns a context that goes on for a while when ctx has ended, of which warn tells.
+// lingering returns a context that goes on for a while after ctx has ended. It calls warn when that
+// begins.
 func lingering(ctx context.Context, grace time.Duration, warn func()) (context.Context, func()) {
 	on, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	warned := make(chan struct{})
@@ -235,7 +236,7 @@ func lingering(ctx context.Context, grace time.Duration, warn func()) (context.C
 	})
 	return on, func() {
 		if !stop() {
-			<-warned // so that nobody is warned of what is over
+			<-warned // so that no warning comes after the end
 		}
 		cancel(nil)
 	}

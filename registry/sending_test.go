@@ -19,21 +19,21 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// uploads are sessions of a registry, as those of a registry in memory do not outlive a connection
-// that breaks. It keeps what has arrived of a piece, as OCI's specification has it, unless it is
-// strict: distribution 2 loses an upload then.
+// uploads are the upload sessions of a registry, because those of the registry in memory end with
+// their connection. They keep what has arrived of a piece, as OCI's specification says. A strict
+// one is like distribution 2, where the upload is lost then.
 type uploads struct {
 	m      *memory
 	strict bool
-	// during is told how much of all pieces has arrived, and ends the connection if it says so.
+	// during gets how much of all pieces has arrived, and ends the connection if it returns true.
 	during func(received int64) (cut bool)
 
 	mu       sync.Mutex
 	sessions map[string]*bytes.Buffer // guarded by mu
 	begun    int                      // guarded by mu
 	received int64                    // of all pieces; guarded by mu
-	lie      int64                    // added to what has arrived, once; guarded by mu
-	limit    int64                    // of a piece, 0: none; guarded by mu
+	lie      int64                    // added to the reported amount, once; guarded by mu
+	limit    int64                    // largest piece, 0: no limit; guarded by mu
 }
 
 const uploadState = "s3cret"
@@ -44,7 +44,7 @@ func newUploads(m *memory) *uploads {
 	return u
 }
 
-// forget loses all sessions, and begins to count anew.
+// forget drops all sessions, and counts anew.
 func (u *uploads) forget(sessions bool) (received int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -124,12 +124,12 @@ func (u *uploads) patch(w http.ResponseWriter, r *http.Request, id string, all *
 	u.answer(w, id, int64(all.Len()), http.StatusAccepted)
 }
 
-// pushTry pushes one disk of 24 MiB that is not compressed, and has what a person was told.
+// pushTry pushes one disk of 24 MiB that is not compressed, and keeps what a person was told.
 type pushTry struct {
 	m    *memory
 	u    *uploads
 	file string
-	dir  string // for what is remembered of uploads
+	dir  string // for the notes on uploads
 	said []string
 }
 
@@ -163,7 +163,7 @@ func (p *pushTry) push(ctx context.Context, t *testing.T) error {
 	return err
 }
 
-// whole pulls what was pushed, and looks whether nothing is left of the upload.
+// whole pulls what was pushed, and checks that nothing is left of the upload.
 func (p *pushTry) whole(t *testing.T) {
 	left, err := os.ReadDir(p.dir)
 	require.NoError(t, err)
@@ -175,7 +175,7 @@ func (p *pushTry) whole(t *testing.T) {
 	onlyFile(t, dir, "out.raw", noise(70, pushedSize))
 }
 
-// TestPushBrokenPiece goes on inside a piece after a connection that broke.
+// TestPushBrokenPiece goes on inside a piece after a broken connection.
 func TestPushBrokenPiece(t *testing.T) {
 	p := newPushTry(t)
 	cuts := []int64{3 << 20, 13 << 20, 14 << 20}
@@ -191,7 +191,7 @@ func TestPushBrokenPiece(t *testing.T) {
 	p.whole(t)
 }
 
-// interrupt begins a push that ends when more than half of the disk was received.
+// interrupt begins a push and ends it when more than half of the disk has arrived.
 func (p *pushTry) interrupt(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -216,12 +216,12 @@ func (p *pushTry) interrupt(t *testing.T) {
 	require.Contains(t, string(content), uploadState)
 }
 
-// TestPushGoesOnInBlob interrupts a push. The next one sends what is missing; without what was
-// remembered, it sends everything.
+// TestPushGoesOnInBlob interrupts a push. The next one sends only what is missing; without the
+// notes it sends everything.
 func TestPushGoesOnInBlob(t *testing.T) {
 	for name, c := range map[string]struct {
 		strict bool
-		all    bool // has to be sent
+		all    bool // everything must be sent
 		change func(t *testing.T, p *pushTry)
 	}{
 		"goes on":        {change: func(*testing.T, *pushTry) {}},
@@ -258,7 +258,7 @@ func TestPushGoesOnInBlob(t *testing.T) {
 	}
 }
 
-// TestPushSmallerPieces sends smaller pieces where somebody on the way does not take larger ones.
+// TestPushSmallerPieces sends smaller pieces if something on the way refuses larger ones.
 func TestPushSmallerPieces(t *testing.T) {
 	p := newPushTry(t)
 	p.u.limit = firstPiece
@@ -277,7 +277,7 @@ func mustURL(t *testing.T, text string) *url.URL {
 	return u
 }
 
-// TestUnfinished: what is remembered belongs to one push at a time, and is forgotten some day.
+// TestUnfinished: the notes belong to one push at a time, and are forgotten after some days.
 func TestUnfinished(t *testing.T) {
 	dir := t.TempDir()
 	a := rememberUpload(dir, "host/vm", "sha256:1")

@@ -9,9 +9,9 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// stdout writes a disk in the order of its bytes. A raw file goes straight through. A qcow2 file,
-// which has another order, is expanded first, into a file without a name in the directory for
-// temporary files.
+// stdout writes a disk in the order of its bytes. A raw file goes straight through. A qcow2 file
+// has another order. It is first expanded into a file without a name in the directory for temporary
+// files.
 func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
 	done := Pulled{Name: f.name, To: "-", Format: image.FormatRaw, Size: f.size}
 	direct := p.opt.Original

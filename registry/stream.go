@@ -19,25 +19,25 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// StreamOptions say how the disks of an image are read without being fetched first. Cache and the
+// StreamOptions say how to read the disks of an image without fetching it first. Cache and the
 // directories are required.
 type StreamOptions struct {
-	// Cache keeps what was fetched. It stays the caller's, and is closed after the disks.
+	// Cache keeps fetched data. It belongs to the caller, who closes it after the disks.
 	Cache *cache.Cache
-	// CacheDir is the directory of the cache. Images without an index are kept there, too.
+	// CacheDir is the directory of the cache. Images without an index are kept in it, too.
 	CacheDir string
-	// KeepDir is a directory that lives as long as the disks that are made of the image, and keeps
-	// which image the reference named when it was first used, and what tells where its disks lie.
-	// It is made if it is missing.
+	// KeepDir is a directory that lives as long as the disks that are made from the image. It keeps
+	// which image the reference named when it was first used, and how to find its disks. It is made
+	// if it is missing.
 	KeepDir string
-	// WhenComplete serves layers of which nobody has digests of chunks at once, and verifies them
-	// when all of them was fetched (image.Unsure). Until then TLS alone is trusted. Otherwise they
-	// are fetched and verified first.
+	// WhenComplete serves layers whose chunks have no digests at once, and verifies them when all
+	// of them was fetched (image.Unsure). Until then only TLS is trusted. Without it they are
+	// fetched and verified first.
 	WhenComplete bool
 }
 
-// Stream is an image of which the disks are read as they are needed. Its methods may be called by
-// any number of goroutines, but Close is called last.
+// Stream is an image whose disks are read as they are needed. Any number of goroutines may call its
+// methods, but Close must be the last call.
 type Stream struct {
 	client *Client
 	opt    StreamOptions
@@ -46,7 +46,7 @@ type Stream struct {
 
 	mu     sync.Mutex
 	record record      // guarded by mu
-	anew   bool        // guarded by mu; the disks are looked for although the record has some
+	anew   bool        // guarded by mu; search for the disks although the record has some
 	image  *resolved   // guarded by mu; nil: its manifest was not needed yet
 	index  *index      // guarded by mu; nil: it has none
 	tables *os.File    // guarded by mu; those of the index; nil: it has none
@@ -54,19 +54,20 @@ type Stream struct {
 	parts  *parts      // guarded by mu; nil: it has an index, or was fetched as a whole
 
 	unsure map[string]*unverified // guarded by mu; layers that are open, by digest
-	small  map[string][]byte      // guarded by mu; layers that were fetched to look for parts
+	small  map[string][]byte      // guarded by mu; layers that were fetched to search for parts
 
-	// booted is guarded by mu: by disk, what is closed when its boot order was fetched
+	// booted is guarded by mu: for each disk, a channel that is closed when its boot order was
+	// fetched
 	booted map[string]<-chan struct{}
 }
 
-// Stream finds the disks of an image. A tag is resolved once: as long as KeepDir is there, it names
-// the same image, and what is in KeepDir is not asked for again.
+// Stream finds the disks of an image. A tag is resolved once: as long as KeepDir exists, it names
+// the same image, and nothing in KeepDir is requested again.
 //
-// Of an image that push has made, nothing but the index is fetched before it is read, and no byte
-// of a disk is returned that has not the digest that the image's manifest vouches for. The same is
-// true of layers with a table of contents (eStargz, zstd:chunked). Every other image is fetched
-// first, verified, and unpacked into CacheDir, unless WhenComplete is set.
+// Of an image that push has made, only the index is fetched before the disks are read. Every byte
+// of a disk that is returned has a digest that the image's manifest vouches for. The same is true
+// of layers with a table of contents (eStargz, zstd:chunked). Every other image is first fetched,
+// verified, and unpacked into CacheDir, unless WhenComplete is set.
 func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (*Stream, error) {
 	src, err := c.source(ref)
 	if err != nil {
@@ -77,7 +78,7 @@ func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (
 		return nil, errors.Join(err, src.Close())
 	}
 	s.record, err = s.kept.loadRecord(ref)
-	// It may have to be fetched now, and then its disks have other names.
+	// It may have to be fetched now. Then its disks have other names.
 	s.anew = s.record.Unverified && !opt.WhenComplete
 	if err == nil && (len(s.record.Disks) == 0 || s.anew) {
 		s.mu.Lock()
@@ -90,7 +91,8 @@ func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (
 	return s, nil
 }
 
-// findLocked reads the manifest, the one of the first start if there was one, and finds the disks.
+// findLocked reads the manifest and finds the disks. It takes the manifest of the first start if
+// there was one.
 func (s *Stream) findLocked(ctx context.Context) (err error) {
 	s.kept.pinned = s.record.Digest
 	if s.image, err = resolveIn(ctx, s.kept, s.ref); err != nil {
@@ -137,8 +139,8 @@ func (s *Stream) findLocked(ctx context.Context) (err error) {
 	return s.kept.saveRecord(s.record)
 }
 
-// findWithoutIndexLocked finds out how the disks of an image without an index are read, and fetches
-// it as a whole if there is no other way.
+// findWithoutIndexLocked finds out how to read the disks of an image without an index, and fetches
+// the whole image if there is no other way.
 func (s *Stream) findWithoutIndexLocked(ctx context.Context) (err error) {
 	s.small = make(map[string][]byte)
 	defer func() { s.small = nil }()
@@ -156,8 +158,8 @@ func (s *Stream) findWithoutIndexLocked(ctx context.Context) (err error) {
 	return err
 }
 
-// readIndex reads the index of the image. nil: it has none, or one that does not say everything
-// about the disks of the image.
+// readIndex reads the index of the image. nil: there is none, or one that does not describe all
+// disks of the image.
 func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 	layers := s.image.manifest.Layers
 	for i, desc := range layers {
@@ -182,7 +184,7 @@ func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 		}
 		for _, above := range layers[i+1:] {
 			if !known[above.Digest.String()] {
-				return nil, nil // somebody has built upon the image, and may have changed its disks
+				return nil, nil // a later layer on top may have changed the disks
 			}
 		}
 		if x.ChunkSize > cache.MaxChunkSize {
@@ -196,8 +198,8 @@ func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 	return nil, nil
 }
 
-// indexLayer reads the layer of the index, through the cache: daemons that share it fetch it once.
-// What the cache has is held against the layer's digest.
+// indexLayer reads the layer of the index, through the cache. Daemons that share the cache fetch it
+// once. What is in the cache is checked against the digest of the layer.
 func (s *Stream) indexLayer(ctx context.Context, desc descriptor) ([]byte, error) {
 	if desc.Size > 0 && desc.Size <= maxIndexLayer && !s.kept.has(desc.Digest) {
 		layer, err := s.image.source.blob(desc)
@@ -229,9 +231,9 @@ func (s *Stream) unpackLocked(x *index) (err error) {
 // warmed is how many connections are made while the index is fetched.
 const warmed = 3
 
-// warm makes connections that are needed soon: the head of a disk, its tail and its tables are
-// fetched at once, and each would first wait for a connection. What goes wrong, those who need them
-// find out.
+// warm makes connections that are needed soon. The head of a disk, its tail and its tables are
+// fetched at once, and each would first wait for a connection. Errors are left to those who need
+// the connections.
 func (s *Stream) warm(ctx context.Context, desc descriptor) {
 	r, ok := s.kept.source.(*repository)
 	if !ok || s.kept.has(desc.Digest) {
@@ -251,7 +253,7 @@ func (s *Stream) warm(ctx context.Context, desc descriptor) {
 }
 
 // indexedDisks are the files of the index that are disks: those in the directory of the disks that
-// are not below others.
+// are no backing files of others.
 func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
 	var top []string
 	files := make(map[string]*indexFile)
@@ -283,7 +285,7 @@ func (s *Stream) partDisks(ctx context.Context) ([]string, error) {
 	})
 }
 
-// notBelow are those of the files that no other of them needs below it.
+// notBelow are the files that are no backing file of another one.
 func (s *Stream) notBelow(ctx context.Context, all []string,
 	open func(name string) (image.Source, error)) (names []string, err error) {
 	if len(all) == 1 {
@@ -314,7 +316,7 @@ func (s *Stream) notBelow(ctx context.Context, all []string,
 	}), nil
 }
 
-// Digest is that of the image's manifest.
+// Digest is the digest of the image's manifest.
 func (s *Stream) Digest() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -328,8 +330,8 @@ func (s *Stream) Disks() []StreamDisk {
 	return slices.Clone(s.record.Disks)
 }
 
-// Open opens a disk of the image, with its backing files, and validates it. The image is closed
-// before the stream is.
+// Open opens a disk of the image with its backing files, and validates it. The caller closes the
+// image before the stream.
 func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*image.Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -383,7 +385,7 @@ type orderedFile struct {
 	boot   [][2]int64
 }
 
-// bootLocked has what a guest reads first of a disk fetched, in the order that was recorded.
+// bootLocked begins to fetch what a guest reads first of a disk, in the recorded order.
 func (s *Stream) bootLocked(name string, files []orderedFile) {
 	var all []<-chan struct{}
 	for _, f := range files {
@@ -408,15 +410,16 @@ func (s *Stream) bootLocked(name string, files []orderedFile) {
 	s.booted[name] = done
 }
 
-// Booted is closed when what a guest reads first of a disk was fetched, as far as that could be
-// had. nil: nothing is known of that, or the disk is not open.
+// Booted is closed when what a guest reads first of a disk was fetched, as far as possible. nil: no
+// boot was recorded, or the disk is not open.
 func (s *Stream) Booted(name string) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.booted[name]
 }
 
-// openFile opens a file by its name in the directory of the disks, and has its metadata fetched.
+// openFile opens a file by its name in the directory of the disks, and begins to fetch its
+// metadata.
 func (s *Stream) openFile(name string) (orderedFile, error) {
 	for i := range s.index.Files {
 		f := &s.index.Files[i]

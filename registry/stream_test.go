@@ -49,8 +49,8 @@ func (s *streaming) disk(t testing.TB, st *Stream, name string) *image.Image {
 	return img
 }
 
-// wrongRead reads while the registry sends wrong bytes, until the cache has refused some, however
-// busy the machine is. The read waits for better ones as long as its context lasts.
+// wrongRead reads while the registry sends wrong bytes, until the cache has refused some. The read
+// waits for right ones as long as its context lasts.
 func (s *streaming) wrongRead(t testing.TB, img *image.Image, p []byte, off int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -120,8 +120,8 @@ func TestStream(t *testing.T) {
 	}
 	require.Zero(t, again.opt.Cache.Stats().Fetched)
 
-	// A tag that has moved names what it named at first, and what it names now for whoever comes
-	// new.
+	// A tag that has moved still names the first image, and the new one for a daemon that has
+	// nothing yet.
 	m.setFault(nil)
 	other := filepath.Join(t.TempDir(), "other.raw")
 	require.NoError(t, os.WriteFile(other, noise(9, 1<<20), 0o644))
@@ -140,7 +140,7 @@ func (m *memory) setFault(f func(w http.ResponseWriter, r *http.Request) bool) {
 	m.fault = f
 }
 
-// oneDisk pushes a raw disk, and opens it with a cache that has nothing of it but its ends.
+// oneDisk pushes a raw disk, and opens it with a cache that has only its ends.
 func oneDisk(t testing.TB, m *memory, size int, opt Options) (*streaming, *image.Image, []byte) {
 	content := noise(40, size)
 	file := filepath.Join(t.TempDir(), "a.raw")
@@ -153,8 +153,8 @@ func oneDisk(t testing.TB, m *memory, size int, opt Options) (*streaming, *image
 	return s, s.disk(t, s.open(t, m.ref(t, "vm/a:1")), "a.raw"), content
 }
 
-// TestStreamWaits takes the registry away in the middle: reads wait, end with their contexts, and
-// go on when it is back, whatever it has answered meanwhile.
+// TestStreamWaits takes the registry away halfway: reads wait, end with their contexts, and go on
+// when it is back, whatever it answered meanwhile.
 func TestStreamWaits(t *testing.T) {
 	for what, answer := range map[string]func(w http.ResponseWriter){
 		"503":     func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) },
@@ -203,8 +203,8 @@ func TestStreamWaits(t *testing.T) {
 	}
 }
 
-// TestStreamWrongBytes has the registry send wrong bytes for a while: none is served, each is
-// fetched again and counted.
+// TestStreamWrongBytes has the registry send wrong bytes for a while. None of them is served; each
+// is counted and fetched again.
 func TestStreamWrongBytes(t *testing.T) {
 	m := newMemory(t)
 	s, img, content := oneDisk(t, m, 8<<20, Options{})
@@ -241,8 +241,8 @@ func (f *flipping) ReadFrom(r io.Reader) (int64,
 	return io.Copy(struct{ io.Writer }{f}, r)
 }
 
-// TestStreamReadsAhead reads in order, of which more is fetched than was asked for, and elsewhere,
-// of which it is not.
+// TestStreamReadsAhead: where reads are in order, more is fetched than was asked for, and elsewhere
+// it is not.
 func TestStreamReadsAhead(t *testing.T) {
 	m := newMemory(t)
 	s, img, _ := oneDisk(t, m, 16<<20, Options{})
@@ -256,7 +256,7 @@ func TestStreamReadsAhead(t *testing.T) {
 		at(chunk)
 	}
 	require.Equal(t, before+4, fetched())
-	for _, chunk := range []int64{51, 52} { // what comes next, but not where a read has ended
+	for _, chunk := range []int64{51, 52} { // the next ones, but not where a read has ended
 		at(chunk)
 	}
 	require.Equal(t, before+6, fetched())
@@ -291,7 +291,7 @@ func TestStreamShared(t *testing.T) {
 		s.opt.Cache.Stats().Fetched+other.opt.Cache.Stats().Fetched)
 }
 
-// TestStreamWithoutIndex serves what others have built: it is fetched and verified first, once.
+// TestStreamWithoutIndex serves an image of another tool: it is fetched and verified first, once.
 func TestStreamWithoutIndex(t *testing.T) {
 	content := noise(50, 3<<20)
 	l := newLying(t)
@@ -314,7 +314,7 @@ func TestStreamWithoutIndex(t *testing.T) {
 	require.True(t, bytes.Equal(content, contentOf(t, again.disk(t, st2, "a.img"))))
 }
 
-// TestStreamWrongLayer refuses a layer that has another digest, and leaves nothing of it.
+// TestStreamWrongLayer refuses a layer with another digest, and leaves nothing of it.
 func TestStreamWrongLayer(t *testing.T) {
 	l := newLying(t)
 	layer := tarOf(t, tarFile{name: "disk/a.img", content: noise(50, 1<<20)})
@@ -328,7 +328,7 @@ func TestStreamWrongLayer(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(s.opt.CacheDir, pulledDir))
 }
 
-// TestStreamBuiltUpon does not believe an index above which somebody has added a layer.
+// TestStreamBuiltUpon: an index is not believed if somebody has added a layer on top of it.
 func TestStreamBuiltUpon(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, noise(1, 1<<20), 0o644))

@@ -22,27 +22,27 @@ const (
 	codecZstd = "zstd"
 
 	// minUnit and maxUnit bound how much of such a file is fetched and kept at once: as many whole
-	// chunks as fit, and no chunk is larger. Bytes.
+	// chunks as fit. No chunk is larger than maxUnit. Bytes.
 	minUnit = 256 << 10
 	maxUnit = cache.MaxChunkSize
 )
 
 // tableChunk is a chunk of a file that is compressed in chunks.
 type tableChunk struct {
-	off    int64 // in the layer, of what is decompressed for it
+	off    int64 // in the layer, of the compressed data
 	length int64 // bytes of that
-	inner  int64 // bytes that come out of it before the chunk
+	inner  int64 // decompressed bytes before the chunk
 	size   int64 // bytes
 	sum    [digestSize]byte
-	zeros  bool // it has nothing else; length and sum are 0, and it may be larger than a unit
+	zeros  bool // it has nothing but zeros; length and sum are 0, and it may be larger than a unit
 }
 
-// tableEntry is how many bytes a chunk takes in part.Table: off, and 4 bytes each of the other
-// numbers, little-endian, then its SHA-256.
+// tableEntry is the size of a chunk in part.Table: off, and 4 bytes each for the other numbers,
+// little-endian, then its SHA-256.
 const tableEntry = 8 + 3*4 + digestSize
 
-// setTable stores the chunks of the file. next is where what comes after them begins in the layer;
-// 0: it is not known. end is where the last chunk of the layer ends at the latest.
+// setTable stores the chunks of the file. next is where the data after them begins in the layer; 0:
+// unknown. end is the last possible end of the last chunk of the layer.
 func (p *part) setTable(table []tableChunk, next, end int64) error {
 	var at int64
 	for i := len(table) - 1; i >= 0; i-- {
@@ -84,8 +84,8 @@ func chunkAt(table []byte, i int) tableChunk {
 		zeros: number(8) == 0}
 }
 
-// packed is a file that is compressed in chunks. Its chunks are fetched and kept in units: a unit
-// has some whole chunks, so that what is in the cache can be verified by their digests.
+// packed is a file that is compressed in chunks. Its chunks are fetched and kept in units. A unit
+// has whole chunks, so the chunks' digests verify what is in the cache.
 type packed struct {
 	layer *blob
 	table []byte
@@ -99,7 +99,7 @@ type packed struct {
 type packedUnit struct {
 	start int64 // in the file
 	first int   // chunk
-	hole  bool  // it is one chunk of zeros, larger than others may be
+	hole  bool  // it is one chunk of zeros, which may be larger than others
 }
 
 // newPacked opens such a file. name names its content.
@@ -113,7 +113,7 @@ func newPacked(c *cache.Cache, layer *blob, p *part) (f *packed, name string, er
 	}
 	h := sha256.New()
 	fmt.Fprintf(h, "kubevirt-disk table\n%d\n", f.unit)
-	var at, begin, filled int64 // begin of what is fetched for the unit; 0: nothing yet
+	var at, begin, filled int64 // begin of the data to fetch for the unit; 0: none yet
 	for i := range count {
 		chunk := chunkAt(p.Table, i)
 		if chunk.size <= 0 || chunk.off < 0 || chunk.size > maxUnit && !chunk.zeros {
@@ -160,12 +160,12 @@ func (f *packed) chunksOf(unit int64, p []byte, visit func(c tableChunk, p []byt
 	return nil
 }
 
-// fetch brings a unit. What cannot be decompressed is left as it is: verify tells that it is wrong,
-// as it does of everything else that is.
+// fetch brings a unit. It leaves content that cannot be decompressed as it is, because verify will
+// find it wrong.
 func (f *packed) fetch(ctx context.Context, p []byte, off int64) error {
 	unit := off / f.unit
 	if f.units[unit].hole {
-		return nil // nobody asks for it
+		return nil // nobody reads it
 	}
 	var begin, end int64
 	_ = f.chunksOf(unit, p, func(c tableChunk, p []byte) error {
@@ -196,7 +196,7 @@ func (f *packed) fetch(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// verify is told a unit, and holds each of its chunks against its digest.
+// verify checks each chunk of a unit against its digest.
 func (f *packed) verify(unit int64, p []byte) error {
 	if f.units[unit].hole {
 		return nil
@@ -213,18 +213,18 @@ func (f *packed) verify(unit int64, p []byte) error {
 	})
 }
 
-// unpacker decompresses chunks into a buffer that it does not enlarge, so that its memory is
-// bounded by what a chunk may have, whatever window a frame claims. podman's are up to 32 MiB.
+// unpacker decompresses chunks into a buffer that it never enlarges. So a chunk's size bounds the
+// memory, whatever window a frame claims. podman's are up to 32 MiB.
 var unpacker = sync.OnceValue(func() *zstd.Decoder {
 	z, _ := zstd.NewReader(nil, zstd.WithDecoderMaxWindow(maxZstdWindow),
-		zstd.WithDecodeAllCapLimit(true)) // fails with other options only
+		zstd.WithDecodeAllCapLimit(true)) // fails only with other options
 	return z
 })
 
-// unpack fills p with what comes out of raw behind inner bytes.
+// unpack fills p with the decompressed bytes of raw behind the first inner bytes.
 func unpack(codec string, raw []byte, inner int64, p []byte) error {
 	if codec == codecZstd {
-		// Behind the chunk may be a part of what comes next.
+		// A part of the next chunk may follow.
 		all, err := unpacker().DecodeAll(raw, make([]byte, 0, inner+int64(len(p))))
 		if int64(len(all)) < inner+int64(len(p)) {
 			return errors.Join(io.ErrUnexpectedEOF, err)
@@ -243,7 +243,7 @@ func unpack(codec string, raw []byte, inner int64, p []byte) error {
 	return err
 }
 
-// unitOf is the unit of a byte of the file, of which there has to be one.
+// unitOf is the unit of a byte of the file. There must be one.
 func (f *packed) unitOf(off int64) int {
 	return sort.Search(len(f.units), func(i int) bool { return f.units[i].start > off }) - 1
 }
@@ -285,7 +285,7 @@ func (f *packed) Prefetch(off, length int64) {
 	}
 }
 
-// endOf is where a unit ends in the file.
+// endOf is the end of the unit in the file.
 func (f *packed) endOf(unit int) int64 {
 	if unit+1 < len(f.units) {
 		return f.units[unit+1].start
@@ -293,7 +293,7 @@ func (f *packed) endOf(unit int) int64 {
 	return f.size
 }
 
-// hole tells how far what is at off goes on, and whether it is a long run of zeros.
+// hole returns how far the run at off goes, and whether it is a long run of zeros.
 func (f *packed) hole(off int64) (length int64, hole bool) {
 	i := f.unitOf(off)
 	return f.endOf(i) - off, f.units[i].hole

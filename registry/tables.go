@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// maxPackedTables is how much of tables push puts into an index, and maxTables is how much a
-	// reader takes out of one. Bytes, before they are compressed.
+	// maxPackedTables is the most that push puts of tables into an index, and maxTables the most
+	// that a reader takes out of one. Bytes, before compression.
 	maxPackedTables = 64 << 20
 	maxTables       = 256 << 20
-	// tablesFrame is how much of them is one zstd frame, and tablesWindow the largest window of
-	// one. Bytes.
+	// tablesFrame is how much of the tables is one zstd frame, and tablesWindow the largest window
+	// of a frame. Bytes.
 	tablesFrame  = 64 << 10
 	tablesWindow = 1 << 20
 )
 
-// tables are the ranges that are read of a file to open it, as they came with the index. Fetching
-// them chunk by chunk would take another round trip, and bring much else with them.
+// tables are the ranges of a file that opening reads, as they came with the index. Fetching them
+// chunk by chunk would take another round trip, and bring much else.
 type tables struct {
 	from   io.ReaderAt
 	ranges [][2]int64 // offset in the file and length, ascending
 	at     []int64    // where each begins in from
 }
 
-// has tells in which range the bytes at off are, all of them; -1: in none.
+// has returns the range that has all the bytes at off; -1: none has.
 func (t *tables) has(off, length int64) int {
 	i := sort.Search(len(t.ranges), func(i int) bool { return t.ranges[i][0] > off }) - 1
 	if i < 0 || off-t.ranges[i][0] > t.ranges[i][1]-length {
@@ -52,11 +52,10 @@ func (t *tables) read(p []byte, off int64) bool {
 		return false
 	}
 	n, _ := t.from.ReadAt(p, t.at[i]+off-t.ranges[i][0])
-	return n == len(p) // otherwise it is fetched
+	return n == len(p) // otherwise they are fetched
 }
 
-// packTables compresses what the ranges of all files have, one after the other. nil: that is too
-// much.
+// packTables compresses the ranges of all files, one after the other. nil: they are too large.
 func packTables(ctx context.Context, layers []*diskLayer, ranges func(*diskLayer) [][2]int64) (
 	[]byte, error,
 ) {
@@ -85,8 +84,7 @@ func packTables(ctx context.Context, layers []*diskLayer, ranges func(*diskLayer
 	return packed, nil
 }
 
-// unpackTables puts the tables of an index into a file, which has no name any more. nil: it has
-// none.
+// unpackTables puts the tables of an index into a file without a name. nil: there are none.
 func (x *index) unpackTables(dir *os.Root) (*os.File, error) {
 	if len(x.packed) == 0 {
 		return nil, nil

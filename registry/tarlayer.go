@@ -29,13 +29,14 @@ func tarHeader(name string, kind byte, mode, size int64) *tar.Header {
 	}
 }
 
-// content is a blob that can be sent, from any byte on.
+// content is a blob that can be sent from any byte on.
 type content interface {
 	io.ReaderAt
 	Size() int64
 }
 
-// diskLayer is a layer of one file, uncompressed: a tar header, the file, and zeros up to the end.
+// diskLayer is a layer of one file, not compressed: a tar header, the file, and zeros up to the
+// end.
 type diskLayer struct {
 	name   string // in the image
 	file   *os.File
@@ -97,7 +98,8 @@ func unexpectedEnd(err error) error {
 	return err
 }
 
-// hash reads the layer once: its digest, and beside it the digests of the file's chunks.
+// hash reads the layer once. It computes the digest of the layer and the digests of the file's
+// chunks.
 func (l *diskLayer) hash(ctx context.Context, done *atomic.Int64) (chunks []byte, err error) {
 	chunks = make([]byte, (l.size+indexChunk-1)/indexChunk*digestSize)
 	whole := sha256.New()

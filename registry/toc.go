@@ -21,7 +21,7 @@ import (
 )
 
 // Some layers are compressed in chunks, with a table of contents at their end. The manifest vouches
-// for the digest of the table, and the table for each chunk. So such a layer is read by ranges.
+// for the digest of the table, and the table for each chunk. So such a layer can be read by ranges.
 const (
 	// annotationStargz is the digest of an eStargz table of contents, as JSON.
 	annotationStargz = "containerd.io/snapshot/stargz/toc.digest"
@@ -30,26 +30,27 @@ const (
 	stargzMagicAt    = 32
 	stargzMagic      = "STARGZ"
 
-	// annotationChunked is the digest of a zstd:chunked table of contents as it is stored, and
-	// annotationPlace where it lies: offset, length, length as JSON, and 1.
+	// annotationChunked is the digest of a stored zstd:chunked table of contents, and
+	// annotationPlace says where it lies: offset, length, length as JSON, and 1.
 	annotationChunked    = "io.github.containers.zstd-chunked.manifest-checksum"
 	annotationPlace      = "io.github.containers.zstd-chunked.manifest-position"
 	annotationOldChunked = "io.containers.zstd-chunked.manifest-checksum"
 	annotationOldPlace   = "io.containers.zstd-chunked.manifest-position"
 
-	// What is accepted of a table, which comes from strangers.
+	// The limits of a table, which comes from an untrusted source.
 	maxPackedTOC = 64 << 20  // bytes, as it is stored
 	maxTOC       = 256 << 20 // bytes, as JSON
 	maxTOCChunks = 1 << 20   // of files under the directory of the disks
 )
 
-// hasTOC tells whether the layer claims to have a table of contents that the manifest vouches for.
+// hasTOC reports whether the layer claims to have a table of contents that the manifest vouches
+// for.
 func hasTOC(desc descriptor) bool {
 	a := desc.Annotations
 	return a[annotationStargz] != "" || a[annotationChunked] != "" || a[annotationOldChunked] != ""
 }
 
-// tocTries is how often a table is fetched whose digest is wrong.
+// tocTries is how often a table with a wrong digest is fetched.
 const tocTries = 3
 
 // tocLayout reads the table of contents of a layer.
@@ -73,8 +74,8 @@ func (s *Stream) tocLayout(ctx context.Context, desc descriptor) (l *contents, e
 	return l, err
 }
 
-// stargzTOC reads the table of an eStargz layer: a tar archive in a member of gzip of its own, of
-// which the last bytes of the layer tell where it begins.
+// stargzTOC reads the table of an eStargz layer: a tar archive in a gzip member of its own. The
+// last bytes of the layer say where it begins.
 func stargzTOC(ctx context.Context, layer *blob) (*contents, error) {
 	foot := make([]byte, stargzFooter)
 	begin := layer.desc.Size - stargzFooter
@@ -98,7 +99,7 @@ func stargzTOC(ctx context.Context, layer *blob) (*contents, error) {
 	}
 	want := layer.desc.Annotations[annotationStargz]
 	text, err := stargzJSON(packed)
-	if err != nil { // nobody can tell whether it was changed on its way
+	if err != nil { // perhaps it was changed on its way
 		return nil, &DigestError{Want: want, Got: "none: " + err.Error()}
 	}
 	return readTOC(text, want, layer.desc, at, codecGzip)
@@ -157,7 +158,7 @@ type tocEntry struct {
 	LinkName    string `json:"linkName"`
 	Size        int64  `json:"size"`
 	Digest      string `json:"digest"`
-	Offset      int64  `json:"offset"`    // in the layer, of what is compressed
+	Offset      int64  `json:"offset"`    // in the layer, of the compressed data
 	EndOffset   int64  `json:"endOffset"` // of the last chunk; zstd:chunked only
 	InnerOffset int64  `json:"innerOffset"`
 	ChunkOffset int64  `json:"chunkOffset"` // in the file
@@ -172,7 +173,7 @@ const chunkZeros = "zeros"
 // maxHole is how many zeros one entry of part.Table is for. Bytes.
 const maxHole = 1 << 30
 
-// tocReader makes contents of the entries of a table, in their order.
+// tocReader turns the entries of a table, in their order, into contents.
 type tocReader struct {
 	desc  descriptor
 	codec string
@@ -182,7 +183,7 @@ type tocReader struct {
 	at    int64 // in the layer, of the chunk before
 	limit int64 // where chunks end at the latest
 
-	file  *part        // whose chunks come; nil: it is of no concern
+	file  *part        // whose chunks come next; nil: the file does not matter
 	whole *tocEntry    // of file
 	table []tableChunk // of file
 	done  int64        // bytes of file
@@ -200,7 +201,7 @@ func readTOC(text io.Reader, want string, desc descriptor, end int64, codec stri
 	if err == nil {
 		err = t.endFile(end)
 	}
-	// What a table says that is another one is of no concern, not even that it is no table.
+	// Of a table with another digest, only that matters, and no error in its text.
 	_, rest := io.Copy(io.Discard, text)
 	if got := "sha256:" + hex.EncodeToString(h.Sum(nil)); want != "" && got != want {
 		return nil, &DigestError{Want: want, Got: got}
@@ -285,7 +286,7 @@ func (t *tocReader) add(e *tocEntry) error {
 	return t.entry(e, name)
 }
 
-// entry takes an entry that is no chunk.
+// entry takes an entry that is not a chunk.
 func (t *tocReader) entry(e *tocEntry, name string) error {
 	n := &entry{name: name, size: e.Size, ordinal: t.n}
 	switch e.Type {
@@ -375,8 +376,8 @@ func tooManyChunks() error {
 	return &unsuited{fmt.Sprintf("has more than %d chunks", maxTOCChunks)}
 }
 
-// endFile ends the file whose chunks came. next is where something else begins in the layer; 0: it
-// is not known.
+// endFile ends the file whose chunks came last. next is where the next data begins in the layer; 0:
+// unknown.
 func (t *tocReader) endFile(next int64) error {
 	f := t.file
 	if f == nil {

@@ -118,7 +118,7 @@ func (l *lying) annotated(t testing.TB, layer []byte, annotations map[string]str
 		MediaType: types.OCIManifestSchema1, Layers: []v1.Descriptor{desc}})
 }
 
-// TestTableOfContents serves layers that are compressed in chunks, without fetching them.
+// TestTableOfContents serves layers that are compressed in chunks, without fetching all of them.
 func TestTableOfContents(t *testing.T) {
 	content := noise(70, 9<<20+12288)
 	clear(content[5<<20 : 7<<20])
@@ -163,7 +163,7 @@ func TestTableOfContents(t *testing.T) {
 				require.False(t, c.Unverified())
 				require.True(t, bytes.Equal(small, contentOf(t, c)))
 
-				// What was read is verified again by who finds it, and nothing is asked for.
+				// Another daemon that finds the data verifies it again, and requests nothing.
 				l.server.Close()
 				again := newStreaming(t, s.client, s.opt.CacheDir, keep)
 				st2 := again.open(t, l.ref(t, "vm/a:1"))
@@ -175,7 +175,7 @@ func TestTableOfContents(t *testing.T) {
 	}
 }
 
-// TestTableWrongBytes has the registry send wrong bytes for a while: none is served.
+// TestTableWrongBytes has the registry send wrong bytes for a while. None of them is served.
 func TestTableWrongBytes(t *testing.T) {
 	content := noise(72, 4<<20)
 	for _, codec := range []string{codecGzip, codecZstd} {
@@ -298,7 +298,7 @@ func TestTableHostile(t *testing.T) {
 	}
 }
 
-// TestTableOfOtherData has a table with the digests of other data: nothing is ever served.
+// TestTableOfOtherData has a table with the digests of other data. Nothing is ever served.
 func TestTableOfOtherData(t *testing.T) {
 	w := &tocWriter{codec: codecZstd, chunk: 256 << 10}
 	w.add(t, tarFile{name: "disk/a.img", content: noise(74, 1<<20)})
@@ -324,7 +324,7 @@ func openPartOf(t testing.TB, st *Stream, name string) (image.Source, error) {
 	return st.openPart(t.Context(), name)
 }
 
-// TestTableOfAnotherDigest: a table that the manifest does not vouch for is not read, and fetched
+// TestTableOfAnotherDigest: a table that the manifest does not vouch for is not read, but fetched
 // again.
 func TestTableOfAnotherDigest(t *testing.T) {
 	for _, codec := range []string{codecGzip, codecZstd} {

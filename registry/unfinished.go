@@ -14,12 +14,13 @@ import (
 	"kubevirt.io/disk/internal/flock"
 )
 
-// unfinished is where an upload goes on, in a file that outlives the process. It is locked while
-// the blob is sent: two pushes at once never send to the same upload. Whoever knows the address may
-// be able to send to it: nobody else reads the file, and no message has it.
+// unfinished notes in a file where an upload goes on. The file outlives the process. It is locked
+// while the blob is sent, so two pushes at once never send to the same upload. Whoever knows the
+// address may be able to send to it, so nobody else can read the file, and no message contains the
+// address.
 //
-// That something cannot be remembered is no reason to end a push, so no method returns an error. A
-// nil *unfinished remembers nothing.
+// A note that cannot be written is no reason to end a push, so no method returns an error. A nil
+// *unfinished notes nothing.
 type unfinished struct {
 	file *os.File
 }
@@ -27,7 +28,7 @@ type unfinished struct {
 const (
 	// maxLocation bounds what is read of such a file. Bytes.
 	maxLocation = 64 << 10
-	// uploadAge is when an upload is forgotten. Registries remove theirs sooner.
+	// uploadAge is after how long an upload is forgotten. Registries remove theirs sooner.
 	uploadAge = 30 * 24 * time.Hour
 	// uploadSuffix ends the names of such files.
 	uploadSuffix = ".upload"
@@ -53,7 +54,7 @@ func rememberUpload(dir, repository, digest string) *unfinished {
 	return &unfinished{file}
 }
 
-// forgetOld removes what nobody has gone on with.
+// forgetOld removes notes that nobody has used for long.
 func forgetOld(dir string, before time.Time) {
 	all, err := os.ReadDir(dir)
 	if err != nil {
@@ -90,24 +91,24 @@ func (u *unfinished) remember(at *url.URL) {
 	}
 	text := at.String() + "\n"
 	if _, err := u.file.WriteAt([]byte(text), 0); err == nil {
-		_ = u.file.Truncate(int64(len(text))) // what is behind the line is not read
+		_ = u.file.Truncate(int64(len(text))) // text behind the line is never read
 	}
 }
 
-// forget notes that there is no upload to go on with.
+// forget notes that no upload can go on.
 func (u *unfinished) forget() {
 	if u != nil {
 		_ = u.file.Truncate(0)
 	}
 }
 
-// close removes the file if there is nothing to go on with.
+// close removes the file if no upload can go on.
 func (u *unfinished) close() {
 	if u == nil {
 		return
 	}
 	if info, err := u.file.Stat(); err == nil && info.Size() == 0 {
-		_ = os.Remove(u.file.Name()) // who has opened it meanwhile only begins anew
+		_ = os.Remove(u.file.Name()) // a process that has opened it meanwhile only begins anew
 	}
 	_ = u.file.Close()
 }

@@ -17,10 +17,10 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// unverified is a layer that is read by ranges before its digest could be checked. Nothing but TLS
-// vouches for what it returns, until verify has read all of it.
+// unverified is a layer that is read by ranges before its digest is checked. Until verify has read
+// all of it, only TLS vouches for what it returns.
 //
-// Its chunks have a name of their own in the cache. So no daemon that asks for verified ones finds
+// Its chunks have a name of their own in the cache, so no daemon that wants verified ones finds
 // them.
 type unverified struct {
 	layer  *blob
@@ -28,24 +28,24 @@ type unverified struct {
 	notes  *notes
 	warn   func(text string)
 
-	turn chan struct{} // has one element, which whoever verifies takes
-	hash hash.Hash     // of what comes before next; of whoever has the turn
+	turn chan struct{} // has one element; who takes it may verify
+	hash hash.Hash     // of everything before next; belongs to who has the turn
 	next int64
-	odd  time.Time // since when a chunk has been another one than before; zero: it is not
+	odd  time.Time // since when a chunk differs from before; zero: none does
 
 	patience time.Duration // with such a chunk
 }
 
 const (
-	// unverifiedChunk is how much is fetched at once. Bytes.
+	// unverifiedChunk is how much is fetched at once, in bytes.
 	unverifiedChunk = indexChunk
-	// maxUnverified bounds a layer that is served like that: what a manifest claims costs nothing.
+	// maxUnverified bounds a layer that is served like that, because a manifest can claim any size.
 	// Bytes.
 	maxUnverified = 2 << 40
-	// oddPatience is how long a registry may send another content for a chunk than it did before.
+	// oddPatience is how long a registry may send other content for a chunk than before.
 	oddPatience = time.Minute
-	// verifiedAhead is how much is fetched ahead while the layer is verified. Bytes. A guest beside
-	// that has most of the connections.
+	// verifiedAhead is how much is fetched ahead while the layer is verified, in bytes. Most
+	// connections are left to a guest that reads meanwhile.
 	verifiedAhead = 1 << 20
 )
 
@@ -93,7 +93,7 @@ func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
 	return u, nil
 }
 
-// unverifiedName names what the cache has of a layer that is not verified.
+// unverifiedName names the chunks of an unverified layer in the cache.
 func unverifiedName(layer string) string {
 	return digestOf([]byte("kubevirt-disk unverified\n" + layer))
 }
@@ -104,7 +104,8 @@ func (u *unverified) wrong(why string) error {
 		disk.ErrWrongContent, u.layer.desc.Digest, why)
 }
 
-// verify reads the layer up to its end and checks its digest. It waits for what cannot be had.
+// verify reads the layer to its end and checks its digest. It waits for data that cannot be had
+// now.
 func (u *unverified) verify(ctx context.Context) error {
 	select {
 	case <-u.turn:
@@ -139,8 +140,8 @@ func (u *unverified) verify(ctx context.Context) error {
 	return u.notes.set(noteVerified)
 }
 
-// puzzle waits after a read that failed. A chunk that stays another one than the one that was
-// served says that one of the two is wrong.
+// puzzle waits after a failed read. If a chunk keeps differing from the one that was served, one of
+// the two is wrong.
 func (u *unverified) puzzle(ctx context.Context, err error, pause time.Duration) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -157,7 +158,7 @@ func (u *unverified) puzzle(ctx context.Context, err error, pause time.Duration)
 	return pauseFor(ctx, pause)
 }
 
-// condemn remembers that the layer is wrong, and removes what the cache has of it.
+// condemn notes that the layer is wrong, and removes its chunks from the cache.
 func (u *unverified) condemn(why string) error {
 	err := u.notes.set(noteWrong)
 	return errors.Join(u.wrong(why), err, u.cached.Remove())

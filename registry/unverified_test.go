@@ -15,8 +15,8 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// plainImage is a registry with an image of one plain layer that is too large to be fetched to look
-// into it.
+// plainImage is a registry with an image of one plain layer. The layer is too large to be fetched
+// only to look into it.
 func plainImage(t testing.TB) (l *lying, ref Reference, layer, content []byte) {
 	content = noise(60, smallLayer+3<<20)
 	layer = tarOf(t, tarFile{name: "etc/passwd", content: []byte("x")},
@@ -34,7 +34,7 @@ func whenComplete(t testing.TB, l *lying, keep string) *streaming {
 	return s
 }
 
-// replace changes what the registry has of a blob, not its digest.
+// replace changes the content of a blob in the registry, but not its digest.
 func (l *lying) replace(digest string, content []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -47,8 +47,8 @@ func flipped(p []byte, at int) []byte {
 	return p
 }
 
-// TestWhenComplete serves a plain layer at once, verifies it when all of it is here, and from then
-// on trusts nothing else.
+// TestWhenComplete serves a plain layer at once and verifies it when it is complete. From then on
+// nothing unverified is trusted.
 func TestWhenComplete(t *testing.T) {
 	l, ref, layer, content := plainImage(t)
 	keep := t.TempDir()
@@ -64,7 +64,7 @@ func TestWhenComplete(t *testing.T) {
 	require.True(t, bytes.Equal(content[20<<20:21<<20], p))
 	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(len(layer)/2))
 
-	// The file of the lower layer is not trusted either, as the upper one might hide it.
+	// The file of the lower layer is not trusted either, because the upper one might hide it.
 	below := s.disk(t, st, "b.img")
 	require.True(t, below.Unverified())
 
@@ -73,7 +73,8 @@ func TestWhenComplete(t *testing.T) {
 	require.False(t, below.Unverified())
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
 
-	// Later every chunk is held against its digest, also for who wants everything verified.
+	// Later every chunk is checked against its digest, also with the setting that verifies
+	// everything.
 	again := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
 	st2 := again.open(t, ref)
 	require.Equal(t, []string{"a.img", "b.img"}, namesOfDisks(st2.Disks()))
@@ -85,7 +86,7 @@ func TestWhenComplete(t *testing.T) {
 	require.True(t, bytes.Equal(content, contentOf(t, img2)))
 }
 
-// TestWhenCompleteWrong condemns a layer of which a bit is wrong, and keeps nothing of it.
+// TestWhenCompleteWrong condemns a layer with one wrong bit, and keeps nothing of it.
 func TestWhenCompleteWrong(t *testing.T) {
 	l, ref, layer, _ := plainImage(t)
 	l.replace(digestOf(layer), flipped(layer, 9<<20))
@@ -108,7 +109,7 @@ func TestWhenCompleteWrong(t *testing.T) {
 	require.ErrorAs(t, err, &medium)
 	emptyCache(t, s.opt.CacheDir, digestOf(layer))
 
-	// The next start does not go on with what was made of it.
+	// The next start does not use the disk that was made from it.
 	st2, err := s.client.Stream(t.Context(), ref, s.opt)
 	require.NoError(t, err)
 	_, err = st2.Open(t.Context(), "a.img", image.Options{})
@@ -122,7 +123,7 @@ func emptyCache(t testing.TB, dir, layer string) {
 }
 
 // TestWhenCompleteChanged has the registry send a wrong chunk once, which is served, and right ones
-// later: when the cache has lost the chunk, the layer's digest alone would be right.
+// later. When the cache has lost the chunk, the digest of the layer alone would be right.
 func TestWhenCompleteChanged(t *testing.T) {
 	l, ref, layer, content := plainImage(t)
 	keep := t.TempDir()
@@ -134,7 +135,7 @@ func TestWhenCompleteChanged(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, bytes.Equal(content[8<<20:12<<20], p))
 
-	// Killed, and the cache is gone.
+	// A kill, and a cache that is gone.
 	l.replace(digestOf(layer), layer)
 	again := whenComplete(t, l, keep)
 	st := again.open(t, ref)
@@ -169,7 +170,7 @@ func TestWhenCompleteWaits(t *testing.T) {
 		"nothing is fetched a second time")
 }
 
-// TestWhenCompleteFetchesFirst tells why an image cannot be served at once.
+// TestWhenCompleteFetchesFirst: the log says why an image cannot be served at once.
 func TestWhenCompleteFetchesFirst(t *testing.T) {
 	content := noise(63, smallLayer*3/2)
 	plain := tarOf(t, tarFile{name: "disk/a.img", content: content})
@@ -197,8 +198,8 @@ func TestWhenCompleteFetchesFirst(t *testing.T) {
 	}
 }
 
-// TestWhenCompleteChangesItsMind: who wants everything verified at the next start gets nothing that
-// was not.
+// TestWhenCompleteChangesItsMind: if the next start wants everything verified, it serves nothing
+// unverified.
 func TestWhenCompleteChangesItsMind(t *testing.T) {
 	l, ref, _, content := plainImage(t)
 	keep := t.TempDir()

@@ -18,9 +18,9 @@ import (
 type uploader struct {
 	endpoint *endpoint
 	scopes   []string
-	from     string // a repository of the same registry, to mount blobs from; "": none
+	from     string // a repository of the same registry to mount blobs from; "": none
 	sent     *atomic.Int64
-	kept     string // the directory for what is remembered of uploads; "": nothing is
+	kept     string // the directory for notes on uploads; "": none are taken
 }
 
 // has asks whether the registry has the blob.
@@ -46,7 +46,7 @@ func (u *uploader) has(ctx context.Context, desc v1.Descriptor) (bool, error) {
 	return res.StatusCode == http.StatusOK, nil
 }
 
-// begin asks for an upload, or for the blob to be mounted. The address is nil where it is there
+// begin asks for an upload, or for the blob to be mounted. The address is nil if the blob is there
 // already.
 func (u *uploader) begin(ctx context.Context, desc v1.Descriptor) (*url.URL, error) {
 	query := ""
@@ -83,7 +83,7 @@ func location(res *http.Response) (*url.URL, error) {
 // errUnsaid is a registry that does not say how much of an upload has arrived.
 var errUnsaid = permanent(errors.New("the registry does not say how much has arrived"))
 
-// finish ends an upload of which everything is there.
+// finish ends an upload whose data is all there.
 func (u *uploader) finish(ctx context.Context, at *url.URL, desc v1.Descriptor) error {
 	query := at.Query()
 	query.Set("digest", desc.Digest.String())
@@ -126,7 +126,7 @@ func (u *uploader) status(ctx context.Context, at *url.URL) (*url.URL, int64, er
 	}
 	res.Body.Close()
 	got, ok := uploaded(res)
-	if !ok || got <= 1 { // distribution says "0-0" of one byte and of none
+	if !ok || got <= 1 { // distribution says "0-0" for one byte and for none
 		return nil, 0, errUnsaid
 	}
 	next, err := location(res)
@@ -169,7 +169,7 @@ func (u *uploader) send(
 	if body != nil {
 		req.Body, req.ContentLength = io.NopCloser(body), length
 		section := body.(*io.SectionReader)
-		req.GetBody = func() (io.ReadCloser, error) { // where a token has to be asked for first
+		req.GetBody = func() (io.ReadCloser, error) { // for the repetition with a token
 			_, err := section.Seek(0, io.SeekStart)
 			return io.NopCloser(section), err
 		}

@@ -13,9 +13,9 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// wholeFile is a file of the index. Each of its chunks was verified when it was read. Once all of
-// them were, it can be checked that they are what the layer has, too: that who reads the layer, to
-// scan it or to pull it, sees what the guest sees.
+// wholeFile is a file of the index. Each of its chunks was verified when it was read. When all
+// were, it can check that they are the same as in the layer: then whoever reads the layer, to scan
+// or to pull it, sees what the guest sees.
 type wholeFile struct {
 	*farFile
 	layer  *blob
@@ -37,22 +37,22 @@ func (s *Stream) wholeFile(f *indexFile, far *farFile) (image.Source, error) {
 	return &wholeFile{farFile: far, layer: layer, offset: f.Offset, tell: s.warnOf(f.Name)}, nil
 }
 
-// Unverified is false: no byte was returned that has not the digest that the index says.
+// Unverified is false: every byte that was returned has the digest in the index.
 func (w *wholeFile) Unverified() bool { return false }
 
 const (
-	// maxAround is how much of a layer may lie around the file for the check to be made. Bytes.
+	// maxAround is how much of a layer may lie around the file if the check is to be made. Bytes.
 	maxAround = 4 << 20
-	// wholeTries is how often what lies around the file is fetched, of which nothing else tells
-	// whether it is right.
+	// wholeTries is how often the bytes around the file are fetched. No digest of their own tells
+	// whether they are right.
 	wholeTries = 3
 )
 
-// wholePause lies between two tries.
+// wholePause is the pause between two tries.
 var wholePause = longPause
 
-// Verify holds all of the layer against its digest, if most of it is at hand. It is called when the
-// disk has copied all of the image, so that mostly nothing is fetched for it.
+// Verify checks the whole layer against its digest, if most of it is at hand. It is called when the
+// disk has copied the whole image, so it usually fetches nothing.
 func (w *wholeFile) Verify(ctx context.Context) error {
 	size := w.layer.desc.Size
 	if size-w.Size() > maxAround {
@@ -83,7 +83,7 @@ func (w *wholeFile) Verify(ctx context.Context) error {
 		disk.ErrWrongContent, got, w.layer.desc.Digest)
 }
 
-// around hashes what lies before or behind the file, and waits for it.
+// around hashes the bytes before or behind the file, and waits for them.
 func (w *wholeFile) around(ctx context.Context, h hash.Hash, off, end int64) error {
 	p := make([]byte, end-off)
 	for pause := firstPause; len(p) > 0; pause = min(2*pause, longPause) {
@@ -100,8 +100,8 @@ func (w *wholeFile) around(ctx context.Context, h hash.Hash, off, end int64) err
 	return nil
 }
 
-// file hashes the file. whole is false where a part of it is not in the cache any more that is
-// worth mentioning: it was verified, and is not fetched a second time for this.
+// file hashes the file. whole is false if the cache has lost a considerable part of it: that was
+// verified, and is not fetched a second time for this.
 func (w *wholeFile) file(ctx context.Context, h hash.Hash) (whole bool, err error) {
 	p, before := make([]byte, w.chunk), w.came.Load()
 	for off := int64(0); off < w.Size(); off += int64(len(p)) {

@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// TestWholeLayer checks the layer of a file of the index when all of it was read, without fetching
-// it a second time.
+// TestWholeLayer checks the layer of a file of the index when all of the file was read, without
+// fetching it again.
 func TestWholeLayer(t *testing.T) {
 	m := newMemory(t)
 	s, img, _ := oneDisk(t, m, 5<<20+512, Options{})
@@ -25,8 +25,7 @@ func TestWholeLayer(t *testing.T) {
 	require.Equal(t, before, s.opt.Cache.Stats().Fetched)
 }
 
-// TestWholeLayerNotHere leaves it at the digests of the chunks where most chunks would have to be
-// fetched for that.
+// TestWholeLayerNotHere makes no check if most chunks would have to be fetched for it.
 func TestWholeLayerNotHere(t *testing.T) {
 	m := newMemory(t)
 	s, img, _ := oneDisk(t, m, 40<<20, Options{})
@@ -34,8 +33,8 @@ func TestWholeLayerNotHere(t *testing.T) {
 	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(30<<20))
 }
 
-// TestWholeLayerOfAnotherIndex has an index that describes another layer than the manifest has: its
-// chunks are right, and what lies around them is not.
+// TestWholeLayerOfAnotherIndex has an index that describes another layer than the one in the
+// manifest: its chunks are right, and the bytes around them are not.
 func TestWholeLayerOfAnotherIndex(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.raw")
 	content := noise(1, 3<<20)

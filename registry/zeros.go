@@ -5,11 +5,11 @@ import (
 	"crypto/sha256"
 )
 
-// zeroChunks tells which chunks of a file are zeros, by their digests.
+// zeroChunks finds the chunks of a file that are zeros by their digests.
 type zeroChunks struct {
-	size, chunk int64 // of the file, and of what one digest is for; bytes
+	size, chunk int64 // of the file, and of one digest; bytes
 	digests     []byte
-	whole, last [sha256.Size]byte // of zeros, as many as a chunk has and as the last one has
+	whole, last [sha256.Size]byte // of as many zeros as a whole chunk has, and the last one
 	any         bool
 }
 
@@ -35,8 +35,8 @@ func (z *zeroChunks) zero(chunk int64) bool {
 	return bytes.Equal(z.digests[chunk*digestSize:][:digestSize], want[:])
 }
 
-// run tells whether the bytes at off, which lie in the file, are in a chunk of zeros, and how many
-// of length bytes are the same.
+// run reports whether the bytes at off, which lie in the file, are in a chunk of zeros, and how
+// many of length bytes are the same.
 func (z *zeroChunks) run(off, length int64) (n int64, zero bool) {
 	end := min(off+length, z.size)
 	if !z.any {
