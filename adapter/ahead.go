@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// archives opens the archives of layers in their order, some of them before their turn: who opens
-// one in a registry waits for an answer, and what is open is fetched and expanded some way ahead.
+// archives opens the archives of layers in their order, some of them ahead. Opening one in a
+// registry waits for an answer, and an open archive is fetched and expanded some way ahead.
 type archives struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -14,14 +14,14 @@ type archives struct {
 	begun  []chan opened // before their turn
 }
 
-// opened is what Open has returned.
+// opened is the result of Open.
 type opened struct {
 	in  io.ReadCloser
 	err error
 }
 
-// mostOpen is how many archives are open: the one that is applied, and those that are next.
-// Container runtimes fetch as many layers at once.
+// mostOpen is how many archives are open: the one that is applied, and the next ones. Container
+// runtimes fetch as many layers at once.
 const mostOpen = 3
 
 func openAhead(ctx context.Context, layers []Layer) *archives {
@@ -30,7 +30,7 @@ func openAhead(ctx context.Context, layers []Layer) *archives {
 	return a
 }
 
-// next returns the archive of the next layer. Whoever has it closes it.
+// next returns the archive of the next layer. The caller closes it.
 func (a *archives) next() (io.ReadCloser, error) {
 	for len(a.left) > 0 && len(a.begun) < mostOpen {
 		l, got := a.left[0], make(chan opened, 1)
@@ -45,12 +45,12 @@ func (a *archives) next() (io.ReadCloser, error) {
 	return got.in, got.err
 }
 
-// close ends those whose turn has not come.
+// close closes the archives whose turn has not come.
 func (a *archives) close() {
 	a.cancel()
 	for _, got := range a.begun {
 		if o := <-got; o.err == nil {
-			_ = o.in.Close() // nobody wants what it has
+			_ = o.in.Close() // nobody needs its content
 		}
 	}
 }

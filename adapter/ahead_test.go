@@ -23,7 +23,7 @@ func smallLayers(t testing.TB, n int) (archives [][]byte) {
 	return archives
 }
 
-// watchedArchive is an archive that tells who reads and closes it.
+// watchedArchive is an archive that reports its reads and its end.
 type watchedArchive struct {
 	io.Reader
 	read  func() error // before the first Read
@@ -89,8 +89,8 @@ func TestLayersAreOpenedAhead(t *testing.T) {
 	}
 }
 
-// TestOpenedAheadIsClosed: what was opened before its turn is closed when a layer below fails,
-// whose error it is. An error of opening is of its layer, and what is below stays.
+// TestOpenedAheadIsClosed: if a layer fails, archives that were opened ahead are closed, and the
+// error is that of the layer. An error of Open belongs to its own layer, and the levels below stay.
 func TestOpenedAheadIsClosed(t *testing.T) {
 	archives := smallLayers(t, 5)
 	broken := errors.New("it is broken")
@@ -127,8 +127,8 @@ func TestOpenedAheadIsClosed(t *testing.T) {
 	}
 }
 
-// TestLevelThatCannotBeStored: a level that does not get its name is an error, and no level above
-// it gets one.
+// TestLevelThatCannotBeStored: a level that cannot get its name is an error, and no level above it
+// gets one.
 func TestLevelThatCannotBeStored(t *testing.T) {
 	archives := smallLayers(t, 3)
 	img := imageOf(archives...)

@@ -20,18 +20,18 @@ type applier struct {
 	filesLeft int
 	stepsLeft int64
 
-	// explicit are the directories for which this layer has an entry, and implicit are those that
-	// it has made without one, in a directory for which it had none either.
+	// explicit are the directories for which this layer has an entry. implicit are those that it
+	// has made without one, in a directory for which it had none either.
 	explicit, implicit map[ext4.Inode]bool
 	// used are the names of lower layers that entries of this layer depend on: symbolic links that
-	// were followed, and the targets of hard links. A whiteout must not remove them, as then the
-	// order of the entries would matter.
+	// were followed, and targets of hard links. A whiteout must not remove them, because the order
+	// of the entries would matter then.
 	used map[place]use
 	// led are the directories of lower layers that have such a link somewhere below them.
 	led map[ext4.Inode]bool
 }
 
-// use says for what an entry of a lower layer was used.
+// use says how this layer has used an entry of a lower layer.
 type use uint8
 
 const (
@@ -46,17 +46,17 @@ type place struct {
 	name string
 }
 
-// maxSteps bounds the directories and links that all paths lead through: some seconds.
+// maxSteps bounds the directories and links on all paths together: that takes some seconds.
 const maxSteps = 200 << 20
 
 func newApplier(maxBytes int64, maxFiles int) *applier {
 	return &applier{fs: ext4.New(), bytesLeft: maxBytes, filesLeft: maxFiles, stepsLeft: maxSteps}
 }
 
-// rawLimit bounds the next archive, with its headers and padding: some for each file.
+// rawLimit bounds the next archive, with its headers and padding: some bytes for each file.
 func (a *applier) rawLimit() int64 { return a.bytesLeft + int64(a.filesLeft)*4<<10 + 1<<30 }
 
-// apply applies the archive of a layer, up to the end of what tar reads.
+// apply applies the archive of a layer, to the end of what tar reads.
 func (a *applier) apply(r io.Reader) error {
 	a.explicit, a.implicit = make(map[ext4.Inode]bool), make(map[ext4.Inode]bool)
 	a.led = make(map[ext4.Inode]bool)
@@ -83,7 +83,7 @@ func (a *applier) apply(r io.Reader) error {
 	}
 }
 
-// quoted is a name for a message: hostile ones may be long.
+// quoted is a name for a message, cut because hostile names may be long.
 func quoted(name string) string {
 	const most = 300
 	if len(name) > most {
@@ -108,7 +108,7 @@ func (a *applier) entry(h *tar.Header, content io.Reader) error {
 		return a.root(h)
 	}
 	if strings.HasPrefix(name, whiteoutMeta) && name != whiteoutOpaque {
-		return nil // what AUFS keeps for itself
+		return nil // AUFS keeps it for itself
 	}
 	dirName, base := path.Split(name)
 	if strings.HasPrefix(dirName, whiteout) || strings.Contains(dirName, "/"+whiteout) {
@@ -180,7 +180,7 @@ func attrOf(h *tar.Header) (ext4.Attr, error) {
 	return attr, nil
 }
 
-// put places an entry, in place of what is there.
+// put makes an entry, and replaces what is there.
 func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader) error {
 	var link ext4.Inode
 	if h.Typeflag == tar.TypeLink {
@@ -223,7 +223,7 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 			a.explicit[made] = true
 		}
 	case tar.TypeSymlink:
-		attr.Mode = 0o777 // whatever the archive says: it means nothing, and symlink(2) makes these
+		attr.Mode = 0o777 // the archive's mode means nothing: symlink(2) makes these
 		if err = a.take(ext4.BlockSize); err == nil {
 			_, err = a.fs.Symlink(at.dir, at.name, h.Linkname, attr)
 		}
@@ -258,7 +258,7 @@ func (a *applier) mknod(h *tar.Header, at place, attr ext4.Attr) error {
 	return err
 }
 
-// take counts what an entry takes on the disk. Bytes.
+// take counts what an entry takes on the disk, in bytes.
 func (a *applier) take(n int64) error {
 	if n < 0 || n > a.bytesLeft {
 		return errors.New("is more than the image may expand to: raise the limit if it is to be " +
@@ -268,8 +268,8 @@ func (a *applier) take(n int64) error {
 	return nil
 }
 
-// linkTarget finds what a hard link is another name of. It follows links in the path to it, but not
-// the last one, as link(2) does.
+// linkTarget finds the file that a hard link names. It follows links in the path, but not the last
+// one, like link(2).
 func (a *applier) linkTarget(name string, at place) (ext4.Inode, error) {
 	clean, err := cleanName(name)
 	if err != nil {
@@ -298,8 +298,8 @@ func (a *applier) linkTarget(name string, at place) (ext4.Inode, error) {
 	return target.Inode, nil
 }
 
-// link gives a file another name. The entry has attributes, too, and as runtimes apply them to what
-// they unpack, they become those of the file. A symbolic link only gets another owner.
+// link gives a file another name. The entry has attributes, too. As with runtimes that unpack the
+// layer, they become those of the file. A symbolic link only gets another owner.
 func (a *applier) link(at place, file ext4.Inode, attr ext4.Attr) error {
 	if err := a.fs.Link(at.dir, at.name, file); err != nil {
 		return err

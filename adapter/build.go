@@ -29,25 +29,24 @@ type Image struct {
 type Layer struct {
 	Digest string // of its blob; for messages
 	DiffID string // of its tar archive: sha256 and 64 digits
-	// Open reads the archive, without compression. It ends with io.EOF only if the archive has the
-	// digest that DiffID says. Some layers are opened at once, in different goroutines, before they
-	// are read.
+	// Open reads the archive, uncompressed. It ends with io.EOF only if the archive has the digest
+	// DiffID. Several layers are opened at once, in different goroutines, before they are read.
 	Open func(ctx context.Context) (io.ReadCloser, error)
 }
 
 // Options are the options of Build. The zero value works.
 type Options struct {
 	// Size is the least size of the disk in bytes. It is rounded up to 1 MiB. The file system takes
-	// what it needs of it, and a guest can let it grow to the rest.
+	// as much of it as it needs, and a guest can grow it to the rest.
 	Size int64
 	// Extra is JSON that is stored beside the configuration. It may be nil.
 	Extra json.RawMessage
-	// MaxBytes bounds what all layers expand to. 0: 64 GiB.
+	// MaxBytes bounds how large all layers are when expanded. 0: 64 GiB.
 	MaxBytes int64
-	// MaxFiles bounds the files of all layers, those that a higher layer removes included. 0:
+	// MaxFiles bounds the files of all layers, including those that a higher layer removes. 0:
 	// 1,048,576.
 	MaxFiles int
-	// Progress is told, from time to time, how much of the archive of which layer was read, in
+	// Progress is called from time to time with how much of which layer's archive was read, in
 	// bytes. Layers count from 0. It may be nil.
 	Progress func(layer int, done int64)
 }
@@ -62,16 +61,16 @@ type Disk struct {
 // Level is a qcow2 file of a disk.
 type Level struct {
 	File    string // its name in the directory
-	ChainID string // of the layers up to this one; "": the level is not one of a layer
+	ChainID string // of the layers up to this one; "": the level belongs to no layer
 	Bytes   int64  // of the file
 	Cached  bool   // it was there already
 }
 
 const (
-	// ConfigOffset is where the configuration is on the disk, in bytes: JSON of a Config, then
-	// zeros. It is not part of the tree of files, and a guest reads it before it mounts anything.
+	// ConfigOffset is where the configuration is on the disk, in bytes: the JSON of a Config, then
+	// zeros. It is not part of the tree of files. A guest reads it before it mounts anything.
 	ConfigOffset = ext4.BootOffset
-	// MaxConfig is how much room there is. Bytes.
+	// MaxConfig is the room for it, in bytes.
 	MaxConfig = ext4.BootSize
 
 	defaultMaxBytes = 64 << 30
@@ -79,15 +78,15 @@ const (
 	sizeUnit        = 1 << 20
 )
 
-// Config is what the top level holds.
+// Config is the content of the top level.
 type Config struct {
 	Image json.RawMessage `json:"image"`           // the image's configuration
 	Extra json.RawMessage `json:"extra,omitempty"` // of Options
 }
 
 // Build makes the levels of an image that are not in the directory yet. Each gets its name when it
-// is complete and in storage, so that what has a name can be used. What was made before an error
-// stays, and is not made again.
+// is complete and on storage, so every file with such a name can be used. Levels that were made
+// before an error stay, and are not made again.
 func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, error) {
 	b, err := plan(img, dir, opt)
 	if err != nil {
@@ -100,7 +99,7 @@ func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, erro
 	if err != nil {
 		return nil, err
 	}
-	// The lowest level is used last, as it is of no use to remove it before those above.
+	// The lowest level counts as used last: removing it before those above is of no use.
 	now := time.Now()
 	for i, l := range d.Levels {
 		touch(filepath.Join(dir, l.File), now.Add(-time.Duration(i)*time.Microsecond))
@@ -115,7 +114,7 @@ type builder struct {
 	opt    Options
 	config []byte  // what the top level holds
 	levels []Level // without the top level
-	// storing ends when the level that was made last has its name. nil: it has.
+	// storing ends when the last level made has its name. nil: it has.
 	storing chan error
 }
 
@@ -162,10 +161,10 @@ func plan(img Image, dir string, opt Options) (*builder, error) {
 // suffix ends the names of levels. It changes when levels are made in another way.
 const suffix = ".v1.qcow2"
 
-// maxSize is what a qcow2 file of such small clusters can have. Bytes.
+// maxSize is the largest qcow2 file with such small clusters, in bytes.
 const maxSize = 8 << 40
 
-// chainID is the name of a layer together with those below it.
+// chainID names a layer together with those below it.
 func chainID(below, diffID string) string {
 	if below == "" {
 		return diffID
@@ -174,10 +173,10 @@ func chainID(below, diffID string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// layers makes the levels of the layers. Those that are there are only gone through again if one
-// above them is missing, and no state is left from when they were made.
+// layers makes the levels of the layers. Existing levels are only read again if one above them is
+// missing and no state was kept.
 func (b *builder) layers(ctx context.Context) (err error) {
-	first, last := -1, -1 // of the levels that are missing
+	first, last := -1, -1 // of the missing levels
 	for i := range b.levels {
 		there, err := b.find(&b.levels[i])
 		if err != nil {
@@ -261,7 +260,7 @@ func (b *builder) apply(ctx context.Context, a *applier, from *archives, i int) 
 	counted := &counter{ctx: ctx, in: in, left: a.rawLimit(),
 		tell: func(n int64) { b.opt.Progress(i, n) }}
 	if err := a.apply(counted); err != nil {
-		// What makes no sense was perhaps changed on its way. Then its digest says more.
+		// Content that makes no sense was perhaps changed on its way. Then its digest says more.
 		if _, rest := io.Copy(io.Discard, counted); rest != nil {
 			return rest
 		}

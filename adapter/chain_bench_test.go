@@ -41,7 +41,7 @@ func layersAsOf(t testing.TB, layers int) (archives [][]byte) {
 	return archives
 }
 
-// asOne writes a disk into one file, in its order.
+// asOne writes a disk into one file, in the order of the disk.
 func asOne(t testing.TB, img *image.Image) string {
 	path := filepath.Join(t.TempDir(), "one.qcow2")
 	f, err := os.Create(path)
@@ -69,8 +69,8 @@ func asOne(t testing.TB, img *image.Image) string {
 	return path
 }
 
-// BenchmarkChain reads what is stored of a disk of so many levels, at random, and the same disk in
-// one file.
+// BenchmarkChain reads at random what a disk with that many levels stores, and the same disk in one
+// file.
 func BenchmarkChain(b *testing.B) {
 	for _, levels := range []int{8, 32, 128} {
 		dir := b.TempDir()
@@ -100,7 +100,7 @@ func BenchmarkChain(b *testing.B) {
 			b.Run(fmt.Sprint(levels, "/", length>>10, "K"), func(b *testing.B) {
 				p, r := make([]byte, length), rand.New(rand.NewPCG(1, 1))
 				var took [2]time.Duration
-				for b.Loop() { // in turns, as the machine is not always as fast
+				for b.Loop() { // in turns, because the speed of the machine varies
 					for i, img := range []*image.Image{one, chain} {
 						start := time.Now()
 						for range 100 {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzLayers makes layers of what it gets: three bytes for each entry. What is accepted has to be a
-// file system in which e2fsck finds nothing.
+// FuzzLayers makes layers from its input: three bytes for each entry. If they are accepted, e2fsck
+// must find nothing wrong with the file system.
 func FuzzLayers(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 255, 0, 0, 6, 7, 8})
 	f.Add([]byte("aabbccddeeffgg\xffhhiijj\xff\x00kkll"))
@@ -44,7 +44,7 @@ func FuzzLayers(f *testing.F) {
 					xattrs[int(p[2])%len(xattrs)]: strings.Repeat("v", int(p[2])*20)}
 			}
 			if strings.ContainsRune(i.Name, 0) || i.Name == "" {
-				continue // tar cannot say it
+				continue // tar cannot express it
 			}
 			items = append(items, i)
 		}
@@ -59,7 +59,7 @@ func FuzzLayers(f *testing.F) {
 	})
 }
 
-// FuzzArchive has layers that are no archives, or nearly.
+// FuzzArchive has layers that are not archives, or nearly archives.
 func FuzzArchive(f *testing.F) {
 	f.Add(layerOf(f, file("a", "b"), directory("c"), link(tar.TypeSymlink, "d", "e")))
 	long := file(strings.Repeat("n", 150), "x")

@@ -89,14 +89,14 @@ func (f contextFile) ReadAt(_ context.Context, p []byte, off int64) (int, error)
 	return f.File.ReadAt(p, off)
 }
 
-// flatten writes the disk as it is at a level into a raw file.
+// flatten writes the disk at a level into a raw file.
 func flatten(t testing.TB, dir string, levels []Level) string {
 	t.Helper()
 	raw, err := os.Create(filepath.Join(t.TempDir(), "raw"))
 	require.NoError(t, err)
 	defer raw.Close()
 	p := make([]byte, 1<<20)
-	for i, l := range levels { // what a level has lies over what is below
+	for i, l := range levels { // the data of a level lies over that of the levels below
 		f, err := os.Open(filepath.Join(dir, l.File))
 		require.NoError(t, err)
 		defer f.Close()

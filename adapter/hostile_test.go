@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHostileLayersAreRefused has layers that cannot be. The message names the layer and the path.
+// TestHostileLayersAreRefused has layers that make no sense. The message names the layer and the
+// path.
 func TestHostileLayersAreRefused(t *testing.T) {
 	xattr := func(name, value string) item {
 		i := file("x", "")
@@ -74,7 +75,7 @@ func TestHostileLayersAreRefused(t *testing.T) {
 	}
 }
 
-// TestStrangeLayersAreContained has layers that are strange, and have a meaning.
+// TestStrangeLayersAreContained has layers that are strange, but have a meaning.
 func TestStrangeLayersAreContained(t *testing.T) {
 	for name, c := range map[string]struct {
 		layers [][]item
@@ -113,8 +114,8 @@ func TestStrangeLayersAreContained(t *testing.T) {
 	}
 }
 
-// sparseFile is the archive of a GNU sparse file of nothing but a hole, in 1.5 KiB (GNU tar's
-// manual, "Storing Sparse Files"): the tar package reads such archives and does not write them.
+// sparseFile is the archive of a GNU sparse file that is one hole, in 1.5 KiB (GNU tar's manual,
+// "Storing Sparse Files"). The tar package reads such archives and does not write them.
 func sparseFile(size int64) []byte {
 	archive := make([]byte, 3*512)
 	h := archive[:512]
@@ -137,8 +138,7 @@ func sparseFile(size int64) []byte {
 	return archive
 }
 
-// TestKilobytesThatMeanMuch: a small archive of a large sparse file is held against what the image
-// may expand to.
+// TestKilobytesThatMeanMuch: a small archive of a large sparse file counts with its expanded size.
 func TestKilobytesThatMeanMuch(t *testing.T) {
 	_, err := Build(context.Background(), imageOf(sparseFile(128<<30)), t.TempDir(), Options{})
 	require.ErrorContains(t, err, `"sparse": is more than the image may expand to`)
@@ -192,7 +192,7 @@ func TestWhiteoutOfWhatIsUsed(t *testing.T) {
 	}
 }
 
-// TestManyLinks has more names than a file may have.
+// TestManyLinks gives a file more names than it may have.
 func TestManyLinks(t *testing.T) {
 	items := []item{file("f", "")}
 	for i := range 65001 {

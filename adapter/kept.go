@@ -15,9 +15,9 @@ import (
 	"kubevirt.io/disk/internal/flock"
 )
 
-// Kept is a level in a directory, with what belongs to it, or what is left of making one.
+// Kept is a level in a directory with the files that belong to it, or the remains of making one.
 type Kept struct {
-	Path  string // of the level
+	Path  string // on storage, in total
 	Bytes int64  // on storage, all in all
 	Used  time.Time
 	files []string
@@ -26,7 +26,7 @@ type Kept struct {
 // ErrInUse says that a level is kept because somebody uses it.
 var ErrInUse = errors.New("the level is in use")
 
-// IsLevel tells whether a file in a directory of Build has the name of a level. Such a name says
+// IsLevel reports whether a file in a directory of Build has the name of a level. Such a name says
 // what the file contains.
 func IsLevel(name string) bool {
 	stem, ok := strings.CutSuffix(name, suffix)
@@ -34,8 +34,8 @@ func IsLevel(name string) bool {
 		strings.HasPrefix(stem, "image-"))
 }
 
-// List returns what Build has made in a directory. Whoever uses a level holds a shared lock on its
-// file (flock), and it counts as used now. A directory that is missing has nothing.
+// List returns what Build has made in a directory. A level whose file somebody has locked (flock,
+// shared) counts as used now. A missing directory has no levels.
 func List(dir string) ([]Kept, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,7 +89,7 @@ func List(dir string) ([]Kept, error) {
 	return all, nil
 }
 
-// lock makes sure that nobody uses the level, nor makes it.
+// lock makes sure that nobody uses or makes the level.
 func (k *Kept) lock() (unlock func(), err error) {
 	f, err := os.OpenFile(k.Path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -105,11 +105,11 @@ func (k *Kept) lock() (unlock func(), err error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return func() { _ = f.Close() }, nil // it was only read
+	return func() { _ = f.Close() }, nil // the file was only read
 }
 
-// Remove removes the level, unless somebody uses it: ErrInUse. It is made again when it is needed,
-// also where there are others above it.
+// Remove removes the level. If somebody uses it, it returns ErrInUse. The level is made again when
+// it is needed, also if there are others above it.
 func (k *Kept) Remove() error {
 	unlock, err := k.lock()
 	if err != nil {
@@ -125,8 +125,8 @@ func (k *Kept) Remove() error {
 	return nil
 }
 
-// touch notes that a level is used. That it was not changed can still be seen. A directory that
-// cannot be written knows less well what was used last, and nothing else is wrong with it.
+// touch notes that a level is used. It keeps the time of the last change. If the directory cannot
+// be written, the order of use is less exact, and nothing else is wrong.
 func touch(path string, when time.Time) {
 	_ = unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{
 		unix.NsecToTimespec(when.UnixNano()), {Nsec: unix.UTIME_OMIT}}, unix.AT_SYMLINK_NOFOLLOW)

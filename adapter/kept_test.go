@@ -12,7 +12,7 @@ import (
 )
 
 // TestKeptLevels: a level counts with its state, is removed only when nobody uses it, and is made
-// again. What was used last is known, and a lower level was used after those above it.
+// again. The order of use is known, and a lower level counts as used after those above it.
 func TestKeptLevels(t *testing.T) {
 	dir := t.TempDir()
 	none, err := List(filepath.Join(dir, "missing"))

@@ -34,8 +34,8 @@ func attrsOf(t *testing.T, dirs []string, layers ...[]item) map[string]ext4.Attr
 	return found
 }
 
-// TestLateWhiteoutOfASetgidDirectory: directories that a layer has no entry for follow the
-// directory they are in, and not one that the layer removes, wherever the whiteout stands.
+// TestLateWhiteoutOfASetgidDirectory: a directory for which a layer has no entry follows the
+// directory that it is in, and not one that the layer removes, wherever the whiteout stands.
 func TestLateWhiteoutOfASetgidDirectory(t *testing.T) {
 	plain := ext4.Attr{Mode: 0o755}
 	group := func(gid uint32) ext4.Attr { return ext4.Attr{Mode: 0o2755, GID: gid} }
@@ -72,7 +72,7 @@ func TestLateWhiteoutOfASetgidDirectory(t *testing.T) {
 				layer := append(append(append([]item{}, c.items[:at]...), file(c.whiteout, "")),
 					c.items[at:]...)
 				got := attrsOf(t, dirs, c.lower, layer)
-				for dir, a := range got { // the times are those of the archive
+				for dir, a := range got { // the times come from the archive
 					a.Seconds, a.Nanoseconds = 0, 0
 					got[dir] = a
 				}
@@ -82,8 +82,8 @@ func TestLateWhiteoutOfASetgidDirectory(t *testing.T) {
 	}
 }
 
-// TestWhiteoutsThatHideMuch: a directory that is hidden again and again is gone through only so
-// often.
+// TestWhiteoutsThatHideMuch: a directory that is hidden again and again is searched only a limited
+// number of times.
 func TestWhiteoutsThatHideMuch(t *testing.T) {
 	a := newApplier(defaultMaxBytes, defaultMaxFiles)
 	lower, items := []item{file("d/old", "")}, []item{}

@@ -21,7 +21,7 @@ func (b *builder) write(l *Level, below string, change func(dst io.WriterAt) (in
 	if err != nil {
 		return err
 	}
-	if f == nil { // somebody else has just made it
+	if f == nil { // another process has just made it
 		_, err = change(nil)
 		return err
 	}
@@ -63,7 +63,7 @@ func store(f *os.File, name string) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()), f.Close())
 	}
-	// Closed last: until then it is locked, and whoever wants the same level waits.
+	// Close comes last: until then the file is locked, and other makers of this level wait.
 	return errors.Join(syncDir(filepath.Dir(name)), f.Close())
 }
 
@@ -80,9 +80,9 @@ func (b *builder) stored() error {
 // partialSuffix ends the names of files that are not complete.
 const partialSuffix = ".partial"
 
-// claim opens the file under whose name a level is made, locked and empty. A daemon that was killed
-// leaves it behind, and the next one takes it over. Whoever wants the same level waits, and gets
-// nil when it is there.
+// claim opens the file in which a level is made, locked and empty. A killed daemon leaves the file
+// behind, and the next one takes it over. Other makers of this level wait, and get nil when it is
+// there.
 func (b *builder) claim(l *Level) (*os.File, error) {
 	name := filepath.Join(b.dir, "."+l.File+partialSuffix)
 	for {
@@ -129,7 +129,7 @@ func syncDir(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// counter reads an archive, and counts and bounds it.
+// counter reads an archive, counts the bytes and bounds them.
 type counter struct {
 	ctx        context.Context
 	in         io.Reader

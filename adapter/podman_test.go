@@ -62,7 +62,7 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// shortDir is a directory whose name podman takes: short, and without capital letters.
+// shortDir is a directory that podman accepts: with a short path, and without capital letters.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "levels-")
@@ -177,7 +177,7 @@ func TestAsPodmanMountsIt(t *testing.T) {
 			}
 			want := podmanTree(t, shortDir(t), layoutOf(t, archives...))
 			got := treeOf(t, archives...)
-			// What a layer has no entry for gets the time of unpacking.
+			// A directory for which a layer has no entry gets the time of unpacking.
 			for p, n := range want {
 				if mine := got[p]; n.Mode&0xf000 == 0x4000 && n.Mtime.After(when.Add(time.Hour)) {
 					n.Mtime = mine.Mtime

@@ -15,13 +15,12 @@ import (
 	"kubevirt.io/disk/adapter/ext4"
 )
 
-// A state is what the writer knew when a level was complete, in a file beside the level: with it, a
-// layer above is applied without reading those below again. It is only there to save time. What is
-// missing, damaged or of another version is not used, and its layers are read.
+// A state is what the writer knew when a level was complete, in a file beside the level. With it, a
+// layer above can be applied without reading those below again. It only saves time: if it is
+// missing, damaged or of another version, its layers are read.
 //
-// The file is stateMagic, how many files and bytes the layers took, each 8 bytes in big-endian
-// order, what ext4.Writer.Save writes, and the SHA-256 of all that. The magic changes with any of
-// that.
+// The file is stateMagic, how many files and bytes the layers took (8 bytes each, big-endian), what
+// ext4.Writer.Save writes, and the SHA-256 of all of that. The magic changes with the format.
 const (
 	stateMagic  = "kubevirt-disk level state 1\n"
 	stateSuffix = ".state"
@@ -30,16 +29,17 @@ const (
 // stateName is the name of the state of a level.
 func stateName(level string) string { return strings.TrimSuffix(level, ".qcow2") + stateSuffix }
 
-// wantsState tells whether a level of so many gets a state. A changed image mostly has other layers
-// at its top, so the highest two do, and below them one at twice the distance each: few for many
-// layers, as each has all files of the levels below.
+// wantsState reports whether this level of that many gets a state. A changed image usually has
+// other layers at its top, so the two highest levels get one. Below them, each one is twice as far
+// from the top as the one before: few for many layers, because each has all files of the levels
+// below.
 func wantsState(level, levels int) bool {
 	fromTop := levels - level
 	return fromTop&(fromTop-1) == 0
 }
 
-// resume returns an applier that has applied the layers below level next: as many as there is a
-// state for among those below first.
+// resume returns an applier that has applied the layers below level next, or as many of them as a
+// state allows.
 func (b *builder) resume(first int) (a *applier, next int) {
 	for i := first - 1; i >= 0; i-- {
 		a, err := b.load(i)
@@ -88,15 +88,15 @@ func (b *builder) load(i int) (*applier, error) {
 	files := int64(binary.BigEndian.Uint64(numbers))
 	taken := int64(binary.BigEndian.Uint64(numbers[8:]))
 	if files > int64(b.opt.MaxFiles) || taken > b.opt.MaxBytes {
-		return nil, errors.New("it has more than is allowed") // which the layers will say, too
+		return nil, errors.New("it has more than is allowed") // reading the layers will say so, too
 	}
 	a := newApplier(b.opt.MaxBytes-taken, b.opt.MaxFiles-int(files))
 	a.fs, err = ext4.Load(in)
 	return a, err
 }
 
-// save writes the state of a level, if it gets one and has none. It need not reach storage: a state
-// is checked when it is used.
+// save writes the state of a level, if it should have one and has none. It need not reach storage,
+// because a state is checked when it is used.
 func (b *builder) save(i int, a *applier) error {
 	path := filepath.Join(b.dir, stateName(b.levels[i].File))
 	if _, err := os.Lstat(path); err == nil || !wantsState(i, len(b.levels)) {
@@ -116,7 +116,7 @@ func (b *builder) save(i int, a *applier) error {
 	if err == nil {
 		_, err = f.Write(out.sum.Sum(nil))
 	}
-	const everybody = 0o644 // as the levels
+	const everybody = 0o644 // the same as the levels
 	if err = errors.Join(err, f.Chmod(everybody), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}

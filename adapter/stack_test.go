@@ -20,8 +20,8 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// model is what layers mean, said as simply as possible: paths, and what is there. It knows nothing
-// of links in paths, which the generator does not make.
+// model is the meaning of layers, as simple as possible: paths, and what is there. It knows no
+// links in paths, which the generator does not make.
 type model map[string]*node
 
 // below lists the paths under a directory.
@@ -42,7 +42,7 @@ func (m model) remove(p string) {
 	delete(m, p)
 }
 
-// parents makes the directories above a path, and tells whether that can be.
+// parents makes the directories above a path, and reports whether that is possible.
 func (m model) parents(p string) bool {
 	for dir := path.Dir(p); dir != "."; dir = path.Dir(dir) {
 		if n := m[dir]; n != nil && n.Mode&unix.S_IFMT != unix.S_IFDIR {
@@ -60,7 +60,7 @@ func (m model) parents(p string) bool {
 	return true
 }
 
-// generator makes a stack of layers and what they mean.
+// generator makes a stack of layers and their meaning.
 type generator struct {
 	*rand.Rand
 	m model
@@ -126,7 +126,7 @@ func (g *generator) layer() (whiteouts, items []item) {
 	return whiteouts, items
 }
 
-// fitsPodman tells whether podman takes an entry of the layer.
+// fitsPodman reports whether podman accepts an entry of the layer.
 func (g *generator) fitsPodman(p string, dir bool) bool {
 	if g.seen[p] {
 		return false
@@ -175,7 +175,7 @@ func (g *generator) item() (item, bool) {
 	switch kind {
 	case 0, 1, 2:
 		i.Typeflag = tar.TypeDir
-		if g.seen == nil { // what is below it would depend on the order of entries
+		if g.seen == nil { // the meaning of entries below it would depend on their order
 			i.Mode, n.Mode = i.Mode&^unix.S_ISGID, n.Mode&^unix.S_ISGID
 		}
 		n.Mode |= unix.S_IFDIR
@@ -219,7 +219,7 @@ func (old *node) linked(n *node) *node {
 	return old
 }
 
-// want is the model as readTree would return it.
+// want is the model in the form of readTree.
 func (m model) want() map[string]node {
 	first, links := make(map[*node]string), make(map[*node]uint64)
 	paths := slices.Sorted(maps.Keys(m))
@@ -250,8 +250,8 @@ type stack struct {
 	want   map[string]node
 }
 
-// generate makes a stack. Whiteouts mean the same wherever they stand, but where an entry leads
-// through what they remove, or replaces it: such a layer is refused, and has its whiteouts first.
+// generate makes a stack. A whiteout has the same meaning wherever it stands, unless an entry leads
+// through what it removes, or replaces that. Such a layer is refused, so its whiteouts come first.
 //
 // With podman, whiteouts are always first, as it applies a layer in the order of its entries. It
 // refuses a layer that has a path twice or something below what is replaced later, makes the
@@ -284,7 +284,7 @@ func generate(t *testing.T, seed int, podman bool) stack {
 	return s
 }
 
-// applied tells whether layers can be applied. Nothing is written.
+// applied reports whether layers can be applied. It writes nothing.
 func applied(archives [][]byte) error {
 	a := newApplier(defaultMaxBytes, defaultMaxFiles)
 	for _, archive := range archives {
@@ -327,7 +327,7 @@ func together(t *testing.T, stacks []stack) (archives [][]byte) {
 
 func (s stack) home() string { return fmt.Sprint("stack", s.seed) }
 
-// byHome is what a tree has of each stack.
+// byHome splits a tree by stack.
 func byHome(tree map[string]node) map[string]map[string]node {
 	all := make(map[string]map[string]node)
 	for p, n := range tree {
@@ -343,7 +343,7 @@ func byHome(tree map[string]node) map[string]map[string]node {
 	return all
 }
 
-// stacks is how many are generated: as the environment says, or some.
+// stacks is how many stacks to generate: the number in the environment, or a default.
 func stacks(t *testing.T, some int) int {
 	n, err := strconv.Atoi(os.Getenv("KUBEVIRT_DISK_STACKS"))
 	switch {
@@ -355,7 +355,7 @@ func stacks(t *testing.T, some int) int {
 	return some
 }
 
-// atOnce is how many stacks are in one image: that takes less time than an image for each.
+// atOnce is how many stacks are in one image, which takes less time than an image for each.
 const atOnce = 250
 
 // TestGeneratedStacks compares what the kernel sees of generated stacks of layers with a model.
@@ -392,7 +392,7 @@ func TestGeneratedStacksAsPodmanMountsThem(t *testing.T) {
 	for _, s := range all {
 		want, got := theirs[s.home()], ours[s.home()]
 		for p, n := range want {
-			// In podman, a directory has the time at which something was put into it.
+			// With podman, a directory has the time of the last entry in it.
 			if n.Mode&unix.S_IFMT == unix.S_IFDIR && n.Mtime.After(start.Add(-time.Minute)) &&
 				n.Mtime.Before(time.Now()) {
 				n.Mtime = got[p].Mtime

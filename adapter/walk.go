@@ -12,8 +12,8 @@ import (
 // maxLinks is how many symbolic links a path may lead through, as in path_resolution(7).
 const maxLinks = 40
 
-// implied is what a directory has that no layer has an entry for. In one with the setgid bit it
-// gets the group and the bit, as mkdir(2) does it for a runtime.
+// implied are the attributes of a directory for which no layer has an entry. In a directory with
+// the setgid bit it gets the group and the bit, as by mkdir(2) of a runtime.
 func (a *applier) implied(in ext4.Inode) ext4.Attr {
 	const setgid = 0o2000
 	attr := ext4.Attr{Mode: 0o755}
@@ -23,8 +23,8 @@ func (a *applier) implied(in ext4.Inode) ext4.Attr {
 	return attr
 }
 
-// dir finds a directory of the tree, and follows symbolic links inside of it: as runtimes do, for
-// example where /lib is a link to usr/lib. With create it makes what is missing. Otherwise, ok is
+// dir finds a directory of the tree. It follows symbolic links inside the tree, as runtimes do, for
+// example where /lib is a link to usr/lib. With create it makes missing directories. Without, ok is
 // false if something is missing.
 func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err error) {
 	at = ext4.Root
@@ -90,8 +90,8 @@ func (a *applier) follow(link place) {
 	}
 }
 
-// whiteout removes what lower layers have under a name. It says nothing about this layer, wherever
-// it stands in the archive.
+// whiteout removes the entries of lower layers under a name. It does not touch this layer's,
+// wherever it stands in the archive.
 func (a *applier) whiteout(dirName, base string) error {
 	name := strings.TrimPrefix(base, whiteout)
 	if base != whiteoutOpaque && strings.HasPrefix(base, whiteoutMeta) {
@@ -113,10 +113,10 @@ func (a *applier) whiteout(dirName, base string) error {
 	return nil
 }
 
-// clear hides everything that lower layers have in a directory. See hide.
+// clear hides all entries of lower layers in a directory. See hide.
 func (a *applier) clear(dir ext4.Inode, attr *ext4.Attr) error {
 	names := a.fs.Names(dir)
-	if a.stepsLeft -= int64(len(names)); a.stepsLeft < 0 { // of the same directory, perhaps
+	if a.stepsLeft -= int64(len(names)); a.stepsLeft < 0 { // perhaps the same directory again
 		return errors.New("the whiteouts of the image hide too much")
 	}
 	for _, name := range names {
@@ -129,9 +129,9 @@ func (a *applier) clear(dir ext4.Inode, attr *ext4.Attr) error {
 	return nil
 }
 
-// hide removes what lower layers have under a name. Of a directory that this layer puts something
-// in, what this layer has stays. Directories that it has made without an entry get attr, as if what
-// they are in had been hidden before. nil: what they are in is not hidden.
+// hide removes the entries of lower layers under a name. In a directory in which this layer has put
+// something, this layer's entries stay. Directories that it has made without an entry get attr, as
+// if the directory around them had been hidden before. nil: that directory is not hidden.
 func (a *applier) hide(at place, e ext4.Entry, attr *ext4.Attr) error {
 	if a.used[at] != unused { // also if this layer has put something else there since
 		return fmt.Errorf("removes %s, through which other entries of the layer lead",

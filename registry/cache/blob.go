@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 )
 
-// Blob is one blob of a cache. Any number of goroutines.
+// Blob is one blob of a cache. Any number of goroutines may use it.
 type Blob struct {
 	cache *Cache
 	opt   BlobOptions
@@ -30,8 +30,8 @@ type Blob struct {
 
 var errRemoved = errors.New("the blob was removed from the cache")
 
-// Remove removes everything that the directory has of the blob, and keeps nothing of it from now
-// on. What other processes have open of it, they have a while longer.
+// Remove removes everything of the blob in the directory, and keeps nothing of it from now on.
+// Other processes keep what they have open for a while.
 func (b *Blob) Remove() error {
 	b.mu.Lock()
 	b.removed, b.ahead, b.recent = true, nil, nil
@@ -71,9 +71,8 @@ func (s *slot) acquire() *segment {
 // Size is the blob's, bytes.
 func (b *Blob) Size() int64 { return b.opt.Size }
 
-// ReadAt fills p with the bytes from off on, which are fetched where they are not here. It returns
-// ctx's error if that ends first, io.EOF past the end, and else what Fetch or Verify returned at
-// last.
+// ReadAt fills p with the bytes from off on, and fetches those that are not here. It returns ctx's
+// error if that ends first, io.EOF past the end, and otherwise the last error of Fetch or Verify.
 func (b *Blob) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	if off < 0 {
 		return 0, fmt.Errorf("blob %s: read at %d", b.opt.Digest, off)
@@ -94,7 +93,7 @@ func (b *Blob) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 	return n, err
 }
 
-// readPart reads what of p lies in one segment and is here, or one chunk.
+// readPart reads either the part of p that lies in one segment and is here, or one chunk.
 func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
 	p = p[:min(int64(len(p)), SegmentSize-off%SegmentSize)]
 	s := &b.slots[off/SegmentSize]
@@ -109,7 +108,7 @@ func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
 			if int64(n) == ready {
 				return n, nil
 			}
-			// Somebody has cut the file short, or storage fails: what it held is fetched again.
+			// Somebody has cut the file short, or storage fails. The chunk is fetched again.
 			b.cache.warn("a segment of the cache cannot be read",
 				fmt.Errorf("%s: %w", s.name(), err))
 			s.drop()
@@ -128,7 +127,8 @@ func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
 	return copy(p, content[off-chunk*b.opt.ChunkSize:]), nil
 }
 
-// readyIn is how many of the bytes from off on, all in the segment, can be read from its file.
+// readyIn is how many of the bytes from off on can be read from the segment's file. All of them lie
+// in the segment.
 func (b *Blob) readyIn(seg *segment, off, length int64) int64 {
 	end := off + length
 	at := off
@@ -195,7 +195,7 @@ func (s *slot) name() string {
 	return path.Join(s.blob.dir, strconv.FormatInt(s.number, 10))
 }
 
-// opened notes an open segment, and closes others where there are too many.
+// opened notes an open segment, and closes others if there are too many.
 func (c *Cache) opened(s *slot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

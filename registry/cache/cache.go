@@ -20,23 +20,23 @@ const (
 	// MinChunkSize and MaxChunkSize bound what is fetched at once, bytes.
 	MinChunkSize = 64 << 10
 	MaxChunkSize = 4 << 20
-	// MinSize is the least limit of a cache: a few segments of a few blobs. Bytes.
+	// MinSize is the smallest limit of a cache: a few segments of a few blobs. Bytes.
 	MinSize = 256 << 20
 
-	// version is the directory of the format that this program knows.
+	// version is the directory of the format that this program uses.
 	version = "v1"
-	// fetches is how many chunks are fetched at once, and prefetches how many of these nobody waits
-	// for.
+	// fetches is how many chunks are fetched at once, and prefetches how many of these may be
+	// chunks that nobody waits for.
 	fetches    = 16
 	prefetches = 12
 	// maxOpen is how many segment files are kept open.
 	maxOpen = 1024
 )
 
-// Options says how a cache behaves.
+// Options say how a cache behaves.
 type Options struct {
-	// Size is the limit of what the directory takes, of all processes that share it, bytes. It may
-	// be passed for a moment by what is fetched meanwhile. 0: no limit.
+	// Size is the limit of the directory, for all processes together, in bytes. What is fetched
+	// meanwhile may exceed it for a moment. 0: no limit.
 	Size int64
 	Log  *zap.Logger // nil: none
 	// Others tells what else counts to Size and may be removed: what somebody keeps in the
@@ -45,16 +45,16 @@ type Options struct {
 	Others func() ([]Other, error)
 }
 
-// Other is something of the directory that is not the cache's own.
+// Other is something in the directory that does not belong to the cache.
 type Other struct {
 	Name  string // for people
 	Bytes int64  // that it takes
 	Used  time.Time
-	// Remove removes it, unless somebody uses it: ErrInUse.
+	// Remove removes it. If somebody uses it, it returns ErrInUse.
 	Remove func() error
 }
 
-// ErrInUse says that something is kept as it is in use.
+// ErrInUse says that something stays because it is in use.
 var ErrInUse = errors.New("it is in use")
 
 // Stats is what a cache has done since it was opened.
@@ -77,9 +77,9 @@ type Cache struct {
 	work sync.WaitGroup
 
 	slots    chan struct{} // one for each fetch under way
-	prefetch chan struct{} // one for each of these that nobody waits for
-	crowded  chan struct{} // asks the sweeper to look at once
-	written  atomic.Int64  // bytes since the sweeper was asked last
+	prefetch chan struct{} // one for each fetch that nobody waits for
+	crowded  chan struct{} // wakes the sweeper
+	written  atomic.Int64  // bytes since the sweeper was last woken
 	wanted   atomic.Int64  // fetches under way that somebody waits for
 
 	fetched, fetchedBytes, wrong, damaged, unsaved atomic.Int64
@@ -89,8 +89,9 @@ type Cache struct {
 	open []*slot // guarded by mu; slots with an open segment, opened longest ago first
 }
 
-// Open opens the cache in a directory, which is made if it is missing. Several processes may do so
-// at once. Who may use it is up to the directory: files are made for its owner and its group.
+// Open opens the cache in a directory, and makes the directory if it is missing. Several processes
+// may do so at once. The directory decides who may use it: files are made for its owner and its
+// group.
 func Open(dir string, opt Options) (*Cache, error) {
 	if opt.Size != 0 && opt.Size < MinSize {
 		return nil, fmt.Errorf("the cache's size is %d bytes: want at least %d", opt.Size, MinSize)
@@ -115,7 +116,7 @@ func Open(dir string, opt Options) (*Cache, error) {
 	return c, nil
 }
 
-// Close ends what goes on in the background and closes every file. No call is under way any more.
+// Close stops the background work and closes every file. No other call may be under way.
 func (c *Cache) Close() error {
 	c.end()
 	c.work.Wait()
@@ -134,21 +135,22 @@ func (c *Cache) Stats() Stats {
 		Wrong: c.wrong.Load(), Damaged: c.damaged.Load(), Unsaved: c.unsaved.Load()}
 }
 
-// BlobOptions says what a blob is and where it comes from.
+// BlobOptions say what a blob is and where it comes from.
 type BlobOptions struct {
 	Digest    string // names the blob, as sha256:0123...
 	Size      int64  // bytes
 	ChunkSize int64  // bytes, a power of 2 from MinChunkSize to MaxChunkSize
-	// Fetch fills p with the bytes of the blob from off on: one whole chunk. It may take long, and
-	// tries again by itself what is worth that, until ctx ends. Any number of goroutines.
+	// Fetch fills p with one whole chunk: the bytes of the blob from off on. It may take long. It
+	// tries again by itself if that is worth it, until ctx ends. Any number of goroutines may call
+	// it.
 	Fetch func(ctx context.Context, p []byte, off int64) error
-	// Verify returns an error if p is not the content of the chunk with that number; nil: nobody
-	// can tell. Any number of goroutines.
+	// Verify returns an error if p is not the content of the chunk with that number. nil: nothing
+	// can tell. Any number of goroutines may call it.
 	Verify func(chunk int64, p []byte) error
 }
 
-// digestForm is compiled when it is first needed: a start takes milliseconds, and most daemons
-// serve nothing from a registry.
+// digestForm is compiled when it is first needed, because a start takes milliseconds, and most
+// daemons serve nothing from a registry.
 var digestForm = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[a-z0-9]{2,16}:[0-9a-f]{32,128}$`)
 })
@@ -176,10 +178,10 @@ func (c *Cache) Blob(opt BlobOptions) (*Blob, error) {
 	return b, nil
 }
 
-// warnEvery is how often a directory that cannot be written is complained of.
+// warnEvery is the least time between two warnings about a directory that cannot be written.
 const warnEvery = time.Minute
 
-// warn says what is wrong with the directory, but not each time.
+// warn says what is wrong with the directory, but not every time.
 func (c *Cache) warn(message string, err error) {
 	now, last := time.Now().UnixNano(), c.lastWarning.Load()
 	if last != 0 && now-last < int64(warnEvery) || !c.lastWarning.CompareAndSwap(last, now) {

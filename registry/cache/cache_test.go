@@ -28,8 +28,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// pattern is what the blobs of the tests repeat. Its length has no common divisor with a chunk's,
-// so that no two chunks are the same.
+// pattern is what the blobs of the tests repeat. Its length and that of a chunk have no common
+// divisor, so no two chunks are the same.
 var pattern = func() []byte {
 	p := make([]byte, 1<<20+7)
 	random := rand.NewChaCha8([32]byte{1})
@@ -61,7 +61,7 @@ func verifyContent(chunkSize int64) func(int64, []byte) error {
 	}
 }
 
-// far brings content and counts.
+// far returns content and counts the fetches.
 type far struct {
 	fetches atomic.Int64
 	fetch   func(ctx context.Context, p []byte, off int64) error // nil: the content at once
@@ -213,7 +213,7 @@ func TestDamagedContentIsFetchedAgain(t *testing.T) {
 	}
 }
 
-// TestCutShortBelowAReader has somebody truncate a segment from which this process reads already.
+// TestCutShortBelowAReader truncates a segment from which this process is reading already.
 func TestCutShortBelowAReader(t *testing.T) {
 	dir := t.TempDir()
 	f := new(far)
@@ -290,7 +290,7 @@ func TestReaderThatGivesUp(t *testing.T) {
 	require.Equal(t, int64(1), f.fetches.Load(), "the fetch goes on for others")
 }
 
-// TestAbandonedFetch has a fetch end for which nobody waits, and the next reader begin anew.
+// TestAbandonedFetch: a fetch that nobody waits for ends, and the next reader begins anew.
 func TestAbandonedFetch(t *testing.T) {
 	begun, ended := make(chan struct{}, 1), make(chan struct{}, 1)
 	var hang atomic.Bool

@@ -11,20 +11,19 @@ import (
 )
 
 const (
-	// tries is how often a chunk is fetched whose content is wrong.
+	// tries is how often a chunk with wrong content is fetched.
 	tries = 3
 	// othersTurn is how long another process may take to fetch a chunk that this one wants, too.
 	othersTurn = 10 * time.Second
-	// abandoned is for how long a fetch goes on for which nobody waits any more: a guest that gave
-	// up a slow read tries again.
+	// abandoned is how long a fetch goes on when nobody waits for it any more: a guest that gave up
+	// a slow read tries again.
 	abandoned = 30 * time.Second
-	// firstLook and lastLook are how long this one waits between two looks: twice as long each
-	// time.
+	// firstLook and lastLook bound the time between two looks. It doubles each time.
 	firstLook = 2 * time.Millisecond
 	lastLook  = 100 * time.Millisecond
 )
 
-// call is a chunk that is being brought, once for all who want it.
+// call is the fetch of one chunk for all its readers.
 type call struct {
 	done    chan struct{} // closed when content and err are set
 	content []byte
@@ -33,8 +32,8 @@ type call struct {
 	cancel  context.CancelFunc
 }
 
-// chunk returns the content of a chunk, from the directory or from far away. ahead: nobody waits
-// for it.
+// chunk returns the content of a chunk, from the directory or from far away. ahead says that nobody
+// waits for it.
 func (b *Blob) chunk(ctx context.Context, number int64, ahead bool) ([]byte, error) {
 	b.mu.Lock()
 	if content := b.recentlyLocked(number); content != nil {
@@ -85,7 +84,7 @@ func (b *Blob) abandon(number int64, c *call) {
 		return
 	}
 	c.cancel()
-	if b.calls[number] == c { // who comes now begins anew
+	if b.calls[number] == c { // the next reader begins anew
 		delete(b.calls, number)
 	}
 }
@@ -148,8 +147,8 @@ func (b *Blob) find(seg *segment, number, i int64, p []byte) bool {
 	return true
 }
 
-// await waits for another process that fetches the chunk, if there is one, and reports whether it
-// is here then. Otherwise nobody else fetches it until unlock.
+// await waits for another process that fetches the chunk, if there is one, and reports whether the
+// chunk is here then. If not, nobody else fetches it until unlock.
 func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byte) (
 	unlock func(), found bool,
 ) {
@@ -164,7 +163,8 @@ func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byt
 			b.cache.warn("the cache cannot be locked", err)
 			return func() {}, false
 		case time.Since(begin) > othersTurn:
-			// Two that fetch the same are better than one that waits for one that hangs.
+			// Two processes that fetch the same chunk are better than one that waits for another
+			// that hangs.
 			return func() {}, false
 		}
 		timer := time.NewTimer(look)
@@ -177,7 +177,7 @@ func (b *Blob) await(ctx context.Context, seg *segment, number, i int64, p []byt
 	}
 }
 
-// fetch brings a chunk from far away, once more where its content is wrong.
+// fetch brings a chunk from far away. If its content is wrong, it tries once more.
 func (b *Blob) fetch(ctx context.Context, number int64, p []byte, ahead bool) error {
 	release, err := b.cache.slot(ctx, ahead)
 	if err != nil {
@@ -240,11 +240,10 @@ func (c *Cache) slot(ctx context.Context, ahead bool) (release func(), err error
 	return nil, err
 }
 
-// maxAhead is how many chunks of a blob wait to be prefetched.
+// maxAhead is how many chunks of a blob may wait to be prefetched.
 const maxAhead = 4096
 
-// Prefetch says that a range will be read soon. It does not wait, and what is too much is
-// forgotten.
+// Prefetch says that a range will be read soon. It does not wait. What is too much is dropped.
 func (b *Blob) Prefetch(off, length int64) {
 	end := min(off+length, b.opt.Size)
 	b.mu.Lock()
@@ -263,7 +262,7 @@ func (b *Blob) Prefetch(off, length int64) {
 	}
 }
 
-// prefetch brings chunks that will be wanted, until there are none.
+// prefetch fetches the announced chunks until there are none left.
 func (b *Blob) prefetch() {
 	for {
 		b.mu.Lock()
@@ -278,7 +277,7 @@ func (b *Blob) prefetch() {
 		if b.Has(chunk*b.opt.ChunkSize, b.length(chunk)) {
 			continue
 		}
-		// Who reads it finds out what is wrong.
+		// A reader of the chunk will find out what is wrong.
 		_, _ = b.chunk(b.cache.life, chunk, true)
 	}
 }

@@ -7,28 +7,28 @@ import (
 )
 
 const (
-	// orders is how many chunks of an order are fetched at once, and beside is how many while a
-	// reader waits for a chunk that is on its way.
+	// orders is how many chunks of an order are fetched at once, and beside how many while a reader
+	// waits for a chunk that is on its way.
 	orders = 8
 	beside = 2
-	// besideLook is how often it is looked whether readers still wait.
+	// besideLook is how often to look whether readers still wait.
 	besideLook = 5 * time.Millisecond
-	// orderPart is how much of the cache's size an order may take: what is fetched ahead must not
-	// push itself out before it is read.
+	// orderPart is the part of the cache's size that an order may take. Otherwise the end of the
+	// order could push out its beginning before that is read.
 	orderPart = 4
 )
 
 // order is a list of chunks that are fetched one after the other, before anybody asks for them.
 type order struct {
 	mu   sync.Mutex
-	runs [][2]int64 // guarded by mu; that are left: first chunk and how many
+	runs [][2]int64 // guarded by mu; the rest: first chunk and how many
 	left int64      // guarded by mu; how many chunks it may still fetch
 	busy int        // guarded by mu; how many are being fetched
 }
 
-// Order has chunks fetched in that order: each run is a chunk and how many follow it, itself
-// included. It does not wait. Readers come first, and what does not fit into a part of the cache is
-// left out. The channel is closed when there is nothing left to fetch.
+// Order has chunks fetched in the given order. Each run is a chunk and how many chunks from there
+// on. It does not wait. Readers come first, and an order that exceeds its part of the cache is cut.
+// The channel is closed when there is nothing left to fetch.
 func (b *Blob) Order(runs [][2]int64) <-chan struct{} {
 	o := &order{runs: slices.Clone(runs),
 		left: (b.opt.Size + b.opt.ChunkSize - 1) / b.opt.ChunkSize}
@@ -62,7 +62,7 @@ func (b *Blob) follow(o *order) {
 		known := b.calls[chunk] != nil || b.recentlyLocked(chunk) != nil
 		b.mu.Unlock()
 		if !known && !b.Has(chunk*b.opt.ChunkSize, b.length(chunk)) {
-			_, _ = b.chunk(b.cache.life, chunk, true) // who reads it finds out what is wrong
+			_, _ = b.chunk(b.cache.life, chunk, true) // a reader will find out what is wrong
 		}
 		o.mu.Lock()
 		o.busy--
@@ -88,8 +88,8 @@ func (o *order) next() (chunk int64, ok bool) {
 	return chunk, true
 }
 
-// giveWay waits while readers have chunks fetched and enough of the order is under way beside that.
-// It reports false when the cache is being closed.
+// giveWay waits while readers have chunks fetched and enough of the order is under way beside them.
+// It returns false when the cache is being closed.
 func (b *Blob) giveWay(o *order) bool {
 	for b.cache.life.Err() == nil {
 		o.mu.Lock()

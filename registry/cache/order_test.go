@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOrder: chunks are fetched once each, handed out in the order that is given, and no more of
-// them than a part of the cache takes.
+// TestOrder: chunks are fetched once each, in the given order, and no more of them than a part of
+// the cache holds.
 func TestOrder(t *testing.T) {
 	var mu sync.Mutex
 	var got []int64

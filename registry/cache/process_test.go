@@ -22,7 +22,7 @@ import (
 const (
 	childDir = "CACHE_TEST_DIR" // of the cache
 	childLog = "CACHE_TEST_LOG" // gets a byte for each fetch
-	// childMost is how many fetches the child may begin, empty: any number. It hangs then.
+	// childMost is how many fetches the child may begin; empty: any number. After them it hangs.
 	childMost = "CACHE_TEST_MOST"
 )
 
@@ -126,7 +126,7 @@ func TestKilledProcesses(t *testing.T) {
 	const kills = 5
 	for n := range kills {
 		before := f.fetches(t)
-		// In a busy moment, it would have everything before this process has seen a fetch.
+		// At a busy moment, the child could have everything before this process has seen a fetch.
 		cmd, _ := f.start(t, fmt.Sprintf("%s=%d", childMost, 20*n+8))
 		require.Eventually(t, func() bool { return f.fetches(t) > before+20*n },
 			time.Minute, time.Millisecond)
@@ -135,6 +135,6 @@ func TestKilledProcesses(t *testing.T) {
 	}
 	cmd, out := f.start(t)
 	require.NoError(t, cmd.Wait(), out)
-	// What was under way when a process died is fetched again, by 4 readers at most.
+	// Fetches that were under way when a process died are repeated, by 4 readers at most.
 	require.LessOrEqual(t, f.fetches(t), childChunks+kills*4)
 }

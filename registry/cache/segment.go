@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SegmentSize is how much of a blob one file holds, bytes. It is what is removed at once.
+// SegmentSize is how much of a blob one file holds, in bytes. Segments are removed as a whole.
 const SegmentSize = 16 << 20
 
 // The header of a segment takes the first page of its file. All numbers are little-endian:
@@ -32,10 +32,10 @@ const (
 	sumSize     = 8
 )
 
-// errDamaged is a segment file that was not written like that by this program.
+// errDamaged is a segment file that this program has not written like that.
 var errDamaged = errors.New("is damaged")
 
-// segmentHeader says what a segment is of.
+// segmentHeader says which segment a file is.
 type segmentHeader struct {
 	chunkSize int64 // bytes
 	number    int64
@@ -52,7 +52,7 @@ func (h segmentHeader) encode() []byte {
 	return p
 }
 
-// contentSum is what the header says of a chunk that is here.
+// contentSum is the header's entry for a chunk that is here.
 func contentSum(p []byte) uint64 { return max(xxhash.Sum64(p), 1) }
 
 // segment is an open segment file. The zero count of users is 1: that of the blob that opened it.
@@ -65,7 +65,7 @@ type segment struct {
 	closed sync.Once
 }
 
-// acquire keeps the file open until release, or reports false where it is closed already.
+// acquire keeps the file open until release. It returns false if the file is closed already.
 func (s *segment) acquire() bool {
 	for {
 		n := s.users.Load()
@@ -80,15 +80,15 @@ func (s *segment) acquire() bool {
 
 func (s *segment) release() {
 	if s.users.Add(-1) == 0 {
-		s.file.Close() // nothing was promised of what it holds
+		s.file.Close() // no promise was made about its content
 	}
 }
 
-// retire gives up what keeps an unused segment open. Calls after the first do nothing.
+// retire gives up the use that keeps an unused segment open. Only the first call does anything.
 func (s *segment) retire() { s.closed.Do(s.release) }
 
-// openSegment opens the file of a segment, which it makes if it is missing, and again if it is
-// damaged.
+// openSegment opens the file of a segment. It makes the file if it is missing, and replaces it if
+// it is damaged.
 func openSegment(root *os.Root, name string, h segmentHeader) (*segment, error) {
 	const flags = os.O_RDWR | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	for range 3 {
@@ -113,7 +113,7 @@ func openSegment(root *os.Root, name string, h segmentHeader) (*segment, error) 
 	return nil, fmt.Errorf("segment %s %w again as soon as it is made", name, errDamaged)
 }
 
-// prepare writes the header of a new file, and compares that of another one.
+// prepare writes the header of a new file, and checks that of an existing one.
 func prepare(f *os.File, h segmentHeader) error {
 	unlock, err := lockRange(f, 0, 1, unix.F_OFD_SETLKW)
 	if err != nil {
@@ -146,7 +146,7 @@ func prepare(f *os.File, h segmentHeader) error {
 	return nil
 }
 
-// load reads the chunk i of the segment. ok: it is here, and is what was written.
+// load reads chunk i of the segment. ok: it is here, and is what was written.
 func (s *segment) load(i int64, p []byte) (ok bool) {
 	var stored [sumSize]byte
 	if _, err := s.file.ReadAt(stored[:], sumsAt+i*sumSize); err != nil {
@@ -163,8 +163,8 @@ func (s *segment) load(i int64, p []byte) (ok bool) {
 	return contentSum(p) == sum
 }
 
-// store writes the chunk i. Its sum follows the content: a process that dies in between leaves a
-// chunk that is not here.
+// store writes chunk i. Its sum is written after the content: if the process dies in between, the
+// chunk is not here.
 func (s *segment) store(i int64, p []byte) error {
 	if _, err := s.file.WriteAt(p, s.at(i)); err != nil {
 		return err
@@ -175,7 +175,7 @@ func (s *segment) store(i int64, p []byte) error {
 	return err
 }
 
-// forget makes the chunk one that is not here.
+// forget marks the chunk as not here.
 func (s *segment) forget(i int64) error {
 	_, err := s.file.WriteAt(make([]byte, sumSize), sumsAt+i*sumSize)
 	return err
@@ -192,8 +192,8 @@ func (s *segment) unlinked() bool {
 	return unix.Fstat(int(s.file.Fd()), &st) == nil && st.Nlink == 0
 }
 
-// lockRange locks bytes of a file against other openings of it, which is what other processes have.
-// With F_OFD_SETLK it does not wait: unix.EAGAIN.
+// lockRange locks bytes of a file against its other openings, by this process or another. With
+// F_OFD_SETLK it does not wait, and returns unix.EAGAIN.
 func lockRange(f *os.File, start, length int64, cmd int) (unlock func(), err error) {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: 0, Start: start, Len: length}
 	for {

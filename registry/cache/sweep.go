@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// sweepEvery is how often the sweeper looks, and so how exactly it is known what was used when.
+	// sweepEvery is how often the sweeper looks. So this is how exactly it knows the order of use.
 	sweepEvery = 30 * time.Second
-	// enough is to how much of its limit a cache is brought that is too large.
+	// enough is the part of the limit to which a cache that is too large is reduced.
 	enough = 0.9
 	// leastChunks is the part of the limit that chunks always have, 1/leastChunks, so that what
 	// others keep in the directory and use does not take all of it.
 	leastChunks = 4
 )
 
-// stored counts what was written, and wakes the sweeper after a part of the limit.
+// stored counts written bytes, and wakes the sweeper after a part of the limit.
 func (c *Cache) stored(n int64) {
 	if c.opt.Size > 0 && c.written.Add(n) > c.opt.Size/32 {
 		c.written.Store(0)
@@ -34,7 +34,7 @@ func (c *Cache) stored(n int64) {
 	}
 }
 
-// sweep notes what is used, and removes what was used longest ago, until the cache is closed.
+// sweep notes what is used, and removes what was unused for longest, until the cache is closed.
 func (c *Cache) sweep() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -77,7 +77,7 @@ func (c *Cache) touch() {
 	}
 }
 
-// found is a segment file of the directory, or what others have there.
+// found is a segment file of the directory, or something that others keep there.
 type found struct {
 	name   string
 	bytes  int64 // that it takes
@@ -137,7 +137,7 @@ func (c *Cache) shrink() error {
 	if removed == 0 {
 		return nil
 	}
-	c.touch() // lets go of what was removed
+	c.touch() // closes removed segments
 	c.removeEmpty(all)
 	c.log.Info("the cache was over its size, and what was used longest ago was removed",
 		zap.Int64("bytes", before), zap.Int64("left", total), zap.Int("files", removed))
@@ -154,7 +154,7 @@ func (c *Cache) removeFound(f found) error {
 	return nil
 }
 
-// segments are all segment files of the directory, of every process, and the bytes that they take.
+// segments are all segment files in the directory, of every process, and how many bytes they take.
 func (c *Cache) segments() (all []found, total int64, err error) {
 	err = fs.WalkDir(c.root.FS(), version, func(name string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -181,7 +181,7 @@ func (c *Cache) segments() (all []found, total int64, err error) {
 	return all, total, err
 }
 
-// removeEmpty removes directories in which nothing is left. One that is in use again by then stays.
+// removeEmpty removes empty directories. One that has become used again by then stays.
 func (c *Cache) removeEmpty(all []found) {
 	seen := make(map[string]bool)
 	for _, f := range all {

@@ -70,8 +70,7 @@ func TestLeastRecentlyUsedGoes(t *testing.T) {
 	requireRead(t, b, 0, size) // its directory is gone
 }
 
-// TestRemovalUnderLoad removes segments all the time while others read, in two caches of one
-// directory.
+// TestRemovalUnderLoad keeps removing segments while others read, in two caches of one directory.
 func TestRemovalUnderLoad(t *testing.T) {
 	const size = 4 * SegmentSize
 	dir := t.TempDir()
@@ -235,8 +234,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// TestOthersCount: what others keep in the directory counts to its size, and goes when it was used
-// longest ago, but not what is in use. Chunks keep a part of the size in any case.
+// TestOthersCount: what others keep in the directory counts towards its size. It is removed when it
+// was unused for longest, unless it is in use. Chunks keep a part of the size in any case.
 func TestOthersCount(t *testing.T) {
 	const limit = 4 * SegmentSize
 	old, inUse := false, 0
@@ -269,7 +268,7 @@ func TestOthersCount(t *testing.T) {
 	require.NoError(t, c.shrink(), "nothing more is to be had")
 }
 
-// TestRemove leaves nothing of a blob in the directory, and keeps nothing of it any more.
+// TestRemove leaves nothing of a blob in the directory, and keeps nothing of it from then on.
 func TestRemove(t *testing.T) {
 	dir := t.TempDir()
 	c := openCache(t, dir, Options{})
