@@ -38,20 +38,21 @@ type Options struct {
 	ClaimSize resource.Quantity
 	// UsageTypes are the storage classes by the usage types that users may name.
 	UsageTypes map[string]string
-	// ReadWriteOnce are the storage classes whose volumes know no ReadWriteOncePod. "*" is all.
+	// ReadWriteOnce are the storage classes whose volumes do not have ReadWriteOncePod. "*" means
+	// all.
 	ReadWriteOnce []string
 	// SnapshotClass is the VolumeSnapshotClass of images; "": the driver's default.
 	SnapshotClass string
 	// PullSecret is the name of the secret, in the namespaces of identities, with the credential
 	// of the registry from which images for snapshots are fetched; "": none.
 	PullSecret string
-	// Without is what is turned off, of Optional. Objects that need it say so in their conditions.
-	// The controller needs no rights for it.
+	// Without lists what is turned off, out of Optional. Objects that need it say so in their
+	// conditions, and the controller needs no rights for it.
 	Without []string
 	// MoveImage is the image of kubevirt-disk-controller that moves disks of type Local to other
 	// nodes; "": they stay where they are.
 	MoveImage string
-	// Concurrency is how many objects of a kind are worked on at once.
+	// Concurrency is how many objects of a kind are handled at once.
 	Concurrency int
 }
 
@@ -62,7 +63,7 @@ const (
 	snapshots = "snapshots"
 )
 
-// Optional is what can be turned off by Options.Without.
+// Optional lists what Options.Without can turn off.
 func Optional() []string { return []string{pets, services, snapshots} }
 
 // Check returns what is wrong with the options, in words for the person who set them.
@@ -88,7 +89,7 @@ func (o Options) Check() error {
 	return nil
 }
 
-// Setup adds every controller to a manager, which has the Scheme and the Cache of this package.
+// Setup adds every controller to a manager that was made with Scheme and Cache.
 func Setup(mgr ctrl.Manager, o Options) error {
 	if err := o.Check(); err != nil {
 		return err
@@ -135,8 +136,8 @@ func Scheme() (*runtime.Scheme, error) {
 	return s, v1alpha1.AddToScheme(s)
 }
 
-// Cache limits what is read and kept to what belongs to identities. With no namespaces it is that
-// of all of them.
+// Cache limits what is read and kept to objects of identities. Without namespaces it covers all of
+// them.
 func Cache(namespaces ...string) (cache.Options, error) {
 	exists, err := labels.NewRequirement(v1alpha1.LabelIdentity, selection.Exists, nil)
 	if err != nil {
@@ -145,7 +146,8 @@ func Cache(namespaces ...string) (cache.Options, error) {
 	ours := cache.ByObject{Label: labels.NewSelector().Add(*exists)}
 	o := cache.Options{
 		ReaderFailOnMissingInformer: true,
-		// Who owns which field is of no use to us, and is half of a small object's memory.
+		// Nothing here needs to know who owns which field, and that is half of a small object's
+		// memory.
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Pod{}:                   ours,

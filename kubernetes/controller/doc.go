@@ -15,7 +15,7 @@
 // CHAP secret, and controller pod removes the gate when the identity is ready and no other pod
 // uses it.
 //
-// Controllers read from a cache that Cache limits: of pods and claims only those that belong to an
+// Controllers read from a cache that Cache limits: of pods and claims it has only those of an
 // identity, and no secret at all. A kind that nobody watches cannot be read by accident, because
 // the service account may not list it.
 package controller

@@ -19,16 +19,16 @@ import (
 // Calls counts the requests of a client, and makes one of them fail.
 type Calls struct {
 	Reads, Writes int
-	writes        []bool // of each request: it was a write
-	// Fail is the request that fails, counted from 1; 0: none does. A write that fails has been
-	// carried out if Late is set: only its answer is lost.
+	writes        []bool // for each request, whether it was a write
+	// Fail is the number of the request that fails, counted from 1; 0: none does. If Late is set, a
+	// failing write is carried out, and only its answer is lost.
 	Fail int
 	Late bool
-	// Err is what it fails with; nil: ErrLost.
+	// Err is the error of that request; nil: ErrLost.
 	Err error
 }
 
-// ErrLost is a connection that broke.
+// ErrLost is a broken connection.
 var ErrLost = errors.New("the connection to the API server is lost")
 
 func (c *Calls) count(n *int, do func() error, write bool) error {
@@ -88,15 +88,15 @@ func (c *Calls) Client(of client.WithWatch) client.WithWatch {
 	})
 }
 
-// Conflict is what the API server answers to a write of an object that somebody else has written.
+// Conflict is the API server's answer to a write of an object that somebody else has written.
 func Conflict() error {
 	return apierrors.NewConflict(schema.GroupResource{Resource: "objects"}, "x",
 		errors.New("the object has been modified"))
 }
 
-// EachFault runs a test once for each request that a client can fail at. A write fails twice: with
-// a conflict, and with the answer lost. run makes a world, reconciles in it with the client that
-// it is given until nothing is left to do, and checks the end.
+// EachFault runs a test once for each request of a client, which fails at that request. A write
+// fails twice: with a conflict, and with a lost answer. run makes a world, reconciles in it with
+// the given client until nothing is left to do, and checks the end.
 func EachFault(t *testing.T, run func(t *testing.T, calls *Calls)) {
 	t.Helper()
 	eachFault(t, run, true)
@@ -133,8 +133,8 @@ func eachFault(t *testing.T, run func(t *testing.T, calls *Calls), reads bool) {
 	}
 }
 
-// Labelled is a client that reads only what has a label of some kinds, as from a cache that has
-// nothing else of them.
+// Labelled is a client that finds objects of some kinds only if they have a label, like a cache
+// that has no others.
 func Labelled(of client.WithWatch, label string, kinds ...client.Object) client.WithWatch {
 	return interceptor.NewClient(of, interceptor.Funcs{
 		Get: func(ctx context.Context, in client.WithWatch, key client.ObjectKey, o client.Object,

@@ -19,7 +19,7 @@ func There(t testing.TB, c client.Reader, namespace, name string, o client.Objec
 	return true
 }
 
-// Get reads an object, which has to exist, into o.
+// Get reads an object into o. The object must exist.
 func Get[T client.Object](t testing.TB, c client.Reader, namespace, name string, o T) T {
 	t.Helper()
 	require.True(t, There(t, c, namespace, name, o), "%T %s/%s", o, namespace, name)

@@ -1,5 +1,5 @@
-// Package controllertest is an API server in memory for tests of controllers, which can fail at any
-// request: before it does what it was asked for, or after, as if the controller had been killed.
+// Package controllertest is an API server in memory for tests of controllers. Any request can fail:
+// before it was carried out, or after, as if the controller had been killed.
 package controllertest
 
 import (
@@ -39,13 +39,13 @@ type Index struct {
 type World struct {
 	Client, Base client.WithWatch
 
-	// FailAt makes the request of that number fail, counted from 1. 0: none. Afterwards says that
-	// the request is carried out all the same.
+	// FailAt is the number of the request that fails, counted from 1; 0: none does. With
+	// Afterwards, the request is carried out and then fails.
 	FailAt     int
 	Afterwards bool
-	// Refuse is asked before each request that makes or changes an object, if it is there.
+	// Refuse is called before each request that makes or changes an object, unless it is nil.
 	Refuse func(verb string, object any) error
-	// Check is called after each request that changed something, if it is there.
+	// Check is called after each request that changed something, unless it is nil.
 	Check func()
 
 	mu       sync.Mutex
@@ -62,7 +62,7 @@ var ErrFault = errors.New("the request fails, as the test wants it")
 // New makes a world with objects.
 func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 	t.Helper()
-	// The fake goes through all kinds at each write, so it has few.
+	// The fake goes through all kinds at each write, so it has only a few.
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{},
 		&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolumeClaimList{},
@@ -74,7 +74,7 @@ func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 	b := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(
 		&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySet{}, &corev1.Pod{},
 		&corev1.PersistentVolumeClaim{}).
-		// To read the schemas of all kinds takes longer than a test.
+		// Reading the schemas of all kinds takes longer than a test.
 		WithTypeConverters(managedfields.NewDeducedTypeConverter())
 	for _, i := range indexes {
 		b = b.WithIndex(i.Object, i.Field, i.Of)
@@ -96,24 +96,24 @@ func (w *World) Make(t testing.TB, o client.Object) {
 	}
 }
 
-// Requests and Writes are how many there were.
+// Requests is how many requests there were.
 func (w *World) Requests() int { return w.requests }
 
 // Writes is how many requests changed something.
 func (w *World) Writes() int { return w.writes }
 
-// Made is how many objects of a kind were made, as "Secret".
+// Made is how many objects of a kind, such as "Secret", were made.
 func (w *World) Made(kind string) int { return w.made[kind] }
 
 // Events are the reasons of the events, in order.
 func (w *World) Events() []string { return w.events }
 
-// Eventf makes a World an events.EventRecorder.
+// Eventf lets a World be an events.EventRecorder.
 func (w *World) Eventf(_, _ runtime.Object, kind, reason, _, _ string, _ ...any) {
 	w.events = append(w.events, kind+" "+reason)
 }
 
-// born gives an object what the API server gives it.
+// born sets the fields that the API server sets in a new object.
 func (w *World) born(o client.Object) {
 	w.uid++
 	o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uid)))
@@ -123,7 +123,7 @@ func (w *World) born(o client.Object) {
 	}
 }
 
-// request counts a request and carries it out, or fails as the test wants it.
+// request counts a request, and carries it out or fails as the test wants.
 func (w *World) request(verb string, object any, changes bool, do func() error) error {
 	w.mu.Lock()
 	w.requests++
@@ -184,7 +184,7 @@ func (w *World) funcs() interceptor.Funcs {
 	}
 }
 
-// create does what the fake client does not: UIDs, and a dry run that finds what is there.
+// create adds what the fake client lacks: UIDs, and a dry run that finds existing objects.
 func (w *World) create(ctx context.Context, c client.WithWatch, o client.Object,
 	opts ...client.CreateOption) error {
 	var all client.CreateOptions
@@ -223,8 +223,8 @@ type Reconciler interface {
 	Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error)
 }
 
-// Settle lets controllers work on names in turn until nothing changes any more. After each error
-// they are made anew, as after a restart. It fails the test if that does not end.
+// Settle lets controllers handle names in turn until nothing changes any more. After each error
+// they are made anew, as after a restart. The test fails if that does not end.
 func (w *World) Settle(t testing.TB, make func() []Reconciler, names ...string) {
 	t.Helper()
 	all := make()
@@ -235,7 +235,7 @@ func (w *World) Settle(t testing.TB, make func() []Reconciler, names ...string) 
 			for _, r := range all {
 				key := types.NamespacedName{Namespace: Namespace, Name: name}
 				result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
-				// A conflict is tried again soon, and is no failure.
+				// A conflict is tried again soon, and is not a failure.
 				more = more || err != nil || 0 < result.RequeueAfter && result.RequeueAfter < soon
 				if err != nil {
 					all = make()

@@ -6,7 +6,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// status is what of the page /status says how far the disks are.
+// status is the part of the page /status that says how far the disks are.
 type status struct {
 	LUNs []struct {
 		Ready    bool   `json:"ready"`
@@ -29,7 +29,7 @@ func ask(ctx context.Context, address string) (Answer, error) {
 	return s.answer()
 }
 
-// answer is that of the disk that has furthest to go.
+// answer is that of the disk with the most left to copy.
 func (s status) answer() (Answer, error) {
 	if len(s.LUNs) == 0 {
 		return 0, ErrNotYet

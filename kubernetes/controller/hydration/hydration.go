@@ -1,6 +1,6 @@
-// Package hydration finds out when a disk needs its image no more. It asks the pages of the pod
-// that serves the disk, less and less often, and writes down the answer: once, for good. A disk
-// that is hydrated is never asked about again.
+// Package hydration finds out when a disk no longer needs its image. It asks the pages of the pod
+// that serves the disk, less and less often, and records the answer for good. A hydrated disk is
+// never asked about again.
 package hydration
 
 import (
@@ -41,7 +41,7 @@ type Answer int
 const (
 	// Copying says that the disk still needs its image.
 	Copying Answer = iota
-	// Complete says that the disk needs its image no more.
+	// Complete says that the disk no longer needs its image.
 	Complete
 	// Kept says that the disk always needs its image, by its copy mode.
 	Kept
@@ -64,11 +64,11 @@ const (
 	last  = time.Minute
 )
 
-// tooMany are the failures after which people are told: two minutes of them, since the pace slows
-// down.
+// tooMany is after how many failures people are told. As the pace slows down, they take two
+// minutes.
 const tooMany = 7
 
-// Reconcile asks about one identity, if it is time to.
+// Reconcile asks about one identity, if it is due.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	before := &v1alpha1.VMIdentity{}
 	err := r.Get(ctx, req.NamespacedName, before)
@@ -118,14 +118,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: wait}, nil
 }
 
-// asks says that there is something to find out about an identity.
+// asks reports whether there is something to find out about an identity.
 func asks(id *v1alpha1.VMIdentity) bool {
 	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionHydrated)
 	done := c != nil && c.Status == metav1.ConditionTrue
 	return id.DeletionTimestamp.IsZero() && !done
 }
 
-// condition is what an answer means. false: nothing is known that people should know.
+// condition is the condition for an answer. false: there is nothing that people need to know.
 func condition(p *corev1.Pod, answer Answer, asked error, failures int) (metav1.Condition, bool) {
 	c := metav1.Condition{Type: v1alpha1.ConditionHydrated, Status: metav1.ConditionFalse}
 	switch {
@@ -134,7 +134,7 @@ func condition(p *corev1.Pod, answer Answer, asked error, failures int) (metav1.
 	case asked != nil && failures < tooMany:
 		return c, false
 	case asked != nil:
-		// The error has times and ports of connections, which differ at each try.
+		// The error contains times and ports, which differ at each try.
 		c.Status, c.Reason = metav1.ConditionUnknown, v1alpha1.ReasonUnknown
 		c.Message = fmt.Sprintf("pod %s does not say how far its disk is: let the controller "+
 			"reach http://%s/status, for example by a NetworkPolicy", p.Name,
@@ -154,7 +154,8 @@ func condition(p *corev1.Pod, answer Answer, asked error, failures int) (metav1.
 	return c, true
 }
 
-// due says how long to wait until a pod may be asked. A pod that was not asked yet may be.
+// due returns how long to wait until a pod may be asked. A pod that was never asked may be asked at
+// once.
 func (r *Reconciler) due(id types.NamespacedName, pod types.UID) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -169,7 +170,8 @@ func (r *Reconciler) due(id types.NamespacedName, pod types.UID) time.Duration {
 	return time.Until(p.next)
 }
 
-// asked notes that a pod was asked, and says how often that failed by now and when it is due again.
+// asked notes that a pod was asked. It returns how often that has failed so far, and when the pod
+// is due again.
 func (r *Reconciler) asked(id types.NamespacedName, err error) (int, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -185,7 +187,7 @@ func (r *Reconciler) asked(id types.NamespacedName, err error) (int, time.Durati
 	return p.failures, wait
 }
 
-// hurry lets a pod be asked again at once: its answer could not be written.
+// hurry lets a pod be asked again at once, because its answer could not be written.
 func (r *Reconciler) hurry(id types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

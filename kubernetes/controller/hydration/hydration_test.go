@@ -56,7 +56,8 @@ func (a *asking) restart() {
 		}}
 }
 
-// reconcile asks now, whatever the pace is, and returns the condition and when it is due again.
+// reconcile asks now, whatever the pace is. It returns the condition, and when the pod is due
+// again.
 func (a *asking) reconcile() (string, ctrl.Result) {
 	a.t.Helper()
 	key := types.NamespacedName{Namespace: "test", Name: "vm"}
@@ -100,7 +101,7 @@ func TestUntilComplete(t *testing.T) {
 	require.Equal(t, "True Hydrated", is)
 	require.Equal(t, []string{"Normal Hydrated"}, a.Events())
 
-	// It is so for good, also for another pod and another process.
+	// The answer is final, also for another pod and another process.
 	before := len(a.asked)
 	a.restart()
 	a.answer = Copying
@@ -152,7 +153,7 @@ func TestNobodyToAsk(t *testing.T) {
 	}
 }
 
-// The page is that of the daemon, by its own type.
+// The page is that of the daemon, of the daemon's own type.
 func TestPages(t *testing.T) {
 	complete, copying := &pages.CopyStatus{Complete: true}, &pages.CopyStatus{}
 	for _, c := range []struct {

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// claim returns the identity's claim, and makes it if there never was one that was ready.
+// claim returns the identity's claim. It makes one if there never was one that was ready.
 func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *wait, error) {
 	claim, err := r.findClaim(ctx, r.Client, id)
@@ -124,9 +124,9 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
 	}
 }
 
-// objectMeta is that of all that belongs to an identity.
+// objectMeta is the metadata of every object that belongs to an identity.
 func objectMeta(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
-	// The owner's deletion is not blocked: that would need one more permission, and the finalizer
+	// Deleting the owner is not blocked: that would need one more permission, and the finalizer
 	// does it.
 	controller := true
 	return metav1.ObjectMeta{
@@ -143,15 +143,15 @@ func objectMeta(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
 	}
 }
 
-// Room in a claim beside the disk: for the file system, a sixteenth of the disk; for the map of the
-// overlay and the state of the disk, whose sizes do not exceed 64 MiB each.
+// Room in a claim besides the disk: a sixteenth of the disk for the file system, and up to 64 MiB
+// each for the map of the overlay and the state of the disk.
 const (
 	fileSystemShare = 16
 	roomForState    = 128 << 20
 	mebibyte        = 1 << 20
 )
 
-// claimSize is what the claim has to hold: the disk, and the room beside it, in whole MiB.
+// claimSize is what the claim must hold: the disk and the room besides it, in whole MiB.
 func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
 	if id.Spec.Size == nil {
 		return r.Options.ClaimSize.DeepCopy()
@@ -162,7 +162,8 @@ func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
 	return *resource.NewQuantity(size, resource.BinarySI)
 }
 
-// look notes in the status what there is to see of a claim. The result says why it cannot be used.
+// look records in the status what there is to see of a claim. It returns why the claim cannot be
+// used.
 func (r *Reconciler) look(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) *wait {
 	if !metav1.IsControlledBy(claim, id) {
 		why := &wait{reason: v1alpha1.ReasonClaimForeign, again: true,
@@ -203,8 +204,8 @@ func setBound(id *v1alpha1.VMIdentity, status metav1.ConditionStatus, reason, me
 		Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: message})
 }
 
-// refused says in words for people that the API server does not want an object of some kind. Errors
-// that pass by themselves are returned.
+// refused explains to people that the API server refuses an object of some kind. Errors that pass
+// by themselves are returned.
 func refused(err error, kind string) (*wait, error) {
 	switch {
 	case err == nil:

@@ -13,7 +13,7 @@ import (
 )
 
 // grow asks for a larger claim when the identity's size has grown. The disk can be used meanwhile,
-// and if the claim cannot grow.
+// and also if the claim cannot grow.
 func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (verdict, error) {
 	ready := verdict{reason: v1alpha1.ReasonReady, message: "a pod can use the disk"}
@@ -23,13 +23,13 @@ func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 		return resizing(ready, claim), nil
 	}
 	if claim.Status.Phase != corev1.ClaimBound {
-		// The API server refuses another size until then.
+		// Until then the API server refuses another size.
 		ready.reason = v1alpha1.ReasonResizing
 		ready.message = fmt.Sprintf("a pod can use the disk; the claim %s grows to %s when it has "+
 			"its volume", claim.Name, &want)
 		return ready, nil
 	}
-	// With its UID, the claim is not made if it has gone, and no other claim is changed.
+	// With its UID, a claim that is gone is not made again, and no other claim is changed.
 	err := objects.Apply(ctx, r.Client, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
 		Spec: corev1.PersistentVolumeClaimSpec{Resources: corev1.VolumeResourceRequirements{
@@ -48,7 +48,7 @@ func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 	return resizing(ready, claim), nil
 }
 
-// resizing says that the volume of a claim has not the size yet that the claim asks for.
+// resizing reports whether the volume of a claim is still smaller than the claim asks for.
 func resizing(ready verdict, claim *corev1.PersistentVolumeClaim) verdict {
 	want := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	has, bound := claim.Status.Capacity[corev1.ResourceStorage]

@@ -27,13 +27,13 @@ type Options struct {
 	ClaimSize resource.Quantity
 	// UsageTypes are the storage classes of usage types, by name.
 	UsageTypes map[string]string
-	// ReadWriteOnce are the storage classes whose volumes have no access mode ReadWriteOncePod.
-	// "*" is all of them.
+	// ReadWriteOnce are the storage classes whose volumes do not have access mode ReadWriteOncePod.
+	// "*" means all.
 	ReadWriteOnce []string
 	// Populator fills claims of population Snapshot. nil: there is none, and such identities say
 	// so.
 	Populator Populator
-	// Concurrency is how many identities are worked on at once. 0: one.
+	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
 }
 
@@ -51,7 +51,7 @@ type Populator interface {
 // Reconciler makes claims and secrets.
 type Reconciler struct {
 	client.Client
-	// Live reads from the API server, where the cache may be late.
+	// Live reads from the API server, because the cache may be late.
 	Live    client.Reader
 	Events  events.EventRecorder
 	Options Options
@@ -59,20 +59,20 @@ type Reconciler struct {
 	written objects.Written
 }
 
-// wait is why an identity is not ready. again says that nobody will tell when that changes.
+// wait is why an identity is not ready. again says that no event will announce a change.
 type wait struct {
 	reason, message string
 	again           bool
 }
 
-// verdict is what condition Ready says: true by a reason and message, or why it is false.
+// verdict is the content of condition Ready: true with a reason and a message, or why it is false.
 type verdict struct {
 	reason, message string
 	again           bool
 	why             *wait
 }
 
-// The shortest and longest time until something is tried again that no event announces.
+// The shortest and longest time before another look at something that no event announces.
 const (
 	soonest = 2 * time.Second
 	latest  = time.Minute
@@ -105,7 +105,7 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 		before = with
 	}
 	if before.Status.Move != nil {
-		return ctrl.Result{}, nil // package local has the claim, and says how far it is
+		return ctrl.Result{}, nil // package local has the claim, and reports the progress
 	}
 	id := before.DeepCopy()
 	v, err := r.provide(ctx, id)
@@ -119,8 +119,8 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 	return again(id, v), nil
 }
 
-// provide makes what is missing, notes in the status what there is, and says whether the identity
-// is ready.
+// provide makes missing objects, records in the status what there is, and returns whether the
+// identity is ready.
 func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verdict, error) {
 	claim, why, err := r.claim(ctx, id)
 	if why == nil && err == nil {
@@ -158,7 +158,7 @@ func conclude(id *v1alpha1.VMIdentity, v verdict) {
 	objects.SetCondition(&id.Status.Conditions, id.Generation, ready)
 }
 
-// unserved says why a disk that a pod of its own serves cannot be used: nobody can log in yet.
+// unserved says why a disk that has a server pod cannot be used: nobody can log in yet.
 func unserved(id *v1alpha1.VMIdentity) *wait {
 	if id.Spec.Attachment != v1alpha1.Service {
 		return nil
@@ -173,7 +173,7 @@ func unserved(id *v1alpha1.VMIdentity) *wait {
 	return nil
 }
 
-// again says when to look again at an identity: as long from now as it has been so already.
+// again is when to look at an identity again: after as long as it has been in this state already.
 func again(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
 	if !v.again && (v.why == nil || !v.why.again) {
 		return ctrl.Result{}
@@ -185,7 +185,7 @@ func again(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
 	return ctrl.Result{RequeueAfter: after}
 }
 
-// write writes the status if it changed, and tells about what changed in it.
+// write writes the status if it changed, and sends events about the changes.
 func (r *Reconciler) write(ctx context.Context, before, id *v1alpha1.VMIdentity) error {
 	wrote, err := objects.PatchStatus(ctx, r.Client, before, id)
 	if err != nil {
@@ -211,7 +211,7 @@ func (r *Reconciler) class(id *v1alpha1.VMIdentity) (*string, *wait) {
 	return &class, nil
 }
 
-// UnknownUsageType is the message for people who name a usage type that does not exist.
+// UnknownUsageType is the message about a usage type that does not exist.
 func UnknownUsageType(name string, known map[string]string) string {
 	names := strings.Join(slices.Sorted(maps.Keys(known)), ", ")
 	if names == "" {

@@ -285,7 +285,7 @@ func TestGrows(t *testing.T) {
 	w.settle()
 	w.require("Ready", "True Resizing", "")
 
-	// A claim that somebody made larger by hand stays so.
+	// A claim that somebody made larger by hand stays that large.
 	claim := w.claim()
 	claim.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("1Ti")
 	require.NoError(t, w.Base.Update(t.Context(), claim))
@@ -295,7 +295,8 @@ func TestGrows(t *testing.T) {
 	require.Equal(t, "1Ti", w.claim().Spec.Resources.Requests.Storage().String())
 }
 
-// A disk with a server of its own is ready while that serves. It says why not as the server does.
+// A disk with a server pod is ready while that serves it. If it is not, it does not repeat the
+// server's reason.
 func TestServedFirst(t *testing.T) {
 	w := newWorld(t, v1alpha1.DiskSpec{Attachment: v1alpha1.Service})
 	w.settle()

@@ -15,9 +15,9 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// remove deletes what belongs to an identity that is being deleted, and lets it go. While a pod
-// uses the claim, nothing is deleted: Kubernetes would hold the claim, too, but a deletion that has
-// begun cannot be taken back.
+// remove deletes the objects of an identity that is being deleted, and then its finalizer. While a
+// pod uses the claim, nothing is deleted. Kubernetes would keep the claim as well, but a deletion
+// that has begun cannot be taken back.
 func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(before, v1alpha1.Finalizer) {
 		return ctrl.Result{}, nil
@@ -27,7 +27,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		// it, and then this finalizer off the identity.
 		return ctrl.Result{}, nil
 	}
-	// The cache knows most of the time, and the API server always.
+	// The cache usually knows, and the API server always does.
 	for _, from := range []client.Reader{r.Client, r.Live} {
 		pod, err := r.user(ctx, from, before)
 		if err != nil {
@@ -57,7 +57,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 				return ctrl.Result{}, fmt.Errorf("claim: %w", err)
 			}
 		}
-		// The claim's end brings us here again.
+		// The end of the claim brings us here again.
 		return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
 			"the claim %s is being deleted: `kubectl describe pvc %s` says which pod still has it",
 			claim.Name, claim.Name))
@@ -70,7 +70,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 	return ctrl.Result{}, nil
 }
 
-// deleting notes in the status what the deletion waits for.
+// deleting records in the status what the deletion waits for.
 func (r *Reconciler) deleting(ctx context.Context, before *v1alpha1.VMIdentity, m string) error {
 	id := before.DeepCopy()
 	id.Status.Ready = false

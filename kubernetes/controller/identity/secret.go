@@ -33,12 +33,12 @@ func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 	}
 }
 
-// MakeSecret makes the secret of an identity that had one, if somebody has deleted it, and says
-// whether it did. The password is a new one, so nobody may run with the former one. With the option
-// client.DryRunAll it only says whether the secret is missing.
+// MakeSecret makes the secret of an identity again if somebody has deleted it, and returns whether
+// it did. The password is new, so nobody may still run with the old one. With the option
+// client.DryRunAll it only returns whether the secret is missing.
 //
-// A namespace whose quota is full refuses a secret that is there already like one that is missing.
-// So what the API server refuses counts as there.
+// A namespace whose quota is full refuses an existing secret just like a missing one. So a refusal
+// of the API server counts as an existing secret.
 func MakeSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
 	options ...client.CreateOption) (bool, error) {
 	options = append(options, client.FieldOwner(v1alpha1.FieldManager))

@@ -75,7 +75,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	args := receiver.Spec.Template.Spec.Containers[0].Args
 	if finished(receiver) == "" && !slices.Equal(args,
 		newReceiver(id, "", from).Spec.Template.Spec.Containers[0].Args) {
-		// The sender was started again elsewhere.
+		// The sender was started again on another node.
 		return moving(v1alpha1.ReasonCopying, "the receiver begins again, because the sender did").
 			after(again), r.deleteJob(ctx, receiver)
 	}
@@ -85,8 +85,8 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	return r.receiving(ctx, id, receiver)
 }
 
-// sender makes the Job that sends the disk, and returns its address. A state says why there is
-// none.
+// sender makes the Job that sends the disk, and returns its address. A state says why there is no
+// address.
 func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (address string,
 	s *state, err error) {
 	job, s, err := r.job(ctx, id, sendJob(id))
@@ -103,7 +103,7 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		s, err := r.failed(ctx, id, job, "the node of the disk does not send it")
 		return "", s, err
 	case batchv1.JobComplete:
-		// The receiver says so, too, in a moment; or it failed after it was done.
+		// The receiver will say so, too, in a moment, or it failed after it was done.
 		s, err := r.failed(ctx, id, job, "the disk was sent, and the receiver does not say so")
 		return "", s, err
 	}
@@ -158,7 +158,7 @@ func (r *Reconciler) gone(ctx context.Context, name string) (string, error) {
 	return "", nil
 }
 
-// receiving says how far the other side is.
+// receiving is how far the receiver is.
 func (r *Reconciler) receiving(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
 	*state, error) {
 	m := id.Status.Move
@@ -181,7 +181,7 @@ func (r *Reconciler) receiving(ctx context.Context, id *v1alpha1.VMIdentity, job
 		"and %s", m.To, sendJob(id), receiveJob(id)).after(afterFailed), nil
 }
 
-// failed says why a Job failed. After a while both are deleted, and all begins again.
+// failed says why a Job failed. After a while both Jobs are deleted, and the copy begins again.
 func (r *Reconciler) failed(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job,
 	what string) (*state, error) {
 	pods, err := r.podsOf(ctx, id, job)
@@ -290,7 +290,7 @@ func unschedulable(p *corev1.Pod) string {
 	return ""
 }
 
-// refused says that something was made, or why the API server does not want it.
+// refused returns nil if an object was made, or else why the API server does not accept it.
 func refused(id *v1alpha1.VMIdentity, what string, err error) (*state, error) {
 	switch {
 	case err == nil, apierrors.IsAlreadyExists(err): // the cache will have it

@@ -30,8 +30,8 @@ type Options struct {
 // Reconciler moves disks.
 type Reconciler struct {
 	client.Client
-	// Live reads from the API server volumes and nodes, which are in no cache, and what a late
-	// cache must not decide.
+	// Live reads from the API server volumes and nodes, which are in no cache, and everything that
+	// a late cache must not decide.
 	Live    client.Reader
 	Events  events.EventRecorder
 	Options Options
@@ -39,14 +39,14 @@ type Reconciler struct {
 	written objects.Written
 }
 
-// again is how long to wait for what no event announces: volumes and nodes. After a failure it is
-// longer, so that people can look at what failed.
+// again is how long to wait for changes that no event announces: of volumes and nodes. After a
+// failure it is longer, so that people can look at what failed.
 const (
 	again       = 5 * time.Second
 	afterFailed = 30 * time.Second
 )
 
-// state is what condition Moving says, and what follows.
+// state is the content of condition Moving, and what follows.
 type state struct {
 	moving          bool
 	reason, message string
@@ -85,7 +85,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return objects.Result(ctrl.Result{}, err)
 	}
 	if id.Status.Move != nil && !controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
-		// Before anything is made. The status follows by the version that this makes.
+		// This comes before anything is made, because the status is then written against the
+		// version that this makes.
 		controllerutil.AddFinalizer(id, v1alpha1.FinalizerMove)
 		return objects.Result(ctrl.Result{}, r.finalizers(ctx, before, id))
 	}
@@ -124,7 +125,7 @@ func (r *Reconciler) finalizers(ctx context.Context, before, id *v1alpha1.VMIden
 	return nil
 }
 
-// step does what is next, and says how far the move is. nil: there is nothing to say.
+// step does the next step, and returns how far the move is. nil: there is nothing to say.
 func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
 	var pods corev1.PodList
 	if err := r.List(ctx, &pods, client.InNamespace(id.Namespace),
@@ -144,7 +145,7 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	return r.copy(ctx, id)
 }
 
-// begin notes a move in the status, if there is to be one.
+// begin records a move in the status, if one is due.
 func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []*corev1.Pod) (
 	*state, error) {
 	if controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
@@ -176,7 +177,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 			"such node: correct the annotation %s, or the pod's node selector", to,
 			v1alpha1.AnnotationMoveTo).after(afterFailed), nil
 	}
-	// A pod that somebody let through without us uses the disk, too. The cache may not have it.
+	// A pod that somebody let through by hand uses the disk, too. The cache may not have it.
 	if user, err := r.user(ctx, id); user != "" || err != nil {
 		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+
 			"pod has ended", user, to).after(again), err
@@ -201,7 +202,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 	return moving(v1alpha1.ReasonCopying, "the disk is moved to node %s", to).after(again), nil
 }
 
-// still takes back what was said about a move that is not wanted any more.
+// still withdraws what was said about a move that is not wanted any more.
 func (r *Reconciler) still(id *v1alpha1.VMIdentity) *state {
 	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionMoving)
 	if c == nil || c.Reason == v1alpha1.ReasonMoved || c.Reason == v1alpha1.ReasonStays {
@@ -210,8 +211,8 @@ func (r *Reconciler) still(id *v1alpha1.VMIdentity) *state {
 	return stays(v1alpha1.ReasonStays, "nobody asks for the disk elsewhere")
 }
 
-// user is a pod that may use the disk, as the API server knows it, or "". What moves the disk does
-// not count.
+// user is a pod that may use the disk, by what the API server knows, or "". The pods that move the
+// disk do not count.
 func (r *Reconciler) user(ctx context.Context, id *v1alpha1.VMIdentity) (string, error) {
 	var pods corev1.PodList
 	if err := r.Live.List(ctx, &pods, client.InNamespace(id.Namespace),
@@ -241,7 +242,7 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity, name st
 	return claim, nil
 }
 
-// giveUp ends a move of which nothing is needed any more.
+// giveUp ends a move whose results nobody needs any more.
 func (r *Reconciler) giveUp(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
 	gone, err := r.clean(ctx, id)
 	if err != nil {
@@ -265,7 +266,7 @@ func (r *Reconciler) abandon(ctx context.Context, before *v1alpha1.VMIdentity) (
 		return ctrl.Result{RequeueAfter: again}, err
 	}
 	if m := before.Status.Move; m != nil && m.Step == v1alpha1.Point {
-		// Whether the data is wanted cannot be told any more: `--cascade=orphan` asks for it.
+		// It is no longer known whether the data is wanted: `--cascade=orphan` asks for it.
 		r.Events.Eventf(before, nil, corev1.EventTypeWarning, v1alpha1.ReasonDeleting, "Reconcile",
 			"deleted while its disk was moved: the volumes %s and %s both have the data and may "+
 				"stay; delete them if nobody needs it", m.VolumeName, m.NewVolumeName)

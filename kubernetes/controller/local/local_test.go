@@ -74,8 +74,8 @@ func TestAnnotation(t *testing.T) {
 		"the annotation disk.kubevirt.io/move-to of VMIdentity vm keeps the disk on node-2")
 }
 
-// TestSourceGone: nothing is deleted, and all goes on when the node is back. Who asks for the disk
-// where it was gets it.
+// TestSourceGone: nothing is deleted, and the move goes on when the node is back. A pod that asks
+// for the disk on its old node gets it.
 func TestSourceGone(t *testing.T) {
 	for _, back := range []bool{true, false} {
 		w := newWorld(t, &controllertest.Calls{})
@@ -109,7 +109,7 @@ func TestSourceGone(t *testing.T) {
 	}
 }
 
-// TestTargetWithoutRoom: it is said, and goes on when there is room.
+// TestTargetWithoutRoom: the status says that there is no room, and the move goes on when there is.
 func TestTargetWithoutRoom(t *testing.T) {
 	w := newWorld(t, &controllertest.Calls{})
 	former := w.claim().Spec.VolumeName
@@ -126,7 +126,7 @@ func TestTargetWithoutRoom(t *testing.T) {
 	w.moved(former)
 }
 
-// TestDeletedWhileItMoves: an identity that is deleted takes what moves it along, whichever write
+// TestDeletedWhileItMoves: with a deleted identity, everything that moves it goes, whichever write
 // fails.
 func TestDeletedWhileItMoves(t *testing.T) {
 	controllertest.EachWriteFault(t, func(t *testing.T, calls *controllertest.Calls) {

@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// annotationReclaim is on a volume that is told to stay: what it is to do otherwise.
+// annotationReclaim remembers on a volume that was told to stay what its own policy is.
 const annotationReclaim = v1alpha1.Group + "/reclaim-policy"
 
 // point gives the claim of an identity the volume that the disk was copied to.
@@ -42,7 +42,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 			"copied again").after(again), nil
 	}
 	if fresh == nil {
-		// The former one has everything, too, and stays.
+		// The old one has everything, too, and stays.
 		return moving(v1alpha1.ReasonClaimLost, "the volume %s with the moved disk is gone; "+
 			"volume %s has the disk as well: make a claim %s for that one by hand", m.NewVolumeName,
 			m.VolumeName, v1alpha1.ClaimName(id.Name)).after(afterFailed), nil
@@ -91,7 +91,7 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 		return moving(v1alpha1.ReasonPointing, "the claim %s is being bound to the volume %s",
 			claim.Name, fresh.Name).after(time.Second), nil
 	}
-	// Others would take the former claim that the cache still has for the one of now.
+	// Otherwise others would take the old claim, which the cache still has, for the present one.
 	cached := &corev1.PersistentVolumeClaim{}
 	err := r.Get(ctx, client.ObjectKeyFromObject(claim), cached)
 	if client.IgnoreNotFound(err) != nil {
@@ -128,7 +128,7 @@ func (r *Reconciler) volume(ctx context.Context, name string) (*corev1.Persisten
 	return v, nil
 }
 
-// keep has a volume stay when its claim goes.
+// keep makes a volume stay when its claim goes.
 func (r *Reconciler) keep(ctx context.Context, v *corev1.PersistentVolume) error {
 	if v == nil || v.Annotations[annotationReclaim] != "" {
 		return nil
@@ -142,7 +142,7 @@ func (r *Reconciler) keep(ctx context.Context, v *corev1.PersistentVolume) error
 	})
 }
 
-// release gives a volume its own policy back.
+// release restores a volume's own policy.
 func (r *Reconciler) release(ctx context.Context, v *corev1.PersistentVolume) error {
 	if v == nil || v.Annotations[annotationReclaim] == "" {
 		return nil
@@ -192,7 +192,7 @@ func (r *Reconciler) deleteClaim(ctx context.Context, claim *corev1.PersistentVo
 }
 
 // clean removes what moves a disk: the Jobs with their pods, and then the claim that was filled. It
-// says whether everything has gone.
+// returns whether everything is gone.
 func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
 	var jobs batchv1.JobList
 	if err := r.Live.List(ctx, &jobs, client.InNamespace(id.Namespace),

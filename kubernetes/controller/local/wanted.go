@@ -22,12 +22,12 @@ const (
 	secretFile = "node.session.auth.password"
 	port       = 9259
 	diskUser   = 107
-	// retries are those of a pod that fails, before people are told.
+	// retries is how often a pod may fail before people are told.
 	retries = 3
 )
 
-// Names of what moves the disk of an identity. No identity has claims or pods of these names: its
-// own have the prefix vmid- and nothing before its name.
+// Names of the objects that move the disk of an identity. They cannot clash: the claims and pods of
+// every identity have the prefix vmid- and nothing before it.
 func moveClaim(id *v1alpha1.VMIdentity) string  { return "vmmove-" + id.Name }
 func sendJob(id *v1alpha1.VMIdentity) string    { return "vmsend-" + short(id) }
 func receiveJob(id *v1alpha1.VMIdentity) string { return "vmrecv-" + short(id) }
@@ -53,7 +53,7 @@ func newClaim(id *v1alpha1.VMIdentity, name, class, volume string) *corev1.Persi
 	c := &corev1.PersistentVolumeClaim{ObjectMeta: metaOf(id, name),
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{id.Status.Move.AccessMode},
-			// "" is a class, too: that of volumes without any.
+			// "" is a class, too: that of volumes without one.
 			StorageClassName: &class,
 			VolumeName:       volume,
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
@@ -93,7 +93,7 @@ func newJob(id *v1alpha1.VMIdentity, name, image, claim string, args ...string) 
 				AutomountServiceAccountToken: new(false),
 				EnableServiceLinks:           new(false),
 				RestartPolicy:                corev1.RestartPolicyNever,
-				// Both nodes are given. That one is being emptied is no hindrance.
+				// Both nodes are given, so it does not matter that one is being emptied.
 				Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists,
 					Effect: corev1.TaintEffectNoSchedule}},
 				SecurityContext: &corev1.PodSecurityContext{
@@ -108,7 +108,7 @@ func newJob(id *v1alpha1.VMIdentity, name, image, claim string, args ...string) 
 					Name:  "move",
 					Image: image,
 					Args:  append(args, fmt.Sprintf("--secret-file=%s/%s", secretDir, secretFile)),
-					// What the command says at its end is what people are told.
+					// People are told what the command says at its end.
 					TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 					Resources: corev1.ResourceRequirements{
 						Requests: corev1.ResourceList{

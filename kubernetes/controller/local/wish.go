@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// Wishes tells where disks are to be.
+// Wishes says where disks should be.
 type Wishes struct {
 	// Live reads nodes, which are in no cache.
 	Live client.Reader
@@ -42,7 +42,7 @@ func (w *Wishes) Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.
 	return fmt.Sprintf("its disk is moved to node %s first", to), nil
 }
 
-// to is the node that a disk is to be moved to, or "" if it is where it should be. A disk without a
+// to is the node that a disk should move to, or "" if it is where it should be. A disk without a
 // volume is made where it is needed.
 func (w *Wishes) to(ctx context.Context, id *v1alpha1.VMIdentity, waiting []*corev1.Pod) (
 	string, error) {
@@ -77,7 +77,7 @@ func (w *Wishes) node(ctx context.Context, name string) (*corev1.Node, error) {
 	return node, nil
 }
 
-// wish is where a disk should be, as its identity says or the first of the pods that wait for it.
+// wish is where a disk should be: as its identity says, or the first of the pods that wait for it.
 func wish(id *v1alpha1.VMIdentity, waiting []*corev1.Pod) string {
 	if to := id.Annotations[v1alpha1.AnnotationMoveTo]; to != "" {
 		return to

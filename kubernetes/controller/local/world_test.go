@@ -36,12 +36,12 @@ var image = "registry.example.com/fedora@sha256:" + strings.Repeat("a", 64)
 type world struct {
 	t *testing.T
 	client.WithWatch
-	// calls are the requests of moves; others, those of the other controllers, which never fail:
-	// they have tests of their own for that.
+	// calls are the requests of moves. others are those of the other controllers, which never fail:
+	// their own tests cover that.
 	calls, others *controllertest.Calls
 
 	events chan string
-	// whole are the volumes that have the disk.
+	// whole are the volumes that have the complete disk.
 	whole map[string]bool
 	// full: the node that is to receive the disk has no room.
 	full bool
@@ -61,7 +61,7 @@ var scheme = sync.OnceValue(func() *runtime.Scheme {
 	metav1.AddToGroupVersion(s, corev1.SchemeGroupVersion)
 	s.AddKnownTypes(batchv1.SchemeGroupVersion, &batchv1.Job{}, &batchv1.JobList{})
 	metav1.AddToGroupVersion(s, batchv1.SchemeGroupVersion)
-	_ = v1alpha1.AddToScheme(s) // what is missing makes every test fail
+	_ = v1alpha1.AddToScheme(s) // a missing type makes every test fail
 	return s
 })
 
@@ -97,7 +97,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 	w.converge()
 	require.Equal(t, "node-1", w.identity().Status.NodeName)
 	w.whole[w.claim().Spec.VolumeName] = true
-	w.calls = calls // faults begin here
+	w.calls = calls // failures begin here
 	return w
 }
 
@@ -176,7 +176,7 @@ func (w *world) annotate(node string) {
 	require.NoError(w.t, w.Update(w.t.Context(), id))
 }
 
-// converge lets all work until nothing changes any more.
+// converge runs everything until nothing changes any more.
 func (w *world) converge() {
 	w.t.Helper()
 	// After an error the controllers are made anew, as after a restart.
@@ -219,7 +219,7 @@ func (w *world) converge() {
 	w.t.Fatal("it does not converge: " + w.condition(v1alpha1.ConditionMoving))
 }
 
-// check looks for what may never be.
+// check looks for states that must never exist.
 func (w *world) check() {
 	w.t.Helper()
 	if len(w.whole) == 0 {
@@ -250,7 +250,7 @@ func (w *world) check() {
 	require.False(w.t, users > 0 && movers > 0, "the disk is used while it is moved")
 }
 
-// kubernetes does what its controllers and nodes do. It says whether there was something to do.
+// kubernetes does the work of its controllers and nodes. It returns whether there was any.
 func (w *world) kubernetes() bool {
 	w.t.Helper()
 	changed := w.jobs()

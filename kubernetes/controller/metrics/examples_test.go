@@ -38,7 +38,7 @@ type alertRules struct {
 	}
 }
 
-// dashboard has what the test looks at of a dashboard.
+// dashboard has the parts of a dashboard that the test looks at.
 type dashboard struct {
 	UID, Title string
 	Panels     []struct {
@@ -58,7 +58,7 @@ func known(t *testing.T) map[string][]string {
 	own.MustRegister(metrics.New(lists{identities: []api.VMIdentity{identity("a")},
 		pods: []corev1.Pod{pod}}))
 	all := map[string][]string{
-		// No controller runs here. These are controller-runtime's, see its documentation.
+		// No controller runs here. These series are controller-runtime's, see its documentation.
 		"controller_runtime_reconcile_total": {"controller", "result"},
 		"workqueue_depth":                    {"name", "controller", "priority"},
 	}
@@ -69,7 +69,7 @@ func known(t *testing.T) map[string][]string {
 			all[f.GetName()] = append(all[f.GetName()], l.GetName())
 		}
 	}
-	// Those of the disks, of which a daemon shows in integration what it has.
+	// Those of the disks. A test in integration checks which ones a daemon has.
 	page, err := os.ReadFile(folder + "docs/metrics.md")
 	require.NoError(t, err)
 	for _, name := range regexp.MustCompile("`(kubevirt_disk_[a-z_]+)`").FindAllSubmatch(page, -1) {
@@ -86,7 +86,7 @@ var (
 	reasonValue  = regexp.MustCompile(`(?:reason|condition)=~?"([A-Za-z|]+)"`)
 )
 
-// checkExpression finds names of series, labels and reasons that there are not. The texts show
+// checkExpression finds names of series, labels and reasons that do not exist. The texts show
 // labels of the result.
 func checkExpression(t *testing.T, known map[string][]string, words, expr string, texts ...string) {
 	t.Helper()
@@ -186,8 +186,8 @@ func TestDashboard(t *testing.T) {
 	require.Len(t, ids, 12)
 }
 
-// TestReasonsAreExplained: the page for people has each condition, and each reason for which there
-// is something to do.
+// TestReasonsAreExplained: the page for people has each condition, and each reason that needs some
+// action.
 func TestReasonsAreExplained(t *testing.T) {
 	page, err := os.ReadFile(folder + "docs/kubernetes.md")
 	require.NoError(t, err)

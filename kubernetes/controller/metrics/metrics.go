@@ -1,7 +1,7 @@
 // Package metrics shows the state of VMIdentity objects, and of the pods that wait for them, as
-// Prometheus series. They are counted when they are asked for, from what the controllers have read
-// already: no series has the name of an identity, and nothing is kept here. Only the replica that
-// leads has them.
+// Prometheus series. It counts when it is asked, from what the controllers have already read. No
+// series has the name of an identity, and nothing is kept here. Only the leading replica has the
+// series.
 package metrics
 
 import (
@@ -64,7 +64,7 @@ func (t tally) emit(out chan<- prometheus.Metric, count, since *prometheus.Desc,
 		labels...)
 }
 
-// timeout is for a cache that has not been filled yet.
+// timeout is for a cache that is not filled yet.
 const timeout = time.Second
 
 // Collect implements prometheus.Collector.
@@ -72,7 +72,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	var all api.VMIdentityList
-	// A replica that does not lead has no such cache, and nothing to say.
+	// A replica that does not lead has no such cache, and nothing to report.
 	if c.reader.List(ctx, &all, client.UnsafeDisableDeepCopy) == nil {
 		found := make(map[[4]string]tally)
 		for _, one := range all.Items {

@@ -17,9 +17,9 @@ import (
 // AnnotationApplied is on an object that Ensure made: a digest of what was applied.
 const AnnotationApplied = v1alpha1.Group + "/applied"
 
-// Ensure applies an object unless the same was applied before, which costs no request then. It says
-// whether it did. have is the object as it was read; without a resourceVersion there is none yet.
-// What others change in fields of the object is left alone until another object is wanted.
+// Ensure applies an object. If the same was applied before, it sends no request. It returns whether
+// it applied. have is the object as it was read; without a resourceVersion there is none yet. Other
+// people's changes in fields of the object stay until another object is wanted.
 func Ensure(ctx context.Context, c client.Client, have, want client.Object) (bool, error) {
 	digest, err := digest(want)
 	if err != nil {
@@ -34,8 +34,9 @@ func Ensure(ctx context.Context, c client.Client, have, want client.Object) (boo
 	return true, Apply(ctx, c, want)
 }
 
-// Make is Ensure for a kind of which the cache has only our own objects. What somebody else has
-// made under the name is not in the cache, and must not be changed: the error is AlreadyExists.
+// Make is Ensure for a kind of which the cache has only our own objects. An object of that name
+// that somebody else has made is not in the cache, and must not be changed: the error is
+// AlreadyExists.
 func Make(ctx context.Context, c client.Client, have, want client.Object) (bool, error) {
 	if have.GetResourceVersion() != "" {
 		return Ensure(ctx, c, have, want)

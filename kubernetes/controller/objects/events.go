@@ -10,8 +10,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// eventTypes are the reasons of conditions that people are told about by an event, with its type.
-// What goes well is told by the conditions alone: an event is a request to the API server.
+// eventTypes are the reasons of conditions that are also sent as an event, with the event's type.
+// What goes well is only in the conditions, because an event is a request to the API server.
 var eventTypes = map[string]string{
 	v1alpha1.ReasonSetMissing:      corev1.EventTypeWarning,
 	v1alpha1.ReasonClaimMissing:    corev1.EventTypeWarning,
@@ -36,7 +36,7 @@ var eventTypes = map[string]string{
 	v1alpha1.ReasonDeleting:        corev1.EventTypeNormal,
 }
 
-// EventType is the type of the event that tells a reason, or "" if none does.
+// EventType is the type of the event for a reason, or "" if there is none.
 func EventType(reason string) string { return eventTypes[reason] }
 
 // action is what the controller was doing, which every event has to name.
@@ -45,14 +45,14 @@ const action = "Reconcile"
 // maxNote is the longest note of an event that the API server takes. Bytes.
 const maxNote = 1024
 
-// Tell sends an event for each condition whose status or reason changed, if people are to be told
-// of it. related is the other object that it is about, or nil.
+// Tell sends an event for each condition whose status or reason changed, if the reason has an
+// event. related is the other object that it is about, or nil.
 func Tell(r events.EventRecorder, object, related runtime.Object,
 	before, after []metav1.Condition) {
 	TellAs(EventType, r, object, related, before, after)
 }
 
-// TellAs is Tell for a controller that tells other reasons. kind is as EventType.
+// TellAs is Tell for a controller with events for other reasons. kind is used like EventType.
 func TellAs(kind func(reason string) string, r events.EventRecorder, object,
 	related runtime.Object, before, after []metav1.Condition) {
 	told := make(map[string]bool) // several conditions may have one reason
@@ -66,7 +66,7 @@ func TellAs(kind func(reason string) string, r events.EventRecorder, object,
 	}
 }
 
-// Event tells people a reason, if they are to be told of it.
+// Event sends an event for a reason, if the reason has one.
 func Event(r events.EventRecorder, object, related runtime.Object, reason, message string) {
 	send(EventType(reason), r, object, related, reason, message)
 }

@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// TestTell: an event tells a condition that changed, once for each reason, if people are to be told
-// of that. The API server takes no note that is longer.
+// TestTell: a changed condition is sent as an event, once for each reason, if the reason has one.
+// The API server takes no longer note.
 func TestTell(t *testing.T) {
 	condition := func(kind, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason,

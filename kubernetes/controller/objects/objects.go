@@ -1,5 +1,5 @@
-// Package objects is how every controller writes objects: by server-side apply in one name, and a
-// status only if it changed.
+// Package objects is how every controller writes objects: by server-side apply under one name, and
+// a status only if it changed.
 package objects
 
 import (
@@ -17,10 +17,10 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// Apply makes an object as it is given, or changes those of its fields that are given, by
-// server-side apply (one request). Fields that others own and want otherwise are taken from them.
-// The status and what the server fills in are left out. Fields that are set to their zero value and
-// marked omitempty count as not given.
+// Apply makes an object as given, or changes those of its fields that are given, by server-side
+// apply (one request). It takes over fields that others own and want to be different. It leaves out
+// the status and the fields that the server fills in. Fields with the zero value that are marked
+// omitempty count as not given.
 func Apply(ctx context.Context, c client.Client, object client.Object) error {
 	kind, err := apiutil.GVKForObject(object, c.Scheme())
 	if err != nil {
@@ -40,9 +40,10 @@ func Apply(ctx context.Context, c client.Client, object client.Object) error {
 		client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
 }
 
-// PatchStatus writes the status of after if it is not that of before, and says whether it did.
-// before is the object as it was read. If somebody has written it since, the error is a conflict:
-// conditions of several controllers are in one list, and none may overwrite another's.
+// PatchStatus writes the status of after if it differs from that of before, and returns whether it
+// did. before is the object as it was read. If somebody has written it since, the error is a
+// conflict: the conditions of several controllers are in one list, and none may overwrite
+// another's.
 func PatchStatus(ctx context.Context, c client.Client, before, after client.Object) (bool, error) {
 	was, err := status(before)
 	if err != nil {
@@ -65,8 +66,8 @@ func status(object client.Object) (any, error) {
 	return content["status"], err
 }
 
-// SetCondition sets a condition that was seen at a generation. It says whether status or reason
-// changed, which is when an event is due. The time changes with the status only.
+// SetCondition sets a condition that was observed at a generation. It returns whether status or
+// reason changed: then an event is due. The time changes only with the status.
 func SetCondition(conditions *[]metav1.Condition, generation int64, c metav1.Condition) bool {
 	c.ObservedGeneration = generation
 	old := meta.FindStatusCondition(*conditions, c.Type)

@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
-// DiskContainer is the container of a pod that serves a disk, or nil. Of a pod of its own it is a
-// common one.
+// DiskContainer is the container of a pod that serves a disk, or nil. In a server pod it is an
+// ordinary container.
 func DiskContainer(pod *corev1.PodSpec) *corev1.Container {
 	for _, list := range [][]corev1.Container{pod.InitContainers, pod.Containers} {
 		for i := range list {
@@ -30,8 +30,8 @@ func DiskContainer(pod *corev1.PodSpec) *corev1.Container {
 	return nil
 }
 
-// PagesPort is where the daemon of a pod has its pages: that of the first disk, unless the pod says
-// another one.
+// PagesPort is the port of the pages of a pod's daemon: that of the first disk, unless the pod
+// names another one.
 func PagesPort(pod *corev1.PodSpec) int32 {
 	if c := DiskContainer(pod); c != nil {
 		for _, port := range c.Ports {
@@ -48,13 +48,13 @@ func PagesAddress(pod *corev1.Pod) string {
 	return net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(int(PagesPort(&pod.Spec))))
 }
 
-// MaxPage is how much of an answer of a daemon is read, in bytes. It has some KiB.
+// MaxPage is how much of a daemon's answer is read, in bytes. Answers have some KiB.
 const MaxPage = 1 << 20
 
 // pageTimeout is how long an answer is waited for.
 const pageTimeout = 5 * time.Second
 
-// pages asks seldom, and not by way of a proxy. What answers is not trusted to send us elsewhere.
+// pages asks seldom, and without a proxy. An answer is not trusted to redirect us.
 var pages = &http.Client{
 	Timeout:   pageTimeout,
 	Transport: &http.Transport{DisableKeepAlives: true},
@@ -64,7 +64,7 @@ var pages = &http.Client{
 }
 
 // ReadStatus reads the page /status of the daemon at an address, host:port, into a value of the
-// caller's. The page is that of package pages, which would bring the iSCSI server with it.
+// caller's type. The type in package pages would bring in the iSCSI server.
 func ReadStatus(ctx context.Context, address string, into any) error {
 	url := "http://" + address + "/status"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)

@@ -14,22 +14,22 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// Finished says that the containers of a pod have ended and will not start again.
+// Finished reports whether the containers of a pod have ended and will not start again.
 func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// Gated says that a pod is held by the gate of this product.
+// Gated reports whether a pod is held by the gate of this product.
 func Gated(pod *corev1.Pod) bool { return GateIndex(pod) >= 0 }
 
-// GateIndex is the place of that gate in the pod's list, or -1.
+// GateIndex is the index of that gate in the pod's list, or -1.
 func GateIndex(pod *corev1.Pod) int {
 	return slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
 		return g.Name == v1alpha1.Gate
 	})
 }
 
-// ByLabel asks for the identity that a label of an object names, if it has the label.
+// ByLabel requests the identity that a label of an object names, if the object has the label.
 func ByLabel(label string) handler.MapFunc {
 	return func(_ context.Context, o client.Object) []reconcile.Request {
 		name := o.GetLabels()[label]
@@ -41,16 +41,16 @@ func ByLabel(label string) handler.MapFunc {
 	}
 }
 
-// The shortest and longest time after which what has failed is tried again. What fails is tried
-// again within a minute, because people look at what they have just mended.
+// The shortest and longest time before a failed attempt is repeated. It is repeated within a
+// minute, because people look at what they have just repaired.
 const (
 	firstTry = 10 * time.Millisecond
 	lastTry  = time.Minute
-	// afterConflict is how long the cache is given to get what somebody else wrote.
+	// afterConflict is how long the cache gets to receive what somebody else wrote.
 	afterConflict = 50 * time.Millisecond
 )
 
-// Backoff says when a controller tries again what has failed.
+// Backoff says when a controller repeats a failed attempt.
 func Backoff[Request comparable]() workqueue.TypedRateLimiter[Request] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[Request](firstTry, lastTry)
 }

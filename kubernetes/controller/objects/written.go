@@ -10,8 +10,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Written remembers what a controller wrote until its cache has it, so that it does not do the same
-// again by an older version. It saves requests; nothing depends on it. The zero value is ready.
+// Written remembers what a controller wrote until the cache has it, so that an older version does
+// not make it do the same again. It saves requests, and nothing depends on it. The zero value is
+// ready.
 type Written struct {
 	mu       sync.Mutex
 	versions map[types.NamespacedName]string // guarded by mu
@@ -27,8 +28,8 @@ func (w *Written) Note(o client.Object) {
 	w.versions[client.ObjectKeyFromObject(o)] = o.GetResourceVersion()
 }
 
-// Late says that the cache returned an object from before the last Note. An event follows when the
-// cache has it, so there is nothing to do now.
+// Late reports whether the cache returned an object from before the last Note. When the cache has
+// the new one, there is an event, so there is nothing to do now.
 func (w *Written) Late(cached client.Object) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -45,15 +46,15 @@ func (w *Written) Late(cached client.Object) bool {
 	return false
 }
 
-// Forget is for an object that has gone.
+// Forget is for an object that is gone.
 func (w *Written) Forget(key types.NamespacedName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.versions, key)
 }
 
-// Result is what a reconcile returns. A conflict is no failure: somebody else was faster, and the
-// cache will have it in a moment.
+// Result is what a reconcile returns. A conflict is not a failure: somebody else was faster, and
+// the cache will have that in a moment.
 func Result(r ctrl.Result, err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) {
 		return ctrl.Result{RequeueAfter: afterConflict}, nil

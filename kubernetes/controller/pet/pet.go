@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// Reconciler brings a VMPet about.
+// Reconciler makes the objects of a VMPet.
 type Reconciler struct {
 	Client  client.Client
 	Events  events.EventRecorder
@@ -30,9 +30,9 @@ type Reconciler struct {
 
 // Options are the settings of the controller.
 type Options struct {
-	// Off makes nothing of pets, and they say so.
+	// Off makes no objects for pets. Their status says so.
 	Off bool
-	// Concurrency is how many pets are worked on at once. 0: one.
+	// Concurrency is how many pets are handled at once. 0: one.
 	Concurrency int
 }
 
@@ -57,7 +57,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Complete(r)
 }
 
-// Reconcile makes what a pet wants and tells its status.
+// Reconcile makes the objects of a pet and writes its status.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var pet v1alpha1.VMPet
 	if err := r.Client.Get(ctx, req.NamespacedName, &pet); err != nil {
@@ -82,13 +82,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{}, err
 }
 
-// eventType is the type of the event that tells a reason.
+// eventType is the type of the event for a reason.
 func eventType(reason string) string {
 	return cmp.Or(objects.EventType(reason), corev1.EventTypeNormal)
 }
 
 // make makes the set and the StatefulSet of a pet. It returns condition Ready, and an error if
-// trying again may help. Without a condition nothing is known.
+// another try may help. Without a condition nothing is known.
 func (r *Reconciler) make(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Condition, error) {
 	if r.Options.Off {
 		return invalid(errors.New("pets are turned off (--without=pets): make a VMIdentitySet " +
@@ -141,8 +141,8 @@ func invalid(err error) *metav1.Condition {
 		Reason: v1alpha1.ReasonInvalid, Message: err.Error()}
 }
 
-// refused is the condition after a request failed. What the API server finds wrong with the pet is
-// not tried again before the pet changes. No condition is told of what passes by itself.
+// refused is the condition after a failed request. If the API server finds the pet invalid, there
+// is no other try before the pet changes. An error that passes by itself has no condition.
 func refused(want client.Object, err error) (*metav1.Condition, error) {
 	err = fmt.Errorf("the %s cannot be made: %w",
 		want.GetObjectKind().GroupVersionKind().Kind, err)
@@ -157,7 +157,7 @@ func refused(want client.Object, err error) (*metav1.Condition, error) {
 	return nil, err
 }
 
-// state is condition Ready of a pet whose objects are there.
+// state is condition Ready of a pet whose objects exist.
 func (r *Reconciler) state(ctx context.Context, pet *v1alpha1.VMPet,
 	workload *appsv1.StatefulSet) (*metav1.Condition, error) {
 	c := &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,

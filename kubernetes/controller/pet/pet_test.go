@@ -155,7 +155,7 @@ func TestPetIsReadyWithItsPod(t *testing.T) {
 	w.converge()
 	require.Equal(t, metav1.ConditionTrue, w.ready().Status)
 
-	// Who scales the StatefulSet has it scaled back.
+	// If somebody scales the StatefulSet, it is scaled back.
 	w.get(&pods)
 	pods.Spec.Replicas = new(int32)
 	require.NoError(t, w.Update(t.Context(), &pods))
@@ -199,8 +199,8 @@ func TestPetsAreTurnedOff(t *testing.T) {
 	require.Equal(t, v1alpha1.ReasonStarting, w.ready().Reason)
 }
 
-// TestPetLeavesOthersAlone: what has the pet's name and is not the pet's is neither changed nor
-// taken over.
+// TestPetLeavesOthersAlone: an object that has the pet's name but does not belong to the pet is
+// neither changed nor taken over.
 func TestPetLeavesOthersAlone(t *testing.T) {
 	set := &v1alpha1.VMIdentitySet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
@@ -222,7 +222,7 @@ func TestPetLeavesOthersAlone(t *testing.T) {
 	require.Equal(t, v1alpha1.ReasonStarting, w.ready().Reason)
 }
 
-// TestPetSaysWhatTheServerRefuses: what only a change of the pet can mend is not tried again.
+// TestPetSaysWhatTheServerRefuses: if only a change of the pet can help, there is no other try.
 func TestPetSaysWhatTheServerRefuses(t *testing.T) {
 	kind := schema.GroupKind{Group: "apps", Kind: "StatefulSet"}
 	refused := apierrors.NewInvalid(kind, name.Name, nil)

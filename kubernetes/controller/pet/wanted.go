@@ -41,8 +41,8 @@ func identitySet(pet *v1alpha1.VMPet) *v1alpha1.VMIdentitySet {
 	}
 }
 
-// statefulSet is that of a pet. It is not of the Go type, which does not have the fields of later
-// versions of Kubernetes that a template may have.
+// statefulSet is the StatefulSet of a pet. It does not have the Go type, which lacks fields of
+// later versions of Kubernetes that a template may have.
 func statefulSet(pet *v1alpha1.VMPet) (client.Object, error) {
 	var template map[string]any
 	if err := json.Unmarshal(pet.Spec.Template.Raw, &template); err != nil || template == nil {
@@ -68,7 +68,7 @@ func statefulSet(pet *v1alpha1.VMPet) (client.Object, error) {
 		"replicas": int64(replicas(pet)),
 		"selector": map[string]any{
 			"matchLabels": map[string]any{v1alpha1.LabelPet: pet.Name}},
-		// A headless Service of this name, if somebody makes it, gives the pod a DNS name.
+		// If somebody makes a headless Service of this name, it gives the pod a DNS name.
 		"serviceName": pet.Name,
 		"template":    template,
 	}}}
