@@ -23,11 +23,10 @@ const credentialVolume = api.DiskContainer + "-chap"
 // maxLabel is the most bytes that the value of a label may have.
 const maxLabel = 63
 
-// sector is what the size of a disk is a multiple of, in bytes.
+// sector is the unit of a disk's size, in bytes.
 const sector = 512
 
-// identityName is what the name of a VMIdentity looks like (a subdomain of RFC 1123), besides its
-// length.
+// identityName is the form of a VMIdentity's name (a subdomain of RFC 1123), apart from its length.
 var identityName = regexp.MustCompile(
 	`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
@@ -49,7 +48,7 @@ func SetName(pod *corev1.Pod) string {
 	return annotation(pod, api.AnnotationSet, api.AnnotationSetLegacy, "")
 }
 
-// IdentityName is the VMIdentity that a pod gets. It is empty before a pod has its name.
+// IdentityName is the VMIdentity that a pod gets. It is empty until the pod has its name.
 func IdentityName(pod *corev1.Pod) string {
 	return annotation(pod, api.AnnotationName, api.AnnotationNameLegacy, pod.Name)
 }
@@ -63,8 +62,9 @@ func annotation(pod *corev1.Pod, name, legacy, none string) string {
 	return none
 }
 
-// Pod changes a pod that asks for a disk and is about to be made. The set is that of its name in
-// the pod's namespace, or nil if there is none. If Pod returns an error, the pod is not changed.
+// Pod changes a pod that asks for a disk and is about to be made. The set is the one that the pod
+// names, in the pod's namespace, or nil if there is none. If Pod returns an error, the pod is not
+// changed.
 func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
 	if err := refuse(pod, set); err != nil {
 		return err
@@ -111,8 +111,8 @@ func bytes(size *resource.Quantity) int64 {
 	return (size.Value() + sector - 1) / sector * sector
 }
 
-// refuse says why a pod that is about to be made cannot have its disk. The policies of
-// kubernetes/config find the same in the same order.
+// refuse returns why a pod that is about to be made cannot have its disk. The policies of
+// kubernetes/config make the same checks in the same order.
 func refuse(pod *corev1.Pod, set *api.VMIdentitySet) error {
 	if err := named(pod); err != nil {
 		return err
@@ -179,7 +179,7 @@ func missing(pod *corev1.Pod) error {
 		"the pod's annotation. If it was made just now, try again", SetName(pod), pod.Namespace)
 }
 
-// reserved are the names of what Pod adds.
+// reserved are the names of everything that Pod adds.
 var reserved = []string{api.DiskContainer, api.DiskContainer + "-data",
 	api.DiskContainer + "-image", credentialVolume}
 
@@ -191,8 +191,8 @@ func taken(spec *corev1.PodSpec, name string) bool {
 			func(v corev1.Volume) bool { return v.Name == name })
 }
 
-// images refuses another image of the set's repository: the machine would run beside a disk of
-// another version.
+// images refuses another image of the set's repository, because the machine would then run beside a
+// disk of another version.
 func images(pod *corev1.Pod, set *api.VMIdentitySet) error {
 	reference, digest, _ := strings.Cut(set.Spec.Image, "@")
 	repository := reference
@@ -274,8 +274,8 @@ func same(before, after map[string]string, key string) bool {
 	return had == has && was == is
 }
 
-// Identity checks that a VMIdentity that is there already is what a pod asks for. Policies cannot
-// look for it; where they work, the controller finds it, and the pod keeps its gate.
+// Identity checks that an existing VMIdentity is what a pod asks for. Policies cannot look for it.
+// In clusters with policies, the controller finds the difference, and the pod keeps its gate.
 func Identity(set *api.VMIdentitySet, identity *api.VMIdentity) error {
 	const advice = "name another disk by the annotation " + api.AnnotationName +
 		", or delete the VMIdentity with its data"

@@ -114,9 +114,9 @@ func TestLegacyAnnotations(t *testing.T) {
 	require.False(t, inject.Asks(&corev1.Pod{}))
 }
 
-// What is refused, here and by the policies, is in integration/kubernetes with the same cases on an
-// API server. This is what needs no server: a refused pod is not changed, and who asks the webhook
-// twice is told.
+// integration/kubernetes has the cases that are refused, for this package and for the policies, on
+// an API server. Here is what needs no server: a refused pod is not changed, and a second call
+// for the same pod is refused.
 func TestRefusedIsUnchanged(t *testing.T) {
 	pod := aPod(func(p *corev1.Pod) {
 		p.Spec.Containers[0].Image = "registry.example.com:5000/fedora"
@@ -212,7 +212,7 @@ func TestChanged(t *testing.T) {
 		require.ErrorContains(t, inject.Changed(before, after, aSet(nil)), want)
 	}
 	// The gate goes, other labels come, and images change as they may. A set that was made anew
-	// with another image holds no pod up that was there before.
+	// with another image does not hold a pod that existed before.
 	after := before.DeepCopy()
 	after.Spec.SchedulingGates, after.Labels["a"] = nil, "b"
 	after.Spec.Containers[0].Image = "qemu:2"

@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/metrics"
 )
 
-// lists is a reader of what it has.
+// lists is a reader of its own objects.
 type lists struct {
 	identities []api.VMIdentity
 	pods       []corev1.Pod

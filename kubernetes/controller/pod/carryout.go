@@ -16,9 +16,9 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// carryOut writes a decision: who has the UUID, then who has the disk, then the credential if that
-// was deleted, and the gate last. Each is durable before the next. The credential is new then, so
-// it has to be made while nobody runs with the former one.
+// carryOut writes a decision: first who has the UUID, then who has the disk, then the credential if
+// it was deleted, and last the gate. Each is durable before the next. The credential is new then,
+// so it must be made while nobody runs with the old one.
 func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	var err error
 	switch {
@@ -38,7 +38,7 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 		r.written.Note(d.id)
 		objects.Tell(r.Events, d.id, nil, d.before.Status.Conditions, d.id.Status.Conditions)
 	}
-	// A pod of a Service finds the credential that the server has, see holdForSecret.
+	// A pod with attachment Service uses the credential of the server: see holdForSecret.
 	if len(d.start) > 0 && d.id.Spec.Attachment != v1alpha1.Service {
 		made, err := identity.MakeSecret(ctx, r.Client, d.id)
 		if err != nil {
@@ -58,7 +58,7 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// ungate tells a pod its machine's UUID, if that has one, and takes the gate away, of exactly this
+// ungate gives a pod its machine's UUID, if it has one, and takes the gate away from exactly this
 // pod. Others may write the pod meanwhile.
 func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod, firmwareUUID string) error {
 	path := fmt.Sprintf("/spec/schedulingGates/%d", objects.GateIndex(p))

@@ -17,24 +17,24 @@ import (
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// decision is what becomes of an identity and of the pods that ask for it.
+// decision is what to do about an identity and the pods that ask for it.
 type decision struct {
-	before, id *v1alpha1.VMIdentity // as read, and as it is to be
+	before, id *v1alpha1.VMIdentity // as read, and as it should be
 	pods       []*corev1.Pod        // that ask for it and have not ended
-	waiting    []*corev1.Pod        // those of them that are held
+	waiting    []*corev1.Pod        // those of them that are at their gate
 
-	user  *corev1.Pod             // who uses the disk, if the cache has it
+	user  *corev1.Pod             // the pod that uses the disk, if the cache has it
 	inUse bool                    // somebody uses the disk
-	freed *corev1.ObjectReference // who has ended and used it
+	freed *corev1.ObjectReference // the pod that used it and has ended
 	again ctrl.Result
 
 	start []*corev1.Pod // whose gates go
-	// Of a fixed firmwareUUID: the set that names its pod, and whom it is to name.
+	// With a fixed firmwareUUID: the set that names its pod, and the pod that it should name.
 	set  *v1alpha1.VMIdentitySet
 	next *corev1.ObjectReference
 }
 
-// decide fills a decision. It writes nothing.
+// decide makes a decision. It writes nothing.
 func (r *Reconciler) decide(ctx context.Context, d *decision) error {
 	if err := r.findUser(ctx, d); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (r *Reconciler) decide(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// findUser finds who uses the disk, and frees it if nobody does any more.
+// findUser finds the pod that uses the disk, and frees the disk if no pod does any more.
 func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 	if ref := d.id.Status.UsedBy; ref != nil {
 		for _, p := range d.pods {
@@ -77,15 +77,15 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 			return err
 		}
 		if live {
-			// The cache is late, or somebody took the labels off the pod, and no event will tell
-			// its end.
+			// The cache is late, or somebody took the labels off the pod. Then no event will
+			// announce its end.
 			d.inUse, d.again.RequeueAfter = true, again
 			return nil
 		}
 		d.id.Status.UsedBy, d.freed = nil, ref
 	}
 	for _, p := range d.pods {
-		// Somebody else took the gate away. It may not be right, but it is so.
+		// Somebody else took the gate away. Right or wrong, the pod runs.
 		if !objects.Gated(p) {
 			d.user, d.inUse = p, true
 			d.id.Status.UsedBy = reference(p)
@@ -95,7 +95,7 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// alive says whether a pod exists and has not ended, by what the API server knows.
+// alive reports whether a pod exists and has not ended, by what the API server knows.
 func (r *Reconciler) alive(ctx context.Context, namespace string, ref *corev1.ObjectReference) (
 	bool, error) {
 	p := &corev1.Pod{}
@@ -109,7 +109,7 @@ func (r *Reconciler) alive(ctx context.Context, namespace string, ref *corev1.Ob
 	return p.UID == ref.UID && !objects.Finished(p), nil
 }
 
-// hold says why a pod has to wait, or nil.
+// hold returns why a pod must wait, or nil.
 func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*held, error) {
 	because := func(reason, format string, args ...any) (*held, error) {
 		return &held{p.UID, reason, fmt.Sprintf("pod %s waits: ", p.Name) +
@@ -171,8 +171,8 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 	return nil, nil
 }
 
-// holdForSecret holds a pod whose secret was deleted while a server of the disk may run with it: a
-// new one would fit neither that server nor the machines that are logged in.
+// holdForSecret holds a pod whose secret was deleted while a server of the disk may run with it. A
+// new secret would fit neither that server nor the machines that are logged in.
 func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.Pod) (*held, error) {
 	missing, err := identity.MakeSecret(ctx, r.Client, d.id, client.DryRunAll)
 	if err != nil {
@@ -188,7 +188,7 @@ func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.P
 		v1alpha1.SecretName(d.id.Name), v1alpha1.ClaimName(d.id.Name))}, nil
 }
 
-// imageOf is the image of the disk that a pod was given at admission, or "" if it cannot be told.
+// imageOf is the image of the disk that admission gave to a pod, or "" if that is unknown.
 func imageOf(p *corev1.Pod) string {
 	for _, c := range p.Spec.InitContainers {
 		if c.Name != v1alpha1.DiskContainer {
@@ -233,7 +233,7 @@ func (d *decision) say(first *held) {
 			c.Message += "; " + first.message
 		}
 	case first != nil && !status.Ready && first.reason != v1alpha1.ReasonImageDiffers:
-		// Condition Ready says it. The identity is being written by others just now.
+		// Condition Ready says so already. Others are writing the identity just now.
 		if meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionInUse) == nil {
 			return
 		}
@@ -252,7 +252,7 @@ func (d *decision) say(first *held) {
 	}
 }
 
-// unschedulable says that the scheduler has looked for a node of a pod and found none.
+// unschedulable reports whether the scheduler has searched for a node for a pod and found none.
 func unschedulable(p *corev1.Pod) bool {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled {

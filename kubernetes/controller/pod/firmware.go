@@ -11,13 +11,13 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// fixed says that one machine of the set at a time has the firmwareUUID.
+// fixed reports whether one machine of the set at a time has the firmwareUUID.
 func fixed(id *v1alpha1.VMIdentity) bool {
 	return id.Spec.FirmwareUUID != "" && id.Spec.FirmwareUUIDPolicy != v1alpha1.PerPod
 }
 
-// holdForUUID says why a pod has to wait for the UUID of its set. If it has not, the decision notes
-// that the set is to name the pod.
+// holdForUUID returns why a pod must wait for the UUID of its set. If it need not wait, the
+// decision records that the set should name the pod.
 func (r *Reconciler) holdForUUID(ctx context.Context, d *decision, set *v1alpha1.VMIdentitySet,
 	p *corev1.Pod) (*held, error) {
 	ref := set.Status.UsedBy
@@ -41,7 +41,7 @@ func (r *Reconciler) holdForUUID(ctx context.Context, d *decision, set *v1alpha1
 	return nil, nil
 }
 
-// takeUUID makes a set name the pod that has its UUID. nil: nobody.
+// takeUUID makes a set name the pod that has its UUID. nil: none.
 func (r *Reconciler) takeUUID(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	next *corev1.ObjectReference) error {
 	after := set.DeepCopy()
@@ -52,8 +52,8 @@ func (r *Reconciler) takeUUID(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	return nil
 }
 
-// freeUUID takes the name of a pod that has ended off the set. It is done before the identity
-// forgets the pod, so that nothing is left over if the process ends in between.
+// freeUUID makes a set forget a pod that has ended. This comes before the identity forgets the pod,
+// so that a kill in between leaves nothing behind.
 func (r *Reconciler) freeUUID(ctx context.Context, id *v1alpha1.VMIdentity,
 	ended *corev1.ObjectReference) error {
 	if !fixed(id) || id.Spec.SetName == "" {

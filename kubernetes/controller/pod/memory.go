@@ -10,17 +10,17 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// memory saves requests to the API server. Nothing depends on it: after a restart it is empty. The
-// zero value is ready.
+// memory saves requests to the API server. Nothing depends on it, and after a restart it is empty.
+// The zero value is ready.
 type memory struct {
 	mu  sync.Mutex
 	ids map[types.NamespacedName]*remembered // guarded by mu
 }
 
-// remembered is what is known beyond the cache about an identity and its pods.
+// remembered is what is known about an identity and its pods, and not yet in the cache.
 type remembered struct {
-	told   held        // what people were last told about a pod that waits
-	opened []types.UID // pods whose gates have gone, while the cache still has them
+	told   held        // what people were last told about a waiting pod
+	opened []types.UID // pods whose gates are gone, while the cache still has the gates
 	made   bool        // the identity was made, and the cache may not have it yet
 }
 
@@ -49,8 +49,8 @@ func (m *memory) waiting(id types.NamespacedName, pods []*corev1.Pod) []*corev1.
 	return waiting
 }
 
-// tell says whether people have not been told of a held pod yet, and remembers that they have. With
-// nil, what they were told is forgotten.
+// tell reports whether people have yet to be told about a held pod, and remembers it as told. nil
+// forgets what they were told.
 func (m *memory) tell(id types.NamespacedName, h *held) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -67,7 +67,7 @@ func (m *memory) tell(id types.NamespacedName, h *held) bool {
 	return anew
 }
 
-// open notes that the gate of a pod has gone.
+// open notes that the gate of a pod is gone.
 func (m *memory) open(id types.NamespacedName, pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,7 +82,7 @@ func (m *memory) make(id types.NamespacedName) {
 	m.getLocked(id).made = true
 }
 
-// made says once that an identity was made that the cache does not have.
+// made reports once that an identity was made that the cache does not have.
 func (m *memory) made(id types.NamespacedName) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

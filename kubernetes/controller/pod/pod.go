@@ -20,14 +20,14 @@ import (
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// Reconciler gives disks to pods. Its requests name identities, not pods: who gets a disk is
-// decided in one place.
+// Reconciler gives disks to pods. Its requests name identities, not pods: one place decides who
+// gets a disk.
 type Reconciler struct {
 	client.Client
-	// Live reads from the API server, where the cache may be late.
+	// Live reads from the API server, because the cache may be late.
 	Live   client.Reader
 	Events events.EventRecorder
-	// Mover moves disks of type Local to pods. nil: none are moved.
+	// Mover moves disks of type Local to pods. nil: nothing moves them.
 	Mover Mover
 
 	written objects.Written
@@ -36,18 +36,18 @@ type Reconciler struct {
 
 // Mover moves disks to pods.
 type Mover interface {
-	// Hold says why a pod has to wait for a move, or "". The status of the identity changes when
-	// that does, or its annotations.
+	// Hold returns why a pod must wait for a move, or "". When that changes, so does the status of
+	// the identity, or its annotations.
 	Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (string, error)
 }
 
-// held is a pod that waits, and why.
+// held is a waiting pod, and why it waits.
 type held struct {
 	pod             types.UID
 	reason, message string
 }
 
-// again is how long to wait for what no event announces.
+// again is how long to wait for changes that no event announces.
 const again = 30 * time.Second
 
 // Reconcile decides who uses one identity.
@@ -83,8 +83,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return objects.Result(d.again, r.carryOut(ctx, &d))
 }
 
-// pods are those that ask for an identity and have not ended, oldest first. A pod that only serves
-// the disk or moves it is none of them.
+// pods are those that ask for an identity and have not ended, oldest first. Pods that serve the
+// disk or move it do not count.
 func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]*corev1.Pod, error) {
 	var list corev1.PodList
 	if err := r.List(ctx, &list, client.InNamespace(id.Namespace),
@@ -152,7 +152,7 @@ func setMissing(p *corev1.Pod) *held {
 		inject.SetName(p))}
 }
 
-// tell sends an event about a pod that waits, unless people were told the same before. A nil held
+// tell sends an event about a waiting pod, unless people were told the same before. A nil held
 // forgets what they were told.
 func (r *Reconciler) tell(id types.NamespacedName, p *corev1.Pod, h *held) {
 	if r.memory.tell(id, h) {
@@ -180,5 +180,5 @@ func newIdentity(name types.NamespacedName, set *v1alpha1.VMIdentitySet) *v1alph
 	return id
 }
 
-// maxLabel is the most bytes of the value of a label.
+// maxLabel is the longest value of a label, in bytes.
 const maxLabel = 63

@@ -41,7 +41,7 @@ func TestOnePodOfAFixedUUID(t *testing.T) {
 	a, _ := get(t, w, "a", &corev1.Pod{})
 	require.Equal(t, uuid1, a.Annotations[v1alpha1.AnnotationFirmwareUUID])
 
-	// A pod that has ended frees the UUID, though its object stays.
+	// A pod that has ended frees the UUID, although its object stays.
 	p, _ := get(t, w, "a", &corev1.Pod{})
 	p.Status.Phase = corev1.PodSucceeded
 	require.NoError(t, w.Base.Status().Update(t.Context(), p))
@@ -126,7 +126,7 @@ func TestOtherSet(t *testing.T) {
 	require.Equal(t, "False Invalid", reason(identityOf(t, w, "vm"), v1alpha1.ConditionInUse))
 }
 
-// A pod that is held keeps nothing from being deleted, and gets a new disk afterwards.
+// A held pod does not block the deletion of anything, and gets a new disk afterwards.
 func TestPodOfAnIdentityThatIsDeleted(t *testing.T) {
 	w := newWorld(t, newSet(), gatedPod("a", "vm"), gatedPod("b", "vm"))
 	work := restart(w)
@@ -139,11 +139,11 @@ func TestPodOfAnIdentityThatIsDeleted(t *testing.T) {
 	require.False(t, gated(t, w, "b"))
 }
 
-// The cache may know a pod later than the status that names it: the API server decides.
+// The cache may learn of a pod later than of the status that names it. The API server decides.
 func TestUserThatTheCacheDoesNotKnow(t *testing.T) {
 	w := newWorld(t, newSet(), gatedPod("a", "vm"), gatedPod("b", "vm"))
 	w.Settle(t, restart(w), "vm")
-	// For the cache, pod a has no label any more. It runs all the same.
+	// In the cache, pod a has no label any more, but it runs.
 	p, _ := get(t, w, "a", &corev1.Pod{})
 	p.Labels = nil
 	require.NoError(t, w.Base.Update(t.Context(), p))
@@ -155,7 +155,7 @@ func TestUserThatTheCacheDoesNotKnow(t *testing.T) {
 	require.False(t, gated(t, w, "b"))
 }
 
-// Somebody who takes the gate away by hand has the disk, and nobody else gets it.
+// Somebody takes the gate away by hand. That pod has the disk, and no other one gets it.
 func TestGateTakenAwayByHand(t *testing.T) {
 	p := gatedPod("z", "vm")
 	p.Spec.SchedulingGates = nil
@@ -202,8 +202,8 @@ func TestOtherGatesStay(t *testing.T) {
 		now.Spec.SchedulingGates)
 }
 
-// Machines of a served disk take turns by themselves, so none of them waits for another. They wait
-// until the disk is served.
+// Machines of a served disk take turns by themselves, so none of them waits for another. They only
+// wait until the disk is served.
 func TestServedDiskHasSeveralMachines(t *testing.T) {
 	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) {
 		s.Spec.Attachment = v1alpha1.Service
@@ -221,7 +221,7 @@ func TestServedDiskHasSeveralMachines(t *testing.T) {
 	require.False(t, gated(t, w, "b"))
 }
 
-// A reconcile for a name that does not exist does nothing.
+// A reconcile for an unknown name does nothing.
 func TestNothingToDo(t *testing.T) {
 	w := newWorld(t)
 	for _, r := range restart(w)() {
@@ -233,8 +233,8 @@ func TestNothingToDo(t *testing.T) {
 	require.Zero(t, w.Writes())
 }
 
-// A secret that was deleted is made again for the next pod, with another password. The pod that
-// runs keeps the one that it has.
+// A deleted secret is made again for the next pod, with another password. The running pod keeps its
+// own.
 func TestSecretDeletedByHand(t *testing.T) {
 	w := newWorld(t, newSet(), gatedPod("a", "vm"))
 	work := restart(w)
@@ -255,7 +255,7 @@ func TestSecretDeletedByHand(t *testing.T) {
 	require.Equal(t, []string{"Warning SecretMissing"}, w.Events())
 }
 
-// A full quota refuses the secret that is there, too. That holds up no pod.
+// A full quota refuses even a secret that exists. That must not hold a pod.
 func TestQuotaIsFullOfSecrets(t *testing.T) {
 	w := newWorld(t, newSet(), gatedPod("a", "vm"))
 	work := restart(w)
@@ -273,7 +273,7 @@ func TestQuotaIsFullOfSecrets(t *testing.T) {
 	require.False(t, gated(t, w, "b"))
 }
 
-// The server of a disk has the former credential, so no new one is made beside it.
+// The server of the disk has the old credential, so no new one is made beside it.
 func TestSecretOfAServiceDeletedByHand(t *testing.T) {
 	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) {
 		s.Spec.Attachment = v1alpha1.Service
@@ -294,7 +294,7 @@ func TestSecretOfAServiceDeletedByHand(t *testing.T) {
 	require.Contains(t, c.Message, "kubectl delete deployment vmid-vm")
 	require.Contains(t, w.Events(), "Warning SecretMissing")
 
-	// As the new Deployment does it.
+	// As the new Deployment does.
 	made, err := identity.MakeSecret(t.Context(), w.Client, id)
 	require.NoError(t, err)
 	require.True(t, made)

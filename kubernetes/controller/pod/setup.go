@@ -26,13 +26,13 @@ const (
 type Options struct {
 	// Mover moves disks of type Local to pods. nil: none are moved.
 	Mover Mover
-	// Concurrency is how many identities are worked on at once. 0: one.
+	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
 }
 
 // Setup adds the controller to a manager.
 func Setup(mgr ctrl.Manager, o Options) error {
-	ctx := context.Background() // the cache waits for nothing before it is started
+	ctx := context.Background() // a cache that is not started yet waits for nothing
 	for name, f := range indexes {
 		if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, name, f); err != nil {
 			return err
@@ -45,7 +45,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		For(&v1alpha1.VMIdentity{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
-		// A set that is there at last, or whose firmwareUUID is free.
+		// A set that has appeared, or whose firmwareUUID is free now.
 		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor)).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: o.Concurrency,

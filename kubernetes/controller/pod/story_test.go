@@ -94,8 +94,8 @@ func named[T client.Object](o T, name string) T {
 	return o
 }
 
-// story is the life of one identity with two pods that want it. What must hold at any time is
-// checked after every write.
+// story is the life of one identity with two pods that want it. After every write it checks what
+// must always hold.
 func story(t *testing.T, w *controllertest.World, kind func(*v1alpha1.VMIdentitySet)) {
 	work := restart(w)
 	w.Make(t, newSet(kind))
@@ -148,8 +148,8 @@ func story(t *testing.T, w *controllertest.World, kind func(*v1alpha1.VMIdentity
 		w.Made("PersistentVolumeClaim")})
 }
 
-// Every request of the whole story fails once, and the process starts anew after it. It ends as if
-// nothing had happened. The UUID is fixed because that takes one step more.
+// Each request of the whole story fails once, and the process then starts anew. The end is the same
+// as without the failure. The UUID is fixed because that takes one more step.
 func TestEveryRequestFailsOnce(t *testing.T) {
 	for _, afterwards := range []bool{false, true} {
 		last := 0
@@ -167,7 +167,7 @@ func TestEveryRequestFailsOnce(t *testing.T) {
 	}
 }
 
-// What has settled is left alone.
+// A settled state is left alone.
 func TestSteadyStateWritesNothing(t *testing.T) {
 	w := newWorld(t, newSet(fixedUUID), gatedPod("one", "vm"), gatedPod("two", "vm"))
 	work := restart(w)
@@ -176,13 +176,13 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	w.Settle(t, work, "vm")
 	w.Settle(t, work, "vm")
 	require.Equal(t, before, w.Writes())
-	// The identity, its claim and secret, twice its status, the set's UUID, and the gate. One write
-	// more says that a second pod waits.
+	// The identity, its claim and secret, its status twice, the set's UUID, and the gate. One more
+	// write says that a second pod waits.
 	require.LessOrEqual(t, before, 9)
 }
 
-// A write between the read and the write of a controller is a conflict, and no pod is let through
-// by what is not true any more.
+// If somebody writes between a controller's read and its write, that is a conflict, and no pod
+// starts because of an outdated state.
 func TestConflictsAtEachWrite(t *testing.T) {
 	for n := 1; ; n++ {
 		w := newWorld(t)

@@ -1,18 +1,18 @@
-// Package service serves the disk of a VMIdentity with attachment Service from a Deployment of its
-// own behind a Service, so that two machines can reach it while one is migrated to the other.
+// Package service serves the disk of a VMIdentity with attachment Service from its own Deployment
+// behind a Service, so that two machines can reach it while one is migrated to the other.
 //
-// The Deployment has the container that a sidecar has otherwise, made by kubernetes/vmdisk. All
-// that is made has the name of the claim, vmid-NAME. The status tells portal and target name.
+// The Deployment has the container that a sidecar would have, made by kubernetes/vmdisk. All
+// objects have the name of the claim, vmid-NAME. The status has portal and target name.
 //
-// On request, by annotation v1alpha1.AnnotationVolumeClaim, the LUN is a PersistentVolume of type
-// iscsi, too, with a claim: the kubelet logs in by the node's initiator, and a pod has a block
-// device. Volume and claim never touch the data: the volume's policy is Retain.
+// With annotation v1alpha1.AnnotationVolumeClaim, the LUN is also a PersistentVolume of type iscsi,
+// with a claim: the kubelet logs in by the node's initiator, and a pod gets a block device. Volume
+// and claim never touch the data, because the volume's policy is Retain.
 //
 // # Handover
 //
-// Annotations of the VMIdentity say who is to take the disk over, and when. The controller writes
-// what is asked for into an annotation of the server's pod. The kubelet writes that into a file of
-// the downward API, which the daemon follows, and the daemon's page /status tells the outcome.
+// Annotations of the VMIdentity say who should take the disk over, and when. The controller copies
+// that into an annotation of the server's pod. The kubelet writes it into a file of the downward
+// API, which the daemon follows, and the daemon's page /status has the outcome.
 //
 // So the daemon has no port that obeys, and nobody has a key or a certificate for it: the right to
 // hand a disk over is the right to change its pod, which the controller has to open gates anyway.
@@ -23,7 +23,7 @@
 //
 // # What an upgrade does
 //
-// A new image of the server in the controller's options is for new Deployments. Those that exist
-// keep theirs, because all machines of the cluster would wait for their disks at once otherwise.
-// Whoever deletes a Deployment has it made with the new image.
+// A new image of the server in the controller's options applies to new Deployments. Existing ones
+// keep theirs, because otherwise all machines of the cluster would wait for their disks at once. If
+// somebody deletes a Deployment, it is made again with the new image.
 package service

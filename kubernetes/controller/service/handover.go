@@ -34,7 +34,7 @@ func step(id *v1alpha1.VMIdentity) (to, step string, err error) {
 	return to, step, err
 }
 
-// request is what the daemon is asked for, as its control socket takes it.
+// request is a request to the daemon, in the form of its control socket.
 func request(to, step string) (string, error) {
 	text, err := json.Marshal(struct {
 		Action string `json:"action"`
@@ -44,9 +44,9 @@ func request(to, step string) (string, error) {
 	return string(text), err
 }
 
-// handover has done what the annotations ask for. It notes the step in the status when it is done,
-// so that it is not done again by the server of another pod. It says whether to look again soon:
-// nobody tells when the daemon has seen the annotation.
+// handover has the daemon do what the annotations ask for. It records a finished step in the
+// status, so that the server of another pod does not do it again. It returns whether to look again
+// soon, because nothing announces that the daemon has seen the annotation.
 func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
 	c *metav1.Condition, again bool, err error) {
 	to, step, err := step(id)

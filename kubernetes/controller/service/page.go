@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// status is what this package reads of the page /status of a daemon.
+// status is the part of a daemon's page /status that this package reads.
 type status struct {
 	Handover *struct {
 		Asked string `json:"asked"`

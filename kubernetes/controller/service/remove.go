@@ -15,9 +15,9 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// remove ends serving an identity that is being deleted, or served otherwise from now on. While
-// somebody uses the disk, nothing is removed, and the condition Served says who. It says whether
-// everything is gone.
+// remove stops serving an identity that is being deleted, or that should be served in another way.
+// While somebody uses the disk, nothing is removed, and the condition Served says who. It returns
+// whether everything is gone.
 func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
 	users, err := r.users(ctx, id)
 	if err != nil {
@@ -73,7 +73,7 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 }
 
 // users are the machines that use a disk: pods that name the identity, and initiators that are
-// logged in. Nobody can use what is not served.
+// logged in. Nobody can use a disk that is not served.
 func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users []string,
 	err error) {
 	var pods corev1.PodList

@@ -25,15 +25,16 @@ import (
 
 // Options are the settings of the controller.
 type Options struct {
-	// Off serves nothing, and identities with attachment Service say so.
+	// Off serves nothing. Identities with attachment Service say so.
 	Off bool
 	// Server is the image of kubevirt-disk for new Deployments.
 	Server string
-	// ClaimSize is the size that the volume of an identity without a size has.
+	// ClaimSize is the size of the volume of an identity without a size.
 	ClaimSize resource.Quantity
-	// Concurrency is how many identities are worked on at once. 0: one.
+	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
-	// Pages is where the pages of the daemon in a pod are, host:port. nil: at the pod's address.
+	// Pages returns where the pages of the daemon in a pod are, host:port. nil: at the pod's
+	// address.
 	Pages func(pod *corev1.Pod) string
 }
 
@@ -44,10 +45,10 @@ type Reconciler struct {
 	Options Options
 }
 
-// look is when something is looked at again of which nobody tells that it has changed.
+// look is the time before another look at something whose changes nothing announces.
 const look = time.Second
 
-// Reconcile brings about how one identity is served.
+// Reconcile serves one identity, or stops serving it.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var before v1alpha1.VMIdentity
 	if err := r.Client.Get(ctx, req.NamespacedName, &before); err != nil {
@@ -90,7 +91,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return result, err
 }
 
-// sayOff notes in the status of an identity that it is not served.
+// sayOff records in the status of an identity that it is not served.
 func (r *Reconciler) sayOff(ctx context.Context, before *v1alpha1.VMIdentity) error {
 	if before.Spec.Attachment != v1alpha1.Service {
 		return nil
@@ -116,8 +117,8 @@ func (r *Reconciler) finalizer(ctx context.Context, before *v1alpha1.VMIdentity,
 		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager)))
 }
 
-// serve makes what serves an identity, and notes in its status what there is. It says whether to
-// look again soon.
+// serve makes the objects that serve an identity, and records their state in its status. It returns
+// whether to look again soon.
 func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again bool, err error) {
 	service, deployment := &corev1.Service{}, &appsv1.Deployment{}
 	key := client.ObjectKey{Namespace: id.Namespace, Name: Name(id.Name)}
@@ -185,8 +186,8 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 	return again, err
 }
 
-// pod is the one that serves an identity, or nil. One that is ending counts while it is the only
-// one.
+// pod is the pod that serves an identity, or nil. One that is ending counts only if there is no
+// other.
 func (r *Reconciler) pod(ctx context.Context, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
 	var all corev1.PodList
 	if err := r.Client.List(ctx, &all, client.InNamespace(id.Namespace),
@@ -246,8 +247,8 @@ func set(id *v1alpha1.VMIdentity, c *metav1.Condition) {
 	objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
 }
 
-// noted notes in the status what a person can do about a request that failed. The error is for
-// trying again.
+// noted records in the status what a person can do about a failed request. The error leads to
+// another try.
 func noted(id *v1alpha1.VMIdentity, condition func(reason, message string) *metav1.Condition,
 	what string, err error) error {
 	c, err := failed(condition, what, err)
@@ -261,7 +262,7 @@ func hasCondition(id *v1alpha1.VMIdentity, name string) bool {
 	return apimeta.FindStatusCondition(id.Status.Conditions, name) != nil
 }
 
-// eventType is the type of the event that tells a reason, or "" if it goes on by itself.
+// eventType is the type of the event for a reason, or "" if the reason passes by itself.
 func eventType(reason string) string {
 	switch reason {
 	case v1alpha1.ReasonStarting, v1alpha1.ReasonClaimPending, v1alpha1.ReasonHandoverPending:

@@ -90,7 +90,7 @@ var scheme = sync.OnceValue(func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, appsv1.AddToScheme,
 		v1alpha1.AddToScheme} {
-		_ = add(s) // what is missing makes every test fail
+		_ = add(s) // a missing type makes every test fail
 	}
 	return s
 })
@@ -121,7 +121,7 @@ func (w *world) reconcile() (ctrl.Result, error) {
 	return w.r.Reconcile(w.t.Context(), ctrl.Request{NamespacedName: name})
 }
 
-// converge reconciles until there is nothing to do, as the watches and the queue would.
+// converge reconciles until there is nothing to do, like the watches and the queue.
 func (w *world) converge() (last ctrl.Result) {
 	w.t.Helper()
 	var err error
@@ -136,8 +136,8 @@ func (w *world) converge() (last ctrl.Result) {
 	return last
 }
 
-// kubernetes gives the Service an address, and the Deployment a pod that is ready. It says whether
-// it had to do something.
+// kubernetes gives the Service an address, and the Deployment a ready pod. It returns whether it
+// had to do something.
 func (w *world) kubernetes() (changed bool) {
 	w.t.Helper()
 	ctx := w.t.Context()
@@ -231,8 +231,8 @@ func TestServe(t *testing.T) {
 	})
 }
 
-// TestDeployment: one pod at a time, which may run where "restricted" is enforced, and serves what
-// the Service leads to.
+// TestDeployment: there is one pod at a time. It may run where "restricted" is enforced, and serves
+// what the Service leads to.
 func TestDeployment(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
 		id.Spec.Size = new(resource.MustParse("30Gi"))
@@ -263,7 +263,7 @@ func TestDeployment(t *testing.T) {
 	require.Equal(t, c.Ports[0].Name, service.Spec.Ports[0].TargetPort.String())
 	require.Equal(t, "9260", d.Spec.Template.Annotations["prometheus.io/port"])
 
-	// A new release of the server is not for what runs. A larger disk is.
+	// A new release of the server does not replace a running one. A larger disk does.
 	w.r.Options.Server = "kubevirt.io:disk-2"
 	w.converge()
 	require.NoError(t, w.Get(t.Context(), made, &d))
@@ -275,8 +275,8 @@ func TestDeployment(t *testing.T) {
 		corev1.EnvVar{Name: "SIZE", Value: "42949672960"})
 }
 
-// TestSecretDeletedByHand: while a server may run with it, a secret that was deleted is not made
-// again. Whoever deletes the Deployment gets both anew.
+// TestSecretDeletedByHand: while a server may run with a deleted secret, it is not made again. If
+// somebody deletes the Deployment, both are made anew.
 func TestSecretDeletedByHand(t *testing.T) {
 	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
 		w := newWorld(t, calls, nil)
@@ -296,7 +296,7 @@ func TestSecretDeletedByHand(t *testing.T) {
 	})
 }
 
-// TestOthersAreLeftAlone: what has our name and was not made by us stays as it is.
+// TestOthersAreLeftAlone: an object that has our name but that we did not make stays as it is.
 func TestOthersAreLeftAlone(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	theirs := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: made.Namespace,
@@ -304,7 +304,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	require.NoError(t, w.Create(t.Context(), theirs))
 	_, err := w.reconcile() // the finalizer
 	require.NoError(t, err)
-	// The cache has nothing without our label.
+	// The cache has no object without our label.
 	w.r.Client = controllertest.Labelled(w.WithWatch, v1alpha1.LabelIdentity,
 		&appsv1.Deployment{})
 	_, err = w.reconcile()
@@ -333,7 +333,7 @@ func TestServedSaysWhy(t *testing.T) {
 	require.Contains(t, <-w.events, "Warning Failed")
 }
 
-// TestDiskInUseStays: who uses the disk keeps it, also when the identity is deleted.
+// TestDiskInUseStays: a machine that uses the disk keeps it, also when the identity is deleted.
 func TestDiskInUseStays(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
@@ -355,8 +355,8 @@ func TestDiskInUseStays(t *testing.T) {
 	w.missing(made, &d)
 }
 
-// TestBackToSidecar: an identity that is to be served in the pod again loses the server, and what
-// the status says of it.
+// TestBackToSidecar: an identity that is to be served in the pod again loses its server, and the
+// status forgets the server.
 func TestBackToSidecar(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
@@ -368,8 +368,8 @@ func TestBackToSidecar(t *testing.T) {
 	require.NotContains(t, w.identity().Finalizers, v1alpha1.FinalizerService)
 }
 
-// TestServicesAreTurnedOff: an identity says that it is not served, and what was made for it before
-// stays as it is.
+// TestServicesAreTurnedOff: an identity says that it is not served, and objects that were made for
+// it before stay.
 func TestServicesAreTurnedOff(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
@@ -413,7 +413,7 @@ func TestHandover(t *testing.T) {
 	})
 }
 
-// TestHandoverIsDoneOnce: a new pod of the server is not asked for what is done.
+// TestHandoverIsDoneOnce: a new pod of the server is not asked for a step that is done.
 func TestHandoverIsDoneOnce(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()

@@ -30,7 +30,7 @@ func (r *Reconciler) volumeSize(id *v1alpha1.VMIdentity) resource.Quantity {
 	return r.Options.ClaimSize
 }
 
-// accessModes are those of the volume: one pod, unless the identity asks for more.
+// accessModes are the access modes of the volume: for one pod, unless the identity asks for more.
 func accessModes(id *v1alpha1.VMIdentity) ([]corev1.PersistentVolumeAccessMode, error) {
 	mode := corev1.PersistentVolumeAccessMode(id.Annotations[v1alpha1.AnnotationVolumeAccess])
 	switch mode {
@@ -54,7 +54,7 @@ func (r *Reconciler) newVolume(id *v1alpha1.VMIdentity, address, claim string,
 			Capacity:    corev1.ResourceList{corev1.ResourceStorage: r.volumeSize(id)},
 			AccessModes: modes,
 			VolumeMode:  new(corev1.PersistentVolumeBlock),
-			// Nothing that a claim leaves behind may remove the disk.
+			// The disk must outlive its claim.
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
 				Namespace: id.Namespace, Name: claim},
@@ -78,7 +78,7 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, name string,
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes:      modes,
 			VolumeMode:       new(corev1.PersistentVolumeBlock),
-			StorageClassName: new(""), // no class makes a volume for it
+			StorageClassName: new(""), // no class should make a volume for it
 			VolumeName:       VolumeName(id),
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceStorage: r.volumeSize(id)}},
@@ -87,8 +87,8 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, name string,
 	return c
 }
 
-// volume makes the volume that an identity asks for, with its claim, and removes those that it asks
-// for no more. It returns condition VolumeReady, or nil if there is to be none.
+// volume makes the volume that an identity asks for, with its claim, and removes those that it no
+// longer asks for. It returns condition VolumeReady, or nil if there should be no volume.
 func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, address string) (
 	*metav1.Condition, error) {
 	name := id.Annotations[v1alpha1.AnnotationVolumeClaim]
@@ -138,7 +138,7 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 		fmt.Sprintf("the claim %s is being bound to the LUN", name)), nil
 }
 
-// dropVolume removes claims of a volume, and the volume. Kubernetes holds them while a pod has
+// dropVolume removes claims of a volume, and the volume. Kubernetes keeps them while a pod uses
 // them.
 func (r *Reconciler) dropVolume(ctx context.Context, id *v1alpha1.VMIdentity,
 	claims []corev1.PersistentVolumeClaim) error {
@@ -163,8 +163,8 @@ func volumeCondition(reason, message string) *metav1.Condition {
 		Reason: reason, Message: message}
 }
 
-// failed is the condition after a request failed, if people can do something about it, and the
-// error if trying again may help.
+// failed is the condition after a failed request, if people can do something about it, and the
+// error if another try may help.
 func failed(condition func(reason, message string) *metav1.Condition, what string, err error) (
 	*metav1.Condition, error) {
 	switch {

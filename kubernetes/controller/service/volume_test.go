@@ -17,7 +17,7 @@ import (
 
 var volume = client.ObjectKey{Name: "vmid-u-1"}
 
-// bind does what the binder of Kubernetes does.
+// bind does the work of Kubernetes' binder.
 func (w *world) bind() {
 	w.t.Helper()
 	var c corev1.PersistentVolumeClaim
@@ -49,7 +49,7 @@ func TestVolumeGoes(t *testing.T) {
 	})
 	w.converge()
 
-	// Who takes the annotation away has both taken away.
+	// If the annotation is removed, so are both.
 	w.annotate(v1alpha1.AnnotationVolumeClaim, "")
 	w.converge()
 	w.missing(claim, &corev1.PersistentVolumeClaim{})
@@ -67,7 +67,7 @@ func TestVolumeGoes(t *testing.T) {
 }
 
 // TestVolumeIsThatOfTheExample compares the volume and the claim with those of the example, which a
-// kernel logs in to in a test of package integration: only names, address and size differ.
+// test in package integration lets a kernel log in to. Only names, address and size differ.
 func TestVolumeIsThatOfTheExample(t *testing.T) {
 	text, err := os.ReadFile("../../../examples/kubernetes/volume.yaml")
 	require.NoError(t, err)

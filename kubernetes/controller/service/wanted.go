@@ -17,7 +17,7 @@ const (
 	iscsiPort = 3260
 	lun       = 1
 
-	// The file of the downward API that tells the daemon of handovers.
+	// The file of the downward API by which the daemon learns of handovers.
 	podinfo     = "podinfo"
 	podinfoDir  = "/etc/podinfo"
 	annotations = "annotations"
@@ -26,8 +26,8 @@ const (
 // Name is that of the Deployment and of the Service of an identity.
 func Name(identity string) string { return v1alpha1.ClaimName(identity) }
 
-// TargetName is the iSCSI name by which the disk is served. It differs for all identities: an
-// initiator takes two portals of one name for two ways to one disk.
+// TargetName is the iSCSI name of the disk. It is different for each identity, because an initiator
+// takes two portals of one name for two paths to one disk.
 func TargetName(id *v1alpha1.VMIdentity) string {
 	return fmt.Sprintf("iqn.2017-01.io.kubevirt:%s.%s", id.Namespace, id.Name)
 }
@@ -53,7 +53,7 @@ func newService(id *v1alpha1.VMIdentity) *corev1.Service {
 	}}
 }
 
-// newDeployment is that of an identity whose claim and secret are there.
+// newDeployment is the Deployment of an identity whose claim and secret exist.
 func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, error) {
 	disk := vmdisk.Disk{Image: id.Spec.Image, Device: v1alpha1.Device,
 		Filled: id.Spec.Population == v1alpha1.Snapshot}
@@ -74,7 +74,7 @@ func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, 
 	}); err != nil {
 		return nil, err
 	}
-	// Nothing else is in the pod, so the container is none that has to come first.
+	// It is the only container in the pod, so it need not start first.
 	c := pod.InitContainers[0]
 	pod.InitContainers = nil
 	c.RestartPolicy = nil
@@ -94,7 +94,7 @@ func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, 
 		VolumeSource: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{
 			Items: []corev1.DownwardAPIVolumeFile{file}}}})
 	labels := selector(id)
-	// By this one the pod is seen as one that has the claim.
+	// This label marks the pod as one that has the claim.
 	labels[v1alpha1.LabelIdentity] = id.Name
 	return &appsv1.Deployment{ObjectMeta: meta(id, Name(id.Name)), Spec: appsv1.DeploymentSpec{
 		Replicas: new(int32(1)),

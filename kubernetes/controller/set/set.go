@@ -1,5 +1,6 @@
 // Package set counts the identities of a VMIdentitySet, says whether the set can be used, and
-// passes a larger size on to its identities. It deletes nothing: identities outlive their set.
+// enlarges its identities when the set's size grows. It deletes nothing: identities outlive their
+// set.
 package set
 
 import (
@@ -28,7 +29,7 @@ import (
 type Options struct {
 	// UsageTypes are the storage classes of usage types, by name.
 	UsageTypes map[string]string
-	// Concurrency is how many sets are worked on at once. 0: one.
+	// Concurrency is how many sets are handled at once. 0: one.
 	Concurrency int
 }
 
@@ -44,13 +45,13 @@ type Reconciler struct {
 // indexSet finds the identities of a set.
 const indexSet = "spec.setName"
 
-// calm is how long the changes of a set's identities are gathered before they are counted: a
-// thousand pods that start at once make few writes.
+// calm is how long changes of a set's identities are gathered before they are counted. So a
+// thousand pods that start at once cause few writes.
 const calm = 500 * time.Millisecond
 
 // Setup adds the controller to a manager.
 func Setup(mgr ctrl.Manager, o Options) error {
-	// The cache waits for nothing before it is started.
+	// A cache that is not started yet waits for nothing.
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.VMIdentity{}, indexSet,
 		bySet)
 	if err != nil {
@@ -138,8 +139,8 @@ func (r *Reconciler) ready(set *v1alpha1.VMIdentitySet) metav1.Condition {
 	return c
 }
 
-// grow gives the size of a set to those of its identities that are smaller. The list is the cache's
-// own, so nothing in it is changed.
+// grow gives the size of a set to those of its identities that are smaller. The list belongs to the
+// cache, so nothing in it may change.
 func (r *Reconciler) grow(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	ids []v1alpha1.VMIdentity) error {
 	if set.Spec.Size == nil {
@@ -162,7 +163,7 @@ func (r *Reconciler) grow(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	return nil
 }
 
-// smaller says that a size is not there, or below another one.
+// smaller reports whether a size is missing, or below another one.
 func smaller(size *resource.Quantity, than resource.Quantity) bool {
 	return size == nil || size.Cmp(than) < 0
 }

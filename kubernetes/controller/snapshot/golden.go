@@ -20,9 +20,9 @@ var SnapshotKind = schema.GroupVersionKind{Group: "snapshot.storage.k8s.io", Ver
 	Kind: "VolumeSnapshot"}
 
 const (
-	// labelGolden is on all that is golden.
+	// labelGolden is on all golden objects.
 	labelGolden = v1alpha1.Group + "/golden"
-	// annotationImage is on what is golden, for people: the image.
+	// annotationImage is on golden objects, for people: the image.
 	annotationImage = v1alpha1.Group + "/image"
 
 	diskUser = 107
@@ -31,8 +31,8 @@ const (
 	retries  = 3
 )
 
-// Name is that of what is golden for an image and a storage class (nil: the default one) in one
-// namespace. The digest decides, and not where the image comes from.
+// Name is the name of the golden objects for an image and a storage class (nil: the default one) in
+// one namespace. The digest decides, and not where the image comes from.
 func Name(image string, class *string) string {
 	digest := image[strings.LastIndex(image, "@")+1:]
 	key := digest + "\ndefault"
@@ -43,7 +43,8 @@ func Name(image string, class *string) string {
 	return "golden-" + hex.EncodeToString(sum[:10])
 }
 
-// metaOf is that of what belongs to a golden Job. The empty LabelIdentity has it in the cache.
+// metaOf is the metadata of an object that belongs to a golden Job. The empty LabelIdentity lets
+// the cache have it.
 func metaOf(id *v1alpha1.VMIdentity, name string, owner metav1.OwnerReference) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: id.Namespace, Name: name,
 		Labels:          map[string]string{labelGolden: name, v1alpha1.LabelIdentity: ""},
@@ -51,8 +52,8 @@ func metaOf(id *v1alpha1.VMIdentity, name string, owner metav1.OwnerReference) m
 		OwnerReferences: []metav1.OwnerReference{owner}}
 }
 
-// ownedBy is a reference to an identity that uses what is golden. It is one of several, so none of
-// them is the controller.
+// ownedBy is a reference to an identity that uses golden objects. There are several such owners, so
+// none of them is the controller.
 func ownedBy(id *v1alpha1.VMIdentity) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "VMIdentity",
 		Name: id.Name, UID: id.UID}
@@ -63,7 +64,7 @@ func ofJob(job *batchv1.Job) metav1.OwnerReference {
 		Name: job.Name, UID: job.UID, Controller: new(true)}
 }
 
-// newJob writes an image into the claim of its name.
+// newJob is a Job that writes an image into the claim of its name.
 func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
 	restricted := &corev1.SecurityContext{
 		AllowPrivilegeEscalation: new(false),
@@ -76,9 +77,9 @@ func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
 	c := corev1.Container{
 		Name:  "pull",
 		Image: o.Server,
-		// An attempt before may have left a file that is not of this one.
+		// An earlier attempt may have left a file that differs.
 		Args: []string{"pull", "--force", id.Spec.Image, diskFile},
-		// What the command says at its end is what people are told.
+		// People are told what the command says at its end.
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"),
@@ -151,8 +152,8 @@ func newSnapshot(id *v1alpha1.VMIdentity, job *batchv1.Job,
 	return s
 }
 
-// snapshotState is what the driver says of a snapshot: that it is ready, with the size that a claim
-// from it has at least (0: unknown), or what is wrong.
+// snapshotState is what the driver says about a snapshot: that it is ready, with the least size of
+// a claim from it (0: unknown), or what is wrong.
 func snapshotState(s *unstructured.Unstructured) (ready bool, size resource.Quantity,
 	wrong string) {
 	ready, _, _ = unstructured.NestedBool(s.Object, "status", "readyToUse")

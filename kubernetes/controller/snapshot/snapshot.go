@@ -27,21 +27,21 @@ import (
 type Options struct {
 	// Server is the image of kubevirt-disk that fills claims.
 	Server string
-	// ClaimSize is the size of a golden claim at least. The images have to fit into it.
+	// ClaimSize is the least size of a golden claim. The images must fit into it.
 	ClaimSize resource.Quantity
 	// UsageTypes are the storage classes by the usage types that users may name.
 	UsageTypes map[string]string
 	// SnapshotClass is the VolumeSnapshotClass; "": the driver's default.
 	SnapshotClass string
 	// PullSecret is the name of a secret of type kubernetes.io/dockerconfigjson, in the namespaces
-	// of identities, with which images are fetched; "": none.
+	// of identities, for fetching images; "": none.
 	PullSecret string
-	// Concurrency is how many identities are worked on at once. 0: one.
+	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
 }
 
-// class is the storage class of an identity's claims; nil: the default one. ok says that the
-// identity names none that is unknown.
+// class is the storage class of an identity's claims; nil: the default one. ok is false if the
+// identity names an unknown one.
 func (o Options) class(id *v1alpha1.VMIdentity) (class *string, ok bool) {
 	if id.Spec.UsageType == "" {
 		return id.Spec.StorageClassName, true
@@ -50,7 +50,7 @@ func (o Options) class(id *v1alpha1.VMIdentity) (class *string, ok bool) {
 	return &name, ok
 }
 
-// Reconciler makes what is golden for identities.
+// Reconciler makes golden objects for identities.
 type Reconciler struct {
 	Client client.Client
 	// Cache reads VolumeSnapshots, which have no Go type here.
@@ -61,11 +61,11 @@ type Reconciler struct {
 	Options Options
 }
 
-// failedStays is how long a Job that failed stays, for people to look at, before all is tried
-// again.
+// failedStays is how long a failed Job stays, so that people can look at it, before everything is
+// tried again.
 const failedStays = 5 * time.Minute
 
-// Reconcile makes what is golden for one identity, and tells how far that is in condition
+// Reconcile makes the golden objects for one identity, and reports the progress in condition
 // Populated.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var before v1alpha1.VMIdentity
@@ -74,10 +74,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	class, ok := r.Options.class(&before)
 	if before.Spec.Population != v1alpha1.Snapshot || before.DeletionTimestamp != nil || !ok {
-		return ctrl.Result{}, nil // what was made is collected; what is unknown is told by others
+		return ctrl.Result{}, nil // what was made is collected; others report what is unknown
 	}
 	if before.Status.CreationTime != nil {
-		return ctrl.Result{}, nil // it has its claim, and owns what is golden
+		return ctrl.Result{}, nil // it has its claim, and owns the golden objects
 	}
 	w := &work{Reconciler: r, id: &before, class: class, name: Name(before.Spec.Image, class)}
 	c, again, err := w.make(ctx)
@@ -97,7 +97,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: again}, err
 }
 
-// work is what one identity needs.
+// work is the work for one identity.
 type work struct {
 	*Reconciler
 	id    *v1alpha1.VMIdentity
@@ -116,8 +116,8 @@ func wrong(format string, args ...any) *metav1.Condition {
 	return c
 }
 
-// make makes the next thing that is missing. The condition says how far it is, and again when
-// something has to be done of which nobody tells. Without a condition nothing is known.
+// make makes the next missing object. It returns the condition, and when to look again if no event
+// announces the next step. Without a condition nothing is known.
 func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Duration, err error) {
 	job, c, err := w.job(ctx)
 	if c != nil || err != nil {
@@ -168,7 +168,7 @@ func (w *work) get(ctx context.Context, from client.Reader, o client.Object) (th
 	return err == nil, client.IgnoreNotFound(err)
 }
 
-// create makes an object. That another identity was faster is what is wanted.
+// create makes an object. If another identity was faster, that is fine, too.
 func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, error) {
 	kind := o.GetObjectKind().GroupVersionKind().Kind
 	if kind == "" {
@@ -187,7 +187,7 @@ func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, 
 	return nil, fmt.Errorf("%s %s: %w", kind, w.name, err)
 }
 
-// job returns the Job if this identity owns it, or else the condition while it does not.
+// job returns the Job if this identity owns it, or else the condition until it does.
 func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error) {
 	job := &batchv1.Job{}
 	there, err := w.get(ctx, w.Client, job)
@@ -220,7 +220,7 @@ func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error)
 	return owned, nil, nil
 }
 
-// filling says how far a Job is that has not ended.
+// filling is the condition for a Job that has not ended.
 func (w *work) filling(job *batchv1.Job) *metav1.Condition {
 	switch {
 	case job.Status.Active == 0 && job.Status.Failed == 0:
@@ -236,7 +236,7 @@ func (w *work) filling(job *batchv1.Job) *metav1.Condition {
 	return populating("Job %s writes the image", w.name)
 }
 
-// retry deletes a Job that failed, a while after.
+// retry deletes a failed Job after a while.
 func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCondition) (
 	*metav1.Condition, time.Duration, error) {
 	left := failedStays - time.Since(failed.LastTransitionTime.Time)
@@ -248,7 +248,7 @@ func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCo
 		}
 		return populating("Job %s failed, and is made again", w.name), 0, nil
 	}
-	// The message is found once: reading pods is a request.
+	// The message is determined once, because reading pods is a request.
 	now := apimeta.FindStatusCondition(w.id.Status.Conditions, v1alpha1.ConditionPopulated)
 	if now != nil && now.Reason == v1alpha1.ReasonPopulationError &&
 		strings.Contains(now.Message, string(job.UID)) {
@@ -263,7 +263,7 @@ func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCo
 		left, nil
 }
 
-// lastWords is what the last pod of a Job said when it failed.
+// lastWords is what the last pod of a failed Job said.
 func (w *work) lastWords(ctx context.Context, job *batchv1.Job) (string, error) {
 	var pods corev1.PodList
 	if err := w.Live.List(ctx, &pods, client.InNamespace(job.Namespace),
@@ -285,7 +285,7 @@ func (w *work) lastWords(ctx context.Context, job *batchv1.Job) (string, error) 
 	return said, nil
 }
 
-// lastLine is the last line of a log that has something in it, not too long for a condition.
+// lastLine is the last line of a log that is not empty, cut to the length of a condition.
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	line := strings.TrimSpace(lines[len(lines)-1])

@@ -32,7 +32,7 @@ var scheme = sync.OnceValue(func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, batchv1.AddToScheme,
 		v1alpha1.AddToScheme} {
-		_ = add(s) // what is missing makes every test fail
+		_ = add(s) // a missing type makes every test fail
 	}
 	s.AddKnownTypeWithName(SnapshotKind, &unstructured.Unstructured{})
 	s.AddKnownTypeWithName(SnapshotKind.GroupVersion().WithKind("VolumeSnapshotList"),
@@ -91,7 +91,7 @@ func (w *world) there(o client.Object) bool {
 	return controllertest.There(w.t, w, golden().Namespace, golden().Name, o)
 }
 
-// kubernetes does one thing that is due, and says whether there was one.
+// kubernetes does one thing that is due, and returns whether there was one.
 func (w *world) kubernetes() bool {
 	w.t.Helper()
 	ctx := w.t.Context()
@@ -203,8 +203,8 @@ func TestPopulate(t *testing.T) {
 	})
 }
 
-// TestJob: the Job fits into a namespace that enforces "restricted", and writes what the claim of
-// an identity is served by.
+// TestJob: the Job fits into a namespace that enforces "restricted", and writes the file that
+// serves the claim of an identity.
 func TestJob(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "vm1")
 	w.r.Options.PullSecret = "regcred"
@@ -234,7 +234,7 @@ func TestNameIsThatOfTheContent(t *testing.T) {
 	require.NotEqual(t, Name(image, nil), Name(image[:len(image)-1]+"9", nil))
 }
 
-// TestJobFails: what the command has said is told to people, and all is made again after a while.
+// TestJobFails: people are told what the command said, and everything is made again after a while.
 func TestJobFails(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "vm1")
 	w.jobFails = "registry.example.com is unknown"
@@ -264,7 +264,7 @@ func TestJobFails(t *testing.T) {
 	require.NotEqual(t, failed, job.UID)
 }
 
-// TestRetryConverges deletes a failed Job and makes all again, whatever request fails.
+// TestRetryConverges: a failed Job is deleted and everything made again, whichever request fails.
 func TestRetryConverges(t *testing.T) {
 	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
 		w := newWorld(t, calls, "vm1")
@@ -291,7 +291,7 @@ func TestSnapshotFails(t *testing.T) {
 	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
 }
 
-// TestWhatEndsIsNotUsed: a Job, claim or snapshot that is being deleted is waited for.
+// TestWhatEndsIsNotUsed: nothing is made from a Job, claim or snapshot that is being deleted.
 func TestWhatEndsIsNotUsed(t *testing.T) {
 	for name, o := range map[string]client.Object{"Job": &batchv1.Job{},
 		"claim":          &corev1.PersistentVolumeClaim{},
@@ -322,7 +322,7 @@ func TestWhatEndsIsNotUsed(t *testing.T) {
 	}
 }
 
-// TestQuota: what the API server refuses is told, and tried again.
+// TestQuota: a refusal of the API server is reported, and tried again.
 func TestQuota(t *testing.T) {
 	quota := apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "x", nil)
 	// The identity, the Job, and then its creation.
@@ -335,8 +335,8 @@ func TestQuota(t *testing.T) {
 	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
 }
 
-// TestWhoHasItsDiskIsLeftAlone: an identity with its claim, one that ends, and one that names an
-// unknown storage need nothing.
+// TestWhoHasItsDiskIsLeftAlone: an identity with its claim, one that is being deleted, and one that
+// names an unknown usage type need nothing.
 func TestWhoHasItsDiskIsLeftAlone(t *testing.T) {
 	now := metav1.Now()
 	for _, change := range []func(*v1alpha1.VMIdentity){

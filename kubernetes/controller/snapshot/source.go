@@ -14,12 +14,12 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// Populator tells from what the claims of identities are made.
+// Populator knows what the claims of identities are made from.
 type Populator struct{ Cache client.Reader }
 
-// Source returns the VolumeSnapshot with the image of an identity, and the size that a claim from
-// it has to have at least (0: any). A reason other than "" says that there is none yet, and message
-// why. The status of the identity changes when that changes.
+// Source returns the VolumeSnapshot with the image of an identity, and the least size of a claim
+// from it (0: any). A reason other than "" says that there is none yet, and message says why. When
+// that changes, so does the status of the identity.
 func (p *Populator) Source(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (
 	source *corev1.TypedObjectReference, atLeast resource.Quantity, reason, message string,
 	err error) {

@@ -16,26 +16,26 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// A certificate is made for lifetime, and another one when less than renew of it is left.
+// A certificate is valid for lifetime. A new one is made when less than renew of it is left.
 const (
 	lifetime = 90 * 24 * time.Hour
 	renew    = 30 * 24 * time.Hour
-	// backdate allows for clocks that are apart.
+	// backdate allows for clocks that differ.
 	backdate = time.Hour
 )
 
-// keyAuthority is the key of the Secret with the authorities: that of the certificate, and the one
-// before if it is still in use.
+// keyAuthority is the key in the Secret for the authorities: that of the certificate, and the
+// previous one while it is in use.
 const keyAuthority = "ca.crt"
 
-// pair is a certificate, its key, and the authorities that replicas' certificates may be signed by.
+// pair is a certificate, its key, and the authorities that may have signed replicas' certificates.
 type pair struct {
 	certificate *tls.Certificate
 	bundle      []byte
 }
 
-// generate makes a certificate for names, and an authority that signs nothing else. The authorities
-// before are kept in the bundle.
+// generate makes a certificate for names, and an authority that signs nothing else. The bundle
+// keeps the previous authorities.
 func generate(names []string, now time.Time, before []byte) (map[string][]byte, error) {
 	authority := &x509.Certificate{
 		SerialNumber:          big.NewInt(now.UnixNano()),
@@ -78,7 +78,7 @@ func generate(names []string, now time.Time, before []byte) (map[string][]byte, 
 		return nil, err
 	}
 	bundle := encode("CERTIFICATE", signed)
-	// The first of the authorities before is the one that is in use.
+	// The first of the previous authorities is the one in use.
 	if block, _ := pem.Decode(before); block != nil {
 		if old, err := x509.ParseCertificate(block.Bytes); err == nil && now.Before(old.NotAfter) {
 			bundle = append(bundle, encode("CERTIFICATE", block.Bytes)...)
@@ -95,7 +95,7 @@ func encode(kind string, data []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: data})
 }
 
-// read checks what a Secret has. The error says why another certificate is due.
+// read checks the content of a Secret. The error says why a new certificate is due.
 func read(data map[string][]byte, names []string, now time.Time) (*pair, error) {
 	certificate, err := tls.X509KeyPair(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey])
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// handler answers the API server. It reads sets and identities from there, not from a cache: a set
-// that was just made is found.
+// handler answers the API server. It reads sets and identities from there, not from a cache, so it
+// finds a set that was made just now.
 type handler struct {
 	reader  client.Reader
 	options inject.Options
@@ -60,7 +60,7 @@ func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Res
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
-	// Both come from the same type, so that the patch has nothing but what was changed here.
+	// Both come from the same type, so the patch has only the changes that were made here.
 	patch, err := jsonpatch.CreatePatch(before, after)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)

@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// keeper has the certificate that this replica shows, and keeps the Secret that it comes from and
-// the configurations that name its authority.
+// keeper has the certificate that this replica shows. It maintains the Secret that the certificate
+// comes from, and the configurations that name its authority.
 type keeper struct {
 	reader        client.Reader
 	writer        client.Writer
@@ -38,9 +38,9 @@ func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return nil, errors.New("the webhook has no certificate yet")
 }
 
-// sync brings Secret, configurations and the certificate that is shown together. It reports whether
-// a configuration was changed; then the API server may not know the authority yet, and sync has to
-// be called again to show the new certificate.
+// sync makes the Secret, the configurations and the certificate in use agree. It reports whether it
+// changed a configuration. Then the API server may not know the authority yet, and sync must be
+// called again to show the new certificate.
 func (k *keeper) sync(ctx context.Context) (changed bool, err error) {
 	p, err := k.load(ctx)
 	if err != nil {
@@ -56,8 +56,8 @@ func (k *keeper) sync(ctx context.Context) (changed bool, err error) {
 	return changed, nil
 }
 
-// load reads the certificate from the Secret. If there is none that can be used, it makes one. If
-// another replica does so at the same time, the other one's is taken.
+// load reads the certificate from the Secret. If there is no usable one, it makes one. If another
+// replica does so at the same time, that one's is used.
 func (k *keeper) load(ctx context.Context) (*pair, error) {
 	secret := &corev1.Secret{}
 	err := k.reader.Get(ctx, k.secret, secret)

@@ -25,7 +25,7 @@ type store struct {
 	secret     *corev1.Secret
 	mutating   admissionregistrationv1.MutatingWebhookConfiguration
 	validating admissionregistrationv1.ValidatingWebhookConfiguration
-	// before runs ahead of each write: another replica.
+	// before runs before each write: another replica.
 	before func()
 	writes int
 }
@@ -100,7 +100,7 @@ func newStore() *store {
 	}
 }
 
-// trusted says whether the API server, with the bundle of a configuration, trusts a replica.
+// trusted reports whether the API server, with the bundle of a configuration, trusts a replica.
 func (s *store) trusted(t *testing.T, k *keeper, now time.Time) error {
 	t.Helper()
 	pool := x509.NewCertPool()
@@ -152,7 +152,7 @@ func TestRotation(t *testing.T) {
 	for range 3 {
 		first := one.shown.Load()
 		now = now.Add(lifetime - renew + time.Minute)
-		// Both find it due, and one of them is late.
+		// Both find that a new one is due, and one of them is late.
 		s.before = func() { require.True(t, two.mustSync(t)) }
 		one.mustSync(t)
 		check()
@@ -165,7 +165,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// What somebody breaks is made good again.
+// Whatever somebody breaks is repaired.
 func TestRepair(t *testing.T) {
 	now := time.Now()
 	for what, spoil := range map[string]func(*store){

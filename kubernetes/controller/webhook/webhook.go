@@ -113,7 +113,7 @@ var _ manager.LeaderElectionRunnable = (*keeper)(nil)
 // NeedLeaderElection says that every replica keeps the certificate that it shows.
 func (k *keeper) NeedLeaderElection() bool { return false }
 
-// How often the certificate and the configurations are looked at, and how soon again after a
+// The time between two looks at the certificate and the configurations, and the shorter one after a
 // failure or a change.
 const (
 	every = 10 * time.Minute
