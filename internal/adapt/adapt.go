@@ -1,5 +1,5 @@
-// Package adapt makes a disk of the container image that a reference names: it joins package
-// registry, which fetches and verifies, and package adapter, which makes levels of layers. The
+// Package adapt makes a disk from the container image that a reference names. It joins package
+// registry, which fetches and verifies, and package adapter, which makes levels from layers. The
 // command adapt calls it, and the daemon for --container-image.
 package adapt
 
@@ -20,26 +20,27 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// Options say how an image is made a disk. The zero value runs it as it says itself.
+// Options say how to make a disk from an image. The zero value runs the image as it says itself.
 type Options struct {
 	Size    int64           // the least size of the disk, bytes; 0: what the image needs
-	Machine machine.Options // what the host wants other than the image says
-	// KeepDir keeps which image a tag named at first, as long as it is there. "": nothing does.
+	Machine machine.Options // what the host wants different from the image
+	// KeepDir remembers which image a tag named at first, as long as the directory exists. "":
+	// nothing does.
 	KeepDir string
-	// Progress is told how much of the layers was read. May be nil.
+	// Progress is called with how much of the layers was read. May be nil.
 	Progress *registry.Progress
 }
 
-// Made is a disk that was made of an image, or was there.
+// Made is a disk that was made from an image, now or before.
 type Made struct {
 	*adapter.Disk
 	Digest string // of the image's manifest
 	Arch   string // of the image, as Go names architectures
-	Cached int    // how many levels were there
+	Cached int    // how many levels existed already
 }
 
-// Image makes a disk of an image. The levels are in dir, which is made if it is missing; those that
-// are there are taken as they are.
+// Image makes a disk from an image. The levels are in dir, which is made if it is missing. Existing
+// levels are used as they are.
 func Image(ctx context.Context, client *registry.Client, ref registry.Reference, dir string,
 	opt Options) (made *Made, err error) {
 	container, err := client.Container(ctx, ref, opt.KeepDir)
@@ -98,8 +99,8 @@ func (m *Made) Open() (*image.Image, error) {
 	}})
 }
 
-// Others tells the cache which levels are in a directory: they count to its size, and what was used
-// longest ago may be removed.
+// Others tells the cache which levels are in a directory. They count towards its size, and those
+// that were unused for longest may be removed.
 func Others(dir string) func() ([]cache.Other, error) {
 	return func() ([]cache.Other, error) {
 		levels, err := adapter.List(dir)
@@ -116,10 +117,10 @@ func Others(dir string) func() ([]cache.Other, error) {
 	}
 }
 
-// Architectures are those for which there is a kernel, as Go names them.
+// Architectures are those that have a kernel, as Go names them.
 var Architectures = []string{"amd64", "arm64"}
 
-// architecture is that of an image, by its configuration.
+// architecture is the architecture in an image's configuration.
 func architecture(config []byte) (string, error) {
 	var c struct {
 		Architecture string `json:"architecture"`

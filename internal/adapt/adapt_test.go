@@ -19,7 +19,7 @@ import (
 )
 
 // TestServedLevelsStay: the cache may remove the levels of a disk that nobody has open, and no
-// others. A disk is known by the names of its levels, also when they were made again.
+// others. A disk is known by the names of its levels, also if they were made again.
 func TestServedLevelsStay(t *testing.T) {
 	var archive bytes.Buffer
 	require.NoError(t, tar.NewWriter(&archive).Close())

@@ -19,23 +19,23 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// Streams are images in registries, which are served without being fetched first.
+// Streams are images in registries that are served without being fetched first.
 type Streams struct {
 	References []registry.Reference // in the order of their LUNs, without duplicates
 	Registry   registry.Options     // Warn is the daemon's
 	// for fetched chunks; daemons may share it; made if it is missing
 	CacheDir  string
 	CacheSize int64 // bytes; 0: no limit
-	// WhenComplete serves what nobody has digests of before it is verified. Then it is verified
-	// when all of it is here, and a LUN whose content was wrong fails.
+	// WhenComplete serves layers without digests of chunks before they are verified. They are
+	// verified when they are complete, and a LUN whose content was wrong fails.
 	WhenComplete bool
 }
 
-// keepName is the directory, beside the disks, for what is known of images in registries. No
+// keepName is the directory, beside the disks, for what is known about images in registries. No
 // directory of a disk begins with a dot.
 const keepName = ".images"
 
-// streams are the open images of registries.
+// streams are the open images in registries.
 type streams struct {
 	client *registry.Client // nil: there are none
 	all    []*registry.Stream
@@ -50,7 +50,7 @@ type streamedDisk struct {
 	disk   registry.StreamDisk
 }
 
-// newStreams checks the settings for registries. It asks none of them yet.
+// newStreams checks the settings for registries. It sends nothing to them yet.
 func (d *Daemon) newStreams() error {
 	opt := d.opt.Streams
 	if err := d.checkContainers(); err != nil {
@@ -69,11 +69,11 @@ func (d *Daemon) newStreams() error {
 	return err
 }
 
-// registryWarnings is how often warnings about registries are logged: many reads may wait for one
-// that is away.
+// registryWarnings is the least time between two warnings about registries, because many reads may
+// wait for one that is away.
 const registryWarnings = 5 * time.Second
 
-// warnOfRegistry logs trouble with requests, but not every case of it.
+// warnOfRegistry logs trouble with requests, but not every case.
 func (d *Daemon) warnOfRegistry() func(text string) {
 	var mu sync.Mutex
 	var last time.Time
@@ -136,7 +136,7 @@ func (d *Daemon) keepDir() string {
 	return d.opt.WorkDir
 }
 
-// openCache opens the cache of what is fetched, unless it is open.
+// openCache opens the cache of fetched data, unless it is open.
 func (d *Daemon) openCache() (err error) {
 	d.streams.mu.Lock()
 	defer d.streams.mu.Unlock()
@@ -159,8 +159,8 @@ func (d *Daemon) openCache() (err error) {
 	return nil
 }
 
-// othersInCache are what counts to the size of the cache beside its chunks: images that were
-// fetched as a whole, and levels of container images.
+// othersInCache are the things besides chunks that count towards the size of the cache: images that
+// were fetched as a whole, and levels of container images.
 func (d *Daemon) othersInCache() ([]cache.Other, error) {
 	images, err := registry.Others(d.opt.Streams.CacheDir)()
 	if err != nil {
@@ -197,7 +197,7 @@ func (d *Daemon) openStreamed(ctx context.Context, f *foundImage, dir string) (e
 	return err
 }
 
-// closeStreams closes them, after the disks are closed.
+// closeStreams closes them after the disks are closed.
 func (d *Daemon) closeStreams() (err error) {
 	for _, s := range d.streams.all {
 		err = errors.Join(err, s.Close())

@@ -33,7 +33,7 @@ func (d *Daemon) newUploads(v *volumes, m *volume.Manager, log *zap.Logger) *upl
 	return h
 }
 
-// uploadsStatus is what the page says of uploads.
+// uploadsStatus is what the page says about uploads.
 func uploadsStatus(h *upload.Handler) (all []pages.UploadStatus) {
 	if h == nil {
 		return nil
@@ -45,10 +45,10 @@ func uploadsStatus(h *upload.Handler) (all []pages.UploadStatus) {
 	return all
 }
 
-// expireEvery is how often interrupted uploads are looked at.
+// expireEvery is how often to look for interrupted uploads.
 const expireEvery = 10 * time.Minute
 
-// expireUploads gives up uploads that nobody goes on with, until the daemon stops.
+// expireUploads ends uploads that nobody continues, until the daemon stops.
 func (d *Daemon) expireUploads() {
 	tick := time.NewTicker(expireEvery)
 	defer tick.Stop()
@@ -75,7 +75,7 @@ func (d *Daemon) awaiting() (names []string) {
 	return names
 }
 
-// recoverUploads clears what uploads have left that an earlier run has not ended.
+// recoverUploads removes the remains of uploads that an earlier run did not finish.
 func (d *Daemon) recoverUploads(ctx context.Context) {
 	if err := d.volumes.uploads.Recover(ctx, d.awaiting()); err != nil {
 		d.log.Warn("what was left of an upload could not be cleared: the next upload to its "+
@@ -83,10 +83,10 @@ func (d *Daemon) recoverUploads(ctx context.Context) {
 	}
 }
 
-// fillable are the volumes of a manager, as uploads see them.
+// fillable are the volumes of a manager in the form that uploads need.
 type fillable struct{ manager *volume.Manager }
 
-// Fill claims a volume that awaits data, and makes it if it may.
+// Fill claims a volume that awaits data, or makes it if that is allowed.
 func (f fillable) Fill(ctx context.Context, name string, make bool) (upload.Volume, bool, error) {
 	made := false
 	if make {

@@ -22,7 +22,7 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// Open makes the disk of a volume, or finds the one of an earlier run.
+// Open makes the disk of a volume, or opens the one of an earlier run.
 func (v *volumeDisks) Open(ctx context.Context, want volume.Disk) (volume.Opened, error) {
 	d := v.d
 	if err := d.disks.begin(); err != nil {
@@ -55,7 +55,7 @@ func (v *volumeDisks) open(ctx context.Context, want volume.Disk) (*servedDisk, 
 		if !there {
 			what.Size, what.Empty = want.Size, true
 		}
-		// A disk that is complete needs no image, which may be gone.
+		// A complete disk needs no image, which may be gone.
 		s, err := d.prepare(ctx, what)
 		if imageless || !errors.As(err, new(*instance.PersistentError)) {
 			return s, err
@@ -70,7 +70,7 @@ func (v *volumeDisks) open(ctx context.Context, want volume.Disk) (*servedDisk, 
 	return d.prepare(ctx, what)
 }
 
-// image opens what a disk is made of.
+// image opens the source of a disk.
 func (v *volumeDisks) image(ctx context.Context, want volume.Disk) (
 	img *image.Image, after func() error, err error) {
 	switch {
@@ -84,7 +84,7 @@ func (v *volumeDisks) image(ctx context.Context, want volume.Disk) (
 	return v.streamed(ctx, want)
 }
 
-// uploaded opens an image that somebody has uploaded. It must not name another file: that would be
+// uploaded opens an image that somebody has uploaded. It must not name another file, which would be
 // one of this machine.
 func (v *volumeDisks) uploaded(path string) (*image.Image, error) {
 	img, err := image.Open(path, image.Options{})
@@ -123,7 +123,8 @@ func (v *volumeDisks) local(name string) (*image.Image, error) {
 	return img, err
 }
 
-// streamed opens a disk of an image in a registry. What is known of it is kept with the disk.
+// streamed opens a disk of an image in a registry. What becomes known about it is kept with the
+// disk.
 func (v *volumeDisks) streamed(ctx context.Context, want volume.Disk) (
 	*image.Image, func() error, error) {
 	ref, err := registry.ParseReference(want.Source.Reference)
@@ -154,14 +155,14 @@ func (v *volumeDisks) streamed(ctx context.Context, want volume.Disk) (
 	return img, stream.Close, nil
 }
 
-// named reports whether the daemon itself was given the reference, which may be a file then.
+// named reports whether the daemon's own settings have the reference. Only then may it be a file.
 func (v *volumeDisks) named(ref registry.Reference) bool {
 	return slices.ContainsFunc(v.d.opt.Streams.References, func(o registry.Reference) bool {
 		return o.String() == ref.String()
 	})
 }
 
-// chooseDisk finds the disk that is meant among those of an image.
+// chooseDisk finds the disk of an image that is meant.
 func chooseDisk(stream *registry.Stream, name string) (string, error) {
 	var names []string
 	for _, one := range stream.Disks() {
@@ -177,7 +178,7 @@ func chooseDisk(stream *registry.Stream, name string) (string, error) {
 		"of them", strings.Join(names, ", "), name)
 }
 
-// refusal sorts errors by whose they are to put right.
+// refusal sorts errors by who can correct them.
 func refusal(err error) error {
 	var refused *api.Error
 	switch {
@@ -204,7 +205,8 @@ type volumeDisk struct {
 	inst    *instance.Instance
 	claimed bool // it is for a claim, and never becomes a LUN
 
-	// released is not nil once the disk was withdrawn, and closed when nothing uses it any more.
+	// released is not nil once the disk was withdrawn. It is closed when nothing uses the disk any
+	// more.
 	released <-chan struct{}
 
 	completed struct {
@@ -239,7 +241,7 @@ func (o *volumeDisk) Serve() error {
 	if err := o.d.expose(srv, o.disk); err != nil {
 		return refusal(o.d.orStopping(err))
 	}
-	if !o.d.volumes.loading.Load() { // otherwise all of them are told of together
+	if !o.d.volumes.loading.Load() { // otherwise one event announces all of them
 		o.d.measure()
 		o.d.announceLUN(o.d.disks.statusOf(o.disk))
 	}
@@ -274,10 +276,10 @@ func (o *volumeDisk) enlarge(size int64) error {
 	return nil
 }
 
-// completePoll is how often a disk is looked at that is to become complete.
+// completePoll is how often to look whether a disk has become complete.
 const completePoll = 200 * time.Millisecond
 
-// Completed is closed when the disk has all of its image.
+// Completed is closed when the disk has copied all of its image.
 func (o *volumeDisk) Completed() <-chan struct{} {
 	o.completed.Do(func() {
 		o.completed.done = make(chan struct{})
@@ -345,7 +347,7 @@ func (o *volumeDisk) Close(ctx context.Context) error {
 }
 
 func (o *volumeDisk) end() error {
-	// What is or was served is closed to be deleted, so that nothing has to reach storage.
+	// It is closed to be deleted, so nothing needs to reach storage.
 	if o.released != nil {
 		<-o.released
 		return o.d.abandon(o.disk)

@@ -33,18 +33,18 @@ type Volumes struct {
 	// Dir keeps the volumes; it is made if it is missing. "": volumesName in the persistent
 	// directory, or in the work directory without one.
 	Dir string
-	// Portal is where initiators find the LUNs, as HOST:PORT. "": at the portal itself, or at the
-	// address by which a client has reached the daemon.
+	// Portal is the address of the LUNs, as HOST:PORT. "": the portal's own, or the address at
+	// which a client has reached the daemon.
 	Portal   string
 	Max      int               // volumes at once; 0: no limit
 	MaxBytes int64             // of all of them; 0: no limit
 	Claims   map[string]string // directories of claims, by their names
 }
 
-// volumesName is the directory of the volumes in that of the disks.
+// volumesName is the directory of the volumes, inside that of the disks.
 const volumesName = ".volumes"
 
-// volumes are what a daemon has where volumes can be made.
+// volumes is what a daemon needs to make volumes.
 type volumes struct {
 	manager  *volume.Manager
 	server   *server.Server
@@ -54,8 +54,8 @@ type volumes struct {
 	served   chan error  // gets the end of server.Serve; nil: it has not begun
 }
 
-// openVolumes finds which volumes there are, and binds the address where they are asked for.
-// Nothing is served yet.
+// openVolumes finds the existing volumes, and binds the address for requests. It serves nothing
+// yet.
 func (d *Daemon) openVolumes(ctx context.Context) (err error) {
 	opt := d.opt.Volumes
 	if opt == nil {
@@ -93,12 +93,12 @@ func (d *Daemon) openVolumes(ctx context.Context) (err error) {
 	return err
 }
 
-// hasSingle reports whether a volume has the persistent directory.
+// hasSingle reports whether a volume lies in the persistent directory.
 func (d *Daemon) hasSingle() bool {
 	return d.volumes != nil && d.volumes.manager.Has(store.Place{Kind: store.PlaceRoot})
 }
 
-// volumesStatus is what the page says of volumes; nil where there are none.
+// volumesStatus is what the page says about volumes; nil if there are none.
 func (d *Daemon) volumesStatus() *pages.VolumesStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,7 +133,7 @@ func (d *Daemon) volumesDir() string {
 	return filepath.Join(d.opt.WorkDir, volumesName)
 }
 
-// serveVolumes serves the volumes that there are.
+// serveVolumes serves the existing volumes.
 func (d *Daemon) serveVolumes(ctx context.Context) error {
 	if d.volumes == nil {
 		return nil
@@ -160,11 +160,11 @@ func (d *Daemon) answerVolumes() {
 }
 
 // volumesGrace is how long a stop waits for requests for volumes. Sessions need the rest of the
-// time. What was not answered is undone, and an upload goes on later.
+// time. An unanswered request is undone, and an upload goes on later.
 const volumesGrace = 2 * time.Second
 
-// closeVolumes ends requests for volumes, before the disks are closed. It may be called where
-// openVolumes has failed, or was not called.
+// closeVolumes ends requests for volumes, before the disks are closed. It may be called if
+// openVolumes has failed or was not called.
 func (d *Daemon) closeVolumes(ctx context.Context) (err error) {
 	v := d.volumes
 	if v == nil {
@@ -189,7 +189,7 @@ func (d *Daemon) closeVolumes(ctx context.Context) (err error) {
 	return err
 }
 
-// portalFor is where initiators find the LUNs, for a client that has reached a local address.
+// portalFor is the address of the LUNs for a client that has reached a local address.
 func (d *Daemon) portalFor(local net.Addr) (host, port string) {
 	if host, port, err := net.SplitHostPort(d.opt.Volumes.Portal); err == nil {
 		return host, port
@@ -215,7 +215,7 @@ func (d *Daemon) portalFor(local net.Addr) (host, port string) {
 // volumeDisks makes and serves the disks of volumes.
 type volumeDisks struct{ d *Daemon }
 
-// Default is one of the only image, or an empty one of the size that disks are to have.
+// Default is a volume from the only image, or an empty one of the size that disks should have.
 func (v *volumeDisks) Default() (api.Spec, error) {
 	size := api.Size(v.d.opt.Settings.Disk.Size)
 	switch found := v.d.found; {
@@ -273,7 +273,7 @@ func (v *volumeDisks) claim(name string) (string, error) {
 		name, known, v.d.names.of(SettingVolumesClaim))
 }
 
-// Single reports whether the persistent directory is that of one disk, and has none.
+// Single reports whether the persistent directory is for one disk, and has none.
 func (v *volumeDisks) Single() bool {
 	dir := v.d.opt.PersistentDir
 	return dir != "" && len(v.d.found) == 0 && !instance.HasPersistent(dir)

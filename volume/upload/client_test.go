@@ -20,7 +20,7 @@ import (
 	"kubevirt.io/disk/volume/client"
 )
 
-// cutter is a proxy that cuts a connection after so many bytes from the client.
+// cutter is a proxy that cuts a connection after a number of bytes from the client.
 type cutter struct {
 	net.Listener
 	after atomic.Int64 // 0: not at all
@@ -131,7 +131,7 @@ func TestClientResumes(t *testing.T) {
 	}
 }
 
-// TestClientGoesOn: an upload that was interrupted is taken up by a later call.
+// TestClientGoesOn: a later call continues an interrupted upload.
 func TestClientGoesOn(t *testing.T) {
 	raw := rawDisk(7 << 20)
 	s := newServer(t)
@@ -169,7 +169,7 @@ func TestClientGoesOn(t *testing.T) {
 	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
 }
 
-// TestClientAndRestart: the server starts again in the middle. What it had of packed data is gone.
+// TestClientAndRestart: the server restarts halfway. Packed data that it had is gone.
 func TestClientAndRestart(t *testing.T) {
 	raw := rawDisk(7 << 20)
 	for name, data := range packed(t, raw) {
@@ -203,7 +203,7 @@ func TestClientAndRestart(t *testing.T) {
 	}
 }
 
-// TestClientIsRefused: what the server says comes back at once.
+// TestClientIsRefused: the client returns the server's refusal at once.
 func TestClientIsRefused(t *testing.T) {
 	s := newServer(t)
 	s.json()
@@ -218,7 +218,7 @@ func TestClientIsRefused(t *testing.T) {
 	s.requireEmpty(t, "vm")
 }
 
-// TestClientGivesUp: if nobody answers, that is said in time.
+// TestClientGivesUp: if nobody answers, the client says so in time.
 func TestClientGivesUp(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// maxWindow is how far back zstd may refer, which is what its decoder keeps in memory. It is
-	// that of level 19; the format asks each decoder for at least as much.
+	// maxWindow is how far back zstd may refer, because its decoder keeps that much in memory. It
+	// is the window of level 19. The format asks every decoder for at least as much.
 	maxWindow = 8 << 20
 	// maxDictionary is the same for xz: that of level 7.
 	maxDictionary = 16 << 20
@@ -62,7 +62,7 @@ func openXz(r io.Reader) (io.Reader, func(), error) {
 	return z, func() {}, err
 }
 
-// unpacked decompresses what comes from r. Its errors are *refusedError if the data is to blame.
+// unpacked decompresses what comes from r. An error is a *refusedError if the data is to blame.
 type unpacked struct {
 	*packing
 	from io.Reader
@@ -70,7 +70,7 @@ type unpacked struct {
 	done func()
 }
 
-// newUnpacked prepares to decompress r. Nothing is read yet.
+// newUnpacked prepares to decompress r. It reads nothing yet.
 func newUnpacked(p *packing, r io.Reader) *unpacked {
 	return &unpacked{packing: p, from: bufio.NewReaderSize(r, 64<<10), done: func() {}}
 }

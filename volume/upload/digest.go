@@ -28,7 +28,7 @@ func newSummer(names ...string) summer {
 	return s
 }
 
-// summerFor computes what is needed to check the given digests.
+// summerFor computes the digests that are needed for the given ones.
 func summerFor(want digests) summer { return newSummer(slices.Collect(maps.Keys(want))...) }
 
 func (s summer) add(p []byte) {
@@ -37,14 +37,14 @@ func (s summer) add(p []byte) {
 	}
 }
 
-// adding is data that is being added to digests, beside what is received next. One goroutine calls
+// adding is data that is being added to digests while the next data arrives. One goroutine calls
 // its methods.
 type adding struct {
 	p    []byte
-	done chan struct{} // closed when it was added; nil: nothing is under way
+	done chan struct{} // closed when the data was added; nil: nothing is under way
 }
 
-// start adds p, which stays as it is until wait, or spare of the same memory.
+// start adds p. The caller must not change p before wait, or spare for the same memory.
 func (a *adding) start(s summer, p []byte) {
 	a.wait()
 	if len(s) == 0 || len(p) == 0 {
@@ -58,7 +58,7 @@ func (a *adding) start(s summer, p []byte) {
 	}()
 }
 
-// spare returns when nobody reads memory any more that is to be written.
+// spare returns when nobody reads memory any more that the caller is about to write.
 func (a *adding) spare(p []byte) {
 	if a.done != nil && &a.p[0] == &p[0] {
 		a.wait()
@@ -72,7 +72,7 @@ func (a *adding) wait() {
 	}
 }
 
-// check compares the data so far. field names the header for a message.
+// check compares the digests of the data so far. field names the header in messages.
 func (s summer) check(want digests, field string) error {
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		h := s[name]

@@ -16,12 +16,11 @@
 //	fields.go    header fields: RFC 9651, RFC 9530, and those of the draft
 //
 // A raw disk is written where the volume's disk will be, and its zeros become holes. A qcow2 image
-// is stored as it is; the volume is served over it at once, and the file goes when its content has
-// been copied. Neither takes other space.
+// is stored as it is. The volume is served over it at once, and the file is removed when its
+// content has been copied. Neither needs other space.
 //
-// Guarantees: until all of an upload has come, has the right digest, is valid and has reached
-// storage, the volume is not served. An upload that fails leaves nothing behind. An upload takes
-// less than 32 MiB of memory, however slow storage is and whatever the data claims. After the kill
-// of the process a resumable upload of plain data goes on where it was; any other has to begin
-// again.
+// Guarantees: the volume is served only when all of an upload has come, has the right digest, is
+// valid and has reached storage. An upload that fails leaves nothing behind. An upload takes less
+// than 32 MiB of memory, however slow storage is and whatever the data claims. After a kill of the
+// process a resumable upload of plain data goes on where it was. Any other must begin again.
 package upload

@@ -18,7 +18,7 @@ var codes = map[int]api.Code{
 	http.StatusInsufficientStorage:   api.CodeLimit,
 }
 
-// refusal makes an answer for a request that is refused.
+// refusal makes the answer to a refused request.
 func refusal(status int, format string, args ...any) *api.Error {
 	code := codes[status]
 	if code == "" {
@@ -36,8 +36,8 @@ func tooLarge(format string, args ...any) error {
 	return refusal(http.StatusRequestEntityTooLarge, format, args...)
 }
 
-// refusedError says why data is no content for a volume: it completes the sentence "the upload
-// ...".
+// refusedError says why data cannot be the content of a volume. It completes the sentence "the
+// upload ...".
 type refusedError struct{ reason string }
 
 func (e *refusedError) Error() string { return e.reason }
@@ -46,10 +46,10 @@ func refuse(format string, args ...any) error {
 	return &refusedError{reason: fmt.Sprintf(format, args...)}
 }
 
-// errCut says that a stream has ended before its data did: nothing is wrong with the data.
+// errCut says that a stream has ended before its data did. Nothing is wrong with the data.
 var errCut = errors.New("the upload was interrupted")
 
-// explain makes an answer of an error. What is left are errors of the volumes, and internal ones.
+// explain makes an answer from an error. Other errors come from the volumes, or are internal.
 func explain(err error) error {
 	var own *api.Error
 	var refused *refusedError

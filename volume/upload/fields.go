@@ -22,8 +22,8 @@ const (
 	statusResumable = 104
 )
 
-// boolField reads a Boolean (RFC 9651 3.3.6). Any other value counts as no field, as the draft
-// asks.
+// boolField reads a Boolean (RFC 9651 3.3.6). The draft asks to treat any other value like a
+// missing field.
 func boolField(h http.Header, name string) (value, ok bool) {
 	switch item(h, name) {
 	case "?1":
@@ -47,8 +47,8 @@ func intField(h http.Header, name string) int64 {
 	return n
 }
 
-// item returns a bare item without its parameters, which are not used here; "" if there are
-// several.
+// item returns a bare item without its parameters, which are not used here; "" if there are several
+// items.
 func item(h http.Header, name string) string {
 	values := h.Values(name)
 	if len(values) != 1 {
@@ -65,14 +65,15 @@ func formatBool(b bool) string {
 	return "?0"
 }
 
-// digests are those of RFC 9530 that are checked, by algorithm.
+// digests are the digests of RFC 9530 that can be checked, by algorithm.
 type digests map[string][]byte
 
 // algorithms are the lengths of the digests, in bytes.
 var algorithms = map[string]int{"sha-256": 32, "sha-512": 64}
 
 // digestField reads Content-Digest or Repr-Digest: a dictionary of byte sequences. nil: there is no
-// such field. It is an error if none of the digests can be checked: whoever sends one relies on it.
+// such field. It is an error if none of the digests can be checked, because the sender relies on
+// it.
 func digestField(h http.Header, name string) (digests, error) {
 	values := h.Values(name)
 	if len(values) == 0 {

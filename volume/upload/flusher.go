@@ -2,20 +2,20 @@ package upload
 
 import "kubevirt.io/disk/disk/image"
 
-// flusher brings a file to storage while more is written to it. Without that, all of it would have
-// to be waited for at the end.
+// flusher brings a file to storage while more is written to it. Otherwise everything would have to
+// be waited for at the end.
 type flusher struct {
 	since int64      // what was written up to here was dealt with; bytes
 	done  chan error // nil: nothing is under way
 }
 
-// due tells whether it is time to start.
+// due reports whether it is time to start.
 func (f *flusher) due(file *image.Filling) bool {
 	return file.Size()-f.since >= syncEvery && (f.done == nil || len(f.done) > 0)
 }
 
-// start makes durable what is in the file, and then calls then. It returns the error of the last
-// time.
+// start makes the content of the file durable, and then calls then. It returns the error of the
+// previous start.
 func (f *flusher) start(file *image.Filling, then func() error) error {
 	if err := f.wait(); err != nil {
 		return err

@@ -20,8 +20,9 @@ type Options struct {
 	Volumes Volumes
 	// Done answers a request whose upload is complete, with the status 201.
 	Done func(w http.ResponseWriter, r *http.Request, name string)
-	// Refuse answers a request that is refused: an *Error of this package or an error of Volumes.
-	// The answer must have a Content-Length: its client may read it before the connection ends.
+	// Refuse answers a request that is refused. err is an *Error of this package or an error of
+	// Volumes. The answer must have a Content-Length, because its client may read it before the
+	// connection ends.
 	Refuse func(w http.ResponseWriter, r *http.Request, err error)
 	Log    *zap.Logger // nil: no log
 }
@@ -34,7 +35,7 @@ type Handler struct {
 	opt      Options
 	log      *zap.Logger
 	slots    slots
-	patience time.Duration // how long the rest of an upload is read that was refused
+	patience time.Duration // how long the rest of a refused upload is read
 
 	bytes, done, failed atomic.Uint64
 }
@@ -64,7 +65,7 @@ type Receiving struct {
 	Began    time.Time
 }
 
-// Receiving returns what is being received, by the names of the volumes.
+// Receiving returns the uploads under way, by the names of the volumes.
 func (h *Handler) Receiving() []Receiving {
 	var all []Receiving
 	for _, t := range h.slots.running() {
@@ -127,7 +128,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(silence))
 	if r.ContentLength != 0 {
-		// The answer may have to wait for a part of the data, which may never come.
+		// The answer may have to wait for data that may never come.
 		_ = control.SetReadDeadline(time.Now().Add(h.patience))
 	}
 	h.opt.Refuse(w, r, explain(err))
@@ -196,8 +197,8 @@ func (h *Handler) start(w http.ResponseWriter, r *http.Request, t *turn, q *requ
 	return newSession(t.name, t.volume, rec), nil
 }
 
-// fileLimit is the size of the largest file that is accepted for a volume: what a qcow2 image of a
-// full disk takes. 0: unknown.
+// fileLimit is the size of the largest file that a volume accepts: that of a qcow2 image of a full
+// disk. 0: unknown.
 func fileLimit(size int64) int64 {
 	if size == 0 {
 		return 0
@@ -205,7 +206,7 @@ func fileLimit(size int64) int64 {
 	return size + size/16 + 64<<20
 }
 
-// checkRoom refuses an upload that is larger than the volume or than the space for it.
+// checkRoom refuses an upload that is larger than the volume or than the free space.
 func checkRoom(v Volume, length int64) error {
 	if length < 0 {
 		return nil
@@ -286,7 +287,7 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, name, id string)
 	h.receive(w, r, t, s, q)
 }
 
-// fits checks whether what comes belongs where the upload is.
+// fits checks whether the content belongs where the upload is.
 func (h *Handler) fits(w http.ResponseWriter, t *turn, s *session, q *request) error {
 	if q.offset != s.offset {
 		setState(w.Header(), s.offset, s.length, false)

@@ -9,13 +9,13 @@ import (
 const (
 	// lingerTime is Handler.patience.
 	lingerTime = 5 * time.Second
-	// lingerBytes is how much of it is read: what the buffers of a fast connection hold, and what
-	// a busy client sends before it looks for an answer.
+	// lingerBytes is how much is read: as much as the buffers of a fast connection hold, and what a
+	// busy client sends before it looks for an answer.
 	lingerBytes = 64 << 20
 )
 
-// linger sends the answer, and reads what the client still sends. A connection that is closed
-// before everything was read is reset, and a client that is busy sending then never sees why.
+// linger sends the answer, and reads what the client still sends. Closing a connection with unread
+// data resets it, and a busy client would never see the reason.
 func (h *Handler) linger(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength == 0 || r.ProtoMajor > 1 || h.slots.ended() {
 		return // HTTP/2 can end one request without the others
@@ -24,5 +24,5 @@ func (h *Handler) linger(w http.ResponseWriter, r *http.Request) {
 	if control.Flush() != nil || control.SetReadDeadline(time.Now().Add(h.patience)) != nil {
 		return
 	}
-	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes) // whatever the client does, it was answered
+	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes) // the client has its answer by now
 }

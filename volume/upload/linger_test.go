@@ -43,7 +43,7 @@ func (c *busyClient) send() error {
 }
 
 // TestRefusalReachesABusyClient: a client that sends far more than all buffers hold before it looks
-// for an answer learns why it was refused.
+// for an answer still learns why it was refused.
 func TestRefusalReachesABusyClient(t *testing.T) {
 	s := newServer(t)
 	s.handler.patience = patience // the machine may be slow
@@ -79,7 +79,7 @@ func TestRefusalReachesABusyClient(t *testing.T) {
 	}
 }
 
-// TestRefusedClientMustStop: not all of an upload is read that was refused.
+// TestRefusedClientMustStop: not all of a refused upload is read.
 func TestRefusedClientMustStop(t *testing.T) {
 	s := newServer(t)
 	s.volumes.add(t, "small", 1<<20)

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMemory: an upload takes less than 32 MiB, whatever its packing asks for. Each waits in the
-// middle, with everything that it needs.
+// TestMemory: an upload takes less than 32 MiB, whatever its packing needs. Each upload waits
+// halfway, with everything that it needs.
 func TestMemory(t *testing.T) {
 	raw := make([]byte, 24<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(raw)

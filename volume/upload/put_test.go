@@ -35,7 +35,7 @@ func TestPutRaw(t *testing.T) {
 	require.True(t, bytes.Equal(data, s.disk(t, "vm")))
 }
 
-// TestPutFillsTheVolume: a disk that is smaller than the volume goes on with zeros.
+// TestPutFillsTheVolume: if the disk is smaller than the volume, zeros follow.
 func TestPutFillsTheVolume(t *testing.T) {
 	s := newServer(t)
 	data := rawDisk(2 << 20)
@@ -105,8 +105,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestRefusedContent: what is no disk leaves the volume as empty as it was, and a volume that was
-// not there is not there afterwards either.
+// TestRefusedContent: data that is not a disk leaves the volume as empty as it was. A volume that
+// did not exist before does not exist afterwards.
 func TestRefusedContent(t *testing.T) {
 	raw := rawDisk(4 << 20)
 	image := makeQcow2(t, raw)
@@ -200,7 +200,7 @@ func (u unread) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// TestLengthIsCheckedFirst: what cannot fit is refused before a byte of it is taken.
+// TestLengthIsCheckedFirst: data that cannot fit is refused before any of it is read.
 func TestLengthIsCheckedFirst(t *testing.T) {
 	s := newServer(t)
 	s.volumes.add(t, "vm", 10<<20)
@@ -280,8 +280,8 @@ func TestDigests(t *testing.T) {
 	}
 }
 
-// TestDigestInTrailer: whoever computes the digest while sending sends it last (RFC 9530 section
-// 2).
+// TestDigestInTrailer: a client that computes the digest while it sends puts it at the end (RFC
+// 9530 section 2).
 func TestDigestInTrailer(t *testing.T) {
 	raw := rawDisk(2 << 20)
 	for value, status := range map[string]int{digest256(raw): 201, digest512(raw): 201,

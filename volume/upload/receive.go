@@ -21,7 +21,7 @@ type request struct {
 	trailer   bool    // digests may follow its content
 }
 
-// parseRequest reads what creating an upload says.
+// parseRequest reads a request that begins an upload.
 func parseRequest(r *http.Request) (*request, error) {
 	q := &request{last: true, offset: -1, length: intField(r.Header, fieldLength),
 		content: r.ContentLength}
@@ -55,7 +55,7 @@ func parseRequest(r *http.Request) (*request, error) {
 	return q, nil
 }
 
-// parsePatch reads what appending to an upload says.
+// parsePatch reads a request that appends to an upload.
 func parsePatch(r *http.Request) (*request, error) {
 	if mediaType(r) != partialUpload {
 		return nil, refusal(http.StatusUnsupportedMediaType, "Content-Type must be %s",
@@ -142,10 +142,10 @@ func (h *Handler) complete(w http.ResponseWriter, r *http.Request, t *turn, s *s
 	h.opt.Done(w, r, t.name)
 }
 
-// tellEvery is how often a client learns how far its upload is.
+// tellEvery is how often a client learns how much has arrived.
 const tellEvery = 5 * time.Second
 
-// teller returns what is called when data has come.
+// teller returns a function to call when data has come.
 func (h *Handler) teller(w http.ResponseWriter, t *turn, s *session, q *request) func() {
 	last, said := time.Now(), s.durable.Load()
 	return func() {
@@ -155,7 +155,7 @@ func (h *Handler) teller(w http.ResponseWriter, t *turn, s *session, q *request)
 			return
 		}
 		last, said = time.Now(), now
-		// Only the answer to creating an upload repeats where it is.
+		// Only the answer to the request that began the upload repeats its address.
 		at := w.Header().Get("Location")
 		if q.offset >= 0 {
 			w.Header().Del("Location")
@@ -171,7 +171,8 @@ func (h *Handler) teller(w http.ResponseWriter, t *turn, s *session, q *request)
 	}
 }
 
-// checkDigests compares the content of a request, and all data if this is the end of it.
+// checkDigests compares the content of a request with its digest, and all data if this is the end
+// of it.
 func (h *Handler) checkDigests(r *http.Request, s *session, q *request, part summer) error {
 	parts, reprs := []digests{q.part}, []digests{s.base.Want, q.repr}
 	if q.trailer {

@@ -25,30 +25,30 @@ const (
 
 const recordVersion = 1
 
-// record is what an upload leaves to the next request, and to the next start. What it says has
-// reached storage.
+// record is what an upload leaves for the next request, and for the next start. Everything in it
+// has reached storage.
 type record struct {
 	Version   int       `json:"version"`
 	ID        string    `json:"id"`
 	Resumable bool      `json:"resumable"`
 	Made      bool      `json:"made"`    // the upload has made the volume
-	Packed    bool      `json:"packed"`  // it goes on only in the process that began it
-	Placed    bool      `json:"placed"`  // all has come, and the volume's disk is made of it
+	Packed    bool      `json:"packed"`  // only the process that began it can go on with it
+	Placed    bool      `json:"placed"`  // everything has come, and becomes the volume's disk
 	Touched   time.Time `json:"touched"` // when something came last
 	// Length of all that comes, bytes; -1 while it is unknown
 	Length int64        `json:"length"`
 	Offset int64        `json:"offset"`         // how much of it is here
 	Format image.Format `json:"format"`         // "" while too little has come to tell
 	Head   []byte       `json:"head,omitempty"` // what has come while Format is ""
-	// Sums are the states of the digests' computation, Want the digests that were announced.
+	// Sums are the states of the digests under way, Want the digests that were announced.
 	Sums map[string][]byte `json:"sums,omitempty"`
 	Want digests           `json:"want,omitempty"`
 }
 
-// maxRecord is far more than a record takes: bytes.
+// maxRecord is far more than a record takes, in bytes.
 const maxRecord = 64 << 10
 
-// maxAge is how long an upload that was interrupted can be resumed.
+// maxAge is how long an interrupted upload can be resumed.
 const maxAge = 24 * time.Hour
 
 // loadRecord reads the record of a directory. fs.ErrNotExist: there is none.
@@ -79,7 +79,7 @@ func decodeRecord(text []byte) (record, error) {
 	return r, nil
 }
 
-// old reports whether nobody has gone on with the upload for too long.
+// old reports whether nobody has continued the upload for too long.
 func (r *record) old() bool { return time.Since(r.Touched) >= maxAge }
 
 // goesOn reports whether the upload of the record can be resumed in another process.
@@ -87,7 +87,7 @@ func (r *record) goesOn() bool {
 	return r.Resumable && !r.Packed && !r.old()
 }
 
-// save replaces the record in one step. It has reached storage then.
+// save replaces the record in one step. When it returns, the record has reached storage.
 func (r *record) save(dir string) error {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -119,8 +119,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// clearFiles removes what an upload has left in a directory. A disk is only removed if the record
-// says that it was made of an upload. The record goes last: while it is there, the next start
+// clearFiles removes what an upload has left in a directory. It removes a disk only if the record
+// says that it was made from an upload. The record goes last: while it is there, the next start
 // clears again.
 func clearFiles(dir string, placed bool) error {
 	entries, err := os.ReadDir(dir)

@@ -46,7 +46,7 @@ func (s *server) append(t *testing.T, at string, offset int, data []byte, last b
 		fieldComplete, formatBool(last))...)
 }
 
-// offset asks how far an upload is.
+// offset asks how much of an upload has arrived.
 func (s *server) offset(t *testing.T, at string) int {
 	t.Helper()
 	a := s.ask(t, http.MethodHead, at, nil)
@@ -139,8 +139,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestRestart: after the end of the process an upload of plain data goes on where it was durable.
-// One of packed data is gone, and so is one that cannot be resumed.
+// TestRestart: after the end of the process an upload of plain data goes on from where it was
+// durable. One of packed data is gone, and so is one that cannot be resumed.
 func TestRestart(t *testing.T) {
 	raw := rawDisk(6 << 20)
 	image := makeQcow2(t, raw)
@@ -173,7 +173,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// restart ends the server and starts another one with its volumes, as far as storage has them.
+// restart ends the server and starts another one with the volumes that storage has.
 func (s *server) restart(t *testing.T) *server {
 	t.Helper()
 	s.end()
@@ -189,7 +189,7 @@ func (s *server) restart(t *testing.T) *server {
 	return next
 }
 
-// TestKilled: whatever a kill has left behind, the next start removes or goes on with.
+// TestKilled: the next start removes what a kill has left, or goes on with it.
 func TestKilled(t *testing.T) {
 	raw := rawDisk(3 << 20)
 	s := newServer(t)
@@ -238,8 +238,8 @@ func TestKilledBeforeServing(t *testing.T) {
 	}
 }
 
-// TestInformed: who asks for a resumable upload learns its address before it sends anything (draft,
-// section 4.2.2).
+// TestInformed: a client that asks for a resumable upload learns its address before it sends
+// anything (draft, section 4.2.2).
 func TestInformed(t *testing.T) {
 	s := newServer(t)
 	raw := rawDisk(1 << 20)
@@ -270,7 +270,7 @@ func TestInformed(t *testing.T) {
 	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
 }
 
-// TestNotInformed: others get no interim answer, which they might not understand.
+// TestNotInformed: other clients get no interim answer, which they might not understand.
 func TestNotInformed(t *testing.T) {
 	s := newServer(t)
 	raw := rawDisk(1 << 20)
@@ -388,7 +388,7 @@ func TestAppendRefused(t *testing.T) {
 	require.True(t, bytes.Equal(data, s.disk(t, "vm")))
 }
 
-// TestAppendWithWrongDigest: what came with it may be anywhere by then, so the upload is given up.
+// TestAppendWithWrongDigest: the data may be anywhere by then, so the upload is given up.
 func TestAppendWithWrongDigest(t *testing.T) {
 	s := newServer(t)
 	data := rawDisk(1 << 20)
@@ -410,8 +410,8 @@ func TestAppendWithWrongDigest(t *testing.T) {
 	require.True(t, bytes.Equal(data, s.disk(t, "vm")))
 }
 
-// TestManyWait: uploads of packed data that wait for their next request take memory, so that only
-// some of them are kept.
+// TestManyWait: packed uploads that wait for their next request take memory, so only some of them
+// are kept.
 func TestManyWait(t *testing.T) {
 	s := newServer(t)
 	data := xzOf(rawDisk(1 << 20))

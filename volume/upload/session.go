@@ -19,11 +19,11 @@ type session struct {
 	name   string // of the volume
 	dir    string
 	volume Volume // as the request has claimed it
-	base   record // what the record has said from the beginning
+	base   record // the record at the beginning
 
 	length int64  // of all that comes, bytes; -1: unknown
-	offset int64  // how much has come
-	head   []byte // of that, while it is undecided what it is
+	offset int64  // how much has arrived
+	head   []byte // the first bytes, while the format is undecided
 	sums   summer
 	adding adding
 	out    *unpacking // of packed data; nil: it is plain, or undecided
@@ -85,7 +85,7 @@ func (s *session) open(keep int64) (err error) {
 }
 
 // take receives data until the body ends. errCut means that it was cut off, and that the upload can
-// go on; after any other error it cannot. told is called now and then, as long as data comes.
+// go on. After any other error it cannot. told is called from time to time while data comes.
 func (s *session) take(ctx context.Context, body io.Reader, told func()) error {
 	if s.out == nil && s.fill == nil {
 		switch err := s.takeHead(body); {
@@ -105,7 +105,7 @@ func (s *session) take(ctx context.Context, body io.Reader, told func()) error {
 	return s.takePlain(ctx, body, told)
 }
 
-// takeHead receives what tells the format. io.EOF: there is no more.
+// takeHead receives the bytes that show the format. io.EOF: there is no more.
 func (s *session) takeHead(body io.Reader) error {
 	p := make([]byte, image.DetectSize-len(s.head))
 	n, err := io.ReadFull(body, p)
@@ -119,7 +119,7 @@ func (s *session) takeHead(body io.Reader) error {
 	return err
 }
 
-// count notes data that has come. It fails if that is more than was announced.
+// count notes that data has come. It fails if that is more than was announced.
 func (s *session) count(p []byte) error {
 	s.sums.add(p)
 	return s.came(len(p))
@@ -242,7 +242,7 @@ func (s *session) takePacked(body io.Reader, told func()) error {
 	}
 }
 
-// grown checks what has come of the content so far. length is that of all of it, or -1.
+// grown checks the content that has come so far. length is that of all of it, or -1.
 func (s *session) grown(length int64) error {
 	size := s.fill.Size()
 	if s.format == image.FormatRaw {
@@ -274,7 +274,7 @@ func (s *session) checkHead(length int64) error {
 // reserveStep is how far ahead of data of unknown size the volume's size is reserved: bytes.
 const reserveStep = 1 << 30
 
-// fits checks whether the volume can hold a disk of that size, of which there is perhaps more.
+// fits checks whether the volume can hold a disk of at least that size.
 func (s *session) fits(size int64, more bool) error {
 	if limit := s.volume.Size(); limit > 0 {
 		if size > limit {
@@ -300,7 +300,7 @@ func (s *session) fits(size int64, more bool) error {
 	return nil
 }
 
-// checkpoint makes what has come durable, beside what is received next.
+// checkpoint makes the data so far durable, while more is received.
 func (s *session) checkpoint() error {
 	s.adding.wait()
 	if !s.base.Resumable || s.out != nil {
@@ -313,7 +313,7 @@ func (s *session) checkpoint() error {
 	return s.flush.start(s.fill, func() error { return s.keep(next) })
 }
 
-// snapshot returns the record of what has come. The data is in the file, but not durable yet.
+// snapshot returns the record of the data so far. The data is in the file, but not durable yet.
 func (s *session) snapshot() (record, error) {
 	if s.fill != nil {
 		if err := s.fill.Drain(); err != nil {
@@ -337,7 +337,7 @@ func (s *session) keep(next record) error {
 	return err
 }
 
-// pause keeps what has come for a later request, and closes the file of plain data.
+// pause keeps the data so far for a later request, and closes the file of plain data.
 func (s *session) pause() error {
 	if s.out != nil {
 		err := s.out.settle()
@@ -359,7 +359,7 @@ func (s *session) pause() error {
 	return s.keep(next)
 }
 
-// finish makes the volume of what has come, and serves it.
+// finish makes the volume from the data, and serves it.
 func (s *session) finish(ctx context.Context) error {
 	if s.length >= 0 && s.offset != s.length {
 		return wrong("%d bytes have come, and %d were announced", s.offset, s.length)
@@ -415,8 +415,8 @@ func (s *session) finishQcow2(ctx context.Context) error {
 	return s.place(ctx, qcow2Name, qcow2Name)
 }
 
-// place gives the file its final name, and has the volume served. The record says so first: whoever
-// finds it knows whose file that is.
+// place gives the file its final name, and has the volume served. The record says so first, so that
+// the owner of the file is always known.
 func (s *session) place(ctx context.Context, name, image string) error {
 	s.placed = true
 	next, err := s.snapshot()
@@ -439,14 +439,14 @@ func (s *session) place(ctx context.Context, name, image string) error {
 	if err := s.volume.Complete(ctx, image); err != nil {
 		return err
 	}
-	// The volume is served: only the record is left over, and nobody reads it.
+	// The volume is served. Only the record is left, and nobody reads it.
 	if err := os.Remove(filepath.Join(s.dir, recordName)); err != nil {
 		return fmt.Errorf("the volume is served, but %w", err)
 	}
 	return nil
 }
 
-// discard ends the upload and removes what has come.
+// discard ends the upload and removes its data.
 func (s *session) discard() error {
 	s.free()
 	return clearFiles(s.dir, s.placed)
@@ -459,6 +459,6 @@ func (s *session) free() {
 	}
 	_ = s.flush.wait()
 	if s.fill != nil {
-		_ = s.fill.Close() // nobody needs what is in it
+		_ = s.fill.Close() // nobody needs its content
 	}
 }

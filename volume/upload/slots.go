@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// slots see to it that each volume has one upload at a time, and each upload one request. Safe for
-// any number of goroutines.
+// slots make sure that each volume has one upload at a time, and each upload one request. Any
+// number of goroutines may use them.
 type slots struct {
 	mu     sync.Mutex
 	closed bool             // guarded by mu
@@ -25,9 +25,9 @@ type slots struct {
 type slot struct {
 	// guarded by slots.mu
 	running *transfer // nil: no request is under way
-	paused  *session  // what waits in memory: packed data, or nil
+	paused  *session  // an upload that waits in memory, because its data is packed; nil: none
 	since   uint64    // when it was paused
-	done    string    // the last upload that was completed, for a client that has not heard of it
+	done    string    // the last complete upload, for a client that does not know yet
 	doneAt  time.Time // when that was
 	length  int64     // of it
 }
@@ -37,14 +37,14 @@ type transfer struct {
 	name  string
 	id    string // "": of an upload that cannot be resumed, or that is not known yet
 	began time.Time
-	brief bool // it is no request, and ends at once
+	brief bool // it is not a request, and ends at once
 
 	from, received, total atomic.Int64
 	ended                 chan struct{}
 
 	mu      sync.Mutex
-	cut     bool                     // guarded by mu; no more is to be received
-	over    bool                     // guarded by mu; the connection is another request's by now
+	cut     bool                     // nothing more must be received
+	over    bool                     // another request has the connection by now
 	control *http.ResponseController // nil: nothing is received
 }
 
