@@ -89,9 +89,6 @@ func (w *Writer) Level() int { return w.level }
 // Size is the size of the file system in bytes, as of the last Finish.
 func (w *Writer) Size() int64 { return int64(w.groups) * blocksPerGroup * BlockSize }
 
-// Files is how many files there have ever been, those that were removed included.
-func (w *Writer) Files() int { return int(w.inodes.n) - firstInode }
-
 // addInode takes the next inode.
 func (w *Writer) addInode() (uint32, error) {
 	if w.inodes.n >= maxGroups*inodesPerGroup || w.inodes.n == math.MaxUint32 {

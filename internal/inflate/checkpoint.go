@@ -1,7 +1,6 @@
 package inflate
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -121,10 +120,4 @@ func (s *stream) resume(c Checkpoint) error {
 		s.take(skip)
 	}
 	return nil
-}
-
-// Clone is a checkpoint that stays good.
-func (c Checkpoint) Clone() Checkpoint {
-	c.Tail = bytes.Clone(c.Tail)
-	return c
 }

@@ -64,7 +64,7 @@ func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 			}
 			if e&isSpecial != 0 {
 				if ended = e&isEnd != 0; !ended {
-					err = ErrCode
+					err = errCode
 				}
 				bits >>= e & takeMask
 				left -= e
@@ -87,7 +87,7 @@ func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 					1)])
 			}
 			if e&isSpecial != 0 {
-				err = ErrCode
+				err = errCode
 				break
 			}
 		}
@@ -96,7 +96,7 @@ func (d *Decoder) fast(dst, src []byte) (ended bool, err error) {
 		left -= e
 		from := out - distance
 		if from < 0 {
-			err = ErrDistance
+			err = errDistance
 			break
 		}
 		to := dst[out : out+length+32]

@@ -9,8 +9,8 @@ import (
 
 // The faults of a gzip file beside those of its deflate data.
 var (
-	ErrGzipHeader = errors.New("what should be a gzip header is none")
-	ErrGzipSum    = errors.New("the check sum of the gzip data is wrong")
+	errGzipHeader = errors.New("what should be a gzip header is none")
+	errGzipSum    = errors.New("the check sum of the gzip data is wrong")
 )
 
 // Gzip reads gzip members, one after the other, as one stream. One goroutine at a time may use it.
@@ -113,7 +113,7 @@ func (g *Gzip) header() error {
 		return err
 	}
 	if p[0] != 0x1f || p[1] != 0x8b || p[2] != 8 {
-		return ErrGzipHeader
+		return errGzipHeader
 	}
 	flags := p[3]
 	sum := crc32.ChecksumIEEE(p)
@@ -141,7 +141,7 @@ func (g *Gzip) header() error {
 				return err
 			}
 			if more = p[0] != 0; more && n == maxHeaderText {
-				return ErrGzipHeader
+				return errGzipHeader
 			}
 		}
 	}
@@ -151,7 +151,7 @@ func (g *Gzip) header() error {
 			return err
 		}
 		if binary.LittleEndian.Uint16(p) != want {
-			return ErrGzipHeader
+			return errGzipHeader
 		}
 	}
 	s.restart()
@@ -173,7 +173,7 @@ func (g *Gzip) trailer() error {
 	}
 	if !g.partial && (binary.LittleEndian.Uint32(p) != g.sum ||
 		binary.LittleEndian.Uint32(p[4:]) != g.size) {
-		return ErrGzipSum
+		return errGzipSum
 	}
 	g.between = true
 	return nil

@@ -18,14 +18,14 @@ import (
 
 // The faults of an input.
 var (
-	ErrTruncated = errors.New("the deflate data ends too early")
-	ErrBlockType = errors.New("a deflate block has the reserved type 3")
-	ErrStored    = errors.New("the length of a stored deflate block contradicts its complement")
-	ErrLengths   = errors.New("the code lengths of a deflate block are not valid")
-	ErrTree      = errors.New("the Huffman codes of a deflate block are over-subscribed or " +
+	errTruncated = errors.New("the deflate data ends too early")
+	errBlockType = errors.New("a deflate block has the reserved type 3")
+	errStored    = errors.New("the length of a stored deflate block contradicts its complement")
+	errLengths   = errors.New("the code lengths of a deflate block are not valid")
+	errTree      = errors.New("the Huffman codes of a deflate block are over-subscribed or " +
 		"incomplete")
-	ErrCode     = errors.New("the deflate data has a code that stands for nothing")
-	ErrDistance = errors.New("a deflate match begins before the output")
+	errCode     = errors.New("the deflate data has a code that stands for nothing")
+	errDistance = errors.New("a deflate match begins before the output")
 )
 
 // Decoder holds the tables of the block that is being decoded. The zero value is ready to use. One
@@ -58,7 +58,7 @@ func (d *Decoder) Decode(dst, src []byte) (n int, err error) {
 	d.bits, d.left, d.pos, d.out = 0, 0, 0, 0
 	for last := false; !last && d.out < len(dst); {
 		if !d.need(src, 3) {
-			return d.out, ErrTruncated
+			return d.out, errTruncated
 		}
 		header := d.take(3)
 		last = header&1 != 0
@@ -73,7 +73,7 @@ func (d *Decoder) Decode(dst, src []byte) (n int, err error) {
 				err = d.block(dst, src)
 			}
 		default:
-			err = ErrBlockType
+			err = errBlockType
 		}
 		if err != nil {
 			return d.out, err
@@ -114,20 +114,20 @@ func (d *Decoder) stored(dst, src []byte) error {
 	d.pos -= int(d.left / 8) // back to the first unused byte
 	d.bits, d.left = 0, 0
 	if len(src)-d.pos < 4 {
-		return ErrTruncated
+		return errTruncated
 	}
 	n, complement := binary.LittleEndian.Uint16(src[d.pos:]),
 		binary.LittleEndian.Uint16(src[d.pos+2:])
 	d.pos += 4
 	if n != ^complement {
-		return ErrStored
+		return errStored
 	}
 	want := min(int(n), len(dst)-d.out)
 	copied := copy(dst[d.out:d.out+want], src[d.pos:])
 	d.out += copied
 	d.pos += copied
 	if copied < want {
-		return ErrTruncated
+		return errTruncated
 	}
 	return nil
 }

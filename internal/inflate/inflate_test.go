@@ -32,19 +32,19 @@ func TestStreams(t *testing.T) {
 		want string
 		err  error
 	}{
-		{"nothing", new(bitWriter), "", ErrTruncated},
-		{"reserved type", header(last|3<<1).bits(0, 5), "", ErrBlockType},
+		{"nothing", new(bitWriter), "", errTruncated},
+		{"reserved type", header(last|3<<1).bits(0, 5), "", errBlockType},
 		{"stored", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfffc, 16).bits('a',
 			8).bits('b', 8).bits('c', 8), "abc", nil},
 		{"stored, empty", header(last|stored).bits(0, 5).bits(0, 16).bits(0xffff, 16), "", nil},
 		{"stored, wrong complement",
 			header(last|stored).bits(0, 5).bits(1, 16).bits(0xffff, 16).bits('a', 8), "",
-			ErrStored},
+			errStored},
 		{"stored, length missing", header(last|stored).bits(0, 5).bits(3, 16).bits(0xfc, 8), "",
-			ErrTruncated},
+			errTruncated},
 		{"stored, data missing",
 			header(last|stored).bits(0, 5).bits(3, 16).bits(0xfffc, 16).bits('a', 8), "a",
-			ErrTruncated},
+			errTruncated},
 		{"stored after fixed", func() *bitWriter {
 			return header(fixed).fixed('x').fixed(256).bits(last|stored, 3).bits(0, 3).bits(1,
 				16).bits(0xfffe, 16).bits('y', 8)
@@ -57,76 +57,76 @@ func TestStreams(t *testing.T) {
 			header(last|fixed).fixed('a').fixed(284).bits(31, 5).code(0, 5).fixed(256),
 			strings.Repeat("a", 259), nil},
 		{"fixed, symbol 286", header(last|fixed).fixed('a').fixed(286).code(0, 5).fixed(256), "a",
-			ErrCode},
+			errCode},
 		{"fixed, symbol 287", header(last|fixed).fixed('a').fixed(287).code(0, 5).fixed(256), "a",
-			ErrCode},
+			errCode},
 		{"fixed, distance 30", header(last|fixed).fixed('a').fixed(257).code(30, 5).fixed(256), "a",
-			ErrCode},
+			errCode},
 		{"fixed, distance 31", header(last|fixed).fixed('a').fixed(257).code(31, 5).fixed(256), "a",
-			ErrCode},
+			errCode},
 		{"fixed, too far", header(last|fixed).fixed('a').fixed(257).code(1, 5).fixed(256), "a",
-			ErrDistance},
+			errDistance},
 		{"fixed, too far at the start", header(last|fixed).fixed(257).code(0, 5).fixed(256), "",
-			ErrDistance},
-		{"fixed, no end", header(last | fixed).fixed('a').fixed('b'), "ab", ErrTruncated},
-		{"no last block", header(fixed).fixed('a').fixed(256).bits(0, 4), "a", ErrTruncated},
+			errDistance},
+		{"fixed, no end", header(last | fixed).fixed('a').fixed('b'), "ab", errTruncated},
+		{"no last block", header(fixed).fixed('a').fixed(256).bits(0, 4), "a", errTruncated},
 		{"dynamic", ab().code(0, 1).code(2, 2).code(7, 3).code(1, 1).code(6, 3), "ababa", nil},
 		{"dynamic, 287 literals and lengths",
-			header(last|dynamic).bits(30, 5).bits(0, 5).bits(0, 4).bits(0, 64), "", ErrLengths},
+			header(last|dynamic).bits(30, 5).bits(0, 5).bits(0, 4).bits(0, 64), "", errLengths},
 		{"dynamic, 31 distances", header(last|dynamic).bits(0, 5).bits(30, 5).bits(0, 4).bits(0,
-			64), "", ErrLengths},
-		{"dynamic, header missing", header(last | dynamic), "", ErrTruncated},
+			64), "", errLengths},
+		{"dynamic, header missing", header(last | dynamic), "", errTruncated},
 		{"dynamic, length code missing",
-			header(last|dynamic).bits(0, 5).bits(0, 5).bits(15, 4).bits(1, 2), "", ErrTruncated},
+			header(last|dynamic).bits(0, 5).bits(0, 5).bits(15, 4).bits(1, 2), "", errTruncated},
 		{"dynamic, no length codes", header(last|dynamic).bits(0, 14).bits(0, 12).bits(0, 64), "",
-			ErrCode},
+			errCode},
 		{"dynamic, length codes over-subscribed",
-			header(last|dynamic).bits(0, 14).bits(1|1<<3|1<<6, 12).bits(0, 64), "", ErrTree},
+			header(last|dynamic).bits(0, 14).bits(1|1<<3|1<<6, 12).bits(0, 64), "", errTree},
 		{"dynamic, length codes incomplete",
-			header(last|dynamic).bits(0, 14).bits(2|2<<3, 12).bits(0, 64), "", ErrTree},
+			header(last|dynamic).bits(0, 14).bits(2|2<<3, 12).bits(0, 64), "", errTree},
 		{"dynamic, one length code",
 			header(last|dynamic).bits(0, 14).bits(1<<6, 12).bits(0, 64).bits(0, 64), "",
-			ErrTruncated},
+			errTruncated},
 		{"dynamic, repetition at the start",
 			header(last|dynamic).bits(0, 14).bits(1|1<<9, 12).bits(1, 1).bits(0, 64), "",
-			ErrLengths},
+			errLengths},
 		{"dynamic, repetition too long",
 			header(last|dynamic).bits(0, 14).bits(1<<6|1<<9, 12).bits(0xff, 8).bits(0xff, 8), "",
-			ErrLengths},
+			errLengths},
 		{"dynamic, over-subscribed literals",
 			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 'b': 1, 256: 1}),
-				[]uint{1, 1}), "", ErrTree},
+				[]uint{1, 1}), "", errTree},
 		{"dynamic, incomplete literals",
 			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 2}),
-				[]uint{1, 1}), "", ErrTree},
+				[]uint{1, 1}), "", errTree},
 		{"dynamic, one literal code",
 			header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 1}),
 				[]uint{1, 1}).code(0, 1), "", nil},
 		{"dynamic, one literal code, the other used",
 			header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 1}),
-				[]uint{1, 1}).code(1, 1), "", ErrCode},
+				[]uint{1, 1}).code(1, 1), "", errCode},
 		{"dynamic, one literal code of two bits",
 			header(last|dynamic).lengths(codeLengths(257, map[int]uint{256: 2}), []uint{1, 1}), "",
-			ErrTree},
+			errTree},
 		{"dynamic, no end of block",
 			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 'b': 1}),
-				[]uint{1, 1}).bits(0, 2), "aa", ErrTruncated},
+				[]uint{1, 1}).bits(0, 2), "aa", errTruncated},
 		{"dynamic, no literals",
 			header(last|dynamic).lengths(codeLengths(257, nil), []uint{1, 1}).bits(0, 8), "",
-			ErrCode},
+			errCode},
 		{"dynamic, over-subscribed distances",
 			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}),
-				[]uint{1, 1, 1}), "", ErrTree},
+				[]uint{1, 1, 1}), "", errTree},
 		{"dynamic, incomplete distances",
 			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}),
-				[]uint{2, 2}), "", ErrTree},
+				[]uint{2, 2}), "", errTree},
 		{"dynamic, no distances, none used",
 			header(last|dynamic).lengths(codeLengths(257, map[int]uint{'a': 1, 256: 1}),
 				[]uint{0}).bits(0, 1).bits(1, 1), "a", nil},
 		{"dynamic, no distances, one used",
 			header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}),
 				[]uint{0}).
-				code(0, 1).code(3, 2).bits(0, 8), "a", ErrCode},
+				code(0, 1).code(3, 2).bits(0, 8), "a", errCode},
 		{"dynamic, one distance",
 			header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}),
 				[]uint{1}).
@@ -134,7 +134,7 @@ func TestStreams(t *testing.T) {
 		{"dynamic, one distance, the other used",
 			header(last|dynamic).lengths(codeLengths(258, map[int]uint{'a': 1, 256: 2, 257: 2}),
 				[]uint{1}).
-				code(0, 1).code(3, 2).bits(1, 1).code(2, 2), "a", ErrCode},
+				code(0, 1).code(3, 2).bits(1, 1).code(2, 2), "a", errCode},
 		{"dynamic, codes of 15 bits", longCodes(), full + "abcd", nil},
 		{"dynamic, a repetition that ends with the lengths", repeatedToTheEnd(), "\xff", nil},
 	} {
@@ -144,10 +144,10 @@ func TestStreams(t *testing.T) {
 				src := append(bytes.Clone(c.w.b), make([]byte, slack)...)
 				for _, size := range []int{len(c.want), len(c.want) + 1, len(c.want) + 1024} {
 					got, err := agree(t, new(Decoder), src, size)
-					if size == len(c.want) && c.err != ErrTruncated {
+					if size == len(c.want) && c.err != errTruncated {
 						require.NoError(t, err, "it is full before the error")
 					}
-					if size > len(c.want) && (slack == 0 || c.err != ErrTruncated) {
+					if size > len(c.want) && (slack == 0 || c.err != errTruncated) {
 						require.Equal(t, c.err, err)
 						require.Equal(t, c.want, string(got))
 					}
@@ -299,7 +299,7 @@ func TestLongestMatch(t *testing.T) {
 		require.True(t, bytes.Equal(want, got), lead)
 		if len(w.b) > len(alone) { // the end begins a byte
 			_, err = d.Decode(make([]byte, len(want)+1), alone)
-			require.Equal(t, ErrTruncated, err)
+			require.Equal(t, errTruncated, err)
 		}
 	}
 }
@@ -345,13 +345,13 @@ func TestTruncated(t *testing.T) {
 		for n := range src {
 			got, err := agree(t, &d, src[:n:n], len(content))
 			if len(got) < len(content) {
-				require.Equal(t, ErrTruncated, err, "%d of %d bytes", n, len(src))
+				require.Equal(t, errTruncated, err, "%d of %d bytes", n, len(src))
 			}
 		}
 	}
 	for n := range longCodes().b {
 		if got, err := agree(t, &d, longCodes().b[:n], 20); len(got) < 20 {
-			require.Equal(t, ErrTruncated, err)
+			require.Equal(t, errTruncated, err)
 		}
 	}
 }
@@ -380,8 +380,8 @@ func TestDamaged(t *testing.T) {
 			seen[err]++
 		}
 	}
-	for _, err := range []error{nil, ErrTruncated, ErrBlockType, ErrStored, ErrLengths, ErrTree,
-		ErrDistance} {
+	for _, err := range []error{nil, errTruncated, errBlockType, errStored, errLengths, errTree,
+		errDistance} {
 		require.Positive(t, seen[err], "%v", err)
 	}
 }

@@ -10,21 +10,21 @@ var codeOrder = [19]uint8{16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2,
 // readTables makes the tables of a block with codes of its own (RFC 1951, section 3.2.7).
 func (d *Decoder) readTables(src []byte) error {
 	if !d.need(src, 14) {
-		return ErrTruncated
+		return errTruncated
 	}
 	litlen, dist, stored := int(d.take(5))+257, int(d.take(5))+1, int(d.take(4))+4
 	if litlen > maxLitLen || dist > maxDist {
-		return ErrLengths
+		return errLengths
 	}
 	var lengths [19]uint8
 	for _, symbol := range codeOrder[:stored] {
 		if !d.need(src, 3) {
-			return ErrTruncated
+			return errTruncated
 		}
 		lengths[symbol] = uint8(d.take(3))
 	}
 	if !d.build(d.codes[:], codeBits, lengths[:], codeEntries[:]) {
-		return ErrTree
+		return errTree
 	}
 	all := d.lengths[:litlen+dist]
 	for i := 0; i < len(all); {
@@ -33,9 +33,9 @@ func (d *Decoder) readTables(src []byte) error {
 		n := uint(e & takeMask)
 		switch {
 		case e&isSpecial != 0:
-			return ErrCode
+			return errCode
 		case n > d.left:
-			return ErrTruncated
+			return errTruncated
 		}
 		d.take(n)
 		symbol := e >> valueAt & valueMask
@@ -46,11 +46,11 @@ func (d *Decoder) readTables(src []byte) error {
 		}
 		repeat := repeatCode[symbol-16]
 		if repeat.extra > d.left {
-			return ErrTruncated
+			return errTruncated
 		}
 		times := int(repeat.least + d.take(repeat.extra))
 		if times > len(all)-i || symbol == 16 && i == 0 {
-			return ErrLengths
+			return errLengths
 		}
 		value := uint8(0)
 		if symbol == 16 {
@@ -70,7 +70,7 @@ func (d *Decoder) buildTables() error {
 	d.tables = &d.own
 	if !d.build(d.own.litlen[:], litLenBits, d.lengths[:d.litlen], litLenEntries[:]) ||
 		!d.build(d.own.dist[:], distBits, d.lengths[d.litlen:d.litlen+d.dist], distEntries[:]) {
-		return ErrTree
+		return errTree
 	}
 	return nil
 }

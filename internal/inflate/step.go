@@ -12,17 +12,17 @@ func (d *Decoder) step(dst, src []byte) (ended bool, err error) {
 	switch {
 	case e&isLiteral != 0:
 		if n > d.left {
-			return false, ErrTruncated
+			return false, errTruncated
 		}
 		d.take(n)
 		dst[d.out] = byte(e >> valueAt)
 		d.out++
 		return false, nil
 	case e&isSpecial != 0 && e&isEnd == 0:
-		return false, ErrCode
+		return false, errCode
 	}
 	if n > d.left {
-		return false, ErrTruncated
+		return false, errTruncated
 	}
 	length := d.value(e)
 	if e&isSpecial != 0 {
@@ -34,13 +34,13 @@ func (d *Decoder) step(dst, src []byte) (ended bool, err error) {
 	}
 	switch {
 	case e&isSpecial != 0:
-		return false, ErrCode
+		return false, errCode
 	case uint(e&takeMask) > d.left:
-		return false, ErrTruncated
+		return false, errTruncated
 	}
 	distance := d.value(e)
 	if distance > d.out {
-		return false, ErrDistance
+		return false, errDistance
 	}
 	to := dst[d.out:min(d.out+length, len(dst))]
 	d.out += len(to)

@@ -106,7 +106,7 @@ func (s *stream) advance(stop int) (err error) {
 			err = s.codes(stop)
 		}
 	}
-	if err == ErrTruncated { // by then, the source has no more
+	if err == errTruncated { // by then, the source has no more
 		err = io.ErrUnexpectedEOF
 	}
 	return err
@@ -115,7 +115,7 @@ func (s *stream) advance(stop int) (err error) {
 // header begins a block.
 func (s *stream) header() error {
 	if !s.need(s.in, 3) {
-		return ErrTruncated
+		return errTruncated
 	}
 	header := s.take(3)
 	s.final = header&1 != 0
@@ -123,12 +123,12 @@ func (s *stream) header() error {
 	case 0:
 		s.align()
 		if len(s.in)-s.pos < 4 {
-			return ErrTruncated
+			return errTruncated
 		}
 		n, complement := binary.LittleEndian.Uint16(s.in[s.pos:]),
 			binary.LittleEndian.Uint16(s.in[s.pos+2:])
 		if n != ^complement {
-			return ErrStored
+			return errStored
 		}
 		s.pos += 4
 		s.mode, s.stored = inStored, int(n)
@@ -138,7 +138,7 @@ func (s *stream) header() error {
 		s.mode = inCodes
 		return s.readTables(s.in)
 	default:
-		return ErrBlockType
+		return errBlockType
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (s *stream) copyStored(stop int) error {
 	case s.stored == 0:
 		s.end()
 	case n == 0:
-		return ErrTruncated
+		return errTruncated
 	}
 	return nil
 }

@@ -95,15 +95,15 @@ func (b *Blob) ReadAt(ctx context.Context, p []byte, off int64) (n int, err erro
 
 // readPart reads either the part of p that lies in one segment and is here, or one chunk.
 func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
-	p = p[:min(int64(len(p)), SegmentSize-off%SegmentSize)]
-	s := &b.slots[off/SegmentSize]
+	p = p[:min(int64(len(p)), segmentSize-off%segmentSize)]
+	s := &b.slots[off/segmentSize]
 	if seg := s.acquire(); seg != nil {
 		ready := b.readyIn(seg, off, int64(len(p)))
 		if ready > 0 {
 			if !seg.used.Load() {
 				seg.used.Store(true)
 			}
-			n, err := seg.file.ReadAt(p[:ready], headerSize+off%SegmentSize)
+			n, err := seg.file.ReadAt(p[:ready], headerSize+off%segmentSize)
 			seg.release()
 			if int64(n) == ready {
 				return n, nil
@@ -132,7 +132,7 @@ func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
 func (b *Blob) readyIn(seg *segment, off, length int64) int64 {
 	end := off + length
 	at := off
-	for at < end && seg.checked[at%SegmentSize/b.opt.ChunkSize].Load() {
+	for at < end && seg.checked[at%segmentSize/b.opt.ChunkSize].Load() {
 		at = (at/b.opt.ChunkSize + 1) * b.opt.ChunkSize
 	}
 	return min(at, end) - off
@@ -143,8 +143,8 @@ func (b *Blob) readyIn(seg *segment, off, length int64) int64 {
 func (b *Blob) Has(off, length int64) bool {
 	length = min(length, b.opt.Size-off)
 	for length > 0 {
-		seg := b.slots[off/SegmentSize].segment.Load()
-		n := min(length, SegmentSize-off%SegmentSize)
+		seg := b.slots[off/segmentSize].segment.Load()
+		n := min(length, segmentSize-off%segmentSize)
 		if seg == nil || b.readyIn(seg, off, n) < n {
 			return false
 		}
@@ -161,7 +161,7 @@ func (b *Blob) length(chunk int64) int64 {
 
 // open returns the segment of a chunk, which the caller releases. An error says why there is none.
 func (b *Blob) open(chunk int64) (*segment, error) {
-	s := &b.slots[chunk*b.opt.ChunkSize/SegmentSize]
+	s := &b.slots[chunk*b.opt.ChunkSize/segmentSize]
 	if seg := s.acquire(); seg != nil {
 		return seg, nil
 	}

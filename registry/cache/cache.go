@@ -171,7 +171,7 @@ func (c *Cache) Blob(opt BlobOptions) (*Blob, error) {
 	dir := path.Join(version, strings.ReplaceAll(opt.Digest, ":", "-"),
 		strconv.FormatInt(opt.ChunkSize, 10))
 	b := &Blob{cache: c, opt: opt, dir: dir, calls: make(map[int64]*call),
-		slots: make([]slot, (opt.Size+SegmentSize-1)/SegmentSize)}
+		slots: make([]slot, (opt.Size+segmentSize-1)/segmentSize)}
 	for i := range b.slots {
 		b.slots[i].blob, b.slots[i].number = b, int64(i)
 	}

@@ -104,7 +104,7 @@ func requireRead(t testing.TB, b *Blob, off, length int64) {
 }
 
 func TestReads(t *testing.T) {
-	const size = SegmentSize + 3*testChunk + 1000 // two segments, and a short chunk
+	const size = segmentSize + 3*testChunk + 1000 // two segments, and a short chunk
 	f := new(far)
 	dir := t.TempDir()
 	c := openCache(t, dir, Options{})
@@ -113,7 +113,7 @@ func TestReads(t *testing.T) {
 	requireRead(t, b, 0, 1)
 	require.True(t, b.Has(0, testChunk))
 	require.False(t, b.Has(0, testChunk+1))
-	requireRead(t, b, SegmentSize-10, 20)
+	requireRead(t, b, segmentSize-10, 20)
 	requireRead(t, b, size-1001, 1001)
 	p := make([]byte, 20)
 	n, err := b.ReadAt(t.Context(), p, size-5)
@@ -138,7 +138,7 @@ func TestReads(t *testing.T) {
 }
 
 func TestManyReadersFetchOnce(t *testing.T) {
-	const size = SegmentSize + 5*testChunk
+	const size = segmentSize + 5*testChunk
 	f := &far{fetch: func(_ context.Context, p []byte, off int64) error {
 		time.Sleep(time.Millisecond)
 		fillContent(p, off)
@@ -179,7 +179,7 @@ func TestDamagedContentIsFetchedAgain(t *testing.T) {
 			require.NoError(t, err)
 		}, false, 1},
 		{"content and sum", func(t *testing.T, f *os.File) {
-			s := &segment{file: f, checked: make([]atomic.Bool, SegmentSize/testChunk)}
+			s := &segment{file: f, checked: make([]atomic.Bool, segmentSize/testChunk)}
 			require.NoError(t, s.store(1, make([]byte, testChunk)))
 		}, true, 1},
 		{"cut short", func(t *testing.T, f *os.File) {

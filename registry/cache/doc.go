@@ -11,7 +11,7 @@
 // written, is full or is damaged costs speed, never content. Removing the segments that were unused
 // for longest never changes what a reader gets.
 //
-// A blob is cut into chunks, and the chunks are kept in segments of SegmentSize:
+// A blob is cut into chunks, and the chunks are kept in segments of segmentSize:
 //
 //	DIR/v1/DIGEST/CHUNK SIZE/SEGMENT   header, then the segment's bytes; sparse
 //	DIR/v1/lock                        held by the process that removes segments

@@ -103,7 +103,7 @@ func (b *Blob) bring(ctx context.Context, number int64, ahead bool) ([]byte, err
 		return p, nil
 	}
 	defer seg.release()
-	i := number % (SegmentSize / b.opt.ChunkSize)
+	i := number % (segmentSize / b.opt.ChunkSize)
 	if b.find(seg, number, i, p) {
 		return p, nil
 	}

@@ -26,7 +26,7 @@ const (
 	childMost = "CACHE_TEST_MOST"
 )
 
-const childSize = 2*SegmentSize + 11*testChunk + 77
+const childSize = 2*segmentSize + 11*testChunk + 77
 
 // child reads a whole blob in a random order and checks it.
 func child() {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SegmentSize is how much of a blob one file holds, in bytes. Segments are removed as a whole.
-const SegmentSize = 16 << 20
+// segmentSize is how much of a blob one file holds, in bytes. Segments are removed as a whole.
+const segmentSize = 16 << 20
 
 // The header of a segment takes the first page of its file. All numbers are little-endian:
 //
@@ -98,7 +98,7 @@ func openSegment(root *os.Root, name string, h segmentHeader) (*segment, error) 
 		}
 		err = prepare(f, h)
 		if err == nil {
-			s := &segment{file: f, checked: make([]atomic.Bool, SegmentSize/h.chunkSize)}
+			s := &segment{file: f, checked: make([]atomic.Bool, segmentSize/h.chunkSize)}
 			s.users.Store(1)
 			return s, nil
 		}
@@ -183,7 +183,7 @@ func (s *segment) forget(i int64) error {
 
 // at is where the chunk i lies in the file.
 func (s *segment) at(i int64) int64 {
-	return headerSize + i*(SegmentSize/int64(len(s.checked)))
+	return headerSize + i*(segmentSize/int64(len(s.checked)))
 }
 
 // unlinked reports whether somebody has removed the file.

@@ -31,13 +31,13 @@ func segmentFiles(t *testing.T, dir string) map[string]os.FileInfo {
 }
 
 func TestLeastRecentlyUsedGoes(t *testing.T) {
-	const size = 6 * SegmentSize
+	const size = 6 * segmentSize
 	dir := t.TempDir()
 	f := new(far)
 	c := openCache(t, dir, Options{})
 	b := openBlob(t, c, size, f)
 	for n := range int64(6) {
-		requireRead(t, b, n*SegmentSize, SegmentSize/4)
+		requireRead(t, b, n*segmentSize, segmentSize/4)
 	}
 	old := time.Now().Add(-time.Hour)
 	for name := range segmentFiles(t, dir) {
@@ -47,10 +47,10 @@ func TestLeastRecentlyUsedGoes(t *testing.T) {
 	for name := range segmentFiles(t, dir) {
 		require.NoError(t, os.Chtimes(filepath.Join(dir, b.dir, name), old, old))
 	}
-	requireRead(t, b, 2*SegmentSize, 10)
-	requireRead(t, b, 4*SegmentSize+testChunk, 10)
+	requireRead(t, b, 2*segmentSize, 10)
+	requireRead(t, b, 4*segmentSize+testChunk, 10)
 	c.touch()
-	c.opt.Size = 3 * (SegmentSize/4 + headerSize) // room for two
+	c.opt.Size = 3 * (segmentSize/4 + headerSize) // room for two
 	require.NoError(t, c.shrink())
 	left := segmentFiles(t, dir)
 	require.Len(t, left, 2)
@@ -58,7 +58,7 @@ func TestLeastRecentlyUsedGoes(t *testing.T) {
 	require.Contains(t, left, "4")
 
 	before := f.fetches.Load()
-	requireRead(t, b, 2*SegmentSize, SegmentSize/4)
+	requireRead(t, b, 2*segmentSize, segmentSize/4)
 	require.Equal(t, before, f.fetches.Load())
 	requireRead(t, b, 0, 10)
 	require.Equal(t, before+1, f.fetches.Load(), "what was removed is fetched again")
@@ -72,14 +72,14 @@ func TestLeastRecentlyUsedGoes(t *testing.T) {
 
 // TestRemovalUnderLoad keeps removing segments while others read, in two caches of one directory.
 func TestRemovalUnderLoad(t *testing.T) {
-	const size = 4 * SegmentSize
+	const size = 4 * segmentSize
 	dir := t.TempDir()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var all sync.WaitGroup
 	for range 2 {
 		c := openCache(t, dir, Options{})
-		c.opt.Size = 2 * SegmentSize
+		c.opt.Size = 2 * segmentSize
 		b := openBlob(t, c, size, new(far))
 		all.Go(func() {
 			for ctx.Err() == nil {
@@ -117,15 +117,15 @@ func TestCacheOnAFullDisk(t *testing.T) {
 	f := new(far)
 	c, err := Open(dir, Options{})
 	require.NoError(t, err)
-	b := openBlob(t, c, SegmentSize+10, f)
+	b := openBlob(t, c, segmentSize+10, f)
 	for range 2 {
-		requireRead(t, b, 0, SegmentSize+10)
+		requireRead(t, b, 0, segmentSize+10)
 	}
 	require.Positive(t, c.Stats().Unsaved)
 	// A guest that reads on, little by little, does not have the same chunk fetched each time.
 	before := f.fetches.Load()
 	for off := int64(0); off < testChunk; off += 4096 {
-		requireRead(t, b, 10*SegmentSize/16+off, 4096)
+		requireRead(t, b, 10*segmentSize/16+off, 4096)
 	}
 	require.LessOrEqual(t, f.fetches.Load(), before+2)
 	require.NoError(t, c.Close())
@@ -201,7 +201,7 @@ func FuzzSegment(f *testing.F) {
 
 // BenchmarkRead compares reads of 4 KiB of what is cached with reads of a plain file.
 func BenchmarkRead(b *testing.B) {
-	const size = 8 * SegmentSize
+	const size = 8 * segmentSize
 	c := openCache(b, b.TempDir(), Options{})
 	blob := openBlob(b, c, size, new(far))
 	requireRead(b, blob, 0, size)
@@ -237,7 +237,7 @@ func BenchmarkRead(b *testing.B) {
 // TestOthersCount: what others keep in the directory counts towards its size. It is removed when it
 // was unused for longest, unless it is in use. Chunks keep a part of the size in any case.
 func TestOthersCount(t *testing.T) {
-	const limit = 4 * SegmentSize
+	const limit = 4 * segmentSize
 	old, inUse := false, 0
 	others := []Other{
 		{Name: "in use", Bytes: limit, Used: time.Now().Add(-2 * time.Hour),
@@ -253,9 +253,9 @@ func TestOthersCount(t *testing.T) {
 		}
 		return others, nil
 	}})
-	b := openBlob(t, c, 6*SegmentSize, new(far))
+	b := openBlob(t, c, 6*segmentSize, new(far))
 	for n := range int64(6) {
-		requireRead(t, b, n*SegmentSize, SegmentSize/2)
+		requireRead(t, b, n*segmentSize, segmentSize/2)
 	}
 	c.opt.Size = limit
 	require.NoError(t, c.shrink())
@@ -264,7 +264,7 @@ func TestOthersCount(t *testing.T) {
 	_, chunks, err := c.segments()
 	require.NoError(t, err)
 	require.LessOrEqual(t, chunks, int64(limit/leastChunks))
-	require.Greater(t, chunks, int64(limit/leastChunks-SegmentSize))
+	require.Greater(t, chunks, int64(limit/leastChunks-segmentSize))
 	require.NoError(t, c.shrink(), "nothing more is to be had")
 }
 
@@ -272,13 +272,13 @@ func TestOthersCount(t *testing.T) {
 func TestRemove(t *testing.T) {
 	dir := t.TempDir()
 	c := openCache(t, dir, Options{})
-	b := openBlob(t, c, 2*SegmentSize, new(far))
+	b := openBlob(t, c, 2*segmentSize, new(far))
 	requireRead(t, b, 0, testChunk)
-	requireRead(t, b, SegmentSize, testChunk)
+	requireRead(t, b, segmentSize, testChunk)
 	require.Len(t, segmentFiles(t, dir), 2)
 	require.NoError(t, b.Remove())
 	require.Empty(t, segmentFiles(t, dir))
-	requireRead(t, b, SegmentSize, testChunk)
+	requireRead(t, b, segmentSize, testChunk)
 	require.Empty(t, segmentFiles(t, dir))
 	require.NoError(t, b.Remove())
 }

@@ -14,8 +14,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// AnnotationApplied is on an object that Ensure made: a digest of what was applied.
-const AnnotationApplied = v1alpha1.Group + "/applied"
+// annotationApplied is on an object that Ensure made: a digest of what was applied.
+const annotationApplied = v1alpha1.Group + "/applied"
 
 // Ensure applies an object. If the same was applied before, it sends no request. It returns whether
 // it applied. have is the object as it was read; without a resourceVersion there is none yet. Other
@@ -25,10 +25,10 @@ func Ensure(ctx context.Context, c client.Client, have, want client.Object) (boo
 	if err != nil {
 		return false, err
 	}
-	if have.GetResourceVersion() != "" && have.GetAnnotations()[AnnotationApplied] == digest {
+	if have.GetResourceVersion() != "" && have.GetAnnotations()[annotationApplied] == digest {
 		return false, nil
 	}
-	annotations := map[string]string{AnnotationApplied: digest}
+	annotations := map[string]string{annotationApplied: digest}
 	maps.Copy(annotations, want.GetAnnotations())
 	want.SetAnnotations(annotations)
 	return true, Apply(ctx, c, want)
@@ -45,7 +45,7 @@ func Make(ctx context.Context, c client.Client, have, want client.Object) (bool,
 	if err != nil {
 		return false, err
 	}
-	annotations := map[string]string{AnnotationApplied: digest}
+	annotations := map[string]string{annotationApplied: digest}
 	maps.Copy(annotations, want.GetAnnotations())
 	want.SetAnnotations(annotations)
 	return true, c.Create(ctx, want, client.FieldOwner(v1alpha1.FieldManager))

@@ -157,7 +157,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 	if _, err := objects.Make(ctx, r.Client, deployment, want); err != nil {
 		return false, noted(id, servedCondition, "the Deployment "+key.Name, err)
 	}
-	id.Status.TargetName = TargetName(id)
+	id.Status.TargetName = targetName(id)
 	id.Status.Portal = net.JoinHostPort(fmt.Sprintf("%s.%s.svc", key.Name, id.Namespace),
 		strconv.Itoa(iscsiPort))
 	pod, err := r.pod(ctx, id)

@@ -19,8 +19,8 @@ import (
 // labelVolume is on a claim that is bound to the LUN of an identity.
 const labelVolume = v1alpha1.Group + "/volume"
 
-// VolumeName is the name of the PersistentVolume of an identity. Volumes have no namespace.
-func VolumeName(id *v1alpha1.VMIdentity) string { return "vmid-" + string(id.UID) }
+// volumeName is the name of the PersistentVolume of an identity. Volumes have no namespace.
+func volumeName(id *v1alpha1.VMIdentity) string { return "vmid-" + string(id.UID) }
 
 // volumeSize is what a volume says that it has. Nobody compares it with the LUN.
 func (r *Reconciler) volumeSize(id *v1alpha1.VMIdentity) resource.Quantity {
@@ -48,7 +48,7 @@ func accessModes(id *v1alpha1.VMIdentity) ([]corev1.PersistentVolumeAccessMode, 
 func (r *Reconciler) newVolume(id *v1alpha1.VMIdentity, address, claim string,
 	modes []corev1.PersistentVolumeAccessMode) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: VolumeName(id),
+		ObjectMeta: metav1.ObjectMeta{Name: volumeName(id),
 			Labels: map[string]string{v1alpha1.LabelIdentity: id.Name}},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:    corev1.ResourceList{corev1.ResourceStorage: r.volumeSize(id)},
@@ -62,7 +62,7 @@ func (r *Reconciler) newVolume(id *v1alpha1.VMIdentity, address, claim string,
 				ISCSI: &corev1.ISCSIPersistentVolumeSource{
 					// A node cannot resolve the names of Services.
 					TargetPortal:    net.JoinHostPort(address, strconv.Itoa(iscsiPort)),
-					IQN:             TargetName(id),
+					IQN:             targetName(id),
 					Lun:             lun,
 					SessionCHAPAuth: true,
 					SecretRef: &corev1.SecretReference{Namespace: id.Namespace,
@@ -79,7 +79,7 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, name string,
 			AccessModes:      modes,
 			VolumeMode:       new(corev1.PersistentVolumeBlock),
 			StorageClassName: new(""), // no class should make a volume for it
-			VolumeName:       VolumeName(id),
+			VolumeName:       volumeName(id),
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceStorage: r.volumeSize(id)}},
 		}}
@@ -127,7 +127,7 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 	}
 	if have == nil { // the claim is the last of the two
 		if err := objects.Apply(ctx, r.Client, r.newVolume(id, address, name, modes)); err != nil {
-			return failed(volumeCondition, "the PersistentVolume "+VolumeName(id), err)
+			return failed(volumeCondition, "the PersistentVolume "+volumeName(id), err)
 		}
 		if err := r.Client.Create(ctx, r.newClaim(id, name, modes),
 			client.FieldOwner(v1alpha1.FieldManager)); err != nil {
@@ -154,7 +154,7 @@ func (r *Reconciler) dropVolume(ctx context.Context, id *v1alpha1.VMIdentity,
 	if !asked && id.DeletionTimestamp == nil {
 		return nil
 	}
-	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: VolumeName(id)}}
+	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: volumeName(id)}}
 	return client.IgnoreNotFound(r.Client.Delete(ctx, volume))
 }
 

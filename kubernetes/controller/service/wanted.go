@@ -26,9 +26,9 @@ const (
 // Name is that of the Deployment and of the Service of an identity.
 func Name(identity string) string { return v1alpha1.ClaimName(identity) }
 
-// TargetName is the iSCSI name of the disk. It is different for each identity, because an initiator
+// targetName is the iSCSI name of the disk. It is different for each identity, because an initiator
 // takes two portals of one name for two paths to one disk.
-func TargetName(id *v1alpha1.VMIdentity) string {
+func targetName(id *v1alpha1.VMIdentity) string {
 	return fmt.Sprintf("iqn.2017-01.io.kubevirt:%s.%s", id.Namespace, id.Name)
 }
 
@@ -80,7 +80,7 @@ func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, 
 	c.RestartPolicy = nil
 	for i := range c.Env {
 		if c.Env[i].Name == "TARGET_NAME" {
-			c.Env[i].Value = TargetName(id)
+			c.Env[i].Value = targetName(id)
 		}
 	}
 	c.Env = append(c.Env, corev1.EnvVar{Name: "POD_ANNOTATIONS",

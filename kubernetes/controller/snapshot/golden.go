@@ -15,8 +15,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// SnapshotKind is the kind of VolumeSnapshots, whose CRD comes with a CSI driver.
-var SnapshotKind = schema.GroupVersionKind{Group: "snapshot.storage.k8s.io", Version: "v1",
+// snapshotKind is the kind of VolumeSnapshots, whose CRD comes with a CSI driver.
+var snapshotKind = schema.GroupVersionKind{Group: "snapshot.storage.k8s.io", Version: "v1",
 	Kind: "VolumeSnapshot"}
 
 const (
@@ -142,7 +142,7 @@ func newSnapshot(id *v1alpha1.VMIdentity, job *batchv1.Job,
 		spec["volumeSnapshotClassName"] = class
 	}
 	s := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
-	s.SetGroupVersionKind(SnapshotKind)
+	s.SetGroupVersionKind(snapshotKind)
 	m := metaOf(id, job.Name, ofJob(job))
 	s.SetNamespace(m.Namespace)
 	s.SetName(m.Name)

@@ -19,7 +19,7 @@ import (
 // Setup adds the controller to a manager, and returns what knows the sources of claims. That is nil
 // if the cluster has no VolumeSnapshots. Whoever installs them later must restart the controller.
 func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
-	_, err := mgr.GetRESTMapper().RESTMapping(SnapshotKind.GroupKind(), SnapshotKind.Version)
+	_, err := mgr.GetRESTMapper().RESTMapping(snapshotKind.GroupKind(), snapshotKind.Version)
 	if apimeta.IsNoMatchError(err) {
 		return nil, nil
 	}
@@ -29,7 +29,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
 	r := &Reconciler{Client: mgr.GetClient(), Cache: mgr.GetCache(), Live: mgr.GetAPIReader(),
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Options: o}
 	snapshots := &unstructured.Unstructured{}
-	snapshots.SetGroupVersionKind(SnapshotKind)
+	snapshots.SetGroupVersionKind(snapshotKind)
 	err = ctrl.NewControllerManagedBy(mgr).
 		Named("snapshot").
 		For(&v1alpha1.VMIdentity{}).

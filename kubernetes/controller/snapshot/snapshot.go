@@ -124,12 +124,12 @@ func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Durati
 		return c, 0, err
 	}
 	claim, snapshot := &corev1.PersistentVolumeClaim{}, &unstructured.Unstructured{}
-	snapshot.SetGroupVersionKind(SnapshotKind)
+	snapshot.SetGroupVersionKind(snapshotKind)
 	for _, one := range []struct {
 		client.Object
 		kind string
 		from client.Reader
-	}{{claim, "claim", w.Client}, {snapshot, SnapshotKind.Kind, w.Cache}} {
+	}{{claim, "claim", w.Client}, {snapshot, snapshotKind.Kind, w.Cache}} {
 		there, err := w.get(ctx, one.from, one.Object)
 		if err != nil {
 			return nil, 0, err

@@ -34,8 +34,8 @@ var scheme = sync.OnceValue(func() *runtime.Scheme {
 		v1alpha1.AddToScheme} {
 		_ = add(s) // a missing type makes every test fail
 	}
-	s.AddKnownTypeWithName(SnapshotKind, &unstructured.Unstructured{})
-	s.AddKnownTypeWithName(SnapshotKind.GroupVersion().WithKind("VolumeSnapshotList"),
+	s.AddKnownTypeWithName(snapshotKind, &unstructured.Unstructured{})
+	s.AddKnownTypeWithName(snapshotKind.GroupVersion().WithKind("VolumeSnapshotList"),
 		&unstructured.UnstructuredList{})
 	return s
 })
@@ -81,7 +81,7 @@ func golden() client.ObjectKey {
 
 func newVolumeSnapshot() *unstructured.Unstructured {
 	s := &unstructured.Unstructured{}
-	s.SetGroupVersionKind(SnapshotKind)
+	s.SetGroupVersionKind(snapshotKind)
 	return s
 }
 

@@ -32,7 +32,7 @@ func (p *Populator) Source(ctx context.Context, id *v1alpha1.VMIdentity, class *
 	}
 	name := Name(id.Spec.Image, class)
 	s := &unstructured.Unstructured{}
-	s.SetGroupVersionKind(SnapshotKind)
+	s.SetGroupVersionKind(snapshotKind)
 	err = p.Cache.Get(ctx, client.ObjectKey{Namespace: id.Namespace, Name: name}, s)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, atLeast, "", "", fmt.Errorf("VolumeSnapshot %s: %w", name, err)
@@ -42,7 +42,7 @@ func (p *Populator) Source(ctx context.Context, id *v1alpha1.VMIdentity, class *
 		return nil, atLeast, v1alpha1.ReasonPopulating,
 			fmt.Sprintf("VolumeSnapshot %s was deleted: it is made again", name), nil
 	}
-	group := SnapshotKind.Group
-	return &corev1.TypedObjectReference{APIGroup: &group, Kind: SnapshotKind.Kind, Name: name},
+	group := snapshotKind.Group
+	return &corev1.TypedObjectReference{APIGroup: &group, Kind: snapshotKind.Kind, Name: name},
 		atLeast, "", "", nil
 }

@@ -31,12 +31,6 @@ const (
 	StatusOutOfResources          Status = 0x0302
 )
 
-// Class is the Status-Class.
-func (s Status) Class() uint8 { return uint8(s >> 8) }
-
-// Detail is the Status-Detail.
-func (s Status) Detail() uint8 { return uint8(s) }
-
 // String describes the status.
 func (s Status) String() string {
 	switch s {

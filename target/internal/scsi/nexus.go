@@ -34,9 +34,6 @@ type nexusUnit struct {
 	used     atomic.Bool // it has used the medium; written under Device.mu
 }
 
-// Port returns the initiator port of the nexus.
-func (n *Nexus) Port() InitiatorPort { return n.port }
-
 // UsedBy returns the LUNs whose medium a nexus has accessed, in ascending order.
 func (d *Device) UsedBy(n *Nexus) []uint16 {
 	used := []uint16{}

@@ -3,7 +3,6 @@ package scsi
 import (
 	"cmp"
 	"encoding/binary"
-	"fmt"
 	"slices"
 	"sync"
 )
@@ -489,5 +488,3 @@ func newOrphanTable() *opcodeTable {
 		return c.opcode != opInquiry && c.opcode != opReportLUNs && c.opcode != opRequestSense
 	}))
 }
-
-func unknownName(opcode byte) string { return fmt.Sprintf("operation code %02xh", opcode) }

@@ -135,13 +135,11 @@ func TestTransportMistakesAreErrors(t *testing.T) {
 	require.ErrorIs(t, task.Out(0, nil), errPastEnd)
 	require.NoError(t, task.In(0, make([]byte, 512)))
 	require.Equal(t, OpRead, task.Op())
-	require.Equal(t, "READ(10)", task.Name())
 	number, ok := task.LUNNumber()
 	require.True(t, ok)
 	require.EqualValues(t, 1, number)
 	task.Reset()
 	require.Equal(t, OpOther, task.Op())
-	require.Equal(t, "operation code 00h", task.Name())
 	_, ok = task.LUNNumber()
 	require.False(t, ok)
 }

@@ -355,15 +355,6 @@ func (t *Task) Op() Operation {
 	return t.cmd.op
 }
 
-// Name returns the command's name in its standard, or the operation code if it is unknown; for
-// logs.
-func (t *Task) Name() string {
-	if t.cmd == nil {
-		return unknownName(t.CDB[0])
-	}
-	return t.cmd.name
-}
-
 // reply makes the parameter data in t.data the answer, cut to the allocation length.
 func (t *Task) reply(allocation uint32) {
 	t.data = t.data[:min(int64(len(t.data)), int64(allocation))]
