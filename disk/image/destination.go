@@ -98,10 +98,20 @@ func (d *Destination) File() *os.File { return d.file }
 // block device keeps its content.
 func (d *Destination) Finish(err error) error { return d.finish(err) }
 
+// empty removes the content of a file. It leaves one alone that is empty: ext4 takes any truncation
+// to nothing for a file that is being replaced, and writes all of it to storage when it is closed.
+func (d *Destination) empty() error {
+	info, err := d.file.Stat()
+	if err != nil || info.Size() == 0 {
+		return err
+	}
+	return osfile.Retry(func() error { return d.file.Truncate(0) })
+}
+
 // clear makes the destination a disk of that size that reads as zeros.
 func (d *Destination) clear(ctx context.Context, size int64) error {
 	if d.device == 0 {
-		err := osfile.Retry(func() error { return d.file.Truncate(0) })
+		err := d.empty()
 		if err == nil {
 			err = d.resize(size)
 		}
