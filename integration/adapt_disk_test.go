@@ -1,12 +1,19 @@
 package integration
 
 import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -62,8 +69,14 @@ func TestMachineLosesItsPower(t *testing.T) {
 	requireClean(t, rawOf(t, disk))
 }
 
-// layersOf are the digests of the layers of an image in a registry.
-func layersOf(t *testing.T, address, reference string) (digests []string) {
+// pushedLayer is a layer of an image in a registry.
+type pushedLayer struct {
+	Digest string
+	Size   int64
+}
+
+// layersOf are the layers of an image in a registry.
+func layersOf(t *testing.T, address, reference string) []pushedLayer {
 	t.Helper()
 	request, err := http.NewRequest(http.MethodGet,
 		"http://"+address+"/v2/vm/"+reference, nil)
@@ -74,16 +87,55 @@ func layersOf(t *testing.T, address, reference string) (digests []string) {
 	require.NoError(t, err)
 	defer response.Body.Close()
 	var m struct {
-		Layers, Manifests []struct{ Digest string }
+		Layers    []pushedLayer
+		Manifests []struct{ Digest string }
 	}
 	require.NoError(t, json.NewDecoder(response.Body).Decode(&m))
 	if len(m.Manifests) > 0 {
 		return layersOf(t, address, "machine/manifests/"+m.Manifests[0].Digest)
 	}
-	for _, l := range m.Layers {
-		digests = append(digests, l.Digest)
+	return m.Layers
+}
+
+// savedImage is an image as docker saves it, with the test's program in a layer over one with a
+// file of so many bytes that nobody reads.
+func savedImage(t *testing.T, program string, unread int) string {
+	t.Helper()
+	noise := make([]byte, unread)
+	_, _ = rand.NewChaCha8([32]byte{3}).Read(noise)
+	archive := func(w io.Writer, name string, mode int64, content []byte) {
+		t.Helper()
+		out := tar.NewWriter(w)
+		require.NoError(t, out.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg,
+			Mode: mode, Size: int64(len(content))}))
+		_, err := out.Write(content)
+		require.NoError(t, err)
+		require.NoError(t, out.Flush())
 	}
-	return digests
+	var layers [2]bytes.Buffer
+	archive(&layers[0], "unread", 0o644, noise)
+	archive(&layers[1], "container", 0o755, []byte(readFile(t, program)))
+	var ids []string
+	for i := range layers {
+		layers[i].Write(make([]byte, 1024)) // the end of an archive
+		ids = append(ids, fmt.Sprintf("sha256:%x", sha256.Sum256(layers[i].Bytes())))
+	}
+	config, err := json.Marshal(map[string]any{"os": "linux", "architecture": runtime.GOARCH,
+		"config": map[string]any{"Entrypoint": []string{"/container"}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": ids}})
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "saved.tar")
+	f, err := os.Create(file)
+	require.NoError(t, err)
+	defer f.Close()
+	archive(f, "config.json", 0o644, config)
+	archive(f, "one.tar", 0o644, layers[0].Bytes())
+	archive(f, "two.tar", 0o644, layers[1].Bytes())
+	archive(f, "manifest.json", 0o644, []byte(`[{"Config":"config.json",
+		"RepoTags":["saved:1"],"Layers":["one.tar","two.tar"]}]`))
+	_, err = f.Write(make([]byte, 1024))
+	require.NoError(t, err)
+	return "docker-archive:" + file
 }
 
 // TestLevelsAreStreamed: levels are pushed like any disk. The machine then boots from a LUN whose
@@ -91,12 +143,16 @@ func layersOf(t *testing.T, address, reference string) (digests []string) {
 func TestLevelsAreStreamed(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", qemuISCSI)
+	const unread = 24 << 20
+	ref, boot := requireContainerImage(t), requireBootFiles(t)
+	program := filepath.Join(filepath.Dir(strings.TrimPrefix(ref, "oci:")), "container")
+	ref = savedImage(t, program, unread)
 	w := newWatchedRegistry(t)
 	dir := t.TempDir()
-	var layers [2][]string
+	var layers [2][]pushedLayer
 	for i, status := range []string{"16", "17"} {
 		require.NoError(t, os.RemoveAll(filepath.Join(dir, "disk.qcow2")))
-		adapted(t, dir, "--", "exit", status)
+		adaptedFrom(t, ref, boot, dir, "--", "exit", status)
 		tops, err := filepath.Glob(filepath.Join(dir, "image-*.qcow2"))
 		require.NoError(t, err)
 		require.Len(t, tops, 1)
@@ -105,26 +161,29 @@ func TestLevelsAreStreamed(t *testing.T) {
 		layers[i] = layersOf(t, w.address, "machine/manifests/"+status)
 		require.NoError(t, os.Remove(tops[0]))
 	}
-	common := 0
+	common, largest := 0, int64(0)
 	for _, l := range layers[0] {
-		for _, other := range layers[1] {
-			if l == other {
-				common++
-			}
+		if slices.Contains(layers[1], l) {
+			common++
 		}
+		largest = max(largest, l.Size)
 	}
 	// All but the index and the level with the configuration.
 	require.Equal(t, len(layers[0])-2, common, "%v", layers)
 	require.Positive(t, common)
+	require.GreaterOrEqual(t, largest, int64(unread))
 
+	require.Zero(t, w.sent.Load())
 	d := start(t, config{diskDir: t.TempDir(), args: []string{
 		"--image=" + w.proxy + "/vm/machine:17", "--insecure-registry=" + w.proxy,
 		"--copy-mode=copy-on-write"}})
 	m := bootMachine(t, machineConfig{noNet: true, cmdline: machine.ParamGrace + "=1",
 		disk: "format=raw,cache=none,file=" + d.url(1)})
 	require.Equal(t, "17", m.exited())
-	n, _ := w.asked()
-	require.Positive(t, n)
+	sent := w.sent.Load()
+	t.Logf("%d KiB were fetched, the largest level has %d KiB", sent>>10, largest>>10)
+	require.Positive(t, sent)
+	require.Less(t, sent, largest, "a level that nobody needs was fetched")
 }
 
 // TestArm64Machine: an image for arm64 runs under qemu-system-aarch64. With UEFI, which KubeVirt

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ type watchedRegistry struct {
 
 	mu   sync.Mutex
 	said map[string]int // requests of blobs, with their ranges; guarded by mu
+	sent atomic.Int64   // bytes of blobs
 
 	hold sync.RWMutex // held for writing: nobody gets a blob
 }
@@ -45,6 +47,7 @@ func newWatchedRegistry(t *testing.T) *watchedRegistry {
 			w.mu.Unlock()
 			w.hold.RLock()
 			defer w.hold.RUnlock()
+			rw = &countedResponse{rw, &w.sent}
 		}
 		forward.ServeHTTP(rw, r)
 	}))
@@ -52,6 +55,21 @@ func newWatchedRegistry(t *testing.T) *watchedRegistry {
 	w.proxy = strings.TrimPrefix(server.URL, "http://")
 	return w
 }
+
+// countedResponse counts the bytes of an answer.
+type countedResponse struct {
+	http.ResponseWriter
+	sent *atomic.Int64
+}
+
+func (c *countedResponse) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p)
+	c.sent.Add(int64(n))
+	return n, err
+}
+
+// Unwrap is for what a proxy wants of a writer besides.
+func (c *countedResponse) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 // asked is how many requests of blobs there were, and those that were made more than once.
 func (w *watchedRegistry) asked() (n int, twice []string) {
