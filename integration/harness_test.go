@@ -40,7 +40,7 @@ var packageOf = map[string]string{
 	"virsh": "libvirt-clients", "virt-xml-validate": "libvirt-clients",
 	"xmllint": "libxml2-utils", "qemu-system-x86_64": "qemu-system-x86",
 	"qemu-system-aarch64": "qemu-system-arm", "apt-get": "apt",
-	"bash": "bash", "dpkg-deb": "dpkg",
+	"bash": "bash", "dpkg-deb": "dpkg", "setpriv": "util-linux",
 	"buildah": "buildah", "podman": "podman", "runc": "runc", "e2fsck": "e2fsprogs",
 	"debugfs": "e2fsprogs", "docker-registry": "docker-registry", "losetup": "mount",
 	"ip": "iproute2", "chromium": "chromium",

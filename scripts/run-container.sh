@@ -1,21 +1,26 @@
 #!/usr/bin/env bash
 # Boots a container image as a virtual machine, from a LUN: builds a small image with buildah, has
 # kubevirt-disk make it a disk and serve it by iSCSI, and starts QEMU with it. Prints what the entry
-# point says and its exit status. What the machine writes is kept in cache/container/disk: a second
-# run goes on with it. IMAGE=REFERENCE boots another image, such as IMAGE=docker.io/library/nginx or
-# IMAGE=oci:DIRECTORY. PORT is the port of the LUN, 3261 by default.
+# point says and its exit status. Ctrl-C or SIGTERM presses the machine's power button, so that the
+# entry point gets its stop signal; a second one does not wait for it.
 #
-# Usage: run-container.sh BINARY DIRECTORY, with vmlinuz and initrd in the directory.
+# What the machine writes is kept in STATE/disk: a second run goes on with it. IMAGE=REFERENCE boots
+# another image, such as IMAGE=docker.io/library/nginx or IMAGE=oci:DIRECTORY. FORWARD=8080:80 leads
+# port 8080 of this host to the machine's port 80. PORT is the port of the LUN, 3261 by default.
+#
+# Usage: run-container.sh BINARY DIRECTORY [STATE], with vmlinuz and initrd in the directory. STATE is
+# cache/container by default.
 set -euo pipefail
 
-[ $# = 2 ] || {
-	echo "usage: $0 BINARY DIRECTORY" >&2
+[ $# = 2 ] || [ $# = 3 ] || {
+	echo "usage: $0 BINARY DIRECTORY [STATE]" >&2
 	exit 2
 }
 binary=$(realpath "$1")
 boot=$(realpath "$2")
+state=${3:+$(realpath "$3")}
 cd "$(dirname "$0")/.."
-dir=$PWD/cache/container
+dir=${state:-$PWD/cache/container}
 port=${PORT:-3261}
 go=${GO:-go}
 serial=container
@@ -33,6 +38,7 @@ aarch64) qemu=(qemu-system-aarch64 -machine virt) package=qemu-system-arm consol
 *) fail "there is a kernel for amd64 and arm64 only" ;;
 esac
 need "${qemu[0]}" "$package"
+need setpriv util-linux
 # There are hosts where /dev/kvm is there and does not work.
 kvm_works() { timeout 10 "${qemu[@]}" -accel kvm -cpu host -nodefaults -display none -monitor stdio <<<quit; }
 if { (kvm_works) } >/dev/null 2>&1; then
@@ -44,7 +50,9 @@ fi
 
 work=$(mktemp -d)
 server=
+machine=
 cleanup() {
+	[ -z "$machine" ] || kill "$machine" 2>/dev/null || true
 	if [ -n "$server" ]; then
 		kill "$server" 2>/dev/null || true
 		wait "$server" 2>/dev/null || true
@@ -52,6 +60,10 @@ cleanup() {
 	rm -rf "$work"
 }
 trap cleanup EXIT
+
+# Ctrl-C in a terminal reaches all processes of a session: the machine hears of it by its power
+# button alone, and its LUN stays until it is off. If this process is killed, they end, too.
+apart=(setsid setpriv --pdeathsig TERM --)
 
 # A small image, with one static program, unless another one was named.
 image=${IMAGE:-}
@@ -74,7 +86,7 @@ EOT
 fi
 
 # IMAGE is a variable of kubevirt-disk as well: an image with disks.
-env -u IMAGE CONTAINER_IMAGE="$image" CACHE_DIR="$dir/cache" PERSISTENT_DIR="$dir/disk" WORK_DIR="$dir/work" \
+"${apart[@]}" env -u IMAGE CONTAINER_IMAGE="$image" CACHE_DIR="$dir/cache" PERSISTENT_DIR="$dir/disk" WORK_DIR="$dir/work" \
 	DISK_DIR="$work/none" LISTEN=127.0.0.1 PORT="$port" METRICS_LISTEN='' READY_FILE="$work/ready" \
 	"$binary" serve 2>"$work/log" &
 server=$!
@@ -90,16 +102,29 @@ done
 
 # The machine's words come on a virtio-serial port, and what the entry point prints on the console.
 echo "run-container: $image is served, and boots now" >&2
-timeout 300 "${qemu[@]}" -m 256 -nodefaults -no-user-config -display none -no-reboot \
+mkfifo "$work/monitor.in" "$work/monitor.out"
+"${apart[@]}" "${qemu[@]}" -m 256 -nodefaults -no-user-config -display none -no-reboot \
 	-kernel "$boot/vmlinuz" -initrd "$boot/initrd" \
 	-append "console=$console quiet panic=-1 kubevirt.serial=$serial" \
 	-drive "if=none,id=disk,format=raw,cache=none,discard=unmap,file=iscsi://127.0.0.1:$port/iqn.2017-01.io.kubevirt:wrapper/1" \
 	-device "virtio-blk-pci,drive=disk,serial=$serial" \
-	-netdev user,id=net -device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci \
+	-netdev "user,id=net${FORWARD:+,hostfwd=tcp:127.0.0.1:${FORWARD%:*}-:${FORWARD#*:}}" \
+	-device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci \
 	-chardev "file,id=words,path=$work/words" -device virtio-serial-pci \
 	-device virtserialport,chardev=words,name=io.kubevirt.disk.0 \
-	-chardev stdio,id=console,signal=on -serial chardev:console </dev/null ||
-	fail "QEMU has failed; is its iSCSI driver there (Debian: apt-get install qemu-block-extra)?"
+	-chardev "pipe,id=monitor,path=$work/monitor" -mon chardev=monitor \
+	-chardev stdio,id=console -serial chardev:console </dev/null &
+machine=$!
+trap 'echo system_powerdown 1<>"$work/monitor.in"' INT TERM # <> waits for nobody
+wait "$machine" || true
+while kill -0 "$machine" 2>/dev/null; do # a signal has come
+	wait "$machine" || true
+done
+result=0
+wait "$machine" || result=$?
+machine=
+trap - INT TERM
+[ "$result" = 0 ] || fail "QEMU has failed; is its iSCSI driver there (Debian: apt-get install qemu-block-extra)?"
 status=$(sed -n 's/^exited //p' "$work/words")
 [ -n "$status" ] || fail "the machine has not reported an exit status: $(cat "$work/words")"
 echo "run-container: the exit status of the entry point is $status" >&2

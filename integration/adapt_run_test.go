@@ -1,0 +1,65 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
+)
+
+// TestRunContainer runs what `make run-container` runs: it builds a small image, and boots it with
+// plain QEMU from its LUN. Another image is a web server that can be reached; SIGINT, which is
+// Ctrl-C, is the power button.
+func TestRunContainer(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "bash", "setpriv", qemuISCSI)
+	ref, boot := requireContainerImage(t), requireBootFiles(t)
+	path, err := binary()
+	require.NoError(t, err)
+	e, err := newEngine()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, e.remove()) })
+	ctx, cancel := context.WithTimeout(t.Context(), 2*machineTime)
+	defer cancel()
+	var out bytes.Buffer
+	command := func(env ...string) *exec.Cmd {
+		port, err := peers.FreePort()
+		require.NoError(t, err)
+		out.Reset()
+		cmd := exec.CommandContext(ctx, filepath.Join("..", "scripts", "run-container.sh"), path,
+			boot, t.TempDir())
+		cmd.Env = append(append(os.Environ(), e.vars...), fmt.Sprint("PORT=", port))
+		cmd.Env = append(cmd.Env, env...)
+		cmd.Stdout, cmd.Stderr = &out, &out
+		cmd.WaitDelay = machineTime
+		return cmd
+	}
+	says := func(text string) {
+		t.Helper()
+		require.Contains(t, strings.ReplaceAll(out.String(), "\r\n", "\n"), text)
+	}
+
+	require.NoError(t, command("IMAGE=").Run(), "%s", &out)
+	says("Hello from a container image in a virtual machine: Linux ")
+	says("user 0, start 1\n")
+	says("run-container: the exit status of the entry point is 7\n")
+
+	web, err := peers.FreePort()
+	require.NoError(t, err)
+	cmd := command("IMAGE="+ref, fmt.Sprintf("FORWARD=%d:80", web))
+	require.NoError(t, cmd.Start())
+	require.Empty(t, get(t, fmt.Sprintf("http://127.0.0.1:%d/", web)))
+	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	require.NoError(t, cmd.Wait(), "%s", &out)
+	says("stopped by its stop signal\n")
+	says("run-container: the exit status of the entry point is 42\n")
+}
