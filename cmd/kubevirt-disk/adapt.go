@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/disk/image"
@@ -250,11 +251,22 @@ func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error)
 	if _, err := os.Lstat(path); err == nil {
 		return checkWritable(path, top)
 	}
-	f, err := os.OpenFile(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	f, err := os.OpenFile(path+".new", os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
+	// Somebody else may make the same machine, and start it when that is done.
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("locking %q: %w", f.Name(), err)
+	}
+	if _, err := os.Lstat(path); err == nil {
+		_ = os.Remove(path + ".new") // it was made for nothing, or is somebody else's by now
+		return checkWritable(path, top)
+	}
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
 	w, err := qcow2.NewAppender(f, qcow2.AppendOptions{ClusterSize: 64 << 10, Backing: top})
 	if err != nil {
 		return err

@@ -5,8 +5,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/adapter"
@@ -78,6 +80,32 @@ func TestAdapt(t *testing.T) {
 	require.Equal(t, exitFailed, status)
 	require.Contains(t, stderr, "with another version of the image, or with other arguments")
 	require.Equal(t, written, content("disk.qcow2"))
+}
+
+// TestAdaptAtOnce: several that make the same machine are done, and it has one disk.
+func TestAdaptAtOnce(t *testing.T) {
+	env, ref := bootable(t), savedImage(t, "amd64")
+	for range 2 {
+		dir := filepath.Join(t.TempDir(), "vm")
+		var group sync.WaitGroup
+		for range 8 {
+			group.Go(func() {
+				status, _, stderr := run(t, env, "adapt", ref, "--to", dir)
+				assert.Equal(t, exitDone, status, stderr)
+			})
+		}
+		group.Wait()
+		files, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		var names []string
+		for _, f := range files {
+			if !adapter.IsLevel(f.Name()) {
+				names = append(names, f.Name())
+			}
+		}
+		require.Equal(t, []string{"disk.qcow2", "domain.xml", "empty.v1.state", "initrd",
+			"kernel"}, names)
+	}
 }
 
 func TestAdaptRefuses(t *testing.T) {
