@@ -1,6 +1,8 @@
 package node
 
 import (
+	"bufio"
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,16 +16,20 @@ import (
 )
 
 // TestExamples runs the examples for users on a real node, as they stand, under pod security
-// `restricted`: machines in QEMU that log in to their disks by CHAP, and a decoupled disk behind a
-// Service with its volume. It kills a disk's container while the machine runs. What it does not
-// have is a node's own initiator: the kernel's, which the volume needs.
+// `restricted`: machines in QEMU that log in to their disks by CHAP, a disk that is uploaded, and a
+// decoupled disk behind a Service with its volume. It kills a disk's container while the machine
+// runs. What it does not have is a node's own initiator: the kernel's, which the volume needs.
 func TestExamples(t *testing.T) {
-	testtool.Need(t, "qemu-img", "qemu-system-x86_64")
+	testtool.Need(t, "curl", "qemu-img", "qemu-io", "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
 	disk := filepath.Join(t.TempDir(), "disk.qcow2")
-	out, err := exec.Command("qemu-img", "create", "-f", "qcow2", disk, "64M").CombinedOutput()
-	require.NoError(t, err, string(out))
+	for _, args := range [][]string{{"qemu-img", "create", "-f", "qcow2", disk, "64M"},
+		{"qemu-io", "-c", "write -P 9 1M 3M", disk}} {
+		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
 	n := Start(t, DiskImage(t, "registry.example.com/my-fedora:1", disk),
+		DiskImage(t, "registry.example.com/kubevirt.io:disk", ""),
 		QEMUImage(t, qemuImage))
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.Apply(t, example(t, "secret.yaml"))
@@ -39,6 +45,15 @@ func TestExamples(t *testing.T) {
 	t.Run("sidecar with the credential in files", func(t *testing.T) {
 		n.pod(t, "sidecar-files.yaml", "vm-files", "disk", "vm")
 		n.logged(t, "vm-files", "disk", loggedIn)
+	})
+	t.Run("upload", func(t *testing.T) {
+		n.Apply(t, volume(t, n, "pv-upload", "ReadWriteOnce"))
+		n.pod(t, "upload.yaml", "upload", "disk")
+		n.upload(t, disk)
+		n.logged(t, "upload", "disk", "the disk is complete") // all of it is in disk.img now
+		out, err := exec.Command("qemu-img", "compare", "-U", "-f", "qcow2", "-F", "raw", disk,
+			filepath.Join(n.Dir, "pv-upload/disk.img")).CombinedOutput()
+		require.NoError(t, err, string(out))
 	})
 	t.Run("decoupled", func(t *testing.T) {
 		n.Apply(t, volume(t, n, "pv0", "ReadWriteOnce"))
@@ -61,6 +76,27 @@ func (n *Node) pod(t *testing.T, file, name string, containers ...string) {
 	t.Cleanup(func() { n.Kubectl(t, "delete", "pod", name, "--grace-period=5") })
 	t.Cleanup(func() { n.explain(t, name, containers...) })
 	n.Kubectl(t, "wait", "pod/"+name, "--for=condition=Ready", "--timeout=5m")
+}
+
+// upload sends a disk the way that upload.yaml says.
+func (n *Node) upload(t *testing.T, disk string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	forward := n.Command(ctx, "kubectl", "port-forward", "pod/upload", "8443")
+	said, err := forward.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, forward.Start())
+	t.Cleanup(func() {
+		_ = forward.Process.Kill()
+		_ = forward.Wait() // it was killed
+	})
+	_, err = bufio.NewReader(said).ReadString('\n') // it says so when it listens
+	require.NoError(t, err)
+	out, err := n.Command(t.Context(), "curl", "-sS", "-f", "-T", disk,
+		"http://127.0.0.1:8443/volume/default/data").CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "state: ready")
 }
 
 // example is a file of examples/kubernetes.
