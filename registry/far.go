@@ -55,6 +55,7 @@ type chunks interface {
 // readRun is a place where somebody reads one chunk after the other.
 type readRun struct {
 	next   int64 // the chunk that comes next
+	begin  int64 // where the first read began; bytes
 	end    int64 // where the last read ended; bytes
 	window int64 // four times how many chunks are fetched ahead; 0: it has not begun
 }
@@ -80,19 +81,30 @@ func (f *farFile) readAhead(off, length int64) {
 	i := slices.IndexFunc(f.runs[:], func(r readRun) bool {
 		return r.window > 0 && (first == r.next || first == r.next-1)
 	})
-	run := readRun{window: 1}
-	ahead := false
+	run := readRun{window: 1, begin: off}
+	goesOn, short := false, false
 	if i < 0 {
 		i = readRuns - 1
-	} else if run = f.runs[i]; last >= run.next {
+	} else {
+		run = f.runs[i]
 		// A reader that goes on in the next chunk, but not where the last read ended, may be
-		// reading at random.
+		// reading at random. Most files are short: nothing is fetched ahead of one that has only
+		// begun.
 		near := f.chunk / 32
-		if gap := off - run.end; run.window > 1 || -near <= gap && gap <= near {
-			run.window, ahead = min(2*run.window, 4*farthestAhead/f.chunk), true
+		gap := off - run.end
+		if goesOn = run.window > 1 || -near <= gap && gap <= near; !goesOn {
+			run.begin = off
 		}
+		short = run.window == 1 && off+length-run.begin < f.chunk/4
 	}
-	run.next, run.end = max(run.next, last+1), off+length
+	run.end = off + length
+	ahead := goesOn && !short && last >= run.next
+	if ahead {
+		run.window = min(2*run.window, 4*farthestAhead/f.chunk)
+	}
+	if !goesOn || !short {
+		run.next = max(run.next, last+1)
+	}
 	copy(f.runs[1:i+1], f.runs[:i])
 	f.runs[0] = run
 	f.mu.Unlock()

@@ -260,12 +260,26 @@ func TestStreamReadsAhead(t *testing.T) {
 		at(chunk)
 	}
 	require.Equal(t, before+6, fetched())
+	for off := int64(11*indexChunk - 4096); off < 11*indexChunk+4096; off += 4096 {
+		_, err := img.ReadAt(p, off) // two ends of a short file
+		require.NoError(t, err)
+	}
+	require.Equal(t, before+8, fetched())
 	p = make([]byte, indexChunk)
 	for chunk := int64(5); chunk < 8; chunk++ {
 		at(chunk)
 	}
-	require.Eventually(t, func() bool { return fetched() >= before+6+4+1 }, time.Minute,
+	require.Eventually(t, func() bool { return fetched() >= before+8+4+1 }, time.Minute,
 		time.Millisecond)
+	p = p[:4096]
+	for off := int64(34*indexChunk - 4096); off < 34*indexChunk+indexChunk/4; off += 4096 {
+		_, err := img.ReadAt(p, off)
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool {
+		_, err := img.ReadAtContext(ended(t), p, 35*indexChunk)
+		return err == nil
+	}, time.Minute, time.Millisecond, "the chunk after the one that is read in order")
 }
 
 // TestStreamShared has two daemons read the same image with one cache: each chunk is fetched once.
