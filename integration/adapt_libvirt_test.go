@@ -20,7 +20,8 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 	t.Parallel()
 	requireTools(t, libvirtTools...)
 	l := startLibvirtd(t)
-	dir := adapted(t, filepath.Join(l.dir, "web"), "--tty", "--name=web", "--", "about", "web")
+	dir := adapted(t, filepath.Join(l.dir, "web"), "--tty", "--name=web", "--hostname=box",
+		"--", "about", "web")
 	for _, file := range []string{"kernel", "initrd"} { // also where boot files are links
 		require.FileExists(t, filepath.Join(dir, file))
 	}
@@ -57,11 +58,14 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 	start := strings.Index(console(), `{"PID"`)
 	require.GreaterOrEqual(t, start, 0)
 	var a struct {
-		Terminal  bool
-		Addresses []netip.Addr
+		Hostname, Hosts string
+		Terminal        bool
+		Addresses       []netip.Addr
 	}
 	require.NoError(t, json.NewDecoder(strings.NewReader(console()[start:])).Decode(&a))
 	require.True(t, a.Terminal)
+	require.Equal(t, "box", a.Hostname, "it has another name than DHCP gives")
+	require.Contains(t, a.Hosts, "\tbox\n")
 	four, six := false, false
 	for _, at := range a.Addresses {
 		four = four || at.Is4() && at.IsGlobalUnicast()

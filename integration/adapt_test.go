@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -122,15 +124,17 @@ func bootAdapted(t *testing.T, dir string, c machineConfig) *containerMachine {
 	return bootMachine(t, c)
 }
 
-// TestContainerImageBecomesAMachine: what a program of the image finds is what the image says.
+// TestContainerImageBecomesAMachine: what a program of the image finds is what the image says, and
+// what the network does: by DHCP, whose lease is renewed, and by a router of IPv6.
 func TestContainerImageBecomesAMachine(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "virt-xml-validate")
-	dir := adapted(t, t.TempDir(), "--size=20Gi", "--env=COLOUR=red", "--hostname=box",
-		"--", "about")
+	dir := adapted(t, t.TempDir(), "--size=20Gi", "--env=COLOUR=red", "--",
+		"about", "lan", fmt.Sprint(lanRenewedMTU))
 	domain := readFile(t, filepath.Join(dir, "domain.xml"))
 	validate(t, domain, "domain")
-	m := bootAdapted(t, dir, machineConfig{})
+	m := bootAdapted(t, dir, machineConfig{netdev: newLAN(t),
+		cmdline: machine.ParamNetwork + "=300"}) // seconds that the entry point may wait for it
 	require.Empty(t, m.word(machine.WordRunning))
 	require.Equal(t, "0", m.exited())
 	console := m.console()
@@ -147,19 +151,25 @@ func TestContainerImageBecomesAMachine(t *testing.T) {
 		Resolv, Hosts, Stderr string
 		OpenFiles             struct{ Cur, Max uint64 }
 		DiskBytes             uint64
+		Addresses             []netip.Addr
+		MTU                   int
 	}
 	require.NoError(t, json.NewDecoder(strings.NewReader(console[start:])).Decode(&a))
 	require.NotEqual(t, 1, a.PID)
 	require.Equal(t, []int{1000, 1000}, []int{a.UID, a.GID})
 	require.ElementsMatch(t, []int{8, 9}, a.Groups)
-	require.Equal(t, []string{"container", "about"}, a.Args)
-	require.Equal(t, []string{"HOME=/srv", "HOSTNAME=box", "PATH=/usr/local/bin:/usr/bin",
+	require.Equal(t, []string{"container", "about", "lan", fmt.Sprint(lanRenewedMTU)}, a.Args)
+	require.Equal(t, []string{"HOME=/srv", "HOSTNAME=" + lanHostname, "PATH=/usr/local/bin:/usr/bin",
 		"COLOUR=red"}, a.Env)
 	require.Equal(t, "/srv", a.Dir)
-	require.Equal(t, "box", a.Hostname)
+	require.Equal(t, lanHostname, a.Hostname)
 	require.False(t, a.Terminal)
-	require.Contains(t, a.Resolv, "nameserver 10.0.2.3\n")
-	require.Contains(t, a.Hosts, "10.0.2.15\tbox\n")
+	require.Equal(t, fmt.Sprintf("search %s\nnameserver %s\nnameserver %s\n", lanDomain, lanDNS,
+		lanDNS6), a.Resolv)
+	require.Contains(t, a.Hosts, fmt.Sprintf("%s\t%s\n", lanClient, lanHostname))
+	require.Contains(t, a.Addresses, lanClient)
+	require.True(t, slices.ContainsFunc(a.Addresses, lanPrefix.Contains), "%v", a.Addresses)
+	require.Equal(t, lanRenewedMTU, a.MTU)
 	require.Empty(t, a.Stderr)
 	require.EqualValues(t, 524288, a.OpenFiles.Max)
 	require.Greater(t, a.DiskBytes, uint64(19<<30), "the file system has grown")
@@ -197,6 +207,8 @@ func TestExitStatus(t *testing.T) {
 				require.Contains(t, m.word(machine.WordFailed), c.failed)
 			}
 			require.Equal(t, c.status, m.exited())
+			require.Contains(t, m.console(),
+				"kubevirt-disk: the entry point has ended with status "+c.status+"\n")
 		})
 	}
 }

@@ -85,6 +85,7 @@ type machineConfig struct {
 	disk    string // QEMU's options of the drive, such as "file=disk.qcow2,format=qcow2"
 	cmdline string // more parameters of the kernel
 	forward int    // a port of the host that leads to port 80; 0: none
+	netdev  string // QEMU's options of another network; "": the user's
 	noNet   bool
 	boot    string // the directory with vmlinuz and initrd; "": bootFiles
 	arm64   bool
@@ -131,6 +132,9 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 		"-qmp", "unix:" + m.file("qmp") + ",server=on,wait=off"}
 	if !c.noNet {
 		netdev := "user,id=net"
+		if c.netdev != "" {
+			netdev = c.netdev
+		}
 		if c.forward != 0 {
 			netdev += fmt.Sprintf(",hostfwd=tcp:127.0.0.1:%d-:80", c.forward)
 		}

@@ -67,11 +67,17 @@ type About struct {
 	DiskBytes     uint64
 	Stderr        string // why /dev/stderr cannot be opened, or ""
 	Addresses     []string
+	MTU           int // of the first card
 }
 
 func about() error {
 	a := About{PID: os.Getpid(), UID: os.Getuid(), GID: os.Getgid(), Args: os.Args,
 		Env: os.Environ(), Mounts: map[string]string{}}
+	if len(os.Args) > 3 && os.Args[2] == "lan" {
+		if err := a.waitForLAN(os.Args[3]); err != nil {
+			return err
+		}
+	}
 	a.Groups, _ = os.Getgroups()
 	a.Dir, _ = os.Getwd()
 	a.Hostname, _ = os.Hostname()
@@ -124,24 +130,55 @@ func about() error {
 	return json.NewEncoder(os.Stdout).Encode(a)
 }
 
-// addresses waits until there is an address of IPv6. An emulated machine of a busy host may take
-// long to get one.
+// longTime is how many times it is looked for what comes by network, ten times a second. An
+// emulated machine of a busy host may take long to get it.
+const longTime = 1200
+
+// waitForLAN waits until all has come that DHCP and a router of IPv6 bring, and a card has an MTU.
+func (a *About) waitForLAN(mtu string) (err error) {
+	if a.Addresses, err = addresses(); err != nil {
+		return err
+	}
+	for range longTime {
+		cards, err := net.Interfaces()
+		if err != nil {
+			return err
+		}
+		for _, c := range cards {
+			if c.Flags&net.FlagLoopback == 0 {
+				a.MTU = c.MTU
+			}
+		}
+		resolv, err := os.ReadFile("/etc/resolv.conf")
+		if err != nil {
+			return err
+		}
+		if strings.Count(string(resolv), "nameserver ") > 1 && strconv.Itoa(a.MTU) == mtu {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return nil
+}
+
+// addresses waits until there are addresses of IPv4 and IPv6.
 func addresses() (all []string, err error) {
-	for range 1200 {
+	for range longTime {
 		list, err := net.InterfaceAddrs()
 		if err != nil {
 			return nil, err
 		}
 		all = nil
-		found := false
+		four, six := false, false
 		for _, a := range list {
 			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
 				at := prefix.Addr()
 				all = append(all, at.String())
-				found = found || at.Is6() && at.IsGlobalUnicast()
+				four = four || at.Is4() && at.IsGlobalUnicast()
+				six = six || at.Is6() && at.IsGlobalUnicast()
 			}
 		}
-		if found {
+		if four && six {
 			break
 		}
 		time.Sleep(100 * time.Millisecond)
