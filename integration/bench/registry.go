@@ -43,6 +43,7 @@ var registryParts = []struct {
 	{"registry, push, zstd", pushing("zstd")},
 	{"registry, shared", (*shop).measureShared},
 	{"registry, container", (*shop).measureContainer},
+	{"registry, machine", (*shop).measureMachine},
 }
 
 // measureRegistry prints what images in a registry cost that is 20 ms and 200 Mbit/s away.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"kubevirt.io/disk/adapter/machine"
 )
 
 // dieWithParent ends a process with this one.
@@ -31,7 +33,7 @@ func (r *shop) measureBoot(ctx context.Context) error {
 	if r.images[bootImage] == "" {
 		return nil
 	}
-	kernel, initrd, err := r.bootFiles(ctx)
+	plainGuest, err := r.plainGuest(ctx)
 	if err != nil {
 		return err
 	}
@@ -39,8 +41,8 @@ func (r *shop) measureBoot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	boot := func(url string) (float64, error) { return bootGuest(ctx, kernel, initrd, url) }
-	local := func() (float64, error) { return r.bootLocally(ctx, kernel, initrd, "") }
+	boot := func(url string) (float64, error) { return plainGuest.boot(ctx, url) }
+	local := func() (float64, error) { return r.bootLocally(ctx, plainGuest, "") }
 	plain, err := r.push(bootImage, "1")
 	if err != nil {
 		return err
@@ -120,17 +122,17 @@ func (r *shop) bootOrder(ctx context.Context) (path string, err error) {
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
-	kernel, initrd, err := r.bootFiles(ctx)
+	g, err := r.plainGuest(ctx)
 	if err != nil {
 		return "", err
 	}
-	_, err = r.bootLocally(ctx, kernel, initrd, path)
+	_, err = r.bootLocally(ctx, g, path)
 	return path, err
 }
 
 // bootLocally boots a guest from the image as a local file, and records what it reads; "": does
 // not.
-func (r *shop) bootLocally(ctx context.Context, kernel, initrd, order string) (seconds float64,
+func (r *shop) bootLocally(ctx context.Context, g guest, order string) (seconds float64,
 	err error) {
 	place, err := os.MkdirTemp(r.cache, "local-")
 	if err != nil {
@@ -142,7 +144,7 @@ func (r *shop) bootLocally(ctx context.Context, kernel, initrd, order string) (s
 	if err != nil {
 		return 0, err
 	}
-	seconds, err = bootGuest(ctx, kernel, initrd, urlOf(d))
+	seconds, err = g.boot(ctx, urlOf(d))
 	// Not killed: it writes the order when it stops.
 	return seconds, errors.Join(err, d.Signal(syscall.SIGTERM), ended(d.Wait(time.Minute)))
 }
@@ -154,17 +156,18 @@ func ended(status int, err error) error {
 	return err
 }
 
-// bootFiles takes the kernel and the initramfs out of the image.
-func (r *shop) bootFiles(ctx context.Context) (kernel, initrd string, err error) {
+// plainGuest is a guest with the image's own kernel and initramfs, which are taken out of it.
+func (r *shop) plainGuest(ctx context.Context) (g guest, err error) {
+	g = guest{cmdline: "root=/dev/vda rw console=ttyS0 mitigations=off", says: " login: "}
 	raw := filepath.Join(r.dir, "boot.raw")
 	defer os.Remove(raw)
 	err = runCommand(exec.CommandContext(ctx, r.server, "convert", r.images[bootImage], raw))
 	if err != nil {
-		return "", "", err
+		return g, err
 	}
 	list, err := exec.CommandContext(ctx, "debugfs", "-R", "ls -p /boot", raw).Output()
 	if err != nil {
-		return "", "", fmt.Errorf("debugfs: %w", err)
+		return g, fmt.Errorf("debugfs: %w", err)
 	}
 	for line := range strings.Lines(string(list)) {
 		parts := strings.Split(line, "/")
@@ -174,36 +177,46 @@ func (r *shop) bootFiles(ctx context.Context) (kernel, initrd string, err error)
 		to := ""
 		switch name := parts[5]; {
 		case strings.HasPrefix(name, "vmlinuz-"):
-			kernel = filepath.Join(r.dir, "vmlinuz")
-			to = kernel
+			g.kernel = filepath.Join(r.dir, "vmlinuz")
+			to = g.kernel
 		case strings.HasPrefix(name, "initrd.img-"):
-			initrd = filepath.Join(r.dir, "initrd")
-			to = initrd
+			g.initrd = filepath.Join(r.dir, "initrd")
+			to = g.initrd
 		}
 		if to != "" {
 			err := runCommand(exec.CommandContext(ctx, "debugfs", "-R",
 				"dump /boot/"+parts[5]+" "+to, raw))
 			if err != nil {
-				return "", "", err
+				return g, err
 			}
 		}
 	}
-	if kernel == "" || initrd == "" {
-		return "", "", errors.New("the image has no kernel and no initramfs in /boot")
+	if g.kernel == "" || g.initrd == "" {
+		return g, errors.New("the image has no kernel and no initramfs in /boot")
 	}
-	return kernel, initrd, nil
+	return g, nil
 }
 
-// bootGuest boots a guest from a LUN under software emulation, and returns how long it takes to its
-// login prompt.
-func bootGuest(ctx context.Context, kernel, initrd, url string) (seconds float64, err error) {
+// guest is a virtual machine that boots from a LUN.
+type guest struct {
+	kernel, initrd string   // files
+	cmdline        string   // of the kernel
+	devices        []string // more arguments of QEMU
+	says           string   // on its console, when it is measured
+}
+
+// boot boots a guest under software emulation, and returns how long it takes until it says what
+// guest.says has.
+func (g guest) boot(ctx context.Context, url string) (seconds float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", "tcg", "-machine", "q35",
-		"-cpu", "max", "-m", "1024", "-nodefaults", "-no-user-config", "-display", "none",
-		"-no-reboot", "-kernel", kernel, "-initrd", initrd,
-		"-append", "root=/dev/vda rw console=ttyS0 mitigations=off", "-serial", "stdio",
-		"-drive", "if=none,id=disk,format=raw,file="+url, "-device", "virtio-blk-pci,drive=disk")
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", append([]string{"-accel", "tcg",
+		"-machine", "q35", "-cpu", "max", "-m", "1024", "-nodefaults", "-no-user-config",
+		"-display", "none", "-no-reboot", "-kernel", g.kernel, "-initrd", g.initrd,
+		"-append", g.cmdline, "-serial", "stdio",
+		"-drive", "if=none,id=disk,format=raw,file=" + url,
+		"-device", "virtio-blk-pci,drive=disk,serial=" + machine.DefaultSerial},
+		g.devices...)...)
 	cmd.SysProcAttr = dieWithParent()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -215,13 +228,13 @@ func bootGuest(ctx context.Context, kernel, initrd, url string) (seconds float64
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	text, err := until(bufio.NewReader(out), " login: ")
+	text, err := until(bufio.NewReader(out), g.says)
 	seconds = time.Since(begin).Seconds()
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait() // it was killed
 	if err != nil {
-		return 0, fmt.Errorf("the guest shows no login prompt: %w: %s; its console ends: %s", err,
-			&messages, text[max(0, len(text)-2000):])
+		return 0, fmt.Errorf("the guest does not say %q: %w: %s; its console ends: %s",
+			g.says, err, &messages, text[max(0, len(text)-2000):])
 	}
 	return seconds, nil
 }
