@@ -159,8 +159,8 @@ func TestContainerImageBecomesAMachine(t *testing.T) {
 	require.Equal(t, []int{1000, 1000}, []int{a.UID, a.GID})
 	require.ElementsMatch(t, []int{8, 9}, a.Groups)
 	require.Equal(t, []string{"container", "about", "lan", fmt.Sprint(lanRenewedMTU)}, a.Args)
-	require.Equal(t, []string{"HOME=/srv", "HOSTNAME=" + lanHostname, "PATH=/usr/local/bin:/usr/bin",
-		"COLOUR=red"}, a.Env)
+	require.Equal(t, []string{"HOME=/srv", "HOSTNAME=" + lanHostname,
+		"PATH=/usr/local/bin:/usr/bin", "COLOUR=red"}, a.Env)
 	require.Equal(t, "/srv", a.Dir)
 	require.Equal(t, lanHostname, a.Hostname)
 	require.False(t, a.Terminal)
