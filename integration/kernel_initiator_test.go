@@ -276,9 +276,11 @@ func (k *kernelTest) chap(t *testing.T) {
 // those.
 func (k *kernelTest) onlyLostConnections(t *testing.T) {
 	t.Helper()
-	for _, warning := range k.warnings(t) {
+	warnings := k.warnings(t)
+	for _, warning := range warnings {
 		require.Regexp(t,
-			`^\w+: \d+ callbacks suppressed$|^ *connection\d+:0: detected conn error \(1020\)|^device offline error, dev \w+, sector \d+ op 0x0:\(READ\)|^Buffer I/O error on dev \w+, logical block \d+, async page read|^scsi [\d:]+: rejecting I/O to dead device$`, warning)
+			`^\w+: \d+ callbacks suppressed$|^ *connection\d+:0: detected conn error \(1020\)|^device offline error, dev \w+, sector \d+ op 0x0:\(READ\)|^Buffer I/O error on dev \w+, logical block \d+, async page read|^scsi [\d:]+: rejecting I/O to dead device$`, warning,
+			"the kernel's warnings:\n%s", strings.Join(warnings, "\n"))
 	}
 }
 
