@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/adapt"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/registry"
@@ -257,8 +258,8 @@ func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	// Somebody else may make the same machine, and start it when that is done.
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("locking %q: %w", f.Name(), err)
+	if err := flock.Lock(f, unix.LOCK_EX); err != nil {
+		return err
 	}
 	if _, err := os.Lstat(path); err == nil {
 		_ = os.Remove(path + ".new") // it was made for nothing, or is somebody else's by now
