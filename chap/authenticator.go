@@ -46,7 +46,7 @@ func (a *Authenticator) Replace(cfg Config) error {
 	return nil
 }
 
-// Knows says whether user could log in now. It could not if its credential has been replaced.
+// Knows says whether user could log in now. A user whose credential has been replaced could not.
 func (a *Authenticator) Knows(user string) bool {
 	return a.inForce.Load().Initiator.Username == user
 }
@@ -90,7 +90,7 @@ func (a *Authenticator) selectAlgorithm(offer string) (alg Algorithm, spelled st
 	for item := range strings.SplitSeq(offer, ",") {
 		n, err := ParseNumber(item)
 		if err != nil || n > 255 {
-			continue // values that are not understood are ignored
+			continue // RFC 7143 6.2.1: ignore what is not understood
 		}
 		if alg := Algorithm(n); slices.Contains(a.inForce.Load().Algorithms, alg) {
 			return alg, item, true

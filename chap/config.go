@@ -44,7 +44,7 @@ type Config struct {
 	// InitiatorName, if not empty, is the only iSCSI initiator name that may use the credential
 	// (RFC 7143 9.2). Letter case does not matter.
 	InitiatorName string
-	// Algorithms are those that are allowed; empty means all. The initiator chooses among them.
+	// Algorithms are the allowed ones; empty means all. The initiator chooses among them.
 	Algorithms []Algorithm
 }
 

@@ -49,10 +49,10 @@ const (
 //   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the
 //     credential. Without it any name may. It may be given as a file, too.
 //
-// An empty variable counts as unset. It is an error if half a credential is missing, if sources
-// disagree, or if a value is not safe to use. Errors name all variables that are wrong, and never
-// show a value. They show a file's name only if the file is on this machine, or if the path is
-// absolute and its top directory exists: anything else may be a secret in the wrong variable.
+// An empty variable counts as unset. Half a credential, sources that disagree and values that are
+// not safe to use are errors. Errors name all variables that are wrong, and never show a value.
+// They show a file's name only if the file is on this machine, or if the path is absolute and its
+// top directory exists: anything else may be a secret in the wrong variable.
 func FromEnvironment(lookup func(string) (string, bool),
 	readFile func(string) ([]byte, error)) (Config, error) {
 	e := environment{lookup: lookup, readFile: readFile}
@@ -113,7 +113,7 @@ func (p pair) credential() Credential {
 	return Credential{Username: p.username.value, Secret: NewSecret(p.password.value)}
 }
 
-// environment collects what is wrong while it reads.
+// environment reads variables and collects everything that is wrong with them.
 type environment struct {
 	lookup   func(string) (string, bool)
 	readFile func(string) ([]byte, error)

@@ -106,8 +106,8 @@ func (e *Exchange) Start(offer string) (Challenge, error) {
 // authenticated; if it also asks the target to authenticate itself, Verify returns the target's
 // proof, otherwise nil. Errors are *Error.
 //
-// An initiator cannot tell an unknown user from a wrong password or a name that the credential is
-// not bound to: status, work done and time are the same. Reason and text are for the log only.
+// An unknown user, a wrong password and a name that the credential is not bound to look the same to
+// an initiator: same status, same work, same time. Reason and text are for the log only.
 func (e *Exchange) Verify(r Reply) (*Proof, error) {
 	if e.challenge == nil {
 		return nil, fail(FailureProtocol, "chap_out_of_order", "a response without a challenge")
@@ -146,8 +146,8 @@ func (e *Exchange) Verify(r Reply) (*Proof, error) {
 			quote(*r.Name))
 	}
 	e.user = *r.Name
-	// Answer only now: whoever answers before the initiator has proved itself is an oracle for the
-	// target's secret.
+	// Answer only now: a target that answers initiators that have not proved themselves lets
+	// anybody collect material to guess its secret with.
 	answer := e.algorithm.Response(back.identifier, cfg.Target.Secret.bytes(), back.challenge)
 	return &Proof{Name: cfg.Target.Username, Response: FormatBinary(answer)}, nil
 }
@@ -180,7 +180,7 @@ func (e *Exchange) parseBackChallenge(r Reply) (*backChallenge, error) {
 }
 
 // check compares name, response and initiator name with the configuration. It always compares all
-// three, so that the time tells nothing.
+// three, so that its duration gives nothing away.
 func (e *Exchange) check(cfg *Config, name string, response []byte) error {
 	expected := e.algorithm.Response(e.identifier, cfg.Initiator.Secret.bytes(), e.challenge)
 	rightSecret := subtle.ConstantTimeCompare(response, expected)
@@ -191,7 +191,7 @@ func (e *Exchange) check(cfg *Config, name string, response []byte) error {
 		sameSecret = subtle.ConstantTimeCompare(response, own)
 	}
 
-	// Compare digests of the names, so that the time does not tell their length either.
+	// Compare digests of the names, so that the duration does not depend on their lengths either.
 	rightUser := equalText(name, cfg.Initiator.Username)
 	rightName := 1
 	if cfg.InitiatorName != "" {

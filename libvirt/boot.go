@@ -89,8 +89,8 @@ func (b KernelBoot) os() *libvirtxml.DomainOS {
 	}
 }
 
-// KernelDomain is a whole domain that boots a kernel from one disk: what a container image needs to
-// run. Name, Boot and Disk are required.
+// KernelDomain is a complete domain that boots a kernel from one disk, as a container image does.
+// Name, Boot and Disk are required.
 type KernelDomain struct {
 	Name   string
 	Boot   KernelBoot
@@ -99,7 +99,7 @@ type KernelDomain struct {
 	CPUs   uint                   // 0: 1
 	// Emulated is for a host without KVM.
 	Emulated bool
-	// Port is the name of a virtio-serial port to the guest, on which the host listens at a UNIX
+	// Port is the name of a virtio-serial port in the guest. The host listens on it at a UNIX
 	// socket that libvirt chooses. "": none.
 	Port string
 }
@@ -144,8 +144,8 @@ func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
 		OnCrash:    "destroy",
 		Devices:    k.devices(),
 	}
-	// The power button of ACPI is how libvirt asks the guest to stop. Without firmware, aarch64 has
-	// no ACPI, and Debian's kernel has no driver for the button that it has instead.
+	// libvirt asks the guest to stop by the power button of ACPI. Without firmware, aarch64 has no
+	// ACPI, and Debian's kernel has no driver for the button that it has instead.
 	if k.Boot.Arch == ArchAMD64 {
 		domain.Features = &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}}
 	}
@@ -204,9 +204,8 @@ func (k KernelDomain) DomainXML() (string, error) {
 	return text, nil
 }
 
-// FileDisk returns the <disk> element of a disk in a qcow2 file on the host, by an absolute path,
-// and in the backing files that it names. serial is what the guest finds it by. File has more
-// choices.
+// FileDisk returns the <disk> element of a qcow2 file on the host, given by an absolute path, and
+// of the backing files that it names. The guest finds the disk by serial. File has more options.
 func FileDisk(path, serial string, d Device) (*libvirtxml.DomainDisk, error) {
 	return File{Path: path, Format: FormatQcow2, Serial: serial, FollowBacking: true}.Disk(d)
 }

@@ -20,7 +20,7 @@ func Disk(l LUN, d Device) (*libvirtxml.DomainDisk, error) {
 	return d.disk(l), nil
 }
 
-// Storage is what a disk is made of where that is not a LUN of kubevirt-disk, for Device.Disk.
+// Storage is the source of a disk that is not a LUN of kubevirt-disk, for Device.Disk.
 type Storage struct {
 	Source     *libvirtxml.DomainDiskSource
 	Auth       *libvirtxml.DomainDiskAuth // nil: none
@@ -28,8 +28,8 @@ type Storage struct {
 	ReadOnly   bool
 }
 
-// Disk returns a <disk> element for other storage than a LUN of kubevirt-disk: somebody else's
-// target, a block device, a file of raw format. The source and its credential are not checked.
+// Disk returns a <disk> element for storage other than a LUN of kubevirt-disk: somebody else's
+// target, a block device, a raw file. The source and its credential are not checked.
 func (d Device) Disk(s Storage) (*libvirtxml.DomainDisk, error) {
 	d = d.withDefaults()
 	l := LUN{AccessMode: s.AccessMode, ReadOnly: s.ReadOnly}.withDefaults()
@@ -48,13 +48,13 @@ func (d Device) Disk(s Storage) (*libvirtxml.DomainDisk, error) {
 	return disk, nil
 }
 
-// SourceName is how QEMU and libvirt name a LUN of a target: TARGET/LUN, where a LUN above 255 is
-// written with the two bits of the flat addressing method (SAM-5 4.7.7).
+// SourceName is the name by which QEMU and libvirt find a LUN of a target: TARGET/LUN, where a LUN
+// above 255 has the two bits of the flat addressing method (SAM-5 4.7.7).
 func SourceName(target string, lun int) string {
 	return target + "/" + strconv.Itoa(addressOf(lun))
 }
 
-// disk is the element of a LUN and a device that were checked.
+// disk renders a LUN and a device that were checked.
 func (d Device) disk(l LUN) *libvirtxml.DomainDisk {
 	disk := &libvirtxml.DomainDisk{
 		Device: string(d.Kind),

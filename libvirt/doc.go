@@ -14,9 +14,9 @@
 // InitiatorName gives each machine a name of its own. By it the target can tell the two machines of
 // a live migration apart.
 //
-// Secrets are only referred to, by usage or UUID. This package never takes or renders the value of
-// a secret. Define the element that Secret returns, and give libvirt the value with
-// virSecretSetValue or `virsh secret-set-value --file`.
+// Disks only refer to secrets, by usage or UUID. This package never takes or renders the value of a
+// secret. Define the element that Secret returns, and give libvirt the value with virSecretSetValue
+// or `virsh secret-set-value --file`.
 //
 // An error reports everything that is wrong with an argument: it joins a FieldError for each field,
 // and errors.As finds the first.

@@ -9,7 +9,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// CopyMode says what of an image is copied for a virtual machine. The names are those of
+// CopyMode says how much of an image is copied for a virtual machine. The names are those of
 // kubevirt-disk.
 type CopyMode string
 
@@ -23,11 +23,11 @@ const (
 
 func copyModes() []CopyMode { return []CopyMode{CopyNone, CopyOnWrite, CopyOnRead, CopyClone} }
 
-// Copy says how a disk is copied, and where the copy lies.
+// Copy says how a disk is copied, and where the copy is kept.
 type Copy struct {
-	Mode CopyMode // "": nothing was said
-	// UsageType names the storage for what is copied and written, as in the settings of
-	// kubevirt-disk. "": nothing was said.
+	Mode CopyMode // "": not specified
+	// UsageType names the storage for copied and written data, as in the settings of kubevirt-disk.
+	// "": not specified.
 	UsageType string
 }
 
@@ -152,7 +152,7 @@ func (f File) Disk(d Device) (*libvirtxml.DomainDisk, error) {
 	used := f.Path
 	var end *libvirtxml.DomainDiskBackingStore
 	if !f.FollowBacking {
-		end = &libvirtxml.DomainDiskBackingStore{} // the chain ends, whatever the image says
+		end = &libvirtxml.DomainDiskBackingStore{} // do not follow what the image names
 	}
 	disk.BackingStore = end
 	if f.CopyMode != CopyNone {

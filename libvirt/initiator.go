@@ -62,7 +62,7 @@ func Machine() (string, error) {
 	return name, nil
 }
 
-// distinguishes refuses hostnames that many machines have.
+// distinguishes refuses a hostname that many machines have, such as localhost.
 func distinguishes(hostname string) error {
 	first, _, _ := strings.Cut(hostname, ".")
 	switch strings.ToLower(first) {

@@ -67,8 +67,8 @@ type LUN struct {
 	// none.
 	WWN string
 
-	// Copy says how the server is to copy the disk, as far as a specification does. ParseSources
-	// sets it. Disk does not render it, because the server does the copying.
+	// Copy says how the server is to copy the disk, if a specification says so. ParseSources sets
+	// it. Disk does not render it, because the server does the copying.
 	Copy Copy
 }
 
@@ -164,8 +164,8 @@ func (c Credential) withDefaults() Credential {
 	return c
 }
 
-// For returns the LUN without the identity that the device cannot show: the serial number and the
-// WWN with KindLUN, the WWN of a disk that is not on BusSCSI. It is for callers that fill in the
+// For returns the LUN without the parts of its identity that the device cannot show: serial number
+// and WWN with KindLUN, the WWN unless the disk is on BusSCSI. Callers use it that fill in the
 // identity for every device; Disk refuses what does not fit.
 func (l LUN) For(d Device) LUN {
 	d = d.withDefaults()

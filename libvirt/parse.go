@@ -75,7 +75,7 @@ func FromDisk(disk *libvirtxml.DomainDisk) (LUN, Device, error) {
 	refuseForeign(disk, &p)
 	l, d = l.withDefaults(), d.withDefaults()
 	if len(p.list) == 0 {
-		// With problems so far, these checks would only repeat them.
+		// If there are problems already, these checks would only repeat them.
 		l.check(&p)
 		d.check(&p)
 		checkTogether(l, d, &p)

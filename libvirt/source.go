@@ -10,9 +10,8 @@ import (
 )
 
 // ParseSources reads the disk sources of a virtual machine's specification and returns their LUNs
-// in order. People write these in YAML; the argument is what a YAML or JSON decoder makes of the
-// text. It may be any of three levels: the map with "disks", one disk with "source", or one source
-// with "iscsi":
+// in order. People write these in YAML; the argument is the decoded YAML or JSON. It may start at
+// any of three levels: the map with "disks", one disk with "source", or one source with "iscsi":
 //
 //	disks:
 //	  - source:
@@ -27,7 +26,7 @@ import (
 //
 // "lun" may also stand beside "iscsi", as in the answers of dynamic sources. Here "portal" is the
 // target's name. "access-mode" is one of the names of AccessMode, or "read-only". "copy" is for the
-// server, see LUN.Copy; which usage types there are, the server knows. Other keys are ignored.
+// server, see LUN.Copy; only the server knows which usage types exist. Other keys are ignored.
 func ParseSources(document map[string]any) ([]LUN, error) {
 	var p problems
 	var luns []LUN

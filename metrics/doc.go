@@ -18,11 +18,11 @@
 //	kubevirt_disk_pdus_rejected_total         reason
 //	kubevirt_disk_panics_caught_total
 //	kubevirt_disk_lun_size_bytes              lun image  capacity
-//	kubevirt_disk_lun_failed                  lun image  1: it accepts nothing any more
+//	kubevirt_disk_lun_failed                  lun image  1: it failed for good
 //	kubevirt_disk_image_copied_bytes          lun image  of the image's data
 //	kubevirt_disk_image_data_bytes            lun image
 //	kubevirt_disk_disk_complete               lun image  1: the disk no longer needs its image
-//	kubevirt_disk_waits_for_space             lun image  1: copying goes on when there is room
+//	kubevirt_disk_waits_for_space             lun image  1: copying has stopped until there is room
 //	kubevirt_disk_lun_used_bytes              lun image  of the storage below
 //	kubevirt_disk_lun_free_bytes              lun image  left on the storage below
 //	kubevirt_disk_volumes{state}                 that were made on demand

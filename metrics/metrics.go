@@ -35,11 +35,11 @@ type Metrics struct {
 	disks []Disk              // guarded by mu
 	state func() (ready bool) // guarded by mu
 
-	fetched func() Fetched // guarded by mu; nil: nothing lies in registries
+	fetched func() Fetched // guarded by mu; nil: no images from registries
 	types   []UsageType    // guarded by mu
-	volumes func() Volumes // guarded by mu; nil: none can be made
-	uploads func() Uploads // guarded by mu; nil: none can come
-	refresh func()         // guarded by mu; nil: nothing needs it
+	volumes func() Volumes // guarded by mu; nil: no volumes on demand
+	uploads func() Uploads // guarded by mu; nil: no uploads
+	refresh func()         // guarded by mu; may be nil
 }
 
 var _ target.Observer = (*Metrics)(nil)
@@ -87,9 +87,9 @@ type Disk struct {
 	Image    string
 	Size     int64        // bytes
 	Progress Progress     // nil: no image is copied
-	Failed   func() error // why the disk has failed for good, or nil; no function: it cannot tell
-	// Space returns how much the disk uses on its storage and how much is free there, or nil if
-	// that is unknown now. It must not block: see SetRefresh. No function: it cannot tell.
+	Failed   func() error // why the disk has failed for good, or nil; the function may be nil
+	// Space returns how much the disk uses on its storage and how much is free there, or nil while
+	// that is unknown. It must not block: see SetRefresh. The function may be nil.
 	Space func() *disk.Usage
 }
 
@@ -109,8 +109,8 @@ func (m *Metrics) SetDisks(disks []Disk) {
 // UsageType is a storage that disks can choose.
 type UsageType struct {
 	Name string
-	// Space returns what its disks use together and what is free there, or nil if that is unknown
-	// now. It must not block: see SetRefresh.
+	// Space returns what all its disks use and what is free there, or nil while that is unknown. It
+	// must not block: see SetRefresh.
 	Space func() *disk.Usage
 }
 
@@ -127,8 +127,8 @@ func (m *Metrics) usageTypes() []UsageType {
 	return m.types
 }
 
-// SetRefresh sets a function that is called at the beginning of each scrape. It brings up to date
-// what the functions of disks and usage types tell, and must not block for long.
+// SetRefresh sets a function that is called at the beginning of each scrape. It updates what the
+// functions of disks and usage types return, and must not block for long.
 func (m *Metrics) SetRefresh(refresh func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -148,8 +148,8 @@ func (m *Metrics) SetReady(ready func() bool) {
 	m.state = ready
 }
 
-// Fetched is what was fetched from registries since the start. Without images there, it has no
-// series.
+// Fetched counts what was fetched from registries since the start. A target without images from
+// registries has no such series.
 type Fetched struct {
 	Bytes, Chunks int64
 	Wrong         int64 // chunks that came with wrong content
@@ -157,34 +157,35 @@ type Fetched struct {
 	Unsaved       int64 // chunks that could not be stored in the cache
 }
 
-// SetFetched sets the function that tells what was fetched from registries.
+// SetFetched sets the function that returns what was fetched from registries.
 func (m *Metrics) SetFetched(fetched func() Fetched) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.fetched = fetched
 }
 
-// Volumes sums up the volumes that were made on demand. Where none can be made, it has no series.
+// Volumes sums up the volumes that were made on demand. A daemon that makes none has no such
+// series.
 type Volumes struct {
 	States map[string]int // how many there are in each state
 	Bytes  int64          // of all of them
 }
 
-// SetVolumes sets the function that tells which volumes there are.
+// SetVolumes sets the function that counts the volumes.
 func (m *Metrics) SetVolumes(volumes func() Volumes) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.volumes = volumes
 }
 
-// Uploads sum up the uploads into volumes, since the start. Where none can come, they have no
+// Uploads counts the uploads into volumes since the start. A daemon that accepts none has no such
 // series.
 type Uploads struct {
 	Active                   int
 	Bytes, Completed, Failed uint64
 }
 
-// SetUploads sets the function that tells of uploads.
+// SetUploads sets the function that counts the uploads.
 func (m *Metrics) SetUploads(uploads func() Uploads) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
