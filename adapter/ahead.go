@@ -5,13 +5,13 @@ import (
 	"io"
 )
 
-// archives opens the archives of layers in their order, some of them ahead. Opening one in a
-// registry waits for an answer, and an open archive is fetched and expanded some way ahead.
+// archives opens the archives of layers in order, and the next few ahead of time: opening one in a
+// registry waits for an answer, and an open archive is fetched and expanded in the background.
 type archives struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	left   []Layer       // not begun yet
-	begun  []chan opened // before their turn
+	begun  []chan opened // opened ahead of time
 }
 
 // opened is the result of Open.
@@ -20,8 +20,8 @@ type opened struct {
 	err error
 }
 
-// mostOpen is how many archives are open: the one that is applied, and the next ones. Container
-// runtimes fetch as many layers at once.
+// mostOpen is how many archives are open at once: the one being applied and the next ones.
+// Container runtimes fetch as many layers at once.
 const mostOpen = 3
 
 func openAhead(ctx context.Context, layers []Layer) *archives {
@@ -45,12 +45,12 @@ func (a *archives) next() (io.ReadCloser, error) {
 	return got.in, got.err
 }
 
-// close closes the archives whose turn has not come.
+// close closes the archives that were opened and not returned by next.
 func (a *archives) close() {
 	a.cancel()
 	for _, got := range a.begun {
 		if o := <-got; o.err == nil {
-			_ = o.in.Close() // nobody needs its content
+			_ = o.in.Close() // its content is not needed
 		}
 	}
 }

@@ -46,17 +46,19 @@ type place struct {
 	name string
 }
 
-// maxSteps bounds the directories and links on all paths together: that takes some seconds.
+// maxSteps bounds how many directories and links all paths together may pass. That many take some
+// seconds.
 const maxSteps = 200 << 20
 
 func newApplier(maxBytes int64, maxFiles int) *applier {
 	return &applier{fs: ext4.New(), bytesLeft: maxBytes, filesLeft: maxFiles, stepsLeft: maxSteps}
 }
 
-// rawLimit bounds the next archive, with its headers and padding: some bytes for each file.
+// rawLimit bounds the size of the next archive, with its headers and padding: some bytes for each
+// file.
 func (a *applier) rawLimit() int64 { return a.bytesLeft + int64(a.filesLeft)*4<<10 + 1<<30 }
 
-// apply applies the archive of a layer, to the end of what tar reads.
+// apply applies the archive of a layer, as far as tar reads it.
 func (a *applier) apply(r io.Reader) error {
 	a.explicit, a.implicit = make(map[ext4.Inode]bool), make(map[ext4.Inode]bool)
 	a.led = make(map[ext4.Inode]bool)
@@ -83,7 +85,7 @@ func (a *applier) apply(r io.Reader) error {
 	}
 }
 
-// quoted is a name for a message, cut because hostile names may be long.
+// quoted quotes a name for a message, and cuts it: hostile names may be long.
 func quoted(name string) string {
 	const most = 300
 	if len(name) > most {
@@ -108,7 +110,7 @@ func (a *applier) entry(h *tar.Header, content io.Reader) error {
 		return a.root(h)
 	}
 	if strings.HasPrefix(name, whiteoutMeta) && name != whiteoutOpaque {
-		return nil // AUFS keeps it for itself
+		return nil // internal to AUFS
 	}
 	dirName, base := path.Split(name)
 	if strings.HasPrefix(dirName, whiteout) || strings.Contains(dirName, "/"+whiteout) {
@@ -180,7 +182,7 @@ func attrOf(h *tar.Header) (ext4.Attr, error) {
 	return attr, nil
 }
 
-// put makes an entry, and replaces what is there.
+// put makes an entry. It replaces an existing one.
 func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader) error {
 	var link ext4.Inode
 	if h.Typeflag == tar.TypeLink {
@@ -223,7 +225,7 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 			a.explicit[made] = true
 		}
 	case tar.TypeSymlink:
-		attr.Mode = 0o777 // the archive's mode means nothing: symlink(2) makes these
+		attr.Mode = 0o777 // like symlink(2); the mode in the archive means nothing
 		if err = a.take(ext4.BlockSize); err == nil {
 			_, err = a.fs.Symlink(at.dir, at.name, h.Linkname, attr)
 		}
@@ -258,7 +260,7 @@ func (a *applier) mknod(h *tar.Header, at place, attr ext4.Attr) error {
 	return err
 }
 
-// take counts what an entry takes on the disk, in bytes.
+// take counts the bytes that an entry needs on the disk.
 func (a *applier) take(n int64) error {
 	if n < 0 || n > a.bytesLeft {
 		return errors.New("is more than the image may expand to: raise the limit if it is to be " +
@@ -298,8 +300,8 @@ func (a *applier) linkTarget(name string, at place) (ext4.Inode, error) {
 	return target.Inode, nil
 }
 
-// link gives a file another name. The entry has attributes, too. As with runtimes that unpack the
-// layer, they become those of the file. A symbolic link only gets another owner.
+// link gives a file another name. The attributes of the entry become those of the file, as when a
+// runtime unpacks the layer. A symbolic link only gets another owner.
 func (a *applier) link(at place, file ext4.Inode, attr ext4.Attr) error {
 	if err := a.fs.Link(at.dir, at.name, file); err != nil {
 		return err

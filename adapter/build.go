@@ -21,7 +21,7 @@ import (
 
 // Image is a container image.
 type Image struct {
-	Config []byte  // its configuration, JSON (image-spec, config.md)
+	Config []byte  // JSON (image-spec, config.md)
 	Layers []Layer // the lowest first
 }
 
@@ -29,7 +29,7 @@ type Image struct {
 type Layer struct {
 	Digest string // of its blob; for messages
 	DiffID string // of its tar archive: sha256 and 64 digits
-	// Open reads the archive, uncompressed. It ends with io.EOF only if the archive has the digest
+	// Open returns the uncompressed archive. Reading it ends with io.EOF only if its digest is
 	// DiffID. Several layers are opened at once, in different goroutines, before they are read.
 	Open func(ctx context.Context) (io.ReadCloser, error)
 }
@@ -41,13 +41,13 @@ type Options struct {
 	Size int64
 	// Extra is JSON that is stored beside the configuration. It may be nil.
 	Extra json.RawMessage
-	// MaxBytes bounds how large all layers are when expanded. 0: 64 GiB.
+	// MaxBytes bounds the size of all layers together when expanded. 0: 64 GiB.
 	MaxBytes int64
 	// MaxFiles bounds the files of all layers, including those that a higher layer removes. 0:
 	// 1,048,576.
 	MaxFiles int
-	// Progress is called from time to time with how much of which layer's archive was read, in
-	// bytes. Layers count from 0. It may be nil.
+	// Progress is called from time to time with a layer, counted from 0, and how many bytes of its
+	// archive have been read. It may be nil.
 	Progress func(layer int, done int64)
 }
 
@@ -61,14 +61,14 @@ type Disk struct {
 // Level is a qcow2 file of a disk.
 type Level struct {
 	File    string // its name in the directory
-	ChainID string // of the layers up to this one; "": the level belongs to no layer
+	ChainID string // of the layers up to this one; "": not the level of a layer
 	Bytes   int64  // of the file
-	Cached  bool   // it was there already
+	Cached  bool   // it existed before Build
 }
 
 const (
 	// ConfigOffset is where the configuration is on the disk, in bytes: the JSON of a Config, then
-	// zeros. It is not part of the tree of files. A guest reads it before it mounts anything.
+	// zeros. It is not a file in the file system: a guest reads it before it mounts anything.
 	ConfigOffset = ext4.BootOffset
 	// MaxConfig is the room for it, in bytes.
 	MaxConfig = ext4.BootSize
@@ -84,9 +84,9 @@ type Config struct {
 	Extra json.RawMessage `json:"extra,omitempty"` // of Options
 }
 
-// Build makes the levels of an image that are not in the directory yet. Each gets its name when it
-// is complete and on storage, so every file with such a name can be used. Levels that were made
-// before an error stay, and are not made again.
+// Build makes the missing levels of an image in a directory. A level gets its name when it is
+// complete and on storage, so every file with such a name can be used. If Build fails, the levels
+// made so far stay, and the next call does not make them again.
 func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, error) {
 	b, err := plan(img, dir, opt)
 	if err != nil {
@@ -99,7 +99,8 @@ func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, erro
 	if err != nil {
 		return nil, err
 	}
-	// The lowest level counts as used last: removing it before those above is of no use.
+	// Give the lowest level the latest time: removing a level frees nothing of use while those
+	// above it stay.
 	now := time.Now()
 	for i, l := range d.Levels {
 		touch(filepath.Join(dir, l.File), now.Add(-time.Duration(i)*time.Microsecond))
@@ -114,7 +115,7 @@ type builder struct {
 	opt    Options
 	config []byte  // what the top level holds
 	levels []Level // without the top level
-	// storing ends when the last level made has its name. nil: it has.
+	// storing returns the result of giving the previous level its name. nil: none is pending.
 	storing chan error
 }
 
@@ -158,7 +159,7 @@ func plan(img Image, dir string, opt Options) (*builder, error) {
 	return b, nil
 }
 
-// suffix ends the names of levels. It changes when levels are made in another way.
+// suffix ends the names of levels. Change it whenever levels are made differently.
 const suffix = ".v1.qcow2"
 
 // maxSize is the largest qcow2 file with such small clusters, in bytes.
@@ -173,8 +174,8 @@ func chainID(below, diffID string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// layers makes the levels of the layers. Existing levels are only read again if one above them is
-// missing and no state was kept.
+// layers makes the levels of the layers. It reads a layer whose level exists only if a level above
+// it is missing and no state was saved for it.
 func (b *builder) layers(ctx context.Context) (err error) {
 	first, last := -1, -1 // of the missing levels
 	for i := range b.levels {
@@ -199,12 +200,12 @@ func (b *builder) layers(ctx context.Context) (err error) {
 		if err := b.layer(ctx, a, in, i); err != nil {
 			return err
 		}
-		_ = b.save(i, a) // the disk is complete without it
+		_ = b.save(i, a) // it only saves time later
 	}
 	return nil
 }
 
-// find looks whether a level is there.
+// find reports whether a level exists, and notes its size.
 func (b *builder) find(l *Level) (bool, error) {
 	info, err := os.Lstat(filepath.Join(b.dir, l.File))
 	switch {
@@ -244,7 +245,7 @@ func (b *builder) layer(ctx context.Context, a *applier, in *archives, i int) er
 	return b.write(l, below, apply)
 }
 
-// apply reads the archive of a layer to its end, which verifies it.
+// apply applies the archive of a layer. Reading it to its end verifies its digest.
 func (b *builder) apply(ctx context.Context, a *applier, from *archives, i int) (err error) {
 	l := b.img.Layers[i]
 	defer func() {
@@ -260,7 +261,8 @@ func (b *builder) apply(ctx context.Context, a *applier, from *archives, i int) 
 	counted := &counter{ctx: ctx, in: in, left: a.rawLimit(),
 		tell: func(n int64) { b.opt.Progress(i, n) }}
 	if err := a.apply(counted); err != nil {
-		// Content that makes no sense was perhaps changed on its way. Then its digest says more.
+		// Content that makes no sense may have been changed on its way. Read the rest: the digest
+		// then says so.
 		if _, rest := io.Copy(io.Discard, counted); rest != nil {
 			return rest
 		}

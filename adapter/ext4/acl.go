@@ -6,7 +6,7 @@ import (
 )
 
 // The kinds of entries of a POSIX ACL (include/uapi/linux/posix_acl.h), in the order in which they
-// come.
+// are sorted.
 const (
 	aclUserObj  = 0x01
 	aclUser     = 0x02
@@ -18,9 +18,9 @@ const (
 
 var errACL = errors.New("is no valid ACL")
 
-// encodeACL turns an ACL as getxattr(2) returns it into what ext4 stores: only entries for named
-// users and groups have an id. mode is what the ACL makes of a file's mode. minimal says that the
-// mode says all of it.
+// encodeACL turns an ACL as getxattr(2) returns it into what ext4 stores, where only entries for
+// named users and groups have an id. The returned mode is the mode of a file with this ACL. minimal
+// says that the mode alone expresses the ACL.
 func encodeACL(value string, mode uint16) (acl string, _ uint16, minimal bool, err error) {
 	le := binary.LittleEndian
 	p := []byte(value)
@@ -55,7 +55,7 @@ func encodeACL(value string, mode uint16) (acl string, _ uint16, minimal bool, e
 	}
 	group, masked := perms[aclMask]
 	if !masked {
-		if len(perms) > 3 { // names need a mask
+		if len(perms) > 3 { // named users and groups need a mask
 			return "", 0, false, errACL
 		}
 		group = perms[aclGroupObj]

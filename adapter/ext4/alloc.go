@@ -5,16 +5,16 @@ import (
 	"math/bits"
 )
 
-// errFull is a file system that would need more groups than the head of a group has room for.
+// errFull says that the file system would need more groups than the head of a group can describe.
 var errFull = errors.New("the file system would be larger than 1,016 GiB")
 
-// allocator gives out blocks, each once and in one direction.
+// allocator allocates blocks, each at most once and in ascending order.
 type allocator struct {
-	next uint32   // the block from which on all are free, but for heads of groups
-	bits [][]byte // by group: the blocks that were given out and not freed; nil: none was yet
+	next uint32   // every block from here on is free, except heads of groups
+	bits [][]byte // by group: the blocks in use; nil: none was ever allocated
 }
 
-// take gives out the next blocks: at most n in one run. Runs end where groups do.
+// take allocates the next blocks, at most n in one run. A run ends at the end of its group.
 func (a *allocator) take(n uint32) (start, got uint32, err error) {
 	group := a.next / blocksPerGroup
 	if head := group*blocksPerGroup + headLength(group); a.next < head {
@@ -33,7 +33,7 @@ func (a *allocator) take(n uint32) (start, got uint32, err error) {
 	return start, got, nil
 }
 
-// free takes blocks of one group back.
+// free frees blocks of one group.
 func (a *allocator) free(start, n uint32) {
 	bitmap := a.bitmap(start / blocksPerGroup)
 	for i := start % blocksPerGroup; i < start%blocksPerGroup+n; i++ {
@@ -41,7 +41,7 @@ func (a *allocator) free(start, n uint32) {
 	}
 }
 
-// freeRun takes back blocks that may lie in several groups.
+// freeRun frees blocks that may lie in several groups.
 func (a *allocator) freeRun(start, n uint32) {
 	for n > 0 {
 		here := min(n, blocksPerGroup-start%blocksPerGroup)
@@ -50,7 +50,7 @@ func (a *allocator) freeRun(start, n uint32) {
 	}
 }
 
-// bitmap returns the blocks of a group that were given out.
+// bitmap returns the blocks in use of a group.
 func (a *allocator) bitmap(group uint32) []byte {
 	for uint32(len(a.bits)) <= group {
 		a.bits = append(a.bits, nil)
@@ -61,12 +61,13 @@ func (a *allocator) bitmap(group uint32) []byte {
 	return a.bits[group]
 }
 
-// touched tells whether a block of the group was given out, so that its bitmap has to be written.
+// touched reports whether a block of the group was ever allocated, so that its bitmap has to be
+// written.
 func (a *allocator) touched(group uint32) bool {
 	return group < uint32(len(a.bits)) && a.bits[group] != nil
 }
 
-// full fills p with the bitmap of a group as it is on the disk, in a file system of so many groups,
+// full fills p with the bitmap of a group as it is stored in a file system with that many groups,
 // and returns how many blocks are in use.
 func (a *allocator) full(p []byte, group, groups uint32) (used uint32) {
 	clear(p)

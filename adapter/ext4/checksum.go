@@ -7,17 +7,16 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// crc32c continues a checksum as the kernel does: without inverting it at the beginning and the
-// end.
+// crc32c continues a checksum as the kernel does: without inverting it before or after.
 func crc32c(sum uint32, p []byte) uint32 { return ^crc32.Update(^sum, castagnoli, p) }
 
 func crc32cNumber(sum, n uint32) uint32 {
 	return crc32c(sum, binary.LittleEndian.AppendUint32(nil, n))
 }
 
-// checksumSeed begins every checksum but the superblock's. The superblock has it in a field of its
-// own (metadata_csum_seed), so that the UUID can be changed without writing all of them again.
+// checksumSeed begins every checksum except the superblock's. It is stored in the superblock
+// (metadata_csum_seed), so that the UUID can be changed without rewriting all checksums.
 const checksumSeed = 0x6b76646b
 
-// inodeSeed begins the checksums of what belongs to an inode. The generation of all inodes is 0.
+// inodeSeed begins the checksums of the structures of an inode. The generation of all inodes is 0.
 func inodeSeed(ino uint32) uint32 { return crc32cNumber(crc32cNumber(checksumSeed, ino), 0) }

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// The parts of a directory's block: entries, and a tail with the checksum that looks like an entry
-// without a name.
+// A block of a directory has entries, and ends with a checksum that looks like an entry without a
+// name.
 const (
 	dirTail  = 12
 	dirRoom  = BlockSize - dirTail
@@ -19,7 +19,7 @@ const (
 	leafFill = dirRoom * 9 / 10
 
 	indexRoot  = 32 // where an index begins in the first block
-	indexNode  = 8  // and in others
+	indexNode  = 8  // and in other blocks
 	indexEntry = 8
 	rootLimit  = (BlockSize - indexRoot - indexEntry) / indexEntry
 	nodeLimit  = (BlockSize - indexNode - indexEntry) / indexEntry
@@ -27,10 +27,10 @@ const (
 
 var errDirFull = errors.New("a directory has too many names for an index of two levels")
 
-// entryLength is how much of a block a name takes. Bytes.
+// entryLength is how many bytes of a block a name takes.
 func entryLength(name int) uint64 { return uint64(8+name+3) &^ 3 }
 
-// fileTypes are the types of files in a directory (the feature filetype).
+// fileTypes are the types of files as directories store them (the feature filetype).
 var fileTypes = [16]byte{TypeFile >> 12: 1, TypeDir >> 12: 2, TypeChar >> 12: 3,
 	TypeBlock >> 12: 4, TypeFIFO >> 12: 5, TypeSocket >> 12: 6, TypeLink >> 12: 7}
 
@@ -41,8 +41,8 @@ type dirName struct {
 	name  []byte
 }
 
-// writeDir writes the blocks of a directory. A small one is a block of names in the order in which
-// they were made. A larger one has an index, and leaves of names sorted by their hash.
+// writeDir writes the blocks of a directory. A directory of one block has its names in the order in
+// which they were made. A larger one has an index, and leaves of names sorted by their hash.
 func (w *Writer) writeDir(d *directory) error {
 	d.changed = false
 	names := make([]dirName, 0, 16)
@@ -87,8 +87,8 @@ func splitLeaves(names []dirName) (leaves [][]dirName) {
 	return append(leaves, names[begin:])
 }
 
-// leafHash is the hash from which on names are in a leaf. Its lowest bit says that names of the
-// same hash are in the leaf before, too.
+// leafHash is the smallest hash of the names in a leaf. Its lowest bit says that the leaf before
+// has names with the same hash.
 func leafHash(leaves [][]dirName, i int) uint32 {
 	first := leaves[i][0].hash
 	if before := leaves[i-1]; before[len(before)-1].hash == first {
@@ -130,7 +130,7 @@ func (w *Writer) writeIndexed(d *directory, leaves [][]dirName) error {
 	for i := range nodes {
 		part := index[i*nodeLimit : min((i+1)*nodeLimit, len(index))]
 		p := w.scratch()
-		binary.LittleEndian.PutUint16(p[4:], BlockSize) // an empty entry, for who knows no index
+		binary.LittleEndian.PutUint16(p[4:], BlockSize) // empty, for readers without indexes
 		w.putIndex(p, d, indexNode, nodeLimit, part)
 		if err := w.emit(d.block(uint32(1+i)), p); err != nil {
 			return err
@@ -146,7 +146,7 @@ func (w *Writer) writeIndexed(d *directory, leaves [][]dirName) error {
 	return nil
 }
 
-// indexed says in which block of a directory the names from a hash on are.
+// indexed is an entry of an index: names with this hash or a larger one start in that block.
 type indexed struct{ hash, block uint32 }
 
 func (w *Writer) writeIndexRoot(d *directory, index []indexed, nodes bool) error {
@@ -163,8 +163,8 @@ func (w *Writer) writeIndexRoot(d *directory, index []indexed, nodes bool) error
 	return w.emit(d.block(0), p)
 }
 
-// putIndex writes an index from at on. The hash of its first entry is not written: there is the
-// number of entries.
+// putIndex writes an index at an offset. Its first entry has the number of entries in place of a
+// hash.
 func (w *Writer) putIndex(p []byte, d *directory, at, limit int, index []indexed) {
 	le := binary.LittleEndian
 	for i, e := range index {
@@ -195,7 +195,7 @@ func putName(p []byte, n dirName, length int, kind byte) {
 	copy(p[8:], n.name)
 }
 
-// putNames writes entries from at on. The last one reaches to the tail.
+// putNames writes entries at an offset. The last one is extended to the tail.
 func (w *Writer) putNames(p []byte, at int, names []dirName) {
 	last := at - dotBytes // of ".." if there are no names
 	for _, n := range names {
@@ -216,7 +216,7 @@ func (w *Writer) emitDir(d *directory, logical uint32, p []byte) error {
 	return w.emit(d.block(logical), p)
 }
 
-// block returns where a block of the directory is on the disk.
+// block returns the disk block of a block of the directory.
 func (d *directory) block(logical uint32) uint32 {
 	i, found := slices.BinarySearchFunc(d.extents, logical, func(e extent, logical uint32) int {
 		return cmp.Compare(e.logical, logical)

@@ -2,8 +2,7 @@ package ext4
 
 import "math/bits"
 
-// hashSeed is s_hash_seed. It is the same in each file system, as the order of an index depends on
-// it.
+// hashSeed is s_hash_seed. It is constant, because the order of an index depends on it.
 var hashSeed = [4]uint32{0x7669f0a1, 0x3c5e92d4, 0xb81d6e27, 0x0f4ac35b}
 
 // nameHash is the hash by which an index finds a name: half MD4 of unsigned bytes. Its lowest bit
@@ -19,13 +18,13 @@ func nameHash(name []byte) uint32 {
 		name = name[32:]
 	}
 	hash := sum[1] &^ 1
-	if hash == 0xfffffffe { // means the end of a directory
+	if hash == 0xfffffffe { // reserved for the end of a directory
 		hash = 0xfffffffc
 	}
 	return hash
 }
 
-// hashWords makes words of at most 32 bytes of a name. The rest is filled with its length.
+// hashWords turns at most 32 bytes of a name into words. The rest is padded with the length.
 func hashWords(name []byte) (in [8]uint32) {
 	pad := uint32(len(name)) | uint32(len(name))<<8
 	pad |= pad << 16

@@ -1,13 +1,13 @@
 // Package ext4 writes an ext4 file system level by level, without mounting anything.
 //
 // A Writer keeps the tree in memory. Begin starts a level, methods such as Create and Remove change
-// the tree, and Finish writes every block that is not what it was when the last level ended. So the
-// blocks of a level depend on what was done in it and in the levels below it, and on constants, and
-// on nothing else: neither the time, nor the machine, nor how large the disk will be. Two images
-// with the same lower layers have the same lower levels, byte for byte.
+// the tree, and Finish writes every block that differs from the level before. So the blocks of a
+// level depend only on the changes in it and in the levels below it: not on the time, the machine
+// or the size of the disk. Two images with the same lower layers have the same lower levels, byte
+// for byte.
 //
-// Blocks and inodes are given out in one direction. What was freed is free for the guest, but the
-// Writer does not use it again, so that the content of a block never moves.
+// Blocks and inodes are allocated in ascending order. The guest can use freed ones, but the Writer
+// does not allocate them again, so that the content of a block never moves.
 //
 // The layout, in blocks of 4 KiB and groups of 32,768 blocks. Sixteen groups share their tables, as
 // the feature flex_bg allows:
@@ -20,11 +20,11 @@
 //
 //	tables     a block bitmap for each group | an inode bitmap for each | an inode table for each
 //
-// A group that nothing was put in has no bitmaps and no inode table: flags in its descriptor say so
+// A group without content has no bitmaps and no inode table. Flags in its descriptor say so
 // (BLOCK_UNINIT, INODE_UNINIT), and another says that its inode table reads as zeros
-// (INODE_ZEROED). A guest has nothing to clear when it mounts the file system. There are always
+// (INODE_ZEROED), so a guest has nothing to clear when it mounts the file system. There are always
 // enough groups that a quarter is free. The guest can add more while it runs.
 //
 // The structures are those of the kernel's Documentation/filesystems/ext4. Numbers are
-// little-endian, but for the journal's. The checksums are those of metadata_csum.
+// little-endian, except in the journal. The checksums are those of metadata_csum.
 package ext4

@@ -16,8 +16,8 @@ const (
 	extentMagic  = 0xf30a
 )
 
-// addExtent appends blocks to the extents of a file, which continue the last one where they can.
-// floor is how many of all belong to something else.
+// addExtent appends blocks to the extents of a file, and extends the last extent if it can. The
+// first floor extents belong to other files.
 func addExtent(all []extent, floor int, e extent) []extent {
 	if last := len(all) - 1; last >= floor {
 		l := &all[last]
@@ -41,7 +41,7 @@ func (w *Writer) extentsOf(n *inode) []extent {
 	return w.extents[n.at : n.at+n.extents]
 }
 
-// nodesNeeded is how many blocks a tree of so many extents has beside its root.
+// nodesNeeded is how many blocks a tree of that many extents has besides its root.
 func nodesNeeded(extents int) (nodes int) {
 	for n := extents; n > rootExtents; {
 		n = (n + nodeExtents - 1) / nodeExtents
@@ -59,8 +59,8 @@ func putHeader(p []byte, entries, room, depth int) {
 	le.PutUint16(p[6:], uint16(depth))
 }
 
-// putEntries writes what a node has: extents at depth 0, and nodes below it otherwise, as extents
-// whose start is the block of the node.
+// putEntries writes the entries of a node: extents at depth 0, and otherwise nodes below it, as
+// extents that start at the block of the node.
 func putEntries(p []byte, entries []extent, depth int) {
 	le := binary.LittleEndian
 	for i, e := range entries {
@@ -75,7 +75,8 @@ func putEntries(p []byte, entries []extent, depth int) {
 	}
 }
 
-// level makes the entries of the level above a level of the tree. Its nodes are in blocks.
+// levelAbove makes the entries of the level above a level of the tree, whose nodes are in these
+// blocks.
 func levelAbove(entries []extent, blocks []uint32) []extent {
 	var above []extent
 	for i := 0; i < len(entries); i += nodeExtents {
@@ -96,8 +97,8 @@ func putRoot(p []byte, extents []extent, nodes []uint32) {
 	putEntries(p, entries, depth)
 }
 
-// writeNodes writes the nodes of a file's tree below its root. It takes blocks for them or gives
-// blocks back, as there are more or fewer extents than before.
+// writeNodes writes the nodes of a file's tree below its root. It allocates or frees blocks when
+// their number changes.
 func (w *Writer) writeNodes(number uint32, extents []extent) error {
 	need, nodes := nodesNeeded(len(extents)), w.nodes[number]
 	if need == 0 && nodes == nil {

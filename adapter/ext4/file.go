@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// bufferSize is how much of a file is read at once. Bytes.
+	// bufferSize is how much of a file is read at once, in bytes.
 	bufferSize = 1 << 20
-	// holeSize is the unit of holes: so many zeros, at a multiple of it, are not stored. Smaller
-	// ones are not worth an extent. Bytes.
+	// holeSize is the unit of holes, in bytes: that many zeros at a multiple of it are not stored.
+	// Smaller holes are not worth an extent.
 	holeSize   = 64 << 10
 	holeBlocks = holeSize / BlockSize
 )
@@ -43,7 +43,7 @@ func (w *Writer) name(dir Inode, name string, number uint32) Inode {
 	return Inode(number)
 }
 
-// Create makes a regular file with all that content has.
+// Create makes a regular file with this content.
 func (w *Writer) Create(dir Inode, name string, a Attr, content io.Reader) (Inode, error) {
 	number, n, err := w.add(dir, name, a, TypeFile)
 	if err != nil {
@@ -62,7 +62,7 @@ func (w *Writer) Create(dir Inode, name string, a Attr, content io.Reader) (Inod
 	return w.name(dir, name, number), nil
 }
 
-// maxFile is the largest file: a block's number has 32 bits.
+// maxFile is the size of the largest file, in bytes: a block number has 32 bits.
 const maxFile = (1<<32 - 1) * BlockSize
 
 // store writes content and appends its extents to w.extents.
@@ -101,8 +101,7 @@ func fill(p []byte, content io.Reader) (n int, last bool, err error) {
 	return n, false, nil
 }
 
-// storePart writes whole blocks of a file, which begin at a multiple of holeSize. It leaves out
-// holes.
+// storePart writes whole blocks of a file, starting at a multiple of holeSize. It leaves out holes.
 func (w *Writer) storePart(p []byte, logical uint32, floor int) error {
 	for len(p) > 0 {
 		data := 0 // bytes before the next hole
@@ -132,7 +131,7 @@ func (w *Writer) storePart(p []byte, logical uint32, floor int) error {
 
 func isZero(p []byte) bool { return bytes.Equal(p, zeros[:len(p)]) }
 
-// writeData writes blocks that were never used before, so that those of zeros can be left out.
+// writeData writes blocks that were never used before, so it can leave out blocks of zeros.
 func (w *Writer) writeData(start uint32, p []byte) error {
 	if w.dst == nil {
 		return nil
@@ -169,7 +168,7 @@ func (w *Writer) makeDir(number, parent uint32, a Attr) {
 	w.changed(w.dirs.at(n.at))
 }
 
-// maxTarget is the longest target of a symbolic link. Bytes.
+// maxTarget is the longest target of a symbolic link, in bytes.
 const maxTarget = BlockSize - 1
 
 // Symlink makes a symbolic link.
@@ -203,7 +202,7 @@ func (w *Writer) Symlink(dir Inode, name, target string, a Attr) (Inode, error) 
 	return w.name(dir, name, number), nil
 }
 
-// Device numbers have 12 and 20 bits.
+// The largest device numbers have 12 and 20 bits.
 const (
 	maxMajor = 1<<12 - 1
 	maxMinor = 1<<20 - 1
@@ -251,8 +250,8 @@ func (w *Writer) Link(dir Inode, name string, file Inode) error {
 // SetAttr replaces all attributes of a file.
 func (w *Writer) SetAttr(file Inode, a Attr) error { return w.setAttr(file, a, nil) }
 
-// AddAttr is SetAttr, but extended attributes that a does not name stay as they are. Where an ACL
-// stays, so does the mode.
+// AddAttr is SetAttr, but keeps extended attributes that a does not name. If it keeps an ACL, it
+// also keeps the mode.
 func (w *Writer) AddAttr(file Inode, a Attr) error {
 	n := w.inodes.at(uint32(file))
 	if n.xattrs == 0 {

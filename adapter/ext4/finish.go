@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Finish writes what the level changed. After it, the file system on the disk is complete, and
+// Finish writes the changes of the level. Afterwards the file system on the disk is complete, and
 // Begin may start the next level.
 func (w *Writer) Finish() error {
 	slices.Sort(w.changedDirs)
 	for _, number := range w.changedDirs {
 		d := w.dirOf(number)
-		if d == nil || !d.changed { // removed again, or here twice
+		if d == nil || !d.changed { // removed again, or listed twice
 			continue
 		}
 		if err := w.writeDir(d); err != nil {
@@ -67,7 +67,7 @@ func (w *Writer) grow() {
 }
 
 // writeGroups writes bitmaps, descriptors and superblocks. Copies of the last two are only written
-// when there are more groups than before: their counts of what is free are of no importance.
+// when groups were added: nothing reads the free counts in them.
 func (w *Writer) writeGroups() error {
 	before := w.groups
 	w.grow()

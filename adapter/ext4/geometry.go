@@ -16,8 +16,8 @@ const (
 
 	descSize      = 64
 	descsPerBlock = BlockSize / descSize
-	// headBlocks is what is kept free at the beginning of a group with a superblock: room for the
-	// descriptors of as many groups as there may be.
+	// headBlocks is the reserved space at the beginning of a group with a superblock: room for the
+	// descriptors of the largest number of groups.
 	headBlocks = 128
 	maxGroups  = (headBlocks - 1) * descsPerBlock // somewhat less than 1 TiB
 
@@ -30,14 +30,14 @@ const (
 	firstInode   = 11 // of lost+found; those before it are reserved
 )
 
-// BootOffset is where each file system has room for what is read before it is mounted: BootSize
-// bytes of zeros, which belong to a file without a name. Whoever writes there changes nothing else.
+// BootOffset is where each file system has BootSize bytes of zeros for data that is read before it
+// is mounted. They belong to a file without a name, so writing there changes nothing else.
 const (
 	BootOffset = (headBlocks + flexBlocks + journalBlocks) * BlockSize
 	BootSize   = 1 << 20
 )
 
-// hasSuper tells whether a group begins with a superblock (sparse_super).
+// hasSuper reports whether a group begins with a superblock (sparse_super).
 func hasSuper(group uint32) bool {
 	if group <= 1 {
 		return true
@@ -86,5 +86,5 @@ func inodeTableAt(group uint32) uint32 {
 	return flexStart(group) + 2*groupsPerFlex + group%groupsPerFlex*tableBlocks
 }
 
-// descBlocks is how many blocks the descriptors of so many groups take.
+// descBlocks is how many blocks the descriptors of that many groups take.
 func descBlocks(groups uint32) uint32 { return (groups + descsPerBlock - 1) / descsPerBlock }

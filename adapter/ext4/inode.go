@@ -20,11 +20,11 @@ type Inode uint32
 // Root is the root directory.
 const Root Inode = rootInode
 
-// Attr is what a file has beside its content.
+// Attr is the metadata of a file.
 type Attr struct {
 	Mode     uint16 // permissions, setuid, setgid and sticky bit
 	UID, GID uint32
-	// Seconds and Nanoseconds are when it was changed last. Times that an inode cannot store become
+	// Seconds and Nanoseconds are the modification time. A time that an inode cannot store becomes
 	// the nearest one that it can.
 	Seconds     int64
 	Nanoseconds uint32
@@ -35,20 +35,20 @@ type Attr struct {
 
 const (
 	minSeconds = -1 << 31
-	// maxSeconds is in 2310. An inode could have later ones, but e2fsck takes them for times before
+	// maxSeconds is in 2310. Inodes can store later times, but e2fsck takes them for times before
 	// 1970 that an old kernel wrote.
 	maxSeconds = 1<<33 + 1<<31 - 1
 )
 
-// inode is a file as the Writer remembers it. Its checksum, its bitmap and its place in the table
-// are made of that. It has no pointers, and there may be a million of it.
+// inode is what the Writer keeps of a file. Checksum, bitmap and place in the table follow from it.
+// It has no pointers, because there may be a million.
 type inode struct {
 	size     uint64 // bytes; of a device: its number
 	seconds  int64
 	nanos    uint32
 	uid, gid uint32
-	links    uint32 // names; of a directory: of no meaning
-	at       uint32 // of the first extent; of a short link's target; of a directory in Writer.dirs
+	links    uint32 // names; not used for a directory
+	at       uint32 // index of the first extent, of a short link's target, or in Writer.dirs
 	extents  uint32 // how many
 	xattrs   uint32 // in Writer.sets; 0: none
 	mode     uint16 // 0: the inode is free
@@ -56,12 +56,12 @@ type inode struct {
 
 func (n *inode) kind() uint16 { return n.mode & TypeMask }
 
-// maxShortLink is the longest target that is kept in the inode. Bytes.
+// maxShortLink is the longest target that is kept in the inode, in bytes.
 const maxShortLink = 59
 
 func (n *inode) shortLink() bool { return n.kind() == TypeLink && n.size <= maxShortLink }
 
-// hasExtents tells whether the inode maps blocks.
+// hasExtents reports whether the inode maps blocks.
 func (n *inode) hasExtents() bool {
 	return n.kind() == TypeFile || n.kind() == TypeDir || n.kind() == TypeLink && !n.shortLink()
 }

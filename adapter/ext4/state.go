@@ -10,11 +10,10 @@ import (
 	"slices"
 )
 
-// Save writes what Load needs to go on after the level that Finish has ended. It is called right
-// after Finish. What is written has the form of this version of the package, and says neither which
-// one that is nor whether it is whole: that is up to the caller.
+// Save writes the state that Load needs to continue after a level. It is called right after Finish.
+// The data has neither a version nor a checksum: both are up to the caller.
 //
-// All numbers are unsigned varints, but for times. In this order:
+// All numbers except times are unsigned varints. In this order:
 //
 //	level, groups, the next block, how many inodes
 //	bitmaps of groups    how many; each: 0, or 1 and a block
@@ -44,7 +43,7 @@ func (w *Writer) Save(dst io.Writer) error {
 		s.bytes(sum[:])
 		before = block
 	}
-	return s.out.Flush() // it has the error of any write before it
+	return s.out.Flush() // returns the first error of any write
 }
 
 // saver writes a state.
@@ -130,8 +129,8 @@ func (s *saver) extents(all []extent) {
 	}
 }
 
-// Load returns the Writer as it was when Save was called: what Begin starts next has the same
-// blocks as there.
+// Load returns the Writer as it was when Save was called: the next level gets the same blocks from
+// both.
 func Load(src io.Reader) (*Writer, error) {
 	w := empty()
 	l := &loader{in: bufio.NewReaderSize(src, 1<<16), w: w}
@@ -172,8 +171,7 @@ func Load(src io.Reader) (*Writer, error) {
 // maxBlocks is how many blocks a file system may have.
 const maxBlocks = maxGroups * blocksPerGroup
 
-// loader reads a state. Numbers are held against what they may be, so that what is no state is an
-// error.
+// loader reads a state. It checks every number against its limit, so that damaged data is an error.
 type loader struct {
 	in     *bufio.Reader
 	w      *Writer

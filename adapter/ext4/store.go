@@ -29,7 +29,7 @@ type text struct {
 
 const textChunk = 1 << 18
 
-// add stores s, which has at most a block, and returns where it is.
+// add stores s, which is at most a block long, and returns its index.
 func (t *text) add(s string) uint32 {
 	last := len(t.chunks) - 1
 	if last < 0 || len(t.chunks[last])+len(s) > textChunk {
@@ -45,8 +45,7 @@ func (t *text) get(at uint32, n int) []byte {
 	return t.chunks[at/textChunk][at%textChunk:][:n]
 }
 
-// nameTable finds entries by directory and name. The entries themselves are elsewhere: it has their
-// indexes, 0 where there is none.
+// nameTable finds entries by directory and name. It has only their indexes, 0 in a free slot.
 type nameTable struct {
 	seed  maphash.Seed
 	slots []uint32 // a power of two
@@ -73,7 +72,7 @@ func (t *nameTable) find(hash uint32, same func(entry uint32) bool) uint32 {
 	return 0
 }
 
-// insert adds an entry. hashOf tells the hash of any entry.
+// insert adds an entry. hashOf returns the hash of any entry.
 func (t *nameTable) insert(entry uint32, hashOf func(entry uint32) uint32) {
 	if 4*(t.n+1) > 3*len(t.slots) {
 		old := t.slots
@@ -97,7 +96,7 @@ func (t *nameTable) put(entry, hash uint32) {
 	t.slots[i] = entry
 }
 
-// remove takes an entry out. Those that stand behind it move up, so that no marks are left.
+// remove removes an entry and moves up those behind it, so that no tombstones are left.
 func (t *nameTable) remove(entry uint32, hashOf func(entry uint32) uint32) {
 	mask := uint32(len(t.slots) - 1)
 	i := hashOf(entry) & mask

@@ -23,14 +23,14 @@ const (
 	unsignedHash  = 2 // in s_flags: the same on all processors
 	userAttrsACLs = 0xc
 
-	// madeAt is when every file system was made: its seconds since 1970 are 2020-01-01.
+	// madeAt is the creation time of every file system, 2020-01-01, in seconds since 1970.
 	madeAt = 1577836800
 )
 
 // totals are the sums over all groups.
 type totals struct{ freeBlocks, freeInodes uint32 }
 
-// putSuper writes the superblock as the copy in a group has it.
+// putSuper writes the superblock, or its copy in a group.
 func (w *Writer) putSuper(p []byte, group uint32, t totals) {
 	le := binary.LittleEndian
 	blocks := uint64(w.groups) * blocksPerGroup
@@ -49,7 +49,7 @@ func (w *Writer) putSuper(p []byte, group uint32, t totals) {
 		le.PutUint32(p[off:], n)
 	}
 	for off, n := range map[int]uint16{
-		54: 0xffff, // never checked for how often it was mounted
+		54: 0xffff, // no check after a number of mounts
 		56: superMagic, 58: 1, 60: 1, 88: inodeSize, 90: uint16(group), 254: descSize,
 		348: extraSize, 350: extraSize,
 	} {
@@ -63,11 +63,11 @@ func (w *Writer) putSuper(p []byte, group uint32, t totals) {
 	p[372] = flexBits
 	p[373] = 1 // crc32c
 	w.putJournalCopy(p[268:])
-	p[253] = 1 // there is that copy
+	p[253] = 1 // the copy of the journal inode is valid
 	le.PutUint32(p[1020:], crc32c(^uint32(0), p[:1020]))
 }
 
-// putJournalCopy writes where the journal is, for when its inode is lost.
+// putJournalCopy writes a copy of the journal's inode into the superblock, as a backup.
 func (w *Writer) putJournalCopy(p []byte) {
 	n := w.inodes.at(journalInode)
 	putRoot(p[:60], w.extentsOf(n), nil)
@@ -107,7 +107,7 @@ func (w *Writer) putDesc(p []byte, group uint32, t *totals) error {
 	bitmap := w.scratch()
 	free := blocksPerGroup - w.alloc.full(bitmap, group, w.groups)
 	le.PutUint16(p[12:], uint16(free))
-	// The tables of other groups are not known to whoever makes a bitmap that is not there, and
+	// Whoever creates a missing bitmap does not know where the tables of other groups are, and
 	// e2fsck wants the last group to have one.
 	if w.alloc.touched(group) || group%groupsPerFlex == 0 || group == w.groups-1 {
 		sum := crc32c(checksumSeed, bitmap)

@@ -12,13 +12,13 @@ type entry struct {
 	length     uint8  // of the name
 }
 
-// directory is what a directory has beside its inode.
+// directory is what the Writer keeps of a directory besides its inode.
 type directory struct {
 	inode, parent uint32
 	first, last   uint32 // entries; 0: none
 	subdirs       uint32
 	blocks        uint32
-	bytes         uint64 // of its entries, without those of "." and ".."
+	bytes         uint64 // of its entries, without "." and ".."
 	extents       []extent
 	indexed       bool
 	changed       bool // its blocks have to be written again
@@ -53,7 +53,7 @@ func (w *Writer) Names(dir Inode) []string {
 	return names
 }
 
-// Empty tells whether a directory has no names.
+// Empty reports whether a directory has no names.
 func (w *Writer) Empty(dir Inode) bool {
 	d := w.dirOf(uint32(dir))
 	return d == nil || d.first == 0
@@ -70,7 +70,7 @@ func (w *Writer) Parent(dir Inode) Inode {
 	return Root
 }
 
-// Target returns where a symbolic link leads.
+// Target returns the target of a symbolic link.
 func (w *Writer) Target(link Inode) string {
 	n := w.inodes.at(uint32(link))
 	if n.shortLink() {
@@ -98,13 +98,13 @@ func (w *Writer) find(dir uint32, name string) uint32 {
 
 func (w *Writer) hashOf(i uint32) uint32 { return w.entries.at(i).hash }
 
-// maxText bounds the memory for names and the targets of links. Bytes.
+// maxText bounds the memory for names and the targets of links, in bytes.
 const maxText = 96 << 20
 
-// maxName is the longest name of a file. Bytes.
+// maxName is the longest name of a file, in bytes.
 const maxName = 255
 
-// checkName refuses what no directory can have, and what it has already.
+// checkName refuses names that no directory can have, and names that this one already has.
 func (w *Writer) checkName(dir Inode, name string) (*directory, error) {
 	d := w.dirOf(uint32(dir))
 	switch {
@@ -140,7 +140,7 @@ func (w *Writer) enter(d *directory, name string, number uint32) {
 	w.changed(d)
 }
 
-// insert adds a name to what is known of a directory.
+// insert adds a name to the directory in memory.
 func (w *Writer) insert(d *directory, name string, number uint32, level uint16) {
 	var i uint32
 	if last := len(w.unused) - 1; last >= 0 {
@@ -160,7 +160,7 @@ func (w *Writer) insert(d *directory, name string, number uint32, level uint16) 
 	w.names.insert(i, w.hashOf)
 }
 
-// drop removes an entry from its directory. It does nothing to the file.
+// drop removes an entry from its directory. The file is not changed.
 func (w *Writer) drop(i uint32) {
 	e := w.entries.at(i)
 	d := w.dirOf(e.dir)
@@ -193,7 +193,7 @@ func (w *Writer) changed(d *directory) {
 	}
 }
 
-// Remove removes a name, and with a directory everything in it.
+// Remove removes a name. If it is a directory, it removes everything in it, too.
 func (w *Writer) Remove(dir Inode, name string) error {
 	i := w.find(uint32(dir), name)
 	if i == 0 {
@@ -214,7 +214,7 @@ func (w *Writer) Remove(dir Inode, name string) error {
 	return nil
 }
 
-// unlink takes a name from a file. Without any, its blocks and its inode are free.
+// unlink removes a name of a file. Without names, the file's blocks and its inode become free.
 func (w *Writer) unlink(number uint32) {
 	w.touch(number)
 	n := w.inodes.at(number)

@@ -7,10 +7,10 @@ import (
 	"math"
 )
 
-// Writer is a file system that is written level by level. One goroutine uses it. After an error
-// from writing or from content, it is of no further use.
+// Writer writes a file system level by level. Only one goroutine may use it. After an error from
+// writing or from reading content it cannot be used any more.
 type Writer struct {
-	dst   io.WriterAt // of this level; nil: it is not written
+	dst   io.WriterAt // of this level; nil: nothing is written
 	level int
 
 	inodes  list[inode] // by number
@@ -26,7 +26,7 @@ type Writer struct {
 	longLinks map[uint32]string   // by inode: targets that are not in the inode
 	setIDs    map[string]uint32   // by content
 
-	linkBytes, xattrBytes int // of what there has ever been in longLinks and sets
+	linkBytes, xattrBytes int // sums of everything that was ever in longLinks and sets
 
 	alloc  allocator
 	groups uint32 // as of the last Finish
@@ -35,8 +35,8 @@ type Writer struct {
 	changedDirs []uint32 // inodes
 	changedSets []uint32
 
-	// known tells what is on the disk: a part of the SHA-256 of each block of metadata that was
-	// written. What is not there is zeros.
+	// known has a part of the SHA-256 of each block of metadata on the disk. Other blocks are
+	// zeros.
 	known map[uint32][16]byte
 
 	block  []byte // what scratch returns
@@ -58,7 +58,7 @@ func New() *Writer {
 	return w
 }
 
-// empty returns a Writer that knows of nothing.
+// empty returns a Writer without any file.
 func empty() *Writer {
 	w := &Writer{
 		names: newNameTable(),
@@ -72,12 +72,13 @@ func empty() *Writer {
 	return w
 }
 
-// fixedUUID is that of every file system: what finds one needs the serial of its disk.
+// fixedUUID is the UUID of every file system. To tell disks apart, use their serial numbers.
 var fixedUUID = [16]byte{0x6b, 0x75, 0x62, 0x65, 0x76, 0x69, 0x47, 0x72,
 	0x94, 0x2d, 0x64, 0x69, 0x73, 0x6b, 0x00, 0x01}
 
-// Begin starts the next level. dst is written whole blocks, each at most once, at its place on the
-// disk. If dst is nil, what is done only changes the state, as a level that was written before.
+// Begin starts the next level. Whole blocks are written to dst, each at most once, at their place
+// on the disk. If dst is nil, changes only update the state, as for a level that was written
+// before.
 func (w *Writer) Begin(dst io.WriterAt) {
 	w.dst = dst
 	w.level++
@@ -89,7 +90,7 @@ func (w *Writer) Level() int { return w.level }
 // Size is the size of the file system in bytes, as of the last Finish.
 func (w *Writer) Size() int64 { return int64(w.groups) * blocksPerGroup * BlockSize }
 
-// addInode takes the next inode.
+// addInode allocates the next inode.
 func (w *Writer) addInode() (uint32, error) {
 	if w.inodes.n >= maxGroups*inodesPerGroup || w.inodes.n == math.MaxUint32 {
 		return 0, errFull
@@ -114,8 +115,8 @@ func (w *Writer) touchAll() {
 	}
 }
 
-// addHidden makes a file without a name, of blocks that nothing is written to: the journal, but for
-// its superblock, and the room for BootOffset.
+// addHidden makes a file without a name, whose blocks are reserved and not written: the journal
+// except its superblock, and the space at BootOffset.
 func (w *Writer) addHidden(number uint32, blocks uint32) {
 	n := w.inodes.at(number)
 	start, got, _ := w.alloc.take(blocks) // there is room in the first group
@@ -134,7 +135,7 @@ func (w *Writer) scratch() []byte {
 
 var zeros [holeSize]byte
 
-// emit writes a block of metadata if it is not what is there.
+// emit writes a block of metadata unless the disk has the same content already.
 func (w *Writer) emit(block uint32, p []byte) error {
 	sum := sha256.Sum256(p)
 	key := [16]byte(sum[:16])

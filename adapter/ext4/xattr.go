@@ -13,7 +13,7 @@ type xattrSet struct {
 	key   string // its content; "": the set is free
 	attrs []xattr
 	bytes int    // with headers and all
-	block uint32 // 0: in the inode, or not placed yet
+	block uint32 // 0: in the inode, or not allocated yet
 	files uint32 // that have it
 	dirty bool
 }
@@ -31,13 +31,14 @@ const (
 	maxXattrInside = inodeSize - xattrsAt - 4
 	maxXattrBlock  = BlockSize - xattrHeader
 	maxXattrName   = 255
-	// maxXattrs bounds the memory for all that are different. Bytes.
+	// maxXattrs bounds the memory for all different sets, in bytes.
 	maxXattrs = 24 << 20
 	// maxXattrFiles is how many files may share a block.
 	maxXattrFiles = 1024
 )
 
-// xattrPrefixes are the names of attributes that the kernel knows, and what stands for them.
+// xattrPrefixes are the prefixes of names that the kernel knows, and the numbers that are stored
+// for them.
 var xattrPrefixes = []struct {
 	prefix string
 	index  byte
@@ -48,8 +49,8 @@ const (
 	aclDefault, aclDefaultIndex = "system.posix_acl_default", 3
 )
 
-// encodeXattr turns an attribute into what is stored. ok is false if nothing needs to be, as the
-// mode says the same.
+// encodeXattr turns an attribute into its stored form. ok is false if the mode expresses it, so
+// that nothing needs to be stored.
 func encodeXattr(name, value string, a *Attr, kind uint16) (x xattr, ok bool, err error) {
 	if len(name) > maxXattrName {
 		return x, false, fmt.Errorf("the extended attribute %.40q... has a name of %d bytes, "+
@@ -84,7 +85,7 @@ func encodeXattr(name, value string, a *Attr, kind uint16) (x xattr, ok bool, er
 }
 
 // intern returns the set of a file's extended attributes, and counts the file. An ACL may change
-// the mode. Of stay the file has what is not named anew.
+// the mode. Attributes in stay are kept unless a has the same name.
 func (w *Writer) intern(a *Attr, kind uint16, stay []xattr) (uint32, error) {
 	if len(a.Xattrs) == 0 && len(stay) == 0 {
 		return 0, nil
@@ -121,7 +122,7 @@ func (w *Writer) intern(a *Attr, kind uint16, stay []xattr) (uint32, error) {
 	return w.useSet(set)
 }
 
-// setOf is the set of sorted attributes, not placed yet.
+// setOf makes a set of sorted attributes. It has no block yet.
 func setOf(attrs []xattr) xattrSet {
 	set := xattrSet{attrs: attrs, bytes: 4}
 	var key strings.Builder
@@ -133,7 +134,7 @@ func setOf(attrs []xattr) xattrSet {
 	return set
 }
 
-// useSet counts one more file for a set, and places it.
+// useSet counts one more file for a set, and allocates its block.
 func (w *Writer) useSet(set xattrSet) (uint32, error) {
 	id := w.setIDs[set.key]
 	if id == 0 || !set.inside() && w.sets.at(id).files == maxXattrFiles {
@@ -183,11 +184,11 @@ func (w *Writer) changeSet(id uint32) {
 
 func align4(n int) int { return (n + 3) &^ 3 }
 
-// inside tells whether the set is stored in the inode.
+// inside reports whether the set is stored in the inode.
 func (s *xattrSet) inside() bool { return s.bytes <= maxXattrInside }
 
-// put writes entries from the beginning of p on, and values from its end on. Offsets of values
-// count from base.
+// put writes entries at the beginning of p and values at its end. Offsets of values count from
+// base.
 func (s *xattrSet) put(p []byte, base int, hashes bool) (sum uint32) {
 	le := binary.LittleEndian
 	at, end := 0, len(p)
@@ -231,7 +232,7 @@ func (w *Writer) writeSet(s *xattrSet) error {
 	return w.emit(s.block, p)
 }
 
-// hash is what the kernel has in e_hash: of the name, then of the value in words.
+// hash is e_hash of the kernel: over the name, then over the value in words.
 func (x *xattr) hash() (sum uint32) {
 	for i := range len(x.name) {
 		sum = sum<<5 ^ sum>>27 ^ uint32(x.name[i])
