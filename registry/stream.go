@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -43,6 +44,7 @@ type Stream struct {
 	opt    StreamOptions
 	ref    Reference
 	kept   *keptSource
+	pause  time.Duration // between two tries of wholeFile.Verify
 
 	mu     sync.Mutex
 	record record      // guarded by mu
@@ -73,7 +75,8 @@ func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (
 	if err != nil {
 		return nil, err
 	}
-	s := &Stream{client: c, opt: opt, ref: ref, unsure: make(map[string]*unverified)}
+	s := &Stream{client: c, opt: opt, ref: ref, pause: longPause,
+		unsure: make(map[string]*unverified)}
 	if s.kept, err = keep(src, opt.KeepDir); err != nil {
 		return nil, errors.Join(err, src.Close())
 	}

@@ -21,6 +21,7 @@ type wholeFile struct {
 	layer  *blob
 	offset int64 // of the file in the layer
 	tell   func(text string)
+	pause  time.Duration // between two tries of Verify
 }
 
 var _ image.Unsure = (*wholeFile)(nil)
@@ -34,7 +35,8 @@ func (s *Stream) wholeFile(f *indexFile, far *farFile) (image.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &wholeFile{farFile: far, layer: layer, offset: f.Offset, tell: s.warnOf(f.Name)}, nil
+	return &wholeFile{farFile: far, layer: layer, offset: f.Offset, tell: s.warnOf(f.Name),
+		pause: s.pause}, nil
 }
 
 // Unverified is false: every byte that was returned has the digest in the index.
@@ -48,9 +50,6 @@ const (
 	wholeTries = 3
 )
 
-// wholePause is the pause between two tries.
-var wholePause = longPause
-
 // Verify checks the whole layer against its digest, if most of it is at hand. It is called when the
 // disk has copied the whole image, so it usually fetches nothing.
 func (w *wholeFile) Verify(ctx context.Context) error {
@@ -61,7 +60,7 @@ func (w *wholeFile) Verify(ctx context.Context) error {
 	got := ""
 	for try := range wholeTries {
 		if try > 0 {
-			if err := pauseFor(ctx, wholePause); err != nil {
+			if err := pauseFor(ctx, w.pause); err != nil {
 				return err
 			}
 		}

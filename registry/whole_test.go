@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
@@ -69,10 +68,10 @@ func TestWholeLayerOfAnotherIndex(t *testing.T) {
 	}
 	l.tags["1"] = l.manifest(t, manifest)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
-	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.raw")
+	st := s.open(t, l.ref(t, "vm/a:1"))
+	st.pause = 0
+	img := s.disk(t, st, "a.raw")
 	require.True(t, bytes.Equal(content, contentOf(t, img)), "that is what the index says")
-	defer func(before time.Duration) { wholePause = before }(wholePause)
-	wholePause = 0
 	err = img.Verify(t.Context())
 	require.ErrorIs(t, err, disk.ErrWrongContent)
 	require.ErrorContains(t, err, x.Files[0].Layer)
