@@ -17,7 +17,7 @@ import (
 // diskTimeout is how long the disk may take to appear. A LUN far away can take its time.
 const diskTimeout = 2 * time.Minute
 
-// noDisks begin the names of block devices that are no disks.
+// noDisks are the prefixes of block devices that are not disks.
 var noDisks = []string{"loop", "ram", "zram", "sr", "fd", "md", "dm-", "nbd"}
 
 // waitForDisk returns the device of the disk with a serial number, or of the only disk if the
@@ -138,8 +138,8 @@ type mounted struct {
 	readOnly bool
 }
 
-// mountDisk mounts the disk, and grows its file system if the disk is larger. growth: what went
-// wrong with that, which is no reason not to go on.
+// mountDisk mounts the disk, and grows its file system if the disk is larger. growth is why growing
+// failed; the disk can be used all the same.
 func mountDisk(device, dir string) (m mounted, growth, err error) {
 	m = mounted{device: device, dir: dir}
 	f, err := os.Open(device)
@@ -177,7 +177,7 @@ func (m *mounted) mount() error {
 	}
 	err := unix.Mount(m.device, m.dir, "ext4", unix.MS_RDONLY, "")
 	if err != nil {
-		// The journal cannot be replayed on a disk that cannot be written.
+		// A read-only disk cannot replay its journal.
 		err = unix.Mount(m.device, m.dir, "ext4", unix.MS_RDONLY, "noload")
 	}
 	return err
@@ -206,8 +206,8 @@ func grow(dir string, super superblock, size uint64) error {
 	return nil
 }
 
-// release makes the disk clean. Others may have it mounted still, in namespaces that are about to
-// go, so it is first made read-only, which is for all of them.
+// release makes the disk clean. Other mount namespaces, which are about to end, may have it mounted
+// still. So it is made read-only first: that applies to all of them.
 func (m *mounted) release() error {
 	unix.Sync()
 	var err error

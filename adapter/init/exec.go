@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 )
 
-// startError is why an entry point could not be started, with the status that this makes.
+// startError says why an entry point could not be started, and has the exit status for that.
 type startError struct {
 	status int
 	err    error
@@ -68,7 +68,8 @@ func executable(file string) error {
 	return nil
 }
 
-// explainStart turns an error of the kernel into the status and the words of a container runtime.
+// explainStart turns an error of the kernel into the exit status and the message of a container
+// runtime.
 func explainStart(file string, err error) error {
 	status := machine.StatusExec
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -83,7 +84,7 @@ func explainStart(file string, err error) error {
 
 func (e *startError) Unwrap() error { return e.err }
 
-// explainExec is explainStart for a file that is there: what is missing is its interpreter.
+// explainExec is explainStart for a file that exists: what is missing is its interpreter.
 func explainExec(file string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -14,15 +14,15 @@ import (
 	"kubevirt.io/disk/adapter/init/internal/dhcp"
 )
 
-// retries are how long answers of DHCP servers are waited for, one after the other. They begin
-// shorter than RFC 2131 4.1 proposes: a machine's server is mostly on the same host.
+// retries are the times to wait for a DHCP server, one per try. They begin shorter than RFC 2131
+// 4.1 proposes, because the server is mostly on the same host.
 var retries = []time.Duration{time.Second / 4, time.Second / 2, time.Second, 2 * time.Second,
 	4 * time.Second, 8 * time.Second, 16 * time.Second}
 
-// errRefused is a server's no to the address that we want.
+// errRefused means that a server refused the address that was asked for (DHCPNAK).
 var errRefused = errors.New("the DHCP server has refused the address")
 
-// lease gets an address for a card, and keeps it, as long as the machine runs.
+// lease gets an address for a card, and renews it as long as the machine runs.
 func (n *network) lease(c card) {
 	warned := false
 	for {
@@ -31,7 +31,7 @@ func (n *network) lease(c card) {
 			err = n.configure(c, l, dhcp.Lease{})
 		}
 		if err != nil {
-			// One line is enough: there may be no server at all, and nothing is wrong then.
+			// Say it once: a network without a DHCP server is no error.
 			if !warned {
 				n.say("%s has no IPv4 address yet: %v", c.name, err)
 				warned = true
@@ -62,15 +62,15 @@ func (n *network) keep(c card, l dhcp.Lease) dhcp.Lease {
 			return l
 		}
 		if l = renewed; l.Length == 0 {
-			// For ever, from now on.
+			// The lease is infinite.
 			select {}
 		}
 	}
 }
 
-// renew asks for more time until the lease has ended. It asks everybody instead of the server that
-// gave the lease (RFC 2131 4.3.2, REBINDING): that server hears it too, and if it is gone, another
-// one does.
+// renew extends the lease until it has ended. It broadcasts instead of asking the server that gave
+// the lease (RFC 2131 4.3.2, REBINDING): that server gets the broadcast, too, and if it is gone,
+// another one answers.
 func (n *network) renew(c card, l dhcp.Lease, end time.Time) (dhcp.Lease, error) {
 	const often = time.Minute
 	query := dhcp.Query{Type: dhcp.Request, ID: rand.Uint32(), Hardware: c.hardware,
@@ -106,7 +106,7 @@ func (n *network) acquire(c card) (dhcp.Lease, error) {
 	return l, err
 }
 
-// ownName is what DHCP servers are told of the machine's name.
+// ownName is the host name that is sent to DHCP servers.
 func (n *network) ownName() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -116,13 +116,13 @@ func (n *network) ownName() string {
 	return n.hostname
 }
 
-// everybody is the address of a broadcast, in IPv4 and in Ethernet.
+// everybody is the broadcast address, of IPv4 and of Ethernet.
 var (
 	everybody         = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 	everybodyEthernet = [8]byte{255, 255, 255, 255, 255, 255}
 )
 
-// exchange sends a query until one of the wanted answers comes, at most so many times.
+// exchange sends a query, at most so many times, until a wanted answer arrives.
 func exchange(c card, q dhcp.Query, times int, want ...dhcp.Type) (dhcp.Lease, error) {
 	const allIPv4 = uint16(unix.ETH_P_IP)
 	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, allIPv4))

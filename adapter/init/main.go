@@ -44,7 +44,7 @@ type guest struct {
 // clean then.
 func (g *guest) runAll() (end ending) {
 	defer func() {
-		// If process 1 dies, the kernel panics and nobody learns why.
+		// If process 1 dies, the kernel panics, and the reason is lost.
 		if p := recover(); p != nil {
 			end = g.failed(fmt.Errorf("the init has a bug: %v", p))
 		}
@@ -62,7 +62,7 @@ func (g *guest) runAll() (end ending) {
 	return end
 }
 
-// failed says why there is no entry point.
+// failed reports why the entry point could not be run.
 func (g *guest) failed(err error) ending {
 	g.report.say("%v", err)
 	g.report.send(portPatience, machine.WordFailed, err.Error())
@@ -137,8 +137,8 @@ func (g *guest) readProcess(device string) (process, machine.Options, error) {
 	return readProcess(f, g.params)
 }
 
-// findDisk loads modules until the disk is there. Those of the power button are among them. It is
-// listened to at once, so that whoever presses it when the entry point starts is heard.
+// findDisk loads modules until the disk appears. The modules of the power button are among them.
+// Its events are read from then on, so a press while the entry point starts is not lost.
 func (g *guest) findDisk() (string, error) {
 	m, err := readModules("/lib/modules")
 	if err != nil {
@@ -164,7 +164,7 @@ func (g *guest) waitFor(n *network) {
 	}
 }
 
-// watchForStops listens to everything by which a host asks the machine to stop.
+// watchForStops watches every way in which a host can ask the machine to stop.
 func (g *guest) watchForStops() {
 	g.stops = make(chan struct{}, 2)
 	stop := func() {
@@ -186,10 +186,11 @@ func (g *guest) watchForStops() {
 	}()
 }
 
-// forwarded are signals that programs send to process 1 and mean the entry point by it.
+// forwarded are signals that programs send to process 1 and that are meant for the entry point.
 var forwarded = []os.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2}
 
-// runEntryPoint starts the entry point, and returns when it has ended and its output is out.
+// runEntryPoint starts the entry point, and returns when it has ended and all its output is
+// written.
 func (g *guest) runEntryPoint(p process) (ending, error) {
 	streams, err := newStreams(p.TTY)
 	if err != nil {
@@ -219,7 +220,7 @@ func (g *guest) runEntryPoint(p process) (ending, error) {
 	return end, nil
 }
 
-// powerOff says how the entry point has ended and switches the machine off, or restarts it.
+// powerOff reports how the entry point has ended, and switches the machine off or restarts it.
 func (g *guest) powerOff(end ending) {
 	command := unix.LINUX_REBOOT_CMD_POWER_OFF
 	if end.restart {

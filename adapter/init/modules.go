@@ -44,15 +44,15 @@ func readModules(dir string) (*modules, error) {
 	return m, nil
 }
 
-// devicePaths are where the kernel says what a device is.
+// devicePaths are the files in which the kernel describes devices.
 var devicePaths = []string{
 	"/sys/bus/*/devices/*/modalias",
 	"/sys/class/input/input*/modalias",
 	"/sys/devices/system/cpu/modalias",
 }
 
-// loadForDevices loads the modules of all devices that the kernel knows, and of those that appear
-// by that. It may be called again: some devices appear later.
+// loadForDevices loads the modules of all devices that the kernel knows, and of devices that appear
+// because of them. Call it again for devices that appear later.
 func (m *modules) loadForDevices() (err error) {
 	for again := true; again; {
 		again = false
@@ -72,7 +72,7 @@ func (m *modules) loadForDevices() (err error) {
 	return err
 }
 
-// loadFor loads the modules for a device. more: there was one that was not loaded yet.
+// loadFor loads the modules for a device. more: at least one of them was new.
 func (m *modules) loadFor(modalias string) (more bool, err error) {
 	if m.seen[modalias] {
 		return false, nil

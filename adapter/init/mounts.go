@@ -19,8 +19,8 @@ type mountPoint struct {
 
 const harmless = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// mountPoints is what a container finds. /run and /tmp are the image's own, as with container
-// runtimes: images have directories in them, with owners, that their programs need.
+// mountPoints are the mounts that a container expects. /run and /tmp are those of the image, as
+// with container runtimes: images have directories in them, with owners, that their programs need.
 var mountPoints = []mountPoint{
 	{kind: "proc", at: "/proc", flags: harmless},
 	{kind: "sysfs", at: "/sys", flags: harmless},
@@ -32,7 +32,7 @@ var mountPoints = []mountPoint{
 	{kind: "cgroup2", at: "/sys/fs/cgroup", flags: harmless, optional: true},
 }
 
-// onReadOnly is what programs want to write when the disk cannot be written.
+// onReadOnly are mounts for what programs write to, on a read-only disk.
 var onReadOnly = []mountPoint{
 	{kind: "tmpfs", at: "/run", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=0755"},
 	{kind: "tmpfs", at: "/tmp", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777"},
@@ -40,20 +40,20 @@ var onReadOnly = []mountPoint{
 		optional: true},
 }
 
-// deviceLinks are what programs expect in /dev beside the kernel's devices.
+// deviceLinks are the links in /dev that programs expect beside the devices of the kernel.
 var deviceLinks = [][2]string{
 	{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"},
 	{"/proc/self/fd/1", "/dev/stdout"}, {"/proc/self/fd/2", "/dev/stderr"},
 }
 
-// mountAll mounts what a container finds, in the root of the image.
+// mountAll mounts what a container expects, in the root of the image.
 func mountAll(readOnly bool) error {
 	list := mountPoints
 	if readOnly {
 		list = append(append([]mountPoint(nil), mountPoints...), onReadOnly...)
 	}
 	for _, m := range list {
-		// On a disk that cannot be written, the directory is there or the mount fails.
+		// On a read-only disk, the mount fails if the directory is missing.
 		_ = os.MkdirAll(m.at, 0o755)
 		err := unix.Mount(m.kind, m.at, m.kind, m.flags, m.data)
 		if err != nil && !m.optional {
@@ -82,13 +82,13 @@ func makeDirectories(p process) {
 	}
 }
 
-// networkFiles are what the init writes while the machine runs, and what programs read.
+// networkFiles are files that the init writes while the machine runs, for programs to read.
 var networkFiles = []string{"resolv.conf", "hosts", "hostname"}
 
 // networkDir is where the init writes them, in the initramfs.
 const networkDir = "/run"
 
-// openNetworkFiles opens the init's files, while they can be seen.
+// openNetworkFiles opens the init's files while their directory can still be reached.
 func openNetworkFiles() (files []*os.File, err error) {
 	for _, name := range networkFiles {
 		f, err := os.OpenFile(filepath.Join(networkDir, name), unix.O_PATH, 0)
@@ -100,8 +100,8 @@ func openNetworkFiles() (files []*os.File, err error) {
 	return files, nil
 }
 
-// bindNetworkFiles lays the init's files over those of the image, as container runtimes do it, so
-// that the disk keeps none of it.
+// bindNetworkFiles mounts the init's files over those of the image, as container runtimes do, so
+// that nothing of them stays on the disk.
 func bindNetworkFiles(files []*os.File) error {
 	for i, f := range files {
 		at := followLinks("/etc/" + networkFiles[i])
@@ -122,7 +122,7 @@ func bindNetworkFiles(files []*os.File) error {
 // maxLinks is as many symbolic links as the kernel follows.
 const maxLinks = 40
 
-// followLinks returns where a path leads, also if nothing is there: images have links to the files
+// followLinks returns where a path leads, even if no file exists there: images have links to files
 // of a systemd that does not run.
 func followLinks(file string) string {
 	for range maxLinks {

@@ -18,8 +18,8 @@ import (
 	"kubevirt.io/disk/adapter/init/internal/rtnl"
 )
 
-// network is what the init makes of the machine's network cards. The kernel itself does what IPv6
-// routers say about addresses, routes and the MTU; we do the rest.
+// network sets up the network cards of the machine. The kernel itself handles addresses, routes and
+// the MTU of IPv6 router advertisements; the rest is done here.
 type network struct {
 	say      func(format string, args ...any)
 	dir      string // of resolv.conf, hosts and hostname
@@ -34,7 +34,7 @@ type network struct {
 	names    map[string]resolver // by where they are from
 }
 
-// resolver is where names are looked up.
+// resolver says where names are looked up.
 type resolver struct {
 	servers []string
 	search  []string
@@ -47,7 +47,7 @@ type card struct {
 	hardware [6]byte
 }
 
-// unnamed is what a machine is called that nobody has named.
+// unnamed is the host name of a machine that nobody has named.
 const unnamed = "localhost"
 
 func newNetwork(dir, hostname string, say func(string, ...any)) *network {
@@ -76,7 +76,7 @@ func (n *network) start() {
 	}
 }
 
-// rename gives the machine the name that the host wants; "" for none.
+// rename sets the host name that the host wants; "" means none.
 func (n *network) rename(hostname string) {
 	if hostname == "" {
 		return
@@ -156,7 +156,7 @@ func parseHardware(text string) (address [6]byte, ok bool) {
 	return address, true
 }
 
-// watch takes what the kernel learns from IPv6 routers. It does not return as long as that works.
+// watch follows what the kernel learns from IPv6 routers. It returns only if that fails.
 func (n *network) watch(conn *rtnl.Conn, cards []card) {
 	defer conn.Close()
 	for {
@@ -190,7 +190,7 @@ func newResolver(card string, servers []netip.Addr, search []string) resolver {
 	return r
 }
 
-// configure takes up a lease. formerly is the one before it; the zero value: none.
+// configure applies a lease. formerly is the lease before it, or the zero value.
 func (n *network) configure(c card, l, formerly dhcp.Lease) error {
 	conn, err := rtnl.Dial()
 	if err != nil {
@@ -238,7 +238,7 @@ func (n *network) drop(c card, l dhcp.Lease) {
 	}
 }
 
-// reachable notes an address of the machine.
+// reachable records an address of the machine.
 func (n *network) reachable(address netip.Addr) {
 	n.mu.Lock()
 	if !n.address.IsValid() || address.Is4() {
@@ -251,7 +251,7 @@ func (n *network) reachable(address netip.Addr) {
 	n.isOnline()
 }
 
-// resolve notes where names are looked up.
+// resolve records where names are looked up.
 func (n *network) resolve(from string, r resolver) {
 	n.mu.Lock()
 	n.names[from] = r
@@ -261,8 +261,8 @@ func (n *network) resolve(from string, r resolver) {
 	}
 }
 
-// write writes what programs read. The files stay the same ones, because they are mounted over
-// those of the image.
+// write writes the files that programs read. It writes into the existing files, because these are
+// mounted over those of the image.
 func (n *network) write() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -277,7 +277,7 @@ func (n *network) write() error {
 	return nil
 }
 
-// maxSearch and maxServers are what resolvers read (resolv.conf(5)).
+// maxSearch and maxServers are the limits of resolvers (resolv.conf(5)).
 const (
 	maxServers = 3
 	maxSearch  = 6

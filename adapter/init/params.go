@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 )
 
-// params are what the kernel's command line says to the init.
+// params are the settings for the init on the kernel's command line.
 type params struct {
 	serial   string
 	hostname string
@@ -17,8 +17,8 @@ type params struct {
 	network  time.Duration // how long the start waits for it
 }
 
-// parseParams reads a command line of the kernel. What is not understood is left out, and named in
-// the warnings.
+// parseParams reads a command line of the kernel. Settings that are not understood are left out,
+// and named in the warnings.
 func parseParams(line string) (p params, warnings []string) {
 	p.grace, p.network = machine.DefaultGrace, machine.DefaultNetwork
 	for _, word := range splitCommandLine(line) {
@@ -39,7 +39,7 @@ func parseParams(line string) (p params, warnings []string) {
 	return p, warnings
 }
 
-// maxSeconds is a day: more is a mistake, and much more would overflow.
+// maxSeconds is a day: a longer time is a mistake, and a very long one would overflow.
 const maxSeconds = 24 * 60 * 60
 
 func seconds(key, value string, to *time.Duration) (warnings []string) {
@@ -52,8 +52,8 @@ func seconds(key, value string, to *time.Duration) (warnings []string) {
 	return nil
 }
 
-// splitCommandLine cuts a command line at its spaces. Double quotes keep spaces in a value, as the
-// kernel has it.
+// splitCommandLine splits a command line at its spaces. As in the kernel, double quotes keep spaces
+// in a value.
 func splitCommandLine(line string) (words []string) {
 	var word strings.Builder
 	quoted := false

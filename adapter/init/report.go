@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 )
 
-// reporter tells people on the console, and the host on the virtio-serial port.
+// reporter reports to people on the console, and to the host on the virtio-serial port.
 type reporter struct {
 	console io.Writer
 
@@ -26,16 +26,16 @@ type reporter struct {
 
 func newReporter(console io.Writer) *reporter { return &reporter{console: console, port: -1} }
 
-// say tells people something.
+// say prints a line on the console.
 func (r *reporter) say(format string, args ...any) {
 	fmt.Fprintf(r.console, "kubevirt-disk: "+format+"\n", args...)
 }
 
-// portPatience is how long a line may wait for the host to take it. At the end of the machine
-// nothing else happens meanwhile.
+// portPatience is how long a line may wait for the host to read it. At the end of the machine
+// everything waits for that.
 const portPatience = 2 * time.Second
 
-// send tells the host a line. A host that has no port, or does not listen, misses it.
+// send sends a line to the host. A host without the port, or one that does not read, misses it.
 func (r *reporter) send(patience time.Duration, words ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,7 +58,7 @@ func (r *reporter) send(patience time.Duration, words ...string) {
 	}
 }
 
-// openLocked opens the port if it is there.
+// openLocked opens the port if it exists.
 func (r *reporter) openLocked() bool {
 	if r.port >= 0 {
 		return true
@@ -79,14 +79,14 @@ func (r *reporter) openLocked() bool {
 	return false
 }
 
-// portInterval is how often the port is looked at while no host is connected: until then there is
-// always an end of file to read, so that nothing can be waited for.
+// portInterval is how often the port is read while no host is connected: until then a read returns
+// end of file at once, so there is nothing to wait for.
 const portInterval = time.Second
 
-// longestWord bounds what the host writes before the end of a line, bytes.
+// longestWord bounds a line of the host, in bytes.
 const longestWord = 256
 
-// listen calls stop for each line of the host that asks for it. It does not return.
+// listen calls stop for each line with which the host asks the machine to stop. It does not return.
 func (r *reporter) listen(stop func()) {
 	var line []byte
 	for {
@@ -107,7 +107,7 @@ func (r *reporter) listen(stop func()) {
 	}
 }
 
-// receive waits until the host has written something, or a moment if it is not there.
+// receive waits until the host has written something, or for a moment if no host is connected.
 func (r *reporter) receive() []byte {
 	r.mu.Lock()
 	there := r.openLocked()

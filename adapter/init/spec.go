@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 )
 
-// diskConfig is what the disk says of itself (adapter.Config).
+// diskConfig is the configuration on the disk (adapter.Config).
 type diskConfig struct {
 	Image imageConfig     `json:"image"`
 	Extra machine.Options `json:"extra"`
@@ -33,7 +33,7 @@ type imageConfig struct {
 	} `json:"config"`
 }
 
-// process is what is run, and how. It goes to the stage as JSON.
+// process describes the entry point. It is passed to the stage as JSON.
 type process struct {
 	Args       []string
 	Env        []string
@@ -51,7 +51,7 @@ type process struct {
 // defaultPath is where container runtimes look for programs.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// readProcess reads from the disk what is to be run.
+// readProcess reads the description of the entry point from the disk.
 func readProcess(disk io.ReaderAt, p params) (process, machine.Options, error) {
 	text, err := readConfig(disk)
 	if err != nil {
@@ -67,8 +67,8 @@ func readProcess(disk io.ReaderAt, p params) (process, machine.Options, error) {
 	return process, c.Extra, err
 }
 
-// configPiece is how much of the configuration is read at once. It mostly is all of it, and the
-// rest of its room need not come from a LUN far away. Bytes.
+// configPiece is how much of the configuration is read at once, in bytes. Mostly it is all of it,
+// and then the rest of its area is not fetched from a LUN far away.
 const configPiece = 16 << 10
 
 // readConfig reads the configuration from its place on the disk: JSON, then zeros.
@@ -91,7 +91,7 @@ func readConfig(disk io.ReaderAt) (text []byte, err error) {
 	return text, nil
 }
 
-// newProcess combines what an image says and what the host wants.
+// newProcess combines the configuration of an image with the wishes of the host.
 func newProcess(image imageConfig, o machine.Options) (process, error) {
 	c := image.Config
 	p := process{User: c.User, Dir: c.WorkingDir, TTY: o.TTY}
@@ -156,7 +156,7 @@ func mergeEnv(lists ...[]string) (env []string) {
 	return env
 }
 
-// getEnv is a variable of an environment.
+// getEnv returns the value of a variable of an environment.
 func getEnv(env []string, name string) string {
 	for _, variable := range env {
 		if value, ok := strings.CutPrefix(variable, name+"="); ok {

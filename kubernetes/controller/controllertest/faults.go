@@ -1,4 +1,3 @@
-// Package controllertest has what the tests of several controllers need.
 package controllertest
 
 import (

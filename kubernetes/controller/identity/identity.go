@@ -39,10 +39,10 @@ type Options struct {
 
 // Populator gives claims their content.
 type Populator interface {
-	// Source returns what the claim of an identity is to be made from, and the size that it has to
-	// have at least (0: any). A reason other than "" says
-	// that it cannot be made yet, and message what is waited for. Whoever implements it writes the
-	// identity's status or a label when that changes, or makes the controller look again by Retry.
+	// Source returns what the claim of an identity is made from, and its least size (0: any). A
+	// reason other than "" says that it cannot be made yet, and message what is missing. An
+	// implementation writes the identity's status or a label when that changes, or makes the
+	// controller look again by Retry.
 	Source(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (
 		source *corev1.TypedObjectReference, atLeast resource.Quantity, reason, message string,
 		err error)
