@@ -160,7 +160,12 @@ var making sync.Mutex
 
 // makeImage runs `make image` with a umask and additional variables, and returns what it printed.
 func (e *engine) makeImage(umask string, vars ...string) (string, error) {
-	cmd := exec.Command("sh", "-c", "umask "+umask+" && exec make --no-print-directory image")
+	return e.make("image", umask, vars...)
+}
+
+// make runs make with a target that builds an image.
+func (e *engine) make(target, umask string, vars ...string) (string, error) {
+	cmd := exec.Command("sh", "-c", "umask "+umask+" && exec make --no-print-directory "+target)
 	cmd.Dir = ".."
 	making.Lock()
 	defer making.Unlock()
@@ -168,7 +173,7 @@ func (e *engine) makeImage(umask string, vars ...string) (string, error) {
 	cmd.Env = append(append(os.Environ(), e.vars...), vars...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("make image: %w\n%s", err, out)
+		return "", fmt.Errorf("make %s: %w\n%s", target, err, out)
 	}
 	return string(out), nil
 }

@@ -30,7 +30,7 @@ func TestImageBuild(t *testing.T) {
 					ExposedPorts         map[string]any
 				}
 			}
-			id := instance(t, e, arch)
+			id := instance(t, e, baseImage, arch)
 			require.NoError(t, json.Unmarshal([]byte(e.ok(t, "podman", "image", "inspect", id)),
 				&found))
 			require.Len(t, found, 1)
@@ -103,7 +103,7 @@ func TestImageBuild(t *testing.T) {
 		lines := regexp.MustCompile(
 			`(?m)^linux/(amd64|arm64) +(sha256:[0-9a-f]{64}) +[0-9.]+MiB unpacked, [0-9.]+MiB in a registry$`).FindAllStringSubmatch(printed, -1)
 		require.Len(t, lines, 2, printed)
-		for i, instance := range manifests(t, e) {
+		for i, instance := range manifests(t, e, baseImage) {
 			require.Equal(t, []string{instance.Platform.Architecture, instance.Digest},
 				lines[i][1:])
 		}
@@ -136,26 +136,26 @@ func TestImageBuild(t *testing.T) {
 	})
 }
 
-// manifest is an entry of the base image's manifest list.
+// manifest is an entry of an image's manifest list.
 type manifest struct {
 	Digest   string
 	Platform struct{ Architecture, OS string }
 }
 
-func manifests(t *testing.T, e *engine) []manifest {
+func manifests(t *testing.T, e *engine, image string) []manifest {
 	t.Helper()
 	var list struct{ Manifests []manifest }
-	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "buildah", "manifest", "inspect", baseImage)),
+	require.NoError(t, json.Unmarshal([]byte(e.ok(t, "buildah", "manifest", "inspect", image)),
 		&list))
 	require.Len(t, list.Manifests, 2)
 	return list.Manifests
 }
 
-// instance is the id of the base image for one architecture.
-func instance(t *testing.T, e *engine, arch string) string {
+// instance is the id of an image for one architecture.
+func instance(t *testing.T, e *engine, image, arch string) string {
 	t.Helper()
 	listed := e.ok(t, "podman", "images", "--all", "--no-trunc", "--format", "{{.Digest}} {{.ID}}")
-	for _, m := range manifests(t, e) {
+	for _, m := range manifests(t, e, image) {
 		if m.Platform.Architecture != arch {
 			continue
 		}

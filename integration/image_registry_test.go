@@ -55,7 +55,7 @@ func TestImageRegistry(t *testing.T) {
 	remote := address + "/" + baseImage
 	e.ok(t, "buildah", "manifest", "push", "--all", "--tls-verify=false", baseImage,
 		"docker://"+remote)
-	for _, m := range manifests(t, e) {
+	for _, m := range manifests(t, e, baseImage) {
 		// The registry has what `make image` has printed.
 		answer, err := http.Head("http://" + address + "/v2/" +
 			strings.TrimSuffix(baseImage, ":disk") + "/manifests/" + m.Digest)

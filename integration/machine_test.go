@@ -72,18 +72,25 @@ func requireBootFiles(t *testing.T) string {
 func madeBootFiles(t *testing.T, make func() (dir string, err error)) string {
 	t.Helper()
 	dir, err := make()
+	requireKernel(t, err)
+	return dir
+}
+
+// requireKernel skips the test if a kernel could not be fetched, and fails for any other error.
+func requireKernel(t *testing.T, err error) {
+	t.Helper()
 	if err != nil && strings.Contains(err.Error(), "fetch-kernel: apt-get") &&
 		os.Getenv(requireToolsEnv) != "1" {
 		t.Skip(err.Error()) // there is no network
 	}
 	require.NoError(t, err)
-	return dir
 }
 
 // machineConfig says what a machine boots.
 type machineConfig struct {
 	disk    string // QEMU's options of the drive, such as "file=disk.qcow2,format=qcow2"
 	cmdline string // more parameters of the kernel
+	append  string // the kernel's command line before them; "": machine.KernelArgs
 	forward int    // a port of the host that leads to port 80; 0: none
 	netdev  string // QEMU's options of another network; "": the user's
 	noNet   bool
@@ -119,10 +126,13 @@ func bootMachine(t *testing.T, c machineConfig) *containerMachine {
 	if c.arm64 {
 		qemu, board, arch = "qemu-system-aarch64", "virt", "arm64"
 	}
+	if c.append == "" {
+		c.append = machine.KernelArgs(arch, machine.DefaultSerial)
+	}
 	args := []string{"-accel", "tcg", "-machine", board, "-cpu", "max", "-m", "256",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", filepath.Join(c.boot, "vmlinuz"), "-initrd", filepath.Join(c.boot, "initrd"),
-		"-append", machine.KernelArgs(arch, machine.DefaultSerial) + " " + c.cmdline,
+		"-append", c.append + " " + c.cmdline,
 		"-drive", "if=none,id=disk," + c.disk,
 		"-device", "virtio-blk-pci,drive=disk,serial=" + machine.DefaultSerial,
 		"-chardev", "file,id=console,path=" + m.file("console"), "-serial", "chardev:console",
