@@ -86,12 +86,14 @@ type Config struct {
 
 // Build makes the missing levels of an image in a directory. A level gets its name when it is
 // complete and on storage, so every file with such a name can be used. If Build fails, the levels
-// made so far stay, and the next call does not make them again.
+// made so far stay, and the next call does not make them again. Files that killed makers of levels
+// have left are removed.
 func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, error) {
 	b, err := plan(img, dir, opt)
 	if err != nil {
 		return nil, err
 	}
+	b.sweep()
 	if err := b.layers(ctx); err != nil {
 		return nil, err
 	}

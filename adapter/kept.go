@@ -52,8 +52,7 @@ func List(dir string) ([]Kept, error) {
 		if stem, ok := strings.CutSuffix(name, stateSuffix); ok {
 			level = stem + ".qcow2"
 		}
-		if !IsLevel(level) && !(strings.HasPrefix(name, ".") &&
-			strings.HasSuffix(name, partialSuffix)) {
+		if !IsLevel(level) && !isPartial(name) {
 			continue
 		}
 		info, err := e.Info()

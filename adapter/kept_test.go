@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/flock"
 )
 
 // TestKeptLevels: a level counts with its state, is removed only when nobody uses it, and is made
@@ -64,4 +66,30 @@ func TestKeptLevels(t *testing.T) {
 	slices.SortFunc(all, func(a, b Kept) int { return a.Used.Compare(b.Used) })
 	require.Equal(t, again.Path, all[0].Path, "the top level is removed first")
 	require.Equal(t, want, digestOf(must(os.ReadFile(again.Path))))
+}
+
+// TestWhatKilledMakersLeave: a maker of levels removes the files that others have left, also those
+// of images that have changed since, and leaves those that others are about to write.
+func TestWhatKilledMakersLeave(t *testing.T) {
+	dir := t.TempDir()
+	img := imageOf(layerOf(t, file("a", "x")))
+	own := "." + build(t, t.TempDir(), img).Levels[0].File + partialSuffix
+	kept := map[string]bool{own: false, ".layer-gone.v1.qcow2.partial": false,
+		".layer-gone.v1.state.1234.partial": false, ".another": true, "another.partial": true}
+	for name := range kept {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), make([]byte, 1<<20), 0o600))
+	}
+	made, err := flock.Claim(filepath.Join(dir, ".layer-made.v1.qcow2.partial"))
+	require.NoError(t, err)
+	defer made.Close()
+	build(t, dir, img)
+	for name, stays := range kept {
+		require.Equal(t, stays, exists(filepath.Join(dir, name)), name)
+	}
+	require.FileExists(t, made.Name())
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }

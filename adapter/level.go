@@ -7,8 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-
-	"golang.org/x/sys/unix"
+	"strings"
 
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/flock"
@@ -80,45 +79,42 @@ func (b *builder) stored() error {
 // partialSuffix ends the names of files that are not complete.
 const partialSuffix = ".partial"
 
+func isPartial(name string) bool {
+	return strings.HasPrefix(name, ".") && strings.HasSuffix(name, partialSuffix)
+}
+
 // claim opens the file in which a level is made, locked and empty. A killed daemon leaves the file
 // behind, and the next one takes it over. Other makers of this level wait, and get nil when it is
 // there.
 func (b *builder) claim(l *Level) (*os.File, error) {
-	name := filepath.Join(b.dir, "."+l.File+partialSuffix)
-	for {
-		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
-		if err != nil {
-			return nil, err
-		}
-		current, err := lock(f, name)
-		if err != nil || !current {
-			if err := errors.Join(err, f.Close()); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		there, err := b.find(l)
-		if there || err != nil {
-			return nil, errors.Join(err, os.Remove(name), f.Close())
-		}
-		if err := f.Truncate(0); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		return f, nil
+	f, err := flock.Claim(b.partial(l.File))
+	if err != nil {
+		return nil, err
 	}
+	there, err := b.find(l)
+	if there || err != nil {
+		return nil, errors.Join(err, os.Remove(f.Name()), f.Close())
+	}
+	if err := f.Truncate(0); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
-// lock waits until the file is locked, and tells whether it still has its name.
-func lock(f *os.File, name string) (current bool, err error) {
-	if err := flock.Lock(f, unix.LOCK_EX); err != nil {
-		return false, err
+// partial is the path of a file while it is made.
+func (b *builder) partial(name string) string {
+	return filepath.Join(b.dir, "."+name+partialSuffix)
+}
+
+// sweep removes what makers of levels that were killed have left. Levels of an image that has
+// changed meanwhile are never made again, so nobody takes their files over.
+func (b *builder) sweep() {
+	entries, _ := os.ReadDir(b.dir) // whoever makes a level there tells
+	for _, e := range entries {
+		if isPartial(e.Name()) {
+			_ = flock.Discard(filepath.Join(b.dir, e.Name())) // it only takes room
+		}
 	}
-	held, err := f.Stat()
-	if err != nil {
-		return false, err
-	}
-	named, err := os.Lstat(name)
-	return err == nil && os.SameFile(held, named), nil
 }
 
 func syncDir(dir string) error {

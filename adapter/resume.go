@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"kubevirt.io/disk/adapter/ext4"
+	"kubevirt.io/disk/internal/flock"
 )
 
 // A state is what the writer knew when a level was complete, in a file beside the level. With it, a
@@ -102,28 +103,33 @@ func (b *builder) save(i int, a *applier) error {
 	if _, err := os.Lstat(path); err == nil || !wantsState(i, len(b.levels)) {
 		return nil
 	}
-	f, err := os.CreateTemp(b.dir, "."+filepath.Base(path)+".*"+partialSuffix)
+	f, err := flock.Claim(b.partial(filepath.Base(path)))
 	if err != nil {
 		return err
+	}
+	if _, err := os.Lstat(path); err == nil { // somebody else has just made it
+		return errors.Join(os.Remove(f.Name()), f.Close())
 	}
 	out := &hashing{f, sha256.New()}
 	head := binary.BigEndian.AppendUint64([]byte(stateMagic), uint64(b.opt.MaxFiles-a.filesLeft))
 	head = binary.BigEndian.AppendUint64(head, uint64(b.opt.MaxBytes-a.bytesLeft))
-	_, err = out.Write(head)
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = out.Write(head)
+	}
 	if err == nil {
 		err = a.fs.Save(out)
 	}
 	if err == nil {
 		_, err = f.Write(out.sum.Sum(nil))
 	}
-	const everybody = 0o644 // the same as the levels
-	if err = errors.Join(err, f.Chmod(everybody), f.Close()); err == nil {
+	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("the state of a level: %w", err), os.Remove(f.Name()))
+		err = errors.Join(fmt.Errorf("the state of a level: %w", err), os.Remove(f.Name()))
 	}
-	return nil
+	return errors.Join(err, f.Close()) // last: until then it is locked
 }
 
 // hashing writes, and hashes what it writes.

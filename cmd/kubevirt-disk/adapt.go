@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/disk/image"
@@ -252,17 +251,14 @@ func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error)
 	if _, err := os.Lstat(path); err == nil {
 		return checkWritable(path, top)
 	}
-	f, err := os.OpenFile(path+".new", os.O_RDWR|os.O_CREATE, 0o644)
+	f, err := flock.Claim(path + ".new")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	// Somebody else may make the same machine, and start it when that is done.
-	if err := flock.Lock(f, unix.LOCK_EX); err != nil {
-		return err
-	}
+	// Somebody else may have made the same machine, and have started it.
 	if _, err := os.Lstat(path); err == nil {
-		_ = os.Remove(path + ".new") // it was made for nothing, or is somebody else's by now
+		_ = os.Remove(path + ".new") // it was made for nothing
 		return checkWritable(path, top)
 	}
 	if err := f.Truncate(0); err != nil {
@@ -311,19 +307,22 @@ func copySmallFile(from, to string) error {
 	return replaceFile(to, source)
 }
 
-// replaceFile writes a file beside its name, and renames it when it is complete.
+// replaceFile writes a file beside its name, and renames it when it is complete. If it is killed,
+// one file is left, which the next call goes on with.
 func replaceFile(name string, content io.Reader) error {
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-")
+	f, err := flock.Claim(filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".new"))
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, content)
+	if err = f.Truncate(0); err == nil {
+		_, err = io.Copy(f, content)
+	}
 	const everybody fs.FileMode = 0o644 // libvirt's QEMU is another user
-	if err = errors.Join(err, f.Chmod(everybody), f.Sync(), f.Close()); err == nil {
+	if err = errors.Join(err, f.Chmod(everybody), f.Sync()); err == nil {
 		err = os.Rename(f.Name(), name)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+		err = errors.Join(err, os.Remove(f.Name()))
 	}
-	return nil
+	return errors.Join(err, f.Close()) // last: until then it is locked
 }

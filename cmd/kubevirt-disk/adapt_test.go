@@ -2,9 +2,11 @@ package main
 
 import (
 	"archive/tar"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -107,6 +109,46 @@ func TestAdaptAtOnce(t *testing.T) {
 			"kernel"}, names)
 	}
 }
+
+// TestAdaptLeavesNoCopies: while a file is copied, there is one that is not complete, whatever was
+// left by those that were killed: the next one takes it over.
+func TestAdaptLeavesNoCopies(t *testing.T) {
+	dir := t.TempDir()
+	names := func() (all []string) {
+		files, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		for _, f := range files {
+			all = append(all, f.Name())
+		}
+		return all
+	}
+	const part = ".kernel.new"
+	left := filepath.Join(dir, part)
+	require.NoError(t, os.WriteFile(left, []byte("longer than what comes"), 0o600))
+	var during []string
+	err := replaceFile(filepath.Join(dir, "kernel"), io.MultiReader(strings.NewReader("short"),
+		readerFunc(func([]byte) (int, error) {
+			during = names()
+			return 0, io.EOF
+		})))
+	require.NoError(t, err)
+	require.Equal(t, []string{part}, during)
+	require.Equal(t, []string{"kernel"}, names())
+	text, err := os.ReadFile(filepath.Join(dir, "kernel"))
+	require.NoError(t, err)
+	require.Equal(t, "short", string(text))
+
+	failure := errors.New("it cannot be read")
+	err = replaceFile(filepath.Join(dir, "kernel"), readerFunc(func([]byte) (int, error) {
+		return 0, failure
+	}))
+	require.ErrorIs(t, err, failure)
+	require.Equal(t, []string{"kernel"}, names())
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func TestAdaptRefuses(t *testing.T) {
 	env := bootable(t)

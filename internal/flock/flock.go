@@ -24,6 +24,58 @@ func Lock(f *os.File, how int) error {
 	}
 }
 
+// Claim opens a file that one at a time fills, and renames when it is complete. It is made if it is
+// missing. Claim waits until nobody else has the file. A process that was killed leaves its file
+// behind, with what it had written: whoever claims it next truncates it.
+func Claim(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		err = Lock(f, unix.LOCK_EX)
+		if err == nil && hasName(f, path) {
+			return f, nil
+		}
+		// Otherwise its former owner has renamed or removed it.
+		if err := errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Discard removes a file of Claim that its owner has left behind. Nothing happens if it has one.
+func Discard(path string) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := Lock(f, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil
+		}
+		return err
+	}
+	if !hasName(f, path) {
+		return nil
+	}
+	return os.Remove(path)
+}
+
+// hasName reports whether a path still leads to an open file.
+func hasName(f *os.File, path string) bool {
+	held, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	named, err := os.Lstat(path)
+	return err == nil && os.SameFile(held, named)
+}
+
 // WaitBriefly waits for the exclusive lock of f, two seconds at most. The caller goes on in any
 // case: also where the file system has no locks, or somebody keeps this one.
 func WaitBriefly(f *os.File) {

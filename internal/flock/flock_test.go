@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -53,4 +54,44 @@ func TestWaitBriefly(t *testing.T) {
 	require.NoError(t, held.Close())
 	WaitBriefly(waits)
 	require.ErrorIs(t, Lock(open(), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK, "it has it")
+}
+
+// TestClaim: one at a time has a file until it has renamed or removed it, and the next one gets a
+// file of its own. What a killed process has left is taken over, or discarded; what somebody has is
+// not.
+func TestClaim(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "part")
+	require.NoError(t, os.WriteFile(path, []byte("left"), 0o600))
+	first, err := Claim(path)
+	require.NoError(t, err)
+	info, err := first.Stat()
+	require.NoError(t, err)
+	require.EqualValues(t, 4, info.Size())
+	require.NoError(t, Discard(path))
+	require.FileExists(t, path)
+
+	claimed := make(chan *os.File, 1)
+	go func() {
+		second, err := Claim(path)
+		assert.NoError(t, err)
+		claimed <- second
+	}()
+	require.Empty(t, claimed)
+	require.NoError(t, os.Rename(path, filepath.Join(dir, "whole")))
+	require.NoError(t, first.Close())
+	second := <-claimed
+	info, err = second.Stat()
+	require.NoError(t, err)
+	require.Zero(t, info.Size(), "it is another file")
+
+	require.NoError(t, second.Close())
+	require.NoError(t, Discard(path))
+	require.NoFileExists(t, path)
+	require.NoError(t, Discard(path))
+	require.FileExists(t, filepath.Join(dir, "whole"))
+
+	require.NoError(t, os.Symlink("whole", path))
+	_, err = Claim(path)
+	require.ErrorContains(t, err, path, "it is not for a link to say where something is written")
 }
