@@ -70,7 +70,9 @@ func TestServerRestarts(t *testing.T) {
 }
 
 // TestWatchLost cuts the controller's connections. What happens meanwhile is seen afterwards: pods
-// that come and go, one that is replaced by another one of its name, and a disk that is deleted.
+// that come and go, one that is replaced by another one of its name, a disk that is deleted, and a
+// set that is replaced by another one of its name. The API server starts anew meanwhile, so that it
+// has no history: the controller hears of the end as if objects had only changed.
 func TestWatchLost(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p)
@@ -87,8 +89,19 @@ func TestWatchLost(t *testing.T) {
 	require.NoError(t, w.machine("b", "shared"))
 	w.until("pod b waits", "get", "vmid", "shared", "-o",
 		"jsonpath={.status.conditions[*].message}")
+	// A disk of one image, and a set of another one.
+	w.apply(set("renewed", ""))
+	require.NoError(t, w.machineOf("renewed", "first", "kept"))
+	w.starts("first")
+	require.NoError(t, w.machineOf("renewed", "second", "kept"))
+	w.remove(&v1alpha1.VMIdentitySet{}, "renewed")
+	w.apply(strings.Replace(set("renewed", ""), "/fedora@", "/other@", 1))
+	w.remove(&corev1.Pod{}, "first")
+	w.reasons("kept", "ImageDiffers")
 
 	wire.cut()
+	w.remove(&v1alpha1.VMIdentitySet{}, "renewed")
+	w.apply(set("renewed", ""))
 	w.remove(&corev1.Pod{}, "a")
 	w.remove(&corev1.Pod{}, "idle")
 	w.remove(&v1alpha1.VMIdentity{}, "gone")
@@ -96,11 +109,15 @@ func TestWatchLost(t *testing.T) {
 	require.NoError(t, w.machine("replaced", "its-own"))
 	require.NoError(t, w.machine("new", "new"))
 	require.Empty(t, w.free(), "the controller hears of nothing")
+	p.RestartServer(t)
 	wire.mend()
 
 	w.starts("b")
 	w.starts("replaced")
 	w.starts("new")
+	w.starts("second")
+	w.until("ready: 1", "get", "vmidentityset", "renewed", "-o",
+		"jsonpath=ready: {.status.readyIdentities}")
 	for _, what := range []string{"vmid/gone", "pvc/vmid-gone", "secret/vmid-gone"} {
 		w.until("NotFound", "get", what)
 	}

@@ -26,6 +26,9 @@ import (
 // What is made at once. KUBEVIRT_DISK_SCALE=IDENTITIES,PODS changes it.
 const scale = "5000,1000"
 
+// setName is the set of all of them.
+const setName = "many"
+
 // BenchmarkScale makes identities, and pods for some of them, as fast as the API server takes them,
 // and waits until every identity is ready and every pod has lost its gate. It reports the seconds,
 // the controller's requests for each identity, its requests in 10 seconds afterwards, and its
@@ -77,7 +80,7 @@ func makeMany(b *testing.B, ctx context.Context, p *plane.Plane, ns string, iden
 	b.Helper()
 	spec := v1alpha1.DiskSpec{Image: testImage, Type: v1alpha1.PersistentVolume}
 	set := &v1alpha1.VMIdentitySet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "many"}, Spec: spec}
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: setName}, Spec: spec}
 	require.NoError(b, p.Client.Create(ctx, set))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(32)
@@ -118,12 +121,21 @@ func gatedPod(ns, name, set string) *corev1.Pod {
 		}}
 }
 
-// waitForAll asks seldom, so that this costs little.
+// waitForAll asks seldom. It asks for lists only when the set says that its identities are ready,
+// because the API server has work with a list of thousands.
 func waitForAll(b *testing.B, ctx context.Context, p *plane.Plane, ns string,
 	identities, pods int) {
 	b.Helper()
 	err := wait.PollUntilContextCancel(ctx, time.Second, true,
 		func(ctx context.Context) (bool, error) {
+			set := &v1alpha1.VMIdentitySet{}
+			key := client.ObjectKey{Namespace: ns, Name: setName}
+			if err := p.Client.Get(ctx, key, set); err != nil {
+				return false, err
+			}
+			if int(set.Status.ReadyIdentities) < identities {
+				return false, nil
+			}
 			list := &corev1.PodList{}
 			if err := p.Client.List(ctx, list, client.InNamespace(ns)); err != nil {
 				return false, err

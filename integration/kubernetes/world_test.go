@@ -65,6 +65,13 @@ func (w *world) until(want string, args ...string) {
 	}
 }
 
+// reasons waits until a condition of a disk has a reason.
+func (w *world) reasons(disk, reason string) {
+	w.t.Helper()
+	w.until(" "+reason+" ", "get", "vmid", disk, "-o",
+		"jsonpath={range .status.conditions[*]} {.reason} {end}")
+}
+
 func waitFor(met func() bool) bool {
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		if met() {
@@ -75,10 +82,13 @@ func waitFor(met func() bool) bool {
 	return false
 }
 
-// machine makes a pod of VMIdentitySet `set` for a disk, as admission leaves it. While the API
-// server is away, or does not know the set yet, it is asked again.
-func (w *world) machine(name, disk string) error {
-	pod := gatedPod(w.ns, name, "set")
+// machine makes a pod of VMIdentitySet `set` for a disk.
+func (w *world) machine(name, disk string) error { return w.machineOf("set", name, disk) }
+
+// machineOf makes a pod of a set for a disk, as admission leaves it. While the API server is away,
+// or does not know the set yet, it is asked again.
+func (w *world) machineOf(set, name, disk string) error {
+	pod := gatedPod(w.ns, name, set)
 	pod.Annotations[v1alpha1.AnnotationName] = disk
 	pod.Labels[v1alpha1.LabelIdentity] = disk
 	pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = v1alpha1.ClaimName(disk)

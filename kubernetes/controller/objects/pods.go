@@ -41,6 +41,13 @@ func ByLabel(label string) handler.MapFunc {
 	}
 }
 
+// Anew reports whether an update brings another spec, and not only another status. An object that
+// was deleted and made again while the watch was lost arrives as an update, too. It has another
+// UID, and may have the same generation.
+func Anew(before, after client.Object) bool {
+	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration()
+}
+
 // The shortest and longest time before a failed attempt is repeated. It is repeated within a
 // minute, because people look at what they have just repaired.
 const (

@@ -4,11 +4,15 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -46,12 +50,24 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
 		// A set that has appeared, or whose firmwareUUID is free now.
-		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor)).
+		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor),
+			builder.WithPredicates(setMatters())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: o.Concurrency,
 			RateLimiter:             objects.Backoff[reconcile.Request](),
 		}).
 		Complete(r)
+}
+
+// setMatters holds back the counts in the status of a set. They change whenever an identity becomes
+// ready, and each change would wake all pods that wait for the set.
+func setMatters() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, ok := e.ObjectOld.(*v1alpha1.VMIdentitySet)
+		after, too := e.ObjectNew.(*v1alpha1.VMIdentitySet)
+		return !ok || !too || objects.Anew(before, after) ||
+			!equality.Semantic.DeepEqual(before.Status.UsedBy, after.Status.UsedBy)
+	}}
 }
 
 var indexes = map[string]client.IndexerFunc{indexIdentity: byIdentity, indexWaiting: byWaiting}

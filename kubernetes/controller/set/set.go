@@ -14,10 +14,12 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -61,8 +63,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("set").
-		For(&v1alpha1.VMIdentitySet{}).
-		Watches(&v1alpha1.VMIdentity{}, later()).
+		// A new set or another spec is handled at once. A status is looked at later: the controller
+		// itself writes it, and would count again after each write, as fast as it can write.
+		For(&v1alpha1.VMIdentitySet{}, builder.WithPredicates(anew())).
+		Watches(&v1alpha1.VMIdentitySet{}, later(itself)).
+		Watches(&v1alpha1.VMIdentity{}, later(bySet)).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: o.Concurrency,
 			RateLimiter:             objects.Backoff[reconcile.Request](),
@@ -77,18 +82,32 @@ func bySet(o client.Object) []string {
 	return nil
 }
 
-// later asks for a set to be counted when its identities have been quiet for a moment.
-func later() handler.EventHandler {
+func itself(set client.Object) []string { return []string{set.GetName()} }
+
+// anew lets a set through unless only its status has changed.
+func anew() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		return objects.Anew(e.ObjectOld, e.ObjectNew)
+	}}
+}
+
+// later asks for the sets of an object to be counted a moment after it has changed. names are the
+// names of these sets.
+func later(names func(client.Object) []string) handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	add := func(o client.Object, q queue) {
-		for _, name := range bySet(o) {
+		for _, name := range names(o) {
 			q.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{
 				Namespace: o.GetNamespace(), Name: name}}, calm)
 		}
 	}
 	return handler.Funcs{
 		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { add(e.Object, q) },
-		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) { add(e.ObjectNew, q) },
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
+			// An identity that was made again while the watch was lost may be of another set.
+			add(e.ObjectOld, q)
+			add(e.ObjectNew, q)
+		},
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) { add(e.Object, q) },
 	}
 }

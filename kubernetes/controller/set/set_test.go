@@ -2,12 +2,17 @@ package set
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
@@ -81,4 +86,80 @@ func TestUsageTypeUnknown(t *testing.T) {
 	require.Equal(t, []string{"Warning Invalid"}, w.Events())
 	settle(t, w, map[string]string{"fast": "nvme"})
 	require.True(t, meta.IsStatusConditionTrue(status(t, w).Conditions, "Ready"))
+}
+
+// queue records what was asked for.
+type queue struct {
+	workqueue.TypedRateLimitingInterface[reconcile.Request]
+	asked []string
+}
+
+func (q *queue) AddAfter(r reconcile.Request, _ time.Duration) {
+	q.asked = append(q.asked, r.String())
+}
+
+// TestEvents: which events let a set be counted, and which of them at once.
+func TestEvents(t *testing.T) {
+	old := &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "set",
+		UID: "1", Generation: 1}}
+	grown, again, counted := old.DeepCopy(), old.DeepCopy(), old.DeepCopy()
+	grown.Generation, again.UID, counted.Status.Identities = 2, "2", 1
+	require.True(t, anew().Create(event.CreateEvent{Object: old}))
+	require.True(t, anew().Update(event.UpdateEvent{ObjectOld: old, ObjectNew: grown}))
+	require.True(t, anew().Update(event.UpdateEvent{ObjectOld: old, ObjectNew: again}),
+		"it was deleted and made again while the watch was lost")
+	require.False(t, anew().Update(event.UpdateEvent{ObjectOld: old, ObjectNew: counted}))
+
+	q := &queue{}
+	set, ids := later(itself), later(bySet)
+	set.Update(t.Context(), event.UpdateEvent{ObjectOld: old, ObjectNew: counted}, q)
+	require.Contains(t, q.asked, "test/set")
+	for what, happens := range map[string]func(){
+		"made": func() {
+			ids.Create(t.Context(), event.CreateEvent{Object: inTest("a", "new")}, q)
+		},
+		"changed": func() {
+			ids.Update(t.Context(), event.UpdateEvent{ObjectOld: inTest("a", "new"),
+				ObjectNew: inTest("a", "new")}, q)
+		},
+		"made again for another set": func() {
+			ids.Update(t.Context(), event.UpdateEvent{ObjectOld: inTest("a", "former"),
+				ObjectNew: inTest("a", "new")}, q)
+			require.Contains(t, q.asked, "test/former")
+		},
+		"deleted": func() {
+			ids.Delete(t.Context(), event.DeleteEvent{Object: inTest("a", "new")}, q)
+		},
+	} {
+		q.asked = nil
+		happens()
+		require.Contains(t, q.asked, "test/new", what)
+	}
+	q.asked = nil
+	ids.Create(t.Context(), event.CreateEvent{Object: inTest("a", "")}, q)
+	require.Empty(t, q.asked, "it has no set")
+}
+
+func inTest(name, set string) *v1alpha1.VMIdentity {
+	id := newIdentity(name, set, nil, false)
+	id.Namespace = "test"
+	return id
+}
+
+// TestCacheIsLate: what is older than the last write is not counted. The newer version is an event.
+func TestCacheIsLate(t *testing.T) {
+	w := newWorld(t, &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"}})
+	r := &Reconciler{Client: w.Client, Events: w}
+	newer := &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "set",
+		ResourceVersion: "1000000"}}
+	r.written.Note(newer)
+	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(newer)}
+	result, err := r.Reconcile(t.Context(), request)
+	require.NoError(t, err)
+	require.Zero(t, result)
+	require.Zero(t, w.Writes())
+	r.written.Forget(request.NamespacedName)
+	_, err = r.Reconcile(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, 1, w.Writes())
 }
