@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,6 +24,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/hydration"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/local"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/controller/pet"
 	"kubevirt.io/disk/kubernetes/controller/pod"
 	"kubevirt.io/disk/kubernetes/controller/service"
@@ -92,6 +94,12 @@ func (o Options) Check() error {
 // Setup adds every controller to a manager that was made with Scheme and Cache.
 func Setup(mgr ctrl.Manager, o Options) error {
 	if err := o.Check(); err != nil {
+		return err
+	}
+	// Several controllers look for the pods of an identity. A cache that is not started yet waits
+	// for nothing.
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{},
+		objects.IndexIdentity, objects.ByIdentity); err != nil {
 		return err
 	}
 	var populator identity.Populator // nil where there are no snapshots

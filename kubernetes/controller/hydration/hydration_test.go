@@ -42,7 +42,8 @@ type asking struct {
 }
 
 func newAsking(t *testing.T, p *corev1.Pod) *asking {
-	a := &asking{t: t, World: controllertest.New(t, nil, p,
+	a := &asking{t: t, World: controllertest.New(t, []controllertest.Index{
+		{Object: &corev1.Pod{}, Field: objects.IndexIdentity, Of: objects.ByIdentity}}, p,
 		&v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"}})}
 	a.restart()
 	return a

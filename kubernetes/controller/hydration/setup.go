@@ -21,7 +21,7 @@ type Options struct {
 	Concurrency int
 }
 
-// Setup adds the controller to a manager.
+// Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods.
 func Setup(mgr ctrl.Manager, o Options) error {
 	r := &Reconciler{Client: mgr.GetClient(), Ask: ask,
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
@@ -41,7 +41,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 func (r *Reconciler) server(ctx context.Context, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
 	var pods corev1.PodList
 	if err := r.List(ctx, &pods, client.InNamespace(id.Namespace),
-		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
+		client.MatchingFields{objects.IndexIdentity: id.Name}); err != nil {
 		return nil, fmt.Errorf("pods: %w", err)
 	}
 	for i := range pods.Items {

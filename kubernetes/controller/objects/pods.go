@@ -29,6 +29,17 @@ func GateIndex(pod *corev1.Pod) int {
 	})
 }
 
+// IndexIdentity is the index of pods by the identity that they ask for.
+const IndexIdentity = v1alpha1.Group + "/pod-identity"
+
+// ByIdentity is what IndexIdentity has of a pod.
+func ByIdentity(pod client.Object) []string {
+	if name := pod.GetLabels()[v1alpha1.LabelIdentity]; name != "" {
+		return []string{name}
+	}
+	return nil
+}
+
 // ByLabel requests the identity that a label of an object names, if the object has the label.
 func ByLabel(label string) handler.MapFunc {
 	return func(_ context.Context, o client.Object) []reconcile.Request {

@@ -88,7 +88,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]*corev1.Pod, error) {
 	var list corev1.PodList
 	if err := r.List(ctx, &list, client.InNamespace(id.Namespace),
-		client.MatchingFields{indexIdentity: id.Name}); err != nil {
+		client.MatchingFields{objects.IndexIdentity: id.Name}); err != nil {
 		return nil, fmt.Errorf("pods: %w", err)
 	}
 	var pods []*corev1.Pod

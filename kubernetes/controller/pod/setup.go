@@ -20,11 +20,8 @@ import (
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// Indexes of pods: by the identity that they ask for, and those that wait by their set.
-const (
-	indexIdentity = v1alpha1.Group + "/pod-identity"
-	indexWaiting  = v1alpha1.Group + "/pod-waits-for-set"
-)
+// indexWaiting finds the pods that wait for a set.
+const indexWaiting = v1alpha1.Group + "/pod-waits-for-set"
 
 // Options are the settings of the controller.
 type Options struct {
@@ -34,13 +31,13 @@ type Options struct {
 	Concurrency int
 }
 
-// Setup adds the controller to a manager.
+// Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods.
 func Setup(mgr ctrl.Manager, o Options) error {
-	ctx := context.Background() // a cache that is not started yet waits for nothing
-	for name, f := range indexes {
-		if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, name, f); err != nil {
-			return err
-		}
+	// A cache that is not started yet waits for nothing.
+	err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{}, indexWaiting,
+		byWaiting)
+	if err != nil {
+		return err
 	}
 	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Mover: o.Mover}
@@ -70,15 +67,6 @@ func setMatters() predicate.Predicate {
 	}}
 }
 
-var indexes = map[string]client.IndexerFunc{indexIdentity: byIdentity, indexWaiting: byWaiting}
-
-func byIdentity(o client.Object) []string {
-	if name := o.GetLabels()[v1alpha1.LabelIdentity]; name != "" {
-		return []string{name}
-	}
-	return nil
-}
-
 func byWaiting(o client.Object) []string {
 	if p, ok := o.(*corev1.Pod); ok && objects.Gated(p) {
 		return []string{inject.SetName(p)}
@@ -94,7 +82,7 @@ func (r *Reconciler) waitingFor(ctx context.Context, set client.Object) []reconc
 		client.MatchingFields{indexWaiting: set.GetName()})
 	var names []string
 	for i := range pods.Items {
-		names = append(names, byIdentity(&pods.Items[i])...)
+		names = append(names, objects.ByIdentity(&pods.Items[i])...)
 	}
 	return requests(set.GetNamespace(), names)
 }

@@ -46,11 +46,9 @@ func gatedPod(name, id string) *corev1.Pod {
 
 func newWorld(t testing.TB, all ...client.Object) *controllertest.World {
 	t.Helper()
-	var list []controllertest.Index
-	for field, of := range indexes {
-		list = append(list, controllertest.Index{Object: &corev1.Pod{}, Field: field, Of: of})
-	}
-	return controllertest.New(t, list, all...)
+	return controllertest.New(t, []controllertest.Index{
+		{Object: &corev1.Pod{}, Field: objects.IndexIdentity, Of: objects.ByIdentity},
+		{Object: &corev1.Pod{}, Field: indexWaiting, Of: byWaiting}}, all...)
 }
 
 // restart makes the controllers as a process that starts.
