@@ -47,7 +47,7 @@ type Options struct {
 	// 1,048,576.
 	MaxFiles int
 	// Progress is called from time to time with a layer, counted from 0, and how many bytes of its
-	// archive have been read. It may be nil.
+	// archive have been read: first with none, before the layer is waited for. It may be nil.
 	Progress func(layer int, done int64)
 }
 
@@ -255,6 +255,7 @@ func (b *builder) apply(ctx context.Context, a *applier, from *archives, i int) 
 			err = fmt.Errorf("layer %d, %s: %w", i+1, l.Digest, err)
 		}
 	}()
+	b.opt.Progress(i, 0)
 	in, err := from.next()
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -20,6 +21,9 @@ import (
 // refName is the annotation by which an OCI layout names its images (image-layout.md).
 const refName = "org.opencontainers.image.ref.name"
 
+// layoutIndex is the file of an OCI layout that names its images.
+const layoutIndex = "index.json"
+
 // layout is an OCI layout: a directory of blobs and an index.
 type layout struct {
 	ref Reference
@@ -28,10 +32,22 @@ type layout struct {
 
 func openLayout(ref Reference) (*layout, error) {
 	dir, err := os.OpenRoot(ref.oci)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("there is no directory %q: after oci: comes the directory of an "+
+			"OCI layout, as \"skopeo copy\" and \"buildah push\" write it", ref.oci)
+	case err != nil && isFile(ref.oci):
+		return nil, fmt.Errorf("%q is a file, and an OCI layout is a directory: if it is an "+
+			"archive that docker or podman saved, write docker-archive:%s", ref.oci, ref.oci)
+	case err != nil:
 		return nil, fmt.Errorf("OCI layout: %w", err)
 	}
 	return &layout{ref: ref, dir: dir}, nil
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.IsDir()
 }
 
 func (l *layout) Close() error { return l.dir.Close() }
@@ -54,15 +70,20 @@ func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, e
 		content, err := l.read(blobName(h))
 		return content, "", err
 	}
-	content, err := l.read("index.json")
+	content, err := l.read(layoutIndex)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, "", fmt.Errorf("%q is no OCI layout, as it has no %s: name the directory that "+
+			"\"skopeo copy\" or \"buildah push\" has written to", l.ref.oci, layoutIndex)
+	}
 	if err != nil {
 		return nil, "", err
 	}
 	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
 	if err != nil {
 		return nil, "", fmt.Errorf(
-			"OCI layout %q: its index.json cannot be read: %w",
+			"OCI layout %q: its %s cannot be read: %w",
 			l.ref.oci,
+			layoutIndex,
 			err,
 		)
 	}
@@ -75,6 +96,10 @@ func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, e
 		names = append(names, fmt.Sprintf("%q", m.Annotations[refName]))
 	}
 	switch {
+	case len(names) == 0:
+		return nil, "", fmt.Errorf("OCI layout %q has no images: its %s names none; copy one "+
+			"there, as with \"skopeo copy docker://IMAGE oci:%s:TAG\"", l.ref.oci, layoutIndex,
+			l.ref.oci)
 	case len(found) == 1:
 		return l.manifest(ctx, found[0].Digest.String())
 	case len(found) == 0 || l.ref.tag != "":
@@ -181,10 +206,18 @@ func (a archiveSource) Close() error { return nil }
 
 func openArchive(file string) (source, error) {
 	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no file %q: after docker-archive: comes an archive that "+
+			"\"docker save\" or \"podman save\" has written", file)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("archive: %w", err)
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.IsDir() {
+		return nil, fmt.Errorf("%q is a directory, and an archive is a file: if it is an OCI "+
+			"layout, write oci:%s", file, file)
+	}
 	a := &archive{file: file, members: make(map[string]member), blobs: make(map[string]member)}
 	if err := a.list(f); err != nil {
 		return nil, fmt.Errorf("archive %q: %w", file, err)

@@ -25,19 +25,6 @@ func TestParseParams(t *testing.T) {
 	}, warnings)
 }
 
-func TestParseSignal(t *testing.T) {
-	for text, want := range map[string]int{"": 15, "SIGQUIT": 3, "quit": 3, "9": 9,
-		"SIGRTMIN+3": 37, "RTMIN": 34, "SIGRTMAX-1": 63} {
-		got, err := parseSignal(text)
-		require.NoError(t, err)
-		require.Equal(t, want, int(got), text)
-	}
-	for _, text := range []string{"SIGNONE", "0", "65", "SIGRTMIN+40", "SIGRTMIN+x"} {
-		_, err := parseSignal(text)
-		require.ErrorContains(t, err, text)
-	}
-}
-
 func TestEnding(t *testing.T) {
 	const exited3, killed, hangup, interrupted = 3 << 8, 9, 1, 2
 	require.Equal(t, ending{status: 3}, endingOf(unix.WaitStatus(exited3), false))

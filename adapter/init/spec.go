@@ -127,7 +127,7 @@ func newProcess(image imageConfig, o machine.Options) (process, error) {
 	override(&stop, o.StopSignal)
 	p.stopGiven = stop != ""
 	var err error
-	p.StopSignal, err = parseSignal(stop)
+	p.StopSignal, err = machine.ParseSignal(stop)
 	return p, err
 }
 

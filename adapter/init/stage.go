@@ -140,6 +140,9 @@ func (id identity) become() error {
 	return nil
 }
 
+// systemdPowerOff is SIGRTMIN+4 (systemd(1)).
+const systemdPowerOff = machine.SignalRTMin + 4
+
 // recogniseInit finds out whether the program has to be process 1. Its links are followed as far as
 // their last names say. systemd takes SIGTERM for something else: it is asked to power off.
 func (p *process) recogniseInit(root string) {

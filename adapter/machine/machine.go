@@ -3,8 +3,8 @@
 // words on the virtio-serial port.
 //
 // The commands of kubevirt-disk write it, the init (adapter/init) reads it, and so may whoever
-// boots such a machine with tools of his own. It imports nothing but the standard library, because
-// the init is loaded at each boot.
+// boots such a machine with tools of his own. It imports nothing but the standard library and the
+// names of signals, because the init is loaded at each boot.
 package machine
 
 import (

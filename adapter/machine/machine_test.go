@@ -22,3 +22,16 @@ func TestKernelArgs(t *testing.T) {
 	require.Equal(t, "console=ttyAMA0 quiet panic=-1 kubevirt.serial=container",
 		KernelArgs("arm64", DefaultSerial))
 }
+
+func TestParseSignal(t *testing.T) {
+	for text, want := range map[string]int{"": 15, "SIGQUIT": 3, "quit": 3, "9": 9,
+		"SIGRTMIN+3": 37, "RTMIN": 34, "SIGRTMAX-1": 63} {
+		got, err := ParseSignal(text)
+		require.NoError(t, err)
+		require.Equal(t, want, int(got), text)
+	}
+	for _, text := range []string{"SIGNONE", "0", "65", "SIGRTMIN+40", "SIGRTMIN+x"} {
+		_, err := ParseSignal(text)
+		require.ErrorContains(t, err, text)
+	}
+}

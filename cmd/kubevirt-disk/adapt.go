@@ -149,6 +149,9 @@ func (o *adaptOptions) check() (size int64, err error) {
 			wrong.Add("--env", "%q is not NAME=VALUE", variable)
 		}
 	}
+	if _, err := machine.ParseSignal(o.machine.StopSignal); err != nil {
+		wrong.Add("--stop-signal", "%v", err)
+	}
 	return size, wrong.Err()
 }
 

@@ -21,8 +21,14 @@ import (
 // savedImage is a container image without layers, as docker saves it.
 func savedImage(t *testing.T, architecture string) string {
 	t.Helper()
-	config := `{"os":"linux","architecture":"` + architecture +
-		`","config":{"Cmd":["/hello"]},"rootfs":{"type":"layers","diff_ids":[]}}`
+	return savedImageWith(t, architecture, `"Cmd":["/hello"]`)
+}
+
+// savedImageWith is one with this configuration.
+func savedImageWith(t *testing.T, architecture, config string) string {
+	t.Helper()
+	config = `{"os":"linux","architecture":"` + architecture + `","config":{` + config +
+		`},"rootfs":{"type":"layers","diff_ids":[]}}`
 	file := filepath.Join(t.TempDir(), "hello.tar")
 	f, err := os.Create(file)
 	require.NoError(t, err)
@@ -164,7 +170,12 @@ func TestAdaptRefuses(t *testing.T) {
 		{[]string{"r.example/web:1", to, "--kernel=/none"}, exitUsage,
 			`--kernel (ADAPT_KERNEL): "/none" is not there`},
 		{[]string{"r.example/web:1", to, "--env=A", "--size=much"}, exitUsage, "--env: "},
+		{[]string{"r.example/web:1", to, "--stop-signal=NONSENSE"}, exitUsage,
+			`--stop-signal: the stop signal "NONSENSE" is unknown: write a name such as SIGTERM`},
 		{[]string{"docker-archive:/none", to}, exitFailed, "/none"},
+		{[]string{"oci:/no/such", to}, exitFailed, `there is no directory "/no/such"`},
+		{[]string{savedImageWith(t, "amd64", `"StopSignal":"NONSENSE"`), to}, exitFailed,
+			`the stop signal "NONSENSE" is unknown`},
 		{[]string{savedImage(t, "s390x"), to}, exitFailed, `it is made for "s390x"`},
 	} {
 		status, _, stderr := run(t, env, append([]string{"adapt"}, c.args...)...)

@@ -29,6 +29,9 @@ type Options struct {
 	KeepDir string
 	// Progress is called with how much of the layers was read. May be nil.
 	Progress *registry.Progress
+	// Working is called from time to time while layers are read, the first time before anything of
+	// them is. It is not called if all levels exist. May be nil.
+	Working func()
 }
 
 // Made is a disk that was made from an image, now or before.
@@ -50,10 +53,13 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 	defer func() { err = errors.Join(err, container.Close()) }()
 	config := container.Config()
 	made = &Made{Digest: container.Digest()}
-	if made.Arch, err = architecture(config); err != nil {
+	if made.Arch, err = check(config, opt.Machine); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
 	buildOpt := adapter.Options{Size: opt.Size}
+	if opt.Working != nil {
+		buildOpt.Progress = func(int, int64) { opt.Working() }
+	}
 	if !reflect.ValueOf(opt.Machine).IsZero() {
 		if buildOpt.Extra, err = json.Marshal(opt.Machine); err != nil {
 			return nil, err
@@ -120,13 +126,23 @@ func Others(dir string) func() ([]cache.Other, error) {
 // Architectures are those that have a kernel, as Go names them.
 var Architectures = []string{"amd64", "arm64"}
 
-// architecture is the architecture in an image's configuration.
-func architecture(config []byte) (string, error) {
+// check refuses an image that no machine can run, before anything is made of it. It returns the
+// architecture in its configuration.
+func check(config []byte, wishes machine.Options) (arch string, err error) {
 	var c struct {
 		Architecture string `json:"architecture"`
+		Config       struct{ StopSignal string }
 	}
 	if err := json.Unmarshal(config, &c); err != nil {
 		return "", fmt.Errorf("its configuration cannot be read: %w", err)
+	}
+	if wishes.StopSignal == "" {
+		_, err = machine.ParseSignal(c.Config.StopSignal)
+	} else {
+		_, err = machine.ParseSignal(wishes.StopSignal)
+	}
+	if err != nil {
+		return "", err
 	}
 	for _, a := range Architectures {
 		if c.Architecture == a {

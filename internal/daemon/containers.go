@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -48,7 +49,9 @@ func (d *Daemon) findContainers(ctx context.Context) (found []foundImage, err er
 }
 
 func (d *Daemon) findContainer(ctx context.Context, ref registry.Reference) (foundImage, error) {
-	opt := adapt.Options{KeepDir: filepath.Join(d.keepDir(), keepName)}
+	making := &conversion{reference: ref, log: d.log, now: time.Now}
+	opt := adapt.Options{KeepDir: filepath.Join(d.keepDir(), keepName),
+		Progress: &making.read, Working: making.tell}
 	for again := true; ; again = false {
 		made, err := adapt.Image(ctx, d.streams.client, ref, d.opt.Containers.Dir, opt)
 		if err != nil {
@@ -63,9 +66,46 @@ func (d *Daemon) findContainer(ctx context.Context, ref registry.Reference) (fou
 		}
 		d.log.Info("a container image is served as a disk", zap.Stringer("reference", ref),
 			zap.String("digest", made.Digest), zap.Int("levels", len(made.Levels)),
-			zap.Int("made_before", made.Cached))
+			zap.Int("made_before", made.Cached), making.took())
 		return foundImage{name: ref.String(), image: img, container: true}, nil
 	}
+}
+
+// conversion tells people that a disk is being made, which may take minutes at a first start.
+type conversion struct {
+	reference registry.Reference
+	log       *zap.Logger
+	now       func() time.Time
+	read      registry.Progress
+	began     time.Time // zero: nothing was read
+	told      time.Time
+}
+
+// conversionInterval is the least time between two lines on one conversion.
+const conversionInterval = 10 * time.Second
+
+// tell is called while layers are read.
+func (c *conversion) tell() {
+	now := c.now()
+	message := "a container image is still becoming a disk"
+	if c.began.IsZero() {
+		c.began = now
+		message = "a container image becomes a disk"
+	} else if now.Sub(c.told) < conversionInterval {
+		return
+	}
+	c.told = now
+	done, total := c.read.Data()
+	c.log.Info(message, zap.Stringer("reference", c.reference), zap.Int64("read_bytes", done),
+		zap.Int64("total_bytes", total))
+}
+
+// took is how long the conversion took: nothing if there was nothing to read.
+func (c *conversion) took() zap.Field {
+	if c.began.IsZero() {
+		return zap.Skip()
+	}
+	return zap.Duration("took", c.now().Sub(c.began))
 }
 
 // checkContainers refuses options that cannot work.

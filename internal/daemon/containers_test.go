@@ -1,11 +1,21 @@
 package daemon
 
 import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/registry"
 )
 
 // TestLevelsCountInTheCache: what container images take is known to whoever keeps the cache below
@@ -29,4 +39,78 @@ func TestLevelsCountInTheCache(t *testing.T) {
 	require.GreaterOrEqual(t, others[0].Bytes, int64(1<<20))
 	require.NoError(t, others[0].Remove())
 	require.NoFileExists(t, level)
+}
+
+// savedImage is a container image with one layer, as docker saves it.
+func savedImage(t *testing.T) registry.Reference {
+	t.Helper()
+	archive := func(files ...string) []byte {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for i := 0; i < len(files); i += 2 {
+			require.NoError(t, w.WriteHeader(&tar.Header{Name: files[i], Mode: 0o644,
+				Size: int64(len(files[i+1]))}))
+			_, err := w.Write([]byte(files[i+1]))
+			require.NoError(t, err)
+		}
+		require.NoError(t, w.Close())
+		return b.Bytes()
+	}
+	layer := archive("hello", "world")
+	file := filepath.Join(t.TempDir(), "image.tar")
+	require.NoError(t, os.WriteFile(file, archive("layer.tar", string(layer), "config.json",
+		fmt.Sprintf(`{"os":"linux","architecture":"amd64","config":{"Cmd":["/hello"]},"rootfs":`+
+			`{"type":"layers","diff_ids":["sha256:%x"]}}`, sha256.Sum256(layer)),
+		"manifest.json", `[{"Config":"config.json","Layers":["layer.tar"]}]`), 0o644))
+	ref, err := registry.ParseReference("docker-archive:" + file)
+	require.NoError(t, err)
+	return ref
+}
+
+// TestConversionIsLogged: who starts a daemon learns that a container image becomes a disk, and
+// when it is one. If its levels are there, only the latter.
+func TestConversionIsLogged(t *testing.T) {
+	core, log := observer.New(zap.InfoLevel)
+	client, err := registry.New(registry.Options{})
+	require.NoError(t, err)
+	defer client.Close()
+	dir := t.TempDir()
+	d := &Daemon{log: zap.New(core), opt: Options{WorkDir: filepath.Join(dir, "work"),
+		Containers: Containers{Dir: filepath.Join(dir, "levels")}}}
+	d.streams.client = client
+	ref := savedImage(t)
+	const begins, ends = "a container image becomes a disk",
+		"a container image is served as a disk"
+	for _, want := range [][]string{{begins, ends}, {ends}} {
+		found, err := d.findContainer(context.Background(), ref)
+		require.NoError(t, err)
+		closeImages(found.image)
+		var messages []string
+		for _, e := range log.TakeAll() {
+			messages = append(messages, e.Message)
+			require.Equal(t, ref.String(), e.ContextMap()["reference"])
+			_, timed := e.ContextMap()["took"]
+			require.Equal(t, e.Message == ends && len(want) > 1, timed)
+		}
+		require.Equal(t, want, messages)
+	}
+}
+
+// TestLongConversion: of a conversion that takes long there is a line every ten seconds.
+func TestLongConversion(t *testing.T) {
+	core, log := observer.New(zap.InfoLevel)
+	now := time.Now()
+	c := &conversion{log: zap.New(core), now: func() time.Time { return now }}
+	c.read.Expect(7 << 20)
+	for range 31 {
+		c.tell()
+		now = now.Add(time.Second)
+	}
+	lines := log.TakeAll()
+	require.Len(t, lines, 4)
+	require.Equal(t, "a container image becomes a disk", lines[0].Message)
+	for _, l := range lines[1:] {
+		require.Equal(t, "a container image is still becoming a disk", l.Message)
+		require.EqualValues(t, 7<<20, l.ContextMap()["total_bytes"])
+	}
 }

@@ -1,4 +1,4 @@
-package guestinit
+package machine
 
 import (
 	"fmt"
@@ -11,19 +11,17 @@ import (
 
 // The real-time signals.
 const (
-	signalRTMin = 34 // as glibc and musl have it: the first ones are theirs
-	signalRTMax = 64
-	// systemdPowerOff is SIGRTMIN+4 (systemd(1)).
-	systemdPowerOff = signalRTMin + 4
+	SignalRTMin = 34 // as glibc and musl have it: the first ones are theirs
+	SignalRTMax = 64
 )
 
-// parseSignal reads a stop signal as images name it: a number, or a name with or without SIG. ""
+// ParseSignal reads a stop signal as images name it: a number, or a name with or without SIG. ""
 // means SIGTERM.
-func parseSignal(text string) (syscall.Signal, error) {
+func ParseSignal(text string) (syscall.Signal, error) {
 	if text == "" {
 		return unix.SIGTERM, nil
 	}
-	if n, err := strconv.Atoi(text); err == nil && n > 0 && n <= signalRTMax {
+	if n, err := strconv.Atoi(text); err == nil && n > 0 && n <= SignalRTMax {
 		return syscall.Signal(n), nil
 	}
 	name := strings.TrimPrefix(strings.ToUpper(text), "SIG")
@@ -33,7 +31,7 @@ func parseSignal(text string) (syscall.Signal, error) {
 	for _, base := range []struct {
 		name   string
 		number int
-	}{{"RTMIN", signalRTMin}, {"RTMAX", signalRTMax}} {
+	}{{"RTMIN", SignalRTMin}, {"RTMAX", SignalRTMax}} {
 		rest, ok := strings.CutPrefix(name, base.name)
 		if !ok {
 			continue
@@ -45,9 +43,10 @@ func parseSignal(text string) (syscall.Signal, error) {
 				break
 			}
 		}
-		if n := base.number + offset; n >= signalRTMin && n <= signalRTMax {
+		if n := base.number + offset; n >= SignalRTMin && n <= SignalRTMax {
 			return syscall.Signal(n), nil
 		}
 	}
-	return 0, fmt.Errorf("the image's stop signal %q is unknown", text)
+	return 0, fmt.Errorf("the stop signal %q is unknown: write a name such as SIGTERM or "+
+		"SIGRTMIN+3, or a number from 1 to %d", text, SignalRTMax)
 }
