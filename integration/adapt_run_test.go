@@ -18,7 +18,7 @@ import (
 
 // TestRunContainer runs what `make run-container` runs: it builds a small image, and boots it with
 // plain QEMU from its LUN. Another image is a web server that can be reached; SIGINT, which is
-// Ctrl-C, is the power button.
+// Ctrl-C, is the power button, and so is SIGTERM.
 func TestRunContainer(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "bash", "setpriv", qemuISCSI)
@@ -53,13 +53,15 @@ func TestRunContainer(t *testing.T) {
 	says("user 0, start 1\n")
 	says("run-container: the exit status of the entry point is 7\n")
 
-	web, err := peers.FreePort()
-	require.NoError(t, err)
-	cmd := command("IMAGE="+ref, fmt.Sprintf("FORWARD=%d:80", web))
-	require.NoError(t, cmd.Start())
-	require.Empty(t, get(t, fmt.Sprintf("http://127.0.0.1:%d/", web)))
-	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
-	require.NoError(t, cmd.Wait(), "%s", &out)
-	says("stopped by its stop signal\n")
-	says("run-container: the exit status of the entry point is 42\n")
+	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		web, err := peers.FreePort()
+		require.NoError(t, err)
+		cmd := command("IMAGE="+ref, fmt.Sprintf("FORWARD=%d:80", web))
+		require.NoError(t, cmd.Start())
+		require.Empty(t, get(t, fmt.Sprintf("http://127.0.0.1:%d/", web)))
+		require.NoError(t, cmd.Process.Signal(signal))
+		require.NoError(t, cmd.Wait(), "%s", &out)
+		says("stopped by its stop signal\n")
+		says("run-container: the exit status of the entry point is 42\n")
+	}
 }

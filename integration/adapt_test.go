@@ -29,6 +29,7 @@ COPY etc /etc
 COPY --chown=1000:1000 srv /srv
 COPY container /usr/bin/container
 COPY text notexecutable /usr/bin/
+COPY sbin /sbin
 ENV PATH=/usr/local/bin:/usr/bin COLOUR=blue
 USER web
 WORKDIR /srv
@@ -66,6 +67,12 @@ func makeContainerImage(arch string) (ref string, err error) {
 		if err := os.WriteFile(file, []byte(text), mode); err != nil {
 			return dir, err
 		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "sbin"), 0o755); err != nil {
+		return dir, err
+	}
+	if err := os.Symlink("../usr/bin/container", filepath.Join(dir, "sbin", "init")); err != nil {
+		return dir, err
 	}
 	ref = "oci:" + filepath.Join(dir, "image") + ":web"
 	for _, args := range [][]string{

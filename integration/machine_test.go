@@ -205,12 +205,28 @@ func (m *containerMachine) word(word string) string {
 // powerButton presses the power button.
 func (m *containerMachine) powerButton() {
 	m.t.Helper()
+	m.monitor(`"execute":"system_powerdown"`)
+}
+
+// ctrlAltDel presses these keys.
+func (m *containerMachine) ctrlAltDel() {
+	m.t.Helper()
+	var keys []string
+	for _, key := range []string{"ctrl", "alt", "delete"} {
+		keys = append(keys, fmt.Sprintf(`{"type":"qcode","data":%q}`, key))
+	}
+	m.monitor(`"execute":"send-key","arguments":{"keys":[` + strings.Join(keys, ",") + `]}`)
+}
+
+// monitor gives QEMU a command. It can be called once.
+func (m *containerMachine) monitor(command string) {
+	m.t.Helper()
 	require.NoError(m.t, m.control.SetDeadline(time.Now().Add(machineTime)))
 	answers := json.NewDecoder(m.control)
 	var answer map[string]any
 	require.NoError(m.t, answers.Decode(&answer))
-	for _, command := range []string{"qmp_capabilities", "system_powerdown"} {
-		_, err := fmt.Fprintf(m.control, `{"execute":%q}`, command)
+	for _, command := range []string{`"execute":"qmp_capabilities"`, command} {
+		_, err := fmt.Fprintf(m.control, `{%s}`, command)
 		require.NoError(m.t, err)
 		for answer = nil; answer["return"] == nil; { // events come in between
 			require.NoError(m.t, answers.Decode(&answer))

@@ -37,6 +37,8 @@ func main() {
 		err = deaf()
 	case "orphans":
 		err = orphans()
+	case "init":
+		err = initSystem()
 	case "stress":
 		err = stress()
 	case "orphan":
@@ -224,6 +226,31 @@ func deaf() error {
 	fmt.Println("deaf")
 	time.Sleep(time.Hour)
 	return nil
+}
+
+// initSystem acts as an init system, which has to be process 1. When it is told to end, it switches
+// off. In the machine's own namespace that would end the machine before its status is reported.
+func initSystem() error {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGUSR1)
+	if os.Getpid() != 1 {
+		return fmt.Errorf("an init system is process %d", os.Getpid())
+	}
+	// Its keys are lost until the kernel has found it.
+	for range longTime {
+		devices, err := os.ReadFile("/proc/bus/input/devices")
+		if err != nil {
+			return err
+		}
+		if strings.Contains(string(devices), "keyboard") {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	fmt.Println("the init system is process 1, and has a keyboard")
+	<-stop
+	fmt.Println("the init system switches off")
+	return syscall.Reboot(syscall.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
 // orphans leaves processes without a parent, and says how many zombies there are when they have

@@ -1,0 +1,94 @@
+package integration
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/adapter"
+	"kubevirt.io/disk/adapter/machine"
+)
+
+// TestInitSystemIsProcessOne: an init system is process 1 of a namespace. Ctrl-Alt-Del is its stop
+// signal, and the machine ends when it switches off.
+func TestInitSystemIsProcessOne(t *testing.T) {
+	t.Parallel()
+	dir := adapted(t, t.TempDir(), "--user=0", "--stop-signal=USR1", "--entrypoint=/sbin/init",
+		"--", "init")
+	m := bootAdapted(t, dir, machineConfig{noNet: true})
+	eventually(t, func() bool {
+		return strings.Contains(m.console(), "the init system is process 1, and has a keyboard\n")
+	}, machineTime, 20*time.Millisecond)
+	m.ctrlAltDel()
+	require.Equal(t, "0", m.exited())
+	require.Contains(t, m.console(), "the init system switches off\n")
+}
+
+// TestReadOnlyMachine: an image FROM scratch has no directories to mount anything on, so that on a
+// read-only disk it cannot be run, which is the machine's status 125. After one start that could
+// write, it has /run and /tmp in memory there. Host name and terminal are those of the kernel's
+// command line.
+func TestReadOnlyMachine(t *testing.T) {
+	t.Parallel()
+	dir := adapted(t, t.TempDir(), "--hostname=other", "--", "about")
+	cmdline := machine.ParamHostname + "=box " + machine.ParamTTY + "=1"
+	boot := func(options string) *containerMachine {
+		return bootMachine(t, machineConfig{noNet: true, cmdline: cmdline,
+			disk: "format=qcow2," + options + "file=" + filepath.Join(dir, "disk.qcow2")})
+	}
+	m := boot("readonly=on,")
+	require.Contains(t, m.word(machine.WordFailed), "cannot be mounted on /proc of the image")
+	require.Equal(t, "125", m.exited())
+	for _, options := range []string{"", "readonly=on,"} {
+		m := boot(options)
+		require.Equal(t, "0", m.exited())
+		console := m.console()
+		start := strings.Index(console, `{"PID"`)
+		require.GreaterOrEqual(t, start, 0, console)
+		var a struct {
+			Hostname, Hosts string
+			Terminal        bool
+			Mounts          map[string]string
+		}
+		require.NoError(t, json.NewDecoder(strings.NewReader(console[start:])).Decode(&a))
+		require.True(t, a.Terminal)
+		require.Equal(t, "box", a.Hostname)
+		require.Contains(t, a.Hosts, "\tbox\n")
+		inMemory := ""
+		if options != "" {
+			inMemory = "tmpfs"
+		}
+		require.Equal(t, "ext4", a.Mounts["/"])
+		require.Equal(t, []string{inMemory, inMemory},
+			[]string{a.Mounts["/run"], a.Mounts["/tmp"]})
+	}
+}
+
+// TestAdaptFromARegistry: an image in a registry becomes the same levels, byte for byte, as the one
+// in a layout that was pushed there.
+func TestAdaptFromARegistry(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "docker-registry", "skopeo")
+	ref, boot := requireContainerImage(t), requireBootFiles(t)
+	address := registry(t)
+	remote := address + "/vm/web:1"
+	ok(t, "skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", ref,
+		"docker://"+remote)
+	local := adapted(t, t.TempDir())
+	fetched := adaptedFrom(t, remote, boot, t.TempDir(), "--insecure-registry="+address)
+	files, err := os.ReadDir(local)
+	require.NoError(t, err)
+	levels := 0
+	for _, f := range files {
+		if adapter.IsLevel(f.Name()) {
+			levels++
+			requireSameFile(t, filepath.Join(local, f.Name()), filepath.Join(fetched, f.Name()))
+		}
+	}
+	require.Greater(t, levels, 2)
+}
