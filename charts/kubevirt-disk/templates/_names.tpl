@@ -12,8 +12,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "rules" -}}
 {{ .Files.Get "files/rules.yaml" }}
 {{- if not (has "pets" .Values.without) }}
-# The set of a pet, and its pod. Who may make StatefulSets can run any pod, as who makes a VMPet or
-# pods can.
+# The set of a pet, and its pod. Anyone who may make StatefulSets can run any pod. So can anyone who
+# may make VMPets or pods.
 - apiGroups: [disk.kubevirt.io]
   resources: [vmidentitysets]
   verbs: [create, patch]
@@ -36,8 +36,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [get, list, watch, create]
 {{- end }}
 {{- if or (not (has "snapshots" .Values.without)) .Values.localDisks.move }}
-# What writes an image for population Snapshot, or moves a disk of type Local. The identities that
-# use it own the Job.
+# Jobs write an image for population Snapshot, or move a disk of type Local. The identities that use
+# a Job own it.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
