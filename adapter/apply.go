@@ -16,19 +16,35 @@ import (
 type applier struct {
 	fs *ext4.Writer
 
+	maxBytes  int64
 	bytesLeft int64
+	maxFiles  int
 	filesLeft int
 	stepsLeft int64
 
 	// explicit are the directories for which this layer has an entry. implicit are those that it
 	// has made without one, in a directory for which it had none either.
-	explicit, implicit map[ext4.Inode]bool
+	explicit, implicit inodes
 	// used are the names of lower layers that entries of this layer depend on: symbolic links that
 	// were followed, and targets of hard links. A whiteout must not remove them, because the order
 	// of the entries would matter then.
 	used map[place]use
 	// led are the directories of lower layers that have such a link somewhere below them.
-	led map[ext4.Inode]bool
+	led inodes
+}
+
+// inodes is a set of inodes. A layer may have a million directories: a map of them is large.
+type inodes struct{ bits []uint64 }
+
+func (s *inodes) add(n ext4.Inode) {
+	for int(n/64) >= len(s.bits) {
+		s.bits = append(s.bits, 0)
+	}
+	s.bits[n/64] |= 1 << (n % 64)
+}
+
+func (s *inodes) has(n ext4.Inode) bool {
+	return int(n/64) < len(s.bits) && s.bits[n/64]&(1<<(n%64)) != 0
 }
 
 // use says how this layer has used an entry of a lower layer.
@@ -51,7 +67,13 @@ type place struct {
 const maxSteps = 200 << 20
 
 func newApplier(maxBytes int64, maxFiles int) *applier {
-	return &applier{fs: ext4.New(), bytesLeft: maxBytes, filesLeft: maxFiles, stepsLeft: maxSteps}
+	return &applier{fs: ext4.New(), maxBytes: maxBytes, bytesLeft: maxBytes,
+		maxFiles: maxFiles, filesLeft: maxFiles, stepsLeft: maxSteps}
+}
+
+func (a *applier) tooManyFiles() error {
+	return fmt.Errorf("the image has too many files: its layers may have %d together, with those "+
+		"that a higher layer removes", a.maxFiles)
 }
 
 // rawLimit bounds the size of the next archive, with its headers and padding: some bytes for each
@@ -60,8 +82,7 @@ func (a *applier) rawLimit() int64 { return a.bytesLeft + int64(a.filesLeft)*4<<
 
 // apply applies the archive of a layer, as far as tar reads it.
 func (a *applier) apply(r io.Reader) error {
-	a.explicit, a.implicit = make(map[ext4.Inode]bool), make(map[ext4.Inode]bool)
-	a.led = make(map[ext4.Inode]bool)
+	a.explicit, a.implicit, a.led = inodes{}, inodes{}, inodes{}
 	a.used = make(map[place]use)
 	tr := tar.NewReader(r)
 	for {
@@ -76,8 +97,7 @@ func (a *applier) apply(r io.Reader) error {
 			continue
 		}
 		if a.filesLeft--; a.filesLeft < 0 {
-			return errors.New("the image has too many files: raise the limit if it is to be " +
-				"trusted")
+			return a.tooManyFiles()
 		}
 		if err := a.entry(h, tr); err != nil {
 			return fmt.Errorf("%s: %w", quoted(h.Name), err)
@@ -193,14 +213,14 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 	}
 	old, there := a.fs.Lookup(at.dir, at.name)
 	if there && h.Typeflag == tar.TypeDir && a.fs.Type(old.Inode) == ext4.TypeDir {
-		a.explicit[old.Inode] = true
+		a.explicit.add(old.Inode)
 		return a.fs.SetAttr(old.Inode, attr)
 	}
 	if there {
 		if old.Level == 0 {
 			return errors.New("has to be a directory")
 		}
-		if a.used[at] == followed || a.led[old.Inode] {
+		if a.used[at] == followed || a.led.has(old.Inode) {
 			return errors.New("replaces a symbolic link through which other entries of the layer " +
 				"lead")
 		}
@@ -222,7 +242,7 @@ func (a *applier) put(h *tar.Header, at place, attr ext4.Attr, content io.Reader
 	case tar.TypeDir:
 		var made ext4.Inode
 		if made, err = a.mkdir(at, attr); err == nil {
-			a.explicit[made] = true
+			a.explicit.add(made)
 		}
 	case tar.TypeSymlink:
 		attr.Mode = 0o777 // like symlink(2); the mode in the archive means nothing
@@ -263,8 +283,8 @@ func (a *applier) mknod(h *tar.Header, at place, attr ext4.Attr) error {
 // take counts the bytes that an entry needs on the disk.
 func (a *applier) take(n int64) error {
 	if n < 0 || n > a.bytesLeft {
-		return errors.New("is more than the image may expand to: raise the limit if it is to be " +
-			"trusted")
+		return fmt.Errorf("is more than the image may expand to: %d bytes, all layers together",
+			a.maxBytes)
 	}
 	a.bytesLeft -= n
 	return nil

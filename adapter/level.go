@@ -144,8 +144,8 @@ func (c *counter) Read(p []byte) (int, error) {
 	n, err := c.in.Read(p)
 	c.done += int64(n)
 	if c.left -= int64(n); c.left < 0 {
-		return n, errors.New("its archive expands to more than is allowed: raise the limit if " +
-			"the image is to be trusted")
+		return n, errors.New("its archive expands to more than the layers of an image may " +
+			"have together")
 	}
 	if c.done-c.told >= tellEvery || err == io.EOF {
 		c.told = c.done

@@ -91,7 +91,8 @@ func (b *builder) load(i int) (*applier, error) {
 	if files > int64(b.opt.MaxFiles) || taken > b.opt.MaxBytes {
 		return nil, errors.New("it has more than is allowed") // reading the layers will say so, too
 	}
-	a := newApplier(b.opt.MaxBytes-taken, b.opt.MaxFiles-int(files))
+	a := newApplier(b.opt.MaxBytes, b.opt.MaxFiles)
+	a.bytesLeft, a.filesLeft = a.bytesLeft-taken, a.filesLeft-int(files)
 	a.fs, err = ext4.Load(in)
 	return a, err
 }

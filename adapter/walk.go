@@ -50,14 +50,14 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 			return 0, false, nil
 		case !there:
 			if a.filesLeft--; a.filesLeft < 0 {
-				return 0, false, errors.New("the image has too many files")
+				return 0, false, a.tooManyFiles()
 			}
 			in := at
 			if at, err = a.mkdir(place{in, part}, a.implied(in)); err != nil {
 				return 0, false, err
 			}
-			if !a.explicit[in] {
-				a.implicit[at] = true
+			if !a.explicit.has(in) {
+				a.implicit.add(at)
 			}
 		case a.fs.Type(e.Inode) == ext4.TypeDir:
 			at = e.Inode
@@ -85,8 +85,8 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 // follow notes that an entry of the layer leads through a symbolic link of a lower layer.
 func (a *applier) follow(link place) {
 	a.used[link] = followed
-	for dir := link.dir; dir != ext4.Root && !a.led[dir]; dir = a.fs.Parent(dir) {
-		a.led[dir] = true
+	for dir := link.dir; dir != ext4.Root && !a.led.has(dir); dir = a.fs.Parent(dir) {
+		a.led.add(dir)
 	}
 }
 
@@ -142,12 +142,12 @@ func (a *applier) hide(at place, e ext4.Entry, attr *ext4.Attr) error {
 		return nil
 	}
 	if isDir {
-		explicit := a.explicit[e.Inode]
+		explicit := a.explicit.has(e.Inode)
 		if !own {
 			implied := a.implied(at.dir)
 			attr = &implied
 		}
-		if !explicit && (!own || a.implicit[e.Inode]) { // first, as those in it follow it
+		if !explicit && (!own || a.implicit.has(e.Inode)) { // first, as those in it follow it
 			if err := a.fs.SetAttr(e.Inode, *attr); err != nil {
 				return err
 			}

@@ -1,6 +1,7 @@
 package ext4
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -34,50 +35,52 @@ func entryLength(name int) uint64 { return uint64(8+name+3) &^ 3 }
 var fileTypes = [16]byte{TypeFile >> 12: 1, TypeDir >> 12: 2, TypeChar >> 12: 3,
 	TypeBlock >> 12: 4, TypeFIFO >> 12: 5, TypeSocket >> 12: 6, TypeLink >> 12: 7}
 
-// dirName is an entry of a directory that is being written.
+// dirName is an entry of a directory that is being written. It is small, because a directory may
+// have a million.
 type dirName struct {
 	hash  uint32
-	inode uint32
-	name  []byte
+	entry uint32
 }
 
 // writeDir writes the blocks of a directory. A directory of one block has its names in the order in
 // which they were made. A larger one has an index, and leaves of names sorted by their hash.
 func (w *Writer) writeDir(d *directory) error {
 	d.changed = false
-	names := make([]dirName, 0, 16)
-	for i := d.first; i != 0; {
-		e := w.entries.at(i)
-		names = append(names, dirName{inode: e.inode, name: w.nameOf(e)})
-		i = e.next
-	}
 	d.indexed = d.bytes+2*dotBytes > dirRoom
 	if !d.indexed {
 		if err := w.mapDir(d, 1); err != nil {
 			return err
 		}
 		p := w.scratch()
-		at := w.putDots(p, d)
-		w.putNames(p, at, names)
+		at, last := w.putDots(p, d), dotBytes
+		for i := d.first; i != 0; i = w.entries.at(i).next {
+			at, last = w.putEntry(p, at, i), at
+		}
+		extendLast(p, last)
 		return w.emitDir(d, 0, p)
 	}
-	for i := range names {
-		names[i].hash = nameHash(names[i].name)
+	count := 0
+	for i := d.first; i != 0; i = w.entries.at(i).next {
+		count++
+	}
+	names := make([]dirName, 0, count)
+	for i := d.first; i != 0; i = w.entries.at(i).next {
+		names = append(names, dirName{nameHash(w.nameOf(w.entries.at(i))), i})
 	}
 	slices.SortFunc(names, func(a, b dirName) int {
 		if c := cmp.Compare(a.hash, b.hash); c != 0 {
 			return c
 		}
-		return cmp.Compare(string(a.name), string(b.name))
+		return bytes.Compare(w.nameOf(w.entries.at(a.entry)), w.nameOf(w.entries.at(b.entry)))
 	})
-	return w.writeIndexed(d, splitLeaves(names))
+	return w.writeIndexed(d, w.splitLeaves(names))
 }
 
 // splitLeaves cuts sorted names into leaves.
-func splitLeaves(names []dirName) (leaves [][]dirName) {
+func (w *Writer) splitLeaves(names []dirName) (leaves [][]dirName) {
 	begin, length := 0, uint64(0)
 	for i := range names {
-		n := entryLength(len(names[i].name))
+		n := entryLength(int(w.entries.at(names[i].entry).length))
 		if length+n > leafFill {
 			leaves = append(leaves, names[begin:i])
 			begin, length = i, 0
@@ -132,13 +135,16 @@ func (w *Writer) writeIndexed(d *directory, leaves [][]dirName) error {
 		p := w.scratch()
 		binary.LittleEndian.PutUint16(p[4:], BlockSize) // empty, for readers without indexes
 		w.putIndex(p, d, indexNode, nodeLimit, part)
-		if err := w.emit(d.block(uint32(1+i)), p); err != nil {
+		if err := w.emit(w.blockOf(d, uint32(1+i)), p); err != nil {
 			return err
 		}
 	}
 	for i, leaf := range leaves {
-		p := w.scratch()
-		w.putNames(p, 0, leaf)
+		p, at, last := w.scratch(), 0, 0
+		for _, n := range leaf {
+			at, last = w.putEntry(p, at, n.entry), at
+		}
+		extendLast(p, last)
 		if err := w.emitDir(d, uint32(1+nodes+i), p); err != nil {
 			return err
 		}
@@ -160,7 +166,7 @@ func (w *Writer) writeIndexRoot(d *directory, index []indexed, nodes bool) error
 		p[30] = 1
 	}
 	w.putIndex(p, d, indexRoot, rootLimit, index)
-	return w.emit(d.block(0), p)
+	return w.emit(w.blockOf(d, 0), p)
 }
 
 // putIndex writes an index at an offset. Its first entry has the number of entries in place of a
@@ -182,28 +188,28 @@ func (w *Writer) putIndex(p []byte, d *directory, at, limit int, index []indexed
 
 // putDots writes "." and "..", and returns where the next entry goes.
 func (w *Writer) putDots(p []byte, d *directory) int {
-	putName(p, dirName{inode: d.inode, name: []byte(".")}, dotBytes, fileTypes[TypeDir>>12])
-	putName(p[dotBytes:], dirName{inode: d.parent, name: []byte("..")}, dotBytes,
-		fileTypes[TypeDir>>12])
+	putName(p, d.inode, ".", dotBytes, fileTypes[TypeDir>>12])
+	putName(p[dotBytes:], d.parent, "..", dotBytes, fileTypes[TypeDir>>12])
 	return 2 * dotBytes
 }
 
-func putName(p []byte, n dirName, length int, kind byte) {
-	binary.LittleEndian.PutUint32(p, n.inode)
+func putName[T string | []byte](p []byte, inode uint32, name T, length int, kind byte) {
+	binary.LittleEndian.PutUint32(p, inode)
 	binary.LittleEndian.PutUint16(p[4:], uint16(length))
-	p[6], p[7] = byte(len(n.name)), kind
-	copy(p[8:], n.name)
+	p[6], p[7] = byte(len(name)), kind
+	copy(p[8:], name)
 }
 
-// putNames writes entries at an offset. The last one is extended to the tail.
-func (w *Writer) putNames(p []byte, at int, names []dirName) {
-	last := at - dotBytes // of ".." if there are no names
-	for _, n := range names {
-		last = at
-		length := int(entryLength(len(n.name)))
-		putName(p[at:], n, length, fileTypes[w.inodes.at(n.inode).mode>>12])
-		at += length
-	}
+// putEntry writes an entry, and returns where the next one goes.
+func (w *Writer) putEntry(p []byte, at int, i uint32) int {
+	e := w.entries.at(i)
+	length := int(entryLength(int(e.length)))
+	putName(p[at:], e.inode, w.nameOf(e), length, fileTypes[w.inodes.at(e.inode).mode>>12])
+	return at + length
+}
+
+// extendLast extends the last entry of a block, which begins at an offset, to the tail.
+func extendLast(p []byte, last int) {
 	binary.LittleEndian.PutUint16(p[last+4:], uint16(dirRoom-last))
 }
 
@@ -213,18 +219,22 @@ func (w *Writer) emitDir(d *directory, logical uint32, p []byte) error {
 	le.PutUint16(p[dirRoom+4:], dirTail)
 	p[dirRoom+7] = 0xde
 	le.PutUint32(p[dirRoom+8:], crc32c(inodeSeed(d.inode), p[:dirRoom]))
-	return w.emit(d.block(logical), p)
+	return w.emit(w.blockOf(d, logical), p)
 }
 
-// block returns the disk block of a block of the directory.
-func (d *directory) block(logical uint32) uint32 {
-	i, found := slices.BinarySearchFunc(d.extents, logical, func(e extent, logical uint32) int {
+// blockOf returns the disk block of a block of the directory.
+func (w *Writer) blockOf(d *directory, logical uint32) uint32 {
+	all := w.dirExtents[d.inode]
+	if all == nil {
+		return d.start + logical
+	}
+	i, found := slices.BinarySearchFunc(all, logical, func(e extent, logical uint32) int {
 		return cmp.Compare(e.logical, logical)
 	})
 	if !found {
 		i--
 	}
-	return d.extents[i].start + logical - d.extents[i].logical
+	return all[i].start + logical - all[i].logical
 }
 
 // mapDir gives the directory as many blocks as it needs.
@@ -232,24 +242,26 @@ func (w *Writer) mapDir(d *directory, blocks uint32) error {
 	if d.blocks == blocks {
 		return nil
 	}
+	all := w.dirExtentsOf(d)
 	for d.blocks < blocks {
 		start, got, err := w.alloc.take(blocks - d.blocks)
 		if err != nil {
 			return err
 		}
-		d.extents = addExtent(d.extents, 0, extent{d.blocks, start, got})
+		all = addExtent(all, 0, extent{d.blocks, start, got})
 		d.blocks += got
 	}
 	for d.blocks > blocks {
-		last := &d.extents[len(d.extents)-1]
+		last := &all[len(all)-1]
 		n := min(last.length, d.blocks-blocks)
 		w.alloc.freeRun(last.start+last.length-n, n)
 		d.blocks -= n
 		if last.length -= n; last.length == 0 {
-			d.extents = d.extents[:len(d.extents)-1]
+			all = all[:len(all)-1]
 		}
 	}
+	w.setDirExtents(d, all)
 	w.inodes.at(d.inode).size = uint64(blocks) * BlockSize
 	w.touch(d.inode)
-	return w.writeNodes(d.inode, d.extents)
+	return w.writeNodes(d.inode, all)
 }

@@ -36,9 +36,29 @@ func addExtent(all []extent, floor int, e extent) []extent {
 // extentsOf are the extents of a file.
 func (w *Writer) extentsOf(n *inode) []extent {
 	if n.kind() == TypeDir {
-		return w.dirs.at(n.at).extents
+		return w.dirExtentsOf(w.dirs.at(n.at))
 	}
 	return w.extents[n.at : n.at+n.extents]
+}
+
+// dirExtentsOf are the extents of a directory.
+func (w *Writer) dirExtentsOf(d *directory) []extent {
+	if all := w.dirExtents[d.inode]; all != nil || d.blocks == 0 {
+		return all
+	}
+	return []extent{{0, d.start, d.blocks}}
+}
+
+// setDirExtents replaces the extents of a directory.
+func (w *Writer) setDirExtents(d *directory, all []extent) {
+	if len(all) > 1 {
+		w.dirExtents[d.inode] = all
+		return
+	}
+	delete(w.dirExtents, d.inode)
+	if len(all) == 1 {
+		d.start = all[0].start
+	}
 }
 
 // nodesNeeded is how many blocks a tree of that many extents has besides its root.

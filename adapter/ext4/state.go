@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 )
 
@@ -35,11 +34,10 @@ func (w *Writer) Save(dst io.Writer) error {
 	for number := uint32(1); number < w.inodes.n; number++ {
 		s.inode(w, number)
 	}
-	s.numbers(uint64(len(w.known)))
+	s.numbers(uint64(w.known.n))
 	before := uint32(0)
-	for _, block := range slices.Sorted(maps.Keys(w.known)) {
+	for block, sum := range w.known.all() {
 		s.numbers(uint64(block - before))
-		sum := w.known[block]
 		s.bytes(sum[:])
 		before = block
 	}
@@ -154,9 +152,9 @@ func Load(src io.Reader) (*Writer, error) {
 	block := uint64(0)
 	for known := l.number(maxBlocks); known > 0 && l.err == nil; known-- {
 		block += l.number(maxBlocks - block)
-		var sum [16]byte
+		var sum blockSum
 		l.bytes(sum[:])
-		w.known[uint32(block)] = sum
+		w.known.set(uint32(block), sum)
 	}
 	if l.err == nil && (l.inodes <= firstInode || w.dirOf(rootInode) == nil ||
 		w.inodes.at(journalInode).extents != 1) {
@@ -255,9 +253,9 @@ func (l *loader) inode() {
 	case n.kind() == TypeDir:
 		n.at, n.extents = w.dirs.add(), 0
 		d := w.dirs.at(n.at)
-		*d = directory{inode: number, extents: slices.Clone(w.extents[floor:])}
+		*d = directory{inode: number}
+		l.directory(d, slices.Clone(w.extents[floor:]))
 		w.extents = w.extents[:floor]
-		l.directory(d)
 	}
 }
 
@@ -271,8 +269,9 @@ func (l *loader) extents() {
 	}
 }
 
-func (l *loader) directory(d *directory) {
+func (l *loader) directory(d *directory, extents []extent) {
 	d.parent, d.blocks = uint32(l.number(l.inodes-1)), uint32(l.number(maxBlocks))
+	l.w.setDirExtents(d, extents)
 	d.subdirs = uint32(l.number(l.inodes))
 	d.indexed = l.number(1) == 1
 	for {

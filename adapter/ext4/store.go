@@ -1,6 +1,11 @@
 package ext4
 
-import "hash/maphash"
+import (
+	"hash/maphash"
+	"iter"
+	"maps"
+	"slices"
+)
 
 // list is an array that grows without being copied. Its records have no pointers, so the garbage
 // collector does not look into them.
@@ -112,4 +117,50 @@ func (t *nameTable) remove(entry uint32, hashOf func(entry uint32) uint32) {
 		}
 	}
 	t.slots[i] = 0
+}
+
+// sums has a checksum for some blocks. Those of neighbours lie together: metadata is mostly in a
+// row, and a map of a million blocks is twice as large.
+type sums struct {
+	pages map[uint32]*[sumsPage]blockSum
+	n     int
+}
+
+// blockSum is zeros for a block that has none.
+type blockSum [16]byte
+
+const sumsPage = 32
+
+func newSums() sums { return sums{pages: make(map[uint32]*[sumsPage]blockSum)} }
+
+func (s *sums) get(block uint32) (sum blockSum, known bool) {
+	if page := s.pages[block/sumsPage]; page != nil {
+		sum = page[block%sumsPage]
+	}
+	return sum, sum != blockSum{}
+}
+
+func (s *sums) set(block uint32, sum blockSum) {
+	page := s.pages[block/sumsPage]
+	if page == nil {
+		page = new([sumsPage]blockSum)
+		s.pages[block/sumsPage] = page
+	}
+	if page[block%sumsPage] == (blockSum{}) {
+		s.n++
+	}
+	page[block%sumsPage] = sum
+}
+
+// all are the blocks that have one, the lowest first.
+func (s *sums) all() iter.Seq2[uint32, blockSum] {
+	return func(yield func(uint32, blockSum) bool) {
+		for _, number := range slices.Sorted(maps.Keys(s.pages)) {
+			for i, sum := range s.pages[number] {
+				if sum != (blockSum{}) && !yield(number*sumsPage+uint32(i), sum) {
+					return
+				}
+			}
+		}
+	}
 }

@@ -12,14 +12,15 @@ type entry struct {
 	length     uint8  // of the name
 }
 
-// directory is what the Writer keeps of a directory besides its inode.
+// directory is what the Writer keeps of a directory besides its inode. It has no pointers, because
+// there may be a million.
 type directory struct {
 	inode, parent uint32
 	first, last   uint32 // entries; 0: none
 	subdirs       uint32
 	blocks        uint32
-	bytes         uint64 // of its entries, without "." and ".."
-	extents       []extent
+	start         uint32 // of its only extent; of more, dirExtents has all
+	bytes         uint32 // of its entries, without "." and ".."
 	indexed       bool
 	changed       bool // its blocks have to be written again
 }
@@ -99,7 +100,7 @@ func (w *Writer) find(dir uint32, name string) uint32 {
 func (w *Writer) hashOf(i uint32) uint32 { return w.entries.at(i).hash }
 
 // maxText bounds the memory for names and the targets of links, in bytes.
-const maxText = 96 << 20
+const maxText = 64 << 20
 
 // maxName is the longest name of a file, in bytes.
 const maxName = 255
@@ -156,7 +157,7 @@ func (w *Writer) insert(d *directory, name string, number uint32, level uint16) 
 		w.entries.at(d.last).next = i
 	}
 	d.last = i
-	d.bytes += entryLength(len(name))
+	d.bytes += uint32(entryLength(len(name)))
 	w.names.insert(i, w.hashOf)
 }
 
@@ -175,7 +176,7 @@ func (w *Writer) drop(i uint32) {
 	} else {
 		w.entries.at(e.next).prev = e.prev
 	}
-	d.bytes -= entryLength(int(e.length))
+	d.bytes -= uint32(entryLength(int(e.length)))
 	if w.dirOf(e.inode) != nil {
 		d.subdirs--
 		w.touch(d.inode)
@@ -231,6 +232,7 @@ func (w *Writer) unlink(number uint32) {
 	}
 	delete(w.nodes, number)
 	delete(w.longLinks, number)
+	delete(w.dirExtents, number)
 	if n.xattrs != 0 {
 		w.release(n.xattrs)
 	}

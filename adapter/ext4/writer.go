@@ -21,10 +21,11 @@ type Writer struct {
 	names   nameTable
 	unused  []uint32 // entries
 
-	extents   []extent            // of the files; one after the other
-	nodes     map[uint32][]uint32 // by inode: the blocks of its tree of extents, if it has any
-	longLinks map[uint32]string   // by inode: targets that are not in the inode
-	setIDs    map[string]uint32   // by content
+	extents    []extent            // of the files; one after the other
+	dirExtents map[uint32][]extent // by inode: those of a directory that has more than one
+	nodes      map[uint32][]uint32 // by inode: the blocks of its tree of extents, if it has any
+	longLinks  map[uint32]string   // by inode: targets that are not in the inode
+	setIDs     map[string]uint32   // by content
 
 	linkBytes, xattrBytes int // sums of everything that was ever in longLinks and sets
 
@@ -37,7 +38,7 @@ type Writer struct {
 
 	// known has a part of the SHA-256 of each block of metadata on the disk. Other blocks are
 	// zeros.
-	known map[uint32][16]byte
+	known sums
 
 	block  []byte // what scratch returns
 	buffer []byte // for content
@@ -61,9 +62,9 @@ func New() *Writer {
 // empty returns a Writer without any file.
 func empty() *Writer {
 	w := &Writer{
-		names: newNameTable(),
+		names: newNameTable(), dirExtents: make(map[uint32][]extent),
 		nodes: make(map[uint32][]uint32), longLinks: make(map[uint32]string),
-		setIDs: make(map[string]uint32), known: make(map[uint32][16]byte),
+		setIDs: make(map[string]uint32), known: newSums(),
 		block: make([]byte, BlockSize), buffer: make([]byte, bufferSize),
 	}
 	w.entries.add()
@@ -138,12 +139,12 @@ var zeros [holeSize]byte
 // emit writes a block of metadata unless the disk has the same content already.
 func (w *Writer) emit(block uint32, p []byte) error {
 	sum := sha256.Sum256(p)
-	key := [16]byte(sum[:16])
-	old, known := w.known[block]
+	key := blockSum(sum[:16])
+	old, known := w.known.get(block)
 	if known && key == old || !known && bytes.Equal(p, zeros[:BlockSize]) {
 		return nil
 	}
-	w.known[block] = key
+	w.known.set(block, key)
 	return w.write(block, p)
 }
 

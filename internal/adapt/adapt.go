@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime/debug"
 
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/machine"
@@ -80,6 +81,7 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 	if opt.Progress != nil {
 		opt.Progress.Expect(total)
 	}
+	defer limitMemory()()
 	if made.Disk, err = adapter.Build(ctx, layers, dir, buildOpt); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
@@ -89,6 +91,20 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 		}
 	}
 	return made, nil
+}
+
+// memoryLimit is when garbage is collected while levels are made, in bytes. An image with a million
+// files needs most of it. Without a limit, the garbage would double that.
+const memoryLimit = 192 << 20
+
+// limitMemory sets the limit, unless a lower one is set, and returns what undoes it.
+func limitMemory() func() {
+	before := debug.SetMemoryLimit(-1)
+	if before <= memoryLimit {
+		return func() {}
+	}
+	debug.SetMemoryLimit(memoryLimit)
+	return func() { debug.SetMemoryLimit(before) }
 }
 
 // Open opens the disk of an image. Nobody removes its levels while it is open.
