@@ -19,6 +19,7 @@ const (
 	// As the manifest names them.
 	serverImage     = "docker.io/library/kubevirt.io:disk"
 	controllerImage = "docker.io/library/kubevirt.io:disk-controller"
+	system          = "kubevirt-disk-system"
 )
 
 // TestIdentity installs the controller on a real node. A pod with an identity boots a Linux guest
@@ -79,7 +80,6 @@ func (n *Node) installController(t *testing.T) {
 	require.NoError(t, err)
 	n.Kubectl(t, "apply", "--server-side", "-f",
 		filepath.Join(root, "deploy/kubevirt-disk-controller.yaml"))
-	const system = "kubevirt-disk-system"
 	out, err := n.TryKubectl("", "rollout", "status", "deployment/kubevirt-disk-controller", "-n",
 		system, "--timeout=5m")
 	if err != nil {

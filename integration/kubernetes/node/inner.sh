@@ -1,13 +1,22 @@
 #!/usr/bin/env bash
-# The first process of a node's namespaces: a control plane, containerd, kubelet and kube-proxy.
-# Whatever it starts and mounts ends with it. It waits forever; $RUN/ready is there when pods can be
-# made.
+# The first process of a node's namespaces: containerd, kubelet and kube-proxy. The first node has the
+# control plane, too. Whatever this starts and mounts ends with it. It waits forever; $RUN/ready is
+# there when pods can be made.
 #
-# RUN is a directory of this node alone, BIN has the binaries, IMAGES has archives of images.
+# NODE is its name, node1 for the first, and NET the first three numbers of its addresses. RUN is a
+# directory of this node alone, PLANE that of the first one. BIN has the binaries, IMAGES has archives
+# of images.
 set -euo pipefail
 cd "$RUN"
 export PATH=$BIN:$PATH
-address=10.244.0.1 # of the bridge, which is the node's
+address=$NET.1 # of the bridge, which is the node's
+cgroup=/
+if [ "$NODE" != node1 ]; then # a kubelet removes all pods below its own that it does not know
+	cgroup=/kubevirt-disk-$NODE
+	findmnt -n -o TARGET -t cgroup,cgroup2 | while read -r hierarchy; do
+		mkdir -p "$hierarchy$cgroup"
+	done
+fi
 
 # Settings of the machine stay as they are: they can only be read, but for those of the network.
 mount --bind /proc/sys /proc/sys
@@ -28,48 +37,53 @@ mount --make-rshared /var/lib/kubelet
 
 ip link set lo up
 ip link add cni0 type bridge
-ip addr add $address/24 dev cni0
+ip addr add "$address/24" dev cni0
 ip link set cni0 up
 ip route add 10.96.0.0/16 dev cni0 # addresses of services
 echo 1 >/proc/sys/net/ipv4/ip_forward
 
-key() { # key NAME SUBJECT: a certificate for servers and clients
-	openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "certs/$1.key" -out "certs/$1.csr" -subj "$2"
-	openssl x509 -req -in "certs/$1.csr" -CA certs/ca.crt -CAkey certs/ca.key -CAcreateserial -out "certs/$1.crt" \
-		-extfile <(echo "subjectAltName=IP:127.0.0.1,IP:$address,IP:10.96.0.1,DNS:node1")
-}
-{
-	openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout certs/ca.key -out certs/ca.crt -subj /CN=ca
-	key server /CN=kube-apiserver
-	key kubelet /CN=node1
-	key client /CN=apiserver/O=system:masters
-	openssl ecparam -name prime256v1 -genkey -noout -out certs/accounts.key
-	openssl ec -in certs/accounts.key -pubout -out certs/accounts.pub
-} 2>log/openssl.log
+credentials() {
+	key() { # key NAME SUBJECT: a certificate for servers and clients
+		openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "certs/$1.key" -out "certs/$1.csr" -subj "$2"
+		openssl x509 -req -in "certs/$1.csr" -CA certs/ca.crt -CAkey certs/ca.key -CAcreateserial -out "certs/$1.crt" \
+			-extfile <(echo "subjectAltName=IP:127.0.0.1,IP:10.244.0.1,IP:10.244.1.1,IP:10.96.0.1,DNS:node1")
+	}
+	{
+		openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout certs/ca.key -out certs/ca.crt -subj /CN=ca
+		key server /CN=kube-apiserver
+		key kubelet /CN=kubelet
+		key client /CN=apiserver/O=system:masters
+		openssl ecparam -name prime256v1 -genkey -noout -out certs/accounts.key
+		openssl ec -in certs/accounts.key -pubout -out certs/accounts.pub
+	} 2>log/openssl.log
 
-user() { # user NAME USER GROUP
-	local token
-	token=$(openssl rand -hex 16)
-	echo "$token,$2,$1,\"$3\"" >>tokens.csv
-	cat >"$1.kubeconfig" <<-CONFIG
-		apiVersion: v1
-		kind: Config
-		clusters: [{name: node, cluster: {server: "https://$address:6443", certificate-authority: $RUN/certs/ca.crt}}]
-		users: [{name: user, user: {token: $token}}]
-		contexts: [{name: node, context: {cluster: node, user: user}}]
-		current-context: node
-	CONFIG
+	user() { # user NAME USER GROUP
+		local token
+		token=$(openssl rand -hex 16)
+		echo "$token,$2,$1,\"$3\"" >>tokens.csv
+		cat >"$1.kubeconfig" <<-CONFIG
+			apiVersion: v1
+			kind: Config
+			clusters: [{name: node, cluster: {server: "https://$address:6443", certificate-authority: $RUN/certs/ca.crt}}]
+			users: [{name: user, user: {token: $token}}]
+			contexts: [{name: node, context: {cluster: node, user: user}}]
+			current-context: node
+		CONFIG
+	}
+	user admin admin system:masters
+	user manager system:kube-controller-manager ''
+	user scheduler system:kube-scheduler ''
+	user node1 system:node:node1 system:nodes
+	user node2 system:node:node2 system:nodes
 }
-user admin admin system:masters
-user manager system:kube-controller-manager ''
-user scheduler system:kube-scheduler ''
-user node system:node:node1 system:nodes
-export KUBECONFIG=$RUN/admin.kubeconfig
 
 # retry COMMAND...: until it succeeds. Who waits for this node has the patience.
 retry() {
 	until "$@" >/dev/null 2>&1; do sleep 0.1; done
 }
+
+if [ "$NODE" = node1 ]; then credentials; fi
+export KUBECONFIG=$PLANE/admin.kubeconfig
 
 cat >containerd.toml <<CONFIG
 version = 3
@@ -92,22 +106,23 @@ cat >cni/10-bridge.conflist <<CONFIG
 {"cniVersion": "0.4.0", "name": "node", "plugins": [
  {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
   "ipam": {"type": "host-local", "dataDir": "/run/cni", "routes": [{"dst": "0.0.0.0/0"}],
-   "ranges": [[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.10"}]]}},
+   "ranges": [[{"subnet": "$NET.0/24", "rangeStart": "$NET.10"}]]}},
  {"type": "portmap", "capabilities": {"portMappings": true}}]}
 CONFIG
 cat >kubelet.yaml <<CONFIG
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: $address
-tlsCertFile: $RUN/certs/kubelet.crt
-tlsPrivateKeyFile: $RUN/certs/kubelet.key
+tlsCertFile: $PLANE/certs/kubelet.crt
+tlsPrivateKeyFile: $PLANE/certs/kubelet.key
 authentication:
   anonymous: {enabled: false}
   webhook: {enabled: false}
-  x509: {clientCAFile: $RUN/certs/ca.crt}
+  x509: {clientCAFile: $PLANE/certs/ca.crt}
 authorization: {mode: AlwaysAllow}
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 cgroupDriver: cgroupfs
+cgroupRoot: $cgroup
 failCgroupV1: false
 failSwapOn: false
 oomScoreAdj: 0
@@ -121,25 +136,36 @@ cat >proxy.yaml <<CONFIG
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: iptables
-clientConnection: {kubeconfig: $RUN/admin.kubeconfig}
-hostnameOverride: node1
-clusterCIDR: 10.244.0.0/24
+clientConnection: {kubeconfig: $KUBECONFIG}
+hostnameOverride: $NODE
+clusterCIDR: 10.244.0.0/16
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 metricsBindAddress: 127.0.0.1:10249
 healthzBindAddress: 127.0.0.1:10256
 CONFIG
 
+control_plane() {
+	etcd --data-dir etcd --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
+		--listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync --log-level warn >log/etcd.log 2>&1 &
+	kube-apiserver --etcd-servers http://127.0.0.1:2379 --secure-port 6443 --bind-address 0.0.0.0 \
+		--advertise-address "$address" \
+		--tls-cert-file certs/server.crt --tls-private-key-file certs/server.key --token-auth-file tokens.csv \
+		--service-account-issuer https://kubernetes.default.svc --service-account-key-file certs/accounts.pub \
+		--service-account-signing-key-file certs/accounts.key --authorization-mode Node,RBAC \
+		--service-cluster-ip-range 10.96.0.0/16 --enable-admission-plugins NodeRestriction --allow-privileged \
+		--kubelet-client-certificate certs/client.crt --kubelet-client-key certs/client.key \
+		--kubelet-certificate-authority certs/ca.crt --kubelet-preferred-address-types InternalIP >log/kube-apiserver.log 2>&1 &
+	retry kubectl get --raw /readyz
+	kube-controller-manager --kubeconfig manager.kubeconfig --authentication-kubeconfig manager.kubeconfig \
+		--authorization-kubeconfig manager.kubeconfig --service-account-private-key-file certs/accounts.key \
+		--root-ca-file certs/ca.crt --use-service-account-credentials --leader-elect=false --cert-dir certs/manager \
+		--node-monitor-period 1s --bind-address 127.0.0.1 >log/kube-controller-manager.log 2>&1 &
+	kube-scheduler --kubeconfig scheduler.kubeconfig --authentication-kubeconfig scheduler.kubeconfig \
+		--authorization-kubeconfig scheduler.kubeconfig --leader-elect=false --cert-dir certs/scheduler \
+		--bind-address 127.0.0.1 >log/kube-scheduler.log 2>&1 &
+}
+
 containerd --config containerd.toml >log/containerd.log 2>&1 &
-etcd --data-dir etcd --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
-	--listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync --log-level warn >log/etcd.log 2>&1 &
-kube-apiserver --etcd-servers http://127.0.0.1:2379 --secure-port 6443 --bind-address 0.0.0.0 \
-	--advertise-address $address \
-	--tls-cert-file certs/server.crt --tls-private-key-file certs/server.key --token-auth-file tokens.csv \
-	--service-account-issuer https://kubernetes.default.svc --service-account-key-file certs/accounts.pub \
-	--service-account-signing-key-file certs/accounts.key --authorization-mode Node,RBAC \
-	--service-cluster-ip-range 10.96.0.0/16 --enable-admission-plugins NodeRestriction --allow-privileged \
-	--kubelet-client-certificate certs/client.crt --kubelet-client-key certs/client.key \
-	--kubelet-certificate-authority certs/ca.crt --kubelet-preferred-address-types InternalIP >log/kube-apiserver.log 2>&1 &
 (
 	retry ctr version
 	for archive in "$IMAGES"/*.tar; do
@@ -147,19 +173,12 @@ kube-apiserver --etcd-servers http://127.0.0.1:2379 --secure-port 6443 --bind-ad
 	done
 	touch imported
 ) >log/images.log 2>&1 &
-retry kubectl get --raw /readyz
-kube-controller-manager --kubeconfig manager.kubeconfig --authentication-kubeconfig manager.kubeconfig \
-	--authorization-kubeconfig manager.kubeconfig --service-account-private-key-file certs/accounts.key \
-	--root-ca-file certs/ca.crt --use-service-account-credentials --leader-elect=false --cert-dir certs/manager \
-	--node-monitor-period 1s --bind-address 127.0.0.1 >log/kube-controller-manager.log 2>&1 &
-kube-scheduler --kubeconfig scheduler.kubeconfig --authentication-kubeconfig scheduler.kubeconfig \
-	--authorization-kubeconfig scheduler.kubeconfig --leader-elect=false --cert-dir certs/scheduler \
-	--bind-address 127.0.0.1 >log/kube-scheduler.log 2>&1 &
+if [ "$NODE" = node1 ]; then control_plane; fi
 retry test -e imported
-kubelet --config kubelet.yaml --kubeconfig node.kubeconfig --hostname-override node1 --node-ip $address >log/kubelet.log 2>&1 &
+kubelet --config kubelet.yaml --kubeconfig "$PLANE/$NODE.kubeconfig" --hostname-override "$NODE" --node-ip "$address" >log/kubelet.log 2>&1 &
 kube-proxy --config proxy.yaml >log/kube-proxy.log 2>&1 &
-retry kubectl wait --for=condition=Ready node/node1 --timeout=10s
-untainted() { [ -z "$(kubectl get node node1 -o jsonpath='{.spec.taints}')" ]; }
+retry kubectl wait --for=condition=Ready "node/$NODE" --timeout=10s
+untainted() { [ -z "$(kubectl get node "$NODE" -o jsonpath='{.spec.taints}')" ]; }
 retry untainted
 retry kubectl get serviceaccount/default configmap/kube-root-ca.crt
 touch ready

@@ -3,7 +3,7 @@
 // machine changes, and all of it ends with the test binary. It needs root.
 //
 // Everything that talks to it runs inside: Kubectl, Run. Images are given at the start, as there is
-// no registry.
+// no registry. Another node can join it, which has a kubelet and a containerd of its own.
 package node
 
 import (
@@ -29,11 +29,14 @@ var inner []byte
 // patience is how long anything may take on a busy machine before it counts as broken.
 const patience = 6 * time.Minute
 
-// Node is a running node with its control plane.
+// Node is a running node, with its control plane or with that of the node that it joined.
 type Node struct {
-	Dir string // its files and logs
-	bin string
-	pid int // of the first process in the namespaces
+	Dir   string // its files and logs
+	name  string
+	net   string // the first three numbers of its addresses
+	bin   string
+	plane string // Dir of the node with the control plane
+	pid   int    // of the first process in the namespaces
 
 	digests map[string]string // of the images, by their names
 }
@@ -42,8 +45,8 @@ type Node struct {
 var binaries = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
 	"kubectl", "kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr"}
 
-// Start returns a node that has the images and is ready for pods. The test ends it. Two nodes at
-// once would have the same cgroups.
+// Start returns a node that has the images and is ready for pods. The test ends it. Two of them at
+// once would have the same cgroups: a second node has to join the first.
 func Start(t testing.TB, images ...Image) *Node {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -52,9 +55,11 @@ func Start(t testing.TB, images ...Image) *Node {
 		}
 		t.Skip("needs root")
 	}
-	testtool.Need(t, "unshare", "nsenter", "runc", "iptables", "ip", "openssl")
-	n := &Node{bin: plane.Binaries(t, binaries...), Dir: workDir(t), digests: map[string]string{}}
-	archives := filepath.Join(n.Dir, "images")
+	testtool.Need(t, "unshare", "nsenter", "findmnt", "runc", "iptables", "ip", "openssl")
+	n := &Node{Dir: workDir(t), name: "node1", net: "10.244.0", bin: plane.Binaries(t, binaries...),
+		digests: map[string]string{}}
+	n.plane = n.Dir
+	archives := n.archives()
 	if err := os.Mkdir(archives, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -70,6 +75,51 @@ func Start(t testing.TB, images ...Image) *Node {
 			t.Fatal(err)
 		}
 	}
+	n.enter(t)
+	n.untilReady(t)
+	return n
+}
+
+// Join returns another node of the same cluster, with the same images. The two see each other over
+// a cable. The test ends it.
+func (n *Node) Join(t testing.TB) *Node {
+	t.Helper()
+	other := &Node{Dir: workDir(t), name: "node2", net: "10.244.1", bin: n.bin, plane: n.plane,
+		digests: n.digests}
+	other.enter(t)
+	const here, there = "10.245.0.1", "10.245.0.2"
+	other.ip(t, "link", "add", n.name, "type", "veth", "peer", "name", other.name, "netns",
+		strconv.Itoa(n.pid))
+	n.connect(t, other, here, there)
+	other.connect(t, n, there, here)
+	other.untilReady(t)
+	return other
+}
+
+// connect gives an end of a cable its address. The other end leads to the pods of the other node.
+func (n *Node) connect(t testing.TB, to *Node, here, there string) {
+	t.Helper()
+	n.ip(t, "addr", "add", here, "peer", there, "dev", to.name)
+	n.ip(t, "link", "set", to.name, "up")
+	n.ip(t, "route", "add", to.net+".0/24", "via", there)
+}
+
+// ip changes the network of a node. It sees the processes of the machine.
+func (n *Node) ip(t testing.TB, args ...string) {
+	t.Helper()
+	out, err := exec.Command("nsenter", append([]string{"-t", strconv.Itoa(n.pid), "-n", "--",
+		"ip"}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ip %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// archives is where the images lie that all nodes get.
+func (n *Node) archives() string { return filepath.Join(n.plane, "images") }
+
+// enter starts the first process of a node.
+func (n *Node) enter(t testing.TB) {
+	t.Helper()
 	if err := os.Mkdir(filepath.Join(n.Dir, "log"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -80,21 +130,26 @@ func Start(t testing.TB, images ...Image) *Node {
 	defer log.Close()
 	cmd := exec.Command("unshare", "-m", "-n", "-p", "-f", "--mount-proc", "--kill-child", "--",
 		"bash", "-c", string(inner))
-	cmd.Env = append(os.Environ(), "RUN="+n.Dir, "BIN="+n.bin, "IMAGES="+archives)
+	cmd.Env = append(os.Environ(), "NODE="+n.name, "NET="+n.net, "RUN="+n.Dir, "PLANE="+n.plane,
+		"BIN="+n.bin, "IMAGES="+n.archives())
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { n.stop(t, cmd) })
-	n.until(t, "the node is ready", func() bool {
-		if n.pid == 0 {
-			n.pid = child(cmd.Process.Pid)
-		}
-		_, err := os.Stat(filepath.Join(n.Dir, "ready"))
-		return err == nil && n.pid != 0
+	n.until(t, n.name+" has its namespaces", func() bool {
+		n.pid = child(cmd.Process.Pid)
+		return n.pid != 0
 	})
-	return n
+}
+
+func (n *Node) untilReady(t testing.TB) {
+	t.Helper()
+	n.until(t, n.name+" is ready", func() bool {
+		_, err := os.Stat(filepath.Join(n.Dir, "ready"))
+		return err == nil
+	})
 }
 
 // workDir is short, as sockets lie in it, and on a disk, as overlays of containers do.
@@ -127,10 +182,15 @@ func (n *Node) stop(t testing.TB, cmd *exec.Cmd) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
-	cgroups, _ := filepath.Glob("/sys/fs/cgroup/*/kubepods")
-	own, _ := filepath.Glob("/sys/fs/cgroup/*/k8s.io")
-	for _, dir := range append(cgroups, own...) {
-		removeCgroup(dir)
+	own := []string{"kubepods", "k8s.io"}
+	if n.plane != n.Dir {
+		own = []string{"kubevirt-disk-" + n.name} // as inner.sh names it
+	}
+	for _, name := range own {
+		cgroups, _ := filepath.Glob("/sys/fs/cgroup/*/" + name)
+		for _, dir := range cgroups {
+			removeCgroup(dir)
+		}
 	}
 	if t.Failed() {
 		t.Logf("the logs of the node are in %s/log", n.Dir)
@@ -168,7 +228,7 @@ func (n *Node) until(t testing.TB, what string, met func() bool) {
 func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(n.pid), "-m",
 		"-n", "-p", "--"}, args...)...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(n.Dir, "admin.kubeconfig"),
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(n.plane, "admin.kubeconfig"),
 		"PATH="+n.bin+":"+os.Getenv("PATH"), "HOME="+n.Dir)
 	cmd.WaitDelay = time.Second
 	return cmd

@@ -109,10 +109,15 @@ func example(t *testing.T, name string) string {
 	return string(data)
 }
 
-// volume is a directory of the node as a volume of the default class.
+// volume is a directory of the node as a volume of the default class, which stays.
 func volume(t *testing.T, n *Node, name, mode string) string {
 	t.Helper()
-	dir := filepath.Join(n.Dir, name)
+	return volumeAt(t, n, filepath.Join(n.Dir, name), name, mode, "local", "Retain")
+}
+
+// volumeAt is a directory, which it makes, as a volume of some type, with its reclaim policy.
+func volumeAt(t *testing.T, n *Node, dir, name, mode, kind, policy string) string {
+	t.Helper()
 	require.NoError(t, os.Mkdir(dir, 0o777))
 	require.NoError(t, os.Chmod(dir, 0o777)) // a local volume has its owner from whoever made it
 	return `
@@ -130,13 +135,13 @@ metadata: {name: ` + name + `}
 spec:
   capacity: {storage: 20Gi}
   accessModes: [` + mode + `]
-  persistentVolumeReclaimPolicy: Retain
+  persistentVolumeReclaimPolicy: ` + policy + `
   storageClassName: local
-  local: {path: ` + dir + `}
+  ` + kind + `: {path: ` + dir + `}
   nodeAffinity:
     required:
       nodeSelectorTerms:
-      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node1]}]
+      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [` + n.name + `]}]
 `
 }
 
