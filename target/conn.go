@@ -201,7 +201,7 @@ func (c *conn) closeNetwork() {
 // connection stays there and works, only slower. Nobody else may use the connection yet, except to
 // close it.
 func (c *conn) takeSocket() {
-	s, err := newSocket(c.nc)
+	s, err := newSocket(c.nc, &c.srv.pollers)
 	if err != nil {
 		c.log().Debug("the connection stays with Go's poller", zap.Error(err))
 		return

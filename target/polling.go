@@ -32,16 +32,13 @@ type polling struct {
 	waiting int // how many of these are left
 }
 
-// pollLimit is what the readers of all connections share.
+// pollLimit is what the readers of all connections of a server share.
 type pollLimit struct {
 	ids     atomic.Uint64
 	last    atomic.Uint64 // the id of whoever waited last
 	looking atomic.Int32
 	barred  atomic.Int64 // until when nobody polls, in nanoseconds since 1970
 }
-
-// pollers is the pollLimit of the process.
-var pollers pollLimit
 
 func newPolling(limit *pollLimit) polling { return polling{limit: limit, id: limit.ids.Add(1)} }
 

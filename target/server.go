@@ -41,6 +41,7 @@ type Server struct {
 
 	// working is how many readers do not wait for the network.
 	working atomic.Int64
+	pollers pollLimit
 
 	start time.Time
 

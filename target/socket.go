@@ -46,10 +46,10 @@ const maxIovec = 1024
 var errScarce = errors.New("half of the descriptors that this process may have are in use " +
 	"(ulimit -n)")
 
-// newSocket makes a socket of a TCP connection. Nobody else may use the connection meanwhile, and
-// the caller must close it separately. newSocket fails for any other type, also for one that
-// contains a TCP connection, and if descriptors are scarce.
-func newSocket(nc net.Conn) (*socket, error) {
+// newSocket makes a socket of a TCP connection, whose reader shares pollers with others. Nobody
+// else may use the connection meanwhile, and the caller must close it separately. newSocket fails
+// for any other type, also for one that contains a TCP connection, and if descriptors are scarce.
+func newSocket(nc net.Conn, pollers *pollLimit) (*socket, error) {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
 		return nil, errors.ErrUnsupported
@@ -72,7 +72,7 @@ func newSocket(nc net.Conn) (*socket, error) {
 		_ = s.Close()
 		return nil, errScarce
 	}
-	s.polling = newPolling(&pollers)
+	s.polling = newPolling(pollers)
 	if err = s.in.open(s, unix.EPOLLIN, s.readOnce); err == nil {
 		err = s.out.open(s, unix.EPOLLOUT, s.writeOnce)
 	}

@@ -35,7 +35,7 @@ func tcpPair(t *testing.T) (server, client *net.TCPConn) {
 func socketPair(t *testing.T) (*socket, *net.TCPConn) {
 	t.Helper()
 	server, client := tcpPair(t)
-	s, err := newSocket(server)
+	s, err := newSocket(server, &pollLimit{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	require.NoError(t, server.Close())
@@ -281,13 +281,13 @@ func TestWhatIsNoSocketStaysAsItIs(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	defer ours.Close()
-	_, err := newSocket(ours)
+	_, err := newSocket(ours, &pollLimit{})
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	w := &plainWire{Conn: ours}
 	require.False(t, w.ended())
 
 	server, _ := tcpPair(t)
-	_, err = newSocket(struct{ *net.TCPConn }{server})
+	_, err = newSocket(struct{ *net.TCPConn }{server}, &pollLimit{})
 	require.ErrorIs(t, err, errors.ErrUnsupported,
 		"the wrapper may count the bytes")
 }
@@ -307,7 +307,7 @@ func TestAConnectionWithinTheHostIsNotPaced(t *testing.T) {
 		err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, others[0])
 	}))
 	require.NoError(t, err)
-	s, err := newSocket(server)
+	s, err := newSocket(server, &pollLimit{})
 	require.NoError(t, err)
 	defer s.Close()
 	name, err := unix.GetsockoptString(s.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)

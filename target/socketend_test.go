@@ -52,7 +52,7 @@ func TestASocketThatCannotBe(t *testing.T) {
 		server, client := tcpPair(t)
 		t.Run(why, func(t *testing.T) {
 			fewDescriptors(t, 512, free)
-			_, err := newSocket(server)
+			_, err := newSocket(server, &pollLimit{})
 			require.ErrorIs(t, err, unix.EMFILE)
 			require.ErrorContains(t, err, why)
 			for range free {
