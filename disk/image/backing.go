@@ -130,12 +130,14 @@ func (o *opener) open(ctx context.Context, name string,
 			err = flock.Lock(f.file, unix.LOCK_SH) // others hold it for a moment
 		}
 	}
+	unsure, _ := source.(Unsure)
 	if err == nil && source.Parallel() > 1 && !o.opt.AtHand {
 		e := &edges{Source: source}
 		o.edges = append(o.edges, e)
 		source, err = e, e.load(ctx)
 	}
-	l = &layer{name: name, format: FormatRaw, bytes: source, local: file, size: source.Size()}
+	l = &layer{name: name, format: FormatRaw, bytes: source, unsure: unsure, local: file,
+		size: source.Size()}
 	o.used = append(o.used, l.id())
 	var tail []byte
 	if err == nil {

@@ -47,11 +47,3 @@ func (e *edges) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 	return e.Source.ReadAt(ctx, p, off)
 }
-
-// unwrapped is a source without the edges that are kept of it.
-func unwrapped(s Source) Source {
-	if e, ok := s.(*edges); ok {
-		return e.Source
-	}
-	return s
-}

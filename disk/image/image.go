@@ -227,9 +227,7 @@ func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, err
 // Unverified reports whether what was read of the image may turn out to be wrong. See Unsure.
 func (m *Image) Unverified() (unverified bool) {
 	m.top.chain(func(l *layer) {
-		if u, ok := unwrapped(l.bytes).(Unsure); ok {
-			unverified = unverified || u.Unverified()
-		}
+		unverified = unverified || l.unsure != nil && l.unsure.Unverified()
 	})
 	return unverified
 }
@@ -239,8 +237,8 @@ func (m *Image) Unverified() (unverified bool) {
 func (m *Image) Verify(ctx context.Context) error {
 	var all []Unsure
 	m.top.chain(func(l *layer) {
-		if u, ok := unwrapped(l.bytes).(Unsure); ok {
-			all = append(all, u)
+		if l.unsure != nil {
+			all = append(all, l.unsure)
 		}
 	})
 	for _, u := range all {

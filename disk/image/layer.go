@@ -21,6 +21,7 @@ type layer struct {
 	source  FormatSource
 	looks   *magic // what the content looks like, if something else decided the format
 	bytes   Source
+	unsure  Unsure   // the same source; nil: it is sure of its content
 	local   *os.File // the file of bytes; nil if they are no file of this machine
 	size    int64    // virtual, bytes
 	content content  // nil: raw
