@@ -139,8 +139,8 @@ func Others(dir string) func() ([]cache.Other, error) {
 	}
 }
 
-// Architectures are those that have a kernel, as Go names them.
-var Architectures = []string{"amd64", "arm64"}
+// architectures are those that have a kernel, as Go names them.
+var architectures = []string{"amd64", "arm64"}
 
 // check refuses an image that no machine can run, before anything is made of it. It returns the
 // architecture in its configuration.
@@ -160,7 +160,7 @@ func check(config []byte, wishes machine.Options) (arch string, err error) {
 	if err != nil {
 		return "", err
 	}
-	for _, a := range Architectures {
+	for _, a := range architectures {
 		if c.Architecture == a {
 			return a, nil
 		}

@@ -37,11 +37,11 @@ func (f *File) Grow(size int64) error {
 		return err
 	}
 	if f.holes != nil {
-		f.holes.written.Grow(size)
+		f.holes.written.grow(size)
 	}
 	if f.guard != nil {
-		f.guard.wanted.Grow(size)
-		f.guard.cached.Grow(size)
+		f.guard.wanted.grow(size)
+		f.guard.cached.grow(size)
 	}
 	f.size.Store(size)
 	return nil

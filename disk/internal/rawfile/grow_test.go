@@ -21,7 +21,7 @@ func TestRegionsGrow(t *testing.T) {
 	for _, next := range []int64{4, 64, 65, 200, 1000, 1001} {
 		before := size
 		size = next * region
-		s.Grow(size)
+		s.grow(size)
 		require.False(t, s.touches(before, size-before), "the new part is empty")
 		s.Add(size-1, 1)
 		require.True(t, s.Covers(size-1, 1))

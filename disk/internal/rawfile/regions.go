@@ -19,9 +19,9 @@ func NewRegions(size, region int64) *Regions {
 	return &Regions{region: region, bits: make([]atomic.Uint64, (regions+63)/64)}
 }
 
-// Grow has the set cover a file that will have size bytes. Until it returns, nobody uses the new
+// grow has the set cover a file that will have size bytes. Until it returns, nobody uses the new
 // part, and there is one call at a time.
-func (s *Regions) Grow(size int64) {
+func (s *Regions) grow(size int64) {
 	last, words := s, int64(len(s.bits))
 	for next := s.next.Load(); next != nil; next = next.next.Load() {
 		last, words = next, words+int64(len(next.bits))
