@@ -103,6 +103,9 @@ func (v *validator) readRun(ctx context.Context, run tableRun) ([]byte, error) {
 // announce announces what a read of the range will read from the file. It leaves out the first
 // piece, which is read at once. It announces pieces that lie together as one.
 func (im *Image) announce(ctx context.Context, off, length int64) {
+	if cluster := im.hdr.clusterSize(); off/cluster == (off+length-1)/cluster {
+		return // a cluster is one piece
+	}
 	var begin, end int64 // of a piece that is not announced yet
 	pieces := 0
 	flush := func(from, to int64) {

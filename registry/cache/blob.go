@@ -103,7 +103,7 @@ func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
 			if !seg.used.Load() {
 				seg.used.Store(true)
 			}
-			n, err := seg.file.ReadAt(p[:ready], headerSize+off%segmentSize)
+			n, err := seg.file.ReadAt(p[:ready], chunksAt+off%segmentSize)
 			seg.release()
 			if int64(n) == ready {
 				return n, nil
@@ -130,6 +130,9 @@ func (b *Blob) readPart(ctx context.Context, p []byte, off int64) (int, error) {
 // readyIn is how many of the bytes from off on can be read from the segment's file. All of them lie
 // in the segment.
 func (b *Blob) readyIn(seg *segment, off, length int64) int64 {
+	if seg.missing.Load() == 0 {
+		return length
+	}
 	end := off + length
 	at := off
 	for at < end && seg.checked[at%segmentSize/b.opt.ChunkSize].Load() {

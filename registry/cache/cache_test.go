@@ -175,7 +175,7 @@ func TestDamagedContentIsFetchedAgain(t *testing.T) {
 		count  int64
 	}{
 		{"a bit of the content", func(t *testing.T, f *os.File) {
-			_, err := f.WriteAt([]byte{0xff}, headerSize+testChunk+7)
+			_, err := f.WriteAt([]byte{0xff}, chunksAt+testChunk+7)
 			require.NoError(t, err)
 		}, false, 1},
 		{"content and sum", func(t *testing.T, f *os.File) {
@@ -183,11 +183,11 @@ func TestDamagedContentIsFetchedAgain(t *testing.T) {
 			require.NoError(t, s.store(1, make([]byte, testChunk)))
 		}, true, 1},
 		{"cut short", func(t *testing.T, f *os.File) {
-			require.NoError(t, f.Truncate(headerSize+testChunk+7))
+			require.NoError(t, f.Truncate(chunksAt+testChunk+7))
 		}, true, 2},
 		{"emptied", func(t *testing.T, f *os.File) { require.NoError(t, f.Truncate(0)) }, true, 3},
 		{"another header", func(t *testing.T, f *os.File) {
-			_, err := f.WriteAt([]byte{2}, 7)
+			_, err := f.WriteAt([]byte{1}, 7) // an earlier version
 			require.NoError(t, err)
 		}, true, 3},
 	} {
@@ -221,7 +221,7 @@ func TestCutShortBelowAReader(t *testing.T) {
 	requireRead(t, b, 0, 3*testChunk)
 	files, err := filepath.Glob(filepath.Join(dir, version, "*", "*", "0"))
 	require.NoError(t, err)
-	require.NoError(t, os.Truncate(files[0], headerSize+100))
+	require.NoError(t, os.Truncate(files[0], chunksAt+100))
 	requireRead(t, b, 50, 3*testChunk-50)
 	requireRead(t, b, 0, 3*testChunk)
 }

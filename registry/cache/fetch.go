@@ -121,7 +121,7 @@ func (b *Blob) bring(ctx context.Context, number int64, ahead bool) ([]byte, err
 		b.keepRecent(number, p)
 		return p, nil
 	}
-	seg.checked[i].Store(true)
+	seg.check(i)
 	b.cache.stored(int64(len(p)))
 	return p, nil
 }
@@ -143,7 +143,7 @@ func (b *Blob) find(seg *segment, number, i int64, p []byte) bool {
 			return false
 		}
 	}
-	seg.checked[i].Store(true)
+	seg.check(i)
 	return true
 }
 

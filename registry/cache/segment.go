@@ -16,7 +16,8 @@ import (
 // segmentSize is how much of a blob one file holds, in bytes. Segments are removed as a whole.
 const segmentSize = 16 << 20
 
-// The header of a segment takes the first page of its file. All numbers are little-endian:
+// The header of a segment takes the first page of its file. Nothing follows it up to chunksAt, where
+// the content begins. All numbers are little-endian:
 //
 //	0     magic, with the version of the format
 //	8     chunk size, bytes (4 bytes)
@@ -26,10 +27,14 @@ const segmentSize = 16 << 20
 //	1024  for each chunk the XXH64 of its content, or 1 where that is 0; 0: it is not here (8)
 const (
 	headerSize  = 4096
-	headerMagic = "KVDCACH\x01"
+	headerMagic = "KVDCACH\x02"
 	checkedSize = 24
 	sumsAt      = 1024
 	sumSize     = 8
+	// chunksAt is where the content begins, so that writing a chunk gives the page cache a large
+	// folio. Reads of 4 KiB take a quarter longer if chunks begin a page later. The hole takes no
+	// space.
+	chunksAt = 256 << 10
 )
 
 // errDamaged is a segment file that this program has not written like that.
@@ -40,6 +45,12 @@ type segmentHeader struct {
 	chunkSize int64 // bytes
 	number    int64
 	blobSize  int64 // bytes
+}
+
+// chunks is how many chunks of the blob are in the segment.
+func (h segmentHeader) chunks() int64 {
+	size := min(segmentSize, h.blobSize-h.number*segmentSize)
+	return (size + h.chunkSize - 1) / h.chunkSize
 }
 
 func (h segmentHeader) encode() []byte {
@@ -59,6 +70,7 @@ func contentSum(p []byte) uint64 { return max(xxhash.Sum64(p), 1) }
 type segment struct {
 	file    *os.File
 	checked []atomic.Bool // by chunk of the segment: its content here was checked by this process
+	missing atomic.Int32  // how many chunks were not checked yet
 	used    atomic.Bool   // since the sweeper last looked
 
 	users  atomic.Int32
@@ -100,6 +112,7 @@ func openSegment(root *os.Root, name string, h segmentHeader) (*segment, error) 
 		if err == nil {
 			s := &segment{file: f, checked: make([]atomic.Bool, segmentSize/h.chunkSize)}
 			s.users.Store(1)
+			s.missing.Store(int32(h.chunks()))
 			return s, nil
 		}
 		f.Close()
@@ -146,6 +159,13 @@ func prepare(f *os.File, h segmentHeader) error {
 	return nil
 }
 
+// check notes that this process has checked chunk i.
+func (s *segment) check(i int64) {
+	if !s.checked[i].Swap(true) {
+		s.missing.Add(-1)
+	}
+}
+
 // load reads chunk i of the segment. ok: it is here, and is what was written.
 func (s *segment) load(i int64, p []byte) (ok bool) {
 	var stored [sumSize]byte
@@ -183,7 +203,7 @@ func (s *segment) forget(i int64) error {
 
 // at is where the chunk i lies in the file.
 func (s *segment) at(i int64) int64 {
-	return headerSize + i*(segmentSize/int64(len(s.checked)))
+	return chunksAt + i*(segmentSize/int64(len(s.checked)))
 }
 
 // unlinked reports whether somebody has removed the file.

@@ -164,7 +164,7 @@ func TestForeignFilesInTheCache(t *testing.T) {
 
 func FuzzSegment(f *testing.F) {
 	header := segmentHeader{chunkSize: testChunk, blobSize: 2 * testChunk}
-	whole := make([]byte, headerSize+2*testChunk)
+	whole := make([]byte, chunksAt+2*testChunk)
 	copy(whole, header.encode())
 	f.Add(whole, 0, byte(0))
 	f.Add(whole[:headerSize], 8, byte(1))
