@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
@@ -232,12 +234,25 @@ func TestVolumeOfSlowReference(t *testing.T) {
 	v.json(http.StatusAccepted, "GET", "/volume/vm1", "")
 	require.Empty(t, v.status().LUNs)
 	require.Equal(t, map[string]int{"filling": 1}, v.status().Volumes.States)
-	release()
-	v.until("the image is here", func() bool {
-		return v.answers("GET", "/volume/vm1") == http.StatusOK
-	})
-	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm1")))
+
+	// This is what starts a machine.
+	c, err := volumeclient.New(volumeclient.Options{Server: v.base})
+	require.NoError(t, err)
+	defer c.Close()
+	asked := api.Spec{From: &api.Source{Reference: w.proxy + "/vm/fedora:42"}}
+	early, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err = c.Provide(early, "vm1", asked)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, `volume "vm1" gets its image`)
+	time.AfterFunc(100*time.Millisecond, release)
+	provided, err := c.Provide(t.Context(), "vm1", asked)
+	require.NoError(t, err)
+	require.Equal(t, v.ready("vm1"), provided)
+	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(provided))
 	v.json(http.StatusOK, "PUT", "/volume/vm1", spec)
+	require.NoError(t, c.Delete(t.Context(), "vm1", false))
+	require.NoError(t, c.Delete(t.Context(), "vm1", false))
 }
 
 // TestVolumesOfReferences: volumes of an image in a registry can be used at once, and found again

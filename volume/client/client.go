@@ -87,6 +87,35 @@ func (c *Client) Put(ctx context.Context, name string, spec api.Spec) (api.Volum
 	return v, err
 }
 
+// The time between two questions about a volume that gets its image. It doubles each time.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+// Provide makes a volume, or finds it as asked, and waits until its disk can be used: an image may
+// have to be fetched first. It is what starts a machine whose disk is made for it. It ends with
+// ctx, and with an *api.Error if the volume cannot be made. A volume that awaits an upload is
+// returned as it is.
+func (c *Client) Provide(ctx context.Context, name string, spec api.Spec) (api.Volume, error) {
+	v, err := c.Put(ctx, name, spec)
+	for pause := firstPause; err == nil && v.Info.State == api.StateFilling; {
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return v, fmt.Errorf("volume %q gets its image: %w", name, context.Cause(ctx))
+		}
+		pause = min(2*pause, lastPause)
+		v, err = c.Get(ctx, name)
+	}
+	if err == nil && v.Info.State == api.StateFailed {
+		err = api.Errorf(api.CodeFailed, "volume %q: %s", name, v.Info.Failure)
+	}
+	return v, err
+}
+
 // Get returns a volume.
 func (c *Client) Get(ctx context.Context, name string) (api.Volume, error) {
 	var v api.Volume
