@@ -16,8 +16,8 @@ import (
 // segmentSize is how much of a blob one file holds, in bytes. Segments are removed as a whole.
 const segmentSize = 16 << 20
 
-// The header of a segment takes the first page of its file. Nothing follows it up to chunksAt, where
-// the content begins. All numbers are little-endian:
+// The header of a segment takes the first page of its file. A hole follows it, and the content
+// begins at chunksAt. All numbers are little-endian:
 //
 //	0     magic, with the version of the format
 //	8     chunk size, bytes (4 bytes)

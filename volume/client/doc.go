@@ -1,5 +1,5 @@
-// Package client asks a server of volumes (volume/server) for volumes. Whatever starts machines uses
-// it, and the command upload.
+// Package client asks a server of volumes (volume/server) for volumes. The command upload uses it,
+// and so does a handler that makes a machine's disk.
 //
 // New makes a Client from the server's address and a token or a certificate; on loopback the server
 // may need neither. Provide returns when a machine can use the disk, and Delete removes it when the
