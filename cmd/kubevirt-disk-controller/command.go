@@ -30,10 +30,10 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/webhook"
 )
 
-// leaseName is the Lease by which replicas agree who works.
+// leaseName is the Lease with which the replicas elect a leader.
 const leaseName = "kubevirt-disk-controller"
 
-// settings are what flags and environment say.
+// settings are the values of the flags and the environment variables.
 type settings struct {
 	kubeconfig    string
 	namespaces    []string
@@ -123,7 +123,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"how many objects of a kind are worked on at once")
 }
 
-// fromEnvironment sets each flag that the command line does not from the variable of its name.
+// fromEnvironment sets each flag that is not on the command line from its environment variable.
 func fromEnvironment(flags *pflag.FlagSet) error {
 	var wrong []error
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -176,8 +176,8 @@ func (s *settings) run(ctx context.Context, stderr io.Writer) error {
 	return nil
 }
 
-// config is the way to the API server. Priority and fairness are the server's: no limit here makes
-// a backlog slower.
+// config says how to reach the API server. It sets no rate limit, because a limit here would slow
+// down a backlog: the API server has its own priority and fairness.
 func (s *settings) config() (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", s.kubeconfig)
 	if err != nil {
@@ -205,7 +205,8 @@ func (s *settings) manager(config *rest.Config) (ctrl.Manager, error) {
 		LeaderElection:          s.leaderElect,
 		LeaderElectionID:        leaseName,
 		LeaderElectionNamespace: s.leaseSpace,
-		// The process ends after the manager: nothing of it works on beside the next leader.
+		// The process ends when the manager does, so none of it still works when the next leader
+		// starts.
 		LeaderElectionReleaseOnCancel: true,
 	})
 	if err != nil {

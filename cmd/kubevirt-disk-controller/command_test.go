@@ -59,7 +59,7 @@ func TestVersion(t *testing.T) {
 	require.Empty(t, stderr.String())
 }
 
-// TestArgumentsOfTheChart: the command takes what Deployments give it.
+// TestArgumentsOfTheChart checks that the command takes the arguments of the chart's Deployments.
 func TestArgumentsOfTheChart(t *testing.T) {
 	const chart = "../../integration/kubernetes/admission/testdata/"
 	for file, namespaces := range map[string][]string{

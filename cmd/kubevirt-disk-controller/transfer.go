@@ -16,11 +16,11 @@ import (
 	"kubevirt.io/disk/disk/transfer"
 )
 
-// flagSecret names the file of the secret that both sides of a transfer have.
+// flagSecret is the flag for the file with the secret that both sides of a transfer share.
 const flagSecret = "secret-file"
 
-// sendCommand and receiveCommand are what the pods run that move a Local disk to another node. They
-// are here and not in kubevirt-disk because that one has to stay small.
+// sendCommand and receiveCommand are the commands of the pods that move a Local disk to another
+// node. They are not in kubevirt-disk, because that binary has to stay small.
 func sendCommand(stderr io.Writer) *cobra.Command {
 	var listen, file string
 	cmd := &cobra.Command{
@@ -106,7 +106,8 @@ func secretFlag(cmd *cobra.Command, file *string) {
 		"`file` with the secret that both sides have; the connection is encrypted by it")
 }
 
-// moving runs a command until it is interrupted. What goes wrong then is no wrong usage.
+// moving runs a command that can be interrupted. Once it runs, an error is a failure, not wrong
+// usage.
 func moving(cmd *cobra.Command, file string,
 	do func(context.Context, transfer.Secret) error) error {
 	if file == "" {

@@ -1,5 +1,5 @@
 // Command kubevirt-disk-init is process 1 of a virtual machine that runs a container image. It is
-// in the initramfs of the image kubevirt.io:adapter; nobody calls it otherwise. See package
+// in the initramfs of the image kubevirt.io:adapter; nothing else calls it. See package
 // adapter/init.
 package main
 

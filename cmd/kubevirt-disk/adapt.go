@@ -22,7 +22,8 @@ import (
 	"kubevirt.io/disk/registry"
 )
 
-// Where the image kubevirt.io:adapter has the kernel and the initramfs, and how others are named.
+// The paths of the kernel and the initramfs in the image kubevirt.io:adapter, and the settings that
+// name others.
 const (
 	defaultKernel = "/boot/vmlinuz"
 	defaultInitrd = "/boot/initrd"
@@ -186,7 +187,7 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.R
 	return nil
 }
 
-// complete makes what is beside the levels.
+// complete makes the files beside the levels.
 func (o *adaptOptions) complete(ctx context.Context, dir string, ref registry.Reference,
 	made *adapt.Made) error {
 	for name, from := range map[string]string{adaptedKernel: o.kernel, adaptedInitrd: o.initrd} {
@@ -228,7 +229,8 @@ func (o *adaptOptions) domain(dir string, ref registry.Reference, made *adapt.Ma
 	}.DomainXML()
 }
 
-// domainName makes a name of a reference: the last part of its path, without what libvirt refuses.
+// domainName makes a name from a reference: the last part of its path, without characters that
+// libvirt refuses.
 func domainName(ref registry.Reference) string {
 	name := ref.String()
 	name = name[strings.LastIndex(name, "/")+1:]
@@ -246,8 +248,9 @@ func domainName(ref registry.Reference) string {
 	return name
 }
 
-// writableDisk makes the qcow2 file that the machine writes, above the top level. One that is there
-// has what the machine wrote, and is only kept if it is above the same level.
+// writableDisk makes the qcow2 file that the machine writes to. The top level is its backing file.
+// An existing file holds the machine's writes, so it stays. It is an error if it has another
+// backing file.
 func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error) {
 	path := filepath.Join(dir, adaptedDisk)
 	top := filepath.Base(made.Path)
@@ -259,9 +262,9 @@ func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	// Somebody else may have made the same machine, and have started it.
+	// Somebody else may have made the same machine, and started it already.
 	if _, err := os.Lstat(path); err == nil {
-		_ = os.Remove(path + ".new") // it was made for nothing
+		_ = os.Remove(path + ".new") // the claim has made it again
 		return checkWritable(path, top)
 	}
 	if err := f.Truncate(0); err != nil {
@@ -310,8 +313,8 @@ func copySmallFile(from, to string) error {
 	return replaceFile(to, source)
 }
 
-// replaceFile writes a file beside its name, and renames it when it is complete. If it is killed,
-// one file is left, which the next call goes on with.
+// replaceFile writes a file beside its name, and renames it when it is complete. If the process is
+// killed, one file is left, and the next call takes it over.
 func replaceFile(name string, content io.Reader) error {
 	f, err := flock.Claim(filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".new"))
 	if err != nil {

@@ -24,7 +24,7 @@ func savedImage(t *testing.T, architecture string) string {
 	return savedImageWith(t, architecture, `"Cmd":["/hello"]`)
 }
 
-// savedImageWith is one with this configuration.
+// savedImageWith is savedImage with this configuration.
 func savedImageWith(t *testing.T, architecture, config string) string {
 	t.Helper()
 	config = `{"os":"linux","architecture":"` + architecture + `","config":{` + config +
@@ -90,7 +90,7 @@ func TestAdapt(t *testing.T) {
 	require.Equal(t, written, content("disk.qcow2"))
 }
 
-// TestAdaptAtOnce: several that make the same machine are done, and it has one disk.
+// TestAdaptAtOnce makes the same machine several times at once. All succeed, and there is one disk.
 func TestAdaptAtOnce(t *testing.T) {
 	env, ref := bootable(t), savedImage(t, "amd64")
 	for range 2 {
@@ -116,8 +116,8 @@ func TestAdaptAtOnce(t *testing.T) {
 	}
 }
 
-// TestAdaptLeavesNoCopies: while a file is copied, there is one that is not complete, whatever was
-// left by those that were killed: the next one takes it over.
+// TestAdaptLeavesNoCopies checks that killed copies do not pile up: the next one takes over the
+// unfinished file.
 func TestAdaptLeavesNoCopies(t *testing.T) {
 	dir := t.TempDir()
 	names := func() (all []string) {
@@ -199,8 +199,8 @@ func TestDomainName(t *testing.T) {
 
 func zeroes() string { return "0000000000000000000000000000000000000000000000000000000000000000" }
 
-// TestMachineFindsItsConfiguration: the guest's init has the place of the configuration as a
-// constant, because it cannot import what makes the disk.
+// TestMachineFindsItsConfiguration: the guest's init has the offset of the configuration as a
+// constant, because it cannot import the package that makes the disk.
 func TestMachineFindsItsConfiguration(t *testing.T) {
 	require.EqualValues(t, adapter.ConfigOffset, machine.ConfigOffset)
 	require.EqualValues(t, adapter.MaxConfig, machine.ConfigSize)

@@ -99,8 +99,8 @@ func (a *app) report(err error) int {
 	return exitUsage
 }
 
-// printTo prints text for a person. Unless it has to be read, a reader who does not read holds up
-// neither the command nor its end.
+// printTo prints text for a person. If the text has to be read, it waits until it is written.
+// Otherwise a reader that has stopped reading does not hold up the command for long.
 func printTo(w io.Writer, text string, hasToBeRead bool) {
 	printed := make(chan struct{})
 	go func() {
@@ -117,8 +117,8 @@ func printTo(w io.Writer, text string, hasToBeRead bool) {
 	}
 }
 
-// harmless escapes what does not print, such as control sequences of a terminal. A message may
-// contain names of images and answers of remote daemons.
+// harmless escapes characters that cannot be printed, such as control sequences of a terminal. A
+// message may contain names of images and answers of remote daemons.
 func harmless(message string) string {
 	var b strings.Builder
 	for i, r := range message {

@@ -15,8 +15,8 @@ func daemonAt(socket string) control.Client {
 	return control.Client{Socket: socket, OwnIsInit: daemonIsInit()}
 }
 
-// explainControl says what to do when a daemon could not be asked, did not answer or refused.
-// Pending says what a daemon may still be doing that did not answer in time.
+// explainControl says what to do when a daemon could not be asked, did not answer or refused. The
+// argument pending says what a daemon that did not answer in time may still be doing.
 func explainControl(err error, socket, pending string) error {
 	var refused *control.RefusedError
 	switch {

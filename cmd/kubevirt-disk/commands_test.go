@@ -105,8 +105,8 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// A person may say that a guest has written what an image looks like; what is assumed without that
-// is said.
+// A person may say that the content of an image is a guest's, whatever it looks like. The commands
+// say what they assume otherwise.
 func TestInspectAndConvertSayWhatIsAssumed(t *testing.T) {
 	dir := t.TempDir()
 	image, out := filepath.Join(dir, "a.raw"), filepath.Join(dir, "out.raw")
@@ -179,7 +179,7 @@ func TestInspectWhatWouldNotBeServed(t *testing.T) {
 	require.Contains(t, stderr, "inspect IMAGE|DIRECTORY...")
 }
 
-// TestInspectShowsWhatApplies: an image with everything there is to show, and a file about which
+// TestInspectShowsWhatApplies inspects an image with every kind of fact, and a file about which
 // nothing is known.
 func TestInspectShowsWhatApplies(t *testing.T) {
 	var b bytes.Buffer
@@ -217,13 +217,14 @@ servable   no: it is strange
 	require.Contains(t, b.String(), "compression     none\nbacking file    none\n")
 }
 
-// TestConvertInterrupted: a stop leaves no file and says so, unless everything is written by then.
+// TestConvertInterrupted: a stop leaves no file and the command says so, unless everything is
+// written by then.
 func TestConvertInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	source, destination := filepath.Join(dir, "a.raw"), filepath.Join(dir, "b.raw")
 	require.NoError(t, os.WriteFile(source, bytes.Repeat([]byte("data"), 4096), 0o644))
 	ctx, cancel := context.WithCancel(t.Context())
-	// The last line is written when the file is there.
+	// The last line comes after the file is complete.
 	a := &app{stderr: writerFunc(func(p []byte) (int, error) {
 		if _, err := os.Stat(destination); err == nil {
 			cancel()
@@ -321,7 +322,7 @@ func TestConvert(t *testing.T) {
 	}
 }
 
-// What a person names is in no image directory, so nothing is said of one.
+// A person names an image outside any image directory, so messages do not mention one.
 func TestConvertSaysWhatToNameInstead(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, content string) string {
@@ -369,7 +370,8 @@ func TestConvertOfADirectory(t *testing.T) {
 	require.Contains(t, stderr, "is a directory, not a regular file; name the image file itself")
 }
 
-// The name of an image is not what a terminal should take for a command.
+// TestConvertWritesOutTheName checks that a terminal does not take the name of an image for a
+// command.
 func TestConvertWritesOutTheName(t *testing.T) {
 	dir := t.TempDir()
 	source := filepath.Join(dir, "a\x1b[2J\nb.raw")

@@ -15,7 +15,7 @@ import (
 // imageExtensions are the extensions of image files, without the dot.
 var imageExtensions = []string{"qcow2", "raw", "img", "iso"}
 
-// choices are, for the shell, the values of flags that take one of a few words.
+// choices are the values that a shell completes for flags with a few fixed values.
 var choices = map[string][]string{
 	keyCopyMode: texts(instance.CopyClone, instance.CopyOnRead, instance.CopyOnWrite,
 		instance.CopyNone),
@@ -42,7 +42,7 @@ var choices = map[string][]string{
 	"rerror-policy": texts(libvirt.ErrorStop, libvirt.ErrorReport, libvirt.ErrorIgnore),
 }
 
-// Flags that take the name of a directory or file. A shell cannot complete any other.
+// Flags that take the name of a directory or file. A shell cannot complete any other flag.
 var (
 	directoryFlags = []string{keyDiskDir, keyWorkDir, keyPersistentDir}
 	fileFlags      = []string{
@@ -95,7 +95,7 @@ func completeImages(*cobra.Command, []string, string) ([]string, cobra.ShellComp
 	return imageExtensions, cobra.ShellCompDirectiveFilterFileExt
 }
 
-// completeConvert is for an image and the file that is made of it.
+// completeConvert completes the image, and the file that convert makes from it.
 func completeConvert(_ *cobra.Command, args []string, _ string) ([]string,
 	cobra.ShellCompDirective) {
 	switch len(args) {

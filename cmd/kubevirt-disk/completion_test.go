@@ -67,8 +67,8 @@ func TestCompletionOfValues(t *testing.T) {
 	}
 }
 
-// TestCompletionIsAccepted: whatever a shell fills in is a value, and what a message lists is
-// filled in.
+// TestCompletionIsAccepted checks that each completed value is valid, and that the error about a
+// wrong value lists all of them.
 func TestCompletionIsAccepted(t *testing.T) {
 	cleanEnv(t)
 	for _, key := range []string{keyCopyMode, keyAccessMode, keyOnImageChange, keyLogLevel,
@@ -104,7 +104,7 @@ func TestCompletionIsAccepted(t *testing.T) {
 	}
 }
 
-// deviceFor is a device that has what a flag asks for.
+// deviceFor is a device name that fits the value of the flag.
 func deviceFor(flag, value string) string {
 	if flag == "bus" && value == "virtio" {
 		return "vda"
@@ -120,7 +120,7 @@ func TestVersionFlag(t *testing.T) {
 	require.Empty(t, stderr)
 }
 
-// TestFlagsSpeakPlainly: nobody reads the words of the Go library that has not understood a value.
+// TestFlagsSpeakPlainly checks that users do not see the Go library's errors about wrong values.
 func TestFlagsSpeakPlainly(t *testing.T) {
 	for want, args := range map[string][]string{
 		`--for: "3" is not a duration: write it as 90s or 5m`: {"handover", "--lun=1",

@@ -21,7 +21,7 @@ import (
 // config is a complete, checked configuration of serve.
 type config struct {
 	diskDir, workDir string
-	images           []string // served instead of those of diskDir; empty: none were named
+	images           []string // served instead of the images in diskDir; empty: none were named
 	streams          daemon.Streams
 	containers       daemon.Containers
 	volumes          *daemon.Volumes // nil: none can be made
@@ -35,7 +35,7 @@ type config struct {
 	controlSocket    string // path; "": none
 	recordBoot       string // file; "": none
 	limits           target.Limits
-	common           daemon.DiskSettings          // of every disk, unless it has its own
+	common           daemon.DiskSettings          // for every disk without its own
 	disks            map[string]daemon.SingleDisk // by image
 	metricsListen    *daemon.Address              // nil: off
 	metricsChosen    bool                         // metricsListen is not the default
@@ -107,8 +107,8 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	return c, l.problems.Err()
 }
 
-// hidePages moves pages without an address of their own to where the disks can be reached without
-// CHAP: the pages name images, initiators and addresses.
+// hidePages moves the pages to loopback if no --metrics-listen was given and the disks can be
+// reached without CHAP on loopback only. The pages name images, initiators and addresses.
 func (c *config) hidePages() {
 	remote := func(p daemon.Address) bool { return !p.Loopback() }
 	if !c.chap.Enabled() && !slices.ContainsFunc(c.portals, remote) {
@@ -116,9 +116,8 @@ func (c *config) hidePages() {
 	}
 }
 
-// owner tells this daemon from others that use the same work directory. It is made of what a
-// restart does not change. Daemons of one pod differ in their portals, and pods in their host
-// names.
+// owner tells this daemon from others that use the same work directory. It does not change with a
+// restart. The daemons of one pod have different portals, and pods have different host names.
 func (c *config) owner() string {
 	host, _ := os.Hostname()
 	dir := c.diskDir

@@ -70,7 +70,7 @@ func portalTexts(c *config) string {
 	return strings.Join(all, ",")
 }
 
-// onLoopback is the environment in which volumes can be made.
+// onLoopback is an environment in which volumes can be made.
 const onLoopback = "VOLUMES_LISTEN=127.0.0.1:8443"
 
 // settingCases has, for each setting, three values to tell its sources apart, the default, and what
@@ -221,7 +221,7 @@ var settingCases = []struct {
 }
 
 // TestEverySourceOfEverySetting sets each setting in each combination of its sources: a flag wins
-// over the environment, that over the file, that over the default.
+// over the environment, the environment over the file, and the file over the default.
 func TestEverySourceOfEverySetting(t *testing.T) {
 	covered := map[string]bool{}
 	for _, c := range settingCases {
@@ -362,8 +362,8 @@ func TestTheNamesOfTheTargetNameMayAgree(t *testing.T) {
 	require.Equal(t, "iqn.2020-01.different", mustConfig(t).targetName)
 }
 
-// TestPagesBesideALocalTarget: where only this machine reaches the disks, and nobody has said where
-// the pages are to be, only it reaches the pages.
+// TestPagesBesideALocalTarget: without an address of their own, the pages are on loopback if the
+// disks can be reached without CHAP on loopback only.
 func TestPagesBesideALocalTarget(t *testing.T) {
 	for _, c := range []struct {
 		args []string

@@ -135,7 +135,8 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	return explainWrite(err, destination)
 }
 
-// storeTo writes a qcow2 image to w. Its header is known last, so it is made in a file first.
+// storeTo writes a qcow2 image to w. The header is known only at the end, so it makes the image in
+// a file first.
 func storeTo(
 	ctx context.Context, img *image.Image, w io.Writer, c qcow2.Compression, p *image.Progress,
 ) error {
@@ -153,7 +154,7 @@ func storeTo(
 	return errors.Join(err, scratch.Finish(nil))
 }
 
-// stream runs what writes the disk to standard output.
+// stream runs write, which writes the disk to standard output.
 func (a *app) stream(
 	ctx context.Context, p *image.Progress, report *reporter, write func() error,
 ) error {
@@ -176,8 +177,8 @@ func (a *app) stream(
 	return nil
 }
 
-// explainWrite names the file that was asked for, not the temporary one beside it, if the directory
-// cannot be written.
+// explainWrite explains that the directory cannot be written. It names the file that was asked for,
+// not the temporary one beside it.
 func explainWrite(err error, destination string) error {
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%q cannot be written by user %d: %w; name a file in a directory in "+
@@ -220,7 +221,7 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 	case err != nil:
 		return err
 	case !o.force && info.Mode().IsRegular():
-		// image.Convert replaces nothing else, with --force either
+		// image.Convert replaces nothing else, even with --force
 		return fmt.Errorf("%q is there already: name another file, or replace it with --force",
 			destination)
 	}

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
-// TestConvertToQcow2: the name or a flag says so, and how it is compressed.
+// TestConvertToQcow2 chooses the format by the name or a flag, with each compression.
 func TestConvertToQcow2(t *testing.T) {
 	dir := t.TempDir()
 	source := filepath.Join(dir, "disk.raw")
@@ -100,7 +100,8 @@ func TestConvertToQcow2Interrupted(t *testing.T) {
 	require.Len(t, entries, 1, "nothing is left beside the image")
 }
 
-// TestConvertToQcow2WithoutSpace: for standard output, it is the temporary file that has no room.
+// TestConvertToQcow2WithoutSpace: convert to standard output needs a temporary file, and that has
+// no room.
 func TestConvertToQcow2WithoutSpace(t *testing.T) {
 	t.Setenv("TMPDIR", filetest.TinyFS(t, "1m"))
 	source := filepath.Join(t.TempDir(), "a.raw")

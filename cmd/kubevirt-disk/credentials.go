@@ -45,9 +45,9 @@ func (s seenCredentials) same(o seenCredentials) bool {
 	return s.problem == o.problem && s.cfg.Equal(o.cfg)
 }
 
-// look reads the files. Credentials take effect when two looks in a row have found the same. So
-// half a file never counts, nor the user of one version of a secret with the password of another.
-// It reports whether both looks agreed.
+// look reads the files. Credentials take effect when two looks in a row have found the same. So a
+// half-written file never takes effect, nor does the user of one version of a secret with the
+// password of another. look reports whether both looks agreed.
 func (r *rotation) look() (settled bool) {
 	cfg, err := r.read()
 	now := seenCredentials{cfg: cfg}

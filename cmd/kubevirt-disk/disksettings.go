@@ -198,7 +198,7 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 	return disks, problems
 }
 
-// apply overrides settings by those in the file.
+// apply puts the settings of the file into s.
 func (d diskOverrides) apply(s *daemon.DiskSettings, p *problems.List) {
 	for _, key := range slices.Sorted(maps.Keys(d.set)) {
 		if err := diskKeys[key](s, strings.TrimSpace(d.set[key])); err != nil {
@@ -210,8 +210,8 @@ func (d diskOverrides) apply(s *daemon.DiskSettings, p *problems.List) {
 	}
 }
 
-// single returns the disks that have settings of their own in the file. The rest of their settings
-// is as for all disks.
+// single returns the disks that have settings of their own in the file. For every other setting
+// they have the common one.
 func (l *loader) single(
 	common daemon.DiskSettings, types daemon.UsageTypes,
 ) map[string]daemon.SingleDisk {

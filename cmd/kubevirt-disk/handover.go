@@ -91,7 +91,7 @@ who has a LUN, and who is fenced.`,
 	return cmd
 }
 
-// handoverPending says what the daemon may still be doing that did not answer in time.
+// handoverPending says what a daemon that did not answer in time may still be doing.
 func handoverPending(lun uint16) string {
 	return fmt.Sprintf("may still be at it, for example because its disk hangs: "+
 		"see in /status who has LUN %d, or ask again", lun)

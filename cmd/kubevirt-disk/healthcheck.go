@@ -55,7 +55,7 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 	return cmd
 }
 
-// checkHealth returns the answer of a healthy daemon. Chosen says that the page is not the default.
+// checkHealth returns the answer of a healthy daemon. If chosen is set, page is not the default.
 func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFile string,
 	live bool) (string, error) {
 	if page != nil && page.Port != 0 {

@@ -59,7 +59,7 @@ func TestHealthcheck(t *testing.T) {
 	}
 }
 
-// TestHealthcheckOfAnotherContainer: a daemon of another container of the pod may answer at the
+// TestHealthcheckOfAnotherContainer: the daemon of another container of the pod may answer at the
 // default address of the pages. Its answer does not count, unless a person has named the address.
 func TestHealthcheckOfAnotherContainer(t *testing.T) {
 	place := "mnt:[1]"

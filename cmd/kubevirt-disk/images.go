@@ -23,8 +23,8 @@ func checkSource(path string) error {
 	return nil
 }
 
-// checkStdout refuses to write a disk to a terminal, and to nobody: a program whose standard output
-// is closed gets /dev/null from Go's runtime, opened for reading, too.
+// checkStdout refuses to write a disk to a terminal, or to a closed standard output. In place of a
+// closed one, Go's runtime opens /dev/null, also for reading.
 func (a *app) checkStdout() error {
 	f, ok := a.stdout.(*os.File)
 	if !ok {

@@ -70,8 +70,8 @@ func TestInspectSeveral(t *testing.T) {
 	require.JSONEq(t, "[]", stdout)
 }
 
-// TestInspectDirectoryAsServeDoes: backing files need no name of a raw disk, and one that is not
-// beside the image is missed.
+// TestInspectDirectoryAsServeDoes: a backing file needs no extension of a raw disk. It is an error
+// if it is not beside the image.
 func TestInspectDirectoryAsServeDoes(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		t.Skip("needs qemu-img")
@@ -92,7 +92,7 @@ func TestInspectDirectoryAsServeDoes(t *testing.T) {
 	require.Contains(t, stderr, `has the backing file "base", which does not exist`)
 }
 
-// TestStandardInputIsNoImage: an image is read in any order.
+// TestStandardInputIsNoImage: an image cannot come from a pipe, because it is not read in order.
 func TestStandardInputIsNoImage(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out.raw")
 	for _, args := range [][]string{{"inspect", "-"}, {"inspect", demoImage, "-"},
@@ -105,7 +105,8 @@ func TestStandardInputIsNoImage(t *testing.T) {
 	require.NoFileExists(t, out)
 }
 
-// TestCredentialsAreNoNamesOfFiles: what a variable would be set to is not repeated.
+// TestCredentialsAreNoNamesOfFiles checks that the message does not repeat the value of a
+// credential.
 func TestCredentialsAreNoNamesOfFiles(t *testing.T) {
 	for _, args := range [][]string{{"inspect", "CHAP_PASSWORD=geheim"},
 		{"convert", "CHAP_PASSWORD=geheim", "out.raw"}} {
@@ -116,7 +117,7 @@ func TestCredentialsAreNoNamesOfFiles(t *testing.T) {
 	}
 }
 
-// TestConvertRefusesANameThatLies: what is called qcow2 is opened as such.
+// TestConvertRefusesANameThatLies: a program opens a file as the format that its name promises.
 func TestConvertRefusesANameThatLies(t *testing.T) {
 	dir := t.TempDir()
 	source := absolute(t, demoImage)
@@ -185,8 +186,7 @@ func TestConvertToStandardOutput(t *testing.T) {
 	require.Contains(t, progress.String(), "no space left")
 }
 
-// TestConvertToStandardOutputInterrupted: a reader that does not read keeps nobody from stopping
-// it.
+// TestConvertToStandardOutputInterrupted: convert can be stopped even if nobody reads its output.
 func TestConvertToStandardOutputInterrupted(t *testing.T) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
@@ -206,7 +206,7 @@ func TestConvertToStandardOutputInterrupted(t *testing.T) {
 	require.Contains(t, said.String(), "interrupted: standard output has only a part of the disk")
 }
 
-// TestConvertDoesNotGarbleATerminal opens one as a shell would.
+// TestConvertDoesNotGarbleATerminal opens a terminal as a shell does.
 func TestConvertDoesNotGarbleATerminal(t *testing.T) {
 	terminal := openTerminal(t)
 	var said bytes.Buffer
@@ -216,8 +216,8 @@ func TestConvertDoesNotGarbleATerminal(t *testing.T) {
 	require.Empty(t, said.String())
 }
 
-// TestNoStandardOutput: what Go's runtime puts in place of a closed standard output takes all of
-// the disk.
+// TestNoStandardOutput: Go's runtime opens /dev/null in place of a closed standard output. Without
+// a check, the disk would be written there.
 func TestNoStandardOutput(t *testing.T) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	require.NoError(t, err)
@@ -237,7 +237,8 @@ func TestNoStandardOutput(t *testing.T) {
 	require.NoError(t, a.convert(t.Context(), source, "-", convertOptions{}))
 }
 
-// TestRegistrySettings: push, pull and adapt have the settings of serve, from the same places.
+// TestRegistrySettings: push, pull and adapt have the registry settings of serve, from the same
+// sources.
 func TestRegistrySettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("registry-config: /file\nregistry-ca: /file\n"+

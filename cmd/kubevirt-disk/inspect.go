@@ -110,7 +110,7 @@ func lookAt(path, format string) ([]inspected, error) {
 	}) && instance.HasPersistent(path)
 	for _, info := range infos {
 		if persistent && strings.HasPrefix(info.Name, own) {
-			continue // it is kept beside the disk, and is no image
+			continue // a file beside the disk, not an image
 		}
 		all = append(all, inspected{filepath.Join(path, info.Name), info})
 	}
@@ -151,8 +151,8 @@ func addFormatFlag(cmd *cobra.Command, format *string) {
 			"(default as it was served, or else by its content)")
 }
 
-// assumed returns the options for a format that a person gave; "": the image tells. An error is
-// about usage.
+// assumed returns the options for a format that a person gave. With "", the image itself tells its
+// format. An error is about usage.
 func assumed(path, format string) (image.Options, error) {
 	f, err := image.ParseFormat(format)
 	if err != nil {
@@ -182,7 +182,7 @@ func assumption(info image.Info) string {
 	return text
 }
 
-// writeInfo prints the applicable facts about an image, one per line.
+// writeInfo prints the facts that apply to an image, one per line.
 func writeInfo(w io.Writer, info image.Info) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	row := func(name, value string) { fmt.Fprintf(t, "%s\t%s\n", name, value) }

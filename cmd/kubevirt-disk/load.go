@@ -122,7 +122,7 @@ func (l *loader) text(key string) string {
 	return strings.TrimSpace(strings.Join(l.given(key), ","))
 }
 
-// given is what a setting is set to, as it was written: by the flag, else the variable, else the
+// given returns the value of a setting as it was written: of the flag, else the variable, else the
 // file, else the default.
 func (l *loader) given(key string) []string {
 	switch {

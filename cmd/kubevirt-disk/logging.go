@@ -60,7 +60,7 @@ func newLogger(c logConfig, level zapcore.LevelEnabler, w io.Writer) *zap.Logger
 // errorField is the error that ended a command, for a log in JSON: there a line break is only "\n".
 func errorField(err error) zap.Field { return zap.String("error", onOneLine(err.Error())) }
 
-// onOneLine writes a message of several lines, such as a heading and what belongs to it, on one.
+// onOneLine puts a message of several lines, such as a heading and its list, on one line.
 func onOneLine(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {

@@ -15,9 +15,9 @@ const (
 	logPatience = time.Second
 )
 
-// logQueue keeps a log reader that does not read from holding up the daemon: logins, handovers, the
-// drain. Such a reader is a terminal stopped by Ctrl-S, or a log driver that hangs. While the
-// reader reads, no line is lost, and a writer that is faster waits. It is safe for concurrent use.
+// logQueue keeps the daemon's logins, handovers and drain going when the log reader does not read,
+// as with a terminal stopped by Ctrl-S or a log driver that hangs. While the reader reads, no line
+// is lost, and a writer that is faster waits. It is safe for concurrent use.
 type logQueue struct {
 	w        io.Writer
 	entries  chan logEntry
@@ -27,7 +27,8 @@ type logQueue struct {
 	tell     func(lost uint64) // logs that lines were lost; set before the first line
 }
 
-// logEntry is a line. With done it is a mark: done is closed when all lines before it are written.
+// logEntry is a line, or a mark if done is set: done is closed when all lines before it are
+// written.
 type logEntry struct {
 	line []byte
 	done chan struct{}

@@ -41,7 +41,7 @@ func TestALogThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	}
 	write(logQueueLines + 2) // one is being written, as many as fit wait, and one is lost
 	require.True(t, q.stuck.Load())
-	q.patience = time.Hour // only the first one that is lost has to wait
+	q.patience = time.Hour // only the first lost line has to wait
 	write(lines - logQueueLines - 2)
 	require.NoError(t, q.Sync())
 	close(g.open)

@@ -15,7 +15,7 @@ const (
 )
 
 // entryPoint serves on the port in its argument, or on the port from the environment. Callers of
-// the wrapper that made a file give no port, and say where the file is to be.
+// the original file wrapper give no port, but say where the file has to be.
 func (a *app) entryPoint(args []string) int {
 	a.asWrapper = true
 	switch len(args) {

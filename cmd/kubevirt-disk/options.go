@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/internal/daemon"
 )
 
-// options are what the daemon is to do.
+// options are the daemon's options for this configuration.
 func (c *config) options(log *zap.Logger) daemon.Options {
 	opt := daemon.Options{
 		Settings:       c.diskSettings(),
@@ -41,12 +41,12 @@ func (c *config) options(log *zap.Logger) daemon.Options {
 	return opt
 }
 
-// diskSettings are those that can change while the daemon runs.
+// diskSettings are the settings that can change while the daemon runs.
 func (c *config) diskSettings() daemon.Settings {
 	return daemon.Settings{Disk: c.common, Disks: c.disks}
 }
 
-// settingNames is how a person sets what the daemon's messages ask to change.
+// settingNames says how a person changes the settings that the daemon's messages name.
 func settingNames() map[daemon.Setting]daemon.Name {
 	names := map[daemon.Setting]daemon.Name{
 		daemon.SettingDisks:       {Flag: `"` + keyDisks + `" in the configuration file`},

@@ -33,7 +33,7 @@ func TestServePersistentDisks(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte{1}, 4096), content,
 		"raw, as a volume of that kind holds it")
 
-	// What is kept beside the disk is no image, and is not looked at as one.
+	// The file beside the disk is not an image, and is not inspected as one.
 	require.FileExists(t, disk+".state")
 	status, stdout, stderr := run(t, nil, "inspect", volume)
 	require.Equal(t, exitDone, status, stderr)
@@ -87,7 +87,7 @@ func TestServePersistentDisks(t *testing.T) {
 		require.FileExists(t, filepath.Join(several, name, "disk.img"))
 	}
 
-	// A disk that is on the volume already is served as it is.
+	// A disk that is already on the volume is served as it is.
 	own := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(own, "disk.img"), bytes.Repeat([]byte{7}, 8192),
 		0o600))

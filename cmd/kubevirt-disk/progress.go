@@ -29,21 +29,21 @@ func newReporter(w io.Writer, terminal bool, name string) *reporter {
 	return r
 }
 
-// progress is an image.Progress, or a fake of a test.
+// progress is an image.Progress, or a fake in a test.
 type progress interface {
 	Done() int64
-	Total() int64              // bytes of the disk, as Done: how far it is
-	Data() (done, total int64) // bytes of data in the image: how long the rest takes
+	Total() int64              // bytes of the disk, like Done, for the percentage
+	Data() (done, total int64) // bytes of data in the image, for the time that is left
 }
 
-// while runs f and shows p until f returns, and then how much it was.
+// while runs f and shows p until f returns. Then it shows the total.
 func (r *reporter) while(p progress, f func() error) error {
 	err := r.watch(p, f)
 	r.finish(p, err)
 	return err
 }
 
-// watch runs f and shows p until f returns. The bar is left to clear.
+// watch runs f and shows p until f returns. Call clear to remove the bar.
 func (r *reporter) watch(p progress, f func() error) error {
 	r.began = r.now()
 	result := make(chan error, 1)
@@ -63,7 +63,7 @@ func (r *reporter) watch(p progress, f func() error) error {
 // lineStep is the distance between two progress lines without a terminal, in percent.
 const lineStep = 10
 
-// line shows a line of text besides. It may be called while f runs.
+// line shows a line of text beside the progress. It may be called while f runs.
 func (r *reporter) line(text string) {
 	r.lines.Lock()
 	defer r.lines.Unlock()
@@ -109,7 +109,7 @@ func (r *reporter) finish(p progress, err error) {
 	}
 }
 
-// pace returns the speed so far, and how long the rest takes at that speed.
+// pace returns the speed so far, and the time that is left at that speed.
 func (r *reporter) pace(p progress) string {
 	done, total := p.Data()
 	took := r.now().Sub(r.began)

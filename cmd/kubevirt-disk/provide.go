@@ -26,7 +26,7 @@ const (
 	envCopyPath = "COPY_PATH"
 )
 
-// provideSettings are those that serve does not have. The names of the variables are those of the
+// provideSettings are the settings that serve does not have. The variables have the names of the
 // original file wrapper.
 var provideSettings = []setting{
 	{key: keyTo, env: []string{envCopyPath},
@@ -129,7 +129,7 @@ func (p *providing) run(ctx context.Context) error {
 	return err
 }
 
-// progressEvery is how often a long copy is in the log.
+// progressEvery is how often the log reports the progress of a copy.
 const progressEvery = 10 * time.Second
 
 func (p *providing) provide(ctx context.Context) (*provide.File, error) {
@@ -161,8 +161,8 @@ func (p *providing) provide(ctx context.Context) (*provide.File, error) {
 	return file, nil
 }
 
-// open opens the image. The original wrapper took the last of several files. But a machine has one
-// disk here, and nobody would notice that it is the wrong one.
+// open opens the image. If there are several files, it refuses: the original wrapper took the last
+// one, and nobody would notice that it is the wrong one.
 func (p *providing) open() (*image.Image, error) {
 	if p.image != "" {
 		if err := checkSource(p.image); err != nil {
@@ -183,14 +183,14 @@ func (p *providing) open() (*image.Image, error) {
 	names := make([]string, len(images))
 	for i, img := range images {
 		names[i] = img.Name()
-		_ = img.Close() // it was only read
+		_ = img.Close() // it was opened for reading
 	}
 	return nil, fmt.Errorf("%q has %d images (%s), and one file is made of one image: name it, as "+
 		"in \"provide --to %s %s\" or with %s", p.dir, len(images), strings.Join(names, ", "), p.to,
 		filepath.Join(p.dir, names[0]), nameOf(keyImagePath))
 }
 
-// goneEvery is how often somebody looks whether the file is there.
+// goneEvery is how often await looks whether the file is still there.
 const goneEvery = 500 * time.Millisecond
 
 // await returns when the file is gone or ctx ends.

@@ -32,7 +32,7 @@ func newProvided(t *testing.T) *provided {
 	return p
 }
 
-// start runs provide until the ready file is there.
+// start runs provide and waits for the ready file.
 func (p *provided) start(args ...string) *process {
 	p.t.Helper()
 	env := []string{"DISK_DIR=" + filepath.Join(p.dir, "disk"), "READY_FILE=" + p.readyFile(),
@@ -111,7 +111,7 @@ func TestProvide(t *testing.T) {
 	})
 }
 
-// run2 runs provide to its end, which is an error.
+// run2 runs provide until it ends by itself.
 func run2(t *testing.T, p *provided, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	return run(t, []string{"DISK_DIR=" + filepath.Join(p.dir, "disk"),
@@ -176,7 +176,7 @@ func TestProvideTwice(t *testing.T) {
 	require.FileExists(t, p.file)
 }
 
-// TestProvideReadOnly shares the image's storage.
+// TestProvideReadOnly makes a read-only disk that shares the storage of the image.
 func TestProvideReadOnly(t *testing.T) {
 	p := newProvided(t)
 	p.to = filepath.Join(p.dir, "vm", "disk") // on the same file system
@@ -305,7 +305,7 @@ func TestProvideReflink(t *testing.T) {
 	}
 }
 
-// freeBytes is how much is free in a file system when everything is written.
+// freeBytes is the free space of a file system after everything is written.
 func freeBytes(t *testing.T, dir string) int64 {
 	t.Helper()
 	d, err := os.Open(dir)

@@ -83,7 +83,7 @@ const (
 	flagBootOrder = "boot-order"
 )
 
-// readBootOrder reads what serve has recorded; nil: nothing was named.
+// readBootOrder reads the boot order that serve has recorded. It returns nil if path is "".
 func readBootOrder(path string) (*registry.BootOrder, error) {
 	if path == "" {
 		return nil, nil
@@ -103,8 +103,8 @@ func readBootOrder(path string) (*registry.BootOrder, error) {
 // compressions are the values of --compress.
 var compressions = texts(qcow2.CompressionZstd, qcow2.CompressionZlib, qcow2.CompressionNone)
 
-// uploadsDir is where push remembers uploads that have not ended. "": the user has no place of
-// their own, as in a container without a home.
+// uploadsDir is where push remembers unfinished uploads. It is "" if the user has no cache
+// directory, as in a container without a home.
 func uploadsDir() string {
 	cache, err := os.UserCacheDir()
 	if err != nil {

@@ -41,7 +41,7 @@ const (
 	envRegistryPassword = "REGISTRY_PASSWORD"
 )
 
-// When what has no digests of chunks is verified.
+// When an image without chunk digests is verified.
 const (
 	verifyAlways       = "always"
 	verifyWhenComplete = "when-complete"
@@ -54,7 +54,7 @@ Credentials come from --registry-config, from where docker and podman keep them 
 REGISTRY_AUTH_FILE), or from the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the
 suffix _FILE from files, are for the registry of the reference only. They are never flags.`
 
-// registryKeys are those of registrySettings.
+// registryKeys are the keys of registrySettings.
 var registryKeys = []string{keyRegistryConfig, keyRegistryCA, keyRegistryMirror,
 	keyInsecureRegistry}
 
@@ -90,7 +90,7 @@ func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*regis
 	return registry.New(opt)
 }
 
-// registryOptions are those that are set by registrySettings.
+// registryOptions are the options that registrySettings set.
 func (l *loader) registryOptions() registry.Options {
 	return registry.Options{
 		Config:    l.text(keyRegistryConfig),
@@ -101,11 +101,11 @@ func (l *loader) registryOptions() registry.Options {
 	}
 }
 
-// levelsName is the directory for the levels of container images, in that of the cache.
+// levelsName is the directory for the levels of container images, inside the cache directory.
 const levelsName = "levels"
 
-// streams are the images that serve finds in registries, and the container images that it makes
-// disks of.
+// streams returns the images that serve reads from registries, and the container images that it
+// makes disks from.
 func (l *loader) streams() (s daemon.Streams, c daemon.Containers) {
 	s.References = l.references(keyImage)
 	c.References = l.references(keyContainerImage)
@@ -149,7 +149,7 @@ func (l *loader) streams() (s daemon.Streams, c daemon.Containers) {
 	return s, c
 }
 
-// references are those of a setting. Each is named once.
+// references are the references in a setting, without duplicates.
 func (l *loader) references(key string) (list []registry.Reference) {
 	seen := map[string]bool{}
 	for _, text := range l.list(key) {
@@ -175,7 +175,7 @@ func parseCacheSize(text string) (int64, error) {
 	return n, err
 }
 
-// registryCredential reads the variables of a credential. No error shows their content.
+// registryCredential reads the credential from its variables. No error shows their content.
 func registryCredential() (own registry.Credential, err error) {
 	value := func(name string) (string, error) {
 		file, plain := os.Getenv(name+"_FILE"), os.Getenv(name)

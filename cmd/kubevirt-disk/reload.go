@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/internal/daemon"
 )
 
-// changes are the ways by which a daemon learns of changes around it.
+// changes are the ways in which a daemon learns of changes.
 type changes struct {
 	hangups     <-chan struct{} // asks to read the configuration again
 	config      func() (*config, error)
@@ -20,8 +20,8 @@ type changes struct {
 	setLevel    func(zapcore.Level)
 }
 
-// follow applies changes until ctx ends: those of the credential files, and the handovers that the
-// pod's annotations ask for, as they happen; those of the configuration on request.
+// follow applies changes until ctx ends. It follows the credential files and the handovers that the
+// pod's annotations ask for. It reads the configuration again on request.
 func (s *served) follow(ctx context.Context) {
 	var looks <-chan time.Time
 	var r *rotation

@@ -195,7 +195,7 @@ func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
 	}
 }
 
-// TestChangedKeys fails for a new setting of a disk whose change reload does not see.
+// TestChangedKeys fails if a disk gets a new setting and reload does not notice changes of it.
 func TestChangedKeys(t *testing.T) {
 	values := map[string]string{
 		"lun": "7", keyCopyMode: "none", keyAccessMode: "write-shared", keySize: "1Mi",

@@ -122,7 +122,8 @@ type served struct {
 // makes garbage that is not worth collecting before the disks are ready. In percent, like GOGC.
 const startGCPercent = 400
 
-// startGCTime is how long this lasts after the disks are ready: the first initiators log in then.
+// startGCTime is how long startGCPercent lasts after the disks are ready: the first initiators log
+// in then.
 const startGCTime = time.Second
 
 // run serves until ctx ends.

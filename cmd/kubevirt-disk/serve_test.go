@@ -140,8 +140,8 @@ func TestServeKeepsTheDiskAndItsIdentityOverARestart(t *testing.T) {
 	}
 }
 
-// TestServeFailures are starts that end with status 1: the configuration is right, but not what
-// they find.
+// TestServeFailures are starts that end with status 1: the configuration is right, but the disks or
+// the machine are not.
 func TestServeFailures(t *testing.T) {
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -16,10 +16,12 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// A person at a terminal wants something else of "serve IMAGE..." than a container of "serve":
-// nothing stays on the machine, nothing has to be set up, and the terminal says how to log in.
+// A person at a terminal expects other defaults from "serve IMAGE..." than a container does from
+// "serve": nothing stays on the machine, nothing has to be set up, and the terminal says how to log
+// in.
 
-// useImages serves the named images instead of a directory's, with defaults that fit that.
+// useImages serves the named images instead of a directory, with defaults for a person at a
+// terminal.
 func (l *loader) useImages(c *config, images []string) {
 	c.images = images
 	if l.flags.Changed(keyDiskDir) {
@@ -75,8 +77,8 @@ func (c *config) makeTemporary() (remove func() error, err error) {
 
 const temporaryPrefix = "serve-"
 
-// temporaryDir makes a directory in the user's cache. It uses /tmp only if there is no cache that
-// can be written: /tmp may be in memory, and everybody can write there.
+// temporaryDir makes a directory in the user's cache. It uses /tmp only if it cannot write to a
+// cache: /tmp may be in memory, and everybody can write there.
 func temporaryDir() (dir string, remove func() error, err error) {
 	cache, err := os.UserCacheDir()
 	if err == nil {
@@ -89,7 +91,7 @@ func temporaryDir() (dir string, remove func() error, err error) {
 	return dir, remove, nil
 }
 
-// cachedDir makes a temporary directory, and removes those of daemons that were killed.
+// cachedDir makes a temporary directory, and removes the directories of killed daemons.
 func cachedDir(cache string) (dir string, remove func() error, err error) {
 	if err := os.MkdirAll(cache, 0o700); err != nil {
 		return "", nil, err
@@ -99,7 +101,7 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 		return "", nil, err
 	}
 	defer all.Close()
-	// Or another daemon takes the new directory, not locked yet, for one left behind.
+	// Without this lock, another daemon could remove the new directory before it is locked.
 	flock.WaitBriefly(all)
 	removeLeft(cache)
 	own, err := os.MkdirTemp(cache, temporaryPrefix)
@@ -121,7 +123,7 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 	return work, remove, nil
 }
 
-// removeLeft removes the directories of daemons that were killed.
+// removeLeft removes the directories of killed daemons.
 func removeLeft(cache string) {
 	entries, _ := os.ReadDir(cache) // if it cannot be read, they stay
 	for _, e := range entries {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namedPlace is a place for "serve IMAGE...": nothing but where a cache may be and which ports are
-// free.
+// namedPlace is a place for "serve IMAGE...": its environment only says where the cache is, and
+// picks free ports.
 func namedPlace(t *testing.T, images ...string) (l place, paths []string) {
 	t.Helper()
 	l = newPlace(t, images...)
@@ -65,7 +65,8 @@ func TestServeNamedImages(t *testing.T) {
 	require.Len(t, entries, 3)
 }
 
-// TestServeNamedImagesTwice: two daemons do not meet, and what a killed one has left is removed.
+// TestServeNamedImagesTwice: two daemons do not get in each other's way, and the next start removes
+// the files of a killed one.
 func TestServeNamedImagesTwice(t *testing.T) {
 	l, paths := namedPlace(t, "a.raw")
 	first := serveNamed(t, l.env, paths...)
@@ -87,8 +88,7 @@ func TestServeNamedImagesTwice(t *testing.T) {
 	require.Zero(t, count())
 }
 
-// TestTemporaryDirectoryIsNotLocked: the start would wait for the lock when it makes its socket
-// there.
+// TestTemporaryDirectoryIsNotLocked: the start makes its socket there, and would wait for the lock.
 func TestTemporaryDirectoryIsNotLocked(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	path, remove, err := temporaryDir()
@@ -115,7 +115,7 @@ func TestTemporaryDirectoryWithoutAWritableCache(t *testing.T) {
 	require.NoDirExists(t, path)
 }
 
-// TestServeNamedImagesWithoutACache, as in a container: the directory for all is taken.
+// TestServeNamedImagesWithoutACache, as in a container: it uses the system's temporary directory.
 func TestServeNamedImagesWithoutACache(t *testing.T) {
 	l, paths := namedPlace(t, "a.raw")
 	p := serveNamed(t, append(l.env, "XDG_CACHE_HOME=", "TMPDIR="+l.dir), paths...)
@@ -126,7 +126,7 @@ func TestServeNamedImagesWithoutACache(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestServeNamedImagesSettings: what is set wins over what is made for a person at a terminal.
+// TestServeNamedImagesSettings: settings win over the defaults for a person at a terminal.
 func TestServeNamedImagesSettings(t *testing.T) {
 	l, paths := namedPlace(t, "a.raw")
 	work, volume, ready := filepath.Join(l.dir, "work"), filepath.Join(l.dir, "volume"),
@@ -156,7 +156,7 @@ func TestServeNamedImagesSettings(t *testing.T) {
 		require.Contains(t, status, `"copy_mode": "`+c.mode+`"`)
 		require.Equal(t, exitDone, p.terminate())
 		require.FileExists(t, c.kept)
-		// Neither does the same daemon of a directory remove what was made of named images.
+		// A later daemon of an image directory does not remove the disks of named images.
 		if c.flags[0] == "--work-dir="+work {
 			other := newPlace(t, "z.raw")
 			q := other.serve(t, "WORK_DIR="+work)
@@ -220,8 +220,8 @@ func TestServeNamedImagesThatWillNotDo(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestTooLittleSpace: what takes less is named where a copy of the image does not fit, and nowhere
-// else.
+// TestTooLittleSpace: if a copy of the image does not fit, the message names a copy mode that needs
+// less space.
 func TestTooLittleSpace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root (to mount a small file system)")
@@ -241,7 +241,7 @@ func TestTooLittleSpace(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 }
 
-// TestPathsAreQuoted: where a name ends, and that it has a space, is to be seen.
+// TestPathsAreQuoted checks that messages show where a name with spaces begins and ends.
 func TestPathsAreQuoted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "my images")
 	bad := filepath.Join(dir, "a b.raw")

@@ -51,7 +51,7 @@ Exit status 0: done, also if there is no session. 1: nobody answers, or not to t
 	return cmd
 }
 
-// socketToAsk returns the path of the control socket, which a client needs.
+// socketToAsk returns the path of the control socket. A client needs one, so "" is a problem.
 func (l *loader) socketToAsk() string {
 	socket := l.controlSocket()
 	if socket == "" {

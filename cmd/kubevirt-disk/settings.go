@@ -8,8 +8,8 @@ import (
 )
 
 // setting is one row of the contract: a flag, its environment variables, and the key of the YAML
-// file, which is the flag's name. A flag wins over the environment, that over the file, that over
-// the default.
+// file, which is the flag's name. A flag wins over the environment, the environment over the file,
+// and the file over the default.
 type setting struct {
 	key   string   // flag and YAML key
 	env   []string // if several are set, they must agree
@@ -66,7 +66,7 @@ const (
 	defaultMetricsPort = 9260
 )
 
-// settings is the whole contract, in the order in which help shows it.
+// settings are all rows of the contract, in the order of the help text.
 var settings = append([]setting{
 	{key: keyDiskDir, env: []string{"DISK_DIR"}, def: "/disk",
 		usage: "`directory` of the images to serve: sorted naturally, LUN 1, 2, ..."},
@@ -148,7 +148,7 @@ var settings = append([]setting{
 			"trusted until all was fetched, and the LUN fails if it was wrong)"},
 }, append(registrySettings, volumeSettings...)...)
 
-// addFlags registers the flags of the given settings, all of them without keys, and --config.
+// addFlags registers --config and the flags of the given settings; without keys, of all settings.
 func addFlags(flags *pflag.FlagSet, keys ...string) {
 	flags.SortFlags = false
 	for _, s := range selectSettings(keys) {
@@ -166,7 +166,7 @@ func addFlags(flags *pflag.FlagSet, keys ...string) {
 		"names ["+envConfig+"]")
 }
 
-// selectSettings returns the rows of the given keys, or without keys all that serve has.
+// selectSettings returns the rows of the given keys; without keys, all rows of serve.
 func selectSettings(keys []string) []setting {
 	if len(keys) == 0 {
 		return settings
@@ -182,8 +182,8 @@ func selectSettings(keys []string) []setting {
 	return rows
 }
 
-// nameOf names a setting in messages, as flag and as variable: in a container people mostly set the
-// variable.
+// nameOf names a setting in messages, as flag and as variable: in a container, people mostly set
+// the variable.
 func nameOf(key string) string {
 	row := selectSettings([]string{key})[0]
 	return "--" + key + " (" + strings.Join(row.env, ", ") + ")"

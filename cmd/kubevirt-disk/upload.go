@@ -75,8 +75,8 @@ A token that the server asks for is read from a file, and never from the command
 	return cmd
 }
 
-// parseVolumeURL splits the address of a volume into that of its server and its name. The address
-// is not part of an error, because it may have a password in it.
+// parseVolumeURL splits the address of a volume into the address of its server and its name. Its
+// errors do not show the address, because that may contain a password.
 func parseVolumeURL(text string) (server, name string, err error) {
 	const form = "write it as https://HOST:8443/volume/NAME"
 	u, err := url.Parse(text)

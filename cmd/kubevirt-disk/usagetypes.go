@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/internal/daemon"
 )
 
-// usageTypeAnnotation begins the name of an annotation that says where storage is mounted.
+// usageTypeAnnotation is the prefix of annotations that say where a storage is mounted.
 const usageTypeAnnotation = "kubevirt.io/storage.usage-type."
 
 // usageTypePattern is what Kubernetes allows at the end of an annotation's name.
@@ -27,7 +27,7 @@ func checkUsageType(name string) error {
 	return nil
 }
 
-// usageTypes returns those of the settings and those of the pod's annotations.
+// usageTypes returns the types from the settings and from the pod's annotations.
 func (l *loader) usageTypes() daemon.UsageTypes {
 	types := daemon.UsageTypes{}
 	for _, one := range l.list(keyUsageType) {
@@ -84,8 +84,8 @@ func (l *loader) addUsageType(types daemon.UsageTypes, key, name, dir string) {
 	types[name] = dir
 }
 
-// parseAnnotations reads a file of the downward API: lines of a key, an equals sign and a value in
-// the quotes of Go. What comes with an error are the lines before it.
+// parseAnnotations reads a file of the downward API: lines of a key, an equals sign and a value
+// quoted as in Go. With an error, it returns the lines before the wrong one.
 func parseAnnotations(text []byte) (map[string]string, error) {
 	all := map[string]string{}
 	number := 0

@@ -152,7 +152,7 @@ func TestServeUsageTypes(t *testing.T) {
 			require.Equal(t, block, session.MustGood(t, read).Data)
 			require.Equal(t, exitDone, p.terminate())
 
-			// Without the old directory it begins anew. From the base it is not moved either.
+			// Without the old directory, the disk begins anew. Nor is it moved from the base.
 			require.NoError(t, os.RemoveAll(there))
 			require.Equal(t, exitDone, l.serve(t, types, config()).terminate())
 			refused([]string{filepath.Join(base, "a.raw"), "it had no"}, types, config("slow"))

@@ -26,7 +26,7 @@ const (
 	defaultVolumesPort = 8443
 )
 
-// volumeSettings are how volumes are made on demand.
+// volumeSettings say how volumes are made on demand.
 var volumeSettings = []setting{
 	{key: keyVolumesListen, env: []string{"VOLUMES_LISTEN"}, empty: true,
 		usage: "`address` at which volumes are made on demand (PUT /volume/NAME), as " +
@@ -57,7 +57,7 @@ var volumeSettings = []setting{
 			"it; repeatable"},
 }
 
-// volumes is how volumes are made on demand; nil: none can be.
+// volumes says how volumes are made on demand; nil: they are not.
 func (l *loader) volumes() *daemon.Volumes {
 	v := &daemon.Volumes{
 		Dir: l.text(keyVolumesDir),
@@ -108,7 +108,7 @@ func (l *loader) volumes() *daemon.Volumes {
 	return v
 }
 
-// checkHostPort refuses what is no address of a portal.
+// checkHostPort refuses text that is not the address of a portal.
 func checkHostPort(text string) error {
 	host, port, err := net.SplitHostPort(text)
 	if err == nil && host == "" {

@@ -7,21 +7,22 @@ import (
 )
 
 const (
-	// handoverAnnotation asks for a step of a handover. Only who may change the pod can set it.
+	// handoverAnnotation asks for a step of a handover. Only users who may change the pod can set
+	// it.
 	handoverAnnotation = "disk.kubevirt.io/handover"
-	// wishPoll is how often the annotations are read. A live migration waits for it.
+	// wishPoll is how often the annotations are read. A live migration waits that long.
 	wishPoll = time.Second
 )
 
-// wishes follows the handover that an annotation of the pod asks for.
+// wishes carries out the handovers that an annotation of the pod asks for.
 type wishes struct {
 	path string // of the downward API's file
 	want func(ctx context.Context, asked string) (done bool)
 	done string // the last request that was done
 }
 
-// look has done what is asked for, unless it is done. While the file cannot be read, as in the
-// moment in which it is replaced, nothing is known.
+// look does what the annotation asks for, once. If the file cannot be read, as while it is being
+// replaced, look does nothing.
 func (w *wishes) look(ctx context.Context) {
 	text, err := os.ReadFile(w.path)
 	if err != nil {

@@ -30,7 +30,7 @@ func (p *wishing) annotate(value string) {
 	require.NoError(p.t, os.Rename(p.file+".new", p.file))
 }
 
-// answer waits until the page tells what became of a request, and returns it with the LUN.
+// answer waits until the page shows what became of a request, and returns the status of the LUN.
 func (p *wishing) answer(value string, ok func(h *pages.HandoverStatus) bool) pages.LUNStatus {
 	p.t.Helper()
 	var s pages.Status
@@ -95,7 +95,7 @@ func TestHandoverByAnnotation(t *testing.T) {
 	lun = p.answer(cancel, done)
 	require.Equal(t, []string{first}, lun.Fenced)
 	two.MustGood(t, targettest.Write10(1, 0, block))
-	// The annotation may go: what it has brought about stays.
+	// Removing the annotation does not undo the handover.
 	p.annotate("")
 	require.Equal(t, exitDone, p.terminate())
 }

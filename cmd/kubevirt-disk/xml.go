@@ -234,8 +234,8 @@ func (f *xmlFlags) describedLUN(l *loader) (libvirt.LUN, error) {
 	return lun, l.problems.Err()
 }
 
-// connectPort returns the port for addresses without one: the port of --port or, if settings count,
-// of any other source.
+// connectPort returns the port for addresses without one: the value of --port or, with settings, of
+// any other source of that setting. Without one, it returns otherwise.
 func (l *loader) connectPort(otherwise uint16, settings bool) uint16 {
 	if !l.flags.Changed(keyPort) && (!settings || l.source(keyPort) == "") {
 		return otherwise

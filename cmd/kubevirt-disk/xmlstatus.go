@@ -162,7 +162,7 @@ func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string,
 	l *loader) []libvirt.Portal {
 	var addrs []netip.AddrPort
 	for _, text := range status.Portals {
-		// Skip what is not an address: it comes from a newer daemon that listens in another way.
+		// Skip text that is no address; it comes from a newer daemon that listens in another way.
 		if addr, err := netip.ParseAddrPort(text); err == nil {
 			addrs = append(addrs, addr)
 		}
