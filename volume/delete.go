@@ -11,11 +11,11 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// Delete removes a volume and its data. It is no error if there is no such volume. It refuses while
-// initiators use the volume or data is coming, unless force is set. With force, those users are
-// fenced before anything is removed: none of their commands reaches the disk any more.
+// Delete removes a volume and its data. If there is no such volume, it returns nil. It refuses
+// while initiators use the volume or an upload is under way, unless force is set. With force, it
+// fences these users before it removes anything: none of their commands reaches the disk any more.
 //
-// A deletion that has begun goes on if ctx ends, and after a restart.
+// Once a deletion has begun, it goes on if ctx ends, and after a restart.
 func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	if api.CheckName(name) != nil {
 		return nil // the volume need not exist
@@ -59,9 +59,9 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 	}
 }
 
-// free makes sure that nobody uses a volume that is to be deleted. Without force, its disk stops
-// being a LUN, so that initiators that come later find none. This happens before the record says
-// that the volume is being deleted: a volume in use then survives a crash at this point.
+// free makes sure that nobody uses a volume that will be deleted. Without force, its disk stops
+// being a LUN, so that later initiators find none. Only then does the record say that the volume is
+// being deleted: so a volume in use survives a crash at this point.
 func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 	m.mu.Lock()
 	filling := v.filling
@@ -110,7 +110,8 @@ func (m *Manager) retire(ctx context.Context, v *volume, err error) error {
 // remove ends a volume whose record says that it is being deleted.
 func (m *Manager) remove(v *volume) error {
 	if v.opened != nil {
-		// Closing may fail because the last data did not reach storage, which is removed anyway.
+		// Closing may fail because the last data did not reach storage. That data is removed
+		// anyway.
 		if err := v.opened.Close(m.ctx); err != nil && m.ctx.Err() != nil {
 			return api.Errorf(api.CodeUnavailable, "the server is stopping, and deletes the "+
 				"volume %q at the next start", v.name)
@@ -147,8 +148,8 @@ func (m *Manager) forget(v *volume) {
 	v.record, v.failure = store.Record{}, nil
 }
 
-// undo removes the remains of a volume that could not be made. If that fails, the next start does
-// it, and the name is taken until then.
+// undo removes the remains of a volume that could not be made. If that fails, the next start
+// removes them, and the name stays taken until then.
 func (m *Manager) undo(v *volume) {
 	if err := m.erase(v); err != nil {
 		m.log.Warn("what was made of a volume could not be removed: it goes at the next start, or "+

@@ -7,30 +7,30 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// Disks makes the disks of volumes and serves them. Its methods may be called by any number of
-// goroutines, for one volume by one at a time. Errors that are about a request are *api.Error.
+// Disks makes the disks of volumes and serves them. Any number of goroutines may call its methods,
+// but only one at a time for each volume. Errors about a request are *api.Error.
 type Disks interface {
-	// Default is what a request gets for the fields that it leaves out.
+	// Default returns the values for fields that a request leaves out.
 	Default() (api.Spec, error)
-	// Place is the directory of a place that is not the volume's own.
+	// Place returns the directory of a place other than the volume's own.
 	Place(p store.Place) (dir string, err error)
-	// Single reports whether a volume may lie in the directory of PlaceRoot, which holds one disk.
+	// Single reports whether a volume may use the directory of PlaceRoot, which holds one disk.
 	Single() bool
 	// Taken reports whether something other than a volume has the LUN.
 	Taken(lun uint16) bool
-	// Open makes the disk, or opens the one that is there. Nobody can use it before Serve. If Open
-	// was to make it and fails, the caller removes what is left in its directory.
+	// Open opens the disk, or makes it if it is missing. Nobody can use it before Serve. If Open
+	// fails to make a disk, the caller removes what is left in its directory.
 	Open(ctx context.Context, d Disk) (Opened, error)
 }
 
 // Disk is a disk to be opened.
 type Disk struct {
 	Name       string // of the volume
-	LUN        uint16 // 0: it is not to be served
-	Dir        string // where it lies, or is to lie, as instance.PersistentName
-	Size       int64  // bytes, at least; 0: that of its source, or what it has
+	LUN        uint16 // 0: it is not served
+	Dir        string // its directory; the file is instance.PersistentName
+	Size       int64  // smallest, bytes; 0: that of its source, or as it is
 	Source     *api.Source
-	File       string // an image in Dir, which the disk is made of; "": none
+	File       string // an image in Dir, the disk's source; "": none
 	CopyMode   string
 	AccessMode string
 	UsageType  string // "": none
@@ -42,19 +42,19 @@ type Opened interface {
 	Size() int64
 	// Identity is how initiators recognise the disk.
 	Identity() (serial, naa string)
-	// Serve makes it a LUN, which initiators can use when it returns.
+	// Serve makes the disk a LUN. Initiators can use it when Serve returns.
 	Serve() error
-	// Grow enlarges the disk, and tells its initiators.
+	// Grow enlarges the disk and tells its initiators.
 	Grow(size int64) error
-	// Completed is closed when the disk needs neither its source nor its File any more.
+	// Completed is closed when the disk no longer needs its source or its File.
 	Completed() <-chan struct{}
 	// Failure says why the disk has failed, or nil. A failed disk must be opened again.
 	Failure() error
-	// Withdraw ends serving, and leaves the disk open for Close. If initiators use the disk, it
+	// Withdraw stops serving the disk, and leaves it open for Close. If initiators use the disk, it
 	// does nothing and returns those whose current session has read or written it.
 	Withdraw() (users []string, err error)
-	// Close ends serving: no command reaches the disk any more. When it returns nil, nothing uses
-	// its files. If ctx ends first, closing goes on in the background, and a second call waits for
-	// it.
+	// Close stops serving the disk: no command reaches it any more. When it returns nil, nothing
+	// uses the disk's files. If ctx ends first, closing goes on in the background, and a second
+	// call waits for it.
 	Close(ctx context.Context) error
 }

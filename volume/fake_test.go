@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// fakeDisks are files without anything that serves them.
+// fakeDisks are disks of files that nothing serves.
 type fakeDisks struct {
 	claims map[string]string
 	single string // the directory of PlaceRoot; "": there is none
@@ -166,7 +166,7 @@ func (d *fakeDisk) Close(ctx context.Context) error {
 
 func newFake() *fakeDisks { return &fakeDisks{served: map[uint16]string{}} }
 
-// start makes a Manager that has loaded what there is in a directory.
+// start makes a Manager and loads the volumes of a directory.
 func start(t *testing.T, dir string, f *fakeDisks) *Manager {
 	t.Helper()
 	m, err := New(Options{Dir: dir, Disks: f, Max: 40, MaxBytes: 1 << 30})

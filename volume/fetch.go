@@ -13,12 +13,11 @@ import (
 )
 
 // fetchPatience is how long a request waits for an image in a registry. An image with a table of
-// contents can be used at once, so the answer has the volume. Any other image is fetched first, and
-// the answer comes before that is done.
+// contents can be used at once, so the answer has the volume. Any other image must be fetched
+// first, and the answer comes earlier.
 const fetchPatience = time.Second
 
-// fetching is the opening of a volume's disk in the background, because its image may have to be
-// fetched first.
+// fetching opens a volume's disk in the background, because its image may have to be fetched first.
 type fetching struct {
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the disk is open, or cannot be opened
@@ -28,13 +27,13 @@ type fetching struct {
 	err    error
 }
 
-// fetched reports whether the image of a volume is in a registry, and its disk is not complete.
+// fetched reports whether the volume's image is in a registry and its disk is not complete yet.
 func fetched(r store.Record) bool {
 	return r.Spec.From != nil && r.Spec.From.Reference != "" && r.State == store.StateFilling
 }
 
 // fetch makes the disk of a volume whose image is in a registry. If that takes long, it goes on in
-// the background, and after a restart. The caller has the turn.
+// the background, and after a restart. The caller holds the volume.
 func (m *Manager) fetch(ctx context.Context, v *volume) error {
 	f, err := m.beginFetch(v)
 	if err != nil {
@@ -52,7 +51,7 @@ func (m *Manager) fetch(ctx context.Context, v *volume) error {
 	return nil
 }
 
-// fetchLater is fetch that never waits.
+// fetchLater is fetch without any waiting.
 func (m *Manager) fetchLater(v *volume) error {
 	f, err := m.beginFetch(v)
 	if err == nil {
@@ -79,7 +78,7 @@ func (m *Manager) beginFetch(v *volume) (*fetching, error) {
 	return f, nil
 }
 
-// endFetch gives the volume the disk that was opened. The caller has the turn.
+// endFetch gives the opened disk to the volume. The caller holds the volume.
 func (m *Manager) endFetch(v *volume, f *fetching) error {
 	f.cancel()
 	m.mu.Lock()
@@ -126,7 +125,7 @@ func (m *Manager) awaitFetch(v *volume, f *fetching) {
 		zap.String("volume", v.name), zap.Uint16("lun", v.record.LUN))
 }
 
-// abortFetch ends a fetch on behalf of another operation. The caller has the turn, and closes
+// abortFetch ends a fetch on behalf of another operation. The caller holds the volume, and closes
 // v.opened.
 func (m *Manager) abortFetch(ctx context.Context, v *volume) error {
 	f := v.fetching

@@ -10,7 +10,7 @@ import (
 )
 
 // TestFetch: a request does not wait for an image that takes long to fetch. The fetch goes on after
-// a restart. Its progress can be asked for, it can be deleted, and it can be tried again.
+// a restart. It reports its progress, it can be deleted, and it can be tried again.
 func TestFetch(t *testing.T) {
 	dir, f := t.TempDir(), newFake()
 	f.claims = map[string]string{"c": t.TempDir()}
@@ -77,7 +77,7 @@ func TestFetch(t *testing.T) {
 	until("bad", api.StateReady)
 }
 
-// filesIn are the files of the disk of a volume that lies in its own directory.
+// filesIn returns the files of a volume's disk in the volume's own directory.
 func filesIn(t *testing.T, m *Manager, name string) []string {
 	t.Helper()
 	paths, err := diskFiles(m.store.Dir(name))

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// UploadPrefix begins the names of files that an upload keeps beside disk.img.
+// UploadPrefix is the prefix of all files that an upload keeps beside disk.img.
 const UploadPrefix = diskName + ".upload"
 
 // Filling is one upload into a volume that awaits its data.
@@ -30,8 +30,8 @@ type Filling struct {
 	received, total atomic.Int64
 }
 
-// Fill begins an upload. There is one at a time for each volume. The caller puts the data into
-// files in Dir, calls Complete, and in any case Release.
+// Fill begins an upload. Each volume takes one at a time. The caller puts the data into files in
+// Dir, calls Complete, and always calls Release.
 func (m *Manager) Fill(ctx context.Context, name string) (*Filling, error) {
 	if api.CheckName(name) != nil {
 		return nil, notFound(name)
@@ -65,21 +65,22 @@ func (m *Manager) Fill(ctx context.Context, name string) (*Filling, error) {
 }
 
 // Dir is the directory for the data: disk.img for a raw disk, or an image of another name. The
-// names of all files that the caller makes there begin with UploadPrefix, and go with the volume.
+// names of all other files that the caller makes there begin with UploadPrefix. They are deleted
+// with the volume.
 func (f *Filling) Dir() string { return f.dir }
 
 // Context ends when the upload must end, because its volume is deleted or the server stops.
 func (f *Filling) Context() context.Context { return f.ctx }
 
-// Size is that of the volume, bytes. 0: the volume gets the size of the data.
+// Size is the size of the volume in bytes. 0: the volume gets the size of the data.
 func (f *Filling) Size() int64 {
 	f.m.mu.Lock()
 	defer f.m.mu.Unlock()
 	return int64(f.v.record.Spec.Size)
 }
 
-// Reserve makes the volume count with a size before that much data is accepted. The error says that
-// there is no room for it, or that the volume is smaller.
+// Reserve counts the volume with a size before that much data is accepted. It returns an error if
+// there is no room for it, or the volume is smaller.
 func (f *Filling) Reserve(size int64) error {
 	if size < 0 {
 		return api.Errorf(api.CodeInvalid, "no disk has %d bytes", size)
@@ -98,7 +99,7 @@ func (f *Filling) Reserve(size int64) error {
 	return nil
 }
 
-// Progress notes how many bytes have come, and of how many. 0: unknown.
+// Progress notes how many bytes have come, and the total. total 0: unknown.
 func (f *Filling) Progress(received, total int64) {
 	f.received.Store(received)
 	f.total.Store(total)
@@ -109,9 +110,9 @@ func (f *Filling) progress() *api.Progress {
 }
 
 // Complete makes the volume from the data, and serves it. Without an image, disk.img is the disk,
-// and all of it has reached storage. Otherwise image is a file in Dir, which is removed when the
-// disk has copied all of it. After an error the volume is as empty as before: disk.img and all
-// files of UploadPrefix are gone.
+// and the caller has brought all of it to storage. Otherwise image is a file in Dir, which is
+// removed when the disk has copied all of it. After an error the volume is as empty as before:
+// disk.img and all files with UploadPrefix are gone.
 func (f *Filling) Complete(ctx context.Context, image string) error {
 	m, v := f.m, f.v
 	held, err := m.hold(ctx, v.name)
@@ -143,7 +144,7 @@ func (f *Filling) Complete(ctx context.Context, image string) error {
 	return failed("the data of the volume %q cannot be used: %w", v.name, err)
 }
 
-// Release ends the upload, so that the next one may begin. Later calls do nothing.
+// Release ends the upload, so that another one can begin. Later calls do nothing.
 func (f *Filling) Release() { f.released() }
 
 func (f *Filling) release() {
@@ -167,7 +168,7 @@ func (f *Filling) end(ctx context.Context) error {
 }
 
 // holdCompleted waits until the disk of a volume has all of its source, and holds the volume. It
-// reports false, and holds nothing, if the volume was deleted meanwhile, or the manager stops.
+// returns false, and holds nothing, if the volume was deleted meanwhile or the manager stops.
 func (m *Manager) holdCompleted(v *volume, opened Opened) bool {
 	select {
 	case <-opened.Completed():
@@ -203,7 +204,7 @@ func (m *Manager) dropFile(v *volume, opened Opened) {
 	})
 }
 
-// forgetFile removes the image of a volume, which its disk does not need any more.
+// forgetFile removes the image of a volume, because the disk no longer needs it.
 func (m *Manager) forgetFile(v *volume) error {
 	r := v.record
 	dir, err := m.dir(r)
@@ -231,8 +232,8 @@ func (m *Manager) fillClaim(ctx context.Context, v *volume) error {
 	return m.placeOnClaim(v, opened)
 }
 
-// placeOnClaim waits until a disk that goes to a claim is complete. If that takes long, it goes on
-// in the background.
+// placeOnClaim waits until a disk on a claim is complete. If that takes long, it goes on in the
+// background.
 func (m *Manager) placeOnClaim(v *volume, opened Opened) error {
 	dir, err := m.dir(v.record)
 	if err == nil {
@@ -276,7 +277,7 @@ func (m *Manager) finishClaim(v *volume, opened Opened, dir string) error {
 	if err := opened.Close(m.ctx); err != nil {
 		return err
 	}
-	// QEMU runs as another user, who has the claim's group.
+	// QEMU runs as another user, in the group of the claim.
 	if err := os.Chmod(filepath.Join(dir, diskName), 0o660); err != nil {
 		return err
 	}
@@ -293,7 +294,7 @@ func (m *Manager) finishClaim(v *volume, opened Opened, dir string) error {
 	return m.set(v, r)
 }
 
-// onClaim opens the disk of a claim for a moment.
+// onClaim opens the disk of a claim, calls use, and closes it again.
 func (m *Manager) onClaim(ctx context.Context, v *volume, use func(Opened) error) error {
 	dir, err := m.dir(v.record)
 	if err != nil {

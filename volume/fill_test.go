@@ -105,7 +105,7 @@ func TestUploadedImage(t *testing.T) {
 	require.NoFileExists(t, image)
 }
 
-// TestDeleteEndsUploads: by force, an upload ends first.
+// TestDeleteEndsUploads: with force, Delete ends the upload first.
 func TestDeleteEndsUploads(t *testing.T) {
 	m := start(t, t.TempDir(), newFake())
 	_, _, err := m.Put(t.Context(), "vm1", upload)

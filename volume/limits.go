@@ -19,7 +19,7 @@ func failed(format string, args ...any) error {
 	return f
 }
 
-// failure keeps the cause of a refusal.
+// failure is an error with the refusal that caused it.
 type failure struct {
 	refusal api.Error
 	cause   error
@@ -29,8 +29,8 @@ func (f *failure) Error() string { return f.refusal.Message }
 
 func (f *failure) Unwrap() []error { return []error{&f.refusal, f.cause} }
 
-// enter counts a volume with a size, which may be 0 while it is unknown. It refuses if there are
-// too many volumes or too many bytes.
+// enter counts a new volume and its size, which may be 0 while it is unknown. It refuses if there
+// are too many volumes or too many bytes.
 func (m *Manager) enter(v *volume, r store.Record) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -51,7 +51,7 @@ func (m *Manager) enter(v *volume, r store.Record) error {
 	return nil
 }
 
-// size counts a volume with another size.
+// size counts a volume with a new size.
 func (m *Manager) size(v *volume, size int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,7 +82,7 @@ func (m *Manager) roomLocked(v *volume, size int64) error {
 // bytesLocked is how many bytes the volume counts for.
 func (v *volume) bytesLocked() int64 { return max(v.record.Size, v.reserved) }
 
-// chooseLUN chooses a number for a new volume. Nobody else gets it until unchoose.
+// chooseLUN chooses a number for a new volume. It is reserved until unchoose.
 func (m *Manager) chooseLUN(v *volume) (uint16, error) {
 	m.choosing.Lock()
 	defer m.choosing.Unlock()
@@ -101,7 +101,7 @@ func (m *Manager) chooseLUN(v *volume) (uint16, error) {
 	return lun, err
 }
 
-// unchoose ends that: by now the record of the volume has the number, or there is no volume.
+// unchoose ends the reservation: now the record has the number, or there is no volume.
 func (m *Manager) unchoose(v *volume) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -11,10 +11,10 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// loadsAtOnce bounds how many volumes are opened side by side. They mostly wait for storage.
+// loadsAtOnce is how many volumes Load opens at once. They mostly wait for storage.
 const loadsAtOnce = 16
 
-// find reads the records of earlier runs.
+// find reads the records of an earlier process.
 func (m *Manager) find() error {
 	records, damaged, foreign, err := m.store.Load()
 	if err != nil {
@@ -31,9 +31,9 @@ func (m *Manager) find() error {
 	return nil
 }
 
-// Load serves the volumes of earlier runs. It is called before initiators can log in and before any
-// other call of the Manager. It removes volumes that were being made or deleted. A volume that
-// cannot be served is no error, because the others can be. The log and Get say why.
+// Load serves the volumes of an earlier process. Call it before initiators can log in and before
+// any other method. It removes volumes that were being made or deleted. A volume that cannot be
+// served does not make it fail, because the others can be. The log and Get say why.
 func (m *Manager) Load(ctx context.Context) error {
 	m.mu.Lock()
 	all := slices.Collect(maps.Values(m.volumes))

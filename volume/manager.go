@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// Options say how volumes are kept. Dir and Disks are required.
+// Options are the options of a Manager. Dir and Disks are required.
 type Options struct {
 	Dir      string // of the store; made if it is missing
 	Disks    Disks
@@ -23,7 +23,7 @@ type Options struct {
 	Log      *zap.Logger // nil: no log
 }
 
-// Manager has the volumes of one directory.
+// Manager manages the volumes of one directory.
 type Manager struct {
 	opt   Options
 	log   *zap.Logger
@@ -40,8 +40,8 @@ type Manager struct {
 	volumes map[string]*volume // guarded by mu
 }
 
-// volume is a volume, from before its record is made until after it is removed. Whoever changes it
-// must have its turn.
+// volume is a volume, from before its record is made until after it is removed. Only the holder of
+// its turn may change it.
 type volume struct {
 	name string
 	turn chan struct{} // a semaphore of one
@@ -58,8 +58,8 @@ type volume struct {
 	chosen   uint16 // the number that the record will have; 0: none
 }
 
-// New opens the directory of the volumes, which stays locked until Close, and finds the volumes in
-// it.
+// New opens and locks the directory of the volumes, and finds the volumes in it. The directory
+// stays locked until Close.
 func New(opt Options) (*Manager, error) {
 	s, err := store.Open(opt.Dir)
 	if err != nil {
@@ -94,7 +94,7 @@ type Volume struct {
 	Failure     string
 }
 
-// Has reports whether the disk of a volume has the place.
+// Has reports whether a volume's disk is in the place.
 func (m *Manager) Has(p store.Place) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -207,7 +207,7 @@ func (m *Manager) set(v *volume, r store.Record) error {
 	return nil
 }
 
-// Totals sum up the volumes.
+// Totals are numbers about all volumes.
 type Totals struct {
 	States   map[api.State]int
 	Bytes    int64 // of all disks
@@ -215,7 +215,7 @@ type Totals struct {
 	MaxBytes int64 // 0: no limit
 }
 
-// Totals returns how many volumes there are.
+// Totals returns the numbers of volumes and bytes, and their limits.
 func (m *Manager) Totals() Totals {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -29,7 +29,7 @@ func TestPutTwice(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, created)
 	require.Equal(t, v, again)
-	_, _, err = m.Put(ctx, "vm1", api.Spec{}) // whatever is there
+	_, _, err = m.Put(ctx, "vm1", api.Spec{}) // any volume of this name
 	require.NoError(t, err)
 
 	_, _, err = m.Put(ctx, "vm1", api.Spec{Size: 512, AccessMode: api.WriteShared})
@@ -150,7 +150,7 @@ func deleteOnce(ctx context.Context, m *Manager, name string) error {
 		err := m.Delete(ctx, name, false)
 		var e *api.Error
 		if !errors.As(err, &e) || e.Code != api.CodeBusy {
-			return err // it is chance which comes first, the turn or the end
+			return err // the turn or the end of ctx may come first
 		}
 	}
 }
@@ -271,7 +271,7 @@ func TestBrokenVolumes(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "damaged", diskName))
 }
 
-// TestPlaces: disks lie where they are asked to, and what was there before is never touched.
+// TestPlaces: disks are made in the requested place, and files that were there before stay.
 func TestPlaces(t *testing.T) {
 	f := newFake()
 	claim, fast := t.TempDir(), t.TempDir()
@@ -321,8 +321,8 @@ func TestPlaces(t *testing.T) {
 	require.NoDirExists(t, at)
 }
 
-// TestClaimIsFilled: a volume on a claim cannot be used before its disk has all of its image, also
-// over a restart.
+// TestClaimIsFilled: a volume on a claim cannot be used before its disk has all of its image, even
+// after a restart.
 func TestClaimIsFilled(t *testing.T) {
 	f := newFake()
 	claim := t.TempDir()
@@ -347,9 +347,9 @@ func TestClaimIsFilled(t *testing.T) {
 	require.Empty(t, f.served)
 }
 
-// TestChosenLUNs has more requests at once than there are small numbers, each between the choice of
-// its number and its record. The search for a number wraps around, and must not give out a number
-// twice.
+// TestChosenLUNs sends more requests at once than there are small numbers, each between the choice
+// of its number and its record. The search for a number wraps around, and must not give out a
+// number twice.
 func TestChosenLUNs(t *testing.T) {
 	m := start(t, t.TempDir(), newFake())
 	luns := map[uint16]string{}

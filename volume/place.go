@@ -13,14 +13,14 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// diskName begins the names of all files of a disk.
+// diskName is the prefix of all files of a disk.
 const diskName = "disk.img"
 
 func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
 func join(errs ...error) error { return errors.Join(errs...) }
 
-// place is where the disk of a new volume is to lie.
+// place is the place of a new volume's disk.
 func (m *Manager) place(name string, spec api.Spec) store.Place {
 	switch {
 	case spec.PVC != nil:
@@ -33,14 +33,14 @@ func (m *Manager) place(name string, spec api.Spec) store.Place {
 	return store.Place{}
 }
 
-// dir is the directory in which the disk of a volume lies.
+// dir is the directory of a volume's disk.
 func (m *Manager) dir(r store.Record) (string, error) {
 	if r.Place.Kind == store.PlaceOwn {
 		return m.store.Dir(r.Name), nil
 	}
 	dir, err := m.opt.Disks.Place(r.Place)
 	if err == nil && r.Place.Kind == store.PlaceUsageType {
-		// Others may keep volumes in it, too.
+		// Other servers may keep volumes in it, too.
 		dir = filepath.Join(dir, ".volumes", m.store.ID(), r.Name)
 	}
 	return dir, err
@@ -71,8 +71,8 @@ func syncDir(name string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// vacant refuses a directory that has a disk: it is another volume's, or came from elsewhere, and
-// must not be lost with this volume.
+// vacant refuses a directory that has a disk. The disk is another volume's, or came from elsewhere,
+// and must not be deleted with this volume.
 func (m *Manager) vacant(r store.Record, dir string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,7 +93,7 @@ func (m *Manager) vacant(r store.Record, dir string) error {
 	return nil
 }
 
-// diskFiles are the files of the disk in a directory.
+// diskFiles returns the paths of the disk's files in a directory.
 func diskFiles(dir string) (paths []string, err error) {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -104,7 +104,7 @@ func diskFiles(dir string) (paths []string, err error) {
 	return paths, err
 }
 
-// clear removes the disk of a volume and everything else of it except its record.
+// clear removes the disk of a volume and everything else except its record.
 func (m *Manager) clear(r store.Record) error {
 	dir, err := m.dir(r)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// Put makes a volume, or finds it as asked. A larger size enlarges it. If another volume has the
-// name, the error names the differences. Put tries again to serve a volume that could not be
-// served.
+// Put makes a volume, or returns the existing one if it is as asked. A larger size enlarges it. If
+// another volume has the name, the error names the differences. If the volume could not be served
+// before, Put tries again.
 func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volume, created bool,
 	err error) {
 	if err := api.CheckName(name); err != nil {
@@ -48,8 +48,8 @@ func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volum
 	return v, created, err
 }
 
-// create makes a volume. It writes a record first, which says that the volume is being made. The
-// volume exists from the moment when its record says that it is ready.
+// create makes a volume. First it writes a record that says that the volume is being made. The
+// volume exists once its record says that it is ready.
 func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool) (err error) {
 	if any {
 		if spec, err = m.opt.Disks.Default(); err != nil {
@@ -88,8 +88,8 @@ func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool
 	return nil
 }
 
-// begin makes the record of a volume. After an error there is nothing of the volume, and nothing
-// that was there before has changed.
+// begin makes the record of a volume. After an error nothing of the volume is left, and everything
+// that was there before is unchanged.
 func (m *Manager) begin(v *volume, r store.Record, dir string) error {
 	if err := m.enter(v, r); err != nil {
 		return err
@@ -105,7 +105,7 @@ func (m *Manager) begin(v *volume, r store.Record, dir string) error {
 	return nil
 }
 
-// make makes the disk of a volume whose record is there, and serves it.
+// make makes the disk of a volume that already has a record, and serves it.
 func (m *Manager) make(ctx context.Context, v *volume, r store.Record, dir string) error {
 	if r.Place.Kind == store.PlaceUsageType {
 		if err := makePlace(dir); err != nil {
@@ -228,7 +228,7 @@ func (m *Manager) fail(v *volume, err error) {
 }
 
 // grow enlarges a volume. It changes the record first: the next start enlarges a disk that is
-// smaller than its record. A disk that is larger was enlarged by somebody else.
+// smaller than its record. If a disk is larger than its record, somebody else has enlarged it.
 func (m *Manager) grow(ctx context.Context, v *volume, size int64) error {
 	before := v.record
 	if v.filling != nil || before.State == store.StateFilling {

@@ -59,7 +59,7 @@ func TestResolved(t *testing.T) {
 	}
 }
 
-// TestDifferences: what means the same is the same, and what differs is named.
+// TestDifferences compares requests that mean the same, and requests that differ.
 func TestDifferences(t *testing.T) {
 	resolved := func(s Spec) Spec {
 		r, err := s.Resolved()

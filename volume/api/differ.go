@@ -2,8 +2,9 @@ package api
 
 import "fmt"
 
-// Differences compares a resolved request with the resolved one that a volume was made by, and
-// names the fields in which they differ. Sizes are not compared: a volume may have grown.
+// Differences compares two resolved requests: the one that a volume was made by, and a new one. It
+// names the fields in which they differ. It does not compare sizes, because a volume may have
+// grown.
 func Differences(is, asked Spec) []Difference {
 	var all []Difference
 	compare := func(field, is, asked string) {
@@ -26,7 +27,7 @@ func orNothing(text string) string {
 	return text
 }
 
-// String is the source for people.
+// String describes the source for people.
 func (s *Source) String() string {
 	switch {
 	case s == nil:

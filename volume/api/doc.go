@@ -1,5 +1,5 @@
-// Package api has the words of the interface that makes volumes on demand: of requests, of answers,
-// and of refusals.
+// Package api has the types of the interface that makes volumes on demand: requests, answers and
+// refusals.
 //
 // The server (volume/server) and the client (volume/client) use the same types, and so does the
 // Kubernetes controller. The package needs nothing but the standard library. The interface as a

@@ -9,15 +9,15 @@ import (
 type Code string
 
 const (
-	CodeInvalid      Code = "invalid"      // the request cannot be understood, or not be meant
+	CodeInvalid      Code = "invalid"      // the request is malformed, or contradicts itself
 	CodeUnauthorized Code = "unauthorized" // no token or certificate, or a wrong one
 	CodeNotFound     Code = "not-found"    // there is no such volume
-	CodeDiffers      Code = "differs"      // there is another volume of that name: see Differs
+	CodeDiffers      Code = "differs"      // the name has another volume: see Differs
 	CodeInUse        Code = "in-use"       // initiators use it: see Users
 	CodeBusy         Code = "busy"         // another operation is under way: try again
 	CodeHasData      Code = "has-data"     // it takes no upload
 	CodeTooLarge     Code = "too-large"    // the data is larger than the volume, or than allowed
-	CodeLimit        Code = "limit"        // the server has no room for it
+	CodeLimit        Code = "limit"        // a limit of the server is reached
 	CodeUnavailable  Code = "unavailable"  // the server cannot do it now: try again
 	CodeFailed       Code = "failed"       // the operation failed
 )
@@ -29,15 +29,15 @@ var status = map[Code]int{
 	CodeFailed: 500,
 }
 
-// Error is a refusal. It is the body of every answer that reports no success.
+// Error is a refusal. It is the body of every unsuccessful answer.
 type Error struct {
 	Code    Code   `json:"code" yaml:"code"`
 	Message string `json:"error" yaml:"error"` // for people: what is wrong, and what to do about it
-	// Differs says in which fields the volume is not what the request asks for.
+	// Differs are the fields in which the volume is not what the request asks for.
 	Differs []Difference `json:"differs,omitempty" yaml:"differs,omitempty"`
-	// Users are the initiators that use the volume, by their names.
+	// Users are the names of the initiators that use the volume.
 	Users []string `json:"users,omitempty" yaml:"users,omitempty"`
-	// Status is the HTTP status, if it is not the one of the code.
+	// Status is the HTTP status, if it is not that of the code.
 	Status int `json:"-" yaml:"-"`
 }
 
@@ -66,7 +66,7 @@ func (e *Error) HTTPStatus() int {
 	return 500
 }
 
-// Differ makes the refusal of a request whose name another volume has.
+// Differ refuses a request because its name belongs to another volume.
 func Differ(name string, all []Difference) *Error {
 	said := make([]string, len(all))
 	for i, d := range all {

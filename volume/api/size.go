@@ -25,7 +25,7 @@ var sizeUnits = []struct {
 	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15},
 }
 
-// ParseSize reads a quantity.
+// ParseSize reads a number of bytes or a quantity such as 20Gi.
 func ParseSize(text string) (Size, error) {
 	number, unit := text, uint64(1)
 	for _, u := range sizeUnits {
@@ -62,7 +62,7 @@ func (s *Size) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// check refuses a size that no disk has.
+// check refuses a size that no disk can have.
 func (s Size) check() error {
 	if s < 0 || s%SectorSize != 0 {
 		return fmt.Errorf("size: %d bytes are no multiple of %d: use one, such as "+

@@ -5,15 +5,15 @@ import (
 	"fmt"
 )
 
-// DefaultName is the volume of the address /volume, which names none.
+// DefaultName is the name of the volume at the address /volume, which has no name in it.
 const DefaultName = "default"
 
 // maxName is the longest name of a volume, in bytes.
 const maxName = 128
 
-// CheckName returns nil if a volume may have that name: lower-case letters, digits, '-', '.' and
-// '_', first and last a letter or a digit, at most 128 in all. It is a part of addresses, and the
-// name of a directory.
+// CheckName returns nil if a volume may have this name: lower-case letters, digits, '-', '.' and
+// '_', at most 128 in all. The first and the last must be a letter or a digit. The name is a part
+// of addresses, and the name of a directory.
 func CheckName(name string) error {
 	if name == "" || len(name) > maxName {
 		return fmt.Errorf("a volume's name has 1 to %d characters, and this has %d", maxName,
@@ -35,7 +35,7 @@ func CheckName(name string) error {
 // there is none, it makes one from the server's only image, or an empty one of the server's default
 // size.
 type Spec struct {
-	// Size is the least size of the disk in bytes. An empty disk needs it. 0: the size of the
+	// Size is the smallest size of the disk in bytes. An empty disk needs one. 0: the size of the
 	// image, or of the uploaded data.
 	Size Size `json:"size,omitempty" yaml:"size,omitempty"`
 	// From is the initial content of the disk. nil: none, the disk reads as zeros.
@@ -50,21 +50,21 @@ type Spec struct {
 
 // Source is the initial content of a disk. Exactly one of Image, Reference and Upload is set.
 type Source struct {
-	// Image is one of the server's directory of images (/disk), by the name of its file.
+	// Image is the name of a file in the server's directory of images (/disk).
 	Image string `json:"image,omitempty" yaml:"image,omitempty"`
 	// Reference is an image in a registry.
 	Reference string `json:"reference,omitempty" yaml:"reference,omitempty"`
-	// Disk is one of several disks of Reference, by the name of its file.
+	// Disk is the name of a disk's file, if Reference has several disks.
 	Disk   string `json:"disk,omitempty" yaml:"disk,omitempty"`
 	Upload bool   `json:"upload,omitempty" yaml:"upload,omitempty"` // data that comes later
 }
 
 // Copy is how the disk gets the content of its source.
 type Copy struct {
-	// Mode is clone (the default), copy-on-write or copy-on-read. A disk without an image, or of
-	// uploaded data, can also say none, which means the same there.
+	// Mode is clone (the default), copy-on-write or copy-on-read. A disk without an image, or with
+	// uploaded data, also accepts none, which then means the same.
 	Mode string `json:"mode,omitempty" yaml:"mode,omitempty"`
-	// UsageType is the kind of storage for what is written. "": the server's own directory.
+	// UsageType is the kind of storage for the guest's writes. "": the server's own directory.
 	UsageType string `json:"usage-type,omitempty" yaml:"usage-type,omitempty"`
 }
 
@@ -145,7 +145,7 @@ func (s *Spec) resolveCopy() error {
 	return nil
 }
 
-// resolved returns nil for an empty disk.
+// resolved returns the source as Resolved does. It returns nil for an empty disk.
 func (s *Source) resolved() (*Source, error) {
 	if s == nil || *s == (Source{}) {
 		return nil, nil
@@ -167,5 +167,5 @@ func (s *Source) resolved() (*Source, error) {
 	return &copied, nil
 }
 
-// Needed reports whether the disk needs a size.
+// Needed reports whether the request has to name a size.
 func (s Spec) Needed() bool { return s.Size == 0 && s.From == nil }

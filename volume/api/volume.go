@@ -2,9 +2,9 @@ package api
 
 import "time"
 
-// Volume is an answer about a volume. Its first part is the source of a virtual machine's disk, as
-// a specification has it: iscsi or pvc, and access-mode. libvirt.ParseSources reads it. It is
-// missing as long as the disk cannot be used.
+// Volume is an answer about a volume. Its first part describes the source of a virtual machine's
+// disk as a specification does: iscsi or pvc, and access-mode. libvirt.ParseSources reads it. It is
+// missing until the disk can be used.
 type Volume struct {
 	ISCSI      *ISCSI `json:"iscsi,omitempty" yaml:"iscsi,omitempty"`
 	PVC        *Claim `json:"pvc,omitempty" yaml:"pvc,omitempty"`
@@ -25,18 +25,18 @@ type Host struct {
 	Port string `json:"port" yaml:"port"`
 }
 
-// Info is what else is known about a volume.
+// Info has everything else about a volume.
 type Info struct {
 	Name  string `json:"name" yaml:"name"`
 	State State  `json:"state" yaml:"state"`
-	// Size is that of the disk, bytes; 0 while it is not known.
+	// Size is the size of the disk in bytes; 0 while it is unknown.
 	Size    Size      `json:"size" yaml:"size"`
 	From    *Source   `json:"from,omitempty" yaml:"from,omitempty"`
 	Copy    *Copy     `json:"copy,omitempty" yaml:"copy,omitempty"`
 	Serial  string    `json:"serial,omitempty" yaml:"serial,omitempty"`
 	NAA     string    `json:"naa,omitempty" yaml:"naa,omitempty"` // 16 hexadecimal digits
 	Created time.Time `json:"created" yaml:"created"`
-	// Upload is how much of its data a volume has, while it awaits data.
+	// Upload is the progress of the upload while a volume awaits its data.
 	Upload *Progress `json:"upload,omitempty" yaml:"upload,omitempty"`
 	// Failure says why the volume is not served.
 	Failure string `json:"failure,omitempty" yaml:"failure,omitempty"`

@@ -25,10 +25,10 @@ type Options struct {
 	TokenFile string
 	// CertFile and KeyFile are the client's certificate (PEM). They are read for each connection.
 	CertFile, KeyFile string
-	// CAFile has the certificates (PEM) that the server's must be signed by, instead of the
-	// system's.
+	// CAFile has the certificates (PEM) of the authorities that must have signed the server's,
+	// instead of the system's.
 	CAFile string
-	// UserAgent names the program.
+	// UserAgent is the name of the calling program.
 	UserAgent string
 }
 
@@ -80,7 +80,7 @@ func New(opt Options) (*Client, error) {
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Put makes a volume, or finds it as asked; a larger size enlarges it.
+// Put makes a volume, or returns the existing one if it is as asked. A larger size enlarges it.
 func (c *Client) Put(ctx context.Context, name string, spec api.Spec) (api.Volume, error) {
 	var v api.Volume
 	err := c.call(ctx, http.MethodPut, "/volume/"+url.PathEscape(name), spec, &v)

@@ -11,20 +11,20 @@ import (
 // pieceSize is how much of a file is read at once: bytes.
 const pieceSize = 512 << 10
 
-// hashed reads a file that is sent, perhaps parts of it several times, and computes the digest of
-// the whole file on the way. It hashes a piece while the piece is being sent.
+// hashed reads a file that is being sent, perhaps parts of it several times, and computes the
+// digest of the whole file at the same time. It hashes a piece while the piece is being sent.
 type hashed struct {
 	from io.ReaderAt
 	size int64
 	off  int64 // what is read next
 
 	memory []byte
-	piece  []byte // what was read last, in memory
+	piece  []byte // the last one that was read
 	at     int64  // where the piece lies in the file
 
 	sum  hash.Hash
-	done int64         // how much the digest has of the file, or soon will
-	busy chan struct{} // closed when the digest has all of that; nil: it has
+	done int64         // how much of the file the digest has, or soon will
+	busy chan struct{} // closed when the digest has that much; nil: it has
 }
 
 func (h *hashed) reset() { h.sum, h.done = sha256.New(), 0 }
@@ -53,7 +53,7 @@ func (h *hashed) load() error {
 	h.piece, h.at = nil, h.off
 	if n, err := h.from.ReadAt(p, h.off); n < len(p) {
 		if err == io.EOF {
-			err = io.ErrUnexpectedEOF // somebody has made it shorter
+			err = io.ErrUnexpectedEOF // the file has become shorter
 		}
 		return err
 	}
@@ -71,7 +71,7 @@ func (h *hashed) load() error {
 	return nil
 }
 
-// settle waits until the digest has all that it was given.
+// settle waits until the digest has everything that was given to it.
 func (h *hashed) settle() {
 	if h.busy != nil {
 		<-h.busy
@@ -79,7 +79,7 @@ func (h *hashed) settle() {
 	}
 }
 
-// seek goes on at off. It reads and hashes what lies before, if that has not been done.
+// seek goes to off. It reads and hashes everything before off that is not in the digest yet.
 func (h *hashed) seek(ctx context.Context, off int64) error {
 	for h.done < off {
 		if err := ctx.Err(); err != nil {
@@ -94,7 +94,7 @@ func (h *hashed) seek(ctx context.Context, off int64) error {
 	return nil
 }
 
-// digest is that of the whole file, in the form of Repr-Digest (RFC 9530).
+// digest returns the digest of the whole file, in the form of Repr-Digest (RFC 9530).
 func (h *hashed) digest(ctx context.Context) (string, error) {
 	if err := h.seek(ctx, h.size); err != nil {
 		return "", err

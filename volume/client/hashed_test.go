@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHashed: the digest is that of the file, whichever parts are read and however often.
+// TestHashed: the digest is right, whichever parts of the file are read and however often.
 func TestHashed(t *testing.T) {
 	data := make([]byte, 3*pieceSize+1000)
 	random := rand.NewChaCha8([32]byte{1})

@@ -16,12 +16,12 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// UploadOptions say how an upload is made. The zero value works.
+// UploadOptions are the options of an upload. The zero value works.
 type UploadOptions struct {
 	// Patience is how long an upload goes on trying while no data gets through. 0: two minutes.
 	Patience time.Duration
-	// Sent is called with the number of bytes that the server has or is being sent. The number may
-	// fall.
+	// Sent is called with the number of bytes that the server has, or that are on their way to it.
+	// The number may go down.
 	Sent func(bytes int64)
 	// Again is called with the reason when a request is tried again.
 	Again func(err error)
@@ -39,11 +39,12 @@ const (
 )
 
 // Upload sends the content of a volume. It returns when the volume can be used, or is being made
-// ready. If the volume does not exist, it is made with the size of the data. If a connection
-// breaks, the upload goes on where the server has it, also if an earlier process began it. At the
-// end the server compares a digest of all data.
+// ready. If the volume does not exist, the server makes it with the size of the data. If a
+// connection breaks, the upload continues from what the server has, even if an earlier process
+// began it. At the end the server compares a digest of all data.
 //
-// Errors of the server are *api.Error. If ctx ends, a later call with the same data goes on.
+// Errors of the server are *api.Error. If ctx ends, a later call with the same data continues the
+// upload.
 func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size int64,
 	opt UploadOptions) (api.Volume, error) {
 	if opt.Patience == 0 {
@@ -132,7 +133,7 @@ func (e *unreadableError) Unwrap() error { return e.err }
 // errAgain says that a step must be repeated.
 var errAgain = errors.New("the server does not have all that was sent")
 
-// fatal returns the error if trying again is of no use.
+// fatal returns the error if another try is useless.
 func (u *upload) fatal(err error) error {
 	var refused *api.Error
 	again := errors.Is(err, errAgain) || errors.As(err, new(*url.Error)) &&
@@ -188,7 +189,7 @@ func (u *upload) begin(ctx context.Context) error {
 	return nil
 }
 
-// takeUp goes on with the upload that is in the way.
+// takeUp continues the upload that is in the way.
 func (u *upload) takeUp(location string, refused error) error {
 	if u.again > 0 {
 		return refused
@@ -227,7 +228,7 @@ func (u *upload) ask(ctx context.Context) (api.Volume, error) {
 	return api.Volume{}, nil
 }
 
-// another says that the upload in the way is not one of this file. what completes the sentence "an
+// another says that the upload in the way is not of this file. what completes the sentence "an
 // upload ...".
 func (u *upload) another(what, number string) error {
 	return &api.Error{Status: http.StatusConflict, Message: fmt.Sprintf("an upload "+what+
@@ -260,7 +261,7 @@ func (u *upload) finished(ctx context.Context) (api.Volume, error) {
 	return v, err
 }
 
-// send sends the data that the server does not have.
+// send sends the data that the server does not have yet.
 func (u *upload) send(ctx context.Context) error {
 	if err := u.data.seek(ctx, u.offset); err != nil {
 		return unreadable(err)
@@ -295,7 +296,7 @@ func (u *upload) send(ctx context.Context) error {
 	return nil
 }
 
-// end has the server compare the digest, and make the volume from the data.
+// end asks the server to compare the digest and make the volume from the data.
 func (u *upload) end(ctx context.Context) (api.Volume, error) {
 	digest, err := u.data.digest(ctx)
 	if err != nil {
@@ -350,7 +351,7 @@ func (r *reading) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stop ends reading, and returns what went wrong with the file.
+// stop ends reading, and returns the error of reading the file, if any.
 func (r *reading) stop() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -24,11 +24,11 @@ type Access struct {
 	Cert, Key string // of the server, PEM
 	// ClientCA has the certificates that may have signed a client's certificate.
 	ClientCA string
-	Token    string // has the token that requests show
+	Token    string // has the token of requests
 }
 
 // Check refuses an address that other machines can reach, unless every client must prove who it is
-// and nobody can eavesdrop.
+// and the connection is encrypted.
 func (a Access) Check(loopback bool) error {
 	switch {
 	case (a.Cert == "") != (a.Key == ""):
@@ -50,7 +50,7 @@ func (a Access) Check(loopback bool) error {
 	return nil
 }
 
-// open reports whether clients need to prove nothing.
+// open reports whether clients need no proof.
 func (a Access) open() bool { return a.Token == "" && a.ClientCA == "" }
 
 // access admits requests.
@@ -60,7 +60,7 @@ type access struct {
 
 	mu     sync.Mutex
 	config *tls.Config // guarded by mu; of the content of the files that were read last
-	files  [3][]byte   // guarded by mu; what config was made of
+	files  [3][]byte   // guarded by mu; the content that config was made of
 	told   string      // guarded by mu; what the log says is wrong with the files
 }
 
@@ -80,7 +80,7 @@ func newAccess(opt Access, log *zap.Logger) (*access, error) {
 	return a, nil
 }
 
-// admit returns why a request is not answered, or nil.
+// admit returns nil if the request is allowed, or else the refusal.
 func (a *access) admit(r *http.Request) *api.Error {
 	if a.opt.open() {
 		if loopbackHost(r.Host) {
@@ -174,8 +174,8 @@ func (a *access) tlsConfig() *tls.Config {
 	}
 }
 
-// load returns the configuration that the files make now. If they cannot be used, for example while
-// they are being replaced, it returns the previous one and the reason.
+// load returns the configuration that is in the files. If it cannot use them, for example while
+// they are being replaced, it returns the previous configuration and the error.
 func (a *access) load() (*tls.Config, error) {
 	var files [3][]byte
 	var err error

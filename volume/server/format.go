@@ -20,7 +20,7 @@ const (
 	typeYAML = "application/yaml"
 	typeJSON = "application/json"
 
-	// maxBody is the longest request without data, in bytes.
+	// maxBody is the longest body of a request that is no upload, in bytes.
 	maxBody = 64 << 10
 )
 
@@ -91,7 +91,7 @@ func toJSON(text []byte) ([]byte, error) {
 	return out, nil
 }
 
-// write answers with a value, in the format that the client has asked for.
+// write answers with a value, in the format that the client prefers.
 func write(w http.ResponseWriter, r *http.Request, status int, value any) {
 	var text []byte
 	var err error
@@ -108,7 +108,7 @@ func write(w http.ResponseWriter, r *http.Request, status int, value any) {
 		err = errors.Join(e.Encode(value), e.Close())
 		text = out.Bytes()
 	}
-	if err != nil { // none of our types fails
+	if err != nil { // our types never fail
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

@@ -69,7 +69,7 @@ func TestLoopbackHost(t *testing.T) {
 	}
 }
 
-// FuzzSpec: every request is understood or refused, and soon.
+// FuzzSpec: every request is understood or refused, quickly.
 func FuzzSpec(f *testing.F) {
 	f.Add([]byte("size: 20Gi\nfrom: {image: a}\ncopy: {mode: clone}\n"), false)
 	f.Add([]byte(`{"size": 512, "pvc": {"claimname": "c"}}`), true)

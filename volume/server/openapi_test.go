@@ -70,7 +70,7 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// at is a part of a document.
+// at returns a part of a document.
 func at(t *testing.T, doc map[string]any, path ...string) map[string]any {
 	t.Helper()
 	for _, name := range path {

@@ -17,12 +17,12 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// Options say how requests are answered. Volumes and Portal are required.
+// Options are the options of a Server. Volumes and Portal are required.
 type Options struct {
 	Volumes    *volume.Manager
 	TargetName string
-	// Portal is where initiators find the LUNs, for a client that has reached the server at an
-	// address of this machine.
+	// Portal returns the address at which initiators find the LUNs. local is this machine's address
+	// that the client has connected to.
 	Portal func(local net.Addr) (host, port string)
 	// Uploads receives data, at /volume/{name}/data and below. nil: the server takes no uploads.
 	Uploads http.Handler
@@ -35,25 +35,26 @@ type Server struct {
 	opt    Options
 	access *access
 	http   http.Server
-	// patience is how long somebody who may not ask is listened to.
+	// patience is how long the server reads from a client that it refuses.
 	patience time.Duration
 }
 
 const (
-	// maxConnections bounds what clients can take of memory and descriptors.
+	// maxConnections limits the memory and descriptors that clients can use.
 	maxConnections = 256
-	// What comes after an answer to somebody who may not ask is read as far as refusedBody, in
-	// bytes, for refusedTimeout. Reading that much costs less than the handshake of TLS.
+	// After it has refused a client, the server still reads up to refusedBody bytes, for
+	// refusedTimeout. Reading that much costs less than a TLS handshake.
 	refusedBody    = 1 << 20
 	refusedTimeout = 5 * time.Second
-	// bodyTimeout is how long a request without data may take to arrive.
+	// bodyTimeout is how long a request that is no upload may take to arrive.
 	bodyTimeout = 30 * time.Second
 	// workTimeout is how long a request may take. An image in a registry that has no index is
 	// fetched first.
 	workTimeout = 10 * time.Minute
 )
 
-// New makes a server. The files of opt.Access are read, and an error says what is wrong with them.
+// New makes a server. It reads the files of opt.Access, and returns an error if they cannot be
+// used.
 func New(opt Options) (*Server, error) {
 	if opt.Log == nil {
 		opt.Log = zap.NewNop()
@@ -74,7 +75,7 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
-// Serve answers requests until Shutdown, after which its error is http.ErrServerClosed.
+// Serve answers requests until Shutdown. Then it returns http.ErrServerClosed.
 func (s *Server) Serve(l net.Listener) error {
 	l = netutil.LimitListener(l, maxConnections)
 	if s.http.TLSConfig != nil {
@@ -83,7 +84,7 @@ func (s *Server) Serve(l net.Listener) error {
 	return s.http.Serve(l)
 }
 
-// Shutdown stops answering. Requests under way may end until ctx ends, and are cut off then.
+// Shutdown stops answering. Running requests may finish until ctx ends; then they are cut off.
 func (s *Server) Shutdown(ctx context.Context) error {
 	if err := s.http.Shutdown(ctx); err != nil {
 		return errors.Join(err, s.http.Close())
@@ -116,26 +117,26 @@ func (s *Server) handler() http.Handler {
 }
 
 // turnAway answers a client that may not ask. A client that is busy sending sees the answer only if
-// the connection is not reset meanwhile, so a small request is read. A client with a large one has
-// to look for the answer while it sends, or ask before (Expect: 100-continue), as curl does both:
-// whoever has no token must not keep the server reading.
+// the connection is not reset meanwhile, so a small request is read. A client with a large request
+// has to look for the answer while it sends, or to ask first (Expect: 100-continue); curl does
+// both. A client without a token must not keep the server reading.
 func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err *api.Error) {
 	control := http.NewResponseController(w)
 	// An error means that the connection has no deadlines, as in tests.
 	_ = control.SetReadDeadline(time.Now().Add(s.patience))
 	_ = control.SetWriteDeadline(time.Now().Add(s.patience))
-	w.Header().Set("Connection", "close") // nor does it keep a connection
+	w.Header().Set("Connection", "close") // and it must not keep a connection
 	if err.Code == api.CodeUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="volumes"`)
 	}
 	Refuse(w, r, err)
-	// The answer comes first: reading would ask a client that waits for its data.
+	// Send the answer first: reading would ask a waiting client for its data.
 	if control.Flush() == nil {
 		_, _ = io.CopyN(io.Discard, r.Body, refusedBody)
 	}
 }
 
-// limited bounds the time of a request without data.
+// limited limits the time of a request that is no upload.
 func (s *Server) limited(h func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), workTimeout)
@@ -151,7 +152,7 @@ func (s *Server) limited(h func(http.ResponseWriter, *http.Request) error) http.
 	}
 }
 
-// logRefusal logs failures of the server. What is wrong with a request concerns only its client.
+// logRefusal logs failures of the server. Errors in a request concern only the client.
 func (s *Server) logRefusal(r *http.Request, err error) {
 	if refusalOf(err).HTTPStatus() < http.StatusInternalServerError || r.Context().Err() != nil {
 		return
@@ -161,7 +162,7 @@ func (s *Server) logRefusal(r *http.Request, err error) {
 		zap.String("client", r.RemoteAddr), zap.Error(err))
 }
 
-// refusalOf is what a client learns of an error.
+// refusalOf returns what a client may know about an error.
 func refusalOf(err error) *api.Error {
 	var refused *api.Error
 	switch {
@@ -179,8 +180,8 @@ func Refuse(w http.ResponseWriter, r *http.Request, err error) {
 	write(w, r, refused.HTTPStatus(), refused)
 }
 
-// loopbackHost reports whether a request was meant for this machine. A page of another site in a
-// browser of this machine can make requests to it under that site's name.
+// loopbackHost reports whether a request names this machine as its host. In a browser on this
+// machine, a page of another site can send requests here under that site's name.
 func loopbackHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

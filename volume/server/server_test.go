@@ -95,7 +95,7 @@ func bearer(token string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) }
 }
 
-// TestToken: without the token that the file has now, nothing is answered, and no log has it.
+// TestToken: the server answers only with the token that is in the file now, and never logs it.
 func TestToken(t *testing.T) {
 	const first, second = "first-0123456789abcdef", "second-0123456789abcdef"
 	file := filepath.Join(t.TempDir(), "token")
@@ -206,7 +206,7 @@ func TestAccessCheck(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// authority signs certificates.
+// authority is a certificate authority.
 type authority struct {
 	t    *testing.T
 	cert *x509.Certificate

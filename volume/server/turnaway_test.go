@@ -34,8 +34,9 @@ func readStatus(t *testing.T, c net.Conn) int {
 	return answer.StatusCode
 }
 
-// TestTurnedAway: who may not ask learns it also if he sends first and looks then, as long as that
-// is not much. He is not asked for his data, and much of it is not taken.
+// TestTurnedAway: a client without a token gets its answer even if it sends first and reads then,
+// as long as it sends little. The server does not ask it for its data, and does not read much of
+// it.
 func TestTurnedAway(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file, []byte("0123456789abcdef"), 0o600))

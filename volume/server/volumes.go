@@ -23,7 +23,7 @@ func document(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// nameOf is the volume that a request is about.
+// nameOf returns the name of the volume that a request is about.
 func nameOf(r *http.Request) string {
 	if name := r.PathValue("name"); name != "" {
 		return name
@@ -106,7 +106,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// answer is what a client learns of a volume.
+// answer returns what a client sees of a volume.
 func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 	a := api.Volume{Info: api.Info{
 		Name: v.Record.Name, State: v.State, Size: api.Size(v.Record.Size),
@@ -117,7 +117,7 @@ func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 	if v.State != api.StateReady {
 		return a
 	}
-	a.Info.Upload = nil // it has all data
+	a.Info.Upload = nil // it has all its data
 	a.AccessMode = v.Record.Spec.AccessMode
 	if v.Record.Place.Kind == store.PlaceClaim {
 		a.PVC = v.Record.Spec.PVC
@@ -130,13 +130,13 @@ func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 	return a
 }
 
-// readSpec reads what a request says of a volume.
+// readSpec reads the description of a volume from a request.
 func readSpec(w http.ResponseWriter, r *http.Request) (api.Spec, error) {
 	text, err := readBody(w, r)
 	if err != nil {
 		return api.Spec{}, err
 	}
-	// Otherwise the deadline of the body would end the work on the request.
+	// Without this, the deadline for the body would end the work on the request.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	spec, err := parseSpec(text, r.Header.Get("Content-Type"))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 const (
 	numbersName = "numbers.json"
 
-	// firstLUN is the first number of a volume. Those below are for images, which get theirs by
-	// their places and may become more.
+	// firstLUN is the first number for a volume. Lower numbers are for images, which are numbered
+	// by position and may become more.
 	firstLUN = 64
 	// lastSmall is the last number that every initiator writes the same way: the peripheral
 	// addressing method (SAM-5 4.7.7.2). They are given first.
@@ -20,14 +20,14 @@ const (
 	// lastLUN is the highest number of the flat addressing method, 14 bits (SAM-5 4.7.7.3).
 	lastLUN = 1<<14 - 1
 
-	// ahead is how many numbers are saved as given at once. A restart skips those that were not
+	// ahead is how many numbers are saved as used in one step. A restart skips those that were not
 	// used.
 	ahead = 16
 )
 
-// numbers are the numbers that may have been given, as in the file.
+// numbers is the content of the file: the numbers that may be in use.
 type numbers struct {
-	// ID tells this store from others whose volumes lie in the same directory.
+	// ID tells this store from others that keep volumes in the same directory.
 	ID    string `json:"id"`
 	Small turn   `json:"small"`
 	Large turn   `json:"large"`
@@ -37,7 +37,7 @@ type numbers struct {
 type turn struct {
 	Saved uint16 `json:"next"` // the numbers before it may have been given
 
-	next uint16 // to look at
+	next uint16 // to try
 	left int    // how many numbers from next to Saved
 }
 
@@ -60,10 +60,10 @@ func (s *Store) loadNumbers() error {
 	return nil
 }
 
-// ID tells this store from others.
+// ID returns the store's own name, which tells it from others.
 func (s *Store) ID() string { return s.numbers.ID }
 
-// NextLUN returns a free number. It comes again only when the others have been given. The error is
+// NextLUN returns a free number. It returns a number again only after all others. The error is
 // about storage, or says that no number is free.
 func (s *Store) NextLUN(taken func(lun uint16) bool) (uint16, error) {
 	s.mu.Lock()
@@ -84,7 +84,7 @@ func (s *Store) NextLUN(taken func(lun uint16) bool) (uint16, error) {
 	return 0, fmt.Errorf("every LUN from %d to %d is taken", firstLUN, lastLUN)
 }
 
-// find looks for the next free number, and counts the numbers up to it. 0: there is none.
+// find looks for the next free number, and counts the steps to it. 0: there is none.
 func (t *turn) find(first, last uint16, taken func(lun uint16) bool) (lun uint16, steps int) {
 	for i := range int(last-first) + 1 {
 		if lun := t.after(i, first, last); !taken(lun) {
@@ -94,13 +94,13 @@ func (t *turn) find(first, last uint16, taken func(lun uint16) bool) (lun uint16
 	return 0, 0
 }
 
-// after is the number that comes some steps later.
+// after returns the number some steps later.
 func (t *turn) after(steps int, first, last uint16) uint16 {
 	at := max(int(t.next)-int(first), 0) + steps
 	return first + uint16(at%(int(last-first)+1))
 }
 
-// give marks some numbers as given. It saves that before any of them is used.
+// give marks some numbers as used. It saves that before any of them is used.
 func (s *Store) give(t *turn, steps int, first, last uint16) error {
 	left := t.left - steps
 	if left < 0 {

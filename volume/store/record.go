@@ -12,33 +12,33 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// State is how far a volume is.
+// State is the state of a volume.
 type State string
 
 const (
-	// StateMaking: it is being made, and nobody knows of it. The next start removes it.
+	// StateMaking: it is being made, and nobody knows it yet. The next start removes it.
 	StateMaking State = "making"
 	// StateReady: it can be used.
 	StateReady State = "ready"
 	// StateAwaiting: it awaits its data.
 	StateAwaiting State = "awaiting"
-	// StateFilling: its image is being fetched, or its disk on a claim copied. It is not to
+	// StateFilling: its image is being fetched, or its disk on a claim is being copied. It must not
 	// be used before that ends.
 	StateFilling State = "filling"
 	// StateDeleting: it is being deleted. The next start removes the rest.
 	StateDeleting State = "deleting"
 )
 
-// Record is what is kept about a volume.
+// Record is what the store keeps about a volume.
 type Record struct {
 	Name    string    `json:"name"`
 	State   State     `json:"state"`
 	LUN     uint16    `json:"lun,omitempty"` // 0: it has none
 	Size    int64     `json:"size"`          // of its disk, bytes; 0: not known yet
-	Spec    api.Spec  `json:"spec"`          // by which it was made, resolved
+	Spec    api.Spec  `json:"spec"`          // the resolved request that made it
 	Place   Place     `json:"place"`
 	Created time.Time `json:"created"`
-	// File is an image in the volume's directory that its disk is made of. "": none.
+	// File is an image in the volume's directory, the source of its disk. "": none.
 	File string `json:"file,omitempty"`
 }
 
@@ -83,7 +83,7 @@ func (e *DamagedError) Error() string {
 
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// decode reads a record and checks that it is the one of a volume.
+// decode reads a record and checks that it belongs to the volume.
 func decode(text []byte, name string) (Record, error) {
 	var s saved
 	if err := json.Unmarshal(text, &s); err != nil {

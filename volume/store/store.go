@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// Store is an open directory of volumes. Its methods may be called by any number of goroutines, but
+// Store is an open directory of volumes. Any number of goroutines may call its methods, but only
 // one at a time for each volume.
 type Store struct {
 	dir  string
@@ -29,8 +29,8 @@ type Store struct {
 
 const lockName = "lock"
 
-// Open opens the directory of the volumes and locks it. It makes the directory if it is missing. If
-// another process uses it, the error says so.
+// Open opens the directory of the volumes and locks it. It makes the directory if it is missing. It
+// returns an error if another process uses it.
 func Open(dir string) (*Store, error) {
 	explain := func(err error) error {
 		return fmt.Errorf("the directory %q of the volumes cannot be used: %w", dir, err)
@@ -84,9 +84,9 @@ func (s *Store) Close() error {
 // Dir is the directory of a volume.
 func (s *Store) Dir(name string) string { return filepath.Join(s.dir, name) }
 
-// Load returns the records of all volumes, by name. Of a volume whose record cannot be used it
-// returns a record with nothing but the name, and a *DamagedError. Foreign are names in the
-// directory that are no volumes, and stay.
+// Load returns the records of all volumes, by name. If the record of a volume cannot be used, Load
+// returns a record with only the name, and a *DamagedError in damaged. foreign are names in the
+// directory that are not volumes. They stay.
 func (s *Store) Load() (records []Record, damaged map[string]error, foreign []string, err error) {
 	entries, err := fs.ReadDir(s.root.FS(), ".")
 	if err != nil {
@@ -123,15 +123,15 @@ func (s *Store) Load() (records []Record, damaged map[string]error, foreign []st
 	return records, damaged, foreign, nil
 }
 
-// removeRest removes a directory that is left of Make or Remove. Its only file can be one that was
-// to become the record.
+// removeRest removes a directory that an interrupted Make or Remove has left. It may contain the
+// partial file of a record, but no other.
 func (s *Store) removeRest(name string) (done bool) {
 	_ = s.root.Remove(path.Join(name, recordName+partialSuffix))
 	return s.root.Remove(name) == nil
 }
 
-// Make begins a volume: its directory, with its record. fs.ErrExist says that there is such a
-// directory.
+// Make begins a volume: it makes its directory and record. It returns fs.ErrExist if the directory
+// exists.
 func (s *Store) Make(r Record) error {
 	if err := s.root.Mkdir(r.Name, 0o700); err != nil {
 		return err
@@ -152,8 +152,8 @@ func (s *Store) Save(r Record) error {
 	return s.replace(path.Join(r.Name, recordName), saved{recordVersion, r})
 }
 
-// Remove ends a volume: it removes the record and then the directory. The caller has removed every
-// other file before.
+// Remove ends a volume: it removes the record and then the directory. The caller has already
+// removed every other file.
 func (s *Store) Remove(name string) error {
 	entries, err := fs.ReadDir(s.root.FS(), name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -212,7 +212,7 @@ func (s *Store) syncDir(name string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// makeDirs makes a directory and what is missing above it, so that it survives a crash.
+// makeDirs makes a directory and its missing parents, so that they survive a crash.
 func makeDirs(dir string) error {
 	if st, err := os.Stat(dir); err == nil && st.IsDir() {
 		return nil

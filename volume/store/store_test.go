@@ -78,8 +78,8 @@ func TestWhatAKillLeaves(t *testing.T) {
 	require.FileExists(t, filepath.Join(s.Dir("damaged"), "disk.img"))
 }
 
-// TestNumbers: a number comes again only when the others have been given, also if the process is
-// restarted at any moment.
+// TestNumbers: a number comes again only after all others, even if the process is restarted at any
+// moment.
 func TestNumbers(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -97,7 +97,7 @@ func TestNumbers(t *testing.T) {
 		require.LessOrEqual(t, lun, uint16(lastSmall))
 		seen[lun] = true
 	}
-	// The small ones are taken: large ones follow, none of them twice.
+	// The small numbers are taken, so large ones follow, none of them twice.
 	seen = map[uint16]bool{}
 	for i := range 100 {
 		if i%7 == 6 {

@@ -20,7 +20,7 @@ import (
 	"kubevirt.io/disk/volume/client"
 )
 
-// cutter is a proxy that cuts a connection after a number of bytes from the client.
+// cutter is a proxy that cuts a connection after some bytes from the client.
 type cutter struct {
 	net.Listener
 	after atomic.Int64 // 0: not at all
@@ -72,7 +72,7 @@ func (c *cutter) pass(from net.Conn) {
 	}
 }
 
-// json makes the server answer as volumes do.
+// json makes the server answer as package server does.
 func (s *server) json() {
 	s.handler.opt.Done = func(w http.ResponseWriter, _ *http.Request, name string) {
 		w.WriteHeader(http.StatusCreated)
@@ -146,7 +146,7 @@ func TestClientGoesOn(t *testing.T) {
 			}
 		}})
 	require.ErrorIs(t, err, context.Canceled)
-	require.Eventually(t, func() bool { // the server may not have begun with what was sent
+	require.Eventually(t, func() bool { // the server may not have started on the data yet
 		return s.handler.Totals().Bytes > 0 && len(s.handler.Receiving()) == 0
 	}, patience, time.Millisecond)
 	before := s.handler.Totals().Bytes

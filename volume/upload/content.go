@@ -14,9 +14,9 @@ import (
 
 const (
 	// maxWindow is how far back zstd may refer, because its decoder keeps that much in memory. It
-	// is the window of level 19. The format asks every decoder for at least as much.
+	// is the window of level 19. The format asks every decoder to support at least that.
 	maxWindow = 8 << 20
-	// maxDictionary is the same for xz: that of level 7.
+	// maxDictionary is the same limit for xz: the dictionary of level 7.
 	maxDictionary = 16 << 20
 )
 
@@ -33,7 +33,7 @@ var packings = []packing{
 	{"xz", "\xfd7zXZ\x00", openXz},
 }
 
-// packingOf recognises compressed data by its beginning. nil: it is not compressed.
+// packingOf recognises compressed data by its first bytes. It returns nil for other data.
 func packingOf(head []byte) *packing {
 	for i := range packings {
 		if bytes.HasPrefix(head, []byte(packings[i].magic)) {
@@ -62,7 +62,7 @@ func openXz(r io.Reader) (io.Reader, func(), error) {
 	return z, func() {}, err
 }
 
-// unpacked decompresses what comes from r. An error is a *refusedError if the data is to blame.
+// unpacked decompresses the data of r. An error is a *refusedError if the data is to blame.
 type unpacked struct {
 	*packing
 	from io.Reader

@@ -12,7 +12,7 @@ import (
 	"slices"
 )
 
-// summer computes digests as data passes, by algorithm. A nil one does nothing.
+// summer computes digests of passing data, by algorithm. A nil summer does nothing.
 type summer map[string]hash.Hash
 
 func newSummer(names ...string) summer {
@@ -28,7 +28,7 @@ func newSummer(names ...string) summer {
 	return s
 }
 
-// summerFor computes the digests that are needed for the given ones.
+// summerFor computes the digests that are needed to check the given ones.
 func summerFor(want digests) summer { return newSummer(slices.Collect(maps.Keys(want))...) }
 
 func (s summer) add(p []byte) {
@@ -37,14 +37,13 @@ func (s summer) add(p []byte) {
 	}
 }
 
-// adding is data that is being added to digests while the next data arrives. One goroutine calls
-// its methods.
+// adding adds data to digests while the next data arrives. One goroutine calls its methods.
 type adding struct {
 	p    []byte
 	done chan struct{} // closed when the data was added; nil: nothing is under way
 }
 
-// start adds p. The caller must not change p before wait, or spare for the same memory.
+// start adds p. The caller must not change p before wait, or before spare of the same memory.
 func (a *adding) start(s summer, p []byte) {
 	a.wait()
 	if len(s) == 0 || len(p) == 0 {
@@ -58,7 +57,7 @@ func (a *adding) start(s summer, p []byte) {
 	}()
 }
 
-// spare returns when nobody reads memory any more that the caller is about to write.
+// spare waits until nobody reads the memory that the caller is about to write.
 func (a *adding) spare(p []byte) {
 	if a.done != nil && &a.p[0] == &p[0] {
 		a.wait()
@@ -89,7 +88,7 @@ func (s summer) check(want digests, field string) error {
 	return nil
 }
 
-// save returns the state of the computation, for load.
+// save returns the state of the computation. load continues from it.
 func (s summer) save() (map[string][]byte, error) {
 	states := map[string][]byte{}
 	for name, h := range s {

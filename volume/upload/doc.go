@@ -10,17 +10,17 @@
 //	receive.go   the content of a request
 //	slots.go     one upload at a time for each volume, and which connection it is on
 //	linger.go    the end of a connection whose upload was refused
-//	session.go   one upload: what has come, what of it is durable, how it ends
-//	content.go   what the bytes are: packed or plain, raw or qcow2
-//	record.go    what a restart needs to go on with an upload
+//	session.go   one upload: its data, how much of it is durable, how it ends
+//	content.go   the kind of the data: packed or plain, raw or qcow2
+//	record.go    what a new process needs to resume an upload
 //	fields.go    header fields: RFC 9651, RFC 9530, and those of the draft
 //
-// A raw disk is written where the volume's disk will be, and its zeros become holes. A qcow2 image
-// is stored as it is. The volume is served over it at once, and the file is removed when its
-// content has been copied. Neither needs other space.
+// A raw disk is written in the place of the volume's disk, and its zeros become holes. A qcow2
+// image is stored as it is. The volume is served over it at once, and the file is removed when its
+// content has been copied. Neither needs more space.
 //
-// Guarantees: the volume is served only when all of an upload has come, has the right digest, is
-// valid and has reached storage. An upload that fails leaves nothing behind. An upload takes less
-// than 32 MiB of memory, however slow storage is and whatever the data claims. After a kill of the
-// process a resumable upload of plain data goes on where it was. Any other must begin again.
+// Guarantees: the volume is served only when all data has come, has the right digest, is valid and
+// is on storage. A failed upload leaves nothing behind. An upload takes less than 32 MiB of memory,
+// however slow storage is and whatever the data claims. After a kill of the process, a resumable
+// upload of plain data continues where it was. Any other upload must begin again.
 package upload

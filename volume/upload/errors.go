@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// codes are the words for the statuses of the answers.
+// codes are the codes of the statuses.
 var codes = map[int]api.Code{
 	http.StatusNotFound: api.CodeNotFound, http.StatusConflict: api.CodeBusy,
 	http.StatusRequestEntityTooLarge: api.CodeTooLarge,
@@ -27,7 +27,7 @@ func refusal(status int, format string, args ...any) *api.Error {
 	return &api.Error{Code: code, Status: status, Message: fmt.Sprintf(format, args...)}
 }
 
-// wrong is the error for a request that contradicts itself or its data.
+// wrong returns the error for a request that contradicts itself or its data.
 func wrong(format string, args ...any) error {
 	return refusal(http.StatusBadRequest, format, args...)
 }
@@ -46,10 +46,11 @@ func refuse(format string, args ...any) error {
 	return &refusedError{reason: fmt.Sprintf(format, args...)}
 }
 
-// errCut says that a stream has ended before its data did. Nothing is wrong with the data.
+// errCut says that a stream ended before its data did. Nothing is wrong with the data.
 var errCut = errors.New("the upload was interrupted")
 
-// explain makes an answer from an error. Other errors come from the volumes, or are internal.
+// explain makes an answer from an error. Errors that it does not know come from the volumes, or are
+// internal.
 func explain(err error) error {
 	var own *api.Error
 	var refused *refusedError

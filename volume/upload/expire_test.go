@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestExpire: an upload that nobody continues is given up, and others are not, whether they wait in
+// TestExpire: an upload that nobody continues is given up. Others are not, whether they wait in
 // files or in memory.
 func TestExpire(t *testing.T) {
 	s := newServer(t)
@@ -48,7 +48,7 @@ func TestExpire(t *testing.T) {
 	}
 }
 
-// age makes an upload look as if it was last used when it began to be too old.
+// age makes an upload just too old.
 func (s *server) age(t *testing.T, name string) {
 	t.Helper()
 	dir := filepath.Join(s.volumes.dir, name)

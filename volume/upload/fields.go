@@ -15,15 +15,15 @@ const (
 	fieldLength   = "Upload-Length"
 	fieldLimit    = "Upload-Limit"
 
-	// partialUpload is the media type of what is appended (section 6).
+	// partialUpload is the media type of appended content (section 6).
 	partialUpload = "application/partial-upload"
 
 	// statusResumable is "104 (Upload Resumption Supported)".
 	statusResumable = 104
 )
 
-// boolField reads a Boolean (RFC 9651 3.3.6). The draft asks to treat any other value like a
-// missing field.
+// boolField reads a Boolean (RFC 9651 3.3.6). Any other value counts as a missing field, as the
+// draft demands.
 func boolField(h http.Header, name string) (value, ok bool) {
 	switch item(h, name) {
 	case "?1":
@@ -65,15 +65,15 @@ func formatBool(b bool) string {
 	return "?0"
 }
 
-// digests are the digests of RFC 9530 that can be checked, by algorithm.
+// digests are digests of RFC 9530 with an algorithm that can be checked, by algorithm.
 type digests map[string][]byte
 
 // algorithms are the lengths of the digests, in bytes.
 var algorithms = map[string]int{"sha-256": 32, "sha-512": 64}
 
-// digestField reads Content-Digest or Repr-Digest: a dictionary of byte sequences. nil: there is no
-// such field. It is an error if none of the digests can be checked, because the sender relies on
-// it.
+// digestField reads Content-Digest or Repr-Digest: a dictionary of byte sequences. It returns nil
+// if there is no such field. If it cannot check any of the digests, it returns an error, because
+// the sender relies on the check.
 func digestField(h http.Header, name string) (digests, error) {
 	values := h.Values(name)
 	if len(values) == 0 {

@@ -2,10 +2,10 @@ package upload
 
 import "kubevirt.io/disk/disk/image"
 
-// flusher brings a file to storage while more is written to it. Otherwise everything would have to
-// be waited for at the end.
+// flusher brings a file to storage while more is written to it. Otherwise the end of the upload
+// would have to wait for all of it.
 type flusher struct {
-	since int64      // what was written up to here was dealt with; bytes
+	since int64      // how much of the file the last start covers, bytes
 	done  chan error // nil: nothing is under way
 }
 
@@ -32,7 +32,7 @@ func (f *flusher) start(file *image.Filling, then func() error) error {
 	return nil
 }
 
-// wait returns when nothing is under way any more.
+// wait waits until no sync is running.
 func (f *flusher) wait() error {
 	if f.done == nil {
 		return nil

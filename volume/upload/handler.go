@@ -15,14 +15,14 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// Options say how a Handler works. All functions are required.
+// Options are the options of a Handler. All functions are required.
 type Options struct {
 	Volumes Volumes
 	// Done answers a request whose upload is complete, with the status 201.
 	Done func(w http.ResponseWriter, r *http.Request, name string)
-	// Refuse answers a request that is refused. err is an *Error of this package or an error of
-	// Volumes. The answer must have a Content-Length, because its client may read it before the
-	// connection ends.
+	// Refuse answers a refused request. err is an *api.Error, or another error of Volumes.
+	// The answer must have a Content-Length, because the client may read it before the connection
+	// ends.
 	Refuse func(w http.ResponseWriter, r *http.Request, err error)
 	Log    *zap.Logger // nil: no log
 }
@@ -49,14 +49,14 @@ func New(opt Options) *Handler {
 		patience: lingerTime}
 }
 
-// Close ends all requests that are under way; the uploads that can be resumed keep what has come.
+// Close ends all running requests. Resumable uploads keep the data that has come.
 func (h *Handler) Close() {
 	for _, s := range h.slots.close() {
 		s.free()
 	}
 }
 
-// Receiving is an upload that is under way.
+// Receiving is a running upload.
 type Receiving struct {
 	Volume   string
 	From     int64 // bytes that were there when its connection began
@@ -65,7 +65,7 @@ type Receiving struct {
 	Began    time.Time
 }
 
-// Receiving returns the uploads under way, by the names of the volumes.
+// Receiving returns the running uploads, by the names of the volumes.
 func (h *Handler) Receiving() []Receiving {
 	var all []Receiving
 	for _, t := range h.slots.running() {
@@ -75,13 +75,13 @@ func (h *Handler) Receiving() []Receiving {
 	return all
 }
 
-// Totals count since the start.
+// Totals are counts since the start.
 type Totals struct {
 	Active                   int
 	Bytes, Completed, Failed uint64
 }
 
-// Totals returns them.
+// Totals returns the counts.
 func (h *Handler) Totals() Totals {
 	return Totals{Active: len(h.slots.running()), Bytes: h.bytes.Load(), Completed: h.done.Load(),
 		Failed: h.failed.Load()}
@@ -134,7 +134,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	h.opt.Refuse(w, r, explain(err))
 }
 
-// limits is the value of Upload-Limit. size is that of the largest upload; 0: unknown.
+// limits is the value of Upload-Limit. size is the size of the largest upload; 0: unknown.
 func limits(size int64) string {
 	text := "max-age=" + strconv.Itoa(int(maxAge.Seconds()))
 	if size > 0 {
@@ -197,8 +197,8 @@ func (h *Handler) start(w http.ResponseWriter, r *http.Request, t *turn, q *requ
 	return newSession(t.name, t.volume, rec), nil
 }
 
-// fileLimit is the size of the largest file that a volume accepts: that of a qcow2 image of a full
-// disk. 0: unknown.
+// fileLimit is the size of the largest file that a volume accepts: a qcow2 image of a full disk. 0:
+// unknown.
 func fileLimit(size int64) int64 {
 	if size == 0 {
 		return 0
@@ -225,7 +225,7 @@ func checkRoom(v Volume, length int64) error {
 	return nil
 }
 
-// look answers how far an upload is.
+// look answers with the progress of an upload.
 func (h *Handler) look(w http.ResponseWriter, r *http.Request, name, id string) {
 	t, s, err := h.resume(w, r, name, id)
 	switch {
@@ -287,7 +287,7 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, name, id string)
 	h.receive(w, r, t, s, q)
 }
 
-// fits checks whether the content belongs where the upload is.
+// fits checks whether the content starts where the upload is, and fits into it.
 func (h *Handler) fits(w http.ResponseWriter, t *turn, s *session, q *request) error {
 	if q.offset != s.offset {
 		setState(w.Header(), s.offset, s.length, false)
@@ -319,7 +319,7 @@ func (h *Handler) fits(w http.ResponseWriter, t *turn, s *session, q *request) e
 	return nil
 }
 
-// cancel gives an upload up.
+// cancel gives up an upload.
 func (h *Handler) cancel(w http.ResponseWriter, r *http.Request, name, id string) {
 	t, s, err := h.resume(w, r, name, id)
 	if err != nil {

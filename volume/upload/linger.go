@@ -9,8 +9,8 @@ import (
 const (
 	// lingerTime is Handler.patience.
 	lingerTime = 5 * time.Second
-	// lingerBytes is how much is read: as much as the buffers of a fast connection hold, and what a
-	// busy client sends before it looks for an answer.
+	// lingerBytes is how much is read: the buffers of a fast connection, and the data that a busy
+	// client sends before it looks for an answer.
 	lingerBytes = 64 << 20
 )
 

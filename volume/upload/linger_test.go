@@ -32,7 +32,7 @@ func (s *server) busy(t *testing.T, volume string, length int64, piece []byte) *
 	return &busyClient{c, length < 0, piece}
 }
 
-// send sends the piece once more.
+// send sends the piece again.
 func (c *busyClient) send() error {
 	head, tail := "", ""
 	if c.chunked {
@@ -79,7 +79,7 @@ func TestRefusalReachesABusyClient(t *testing.T) {
 	}
 }
 
-// TestRefusedClientMustStop: not all of a refused upload is read.
+// TestRefusedClientMustStop: the server does not read all of a refused upload.
 func TestRefusedClientMustStop(t *testing.T) {
 	s := newServer(t)
 	s.volumes.add(t, "small", 1<<20)

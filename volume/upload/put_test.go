@@ -44,7 +44,7 @@ func TestPutFillsTheVolume(t *testing.T) {
 	require.True(t, bytes.Equal(append(data, make([]byte, 3<<20)...), s.disk(t, "vm")))
 }
 
-// packed returns data in each format.
+// packed returns data in each packing.
 func packed(t *testing.T, data []byte) map[string][]byte {
 	t.Helper()
 	all := map[string][]byte{"plain": data}
@@ -158,7 +158,7 @@ func TestRefusedContent(t *testing.T) {
 	}
 }
 
-// damaged changes a bit in the middle.
+// damaged flips a bit in the middle.
 func damaged(p []byte) []byte {
 	p = bytes.Clone(p)
 	p[len(p)/2] ^= 0x10
@@ -298,7 +298,7 @@ func TestDigestInTrailer(t *testing.T) {
 	}
 }
 
-// TestUnknownLength: curl sends standard input in chunks.
+// TestUnknownLength sends data in chunks, as curl does with standard input.
 func TestUnknownLength(t *testing.T) {
 	s := newServer(t)
 	raw := rawDisk(7 << 20)

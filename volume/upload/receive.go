@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// request is what the header of a request says.
+// request has the values of a request's header.
 type request struct {
 	resumable bool
 	last      bool    // its content is the end of the data
@@ -121,7 +121,7 @@ func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *se
 	h.refuse(w, r, h.give(r.Context(), t, s, err))
 }
 
-// answerPart answers a request whose content is not the last.
+// answerPart answers a request whose content is not the end of the data.
 func (h *Handler) answerPart(w http.ResponseWriter, r *http.Request, s *session) {
 	setState(w.Header(), s.offset, s.length, false)
 	status := http.StatusNoContent
@@ -142,10 +142,10 @@ func (h *Handler) complete(w http.ResponseWriter, r *http.Request, t *turn, s *s
 	h.opt.Done(w, r, t.name)
 }
 
-// tellEvery is how often a client learns how much has arrived.
+// tellEvery is how often a client is told how much has arrived.
 const tellEvery = 5 * time.Second
 
-// teller returns a function to call when data has come.
+// teller returns a function to call whenever data has come.
 func (h *Handler) teller(w http.ResponseWriter, t *turn, s *session, q *request) func() {
 	last, said := time.Now(), s.durable.Load()
 	return func() {
@@ -171,8 +171,8 @@ func (h *Handler) teller(w http.ResponseWriter, t *turn, s *session, q *request)
 	}
 }
 
-// checkDigests compares the content of a request with its digest, and all data if this is the end
-// of it.
+// checkDigests compares the content of a request with its digest. At the end of the data, it also
+// compares all data with its digest.
 func (h *Handler) checkDigests(r *http.Request, s *session, q *request, part summer) error {
 	parts, reprs := []digests{q.part}, []digests{s.base.Want, q.repr}
 	if q.trailer {
@@ -205,7 +205,7 @@ func (h *Handler) checkDigests(r *http.Request, s *session, q *request, part sum
 	return nil
 }
 
-// summed computes digests of what is read, and counts it.
+// summed reads content, adds it to digests and counts it.
 type summed struct {
 	body
 	sums summer

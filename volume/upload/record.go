@@ -19,14 +19,14 @@ const (
 	diskName   = "disk.img"           // a complete raw disk
 	prefix     = diskName + ".upload" // begins the names of all others
 	recordName = prefix + ".json"     // the record
-	dataName   = prefix + ".data"     // what has come
+	dataName   = prefix + ".data"     // the data so far
 	qcow2Name  = prefix + ".qcow2"    // a complete image
 )
 
 const recordVersion = 1
 
-// record is what an upload leaves for the next request, and for the next start. Everything in it
-// has reached storage.
+// record is what an upload leaves for the next request, and for the next process. Everything in it
+// is on storage.
 type record struct {
 	Version   int       `json:"version"`
 	ID        string    `json:"id"`
@@ -35,23 +35,24 @@ type record struct {
 	Packed    bool      `json:"packed"`  // only the process that began it can go on with it
 	Placed    bool      `json:"placed"`  // everything has come, and becomes the volume's disk
 	Touched   time.Time `json:"touched"` // when something came last
-	// Length of all that comes, bytes; -1 while it is unknown
+	// Length of all the data, bytes; -1 while it is unknown
 	Length int64        `json:"length"`
-	Offset int64        `json:"offset"`         // how much of it is here
-	Format image.Format `json:"format"`         // "" while too little has come to tell
+	Offset int64        `json:"offset"`         // how much of it has come
+	Format image.Format `json:"format"`         // "" while there is too little data to tell
 	Head   []byte       `json:"head,omitempty"` // what has come while Format is ""
-	// Sums are the states of the digests under way, Want the digests that were announced.
+	// Sums are the states of the unfinished digests. Want are the digests that the client has
+	// announced.
 	Sums map[string][]byte `json:"sums,omitempty"`
 	Want digests           `json:"want,omitempty"`
 }
 
-// maxRecord is far more than a record takes, in bytes.
+// maxRecord limits the size of a record, in bytes. It is far more than a record needs.
 const maxRecord = 64 << 10
 
 // maxAge is how long an interrupted upload can be resumed.
 const maxAge = 24 * time.Hour
 
-// loadRecord reads the record of a directory. fs.ErrNotExist: there is none.
+// loadRecord reads the record in a directory. It returns fs.ErrNotExist if there is none.
 func loadRecord(dir string) (record, error) {
 	f, err := os.Open(filepath.Join(dir, recordName))
 	if err != nil {
@@ -82,12 +83,12 @@ func decodeRecord(text []byte) (record, error) {
 // old reports whether nobody has continued the upload for too long.
 func (r *record) old() bool { return time.Since(r.Touched) >= maxAge }
 
-// goesOn reports whether the upload of the record can be resumed in another process.
+// goesOn reports whether another process can resume the upload.
 func (r *record) goesOn() bool {
 	return r.Resumable && !r.Packed && !r.old()
 }
 
-// save replaces the record in one step. When it returns, the record has reached storage.
+// save replaces the record in one step. When it returns, the record is on storage.
 func (r *record) save(dir string) error {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -119,9 +120,9 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// clearFiles removes what an upload has left in a directory. It removes a disk only if the record
-// says that it was made from an upload. The record goes last: while it is there, the next start
-// clears again.
+// clearFiles removes the files that an upload has left in a directory. It removes a disk only if
+// placed is set: then the record says that the upload made the disk. It removes the record last:
+// while it is there, the next start clears again.
 func clearFiles(dir string, placed bool) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

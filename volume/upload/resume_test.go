@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience is how long a test waits for what happens soon.
+// patience is how long a test waits for something that happens soon.
 const patience = time.Minute
 
 // create begins an upload that can be resumed, without data, and returns its address.
@@ -89,14 +89,14 @@ func (s *server) begin(t *testing.T, method, path string, part []byte, length in
 	return c
 }
 
-// waitFor waits until that many bytes have been received since the start.
+// waitFor waits until this many bytes have been received since the start.
 func (s *server) waitFor(t *testing.T, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool { return s.handler.Totals().Bytes >= uint64(n) }, patience,
 		time.Millisecond, "%d bytes", n)
 }
 
-// TestPlainPutCutOff: without Upload-Complete nothing is kept.
+// TestPlainPutCutOff: without Upload-Complete, the server keeps nothing.
 func TestPlainPutCutOff(t *testing.T) {
 	for name, data := range map[string][]byte{"raw": rawDisk(8 << 20),
 		"xz": xzOf(rawDisk(8 << 20)), "the head": []byte("\xeb\x63")} {
@@ -139,8 +139,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestRestart: after the end of the process an upload of plain data goes on from where it was
-// durable. One of packed data is gone, and so is one that cannot be resumed.
+// TestRestart: in a new process, an upload of plain data continues from its durable part. An upload
+// of packed data is gone, and so is one that cannot be resumed.
 func TestRestart(t *testing.T) {
 	raw := rawDisk(6 << 20)
 	image := makeQcow2(t, raw)
@@ -189,7 +189,7 @@ func (s *server) restart(t *testing.T) *server {
 	return next
 }
 
-// TestKilled: the next start removes what a kill has left, or goes on with it.
+// TestKilled: the next start removes the remains of a killed process, or continues with them.
 func TestKilled(t *testing.T) {
 	raw := rawDisk(3 << 20)
 	s := newServer(t)
@@ -217,7 +217,7 @@ func TestKilled(t *testing.T) {
 	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
 }
 
-// TestKilledBeforeServing: everything has come and has its final name, but the volume is not served
+// TestKilledBeforeServing: all data has come and has its final name, but the volume is not served
 // yet. The client asks, and ends its upload once more.
 func TestKilledBeforeServing(t *testing.T) {
 	raw := rawDisk(1 << 20)
@@ -270,7 +270,7 @@ func TestInformed(t *testing.T) {
 	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
 }
 
-// TestNotInformed: other clients get no interim answer, which they might not understand.
+// TestNotInformed: other clients get no interim response, because they might not understand it.
 func TestNotInformed(t *testing.T) {
 	s := newServer(t)
 	raw := rawDisk(1 << 20)
@@ -280,7 +280,7 @@ func TestNotInformed(t *testing.T) {
 	require.Equal(t, "HTTP/1.1 201 Created\r\n", line)
 }
 
-// TestOneAtATime: a second upload is refused while one is under way, or waits to go on.
+// TestOneAtATime: a second upload is refused while one is running, or waits to be resumed.
 func TestOneAtATime(t *testing.T) {
 	s := newServer(t)
 	raw := rawDisk(4 << 20)

@@ -18,31 +18,31 @@ import (
 type session struct {
 	name   string // of the volume
 	dir    string
-	volume Volume // as the request has claimed it
+	volume Volume // claimed by the request
 	base   record // the record at the beginning
 
-	length int64  // of all that comes, bytes; -1: unknown
+	length int64  // of all the data, bytes; -1: unknown
 	offset int64  // how much has arrived
 	head   []byte // the first bytes, while the format is undecided
 	sums   summer
 	adding adding
 	out    *unpacking // of packed data; nil: it is plain, or undecided
-	placed bool       // the volume's disk is being made of it
+	placed bool       // the data is being made the volume's disk
 
-	// These belong to the goroutine that unpacks, as long as there is one.
+	// While a goroutine unpacks, only it uses these.
 	format  image.Format   // "": undecided
 	fill    *image.Filling // nil: undecided
 	checked bool           // the header of a qcow2 image
-	granted int64          // bytes that the volume may have, of those that have no size yet
+	granted int64          // reserved for a volume without a size yet, bytes
 	flush   flusher
 
-	durable atomic.Int64 // bytes that a restart finds
+	durable atomic.Int64 // bytes that the next process finds
 }
 
-// syncEvery is how much is written before storage is told to take it: bytes.
+// syncEvery is how many bytes are written before they are synced to storage.
 const syncEvery = 64 << 20
 
-// newSession begins an upload with nothing in it.
+// newSession begins an upload without data.
 func newSession(name string, v Volume, r record) *session {
 	s := &session{name: name, dir: v.Dir(), volume: v, base: r, length: r.Length}
 	s.sums = summerFor(r.Want)
@@ -52,7 +52,7 @@ func newSession(name string, v Volume, r record) *session {
 	return s
 }
 
-// restore makes a session of what a former one has left.
+// restore makes a session from the record of an earlier one.
 func restore(name string, v Volume, r record) (*session, error) {
 	s := &session{name: name, dir: v.Dir(), volume: v, base: r, length: r.Length, offset: r.Offset,
 		head: r.Head, format: r.Format}
@@ -84,8 +84,8 @@ func (s *session) open(keep int64) (err error) {
 	return err
 }
 
-// take receives data until the body ends. errCut means that it was cut off, and that the upload can
-// go on. After any other error it cannot. told is called from time to time while data comes.
+// take receives data until the body ends. It returns errCut if the data was cut off and the upload
+// can go on; after any other error it cannot. take calls told from time to time while data comes.
 func (s *session) take(ctx context.Context, body io.Reader, told func()) error {
 	if s.out == nil && s.fill == nil {
 		switch err := s.takeHead(body); {
@@ -105,7 +105,7 @@ func (s *session) take(ctx context.Context, body io.Reader, told func()) error {
 	return s.takePlain(ctx, body, told)
 }
 
-// takeHead receives the bytes that show the format. io.EOF: there is no more.
+// takeHead receives the bytes that show the format. It returns io.EOF if there are no more.
 func (s *session) takeHead(body io.Reader) error {
 	p := make([]byte, image.DetectSize-len(s.head))
 	n, err := io.ReadFull(body, p)
@@ -119,13 +119,14 @@ func (s *session) takeHead(body io.Reader) error {
 	return err
 }
 
-// count notes that data has come. It fails if that is more than was announced.
+// count counts data that has come, and adds it to the digests. It fails if there is more data than
+// announced.
 func (s *session) count(p []byte) error {
 	s.sums.add(p)
 	return s.came(len(p))
 }
 
-// came notes how much data has come.
+// came counts data that has come.
 func (s *session) came(n int) error {
 	s.offset += int64(n)
 	if s.length >= 0 && s.offset > s.length {
@@ -135,7 +136,7 @@ func (s *session) came(n int) error {
 	return nil
 }
 
-// decide recognises the data by its beginning.
+// decide recognises the format of the data by its first bytes.
 func (s *session) decide(ctx context.Context) error {
 	head := s.head
 	s.head = nil
@@ -157,7 +158,7 @@ func (s *session) decide(ctx context.Context) error {
 	return s.put(ctx, head)
 }
 
-// begin opens the file for content of that format and length, -1 if it is unknown.
+// begin opens the file for content of this format and length; length -1: unknown.
 func (s *session) begin(format image.Format, length int64) error {
 	if format == image.FormatRaw && length > 0 {
 		if length%disk.SectorSize != 0 {
@@ -242,7 +243,7 @@ func (s *session) takePacked(body io.Reader, told func()) error {
 	}
 }
 
-// grown checks the content that has come so far. length is that of all of it, or -1.
+// grown checks the content so far. length is the length of all content; -1: unknown.
 func (s *session) grown(length int64) error {
 	size := s.fill.Size()
 	if s.format == image.FormatRaw {
@@ -271,10 +272,10 @@ func (s *session) checkHead(length int64) error {
 	return s.fits(h.VirtualSize, false)
 }
 
-// reserveStep is how far ahead of data of unknown size the volume's size is reserved: bytes.
+// reserveStep is how many bytes are reserved ahead of data of unknown size.
 const reserveStep = 1 << 30
 
-// fits checks whether the volume can hold a disk of at least that size.
+// fits checks whether the volume can hold a disk of at least this size.
 func (s *session) fits(size int64, more bool) error {
 	if limit := s.volume.Size(); limit > 0 {
 		if size > limit {
@@ -300,7 +301,7 @@ func (s *session) fits(size int64, more bool) error {
 	return nil
 }
 
-// checkpoint makes the data so far durable, while more is received.
+// checkpoint makes the data so far durable while more arrives.
 func (s *session) checkpoint() error {
 	s.adding.wait()
 	if !s.base.Resumable || s.out != nil {
@@ -313,7 +314,7 @@ func (s *session) checkpoint() error {
 	return s.flush.start(s.fill, func() error { return s.keep(next) })
 }
 
-// snapshot returns the record of the data so far. The data is in the file, but not durable yet.
+// snapshot returns a record of the data so far. The data is in the file, but not durable yet.
 func (s *session) snapshot() (record, error) {
 	if s.fill != nil {
 		if err := s.fill.Drain(); err != nil {
@@ -328,7 +329,7 @@ func (s *session) snapshot() (record, error) {
 	return next, err
 }
 
-// keep makes a record the one that a restart finds. Its data is durable.
+// keep saves a record for the next process. Its data is durable.
 func (s *session) keep(next record) error {
 	err := next.save(s.dir)
 	if err == nil {
@@ -415,8 +416,8 @@ func (s *session) finishQcow2(ctx context.Context) error {
 	return s.place(ctx, qcow2Name, qcow2Name)
 }
 
-// place gives the file its final name, and has the volume served. The record says so first, so that
-// the owner of the file is always known.
+// place gives the file its final name, and has the volume served. It saves the record first, so
+// that the file never lacks an owner.
 func (s *session) place(ctx context.Context, name, image string) error {
 	s.placed = true
 	next, err := s.snapshot()
@@ -439,7 +440,7 @@ func (s *session) place(ctx context.Context, name, image string) error {
 	if err := s.volume.Complete(ctx, image); err != nil {
 		return err
 	}
-	// The volume is served. Only the record is left, and nobody reads it.
+	// The volume is served. Only the record is left, and it is not read any more.
 	if err := os.Remove(filepath.Join(s.dir, recordName)); err != nil {
 		return fmt.Errorf("the volume is served, but %w", err)
 	}

@@ -21,13 +21,13 @@ type slots struct {
 	work   sync.WaitGroup   // requests
 }
 
-// slot is the place of one volume.
+// slot is the slot of one volume.
 type slot struct {
 	// guarded by slots.mu
 	running *transfer // nil: no request is under way
-	paused  *session  // an upload that waits in memory, because its data is packed; nil: none
+	paused  *session  // a packed upload that waits in memory; nil: none
 	since   uint64    // when it was paused
-	done    string    // the last complete upload, for a client that does not know yet
+	done    string    // the last complete upload, in case its client asks
 	doneAt  time.Time // when that was
 	length  int64     // of it
 }
@@ -35,16 +35,16 @@ type slot struct {
 // transfer is a request that has the slot of a volume.
 type transfer struct {
 	name  string
-	id    string // "": of an upload that cannot be resumed, or that is not known yet
+	id    string // "": the upload cannot be resumed, or is not known yet
 	began time.Time
-	brief bool // it is not a request, and ends at once
+	brief bool // not a request; it ends soon
 
 	from, received, total atomic.Int64
 	ended                 chan struct{}
 
 	mu      sync.Mutex
-	cut     bool                     // nothing more must be received
-	over    bool                     // another request has the connection by now
+	cut     bool                     // no more data may be received
+	over    bool                     // another request may have the connection by now
 	control *http.ResponseController // nil: nothing is received
 }
 
@@ -52,9 +52,9 @@ func newTransfer(name string) *transfer {
 	return &transfer{name: name, began: time.Now(), ended: make(chan struct{})}
 }
 
-// take gives the slot of a volume to a request. An earlier request of the same upload is ended: its
-// client has given it up, or would not send another one. For a request of another upload, or of
-// none, ok is false while the slot is taken: then it returns who has it.
+// take gives the slot of a volume to a request. It interrupts an earlier request of the same
+// upload: the client has given that up, or it would not send another one. If a request of another
+// upload has the slot, take returns that request, and ok is false.
 func (s *slots) take(ctx context.Context, t *transfer, id string) (other *transfer, ok bool) {
 	for {
 		s.mu.Lock()
@@ -90,14 +90,14 @@ func (s *slots) take(ctx context.Context, t *transfer, id string) (other *transf
 	}
 }
 
-// name tells which upload a request belongs to, once that is known.
+// name records which upload a request belongs to, once that is known.
 func (s *slots) name(t *transfer, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.id = id
 }
 
-// release ends the turn of a request. pause is an upload that waits for its next one, or nil.
+// release frees the slot of a request. pause is an upload that waits for its next request, or nil.
 func (s *slots) release(t *transfer, pause *session) {
 	defer s.work.Done()
 	s.mu.Lock()
@@ -112,7 +112,7 @@ func (s *slots) release(t *transfer, pause *session) {
 	close(t.ended)
 }
 
-// pausedOf takes the upload out of the slot that a request has.
+// pausedOf takes the paused upload out of the request's slot.
 func (s *slots) pausedOf(t *transfer) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,10 +122,10 @@ func (s *slots) pausedOf(t *transfer) *session {
 	return paused
 }
 
-// maxDone is how long it is remembered that an upload was completed.
+// maxDone is how long slots remember a complete upload.
 const maxDone = time.Hour
 
-// complete notes that an upload was completed, and forgets others.
+// complete remembers a complete upload, and forgets old ones.
 func (s *slots) complete(t *transfer, id string, length int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +139,7 @@ func (s *slots) complete(t *transfer, id string, length int64) {
 	one.done, one.doneAt, one.length = id, time.Now(), length
 }
 
-// completed reports whether an upload was completed, and how long it was.
+// completed reports whether an upload is complete, and how long it was.
 func (s *slots) completed(name, id string) (length int64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +150,7 @@ func (s *slots) completed(name, id string) (length int64, ok bool) {
 	return one.length, true
 }
 
-// tidyLocked forgets a slot with nothing in it.
+// tidyLocked forgets an empty slot.
 func (s *slots) tidyLocked(name string, one *slot) {
 	if one.running == nil && one.paused == nil && one.done == "" {
 		delete(s.all, name)
@@ -160,7 +160,7 @@ func (s *slots) tidyLocked(name string, one *slot) {
 // maxPaused is how many uploads of packed data may wait in memory for their next request.
 const maxPaused = 8
 
-// crowded returns the name of the volume whose upload waits longest, if too many do.
+// crowded returns the volume whose upload has waited longest, if too many wait.
 func (s *slots) crowded() (name string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,7 +178,7 @@ func (s *slots) crowded() (name string, ok bool) {
 	return name, n > maxPaused
 }
 
-// close interrupts all requests, and waits for them. Later ones get no slot.
+// close interrupts all requests and waits for them. Later requests get no slot.
 func (s *slots) close() (paused []*session) {
 	s.mu.Lock()
 	s.closed = true
@@ -207,7 +207,7 @@ func (s *slots) ended() bool {
 	return s.closed
 }
 
-// running returns what is being received, by the names of the volumes.
+// running returns the running transfers, by the names of the volumes.
 func (s *slots) running() []*transfer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,17 +221,17 @@ func (s *slots) running() []*transfer {
 	return all
 }
 
-// interrupt cuts the data of the request off.
+// interrupt cuts off the data of the request.
 func (t *transfer) interrupt() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.cut = true
 	if !t.over && t.control != nil {
-		_ = t.control.SetReadDeadline(time.Now()) // what cannot do that ends with its connection
+		_ = t.control.SetReadDeadline(time.Now()) // without deadlines, it ends with its connection
 	}
 }
 
-// listen gives the client its time to send something. It fails after interrupt.
+// listen extends the time in which the client must send something. It fails after interrupt.
 func (t *transfer) listen() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -242,7 +242,7 @@ func (t *transfer) listen() error {
 	return nil
 }
 
-// close is called when nothing is received any more.
+// close is called when no more data is received.
 func (t *transfer) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -252,10 +252,10 @@ func (t *transfer) close() {
 	}
 }
 
-// silence is how long a client may send nothing while it is listened to.
+// silence is how long a client may send nothing.
 const silence = time.Minute
 
-// body is the content of a request. Its error is errCut if it ends before it is complete.
+// body is the content of a request. It returns errCut if the content ends too early.
 type body struct {
 	io.Reader
 	of *transfer

@@ -12,16 +12,16 @@ import (
 	"go.uber.org/zap"
 )
 
-// turn is a request that has the slot and the volume.
+// turn is a request that holds the slot and the volume.
 type turn struct {
 	*transfer
 	volume Volume
 	made   bool        // the volume was made for it
-	paused *session    // what waits in the slot, or will
-	stop   func() bool // of watching whether the upload must end
+	paused *session    // the upload that waits in the slot, or will
+	stop   func() bool // ends the watch on the volume's context
 }
 
-// begin gets the slot of a volume and claims the volume. end must follow. id is that of the upload;
+// begin takes the slot of a volume and claims the volume. The caller calls end. id is the upload's;
 // "" for a new one.
 func (h *Handler) begin(w http.ResponseWriter, r *http.Request, name, id string) (*turn, error) {
 	t := newTransfer(name)
@@ -42,7 +42,7 @@ func (h *Handler) begin(w http.ResponseWriter, r *http.Request, name, id string)
 	return h.claim(r.Context(), t, id == "")
 }
 
-// claim claims the volume for whoever has its slot, and makes the volume if it may.
+// claim claims the volume for the holder of its slot. If make is set, it makes a missing volume.
 func (h *Handler) claim(ctx context.Context, t *transfer, make bool) (*turn, error) {
 	paused := h.slots.pausedOf(t)
 	v, made, err := h.opt.Volumes.Fill(ctx, t.name, make)
@@ -54,7 +54,7 @@ func (h *Handler) claim(ctx context.Context, t *transfer, make bool) (*turn, err
 		stop: context.AfterFunc(v.Context(), t.interrupt)}, nil
 }
 
-// end gives back what begin has got.
+// end gives back the slot and the volume.
 func (h *Handler) end(t *turn) {
 	t.stop()
 	t.close()
@@ -63,7 +63,7 @@ func (h *Handler) end(t *turn) {
 	h.thin()
 }
 
-// thin gives uploads up that wait in memory, if there are too many.
+// thin gives up uploads that wait in memory, if there are too many.
 func (h *Handler) thin() {
 	for {
 		name, ok := h.slots.crowded()
@@ -84,8 +84,8 @@ func (h *Handler) thin() {
 	}
 }
 
-// waiting returns the upload that waits for its next request: its record, and the session where
-// that is in memory. fs.ErrNotExist: there is none.
+// waiting returns the upload that waits for its next request: its record, and its session if that
+// is in memory. It returns fs.ErrNotExist if there is none.
 func (h *Handler) waiting(t *turn) (record, error) {
 	rec, err := loadRecord(t.volume.Dir())
 	if t.paused != nil && (err != nil || rec.ID != t.paused.base.ID) {
@@ -99,7 +99,7 @@ func (h *Handler) waiting(t *turn) (record, error) {
 	return rec, err
 }
 
-// vacant makes room for a new upload. One that can be resumed stands in its way.
+// vacant makes room for a new upload. It refuses if there is an upload that can be resumed.
 func (h *Handler) vacant(w http.ResponseWriter, r *http.Request, t *turn) error {
 	rec, err := h.waiting(t)
 	switch {
@@ -128,7 +128,7 @@ func (h *Handler) inTheWay(w http.ResponseWriter, r *http.Request, id string, of
 		offset, at)
 }
 
-// resume finds an upload that was begun. end must follow if there is no error.
+// resume finds an upload that was begun. Without an error, the caller calls end.
 func (h *Handler) resume(w http.ResponseWriter, r *http.Request, name, id string) (
 	*turn, *session, error) {
 	t, err := h.begin(w, r, name, id)
@@ -174,8 +174,8 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 	return nil, h.give(ctx, t, s, gone)
 }
 
-// Expire gives up the uploads that nobody has gone on with for too long, so that what has come of
-// them does not take space for ever. names are the volumes that await content.
+// Expire gives up uploads that nobody has continued for too long, so that their data does not take
+// space for ever. names are the volumes that await content.
 func (h *Handler) Expire(ctx context.Context, names []string) error {
 	var all []error
 	for _, name := range names {
@@ -190,7 +190,7 @@ func (h *Handler) expire(ctx context.Context, name string) error {
 	slot := newTransfer(name)
 	slot.brief = true
 	if _, ok := h.slots.take(ctx, slot, ""); !ok {
-		return nil // there is a request, or the server stops
+		return nil // a request is running, or the server stops
 	}
 	t, err := h.claim(ctx, slot, false)
 	if err != nil {
@@ -215,8 +215,8 @@ func (h *Handler) expire(ctx context.Context, name string) error {
 	return h.give(ctx, t, s, nil)
 }
 
-// Recover clears what uploads have left that the end of an earlier process cut off, and that cannot
-// go on. names are the volumes that await content. It is called before requests come.
+// Recover removes the data of uploads that the end of an earlier process cut off and that cannot go
+// on. names are the volumes that await content. Call it before requests come.
 func (h *Handler) Recover(ctx context.Context, names []string) error {
 	var all []error
 	for _, name := range names {
@@ -249,8 +249,8 @@ func (h *Handler) pause(t *turn, s *session) error {
 	return nil
 }
 
-// give ends an upload, and leaves the volume as it was: empty, or not there. It returns err, and
-// what went wrong in doing so.
+// give gives up an upload, and leaves the volume as it was: empty, or missing. It returns err and
+// its own errors.
 func (h *Handler) give(ctx context.Context, t *turn, s *session, err error) error {
 	if clearErr := s.discard(); clearErr != nil {
 		h.log.Error("what has come of an upload cannot be removed", zap.String("volume", t.name),
@@ -263,14 +263,14 @@ func (h *Handler) give(ctx context.Context, t *turn, s *session, err error) erro
 	return err
 }
 
-// unmake deletes a volume that was made for an upload. It returns err, and what went wrong.
+// unmake deletes a volume that was made for an upload. It returns err and its own errors.
 func (h *Handler) unmake(ctx context.Context, t *turn, err error) error {
 	t.volume.Release()
 	t.volume = releasedVolume{t.volume}
 	return errors.Join(err, h.opt.Volumes.Delete(context.WithoutCancel(ctx), t.name))
 }
 
-// releasedVolume is a volume whose claim was given back.
+// releasedVolume is a volume that has already been released.
 type releasedVolume struct{ Volume }
 
 func (releasedVolume) Release() {}

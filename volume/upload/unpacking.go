@@ -15,8 +15,8 @@ type unpacking struct {
 	next   int       // the piece to receive into
 	in     chan []byte
 	hungry chan struct{} // the goroutine needs more
-	waits  bool          // it has said so, and has got nothing yet
-	rest   []byte        // of the piece that is being unpacked
+	waits  bool          // it has asked for more, and has not got it yet
+	rest   []byte        // the rest of the piece that is being unpacked
 	ended  bool          // there is no more
 	cancel context.CancelFunc
 	done   chan struct{} // the goroutine has ended
@@ -39,7 +39,7 @@ func startUnpacking(s *session, p *packing) *unpacking {
 	return u
 }
 
-// run stores what comes out.
+// run unpacks the data and stores it.
 func (u *unpacking) run(ctx context.Context, in io.Reader) error {
 	s := u.s
 	head := make([]byte, image.DetectSize)
@@ -89,7 +89,7 @@ func (u *unpacking) piece() []byte {
 	return *p
 }
 
-// give hands a piece over when the one before has been unpacked. Its memory is used until then.
+// give hands a piece over once the piece before has been unpacked. It owns the memory until then.
 func (u *unpacking) give(p []byte) error {
 	if len(p) == 0 {
 		return nil
@@ -102,7 +102,7 @@ func (u *unpacking) give(p []byte) error {
 	return nil
 }
 
-// settle waits until everything that was given has been unpacked.
+// settle waits until everything that was given is unpacked.
 func (u *unpacking) settle() error {
 	if u.waits {
 		return nil
@@ -119,7 +119,7 @@ func (u *unpacking) settle() error {
 	return u.err
 }
 
-// finish is called when everything was given. It waits until it is unpacked and put.
+// finish ends the data. It waits until all of it is unpacked and stored.
 func (u *unpacking) finish() error {
 	if err := u.settle(); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (u *unpacking) abandon() {
 	<-u.done
 }
 
-// feed is what the goroutine reads.
+// feed is the packed data that the goroutine reads.
 type feed struct {
 	ctx context.Context
 	u   *unpacking

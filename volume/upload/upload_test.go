@@ -118,7 +118,7 @@ func (v *fakeVolume) Release() {
 	v.filling = false
 }
 
-// server is a Handler behind a server of HTTP.
+// server is a Handler behind an HTTP server.
 type server struct {
 	http.Server
 	Listener net.Listener
@@ -132,7 +132,7 @@ func newServer(t *testing.T) *server {
 	return serve(t, &fakeVolumes{dir: t.TempDir(), all: map[string]*fakeVolume{}})
 }
 
-// serve makes a server of volumes that may have been there before.
+// serve starts a server for volumes, which may be from an earlier one.
 func serve(t *testing.T, volumes *fakeVolumes) *server {
 	t.Helper()
 	s := &server{volumes: volumes}
@@ -165,14 +165,14 @@ func serve(t *testing.T, volumes *fakeVolumes) *server {
 	return s
 }
 
-// end does not wait for connections, as a server of httptest would: one that is closed before all
-// of a request was read stays for half a second.
+// end does not wait for connections, as an httptest server would: a connection that is closed
+// before all of a request was read stays for half a second.
 func (s *server) end() {
 	s.handler.Close()
 	_ = s.Close()
 }
 
-// answer is what came back of a request.
+// answer is the answer to a request.
 type answer struct {
 	status int
 	header http.Header
@@ -229,7 +229,7 @@ func (s *server) disk(t *testing.T, name string) []byte {
 	return content
 }
 
-// files are those in the directory of a volume.
+// files returns the names of the files in a volume's directory.
 func (s *server) files(t *testing.T, name string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(s.volumes.dir, name))

@@ -10,7 +10,7 @@ import (
 // xzOf makes an xz file whose data is stored and not compressed, as the format allows.
 func xzOf(data []byte) []byte { return xzWith(data, 22) } // 8 MiB
 
-// xzWith makes one that claims to need a dictionary of the size with that code.
+// xzWith makes an xz file that claims to need a dictionary of the size with this code.
 func xzWith(data []byte, dictionary byte) []byte {
 	le := binary.LittleEndian
 	sum := func(p []byte) []byte { return le.AppendUint32(nil, crc32.ChecksumIEEE(p)) }
@@ -47,7 +47,8 @@ func xzWith(data []byte, dictionary byte) []byte {
 	return append(out, 'Y', 'Z')
 }
 
-// TestHostileDictionary: data that claims to need much memory is refused before it gets any.
+// TestHostileDictionary: data that claims to need much memory is refused before memory is
+// allocated.
 func TestHostileDictionary(t *testing.T) {
 	raw := rawDisk(1 << 20)
 	for code, status := range map[byte]int{24: http.StatusCreated, // 16 MiB
