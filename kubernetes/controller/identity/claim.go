@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// claim returns the identity's claim. It makes one if there never was one that was ready.
+// claim returns the identity's claim. It makes one unless the identity had one that was ready.
 func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *wait, error) {
 	claim, err := r.findClaim(ctx, r.Client, id)
@@ -40,7 +40,7 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	return r.makeClaim(ctx, id)
 }
 
-// findClaim returns the claim by the identity's name, or nil.
+// findClaim returns the claim with the identity's name, or nil.
 func (r *Reconciler) findClaim(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, error) {
 	claim := &corev1.PersistentVolumeClaim{}
@@ -55,7 +55,7 @@ func (r *Reconciler) findClaim(ctx context.Context, from client.Reader, id *v1al
 	return claim, nil
 }
 
-// makeClaim makes the claim, unless the name of the secret is taken: see the package's comment.
+// makeClaim makes the claim, unless the name of the secret is taken: see the package comment.
 func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *wait, error) {
 	class, why := r.class(id)
@@ -126,8 +126,8 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
 
 // objectMeta is the metadata of every object that belongs to an identity.
 func objectMeta(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
-	// Deleting the owner is not blocked: that would need one more permission, and the finalizer
-	// does it.
+	// Deleting the owner is not blocked: that would need another permission, and the finalizer
+	// already holds it.
 	controller := true
 	return metav1.ObjectMeta{
 		Namespace: id.Namespace,
@@ -151,7 +151,7 @@ const (
 	mebibyte        = 1 << 20
 )
 
-// claimSize is what the claim must hold: the disk and the room besides it, in whole MiB.
+// claimSize is the smallest size of the claim: the disk and the room besides it, in whole MiB.
 func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
 	if id.Spec.Size == nil {
 		return r.Options.ClaimSize.DeepCopy()
@@ -162,8 +162,7 @@ func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
 	return *resource.NewQuantity(size, resource.BinarySI)
 }
 
-// look records in the status what there is to see of a claim. It returns why the claim cannot be
-// used.
+// look records the state of a claim in the status. It returns why the claim cannot be used.
 func (r *Reconciler) look(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) *wait {
 	if !metav1.IsControlledBy(claim, id) {
 		why := &wait{reason: v1alpha1.ReasonClaimForeign, again: true,
@@ -204,8 +203,8 @@ func setBound(id *v1alpha1.VMIdentity, status metav1.ConditionStatus, reason, me
 		Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: message})
 }
 
-// refused explains to people that the API server refuses an object of some kind. Errors that pass
-// by themselves are returned.
+// refused explains why the API server refuses an object of some kind. It returns errors that pass
+// by themselves.
 func refused(err error, kind string) (*wait, error) {
 	switch {
 	case err == nil:

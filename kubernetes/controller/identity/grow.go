@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// grow asks for a larger claim when the identity's size has grown. The disk can be used meanwhile,
-// and also if the claim cannot grow.
+// grow asks for a larger claim when the identity's size has grown. Meanwhile the disk can be used,
+// even if the claim cannot grow.
 func (r *Reconciler) grow(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (verdict, error) {
 	ready := verdict{reason: v1alpha1.ReasonReady, message: "a pod can use the disk"}

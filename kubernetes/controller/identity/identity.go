@@ -30,8 +30,8 @@ type Options struct {
 	// ReadWriteOnce are the storage classes whose volumes do not have access mode ReadWriteOncePod.
 	// "*" means all.
 	ReadWriteOnce []string
-	// Populator fills claims of population Snapshot. nil: there is none, and such identities say
-	// so.
+	// Populator fills claims of population Snapshot. nil: identities with that population report
+	// that there is none.
 	Populator Populator
 	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
@@ -39,9 +39,9 @@ type Options struct {
 
 // Populator gives claims their content.
 type Populator interface {
-	// Source returns what the claim of an identity is made from, and its least size (0: any). A
-	// reason other than "" says that it cannot be made yet, and message what is missing. An
-	// implementation writes the identity's status or a label when that changes, or makes the
+	// Source returns the source of an identity's claim, and the smallest size of the claim (0:
+	// any). A reason other than "" says that there is no source yet, and message what is missing.
+	// When that changes, an implementation writes the identity's status or a label, or makes the
 	// controller look again by Retry.
 	Source(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (
 		source *corev1.TypedObjectReference, atLeast resource.Quantity, reason, message string,
@@ -59,7 +59,7 @@ type Reconciler struct {
 	written objects.Written
 }
 
-// wait is why an identity is not ready. again says that no event will announce a change.
+// wait says why an identity is not ready. again says that no event announces a change.
 type wait struct {
 	reason, message string
 	again           bool
@@ -72,13 +72,13 @@ type verdict struct {
 	why             *wait
 }
 
-// The shortest and longest time before another look at something that no event announces.
+// The shortest and longest wait for a change without an event.
 const (
 	soonest = 2 * time.Second
 	latest  = time.Minute
 )
 
-// Reconcile brings claim, secret and status of one identity to what they should be.
+// Reconcile makes the claim, the secret and the status of one identity as they should be.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	before := &v1alpha1.VMIdentity{}
 	if err := r.Get(ctx, req.NamespacedName, before); err != nil {
@@ -94,7 +94,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return objects.Result(r.keep(ctx, before))
 }
 
-// keep makes what an identity needs, and writes what there is.
+// keep makes the objects of an identity, and writes its status.
 func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(before, v1alpha1.Finalizer) {
 		with := before.DeepCopy()
@@ -119,7 +119,7 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 	return again(id, v), nil
 }
 
-// provide makes missing objects, records in the status what there is, and returns whether the
+// provide makes missing objects, records the objects in the status, and returns whether the
 // identity is ready.
 func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verdict, error) {
 	claim, why, err := r.claim(ctx, id)
@@ -142,7 +142,7 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 	return r.grow(ctx, id, claim)
 }
 
-// conclude sets the condition Ready and what follows from it.
+// conclude sets condition Ready and the fields that depend on it.
 func conclude(id *v1alpha1.VMIdentity, v verdict) {
 	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue,
 		Reason: v.reason, Message: v.message}
@@ -158,7 +158,7 @@ func conclude(id *v1alpha1.VMIdentity, v verdict) {
 	objects.SetCondition(&id.Status.Conditions, id.Generation, ready)
 }
 
-// unserved says why a disk that has a server pod cannot be used: nobody can log in yet.
+// unserved returns why a disk that has a server pod cannot be used: nobody can log in yet.
 func unserved(id *v1alpha1.VMIdentity) *wait {
 	if id.Spec.Attachment != v1alpha1.Service {
 		return nil
@@ -173,7 +173,8 @@ func unserved(id *v1alpha1.VMIdentity) *wait {
 	return nil
 }
 
-// again is when to look at an identity again: after as long as it has been in this state already.
+// again is when to look at an identity again. The wait is as long as the identity has been in its
+// present state, between soonest and latest.
 func again(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
 	if !v.again && (v.why == nil || !v.why.again) {
 		return ctrl.Result{}

@@ -57,7 +57,7 @@ func (w *world) claim() *corev1.PersistentVolumeClaim {
 		&corev1.PersistentVolumeClaim{})
 }
 
-// ready is status and reason of condition Ready.
+// condition returns the status and reason of a condition, and its message.
 func (w *world) condition(name string) (is, message string) {
 	w.t.Helper()
 	c := meta.FindStatusCondition(w.identity().Status.Conditions, name)
@@ -320,8 +320,8 @@ func TestServedFirst(t *testing.T) {
 	}
 }
 
-// `kubectl delete --cascade=orphan` keeps the data: the collector is given time to take our
-// ownership off the claim.
+// `kubectl delete --cascade=orphan` keeps the data: the garbage collector gets time to remove our
+// ownership from the claim.
 func TestOrphan(t *testing.T) {
 	w := newWorld(t, v1alpha1.DiskSpec{})
 	w.settle()

@@ -16,18 +16,18 @@ import (
 )
 
 // remove deletes the objects of an identity that is being deleted, and then its finalizer. While a
-// pod uses the claim, nothing is deleted. Kubernetes would keep the claim as well, but a deletion
-// that has begun cannot be taken back.
+// pod uses the claim, it deletes nothing: Kubernetes would keep the claim as well, but its deletion
+// could not be taken back.
 func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(before, v1alpha1.Finalizer) {
 		return ctrl.Result{}, nil
 	}
 	if slices.Contains(before.Finalizers, metav1.FinalizerOrphanDependents) {
-		// `kubectl delete --cascade=orphan` keeps the claim: the collector takes our ownership off
-		// it, and then this finalizer off the identity.
+		// `kubectl delete --cascade=orphan` keeps the claim: the garbage collector removes our
+		// ownership from it, and then this finalizer from the identity.
 		return ctrl.Result{}, nil
 	}
-	// The cache usually knows, and the API server always does.
+	// The cache usually knows it, and the API server always does.
 	for _, from := range []client.Reader{r.Client, r.Live} {
 		pod, err := r.user(ctx, from, before)
 		if err != nil {
@@ -81,8 +81,8 @@ func (r *Reconciler) deleting(ctx context.Context, before *v1alpha1.VMIdentity, 
 	return r.write(ctx, before, id)
 }
 
-// user is a pod that runs with the identity's claim, or "". A pod that is still held at its gate
-// has not begun to use it.
+// user returns a pod that runs with the identity's claim, or "". A pod that its gate still holds
+// does not use the claim yet.
 func (r *Reconciler) user(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
 	string, error) {
 	var pods corev1.PodList

@@ -11,7 +11,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// The keys that kubevirt.io:disk reads, and the type, are those of Kubernetes' own iSCSI volumes.
+// The keys that kubevirt.io:disk reads, and the type. They are those of Kubernetes' own iSCSI
+// volumes.
 const (
 	keyUser     = "node.session.auth.username"
 	keyPassword = "node.session.auth.password"
@@ -21,8 +22,8 @@ const (
 	user = "vm"
 )
 
-// secret is a new CHAP credential for an identity. It cannot be changed, so that a disk that runs
-// and a machine that logs in later have the same one.
+// secret is a new CHAP credential for an identity. It is immutable, so that a running disk and a
+// machine that logs in later have the same one.
 func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 	immutable := true
 	return &corev1.Secret{
@@ -34,7 +35,7 @@ func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 }
 
 // MakeSecret makes the secret of an identity again if somebody has deleted it, and returns whether
-// it did. The password is new, so nobody may still run with the old one. With the option
+// it did. The password is new, so nothing may still run with the old one. With the option
 // client.DryRunAll it only returns whether the secret is missing.
 //
 // A namespace whose quota is full refuses an existing secret just like a missing one. So a refusal
@@ -49,7 +50,7 @@ func MakeSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
 	return err == nil, err
 }
 
-// SecretMissing tells people what MakeSecret has done.
+// SecretMissing is the message about a secret that MakeSecret has made again.
 func SecretMissing(id *v1alpha1.VMIdentity) string {
 	return "the secret " + v1alpha1.SecretName(id.Name) + " was deleted: it was made again, with " +
 		"another password"

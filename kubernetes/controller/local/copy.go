@@ -85,8 +85,8 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	return r.receiving(ctx, id, receiver)
 }
 
-// sender makes the Job that sends the disk, and returns its address. A state says why there is no
-// address.
+// sender makes the Job that sends the disk, and returns its address. Without an address, the state
+// says why.
 func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (address string,
 	s *state, err error) {
 	job, s, err := r.job(ctx, id, sendJob(id))
@@ -103,7 +103,7 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		s, err := r.failed(ctx, id, job, "the node of the disk does not send it")
 		return "", s, err
 	case batchv1.JobComplete:
-		// The receiver will say so, too, in a moment, or it failed after it was done.
+		// The receiver will finish in a moment, or it failed after it had the disk.
 		s, err := r.failed(ctx, id, job, "the disk was sent, and the receiver does not say so")
 		return "", s, err
 	}
@@ -158,7 +158,7 @@ func (r *Reconciler) gone(ctx context.Context, name string) (string, error) {
 	return "", nil
 }
 
-// receiving is how far the receiver is.
+// receiving returns how far the receiver is.
 func (r *Reconciler) receiving(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
 	*state, error) {
 	m := id.Status.Move
@@ -216,7 +216,7 @@ func (r *Reconciler) failed(ctx context.Context, id *v1alpha1.VMIdentity, job *b
 	return s.after(again), nil
 }
 
-// job is a Job of a move as the cache knows it, or nil. A state says that it is in the way.
+// job returns a Job of a move from the cache, or nil. A state says that another Job has its name.
 func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
 	*batchv1.Job, *state, error) {
 	job := &batchv1.Job{}
@@ -243,7 +243,7 @@ func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {
 	return nil
 }
 
-// podsOf are the pods of a Job.
+// podsOf returns the pods of a Job.
 func (r *Reconciler) podsOf(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
 	[]corev1.Pod, error) {
 	var all corev1.PodList
@@ -256,7 +256,7 @@ func (r *Reconciler) podsOf(ctx context.Context, id *v1alpha1.VMIdentity, job *b
 	}), nil
 }
 
-// podOf is the pod of a Job that has not ended, or nil.
+// podOf returns the pod of a Job that has not ended, or nil.
 func (r *Reconciler) podOf(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
 	*corev1.Pod, error) {
 	pods, err := r.podsOf(ctx, id, job)
@@ -268,7 +268,7 @@ func (r *Reconciler) podOf(ctx context.Context, id *v1alpha1.VMIdentity, job *ba
 	return nil, err
 }
 
-// finished is how a Job has ended, or "".
+// finished returns how a Job has ended, or "".
 func finished(job *batchv1.Job) batchv1.JobConditionType {
 	for _, c := range job.Status.Conditions {
 		if c.Status == corev1.ConditionTrue &&

@@ -2,17 +2,17 @@
 //
 // # Who asks for it
 //
-// A volume of one node holds its pods there. A pod that has to run elsewhere would never find a
-// node, so it has to say so while it is still held at its gate: by the node selector
-// kubernetes.io/hostname, with one name. So a StatefulSet or a VMPet whose template gets another
-// node takes its disk along. The annotation disk.kubevirt.io/move-to of the identity says the same
-// without a pod, for people who empty a node, and goes first. Looser constraints, such as
-// affinities, are left to the scheduler: it brings the pod to the disk.
+// A volume of one node ties its pods to that node. A pod with constraints for another node would
+// never be scheduled, so it has to name its node while its gate still holds it: by the node
+// selector kubernetes.io/hostname, with one name. So if the template of a StatefulSet or a VMPet
+// gets another node, the disk follows. People who empty a node can ask for a move without a pod,
+// with the annotation disk.kubevirt.io/move-to of the identity. The annotation wins over pods.
+// Looser constraints, such as affinities, are left to the scheduler: it brings the pod to the disk.
 //
 // # What happens
 //
-// A move begins when nobody uses the disk. It is noted in the status, in the one write that also
-// makes the identity not ready. That write fails if a pod got the disk meanwhile, and from then on
+// A move begins when nobody uses the disk. One write to the status both records the move and makes
+// the identity not ready. That write fails if a pod got the disk meanwhile, and from then on
 // package pod holds all pods. Then
 //
 //	claim vmmove-NAME  of the same class; its volume is made where the receiver runs
@@ -20,17 +20,17 @@
 //	Job   vmrecv-NAME  on the other node: kubevirt-disk-controller receive
 //
 // copy the disk, encrypted by the identity's own secret, and compare digests. Until then nothing
-// that the identity has was changed, and the move ends if nobody asks for it any more.
+// that the identity owns has changed, and the move ends if nobody asks for it any more.
 //
-// The volumes of pods cannot be changed, so the claim must have its name again afterwards. Both
-// volumes are told to stay when their claims go (Retain), and remember what they had said before in
-// an annotation. The two claims are deleted. The new volume is kept for a claim vmid-NAME, that
-// claim is made, and when it is bound, both volumes get their own policies back: which removes the
-// old one, as the last thing of all, where its class says so.
+// The volumes of a pod cannot be changed, so the claim must have the same name afterwards. Both
+// volumes get the reclaim policy Retain, so that they outlive their claims; an annotation remembers
+// their own policies. The two claims are deleted. The new volume is reserved for a claim vmid-NAME,
+// and that claim is made. When it is bound, both volumes get their own policies back. As the last
+// step of all, this removes the old volume if its class says so.
 //
 // # What may be lost, and what not
 //
-// At each moment one volume at least has the whole disk and stays. If the node of the disk is gone,
-// or the new one has no room, condition Moving says so, and all waits. If the identity is deleted
+// At each moment at least one volume that stays has the whole disk. If the disk's node is gone, or
+// the new one has no room, condition Moving says so, and the move waits. If the identity is deleted
 // while the claims change, the volumes stay, and an event names them.
 package local

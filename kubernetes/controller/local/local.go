@@ -21,7 +21,7 @@ import (
 
 // Options are the settings of the controller.
 type Options struct {
-	// Image is that of kubevirt-disk-controller, whose commands move the data.
+	// Image is the image of kubevirt-disk-controller, whose commands move the data.
 	Image string
 	// Concurrency is how many identities are worked on at once. 0: one.
 	Concurrency int
@@ -30,8 +30,8 @@ type Options struct {
 // Reconciler moves disks.
 type Reconciler struct {
 	client.Client
-	// Live reads from the API server volumes and nodes, which are in no cache, and everything that
-	// a late cache must not decide.
+	// Live reads from the API server: volumes and nodes, which are in no cache, and everything for
+	// which the cache might be too old.
 	Live    client.Reader
 	Events  events.EventRecorder
 	Options Options
@@ -39,14 +39,14 @@ type Reconciler struct {
 	written objects.Written
 }
 
-// again is how long to wait for changes that no event announces: of volumes and nodes. After a
-// failure it is longer, so that people can look at what failed.
+// again is how long to wait for changes without an event, of volumes and nodes. After a failure the
+// wait is longer, so that people can look at what failed.
 const (
 	again       = 5 * time.Second
 	afterFailed = 30 * time.Second
 )
 
-// state is the content of condition Moving, and what follows.
+// state is the content of condition Moving, and the next step.
 type state struct {
 	moving          bool
 	reason, message string
@@ -85,8 +85,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return objects.Result(ctrl.Result{}, err)
 	}
 	if id.Status.Move != nil && !controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
-		// This comes before anything is made, because the status is then written against the
-		// version that this makes.
+		// Add the finalizer before anything is made: the status is then written against the version
+		// with the finalizer.
 		controllerutil.AddFinalizer(id, v1alpha1.FinalizerMove)
 		return objects.Result(ctrl.Result{}, r.finalizers(ctx, before, id))
 	}
@@ -113,7 +113,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: s.again}, nil
 }
 
-// finalizers writes those of an identity.
+// finalizers writes the finalizers of an identity.
 func (r *Reconciler) finalizers(ctx context.Context, before, id *v1alpha1.VMIdentity) error {
 	with := before.DeepCopy()
 	with.Finalizers = id.Finalizers
@@ -125,7 +125,7 @@ func (r *Reconciler) finalizers(ctx context.Context, before, id *v1alpha1.VMIden
 	return nil
 }
 
-// step does the next step, and returns how far the move is. nil: there is nothing to say.
+// step takes the next step, and returns how far the move is; nil: there is nothing to report.
 func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
 	var pods corev1.PodList
 	if err := r.List(ctx, &pods, client.InNamespace(id.Namespace),
@@ -145,7 +145,7 @@ func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	return r.copy(ctx, id)
 }
 
-// begin records a move in the status, if one is due.
+// begin records a move in the status, if the disk should move.
 func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []*corev1.Pod) (
 	*state, error) {
 	if controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
@@ -177,7 +177,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 			"such node: correct the annotation %s, or the pod's node selector", to,
 			v1alpha1.AnnotationMoveTo).after(afterFailed), nil
 	}
-	// A pod that somebody let through by hand uses the disk, too. The cache may not have it.
+	// A pod whose gate somebody removed by hand uses the disk, too. The cache may not have it.
 	if user, err := r.user(ctx, id); user != "" || err != nil {
 		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+
 			"pod has ended", user, to).after(again), err
@@ -202,7 +202,7 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 	return moving(v1alpha1.ReasonCopying, "the disk is moved to node %s", to).after(again), nil
 }
 
-// still withdraws what was said about a move that is not wanted any more.
+// still withdraws the report about a move that is no longer wanted.
 func (r *Reconciler) still(id *v1alpha1.VMIdentity) *state {
 	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionMoving)
 	if c == nil || c.Reason == v1alpha1.ReasonMoved || c.Reason == v1alpha1.ReasonStays {
@@ -211,7 +211,7 @@ func (r *Reconciler) still(id *v1alpha1.VMIdentity) *state {
 	return stays(v1alpha1.ReasonStays, "nobody asks for the disk elsewhere")
 }
 
-// user is a pod that may use the disk, by what the API server knows, or "". The pods that move the
+// user returns a pod that may use the disk, according to the API server, or "". Pods that move the
 // disk do not count.
 func (r *Reconciler) user(ctx context.Context, id *v1alpha1.VMIdentity) (string, error) {
 	var pods corev1.PodList
@@ -228,7 +228,7 @@ func (r *Reconciler) user(ctx context.Context, id *v1alpha1.VMIdentity) (string,
 	return "", nil
 }
 
-// claim is a claim of the identity's namespace as the API server knows it, or nil.
+// claim returns a claim in the identity's namespace from the API server, or nil.
 func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
 	*corev1.PersistentVolumeClaim, error) {
 	claim := &corev1.PersistentVolumeClaim{}
@@ -242,7 +242,7 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity, name st
 	return claim, nil
 }
 
-// giveUp ends a move whose results nobody needs any more.
+// giveUp ends a move that nobody needs any more.
 func (r *Reconciler) giveUp(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
 	gone, err := r.clean(ctx, id)
 	if err != nil {

@@ -74,8 +74,8 @@ func TestAnnotation(t *testing.T) {
 		"the annotation disk.kubevirt.io/move-to of VMIdentity vm keeps the disk on node-2")
 }
 
-// TestSourceGone: nothing is deleted, and the move goes on when the node is back. A pod that asks
-// for the disk on its old node gets it.
+// TestSourceGone: nothing is deleted, and the move goes on when the node is back. If a pod asks for
+// the disk on its old node, it gets it.
 func TestSourceGone(t *testing.T) {
 	for _, back := range []bool{true, false} {
 		w := newWorld(t, &controllertest.Calls{})
@@ -126,8 +126,8 @@ func TestTargetWithoutRoom(t *testing.T) {
 	w.moved(former)
 }
 
-// TestDeletedWhileItMoves: with a deleted identity, everything that moves it goes, whichever write
-// fails.
+// TestDeletedWhileItMoves: if the identity is deleted, so is everything that moves its disk,
+// whichever write fails.
 func TestDeletedWhileItMoves(t *testing.T) {
 	controllertest.EachWriteFault(t, func(t *testing.T, calls *controllertest.Calls) {
 		w := newWorld(t, calls)
@@ -136,7 +136,7 @@ func TestDeletedWhileItMoves(t *testing.T) {
 		w.annotate("node-2")
 		w.converge()
 		require.NotNil(t, w.identity().Status.Move)
-		w.whole = nil // it may go now
+		w.whole = nil // the volumes may be removed now
 		w.remove(&v1alpha1.VMIdentity{}, "vm")
 		w.converge()
 		id := &v1alpha1.VMIdentity{}
@@ -149,7 +149,7 @@ func TestDeletedWhileItMoves(t *testing.T) {
 	})
 }
 
-// told are the events so far.
+// told returns the events so far.
 func (w *world) told() string {
 	var all []string
 	for {

@@ -15,10 +15,10 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// annotationReclaim remembers on a volume that was told to stay what its own policy is.
+// annotationReclaim on a volume remembers its own policy while it has Retain.
 const annotationReclaim = v1alpha1.Group + "/reclaim-policy"
 
-// point gives the claim of an identity the volume that the disk was copied to.
+// point gives the volume with the copied disk to the claim of the identity.
 func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
 	m := id.Status.Move
 	wait := func(format string, args ...any) *state {
@@ -42,7 +42,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 			"copied again").after(again), nil
 	}
 	if fresh == nil {
-		// The old one has everything, too, and stays.
+		// The old volume has the whole disk, too, and stays.
 		return moving(v1alpha1.ReasonClaimLost, "the volume %s with the moved disk is gone; "+
 			"volume %s has the disk as well: make a claim %s for that one by hand", m.NewVolumeName,
 			m.VolumeName, v1alpha1.ClaimName(id.Name)).after(afterFailed), nil
@@ -91,7 +91,7 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 		return moving(v1alpha1.ReasonPointing, "the claim %s is being bound to the volume %s",
 			claim.Name, fresh.Name).after(time.Second), nil
 	}
-	// Otherwise others would take the old claim, which the cache still has, for the present one.
+	// Wait for the cache: others would take the old claim in it for the new one.
 	cached := &corev1.PersistentVolumeClaim{}
 	err := r.Get(ctx, client.ObjectKeyFromObject(claim), cached)
 	if client.IgnoreNotFound(err) != nil {
@@ -115,7 +115,7 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 	return stays(v1alpha1.ReasonMoved, "the disk was moved from %s to %s", from, m.To), nil
 }
 
-// volume is a volume, or nil.
+// volume returns a volume, or nil.
 func (r *Reconciler) volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
 	v := &corev1.PersistentVolume{}
 	err := r.Live.Get(ctx, client.ObjectKey{Name: name}, v)
@@ -128,7 +128,7 @@ func (r *Reconciler) volume(ctx context.Context, name string) (*corev1.Persisten
 	return v, nil
 }
 
-// keep makes a volume stay when its claim goes.
+// keep makes a volume outlive its claim.
 func (r *Reconciler) keep(ctx context.Context, v *corev1.PersistentVolume) error {
 	if v == nil || v.Annotations[annotationReclaim] != "" {
 		return nil
@@ -154,7 +154,7 @@ func (r *Reconciler) release(ctx context.Context, v *corev1.PersistentVolume) er
 	})
 }
 
-// reserve keeps a volume for the claim of an identity. No other claim can have it.
+// reserve reserves a volume for the claim of an identity.
 func (r *Reconciler) reserve(ctx context.Context, v *corev1.PersistentVolume,
 	id *v1alpha1.VMIdentity) error {
 	name := v1alpha1.ClaimName(id.Name)
@@ -191,8 +191,8 @@ func (r *Reconciler) deleteClaim(ctx context.Context, claim *corev1.PersistentVo
 	return nil
 }
 
-// clean removes what moves a disk: the Jobs with their pods, and then the claim that was filled. It
-// returns whether everything is gone.
+// clean removes the objects that move a disk: the Jobs with their pods, and then the claim that was
+// filled. It returns whether everything is gone.
 func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
 	var jobs batchv1.JobList
 	if err := r.Live.List(ctx, &jobs, client.InNamespace(id.Namespace),

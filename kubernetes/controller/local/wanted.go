@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// labelMove is on all that moves a disk: the name of the identity.
+	// labelMove is on all objects that move a disk: the name of the identity.
 	labelMove = v1alpha1.Group + "/move"
 
 	dataDir    = "/data"
@@ -26,13 +26,13 @@ const (
 	retries = 3
 )
 
-// Names of the objects that move the disk of an identity. They cannot clash: the claims and pods of
-// every identity have the prefix vmid- and nothing before it.
+// Names of the objects that move the disk of an identity. They cannot clash: the names of every
+// identity's claim and pods begin with vmid-.
 func moveClaim(id *v1alpha1.VMIdentity) string  { return "vmmove-" + id.Name }
 func sendJob(id *v1alpha1.VMIdentity) string    { return "vmsend-" + short(id) }
 func receiveJob(id *v1alpha1.VMIdentity) string { return "vmrecv-" + short(id) }
 
-// short is the name of an identity as far as it fits into the names and labels of a Job.
+// short returns as much of an identity's name as fits into the names and labels of a Job.
 func short(id *v1alpha1.VMIdentity) string {
 	const most = 63 - len("vmsend-") - len("-12345")
 	if len(id.Name) <= most {
@@ -48,30 +48,30 @@ func metaOf(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
 			Kind: "VMIdentity", Name: id.Name, UID: id.UID, Controller: new(true)}}}
 }
 
-// newClaim is what the disk is copied to. class is that of the volume that it is on.
+// newClaim is the claim that the disk is copied to. class is the class of the disk's volume.
 func newClaim(id *v1alpha1.VMIdentity, name, class, volume string) *corev1.PersistentVolumeClaim {
 	c := &corev1.PersistentVolumeClaim{ObjectMeta: metaOf(id, name),
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{id.Status.Move.AccessMode},
-			// "" is a class, too: that of volumes without one.
+			// "" is a class, too: of volumes without a class.
 			StorageClassName: &class,
 			VolumeName:       volume,
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceStorage: id.Status.Move.Size}},
 		}}
-	if volume != "" { // the identity's own
+	if volume != "" { // the identity's own claim
 		delete(c.Labels, labelMove)
 	}
 	return c
 }
 
-// newSender runs where the volume is.
+// newSender is the Job that runs where the volume is.
 func newSender(id *v1alpha1.VMIdentity, image string) *batchv1.Job {
 	return newJob(id, sendJob(id), image, id.Status.ClaimName,
 		"send", dataDir, "--listen=:"+strconv.Itoa(port))
 }
 
-// newReceiver runs on the node that the disk goes to.
+// newReceiver is the Job that runs on the node that the disk moves to.
 func newReceiver(id *v1alpha1.VMIdentity, image, from string) *batchv1.Job {
 	job := newJob(id, receiveJob(id), image, moveClaim(id),
 		"receive", "--replace", net.JoinHostPort(from, strconv.Itoa(port)), dataDir)
@@ -93,7 +93,7 @@ func newJob(id *v1alpha1.VMIdentity, name, image, claim string, args ...string) 
 				AutomountServiceAccountToken: new(false),
 				EnableServiceLinks:           new(false),
 				RestartPolicy:                corev1.RestartPolicyNever,
-				// Both nodes are given, so it does not matter that one is being emptied.
+				// Both nodes are fixed, even if one of them is being emptied.
 				Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists,
 					Effect: corev1.TaintEffectNoSchedule}},
 				SecurityContext: &corev1.PodSecurityContext{
@@ -108,7 +108,7 @@ func newJob(id *v1alpha1.VMIdentity, name, image, claim string, args ...string) 
 					Name:  "move",
 					Image: image,
 					Args:  append(args, fmt.Sprintf("--secret-file=%s/%s", secretDir, secretFile)),
-					// People are told what the command says at its end.
+					// A failure is reported with the last words of the command.
 					TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 					Resources: corev1.ResourceRequirements{
 						Requests: corev1.ResourceList{

@@ -16,13 +16,13 @@ import (
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// Wishes says where disks should be.
+// Wishes knows where disks should be.
 type Wishes struct {
 	// Live reads nodes, which are in no cache.
 	Live client.Reader
 }
 
-// Hold says why a pod has to wait for a move, or "".
+// Hold returns why a pod has to wait for a move, or "".
 func (w *Wishes) Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
 	message string, err error) {
 	if id.Spec.Type != v1alpha1.Local {
@@ -42,8 +42,8 @@ func (w *Wishes) Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.
 	return fmt.Sprintf("its disk is moved to node %s first", to), nil
 }
 
-// to is the node that a disk should move to, or "" if it is where it should be. A disk without a
-// volume is made where it is needed.
+// to returns the node that a disk should move to, or "" if it is in the right place. A disk without
+// a volume is made where it is needed.
 func (w *Wishes) to(ctx context.Context, id *v1alpha1.VMIdentity, waiting []*corev1.Pod) (
 	string, error) {
 	if !meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
@@ -64,7 +64,7 @@ func (w *Wishes) to(ctx context.Context, id *v1alpha1.VMIdentity, waiting []*cor
 	return to, nil
 }
 
-// node is a node, or nil if there is none.
+// node returns a node, or nil if there is none.
 func (w *Wishes) node(ctx context.Context, name string) (*corev1.Node, error) {
 	node := &corev1.Node{}
 	err := w.Live.Get(ctx, client.ObjectKey{Name: name}, node)
@@ -77,7 +77,8 @@ func (w *Wishes) node(ctx context.Context, name string) (*corev1.Node, error) {
 	return node, nil
 }
 
-// wish is where a disk should be: as its identity says, or the first of the pods that wait for it.
+// wish returns where a disk should be: where its identity says, or else where the first waiting pod
+// says.
 func wish(id *v1alpha1.VMIdentity, waiting []*corev1.Pod) string {
 	if to := id.Annotations[v1alpha1.AnnotationMoveTo]; to != "" {
 		return to
@@ -90,7 +91,7 @@ func wish(id *v1alpha1.VMIdentity, waiting []*corev1.Pod) string {
 	return ""
 }
 
-// waiting are the pods that wait for an identity at their gate, the oldest first.
+// waiting returns the pods that wait for an identity at their gate, oldest first.
 func waiting(all []corev1.Pod) (pods []*corev1.Pod) {
 	for i := range all {
 		p := &all[i]

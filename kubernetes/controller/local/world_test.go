@@ -31,19 +31,19 @@ const namespace = "default"
 
 var image = "registry.example.com/fedora@sha256:" + strings.Repeat("a", 64)
 
-// world is an API server with the controllers of identities, pods and moves, and what Kubernetes
-// does with claims, volumes, Jobs and pods.
+// world is an API server with the controllers of identities, pods and moves, and the work of
+// Kubernetes on claims, volumes, Jobs and pods.
 type world struct {
 	t *testing.T
 	client.WithWatch
-	// calls are the requests of moves. others are those of the other controllers, which never fail:
-	// their own tests cover that.
+	// calls are the requests of moves. others are the requests of the other controllers, which
+	// never fail here: their own tests cover that.
 	calls, others *controllertest.Calls
 
 	events chan string
 	// whole are the volumes that have the complete disk.
 	whole map[string]bool
-	// full: the node that is to receive the disk has no room.
+	// full: the new node has no room for the disk.
 	full bool
 	made int
 }
@@ -159,7 +159,7 @@ func (w *world) remove(o client.Object, name string) {
 	require.NoError(w.t, w.Delete(w.t.Context(), o))
 }
 
-// condition is status, reason and message of a condition.
+// condition returns the status, reason and message of a condition.
 func (w *world) condition(kind string) string {
 	w.t.Helper()
 	c := meta.FindStatusCondition(w.identity().Status.Conditions, kind)
@@ -176,7 +176,7 @@ func (w *world) annotate(node string) {
 	require.NoError(w.t, w.Update(w.t.Context(), id))
 }
 
-// converge runs everything until nothing changes any more.
+// converge runs everything until nothing changes.
 func (w *world) converge() {
 	w.t.Helper()
 	// After an error the controllers are made anew, as after a restart.
@@ -219,7 +219,7 @@ func (w *world) converge() {
 	w.t.Fatal("it does not converge: " + w.condition(v1alpha1.ConditionMoving))
 }
 
-// check looks for states that must never exist.
+// check looks for forbidden states.
 func (w *world) check() {
 	w.t.Helper()
 	if len(w.whole) == 0 {
@@ -265,7 +265,7 @@ func (w *world) volumes() (changed bool) {
 	uids := make(map[types.UID]bool)
 	for i := range claims.Items {
 		c := &claims.Items[i]
-		if c.UID == "" { // the fake gives none
+		if c.UID == "" { // the fake client sets none
 			w.made++
 			c.UID = types.UID(fmt.Sprintf("uid-%d", w.made))
 			require.NoError(w.t, w.Update(ctx, c))
@@ -378,7 +378,7 @@ func (w *world) jobs() (changed bool) {
 	return changed
 }
 
-// unschedulable is what the scheduler says of a pod that finds no node.
+// unschedulable is the condition of a pod for which the scheduler finds no node.
 func unschedulable(is bool) []corev1.PodCondition {
 	if !is {
 		return nil
@@ -388,7 +388,7 @@ func unschedulable(is bool) []corev1.PodCondition {
 		Message: "0/2 nodes are available: 1 node(s) had volume node affinity conflict"}}
 }
 
-// receive is what the pod of the receiver does.
+// receive does the work of the receiver's pod.
 func (w *world) receive(job *batchv1.Job, sender *corev1.Pod) bool {
 	w.t.Helper()
 	claim := &corev1.PersistentVolumeClaim{}

@@ -43,7 +43,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Off {
 		return ctrl.NewControllerManagedBy(mgr).Named("pet").For(&v1alpha1.VMPet{}).Complete(r)
 	}
-	// The disk of a pet has its name.
+	// The identity of a pet has the pet's name.
 	ofIdentity := func(_ context.Context, o client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
 	}
@@ -64,7 +64,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if pet.DeletionTimestamp != nil {
-		return ctrl.Result{}, nil // what belongs to it is collected
+		return ctrl.Result{}, nil // its objects are collected
 	}
 	ready, err := r.make(ctx, &pet)
 	if err != nil && ready == nil {
@@ -87,8 +87,8 @@ func eventType(reason string) string {
 	return cmp.Or(objects.EventType(reason), corev1.EventTypeNormal)
 }
 
-// make makes the set and the StatefulSet of a pet. It returns condition Ready, and an error if
-// another try may help. Without a condition nothing is known.
+// make makes the set and the StatefulSet of a pet. It returns condition Ready, or nil if nothing is
+// known, and an error if another try may help.
 func (r *Reconciler) make(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Condition, error) {
 	if r.Options.Off {
 		return invalid(errors.New("pets are turned off (--without=pets): make a VMIdentitySet " +
@@ -100,7 +100,7 @@ func (r *Reconciler) make(ctx context.Context, pet *v1alpha1.VMPet) (*metav1.Con
 	if err != nil {
 		return invalid(err), nil
 	}
-	// The set first: without it, admission refuses the pod.
+	// Make the set first: without it, admission refuses the pod.
 	all := []struct{ have, want client.Object }{{set, wantedSet}, {workload, wanted}}
 	for _, one := range all {
 		err := r.Client.Get(ctx, client.ObjectKeyFromObject(pet), one.have)
@@ -141,8 +141,8 @@ func invalid(err error) *metav1.Condition {
 		Reason: v1alpha1.ReasonInvalid, Message: err.Error()}
 }
 
-// refused is the condition after a failed request. If the API server finds the pet invalid, there
-// is no other try before the pet changes. An error that passes by itself has no condition.
+// refused returns the condition after a failed request. If the API server finds the pet invalid,
+// there is no other try until the pet changes. An error that passes by itself has no condition.
 func refused(want client.Object, err error) (*metav1.Condition, error) {
 	err = fmt.Errorf("the %s cannot be made: %w",
 		want.GetObjectKind().GroupVersionKind().Kind, err)
@@ -157,7 +157,7 @@ func refused(want client.Object, err error) (*metav1.Condition, error) {
 	return nil, err
 }
 
-// state is condition Ready of a pet whose objects exist.
+// state returns condition Ready of a pet whose objects exist.
 func (r *Reconciler) state(ctx context.Context, pet *v1alpha1.VMPet,
 	workload *appsv1.StatefulSet) (*metav1.Condition, error) {
 	c := &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,

@@ -199,8 +199,8 @@ func TestPetsAreTurnedOff(t *testing.T) {
 	require.Equal(t, v1alpha1.ReasonStarting, w.ready().Reason)
 }
 
-// TestPetLeavesOthersAlone: an object that has the pet's name but does not belong to the pet is
-// neither changed nor taken over.
+// TestPetLeavesOthersAlone: if an object has the pet's name but does not belong to the pet, the
+// controller neither changes it nor takes it over.
 func TestPetLeavesOthersAlone(t *testing.T) {
 	set := &v1alpha1.VMIdentitySet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}

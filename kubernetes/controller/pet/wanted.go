@@ -41,8 +41,8 @@ func identitySet(pet *v1alpha1.VMPet) *v1alpha1.VMIdentitySet {
 	}
 }
 
-// statefulSet is the StatefulSet of a pet. It does not have the Go type, which lacks fields of
-// later versions of Kubernetes that a template may have.
+// statefulSet is the StatefulSet of a pet. It does not use the Go type, because a template may have
+// fields of later Kubernetes versions.
 func statefulSet(pet *v1alpha1.VMPet) (client.Object, error) {
 	var template map[string]any
 	if err := json.Unmarshal(pet.Spec.Template.Raw, &template); err != nil || template == nil {

@@ -16,9 +16,9 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// carryOut writes a decision: first who has the UUID, then who has the disk, then the credential if
-// it was deleted, and last the gate. Each is durable before the next. The credential is new then,
-// so it must be made while nobody runs with the old one.
+// carryOut writes a decision: first the user of the UUID, then the user of the disk, then the
+// credential if it was deleted, and last the gate. Each step is durable before the next. The
+// credential must be made while nobody runs with the old one, because its password is new.
 func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	var err error
 	switch {
@@ -58,8 +58,8 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// ungate gives a pod its machine's UUID, if it has one, and takes the gate away from exactly this
-// pod. Others may write the pod meanwhile.
+// ungate gives a pod its machine's UUID, if it has one, and removes the gate of exactly this pod.
+// Others may write the pod meanwhile.
 func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod, firmwareUUID string) error {
 	path := fmt.Sprintf("/spec/schedulingGates/%d", objects.GateIndex(p))
 	steps := []map[string]any{

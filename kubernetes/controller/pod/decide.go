@@ -17,18 +17,18 @@ import (
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// decision is what to do about an identity and the pods that ask for it.
+// decision says what to do about an identity and the pods that ask for it.
 type decision struct {
 	before, id *v1alpha1.VMIdentity // as read, and as it should be
-	pods       []*corev1.Pod        // that ask for it and have not ended
-	waiting    []*corev1.Pod        // those of them that are at their gate
+	pods       []*corev1.Pod        // pods that ask for it and have not ended
+	waiting    []*corev1.Pod        // of these, the pods that are at their gate
 
 	user  *corev1.Pod             // the pod that uses the disk, if the cache has it
 	inUse bool                    // somebody uses the disk
 	freed *corev1.ObjectReference // the pod that used it and has ended
 	again ctrl.Result
 
-	start []*corev1.Pod // whose gates go
+	start []*corev1.Pod // pods whose gates are removed
 	// With a fixed firmwareUUID: the set that names its pod, and the pod that it should name.
 	set  *v1alpha1.VMIdentitySet
 	next *corev1.ObjectReference
@@ -63,7 +63,7 @@ func (r *Reconciler) decide(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// findUser finds the pod that uses the disk, and frees the disk if no pod does any more.
+// findUser finds the pod that uses the disk. It frees the disk if no pod uses it any more.
 func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 	if ref := d.id.Status.UsedBy; ref != nil {
 		for _, p := range d.pods {
@@ -85,7 +85,7 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 		d.id.Status.UsedBy, d.freed = nil, ref
 	}
 	for _, p := range d.pods {
-		// Somebody else took the gate away. Right or wrong, the pod runs.
+		// Somebody else removed the gate. Right or wrong, the pod runs.
 		if !objects.Gated(p) {
 			d.user, d.inUse = p, true
 			d.id.Status.UsedBy = reference(p)
@@ -95,7 +95,7 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// alive reports whether a pod exists and has not ended, by what the API server knows.
+// alive reports whether a pod exists and has not ended, according to the API server.
 func (r *Reconciler) alive(ctx context.Context, namespace string, ref *corev1.ObjectReference) (
 	bool, error) {
 	p := &corev1.Pod{}
@@ -188,7 +188,7 @@ func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.P
 		v1alpha1.SecretName(d.id.Name), v1alpha1.ClaimName(d.id.Name))}, nil
 }
 
-// imageOf is the image of the disk that admission gave to a pod, or "" if that is unknown.
+// imageOf returns the image of the disk that admission gave to a pod, or "" if it is unknown.
 func imageOf(p *corev1.Pod) string {
 	for _, c := range p.Spec.InitContainers {
 		if c.Name != v1alpha1.DiskContainer {
@@ -210,7 +210,7 @@ func reference(p *corev1.Pod) *corev1.ObjectReference {
 	return &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
 }
 
-// say sets what the status says about the use of the disk. first is why the first pod waits.
+// say sets the conditions about the use of the disk. first is the reason why the first pod waits.
 func (d *decision) say(first *held) {
 	c := metav1.Condition{Type: v1alpha1.ConditionInUse, Status: metav1.ConditionFalse,
 		Reason: v1alpha1.ReasonNotInUse, Message: "no pod uses the disk"}
@@ -233,14 +233,14 @@ func (d *decision) say(first *held) {
 			c.Message += "; " + first.message
 		}
 	case first != nil && !status.Ready && first.reason != v1alpha1.ReasonImageDiffers:
-		// Condition Ready says so already. Others are writing the identity just now.
+		// Condition Ready already says so, and others are writing the identity right now.
 		if meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionInUse) == nil {
 			return
 		}
 	case first != nil:
 		c.Reason, c.Message = first.reason, first.message
 	case meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionInUse) == nil:
-		// An identity that was never used need not say so.
+		// An identity that was never used needs no condition.
 		return
 	}
 	objects.SetCondition(&status.Conditions, d.id.Generation, c)

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// fixed reports whether one machine of the set at a time has the firmwareUUID.
+// fixed reports whether only one machine of the set at a time has the firmwareUUID.
 func fixed(id *v1alpha1.VMIdentity) bool {
 	return id.Spec.FirmwareUUID != "" && id.Spec.FirmwareUUIDPolicy != v1alpha1.PerPod
 }

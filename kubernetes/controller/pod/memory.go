@@ -17,14 +17,14 @@ type memory struct {
 	ids map[types.NamespacedName]*remembered // guarded by mu
 }
 
-// remembered is what is known about an identity and its pods, and not yet in the cache.
+// remembered is what the controller knows about an identity and its pods before the cache does.
 type remembered struct {
 	told   held        // what people were last told about a waiting pod
-	opened []types.UID // pods whose gates are gone, while the cache still has the gates
+	opened []types.UID // pods whose gates are gone, but not yet in the cache
 	made   bool        // the identity was made, and the cache may not have it yet
 }
 
-// waiting are those of an identity's pods that are held.
+// waiting returns the pods of an identity that are held.
 func (m *memory) waiting(id types.NamespacedName, pods []*corev1.Pod) []*corev1.Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -49,8 +49,8 @@ func (m *memory) waiting(id types.NamespacedName, pods []*corev1.Pod) []*corev1.
 	return waiting
 }
 
-// tell reports whether people have yet to be told about a held pod, and remembers it as told. nil
-// forgets what they were told.
+// tell reports whether people must be told about a held pod, and remembers that they were. nil
+// forgets it.
 func (m *memory) tell(id types.NamespacedName, h *held) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -67,7 +67,7 @@ func (m *memory) tell(id types.NamespacedName, h *held) bool {
 	return anew
 }
 
-// open notes that the gate of a pod is gone.
+// open remembers that the gate of a pod is gone.
 func (m *memory) open(id types.NamespacedName, pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -75,14 +75,14 @@ func (m *memory) open(id types.NamespacedName, pod types.UID) {
 	known.opened = append(known.opened, pod)
 }
 
-// make notes that an identity was made.
+// make remembers that an identity was made.
 func (m *memory) make(id types.NamespacedName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.getLocked(id).made = true
 }
 
-// made reports once that an identity was made that the cache does not have.
+// made reports, once, that an identity was made and is not in the cache yet.
 func (m *memory) made(id types.NamespacedName) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,7 +94,7 @@ func (m *memory) made(id types.NamespacedName) bool {
 	return true
 }
 
-// found notes that the cache has an identity.
+// found remembers that the cache has an identity.
 func (m *memory) found(id types.NamespacedName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -20,8 +20,8 @@ import (
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// Reconciler gives disks to pods. Its requests name identities, not pods: one place decides who
-// gets a disk.
+// Reconciler gives disks to pods. Its requests name identities, not pods, so that one place decides
+// which pod gets a disk.
 type Reconciler struct {
 	client.Client
 	// Live reads from the API server, because the cache may be late.
@@ -36,8 +36,8 @@ type Reconciler struct {
 
 // Mover moves disks to pods.
 type Mover interface {
-	// Hold returns why a pod must wait for a move, or "". When that changes, so does the status of
-	// the identity, or its annotations.
+	// Hold returns why a pod must wait for a move, or "". When the answer changes, so does the
+	// identity's status or its annotations.
 	Hold(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (string, error)
 }
 
@@ -83,8 +83,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return objects.Result(d.again, r.carryOut(ctx, &d))
 }
 
-// pods are those that ask for an identity and have not ended, oldest first. Pods that serve the
-// disk or move it do not count.
+// pods returns the pods that ask for an identity and have not ended, oldest first. Pods that serve
+// the disk or move it do not count.
 func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]*corev1.Pod, error) {
 	var list corev1.PodList
 	if err := r.List(ctx, &list, client.InNamespace(id.Namespace),
@@ -132,7 +132,7 @@ func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *cor
 	return ctrl.Result{}, nil
 }
 
-// set is the VMIdentitySet of a pod, or nil.
+// set returns the VMIdentitySet of a pod, or nil.
 func (r *Reconciler) set(ctx context.Context, p *corev1.Pod) (*v1alpha1.VMIdentitySet, error) {
 	set := &v1alpha1.VMIdentitySet{}
 	key := client.ObjectKey{Namespace: p.Namespace, Name: inject.SetName(p)}
@@ -152,15 +152,15 @@ func setMissing(p *corev1.Pod) *held {
 		inject.SetName(p))}
 }
 
-// tell sends an event about a waiting pod, unless people were told the same before. A nil held
-// forgets what they were told.
+// tell sends an event about a waiting pod, unless it has sent the same before. A nil held forgets
+// what was sent.
 func (r *Reconciler) tell(id types.NamespacedName, p *corev1.Pod, h *held) {
 	if r.memory.tell(id, h) {
 		objects.Event(r.Events, p, nil, h.reason, h.message)
 	}
 }
 
-// newIdentity is the identity of a name, made from a set.
+// newIdentity makes an identity from a set.
 func newIdentity(name types.NamespacedName, set *v1alpha1.VMIdentitySet) *v1alpha1.VMIdentity {
 	id := &v1alpha1.VMIdentity{
 		ObjectMeta: metav1.ObjectMeta{

@@ -19,7 +19,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/identity"
 )
 
-// reason is that of a condition, with its status before it.
+// reason returns the status and the reason of a condition.
 func reason(id *v1alpha1.VMIdentity, condition string) string {
 	c := meta.FindStatusCondition(id.Status.Conditions, condition)
 	if c == nil {
@@ -126,7 +126,7 @@ func TestOtherSet(t *testing.T) {
 	require.Equal(t, "False Invalid", reason(identityOf(t, w, "vm"), v1alpha1.ConditionInUse))
 }
 
-// A held pod does not block the deletion of anything, and gets a new disk afterwards.
+// A held pod does not block any deletion, and gets a new disk afterwards.
 func TestPodOfAnIdentityThatIsDeleted(t *testing.T) {
 	w := newWorld(t, newSet(), gatedPod("a", "vm"), gatedPod("b", "vm"))
 	work := restart(w)
@@ -155,7 +155,7 @@ func TestUserThatTheCacheDoesNotKnow(t *testing.T) {
 	require.False(t, gated(t, w, "b"))
 }
 
-// Somebody takes the gate away by hand. That pod has the disk, and no other one gets it.
+// Somebody removes the gate by hand. That pod has the disk, and no other pod gets it.
 func TestGateTakenAwayByHand(t *testing.T) {
 	p := gatedPod("z", "vm")
 	p.Spec.SchedulingGates = nil

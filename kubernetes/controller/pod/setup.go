@@ -46,7 +46,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		For(&v1alpha1.VMIdentity{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
-		// A set that has appeared, or whose firmwareUUID is free now.
+		// A set may have appeared, or its firmwareUUID may be free now.
 		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor),
 			builder.WithPredicates(setMatters())).
 		WithOptions(controller.Options{
@@ -56,8 +56,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Complete(r)
 }
 
-// setMatters holds back the counts in the status of a set. They change whenever an identity becomes
-// ready, and each change would wake all pods that wait for the set.
+// setMatters ignores changes of the counts in a set's status. They change whenever an identity
+// becomes ready, and would wake all pods that wait for the set.
 func setMatters() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, ok := e.ObjectOld.(*v1alpha1.VMIdentitySet)
@@ -74,7 +74,7 @@ func byWaiting(o client.Object) []string {
 	return nil
 }
 
-// waitingFor are the identities whose pods wait for a set.
+// waitingFor returns the identities whose pods wait for a set.
 func (r *Reconciler) waitingFor(ctx context.Context, set client.Object) []reconcile.Request {
 	var pods corev1.PodList
 	// The cache does not fail once it has started.

@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// TestSetMatters: which events of a set wake the pods that wait for it. TestWakeUps shows what they
-// do then.
+// TestSetMatters checks which events of a set wake the pods that wait for it. TestWakeUps checks
+// what the pods do then.
 func TestSetMatters(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*v1alpha1.VMIdentitySet)

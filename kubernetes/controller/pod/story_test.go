@@ -51,7 +51,7 @@ func newWorld(t testing.TB, all ...client.Object) *controllertest.World {
 		{Object: &corev1.Pod{}, Field: indexWaiting, Of: byWaiting}}, all...)
 }
 
-// restart makes the controllers as a process that starts.
+// restart makes the controllers anew, as a new process does.
 func restart(w *controllertest.World) func() []controllertest.Reconciler {
 	return func() []controllertest.Reconciler {
 		return []controllertest.Reconciler{

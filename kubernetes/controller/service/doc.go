@@ -14,16 +14,16 @@
 // that into an annotation of the server's pod. The kubelet writes it into a file of the downward
 // API, which the daemon follows, and the daemon's page /status has the outcome.
 //
-// So the daemon has no port that obeys, and nobody has a key or a certificate for it: the right to
-// hand a disk over is the right to change its pod, which the controller has to open gates anyway.
-// The right to run commands in pods (pods/exec), by which a person hands over, would let the
-// controller do everything that any pod of the cluster can. An endpoint with TLS and a token would
-// need a secret that the controller can read, while it reads none now, and certificates that
+// So the daemon has no port that takes orders, and needs no key or certificate for one: the right
+// to hand a disk over is the right to change its pod, which the controller needs anyway to remove
+// gates. The right to run commands in pods (pods/exec), which people use for a handover, would let
+// the controller do everything that any pod of the cluster can. An endpoint with TLS and a token
+// would need a secret that the controller can read, while it reads none now, and certificates that
 // somebody renews.
 //
 // # What an upgrade does
 //
-// A new image of the server in the controller's options applies to new Deployments. Existing ones
-// keep theirs, because otherwise all machines of the cluster would wait for their disks at once. If
-// somebody deletes a Deployment, it is made again with the new image.
+// A new image of the server in the controller's options applies to new Deployments. Existing
+// Deployments keep theirs, because otherwise all machines of the cluster would wait for their disks
+// at once. If somebody deletes a Deployment, it is made again with the new image.
 package service

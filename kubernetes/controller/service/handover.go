@@ -12,14 +12,14 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// The steps of a handover. Open is the one without an annotation for it.
+// The steps of a handover. Open is the step if there is no annotation for it.
 const (
 	stepOpen   = "open"
 	stepFinish = "finish"
 	stepCancel = "cancel"
 )
 
-// step is what the annotations of an identity ask for; to is "" if they ask for nothing.
+// step returns the step that the annotations of an identity ask for; to is "" if they ask for none.
 func step(id *v1alpha1.VMIdentity) (to, step string, err error) {
 	to, step = id.Annotations[v1alpha1.AnnotationHandoverTo],
 		id.Annotations[v1alpha1.AnnotationHandoverStep]
@@ -34,7 +34,7 @@ func step(id *v1alpha1.VMIdentity) (to, step string, err error) {
 	return to, step, err
 }
 
-// request is a request to the daemon, in the form of its control socket.
+// request is a request to the daemon, as its control socket takes it.
 func request(to, step string) (string, error) {
 	text, err := json.Marshal(struct {
 		Action string `json:"action"`
@@ -44,9 +44,9 @@ func request(to, step string) (string, error) {
 	return string(text), err
 }
 
-// handover has the daemon do what the annotations ask for. It records a finished step in the
-// status, so that the server of another pod does not do it again. It returns whether to look again
-// soon, because nothing announces that the daemon has seen the annotation.
+// handover makes the daemon do the step that the annotations ask for. It records a finished step in
+// the status, so that the server of another pod does not do it again. It returns whether to look
+// again soon, because no event announces that the daemon has seen the annotation.
 func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
 	c *metav1.Condition, again bool, err error) {
 	to, step, err := step(id)

@@ -16,8 +16,8 @@ import (
 )
 
 // remove stops serving an identity that is being deleted, or that should be served in another way.
-// While somebody uses the disk, nothing is removed, and the condition Served says who. It returns
-// whether everything is gone.
+// While somebody uses the disk, it removes nothing, and condition Served names the users. It
+// returns whether everything is gone.
 func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
 	users, err := r.users(ctx, id)
 	if err != nil {
@@ -72,7 +72,7 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 	return true, nil
 }
 
-// users are the machines that use a disk: pods that name the identity, and initiators that are
+// users returns the machines that use a disk: pods that name the identity, and initiators that are
 // logged in. Nobody can use a disk that is not served.
 func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users []string,
 	err error) {

@@ -25,7 +25,7 @@ import (
 
 // Options are the settings of the controller.
 type Options struct {
-	// Off serves nothing. Identities with attachment Service say so.
+	// Off serves nothing. Identities with attachment Service report that.
 	Off bool
 	// Server is the image of kubevirt-disk for new Deployments.
 	Server string
@@ -33,7 +33,7 @@ type Options struct {
 	ClaimSize resource.Quantity
 	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
-	// Pages returns where the pages of the daemon in a pod are, host:port. nil: at the pod's
+	// Pages returns the address of the pages of the daemon in a pod, host:port. nil: the pod's
 	// address.
 	Pages func(pod *corev1.Pod) string
 }
@@ -45,7 +45,7 @@ type Reconciler struct {
 	Options Options
 }
 
-// look is the time before another look at something whose changes nothing announces.
+// look is how long to wait for changes without an event.
 const look = time.Second
 
 // Reconcile serves one identity, or stops serving it.
@@ -74,10 +74,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		result.RequeueAfter = 10 * look
 	case !has:
-		// The change brings us here again.
+		// The change triggers another reconcile.
 		return ctrl.Result{}, r.finalizer(ctx, &before, controllerutil.AddFinalizer)
 	case before.Status.ClaimName == "" || before.Status.SecretName == "":
-		return ctrl.Result{}, nil // their status brings us here again
+		return ctrl.Result{}, nil // a change of the status triggers another reconcile
 	default:
 		var again bool
 		if again, err = r.serve(ctx, id); again {
@@ -142,7 +142,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 		return false, noted(id, servedCondition, "the Service "+key.Name, err)
 	}
 	if made {
-		service = wantService // as the API server has filled it in
+		service = wantService // now with the fields that the API server sets
 	}
 	if deployment.ResourceVersion == "" {
 		made, err := identity.MakeSecret(ctx, r.Client, id)
@@ -186,8 +186,8 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 	return again, err
 }
 
-// pod is the pod that serves an identity, or nil. One that is ending counts only if there is no
-// other.
+// pod returns the pod that serves an identity, or nil. A pod that is ending counts only if there is
+// no other.
 func (r *Reconciler) pod(ctx context.Context, id *v1alpha1.VMIdentity) (*corev1.Pod, error) {
 	var all corev1.PodList
 	if err := r.Client.List(ctx, &all, client.InNamespace(id.Namespace),
@@ -213,7 +213,7 @@ func ready(pod *corev1.Pod) bool {
 	return false
 }
 
-// served is condition Served.
+// served returns condition Served.
 func served(d *appsv1.Deployment, pod *corev1.Pod) *metav1.Condition {
 	switch {
 	case pod != nil && ready(pod) && pod.DeletionTimestamp == nil:
@@ -247,8 +247,8 @@ func set(id *v1alpha1.VMIdentity, c *metav1.Condition) {
 	objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
 }
 
-// noted records in the status what a person can do about a failed request. The error leads to
-// another try.
+// noted records in the status what a person can do about a failed request. The error causes another
+// try.
 func noted(id *v1alpha1.VMIdentity, condition func(reason, message string) *metav1.Condition,
 	what string, err error) error {
 	c, err := failed(condition, what, err)

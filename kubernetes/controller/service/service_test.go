@@ -40,8 +40,8 @@ var (
 	claim = client.ObjectKey{Namespace: "default", Name: "vm1-root"}
 )
 
-// world is an API server, the controllers of Kubernetes as far as they matter, a kubelet, and the
-// daemon in the server's pod.
+// world is an API server, the controllers of Kubernetes as far as needed, a kubelet, and the daemon
+// in the server's pod.
 type world struct {
 	t *testing.T
 	client.WithWatch
@@ -95,7 +95,7 @@ var scheme = sync.OnceValue(func() *runtime.Scheme {
 	return s
 })
 
-// follow does what the daemon does with the annotation of its pod.
+// follow does the work of the daemon on the annotation of its pod.
 func (w *world) follow() {
 	var pod corev1.Pod
 	if w.stale || w.Get(w.t.Context(), made, &pod) != nil {
@@ -232,7 +232,7 @@ func TestServe(t *testing.T) {
 }
 
 // TestDeployment: there is one pod at a time. It may run where "restricted" is enforced, and serves
-// what the Service leads to.
+// on the port of the Service.
 func TestDeployment(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
 		id.Spec.Size = new(resource.MustParse("30Gi"))
@@ -275,8 +275,8 @@ func TestDeployment(t *testing.T) {
 		corev1.EnvVar{Name: "SIZE", Value: "42949672960"})
 }
 
-// TestSecretDeletedByHand: while a server may run with a deleted secret, it is not made again. If
-// somebody deletes the Deployment, both are made anew.
+// TestSecretDeletedByHand: while a server may run with a deleted secret, the secret is not made
+// again. If somebody deletes the Deployment, both are made again.
 func TestSecretDeletedByHand(t *testing.T) {
 	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
 		w := newWorld(t, calls, nil)
@@ -333,7 +333,7 @@ func TestServedSaysWhy(t *testing.T) {
 	require.Contains(t, <-w.events, "Warning Failed")
 }
 
-// TestDiskInUseStays: a machine that uses the disk keeps it, also when the identity is deleted.
+// TestDiskInUseStays: a machine that uses the disk keeps it, even if the identity is deleted.
 func TestDiskInUseStays(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
@@ -355,8 +355,8 @@ func TestDiskInUseStays(t *testing.T) {
 	w.missing(made, &d)
 }
 
-// TestBackToSidecar: an identity that is to be served in the pod again loses its server, and the
-// status forgets the server.
+// TestBackToSidecar: an identity with attachment Sidecar again loses its server, and the status
+// forgets the server.
 func TestBackToSidecar(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
@@ -368,8 +368,8 @@ func TestBackToSidecar(t *testing.T) {
 	require.NotContains(t, w.identity().Finalizers, v1alpha1.FinalizerService)
 }
 
-// TestServicesAreTurnedOff: an identity says that it is not served, and objects that were made for
-// it before stay.
+// TestServicesAreTurnedOff: an identity reports that it is not served, and objects that were made
+// for it before stay.
 func TestServicesAreTurnedOff(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
@@ -413,7 +413,7 @@ func TestHandover(t *testing.T) {
 	})
 }
 
-// TestHandoverIsDoneOnce: a new pod of the server is not asked for a step that is done.
+// TestHandoverIsDoneOnce: a new pod of the server does not get a step again that is done.
 func TestHandoverIsDoneOnce(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// Setup adds the controller to a manager, whose cache has of Deployments and Services those with
+// Setup adds the controller to a manager, whose cache has the Deployments and Services with
 // v1alpha1.LabelIdentity.
 func Setup(mgr ctrl.Manager, o Options) error {
 	r := &Reconciler{Client: mgr.GetClient(), Events: mgr.GetEventRecorder(v1alpha1.FieldManager),

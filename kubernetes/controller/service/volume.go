@@ -22,7 +22,7 @@ const labelVolume = v1alpha1.Group + "/volume"
 // volumeName is the name of the PersistentVolume of an identity. Volumes have no namespace.
 func volumeName(id *v1alpha1.VMIdentity) string { return "vmid-" + string(id.UID) }
 
-// volumeSize is what a volume says that it has. Nobody compares it with the LUN.
+// volumeSize is the size in the volume's spec. Nobody compares it with the LUN.
 func (r *Reconciler) volumeSize(id *v1alpha1.VMIdentity) resource.Quantity {
 	if id.Spec.Size != nil {
 		return *id.Spec.Size
@@ -87,8 +87,9 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, name string,
 	return c
 }
 
-// volume makes the volume that an identity asks for, with its claim, and removes those that it no
-// longer asks for. It returns condition VolumeReady, or nil if there should be no volume.
+// volume makes the volume that an identity asks for, with its claim, and removes volumes and claims
+// that it no longer asks for. It returns condition VolumeReady, or nil if there should be no
+// volume.
 func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, address string) (
 	*metav1.Condition, error) {
 	name := id.Annotations[v1alpha1.AnnotationVolumeClaim]
@@ -163,7 +164,7 @@ func volumeCondition(reason, message string) *metav1.Condition {
 		Reason: reason, Message: message}
 }
 
-// failed is the condition after a failed request, if people can do something about it, and the
+// failed returns the condition after a failed request, if people can do something about it, and the
 // error if another try may help.
 func failed(condition func(reason, message string) *metav1.Condition, what string, err error) (
 	*metav1.Condition, error) {

@@ -17,17 +17,17 @@ const (
 	iscsiPort = 3260
 	lun       = 1
 
-	// The file of the downward API by which the daemon learns of handovers.
+	// The file of the downward API from which the daemon learns of handovers.
 	podinfo     = "podinfo"
 	podinfoDir  = "/etc/podinfo"
 	annotations = "annotations"
 )
 
-// Name is that of the Deployment and of the Service of an identity.
+// Name is the name of an identity's Deployment and Service.
 func Name(identity string) string { return v1alpha1.ClaimName(identity) }
 
-// targetName is the iSCSI name of the disk. It is different for each identity, because an initiator
-// takes two portals of one name for two paths to one disk.
+// targetName is the IQN of the disk. It is different for each identity, because an initiator takes
+// two portals with one name for two paths to one disk.
 func targetName(id *v1alpha1.VMIdentity) string {
 	return fmt.Sprintf("iqn.2017-01.io.kubevirt:%s.%s", id.Namespace, id.Name)
 }
@@ -112,7 +112,7 @@ func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, 
 	}}, nil
 }
 
-// serverOf is the image of the server in a Deployment, or "".
+// serverOf returns the image of the server in a Deployment, or "".
 func serverOf(d *appsv1.Deployment) string {
 	if len(d.Spec.Template.Spec.Containers) == 0 {
 		return ""

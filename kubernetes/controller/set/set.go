@@ -48,7 +48,7 @@ type Reconciler struct {
 const indexSet = "spec.setName"
 
 // calm is how long changes of a set's identities are gathered before they are counted. So a
-// thousand pods that start at once cause few writes.
+// thousand pods that start at once cause only a few writes.
 const calm = 500 * time.Millisecond
 
 // Setup adds the controller to a manager.
@@ -63,8 +63,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("set").
-		// A new set or another spec is handled at once. A status is looked at later: the controller
-		// itself writes it, and would count again after each write, as fast as it can write.
+		// A new set or another spec is handled at once. A change of the status is handled later:
+		// the controller writes the status itself, and would count again after each write, as fast
+		// as it can write.
 		For(&v1alpha1.VMIdentitySet{}, builder.WithPredicates(anew())).
 		Watches(&v1alpha1.VMIdentitySet{}, later(itself)).
 		Watches(&v1alpha1.VMIdentity{}, later(bySet)).
@@ -84,15 +85,15 @@ func bySet(o client.Object) []string {
 
 func itself(set client.Object) []string { return []string{set.GetName()} }
 
-// anew lets a set through unless only its status has changed.
+// anew ignores events in which only a set's status has changed.
 func anew() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return objects.Anew(e.ObjectOld, e.ObjectNew)
 	}}
 }
 
-// later asks for the sets of an object to be counted a moment after it has changed. names are the
-// names of these sets.
+// later queues the sets of an object a moment after the object has changed. names returns the names
+// of these sets.
 func later(names func(client.Object) []string) handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	add := func(o client.Object, q queue) {
@@ -158,8 +159,8 @@ func (r *Reconciler) ready(set *v1alpha1.VMIdentitySet) metav1.Condition {
 	return c
 }
 
-// grow gives the size of a set to those of its identities that are smaller. The list belongs to the
-// cache, so nothing in it may change.
+// grow gives the set's size to all its identities that are smaller. The list belongs to the cache,
+// so nothing in it may change.
 func (r *Reconciler) grow(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	ids []v1alpha1.VMIdentity) error {
 	if set.Spec.Size == nil {
@@ -182,7 +183,7 @@ func (r *Reconciler) grow(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	return nil
 }
 
-// smaller reports whether a size is missing, or below another one.
+// smaller reports whether a size is missing, or smaller than another one.
 func smaller(size *resource.Quantity, than resource.Quantity) bool {
 	return size == nil || size.Cmp(than) < 0
 }

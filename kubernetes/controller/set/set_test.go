@@ -88,7 +88,7 @@ func TestUsageTypeUnknown(t *testing.T) {
 	require.True(t, meta.IsStatusConditionTrue(status(t, w).Conditions, "Ready"))
 }
 
-// queue records what was asked for.
+// queue records the requests.
 type queue struct {
 	workqueue.TypedRateLimitingInterface[reconcile.Request]
 	asked []string
@@ -98,7 +98,7 @@ func (q *queue) AddAfter(r reconcile.Request, _ time.Duration) {
 	q.asked = append(q.asked, r.String())
 }
 
-// TestEvents: which events let a set be counted, and which of them at once.
+// TestEvents checks which events count a set, and which of them at once.
 func TestEvents(t *testing.T) {
 	old := &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "set",
 		UID: "1", Generation: 1}}
@@ -146,7 +146,8 @@ func inTest(name, set string) *v1alpha1.VMIdentity {
 	return id
 }
 
-// TestCacheIsLate: what is older than the last write is not counted. The newer version is an event.
+// TestCacheIsLate: a version from before the last write is not counted. The newer version comes as
+// an event.
 func TestCacheIsLate(t *testing.T) {
 	w := newWorld(t, &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"}})
 	r := &Reconciler{Client: w.Client, Events: w}

@@ -9,12 +9,12 @@
 //	VolumeSnapshot  golden-HASH  of the Job; made when the Job is complete
 //
 // The Job is owned by every identity that uses the image, and by nobody else. So Kubernetes
-// collects it after the last of them, and claim and snapshot after it. A failed Job is deleted
-// after a while, together with its half-filled claim, and everything is made again: it is there
-// completely or not at all. While a Job, a claim or a snapshot is being deleted, nothing is made
-// from it, and its end is awaited.
+// collects it after the last of these identities, and then the claim and the snapshot. A failed Job
+// is deleted after a while, together with its half-filled claim, and everything is made again: so
+// an image is there completely or not at all. Nothing is made from a Job, a claim or a snapshot
+// that is being deleted: the controller waits for its end.
 //
-// The claim of an identity then has a complete disk.img. The server needs no image beside it: the
-// daemon serves a disk.img in its PERSISTENT_DIR without an image as it is, and enlarges it to
-// SIZE. That is vmdisk.Disk.Filled, for sidecars and for package service.
+// The claim of an identity then has a complete disk.img. The server needs no image beside it:
+// without an image, the daemon serves a disk.img in its PERSISTENT_DIR as it is, and enlarges it to
+// SIZE. Sidecars and package service use vmdisk.Disk.Filled for this.
 package snapshot

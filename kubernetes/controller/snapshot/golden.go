@@ -32,7 +32,7 @@ const (
 )
 
 // Name is the name of the golden objects for an image and a storage class (nil: the default one) in
-// one namespace. The digest decides, and not where the image comes from.
+// one namespace. It depends on the image's digest, not on its registry.
 func Name(image string, class *string) string {
 	digest := image[strings.LastIndex(image, "@")+1:]
 	key := digest + "\ndefault"
@@ -43,8 +43,8 @@ func Name(image string, class *string) string {
 	return "golden-" + hex.EncodeToString(sum[:10])
 }
 
-// metaOf is the metadata of an object that belongs to a golden Job. The empty LabelIdentity lets
-// the cache have it.
+// metaOf is the metadata of an object that belongs to a golden Job. With the empty LabelIdentity,
+// the object is in the cache.
 func metaOf(id *v1alpha1.VMIdentity, name string, owner metav1.OwnerReference) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: id.Namespace, Name: name,
 		Labels:          map[string]string{labelGolden: name, v1alpha1.LabelIdentity: ""},
@@ -79,7 +79,7 @@ func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
 		Image: o.Server,
 		// An earlier attempt may have left a file that differs.
 		Args: []string{"pull", "--force", id.Spec.Image, diskFile},
-		// People are told what the command says at its end.
+		// A failure is reported with the last words of the command.
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"),
@@ -152,8 +152,8 @@ func newSnapshot(id *v1alpha1.VMIdentity, job *batchv1.Job,
 	return s
 }
 
-// snapshotState is what the driver says about a snapshot: that it is ready, with the least size of
-// a claim from it (0: unknown), or what is wrong.
+// snapshotState returns the driver's state of a snapshot: that it is ready, with the smallest size
+// of a claim from it (0: unknown), or what is wrong.
 func snapshotState(s *unstructured.Unstructured) (ready bool, size resource.Quantity,
 	wrong string) {
 	ready, _, _ = unstructured.NestedBool(s.Object, "status", "readyToUse")

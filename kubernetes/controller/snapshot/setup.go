@@ -16,8 +16,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// Setup adds the controller to a manager, and returns what knows the sources of claims. That is nil
-// if the cluster has no VolumeSnapshots. Whoever installs them later must restart the controller.
+// Setup adds the controller to a manager, and returns the Populator of claims. It is nil if the
+// cluster has no VolumeSnapshots; after they are installed, the controller must be restarted.
 func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
 	_, err := mgr.GetRESTMapper().RESTMapping(snapshotKind.GroupKind(), snapshotKind.Version)
 	if apimeta.IsNoMatchError(err) {
@@ -41,7 +41,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
 	return &Populator{Cache: mgr.GetCache()}, err
 }
 
-// users are the identities that wait for a golden object.
+// users returns the identities that wait for a golden object.
 func (r *Reconciler) users(ctx context.Context, o client.Object) (all []reconcile.Request) {
 	golden := o.GetLabels()[labelGolden]
 	if golden == "" {

@@ -27,7 +27,7 @@ import (
 type Options struct {
 	// Server is the image of kubevirt-disk that fills claims.
 	Server string
-	// ClaimSize is the least size of a golden claim. The images must fit into it.
+	// ClaimSize is the smallest size of a golden claim. The images must fit into it.
 	ClaimSize resource.Quantity
 	// UsageTypes are the storage classes by the usage types that users may name.
 	UsageTypes map[string]string
@@ -55,14 +55,13 @@ type Reconciler struct {
 	Client client.Client
 	// Cache reads VolumeSnapshots, which have no Go type here.
 	Cache client.Reader
-	// Live reads from the API server what is not in the cache.
+	// Live reads objects from the API server that are not in the cache.
 	Live    client.Reader
 	Events  events.EventRecorder
 	Options Options
 }
 
-// failedStays is how long a failed Job stays, so that people can look at it, before everything is
-// tried again.
+// failedStays is how long a failed Job stays before the next try, so that people can look at it.
 const failedStays = 5 * time.Minute
 
 // Reconcile makes the golden objects for one identity, and reports the progress in condition
@@ -74,7 +73,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	class, ok := r.Options.class(&before)
 	if before.Spec.Population != v1alpha1.Snapshot || before.DeletionTimestamp != nil || !ok {
-		return ctrl.Result{}, nil // what was made is collected; others report what is unknown
+		return ctrl.Result{}, nil // objects are collected; package identity reports an unknown type
 	}
 	if before.Status.CreationTime != nil {
 		return ctrl.Result{}, nil // it has its claim, and owns the golden objects
@@ -97,7 +96,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: again}, err
 }
 
-// work is the work for one identity.
+// work is the work on one identity.
 type work struct {
 	*Reconciler
 	id    *v1alpha1.VMIdentity
@@ -187,7 +186,7 @@ func (w *work) create(ctx context.Context, o client.Object) (*metav1.Condition, 
 	return nil, fmt.Errorf("%s %s: %w", kind, w.name, err)
 }
 
-// job returns the Job if this identity owns it, or else the condition until it does.
+// job returns the Job if this identity owns it, or else the condition that says why not yet.
 func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error) {
 	job := &batchv1.Job{}
 	there, err := w.get(ctx, w.Client, job)
@@ -220,7 +219,7 @@ func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error)
 	return owned, nil, nil
 }
 
-// filling is the condition for a Job that has not ended.
+// filling is the condition for a running Job.
 func (w *work) filling(job *batchv1.Job) *metav1.Condition {
 	switch {
 	case job.Status.Active == 0 && job.Status.Failed == 0:
@@ -248,7 +247,7 @@ func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCo
 		}
 		return populating("Job %s failed, and is made again", w.name), 0, nil
 	}
-	// The message is determined once, because reading pods is a request.
+	// Find the message only once, because reading pods takes a request.
 	now := apimeta.FindStatusCondition(w.id.Status.Conditions, v1alpha1.ConditionPopulated)
 	if now != nil && now.Reason == v1alpha1.ReasonPopulationError &&
 		strings.Contains(now.Message, string(job.UID)) {
@@ -263,7 +262,7 @@ func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCo
 		left, nil
 }
 
-// lastWords is what the last pod of a failed Job said.
+// lastWords returns the last output of the last pod of a failed Job.
 func (w *work) lastWords(ctx context.Context, job *batchv1.Job) (string, error) {
 	var pods corev1.PodList
 	if err := w.Live.List(ctx, &pods, client.InNamespace(job.Namespace),
@@ -285,7 +284,7 @@ func (w *work) lastWords(ctx context.Context, job *batchv1.Job) (string, error) 
 	return said, nil
 }
 
-// lastLine is the last line of a log that is not empty, cut to the length of a condition.
+// lastLine is the last line of a log that is not empty, shortened to fit into a condition.
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	line := strings.TrimSpace(lines[len(lines)-1])

@@ -40,8 +40,8 @@ var scheme = sync.OnceValue(func() *runtime.Scheme {
 	return s
 })
 
-// world is an API server with a driver for snapshots, and the controller of Jobs. The driver takes
-// a moment, and can fail.
+// world is an API server with a snapshot driver and the Job controller. The driver takes a moment,
+// and can fail.
 type world struct {
 	t *testing.T
 	client.WithWatch
@@ -49,8 +49,8 @@ type world struct {
 	r        *Reconciler
 	events   chan string
 	uid      int
-	jobFails string // what the container of the Job says when it fails; "": it writes the image
-	snapErr  string // what the driver says; "": it takes the snapshot
+	jobFails string // output of the failing Job; "": the Job writes the image
+	snapErr  string // error of the driver; "": it takes the snapshot
 }
 
 func newWorld(t *testing.T, calls *controllertest.Calls, names ...string) *world {
@@ -74,7 +74,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls, names ...string) *world
 	return w
 }
 
-// golden is the key of all that is golden for the image.
+// golden is the key of all golden objects for the image.
 func golden() client.ObjectKey {
 	return client.ObjectKey{Namespace: "default", Name: Name(image, nil)}
 }
@@ -91,7 +91,7 @@ func (w *world) there(o client.Object) bool {
 	return controllertest.There(w.t, w, golden().Namespace, golden().Name, o)
 }
 
-// kubernetes does one thing that is due, and returns whether there was one.
+// kubernetes does one thing that Kubernetes has to do, and returns whether there was one.
 func (w *world) kubernetes() bool {
 	w.t.Helper()
 	ctx := w.t.Context()
@@ -192,7 +192,7 @@ func TestPopulate(t *testing.T) {
 			require.Equal(t, "snapshot.storage.k8s.io", *source.APIGroup)
 			require.Equal(t, "20Gi", atLeast.String())
 		}
-		// One of each for both, which stays while one of the two is there.
+		// Both identities share one of each, which stays while one of them exists.
 		var jobs batchv1.JobList
 		require.NoError(t, w.List(t.Context(), &jobs))
 		require.Len(t, jobs.Items, 1)
@@ -234,7 +234,7 @@ func TestNameIsThatOfTheContent(t *testing.T) {
 	require.NotEqual(t, Name(image, nil), Name(image[:len(image)-1]+"9", nil))
 }
 
-// TestJobFails: people are told what the command said, and everything is made again after a while.
+// TestJobFails: the output of the command is reported, and everything is made again after a while.
 func TestJobFails(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "vm1")
 	w.jobFails = "registry.example.com is unknown"
@@ -291,7 +291,7 @@ func TestSnapshotFails(t *testing.T) {
 	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
 }
 
-// TestWhatEndsIsNotUsed: nothing is made from a Job, claim or snapshot that is being deleted.
+// TestWhatEndsIsNotUsed: nothing is made from a Job, a claim or a snapshot that is being deleted.
 func TestWhatEndsIsNotUsed(t *testing.T) {
 	for name, o := range map[string]client.Object{"Job": &batchv1.Job{},
 		"claim":          &corev1.PersistentVolumeClaim{},
@@ -335,8 +335,8 @@ func TestQuota(t *testing.T) {
 	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
 }
 
-// TestWhoHasItsDiskIsLeftAlone: an identity with its claim, one that is being deleted, and one that
-// names an unknown usage type need nothing.
+// TestWhoHasItsDiskIsLeftAlone: there is nothing to do for an identity with its claim, one that is
+// being deleted, and one with an unknown usage type.
 func TestWhoHasItsDiskIsLeftAlone(t *testing.T) {
 	now := metav1.Now()
 	for _, change := range []func(*v1alpha1.VMIdentity){

@@ -14,10 +14,10 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// Populator knows what the claims of identities are made from.
+// Populator knows the sources of identities' claims.
 type Populator struct{ Cache client.Reader }
 
-// Source returns the VolumeSnapshot with the image of an identity, and the least size of a claim
+// Source returns the VolumeSnapshot with the image of an identity, and the smallest size of a claim
 // from it (0: any). A reason other than "" says that there is none yet, and message says why. When
 // that changes, so does the status of the identity.
 func (p *Populator) Source(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (
