@@ -15,27 +15,27 @@ import (
 	"kubevirt.io/disk/internal/flock"
 )
 
-// Kept is a level in a directory with the files that belong to it, or the remains of making one.
+// Kept is a level in a directory with its files, or the remains of making one.
 type Kept struct {
-	Path  string // on storage, in total
-	Bytes int64  // on storage, all in all
+	Path  string // of the level's file
+	Bytes int64  // on storage, of all its files
 	Used  time.Time
 	files []string
 }
 
-// ErrInUse says that a level is kept because somebody uses it.
+// ErrInUse says that a level was not removed because somebody uses it.
 var ErrInUse = errors.New("the level is in use")
 
-// IsLevel reports whether a file in a directory of Build has the name of a level. Such a name says
-// what the file contains.
+// IsLevel reports whether a file in a directory of Build is named like a level. The name identifies
+// the content of the file.
 func IsLevel(name string) bool {
 	stem, ok := strings.CutSuffix(name, suffix)
 	return ok && (stem == "empty" || strings.HasPrefix(stem, "layer-") ||
 		strings.HasPrefix(stem, "image-"))
 }
 
-// List returns what Build has made in a directory. A level whose file somebody has locked (flock,
-// shared) counts as used now. A missing directory has no levels.
+// List returns the levels that Build has made in a directory. A level whose file somebody has
+// locked (flock, shared) counts as used now. A missing directory has no levels.
 func List(dir string) ([]Kept, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -104,11 +104,11 @@ func (k *Kept) lock() (unlock func(), err error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return func() { _ = f.Close() }, nil // the file was only read
+	return func() { _ = f.Close() }, nil // the file was opened for reading
 }
 
 // Remove removes the level. If somebody uses it, it returns ErrInUse. The level is made again when
-// it is needed, also if there are others above it.
+// it is needed, even if there are levels above it.
 func (k *Kept) Remove() error {
 	unlock, err := k.lock()
 	if err != nil {
@@ -124,8 +124,8 @@ func (k *Kept) Remove() error {
 	return nil
 }
 
-// touch notes that a level is used. It keeps the time of the last change. If the directory cannot
-// be written, the order of use is less exact, and nothing else is wrong.
+// touch records that a level is used. It does not change the time of the last change. If it fails
+// because the directory cannot be written, only the order of use is less exact.
 func touch(path string, when time.Time) {
 	_ = unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{
 		unix.NsecToTimespec(when.UnixNano()), {Nsec: unix.UTIME_OMIT}}, unix.AT_SYMLINK_NOFOLLOW)

@@ -14,7 +14,7 @@ import (
 )
 
 // TestKeptLevels: a level counts with its state, is removed only when nobody uses it, and is made
-// again. The order of use is known, and a lower level counts as used after those above it.
+// again. The order of use is known: a lower level counts as used after the levels above it.
 func TestKeptLevels(t *testing.T) {
 	dir := t.TempDir()
 	none, err := List(filepath.Join(dir, "missing"))
@@ -68,8 +68,8 @@ func TestKeptLevels(t *testing.T) {
 	require.Equal(t, want, digestOf(must(os.ReadFile(again.Path))))
 }
 
-// TestWhatKilledMakersLeave: a maker of levels removes the files that others have left, also those
-// of images that have changed since, and leaves those that others are about to write.
+// TestWhatKilledMakersLeave: a maker of levels removes the files that killed makers have left, even
+// those of images that have changed since. It leaves files that others are about to write.
 func TestWhatKilledMakersLeave(t *testing.T) {
 	dir := t.TempDir()
 	img := imageOf(layerOf(t, file("a", "x")))

@@ -13,19 +13,19 @@ import (
 	"kubevirt.io/disk/internal/flock"
 )
 
-// write makes a level. change writes what the level changes, and returns the size of the disk. The
-// level goes to storage while the next one is made: stored waits for it.
+// write makes a level. change writes the changes of the level, and returns the size of the disk.
+// The level is synced while the next one is made: stored waits for that.
 func (b *builder) write(l *Level, below string, change func(dst io.WriterAt) (int64, error)) error {
 	f, err := b.claim(l)
 	if err != nil {
 		return err
 	}
-	if f == nil { // another process has just made it
+	if f == nil { // another process has just made the level
 		_, err = change(nil)
 		return err
 	}
 	if err = fill(f, l, below, change); err == nil {
-		err = b.stored() // a level gets its name after those below it
+		err = b.stored() // a level gets its name after the levels below it
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()), f.Close())
@@ -53,7 +53,7 @@ func fill(f *os.File, l *Level, below string, change func(dst io.WriterAt) (int6
 	return err
 }
 
-// store brings a level to storage, and gives it its name.
+// store syncs a level to storage, and gives it its name.
 func store(f *os.File, name string) error {
 	err := f.Sync()
 	if err == nil {
@@ -66,7 +66,7 @@ func store(f *os.File, name string) error {
 	return errors.Join(syncDir(filepath.Dir(name)), f.Close())
 }
 
-// stored waits until the level that was made last has its name.
+// stored waits until the last level has its name.
 func (b *builder) stored() error {
 	if b.storing == nil {
 		return nil
@@ -76,16 +76,16 @@ func (b *builder) stored() error {
 	return err
 }
 
-// partialSuffix ends the names of files that are not complete.
+// partialSuffix is the suffix of incomplete files.
 const partialSuffix = ".partial"
 
 func isPartial(name string) bool {
 	return strings.HasPrefix(name, ".") && strings.HasSuffix(name, partialSuffix)
 }
 
-// claim opens the file in which a level is made, locked and empty. A killed daemon leaves the file
-// behind, and the next one takes it over. Other makers of this level wait, and get nil when it is
-// there.
+// claim opens the file in which a level is made, locked and empty. If a killed process has left the
+// file behind, claim takes it over. Other makers of this level wait; they get nil once the level
+// exists.
 func (b *builder) claim(l *Level) (*os.File, error) {
 	f, err := flock.Claim(b.partial(l.File))
 	if err != nil {
@@ -101,18 +101,18 @@ func (b *builder) claim(l *Level) (*os.File, error) {
 	return f, nil
 }
 
-// partial is the path of a file while it is made.
+// partial is the path of a file while it is being made.
 func (b *builder) partial(name string) string {
 	return filepath.Join(b.dir, "."+name+partialSuffix)
 }
 
-// sweep removes what makers of levels that were killed have left. Levels of an image that has
-// changed meanwhile are never made again, so nobody takes their files over.
+// sweep removes the files that killed makers of levels have left. If an image has changed
+// meanwhile, its old levels are never made again, so nobody would take their files over.
 func (b *builder) sweep() {
-	entries, _ := os.ReadDir(b.dir) // whoever makes a level there tells
+	entries, _ := os.ReadDir(b.dir) // making a level there reports the error
 	for _, e := range entries {
 		if isPartial(e.Name()) {
-			_ = flock.Discard(filepath.Join(b.dir, e.Name())) // it only takes room
+			_ = flock.Discard(filepath.Join(b.dir, e.Name())) // a file that stays only takes room
 		}
 	}
 }
@@ -125,7 +125,7 @@ func syncDir(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// counter reads an archive, counts the bytes and bounds them.
+// counter reads an archive, counts its bytes, and enforces their limit.
 type counter struct {
 	ctx        context.Context
 	in         io.Reader
@@ -134,7 +134,7 @@ type counter struct {
 	tell       func(done int64)
 }
 
-// tellEvery is how often progress is told. Bytes.
+// tellEvery is how many bytes are read between two reports of progress.
 const tellEvery = 4 << 20
 
 func (c *counter) Read(p []byte) (int, error) {

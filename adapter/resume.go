@@ -16,12 +16,13 @@ import (
 	"kubevirt.io/disk/internal/flock"
 )
 
-// A state is what the writer knew when a level was complete, in a file beside the level. With it, a
-// layer above can be applied without reading those below again. It only saves time: if it is
-// missing, damaged or of another version, its layers are read.
+// A state is what the writer knew when a level was complete, in a file beside the level. With a
+// state, a layer above can be applied without reading the layers below again. A state only saves
+// time: if it is missing, damaged or of another version, the layers are read.
 //
-// The file is stateMagic, how many files and bytes the layers took (8 bytes each, big-endian), what
-// ext4.Writer.Save writes, and the SHA-256 of all of that. The magic changes with the format.
+// The file consists of stateMagic, the number of files and of bytes in the layers (8 bytes each,
+// big-endian), the output of ext4.Writer.Save, and the SHA-256 of all of these. The magic changes
+// with the format.
 const (
 	stateMagic  = "kubevirt-disk level state 1\n"
 	stateSuffix = ".state"
@@ -30,17 +31,17 @@ const (
 // stateName is the name of the state of a level.
 func stateName(level string) string { return strings.TrimSuffix(level, ".qcow2") + stateSuffix }
 
-// wantsState reports whether this level of that many gets a state. A changed image usually has
-// other layers at its top, so the two highest levels get one. Below them, each one is twice as far
-// from the top as the one before: few for many layers, because each has all files of the levels
-// below.
+// wantsState reports whether a level, of that many levels, gets a state. A changed image usually
+// has other layers at its top, so the two highest levels get one. Below them, each state is twice
+// as far from the top as the one before. So there are few, because each one lists all files of the
+// levels below.
 func wantsState(level, levels int) bool {
 	fromTop := levels - level
 	return fromTop&(fromTop-1) == 0
 }
 
-// resume returns an applier that has applied the layers below level next, or as many of them as a
-// state allows.
+// resume returns an applier that has applied the layers below level next, which is at most first.
+// Without any state, next is 0.
 func (b *builder) resume(first int) (a *applier, next int) {
 	for i := first - 1; i >= 0; i-- {
 		a, err := b.load(i)
@@ -89,7 +90,7 @@ func (b *builder) load(i int) (*applier, error) {
 	files := int64(binary.BigEndian.Uint64(numbers))
 	taken := int64(binary.BigEndian.Uint64(numbers[8:]))
 	if files > int64(b.opt.MaxFiles) || taken > b.opt.MaxBytes {
-		return nil, errors.New("it has more than is allowed") // reading the layers will say so, too
+		return nil, errors.New("it has more than is allowed") // reading the layers reports it, too
 	}
 	a := newApplier(b.opt.MaxBytes, b.opt.MaxFiles)
 	a.bytesLeft, a.filesLeft = a.bytesLeft-taken, a.filesLeft-int(files)
@@ -97,8 +98,8 @@ func (b *builder) load(i int) (*applier, error) {
 	return a, err
 }
 
-// save writes the state of a level, if it should have one and has none. It need not reach storage,
-// because a state is checked when it is used.
+// save writes the state of a level, if it should have one and has none. The state need not reach
+// storage, because its use checks it.
 func (b *builder) save(i int, a *applier) error {
 	path := filepath.Join(b.dir, stateName(b.levels[i].File))
 	if _, err := os.Lstat(path); err == nil || !wantsState(i, len(b.levels)) {
@@ -108,7 +109,7 @@ func (b *builder) save(i int, a *applier) error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Lstat(path); err == nil { // somebody else has just made it
+	if _, err := os.Lstat(path); err == nil { // another process has just made it
 		return errors.Join(os.Remove(f.Name()), f.Close())
 	}
 	out := &hashing{f, sha256.New()}
@@ -130,10 +131,10 @@ func (b *builder) save(i int, a *applier) error {
 	if err != nil {
 		err = errors.Join(fmt.Errorf("the state of a level: %w", err), os.Remove(f.Name()))
 	}
-	return errors.Join(err, f.Close()) // last: until then it is locked
+	return errors.Join(err, f.Close()) // Close last: until then the file is locked
 }
 
-// hashing writes, and hashes what it writes.
+// hashing writes data and hashes it.
 type hashing struct {
 	out io.Writer
 	sum hash.Hash

@@ -34,8 +34,8 @@ func requireSameLevels(t *testing.T, want, got string, levels []Level) {
 	}
 }
 
-// TestLayersBelowAreNotReadAgain: above existing levels, a layer makes the same level as when all
-// are made at once, and no other layer is read for it.
+// TestLayersBelowAreNotReadAgain: above existing levels, a layer makes the same level as if all
+// were made at once, and no other layer is read.
 func TestLayersBelowAreNotReadAgain(t *testing.T) {
 	for seed := range 12 {
 		var archives [][]byte
@@ -53,8 +53,8 @@ func TestLayersBelowAreNotReadAgain(t *testing.T) {
 	}
 }
 
-// TestStates: few levels have one. A missing level is made again from the state below it, and a
-// damaged state is not used.
+// TestStates: only a few levels have a state. A missing level is made again from the state below
+// it, and a damaged state is not used.
 func TestStates(t *testing.T) {
 	var archives [][]byte
 	for i := range 9 {
@@ -90,7 +90,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestStateCounts: a state knows how much of the limits the layers below took.
+// TestStateCounts: a state knows how much of the limits the layers below have used.
 func TestStateCounts(t *testing.T) {
 	below := layerOf(t, file("a", string(make([]byte, 1<<20))), file("b", ""))
 	dir := t.TempDir()

@@ -12,8 +12,8 @@ import (
 // maxLinks is how many symbolic links a path may lead through, as in path_resolution(7).
 const maxLinks = 40
 
-// implied are the attributes of a directory for which no layer has an entry. In a directory with
-// the setgid bit it gets the group and the bit, as by mkdir(2) of a runtime.
+// implied returns the attributes of a directory that no layer has an entry for. In a directory with
+// the setgid bit, it gets the group and the bit, as if a runtime had called mkdir(2).
 func (a *applier) implied(in ext4.Inode) ext4.Attr {
 	const setgid = 0o2000
 	attr := ext4.Attr{Mode: 0o755}
@@ -24,8 +24,8 @@ func (a *applier) implied(in ext4.Inode) ext4.Attr {
 }
 
 // dir finds a directory of the tree. It follows symbolic links inside the tree, as runtimes do, for
-// example where /lib is a link to usr/lib. With create it makes missing directories. Without, ok is
-// false if something is missing.
+// example if /lib is a link to usr/lib. With create, it makes missing directories. Without create,
+// ok is false if something is missing.
 func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err error) {
 	at = ext4.Root
 	todo := strings.Split(name, "/")
@@ -82,7 +82,7 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 	return at, true, nil
 }
 
-// follow notes that an entry of the layer leads through a symbolic link of a lower layer.
+// follow records that an entry of the layer leads through a symbolic link of a lower layer.
 func (a *applier) follow(link place) {
 	a.used[link] = followed
 	for dir := link.dir; dir != ext4.Root && !a.led.has(dir); dir = a.fs.Parent(dir) {
@@ -90,8 +90,8 @@ func (a *applier) follow(link place) {
 	}
 }
 
-// whiteout removes the entries of lower layers under a name. It does not touch this layer's,
-// wherever it stands in the archive.
+// whiteout removes the entries of lower layers under a name. It does not touch entries of this
+// layer, wherever they are in the archive.
 func (a *applier) whiteout(dirName, base string) error {
 	name := strings.TrimPrefix(base, whiteout)
 	if base != whiteoutOpaque && strings.HasPrefix(base, whiteoutMeta) {
@@ -129,9 +129,9 @@ func (a *applier) clear(dir ext4.Inode, attr *ext4.Attr) error {
 	return nil
 }
 
-// hide removes the entries of lower layers under a name. In a directory in which this layer has put
-// something, this layer's entries stay. Directories that it has made without an entry get attr, as
-// if the directory around them had been hidden before. nil: that directory is not hidden.
+// hide removes the entries of lower layers under a name. If this layer has put something into a
+// directory, this layer's entries stay. Directories that the layer has made without an entry get
+// attr, as if the directory around them had been hidden before. nil: that directory is not hidden.
 func (a *applier) hide(at place, e ext4.Entry, attr *ext4.Attr) error {
 	if a.used[at] != unused { // also if this layer has put something else there since
 		return fmt.Errorf("removes %s, through which other entries of the layer lead",

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestArchive holds the format against an archive by hand: a directory once, a file, a link, a
-// device, and the end.
+// TestArchive compares an archive with one written by hand: a directory that is there once, a file,
+// a link, a device, and the end.
 func TestArchive(t *testing.T) {
 	build := func() string {
 		var a Archive

@@ -8,25 +8,25 @@ import (
 	"strings"
 )
 
-// Options say what an initramfs is made of. Both fields are required.
+// Options are the inputs of an initramfs. Both fields are required.
 type Options struct {
 	// Init is the path of the static program that becomes process 1.
 	Init string
-	// KernelTree is the directory of an unpacked Debian kernel package (dpkg-deb -x). It also says
-	// for which architecture the initramfs is; Init has to be for the same.
+	// KernelTree is the directory of an unpacked Debian kernel package (dpkg-deb -x). The package
+	// decides the architecture of the initramfs; Init must have the same.
 	KernelTree string
 }
 
-// required are the drivers without which no machine of ours boots, built into the kernel or not.
+// required are the drivers without which none of our machines boots, built into the kernel or not.
 var required = []string{"virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "virtio_net",
 	"virtio_console", "ext4"}
 
-// useful are drivers that some kernels do not have, such as those of other architectures: other
-// ways to attach a disk, the power button, and entropy.
+// useful are drivers that some kernels do not have, such as those of another architecture: for
+// other ways to attach a disk, for the power button, and for entropy.
 var useful = []string{"virtio_mmio", "ahci", "nvme", "virtio_rng", "virtio_balloon", "crc32c_intel",
 	"button", "evdev"}
 
-// modulesDir is where the init looks.
+// modulesDir is the directory in which the init looks for modules.
 const modulesDir = "lib/modules/"
 
 // Build returns an initramfs.
@@ -69,7 +69,7 @@ func Kernel(tree string) (string, error) {
 	return found[0], nil
 }
 
-// chooseModules selects the modules of a kernel that our machines may need.
+// chooseModules selects the kernel modules that our machines may need.
 func chooseModules(tree string) (*Modules, error) {
 	m, err := listModules(tree)
 	if err != nil {
@@ -91,7 +91,7 @@ func chooseModules(tree string) (*Modules, error) {
 	return m, nil
 }
 
-// index is what tells the init about the modules.
+// index returns the content of /lib/modules/index.
 func (m *Modules) index() string {
 	var b strings.Builder
 	for _, name := range m.order {

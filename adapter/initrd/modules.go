@@ -20,9 +20,9 @@ type Modules struct {
 	order []string // the chosen modules, dependencies first
 }
 
-// FindModules chooses modules by name from an unpacked kernel package. What is built into the
-// kernel is left out; a name that the kernel does not have is an error. modules.dep is only made at
-// installation, so the dependencies come from the modules themselves.
+// FindModules chooses modules by name from an unpacked kernel package. It leaves out modules that
+// are built into the kernel; a name that the kernel does not have is an error. The dependencies
+// come from the modules themselves, because modules.dep is made only at installation.
 func FindModules(kernelTree string, names []string) (*Modules, error) {
 	m, err := listModules(kernelTree)
 	if err != nil {
@@ -66,19 +66,19 @@ func listModules(kernelTree string) (*Modules, error) {
 	return m, nil
 }
 
-// Release is the version of the kernel, as uname -r says it.
+// Release is the version of the kernel, like the output of uname -r.
 func (m *Modules) Release() string { return filepath.Base(m.dir) }
 
 // Dir is the directory of all modules in the unpacked package.
 func (m *Modules) Dir() string { return m.dir }
 
-// Order is the chosen modules in the order in which they can be loaded.
+// Order returns the chosen modules in the order in which they can be loaded.
 func (m *Modules) Order() []string { return m.order }
 
-// Path is where a chosen module lies, relative to Dir.
+// Path is the path of a chosen module, relative to Dir.
 func (m *Modules) Path(name string) string { return m.paths[name] }
 
-// Aliases are patterns of the devices that a chosen module is for.
+// Aliases are the patterns of the devices that need a chosen module.
 func (m *Modules) Aliases(name string) []string { return m.alias[name] }
 
 // Content reads a chosen module.
@@ -112,8 +112,8 @@ func (m *Modules) choose(name string) error {
 	for _, soft := range info["softdep"] {
 		if list, ok := strings.CutPrefix(soft, "pre: "); ok {
 			for _, dep := range strings.Fields(list) {
-				// It may be an alias, or a module of another configuration. The kernel does without
-				// it.
+				// It may be an alias, or a module of another configuration. The kernel works
+				// without it.
 				if m.paths[moduleName(dep)] != "" {
 					needs = append(needs, dep)
 				}
@@ -135,7 +135,7 @@ func (m *Modules) choose(name string) error {
 	return nil
 }
 
-// moduleInfo reads a module's section .modinfo: "key=value" texts that end with NUL.
+// moduleInfo reads a module's section .modinfo: texts of the form "key=value" that end with NUL.
 func moduleInfo(path string) (map[string][]string, error) {
 	file, err := elf.Open(path)
 	if err != nil {
@@ -159,8 +159,8 @@ func moduleInfo(path string) (map[string][]string, error) {
 	return info, nil
 }
 
-// Needs lists everything that a module depends on, nearest first, as in modules.dep: it is loaded
-// from the end.
+// Needs lists everything that a module depends on, nearest first, as in modules.dep. The last one
+// must be loaded first.
 func (m *Modules) Needs(name string) []string {
 	wanted := map[string]bool{}
 	var mark func(string)

@@ -11,7 +11,7 @@ import (
 
 // The real-time signals.
 const (
-	SignalRTMin = 34 // as glibc and musl have it: the first ones are theirs
+	SignalRTMin = 34 // as in glibc and musl, which use the first ones themselves
 	SignalRTMax = 64
 )
 
