@@ -1,6 +1,6 @@
-// Package adapt makes a disk from the container image that a reference names. It joins package
-// registry, which fetches and verifies, and package adapter, which makes levels from layers. The
-// command adapt calls it, and the daemon for --container-image.
+// Package adapt makes a disk from the container image that a reference names. It connects package
+// registry, which fetches and verifies, with package adapter, which makes levels from layers. The
+// command adapt uses it, and the daemon for --container-image.
 package adapt
 
 import (
@@ -21,21 +21,22 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// Options say how to make a disk from an image. The zero value runs the image as it says itself.
+// Options are the options of a disk that is made from an image. The zero value runs the image as
+// the image says.
 type Options struct {
-	Size    int64           // the least size of the disk, bytes; 0: what the image needs
-	Machine machine.Options // what the host wants different from the image
-	// KeepDir remembers which image a tag named at first, as long as the directory exists. "":
-	// nothing does.
+	Size    int64           // the smallest size of the disk, bytes; 0: what the image needs
+	Machine machine.Options // changes that the host makes to the image
+	// KeepDir remembers the image that a tag named first, as long as the directory exists. "":
+	// nothing is remembered.
 	KeepDir string
-	// Progress is called with how much of the layers was read. May be nil.
+	// Progress is updated with how much of the layers was read. May be nil.
 	Progress *registry.Progress
-	// Working is called from time to time while layers are read, the first time before anything of
-	// them is. It is not called if all levels exist. May be nil.
+	// Working is called from time to time while layers are read, and once before the first read. It
+	// is not called if all levels exist. May be nil.
 	Working func()
 }
 
-// Made is a disk that was made from an image, now or before.
+// Made is a disk that was made from an image, by this call or an earlier one.
 type Made struct {
 	*adapter.Disk
 	Digest string // of the image's manifest
@@ -93,11 +94,12 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 	return made, nil
 }
 
-// memoryLimit is when garbage is collected while levels are made, in bytes. An image with a million
-// files needs most of it. Without a limit, the garbage would double that.
+// memoryLimit is the size of the heap, in bytes, at which garbage is collected while levels are
+// made. An image with a million files needs most of it. Without a limit, the garbage would double
+// that.
 const memoryLimit = 192 << 20
 
-// limitMemory sets the limit, unless a lower one is set, and returns what undoes it.
+// limitMemory sets the limit, unless a lower one is set, and returns a function that undoes it.
 func limitMemory() func() {
 	before := debug.SetMemoryLimit(-1)
 	if before <= memoryLimit {
@@ -121,8 +123,8 @@ func (m *Made) Open() (*image.Image, error) {
 	}})
 }
 
-// Others tells the cache which levels are in a directory. They count towards its size, and those
-// that were unused for longest may be removed.
+// Others reports the levels in a directory to the cache. They count towards its size, and the cache
+// may remove those that were unused for longest.
 func Others(dir string) func() ([]cache.Other, error) {
 	return func() ([]cache.Other, error) {
 		levels, err := adapter.List(dir)
@@ -139,10 +141,10 @@ func Others(dir string) func() ([]cache.Other, error) {
 	}
 }
 
-// architectures are those that have a kernel, as Go names them.
+// architectures are the architectures that have a kernel, as Go names them.
 var architectures = []string{"amd64", "arm64"}
 
-// check refuses an image that no machine can run, before anything is made of it. It returns the
+// check refuses an image that no machine can run, before anything is made from it. It returns the
 // architecture in its configuration.
 func check(config []byte, wishes machine.Options) (arch string, err error) {
 	var c struct {

@@ -18,8 +18,8 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// TestServedLevelsStay: the cache may remove the levels of a disk that nobody has open, and no
-// others. A disk is known by the names of its levels, also if they were made again.
+// TestServedLevelsStay: the cache may remove the levels of a disk that nobody has open, but no
+// others. A disk is known by the names of its levels, even if they were made again.
 func TestServedLevelsStay(t *testing.T) {
 	var archive bytes.Buffer
 	require.NoError(t, tar.NewWriter(&archive).Close())

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// timeout is longer than aborting commands on a slow disk should take.
+// timeout is longer than it should take to abort commands on a slow disk.
 const timeout = 30 * time.Second
 
 var (

@@ -121,8 +121,8 @@ func TestHandoverResumed(t *testing.T) {
 	require.Nil(t, left[uint16(4)])
 }
 
-// TestEndOfAHandoverEndsItsTime checks that finish and cancel stop the timer, and that a refused
-// one does not.
+// TestEndOfAHandoverEndsItsTime checks that finish and cancel stop the timer, and that they do not
+// if they are refused.
 func TestEndOfAHandoverEndsItsTime(t *testing.T) {
 	for _, action := range []Action{ActionFinish, ActionCancel} {
 		luns := newFakeLUNs()

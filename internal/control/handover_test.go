@@ -20,12 +20,12 @@ type fakeLUNs struct {
 	begun, goOn chan struct{}
 
 	mu     sync.Mutex
-	owner  map[uint16]string // guarded by mu; the others are those of "a"
+	owner  map[uint16]string // guarded by mu; all other LUNs belong to "a"
 	guest  map[uint16]string // guarded by mu
 	broken error             // guarded by mu; the error of storage
 	once   bool              // guarded by mu; storage fails only once
 	absent bool              // guarded by mu; the second initiator is not logged in
-	opened []target.Opening  // guarded by mu; what Admit was asked for
+	opened []target.Opening  // guarded by mu; the arguments of Admit
 }
 
 func newFakeLUNs() *fakeLUNs {

@@ -21,9 +21,10 @@ func ParseHandover(text string) (req Handover, err error) {
 	return req, nil
 }
 
-// Want has a step of a handover done that is asked for in a place that stays, such as a file, and
-// so again and again, also after a restart. What is so already is not done once more. Every step
-// names the initiator of the handover, so that an old request does not end a newer handover.
+// Want carries out a step of a handover that a lasting place asks for, such as a file. So it is
+// called again and again, even after a restart. It does not repeat a step that is already done.
+// Every step names the initiator of the handover, so that an old request does not end a newer
+// handover.
 func (s *Server) Want(ctx context.Context, req Handover) (done string, err error) {
 	to := strings.ToLower(req.To)
 	have := s.handovers.target.Holders(req.LUN)

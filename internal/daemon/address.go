@@ -9,7 +9,7 @@ import (
 
 // Address is an address to listen on.
 type Address struct {
-	Addr netip.Addr // the zero Addr: every address of the machine
+	Addr netip.Addr // zero: every address of the machine
 	Port uint16     // 0: a free one
 }
 

@@ -13,21 +13,21 @@ import (
 	"kubevirt.io/disk/registry"
 )
 
-// Containers are container images that become disks which boot: each is a LUN after those of the
-// streams. How registries are reached is as in Streams.
+// Containers are container images that become bootable disks. Each is a LUN, after the LUNs of the
+// streams. The registry options are those of Streams.
 type Containers struct {
 	References []registry.Reference // in the order of their LUNs, each once
-	// Dir keeps the levels of the disks. They count to the size of the cache. Daemons may share it.
-	// Made if it is missing.
+	// Dir keeps the levels of the disks. They count towards the size of the cache. Several daemons
+	// may share it. It is made if it is missing.
 	Dir string
 }
 
-// findContainers makes disks of the container images, or finds those of an earlier start.
+// findContainers makes disks from the container images, or finds the disks of an earlier start.
 func (d *Daemon) findContainers(ctx context.Context) (found []foundImage, err error) {
 	if len(d.opt.Containers.References) == 0 {
 		return nil, nil
 	}
-	if err := d.openCache(); err != nil { // it keeps what the levels take below its size
+	if err := d.openCache(); err != nil { // the cache limits the size of the levels
 		return nil, err
 	}
 	refused := problems.Refusal{Verb: "cannot be served"}
@@ -59,7 +59,7 @@ func (d *Daemon) findContainer(ctx context.Context, ref registry.Reference) (fou
 		}
 		img, err := made.Open()
 		if err != nil && again {
-			continue // another daemon may have removed a level just before
+			continue // another daemon may just have removed a level
 		}
 		if err != nil {
 			return foundImage{}, err
@@ -71,17 +71,17 @@ func (d *Daemon) findContainer(ctx context.Context, ref registry.Reference) (fou
 	}
 }
 
-// conversion tells people that a disk is being made, which may take minutes at a first start.
+// conversion logs that a disk is being made, which may take minutes at a first start.
 type conversion struct {
 	reference registry.Reference
 	log       *zap.Logger
 	now       func() time.Time
 	read      registry.Progress
-	began     time.Time // zero: nothing was read
+	began     time.Time // zero: nothing was read yet
 	told      time.Time
 }
 
-// conversionInterval is the least time between two lines on one conversion.
+// conversionInterval is the shortest time between two log lines about one conversion.
 const conversionInterval = 10 * time.Second
 
 // tell is called while layers are read.
@@ -100,7 +100,7 @@ func (c *conversion) tell() {
 		zap.Int64("total_bytes", total))
 }
 
-// took is how long the conversion took: nothing if there was nothing to read.
+// took returns how long the conversion took, or no field if there was nothing to read.
 func (c *conversion) took() zap.Field {
 	if c.began.IsZero() {
 		return zap.Skip()

@@ -18,8 +18,8 @@ import (
 	"kubevirt.io/disk/registry"
 )
 
-// TestLevelsCountInTheCache: what container images take is known to whoever keeps the cache below
-// its size, with and without a directory for them.
+// TestLevelsCountInTheCache: the cache counts the levels of container images towards its size, with
+// and without a directory for them.
 func TestLevelsCountInTheCache(t *testing.T) {
 	dir := t.TempDir()
 	levels := filepath.Join(dir, "levels")
@@ -67,8 +67,8 @@ func savedImage(t *testing.T) registry.Reference {
 	return ref
 }
 
-// TestConversionIsLogged: who starts a daemon learns that a container image becomes a disk, and
-// when it is one. If its levels are there, only the latter.
+// TestConversionIsLogged: the log says that a container image becomes a disk, and when it has
+// become one. If its levels exist, the log says only the latter.
 func TestConversionIsLogged(t *testing.T) {
 	core, log := observer.New(zap.InfoLevel)
 	client, err := registry.New(registry.Options{})
@@ -96,7 +96,7 @@ func TestConversionIsLogged(t *testing.T) {
 	}
 }
 
-// TestLongConversion: of a conversion that takes long there is a line every ten seconds.
+// TestLongConversion: the log has a line every ten seconds during a long conversion.
 func TestLongConversion(t *testing.T) {
 	core, log := observer.New(zap.InfoLevel)
 	now := time.Now()

@@ -24,7 +24,7 @@ var (
 	errNoCHAP   = errors.New("there is no CHAP, so there are no credentials to replace")
 )
 
-// Daemon is one run of serve. Its methods may be called by any number of goroutines.
+// Daemon is one run of serve. Any number of goroutines may call its methods.
 type Daemon struct {
 	opt       Options
 	log       *zap.Logger
@@ -32,7 +32,7 @@ type Daemon struct {
 	started   time.Time
 	auth      *chap.Authenticator // nil: initiators need not authenticate
 	metrics   *metrics.Metrics
-	measuring sync.Mutex // held while metrics learns which LUNs there are
+	measuring sync.Mutex // held while the metrics get the list of LUNs
 	workers   *instance.Workers
 	readyFile readyfile.File
 	record    *recorder     // nil: nothing is recorded
@@ -44,9 +44,9 @@ type Daemon struct {
 	usageTypes []usageType
 	streams    streams // set at the start, before the target is
 	disks      table
-	volumes    *volumes      // set with mu held, before the images are found; nil: none can be made
+	volumes    *volumes      // set with mu held before the images are found; nil: none can be made
 	found      []foundImage  // at the start; set before the target is
-	initial    []*servedDisk // that were made of found; set before the target is
+	initial    []*servedDisk // the disks of found; set before the target
 
 	mu      sync.Mutex
 	state   pages.State     // guarded by mu
@@ -55,11 +55,11 @@ type Daemon struct {
 	pagesAt string          // guarded by mu; the address of the pages; "": there are none
 	target  *target.Server  // guarded by mu; nil before it serves
 	control *control.Server // guarded by mu; nil before the target serves
-	// handover is guarded by mu, and not changed; nil: none was asked for by an annotation.
+	// handover is guarded by mu and never modified; nil: no annotation asked for one.
 	handover *pages.HandoverStatus
 }
 
-// New makes a daemon, which does nothing before Run. It fails if its options contradict each other.
+// New makes a daemon. It does nothing before Run. New fails if the options contradict each other.
 func New(opt Options) (*Daemon, error) {
 	if err := opt.resolve(); err != nil {
 		return nil, fmt.Errorf("daemon: %w", err)
@@ -101,13 +101,12 @@ func New(opt Options) (*Daemon, error) {
 // Ready is closed when every LUN can be used, and the ready file is there.
 func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 
-// Run serves until ctx ends, which is no error, at whatever point that happens. It is called once.
-// A *problems.Error is about what somebody has set.
+// Run serves until ctx ends. The end of ctx is never an error. Run is called once. A
+// *problems.Error is about a setting.
 func (d *Daemon) Run(ctx context.Context) error {
 	d.log.Info("starting", zap.String("version", d.opt.Build.Version),
 		zap.String("commit", d.opt.Build.Commit))
-	// Both are tried, so that who starts a second daemon in one network learns at once of all that
-	// is taken.
+	// Try both, so that the error of a second daemon in one network names all ports that are taken.
 	closePages, pagesErr := d.servePages(ctx)
 	defer closePages()
 	listeners, err := listenAll(ctx, d.opt.Portals, d.names)
@@ -115,8 +114,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err := errors.Join(pagesErr, err); err != nil {
 		return err
 	}
-	// Not before: who starts a daemon where one is running, as by an exec into its container, finds
-	// its ports taken, and must not make it unready.
+	// Not earlier: if somebody starts a second daemon beside a running one, for example with exec
+	// in its container, it must fail at its ports, and not make the first one unready.
 	if err := d.readyFile.Clear(); err != nil {
 		return err
 	}
@@ -128,7 +127,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err := d.openVolumes(ctx); err != nil {
 		return errors.Join(err, d.closeVolumes(ctx))
 	}
-	defer func() { _ = d.closeVolumes(ctx) }() // where the stop has not done it
+	defer func() { _ = d.closeVolumes(ctx) }() // if stop has not done it
 	err = d.openDisks(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -141,7 +140,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(d.explainDescriptors(err), d.closeDisks(context.Background()))
 	}
-	// Beside serving: giving back a large file takes a file system its time.
+	// Sweep while serving: a file system may need long to free a large file.
 	sweeping, stopSweeping := context.WithCancel(ctx)
 	var swept sync.WaitGroup
 	swept.Go(func() { d.sweep(sweeping) })
@@ -205,15 +204,15 @@ func (d *Daemon) serveTarget(
 	return errors.Join(err, d.stop(srv))
 }
 
-// serveControl answers at the control socket, and has handovers go on that were open at the last
-// stop.
+// serveControl answers at the control socket, and continues the handovers that were open at the
+// last stop.
 func (d *Daemon) serveControl(srv *target.Server) *control.Server {
 	c := control.New(srv, d.log.Named("control"))
 	if d.opt.ControlSocket == "" {
 		return c
 	}
 	if err := c.Listen(d.opt.ControlSocket); err != nil {
-		// The disks can be served all the same.
+		// The disks can be served without it.
 		d.log.Warn("there is no control socket, so handover, sessions and kick find no daemon",
 			zap.String("socket", d.opt.ControlSocket), zap.Error(err),
 			zap.String("try", "another "+d.names.of(SettingControlSocket).Flag+
@@ -233,14 +232,13 @@ func (d *Daemon) serving() (*target.Server, error) {
 }
 
 const (
-	// stopTimeout is how long a stop may take in all; drainTimeout is the part of it for commands
-	// in flight.
+	// stopTimeout limits a stop in all; drainTimeout is the part of it for commands in flight.
 	stopTimeout  = 10 * time.Second
 	drainTimeout = 8 * time.Second
 )
 
-// stop drains the sessions and makes what initiators were told is durable so. An error means that
-// data may be lost.
+// stop drains the sessions and flushes the data that initiators were told is durable. An error
+// means that data may be lost.
 func (d *Daemon) stop(srv *target.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
@@ -256,13 +254,13 @@ func (d *Daemon) stop(srv *target.Server) error {
 	drainErr := srv.Shutdown(drain)
 	d.record.save()
 	if drainErr != nil {
-		// Nothing that was acknowledged is lost: the commands that were cut off were never
-		// answered.
+		// No acknowledged data is lost: the commands that were cut off were never answered.
 		d.log.Warn("some commands did not end in time and were cut off", zap.Error(drainErr))
 	}
 	err := d.flushDisks(ctx)
 	if drainErr == nil && ctx.Err() == nil {
-		// Otherwise calls to a disk are still in progress, and the end of the process closes it.
+		// If commands did not end, calls to a disk are still in progress. The end of the process
+		// closes the disk.
 		err = errors.Join(err, d.closeDisks(ctx))
 	}
 	if err = errors.Join(removeErr, err); err == nil {

@@ -19,18 +19,18 @@ import (
 
 // Disk is one disk to serve.
 type Disk struct {
-	Name  string       // of its image, as people know it
+	Name  string       // of its image, for people
 	Image *image.Image // nil: the disk is complete, and is served without one
-	// Dir is that of a persistent disk. "": it is ephemeral, and in the directory of its usage
-	// type, or in the work directory.
+	// Dir is the directory of a persistent disk. "": the disk is ephemeral, in the directory of its
+	// usage type, or in the work directory.
 	Dir string
-	// CopyAfter holds the copying of the image back until it is closed. nil: nothing does.
+	// CopyAfter delays the copying of the image until it is closed. nil: no delay.
 	CopyAfter <-chan struct{}
-	// Empty has a persistent disk without an image made of zeros, if it is not there.
+	// Empty makes a missing persistent disk from zeros, without an image.
 	Empty bool
 	DiskSettings
 
-	volume   bool         // it is that of a volume
+	volume   bool         // it is a volume's disk
 	unserved bool         // it gets no LUN
 	after    func() error // called when the disk and its image are closed; nil: nothing
 }
@@ -64,7 +64,7 @@ func (d *Daemon) openDisks(ctx context.Context) error {
 	return nil
 }
 
-// open makes a disk of its image, or opens the one of an earlier start.
+// open makes a disk from its image, or opens the disk of an earlier start.
 func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	settings := d.disks.look(s).settings
 	opt := instance.Options{
@@ -77,7 +77,7 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 		Size:          settings.Size,
 		Empty:         s.empty,
 		Identity:      settings.Identity,
-		ReadOnly:      settings.ReadOnly && !s.volume, // a volume grows also if nobody writes to it
+		ReadOnly:      settings.ReadOnly && !s.volume, // even a read-only volume can grow
 		Durable:       d.opt.EphemeralFlush,
 		Log:           d.log.With(zap.Uint16("lun", s.lun)),
 		Progress:      s.progress,
@@ -89,8 +89,8 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	}
 	inst, err := instance.Open(ctx, s.image, opt)
 	if errors.Is(err, disk.ErrNoSpace) {
-		// The space may be taken by the disk of an image that is gone. Otherwise such disks are
-		// removed when all others are served.
+		// The disk of an image that is gone may take the space. Usually such disks are removed
+		// later, when all others are served.
 		d.sweep(ctx)
 		inst, err = instance.Open(ctx, s.image, opt)
 	}
@@ -106,7 +106,7 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	return nil
 }
 
-// lun is an open disk as the target serves it.
+// lun is an open disk as the target needs it.
 func (d *Daemon) lun(s *servedDisk) target.LUN {
 	now := d.disks.look(s)
 	return target.LUN{
@@ -176,7 +176,7 @@ func (d *Daemon) measure() {
 	d.metrics.SetDisks(all)
 }
 
-// explainSpace says how a disk takes less space, if the copy of its image does not fit.
+// explainSpace says how the disk could take less space if a copy of its image does not fit.
 func (d *Daemon) explainSpace(err error, mode instance.CopyMode) error {
 	var space *image.SpaceError
 	if mode != instance.CopyClone || !errors.As(err, &space) || space.Needed == 0 {
@@ -204,9 +204,9 @@ func (d *Daemon) explainDescriptors(err error) error {
 		"or that of the container), or serve fewer images: %w", what, err)
 }
 
-// openFiles is how many files a disk keeps open at most: its lock and its own file. Until it is
-// complete, the image and the map are open, too; a disk that survives a crash of the machine has
-// two maps.
+// openFiles is the largest number of files that a disk keeps open: its lock and its own file. Until
+// it is complete, also the image and the map; a disk that survives a crash of the machine has two
+// maps.
 func (d *Daemon) openFiles(s *servedDisk) int {
 	switch {
 	case s.progress == nil:
@@ -218,8 +218,8 @@ func (d *Daemon) openFiles(s *servedDisk) int {
 	}
 }
 
-// flushesAtOnce bounds how many disks are flushed at the same time. They wait for storage, which
-// takes many at once.
+// flushesAtOnce is how many disks are flushed at the same time. They wait for storage, which
+// handles many at once.
 const flushesAtOnce = 16
 
 // flushDisks makes every disk durable. A disk that hangs is an error when ctx ends.
@@ -230,8 +230,8 @@ func (d *Daemon) flushDisks(ctx context.Context) error {
 	})
 }
 
-// closeDisks closes all of them at once: each may wait a moment for its work in the background, and
-// all of them share the time to stop in.
+// closeDisks closes all disks at once: each may wait a moment for its work in the background, and
+// all share the time of a stop.
 func (d *Daemon) closeDisks(ctx context.Context) error {
 	return within(ctx, "close", func() error {
 		d.disks.close()

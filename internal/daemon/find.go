@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/internal/problems"
 )
 
-// find finds the images, and how each is to be served.
+// find finds the images, and how each is served.
 func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	if err := d.checkDirectories(); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	return disks, nil
 }
 
-// findLocal finds the images on this machine. There may be none, if there are others.
+// findLocal finds the images on this machine. It is no error if there are none but others exist.
 func (d *Daemon) findLocal() (found []foundImage, err error) {
 	images, err := d.openImages()
 	volume := d.opt.PersistentDir
@@ -120,13 +120,13 @@ func (d *Daemon) findLocal() (found []foundImage, err error) {
 	return nil, d.explainScan(err)
 }
 
-// hasReferences tells whether there are images that are named by references.
+// hasReferences reports whether the options name images by reference.
 func (d *Daemon) hasReferences() bool {
 	return len(d.opt.Streams.References)+len(d.opt.Containers.References) > 0
 }
 
-// checkDirectories refuses to keep disks where images are searched for. The next start would take
-// their files for images, and ask the person to remove what the disks need.
+// checkDirectories refuses to keep disks in the directory of images. The next start would take
+// their files for images, and ask the person to remove files that the disks need.
 func (d *Daemon) checkDirectories() error {
 	images := []string{d.opt.Images.Dir}
 	if paths := d.opt.Images.Paths; len(paths) > 0 {
@@ -156,7 +156,7 @@ func (d *Daemon) checkDirectories() error {
 	return wrong.Err()
 }
 
-// sameDirectory reports whether two names are those of one directory that is there.
+// sameDirectory reports whether two names lead to the same existing directory.
 func sameDirectory(a, b string) bool {
 	first, err := os.Stat(a)
 	if err != nil {
@@ -166,7 +166,7 @@ func sameDirectory(a, b string) bool {
 	return err == nil && os.SameFile(first, second)
 }
 
-// openImages opens the images that are served from the beginning, or none.
+// openImages opens the images that are served from the start, or none.
 func (d *Daemon) openImages() ([]*image.Image, error) {
 	opt := image.Options{Formats: d.opt.Settings.formats()}
 	if len(d.opt.Images.Paths) == 0 {
@@ -197,16 +197,16 @@ func (d *Daemon) openImages() ([]*image.Image, error) {
 	return images, nil
 }
 
-// closeImages closes images; nil ones are none.
+// closeImages closes images; it ignores nil.
 func closeImages(images ...*image.Image) {
 	for _, img := range images {
 		if img != nil {
-			_ = img.Close() // it was only read
+			_ = img.Close() // it was opened for reading
 		}
 	}
 }
 
-// logAssumed tells of an image that looks like something else than what it is served as.
+// logAssumed warns of an image that looks like another format than the one it is served as.
 func (d *Daemon) logAssumed(info image.Info) {
 	if info.LooksLike != "" {
 		d.log.Info("an image is served as what it is, whatever it looks like by now",
@@ -216,8 +216,8 @@ func (d *Daemon) logAssumed(info image.Info) {
 	}
 }
 
-// sweep removes what is left of images that are gone from their directory. Where none was found in
-// it, or none was looked for, nothing is known to be gone.
+// sweep removes the disks of images that are gone from their directory. If no image was found
+// there, or nothing was searched, it removes nothing: then nothing is known to be gone.
 func (d *Daemon) sweep(ctx context.Context) {
 	var elsewhere []string
 	for _, f := range d.found {
@@ -233,7 +233,7 @@ func (d *Daemon) sweep(ctx context.Context) {
 	}
 }
 
-// isNoImage reports whether there is nothing to scan.
+// isNoImage reports whether the error says that there is no image.
 func isNoImage(err error) bool {
 	var none *image.NoImagesError
 	return errors.As(err, &none) || errors.Is(err, fs.ErrNotExist)

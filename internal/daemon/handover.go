@@ -9,8 +9,9 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// WantHandover has a step of a handover done that an annotation asks for, or finds that it is done
-// already. The page /status tells which. It is called again as long as the annotation is there.
+// WantHandover carries out the step of a handover that an annotation asks for, unless that is done
+// already. The page /status shows the result. It is called again and again as long as the
+// annotation exists.
 func (d *Daemon) WantHandover(ctx context.Context, asked string) (done bool) {
 	now := &pages.HandoverStatus{Asked: asked}
 	var err error

@@ -11,13 +11,13 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// Add serves one more disk and returns its LUN: the LUN of its settings, or the lowest free one. It
-// returns when initiators can use the disk. In mode clone the image is still being copied then. The
-// image belongs to the daemon from now on, also after an error.
+// Add serves one more disk and returns its LUN: the LUN in its settings, or the lowest free one. It
+// returns when initiators can use the disk; in mode clone, the image is still being copied then.
+// The daemon owns the image from now on, even after an error.
 //
-// Call Add when every LUN can be used (Ready). Reload does not change an added disk, and the next
-// start does not add it again. That start forgets an ephemeral one unless its image is then in the
-// directory of images.
+// Call Add only when every LUN can be used (Ready). Reload does not change an added disk, and the
+// next start does not add it again. That start removes an ephemeral disk, unless its image is then
+// in the directory of images.
 func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 	srv, err := d.serving()
 	if err == nil {
@@ -43,8 +43,8 @@ func (d *Daemon) Add(ctx context.Context, disk Disk) (lun uint16, err error) {
 	return s.lun, nil
 }
 
-// prepare opens one more disk, which nobody can use yet. The image belongs to the daemon from now
-// on, also after an error.
+// prepare opens one more disk, which nobody can use yet. The daemon owns the image from now on,
+// even after an error.
 func (d *Daemon) prepare(ctx context.Context, disk Disk) (*servedDisk, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -68,7 +68,7 @@ func (d *Daemon) prepare(ctx context.Context, disk Disk) (*servedDisk, error) {
 	return s, nil
 }
 
-// orStopping says so if an error is due to the end of the daemon.
+// orStopping replaces an error that is due to the end of the daemon.
 func (d *Daemon) orStopping(err error) error {
 	if d.stopping.Err() != nil {
 		return fmt.Errorf("%w: %w", errStopping, err)
@@ -105,7 +105,7 @@ func (d *Daemon) Remove(ctx context.Context, lun uint16) error {
 	return d.remove(ctx, lun, d.flush)
 }
 
-// remove is Remove that does with the disk what last says, before it is closed.
+// remove is Remove. It calls last before it closes the disk.
 func (d *Daemon) remove(ctx context.Context, lun uint16, last func(*servedDisk) error) error {
 	srv, err := d.serving()
 	if err != nil {
@@ -159,7 +159,7 @@ func (d *Daemon) withdraw(s *servedDisk) (released <-chan struct{}, err error) {
 	return released, nil
 }
 
-// gone tells of a LUN that the target does not have any more.
+// gone logs that the target no longer has a LUN.
 func (d *Daemon) gone(s *servedDisk) {
 	d.control.Removed(s.lun)
 	d.measure()

@@ -24,7 +24,7 @@ const (
 	SettingVolumesClaim  Setting = "volumes-claim"
 )
 
-// Name is how a person sets something: by a flag, or in a container mostly by a variable.
+// Name is how a person changes a setting: with a flag, or in a container mostly with a variable.
 type Name struct {
 	Flag     string // as "--copy-mode", or the name of a setting without a flag
 	Variable string // as "COPY_MODE"; may be empty
@@ -32,7 +32,7 @@ type Name struct {
 
 func (n Name) String() string { return n.Flag + n.variable() }
 
-// with is how a person sets it to a value.
+// with is the text that sets it to a value.
 func (n Name) with(value string) string { return n.Flag + "=" + value + n.variable() }
 
 func (n Name) variable() string {
@@ -42,7 +42,7 @@ func (n Name) variable() string {
 	return " (" + n.Variable + ")"
 }
 
-// names is how a person sets each setting.
+// names has the name of each setting.
 type names map[Setting]Name
 
 func (n names) of(s Setting) Name {

@@ -13,26 +13,26 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// Options say what a daemon serves, and how. WorkDir and Portals are required, and Images unless
-// there are Volumes; the zero value of every other field works.
+// Options are the options of a daemon. WorkDir and Portals are required, and Images unless there
+// are Volumes. Every other field works with its zero value.
 type Options struct {
 	Images  Images
-	Streams Streams // after those of Images
-	// Containers are after those of Streams.
+	Streams Streams // LUNs after those of Images
+	// Containers are LUNs after those of Streams.
 	Containers Containers
 	Settings   Settings
 
 	WorkDir       string // holds ephemeral disks and their state; made if it is missing
-	PersistentDir string // of a volume that holds the disks instead; "": none
-	// UsageTypes are further directories for disks, which choose by DiskSettings.UsageType.
-	// PersistentDir says whether they are persistent there.
+	PersistentDir string // holds the disks instead, on a volume; "": none
+	// UsageTypes are more directories for disks; DiskSettings.UsageType chooses one. If there is a
+	// PersistentDir, the disks there are persistent, too.
 	UsageTypes UsageTypes
-	// OnImageChange says what becomes of a persistent disk whose image is another one now.
+	// OnImageChange says what happens to a persistent disk if its image is another one now.
 	OnImageChange instance.ImageChange
-	// EphemeralFlush lets a flush of a disk that is not persistent reach storage.
+	// EphemeralFlush makes a flush of an ephemeral disk reach storage.
 	EphemeralFlush bool
-	// Owner tells this daemon from others that use the same work directory, by what stays the same
-	// over restarts: only its own disks are removed when their images are gone.
+	// Owner tells this daemon from others that use the same work directory. It must not change with
+	// a restart: a daemon removes only its own disks when their images are gone.
 	Owner string
 
 	TargetName string      // iSCSI name; "": target.DefaultTargetName
@@ -43,57 +43,58 @@ type Options struct {
 	Volumes *Volumes // nil: none can be made
 
 	Pages *Address // of /metrics, /healthz, /readyz and /status; nil: none
-	// PagesOptional says that a port of the pages that is taken is no reason not to serve disks.
+	// PagesOptional serves disks even if the port of the pages is taken.
 	PagesOptional bool
 	ReadyFile     string // exists while the LUNs can be used; "": none
 	ControlSocket string // path; "": none
-	// RecordBoot is a file that receives what guests read of their disks first; "": none.
+	// RecordBoot is a file for what guests read first from their disks. "": none.
 	RecordBoot string
 
-	Build pages.BuildInfo // which binary this is
+	Build pages.BuildInfo // of this binary
 	Log   *zap.Logger     // nil: no log
-	// Names is how a person sets what messages ask to change. What has no name is called by its
-	// key.
+	// Names says how a person changes the settings that messages name. A setting without a name is
+	// called by its key.
 	Names map[Setting]Name
 }
 
-// Images are what is served from the beginning: the images of a directory, or those that are named.
+// Images are the images that are served from the start: those of a directory, or named ones.
 type Images struct {
 	Dir   string   // every image in it, sorted naturally
 	Paths []string // instead of those of Dir, in this order
 }
 
-// Settings are how disks are served. They may change while the daemon runs, by Reload.
+// Settings are the settings of disks. Reload may change them while the daemon runs.
 type Settings struct {
-	Disk DiskSettings // every disk, unless it is in Disks
-	// Disks are single disks, by the names of their images. Each says everything that Disk says,
-	// too. Of a backing file, which is not a disk of its own, the format can be set.
+	Disk DiskSettings // for every disk that is not in Disks
+	// Disks are settings of single disks, by the names of their images. Each has all values,
+	// including those of Disk. For a backing file, which is not a disk of its own, only the format
+	// can be set.
 	Disks map[string]SingleDisk
 }
 
-// SingleDisk is how the disk of one image is served.
+// SingleDisk has the settings of the disk of one image.
 type SingleDisk struct {
 	DiskSettings
 	FormatOnly bool   // nothing but the format was set
 	Source     string // the place to change, for messages
 }
 
-// DiskSettings is how a disk is served.
+// DiskSettings are the settings of a disk.
 type DiskSettings struct {
-	LUN        uint16            // 0: its place among the images
+	LUN        uint16            // 0: its position among the images
 	CopyMode   instance.CopyMode // "": instance.CopyClone
 	AccessMode target.AccessMode // "": target.AccessWriteExclusive
-	Format     image.Format      // of the image; "": what the image says
+	Format     image.Format      // of the image; "": the image tells
 	Size       int64             // bytes; 0: the image's
 	UsageType  string            // of Options.UsageTypes: where the disk lies; "": none
-	Identity   disk.Identity     // what is not zero is given to the disk
+	Identity   disk.Identity     // fields that are not zero are given to the disk
 	ReadOnly   bool
 	Removable  bool
 
 	CopyModeSource string // the place to change the copy mode, for messages
 }
 
-// resolve fills in defaults and refuses what is missing.
+// resolve fills in defaults and refuses missing options.
 func (o *Options) resolve() error {
 	switch {
 	case o.Images.Dir == "" && len(o.Images.Paths) == 0 && o.Volumes == nil:

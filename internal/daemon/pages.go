@@ -46,7 +46,7 @@ func (d *Daemon) servePages(ctx context.Context) (closePages func(), err error) 
 		_ = srv.Serve(l)
 	}()
 	return func() {
-		// Whoever watches the page learns that the daemon goes, unless that takes long.
+		// A watcher of the page learns that the daemon ends, unless that takes long.
 		page.Stop()
 		ctx, cancel := context.WithTimeout(context.Background(), farewell)
 		defer cancel()
@@ -56,7 +56,7 @@ func (d *Daemon) servePages(ctx context.Context) (closePages func(), err error) 
 	}, nil
 }
 
-// farewell is how long the pages take at most to end.
+// farewell is the longest time that the pages take to end.
 const farewell = 500 * time.Millisecond
 
 // PagesAddress returns the address of the pages as bound, or "" if there are none, or none yet.
@@ -79,7 +79,7 @@ func (d *Daemon) newPage() (*pages.Page, error) {
 	return pages.NewPage(pages.PageSource{Status: d.Status, Work: d.work, Map: d.diskMap})
 }
 
-// work tells the page what was done at each LUN.
+// work returns, for the page, the amount of work of each LUN.
 func (d *Daemon) work() []pages.Work {
 	done := d.metrics.Work()
 	commands := func(c metrics.Done) pages.Commands {
@@ -97,7 +97,7 @@ func (d *Daemon) work() []pages.Work {
 	return all
 }
 
-// diskMap tells the page where the content of a disk is, or nil if that is unknown now.
+// diskMap returns the map of a disk's content for the page, or nil if it is not known now.
 func (d *Daemon) diskMap(lun uint16) *disk.Map {
 	if s := d.disks.find(lun); s != nil {
 		return d.disks.look(s).contents.now()

@@ -16,20 +16,20 @@ import (
 	"kubevirt.io/disk/registry"
 )
 
-// recordFor is how long after its first read it is recorded what is read of a disk.
+// recordFor is how long the reads of a disk are recorded, from its first read.
 const recordFor = time.Minute
 
-// recorder writes a file with what guests read of their disks first, and in which order.
+// recorder writes a file with the first reads of guests, in their order.
 type recorder struct {
 	path string
 	log  *zap.Logger
 
 	mu    sync.Mutex
 	disks []*diskRecord // guarded by mu
-	saved int           // guarded by mu; blocks of all disks that the file has; 0: it was not made
+	saved int           // guarded by mu; blocks of all disks in the file; 0: there is no file yet
 }
 
-// diskRecord is what was read of one disk so far.
+// diskRecord has the reads of one disk so far.
 type diskRecord struct {
 	ended atomic.Bool // its minute is over
 
@@ -38,7 +38,7 @@ type diskRecord struct {
 	seen  map[int64]bool    // guarded by mu; nil: nothing was read yet
 }
 
-// newRecorder checks that the file can be made; nil: nothing is to be recorded.
+// newRecorder checks that the file can be made. It returns nil if nothing is recorded.
 func newRecorder(path string, name Name, log *zap.Logger) (*recorder, error) {
 	if path == "" {
 		return nil, nil
@@ -57,7 +57,7 @@ func newRecorder(path string, name Name, log *zap.Logger) (*recorder, error) {
 	return &recorder{path: path, log: log}, nil
 }
 
-// disk returns what is to be told of the reads of a disk. nil: nothing is recorded.
+// disk returns the function to call for each read of a disk. nil: nothing is recorded.
 func (r *recorder) disk(name string, size int64) (reads func(off, length int64)) {
 	if r == nil {
 		return nil
@@ -76,14 +76,14 @@ func (r *recorder) disk(name string, size int64) (reads func(off, length int64))
 	}
 }
 
-// read notes a range, and reports whether it is the first one.
+// read records a range, and reports whether it is the first one.
 func (d *diskRecord) read(off, length int64) (first bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if first = d.seen == nil; first {
 		d.seen = make(map[int64]bool)
 	}
-	end := min(off+length, d.order.Size) // what lies behind is not of the image
+	end := min(off+length, d.order.Size) // the rest is behind the end of the image
 	for block := off / registry.BootBlock; block*registry.BootBlock < end; block++ {
 		if !d.seen[block] && len(d.seen) < registry.MaxBootBlocks {
 			d.seen[block] = true
@@ -93,7 +93,7 @@ func (d *diskRecord) read(off, length int64) (first bool) {
 	return first
 }
 
-// save writes the file, if there is more than it has.
+// save writes the file, if there is more to write than it has.
 func (r *recorder) save() {
 	if r == nil {
 		return

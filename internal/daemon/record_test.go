@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// TestRecordBoot: what guests read is in the file when the daemon has stopped, in its order.
+// TestRecordBoot: when the daemon has stopped, the file has the guest's reads in their order.
 func TestRecordBoot(t *testing.T) {
 	opt := options(t)
 	for _, name := range []string{"a.raw", "b.raw", "c.raw"} {
@@ -44,7 +44,7 @@ func TestRecordBoot(t *testing.T) {
 	}, order.Disks)
 }
 
-// TestRecordBootRefuses: a file that cannot be made is said at the start.
+// TestRecordBootRefuses: a file that cannot be made is reported at the start.
 func TestRecordBootRefuses(t *testing.T) {
 	opt := options(t, "a.raw")
 	for _, path := range []string{filepath.Join(t.TempDir(), "none", "order"), t.TempDir()} {

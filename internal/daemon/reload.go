@@ -7,8 +7,8 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// Changes says what became of new settings. Each entry names a disk and a setting, like
-// "fedora.qcow2: read-only".
+// Changes are the results of a reload. Each entry names a disk and a setting, like "fedora.qcow2:
+// read-only".
 type Changes struct {
 	Done  []string // in force
 	Later []string // take effect when the disk is served again, with the reason if there is one

@@ -17,17 +17,17 @@ import (
 
 // sharedRoom is a file system on which several new disks get copies of their images.
 type sharedRoom struct {
-	dir    string // on it
+	dir    string // a directory on it
 	images []*image.Image
-	taken  []int64 // bytes that the disk of each image has of an earlier start
+	taken  []int64 // bytes of each image's disk from an earlier start
 	fresh  bool    // one of the disks is new
 }
 
 // checkRoom refuses to start with new disks that do not fit together on the storage that they
-// share. Each alone may fit, and that is all that is found out when it is opened: the others are
-// still being copied then, and have taken little of their room. So are disks that an earlier start
-// has copied in part. They count with the rest, but are never refused without a new one: machines
-// run from them, and may have freed what was copied.
+// share. Opening a disk only checks whether it fits alone: at that time the others are still being
+// copied, and have taken little of their room. The same goes for disks that an earlier start has
+// copied in part. Their rest counts, too, but without a new disk they are never refused: machines
+// run from them, and may have freed data that was copied.
 func (d *Daemon) checkRoom(ctx context.Context) error {
 	rooms := map[uint64]*sharedRoom{}
 	var order []*sharedRoom
@@ -35,7 +35,7 @@ func (d *Daemon) checkRoom(ctx context.Context) error {
 		settings := d.disks.look(s).settings
 		root := d.workDir(settings)
 		if s.image == nil || settings.CopyMode != instance.CopyClone {
-			continue // it takes nothing
+			continue // it takes no space
 		}
 		taken, there := instance.Taken(s.dir, root, s.name)
 		if s.dir != "" {
@@ -43,7 +43,7 @@ func (d *Daemon) checkRoom(ctx context.Context) error {
 		}
 		dir, device, err := fileSystemOf(root)
 		if err != nil {
-			continue // opening the disk says what is wrong
+			continue // opening the disk reports what is wrong
 		}
 		if rooms[device] == nil {
 			rooms[device] = &sharedRoom{dir: dir}
@@ -57,7 +57,7 @@ func (d *Daemon) checkRoom(ctx context.Context) error {
 		}
 		err := room.check(ctx)
 		if errors.As(err, new(*image.SpaceError)) {
-			d.sweep(ctx) // it may be taken by the disks of images that are gone
+			d.sweep(ctx) // disks of images that are gone may take the room
 			err = room.check(ctx)
 		}
 		if err != nil {
@@ -69,7 +69,7 @@ func (d *Daemon) checkRoom(ctx context.Context) error {
 
 func (r *sharedRoom) add(img *image.Image, taken int64, fresh bool) {
 	if taken == math.MaxInt64 && !fresh {
-		return // it has all its room
+		return // it already has all its space
 	}
 	if fresh {
 		taken = 0
@@ -82,7 +82,7 @@ func (r *sharedRoom) add(img *image.Image, taken int64, fresh bool) {
 func (r *sharedRoom) check(ctx context.Context) error {
 	available, err := image.AvailableSpace(r.dir)
 	if err != nil {
-		return nil // opening the disks says what is wrong
+		return nil // opening the disks reports what is wrong
 	}
 	sum := func(known int64) (needed int64, err error) {
 		for i, img := range r.images {
@@ -96,7 +96,7 @@ func (r *sharedRoom) check(ctx context.Context) error {
 	}
 	needed, err := sum(math.MaxInt64)
 	if err == nil && needed > available {
-		needed, err = sum(0) // without stored zeros, which have to be looked for
+		needed, err = sum(0) // without stored zeros, which take time to find
 	}
 	if err != nil || needed <= available {
 		return err
@@ -109,12 +109,12 @@ func (r *sharedRoom) check(ctx context.Context) error {
 		strings.Join(names, ", ") + " together", Needed: needed, Available: available}
 }
 
-// fileSystemOf returns the directory that is there of a path, and which file system it is on.
+// fileSystemOf returns the nearest existing directory of a path, and the file system that it is on.
 func fileSystemOf(path string) (dir string, device uint64, err error) {
 	for {
 		info, err := os.Stat(path)
 		if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
-			path = parent // it is made later
+			path = parent // it will be made later
 			continue
 		}
 		if err != nil {

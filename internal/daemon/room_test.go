@@ -28,7 +28,8 @@ func checkRooms(t *testing.T, tiny, images string, disks ...Disk) error {
 }
 
 // TestRoomForAllDisks: new disks that do not fit together on one file system are refused, and the
-// message names them. Disks that are there, take no copy, lie elsewhere or are zeros do not count.
+// message names them. A disk does not count if it exists, needs no copy, is elsewhere, or reads as
+// zeros.
 func TestRoomForAllDisks(t *testing.T) {
 	const size = 4 << 20 // one disk fits, and two do not
 	tiny, images := filetest.TinyFS(t, "6m"), t.TempDir()
@@ -60,8 +61,8 @@ func TestRoomForAllDisks(t *testing.T) {
 	require.NoError(t, check(t, Disk{Name: "a.raw"}, Disk{Name: "b.raw"}), "it is there already")
 }
 
-// TestRoomForTheRest: a disk that an earlier start has copied in part needs room for its rest,
-// which a new one must not take. Without a new one, nothing is refused.
+// TestRoomForTheRest: a disk that an earlier start has copied in part needs room for its rest, and
+// a new disk must not take that. Without a new disk, nothing is refused.
 func TestRoomForTheRest(t *testing.T) {
 	const size = 4 << 20
 	tiny, images := filetest.TinyFS(t, "6m"), t.TempDir()

@@ -67,8 +67,8 @@ func (s DiskSettings) resolved() DiskSettings {
 	return s
 }
 
-// formats are the formats that are set, by the names of images and backing files. Opening them
-// needs the formats before the other settings.
+// formats are the formats in the settings, by the names of images and backing files. Opening an
+// image needs its format before the other settings.
 func (s Settings) formats() map[string]image.Format {
 	all := map[string]image.Format{}
 	for name, d := range s.Disks {
@@ -79,7 +79,7 @@ func (s Settings) formats() map[string]image.Format {
 	return all
 }
 
-// of is how the disk of an image is to be served, before its place among the others is known.
+// of returns the settings for the disk of an image, before its position among the others is known.
 func (s Settings) of(name string) DiskSettings {
 	if single, ok := s.Disks[name]; ok {
 		return single.DiskSettings.resolved()
@@ -93,14 +93,14 @@ type foundImage struct {
 	image    *image.Image  // nil: the disk is complete, and is served without one
 	backing  []string      // names of its backing files
 	streamed *streamedDisk // nil: it is on this machine
-	// container: it was made of a container image
+	// container: it was made from a container image
 	container bool
 }
 
-// local tells whether the image is a file that a person has put on this machine.
+// local reports whether the image is a file that a person has put on this machine.
 func (f foundImage) local() bool { return f.streamed == nil && !f.container }
 
-// settle decides how the disk of each image is served, or says why it cannot be.
+// settle decides how the disk of each image is served, or returns why it cannot be.
 func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) {
 	var wrong problems.List
 	settings := d.settingsFor(s, found, &wrong)
@@ -125,8 +125,8 @@ func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) 
 				found[i].name, one.UsageType, keyUsageType, string(instance.CopyClone))
 		}
 	}
-	// Check before the disks are made: a disk keeps the identity it was given, also when the
-	// configuration file is corrected.
+	// Check before the disks are made: a disk keeps its identity, even if the configuration file is
+	// corrected.
 	wanted := make([]identified, len(settings))
 	for i, one := range settings {
 		wanted[i] = identified{&servedDisk{lun: one.LUN, name: found[i].name}, one.Identity}
@@ -137,8 +137,8 @@ func (d *Daemon) settle(s Settings, found []foundImage) ([]DiskSettings, error) 
 	return settings, wrong.Err()
 }
 
-// settingsFor is how the disk of each image is served. It collects everything that is wrong, such
-// as settings for a disk without an image, and two disks that want one LUN.
+// settingsFor returns the settings of each image's disk. It collects everything that is wrong, such
+// as settings for a disk without an image, or two disks that want the same LUN.
 func (d *Daemon) settingsFor(s Settings, found []foundImage, wrong *problems.List) []DiskSettings {
 	if len(found) > maxLUN {
 		wrong.Add(d.names.of(SettingImageDir).Flag,

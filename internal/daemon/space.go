@@ -10,9 +10,9 @@ import (
 // gaugeWait is how long a page waits for the storage of a disk.
 const gaugeWait = 200 * time.Millisecond
 
-// gauge tells what a disk says of itself. Storage may hang, such as a file server that is gone.
-// That must not hold up the pages where people look for the reason. So the gauge asks once, and
-// shows the last answer until the next one arrives. A nil gauge knows nothing.
+// gauge reports what a disk says about itself. Storage may hang, such as a file server that is
+// gone, but must not hold up the pages on which people look for the reason. So the gauge asks only
+// once, and returns the last answer until the next one arrives. A nil gauge knows nothing.
 type gauge[T any] struct {
 	question func() (T, error)
 
@@ -21,8 +21,8 @@ type gauge[T any] struct {
 	asking bool // guarded by mu
 }
 
-// newSpaceGauge tells how much space a disk uses and has. It returns nil for a disk that cannot
-// tell.
+// newSpaceGauge reports how much space a disk uses and has. It returns nil for a disk that does not
+// know.
 func newSpaceGauge(d disk.Disk) *gauge[disk.Usage] {
 	if a, ok := d.(disk.Accountant); ok {
 		return &gauge[disk.Usage]{question: a.Usage}
@@ -30,7 +30,7 @@ func newSpaceGauge(d disk.Disk) *gauge[disk.Usage] {
 	return nil
 }
 
-// newMapGauge tells where the content of a disk is. It returns nil for a disk that cannot tell.
+// newMapGauge reports where the content of a disk is. It returns nil for a disk that does not know.
 func newMapGauge(d disk.Disk) *gauge[disk.Map] {
 	m, ok := d.(disk.Mapper)
 	if !ok {
@@ -39,10 +39,10 @@ func newMapGauge(d disk.Disk) *gauge[disk.Map] {
 	return &gauge[disk.Map]{question: func() (disk.Map, error) { return *m.Map(), nil }}
 }
 
-// now returns nil if nothing is known.
+// now asks, and returns the answer; nil if nothing is known.
 func (g *gauge[T]) now() *T { return readAll([]*gauge[T]{g})[0] }
 
-// latest is the last answer, without asking again; nil if nothing is known.
+// latest returns the last answer without asking; nil if nothing is known.
 func (g *gauge[T]) latest() *T {
 	if g == nil {
 		return nil
@@ -52,7 +52,7 @@ func (g *gauge[T]) latest() *T {
 	return g.last
 }
 
-// readAll is now of many gauges. Together they take no longer than one.
+// readAll is now for many gauges. Together they take no longer than one.
 func readAll[T any](gauges []*gauge[T]) []*T {
 	return readUntil(time.After(gaugeWait), gauges)
 }
@@ -82,8 +82,8 @@ func readUntil[T any](limit <-chan time.Time, gauges []*gauge[T]) []*T {
 	return all
 }
 
-// askStorage asks the storage of all disks and usage types at once, so that latest is up to date.
-// What has not answered at limit keeps its last answer.
+// askStorage asks the storage of all disks and usage types at once, so that latest is up to date. A
+// gauge without an answer at limit keeps its last one.
 func (d *Daemon) askStorage(limit <-chan time.Time) {
 	gauges := d.usageTypeGauges()
 	for _, s := range d.disks.served() {

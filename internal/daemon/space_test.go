@@ -63,7 +63,7 @@ func TestPagesDoNotWaitForStorage(t *testing.T) {
 	require.Nil(t, space(), "the disk is closed")
 }
 
-// together is a disk that tells its space when all of them are asked, or when the test ends.
+// together is a disk that answers when all of them are asked, or when the test ends.
 type together struct {
 	brokenDisk
 	asked *sync.WaitGroup
@@ -85,8 +85,8 @@ func (d *together) Usage() (disk.Usage, error) {
 	}
 }
 
-// TestStorageIsAskedSideBySide: disks that hang hold up a scrape of the metrics once, and not each
-// of them.
+// TestStorageIsAskedSideBySide: hanging disks delay a scrape of the metrics once, not once for each
+// disk.
 func TestStorageIsAskedSideBySide(t *testing.T) {
 	const disks = 30
 	asked, over := new(sync.WaitGroup), make(chan struct{})

@@ -19,20 +19,20 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// Streams are images in registries that are served without being fetched first.
+// Streams are images in registries that are served without fetching them first.
 type Streams struct {
 	References []registry.Reference // in the order of their LUNs, without duplicates
 	Registry   registry.Options     // Warn is the daemon's
 	// for fetched chunks; daemons may share it; made if it is missing
 	CacheDir  string
 	CacheSize int64 // bytes; 0: no limit
-	// WhenComplete serves layers without digests of chunks before they are verified. They are
-	// verified when they are complete, and a LUN whose content was wrong fails.
+	// WhenComplete serves layers without chunk digests before they are verified. They are verified
+	// when they are complete, and a LUN fails if its content was wrong.
 	WhenComplete bool
 }
 
-// keepName is the directory, beside the disks, for what is known about images in registries. No
-// directory of a disk begins with a dot.
+// keepName is the directory beside the disks for knowledge about images in registries. No disk's
+// directory begins with a dot.
 const keepName = ".images"
 
 // streams are the open images in registries.
@@ -69,11 +69,11 @@ func (d *Daemon) newStreams() error {
 	return err
 }
 
-// registryWarnings is the least time between two warnings about registries, because many reads may
-// wait for one that is away.
+// registryWarnings is the shortest time between two warnings about registries: many reads may wait
+// for the same one.
 const registryWarnings = 5 * time.Second
 
-// warnOfRegistry logs trouble with requests, but not every case.
+// warnOfRegistry logs failed requests, but not each of them.
 func (d *Daemon) warnOfRegistry() func(text string) {
 	var mu sync.Mutex
 	var last time.Time
@@ -94,7 +94,7 @@ func (d *Daemon) warnOfRegistry() func(text string) {
 	}
 }
 
-// findStreams finds the disks of the images in registries. None is opened yet.
+// findStreams finds the disks of the images in registries. It opens none yet.
 func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error) {
 	opt := d.opt.Streams
 	if len(opt.References) == 0 {
@@ -128,7 +128,7 @@ func (d *Daemon) findStreams(ctx context.Context) (found []foundImage, err error
 	return found, refused.Err()
 }
 
-// keepDir is the directory that lives as long as the disks.
+// keepDir is a directory that lives as long as the disks.
 func (d *Daemon) keepDir() string {
 	if d.opt.PersistentDir != "" {
 		return d.opt.PersistentDir
@@ -159,8 +159,8 @@ func (d *Daemon) openCache() (err error) {
 	return nil
 }
 
-// othersInCache are the things besides chunks that count towards the size of the cache: images that
-// were fetched as a whole, and levels of container images.
+// othersInCache returns everything besides chunks that counts towards the size of the cache: images
+// that were fetched as a whole, and levels of container images.
 func (d *Daemon) othersInCache() ([]cache.Other, error) {
 	images, err := registry.Others(d.opt.Streams.CacheDir)()
 	if err != nil {
@@ -197,7 +197,7 @@ func (d *Daemon) openStreamed(ctx context.Context, f *foundImage, dir string) (e
 	return err
 }
 
-// closeStreams closes them after the disks are closed.
+// closeStreams closes the images in registries. Call it after the disks are closed.
 func (d *Daemon) closeStreams() (err error) {
 	for _, s := range d.streams.all {
 		err = errors.Join(err, s.Close())

@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// table holds the disks of a daemon, in the order in which people see them. Each has its own LUN.
-// It is safe for concurrent use.
+// table holds the disks of a daemon, in the order for people. Each has its own LUN. It is safe for
+// concurrent use.
 type table struct {
 	mu     sync.Mutex
 	disks  []*servedDisk // guarded by mu
@@ -33,7 +33,7 @@ type servedDisk struct {
 	image    *image.Image    // nil: a persistent disk without an image
 	progress *image.Progress // nil: its mode copies nothing
 	empty    bool            // see Disk.Empty
-	volume   bool            // it is that of a volume
+	volume   bool            // it is a volume's disk
 
 	after func() error // see Disk; guarded by ending
 
@@ -45,13 +45,13 @@ type servedDisk struct {
 	ending sync.Mutex
 }
 
-// diskState is what can change about a disk.
+// diskState is the part of a disk's state that can change.
 type diskState struct {
 	settings DiskSettings       // in force
 	size     int64              // bytes; 0: unknown yet
 	instance *instance.Instance // nil: not opened yet, or closed
-	space    *gauge[disk.Usage] // nil: it cannot tell
-	contents *gauge[disk.Map]   // nil: it cannot tell
+	space    *gauge[disk.Usage] // nil: the disk does not know
+	contents *gauge[disk.Map]   // nil: the disk does not know
 	serving  bool               // the target has it
 }
 
@@ -62,11 +62,11 @@ func (s *servedDisk) String() string {
 	return fmt.Sprintf("LUN %d (%q)", s.lun, s.name)
 }
 
-// errStopping says why a disk cannot be added.
+// errStopping is the reason why a disk cannot be added.
 var errStopping = errors.New("the daemon is stopping")
 
 // begin must be called before a disk is added or removed while the daemon runs, and changes.Done
-// after.
+// afterwards.
 func (t *table) begin() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -85,8 +85,8 @@ func (t *table) close() {
 	t.changes.Wait()
 }
 
-// add gives disks their places. A disk without a LUN gets the lowest free one. It adds all disks or
-// none.
+// add puts disks into the table. A disk without a LUN gets the lowest free one. It adds all disks
+// or none.
 func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -176,7 +176,7 @@ func (t *table) dropLocked(s *servedDisk) {
 	t.disks = slices.DeleteFunc(t.disks, func(o *servedDisk) bool { return o == s })
 }
 
-// withdrawn records that the target does not have a disk any more.
+// withdrawn records that the target no longer has a disk.
 func (t *table) withdrawn(s *servedDisk) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -254,8 +254,8 @@ func (t *table) failure(s *servedDisk) error {
 }
 
 // failureLocked tests the disk with an empty write, which changes nothing and waits for nothing.
-// After a failed flush every write returns ErrFailed. After its image turned out to be wrong, it
-// returns ErrWrongContent, also for a disk that is only read.
+// After a failed flush, every write returns ErrFailed. After the image has turned out to be wrong,
+// every write returns ErrWrongContent, even on a read-only disk.
 func (s *servedDisk) failureLocked() error {
 	if s.now.instance == nil {
 		return nil

@@ -33,7 +33,7 @@ func (d *Daemon) newUploads(v *volumes, m *volume.Manager, log *zap.Logger) *upl
 	return h
 }
 
-// uploadsStatus is what the page says about uploads.
+// uploadsStatus returns the uploads for the page.
 func uploadsStatus(h *upload.Handler) (all []pages.UploadStatus) {
 	if h == nil {
 		return nil
@@ -65,7 +65,7 @@ func (d *Daemon) expireUploads() {
 	}
 }
 
-// awaiting are the volumes that await their data.
+// awaiting returns the names of the volumes that await their data.
 func (d *Daemon) awaiting() (names []string) {
 	for _, v := range d.volumes.manager.List() {
 		if v.State == api.StateAwaiting {
@@ -83,7 +83,7 @@ func (d *Daemon) recoverUploads(ctx context.Context) {
 	}
 }
 
-// fillable are the volumes of a manager in the form that uploads need.
+// fillable has the volumes of a manager in the form that uploads need.
 type fillable struct{ manager *volume.Manager }
 
 // Fill claims a volume that awaits data, or makes it if that is allowed.

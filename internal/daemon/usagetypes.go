@@ -48,8 +48,8 @@ func (u UsageTypes) of(dir string) string {
 	return ""
 }
 
-// checkUsageTypes refuses directories that cannot hold disks, so that a mistake shows at the start
-// and not with the first disk that chooses the type.
+// checkUsageTypes refuses directories that cannot hold disks. So a mistake shows at the start, not
+// only when the first disk chooses the type.
 func (d *Daemon) checkUsageTypes() error {
 	var wrong problems.List
 	for _, name := range d.opt.UsageTypes.names() {
@@ -75,8 +75,8 @@ func (d *Daemon) checkUsageTypes() error {
 	return wrong.Err()
 }
 
-// settled decides where the disks lie, or says why one cannot lie where it should. Usual are the
-// directories of persistent disks that choose no type.
+// settled decides where each disk lies, or returns why it cannot lie there. usual are the
+// directories of persistent disks without a type.
 func (d *Daemon) settled(found []foundImage, usual []string, settings []DiskSettings) error {
 	homes := instance.Homes{Base: d.opt.WorkDir, Owner: d.opt.Owner}
 	for _, name := range d.opt.UsageTypes.names() {
@@ -122,7 +122,7 @@ func (d *Daemon) homeOf(name string, s DiskSettings, base string) (string, error
 	return instance.DirIn(root, name), nil
 }
 
-// workDir is the directory that holds the directory of an ephemeral disk.
+// workDir is the directory that holds the directories of ephemeral disks with these settings.
 func (d *Daemon) workDir(s DiskSettings) string {
 	if dir, ok := d.opt.UsageTypes[s.UsageType]; ok && s.UsageType != "" {
 		return dir
@@ -130,7 +130,7 @@ func (d *Daemon) workDir(s DiskSettings) string {
 	return d.opt.WorkDir
 }
 
-// workDirs are the directories that hold directories of ephemeral disks.
+// workDirs are all directories that hold directories of ephemeral disks.
 func (d *Daemon) workDirs() []string {
 	dirs := []string{d.opt.WorkDir}
 	for _, name := range d.opt.UsageTypes.names() {
@@ -143,7 +143,7 @@ func (d *Daemon) workDirs() []string {
 	return dirs
 }
 
-// explainElsewhere says what to set for a disk to be found again.
+// explainElsewhere says which setting lets a disk be found again.
 func (d *Daemon) explainElsewhere(err error) error {
 	var elsewhere *instance.ElsewhereError
 	if !errors.As(err, &elsewhere) {
@@ -163,13 +163,13 @@ func (d *Daemon) explainElsewhere(err error) error {
 		d.names.of(SettingUsageType))
 }
 
-// usageType is a storage of which the pages tell.
+// usageType is a storage that the pages report.
 type usageType struct {
 	name, dir string
 	space     *gauge[disk.Usage]
 }
 
-// freeIn tells how much space is free in a directory, for a gauge.
+// freeIn reports the free space in a directory, for a gauge.
 type freeIn string
 
 func (dir freeIn) Usage() (disk.Usage, error) {
@@ -200,7 +200,7 @@ func (d *Daemon) usageTypeGauges() []*gauge[disk.Usage] {
 	return gauges
 }
 
-// announceUsageTypes logs which storages there are, and warns of one that is none.
+// announceUsageTypes logs the storages, and warns of a directory without a storage of its own.
 func (d *Daemon) announceUsageTypes() {
 	for _, u := range d.usageTypes {
 		fields := []zap.Field{zap.String("name", u.name), zap.String("directory", u.dir)}
@@ -216,8 +216,8 @@ func (d *Daemon) announceUsageTypes() {
 	}
 }
 
-// usageTypeStatus sums up what the disks of each type take. It is part of Status, whose LUNs are
-// complete.
+// usageTypeStatus sums up the space of the disks of each type. It is part of Status, after its LUNs
+// are complete.
 func (d *Daemon) usageTypeStatus(luns []pages.LUNStatus) (all []pages.UsageTypeStatus) {
 	spaces := readAll(d.usageTypeGauges())
 	for i, u := range d.usageTypes {
@@ -240,7 +240,7 @@ func (d *Daemon) usageTypeStatus(luns []pages.LUNStatus) (all []pages.UsageTypeS
 	return all
 }
 
-// measureUsageTypes tells the metrics how much space there is.
+// measureUsageTypes updates the metrics about free space.
 func (d *Daemon) measureUsageTypes() {
 	for _, u := range d.usageTypes {
 		d.metrics.AddUsageType(metrics.UsageType{Name: u.name, Space: func() *disk.Usage {

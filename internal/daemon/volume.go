@@ -37,9 +37,9 @@ func (d *Daemon) explainVolume(err error) error {
 		d.opt.PersistentDir, what, d.names.of(SettingPersistentDir), err)
 }
 
-// warnWithoutVolume warns of a persistent directory that dies with the container. It may be in the
-// container's own layer, because the volume was forgotten or is mounted elsewhere, or in memory.
-// The disks are served all the same: somebody may be trying things out.
+// warnWithoutVolume warns of a persistent directory that is lost with the container. It may be in
+// the container's own layer, because the volume was forgotten or is mounted elsewhere, or in
+// memory. The disks are served nevertheless: somebody may be trying things out.
 func (d *Daemon) warnWithoutVolume() {
 	var st unix.Statfs_t
 	if d.opt.PersistentDir == "" || unix.Statfs(d.opt.PersistentDir, &st) != nil {
@@ -51,8 +51,8 @@ func (d *Daemon) warnWithoutVolume() {
 	}
 }
 
-// volatilePlace says where a file system of that type keeps its files if they die with the
-// container or the machine. Otherwise it returns "".
+// volatilePlace describes where a file system of this type keeps its files, if they are lost with
+// the container or the machine. Otherwise it returns "".
 func volatilePlace(fsType int64) string {
 	switch fsType {
 	case unix.OVERLAYFS_SUPER_MAGIC:

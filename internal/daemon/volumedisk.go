@@ -22,7 +22,7 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// Open makes the disk of a volume, or opens the one of an earlier run.
+// Open makes the disk of a volume, or opens the disk of an earlier run.
 func (v *volumeDisks) Open(ctx context.Context, want volume.Disk) (volume.Opened, error) {
 	d := v.d
 	if err := d.disks.begin(); err != nil {
@@ -84,8 +84,8 @@ func (v *volumeDisks) image(ctx context.Context, want volume.Disk) (
 	return v.streamed(ctx, want)
 }
 
-// uploaded opens an image that somebody has uploaded. It must not name another file, which would be
-// one of this machine.
+// uploaded opens an image that somebody has uploaded. It must not refer to another file, because
+// that would be a file of this machine.
 func (v *volumeDisks) uploaded(path string) (*image.Image, error) {
 	img, err := image.Open(path, image.Options{})
 	if err != nil {
@@ -123,8 +123,8 @@ func (v *volumeDisks) local(name string) (*image.Image, error) {
 	return img, err
 }
 
-// streamed opens a disk of an image in a registry. What becomes known about it is kept with the
-// disk.
+// streamed opens a disk of an image in a registry. Everything that is found out about the image is
+// kept with the disk.
 func (v *volumeDisks) streamed(ctx context.Context, want volume.Disk) (
 	*image.Image, func() error, error) {
 	ref, err := registry.ParseReference(want.Source.Reference)
@@ -155,14 +155,14 @@ func (v *volumeDisks) streamed(ctx context.Context, want volume.Disk) (
 	return img, stream.Close, nil
 }
 
-// named reports whether the daemon's own settings have the reference. Only then may it be a file.
+// named reports whether the daemon's own settings name the reference. Only then may it be a file.
 func (v *volumeDisks) named(ref registry.Reference) bool {
 	return slices.ContainsFunc(v.d.opt.Streams.References, func(o registry.Reference) bool {
 		return o.String() == ref.String()
 	})
 }
 
-// chooseDisk finds the disk of an image that is meant.
+// chooseDisk finds the disk that is meant in an image.
 func chooseDisk(stream *registry.Stream, name string) (string, error) {
 	var names []string
 	for _, one := range stream.Disks() {
@@ -178,7 +178,7 @@ func chooseDisk(stream *registry.Stream, name string) (string, error) {
 		"of them", strings.Join(names, ", "), name)
 }
 
-// refusal sorts errors by who can correct them.
+// refusal sorts errors by whether the client can correct them.
 func refusal(err error) error {
 	var refused *api.Error
 	switch {
@@ -203,7 +203,7 @@ type volumeDisk struct {
 	d       *Daemon
 	disk    *servedDisk
 	inst    *instance.Instance
-	claimed bool // it is for a claim, and never becomes a LUN
+	claimed bool // its disk is for a claim, and never becomes a LUN
 
 	// released is not nil once the disk was withdrawn. It is closed when nothing uses the disk any
 	// more.
@@ -241,7 +241,7 @@ func (o *volumeDisk) Serve() error {
 	if err := o.d.expose(srv, o.disk); err != nil {
 		return refusal(o.d.orStopping(err))
 	}
-	if !o.d.volumes.loading.Load() { // otherwise one event announces all of them
+	if !o.d.volumes.loading.Load() { // while loading, one event announces all of them
 		o.d.measure()
 		o.d.announceLUN(o.d.disks.statusOf(o.disk))
 	}
@@ -347,7 +347,7 @@ func (o *volumeDisk) Close(ctx context.Context) error {
 }
 
 func (o *volumeDisk) end() error {
-	// It is closed to be deleted, so nothing needs to reach storage.
+	// The disk is closed to be deleted, so nothing needs to reach storage.
 	if o.released != nil {
 		<-o.released
 		return o.d.abandon(o.disk)

@@ -26,12 +26,12 @@ import (
 	"kubevirt.io/disk/volume/upload"
 )
 
-// Volumes say how volumes are made on demand. Listen is required.
+// Volumes are the options for volumes on demand. Listen is required.
 type Volumes struct {
 	Listen Address
-	Access server.Access // who may ask
+	Access server.Access // who may send requests
 	// Dir keeps the volumes; it is made if it is missing. "": volumesName in the persistent
-	// directory, or in the work directory without one.
+	// directory, or in the work directory if there is none.
 	Dir string
 	// Portal is the address of the LUNs, as HOST:PORT. "": the portal's own, or the address at
 	// which a client has reached the daemon.
@@ -44,13 +44,13 @@ type Volumes struct {
 // volumesName is the directory of the volumes, inside that of the disks.
 const volumesName = ".volumes"
 
-// volumes is what a daemon needs to make volumes.
+// volumes has everything that a daemon needs to make volumes.
 type volumes struct {
 	manager  *volume.Manager
 	server   *server.Server
 	uploads  *upload.Handler
 	listener net.Listener
-	loading  atomic.Bool // all of them are being served
+	loading  atomic.Bool // they are being served at the start
 	served   chan error  // gets the end of server.Serve; nil: it has not begun
 }
 
@@ -98,7 +98,7 @@ func (d *Daemon) hasSingle() bool {
 	return d.volumes != nil && d.volumes.manager.Has(store.Place{Kind: store.PlaceRoot})
 }
 
-// volumesStatus is what the page says about volumes; nil if there are none.
+// volumesStatus returns the volumes for the page; nil if there are none.
 func (d *Daemon) volumesStatus() *pages.VolumesStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -160,7 +160,7 @@ func (d *Daemon) answerVolumes() {
 }
 
 // volumesGrace is how long a stop waits for requests for volumes. Sessions need the rest of the
-// time. An unanswered request is undone, and an upload goes on later.
+// time. An unfinished request is undone, and an upload can be resumed later.
 const volumesGrace = 2 * time.Second
 
 // closeVolumes ends requests for volumes, before the disks are closed. It may be called if
@@ -215,7 +215,7 @@ func (d *Daemon) portalFor(local net.Addr) (host, port string) {
 // volumeDisks makes and serves the disks of volumes.
 type volumeDisks struct{ d *Daemon }
 
-// Default is a volume from the only image, or an empty one of the size that disks should have.
+// Default is a volume from the only image, or an empty one of the size in the settings.
 func (v *volumeDisks) Default() (api.Spec, error) {
 	size := api.Size(v.d.opt.Settings.Disk.Size)
 	switch found := v.d.found; {
@@ -238,7 +238,7 @@ func (v *volumeDisks) Default() (api.Spec, error) {
 	return api.Spec{Size: size}, nil
 }
 
-// Place is a directory that holds disks.
+// Place returns a directory that holds disks.
 func (v *volumeDisks) Place(p store.Place) (string, error) {
 	switch p.Kind {
 	case store.PlaceRoot:
@@ -259,7 +259,7 @@ func (v *volumeDisks) Place(p store.Place) (string, error) {
 	return "", fmt.Errorf("there is no place %q", p.Kind)
 }
 
-// claim is the directory of a claim.
+// claim returns the directory of a claim.
 func (v *volumeDisks) claim(name string) (string, error) {
 	claims := v.d.opt.Volumes.Claims
 	if dir, ok := claims[name]; ok {

@@ -1,5 +1,5 @@
-// Package flock locks open files and directories by flock(2), against other openings of them: in
-// this process, and in others. Closing the file frees the lock, and so does the end of the process.
+// Package flock locks open files and directories with flock(2), against other opens of them in this
+// process and in others. Closing the file releases the lock, and so does the end of the process.
 package flock
 
 import (
@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock locks f. how is that of flock(2): unix.LOCK_EX or unix.LOCK_SH. With unix.LOCK_NB it does
-// not wait, and the error is unix.EWOULDBLOCK where another opening has the lock.
+// Lock locks f. how is unix.LOCK_EX or unix.LOCK_SH, as for flock(2). With unix.LOCK_NB it does not
+// wait: if another open of the file has the lock, it returns unix.EWOULDBLOCK.
 func Lock(f *os.File, how int) error {
 	for {
 		err := unix.Flock(int(f.Fd()), how)
@@ -24,9 +24,9 @@ func Lock(f *os.File, how int) error {
 	}
 }
 
-// Claim opens a file that one at a time fills, and renames when it is complete. It is made if it is
-// missing. Claim waits until nobody else has the file. A process that was killed leaves its file
-// behind, with what it had written: whoever claims it next truncates it.
+// Claim opens a file for the one process that fills it, and renames it when it is complete. Claim
+// makes the file if it is missing, and waits until nobody else has it. A killed process leaves its
+// file and its content behind: the next one to claim it truncates it.
 func Claim(path string) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
@@ -37,14 +37,15 @@ func Claim(path string) (*os.File, error) {
 		if err == nil && hasName(f, path) {
 			return f, nil
 		}
-		// Otherwise its former owner has renamed or removed it.
+		// Its former owner has renamed or removed it: try again.
 		if err := errors.Join(err, f.Close()); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// Discard removes a file of Claim that its owner has left behind. Nothing happens if it has one.
+// Discard removes a claimed file that its owner has left behind. If it has an owner, nothing
+// happens.
 func Discard(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -76,8 +77,8 @@ func hasName(f *os.File, path string) bool {
 	return err == nil && os.SameFile(held, named)
 }
 
-// WaitBriefly waits for the exclusive lock of f, two seconds at most. The caller goes on in any
-// case: also where the file system has no locks, or somebody keeps this one.
+// WaitBriefly waits for the exclusive lock of f, at most two seconds. The caller goes on in any
+// case, even if the file system has no locks or somebody keeps this one.
 func WaitBriefly(f *os.File) {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
 		if !errors.Is(Lock(f, unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK) {

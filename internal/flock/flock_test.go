@@ -36,7 +36,7 @@ func TestLock(t *testing.T) {
 }
 
 // TestWaitBriefly checks that it takes the lock of a directory as soon as it is free, and returns
-// also where it is not.
+// even if it is not.
 func TestWaitBriefly(t *testing.T) {
 	path := t.TempDir()
 	open := func() *os.File {
@@ -56,9 +56,9 @@ func TestWaitBriefly(t *testing.T) {
 	require.ErrorIs(t, Lock(open(), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK, "it has it")
 }
 
-// TestClaim: one at a time has a file until it has renamed or removed it, and the next one gets a
-// file of its own. What a killed process has left is taken over, or discarded; what somebody has is
-// not.
+// TestClaim: one owner at a time has a file until it has renamed or removed it, and the next one
+// gets a file of its own. A killed process's file is taken over or discarded; a file with an owner
+// is not.
 func TestClaim(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "part")

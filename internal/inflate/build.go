@@ -69,7 +69,7 @@ func (d *Decoder) buildLong(t []uint32, width int, lengths []uint8, entries []ui
 		code <<= 1
 		for ; count[n] > 0; count[n]-- {
 			r := reverse(code, n)
-			if at := r & (1<<width - 1); at != index { // the first code of a subtable
+			if at := r & (1<<width - 1); at != index { // this is the first code of a subtable
 				begin += size
 				more := n - width
 				for space := count[n]; space < 1<<more; {

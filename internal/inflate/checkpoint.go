@@ -6,34 +6,34 @@ import (
 	"io"
 )
 
-// Checkpoint is what it takes, beside the input from there on, to go on in the middle of a stream.
+// Checkpoint has what a reader needs to continue in the middle of a stream, besides the input from
+// there on.
 type Checkpoint struct {
-	In  int64 // bits of the input that come before it
-	Out int64 // bytes of the output that come before it
-	// State says where in a block it is, and how that is compressed. At most MaxState bytes.
+	In  int64 // bits of input before it
+	Out int64 // bytes of output before it
+	// State is the position within a block, and the block's compression. At most MaxState bytes.
 	State []byte
-	// Tail is the end of the output before it, at most Window bytes. Of what Mark gives, it is good
-	// until the call returns.
+	// Tail is the output before it, at most Window bytes of it. In a Checkpoint from Mark, it is
+	// valid until the call returns.
 	Tail []byte
 }
 
-// MaxState is how long a State is at most: the mode, whether the block is the last one, how much is
-// left of it if it is stored (2 bytes), how many code lengths there are of both kinds (2, 1), and
-// these, two in a byte. Bytes.
+// MaxState is the largest size of a State: the mode, whether the block is the last one, the rest of
+// a stored block (2 bytes), the numbers of code lengths of both kinds (2, 1), and these lengths,
+// two in a byte. Bytes.
 const (
 	MaxState = stateHead + (maxLitLen+maxDist+1)/2
 
 	stateHead = 7
 )
 
-// maxOver is how far a checkpoint may lie behind the place that it is for: as long as what one turn
-// decodes. Bytes.
+// maxOver is how far a checkpoint may be behind its place: as much as one turn decodes. Bytes.
 const maxOver = turnOut
 
-// ErrCheckpoint is a checkpoint that cannot be one.
+// ErrCheckpoint says that a checkpoint is not valid.
 var ErrCheckpoint = errors.New("a checkpoint of the gzip data contradicts itself")
 
-// checkpoint is where the stream stands.
+// checkpoint returns a checkpoint of the stream's current position.
 func (g *Gzip) checkpoint() Checkpoint {
 	s := &g.s
 	s.unread()
@@ -62,11 +62,11 @@ func (g *Gzip) checkpoint() Checkpoint {
 	}
 }
 
-// ResumeGzip goes on at a checkpoint, and returns the output from off on, which is what the
-// checkpoint is for. src is the input without its first c.In/8 bytes.
+// ResumeGzip continues at a checkpoint, and returns the output from off on, which is the place of
+// the checkpoint. src is the input without its first c.In/8 bytes.
 //
-// Whether a checkpoint is of that input cannot be told: the caller has to verify what comes out.
-// The check sum of the member is not looked at.
+// ResumeGzip cannot tell whether the checkpoint belongs to that input: the caller has to verify the
+// output. It does not check the member's checksum.
 func ResumeGzip(src io.Reader, c Checkpoint, off int64) (*Gzip, error) {
 	over := c.Out - off
 	if over < 0 || over > maxOver || over > int64(len(c.Tail)) || len(c.Tail) > Window || c.In < 0 {

@@ -10,7 +10,7 @@ const (
 	turnOut = 2 + 258 + 32
 )
 
-// fast decodes while there is plenty of input and of room. It tells whether the block ended.
+// fast decodes while there is plenty of input and of room. It reports whether the block ended.
 //
 // In here, only the lowest six bits of left count: entries are subtracted as they are. The race
 // detector skips this loop, which would take most of a test's time. It watches Decode, so it still

@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// The faults of a gzip file beside those of its deflate data.
+// The errors of a gzip file, besides those of its deflate data.
 var (
 	errGzipHeader = errors.New("what should be a gzip header is none")
 	errGzipSum    = errors.New("the check sum of the gzip data is wrong")
@@ -16,30 +16,30 @@ var (
 // Gzip reads gzip members, one after the other, as one stream. One goroutine at a time may use it.
 type Gzip struct {
 	s       stream
-	from    int // in s.dst: output that was not returned yet
+	from    int // offset in s.dst of the output that was not returned yet
 	err     error
 	between bool // a header comes next
 	members int
 
 	sum  uint32 // of the member so far
 	size uint32 // bytes of the member so far
-	// partial says that the beginning of the member was not seen, and its sum is not known.
+	// partial says that reading began inside the member, so its checksum is unknown.
 	partial bool
 
 	every, next int64 // of Mark; bytes of output
 	mark        func(Checkpoint) error
 }
 
-// NewGzip reads members from their beginning. It reads ahead of what it needs.
+// NewGzip reads members from their beginning. It may read ahead.
 func NewGzip(src io.Reader) *Gzip {
 	g := &Gzip{between: true}
 	g.s.init(src)
 	return g
 }
 
-// Mark has f called with a checkpoint as soon as every so many bytes of output were decoded: at
-// each multiple of that, or at most maxOver bytes behind it. every is at least 1 KiB. What f
-// returns ends the stream. It is called before the first Read.
+// Mark makes the reader call f with a checkpoint at each multiple of every bytes of output, or at
+// most maxOver bytes behind it. every is at least 1 KiB. An error of f ends the stream. Call Mark
+// before the first Read.
 func (g *Gzip) Mark(every int64, f func(Checkpoint) error) {
 	g.every, g.next, g.mark = every, every, f
 }
@@ -59,7 +59,7 @@ func (g *Gzip) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// more decodes more. All that was decoded before has been returned.
+// more decodes more. Everything that was decoded before has been returned.
 func (g *Gzip) more() error {
 	s := &g.s
 	if g.between {
@@ -89,7 +89,7 @@ func (g *Gzip) more() error {
 	return err
 }
 
-// The parts of a header that may be there (RFC 1952, section 2.3.1).
+// The optional parts of a header (RFC 1952, section 2.3.1).
 const (
 	flagSum     = 1 << 1
 	flagExtra   = 1 << 2
@@ -97,7 +97,7 @@ const (
 	flagComment = 1 << 4
 )
 
-// header reads what stands before a member. io.EOF: there is no further one.
+// header reads a member's header. io.EOF: there is no further member.
 func (g *Gzip) header() error {
 	s := &g.s
 	if len(s.in) == s.pos {
@@ -117,7 +117,7 @@ func (g *Gzip) header() error {
 	}
 	flags := p[3]
 	sum := crc32.ChecksumIEEE(p)
-	// skip reads n bytes that are of no interest.
+	// skip reads and ignores n bytes.
 	skip := func(n int) error {
 		for err = nil; n > 0 && err == nil; {
 			if p, err = g.take(min(n, headerIn)); err == nil {
@@ -160,11 +160,11 @@ func (g *Gzip) header() error {
 	return nil
 }
 
-// maxHeaderText is how long the name and the comment of a member may be: as the standard library
-// has it. Bytes.
+// maxHeaderText is how long the name and the comment of a member may be, as in the standard
+// library. Bytes.
 const maxHeaderText = 511
 
-// trailer reads what stands behind a member.
+// trailer reads a member's trailer.
 func (g *Gzip) trailer() error {
 	g.s.align()
 	p, err := g.take(8)
@@ -179,7 +179,7 @@ func (g *Gzip) trailer() error {
 	return nil
 }
 
-// take returns the next n bytes of the input, at most headerIn. They are good until the next call.
+// take returns the next n bytes of the input, at most headerIn. They are valid until the next call.
 func (g *Gzip) take(n int) ([]byte, error) {
 	s := &g.s
 	if len(s.in)-s.pos < n {

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// member is content as a member of gzip. After each flush bytes it is flushed, as parallel
+// member compresses content into one gzip member. It flushes after each flush bytes, as parallel
 // compressors do; 0: never.
 func member(t testing.TB, content []byte, level, flush int) []byte {
 	var b bytes.Buffer
@@ -36,7 +36,7 @@ func member(t testing.TB, content []byte, level, flush int) []byte {
 	return b.Bytes()
 }
 
-// place is a checkpoint, and what it is for.
+// place is a checkpoint and its place.
 type place struct {
 	Checkpoint
 	off int64
@@ -54,8 +54,8 @@ func marked(src io.Reader, every int64) (content []byte, all []place, err error)
 	return content, all, err
 }
 
-// resumes goes on at each checkpoint, with as much input as there is up to the next one, and holds
-// what comes against the content.
+// resumes continues at each checkpoint, with input up to the next one, and compares the output with
+// the content.
 func resumes(t testing.TB, src, content []byte, all []place, every int64) {
 	t.Helper()
 	require.Len(t, all, len(content)/int(every))
@@ -130,8 +130,8 @@ func manyMembers(t testing.TB, content []byte, size int) (all [][]byte) {
 	return all
 }
 
-// TestGzipGoesOn reads far behind a checkpoint: over blocks, and into members whose sums count
-// again.
+// TestGzipGoesOn reads far behind a checkpoint: over several blocks, and into members whose
+// checksums can be checked again.
 func TestGzipGoesOn(t *testing.T) {
 	const every = 64 << 10
 	content := text(1<<20, 4)
@@ -146,14 +146,14 @@ func TestGzipGoesOn(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content[c.off:], got))
 
-	src[len(src)-5] ^= 1 // of the second sum
+	src[len(src)-5] ^= 1 // in the second checksum
 	g, err = ResumeGzip(bytes.NewReader(src[c.In/8:]), c.Checkpoint, c.off)
 	require.NoError(t, err)
 	_, err = io.ReadAll(g)
 	require.ErrorIs(t, err, errGzipSum)
 }
 
-// TestGzipWrong tells what is wrong.
+// TestGzipWrong checks the errors.
 func TestGzipWrong(t *testing.T) {
 	good := member(t, text(5000, 5), 6, 0)
 	changed := func(at int, by byte) []byte {
@@ -188,9 +188,9 @@ func TestGzipWrong(t *testing.T) {
 	require.Equal(t, iotest.ErrTimeout, err)
 }
 
-// FuzzGzip holds the reader to compress/flate: the same verdict and the same bytes, also from each
-// checkpoint. It makes two members of the same deflate data, of which the fuzzer could not guess
-// the sum.
+// FuzzGzip compares the reader with compress/flate: the same verdict and the same bytes, also from
+// each checkpoint. It makes two members from the same deflate data, because the fuzzer could not
+// guess their checksum.
 func FuzzGzip(f *testing.F) {
 	const every = 1 << 10
 	for _, content := range [][]byte{nil, []byte("hello, hello"), text(2500, 1)} {
@@ -220,7 +220,7 @@ func FuzzGzip(f *testing.F) {
 	})
 }
 
-// FuzzResume has a checkpoint that comes from a damaged file: an error, or any content.
+// FuzzResume uses a checkpoint from a damaged file: it must give an error, or any content.
 func FuzzResume(f *testing.F) {
 	src := member(f, text(9000, 6), 6, 3000)
 	_, all, err := marked(bytes.NewReader(src), 1<<10)

@@ -18,7 +18,7 @@ func reference(src []byte, size int) ([]byte, error) {
 	return p[:n], err
 }
 
-// decode decodes with room for size bytes, and fails if anything behind them is touched.
+// decode decodes into size bytes, and fails if it touches anything behind them.
 func decode(t testing.TB, d *Decoder, src []byte, size int) ([]byte, error) {
 	t.Helper()
 	const guard = 64
@@ -35,9 +35,9 @@ func agree(t testing.TB, d *Decoder, src []byte, size int) ([]byte, error) {
 	want, wantErr := reference(src, size)
 	got, err := decode(t, d, src, size)
 	if n := len(got); wantErr != nil && n > len(want) {
-		// compress/flate asks for as many bits as the end of the block takes before it looks for a
-		// shorter code, so it gets less out of an input that ends too early. With more input it has
-		// to get the same.
+		// compress/flate asks for as many bits as the end-of-block code has, even if a shorter code
+		// comes next. So it decodes less of an input that ends too early. With more input it has to
+		// decode the same.
 		more, _ := reference(append(bytes.Clone(src), make([]byte, 8)...), size)
 		require.ErrorIs(t, wantErr, io.ErrUnexpectedEOF)
 		require.GreaterOrEqual(t, len(more), n)
@@ -63,7 +63,8 @@ func deflate(t testing.TB, p []byte, level int) []byte {
 	return b.Bytes()
 }
 
-// text is size bytes of made-up prose and numbers: codes of many lengths, matches near and far.
+// text returns size bytes of made-up prose and numbers: codes of many lengths, matches near and
+// far.
 func text(size int, seed uint64) []byte {
 	r := rand.New(rand.NewPCG(seed, 1))
 	words := make([]string, 400)
@@ -93,7 +94,7 @@ func text(size int, seed uint64) []byte {
 	return b.Bytes()[:size]
 }
 
-// bitWriter puts a stream together by hand.
+// bitWriter builds a stream by hand.
 type bitWriter struct {
 	b []byte
 	n uint // bits used of the last byte, 0 for none
@@ -111,7 +112,7 @@ func (w *bitWriter) bits(v, n uint) *bitWriter {
 	return w
 }
 
-// code appends the n lowest bits of v, the highest first, as Huffman codes are.
+// code appends the n lowest bits of v, the highest first, as in Huffman codes.
 func (w *bitWriter) code(v, n uint) *bitWriter {
 	for i := range n {
 		w.bits(v>>(n-1-i), 1)
@@ -132,8 +133,8 @@ func (w *bitWriter) fixed(symbol uint) *bitWriter {
 	return w.code(0xc0+symbol-280, 8)
 }
 
-// lengths appends the header of a dynamic block with these code lengths, each written as it is: the
-// code of code lengths has 4 bits for each of 0 to 15.
+// lengths appends the header of a dynamic block with these code lengths. Each length is written
+// directly: the code of code lengths has 4 bits for each of 0 to 15.
 func (w *bitWriter) lengths(litlen, dist []uint) *bitWriter {
 	w.bits(uint(len(litlen)-257), 5).bits(uint(len(dist)-1), 5).bits(19-4, 4)
 	for _, symbol := range codeOrder {
@@ -149,7 +150,7 @@ func (w *bitWriter) lengths(litlen, dist []uint) *bitWriter {
 	return w
 }
 
-// codeLengths is a list of n code lengths, of which some are not 0.
+// codeLengths returns n code lengths, which are 0 except for those in set.
 func codeLengths(n int, set map[int]uint) []uint {
 	l := make([]uint, n)
 	for symbol, length := range set {

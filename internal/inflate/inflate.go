@@ -1,11 +1,11 @@
 // Package inflate decodes raw deflate data (RFC 1951).
 //
-// A Decoder does so in one call. The caller has the whole input and output in memory, as for a
+// A Decoder decodes in one call. The caller has the whole input and output in memory, as for a
 // compressed cluster of a disk image. So there is no window to keep and no state between calls.
 // This is more than twice as fast as a streaming decoder.
 //
-// A Gzip reads gzip members (RFC 1952) as they come. It makes checkpoints on the way, from which
-// another one goes on later: so a long stream can be read from the middle.
+// A Gzip reads gzip members (RFC 1952) from a reader. On the way it makes checkpoints, at which
+// another Gzip can continue later: so a long stream can be read from the middle.
 //
 // Both accept and refuse exactly what the standard library does, byte for byte. Fuzz tests compare
 // them.
@@ -16,7 +16,7 @@ import (
 	"errors"
 )
 
-// The faults of an input.
+// The errors of an input.
 var (
 	errTruncated = errors.New("the deflate data ends too early")
 	errBlockType = errors.New("a deflate block has the reserved type 3")
@@ -32,8 +32,8 @@ var (
 // goroutine at a time may use it, again and again, and it then allocates nothing. It takes about 25
 // KiB.
 type Decoder struct {
-	// the next bits of the input, the first one lowest; above the lowest left bits may be some that
-	// follow
+	// the next bits of the input, the first one lowest; above the lowest left bits there may be
+	// some of the following ones
 	bits uint64
 	left uint // how many of them were taken from the input and are unused
 	pos  int  // the next byte of the input

@@ -19,7 +19,7 @@ const (
 
 func header(kind uint) *bitWriter { return new(bitWriter).bits(kind, 3) }
 
-// TestStreams has a stream for each rule of the format, and what comes of it.
+// TestStreams has a stream for each rule of the format, and its result.
 func TestStreams(t *testing.T) {
 	ab := func() *bitWriter { // a:1 b:2 end:3 length 3:3; distances 1:1 2:1
 		return header(last|dynamic).lengths(codeLengths(258,
@@ -139,7 +139,7 @@ func TestStreams(t *testing.T) {
 		{"dynamic, a repetition that ends with the lengths", repeatedToTheEnd(), "\xff", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			// Alone, and with more input and room behind it, so that both loops see it.
+			// Decode it alone, and with more input and room behind it, so that both loops see it.
 			for _, slack := range []int{0, 1024} {
 				src := append(bytes.Clone(c.w.b), make([]byte, slack)...)
 				for _, size := range []int{len(c.want), len(c.want) + 1, len(c.want) + 1024} {
@@ -220,13 +220,13 @@ func TestSymbols(t *testing.T) {
 }
 
 // TestNearMatches has every length at every distance up to those that are copied in the largest
-// steps, each from bytes that were not there before: a step too large would copy what is not
-// written yet.
+// steps. The bytes before each match are new: if a step were too large, it would copy bytes that
+// are not written yet.
 func TestNearMatches(t *testing.T) {
 	var d Decoder
 	r := rand.New(rand.NewPCG(9, 9))
-	// symbol is the last one from first to last whose smallest value is at most v, and what remains
-	// of that.
+	// symbol is the last one from first to last whose smallest value is at most v, and the rest of
+	// v.
 	symbol := func(entries []uint32, first, last, v uint) (s, rest uint) {
 		for s = last; s > first && uint(entries[s]>>valueAt&valueMask) > v; s-- {
 		}
@@ -259,8 +259,8 @@ func TestNearMatches(t *testing.T) {
 	}
 }
 
-// TestLongestMatch ends a stream with what takes the most bits that a match can, 48, at every
-// position within a byte, so that the last of them is the input's last bit, too.
+// TestLongestMatch ends a stream with a match of the most bits, 48, at every position within a
+// byte, so that its last bit is also the last bit of the input.
 func TestLongestMatch(t *testing.T) {
 	var d Decoder
 	prefix := text(32<<10, 8)
@@ -304,8 +304,8 @@ func TestLongestMatch(t *testing.T) {
 	}
 }
 
-// TestLevels decodes what compress/flate makes of several kinds of content, into less room, just
-// enough, and more.
+// TestLevels decodes what compress/flate makes from several kinds of content, with less room than
+// needed, just enough, and more.
 func TestLevels(t *testing.T) {
 	var d Decoder
 	noise := make([]byte, 70<<10)
@@ -356,7 +356,7 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestDamaged changes bits in streams, so that every check meets what nobody wrote on purpose.
+// TestDamaged changes bits in streams, so that every check sees input that nobody wrote on purpose.
 func TestDamaged(t *testing.T) {
 	var d Decoder
 	r := rand.New(rand.NewPCG(5, 5))

@@ -65,7 +65,7 @@ func (d *Decoder) readTables(src []byte) error {
 	return d.buildTables()
 }
 
-// buildTables makes the tables of the code lengths that are known.
+// buildTables makes the tables from the code lengths.
 func (d *Decoder) buildTables() error {
 	d.tables = &d.own
 	if !d.build(d.own.litlen[:], litLenBits, d.lengths[:d.litlen], litLenEntries[:]) ||

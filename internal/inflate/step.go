@@ -1,6 +1,6 @@
 package inflate
 
-// step decodes one literal or match and checks every bound. It tells whether the block ended. dst
+// step decodes one literal or match and checks every bound. It reports whether the block ended. dst
 // must not be full.
 func (d *Decoder) step(dst, src []byte) (ended bool, err error) {
 	d.need(src, 48) // for the longest match; fewer may be available
@@ -44,7 +44,7 @@ func (d *Decoder) step(dst, src []byte) (ended bool, err error) {
 	}
 	to := dst[d.out:min(d.out+length, len(dst))]
 	d.out += len(to)
-	for len(to) > 0 { // what was copied can be copied again, so each round doubles
+	for len(to) > 0 { // copied bytes can be copied again, so each round doubles
 		n := copy(to, dst[d.out-len(to)-distance:d.out-len(to)])
 		to, distance = to[n:], distance+n
 	}

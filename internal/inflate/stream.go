@@ -9,8 +9,8 @@ const (
 	// Window is how far back deflate data may refer. Bytes.
 	Window = 32 << 10
 
-	// streamIn and streamOut are how much input and output a stream has in memory, the window not
-	// counted. Bytes.
+	// streamIn and streamOut are how much input and output a stream keeps in memory, without the
+	// window. Bytes.
 	streamIn  = 128 << 10
 	streamOut = 256 << 10
 	// headerIn is more than the header of a block takes: 17 bits, 19 code lengths of 3 bits, and
@@ -20,19 +20,19 @@ const (
 	maxEmptyReads = 100
 )
 
-// mode is where a stream stands.
+// mode says what comes next in a stream.
 type mode uint8
 
 const (
 	inHeader mode = iota // the header of a block comes next
-	inStored             // the rest of a stored block does
-	inFixed              // codes do, the fixed ones
-	inCodes              // codes do, those of the block's own
+	inStored             // the rest of a stored block comes next
+	inFixed              // fixed codes come next
+	inCodes              // the block's own codes come next
 	atEnd                // the stream is over
 )
 
-// stream decodes one deflate stream after the other as their input comes. Between two calls it may
-// stand anywhere, also within a block.
+// stream decodes deflate streams one after the other as their input comes. Between two calls it may
+// be anywhere, even within a block.
 type stream struct {
 	Decoder
 	mode   mode
@@ -41,11 +41,11 @@ type stream struct {
 
 	src  io.Reader
 	buf  []byte // of in
-	in   []byte // in[pos:] was not used yet
+	in   []byte // in[pos:] is unused
 	base int64  // offset of in[0] in the source
 	err  error  // of src
 
-	dst   []byte // dst[:out] is output, the window among it; at the end is room for turnOut
+	dst   []byte // dst[:out] is output, with the window; behind it is room for turnOut
 	start int64  // offset of dst[0] in the output
 }
 
@@ -53,21 +53,21 @@ func (s *stream) init(src io.Reader) {
 	s.src, s.buf, s.dst = src, make([]byte, streamIn), make([]byte, Window+streamOut+turnOut)
 }
 
-// unread gives whole bytes back to the input, so that the next bit is in the byte at pos, or is one
-// of the left last ones of the byte before.
+// unread gives whole bytes back to the input, so that the next bit is in the byte at pos, or one of
+// the last bits of the byte before.
 func (s *stream) unread() {
 	s.pos -= int(s.left / 8)
 	s.left &= 7
 	s.bits &= 1<<s.left - 1
 }
 
-// align drops what is left of a byte.
+// align drops the rest of a byte.
 func (s *stream) align() {
 	s.unread()
 	s.bits, s.left = 0, 0
 }
 
-// fill gets more input, n unused bytes at least if the source has as many.
+// fill reads more input, until there are n unused bytes if the source has that many.
 func (s *stream) fill(n int) error {
 	s.unread()
 	s.base += int64(s.pos)
@@ -89,8 +89,8 @@ func (s *stream) fill(n int) error {
 	return nil
 }
 
-// advance decodes until the output has stop bytes or at most turnOut more, or the stream ends. stop
-// is at most Window+streamOut.
+// advance decodes until the output has stop bytes, or at most turnOut more, or the stream ends.
+// stop is at most Window+streamOut.
 func (s *stream) advance(stop int) (err error) {
 	for err == nil && s.out < stop && s.mode != atEnd {
 		if len(s.in)-s.pos < headerIn && s.err == nil {
@@ -106,7 +106,7 @@ func (s *stream) advance(stop int) (err error) {
 			err = s.codes(stop)
 		}
 	}
-	if err == errTruncated { // by then, the source has no more
+	if err == errTruncated { // by now the source has no more
 		err = io.ErrUnexpectedEOF
 	}
 	return err
@@ -176,7 +176,7 @@ func (s *stream) codes(stop int) error {
 	return err
 }
 
-// slide makes room for output. What is left of it is the window.
+// slide makes room for output. Only the window stays.
 func (s *stream) slide() {
 	if from := s.out - Window; from > 0 {
 		copy(s.dst, s.dst[from:s.out])
@@ -185,7 +185,7 @@ func (s *stream) slide() {
 	}
 }
 
-// restart begins another stream, which cannot refer to what was before.
+// restart begins another stream, which cannot refer to earlier output.
 func (s *stream) restart() {
 	s.start += int64(s.out)
 	s.out, s.mode = 0, inHeader

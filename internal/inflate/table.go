@@ -8,7 +8,7 @@ const (
 	codeBits   = 7 // the longest code of a code length
 	maxBits    = 15
 
-	numLitLen = 288 // fixed codes are 288, two of them without a meaning
+	numLitLen = 288 // there are 288 fixed codes, two of them without a meaning
 	maxLitLen = 286
 	maxDist   = 30
 	endBlock  = 256
@@ -25,8 +25,8 @@ const (
 // is longer, the entry links to a subtable, which is indexed by the bits that follow. An entry:
 //
 //	bits  0-5  how much input it takes, with a length's or distance's extra bits
-//	bits  8-22 the literal; the smallest length or distance; of a link, where the subtable begins
-//	bits 24-27 how much of the input is the code; of a link, how many bits index the subtable
+//	bits  8-22 the literal; the smallest length or distance; or the start of a link's subtable
+//	bits 24-27 how many bits the code has; or how many bits index a link's subtable
 //	bits 28-31 the kind; a length or a distance has none
 type tables struct {
 	litlen [litLenSize]uint32

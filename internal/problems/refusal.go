@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Refusal collects mistakes in images that a person has named, and makes one error of them.
+// Refusal collects mistakes in images that a person has named, and makes one error from them.
 type Refusal struct {
 	Verb string // completes "2 images ..."
 	all  []error
@@ -26,7 +26,7 @@ func (r *Refusal) Err() error {
 	return fmt.Errorf("%d images %s:\n  %w", len(r.all), r.Verb, indented{errors.Join(r.all...)})
 }
 
-// indented prints an error of several lines indented, below another error.
+// indented prints an error of several lines with an indent, below another error.
 type indented struct{ error }
 
 func (i indented) Error() string { return strings.ReplaceAll(i.error.Error(), "\n", "\n  ") }

@@ -102,8 +102,8 @@ func (t *Table) LockContext(ctx context.Context, h *Hold) error {
 }
 
 // LockPair is Lock for a Read and a Write hold of one access. Both take their places before either
-// waits. Otherwise an Exclusive hold that overlaps both could come between them, and each would
-// wait for the other.
+// waits. Otherwise an Exclusive hold that overlaps both could come between them, and a deadlock
+// would follow.
 func (t *Table) LockPair(read, write *Hold) {
 	t.mu.Lock()
 	first, second := t.enterLocked(read), t.enterLocked(write)
@@ -160,8 +160,8 @@ func (t *Table) waitsLocked(h *Hold) bool {
 	return false
 }
 
-// Unlock gives up the place of h. If h has none, nothing happens: one fault of a caller must not
-// end a process that serves many disks.
+// Unlock gives up the place of h. If h has no place, nothing happens: a fault of one caller must
+// not end a process that serves many disks.
 func (t *Table) Unlock(h *Hold) {
 	t.mu.Lock()
 	if h.prev == nil && t.first != h {
@@ -193,7 +193,7 @@ func (t *Table) Unlock(h *Hold) {
 	}
 }
 
-// wakeLocked wakes h and later holds, as far as nothing is in their way any more.
+// wakeLocked wakes h and later holds that no longer conflict with an earlier one.
 func (t *Table) wakeLocked(h *Hold) {
 	for ; h != nil && t.waiting > 0; h = h.next {
 		if h.turn != nil && !t.waitsLocked(h) {
@@ -249,7 +249,7 @@ func (t *Table) Writing(owner string) bool {
 // Drain waits for the Write and Exclusive holds, waiting ones included, whose owner matches. It
 // does not wait for holds that come later.
 func (t *Table) Drain(match func(owner string) bool) {
-	place := &Hold{match: match} // without a range: it is in nobody's way
+	place := &Hold{match: match} // without a range, it conflicts with nothing
 	t.Lock(place)
 	t.Unlock(place)
 }
@@ -262,7 +262,7 @@ type State struct {
 	Readers   int // reads without a place
 }
 
-// State is for tests, and for finding the reason of a hang.
+// State returns the state of the table, for tests and for finding the reason of a hang.
 func (t *Table) State() State {
 	t.mu.Lock()
 	defer t.mu.Unlock()

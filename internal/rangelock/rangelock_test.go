@@ -46,7 +46,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// user locks holds and notes the order in which they succeed.
+// user locks holds and records the order in which they succeed.
 type user struct {
 	table Table
 	order []string
@@ -98,8 +98,8 @@ func TestOverlappingHoldsWait(t *testing.T) {
 	})
 }
 
-// TestLargeRangesHaveTheirTurn checks that a hold of everything waits only for earlier holds. Later
-// ones keep coming.
+// TestLargeRangesHaveTheirTurn checks that a hold of everything waits only for earlier holds, while
+// later ones keep coming.
 func TestLargeRangesHaveTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &user{}
@@ -110,7 +110,7 @@ func TestLargeRangesHaveTheirTurn(t *testing.T) {
 		u.lock("later", later)
 		require.Equal(t, State{Held: 3, Waiting: 2}, u.table.State())
 		outside := hold(Write, "", Span{200, 1})
-		u.table.Lock(outside) // in nobody's way
+		u.table.Lock(outside) // conflicts with nothing
 		u.unlock(outside)
 		require.Empty(t, u.order)
 		u.unlock(first)
@@ -209,8 +209,8 @@ func TestReadsWaitForExclusiveOnly(t *testing.T) {
 	})
 }
 
-// TestPairsComeBeforeWhatComesLater checks that both holds of a waiting pair come before a later
-// exclusive hold.
+// TestPairsComeBeforeWhatComesLater checks that a waiting pair gets both of its holds before a
+// later exclusive hold.
 func TestPairsComeBeforeWhatComesLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &user{}
@@ -269,7 +269,7 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// TestUnlockWithoutLock checks that such an unlock changes nothing for the holds of others.
+// TestUnlockWithoutLock checks that Unlock without Lock does not change the holds of others.
 func TestUnlockWithoutLock(t *testing.T) {
 	var table Table
 	held, never := hold(Write, "", Span{0, 1}), hold(Exclusive, "", Span{0, 1})
@@ -283,8 +283,8 @@ func TestUnlockWithoutLock(t *testing.T) {
 	require.Zero(t, table.State())
 }
 
-// TestRandomHolds has goroutines take holds of every kind, and give up now and then. Each checks
-// that it shares its range with nobody that it conflicts with.
+// TestRandomHolds takes and gives up holds of every kind in many goroutines. Each checks that
+// nobody in conflict with it shares its range.
 func TestRandomHolds(t *testing.T) {
 	const units, workers, rounds = 12, 8, 3000
 	var table Table

@@ -1,7 +1,7 @@
 // Package readyfile makes the file that tells probes that disks can be used.
 //
-// A process calls Clear when it starts, Write when the disks can be used, and Remove when they can
-// no longer be. What it has not made, it leaves alone.
+// A process calls Clear when it starts, Write when the disks can be used, and Remove when they no
+// longer can. The package leaves files alone that it has not made.
 package readyfile
 
 import (
@@ -18,7 +18,7 @@ import (
 	"kubevirt.io/disk/internal/flock"
 )
 
-// readyText is the content by which a ready file is recognised.
+// readyText is the content that identifies a ready file.
 const readyText = "ready\n"
 
 // File tells probes that the disks can be used. The process that made it keeps it locked. So
@@ -29,9 +29,9 @@ type File struct {
 	made *os.File // nil: not yet
 }
 
-// Clear removes the ready file of a killed daemon, because a probe would take this one for ready.
-// Anything else with that name stays and is an error: the name may be a slip, such as the path of
-// an image. /dev/null is allowed and means no file.
+// Clear removes the ready file of a killed daemon, because a probe would take this daemon for
+// ready. Anything else with that name stays and is an error: the name may be a mistake, such as the
+// path of an image. /dev/null is allowed and means no file.
 func (r *File) Clear() error {
 	if r.Path == "" {
 		return nil
@@ -42,7 +42,7 @@ func (r *File) Clear() error {
 	if err := r.unlink(); err != nil {
 		return err
 	}
-	// Fail now. Later, the disks may have taken long to make, and initiators are logging in.
+	// Fail now. Later it may have taken long to make the disks, and initiators may be logging in.
 	dir := filepath.Dir(r.Path)
 	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
 		return r.unmakeable(&fs.PathError{Op: "access", Path: dir, Err: err})
@@ -99,7 +99,7 @@ func (r *File) Remove() error {
 	return r.unlink()
 }
 
-// isOwn says whether the path still holds the file that was made, whatever its content is now.
+// isOwn reports whether the path still holds the file that was made, whatever its content is now.
 func (r *File) isOwn() bool {
 	if r.made == nil {
 		return false
@@ -108,14 +108,14 @@ func (r *File) isOwn() bool {
 	return err == nil && inPlace(made, r.Path)
 }
 
-// inPlace says whether path still names the file that was made.
+// inPlace reports whether path still names the file that was made.
 func inPlace(made fs.FileInfo, path string) bool {
 	there, err := os.Lstat(path)
 	return err == nil && os.SameFile(made, there)
 }
 
-// foreign describes what is in the place of the ready file. It returns "" for nothing, for a ready
-// file, and for an empty file, as touch makes it.
+// foreign describes the object in the place of the ready file. It returns "" if there is nothing, a
+// ready file, or an empty file, as touch makes it.
 func foreign(path string) string {
 	info, err := os.Lstat(path)
 	switch {
@@ -142,7 +142,7 @@ func foreign(path string) string {
 	return "a file with other content"
 }
 
-// lockedByDaemon says whether the daemon that made a ready file is running. On a file system
+// lockedByDaemon reports whether the daemon that made a ready file is running. On a file system
 // without locks it returns false.
 func lockedByDaemon(path string) bool {
 	f, err := openUnlinked(path)
@@ -154,7 +154,7 @@ func lockedByDaemon(path string) bool {
 }
 
 // openUnlinked opens a file that was a regular file a moment ago. If a link or a pipe has replaced
-// it, it neither follows nor waits.
+// it, it neither follows the link nor waits.
 func openUnlinked(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 }
@@ -169,7 +169,7 @@ func writeAtomically(path, text string) (f *os.File, err error) {
 	_ = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
 	_, err = f.WriteString(text)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		// An empty file says as much. Copying or a guest may have just taken all space.
+		// An empty file works, too. Copying or a guest may have just taken all space.
 		err = f.Truncate(0)
 	}
 	// A probe may run as another user.
@@ -190,8 +190,8 @@ func (r *File) unlink() error {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, syscall.EROFS):
-		// The kernel says this even of a missing file. That is right here: the file could not be
-		// made later either.
+		// The kernel returns this even for a missing file. That is right here: the file could not
+		// be made later either.
 		return fmt.Errorf("the ready file %q is on a read-only file system: mount a volume there, "+
 			"or choose another place with %s, or none by an empty one", r.Path, r.Name)
 	}

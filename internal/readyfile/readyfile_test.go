@@ -80,8 +80,8 @@ func TestReadyFileLeavesWhatIsNotItsOwn(t *testing.T) {
 	}
 }
 
-// TestReadyFileIsRemovedWhateverItHolds: a person may have written into the file. It is removed all
-// the same, so that no probe takes a stopped daemon for ready.
+// TestReadyFileIsRemovedWhateverItHolds: a person may have written into the file. It is removed
+// nevertheless, so that no probe takes a stopped daemon for ready.
 func TestReadyFileIsRemovedWhateverItHolds(t *testing.T) {
 	r := testReadyFile(filepath.Join(t.TempDir(), "healthy"))
 	require.NoError(t, r.Write())
@@ -115,7 +115,8 @@ func TestReadyFileOfTwo(t *testing.T) {
 }
 
 // TestReadyFileWithoutSpace limits files to three bytes, like a full file system. The limit applies
-// to a process, so the test runs in one of its own: this one may have to write a log for go test.
+// to a whole process, so the test runs in a process of its own: this one may have to write a log
+// for go test.
 func TestReadyFileWithoutSpace(t *testing.T) {
 	const limited = "KUBEVIRT_DISK_TEST_LIMITED"
 	if os.Getenv(limited) == "" {

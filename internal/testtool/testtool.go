@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// Required says that every tool has to be there, as in continuous integration.
+// Required reports whether every tool has to be there, as in continuous integration.
 func Required() bool { return os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" }
 
-// Need skips the test if a tool is missing, or fails it where every tool is required.
+// Need skips the test if a tool is missing, or fails it if every tool is required.
 func Need(t testing.TB, names ...string) {
 	t.Helper()
 	for _, name := range names {
