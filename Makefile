@@ -5,13 +5,13 @@ GO ?= go
 BIN := bin/kubevirt-disk
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
-# The base image of push where no --base is given, by its reference; empty: it has to be given.
+# The reference of the base image that push uses without --base; empty: --base is required.
 BASE ?=
 CONTROLLER := bin/kubevirt-disk-controller
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) $(if $(BASE),-X main.base=$(BASE))
 CONTROLLER_LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
-# Packages that no command of an initiator runs through. They are compiled without inlining, which
-# makes the binary 0.8 MiB smaller.
+# Packages that are not involved when an initiator's command runs. They are compiled without
+# inlining, which makes the binary 0.8 MiB smaller.
 COLD := archive/tar crypto/tls crypto/x509 encoding/asn1 encoding/json encoding/xml mime/... \
 	net/http/... net/textproto net/url regexp/... text/template/... vendor/golang.org/x/net/... \
 	go.uber.org/... go.yaml.in/... google.golang.org/protobuf/... libvirt.org/... \
@@ -35,7 +35,7 @@ IMAGE ?= kubevirt.io:disk
 ADAPTER_IMAGE ?= kubevirt.io:adapter
 # The name that `make controller-image` gives the image of the Kubernetes controller.
 CONTROLLER_IMAGE ?= kubevirt.io:disk-controller
-# What boots container images: cache/machine/ARCH/vmlinuz and initrd.
+# The files that boot container images: cache/machine/ARCH/vmlinuz and initrd.
 MACHINE := cache/machine
 
 .DEFAULT_GOAL := help
@@ -57,7 +57,7 @@ controller: $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64 ## Build kubevir
 $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64: $(CONTROLLER)-linux-%: FORCE
 	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '$(CONTROLLER_LDFLAGS)' -o $@ ./cmd/kubevirt-disk-controller
 
-# One time for all files, so that the same binaries give the same digests.
+# All files get the same time, so that the same binaries give the same digests.
 controller-image: controller ## Build the image kubevirt.io:disk-controller for linux/amd64 and linux/arm64 with buildah
 	buildah manifest rm '$(CONTROLLER_IMAGE)' >/dev/null 2>&1 || true
 	buildah build --quiet --platform linux/amd64,linux/arm64 --manifest '$(CONTROLLER_IMAGE)' \

@@ -48,8 +48,8 @@ lay_out() {
 	[ -z "$boot" ] || lay_out_boot "$1" "$root"
 }
 
-# lay_out_boot adds what boots container images. The kernel is GPL-2: its licence, and where its
-# source is, go with it.
+# lay_out_boot adds the files that boot container images. The kernel is GPL-2, so its licence and
+# the place of its source come with it.
 lay_out_boot() { # lay_out_boot ARCH ROOT
 	local copyright=("$kernels/$1"/root/usr/share/doc/linux-image-*/copyright)
 	install -d -m 0755 "$2/boot" "$2/usr" "$2/usr/share" "$2/usr/share/doc" "$2/usr/share/doc/linux"
@@ -113,12 +113,12 @@ for arch in amd64 arm64; do
 	id=$(build "$arch")
 	id=$(normalise "$arch" "$id" "$work/image-$arch")
 	buildah manifest add --os linux --arch "$arch" "$image" "$id" >/dev/null
-  # Without a name of its own the image could be removed from under the list, by `podman image prune`
-  # or by `podman rmi` of an image that was made from it.
+  # Without a name of its own, `podman image prune` could remove the image from under the list, and
+  # so could `podman rmi` of an image that was made from it.
 	buildah tag "$id" "$image-$arch"
 	report "$arch" "$work/image-$arch"
 done
-# The images of the former list have no name, so nobody would ever remove them. One stays if a
+# The images of the former list have no name, so nobody else would remove them. One stays if a
 # user's image was made from it.
 for id in "${former[@]}"; do
 	grep -qx "$id" <(members) || buildah rmi "$id" >/dev/null 2>&1 || true

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The everyday loop: lint, and the tests of the packages that changed since a commit. The default is
-# everything that is not committed yet; if everything is committed, the last commit. BASE=main
-# checks all that a branch adds.
+# all uncommitted changes; if everything is committed, the last commit. BASE=main checks all commits
+# of a branch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fetches Debian's kernel for virtual machines and unpacks it, without installing anything and
-# without root: DIRECTORY/ARCH/root is the tree, DIRECTORY/ARCH/source names the source package and
-# its version, which whoever distributes the kernel has to offer (GPL-2). What is there is not
+# Fetches Debian's kernel for virtual machines and unpacks it. It installs nothing and needs no
+# root. DIRECTORY/ARCH/root is the tree. DIRECTORY/ARCH/source names the source package and its
+# version, which anybody who distributes the kernel has to offer (GPL-2). An existing kernel is not
 # fetched again.
 #
 # Usage: fetch-kernel.sh [--any] ARCH DIRECTORY, with ARCH amd64 or arm64. The version is pinned
-# below. Debian's mirrors keep only the latest ones: with --any, the latest one is taken if the
+# below. Debian's mirrors keep only the latest versions: with --any, the latest one is used if the
 # pinned one is gone. It needs apt and dpkg-deb. DEBIAN_MIRROR names another mirror.
 set -euo pipefail
 
@@ -32,7 +32,7 @@ fail() {
 	exit 1
 }
 
-# is_right says whether what is there will do.
+# is_right reports whether the existing kernel will do.
 is_right() {
 	[ -e "$dir/$arch/source" ] || return 1
 	[ -n "$any" ] || grep -qF "$version" "$dir/$arch/source"
@@ -48,8 +48,8 @@ done
 work=$(mktemp -d "$dir/.new-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-# Apt works in a directory of its own, with lists of this architecture, and leaves the machine's
-# alone. The machine's proxies count.
+# Apt works in a directory of its own, with lists for this architecture, and does not touch the
+# machine's lists. It uses the machine's proxies.
 mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/etc"
 echo "deb [signed-by=$keyring] $mirror $suite main" >"$work/etc/sources.list"
 : >"$work/status"

@@ -13,8 +13,8 @@ trap 'rm -rf "$dir"' EXIT
 found=$("$GO" env GOCACHE)/fuzz # where `go test -fuzz` keeps the inputs that it finds
 
 # fuzz NAME BINARY DIRECTORY PACKAGE: one fuzz test in one process. Minimizing is limited: otherwise
-# it can take all the time of a short run. On a machine short of processors, the end of the time may
-# be reported as a failure, and nothing else is printed. Such a run found nothing and is repeated. A
+# it can take all the time of a short run. On a machine short of processors, go test may report the
+# end of the time as a failure, and print nothing else. Such a run found nothing and is repeated. A
 # run that found something names the input.
 fuzz() {
 	local try out
@@ -35,7 +35,7 @@ fuzz() {
 export -f fuzz
 export found
 
-# Each package is compiled once, while the tests of those before it run.
+# Each package is compiled once, while the tests of the packages before it run.
 "$GO" list -f '{{.ImportPath}} {{.Dir}}' "$@" | while read -r package path; do
 	if grep -qs '^func Fuzz' "$path"/*_test.go; then
 		binary=$dir/${package//\//_}
@@ -43,7 +43,7 @@ export found
 			(cd "$path" && "$binary" -test.list '^Fuzz') |
 				sed -n "s|^Fuzz.*|& $binary $path $package|p"
 		else
-			echo "Fuzz false $path $package" # counts as one that failed
+			echo "Fuzz false $path $package" # counts as a failed test
 		fi
 	fi
 done | xargs -r -L 1 -P "$(nproc)" bash -c 'fuzz "$@"' fuzz | tee "$dir/log"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs missing clients and tools of the tests, if this is root on Debian or Ubuntu. Elsewhere it
-# prints what is missing: the tests that need it then skip, or fail if
+# Installs missing clients and tools for the tests, if this is root on Debian or Ubuntu. Elsewhere
+# it prints what is missing: tests that need a missing tool skip, or fail if
 # KUBEVIRT_DISK_REQUIRE_TOOLS=1.
 set -euo pipefail
 
@@ -61,8 +61,8 @@ fi
 
 echo "install-tools: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-# apt_get retries: a mirror may fail, and on a machine that has just started others hold apt's
-# locks.
+# apt_get retries: a mirror may fail, and just after a machine has started, apt's locks may be
+# taken.
 apt_get() {
 	local try
 	for try in 1 2 3; do

@@ -19,7 +19,7 @@ fi
 git ls-files -z --cached --others --exclude-standard '*.go' | xargs -0 -r "$go" run ./scripts/gowidth ||
 	found 'the width of Go (at most 100 columns)'
 
-# Counts characters, not bytes, thanks to C.UTF-8. Tables and code count, too.
+# With C.UTF-8, grep counts characters, not bytes. Tables and code count, too.
 mapfile -d '' -t pages < <(git ls-files -z --cached --others --exclude-standard '*.md')
 if LC_ALL=C.UTF-8 grep -nHE '^.{121}' "${pages[@]}"; then
 	found 'the width of Markdown (at most 120 columns)'

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Makes disk images with a real operating system, for benchmarks: a Debian root file system by
-# debootstrap on ext4, with more than 1 GiB of data in 10 GiB. There is a plain, a zlib and a zstd
-# qcow2, and the zlib one with a virtual size of 100 GiB. They are made once and kept. With
+# Makes disk images with a real operating system for benchmarks: a Debian root file system on ext4,
+# made by debootstrap, with more than 1 GiB of data in 10 GiB. There is a plain, a zlib and a zstd
+# qcow2, and the zlib one again with a virtual size of 100 GiB. Existing images are kept. With
 # "tenfold", or some of "plain-tenfold", "zlib-tenfold" and "zstd-tenfold", it also makes images
 # with ten times the data: the 10 GiB ten times in a row, in 100 GiB. These take 35 GiB of disk
-# together, and compressing them takes minutes. Usage: make-os-images.sh DIRECTORY [TENFOLD...] (as
-# root, with debootstrap, e2fsprogs and qemu-utils)
+# together, and compressing them takes minutes.
+#
+# Usage: make-os-images.sh DIRECTORY [TENFOLD...] (as root, with debootstrap, e2fsprogs and
+# qemu-utils)
 set -euo pipefail
 
 dir=${1:?usage: make-os-images.sh DIRECTORY [TENFOLD...]}
@@ -56,7 +58,7 @@ zlib=(-c)
 zstd=(-c -o compression_type=zstd)
 make_image zlib 1 "${zlib[@]}"
 make_image zstd 1 "${zstd[@]}"
-# Ten times as large, but only in its tables.
+# Ten times as large, but only in its metadata.
 if [ ! -e "$dir/zlib-100g.qcow2" ]; then
 	cp "$dir/zlib.qcow2" "$dir/large.new"
 	qemu-img resize -q "$dir/large.new" 100G

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Boots a container image as a virtual machine, from a LUN: builds a small image with buildah, has
-# kubevirt-disk make it a disk and serve it by iSCSI, and starts QEMU with it. Prints what the entry
-# point says and its exit status. Ctrl-C or SIGTERM presses the machine's power button, so that the
-# entry point gets its stop signal; a second one does not wait for it.
+# Boots a container image as a virtual machine from a LUN. It builds a small image with buildah,
+# makes it a disk with kubevirt-disk, serves the disk by iSCSI, and starts QEMU. It prints the
+# output of the entry point and its exit status. Ctrl-C or SIGTERM presses the machine's power
+# button, so that the entry point gets its stop signal; a second one does not wait for it.
 #
-# What the machine writes is kept in STATE/disk: a second run goes on with it. IMAGE=REFERENCE boots
-# another image, such as IMAGE=docker.io/library/nginx or IMAGE=oci:DIRECTORY. FORWARD=8080:80 leads
-# port 8080 of this host to the machine's port 80. PORT is the port of the LUN, 3261 by default.
+# The machine's writes stay in STATE/disk: a second run continues with them. IMAGE=REFERENCE boots
+# another image, such as IMAGE=docker.io/library/nginx or IMAGE=oci:DIRECTORY. FORWARD=8080:80
+# forwards port 8080 of this host to the machine's port 80. PORT is the port of the LUN, 3261 by
+# default.
 #
 # Usage: run-container.sh BINARY DIRECTORY [STATE], with vmlinuz and initrd in the directory. STATE is
 # cache/container by default.
@@ -39,7 +40,7 @@ aarch64) qemu=(qemu-system-aarch64 -machine virt) package=qemu-system-arm consol
 esac
 need "${qemu[0]}" "$package"
 need setpriv util-linux
-# There are hosts where /dev/kvm is there and does not work.
+# On some hosts, /dev/kvm exists and does not work.
 kvm_works() { timeout 10 "${qemu[@]}" -accel kvm -cpu host -nodefaults -display none -monitor stdio <<<quit; }
 if { (kvm_works) } >/dev/null 2>&1; then
 	qemu+=(-accel kvm -cpu host)
@@ -61,11 +62,12 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# Ctrl-C in a terminal reaches all processes of a session: the machine hears of it by its power
-# button alone, and its LUN stays until it is off. If this process is killed, they end, too.
+# Ctrl-C in a terminal reaches all processes of a session. The machine must notice it only by its
+# power button, and its LUN must stay until it is off. If this process is killed, the others end,
+# too.
 apart=(setsid setpriv --pdeathsig TERM --)
 
-# A small image, with one static program, unless another one was named.
+# A small image with one static program, unless IMAGE names another one.
 image=${IMAGE:-}
 if [ -z "$image" ]; then
 	need buildah buildah
@@ -75,8 +77,8 @@ FROM scratch
 COPY hello /hello
 ENTRYPOINT ["/hello"]
 EOT
-	# The same program makes the same image, so that the disk of the last run fits. Another one gets
-	# another tag, as a tag that was served before names what it named then.
+	# The same program gives the same image, so that the disk of the last run fits. Another program
+	# gets another tag, because a tag that was served before keeps its first image.
 	tag=$(sha256sum "$work/hello" | cut -c 1-16)
 	buildah build --quiet --format oci --timestamp 0 --identity-label=false --file "$work/Containerfile" \
 		--tag kubevirt-disk-hello "$work" >/dev/null
@@ -85,7 +87,7 @@ EOT
 	image=oci:$dir/image:$tag
 fi
 
-# IMAGE is a variable of kubevirt-disk as well: an image with disks.
+# IMAGE is also a variable of kubevirt-disk: an image with disks.
 "${apart[@]}" env -u IMAGE CONTAINER_IMAGE="$image" CACHE_DIR="$dir/cache" PERSISTENT_DIR="$dir/disk" WORK_DIR="$dir/work" \
 	DISK_DIR="$work/none" LISTEN=127.0.0.1 PORT="$port" METRICS_LISTEN='' READY_FILE="$work/ready" \
 	"$binary" serve 2>"$work/log" &
@@ -100,7 +102,7 @@ until [ -e "$work/ready" ]; do
 	sleep 0.1
 done
 
-# The machine's words come on a virtio-serial port, and what the entry point prints on the console.
+# The machine reports on a virtio-serial port; the entry point prints on the console.
 echo "run-container: $image is served, and boots now" >&2
 mkfifo "$work/monitor.in" "$work/monitor.out"
 "${apart[@]}" "${qemu[@]}" -m 256 -nodefaults -no-user-config -display none -no-reboot \
@@ -115,9 +117,9 @@ mkfifo "$work/monitor.in" "$work/monitor.out"
 	-chardev "pipe,id=monitor,path=$work/monitor" -mon chardev=monitor \
 	-chardev stdio,id=console -serial chardev:console </dev/null &
 machine=$!
-trap 'echo system_powerdown 1<>"$work/monitor.in"' INT TERM # <> waits for nobody
+trap 'echo system_powerdown 1<>"$work/monitor.in"' INT TERM # <> does not wait for a reader
 wait "$machine" || true
-while kill -0 "$machine" 2>/dev/null; do # a signal has come
+while kill -0 "$machine" 2>/dev/null; do # wait ended because of a signal
 	wait "$machine" || true
 done
 result=0

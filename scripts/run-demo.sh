@@ -28,7 +28,7 @@ reachable() {
 	::) host='[::1]' ;;
 	*:*) host="[$host]" ;;
 	esac
-	# Only the log tells which free port it is.
+	# A free port is only in the log.
 	[ "$port" != 0 ] || port=PORT
 	echo "$host:$port"
 }
@@ -42,7 +42,7 @@ target=${TARGET_NAME:-${WWN:-iqn.2017-01.io.kubevirt:wrapper}}
 portal=$(reachable "${LISTEN%%,*}" "${PORT:-3260}")
 mkdir -p "$WORK_DIR"
 
-# Desktop sessions set USERNAME. Without a password that is half a credential.
+# Desktop sessions set USERNAME. Without a password, that is half a credential.
 [ -n "${PASSWORD:-}${PASSWORD_BASE64:-}" ] || unset USERNAME
 
 user=

@@ -13,7 +13,7 @@ unset BESIDE
 go=${GO:-go}
 all=
 [ $# -gt 0 ] || all=1
-# What takes longest comes first, so that it does not end alone, long after everything else.
+# The longest tests come first, so that none of them runs alone at the end.
 [ $# -gt 0 ] || set -- ./integration ./disk/qcow2 ./registry ./disk/instance ./disk/overlay \
 	./cmd/kubevirt-disk ./integration/kubernetes/node ./adapter/ext4 ./disk/image ./target \
 	./adapter ./kubernetes/controller/local ./integration/... ./target/... ./...
@@ -25,7 +25,7 @@ if ! command -v "${CC:-gcc}" >/dev/null; then
 	race=()
 fi
 # The race detector makes these compressors several times slower. They compute in one goroutine, and
-# are not our code. Our code that calls them is watched. The binary that tests build gets the same
+# are not our code. Our code that calls them is watched. The tests build the binary with the same
 # flags, so that nothing is compiled twice.
 plain=$("$go" env GOFLAGS)
 GOFLAGS=$plain
@@ -35,7 +35,7 @@ done
 export GOFLAGS
 
 # With the race detector, pools forget at random: tests that count allocations run without it, and
-# count to the same totals.
+# count towards the same totals.
 counting='^(TestNoAllocationPerCommand|TestReadsDoNotAllocate)$'
 without=()
 [ -z "$all" ] || [ ${#race[@]} -eq 0 ] || without=(-skip "$counting")
@@ -70,12 +70,12 @@ exec 3>&1 # past testsum
 	trap 'kill -- "-$others" 2>/dev/null || true; rm -f "$events"' EXIT
 	set +m
 	failed=0
-	# The linter runs go vet. One more package and one more test of a package than processors run at
-	# a time: some only wait.
+	# The linter runs go vet. One more package, and one more test of each package, run at a time
+	# than there are processors: some only wait.
 	"${test[@]}" -p $(($(nproc) + 1)) -parallel $(($(nproc) + 1)) "${without[@]}" "$@" ||
 		echo '{"Action":"command-failed"}'
 	wait $others || {
-		echo "FAIL  beside the tests, see above: $programs" # the last line but skips and totals
+		echo "FAIL  beside the tests, see above: $programs" # only skips and totals come later
 		failed=1
 	}
 	cat "$events"

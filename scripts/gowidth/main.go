@@ -1,6 +1,7 @@
 // gowidth lists the lines of Go files that are wider than 100 columns, and exits with 1 if there
-// are any. A tab counts as 4 columns. Raw strings are data and may have any width. So are markers
-// (comments that begin with +), which cannot be broken. Nobody reads files that are generated.
+// are any. A tab counts as 4 columns. Raw strings are data and may have any width. So may markers
+// (comments that begin with +), which cannot be broken. It ignores generated files, because nobody
+// reads them.
 package main
 
 import (
@@ -17,7 +18,7 @@ const (
 	tabColumns = 4
 )
 
-// generated is the line by which the go command knows such a file.
+// generated matches the line that marks a generated file for the go command.
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
 func main() {

@@ -1,5 +1,6 @@
-// Command mkinitrd writes what boots a container image, from an unpacked Debian kernel package and
-// the static program kubevirt-disk-init: the files vmlinuz and initrd in a directory.
+// Command mkinitrd writes the files that boot a container image, vmlinuz and initrd, into a
+// directory. It makes them from an unpacked Debian kernel package and the static program
+// kubevirt-disk-init:
 //
 //	mkinitrd KERNEL-TREE INIT DIRECTORY
 package main

@@ -11,20 +11,20 @@ import (
 )
 
 const (
-	// againBelow are the tests that may run again. They run machines, container engines and a
-	// Kubernetes node, which are programs of others and share two processors with all other tests.
-	// What fails in any other package is ours, and stays a failure.
+	// againBelow is the path of the tests that may run again. They run machines, container engines
+	// and a Kubernetes node: programs of others, which share two processors with all other tests. A
+	// failure in any other package is ours, and stays a failure.
 	againBelow = "kubevirt.io/disk/integration"
-	// againMost is how many tests may run again. More is not bad luck.
+	// againMost is how many failed tests may run again. More failures are not bad luck.
 	againMost = 2
-	// againRounds is how often each has to pass then. One that fails every other time is found.
+	// againRounds is how often each must then pass. So a test that fails every other time is found.
 	againRounds = 3
 )
 
-// unlucky returns the failed tests if it is worth while to run them again: a few tests of real
-// parts, no data race, no panic, and everything else ran to its end.
+// unlucky returns the failed tests if running them again is worthwhile: a few tests of real parts,
+// no data race, no panic, and everything else ran to its end.
 func (s *summary) unlucky() []name {
-	if s.final || len(s.failures) > againMost || len(s.running) > 0 { // a process died under it
+	if s.final || len(s.failures) > againMost || len(s.running) > 0 { // a process died
 		return nil
 	}
 	var tests []name
@@ -38,9 +38,9 @@ func (s *summary) unlucky() []name {
 	return tests
 }
 
-// again runs the failed tests again, with nothing beside them. One that passes each time does not
-// count as failed any more, and is named as unstable: it is a defect all the same. run writes the
-// events of one test to w.
+// again runs the failed tests again, with nothing beside them. A test that passes each time no
+// longer counts as failed, but is named as unstable: it is still a defect. run writes the events of
+// one test to w.
 func (s *summary) again(run func(n name, w io.Writer) error) {
 	for _, n := range s.unlucky() {
 		failed := s.failures[n]

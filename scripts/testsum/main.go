@@ -2,8 +2,8 @@
 // per package, the output of failures, the reasons of skips, and the totals as the last line. It
 // exits with 1 if anything failed, so that a pipeline does not lose the failure.
 //
-// Its arguments are the go command and the flags that run a test of real parts again, once nothing
-// runs beside it any more.
+// Its arguments are the go command and the flags for running a failed test of real parts again,
+// once nothing runs beside it.
 package main
 
 import (

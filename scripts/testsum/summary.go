@@ -30,18 +30,18 @@ func (n name) String() string {
 	return n.Package + " " + n.Test
 }
 
-// summary collects what happened. Tests and subtests count alike. A package that fails without a
-// failed test (a build failure, a panic, a data race at exit, a timeout) counts as one failure.
+// summary collects results. Tests and subtests count alike. A package that fails without a failed
+// test (a build failure, a panic, a data race at exit, a timeout) counts as one failure.
 type summary struct {
 	w                       io.Writer
 	output                  map[name]*bytes.Buffer
 	failedIn                map[string]int // failed tests by package
 	skips                   []string
 	passed, failed, skipped int
-	final                   bool // a failure that running a test again does not mend
+	final                   bool // a failure that another run cannot mend
 	running                 map[name]bool
 	failures                map[name]int // failed tests and subtests by top-level test
-	unstable                []string     // failed, and passed when they ran again
+	unstable                []string     // tests that failed, and passed in other runs
 }
 
 func newSummary(w io.Writer) *summary {
@@ -72,11 +72,11 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
-// commandFailed is the action of an event that scripts/test.sh adds when the go command has failed:
-// it may have done so before it could say why in its own events.
+// commandFailed is the action of an event that scripts/test.sh adds when the go command fails: the
+// command may fail before its own events say why.
 const commandFailed = "command-failed"
 
-// resultPrefix marks a line that is a test's result, which is shown even if the test passes.
+// resultPrefix marks a line with a test's result, which is shown even if the test passes.
 const resultPrefix = "conformance: "
 
 func (s *summary) add(e event) {
@@ -141,8 +141,8 @@ func (s *summary) fail(n name, elapsed float64) {
 	s.drop(n)
 }
 
-// final tells whether a line says that the process broke: a data race, a panic, a signal. Tests
-// that came after did not run then.
+// final reports whether a line says that the process broke: a data race, a panic, a signal. Later
+// tests did not run then.
 func final(line string) bool {
 	for _, start := range []string{"WARNING: DATA RACE", "panic: ", "fatal error: ", "signal: ",
 		"exit status 2"} {
@@ -153,7 +153,7 @@ func final(line string) bool {
 	return false
 }
 
-// reason is what a skipped test printed, without the framing lines of the testing package.
+// reason returns the output of a skipped test, without the framing lines of the testing package.
 func (s *summary) reason(n name) string {
 	out := s.output[n]
 	if out == nil {

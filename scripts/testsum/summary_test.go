@@ -98,8 +98,8 @@ func failedTest(pkg string) string {
 `, "PKG", pkg)
 }
 
-// TestAgain: a few failed tests of real parts run again. What never ran, was a data race or belongs
-// to another package stays a failure.
+// TestAgain: a few failed tests of real parts run again. A failure stays one if tests never ran, if
+// there was a data race, or in another package.
 func TestAgain(t *testing.T) {
 	const (
 		pass = `{"Action":"pass","Package":"p","Test":"TestA"}` + "\n"
@@ -108,7 +108,7 @@ func TestAgain(t *testing.T) {
 	one := failedTest(againBelow)
 	tests := map[string]struct {
 		stream string
-		rounds []string // what each further run of a test prints
+		rounds []string // output of each further run of a test
 		totals string
 	}{
 		"it was the load": {one, []string{pass, pass, pass}, "3 passed, 0 failed, 0 skipped"},
