@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes what is made from the API types and the chart: deep copies, CRDs, and the one manifest.
-# Leaves a list of digests, by which a test knows without these tools whether somebody forgot to run
-# this.
+# Generates the deep copies and the CRDs from the API types, and the one manifest from the chart. It
+# leaves a list of digests, with which a test notices without these tools that somebody forgot to
+# run this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,7 +33,7 @@ cp kubernetes/config/{policy,webhook,alerts}.yaml $chart/files/
 		grep -v 'helm.sh/resource-policy'
 } >$manifest
 
-# What a test gives to an API server.
+# The manifests that tests give to an API server.
 charts=integration/kubernetes/admission/testdata
 for values in "$charts"/*.values.yaml; do
 	bin/helm template chart $chart --namespace chart-system --values "$values" >"${values%.values.yaml}.yaml"

@@ -1,24 +1,24 @@
 package v1alpha1
 
-// Conditions of a VMIdentity. Ready is also that of a VMIdentitySet and of a VMPet.
+// Conditions of a VMIdentity. A VMIdentitySet and a VMPet have a condition Ready, too.
 const (
 	// ConditionReady says that a pod may start with this disk.
 	ConditionReady = "Ready"
-	// ConditionBound says that the claim has its volume. A claim whose class waits for the first
-	// consumer is bound after the pod was scheduled, so Ready does not wait for it.
+	// ConditionBound says that the claim has its volume. If the storage class waits for the first
+	// consumer, the claim is bound only after the pod was scheduled, so Ready does not wait for it.
 	ConditionBound = "Bound"
 	// ConditionInUse says which pod uses the disk.
 	ConditionInUse = "InUse"
-	// ConditionHydrated says that the disk needs its image no more.
+	// ConditionHydrated says that the disk no longer needs its image.
 	ConditionHydrated = "Hydrated"
-	// ConditionServed says that a disk with attachment Service can be logged in to.
+	// ConditionServed says that initiators can log in to a disk with attachment Service.
 	ConditionServed = "Served"
 	// ConditionVolumeReady says that the claim of AnnotationVolumeClaim has the disk.
 	ConditionVolumeReady = "VolumeReady"
-	// ConditionHandedOver says what became of the handover that annotations ask for.
+	// ConditionHandedOver reports the handover that annotations ask for.
 	ConditionHandedOver = "HandedOver"
-	// ConditionMoving says that a disk of type Local is being moved to another node, how far it is,
-	// and what it waits for.
+	// ConditionMoving says that a disk of type Local is being moved to another node, how much of it
+	// has moved, and what the move waits for.
 	ConditionMoving = "Moving"
 	// ConditionPopulated says that there is a snapshot of the image, for population Snapshot.
 	ConditionPopulated = "Populated"

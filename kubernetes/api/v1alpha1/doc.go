@@ -1,10 +1,10 @@
 // Package v1alpha1 has the types of the API group disk.kubevirt.io: disks of virtual machines that
 // outlive the pods that use them.
 //
-// A user makes a VMIdentitySet, and names it in an annotation of pods. Admission holds such a pod
-// by a scheduling gate and gives it its disk. The controller makes a VMIdentity for the pod if
-// there is none, makes the claim and the CHAP secret of the identity, and removes the gate. A
-// VMIdentity stays until somebody deletes it, whatever becomes of pods and sets. A VMPet makes a
+// A user makes a VMIdentitySet, and names it in an annotation of pods. Admission holds these pods
+// with a scheduling gate and gives them their disks. The controller makes a VMIdentity for each pod
+// if there is none, makes the claim and the CHAP secret of the identity, and removes the gate. A
+// VMIdentity stays until somebody deletes it, whatever happens to pods and sets. A VMPet makes a
 // VMIdentitySet and a StatefulSet of one pod.
 //
 // The deep copies and the CRDs in kubernetes/config are made from this package by `make generate`.

@@ -14,7 +14,7 @@ type Type string
 const (
 	// Local is a volume on one node. Pods that use it are scheduled there.
 	Local Type = "Local"
-	// PersistentVolume is a volume of any storage class; Kubernetes takes it to the pod.
+	// PersistentVolume is a volume of any storage class; Kubernetes brings it to the pod.
 	PersistentVolume Type = "PersistentVolume"
 )
 
@@ -23,8 +23,8 @@ const (
 type Population string
 
 const (
-	// Overlay keeps what the guest writes in the claim, above the image, and copies the image into
-	// it while the guest runs. The image is needed until the identity is Hydrated.
+	// Overlay keeps the guest's writes in the claim, above the image, and copies the image into it
+	// while the guest runs. The image is needed until the identity is Hydrated.
 	Overlay Population = "Overlay"
 	// Snapshot fills one claim for each image, storage class and namespace, takes a VolumeSnapshot
 	// of it, and makes the claims of identities from that.
@@ -55,7 +55,7 @@ const (
 	PerPod FirmwareUUIDPolicy = "PerPod"
 )
 
-// DiskSpec is what a VMIdentitySet says about its disks, and what each VMIdentity copies from it.
+// DiskSpec describes the disks of a VMIdentitySet. Each VMIdentity has a copy.
 //
 // +kubebuilder:validation:XValidation:rule="self.type == 'PersistentVolume' || !has(self.population) || self.population == 'Overlay'",message="Local disks have no snapshots: population must be Overlay"
 // +kubebuilder:validation:XValidation:rule="has(self.firmwareUUID) || !has(self.firmwareUUIDPolicy)",message="firmwareUUIDPolicy needs firmwareUUID"
@@ -90,7 +90,7 @@ type DiskSpec struct {
 	// +optional
 	StorageClassName *string `json:"storageClassName,omitempty"`
 
-	// usageType is a kind of storage that the administrator mapped to a class by the controller's
+	// usageType is a kind of storage. The administrator maps it to a class with the controller's
 	// --usage-type NAME=CLASS.
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
@@ -119,7 +119,7 @@ type DiskSpec struct {
 	Attachment Attachment `json:"attachment,omitempty"`
 }
 
-// VMIdentitySet says which disk the pods get that name it.
+// VMIdentitySet describes the disks of the pods that name it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=vmids,categories=vm
@@ -138,7 +138,7 @@ type VMIdentitySet struct {
 	Status VMIdentitySetStatus `json:"status,omitempty"`
 }
 
-// VMIdentitySetStatus is what the controller saw.
+// VMIdentitySetStatus is the state that the controller has seen.
 type VMIdentitySetStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
@@ -192,8 +192,8 @@ type VMIdentity struct {
 	Status VMIdentityStatus `json:"status,omitempty"`
 }
 
-// VMIdentitySpec is the spec of the set when the identity was made. Only size follows the set
-// afterwards: it grows when the set's does.
+// VMIdentitySpec is a copy of the set's spec from when the identity was made. Later only size
+// follows the set: it grows when the set's size does.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.setName) == has(oldSelf.setName) && (!has(self.setName) || self.setName == oldSelf.setName)",message="setName is immutable: make another VMIdentity"
 // +kubebuilder:validation:XValidation:rule="has(self.firmwareUUID) == has(oldSelf.firmwareUUID) && (!has(self.firmwareUUID) || self.firmwareUUID == oldSelf.firmwareUUID)",message="firmwareUUID is immutable: make another VMIdentity"
@@ -207,17 +207,17 @@ type VMIdentitySpec struct {
 	SetName string `json:"setName,omitempty"`
 }
 
-// VMIdentityStatus is what the controller saw.
+// VMIdentityStatus is the state that the controller has seen.
 type VMIdentityStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// ready is true when a pod may start with this disk, as condition Ready is.
+	// ready is true when a pod may start with this disk, like condition Ready.
 	// +optional
 	Ready bool `json:"ready"`
 	// creationTime is when the identity was ready for the first time.
 	// +optional
 	CreationTime *metav1.Time `json:"creationTime,omitempty"`
-	// claimName and secretName are the claim with the data and the secret with the CHAP credential.
+	// claimName is the claim with the data, and secretName the secret with the CHAP credential.
 	// +optional
 	ClaimName string `json:"claimName,omitempty"`
 	// +optional
@@ -231,13 +231,13 @@ type VMIdentityStatus struct {
 	// usedBy is the pod that uses the disk.
 	// +optional
 	UsedBy *corev1.ObjectReference `json:"usedBy,omitempty"`
-	// move is what is known of a move to another node that has begun, until it has ended.
+	// move is the state of a move to another node, from its start to its end.
 	// +optional
 	Move *MoveStatus `json:"move,omitempty"`
-	// portal is where a disk with attachment Service answers: host:port.
+	// portal is the address of a disk with attachment Service: host:port.
 	// +optional
 	Portal string `json:"portal,omitempty"`
-	// targetName is the IQN that the disk is served by.
+	// targetName is the IQN of the disk's iSCSI target.
 	// +optional
 	TargetName string `json:"targetName,omitempty"`
 	// handover is the last step of a handover that was done: open, finish or cancel, and the
@@ -250,20 +250,20 @@ type VMIdentityStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// MoveStep is how far a move is.
+// MoveStep is the step of a move.
 // +kubebuilder:validation:Enum=Copy;Point
 type MoveStep string
 
 const (
-	// Copy fills another volume. The disk is where it was, and the move may be given up.
+	// Copy fills another volume. The disk is where it was, and the move can be given up.
 	Copy MoveStep = "Copy"
 	// Point gives the claim of the identity the other volume. The move goes on to its end.
 	Point MoveStep = "Point"
 )
 
-// MoveStatus is what a move needs to know after a restart of the controller.
+// MoveStatus is the state that a restarted controller needs to continue a move.
 type MoveStatus struct {
-	// to is the node that the disk goes to, and from the one that it was on, if that is known.
+	// to is the node that the disk moves to, and from is its node before, if that is known.
 	To string `json:"to"`
 	// +optional
 	From string   `json:"from,omitempty"`
@@ -271,10 +271,10 @@ type MoveStatus struct {
 	// claimUID and volumeName are the claim with the disk when the move began, and its volume.
 	ClaimUID   types.UID `json:"claimUID"`
 	VolumeName string    `json:"volumeName"`
-	// accessMode and size are those of that claim. The next one gets them, too.
+	// accessMode and size are those of that claim. The new claim gets them, too.
 	AccessMode corev1.PersistentVolumeAccessMode `json:"accessMode"`
 	Size       resource.Quantity                 `json:"size"`
-	// newVolumeName is the volume that has the whole disk, too, in step Point.
+	// newVolumeName is the volume with the copy of the disk, in step Point.
 	// +optional
 	NewVolumeName string `json:"newVolumeName,omitempty"`
 }

@@ -3,9 +3,9 @@ package v1alpha1
 // Group is the API group of this package.
 const Group = "disk.kubevirt.io"
 
-// Annotations of a pod. The second of each pair is the name that proposal 004 gave it.
+// Annotations of a pod. The second name of each pair is from proposal 004.
 const (
-	// AnnotationSet names the VMIdentitySet whose disk the pod gets.
+	// AnnotationSet names the VMIdentitySet that describes the pod's disk.
 	AnnotationSet       = Group + "/identity-set"
 	AnnotationSetLegacy = "VirtletVMIdentitySet"
 	// AnnotationName names the VMIdentity. Without it, the identity has the name of the pod.
@@ -19,59 +19,58 @@ const (
 const (
 	// Gate is the scheduling gate that holds a pod until its identity is ready.
 	Gate = Group + "/identity"
-	// LabelIdentity is on a pod, and on all that belongs to an identity: the name of the
-	// VMIdentity.
+	// LabelIdentity is on a pod, and on all objects of an identity: the name of the VMIdentity.
 	LabelIdentity = Group + "/identity"
 	// LabelSet is on a VMIdentity and on a pod: the name of the VMIdentitySet.
 	LabelSet = Group + "/identity-set"
-	// LabelPet is on all that is made of a VMPet, and on its pod: the name of the VMPet.
+	// LabelPet is on all objects of a VMPet, and on its pod: the name of the VMPet.
 	LabelPet = Group + "/pet"
 	// LabelServer is on the pod that serves the disk of an identity with attachment Service: the
-	// name of the VMIdentity. No machine is in it.
+	// name of the VMIdentity. No machine runs in this pod.
 	LabelServer = Group + "/server"
 	// Finalizer holds a VMIdentity until no pod uses its claim.
 	Finalizer = Group + "/claim"
-	// FinalizerService holds a VMIdentity until its disk is not served any more.
+	// FinalizerService holds a VMIdentity until its disk is no longer served.
 	FinalizerService = Group + "/service"
-	// FinalizerMove holds a VMIdentity until what moves its disk has ended.
+	// FinalizerMove holds a VMIdentity until the objects that move its disk are gone.
 	FinalizerMove = Group + "/move"
 	// FieldManager owns the fields that the controller applies.
 	FieldManager = "kubevirt-disk-controller"
 )
 
-// AnnotationMoveTo is on a VMIdentity of type Local: the node that its disk is to be on.
+// AnnotationMoveTo is on a VMIdentity of type Local: the node that its disk should be on.
 const AnnotationMoveTo = Group + "/move-to"
 
 // Annotations of a VMIdentity with attachment Service.
 const (
-	// AnnotationVolumeClaim asks for a block PersistentVolume of type iscsi, which nodes log in to
-	// the disk for: the name of its claim.
+	// AnnotationVolumeClaim asks for a block PersistentVolume of type iscsi: nodes then log in to
+	// the disk. The value is the name of its claim.
 	AnnotationVolumeClaim = Group + "/volume-claim"
 	// AnnotationVolumeAccess is the access mode of that volume. Without it: ReadWriteOncePod.
 	AnnotationVolumeAccess = Group + "/volume-access"
-	// AnnotationHandoverTo lets a second initiator use the disk too, for a live migration: its
-	// name.
+	// AnnotationHandoverTo lets a second initiator use the disk too, for a live migration. The
+	// value is the initiator's name.
 	AnnotationHandoverTo = Group + "/handover-to"
-	// AnnotationHandoverStep ends that: finish makes the second initiator the owner and fences the
-	// first, cancel fences the second.
+	// AnnotationHandoverStep ends a handover: finish makes the second initiator the owner and
+	// fences the first, cancel fences the second.
 	AnnotationHandoverStep = Group + "/handover-step"
 )
 
-// AnnotationHandoverRequest is on the pod that serves a disk: the step of a handover that the
-// daemon in it is to do, as JSON. The controller sets it.
+// AnnotationHandoverRequest is on the pod that serves a disk. It has the step of a handover that
+// the daemon should take, as JSON. The controller sets it.
 const AnnotationHandoverRequest = Group + "/handover"
 
-// The container of a pod that serves the disk, and the device of the disk in the machine.
+// The container of a pod that serves the disk, and the disk's device in the machine.
 const (
 	Device        = "vda"
 	DiskContainer = "disk-" + Device
 )
 
-// prefix keeps the names of claims and secrets apart from those that users choose.
+// prefix keeps the names of claims and secrets apart from names that users choose.
 const prefix = "vmid-"
 
-// MaxNameLength is the most bytes that the name of a VMIdentity may have: it is the value of a
-// label, with room for the prefix of the names below.
+// MaxNameLength is the longest name of a VMIdentity, in bytes: the name is the value of a label,
+// with room for the prefix of the names below.
 const MaxNameLength = 63 - len(prefix)
 
 // ClaimName is the name of the claim of a VMIdentity.

@@ -25,7 +25,7 @@ type VMPet struct {
 	Status VMPetStatus `json:"status,omitempty"`
 }
 
-// VMPetSpec says what the machine is.
+// VMPetSpec describes the machine.
 type VMPetSpec struct {
 	// disk is the spec of the VMIdentitySet.
 	Disk DiskSpec `json:"disk"`
@@ -41,7 +41,7 @@ type VMPetSpec struct {
 	Template runtime.RawExtension `json:"template"`
 }
 
-// VMPetStatus is what the controller saw.
+// VMPetStatus is the state that the controller has seen.
 type VMPetStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
