@@ -23,7 +23,7 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// benchLayer is a layer of an image that is only there to be measured.
+// benchLayer is a layer of an image that exists only for measurements.
 type benchLayer struct {
 	name         string // of the directory that it fills
 	files, bytes int    // of each file on average
@@ -110,10 +110,10 @@ func (l benchLayer) write(b *testing.B, w io.Writer) {
 	require.NoError(b, t.Close())
 }
 
-// cost is what a command took.
+// cost is the cost of a command.
 type cost struct {
 	took, cpu time.Duration
-	memory    int64 // the most that a process had, bytes
+	memory    int64 // peak of a process, bytes
 }
 
 func measured(b *testing.B, name string, args ...string) (c cost, out string) {
@@ -135,9 +135,9 @@ func (c cost) add(other cost) cost {
 	return cost{c.took + other.took, c.cpu + other.cpu, max(c.memory, other.memory)}
 }
 
-// BenchmarkAdapt measures what docs/benchmarks.md says of container images: an image of 1.5 GiB and
-// 59,000 files in two layers, from a layout, to a disk, and what podman needs for the same; then
-// the same image again, and one with another top layer.
+// BenchmarkAdapt measures the numbers about container images in docs/benchmarks.md. It makes a disk
+// from an image of 1.5 GiB and 59,000 files in two layers, in a layout, and lets podman do the
+// same. Then it does that for the same image again, and for one with another top layer.
 func BenchmarkAdapt(b *testing.B) {
 	testtool.Need(b, "podman")
 	path, err := binary()

@@ -41,8 +41,8 @@ func requireClean(t *testing.T, raw string) {
 	}
 }
 
-// TestMachineLosesItsPower: QEMU is killed while a guest writes to a file system that has grown.
-// The journal makes it whole again, for e2fsck as for the next start, and what was synced is there.
+// TestMachineLosesItsPower kills QEMU while a guest writes to a file system that has grown. The
+// journal repairs it, for e2fsck as for the next start, and all synced data is there.
 func TestMachineLosesItsPower(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "e2fsck")
@@ -75,7 +75,7 @@ type pushedLayer struct {
 	Size   int64
 }
 
-// layersOf are the layers of an image in a registry.
+// layersOf returns the layers of an image in a registry.
 func layersOf(t *testing.T, address, reference string) []pushedLayer {
 	t.Helper()
 	request, err := http.NewRequest(http.MethodGet,
@@ -97,8 +97,8 @@ func layersOf(t *testing.T, address, reference string) []pushedLayer {
 	return m.Layers
 }
 
-// savedImage is an image as docker saves it, with the test's program in a layer over one with a
-// file of so many bytes that nobody reads.
+// savedImage is an image as docker saves it. The test's program is in a layer above a layer with a
+// file of this many bytes that nobody reads.
 func savedImage(t *testing.T, program string, unread int) string {
 	t.Helper()
 	noise := make([]byte, unread)
@@ -168,7 +168,7 @@ func TestLevelsAreStreamed(t *testing.T) {
 		}
 		largest = max(largest, l.Size)
 	}
-	// All but the index and the level with the configuration.
+	// All levels but the index and the level with the configuration.
 	require.Equal(t, len(layers[0])-2, common, "%v", layers)
 	require.Positive(t, common)
 	require.GreaterOrEqual(t, largest, int64(unread))
@@ -186,8 +186,8 @@ func TestLevelsAreStreamed(t *testing.T) {
 	require.Less(t, sent, largest, "a level that nobody needs was fetched")
 }
 
-// TestArm64Machine: an image for arm64 runs under qemu-system-aarch64. With UEFI, which KubeVirt
-// has, the power button is its stop signal; without, the word on the port is.
+// TestArm64Machine runs an image for arm64 under qemu-system-aarch64. With UEFI, which KubeVirt
+// has, the power button is its stop signal; without UEFI, the word on the port is.
 func TestArm64Machine(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

@@ -14,7 +14,7 @@ import (
 )
 
 // TestLibvirtRunsAContainerImage: libvirt accepts the domain that adapt writes, and runs it. The
-// entry point has the console as its terminal, and addresses of IPv4 and IPv6. "virsh shutdown" is
+// entry point has the console as its terminal, and IPv4 and IPv6 addresses. "virsh shutdown" sends
 // the image's stop signal.
 func TestLibvirtRunsAContainerImage(t *testing.T) {
 	t.Parallel()
@@ -22,11 +22,10 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 	l := startLibvirtd(t)
 	dir := adapted(t, filepath.Join(l.dir, "web"), "--tty", "--name=web", "--hostname=box",
 		"--", "about", "web")
-	for _, file := range []string{"kernel", "initrd"} { // also where boot files are links
+	for _, file := range []string{"kernel", "initrd"} { // even if boot files are links
 		require.FileExists(t, filepath.Join(dir, file))
 	}
-	// The terminal alone is not enough: when QEMU ends, the kernel throws away what nobody has read
-	// yet.
+	// The terminal alone is not enough: when QEMU ends, the kernel throws away unread output.
 	log := filepath.Join(l.dir, "console")
 	const pty = `<console type="pty">`
 	written := readFile(t, filepath.Join(dir, "domain.xml"))
@@ -54,7 +53,7 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 		}
 	})
 	says(`"Addresses":[`)
-	says("serving\n") // it takes its stop signal by then
+	says("serving\n") // by now it handles its stop signal
 	start := strings.Index(console(), `{"PID"`)
 	require.GreaterOrEqual(t, start, 0)
 	var a struct {

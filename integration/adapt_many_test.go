@@ -18,7 +18,7 @@ import (
 )
 
 // manyFiles writes a container image with a layer of empty files in one directory, as docker saves
-// it. It makes their headers itself: archive/tar with the race detector is slow.
+// it. It makes the headers itself, because archive/tar is slow with the race detector.
 func manyFiles(t *testing.T, file string, files int) {
 	t.Helper()
 	const digits = "0000000"
@@ -70,9 +70,9 @@ func manyFiles(t *testing.T, file string, files int) {
 
 var peakMemory = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
 
-// TestAMillionFiles serves an image of a million empty files in one directory. The daemon makes
-// its levels in 256 MiB, and e2fsck finds nothing in them. A binary with the race detector needs
-// more, so this one has none.
+// TestAMillionFiles serves an image of a million empty files in one directory. The daemon makes the
+// levels within 256 MiB, and e2fsck finds no error. A binary with the race detector needs more
+// memory, so this one is built without it.
 func TestAMillionFiles(t *testing.T) {
 	requireTools(t, "e2fsck", "qemu-img")
 	dir := t.TempDir()

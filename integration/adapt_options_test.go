@@ -15,7 +15,7 @@ import (
 )
 
 // TestInitSystemIsProcessOne: an init system is process 1 of a namespace. Ctrl-Alt-Del is its stop
-// signal, and the machine ends when it switches off.
+// signal, and the machine ends when the init system switches it off.
 func TestInitSystemIsProcessOne(t *testing.T) {
 	t.Parallel()
 	dir := adapted(t, t.TempDir(), "--user=0", "--stop-signal=USR1", "--entrypoint=/sbin/init",
@@ -29,9 +29,9 @@ func TestInitSystemIsProcessOne(t *testing.T) {
 	require.Contains(t, m.console(), "the init system switches off\n")
 }
 
-// TestReadOnlyMachine: an image FROM scratch has no directories to mount anything on, so that on a
-// read-only disk it cannot be run, which is the machine's status 125. After one start that could
-// write, it has /run and /tmp in memory there. Host name and terminal are those of the kernel's
+// TestReadOnlyMachine: an image FROM scratch has no directories as mount points, so it cannot be
+// run from a read-only disk: that is status 125. After one start on a writable disk it has them. If
+// the disk is read-only, /run and /tmp are in memory. Host name and terminal come from the kernel's
 // command line.
 func TestReadOnlyMachine(t *testing.T) {
 	t.Parallel()
@@ -69,8 +69,8 @@ func TestReadOnlyMachine(t *testing.T) {
 	}
 }
 
-// TestAdaptFromARegistry: an image in a registry becomes the same levels, byte for byte, as the one
-// in a layout that was pushed there.
+// TestAdaptFromARegistry: an image in a registry becomes the same levels, byte for byte, as the
+// layout that was pushed there.
 func TestAdaptFromARegistry(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "skopeo")

@@ -16,9 +16,9 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// TestRunContainer runs what `make run-container` runs: it builds a small image, and boots it with
-// plain QEMU from its LUN. Another image is a web server that can be reached; SIGINT, which is
-// Ctrl-C, is the power button, and so is SIGTERM.
+// TestRunContainer runs the script of `make run-container`: it builds a small image, and boots it
+// with plain QEMU from its LUN. Another image is a web server that answers. SIGINT (Ctrl-C) and
+// SIGTERM are the power button.
 func TestRunContainer(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "bash", "setpriv", qemuISCSI)

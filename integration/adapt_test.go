@@ -23,7 +23,7 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// testContainerfile is an image with two layers, whose user is in groups and is not root.
+// testContainerfile is an image with two layers. Its user is in groups and is not root.
 const testContainerfile = `FROM scratch
 COPY etc /etc
 COPY --chown=1000:1000 srv /srv
@@ -124,15 +124,15 @@ func adaptedFrom(t *testing.T, ref, boot, dir string, args ...string) string {
 	return dir
 }
 
-// bootAdapted boots what adapt has made.
+// bootAdapted boots a machine that adapt has made.
 func bootAdapted(t *testing.T, dir string, c machineConfig) *containerMachine {
 	t.Helper()
 	c.disk = "format=qcow2,file=" + filepath.Join(dir, "disk.qcow2")
 	return bootMachine(t, c)
 }
 
-// TestContainerImageBecomesAMachine: what a program of the image finds is what the image says, and
-// what the network does: by DHCP, whose lease is renewed, and by a router of IPv6.
+// TestContainerImageBecomesAMachine: a program of the image sees the environment that the image
+// describes, and the network's settings: from DHCP, with a renewed lease, and from an IPv6 router.
 func TestContainerImageBecomesAMachine(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "virt-xml-validate")
@@ -190,8 +190,8 @@ func TestContainerImageBecomesAMachine(t *testing.T) {
 	requireClean(t, rawOf(t, disk))
 }
 
-// TestExitStatus: every way in which an entry point can end or fail to start has the status that a
-// container runtime gives it.
+// TestExitStatus: each way in which an entry point can end or fail to start has the same status as
+// in a container runtime.
 func TestExitStatus(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -220,8 +220,8 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-// TestStop: a machine whose power button is pressed hears it as soon as its entry point runs, which
-// has the time of grace. Processes without a parent are reaped meanwhile.
+// TestStop: a machine whose power button is pressed reacts as soon as its entry point runs. The
+// entry point has the grace period to end. Meanwhile the init reaps processes without a parent.
 func TestStop(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -229,7 +229,7 @@ func TestStop(t *testing.T) {
 	m := bootAdapted(t, dir, machineConfig{noNet: true, cmdline: machine.ParamGrace + "=1"})
 	m.word(machine.WordRunning)
 	m.powerButton()
-	// 143: the signal came before the program was deaf to it.
+	// 143: the signal came before the program ignored it.
 	require.Contains(t, []string{"137", "143"}, m.exited())
 	require.Contains(t, m.console(), "asked to stop")
 
@@ -241,9 +241,8 @@ func TestStop(t *testing.T) {
 }
 
 // TestWebServerInAMachine: an image with a web server, served by the daemon, answers HTTP from its
-// machine. What was written is there after a restart of both, also when the tag is gone by then.
-// The power button or the host's word ends it by its stop signal, with its status, and leaves a
-// clean disk.
+// machine. Its writes survive a restart of both, even if the tag is gone by then. The power button
+// or the host's word ends it with its stop signal and its status, and leaves a clean disk.
 func TestWebServerInAMachine(t *testing.T) {
 	t.Parallel()
 	requireTools(t, qemuISCSI)
@@ -308,8 +307,8 @@ func get(t *testing.T, url string) string {
 	return text
 }
 
-// TestKernelBootExample: the objects of Kubernetes are such, and the VirtualMachine boots what the
-// image kubevirt.io:adapter has, with the disk that it has.
+// TestKernelBootExample: the Kubernetes objects are valid, and the VirtualMachine boots the files
+// in the image kubevirt.io:adapter, with that image's disk.
 func TestKernelBootExample(t *testing.T) {
 	text := readFile(t, filepath.Join("..", "examples", "container", "kernelboot.yaml"))
 	var vm map[string]any
@@ -334,7 +333,7 @@ func TestKernelBootExample(t *testing.T) {
 		machine.ParamSerial+"="+disk["serial"].(string))
 }
 
-// dig follows keys into a document.
+// dig follows keys in a document.
 func dig(t *testing.T, in map[string]any, keys ...string) any {
 	t.Helper()
 	var value any = in

@@ -17,11 +17,11 @@ import (
 	"kubevirt.io/disk/adapter/initrd"
 )
 
-// adapterImage is the name of what `make adapter-image` builds.
+// adapterImage is the name of the image that `make adapter-image` builds.
 const adapterImage = "kubevirt.io:adapter"
 
 // TestAdapterImage builds the image with the kernel for container images, as a person does, and
-// checks what is in it. As in Kubernetes, with a read-only root and without any capability, `adapt`
+// checks its content. As in Kubernetes, with a read-only root and without any capability, `adapt`
 // makes a machine with it, and the Deployment of the example serves a disk. The example's
 // VirtualMachine boots that disk with the image's kernel, and stops by its power button.
 func TestAdapterImage(t *testing.T) {
@@ -60,7 +60,7 @@ func TestAdapterImage(t *testing.T) {
 		}
 		require.Contains(t, readFile(t, filepath.Join(made, "domain.xml")),
 			`"/out/vm/disk.qcow2"`)
-		// It is what this machine makes of the image, byte for byte.
+		// It is the same as this machine makes from the image, byte for byte.
 		here := adapted(t, t.TempDir())
 		files, err := os.ReadDir(here)
 		require.NoError(t, err)
@@ -134,7 +134,7 @@ func checkAdapterImage(t *testing.T, e *engine, id, arch, root string) {
 	making.Unlock()
 	require.NoError(t, err)
 	require.True(t, readFile(t, at("boot/initrd")) == string(content))
-	// The licence of the kernel, and where its source is.
+	// The licence of the kernel, and the place of its source.
 	require.Contains(t, readFile(t, at("usr/share/doc/linux/copyright")), "GPL-2")
 	require.Regexp(t, `source package is\n"linux", version \S+, .*https://snapshot.debian.org/`,
 		readFile(t, at("usr/share/doc/linux/SOURCE")))

@@ -19,13 +19,13 @@ import (
 )
 
 // atomicRange is the range that one initiator writes atomically. Each write is a generation, and
-// every block says its generation.
+// every block contains its generation.
 type atomicRange struct {
 	initiator string
 	lba       uint64
 	blocks    int
 	sent      uint64 // the last generation that was sent
-	answered  uint64 // the last one that it acknowledged
+	answered  uint64 // the last one that the target acknowledged
 	answers   atomic.Uint64
 }
 
@@ -80,9 +80,9 @@ func (r *atomicRange) check(t *testing.T, s *targettest.Session, image []byte) {
 }
 
 // TestKilledAtomicWrites kills the daemon with SIGKILL, again and again, while initiators send
-// atomic writes to a persistent disk. It kills it at any moment, also while an atomic write has yet
-// to be undone. Afterwards each range holds exactly one generation, which is not older than the
-// last acknowledged one.
+// atomic writes to a persistent disk. The kill comes at any moment, even while an atomic write has
+// yet to be undone. Afterwards each range holds exactly one generation, not older than the last
+// acknowledged one.
 func TestKilledAtomicWrites(t *testing.T) {
 	t.Parallel()
 	requireTools(t)
@@ -143,8 +143,8 @@ func TestKilledAtomicWrites(t *testing.T) {
 	require.Positive(t, undone, "the daemon was never killed during an atomic write")
 }
 
-// atomicRecords lists the files in which a disk of the volume keeps, during an atomic write, what
-// the write replaces.
+// atomicRecords lists the files in which a disk of the volume keeps the old content during an
+// atomic write.
 func atomicRecords(t *testing.T, volume string) []string {
 	t.Helper()
 	records, err := filepath.Glob(filepath.Join(volume, "*.unit-*", "atomic-write"))

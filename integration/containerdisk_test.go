@@ -53,11 +53,10 @@ func launcherBinary(t *testing.T) (dir string) {
 	return dir
 }
 
-// TestImageAsContainerDisk runs a user's image the way that today's KubeVirt runs a containerDisk
-// volume: user 107 without capabilities, /usr/bin covered by a volume with KubeVirt's program,
-// which is run instead of the image's entry point. The node's agent finds the process by a socket,
-// and the only file in /disk by the process. QEMU's user opens it as the backing file of an
-// overlay.
+// TestImageAsContainerDisk runs a user's image as today's KubeVirt runs a containerDisk volume: as
+// user 107 without capabilities, with a volume with KubeVirt's program over /usr/bin; that program
+// runs instead of the image's entry point. The node's agent finds the process by a socket, and the
+// only file in /disk by the process. QEMU's user opens the file as the backing file of an overlay.
 func TestImageAsContainerDisk(t *testing.T) {
 	t.Parallel()
 	e := requireImages(t, "qemu-img", "qemu-io")
@@ -129,8 +128,8 @@ func peerOf(socket string) int {
 	return pid
 }
 
-// TestImageProvidesAFile runs a user's image as the controller did whose wrapper made a file: the
-// entry point without arguments, COPY_PATH on a shared directory of the host, and `cat
+// TestImageProvidesAFile runs a user's image like the controller whose wrapper made a file: with
+// the entry point without arguments, COPY_PATH on a shared directory of the host, and `cat
 // /tmp/healthy` as readiness probe.
 func TestImageProvidesAFile(t *testing.T) {
 	t.Parallel()

@@ -19,7 +19,7 @@ import (
 // baseImage is the name after FROM in a user's Dockerfile.
 const baseImage = "kubevirt.io:disk"
 
-// engine runs buildah and podman on a storage of its own. So it uses nothing of the machine, and
+// engine runs buildah and podman on storage of its own. So it uses nothing from the machine, and
 // leaves nothing behind.
 type engine struct {
 	dir  string
@@ -155,7 +155,7 @@ var images = sync.OnceValues(func() (*engine, error) {
 
 var imagesMade atomic.Bool
 
-// making is held while make writes into bin, and while a test reads there what it has made.
+// making is held while make writes into bin, and while a test reads the results there.
 var making sync.Mutex
 
 // makeImage runs `make image` with a umask and additional variables, and returns what it printed.
@@ -228,7 +228,7 @@ func removeImages() error {
 	if !imagesMade.Load() {
 		return nil
 	}
-	e, _ := images() // if it failed, it is removed already or its storage still has to be
+	e, _ := images() // after a failure, its storage may be gone, or still there
 	if e == nil {
 		return nil
 	}

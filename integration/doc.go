@@ -2,9 +2,9 @@
 // drive it with the clients that people use (libiscsi's tools, QEMU's). They build and run the
 // container image with buildah, podman and runc. They also check the import rules of the module.
 //
-// Most of a test is waiting, so the tests run in parallel. What several of them need is made once
-// (see binary, images, bootFiles), each has its own ports, directories and network namespaces, and
-// a wait has minutes.
+// Tests mostly wait, so they run in parallel. Everything that several of them need is made once
+// (see binary, images, bootFiles). Each test has its own ports, directories and network namespaces,
+// and waits have limits of minutes.
 //
 // If a client is missing, the tests that need it skip and name its package; with
 // KUBEVIRT_DISK_REQUIRE_TOOLS=1 they fail. The tests and the benchmark program share the packages

@@ -21,10 +21,9 @@ func (d *daemon) status() (page pages.Status) {
 	return page
 }
 
-// TestRestartOnAFullVolume: the guest has filled the volume that holds everything of the daemon.
-// The daemon is killed, and when its container restarts, the image has another inode. What the
-// guest wrote must still be there, and after the next restart, too. Only another image frees the
-// space.
+// TestRestartOnAFullVolume: the guest has filled the volume that holds all data of the daemon. The
+// daemon is killed, and when its container restarts, the image has another inode. The guest's
+// writes must still be there, even after the next restart. Only another image frees the space.
 func TestRestartOnAFullVolume(t *testing.T) {
 	t.Parallel()
 	requireTools(t)

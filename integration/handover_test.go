@@ -67,7 +67,7 @@ func TestHandoverOfALUN(t *testing.T) {
 	require.Zero(t, do(t, to, targettest.Write10(1, 7, write(4))).Status)
 	require.Equal(t, write(4), do(t, to, readBlock(1, 7)).Data)
 
-	// The time ends and nobody has come: the LUN stays with its owner.
+	// The time ends and the second initiator has not come: the LUN stays with its owner.
 	status, out = handover(t, state, 0, "--lun=1", "--to=iqn.2026-01.test:never", "--for=1ms")
 	require.Zero(t, status, out)
 	d.until("the time is over",
@@ -95,7 +95,7 @@ func TestHandoverOfALUN(t *testing.T) {
 		break
 	}
 
-	// The time ends and the other one is there: the first one is fenced.
+	// The time ends and the second initiator is there: the first one is fenced.
 	status, out = handover(t, state, 0, "--lun=1", "--to="+first, "--for=1ms")
 	require.Zero(t, status, out)
 	d.until("the former owner is fenced",
@@ -132,7 +132,7 @@ func TestHandoverOfALUN(t *testing.T) {
 }
 
 // TestHandoverSurvivesARestart ends the daemon after a handover and during one. The first initiator
-// to log in afterwards may be the former owner, which reconnects by itself. It must get no more
+// to log in afterwards may be the former owner, which reconnects by itself. It must not get more
 // than it had.
 func TestHandoverSurvivesARestart(t *testing.T) {
 	t.Parallel()

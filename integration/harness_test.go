@@ -54,7 +54,7 @@ const qemuISCSI = "QEMU's iscsi driver"
 // qemuDriver stands for libvirt's QEMU driver, which is also a separate module.
 const qemuDriver = "libvirt's QEMU driver"
 
-// modulesOf has the files of tools that are not programs.
+// modulesOf are the files of tools that are not programs.
 var modulesOf = map[string][]string{
 	qemuISCSI: {"/usr/lib/*/qemu/block-iscsi.so", "/usr/lib/qemu/block-iscsi.so"},
 	qemuDriver: {"/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so",
@@ -115,13 +115,13 @@ var binary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// leftovers are directories that tests share, and that are removed when all have ended.
+// leftovers are directories that tests share. They are removed when all tests have ended.
 var leftovers struct {
 	sync.Mutex
 	dirs []string
 }
 
-// dirOfRun makes a directory for what several tests use.
+// dirOfRun makes a directory that several tests use.
 func dirOfRun(name string) (string, error) {
 	dir, err := os.MkdirTemp("", "kubevirt-disk-"+name+"-")
 	if err == nil {
@@ -147,7 +147,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// config says how to start the daemon.
+// config describes a daemon to start.
 type config struct {
 	binary   string // default: kubevirt-disk for this machine
 	diskDir  string
@@ -223,8 +223,8 @@ func refused(t *testing.T, c config) (int, string) {
 	return exit.Status, exit.Output
 }
 
-// stop ends the daemon with SIGTERM and checks what every run must end with: it drained and exited
-// with 0, the ready file is gone, and there was no panic.
+// stop ends the daemon with SIGTERM and checks the end of every run: it drained and exited with 0,
+// the ready file is gone, and there was no panic.
 func (d *daemon) stop() {
 	d.t.Helper()
 	d.stopped = true
@@ -295,7 +295,7 @@ func (d *daemon) url(lun int) string {
 // portalURL is the URL for discovery.
 func (d *daemon) portalURL() string { return "iscsi://" + d.Portals[0] }
 
-// result is what a client printed and how it ended.
+// result is the output of a client and how it ended.
 type result struct {
 	command string
 	output  string // standard output and standard error
@@ -347,8 +347,9 @@ func okEnv(t *testing.T, env []string, name string, args ...string) string {
 	return r.output
 }
 
-// eventually waits for a condition as testify's Eventually does, but in the test's own goroutine. A
-// condition may end the test there: elsewhere that would be noticed only when the time is over.
+// eventually waits for a condition like testify's Eventually, but in the test's own goroutine.
+// There a condition may end the test: in another goroutine, that would be noticed only when the
+// time is over.
 func eventually(t *testing.T, met func() bool, within, tick time.Duration, says ...any) {
 	t.Helper()
 	for deadline := time.Now().Add(within); !met(); time.Sleep(tick) {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestImageBuild checks what `make image` has built.
+// TestImageBuild checks the result of `make image`.
 func TestImageBuild(t *testing.T) {
 	t.Parallel()
 	e := requireImages(t)
@@ -108,7 +108,7 @@ func TestImageBuild(t *testing.T) {
 				lines[i][1:])
 		}
 
-		// The build of another time, as of another commit, replaces this one. An image that a user
+		// A build at another time, as of another commit, replaces this one. An image that a user
 		// has built from this one stays. With another version, the binaries would be linked again
 		// here, and once more for the next test.
 		context := t.TempDir()
@@ -127,8 +127,7 @@ func TestImageBuild(t *testing.T) {
 		untilReady(t, c)
 		require.Zero(t, c.stop(t))
 
-		// The base image stays when somebody removes images that were made from it, or prunes
-		// images.
+		// The base image stays if somebody removes images that were made from it, or prunes images.
 		another.ok(t, "podman", "rmi", another.buildFrom(t, context, "ADD --chmod=0444 disk.raw "+
 			"/disk/"))
 		another.ok(t, "podman", "image", "prune", "--force")
@@ -187,8 +186,8 @@ func TestImageExamples(t *testing.T) {
 	// User 107 cannot read a file with this mode, but the Dockerfiles set another mode.
 	require.NoError(t, os.Chmod(at("fedora.qcow2"), 0o600))
 
-	// What iscsi-ls prints for 8 MiB, 1, 2, 10 and 100 GiB: it calculates with the last block's
-	// address, and rounds down.
+	// The sizes that iscsi-ls prints for 8 MiB, 1, 2, 10 and 100 GiB: it calculates with the last
+	// block's address, and rounds down.
 	sizes := map[string][]string{
 		"one": {"7M"}, "several": {"1023M", "1G", "9G"}, "boot-and-data": {"7M", "99G"},
 		"raw": {"7M"}, "containerdisk": {"7M"},

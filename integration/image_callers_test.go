@@ -25,7 +25,7 @@ func asWrapper(port string) string {
 		port)
 }
 
-// TestImageOriginalCallers starts containers as the controller of the first KubeVirt releases did:
+// TestImageOriginalCallers starts containers like the controller of the first KubeVirt releases:
 // two disks in one pod, each with its port as the command's argument and in the environment, a
 // target name, a secret of 32 random bytes encoded twice, and `cat /tmp/healthy` as readiness
 // probe. It sets nothing else.
@@ -124,7 +124,7 @@ func TestWrapperDefect1(t *testing.T) {
 }
 
 // TestWrapperDefect2: the wrapper put the expanded file into /disk. A restart in place converted
-// the image again and lost the guest's writes, or took an old file for that of another image.
+// the image again and lost the guest's writes, or took an old file for another image's.
 func TestWrapperDefect2(t *testing.T) {
 	t.Parallel()
 	e := requireImages(t, "qemu-img", "qemu-io", qemuISCSI)

@@ -45,9 +45,9 @@ func registry(t *testing.T) string {
 	return address
 }
 
-// TestImageRegistry pushes the base image to a registry, as `make image` says. A second machine's
-// storage, which has never seen the image, builds a user's image from it and pushes that. A third
-// one runs it.
+// TestImageRegistry pushes the base image to a registry, as the output of `make image` advises. A
+// second machine's storage, which has never seen the image, builds a user's image from it and
+// pushes that. A third machine runs it.
 func TestImageRegistry(t *testing.T) {
 	t.Parallel()
 	e := requireImages(t, "docker-registry", "iscsi-ls", "qemu-img")
@@ -56,7 +56,7 @@ func TestImageRegistry(t *testing.T) {
 	e.ok(t, "buildah", "manifest", "push", "--all", "--tls-verify=false", baseImage,
 		"docker://"+remote)
 	for _, m := range manifests(t, e, baseImage) {
-		// The registry has what `make image` has printed.
+		// The registry has the digest that `make image` has printed.
 		answer, err := http.Head("http://" + address + "/v2/" +
 			strings.TrimSuffix(baseImage, ":disk") + "/manifests/" + m.Digest)
 		require.NoError(t, err)

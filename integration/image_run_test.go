@@ -15,7 +15,7 @@ import (
 var chapClient = []string{"LIBISCSI_CHAP_USERNAME=" + testUser,
 	"LIBISCSI_CHAP_PASSWORD=" + testPassword}
 
-// credential is the same one in the form that the daemon takes.
+// credential is the tests' credential in the form that the daemon takes.
 var credential = []string{"CHAP_USERNAME=" + testUser, "CHAP_PASSWORD=" + testPassword}
 
 // hardened are the options of a container that may do only what it needs.
@@ -118,8 +118,8 @@ func confined(t *testing.T, s sandbox) {
 	require.Equal(t, "/kubevirt-disk\x00serve\x00", string(line))
 }
 
-// TestImageOfAnyUser runs the image without a volume, as platforms do that choose the users of
-// their containers: OpenShift takes any number, and group 0. It also runs the image's health check.
+// TestImageOfAnyUser runs the image without a volume, like platforms that choose the users of their
+// containers: OpenShift takes any number, and group 0. It also runs the image's health check.
 func TestImageOfAnyUser(t *testing.T) {
 	t.Parallel()
 	e := requireImages(t, "qemu-img", "iscsi-ls")

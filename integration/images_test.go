@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// makeRaw makes a raw image with data in every other MiB and holes between. It is the same at every
+// makeRaw makes a raw image with data in every other MiB and holes between. It is the same in every
 // run.
 func makeRaw(t *testing.T, path string, size int64) {
 	t.Helper()
@@ -26,7 +26,7 @@ func makeRawSeed(t *testing.T, path string, size int64, seed uint64) {
 	chunk := make([]byte, 64<<10)
 	random := rand.New(rand.NewPCG(seed, 0))
 	for off := int64(0); off < size; off += 2 << 20 {
-		// Half is random and half is text, so that it compresses in part.
+		// Half is random and half is text, so that it is partly compressible.
 		for i := range chunk {
 			chunk[i] = byte(random.UintN(256))
 			if i >= len(chunk)/2 {

@@ -16,7 +16,8 @@ import (
 
 const module = "kubevirt.io/disk"
 
-// goPackage is what `go list -json` says of a package; paths of this module are relative to it.
+// goPackage is the output of `go list -json` about a package; paths of this module are relative to
+// it.
 type goPackage struct {
 	ImportPath string
 	Dir        string
@@ -175,7 +176,7 @@ var importRules = []importRule{
 		why: "disks can be used without a server"},
 	{pkg: "...", except: []string{"cmd/..."}, never: []string{"github.com/spf13/...", "cmd/..."},
 		why: "only the command reads the command line"},
-	// client-go has types of flags in packages that everybody needs.
+	// client-go defines types of flags in packages that everybody needs.
 	{pkg: "...", except: []string{"cmd/...", "kubernetes/controller/...",
 		"integration/kubernetes/..."}, never: []string{"github.com/spf13/...", "cmd/..."},
 		deep: true,
@@ -313,8 +314,8 @@ func listPackages(t *testing.T) []goPackage {
 	return pkgs
 }
 
-// relative cuts the module's path off; the packages of the module start in its directories, those
-// of others with a host name.
+// relative cuts off the module's path. The packages of the module start with its directories, those
+// of other modules with a host name.
 func relative(path string) string {
 	return strings.TrimPrefix(path, module+"/")
 }

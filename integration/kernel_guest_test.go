@@ -107,8 +107,8 @@ func (g *kernelGuest) refused(t *testing.T, script string) string {
 	return output
 }
 
-// commands returns the SCSI commands that the guest's kernel has sent since the last call. They
-// look as the kernel's trace point prints them, for example "UNMAP regions=1 raw=42 00 ...".
+// commands returns the SCSI commands that the guest's kernel has sent since the last call, as the
+// kernel's trace point prints them, for example "UNMAP regions=1 raw=42 00 ...".
 func (g *kernelGuest) commands(t *testing.T) []string {
 	t.Helper()
 	var list []string
@@ -127,7 +127,7 @@ var about = regexp.MustCompile(
 // usual is a harmless message: the unit attention that a target establishes for each new session.
 const usual = "Power-on or device reset occurred"
 
-// warnings returns what the guest's kernel has complained about since the last call.
+// warnings returns the complaints of the guest's kernel since the last call.
 func (g *kernelGuest) warnings(t *testing.T) []string {
 	t.Helper()
 	var list []string

@@ -63,7 +63,7 @@ func TestKernelInitiator(t *testing.T) {
 	}
 }
 
-// kernelTest is what the parts of TestKernelInitiator share.
+// kernelTest has the common parts of TestKernelInitiator.
 type kernelTest struct {
 	*kernelGuest
 	all    *testing.T // daemons and their files outlive a part
@@ -127,8 +127,7 @@ func (k *kernelTest) fileSystem(t *testing.T) {
 	e2fsck(t, k.disk("disk.raw")+"?offset=1048576", "-fn")
 }
 
-// detected checks what the kernel has found out about a LUN, and which commands it uses as a
-// result.
+// detected checks the kernel's view of a LUN, and the commands that it therefore uses.
 func (k *kernelTest) detected(t *testing.T) {
 	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
 	k.follow(t, "Log in")
@@ -200,9 +199,9 @@ test "$(dd if=$DISK bs=32k count=256 iflag=direct | md5sum)" = "$(md5sum </tmp/w
 	require.Empty(t, k.warnings(t))
 }
 
-// second logs another initiator in while the first owns the LUN, as the destination of a migration
-// does. It may not use the medium, but it learns about the write cache. So it flushes once the
-// first has left and it owns the LUN.
+// second logs another initiator in while the first owns the LUN, like the destination of a
+// migration. The second may not use the medium, but it learns about the write cache. So it flushes
+// once the first has left and it owns the LUN.
 func (k *kernelTest) second(t *testing.T) {
 	k.serve(t, config{diskDir: blank(k.all, "disk.raw")})
 	k.follow(t, "Log in")
@@ -304,8 +303,8 @@ rm /tmp/load
 wait
 `
 
-// restarts kills and stops the daemon while the guest writes. The file system that the daemon has
-// when it dies is sound, and has every file that was synced before. So has the file system at the
+// restarts kills and stops the daemon while the guest writes. When the daemon dies, the file system
+// on its disk is sound, and has every file that was synced before. So has the file system at the
 // end.
 func (k *kernelTest) restarts(t *testing.T) {
 	k.follow(t, "When the daemon restarts")

@@ -42,7 +42,7 @@ func TestKernelOnEveryMode(t *testing.T) {
 	k.serve(t, configOf(dir, settings, "", "LISTEN="+freePortal(t)))
 	k.follow(t, "Log in")
 
-	// Run a program from the file system itself. The guest copies its own busybox there first,
+	// Run a program from the file system itself. First the guest copies its own busybox there,
 	// which is static.
 	each := func(script string) string {
 		return `for n in 1 2 3 4; do D=${DISK%1}$n; M=/mnt/$n; ` + script + `; done
@@ -65,7 +65,7 @@ func TestKernelOnEveryMode(t *testing.T) {
 	for n := range kernelModes {
 		require.Contains(t, out, "written in "+string(rune('1'+n)))
 	}
-	// Now look at the disks on the host, without the daemon: those that need no image.
+	// Now look on the host, without the daemon, at the disks that need no image.
 	k.d.until("the clone is complete", func() bool { return k.d.complete(3) })
 	k.d.stop()
 	e2fsck(t, filepath.Join(state, "work", "3-clone.qcow2", "disk.raw"), "-fn")

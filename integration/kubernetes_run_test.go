@@ -20,7 +20,7 @@ import (
 )
 
 // runPod starts the disk's container as the pod says: arguments, environment, secrets, volumes and
-// security context. It returns the container, and where its volumes are on this machine.
+// security context. It returns the container, and the directories of its volumes on this machine.
 func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTemplateSpec,
 	secrets map[string]*corev1.Secret) (*container, map[string]string) {
 	t.Helper()
@@ -66,8 +66,8 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 	return c, places
 }
 
-// TestKubernetesExamplesRun runs the disk of each pod with podman. It asks what the kubelet and
-// Prometheus would ask, and uses the disk as the VM of the pod, or a VM elsewhere, does.
+// TestKubernetesExamplesRun runs the disk of each pod with podman. It sends the requests of the
+// kubelet and of Prometheus, and uses the disk like the VM of the pod, or a VM elsewhere.
 func TestKubernetesExamplesRun(t *testing.T) {
 	t.Parallel()
 	e := requireImages(t, "qemu-img", "qemu-io", "ip", qemuISCSI)
@@ -153,8 +153,8 @@ func TestKubernetesExamplesRun(t *testing.T) {
 	}
 }
 
-// uploadInto uploads a disk as the example says, where its port forwarding ends. The disk is on the
-// claim then, and the VM can log in.
+// uploadInto uploads a disk as the example says, to the end of its port forwarding. Then the disk
+// is on the claim, and the VM can log in.
 func uploadInto(t *testing.T, n network, claim string, secret map[string]string) {
 	t.Helper()
 	requireTools(t, "curl")
@@ -179,7 +179,7 @@ func uploadInto(t *testing.T, n network, claim string, secret map[string]string)
 	}, clientTimeout, 50*time.Millisecond)
 }
 
-// migrate hands the disk of a pod over from one initiator to another, with the commands of the
+// migrate hands the disk of a pod over from one initiator to another, with the commands in the
 // examples.
 func migrate(t *testing.T, c *container, host string, secret map[string]string) {
 	t.Helper()

@@ -127,8 +127,8 @@ func diskContainer(t *testing.T, pod *corev1.PodTemplateSpec) *corev1.Container 
 	return nil
 }
 
-// TestKubernetesExamples checks what a cluster's API server and admission would: strict types, the
-// restricted pod security standard, and that every reference has a target.
+// TestKubernetesExamples checks the examples like a cluster's API server and admission: strict
+// types, the restricted pod security standard, and that every reference has a target.
 func TestKubernetesExamples(t *testing.T) {
 	all := readKubernetesExamples(t)
 	require.ElementsMatch(t, []string{"vm-env", "vm-files", "my-fedora-disk", "upload"},
@@ -199,8 +199,8 @@ func portNames(pod *corev1.PodTemplateSpec) (names []string) {
 	return names
 }
 
-// restrictedViolations lists what breaks the restricted pod security standard (policy "restricted"
-// of Kubernetes 1.25 and later).
+// restrictedViolations lists the violations of the restricted pod security standard (policy
+// "restricted" of Kubernetes 1.25 and later).
 func restrictedViolations(pod *corev1.PodSpec) (found []string) {
 	bad := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	if pod.HostNetwork || pod.HostPID || pod.HostIPC {

@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// exampleVolume is the volume of examples/kubernetes/volume.yaml, bound to its claim as a cluster
-// binds them, and the secret that it refers to.
+// exampleVolume is the volume of examples/kubernetes/volume.yaml, bound to its claim as in a
+// cluster, and the secret that it refers to.
 func exampleVolume(t *testing.T) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume,
 	*corev1.Secret) {
 	t.Helper()
@@ -21,7 +21,7 @@ func exampleVolume(t *testing.T) (*corev1.PersistentVolumeClaim, *corev1.Persist
 	v := all.volumes["my-fedora-disk"]
 	c := all.claims[v.Spec.ClaimRef.Name]
 	require.NotNil(t, c)
-	// What the binder of a cluster compares.
+	// A cluster's binder compares these.
 	require.Equal(t, v.Spec.ClaimRef.Namespace, c.Namespace)
 	require.Equal(t, v.Name, c.Spec.VolumeName)
 	require.Equal(t, v.Spec.StorageClassName, *c.Spec.StorageClassName)
@@ -44,8 +44,8 @@ func volumeCHAP(secret *corev1.Secret) map[string]string {
 	}
 }
 
-// TestKubernetesVolumeExample opens the volume of the example with QEMU, by what a handler makes of
-// the claim.
+// TestKubernetesVolumeExample opens the volume of the example with QEMU, with the arguments that a
+// handler makes from the claim.
 func TestKubernetesVolumeExample(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-io", qemuISCSI)

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a machine on a lan hears. The MTU changes when it renews its lease, which it does after a
-// second.
+// The settings that a machine on a lan gets. The MTU changes when the machine renews its lease,
+// after a second.
 const (
 	lanHostname   = "from-dhcp"
 	lanDomain     = "lan.example"
@@ -28,11 +28,11 @@ var (
 	lanRouter   = netip.MustParseAddr("fe80::1")
 	lanPrefix   = netip.MustParsePrefix("2001:db8:7::/64")
 	lanDNS6     = netip.MustParseAddr("2001:db8:7::53")
-	lanHardware = [6]byte{2, 0, 0, 0, 0, 1} // of server and router
+	lanHardware = [6]byte{2, 0, 0, 0, 0, 1} // of the server and the router
 )
 
-// newLAN is a network with a DHCP server and an IPv6 router, and nothing else. It returns QEMU's
-// options of the network of one machine.
+// newLAN makes a network with a DHCP server and an IPv6 router, and nothing else. It returns QEMU's
+// network options for one machine.
 func newLAN(t *testing.T) (netdev string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "lan-") // the names of sockets are short
@@ -56,7 +56,7 @@ func newLAN(t *testing.T) (netdev string) {
 				return
 			}
 			for _, answer := range l.answers(frame[:n]) {
-				_, _ = conn.WriteToUnix(answer, from) // a machine that is gone hears nothing
+				_, _ = conn.WriteToUnix(answer, from) // the machine may be gone
 			}
 		}
 	}()
@@ -72,13 +72,13 @@ const (
 	icmp6       = 58
 )
 
-// lan is what there is on a network beside one machine.
+// lan is the rest of the network of one machine.
 type lan struct {
 	renewed bool // the machine has renewed its lease
 }
 
-// answers are the frames that answer one of the machine, if it is for the DHCP server or the
-// router. The router is heard when the lease was renewed, so that DHCP always comes first.
+// answers returns the frames that answer a frame of the machine to the DHCP server or the router.
+// The router answers only after the lease was renewed, so that DHCP always comes first.
 func (l *lan) answers(frame []byte) (all [][]byte) {
 	if len(frame) < etherHeader+ipv6Header {
 		return nil
@@ -111,7 +111,7 @@ func (l *lan) answers(frame []byte) (all [][]byte) {
 	return all
 }
 
-// isRenewal tells whether a client has the address already.
+// isRenewal reports whether a client already has the address.
 func isRenewal(query []byte) bool { return netip.AddrFrom4([4]byte(query[12:])) == lanClient }
 
 // lease answers a message of a DHCP client (RFC 2131).
@@ -168,8 +168,8 @@ func lease(query []byte) []byte {
 	return ethernet(net.HardwareAddr{255, 255, 255, 255, 255, 255}, 0x0800, append(ip, b...))
 }
 
-// advertisement is what an IPv6 router says to all nodes (RFC 4861 4.2): a prefix to make addresses
-// of, and a server of names (RFC 8106 5.1).
+// advertisement is an IPv6 router's message to all nodes (RFC 4861 4.2): a prefix for addresses,
+// and a name server (RFC 8106 5.1).
 func advertisement() []byte {
 	lasting := []byte{0, 0, 14, 16} // seconds: an hour
 	m := []byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}
@@ -195,7 +195,7 @@ func ethernet(to net.HardwareAddr, kind uint16, packet []byte) []byte {
 	return append(encoding.BigEndian.AppendUint16(frame, kind), packet...)
 }
 
-// internetSum is the checksum of RFC 1071, of an even number of bytes.
+// internetSum is the checksum of RFC 1071 over an even number of bytes.
 func internetSum(b []byte) uint16 {
 	sum := uint32(0)
 	for ; len(b) >= 2; b = b[2:] {

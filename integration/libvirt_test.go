@@ -24,8 +24,8 @@ import (
 	"kubevirt.io/disk/pages"
 )
 
-// TestLibvirtSchema validates what the library and the command print against libvirt's own schemas:
-// each disk within a domain, and the secrets.
+// TestLibvirtSchema validates the output of the library and the command against libvirt's own
+// schemas: each disk within a domain, and the secrets.
 func TestLibvirtSchema(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "virt-xml-validate", "xmllint")
@@ -136,8 +136,8 @@ echo "sda again: $(sum sda 5 1)"
 `
 
 // TestLibvirtDomain runs a virtual machine in a real libvirtd. It uses one LUN over virtio-scsi
-// with CHAP. A second LUN is attached and detached while it runs; this one is passed through to the
-// guest, over IPv6 if the machine has it. The guest, the daemon and the images must agree.
+// with CHAP. A second LUN is attached and detached while it runs, and passed through to the guest,
+// over IPv6 if the machine has it. The guest, the daemon and the images must agree.
 func TestLibvirtDomain(t *testing.T) {
 	t.Parallel()
 	requireTools(t, libvirtTools...)
@@ -155,7 +155,7 @@ func TestLibvirtDomain(t *testing.T) {
 	}
 	require.NoError(t, err)
 
-	// Served in place, so that the images show what the guest has.
+	// Serve in place, so that the images show the guest's writes.
 	images := filepath.Join(t.TempDir(), "disk")
 	image := func(n int) string { return filepath.Join(images, fmt.Sprintf("%d.raw", n)) }
 	for n := 1; n <= 2; n++ {
@@ -214,7 +214,7 @@ func TestLibvirtDomain(t *testing.T) {
 	said("sdb may go")
 	l.virsh("detach-device", "guest", hot, "--live")
 	said("sdb is gone")
-	// If the domain ended now, that would end the detaching, too.
+	// If the domain ended now, that would also end the detaching.
 	lines.answer(t)
 	require.Equal(t, sha256Text(pattern), said("sda again: "))
 	require.Equal(t, "0", said(guest.Ended+" "))

@@ -10,8 +10,8 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// TestLibvirtFile has libvirt and QEMU open files that the command provides, by the elements that
-// the command prints: the file itself, and overlays over another one.
+// TestLibvirtFile: libvirt and QEMU open files that the command provides, with the elements that
+// the command prints: the file itself, and overlays over another file.
 func TestLibvirtFile(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "virt-xml-validate", "xmllint", "qemu-img")

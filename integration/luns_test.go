@@ -120,7 +120,7 @@ END
 setsid sh /tmp/busy.sh $BUSY >/tmp/busy.log 2>&1 </dev/null &
 await test -s /tmp/rounds`)
 
-	// iscsid looks for LUNs because of the asynchronous message alone.
+	// The asynchronous message alone makes iscsid look for LUNs.
 	d := s.add(t, 2, 2)
 	g.ok(t, fmt.Sprintf(`await disk 2
 D=$(disk 2)
@@ -245,7 +245,7 @@ func (m *monitor) good(command string, arguments map[string]any) string {
 	return answer
 }
 
-// plug gives the machine a LUN, and exports it over NBD, so that the test can read and write in
+// plug gives a LUN to the machine, and exports it over NBD, so that the test can read and write in
 // place of a guest.
 func (m *monitor) plug(s *runningTarget, lun int) {
 	m.t.Helper()
@@ -263,7 +263,7 @@ func (m *monitor) export(lun int) {
 		"node-name": node, "writable": true})
 }
 
-// withdraw ends an export, because an exported disk cannot be resized, and waits for the end.
+// withdraw ends an export and waits for its end, because an exported disk cannot be resized.
 func (m *monitor) withdraw(lun int) {
 	m.t.Helper()
 	m.good("block-export-del",

@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 )
 
-// machineTime is how long a machine may take for anything, several times what it needs on a busy
+// machineTime limits everything that a machine does. It is several times what it needs on a busy
 // host.
 const machineTime = 5 * time.Minute
 
@@ -86,7 +86,7 @@ func requireKernel(t *testing.T, err error) {
 	require.NoError(t, err)
 }
 
-// machineConfig says what a machine boots.
+// machineConfig describes a machine to boot.
 type machineConfig struct {
 	disk    string // QEMU's options of the drive, such as "file=disk.qcow2,format=qcow2"
 	cmdline string // more parameters of the kernel
@@ -106,7 +106,7 @@ type containerMachine struct {
 	dir     string
 	cmd     *exec.Cmd
 	ended   chan struct{}
-	words   *bufio.Reader // what the machine says on its port
+	words   *bufio.Reader // from the machine's port
 	port    net.Conn
 	control net.Conn // QEMU's monitor
 }
@@ -189,7 +189,7 @@ func (m *containerMachine) connect(name string) net.Conn {
 	return conn
 }
 
-// word waits for a line of the machine that begins with a word, and returns what follows.
+// word waits for a line of the machine that begins with a word, and returns the rest of the line.
 func (m *containerMachine) word(word string) string {
 	m.t.Helper()
 	require.NoError(m.t, m.port.SetDeadline(time.Now().Add(machineTime)))
@@ -208,7 +208,7 @@ func (m *containerMachine) powerButton() {
 	m.monitor(`"execute":"system_powerdown"`)
 }
 
-// ctrlAltDel presses these keys.
+// ctrlAltDel presses Ctrl-Alt-Del.
 func (m *containerMachine) ctrlAltDel() {
 	m.t.Helper()
 	var keys []string
@@ -218,7 +218,7 @@ func (m *containerMachine) ctrlAltDel() {
 	m.monitor(`"execute":"send-key","arguments":{"keys":[` + strings.Join(keys, ",") + `]}`)
 }
 
-// monitor gives QEMU a command. It can be called once.
+// monitor sends QEMU a command. It can be called once.
 func (m *containerMachine) monitor(command string) {
 	m.t.Helper()
 	require.NoError(m.t, m.control.SetDeadline(time.Now().Add(machineTime)))
@@ -247,7 +247,7 @@ func (m *containerMachine) exited() string {
 	return status
 }
 
-// console is what the console has shown.
+// console returns the console's output.
 func (m *containerMachine) console() string {
 	text, err := os.ReadFile(m.file("console"))
 	if err != nil {

@@ -31,8 +31,8 @@ func modeImages(t *testing.T) (dir, source string, names []string) {
 }
 
 // TestCopyModes: QEMU uses every kind of image in every mode that copies, ephemeral and persistent.
-// It reads the image, and writes, zeroes and discards. All of it must be there after the daemon was
-// killed.
+// It reads the image, and writes, zeroes and discards. All changes must be there after the daemon
+// was killed.
 func TestCopyModes(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
@@ -48,7 +48,7 @@ func TestCopyModes(t *testing.T) {
 				d := changeAndKill(t, c, source, names)
 				qemuIO(t, d.url(1), []string{"write -P 0x77 0 64k"})
 				d.stop()
-				// Now a copy-on-write disk has nothing but the changes.
+				// Now a copy-on-write disk has only the changes.
 				for _, name := range names {
 					path := filepath.Join(c.stateDir, "work", name, "disk.raw")
 					if kind == "persistent" {
@@ -75,7 +75,7 @@ func changeAndKill(t *testing.T, c config, source string, names []string) *daemo
 	changes := []string{"write -P 0x5a 1M 3M", "write -P 0xa5 7680 1024", "write -z 20M 2M",
 		"discard 40M 4M", "write -P 0x11 33554432 512", "flush"}
 	qemuIO(t, want, changes)
-	qemuIO(t, want, []string{"write -z 40M 4M"}) // what a discarded range reads as
+	qemuIO(t, want, []string{"write -z 40M 4M"}) // a discarded range reads as zeros
 
 	d := start(t, c)
 	for i := range names {
@@ -102,8 +102,8 @@ func qemuIO(t *testing.T, url string, commands []string) {
 	require.NotContains(t, out, "failed", "%s", commands)
 }
 
-// TestPersistentCloneIsAPlainFile: in mode clone, a complete persistent disk is only disk.img. It
-// has the image and the guest's changes, for anybody who mounts the volume.
+// TestPersistentCloneIsAPlainFile: in mode clone, a complete persistent disk is just disk.img. It
+// has the image and the guest's changes, for everybody who mounts the volume.
 func TestPersistentCloneIsAPlainFile(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
@@ -137,8 +137,7 @@ func TestPersistentCloneIsAPlainFile(t *testing.T) {
 }
 
 // TestFullWorkDirectory: the directory of the disks is full. The guest's writes fail as on a full
-// thin disk, and its reads work. When there is space again the guest goes on, and so does the
-// copying.
+// thin disk, and its reads work. When there is space again, the guest and the copying go on.
 func TestFullWorkDirectory(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
@@ -201,7 +200,7 @@ func TestReadyFileOnAFullFileSystem(t *testing.T) {
 		env: map[string]string{"WORK_DIR": t.TempDir()}})
 	d.kill()
 	require.FileExists(t, d.ReadyFile)
-	// in place of the file that a killed daemon left
+	// in place of the file of a killed daemon
 	start(t, config{diskDir: diskDir(t, 1<<20), stateDir: state,
 		env: map[string]string{"WORK_DIR": t.TempDir()}})
 }
@@ -234,7 +233,7 @@ func mountTmpfs(t *testing.T, dir, size string) {
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
-// complete says whether a LUN no longer needs its image, according to the status page.
+// complete reports whether a LUN no longer needs its image, according to the status page.
 func (d *daemon) complete(lun uint16) bool {
 	d.t.Helper()
 	var page pages.Status

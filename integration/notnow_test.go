@@ -15,8 +15,8 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// farTarget is a target of this process. LUN 1 has its content far away, every byte of it farByte,
-// and LUN 2 has it here.
+// farTarget is a target in this process. LUN 1 has its content far away, where every byte is
+// farByte. LUN 2 has its content here.
 type farTarget struct {
 	far    *disktest.Distant
 	portal string
@@ -25,7 +25,7 @@ type farTarget struct {
 
 const farByte = 90
 
-// startFarTarget serves it until the test ends. Commands are held for so long.
+// startFarTarget serves the LUNs until the test ends. Commands are held for this long.
 func startFarTarget(t *testing.T, hold time.Duration) *farTarget {
 	t.Helper()
 	near := disktest.NewMemory(runningSize)
@@ -62,7 +62,7 @@ func (f *farTarget) CommandDone(e target.CommandEvent) {
 	}
 }
 
-// outage has content come again after so many commands have ended with BUSY.
+// outage makes the content available again after this many commands have ended with BUSY.
 func (f *farTarget) outage(t *testing.T, answers int64) {
 	t.Helper()
 	eventually(t, func() bool { return f.busy.Load() >= answers }, 2*time.Minute,
@@ -70,9 +70,8 @@ func (f *farTarget) outage(t *testing.T, answers int64) {
 	f.far.Restore()
 }
 
-// TestNotNowQEMU: QEMU sends a command again whose content cannot be had at the moment, be it that
-// the target had to wait in vain, or that it was told so at once. Of one read, a part was sent
-// before.
+// TestNotNowQEMU: QEMU repeats a command whose content is not available now, whether the target has
+// waited in vain or answers at once. For one read, a part was sent before.
 func TestNotNowQEMU(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-io", qemuISCSI)
@@ -99,8 +98,8 @@ func TestNotNowQEMU(t *testing.T) {
 	}
 }
 
-// TestNotNowKernel: so does the Linux kernel, for reads and for writes of a part of a block. The
-// other disk of the session goes on meanwhile, and the kernel has nothing to complain about.
+// TestNotNowKernel: the Linux kernel repeats commands, too: reads, and writes of a part of a block.
+// The session's other disk goes on meanwhile, and the kernel does not complain.
 func TestNotNowKernel(t *testing.T) {
 	t.Parallel() // a guest has one processor
 	f := startFarTarget(t, time.Second)

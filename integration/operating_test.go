@@ -16,8 +16,9 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// TestOriginalWrapperCallers starts the daemon as the first KubeVirt releases started the original
-// wrapper: with a port, a target name and a credential in the environment, and the image as LUN 1.
+// TestOriginalWrapperCallers starts the daemon like the first KubeVirt releases started the
+// original wrapper: with a port, a target name and a credential in the environment, and the image
+// as LUN 1.
 func TestOriginalWrapperCallers(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "iscsi-ls", "qemu-img", qemuISCSI)
@@ -86,7 +87,8 @@ func writeOverARestart(t *testing.T, c config, stop func(*daemon)) (rest int) {
 	return rest
 }
 
-// operations is how many commands of a kind the daemon has counted, over all LUNs and initiators.
+// operations returns how many commands of a kind the daemon has counted, over all LUNs and
+// initiators.
 func (d *daemon) operations(kind string) (sum int) {
 	d.t.Helper()
 	for line := range strings.Lines(d.get("/metrics")) {
@@ -136,7 +138,7 @@ func TestSeveralClients(t *testing.T) {
 	}
 }
 
-// TestAccessModes writes, or tries to, in the modes that allow several initiators.
+// TestAccessModes writes, or tries to, in the modes for several initiators.
 func TestAccessModes(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-io", qemuISCSI)

@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/integration/browser"
 )
 
-// pageTimeout limits what a test does with a browser. The machine may be slow.
+// pageTimeout limits the work with a browser. The machine may be slow.
 const pageTimeout = 8 * time.Minute
 
 // startBrowser starts Chromium, and ends it after the test.
@@ -32,7 +32,7 @@ func startBrowser(t *testing.T) (*browser.Browser, context.Context) {
 	return b, ctx
 }
 
-// viewer is an open page with what a test asks of it.
+// viewer is an open page, with helpers for a test.
 type viewer struct {
 	*browser.Page
 	t   *testing.T
@@ -73,8 +73,8 @@ func (v *viewer) picture(name string) {
 	require.NoError(v.t, os.WriteFile(filepath.Join(v.t.ArtifactDir(), name+".png"), png, 0o644))
 }
 
-// servePageDisks serves a qcow2 image of 64 MiB, of which 8 MiB are data, and a raw disk in which
-// the first 4 of 16 MiB are.
+// servePageDisks serves a qcow2 image of 64 MiB with 8 MiB of data, and a raw disk of 16 MiB with
+// data in the first 4 MiB.
 func servePageDisks(t *testing.T) *daemon {
 	t.Helper()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
@@ -105,8 +105,8 @@ func (d *daemon) imageOptions(lun int) string {
 		"file.password-secret=s,file.initiator-name=iqn.2026-01.test:page", d.Portals[0], lun)
 }
 
-// TestPageInABrowser watches the page while a guest works: what is new appears without a reload,
-// and the browser has nothing to complain of.
+// TestPageInABrowser watches the page while a guest works: changes appear without a reload, and the
+// browser does not complain.
 func TestPageInABrowser(t *testing.T) {
 	t.Parallel()
 	b, ctx := startBrowser(t)
@@ -115,7 +115,7 @@ func TestPageInABrowser(t *testing.T) {
 	v.until("document.getElementById('link')?.textContent == 'live'")
 	require.Equal(t, "2", v.text("document.querySelectorAll('.luns tbody').length"))
 	require.Equal(t, "a.qcow2", v.text("document.querySelector('.disk a').textContent"))
-	v.until("document.getElementById('state1').textContent == 'ready'") // it is copied by then
+	v.until("document.getElementById('state1').textContent == 'ready'") // it is copied by now
 	require.Equal(t, "0 B", v.text("document.getElementById('written').textContent"))
 	require.Equal(t, "null", v.text("document.querySelector('.sessions')"))
 	require.NoError(t, v.Eval(ctx, "window.stays = true", new(bool)))

@@ -2,6 +2,5 @@
 
 package integration
 
-// raceEnabled says whether the tests run with the race detector. If so, the daemon is built with
-// it, too.
+// raceEnabled reports whether the tests run with the race detector. If so, so does the daemon.
 const raceEnabled = false

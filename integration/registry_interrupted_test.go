@@ -21,15 +21,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pieceProxy stands in front of a registry, and counts what pieces of blobs have.
+// pieceProxy is a proxy before a registry. It counts the bytes in pieces of blobs.
 type pieceProxy struct {
 	address string
-	buffers bool // it passes a piece on when it has all of it, as nginx does by default
+	buffers bool // passes a piece on only when it is complete, like nginx by default
 	passed  atomic.Int64
 
 	mu sync.Mutex // held while a piece passes
-	// before is told what was passed, before each piece, and says whether its sender is gone by
-	// now; guarded by mu
+	// before is called before each piece with the bytes that have passed so far, and returns
+	// whether the sender is gone; guarded by mu
 	before func(int64) (gone bool)
 }
 
@@ -64,7 +64,7 @@ func newPieceProxy(t *testing.T, registry string, buffers bool) *pieceProxy {
 	return p
 }
 
-// sent is how much was passed on since it was asked last; before is called from now on.
+// sent returns how many bytes have passed since the last call, and sets before.
 func (p *pieceProxy) sent(before func(passed int64) (gone bool)) (n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,7 +72,7 @@ func (p *pieceProxy) sent(before func(passed int64) (gone bool)) (n int64) {
 	return p.passed.Swap(0)
 }
 
-// countedBody counts what is read of it.
+// countedBody counts the bytes that are read.
 type countedBody struct {
 	io.ReadCloser
 	n *atomic.Int64
@@ -102,9 +102,10 @@ func (o *watchedOutput) String() string {
 	return o.text.String()
 }
 
-// TestRegistryPushInterrupted ends a push in the middle of a blob: the next one sends what the
-// registry does not have. A killed push goes on where a proxy passes whole pieces on, and one that
-// was asked to end everywhere: distribution 2 refuses to go on behind a part of a piece.
+// TestRegistryPushInterrupted ends a push in the middle of a blob: the next push sends the data
+// that the registry does not have. A killed push continues if the proxy passes on whole pieces. A
+// push that was asked to end continues in all cases. Version 2 of distribution refuses to continue
+// after a part of a piece.
 func TestRegistryPushInterrupted(t *testing.T) {
 	requireTools(t, "docker-registry")
 	path, err := binary()
@@ -131,14 +132,15 @@ func TestRegistryPushInterrupted(t *testing.T) {
 			cmd.WaitDelay = clientTimeout / 4
 			signalled, started := false, make(chan struct{})
 			p.sent(func(passed int64) (gone bool) {
-				// Not at half: a piece may end in the middle of the disk, and others are counted.
+				// Do not stop at half: a piece may end in the middle of the disk, and other pieces
+				// count, too.
 				if signalled || passed <= size*5/8 {
 					return signalled && signal == syscall.SIGKILL
 				}
 				signalled = true
 				<-started
 				_ = cmd.Process.Signal(signal)
-				if signal == syscall.SIGTERM { // not before it knows that it is to end
+				if signal == syscall.SIGTERM { // not before it knows that it should end
 					for end := time.Now().Add(clientTimeout); time.Now().Before(end) &&
 						!strings.Contains(said.String(), "to its end"); {
 						time.Sleep(10 * time.Millisecond)

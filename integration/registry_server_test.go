@@ -34,7 +34,7 @@ import (
 const (
 	registryUser     = "me"
 	registryPassword = "pa55word"
-	// registryHash is the password as bcrypt, which is what docker-registry reads.
+	// registryHash is the password's bcrypt hash, as docker-registry needs it.
 	registryHash = "$2y$05$abcdefghijklmnopqrstuur.ZxEKly2fYX6K.hrvYXsoEaKgtr95a"
 )
 
@@ -47,7 +47,7 @@ type registryServer struct {
 	cmd     *exec.Cmd
 }
 
-// startRegistry starts one with further settings, in YAML.
+// startRegistry starts a registry with more settings, in YAML.
 func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 	t.Helper()
 	port, err := peers.FreePort()
@@ -80,7 +80,7 @@ func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 	return s
 }
 
-// run starts it, also once more after kill, with what it has stored.
+// run starts it, or starts it again after kill with the data that it has stored.
 func (s *registryServer) run(t *testing.T) {
 	t.Helper()
 	s.cmd = exec.Command("docker-registry", "serve", s.config)
@@ -101,7 +101,7 @@ func (s *registryServer) kill() {
 	_ = s.cmd.Wait()
 }
 
-// newCertificate is one of its own authority, for this machine.
+// newCertificate makes a self-signed certificate for this machine.
 func newCertificate(t *testing.T) (*ecdsa.PrivateKey, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -131,7 +131,7 @@ func writePEM(t *testing.T, path, kind string, der []byte) {
 	)
 }
 
-// basicAuth are the settings for a registry that wants a password.
+// basicAuth returns the settings of a registry with a password.
 func basicAuth(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "htpasswd")
@@ -140,7 +140,7 @@ func basicAuth(t *testing.T) string {
 }
 
 // tokenAuth starts a server that issues tokens for the password, and returns the settings of a
-// registry that wants them (distribution, docs/spec/auth/jwt.md).
+// registry that requires these tokens (distribution, docs/spec/auth/jwt.md).
 func tokenAuth(t *testing.T) (settings string, issued func() int) {
 	t.Helper()
 	key, certificate := newCertificate(t)
@@ -217,7 +217,7 @@ func tokenAuth(t *testing.T) (settings string, issued func() int) {
 		func() int { mu.Lock(); defer mu.Unlock(); return n }
 }
 
-// lyingProxy stands in front of a registry, and does to blobs what networks, gateways and storage
+// lyingProxy is a proxy before a registry. It treats blobs as bad networks, gateways and storage
 // do.
 type lyingProxy struct {
 	address string
@@ -227,7 +227,7 @@ type lyingProxy struct {
 	cutAfter  int64 // bytes of each answer, until cuts are used up
 	cuts      int
 	busy      int  // answers 429
-	redirects bool // blobs are at an address that is good for one request
+	redirects bool // blobs are at an address that is valid for one request
 	flip      bool // one wrong bit in each blob
 	signed    int
 	good      map[string]bool
@@ -255,14 +255,14 @@ func newLyingProxy(t *testing.T, registry string) *lyingProxy {
 	return p
 }
 
-// flipping says whether the proxy changes what passes.
+// flipping sets whether the proxy flips bits.
 func (p *lyingProxy) flipping(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.flip = on
 }
 
-// answer does what is to be done before the registry is asked.
+// answer handles a request before the registry gets it. It reports whether it has answered.
 func (p *lyingProxy) answer(w http.ResponseWriter, r *http.Request) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -287,7 +287,7 @@ func (p *lyingProxy) answer(w http.ResponseWriter, r *http.Request) bool {
 	}
 	p.signed++
 	signature := fmt.Sprint(p.signed)
-	p.good[signature] = p.signed%3 != 1 // some have expired before they are used
+	p.good[signature] = p.signed%3 != 1 // some expire before they are used
 	http.Redirect(
 		w,
 		r,
@@ -297,7 +297,7 @@ func (p *lyingProxy) answer(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// change does something to an answer.
+// change changes an answer.
 func (p *lyingProxy) change(res *http.Response) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -316,7 +316,7 @@ func (p *lyingProxy) change(res *http.Response) error {
 	return nil
 }
 
-// cutBody breaks off.
+// cutBody ends too early.
 type cutBody struct {
 	io.ReadCloser
 	left int64

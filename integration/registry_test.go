@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 )
 
-// kubevirtDisk runs the command; what a person's home has of credentials is not looked at.
+// kubevirtDisk runs the command without the credentials in a person's home.
 func kubevirtDisk(t *testing.T, env []string, args ...string) result {
 	t.Helper()
 	path, err := binary()
@@ -26,7 +26,7 @@ func kubevirtDisk(t *testing.T, env []string, args ...string) result {
 	return client(t, append(env, "HOME=/nonexistent"), path, args...)
 }
 
-// mustDisk is kubevirtDisk that has to succeed.
+// mustDisk is kubevirtDisk for commands that must succeed.
 func mustDisk(t *testing.T, env []string, args ...string) result {
 	t.Helper()
 	r := kubevirtDisk(t, env, args...)
@@ -34,7 +34,7 @@ func mustDisk(t *testing.T, env []string, args ...string) result {
 	return r
 }
 
-// pushedDigest is the line that push prints at its end.
+// pushedDigest is the last line of push.
 var pushedDigest = regexp.MustCompile(`(?m)^sha256:[0-9a-f]{64}$`)
 
 // sameFile compares two files.
@@ -47,7 +47,7 @@ func sameFile(t *testing.T, want, got string) {
 	require.True(t, bytes.Equal(a, b), "%s and %s differ", want, got)
 }
 
-// newDisk is a raw disk, and the same as compressed qcow2.
+// newDisk makes a raw disk, and a compressed qcow2 of it.
 func newDisk(t *testing.T) (raw, qcow2 string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -157,7 +157,7 @@ func TestRegistryPushPull(t *testing.T) {
 	}
 }
 
-// TestRegistryLies fetches through a proxy that delays, cuts, refuses and changes.
+// TestRegistryLies fetches through a proxy that delays, cuts, refuses and changes answers.
 func TestRegistryLies(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
@@ -207,8 +207,8 @@ func TestRegistryLies(t *testing.T) {
 	}
 }
 
-// TestRegistryBuildah fetches disks out of images that buildah has built and pushed, compressed in
-// each way.
+// TestRegistryBuildah fetches disks from images that buildah has built and pushed, with each
+// compression.
 func TestRegistryBuildah(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "buildah")
@@ -259,8 +259,8 @@ func TestRegistryBuildah(t *testing.T) {
 	}
 	for i, how := range []string{"--compression-format=zstd", "--compression-format=zstd:chunked",
 		"--disable-compression"} {
-		// Each has a layer of its own, or the registry would be known to have it compressed by
-		// gzip.
+		// Each needs a layer of its own. Otherwise the registry would already have it, compressed
+		// by gzip.
 		image := build(
 			fmt.Sprintf("packed:%d", i),
 			fmt.Sprintf("FROM scratch\nADD fedora.qcow2 /disk/%d.qcow2\n", i),
@@ -268,12 +268,12 @@ func TestRegistryBuildah(t *testing.T) {
 			"oci",
 		)
 		if r := e.run(t, "buildah", "push", "--tls-verify=false", how, image); r.status != 0 {
-			require.Contains(t, r.output, "chunked", "%s", r) // which older versions do not know
+			require.Contains(t, r.output, "chunked", "%s", r) // older versions do not know it
 			continue
 		}
 		sameFile(t, raw, pull(image))
 	}
-	// What a layer replaces, and what it removes.
+	// A layer replaces files, and removes files.
 	image := build(
 		"two:1",
 		"FROM scratch\nADD fedora.qcow2 /disk/disk.img\nADD other.raw /disk/disk.img\n",
@@ -300,7 +300,7 @@ func TestRegistryBuildah(t *testing.T) {
 	sameFile(t, other, pull("docker-archive:"+archive))
 }
 
-// TestRegistryServe pushes a disk onto the base image, and podman runs what comes of it.
+// TestRegistryServe pushes a disk onto the base image, and podman runs the result.
 func TestRegistryServe(t *testing.T) {
 	t.Parallel()
 	e := requireImages(t, "docker-registry", "iscsi-ls", "qemu-img")
@@ -336,7 +336,7 @@ func TestRegistryServe(t *testing.T) {
 	require.Zero(t, c.stop(t))
 }
 
-// TestRegistryJob runs what the example of a Job says, with paths and names of the test.
+// TestRegistryJob runs the commands of the example of a Job, with the test's paths and names.
 func TestRegistryJob(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
@@ -411,7 +411,7 @@ func TestRegistryJob(t *testing.T) {
 	}
 }
 
-// TestRegistryBlockDevice overwrites a block device that has had something else on it.
+// TestRegistryBlockDevice overwrites a block device that has old content.
 func TestRegistryBlockDevice(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "losetup")

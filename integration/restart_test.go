@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// loginTo logs in with our own initiator, for what other clients cannot do.
+// loginTo logs in with our own initiator, for features that other clients lack.
 func loginTo(t *testing.T, d *daemon, initiator string) *targettest.Session {
 	t.Helper()
 	addr, err := net.ResolveTCPAddr("tcp", d.Portals[0])
@@ -40,15 +40,15 @@ func logout(t *testing.T, s *targettest.Session) {
 	require.NoError(t, err)
 }
 
-// block is a block that contains its own address and the writer's round.
+// block returns a block that contains its own address and the writer's round.
 func block(lba uint32, round byte) []byte {
 	b := bytes.Repeat([]byte{round}, 512)
 	bin.BigEndian.PutUint32(b, lba)
 	return b
 }
 
-// TestStopUnderLoad stops the daemon, with SIGTERM and with kill -9, while an initiator writes.
-// Everything that was acknowledged is there after a restart with the same image.
+// TestStopUnderLoad stops the daemon, with SIGTERM and with kill -9, while an initiator writes. All
+// acknowledged writes are there after a restart with the same image.
 func TestStopUnderLoad(t *testing.T) {
 	t.Parallel()
 	requireTools(t)

@@ -24,13 +24,13 @@ type sandbox interface {
 	running(t *testing.T) bool
 	pid(t *testing.T) string
 	log(t *testing.T) string
-	// starts is how many starts the log covers.
+	// starts returns how many starts the log covers.
 	starts() int
 	// stop sends SIGTERM and returns the exit status.
 	stop(t *testing.T) int
 }
 
-// untilReady asks as the original wrapper's callers do, until the LUNs can be used. It also waits
+// untilReady asks like the original wrapper's callers, until the LUNs can be used. It also waits
 // for the log, because podman's monitor may write it after the ready file appears.
 func untilReady(t *testing.T, s sandbox) {
 	t.Helper()
@@ -131,7 +131,7 @@ func (c *container) wait(t *testing.T) int {
 	return status
 }
 
-// bundle is a sandbox that runc alone runs, as a runtime under Kubernetes does. Here we make the
+// bundle is a sandbox that runc alone runs, like a runtime under Kubernetes. Here we make the
 // configuration ourselves.
 type bundle struct {
 	e       *engine
@@ -257,16 +257,16 @@ func (b *bundle) stop(t *testing.T) int {
 	return b.cmd.ProcessState.ExitCode()
 }
 
-// network is where a container runs, and how to reach it.
+// network is the network of a container, and the address to reach it.
 type network struct {
 	path string // of the network namespace; "": the host's
 	host string // the address at which a client reaches it
 }
 
-// firstSubnet keeps runs that overlap apart, most of the time.
+// firstSubnet usually keeps overlapping runs apart.
 var firstSubnet = rand.IntN(1 << 15)
 
-// namespace makes a network namespace, as a pod has one, and links it to the host's.
+// namespace makes a network namespace, like a pod's, and links it to the host's.
 func namespace(t *testing.T) network {
 	t.Helper()
 	requireTools(t, "ip")
@@ -290,7 +290,7 @@ func namespace(t *testing.T) network {
 	return network{path: "/run/netns/" + name, host: theirs}
 }
 
-// option is the network as an option of podman run.
+// option returns the network as an option of podman run.
 func (n network) option() string {
 	if n.path == "" {
 		return "--network=host"
@@ -298,8 +298,8 @@ func (n network) option() string {
 	return "--network=ns:" + n.path
 }
 
-// settings are the variables that a container needs in the network. In a namespace of its own it
-// needs none, because nothing else is there.
+// settings returns the variables that a container needs in the network. In a namespace of its own
+// it needs none, because nothing else is there.
 func (n network) settings() []string {
 	if n.path == "" {
 		return []string{"LISTEN=127.0.0.1:0", "METRICS_LISTEN=127.0.0.1:0"}
@@ -307,7 +307,7 @@ func (n network) settings() []string {
 	return nil
 }
 
-// portal is where the container can be reached.
+// portal returns the address of the container's portal.
 func (n network) portal(t *testing.T, s sandbox) string {
 	t.Helper()
 	if n.path != "" {

@@ -11,9 +11,9 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// TestGuestDoesNotDecideWhatItsDiskIs: a guest writes what looks like another format to a disk that
-// is served in place. After kill -9, in another container, the disk must have what was written, in
-// every copy mode. The other disk must be served, too.
+// TestGuestDoesNotDecideWhatItsDiskIs: a guest writes the signature of another format to a disk
+// that is served in place. After kill -9, in another container, the disk must have the guest's
+// data, in every copy mode. The other disk must be served, too.
 func TestGuestDoesNotDecideWhatItsDiskIs(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-img")

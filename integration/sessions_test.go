@@ -44,8 +44,8 @@ func (b *bench) completes() {
 	require.Contains(b.t, b.out.String(), "Run completed")
 }
 
-// TestKickedQEMU ends QEMU's session while it writes. QEMU logs in again by itself, and none of its
-// writes is missing.
+// TestKickedQEMU ends QEMU's session while it writes. QEMU logs in again by itself, and no write is
+// missing.
 func TestKickedQEMU(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
@@ -66,7 +66,7 @@ func TestKickedQEMU(t *testing.T) {
 		return all
 	}
 	ended := map[uint16]bool{}
-	// On a busy machine QEMU may have written everything before its session is seen, or ended.
+	// On a busy machine, QEMU may have written everything before the test sees or ends its session.
 	for try := 1; len(ended) == 0; try++ {
 		require.Less(t, try, 10, "QEMU always finished first")
 		b := startBench(t, d.chapURL(testUser, testPassword, 1))

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// maxFileLines is the most lines that a Go file may have. With short files a folder listing is a
+// maxFileLines is the largest number of lines of a Go file. With short files, a folder listing is a
 // table of contents.
 const maxFileLines = 500
 
@@ -20,8 +20,8 @@ const maxFileLines = 500
 // rules below apply to all others.
 var outsideLibraries = []string{"cmd/...", "scripts/...", "integration/...", "examples/..."}
 
-// TestLibrarySource checks what the packages below cmd owe their callers as libraries: they never
-// end the process, do nothing at import, and have no logger of their own.
+// TestLibrarySource checks that the packages below cmd behave like libraries: they never end the
+// process, do nothing at import, and have no logger of their own.
 func TestLibrarySource(t *testing.T) {
 	checked := 0
 	for _, pkg := range listPackages(t) {
@@ -150,8 +150,8 @@ func sourceViolations(fset *token.FileSet, file *ast.File) []string {
 	return found
 }
 
-// packageLevelLog says whether a function of package log writes to its global logger. A method of a
-// variable named log does not.
+// packageLevelLog reports whether a function of package log writes to its global logger. A method
+// of a variable named log does not.
 func packageLevelLog(function string) bool {
 	for _, prefix := range []string{"Print", "Fatal", "Panic"} {
 		rest, ok := strings.CutPrefix(function, prefix)
@@ -162,7 +162,7 @@ func packageLevelLog(function string) bool {
 	return false
 }
 
-// mentionsLogger says whether the type or the value of a variable is a zap, log or slog logger.
+// mentionsLogger reports whether the type or the value of a variable is a zap, log or slog logger.
 func mentionsLogger(spec *ast.ValueSpec) bool {
 	found := false
 	ast.Inspect(spec, func(node ast.Node) bool {

@@ -19,7 +19,7 @@ import (
 	"kubevirt.io/disk/integration/guest"
 )
 
-// newFileSystem makes a raw disk with files, and with the digests of all of them in "sums".
+// newFileSystem makes a raw disk with files, and with their digests in "sums".
 func newFileSystem(t *testing.T) (raw string) {
 	t.Helper()
 	tree := t.TempDir()
@@ -41,9 +41,9 @@ func newFileSystem(t *testing.T) (raw string) {
 	return raw
 }
 
-// TestStreamGuest: a Linux guest has its file system on a streamed LUN. While it reads its files
-// the registry is taken away, and the guest goes on when it is back, with nothing to complain
-// about. What it has read first was recorded, and is fetched ahead at the next start elsewhere.
+// TestStreamGuest: a Linux guest has its file system on a streamed LUN. While it reads its files,
+// the registry goes away. The guest goes on when the registry is back, and does not complain. The
+// guest's first reads are recorded, and another daemon fetches them ahead at its start.
 func TestStreamGuest(t *testing.T) {
 	t.Parallel() // a guest has one processor
 	requireTools(t, "docker-registry", "mke2fs", "qemu-system-x86_64", qemuISCSI, "apt-get",
@@ -54,7 +54,7 @@ func TestStreamGuest(t *testing.T) {
 	order := filepath.Join(t.TempDir(), "boot.order")
 	d := start(t, streaming(t.TempDir(), w.proxy, "copy-on-write", "--record-boot="+order))
 
-	opened, _ := w.asked() // to open it, without an order
+	opened, _ := w.asked() // requests to open it, without a boot order
 
 	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
 	defer cancel()
@@ -96,7 +96,7 @@ umount /mnt`)
 	m.Close()
 	d.stop()
 
-	// Elsewhere, nothing but the order is fetched, before anybody logs in.
+	// On another machine, only the boot order is fetched before anybody logs in.
 	mustDisk(t, nil, "push", "--base=none", "--insecure-registry="+w.address,
 		"--boot-order="+order, raw, w.address+"/vm/fedora:42")
 	w.forget()
@@ -108,7 +108,7 @@ umount /mnt`)
 }
 
 // orderedChunks returns how many chunks of 256 KiB a boot order names. Its lines are blocks of 64
-// KiB, and how many follow. A guest that is slow reads less while it is recorded.
+// KiB, each with the number of blocks that follow. A slow guest reads less while it is recorded.
 func orderedChunks(t *testing.T, order string) int {
 	t.Helper()
 	chunks := map[int]bool{}
@@ -116,7 +116,7 @@ func orderedChunks(t *testing.T, order string) int {
 		first, more, _ := strings.Cut(strings.TrimSpace(line), "+")
 		block, err := strconv.Atoi(first)
 		if err != nil {
-			continue // the lines in front name the format and the disk
+			continue // the first lines name the format and the disk
 		}
 		following := 0
 		if more != "" {

@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// watchedRegistry is a docker-registry behind a proxy that notes what is asked for.
+// watchedRegistry is a docker-registry behind a proxy that records requests.
 type watchedRegistry struct {
 	*registryServer
 	proxy string // address
@@ -30,7 +30,7 @@ type watchedRegistry struct {
 	said map[string]int // requests of blobs, with their ranges; guarded by mu
 	sent atomic.Int64   // bytes of blobs
 
-	hold sync.RWMutex // held for writing: nobody gets a blob
+	hold sync.RWMutex // while it is held for writing, nobody gets a blob
 }
 
 func newWatchedRegistry(t *testing.T) *watchedRegistry {
@@ -68,10 +68,10 @@ func (c *countedResponse) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Unwrap is for what a proxy wants of a writer besides.
+// Unwrap gives the proxy the other methods of the writer.
 func (c *countedResponse) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
-// asked is how many requests of blobs there were, and those that were made more than once.
+// asked returns how many requests for blobs there were, and the ones that were made more than once.
 func (w *watchedRegistry) asked() (n int, twice []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -90,7 +90,7 @@ func (w *watchedRegistry) forget() {
 	clear(w.said)
 }
 
-// newFullDisk is newDisk with content everywhere, so that most of it is not fetched to open it.
+// newFullDisk is newDisk with content everywhere, so that opening it does not fetch most of it.
 func newFullDisk(t *testing.T) (raw, qcow2 string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -98,7 +98,7 @@ func newFullDisk(t *testing.T) (raw, qcow2 string) {
 	content := make([]byte, 24<<20)
 	random := rand.NewChaCha8([32]byte{1})
 	_, _ = random.Read(content)
-	for i := range content { // half of it, so that clusters are compressed
+	for i := range content { // only half of it, so that clusters can be compressed
 		content[i] &= 0x0f
 	}
 	require.NoError(t, os.WriteFile(raw, content, 0o644))
@@ -106,7 +106,7 @@ func newFullDisk(t *testing.T) (raw, qcow2 string) {
 	return raw, qcow2
 }
 
-// streaming says how to serve an image of a registry, beside the images of a directory.
+// streaming is the configuration for an image in a registry, beside the images of a directory.
 func streaming(dir, address, mode string, args ...string) config {
 	return config{diskDir: dir, args: append([]string{"--image=" + address + "/vm/fedora:42",
 		"--insecure-registry=" + address, "--copy-mode=" + mode}, args...)}
@@ -125,9 +125,9 @@ func push(t *testing.T, address string, files ...string) {
 }
 
 // TestStream serves an image that was never pulled, as LUN 2 beside one of the directory. It kills
-// the registry while a client reads, which waits and goes on when the registry is back; and it
-// kills the daemon, after which nothing is fetched twice, and everything that was read is there
-// without the registry.
+// the registry while a client reads; the client waits and goes on when the registry is back. Then
+// it kills the daemon: nothing is fetched twice, and everything that was read is there without the
+// registry.
 func TestStream(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
@@ -186,8 +186,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// TestStreamNothingTwice kills the daemon in the middle of reading, again and again: no chunk that
-// came is asked for once more, but those that were on their way.
+// TestStreamNothingTwice kills the daemon in the middle of reading, again and again: only chunks
+// that were on their way are requested again.
 func TestStreamNothingTwice(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
@@ -216,7 +216,8 @@ func TestStreamNothingTwice(t *testing.T) {
 	require.LessOrEqual(t, int64(n-len(twice)), info.Size()/(256<<10)+4)
 }
 
-// TestStreamClone takes registry and cache away when the copy is complete: the disk needs neither.
+// TestStreamClone removes the registry and the cache when the copy is complete: the disk needs
+// neither.
 func TestStreamClone(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
@@ -255,8 +256,8 @@ func TestStreamClone(t *testing.T) {
 	}
 }
 
-// TestStreamShared has two daemons with one cache read the same image at the same time: the
-// registry is asked for each chunk once.
+// TestStreamShared: two daemons with one cache read the same image at the same time, and request
+// each chunk from the registry once.
 func TestStreamShared(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
@@ -284,12 +285,12 @@ func TestStreamShared(t *testing.T) {
 	n, _ := w.asked()
 	info, err := os.Stat(qcow2)
 	require.NoError(t, err)
-	// Beside the chunks, each has asked for the index.
+	// Besides the chunks, each daemon has requested the index.
 	require.LessOrEqual(t, int64(n), (info.Size()+256<<10-1)/(256<<10)+2)
 }
 
-// TestStreamWrongBytes has a proxy change every chunk for a while: nothing of that is served, and
-// the log names it.
+// TestStreamWrongBytes: a proxy changes every chunk for a while. The daemon does not serve these
+// chunks, and logs them.
 func TestStreamWrongBytes(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
@@ -314,7 +315,7 @@ func TestStreamWrongBytes(t *testing.T) {
 	require.Regexp(t, `(?m)^kubevirt_disk_registry_fetched_bytes_total [1-9]`, page)
 }
 
-// bytes is how much was asked for, by its ranges.
+// bytes returns how many bytes were requested, by the ranges.
 func (w *watchedRegistry) bytes() (n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -328,8 +329,8 @@ func (w *watchedRegistry) bytes() (n int64) {
 	return n
 }
 
-// TestStreamWithoutIndex serves what buildah has built, which is verified first. When that was
-// removed from the cache, another daemon serves it by ranges, as its layer is compressed by gzip.
+// TestStreamWithoutIndex serves an image of buildah, which is verified first. After it was removed
+// from the cache, another daemon serves it by ranges, because its layer is compressed by gzip.
 func TestStreamWithoutIndex(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "buildah")
@@ -379,7 +380,7 @@ func TestStreamWithoutIndex(t *testing.T) {
 	require.NoDirExists(t, fetched[0])
 }
 
-// TestStreamRefuses: what cannot be served is said at the start.
+// TestStreamRefuses: an image that cannot be served is reported at the start.
 func TestStreamRefuses(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")

@@ -20,7 +20,7 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// pushBuilt has buildah build an image of a file, and push it.
+// pushBuilt builds an image of a file with buildah, and pushes it.
 func pushBuilt(t *testing.T, address, file string, args ...string) {
 	t.Helper()
 	e, err := newEngine()
@@ -36,7 +36,7 @@ func pushBuilt(t *testing.T, address, file string, args ...string) {
 	e.ok(t, "buildah", append(append([]string{"push", "--tls-verify=false"}, args...), name)...)
 }
 
-// newLargeDisk is a raw disk that is too large to be fetched to look into it.
+// newLargeDisk makes a raw disk that is so large that it is not fetched just to look into it.
 func newLargeDisk(t *testing.T) string {
 	t.Helper()
 	raw := filepath.Join(t.TempDir(), "large.raw")
@@ -47,7 +47,7 @@ func newLargeDisk(t *testing.T) string {
 	return raw
 }
 
-// pushPlain pushes an image with a layer that is not compressed, and has no index.
+// pushPlain pushes an image with an uncompressed layer without an index.
 func pushPlain(t *testing.T, address, file string) {
 	t.Helper()
 	content, err := os.ReadFile(file)
@@ -92,8 +92,8 @@ func put(t *testing.T, address, kind string, content []byte) {
 	require.Equal(t, http.StatusCreated, res.StatusCode)
 }
 
-// TestStreamWhenComplete serves a layer that is not compressed before it is verified, and verifies
-// it beside that, in every mode.
+// TestStreamWhenComplete serves an uncompressed layer before it is verified, and verifies it
+// meanwhile, in every mode.
 func TestStreamWhenComplete(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
@@ -145,7 +145,7 @@ func TestStreamWhenComplete(t *testing.T) {
 	}
 }
 
-// verified tells whether the layer of the image was verified, as the notes say.
+// verified reports whether the layer of the image was verified, according to the notes.
 func verified(t *testing.T, dir string) bool {
 	names, err := filepath.Glob(filepath.Join(dir, "*", ".images", "notes-*"))
 	require.NoError(t, err)
@@ -154,7 +154,7 @@ func verified(t *testing.T, dir string) bool {
 	for _, name := range append(names, more...) {
 		content, err := os.ReadFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it was replaced since
+			continue // it was replaced meanwhile
 		}
 		require.NoError(t, err)
 		if len(content) > 8 && content[8] == 1 {
@@ -164,7 +164,8 @@ func verified(t *testing.T, dir string) bool {
 	return false
 }
 
-// TestStreamChunked serves what podman has pushed as zstd:chunked, without fetching it first.
+// TestStreamChunked serves an image that podman has pushed as zstd:chunked, without fetching it
+// first.
 func TestStreamChunked(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "buildah", "podman")

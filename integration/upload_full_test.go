@@ -11,9 +11,9 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// TestUploadOnAFullStorage: storage fills up in the middle of an upload whose size nobody knows.
-// The volume is as empty as before and no LUN appears. Others go on, also a volume on the same
-// storage and another daemon.
+// TestUploadOnAFullStorage: storage fills up during an upload of unknown size. The volume is as
+// empty as before and no LUN appears. Others go on, even a volume on the same storage and another
+// daemon.
 func TestUploadOnAFullStorage(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "curl", "zstd", "qemu-io", "qemu-img", qemuISCSI)
@@ -34,7 +34,7 @@ func TestUploadOnAFullStorage(t *testing.T) {
 	const spec = "from: {upload: true}\ncopy: {usage-type: small}"
 	v.json(http.StatusAccepted, "PUT", "/volume/vm", spec)
 	luns := len(v.status().LUNs)
-	// The length is not known: only writing finds out.
+	// The length is unknown: only writing shows that there is no room.
 	for _, file := range []string{raw, raw + ".zst", image} {
 		status, text := v.upload(file, "vm", "-H", "Transfer-Encoding: chunked")
 		require.Equal(t, http.StatusInsufficientStorage, status, text)
@@ -47,7 +47,7 @@ func TestUploadOnAFullStorage(t *testing.T) {
 			atDisk(t, volumeURL(a), "read -P 0x42 0 1M", "write -P 0x43 2M 1M", "flush")
 		}
 	}
-	// The length is known, and nothing is taken.
+	// The length is known, so no data is received.
 	before := metric(t, v.get("/metrics"), "kubevirt_disk_upload_bytes_total")
 	status, text := v.upload(raw, "vm")
 	require.Equal(t, http.StatusInsufficientStorage, status, text)

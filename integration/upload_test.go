@@ -27,7 +27,7 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// makeUpload writes a raw disk with a boot sector, data and zeros, of which each test has its own.
+// makeUpload writes a raw disk with a boot sector, data and zeros. The data differs in each test.
 func makeUpload(t *testing.T, size int) (path string, content []byte) {
 	t.Helper()
 	content = make([]byte, size)
@@ -44,8 +44,8 @@ func makeUpload(t *testing.T, size int) (path string, content []byte) {
 // upload sends a file as people do, and returns the status and the text of the answer.
 func (v *volumeDaemon) upload(path, name string, args ...string) (status int, text string) {
 	v.t.Helper()
-	// The server says whether it wants the content. By default, curl waits for that for a second,
-	// then sends, and may be cut off before it reads that it is refused.
+	// The server says whether it wants the content. By default, curl waits only a second for that.
+	// Then it sends, and may be cut off before it reads the refusal.
 	out := ok(v.t, "curl", append(args, "-sS", "--expect100-timeout", "120", "-T", path,
 		"-w", "\n%{http_code}", v.base+"/volume/"+name+"/data")...)
 	at := strings.LastIndexByte(out, '\n')
@@ -54,7 +54,7 @@ func (v *volumeDaemon) upload(path, name string, args ...string) (status int, te
 	return status, out[:at]
 }
 
-// ready returns a volume, which must have its data.
+// ready returns a volume that must have its data.
 func (v *volumeDaemon) ready(name string) api.Volume {
 	v.t.Helper()
 	a := v.json(http.StatusOK, "GET", "/volume/"+name, "")
@@ -62,8 +62,8 @@ func (v *volumeDaemon) ready(name string) api.Volume {
 	return a
 }
 
-// TestUploadFormats: curl makes a volume of a file, whatever its format and packing, and QEMU reads
-// what is in the file. What is not needed any more goes.
+// TestUploadFormats: curl makes a volume from a file in each format and packing, and QEMU reads the
+// file's content. Files that are no longer needed are removed.
 func TestUploadFormats(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "curl", "gzip", "xz", "zstd", "qemu-img", qemuISCSI)
@@ -97,7 +97,7 @@ func TestUploadFormats(t *testing.T) {
 	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, volumeURL(v.ready("vm7")))
 }
 
-// TestUploadIntoVolume: a volume of a given size gets its data, and is refused more than it holds.
+// TestUploadIntoVolume: a volume of a given size gets its data, and refuses more than it holds.
 func TestUploadIntoVolume(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "curl", "zstd", "qemu-io", qemuISCSI)
@@ -167,8 +167,8 @@ func (v *volumeDaemon) sendPart(method, path string, part []byte, length int,
 	return c
 }
 
-// TestUploadKilled: the daemon is killed in the middle of an upload. The volume awaits its data
-// still, and the command goes on where the data was on storage.
+// TestUploadKilled: the daemon is killed during an upload. The volume still awaits its data, and
+// the command continues from the data on storage.
 func TestUploadKilled(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "curl", "qemu-img", qemuISCSI)
@@ -188,7 +188,7 @@ func TestUploadKilled(t *testing.T) {
 	require.NotContains(t, strings.Join(files(t, v.home), "\n"), "disk.img")
 
 	v.sendPart("PUT", "/volume/vm/data", content[:half], len(content), "Upload-Complete: ?1\r\n")
-	const durable = 64 << 20 // storage is told to take that much, and has it some time later
+	const durable = 64 << 20 // so much is synced at a time, and is on storage a little later
 	v.until("a part is on storage", func() bool {
 		text, err := os.ReadFile(filepath.Join(v.home, "work", ".volumes", "vm",
 			"disk.img.upload.json"))
@@ -229,8 +229,8 @@ func metric(t *testing.T, page, name string) float64 {
 	return 0
 }
 
-// TestUploadOfQcow2Killed: the daemon is killed while the content of an image that was uploaded is
-// copied, and goes on with that.
+// TestUploadOfQcow2Killed: the daemon is killed while it copies the content of an uploaded image.
+// The next one continues that.
 func TestUploadOfQcow2Killed(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "curl", "qemu-img", qemuISCSI)
@@ -248,7 +248,7 @@ func TestUploadOfQcow2Killed(t *testing.T) {
 	})
 }
 
-// TestUploadCommand: with a certificate and a token, and without.
+// TestUploadCommand uploads with a certificate and a token, and without.
 func TestUploadCommand(t *testing.T) {
 	t.Parallel()
 	path, err := binary()

@@ -16,9 +16,8 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// TestVMDisks takes two disks of a VM specification through what a virt-controller and a
-// virt-handler do: the containers run as the pod says, and the LUNs that the domain names are
-// there, with the credential of the pod.
+// TestVMDisks treats two disks of a VM specification like a virt-controller and a virt-handler: the
+// containers run as the pod says, and the LUNs in the domain exist, with the pod's credential.
 func TestVMDisks(t *testing.T) {
 	t.Parallel()
 	e := requireImages(t, "qemu-io", "ip", qemuISCSI, "virt-xml-validate")

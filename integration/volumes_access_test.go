@@ -22,8 +22,8 @@ import (
 	volumeclient "kubevirt.io/disk/volume/client"
 )
 
-// TestVolumesAreProtected: beyond loopback nobody makes volumes without a certificate and a token,
-// and the token is nowhere to be read.
+// TestVolumesAreProtected: beyond loopback, nobody can make volumes without a certificate and a
+// token, and the token is not readable anywhere.
 func TestVolumesAreProtected(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -81,7 +81,7 @@ func TestVolumesAreProtected(t *testing.T) {
 	}
 }
 
-// makeCertificate makes a certificate for 127.0.0.1 that is its own authority.
+// makeCertificate makes a self-signed certificate for 127.0.0.1.
 func makeCertificate(t *testing.T, cert, key string) {
 	t.Helper()
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -103,8 +103,8 @@ func makeCertificate(t *testing.T, cert, key string) {
 	}
 }
 
-// TestVolumesOnClaims: a volume on a claim is disk.img there for whoever mounts the claim. With
-// nothing but a persistent directory, the default volume is disk.img in it.
+// TestVolumesOnClaims: a volume on a claim is disk.img there, for everybody who mounts the claim.
+// If there is only a persistent directory, the default volume is disk.img in it.
 func TestVolumesOnClaims(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-img", "qemu-io", qemuISCSI)
@@ -155,8 +155,8 @@ func TestVolumesOnClaims(t *testing.T) {
 	require.Len(t, v.status().LUNs, 2)
 }
 
-// TestVolumesByCertificate: where clients show certificates, one of the authority may ask without a
-// token, and nobody else may.
+// TestVolumesByCertificate: if clients use certificates, one of the authority needs no token, and
+// all others are refused.
 func TestVolumesByCertificate(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "curl")

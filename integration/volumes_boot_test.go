@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// bootDisk makes a disk of 64 MiB that a PC boots from by itself.
+// bootDisk makes a disk of 64 MiB from which a PC boots by itself.
 func bootDisk(t *testing.T) (raw string) {
 	t.Helper()
 	requireTools(t, "apt-get", "dpkg-deb", "mke2fs")
@@ -32,7 +32,7 @@ func bootDisk(t *testing.T) (raw string) {
 	return raw
 }
 
-// bootVolume boots a machine from a volume, and returns it and QEMU's monitor.
+// bootVolume boots a machine from a volume, and returns the machine and QEMU's monitor.
 func bootVolume(t *testing.T, a api.Volume) (*kernelGuest, *monitor) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
@@ -55,7 +55,8 @@ func bootVolume(t *testing.T, a api.Volume) (*kernelGuest, *monitor) {
 }
 
 // TestVolumeBoots: a machine boots from a volume that PUT has made and curl has filled. The volume
-// is enlarged under it and the machine uses what is new. Then it is deleted and made again.
+// is enlarged while it runs, and the machine uses the new space. Then the volume is deleted and
+// made again.
 func TestVolumeBoots(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "curl", "qemu-system-x86_64", "qemu-img", qemuISCSI)
@@ -71,7 +72,7 @@ func TestVolumeBoots(t *testing.T) {
 	began := time.Now()
 	g, control := bootVolume(t, first)
 	t.Logf("booted after %s", time.Since(began))
-	// What has booted is on the disk: nothing else was given to the machine.
+	// The machine has booted from the disk: it has nothing else.
 	g.ok(t, `test "$(cat /sys/block/vda/size)" = 131072`)
 
 	grown := v.json(http.StatusOK, "PUT", "/volume/vm1", "size: 96Mi\nfrom: {upload: true}")

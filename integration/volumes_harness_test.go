@@ -37,7 +37,7 @@ func startVolumes(t *testing.T, env map[string]string) *volumeDaemon {
 	return v
 }
 
-// restart starts the daemon again with what it has left.
+// restart starts the daemon again with its old directories.
 func (v *volumeDaemon) restart(t *testing.T) {
 	t.Helper()
 	env := map[string]string{"VOLUMES_LISTEN": "127.0.0.1:0"}
@@ -78,14 +78,14 @@ func (v *volumeDaemon) ask(method, path, body string, headers ...string) (int, s
 	return answer.StatusCode, string(text)
 }
 
-// answers is the status of the answer to a request.
+// answers returns the status of the answer to a request.
 func (v *volumeDaemon) answers(method, path string) int {
 	v.t.Helper()
 	status, _ := v.ask(method, path, "")
 	return status
 }
 
-// json makes a request and decodes the answer, which must have that status.
+// json makes a request and decodes the answer, which must have this status.
 func (v *volumeDaemon) json(want int, method, path, body string) (a api.Volume) {
 	v.t.Helper()
 	status, text := v.ask(method, path, body, "Accept", "application/json")
@@ -96,7 +96,7 @@ func (v *volumeDaemon) json(want int, method, path, body string) (a api.Volume) 
 	return a
 }
 
-// refusal makes a request that must be refused with that status.
+// refusal makes a request that must be refused with this status.
 func (v *volumeDaemon) refusal(want int, method, path, body string) (e api.Error) {
 	v.t.Helper()
 	status, text := v.ask(method, path, body, "Accept", "application/json")
@@ -112,7 +112,7 @@ func (v *volumeDaemon) put(name, spec string) api.Volume {
 	return v.json(http.StatusCreated, "PUT", strings.TrimSuffix("/volume/"+name, "/"), spec)
 }
 
-// number is a LUN as libiscsi's addresses have it: the first two bytes of the LUN's address.
+// number is a LUN in the form of libiscsi's addresses: the first two bytes of the LUN's address.
 func number(lun uint16) int {
 	if lun > 255 {
 		return int(lun) | 1<<14
@@ -120,7 +120,7 @@ func number(lun uint16) int {
 	return int(lun)
 }
 
-// url is the address of a volume's LUN, as the answer says where it is.
+// volumeURL returns the address of a volume's LUN from an answer.
 func volumeURL(a api.Volume) string {
 	return fmt.Sprintf("iscsi://%s:%s/%s/%d", a.ISCSI.Host.Name, a.ISCSI.Host.Port, a.ISCSI.Portal,
 		number(a.ISCSI.LUN))
@@ -138,7 +138,7 @@ func atDisk(t *testing.T, url string, commands ...string) string {
 	return out
 }
 
-// files are the files below a directory.
+// files returns the files below a directory.
 func files(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	require.NoError(t, filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {

@@ -19,23 +19,23 @@ import (
 // worker makes, enlarges and deletes one volume again and again, until its daemon is gone.
 type worker struct {
 	name string
-	// what must be there: the answer to the last request that was answered; nil: nothing. If
-	// another request was on its way, the volume may be as after that, too.
+	// the state that must exist: the last answer; nil: no volume. If another request was on its
+	// way, its result is allowed, too.
 	have    *api.Volume
 	pending string // the request that was not answered; "": there is none
 	given   *givenLUNs
 }
 
-// givenLUNs are the LUNs of all volumes that were made.
+// givenLUNs are the LUNs of all volumes so far.
 type givenLUNs struct {
 	mu    sync.Mutex
 	count int            // guarded by mu
 	last  map[uint16]int // guarded by mu; when a LUN was given last
-	soon  []string       // guarded by mu; those that came again too soon
+	soon  []string       // guarded by mu; LUNs that came again too soon
 }
 
-// apart is how many other volumes are made at least before a LUN comes again: all numbers but those
-// that are left out by restarts, and those that nobody was told of.
+// apart is how many other volumes are made, at least, before a LUN comes again: all numbers except
+// those that restarts skip, and those that no answer named.
 const apart = 10
 
 func (g *givenLUNs) add(v api.Volume) {
@@ -84,7 +84,7 @@ func (w *worker) run(ctx context.Context, c *volumeclient.Client) {
 	}
 }
 
-// check compares what there is after a kill with what was answered before it.
+// check compares the volumes after a kill with the answers before it.
 func (w *worker) check(t *testing.T, now *api.Volume) {
 	t.Helper()
 	said := fmt.Sprintf("%s: answered %+v, pending %q, is %+v", w.name, w.have, w.pending, now)
@@ -106,8 +106,8 @@ func (w *worker) check(t *testing.T, now *api.Volume) {
 	w.have = now
 }
 
-// TestVolumesAreKilled: wherever the daemon is killed, each volume is there whole or not at all
-// after the restart, as it was answered, and no LUN was given to two.
+// TestVolumesAreKilled: wherever the daemon is killed, after the restart each volume exists
+// completely or not at all, as in the last answer, and no LUN was given to two volumes.
 func TestVolumesAreKilled(t *testing.T) {
 	t.Parallel()
 	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
@@ -123,7 +123,7 @@ func TestVolumesAreKilled(t *testing.T) {
 		for _, w := range workers {
 			all.Go(func() { w.run(t.Context(), c) })
 		}
-		if round == 0 { // in a busy moment, none may be made in the time below
+		if round == 0 { // on a busy machine, none may be made in the time below
 			v.until("a volume is made", func() bool { return given.made() > 0 })
 		}
 		time.Sleep(time.Duration(20+rand.IntN(300)) * time.Millisecond) // somewhere in the middle
@@ -144,7 +144,7 @@ func TestVolumesAreKilled(t *testing.T) {
 		for _, w := range workers {
 			w.check(t, now[w.name])
 		}
-		// Nothing is left of a volume that is not there, and each has its disk.
+		// A volume that does not exist has left nothing, and each other volume has its disk.
 		for _, name := range files(t, filepath.Join(v.home, "work", ".volumes")) {
 			if dir, _, ok := strings.Cut(name, "/"); ok {
 				require.Contains(t, now, dir, name)

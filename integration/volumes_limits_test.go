@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// TestVolumeLimits: the flags bound how many volumes there are, and how large they are together.
-// Names that could be taken for something else are refused.
+// TestVolumeLimits: flags limit the number of volumes and their size in total. Names that could be
+// mistaken for something else are refused.
 func TestVolumeLimits(t *testing.T) {
 	t.Parallel()
 	v := startVolumes(t, map[string]string{"VOLUMES_MAX": "2", "VOLUMES_MAX_BYTES": "3Mi"})
@@ -33,7 +33,7 @@ func TestVolumeLimits(t *testing.T) {
 	require.Len(t, v.status().LUNs, 2)
 }
 
-// TestVolumesNewCertificate: the running daemon shows a certificate that has replaced its own.
+// TestVolumesNewCertificate: the running daemon uses a certificate that has replaced its old one.
 func TestVolumesNewCertificate(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -74,7 +74,7 @@ func TestThousandVolumes(t *testing.T) {
 	require.NoError(t, c.Delete(t.Context(), "one-more", false))
 }
 
-// memoryOf is what a daemon has resident, as the kernel says it.
+// memoryOf returns the resident memory of a daemon, from the kernel.
 func memoryOf(t *testing.T, d *daemon) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(d.PID()), "status"))

@@ -12,8 +12,8 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// TestVolumeDeleteAndFirstUse: where DELETE meets an initiator that uses the disk for the first
-// time, the disk is gone for it, or DELETE is refused and the disk goes on.
+// TestVolumeDeleteAndFirstUse: if DELETE and the first use of a disk by an initiator coincide,
+// either the disk is gone for the initiator, or DELETE is refused and the disk stays.
 func TestVolumeDeleteAndFirstUse(t *testing.T) {
 	const rounds = 30
 	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
@@ -24,7 +24,7 @@ func TestVolumeDeleteAndFirstUse(t *testing.T) {
 		lun := v.put("vm1", "size: 1Mi").ISCSI.LUN
 		name := fmt.Sprint("iqn.2026-01.test:", i)
 		var sess *targettest.Session
-		if i%2 == 0 { // the others log in at that moment
+		if i%2 == 0 { // the others log in at the moment of DELETE
 			sess = targettest.MustLogin(t, addr, targettest.LoginOptions{Initiator: name}, lun)
 		}
 		begin, answer := make(chan struct{}), 0

@@ -22,8 +22,8 @@ import (
 	volumeclient "kubevirt.io/disk/volume/client"
 )
 
-// TestVolumeLife: a volume is made, used by a running QEMU, enlarged under it, found again after a
-// kill, deleted under it and made again.
+// TestVolumeLife: a volume is made, used by a running QEMU, enlarged meanwhile, found again after a
+// kill, deleted while in use and made again.
 func TestVolumeLife(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-system-x86_64", "qemu-io", qemuISCSI)
@@ -51,7 +51,7 @@ func TestVolumeLife(t *testing.T) {
 	m.export(lun)
 	m.works(lun, 2, 128<<20-64<<10)
 
-	// While it is used, it is not deleted, and what differs is named.
+	// While it is used, it is not deleted. The answer names the differences.
 	e := v.refusal(http.StatusConflict, "DELETE", "/volume/vm1", "")
 	require.Equal(t, api.CodeInUse, e.Code)
 	require.Len(t, e.Users, 1)
@@ -89,7 +89,7 @@ func TestVolumeLife(t *testing.T) {
 }
 
 // TestVolumeAnswer: the answer is the YAML of a disk's source, which the library reads, also for
-// LUNs with large numbers; and the client of Go gets the same.
+// LUNs with large numbers. The Go client gets the same answer.
 func TestVolumeAnswer(t *testing.T) {
 	t.Parallel()
 	v := startVolumes(t, nil)
@@ -128,7 +128,7 @@ func TestVolumeAnswer(t *testing.T) {
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, http.StatusNotFound, refused.HTTPStatus())
 
-	// /status and the metrics know volumes.
+	// /status and the metrics report volumes.
 	require.Contains(t, v.get("/metrics"), `kubevirt_disk_volumes{state="ready"} 1`)
 	require.Contains(t, v.get("/metrics"), "kubevirt_disk_volumes_bytes 1.048576e+06")
 	page := v.status()
@@ -137,8 +137,9 @@ func TestVolumeAnswer(t *testing.T) {
 	require.Equal(t, api.DefaultName, page.LUNs[0].Volume)
 }
 
-// TestVolumesOfImages: a volume of an image of the directory, with CHAP, beside the image itself.
-// It is complete without the image later, and what is not says so after a restart.
+// TestVolumesOfImages: a volume from an image in the directory, with CHAP, beside the image itself.
+// A complete volume later needs no image. An incomplete one without its image reports that after a
+// restart.
 func TestVolumesOfImages(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-io", "qemu-img", qemuISCSI)
@@ -208,8 +209,8 @@ func TestVolumesOfImages(t *testing.T) {
 	atDisk(t, url(v.json(http.StatusOK, "GET", "/volume/over", "")), "read -P 0x43 1M 1M")
 }
 
-// TestVolumeOfSlowReference: an image that has to be fetched first does not hold up the request for
-// a volume of it. Fetching goes on after a kill, and ends with DELETE.
+// TestVolumeOfSlowReference: if an image has to be fetched first, the request for its volume does
+// not wait. Fetching goes on after a kill, and ends with DELETE.
 func TestVolumeOfSlowReference(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", qemuISCSI)
@@ -255,8 +256,8 @@ func TestVolumeOfSlowReference(t *testing.T) {
 	require.NoError(t, c.Delete(t.Context(), "vm1", false))
 }
 
-// TestVolumesOfReferences: volumes of an image in a registry can be used at once, and found again
-// while the registry is away.
+// TestVolumesOfReferences: volumes of an image in a registry can be used at once. They are found
+// again while the registry is away.
 func TestVolumesOfReferences(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "qemu-io", qemuISCSI)

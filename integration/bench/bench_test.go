@@ -32,7 +32,7 @@ func TestTable(t *testing.T) {
 	require.Equal(t, "–", ratio(0, 2))
 	require.Equal(t, "–", ratio(2, 0))
 	require.Equal(t, "1.5 MiB", mib(1.5*(1<<20)))
-	// One round in which everything took ten times as long changes nothing.
+	// One round in which everything takes ten times as long changes nothing.
 	ours, theirs := []usage{{wall: 1}, {wall: 20}, {wall: 2}},
 		[]usage{{wall: 2}, {wall: 40}, {wall: 2}}
 	require.Equal(t, "0.50×", pairedRatio(ours, theirs, func(u usage) float64 { return u.wall }))

@@ -115,7 +115,7 @@ func measureStart(ctx context.Context, s settings) error {
 		}
 		all := s.starters()
 		if strings.HasSuffix(image, tenfold) {
-			all = slices.Delete(all, 2, 3) // it takes a minute and 18 GiB each time
+			all = slices.Delete(all, 2, 3) // each takes a minute and 18 GiB
 		}
 		times := make([][]float64, len(all))
 		for round := range s.rounds {
@@ -185,8 +185,8 @@ func readFirst(url string) error {
 // clusters is read.
 const coldStep = 1<<20 + 4096
 
-// measureColdReads prints how fast an image that is not copied can be read: 4 KiB reads all over it
-// by the load generator, through our server and through QEMU's.
+// measureColdReads prints how fast an image can be read without a copy: the load generator reads 4
+// KiB everywhere in it, through our server and through QEMU's.
 func measureColdReads(ctx context.Context, s settings) error {
 	images := findOSImages(s, "plain", "zlib", "zstd")
 	out := table{head: []string{"image", "depth", "server", "reads per second", "to qemu-nbd"}}

@@ -78,7 +78,7 @@ func measureExpansion(ctx context.Context, s settings) error {
 		}
 		measured := make([][]usage, len(expanders))
 		for round := range s.rounds {
-			// In random order: what one command leaves in memory helps or hinders the next one.
+			// In random order: the memory that one command leaves helps or hinders the next one.
 			for _, i := range rand.Perm(len(expanders)) {
 				u, err := expand(ctx, expanders[i].command(images[kind.name], raw), raw)
 				if err != nil {
@@ -153,9 +153,9 @@ func expand(ctx context.Context, command []string, raw string) (usage, error) {
 }
 
 // settle puts the machine into the same state before each command: nothing is dirty, and no memory
-// is at hand. The host of a virtual machine takes back memory that is free for a while, and getting
-// it again costs ten times as much as copying into it. Without settle, a command soon after a large
-// file was removed would find some of that memory by chance.
+// is ready for use. The host of a virtual machine takes back memory that is free for a while, and
+// getting it again costs ten times as much as copying into it. Without settle, a command soon after
+// the removal of a large file would find some of that memory by chance.
 func settle() {
 	syscall.Sync()
 	time.Sleep(idleBefore)

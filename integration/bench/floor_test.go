@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// TestFloor checks that the floor does the work that it is measured for: every byte of a write is
-// in the file, and reads come from there.
+// TestFloor checks that the floor does the work that is measured: every byte of a write is in the
+// file, and reads come from there.
 func TestFloor(t *testing.T) {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		require.NotEqual(t, "1", os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS"), "gcc is required")

@@ -116,7 +116,7 @@ func generatorJobs(loads []generatorLoad) []job {
 // connection is one connection of a load to its server.
 type connection interface {
 	// run keeps the load's number of commands in flight until stop returns true, and returns how
-	// many have ended. It always sends at least one, even if a busy machine gets to it when the
+	// many have ended. It always sends at least one, even if a busy machine starts it only when the
 	// time is over.
 	run(stop func() bool) (uint64, error)
 	close() error

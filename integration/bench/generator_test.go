@@ -70,8 +70,8 @@ func TestGenerate(t *testing.T) {
 	require.Error(t, err)
 }
 
-// TestWireGetsTheRestAtOnce has the data of the last reply arrive in two parts, of which the first
-// is there before the client waits. No other data wakes it.
+// TestWireGetsTheRestAtOnce lets the data of the last reply arrive in two parts. The first part is
+// there before the client waits. No other data wakes the client.
 func TestWireGetsTheRestAtOnce(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -94,7 +94,7 @@ func TestWireGetsTheRestAtOnce(t *testing.T) {
 		send(header)
 		require.NoError(t, w.receive(header, func([]byte) (int, error) { return bytes, nil }))
 	}
-	// As long as the receive window is small, the kernel wakes the client anyway.
+	// While the receive window is small, the kernel wakes the client anyway.
 	reply(much)
 	go send(much)
 	for w.skip > 0 {
@@ -104,7 +104,7 @@ func TestWireGetsTheRestAtOnce(t *testing.T) {
 	send(first)
 	rest := make(chan error, 1)
 	go func() { rest <- w.receive(header, nil) }()
-	time.Sleep(50 * time.Millisecond) // it waits by now; if it does not, nothing is tested
+	time.Sleep(50 * time.Millisecond) // by now it should wait; if not, nothing is tested
 	send(second)
 	select {
 	case err := <-rest:

@@ -160,7 +160,8 @@ func measureHydration(ctx context.Context, s settings) error {
 				measured[i] = make([]usage, s.rounds)
 			}
 			for round := range s.rounds {
-				// In random order: what one command leaves in memory helps or hinders the next one.
+				// In random order: the memory that one command leaves helps or hinders the next
+				// one.
 				for _, i := range rand.Perm(len(all)) {
 					u, err := duplicateOnce(ctx, s, all[i], path)
 					if err != nil {

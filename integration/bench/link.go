@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	// linkDelay is how long a byte takes to the registry or back, and linkRate how many bytes pass
-	// in a second, each way, of all connections together: 200 Mbit/s.
+	// linkDelay is the time of a byte to the registry or back. linkRate is the number of bytes per
+	// second, each way, for all connections together: 200 Mbit/s.
 	linkDelay = 20 * time.Millisecond
 	linkRate  = 25e6
-	// linkPiece is how much passes at once. Bytes.
+	// linkPiece is how many bytes pass at once.
 	linkPiece = 16 << 10
-	// linkQueue is how much may wait to pass: what a router keeps. Seconds.
+	// linkQueue is how much may wait to pass, as in a router, in seconds.
 	linkQueue = 5 * time.Millisecond
 )
 
-// link is a proxy that makes a server on this machine one that is far away. A new connection costs
-// a round trip, as the handshake of TCP does. Slow start is not imitated.
+// link is a proxy that makes a local server look far away. A new connection costs a round trip, as
+// the TCP handshake does. It does not imitate slow start.
 type link struct {
 	address  string
 	listener net.Listener
@@ -29,7 +29,7 @@ type link struct {
 	up, down lane
 }
 
-// lane is one direction, which all connections share.
+// lane is one direction, shared by all connections.
 type lane struct {
 	mu   sync.Mutex
 	free time.Time // when the next piece may pass; guarded by mu
@@ -76,7 +76,7 @@ type arrival struct {
 	at      time.Time
 }
 
-// carry brings what one side sends to the other, not before a time.
+// carry passes the data of one side to the other, but not before begin.
 func carry(to, from net.Conn, way *lane, begin time.Time, count *atomic.Int64) {
 	pieces := make(chan arrival, int(linkRate*linkDelay.Seconds())/linkPiece*2)
 	var out sync.WaitGroup
@@ -88,7 +88,7 @@ func carry(to, from net.Conn, way *lane, begin time.Time, count *atomic.Int64) {
 			}
 		}
 		if c, ok := to.(*net.TCPConn); ok {
-			_ = c.CloseWrite() // the other side may be gone
+			_ = c.CloseWrite() // the other side may have closed it
 		}
 	})
 	for {
@@ -115,7 +115,7 @@ func carry(to, from net.Conn, way *lane, begin time.Time, count *atomic.Int64) {
 	out.Wait()
 }
 
-// pass waits for the turn of a piece, and returns when it has passed.
+// pass waits until the lane is free for a piece, and returns when the piece has passed.
 func (w *lane) pass(n int) time.Time {
 	for {
 		w.mu.Lock()

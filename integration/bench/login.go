@@ -19,8 +19,8 @@ const (
 	silence = 30 * time.Second
 )
 
-// session is a session after its login. The load generator has a login of its own: the tests'
-// initiator refuses targets that violate the standard, and those are measured, too.
+// session is a session after its login. The load generator has its own login: the tests' initiator
+// refuses targets that violate the standard, and those are measured, too.
 type session struct {
 	nc       net.Conn
 	digests  bool

@@ -1,8 +1,8 @@
 // Command bench measures kubevirt-disk against its peers on this machine and prints tables for
 // docs/benchmarks.md, which describes the method. It compares SCSI load with tgtd and gotgt, by
 // common clients and by its own load generator, and expanding and serving images with qemu-img
-// convert. All candidates take turns within a round, so that other work on the machine hits all of
-// them. Each round begins with another one, because one candidate may leave the machine warmer for
+// convert. All candidates take turns within a round, so that other work on the machine affects all
+// of them. Each round begins with another candidate, because one may leave the machine warmer for
 // the next. The tables show medians over the rounds.
 package main
 

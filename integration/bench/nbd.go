@@ -30,8 +30,7 @@ const (
 	nbdGreeting, nbdExport, nbdReplyLen = 18, 10, 16
 )
 
-// newNBDClient connects to a server on a Unix socket. The size of its export must be that of the
-// load.
+// newNBDClient connects to a server on a Unix socket. The size of its export must match the load.
 func newNBDClient(socket string, l generatorLoad, patience time.Duration) (*nbdClient, error) {
 	if l.write || l.digests || l.luns != 1 {
 		return nil, fmt.Errorf("%s: the NBD client only reads, and only one disk", l)
@@ -83,7 +82,7 @@ func negotiateNBD(nc net.Conn) (size uint64, err error) {
 	return binary.BigEndian.Uint64(b[:]), nil
 }
 
-// run is like that of the initiator.
+// run works like the initiator's.
 func (n *nbdClient) run(stop func() bool) (uint64, error) {
 	for {
 		for n.flying < n.l.depth && (!stop() || n.done == 0 && n.flying == 0) {

@@ -70,7 +70,7 @@ func TestImageServers(t *testing.T) {
 	}
 }
 
-// compressible returns content of a disk: blocks of few different bytes, no two alike, and a
+// compressible returns the content of a disk: blocks of a few different bytes, no two alike, and a
 // quarter of zeros.
 func compressible(size int) []byte {
 	content, random := make([]byte, size), rand.New(rand.NewPCG(1, 2))
@@ -179,8 +179,8 @@ func requireTools(t *testing.T, packageOf map[string]string) {
 	}
 }
 
-// smallExport returns what a server of 1 MiB sends: its greeting, and the greeting with the default
-// export behind it.
+// smallExport returns the bytes from a server of 1 MiB: its greeting, and the greeting with the
+// default export after it.
 func smallExport() (greeting, export []byte) {
 	greeting = append([]byte("NBDMAGICIHAVEOPT"), 0, nbdFixedNewstyle|nbdNoZeroes)
 	return greeting, append(greeting[:len(greeting):len(greeting)], 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0)
@@ -240,7 +240,7 @@ func TestNBDFailures(t *testing.T) {
 }
 
 // TestLoadEndsWithItsLastByte checks that a load ends only when everything from the server has
-// arrived. A client that leaves earlier makes the server's last write fail.
+// arrived. If the client left earlier, the server's last write would fail.
 func TestLoadEndsWithItsLastByte(t *testing.T) {
 	const size = 1 << 20
 	load := generatorLoad{bytes: 4096, depth: 1, sessions: 1, luns: 1, size: size, step: coldStep}
@@ -282,8 +282,8 @@ func TestLoadEndsWithItsLastByte(t *testing.T) {
 	require.ErrorIs(t, <-left, os.ErrDeadlineExceeded, "the client did not wait for the last byte")
 }
 
-// TestColdAddresses checks that cold reads go through the whole image, each to another cluster than
-// the one before, and never beyond its end.
+// TestColdAddresses checks that cold reads go through the whole image, each in another cluster than
+// the one before, and never beyond the end.
 func TestColdAddresses(t *testing.T) {
 	const size = 1<<30 + 512
 	a := addresses{l: generatorLoad{bytes: 4096, luns: 1, size: size, step: coldStep}}

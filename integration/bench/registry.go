@@ -17,18 +17,18 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// shop is a registry on this machine with images that our push has made, and the same registry far
-// away.
+// shop is a registry on this machine with images that our push has made, and a link to it that
+// makes it look far away.
 type shop struct {
 	settings
-	dir     string // of everything that is made, removed at the end
+	dir     string // for all files; removed at the end
 	address string // of the registry
 	far     *link
 	images  map[string]string // paths by name; each is vm/NAME:1
-	pushed  map[string]bool   // references that are there
+	pushed  map[string]bool   // references in the registry
 }
 
-// registryParts are the measurements of images in a registry, which -loads chooses by name.
+// registryParts are the measurements of images in a registry; -loads chooses some by name.
 var registryParts = []struct {
 	name    string
 	measure func(*shop, context.Context) error
@@ -46,7 +46,7 @@ var registryParts = []struct {
 	{"registry, machine", (*shop).measureMachine},
 }
 
-// measureRegistry prints what images in a registry cost that is 20 ms and 200 Mbit/s away.
+// measureRegistry prints the cost of images in a registry that is 20 ms and 200 Mbit/s away.
 func measureRegistry(ctx context.Context, s settings) (err error) {
 	for _, tool := range []string{"docker-registry", "qemu-io"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -116,7 +116,7 @@ func startDockerRegistry(data string) (address string, err error) {
 	return "", errors.New("docker-registry does not listen")
 }
 
-// push puts an image into the registry, once, and returns its reference in the registry far away.
+// push puts an image into the registry, once, and returns its reference for the registry far away.
 func (r *shop) push(name, tag string, args ...string) (string, error) {
 	ref := "/vm/" + name + ":" + tag
 	if !r.pushed[ref] {
@@ -130,7 +130,7 @@ func (r *shop) push(name, tag string, args ...string) (string, error) {
 	return r.far.address + ref, nil
 }
 
-// runCommand runs a command, and shows its output where it fails.
+// runCommand runs a command, and shows its output if it fails.
 func runCommand(cmd *exec.Cmd) error {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err,
@@ -139,7 +139,7 @@ func runCommand(cmd *exec.Cmd) error {
 	return nil
 }
 
-// stream serves an image of the registry far away, with a directory of its own.
+// stream serves an image of the far registry, with a directory of its own.
 func (r *shop) stream(ref string, env map[string]string) (d *peers.Daemon, dir string, err error) {
 	if dir, err = os.MkdirTemp(r.dir, "serve-"); err != nil {
 		return nil, "", err
@@ -193,7 +193,7 @@ func (r *shop) measureFirst(ctx context.Context) error {
 	return nil
 }
 
-// firstRead starts a daemon and returns how long it takes until 4 KiB at a block were read.
+// firstRead starts a daemon and returns the time until it has read 4 KiB at a block.
 func (r *shop) firstRead(ref string, block uint32) (seconds float64, err error) {
 	begin := time.Now()
 	d, dir, err := r.stream(ref, nil)
@@ -221,7 +221,7 @@ func (r *shop) firstRead(ref string, block uint32) (seconds float64, err error) 
 func mustResolve(address string) *net.TCPAddr {
 	a, err := net.ResolveTCPAddr("tcp", address)
 	if err != nil {
-		panic(err) // it is one of a daemon that listens there
+		panic(err) // the daemon listens at this address
 	}
 	return a
 }
@@ -229,11 +229,11 @@ func mustResolve(address string) *net.TCPAddr {
 // sharing is how many daemons of a node share a cache.
 const sharing = 16
 
-// sharedRead is how much each of them reads. Bytes.
+// sharedRead is how many bytes each of them reads.
 const sharedRead = 128 << 20
 
-// measureShared prints how many bytes daemons fetch that read the same with one cache at the same
-// time, to those of one.
+// measureShared prints how many bytes are fetched by several daemons that read the same with one
+// cache at the same time, compared with one daemon.
 func (r *shop) measureShared(ctx context.Context) error {
 	ref, err := r.push("zstd", "1")
 	if err != nil {
@@ -289,10 +289,11 @@ func readSequence(ctx context.Context, url string, length int64) *exec.Cmd {
 	return exec.CommandContext(ctx, "qemu-io", append(args, url)...)
 }
 
-// cachedSize is how much of a disk is read of what is cached. Bytes.
+// cachedSize is how many bytes of a cached disk are read.
 const cachedSize = 512 << 20
 
-// measureCached prints how fast what was fetched is read again, to the same image as a local file.
+// measureCached prints how fast cached data is read again, compared with the same image as a local
+// file.
 func (r *shop) measureCached(ctx context.Context) error {
 	out := table{head: []string{"image", "load", "from the cache", "from a local file", "ratio"}}
 	for _, name := range []string{"plain", "zstd"} {

@@ -20,15 +20,15 @@ func dieWithParent() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
 
-// bootImage is the image that guests boot, and bootTimeout how long one may take: there is no KVM
-// on the machine of the figures.
+// bootImage is the image that guests boot, and bootTimeout the limit for one boot: the machine of
+// these numbers has no KVM.
 const (
 	bootImage   = "zstd"
 	bootTimeout = 15 * time.Minute
 )
 
-// measureBoot prints how long a guest takes to its login prompt, by where its disk comes from, and
-// what that has fetched; and what other chunk sizes would fetch.
+// measureBoot prints how long a guest takes to its login prompt, depending on where its disk comes
+// from, how much that fetched, and how much other chunk sizes would fetch.
 func (r *shop) measureBoot(ctx context.Context) error {
 	if r.images[bootImage] == "" {
 		return nil
@@ -116,7 +116,7 @@ func (r *shop) measureBoot(ctx context.Context) error {
 	return nil
 }
 
-// bootOrder is what a guest reads when it boots. It is recorded once and kept, as the images are.
+// bootOrder returns the reads of a booting guest. It is recorded once and kept, like the images.
 func (r *shop) bootOrder(ctx context.Context) (path string, err error) {
 	path = filepath.Join(r.cache, "boot.order")
 	if _, err := os.Stat(path); err == nil {
@@ -130,8 +130,8 @@ func (r *shop) bootOrder(ctx context.Context) (path string, err error) {
 	return path, err
 }
 
-// bootLocally boots a guest from the image as a local file, and records what it reads; "": does
-// not.
+// bootLocally boots a guest from the image as a local file, and records its reads in order; with
+// "", it does not record them.
 func (r *shop) bootLocally(ctx context.Context, g guest, order string) (seconds float64,
 	err error) {
 	place, err := os.MkdirTemp(r.cache, "local-")
@@ -145,7 +145,7 @@ func (r *shop) bootLocally(ctx context.Context, g guest, order string) (seconds 
 		return 0, err
 	}
 	seconds, err = g.boot(ctx, urlOf(d))
-	// Not killed: it writes the order when it stops.
+	// Do not kill it: it writes the order when it stops.
 	return seconds, errors.Join(err, d.Signal(syscall.SIGTERM), ended(d.Wait(time.Minute)))
 }
 
@@ -156,7 +156,7 @@ func ended(status int, err error) error {
 	return err
 }
 
-// plainGuest is a guest with the image's own kernel and initramfs, which are taken out of it.
+// plainGuest is a guest with the kernel and the initramfs from the image.
 func (r *shop) plainGuest(ctx context.Context) (g guest, err error) {
 	g = guest{cmdline: "root=/dev/vda rw console=ttyS0 mitigations=off", says: " login: "}
 	raw := filepath.Join(r.dir, "boot.raw")
@@ -202,11 +202,11 @@ type guest struct {
 	kernel, initrd string   // files
 	cmdline        string   // of the kernel
 	devices        []string // more arguments of QEMU
-	says           string   // on its console, when it is measured
+	says           string   // text on its console that ends the measurement
 }
 
-// boot boots a guest under software emulation, and returns how long it takes until it says what
-// guest.says has.
+// boot boots a guest under software emulation, and returns how long it takes until the guest prints
+// guest.says.
 func (g guest) boot(ctx context.Context, url string) (seconds float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
@@ -239,7 +239,7 @@ func (g guest) boot(ctx context.Context, url string) (seconds float64, err error
 	return seconds, nil
 }
 
-// until reads until a text comes, and returns what was before it.
+// until reads up to a text, and returns everything before it.
 func until(r *bufio.Reader, want string) (string, error) {
 	var text strings.Builder
 	for {

@@ -25,7 +25,7 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// containerImages are container images to measure, by the size of each layer's files in KiB.
+// containerImages are container images to measure, with the size of each layer's files in KiB.
 var containerImages = []struct {
 	name   string
 	layers []int
@@ -42,7 +42,7 @@ var containerImages = []struct {
 	}()},
 }
 
-// containerFile is the size of a file in those layers on average. Bytes.
+// containerFile is the average size of a file in these layers, in bytes.
 const containerFile = 27 << 10
 
 // writeContainerLayer writes an archive of files whose content compresses to about two thirds.
@@ -77,7 +77,8 @@ func (r *shop) pushContainer(tag string, layers []int) (path string, blobs []v1.
 	if err != nil {
 		return "", nil, err
 	}
-	// First, as it is known what streamed layers are only when they are there.
+	// Set the configuration before the layers: the digests of streamed layers are known only after
+	// the layers were written.
 	config := &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH,
 		RootFS: v1.RootFS{Type: "layers"}}
 	image, err := mutate.ConfigFile(empty.Image, config)
@@ -103,9 +104,9 @@ func (r *shop) pushContainer(tag string, layers []int) (path string, blobs []v1.
 	return "/vm/container:" + tag, manifest.Layers, nil
 }
 
-// measureContainer prints how long a daemon takes that serves a container image without any level
-// of it, from its start to LUNs that are ready, with a registry far away and one on this machine.
-// Then it prints what the next start takes to the first 4 KiB, when all levels are there.
+// measureContainer prints how long a daemon with a container image and without any of its levels
+// takes from its start to ready LUNs, with a far registry and with one on this machine. Then it
+// prints how long the next start takes to the first 4 KiB, when all levels exist.
 func (r *shop) measureContainer(ctx context.Context) error {
 	type server struct{ name, path string }
 	servers := []server{{"kubevirt-disk", r.server}}
@@ -161,8 +162,8 @@ func (r *shop) measureContainer(ctx context.Context) error {
 	return nil
 }
 
-// serveContainer starts a daemon with a container image, and returns what it took until it is
-// ready, and then until the next one on the same directories was read from, in seconds.
+// serveContainer starts a daemon with a container image. It returns the cost until the daemon is
+// ready, and the seconds until the first read from the next daemon on the same directories.
 func (r *shop) serveContainer(binary, ref string) (u usage, again float64, err error) {
 	dir, err := os.MkdirTemp(r.dir, "container-")
 	if err != nil {
@@ -206,8 +207,7 @@ func (r *shop) serveContainer(binary, ref string) (u usage, again float64, err e
 	return u, again, errors.Join(err, d.Kill())
 }
 
-// fetchBlobs fetches blobs one after the other, does nothing with them, and returns how long that
-// took.
+// fetchBlobs fetches blobs one after the other without using them, and returns how long that took.
 func fetchBlobs(ctx context.Context, address string, blobs []v1.Descriptor) (float64, error) {
 	began := time.Now()
 	for _, b := range blobs {

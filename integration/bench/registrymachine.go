@@ -24,12 +24,12 @@ import (
 	"kubevirt.io/disk/integration/peers"
 )
 
-// helloSays is what the entry point of examples/container/hello prints first.
+// helloSays is the first output of the entry point of examples/container/hello.
 const helloSays = "Hello from a container image"
 
-// measureMachine prints how long a machine takes from power on to the entry point of a small
-// container image, and to the login prompt of a plain Debian 12, in turns: each from a LUN, with
-// the same QEMU, under software emulation.
+// measureMachine prints the time from power on to the entry point of a small container image, and
+// to the login prompt of a plain Debian 12, in turns. Each boots from a LUN, with the same QEMU,
+// under software emulation.
 func (r *shop) measureMachine(ctx context.Context) error {
 	if r.images[bootImage] == "" {
 		return nil
@@ -98,8 +98,8 @@ func (r *shop) bootServed(ctx context.Context, g guest, env map[string]string) (
 	return seconds, errors.Join(err, d.Kill())
 }
 
-// pushHello builds the program of `make run-container`, and puts an image of nothing else into the
-// registry.
+// pushHello builds the program of `make run-container`, and pushes an image with nothing else to
+// the registry.
 func (r *shop) pushHello(ctx context.Context) (reference string, err error) {
 	program := filepath.Join(r.dir, "hello")
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program,

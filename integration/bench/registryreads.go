@@ -17,9 +17,9 @@ import (
 	"kubevirt.io/disk/target/targettest"
 )
 
-// measureBootReads prints how long the reads of a recorded boot take, one after the other and with
-// nothing between them, by where the disk comes from: what a guest waits for that computes at no
-// cost. And it prints what other chunk sizes would fetch for them.
+// measureBootReads prints how long the reads of a recorded boot take, one after the other without
+// pauses, depending on where the disk comes from: the waiting time of a guest whose computing costs
+// nothing. It also prints how much other chunk sizes would fetch for these reads.
 func (r *shop) measureBootReads(ctx context.Context) error {
 	if r.images[bootImage] == "" {
 		return nil
@@ -94,7 +94,7 @@ func (r *shop) measureBootReads(ctx context.Context) error {
 	return r.printChunks(blocks)
 }
 
-// blocksOf are the blocks of a recorded boot, in order.
+// blocksOf returns the blocks of a recorded boot, in order.
 func blocksOf(order string) (blocks []int64, err error) {
 	f, err := os.Open(order)
 	if err != nil {
@@ -138,7 +138,7 @@ func replay(d *peers.Daemon, blocks []int64) (seconds float64, err error) {
 	return time.Since(begin).Seconds(), nil
 }
 
-// noting is a file of an image that notes what is read of it.
+// noting is the file of an image. It records reads.
 type noting struct {
 	*os.File
 	size  int64
@@ -163,8 +163,8 @@ func (n *noting) Extent(_, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: length, Data: true}, nil
 }
 
-// printChunks prints how much has to be fetched for a recorded boot, by how much is fetched at
-// once, to what its reads need of the compressed file.
+// printChunks prints how much has to be fetched for a recorded boot, for several sizes of a fetch,
+// compared with the bytes of the compressed file that its reads need.
 func (r *shop) printChunks(recorded []int64) error {
 	file, err := os.Open(r.images[bootImage])
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// pulling and pushing measure one image, so that one round of one of them ends within two minutes.
+// pulling and pushing measure one image each, so that one round ends within two minutes.
 func pulling(name string) func(*shop, context.Context) error {
 	return func(r *shop, ctx context.Context) error { return r.measurePull(ctx, name) }
 }
@@ -31,8 +31,8 @@ func timed(commands ...*exec.Cmd) (seconds float64, err error) {
 	return time.Since(begin).Seconds(), nil
 }
 
-// measurePull prints how long it takes to make a raw file of a disk in a registry on this machine,
-// by our pull, and by what one does without it.
+// measurePull prints how long it takes to make a raw file from a disk in a registry on this
+// machine, with our pull and without it.
 func (r *shop) measurePull(ctx context.Context, name string) error {
 	if _, err := exec.LookPath("skopeo"); err != nil {
 		fmt.Fprintln(os.Stderr, "bench: no skopeo: pull is not measured")
@@ -98,7 +98,7 @@ func (r *shop) pullByTools(ctx context.Context, ref, file, raw string) (float64,
 	return seconds + more, err
 }
 
-// largestFile is the layer with the disk.
+// largestFile returns the layer with the disk.
 func largestFile(dir string) (path string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -117,8 +117,8 @@ func largestFile(dir string) (path string, err error) {
 	return path, nil
 }
 
-// measurePush prints how long it takes to bring a disk into a registry on this machine, by our push
-// and by buildah.
+// measurePush prints how long it takes to bring a disk into a registry on this machine, with our
+// push and with buildah.
 func (r *shop) measurePush(ctx context.Context, name string) error {
 	if _, err := exec.LookPath("buildah"); err != nil {
 		fmt.Fprintln(os.Stderr, "bench: no buildah: push is not measured")
@@ -145,7 +145,7 @@ func (r *shop) measurePush(ctx context.Context, name string) error {
 	return nil
 }
 
-// pushBoth pushes by ours and by buildah, into a registry that has nothing, and removes it.
+// pushBoth pushes with our push and with buildah into an empty registry, and removes the registry.
 func (r *shop) pushBoth(ctx context.Context, name, dir string) (ours, theirs float64, err error) {
 	data := filepath.Join(r.dir, dir)
 	defer func() { err = errors.Join(err, os.RemoveAll(data)) }()
@@ -164,7 +164,7 @@ func (r *shop) pushBoth(ctx context.Context, name, dir string) (ours, theirs flo
 }
 
 func (r *shop) pushByBuildah(ctx context.Context, name, ref string) (seconds float64, err error) {
-	dir, err := os.MkdirTemp(r.cache, "buildah-") // where the image is, so that it can be linked
+	dir, err := os.MkdirTemp(r.cache, "buildah-") // beside the image, so that it can be linked
 	if err != nil {
 		return 0, err
 	}

@@ -54,14 +54,14 @@ func (c *candidate) start() error {
 }
 
 // luns are the raw files that all candidates serve: LUN 1 and up, alone in their directory. Files
-// of the same size differ in what they cost, by up to a third with commands of 256 KiB: it depends
-// on where their pages lie in the memory of this machine and its host.
+// of the same size differ in cost, by up to a third with commands of 256 KiB: it depends on the
+// place of their pages in the memory of this machine and its host.
 type luns struct {
 	raws   []string
 	holder *candidate // the build of ours that has locked them
 }
 
-// ready starts a target, unless it runs. Of our builds only one can have the files at a time.
+// ready starts a target, unless it runs. Only one of our builds can have the files at a time.
 func (c *candidate) ready() error {
 	if c.name == "kubevirt-disk" || c.name == beforeName {
 		if h := c.luns.holder; h != nil && h != c {
@@ -90,7 +90,7 @@ func (c *candidate) stop() error {
 type job struct {
 	name  string
 	bytes int // of one command
-	// probe says that run needs to know the rate to expect. A first run finds it out.
+	// probe says that run needs to know the expected rate. A first run measures it.
 	probe  bool
 	inside bool // the client is part of this process
 	bare   bool // the floor can serve it, too

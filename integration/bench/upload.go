@@ -19,19 +19,19 @@ import (
 	"kubevirt.io/disk/volume/api"
 )
 
-// uploadSize is how large the raw disk is that is uploaded: bytes, without zeros.
+// uploadSize is the size of the uploaded raw disk, bytes, without zeros.
 const uploadSize = 1 << 30
 
 // uploader is a way to bring a file to storage.
 type uploader struct {
 	name string
-	// run does it in an empty directory, and returns how long it took; seconds.
+	// run uploads into an empty directory, and returns how many seconds it took.
 	run func(ctx context.Context, dir string) (float64, error)
 }
 
-// measureUpload compares uploads into volumes with what copies a file to the same storage. An
-// upload is answered when its data is durable. A copy is not, so both are there: with and without
-// waiting for storage.
+// measureUpload compares uploads into volumes with copies of a file to the same storage. An upload
+// is answered when its data is durable. A copy is not durable when it ends, so there are both: with
+// and without waiting for storage.
 func measureUpload(ctx context.Context, s settings) error {
 	raw := filepath.Join(s.cache, "images", "upload.raw")
 	if err := makeContent(raw, uploadSize); err != nil {
@@ -80,7 +80,7 @@ func (s settings) uploaders(file string) []uploader {
 	return all
 }
 
-// compareUploads prints a table. The first two are what the others are compared with.
+// compareUploads prints a table. The others are compared with the first two.
 func (s settings) compareUploads(ctx context.Context, what string, all []uploader) error {
 	times := make([][]usage, len(all))
 	for round := range s.rounds {
@@ -118,8 +118,8 @@ func runTimed(cmd *exec.Cmd) (seconds float64, err error) {
 	return time.Since(begin).Seconds(), err
 }
 
-// uploaded uploads a file into a volume that is not there, by curl or by our command, until the LUN
-// can be read.
+// uploaded uploads a file into a new volume, with curl or with our command, until the LUN can be
+// read.
 func (s settings) uploaded(by, file string) func(context.Context, string) (float64, error) {
 	return func(ctx context.Context, dir string) (seconds float64, err error) {
 		disks := filepath.Join(dir, "disk")

@@ -117,8 +117,7 @@ func (w *wire) receive(n int, handle func(header []byte) (drop int, err error)) 
 }
 
 // wakeAt makes a read wait until n bytes have arrived, if they are known to come. The server pays
-// for each time that this process is woken. The kernel's initiator does not wake anybody for each
-// segment either.
+// for each wake-up of this process. The kernel's initiator is not woken for each segment, either.
 func (w *wire) wakeAt(n int) error {
 	if n == w.low {
 		return nil
@@ -127,8 +126,9 @@ func (w *wire) wakeAt(n int) error {
 	return syscall.SetsockoptInt(w.fd, syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, max(1, n))
 }
 
-// await waits until as many bytes have arrived as wakeAt wants. A read would take what is there,
-// and be woken only when as many are there again: with the last reply, that is never.
+// await waits until as many bytes have arrived as wakeAt wants. Otherwise a read would take the
+// bytes that are there, and wake only when as many are there again: with the last reply, that is
+// never.
 func (w *wire) await() (arrived bool, err error) {
 	if w.low <= 1 {
 		return true, nil // the read waits

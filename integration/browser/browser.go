@@ -91,7 +91,7 @@ func (b *Browser) Close() error {
 	return nil
 }
 
-// receive hands on what the browser says, until it ends. Messages end with a zero byte.
+// receive passes on the browser's messages until it ends. Messages end with a zero byte.
 func (b *Browser) receive(out *os.File) {
 	defer close(b.done)
 	defer out.Close()

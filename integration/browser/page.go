@@ -65,7 +65,7 @@ func (b *Browser) Open(ctx context.Context, url string, opt Options) (*Page, err
 	return p, nil
 }
 
-// happened takes an event of the page.
+// happened handles an event of the page.
 func (p *Page) happened(e event) {
 	var complaint string
 	switch e.Method {
@@ -100,7 +100,7 @@ func (p *Page) Complaints() []string {
 }
 
 // Eval evaluates a JavaScript expression, waits for a promise, and stores the value in result. It
-// works also where scripts of the page do not run.
+// also works if the page may not run scripts.
 func (p *Page) Eval(ctx context.Context, expression string, result any) error {
 	var answer struct {
 		Result           struct{ Value json.RawMessage }

@@ -45,7 +45,7 @@ func (c *Configuration) Selected(all []string) ([]string, error) {
 	return selected, nil
 }
 
-// covers says whether name is the test or its suite.
+// covers reports whether name is the test or its suite.
 func covers(name, test string) bool { return name == test || strings.HasPrefix(test, name+".") }
 
 // Merge makes one result for each test, in the order of all, which includes tests that no run had.

@@ -56,7 +56,7 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// About is what a process sees of its surroundings.
+// About is what a process sees of its environment.
 type About struct {
 	PID, UID, GID int
 	Groups        []int
@@ -118,8 +118,8 @@ func about() error {
 	} else {
 		f.Close()
 	}
-	// "about web" is a web server that first says what it sees: also the address that a router's
-	// advertisement brings, which comes after that of DHCP.
+	// "about web" is a web server that first reports its environment, with the address from a
+	// router's advertisement, which comes after the address from DHCP.
 	if len(os.Args) > 2 && os.Args[2] == "web" {
 		if a.Addresses, err = addresses(); err != nil {
 			return err
@@ -132,11 +132,12 @@ func about() error {
 	return json.NewEncoder(os.Stdout).Encode(a)
 }
 
-// longTime is how many times it is looked for what comes by network, ten times a second. An
-// emulated machine of a busy host may take long to get it.
+// longTime is how often to look for settings from the network, ten times a second. They may take
+// long on an emulated machine of a busy host.
 const longTime = 1200
 
-// waitForLAN waits until all has come that DHCP and a router of IPv6 bring, and a card has an MTU.
+// waitForLAN waits until all settings from DHCP and an IPv6 router have arrived, and a card has an
+// MTU.
 func (a *About) waitForLAN(mtu string) (err error) {
 	if a.Addresses, err = addresses(); err != nil {
 		return err
@@ -163,7 +164,7 @@ func (a *About) waitForLAN(mtu string) (err error) {
 	return nil
 }
 
-// addresses waits until there are addresses of IPv4 and IPv6.
+// addresses waits for IPv4 and IPv6 addresses.
 func addresses() (all []string, err error) {
 	for range longTime {
 		list, err := net.InterfaceAddrs()
@@ -188,8 +189,8 @@ func addresses() (all []string, err error) {
 	return all, nil
 }
 
-// web keeps what is posted in a file, and serves it. SIGQUIT is its stop signal: it says so, and
-// ends with status 42.
+// web saves posted data in a file, and serves it. SIGQUIT is its stop signal: then it says so, and
+// exits with status 42.
 func web() error {
 	const file = "/srv/data"
 	listener, err := net.Listen("tcp", ":80")
@@ -228,15 +229,15 @@ func deaf() error {
 	return nil
 }
 
-// initSystem acts as an init system, which has to be process 1. When it is told to end, it switches
-// off. In the machine's own namespace that would end the machine before its status is reported.
+// initSystem acts as an init system, which has to be process 1. When told to end, it switches off.
+// In the machine's own namespace, that would end the machine before its status is reported.
 func initSystem() error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGUSR1)
 	if os.Getpid() != 1 {
 		return fmt.Errorf("an init system is process %d", os.Getpid())
 	}
-	// Its keys are lost until the kernel has found it.
+	// Its keys are lost until the kernel has found the keyboard.
 	for range longTime {
 		devices, err := os.ReadFile("/proc/bus/input/devices")
 		if err != nil {
@@ -253,7 +254,7 @@ func initSystem() error {
 	return syscall.Reboot(syscall.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
-// orphans leaves processes without a parent, and says how many zombies there are when they have
+// orphans leaves processes without a parent, and says how many zombies there are after they have
 // ended.
 func orphans() error {
 	if len(os.Args) == 2 {

@@ -10,11 +10,11 @@ import (
 	"syscall"
 )
 
-// stressDir is on the disk, and its owner is the user of the image.
+// stressDir is on the disk. The image's user owns it.
 const stressDir = "/srv/stress"
 
-// stress makes, renames and removes files until it is killed, and says each time that what it has
-// made is in storage. When it finds what an earlier run has left, it checks that, and ends.
+// stress makes, renames and removes files until it is killed. It prints a line whenever its files
+// are synced to storage. If there are files of an earlier run, it checks them and ends.
 func stress() error {
 	rounds, err := os.ReadDir(stressDir)
 	if err == nil {
@@ -37,7 +37,7 @@ func stress() error {
 
 func roundDir(round int) string { return filepath.Join(stressDir, fmt.Sprint(round)) }
 
-// makeRound makes a directory of files, of which the last one says that the others are complete.
+// makeRound makes a directory of files. The last file says that the others are complete.
 func makeRound(round int) error {
 	dir := roundDir(round)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -68,12 +68,12 @@ func makeRound(round int) error {
 	return nil
 }
 
-// content is what a file has: up to 150 KiB.
+// content returns the content of a file: up to 150 KiB.
 func content(name string, i int) []byte {
 	return []byte(strings.Repeat(name+"\n", 1+i*i*4))
 }
 
-// checkRounds checks the files of rounds that were complete.
+// checkRounds checks the files of complete rounds.
 func checkRounds(rounds []fs.DirEntry) error {
 	checked := 0
 	for _, r := range rounds {

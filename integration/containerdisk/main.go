@@ -1,8 +1,8 @@
 // Command containerdisk stands in for the program that KubeVirt mounts into the container of a
-// containerDisk volume, in place of what the image would run. It does what that one is known for.
-// With --no-op it ends at once. With --copy-path PATH it listens on the socket PATH.sock, by which
-// the node's agent finds the container's process. It ends when the socket is removed, or by
-// SIGTERM.
+// containerDisk volume, and that runs instead of the image's entry point. It does what KubeVirt's
+// is known to do. With --no-op it ends at once. With --copy-path PATH it listens on the socket
+// PATH.sock; the node's agent finds the container's process by this socket. It ends when the socket
+// is removed, or by SIGTERM.
 package main
 
 import (
@@ -28,7 +28,7 @@ func main() {
 	}
 }
 
-// serve answers nothing: who connects asks the kernel for the process at the other end.
+// serve answers nothing: a client asks the kernel for the process at the other end.
 func serve(path string) error {
 	l, err := net.Listen("unix", path)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/disk/adapter/initrd"
 )
 
-// archive is an initramfs whose root is merged as Debian's is: /bin, /sbin, /lib and /lib64 are
+// archive is an initramfs whose root is merged like Debian's: /bin, /sbin, /lib and /lib64 are
 // links into /usr, whichever path a package uses.
 type archive struct{ initrd.Archive }
 

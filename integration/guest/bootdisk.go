@@ -19,16 +19,16 @@ const (
 	tableAt = 446
 )
 
-// grubConfig is what GRUB does, without a menu.
+// grubConfig tells GRUB what to do, without a menu.
 const grubConfig = `set root=(hd0,msdos1)
 linux /vmlinuz ` + kernelArgs + `
 initrd /initrd
 boot
 `
 
-// BootDisk writes a raw disk of that size, from which a PC boots a guest of Start by itself: give
-// it to Start among MachineOptions.Args, with FromDisk. The error is a *FetchError if a package
-// cannot be fetched. It needs mke2fs.
+// BootDisk writes a raw disk of this size, from which a PC boots a guest of Start by itself. Name
+// it in MachineOptions.Args, with FromDisk. The error is a *FetchError if a package cannot be
+// fetched. BootDisk needs mke2fs.
 func BootDisk(path string, size int64, opt Options) error {
 	work, err := os.MkdirTemp(filepath.Dir(path), ".boot-")
 	if err != nil {
@@ -70,7 +70,7 @@ func BootDisk(path string, size int64, opt Options) error {
 	return nil
 }
 
-// partitionTable has one partition, which is active. The addresses by cylinder are not used.
+// partitionTable has one active partition. The cylinder addresses are not used.
 func partitionTable(sectors uint32) []byte {
 	const active, linux = 0x80, 0x83
 	p := make([]byte, 4*16+2)
@@ -81,7 +81,7 @@ func partitionTable(sectors uint32) []byte {
 	return p
 }
 
-// grub makes the first sector of the disk, and what follows it.
+// grub makes the first sector of the disk, and the sectors after it.
 func grub(work, cacheDir string) (first, rest []byte, err error) {
 	cache, err := openCache(cacheDir)
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 // Ended begins the guest's last line. A space and the exit status of Options.Init follow.
 const Ended = "guest: the script has ended with status"
 
-// Options say what goes into a guest.
+// Options describe a guest.
 type Options struct {
 	// Init is a script for /bin/sh, which is dash. When it runs, /proc, /sys, /dev and /run are
 	// mounted, busybox's commands are in PATH, and Modules are loaded. It needs no "#!" line.
@@ -105,7 +105,7 @@ func writeInitrd(path, kernelTree string, trees []string, opt Options) error {
 		"var/lib"} {
 		a.dir(dir)
 	}
-	// Without it the kernel gives the first process no standard output.
+	// Without this device, the kernel gives the first process no standard output.
 	a.device("dev/console", 5, 1)
 	for _, tree := range trees {
 		if err := addTree(a, tree); err != nil {

@@ -15,9 +15,9 @@ import (
 	"syscall"
 )
 
-// MachineOptions say what to boot and how.
+// MachineOptions describe a machine.
 type MachineOptions struct {
-	// Guest is what goes into the guest. Its Init runs once, before the first command, in the shell
+	// Guest is the content of the guest. Its Init runs once, before the first command, in the shell
 	// that waits for commands.
 	Guest Options
 	// Dir receives the kernel, the initramfs and the console's log. It must exist.
@@ -26,8 +26,7 @@ type MachineOptions struct {
 	Memory int
 	// Args are additional arguments for QEMU.
 	Args []string
-	// FromDisk boots from a disk that BootDisk has made, and that Args name. Guest says nothing
-	// then.
+	// FromDisk boots from a disk that BootDisk has made and that Args name. Guest is ignored then.
 	FromDisk bool
 }
 
@@ -39,7 +38,7 @@ type Machine struct {
 	in      io.WriteCloser
 	pipe    *os.File
 	out     *bufio.Reader // of pipe
-	errors  *bytes.Buffer // what QEMU printed; readable after done is closed
+	errors  *bytes.Buffer // output of QEMU; readable after done is closed
 	console string
 	count   int
 	done    chan struct{} // closed when QEMU has ended
@@ -49,11 +48,11 @@ type Machine struct {
 // keeps every byte, unlike a serial line with its line discipline.
 const shellPort = "shell"
 
-// shellModules are what the machine's own devices need.
+// shellModules are the modules for the machine's own devices.
 var shellModules = []string{"virtio_pci", "virtio_console", "virtio_net"}
 
-// shell reads scripts and runs them. A line that says so ends each script. A script's variables are
-// gone when it ends.
+// shell reads scripts and runs them. A line with an end marker ends each script. A script's
+// variables are gone when it ends.
 const shell = `
 for port in /sys/class/virtio-ports/*; do
 	if [ "$(cat "$port/name")" = ` + shellPort + ` ]; then
@@ -79,7 +78,7 @@ done
 // kernelArgs is the kernel's command line.
 const kernelArgs = "console=ttyS0 quiet panic=-1 mitigations=off"
 
-// withShell adds what waits for commands.
+// withShell adds the shell that waits for commands.
 func withShell(opt Options) Options {
 	opt.Init += shell
 	opt.Modules = append(slices.Clone(shellModules), opt.Modules...)
@@ -116,7 +115,7 @@ func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 	if m.in, err = cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	// Not StdoutPipe: nobody may read that once Wait has been called.
+	// Do not use StdoutPipe: nobody may read it once Wait has been called.
 	var theirs *os.File
 	if m.pipe, theirs, err = os.Pipe(); err != nil {
 		return nil, err
@@ -204,8 +203,8 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n-1):], "")
 }
 
-// Console is everything that the guest's console has shown so far: messages of the kernel and of
-// Init.
+// Console returns everything that the guest's console has shown so far: messages of the kernel and
+// of Init.
 func (m *Machine) Console() string {
 	text, err := os.ReadFile(m.console)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

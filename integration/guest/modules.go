@@ -32,7 +32,7 @@ func addModules(a *archive, m *initrd.Modules) error {
 	a.file(root+"modules.dep", 0o644, []byte(deps.String()))
 	a.file(root+"modules.alias", 0o644, []byte(aliases.String()))
 	a.file(root+"modules.symbols", 0o644, nil)
-	// Without this list, a module that is built in would look missing.
+	// Without this list, a built-in module would seem to be missing.
 	builtin, err := os.ReadFile(filepath.Join(m.Dir(), "modules.builtin"))
 	if err != nil {
 		return err

@@ -1,3 +1,3 @@
-// Package kubernetes tests the controller and what it installs against a real control plane, see
-// package plane. It has tests only.
+// Package kubernetes tests the controller and everything that it installs on a real control plane;
+// see package plane. It has only tests.
 package kubernetes

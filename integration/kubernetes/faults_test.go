@@ -18,8 +18,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// TestServerRestarts kills the API server while the controller makes disks. The controller goes on
-// with what it has begun, makes nothing twice, and sees what comes afterwards.
+// TestServerRestarts kills the API server while the controller makes disks. The controller
+// continues its work, makes nothing twice, and sees later changes.
 func TestServerRestarts(t *testing.T) {
 	w := newWorld(t)
 	w.apply(set("set", ""))
@@ -69,10 +69,10 @@ func TestServerRestarts(t *testing.T) {
 	}
 }
 
-// TestWatchLost cuts the controller's connections. What happens meanwhile is seen afterwards: pods
-// that come and go, one that is replaced by another one of its name, a disk that is deleted, and a
-// set that is replaced by another one of its name. The API server starts anew meanwhile, so that it
-// has no history: the controller hears of the end as if objects had only changed.
+// TestWatchLost cuts the controller's connections. It sees afterwards what happened meanwhile: pods
+// that come and go, a pod that is replaced by another one of its name, a disk that is deleted, and
+// a set that is replaced by another one of its name. The API server restarts meanwhile, so that it
+// has no history: the controller sees only the result, as if the objects had changed.
 func TestWatchLost(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p)
@@ -89,7 +89,7 @@ func TestWatchLost(t *testing.T) {
 	require.NoError(t, w.machine("b", "shared"))
 	w.until("pod b waits", "get", "vmid", "shared", "-o",
 		"jsonpath={.status.conditions[*].message}")
-	// A disk of one image, and a set of another one.
+	// A disk from one image, and a set with another one.
 	w.apply(set("renewed", ""))
 	require.NoError(t, w.machineOf("renewed", "first", "kept"))
 	w.starts("first")
@@ -123,8 +123,8 @@ func TestWatchLost(t *testing.T) {
 	}
 }
 
-// TestTwoLeadersWithOneUUID: of a set with a fixed firmwareUUID one machine starts at a time,
-// though two controllers that both lead see all of them at once.
+// TestTwoLeadersWithOneUUID: only one machine at a time starts in a set with a fixed firmwareUUID,
+// although two controllers that both lead see all machines at once.
 func TestTwoLeadersWithOneUUID(t *testing.T) {
 	w := newWorld(t)
 	w.controller(w.p.ServiceAccount(t, systemNamespace, account))
@@ -167,7 +167,7 @@ type wire struct {
 
 	mu    sync.Mutex
 	isCut bool                  // guarded by mu
-	conns map[net.Conn]struct{} // guarded by mu; those that are open
+	conns map[net.Conn]struct{} // guarded by mu; open ones
 }
 
 func newWire(t *testing.T, to string) *wire {
@@ -193,7 +193,7 @@ func newWire(t *testing.T, to string) *wire {
 
 func (w *wire) address() string { return w.listener.Addr().String() }
 
-// cut ends all connections, and lets no others begin.
+// cut ends all connections, and accepts no new ones.
 func (w *wire) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -230,7 +230,7 @@ func (w *wire) carry(in net.Conn) {
 	delete(w.conns, out)
 }
 
-// add says whether the connections may go on.
+// add reports whether the connections may go on.
 func (w *wire) add(conns ...net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -28,7 +28,7 @@ const (
 	patience        = 3 * time.Minute
 )
 
-// install applies the one manifest to the plane, which the tests of this package share.
+// install applies the manifest to the plane, which the tests of this package share.
 func install(t testing.TB, p *plane.Plane) {
 	t.Helper()
 	installed.Do(func() {
@@ -36,7 +36,7 @@ func install(t testing.TB, p *plane.Plane) {
 	})
 }
 
-// manifest is the file by which people install the product.
+// manifest is the file with which people install the product.
 func manifest(t testing.TB) string {
 	t.Helper()
 	root, err := plane.Root()
@@ -46,7 +46,7 @@ func manifest(t testing.TB) string {
 
 var installed sync.Once
 
-// TestInstall checks that the API server takes all of the manifest, and lets its pods start under
+// TestInstall checks that the API server accepts all of the manifest, and lets its pods start under
 // pod security `restricted`.
 func TestInstall(t *testing.T) {
 	p := plane.Get(t)
@@ -114,8 +114,8 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 	}
 }
 
-// TestReplicas runs two controllers with exactly the role of the manifest. One leads, and when it
-// ends, the other takes over. Neither asks for anything that it may not have.
+// TestReplicas runs two controllers with exactly the manifest's role. One leads, and when it ends,
+// the other takes over. Neither asks for anything that it may not have.
 func TestReplicas(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p)
@@ -130,7 +130,7 @@ func TestReplicas(t *testing.T) {
 	}
 	leads := func(who string) func() bool {
 		return func() bool {
-			h := holder() // or a message of kubectl
+			h := holder() // or a message from kubectl
 			return h != "" && h != who && !strings.Contains(h, " ")
 		}
 	}
@@ -144,7 +144,7 @@ func TestReplicas(t *testing.T) {
 	require.Eventually(t, leads(first), patience, 100*time.Millisecond, "the second one leads")
 	worked += b.logs()
 	require.Equal(t, 0, b.terminate())
-	// Namespaces of earlier tests may be on their way out, with identities that go.
+	// Namespaces of earlier tests may be ending, with identities that are being deleted.
 	going := func(line string) bool {
 		return strings.Contains(line, "because it is being terminated") ||
 			strings.Contains(line, `"namespace":"test-`)
@@ -154,7 +154,7 @@ func TestReplicas(t *testing.T) {
 			require.NotContains(t, line, "forbidden")
 		}
 	}
-	// What was begun when they were told to end may fail, and is no error of theirs.
+	// Work that had begun when they were told to end may fail. That is no error.
 	for line := range strings.Lines(worked) {
 		late := strings.Contains(line, `"logger":"leaderelection"`) // the server is busy
 		if !late && !going(line) {
@@ -192,7 +192,7 @@ type running struct {
 	done   chan struct{}
 }
 
-// runController starts a controller as the config says. The test ends it.
+// runController starts a controller with a config. The test ends it.
 func runController(t testing.TB, binary string, config *rest.Config, args ...string) *running {
 	t.Helper()
 	dir := t.TempDir()
@@ -223,7 +223,7 @@ func runController(t testing.TB, binary string, config *rest.Config, args ...str
 	return r
 }
 
-// ready waits until /readyz says so.
+// ready waits until /readyz reports that it is ready.
 func (r *running) ready() {
 	r.t.Helper()
 	require.Eventually(r.t, func() bool {
@@ -236,7 +236,7 @@ func (r *running) ready() {
 	}, patience, 20*time.Millisecond, "it is not ready")
 }
 
-// terminate ends it as Kubernetes does, and returns its exit status.
+// terminate ends it like Kubernetes, and returns its exit status.
 func (r *running) terminate() int {
 	r.t.Helper()
 	require.NoError(r.t, r.cmd.Process.Signal(syscall.SIGTERM))

@@ -10,7 +10,7 @@ import (
 const digest = "registry.example.com/fedora@sha256:" +
 	"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
 
-// TestPets: a pet has its machine, is turned off, and leaves its disk behind.
+// TestPets: a pet gets its machine, is turned off, and leaves its disk behind.
 func TestPets(t *testing.T) {
 	w := newWorld(t)
 	w.apply(`
@@ -31,7 +31,7 @@ spec:
 	w.until("fedora fedora", "get", "pod", "fedora-0", "-o", `jsonpath={.metadata.annotations.`+
 		`disk\.kubevirt\.io/identity-set} {.metadata.annotations.disk\.kubevirt\.io/identity-name}`)
 	w.until("Starting", "get", "vmpet", "fedora", "-o", "jsonpath={.status.conditions[*].reason}")
-	// The disk that admission and the other controllers make of that.
+	// The disk that admission and the other controllers make from it.
 	w.apply(`
 apiVersion: disk.kubevirt.io/v1alpha1
 kind: VMIdentity
@@ -48,8 +48,8 @@ spec: {image: "` + digest + `", setName: fedora}
 	require.NotContains(t, w.c.logs(), "forbidden")
 }
 
-// TestServices: the volume of a disk with attachment Service is bound by the binder of Kubernetes,
-// where the controller may make volumes, and all goes with the identity.
+// TestServices: the binder of Kubernetes binds the volume of a disk with attachment Service if the
+// controller may make volumes, and all objects go with the identity.
 func TestServices(t *testing.T) {
 	w := newWorld(t)
 	w.apply(`
@@ -60,7 +60,7 @@ metadata:
   annotations: {disk.kubevirt.io/volume-claim: vm1-root}
 spec: {image: "` + digest + `", attachment: Service}
 `)
-	// What controller identity tells.
+	// Set the fields that controller identity writes.
 	w.p.Kubectl(t, "-n", w.ns, "patch", "vmid", "vm1", "--subresource=status", "--type=merge", "-p",
 		`{"status":{"claimName":"vmid-vm1","secretName":"vmid-vm1"}}`)
 	w.until("vmid-vm1."+w.ns+".svc:3260", "get", "vmid", "vm1", "-o", "jsonpath={.status.portal}")

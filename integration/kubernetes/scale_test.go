@@ -23,16 +23,16 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// What is made at once. KUBEVIRT_DISK_SCALE=IDENTITIES,PODS changes it.
+// scale is the number of identities and of pods. KUBEVIRT_DISK_SCALE=IDENTITIES,PODS changes it.
 const scale = "5000,1000"
 
-// setName is the set of all of them.
+// setName is the set of all identities.
 const setName = "many"
 
 // BenchmarkScale makes identities, and pods for some of them, as fast as the API server takes them,
 // and waits until every identity is ready and every pod has lost its gate. It reports the seconds,
-// the controller's requests for each identity, its requests in 10 seconds afterwards, and its
-// peak memory. The controller is a process with exactly its role.
+// the controller's requests per identity, its requests in 10 seconds afterwards, and its peak
+// memory. The controller is a process with exactly its role.
 //
 //	go test -run '^$' -bench Scale -benchtime 1x ./integration/kubernetes
 func BenchmarkScale(b *testing.B) {
@@ -50,7 +50,7 @@ func BenchmarkScale(b *testing.B) {
 		made := time.Since(began)
 		waitForAll(b, ctx, p, ns, identities, pods)
 		took := time.Since(began)
-		time.Sleep(5 * time.Second) // what is late is counted, too
+		time.Sleep(5 * time.Second) // late requests count, too
 		used := c.requests() - before
 		time.Sleep(10 * time.Second)
 		b.ReportMetric(made.Seconds(), "s-to-make")
@@ -121,8 +121,8 @@ func gatedPod(ns, name, set string) *corev1.Pod {
 		}}
 }
 
-// waitForAll asks seldom. It asks for lists only when the set says that its identities are ready,
-// because the API server has work with a list of thousands.
+// waitForAll asks rarely. It asks for lists only when the set reports that its identities are
+// ready, because a list of thousands is work for the API server.
 func waitForAll(b *testing.B, ctx context.Context, p *plane.Plane, ns string,
 	identities, pods int) {
 	b.Helper()
@@ -165,7 +165,7 @@ func waitForAll(b *testing.B, ctx context.Context, p *plane.Plane, ns string,
 }
 
 // counted is a controller whose requests to the API server are counted. It does not elect a leader,
-// which asks every two seconds.
+// which takes a request every two seconds.
 type counted struct {
 	*running
 	metrics string
@@ -181,7 +181,7 @@ func startCounted(b *testing.B, p *plane.Plane) *counted {
 	return c
 }
 
-// requests is how many requests the controller has made.
+// requests returns how many requests the controller has made.
 func (c *counted) requests() (n int) {
 	c.t.Helper()
 	answer, err := http.Get(c.metrics)
@@ -200,7 +200,7 @@ func (c *counted) requests() (n int) {
 
 var highWater = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
 
-// peak is the most memory that the controller has had, in KiB.
+// peak returns the controller's peak memory, in KiB.
 func (c *counted) peak() int {
 	c.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid))

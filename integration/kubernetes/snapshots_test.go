@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/integration/kubernetes/plane"
 )
 
-// installSnapshots gives the API server the kind VolumeSnapshot, from the module of its makers.
+// installSnapshots installs the kind VolumeSnapshot, from the module of its authors.
 func installSnapshots(t *testing.T, p *plane.Plane) {
 	t.Helper()
 	cmd := exec.Command("go", "mod", "download", "-json",
@@ -31,9 +31,9 @@ func installSnapshots(t *testing.T, p *plane.Plane) {
 	require.NoError(t, p.InstallCRDs(context.Background(), crd))
 }
 
-// TestSnapshots: one Job writes the image for two identities; what it has made is collected by
-// Kubernetes after the second of them. The test is the driver: it makes the volume of a claim, and
-// takes the snapshot.
+// TestSnapshots: one Job writes the image for two identities. After the second identity, Kubernetes
+// collects the objects. The test is the driver: it makes the volume of a claim, and takes the
+// snapshot.
 func TestSnapshots(t *testing.T) {
 	p := plane.Get(t)
 	installSnapshots(t, p)
@@ -95,7 +95,7 @@ spec:
 
 	w.kubectl("delete", "vmid", "vm1")
 	w.until("vm2", "get", "job", name, "-o", "jsonpath={.metadata.ownerReferences[*].name}")
-	// The collector takes the first owner away: the second keeps all of it.
+	// The collector removes the first owner: the second keeps all objects.
 	require.True(t, waitFor(func() bool {
 		return w.kubectl("get", "job", name, "-o",
 			"jsonpath={.metadata.ownerReferences[*].name}") == "vm2"

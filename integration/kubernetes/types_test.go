@@ -15,13 +15,13 @@ import (
 const testImage = "registry.example.com/vmdisks/fedora@sha256:" +
 	"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
 
-// set is a VMIdentitySet with the fields of spec, beside an image.
+// set is a VMIdentitySet with an image and the fields of spec.
 func set(name, spec string) string {
 	return `{"apiVersion": "disk.kubevirt.io/v1alpha1", "kind": "VMIdentitySet",
 		"metadata": {"name": "` + name + `"}, "spec": {"image": "` + testImage + `"` + spec + `}}`
 }
 
-// TestRules checks what the API server refuses, and that it says why in words for people.
+// TestRules checks that the API server refuses wrong objects, with messages for people.
 func TestRules(t *testing.T) {
 	p := plane.Get(t)
 	ns := p.Namespace(t)
@@ -69,7 +69,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestRulesOfChanges checks what may become of a set that exists.
+// TestRulesOfChanges checks which changes of an existing set are allowed.
 func TestRulesOfChanges(t *testing.T) {
 	p := plane.Get(t)
 	ns := p.Namespace(t)
@@ -109,7 +109,7 @@ func TestRulesOfChanges(t *testing.T) {
 	}
 }
 
-// TestIdentitiesKeepTheirSpec: of an identity that was made, only the size changes, and grows.
+// TestIdentitiesKeepTheirSpec: only the size of an identity can change, and only grow.
 func TestIdentitiesKeepTheirSpec(t *testing.T) {
 	p := plane.Get(t)
 	ns := p.Namespace(t)
@@ -138,7 +138,7 @@ func TestIdentitiesKeepTheirSpec(t *testing.T) {
 	}
 }
 
-// TestDefaults checks what a user need not say, and that the field of a template is kept.
+// TestDefaults checks the defaults, and that the field of a template is kept.
 func TestDefaults(t *testing.T) {
 	p := plane.Get(t)
 	ns := p.Namespace(t)
@@ -161,8 +161,8 @@ spec:
 	require.Contains(t, p.Kubectl(t, "get", "vm", "-n", ns), "vmidentityset.disk.kubevirt.io/plain")
 }
 
-// TestPlane checks what other tests take for granted: that a service account may do nothing by
-// itself, that objects without their owner go, and that pods are scheduled and pretend to run.
+// TestPlane checks the assumptions of other tests: a service account may do nothing without a role,
+// objects without their owner are removed, and pods are scheduled and seem to run.
 func TestPlane(t *testing.T) {
 	p := plane.Get(t)
 	ns := p.Namespace(t)

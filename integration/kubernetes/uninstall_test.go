@@ -15,8 +15,8 @@ import (
 	"kubevirt.io/disk/integration/kubernetes/plane"
 )
 
-// uninstalling are the commands of docs/kubernetes.md, without `kubectl`, with paths that lead from
-// here.
+// uninstalling are the commands of docs/kubernetes.md, without `kubectl`, and with paths relative
+// to this directory.
 func uninstalling(t *testing.T) (commands [][]string) {
 	t.Helper()
 	root, err := plane.Root()
@@ -38,8 +38,8 @@ func uninstalling(t *testing.T) (commands [][]string) {
 	return commands
 }
 
-// TestUninstall: whoever deletes all of the manifest, and does it once more, deletes no disk. When
-// the product is installed again, the disks are as they were.
+// TestUninstall: deleting all of the manifest, even twice, deletes no disk. When the product is
+// installed again, the disks are as before.
 func TestUninstall(t *testing.T) {
 	w := newWorld(t)
 	commands := uninstalling(t)
@@ -53,11 +53,11 @@ func TestUninstall(t *testing.T) {
 	types := []string{"vmidentities.disk.kubevirt.io", "vmidentitysets.disk.kubevirt.io",
 		"vmpets.disk.kubevirt.io"}
 	deleteTypes := append([]string{"delete", "--dry-run=server", "crd"}, types...)
-	require.True(t, waitFor(func() bool { // a policy is in force a moment after it was made
+	require.True(t, waitFor(func() bool { // a policy takes effect a moment after it was made
 		out, _ := w.p.TryKubectl(nil, deleteTypes...)
 		return strings.Contains(out, says)
 	}))
-	// Pods of nodes that other tests have deleted would hold up the namespace for a minute.
+	// Pods on nodes that other tests have deleted would hold up the namespace for a minute.
 	w.p.Kubectl(t, "delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false", "-n",
 		systemNamespace)
 	for range 2 {
@@ -74,14 +74,15 @@ func TestUninstall(t *testing.T) {
 	require.Contains(t, w.kubectl("get", "clusterrole", account), "NotFound")
 	require.Equal(t, before, w.disks())
 
-	// Whoever deletes all types at once is refused, too.
+	// Deleting all types at once is refused, too.
 	all := &metav1.PartialObjectMetadata{}
 	all.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1",
 		Kind: "CustomResourceDefinition"})
 	require.ErrorContains(t, w.p.Client.DeleteAllOf(t.Context(), all, client.DryRunAll,
 		client.MatchingFields{"metadata.name": types[0]}), says)
 
-	// Whoever says that the disks are to go may. commands[1] would take those of other tests.
+	// With the annotation for deleting the disks, it is allowed. commands[1] would delete
+	// those of other tests.
 	require.Equal(t, "disk.kubevirt.io/delete-all-objects=true",
 		commands[2][len(commands[2])-1])
 	w.p.Kubectl(t, commands[2]...)

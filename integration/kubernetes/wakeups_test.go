@@ -10,8 +10,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// TestWakeUps: whatever a pod waits for lets it start, and whatever a set says follows its disks,
-// also if the controller starts only afterwards.
+// TestWakeUps: each event that a pod waits for lets it start, and a set's status follows its disks,
+// even if the controller starts only afterwards.
 func TestWakeUps(t *testing.T) {
 	w := newWorld(t)
 	one := set("set", `, "size": "1Gi", "firmwareUUID": "1b4d298f-6151-40b0-a1d4-269fc41d48f0"`)

@@ -32,8 +32,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// controller starts one that works in the namespace, and asks nobody for the lead: the replicas of
-// another test would be waited for.
+// controller starts a controller that works in the namespace, without leader election: it would
+// wait for the replicas of another test.
 func (w *world) controller(config *rest.Config) *running {
 	w.t.Helper()
 	c := runController(w.t, controllerBinary(w.t), config, "--leader-elect=false",
@@ -51,7 +51,7 @@ func (w *world) apply(text string) {
 	}
 }
 
-// kubectl runs kubectl in the namespace. Its failures are answers.
+// kubectl runs kubectl in the namespace. It returns the output of failures, too.
 func (w *world) kubectl(args ...string) string {
 	out, _ := w.p.TryKubectl(nil, append([]string{"-n", w.ns}, args...)...)
 	return out
@@ -85,8 +85,8 @@ func waitFor(met func() bool) bool {
 // machine makes a pod of VMIdentitySet `set` for a disk.
 func (w *world) machine(name, disk string) error { return w.machineOf("set", name, disk) }
 
-// machineOf makes a pod of a set for a disk, as admission leaves it. While the API server is away,
-// or does not know the set yet, it is asked again.
+// machineOf makes a pod of a set for a disk, as admission leaves it. While the API server is down,
+// or does not know the set yet, it tries again.
 func (w *world) machineOf(set, name, disk string) error {
 	pod := gatedPod(w.ns, name, set)
 	pod.Annotations[v1alpha1.AnnotationName] = disk
@@ -94,7 +94,7 @@ func (w *world) machineOf(set, name, disk string) error {
 	pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = v1alpha1.ClaimName(disk)
 	var err error
 	if !waitFor(func() bool {
-		// What seemed to fail may have been done.
+		// A request that seemed to fail may have succeeded.
 		err = client.IgnoreAlreadyExists(w.p.Client.Create(w.t.Context(), pod.DeepCopy()))
 		return err == nil
 	}) {
@@ -110,7 +110,7 @@ func (w *world) remove(o client.Object, name string) {
 	require.NoError(w.t, w.p.Client.Delete(w.t.Context(), o))
 }
 
-// free are the pods of the namespace that are held no more, by their names.
+// free returns the names of the pods in the namespace that are no longer held.
 func (w *world) free() map[string]bool {
 	w.t.Helper()
 	var pods corev1.PodList
@@ -124,14 +124,14 @@ func (w *world) free() map[string]bool {
 	return free
 }
 
-// starts waits until a pod is held no more.
+// starts waits until a pod is no longer held.
 func (w *world) starts(name string) {
 	w.t.Helper()
 	require.True(w.t, waitFor(func() bool { return w.free()[name] }), "pod %s is held", name)
 }
 
-// disks has a line for each thing that disks are made of. It says when one was made anew, or is
-// being deleted.
+// disks returns a line for each object of the disks. The line shows whether the object was made
+// anew, or is being deleted.
 func (w *world) disks() string {
 	w.t.Helper()
 	return w.p.Kubectl(w.t, "-n", w.ns, "get", "vmid,pvc,secret", "-o", `jsonpath={range .items[*]}`+

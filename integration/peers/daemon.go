@@ -14,7 +14,7 @@ import (
 // DefaultTarget is the default target name of kubevirt-disk.
 const DefaultTarget = "iqn.2017-01.io.kubevirt:wrapper"
 
-// DaemonOptions say how to start kubevirt-disk.
+// DaemonOptions are the options of StartDaemon.
 type DaemonOptions struct {
 	Binary   string
 	DiskDir  string            // the images to serve
@@ -57,8 +57,8 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
-	// A daemon that was killed leaves its ready file behind. We must not take that for the file of
-	// the new one.
+	// A killed daemon leaves its ready file behind. We must not take that for the file of the new
+	// one.
 	if err := os.Remove(ready); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"strconv"
 )
 
-// floorSource is the source of a server that only makes the system calls: see its first comment.
+// floorSource is the source of a server that only makes the system calls; see its first comment.
 //
 //go:embed floor/floor.c
 var floorSource []byte

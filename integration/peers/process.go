@@ -1,6 +1,6 @@
-// Package peers starts iSCSI targets as processes: ours, and those that it is compared with (tgtd
-// and gotgt). Each has its own loopback port and keeps its state in a directory of the caller's
-// choice. The package is for Linux only.
+// Package peers starts iSCSI targets as processes: ours, and the ones that we compare it with (tgtd
+// and gotgt). Each has its own loopback port and keeps its state in a directory that the caller
+// chooses. The package is for Linux only.
 package peers
 
 import (
@@ -154,10 +154,10 @@ func (b *lockedBuffer) String() string {
 }
 
 // FreePort returns a TCP port of 127.0.0.1, for servers that cannot pick one themselves or that are
-// started again at the same one. As long as this process lives, the kernel gives the port to nobody
-// who asks for any port, because a socket that does not listen is bound to it. A server that asks
-// for this very port can listen beside that socket, with SO_REUSEADDR as usual. Until then
-// connections are refused.
+// started again on the same port. While this process lives, the kernel gives the port to nobody who
+// asks for any port, because a socket is bound to it. That socket does not listen, so a server that
+// asks for this very port can listen beside it, with SO_REUSEADDR as usual. Until then, connections
+// are refused.
 func FreePort() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

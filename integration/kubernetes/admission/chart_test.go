@@ -19,12 +19,12 @@ import (
 	"kubevirt.io/disk/kubernetes/controller"
 )
 
-// chart has the namespaces in place of those of testdata/*.values.yaml, from which `make generate`
-// renders the chart.
+// chart has the namespaces for a test. They replace the namespaces in testdata/*.values.yaml, from
+// which `make generate` renders the chart.
 type chart struct{ system, first, second string }
 
-// monitoring are the types of the Prometheus operator, with the fields that we use: the API server
-// refuses any other.
+// monitoring has the types of the Prometheus operator, with the fields that we use: the API server
+// refuses any other field.
 const monitoring = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -62,9 +62,8 @@ spec:
             annotations: {type: object, additionalProperties: {type: string}}}}}}}}}}}}}
 `
 
-// TestChart gives the API server what Helm makes of the chart for two namespaces. The controllers
-// have the rights that they get there. They work in these namespaces, and pods of others are not
-// touched.
+// TestChart applies Helm's output for the chart with two namespaces. The controllers have the
+// rights from the chart. They work in these namespaces, and do not touch pods in others.
 func TestChart(t *testing.T) {
 	p := plane.Get(t)
 	require.NoError(t, p.InstallCRDs(t.Context(), strings.NewReader(monitoring)))
@@ -102,12 +101,13 @@ func TestChart(t *testing.T) {
 	})
 }
 
-// workloads are what the controllers may make, unless that is turned off. Who may can run any pod.
+// workloads are the objects that the controllers may make, unless that is turned off. With these
+// rights, one can run any pod.
 var workloads = []string{"create statefulsets.apps", "create deployments.apps", "create services",
 	"create jobs.batch", "create volumesnapshots.snapshot.storage.k8s.io"}
 
-// turnedOff: what needs something that is turned off says so. The controllers work without the
-// rights for that.
+// turnedOff: an object that needs a feature that is turned off says so. The controllers work
+// without the rights for that feature.
 func turnedOff(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
 	image := `{image: "` + repository + digest + `", `
@@ -147,7 +147,8 @@ spec: `+image+`}
 	}
 }
 
-// install applies what Helm made of the chart. Fields that the API server does not know are errors.
+// install applies Helm's output for the chart. A field that the API server does not know is an
+// error.
 func (c chart) install(t *testing.T, p *plane.Plane, name, namespace string) {
 	t.Helper()
 	rendered, err := os.ReadFile("testdata/" + name + ".yaml")
@@ -175,7 +176,7 @@ func (c chart) install(t *testing.T, p *plane.Plane, name, namespace string) {
 	require.NoError(t, err, out)
 }
 
-// allowed says what the controller may do.
+// allowed returns whether the controller may do something.
 func (c chart) allowed(t *testing.T, p *plane.Plane, what, namespace string) bool {
 	t.Helper()
 	verb, resource, _ := strings.Cut(what, " ")
@@ -188,8 +189,8 @@ func (c chart) allowed(t *testing.T, p *plane.Plane, what, namespace string) boo
 	return review.Status.Allowed
 }
 
-// inForce waits until pods of a namespace get their disks, with the image of the server. Those of
-// another namespace do not.
+// inForce waits until pods of a namespace get their disks, with the server's image. Pods of another
+// namespace do not.
 func inForce(t *testing.T, p *plane.Plane, namespace, image string) {
 	t.Helper()
 	elsewhere := p.Namespace(t)
@@ -214,8 +215,8 @@ func inForce(t *testing.T, p *plane.Plane, namespace, image string) {
 }
 
 // machines runs the example of a StatefulSet, with the controllers of Kubernetes, on a node that
-// KWOK pretends. Each of its machines has its own disk, and has it again after the StatefulSet was
-// scaled down and up.
+// KWOK simulates. Each machine has its own disk, and gets it again after the StatefulSet was scaled
+// down and up.
 func machines(t *testing.T, p *plane.Plane, namespace string) {
 	const replicas = 3
 	p.Nodes(t, "machines")

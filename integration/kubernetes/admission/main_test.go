@@ -1,6 +1,6 @@
-// Package admission tests, on a real API server, what gives pods their disks when they are made:
-// the policies and the webhook of kubernetes/config. Both are of the whole cluster, and exclude
-// each other, so these tests have a control plane of their own.
+// Package admission tests on a real API server how pods get their disks when they are made: by the
+// policies and the webhook of kubernetes/config. Both apply to the whole cluster, and exclude each
+// other, so these tests have a control plane of their own.
 package admission
 
 import (
@@ -45,9 +45,9 @@ func install(t testing.TB, p *plane.Plane, text string) {
 	t.Cleanup(func() { remove(t, p, objects, metav1.NamespaceDefault) })
 }
 
-// remove deletes objects, but for the types: with them, the sets of other tests would go. It waits
-// until pods of a namespace come and go unseen. The next test would take what is left for its own
-// otherwise: the API server looks at its policies once in a second.
+// remove deletes objects, except types: without these, the sets of other tests would go. It waits
+// until admission ignores the pods of a namespace. Otherwise the next test would take the remains
+// for its own: the API server looks at its policies once per second.
 func remove(t testing.TB, p *plane.Plane, objects []*unstructured.Unstructured,
 	namespace string) {
 	t.Helper()
@@ -110,7 +110,7 @@ func aPod(namespace, set string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "vm",
 			Annotations: map[string]string{api.AnnotationSet: set}},
 		Spec: corev1.PodSpec{
-			// Its volume and mounts would be elsewhere in the lists.
+			// The token's volume and mounts would be at other places in the lists.
 			AutomountServiceAccountToken: &no,
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes,
 				SeccompProfile: &corev1.SeccompProfile{
@@ -127,11 +127,11 @@ func container(name string) corev1.Container {
 			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}
 }
 
-// podCase is a pod that is made, and what becomes of it.
+// podCase is a new pod and the outcome.
 type podCase struct {
 	set    string
 	change func(*corev1.Pod)
-	// The pod is refused with a message that contains this; "": it gets its disk.
+	// The pod is refused with a message that contains this text; "": it gets its disk.
 	refused string
 }
 
@@ -147,7 +147,7 @@ func image(name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[0].Image = name }
 }
 
-// podCases are what package inject, the policies and the webhook agree about.
+// podCases are cases in which package inject, the policies and the webhook agree.
 func podCases() map[string]podCase {
 	long := strings.Repeat("n", api.MaxNameLength)
 	group := int64(3000)
@@ -273,21 +273,21 @@ func (c podCase) pod(namespace string) *corev1.Pod {
 	return pod
 }
 
-// dryRun is what the API server would make of a new pod.
+// dryRun returns what the API server would make from a new pod.
 func dryRun(ctx context.Context, p *plane.Plane, pod *corev1.Pod) (*corev1.Pod, error) {
 	pod = pod.DeepCopy()
 	err := p.Client.Create(ctx, pod, client.DryRunAll)
 	return pod, err
 }
 
-// comparable takes away what differs between any two pods.
+// comparable removes the differences between any two pods.
 func comparable(pod *corev1.Pod) *corev1.Pod {
 	pod = pod.DeepCopy()
 	pod.ObjectMeta, pod.Status = metav1.ObjectMeta{Labels: pod.Labels}, corev1.PodStatus{}
 	return pod
 }
 
-// agree makes each pod of the table, and compares the outcome with that of package inject.
+// agree makes each pod of the table, and compares the result with that of package inject.
 func agree(t *testing.T, p *plane.Plane, namespace string) {
 	all := sets(namespace)
 	for name, c := range podCases() {
@@ -310,7 +310,7 @@ func agree(t *testing.T, p *plane.Plane, namespace string) {
 			}
 			require.NoError(t, want)
 			require.NoError(t, err)
-			// What the API server makes of it without the annotations, so that it adds nothing.
+			// The API server's result without the annotations, so that it adds nothing.
 			changed.Annotations = nil
 			expect, err := dryRun(t.Context(), p, changed)
 			require.NoError(t, err)
@@ -319,7 +319,7 @@ func agree(t *testing.T, p *plane.Plane, namespace string) {
 	}
 }
 
-// updates changes a pod that was made, and compares the outcome with that of package inject.
+// updates changes an existing pod, and compares the result with that of package inject.
 func updates(t *testing.T, p *plane.Plane, namespace string) {
 	pod := aPod(namespace, "fedora")
 	pod.Spec.Containers[0].Image = repository + digest
@@ -366,7 +366,7 @@ func updates(t *testing.T, p *plane.Plane, namespace string) {
 			before.DeepCopyInto(after)
 			c.change(after)
 			want := inject.Changed(before, after, set)
-			// The scheduler may write the pod meanwhile, which is no conflict for a patch.
+			// The scheduler may write the pod meanwhile. For a patch, that is no conflict.
 			err := p.Client.Patch(t.Context(), after.DeepCopy(), client.MergeFrom(before),
 				client.DryRunAll)
 			if c.refused == "" {
@@ -378,7 +378,7 @@ func updates(t *testing.T, p *plane.Plane, namespace string) {
 			require.ErrorContains(t, err, want.Error())
 		})
 	}
-	// A set that is gone holds up no pod.
+	// A deleted set holds up no pod.
 	require.NoError(t, p.Client.Delete(t.Context(), set))
 	require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod))
 	before := pod.DeepCopy()
@@ -387,7 +387,7 @@ func updates(t *testing.T, p *plane.Plane, namespace string) {
 	require.NoError(t, p.Client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
 }
 
-// ready waits until all of admission works, whoever does it: the API server takes up each policy,
+// ready waits until admission works, by policies or webhook: the API server notices each policy,
 // configuration and set a moment after it was made.
 func ready(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
@@ -424,7 +424,7 @@ func ready(t *testing.T, p *plane.Plane, namespace string) {
 	})
 }
 
-// maxLabel is the most bytes that the value of a label may have.
+// maxLabel is the longest value of a label, in bytes.
 const maxLabel = 63
 
 // begin makes a namespace with all sets.

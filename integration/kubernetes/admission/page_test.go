@@ -39,9 +39,9 @@ func pageCommands(t *testing.T, heading string) (commands []string) {
 	return commands
 }
 
-// TestPage runs the five commands of docs/kubernetes.md, word by word, from nothing to a VM with a
-// persistent disk. No node runs the controller that the first one installs, so it runs here, with
-// the rights that it has there.
+// TestPage runs the five commands of docs/kubernetes.md, word for word, from nothing to a VM with a
+// persistent disk. There is no node to run the controller that the first command installs, so it
+// runs here, with the rights that it would have there.
 func TestPage(t *testing.T) {
 	p := plane.Get(t)
 	namespace := p.Namespace(t)
@@ -79,8 +79,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// controllers run as the service account that they have in a namespace, without what is turned off.
-// They work in some other namespaces, or in all.
+// controllers run as the controller's service account in a namespace, without the features that are
+// turned off. They work in some other namespaces, or in all.
 func controllers(t *testing.T, p *plane.Plane, system string, without []string,
 	namespaces ...string) {
 	t.Helper()
@@ -105,7 +105,7 @@ func controllers(t *testing.T, p *plane.Plane, system string, without []string,
 	})
 }
 
-// TestPageWithoutController: the commands for those who want no controller, under pod security
+// TestPageWithoutController runs the commands for users who want no controller, under pod security
 // `restricted`.
 func TestPageWithoutController(t *testing.T) {
 	p := plane.Get(t)
@@ -126,9 +126,9 @@ func TestPageWithoutController(t *testing.T) {
 	}
 }
 
-// TestTodaysKubeVirt: of the ways of docs/kubernetes.md, the one by a PersistentVolume. The claim
-// that a VM names gets the volume with the decoupled disk. A kernel logs in with these fields in
-// integration, in a guest with an initiator.
+// TestTodaysKubeVirt follows the way with a PersistentVolume in docs/kubernetes.md. The claim of a
+// VM gets the volume with the decoupled disk. In package integration, the kernel of a guest logs in
+// with these fields.
 func TestTodaysKubeVirt(t *testing.T) {
 	p := plane.Get(t)
 	root, err := plane.Root()

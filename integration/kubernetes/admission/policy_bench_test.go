@@ -18,9 +18,9 @@ import (
 	"kubevirt.io/disk/kubernetes/config"
 )
 
-// BenchmarkPolicies measures how long it takes to make a pod that asks for a disk, one that does
-// not, and to change the first one, beside a number of VMIdentitySets in the namespace.
-// server-ms/op is the time on processors that the API server takes for it.
+// BenchmarkPolicies measures how long it takes to make a pod that asks for a disk, to make one that
+// does not, and to change the first one, beside some VMIdentitySets in the namespace. server-ms/op
+// is the CPU time of the API server for it.
 //
 //	go test -run '^$' -bench Policies -benchtime 100x ./integration/kubernetes/admission
 func BenchmarkPolicies(b *testing.B) {
@@ -71,8 +71,8 @@ func BenchmarkPolicies(b *testing.B) {
 	}
 }
 
-// serverCPU is the time on processors that the API server has had, in milliseconds. The machine may
-// be busy with other things.
+// serverCPU is the CPU time of the API server so far, in milliseconds. The machine may be busy with
+// other things.
 func serverCPU(b *testing.B, p *plane.Plane) float64 {
 	b.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -81,7 +81,7 @@ func serverCPU(b *testing.B, p *plane.Plane) float64 {
 		line, err := os.ReadFile(file)
 		if err != nil || !strings.Contains(string(line), "kube-apiserver\x00") ||
 			!strings.Contains(string(line), p.Dir) {
-			continue // it may have ended
+			continue // the process may have ended
 		}
 		tasks, err := filepath.Glob(filepath.Join(filepath.Dir(file), "task/*/schedstat"))
 		require.NoError(b, err)

@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/disk/kubernetes/config"
 )
 
-// TestPolicies: the API server itself does with pods what package inject says, by the policies.
+// TestPolicies: with the policies, the API server itself changes pods as package inject does.
 func TestPolicies(t *testing.T) {
 	p := plane.Get(t)
 	namespace := begin(t, p)
@@ -20,8 +20,8 @@ func TestPolicies(t *testing.T) {
 	t.Run("changed", func(t *testing.T) { updates(t, p, namespace) })
 }
 
-// TestPoliciesWithoutTypes: if the CRDs are removed before the policies, or are not there yet, a
-// pod that asks for a disk is refused, and any other one is made.
+// TestPoliciesWithoutTypes: if the CRDs are removed before the policies, or do not exist yet, a pod
+// that asks for a disk is refused, and any other pod is made.
 func TestPoliciesWithoutTypes(t *testing.T) {
 	p := plane.Get(t)
 	namespace := p.Namespace(t)

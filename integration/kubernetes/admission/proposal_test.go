@@ -22,7 +22,7 @@ import (
 
 const examples = "../../../examples/kubernetes/identities/"
 
-// apply is kubectl apply, as often as the API server says that it does not know a set yet.
+// apply is kubectl apply, repeated while the API server does not know a set yet.
 func apply(t *testing.T, p *plane.Plane, namespace, text string) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
@@ -35,7 +35,7 @@ func apply(t *testing.T, p *plane.Plane, namespace, text string) {
 	}
 }
 
-// TestProposal: the objects of proposal 004, in our group, as kubectl applies them.
+// TestProposal applies the objects of proposal 004, in our group, with kubectl.
 func TestProposal(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p, config.Policies(server))
@@ -66,7 +66,7 @@ func TestProposal(t *testing.T) {
 	}
 	require.Equal(t, map[string]bool{"vmid-persistent-vm": true}, claims)
 
-	// What the proposal's comments say.
+	// Check the statements in the proposal's comments.
 	_, one, found := strings.Cut(string(text), "---\n")
 	require.True(t, found)
 	one = strings.Replace(one, "name: persistent-vm", "name: other-vm", 1)
@@ -108,7 +108,7 @@ func admitted(t *testing.T, p *plane.Plane) {
 	}, patience, patience/1000)
 }
 
-// TestExamples: what the examples say of themselves.
+// TestExamples checks the statements in the examples.
 func TestExamples(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p, config.Policies(server))
@@ -119,8 +119,8 @@ func TestExamples(t *testing.T) {
 		require.NoError(t, err)
 		apply(t, p, namespace, string(text))
 	}
-	// Each pod of a StatefulSet has a disk of its own. They are made one after the other only where
-	// the set asks for it, as none of them is ready yet.
+	// Each pod of a StatefulSet has its own disk. The pods are made one after the other only if the
+	// StatefulSet asks for it, because none of them is ready yet.
 	eventually(t, "all pods are made", func() bool {
 		var pods corev1.PodList
 		require.NoError(t, p.Client.List(t.Context(), &pods, client.InNamespace(namespace)))
@@ -133,7 +133,7 @@ func TestExamples(t *testing.T) {
 			identities["my-vms-2"]
 	})
 
-	// A ReplicaSet says why it has no pods, until the disk has a name.
+	// A ReplicaSet reports why it has no pods, until the disk has a name.
 	template := aPod(namespace, "my-fedora")
 	template.Labels = map[string]string{"app": "r"}
 	replicas := &appsv1.ReplicaSet{}
@@ -164,7 +164,7 @@ func TestExamples(t *testing.T) {
 	})
 }
 
-// TestProposalPage: the page about the proposal names no test that there is not.
+// TestProposalPage: each test that the page about the proposal names exists.
 func TestProposalPage(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/kubernetes-identities-proposal.md")
 	require.NoError(t, err)
@@ -186,7 +186,7 @@ func TestProposalPage(t *testing.T) {
 	}
 }
 
-// testsIn are the names of the tests in folders.
+// testsIn returns the names of the tests in folders.
 func testsIn(t *testing.T, pattern string) (names []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(pattern, "*_test.go"))

@@ -24,8 +24,8 @@ import (
 
 const account = "kubevirt-disk-controller"
 
-// TestWebhook: where there are no policies, the webhook does with pods what package inject says. It
-// has its roles and no more. It makes its certificate, and the API server trusts it.
+// TestWebhook: without policies, the webhook changes pods as package inject does. It has only the
+// rights of its roles. It makes its certificate, and the API server trusts it.
 func TestWebhook(t *testing.T) {
 	p := plane.Get(t)
 	namespace := begin(t, p)
@@ -40,7 +40,7 @@ func TestWebhook(t *testing.T) {
 	t.Run("changed", func(t *testing.T) { updates(t, p, namespace) })
 }
 
-// direct lets the API server ask a process of this machine, as there is no network of services.
+// direct lets the API server ask a process of this machine, because there is no service network.
 func direct(t *testing.T, p *plane.Plane, listen string) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(listen)
@@ -54,7 +54,7 @@ func direct(t *testing.T, p *plane.Plane, listen string) {
 			client.ObjectKey{Name: "pods.disk.kubevirt.io"}, o))
 		hooks, _, err := unstructured.NestedSlice(o.Object, "webhooks")
 		require.NoError(t, err)
-		// The path is the one that the service is asked for.
+		// The path is the one in the service's reference.
 		hook := hooks[0].(map[string]any)
 		asked, _, err := unstructured.NestedString(hook, "clientConfig", "service", "path")
 		require.NoError(t, err)
@@ -66,7 +66,7 @@ func direct(t *testing.T, p *plane.Plane, listen string) {
 	}
 }
 
-// run is the webhook, with the rights of its service account.
+// run runs the webhook with the rights of its service account.
 func run(t *testing.T, p *plane.Plane, system, listen string, namespaces ...string) {
 	t.Helper()
 	scheme, err := controller.Scheme()
@@ -88,8 +88,8 @@ func run(t *testing.T, p *plane.Plane, system, listen string, namespaces ...stri
 	})
 }
 
-// occupied: a pod does not get the disk of another set. Policies cannot look for it; with them, the
-// controller holds such a pod.
+// occupied: a pod does not get the disk of another set. Policies cannot check that; with them, the
+// controller holds the pod.
 func occupied(t *testing.T, p *plane.Plane, namespace string) {
 	identity := &api.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "vm"},
 		Spec: api.VMIdentitySpec{SetName: "large",
@@ -103,14 +103,14 @@ func occupied(t *testing.T, p *plane.Plane, namespace string) {
 	require.NoError(t, p.Client.Delete(t.Context(), identity))
 }
 
-// TestWebhookDown: without the controller, a pod that asks for a disk is refused, and any other one
+// TestWebhookDown: without the controller, a pod that asks for a disk is refused, and any other pod
 // is made.
 func TestWebhookDown(t *testing.T) {
 	p := plane.Get(t)
 	namespace := begin(t, p)
 	install(t, p, config.Webhooks(namespace, account, account))
 	direct(t, p, plane.FreeAddress(t))
-	// The API server takes up the configurations a moment later.
+	// The API server notices the configurations a moment later.
 	require.Eventually(t, func() bool {
 		_, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
 		return err != nil

@@ -33,7 +33,7 @@ const (
 
 var image = "registry.example.com/a@sha256:" + strings.Repeat("a", 64)
 
-// run starts two managers that both lead, with exactly the role of the manifest.
+// run starts two managers that both lead, with exactly the manifest's role.
 func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
 	t.Helper()
 	root, err := plane.Root()
@@ -88,7 +88,7 @@ func (w *world) make(o client.Object) {
 	w.until("it is made", func() bool {
 		err := w.Client.Create(w.t.Context(), o)
 		if err != nil && strings.Contains(err.Error(), "there is no VMIdentitySet") {
-			return false // the API server finds a new set a moment later
+			return false // the API server knows a new set only a moment later
 		}
 		require.NoError(w.t, err)
 		return true
@@ -103,8 +103,8 @@ func (w *world) set(change func(*v1alpha1.DiskSpec)) {
 	w.make(set)
 }
 
-// pod makes a pod as admission leaves it: held, with the claim of its identity. The policies of the
-// manifest may be in force already, and then find all that in order.
+// pod makes a pod as admission leaves it: held, with the claim of its identity. The manifest's
+// policies may already be in force, and then accept the pod.
 func (w *world) pod(name, id string) {
 	w.t.Helper()
 	no, yes, user := false, true, int64(107)
@@ -145,7 +145,7 @@ func (w *world) remove(name string, o client.Object) {
 	require.NoError(w.t, w.Client.Delete(w.t.Context(), o))
 }
 
-// free says that a pod exists and has no gate.
+// free reports whether a pod exists and has no gate.
 func (w *world) free(name string) bool {
 	p := &corev1.Pod{}
 	return w.get(name, p) && len(p.Spec.SchedulingGates) == 0
@@ -159,7 +159,7 @@ func (w *world) until(what string, met func() bool) {
 	}
 }
 
-// says is whether a condition of an identity has a reason.
+// says reports whether a condition of an identity has a reason.
 func (w *world) says(id, condition, reason string) func() bool {
 	return func() bool {
 		o := &v1alpha1.VMIdentity{}
@@ -209,7 +209,7 @@ func TestTwoLeaders(t *testing.T) {
 		"neither takes what the other made for a stranger's")
 }
 
-// A disk is deleted after its pod, with all that belongs to it.
+// A disk is deleted after its pod, with all its objects.
 func TestDeletionOrder(t *testing.T) {
 	w := newWorld(t)
 	w.set(func(*v1alpha1.DiskSpec) {})
@@ -229,8 +229,8 @@ func TestDeletionOrder(t *testing.T) {
 	})
 }
 
-// A secret that somebody deletes is made again when the next pod starts, by the role of the
-// manifest, which may not read secrets.
+// A secret that somebody deletes is made again when the next pod starts, with the manifest's role,
+// which may not read secrets.
 func TestSecretDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.set(func(*v1alpha1.DiskSpec) {})
@@ -253,7 +253,7 @@ func TestSecretDeleted(t *testing.T) {
 	})
 }
 
-// What is stuck says why, and goes on when it can.
+// An object that is stuck says why, and goes on when it can.
 func TestStuck(t *testing.T) {
 	w := newWorld(t)
 	none := "none"

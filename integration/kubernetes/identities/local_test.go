@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// mayMove gives the controller what the chart's localDisks.move does.
+// mayMove gives the controller the rights from the chart's localDisks.move.
 func mayMove(t *testing.T, p *plane.Plane, name string) {
 	t.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -39,7 +39,7 @@ func mayMove(t *testing.T, p *plane.Plane, name string) {
 	}
 }
 
-// localVolume is a volume of a node, which its class would remove.
+// localVolume is a volume on a node. Its class would remove it.
 func (w *world) localVolume(name, node, class string) (dir string) {
 	w.t.Helper()
 	dir = w.t.TempDir()
@@ -60,7 +60,7 @@ func (w *world) localVolume(name, node, class string) (dir string) {
 						Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn,
 						Values: []string{node}}}}}}}}}
 	require.NoError(w.t, w.Client.Create(w.t.Context(), v))
-	// The scheduler may not try again soon when a volume can be had a moment later.
+	// The scheduler may not try again soon if a volume becomes available a moment later.
 	w.until("the volume can be had", func() bool {
 		return w.Client.Get(w.t.Context(), client.ObjectKeyFromObject(v), v) == nil &&
 			v.Status.Phase == corev1.VolumeAvailable
@@ -68,9 +68,8 @@ func (w *world) localVolume(name, node, class string) (dir string) {
 	return dir
 }
 
-// machine makes a pod that has its disk from the policies of the manifest, and has to run on a
-// node, unless that is "". The scheduler would look for two volumes for a claim that is named
-// twice.
+// machine makes a pod that gets its disk from the manifest's policies. It has to run on a node,
+// unless that is "". If the pod named its claim twice, the scheduler would look for two volumes.
 func (w *world) machine(name, node string) {
 	w.t.Helper()
 	no, yes, user := false, true, int64(107)
@@ -94,8 +93,8 @@ func (w *world) machine(name, node string) {
 	require.NoError(w.t, w.Client.Create(w.t.Context(), p))
 }
 
-// TestLocalMoves moves an overlay, which still needs its image, with its pod to another node: on
-// the real API server, scheduler and controllers of claims and Jobs, with real data.
+// TestLocalMoves moves an overlay that still needs its image, with its pod, to another node: on the
+// real API server, scheduler and controllers of claims and Jobs, with real data.
 func TestLocalMoves(t *testing.T) {
 	p := plane.Get(t)
 	w := &world{Plane: p, t: t, ns: p.Namespace(t)}

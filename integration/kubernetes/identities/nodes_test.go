@@ -22,17 +22,17 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
-// nodes are nodes of the test itself. What a pod is to run that moves a disk is done in the test's
+// nodes are nodes that the test simulates. The commands of pods that move a disk run in the test's
 // process, with the directories of local volumes and over loopback; other pods only seem to run.
 type nodes struct {
 	*world
 	names []string
 	mu    sync.Mutex
-	runs  map[types.UID]func() // ends what a pod runs; guarded by mu
+	runs  map[types.UID]func() // ends the work of a pod; guarded by mu
 	work  sync.WaitGroup
 }
 
-// newNodes makes nodes that are ready, and runs what is scheduled to them until the test ends.
+// newNodes makes ready nodes, and runs the pods that are scheduled to them until the test ends.
 func newNodes(w *world, names ...string) *nodes {
 	w.t.Helper()
 	n := &nodes{world: w, names: names, runs: make(map[types.UID]func())}
@@ -71,7 +71,7 @@ func newNodes(w *world, names ...string) *nodes {
 	return n
 }
 
-// live is what a kubelet does all the time.
+// live does the constant work of a kubelet.
 func (n *nodes) live(ctx context.Context) {
 	defer n.work.Done()
 	var beat time.Time
@@ -95,7 +95,7 @@ func (n *nodes) live(ctx context.Context) {
 	}
 }
 
-// beat says that a node is alive.
+// beat renews the heartbeat of a node.
 func (n *nodes) beat(ctx context.Context, name string) {
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: "kube-node-lease", Name: name}
@@ -112,7 +112,7 @@ func (n *nodes) beat(ctx context.Context, name string) {
 	}
 }
 
-// pod does what is next for a pod.
+// pod takes the next step for a pod.
 func (n *nodes) pod(ctx context.Context, p *corev1.Pod) {
 	n.mu.Lock()
 	end, runs := n.runs[p.UID]
@@ -179,7 +179,7 @@ func (n *nodes) status(ctx context.Context, p *corev1.Pod, s corev1.PodStatus) {
 	}
 }
 
-// move does what the commands of kubevirt-disk-controller do.
+// move does the work of the commands of kubevirt-disk-controller.
 func (n *nodes) move(ctx context.Context, p *corev1.Pod, args []string, address string) error {
 	dir, err := n.dir(ctx, p)
 	if err != nil {
@@ -218,7 +218,7 @@ func (n *nodes) move(ctx context.Context, p *corev1.Pod, args []string, address 
 	return fmt.Errorf("no such command: %q", args)
 }
 
-// dir is the directory of the local volume of a pod.
+// dir is the directory of a pod's local volume.
 func (n *nodes) dir(ctx context.Context, p *corev1.Pod) (string, error) {
 	claim, volume := &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}
 	err := n.Client.Get(ctx, client.ObjectKey{Namespace: n.ns,

@@ -23,9 +23,9 @@ const (
 )
 
 // TestIdentity installs the controller on a real node. A pod with an identity boots a Linux guest
-// from its disk in QEMU, which writes. While it does, the container of the disk is killed; the
-// guest waits for the next one and goes on. Then the pod is deleted and made again, and its guest
-// finds all that was written, above an image that comes as an image volume.
+// from its disk in QEMU, and the guest writes. Meanwhile the disk's container is killed; the guest
+// waits for the next one and goes on. Then the pod is deleted and made again, and its guest finds
+// all data, above an image that comes as an image volume.
 func TestIdentity(t *testing.T) {
 	testtool.Need(t, "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
@@ -35,7 +35,7 @@ func TestIdentity(t *testing.T) {
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.installController(t)
 	n.Apply(t, volume(t, n, "pv0", "ReadWriteOncePod"))
-	size := resource.MustParse("1Gi") // more than the image has
+	size := resource.MustParse("1Gi") // larger than the image
 	set := &v1alpha1.VMIdentitySet{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(),
 			Kind: "VMIdentitySet"},
@@ -48,7 +48,7 @@ func TestIdentity(t *testing.T) {
 
 	n.startMachine(t, pod)
 	wrote := n.untilWritten(t, pod.Name, 8)
-	n.killDisk(t, pod.Name) // while it writes
+	n.killDisk(t, pod.Name) // while the guest writes
 	wrote = n.untilWritten(t, pod.Name, wrote+8)
 	require.Equal(t, "0", n.restarts(t, pod.Name), "the machine runs on")
 	n.Kubectl(t, "delete", "pod", pod.Name)
@@ -65,7 +65,7 @@ func TestIdentity(t *testing.T) {
 	require.Contains(t, n.Kubectl(t, "get", "vmid", pod.Name), "true")
 }
 
-// controllerOf is the image of the controller, as the manifest names it.
+// controllerOf is the controller's image, as the manifest names it.
 func controllerOf(t *testing.T) Image {
 	t.Helper()
 	return Image{Name: controllerImage, Files: map[string]string{

@@ -31,8 +31,8 @@ type Image struct {
 	Config v1.Config
 }
 
-// write makes an OCI layout, as an archive that containerd imports, and returns the digest of the
-// image. A node knows the image by its name, and by the name with this digest.
+// write makes an OCI layout, as an archive that containerd imports, and returns the image's digest.
+// A node knows the image by its name, and by the name with this digest.
 func (i Image) write(path string) (digest string, err error) {
 	layer, err := i.layer()
 	if err != nil {
@@ -80,7 +80,7 @@ func rootFS(image v1.Image) v1.RootFS {
 	return config.RootFS
 }
 
-// layer is the tar archive of the files. Modes are theirs; the owner is root.
+// layer is the tar archive of the files. It keeps their modes; the owner is root.
 func (i Image) layer() ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -107,7 +107,7 @@ func (i Image) layer() ([]byte, error) {
 	return b.Bytes(), w.Close()
 }
 
-// addFile adds what a path of this machine leads to.
+// addFile adds the file or directory at a path of this machine.
 func addFile(w *tar.Writer, at, path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -154,7 +154,8 @@ func DiskImage(t testing.TB, name, disk string) Image {
 // libraries matches the paths that ldd prints.
 var libraries = regexp.MustCompile(`(?m)(/\S+) \(0x`)
 
-// QEMUImage has this machine's QEMU with its iSCSI driver, and what runs machines without KVM.
+// QEMUImage has this machine's QEMU with its iSCSI driver, and everything to run machines without
+// KVM.
 func QEMUImage(t testing.TB, name string) Image {
 	t.Helper()
 	files := map[string]string{}
@@ -193,7 +194,7 @@ func QEMUImage(t testing.TB, name string) Image {
 		Config: v1.Config{User: "107:107", Env: []string{"PATH=/usr/bin"}}}
 }
 
-// Build builds a command of this module without libraries, and returns the binary.
+// Build builds a static command of this module, and returns the binary.
 func Build(t testing.TB, pkg string) string {
 	t.Helper()
 	root, err := plane.Root()

@@ -22,8 +22,8 @@ import (
 
 const qemuImage = "registry.example.com/qemu:1"
 
-// The disk that a machine boots from, and where it writes: behind what its image has. A block has
-// a whole number of lines of writtenBlock, and of sectors.
+// The disk that a machine boots from, and the place of its writes: behind the image's data. A block
+// has a whole number of lines of writtenBlock, and of sectors.
 const (
 	imageSize  = 64 << 20
 	blockLines = 8192
@@ -31,10 +31,10 @@ const (
 	firstBlock = (imageSize + blockSize - 1) / blockSize
 )
 
-// work is what a machine does. With an empty disk it writes one block after the other, each a
-// part of one long row of numbers, and says so when it is on the disk and was read again. With
-// a disk that was written, it compares all of it with the numbers, says where they end, and
-// switches itself off. It has no other task, and nobody has to talk to it.
+// work is the script of a machine. With an empty disk it writes one block after the other, each a
+// part of one long sequence of numbers. It prints a line when a block is on the disk and was read
+// again. With a written disk, it compares everything with the numbers, prints where they end, and
+// switches itself off. Nobody has to talk to it.
 var work = fmt.Sprintf(`
 fail() {
 	echo "machine: failed: $*"
@@ -85,9 +85,9 @@ func bootImage(t *testing.T, name string) Image {
 	return Image{Name: name, Files: map[string]string{"/disk": dir}}
 }
 
-// machinePod is a pod that asks for a disk of a set and boots a Linux guest from it. QEMU is this
-// machine's, and runs in the pod's own container as a user would have it: without KVM, which a
-// pod gets by a device plugin only. It reaches the disk by its own initiator.
+// machinePod is a pod that asks for a disk of a set and boots a Linux guest from it. The pod's own
+// container runs this machine's QEMU, like a user's would: without KVM, which a pod gets only from
+// a device plugin. QEMU logs in to the disk with its own initiator.
 func machinePod(name string, set *v1alpha1.VMIdentitySet) *corev1.Pod {
 	yes, no := true, false
 	user := int64(107)
@@ -135,20 +135,20 @@ func (n *Node) startMachine(t *testing.T, pod *corev1.Pod) {
 	require.Contains(t, labels, v1alpha1.LabelIdentity, "admission gave the pod its disk")
 }
 
-// written matches what a machine says of each block, and found what it says of all of them.
+// written matches a machine's line about each block, and found its line about all of them.
 var (
 	written = regexp.MustCompile(`machine: written (\d+)`)
 	found   = regexp.MustCompile(`machine: found .* differ: (?:char|byte) (\d+)`)
 	failed  = regexp.MustCompile(`(?s)machine: failed: .*`)
 )
 
-// said is the last number that a machine has said in some way, or -1. If the machine has failed,
-// the test has.
+// said returns the last number that a machine has printed in lines that match what, or -1. If the
+// machine has failed, the test fails.
 func (n *Node) said(t *testing.T, pod string, what *regexp.Regexp) int {
 	t.Helper()
 	out, err := n.TryKubectl("", "logs", pod, "-c", "vm")
 	if err != nil {
-		return -1 // it has not begun
+		return -1 // it has not begun yet
 	}
 	if complaint := failed.FindString(out); complaint != "" {
 		t.Fatal(complaint)
@@ -162,7 +162,7 @@ func (n *Node) said(t *testing.T, pod string, what *regexp.Regexp) int {
 	return number
 }
 
-// untilWritten waits until a machine has written so many blocks, and returns how many it has.
+// untilWritten waits until a machine has written this many blocks, and returns how many there are.
 func (n *Node) untilWritten(t *testing.T, pod string, blocks int) (have int) {
 	t.Helper()
 	n.until(t, fmt.Sprintf("%s has written %d blocks", pod, blocks), func() bool {

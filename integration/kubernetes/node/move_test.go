@@ -16,8 +16,8 @@ import (
 )
 
 // TestMove moves a Local disk between two real nodes. A guest boots from it on the first node and
-// writes. Its pod is deleted, and made again for the second node: the disk goes there, the guest
-// boots there and finds all that was written, and the first node's volume is removed.
+// writes. Its pod is deleted, and made again for the second node: the disk moves there, the guest
+// boots there and finds all its data, and the first node's volume is removed.
 func TestMove(t *testing.T) {
 	testtool.Need(t, "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
@@ -27,7 +27,7 @@ func TestMove(t *testing.T) {
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.installController(t)
 	n.allowMoves(t)
-	// Kubernetes itself removes such a volume, if its path is below a directory tmp.
+	// Kubernetes itself removes a volume whose path is below a directory tmp.
 	tmp := filepath.Join(n.Dir, "tmp")
 	require.NoError(t, os.Mkdir(tmp, 0o755))
 	former := filepath.Join(tmp, "former")
@@ -75,7 +75,7 @@ func TestMove(t *testing.T) {
 	require.FileExists(t, filepath.Join(other.Dir, "fresh/disk.img"))
 }
 
-// allowMoves does to the installed manifest what the chart's localDisks.move does.
+// allowMoves gives the installed manifest the rights from the chart's localDisks.move.
 func (n *Node) allowMoves(t *testing.T) {
 	t.Helper()
 	const name = "kubevirt-disk-controller"
@@ -95,7 +95,7 @@ func (n *Node) nodeOf(t *testing.T, pod string) string {
 	return n.Kubectl(t, "get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
 }
 
-// explainMove logs what became of a move if the test failed.
+// explainMove logs the state of a move if the test failed.
 func (n *Node) explainMove(t *testing.T) {
 	if !t.Failed() {
 		return

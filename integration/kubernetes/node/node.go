@@ -1,9 +1,9 @@
-// Package node runs a real node of Kubernetes for tests: kubelet, containerd and kube-proxy, with a
-// control plane of its own, in mount, network and PID namespaces of their own. Nothing of the
-// machine changes, and all of it ends with the test binary. It needs root.
+// Package node runs a real node of Kubernetes for tests: kubelet, containerd and kube-proxy, with
+// its own control plane, in its own mount, network and PID namespaces. It changes nothing on the
+// machine, and all of it ends with the test binary. It needs root.
 //
-// Everything that talks to it runs inside: Kubectl, Run. Images are given at the start, as there is
-// no registry. Another node can join it, which has a kubelet and a containerd of its own.
+// Everything that talks to the node runs inside: Kubectl, Run. There is no registry, so the images
+// are given at the start. Another node can join it, with its own kubelet and containerd.
 package node
 
 import (
@@ -29,7 +29,7 @@ var inner []byte
 // patience is how long anything may take on a busy machine before it counts as broken.
 const patience = 6 * time.Minute
 
-// Node is a running node, with its control plane or with that of the node that it joined.
+// Node is a running node, with its own control plane or with that of the node that it joined.
 type Node struct {
 	Dir   string // its files and logs
 	name  string
@@ -41,12 +41,12 @@ type Node struct {
 	digests map[string]string // of the images, by their names
 }
 
-// binaries are what scripts/build-kubernetes.sh --node builds.
+// binaries are the programs that scripts/build-kubernetes.sh --node builds.
 var binaries = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
 	"kubectl", "kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr"}
 
-// Start returns a node that has the images and is ready for pods. The test ends it. Two of them at
-// once would have the same cgroups: a second node has to join the first.
+// Start returns a node that has the images and is ready for pods. The test ends it. Two started
+// nodes would have the same cgroups, so a second node has to join the first.
 func Start(t testing.TB, images ...Image) *Node {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -71,7 +71,7 @@ func Start(t testing.TB, images ...Image) *Node {
 		n.digests[image.Name] = digest
 	}
 	for _, dir := range []string{"/var/lib/kubelet", "/var/lib/cni"} {
-		if err := os.MkdirAll(dir, 0o755); err != nil { // what the node mounts over
+		if err := os.MkdirAll(dir, 0o755); err != nil { // the node mounts over it
 			t.Fatal(err)
 		}
 	}
@@ -80,8 +80,8 @@ func Start(t testing.TB, images ...Image) *Node {
 	return n
 }
 
-// Join returns another node of the same cluster, with the same images. The two see each other over
-// a cable. The test ends it.
+// Join returns another node of the same cluster, with the same images. A virtual cable connects the
+// two nodes. The test ends it.
 func (n *Node) Join(t testing.TB) *Node {
 	t.Helper()
 	other := &Node{Dir: workDir(t), name: "node2", net: "10.244.1", bin: n.bin, plane: n.plane,
@@ -96,7 +96,7 @@ func (n *Node) Join(t testing.TB) *Node {
 	return other
 }
 
-// connect gives an end of a cable its address. The other end leads to the pods of the other node.
+// connect gives one end of a cable its address, and a route to the pods of the other node.
 func (n *Node) connect(t testing.TB, to *Node, here, there string) {
 	t.Helper()
 	n.ip(t, "addr", "add", here, "peer", there, "dev", to.name)
@@ -104,7 +104,7 @@ func (n *Node) connect(t testing.TB, to *Node, here, there string) {
 	n.ip(t, "route", "add", to.net+".0/24", "via", there)
 }
 
-// ip changes the network of a node. It sees the processes of the machine.
+// ip changes a node's network. It runs outside the node's PID namespace.
 func (n *Node) ip(t testing.TB, args ...string) {
 	t.Helper()
 	out, err := exec.Command("nsenter", append([]string{"-t", strconv.Itoa(n.pid), "-n", "--",
@@ -114,7 +114,7 @@ func (n *Node) ip(t testing.TB, args ...string) {
 	}
 }
 
-// archives is where the images lie that all nodes get.
+// archives is the directory of the images for all nodes.
 func (n *Node) archives() string { return filepath.Join(n.plane, "images") }
 
 // enter starts the first process of a node.
@@ -152,7 +152,8 @@ func (n *Node) untilReady(t testing.TB) {
 	})
 }
 
-// workDir is short, as sockets lie in it, and on a disk, as overlays of containers do.
+// workDir has a short path, because sockets are in it, and is on a disk, because containers'
+// overlays are.
 func workDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "node-")
@@ -173,7 +174,7 @@ func child(pid int) int {
 	return one
 }
 
-// stop ends the first process, and with it all others of the namespaces.
+// stop ends the first process, and with it all other processes in the namespaces.
 func (n *Node) stop(t testing.TB, cmd *exec.Cmd) {
 	_ = cmd.Process.Kill() // it may have ended
 	_ = cmd.Wait()
@@ -203,7 +204,7 @@ func (n *Node) stop(t testing.TB, cmd *exec.Cmd) {
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// removeCgroup removes a cgroup and those below it, which have no processes any more.
+// removeCgroup removes a cgroup and those below it, which no longer have processes.
 func removeCgroup(dir string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
@@ -211,7 +212,7 @@ func removeCgroup(dir string) {
 			removeCgroup(filepath.Join(dir, e.Name()))
 		}
 	}
-	_ = syscall.Rmdir(dir) // a process may be there still, for a moment
+	_ = syscall.Rmdir(dir) // for a moment, it may still have a process
 }
 
 func (n *Node) until(t testing.TB, what string, met func() bool) {
@@ -244,7 +245,7 @@ func (n *Node) Kubectl(t testing.TB, args ...string) string {
 	return out
 }
 
-// TryKubectl is Kubectl that may fail, with something to read.
+// TryKubectl is Kubectl with a standard input, and it may fail.
 func (n *Node) TryKubectl(stdin string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -15,10 +15,10 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// TestExamples runs the examples for users on a real node, as they stand, under pod security
-// `restricted`: machines in QEMU that log in to their disks by CHAP, a disk that is uploaded, and a
+// TestExamples runs the examples for users on a real node, unchanged, under pod security
+// `restricted`: machines in QEMU that log in to their disks with CHAP, an uploaded disk, and a
 // decoupled disk behind a Service with its volume. It kills a disk's container while the machine
-// runs. What it does not have is a node's own initiator: the kernel's, which the volume needs.
+// runs. Only the node's own initiator is missing: the kernel's, which the volume needs.
 func TestExamples(t *testing.T) {
 	testtool.Need(t, "curl", "qemu-img", "qemu-io", "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
@@ -50,7 +50,7 @@ func TestExamples(t *testing.T) {
 		n.Apply(t, volume(t, n, "pv-upload", "ReadWriteOnce"))
 		n.pod(t, "upload.yaml", "upload", "disk")
 		n.upload(t, disk)
-		n.logged(t, "upload", "disk", "the disk is complete") // all of it is in disk.img now
+		n.logged(t, "upload", "disk", "the disk is complete") // all data is in disk.img now
 		out, err := exec.Command("qemu-img", "compare", "-U", "-f", "qcow2", "-F", "raw", disk,
 			filepath.Join(n.Dir, "pv-upload/disk.img")).CombinedOutput()
 		require.NoError(t, err, string(out))
@@ -69,7 +69,7 @@ func TestExamples(t *testing.T) {
 	})
 }
 
-// pod applies an example with a pod, waits until it is ready, and deletes it in the end.
+// pod applies an example with a pod, waits until it is ready, and finally deletes it.
 func (n *Node) pod(t *testing.T, file, name string, containers ...string) {
 	t.Helper()
 	n.Apply(t, example(t, file))
@@ -78,7 +78,7 @@ func (n *Node) pod(t *testing.T, file, name string, containers ...string) {
 	n.Kubectl(t, "wait", "pod/"+name, "--for=condition=Ready", "--timeout=5m")
 }
 
-// upload sends a disk the way that upload.yaml says.
+// upload sends a disk as upload.yaml says.
 func (n *Node) upload(t *testing.T, disk string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -91,7 +91,7 @@ func (n *Node) upload(t *testing.T, disk string) {
 		_ = forward.Process.Kill()
 		_ = forward.Wait() // it was killed
 	})
-	_, err = bufio.NewReader(said).ReadString('\n') // it says so when it listens
+	_, err = bufio.NewReader(said).ReadString('\n') // it prints a line when it listens
 	require.NoError(t, err)
 	out, err := n.Command(t.Context(), "curl", "-sS", "-f", "-T", disk,
 		"http://127.0.0.1:8443/volume/default/data").CombinedOutput()
@@ -109,17 +109,17 @@ func example(t *testing.T, name string) string {
 	return string(data)
 }
 
-// volume is a directory of the node as a volume of the default class, which stays.
+// volume makes a volume of the default class from a directory on the node. It is retained.
 func volume(t *testing.T, n *Node, name, mode string) string {
 	t.Helper()
 	return volumeAt(t, n, filepath.Join(n.Dir, name), name, mode, "local", "Retain")
 }
 
-// volumeAt is a directory, which it makes, as a volume of some type, with its reclaim policy.
+// volumeAt makes a directory, and a volume of some type from it, with its reclaim policy.
 func volumeAt(t *testing.T, n *Node, dir, name, mode, kind, policy string) string {
 	t.Helper()
 	require.NoError(t, os.Mkdir(dir, 0o777))
-	require.NoError(t, os.Chmod(dir, 0o777)) // a local volume has its owner from whoever made it
+	require.NoError(t, os.Chmod(dir, 0o777)) // whoever makes a local volume sets its owner
 	return `
 apiVersion: storage.k8s.io/v1
 kind: StorageClass
@@ -154,7 +154,7 @@ func (n *Node) logged(t *testing.T, pod, container, text string) {
 	})
 }
 
-// explain logs what became of the containers of a pod if the test failed.
+// explain logs the state of a pod's containers if the test failed.
 func (n *Node) explain(t *testing.T, pod string, containers ...string) {
 	if !t.Failed() {
 		return
@@ -170,8 +170,8 @@ func (n *Node) explain(t *testing.T, pod string, containers ...string) {
 	}
 }
 
-// killDisk kills the container of a pod's disk, its first init container, as a lack of memory
-// would. It returns when the kubelet has started another one that is ready.
+// killDisk kills the container of a pod's disk, its first init container, like a lack of memory. It
+// returns when the kubelet has started another one that is ready.
 func (n *Node) killDisk(t *testing.T, pod string) {
 	t.Helper()
 	const status = ".status.initContainerStatuses[0]"
@@ -186,7 +186,7 @@ func (n *Node) killDisk(t *testing.T, pod string) {
 	})
 }
 
-// restarts says how often a pod's own container was restarted.
+// restarts returns how often a pod's own container was restarted.
 func (n *Node) restarts(t *testing.T, pod string) string {
 	t.Helper()
 	return n.Kubectl(t, "get", "pod", pod, "-o",

@@ -13,9 +13,9 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// Binaries returns the directory where scripts/build-kubernetes.sh has left what it built from the
-// modules as they are now. If one of the names is missing there, the test is skipped, or fails
-// where every tool is required.
+// Binaries returns the directory where scripts/build-kubernetes.sh has put the binaries that it
+// built from the present modules. If a named binary is missing, the test is skipped, or fails if
+// every tool is required.
 func Binaries(t testing.TB, names ...string) string {
 	t.Helper()
 	dir, err := binaries()
@@ -34,7 +34,7 @@ func Binaries(t testing.TB, names ...string) string {
 	return dir
 }
 
-// binaries names the directory by the same hash as the script does.
+// binaries names the directory by the same hash as the script.
 func binaries() (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -64,7 +64,7 @@ func binaries() (string, error) {
 	return filepath.Join(place, fmt.Sprintf("%x", sum.Sum(nil))[:16]), nil
 }
 
-// Root is the directory of this module.
+// Root returns the directory of this module.
 func Root() (string, error) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// users are who may log in by a token: a name for files, the user, its groups.
+// users may log in with a token: a name for files, the user, its groups.
 var users = []struct{ name, user, groups string }{
 	{"admin", "admin", "system:masters"},
 	{"manager", "system:kube-controller-manager", ""},
@@ -35,7 +35,7 @@ type authority struct {
 	pem  []byte
 }
 
-// credentials makes the keys and tokens of the processes, and the Config of the administrator.
+// credentials makes the keys and tokens of the processes, and the administrator's Config.
 func (p *Plane) credentials() error {
 	var err error
 	if p.ca, err = newAuthority(); err != nil {
@@ -75,7 +75,7 @@ func (p *Plane) credentials() error {
 	)
 }
 
-// kubeconfigs writes one for each user, now that the server's port is known.
+// kubeconfigs writes a file for each user, now that the server's port is known.
 func (p *Plane) kubeconfigs() error {
 	for _, u := range users {
 		config := rest.CopyConfig(p.Config)
@@ -89,7 +89,7 @@ func (p *Plane) kubeconfigs() error {
 	return nil
 }
 
-// Kubeconfig writes a file by which kubectl and other binaries do what config does.
+// Kubeconfig writes a file with which kubectl and other binaries use config.
 func Kubeconfig(config *rest.Config, path string) error {
 	const name = "test"
 	return clientcmd.WriteToFile(clientcmdapi.Config{
@@ -122,7 +122,7 @@ func newAuthority() (*authority, error) {
 	return &authority{key: key, cert: cert, pem: encode("CERTIFICATE", der)}, err
 }
 
-// issue makes a certificate of a server on loopback.
+// issue makes a certificate for a server on loopback.
 func (a *authority) issue(name string) (cert, key []byte, err error) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

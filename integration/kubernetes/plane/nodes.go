@@ -12,19 +12,20 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Nodes makes nodes on which KWOK pretends to run pods, and waits until they are ready. They have
-// the label kubernetes.io/hostname, room for 1000 pods, and are deleted after the test.
+// Nodes makes nodes on which KWOK simulates pods, and waits until they are ready. They have the
+// label kubernetes.io/hostname, room for 1000 pods, and are deleted after the test.
 func (p *Plane) Nodes(t testing.TB, names ...string) {
 	t.Helper()
 	Binaries(t, "kwok", "kwok-stages.yaml")
 	p.kwok.Do(func() {
-		// KWOK is restarted: it can crash when it compiles its stages (a map that two goroutines
-		// write). It keeps nothing. It gets no server, which would compile beside them, too.
+		// KWOK is restarted, because it can crash when it compiles its stages (two goroutines write
+		// one map). It keeps no state. It gets no server, which would compile at the same time,
+		// too.
 		p.kwokErr = p.runAgain("kwok", "--kubeconfig="+p.path("admin.kubeconfig"),
 			"--config="+filepath.Join(p.Bin, "kwok-stages.yaml"), "--manage-all-nodes=false",
 			"--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
 			"--node-port=0", "--node-ip=192.0.2.1",
-			// Of pods. A controller that asks them is told at once that nobody is there.
+			// Addresses of pods. A controller that connects to them is refused at once.
 			"--cidr=127.64.0.1/16")
 	})
 	if p.kwokErr != nil {
@@ -39,7 +40,7 @@ func (p *Plane) Nodes(t testing.TB, names ...string) {
 			corev1.ResourceEphemeralStorage: resource.MustParse("10Ti"),
 			corev1.ResourcePods:             resource.MustParse("1000"),
 		}
-		// With its status, as a kubelet makes it: KWOK writes it as soon as it is there.
+		// The node has its status like a kubelet's: KWOK writes to it as soon as it exists.
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
 			Annotations: map[string]string{"kwok.x-k8s.io/node": "fake"},
 			Labels: map[string]string{
@@ -65,8 +66,8 @@ func (p *Plane) Nodes(t testing.TB, names ...string) {
 	}
 }
 
-// ready says that pods can be scheduled to a node, too: the controller manager takes its taint off
-// a moment after it is ready.
+// ready reports whether pods can be scheduled to a node: a moment after it is ready, the controller
+// manager removes its taint.
 func ready(node *corev1.Node) bool {
 	if len(node.Spec.Taints) > 0 {
 		return false

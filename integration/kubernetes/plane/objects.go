@@ -26,7 +26,7 @@ import (
 	"kubevirt.io/disk/kubernetes/config"
 )
 
-// fieldManager owns what a test applies.
+// fieldManager owns the fields that a test applies.
 const fieldManager = "test"
 
 // Decode returns the objects of a YAML file with any number of documents.
@@ -65,7 +65,7 @@ func (p *Plane) Apply(ctx context.Context, namespace string,
 	return nil
 }
 
-// installCRDs returns when the server has the types of this product.
+// installCRDs installs the CRDs of this product and waits for their types.
 func (p *Plane) installCRDs(ctx context.Context) error {
 	files, err := fs.Glob(config.CRDs, "crd/*.yaml")
 	if err != nil {
@@ -116,7 +116,7 @@ func (p *Plane) served(ctx context.Context, crd *unstructured.Unstructured) erro
 		list.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: name,
 			Kind: kind + "List"})
 		var last error
-		answers := 0 // in a row: a handler that was just made may be made anew
+		answers := 0 // in a row: the server may replace a new handler once more
 		err := p.until("objects of "+crd.GetName()+" can be listed", func() bool {
 			answers++
 			if last = p.Client.List(ctx, list, client.Limit(1)); last != nil {
@@ -162,7 +162,7 @@ func (p *Plane) Namespace(t testing.TB) string {
 	return ns.Name
 }
 
-// describe returns what a person would ask for first where something went wrong.
+// describe returns the first things that a person would look at after a failure.
 func (p *Plane) describe(namespace string) string {
 	var b strings.Builder
 	for _, args := range [][]string{
@@ -176,8 +176,8 @@ func (p *Plane) describe(namespace string) string {
 	return b.String()
 }
 
-// ServiceAccount returns how a pod with a service account would ask the API server. It makes the
-// account if there is none; roles are the caller's.
+// ServiceAccount returns the config of a pod with a service account. It makes the account if there
+// is none; the caller makes the roles.
 func (p *Plane) ServiceAccount(t testing.TB, namespace, name string) *rest.Config {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -196,8 +196,8 @@ func (p *Plane) ServiceAccount(t testing.TB, namespace, name string) *rest.Confi
 	return config
 }
 
-// Kubectl runs kubectl as the administrator, and fails the test if that fails. It returns what
-// kubectl printed.
+// Kubectl runs kubectl as the administrator, and fails the test if that fails. It returns kubectl's
+// output.
 func (p *Plane) Kubectl(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := p.kubectl(nil, args...)
@@ -207,7 +207,7 @@ func (p *Plane) Kubectl(t testing.TB, args ...string) string {
 	return out
 }
 
-// TryKubectl is Kubectl that may fail, with something to read on its standard input.
+// TryKubectl is Kubectl with a standard input, and it may fail.
 func (p *Plane) TryKubectl(stdin io.Reader, args ...string) (string, error) {
 	return p.kubectl(stdin, args...)
 }

@@ -1,7 +1,7 @@
 // Package plane runs a control plane of Kubernetes for tests: etcd, API server, controller manager
-// and scheduler, as they are built by scripts/build-kubernetes.sh, with this product's CRDs. All
-// listen on loopback only. RBAC, pod security and admission policies are those of a cluster; there
-// is no kubelet, but nodes that KWOK pretends.
+// and scheduler from scripts/build-kubernetes.sh, with this product's CRDs. All listen on loopback
+// only. RBAC, pod security and admission policies work as in a cluster. There is no kubelet; KWOK
+// simulates nodes.
 //
 //	func TestMain(m *testing.M) { plane.Main(m) }
 //
@@ -10,7 +10,7 @@
 //		ns := p.Namespace(t)       // of this test alone
 //		c := p.Client              // administrator; p.ServiceAccount gives others
 //
-// A test that needs it is skipped where the binaries are missing, or fails where every tool is
+// If the binaries are missing, a test that needs them is skipped, or fails if every tool is
 // required. KUBEVIRT_DISK_KUBERNETES names the directory that was given to the script.
 package plane
 
@@ -75,8 +75,8 @@ func Get(t testing.TB) *Plane {
 	return one.Plane
 }
 
-// start returns when the API server is ready and has the CRDs. If it fails, the error has what the
-// processes said.
+// start returns when the API server is ready and has the CRDs. An error has the last output of the
+// processes.
 func start(bin string) (p *Plane, err error) {
 	dir, err := os.MkdirTemp("", "plane-")
 	if err != nil {
@@ -114,11 +114,11 @@ func start(bin string) (p *Plane, err error) {
 	return p, p.installCRDs(ctx)
 }
 
-// startServer starts etcd and the API server, and waits until that is ready.
+// startServer starts etcd and the API server, and waits until the API server is ready.
 func (p *Plane) startServer(etcd, peer, server int) error {
 	etcdURL := fmt.Sprintf("http://127.0.0.1:%d", etcd)
 	peerURL := fmt.Sprintf("http://127.0.0.1:%d", peer)
-	// What is lost with the machine is a test's.
+	// Only a test's data is lost with the machine.
 	err := p.run("etcd", "--data-dir="+p.path("etcd"), "--listen-client-urls="+etcdURL,
 		"--advertise-client-urls="+etcdURL, "--listen-peer-urls="+peerURL,
 		"--initial-advertise-peer-urls="+peerURL, "--initial-cluster=default="+peerURL,
@@ -132,7 +132,7 @@ func (p *Plane) startServer(etcd, peer, server int) error {
 	}
 	err = p.run("kube-apiserver", "--etcd-servers="+etcdURL, "--bind-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", server),
-		// Nothing reaches the server by its service, and loopback cannot be an endpoint.
+		// Nothing uses the service of the API server, and loopback cannot be an endpoint.
 		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
 		"--tls-cert-file="+p.path("server.crt"), "--tls-private-key-file="+p.path("server.key"),
 		"--service-account-issuer=https://kubernetes.default.svc",
@@ -147,8 +147,8 @@ func (p *Plane) startServer(etcd, peer, server int) error {
 	return p.serverReady()
 }
 
-// RestartServer kills the API server, starts it again, and waits until it is ready. etcd keeps what
-// there is.
+// RestartServer kills the API server, starts it again, and waits until it is ready. etcd keeps all
+// objects.
 func (p *Plane) RestartServer(t testing.TB) {
 	t.Helper()
 	if err := errors.Join(p.restart("kube-apiserver"), p.serverReady()); err != nil {
@@ -171,7 +171,8 @@ func (p *Plane) serverReady() error {
 	})
 }
 
-// startManagers starts what makes objects live: owners, collection, StatefulSets, scheduling.
+// startManagers starts the processes that act on objects: garbage collection, StatefulSets,
+// scheduling.
 func (p *Plane) startManagers(manager, scheduler int) error {
 	if err := p.run("kube-controller-manager", "--bind-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", manager), "--cert-dir="+p.path("manager"),

@@ -33,7 +33,7 @@ type process struct {
 	mu        sync.Mutex
 	cmd       *exec.Cmd  // guarded by mu
 	killed    bool       // guarded by mu
-	restarted chan error // guarded by mu; gets the outcome of a restart that was asked for
+	restarted chan error // guarded by mu; gets the result of a requested restart
 }
 
 // run starts a binary of the plane, which logs to NAME.log.
@@ -72,7 +72,7 @@ func (p *Plane) restart(name string) error {
 	}
 }
 
-// asked returns the channel of a restart that was asked for, once, or nil.
+// asked returns the channel of a requested restart, once, or nil.
 func (o *process) asked() chan error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -81,10 +81,10 @@ func (o *process) asked() chan error {
 	return restarted
 }
 
-// restartAfter is how long a binary that has ended stays away.
+// restartAfter is the pause before a binary that has ended is started again.
 const restartAfter = 100 * time.Millisecond
 
-// runAgain is run for a binary that is started again whenever it ends, as Kubernetes would do it.
+// runAgain is run for a binary that is started again whenever it ends, as Kubernetes would.
 func (p *Plane) runAgain(name string, args ...string) error {
 	return p.begin(name, args, func(one *process) {
 		for one.wait() {
@@ -135,8 +135,8 @@ func (o *process) start() error {
 	return nil
 }
 
-// wait returns when the process has ended, and reports whether it did so by itself. How is in its
-// log.
+// wait returns when the process has ended, and reports whether it ended by itself. Its log says
+// how.
 func (o *process) wait() bool {
 	o.mu.Lock()
 	cmd := o.cmd
@@ -200,7 +200,7 @@ func (p *processes) logs() string {
 	return b.String()
 }
 
-// freePorts returns different ports of loopback where nobody listens. Nobody else gets them.
+// freePorts returns different loopback ports on which nobody listens. Nobody else gets them.
 func freePorts(n int) (ports []int, err error) {
 	for range n {
 		port, err := peers.FreePort()
@@ -212,8 +212,8 @@ func freePorts(n int) (ports []int, err error) {
 	return ports, nil
 }
 
-// FreeAddress returns an address of loopback for a server that cannot choose its port. As long as
-// this process lives, nobody else gets the port who asks for any.
+// FreeAddress returns a loopback address for a server that cannot choose its port. While this
+// process lives, the kernel gives the port to nobody who asks for any port.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	ports, err := freePorts(1)

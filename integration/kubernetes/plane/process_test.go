@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRunAgain starts what has ended once more, until it is killed.
+// TestRunAgain: a binary that has ended is started again, until it is killed.
 func TestRunAgain(t *testing.T) {
 	p := &Plane{Dir: t.TempDir(), Bin: "/bin"}
 	require.NoError(t, p.runAgain("sh", "-c", "echo here"))
@@ -28,7 +28,7 @@ func TestRunAgain(t *testing.T) {
 	require.ErrorIs(t, p.runAgain("no-such-program"), os.ErrNotExist)
 }
 
-// TestRestart starts what run has started once more, when it is asked to.
+// TestRestart: a binary is started again when that is requested.
 func TestRestart(t *testing.T) {
 	p := &Plane{Dir: t.TempDir(), Bin: "/bin"}
 	require.NoError(t, p.run("sh", "-c", "echo here; exec sleep 600"))

@@ -1,5 +1,5 @@
 // Command pause holds the namespaces of a pod until it is told to end. It is the first process
-// there, so it also takes leave of those whose parent has ended.
+// there, so it also reaps processes whose parent has ended.
 package main
 
 import (
