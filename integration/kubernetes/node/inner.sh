@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# The first process of a node's namespaces: containerd, kubelet and kube-proxy. The first node has the
-# control plane, too. Whatever this starts and mounts ends with it. It waits forever; $RUN/ready is
-# there when pods can be made.
+# The first process of a node's namespaces: containerd, kubelet and kube-proxy. The first node also
+# has the control plane. Everything that it starts and mounts ends with it. It waits forever;
+# $RUN/ready exists when pods can be made.
 #
-# NODE is its name, node1 for the first, and NET the first three numbers of its addresses. RUN is a
-# directory of this node alone, PLANE that of the first one. BIN has the binaries, IMAGES has archives
-# of images.
+# NODE is the node's name, node1 for the first one, and NET the first three numbers of its
+# addresses. RUN is a directory of this node alone, PLANE the first node's RUN. BIN has the
+# binaries, IMAGES has archives of images.
 set -euo pipefail
 cd "$RUN"
 export PATH=$BIN:$PATH
 address=$NET.1 # of the bridge, which is the node's
 cgroup=/
-if [ "$NODE" != node1 ]; then # a kubelet removes all pods below its own that it does not know
+if [ "$NODE" != node1 ]; then # a kubelet removes unknown pods below its own cgroup
 	cgroup=/kubevirt-disk-$NODE
 	findmnt -n -o TARGET -t cgroup,cgroup2 | while read -r hierarchy; do
 		mkdir -p "$hierarchy$cgroup"
 	done
 fi
 
-# Settings of the machine stay as they are: they can only be read, but for those of the network.
+# The machine's settings stay as they are: they are read-only here, except for the network's.
 mount --bind /proc/sys /proc/sys
 mount --bind /proc/sys/net /proc/sys/net
 mount -o remount,bind,ro /proc/sys
-# The kubelet insists on these values. It reads them from files that lie above the real ones.
+# The kubelet insists on these values. It reads them from files that are mounted over the real ones.
 for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1; do
 	name=${setting%=*}
 	echo "${setting#*=}" >"sysctl.${name##*/}"
@@ -77,7 +77,8 @@ credentials() {
 	user node2 system:node:node2 system:nodes
 }
 
-# retry COMMAND...: until it succeeds. Who waits for this node has the patience.
+# retry COMMAND... repeats a command until it succeeds. Callers that wait for this node set the
+# limit.
 retry() {
 	until "$@" >/dev/null 2>&1; do sleep 0.1; done
 }
