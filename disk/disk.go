@@ -56,11 +56,10 @@ type Zeroer interface {
 	Zero(off, length int64) error
 }
 
-// Syncer is a disk that can be brought to storage also where it promises no durability.
+// Syncer is a disk whose content can be synced to storage even if the disk promises no durability.
 type Syncer interface {
-	// Sync makes everything that returned before it was called reach storage, whatever Flush
-	// promises: what is to be destroyed must not stay below in its former state. It fails as Flush
-	// does.
+	// Sync brings everything to storage that returned before the call, whatever Flush promises:
+	// data that must be destroyed must not stay below in its former state. It fails as Flush does.
 	Sync() error
 }
 
@@ -85,17 +84,17 @@ type Estimator interface {
 	Slow(off int64) bool
 }
 
-// Distant is a disk of which content may lie far away, so that a call may wait for it. Asked once,
-// when the LUN is made. The disk's own methods wait for as long as it takes; a command uses those
-// of Within.
+// Distant is a disk whose content may be far away, so that a call may wait for it. Asked once, when
+// the LUN is made. The disk's own methods wait for as long as it takes; a command uses those of
+// Within.
 type Distant interface {
-	// Within returns the disk as commands use it. It has the optional interfaces that the disk has,
-	// and the same concurrency. Its calls wait for content until ctx ends, and then return
-	// ErrNotNow soon. Only waiting ends with ctx: what takes nothing but the disk's own storage is
-	// done all the same. So a context that has ended already asks for what is at hand, and a
-	// command does that first, before it waits. A call may return ErrNotNow before ctx ends where
-	// waiting is of no use at the moment: the command is then held, and the call made again a
-	// little later. The result is not closed.
+	// Within returns the disk for commands. It has the optional interfaces of the disk, and the
+	// same concurrency. Its calls wait for content until ctx ends, and then return ErrNotNow soon.
+	// Only waiting ends with ctx: a call that needs only the disk's own storage succeeds
+	// nevertheless. So a context that has already ended asks for the content at hand, and a command
+	// does that first, before it waits. A call may return ErrNotNow before ctx ends if waiting is
+	// useless at the moment: the command is then held, and makes the call again a little later. The
+	// result is not closed.
 	Within(ctx context.Context) Disk
 }
 
@@ -115,8 +114,8 @@ var (
 	// again. A write has changed nothing beyond the bytes that it reports as stored; a discard or
 	// zeroing may have changed a part of its range.
 	ErrNotNow = errors.New("the content cannot be had now")
-	// ErrWrongContent: what the disk was made of turned out not to be what its digest says, after
-	// some of it was served. It comes within a *MediumError, for every range.
+	// ErrWrongContent: the content that the disk was made from does not match its digest, and some
+	// of it was already served. It comes within a *MediumError, for every range.
 	ErrWrongContent = errors.New("the disk was made of wrong content")
 	// ErrFailed: an earlier flush failed, so that acknowledged data may be lost; only a restart
 	// clears it.
@@ -137,13 +136,13 @@ func (e *MediumError) Error() string {
 
 func (e *MediumError) Unwrap() error { return e.Err }
 
-// Usage is what a disk takes of the storage below it. Bytes.
+// Usage is the space that a disk takes on the storage below it. Bytes.
 type Usage struct {
 	Used      int64 // storage that the disk takes
 	Available int64 // storage that it could still take, which others may take first
 }
 
-// Accountant is a disk that knows what storage it takes. Asked once, when the LUN is made.
+// Accountant is a disk that knows how much storage it takes. Asked once, when the LUN is made.
 type Accountant interface {
 	// Usage may be out of date as soon as it returns. Same concurrency as ReadAt.
 	Usage() (Usage, error)

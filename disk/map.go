@@ -24,16 +24,16 @@ type Map struct {
 
 // Cell sums up one part of a disk. The amounts are bytes, and the length of the part together.
 type Cell struct {
-	Image   int64 // what only the image has
-	Copied  int64 // what the disk's own file has: of the image, or of an earlier start
-	Written int64 // what the guest has written since the disk was opened
-	Hole    int64 // what takes no space, and reads as zeros
-	// Read tells that the guest has read here since a Map was last asked for. Without such a
-	// question in the last seconds, nothing is known.
+	Image   int64 // content that only the image has
+	Copied  int64 // content in the disk's own file: from the image, or from an earlier start
+	Written int64 // written by the guest since the disk was opened
+	Hole    int64 // takes no space, and reads as zeros
+	// Read says that the guest has read here since the last call of Map. If Map was not called in
+	// the last seconds, nothing is known.
 	Read bool
 }
 
-// MapCellBytes returns what each cell of a disk's Map stands for.
+// MapCellBytes returns how many bytes each cell of a disk's Map covers.
 func MapCellBytes(size int64) int64 {
 	cell := int64(minMapCell)
 	for cell*MaxMapCells < size {

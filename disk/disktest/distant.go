@@ -11,8 +11,8 @@ import (
 // DistantBlock is in which units a Distant has content here or far away. Bytes.
 const DistantBlock = 4 << 10
 
-// Distant is a disk of which the content lies far away at first. What was read or written once is
-// here. It behaves as the network does between the two: see Slow, Cut, Refuse and Restore.
+// Distant is a disk whose content is far away at first. Content that was read or written once is
+// here. It behaves like the network between the two: see Slow, Cut, Refuse and Restore.
 type Distant struct {
 	inner disk.Disk
 
@@ -41,8 +41,8 @@ var (
 	_ disk.Extenter  = (*Distant)(nil)
 )
 
-// NewDistant makes a disk whose content is that of inner, which has every optional interface of
-// Memory. It can be had at once.
+// NewDistant makes a disk with the content of inner, which has every optional interface of Memory.
+// The content is available at once.
 func NewDistant(inner *Memory) *Distant {
 	return &Distant{inner: inner, here: make(map[int64]struct{}), changed: make(chan struct{})}
 }
@@ -204,7 +204,7 @@ func (w *within) WriteAt(p []byte, off int64) (int, error) {
 	return done, nil
 }
 
-// prepare brings here what a change of a range leaves of its blocks.
+// prepare fetches the parts of blocks that a change of a range keeps.
 func (w *within) prepare(off, length int64) error {
 	if end := off + length; off%DistantBlock != 0 || end%DistantBlock != 0 {
 		if _, err := w.fetch(w.ctx, off, 1); err != nil {
@@ -232,7 +232,7 @@ func (w *within) Zero(off, length int64) error {
 	return w.inner.(disk.Zeroer).Zero(off, length)
 }
 
-// Extent waits for the block at off, as if what is allocated were known only far away.
+// Extent waits for the block at off, as if only the far side knew what is allocated.
 func (w *within) Extent(off, length int64) (disk.Extent, error) {
 	if _, err := w.fetch(w.ctx, off, 1); err != nil {
 		return disk.Extent{}, err

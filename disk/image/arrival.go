@@ -36,7 +36,7 @@ type Arrival struct {
 	format  Format
 }
 
-// ArrivalOptions say what to make of the file.
+// ArrivalOptions say what to make from the file.
 type ArrivalOptions struct {
 	Options
 	// Original keeps the file as it is, whatever its format.
@@ -151,7 +151,7 @@ func (a *Arrival) guest(w *rawfile.Writer) qcow2.Guest {
 	}
 }
 
-// recognise decides by its beginning what the file is.
+// recognise decides the kind of the file by its first bytes.
 func (a *Arrival) recognise(head []byte) error {
 	a.format, a.virtual = FormatRaw, a.size
 	m := detect(head[:min(len(head), headSize)], nil)

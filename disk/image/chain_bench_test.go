@@ -69,8 +69,8 @@ func TestChainIsReadAsOne(t *testing.T) {
 	}
 }
 
-// TestChainOfOtherSizes has files that are longer or shorter than those above them: what a shorter
-// one hides does not appear again where one above it is longer.
+// TestChainOfOtherSizes has files that are longer or shorter than those above them: content that a
+// shorter file hides does not appear again in a longer one above it.
 func TestChainOfOtherSizes(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
@@ -106,8 +106,8 @@ func TestChainOfOtherSizes(t *testing.T) {
 	}
 }
 
-// BenchmarkChain reads chains of files at random. Each file changes blocks that are anywhere, which
-// is worse than what layers do: see adapter's benchmark of this name.
+// BenchmarkChain reads chains of files at random. Each file changes blocks anywhere, which is worse
+// than layers: see adapter's benchmark of this name.
 func BenchmarkChain(b *testing.B) {
 	for _, levels := range []int{1, 8, 32, 128} {
 		path := chainOf(b, levels)

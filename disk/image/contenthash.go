@@ -181,7 +181,7 @@ func (c *Hash) rest(took time.Duration) time.Duration {
 	return c.pace(took)
 }
 
-// chunkHash is what the chunk p at off adds to the hash.
+// chunkHash returns the value that the chunk p at off adds to the hash.
 func chunkHash(p []byte, off int64) uint64 {
 	if zero, n := rawfile.LeadingRun(p, 0); zero && n == len(p) {
 		return 0
@@ -263,7 +263,8 @@ func (c *Hash) storedLocked() (int64, error) {
 	return c.off, nil
 }
 
-// ReadAlong offers what a hydration copies of an image's disk to the hash of the image's file.
+// ReadAlong offers the data that a hydration copies from an image's disk to the hash of the image's
+// file.
 type ReadAlong struct {
 	img     *Image
 	content *Hash

@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// Destination is where an Arrival writes. It is a file that has another name until it is complete,
-// or a block device, which is overwritten in place.
+// Destination is the place where an Arrival writes. It is a file that has another name until it is
+// complete, or a block device, which is overwritten in place.
 type Destination struct {
 	file   *os.File
 	name   string
@@ -98,8 +98,8 @@ func (d *Destination) File() *os.File { return d.file }
 // block device keeps its content.
 func (d *Destination) Finish(err error) error { return d.finish(err) }
 
-// empty removes the content of a file. It leaves one alone that is empty: ext4 takes any truncation
-// to nothing for a file that is being replaced, and writes all of it to storage when it is closed.
+// empty removes the content of a file, unless it is already empty: ext4 takes any truncation to
+// nothing for a file that is being replaced, and writes all of it to storage when it is closed.
 func (d *Destination) empty() error {
 	info, err := d.file.Stat()
 	if err != nil || info.Size() == 0 {

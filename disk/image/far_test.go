@@ -166,7 +166,7 @@ func TestOpeningAFarImage(t *testing.T) {
 				most += time.Second // qemu-img writes the tables of compressed images to the end
 			}
 			if kind == "over a raw" {
-				most += 2 * time.Second // what has subclusters is looked at once more
+				most += 2 * time.Second // clusters with subclusters are read once more
 			}
 			require.LessOrEqual(t, time.Since(begin), most, "%s: %+v", kind, all.sum())
 		})
@@ -258,7 +258,7 @@ func TestFilesOfAFarImage(t *testing.T) {
 	require.ErrorContains(t, err, `has the backing file "raw.raw", which does not exist`)
 	require.Equal(t, 2, all.sum().Closed)
 
-	// The end of a file may say what it is.
+	// The end of a file may identify it.
 	for _, length := range []int{100 << 10, 512 << 10, 512<<10 + 512, 2 << 20} {
 		content := filetest.Sample(length, 6)
 		copy(content[length-512:], "conectix")
@@ -366,13 +366,13 @@ func TestHashOfAFarImage(t *testing.T) {
 	})
 }
 
-// TestWhatIsAtHand reads what is already here, with a context that has ended.
+// TestWhatIsAtHand reads content that is already here, with a context that has ended.
 func TestWhatIsAtHand(t *testing.T) {
 	dir := t.TempDir()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for kind, names := range images(t, dir) {
-		var reached atomic.Int64 // what lies before it is at hand
+		var reached atomic.Int64 // content before it is at hand
 		reached.Store(math.MaxInt64)
 		opt := sourcetest.Options{AtHand: func(off, length int64) bool {
 			return off+length <= reached.Load()

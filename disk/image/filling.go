@@ -77,7 +77,7 @@ func OpenFilling(path string, keep int64) (*Filling, error) {
 		err = fmt.Errorf("%q has %d bytes, and should have %d", path, info.Size(), keep)
 	}
 	if err == nil {
-		// What lies behind may be of an earlier attempt, and zeros would not replace it.
+		// The data behind may be from an earlier attempt, and zeros would not replace it.
 		err = osfile.Retry(func() error { return file.Truncate(keep) })
 	}
 	if err != nil {
@@ -95,7 +95,7 @@ func OpenFilling(path string, keep int64) (*Filling, error) {
 	return f, nil
 }
 
-// Expect makes room for a file of that size. It returns a *SpaceError if there can be no such file.
+// Expect makes room for a file of this size. It returns a *SpaceError if no such file can exist.
 func (f *Filling) Expect(size int64) error {
 	if size <= f.size {
 		return nil
@@ -104,14 +104,14 @@ func (f *Filling) Expect(size int64) error {
 	return f.to.resize(size)
 }
 
-// File is the file that is written. What was put last may not be in it yet: see Drain.
+// File is the file that is written. The data of the last Put may not be in it yet: see Drain.
 func (f *Filling) File() *os.File { return f.to.file }
 
 // Size is how many bytes were put.
 func (f *Filling) Size() int64 { return f.off }
 
-// Next returns a buffer of at least one byte for what comes next. It returns the error of an
-// earlier write; a *SpaceError if there is no room.
+// Next returns a buffer of at least one byte for the next data. It returns the error of an earlier
+// write, or a *SpaceError if there is no room.
 func (f *Filling) Next(ctx context.Context) ([]byte, error) {
 	// Select takes any of the cases that are ready, and there may be a buffer too. An error stays.
 	if err := f.failure(); err != nil {
@@ -186,8 +186,8 @@ func (f *Filling) Drain() error {
 	return nil
 }
 
-// Sync makes durable what was in the file before the call. After an error nobody knows what storage
-// has: the content is lost.
+// Sync makes the data durable that was in the file before the call. After an error nobody knows
+// what storage has: the content is lost.
 func (f *Filling) Sync() error {
 	err := osfile.Call(f.to.file, unix.Fdatasync)
 	if err != nil {
@@ -197,7 +197,7 @@ func (f *Filling) Sync() error {
 	return err
 }
 
-// Finish makes the file durable, with that size: what lies behind the content reads as zeros.
+// Finish makes the file durable, with this size: everything behind the content reads as zeros.
 func (f *Filling) Finish(size int64) error {
 	if err := f.Drain(); err != nil {
 		return err
@@ -220,7 +220,7 @@ func (f *Filling) Close() error {
 	return err
 }
 
-// Head is what the beginning of a file tells.
+// Head has the facts that the beginning of a file shows.
 type Head struct {
 	Format      Format // FormatRaw or FormatQcow2
 	VirtualSize int64  // of a qcow2 image, bytes; 0 for a raw disk
@@ -232,8 +232,8 @@ const HeadSize = qcow2.HeadSize
 // DetectSize is how many bytes of a file's beginning Detect needs, unless the file is shorter.
 const DetectSize = headSize
 
-// Detect tells by its beginning whether a file is a raw disk or a qcow2 image. Anything else that
-// is recognised is refused with an *Error, and so is a text: name is for messages.
+// Detect reports by the first bytes whether a file is a raw disk or a qcow2 image. Any other format
+// that is recognised is refused with an *Error, and so is a text. name is for messages.
 func Detect(name string, head []byte) (Format, error) {
 	head = head[:min(len(head), headSize)]
 	m := detect(head, nil)
@@ -248,9 +248,9 @@ func Detect(name string, head []byte) (Format, error) {
 	return FormatRaw, nil
 }
 
-// CheckHead looks for reasons to refuse a qcow2 image before the rest of it has come. size is that
-// of the file, or -1 while it is unknown. An image with a backing file is refused: the file stands
-// alone. Reasons are an *Error.
+// CheckHead looks for reasons to refuse a qcow2 image before the rest of it has come. size is the
+// size of the file, or -1 while it is unknown. An image with a backing file is refused: the file
+// stands alone. A refusal is an *Error.
 func CheckHead(name string, head []byte, size int64, opt Options) (Head, error) {
 	if size < 0 {
 		size = largestQcow2(head)

@@ -19,7 +19,7 @@ type flat struct {
 type flatRun struct {
 	start, n int64
 	file     *layer // nil: zeros
-	host     int64  // where it is in the file, as it is; -1: only the file's format knows
+	host     int64  // place in the file if stored as it is; -1: only the format knows
 	kind     extentKind
 }
 
@@ -46,10 +46,10 @@ const maxFlatRuns = 1 << 17
 // flatten makes the flat of a layer and of those below it. It returns nil if there are too many
 // runs.
 func (l *layer) flatten(ctx context.Context) (*flat, error) {
-	var files [][]flatRun // what each has that can be seen through those above it
+	var files [][]flatRun // the content of each that shows through the ones above it
 	total, limit := 0, l.size
 	for f := l; f != nil; f = f.below {
-		limit = min(limit, f.size) // past its end, a file hides what is below it
+		limit = min(limit, f.size) // past its end, a file hides the files below
 		own, err := f.ownRuns(ctx)
 		if total += len(own); err != nil || total > maxFlatRuns {
 			return nil, err
@@ -89,7 +89,7 @@ func cutOff(runs []flatRun, size int64) []flatRun {
 	return runs
 }
 
-// lay lays the runs of some files over those of the files below them, which it changes.
+// lay lays the runs of some files over the runs of the files below them, which it changes.
 func lay(below, above []flatRun) []flatRun {
 	out := make([]flatRun, 0, len(below)+2*len(above))
 	for _, a := range above {
@@ -112,7 +112,7 @@ func lay(below, above []flatRun) []flatRun {
 	return append(out, below...)
 }
 
-// ownRuns are the runs that the file itself has. What is in none of them comes from below.
+// ownRuns are the runs that the file itself has. Everything in none of them comes from below.
 func (l *layer) ownRuns(ctx context.Context) (runs []flatRun, err error) {
 	for off := int64(0); off < l.size && len(runs) <= maxFlatRuns; {
 		run := flatRun{start: off, file: l, host: -1}
@@ -162,7 +162,7 @@ func (l *layer) places(ctx context.Context, runs []flatRun, run flatRun) []flatR
 	return runs
 }
 
-// usage is what the runs take.
+// usage is the space that the runs take.
 func (f *flat) usage() (u usage) {
 	if f == nil {
 		return u
@@ -178,7 +178,7 @@ func (f *flat) usage() (u usage) {
 	return u
 }
 
-// index is that of the run that has the byte at off.
+// index is the index of the run that has the byte at off.
 func (f *flat) index(off int64) int {
 	return sort.Search(len(f.runs), func(i int) bool { return f.runs[i].start > off }) - 1
 }

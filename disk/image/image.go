@@ -24,14 +24,15 @@ type Options struct {
 	// FormatRaw, whatever the file contains. The content decides for every other file, unless it
 	// was served raw before.
 	Formats map[string]Format
-	// AtHand says that what is read to open the image does not have to be fetched, although its
-	// sources are far away: it is then read as it is needed.
+	// AtHand says that the metadata for opening the image does not have to be fetched, although its
+	// sources are far away: it is then read as needed.
 	AtHand bool
-	// Digest returns what identifies the content of a file of this machine whose name says that,
-	// and that nobody changes (Identity.Digest), or "". nil: no name says it.
+	// Digest returns a digest that identifies the content of a local file, if the file is named by
+	// its content and nobody changes it (Identity.Digest). Otherwise it returns "". nil: no file
+	// is.
 	Digest func(name string) string
-	// Hold locks the files of this machine while the image is open: by flock(2), shared, so that
-	// whoever removes what is not in use can tell.
+	// Hold locks the image's local files while the image is open, with a shared flock(2). So a
+	// cleaner can tell which files are in use.
 	Hold bool
 }
 
@@ -134,9 +135,9 @@ func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
 	return img, nil
 }
 
-// measure returns what the layer takes, plus what shows through from the layers below. If index is
-// set and there is a chain, it also returns where everything is. That is not wanted of a chain that
-// is far away: it announces what it reads, file by file.
+// measure returns the space that the layer takes, plus the content that shows through from the
+// layers below. If index is set and there is a chain, it also returns the place of everything. A
+// far chain does not need that: it announces its reads, file by file.
 func (l *layer) measure(ctx context.Context, index bool) (u usage, chain *flat, err error) {
 	if l.content != nil && l.below == nil {
 		return l.content.usage(), nil, nil
@@ -172,8 +173,8 @@ func (m *Image) DataSize() int64 { return m.use.total() }
 
 func (m *Image) Format() Format { return m.top.format }
 
-// Parallel is how many reads of the image are worth having under way at once. It is 1 if the image
-// is near. Only reads of an image that is far away may wait for more than storage.
+// Parallel is how many parallel reads of the image are useful. It is 1 if the image is near. Only
+// reads of a far image may wait for more than storage.
 func (m *Image) Parallel() int { return max(1, m.parallel) }
 
 // ReadAt is ReadAtContext with a context that never ends.
@@ -224,7 +225,8 @@ func (m *Image) Extent(ctx context.Context, off, length int64) (disk.Extent, err
 	return disk.Extent{Length: n, Data: kind != extentHole}, nil
 }
 
-// Unverified reports whether what was read of the image may turn out to be wrong. See Unsure.
+// Unverified reports whether data that was read from the image may turn out to be wrong. See
+// Unsure.
 func (m *Image) Unverified() (unverified bool) {
 	m.top.chain(func(l *layer) {
 		unverified = unverified || l.unsure != nil && l.unsure.Unverified()

@@ -10,8 +10,8 @@ import (
 // qcow2Content makes a qcow2 image the content of a layer.
 type qcow2Content struct{ *qcow2.Image }
 
-// deepCacheBytes is what a file deep in a chain may keep in memory of its tables, and of decoded
-// clusters.
+// deepCacheBytes is how much of its tables and decoded clusters a file deep in a chain may keep in
+// memory.
 const deepCacheBytes = 2 << 20
 
 // openQcow2 validates a layer's file as a qcow2 image.

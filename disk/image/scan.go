@@ -111,8 +111,9 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 		}
 		return nil
 	}
-	// An image opens its whole chain, so those come first that no other one claims. What they
-	// reach is not opened once more: in a chain of n files that would be half of n * n times.
+	// An image opens its whole chain, so open those first that no other image claims. Files in
+	// their chains are not opened once more: in a chain of n files that would be half of n * n
+	// opens.
 	unclaimed, claimed := d.splitClaimed(names)
 	if err := look(unclaimed); err != nil {
 		closeAll(found)
@@ -145,8 +146,8 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 	}), subdirectories, nil
 }
 
-// splitClaimed separates the names that headers of other files of the directory name as backing
-// files. What a header says is only a hint here: it is checked when the file is opened.
+// splitClaimed separates the names that headers of other files in the directory claim as backing
+// files. A header is only a hint here: it is checked when the file is opened.
 func (d *directory) splitClaimed(names []string) (unclaimed, claimed []string) {
 	isClaimed := make(map[string]bool)
 	for _, name := range names {
@@ -220,7 +221,7 @@ func (o *opener) scan(name string) (f scanned, err error) {
 	}
 	f.info.Format, f.info.Reason = f.refused.Format, f.refused.Explain()
 	if f.info.Format != FormatRaw && f.info.Version == 0 {
-		// Nothing has set the sizes. They are those of the file, as for a raw image.
+		// No header has set the sizes: they are still the file's, as for a raw image.
 		f.info.VirtualSize, f.info.AllocatedSize = 0, 0
 	}
 	return f, nil

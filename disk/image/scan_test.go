@@ -197,7 +197,7 @@ func TestInspect(t *testing.T) {
 	require.False(t, info.Servable)
 	require.Contains(t, info.Reason, "symbolic link")
 
-	// What a refused image says about itself is still shown.
+	// Claims of a refused image about itself are still shown.
 	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",
 		"top.qcow2", "1M")
 	info, err = Inspect(filepath.Join(dir, "top.qcow2"), Options{})

@@ -47,20 +47,20 @@ type Source interface {
 // something left to check then.
 type Unsure interface {
 	Source
-	// Unverified reports whether what was read may turn out to be wrong. Then Verify is called in
-	// any case, not only when everything was read. It does not wait.
+	// Unverified reports whether data that was read may turn out to be wrong. Then Verify is always
+	// called, not only when everything was read. Unverified does not wait.
 	Unverified() bool
-	// Verify checks all of the content against its digest, and fetches for that what was not read
-	// yet. It waits until ctx ends, and a later call goes on. The error is disk.ErrWrongContent if
-	// the digest is another one.
+	// Verify checks all of the content against its digest, and fetches the missing rest for that.
+	// It waits until ctx ends, and a later call continues. The error is disk.ErrWrongContent if the
+	// digest is wrong.
 	Verify(ctx context.Context) error
 }
 
 // Identity tells sources apart.
 type Identity struct {
-	// Digest identifies the content if it is known from the beginning, such as the digest of a
-	// blob. Sources with the same digest have the same content. "" means that only reading
-	// everything tells what the content is.
+	// Digest identifies the content if it is known from the start, such as the digest of a blob.
+	// Sources with the same digest have the same content. "" means that only reading everything
+	// identifies the content.
 	Digest string `json:"digest,omitempty"`
 
 	// These belong to a file and are all zero for every other source. With them, a file that was

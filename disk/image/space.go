@@ -12,7 +12,7 @@ import (
 // file system.
 func AvailableSpace(dir string) (int64, error) { return osfile.AvailableSpace(dir) }
 
-// SpaceError says that a directory has no room for what is to be written into it.
+// SpaceError says that a directory has no room for the data to be written.
 type SpaceError struct {
 	Dir       string
 	What      string // what needs the space

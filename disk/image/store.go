@@ -72,7 +72,7 @@ func (d sourceDisk) Data(ctx context.Context, f func(off, n int64) error) error 
 // from errors of the source. Only one goroutine uses it.
 type storedFile struct {
 	*os.File
-	end int64 // the end of what was to be written
+	end int64 // the end of the data
 	err error
 }
 

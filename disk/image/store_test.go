@@ -116,7 +116,7 @@ func TestConvertQcow2ToAFullVolume(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, entries)
 
-	// What is compressed has room.
+	// Compressed data has room.
 	require.NoError(t, ConvertQcow2(t.Context(), img, out, qcow2.CompressionZstd, nil))
 }
 

@@ -55,7 +55,7 @@ func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *stat
 	return b
 }
 
-// message says what an error of the work beside the guest means.
+// message explains an error of the work beside the guest.
 func message(err error) string {
 	if errors.Is(err, disk.ErrWrongContent) {
 		return "the image has wrong content"
@@ -159,8 +159,7 @@ func (b *background) verifyBeside(ctx context.Context) error {
 	return b.verify(ctx)
 }
 
-// verify has what is left to verify of the image's content verified. If it is wrong, so is the
-// disk.
+// verify verifies the rest of the image's content. If it is wrong, so is the disk.
 func (b *background) verify(ctx context.Context) error {
 	err := b.img.Verify(ctx)
 	if errors.Is(err, disk.ErrWrongContent) {

@@ -45,7 +45,7 @@ const unitInfix = ".unit-"
 // A file with the suffix ".partial" is being written. The next start removes what a killed process
 // left.
 type diskDir struct {
-	root       string // what the operator has named, links and all; "": path has none
+	root       string // the path as the operator has given it, with its links; "": path has none
 	path       string
 	lock       *os.File
 	diskFile   string // names of the files

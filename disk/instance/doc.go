@@ -1,4 +1,4 @@
-// Package instance makes a disk of an image and recognises it at the next start.
+// Package instance makes a disk from an image and recognises it at the next start.
 //
 // Open takes an image and a copy mode. It finds the disk of an earlier start or makes one, locks
 // its directory, and returns an Instance that can be served at once. It lays the disk over the

@@ -122,7 +122,7 @@ func TestStateOfAFileIsNoStateOfADigest(t *testing.T) {
 	require.NoError(t, third.Close())
 }
 
-// TestFarImageWithoutADigest is hashed beside the guest, also after its source was out of reach.
+// TestFarImageWithoutADigest is hashed beside the guest, even after its source was out of reach.
 func TestFarImageWithoutADigest(t *testing.T) {
 	content := filetest.Sample(5<<20, 1)
 	opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite}

@@ -13,12 +13,12 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// Grow enlarges the disk while it is used, to a size in bytes. The new part reads as zeros. Whoever
-// serves the disk tells initiators (target.Server.ResizeLUN). If the disk is durable, its size is,
-// too, when Grow returns nil: the next start finds it by the file. One call at a time, and none
-// beside Close.
+// Grow enlarges the disk to a size in bytes while it is used. The new part reads as zeros. The
+// server of the disk tells the initiators (target.Server.ResizeLUN). If the disk is durable, its
+// size is, too, when Grow returns nil: the next start finds it by the file. Make one call at a
+// time, and none during Close.
 //
-// Errors: *SizeError, *image.SpaceError where no file can be that large, disk.ErrReadOnly.
+// Errors: *SizeError, *image.SpaceError if no file can be that large, disk.ErrReadOnly.
 func (i *Instance) Grow(size int64) error {
 	name := filepath.Base(i.path)
 	switch now := i.Size(); {

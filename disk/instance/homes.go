@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// homesName is the directory for what is known of disks that lie elsewhere. No directory of a disk
+// homesName is the directory for knowledge about disks that lie elsewhere. No directory of a disk
 // begins with a dot.
 const homesName = ".homes"
 
@@ -31,7 +31,7 @@ type Homes struct {
 // DirIn returns the directory of a disk in a directory that holds the disks of many images.
 func DirIn(root, name string) string { return filepath.Join(root, escapeName(name)) }
 
-// home is what is kept of a disk that lies elsewhere than in the base.
+// home is the knowledge about a disk that lies outside the base.
 type home struct {
 	Dir   string `json:"dir"`
 	Owner string `json:"owner,omitempty"` // of an ephemeral disk
@@ -65,7 +65,7 @@ func (h Homes) Settle(name, usual, dir string) error {
 		return err
 	}
 	places := []string{usual}
-	if !h.Persistent { // a persistent disk has no owner, so it could be that of another daemon
+	if !h.Persistent { // a persistent disk has no owner, so it could be another daemon's
 		for _, root := range append([]string{h.Base}, h.Roots...) {
 			places = append(places, DirIn(root, name))
 		}
@@ -95,7 +95,7 @@ func (h Homes) Settle(name, usual, dir string) error {
 	return h.remember(name, home{Dir: dir, Owner: h.Owner}, known)
 }
 
-// samePlace reports whether two paths are those of one directory, which need not exist.
+// samePlace reports whether two paths lead to the same directory, which need not exist.
 func samePlace(a, b string) bool {
 	if filepath.Clean(a) == filepath.Clean(b) {
 		return true
@@ -137,7 +137,7 @@ func (h Homes) file(name string) (string, error) {
 	return filepath.Join(base, homesName, escapeName(name)), err
 }
 
-// recall returns what is kept of a disk's home, or nil.
+// recall returns the record of a disk's home, or nil.
 func (h Homes) recall(name string) (*home, error) {
 	path, err := h.file(name)
 	if err != nil || path == "" {
@@ -192,7 +192,7 @@ func (h Homes) remember(name string, now home, known *home) error {
 	return nil
 }
 
-// forget removes what is kept of a disk that lies in the base again.
+// forget removes the record of a disk that lies in the base again.
 func (h Homes) forget(name string, known *home) error {
 	if known == nil || !h.Persistent && known.Owner != h.Owner {
 		return nil

@@ -61,9 +61,9 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 
 // recall updates the state of an earlier start, and reports whether the same file is served again.
 // A different file, such as an image in a container's own layer that is back to its original, must
-// not get what the logical unit stored with the old content: reservations, and what an interrupted
-// write has to put back. A read-only start cannot tell: a container may replace the file by a copy
-// when it is opened for writing.
+// not get the data that the logical unit stored with the old content: reservations, and the former
+// content of interrupted writes. A read-only start cannot tell: a container may replace the file by
+// a copy when it is opened for writing.
 func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (same bool, err error) {
 	id, which := o.identity(s.Identity), s.File
 	if !readOnly {

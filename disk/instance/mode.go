@@ -7,15 +7,15 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// CopyMode says what of an image is copied into the work directory, and when.
+// CopyMode says which part of an image is copied into the work directory, and when.
 type CopyMode string
 
 const (
-	// CopyNone serves a raw file in place: what the guest writes is in the image file.
+	// CopyNone serves a raw file in place: the guest's writes are in the image file.
 	CopyNone CopyMode = "none"
-	// CopyOnWrite keeps what the guest wrote beside the image.
+	// CopyOnWrite keeps the guest's writes beside the image.
 	CopyOnWrite CopyMode = "copy-on-write"
-	// CopyOnRead keeps what the guest wrote and what it read.
+	// CopyOnRead keeps the guest's writes, and the data that it has read.
 	CopyOnRead CopyMode = "copy-on-read"
 	// CopyClone copies the whole image. The default.
 	CopyClone CopyMode = "clone"

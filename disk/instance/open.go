@@ -46,12 +46,12 @@ type Options struct {
 	Log      *zap.Logger     // nil: none
 	Workers  *Workers        // nil: this disk has its own
 	Progress *image.Progress // nil: unused
-	// Reads is told of each range that the guest reads, or that its writes need of the image, by
-	// any number of goroutines. It is not called in mode none, and not for a disk that is complete
-	// from the start. nil: unused.
+	// Reads is called for each range that the guest reads, or that its writes need from the image,
+	// by any number of goroutines. It is not called in mode none, and not for a disk that is
+	// complete from the start. nil: unused.
 	Reads func(off, length int64)
-	// CopyAfter holds back the copying of the image until it is closed: something is fetched before
-	// that is needed sooner. nil: nothing is.
+	// CopyAfter delays the copying of the image until it is closed, because other data is needed
+	// sooner. nil: no delay.
 	CopyAfter <-chan struct{}
 }
 
@@ -160,9 +160,9 @@ func (i *Instance) end() error {
 	return errors.Join(append(errs, i.dir.close())...)
 }
 
-// Store is where the logical unit keeps what belongs to the disk's content: saved mode pages,
-// reservations, what an interrupted write has to put back. It goes when the content is replaced,
-// and is as durable as the disk.
+// Store is where the logical unit keeps data that belongs to the disk's content: saved mode pages,
+// reservations, the former content of interrupted writes. It is removed when the content is
+// replaced, and is as durable as the disk.
 func (i *Instance) Store() *smallfile.Store {
 	return smallfile.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
 }

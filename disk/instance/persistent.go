@@ -66,10 +66,10 @@ func HasPersistent(volume string) bool {
 	return err == nil && there
 }
 
-// Taken tells how many bytes of storage the disk of an earlier start has: in a persistent
+// Taken returns how many bytes of storage the disk of an earlier start has: in a persistent
 // directory, or without one in the work directory, under the name of its image. The rest of its
-// image is still to be copied. It is math.MaxInt64 for a disk that needs no more room for that: it
-// is complete, or it cannot be found out, and opening the disk says why.
+// image is still to be copied. It returns math.MaxInt64 for a disk that needs no more room: it is
+// complete, or its state is unknown, and opening the disk says why.
 func Taken(persistentDir, workDir, name string) (bytes int64, there bool) {
 	d := &diskDir{path: persistentDir, diskFile: PersistentName,
 		stateFile: PersistentName + ".state"}

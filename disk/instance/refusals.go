@@ -11,7 +11,7 @@ type UnsupportedModeError struct {
 	Mode   CopyMode
 	Image  string // empty: the mode is not supported for any image
 	Reason string
-	Use    string // what to use instead
+	Use    string // a better choice
 }
 
 func (e *UnsupportedModeError) Error() string {

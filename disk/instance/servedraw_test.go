@@ -106,7 +106,7 @@ func TestServedRawStaysRaw(t *testing.T) {
 			require.NoError(t, inst.Close())
 			require.NoError(t, os.Rename(filepath.Join(dir, "renamed"), filepath.Join(dir, name)))
 
-			// Nothing is known about another file of that name.
+			// Another file of this name is not marked.
 			require.NoError(t, os.WriteFile(filepath.Join(dir, "new"), want, 0o644))
 			require.NoError(t, os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, name)))
 			reason := scanReasons(t, dir)[name]

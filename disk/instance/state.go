@@ -23,7 +23,8 @@ import (
 // stateVersion is the format of the state file. No other version is read.
 const stateVersion = 2
 
-// state is what one start tells the next about a disk. It is a file in the disk's directory.
+// state is the knowledge about a disk that one start leaves for the next. It is a file in the
+// disk's directory.
 type state struct {
 	Version int    `json:"version"`
 	Image   string `json:"image"` // file name in the image directory
@@ -155,7 +156,7 @@ func newMapID() string {
 func checksum(p []byte) string { return fmt.Sprintf("%016x", xxhash.Sum64(p)) }
 
 // survivesBoot reports whether the disk is intact after a possible restart of the machine. A disk
-// that is not durable may have lost what was only in the page cache.
+// that is not durable may have lost data that was only in the page cache.
 func (s *state) survivesBoot(boot string) bool {
 	return s.Durable || boot != "" && s.Boot == boot
 }

@@ -53,7 +53,7 @@ func TestSweepRemovesTheDiskOfAnImageThatIsGone(t *testing.T) {
 
 	require.NoError(t, os.Remove(filepath.Join(images, "gone one.raw")))
 	require.NoError(t, os.Remove(filepath.Join(images, "in place.raw")))
-	// What a killed process left.
+	// The remains of a killed process.
 	filetest.Put(t, filepath.Join(work, "gone%20one.raw"), diskName+smallfile.PartialSuffix,
 		[]byte("x"), 0)
 	left, logs = sweep(t, work, images, "us")
@@ -65,7 +65,7 @@ func TestSweepRemovesTheDiskOfAnImageThatIsGone(t *testing.T) {
 	require.FileExists(t, filepath.Join(images, "kept.raw"))
 }
 
-// TestSweepKeeps: Sweep leaves alone what anybody may need.
+// TestSweepKeeps: Sweep does not touch files that anybody may need.
 func TestSweepKeeps(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, inst *Instance, images string){
 		"a disk that is served": func(t *testing.T, inst *Instance, _ string) {},

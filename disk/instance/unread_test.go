@@ -24,7 +24,7 @@ func limitDescriptors(t *testing.T, limit uint64) (restore func()) {
 }
 
 // TestAStartShortOfDescriptorsKeepsTheDisk starts with one more descriptor than are open, then two,
-// until that is enough. Whatever cannot be opened, the guest's writes are there afterwards.
+// until that is enough. Whichever file cannot be opened, the guest's writes are there afterwards.
 func TestAStartShortOfDescriptorsKeepsTheDisk(t *testing.T) {
 	for _, mode := range []CopyMode{CopyOnWrite, CopyClone, CopyNone} {
 		for _, persistent := range []bool{false, true} {

@@ -50,7 +50,7 @@ func startUnsure(t *testing.T, s *unsureSource, opt Options) *Instance {
 }
 
 // TestWrongContentFailsTheDisk condemns the disks of images whose content turns out to be wrong,
-// also where the disk has copied it already, and completes none of them.
+// even if the disk has already copied it, and completes none of them.
 func TestWrongContentFailsTheDisk(t *testing.T) {
 	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -91,8 +91,8 @@ func TestWrongContentFailsTheDisk(t *testing.T) {
 	}
 }
 
-// TestVerifiedBeforeItIsComplete: a copy is complete only when what was copied is verified, and
-// what needs no more than that is not verified in other modes.
+// TestVerifiedBeforeItIsComplete: a copy is complete only after its content was verified. In other
+// modes, content is not verified without need.
 func TestVerifiedBeforeItIsComplete(t *testing.T) {
 	for _, unverified := range []bool{true, false} {
 		s := &unsureSource{unverified: unverified}

@@ -46,7 +46,7 @@ func TestRunWhileBlocksAreSet(t *testing.T) {
 }
 
 // TestMapAgainstAModel sets ranges of every shape, including whole pages and more. It compares each
-// bit, the counts, and what is saved.
+// bit, the counts, and the saved map.
 func TestMapAgainstAModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 1))
 	for range 40 {

@@ -17,7 +17,7 @@ const (
 	dutyWhileBusy = 3
 )
 
-// guestWatch tells the work beside a guest what the guest does. The zero value is ready to use, and
+// guestWatch reports a guest's activity to the work beside it. The zero value is ready to use, and
 // it is safe for concurrent use.
 type guestWatch struct {
 	touched  atomic.Uint64 // calls of the guest so far

@@ -6,14 +6,14 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// Map tells what is still in the image, and what the disk's own file has. See Mapper.
+// Map shows what is still in the image, and what the disk's own file has. See Mapper.
 func (o *Disk) Map() *disk.Map {
 	m := o.mapOfFile()
 	for i := range m.Cells {
 		c := &m.Cells[i]
 		off, length := m.Range(i)
 		c.Image = min(o.inImage(off, length), length)
-		// What is in the image is a hole of the file, unless the file knows only that something
+		// Content in the image is a hole of the file, unless the file knows only that something
 		// near it was written.
 		hole := min(c.Image, c.Hole)
 		c.Hole -= hole

@@ -1,5 +1,5 @@
-// Package provide makes a disk image a file in a directory that others share, such as the virtual
-// machine's QEMU.
+// Package provide makes a file from a disk image in a directory that others share, such as the
+// virtual machine's QEMU.
 //
 // Provide makes the file, or finds the one of an earlier run that was killed. Gone tells whether
 // the file still has its name. Remove removes it. A run holds a lock beside the file, so two runs

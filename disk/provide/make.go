@@ -109,7 +109,7 @@ func (p *providing) complete(f *os.File, r record) error {
 		return err
 	}
 	if p.file.Format == image.FormatRaw {
-		// A guest may write anything into it, which must not decide what it is.
+		// A guest may write anything into the file, and that must not decide its format.
 		if err := image.MarkRaw(f, ""); err != nil {
 			p.opt.Log.Debug("the file cannot be marked as raw", zap.Error(err))
 		}

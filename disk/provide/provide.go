@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/disk/disk/internal/words"
 )
 
-// Options say what file to make of an image.
+// Options are the options for making a file from an image.
 type Options struct {
 	// To is the path of the file without its extension: .qcow2 for a qcow2 image without backing
 	// files, and otherwise .raw. Its directory is made if it is missing.
@@ -187,7 +187,7 @@ func (p *providing) keep(known *record, now record) (bool, error) {
 	return true, nil
 }
 
-// forget removes what a run without success has left, unless a file of an earlier run needs it.
+// forget removes the remains of a failed run, unless a file of an earlier run needs them.
 func (p *providing) forget() error {
 	known, err := loadRecord(p.file.state)
 	if err != nil || known == nil {
@@ -209,7 +209,7 @@ func (f *File) Gone() (bool, error) {
 	return err == nil && !there, err
 }
 
-// Remove removes the file, unless it was replaced, and what was kept beside it.
+// Remove removes the file and the files beside it, unless the file was replaced.
 func (f *File) Remove() error {
 	gone, err := f.Gone()
 	if err == nil && !gone {

@@ -103,7 +103,7 @@ func TestBackingFilesBecomeOneRawFile(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, entries)
 
-	// Without backing files it stays what it is.
+	// Without backing files, it keeps its format.
 	alone := filepath.Join(t.TempDir(), "alone.qcow2")
 	filetest.QemuImg(t, dir, "convert", "-O", "qcow2", top, alone)
 	f, err = Provide(t.Context(), open(t, alone), Options{To: to})

@@ -16,8 +16,8 @@ import (
 	"kubevirt.io/disk/disk/internal/smallfile"
 )
 
-// record is what one run tells the next about its file. It lies beside the file and is there before
-// the file gets its name.
+// record is the knowledge about a file that one run leaves for the next. It lies beside the file
+// and is there before the file gets its name.
 type record struct {
 	File     string `json:"file"`     // name
 	Instance string `json:"instance"` // of the file; tells it from another one of that name

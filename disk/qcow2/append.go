@@ -66,8 +66,8 @@ func NewAppender(dst io.WriterAt, opt AppendOptions) (*Appender, error) {
 
 func (a *Appender) clusterSize() int64 { return 1 << a.bits }
 
-// WriteAt stores whole clusters of the disk. A cluster must come only once: Finish refuses others.
-// One of zeros takes no room, and hides what the backing file has.
+// WriteAt stores whole clusters of the disk. A cluster must come only once: Finish refuses
+// duplicates. A cluster of zeros takes no room, and hides the backing file's content.
 func (a *Appender) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || (off|int64(len(p)))&(a.clusterSize()-1) != 0 {
 		return 0, fmt.Errorf("%d bytes at %d are not whole clusters", len(p), off)
@@ -105,7 +105,7 @@ func (a *Appender) note(r appended) {
 	a.runs = append(a.runs, r)
 }
 
-// append writes p behind what is there.
+// append writes p at the end.
 func (a *Appender) append(p []byte) error {
 	for len(p) > 0 && a.err == nil {
 		n := min(len(p), appendWindow-len(a.wait))

@@ -16,12 +16,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Guest receives what an Arrival finds. Several goroutines call both methods, for ranges that do
-// not overlap.
+// Guest receives the content that an Arrival finds. Several goroutines call both methods, for
+// ranges that do not overlap.
 type Guest struct {
 	// Write receives stored data and must not keep p. It never goes past the virtual size.
 	Write func(p []byte, off int64) error
-	// Zero receives ranges that the image stores as zeros. nil: what is not written reads as zeros.
+	// Zero receives ranges that the image stores as zeros. nil: ranges that are not written read as
+	// zeros.
 	Zero func(off, length int64) error
 }
 
@@ -43,7 +44,7 @@ type Arrival struct {
 	passing    bool           // a pass has begun
 	now        arrivalQueue   // of this pass
 	later      arrivalQueue   // of the next pass
-	window     *window        // what can be read in this pass
+	window     *window        // readable in this pass
 	starts     map[int64]bool // where data begins that is or was in the window
 	manyStarts int
 	metadata   map[int64]bool // clusters of the L2 tables
@@ -126,8 +127,8 @@ func (a *Arrival) want(t *arrivalTask) {
 // ClusterSize is the size of a cluster in bytes.
 func (a *Arrival) ClusterSize() int64 { return a.hdr.clusterSize() }
 
-// Pass reads the file once and gives the guest what it finds. It stops reading when it does not
-// need the rest.
+// Pass reads the file once and gives the guest the content that it finds. It stops reading when it
+// does not need the rest.
 func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
 	a.passing, a.guest = true, guest
 	a.now, a.later = a.later, nil

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzArrival reads anything as it comes. What Open accepts has the same content either way.
+// FuzzArrival reads anything as a stream. If Open accepts it, both ways give the same content.
 func FuzzArrival(f *testing.F) {
 	for _, bits := range []uint{9, 10} {
 		im := newImage(bits, 8<<bits, 2)

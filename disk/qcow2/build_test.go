@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// near is what is read without a context.
+// near reads without a context.
 type near struct{ r io.ReaderAt }
 
 func (n near) ReadAt(_ context.Context, p []byte, off int64) (int, error) {

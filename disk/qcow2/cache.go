@@ -191,7 +191,7 @@ func (c *cache) loadAside(ctx context.Context, at uint64) (p pinned, err error) 
 	}
 	p = pinned{data: *buf, cache: c, aside: buf}
 	err = errNotLoaded
-	defer func() { // also where loading panics
+	defer func() { // even if loading panics
 		if err != nil {
 			p.release()
 			p = pinned{}

@@ -84,8 +84,8 @@ func TestSequentialReadsDecodeOnce(t *testing.T) {
 	}
 }
 
-// TestReadsInTheMiddleDecodeToThere counts what is decoded of clusters by what is loaded into the
-// cache.
+// TestReadsInTheMiddleDecodeToThere counts, by the bytes loaded into the cache, how much of a
+// cluster is decoded.
 func TestReadsInTheMiddleDecodeToThere(t *testing.T) {
 	for _, kind := range []uint8{compressionZlib, compressionZstd} {
 		im, _, content := compressedImage(t, 4, kind)
@@ -318,8 +318,8 @@ func TestCacheFailuresAndFullShards(t *testing.T) {
 	require.Equal(t, before, loads)
 }
 
-// However many readers there are, there is memory for no more blocks than slots and processors,
-// also after failures, and every reader is served.
+// However many readers there are, there is memory only for as many blocks as slots and processors,
+// even after failures, and every reader is served.
 func TestCacheBoundsWhatIsLoadedAside(t *testing.T) {
 	const readers = 64
 	failure := errors.New("no luck")

@@ -40,6 +40,6 @@ func newCompressor(compression Compression) (compressor, error) {
 }
 
 // AppendZstd appends src, which has from 1 byte to 64 KiB, to dst as a zstd frame. The frame
-// depends on src alone, as that of a cluster does, so that what is made of an image's tables is the
-// same everywhere.
+// depends on src alone, like a cluster's, so that the tables of an image give the same bytes
+// everywhere.
 func AppendZstd(dst, src []byte) []byte { return new(zstdenc.Encoder).Encode(dst, src) }

@@ -198,7 +198,7 @@ func (im *Image) tableAt(ctx context.Context, off, length int64, keep bool) (
 }
 
 // locate describes the run at off that one read can cover, at most length bytes and not past its L2
-// table. keep is that of tableAt.
+// table. keep is as for tableAt.
 func (im *Image) locate(ctx context.Context, off, length int64, keep bool) (piece, error) {
 	return im.join(ctx, off, length, keep, func(p, q piece) bool {
 		return q.kind == p.kind && q.kind != KindCompressed &&
@@ -392,10 +392,10 @@ func (im *Image) Decodes(off int64) (decodes, below bool) {
 	return kind == KindCompressed && !im.decoded.has(cluster, within+1), kind == KindUnallocated
 }
 
-// ReadAt reads guest bytes. What the image does not have comes from the backing file. It reads
-// len(p) bytes or fails. A read across the end of the virtual size returns the bytes before it, and
-// io.EOF. If ctx ends, it stops waiting for what other calls are loading, and its error is ctx's or
-// the Reader's. The other calls go on.
+// ReadAt reads guest bytes. Content that the image does not have comes from the backing file. It
+// reads len(p) bytes or fails. A read across the end of the virtual size returns the bytes before
+// it, and io.EOF. If ctx ends, it stops waiting for data that other calls are loading, and its
+// error is ctx's or the Reader's. The other calls go on.
 func (im *Image) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read at %d", off)

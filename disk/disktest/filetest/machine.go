@@ -155,14 +155,14 @@ func (f *SimFile) Crash(m *Machine) *SimFile {
 	return NewSimFile(m, f.platter)
 }
 
-// SimStore is the store of a logical unit. What Save has returned for outlives a crash; of what a
-// crash has cut off all is saved, or nothing.
+// SimStore is the store of a logical unit. Saved data survives a crash once Save has returned. A
+// crash during Save keeps all of its data, or nothing.
 type SimStore struct {
 	m    *Machine
 	kept map[string][]byte
 
-	KeepsNothing bool // it does wrong: what is to be saved is not
-	KeepsForever bool // it does wrong: what is to be forgotten is not
+	KeepsNothing bool // it fails: it does not save the data
+	KeepsForever bool // it fails: it does not forget the data
 }
 
 func NewSimStore(m *Machine) *SimStore { return &SimStore{m: m, kept: map[string][]byte{}} }

@@ -65,7 +65,7 @@ func walkDir(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// orLink returns ELOOP for an ENOTDIR that is due to a link.
+// orLink returns ELOOP for an ENOTDIR that a link has caused.
 func orLink(err error, dir int, name string) error {
 	var st unix.Stat_t
 	if err == unix.ENOTDIR && unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil &&

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// BenchmarkTrail is what the map of a disk costs each read and write of a guest, while nobody looks
-// at it, and while somebody does.
+// BenchmarkTrail measures what the map of a disk costs each read and write of a guest, while nobody
+// looks at it, and while somebody does.
 func BenchmarkTrail(b *testing.B) {
 	const size = 64 << 30
 	for _, c := range []struct {

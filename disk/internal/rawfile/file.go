@@ -23,7 +23,7 @@ type Options struct {
 	// Private says that nobody else changes the file. Then the disk can remember where its holes
 	// are.
 	Private bool
-	// Guest says that the calls are a guest's, so that the Map tells what the guest did.
+	// Guest says that the calls are a guest's, so that the Map shows the guest's work.
 	Guest bool
 }
 
@@ -145,7 +145,7 @@ func (f *File) WriteAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// Flush makes what was written durable, if the disk is. Durability: as Disk.
+// Flush makes all writes durable, if the disk is. Durability: as Disk.
 func (f *File) Flush() error {
 	if f.failed.Load() {
 		return disk.ErrFailed

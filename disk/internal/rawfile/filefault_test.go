@@ -41,8 +41,8 @@ func TestFailedFlushIsSticky(t *testing.T) {
 	require.NoError(t, err, "it can still be read")
 }
 
-// TestFileIsReadAnewAfterAFailedFlush checks that the next process does not find what a failed
-// flush has left in the page cache, as the kernel drops that some time later.
+// TestFileIsReadAnewAfterAFailedFlush checks that the next process does not find the data of a
+// failed flush in the page cache, because the kernel drops it some time later.
 func TestFileIsReadAnewAfterAFailedFlush(t *testing.T) {
 	for _, cause := range []error{nil, unix.EIO} {
 		f := openSparse(t, t.TempDir(), 1<<20, Options{Durable: true})

@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// TestRegionsGrow: a set that has grown several times knows what was added before and after.
+// TestRegionsGrow: a set that has grown several times keeps the regions from before and after.
 func TestRegionsGrow(t *testing.T) {
 	const region = 1 << 20
 	size := int64(3 * region)

@@ -9,7 +9,7 @@ const (
 	// 2 MiB of memory. The regions of a small file are smaller, for
 	// the map that people see.
 	holeRegion = 1 << 20
-	// minHoleRegion is that of small files, which may grow.
+	// minHoleRegion is the hole region of small files, which may grow.
 	minHoleRegion = 64 << 10
 	// maxHoleExtents is how many extents of a file are looked at when it is opened. Everything
 	// behind them counts as written.

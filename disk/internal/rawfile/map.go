@@ -8,7 +8,7 @@ import (
 
 var _ disk.Mapper = (*File)(nil)
 
-// Map tells what is stored in the file. If others may change the file, it is the image itself, and
+// Map shows what is stored in the file. If others may change the file, it is the image itself, and
 // the first call asks the file system. See Mapper.
 func (f *File) Map() *disk.Map {
 	m := disk.NewMap(f.Size())

@@ -66,7 +66,7 @@ func (g *cacheGuard) through(off, length int64) {
 	for g.passingLocked(off, length) {
 		g.ended.Wait()
 	}
-	// Not earlier: whoever finds the region in cached does not wait.
+	// Not earlier: a goroutine that finds the region in cached does not wait.
 	g.cached.Add(off, length)
 }
 

@@ -73,7 +73,7 @@ func (t *Trail) upTo(end int64) *marks {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// What others mark in the old set meanwhile is lost. It is only a picture.
+	// Marks that others make in the old set meanwhile are lost. It is only a picture.
 	size := max(end, t.size())
 	grown := &marks{newCellsSet(size), newCellsSet(size)}
 	cell := grown.written.region
@@ -127,7 +127,7 @@ func (t *Trail) Read(off, length int64) {
 	}
 }
 
-// Mark adds to a map what the guest did. So far the map has what is in the disk's own file as
+// Mark adds the guest's work to a map. So far, the map shows the content of the disk's own file as
 // copied.
 func (t *Trail) Mark(m *disk.Map, now time.Time) {
 	if t == nil {

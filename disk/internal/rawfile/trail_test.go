@@ -61,7 +61,7 @@ func TestMapOfAFile(t *testing.T) {
 
 func fixed(size int64) func() int64 { return func() int64 { return size } }
 
-// TestMapOfAFileThatGrows checks that what the guest did stays on the map when the cells become
+// TestMapOfAFileThatGrows checks that the guest's work stays on the map when the cells become
 // larger.
 func TestMapOfAFileThatGrows(t *testing.T) {
 	d := guestFile(t, true)
@@ -111,7 +111,7 @@ func TestMapTellsRecentReads(t *testing.T) {
 	require.False(t, look(time.Minute).Total().Read, "that may be long ago")
 }
 
-// TestTrailAgainstAModel compares a trail with what was done to each region.
+// TestTrailAgainstAModel compares a trail with the work on each region.
 func TestTrailAgainstAModel(t *testing.T) {
 	const size = 1<<20 + 512
 	for seed := range uint64(20) {

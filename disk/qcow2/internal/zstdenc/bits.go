@@ -30,7 +30,7 @@ func (w *bitWriter) bytes() []byte {
 	return w.out
 }
 
-// finish adds the bit by which a reader that begins at the end knows where that is.
+// finish adds the end bit: a reader begins at the end, and this bit shows where the data ends.
 func (w *bitWriter) finish() []byte {
 	w.flush()
 	w.add(1, 1)

@@ -18,7 +18,7 @@ type Encoder struct {
 	sequences sequences
 }
 
-// source is the input, with room behind it for what is read and not used.
+// source is the input, with room behind it for bytes that are read but not used.
 type source [MaxSize + stride]byte
 
 // literals are the bytes that are in no match.

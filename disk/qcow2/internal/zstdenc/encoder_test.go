@@ -105,7 +105,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestEdges has what a random input hardly ever has.
+// TestEdges has cases that a random input hardly ever has.
 func TestEdges(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 3))
 	var e Encoder
@@ -143,7 +143,7 @@ func fours(r *rand.Rand) []byte {
 	return b[:MaxSize]
 }
 
-// TestForgets: a frame does not depend on what was encoded before, nor on how long that was.
+// TestForgets: a frame does not depend on earlier input, nor on its length.
 func TestForgets(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 4))
 	var used Encoder

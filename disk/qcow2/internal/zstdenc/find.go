@@ -12,8 +12,8 @@ const (
 	longMatch = 8 // the least length of a match that is found by the long table
 	minMatch  = 4 // and of any other
 
-	// farther is how many bytes without a match make the steps longer by one, a logarithm: what
-	// does not compress is soon passed.
+	// farther is how many bytes without a match make the steps longer by one, a logarithm:
+	// incompressible data is soon passed.
 	farther = 8
 )
 
@@ -59,7 +59,7 @@ func (f *finder) find(s *source, n int, sequences *sequences, literals *literals
 	var (
 		limit  = n - 8 // from where on there is nothing to find
 		anchor = 0     // everything before this is done
-		at     = 1     // what is not in the tables may be at 0
+		at     = 1     // not 0, because 0 is an empty entry of the tables
 		rep1   = 1     // the last two offsets, as the format begins; they are never before 0
 		rep2   = 4
 	)
@@ -104,7 +104,7 @@ func (f *finder) find(s *source, n int, sequences *sequences, literals *literals
 			sequences.add(at-anchor, rep1+offsetFirst, length)
 			anchor = at + length
 		}
-		// What of the match is noted, so that it is found again.
+		// Note these positions of the match, so that it is found again.
 		second := uint16(at + 1)
 		at = anchor
 		if at >= limit {

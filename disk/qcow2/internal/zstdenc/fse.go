@@ -35,7 +35,7 @@ func (c *coder) begin(symbol uint8) uint32 {
 	return uint32(c.states[(int32((n<<16-t.bits)>>n)+t.state)&(1<<maxLog-1)])
 }
 
-// write writes what leads from the state of a symbol to that of the ones behind it.
+// write writes the bits that lead from the state of a symbol to the state of the ones behind it.
 func (c *coder) write(w *bitWriter, state uint32, symbol uint8) uint32 {
 	t := &c.symbols[symbol]
 	n := (t.bits + state) >> 16
