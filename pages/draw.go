@@ -13,8 +13,8 @@ const gridColumns = 128
 // of a height of one cell, so that the style sheet gives each state a width and a colour.
 type mapPaths struct{ Image, Copied, Written, Read string }
 
-// cellState is what is drawn of a cell: that the guest has written there is worth seeing, be it
-// ever so little. Of the rest, the larger part counts.
+// cellState is the state that is drawn for a cell. A guest's write always counts, however small; of
+// the rest, the larger part counts.
 func cellState(c disk.Cell) byte {
 	switch {
 	case c.Written > 0:
@@ -27,7 +27,7 @@ func cellState(c disk.Cell) byte {
 	return 'c'
 }
 
-// drawMap draws a map in rows of that many cells.
+// drawMap draws a map in rows of this many cells.
 func drawMap(m *disk.Map, columns int) mapPaths {
 	var image, copied, written, read path
 	for from := 0; from < len(m.Cells); from += columns {

@@ -10,7 +10,7 @@ const (
 	// maxClients is how many may watch the page live. Everybody else sees it as it is when it is
 	// loaded.
 	maxClients = 16
-	// clientPatience is how long a client may take to read what it is sent.
+	// clientPatience is how long a client may take to read what was sent.
 	clientPatience = 10 * time.Second
 	// keepAlive is how often a client is sent something, so that a dead one is noticed.
 	keepAlive = 15 * time.Second
@@ -18,16 +18,16 @@ const (
 	retry = "retry: 2000\n\n"
 )
 
-// news is what has changed on the page, by the IDs of elements.
+// news are the changes on the page, by the IDs of elements.
 type news struct {
 	Shape string            `json:"shape"`
 	Text  map[string]string `json:"text,omitempty"`
 	Path  map[string]string `json:"path,omitempty"`
 }
 
-// events sends what changes, as server-sent events, until the client goes or the page is stopped. A
-// client has no queue: one that is slow gets the state when it is ready for it, and one that reads
-// nothing is dropped.
+// events sends changes as server-sent events, until the client goes or the page is stopped. A
+// client has no queue: a slow client gets the state when it is ready for it, and a client that
+// reads nothing is dropped.
 func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	protect(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
@@ -75,7 +75,7 @@ type client struct {
 	sent        time.Time
 }
 
-// show sends what differs from what the client has.
+// show sends the differences from what the client has.
 func (c *client) show(v *view) error {
 	texts, paths := v.live()
 	n := news{Shape: v.Shape, Text: changed(c.texts, texts), Path: changed(c.path, paths)}
@@ -101,7 +101,7 @@ func (c *client) send(text string) error {
 	return c.out.Flush()
 }
 
-// changed returns what is new or has another value.
+// changed returns the values that are new or different.
 func changed(before, now map[string]string) map[string]string {
 	news := map[string]string{}
 	for id, text := range now {

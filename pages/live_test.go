@@ -55,8 +55,8 @@ func (w *watcher) news() (n news) {
 	return n
 }
 
-// TestEvents checks that a client first gets everything, then what has changed, and learns that the
-// page has other parts.
+// TestEvents checks that a client first gets everything, then the changes, and learns when the page
+// has other parts.
 func TestEvents(t *testing.T) {
 	f := newFake()
 	page, ts := f.serve(t)

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// commands are how to use a LUN, to be copied. They have no secret: what stands in capitals is for
-// the reader to replace.
+// commands show how to use a LUN, for copying. They contain no secret: the reader replaces the
+// parts in capitals.
 type commands struct{ QEMU, Libvirt, Iscsiadm string }
 
 // qemuLUN is a LUN as QEMU and libiscsi take it: for the first two bytes of its address.
@@ -88,7 +88,7 @@ func escapeXML(s string) string {
 	return b.String()
 }
 
-// portalFor is a portal as whoever asks for the page reaches it. If the portal is bound to every
+// portalFor is a portal's address for the client of the page. If the portal is bound to every
 // address, that is the address of the page: as the client calls it, or the local one.
 func portalFor(portals []string, asked, local string) string {
 	if len(portals) == 0 {

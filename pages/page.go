@@ -21,19 +21,18 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// assetTypes are what a browser loads beside the page.
+// assetTypes are the types of the files that a browser loads beside the page.
 var assetTypes = map[string]string{
 	"page.css": "text/css; charset=utf-8",
 	"page.js":  "text/javascript; charset=utf-8",
 	"page.svg": "image/svg+xml",
 }
 
-// policy lets a browser load what comes from here, and run or style nothing that stands in the page
-// itself.
+// policy lets a browser load files from here, and run or style nothing that is inside the page.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; " +
 	"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// PageSource supplies what the page for people shows. All functions are required, and must not
+// PageSource supplies the data of the page for people. All functions are required, and must not
 // block for long.
 type PageSource struct {
 	Status func() Status
@@ -42,7 +41,8 @@ type PageSource struct {
 	Map func(lun uint16) *disk.Map
 }
 
-// Page is the page for people: what the daemon does, live. Its methods are safe for concurrent use.
+// Page is the page for people. It shows the daemon's work live. Its methods are safe for concurrent
+// use.
 type Page struct {
 	src      PageSource
 	html     markup
@@ -60,7 +60,7 @@ type Page struct {
 	clients int                  // guarded by mu
 }
 
-// tickEvery is how often rates are measured and clients learn what is new, unless that takes long.
+// tickEvery is how often rates are measured and clients get the changes, unless that takes long.
 const tickEvery = time.Second
 
 // NewPage makes a page, which measures from now on until Stop.
@@ -86,7 +86,7 @@ func (p *Page) Stop() { p.stopped.Do(func() { close(p.stop) }) }
 // until their connections are closed.
 func (p *Page) Wait() { p.work.Wait() }
 
-// Register makes mux serve the page, what it loads, and its events.
+// Register makes mux serve the page, its files and its events.
 func (p *Page) Register(mux *http.ServeMux) {
 	mux.HandleFunc("GET /{$}", p.serve)
 	mux.HandleFunc("GET /events", p.events)
@@ -107,7 +107,7 @@ func (p *Page) Register(mux *http.ServeMux) {
 	}
 }
 
-// protect sets what every answer to a browser has.
+// protect sets the headers of every answer to a browser.
 func protect(h http.Header) {
 	h.Set("Content-Security-Policy", policy)
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -165,7 +165,8 @@ func (p *Page) next() <-chan struct{} {
 	return p.tick
 }
 
-// view makes what a client sees. All clients of a tick share one look at the daemon and its disks.
+// view makes the view for a client. All clients of a tick share one look at the daemon and its
+// disks.
 func (p *Page) view(r *http.Request) *view {
 	local := ""
 	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {

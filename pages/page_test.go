@@ -57,8 +57,8 @@ func (f *fake) luns(n int) {
 	}
 }
 
-// source is what the page asks. Each question finds that one more second of work was done, and more
-// in a hurry.
+// source supplies the page's data. Each call finds that one more second of work was done, or more
+// if the test is in a hurry.
 func (f *fake) source() PageSource {
 	seconds := 0
 	r := rand.New(rand.NewPCG(1, 1))
@@ -166,7 +166,7 @@ func TestHeadIsGetWithoutABody(t *testing.T) {
 	require.Equal(t, http.StatusNotModified, res.StatusCode)
 }
 
-// TestAssetsAreSmall bounds what a browser loads, and what the binary carries.
+// TestAssetsAreSmall limits the size of the files for browsers, and of those in the binary.
 func TestAssetsAreSmall(t *testing.T) {
 	sum, names := int64(0), map[string]bool{}
 	require.NoError(t, fs.WalkDir(assets, "assets",
@@ -261,8 +261,8 @@ func TestManyLUNs(t *testing.T) {
 	require.Contains(t, body, "There is no LUN 16384.")
 }
 
-// TestUploads checks that the time left goes by what came since the connection began: an upload
-// that goes on has the first part for nothing.
+// TestUploads checks that the remaining time depends on the data since the connection began: a
+// resumed upload had its first part for nothing.
 func TestUploads(t *testing.T) {
 	f := newFake()
 	s := &snapshot{now: f.status.Volumes.Uploads[0].StartedAt.Add(time.Hour), status: f.status}
@@ -292,7 +292,7 @@ func TestEmptyPage(t *testing.T) {
 	require.Contains(t, body, "Nobody is logged in.")
 }
 
-// TestStates checks that what matters most is shown, and in words.
+// TestStates checks that the most important state is shown, in words.
 func TestStates(t *testing.T) {
 	lun := LUNStatus{CopyMode: "clone", Copy: &CopyStatus{WaitsForSpace: true}}
 	for _, want := range []string{"opening", "no space", "copying", "ready"} {

@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// PlaceHeader is the header by which each page names the container of its daemon. The containers of
+// PlaceHeader is the header in which each page names the container of its daemon. The containers of
 // a pod share a network, so a client may reach the daemon of another container.
 const PlaceHeader = "Kubevirt-Disk-Place"
 

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Work is what was done at a LUN since the start, for the charts.
+// Work is the work of a LUN since the start, for the charts.
 type Work struct {
 	LUN         uint16
 	Image       string // with another image it is another disk
@@ -33,11 +33,11 @@ const (
 type rates struct {
 	luns map[uint16]*history
 	seen map[uint16]bool // also LUNs that are gone
-	next int             // where the next points go
+	next int             // index of the next points
 	at   time.Time       // of the last points; zero: there were none
 }
 
-// history is what a LUN did in the last minutes.
+// history is the work of a LUN in the last minutes.
 type history struct {
 	total  Work // until now
 	now    speed
@@ -46,7 +46,7 @@ type history struct {
 	quiet  int                   // points since the last that was not zero
 }
 
-// speed is what a LUN did in the last second.
+// speed is the work of a LUN in the last second.
 type speed struct {
 	readOps, writeOps, readBytes, writeBytes float64 // a second
 	readTime, writeTime                      time.Duration
@@ -84,8 +84,8 @@ func (r *rates) add(now time.Time, all []Work) {
 		h := before[w.LUN]
 		if h == nil || h.total.Image != w.Image {
 			h = &history{total: Work{Image: w.Image}}
-			// What was done before the first look, or to an earlier disk with that number, was not
-			// done in the last second.
+			// Work before the first look, or on an earlier disk with this number, was not done in
+			// the last second.
 			if first || r.seen[w.LUN] {
 				h.total = w
 			}

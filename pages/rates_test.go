@@ -17,7 +17,7 @@ func TestLogarithm(t *testing.T) {
 	require.InEpsilon(t, 1<<40, toLogarithm(1e30).value(), .01, "more is not shown")
 }
 
-// work is what a LUN has done after so many seconds at 100 reads of 4 KiB and 10 writes of 1 MiB a
+// work is the work of a LUN after this many seconds at 100 reads of 4 KiB and 10 writes of 1 MiB a
 // second.
 func work(lun uint16, seconds int) Work {
 	n := uint64(seconds)
@@ -99,7 +99,7 @@ func TestRatesAreBounded(t *testing.T) {
 	with := heap()
 	require.Len(t, r.luns, 1<<14)
 	r = rates{}
-	// What earlier tests still give back is gone from both numbers.
+	// Memory of earlier tests was collected before both numbers were taken.
 	used := with - heap()
 	t.Logf("%d bytes", used)
 	require.Greater(t, used, int64(1<<20))

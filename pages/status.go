@@ -6,7 +6,7 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// State is what the daemon is doing.
+// State is the state of the daemon.
 type State string
 
 // The states, in the order that a daemon goes through them.
@@ -46,7 +46,7 @@ type BuildInfo struct {
 	Platform  string `json:"platform"`
 }
 
-// HandoverStatus says what became of a handover that an annotation of the pod asks for: one of Done
+// HandoverStatus is the result of a handover that an annotation of the pod asks for: one of Done
 // and Error.
 type HandoverStatus struct {
 	Asked string `json:"asked"` // the annotation
@@ -57,7 +57,7 @@ type HandoverStatus struct {
 
 // VolumesStatus sums up the volumes that were made on demand.
 type VolumesStatus struct {
-	Address  string         `json:"address"` // where they are asked for
+	Address  string         `json:"address"` // the address for requests
 	States   map[string]int `json:"states"`  // how many there are in each state
 	Bytes    int64          `json:"size_bytes"`
 	Max      int            `json:"max,omitempty"`       // how many there may be; 0: no limit
@@ -120,13 +120,13 @@ type CopyStatus struct {
 	WaitsForSpace bool `json:"waits_for_space"`
 }
 
-// UsageTypeStatus describes a storage that disks can choose for what is written to them.
+// UsageTypeStatus describes a storage that disks can choose for their writes.
 type UsageTypeStatus struct {
 	Name      string   `json:"name"`
 	Directory string   `json:"directory"`
 	LUNs      []uint16 `json:"luns"` // whose disks lie there
-	// Space is what these disks use together, and what is free. It is nil if the storage cannot
-	// tell.
+	// Space is the space that these disks use together, and the free space. It is nil if the
+	// storage does not know.
 	Space *Space `json:"space,omitempty"`
 }
 

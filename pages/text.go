@@ -72,7 +72,7 @@ func durationText(d time.Duration) string {
 	}
 }
 
-// percentText writes a part of a whole. Only all of it is 100 %, and only nothing is 0 %.
+// percentText writes a part of a whole. Only the whole is 100 %, and only nothing is 0 %.
 func percentText(part, whole int64) string {
 	switch {
 	case whole <= 0 || part <= 0:

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// These bound what one page shows, and costs.
+	// These limit the content and the cost of one page.
 	rowsPerPage     = 50
 	sessionsPerPage = 100
 	uploadsPerPage  = 50
@@ -24,8 +24,8 @@ const (
 	stripCells = 512
 )
 
-// view is what the page shows, as texts. The template writes it into HTML, and the fields of live
-// change while the page is open.
+// view has the texts of the page. The template writes it into HTML, and the fields of live change
+// while the page is open.
 type view struct {
 	State, Target, Portals, Auth, Version string
 	Uptime, Reading, Writing              string
@@ -68,7 +68,7 @@ type row struct {
 // job is something that goes on beside the guest, with an end.
 type job struct{ ID, What, Done, Percent, Left string }
 
-// detail is what the page shows of one LUN.
+// detail has the texts about one LUN.
 type detail struct {
 	LUN                             uint16
 	Name                            string
@@ -88,7 +88,7 @@ type user struct {
 	ID, Name, Alias, From, Since, LUNs, InFlight, Commands, Read, Written string
 }
 
-// place is what of all LUNs a client looks at.
+// place says which of the LUNs a client looks at.
 type place struct {
 	from, lun uint16 // 0: the first
 }
@@ -253,7 +253,7 @@ func (s *snapshot) row(l *LUNStatus) row {
 	return r
 }
 
-// stateOf puts what matters most first.
+// stateOf returns the most important state of a LUN, and a note.
 func stateOf(l *LUNStatus) (state, note string) {
 	switch {
 	case l.Failure != "":
@@ -268,7 +268,7 @@ func stateOf(l *LUNStatus) (state, note string) {
 	return "ready", ""
 }
 
-// summary says what the map shows.
+// summary describes the map.
 func summary(m *disk.Map) string {
 	sum := m.Total()
 	var parts []string
@@ -364,7 +364,7 @@ func (v *view) shape() string {
 	return strconv.FormatUint(h.Sum64(), 36)
 }
 
-// live returns what changes on an open page, by the IDs of its elements: texts, and paths of
+// live returns the changing parts of an open page, by the IDs of its elements: texts, and paths of
 // pictures.
 func (v *view) live() (texts, paths map[string]string) {
 	texts = map[string]string{"state": v.State, "uptime": v.Uptime, "reading": v.Reading,
