@@ -18,7 +18,7 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// pushed pushes a file, and says what its index has.
+// pushed pushes a file, and returns the content of its index.
 func pushed(t testing.TB, m *memory, name string, content []byte, opt PushOptions) *index {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), name)
@@ -33,8 +33,8 @@ func pushed(t testing.TB, m *memory, name string, content []byte, opt PushOption
 	return x
 }
 
-// TestStreamBootOrder: what a recorded guest has read is fetched before anybody reads it, also if
-// the file is now stored in another form. Nothing else is fetched.
+// TestStreamBootOrder: the recorded reads of a guest are fetched before anybody reads, even if the
+// file is now stored in another form. Nothing else is fetched.
 func TestStreamBootOrder(t *testing.T) {
 	for name, opt := range map[string]PushOptions{"raw": {}, "compressed": {CompressRaw: "zstd"}} {
 		t.Run(name, func(t *testing.T) {

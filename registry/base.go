@@ -70,7 +70,7 @@ func (b *baseImage) read(ctx context.Context) error {
 	for _, m := range index.Manifests {
 		if m.Platform == nil || m.Platform.OS != "linux" || !m.MediaType.IsImage() ||
 			m.Digest.Algorithm != "sha256" {
-			continue // an attestation, or what cannot serve disks
+			continue // an attestation, or an image that cannot serve disks
 		}
 		if len(b.platforms) == 16 {
 			return fmt.Errorf("%s has too many platforms", b.ref)
@@ -118,7 +118,7 @@ type madeImage struct {
 // madeImages is everything that a push stores besides layers.
 type madeImages struct {
 	images  []madeImage
-	top     v1.Descriptor // what the tag names
+	top     v1.Descriptor // the manifest that the tag names
 	topText []byte
 }
 
@@ -258,8 +258,7 @@ func (p *pusher) sendBase(ctx context.Context, u *uploader) error {
 	return nil
 }
 
-// fetched is a blob of another repository that is sent on. The registry that receives it finds what
-// is wrong in it.
+// fetched is a blob of another repository that is passed on. The receiving registry checks it.
 type fetched struct {
 	ctx  context.Context
 	blob *blob

@@ -47,7 +47,7 @@ func (b *blob) checked(ctx context.Context, p []byte, off int64, check func() er
 	return n, err
 }
 
-// DigestError is content that is not what its digest says.
+// DigestError says that content does not match its digest.
 type DigestError struct{ Want, Got string }
 
 func (e *DigestError) Error() string {
@@ -58,8 +58,8 @@ func (e *DigestError) Error() string {
 	)
 }
 
-// ReadAt reads a range: all of p, or an error. At the end of the blob it returns io.EOF with what
-// is there. It verifies nothing.
+// ReadAt reads a range: all of p, or an error. At the end of the blob it returns the bytes that
+// there are, and io.EOF. It verifies nothing.
 func (b *blob) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n, _, err := b.readAt(ctx, p, off)
 	return n, err
@@ -314,7 +314,7 @@ func (w *watched) Close() error {
 }
 
 // check compares the answer with the request. A registry may send everything instead of the range:
-// then what lies before the range is skipped.
+// then the part before the range is skipped.
 func (f *fetch) check(res *http.Response, body io.Reader) error {
 	if res.StatusCode == http.StatusOK {
 		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// BootOrder is what guests read of their disks first, recorded while they booted. Push keeps it
-// with an image. Wherever that image is served from the registry, these blocks are fetched first.
-// It names no file of a machine, and has no content of the disks.
+// BootOrder is the order of a guest's first reads of its disks, recorded during a boot. Push keeps
+// it with an image. When that image is served from the registry, these blocks are fetched first. It
+// names no file of a machine, and has no content of the disks.
 type BootOrder struct {
 	Disks []BootDisk
 }
@@ -75,7 +75,7 @@ func ReadBootOrder(r io.Reader) (*BootOrder, error) {
 	return order, lines.Err()
 }
 
-// line adds what one line says. seen are the blocks of the last disk so far.
+// line adds the content of one line. seen are the blocks of the last disk so far.
 func (o *BootOrder) line(text string, seen *map[int64]bool) error {
 	if rest, ok := strings.CutPrefix(text, "disk "); ok {
 		size, name, _ := strings.Cut(rest, " ")
@@ -156,7 +156,7 @@ func (o *BootOrder) WriteTo(w io.Writer) (int64, error) {
 	return b.WriteTo(w)
 }
 
-// matchBoot finds the order of each file that is pushed: that of a disk of its name and size. The
+// matchBoot finds the order of each pushed file: the order of a disk with its name and size. The
 // extension may differ, because push stores a raw file as qcow2. A single file takes a single
 // order, whatever its name.
 func (p *pusher) matchBoot() error {

@@ -191,8 +191,8 @@ type checkpoints struct {
 
 var errCheckpoints = errors.New("is no file of checkpoints, or is damaged")
 
-// openCheckpoints reads a file of size bytes, of a layer of that many bytes. It checks everything
-// except whether the file is right about the layer.
+// openCheckpoints reads a file of size bytes, for a layer of a given length. It checks everything
+// except whether the file matches the layer.
 func openCheckpoints(file io.ReaderAt, size, layer int64) (*checkpoints, error) {
 	if size < int64(len(checkpointMagic))+checkpointFoot {
 		return nil, errCheckpoints

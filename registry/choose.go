@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// choose decides what to fetch, when everything is known about the files of the image.
+// choose decides what to fetch once everything is known about the files of the image.
 func (p *puller) choose() (chosen []*file, err error) {
 	below := make(map[string]bool)
 	for _, f := range p.files {

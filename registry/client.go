@@ -22,7 +22,7 @@ type Options struct {
 	// Config is a file of credentials, or a directory with one: docker's config.json, or a mounted
 	// pull secret. "": where docker and podman keep theirs.
 	Config string
-	// Own is a credential for the registry OwnHost. It goes before those of Config. Zero: none.
+	// Own is a credential for the registry OwnHost. It wins over those of Config. Zero: none.
 	Own     Credential
 	OwnHost string
 	// CA is a file of certificates (PEM) that are trusted beside those of the system.
@@ -33,10 +33,10 @@ type Options struct {
 	Insecure []string
 	// Patience is how long a registry may send nothing before that is an error. 0: two minutes.
 	Patience time.Duration
-	// UserAgent is what registries are told.
+	// UserAgent is the name of this program in requests.
 	UserAgent string
-	// Warn is called with what a person may want to know, for example that a request is tried
-	// again. May be nil.
+	// Warn is called with messages that a person may want to see, for example that a request is
+	// tried again. May be nil.
 	Warn func(text string)
 }
 

@@ -74,7 +74,7 @@ func (c *Container) resolveKept(ctx context.Context, src source, ref Reference, 
 	return kept, kept.saveRecord(record{Reference: ref.String(), Digest: c.image.digest})
 }
 
-// readConfig reads the configuration, and what it says about the layers.
+// readConfig reads the configuration, and its list of layers.
 func (c *Container) readConfig(ctx context.Context) (err error) {
 	m := c.image.manifest
 	if c.config, err = c.image.small(ctx, m.Config, maxManifest); err != nil {

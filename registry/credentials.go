@@ -169,8 +169,8 @@ func readConfig(file string) (*configfile.ConfigFile, error) {
 	return parsed, nil
 }
 
-// credentialOf finds what the file has for the repository: the entry that names most of its path,
-// as Kubernetes and podman do; an entry for the registry; or one with a wildcard in its host.
+// credentialOf finds the file's credential for the repository: the entry that names most of its
+// path, as Kubernetes and podman do; an entry for the registry; or one with a wildcard in its host.
 func credentialOf(file *configfile.ConfigFile, target authn.Resource) (types.AuthConfig, error) {
 	var empty types.AuthConfig
 	host := target.RegistryStr()

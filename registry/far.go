@@ -33,10 +33,10 @@ type farFile struct {
 	name   string // digest of the file's chunk digests
 	chunk  int64  // bytes that are fetched at once
 	zeros  zeroChunks
-	tables *tables // what opening reads of the file; nil: that must be fetched
+	tables *tables // the metadata of the file; nil: that must be fetched
 	// booted has a bit for each chunk that a recorded boot fetches ahead; nil: no boot was recorded
 	booted atomic.Pointer[[]uint64]
-	// opening says that what is announced is among the tables
+	// opening says that the announced ranges are in the tables
 	opening atomic.Bool
 	warn    func(text string)
 	came    atomic.Int64 // bytes, from the registry
@@ -75,7 +75,7 @@ func (f *farFile) readAhead(off, length int64) {
 	}
 	first, last := off/f.chunk, (off+length-1)/f.chunk
 	if f.inBoot(first) && f.inBoot(last) {
-		return // what a guest reads was recorded, so do not guess
+		return // the guest's reads were recorded, so do not guess
 	}
 	f.mu.Lock()
 	i := slices.IndexFunc(f.runs[:], func(r readRun) bool {
@@ -165,7 +165,7 @@ func chunksDigest(size, chunkSize int64, digests []byte) string {
 // ReadAt waits until ctx ends for data that cannot be fetched now. Registries come back, and wrong
 // data may be right when it is fetched again.
 //
-// It fetches neither chunks of zeros nor what came with the index to open the file.
+// It fetches neither chunks of zeros nor the metadata that came with the index.
 func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
 	if off >= 0 && f.tables.read(p, off) {
 		return len(p), nil

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// FuzzReference parses anything; what is accepted is accepted again.
+// FuzzReference parses anything; an accepted reference is accepted again in its printed form.
 func FuzzReference(f *testing.F) {
 	for _, text := range []string{"a/b:c", "oci:dir:tag", "docker-archive:x.tar",
 		"a/b@sha256:" + strings.Repeat("0", 64)} {
@@ -91,8 +91,8 @@ func FuzzCredentials(f *testing.F) {
 	})
 }
 
-// FuzzLayer reads anything as the tar archive of a layer: what it says shows lies in the directory,
-// and what lies there is what Go's own reader finds.
+// FuzzLayer reads anything as the tar archive of a layer. Files that it shows lie in the directory,
+// and Go's own reader finds the same files there.
 func FuzzLayer(f *testing.F) {
 	f.Add(tarOf(f, tarFile{name: "disk/a", content: []byte("x")}, tarFile{name: "disk/.wh.b"},
 		tarFile{name: "disk/c", kind: tar.TypeLink, link: "disk/a"}))

@@ -254,7 +254,7 @@ func TestInsecure(t *testing.T) {
 	require.Zero(t, l.requests(""), "nothing has come to it")
 }
 
-// TestCredentials: where credentials come from, and that nothing shows them.
+// TestCredentials checks where credentials come from, and that nothing shows them.
 func TestCredentials(t *testing.T) {
 	const secret = "pa55word"
 	for _, token := range []bool{false, true} {

@@ -34,14 +34,14 @@ var manifestTypes = []string{string(types.OCIManifestSchema1), string(types.OCII
 
 // source is where the parts of an image are: a repository or something local.
 type source interface {
-	// manifest returns the manifest of a digest, or that of the reference if the digest is "".
+	// manifest returns the manifest with a digest, or the reference's if the digest is "".
 	manifest(ctx context.Context, digest string) (content []byte, mediaType string, err error)
 	// blob returns a blob that a manifest names. It reads nothing yet.
 	blob(desc v1.Descriptor) (*blob, error)
 	Close() error
 }
 
-// source opens what the reference names.
+// source opens the image that the reference names.
 func (c *Client) source(ref Reference) (source, error) {
 	switch {
 	case ref.oci != "":
@@ -235,8 +235,8 @@ func resolveIn(ctx context.Context, src source, ref Reference) (*resolved, error
 	return nil, fmt.Errorf("%s: an index within an index within an index", ref)
 }
 
-// manifestKind is what a manifest says about its own type. Registries and layouts may be wrong
-// about it.
+// manifestKind returns the type that a manifest claims for itself. Registries and layouts may be
+// wrong about it.
 func manifestKind(content []byte, mediaType string) types.MediaType {
 	var says struct {
 		MediaType string            `json:"mediaType"`
@@ -280,8 +280,8 @@ func parseManifest(content []byte) (*v1.Manifest, error) {
 	return m, nil
 }
 
-// ofPlatform chooses the manifest for this machine. Containers run nowhere else, and whoever builds
-// an image for one platform builds the disk for it, too.
+// ofPlatform chooses the manifest for this machine. Containers run nowhere else, and an image that
+// is built for one platform has the disk for that platform.
 func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
 	if err != nil {

@@ -48,7 +48,7 @@ type index struct {
 	Files     []indexFile `json:"files"`
 
 	chunks []byte      // the digests, one after the other
-	packed []byte      // what Metadata of all files names, one after the other, as zstd; or nothing
+	packed []byte      // the ranges in Metadata of all files, in order, as zstd; or nothing
 	tables io.ReaderAt // the same, unpacked; nil: not unpacked, or there is none
 }
 
@@ -61,7 +61,7 @@ type indexFile struct {
 	FirstChunk int64  `json:"firstChunk"`
 	// Metadata are the ranges that opening reads: offset and length.
 	Metadata [][2]int64 `json:"metadata,omitempty"`
-	// Boot is what a guest reads first, in that order: a chunk, and how many chunks from there on.
+	// Boot lists a guest's first reads, in order: a chunk, and how many chunks from there on.
 	Boot [][2]int64 `json:"boot,omitempty"`
 }
 

@@ -8,7 +8,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// FuzzIndex reads anything as an index: what is accepted lies where it says.
+// FuzzIndex reads anything as an index: everything in an accepted index lies where it says.
 func FuzzIndex(f *testing.F) {
 	h, _ := v1.NewHash(digestOf(nil))
 	layers := []v1.Descriptor{{Digest: h, Size: 1 << 20}}

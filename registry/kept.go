@@ -37,8 +37,8 @@ func keep(src source, dir string) (*keptSource, error) {
 
 func (k *keptSource) Close() error { return errors.Join(k.source.Close(), k.dir.Close()) }
 
-// manifest returns the kept manifest, or else requests it and keeps it. A reference names what it
-// named at first.
+// manifest returns the kept manifest, or else requests it and keeps it. A reference keeps the
+// meaning that it had first.
 func (k *keptSource) manifest(ctx context.Context, digest string) ([]byte, string, error) {
 	if digest == "" {
 		digest = k.pinned
@@ -63,7 +63,7 @@ func (k *keptSource) manifest(ctx context.Context, digest string) ([]byte, strin
 	return content, mediaType, err
 }
 
-// blob returns what is kept. Only blobs of the index are.
+// blob returns a kept blob. Only blobs of the index are kept.
 func (k *keptSource) blob(desc v1.Descriptor) (*blob, error) {
 	name := keptName(desc.Digest.String())
 	if content, err := k.read(name, maxIndexLayer); err == nil &&
@@ -88,7 +88,7 @@ func (k *keptSource) saveBlob(digest v1.Hash, content []byte) error {
 
 func keptName(digest string) string { return strings.ReplaceAll(digest, ":", "-") }
 
-// record is what a reference named when it was resolved. It is kept as JSON.
+// record is the meaning of a reference when it was resolved. It is kept as JSON.
 type record struct {
 	Reference string       `json:"reference"`
 	Digest    string       `json:"digest"` // of the manifest
@@ -102,7 +102,7 @@ type record struct {
 // StreamDisk is a disk of an image.
 type StreamDisk struct {
 	Name string `json:"name"` // as it is in the image's directory of disks
-	// Digests are those of its files, its own first. nil: the disk was not opened yet.
+	// Digests are the digests of its files, its own first. nil: the disk was not opened yet.
 	Digests []string `json:"digests,omitempty"`
 }
 

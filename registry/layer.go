@@ -90,7 +90,7 @@ func compression(head []byte) string {
 	return ""
 }
 
-// cancelled ends what is under way when it is closed.
+// cancelled cancels the current work when it is closed.
 type cancelled struct {
 	io.ReadCloser
 	cancel context.CancelFunc
@@ -166,7 +166,8 @@ type entry struct {
 	sparse  bool // its bytes do not lie as they are in the archive
 }
 
-// The names by which a layer removes what is below it (image-spec, layer.md, "Whiteouts").
+// The names with which a layer removes files of the layers below it (image-spec, layer.md,
+// "Whiteouts").
 const (
 	whiteoutPrefix = ".wh."
 	whiteoutMeta   = ".wh..wh."
@@ -179,7 +180,7 @@ const diskDir = "disk"
 // under reports whether a clean name is the directory or below it.
 func under(dir, name string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
-// layerList is what one layer has under the directory of the disks.
+// layerList is the content of one layer below the directory of the disks.
 type layerList struct {
 	dir     string            // the directory of the disks
 	entries map[string]*entry // by name; if a name comes several times, the last counts
@@ -289,7 +290,7 @@ func (l *layerList) note(e *entry) {
 	}
 }
 
-// shadow is what the layers read so far, from the top, hide of those below.
+// shadow is everything that the layers read so far, from the top, hide in those below.
 type shadow struct {
 	names map[string]bool // other files have these names, or a whiteout removes them
 	trees map[string]bool // everything below these directories is hidden
@@ -297,7 +298,7 @@ type shadow struct {
 
 func newShadow() *shadow { return &shadow{names: map[string]bool{}, trees: map[string]bool{}} }
 
-// shows reports whether a file of that name in a lower layer is visible.
+// shows reports whether a file of this name in a lower layer is visible.
 func (s *shadow) shows(name string) bool {
 	if s.names[name] {
 		return false

@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// refName is the annotation by which an OCI layout names its images (image-layout.md).
+// refName is the annotation with which an OCI layout names its images (image-layout.md).
 const refName = "org.opencontainers.image.ref.name"
 
 // layoutIndex is the file of an OCI layout that names its images.
@@ -182,12 +182,12 @@ func (r *fileRun) Read(p []byte) (int, error) {
 
 func (r *fileRun) Close() error { return r.file.Close() }
 
-// archive is what "docker save" or "podman save" writes: a tar archive of layers, with a
+// archive is the output of "docker save" or "podman save": a tar archive of layers, with a
 // manifest.json.
 type archive struct {
 	file     string
 	members  map[string]member
-	manifest []byte            // made from what the archive says
+	manifest []byte            // made from the archive's manifest
 	blobs    map[string]member // by digest
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLocalImagesThatAreNone: what is no image on this machine is named, with what is wrong and
-// what to write instead.
+// TestLocalImagesThatAreNone: if there is no such image on this machine, the error says what is
+// wrong and what to write instead.
 func TestLocalImagesThatAreNone(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

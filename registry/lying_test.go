@@ -127,7 +127,7 @@ func (l *lying) blobElsewhere(w http.ResponseWriter, r *http.Request) {
 	l.blob(w, r, strings.TrimPrefix(r.URL.Path, "/"))
 }
 
-// blob sends a blob or a range of it, unless a fault is due.
+// blob sends a blob or a range of it, unless it is time for a fault.
 func (l *lying) blob(w http.ResponseWriter, r *http.Request, digest string) {
 	l.mu.Lock()
 	content, ok := l.store[digest]
@@ -205,7 +205,7 @@ func says(status int, header ...string) fault {
 	}
 }
 
-// issue gives a token to whoever has the password.
+// issue gives a token to a client with the password.
 func (l *lying) issue(w http.ResponseWriter, r *http.Request) {
 	if user, password, _ := r.BasicAuth(); l.basic != "" && user+":"+password != l.basic {
 		w.WriteHeader(http.StatusUnauthorized)

@@ -17,15 +17,15 @@ import (
 // that finds a disk looks for partitions there. Bytes.
 const firstLook = 64 << 10
 
-// needs is what is read of a file: what must be here before the image can be served, and what a
-// guest reads first, as runs of chunks.
+// needs are the ranges of a file that are read: to open the image, and by a booting guest, as runs
+// of chunks.
 type needs struct {
 	metadata [][2]int64
 	boot     [][2]int64
 }
 
-// needsOf opens an image once more, and notes what is read of each of its files: first to open it,
-// then to read the blocks of a recorded boot. open returns each file, and needsOf closes it.
+// needsOf opens an image once more, and records the reads of each of its files: first to open it,
+// then of the blocks of a recorded boot. open returns each file, and needsOf closes it.
 func needsOf(
 	ctx context.Context,
 	name string,
@@ -86,7 +86,7 @@ func needsOf(
 	return all, nil
 }
 
-// noting is a file that notes what is read of it.
+// noting is a file that records its reads.
 type noting struct {
 	file *os.File
 	size int64
@@ -102,8 +102,8 @@ func (s *noting) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
 	return s.file.ReadAt(p, off)
 }
 
-// ranges are what was read, in order, without overlaps, as offset and length. Reads that are close
-// together are one range, so that there are no more ranges than are accepted.
+// ranges are the reads, in order, without overlaps, as offset and length. Reads that are close
+// together are one range, so that there are not more ranges than are accepted.
 func (s *noting) ranges() (all [][2]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

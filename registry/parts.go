@@ -54,7 +54,7 @@ type unsuited struct{ why string }
 
 func (u *unsuited) Error() string { return u.why }
 
-// maxParts bounds what is kept of them, in bytes.
+// maxParts limits the size of the kept parts, in bytes.
 const maxParts = 512 << 20
 
 // partsName is the file with the known parts of the image.
@@ -151,8 +151,8 @@ func (l *contents) shown(shade *shadow) (all []*part, err error) {
 			from = l.list.target(e)
 		}
 		if from == nil || from.kind != entryFile || name == diskDir || l.files[from.name] == nil {
-			// It may be a link that leads elsewhere, a device or a sparse file. What it is, and
-			// whether it matters, is found out when the image is fetched.
+			// The file may be a link that leads elsewhere, a device or a sparse file. Fetching the
+			// image shows what it is, and whether that matters.
 			return nil, &unsuited{fmt.Sprintf("has %q, which cannot be read by ranges", name)}
 		}
 		p := *l.files[from.name]
@@ -379,7 +379,7 @@ func (s *Stream) farPartLocked(p *part) (*farFile, error) {
 	return u.open(p.Offset, p.Size), nil
 }
 
-// warnOf tells a person what is wrong with a part of the image.
+// warnOf logs what is wrong with a part of the image.
 func (s *Stream) warnOf(what string) func(text string) {
 	return func(text string) {
 		s.client.opt.Warn(strings.Join([]string{s.ref.String(), what, text}, ": "))

@@ -33,7 +33,7 @@ func (p *Progress) Expect(total int64) { p.total.Store(total) }
 // Data is the same.
 func (p *Progress) Data() (done, total int64) { return p.Done(), p.Total() }
 
-// counted counts what is read.
+// counted counts the bytes that are read.
 type counted struct {
 	io.ReadCloser
 	n *atomic.Int64

@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// PullOptions say what to fetch of an image. The zero value works.
+// PullOptions are the options of Pull. The zero value works.
 type PullOptions struct {
 	// Path is the file to fetch: a name in /disk, or a path in the image. "": the only disk, or all
 	// of them into a directory.
@@ -101,17 +101,17 @@ type file struct {
 	layer   int    // its index in the manifest
 	ordinal int    // of the tar entry that has its content; -1: the whole layer is the file
 	size    int64  // bytes; -1: not known
-	refused string // what it is, if it is not a file
+	refused string // its kind, if it is not a file
 	isQcow2 bool
 	backing string // the file that it needs below it
 
-	// What has been written while the layer was read.
+	// The files that have been written while the layer was read.
 	to      *image.Destination
 	arrival *image.Arrival
 	label   string // the name of to in messages
 }
 
-// drop removes what has been written of the file.
+// drop removes the part of the file that has been written.
 func (p *puller) drop(f *file) error {
 	if f.to == nil {
 		return nil
@@ -328,7 +328,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	return p.shadow.add(list)
 }
 
-// collect takes the visible files of a layer, the hard links among them, and what is refused.
+// collect takes the visible files of a layer, its hard links, and the files that are refused.
 func (p *puller) collect(ctx context.Context, list *layerList, i int, here map[string]*file) error {
 	linked := make(map[string][]*file) // to files elsewhere in the layer
 	for _, name := range slices.Sorted(maps.Keys(list.entries)) {
@@ -489,7 +489,7 @@ func (p *puller) artifact(ctx context.Context, i int, b *blob) error {
 	return in.Finish()
 }
 
-// artifactName is the name of a disk whose only name, if any, is that of its layer.
+// artifactName is the name of a disk that has no name, or only its layer's.
 func artifactName(desc v1.Descriptor, dir string) string {
 	name := path.Base(path.Clean("/" + desc.Annotations[annotationDisk]))
 	if name == "/" || name == "." || len(name) > 200 {

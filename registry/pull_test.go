@@ -105,7 +105,7 @@ func TestPullIsSparse(t *testing.T) {
 	require.Less(t, usedBytes(t, filepath.Join(dir, "out.raw")), int64(2<<20))
 }
 
-// TestPullLayers: what a runtime would show of the layers is what is fetched.
+// TestPullLayers: pull fetches the files that a runtime would show.
 func TestPullLayers(t *testing.T) {
 	a, b := noise(3, 8192), noise(4, 8192)
 	disk := func(name string, p []byte) tarFile { return tarFile{name: name, content: p} }
@@ -345,7 +345,7 @@ func TestPullWrongBytes(t *testing.T) {
 	}
 }
 
-// TestPullKeeps: an existing file stays unless it is to be replaced, also if that fails.
+// TestPullKeeps: an existing file stays unless it should be replaced, even if that fails.
 func TestPullKeeps(t *testing.T) {
 	s := store{}
 	content := noise(10, 1<<20)

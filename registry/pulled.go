@@ -123,7 +123,7 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 	return d, err
 }
 
-// touch notes that it is used. If that is not possible, it may be removed too early.
+// touch records that the image is used. If that fails, the image may be removed too early.
 func (d *pulledDisk) touch() {
 	for _, dir := range []string{d.dir, d.dir + seekSuffix} { // what is removed first comes first
 		now := time.Now()
@@ -158,7 +158,7 @@ func Others(cacheDir string) func() ([]cache.Other, error) {
 	}
 }
 
-// otherOf is what there is of a fetched image, including the remains of fetching it.
+// otherOf returns the files of a fetched image, including the remains of fetching it.
 func otherOf(dir string, what []string) (cache.Other, error) {
 	o := cache.Other{Name: what[0], Remove: func() error { return removePulled(dir, what) }}
 	for _, path := range what {

@@ -29,13 +29,14 @@ type PushOptions struct {
 	// Compress says how to store files other than raw ones that are not compressed, as qcow2, by
 	// way of a temporary file. CompressRaw is the same for raw files. "": as they are.
 	Compress, CompressRaw qcow2.Compression
-	// Boot is what guests read first of these disks. It is kept with the image, and fetched first
-	// wherever the image is served from the registry. nil: unknown.
+	// Boot is the order of guests' first reads of these disks. It is kept with the image, and these
+	// blocks are fetched first whenever the image is served from the registry. nil: unknown.
 	Boot *BootOrder
 	// Image limits what is accepted as an image.
 	Image image.Options
-	// Uploads is a directory for notes on unfinished uploads, by which the same push later goes on
-	// inside a blob. It is made if it is missing. "": only complete blobs are not sent again.
+	// Uploads is a directory for notes on unfinished uploads. With these, the same push can later
+	// continue inside a blob. It is made if it is missing. "": only complete blobs are not sent
+	// again.
 	Uploads string
 	// Progress notes how far the push is. May be nil.
 	Progress *Progress
@@ -177,8 +178,8 @@ func (p *pusher) checkNames() error {
 	return nil
 }
 
-// prepare compresses what is to be compressed, and lays out a layer for each file and each of its
-// backing files.
+// prepare compresses files where needed, and lays out a layer for each file and each of its backing
+// files.
 func (p *pusher) prepare(ctx context.Context) error {
 	p.needs = make(map[*diskLayer]needs)
 	there := make(map[string]bool)

@@ -276,7 +276,8 @@ func TestIndexMetadata(t *testing.T) {
 	}
 }
 
-// TestPushContainerDisk: without a base it is what KubeVirt takes, one file and its directory.
+// TestPushContainerDisk: without a base, the image has the form that KubeVirt takes, one file and
+// its directory.
 func TestPushContainerDisk(t *testing.T) {
 	ctx := context.Background()
 	m := newMemory(t)
@@ -384,8 +385,8 @@ func TestPushCompresses(t *testing.T) {
 	}
 }
 
-// TestPushRefuses: what serve would refuse, or an option that makes no sense, is an error before
-// anything is sent.
+// TestPushRefuses: a disk that serve would refuse, or an option that makes no sense, is an error
+// before anything is sent.
 func TestPushRefuses(t *testing.T) {
 	m := newMemory(t)
 	dir := t.TempDir()

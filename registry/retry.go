@@ -34,12 +34,12 @@ func (e *permanentError) Unwrap() error { return e.err }
 
 func permanent(err error) error { return &permanentError{err} }
 
-// StatusError is an answer by which a registry refuses.
+// StatusError is a registry's refusal.
 type StatusError struct {
 	Host   string
 	Method string
 	Status int
-	Detail string // what the registry says about it; may be empty
+	Detail string // the registry's message; may be empty
 
 	away  bool          // the answer came from where the registry redirected us
 	after time.Duration // how long to wait before the next try; 0: the registry does not say

@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// removeFetched removes fetched images to make room, but keeps what is needed to read them by
-// ranges. With all it removes that, too.
+// removeFetched removes fetched images to make room, but keeps the files for reading them by
+// ranges. With all set, it removes those, too.
 func removeFetched(t testing.TB, cacheDir string, all bool) {
 	t.Helper()
 	others, err := Others(cacheDir)()
@@ -72,7 +72,7 @@ func seekImage(t testing.TB) (l *lying, ref Reference, layer []byte, want map[st
 }
 
 // TestSeek serves disks of gzip layers by ranges. They were fetched once and have been removed
-// since. The disks are the same, and only what is read is fetched.
+// since. The disks are the same, and only the parts that are read are fetched.
 func TestSeek(t *testing.T) {
 	l, ref, layer, want := seekImage(t)
 	dir, keep := t.TempDir(), t.TempDir()

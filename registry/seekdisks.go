@@ -50,8 +50,8 @@ type seekMaker struct {
 	offsets  map[string]int64 // of the files of the current layer
 }
 
-// newSeekMaker begins the directory. nil: that failed, and the image will be fetched again after it
-// was removed.
+// newSeekMaker begins the directory. It returns nil if that fails; the image must then be fetched
+// again after it was removed.
 func newSeekMaker(dir string) *seekMaker {
 	if os.RemoveAll(dir) != nil || os.Mkdir(dir, 0o770) != nil {
 		return nil
@@ -162,8 +162,8 @@ func loadSeekContents(content []byte) (*seekContents, error) {
 	return c, nil
 }
 
-// seekLocked opens the disks of an image that was fetched before. nil without an error: that is not
-// possible, and the image must be fetched.
+// seekLocked opens the disks of an image that was fetched before. It returns nil without an error
+// if that is not possible, and the image must be fetched.
 func (s *Stream) seekLocked(ctx context.Context, dir string) (_ *seekDisks, err error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -210,7 +210,7 @@ func (s *Stream) openSeek(ctx context.Context, root *os.Root, d *seekDisks) erro
 		if p.Offset > layer.points.size || p.Size > layer.points.size-p.Offset {
 			return nil, fmt.Errorf("%s does not lie in its layer", p.Name)
 		}
-		// Nobody sees this name: the disk has that of the raw file.
+		// Nobody sees this name: the disk has the name of the raw file.
 		return &farFile{blob: seekablePart{layer, p.Offset, p.Size}, name: layer.name,
 			chunk: layer.points.chunk, zeros: zeroChunks{size: p.Size}, warn: s.warnOf(p.Name)}, nil
 	}
@@ -298,7 +298,7 @@ var noWait = func() context.Context {
 	return ctx
 }()
 
-// WillRead does nothing. What is read in order is fetched ahead anyway.
+// WillRead does nothing. Data that is read in order is fetched ahead anyway.
 func (d *seekDisk) WillRead(off, length int64) {}
 
 func (d *seekDisk) Check() error { return nil }

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// firstPiece and largestPiece bound how much is sent with one request. A broken connection
-	// loses at most that, and proxies limit what they accept. Bytes.
+	// firstPiece and largestPiece limit the size of one request. A broken connection loses at most
+	// one piece, and proxies limit what they accept. Bytes.
 	firstPiece   = 8 << 20
 	largestPiece = 64 << 20
 	// shortPiece and longPieceTime bound how long a piece should take. When a push is interrupted,
@@ -23,7 +23,7 @@ const (
 	// lastPiece is how long an interrupted push goes on sending the piece under way: distribution 2
 	// refuses to go on behind a piece that it has in part.
 	lastPiece = 10 * time.Second
-	// maxRestarts is how often a blob is begun anew because the registry refused what it was sent.
+	// maxRestarts is how often a blob is begun anew because the registry has refused the data.
 	maxRestarts = 4
 )
 
@@ -51,16 +51,15 @@ type sending struct {
 	piece int64    // size of the next piece
 	most  int64    // the largest piece allowed
 	ask   bool     // only the registry knows how much has arrived
-	// told: the registry has said what off is. Only the digest at the end shows whether that is
-	// right.
+	// told: the registry has told us off. Only the digest at the end shows whether that is right.
 	told     bool
 	restarts int
 	ended    bool // everything was sent; whether the registry has the blob is unknown
 	done     bool
 }
 
-// blob sends a blob, unless the registry has it. What arrived before a connection broke, or before
-// a push was interrupted, is not sent again if the registry has kept it.
+// blob sends a blob, unless the registry has it. Data that arrived before a connection broke, or
+// before a push was interrupted, is not sent again if the registry has kept it.
 func (u *uploader) blob(ctx context.Context, desc v1.Descriptor, from content) error {
 	there, err := u.has(ctx, desc)
 	if err != nil {
@@ -122,7 +121,7 @@ func (s *sending) next(ctx context.Context) error {
 	return s.tries.again(ctx, err)
 }
 
-// refused reports whether the registry refuses what it was sent, whoever sends it.
+// refused reports whether the registry refuses the data itself, whoever sends it.
 func refused(err error) bool {
 	var status *StatusError
 	if !errors.As(err, &status) {
@@ -136,7 +135,7 @@ func refused(err error) bool {
 	return status.Status/100 == 4
 }
 
-// tooLarge reports whether something on the way does not accept pieces of that size.
+// tooLarge reports whether something on the way does not accept pieces of this size.
 func tooLarge(err error) bool {
 	var status *StatusError
 	return errors.As(err, &status) && status.Status == http.StatusRequestEntityTooLarge

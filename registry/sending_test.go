@@ -124,7 +124,7 @@ func (u *uploads) patch(w http.ResponseWriter, r *http.Request, id string, all *
 	u.answer(w, id, int64(all.Len()), http.StatusAccepted)
 }
 
-// pushTry pushes one disk of 24 MiB that is not compressed, and keeps what a person was told.
+// pushTry pushes one uncompressed disk of 24 MiB, and keeps the messages.
 type pushTry struct {
 	m    *memory
 	u    *uploads
@@ -163,7 +163,7 @@ func (p *pushTry) push(ctx context.Context, t *testing.T) error {
 	return err
 }
 
-// whole pulls what was pushed, and checks that nothing is left of the upload.
+// whole pulls the pushed disk, and checks that nothing is left of the upload.
 func (p *pushTry) whole(t *testing.T) {
 	left, err := os.ReadDir(p.dir)
 	require.NoError(t, err)

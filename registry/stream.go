@@ -31,9 +31,9 @@ type StreamOptions struct {
 	// which image the reference named when it was first used, and how to find its disks. It is made
 	// if it is missing.
 	KeepDir string
-	// WhenComplete serves layers whose chunks have no digests at once, and verifies them when all
-	// of them was fetched (image.Unsure). Until then only TLS is trusted. Without it they are
-	// fetched and verified first.
+	// WhenComplete serves layers without chunk digests at once, and verifies them when all of them
+	// was fetched (image.Unsure). Until then only TLS is trusted. Without it they are fetched and
+	// verified first.
 	WhenComplete bool
 }
 
@@ -201,8 +201,8 @@ func (s *Stream) readIndex(ctx context.Context) (*index, error) {
 	return nil, nil
 }
 
-// indexLayer reads the layer of the index, through the cache. Daemons that share the cache fetch it
-// once. What is in the cache is checked against the digest of the layer.
+// indexLayer reads the layer of the index through the cache. Daemons that share the cache fetch it
+// once. Cached data is checked against the digest of the layer.
 func (s *Stream) indexLayer(ctx context.Context, desc descriptor) ([]byte, error) {
 	if desc.Size > 0 && desc.Size <= maxIndexLayer && !s.kept.has(desc.Digest) {
 		layer, err := s.image.source.blob(desc)
@@ -271,7 +271,7 @@ func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
 	})
 }
 
-// partDisks are those of the parts.
+// partDisks are the disks of the parts.
 func (s *Stream) partDisks(ctx context.Context) ([]string, error) {
 	var top []string
 	for _, p := range s.parts.Files {
@@ -292,7 +292,7 @@ func (s *Stream) partDisks(ctx context.Context) ([]string, error) {
 func (s *Stream) notBelow(ctx context.Context, all []string,
 	open func(name string) (image.Source, error)) (names []string, err error) {
 	if len(all) == 1 {
-		return all, nil // whatever it needs is elsewhere
+		return all, nil // everything that it needs is elsewhere
 	}
 	below := make([]string, len(all))
 	group, ctx := errgroup.WithContext(ctx)
@@ -326,7 +326,7 @@ func (s *Stream) Digest() string {
 	return s.record.Digest
 }
 
-// Disks are those of the image.
+// Disks returns the disks of the image.
 func (s *Stream) Disks() []StreamDisk {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -388,7 +388,7 @@ type orderedFile struct {
 	boot   [][2]int64
 }
 
-// bootLocked begins to fetch what a guest reads first of a disk, in the recorded order.
+// bootLocked begins to fetch a guest's first reads of a disk, in the recorded order.
 func (s *Stream) bootLocked(name string, files []orderedFile) {
 	var all []<-chan struct{}
 	for _, f := range files {
@@ -413,7 +413,7 @@ func (s *Stream) bootLocked(name string, files []orderedFile) {
 	s.booted[name] = done
 }
 
-// Booted is closed when what a guest reads first of a disk was fetched, as far as possible. nil: no
+// Booted is closed when a guest's first reads of a disk were fetched, as far as possible. nil: no
 // boot was recorded, or the disk is not open.
 func (s *Stream) Booted(name string) <-chan struct{} {
 	s.mu.Lock()
@@ -444,7 +444,7 @@ func (s *Stream) openFile(name string) (orderedFile, error) {
 	return orderedFile{}, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
 
-// Close frees what Stream has opened.
+// Close closes everything that Stream has opened.
 func (s *Stream) Close() error {
 	err := s.kept.Close()
 	if s.tables != nil {

@@ -20,7 +20,7 @@ import (
 	"kubevirt.io/disk/registry/cache"
 )
 
-// streaming is what a daemon has to stream images with.
+// streaming has the parts of a daemon that stream images.
 type streaming struct {
 	client *Client
 	opt    StreamOptions
@@ -104,7 +104,7 @@ func TestStream(t *testing.T) {
 	before := first.opt.Cache.Stats()
 	require.Zero(t, before.Wrong)
 
-	// Without the registry: the tag is known, and so is everything that was read.
+	// Without the registry: the tag is known, and so is all data that was read.
 	m.setFault(func(w http.ResponseWriter, _ *http.Request) bool {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return true
@@ -224,7 +224,7 @@ func TestStreamWrongBytes(t *testing.T) {
 	require.Equal(t, int64(40), s.opt.Cache.Stats().Wrong)
 }
 
-// flipping changes a bit of what passes.
+// flipping flips a bit of the passing data.
 type flipping struct {
 	http.ResponseWriter
 	once sync.Once
@@ -241,8 +241,8 @@ func (f *flipping) ReadFrom(r io.Reader) (int64,
 	return io.Copy(struct{ io.Writer }{f}, r)
 }
 
-// TestStreamReadsAhead: where reads are in order, more is fetched than was asked for, and elsewhere
-// it is not.
+// TestStreamReadsAhead: if reads are in order, more is fetched than was asked for; otherwise it is
+// not.
 func TestStreamReadsAhead(t *testing.T) {
 	m := newMemory(t)
 	s, img, _ := oneDisk(t, m, 16<<20, Options{})

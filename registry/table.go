@@ -21,7 +21,7 @@ const (
 	codecGzip = "gzip"
 	codecZstd = "zstd"
 
-	// minUnit and maxUnit bound how much of such a file is fetched and kept at once: as many whole
+	// minUnit and maxUnit limit how much of such a file is fetched and kept at once: as many whole
 	// chunks as fit. No chunk is larger than maxUnit. Bytes.
 	minUnit = 256 << 10
 	maxUnit = cache.MaxChunkSize
@@ -85,7 +85,7 @@ func chunkAt(table []byte, i int) tableChunk {
 }
 
 // packed is a file that is compressed in chunks. Its chunks are fetched and kept in units. A unit
-// has whole chunks, so the chunks' digests verify what is in the cache.
+// has whole chunks, so the chunks' digests verify the cached data.
 type packed struct {
 	layer *blob
 	table []byte

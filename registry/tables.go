@@ -117,7 +117,7 @@ func (x *index) unpackTables(dir *os.Root) (*os.File, error) {
 	return out, nil
 }
 
-// tablesOf are those of a file; nil: the index has none.
+// tablesOf returns the tables of a file; nil: the index has none.
 func (x *index) tablesOf(f *indexFile) *tables {
 	if x.tables == nil {
 		return nil

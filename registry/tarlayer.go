@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// The owner of what push writes: QEMU's user where KubeVirt runs VMs.
+// The owner of files that push writes: QEMU's user where KubeVirt runs VMs.
 const diskOwner = 107
 
 func tarHeader(name string, kind byte, mode, size int64) *tar.Header {

@@ -346,7 +346,8 @@ func TestTableOfAnotherDigest(t *testing.T) {
 	}
 }
 
-// FuzzTOC reads anything as a table of contents: what it says lies in the file and in the layer.
+// FuzzTOC reads anything as a table of contents: everything in an accepted one lies in the file and
+// in the layer.
 func FuzzTOC(f *testing.F) {
 	w := &tocWriter{codec: codecGzip, chunk: 1000}
 	w.add(f, tarFile{name: "disk/a", content: noise(76, 5000)})

@@ -26,7 +26,7 @@ type unfinished struct {
 }
 
 const (
-	// maxLocation bounds what is read of such a file. Bytes.
+	// maxLocation limits how much of such a file is read. Bytes.
 	maxLocation = 64 << 10
 	// uploadAge is after how long an upload is forgotten. Registries remove theirs sooner.
 	uploadAge = 30 * 24 * time.Hour

@@ -28,7 +28,7 @@ type unverified struct {
 	notes  *notes
 	warn   func(text string)
 
-	turn chan struct{} // has one element; who takes it may verify
+	turn chan struct{} // has one element; its holder may verify
 	hash hash.Hash     // of everything before next; belongs to who has the turn
 	next int64
 	odd  time.Time // since when a chunk differs from before; zero: none does
@@ -98,7 +98,7 @@ func unverifiedName(layer string) string {
 	return digestOf([]byte("kubevirt-disk unverified\n" + layer))
 }
 
-// wrong is the error for a layer that is not what it should be.
+// wrong is the error for a layer with wrong content.
 func (u *unverified) wrong(why string) error {
 	return fmt.Errorf("%w: layer %s, which was served before all of it was verified: %s",
 		disk.ErrWrongContent, u.layer.desc.Digest, why)

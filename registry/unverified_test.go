@@ -215,7 +215,7 @@ func TestWhenCompleteChangesItsMind(t *testing.T) {
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
 }
 
-// TestWalkHostile walks archives that claim what is not true.
+// TestWalkHostile walks archives with false claims.
 func TestWalkHostile(t *testing.T) {
 	var many []tarFile
 	for range maxWalked + 1 {

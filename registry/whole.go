@@ -14,8 +14,8 @@ import (
 )
 
 // wholeFile is a file of the index. Each of its chunks was verified when it was read. When all
-// were, it can check that they are the same as in the layer: then whoever reads the layer, to scan
-// or to pull it, sees what the guest sees.
+// were, it can check that they are the same as in the layer: then a program that reads the layer,
+// to scan or to pull it, sees what the guest sees.
 type wholeFile struct {
 	*farFile
 	layer  *blob
@@ -43,7 +43,7 @@ func (s *Stream) wholeFile(f *indexFile, far *farFile) (image.Source, error) {
 func (w *wholeFile) Unverified() bool { return false }
 
 const (
-	// maxAround is how much of a layer may lie around the file if the check is to be made. Bytes.
+	// maxAround is how much of a layer may lie around the file for the check to be made. Bytes.
 	maxAround = 4 << 20
 	// wholeTries is how often the bytes around the file are fetched. No digest of their own tells
 	// whether they are right.
@@ -99,8 +99,8 @@ func (w *wholeFile) around(ctx context.Context, h hash.Hash, off, end int64) err
 	return nil
 }
 
-// file hashes the file. whole is false if the cache has lost a considerable part of it: that was
-// verified, and is not fetched a second time for this.
+// file hashes the file. whole is false if the cache has lost a considerable part of it: that part
+// was verified, and is not fetched again for this.
 func (w *wholeFile) file(ctx context.Context, h hash.Hash) (whole bool, err error) {
 	p, before := make([]byte, w.chunk), w.came.Load()
 	for off := int64(0); off < w.Size(); off += int64(len(p)) {

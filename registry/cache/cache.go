@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// MinChunkSize and MaxChunkSize bound what is fetched at once, bytes.
+	// MinChunkSize and MaxChunkSize limit how much is fetched at once, bytes.
 	MinChunkSize = 64 << 10
 	MaxChunkSize = 4 << 20
 	// MinSize is the smallest limit of a cache: a few segments of a few blobs. Bytes.
@@ -39,9 +39,9 @@ type Options struct {
 	// meanwhile may exceed it for a moment. 0: no limit.
 	Size int64
 	Log  *zap.Logger // nil: none
-	// Others tells what else counts to Size and may be removed: what somebody keeps in the
-	// directory beside the chunks. nil: nothing. However much it is, a quarter of Size is left for
-	// chunks.
+	// Others reports other things that count towards Size and may be removed: things that somebody
+	// keeps in the directory beside the chunks. nil: nothing. However much it is, a quarter of Size
+	// is left for chunks.
 	Others func() ([]Other, error)
 }
 
@@ -57,7 +57,7 @@ type Other struct {
 // ErrInUse says that something stays because it is in use.
 var ErrInUse = errors.New("it is in use")
 
-// Stats is what a cache has done since it was opened.
+// Stats are the numbers of a cache since it was opened.
 type Stats struct {
 	Fetched      int64 // chunks that were fetched
 	FetchedBytes int64
@@ -129,13 +129,13 @@ func (c *Cache) Close() error {
 	return c.root.Close()
 }
 
-// Stats is what the cache has done so far.
+// Stats returns the numbers of the cache so far.
 func (c *Cache) Stats() Stats {
 	return Stats{Fetched: c.fetched.Load(), FetchedBytes: c.fetchedBytes.Load(),
 		Wrong: c.wrong.Load(), Damaged: c.damaged.Load(), Unsaved: c.unsaved.Load()}
 }
 
-// BlobOptions say what a blob is and where it comes from.
+// BlobOptions describe a blob and its origin.
 type BlobOptions struct {
 	Digest    string // names the blob, as sha256:0123...
 	Size      int64  // bytes
@@ -181,7 +181,7 @@ func (c *Cache) Blob(opt BlobOptions) (*Blob, error) {
 // warnEvery is the least time between two warnings about a directory that cannot be written.
 const warnEvery = time.Minute
 
-// warn says what is wrong with the directory, but not every time.
+// warn logs a problem with the directory, but not every time.
 func (c *Cache) warn(message string, err error) {
 	now, last := time.Now().UnixNano(), c.lastWarning.Load()
 	if last != 0 && now-last < int64(warnEvery) || !c.lastWarning.CompareAndSwap(last, now) {

@@ -28,8 +28,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// pattern is what the blobs of the tests repeat. Its length and that of a chunk have no common
-// divisor, so no two chunks are the same.
+// pattern is the content that the blobs of the tests repeat. Its length and a chunk's have no
+// common divisor, so no two chunks are the same.
 var pattern = func() []byte {
 	p := make([]byte, 1<<20+7)
 	random := rand.NewChaCha8([32]byte{1})
@@ -37,7 +37,7 @@ var pattern = func() []byte {
 	return p
 }()
 
-// fillContent writes what a blob of the tests has from off on.
+// fillContent writes the content of a test's blob from off on.
 func fillContent(p []byte, off int64) {
 	for len(p) > 0 {
 		n := copy(p, pattern[off%int64(len(pattern)):])

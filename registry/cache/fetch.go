@@ -243,7 +243,8 @@ func (c *Cache) slot(ctx context.Context, ahead bool) (release func(), err error
 // maxAhead is how many chunks of a blob may wait to be prefetched.
 const maxAhead = 4096
 
-// Prefetch says that a range will be read soon. It does not wait. What is too much is dropped.
+// Prefetch announces that a range will be read soon. It does not wait, and drops requests if there
+// are too many.
 func (b *Blob) Prefetch(off, length int64) {
 	end := min(off+length, b.opt.Size)
 	b.mu.Lock()
@@ -277,7 +278,7 @@ func (b *Blob) prefetch() {
 		if b.Has(chunk*b.opt.ChunkSize, b.length(chunk)) {
 			continue
 		}
-		// A reader of the chunk will find out what is wrong.
+		// A reader of the chunk will find out about errors.
 		_, _ = b.chunk(b.cache.life, chunk, true)
 	}
 }

@@ -62,7 +62,7 @@ func (b *Blob) follow(o *order) {
 		known := b.calls[chunk] != nil || b.recentlyLocked(chunk) != nil
 		b.mu.Unlock()
 		if !known && !b.Has(chunk*b.opt.ChunkSize, b.length(chunk)) {
-			_, _ = b.chunk(b.cache.life, chunk, true) // a reader will find out what is wrong
+			_, _ = b.chunk(b.cache.life, chunk, true) // a reader will find out about errors
 		}
 		o.mu.Lock()
 		o.busy--

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a child process of a test is told.
+// The arguments of a child process of a test.
 const (
 	childDir = "CACHE_TEST_DIR" // of the cache
 	childLog = "CACHE_TEST_LOG" // gets a byte for each fetch

@@ -34,7 +34,8 @@ func (c *Cache) stored(n int64) {
 	}
 }
 
-// sweep notes what is used, and removes what was unused for longest, until the cache is closed.
+// sweep records uses, and removes the files that were unused for longest, until the cache is
+// closed.
 func (c *Cache) sweep() {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()

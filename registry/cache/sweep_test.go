@@ -43,7 +43,7 @@ func TestLeastRecentlyUsedGoes(t *testing.T) {
 	for name := range segmentFiles(t, dir) {
 		require.NoError(t, os.Chtimes(filepath.Join(dir, b.dir, name), old, old))
 	}
-	c.touch() // what was used until now
+	c.touch() // used until now
 	for name := range segmentFiles(t, dir) {
 		require.NoError(t, os.Chtimes(filepath.Join(dir, b.dir, name), old, old))
 	}
@@ -199,7 +199,7 @@ func FuzzSegment(f *testing.F) {
 	})
 }
 
-// BenchmarkRead compares reads of 4 KiB of what is cached with reads of a plain file.
+// BenchmarkRead compares reads of 4 KiB of cached data with reads of a plain file.
 func BenchmarkRead(b *testing.B) {
 	const size = 8 * segmentSize
 	c := openCache(b, b.TempDir(), Options{})
@@ -234,8 +234,8 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// TestOthersCount: what others keep in the directory counts towards its size. It is removed when it
-// was unused for longest, unless it is in use. Chunks keep a part of the size in any case.
+// TestOthersCount: other things in the directory count towards its size. They are removed when they
+// were unused for longest, unless they are in use. Chunks keep a part of the size in any case.
 func TestOthersCount(t *testing.T) {
 	const limit = 4 * segmentSize
 	old, inUse := false, 0
