@@ -94,7 +94,7 @@ func (c *conn) replayOne(run *runner, h *heldPDU) error {
 	if h.ahs != nil {
 		ahs = h.ahs.b
 	}
-	defer func() { // also where a bug ends the session
+	defer func() { // even if a bug ends the session
 		h.release()
 		_ = seg.discard()
 	}()

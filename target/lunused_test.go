@@ -21,7 +21,7 @@ func TestRemoveUnusedLUN(t *testing.T) {
 	require.ErrorContains(t, err, "there is no LUN 7")
 	for _, name := range []string{"iqn.2026-01.test:b", "iqn.2026-01.test:a"} {
 		sess := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: name}, 1, 2)
-		sess.MustGood(t, tt.TestUnitReady(1)) // that is no use
+		sess.MustGood(t, tt.TestUnitReady(1)) // that is not a use
 		sess.MustGood(t, tt.Read10(2, 0, 1))
 	}
 	var used *target.InUseError
@@ -39,8 +39,8 @@ func TestRemoveUnusedLUN(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestRemoveReservedLUN: who holds a persistent reservation keeps the LUN there, although the
-// session has ended. Who is only registered does not.
+// TestRemoveReservedLUN: the holder of a persistent reservation keeps the LUN there, even if its
+// session has ended. A registered initiator without a reservation does not.
 func TestRemoveReservedLUN(t *testing.T) {
 	s := newServer(t)
 	login := func(name string, luns ...uint16) *tt.Session {
@@ -77,7 +77,7 @@ func TestRemoveReservedLUN(t *testing.T) {
 	eventually(t, "nobody holds it any more", func() bool { return users(2) == nil })
 }
 
-// TestFirstUseAndRemoval: where a first command and the removal of an unused LUN meet, one of them
+// TestFirstUseAndRemoval: if a first command and the removal of an unused LUN coincide, one of them
 // wins. Some initiators are logged in, and some log in at that moment.
 func TestFirstUseAndRemoval(t *testing.T) {
 	const rounds = 100

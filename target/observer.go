@@ -18,7 +18,7 @@ const (
 	OpOther   = scsi.OpOther
 )
 
-// Observer learns what happens. Many goroutines call its methods at once from the request path, so
+// Observer is told about events. Many goroutines call its methods at once from the request path, so
 // they must not block.
 type Observer interface {
 	LoginAccepted(LoginEvent)

@@ -19,8 +19,8 @@ import (
 // errPushedOut ends a connection that makes room for a newer one.
 var errPushedOut = errors.New("too many connections that have not logged in")
 
-// sourceOf returns where a connection comes from: an IPv4 address, or the 64-bit network of an IPv6
-// address, because one host may have all addresses of that. The zero value means no address.
+// sourceOf returns the origin of a connection: an IPv4 address, or the 64-bit network of an IPv6
+// address, because one host may have all addresses in it. The zero value means no address.
 func sourceOf(nc net.Conn) netip.Addr {
 	a, ok := nc.RemoteAddr().(*net.TCPAddr)
 	if !ok {

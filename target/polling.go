@@ -32,10 +32,10 @@ type polling struct {
 	waiting int // how many of these are left
 }
 
-// pollLimit is what the readers of all connections of a server share.
+// pollLimit is shared by the readers of all connections of a server.
 type pollLimit struct {
 	ids     atomic.Uint64
-	last    atomic.Uint64 // the id of whoever waited last
+	last    atomic.Uint64 // the id of the last reader that waited
 	looking atomic.Int32
 	barred  atomic.Int64 // until when nobody polls, in nanoseconds since 1970
 }

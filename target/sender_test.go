@@ -132,7 +132,8 @@ func TestAnswersOfABusyReader(t *testing.T) {
 	}
 }
 
-// noticingWire has data for whoever waits for it, and notes how many readers work meanwhile.
+// noticingWire has data for a reader that waits for it, and records how many readers work
+// meanwhile.
 type noticingWire struct {
 	countingWire
 	working  *atomic.Int64

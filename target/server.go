@@ -25,7 +25,7 @@ import (
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
-// ErrServerClosed is what Serve returns after Shutdown or Close.
+// ErrServerClosed is the error of Serve after Shutdown or Close.
 var ErrServerClosed = errors.New("target: server closed")
 
 // Server serves the LUNs of one target on any number of portals.

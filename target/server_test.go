@@ -38,7 +38,7 @@ func (c *counts) SessionEnded(e target.SessionEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reasons = append(c.reasons, e.Reason)
-	c.ended.Add(1) // last, so that whoever has seen it sees the reason, too
+	c.ended.Add(1) // last, so that a reader that has seen it also sees the reason
 }
 
 func (c *counts) ends() []string {

@@ -68,7 +68,7 @@ func TestWriteThatIsCutShort(t *testing.T) {
 	}
 }
 
-// TestCutWriteWithoutItsData checks that such a write changes nothing if it is aborted while it
+// TestCutWriteWithoutItsData checks that a cut write changes nothing if it is aborted while it
 // waits for data, and fails if it loses its data.
 func TestCutWriteWithoutItsData(t *testing.T) {
 	s := start(t)

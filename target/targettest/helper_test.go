@@ -31,7 +31,7 @@ type server struct {
 	addr   net.Addr
 	disk   *disktest.Fault // LUN 1
 	seen   *observer
-	served chan error // what Serve returned
+	served chan error // the result of Serve
 }
 
 // start serves a target until the test ends. change may change the options.

@@ -118,11 +118,12 @@ type Response struct {
 	Reason string // why the login was refused, as a short stable label; "" if it was not
 }
 
-// Result is what the login has found out so far. It is complete when the machine is done.
+// Result has everything that the login has found out so far. It is complete when the machine is
+// done.
 type Result struct {
 	InitiatorName  string // lower case
 	InitiatorAlias string
-	TargetName     string // what the initiator asked for; may be "" in a discovery session
+	TargetName     string // the name that the initiator asked for; may be "" in a discovery session
 	SessionType    SessionType
 	User           string // the authenticated user; "" without authentication
 	Params         Params

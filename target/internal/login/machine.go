@@ -57,7 +57,7 @@ func (m *Machine) Done() bool { return m.done }
 // authenticated. Before that, tell it only what everybody may know.
 func (m *Machine) Authenticated() bool { return m.opened && m.authenticated() }
 
-// Result is what is known so far.
+// Result returns the result so far.
 func (m *Machine) Result() Result {
 	r := m.res
 	r.Params = m.neg.params

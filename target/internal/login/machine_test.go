@@ -124,7 +124,7 @@ func TestNames(t *testing.T) {
 		require.Equal(t, want, i.m.Result().InitiatorName)
 		require.Equal(t, targetIQN, i.m.Result().TargetName)
 	}
-	// The log needs to know what was asked for, even if it was refused.
+	// The log needs the requested name, even if it was refused.
 	i := newInitiator(t, openConfig())
 	i.refused(&Request{Data: text("InitiatorName="+hostIQN, "TargetName=other")}, StatusNotFound,
 		"unknown_target")

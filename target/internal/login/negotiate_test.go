@@ -9,7 +9,7 @@ import (
 )
 
 // TestNumericKeys offers values from the whole range of each key, in both notations. The answer
-// must be what the result function of the key's section in RFC 7143 makes of the offer and our
+// must match the result function of the key's section in RFC 7143, applied to the offer and our
 // limit, and it must take effect.
 func TestNumericKeys(t *testing.T) {
 	minimum := func(a, b int) int { return min(a, b) }

@@ -6,7 +6,7 @@ import "fmt"
 // of the session. Its framing is sound, so the data segment can be skipped and the PDU answered
 // with a Reject (RFC 7143 7.7).
 type FieldError struct {
-	Opcode Opcode // what the PDU was decoded as
+	Opcode Opcode // the type that the PDU was decoded as
 	Field  string
 	Why    string
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzDecode decodes any header by its opcode, and encodes what is accepted.
+// FuzzDecode decodes any header by its opcode, and encodes accepted ones.
 func FuzzDecode(f *testing.F) {
 	for _, g := range goldens {
 		h := header(f, g.hex)

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// codec is what every PDU type implements.
+// codec is the interface of all PDU types.
 type codec interface {
 	Decode(*Header) error
 	Encode(*Header)

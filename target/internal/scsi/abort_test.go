@@ -98,8 +98,7 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 }
 
 // TestAbortedReservationComesToNothing aborts a REGISTER that waits for another one, which a slow
-// store holds up. The initiator was told that it has ended, so what it registers afterwards must
-// count.
+// store holds up. The initiator was told that it has ended, so its later registrations must count.
 func TestAbortedReservationComesToNothing(t *testing.T) {
 	b := newBench(t)
 	task := &Task{Nexus: b.nexus, LUN: lun1}

@@ -16,10 +16,10 @@ import (
 type wrongs struct {
 	keepsNothing, keepsForever, flushesNothing bool
 
-	power bool // what was not flushed is lost, and not only the process
+	power bool // unflushed data is lost, not only the process
 }
 
-// generations are what atomic writes have done to one range: each stores its number in every block.
+// generations are the atomic writes to one range: each stores its number in every block.
 type generations struct {
 	lba, blocks    uint64
 	sent, answered uint64
@@ -29,7 +29,7 @@ func (g *generations) content(n uint64) []byte {
 	return bytes.Repeat(binary.BigEndian.AppendUint64(nil, n), int(g.blocks)*BlockSize/8)
 }
 
-// check tells what is wrong with the range after a restart.
+// check returns what is wrong with the range after a restart.
 func (g *generations) check(content []byte) error {
 	found := binary.BigEndian.Uint64(content)
 	switch {
@@ -45,8 +45,8 @@ func (g *generations) check(content []byte) error {
 	return nil
 }
 
-// atomicCrashes lets a machine stop that many times while it serves atomic writes, also while it
-// starts, and returns what was found wrong with the ranges.
+// atomicCrashes stops a machine this many times while it serves atomic writes, even while it
+// starts, and returns the errors found in the ranges.
 func atomicCrashes(t *testing.T, seed uint64, w wrongs, rounds int) error {
 	const size = 512 * BlockSize
 	m := &filetest.Machine{Random: rand.New(rand.NewPCG(seed, 11)), CrashIn: -1}
@@ -119,8 +119,8 @@ func atomicCrashes(t *testing.T, seed uint64, w wrongs, rounds int) error {
 }
 
 // TestAtomicWriteCrashPoints stops the process, or the machine, at any call to storage, in the
-// middle of what that call does. Each range holds exactly one generation afterwards, and none older
-// than what was acknowledged.
+// middle of its work. Afterwards each range holds exactly one generation, not older than the last
+// acknowledged one.
 func TestAtomicWriteCrashPoints(t *testing.T) {
 	for name, power := range map[string]bool{"killed": false, "without power": true} {
 		t.Run(name, func(t *testing.T) {

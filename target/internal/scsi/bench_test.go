@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// noDisk does nothing, so that a benchmark shows what the device server costs.
+// noDisk does nothing, so that a benchmark shows the cost of the device server.
 type noDisk struct{}
 
 func (noDisk) ReadAt(p []byte, _ int64) (int, error)  { return len(p), nil }

@@ -56,7 +56,7 @@ func (d *Device) conflictOf(u *unit, n *Nexus, cmd *command) (cause conflictCaus
 	return "", ""
 }
 
-// advice is what a person can do about a conflict.
+// advice says what a person can do about a conflict.
 func (c conflictCause) advice(lun uint16, initiator string) string {
 	switch c {
 	case conflictOwner:
@@ -105,7 +105,7 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 		append(fields, zap.String("try", cause.advice(u.number, name)))...)
 }
 
-// conflictNote identifies a line of the log: who met which conflict, and with whom.
+// conflictNote identifies a line of the log: who had which conflict, and with whom.
 type conflictNote struct {
 	initiator string
 	cause     conflictCause
@@ -149,7 +149,7 @@ func (l *conflictLog) admit(note conflictNote, now time.Time) (suppressed int64,
 }
 
 // makeRoomLocked reports whether there is room for another conflict. If there is none, it first
-// forgets what was logged long ago.
+// forgets the ones that were logged long ago.
 func (l *conflictLog) makeRoomLocked(now time.Time) bool {
 	if len(l.last) < maxConflicts {
 		return true

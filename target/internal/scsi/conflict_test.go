@@ -19,8 +19,8 @@ func (b *bench) watchLog() *observer.ObservedLogs {
 	return logs
 }
 
-// warned is the only line of the log, with its initiator, owner and what comes after the message's
-// colon. The log is empty then.
+// warned returns the only line of the log: its initiator, its owner and the text after the
+// message's colon. It then empties the log.
 func warned(t *testing.T, logs *observer.ObservedLogs) (cause, initiator, owner string) {
 	t.Helper()
 	all := logs.TakeAll()

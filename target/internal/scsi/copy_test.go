@@ -93,8 +93,8 @@ func TestCopyBetweenUnits(t *testing.T) {
 	b.nothingHeld()
 }
 
-// TestCopyOntoItself compares copies within a unit, overlapping ones too, with what copy does in
-// memory.
+// TestCopyOntoItself compares copies within a unit, even overlapping ones, with the results of copy
+// in memory.
 func TestCopyOntoItself(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const size = 2400
@@ -125,7 +125,8 @@ func TestCopyOntoItself(t *testing.T) {
 	}
 }
 
-// TestCopyOfHoles checks that holes are not written, and that what was in their place is gone.
+// TestCopyOfHoles checks that holes are not written, and that the old content in their place is
+// gone.
 func TestCopyOfHoles(t *testing.T) {
 	for _, c := range []struct {
 		name          string

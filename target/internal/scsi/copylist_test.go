@@ -168,7 +168,7 @@ func FuzzCopyList(f *testing.F) {
 		require.LessOrEqual(t, len(list.segments), maxCopySegments)
 		require.Equal(t, int(binary.BigEndian.Uint16(p[2:])), copyTargetLen*len(list.targets))
 		require.Equal(t, int(binary.BigEndian.Uint32(p[8:])), copySegmentLen*len(list.segments))
-		// Writing what was read gives the same list.
+		// Encoding the parsed list gives the same list.
 		targets, segments := make([]string, len(list.targets)), make([]string, len(list.segments))
 		for i, target := range list.targets {
 			at := copyHeaderLen + copyTargetLen*i

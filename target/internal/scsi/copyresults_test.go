@@ -17,7 +17,7 @@ func receiveCopy(action, id byte) []byte {
 	return unhexf("84 %02x %02x 00000000000000 00000400 00 00", action, id)
 }
 
-// discardingDisk can discard, but neither zero nor tell what is allocated.
+// discardingDisk can discard, but it can neither zero nor report what is allocated.
 type discardingDisk struct{ *memDisk }
 
 func (d discardingDisk) Discard(off, length int64) error { return d.zero("discard", off, length) }

@@ -16,7 +16,7 @@ const (
 	ascInlineDataLength    additional = 0x260b
 )
 
-// copyFailure is what the sense data of a failed EXTENDED COPY adds (SPC-4 6.4.1.3).
+// copyFailure is the additional sense data of a failed EXTENDED COPY (SPC-4 6.4.1.3).
 type copyFailure struct {
 	segment uint16
 	// Status and sense data of the unit that failed, as an initiator would get them; nil: none.

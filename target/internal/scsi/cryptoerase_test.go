@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// givingDisk is a memDisk that gives space back, and does not tell what is allocated.
+// givingDisk is a memDisk that gives space back, and does not report what is allocated.
 type givingDisk struct{ *memDisk }
 
 func (d givingDisk) Discard(off, length int64) error { return d.zero("discard", off, length) }
@@ -87,7 +87,8 @@ func TestCryptoErase(t *testing.T) {
 	}
 }
 
-// TestCryptoEraseUntold erases disks that do not tell what is allocated, or of which nothing is.
+// TestCryptoEraseUntold erases disks that do not report what is allocated, or that have nothing
+// allocated.
 func TestCryptoEraseUntold(t *testing.T) {
 	b := newBench(t, func(l *LUN) { l.Disk = givingDisk{l.Disk.(thinDisk).memDisk} })
 	b.good(cdb("2a 00 00 00 00 10 00 00 08 00"), pattern(8, 1))

@@ -84,7 +84,7 @@ type blockDisk struct {
 	thinDisk
 	off           int64
 	reads, writes error
-	flips         bool // a bit of what is stored
+	flips         bool // a bit of the stored data
 }
 
 func (d *blockDisk) hit(off int64,
@@ -165,8 +165,8 @@ func TestCutWriteOnAFullDisk(t *testing.T) {
 		9))
 }
 
-// TestCutBlockIsHeld lets a COMPARE AND WRITE of the block that is cut come between reading and
-// writing it: it waits, and finds what the write has left. So does another write.
+// TestCutBlockIsHeld lets a COMPARE AND WRITE of the cut block come between reading and writing it:
+// it waits, and finds the content after the write. So does another write.
 func TestCutBlockIsHeld(t *testing.T) {
 	b := newBench(t)
 	old := pattern(1, 9)

@@ -42,7 +42,7 @@ type LUN struct {
 	// the disk does not survive a loss of power, so it keeps no reservations through one (APTPL)
 	Volatile bool
 	Grown    bool // larger than when initiators last saw it, so tell them (2A/09)
-	Host     any  // what the transport keeps with the LUN; see Task.Host
+	Host     any  // the transport's data for the LUN; see Task.Host
 }
 
 // MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
@@ -81,7 +81,7 @@ type Device struct {
 type unit struct {
 	number    uint16
 	slot      int    // index in nexusUnits
-	order     uint64 // unique; whoever locks two units locks the lower one first
+	order     uint64 // unique; to lock two units, lock the lower one first
 	host      any
 	identity  disk.Identity
 	sealed    bool // write-protected for good: its disk may be open for reading only

@@ -28,9 +28,9 @@ const (
 
 // Executor is a goroutine that executes commands for the transport.
 type Executor interface {
-	// Waits is called by that goroutine when it is about to wait for distant content, which may
-	// take long. It returns how long the command may be held while nothing comes. An error ends In,
-	// Out or Finish instead.
+	// Waits is called by that goroutine before it waits for distant content, which may take long.
+	// It returns how long the command may be held while nothing comes. An error ends In, Out or
+	// Finish instead.
 	Waits() (patience time.Duration, err error)
 }
 

@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/disk/disktest"
 )
 
-// halfDisk is a distant disk that has half of each write store what it can, and the content of the
-// rest far away. The disk itself has everything.
+// halfDisk is a distant disk. Half of each write stores what it can; the content of the rest is far
+// away. The disk itself has everything.
 type halfDisk struct {
 	thinDisk
 	stores  int  // bytes of a write

@@ -156,9 +156,9 @@ func TestGuestOfALUNOfNobody(t *testing.T) {
 	}
 }
 
-// TestHandOverEndsReservations hands a LUN over that its owner has reserved: the new one can use
-// it, as nobody else can release what a fenced initiator holds. What the new owner has registered
-// stays.
+// TestHandOverEndsReservations hands over a LUN that its owner has reserved: the new owner can use
+// it, because nobody else can release the reservations of a fenced initiator. The new owner's
+// registrations stay.
 func TestHandOverEndsReservations(t *testing.T) {
 	write := func(b *bench, n *Nexus) string {
 		return b.runAs(n, lun1, cdb(writeOne),
@@ -373,8 +373,8 @@ func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 	}
 }
 
-// TestFencedAllowRemoval fences initiators that prevent the removal of the medium, also while such
-// a command is under way. They could not allow it any more, and nobody could eject the medium.
+// TestFencedAllowRemoval fences initiators that prevent the removal of the medium, even while such
+// a command is running. They could not allow removal any more, and nobody could eject the medium.
 func TestFencedAllowRemoval(t *testing.T) {
 	b := newBench(t, exclusive, removableLUN)
 	first, second := b.nexus, b.attach("iqn.b", 0)
@@ -418,7 +418,7 @@ func TestNewOwnerLeavesDuringHandOver(t *testing.T) {
 	require.Equal(t, "1/3", b.reservation(), "on storage, too")
 }
 
-// TestHandOverWaitsForTheDead hands a LUN over while a write of its former owner hangs in the disk.
+// TestHandOverWaitsForTheDead hands over a LUN while a write of its former owner hangs in the disk.
 // The session of that owner has ended.
 func TestHandOverWaitsForTheDead(t *testing.T) {
 	for name, c := range storing {

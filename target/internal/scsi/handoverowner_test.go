@@ -101,8 +101,8 @@ func TestOwnerThatComesLateIsRemembered(t *testing.T) {
 	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.Holders(1))
 }
 
-// TestOwnerThatCannotBeSaved has storage refuse the name. The disk is served, the log says what
-// that means, and a handover still works.
+// TestOwnerThatCannotBeSaved makes storage refuse the name. The disk is served, the log explains
+// the consequences, and a handover still works.
 func TestOwnerThatCannotBeSaved(t *testing.T) {
 	m := newMigration(t)
 	core, logs := observer.New(zap.DebugLevel)

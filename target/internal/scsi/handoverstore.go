@@ -10,8 +10,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// handoverState is what a write-exclusive unit must know about handovers after a restart. It never
-// changes once it is published.
+// handoverState is the knowledge about handovers that a write-exclusive unit needs after a restart.
+// It never changes once it is published.
 //
 // The loser of a handover stays fenced when the winner is gone, whether for a restart, with its
 // connection or for good. The loser's initiator logs in again by itself. It would write the remains
@@ -40,7 +40,7 @@ func (s *handoverState) ended(how ending) *handoverState {
 	return &handoverState{Owner: how.owner, Fenced: fenced[max(0, len(fenced)-maxFenced):]}
 }
 
-// encode returns what is stored of the state. It fails if RFC 3339 cannot express the year of
+// encode returns the stored form of the state. It fails if RFC 3339 cannot express the year of
 // Until.
 func (s *handoverState) encode() ([]byte, error) {
 	if s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 {
@@ -88,7 +88,7 @@ func (d *Device) keepOwner(u *unit) {
 	next.Owner = owner.name
 	data, err := next.encode()
 	if err == nil {
-		// If it is stored in spite of an error, that does no harm: it is right.
+		// If the state was stored despite an error, that does no harm: it is right.
 		err = u.store.Save(storedHandover, data)
 	}
 	if err != nil {

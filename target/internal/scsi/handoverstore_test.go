@@ -25,7 +25,7 @@ func newMigration(t *testing.T) *migration {
 	return m
 }
 
-// restart is what a kill of the target and a new start leave: the store.
+// restart kills the target and starts it again: only the store is left.
 func (m *migration) restart(t *testing.T) {
 	t.Helper()
 	m.bench = newBench(t, exclusive, func(l *LUN) { l.Store = m.store })

@@ -18,7 +18,7 @@ import (
 // memDisk is a disk in memory that notes its calls and fails on demand. It has no optional
 // interface.
 type memDisk struct {
-	size    int64 // also where no disk can have it
+	size    int64 // even if no disk can have it
 	content *disktest.Memory
 
 	mu      sync.Mutex
@@ -28,7 +28,7 @@ type memDisk struct {
 	written []rangelock.Span    // guarded by mu
 }
 
-const memPage = 4096 // what content allocates at once
+const memPage = 4096 // the unit in which content is allocated
 
 func newMemDisk(size int64) *memDisk {
 	return &memDisk{
@@ -115,7 +115,7 @@ func (d thinDisk) Extent(off, length int64) (disk.Extent, error) {
 	return d.content.Extent(off, min(length, memPage-off%memPage))
 }
 
-// accountedDisk is a thinDisk that knows what it takes.
+// accountedDisk is a thinDisk that knows how much space it takes.
 type accountedDisk struct{ thinDisk }
 
 func (d accountedDisk) Usage() (disk.Usage, error) {

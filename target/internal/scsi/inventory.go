@@ -186,7 +186,7 @@ func (d *Device) enrolLocked(u *unit) {
 	d.slots++
 }
 
-// Removal is what Remove leaves to do.
+// Removal is the rest of the work after Remove.
 type Removal struct {
 	Released <-chan struct{}     // closed when nothing uses the disk or its store any more
 	Tell     map[*Nexus]struct{} // nexuses that also need an asynchronous event

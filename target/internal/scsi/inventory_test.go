@@ -276,7 +276,7 @@ func TestTenantsAreBounded(t *testing.T) {
 	require.Equal(t, "5/25/00", b.run(cdb(writeOne), pattern(1, 1)).outcome())
 }
 
-// TestInitiatorThatWasAway learns what has changed when it logs in again.
+// TestInitiatorThatWasAway: an initiator learns about changes when it logs in again.
 func TestInitiatorThatWasAway(t *testing.T) {
 	b := newBench(t)
 	b.d.Detach(b.nexus)

@@ -20,7 +20,7 @@ const maxExtentSteps = 1024
 
 // prepareLBAStatus is GET LBA STATUS (SBC-3 5.4). The length must be known before we ask the disk,
 // so the answer always has one descriptor: the run at the starting address. The initiator asks
-// again for what follows.
+// again for the next run.
 func prepareLBAStatus(t *Task) error {
 	t.lba = lba16(&t.CDB)
 	if err := t.inRange(); err != nil {

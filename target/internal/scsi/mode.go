@@ -13,7 +13,7 @@ type modeState struct {
 	bits  atomic.Uint32
 	saved atomic.Uint32 // a reset returns to these
 
-	// change is held during a MODE SELECT, also while it saves. Lock order: reservations.mu,
+	// change is held during a MODE SELECT, even while it saves. Lock order: reservations.mu,
 	// change, sanitizeState.mu, Device.mu.
 	change sync.Mutex
 

@@ -198,9 +198,9 @@ func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {
 	require.True(t, b.d.nth(0).mode.writeBack(), "a reset returns to the defaults")
 }
 
-// TestResetFlushesTheWriteCache resets a unit to a saved WCE=0. What was acknowledged with the
-// cache is durable before an initiator can see that there is none; what is written from then on is
-// durable at once.
+// TestResetFlushesTheWriteCache resets a unit to a saved WCE=0. Writes that were acknowledged with
+// the cache are durable before an initiator can see that there is none; later writes are durable at
+// once.
 func TestResetFlushesTheWriteCache(t *testing.T) {
 	const caching = "1a 08 08 00 ff 00"
 	off, on := unhex("00 00 00 00"+cacheOff), unhex("00 00 00 00"+cachingPage)

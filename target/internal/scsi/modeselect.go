@@ -37,7 +37,7 @@ func outModeSelect(t *Task, _ int64, p []byte) error {
 	})
 }
 
-// finishModeSelect handles a SELECT without pages, too: SP alone saves what is in force.
+// finishModeSelect handles a SELECT without pages, too: SP alone saves the present values.
 func finishModeSelect(t *Task) (Status, error) {
 	if t.Length == 0 && t.CDB[1]&bitSP != 0 {
 		keep := func(state uint32) (uint32, error) { return state, nil }

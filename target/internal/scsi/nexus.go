@@ -21,7 +21,7 @@ type Nexus struct {
 	copies []*copyOperation // guarded by Device.mu; in order of their start
 }
 
-// nexusUnit is what a logical unit keeps for a nexus: the I_T_L nexus (SAM-5 4.7).
+// nexusUnit is the state of a nexus at a logical unit: the I_T_L nexus (SAM-5 4.7).
 type nexusUnit struct {
 	unit *unit
 	attentions

@@ -64,8 +64,8 @@ func TestDiskErrors(t *testing.T) {
 	}
 }
 
-// TestFaultsAreLoggedOnce checks that an initiator which retries does not fill the log, and that
-// the log says what happened to which disk.
+// TestFaultsAreLoggedOnce checks that an initiator that retries does not fill the log, and that the
+// log says what happened to which disk.
 func TestFaultsAreLoggedOnce(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
 	m := newMemDisk(1 << 20)

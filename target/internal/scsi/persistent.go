@@ -52,7 +52,7 @@ type registration struct {
 	allPorts bool // registered with ALL_TG_PT
 }
 
-// persistentState is what a logical unit knows about persistent reservations. It never changes once
+// persistentState is the state of persistent reservations at a logical unit. It never changes once
 // it is published.
 type persistentState struct {
 	generation    uint32 // PRGENERATION; starts at 0 with each start, even with APTPL

@@ -125,7 +125,7 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-// TestRegistrationsBelongToPorts checks that a registration is that of name and ISID, with or
+// TestRegistrationsBelongToPorts checks that a registration belongs to a name and ISID, with or
 // without a session.
 func TestRegistrationsBelongToPorts(t *testing.T) {
 	b := newBench(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// specified is what follows the basic parameter list with SPEC_I_PT.
+// specified has the bytes after the basic parameter list with SPEC_I_PT.
 func specified(ids ...string) []byte {
 	b := []byte{bitSpecIPT, 0, 0, 0, 0}
 	for _, id := range ids {
@@ -68,7 +68,7 @@ func TestRegisterOthers(t *testing.T) {
 	fresh.mustPersist(fresh.nexus, saRegister, 0, 0, 7, specified(many[1:]...)...)
 }
 
-// TestPersistOutLists refuses parameter lists, each with a pointer to what is wrong.
+// TestPersistOutLists refuses parameter lists, each with a pointer to the wrong field.
 func TestPersistOutLists(t *testing.T) {
 	valid := "45000018" + "69716e2e61" + "2c692c3078" + "303030303030303030303030" + "0000"
 	for _, c := range []struct {
@@ -226,7 +226,7 @@ func TestTransportIDs(t *testing.T) {
 }
 
 // FuzzPersistOut sends arbitrary parameter lists to every service action. The target never fails by
-// itself, a command that fails changes nothing, and what is reported afterwards can be read back.
+// itself, a command that fails changes nothing, and the reported state can be read back.
 func FuzzPersistOut(f *testing.F) {
 	for action := byte(0); action <= saRegisterIgnore; action++ {
 		for _, more := range [][]byte{nil, {bitAPTPL},

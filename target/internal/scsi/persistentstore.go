@@ -23,7 +23,7 @@ const (
 	storeNoHolder  = 0xffff
 )
 
-// encode returns what is stored of the state. That is nothing if a loss of power ends everything
+// encode returns the stored form of the state. It is empty if a loss of power ends everything
 // (SPC-4 5.13.5).
 func (s *persistentState) encode() []byte {
 	if !s.aptpl {

@@ -142,7 +142,7 @@ func TestStoreFails(t *testing.T) {
 	require.Contains(t, logs.All()[0].ContextMap()["error"],
 		"LUN 1 could not be saved and stay as they were: the volume is gone")
 
-	// The failed call may have replaced what is stored, so the next call must not be skipped.
+	// The failed call may have replaced the stored state, so the next call must not be skipped.
 	m.fail, m.content = nil, []byte("of a call that failed")
 	b.mustPersist(b.nexus, saRegister, 0, 1, 1, bitAPTPL)
 	require.Equal(t, stored, string(m.content))
@@ -210,7 +210,7 @@ func TestStoredState(t *testing.T) {
 	require.Empty(t, s.registrations)
 }
 
-// TestDamagedStore cuts off what is stored at every byte, and makes it contradict itself. Each is
+// TestDamagedStore cuts off the stored state at every byte, and makes it contradict itself. Each is
 // an error, and no device is made. The store's own checksum is tested elsewhere.
 func TestDamagedStore(t *testing.T) {
 	good := testState().encode()
@@ -255,7 +255,7 @@ func TestDamagedStore(t *testing.T) {
 		"is unknown who may write to the disk: no such volume")
 }
 
-// FuzzStoredState decodes anything. What it accepts, it would store in the same way.
+// FuzzStoredState decodes anything. If it accepts the data, encoding gives the same data.
 func FuzzStoredState(f *testing.F) {
 	f.Add(testState().encode())
 	f.Add((&persistentState{aptpl: true}).encode())

@@ -137,8 +137,8 @@ func TestPreemptAndAbortFences(t *testing.T) {
 	require.Zero(t, b.d.nth(0).ranges.State())
 }
 
-// TestPreemptDoesNotAbort checks that only PREEMPT AND ABORT ends commands, and that of nexuses
-// without a session there are none to end.
+// TestPreemptDoesNotAbort checks that only PREEMPT AND ABORT ends commands, and that nexuses
+// without a session have none to end.
 func TestPreemptDoesNotAbort(t *testing.T) {
 	b := newBench(t)
 	b.d.opt.Abort = func([]*Nexus, func(*Task) bool) { t.Error("nothing is to be aborted") }

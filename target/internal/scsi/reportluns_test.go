@@ -75,7 +75,7 @@ func TestLUNAddressing(t *testing.T) {
 	}
 }
 
-// TestLUNZeroWithoutDisk checks that LUN 0 answers what a LUN scan asks, and nothing else.
+// TestLUNZeroWithoutDisk checks that LUN 0 answers the commands of a LUN scan, and nothing else.
 func TestLUNZeroWithoutDisk(t *testing.T) {
 	d, n := newLUNs(t, 1)
 	run := func(s string) result { return drive(d, n, 0, cdb(s), nil, 4096) }

@@ -176,7 +176,8 @@ func (t *Task) failedAt(off int64, err error) error {
 	return &writeError{err: err, stored: off, durably: t.writesThrough()}
 }
 
-// writeError is a write that failed, perhaps because it could not read what it needs.
+// writeError is the error of a failed write. The write may have failed because it could not read
+// the data that it needs.
 type writeError struct {
 	err     error
 	stored  int64 // the disk has the new data before this offset

@@ -18,8 +18,7 @@ func TestSetAccess(t *testing.T) {
 	require.NotEqual(t, good, conflict)
 	require.ErrorContains(t, b.d.SetAccess(2, AccessWriteShared, false), "no LUN 2")
 
-	// A machine that a handover lets in would lose its place, and nobody would know who is to be
-	// fenced.
+	// A machine that a handover lets in would lose its place, and nobody would know whom to fence.
 	require.NoError(t, b.d.Admit(1, "iqn.c", time.Time{}))
 	require.ErrorContains(t, b.d.SetAccess(1, AccessWriteShared, false), "handover")
 	require.ErrorContains(t, b.d.SetAccess(1, AccessReadShared, false), "handover")

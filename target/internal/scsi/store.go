@@ -10,8 +10,8 @@ import (
 // replaced, the store must begin empty. A name is a few lower case letters and hyphens. Any number
 // of goroutines may call the methods.
 type Store interface {
-	// Load returns what was saved last under the name, or nil if nothing was saved. It returns an
-	// error if the data has changed since.
+	// Load returns the last saved data of the name, or nil if there is none. It returns an error if
+	// the data has changed since.
 	Load(name string) ([]byte, error)
 	// Save replaces the data under the name, completely or not at all. When it returns, the data is
 	// as durable as a Flush makes the disk's content. Empty data deletes the name. Save does not
@@ -86,7 +86,7 @@ type interruptedSanitize struct {
 	Unrestricted bool `json:"unrestricted"` // EXIT FAILURE MODE ends the failure
 }
 
-// encode returns what is stored so that the next start finds the unit in this phase.
+// encode returns the stored form with which the next start finds the unit in this phase.
 func (p sanitizePhase) encode() []byte {
 	if p == sanitizeNone {
 		return nil
@@ -106,7 +106,7 @@ func (u *unit) rememberSanitize(next, before sanitizePhase) error {
 	return nil
 }
 
-// restore loads what the store has kept. A sanitize operation that did not end counts as failed.
+// restore loads the state from the store. A sanitize operation that did not end counts as failed.
 func (u *unit) restore() error {
 	u.mode.saved.Store(modeDefault)
 	if u.store != nil {

@@ -82,7 +82,7 @@ func TestSavedModePages(t *testing.T) {
 	again := newBench(t, kept)
 	requireHex(t, "17 00 10 00"+savedCacheOff, again.good(cdb("1a 08 08 00 ff 00"), nil))
 
-	// SP without pages keeps what is in force.
+	// SP without pages keeps the present values.
 	again.good([]byte{opModeSelect6, bitPF, 0, 0, 16, 0},
 		unhex("00 00 00 00 0a 0a 04 10 0000 0000 0000 0000"))
 	again.good([]byte{opModeSelect10, bitPF | bitSP, 0, 0, 0, 0, 0, 0, 0, 0}, nil)

@@ -99,7 +99,7 @@ func TestUsageMapIsWhatIsAccepted(t *testing.T) {
 	}
 }
 
-// TestUnknownOpcodes checks that what is not in the table is refused.
+// TestUnknownOpcodes checks that commands that are not in the table are refused.
 func TestUnknownOpcodes(t *testing.T) {
 	b := newBench(t)
 	table := b.d.nth(0).table
@@ -148,7 +148,7 @@ func FuzzCommand(f *testing.F) {
 	f.Add(extendedCopy(list), list, uint8(1), false)
 	f.Add([]byte{opModeSelect6, bitPF, 0, 0, 4, 0}, make([]byte, 4), uint8(1), true)
 	f.Fuzz(func(t *testing.T, request, data []byte, chunk uint8, plain bool) {
-		// A small disk, as SANITIZE writes all of it.
+		// A small disk, because SANITIZE writes all of it.
 		small := func(l *LUN) { l.Disk = thinDisk{newMemDisk(1 << 20)} }
 		change := func(l *LUN) { removableLUN(l); accounted(l) }
 		if plain {

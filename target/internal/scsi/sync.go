@@ -5,6 +5,6 @@ package scsi
 func prepareSync(t *Task) error { return t.address() }
 
 // finishSync flushes the whole disk, which covers any range. With IMMED the standard allows the
-// status before the flush. We still send it afterwards, so that it never claims what may still
-// fail.
+// status before the flush. We still send it afterwards, so that it never claims more than is
+// certain.
 func finishSync(t *Task) (Status, error) { return t.flush() }

@@ -194,7 +194,7 @@ func (t *Task) In(off int64, p []byte) error {
 	if err := t.begin(true); err != nil {
 		return err
 	}
-	defer t.unit.end() // also where the disk panics
+	defer t.unit.end() // even if the disk panics
 	t.moved = off + int64(len(p))
 	return t.cmd.in(t, off, p)
 }
@@ -209,7 +209,7 @@ func (t *Task) Out(off int64, p []byte) error {
 	if err := t.begin(true); err != nil {
 		return err
 	}
-	defer t.unit.end() // also where the disk panics
+	defer t.unit.end() // even if the disk panics
 	t.moved = off + int64(len(p))
 	if t.Gather && t.moved < t.Length {
 		return errShortTransfer
@@ -229,7 +229,7 @@ func (t *Task) Finish() (Status, error) {
 	if err := t.begin(t.moved == 0); err != nil { // else the medium has been accessed already
 		return StatusCheckCondition, err
 	}
-	defer t.unit.end() // also where the disk panics
+	defer t.unit.end() // even if the disk panics
 	return t.cmd.finish(t)
 }
 
@@ -339,7 +339,7 @@ func (t *Task) LUNNumber() (uint16, bool) {
 	return t.unit.number, true
 }
 
-// Host returns what the transport keeps with the command's logical unit; nil if there is none.
+// Host returns the transport's data for the command's logical unit; nil if there is none.
 func (t *Task) Host() any {
 	if t.unit == nil {
 		return nil

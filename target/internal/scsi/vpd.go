@@ -22,7 +22,7 @@ type vpdPage struct {
 	code   byte
 	orphan bool                       // answers without a disk, too
 	when   func(*unit) bool           // nil: always
-	append func(*Task, []byte) []byte // appends what follows the page length
+	append func(*Task, []byte) []byte // appends the bytes after the page length
 }
 
 func vpdPages() [8]vpdPage {

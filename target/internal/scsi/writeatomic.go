@@ -65,7 +65,7 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 		return err
 	}
 	binary.BigEndian.PutUint64(record, uint64(t.off()))
-	kept := true // perhaps, and also if the disk panics
+	kept := true // perhaps, even if the disk panics
 	defer func() { u.atomicKept.Store(kept) }()
 	if err := u.store.Save(storedAtomic, record); err != nil {
 		return fmt.Errorf("keep what an atomic write replaces: %w", err)
@@ -142,7 +142,7 @@ func (u *unit) putBack(before []byte, off int64) error {
 	return nil
 }
 
-// undoAtomic puts back what an interrupted WRITE ATOMIC has replaced.
+// undoAtomic puts back the content that an interrupted WRITE ATOMIC has replaced.
 func (u *unit) undoAtomic() error {
 	if u.store == nil {
 		return nil

@@ -127,8 +127,8 @@ func TestWriteAtomicThatWasCutOff(t *testing.T) {
 		"what cannot be undone is not begun")
 }
 
-// TestWriteAtomicThatCannotBeUndone has a disk that takes neither the new blocks nor the former
-// ones. The next start does not undo what is written to them afterwards and acknowledged.
+// TestWriteAtomicThatCannotBeUndone uses a disk that takes neither the new blocks nor the former
+// ones. The next start does not undo writes that were acknowledged afterwards.
 func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
 	store := &keptStore{}
 	torn := &tornDisk{memDisk: newMemDisk(testBlocks * BlockSize), fail: errors.New("no more")}
@@ -144,9 +144,9 @@ func TestWriteAtomicThatCannotBeUndone(t *testing.T) {
 	require.Equal(t, later, again.good(cdb("28 00 00 00 00 08 00 00 10 00"), nil))
 }
 
-// TestWriteAtomicThatCannotBeFlushed has a disk whose flush fails for a while, as that of a
-// persistent one does without space for its map. The next start does not undo what is written
-// afterwards and acknowledged.
+// TestWriteAtomicThatCannotBeFlushed uses a disk whose flush fails for a while, like a persistent
+// one's without space for its map. The next start does not undo writes that were acknowledged
+// afterwards.
 func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
 	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
 	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")
@@ -191,7 +191,7 @@ func newKeptBench(t *testing.T, store Store) (b *bench, kept func(*LUN)) {
 	return b, kept
 }
 
-// unsureStore does what it is asked for and says that it has failed, or fails to forget.
+// unsureStore does its work and reports a failure, or fails to forget.
 type unsureStore struct {
 	keptStore
 	unsure, clings bool
@@ -208,8 +208,8 @@ func (s *unsureStore) Save(name string, data []byte) error {
 	return err
 }
 
-// TestWriteAtomicThatCannotBeForgotten lets the store fail while the disk does not. What is written
-// and acknowledged afterwards is not undone by the next start.
+// TestWriteAtomicThatCannotBeForgotten lets the store fail while the disk does not. The next start
+// does not undo writes that were acknowledged afterwards.
 func TestWriteAtomicThatCannotBeForgotten(t *testing.T) {
 	request := cdb("9c 00 00 00 00 00 00 00 00 08 00 00 00 10 00 00")
 	write, read := cdb("2a 00 00 00 00 08 00 00 10 00"), cdb("28 00 00 00 00 08 00 00 10 00")

@@ -61,9 +61,9 @@ func TestBlockOfAFailedWrite(t *testing.T) {
 	}
 }
 
-// TestCommandsThatReadFail makes storage fail where a command reads for its own purposes. The
-// command ends with that error, changes nothing afterwards, and compares nothing with what another
-// command left in a buffer.
+// TestCommandsThatReadFail makes storage fail when a command reads for its own purposes. The
+// command ends with that error, changes nothing afterwards, and compares nothing with another
+// command's data in a buffer.
 func TestCommandsThatReadFail(t *testing.T) {
 	const blocks = 8
 	data := pattern(blocks, 1)
@@ -87,7 +87,7 @@ func TestCommandsThatReadFail(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, stored)
 			b.write(8, data)
-			// what a buffer may still hold
+			// data that a buffer may still hold
 			b.good(cdb("8f 02 0000000000000008 00000008 00 00"), data)
 			b.disk.reset()
 			b.disk.failWith("read",
