@@ -29,7 +29,7 @@ type applier struct {
 	// were followed, and targets of hard links. A whiteout must not remove them, because the order
 	// of the entries would matter then.
 	used map[place]use
-	// led are the directories of lower layers that have such a link somewhere below them.
+	// led are the directories of lower layers with such a link somewhere below them.
 	led inodes
 }
 
@@ -114,7 +114,8 @@ func quoted(name string) string {
 	return fmt.Sprintf("%q", name)
 }
 
-// The names by which a layer removes what is below it (image-spec, layer.md, "Whiteouts").
+// The names with which a layer removes files of the layers below it (image-spec, layer.md,
+// "Whiteouts").
 const (
 	whiteout       = ".wh."
 	whiteoutMeta   = ".wh..wh."

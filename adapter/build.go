@@ -115,13 +115,13 @@ type builder struct {
 	img    Image
 	dir    string
 	opt    Options
-	config []byte  // what the top level holds
+	config []byte  // the content of the top level
 	levels []Level // without the top level
 	// storing returns the result of giving the previous level its name. nil: none is pending.
 	storing chan error
 }
 
-// plan checks what is to be built, and names the levels.
+// plan checks the input of Build, and names the levels.
 func plan(img Image, dir string, opt Options) (*builder, error) {
 	if opt.MaxBytes <= 0 {
 		opt.MaxBytes = defaultMaxBytes

@@ -92,7 +92,7 @@ func TestImagesShareLevels(t *testing.T) {
 		require.True(t, l.Cached, l.File)
 	}
 	build(t, other, imageOf(base, two))
-	for _, l := range second.Levels { // made at once, and above what was there
+	for _, l := range second.Levels { // made at once, and above existing levels
 		a, err := os.ReadFile(filepath.Join(dir, l.File))
 		require.NoError(t, err)
 		b, err := os.ReadFile(filepath.Join(other, l.File))

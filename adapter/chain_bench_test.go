@@ -69,8 +69,8 @@ func asOne(t testing.TB, img *image.Image) string {
 	return path
 }
 
-// BenchmarkChain reads at random what a disk with that many levels stores, and the same disk in one
-// file.
+// BenchmarkChain reads the stored data of a disk with this many levels at random, and of the same
+// disk in one file.
 func BenchmarkChain(b *testing.B) {
 	for _, levels := range []int{8, 32, 128} {
 		dir := b.TempDir()

@@ -164,7 +164,7 @@ func mount(t testing.TB, raw string) string {
 	return dir
 }
 
-// readTree reads what is mounted, without lost+found.
+// readTree reads a mounted file system, without lost+found.
 func readTree(t testing.TB, root string) map[string]node {
 	t.Helper()
 	tree := make(map[string]node)

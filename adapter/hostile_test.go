@@ -183,7 +183,7 @@ func TestWhiteoutOfWhatIsUsed(t *testing.T) {
 	for _, items := range [][]item{
 		{file("l/x", ""), file(".wh.l", "")},
 		{link('1', "g", "f"), file(".wh.f", "")},
-		{file("l/x", ""), file("l", ""), file(".wh.l", "")}, // it would lie in what "l" led to
+		{file("l/x", ""), file("l", ""), file(".wh.l", "")}, // it would lie where "l" led to
 		{link('1', "g", "f"), file("f", "new"), file(".wh.f", "")},
 		{file("p/l/x", ""), file("p", "")},
 	} {

@@ -16,7 +16,7 @@ func setgidDirectory(name string, group int) item {
 	return d
 }
 
-// attrsOf applies layers, and returns what directories have then.
+// attrsOf applies layers, and returns the attributes of directories after that.
 func attrsOf(t *testing.T, dirs []string, layers ...[]item) map[string]ext4.Attr {
 	t.Helper()
 	a := newApplier(defaultMaxBytes, defaultMaxFiles)

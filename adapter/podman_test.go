@@ -92,7 +92,7 @@ func podmanTree(t *testing.T, store, layout string) map[string]node {
 	return readTree(t, root)
 }
 
-// TestAsPodmanMountsIt compares images of different kinds with what podman mounts.
+// TestAsPodmanMountsIt compares images of different kinds with podman's mounts.
 func TestAsPodmanMountsIt(t *testing.T) {
 	testtool.Need(t, "podman")
 	if os.Getuid() != 0 {

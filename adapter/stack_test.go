@@ -20,8 +20,8 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// model is the meaning of layers, as simple as possible: paths, and what is there. It knows no
-// links in paths, which the generator does not make.
+// model is the meaning of layers, as simple as possible: paths, and the files there. It does not
+// support links in paths; the generator does not make any.
 type model map[string]*node
 
 // below lists the paths under a directory.
@@ -375,7 +375,7 @@ func TestGeneratedStacks(t *testing.T) {
 	}
 }
 
-// TestGeneratedStacksAsPodmanMountsThem compares generated stacks with what podman mounts.
+// TestGeneratedStacksAsPodmanMountsThem compares generated stacks with podman's mounts.
 func TestGeneratedStacksAsPodmanMountsThem(t *testing.T) {
 	testtool.Need(t, "podman")
 	if os.Getuid() != 0 {

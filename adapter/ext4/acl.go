@@ -18,9 +18,9 @@ const (
 
 var errACL = errors.New("is no valid ACL")
 
-// encodeACL turns an ACL as getxattr(2) returns it into what ext4 stores, where only entries for
-// named users and groups have an id. The returned mode is the mode of a file with this ACL. minimal
-// says that the mode alone expresses the ACL.
+// encodeACL turns an ACL in the form of getxattr(2) into ext4's form, where only entries for named
+// users and groups have an id. The returned mode is the mode of a file with this ACL. minimal says
+// that the mode alone expresses the ACL.
 func encodeACL(value string, mode uint16) (acl string, _ uint16, minimal bool, err error) {
 	le := binary.LittleEndian
 	p := []byte(value)

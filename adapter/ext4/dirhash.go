@@ -5,7 +5,7 @@ import "math/bits"
 // hashSeed is s_hash_seed. It is constant, because the order of an index depends on it.
 var hashSeed = [4]uint32{0x7669f0a1, 0x3c5e92d4, 0xb81d6e27, 0x0f4ac35b}
 
-// nameHash is the hash by which an index finds a name: half MD4 of unsigned bytes. Its lowest bit
+// nameHash is the hash with which an index finds a name: half MD4 of unsigned bytes. Its lowest bit
 // is 0.
 func nameHash(name []byte) uint32 {
 	sum := hashSeed

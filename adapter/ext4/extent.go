@@ -61,7 +61,7 @@ func (w *Writer) setDirExtents(d *directory, all []extent) {
 	}
 }
 
-// nodesNeeded is how many blocks a tree of that many extents has besides its root.
+// nodesNeeded returns how many blocks a tree of this many extents has besides its root.
 func nodesNeeded(extents int) (nodes int) {
 	for n := extents; n > rootExtents; {
 		n = (n + nodeExtents - 1) / nodeExtents

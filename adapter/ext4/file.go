@@ -11,7 +11,7 @@ import (
 const (
 	// bufferSize is how much of a file is read at once, in bytes.
 	bufferSize = 1 << 20
-	// holeSize is the unit of holes, in bytes: that many zeros at a multiple of it are not stored.
+	// holeSize is the unit of holes, in bytes: this many zeros at a multiple of it are not stored.
 	// Smaller holes are not worth an extent.
 	holeSize   = 64 << 10
 	holeBlocks = holeSize / BlockSize

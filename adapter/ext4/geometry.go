@@ -4,7 +4,7 @@ const (
 	// BlockSize is the length of a block in bytes.
 	BlockSize = 4096
 
-	blocksPerGroup = 8 * BlockSize // what a bitmap of one block counts
+	blocksPerGroup = 8 * BlockSize // bits in a bitmap of one block
 	inodesPerGroup = 8192
 	inodeSize      = 256
 	inodesPerBlock = BlockSize / inodeSize
@@ -86,5 +86,5 @@ func inodeTableAt(group uint32) uint32 {
 	return flexStart(group) + 2*groupsPerFlex + group%groupsPerFlex*tableBlocks
 }
 
-// descBlocks is how many blocks the descriptors of that many groups take.
+// descBlocks returns how many blocks the descriptors of this many groups take.
 func descBlocks(groups uint32) uint32 { return (groups + descsPerBlock - 1) / descsPerBlock }

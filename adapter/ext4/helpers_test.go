@@ -21,7 +21,7 @@ type diskFile struct {
 	t       testing.TB
 	file    *os.File
 	written map[int64]bool // blocks of this level
-	// hollow leaves out what is written of a sparse file: e2fsck does not read content.
+	// hollow drops the content that is written to a sparse file: e2fsck does not read it.
 	hollow bool
 }
 

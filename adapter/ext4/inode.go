@@ -40,7 +40,7 @@ const (
 	maxSeconds = 1<<33 + 1<<31 - 1
 )
 
-// inode is what the Writer keeps of a file. Checksum, bitmap and place in the table follow from it.
+// inode is the Writer's record of a file. Checksum, bitmap and place in the table follow from it.
 // It has no pointers, because there may be a million.
 type inode struct {
 	size     uint64 // bytes; of a device: its number

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// writes is where a level is written, as a list of what was written in which order.
+// writes records the writes of a level, in their order.
 type writes []string
 
 func (w *writes) WriteAt(p []byte, off int64) (int, error) {
@@ -64,8 +64,8 @@ func change(t *testing.T, w *Writer, random *rand.Rand) {
 	}
 }
 
-// TestStateGoesOn: what a Writer writes that was loaded is what the saved one writes, block for
-// block and in the same order.
+// TestStateGoesOn: a loaded Writer writes the same as the saved one, block for block and in the
+// same order.
 func TestStateGoesOn(t *testing.T) {
 	for seed := range uint64(8) {
 		w := New()
@@ -96,7 +96,7 @@ func TestStateGoesOn(t *testing.T) {
 	}
 }
 
-// FuzzLoad: whatever is loaded is a Writer or an error.
+// FuzzLoad: any data gives a Writer or an error.
 func FuzzLoad(f *testing.F) {
 	w := New()
 	w.Begin(nil)

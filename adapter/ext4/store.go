@@ -119,8 +119,8 @@ func (t *nameTable) remove(entry uint32, hashOf func(entry uint32) uint32) {
 	t.slots[i] = 0
 }
 
-// sums has a checksum for some blocks. Those of neighbours lie together: metadata is mostly in a
-// row, and a map of a million blocks is twice as large.
+// sums has a checksum for some blocks. Neighbours are stored together: metadata is mostly in a row,
+// and a map of a million blocks is twice as large.
 type sums struct {
 	pages map[uint32]*[sumsPage]blockSum
 	n     int

@@ -12,7 +12,7 @@ type entry struct {
 	length     uint8  // of the name
 }
 
-// directory is what the Writer keeps of a directory besides its inode. It has no pointers, because
+// directory is the Writer's record of a directory besides its inode. It has no pointers, because
 // there may be a million.
 type directory struct {
 	inode, parent uint32
@@ -25,7 +25,7 @@ type directory struct {
 	changed       bool // its blocks have to be written again
 }
 
-// Entry is what Lookup finds.
+// Entry is the result of Lookup.
 type Entry struct {
 	Inode Inode
 	Level int // in which the name was made; 0: New made it

@@ -30,7 +30,7 @@ type Writer struct {
 	linkBytes, xattrBytes int // sums of everything that was ever in longLinks and sets
 
 	alloc  allocator
-	groups uint32 // as of the last Finish
+	groups uint32 // at the last Finish
 
 	touched     []uint64 // inode table blocks that have to be written, as bits
 	changedDirs []uint32 // inodes
@@ -40,7 +40,7 @@ type Writer struct {
 	// zeros.
 	known sums
 
-	block  []byte // what scratch returns
+	block  []byte // the buffer of scratch
 	buffer []byte // for content
 }
 
@@ -88,7 +88,7 @@ func (w *Writer) Begin(dst io.WriterAt) {
 // Level is the number of the level that Begin started, from 1 on.
 func (w *Writer) Level() int { return w.level }
 
-// Size is the size of the file system in bytes, as of the last Finish.
+// Size is the size of the file system in bytes at the last Finish.
 func (w *Writer) Size() int64 { return int64(w.groups) * blocksPerGroup * BlockSize }
 
 // addInode allocates the next inode.

@@ -102,7 +102,7 @@ func describe(list []blockDevice) string {
 	return strings.Join(words, ", ")
 }
 
-// superblock is what we need of ext4's (Documentation/filesystems/ext4/super.rst).
+// superblock has the fields that we need from ext4's (Documentation/filesystems/ext4/super.rst).
 type superblock struct {
 	blocks    uint64
 	blockSize uint64

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modules are the kernel modules of the initramfs. Only what the machine's devices ask for is
-// loaded: each takes time at the start.
+// modules are the kernel modules of the initramfs. Only modules that the machine's devices ask for
+// are loaded, because each takes time at the start.
 type modules struct {
 	dir    string
-	needs  map[string][]string // by name: what is loaded before
+	needs  map[string][]string // by name: the modules to load before it
 	alias  []moduleAlias
 	loaded map[string]bool
 	seen   map[string]bool // modaliases that were looked up

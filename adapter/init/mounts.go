@@ -19,8 +19,8 @@ type mountPoint struct {
 
 const harmless = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// mountPoints are the mounts that a container expects. /run and /tmp are those of the image, as
-// with container runtimes: images have directories in them, with owners, that their programs need.
+// mountPoints are the mounts that a container expects. /run and /tmp are the image's, as with
+// container runtimes: images have directories in them, with owners, that their programs need.
 var mountPoints = []mountPoint{
 	{kind: "proc", at: "/proc", flags: harmless},
 	{kind: "sysfs", at: "/sys", flags: harmless},
@@ -32,7 +32,7 @@ var mountPoints = []mountPoint{
 	{kind: "cgroup2", at: "/sys/fs/cgroup", flags: harmless, optional: true},
 }
 
-// onReadOnly are mounts for what programs write to, on a read-only disk.
+// onReadOnly are mounts for the writes of programs, on a read-only disk.
 var onReadOnly = []mountPoint{
 	{kind: "tmpfs", at: "/run", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=0755"},
 	{kind: "tmpfs", at: "/tmp", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777"},

@@ -60,8 +60,8 @@ func newNetwork(dir, hostname string, say func(string, ...any)) *network {
 	return n
 }
 
-// sysctls are what container runtimes set: an image whose user is not root may listen on port 80,
-// and ping.
+// sysctls are the settings of container runtimes: an image whose user is not root may listen on
+// port 80, and ping.
 var sysctls = map[string]string{
 	"/proc/sys/net/ipv4/ip_unprivileged_port_start": "0",
 	"/proc/sys/net/ipv4/ping_group_range":           "0 2147483647",

@@ -34,7 +34,7 @@ func TestEnding(t *testing.T) {
 	require.Equal(t, ending{}, endingOf(unix.WaitStatus(interrupted), true))
 }
 
-// inputEvent is what an input device says.
+// inputEvent is an event of an input device.
 func inputEvent(kind, code uint16, value byte) []byte {
 	return append(make([]byte, eventType), byte(kind), 0, byte(code), 0, value, 0, 0, 0)
 }
@@ -47,8 +47,8 @@ func TestPowerPresses(t *testing.T) {
 	require.Zero(t, powerPresses(b[:eventSize-1]))
 }
 
-// TestPowerButtonIsHeardAtOnce: whoever has looked for buttons once hears each press after that,
-// without looking again.
+// TestPowerButtonIsHeardAtOnce: after one look for buttons, each press is noticed without looking
+// again.
 func TestPowerButtonIsHeardAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	device := func(name string) *os.File {

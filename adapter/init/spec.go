@@ -20,7 +20,8 @@ type diskConfig struct {
 	Extra machine.Options `json:"extra"`
 }
 
-// imageConfig is what we need of an image's configuration (OCI image specification, config.md).
+// imageConfig has the fields that we need from an image's configuration (OCI image specification,
+// config.md).
 type imageConfig struct {
 	Config struct {
 		User       string

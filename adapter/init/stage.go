@@ -106,7 +106,7 @@ func (p process) execute() error {
 		_ = os.MkdirAll(p.Dir, 0o755) // Chdir tells
 	}
 	syscall.Umask(0o022)
-	entered := os.Chdir(p.Dir) // also where only root may go
+	entered := os.Chdir(p.Dir) // even if only root may go there
 	if err := id.become(); err != nil {
 		return err
 	}

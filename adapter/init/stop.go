@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel says of a key (linux/input-event-codes.h).
+// The kernel's numbers for keys (linux/input-event-codes.h).
 const (
 	eventKey     = 1
 	keyPower     = 116
@@ -31,7 +31,7 @@ type powerButtons struct {
 	devices string              // pattern of their names
 	isOne   func(*os.File) bool // tells whether a device has such a button
 	pressed func()              // is called for each press
-	seen    map[string]bool     // what was opened
+	seen    map[string]bool     // the opened devices
 }
 
 func newPowerButtons(pressed func()) *powerButtons {
@@ -39,8 +39,8 @@ func newPowerButtons(pressed func()) *powerButtons {
 		seen: map[string]bool{}}
 }
 
-// look opens the devices that have appeared. The kernel tells only those who have a device open of
-// what happens to it: from then on, no press is lost.
+// look opens the devices that have appeared. The kernel reports the events of a device only to
+// those who have it open: from then on, no press is lost.
 func (b *powerButtons) look() {
 	devices, _ := filepath.Glob(b.devices) // the pattern is right
 	for _, device := range devices {
@@ -94,7 +94,7 @@ func readKeys(f *os.File, pressed func()) {
 	}
 }
 
-// powerPresses counts the presses of the power key in what an input device says.
+// powerPresses counts the presses of the power key in the events of an input device.
 func powerPresses(b []byte) (n int) {
 	for ; len(b) >= eventSize; b = b[eventSize:] {
 		kind := binary.NativeEndian.Uint16(b[eventType:])

@@ -19,9 +19,9 @@ type identity struct {
 // maxID is the largest number of a user or a group: -1 means none.
 const maxID = 1<<32 - 2
 
-// findUser looks up what an image says of its user: USER or USER:GROUP, each a name or a number, by
-// the contents of the image's passwd and group. As container runtimes do it, a number need not be
-// known, and the supplementary groups are those of the user's name, unless a group is given.
+// findUser looks up the image's user: USER or USER:GROUP, each a name or a number, in the contents
+// of the image's passwd and group. As in container runtimes, a number need not be known, and the
+// supplementary groups are those of the user's name, unless a group is given.
 func findUser(spec, passwd, group string) (identity, error) {
 	user, groupName, hasGroup := strings.Cut(spec, ":")
 	if user == "" {
@@ -116,6 +116,6 @@ func readUserFile(name string) string {
 		return ""
 	}
 	defer f.Close()
-	text, _ := io.ReadAll(io.LimitReader(f, maxUserFile)) // what can be read counts
+	text, _ := io.ReadAll(io.LimitReader(f, maxUserFile)) // the text before an error counts
 	return string(text)
 }

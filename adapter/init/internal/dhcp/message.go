@@ -59,7 +59,7 @@ const (
 
 var magic = [4]byte{99, 130, 83, 99}
 
-// Query is what a client says.
+// Query is a client's message.
 type Query struct {
 	Type     Type
 	ID       uint32 // of the exchange
@@ -114,7 +114,7 @@ type Route struct {
 	Via netip.Addr
 }
 
-// Lease is what a server says: in an offer, in an acknowledgement, or in a refusal.
+// Lease is a server's message: an offer, an acknowledgement, or a refusal.
 type Lease struct {
 	Type     Type
 	ID       uint32
@@ -192,7 +192,7 @@ func readOptions(b []byte) (map[byte][]byte, error) {
 	return options, nil
 }
 
-// fill takes what the options say. What is malformed counts as not said.
+// fill takes the values of the options. It ignores malformed ones.
 func (l *Lease) fill(address netip.Addr, options map[byte][]byte) {
 	bits := 32
 	if mask := options[optMask]; len(mask) == 4 {

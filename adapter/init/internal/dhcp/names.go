@@ -5,7 +5,7 @@ import "strings"
 // maxName is the most bytes of a domain name (RFC 1035 3.1).
 const maxName = 255
 
-// readNames reads domain names with DNS's compression (RFC 1035 4.1.4, RFC 3397). What is malformed
+// readNames reads domain names with DNS's compression (RFC 1035 4.1.4, RFC 3397). A malformed name
 // ends the list.
 func readNames(b []byte) (names []string) {
 	for at := 0; at < len(b); {

@@ -87,7 +87,7 @@ func (c *Conn) ask(m message) error {
 	}
 }
 
-// Receive waits for what the kernel tells the groups of Dial.
+// Receive waits for messages of the kernel to the groups of Dial.
 func (c *Conn) Receive() ([]Event, error) {
 	b := make([]byte, 64<<10)
 	n, _, err := unix.Recvfrom(c.fd, b, 0)

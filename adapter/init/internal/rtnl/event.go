@@ -15,7 +15,7 @@ type Event struct {
 	// Address is an IPv6 address beyond the link that can be used now. Zero: the event is about
 	// something else.
 	Address netip.Addr
-	// DNS and Search are what an IPv6 router recommends (RFC 8106).
+	// DNS and Search are recommended by an IPv6 router (RFC 8106).
 	DNS    []netip.Addr
 	Search []string
 }
@@ -36,7 +36,7 @@ type part struct {
 	body     []byte
 }
 
-// split cuts a datagram of netlink into its messages. What is malformed ends it.
+// split cuts a datagram of netlink into its messages. A malformed message ends it.
 func split(b []byte) (parts []part) {
 	for len(b) >= unix.SizeofNlMsghdr {
 		n := int(order.Uint32(b))

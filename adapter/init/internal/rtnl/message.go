@@ -32,7 +32,7 @@ func (m message) number(kind uint16, value uint32) message {
 	return m.attribute(kind, order.AppendUint32(nil, value))
 }
 
-// finish fills in the length and the number by which the answer is recognised.
+// finish fills in the length and the number that identifies the answer.
 func (m message) finish(sequence uint32) []byte {
 	order.PutUint32(m[0:], uint32(len(m)))
 	order.PutUint32(m[8:], sequence)

@@ -47,8 +47,7 @@ func FuzzEvents(f *testing.F) {
 	})
 }
 
-// TestKernel sets up an interface in a network of its own, and reads back what the kernel made of
-// it.
+// TestKernel sets up an interface in a network of its own, and reads the kernel's state back.
 func TestKernel(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for a network namespace")
