@@ -138,7 +138,7 @@ func userOf(c *corev1.PersistentVolumeClaim, opt Options) string {
 	return ""
 }
 
-// source is what QEMU opens.
+// source is the object that QEMU opens.
 type source struct {
 	source   *libvirtxml.DomainDiskSource
 	auth     *libvirtxml.DomainDiskAuth
@@ -148,8 +148,8 @@ type source struct {
 // diskName is the disk on a claim with a file system.
 const diskName = "disk.img"
 
-// sourceOf finds what QEMU opens. A volume with a file system is always used by its file: the
-// device beneath would show the guest a file system instead of the disk.
+// sourceOf finds the object that QEMU opens. A volume with a file system is always used by its
+// file: the device beneath would show the guest a file system instead of the disk.
 func sourceOf(c *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume, opt Options) (
 	source, error) {
 	mode := volume.Spec.VolumeMode

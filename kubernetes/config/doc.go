@@ -1,6 +1,6 @@
-// Package config has what a cluster needs of this product besides the controller: the CRDs, made
-// from the types in kubernetes/api by `make generate`, and what gives pods their disks when they
-// are made.
+// Package config has everything that a cluster needs from this product besides the controller: the
+// CRDs, which `make generate` makes from the types in kubernetes/api, and the policies or webhooks
+// that give new pods their disks.
 package config
 
 import (
@@ -23,7 +23,7 @@ var webhook string
 // server is the container image of kubevirt-disk that serves disks in pods.
 func Policies(server string) string { return strings.ReplaceAll(policy, "SERVER_IMAGE", server) }
 
-// Webhooks returns what does the same in other clusters as YAML: the webhook configurations, and
+// Webhooks returns the YAML that does the same in other clusters: the webhook configurations, and
 // the roles that the controller needs for them.
 func Webhooks(namespace, service, serviceAccount string) string {
 	return strings.NewReplacer("SERVICE_ACCOUNT", serviceAccount, "NAMESPACE", namespace,

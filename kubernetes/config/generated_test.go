@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGenerated checks by their digests that neither a source of scripts/generate.sh nor what it
-// made was changed since it ran, and that no file came or went.
+// TestGenerated checks by digests that neither a source of scripts/generate.sh nor one of its
+// results has changed since it ran, and that no file came or went.
 func TestGenerated(t *testing.T) {
 	list, err := os.Open("generated.sha256")
 	require.NoError(t, err)

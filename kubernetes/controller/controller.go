@@ -48,7 +48,7 @@ type Options struct {
 	// PullSecret is the name of the secret, in the namespaces of identities, with the credential
 	// of the registry from which images for snapshots are fetched; "": none.
 	PullSecret string
-	// Without lists what is turned off, out of Optional. Objects that need it say so in their
+	// Without lists features of Optional that are turned off. Objects that need one say so in their
 	// conditions, and the controller needs no rights for it.
 	Without []string
 	// MoveImage is the image of kubevirt-disk-controller that moves disks of type Local to other
@@ -58,14 +58,14 @@ type Options struct {
 	Concurrency int
 }
 
-// What can be turned off.
+// Features that can be turned off.
 const (
 	pets      = "pets"
 	services  = "services"
 	snapshots = "snapshots"
 )
 
-// Optional lists what Options.Without can turn off.
+// Optional lists the features that Options.Without can turn off.
 func Optional() []string { return []string{pets, services, snapshots} }
 
 // Check returns what is wrong with the options, in words for the person who set them.
@@ -144,8 +144,8 @@ func Scheme() (*runtime.Scheme, error) {
 	return s, v1alpha1.AddToScheme(s)
 }
 
-// Cache limits what is read and kept to objects of identities. Without namespaces it covers all of
-// them.
+// Cache limits the read and kept objects to those of identities. Without namespaces it covers all
+// of them.
 func Cache(namespaces ...string) (cache.Options, error) {
 	exists, err := labels.NewRequirement(v1alpha1.LabelIdentity, selection.Exists, nil)
 	if err != nil {

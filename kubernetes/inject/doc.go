@@ -1,5 +1,5 @@
-// Package inject is what admission does with a pod that names a VMIdentitySet: it gives the pod its
-// disk, and a scheduling gate that holds it until the disk is ready, or it refuses the pod.
+// Package inject has the work of admission on a pod that names a VMIdentitySet: it gives the pod
+// its disk, and a scheduling gate that holds it until the disk is ready, or it refuses the pod.
 //
 // In a cluster with MutatingAdmissionPolicy the API server does the same by the policies of
 // kubernetes/config, which a test compares with this package. Elsewhere, a webhook calls this

@@ -30,7 +30,7 @@ const sector = 512
 var identityName = regexp.MustCompile(
 	`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// Options are what the administrator of the cluster chose.
+// Options are the choices of the cluster's administrator.
 type Options struct {
 	// Server is the container image of kubevirt-disk that serves the disks.
 	Server string
@@ -244,7 +244,7 @@ func Made(pod *corev1.Pod, set *api.VMIdentitySet) error {
 	return images(pod, set)
 }
 
-// Changed checks an update of a pod. The set is nil if there is none any more.
+// Changed checks an update of a pod. The set is nil if it no longer exists.
 func Changed(before, after *corev1.Pod, set *api.VMIdentitySet) error {
 	for _, key := range []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
 		api.AnnotationNameLegacy} {
@@ -274,8 +274,8 @@ func same(before, after map[string]string, key string) bool {
 	return had == has && was == is
 }
 
-// Identity checks that an existing VMIdentity is what a pod asks for. Policies cannot look for it.
-// In clusters with policies, the controller finds the difference, and the pod keeps its gate.
+// Identity checks that an existing VMIdentity is the one that a pod asks for. Policies cannot check
+// that. In clusters with policies, the controller finds the difference, and the pod keeps its gate.
 func Identity(set *api.VMIdentitySet, identity *api.VMIdentity) error {
 	const advice = "name another disk by the annotation " + api.AnnotationName +
 		", or delete the VMIdentity with its data"

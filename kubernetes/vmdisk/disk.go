@@ -31,7 +31,8 @@ type Disk struct {
 	// Filled says that the disk's claim holds the whole disk already. With Pod.Server, the pod then
 	// has no volume with the image.
 	Filled bool
-	// UsageType is that of the storage for what is written, see Pod.UsageTypes. "": the pod's own.
+	// UsageType is the type of the storage for the guest's writes, see Pod.UsageTypes. "": the
+	// pod's own.
 	UsageType string
 }
 
@@ -110,10 +111,10 @@ var copyModes = []libvirt.CopyMode{
 // maxDisks keeps the ports of the disks below those of the pages.
 const maxDisks = 64
 
-// sector is what the size of a disk is a multiple of, in bytes.
+// sector is the unit of a disk's size, in bytes.
 const sector = 512
 
-// check finds what is wrong with disks, whoever made them. path is the place of the list.
+// check finds mistakes in disks, whoever made them. path is the place of the list.
 func check(disks []Disk, path string) error {
 	var p problems
 	if len(disks) > maxDisks {
@@ -155,7 +156,7 @@ func (p *problems) add(field, format string, args ...any) {
 		&libvirt.FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
 }
 
-// of adds what libvirt finds wrong with the LUN and the device of the disk at a place.
+// of adds libvirt's errors about the LUN and the device of the disk at a place.
 func (p *problems) of(err error, at string) {
 	fields := map[string]string{
 		"Device.Dev": "target.device", "Device.Bus": "target.bus", "LUN.AccessMode": "access-mode",

@@ -35,8 +35,7 @@ type Pod struct {
 	Secret string
 	// Remote lets machines beyond the pod log in, for example a QEMU in another pod of the node.
 	Remote bool
-	// Claims are volume claims that keep disks, by device. What is written to the others ends with
-	// the pod.
+	// Claims are volume claims that keep disks, by device. Writes to other disks end with the pod.
 	Claims map[string]string
 	// UsageTypes are the kinds of storage that disks can choose for what is written: by name, the
 	// volume that a disk gets, such as a generic ephemeral volume of a storage class. A disk that
@@ -113,7 +112,7 @@ func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 	return nil
 }
 
-// names are those of a pod's containers and volumes.
+// names are the names of a pod's containers and volumes.
 func names(spec *corev1.PodSpec) map[string]bool {
 	all := make(map[string]bool)
 	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
@@ -125,7 +124,7 @@ func names(spec *corev1.PodSpec) map[string]bool {
 	return all
 }
 
-// ownNames are those of a disk's container and volumes, each once.
+// ownNames are the names of a disk's container and volumes, each once.
 func ownNames(c corev1.Container, volumes []corev1.Volume) []string {
 	all := []string{c.Name}
 	for _, v := range volumes {
@@ -136,8 +135,8 @@ func ownNames(c corev1.Container, volumes []corev1.Volume) []string {
 	return all
 }
 
-// container is that of the disk at a place of the list, with its volumes. The container and its
-// work volume have the same name.
+// container is the container of the disk at a place of the list, with its volumes. The container
+// and its work volume have the same name.
 func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 	name := "disk-" + d.Device
 	pages := "pages-" + d.Device

@@ -101,7 +101,7 @@ func env(c corev1.Container) map[string]string {
 	return all
 }
 
-// What the pod serves is what the domain asks for.
+// The pod serves the LUNs that the domain asks for.
 func TestPodAndDomainAgree(t *testing.T) {
 	disks := parse(t, proposal)
 	spec := corev1.PodSpec{Containers: []corev1.Container{{Name: "vm"}},

@@ -29,7 +29,7 @@ func ask(ctx context.Context, address string) (Answer, error) {
 	return s.answer()
 }
 
-// answer is that of the disk with the most left to copy.
+// answer is the answer about the disk with the most left to copy.
 func (s status) answer() (Answer, error) {
 	if len(s.LUNs) == 0 {
 		return 0, ErrNotYet

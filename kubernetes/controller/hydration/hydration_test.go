@@ -154,7 +154,7 @@ func TestNobodyToAsk(t *testing.T) {
 	}
 }
 
-// The page is that of the daemon, of the daemon's own type.
+// The page has the daemon's own type.
 func TestPages(t *testing.T) {
 	complete, copying := &pages.CopyStatus{Complete: true}, &pages.CopyStatus{}
 	for _, c := range []struct {

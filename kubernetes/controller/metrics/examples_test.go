@@ -69,7 +69,7 @@ func known(t *testing.T) map[string][]string {
 			all[f.GetName()] = append(all[f.GetName()], l.GetName())
 		}
 	}
-	// Those of the disks. A test in integration checks which ones a daemon has.
+	// Metrics of the disks. A test in integration checks which ones a daemon has.
 	page, err := os.ReadFile(folder + "docs/metrics.md")
 	require.NoError(t, err)
 	for _, name := range regexp.MustCompile("`(kubevirt_disk_[a-z_]+)`").FindAllSubmatch(page, -1) {

@@ -30,7 +30,7 @@ var (
 		"When the first of the waiting pods was made, as Unix time.", []string{"namespace"}, nil)
 )
 
-// collector lists what the cache has.
+// collector lists the objects in the cache.
 type collector struct{ reader client.Reader }
 
 // New makes the collector of identities and pods. The reader has to be a cache: each scrape lists

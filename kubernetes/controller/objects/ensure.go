@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// annotationApplied is on an object that Ensure made: a digest of what was applied.
+// annotationApplied is on an object that Ensure made: a digest of the applied object.
 const annotationApplied = v1alpha1.Group + "/applied"
 
 // Ensure applies an object. If the same was applied before, it sends no request. It returns whether

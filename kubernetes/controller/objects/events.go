@@ -11,7 +11,7 @@ import (
 )
 
 // eventTypes are the reasons of conditions that are also sent as an event, with the event's type.
-// What goes well is only in the conditions, because an event is a request to the API server.
+// Good news is only in the conditions, because an event is a request to the API server.
 var eventTypes = map[string]string{
 	v1alpha1.ReasonSetMissing:      corev1.EventTypeWarning,
 	v1alpha1.ReasonClaimMissing:    corev1.EventTypeWarning,
@@ -39,7 +39,7 @@ var eventTypes = map[string]string{
 // EventType is the type of the event for a reason, or "" if there is none.
 func EventType(reason string) string { return eventTypes[reason] }
 
-// action is what the controller was doing, which every event has to name.
+// action says what the controller was doing, which every event has to name.
 const action = "Reconcile"
 
 // maxNote is the longest note of an event that the API server takes. Bytes.

@@ -22,7 +22,7 @@ func Finished(pod *corev1.Pod) bool {
 // Gated reports whether a pod is held by the gate of this product.
 func Gated(pod *corev1.Pod) bool { return GateIndex(pod) >= 0 }
 
-// GateIndex is the index of that gate in the pod's list, or -1.
+// GateIndex is the index of the gate in the pod's list, or -1.
 func GateIndex(pod *corev1.Pod) int {
 	return slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
 		return g.Name == v1alpha1.Gate
@@ -32,7 +32,7 @@ func GateIndex(pod *corev1.Pod) int {
 // IndexIdentity is the index of pods by the identity that they ask for.
 const IndexIdentity = v1alpha1.Group + "/pod-identity"
 
-// ByIdentity is what IndexIdentity has of a pod.
+// ByIdentity returns the keys of a pod in IndexIdentity.
 func ByIdentity(pod client.Object) []string {
 	if name := pod.GetLabels()[v1alpha1.LabelIdentity]; name != "" {
 		return []string{name}
@@ -64,7 +64,7 @@ func Anew(before, after client.Object) bool {
 const (
 	firstTry = 10 * time.Millisecond
 	lastTry  = time.Minute
-	// afterConflict is how long the cache gets to receive what somebody else wrote.
+	// afterConflict is how long the cache gets to receive somebody else's write.
 	afterConflict = 50 * time.Millisecond
 )
 

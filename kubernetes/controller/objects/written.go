@@ -53,8 +53,8 @@ func (w *Written) Forget(key types.NamespacedName) {
 	delete(w.versions, key)
 }
 
-// Result is what a reconcile returns. A conflict is not a failure: somebody else was faster, and
-// the cache will have that in a moment.
+// Result returns the result of a reconcile. A conflict is not a failure: somebody else was faster,
+// and the cache will have that change in a moment.
 func Result(r ctrl.Result, err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) {
 		return ctrl.Result{RequeueAfter: afterConflict}, nil

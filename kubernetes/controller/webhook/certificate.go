@@ -24,8 +24,8 @@ const (
 	backdate = time.Hour
 )
 
-// keyAuthority is the key in the Secret for the authorities: that of the certificate, and the
-// previous one while it is in use.
+// keyAuthority is the key in the Secret for the authorities: the certificate's, and the previous
+// one while it is in use.
 const keyAuthority = "ca.crt"
 
 // pair is a certificate, its key, and the authorities that may have signed replicas' certificates.
@@ -95,7 +95,7 @@ func encode(kind string, data []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: data})
 }
 
-// read checks the content of a Secret. The error says why a new certificate is due.
+// read checks the content of a Secret. The error says why a new certificate is needed.
 func read(data map[string][]byte, names []string, now time.Time) (*pair, error) {
 	certificate, err := tls.X509KeyPair(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey])
 	if err != nil {

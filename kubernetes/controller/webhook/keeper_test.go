@@ -152,7 +152,7 @@ func TestRotation(t *testing.T) {
 	for range 3 {
 		first := one.shown.Load()
 		now = now.Add(lifetime - renew + time.Minute)
-		// Both find that a new one is due, and one of them is late.
+		// Both find that a new one is needed, and one of them is late.
 		s.before = func() { require.True(t, two.mustSync(t)) }
 		one.mustSync(t)
 		check()

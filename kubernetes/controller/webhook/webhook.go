@@ -71,7 +71,7 @@ func (o Options) listen() (host string, port int, err error) {
 	return host, int(number), err
 }
 
-// Setup adds the webhook to a manager. Every replica answers, whoever leads.
+// Setup adds the webhook to a manager. Every replica answers, not only the leader.
 func Setup(mgr manager.Manager, o Options) error {
 	if err := o.Check(); err != nil {
 		return err
