@@ -51,7 +51,7 @@ func (a *Authenticator) Knows(user string) bool {
 	return a.inForce.Load().Initiator.Username == user
 }
 
-// Begin starts the exchange of one login; initiatorName is what the initiator calls itself. The
+// Begin starts the exchange of one login. initiatorName is the name that the initiator uses. The
 // caller closes the exchange when the login ends, however it ends.
 func (a *Authenticator) Begin(initiatorName string) *Exchange {
 	return &Exchange{auth: a, initiatorName: initiatorName}
@@ -90,7 +90,7 @@ func (a *Authenticator) selectAlgorithm(offer string) (alg Algorithm, spelled st
 	for item := range strings.SplitSeq(offer, ",") {
 		n, err := ParseNumber(item)
 		if err != nil || n > 255 {
-			continue // RFC 7143 6.2.1: ignore what is not understood
+			continue // RFC 7143 6.2.1: ignore unknown values
 		}
 		if alg := Algorithm(n); slices.Contains(a.inForce.Load().Algorithms, alg) {
 			return alg, item, true

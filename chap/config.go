@@ -36,10 +36,10 @@ func (c Credential) equal(o Credential) bool {
 
 // Config says who may log in. The zero value turns CHAP off.
 type Config struct {
-	// Initiator is what initiators must present.
+	// Initiator is the credential that initiators must present.
 	Initiator Credential
-	// Target is what the target presents to an initiator that asks (mutual CHAP). It needs
-	// Initiator, and its secret must differ from Initiator's.
+	// Target is the credential that the target presents to an initiator that asks (mutual CHAP). It
+	// needs Initiator, and its secret must differ from Initiator's.
 	Target Credential
 	// InitiatorName, if not empty, is the only iSCSI initiator name that may use the credential
 	// (RFC 7143 9.2). Letter case does not matter.
@@ -61,7 +61,7 @@ func (c Config) Equal(o Config) bool {
 		slices.Equal(c.Algorithms, o.Algorithms)
 }
 
-// Validate reports what makes the configuration unusable. The zero value is valid.
+// Validate reports why the configuration is unusable. The zero value is valid.
 func (c Config) Validate() error {
 	for _, e := range []struct {
 		direction string

@@ -22,7 +22,7 @@ const (
 	FailureAuthentication FailureKind = iota + 1
 	// A key of the step is missing: status 0207.
 	FailureMissing
-	// A key or value is not what the step defines: status 0200.
+	// A key or value is not one that the step defines: status 0200.
 	FailureProtocol
 )
 

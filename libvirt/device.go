@@ -87,7 +87,7 @@ const (
 	DiscardIgnore Discard = "ignore"
 )
 
-// Zeroes says whether QEMU looks for zeros in what the guest writes.
+// Zeroes says whether QEMU looks for zeros in the guest's writes.
 type Zeroes string
 
 // The values of Zeroes.
@@ -119,7 +119,7 @@ func caches() []Cache {
 		CacheUnsafe}
 }
 
-// prefix is what the device names of a bus begin with.
+// prefix is the prefix of a bus's device names.
 func (b Bus) prefix() string {
 	if b == BusVirtio {
 		return "vd"

@@ -19,7 +19,7 @@ func demoLUN() LUN {
 	}
 }
 
-// TestTheOriginalElements renders what the first wrapper's handler rendered, with nothing else set.
+// TestTheOriginalElements renders the same as the first wrapper's handler, with nothing else set.
 func TestTheOriginalElements(t *testing.T) {
 	text, err := DiskXML(demoLUN(), Device{})
 	require.NoError(t, err)

@@ -16,8 +16,8 @@ type CopyMode string
 // The copy modes.
 const (
 	CopyNone    CopyMode = "none"          // the machine writes to the image itself
-	CopyOnWrite CopyMode = "copy-on-write" // an overlay takes what the machine writes
-	CopyOnRead  CopyMode = "copy-on-read"  // an overlay takes what it writes and reads
+	CopyOnWrite CopyMode = "copy-on-write" // an overlay takes the machine's writes
+	CopyOnRead  CopyMode = "copy-on-read"  // an overlay takes its writes and reads
 	CopyClone   CopyMode = "clone"         // all of the image is copied
 )
 
@@ -78,7 +78,7 @@ func (f File) withDefaults() File {
 	return f
 }
 
-// shown is what the guest sees of the disk.
+// shown is the part of the disk that the guest sees.
 func (f File) shown() LUN {
 	return LUN{AccessMode: f.AccessMode, ReadOnly: f.ReadOnly, Serial: f.Serial, WWN: f.WWN}
 }
@@ -152,7 +152,7 @@ func (f File) Disk(d Device) (*libvirtxml.DomainDisk, error) {
 	used := f.Path
 	var end *libvirtxml.DomainDiskBackingStore
 	if !f.FollowBacking {
-		end = &libvirtxml.DomainDiskBackingStore{} // do not follow what the image names
+		end = &libvirtxml.DomainDiskBackingStore{} // do not follow the names in the image
 	}
 	disk.BackingStore = end
 	if f.CopyMode != CopyNone {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// initiatorPrefix is what the names of InitiatorName begin with.
+// initiatorPrefix is the prefix of InitiatorName's names.
 const initiatorPrefix = "iqn.2017-01.io.kubevirt:"
 
 // maxNamePart leaves room for the machine, a colon and the domain.

@@ -207,7 +207,7 @@ func (l LUN) check(p *problems) {
 	l.checkShown(p)
 }
 
-// checkShown validates what the guest sees.
+// checkShown validates the part that the guest sees.
 func (l LUN) checkShown(p *problems) {
 	if !slices.Contains(accessModes(), l.AccessMode) {
 		p.add("LUN.AccessMode", "%q is unknown: want %s", l.AccessMode, oneOf(accessModes()))

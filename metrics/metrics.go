@@ -109,8 +109,8 @@ func (m *Metrics) SetDisks(disks []Disk) {
 // UsageType is a storage that disks can choose.
 type UsageType struct {
 	Name string
-	// Space returns what all its disks use and what is free there, or nil while that is unknown. It
-	// must not block: see SetRefresh.
+	// Space returns the space that all its disks use and the free space, or nil while that is
+	// unknown. It must not block: see SetRefresh.
 	Space func() *disk.Usage
 }
 
@@ -127,8 +127,8 @@ func (m *Metrics) usageTypes() []UsageType {
 	return m.types
 }
 
-// SetRefresh sets a function that is called at the beginning of each scrape. It updates what the
-// functions of disks and usage types return, and must not block for long.
+// SetRefresh sets a function that is called at the beginning of each scrape. It updates the values
+// for the functions of disks and usage types, and must not block for long.
 func (m *Metrics) SetRefresh(refresh func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -148,8 +148,8 @@ func (m *Metrics) SetReady(ready func() bool) {
 	m.state = ready
 }
 
-// Fetched counts what was fetched from registries since the start. A target without images from
-// registries has no such series.
+// Fetched are the numbers of fetched data from registries since the start. A target without images
+// from registries has no such series.
 type Fetched struct {
 	Bytes, Chunks int64
 	Wrong         int64 // chunks that came with wrong content
@@ -157,7 +157,7 @@ type Fetched struct {
 	Unsaved       int64 // chunks that could not be stored in the cache
 }
 
-// SetFetched sets the function that returns what was fetched from registries.
+// SetFetched sets the function that returns the numbers of fetched data.
 func (m *Metrics) SetFetched(fetched func() Fetched) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

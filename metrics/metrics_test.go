@@ -378,8 +378,8 @@ func TestUsageTypes(t *testing.T) {
 	requireValue(t, m, 8, "kubevirt_disk_usage_type_free_bytes", fast)
 }
 
-// TestRefresh: what disks and usage types tell is brought up to date once for each scrape, before
-// any of them is asked.
+// TestRefresh: the values of disks and usage types are updated once for each scrape, before any of
+// them is asked.
 func TestRefresh(t *testing.T) {
 	m, scrapes := New(BuildInfo{}), int64(0)
 	space := func() *disk.Usage { return &disk.Usage{Used: scrapes} }

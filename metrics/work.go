@@ -6,7 +6,7 @@ import (
 	"kubevirt.io/disk/target"
 )
 
-// Work is what initiators did at a LUN since the start.
+// Work is the work of initiators at a LUN since the start.
 type Work struct{ Read, Write Done }
 
 // Done are commands that ended, whatever their status.
@@ -15,7 +15,7 @@ type Done struct {
 	Time            time.Duration // of all commands together, from arrival to response
 }
 
-// Work returns what was done at each LUN that got commands.
+// Work returns the work at each LUN that got commands.
 func (m *Metrics) Work() map[uint16]Work {
 	all := map[uint16]Work{}
 	add := func(i *initiator) {
