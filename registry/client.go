@@ -33,6 +33,9 @@ type Options struct {
 	Insecure []string
 	// Patience is how long a registry may send nothing before that is an error. 0: two minutes.
 	Patience time.Duration
+	// FirstPatience is the same for a registry that has not answered one request of this client: it
+	// may be the wrong name. 0: as Patience.
+	FirstPatience time.Duration
 	// UserAgent is the name of this program in requests.
 	UserAgent string
 	// Warn is called with messages that a person may want to see, for example that a request is
@@ -56,6 +59,7 @@ type Client struct {
 	base     *http.Transport
 	mirrors  []mirror
 	turn     time.Duration // longestTurn, or less where there is less patience
+	answered sync.Map      // the registries and mirrors that have answered a request; host to true
 
 	mu    sync.Mutex
 	ready map[string]*http.Client // guarded by mu; by repository and scope
@@ -71,6 +75,9 @@ type mirror struct {
 func New(opt Options) (*Client, error) {
 	if opt.Patience <= 0 {
 		opt.Patience = defaultPatience
+	}
+	if opt.FirstPatience <= 0 {
+		opt.FirstPatience = opt.Patience
 	}
 	if opt.Warn == nil {
 		opt.Warn = func(string) {}
@@ -225,9 +232,10 @@ var errPlain = errors.New("asks for a connection without TLS")
 // guard sees every request for one registry. Nothing goes out without TLS unless the user has
 // allowed that for this registry.
 type guard struct {
-	inner  http.RoundTripper
-	secure bool
-	agent  string
+	inner    http.RoundTripper
+	secure   bool
+	agent    string
+	answered func()
 }
 
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -237,5 +245,9 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	req = req.Clone(req.Context())
 	req.Header.Set("User-Agent", g.agent)
-	return g.inner.RoundTrip(req)
+	res, err := g.inner.RoundTrip(req)
+	if err == nil {
+		g.answered()
+	}
+	return res, err
 }

@@ -175,7 +175,15 @@ func (e *endpoint) key(scopes []string) string {
 
 // guard is the transport for everything that is sent to the registry.
 func (e *endpoint) guard() http.RoundTripper {
-	return &guard{inner: e.client.base, secure: e.secure, agent: e.client.opt.UserAgent}
+	c, host := e.client, e.repo.RegistryStr()
+	return &guard{inner: c.base, secure: e.secure, agent: c.opt.UserAgent,
+		answered: func() { c.answered.Store(host, true) }}
+}
+
+// silent reports whether the registry has answered no request yet.
+func (e *endpoint) silent() bool {
+	_, ok := e.client.answered.Load(e.repo.RegistryStr())
+	return !ok
 }
 
 // authorizeBy asks the registry through rt how it wants to be asked, and remembers that.

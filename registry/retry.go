@@ -66,11 +66,16 @@ func notFound(err error) bool {
 
 // impatient is an error that might pass, but nothing has come for too long.
 type impatient struct {
-	err   error
-	after time.Duration
+	err    error
+	after  time.Duration
+	silent bool // there was no answer at all
 }
 
 func (e *impatient) Error() string {
+	if e.silent {
+		return fmt.Sprintf("given up after %s without any answer: %v; check the name and the "+
+			"port, and whether the registry runs", e.after.Round(time.Second), e.err)
+	}
 	return fmt.Sprintf("given up after %s in which nothing came: %v", e.after.Round(time.Second),
 		e.err)
 }
@@ -132,8 +137,16 @@ func (t *tries) again(ctx context.Context, err error) error {
 			return err
 		}
 	}
-	if left := t.patience - time.Since(t.last); pause > left {
-		return &impatient{err: err, after: time.Since(t.last)}
+	patience, silent := t.patience, t.endpoint.silent()
+	if silent {
+		var dns *net.DNSError
+		if errors.As(err, &dns) && dns.IsNotFound {
+			return fmt.Errorf("%w; check the name", err)
+		}
+		patience = min(patience, t.endpoint.client.opt.FirstPatience)
+	}
+	if left := patience - time.Since(t.last); pause > left {
+		return &impatient{err: err, after: time.Since(t.last), silent: silent}
 	}
 	t.endpoint.client.opt.Warn(
 		fmt.Sprintf(
@@ -275,14 +288,11 @@ func explain(err error) error {
 	}
 	err = withoutQuery(err)
 	var certificate *tls.CertificateVerificationError
-	var dns *net.DNSError
 	switch {
 	case errors.As(err, &certificate):
 		return permanent(fmt.Errorf("%w; name a file with its certificates by --registry-ca", err))
 	case errors.Is(err, http.ErrSchemeMismatch):
 		return permanent(fmt.Errorf("%w; name it by --insecure-registry if that is to be", err))
-	case errors.As(err, &dns) && dns.IsNotFound:
-		return permanent(err)
 	}
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -86,9 +87,14 @@ func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*regis
 		return nil, err
 	}
 	opt.Own, opt.OwnHost = own, ref.Host()
+	opt.FirstPatience = firstPatience
 	opt.Warn = func(text string) { fmt.Fprintln(a.stderr, harmless(text)) }
 	return registry.New(opt)
 }
+
+// firstPatience is how long a command asks a registry that has not answered once. A person waits,
+// and has perhaps mistyped its name. A daemon waits longer: it may start before its registry.
+const firstPatience = 10 * time.Second
 
 // registryOptions are the options that registrySettings set.
 func (l *loader) registryOptions() registry.Options {

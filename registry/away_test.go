@@ -1,0 +1,110 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/peers"
+)
+
+// longWait is far longer than what is expected, and far shorter than the patience of these clients.
+const longWait = 20 * time.Second
+
+// TestNobodyAnswers: a registry that refuses connections from the beginning is soon an error, and
+// the first warning says so at once.
+func TestNobodyAnswers(t *testing.T) {
+	port, err := peers.FreePort()
+	require.NoError(t, err)
+	ref, err := ParseReference(fmt.Sprintf("127.0.0.1:%d/vm/a:1", port))
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "a.raw")
+	require.NoError(t, os.WriteFile(file, make([]byte, 4096), 0o600))
+	for what, work := range map[string]func(context.Context, *Client) error{
+		"pull": func(ctx context.Context, c *Client) error {
+			_, _, err := c.Pull(ctx, ref, filepath.Join(t.TempDir(), "a.raw"), PullOptions{})
+			return err
+		},
+		"push": func(ctx context.Context, c *Client) error {
+			_, err := c.Push(ctx, []string{file}, ref, PushOptions{Base: BaseNone})
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			var mu sync.Mutex
+			var warned []string
+			began := time.Now()
+			err := work(t.Context(), newClient(t, Options{Patience: time.Hour,
+				FirstPatience: 300 * time.Millisecond, Warn: func(text string) {
+					mu.Lock()
+					defer mu.Unlock()
+					warned = append(warned, text)
+				}}))
+			require.Less(t, time.Since(began), longWait)
+			require.ErrorContains(t, err, "without any answer")
+			require.ErrorContains(t, err, ref.Host())
+			require.ErrorContains(t, err, "connection refused; check the name and the port")
+			require.Contains(t, warned[0], "connection refused; next try in ")
+		})
+	}
+}
+
+// TestRegistryRestarts: a registry that has answered once may be away for longer than one that
+// never did.
+func TestRegistryRestarts(t *testing.T) {
+	l := newLying(t)
+	content := noise(27, 1<<20)
+	l.newImage(t, content)
+	opt := l.options()
+	opt.FirstPatience = 10 * time.Millisecond
+	const away = 500 * time.Millisecond
+	l.faults = []fault{func(_ http.ResponseWriter, r *http.Request, _ []byte) bool {
+		_ = l.server.Listener.Close()
+		time.AfterFunc(away, func() {
+			again, err := net.Listen("tcp", l.host())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			go func() { _ = l.server.Config.Serve(again) }()
+		})
+		panic(http.ErrAbortHandler)
+	}}
+	var mu sync.Mutex
+	var warned []string
+	opt.Warn = func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		warned = append(warned, text)
+	}
+	dir, err := pullHTTP(t, l, opt)
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", content)
+	require.Contains(t, fmt.Sprint(warned), "connection refused")
+}
+
+// TestNameOfNobody: a name that does not exist is final, unless the registry has answered before.
+func TestNameOfNobody(t *testing.T) {
+	c := newClient(t, Options{})
+	e, err := c.endpoint("registry.example", "vm/a")
+	require.NoError(t, err)
+	missing := fmt.Errorf("asking: %w", &net.OpError{Op: "dial", Net: "tcp",
+		Err: &net.DNSError{Err: "no such host", Name: "registry.example", IsNotFound: true}})
+	err = e.tries(nil).again(t.Context(), explain(missing))
+	require.ErrorContains(t, err, "no such host; check the name")
+	c.answered.Store("registry.example", true)
+	require.NoError(t, e.tries(nil).again(t.Context(), explain(missing)))
+
+	unclear := &net.DNSError{Err: "server misbehaving", Name: "registry.example", IsTemporary: true}
+	c.answered.Clear()
+	require.NoError(t, e.tries(nil).again(t.Context(), explain(unclear)))
+}
