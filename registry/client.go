@@ -73,6 +73,9 @@ type mirror struct {
 
 // New checks the options and reads the certificates. It sends nothing yet.
 func New(opt Options) (*Client, error) {
+	if err := checkProxies(); err != nil {
+		return nil, err
+	}
 	if opt.Patience <= 0 {
 		opt.Patience = defaultPatience
 	}
@@ -116,13 +119,14 @@ func New(opt Options) (*Client, error) {
 	}
 	dialer := &net.Dialer{Timeout: 20 * time.Second, KeepAlive: 30 * time.Second}
 	c.base = &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           dialer.DialContext,
-		TLSHandshakeTimeout:   20 * time.Second,
-		ResponseHeaderTimeout: headerTimeout,
-		IdleConnTimeout:       60 * time.Second,
-		MaxIdleConnsPerHost:   farReads, // the connections that fetch chunks
-		DisableCompression:    true,     // blobs are stored as they are
+		Proxy:                  http.ProxyFromEnvironment,
+		OnProxyConnectResponse: proxyAnswer,
+		DialContext:            dialer.DialContext,
+		TLSHandshakeTimeout:    20 * time.Second,
+		ResponseHeaderTimeout:  headerTimeout,
+		IdleConnTimeout:        60 * time.Second,
+		MaxIdleConnsPerHost:    farReads, // the connections that fetch chunks
+		DisableCompression:     true,     // blobs are stored as they are
 		// Several connections are faster than several streams of one.
 		ForceAttemptHTTP2: false,
 		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12},

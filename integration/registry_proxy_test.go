@@ -1,0 +1,151 @@
+package integration
+
+import (
+	"encoding/base64"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// nameBehindProxy is a name that only the proxy of a test knows.
+const nameBehindProxy = "registry.test"
+
+const (
+	proxyUser     = "someone"
+	proxyPassword = "pr0xy-pa55word"
+)
+
+// proxy is an HTTP proxy that wants a password. It leads nameBehindProxy, with any port, to a
+// server.
+type proxy struct {
+	address string
+	server  string
+	tunnels atomic.Int64 // CONNECT, for TLS
+	passed  atomic.Int64 // requests without TLS
+}
+
+func newProxy(t *testing.T, server string) *proxy {
+	p := &proxy{server: server}
+	s := httptest.NewServer(http.HandlerFunc(p.handle))
+	t.Cleanup(s.Close)
+	p.address = strings.TrimPrefix(s.URL, "http://")
+	return p
+}
+
+// url is the proxy's, with a password.
+func (p *proxy) url(password string) string {
+	return "http://" + proxyUser + ":" + password + "@" + p.address
+}
+
+var proxyCredential = base64.StdEncoding.EncodeToString([]byte(proxyUser + ":" + proxyPassword))
+
+func (p *proxy) handle(w http.ResponseWriter, r *http.Request) {
+	host, _, _ := strings.Cut(r.Host, ":")
+	switch {
+	case r.Header.Get("Proxy-Authorization") != "Basic "+proxyCredential:
+		w.Header().Set("Proxy-Authenticate", `Basic realm="test"`)
+		w.WriteHeader(http.StatusProxyAuthRequired)
+	case host != nameBehindProxy:
+		w.WriteHeader(http.StatusBadGateway)
+	case r.Method == http.MethodConnect:
+		p.tunnels.Add(1)
+		p.tunnel(w)
+	default:
+		p.passed.Add(1)
+		(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Host = p.server
+			r.Out.Host = r.In.Host
+		}}).ServeHTTP(w, r)
+	}
+}
+
+func (p *proxy) tunnel(w http.ResponseWriter) {
+	there, err := net.Dial("tcp", p.server)
+	if err != nil {
+		w.WriteHeader(http.StatusBadGateway)
+		return
+	}
+	defer there.Close()
+	w.WriteHeader(http.StatusOK)
+	here, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer here.Close()
+	go func() {
+		defer there.Close()
+		_, _ = io.Copy(there, buffered)
+	}()
+	_, _ = io.Copy(here, there)
+}
+
+// TestRegistryProxy: a registry whose name only a proxy knows is reached through it, with TLS and
+// without. Nobody learns the proxy's password.
+func TestRegistryProxy(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "docker-registry", "qemu-img")
+	raw, qcow2 := newDisk(t)
+	for name, tls := range map[string]bool{"TLS": true, "plain": false} {
+		t.Run(name, func(t *testing.T) {
+			s := startRegistry(t, tls, "")
+			p := newProxy(t, s.address)
+			_, port, err := net.SplitHostPort(s.address)
+			require.NoError(t, err)
+			registry := nameBehindProxy + ":" + port
+			ref := registry + "/vm/fedora:42"
+			used, variable, flag := &p.tunnels, "HTTPS_PROXY", "--registry-ca="+s.ca
+			if !tls {
+				used, variable, flag = &p.passed, "HTTP_PROXY", "--insecure-registry="+registry
+			}
+			said := ""
+			defer func() {
+				assert.NotContains(t, said, proxyPassword)
+				assert.NotContains(t, said, proxyCredential)
+			}()
+			env := []string{variable + "=" + p.url(proxyPassword)}
+			disk := func(env []string, args ...string) result {
+				r := kubevirtDisk(t, env, append(args, flag)...)
+				said += r.output
+				return r
+			}
+
+			r := disk(env, "push", "--base=none", qcow2, ref)
+			require.Zero(t, r.status, "%s", r)
+			require.Positive(t, used.Swap(0))
+			out := filepath.Join(t.TempDir(), "a.raw")
+			r = disk(env, "pull", ref, out)
+			require.Zero(t, r.status, "%s", r)
+			require.Positive(t, used.Swap(0))
+			sameFile(t, raw, out)
+
+			d := start(t, config{diskDir: t.TempDir(), env: map[string]string{
+				variable: p.url(proxyPassword), "LOG_LEVEL": "debug"},
+				args: []string{"--image=" + ref, flag, "--copy-mode=copy-on-write"}})
+			sameDisk(t, d, 1, raw)
+			require.Positive(t, used.Swap(0))
+			d.stop()
+			said += d.Output()
+
+			r = disk([]string{variable + "=" + p.url(proxyPassword+"x")}, "pull", ref, out+"1")
+			require.Equal(t, 1, r.status)
+			require.Contains(t, r.output, registry)
+			require.Contains(t, r.output, "407 Proxy Authentication Required")
+			require.Zero(t, used.Load())
+			require.NotContains(t, r.output, "next try", "another try changes nothing")
+
+			r = disk(append(env, "NO_PROXY="+nameBehindProxy), "pull", ref, out+"2")
+			require.Equal(t, 1, r.status)
+			require.Contains(t, r.output, "lookup "+nameBehindProxy)
+			require.Zero(t, used.Load())
+		})
+	}
+}
