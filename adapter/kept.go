@@ -78,8 +78,8 @@ func List(dir string) ([]Kept, error) {
 		}
 	}
 	for i := range all {
-		if unlock, err := all[i].lock(); err == nil {
-			unlock()
+		if locked, err := all[i].lock(); locked != nil {
+			_ = locked.Close()
 		} else if errors.Is(err, ErrInUse) {
 			all[i].Used = time.Now()
 			touch(all[i].Path, all[i].Used)
@@ -88,36 +88,42 @@ func List(dir string) ([]Kept, error) {
 	return all, nil
 }
 
-// lock makes sure that nobody uses or makes the level.
-func (k *Kept) lock() (unlock func(), err error) {
+// lock makes sure that nobody uses or makes the level, as long as the returned file is open. The
+// file is nil if there is none with that name.
+func (k *Kept) lock() (*os.File, error) {
 	f, err := os.OpenFile(k.Path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return func() {}, nil
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	err = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = ErrInUse
+	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !flock.HasName(f, k.Path) {
+		err = ErrInUse // or it was removed before the lock, and may have been made again
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return func() { _ = f.Close() }, nil // the file was opened for reading
+	return f, nil
 }
 
 // Remove removes the level. If somebody uses it, it returns ErrInUse. The level is made again when
 // it is needed, even if there are levels above it.
 func (k *Kept) Remove() error {
-	unlock, err := k.lock()
+	locked, err := k.lock()
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	if locked != nil {
+		defer locked.Close() // it was only read
+	}
 	for _, name := range k.files {
-		err := os.Remove(filepath.Join(filepath.Dir(k.Path), name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		path := filepath.Join(filepath.Dir(k.Path), name)
+		if locked == nil && path == k.Path {
+			continue // what has this name by now is somebody else's
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("a level that is not in use: %w", err)
 		}
 	}

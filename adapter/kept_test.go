@@ -1,12 +1,15 @@
 package adapter
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -87,6 +90,46 @@ func TestWhatKilledMakersLeave(t *testing.T) {
 		require.Equal(t, stays, exists(filepath.Join(dir, name)), name)
 	}
 	require.FileExists(t, made.Name())
+}
+
+// TestRemovedWhileMade: several that remove a level, or the remains of making it, take nothing from
+// somebody who makes and uses it meanwhile.
+func TestRemovedWhileMade(t *testing.T) {
+	dir := t.TempDir()
+	name := "layer-a" + suffix
+	level, partial := filepath.Join(dir, name), filepath.Join(dir, "."+name+partialSuffix)
+	done := make(chan struct{})
+	var removing sync.WaitGroup
+	for _, path := range []string{level, partial, level, partial} {
+		kept := Kept{Path: path, files: []string{filepath.Base(path)}}
+		removing.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if err := kept.Remove(); err != nil && !errors.Is(err, ErrInUse) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for end := time.Now().Add(time.Second); time.Now().Before(end) && !t.Failed(); {
+		f, err := flock.Claim(partial)
+		require.NoError(t, err)
+		if exists(level) {
+			assert.NoError(t, os.Remove(partial))
+		} else {
+			assert.NoError(t, os.Rename(partial, level))
+			for range 20 { // it is locked as by a user
+				assert.True(t, exists(level))
+			}
+		}
+		assert.NoError(t, f.Close())
+	}
+	close(done)
+	removing.Wait()
 }
 
 func exists(path string) bool {

@@ -34,7 +34,7 @@ func Claim(path string) (*os.File, error) {
 			return nil, err
 		}
 		err = Lock(f, unix.LOCK_EX)
-		if err == nil && hasName(f, path) {
+		if err == nil && HasName(f, path) {
 			return f, nil
 		}
 		// Its former owner has renamed or removed it: try again.
@@ -61,14 +61,14 @@ func Discard(path string) error {
 		}
 		return err
 	}
-	if !hasName(f, path) {
+	if !HasName(f, path) {
 		return nil
 	}
 	return os.Remove(path)
 }
 
-// hasName reports whether a path still leads to an open file.
-func hasName(f *os.File, path string) bool {
+// HasName reports whether a path still leads to an open file.
+func HasName(f *os.File, path string) bool {
 	held, err := f.Stat()
 	if err != nil {
 		return false
