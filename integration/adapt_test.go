@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -241,8 +242,9 @@ func TestStop(t *testing.T) {
 }
 
 // TestWebServerInAMachine: an image with a web server, served by the daemon, answers HTTP from its
-// machine. Its writes survive a restart of both, even if the tag is gone by then. The power button
-// or the host's word ends it with its stop signal and its status, and leaves a clean disk.
+// machine. When the daemon is stopped under it, the machine waits for the next one, and no write is
+// lost. Its writes survive a restart of both, even if the tag is gone by then. The power button or
+// the host's word ends it with its stop signal and its status, and leaves a clean disk.
 func TestWebServerInAMachine(t *testing.T) {
 	t.Parallel()
 	requireTools(t, qemuISCSI)
@@ -251,11 +253,11 @@ func TestWebServerInAMachine(t *testing.T) {
 	ok(t, "cp", "-a", strings.TrimSuffix(strings.TrimPrefix(ref, "oci:"), ":web"), layout)
 	ref = "oci:" + layout + ":web"
 	volume := newVolume(t, t.TempDir())
-	state := t.TempDir()
+	state, portal := t.TempDir(), freePortal(t)
 	serve := func() *daemon {
 		return start(t, config{diskDir: t.TempDir(), stateDir: state,
 			env: map[string]string{"CONTAINER_IMAGE": ref, "PERSISTENT_DIR": volume,
-				"COPY_MODE": "copy-on-write"}})
+				"COPY_MODE": "copy-on-write", "LISTEN": portal}})
 	}
 	port, err := peers.FreePort()
 	require.NoError(t, err)
@@ -267,14 +269,27 @@ func TestWebServerInAMachine(t *testing.T) {
 		m.word(machine.WordRunning)
 		url := fmt.Sprintf("http://127.0.0.1:%d/", port)
 		require.Equal(t, posted, get(t, url), "round %d", round)
-		line := fmt.Sprintf("round %d\n", round)
-		response, err := http.Post(url, "text/plain", strings.NewReader(line))
-		require.NoError(t, err)
-		response.Body.Close()
-		require.Equal(t, http.StatusOK, response.StatusCode)
-		posted += line
+		post := func(line string) error {
+			response, err := http.Post(url, "text/plain", strings.NewReader(line))
+			if err != nil {
+				return err
+			}
+			if response.StatusCode != http.StatusOK {
+				err = errors.New(response.Status)
+			}
+			return errors.Join(err, response.Body.Close())
+		}
+		require.NoError(t, post(fmt.Sprintf("round %d\n", round)))
+		posted += fmt.Sprintf("round %d\n", round)
 		require.Equal(t, posted, get(t, url))
 		if round == 0 {
+			d.stop() // SIGTERM
+			waits := make(chan error, 1)
+			go func() { waits <- post("meanwhile\n") }()
+			d = serve()
+			require.NoError(t, <-waits)
+			posted += "meanwhile\n"
+			require.Equal(t, posted, get(t, url))
 			m.powerButton()
 		} else {
 			_, err := fmt.Fprintln(m.port, machine.WordStop)

@@ -189,8 +189,8 @@ func addresses() (all []string, err error) {
 	return all, nil
 }
 
-// web saves posted data in a file, and serves it. SIGQUIT is its stop signal: then it says so, and
-// exits with status 42.
+// web saves posted data in a file, on storage, and serves it. SIGQUIT is its stop signal: then it
+// says so, and exits with status 42.
 func web() error {
 	const file = "/srv/data"
 	listener, err := net.Listen("tcp", ":80")
@@ -209,7 +209,9 @@ func web() error {
 		if r.Method == http.MethodPost {
 			f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 			if err == nil {
-				_, err = io.Copy(f, r.Body)
+				if _, err = io.Copy(f, r.Body); err == nil {
+					err = f.Sync()
+				}
 				f.Close()
 			}
 			if err != nil {
