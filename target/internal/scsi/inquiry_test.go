@@ -22,6 +22,9 @@ func TestStandardInquiry(t *testing.T) {
 		00000000000000000000000000000000000000000000`
 	b := newBench(t)
 	requireHex(t, "00 00 06 12 5b 18 00 02"+rest, b.good(cdb("12 00 00 00 ff 00"), nil))
+	// With the LUN where SCSI-2 had it, as Linux sends it.
+	requireHex(t, "00 00 06 12 5b 18 00 02"+rest, b.good(cdb("12 20 00 00 ff 00"), nil))
+	require.Equal(t, "5/24/00", b.run(cdb("12 22 00 00 ff 00"), nil).outcome())
 	removable := newBench(t, removableLUN)
 	requireHex(t, "00 80 06 12 5b 18 00 02"+rest, removable.good(cdb("12 00 00 00 ff 00"), nil))
 

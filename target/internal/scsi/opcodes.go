@@ -109,6 +109,7 @@ type command struct {
 	// CODES reports it (SPC-4 6.35.3). It is as long as the CDB. Byte 0 is the operation code. The
 	// bits of the service action hold its value.
 	usage  []byte
+	ignore byte      // bits of byte 1 that we neither evaluate nor refuse
 	mask   [2]uint64 // the bits that may be set, as two big-endian words
 	flags  flags
 	op     Operation
@@ -175,8 +176,8 @@ func commonCommands(a abilities) []command {
 			flags: duringAttention | duringConflict | duringSanitize, timeout: quick,
 			prepare: prepareRequestSense},
 		{name: "INQUIRY", opcode: opInquiry, usage: []byte{0, 0x01, 0xff, 0xff, 0xff, 0},
-			flags: duringAttention | duringConflict | duringSanitize, timeout: quick,
-			prepare: prepareInquiry},
+			ignore: oldLUN, flags: duringAttention | duringConflict | duringSanitize,
+			timeout: quick, prepare: prepareInquiry},
 		{name: "REPORT LUNS", opcode: opReportLUNs,
 			usage: []byte{0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0},
 			flags: duringAttention | duringConflict | duringSanitize, timeout: quick,
@@ -415,6 +416,11 @@ func newOpcodeTable(a abilities) *opcodeTable {
 	return indexCommands(commands)
 }
 
+// oldLUN has the bits of byte 1 in which SCSI-2 had the LUN. Linux still sets them when it does not
+// know yet which version a device has: in its first INQUIRY of a single LUN that somebody names, as
+// the kubelet does.
+const oldLUN = 0xe0
+
 // actionMask has the bits of byte 1 that hold a service action.
 const actionMask = 0x1f
 
@@ -441,6 +447,7 @@ func indexCommands(commands []command) *opcodeTable {
 				mask[j] = c.usage[j]
 			}
 		}
+		mask[1] |= c.ignore
 		if c.hasAction {
 			mask[1] |= actionMask
 			c.usage[1] |= c.action

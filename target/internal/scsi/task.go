@@ -173,6 +173,9 @@ func (c *command) check(cdb *[16]byte) error {
 		return nil
 	}
 	for i, m := range c.usage {
+		if i == 1 {
+			m |= c.ignore
+		}
 		if extra := cdb[i] &^ m; extra != 0 && i > 0 {
 			return invalidField(i, bits.Len8(extra)-1)
 		}
