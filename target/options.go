@@ -57,6 +57,10 @@ type Options struct {
 	Alias          string // TargetAlias shown to initiators; default none
 	PortalGroupTag uint16 // default 1
 
+	// HidePortals says that initiators reach the listeners at other addresses than these have. Then
+	// SendTargets names no address, and an initiator logs in where it has asked.
+	HidePortals bool
+
 	LUNs  []LUN // served from the beginning; see Server.AddLUN
 	Empty bool  // LUNs may be empty
 

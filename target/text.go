@@ -182,6 +182,9 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 		}
 	}
 	out = login.AppendPair(out, "TargetName", name)
+	if c.srv.opt.HidePortals {
+		return out
+	}
 	for _, portal := range c.portals() {
 		out = login.AppendPair(out, "TargetAddress",
 			portal+","+strconv.Itoa(int(c.srv.opt.PortalGroupTag)))

@@ -27,6 +27,7 @@ type config struct {
 	volumes          *daemon.Volumes // nil: none can be made
 	temporary        bool            // workDir is made at the start, and removed at the end
 	portals          []daemon.Address
+	behindNAT        bool
 	targetName       string
 	persistentDir    string // "": none
 	usageTypes       daemon.UsageTypes
@@ -53,6 +54,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	c := &config{
 		diskDir:        l.text(keyDiskDir),
 		workDir:        l.text(keyWorkDir),
+		behindNAT:      l.bool(keyBehindNAT),
 		targetName:     l.text(keyTargetName),
 		readyFile:      l.text(keyReadyFile),
 		metricsListen:  l.metricsListen(),

@@ -215,6 +215,8 @@ var settingCases = []struct {
 			text := fmt.Sprint(c.volumes.Claims)
 			return strings.Replace(strings.Trim(text, "map[]"), ":", "=", 1)
 		}},
+	{key: keyBehindNAT, def: "false", inFile: "true", inEnv: "false", asFlag: "true",
+		got: func(c *config) string { return fmt.Sprint(c.behindNAT) }},
 	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true",
 		also: "LISTEN=0.0.0.0",
 		got:  func(c *config) string { return fmt.Sprint(c != nil) }},

@@ -23,6 +23,7 @@ func (c *config) options(log *zap.Logger) daemon.Options {
 		Owner:          c.owner(),
 		TargetName:     c.targetName,
 		Portals:        c.portals,
+		BehindNAT:      c.behindNAT,
 		CHAP:           c.chap,
 		Limits:         c.limits,
 		Pages:          c.metricsListen,

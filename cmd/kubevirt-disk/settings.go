@@ -33,6 +33,7 @@ const (
 	keyPersistentDir  = "persistent-dir"
 	keyListen         = "listen"
 	keyPort           = "port"
+	keyBehindNAT      = "behind-nat"
 	keyTargetName     = "target-name"
 	keyCopyMode       = "copy-mode"
 	keyAccessMode     = "access-mode"
@@ -89,6 +90,9 @@ var settings = append([]setting{
 			"(default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)"},
 	{key: keyPort, env: []string{"PORT"},
 		usage: "`port` of the portals (default 3260)"},
+	{key: keyBehindNAT, env: []string{"BEHIND_NAT"}, def: "false", kind: kindBool,
+		usage: "initiators reach the portals at other addresses, as through a Service: a " +
+			"discovery names no address, and they log in where they have asked"},
 	{key: keyTargetName, env: []string{"TARGET_NAME", "WWN"},
 		def:   "iqn.2017-01.io.kubevirt:wrapper",
 		usage: "iSCSI `name` of the target"},

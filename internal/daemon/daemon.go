@@ -151,12 +151,13 @@ func (d *Daemon) Run(ctx context.Context) error {
 
 func (d *Daemon) newTarget() (*target.Server, error) {
 	opt := target.Options{
-		TargetName: d.opt.TargetName,
-		Auth:       d.auth,
-		Observer:   d.metrics,
-		Limits:     d.opt.Limits,
-		Log:        d.log,
-		Empty:      d.opt.Volumes != nil,
+		TargetName:  d.opt.TargetName,
+		HidePortals: d.opt.BehindNAT,
+		Auth:        d.auth,
+		Observer:    d.metrics,
+		Limits:      d.opt.Limits,
+		Log:         d.log,
+		Empty:       d.opt.Volumes != nil,
 	}
 	for _, s := range d.initial {
 		opt.LUNs = append(opt.LUNs, d.lun(s))

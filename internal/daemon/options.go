@@ -37,6 +37,7 @@ type Options struct {
 
 	TargetName string      // iSCSI name; "": target.DefaultTargetName
 	Portals    []Address   // where initiators log in
+	BehindNAT  bool        // they reach the portals at other addresses
 	CHAP       chap.Config // zero: initiators need not authenticate
 	Limits     target.Limits
 

@@ -83,6 +83,15 @@ func TestSendTargets(t *testing.T) {
 		require.Equal(t, second.Addr().String()+",3", got.Get("TargetAddress"),
 			"the portal of the connection comes first")
 	})
+	t.Run("App. C/no portal: that of the connection", func(t *testing.T) {
+		s := start(t, func(o *target.Options) { o.HidePortals = true })
+		got, err := MustLogin(t, s.addr, discovery).Text(KV("SendTargets", "All"))
+		require.NoError(t, err)
+		require.Equal(t, KV("TargetName", DefaultTarget), got)
+		got, err = s.login(t, LoginOptions{}).Text(KV("SendTargets", ""))
+		require.NoError(t, err)
+		require.Equal(t, KV("TargetName", DefaultTarget), got)
+	})
 	t.Run("11.10.4/a long answer continues by its transfer tag", func(t *testing.T) {
 		// It takes many portals to make an answer of more than 512 bytes.
 		s := start(t)
