@@ -31,29 +31,12 @@ type kernelGuest struct {
 
 // kernelGuestInit runs in the guest before the first command.
 const kernelGuestInit = `
-cp /usr/share/base-passwd/passwd.master /etc/passwd
-cp /usr/share/base-passwd/group.master /etc/group
-mkdir -p /run/lock /var/lib/iscsi
-ln -s /run/lock /var/lock
-ln -s /run /var/run
 mount -t tracefs tracefs /sys/kernel/tracing
 echo 1 >/sys/kernel/tracing/events/scsi/scsi_dispatch_cmd_start/enable
 # 127.0.0.0/8 is the host's: without "lo" it is not this machine's own.
-ip link set eth0 up
-ip addr add 10.0.2.15/24 dev eth0
 ip route add 127.0.0.0/8 via 10.0.2.2
 echo 1 >/proc/sys/net/ipv4/conf/eth0/route_localnet
-/lib/systemd/systemd-udevd --daemon
-# A ping waits 5 seconds for its answer, which an emulated machine can take to get round to it.
-sed -i 's/^node.conn\[0\].timeo.noop_out_timeout = .*/node.conn[0].timeo.noop_out_timeout = 60/' /etc/iscsi/iscsid.conf
-iscsid
 dmesg -C
-`
-
-// readAhead makes the guest read little ahead. The TCP of QEMU's user network has windows of at
-// most 64 KiB. It stalls for 5 seconds when a window has closed, which needs more data on the way
-// than that.
-const readAhead = `ACTION=="add", SUBSYSTEM=="block", KERNEL=="sd*[!0-9]", ATTR{queue/read_ahead_kb}="16"
 `
 
 // startKernelGuest boots the guest.
@@ -62,16 +45,10 @@ func startKernelGuest(t *testing.T) *kernelGuest {
 	requireTools(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
 	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
 	defer cancel()
-	m, err := guest.Start(ctx, guest.MachineOptions{Dir: t.TempDir(), Guest: guest.Options{
-		Init:     kernelGuestInit,
-		Modules:  []string{"crc32c_intel", "iscsi_tcp", "sd_mod", "ext4"},
-		Packages: []string{"base-passwd", "e2fsprogs", "fdisk", "open-iscsi", "udev", "util-linux"},
-		Files: map[string]string{
-			"/etc/iscsi/initiatorname.iscsi":       "InitiatorName=" + kernelInitiator + "\n",
-			"/etc/udev/rules.d/99-readahead.rules": readAhead,
-		},
-		CacheDir: filepath.Join("..", "cache", "guest"),
-	}})
+	opt := guest.Initiator(kernelInitiator)
+	opt.Init += kernelGuestInit
+	opt.CacheDir = filepath.Join("..", "cache", "guest")
+	m, err := guest.Start(ctx, guest.MachineOptions{Dir: t.TempDir(), Guest: opt})
 	var fetch *guest.FetchError
 	if errors.As(err, &fetch) && os.Getenv(requireToolsEnv) != "1" {
 		t.Skip(err.Error())

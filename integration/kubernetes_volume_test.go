@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/kubernetes/claim"
 	"kubevirt.io/disk/libvirt"
 )
@@ -66,25 +67,27 @@ func TestKubernetesVolumeExample(t *testing.T) {
 			lun.Portals[0], lun.TargetName, lun.Number))
 }
 
-// kubernetesVolume logs in as the kubelet does, with the fields of the example's volume and secret:
-// a node record without discovery, then each key of the secret by its own name, then the login.
+// kubernetesVolume attaches the example's volume as the kubelet does, by its fields and its secret.
+// As with a Service, the guest reaches the daemon at an address that the daemon does not know.
 func (k *kernelTest) kubernetesVolume(t *testing.T) {
 	_, v, secret := exampleVolume(t)
-	k.serve(t, config{diskDir: blank(k.all, "disk.raw"),
-		env: with(volumeCHAP(secret), "LISTEN", freePortal(t))})
-	source := v.Spec.ISCSI
-	require.True(t, source.SessionCHAPAuth)
-	node := fmt.Sprintf("iscsiadm -m node -p %s -T %s", k.d.Portals[0], source.IQN)
-	script := node + " -I default -o new\n" +
-		node + " -I default -o update -n node.session.auth.authmethod -v CHAP\n"
-	for key, value := range secret.StringData {
-		script += fmt.Sprintf("%s -I default -o update -n %s -v %s\n", node, key, value)
+	c := diskContainer(t, readKubernetesExamples(t).pods["my-fedora-disk"])
+	env := with(volumeCHAP(secret), "LISTEN", freePortal(t))
+	for _, e := range c.Env {
+		env[e.Name] = e.Value
 	}
-	device := fmt.Sprintf("/dev/disk/by-path/ip-%s-iscsi-%s-lun-%d", k.d.Portals[0], source.IQN,
-		source.Lun)
-	k.ok(t, script+node+" -I default --login\n"+
-		"udevadm wait --settle --timeout=300 "+device+"\n"+
-		"dd if=/dev/urandom of="+device+" bs=64k count=4 oflag=direct conv=fsync")
+	delete(env, "READY_FILE") // start waits for it
+	k.serve(t, config{diskDir: blank(k.all, "disk.raw"), env: env})
+	v.Spec.ISCSI.TargetPortal = "10.0.2.2:" + k.d.Port()
+	data := map[string][]byte{}
+	for key, value := range secret.StringData {
+		data[key] = []byte(value)
+	}
+	script, device, err := guest.Attach(v.Spec.ISCSI, data)
+	require.NoError(t, err)
+	k.ok(t, script+"dd if=/dev/urandom of="+device+" bs=64k count=4 oflag=direct conv=fsync")
 	require.NotZero(t, allocated(t, k.disk("disk.raw")))
-	k.ok(t, node+" -I default --logout; iscsiadm -m node -o delete; dmesg -C")
+	k.ok(t, fmt.Sprintf("iscsiadm -m node -p %s -T %s --logout\niscsiadm -m node -o delete\n"+
+		"iscsiadm -m discoverydb -t sendtargets -p %[1]s -o delete\ndmesg -C",
+		v.Spec.ISCSI.TargetPortal, v.Spec.ISCSI.IQN))
 }

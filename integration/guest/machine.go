@@ -26,6 +26,9 @@ type MachineOptions struct {
 	Memory int
 	// Args are additional arguments for QEMU.
 	Args []string
+	// In starts QEMU: a command that runs its arguments in place of itself, such as nsenter. Empty:
+	// nothing does.
+	In []string
 	// FromDisk boots from a disk that BootDisk has made and that Args name. Guest is ignored then.
 	FromDisk bool
 }
@@ -100,14 +103,15 @@ func Start(ctx context.Context, opt MachineOptions) (*Machine, error) {
 		opt.Memory = 512
 	}
 	console := filepath.Join(opt.Dir, "console")
-	cmd := exec.Command("qemu-system-x86_64", append([]string{
+	command := append(slices.Clone(opt.In), "qemu-system-x86_64",
 		"-accel", "tcg", "-machine", "q35", "-cpu", "max", "-m", fmt.Sprint(opt.Memory),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-chardev", "file,id=console,path=" + console, "-serial", "chardev:console",
+		"-chardev", "file,id=console,path="+console, "-serial", "chardev:console",
 		"-chardev", "stdio,id=shell,signal=off", "-device", "virtio-serial-pci", "-device",
-		"virtserialport,chardev=shell,name=" + shellPort,
-		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=",
-	}, append(boot, opt.Args...)...)...)
+		"virtserialport,chardev=shell,name="+shellPort,
+		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=")
+	command = append(command, append(boot, opt.Args...)...)
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	m := &Machine{cmd: cmd, errors: new(bytes.Buffer), console: console, done: make(chan struct{})}
 	cmd.Stderr = m.errors

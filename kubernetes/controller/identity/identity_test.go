@@ -108,7 +108,10 @@ func TestMakes(t *testing.T) {
 	require.Equal(t, corev1.SecretType("kubernetes.io/iscsi-chap"), secret.Type)
 	require.True(t, *secret.Immutable)
 	require.Equal(t, "vm", secret.StringData["node.session.auth.username"])
-	require.Len(t, secret.StringData["node.session.auth.password"], 26)
+	password := secret.StringData["node.session.auth.password"]
+	require.Len(t, password, 26)
+	require.Equal(t, "vm", secret.StringData["discovery.sendtargets.auth.username"])
+	require.Equal(t, password, secret.StringData["discovery.sendtargets.auth.password"])
 	require.True(t, metav1.IsControlledBy(secret, w.identity()))
 
 	w.bind("21Gi")

@@ -16,7 +16,11 @@ import (
 const (
 	keyUser     = "node.session.auth.username"
 	keyPassword = "node.session.auth.password"
-	typeCHAP    = corev1.SecretType("kubernetes.io/iscsi-chap")
+	// The kubelet also takes these, to find the target.
+	keyFindUser     = "discovery.sendtargets.auth.username"
+	keyFindPassword = "discovery.sendtargets.auth.password"
+
+	typeCHAP = corev1.SecretType("kubernetes.io/iscsi-chap")
 
 	// user is the CHAP user of every identity. The password is the identity's own.
 	user = "vm"
@@ -26,11 +30,13 @@ const (
 // machine that logs in later have the same one.
 func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 	immutable := true
+	password := rand.Text()
 	return &corev1.Secret{
 		ObjectMeta: objectMeta(id, v1alpha1.SecretName(id.Name)),
 		Type:       typeCHAP,
 		Immutable:  &immutable,
-		StringData: map[string]string{keyUser: user, keyPassword: rand.Text()},
+		StringData: map[string]string{keyUser: user, keyPassword: password,
+			keyFindUser: user, keyFindPassword: password},
 	}
 }
 

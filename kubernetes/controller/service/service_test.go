@@ -257,6 +257,7 @@ func TestDeployment(t *testing.T) {
 	require.Equal(t, "iqn.2017-01.io.kubevirt:default.vm1", env["TARGET_NAME"])
 	require.Equal(t, "32212254720", env["SIZE"])
 	require.Equal(t, "/etc/podinfo/annotations", env["POD_ANNOTATIONS"])
+	require.Equal(t, "true", env["BEHIND_NAT"])
 	var service corev1.Service
 	require.NoError(t, w.Get(t.Context(), made, &service))
 	require.Equal(t, d.Spec.Selector.MatchLabels, service.Spec.Selector)

@@ -61,10 +61,12 @@ func (r *Reconciler) newVolume(id *v1alpha1.VMIdentity, address, claim string,
 			PersistentVolumeSource: corev1.PersistentVolumeSource{
 				ISCSI: &corev1.ISCSIPersistentVolumeSource{
 					// A node cannot resolve the names of Services.
-					TargetPortal:    net.JoinHostPort(address, strconv.Itoa(iscsiPort)),
-					IQN:             targetName(id),
-					Lun:             lun,
-					SessionCHAPAuth: true,
+					TargetPortal: net.JoinHostPort(address, strconv.Itoa(iscsiPort)),
+					IQN:          targetName(id),
+					Lun:          lun,
+					// The kubelet asks for the target before it logs in.
+					DiscoveryCHAPAuth: true,
+					SessionCHAPAuth:   true,
 					SecretRef: &corev1.SecretReference{Namespace: id.Namespace,
 						Name: id.Status.SecretName},
 				}},

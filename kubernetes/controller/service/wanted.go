@@ -83,8 +83,10 @@ func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, 
 			c.Env[i].Value = targetName(id)
 		}
 	}
-	c.Env = append(c.Env, corev1.EnvVar{Name: "POD_ANNOTATIONS",
-		Value: podinfoDir + "/" + annotations})
+	c.Env = append(c.Env,
+		corev1.EnvVar{Name: "POD_ANNOTATIONS", Value: podinfoDir + "/" + annotations},
+		// The daemon does not know the Service's address.
+		corev1.EnvVar{Name: "BEHIND_NAT", Value: "true"})
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: podinfo,
 		MountPath: podinfoDir, ReadOnly: true})
 	pod.Containers = []corev1.Container{c}
