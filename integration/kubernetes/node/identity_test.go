@@ -3,9 +3,9 @@ package node
 import (
 	"encoding/json"
 	"path/filepath"
+	"strings"
 	"testing"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,14 +24,15 @@ const (
 
 // TestIdentity installs the controller on a real node. A pod with an identity boots a Linux guest
 // from its disk in QEMU, and the guest writes. Meanwhile the disk's container is killed; the guest
-// waits for the next one and goes on. Then the pod is deleted and made again, and its guest finds
-// all data, above an image that comes as an image volume.
+// waits for the next one and goes on. The controller that leads is killed, too, and the other one
+// leads. Then the pod is deleted and made again, and its guest finds all data, above an image that
+// comes as an image volume.
 func TestIdentity(t *testing.T) {
 	testtool.Need(t, "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
 	linux := bootImage(t, "registry.example.com/vmdisks/linux:1")
 	n := Start(t, DiskImage(t, serverImage, ""), QEMUImage(t, qemuImage), linux,
-		controllerOf(t))
+		ControllerImage(t, controllerImage))
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.installController(t)
 	n.Apply(t, volume(t, n, "pv0", "ReadWriteOncePod"))
@@ -48,11 +49,13 @@ func TestIdentity(t *testing.T) {
 
 	n.startMachine(t, pod)
 	wrote := n.untilWritten(t, pod.Name, 8)
+	led := n.killLeader(t)
 	n.killDisk(t, pod.Name) // while the guest writes
 	wrote = n.untilWritten(t, pod.Name, wrote+8)
 	require.Equal(t, "0", n.restarts(t, pod.Name), "the machine runs on")
 	n.Kubectl(t, "delete", "pod", pod.Name)
 
+	n.until(t, "the other controller leads", func() bool { return n.leader(t) != led })
 	n.startMachine(t, pod)
 	end := -1
 	n.until(t, "the next machine has compared the disk", func() bool {
@@ -65,15 +68,7 @@ func TestIdentity(t *testing.T) {
 	require.Contains(t, n.Kubectl(t, "get", "vmid", pod.Name), "true")
 }
 
-// controllerOf is the controller's image, as the manifest names it.
-func controllerOf(t *testing.T) Image {
-	t.Helper()
-	return Image{Name: controllerImage, Files: map[string]string{
-		"/kubevirt-disk-controller": Build(t, "./cmd/kubevirt-disk-controller")},
-		Config: v1.Config{Entrypoint: []string{"/kubevirt-disk-controller"}, User: "65532"}}
-}
-
-// installController applies the manifest, and waits until the controller runs.
+// installController applies the manifest, and waits until both controllers run.
 func (n *Node) installController(t *testing.T) {
 	t.Helper()
 	root, err := plane.Root()
@@ -94,4 +89,24 @@ func (n *Node) applyObject(t *testing.T, object any) {
 	data, err := json.Marshal(object)
 	require.NoError(t, err)
 	n.Apply(t, string(data))
+}
+
+// leader is the name of the controller's pod that leads.
+func (n *Node) leader(t *testing.T) string {
+	t.Helper()
+	holder := n.Kubectl(t, "get", "lease", "kubevirt-disk-controller", "-n", system, "-o",
+		"jsonpath={.spec.holderIdentity}")
+	pod, _, _ := strings.Cut(holder, "_") // a random part follows
+	return pod
+}
+
+// killLeader kills the controller that leads, with its pod, and returns the pod's name.
+func (n *Node) killLeader(t *testing.T) string {
+	t.Helper()
+	require.Equal(t, "2", n.Kubectl(t, "get", "deployment", "kubevirt-disk-controller", "-n",
+		system, "-o", "jsonpath={.status.readyReplicas}"))
+	led := n.leader(t)
+	n.Kubectl(t, "delete", "pod", led, "-n", system, "--grace-period=0", "--force")
+	require.Equal(t, led, n.leader(t), "it had no time to resign")
+	return led
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // Image is a container image of one layer.
@@ -29,11 +30,17 @@ type Image struct {
 	Name   string            // complete, with a tag
 	Files  map[string]string // files or directories of this machine, by their path in the image
 	Config v1.Config
+
+	archive string // of the whole image, which was built elsewhere; "": it is made of the above
 }
 
 // write makes an OCI layout, as an archive that containerd imports, and returns the image's digest.
-// A node knows the image by its name, and by the name with this digest.
+// A node knows the image by its name, and by the name with this digest. An image that was built
+// elsewhere has no digest here.
 func (i Image) write(path string) (digest string, err error) {
+	if i.archive != "" {
+		return "", os.Rename(i.archive, path)
+	}
 	layer, err := i.layer()
 	if err != nil {
 		return "", err
@@ -149,6 +156,38 @@ func DiskImage(t testing.TB, name, disk string) Image {
 		i.Files["/disk/"+filepath.Base(disk)] = disk
 	}
 	return i
+}
+
+// ControllerImage is what `make controller-image` builds, for this machine only, and of the binary
+// as other tests have compiled it.
+func ControllerImage(t testing.TB, name string) Image {
+	t.Helper()
+	testtool.Need(t, "buildah")
+	root, err := plane.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	bin, archive := filepath.Join(dir, "bin"), filepath.Join(dir, "controller.tar")
+	err = errors.Join(os.Mkdir(bin, 0o755),
+		os.Rename(Build(t, "./cmd/kubevirt-disk-controller"),
+			filepath.Join(bin, "kubevirt-disk-controller-linux-amd64")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"build", "--quiet", "--isolation", "chroot", "--platform", "linux/amd64", "--tag", name,
+			"--file", filepath.Join(root, "Containerfile.controller"), bin},
+		{"push", "--quiet", name, "docker-archive:" + archive + ":" + name},
+	} {
+		cmd := exec.Command("buildah", append([]string{"--storage-driver", "vfs",
+			"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run")},
+			args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("buildah %s: %v\n%s", args[0], err, out)
+		}
+	}
+	return Image{Name: name, archive: archive}
 }
 
 // libraries matches the paths that ldd prints.

@@ -22,7 +22,8 @@ func TestMove(t *testing.T) {
 	testtool.Need(t, "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
 	linux := bootImage(t, "registry.example.com/vmdisks/linux:1")
-	n := Start(t, DiskImage(t, serverImage, ""), QEMUImage(t, qemuImage), linux, controllerOf(t))
+	n := Start(t, DiskImage(t, serverImage, ""), QEMUImage(t, qemuImage), linux,
+		ControllerImage(t, controllerImage))
 	other := n.Join(t)
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.installController(t)
