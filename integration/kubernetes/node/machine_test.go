@@ -85,16 +85,24 @@ func bootImage(t *testing.T, name string) Image {
 	return Image{Name: name, Files: map[string]string{"/disk": dir}}
 }
 
-// machinePod is a pod that asks for a disk of a set and boots a Linux guest from it. The pod's own
-// container runs this machine's QEMU, like a user's would: without KVM, which a pod gets only from
-// a device plugin. QEMU logs in to the disk with its own initiator.
+// machinePod is a pod that asks for a disk of a set and boots a Linux guest from it.
 func machinePod(name string, set *v1alpha1.VMIdentitySet) *corev1.Pod {
+	pod := bootPod(name, v1alpha1.SecretName(name), "portal=127.0.0.1:3260,"+
+		"target=iqn.2017-01.io.kubevirt:disk.vda,initiator-name=iqn.2017-01.io.kubevirt:vm")
+	pod.Namespace = set.Namespace
+	pod.Annotations = map[string]string{v1alpha1.AnnotationSet: set.Name}
+	return pod
+}
+
+// bootPod is a pod that boots a Linux guest from a LUN. The pod's own container runs this machine's
+// QEMU, like a user's would: without KVM, which a pod gets only from a device plugin. QEMU logs in
+// to the disk with its own initiator.
+func bootPod(name, secret, lun string) *corev1.Pod {
 	yes, no := true, false
 	user := int64(107)
 	return &corev1.Pod{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: set.Namespace,
-			Annotations: map[string]string{v1alpha1.AnnotationSet: set.Name}},
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
 		Spec: corev1.PodSpec{
 			RestartPolicy: corev1.RestartPolicyNever,
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes,
@@ -107,15 +115,12 @@ func machinePod(name string, set *v1alpha1.VMIdentitySet) *corev1.Pod {
 					"-serial", "stdio",
 					"-object", "secret,id=chap,file=" + inject.CredentialDir +
 						"/node.session.auth.password",
-					"-blockdev", "driver=iscsi,node-name=disk,transport=tcp," +
-						"portal=127.0.0.1:3260,target=iqn.2017-01.io.kubevirt:disk.vda,lun=1," +
-						"user=$(USERNAME),password-secret=chap," +
-						"initiator-name=iqn.2017-01.io.kubevirt:vm",
+					"-blockdev", "driver=iscsi,node-name=disk,transport=tcp,lun=1," +
+						"cache.direct=on,user=$(USERNAME),password-secret=chap," + lun,
 					"-device", "virtio-blk-pci,drive=disk,bootindex=1"},
 				Env: []corev1.EnvVar{{Name: "USERNAME", ValueFrom: &corev1.EnvVarSource{
 					SecretKeyRef: &corev1.SecretKeySelector{Key: "node.session.auth.username",
-						LocalObjectReference: corev1.LocalObjectReference{
-							Name: v1alpha1.SecretName(name)}}}}},
+						LocalObjectReference: corev1.LocalObjectReference{Name: secret}}}}},
 				SecurityContext: &corev1.SecurityContext{RunAsUser: &user,
 					AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{
 						Drop: []corev1.Capability{"ALL"}}}}},

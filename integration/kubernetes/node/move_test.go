@@ -15,10 +15,8 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
-// TestMove moves a Local disk between two real nodes. A guest boots from it on the first node and
-// writes. Its pod is deleted, and made again for the second node: the disk moves there, the guest
-// boots there and finds all its data, and the first node's volume is removed.
-func TestMove(t *testing.T) {
+// TestTwoNodes runs two real nodes, with the controller on both.
+func TestTwoNodes(t *testing.T) {
 	testtool.Need(t, "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
 	linux := bootImage(t, "registry.example.com/vmdisks/linux:1")
@@ -27,7 +25,16 @@ func TestMove(t *testing.T) {
 	other := n.Join(t)
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.installController(t)
-	n.allowMoves(t)
+	n.allow(t)
+	image := "registry.example.com/vmdisks/linux@" + n.digests[linux.Name]
+	t.Run("move", func(t *testing.T) { n.move(t, other, image) })
+	t.Run("service", func(t *testing.T) { n.service(t, other, image) })
+}
+
+// move moves a Local disk. A guest boots from it on the first node and writes. Its pod is deleted,
+// and made again for the second node: the disk moves there, the guest boots there and finds all its
+// data, and the first node's volume is removed.
+func (n *Node) move(t *testing.T, other *Node, image string) {
 	// Kubernetes itself removes a volume whose path is below a directory tmp.
 	tmp := filepath.Join(n.Dir, "tmp")
 	require.NoError(t, os.Mkdir(tmp, 0o755))
@@ -40,7 +47,7 @@ func TestMove(t *testing.T) {
 			Kind: "VMIdentitySet"},
 		ObjectMeta: metav1.ObjectMeta{Name: "linux", Namespace: "default"},
 		Spec: v1alpha1.DiskSpec{Size: &size, Type: v1alpha1.Local, StorageClassName: &class,
-			Image: "registry.example.com/vmdisks/linux@" + n.digests[linux.Name]}}
+			Image: image}}
 	n.applyObject(t, set)
 	pod := machinePod("machine", set)
 	defer func() {
@@ -76,13 +83,15 @@ func TestMove(t *testing.T) {
 	require.FileExists(t, filepath.Join(other.Dir, "fresh/disk.img"))
 }
 
-// allowMoves gives the installed manifest the rights from the chart's localDisks.move.
-func (n *Node) allowMoves(t *testing.T) {
+// allow gives the installed manifest the rights from the chart's localDisks.move and
+// persistentVolumes.create.
+func (n *Node) allow(t *testing.T) {
 	t.Helper()
 	const name = "kubevirt-disk-controller"
 	n.Kubectl(t, "patch", "clusterrole", name+"-cluster", "--type=json", "-p", `[
 		{"op": "add", "path": "/rules/-", "value":
-			{"apiGroups": [""], "resources": ["persistentvolumes"], "verbs": ["get", "patch"]}},
+			{"apiGroups": [""], "resources": ["persistentvolumes"],
+			 "verbs": ["get", "create", "patch", "delete"]}},
 		{"op": "add", "path": "/rules/-", "value":
 			{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}}]`)
 	n.Kubectl(t, "patch", "deployment", name, "-n", system, "--type=json", "-p", `[{"op": "add",
