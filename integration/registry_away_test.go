@@ -50,6 +50,6 @@ func TestRegistryAway(t *testing.T) {
 	s.run(t)
 	got := <-serving
 	require.NoError(t, got.err)
-	require.Contains(t, got.d.Output(), "a registry makes somebody wait")
+	require.Contains(t, got.d.Output(), "reads wait for a registry")
 	sameDisk(t, got.d, 1, raw)
 }

@@ -142,7 +142,7 @@ func TestRegistryPushInterrupted(t *testing.T) {
 				_ = cmd.Process.Signal(signal)
 				if signal == syscall.SIGTERM { // not before it knows that it should end
 					for end := time.Now().Add(clientTimeout); time.Now().Before(end) &&
-						!strings.Contains(said.String(), "to its end"); {
+						!strings.Contains(said.String(), "finishing the current piece"); {
 						time.Sleep(10 * time.Millisecond)
 					}
 				}

@@ -82,7 +82,7 @@ echo $? >/tmp/result
 END
 setsid sh /tmp/read.sh </dev/null >/dev/null 2>&1 &`)
 	eventually(t, func() bool {
-		return strings.Contains(d.Output(), "a registry makes somebody wait")
+		return strings.Contains(d.Output(), "reads wait for a registry")
 	}, guestCommand, 10*time.Millisecond)
 	g.ok(t, "test ! -e /tmp/result")
 	w.run(t)

@@ -156,7 +156,7 @@ func TestStream(t *testing.T) {
 						d.url(2), raw)
 				}()
 				eventually(t, func() bool {
-					waits = strings.Contains(d.Output(), "a registry makes somebody wait")
+					waits = strings.Contains(d.Output(), "reads wait for a registry")
 					return waits || d.complete(2)
 				}, clientTimeout, 10*time.Millisecond)
 				if waits {

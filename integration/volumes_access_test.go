@@ -43,7 +43,7 @@ func TestVolumesAreProtected(t *testing.T) {
 		"could read tokens":                          with("VOLUMES_TOKEN_FILE", at("token")),
 		"could make and delete volumes": with("VOLUMES_TLS_CERT", at("cert"),
 			"VOLUMES_TLS_KEY", at("key")),
-		"half of a certificate": with("VOLUMES_TLS_CERT", at("cert")),
+		"a certificate needs its key": with("VOLUMES_TLS_CERT", at("cert")),
 		"one word of at least 16": with("VOLUMES_TLS_CERT", at("cert"), "VOLUMES_TLS_KEY",
 			at("key"), "VOLUMES_TOKEN_FILE", os.DevNull),
 		"cannot be used": with("VOLUMES_TLS_CERT", at("token"), "VOLUMES_TLS_KEY", at("key"),

@@ -109,7 +109,7 @@ func TestPushBootOrder(t *testing.T) {
 	}
 	require.NoError(t, push(one("other.qcow2", 1<<20), "a.raw"))
 	require.NoError(t, push(one("b.qcow2", 1<<20), "a.raw", "b.raw"))
-	require.ErrorContains(t, push(one("c.qcow2", 1<<20), "a.raw", "b.raw"), "of none of these")
+	require.ErrorContains(t, push(one("c.qcow2", 1<<20), "a.raw", "b.raw"), "not for any of these")
 	require.ErrorContains(t, push(one("a.raw", 2<<20), "a.raw"), "record it again")
 }
 

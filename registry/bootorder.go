@@ -58,8 +58,8 @@ func ReadBootOrder(r io.Reader) (*BootOrder, error) {
 	lines := bufio.NewScanner(limited)
 	lines.Buffer(nil, maxBootLine)
 	if !lines.Scan() || lines.Text() != bootHead {
-		return nil, errors.Join(lines.Err(), errors.New("it is not a boot order of a version "+
-			"that is known: serve --record-boot writes one"))
+		return nil, errors.Join(lines.Err(), errors.New("it is not a boot order of a known "+
+			"version: serve --record-boot writes one"))
 	}
 	order, number := new(BootOrder), 1
 	var seen map[int64]bool
@@ -182,6 +182,6 @@ func (p *pusher) matchBoot() error {
 	for _, d := range p.opt.Boot.Disks[:min(len(p.opt.Boot.Disks), 10)] {
 		names = append(names, fmt.Sprintf("%q (%d bytes)", d.Name, d.Size))
 	}
-	return fmt.Errorf("the boot order is of none of these files: it is of %s; record it again "+
+	return fmt.Errorf("the boot order is for %s, not for any of these files; record it again "+
 		"with the image that is pushed", strings.Join(names, ", "))
 }

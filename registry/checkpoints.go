@@ -189,7 +189,7 @@ type checkpoints struct {
 	at    int64 // where the table begins in the file
 }
 
-var errCheckpoints = errors.New("is no file of checkpoints, or is damaged")
+var errCheckpoints = errors.New("is not a file of checkpoints, or is damaged")
 
 // openCheckpoints reads a file of size bytes, for a layer of a given length. It checks everything
 // except whether the file matches the layer.

@@ -244,7 +244,8 @@ type guard struct {
 
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if g.secure && req.URL.Scheme != "https" {
-		return nil, permanent(fmt.Errorf("%s %w: name it by --insecure-registry if that is to be",
+		return nil, permanent(fmt.Errorf("%s %w: if that is intended, name it with "+
+			"--insecure-registry",
 			req.URL.Host, errPlain))
 	}
 	req = req.Clone(req.Context())

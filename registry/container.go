@@ -94,8 +94,8 @@ func (c *Container) readConfig(ctx context.Context) (err error) {
 	}
 	diffIDs := config.RootFS.DiffIDs
 	if len(diffIDs) != len(m.Layers) {
-		return fmt.Errorf("it has %d layers, and its configuration names %d: it is no container "+
-			"image, or damaged", len(m.Layers), len(diffIDs))
+		return fmt.Errorf("it has %d layers, and its configuration names %d: it is not a "+
+			"container image, or it is damaged", len(m.Layers), len(diffIDs))
 	}
 	for i, desc := range m.Layers {
 		if diffIDs[i].Algorithm != "sha256" {

@@ -125,7 +125,7 @@ func (r *repository) manifest(ctx context.Context, digest string) ([]byte, strin
 	}
 	err := errs[len(errs)-1] // of the registry itself
 	if notFound(err) {
-		return nil, "", fmt.Errorf("%s is not there: %w", r.ref, err)
+		return nil, "", fmt.Errorf("%s does not exist: %w", r.ref, err)
 	}
 	return nil, "", fmt.Errorf("%s: %w", r.ref, err)
 }

@@ -186,7 +186,8 @@ func (x *index) check(layers []v1.Descriptor) error {
 			len(f.Name) > maxName || names[f.Name]:
 			return fmt.Errorf("it has a file of the name %.100q", f.Name)
 		case !there:
-			return fmt.Errorf("%q lies in %.100q, which is no layer of the image", f.Name, f.Layer)
+			return fmt.Errorf("%q lies in %.100q, which is not a layer of the image",
+				f.Name, f.Layer)
 		case f.Size < 0 || f.Offset < 0 || f.Offset > size || f.Size > size-f.Offset:
 			return fmt.Errorf("%q does not lie in its layer", f.Name)
 		case f.FirstChunk < 0 || f.FirstChunk > known || f.chunks(x.ChunkSize) > known-f.FirstChunk:

@@ -126,8 +126,8 @@ func (k *keptSource) loadRecord(ref Reference) (r record, err error) {
 		err = errors.New("is of another image")
 	}
 	if err != nil {
-		return record{}, fmt.Errorf("which image %s names was kept, and cannot be read: %q: %w; "+
-			"remove that file to ask the registry again",
+		return record{}, fmt.Errorf("the record of the image that %s named cannot be read: %q: "+
+			"%w; remove that file to ask the registry again",
 			ref, filepath.Join(k.dir.Name(), name), err)
 	}
 	return r, nil

@@ -64,7 +64,7 @@ func openNotes(dir *os.Root, name string) (*notes, error) {
 		clear(head[notesState:])
 		_, err = f.WriteAt(head, 0)
 	case err == nil:
-		err = errors.New("is no list of notes")
+		err = errors.New("is not a list of notes")
 	}
 	if err != nil {
 		return nil, errors.Join(&fs.PathError{Op: "open", Path: f.Name(), Err: err}, f.Close())

@@ -148,7 +148,7 @@ type told struct {
 	ping   *http.Response
 }
 
-var errOtherScheme = errors.New("the registry has answered otherwise")
+var errOtherScheme = errors.New("the registry has answered in another way than before")
 
 func (t *told) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Path != "/v2/" || req.URL.Host != t.host {

@@ -292,7 +292,8 @@ func explain(err error) error {
 	case errors.As(err, &certificate):
 		return permanent(fmt.Errorf("%w; name a file with its certificates by --registry-ca", err))
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return permanent(fmt.Errorf("%w; name it by --insecure-registry if that is to be", err))
+		return permanent(fmt.Errorf("%w; if that is intended, name it with --insecure-registry",
+			err))
 	}
 	return err
 }

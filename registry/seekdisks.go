@@ -153,7 +153,7 @@ func loadSeekContents(content []byte) (*seekContents, error) {
 	}
 	for _, p := range c.Files {
 		if p == nil || p.Size < 0 || p.Offset < 0 {
-			return nil, errors.New("has a file that is none")
+			return nil, errors.New("has an invalid file entry")
 		}
 	}
 	if len(c.Disks) == 0 {

@@ -203,9 +203,9 @@ func (s *sending) sendPiece(ctx context.Context) error {
 	if s.kept != nil {
 		var end func()
 		ctx, end = lingering(ctx, lastPiece, func() {
-			s.u.endpoint.client.opt.Warn(fmt.Sprintf("interrupted: the piece under way is sent "+
-				"to its end, for up to %s, so that the same push goes on there; interrupt it "+
-				"again to end at once", lastPiece))
+			s.u.endpoint.client.opt.Warn(fmt.Sprintf("interrupted: finishing the current piece "+
+				"(up to %s), so that the push can be resumed; interrupt again to stop at once",
+				lastPiece))
 		})
 		defer end()
 	}

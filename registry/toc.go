@@ -114,7 +114,7 @@ func stargzJSON(packed []byte) (io.Reader, error) {
 	tr := tar.NewReader(io.LimitReader(z, maxTOC+tarBlock))
 	h, err := tr.Next()
 	if err == nil && path.Clean(h.Name) != stargzName {
-		err = fmt.Errorf("%.100q in place of it", h.Name)
+		err = fmt.Errorf("%.100q instead of it", h.Name)
 	}
 	return tr, err
 }
@@ -252,7 +252,7 @@ func (t *tocReader) read(in *json.Decoder) error {
 func delim(in *json.Decoder, want json.Delim) error {
 	got, err := in.Token()
 	if err == nil && got != want {
-		err = fmt.Errorf("it has %v in place of %v", got, want)
+		err = fmt.Errorf("it has %v instead of %v", got, want)
 	}
 	return err
 }

@@ -246,7 +246,7 @@ func TestTableHostile(t *testing.T) {
 			e[1]["name"] = "disk/z"
 			return e
 		}, "comes behind"},
-		"no list": {func([]map[string]any) any { return 5 }, "in place of"},
+		"no list": {func([]map[string]any) any { return 5 }, "instead of"},
 		"entries that are none": {func([]map[string]any) any {
 			return []int{1}
 		}, "cannot unmarshal"},

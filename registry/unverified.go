@@ -82,9 +82,9 @@ func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
 		},
 	})
 	if err == nil && n.now() == noteWrong {
-		err = fmt.Errorf("what was served of layer %s, before all of it was there, was not what "+
-			"its digest says, and so is what was made of it: remove the disk with the directory "+
-			"%q to make it again", digest, s.kept.dir.Name())
+		err = fmt.Errorf("layer %s did not match its digest, and part of it was already served: "+
+			"the disk made from it is wrong; remove the disk and the directory %q to make it "+
+			"again", digest, s.kept.dir.Name())
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.close())

@@ -69,8 +69,8 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 	switch {
 	case filling == nil:
 	case !force:
-		return api.Errorf(api.CodeInUse, "data is coming for the volume %q: end the upload "+
-			"first, or delete it all the same with ?force=true", v.name)
+		return api.Errorf(api.CodeInUse, "an upload to the volume %q is running: end it first, "+
+			"or delete the volume all the same with ?force=true", v.name)
 	default:
 		if err := filling.end(ctx); err != nil {
 			return err
@@ -152,8 +152,8 @@ func (m *Manager) forget(v *volume) {
 // removes them, and the name stays taken until then.
 func (m *Manager) undo(v *volume) {
 	if err := m.erase(v); err != nil {
-		m.log.Warn("what was made of a volume could not be removed: it goes at the next start, or "+
-			"with DELETE", zap.String("volume", v.name), zap.Error(err))
+		m.log.Warn("a failed volume could not be removed: the next start removes it, or "+
+			"DELETE", zap.String("volume", v.name), zap.Error(err))
 		r := v.record
 		r.State = store.StateDeleting
 		m.mu.Lock()

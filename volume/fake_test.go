@@ -121,7 +121,7 @@ func (d *fakeDisk) Serve() error {
 		}
 	}
 	if other, taken := d.f.served[d.d.LUN]; taken || d.d.LUN == 0 {
-		return fmt.Errorf("LUN %d is %q already", d.d.LUN, other)
+		return fmt.Errorf("LUN %d is already used by %q", d.d.LUN, other)
 	}
 	d.f.served[d.d.LUN] = d.d.Name
 	return nil

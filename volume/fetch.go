@@ -121,7 +121,7 @@ func (m *Manager) awaitFetch(v *volume, f *fetching) {
 			"delete it", zap.String("volume", v.name), zap.Error(err))
 		return
 	}
-	m.log.Info("the image of a volume is here, or comes as it is needed",
+	m.log.Info("a volume can use its image",
 		zap.String("volume", v.name), zap.Uint16("lun", v.record.LUN))
 }
 

@@ -48,8 +48,8 @@ func (m *Manager) Fill(ctx context.Context, name string) (*Filling, error) {
 		return nil, api.Errorf(api.CodeHasData, "the volume %q has its data: delete it first, or "+
 			"upload to another one", name)
 	case v.filling != nil:
-		return nil, api.Errorf(api.CodeBusy, "data is coming for the volume %q already: let that "+
-			"end first", name)
+		return nil, api.Errorf(api.CodeBusy, "an upload to the volume %q is running already: let "+
+			"it end first", name)
 	}
 	dir, err := m.dir(v.record)
 	if err != nil {

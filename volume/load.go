@@ -21,7 +21,7 @@ func (m *Manager) find() error {
 		return failed("the directory of the volumes cannot be read: %w", err)
 	}
 	for _, name := range foreign {
-		m.log.Warn("a directory among the volumes is none, and is left alone",
+		m.log.Warn("a directory that is not a volume was ignored",
 			zap.String("directory", m.store.Dir(name)))
 	}
 	for _, r := range records {
@@ -46,7 +46,7 @@ func (m *Manager) Load(ctx context.Context) error {
 			defer m.release(v)
 			if err := m.load(ctx, v); err != nil && ctx.Err() == nil {
 				m.fail(v, err)
-				m.log.Error("a volume cannot be served: put that right, and PUT it again or "+
+				m.log.Error("a volume cannot be served: fix the problem, and PUT it again or "+
 					"restart", zap.String("volume", v.name), zap.Error(err))
 			}
 			return nil

@@ -173,8 +173,8 @@ func (m *Manager) hold(ctx context.Context, name string) (*volume, error) {
 		select {
 		case v.turn <- struct{}{}:
 		case <-ctx.Done():
-			return nil, api.Errorf(api.CodeBusy, "something else happens to the volume %q and has "+
-				"not ended: try again", name)
+			return nil, api.Errorf(api.CodeBusy, "another operation on the volume %q is running: "+
+				"try again", name)
 		}
 		m.mu.Lock()
 		current := m.volumes[name] == v

@@ -78,8 +78,8 @@ func (m *Manager) vacant(r store.Record, dir string) error {
 	defer m.mu.Unlock()
 	for _, o := range m.volumes {
 		if o.name != r.Name && o.record.State != "" && o.record.Place == r.Place {
-			return api.Errorf(api.CodeInUse, "the claim %q is that of the volume %q", r.Place.Name,
-				o.name)
+			return api.Errorf(api.CodeInUse, "the volume %q already uses the claim %q", o.name,
+				r.Place.Name)
 		}
 	}
 	names, err := diskFiles(dir)

@@ -84,7 +84,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 
 func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.kubeconfig, "kubeconfig", "",
-		"how to reach the API server; empty: as a pod of the cluster does")
+		"kubeconfig file; empty: the pod's service account")
 	f.StringSliceVar(&s.namespaces, "namespace", nil,
 		"a namespace to work in, can be repeated; none: all of them")
 	f.BoolVar(&s.leaderElect, "leader-elect", true,
@@ -142,7 +142,8 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 func (s *settings) run(ctx context.Context, stderr io.Writer) error {
 	level, err := zapcore.ParseLevel(s.logLevel)
 	if err != nil {
-		return fmt.Errorf("log-level: %q is none: use debug, info, warn or error", s.logLevel)
+		return fmt.Errorf("log-level: %q is not a log level: use debug, info, warn or error",
+			s.logLevel)
 	}
 	if s.options.ClaimSize, err = resource.ParseQuantity(s.claimSize); err != nil {
 		return fmt.Errorf("claim-size: %q is not a size: write it as 20Gi", s.claimSize)
@@ -159,7 +160,7 @@ func (s *settings) run(ctx context.Context, stderr io.Writer) error {
 	}
 	config, err := s.config()
 	if err != nil {
-		return fmt.Errorf("no way to the API server: %w", err)
+		return fmt.Errorf("the configuration of the API server cannot be read: %w", err)
 	}
 	log := newLogger(level, stderr)
 	defer func() { _ = log.Sync() }()

@@ -21,7 +21,7 @@ func TestWrongUsage(t *testing.T) {
 	}{
 		{args: []string{"--claim-size=much"}, says: `claim-size: "much" is not a size`},
 		{args: []string{"--claim-size=-1"}, says: "claim-size: -1 is not above 0"},
-		{args: []string{"--log-level=loud"}, says: `log-level: "loud" is none`},
+		{args: []string{"--log-level=loud"}, says: `log-level: "loud" is not a log level`},
 		{args: []string{"--usage-type=fast="}, says: "usage-type: fast=: write it as NAME=CLASS"},
 		{args: []string{"--concurrency=0"}, says: "concurrency: 0 is not above 0"},
 		{args: []string{"--without=pets,disks"},
@@ -38,7 +38,8 @@ func TestWrongUsage(t *testing.T) {
 			says: "write it as NAMESPACE/NAME"},
 		{args: []string{"--webhook-listen=:9443", "--webhook-service=a/b", "--server-image="},
 			says: "server-image: it is missing"},
-		{args: []string{"--kubeconfig=/nonexistent"}, says: "no way to the API server: "},
+		{args: []string{"--kubeconfig=/nonexistent"},
+			says: "the configuration of the API server cannot be read: "},
 	} {
 		for name, value := range c.env {
 			t.Setenv(name, value)
@@ -87,7 +88,8 @@ func TestArgumentsOfTheChart(t *testing.T) {
 			var stderr bytes.Buffer
 			args = append(args, "--kubeconfig=/nonexistent")
 			require.Equal(t, exitUsage, run(args, io.Discard, &stderr), file)
-			require.Contains(t, stderr.String(), "no way to the API server", file)
+			require.Contains(t, stderr.String(),
+				"the configuration of the API server cannot be read", file)
 		}
 		require.True(t, found, file)
 	}

@@ -103,7 +103,7 @@ func receive(ctx context.Context, address, dir string, secret transfer.Secret, r
 
 func secretFlag(cmd *cobra.Command, file *string) {
 	cmd.Flags().StringVar(file, flagSecret, "",
-		"`file` with the secret that both sides have; the connection is encrypted by it")
+		"`file` with the shared secret that encrypts the connection")
 }
 
 // moving runs a command that can be interrupted. Once it runs, an error is a failure, not wrong

@@ -99,8 +99,8 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags.SortFlags = false
 	flags.StringVar(&o.to, flagTo, "", "`directory` for everything; made if it is missing")
 	flags.StringVar(&o.size, keySize, "",
-		"least `bytes` of the disk, as 20Gi: the machine uses all of it (default what the image "+
-			"needs)")
+		"smallest size of the disk in `bytes`, as 20Gi: the machine uses all of it (default what "+
+			"the image needs)")
 	flags.StringVar(&o.kernel, flagKernel, fromEnvironment(envKernel, defaultKernel),
 		"`file` of the kernel ["+envKernel+"]")
 	flags.StringVar(&o.initrd, flagInitrd, fromEnvironment(envInitrd, defaultInitrd),
@@ -168,7 +168,7 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.R
 	})
 	report.clear()
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("interrupted: what is complete in %q stays, and is not made again", o.to)
+		return fmt.Errorf("interrupted: complete files in %q are kept and reused", o.to)
 	}
 	if err != nil {
 		return explainWrite(err, o.to)
@@ -292,8 +292,9 @@ func checkWritable(path, top string) error {
 	defer img.Close()
 	chain := img.Info().BackingChain
 	if len(chain) == 0 || filepath.Base(chain[0].Name) != top {
-		return fmt.Errorf("%q has what a machine wrote with another version of the image, or with "+
-			"other arguments: move it away, or name another directory with --%s", path, flagTo)
+		return fmt.Errorf("%q holds the writes of a machine from another version of the image, "+
+			"or with other arguments: move it away, or name another directory with --%s",
+			path, flagTo)
 	}
 	return nil
 }

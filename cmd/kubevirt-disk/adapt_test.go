@@ -86,7 +86,7 @@ func TestAdapt(t *testing.T) {
 
 	status, _, stderr = run(t, env, "adapt", ref, "--to", dir, "--", "/other")
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "with another version of the image, or with other arguments")
+	require.Contains(t, stderr, "from another version of the image, or with other arguments")
 	require.Equal(t, written, content("disk.qcow2"))
 }
 

@@ -28,13 +28,14 @@ func explainControl(err error, socket, pending string) error {
 		return fmt.Errorf(
 			"the daemon at %q does not know this request: is it another version?", socket)
 	case errors.Is(err, control.ErrStranger):
-		return fmt.Errorf("%q is the socket of a daemon in another container, which has the "+
-			"same work directory, and its LUNs are not those of this one: "+
-			"give the daemon of this container another %s", socket, nameOf(keyControlSocket))
+		return fmt.Errorf("%q is the socket of a daemon in another container, which has the same "+
+			"work directory, and it serves other LUNs: give the daemon of this container another "+
+			"%s", socket, nameOf(keyControlSocket))
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("the daemon at %q has not answered in time, and %s", socket, pending)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("user %d may not ask at %q: a daemon obeys its own user and root: %w",
+		return fmt.Errorf("user %d may not use the socket %q: the daemon accepts only its own "+
+			"user and root: %w",
 			os.Geteuid(), socket, err)
 	}
 	return fmt.Errorf("no daemon answers at %q: %w: is it running, with the same %s or %s?",

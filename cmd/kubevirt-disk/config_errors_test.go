@@ -266,7 +266,7 @@ func TestPipesWithoutEnd(t *testing.T) {
 	for source, p := range ends {
 		require.Equal(t, exitUsage, p.status(), source)
 		require.Contains(t, p.stderr.String(), source)
-		require.Contains(t, p.stderr.String(), "has not come to its end within 10s")
+		require.Contains(t, p.stderr.String(), "it did not end within 10s")
 	}
 }
 

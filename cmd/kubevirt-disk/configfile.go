@@ -115,8 +115,8 @@ func readWithin(path string, patience time.Duration) ([]byte, error) {
 	case <-done:
 		return text, err
 	case <-time.After(patience):
-		return nil, fmt.Errorf("it has not come to its end within %v: name a regular file, or a "+
-			"pipe that is written to and closed", patience)
+		return nil, fmt.Errorf("it did not end within %v: name a regular file, or a pipe that is "+
+			"written to and closed", patience)
 	}
 }
 

@@ -149,7 +149,7 @@ func storeTo(
 		_, err = io.Copy(w, io.NewSectionReader(scratch.File(), 0, n))
 	}
 	if space := new(image.SpaceError); errors.As(err, &space) {
-		err = fmt.Errorf("%w, which TMPDIR names", err)
+		err = fmt.Errorf("%w (set TMPDIR to use another directory)", err)
 	}
 	return errors.Join(err, scratch.Finish(nil))
 }
@@ -203,8 +203,8 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 		if !image.HasRawExtension(stem) {
 			stem += ".raw"
 		}
-		return fmt.Errorf("the name %q says that it is %s, and what is written is a raw disk: "+
-			"name it %q, or keep the name by --%s=raw",
+		return fmt.Errorf("%q is named like %s, but convert writes a raw disk: name it %q, or "+
+			"keep the name with --%s=raw",
 			destination, said, stem, flagTargetFormat)
 	}
 	info, err := os.Lstat(destination)

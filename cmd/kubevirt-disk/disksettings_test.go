@@ -164,7 +164,8 @@ func TestServeDisksOfSetFormats(t *testing.T) {
 	}
 	p := launch(t, binary(t), env("{a.raw: {format: raw}}"), "serve")
 	p.untilReady(l)
-	const message = "an image is served as what it is, whatever it looks like by now"
+	const message = "an image is served in its known format, although its content looks like " +
+		"another one"
 	require.Equal(t, "luks", p.logged(message, "looks_like"))
 	require.Equal(t, exitDone, p.terminate())
 	for disks, want := range map[string]string{

@@ -93,6 +93,6 @@ who has a LUN, and who is fenced.`,
 
 // handoverPending says what a daemon that did not answer in time may still be doing.
 func handoverPending(lun uint16) string {
-	return fmt.Sprintf("may still be at it, for example because its disk hangs: "+
-		"see in /status who has LUN %d, or ask again", lun)
+	return fmt.Sprintf("may still be working on it, for example because its disk hangs: /status "+
+		"shows who owns LUN %d; or ask again", lun)
 }

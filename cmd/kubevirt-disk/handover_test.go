@@ -98,14 +98,14 @@ func TestHandoverOfADaemonThatMayNotBeAsked(t *testing.T) {
 	explain := func(err error) error { return explainControl(err, socket, handoverPending(3)) }
 	for _, cause := range []error{unix.EACCES, unix.EPERM} {
 		err := explain(&fs.PathError{Op: "open", Path: "/work", Err: cause})
-		require.EqualError(t, err, fmt.Sprintf("user %d may not ask at %q: a daemon obeys its "+
-			"own user and root: open /work: %v", os.Geteuid(), socket, cause))
+		require.EqualError(t, err, fmt.Sprintf("user %d may not use the socket %q: the daemon "+
+			"accepts only its own user and root: open /work: %v", os.Geteuid(), socket, cause))
 	}
 	require.ErrorContains(t, explain(control.ErrStranger),
 		`"/work/control.sock" is the socket of a daemon in another container`)
 	require.ErrorContains(t, explain(control.ErrStranger), "--control-socket")
 	late := explain(context.DeadlineExceeded)
-	require.ErrorContains(t, late, "may still be at it")
+	require.ErrorContains(t, late, "may still be working on it")
 	require.ErrorContains(t, late, "LUN 3")
 	require.NotContains(t, late.Error(), "no daemon answers")
 	require.ErrorContains(t, explain(control.ErrUnknown), "does not know this request: is it")

@@ -122,11 +122,11 @@ func TestConvertRefusesANameThatLies(t *testing.T) {
 	dir := t.TempDir()
 	source := absolute(t, demoImage)
 	for name, want := range map[string]string{
-		"out.VMDK": `says that it is a VMDK image, and what is written is a raw disk: name it "` +
-			dir + `/out.raw", or keep the name by --target-format=raw`,
+		"out.VMDK": `is named like a VMDK image, but convert writes a raw disk: name it "` +
+			dir + `/out.raw", or keep the name with --target-format=raw`,
 		"out.vhdx": "a VHDX image",
 		"out.vdi":  "a VDI image",
-		"out.raw.gz": `a compressed file, and what is written is a raw disk: name it "` + dir +
+		"out.raw.gz": `a compressed file, but convert writes a raw disk: name it "` + dir +
 			`/out.raw"`,
 		"out.tar":      "an archive",
 		"a.b.img.zstd": `name it "` + dir + `/a.b.img"`,

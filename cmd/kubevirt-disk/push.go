@@ -32,14 +32,15 @@ not sent again. The same files on the same base have the same digest, which is p
 		Args: imageArgs(cobra.MinimumNArgs(2)),
 	}
 	cmd.Flags().
-		StringVar(&from, "base", base, "`reference` of the base image, or none: a containerDisk "+
-			"of KubeVirt, which has one disk and serves nothing")
+		StringVar(&from, "base", base, "`reference` of the base image; none makes a KubeVirt "+
+			"containerDisk: one disk, no server")
 	cmd.Flags().
 		StringVar(&compress, flagCompress, "",
 			"how to store what is not compressed: `method` zstd, zlib (for QEMU before 5.1) or "+
 				"none (default zstd for raw files, none for others)")
-	cmd.Flags().StringVar(&order, flagBootOrder, "", "`file` of serve --record-boot: what a guest "+
-		"reads when it boots is fetched first wherever the image is served from the registry")
+	cmd.Flags().StringVar(&order, flagBootOrder, "", "`file` with the boot order recorded by "+
+		"serve --record-boot: these blocks are fetched first when the image is served from the "+
+		"registry")
 	addFlags(cmd.Flags(), registryKeys...)
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,

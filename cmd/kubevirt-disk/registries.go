@@ -29,7 +29,7 @@ var registrySettings = []setting{
 	{key: keyRegistryMirror, env: []string{"REGISTRY_MIRROR"}, kind: kindList,
 		usage: "`HOST=MIRROR[/PREFIX]`: ask the mirror before that registry; repeatable"},
 	{key: keyInsecureRegistry, env: []string{"INSECURE_REGISTRY"}, kind: kindList,
-		usage: "`registry` that may be asked without TLS, as host or host:port; repeatable"},
+		usage: "`registry` that may be used without TLS, as host or host:port; repeatable"},
 }
 
 const (

@@ -25,7 +25,8 @@ import (
 func (l *loader) useImages(c *config, images []string) {
 	c.images = images
 	if l.flags.Changed(keyDiskDir) {
-		l.problems.Add("--"+keyDiskDir, "goes without images as arguments, such as %q: name either",
+		l.problems.Add("--"+keyDiskDir, "cannot be combined with images as arguments, such as "+
+			"%q: use one of them",
 			images[0])
 	}
 	for _, path := range images {

@@ -30,7 +30,7 @@ Exit status 0: done, also if there is no session. 1: nobody answers, or not to t
 	}
 	keys := []string{keyControlSocket, keyWorkDir}
 	addFlags(cmd.Flags(), keys...)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print all that is known, as /status has it")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields, as on /status")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
 		l := load(cmd.Flags(), keys...)
 		socket := l.socketToAsk()

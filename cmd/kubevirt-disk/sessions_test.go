@@ -137,7 +137,7 @@ func TestControlSocketOfAnotherUser(t *testing.T) {
 			require.Equal(t, exitFailed, cmd.ProcessState.ExitCode())
 			want := "only the user of the daemon and root may do that"
 			if mode == 0o600 {
-				want = "user 65534 may not ask"
+				want = "user 65534 may not use the socket"
 			}
 			require.Contains(t, string(said), want)
 			require.NotContains(t, string(said), "iqn.")

@@ -72,7 +72,7 @@ var settings = append([]setting{
 	{key: keyDiskDir, env: []string{"DISK_DIR"}, def: "/disk",
 		usage: "`directory` of the images to serve: sorted naturally, LUN 1, 2, ..."},
 	{key: keyWorkDir, env: []string{"WORK_DIR"}, def: "/var/lib/kubevirt-disk",
-		usage: "`directory` for what is copied and written of the disks, and for their state"},
+		usage: "`directory` for the disks' copied and written data, and their state"},
 	{key: keyPersistentDir, env: []string{"PERSISTENT_DIR"}, empty: true,
 		usage: "`directory` of a mounted volume on which disks survive: disk.img for one image, " +
 			"a directory for each of several"},
@@ -83,8 +83,8 @@ var settings = append([]setting{
 		usage: "`file` of the downward API with the pod's annotations: " + usageTypeAnnotation +
 			"NAME is a usage type, too"},
 	{key: keyOnImageChange, env: []string{"ON_IMAGE_CHANGE"}, def: "fail",
-		usage: "what becomes of a persistent disk whose image is another one now: `action` fail, " +
-			"or keep (serve it as it is)"},
+		usage: "what to do if the image of a persistent disk has changed: `action` fail, or keep " +
+			"(serve it as it is)"},
 	{key: keyListen, env: []string{"LISTEN"}, kind: kindList,
 		usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one " +
 			"(default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)"},
@@ -144,12 +144,12 @@ var settings = append([]setting{
 		usage: "`bytes` that the cache directory takes, at least 256Mi: what was used longest " +
 			"ago is removed"},
 	{key: keyRecordBoot, env: []string{"RECORD_BOOT"},
-		usage: "`file` for what guests read in the minute after the first read of their disks; " +
-			"push --boot-order takes it"},
+		usage: "`file` for the order of guests' reads in the first minute; push --boot-order " +
+			"uses it"},
 	{key: keyVerify, env: []string{"VERIFY"}, def: verifyAlways,
-		usage: "`when` images in registries without digests of chunks are verified: always " +
-			"(they are fetched first), or when-complete (they are served at once, TLS is " +
-			"trusted until all was fetched, and the LUN fails if it was wrong)"},
+		usage: "`when` to verify images without chunk digests: always (fetch them first), or " +
+			"when-complete (serve at once, trusting TLS until all is fetched; the LUN fails if " +
+			"the content was wrong)"},
 }, append(registrySettings, volumeSettings...)...)
 
 // addFlags registers --config and the flags of the given settings; without keys, of all settings.

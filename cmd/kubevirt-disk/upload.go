@@ -39,7 +39,8 @@ A token that the server asks for is read from a file, and never from the command
 	flags.StringVar(&opt.TokenFile, "token-file", "",
 		"`file` with the token that the server asks for ["+envVolumesToken+"]")
 	flags.StringVar(&opt.CAFile, "ca", "",
-		"`file` with the certificates by which the server is known (default those of the system)")
+		"`file` with certificates of the authorities that signed the server's certificate "+
+			"(default the system's)")
 	flags.StringVar(&opt.CertFile, "cert", "", "`file` with the certificate of this client")
 	flags.StringVar(&opt.KeyFile, "key", "", "`file` with the key of that certificate")
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,
@@ -81,7 +82,7 @@ func parseVolumeURL(text string) (server, name string, err error) {
 	const form = "write it as https://HOST:8443/volume/NAME"
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
-		return "", "", fmt.Errorf("URL is no address of a volume: %s", form)
+		return "", "", fmt.Errorf("URL is not an address of a volume: %s", form)
 	}
 	if u.User != nil {
 		return "", "", errors.New("URL has a user name or password in it, which others can see: " +
@@ -90,7 +91,7 @@ func parseVolumeURL(text string) (server, name string, err error) {
 	path := strings.TrimSuffix(strings.TrimSuffix(u.Path, "/"), "/data")
 	at := strings.LastIndex(path, "/volume/")
 	if at < 0 || u.RawQuery != "" || u.Fragment != "" {
-		return "", "", fmt.Errorf("URL is no address of a volume: %s", form)
+		return "", "", fmt.Errorf("URL is not an address of a volume: %s", form)
 	}
 	name = path[at+len("/volume/"):]
 	if err := api.CheckName(name); err != nil {
@@ -120,8 +121,8 @@ func (a *app) upload(ctx context.Context, c *client.Client, file, name string) e
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%q is no regular file: what comes from a pipe can be sent by "+
-			"\"curl -T - URL/data\"", file)
+		return fmt.Errorf("%q is not a regular file: to send data from a pipe, use \"curl -T - "+
+			"URL/data\"", file)
 	}
 	p := &sending{total: info.Size()}
 	label := oneLine(name)

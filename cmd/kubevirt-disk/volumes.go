@@ -52,9 +52,8 @@ var volumeSettings = []setting{
 	{key: keyVolumesMaxBytes, env: []string{"VOLUMES_MAX_BYTES"},
 		usage: "`bytes` of all volumes together, as 10Ti (default no limit)"},
 	{key: keyVolumesClaim, env: []string{"VOLUMES_CLAIM"}, kind: kindList,
-		usage: "`NAME=DIRECTORY` of a claim that is mounted there, for volumes that are placed " +
-			"on " +
-			"it; repeatable"},
+		usage: "`NAME=DIRECTORY` of a claim and the directory where it is mounted; volumes can " +
+			"be placed on it; repeatable"},
 }
 
 // volumes says how volumes are made on demand; nil: they are not.

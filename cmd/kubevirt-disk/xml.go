@@ -94,7 +94,7 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&f.statusURL, flagStatusURL, "",
-		"`URL` of a running daemon's pages: the LUN is one of its")
+		"`URL` of a running daemon's pages: the LUN is one that this daemon serves")
 	flags.DurationVar(&f.timeout, "timeout", 5*time.Second,
 		"how long to wait for the daemon's answer")
 	flags.BoolVar(&f.secretElement, "secret", false,
@@ -200,7 +200,7 @@ func (f *xmlFlags) initiatorName(l *loader) string {
 	if l.flags.Changed(flagInitiator) {
 		if f.domain != "" {
 			l.problems.Add("--"+flagDomain,
-				"does not apply to a given name: leave it out, or leave out --%s",
+				"cannot be combined with --%s: leave one of them out",
 				flagInitiator)
 		}
 		return f.initiator

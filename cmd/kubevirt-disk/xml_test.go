@@ -95,7 +95,7 @@ func TestXMLNamesTheMachine(t *testing.T) {
 	status, _, stderr := run(t, []string{node}, "xml", "--host=10.0.0.5", "--lun=1", "--domain=vm",
 		"--initiator-name=iqn.2020-01.a:b")
 	require.Equal(t, exitUsage, status)
-	require.Contains(t, stderr, "--domain: does not apply to a given name")
+	require.Contains(t, stderr, "--domain: cannot be combined with --initiator-name")
 	own, err := libvirt.InitiatorName("", "")
 	require.NoError(t, err, "this machine's hostname is no name: set NODE_NAME")
 	if os.Getenv("NODE_NAME") == "" && os.Getenv("POD_NAME") == "" {

@@ -23,7 +23,7 @@ func (f *xmlFile) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.overlay, flagOverlay, "",
 		"`path` of the file over that image, or in mode clone of its copy")
 	flags.StringVar(&f.copyMode, keyCopyMode, "",
-		"what the overlay takes: `mode` none, copy-on-write, copy-on-read or clone (default "+
+		"what the overlay stores: `mode` none, copy-on-write, copy-on-read or clone (default "+
 			"copy-on-write with --overlay, else none)")
 }
 

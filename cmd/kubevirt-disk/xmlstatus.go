@@ -20,7 +20,7 @@ import (
 func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error) {
 	for _, key := range []string{keyTargetName, keyAccessMode} {
 		if l.flags.Changed(key) {
-			l.problems.Add("--"+key, "the daemon tells it: leave it out, or leave out --%s",
+			l.problems.Add("--"+key, "the daemon at --%s already reports it: leave one of them out",
 				flagStatusURL)
 		}
 	}

@@ -22,7 +22,7 @@ const timeout = 30 * time.Second
 var (
 	// ErrStranger says that the socket belongs to the daemon of another container, although this
 	// container has a daemon of its own.
-	ErrStranger = errors.New("the daemon is another container's")
+	ErrStranger = errors.New("the socket belongs to another container's daemon")
 	// ErrUnknown says that the daemon does not know the request.
 	ErrUnknown = errors.New("the daemon does not know what was asked")
 )

@@ -132,8 +132,8 @@ func (h *handovers) begin(ctx context.Context, lun uint16) (end func(), err erro
 	case turn <- struct{}{}:
 		return func() { <-turn }, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("the handover of LUN %d is ending, and its disk still works for "+
-			"the initiator that is fenced; try again when it answers", lun)
+		return nil, fmt.Errorf("the disk of LUN %d is still running commands of the fenced "+
+			"initiator; try again later", lun)
 	}
 }
 

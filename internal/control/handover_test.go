@@ -233,7 +233,7 @@ func TestHandoverThatHangs(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	_, err = c.do(gone, Handover{Action: ActionCancel, LUN: 1})
-	require.ErrorContains(t, err, "the handover of LUN 1 is ending")
+	require.ErrorContains(t, err, "the disk of LUN 1 is still running commands")
 	c.stopTimers()
 	close(f.goOn)
 	require.NoError(t, <-finished)

@@ -40,7 +40,7 @@ func (s *Server) Want(ctx context.Context, req Handover) (done string, err error
 			to)
 	case req.Action == ActionCancel && have.Owner == to:
 		return "", fmt.Errorf("LUN %d belongs to %s already, so there is nothing to cancel: open "+
-			"it to the initiator that is to have it", req.LUN, to)
+			"it to the initiator that should have it", req.LUN, to)
 	case req.Action == ActionCancel && have.Guest != to:
 		return fmt.Sprintf("LUN %d is not open to %s", req.LUN, to), nil
 	}

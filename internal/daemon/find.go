@@ -51,8 +51,8 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	dirs := make([]string, len(found))
 	if volume != "" && len(found) > 0 {
 		if d.hasSingle() {
-			return nil, fmt.Errorf("the persistent directory %q is that of a volume, which was "+
-				"made when there was no image: take the images away (%v), or delete that volume",
+			return nil, fmt.Errorf("the persistent directory %q belongs to a volume made without "+
+				"an image: remove the images (%v), or delete that volume",
 				volume, d.names.of(SettingImageDir))
 		}
 		names := make([]string, len(found))
@@ -178,7 +178,7 @@ func (d *Daemon) openImages() ([]*image.Image, error) {
 	for _, path := range d.opt.Images.Paths {
 		name := filepath.Base(path)
 		if other, twice := paths[name]; twice {
-			refused.Add(fmt.Errorf("%q and %q have one name, by which disks are told apart: "+
+			refused.Add(fmt.Errorf("%q and %q have the same name, but names must be unique: "+
 				"rename one of them, or leave one out", other, path))
 			continue
 		}
@@ -209,7 +209,8 @@ func closeImages(images ...*image.Image) {
 // logAssumed warns of an image that looks like another format than the one it is served as.
 func (d *Daemon) logAssumed(info image.Info) {
 	if info.LooksLike != "" {
-		d.log.Info("an image is served as what it is, whatever it looks like by now",
+		d.log.Info("an image is served in its known format, although its content looks like "+
+			"another one",
 			zap.String("image", info.Name), zap.String("format", string(info.Format)),
 			zap.String("because", info.FormatSource.Reason()),
 			zap.String("looks_like", string(info.LooksLike)))

@@ -108,7 +108,7 @@ func TestAddRefuses(t *testing.T) {
 		change func(d *Disk)
 		want   string
 	}{
-		"the LUN of another one": {func(d *Disk) { d.LUN = 1 }, `LUN 1 is "a.raw" already`},
+		"the LUN of another one": {func(d *Disk) { d.LUN = 1 }, `LUN 1 is already used by "a.raw"`},
 		"no LUN":                 {func(d *Disk) { d.LUN = maxLUN + 1 }, "LUNs 1 to 16383"},
 		"too small":              {func(d *Disk) { d.Size = 512 }, "the size of 512 bytes is"},
 		"the work directory of another one": {func(d *Disk) {

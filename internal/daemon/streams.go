@@ -90,7 +90,7 @@ func (d *Daemon) warnOfRegistry() func(text string) {
 			fields = append(fields, zap.Int("not_logged", left))
 		}
 		last, left = time.Now(), 0
-		d.log.Warn("a registry makes somebody wait", fields...)
+		d.log.Warn("reads wait for a registry", fields...)
 	}
 }
 
@@ -191,8 +191,8 @@ func (d *Daemon) openStreamed(ctx context.Context, f *foundImage, dir string) (e
 	}
 	f.image, err = f.streamed.stream.Open(ctx, f.streamed.disk.Name, opt)
 	if err == nil && f.image.Unverified() {
-		d.log.Warn("an image is served before its content is verified: until all of it was "+
-			"fetched, nothing but TLS vouches for it", zap.String("image", f.name))
+		d.log.Warn("an image is served before its content is verified: only TLS protects it "+
+			"until all of it is fetched", zap.String("image", f.name))
 	}
 	return err
 }

@@ -108,7 +108,7 @@ func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 		}
 		switch other, taken := users[d.LUN]; {
 		case taken:
-			return nil, fmt.Errorf("LUN %d is %q already, and cannot be %q as well",
+			return nil, fmt.Errorf("LUN %d is already used by %q, so %q needs another number",
 				d.LUN, other, d.Name)
 		case d.LUN == 0 || d.LUN > maxLUN:
 			return nil, fmt.Errorf("there is no LUN for %q: a target has LUNs 1 to %d",

@@ -59,7 +59,7 @@ func (d *Daemon) expireUploads() {
 		case <-tick.C:
 		}
 		if err := d.volumes.uploads.Expire(d.stopping, d.awaiting()); err != nil {
-			d.log.Warn("what has come of an interrupted upload could not be removed",
+			d.log.Warn("the data of an interrupted upload could not be removed",
 				zap.Error(err))
 		}
 	}
@@ -78,8 +78,8 @@ func (d *Daemon) awaiting() (names []string) {
 // recoverUploads removes the remains of uploads that an earlier run did not finish.
 func (d *Daemon) recoverUploads(ctx context.Context) {
 	if err := d.volumes.uploads.Recover(ctx, d.awaiting()); err != nil {
-		d.log.Warn("what was left of an upload could not be cleared: the next upload to its "+
-			"volume does that", zap.Error(err))
+		d.log.Warn("the remains of an upload could not be removed: the next upload to its volume "+
+			"removes them", zap.Error(err))
 	}
 }
 

@@ -229,11 +229,11 @@ func (v *volumeDisks) Default() (api.Spec, error) {
 		for i, f := range found {
 			names[i] = f.name
 		}
-		return api.Spec{}, api.Errorf(api.CodeInvalid, "from: say from what the volume is made: "+
+		return api.Spec{}, api.Errorf(api.CodeInvalid, "from: name the source of the volume: "+
 			"there are several images, %s", strings.Join(names, ", "))
 	case size == 0:
-		return api.Spec{}, api.Errorf(api.CodeInvalid, "size: say how large the volume is to "+
-			"be, as 20Gi: there is no image to make it of")
+		return api.Spec{}, api.Errorf(api.CodeInvalid, "size: give a size such as 20Gi: there is "+
+			"no image")
 	}
 	return api.Spec{Size: size}, nil
 }

@@ -9,7 +9,7 @@ import (
 
 // The errors of a gzip file, besides those of its deflate data.
 var (
-	errGzipHeader = errors.New("what should be a gzip header is none")
+	errGzipHeader = errors.New("the gzip header is not valid")
 	errGzipSum    = errors.New("the check sum of the gzip data is wrong")
 )
 

@@ -24,7 +24,7 @@ var (
 	errLengths   = errors.New("the code lengths of a deflate block are not valid")
 	errTree      = errors.New("the Huffman codes of a deflate block are over-subscribed or " +
 		"incomplete")
-	errCode     = errors.New("the deflate data has a code that stands for nothing")
+	errCode     = errors.New("the deflate data has a code without a meaning")
 	errDistance = errors.New("a deflate match begins before the output")
 )
 

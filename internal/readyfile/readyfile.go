@@ -52,8 +52,8 @@ func (r *File) Clear() error {
 
 // unmakeable says what to do if the ready file cannot be made.
 func (r *File) unmakeable(err error) error {
-	return fmt.Errorf("the ready file cannot be made, so no probe would see that the LUNs "+
-		"are ready: choose another place with %s, or none by an empty one: %w", r.Name, err)
+	return fmt.Errorf("the ready file cannot be made, so no probe would see that the LUNs are "+
+		"ready: choose another place with %s, or turn it off with an empty value: %w", r.Name, err)
 }
 
 // checkPlace returns an error if the path holds something that is not this daemon's.
@@ -63,7 +63,7 @@ func (r *File) checkPlace() error {
 		return nil
 	}
 	return fmt.Errorf("the ready file %q would take the place of %s: choose another place with "+
-		"%s, or none by an empty one", r.Path, what, r.Name)
+		"%s, or turn it off with an empty value", r.Path, what, r.Name)
 }
 
 // Write makes the file. It appears with its content, because a probe may read it at any moment.
@@ -192,8 +192,9 @@ func (r *File) unlink() error {
 	case errors.Is(err, syscall.EROFS):
 		// The kernel returns this even for a missing file. That is right here: the file could not
 		// be made later either.
-		return fmt.Errorf("the ready file %q is on a read-only file system: mount a volume there, "+
-			"or choose another place with %s, or none by an empty one", r.Path, r.Name)
+		return fmt.Errorf("the ready file %q is on a read-only file system: mount a volume "+
+			"there, or choose another place with %s, or turn it off with an empty value",
+			r.Path, r.Name)
 	}
 	return fmt.Errorf("the ready file cannot be removed, so probes would take the LUNs for "+
 		"ready: remove it, or choose another place with %s: %w", r.Name, err)

@@ -134,8 +134,7 @@ func (b *Blob) find(seg *segment, number, i int64, p []byte) bool {
 	if b.opt.Verify != nil && !seg.checked[i].Load() {
 		if err := b.opt.Verify(number, p); err != nil {
 			b.cache.damaged.Add(1)
-			b.cache.log.Warn("a chunk of the cache has other content than its digest says, and "+
-				"is fetched again",
+			b.cache.log.Warn("a chunk of the cache does not match its digest, and is fetched again",
 				zap.String("blob", b.opt.Digest), zap.Int64("chunk", number), zap.Error(err))
 			if err := seg.forget(i); err != nil {
 				b.cache.warn("a chunk of the cache cannot be removed", err)

@@ -45,7 +45,7 @@ func TestResolved(t *testing.T) {
 		"one of image":        {From: &Source{Image: "a", Upload: true}},
 		"from.disk":           {From: &Source{Image: "a", Disk: "b"}},
 		"others use, too":     {From: image, Copy: &Copy{Mode: CopyNone}},
-		"goes on with its":    {Size: 512, Copy: &Copy{Mode: CopyOnWrite}},
+		"keeps using":         {Size: 512, Copy: &Copy{Mode: CopyOnWrite}},
 		"copy.mode: \"move\"": {From: image, Copy: &Copy{Mode: "move"}},
 		"claimname":           {PVC: &Claim{}},
 		"both say where":      {PVC: &Claim{"c"}, Copy: &Copy{UsageType: "fast"}},

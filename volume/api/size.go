@@ -36,8 +36,8 @@ func ParseSize(text string) (Size, error) {
 	}
 	n, err := strconv.ParseUint(number, 10, 63)
 	if err != nil {
-		return 0, fmt.Errorf("%q is no size: write bytes, or a number with Ki, Mi, Gi or Ti, such "+
-			"as 20Gi", text)
+		return 0, fmt.Errorf("%q is not a size: write bytes, or a number with Ki, Mi, Gi or Ti, "+
+			"such as 20Gi", text)
 	}
 	high, low := bits.Mul64(n, unit)
 	if high != 0 || low > math.MaxInt64 {

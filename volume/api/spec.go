@@ -24,8 +24,8 @@ func CheckName(name string) error {
 		alphanumeric := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
 		inside := i > 0 && i < len(name)-1 && (c == '-' || c == '.' || c == '_')
 		if !alphanumeric && !inside {
-			return fmt.Errorf("%q is no name for a volume: use lower-case letters and digits, and "+
-				"between them '-', '.' and '_'", name)
+			return fmt.Errorf("%q is not a name for a volume: use lower-case letters and digits, "+
+				"and between them '-', '.' and '_'", name)
 		}
 	}
 	return nil
@@ -130,8 +130,8 @@ func (s *Spec) resolveCopy() error {
 		c.Mode = CopyClone
 	case CopyOnWrite, CopyOnRead:
 		if imageless || s.PVC != nil {
-			return fmt.Errorf("copy.mode: %q is for a disk that goes on with its image: "+
-				"leave it out, or use %s", c.Mode, CopyClone)
+			return fmt.Errorf("copy.mode: %q needs an image that the disk keeps using: leave it "+
+				"out, or use %s", c.Mode, CopyClone)
 		}
 	default:
 		return fmt.Errorf("copy.mode: %q is unknown: use %s, %s, %s or %s", c.Mode, CopyClone,

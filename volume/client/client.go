@@ -43,7 +43,7 @@ type Client struct {
 func New(opt Options) (*Client, error) {
 	base, err := url.Parse(opt.Server)
 	if err != nil || base.Host == "" || base.Scheme != "https" && base.Scheme != "http" {
-		return nil, fmt.Errorf("%q is no address of a server: write it as https://HOST:8443",
+		return nil, fmt.Errorf("%q is not an address of a server: write it as https://HOST:8443",
 			opt.Server)
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
@@ -73,7 +73,8 @@ func New(opt Options) (*Client, error) {
 	}
 	return &Client{opt: opt, base: base, http: &http.Client{Transport: transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error {
-			return errors.New("the server redirects, which none of volumes does: check its address")
+			return errors.New("the server redirects; a volumes server never does: check its " +
+				"address")
 		}}}, nil
 }
 

@@ -126,7 +126,7 @@ type unreadableError struct{ err error }
 func unreadable(err error) error { return &unreadableError{err} }
 
 func (e *unreadableError) Error() string {
-	return "what is to be sent cannot be read: " + e.err.Error()
+	return "the data to send cannot be read: " + e.err.Error()
 }
 func (e *unreadableError) Unwrap() error { return e.err }
 
@@ -269,7 +269,7 @@ func (u *upload) send(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	body := &reading{u: u, watch: time.AfterFunc(stuck, func() {
-		cancel(fmt.Errorf("nothing was taken for %s", stuck))
+		cancel(fmt.Errorf("the server accepted no data for %s", stuck))
 	})}
 	answer, err := u.request(ctx, http.MethodPatch, u.at, body, u.size-u.offset,
 		"Content-Type", "application/partial-upload", "Upload-Complete", "?0",

@@ -32,8 +32,7 @@ type Access struct {
 func (a Access) Check(loopback bool) error {
 	switch {
 	case (a.Cert == "") != (a.Key == ""):
-		return errors.New("half of a certificate: name both the file of the certificate and that " +
-			"of its key")
+		return errors.New("a certificate needs its key: name both files")
 	case a.ClientCA != "" && a.Cert == "":
 		return errors.New("clients can show certificates only to a server that has one: name the " +
 			"files of its certificate and key")
@@ -86,7 +85,7 @@ func (a *access) admit(r *http.Request) *api.Error {
 		if loopbackHost(r.Host) {
 			return nil
 		}
-		return api.Errorf(api.CodeUnauthorized, "only this machine may ask, by the name "+
+		return api.Errorf(api.CodeUnauthorized, "only this machine may send requests, to "+
 			"localhost or an address such as 127.0.0.1, and this request is for another name")
 	}
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
@@ -98,7 +97,7 @@ func (a *access) admit(r *http.Request) *api.Error {
 	want, err := readToken(a.opt.Token)
 	if err != nil {
 		a.complain(err)
-		return api.Errorf(api.CodeUnavailable, "the server cannot tell who may ask: its log "+
+		return api.Errorf(api.CodeUnavailable, "the server cannot check credentials: its log "+
 			"says why")
 	}
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -120,7 +119,7 @@ func (a *access) complain(err error) {
 	defer a.mu.Unlock()
 	if text := err.Error(); text != a.told {
 		a.told = text
-		a.log.Warn("a file that tells who may ask for volumes cannot be used", zap.Error(err))
+		a.log.Warn("a certificate or token file for volumes cannot be used", zap.Error(err))
 	}
 }
 

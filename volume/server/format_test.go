@@ -32,8 +32,8 @@ func TestParseSpec(t *testing.T) {
 	for text, want := range map[string]string{
 		"sizes: 1Gi":                "unknown field \"sizes\": the fields are size,",
 		"from: {file: a}":           "unknown field",
-		"size: [1]":                 "is no size",
-		"size: much":                "is no size",
+		"size: [1]":                 "is not a size",
+		"size: much":                "is not a size",
 		"from: fedora.qcow2":        "from: it is string",
 		"size: 1Gi\nsize: 2Gi":      "already defined",
 		"a: *x":                     "unknown anchor",

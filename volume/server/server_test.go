@@ -180,7 +180,7 @@ func TestAccessCheck(t *testing.T) {
 		{Access{Cert: "c", Key: "k"}, false, "everybody who reaches"},
 		{Access{Cert: "c", Key: "k", Token: "t"}, false, ""},
 		{Access{Cert: "c", Key: "k", ClientCA: "a"}, false, ""},
-		{Access{Cert: "c"}, true, "half of a certificate"},
+		{Access{Cert: "c"}, true, "a certificate needs its key"},
 		{Access{ClientCA: "a"}, true, "clients can show certificates only"},
 	} {
 		err := c.access.Check(c.loopback)

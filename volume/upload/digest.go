@@ -76,7 +76,7 @@ func (s summer) check(want digests, field string) error {
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		h := s[name]
 		if h == nil {
-			return wrong("%s has %s, which must be announced when the upload begins: send sha-256",
+			return wrong("%s: the digest %s must be announced when the upload begins: send sha-256",
 				field, name)
 		}
 		if got := h.Sum(nil); !bytes.Equal(got, want[name]) {

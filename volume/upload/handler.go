@@ -291,13 +291,13 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, name, id string)
 func (h *Handler) fits(w http.ResponseWriter, t *turn, s *session, q *request) error {
 	if q.offset != s.offset {
 		setState(w.Header(), s.offset, s.length, false)
-		return refusal(http.StatusConflict, "the upload goes on at byte %d, and not at %d",
+		return refusal(http.StatusConflict, "the upload continues at byte %d, not at %d",
 			s.offset, q.offset)
 	}
 	length := q.length
 	if q.content >= 0 && q.last {
 		if end := s.offset + q.content; length >= 0 && length != end {
-			return wrong("%s is %d, and %d bytes are the end of the data", fieldLength, length, end)
+			return wrong("%s is %d, but the data ends at %d bytes", fieldLength, length, end)
 		} else {
 			length = end
 		}

@@ -77,8 +77,8 @@ func (h *Handler) thin() {
 		}
 		if s := h.slots.pausedOf(t); s != nil {
 			s.free()
-			h.log.Info("an interrupted upload of compressed data is given up, because others "+
-				"wait, too", zap.String("volume", name), zap.Int64("bytes", s.offset))
+			h.log.Info("an interrupted upload of compressed data is given up, because too many "+
+				"uploads wait in memory", zap.String("volume", name), zap.Int64("bytes", s.offset))
 		}
 		h.slots.release(t, nil)
 	}
@@ -210,7 +210,7 @@ func (h *Handler) expire(ctx context.Context, name string) error {
 		return nil
 	}
 	t.paused = nil
-	h.log.Info("an interrupted upload is given up: nobody went on with it",
+	h.log.Info("an interrupted upload is given up: nobody resumed it",
 		zap.String("volume", name), zap.Int64("bytes", s.offset), zap.Duration("after", maxAge))
 	return h.give(ctx, t, s, nil)
 }
@@ -253,7 +253,7 @@ func (h *Handler) pause(t *turn, s *session) error {
 // its own errors.
 func (h *Handler) give(ctx context.Context, t *turn, s *session, err error) error {
 	if clearErr := s.discard(); clearErr != nil {
-		h.log.Error("what has come of an upload cannot be removed", zap.String("volume", t.name),
+		h.log.Error("the data of an upload cannot be removed", zap.String("volume", t.name),
 			zap.Error(clearErr))
 		return errors.Join(err, clearErr)
 	}
