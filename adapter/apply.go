@@ -171,7 +171,7 @@ const maxPath = 4096
 // root sets the attributes of the root directory.
 func (a *applier) root(h *tar.Header) error {
 	if h.Typeflag != tar.TypeDir {
-		return errors.New("stands for the root, and is no directory")
+		return errors.New("stands for the root, and is not a directory")
 	}
 	attr, err := attrOf(h)
 	if err != nil {
@@ -186,7 +186,7 @@ const xattrRecord = "SCHILY.xattr."
 func attrOf(h *tar.Header) (ext4.Attr, error) {
 	for _, id := range [...]int{h.Uid, h.Gid} {
 		if id < 0 || int64(id) >= math.MaxUint32 {
-			return ext4.Attr{}, fmt.Errorf("has the owner %d:%d, which cannot be", h.Uid, h.Gid)
+			return ext4.Attr{}, fmt.Errorf("has the owner %d:%d, which is not valid", h.Uid, h.Gid)
 		}
 	}
 	attr := ext4.Attr{Mode: uint16(h.Mode & 0o7777), UID: uint32(h.Uid), GID: uint32(h.Gid),
@@ -268,7 +268,7 @@ func (a *applier) mkdir(at place, attr ext4.Attr) (ext4.Inode, error) {
 func (a *applier) mknod(h *tar.Header, at place, attr ext4.Attr) error {
 	if h.Devmajor < 0 || h.Devminor < 0 || h.Devmajor > math.MaxUint32 ||
 		h.Devminor > math.MaxUint32 {
-		return fmt.Errorf("has the device number %d:%d, which cannot be", h.Devmajor, h.Devminor)
+		return fmt.Errorf("has the device number %d:%d, which is not valid", h.Devmajor, h.Devminor)
 	}
 	kind := uint16(ext4.TypeFIFO)
 	switch h.Typeflag {
@@ -309,7 +309,7 @@ func (a *applier) linkTarget(name string, at place) (ext4.Inode, error) {
 	}
 	switch {
 	case !found:
-		return 0, fmt.Errorf("is a link to %s, which is not there", quoted(name))
+		return 0, fmt.Errorf("is a link to %s, which does not exist", quoted(name))
 	case a.fs.Type(target.Inode) == ext4.TypeDir:
 		return 0, fmt.Errorf("is a hard link to the directory %s", quoted(name))
 	case at == place{dir, base}:

@@ -138,7 +138,7 @@ func plan(img Image, dir string, opt Options) (*builder, error) {
 	b := &builder{img: img, dir: dir, opt: opt}
 	var err error
 	if b.config, err = json.Marshal(Config{img.Config, opt.Extra}); err != nil {
-		return nil, fmt.Errorf("the image's configuration is no JSON: %w", err)
+		return nil, fmt.Errorf("the image's configuration is not JSON: %w", err)
 	}
 	if len(b.config) > MaxConfig {
 		return nil, fmt.Errorf("the image's configuration has %d bytes, more than %d",
@@ -216,7 +216,7 @@ func (b *builder) find(l *Level) (bool, error) {
 	case err != nil:
 		return false, err
 	case !info.Mode().IsRegular():
-		return false, fmt.Errorf("%q is no regular file: remove it",
+		return false, fmt.Errorf("%q is not a regular file: remove it",
 			filepath.Join(b.dir, l.File))
 	}
 	l.Bytes, l.Cached = info.Size(), true
@@ -315,7 +315,7 @@ func virtualSize(path string) (int64, error) {
 	defer f.Close()
 	var head [32]byte
 	if _, err := io.ReadFull(f, head[:]); err != nil {
-		return 0, fmt.Errorf("%q is no level: %w; remove it", path, err)
+		return 0, fmt.Errorf("%q is not a level: %w; remove it", path, err)
 	}
 	return int64(binary.BigEndian.Uint64(head[24:])), nil
 }

@@ -76,7 +76,7 @@ func (a *applier) dir(name string, create bool) (at ext4.Inode, ok bool, err err
 			slices.Reverse(parts)
 			todo = append(todo, parts...)
 		default:
-			return 0, false, fmt.Errorf("lies in %s, which is no directory", quoted(part))
+			return 0, false, fmt.Errorf("lies in %s, which is not a directory", quoted(part))
 		}
 	}
 	return at, true, nil

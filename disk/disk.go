@@ -113,7 +113,7 @@ var (
 	// ErrNotNow: content cannot be had at the moment, and nothing is lost. The call may be made
 	// again. A write has changed nothing beyond the bytes that it reports as stored; a discard or
 	// zeroing may have changed a part of its range.
-	ErrNotNow = errors.New("the content cannot be had now")
+	ErrNotNow = errors.New("the content cannot be read now")
 	// ErrWrongContent: the content that the disk was made from does not match its digest, and some
 	// of it was already served. It comes within a *MediumError, for every range.
 	ErrWrongContent = errors.New("the disk was made of wrong content")

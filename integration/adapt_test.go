@@ -204,7 +204,7 @@ func TestExitStatus(t *testing.T) {
 		"status":         {[]string{"--", "exit", "17"}, "17", ""},
 		"not found":      {[]string{"--entrypoint=nothing"}, "127", `"nothing" is in no directory`},
 		"not executable": {[]string{"--entrypoint=notexecutable"}, "126", "permission denied"},
-		"no program":     {[]string{"--entrypoint=text"}, "126", "no program for this machine"},
+		"no program":     {[]string{"--entrypoint=text"}, "126", "a program for this machine nor"},
 		"unknown user":   {[]string{"--user=nobody"}, "126", `user "nobody" is not in`},
 	} {
 		t.Run(name, func(t *testing.T) {

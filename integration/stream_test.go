@@ -392,7 +392,7 @@ func TestStreamRefuses(t *testing.T) {
 		want   string
 	}{
 		"no such image": {config{args: []string{"--image=" + s.address + "/vm/none:1",
-			"--insecure-registry=" + s.address}}, "is not there"},
+			"--insecure-registry=" + s.address}}, "does not exist"},
 		"without TLS": {config{args: []string{"--image=" + s.address + "/vm/fedora:42"}},
 			"--insecure-registry"},
 		"in place": {streaming("", s.address, "none"), "cannot be served in place"},

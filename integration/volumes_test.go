@@ -176,7 +176,7 @@ func TestVolumesOfImages(t *testing.T) {
 		"from: {image: ../fedora.qcow2}":                        "there is no image",
 		"from: {image: fedora.qcow2}\nsize: 1Mi":                "less than",
 		"from: {image: fedora.qcow2}\ncopy: {mode: none}":       "others use, too",
-		"from: {reference: 'oci:/etc'}":                         "no image in a registry",
+		"from: {reference: 'oci:/etc'}":                         "not an image in a registry",
 		"from: {image: fedora.qcow2}\ncopy: {usage-type: fast}": `usage type "fast" is unknown`,
 		"pvc: {claimname: none}\nsize: 1Mi":                     "no claim",
 	} {

@@ -53,7 +53,7 @@ func (b KernelBoot) check(p *problems) {
 		p.add("KernelBoot.Cmdline", "%q has characters that do not print", b.Cmdline)
 	}
 	if !printable(b.Machine) {
-		p.add("KernelBoot.Machine", "%q is no machine type", b.Machine)
+		p.add("KernelBoot.Machine", "%q is not a machine type", b.Machine)
 	}
 }
 
@@ -122,7 +122,7 @@ func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
 	var p problems
 	k.Boot.check(&p)
 	if k.Name == "" || !printable(k.Name) || strings.Contains(k.Name, "/") {
-		p.add("KernelDomain.Name", "%q is no name for a domain: want letters without /", k.Name)
+		p.add("KernelDomain.Name", "%q is not a name for a domain: want letters without /", k.Name)
 	}
 	if k.Disk == nil {
 		p.add("KernelDomain.Disk", "it is missing: make it with Disk or FileDisk")

@@ -93,7 +93,7 @@ func (f File) check(p *problems) {
 	known(p, "File.CopyMode", f.CopyMode, copyModes())
 	switch {
 	case f.CopyMode == CopyNone && f.Overlay != "":
-		p.add("File.Overlay", "there is none in the copy mode none: leave it empty, or want "+
+		p.add("File.Overlay", "the copy mode none has no overlay: leave it empty, or want "+
 			"copy-on-write, copy-on-read or clone")
 	case f.CopyMode != CopyNone:
 		checkPath(p, "File.Overlay", f.Overlay)

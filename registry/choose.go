@@ -30,7 +30,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 		}
 		if f.refused != "" {
 			return nil, fmt.Errorf(
-				"%q of %s is %s; name another file by --path",
+				"%q of %s is %s; name another file with --path",
 				f.name,
 				p.image.ref,
 				f.refused,
@@ -50,7 +50,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 		)
 	case len(chosen) > 1 && !p.many:
 		return nil, fmt.Errorf(
-			"%s has %d disks: choose one by --path, or name a directory for all of them: %s",
+			"%s has %d disks: choose one with --path, or name a directory for all of them: %s",
 			p.image.ref,
 			len(chosen),
 			strings.Join(names[:min(len(names), 20)], ", "),

@@ -140,7 +140,7 @@ func readConfig(file string) (*configfile.ConfigFile, error) {
 		}
 		if file == "" {
 			return nil, fmt.Errorf(
-				"registry credentials: %q has none of %s",
+				"registry credentials: %q has none of the files %s",
 				dir,
 				strings.Join(configNames, ", "),
 			)

@@ -27,7 +27,7 @@ func writable(dest string) error {
 	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("there is no directory %q: make it first", dir)
 	} else if err == nil && !info.IsDir() {
-		return fmt.Errorf("%q is no directory", dir)
+		return fmt.Errorf("%q is not a directory", dir)
 	}
 	f, err := os.CreateTemp(dir, ".kubevirt-disk-*")
 	if err != nil {

@@ -191,7 +191,7 @@ func (x *index) check(layers []v1.Descriptor) error {
 		case f.Size < 0 || f.Offset < 0 || f.Offset > size || f.Size > size-f.Offset:
 			return fmt.Errorf("%q does not lie in its layer", f.Name)
 		case f.FirstChunk < 0 || f.FirstChunk > known || f.chunks(x.ChunkSize) > known-f.FirstChunk:
-			return fmt.Errorf("%q has not as many digests as chunks", f.Name)
+			return fmt.Errorf("%q does not have as many digests as chunks", f.Name)
 		}
 		names[f.Name] = true
 		if err := f.checkBoot(f.chunks(x.ChunkSize)); err != nil {

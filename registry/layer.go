@@ -265,7 +265,7 @@ func entryOf(h *tar.Header, name string, ordinal int) *entry {
 	case tar.TypeBlock, tar.TypeChar:
 		e.kind, e.what = entryRefused, "a device"
 	default:
-		e.kind, e.what = entryRefused, "no regular file"
+		e.kind, e.what = entryRefused, "not a regular file"
 	}
 	return e
 }

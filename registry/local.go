@@ -72,8 +72,8 @@ func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, e
 	}
 	content, err := l.read(layoutIndex)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, "", fmt.Errorf("%q is no OCI layout, as it has no %s: name the directory that "+
-			"\"skopeo copy\" or \"buildah push\" has written to", l.ref.oci, layoutIndex)
+		return nil, "", fmt.Errorf("%q is not an OCI layout, as it has no %s: name the directory "+
+			"that \"skopeo copy\" or \"buildah push\" has written to", l.ref.oci, layoutIndex)
 	}
 	if err != nil {
 		return nil, "", err
@@ -236,7 +236,7 @@ func (a *archive) list(f *os.File) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("is no archive that docker or podman saved: %w", err)
+			return fmt.Errorf("is not an archive that docker or podman saved: %w", err)
 		}
 		if len(a.members) == maxMembers {
 			return fmt.Errorf("has more than %d files", maxMembers)

@@ -24,7 +24,7 @@ func TestLocalImagesThatAreNone(t *testing.T) {
 		"oci:" + at("missing"):            {"there is no directory", at("missing"), "skopeo copy"},
 		"oci:" + at("missing") + ":web":   {"there is no directory", at("missing") + `"`},
 		"oci:" + at("file"):               {"is a file", "write docker-archive:" + at("file")},
-		"oci:" + at("empty"):              {"is no OCI layout", "index.json", at("empty")},
+		"oci:" + at("empty"):              {"is not an OCI layout", "index.json", at("empty")},
 		"oci:" + at("none"):               {"has no images", "skopeo copy", "oci:" + at("none")},
 		"oci:" + at("none") + ":web":      {"has no images", "skopeo copy", "oci:" + at("none")},
 		"docker-archive:" + at("missing"): {"there is no file", at("missing"), "podman save"},

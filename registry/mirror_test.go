@@ -96,7 +96,7 @@ func TestPullNowhere(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for dest, want := range map[string]string{
 		filepath.Join(t.TempDir(), "none", "a.raw"): "make it first",
-		filepath.Join(file, "a.raw"):                "is no directory",
+		filepath.Join(file, "a.raw"):                "is not a directory",
 		"/proc/a.raw":                               `nothing can be written to the directory "/proc"`,
 		"/proc/":                                    `nothing can be written to the directory "/proc`,
 	} {

@@ -368,7 +368,7 @@ func (s *Stream) farPartLocked(p *part) (*farFile, error) {
 		x := &index{ChunkSize: indexChunk, chunks: p.Chunks}
 		file := &indexFile{Name: p.Name, Size: p.Size, Offset: p.Offset}
 		if int64(len(p.Chunks)) != file.chunks(indexChunk)*digestSize {
-			return nil, errors.New("has not as many digests as chunks")
+			return nil, errors.New("does not have as many digests as chunks")
 		}
 		return newFarFile(s.opt.Cache, layer, x, file, s.warnOf(p.Name))
 	}

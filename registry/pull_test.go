@@ -153,7 +153,7 @@ func TestPullLayers(t *testing.T) {
 		"other directory": {layers: [][]tarFile{{disk("diskette/x.img", a),
 			disk("disks", b)}}, err: "has no disk"},
 		"two disks": {layers: [][]tarFile{{disk("disk/x.img", a)},
-			{disk("disk/y.img", b)}}, err: `2 disks: choose one by --path`},
+			{disk("disk/y.img", b)}}, err: `2 disks: choose one with --path`},
 		"two disks, one named": {layers: [][]tarFile{{disk("disk/x.img", a)},
 			{disk("disk/y.img", b)}}, path: "x.img", want: a},
 		"a path elsewhere": {layers: [][]tarFile{{disk("images/x.img", a)}},
@@ -167,7 +167,7 @@ func TestPullLayers(t *testing.T) {
 		"nothing": {layers: [][]tarFile{{disk("etc/passwd", a)}},
 			err: "has no disk"},
 		"odd size": {layers: [][]tarFile{{disk("disk/x.img", a[:1000])}},
-			err: "no multiple of 512"},
+			err: "not a multiple of 512"},
 		"text": {layers: [][]tarFile{{disk("disk/readme", []byte("read me\n"))}},
 			err: "text file"},
 		"another format": {layers: [][]tarFile{

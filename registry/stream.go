@@ -147,7 +147,7 @@ func (s *Stream) findLocked(ctx context.Context) (err error) {
 func (s *Stream) findWithoutIndexLocked(ctx context.Context) (err error) {
 	s.small = make(map[string][]byte)
 	defer func() { s.small = nil }()
-	why := "what was fetched of it is not there any more"
+	why := "its fetched data does not exist any more"
 	fetched := s.record.Pulled || (len(s.record.Disks) == 0 || s.anew) && s.fetchedBefore()
 	if !fetched {
 		s.parts, err = s.findParts(ctx)

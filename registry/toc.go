@@ -299,7 +299,7 @@ func (t *tocReader) entry(e *tocEntry, name string) error {
 	case "symlink":
 		n.kind, n.what = entryRefused, "a symbolic link"
 	default:
-		n.kind, n.what = entryRefused, "no regular file"
+		n.kind, n.what = entryRefused, "not a regular file"
 	}
 	if e.Size < 0 || e.Size > 1<<60 {
 		return fmt.Errorf("%.100q has a size of %d bytes", name, e.Size)

@@ -198,7 +198,7 @@ func (m *Manager) dropFile(v *volume, opened Opened) {
 		}
 		if err := m.forgetFile(v); err != nil {
 			m.log.Warn("the uploaded image of a volume is not needed any more and could not be "+
-				"removed: it goes after the next start", zap.String("volume", v.name),
+				"removed: it is removed after the next start", zap.String("volume", v.name),
 				zap.Error(err))
 		}
 	})

@@ -60,8 +60,8 @@ func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool
 		}
 	}
 	if spec.Needed() {
-		return api.Errorf(api.CodeInvalid, "size: an empty disk needs one: say size, as 20Gi, or "+
-			"from what it is made")
+		return api.Errorf(api.CodeInvalid, "size: an empty disk needs a size, such as 20Gi; or "+
+			"name a source with from")
 	}
 	r := store.Record{Name: v.name, State: store.StateMaking, Size: int64(spec.Size), Spec: spec,
 		Place: m.place(v.name, spec), Created: now()}
@@ -203,7 +203,7 @@ func (m *Manager) again(ctx context.Context, v *volume) error {
 	}
 	if err := m.tryAgain(ctx, v); err != nil {
 		m.fail(v, err)
-		return failed("the volume %q is there, and cannot be served: %w", v.name, err)
+		return failed("the volume %q exists, but cannot be served: %w", v.name, err)
 	}
 	m.log.Info("a volume is tried again", zap.String("volume", v.name))
 	return nil

@@ -16,7 +16,7 @@ const (
 	aclOther    = 0x20
 )
 
-var errACL = errors.New("is no valid ACL")
+var errACL = errors.New("is not a valid ACL")
 
 // encodeACL turns an ACL in the form of getxattr(2) into ext4's form, where only entries for named
 // users and groups have an id. The returned mode is the mode of a file with this ACL. minimal says

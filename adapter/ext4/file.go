@@ -216,7 +216,7 @@ func (w *Writer) Mknod(dir Inode, name string, kind uint16, major, minor uint32,
 	case kind == TypeFIFO || kind == TypeSocket:
 		major, minor = 0, 0
 	case kind != TypeChar && kind != TypeBlock:
-		return 0, fmt.Errorf("type %#x is no device", kind)
+		return 0, fmt.Errorf("type %#x is not a device", kind)
 	case major > maxMajor || minor > maxMinor:
 		return 0, fmt.Errorf("the device number %d:%d is too large", major, minor)
 	}

@@ -161,7 +161,7 @@ func Load(src io.Reader) (*Writer, error) {
 		l.err = errors.New("it has no root, or no journal")
 	}
 	if l.err != nil {
-		return nil, fmt.Errorf("this is no state of a file system: %w", l.err)
+		return nil, fmt.Errorf("this is not the state of a file system: %w", l.err)
 	}
 	return w, nil
 }

@@ -110,7 +110,7 @@ func (w *Writer) checkName(dir Inode, name string) (*directory, error) {
 	d := w.dirOf(uint32(dir))
 	switch {
 	case d == nil:
-		return nil, fmt.Errorf("inode %d is no directory", dir)
+		return nil, fmt.Errorf("inode %d is not a directory", dir)
 	case name == "" || name == "." || name == "..":
 		return nil, fmt.Errorf("a file cannot have the name %q", name)
 	case len(name) > maxName:
@@ -123,7 +123,7 @@ func (w *Writer) checkName(dir Inode, name string) (*directory, error) {
 		}
 	}
 	if w.find(uint32(dir), name) != 0 {
-		return nil, fmt.Errorf("the name %q is there already", name)
+		return nil, fmt.Errorf("the name %q exists already", name)
 	}
 	if len(w.text.chunks)*textChunk+w.linkBytes > maxText {
 		return nil, fmt.Errorf("the names in the file system have more than %d bytes", maxText)

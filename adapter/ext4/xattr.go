@@ -80,8 +80,8 @@ func encodeXattr(name, value string, a *Attr, kind uint16) (x xattr, ok bool, er
 			return xattr{p.index, rest, value}, true, nil
 		}
 	}
-	return x, false, fmt.Errorf("the extended attribute %q is of no kind that can be stored: "+
-		"user, trusted, security and POSIX ACLs can", name)
+	return x, false, fmt.Errorf("the extended attribute %q cannot be stored: only user, trusted, "+
+		"security and POSIX ACLs can", name)
 }
 
 // intern returns the set of a file's extended attributes, and counts the file. An ACL may change

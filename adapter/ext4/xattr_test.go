@@ -64,11 +64,11 @@ func TestExtendedAttributesThatAreRefused(t *testing.T) {
 	w.Begin(nil)
 	for name, c := range map[string]struct{ value, message string }{
 		"user." + strings.Repeat("n", 251): {"", "has a name of 256 bytes"},
-		"user.":                            {"", "is of no kind"},
-		"nonsense":                         {"", "is of no kind"},
-		"system.sockprotoname":             {"", "is of no kind"},
+		"user.":                            {"", "cannot be stored: only user"},
+		"nonsense":                         {"", "cannot be stored: only user"},
+		"system.sockprotoname":             {"", "cannot be stored: only user"},
 		"user.v":                           {strings.Repeat("f", 4096), "take more than the"},
-		"system.posix_acl_access":          {"nonsense", "is no valid ACL"},
+		"system.posix_acl_access":          {"nonsense", "is not a valid ACL"},
 		"system.posix_acl_default":         {"nonsense", "only a directory has"},
 	} {
 		_, err := w.Create(Root, "x", Attr{Xattrs: map[string]string{name: c.value}},

@@ -78,8 +78,8 @@ func chooseDisk(list []blockDevice, serial string) (string, error) {
 		case 1:
 			return list[0].name, nil
 		}
-		return "", fmt.Errorf("the machine has several disks, %s: tell which one has the image "+
-			"by kubevirt.serial= on the kernel's command line", describe(list))
+		return "", fmt.Errorf("the machine has several disks, %s: say which one has the image "+
+			"with kubevirt.serial= on the kernel's command line", describe(list))
 	}
 	for _, d := range list {
 		cut := len(serial) > virtioSerial && d.serial == serial[:virtioSerial] &&

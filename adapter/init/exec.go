@@ -91,8 +91,8 @@ func explainExec(file string, err error) error {
 		return &startError{machine.StatusNotFound, fmt.Errorf("%q cannot be executed: the "+
 			"interpreter or loader that it names is not in the image", file)}
 	case errors.Is(err, unix.ENOEXEC):
-		return &startError{machine.StatusExec, fmt.Errorf("%q cannot be executed: it is no "+
-			"program for this machine, and no script with #! at its beginning", file)}
+		return &startError{machine.StatusExec, fmt.Errorf("%q cannot be executed: it is neither "+
+			"a program for this machine nor a script that begins with #!", file)}
 	}
 	return explainStart(file, err)
 }

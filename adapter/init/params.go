@@ -45,8 +45,8 @@ const maxSeconds = 24 * 60 * 60
 func seconds(key, value string, to *time.Duration) (warnings []string) {
 	n, err := strconv.Atoi(value)
 	if err != nil || n < 0 || n > maxSeconds {
-		return []string{key + "=" + value + " is no number of seconds up to a day: it counts as " +
-			strconv.Itoa(int(*to/time.Second))}
+		return []string{key + "=" + value + " is not a number of seconds up to a day: it counts " +
+			"as " + strconv.Itoa(int(*to/time.Second))}
 	}
 	*to = time.Duration(n) * time.Second
 	return nil

@@ -20,8 +20,8 @@ func TestParseParams(t *testing.T) {
 	p, warnings = parseParams("kubevirt.grace=soon kubevirt.network=999999999")
 	require.Equal(t, params{grace: 10 * time.Second, network: 10 * time.Second}, p)
 	require.Equal(t, []string{
-		"kubevirt.grace=soon is no number of seconds up to a day: it counts as 10",
-		"kubevirt.network=999999999 is no number of seconds up to a day: it counts as 10",
+		"kubevirt.grace=soon is not a number of seconds up to a day: it counts as 10",
+		"kubevirt.network=999999999 is not a number of seconds up to a day: it counts as 10",
 	}, warnings)
 }
 

@@ -98,11 +98,13 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&s.options.Server, "server-image", "kubevirt.io:disk",
 		"image of kubevirt-disk that serves disks in pods")
-	f.StringVar(&s.claimSize, "claim-size", "20Gi", "size of a claim whose identity names none")
+	f.StringVar(&s.claimSize, "claim-size", "20Gi", "size of a claim if its VMIdentity gives no "+
+		"size")
 	f.StringToStringVar(&s.options.UsageTypes, "usage-type", nil,
 		"NAME=CLASS: the storage class of a usage type, can be repeated")
 	f.StringSliceVar(&s.options.ReadWriteOnce, "read-write-once", nil,
-		"a storage class whose volumes know no ReadWriteOncePod, can be repeated; *: all of them")
+		"a storage class whose volumes do not support ReadWriteOncePod, can be repeated; *: all "+
+			"of them")
 	f.StringVar(&s.webhook.Listen, "webhook-listen", "",
 		"address of the webhook that gives pods their disks, as :9443; empty: none, because the "+
 			"API server does it by policies")
@@ -111,7 +113,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.options.SnapshotClass, "snapshot-class", "",
 		"VolumeSnapshotClass for population Snapshot; empty: the driver's default")
 	f.StringVar(&s.options.PullSecret, "pull-secret", "",
-		"secret in the namespaces of identities with the registry's credential, for population "+
+		"secret with the registry's credential, in the namespaces of identities, for population "+
 			"Snapshot")
 	f.StringSliceVar(&s.options.Without, "without", nil,
 		"what is turned off, and needs no rights then, can be repeated: "+

@@ -110,7 +110,7 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&o.machine.Env, "env", nil, "`NAME=VALUE` for the environment; repeatable")
 	flags.StringVar(&o.machine.User, "user", "", "`user`, USER or USER:GROUP, names or numbers")
 	flags.StringVar(&o.machine.WorkDir, "workdir", "", "working `directory`")
-	flags.StringVar(&o.machine.StopSignal, "stop-signal", "", "`signal` that asks to end")
+	flags.StringVar(&o.machine.StopSignal, "stop-signal", "", "`signal` that stops the entry point")
 	flags.StringVar(&o.machine.Hostname, "hostname", "", "`name` of the machine (default DHCP's)")
 	flags.BoolVar(&o.machine.TTY, "tty", false, "the console is the terminal of the entry point")
 	flags.StringVar(&o.name, "name", "", "`name` of the domain (default the image's)")
@@ -141,7 +141,7 @@ func (o *adaptOptions) check() (size int64, err error) {
 		{flagKernel, envKernel, o.kernel}, {flagInitrd, envInitrd, o.initrd},
 	} {
 		if info, err := os.Stat(f.path); err != nil || !info.Mode().IsRegular() {
-			wrong.Add("--"+f.flag+" ("+f.env+")", "%q is not there: the image "+
+			wrong.Add("--"+f.flag+" ("+f.env+")", "%q does not exist: the image "+
 				"kubevirt.io:adapter has one, and \"make machine\" makes one", f.path)
 		}
 	}
@@ -180,7 +180,7 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.R
 	if err := o.complete(ctx, dir, ref, made); err != nil {
 		return explainWrite(err, o.to)
 	}
-	fmt.Fprintf(a.stderr, "%s: %s is a disk of %s in %d levels, %d of them were there; "+
+	fmt.Fprintf(a.stderr, "%s: %s is a disk of %s in %d levels, %d of them existed before; "+
 		"start it with\n  virsh create %s --console\n", oneLine(ref.String()), made.Digest,
 		shortSize(made.Size), len(made.Levels), made.Cached,
 		oneLine(filepath.Join(dir, adaptedDomain)))

@@ -81,7 +81,7 @@ func TestAdapt(t *testing.T) {
 
 	status, _, stderr = run(t, env, "adapt", ref, "--to", dir, "--env=A=1")
 	require.Equal(t, exitDone, status, stderr)
-	require.Contains(t, stderr, "in 2 levels, 2 of them were there")
+	require.Contains(t, stderr, "in 2 levels, 2 of them existed before")
 	require.Equal(t, written, content("disk.qcow2"), "the machine goes on")
 
 	status, _, stderr = run(t, env, "adapt", ref, "--to", dir, "--", "/other")
@@ -168,7 +168,7 @@ func TestAdaptRefuses(t *testing.T) {
 		{[]string{"r.example/web:1"}, exitUsage, "--to: is missing"},
 		{[]string{"UPPER CASE", to}, exitUsage, "UPPER CASE"},
 		{[]string{"r.example/web:1", to, "--kernel=/none"}, exitUsage,
-			`--kernel (ADAPT_KERNEL): "/none" is not there`},
+			`--kernel (ADAPT_KERNEL): "/none" does not exist`},
 		{[]string{"r.example/web:1", to, "--env=A", "--size=much"}, exitUsage, "--env: "},
 		{[]string{"r.example/web:1", to, "--stop-signal=NONSENSE"}, exitUsage,
 			`--stop-signal: the stop signal "NONSENSE" is unknown: write a name such as SIGTERM`},

@@ -345,8 +345,7 @@ func TestConvertSaysWhatToNameInstead(t *testing.T) {
 			"that",
 		link: "is a symbolic link, not a regular file; " +
 			"name the image file itself",
-		filepath.Join(dir, "missing.raw"): "missing.raw\": does not exist; name a file " +
-			"that is there",
+		filepath.Join(dir, "missing.raw"): "missing.raw\": does not exist; name a file that exists",
 		filepath.Join(dir, "nowhere", "a.raw"): "a.raw\" cannot be opened: open " +
 			filepath.Join(dir, "nowhere") + ": no such file or directory",
 		filepath.Join(dir, "notes.txt", "no-image"): "no-image\" cannot be opened: open " +

@@ -32,7 +32,7 @@ or as qcow2, which lies in a temporary file first. Progress goes to standard err
 		Args:              imageArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeConvert,
 	}
-	cmd.Flags().BoolVar(&o.force, "force", false, "replace DEST if it is there")
+	cmd.Flags().BoolVar(&o.force, "force", false, "replace DEST if it exists")
 	cmd.Flags().StringVar(&o.targetFormat, flagTargetFormat, "",
 		"`format` to write: raw or qcow2 (default what the name of DEST says, otherwise raw)")
 	cmd.Flags().StringVar(&o.compression, flagCompress, "",
@@ -222,7 +222,7 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 		return err
 	case !o.force && info.Mode().IsRegular():
 		// image.Convert replaces nothing else, even with --force
-		return fmt.Errorf("%q is there already: name another file, or replace it with --force",
+		return fmt.Errorf("%q exists already: name another file, or replace it with --force",
 			destination)
 	}
 	return nil

@@ -63,7 +63,7 @@ func TestConvertToQcow2(t *testing.T) {
 
 	status, _, stderr := run(t, nil, "convert", source, filepath.Join(dir, "zstd.qcow2"))
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "is there already")
+	require.Contains(t, stderr, "exists already")
 	for want, args := range map[string][]string{
 		`"lz4" is not a compression: use zstd, zlib, none`: {"new.qcow2", "--compress=lz4"},
 		`--compress: "" is not a compression`:              {"new.qcow2", "--compress="},

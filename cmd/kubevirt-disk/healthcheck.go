@@ -74,7 +74,7 @@ func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFi
 		}
 		if live || readyFile == "" {
 			return "", fmt.Errorf("there is no daemon to ask: %s is not a page of the daemon in "+
-				"this container: give it pages of its own, by %s", url, nameOf(keyMetricsListen))
+				"this container: give it pages of its own with %s", url, nameOf(keyMetricsListen))
 		}
 	}
 	switch {

@@ -104,7 +104,7 @@ func TestProvide(t *testing.T) {
 
 		status, _, stderr := run2(t, p)
 		require.Equal(t, exitFailed, status)
-		require.Contains(t, stderr, "is there already")
+		require.Contains(t, stderr, "exists already")
 		require.Equal(t, "precious", string(p.content()))
 		require.Equal(t, []string{"disk.raw"}, p.leftovers())
 		require.NoError(t, os.Remove(p.file))

@@ -36,8 +36,8 @@ not sent again. The same files on the same base have the same digest, which is p
 			"containerDisk: one disk, no server")
 	cmd.Flags().
 		StringVar(&compress, flagCompress, "",
-			"how to store what is not compressed: `method` zstd, zlib (for QEMU before 5.1) or "+
-				"none (default zstd for raw files, none for others)")
+			"how to compress what is not compressed yet: `method` zstd, zlib (for QEMU before "+
+				"5.1) or none (default zstd for raw files, none for others)")
 	cmd.Flags().StringVar(&order, flagBootOrder, "", "`file` with the boot order recorded by "+
 		"serve --record-boot: these blocks are fetched first when the image is served from the "+
 		"registry")
@@ -63,8 +63,8 @@ not sent again. The same files on the same base have the same digest, which is p
 		}
 		if from == "" {
 			return fmt.Errorf(
-				"name the base image by --base, such as --base=REGISTRY/kubevirt.io:disk, or say "+
-					"--base=%s",
+				"name the base image with --base, such as --base=REGISTRY/kubevirt.io:disk, or "+
+					"say --base=%s",
 				registry.BaseNone,
 			)
 		}
@@ -145,8 +145,8 @@ func (a *app) push(
 	if opt.Base == registry.BaseNone && len(files) > 1 {
 		fmt.Fprintln(
 			a.stderr,
-			"KubeVirt's containerDisks have one disk each: of several, its VMs use none without "+
-				"a path",
+			"a KubeVirt containerDisk has one disk: with several, a VM has to give the path of "+
+				"its disk",
 		)
 	}
 	p := new(registry.Progress)
@@ -160,7 +160,7 @@ func (a *app) push(
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return errors.New(
-			"interrupted: the tag was not set; the same push goes on where this one ended",
+			"interrupted: the tag was not set; push again to resume",
 		)
 	case err != nil:
 		return err

@@ -25,7 +25,7 @@ var registrySettings = []setting{
 			"directory with one " +
 			"(default where docker and podman look)"},
 	{key: keyRegistryCA, env: []string{"REGISTRY_CA"},
-		usage: "`file` of certificates (PEM) that are trusted beside the system's"},
+		usage: "`file` of certificates (PEM) that are trusted in addition to the system's"},
 	{key: keyRegistryMirror, env: []string{"REGISTRY_MIRROR"}, kind: kindList,
 		usage: "`HOST=MIRROR[/PREFIX]`: ask the mirror before that registry; repeatable"},
 	{key: keyInsecureRegistry, env: []string{"INSECURE_REGISTRY"}, kind: kindList,

@@ -187,15 +187,15 @@ func (s *served) whatStays(luns []pages.LUNStatus) string {
 	}
 	switch {
 	case inPlace:
-		return "In copy mode none, what is written is in the images themselves."
+		return "In copy mode none, writes go to the images themselves."
 	case s.cfg.persistentDir != "":
-		return fmt.Sprintf("The images are not written. What is written stays in %q.",
+		return fmt.Sprintf("The images are not changed. Writes stay in %q.",
 			s.cfg.persistentDir)
 	case s.cfg.temporary:
-		return fmt.Sprintf("The images are not written. What is written is in %q, and removed at "+
-			"the end; --%s=DIR keeps it.",
+		return fmt.Sprintf("The images are not changed. Writes go to %q, which is removed at the "+
+			"end; --%s=DIR keeps them.",
 			s.cfg.workDir, keyWorkDir)
 	}
-	return fmt.Sprintf("The images are not written. What is written stays in %q, for the next "+
-		"start with the same images.", s.cfg.workDir)
+	return fmt.Sprintf("The images are not changed. Writes stay in %q, for the next start with "+
+		"the same images.", s.cfg.workDir)
 }

@@ -39,8 +39,8 @@ func TestServeNamedImages(t *testing.T) {
 	for _, part := range []string{
 		`LUN 1  "c.raw"  12 KiB`, `LUN 2  "a.raw"  4 KiB`, "without a password",
 		"iscsi-ls -s iscsi://127.0.0.1:", "iscsiadm -m discovery",
-		"/iqn.2017-01.io.kubevirt:wrapper/1", "The images are not written",
-		"removed at the end; --work-dir=DIR keeps it", "/status",
+		"/iqn.2017-01.io.kubevirt:wrapper/1", "The images are not changed",
+		"which is removed at the end; --work-dir=DIR keeps them", "/status",
 	} {
 		require.Contains(t, p.stdout.String(), part)
 	}
@@ -139,11 +139,11 @@ func TestServeNamedImagesSettings(t *testing.T) {
 		kept  string
 	}{
 		{[]string{"--work-dir=" + work, "--ready-file=" + ready},
-			"What is written stays in \"" + work + "\", for the next start", "clone",
+			"Writes stay in \"" + work + "\", for the next start", "clone",
 			work + "/a.raw/disk.raw"},
-		{[]string{"--persistent-dir=" + volume}, "What is written stays in \"" + volume + "\".",
+		{[]string{"--persistent-dir=" + volume}, "Writes stay in \"" + volume + "\".",
 			"clone", volume + "/disk.img"},
-		{[]string{"--copy-mode=none"}, "what is written is in the images themselves", "none",
+		{[]string{"--copy-mode=none"}, "writes go to the images themselves", "none",
 			paths[0]},
 		{[]string{"--copy-mode=copy-on-read"}, "removed at the end", "copy-on-read", paths[0]},
 	} {
@@ -202,9 +202,9 @@ func TestServeNamedImagesThatWillNotDo(t *testing.T) {
 			[]string{"CHAP credentials come from the environment"}},
 		"nothing": {[]string{""}, exitUsage, []string{"an argument is empty"}},
 		"disks beside images": {[]string{"--work-dir=" + dir, paths[0]}, exitUsage,
-			[]string{"is the directory of the images, too"}},
+			[]string{"is also the directory of the images"}},
 		"volume beside images": {[]string{"--persistent-dir=" + dir, paths[0]}, exitUsage,
-			[]string{"is the directory of the images, too"}},
+			[]string{"is also the directory of the images"}},
 	} {
 		status, stdout, stderr := run(t, append(l.env, "LOG_FORMAT=console"),
 			append([]string{"serve"}, c.args...)...)
@@ -266,7 +266,7 @@ func TestPathsAreQuoted(t *testing.T) {
 	require.NoError(t, os.WriteFile(bad, make([]byte, 512), 0o644))
 	check(`destination "`+dir+`/a b.raw" is the image "a b.raw" itself`, "convert", "--force", bad,
 		bad)
-	check(`"`+bad+`" is there already`, "convert", bad, bad)
+	check(`"`+bad+`" exists already`, "convert", bad, bad)
 	check(`the ready file `+quoted, "serve", "--ready-file="+dir, "--disk-dir="+dir,
 		"--work-dir="+dir+"/work")
 }

@@ -77,11 +77,11 @@ var settings = append([]setting{
 		usage: "`directory` of a mounted volume on which disks survive: disk.img for one image, " +
 			"a directory for each of several"},
 	{key: keyUsageType, env: []string{"USAGE_TYPES"}, kind: kindList,
-		usage: "`NAME=DIRECTORY` of storage that disks can choose for what is written to them, " +
-			"under disks in the YAML file; repeatable"},
+		usage: "`NAME=DIRECTORY` of storage that disks can choose for their written data, under " +
+			"disks in the YAML file; repeatable"},
 	{key: keyPodAnnotations, env: []string{"POD_ANNOTATIONS"},
 		usage: "`file` of the downward API with the pod's annotations: " + usageTypeAnnotation +
-			"NAME is a usage type, too"},
+			"NAME adds a usage type"},
 	{key: keyOnImageChange, env: []string{"ON_IMAGE_CHANGE"}, def: "fail",
 		usage: "what to do if the image of a persistent disk has changed: `action` fail, or keep " +
 			"(serve it as it is)"},
@@ -123,7 +123,7 @@ var settings = append([]setting{
 	{key: keyMaxPerAddress, env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",
 		usage: "`number` of sessions at once from one IPv4 address or 64-bit IPv6 network"},
 	{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
-		usage: "least `level` that is logged: debug, info, warn or error"},
+		usage: "lowest `level` that is logged: debug, info, warn or error"},
 	{key: keyLogFormat, env: []string{"LOG_FORMAT"},
 		usage: "`format` of the log: console or json (default console on a terminal, else json)"},
 	{key: keyInsecureNoAuth, env: []string{"INSECURE_NO_AUTH"}, def: "false", kind: kindBool,
@@ -137,12 +137,11 @@ var settings = append([]setting{
 		usage: "`reference` of a container image: it becomes a disk that boots and runs its " +
 			"entry point, a LUN after those of --image; repeatable"},
 	{key: keyCacheDir, env: []string{"CACHE_DIR"},
-		usage: "`directory` for what is fetched from registries, which the daemons of a node may " +
-			"share " +
-			"(default .cache in the work directory)"},
+		usage: "`directory` for data fetched from registries, which the daemons of a node may " +
+			"share (default .cache in the work directory)"},
 	{key: keyCacheSize, env: []string{"CACHE_SIZE"}, def: "10Gi",
-		usage: "`bytes` that the cache directory takes, at least 256Mi: what was used longest " +
-			"ago is removed"},
+		usage: "`bytes` that the cache directory takes, at least 256Mi: the least recently used " +
+			"data is removed"},
 	{key: keyRecordBoot, env: []string{"RECORD_BOOT"},
 		usage: "`file` for the order of guests' reads in the first minute; push --boot-order " +
 			"uses it"},

@@ -139,8 +139,8 @@ func (a *app) upload(ctx context.Context, c *client.Client, file, name string) e
 	})
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return fmt.Errorf("interrupted: %q is not complete; the same command goes on where this "+
-			"one ended", name)
+		return fmt.Errorf("interrupted: %q is not complete; run the same command again to resume",
+			name)
 	case err != nil:
 		return err
 	}

@@ -33,7 +33,8 @@ func (l *loader) usageTypes() daemon.UsageTypes {
 	for _, one := range l.list(keyUsageType) {
 		name, dir, ok := strings.Cut(one, "=")
 		if !ok {
-			l.problems.Add(l.name(keyUsageType), "%q is no usage type: write NAME=DIRECTORY", one)
+			l.problems.Add(l.name(keyUsageType), "%q is not a usage type: write "+
+				"NAME=DIRECTORY", one)
 			continue
 		}
 		l.addUsageType(types, keyUsageType, name, dir)

@@ -89,7 +89,8 @@ func (l *loader) volumes() *daemon.Volumes {
 		}
 	}
 	if v.Max, err = strconv.Atoi(l.text(keyVolumesMax)); err != nil || v.Max < 1 || v.Max > maxLUN {
-		l.problems.Add(l.name(keyVolumesMax), "%q is no number from 1 to %d", l.text(keyVolumesMax),
+		l.problems.Add(l.name(keyVolumesMax), "%q is not a number from 1 to %d",
+			l.text(keyVolumesMax),
 			maxLUN)
 	}
 	for _, text := range l.list(keyVolumesClaim) {

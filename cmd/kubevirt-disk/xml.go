@@ -125,14 +125,14 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 		"the guest sees a read-only disk (default by the access mode)")
 	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
 	flags.StringVar(&f.initiator, flagInitiator, "",
-		"iSCSI `name` by which QEMU logs in, empty for QEMU's own (default of machine and "+
-			"--domain)")
+		"iSCSI `name` by which QEMU logs in, empty for QEMU's own (default: from this machine's "+
+			"name and --domain)")
 	flags.StringVar(&f.domain, flagDomain, "",
 		"name or UUID of the `domain`, which becomes a part of the default of --initiator-name")
 	flags.StringVar(&f.cache, "cache", "", "QEMU's cache `mode` (default none)")
 	flags.StringVar(&f.io, "io", "", "QEMU's I/O `mode`: threads, native or io_uring")
 	flags.StringVar(&f.discard, "discard", "",
-		"what becomes of the guest's discards: `mode` unmap or ignore (default unmap)")
+		"what to do with the guest's discards: `mode` unmap or ignore (default unmap)")
 	flags.StringVar(&f.detectZeroes, "detect-zeroes", "",
 		"whether QEMU looks for zeros in writes: `mode` off, on or unmap")
 	flags.StringVar(&f.errorPolicy, "error-policy", "",

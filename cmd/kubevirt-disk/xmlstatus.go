@@ -62,8 +62,8 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 			page.Host)
 	case given && !asks:
 		l.problems.Add("--"+flagChapUsername,
-			"the daemon at %s has no CHAP, and QEMU cannot log in there with a "+
-				"credential: leave it out, or give the daemon one, too", page.Host)
+			"the daemon at %s has no CHAP, and QEMU cannot log in there with a credential: leave "+
+				"it out, or give the daemon a credential too", page.Host)
 	}
 	lun.Portals = f.servedPortals(status, page.Hostname(), l)
 	return lun, l.problems.Err()

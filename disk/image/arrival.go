@@ -176,7 +176,7 @@ func (a *Arrival) recognise(head []byte) error {
 func (a *Arrival) checkRawSize() error {
 	if a.size%disk.SectorSize != 0 && a.size >= 0 {
 		return &Error{Name: a.name, Format: FormatRaw,
-			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", a.size,
+			Reason: fmt.Sprintf("has a size of %d bytes, which is not a multiple of %d", a.size,
 				disk.SectorSize),
 			Action: "build the image again if it is incomplete"}
 	}
@@ -196,7 +196,7 @@ func (a *Arrival) openQcow2(head []byte) error {
 	a.virtual = q.Size()
 	if a.virtual%disk.SectorSize != 0 {
 		return &Error{Name: a.name, Format: FormatQcow2,
-			Reason: fmt.Sprintf("has a virtual size of %d bytes, which is no multiple of %d",
+			Reason: fmt.Sprintf("has a virtual size of %d bytes, which is not a multiple of %d",
 				a.virtual, disk.SectorSize),
 			Action: "resize it with \"qemu-img resize\""}
 	}

@@ -91,7 +91,7 @@ func (o *opener) checkImage(ctx context.Context, l *layer, head []byte) error {
 	}
 	if l.size%disk.SectorSize != 0 || l.size == 0 {
 		e := &Error{Name: l.name, Format: l.format,
-			Reason: fmt.Sprintf("has a size of %d bytes, which is no multiple of %d", l.size,
+			Reason: fmt.Sprintf("has a size of %d bytes, which is not a multiple of %d", l.size,
 				disk.SectorSize),
 			Action: "fetch it again if it is incomplete, or resize it with \"qemu-img resize\""}
 		if l.looks != nil {
@@ -233,7 +233,7 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 		return &Error{Name: l.name, Format: l.format,
 			Reason: fmt.Sprintf("has a size of %s, more than the limit of %s", words.Bytes(l.size),
 				words.Bytes(limit)),
-			Action: "raise the limit if the image is to be trusted"}
+			Action: "raise the limit if you trust the image"}
 	}
 	if l.header.backingName == "" {
 		return nil

@@ -39,10 +39,10 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("destination %q is not a regular file and no block device; name a "+
-			"file to create", path)
+		return nil, fmt.Errorf("destination %q is neither a regular file nor a block device; "+
+			"name a file to create", path)
 	case !replace:
-		return nil, fmt.Errorf("%q is there already: name another file, or replace it with --force",
+		return nil, fmt.Errorf("%q exists already: name another file, or replace it with --force",
 			path)
 	}
 	out, err := smallfile.Create(resolved, 0o666)

@@ -321,7 +321,7 @@ func CheckAlone(ctx context.Context, name string, f *os.File, opt Options) (int6
 		return 0, err
 	}
 	if img.Format() != FormatQcow2 {
-		err = &Error{Name: name, Format: img.Format(), Reason: "is no qcow2 image"}
+		err = &Error{Name: name, Format: img.Format(), Reason: "is not a qcow2 image"}
 	}
 	return img.Size(), errors.Join(err, img.Close())
 }

@@ -162,8 +162,8 @@ func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, 
 			if print.Hash, err = newHash(l.bytes).run(ctx, workers, s); err != nil {
 				err = fmt.Errorf("reading %q: %w", l.name, err)
 			} else if print.Hash != before.Hash {
-				reason = fmt.Sprintf("the image has changed: the content of %q is another one, "+
-					"of the same size", l.name)
+				reason = fmt.Sprintf("the image has changed: the content of %q differs, with the "+
+					"same size", l.name)
 			}
 		}
 	})

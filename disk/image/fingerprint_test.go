@@ -40,7 +40,7 @@ func TestTimesOfArchivesAreNotRelied(t *testing.T) {
 	old[0].Hash = "0123456789abcdef"
 	reason, _, err = img.Compare(t.Context(), old)
 	require.NoError(t, err)
-	require.Contains(t, reason, "\"disk.raw\" is another one, of the same size")
+	require.Contains(t, reason, "\"disk.raw\" differs, with the same size")
 }
 
 func TestFingerprintDoesNotDependOnHoles(t *testing.T) {

@@ -190,7 +190,7 @@ func explainOpen(err error, use fileUse) (reason, action string) {
 		return "lies outside the directory of the image", "put it into that directory"
 	case errors.Is(err, fs.ErrNotExist):
 		return "does not exist", use.advice("add it to the image directory", "name a file that "+
-			"is there", "add it to the directory of the image")
+			"exists", "add it to the directory of the image")
 	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
 		const added = ": with chmod before it is added, or with \"ADD --chmod=0444\""
 		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err),

@@ -12,7 +12,7 @@ import (
 // backing files are not opened. It fails for an image that is no file of this machine.
 func (m *Image) OpenFile() (*os.File, error) {
 	if m.path == "" {
-		return nil, fmt.Errorf("image %q is no file of this machine", m.name)
+		return nil, fmt.Errorf("image %q is not a file of this machine", m.name)
 	}
 	dir, err := openDirectory(m.dir)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 // makeEmpty makes a disk that reads as zeros. It is complete, and needs no image.
 func (o *opening) makeEmpty() (*Instance, error) {
 	if o.opt.Size == 0 {
-		return nil, &SizeError{Image: o.name, Reason: "is none, and an empty disk needs one"}
+		return nil, &SizeError{Image: o.name, Reason: "is not valid: an empty disk needs a size"}
 	}
 	if err := o.dir.clear(); err != nil {
 		return nil, err

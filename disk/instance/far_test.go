@@ -170,7 +170,7 @@ func TestFarImageIsNotServedInPlace(t *testing.T) {
 	_, err := Open(t.Context(), img,
 		Options{Mode: CopyNone, WorkDir: t.TempDir(), Log: zap.NewNop()})
 	require.ErrorAs(t, err, new(*UnsupportedModeError))
-	require.ErrorContains(t, err, "no file of this machine")
+	require.ErrorContains(t, err, "not a file of this machine")
 }
 
 // TestDisksOverFarImages runs the suite of all disks.

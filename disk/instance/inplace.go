@@ -77,8 +77,8 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 	if same || !kept {
 		return same, o.spaceError(s.save(o.dir.state(), true))
 	}
-	o.log.Warn("the image file has changed since the earlier start: what was kept with its " +
-		"content, as reservations, is dropped")
+	o.log.Warn("the image file has changed since the earlier start: its stored state, such as " +
+		"reservations, is dropped")
 	s.Map, s.Created = newMapID(), time.Now().UTC()
 	if err := o.spaceError(s.save(o.dir.state(), true)); err != nil {
 		return false, err

@@ -51,7 +51,7 @@ func (m CopyMode) Check(img *image.Image) error {
 		if img != nil && img.Path() == "" {
 			return &UnsupportedModeError{
 				Mode: m, Image: img.Name(),
-				Reason: "it is no file of this machine that could be served in place",
+				Reason: "it is not a file of this machine, so it cannot be served in place",
 				Use:    fmt.Sprintf("use another copy mode, such as %q", string(CopyClone)),
 			}
 		}

@@ -174,7 +174,7 @@ func (o *opening) beginMap(ctx context.Context, m *overlay.Map, s *state, fresh 
 func (o *opening) create(ctx context.Context) (*state, error) {
 	if o.img == nil {
 		return nil, &PersistentError{Path: o.dir.disk(),
-			Reason: "is not there yet, and there is no image to make it of",
+			Reason: "does not exist yet, and there is no image to make it from",
 			Action: "add the image to the container"}
 	}
 	if err := o.dir.clear(); err != nil {

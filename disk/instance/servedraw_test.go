@@ -247,7 +247,7 @@ func TestToldFormat(t *testing.T) {
 		{"plain.raw", image.FormatQcow2, "does not begin with a qcow2 header"},
 		{"disk.vmdk", image.FormatQcow2, "is a VMDK image"},
 		{"plain.raw", "vmdk", `format "vmdk" is unknown: use raw or qcow2`},
-		{"odd.raw", image.FormatRaw, "no multiple of 512"},
+		{"odd.raw", image.FormatRaw, "not a multiple of 512"},
 		{"odd.vmdk", image.FormatRaw,
 			"looks like vmdk, is taken for a raw disk, as it is set to be that"},
 		{"odd.vmdk", image.FormatRaw, "correct the format"},

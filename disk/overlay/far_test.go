@@ -304,7 +304,7 @@ func TestCopyingAFarImage(t *testing.T) {
 		require.NoError(t, <-copied)
 		require.Equal(t, 12, d.source.Stats().Most)
 		require.Less(t, time.Since(begin), 11*time.Minute)
-		require.Len(t, logs.FilterMessage("the image can be had again, and is being copied").All(),
+		require.Len(t, logs.FilterMessage("the image can be read again, and is being copied").All(),
 			1)
 		require.Len(t, logs.FilterLevelExact(zap.WarnLevel).All(), 1)
 		require.Less(t, d.source.Stats().Bytes-before.Bytes, int64((chunks+12)<<20))

@@ -213,7 +213,8 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 		return true, max(h.retry, 1)
 	case errors.Is(err, disk.ErrNotNow) && ctx.Err() == nil:
 		if !h.late.Swap(true) {
-			h.log.Warn("the image cannot be had now; copying goes on when it can", zap.Error(err))
+			h.log.Warn("the image cannot be read now; copying continues when it can be",
+				zap.Error(err))
 		}
 		h.heldBack.Store(int32(h.workers - 1))
 		return true, farRetry // the next pass copies this chunk
@@ -247,7 +248,7 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 // now.
 func (h *hydration) arrived() {
 	if h.late.Swap(false) {
-		h.log.Info("the image can be had again, and is being copied")
+		h.log.Info("the image can be read again, and is being copied")
 	}
 	if held := h.heldBack.Load(); held > 0 {
 		h.heldBack.CompareAndSwap(held, held-1)

@@ -147,8 +147,8 @@ func (p *providing) keepOrMake(ctx context.Context) error {
 	}
 	if _, err := os.Lstat(p.path); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
-			err = fmt.Errorf("%q is there already, and this program has not made it: remove it, "+
-				"or choose another path", p.path)
+			err = fmt.Errorf("%q exists already, and this program has not made it: remove it, or "+
+				"choose another path", p.path)
 		}
 		return err
 	}

@@ -217,7 +217,7 @@ func list(dir string) (all []listed, err error) {
 		case !d.IsDir() && skipped(name, false):
 			return nil
 		case !d.IsDir() && !d.Type().IsRegular():
-			return fmt.Errorf("%q is no regular file, and no disk has such: remove it", path)
+			return fmt.Errorf("%q is not a regular file: remove it", path)
 		}
 		below, err := filepath.Rel(dir, path)
 		if err != nil {

@@ -111,7 +111,7 @@ func handedOver(lun uint16, former string) string {
 	if former == "" {
 		return fmt.Sprintf("LUN %d has a new owner, and nobody is fenced, as nobody is known to "+
 			"have used it before: to fence a machine that may still have the guest, open the LUN "+
-			"to its name by --to and close it again by --cancel", lun)
+			"to its name with --to and close it again with --cancel", lun)
 	}
 	return fmt.Sprintf("LUN %d has a new owner, and the former one, %s, is fenced", lun, former)
 }

@@ -148,8 +148,8 @@ func (d *Daemon) checkDirectories() error {
 		same := func(dir string) bool { return sameDirectory(dir, kept.dir) }
 		if slices.ContainsFunc(images, same) {
 			wrong.Add(d.names.of(kept.setting).String(),
-				"%q is the directory of the images, too (%s): "+
-					"name another one, which may be a directory in it",
+				"%q is also the directory of the images (%s): name another one, which may be a "+
+					"directory in it",
 				kept.dir, d.names.of(SettingImageDir).Flag)
 		}
 	}

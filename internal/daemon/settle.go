@@ -171,8 +171,8 @@ func (d *Daemon) settingsFor(s Settings, found []foundImage, wrong *problems.Lis
 		switch {
 		case slices.Contains(images, name) || below && single.FormatOnly:
 		case below:
-			wrong.Add(single.Source, "it is a backing file, not a disk of its own: "+
-				"nothing but its %q can be set", keyFormat)
+			wrong.Add(single.Source, "it is a backing file, not a disk of its own: only its %q "+
+				"can be set", keyFormat)
 		default:
 			wrong.Add(single.Source, "there is no such image: the images are %s",
 				strings.Join(images, ", "))

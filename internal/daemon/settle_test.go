@@ -92,7 +92,7 @@ func TestSettleBackingFiles(t *testing.T) {
 	require.Equal(t, map[string]image.Format{"base": image.FormatRaw}, s.formats())
 	s.Disks["base"] = single(DiskSettings{Format: image.FormatRaw, LUN: 4})
 	_, err = d.settle(s, found)
-	require.ErrorContains(t, err, `not a disk of its own: nothing but its "format" can be set`)
+	require.ErrorContains(t, err, `not a disk of its own: only its "format" can be set`)
 }
 
 func TestMoreImagesThanLUNs(t *testing.T) {

@@ -64,7 +64,7 @@ func (d *Daemon) checkUsageTypes() error {
 			wrong.Add(source, "the directory %q cannot be used: %v", dir, err)
 			continue
 		case !st.IsDir():
-			wrong.Add(source, "%q is no directory", dir)
+			wrong.Add(source, "%q is not a directory", dir)
 			continue
 		}
 		err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)

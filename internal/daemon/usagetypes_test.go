@@ -48,11 +48,11 @@ func TestUsageTypesAreCheckedAtTheStart(t *testing.T) {
 	opt.UsageTypes = UsageTypes{"gone": filepath.Join(dir, "gone"), "file": file}
 	err := <-launch(t, opt).ended
 	require.ErrorContains(t, err, "does not exist")
-	require.ErrorContains(t, err, "is no directory")
+	require.ErrorContains(t, err, "is not a directory")
 
 	opt = options(t, "a.raw")
 	opt.UsageTypes = UsageTypes{"images": opt.Images.Dir}
-	require.ErrorContains(t, <-launch(t, opt).ended, "is the directory of the images, too")
+	require.ErrorContains(t, <-launch(t, opt).ended, "is also the directory of the images")
 }
 
 // TestSweepCleansUsageTypes removes the disk of an image that is gone from the storage that it had

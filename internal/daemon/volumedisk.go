@@ -129,7 +129,7 @@ func (v *volumeDisks) streamed(ctx context.Context, want volume.Disk) (
 	*image.Image, func() error, error) {
 	ref, err := registry.ParseReference(want.Source.Reference)
 	if err == nil && !ref.Remote() && !v.named(ref) {
-		err = errors.New("it is no image in a registry")
+		err = errors.New("it is not an image in a registry")
 	}
 	if err != nil {
 		return nil, nil, api.Errorf(api.CodeInvalid, "from.reference: %v", err)
@@ -174,8 +174,8 @@ func chooseDisk(stream *registry.Stream, name string) (string, error) {
 	if name == "" && len(names) == 1 {
 		return names[0], nil
 	}
-	return "", api.Errorf(api.CodeInvalid, "from.disk: the image has the disks %s, and %q is none "+
-		"of them", strings.Join(names, ", "), name)
+	return "", api.Errorf(api.CodeInvalid, "from.disk: the image has no disk %q: use one of %s",
+		name, strings.Join(names, ", "))
 }
 
 // refusal sorts errors by whether the client can correct them.

@@ -245,7 +245,7 @@ func (v *volumeDisks) Place(p store.Place) (string, error) {
 		if dir := v.d.opt.PersistentDir; dir != "" {
 			return dir, nil
 		}
-		return "", fmt.Errorf("the disk lies in the persistent directory, and there is none: name "+
+		return "", fmt.Errorf("the disk lies in the persistent directory, but none is set: name "+
 			"it with %v", v.d.names.of(SettingPersistentDir))
 	case store.PlaceClaim:
 		return v.claim(p.Name)

@@ -78,7 +78,7 @@ func (o Options) Check() error {
 	}
 	for _, name := range o.Without {
 		if !slices.Contains(Optional(), name) {
-			return fmt.Errorf("without: %q is nothing that can be turned off: use %s", name,
+			return fmt.Errorf("without: %q cannot be turned off: use %s", name,
 				strings.Join(Optional(), ", "))
 		}
 	}

@@ -128,7 +128,7 @@ func check(disks []Disk, path string) error {
 				"or REGISTRY/NAME@DIGEST", d.Image)
 		}
 		if other, twice := devices[d.Device]; twice {
-			p.add(join(at, "target.device"), "%q is the device of %s[%d], too: want another one",
+			p.add(join(at, "target.device"), "%q is also the device of %s[%d]: want another one",
 				d.Device, path, other)
 		}
 		devices[d.Device] = i

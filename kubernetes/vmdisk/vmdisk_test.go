@@ -84,7 +84,7 @@ func TestParseRefuses(t *testing.T) {
 			`"x" is unknown: want clone, copy-on-read`,
 		`disks: [{type: "RegistryDisk:v1alpha", source: {name: a}, target: {device: sda}}, ` +
 			`{type: "RegistryDisk:v1alpha", source: {name: b}, target: {device: sda}}]`: `disks[1]` +
-			`.target.device: "sda" is the device of disks[0], too`,
+			`.target.device: "sda" is also the device of disks[0]`,
 	} {
 		_, err := vmdisk.Parse(document(t, text))
 		require.ErrorContains(t, err, want, text)

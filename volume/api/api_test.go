@@ -39,16 +39,16 @@ func TestSize(t *testing.T) {
 func TestResolved(t *testing.T) {
 	image := &Source{Image: "fedora.qcow2"}
 	for want, spec := range map[string]Spec{
-		"":                    {Size: 1 << 20},
-		"no multiple of 512":  {Size: 1000},
-		"access-mode":         {AccessMode: "read-only"},
-		"one of image":        {From: &Source{Image: "a", Upload: true}},
-		"from.disk":           {From: &Source{Image: "a", Disk: "b"}},
-		"others use, too":     {From: image, Copy: &Copy{Mode: CopyNone}},
-		"keeps using":         {Size: 512, Copy: &Copy{Mode: CopyOnWrite}},
-		"copy.mode: \"move\"": {From: image, Copy: &Copy{Mode: "move"}},
-		"claimname":           {PVC: &Claim{}},
-		"both say where":      {PVC: &Claim{"c"}, Copy: &Copy{UsageType: "fast"}},
+		"":                         {Size: 1 << 20},
+		"is not a multiple of 512": {Size: 1000},
+		"access-mode":              {AccessMode: "read-only"},
+		"one of image":             {From: &Source{Image: "a", Upload: true}},
+		"from.disk":                {From: &Source{Image: "a", Disk: "b"}},
+		"others use, too":          {From: image, Copy: &Copy{Mode: CopyNone}},
+		"keeps using":              {Size: 512, Copy: &Copy{Mode: CopyOnWrite}},
+		"copy.mode: \"move\"":      {From: image, Copy: &Copy{Mode: "move"}},
+		"claimname":                {PVC: &Claim{}},
+		"both say where":           {PVC: &Claim{"c"}, Copy: &Copy{UsageType: "fast"}},
 	} {
 		_, err := spec.Resolved()
 		if want == "" {

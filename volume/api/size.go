@@ -65,8 +65,8 @@ func (s *Size) UnmarshalJSON(text []byte) error {
 // check refuses a size that no disk can have.
 func (s Size) check() error {
 	if s < 0 || s%SectorSize != 0 {
-		return fmt.Errorf("size: %d bytes are no multiple of %d: use one, such as "+
-			"%d", s, SectorSize,
+		return fmt.Errorf("size: %d bytes is not a multiple of %d: use a multiple, such as %d",
+			s, SectorSize,
 			(max(s, 0)+SectorSize-1)/SectorSize*SectorSize)
 	}
 	return nil

@@ -50,7 +50,7 @@ func New(opt Options) (*Client, error) {
 	if opt.CAFile != "" {
 		text, err := os.ReadFile(opt.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("the certificates by which the server is known: %w", err)
+			return nil, fmt.Errorf("the certificates of the server's authorities: %w", err)
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(text) {

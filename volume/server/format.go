@@ -86,7 +86,7 @@ func toJSON(text []byte) ([]byte, error) {
 	}
 	out, err := json.Marshal(value)
 	if err != nil {
-		return nil, errors.New("a key in it is no text")
+		return nil, errors.New("a key in it is not a text")
 	}
 	return out, nil
 }

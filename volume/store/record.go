@@ -99,7 +99,7 @@ func decode(text []byte, name string) (Record, error) {
 	case r.Size < 0 || r.Size%api.SectorSize != 0:
 		return Record{}, fmt.Errorf("no disk has a size of %d bytes", r.Size)
 	case r.LUN > lastLUN:
-		return Record{}, fmt.Errorf("%d is no LUN", r.LUN)
+		return Record{}, fmt.Errorf("%d is not a LUN", r.LUN)
 	case r.File != "" && (!fs.ValidPath(r.File) || path.Base(r.File) != r.File):
 		return Record{}, errors.New("it names a file elsewhere")
 	}

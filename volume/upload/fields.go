@@ -91,8 +91,8 @@ func digestField(h http.Header, name string) (digests, error) {
 		text, ends := strings.CutSuffix(text, ":")
 		sum, err := base64.StdEncoding.DecodeString(text)
 		if !begins || !ends || err != nil || len(sum) != length {
-			return nil, fmt.Errorf("%s: the value of %s is no digest: it is %s=:BASE64:, with %d "+
-				"bytes", name, key, key, length)
+			return nil, fmt.Errorf("%s: the value of %s is not a digest: write it as "+
+				"%s=:BASE64:, with %d bytes", name, key, key, length)
 		}
 		found[key] = sum
 	}

@@ -66,7 +66,7 @@ func parsePatch(r *http.Request) (*request, error) {
 	case err != nil:
 		return nil, err
 	case q.offset < 0:
-		return nil, wrong("%s is missing, or no number", fieldOffset)
+		return nil, wrong("%s is missing, or not a number", fieldOffset)
 	case !q.resumable:
 		return nil, wrong("%s is missing: say ?1 where this is the end of the data, else ?0",
 			fieldComplete)

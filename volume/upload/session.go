@@ -162,7 +162,8 @@ func (s *session) decide(ctx context.Context) error {
 func (s *session) begin(format image.Format, length int64) error {
 	if format == image.FormatRaw && length > 0 {
 		if length%disk.SectorSize != 0 {
-			return refuse("is a raw disk of %d bytes, which is no multiple of %d; fetch it again",
+			return refuse("is a raw disk of %d bytes, which is not a multiple of %d; fetch it "+
+				"again",
 				length, disk.SectorSize)
 		}
 		if err := s.fits(length, false); err != nil {

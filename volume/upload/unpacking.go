@@ -114,7 +114,7 @@ func (u *unpacking) settle() error {
 	case <-u.done:
 	}
 	if u.err == nil {
-		return refuse("goes on behind the end of its compressed data; fetch it again")
+		return refuse("continues after the end of its compressed data; fetch it again")
 	}
 	return u.err
 }

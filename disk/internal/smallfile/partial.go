@@ -71,7 +71,7 @@ func claimPartial(f *os.File, name string) (current bool, err error) {
 		return false, err
 	}
 	if !mine.Mode().IsRegular() {
-		return false, fmt.Errorf("%q is in the way and no regular file; remove it", name)
+		return false, fmt.Errorf("%q is in the way and is not a regular file; remove it", name)
 	}
 	return true, nil
 }

@@ -44,7 +44,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 	if fresh == nil {
 		// The old volume has the whole disk, too, and stays.
 		return moving(v1alpha1.ReasonClaimLost, "the volume %s with the moved disk is gone; "+
-			"volume %s has the disk as well: make a claim %s for that one by hand", m.NewVolumeName,
+			"volume %s also has the disk: make a claim %s for that one by hand", m.NewVolumeName,
 			m.VolumeName, v1alpha1.ClaimName(id.Name)).after(afterFailed), nil
 	}
 	if claim != nil && claim.UID != m.ClaimUID {

@@ -48,7 +48,7 @@ func (o Options) Check() error {
 	_, _, err := o.listen()
 	switch {
 	case err != nil:
-		return fmt.Errorf("webhook-listen: %q is no address with a port: write it as :9443",
+		return fmt.Errorf("webhook-listen: %q is not an address with a port: write it as :9443",
 			o.Listen)
 	case o.Namespace == "" || o.Service == "":
 		return errors.New("webhook-service: the webhook needs the Service that it is found by: " +
