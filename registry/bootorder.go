@@ -94,7 +94,7 @@ func (o *BootOrder) line(text string, seen *map[int64]bool) error {
 		return nil
 	}
 	if len(o.Disks) == 0 {
-		return errors.New("blocks come before the disk that they are of")
+		return errors.New("blocks come before the line of their disk")
 	}
 	first, more, several := strings.Cut(text, "+")
 	r := BootRun{Count: 1}

@@ -144,7 +144,7 @@ func (p *puller) again(ctx context.Context, f *file, take func(content io.Reader
 	}
 	seen := false
 	changed := fmt.Errorf(
-		"the layer %s is another one than before",
+		"the layer %s has changed",
 		p.image.manifest.Layers[f.layer].Digest,
 	)
 	err := p.read(ctx, f.layer, func(e *entry, content io.Reader) error {

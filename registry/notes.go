@@ -43,7 +43,7 @@ const (
 type changedError struct{ chunk int64 }
 
 func (e *changedError) Error() string {
-	return fmt.Sprintf("chunk %d has another content than when it was read first", e.chunk)
+	return fmt.Sprintf("chunk %d has other content than when it was first read", e.chunk)
 }
 
 // openNotes opens the notes of a layer in a directory, and makes them if they are missing.

@@ -116,7 +116,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"secret with the registry's credential, in the namespaces of identities, for population "+
 			"Snapshot")
 	f.StringSliceVar(&s.options.Without, "without", nil,
-		"what is turned off, and needs no rights then, can be repeated: "+
+		"feature to turn off, which then needs no rights; can be repeated: "+
 			strings.Join(controller.Optional(), ", "))
 	f.StringVar(&s.options.MoveImage, "move-image", "",
 		"image of kubevirt-disk-controller that moves disks of type Local to other nodes; empty: "+

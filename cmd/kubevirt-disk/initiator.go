@@ -11,9 +11,7 @@ func explainInitiators(message string) string {
 	if !strings.Contains(message, qemuDefault) {
 		return message
 	}
-	return message + "\n" + qemuDefault + ":... is the default of a QEMU: its machine's UUID or " +
-		"name follows, which source and destination " +
-		"of a live migration have in common. They can be told apart where each has a name of its " +
-		"own (kubevirt-disk xml --initiator-name, " +
-		"or initiator-name of QEMU's -iscsi)"
+	return message + "\n" + qemuDefault + ":... is QEMU's default: the UUID or name of its " +
+		"machine follows, which is the same on both sides of a live migration. Give each side a " +
+		"name of its own (kubevirt-disk xml --initiator-name, or initiator-name of QEMU's -iscsi)"
 }

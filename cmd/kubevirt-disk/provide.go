@@ -113,7 +113,7 @@ func (p *providing) run(ctx context.Context) error {
 	file, err := p.provide(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
-			p.log.Info("stopped before the disk was there")
+			p.log.Info("stopped before the disk was ready")
 			return nil
 		}
 		return err

@@ -39,8 +39,8 @@ func (p *provided) start(args ...string) *process {
 		"COPY_PATH=" + p.to}
 	run := launch(p.t, binary(p.t), env, append([]string{"provide"}, args...)...)
 	// A run that was killed has left its ready file, which this run removes before the disk.
-	run.until("the disk is there", func() bool {
-		return run.logged("the disk is there", "path") != nil || run.logged(keptDisk, "path") != nil
+	run.until("the disk is ready", func() bool {
+		return run.logged("the disk is ready", "path") != nil || run.logged(keptDisk, "path") != nil
 	})
 	run.until("the ready file is there", func() bool { return exists(p.readyFile()) })
 	return run
@@ -184,7 +184,7 @@ func TestProvideReadOnly(t *testing.T) {
 	image := filepath.Join(p.dir, "disk", "a.raw")
 	require.NoError(t, os.Chmod(image, 0o444))
 	run := p.start("--read-only")
-	how := run.logged("the disk is there", "how")
+	how := run.logged("the disk is ready", "how")
 	require.Contains(t, []any{"reflink", "hard link"}, how)
 	st, err := os.Stat(p.file)
 	require.NoError(t, err)
@@ -288,7 +288,7 @@ func TestProvideReflink(t *testing.T) {
 		p.file = p.to + ".raw"
 		before := freeBytes(t, dir)
 		run := p.start(args...)
-		require.Equal(t, "reflink", run.logged("the disk is there", "how"))
+		require.Equal(t, "reflink", run.logged("the disk is ready", "how"))
 		require.True(t, bytes.Equal(content, p.content()))
 		require.Less(t, before-freeBytes(t, dir), int64(len(content)/4), "it is a copy")
 		if len(args) == 1 {

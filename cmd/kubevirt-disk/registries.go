@@ -144,8 +144,8 @@ func (l *loader) streams() (s daemon.Streams, c daemon.Containers) {
 	if delete(hosts, ""); own.Username != "" {
 		if len(hosts) > 1 {
 			l.problems.Add(envRegistryUsername,
-				"is the credential of one registry, and the images are of "+
-					"several: name a file with one for each by --%s", keyRegistryConfig)
+				"is for one registry, but the images come from several: name a file with a "+
+					"credential for each with --%s", keyRegistryConfig)
 		}
 		s.Registry.Own, s.Registry.OwnHost = own, all[0].Host()
 		for host := range hosts {

@@ -143,7 +143,7 @@ func TestServeUsageTypes(t *testing.T) {
 
 			// The storage of the disk is not mounted.
 			require.NoError(t, os.Rename(ssd, ssd+".away"))
-			refused([]string{there, "is not there now"}, "USAGE_TYPES=slow="+rust, config("slow"))
+			refused([]string{there, "does not exist now"}, "USAGE_TYPES=slow="+rust, config("slow"))
 			require.NoError(t, os.Rename(ssd+".away", ssd))
 
 			p = l.serve(t, types, config("fast"))

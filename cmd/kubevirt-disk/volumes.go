@@ -44,9 +44,7 @@ var volumeSettings = []setting{
 	{key: keyVolumesToken, env: []string{"VOLUMES_TOKEN_FILE"},
 		usage: "`file` of the bearer token with which volumes may be made, read for each request"},
 	{key: keyVolumesPortal, env: []string{"VOLUMES_PORTAL"},
-		usage: "`HOST:PORT` of the portal in answers (default the address by which the client " +
-			"has " +
-			"reached the daemon)"},
+		usage: "`HOST:PORT` of the portal in answers (default the address that the client used)"},
 	{key: keyVolumesMax, env: []string{"VOLUMES_MAX"}, def: "1024",
 		usage: "`number` of volumes at once"},
 	{key: keyVolumesMaxBytes, env: []string{"VOLUMES_MAX_BYTES"},

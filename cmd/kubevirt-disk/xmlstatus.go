@@ -186,8 +186,8 @@ func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string,
 		return f.portals(l, l.connectPort(port, false))
 	}
 	if len(usable) == 0 {
-		l.problems.Add("--"+flagHost, "is missing: of the daemon's portals (%s) none can be "+
-			"reached where its page is; name an address that leads to one",
+		l.problems.Add("--"+flagHost, "is missing: none of the daemon's portals (%s) can be "+
+			"reached at the address of its page; name an address that leads to one",
 			strings.Join(status.Portals, ", "))
 		return nil
 	}

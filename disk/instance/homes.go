@@ -48,8 +48,8 @@ type ElsewhereError struct {
 
 func (e *ElsewhereError) Error() string {
 	if e.Away {
-		return fmt.Sprintf("the disk of %s lies in %q, which is not there now, and would be made "+
-			"again in %q; mount its storage, or remove what is known of it in %q",
+		return fmt.Sprintf("the disk of %s lies in %q, which does not exist now, and would be "+
+			"made again in %q; mount its storage, or remove what is known of it in %q",
 			words.Name(e.Name), e.There, e.Here, homesName)
 	}
 	return fmt.Sprintf("the disk of %s lies in %q, and would be made again in %q without what was "+

@@ -157,7 +157,7 @@ func (p *providing) keepOrMake(ctx context.Context) error {
 		return err
 	}
 	p.opt.Progress.Finish()
-	p.opt.Log.Info("the disk is there", zap.String("path", p.path),
+	p.opt.Log.Info("the disk is ready", zap.String("path", p.path),
 		zap.String("image", p.img.Name()), zap.String("how", p.file.How),
 		zap.Int64("size", p.img.Size()), zap.Duration("duration", time.Since(begin)))
 	return nil

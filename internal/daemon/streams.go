@@ -181,7 +181,8 @@ func (d *Daemon) openStreamed(ctx context.Context, f *foundImage, dir string) (e
 		done.PersistentDir = dir
 	}
 	if instance.IsComplete(done, f.streamed.disk.Digests) {
-		d.log.Info("the disk of an image in a registry is complete, and served without it",
+		d.log.Info("the disk of an image in a registry is complete, and is served without the "+
+			"registry",
 			zap.String("image", f.name))
 		return nil
 	}

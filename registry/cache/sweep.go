@@ -140,7 +140,7 @@ func (c *Cache) shrink() error {
 	}
 	c.touch() // closes removed segments
 	c.removeEmpty(all)
-	c.log.Info("the cache was over its size, and what was used longest ago was removed",
+	c.log.Info("the cache was over its size, and the least recently used data was removed",
 		zap.Int64("bytes", before), zap.Int64("left", total), zap.Int("files", removed))
 	return nil
 }

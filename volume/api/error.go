@@ -72,7 +72,7 @@ func Differ(name string, all []Difference) *Error {
 	for i, d := range all {
 		said[i] = fmt.Sprintf("its %s is %s, and not %s", d.Field, d.Is, d.Asked)
 	}
-	return &Error{Code: CodeDiffers, Differs: all, Message: fmt.Sprintf("there is another volume "+
-		"%q: %s; ask for what it is, use another name, or delete it first", name,
+	return &Error{Code: CodeDiffers, Differs: all, Message: fmt.Sprintf("the volume %q exists "+
+		"and differs: %s; request it as it is, use another name, or delete it first", name,
 		strings.Join(said, ", "))}
 }
