@@ -92,7 +92,7 @@ func explainExec(file string, err error) error {
 			"interpreter or loader that it names is not in the image", file)}
 	case errors.Is(err, unix.ENOEXEC):
 		return &startError{machine.StatusExec, fmt.Errorf("%q cannot be executed: it is neither "+
-			"a program for this machine nor a script that begins with #!", file)}
+			"a program for this machine nor a script with #! at its beginning", file)}
 	}
 	return explainStart(file, err)
 }
