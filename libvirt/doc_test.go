@@ -18,7 +18,7 @@ import (
 
 // The documentation is all that the author of a handler has: every name in it must exist.
 func TestDocumentationNamesWhatThereIs(t *testing.T) {
-	pkg := documented(t)
+	pkg := documented(t, ".")
 	for place, text := range pkg.texts {
 		for _, name := range mixedCase.FindAllString(text, -1) {
 			require.True(t, pkg.names[name] || slices.Contains(foreign, name),
@@ -39,14 +39,25 @@ var foreign = []string{"KubeVirt"}
 func TestHandlersPageNamesWhatThereIs(t *testing.T) {
 	page, err := os.ReadFile("../docs/handlers.md")
 	require.NoError(t, err)
-	pkg := documented(t)
+	pkgs := map[string]documentation{"libvirt": documented(t, "."),
+		"client": documented(t, "../volume/client"), "api": documented(t, "../volume/api")}
+	require.Contains(t, pkgs["libvirt"].names, "LUN.Portals")
 	for _, name := range mixedCase.FindAllString(string(page), -1) {
-		require.True(t, pkg.names[name] || slices.Contains(foreign, name),
-			"the page names %s, which does not exist", name)
+		known := slices.Contains(foreign, name)
+		for _, pkg := range pkgs {
+			known = known || pkg.names[name]
+		}
+		require.True(t, known, "the page names %s, which does not exist", name)
 	}
 	code := goCode(string(page))
 	require.NotEmpty(t, code, "the page must show how to use the library")
-	found := 0
+	found := map[string]int{}
+	exists := func(pkg, name string) {
+		if d, ours := pkgs[pkg]; ours {
+			require.True(t, d.names[name], "there is no %s.%s", pkg, name)
+			found[pkg]++
+		}
+	}
 	for _, block := range code {
 		body, err := parser.ParseFile(token.NewFileSet(), "handlers.md",
 			"package p\nfunc _() {\n"+block+"\n}\n", 0)
@@ -54,9 +65,8 @@ func TestHandlersPageNamesWhatThereIs(t *testing.T) {
 		ast.Inspect(body, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.SelectorExpr:
-				if x, ok := n.X.(*ast.Ident); ok && x.Name == "libvirt" {
-					require.True(t, pkg.names[n.Sel.Name], "there is no libvirt.%s", n.Sel.Name)
-					found++
+				if x, ok := n.X.(*ast.Ident); ok {
+					exists(x.Name, n.Sel.Name)
 				}
 			case *ast.CompositeLit:
 				if of, ok := n.Type.(*ast.SelectorExpr); ok {
@@ -65,16 +75,17 @@ func TestHandlersPageNamesWhatThereIs(t *testing.T) {
 						if !ok {
 							continue
 						}
-						name := of.Sel.Name + "." + field.Key.(*ast.Ident).Name
-						require.True(t, pkg.names[name], "there is no libvirt.%s", name)
-						found++
+						exists(of.X.(*ast.Ident).Name,
+							of.Sel.Name+"."+field.Key.(*ast.Ident).Name)
 					}
 				}
 			}
 			return true
 		})
 	}
-	require.Greater(t, found, 5)
+	require.Greater(t, found["libvirt"], 5)
+	require.Greater(t, found["client"], 3)
+	require.Greater(t, found["api"], 2)
 }
 
 // TestHandlersPageImports runs the page's commands for importing the module, in a handler's module.
@@ -143,7 +154,7 @@ func main() {
 // goCode returns the blocks of a page that are Go code.
 func goCode(page string) []string {
 	return slices.DeleteFunc(blocks(page),
-		func(block string) bool { return !strings.Contains(block, "libvirt.LUN{") })
+		func(block string) bool { return !strings.Contains(block, "err := ") })
 }
 
 // blocks returns the indented blocks of a page.
@@ -168,20 +179,21 @@ type documentation struct {
 	names map[string]bool
 }
 
-func documented(t *testing.T) documentation {
+// documented parses the package in a directory.
+func documented(t *testing.T, dir string) documentation {
 	t.Helper()
 	files := token.NewFileSet()
 	var parsed []*ast.File
-	entries, err := os.ReadDir(".")
+	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), ".go") && !strings.HasSuffix(e.Name(), "_test.go") {
-			f, err := parser.ParseFile(files, e.Name(), nil, parser.ParseComments)
+			f, err := parser.ParseFile(files, filepath.Join(dir, e.Name()), nil, parser.ParseComments)
 			require.NoError(t, err)
 			parsed = append(parsed, f)
 		}
 	}
-	pkg, err := doc.NewFromFiles(files, parsed, "kubevirt.io/disk/libvirt")
+	pkg, err := doc.NewFromFiles(files, parsed, "kubevirt.io/disk/"+filepath.Base(dir))
 	require.NoError(t, err)
 	d := documentation{texts: map[string]string{"the package": pkg.Doc}, names: map[string]bool{}}
 	add := func(of string, names []string, text string) {
@@ -221,6 +233,5 @@ func documented(t *testing.T) documentation {
 			return true
 		})
 	}
-	require.Contains(t, d.names, "LUN.Portals")
 	return d
 }
