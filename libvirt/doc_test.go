@@ -188,7 +188,8 @@ func documented(t *testing.T, dir string) documentation {
 	require.NoError(t, err)
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), ".go") && !strings.HasSuffix(e.Name(), "_test.go") {
-			f, err := parser.ParseFile(files, filepath.Join(dir, e.Name()), nil, parser.ParseComments)
+			path := filepath.Join(dir, e.Name())
+			f, err := parser.ParseFile(files, path, nil, parser.ParseComments)
 			require.NoError(t, err)
 			parsed = append(parsed, f)
 		}
