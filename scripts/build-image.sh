@@ -24,7 +24,7 @@ command -v buildah >/dev/null || {
 	exit 1
 }
 
-limit=$((20 << 20)) # the largest unpacked image, in bytes
+limit=$((25 << 20)) # the largest unpacked image, in bytes
 containerfile=Containerfile
 if [ -n "$boot" ]; then
 	limit=$((80 << 20)) # arm64's kernel is not compressed

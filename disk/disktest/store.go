@@ -1,7 +1,7 @@
 package disktest
 
-import "kubevirt.io/disk/disk/internal/smallfile"
+import "kubevirt.io/disk/internal/durable"
 
 // NewStore makes the store in which a logical unit keeps its state beside the disk. The first Save
-// makes dir. With durable, state has reached storage when Save returns.
-func NewStore(dir string, durable bool) *smallfile.Store { return smallfile.NewStore(dir, durable) }
+// makes dir. With synced, state has reached storage when Save returns.
+func NewStore(dir string, synced bool) *durable.Store { return durable.NewStore(dir, synced) }

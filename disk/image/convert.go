@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Convert writes the image as a sparse raw file. Until the file is complete, it is called dst with
@@ -52,10 +52,10 @@ func convert(img *Image, dst string, write func(*os.File) error) error {
 	if err := checkDestination(img, dst); err != nil {
 		return err
 	}
-	if err := checkDestination(img, dst+smallfile.PartialSuffix); err != nil {
+	if err := checkDestination(img, dst+durable.PartialSuffix); err != nil {
 		return fmt.Errorf("%q is written under another name until it is complete: %w", dst, err)
 	}
-	out, err := smallfile.Create(dst, 0o666)
+	out, err := durable.Create(dst, 0o666)
 	if err != nil {
 		return err
 	}

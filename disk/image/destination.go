@@ -11,10 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Destination is the place where an Arrival writes. It is a file that has another name until it is
@@ -45,7 +45,7 @@ func CreateDestination(path string, replace bool) (*Destination, error) {
 		return nil, fmt.Errorf("%q exists already: name another file, or replace it with --force",
 			path)
 	}
-	out, err := smallfile.Create(resolved, 0o666)
+	out, err := durable.Create(resolved, 0o666)
 	if err != nil {
 		return nil, err
 	}

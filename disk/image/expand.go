@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 const (

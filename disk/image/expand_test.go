@@ -17,7 +17,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 )
 
 func TestConvert(t *testing.T) {
@@ -56,7 +56,7 @@ func TestConvert(t *testing.T) {
 			require.EqualValues(t, len(want), p.Done())
 			require.EqualValues(t, len(want), p.Total())
 			require.Less(t, filetest.Allocated(t, out), int64(len(want))*9/10, "zeros are holes")
-			require.NoFileExists(t, out+smallfile.PartialSuffix)
+			require.NoFileExists(t, out+durable.PartialSuffix)
 		})
 	}
 }
@@ -123,7 +123,7 @@ func TestConvertDestinations(t *testing.T) {
 	require.Error(t, Convert(t.Context(), img, filepath.Join(dir, "missing", "out.raw"), nil))
 
 	// As a download that was never renamed.
-	unfinished := filepath.Join(dir, "disk.img"+smallfile.PartialSuffix)
+	unfinished := filepath.Join(dir, "disk.img"+durable.PartialSuffix)
 	filetest.QemuImg(t, dir, "create", "-q", "-f", "qcow2", unfinished, "1M")
 	before, err := os.ReadFile(unfinished)
 	require.NoError(t, err)
@@ -135,19 +135,19 @@ func TestConvertDestinations(t *testing.T) {
 
 	// A file that a killed process left is taken over, and an older result is replaced.
 	out := filetest.Put(t, dir, "out.raw", filetest.Block(9, 5<<20), 0)
-	filetest.Put(t, dir, "out.raw"+smallfile.PartialSuffix, filetest.Block(8, 5<<20), 0)
+	filetest.Put(t, dir, "out.raw"+durable.PartialSuffix, filetest.Block(8, 5<<20), 0)
 	require.NoError(t, Convert(t.Context(), img, out, nil))
 	got, err := os.ReadFile(out)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(append([]byte("base"), make([]byte, 1<<20-4)...), got))
 
 	// One that is being written is left alone.
-	busy, err := smallfile.Create(out, 0o600)
+	busy, err := durable.Create(out, 0o600)
 	require.NoError(t, err)
-	var locked *smallfile.LockedError
+	var locked *durable.LockedError
 	require.ErrorAs(t, Convert(t.Context(), img, out, nil), &locked)
 	require.ErrorIs(t, busy.Finish(context.Canceled), context.Canceled)
-	require.NoFileExists(t, out+smallfile.PartialSuffix)
+	require.NoFileExists(t, out+durable.PartialSuffix)
 }
 
 func TestCancelledExpansionLeavesNothing(t *testing.T) {
@@ -173,7 +173,7 @@ func TestExpansionOfAnImageThatCannotBeRead(t *testing.T) {
 			"in.qcow2")
 		img := openImage(t, filepath.Join(dir, "in.qcow2"))
 		require.NoError(t, os.Truncate(img.Path(), img.Info().FileSize/2))
-		out, err := smallfile.Create(filepath.Join(dir, "out.raw"), 0o600)
+		out, err := durable.Create(filepath.Join(dir, "out.raw"), 0o600)
 		require.NoError(t, err)
 		_, err = newCopier(img, out.File, nil, 8).run(t.Context())
 		var medium *disk.MediumError
@@ -231,7 +231,7 @@ func TestNotEnoughSpaceIsFoundOutFirst(t *testing.T) {
 func TestFileSystemThatFillsUpMeanwhile(t *testing.T) {
 	small := filetest.TinyFS(t, "1m")
 	img := openImage(t, filetest.Put(t, t.TempDir(), "disk.raw", filetest.Block(5, 3<<20), 0))
-	out, err := smallfile.Create(filepath.Join(small, "disk.raw"), 0o600)
+	out, err := durable.Create(filepath.Join(small, "disk.raw"), 0o600)
 	require.NoError(t, err)
 	_, err = newCopier(img, out.File, nil, 2).run(t.Context())
 	err = out.Finish(err)

@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 const (

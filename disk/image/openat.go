@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // resolveFlags keep the resolution of a name inside its directory and away from links.

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // ScanDir opens and validates every image of a directory, in natural order: disk2 comes before

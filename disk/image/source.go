@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Source is the bytes of one file of an image, in a file of this machine or far away. Any number of

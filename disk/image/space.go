@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // AvailableSpace returns how many bytes an unprivileged user can still write to the directory's

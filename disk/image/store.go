@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // ConvertQcow2 is Convert to a qcow2 image without a backing file.

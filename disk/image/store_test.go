@@ -13,8 +13,8 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/durable"
 )
 
 var compressions = []qcow2.Compression{
@@ -50,7 +50,7 @@ func TestConvertQcow2(t *testing.T) {
 			out := filepath.Join(dir, "out")
 			var p Progress
 			require.NoError(t, ConvertQcow2(t.Context(), img, out, c, &p))
-			require.NoFileExists(t, out+smallfile.PartialSuffix)
+			require.NoFileExists(t, out+durable.PartialSuffix)
 			require.True(t, p.Finished())
 			require.EqualValues(t, len(want), p.Done())
 			done, data := p.Data()
@@ -80,7 +80,7 @@ func TestConvertQcow2LeavesNothingBehind(t *testing.T) {
 	convert := func(ctx context.Context, img *Image, dst string) error {
 		err := ConvertQcow2(ctx, img, dst, qcow2.CompressionNone, nil)
 		require.NoFileExists(t, out)
-		require.NoFileExists(t, out+smallfile.PartialSuffix)
+		require.NoFileExists(t, out+durable.PartialSuffix)
 		return err
 	}
 	img := openImage(t, filetest.Put(t, dir, "disk.raw", filetest.Block(1, 4<<20), 0))

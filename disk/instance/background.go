@@ -12,10 +12,10 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
 	"kubevirt.io/disk/disk/overlay"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // background is the work beside an overlay in use. It reads the image once, so that the next start

@@ -20,8 +20,8 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
-	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/overlay"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // unreadable makes every read of an open file of this process fail until back is called.
@@ -124,7 +124,7 @@ func TestMapsStayUntilTheDiskIsComplete(t *testing.T) {
 		require.FileExists(t, inst.dir.liveMap())
 		require.FileExists(t, inst.dir.durableMap())
 	}
-	inTheWay := inst.dir.state() + smallfile.PartialSuffix
+	inTheWay := inst.dir.state() + durable.PartialSuffix
 	require.NoError(t, os.Mkdir(inTheWay, 0o700))
 	incomplete()
 	require.NoError(t, os.Remove(inTheWay))

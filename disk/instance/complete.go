@@ -4,7 +4,7 @@ import (
 	"os"
 	"slices"
 
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // IsComplete reports whether Open needs no image: an earlier start left a complete disk that was

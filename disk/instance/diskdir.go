@@ -11,8 +11,8 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 const (
@@ -54,13 +54,13 @@ type diskDir struct {
 }
 
 // openWorkDir makes, locks and cleans the directory of an image's ephemeral disk.
-func openWorkDir(root, image string, durable bool) (*diskDir, error) {
+func openWorkDir(root, image string, synced bool) (*diskDir, error) {
 	if root == "" {
 		return nil, errors.New("no work directory is set")
 	}
 	d := workDirOf(root, escapeName(image))
 	d.root = root
-	return d, d.open("work directory", smallfile.LockName, durable)
+	return d, d.open("work directory", durable.LockName, synced)
 }
 
 // workDirOf returns a directory in a work directory. It need not exist.
@@ -75,7 +75,7 @@ func openPersistentDir(path string) (*diskDir, error) {
 	return d, d.open("persistent directory", PersistentName+".lock", true)
 }
 
-func (d *diskDir) open(what, lock string, durable bool) error {
+func (d *diskDir) open(what, lock string, synced bool) error {
 	explain := func(err error) error {
 		switch {
 		case errors.Is(err, unix.ELOOP):
@@ -97,30 +97,30 @@ func (d *diskDir) open(what, lock string, durable bool) error {
 		}
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	err := smallfile.ErrLockGone
+	err := durable.ErrLockGone
 	for tries := 0; tries < 16 &&
-		(errors.Is(err, smallfile.ErrLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
+		(errors.Is(err, durable.ErrLockGone) || errors.Is(err, fs.ErrNotExist)); tries++ {
 		// Until it is locked, another process may sweep it.
-		if err = d.make(durable); errors.Is(err, fs.ErrNotExist) {
+		if err = d.make(synced); errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
 			return explain(err)
 		}
-		d.lock, err = smallfile.AcquireLock(filepath.Join(d.path, lock), what+" "+d.path)
+		d.lock, err = durable.AcquireLock(filepath.Join(d.path, lock), what+" "+d.path)
 	}
 	if err != nil {
-		var locked *smallfile.LockedError
+		var locked *durable.LockedError
 		if errors.As(err, &locked) {
 			return err
 		}
 		return explain(err)
 	}
 	for _, name := range []string{d.disk(), d.state(), d.liveMap(), d.durableMap()} {
-		if err := osfile.Remove(name + smallfile.PartialSuffix); err != nil {
+		if err := osfile.Remove(name + durable.PartialSuffix); err != nil {
 			return errors.Join(err, d.close())
 		}
 	}
-	if !durable {
+	if !synced {
 		return nil
 	}
 	if err := d.syncNames(); err != nil {
@@ -136,19 +136,19 @@ func (d *diskDir) syncNames() error {
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), d.diskFile+unitInfix) {
 			err = errors.Join(err,
-				smallfile.SyncDir(filepath.Join(d.path, e.Name()), (*os.File).Sync))
+				durable.SyncDir(filepath.Join(d.path, e.Name()), (*os.File).Sync))
 		}
 	}
-	return errors.Join(err, smallfile.SyncDir(d.path, (*os.File).Sync))
+	return errors.Join(err, durable.SyncDir(d.path, (*os.File).Sync))
 }
 
 // make makes the directory. An existing one must not belong to another user, who could have put
 // anything into it. On a volume it may, because other users may fill it.
-func (d *diskDir) make(durable bool) error {
+func (d *diskDir) make(synced bool) error {
 	if d.root == "" {
-		return makeDirs(d.path, durable)
+		return makeDirs(d.path, synced)
 	}
-	if err := makeDirs(d.root, durable); err != nil {
+	if err := makeDirs(d.root, synced); err != nil {
 		return err
 	}
 	root, err := osfile.Resolved(d.root)
@@ -158,8 +158,8 @@ func (d *diskDir) make(durable bool) error {
 	d.path = filepath.Join(root, filepath.Base(d.path))
 	err = osfile.MakeDir(d.path)
 	switch {
-	case err == nil && durable:
-		return smallfile.SyncParent(d.path)
+	case err == nil && synced:
+		return durable.SyncParent(d.path)
 	case err == nil:
 		return nil
 	}
@@ -170,17 +170,17 @@ func (d *diskDir) make(durable bool) error {
 	return there
 }
 
-// makeDirs makes a directory and its missing parents. With durable it also syncs their names, so
+// makeDirs makes a directory and its missing parents. With synced it also syncs their names, so
 // that flushed files can be found. fs.ErrNotExist says that one was removed at the same moment.
-func makeDirs(path string, durable bool) error {
+func makeDirs(path string, synced bool) error {
 	err := os.Mkdir(path, 0o700)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = makeDirs(filepath.Dir(path), durable); err == nil {
+		if err = makeDirs(filepath.Dir(path), synced); err == nil {
 			err = os.Mkdir(path, 0o700)
 		}
 	}
-	if err == nil && durable {
-		return smallfile.SyncParent(path)
+	if err == nil && synced {
+		return durable.SyncParent(path)
 	}
 	if err == nil {
 		return nil
@@ -204,7 +204,7 @@ func (d *diskDir) durableMap() string { return d.disk() + ".map" }
 
 // clear removes an ephemeral disk. It removes the state first: without it the disk does not count.
 func (d *diskDir) clear() error {
-	for _, name := range []string{d.state(), d.state() + smallfile.SpareSuffix, d.liveMap(),
+	for _, name := range []string{d.state(), d.state() + durable.SpareSuffix, d.liveMap(),
 		d.durableMap(), d.disk()} {
 		if err := osfile.Remove(name); err != nil {
 			return err
@@ -232,7 +232,7 @@ func (d *diskDir) syncContent(content string) error {
 	for _, e := range entries {
 		err = errors.Join(err, syncFile(filepath.Join(unit, e.Name())))
 	}
-	return errors.Join(err, smallfile.SyncDir(unit, (*os.File).Sync), smallfile.SyncParent(unit))
+	return errors.Join(err, durable.SyncDir(unit, (*os.File).Sync), durable.SyncParent(unit))
 }
 
 // clearUnits removes what the units have stored about a disk that is about to be replaced.

@@ -13,8 +13,8 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // ImageChange says what to do with a persistent disk whose image has changed.
@@ -79,7 +79,7 @@ func (o *opening) judge(ctx context.Context) verdict {
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && o.dir.persistent:
 		return o.adopt(st)
-	case smallfile.IsUnread(err):
+	case durable.IsUnread(err):
 		return verdict{what: refuse, err: o.unread(err)}
 	case err != nil:
 		reason := stateReason(err)

@@ -11,8 +11,8 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // smallExt4 mounts a new ext4 file system of that many bytes.
@@ -123,7 +123,7 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 					for range 2 {
 						if spare == "no spare" { // as an earlier version has left it
 							require.NoError(t,
-								osfile.Remove(inst.dir.state()+smallfile.SpareSuffix))
+								osfile.Remove(inst.dir.state()+durable.SpareSuffix))
 						}
 						filetest.Fill(t, opt.WorkDir)
 						settings(t, path, &opt)

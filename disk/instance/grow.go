@@ -9,8 +9,8 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Grow enlarges the disk to a size in bytes while it is used. The new part reads as zeros. The

@@ -8,9 +8,9 @@ import (
 	"os"
 	"path/filepath"
 
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // homesName is the directory for knowledge about disks that lie elsewhere. No directory of a disk
@@ -120,7 +120,7 @@ func (h Homes) holds(path, name string) (bool, error) {
 		return false, err
 	}
 	s, err := loadState(d.state())
-	if smallfile.IsUnread(err) {
+	if durable.IsUnread(err) {
 		return false, fmt.Errorf("the disk %q: %w", d.disk(), err)
 	}
 	// Without an intact state it would be made again where it is, too.
@@ -143,7 +143,7 @@ func (h Homes) recall(name string) (*home, error) {
 	if err != nil || path == "" {
 		return nil, err
 	}
-	text, err := smallfile.Read(path)
+	text, err := durable.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -182,12 +182,12 @@ func (h Homes) remember(name string, now home, known *home) error {
 	if h.Persistent {
 		sync = (*os.File).Sync
 	}
-	spare := path + smallfile.SpareSuffix
-	if err := smallfile.Replace(path, append(text, '\n'), spare, sync); err != nil {
+	spare := path + durable.SpareSuffix
+	if err := durable.Replace(path, append(text, '\n'), spare, sync); err != nil {
 		return err
 	}
 	if sync != nil {
-		return smallfile.SyncParent(filepath.Dir(path))
+		return durable.SyncParent(filepath.Dir(path))
 	}
 	return nil
 }
@@ -201,5 +201,5 @@ func (h Homes) forget(name string, known *home) error {
 	if err != nil || path == "" {
 		return err
 	}
-	return errors.Join(osfile.Remove(path), osfile.Remove(path+smallfile.SpareSuffix))
+	return errors.Join(osfile.Remove(path), osfile.Remove(path+durable.SpareSuffix))
 }

@@ -12,7 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/flock"
 )
 
@@ -28,7 +28,7 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	s, err := loadState(o.dir.state())
-	if smallfile.IsUnread(err) {
+	if durable.IsUnread(err) {
 		return nil, errors.Join(o.unread(err), disk.Close())
 	}
 	kept := err == nil && s.Mode == CopyNone && s.Image == storedName(o.name)
@@ -102,7 +102,7 @@ func (o *opening) openImageFile() (file *os.File, readOnly bool, err error) {
 	}
 	if err := flock.Lock(file, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = &smallfile.LockedError{Path: "image " + o.img.Path(), Holder: "another process"}
+			err = &durable.LockedError{Path: "image " + o.img.Path(), Holder: "another process"}
 		}
 		return nil, false, errors.Join(err, file.Close())
 	}

@@ -14,7 +14,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // foreign makes a directory with files of another user, and a check that they are unchanged.
@@ -40,7 +40,7 @@ func foreign(t *testing.T, names ...string) (dir string, unchanged func()) {
 // TestDirectoryThatIsALink: a link in place of a disk's directory is not followed, and the error
 // says so.
 func TestDirectoryThatIsALink(t *testing.T) {
-	victim, unchanged := foreign(t, smallfile.LockName, diskName, stateName, PersistentName,
+	victim, unchanged := foreign(t, durable.LockName, diskName, stateName, PersistentName,
 		PersistentName+".lock")
 	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
 	for _, mode := range []CopyMode{CopyClone, CopyOnWrite, CopyNone} {
@@ -237,7 +237,7 @@ func TestConvertToALink(t *testing.T) {
 	for kind, link := range map[string]func(old, new string) error{"symbolic": os.Symlink,
 		"hard": os.Link} {
 		out := filepath.Join(t.TempDir(), "out.raw")
-		require.NoError(t, link(filepath.Join(victim, "kept"), out+smallfile.PartialSuffix))
+		require.NoError(t, link(filepath.Join(victim, "kept"), out+durable.PartialSuffix))
 		err := image.Convert(t.Context(), img, out, nil)
 		require.Equal(t, kind == "symbolic", err != nil,
 			"what was left behind is removed, and a link is named: %v", err)

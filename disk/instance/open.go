@@ -11,10 +11,10 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Options says how to make a disk of an image.
@@ -163,8 +163,8 @@ func (i *Instance) end() error {
 // Store is where the logical unit keeps data that belongs to the disk's content: saved mode pages,
 // reservations, the former content of interrupted writes. It is removed when the content is
 // replaced, and is as durable as the disk.
-func (i *Instance) Store() *smallfile.Store {
-	return smallfile.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
+func (i *Instance) Store() *durable.Store {
+	return durable.NewStore(i.dir.disk()+unitInfix+i.content, i.durable)
 }
 
 // opening is one call of Open, with the disk's directory locked.

@@ -18,7 +18,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // start opens an image as a daemon does, and returns the disk and the log.
@@ -235,11 +235,11 @@ func TestStartAfterAKillInTheMiddle(t *testing.T) {
 		left map[string][]byte
 	}{
 		{"while it is expanded",
-			map[string][]byte{diskName + smallfile.PartialSuffix: filetest.Block('p', 1<<20)}},
+			map[string][]byte{diskName + durable.PartialSuffix: filetest.Block('p', 1<<20)}},
 		{"before the state", map[string][]byte{diskName: filetest.Block('p', 3<<20)}},
 		{"while the state is written",
 			map[string][]byte{diskName: filetest.Block('p', 3<<20),
-				stateName + smallfile.PartialSuffix: []byte(`{"xx`)}},
+				stateName + durable.PartialSuffix: []byte(`{"xx`)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir, work := t.TempDir(), t.TempDir()
@@ -247,13 +247,13 @@ func TestStartAfterAKillInTheMiddle(t *testing.T) {
 			for name, left := range c.left {
 				filetest.Put(t, filepath.Join(work, "disk.raw"), name, left, 0)
 			}
-			filetest.Put(t, filepath.Join(work, "disk.raw"), smallfile.LockName, []byte("1 gone\n"),
+			filetest.Put(t, filepath.Join(work, "disk.raw"), durable.LockName, []byte("1 gone\n"),
 				0)
 			inst, _ := start(t, path, Options{WorkDir: work})
 			require.False(t, inst.kept)
 			require.True(t, bytes.Equal(content, filetest.ReadAll(t, inst, inst.Size())))
 			settle(t, inst) // until then, the state may be in the middle of being written
-			left, err := filepath.Glob(filepath.Join(work, "*", "*"+smallfile.PartialSuffix))
+			left, err := filepath.Glob(filepath.Join(work, "*", "*"+durable.PartialSuffix))
 			require.NoError(t, err)
 			require.Empty(t, left)
 		})
@@ -265,12 +265,12 @@ func TestOneWorkDirectoryOneDaemon(t *testing.T) {
 	path := filetest.Put(t, dir, "disk.raw", []byte("data"), 1<<20)
 	first, _ := start(t, path, Options{WorkDir: work})
 	_, err := Open(t.Context(), openGood(t, path), Options{WorkDir: work})
-	var locked *smallfile.LockedError
+	var locked *durable.LockedError
 	require.ErrorAs(t, err, &locked)
 	require.Contains(t, err.Error(), work)
 	require.Regexp(t, `process \d+`, locked.Holder)
 
-	lock := filepath.Join(work, "disk.raw", smallfile.LockName)
+	lock := filepath.Join(work, "disk.raw", durable.LockName)
 	for content, want := range map[string]string{"": "another process", "x": "another process",
 		"12 elsewhere\n": `process 12 on host "elsewhere"`} {
 		require.NoError(t, os.WriteFile(lock, []byte(content), 0o600))
@@ -300,7 +300,7 @@ func TestModeNoneServesTheFileItself(t *testing.T) {
 
 	// Another daemon, even with a work directory of its own, cannot write to the same file.
 	_, err = Open(t.Context(), openGood(t, path), Options{WorkDir: t.TempDir(), Mode: CopyNone})
-	var locked *smallfile.LockedError
+	var locked *durable.LockedError
 	require.ErrorAs(t, err, &locked)
 	require.Contains(t, err.Error(), path)
 	require.NoError(t, first.Close())

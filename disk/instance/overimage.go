@@ -12,11 +12,11 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/disk/overlay"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // overImage makes the disk of every mode except CopyNone. It uses the file of an earlier start if
@@ -194,7 +194,7 @@ func (o *opening) create(ctx context.Context) (*state, error) {
 
 // createFile makes the file of a new disk: a hole.
 func (o *opening) createFile(s *state) error {
-	out, err := smallfile.Create(o.dir.disk(), 0o600)
+	out, err := durable.Create(o.dir.disk(), 0o600)
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (o *opening) createFile(s *state) error {
 		err = osfile.Retry(out.File.Sync)
 	}
 	if err = out.Finish(err); err == nil && s.Durable {
-		err = smallfile.SyncParent(o.dir.disk())
+		err = durable.SyncParent(o.dir.disk())
 	}
 	return err
 }

@@ -9,7 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // moved gives a file another inode.
@@ -101,7 +101,7 @@ func TestFullVolumeIsServed(t *testing.T) {
 			} else {
 				reboot(t, inst)
 			}
-			require.NoError(t, os.Remove(inst.dir.state()+smallfile.SpareSuffix),
+			require.NoError(t, os.Remove(inst.dir.state()+durable.SpareSuffix),
 				"as an earlier version has left it")
 			filetest.Fill(t, volume)
 			moved(t, path, filetest.Sample(3<<20, 1))

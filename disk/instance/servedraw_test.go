@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 )
 
 const guestSize = 1 << 20
@@ -380,7 +380,7 @@ func TestConvertedDiskIsRaw(t *testing.T) {
 	require.Equal(t, image.SourceContent, openGood(t, out).Info().FormatSource)
 
 	// The mark of a killed process does not stay on the new file.
-	left, err := os.OpenFile(out+smallfile.PartialSuffix, os.O_RDWR|os.O_CREATE, 0o644)
+	left, err := os.OpenFile(out+durable.PartialSuffix, os.O_RDWR|os.O_CREATE, 0o644)
 	require.NoError(t, err)
 	require.NoError(t, left.Truncate(4096))
 	require.NoError(t, image.MarkRaw(left, ""))

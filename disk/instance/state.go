@@ -17,7 +17,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // stateVersion is the format of the state file. No other version is read.
@@ -67,8 +67,8 @@ func newIdentity() disk.Identity {
 	return id
 }
 
-// save writes the state and gives it its final name in one step. With durable it also syncs both.
-func (s *state) save(path string, durable bool) error {
+// save writes the state and gives it its final name in one step. With synced it also syncs both.
+func (s *state) save(path string, synced bool) error {
 	body, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -78,10 +78,10 @@ func (s *state) save(path string, durable bool) error {
 		return err
 	}
 	var sync func(*os.File) error
-	if durable {
+	if synced {
 		sync = (*os.File).Sync
 	}
-	return smallfile.Replace(path, append(text, '\n'), path+smallfile.SpareSuffix, sync)
+	return durable.Replace(path, append(text, '\n'), path+durable.SpareSuffix, sync)
 }
 
 // damagedError says that a state file cannot be used.
@@ -96,13 +96,13 @@ func damagedState(format string, args ...any) error {
 // loadState reads a state file. It returns fs.ErrNotExist if there is none, and a *damagedError if
 // it is damaged. After any other error it may be intact, and its disk must not be discarded.
 func loadState(path string) (*state, error) {
-	text, err := smallfile.Read(path)
+	text, err := durable.Read(path)
 	switch {
 	case err == nil:
 		return decodeState(text)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, err
-	case smallfile.IsUnread(err):
+	case durable.IsUnread(err):
 		return nil, fmt.Errorf("its state file %w", err)
 	}
 	return nil, damagedState("%v", err)

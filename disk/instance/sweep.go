@@ -11,9 +11,9 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Sweep removes the disks in a work directory whose images are gone, and logs the space it freed.
@@ -83,7 +83,7 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	if err := osfile.CheckOwner(d.path); err != nil {
 		return err
 	}
-	name := filepath.Join(d.path, smallfile.LockName)
+	name := filepath.Join(d.path, durable.LockName)
 	lock, err := osfile.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	} else if err != nil {
 		return err
 	}
-	if current, err := smallfile.HasName(lock, name); err != nil || !current {
+	if current, err := durable.HasName(lock, name); err != nil || !current {
 		return err
 	}
 	// Another process may have used it in between.
@@ -106,9 +106,9 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	// The state goes last. If this call is killed, the next one recognises the directory by it.
 	err = d.clearUnits()
 	for _, file := range []string{d.disk(), d.liveMap(), d.durableMap(),
-		d.state() + smallfile.SpareSuffix, d.state()} {
+		d.state() + durable.SpareSuffix, d.state()} {
 		if err == nil {
-			err = errors.Join(osfile.Remove(file+smallfile.PartialSuffix), osfile.Remove(file))
+			err = errors.Join(osfile.Remove(file+durable.PartialSuffix), osfile.Remove(file))
 		}
 	}
 	if err != nil {

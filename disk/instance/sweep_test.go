@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // sweep runs Sweep, and returns the remaining directories and the log.
@@ -54,7 +54,7 @@ func TestSweepRemovesTheDiskOfAnImageThatIsGone(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(images, "gone one.raw")))
 	require.NoError(t, os.Remove(filepath.Join(images, "in place.raw")))
 	// The remains of a killed process.
-	filetest.Put(t, filepath.Join(work, "gone%20one.raw"), diskName+smallfile.PartialSuffix,
+	filetest.Put(t, filepath.Join(work, "gone%20one.raw"), diskName+durable.PartialSuffix,
 		[]byte("x"), 0)
 	left, logs = sweep(t, work, images, "us")
 	require.Equal(t, []string{"control.sock", "kept.raw"}, left)
@@ -190,7 +190,7 @@ func TestSweepBesideAStart(t *testing.T) {
 	for range 300 {
 		inst, err := Open(t.Context(), openGood(t, path),
 			Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite})
-		if locked := new(smallfile.LockedError); errors.As(err, &locked) {
+		if locked := new(durable.LockedError); errors.As(err, &locked) {
 			continue
 		}
 		require.NoError(t, err)
@@ -199,7 +199,7 @@ func TestSweepBesideAStart(t *testing.T) {
 			inst.dir.lock.Name()} {
 			require.FileExists(t, name)
 		}
-		current, err := smallfile.HasName(inst.dir.lock, inst.dir.lock.Name())
+		current, err := durable.HasName(inst.dir.lock, inst.dir.lock.Name())
 		require.NoError(t, err)
 		require.True(t, current)
 		require.NoError(t, inst.Close())

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // tracedDir tells the test binary that it is the traced process, and where it works.
@@ -95,12 +95,12 @@ func TestKeepPromises(t *testing.T) {
 			unit := inst.Store()
 			kept := unit.Where("mode-pages")
 			require.NoError(t, os.MkdirAll(filepath.Dir(kept), 0o700))
-			require.NoError(t, smallfile.Replace(kept, []byte("killed before the name is synced"),
+			require.NoError(t, durable.Replace(kept, []byte("killed before the name is synced"),
 				"", syncFilesOnly))
 			content, err := os.ReadFile(inst.dir.state())
 			require.NoError(t, err)
 			require.NoError(t, inst.Close())
-			require.NoError(t, smallfile.Replace(inst.dir.state(), content, "", syncFilesOnly))
+			require.NoError(t, durable.Replace(inst.dir.state(), content, "", syncFilesOnly))
 			inst, _ = start(t, image, volume)
 			say(sayKept + "what an earlier process gave its name")
 			require.NoError(t, inst.Close())
@@ -235,8 +235,8 @@ func (s *syncedFiles) follow(call string, until int) {
 // change records a change that matters. The live map is worthless after a restart of the machine.
 // The lock and a spare never matter.
 func (s *syncedFiles) change(path string) {
-	if strings.HasPrefix(path, s.dir) && !strings.HasSuffix(path, smallfile.LockName) &&
-		!strings.Contains(path, ".live") && !strings.HasSuffix(path, smallfile.SpareSuffix) {
+	if strings.HasPrefix(path, s.dir) && !strings.HasSuffix(path, durable.LockName) &&
+		!strings.Contains(path, ".live") && !strings.HasSuffix(path, durable.SpareSuffix) {
 		s.changes[path]++
 	}
 }
@@ -248,9 +248,9 @@ func (s *syncedFiles) forget(path string) {
 
 // rename records the new name of a file, unless that name does not count yet.
 func (s *syncedFiles) rename(path string) {
-	if !strings.HasSuffix(path, smallfile.LockName) && !strings.Contains(path, ".live") &&
-		!strings.HasSuffix(path, smallfile.PartialSuffix) &&
-		!strings.HasSuffix(path, smallfile.SpareSuffix) {
+	if !strings.HasSuffix(path, durable.LockName) && !strings.Contains(path, ".live") &&
+		!strings.HasSuffix(path, durable.PartialSuffix) &&
+		!strings.HasSuffix(path, durable.SpareSuffix) {
 		s.change(filepath.Dir(path))
 	}
 }
@@ -259,7 +259,7 @@ func (s *syncedFiles) rename(path string) {
 func (s *syncedFiles) missing(path string) (missing []string) {
 	for name, n := range s.changes {
 		if s.stored[name] < n &&
-			(name == path || path == "" && !strings.HasSuffix(name, smallfile.PartialSuffix)) {
+			(name == path || path == "" && !strings.HasSuffix(name, durable.PartialSuffix)) {
 			missing = append(missing, name)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
 )
 
 // limitDescriptors limits the descriptors of the process, until restore is called.
@@ -105,7 +105,7 @@ func TestBootAndVolumeAreTheSameWithoutDescriptors(t *testing.T) {
 }
 
 func TestWhatAUnitKeptIsNotToBeRemovedBecauseItCannotBeOpened(t *testing.T) {
-	s := smallfile.NewStore(t.TempDir(), false)
+	s := durable.NewStore(t.TempDir(), false)
 	require.NoError(t, s.Save("handover", []byte("somebody is fenced")))
 	restore := limitDescriptors(t, 0)
 	_, err := s.Load("handover")

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // checkpointPages is how many pages of the map one step of a checkpoint copies: 1 MiB.

@@ -11,10 +11,10 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // TestCopyingToAFullVolumeTakesNothing: if the space is too small for a chunk, copying leaves it to
@@ -47,7 +47,7 @@ func TestCopyingToAFullVolumeTakesNothing(t *testing.T) {
 	left, err := osfile.AvailableSpace(full)
 	require.NoError(t, err)
 	require.EqualValues(t, 512<<10-64<<10, left)
-	require.NoError(t, smallfile.Replace(filepath.Join(full, "state"), filetest.Block('s', 4096),
+	require.NoError(t, durable.Replace(filepath.Join(full, "state"), filetest.Block('s', 4096),
 		"", nil))
 	_, err = over.WriteAt(filetest.Block('c', 256<<10), 3<<20)
 	require.NoError(t, err)

@@ -9,9 +9,9 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // storage is a map file.
@@ -130,10 +130,10 @@ func isDamaged(err error) bool {
 	return errors.As(err, &damaged)
 }
 
-// createMap makes a map file with the content of a map and replaces an older one. With durable it
+// createMap makes a map file with the content of a map and replaces an older one. With synced it
 // also syncs both.
-func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.File, error) {
-	out, err := smallfile.Create(path, 0o600)
+func createMap(path string, header mapHeader, m *blockMap, synced bool) (*os.File, error) {
+	out, err := durable.Create(path, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.Fi
 		if _, err := out.File.WriteAt(header.encode(full), 0); err != nil {
 			return err
 		}
-		if durable {
+		if synced {
 			return out.File.Sync()
 		}
 		return nil
@@ -153,8 +153,8 @@ func createMap(path string, header mapHeader, m *blockMap, durable bool) (*os.Fi
 	if err := out.Finish(fill()); err != nil {
 		return nil, err
 	}
-	if durable {
-		if err := smallfile.SyncParent(path); err != nil {
+	if synced {
+		if err := durable.SyncParent(path); err != nil {
 			return nil, err
 		}
 	}

@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // MapOptions say which disk map files belong to, and how to keep them.

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // mapStore keeps the map of a disk in files. The live file gets every change and is never synced.

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // make makes the file. A reflink shares the image's space until somebody writes, so it is the best.
@@ -31,7 +31,7 @@ func (p *providing) make(ctx context.Context, r record) error {
 		return err
 	}
 	defer src.Close()
-	out, err := smallfile.Create(p.path, 0o600)
+	out, err := durable.Create(p.path, 0o600)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (p *providing) link(src *os.File, r record) error {
 		return err
 	}
 	p.file.How = "hard link"
-	return errors.Join(smallfile.SyncParent(p.path), p.open())
+	return errors.Join(durable.SyncParent(p.path), p.open())
 }
 
 // convert makes a raw file of an image with backing files.
@@ -123,7 +123,7 @@ func (p *providing) complete(f *os.File, r record) error {
 
 // open opens the file that has its name now, and makes the name durable.
 func (p *providing) open() error {
-	if err := smallfile.SyncParent(p.path); err != nil {
+	if err := durable.SyncParent(p.path); err != nil {
 		return err
 	}
 	f, err := osfile.OpenFile(p.path, os.O_RDONLY, 0)

@@ -12,9 +12,9 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Options are the options for making a file from an image.
@@ -57,7 +57,7 @@ type providing struct {
 // an earlier run made of the same image is kept, with what a guest has written. The caller keeps
 // the image and closes it.
 //
-// Errors: *image.SpaceError if the file does not fit; nothing is left then. *smallfile.LockedError,
+// Errors: *image.SpaceError if the file does not fit; nothing is left then. *durable.LockedError,
 // in words of its own, if another process provides this file.
 func Provide(ctx context.Context, img *image.Image, opt Options) (*File, error) {
 	if opt.Log == nil {
@@ -117,8 +117,8 @@ func (p *providing) findDirectory() error {
 // acquireLock locks the file at path. A run that ends removes it, so several tries may be needed.
 func acquireLock(path, what string) (lock *os.File, err error) {
 	for range 16 {
-		lock, err = smallfile.AcquireLock(path, what)
-		if !errors.Is(err, smallfile.ErrLockGone) {
+		lock, err = durable.AcquireLock(path, what)
+		if !errors.Is(err, durable.ErrLockGone) {
 			break
 		}
 	}
@@ -205,7 +205,7 @@ func (p *providing) forget() error {
 
 // Gone reports whether the file has lost its name: somebody has removed or replaced it.
 func (f *File) Gone() (bool, error) {
-	there, err := smallfile.HasName(f.file, f.Path)
+	there, err := durable.HasName(f.file, f.Path)
 	return err == nil && !there, err
 }
 
@@ -219,7 +219,7 @@ func (f *File) Remove() error {
 		err = osfile.Remove(f.state)
 	}
 	if err == nil {
-		err = smallfile.SyncParent(f.Path)
+		err = durable.SyncParent(f.Path)
 	}
 	return errors.Join(err, f.release())
 }

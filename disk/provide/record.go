@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // record is the knowledge about a file that one run leaves for the next. It lies beside the file
@@ -26,7 +26,7 @@ type record struct {
 
 // loadRecord returns nil if there is no record.
 func loadRecord(path string) (*record, error) {
-	text, err := smallfile.Read(path)
+	text, err := durable.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -48,7 +48,7 @@ func (r record) save(path string) error {
 	if err != nil {
 		return err
 	}
-	out, err := smallfile.Create(path, 0o600)
+	out, err := durable.Create(path, 0o600)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (r record) save(path string) error {
 		err = out.File.Sync()
 	}
 	if err = out.Finish(err); err == nil {
-		err = smallfile.SyncParent(path)
+		err = durable.SyncParent(path)
 	}
 	return err
 }

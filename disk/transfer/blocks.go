@@ -6,8 +6,8 @@ import (
 	"hash"
 	"os"
 
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // blockSize is the granularity in bytes at which zeros stay holes.

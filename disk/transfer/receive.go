@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // maxLine is the longest line of a stream that is read, in bytes.
@@ -40,7 +40,7 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, err := smallfile.AcquireLock(filepath.Join(dir, lockName), dir)
+	lock, err := durable.AcquireLock(filepath.Join(dir, lockName), dir)
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func fill(ctx context.Context, f *os.File, in io.Reader, e entry, p *Progress) (
 // verify reads from the storage what was written, and compares the digest.
 func verify(ctx context.Context, path string, e entry, want []byte) error {
 	if e.Dir {
-		return smallfile.SyncDir(path, (*os.File).Sync)
+		return durable.SyncDir(path, (*os.File).Sync)
 	}
 	f, err := osfile.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {
@@ -238,7 +238,7 @@ func verify(ctx context.Context, path string, e entry, want []byte) error {
 
 // name moves what was received to where it belongs, the disks last.
 func (t *Target) name(into string, all []entry) error {
-	if err := smallfile.SyncDir(into, (*os.File).Sync); err != nil {
+	if err := durable.SyncDir(into, (*os.File).Sync); err != nil {
 		return err
 	}
 	var top []string
@@ -249,7 +249,7 @@ func (t *Target) name(into string, all []entry) error {
 	}
 	for i, name := range top {
 		if i == len(top)-1 { // before the last name, the others are durable
-			if err := smallfile.SyncDir(t.dir, (*os.File).Sync); err != nil {
+			if err := durable.SyncDir(t.dir, (*os.File).Sync); err != nil {
 				return err
 			}
 		}
@@ -261,7 +261,7 @@ func (t *Target) name(into string, all []entry) error {
 	if err := osfile.RemoveAll(into); err != nil {
 		return err
 	}
-	return smallfile.SyncDir(t.dir, (*os.File).Sync)
+	return durable.SyncDir(t.dir, (*os.File).Sync)
 }
 
 func readLine(in *bufio.Reader, into any) error {

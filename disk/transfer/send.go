@@ -16,8 +16,8 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/smallfile"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // version is the format of the stream.
@@ -95,7 +95,7 @@ func OpenSource(dir string) (*Source, error) {
 			continue
 		}
 		disks++
-		lock, err := smallfile.AcquireLock(filepath.Join(place, lockName), place)
+		lock, err := durable.AcquireLock(filepath.Join(place, lockName), place)
 		if err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
@@ -196,8 +196,8 @@ func skipped(name string, dir bool) bool {
 	if dir {
 		return name == receiving || name == lostFound || name == marksDir
 	}
-	return name == smallfile.LockName || name == lockName ||
-		strings.HasSuffix(name, smallfile.PartialSuffix)
+	return name == durable.LockName || name == lockName ||
+		strings.HasSuffix(name, durable.PartialSuffix)
 }
 
 // list finds all that is to be sent. What is neither a file nor a directory is nothing of a disk's.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Options are the options of a disk over a raw file. The zero value works.

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Grow enlarges the file by a hole while it is used. When it returns nil, the new size has reached

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // cacheRegion is the granularity in bytes at which changes through the page cache are remembered.

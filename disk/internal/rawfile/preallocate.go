@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // preallocateFrom is the smallest range in bytes that is worth a system call of its own.

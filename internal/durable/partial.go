@@ -1,4 +1,4 @@
-package smallfile
+package durable
 
 import (
 	"errors"
@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // PartialSuffix marks a file that is still being written.

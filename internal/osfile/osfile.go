@@ -6,8 +6,6 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"kubevirt.io/disk/disk"
 )
 
 // OpenFlags never follow a link and never block. A FIFO without a writer would block the start for
@@ -79,7 +77,7 @@ func seekExtent(fd int, off, length int64) (n int64, data bool, err error) {
 			return min(end-off, length), true, nil
 		}
 	}
-	return min(disk.SectorSize, length), true, nil // a hole may always be taken for data
+	return min(StatBlock, length), true, nil // a hole may always be taken for data
 }
 
 func seek(fd int, off int64, whence int) (at int64, err error) {

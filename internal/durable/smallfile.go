@@ -1,4 +1,4 @@
-package smallfile
+package durable
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // maxSmall is the most bytes that a small file may have.

@@ -1,4 +1,4 @@
-package smallfile
+package durable
 
 import (
 	"encoding/binary"
@@ -11,7 +11,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"kubevirt.io/disk/disk/internal/osfile"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Store keeps the state that the logical unit of a disk must remember, as one file per name in a

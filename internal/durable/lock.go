@@ -1,4 +1,4 @@
-package smallfile
+package durable
 
 import (
 	"errors"
@@ -6,13 +6,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk/internal/osfile"
-	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // LockName is the lock file in an image's work directory. The process that locks it owns the
@@ -78,7 +78,7 @@ func readHolder(f *os.File) string {
 	if own, err := os.Hostname(); host == "" || err == nil && host == own {
 		return fmt.Sprintf("process %d", pid)
 	}
-	return fmt.Sprintf("process %d on host %s", pid, words.Name(host))
+	return fmt.Sprintf("process %d on host %s", pid, strconv.Quote(host))
 }
 
 // LockedError says that another process uses a directory or file.
