@@ -43,7 +43,8 @@ const (
 //     _FILE each of the four names a file that holds the value; one newline at the file's end
 //     does not count.
 //   - USERNAME and PASSWORD, or USERNAME_BASE64 and PASSWORD_BASE64 (standard or URL alphabet):
-//     what initiators must present. The base64 variable wins over the plain one.
+//     what initiators must present. The base64 variable wins over the plain one. USERNAME alone is
+//     no credential: desktop sessions set it.
 //   - node.session.auth.username and .password: what initiators must present; .username_in and
 //     .password_in: what the target presents.
 //   - CHAP_INITIATOR_NAME: the only iSCSI initiator name (see CheckInitiatorName) that may use the
@@ -208,13 +209,11 @@ func (e *environment) pair(username, password setting) pair {
 	switch {
 	case username.bad || password.bad:
 		return pair{} // reported
+	case username.from == envOldUsername && !password.set():
+		return pair{} // desktop sessions set USERNAME by themselves
 	case username.set() && !password.set():
-		hint := ""
-		if username.from == envOldUsername {
-			hint = ". Desktop sessions set USERNAME by themselves: unset it where you did not"
-		}
-		e.problem("%s is set but %s is not; a credential needs both%s", username.from,
-			password.from, hint)
+		e.problem("%s is set but %s is not; a credential needs both", username.from,
+			password.from)
 		return pair{}
 	case password.set() && !username.set():
 		e.problem("%s is set but %s is not; a credential needs both", password.from, username.from)

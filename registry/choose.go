@@ -41,7 +41,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 	}
 	switch {
 	case len(chosen) == 0 && p.path != "":
-		return nil, fmt.Errorf("%s has no file %q", p.image.ref, p.path)
+		return nil, fmt.Errorf("%s has no file %q%s", p.image.ref, p.path, p.there())
 	case len(chosen) == 0:
 		return nil, fmt.Errorf(
 			"%s has no disk: there is no file in its directory %s/",
@@ -64,6 +64,20 @@ func (p *puller) choose() (chosen []*file, err error) {
 		}
 	}
 	return chosen, nil
+}
+
+// there says which files there are instead of the one that was asked for.
+func (p *puller) there() string {
+	var names []string
+	for _, f := range p.files {
+		if path.Dir(f.name) == p.dir {
+			names = append(names, fmt.Sprintf("%q", path.Base(f.name)))
+		}
+	}
+	if len(names) == 0 {
+		return fmt.Sprintf(", and none in %s/", p.dir)
+	}
+	return fmt.Sprintf("; in %s/ are %s", p.dir, strings.Join(names[:min(len(names), 20)], ", "))
 }
 
 // complete fetches what a file still lacks.

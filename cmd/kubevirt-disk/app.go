@@ -165,6 +165,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 		a.versionCommand())
 	a.versionFlag(root)
 	completeValues(root)
+	wideHelp(root)
 	requireShell(root)
 	requireTopic(root)
 	return root
@@ -194,8 +195,8 @@ func requireTopic(root *cobra.Command) {
 			c.RunE = func(_ *cobra.Command, args []string) error {
 				topic, rest, err := root.Find(args)
 				if err != nil || len(rest) > 0 {
-					return fmt.Errorf("there is no command %q: see kubevirt-disk --help",
-						strings.Join(args, " "))
+					return fmt.Errorf("there is no command %q%s: see kubevirt-disk --help",
+						strings.Join(args, " "), didYouMean(args[0], "", root))
 				}
 				topic.InitDefaultHelpFlag() // so that the help shows it
 				return topic.Help()
@@ -216,6 +217,9 @@ func flagError(cmd *cobra.Command, err error) error {
 		err = fmt.Errorf("unknown flag %s", name)
 		if looksLikeCredential(name) || name == "-p" || name == "-u" {
 			return fmt.Errorf("%w: %s", err, credentialsHint)
+		}
+		if strings.HasPrefix(name, "--") {
+			err = fmt.Errorf("%w%s", err, didYouMean(name[2:], "--", flagNames(cmd)))
 		}
 	}
 	var invalid *pflag.InvalidValueError
@@ -252,7 +256,8 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 				}
 			}
 			if !cmd.HasParent() { // an unknown command
-				return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
+				return fmt.Errorf("%w%s: see %s --help", err, didYouMean(args[0], "", cmd),
+					cmd.CommandPath())
 			}
 			return fmt.Errorf("%s: usage is %q", strings.TrimSpace(err.Error()), cmd.UseLine())
 		}

@@ -331,7 +331,7 @@ func TestConvertSaysWhatToNameInstead(t *testing.T) {
 		return path
 	}
 	link := filepath.Join(dir, "link.raw")
-	require.NoError(t, os.Symlink(put("a.raw", strings.Repeat("data", 128)), link))
+	require.NoError(t, os.Symlink("notes.txt", link))
 	for path, want := range map[string]string{
 		put("notes.txt", "buy milk\n"): "is a text file, not a disk image; name a " +
 			"disk image instead",
@@ -343,8 +343,8 @@ func TestConvertSaysWhatToNameInstead(t *testing.T) {
 		put("a.raw.gz", "\x1f\x8b\x08"): `unpack it with "gzip -d" first`,
 		put("a.zip", "PK\x03\x04"): "extract the disk image from it, and name " +
 			"that",
-		link: "is a symbolic link, not a regular file; " +
-			"name the image file itself",
+		link: "is a text file, not a disk image; name a " +
+			"disk image instead",
 		filepath.Join(dir, "missing.raw"): "missing.raw\": does not exist; name a file that exists",
 		filepath.Join(dir, "nowhere", "a.raw"): "a.raw\" cannot be opened: open " +
 			filepath.Join(dir, "nowhere") + ": no such file or directory",
@@ -404,6 +404,46 @@ func TestCalledAsCat(t *testing.T) {
 	require.Equal(t, exitUsage, launch(t, cat, nil).status())
 }
 
+// TestHelp: each command has an example that its parser takes, and no line is too wide for a
+// terminal.
+func TestHelp(t *testing.T) {
+	root := new(app).root()
+	for _, c := range append(root.Commands(), root) {
+		status, stdout, _ := run(t, nil, append(strings.Fields(c.CommandPath())[1:], "--help")...)
+		require.Equal(t, exitDone, status, c.Name())
+		for line := range strings.Lines(stdout) {
+			require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), helpWidth, line)
+		}
+		if c == root || c.Name() == "completion" || c.Name() == "help" {
+			continue
+		}
+		require.Contains(t, stdout, "Examples:\n  kubevirt-disk "+c.Name(), c.Name())
+		for line := range strings.Lines(strings.ReplaceAll(c.Example, "\\\n", " ")) {
+			line, _, _ = strings.Cut(line, ">")
+			_, _, err := root.Find(strings.Fields(line)[1:])
+			require.NoError(t, err)
+			require.NoError(t, c.ParseFlags(strings.Fields(line)[2:]), line)
+		}
+	}
+}
+
+func TestDidYouMean(t *testing.T) {
+	for want, args := range map[string][]string{
+		"did you mean serve?":    {"serv"},
+		"did you mean push?":     {"help", "psuh"},
+		"did you mean --listen?": {"serve", "--lisen=127.0.0.1"},
+	} {
+		status, _, stderr := run(t, nil, args...)
+		require.Equal(t, exitUsage, status)
+		require.Contains(t, stderr, want)
+	}
+	path := filepath.Join(t.TempDir(), "b.raw")
+	require.NoError(t, os.WriteFile(path, make([]byte, 512), 0o600))
+	status, _, stderr := run(t, nil, "push", "--base=none", path, path)
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, "the reference of the image comes last")
+}
+
 func TestCalledAsEntryPoint(t *testing.T) {
 	entryPoint := called(t, "entry-point.sh")
 	number, err := peers.FreePort()
@@ -429,4 +469,7 @@ func TestCalledAsEntryPoint(t *testing.T) {
 		p := launch(t, entryPoint, nil, args...)
 		require.Equal(t, exitUsage, p.status(), "%v", args)
 	}
+	p := launch(t, entryPoint, []string{"USERNAME=vm"}, "3260")
+	require.Equal(t, exitUsage, p.status())
+	require.Contains(t, p.stderr.String(), "PASSWORD is not")
 }

@@ -27,8 +27,9 @@ func (a *app) convertCommand() *cobra.Command {
 		Long: `Makes a raw file of an image and its backing files. Zeros are holes in it. If the
 name of DEST ends in .qcow2, it makes a compressed qcow2 image without backing files. The same disk
 always gives the same image, bit by bit. The file is written under a temporary name beside DEST and
-renamed when it is complete. Where DEST is -, the disk goes to standard output: raw with its zeros,
-or as qcow2, which lies in a temporary file first. Progress goes to standard error.`,
+renamed when it is complete. A block device is overwritten. Where DEST is -, the disk goes to
+standard output: raw with its zeros, or as qcow2, which lies in a temporary file first. Progress
+goes to standard error.`,
 		Args:              imageArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeConvert,
 	}
@@ -208,6 +209,10 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 			destination, said, stem, flagTargetFormat)
 	}
 	info, err := os.Lstat(destination)
+	if device, statErr := os.Stat(destination); statErr == nil &&
+		device.Mode().Type() == fs.ModeDevice {
+		info = device // perhaps by a link, as logical volumes are named
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		dir := filepath.Dir(destination)
@@ -220,6 +225,9 @@ func (a *app) checkDestination(destination string, o convertOptions) error {
 			destination, filepath.Dir(destination))
 	case err != nil:
 		return err
+	case info.Mode().Type() == fs.ModeDevice && o.target(destination) == image.FormatQcow2:
+		return fmt.Errorf("%q is a block device, which takes a raw disk: leave out --%s",
+			destination, flagTargetFormat)
 	case !o.force && info.Mode().IsRegular():
 		// image.Convert replaces nothing else, even with --force
 		return fmt.Errorf("%q exists already: name another file, or replace it with --force",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -119,38 +120,38 @@ func parseTruth(value string) (bool, error) {
 	return v, nil
 }
 
-// sizeUnits are the units of Kubernetes quantities.
-var sizeUnits = []struct {
-	suffix string
-	bytes  int64
-}{{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"K", 1e3}, {"k", 1e3},
-	{"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"", 1}}
+// sizeUnit is a number of bytes with the units of qemu-img, where 20G is 20 GiB, or with those of
+// Kubernetes, where 20Gi is.
+var sizeUnit = regexp.MustCompile(`^([0-9]+)(?:([kKMGTP])i?)?$`)
 
 // parseSize reads the size of a disk in bytes.
 func parseSize(text string) (int64, error) {
 	n, err := parseBytes(text)
 	if err == nil && n%disk.SectorSize != 0 {
-		return 0, fmt.Errorf("%q is not a multiple of %d bytes: use Ki, Mi, Gi or Ti", text,
+		return 0, fmt.Errorf("%q is not a multiple of %d bytes: use K, M, G or T", text,
 			disk.SectorSize)
 	}
 	return n, err
 }
 
-// parseBytes reads a number of bytes as Kubernetes writes it: 10Gi, 500M, 1073741824.
+// parseBytes reads a number of bytes: 20G, 20Gi, 1073741824.
 func parseBytes(text string) (int64, error) {
-	for _, unit := range sizeUnits {
-		digits, ok := strings.CutSuffix(text, unit.suffix)
-		if !ok {
-			continue
+	if m := sizeUnit.FindStringSubmatch(text); m != nil {
+		unit := int64(1) << (10 * (1 + strings.Index("KMGTP", strings.ToUpper(m[2]))))
+		if m[2] == "" {
+			unit = 1
 		}
-		n, err := strconv.ParseInt(digits, 10, 64)
-		if err != nil || n <= 0 || n > math.MaxInt64/unit.bytes {
-			break
+		n, err := strconv.ParseInt(m[1], 10, 64)
+		if err == nil && n > 0 && n <= math.MaxInt64/unit {
+			return n * unit, nil
 		}
-		return n * unit.bytes, nil
 	}
-	return 0, fmt.Errorf("%q is not a size: use a number of bytes, or one with Ki, Mi, Gi or Ti",
-		text)
+	hint := ""
+	if short := strings.TrimSuffix(text, "B"); sizeUnit.MatchString(short) {
+		hint = fmt.Sprintf(": write %q", short)
+	}
+	return 0, fmt.Errorf("%q is not a size%s: use a number of bytes, or one with K, M, G or T "+
+		"for KiB, MiB, GiB or TiB, as qemu-img does", text, hint)
 }
 
 // readDisks reads the value of keyDisks. It checks the keys; apply checks the values.

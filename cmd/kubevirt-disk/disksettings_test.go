@@ -135,16 +135,20 @@ func TestSettingsOfNamedImages(t *testing.T) {
 func TestParseSize(t *testing.T) {
 	for text, want := range map[string]int64{"512": 512, "1Ki": 1 << 10, "3Mi": 3 << 20,
 		"20Gi": 20 << 30, "16Ti": 16 << 40,
-		"512k": 512e3, "512K": 512e3, "8M": 8e6, "2G": 2e9, "1T": 1e12} {
+		"512k": 512 << 10, "512K": 512 << 10, "8M": 8 << 20, "2G": 2 << 30,
+		"1T": 1 << 40} {
 		got, err := parseSize(text)
 		require.NoError(t, err)
 		require.Equal(t, want, got, text)
 	}
-	for _, text := range []string{"", "Gi", "0", "1.5Gi", "10GB", "1 Gi", "513", "500M", "+",
-		"99999999999999999999"} {
+	for _, text := range []string{"", "Gi", "0", "1.5Gi", "10GB", "1 Gi", "513", "-1", "+", "i",
+		"1i",
+		"8388608T", "99999999999999999999"} {
 		_, err := parseSize(text)
-		require.Error(t, err, text)
+		require.ErrorContains(t, err, "is not a", text)
 	}
+	_, err := parseSize("20GB")
+	require.ErrorContains(t, err, `: write "20G": use`)
 }
 
 // TestServeDisksOfSetFormats checks that a signature in its content does not make serve refuse an

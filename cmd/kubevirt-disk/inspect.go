@@ -24,7 +24,8 @@ func (a *app) inspectCommand() *cobra.Command {
 		Short: "Show what images are, and whether they would be served",
 		Long: `Validates images as serve does, and shows the format, sizes, compression and backing
 files of each. Backing files must be in the image's own directory. For a directory, inspect looks at
-the images that serve --disk-dir would serve. In the directory of a persistent disk that is disk.img.
+the images that serve --disk-dir would serve. In the directory of a persistent disk that is
+disk.img.
 
 Exit status 1: serve would refuse one of them; the output says why. With --json, one image is an
 object, and a directory or several images are an array.`,
@@ -160,7 +161,7 @@ func assumed(path, format string) (image.Options, error) {
 		wrong.Add("--"+keyFormat, "%v", err)
 		return image.Options{}, wrong.Err()
 	}
-	return image.Options{Formats: map[string]image.Format{filepath.Base(path): f}}, nil
+	return image.Options{Named: true, Formats: map[string]image.Format{filepath.Base(path): f}}, nil
 }
 
 // assumption completes "known by" for the format of an image, and says what to do if it is wrong.
@@ -169,6 +170,8 @@ func assumption(info image.Info) string {
 	switch {
 	case info.FormatSource == image.SourceServed:
 		text = "its mark: it was made or served raw, so a guest wrote its content"
+	case info.FormatSource == image.SourceDevice:
+		text = "its being a block device; --" + keyFormat + " qcow2 if no guest wrote it"
 	case info.FormatSource == image.SourceTold:
 		text = "--" + keyFormat
 	case info.Format == image.FormatRaw:

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +19,11 @@ const (
 // the original file wrapper give no port, but say where the file has to be.
 func (a *app) entryPoint(args []string) int {
 	a.asWrapper = true
+	// At a desktop, USERNAME alone means nothing. Here somebody has forgotten the password.
+	if os.Getenv("USERNAME") != "" && os.Getenv("PASSWORD") == "" &&
+		os.Getenv("PASSWORD_BASE64") == "" {
+		return a.report(errors.New("USERNAME is set but PASSWORD is not; a credential needs both"))
+	}
 	switch len(args) {
 	case 0:
 		if os.Getenv(envCopyPath) != "" {

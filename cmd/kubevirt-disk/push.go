@@ -24,9 +24,10 @@ func (a *app) pushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "push FILE... REF",
 		Short: "Store disk images as a container image in a registry",
-		Long: `Stores disk images as a container image that serves them, as "FROM kubevirt.io:disk" and "ADD FILE /disk/" make it: one layer
-for each file, with its backing files. Every file is validated as serve would before anything is sent. What the registry has is
-not sent again. The same files on the same base have the same digest, which is printed at the end.
+		Long: `Stores disk images as a container image that serves them, as "FROM kubevirt.io:disk" and
+"ADD FILE /disk/" make it: one layer for each file, with its backing files. Every file is validated
+as serve would before anything is sent. What the registry has is not sent again. The same files on
+the same base have the same digest, which is printed at the end.
 
 ` + registryHelp,
 		Args: imageArgs(cobra.MinimumNArgs(2)),
@@ -49,6 +50,10 @@ not sent again. The same files on the same base have the same digest, which is p
 	cmd.ValidArgsFunction = completeImages
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		files, last := args[:len(args)-1], args[len(args)-1]
+		if info, err := os.Stat(last); err == nil && info.Mode().IsRegular() {
+			return fmt.Errorf("%q is a file, and the reference of the image comes last: usage is "+
+				"%q", last, cmd.UseLine())
+		}
 		ref, err := registry.ParseReference(last)
 		if err != nil {
 			return err

@@ -167,8 +167,11 @@ func refuseUnread(name string, format Format, err error) error {
 // like nothing that is known. If the file was served raw before, a guest owns the content, so it
 // proves nothing.
 func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
-	served, err := false, error(nil)
-	if l.local != nil {
+	served, device, err := false, false, error(nil)
+	if f, ok := l.bytes.(*fileSource); ok {
+		device = isDevice(&f.stat)
+	}
+	if l.local != nil && !device {
 		served, err = o.dir.servedRaw(l.local)
 	}
 	if err != nil {
@@ -203,6 +206,8 @@ func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 		l.format, l.source = FormatQcow2, SourceTold
 	case served:
 		l.source, l.looks = SourceServed, m
+	case device:
+		l.source, l.looks = SourceDevice, m
 	case isQcow2:
 		l.format, l.source = FormatQcow2, SourceContent
 	case m != nil:

@@ -16,10 +16,14 @@ import (
 
 // Convert writes the image as a sparse raw file. Until the file is complete, it is called dst with
 // the suffix ".partial". Then it gets its name and replaces a file that has it already. It is not
-// flushed to storage. If the image changes meanwhile, this is an error. p may be nil.
+// flushed to storage. If dst is a block device, it is overwritten and flushed. If the image changes
+// meanwhile, this is an error. p may be nil.
 func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 	if p == nil {
 		p = new(Progress)
+	}
+	if info, err := os.Stat(dst); err == nil && info.Mode().Type() == fs.ModeDevice {
+		return overwrite(ctx, img, dst, p)
 	}
 	err := convert(img, dst, func(f *os.File) error {
 		if err := CheckSpace(ctx, img, filepath.Dir(f.Name()), 0); err != nil {
@@ -35,6 +39,33 @@ func Convert(ctx context.Context, img *Image, dst string, p *Progress) error {
 		return rememberCopy(f)
 	})
 	if err == nil {
+		p.Finish()
+	}
+	return err
+}
+
+// overwrite writes the image to a block device.
+func overwrite(ctx context.Context, img *Image, device string, p *Progress) error {
+	var st unix.Stat_t
+	if err := osfile.Retry(func() error { return unix.Stat(device, &st) }); err != nil {
+		return &os.PathError{Op: "stat", Path: device, Err: err}
+	}
+	if f, ok := img.top.bytes.(*fileSource); ok && isDevice(&f.stat) && f.stat.Rdev == st.Rdev {
+		return fmt.Errorf("destination %q is the image itself; name another device", device)
+	}
+	to, err := OpenDevice(device)
+	if err != nil {
+		return err
+	}
+	if err = to.clear(ctx, img.Size()); err == nil {
+		c := newCopier(img, to.file, p, 0)
+		c.device = true
+		_, err = c.run(ctx)
+	}
+	if err == nil {
+		err = img.CheckUntouched()
+	}
+	if err = to.Finish(err); err == nil {
 		p.Finish()
 	}
 	return err

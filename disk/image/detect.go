@@ -37,6 +37,8 @@ const (
 	SourceServed FormatSource = "served"
 	// SourceTold means that Options.Formats says so.
 	SourceTold FormatSource = "told"
+	// SourceDevice means that the file is a block device. A guest may have written its content.
+	SourceDevice FormatSource = "device"
 )
 
 // Reason explains the source to a person.
@@ -46,6 +48,8 @@ func (s FormatSource) Reason() string {
 		return "it was served raw before"
 	case SourceTold:
 		return "it is set to be that"
+	case SourceDevice:
+		return "it is a block device"
 	}
 	return "its content says so"
 }

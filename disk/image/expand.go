@@ -33,6 +33,7 @@ const (
 type copier struct {
 	img      *Image
 	dst      *os.File // nil: only count what would be written
+	device   bool     // dst is a block device, which has its size
 	dir      string   // where dst is, for messages
 	progress *Progress
 	chunk    int64
@@ -74,8 +75,11 @@ func (c *copier) run(ctx context.Context) (written int64, err error) {
 	c.progress.Start(c.img.Size(), c.img.use.total())
 	store := rawfile.Count
 	if c.dst != nil {
-		if err := osfile.Retry(func() error { return c.dst.Truncate(c.img.Size()) }); err != nil {
-			return 0, c.writeError(err)
+		if !c.device {
+			err := osfile.Retry(func() error { return c.dst.Truncate(c.img.Size()) })
+			if err != nil {
+				return 0, c.writeError(err)
+			}
 		}
 		var past io.WriterAt
 		if direct, err := rawfile.OpenDirect(c.dst); err == nil {

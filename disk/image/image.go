@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -31,6 +32,9 @@ type Options struct {
 	// its content and nobody changes it (Identity.Digest). Otherwise it returns "". nil: no file
 	// is.
 	Digest func(name string) string
+	// Named says that a person has named the path for this machine: it may be a link, which is
+	// followed, or a block device, which is a raw disk unless Formats says otherwise.
+	Named bool
 	// Hold locks the image's local files while the image is open, with a shared flock(2). So a
 	// cleaner can tell which files are in use.
 	Hold bool
@@ -64,15 +68,20 @@ type usage struct{ plain, compressed int64 }
 
 func (u usage) total() int64 { return u.plain + u.compressed }
 
-// Open opens and validates one image. It looks for backing files only in the image's own directory.
-// A file that is not accepted is an *Error.
+// Open opens and validates one image. It looks for backing files only in the image's own directory;
+// if path is a link (Options.Named), that is where it leads. A file that is not accepted is an
+// *Error.
 func Open(path string, opt Options) (*Image, error) {
-	o, err := openerOf(path, opt)
+	o, file, err := openerOf(path, opt)
 	if err != nil {
 		return nil, err
 	}
 	defer o.dir.close()
-	return o.openFile(filepath.Base(path))
+	img, err := o.openFile(file)
+	if err == nil {
+		img.name = filepath.Base(path)
+	}
+	return img, err
 }
 
 // OpenSource opens and validates an image that is not in a directory of this machine. open opens
@@ -93,13 +102,25 @@ func OpenSource(ctx context.Context, name string,
 	return o.openImage(ctx, name)
 }
 
-// openerOf opens the directory of an image that a person named. The caller closes it.
-func openerOf(path string, opt Options) (*opener, error) {
+// openerOf opens the directory of an image that a person named, and returns the name of its file
+// there, to which links may lead. The caller closes the directory.
+func openerOf(path string, opt Options) (o *opener, file string, err error) {
+	name, named := filepath.Base(path), path
+	if real, err := filepath.EvalSymlinks(path); err == nil && opt.Named {
+		path = real
+	}
+	file = filepath.Base(path)
+	if told, ok := opt.Formats[name]; ok && file != name {
+		opt.Formats = maps.Clone(opt.Formats)
+		opt.Formats[file] = told
+	}
 	dir, err := openDirectory(filepath.Dir(path))
 	if err != nil {
-		return nil, fmt.Errorf("%s cannot be opened: %w", words.Name(path), errors.Unwrap(err))
+		return nil, "", fmt.Errorf("%s cannot be opened: %w", words.Name(named),
+			errors.Unwrap(err))
 	}
-	return openerIn(dir, opt, useNamed), nil
+	dir.devices = opt.Named
+	return openerIn(dir, opt, useNamed), file, nil
 }
 
 // openerIn opens images of a directory. The caller keeps the directory and closes it.

@@ -76,12 +76,13 @@ func (l *layer) describe(use usage) Info {
 // Inspect describes a file, even one that cannot be served; Reason then says why. It returns an
 // error only if the file cannot be read at all.
 func Inspect(path string, opt Options) (Info, error) {
-	o, err := openerOf(path, opt)
+	o, file, err := openerOf(path, opt)
 	if err != nil {
 		return Info{}, err
 	}
 	defer o.dir.close()
-	f, err := o.scan(filepath.Base(path))
+	f, err := o.scan(file)
+	f.info.Name = filepath.Base(path)
 	switch {
 	case err != nil:
 		return Info{}, err

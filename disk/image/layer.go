@@ -74,6 +74,8 @@ func (l *layer) known() string {
 	switch l.source {
 	case SourceServed:
 		return "it was served raw before, and a guest may have written what it contains"
+	case SourceDevice:
+		return "it is a block device"
 	case SourceTold:
 		return "it is set to be " + string(l.format)
 	}

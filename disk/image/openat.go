@@ -33,6 +33,8 @@ type fileID struct {
 type directory struct {
 	file *os.File
 	path string
+	// a block device is opened, too, because a person has named it
+	devices bool
 	// openat2 is the system call. Kernels before 5.6 and some seccomp profiles do not have it, so
 	// tests can replace it.
 	openat2 func(dirfd int, path string, how *unix.OpenHow) (int, error)
@@ -78,11 +80,10 @@ func (d *directory) openAs(name string, access int) (*os.File, *unix.Stat_t, err
 	}); err != nil {
 		return nil, nil, err
 	}
-	if err := checkRegular(&st); err != nil {
+	if err := d.check(&st); err != nil {
 		return nil, nil, err
 	}
-	return d.finish(name, func() (int,
-		error) {
+	return d.finish(name, func() (int, error) {
 		return unix.Openat(fd, name, osfile.OpenFlags|access, 0)
 	})
 }
@@ -140,10 +141,13 @@ func (d *directory) finish(name string, open func() (int, error)) (*os.File, *un
 	}
 	var st unix.Stat_t
 	if err = osfile.Retry(func() error { return unix.Fstat(fd, &st) }); err == nil {
-		err = checkRegular(&st)
+		err = d.check(&st)
 	}
 	if err == nil {
 		err = unix.SetNonblock(fd, false)
+	}
+	if err == nil && isDevice(&st) {
+		st.Size, err = unix.Seek(fd, 0, unix.SEEK_END)
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -151,6 +155,17 @@ func (d *directory) finish(name string, open func() (int, error)) (*os.File, *un
 	}
 	return os.NewFile(uintptr(fd), filepath.Join(d.path, name)), &st, nil
 }
+
+func (d *directory) check(st *unix.Stat_t) error {
+	if d.devices && isDevice(st) {
+		return nil
+	}
+	return checkRegular(st)
+}
+
+// isDevice reports whether a file is a block device. Its size is not in st, unless finish has put
+// it there.
+func isDevice(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFBLK }
 
 // checkRegular returns a *notRegularError for everything but a regular file.
 func checkRegular(st *unix.Stat_t) error {
@@ -191,6 +206,8 @@ func explainOpen(err error, use fileUse) (reason, action string) {
 	case errors.Is(err, fs.ErrNotExist):
 		return "does not exist", use.advice("add it to the image directory", "name a file that "+
 			"exists", "add it to the directory of the image")
+	case errors.Is(err, unix.EBUSY):
+		return "is in use, perhaps mounted", "stop its other user first"
 	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
 		const added = ": with chmod before it is added, or with \"ADD --chmod=0444\""
 		return fmt.Sprintf("cannot be read by user %d: %v", os.Geteuid(), err),

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,7 +20,8 @@ func (m *Image) OpenFile() (*os.File, error) {
 		return nil, err
 	}
 	defer dir.close()
-	file, st, err := dir.openAs(m.name, unix.O_RDONLY)
+	dir.devices = m.top.source == SourceDevice
+	file, st, err := dir.openAs(filepath.Base(m.path), unix.O_RDONLY)
 	if err != nil {
 		return nil, fmt.Errorf("image %q: %w", m.path, err)
 	}

@@ -196,6 +196,10 @@ func TestInspect(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, info.Servable)
 	require.Contains(t, info.Reason, "symbolic link")
+	info, err = Inspect(link, Options{Named: true})
+	require.NoError(t, err)
+	require.True(t, info.Servable)
+	require.Equal(t, "link.raw", info.Name)
 
 	// Claims of a refused image about itself are still shown.
 	filetest.QemuImg(t, dir, "create", "-q", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw",

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
@@ -73,17 +74,23 @@ func (m *Image) OpenRaw(write bool) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.close()
+	device := m.top.source == SourceDevice
+	dir.devices = device
 	access := unix.O_RDONLY
 	if write {
 		access = unix.O_RDWR
 	}
-	file, st, err := dir.openAs(m.name, access)
+	if device && write {
+		access |= unix.O_EXCL // it may be mounted
+	}
+	file, st, err := dir.openAs(filepath.Base(m.path), access)
 	if err != nil {
 		reason, _ := explainOpen(err, useFound)
 		return nil, fmt.Errorf("image %q %s: %w", m.path, reason, err)
 	}
 	head, tail, err := readEnds(file, st.Size)
-	raw := err == nil && detect(head, tail) == nil || m.top.source == SourceTold
+	raw := err == nil && detect(head, tail) == nil || m.top.source == SourceTold ||
+		device
 	if err == nil && !raw {
 		raw, err = dir.servedRaw(file)
 	}
@@ -99,6 +106,9 @@ func (m *Image) OpenRaw(write bool) (*os.File, error) {
 // RememberRaw marks the image's file as served raw. OpenRaw has opened file. Call it before a guest
 // can write.
 func (m *Image) RememberRaw(file *os.File) error {
+	if m.top.source == SourceDevice {
+		return nil // it always counts as raw
+	}
 	dir, err := openDirectory(m.dir)
 	if err != nil {
 		return err

@@ -124,7 +124,7 @@ func (s *fileSource) Check() error {
 	if err := osfile.Retry(func() error { return unix.Fstat(int(s.file.Fd()), &st) }); err != nil {
 		return fmt.Errorf("cannot be asked whether it was changed: %w", err)
 	}
-	if st.Size != s.stat.Size || st.Mtim != s.stat.Mtim {
+	if st.Size != s.stat.Size && !isDevice(&st) || st.Mtim != s.stat.Mtim {
 		return errors.New("was changed while it was read; start again when nothing writes to it")
 	}
 	return nil

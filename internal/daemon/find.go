@@ -175,6 +175,7 @@ func (d *Daemon) openImages() ([]*image.Image, error) {
 	var images []*image.Image
 	refused := problems.Refusal{Verb: "cannot be served"}
 	paths := map[string]string{}
+	opt.Named = true
 	for _, path := range d.opt.Images.Paths {
 		name := filepath.Base(path)
 		if other, twice := paths[name]; twice {

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"kubevirt.io/disk/volume/api"
@@ -141,11 +143,37 @@ func (u *upload) fatal(err error) error {
 	if errors.As(err, &refused) {
 		again = refused.Status >= 500 && refused.Status != http.StatusInsufficientStorage
 	}
+	if advice := u.wrongAddress(err); advice != "" {
+		return fmt.Errorf("%w: %s", err, advice)
+	}
 	if !again || errors.As(err, new(*unreadableError)) {
 		return err
 	}
 	u.known = false
 	return nil
+}
+
+// wrongAddress says what to do if the server has never answered and the address must be wrong. A
+// server that has answered before may be starting again.
+func (u *upload) wrongAddress(err error) string {
+	var dns *net.DNSError
+	var refused *api.Error
+	host := u.c.base.Host
+	switch {
+	case u.at != "":
+		return ""
+	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, new(tls.RecordHeaderError)):
+		return "the server does not use TLS: write http://" + host
+	case errors.As(err, &refused) && refused.Status == http.StatusBadRequest &&
+		u.c.base.Scheme == "http":
+		return "if the server uses TLS, write https://" + host
+	case errors.As(err, &dns) && dns.IsNotFound:
+		return "check the name of the host"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "nothing listens there: check the port, and that the server runs with " +
+			"--volumes-listen"
+	}
+	return ""
 }
 
 // request makes a request for the upload.

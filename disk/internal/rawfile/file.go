@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -33,6 +34,7 @@ type File struct {
 	File    *os.File
 	size    atomic.Int64 // bytes; only Grow changes it
 	opt     Options
+	device  bool        // it is a block device
 	noPunch atomic.Bool // the file system cannot punch holes: zeros are written instead
 	failed  atomic.Bool // a flush failed
 	holes   *holeMap    // nil: others may change the file
@@ -72,28 +74,36 @@ func Open(path string, opt Options) (*File, error) {
 	return disk, nil
 }
 
-// FromOpen makes a disk of an open file. The disk owns the file from then on.
+// FromOpen makes a disk of an open file or block device. The disk owns the file from then on.
 func FromOpen(f *os.File, opt Options) (*File, error) {
 	st, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%q is not a regular file", f.Name())
+	size, device := st.Size(), st.Mode().Type() == fs.ModeDevice
+	if device {
+		size, err = f.Seek(0, io.SeekEnd)
 	}
-	if st.Size() == 0 || st.Size()%disk.SectorSize != 0 {
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() && !device {
+		return nil, fmt.Errorf("%q is neither a regular file nor a block device", f.Name())
+	}
+	if size == 0 || size%disk.SectorSize != 0 {
 		return nil, fmt.Errorf("%q has a size of %d bytes, which is not a positive multiple of %d",
-			f.Name(), st.Size(), disk.SectorSize)
+			f.Name(), size, disk.SectorSize)
 	}
 	disk := &File{File: f, opt: opt, sync: unix.Fdatasync, forget: forgetCached}
-	disk.size.Store(st.Size())
+	disk.size.Store(size)
+	disk.device = device
 	if opt.Guest {
 		disk.trail = NewTrail(disk.Size)
 	}
 	if opt.Private {
 		disk.holes = newHoleMap(disk)
 		if !opt.ReadOnly {
-			disk.guard = newCacheGuard(st.Size(), disk.holes)
+			disk.guard = newCacheGuard(size, disk.holes)
 		}
 	}
 	return disk, nil
@@ -207,6 +217,9 @@ func (f *File) deallocate(op string, off, length int64) error {
 	err := osfile.Call(f.File, func(fd int) error {
 		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
+	if err == unix.EINVAL && f.device {
+		return f.writeZeros(off, length) // it has blocks larger than a sector
+	}
 	switch err {
 	case nil:
 		f.trail.Discard(off, length)
@@ -293,14 +306,14 @@ var _ disk.Accountant = (*File)(nil)
 // compresses, Usage does, too. The file may be closed meanwhile, so its descriptor is held.
 func (f *File) Usage() (disk.Usage, error) {
 	var st unix.Stat_t
-	var fs unix.Statfs_t
+	var room unix.Statfs_t
 	conn, err := f.File.SyscallConn()
 	if err != nil {
 		return disk.Usage{}, fmt.Errorf("space that %q takes: %w", f.File.Name(), err)
 	}
 	var statErr, fsErr error
 	err = conn.Control(func(fd uintptr) {
-		statErr, fsErr = unix.Fstat(int(fd), &st), unix.Fstatfs(int(fd), &fs)
+		statErr, fsErr = unix.Fstat(int(fd), &st), unix.Fstatfs(int(fd), &room)
 	})
 	if err := errors.Join(err, statErr); err != nil {
 		return disk.Usage{}, fmt.Errorf("space that %q takes: %w", f.File.Name(), err)
@@ -309,6 +322,9 @@ func (f *File) Usage() (disk.Usage, error) {
 		return disk.Usage{}, fmt.Errorf("cannot tell the space left for %q: %w", f.File.Name(),
 			fsErr)
 	}
+	if f.device {
+		return disk.Usage{Used: f.Size(), Available: f.Size()}, nil // it has all of its space
+	}
 	return disk.Usage{Used: st.Blocks * osfile.StatBlock,
-		Available: int64(fs.Bavail) * int64(fs.Bsize)}, nil
+		Available: int64(room.Bavail) * int64(room.Bsize)}, nil
 }

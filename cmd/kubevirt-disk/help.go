@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// helpWidth is the most columns that a line of the help has, unless a word alone is longer.
+const helpWidth = 100
+
+// examples are what the help of each command shows. A person who has read nothing else can try
+// them.
+var examples = map[string]string{
+	"serve": `  kubevirt-disk serve fedora.qcow2
+  kubevirt-disk serve --disk-dir ./images --work-dir ./work --ready-file ./ready
+  kubevirt-disk serve --image registry.example.com/vm/fedora:42`,
+	"inspect": `  kubevirt-disk inspect fedora.qcow2
+  kubevirt-disk inspect ./images`,
+	"convert": `  kubevirt-disk convert fedora.qcow2 fedora.raw
+  kubevirt-disk convert fedora.raw small.qcow2
+  kubevirt-disk convert fedora.qcow2 /dev/vg/fedora`,
+	"adapt": `  kubevirt-disk adapt docker.io/library/nginx:1.29 --to ./nginx
+  kubevirt-disk adapt oci:./image --to ./machine --env LANG=C.UTF-8 -- /bin/sh -l`,
+	"xml": `  kubevirt-disk xml --status-url http://10.0.0.5:9260 --domain web >disk.xml`,
+	"healthcheck": `  kubevirt-disk healthcheck
+  kubevirt-disk healthcheck --ready-file ./ready`,
+	"provide": `  kubevirt-disk provide fedora.qcow2 --to /shared/disk`,
+	"pull": `  kubevirt-disk pull registry.example.com/vm/fedora:42 disk.img
+  kubevirt-disk pull quay.io/containerdisks/fedora:42 /dev/vg/fedora`,
+	"push": `  kubevirt-disk push --base=none fedora.qcow2 registry.example.com/vm/fedora:42
+  kubevirt-disk push --base registry.example.com/kubevirt.io:disk root.qcow2 data.raw \
+      registry.example.com/vm/fedora:42`,
+	"upload": `  kubevirt-disk upload fedora.qcow2 https://10.0.0.5:8443/volume/vm1 --ca ca.pem \
+      --token-file token`,
+	"handover": `  kubevirt-disk handover --lun 1 --to iqn.2017-01.io.kubevirt:node2 --for 5m
+  kubevirt-disk handover --lun 1 --finish`,
+	"sessions": `  kubevirt-disk sessions --work-dir ./work`,
+	"kick":     `  kubevirt-disk kick --initiator iqn.2017-01.io.kubevirt:node1`,
+	"version":  `  kubevirt-disk version`,
+}
+
+// wideHelp adds the examples, and breaks long lines.
+func wideHelp(root *cobra.Command) {
+	for _, c := range root.Commands() {
+		c.Example = examples[c.Name()]
+	}
+	plain := root.UsageFunc()
+	root.SetUsageFunc(func(c *cobra.Command) error {
+		out := c.OutOrStderr()
+		var text bytes.Buffer
+		c.SetOut(&text)
+		c.SetErr(&text)
+		err := plain(c)
+		c.SetOut(out)
+		c.SetErr(out)
+		fmt.Fprint(out, wrapLines(text.String()))
+		return err
+	})
+}
+
+// wrapLines breaks lines at spaces. What follows is under the description of a flag, or else under
+// the beginning of the line.
+func wrapLines(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		indent := len(line) - len(strings.TrimLeft(line, " "))
+		if flag := strings.TrimLeft(line, " "); strings.HasPrefix(flag, "-") {
+			if at := strings.Index(flag, "   "); at > 0 {
+				indent += at + len(flag[at:]) - len(strings.TrimLeft(flag[at:], " "))
+			}
+		}
+		indent = min(indent, helpWidth/2)
+		for utf8.RuneCountInString(strings.TrimRight(line, "\n")) > helpWidth {
+			at := strings.LastIndexByte(line[:helpWidth+1], ' ')
+			if at <= indent {
+				break
+			}
+			b.WriteString(line[:at] + "\n")
+			line = strings.Repeat(" ", indent) + line[at+1:]
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// didYouMean completes a message about an unknown word with those that are written nearly so.
+func didYouMean(word, before string, known *cobra.Command) string {
+	known.SuggestionsMinimumDistance = 2
+	near := known.SuggestionsFor(word)
+	if len(near) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (did you mean %s%s?)", before, strings.Join(near, " or "+before))
+}
+
+// flagNames has the flags of a command as commands, of which Cobra finds the near ones.
+func flagNames(cmd *cobra.Command) *cobra.Command {
+	names := &cobra.Command{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		names.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+	})
+	return names
+}
