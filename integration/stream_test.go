@@ -1,18 +1,23 @@
 package integration
 
 import (
+	"bufio"
+	"bytes"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -420,4 +425,57 @@ func writeConfig(t *testing.T, text string) string {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 	return file
+}
+
+// TestServeImageAsAUser: a user who is not root, and has no work directory, serves an image of a
+// registry from a temporary cache, and is told how to log in.
+func TestServeImageAsAUser(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "docker-registry", "qemu-img", "qemu-io", qemuISCSI)
+	requireRoot(t)
+	if _, err := os.Stat("/var/lib/kubevirt-disk"); err == nil {
+		t.Skip("this machine has a /var/lib/kubevirt-disk, which is used then")
+	}
+	raw, qcow2 := newDisk(t)
+	s := startRegistry(t, false, "")
+	flag := "--insecure-registry=" + s.address
+	mustDisk(t, nil, "push", "--base=none", flag, qcow2, s.address+"/vm/fedora:42")
+	path, err := binary()
+	require.NoError(t, err)
+	program, err := os.ReadFile(path)
+	require.NoError(t, err)
+	home, err := os.MkdirTemp("", "user-") // t.TempDir is root's alone
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
+	const nobody = 65534
+	require.NoError(t, os.Chown(home, nobody, nobody))
+	own := filepath.Join(home, "kubevirt-disk")
+	require.NoError(t, os.WriteFile(own, program, 0o755))
+	cmd := exec.Command(own, "serve", flag, "--image", s.address+"/vm/fedora:42",
+		"--listen=127.0.0.1:0", "--metrics-listen=", "--ready-file=")
+	cmd.Dir, cmd.Env = home, []string{"HOME=" + home}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	require.NoError(t, cmd.Start())
+	url := ""
+	for lines := bufio.NewScanner(out); url == "" && lines.Scan(); {
+		if _, after, ok := strings.Cut(lines.Text(), "qemu-img convert -O raw "); ok {
+			url, _, _ = strings.Cut(after, " ")
+		}
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	copied := filepath.Join(home, "copy.raw")
+	if url != "" {
+		ok(t, "qemu-img", "convert", "-O", "raw", url, copied)
+	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, cmd.Wait(), "%s", &log)
+	sameFile(t, raw, copied)
+	left, err := filepath.Glob(filepath.Join(home, ".cache", "kubevirt-disk", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
 }

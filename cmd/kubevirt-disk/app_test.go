@@ -105,8 +105,11 @@ func TestLogFormats(t *testing.T) {
 	require.Contains(t, b.String(), `"msg":"loud"`)
 	require.Contains(t, b.String(), `"error":"two\nlines"`)
 	b.Reset()
-	newLogger(logConfig{format: logConsole}, zapcore.InfoLevel, &b).Info("hello", zap.Int("lun", 1))
-	require.Contains(t, b.String(), `INFO  hello  {"lun": 1}`)
+	log := newLogger(logConfig{format: logConsole}, zapcore.InfoLevel, &b).With(zap.Int("lun", 1))
+	log.Info("hello", zap.Strings("portals", []string{"a", "b"}), zap.Int("size_bytes", 512))
+	log.Warn("loud", zap.Error(errors.New("two\nlines\x1b")))
+	require.Regexp(t, `^..:..:..  hello \(lun 1, portals \[a b\], size bytes 512\)\n`+
+		`..:..:..  WARN  loud \(lun 1, error two; lines\\x1b\)\n$`, b.String())
 }
 
 // TestMessagesCommandNoTerminal checks that the name of an image, or the answer of a remote daemon,

@@ -103,6 +103,9 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	l.checkPages(c.metricsListen, c.portals)
 	if len(images) > 0 {
 		l.useImages(c, images)
+	} else if len(c.streams.References)+len(c.containers.References) > 0 &&
+		l.source(keyDiskDir) == "" && l.source(keyWorkDir) == "" && noneFor(c.workDir) {
+		l.useTemporary(c)
 	}
 	// last, because they start from the common settings
 	c.disks = l.single(c.common, c.usageTypes)
@@ -218,7 +221,7 @@ func (l *loader) metricsListen() *daemon.Address {
 }
 
 func (l *loader) logConfig() logConfig {
-	var c logConfig
+	c := logConfig{chosen: l.source(keyLogLevel) != ""}
 	if text := l.text(keyLogLevel); slices.Contains(logLevels, text) {
 		// It cannot fail for these.
 		c.level, _ = zapcore.ParseLevel(text)

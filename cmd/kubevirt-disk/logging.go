@@ -25,6 +25,7 @@ var (
 type logConfig struct {
 	level  zapcore.Level
 	format string // "": console on a terminal, else JSON
+	chosen bool   // the level is not the default
 }
 
 // resolve chooses the format by the kind of output.
@@ -48,10 +49,7 @@ func newLogger(c logConfig, level zapcore.LevelEnabler, w io.Writer) *zap.Logger
 	encoding.TimeKey = "time"
 	encoder := zapcore.NewJSONEncoder(encoding)
 	if c.format == logConsole {
-		encoding.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
-		encoding.EncodeLevel = zapcore.CapitalLevelEncoder
-		encoding.ConsoleSeparator = "  "
-		encoder = zapcore.NewConsoleEncoder(encoding)
+		encoder = newConsole()
 	}
 	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), level)
 	return zap.New(core, zap.ErrorOutput(zapcore.Lock(zapcore.AddSync(w))))

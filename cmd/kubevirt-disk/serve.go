@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/internal/daemon"
@@ -42,7 +43,8 @@ They are never flags.
 A person at a terminal can name images. They are LUN 1, 2 and so on, instead of those of a
 directory, and standard output says how to log in. There is no ready file then. Without --work-dir
 the disks are in a temporary directory, which is removed at the end, and the copy mode is
-copy-on-write, unless the settings say otherwise.`,
+copy-on-write, unless the settings say otherwise. The same holds for --image by a user who has no
+work directory and cannot make the usual one.`,
 		Args:              imageArgs(cobra.ArbitraryArgs),
 		ValidArgsFunction: completeImages,
 	}
@@ -70,7 +72,14 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	// daemon must still drain.
 	signal.Ignore(syscall.SIGPIPE)
 	lines := newLogQueue(a.stderr)
+	person := len(args) > 0 || cfg.temporary
 	level := zap.NewAtomicLevelAt(cfg.log.level)
+	ready := func() {}
+	if person && !cfg.log.chosen && cfg.log.resolve(a.stderr).format == logConsole {
+		// The guide says what the first lines would.
+		level.SetLevel(zapcore.WarnLevel)
+		ready = func() { level.SetLevel(cfg.log.level) }
+	}
 	log := newLogger(cfg.log.resolve(a.stderr), level, lines)
 	lines.tell = func(lost uint64) {
 		log.Warn("log lines were lost because nobody read the log", zap.Uint64("lines", lost))
@@ -81,7 +90,7 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	opt := cfg.options(log)
 	// Callers of the original wrapper start several daemons in one pod, which has one network. They
 	// give each its own port for the portal, but not for the pages.
-	opt.PagesOptional = (a.asWrapper || len(args) > 0) && !cfg.metricsChosen
+	opt.PagesOptional = (a.asWrapper || person) && !cfg.metricsChosen
 	d, err := daemon.New(opt)
 	if err == nil {
 		s := &served{
@@ -96,8 +105,11 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 				setLevel: level.SetLevel,
 			},
 		}
-		if len(args) > 0 {
-			s.tell = func(guide string) { printTo(a.stdout, guide, false) }
+		if person {
+			s.tell = func(guide string) {
+				printTo(a.stdout, guide, false)
+				ready()
+			}
 		}
 		err = s.run(ctx)
 	}

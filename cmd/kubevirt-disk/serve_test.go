@@ -490,7 +490,7 @@ func TestConsoleLog(t *testing.T) {
 	p.until("the ready file is there", func() bool { return exists(l.readyFile()) })
 	p.until("it is logged", func() bool {
 		return strings.Contains(p.stderr.String(),
-			"INFO  ready")
+			"  ready (")
 	})
 	require.Equal(t, exitDone, p.terminate())
 	require.Empty(t, p.stdout.String(), "the log goes to standard error")

@@ -44,9 +44,26 @@ func (l *loader) useImages(c *config, images []string) {
 	if l.source(keyReadyFile) == "" {
 		c.readyFile = ""
 	}
-	if l.source(keyWorkDir) != "" {
-		return
+	if l.source(keyWorkDir) == "" {
+		l.useTemporary(c)
 	}
+}
+
+// noneFor reports whether a directory does not exist, and this user cannot make it. In a container
+// it exists: if it cannot be written there, that is a mistake.
+func noneFor(dir string) bool {
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	above := filepath.Dir(dir)
+	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) && above != dir {
+		return noneFor(above)
+	}
+	return unix.Access(above, unix.W_OK) != nil
+}
+
+// useTemporary keeps nothing after the end.
+func (l *loader) useTemporary(c *config) {
 	c.temporary = true
 	if l.source(keyCopyMode) == "" && c.persistentDir == "" {
 		c.common.CopyMode = instance.CopyOnWrite
