@@ -1,12 +1,13 @@
 package pages
 
 import (
-	"bytes"
-	"encoding/xml"
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
+
+	"kubevirt.io/disk/libvirt"
 )
 
 // commands show how to use a LUN, for copying. They contain no secret: the reader replaces the
@@ -21,11 +22,16 @@ func qemuLUN(lun uint16) int {
 	return int(lun)
 }
 
+// initiator is the name in the commands, for a machine called domain. Each machine needs its own.
+const initiator = "iqn.2017-01.io.kubevirt:vm:domain"
+
 // commandsFor writes the commands for a LUN at a portal.
-func commandsFor(portal, target string, lun uint16, chap, mutual, readOnly bool) commands {
-	return commands{QEMU: qemuCommand(portal, target, lun, chap, readOnly),
-		Libvirt:  libvirtDisk(portal, target, lun, chap, readOnly),
-		Iscsiadm: iscsiadmCommand(portal, target, chap, mutual)}
+func commandsFor(portal string, s *Status, l *LUNStatus) commands {
+	chap := s.Authentication != "none"
+	return commands{QEMU: qemuCommand(portal, s.TargetName, l.LUN, chap, l.ReadOnly),
+		Libvirt: libvirtDisk(portal, s.TargetName, l, chap),
+		Iscsiadm: iscsiadmCommand(portal, s.TargetName, chap,
+			s.Authentication == "mutual-chap")}
 }
 
 func qemuCommand(portal, target string, lun uint16, chap, readOnly bool) string {
@@ -40,28 +46,37 @@ func qemuCommand(portal, target string, lun uint16, chap, readOnly bool) string 
 		login += ",read-only=on"
 	}
 	fmt.Fprintf(&b, "  -blockdev driver=iscsi,node-name=lun%d,transport=tcp,portal=%s,\\\n"+
-		"target=%s,lun=%d,\\\ninitiator-name=INITIATOR%s \\\n", lun, portal, target,
-		qemuLUN(lun), login)
+		"target=%s,lun=%d,\\\ninitiator-name=%s%s \\\n", lun, portal, target,
+		qemuLUN(lun), initiator, login)
 	fmt.Fprintf(&b, "  -device scsi-hd,drive=lun%d", lun)
 	return b.String()
 }
 
-func libvirtDisk(portal, target string, lun uint16, chap, readOnly bool) string {
-	host, port, _ := net.SplitHostPort(portal)
-	var b strings.Builder
-	b.WriteString("<disk type='network' device='disk'>\n  <driver name='qemu' type='raw'/>\n")
-	fmt.Fprintf(&b, "  <source protocol='iscsi' name='%s/%d'>\n    <host name='%s' port='%s'/>\n",
-		escapeXML(target), qemuLUN(lun), escapeXML(host), escapeXML(port))
+// ForLibvirt describes the LUN for the library that renders libvirt's elements. The caller adds the
+// portals and the credential.
+func (l *LUNStatus) ForLibvirt(target string) libvirt.LUN {
+	return libvirt.LUN{TargetName: target, Number: int(l.LUN),
+		AccessMode: libvirt.AccessMode(l.AccessMode), ReadOnly: l.ReadOnly,
+		Serial: l.Serial, WWN: l.NAA}
+}
+
+// libvirtDisk is the element that the command xml prints.
+func libvirtDisk(portal, target string, l *LUNStatus, chap bool) string {
+	device := libvirt.Device{Initiator: initiator}
+	lun := l.ForLibvirt(target).For(device)
 	if chap {
-		b.WriteString("    <auth username='USER'><secret type='iscsi' uuid='UUID'/></auth>\n")
+		lun.Credential = libvirt.Credential{Username: "USER", SecretUsage: target}
 	}
-	b.WriteString("    <initiator><iqn name='INITIATOR'/></initiator>\n  </source>\n")
-	b.WriteString("  <target dev='sda' bus='scsi'/>\n")
-	if readOnly {
-		b.WriteString("  <readonly/>\n")
+	at, err := libvirt.ParsePortal(portal)
+	lun.Portals = []libvirt.Portal{at}
+	text := ""
+	if err == nil {
+		text, err = libvirt.DiskXML(lun, device)
 	}
-	b.WriteString("</disk>")
-	return b.String()
+	if err != nil { // an address that nobody can write into a domain
+		return "kubevirt-disk xml --status-url URL --lun " + strconv.Itoa(int(l.LUN))
+	}
+	return text
 }
 
 func iscsiadmCommand(portal, target string, chap, mutual bool) string {
@@ -70,21 +85,17 @@ func iscsiadmCommand(portal, target string, chap, mutual bool) string {
 			"iscsiadm -m node -T %s -p %s --login", portal, target, portal)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "N=\"-m node -T %s -p %s\"\niscsiadm $N -o new\n", target, portal)
-	values := []string{"authmethod -v CHAP", "username -v USER", "password -v PASSWORD"}
+	// On a command line, every user of the machine could see the password.
+	b.WriteString("# in /etc/iscsi/iscsid.conf, which only root can read\n")
+	values := []string{"authmethod = CHAP", "username = USER", "password = PASSWORD"}
 	if mutual {
-		values = append(values, "username_in -v TARGET_USER", "password_in -v TARGET_PASSWORD")
+		values = append(values, "username_in = TARGET_USER", "password_in = TARGET_PASSWORD")
 	}
 	for _, v := range values {
-		fmt.Fprintf(&b, "iscsiadm $N -o update -n node.session.auth.%s\n", v)
+		fmt.Fprintf(&b, "node.session.auth.%s\n", v)
 	}
-	b.WriteString("iscsiadm $N --login")
-	return b.String()
-}
-
-func escapeXML(s string) string {
-	var b bytes.Buffer
-	_ = xml.EscapeText(&b, []byte(s)) // a buffer takes everything
+	fmt.Fprintf(&b, "# then\niscsiadm -m node -T %s -p %s -o new\n"+
+		"iscsiadm -m node -T %s -p %s --login", target, portal, target, portal)
 	return b.String()
 }
 

@@ -1,11 +1,12 @@
 package pages
 
 import (
-	"encoding/xml"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/libvirt"
 )
 
 func TestPortalFor(t *testing.T) {
@@ -27,20 +28,36 @@ func TestPortalFor(t *testing.T) {
 }
 
 func TestCommands(t *testing.T) {
-	c := commandsFor("[fd00::1]:3260", "iqn.x", 300, true, true, true)
+	status := &Status{TargetName: "iqn.2017-01.io.kubevirt:wrapper",
+		Authentication: "mutual-chap"}
+	lun := &LUNStatus{LUN: 300, ReadOnly: true, AccessMode: "write-exclusive",
+		Serial: "8e3612c20573c2f4e048"}
+	c := commandsFor("[fd00::1]:3260", status, lun)
 	require.Contains(t, c.QEMU, "portal=[fd00::1]:3260,")
 	require.Contains(t, c.QEMU, "lun=16684,", "as QEMU counts")
 	require.Contains(t, c.QEMU, "password-secret=chap,read-only=on")
-	require.Contains(t, c.Iscsiadm, "password_in")
-	require.Contains(t, c.Libvirt, "<host name='fd00::1' port='3260'/>")
-	require.Contains(t, c.Libvirt, "name='iqn.x/16684'")
-	for _, chap := range []bool{true, false} {
-		c := commandsFor("h:1", "iqn.a&b'", 1, chap, false, !chap)
-		var any struct {
-			XMLName xml.Name
+	for _, line := range strings.Split(c.Iscsiadm, "\n") {
+		if strings.HasPrefix(line, "iscsiadm") {
+			require.NotContains(t, strings.ToLower(line), "password", "others could see it")
 		}
-		require.NoError(t, xml.Unmarshal([]byte(c.Libvirt), &any))
-		require.Equal(t, chap, strings.Contains(c.QEMU+c.Libvirt+c.Iscsiadm, "USER"))
-		require.NotContains(t, c.Iscsiadm, "password_in")
 	}
+	require.Contains(t, c.Iscsiadm, "password_in = ")
+	for _, auth := range []string{"chap", "none"} {
+		status.Authentication = auth
+		c := commandsFor("[fd00::1]:3260", status, lun)
+		require.Equal(t, auth == "chap", strings.Contains(c.QEMU+c.Libvirt+c.Iscsiadm, "USER"))
+		require.NotContains(t, c.Iscsiadm, "password_in")
+
+		// What the library reads back is the LUN, with nothing lost.
+		back, device, err := libvirt.ParseDisk(c.Libvirt)
+		require.NoError(t, err)
+		require.Equal(t, 300, back.Number)
+		require.Equal(t, status.TargetName, back.TargetName)
+		require.Equal(t, []libvirt.Portal{{Host: "fd00::1", Port: 3260}}, back.Portals)
+		require.Equal(t, lun.Serial, back.Serial)
+		require.True(t, back.ReadOnly)
+		require.Equal(t, initiator, device.Initiator)
+		require.Equal(t, auth == "chap", back.Credential.SecretUsage == status.TargetName)
+	}
+	require.Contains(t, commandsFor("HOST:3260", status, lun).Libvirt, `<host name="HOST"`)
 }

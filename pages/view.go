@@ -289,8 +289,7 @@ func (s *snapshot) detail(l *LUNStatus, portal string) *detail {
 	d := &detail{LUN: l.LUN, Name: plain(l.Image), Format: l.Format, Mode: l.CopyMode,
 		Access: l.AccessMode, Serial: plain(l.Serial), NAA: l.NAA, Kept: "with the container",
 		Space: none, Portal: portal, CHAP: auth != "none",
-		Commands: commandsFor(portal, s.status.TargetName, l.LUN, auth != "none",
-			auth == "mutual-chap", l.ReadOnly)}
+		Commands: commandsFor(portal, &s.status, l)}
 	if l.Persistent {
 		d.Kept = "on a volume"
 	} else if l.CopyMode == "none" {

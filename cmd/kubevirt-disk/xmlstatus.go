@@ -36,19 +36,14 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	if err != nil {
 		return libvirt.LUN{}, err
 	}
-	lun := libvirt.LUN{TargetName: status.TargetName}
 	if f.secretElement {
-		return lun, nil
+		return libvirt.LUN{TargetName: status.TargetName}, nil
 	}
 	served, err := f.choose(status, l)
 	if err != nil {
 		return libvirt.LUN{}, err
 	}
-	lun.Number = int(served.LUN)
-	lun.AccessMode = libvirt.AccessMode(served.AccessMode)
-	lun.ReadOnly = served.ReadOnly
-	lun.Serial, lun.WWN = served.Serial, served.NAA
-	lun = lun.For(f.device())
+	lun := served.ForLibvirt(status.TargetName).For(f.device())
 	// An empty flag means that the guest sees no serial number.
 	if l.flags.Changed(flagSerial) {
 		lun.Serial = f.serial
