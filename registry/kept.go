@@ -12,6 +12,10 @@ import (
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // keptSource is an image whose manifests and index are kept in a directory, under their digests. A
@@ -23,16 +27,48 @@ type keptSource struct {
 	pinned string
 }
 
-// keep opens the directory, and makes it if it is missing.
+// keep opens the directory, and makes it if it is missing. It may lie beside a disk, where others
+// can put a link in its place: that is refused.
 func keep(src source, dir string) (*keptSource, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	above := filepath.Dir(dir)
+	if err := os.MkdirAll(above, 0o700); err != nil {
+		return nil, err
+	}
+	above, err := osfile.Resolved(above)
+	if err != nil {
+		return nil, err
+	}
+	dir = filepath.Join(above, filepath.Base(dir))
+	if err := osfile.MakeDir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err
 	}
-	return &keptSource{source: src, dir: root}, nil
+	k := &keptSource{source: src, dir: root}
+	if err := k.unlinked(); err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return k, nil
+}
+
+// unlinked checks that the open directory is the one of its name, and no link has led to it.
+func (k *keptSource) unlinked() error {
+	named, err := osfile.OpenFile(k.dir.Name(), os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer named.Close()
+	a, err := named.Stat()
+	if err != nil {
+		return err
+	}
+	b, err := k.dir.Stat(".")
+	if err == nil && !os.SameFile(a, b) {
+		err = fmt.Errorf("%q was replaced while it was opened", k.dir.Name())
+	}
+	return err
 }
 
 func (k *keptSource) Close() error { return errors.Join(k.source.Close(), k.dir.Close()) }
@@ -157,26 +193,10 @@ func (k *keptSource) read(name string, limit int64) ([]byte, error) {
 // write stores a file in one step. It has reached storage when write returns: without it, the disks
 // made from the image would be useless.
 func (k *keptSource) write(name string, content []byte) error {
-	partial := fmt.Sprintf("%s.%08x.partial", name, rand.Uint32())
-	f, err := k.dir.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
+	return durable.Write(filepath.Join(k.dir.Name(), name), 0o600, func(f *os.File) error {
+		_, err := f.Write(content)
 		return err
-	}
-	_, err = f.Write(content)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = k.dir.Rename(partial, name)
-	}
-	if err != nil {
-		return errors.Join(err, k.dir.Remove(partial))
-	}
-	dir, err := k.dir.Open(".")
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	})
 }
 
 // unnamed makes a file that disappears when it is closed.

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
 )
@@ -211,7 +213,7 @@ func (m *Manager) forgetFile(v *volume) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(dir, r.File)); err != nil && !os.IsNotExist(err) {
+	if err := osfile.Remove(filepath.Join(dir, r.File)); err != nil {
 		return err
 	}
 	r.File = ""
@@ -277,8 +279,7 @@ func (m *Manager) finishClaim(v *volume, opened Opened, dir string) error {
 	if err := opened.Close(m.ctx); err != nil {
 		return err
 	}
-	// QEMU runs as another user, in the group of the claim.
-	if err := os.Chmod(filepath.Join(dir, diskName), 0o660); err != nil {
+	if err := share(dir); err != nil {
 		return err
 	}
 	if v.record.File != "" {
@@ -304,5 +305,15 @@ func (m *Manager) onClaim(ctx context.Context, v *volume, use func(Opened) error
 	if err != nil {
 		return err
 	}
-	return join(use(opened), opened.Close(m.ctx), os.Chmod(filepath.Join(dir, diskName), 0o660))
+	return join(use(opened), opened.Close(m.ctx), share(dir))
+}
+
+// share lets QEMU use the disk of a claim: it runs as another user, in the claim's group. The owner
+// of the claim may have put another file in its place, whose mode must not change.
+func share(dir string) error {
+	f, err := osfile.OpenFile(filepath.Join(dir, diskName), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Chmod(0o660), f.Close())
 }

@@ -34,6 +34,8 @@ type Manager struct {
 
 	patience time.Duration // see fetchPatience
 
+	resolved sync.Map // see named: the path without links of each directory that a person named
+
 	choosing sync.Mutex // of a number for a new volume; taken before mu
 
 	mu      sync.Mutex

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
 )
@@ -39,6 +41,9 @@ func (m *Manager) dir(r store.Record) (string, error) {
 		return m.store.Dir(r.Name), nil
 	}
 	dir, err := m.opt.Disks.Place(r.Place)
+	if err == nil {
+		dir, err = m.named(dir)
+	}
 	if err == nil && r.Place.Kind == store.PlaceUsageType {
 		// Other servers may keep volumes in it, too.
 		dir = filepath.Join(dir, ".volumes", m.store.ID(), r.Name)
@@ -46,29 +51,40 @@ func (m *Manager) dir(r store.Record) (string, error) {
 	return dir, err
 }
 
+// named follows the links in a directory that the operator has named, once for each name. Nobody
+// follows a link later or below it: other users may write to a claim, or to the storage of a usage
+// type. A directory that does not exist may come back, so it is looked for again.
+func (m *Manager) named(dir string) (string, error) {
+	if resolved, ok := m.resolved.Load(dir); ok {
+		return resolved.(string), nil
+	}
+	resolved, err := osfile.Resolved(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return dir, nil
+	}
+	if err == nil {
+		m.resolved.Store(dir, resolved)
+	}
+	return resolved, err
+}
+
 // makePlace makes the directory of a volume on another storage, whose own directory exists.
 func makePlace(dir string) error {
 	above := filepath.Dir(dir)
-	if err := os.MkdirAll(above, 0o700); err != nil {
+	for _, name := range []string{filepath.Dir(above), above} {
+		if err := osfile.MakeDir(name); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	if err := osfile.MakeDir(dir); err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	for _, name := range []string{above, filepath.Dir(above), filepath.Dir(filepath.Dir(above))} {
-		if err := syncDir(name); err != nil {
+	for _, name := range []string{dir, above, filepath.Dir(above)} {
+		if err := durable.SyncParent(name); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func syncDir(name string) error {
-	d, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // vacant refuses a directory that has a disk. The disk is another volume's, or came from elsewhere,
@@ -95,10 +111,10 @@ func (m *Manager) vacant(r store.Record, dir string) error {
 
 // diskFiles returns the paths of the disk's files in a directory.
 func diskFiles(dir string) (paths []string, err error) {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), diskName) {
-			paths = append(paths, filepath.Join(dir, e.Name()))
+	names, err := osfile.Names(dir)
+	for _, name := range names {
+		if strings.HasPrefix(name, diskName) {
+			paths = append(paths, filepath.Join(dir, name))
 		}
 	}
 	return paths, err
@@ -114,7 +130,7 @@ func (m *Manager) clear(r store.Record) error {
 	case store.PlaceOwn:
 		return nil // it goes with the record
 	case store.PlaceUsageType:
-		return os.RemoveAll(dir)
+		return osfile.RemoveAll(dir)
 	}
 	if err := clearDisk(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -126,10 +142,10 @@ func (m *Manager) clear(r store.Record) error {
 func clearDisk(dir string) error {
 	paths, err := diskFiles(dir)
 	for _, path := range paths {
-		err = errors.Join(err, os.RemoveAll(path))
+		err = errors.Join(err, osfile.RemoveAll(path))
 	}
 	if err != nil {
 		return err
 	}
-	return syncDir(dir)
+	return durable.SyncDir(dir, (*os.File).Sync)
 }

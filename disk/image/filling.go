@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -59,18 +58,14 @@ type filled struct {
 }
 
 // OpenFilling opens the file at path, which is made if it is missing, and keeps the given number of
-// bytes of it. It is an error if the file has fewer.
+// bytes of it. It is an error if the file has fewer, and if the path leads through a link: others
+// may be able to write to its directory.
 func OpenFilling(path string, keep int64) (*Filling, error) {
-	dir, err := osfile.Resolved(filepath.Dir(path))
+	file, err := osfile.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	name := filepath.Join(dir, filepath.Base(path))
-	file, err := osfile.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	f := &Filling{to: &Destination{file: file, name: name}, off: keep, failed: make(chan struct{}),
+	f := &Filling{to: &Destination{file: file, name: path}, off: keep, failed: make(chan struct{}),
 		parts: make(chan filled), unused: make(chan []byte, fillPieces)}
 	info, err := file.Stat()
 	if err == nil && info.Size() < keep {

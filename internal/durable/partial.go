@@ -15,8 +15,8 @@ import (
 // PartialSuffix marks a file that is still being written.
 const PartialSuffix = ".partial"
 
-// partial is a file on its way to its final name.
-type partial struct {
+// Partial is a file on its way to its final name. Its lock ends when it is closed.
+type Partial struct {
 	File *os.File
 	path string // its final name
 }
@@ -24,7 +24,16 @@ type partial struct {
 // Create begins a file that will get the name path. It removes a partial file that a killed process
 // left behind, which may be a link or belong to another user. If another process is writing one
 // now, Create returns a *LockedError.
-func Create(path string, mode fs.FileMode) (*partial, error) {
+func Create(path string, mode fs.FileMode) (*Partial, error) {
+	return create(path, mode, unix.LOCK_EX|unix.LOCK_NB)
+}
+
+// CreateInTurn is Create, but waits while another process is writing the file.
+func CreateInTurn(path string, mode fs.FileMode) (*Partial, error) {
+	return create(path, mode, unix.LOCK_EX)
+}
+
+func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 	name := path + PartialSuffix
 	for range 16 {
 		f, err := osfile.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
@@ -32,13 +41,16 @@ func Create(path string, mode fs.FileMode) (*partial, error) {
 		if errors.Is(err, fs.ErrExist) {
 			f, err = osfile.OpenFile(name, os.O_RDONLY, 0)
 		}
+		if errors.Is(err, unix.ELOOP) && osfile.Remove(name) == nil {
+			continue // it was a link, which nobody is writing
+		}
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // somebody removed it in between
 		}
 		if err != nil {
 			return nil, err
 		}
-		current, err := claimPartial(f, name)
+		current, err := claimPartial(f, name, how)
 		if err == nil && current && !created {
 			err = osfile.Remove(name)
 		}
@@ -46,7 +58,7 @@ func Create(path string, mode fs.FileMode) (*partial, error) {
 		case err != nil:
 			return nil, errors.Join(err, f.Close())
 		case current && created:
-			return &partial{File: f, path: path}, nil
+			return &Partial{File: f, path: path}, nil
 		}
 		// Another process finished it in between, or it was left behind and is removed now.
 		f.Close()
@@ -55,8 +67,8 @@ func Create(path string, mode fs.FileMode) (*partial, error) {
 }
 
 // claimPartial locks a partial file and reports whether it still has its name.
-func claimPartial(f *os.File, name string) (current bool, err error) {
-	err = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
+func claimPartial(f *os.File, name string, how int) (current bool, err error) {
+	err = flock.Lock(f, how)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return false, &LockedError{Path: name, Holder: "another process that writes it"}
 	}
@@ -76,13 +88,48 @@ func claimPartial(f *os.File, name string) (current bool, err error) {
 	return true, nil
 }
 
-// Finish gives the file its final name if err is nil. Otherwise it removes the file.
-func (p *partial) Finish(err error) error {
+// Finish gives the file its final name if err is nil, and closes it. Otherwise it removes the file.
+func (p *Partial) Finish(err error) error {
+	if err = p.Keep(err); err != nil {
+		return err
+	}
+	return p.File.Close()
+}
+
+// Keep is Finish, but without an error it leaves the file open and locked.
+func (p *Partial) Keep(err error) error {
 	name := p.path + PartialSuffix
 	if err == nil {
-		if err = osfile.Rename(name, p.path, 0); err == nil {
-			return p.File.Close()
-		}
+		err = osfile.Rename(name, p.path, 0)
+	}
+	if err == nil {
+		return nil
 	}
 	return errors.Join(err, osfile.Remove(name), p.File.Close())
+}
+
+// FinishSynced is Finish for a file whose content must not get lost: first the content and then the
+// name have reached storage when it returns. Until then the file is locked.
+func (p *Partial) FinishSynced(err error) error {
+	if err == nil {
+		err = osfile.Retry(p.File.Sync)
+	}
+	if err = p.Keep(err); err != nil {
+		return err
+	}
+	return errors.Join(SyncParent(p.path), p.File.Close())
+}
+
+// Write replaces a file of any size by what write puts into it, in one step and in turn with other
+// processes. When it returns, content and name have reached storage. The file has exactly this
+// mode, whatever the process's mask is.
+func Write(path string, mode fs.FileMode, write func(*os.File) error) error {
+	out, err := CreateInTurn(path, 0o600)
+	if err != nil {
+		return err
+	}
+	if err = write(out.File); err == nil {
+		err = out.File.Chmod(mode)
+	}
+	return out.FinishSynced(err)
 }

@@ -18,8 +18,8 @@ const maxSmall = 1 << 20
 
 // Replace replaces the content of a file in one step: whatever happens, the file has the old or the
 // new content. With sync, which is (*os.File).Sync, first the content and then the name have
-// reached storage when it returns. If the directory has a spare, it works on a full volume, too:
-// see keepSpare.
+// reached storage when it returns. With the path of a spare it works on a full volume, too: see
+// keepSpare.
 func Replace(path string, content []byte, spare string, sync func(*os.File) error) error {
 	err := replaceByNew(path, content, sync)
 	if sync == nil {
@@ -27,10 +27,11 @@ func Replace(path string, content []byte, spare string, sync func(*os.File) erro
 		// with the content of an earlier file.
 		sync = (*os.File).Sync
 	}
-	if osfile.IsFull(err) && replaceBySpare(path, content, spare, sync) == nil {
+	if spare != "" && osfile.IsFull(err) &&
+		replaceBySpare(path, content, spare, sync) == nil {
 		err = nil
 	}
-	if err == nil {
+	if err == nil && spare != "" {
 		keepSpare(spare)
 	}
 	return err
@@ -94,3 +95,11 @@ func SyncDir(path string, sync func(*os.File) error) error {
 
 // SyncParent makes the name of a file durable.
 func SyncParent(path string) error { return SyncDir(filepath.Dir(path), (*os.File).Sync) }
+
+// Rename gives a file another name in its directory, durably. Its content must be on storage.
+func Rename(from, to string) error {
+	if err := osfile.Rename(from, to, 0); err != nil {
+		return err
+	}
+	return SyncParent(to)
+}

@@ -139,15 +139,15 @@ func RemoveAll(path string) error {
 	if !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	names, err := readNames(path)
+	names, err := Names(path)
 	for _, name := range names {
 		err = errors.Join(err, RemoveAll(filepath.Join(path, name)))
 	}
 	return errors.Join(err, Remove(path))
 }
 
-// readNames lists a directory.
-func readNames(path string) ([]string, error) {
+// Names lists a directory.
+func Names(path string) ([]string, error) {
 	dir, err := OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, err

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // The files of an upload in the volume's directory.
@@ -46,20 +47,12 @@ type record struct {
 	Want digests           `json:"want,omitempty"`
 }
 
-// maxRecord limits the size of a record, in bytes. It is far more than a record needs.
-const maxRecord = 64 << 10
-
 // maxAge is how long an interrupted upload can be resumed.
 const maxAge = 24 * time.Hour
 
 // loadRecord reads the record in a directory. It returns fs.ErrNotExist if there is none.
 func loadRecord(dir string) (record, error) {
-	f, err := os.Open(filepath.Join(dir, recordName))
-	if err != nil {
-		return record{}, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxRecord))
+	text, err := durable.Read(filepath.Join(dir, recordName))
 	if err != nil {
 		return record{}, err
 	}
@@ -94,53 +87,29 @@ func (r *record) save(dir string) error {
 	if err != nil {
 		return err
 	}
-	partial := filepath.Join(dir, recordName+".partial")
-	f, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	err = durable.Replace(filepath.Join(dir, recordName), text, "", (*os.File).Sync)
 	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("the state of the upload: %w", err)
 	}
-	if err := os.Rename(partial, filepath.Join(dir, recordName)); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }
 
 // clearFiles removes the files that an upload has left in a directory. It removes a disk only if
 // placed is set: then the record says that the upload made the disk. It removes the record last:
 // while it is there, the next start clears again.
 func clearFiles(dir string, placed bool) error {
-	entries, err := os.ReadDir(dir)
+	names, err := osfile.Names(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	for _, e := range entries {
-		name := e.Name()
+	for _, name := range names {
 		ours := strings.HasPrefix(name, prefix) || placed && strings.HasPrefix(name, diskName)
 		if ours && name != recordName {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, name)))
+			err = errors.Join(err, osfile.RemoveAll(filepath.Join(dir, name)))
 		}
 	}
 	if err != nil {
 		return err
 	}
-	err = os.Remove(filepath.Join(dir, recordName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return osfile.Remove(filepath.Join(dir, recordName))
 }

@@ -12,6 +12,8 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // session is one upload. One request at a time calls its methods.
@@ -63,7 +65,7 @@ func restore(name string, v Volume, r record) (*session, error) {
 	if r.Placed {
 		// The process ended before the volume was served.
 		for _, name := range []string{diskName, qcow2Name} {
-			err := os.Rename(filepath.Join(s.dir, name), filepath.Join(s.dir, dataName))
+			err := osfile.Rename(filepath.Join(s.dir, name), filepath.Join(s.dir, dataName), 0)
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				return nil, err
 			}
@@ -431,10 +433,7 @@ func (s *session) place(ctx context.Context, name, image string) error {
 	if err != nil {
 		return err
 	}
-	err = os.Rename(filepath.Join(s.dir, dataName), filepath.Join(s.dir, name))
-	if err == nil {
-		err = syncDir(s.dir)
-	}
+	err = durable.Rename(filepath.Join(s.dir, dataName), filepath.Join(s.dir, name))
 	if err != nil {
 		return err
 	}
@@ -442,7 +441,7 @@ func (s *session) place(ctx context.Context, name, image string) error {
 		return err
 	}
 	// The volume is served. Only the record is left, and it is not read any more.
-	if err := os.Remove(filepath.Join(s.dir, recordName)); err != nil {
+	if err := osfile.Remove(filepath.Join(s.dir, recordName)); err != nil {
 		return fmt.Errorf("the volume is served, but %w", err)
 	}
 	return nil

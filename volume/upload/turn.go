@@ -10,6 +10,8 @@ import (
 	"strconv"
 
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/durable"
 )
 
 // turn is a request that holds the slot and the volume.
@@ -92,11 +94,17 @@ func (h *Handler) waiting(t *turn) (record, error) {
 		t.paused.free() // its volume was deleted meanwhile
 		t.paused = nil
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !durable.IsUnread(err) {
 		h.log.Warn("the record of an upload is damaged: the upload is given up",
 			zap.String("volume", t.name), zap.Error(err))
 	}
 	return rec, err
+}
+
+// unreadable says that nothing is known about an upload, because the system did not let us read its
+// record.
+func unreadable(err error) error {
+	return refusal(http.StatusServiceUnavailable, "the record of an upload %v: try again", err)
 }
 
 // vacant makes room for a new upload. It refuses if there is an upload that can be resumed.
@@ -107,6 +115,8 @@ func (h *Handler) vacant(w http.ResponseWriter, r *http.Request, t *turn) error 
 		return h.inTheWay(w, r, rec.ID, t.paused.offset)
 	case err == nil && rec.goesOn():
 		return h.inTheWay(w, r, rec.ID, rec.Offset)
+	case durable.IsUnread(err):
+		return unreadable(err)
 	}
 	t.made = t.made || rec.Made
 	if err := clearFiles(t.volume.Dir(), rec.Placed); err != nil {
@@ -152,7 +162,10 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 	gone := refusal(http.StatusNotFound, "there is no such upload to the volume %q: begin it again",
 		t.name)
 	rec, err := h.waiting(t)
-	if err != nil || rec.ID != id {
+	switch {
+	case durable.IsUnread(err):
+		return nil, unreadable(err)
+	case err != nil || rec.ID != id:
 		return nil, gone
 	}
 	t.made = rec.Made
@@ -227,7 +240,9 @@ func (h *Handler) Recover(ctx context.Context, names []string) error {
 		}
 		t := &turn{transfer: &transfer{name: name}, volume: v}
 		rec, err := h.waiting(t)
-		if err != nil || !rec.goesOn() {
+		if durable.IsUnread(err) {
+			all = append(all, unreadable(err)) // the upload may go on later
+		} else if err != nil || !rec.goesOn() {
 			s := &session{name: name, dir: v.Dir(), base: rec, placed: rec.Placed}
 			if err := h.give(ctx, t, s, nil); err != nil {
 				all = append(all, err)

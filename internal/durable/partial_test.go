@@ -1,0 +1,69 @@
+package durable
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestCreateFollowsNoLink: a link under the name of a partial file is removed, and the file that it
+// leads to stays as it is.
+func TestCreateFollowsNoLink(t *testing.T) {
+	dir := t.TempDir()
+	foreign, path := filepath.Join(t.TempDir(), "foreign"), filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(foreign, []byte("keep"), 0o600))
+	for _, link := range []func(from, to string) error{os.Symlink, os.Link} {
+		require.NoError(t, link(foreign, path+PartialSuffix))
+		require.NoError(t, Replace(path, []byte("new"), "", (*os.File).Sync))
+		text, err := os.ReadFile(foreign)
+		require.NoError(t, err)
+		require.Equal(t, "keep", string(text))
+		text, err = Read(path)
+		require.NoError(t, err)
+		require.Equal(t, "new", string(text))
+	}
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "without a spare, none is made")
+}
+
+// TestWrite: a file gets its name when all of it is there, has the mode that was asked for, and
+// writers take turns. After an error the old one stays.
+func TestWrite(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077))
+	path := filepath.Join(t.TempDir(), "file")
+	put := func(text string) func(*os.File) error {
+		return func(f *os.File) error {
+			_, err := f.WriteString(text)
+			return err
+		}
+	}
+	require.NoError(t, Write(path, 0o644, put("one")))
+	failure := errors.New("failure")
+	require.ErrorIs(t, Write(path, 0o644, func(f *os.File) error {
+		return errors.Join(put("broken")(f), failure)
+	}), failure)
+	held, err := Create(path, 0o600)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- Write(path, 0o644, put("two")) }()
+	select {
+	case err := <-done:
+		require.Fail(t, "it did not wait", "%v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	require.NoError(t, held.Finish(put("held")(held.File)))
+	require.NoError(t, <-done)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "two", string(text))
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o644), info.Mode().Perm())
+	require.NoFileExists(t, path+PartialSuffix)
+}

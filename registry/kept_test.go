@@ -1,0 +1,40 @@
+package registry
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestKeptFollowsNoLink: what is kept beside a disk lies where others may be able to write. A link
+// in its place, or in that of a file in it, leads nowhere.
+func TestKeptFollowsNoLink(t *testing.T) {
+	dir, foreign := t.TempDir(), t.TempDir()
+	link := filepath.Join(dir, "disk.img.source")
+	require.NoError(t, os.Symlink(foreign, link))
+	_, err := keep(nil, link)
+	require.Error(t, err)
+
+	require.NoError(t, os.Remove(link))
+	k, err := keep(nil, link)
+	require.NoError(t, err)
+	defer k.dir.Close()
+	file := filepath.Join(foreign, "file")
+	require.NoError(t, os.WriteFile(file, []byte("keep"), 0o600))
+	require.NoError(t, os.Symlink(file, filepath.Join(link, "name.partial")))
+	require.NoError(t, k.write("name", []byte("new")))
+	text, err := k.read("name", 10)
+	require.NoError(t, err)
+	require.Equal(t, "new", string(text))
+	require.NoError(t, os.Rename(link, link+".away"))
+	require.NoError(t, os.Symlink(foreign, link))
+	require.Error(t, k.write("other", []byte("new")))
+	text, err = os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "keep", string(text))
+	entries, err := os.ReadDir(foreign)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+}

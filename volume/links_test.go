@@ -1,0 +1,61 @@
+package volume
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+)
+
+// TestLinksInForeignStorage: other users may write to a claim and to the storage of a usage type. A
+// link there never makes a volume change, remove or share a file somewhere else.
+func TestLinksInForeignStorage(t *testing.T) {
+	precious := filepath.Join(t.TempDir(), "precious")
+	require.NoError(t, os.WriteFile(precious, []byte("keep"), 0o600))
+	kept := func() {
+		t.Helper()
+		text, err := os.ReadFile(precious)
+		require.NoError(t, err)
+		require.Equal(t, "keep", string(text))
+		info, err := os.Stat(precious)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	}
+	f := newFake()
+	claim, fast := t.TempDir(), t.TempDir()
+	f.claims = map[string]string{"c": claim, "fast": fast}
+	f.whole = make(chan struct{})
+	m := start(t, t.TempDir(), f)
+
+	// The disk is exchanged before it is given to the group of the claim.
+	put := func(name string, spec api.Spec) { _, _, _ = m.Put(t.Context(), name, spec) }
+	put("x", api.Spec{Size: 512, PVC: &api.Claim{Name: "c"}})
+	require.NoError(t, os.Remove(filepath.Join(claim, diskName)))
+	require.NoError(t, os.Symlink(precious, filepath.Join(claim, diskName)))
+	close(f.whole)
+	require.Eventually(t, func() bool {
+		v, err := m.Get("x")
+		return err == nil && v.Failure != ""
+	}, eventually, tick)
+	kept()
+	require.NoError(t, m.Delete(t.Context(), "x", true))
+	kept()
+
+	// The directories of a usage type's volumes are exchanged.
+	z := api.Spec{Size: 512, Copy: &api.Copy{UsageType: "fast"}}
+	put("z", z)
+	above := filepath.Join(fast, ".volumes", m.store.ID())
+	elsewhere := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(elsewhere, "z"), 0o700))
+	file := filepath.Join(elsewhere, "z", diskName)
+	require.NoError(t, os.WriteFile(file, []byte("keep"), 0o600))
+	require.NoError(t, os.Rename(above, above+".away"))
+	require.NoError(t, os.Symlink(elsewhere, above))
+	require.Error(t, m.Delete(t.Context(), "z", true))
+	require.FileExists(t, file)
+	put("other", z)
+	require.NoDirExists(t, filepath.Join(elsewhere, "other"))
+}
