@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,12 +27,16 @@ type network struct {
 	sys      string // /sys/class/net
 	online   chan struct{}
 	isOnline func() // closes it once
+	// setHostname sets the name of the machine.
+	setHostname func(string) error
 
 	mu       sync.Mutex // guards what follows
 	fixed    bool       // the host has named the machine: DHCP does not
 	hostname string
 	address  netip.Addr
 	names    map[string]resolver // by where they are from
+	heard    map[string]routers  // by card
+	written  map[string]string   // by the file: what was written last; "": the host name was
 }
 
 // resolver says where names are looked up.
@@ -52,7 +57,9 @@ const unnamed = "localhost"
 
 func newNetwork(dir, hostname string, say func(string, ...any)) *network {
 	n := &network{say: say, dir: dir, sys: "/sys/class/net", fixed: hostname != "",
-		hostname: hostname, online: make(chan struct{}), names: map[string]resolver{}}
+		hostname: hostname, online: make(chan struct{}), names: map[string]resolver{},
+		heard: map[string]routers{}, written: map[string]string{}}
+	n.setHostname = func(name string) error { return unix.Sethostname([]byte(name)) }
 	n.isOnline = sync.OnceFunc(func() { close(n.online) })
 	if hostname == "" {
 		n.hostname = unnamed
@@ -174,7 +181,7 @@ func (n *network) watch(conn *rtnl.Conn, cards []card) {
 				n.reachable(e.Address)
 				continue
 			}
-			n.resolve(cards[i].name+" IPv6", newResolver(cards[i].name, e.DNS, e.Search))
+			n.hear(cards[i].name, e, time.Now())
 		}
 	}
 }
@@ -229,6 +236,11 @@ func (n *network) configure(c card, l, formerly dhcp.Lease) error {
 
 // drop gives up the address of a lease.
 func (n *network) drop(c card, l dhcp.Lease) {
+	n.mu.Lock()
+	if n.address == l.Address.Addr() {
+		n.address = netip.Addr{}
+	}
+	n.mu.Unlock()
 	conn, err := rtnl.Dial()
 	if err == nil {
 		err = errors.Join(conn.RemoveAddress(c.index, l.Address), conn.Close())
@@ -238,10 +250,11 @@ func (n *network) drop(c card, l dhcp.Lease) {
 	}
 }
 
-// reachable records an address of the machine.
+// reachable records an address of the machine. The first one stays as long as the machine has it,
+// or renewals on two cards would take turns; but IPv4 goes before IPv6.
 func (n *network) reachable(address netip.Addr) {
 	n.mu.Lock()
-	if !n.address.IsValid() || address.Is4() {
+	if !n.address.IsValid() || address.Is4() && !n.address.Is4() {
 		n.address = address
 	}
 	n.mu.Unlock()
@@ -261,20 +274,136 @@ func (n *network) resolve(from string, r resolver) {
 	}
 }
 
-// write writes the files that programs read. It writes into the existing files, because these are
-// mounted over those of the image.
+// routers are the recommendations of IPv6 routers.
+type routers struct{ servers, search []recommended }
+
+type recommended struct {
+	text  string
+	until time.Time
+}
+
+// hear records what a router recommends. The kernel passes each option of an advertisement on by
+// itself, so one adds to those before it, as RFC 8106 6.1 has it.
+func (n *network) hear(card string, e rtnl.Event, now time.Time) {
+	was := newResolver(card, e.DNS, e.Search)
+	n.mu.Lock()
+	r := n.heard[card]
+	r.servers = refresh(r.servers, was.servers, now, e.Lifetime)
+	r.search = refresh(r.search, was.search, now, e.Lifetime)
+	n.heard[card] = r
+	n.mu.Unlock()
+	n.resolve(card+" IPv6", resolver{servers: texts(r.servers), search: texts(r.search)})
+}
+
+// maxRecommended is how many recommendations are kept: more are not used, and a router must not
+// fill the memory.
+const maxRecommended = 8
+
+// refresh returns the list without what has expired, and with the texts as recommended now. What
+// is there already keeps its place. A lifetime of 0 takes texts back.
+func refresh(list []recommended, texts []string, now time.Time,
+	lifetime time.Duration) (fresh []recommended) {
+	for _, r := range list {
+		if slices.Contains(texts, r.text) {
+			r.until = now.Add(lifetime)
+		}
+		if r.until.After(now) {
+			fresh = append(fresh, r)
+		}
+	}
+	for _, text := range texts {
+		known := slices.ContainsFunc(fresh, func(r recommended) bool { return r.text == text })
+		if !known && lifetime > 0 && len(fresh) < maxRecommended {
+			fresh = append(fresh, recommended{text, now.Add(lifetime)})
+		}
+	}
+	return fresh
+}
+
+func texts(list []recommended) (texts []string) {
+	for _, r := range list {
+		texts = append(texts, r.text)
+	}
+	return texts
+}
+
+// write brings the host name and the files that programs read up to date. What has not changed
+// since the last time is left alone, because the image's program may have written there.
 func (n *network) write() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := unix.Sethostname([]byte(n.hostname)); err != nil {
-		return fmt.Errorf("host name %q: %w", n.hostname, err)
+	if was := n.written[""]; n.hostname != was {
+		name, err := os.Hostname()
+		if err != nil || was == "" || name == was { // otherwise, a program has renamed the machine
+			if err := n.setHostname(n.hostname); err != nil {
+				return fmt.Errorf("host name %q: %w", n.hostname, err)
+			}
+		}
+		n.written[""] = n.hostname
 	}
 	for name, text := range n.files() {
-		if err := os.WriteFile(filepath.Join(n.dir, name), []byte(text), 0o644); err != nil {
+		was, again := n.written[name]
+		if again && was == text {
+			continue
+		}
+		// The existing file is written to, because it is mounted over that of the image.
+		path := filepath.Join(n.dir, name)
+		update := text
+		if again {
+			is, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			update = replaceLines(string(is), was, text)
+			if update == string(is) {
+				n.written[name] = text
+				continue
+			}
+		}
+		if err := os.WriteFile(path, []byte(update), 0o644); err != nil {
 			return err
 		}
+		n.written[name] = text
 	}
 	return nil
+}
+
+// replaceLines returns a file that had the text "was", with the lines that the text "now"
+// changes. The rest of it is somebody else's. If no line of ours is left in it, all of it is.
+func replaceLines(file, was, now string) string {
+	if file == was {
+		return now
+	}
+	lines := slices.Collect(strings.Lines(file))
+	old, fresh := slices.Collect(strings.Lines(was)), slices.Collect(strings.Lines(now))
+	gone := func(line string) bool {
+		return slices.Contains(old, line) && !slices.Contains(fresh, line)
+	}
+	at := slices.IndexFunc(lines, gone)
+	if !slices.ContainsFunc(old, gone) { // there are only more lines
+		for i, line := range lines {
+			if slices.Contains(old, line) {
+				at = i + 1
+			}
+		}
+	}
+	if at < 0 {
+		return file
+	}
+	var update strings.Builder
+	for i, line := range append(lines, "") {
+		if i == at {
+			for _, line := range fresh {
+				if !slices.Contains(old, line) {
+					update.WriteString(line)
+				}
+			}
+		}
+		if !gone(line) {
+			update.WriteString(line)
+		}
+	}
+	return update.String()
 }
 
 // maxSearch and maxServers are the limits of resolvers (resolv.conf(5)).

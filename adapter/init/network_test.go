@@ -4,9 +4,15 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/adapter/init/internal/dhcp"
+	"kubevirt.io/disk/adapter/init/internal/rtnl"
 )
 
 func TestNetworkFiles(t *testing.T) {
@@ -24,6 +30,93 @@ func TestNetworkFiles(t *testing.T) {
 		files["resolv.conf"])
 	require.Contains(t, files["hosts"], "\n10.0.2.15\tweb.example.org web\n")
 	require.Equal(t, "web.example.org\n", files["hostname"])
+}
+
+// TestProgramsKeepTheirFiles: a lease that is renewed and a router that repeats itself change
+// nothing. What is new changes its own line in its own file.
+func TestProgramsKeepTheirFiles(t *testing.T) {
+	dir := t.TempDir()
+	n := newNetwork(dir, "web", func(string, ...any) {}) // it has no card to give up an address of
+	var named []string
+	n.setHostname = func(name string) error {
+		named = append(named, name)
+		return nil
+	}
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		return string(text)
+	}
+	add := func(name, text string) {
+		text = read(name) + text
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+	}
+	addr := netip.MustParseAddr
+	lease := func(server string) {
+		n.resolve("eth0 IPv4", newResolver("eth0", []netip.Addr{addr(server)}, nil))
+		n.reachable(addr("10.0.2.15"))
+	}
+	now := time.Unix(1e9, 0)
+	routers := func(lifetime time.Duration) {
+		n.hear("eth0", rtnl.Event{DNS: []netip.Addr{addr("fec0::3")}, Lifetime: lifetime}, now)
+		n.hear("eth0", rtnl.Event{Search: []string{"example.org"}, Lifetime: lifetime}, now)
+		n.reachable(addr("fec0::15"))
+	}
+	require.NoError(t, n.write())
+	lease("10.0.2.3")
+	routers(time.Minute)
+	const ours = "search example.org\nnameserver 10.0.2.3\nnameserver fec0::3\n"
+	require.Equal(t, ours, read("resolv.conf"))
+
+	add("hosts", "10.9.9.9\tdb\n")
+	add("resolv.conf", "options ndots:2\n")
+	add("hostname", "# mine\n")
+	lease("10.0.2.3")
+	routers(time.Minute)
+	n.reachable(addr("10.1.0.15")) // another card
+	require.Equal(t, ours+"options ndots:2\n", read("resolv.conf"))
+	require.Contains(t, read("hosts"), "10.0.2.15\tweb\n10.9.9.9\tdb\n")
+	require.Equal(t, "web\n# mine\n", read("hostname"))
+	require.Equal(t, []string{"web"}, named)
+
+	hosts := read("hosts")
+	lease("10.0.2.4")
+	routers(0)
+	require.Equal(t, "nameserver 10.0.2.4\noptions ndots:2\n", read("resolv.conf"))
+	require.Equal(t, hosts, read("hosts"))
+
+	// The program has replaced the file as a whole: it knows better.
+	const mine = "nameserver 127.0.0.1\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "resolv.conf"), []byte(mine), 0o644))
+	lease("10.0.2.5")
+	require.Equal(t, mine, read("resolv.conf"))
+
+	n.drop(card{index: 1 << 20}, dhcp.Lease{Address: netip.MustParsePrefix("10.0.2.15/24")})
+	n.reachable(addr("10.0.2.16"))
+	require.Contains(t, read("hosts"), "10.0.2.16\tweb\n10.9.9.9\tdb\n")
+
+	// The program has also named the machine: this test's machine has another name than "web".
+	n.mu.Lock()
+	n.hostname = "by-dhcp"
+	n.mu.Unlock()
+	require.NoError(t, n.write())
+	require.Equal(t, []string{"web"}, named)
+	require.Equal(t, "by-dhcp\n# mine\n", read("hostname"))
+}
+
+func TestRouterRecommendations(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	list := refresh(nil, []string{"a", "b"}, now, time.Minute)
+	list = refresh(list, []string{"c", "b"}, now.Add(30*time.Second), time.Minute)
+	require.Equal(t, []string{"a", "b", "c"}, texts(list))
+	list = refresh(list, nil, now.Add(time.Minute), 0)
+	require.Equal(t, []string{"b", "c"}, texts(list), "a has expired")
+	require.Equal(t, []string{"b"}, texts(refresh(list, []string{"c"}, now, 0)))
+	many := strings.Split(strings.Repeat("x ", 99)+"y", " ")
+	for i := range many {
+		many[i] += strconv.Itoa(i)
+	}
+	require.Len(t, refresh(nil, many, now, time.Minute), maxRecommended)
 }
 
 func TestCards(t *testing.T) {

@@ -3,6 +3,7 @@ package rtnl
 import (
 	"encoding/binary"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,9 +16,10 @@ type Event struct {
 	// Address is an IPv6 address beyond the link that can be used now. Zero: the event is about
 	// something else.
 	Address netip.Addr
-	// DNS and Search are recommended by an IPv6 router (RFC 8106).
-	DNS    []netip.Addr
-	Search []string
+	// DNS or Search are recommended by an IPv6 router for some time (RFC 8106); 0: not any more.
+	DNS      []netip.Addr
+	Search   []string
+	Lifetime time.Duration
 }
 
 // The router's options about DNS (RFC 8106 5.1, 5.2), and the size of their fixed part.
@@ -58,9 +60,7 @@ func events(b []byte) (list []Event) {
 				list = append(list, e)
 			}
 		case unix.RTM_NEWNDUSEROPT:
-			if e, ok := routerOptions(p.body); ok {
-				list = append(list, e)
-			}
+			list = append(list, routerOptions(p.body)...)
 		}
 	}
 	return list
@@ -88,34 +88,36 @@ func newAddress(b []byte) (e Event, ok bool) {
 }
 
 // routerOptions reads struct nduseroptmsg and the options after it, which are as they came from the
-// network.
-func routerOptions(b []byte) (e Event, ok bool) {
+// network. Each option is an event. A malformed option ends it.
+func routerOptions(b []byte) (list []Event) {
 	if len(b) < userOption || b[0] != unix.AF_INET6 {
-		return e, false
+		return nil
 	}
-	e.Index = int(order.Uint32(b[4:]))
+	index := int(order.Uint32(b[4:]))
 	length := int(order.Uint16(b[2:]))
 	if length > len(b)-userOption {
-		return e, false
+		return nil
 	}
 	for rest := b[userOption : userOption+length]; len(rest) >= optFixed; {
 		n := int(rest[1]) * optUnit
 		if n == 0 || n > len(rest) {
-			return e, false
+			break
 		}
 		value := rest[optFixed:n]
-		if binary.BigEndian.Uint32(rest[4:]) == 0 { // its lifetime: use it no more
-			value = nil
-		}
+		e := Event{Index: index,
+			Lifetime: time.Duration(binary.BigEndian.Uint32(rest[4:])) * time.Second}
 		switch rest[0] {
 		case optDNS:
 			for ; len(value) >= 16; value = value[16:] {
 				e.DNS = append(e.DNS, netip.AddrFrom16([16]byte(value)))
 			}
 		case optSearch:
-			e.Search = append(e.Search, dhcp.RouterNames(value)...)
+			e.Search = dhcp.RouterNames(value)
+		}
+		if len(e.DNS) > 0 || len(e.Search) > 0 {
+			list = append(list, e)
 		}
 		rest = rest[n:]
 	}
-	return e, len(e.DNS) > 0 || len(e.Search) > 0
+	return list
 }

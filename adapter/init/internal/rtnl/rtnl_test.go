@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -28,10 +29,11 @@ func TestRouterOptions(t *testing.T) {
 	server := netip.MustParseAddr("fec0::3")
 	options := append([]byte{optDNS, 3, 0, 0, 0, 0, 0, 9}, server.AsSlice()...)
 	options = append(options, optSearch, 2, 0, 0, 0, 0, 0, 9, 2, 'a', 'b', 0, 0, 0, 0, 0)
-	require.Equal(t, []Event{{Index: 2, DNS: []netip.Addr{server}, Search: []string{"ab"}}},
-		events(router(options...)))
-	options[7] = 0
-	require.Equal(t, []Event{{Index: 2, Search: []string{"ab"}}}, events(router(options...)))
+	dns := Event{Index: 2, DNS: []netip.Addr{server}, Lifetime: 9 * time.Second}
+	search := Event{Index: 2, Search: []string{"ab"}, Lifetime: 9 * time.Second}
+	require.Equal(t, []Event{dns, search}, events(router(options...)))
+	options[7], dns.Lifetime = 0, 0
+	require.Equal(t, []Event{dns, search}, events(router(options...)))
 }
 
 func FuzzEvents(f *testing.F) {
