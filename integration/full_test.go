@@ -34,7 +34,7 @@ func TestRestartOnAFullVolume(t *testing.T) {
 	want, err := os.ReadFile(image)
 	require.NoError(t, err)
 	c := config{diskDir: images, stateDir: state,
-		env: map[string]string{"COPY_MODE": "copy-on-write"}}
+		env: map[string]string{"COPY_MODE": "copy-on-write", "LEFTOVERS": "remove"}}
 	d := start(t, c)
 	d.until("the image's hash is known", func() bool {
 		found, err := filepath.Glob(filepath.Join(state, "*", "disk.raw", "state.json"))

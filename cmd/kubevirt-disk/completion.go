@@ -22,6 +22,7 @@ var choices = map[string][]string{
 	keyAccessMode: texts(target.AccessWriteExclusive, target.AccessWriteShared,
 		target.AccessReadShared),
 	keyOnImageChange: texts(instance.ImageChangeFail, instance.ImageChangeKeep),
+	keyLeftovers:     texts(instance.LeftoversKeep, instance.LeftoversRemove),
 	keyLogLevel:      logLevels,
 	keyLogFormat:     logFormats,
 	flagTargetFormat: targetFormats,

@@ -71,8 +71,8 @@ func TestCompletionOfValues(t *testing.T) {
 // wrong value lists all of them.
 func TestCompletionIsAccepted(t *testing.T) {
 	cleanEnv(t)
-	for _, key := range []string{keyCopyMode, keyAccessMode, keyOnImageChange, keyLogLevel,
-		keyLogFormat, keyVerify} {
+	for _, key := range []string{keyCopyMode, keyAccessMode, keyOnImageChange, keyLeftovers,
+		keyLogLevel, keyLogFormat, keyVerify} {
 		_, err := tryConfig("--"+key+"=nonsense", "--listen=127.0.0.1:0")
 		require.Error(t, err)
 		for _, value := range choices[key] {
@@ -93,7 +93,7 @@ func TestCompletionIsAccepted(t *testing.T) {
 			case keyFormat:
 				_, err := image.ParseFormat(value)
 				require.NoError(t, err)
-			case keyOnImageChange, keyLogLevel, keyLogFormat, keyVerify:
+			case keyOnImageChange, keyLeftovers, keyLogLevel, keyLogFormat, keyVerify:
 			case flagTargetFormat, flagCompress: // see TestConvertToQcow2
 			default: // those of xml
 				status, _, stderr := run(t, nil, "xml", "--host=10.0.0.1", "--lun=1",

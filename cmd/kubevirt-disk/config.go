@@ -32,6 +32,8 @@ type config struct {
 	persistentDir    string // "": none
 	usageTypes       daemon.UsageTypes
 	onImageChange    instance.ImageChange
+	leftovers        instance.Leftovers // "": by who has named the directory
+	workDirNamed     bool
 	ephemeralFlush   bool
 	controlSocket    string // path; "": none
 	recordBoot       string // file; "": none
@@ -54,6 +56,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	c := &config{
 		diskDir:        l.text(keyDiskDir),
 		workDir:        l.text(keyWorkDir),
+		workDirNamed:   l.source(keyWorkDir) != "",
 		behindNAT:      l.bool(keyBehindNAT),
 		targetName:     l.text(keyTargetName),
 		readyFile:      l.text(keyReadyFile),
@@ -86,6 +89,9 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		MaxConnections: l.count(keyMaxSessions), MaxPerAddress: l.count(keyMaxPerAddress)}
 	if c.onImageChange, err = instance.ParseImageChange(l.text(keyOnImageChange)); err != nil {
 		l.problems.Add(l.name(keyOnImageChange), "%v", err)
+	}
+	if c.leftovers, err = instance.ParseLeftovers(l.text(keyLeftovers)); err != nil {
+		l.problems.Add(l.name(keyLeftovers), "%v", err)
 	}
 	insecure := l.bool(keyInsecureNoAuth)
 	c.chap, c.chapFiles, err = credentials(read)

@@ -130,6 +130,8 @@ var settingCases = []struct {
 		}},
 	{key: keyOnImageChange, def: "fail", inFile: "keep", inEnv: "fail", asFlag: "keep",
 		got: func(c *config) string { return string(c.onImageChange) }},
+	{key: keyLeftovers, def: "", inFile: "keep", inEnv: "remove", asFlag: "keep",
+		got: func(c *config) string { return string(c.leftovers) }},
 	{key: keySize, def: "0", inFile: "1Ki", inEnv: "2Mi", asFlag: "3Gi",
 		got: func(c *config) string {
 			return map[int64]string{0: "0", 1 << 10: "1Ki", 2 << 20: "2Mi",

@@ -16,6 +16,8 @@ func (c *config) options(log *zap.Logger) daemon.Options {
 		Volumes:        c.volumes,
 		Containers:     c.containers,
 		WorkDir:        c.workDir,
+		WorkDirNamed:   c.workDirNamed,
+		Leftovers:      c.leftovers,
 		PersistentDir:  c.persistentDir,
 		UsageTypes:     c.usageTypes,
 		OnImageChange:  c.onImageChange,

@@ -142,7 +142,7 @@ func TestServeRefusesAVolumeThatIsNotThere(t *testing.T) {
 func TestServeRemovesWhatIsLeftOfAnImageThatIsGone(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw")
 	work := t.TempDir()
-	env := append(l.env, "WORK_DIR="+work)
+	env := append(l.env, "WORK_DIR="+work, "LEFTOVERS=remove")
 	p := launch(t, binary(t), env, "serve")
 	p.untilReady(l)
 	require.Equal(t, exitDone, p.terminate())
@@ -165,4 +165,49 @@ func TestServeRemovesWhatIsLeftOfAnImageThatIsGone(t *testing.T) {
 	require.Equal(t, exitDone, p.terminate())
 	require.NoDirExists(t, filepath.Join(work, "b.raw"))
 	require.DirExists(t, filepath.Join(work, "a.raw"))
+}
+
+// TestServeKeepsWhatGuestsWrote: a directory that a person has named keeps the disk of an image
+// that is renamed, away for a start, or changed by a byte. It is found again when the image is
+// back.
+func TestServeKeepsWhatGuestsWrote(t *testing.T) {
+	l := newPlace(t, "a.raw", "b.raw")
+	env := append(l.env, "WORK_DIR="+t.TempDir())
+	image := filepath.Join(l.dir, "disk", "b.raw")
+	content, err := os.ReadFile(image)
+	require.NoError(t, err)
+	serve := func() (serials map[string]string, said string) {
+		p := launch(t, binary(t), env, "serve")
+		p.untilReady(l)
+		require.Equal(t, exitDone, p.terminate())
+		serials = map[string]string{}
+		for _, e := range p.entries() {
+			if e["msg"] == "serving a LUN" {
+				serials[e["image"].(string)] = e["serial"].(string)
+			}
+		}
+		return serials, p.stderr.String()
+	}
+	first, _ := serve()
+	for what, c := range map[string]struct{ away, back func() error }{
+		"renamed": {func() error { return os.Rename(image, image+".raw") },
+			func() error { return os.Rename(image+".raw", image) }},
+		"away": {func() error { return os.Remove(image) },
+			func() error { return os.WriteFile(image, content, 0o644) }},
+		"changed": {func() error {
+			return os.WriteFile(image, append([]byte{content[0] ^ 1}, content[1:]...), 0o644)
+		}, func() error { return os.WriteFile(image, content, 0o644) }},
+	} {
+		require.NoError(t, c.away())
+		for range 2 {
+			without, said := serve()
+			require.Equal(t, first["a.raw"], without["a.raw"], what)
+			require.NotEqual(t, first["b.raw"], without["b.raw"], what)
+			require.Contains(t, said, "--leftovers=remove", what)
+		}
+		require.NoError(t, c.back())
+		again, _ := serve()
+		require.Equal(t, first["a.raw"], again["a.raw"], what)
+		require.Equal(t, first["b.raw"], again["b.raw"], what)
+	}
 }

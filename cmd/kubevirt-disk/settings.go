@@ -42,6 +42,7 @@ const (
 	keyLogLevel       = "log-level"
 	keyLogFormat      = "log-format"
 	keyInsecureNoAuth = "insecure-no-auth"
+	keyLeftovers      = "leftovers"
 	keyOnImageChange  = "on-image-change"
 	keySize           = "size"
 	keyEphemeralFlush = "ephemeral-flush"
@@ -85,6 +86,10 @@ var settings = append([]setting{
 	{key: keyOnImageChange, env: []string{"ON_IMAGE_CHANGE"}, def: "fail",
 		usage: "what to do if the image of a persistent disk has changed: `action` fail, or keep " +
 			"(serve it as it is)"},
+	{key: keyLeftovers, env: []string{"LEFTOVERS"},
+		usage: "what to do with disks outside of a persistent directory if their images are gone " +
+			"or have changed: `action` keep (set them aside, with what guests wrote) or remove " +
+			"(default keep if --work-dir is given, remove otherwise)"},
 	{key: keyListen, env: []string{"LISTEN"}, kind: kindList,
 		usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one " +
 			"(default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)"},

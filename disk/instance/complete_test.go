@@ -59,7 +59,7 @@ func TestACompleteDiskNeedsNoImage(t *testing.T) {
 				other.Name = "registry.example.com/vm/b:1"
 				require.False(t, IsComplete(other, []string{digest}))
 				Sweep(t.Context(), opt.WorkDir, t.TempDir(), []string{name}, opt.Owner,
-					zap.NewNop())
+					LeftoversRemove, zap.NewNop())
 			}
 			again, err := Open(t.Context(), nil, opt)
 			require.NoError(t, err)
@@ -70,7 +70,8 @@ func TestACompleteDiskNeedsNoImage(t *testing.T) {
 			require.Equal(t, -1, filetest.FirstDifference(content, got))
 			require.NoError(t, again.Close())
 			if opt.PersistentDir == "" {
-				Sweep(t.Context(), opt.WorkDir, t.TempDir(), nil, opt.Owner, zap.NewNop())
+				Sweep(t.Context(), opt.WorkDir, t.TempDir(), nil, opt.Owner, LeftoversRemove,
+					zap.NewNop())
 				_, err := os.Stat(filepath.Join(opt.WorkDir, escapeName(name)))
 				require.ErrorIs(t, err, os.ErrNotExist)
 			}

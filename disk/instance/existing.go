@@ -64,7 +64,12 @@ const (
 func (o *opening) judge(ctx context.Context) verdict {
 	st, err := os.Lstat(o.dir.disk())
 	if errors.Is(err, fs.ErrNotExist) {
-		if s, err := loadState(o.dir.state()); err == nil && s.Mode != CopyNone {
+		s, err := loadState(o.dir.state())
+		switch {
+		case err != nil:
+		case s.lost() && (o.dir.persistent || o.opt.Leftovers == LeftoversKeep):
+			return verdict{what: refuse, err: o.missing()}
+		case s.Mode != CopyNone:
 			return verdict{what: remake, reason: "its file is missing"}
 		}
 		return verdict{what: remake}
@@ -203,6 +208,16 @@ func (o *opening) adopt(st fs.FileInfo) verdict {
 // intact.
 func (o *opening) unread(err error) error {
 	return fmt.Errorf("the disk %q cannot be used now and is left as it is: %w", o.dir.disk(), err)
+}
+
+// missing is the error for a disk that was made once, and is not there.
+func (o *opening) missing() error {
+	const reason = "is missing, and was there at an earlier start"
+	action := "put it back, or mount its storage; or remove " + o.dir.state() + " to begin anew"
+	if o.dir.persistent {
+		return o.refusal(reason, action)
+	}
+	return fmt.Errorf("the disk %q %s; %s", o.dir.disk(), reason, action)
 }
 
 // refusal is the error for a persistent disk that cannot be used.

@@ -36,11 +36,11 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			o.log.Warn("the disk gets a new identity", zap.String("reason", stateReason(err)))
 		}
-		if _, err := os.Lstat(o.dir.disk()); err == nil {
+		if _, err := os.Lstat(o.dir.disk()); err == nil && o.opt.Leftovers != LeftoversKeep {
 			o.log.Warn("removing the disk of an earlier start: the image is served in place now",
 				zap.String("disk", o.dir.disk()))
 		}
-		if err := o.dir.clear(); err != nil {
+		if err := o.makeWay("the image is served in place now"); err != nil {
 			return nil, errors.Join(err, disk.Close())
 		}
 		s = &state{Version: stateVersion, Image: o.img.Name(), Mode: CopyNone, Size: disk.Size(),

@@ -28,6 +28,9 @@ type Options struct {
 	// PersistentName. It is made if it is missing.
 	PersistentDir string
 	OnImageChange ImageChange
+	// Leftovers says what happens to an ephemeral disk that does not fit its image any more. "":
+	// LeftoversRemove.
+	Leftovers Leftovers
 	// Owner identifies who serves an ephemeral disk, and stays the same over restarts. Only the
 	// same owner's Sweep removes the disk.
 	Owner string
@@ -120,6 +123,9 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 	if err != nil {
 		return nil, err
 	}
+	if err = o.dir.settleAsides(); err != nil {
+		return nil, errors.Join(err, o.dir.close())
+	}
 	if err = ctx.Err(); err == nil && img != nil {
 		err = img.CheckUntouched()
 	}
@@ -134,6 +140,7 @@ func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error)
 	if err != nil {
 		return nil, errors.Join(err, o.dir.close())
 	}
+	o.settleLeftovers()
 	inst.dir, inst.img, inst.Persistent = o.dir, img, o.dir.persistent
 	inst.closed = sync.OnceValue(inst.end)
 	if inst.copies == nil && img != nil {

@@ -22,7 +22,11 @@ import (
 // overImage makes the disk of every mode except CopyNone. It uses the file of an earlier start if
 // that still fits, or a new one, over the image until the disk is complete.
 func (o *opening) overImage(ctx context.Context) (*Instance, error) {
-	switch v := o.judge(ctx); v.what {
+	v := o.judge(ctx)
+	if v.what == remake && o.img != nil {
+		v = o.lookAside(ctx, v)
+	}
+	switch v.what {
 	case keep:
 		inst, err := o.resume(ctx, v.state)
 		if damaged := new(overlay.DamagedError); !o.dir.persistent && errors.As(err, &damaged) {
@@ -60,11 +64,11 @@ func (o *opening) resume(ctx context.Context, s *state) (*Instance, error) {
 // none.
 func (o *opening) remake(ctx context.Context, reason string) (*Instance, error) {
 	begin := time.Now()
-	if reason != "" {
+	if reason != "" && (o.dir.persistent || o.opt.Leftovers != LeftoversKeep) {
 		o.log.Warn("the existing disk is not kept: making it of the image again",
 			zap.String("reason", reason), zap.String("disk", o.dir.disk()))
 	}
-	s, err := o.create(ctx)
+	s, err := o.create(ctx, reason)
 	if err != nil {
 		return nil, err
 	}
@@ -171,13 +175,13 @@ func (o *opening) beginMap(ctx context.Context, m *overlay.Map, s *state, fresh 
 
 // create makes the state of a new disk. It comes first: a file without a state looks like a
 // complete disk.
-func (o *opening) create(ctx context.Context) (*state, error) {
+func (o *opening) create(ctx context.Context, reason string) (*state, error) {
 	if o.img == nil {
 		return nil, &PersistentError{Path: o.dir.disk(),
 			Reason: "does not exist yet, and there is no image to make it from",
 			Action: "add the image to the container"}
 	}
-	if err := o.dir.clear(); err != nil {
+	if err := o.makeWay(reason); err != nil {
 		return nil, err
 	}
 	if o.opt.Mode == CopyClone {

@@ -17,14 +17,17 @@ import (
 )
 
 // Sweep removes the disks in a work directory whose images are gone, and logs the space it freed.
+// With LeftoversKeep it only logs which disks these are, and removes nothing. It returns the bytes
+// of what is kept: these disks, and those that were set aside.
+//
 // It touches only a directory that the same owner certainly left: its state is intact, it names the
 // owner and an image that is neither in imageDir nor among others, and nobody holds its lock. Call
 // Sweep after the images of this run were opened, so that a missing directory of images does not
 // look empty. Files that do not belong to a disk stay. When ctx ends, Sweep stops early; the next
 // call continues.
 func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner string,
-	log *zap.Logger,
-) {
+	leftovers Leftovers, log *zap.Logger,
+) (kept int64) {
 	entries, err := os.ReadDir(workDir)
 	// if all disks are on volumes, there may be no work directory
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -35,28 +38,68 @@ func Sweep(ctx context.Context, workDir, imageDir string, others []string, owner
 		workDir, err = osfile.Resolved(workDir)
 	}
 	if err != nil {
-		return
+		return 0
 	}
 	for _, e := range entries {
 		if ctx.Err() != nil {
-			return
+			return kept
 		}
 		if !e.IsDir() {
 			continue
 		}
 		d := workDirOf(workDir, e.Name())
+		if leftovers == LeftoversKeep {
+			kept += d.tellLeftovers(imageDir, others, owner, log)
+			continue
+		}
 		if err := d.sweep(imageDir, others, owner, log); err != nil {
 			log.Warn("the disk of an image that is gone could not be removed",
 				zap.String("directory", d.path), zap.Error(err))
 		}
 	}
+	return kept
+}
+
+// tellLeftovers logs that a disk is kept although its image is gone, and returns the bytes of what
+// no guest uses.
+func (d *diskDir) tellLeftovers(imageDir string, others []string, owner string,
+	log *zap.Logger,
+) (bytes int64) {
+	if image, gone := d.orphaned(imageDir, others, owner, log); gone {
+		bytes = usedIn(d.path)
+		log.Warn("the image of a disk is gone: the disk is kept, with what was written to it, and "+
+			"is served again when an image of that name is back",
+			zap.String("image", image), zap.String("directory", d.path), zap.Int64("bytes", bytes),
+			zap.String("to_remove_it", howToRemove))
+		return bytes
+	}
+	all, _ := d.asides() // only messages need it
+	for _, a := range all {
+		bytes += usedIn(a.path)
+	}
+	return bytes
+}
+
+// known returns the state of a disk, or of one that was set aside if no other disk was made since.
+func (d *diskDir) known() (*state, error) {
+	s, err := loadState(d.state())
+	if !errors.Is(err, fs.ErrNotExist) {
+		return s, err
+	}
+	all, _ := d.asides()
+	for _, a := range all {
+		if s, err := loadState(a.state()); err == nil {
+			return s, nil
+		}
+	}
+	return nil, err
 }
 
 // orphaned reports whether the owner left the directory for an image that is gone.
 func (d *diskDir) orphaned(imageDir string, others []string, owner string, log *zap.Logger) (
 	image string, gone bool,
 ) {
-	s, err := loadState(d.state())
+	s, err := d.known()
 	if err != nil || escapeName(s.Image) != filepath.Base(d.path) {
 		return "", false
 	}
@@ -104,7 +147,8 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	}
 	before := usedIn(d.path)
 	// The state goes last. If this call is killed, the next one recognises the directory by it.
-	err = d.clearUnits()
+	_, err = d.removeAsides()
+	err = errors.Join(err, d.clearUnits())
 	for _, file := range []string{d.disk(), d.liveMap(), d.durableMap(),
 		d.state() + durable.SpareSuffix, d.state()} {
 		if err == nil {

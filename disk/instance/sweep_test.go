@@ -18,7 +18,7 @@ import (
 func sweep(t *testing.T, work, images, owner string) (left []string, logs *observer.ObservedLogs) {
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
-	Sweep(t.Context(), work, images, nil, owner, zap.New(core))
+	Sweep(t.Context(), work, images, nil, owner, LeftoversRemove, zap.New(core))
 	entries, err := os.ReadDir(work)
 	require.NoError(t, err)
 	for _, e := range entries {
@@ -113,7 +113,8 @@ func TestSweepKeeps(t *testing.T) {
 // directory.
 func TestSweepSaysNothingWithoutAWorkDirectory(t *testing.T) {
 	core, logs := observer.New(zap.DebugLevel)
-	Sweep(t.Context(), filepath.Join(t.TempDir(), "none"), t.TempDir(), nil, "us", zap.New(core))
+	Sweep(t.Context(), filepath.Join(t.TempDir(), "none"), t.TempDir(), nil, "us", LeftoversRemove,
+		zap.New(core))
 	require.Zero(t, logs.Len())
 }
 
@@ -182,7 +183,7 @@ func TestSweepBesideAStart(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				Sweep(t.Context(), work, none, nil, "us", zap.NewNop())
+				Sweep(t.Context(), work, none, nil, "us", LeftoversRemove, zap.NewNop())
 			}
 		}
 	}()

@@ -73,6 +73,7 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 		WorkDir:       d.workDir(settings),
 		PersistentDir: s.dir,
 		OnImageChange: d.opt.OnImageChange,
+		Leftovers:     d.leftovers(d.workDir(settings)),
 		Owner:         d.opt.Owner,
 		Size:          settings.Size,
 		Empty:         s.empty,
@@ -91,8 +92,9 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	if errors.Is(err, disk.ErrNoSpace) {
 		// The disk of an image that is gone may take the space. Usually such disks are removed
 		// later, when all others are served.
-		d.sweep(ctx)
+		kept := d.sweep(ctx)
 		inst, err = instance.Open(ctx, s.image, opt)
+		err = d.explainKept(err, kept)
 	}
 	if err != nil {
 		err = d.explainSpace(err, settings.CopyMode)

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/problems"
@@ -218,9 +219,10 @@ func (d *Daemon) logAssumed(info image.Info) {
 	}
 }
 
-// sweep removes the disks of images that are gone from their directory. If no image was found
-// there, or nothing was searched, it removes nothing: then nothing is known to be gone.
-func (d *Daemon) sweep(ctx context.Context) {
+// sweep removes the disks of images that are gone from their directory, or logs that they are kept,
+// and returns their bytes. If no image was found there, or nothing was searched, it removes
+// nothing: then nothing is known to be gone.
+func (d *Daemon) sweep(ctx context.Context) (kept int64) {
 	var elsewhere []string
 	for _, f := range d.found {
 		if !f.local() {
@@ -230,9 +232,21 @@ func (d *Daemon) sweep(ctx context.Context) {
 	found := func(f foundImage) bool { return f.image != nil && f.local() }
 	if len(d.opt.Images.Paths) == 0 && slices.ContainsFunc(d.found, found) {
 		for _, dir := range d.workDirs() {
-			instance.Sweep(ctx, dir, d.opt.Images.Dir, elsewhere, d.opt.Owner, d.log)
+			kept += instance.Sweep(ctx, dir, d.opt.Images.Dir, elsewhere, d.opt.Owner,
+				d.leftovers(dir), d.log)
 		}
 	}
+	return kept
+}
+
+// explainKept says that disks which nobody uses take space that is missing.
+func (d *Daemon) explainKept(err error, kept int64) error {
+	if err == nil || kept == 0 || !errors.Is(err, disk.ErrNoSpace) {
+		return err
+	}
+	return fmt.Errorf("%w; %d bytes there are disks of images that are gone or have changed: %v "+
+		"removes them, with what guests wrote", err, kept,
+		d.names.of(SettingLeftovers).with(string(instance.LeftoversRemove)))
 }
 
 // isNoImage reports whether the error says that there is no image.

@@ -9,6 +9,7 @@ const (
 	SettingWorkDir       Setting = "work-dir"
 	SettingPersistentDir Setting = "persistent-dir"
 	SettingUsageType     Setting = "usage-type"
+	SettingLeftovers     Setting = "leftovers"
 	SettingCacheDir      Setting = "cache-dir"
 	SettingCopyMode      Setting = "copy-mode"
 	SettingPortals       Setting = "listen"

@@ -22,7 +22,12 @@ type Options struct {
 	Containers Containers
 	Settings   Settings
 
-	WorkDir       string // holds ephemeral disks and their state; made if it is missing
+	WorkDir string // holds ephemeral disks and their state; made if it is missing
+	// WorkDirNamed says that a person has named WorkDir: it may outlive a container.
+	WorkDirNamed bool
+	// Leftovers says what happens to ephemeral disks whose images are gone or have changed. "":
+	// they are kept in a directory that a person has named, and removed in that of a container.
+	Leftovers     instance.Leftovers
 	PersistentDir string // holds the disks instead, on a volume; "": none
 	// UsageTypes are more directories for disks; DiskSettings.UsageType chooses one. If there is a
 	// PersistentDir, the disks there are persistent, too.

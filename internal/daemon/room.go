@@ -57,8 +57,8 @@ func (d *Daemon) checkRoom(ctx context.Context) error {
 		}
 		err := room.check(ctx)
 		if errors.As(err, new(*image.SpaceError)) {
-			d.sweep(ctx) // disks of images that are gone may take the room
-			err = room.check(ctx)
+			kept := d.sweep(ctx) // disks of images that are gone may take the room
+			err = d.explainKept(room.check(ctx), kept)
 		}
 		if err != nil {
 			return d.explainSpace(err, instance.CopyClone)

@@ -130,6 +130,18 @@ func (d *Daemon) workDir(s DiskSettings) string {
 	return d.opt.WorkDir
 }
 
+// leftovers says what happens to the disks in a directory of ephemeral disks whose images are gone
+// or have changed. In a container's own directory nothing else would ever free their space.
+func (d *Daemon) leftovers(dir string) instance.Leftovers {
+	if d.opt.Leftovers != "" {
+		return d.opt.Leftovers
+	}
+	if dir != d.opt.WorkDir || d.opt.WorkDirNamed {
+		return instance.LeftoversKeep
+	}
+	return instance.LeftoversRemove
+}
+
 // workDirs are all directories that hold directories of ephemeral disks.
 func (d *Daemon) workDirs() []string {
 	dirs := []string{d.opt.WorkDir}

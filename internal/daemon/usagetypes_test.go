@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/instance"
 )
 
 func TestUsageTypesAreKnownByName(t *testing.T) {
@@ -56,7 +58,7 @@ func TestUsageTypesAreCheckedAtTheStart(t *testing.T) {
 }
 
 // TestSweepCleansUsageTypes removes the disk of an image that is gone from the storage that it had
-// chosen.
+// chosen, if a setting says so.
 func TestSweepCleansUsageTypes(t *testing.T) {
 	opt, ssd := options(t, "a.raw", "b.raw"), t.TempDir()
 	opt.UsageTypes = UsageTypes{"fast": ssd}
@@ -67,6 +69,9 @@ func TestSweepCleansUsageTypes(t *testing.T) {
 	require.DirExists(t, filepath.Join(ssd, "b.raw"))
 	require.NoError(t, os.Remove(filepath.Join(opt.Images.Dir, "b.raw")))
 	opt.Settings.Disks = nil
+	require.NoError(t, start(t, opt).end())
+	require.FileExists(t, filepath.Join(ssd, "b.raw", "disk.raw"), "somebody has named it")
+	opt.Leftovers = instance.LeftoversRemove
 	d := start(t, opt)
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(filepath.Join(ssd, "b.raw"))

@@ -167,6 +167,19 @@ func Rename(from, to string, flags uint) error {
 	})
 }
 
+// Move gives a file or directory a name in another directory of the same file system. It replaces
+// nothing.
+func Move(from, to string) error {
+	return in("rename", from, func(old int, name string) error {
+		dir, err := openDir(filepath.Dir(to))
+		if err != nil {
+			return err
+		}
+		defer unix.Close(dir)
+		return unix.Renameat2(old, name, dir, filepath.Base(to), unix.RENAME_NOREPLACE)
+	})
+}
+
 // MakeDir makes a directory that only our user can use.
 func MakeDir(path string) error {
 	return in("mkdir", path, func(dir int, name string) error {

@@ -1,0 +1,244 @@
+package instance
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+)
+
+// asidesOf returns the directories of the disks that were set aside.
+func asidesOf(t *testing.T, work, image string) (paths []string) {
+	t.Helper()
+	all, err := workDirOf(work, escapeName(image)).asides()
+	require.NoError(t, err)
+	for _, a := range all {
+		paths = append(paths, a.path)
+	}
+	return paths
+}
+
+// TestADiskThatDoesNotFitIsSetAside checks that what a guest wrote stays if the image differs by a
+// byte, and is found again when the image is back, in every mode, complete or not.
+func TestADiskThatDoesNotFitIsSetAside(t *testing.T) {
+	old := filetest.Sample(3<<20, 1)
+	changed := append([]byte(nil), old...)
+	changed[1<<20] ^= 1
+	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
+		t.Run(string(mode), func(t *testing.T) {
+			images, work := t.TempDir(), t.TempDir()
+			opt := Options{WorkDir: work, Owner: "us", Mode: mode, Leftovers: LeftoversKeep}
+			serve := func(content []byte, mark byte) (*Instance, []byte) {
+				inst, logs := start(t, filetest.Put(t, images, "a.raw", content, 0), opt)
+				if inst.copies != nil {
+					inst.copies.done.Wait()
+				}
+				if opt.Leftovers == LeftoversKeep {
+					require.Zero(t, logs.FilterMessageSnippet("removed").Len())
+				}
+				if !inst.kept {
+					_, err := inst.WriteAt(filetest.Block(mark, 512), 4096)
+					require.NoError(t, err)
+					require.NoError(t, inst.Store().Save("kept", []byte{mark}))
+				}
+				kept, err := inst.Store().Load("kept")
+				require.NoError(t, err)
+				require.Equal(t, []byte{mark}, kept)
+				got := filetest.ReadAll(t, inst, inst.Size())
+				require.NoError(t, inst.Close())
+				return inst, got
+			}
+			first, was := serve(old, 'o')
+			second, _ := serve(changed, 'n')
+			require.False(t, second.kept)
+			require.NotEqual(t, first.Identity, second.Identity)
+			require.Len(t, asidesOf(t, work, "a.raw"), 1)
+			for range 2 { // back and forth
+				again, now := serve(old, 'o')
+				require.True(t, again.kept)
+				require.Equal(t, first.Identity, again.Identity)
+				require.Equal(t, -1, filetest.FirstDifference(was, now))
+				again, _ = serve(changed, 'n')
+				require.True(t, again.kept)
+				require.Equal(t, second.Identity, again.Identity)
+				require.Len(t, asidesOf(t, work, "a.raw"), 1)
+			}
+			// A setting removes it.
+			opt.Leftovers = LeftoversRemove
+			serve(changed, 'n')
+			require.Empty(t, asidesOf(t, work, "a.raw"))
+		})
+	}
+}
+
+// TestNothingThatAGuestWroteIsRemoved checks the other reasons why a disk is made again.
+func TestNothingThatAGuestWroteIsRemoved(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, inst *Instance, opt *Options){
+		"damaged state": func(t *testing.T, inst *Instance, _ *Options) {
+			require.NoError(t, os.Truncate(inst.dir.state(), 20))
+		},
+		"no state": func(t *testing.T, inst *Instance, _ *Options) {
+			require.NoError(t, os.Remove(inst.dir.state()))
+		},
+		"no map": func(t *testing.T, inst *Instance, _ *Options) {
+			require.NoError(t, os.Remove(inst.dir.liveMap()))
+		},
+		"another boot": func(t *testing.T, inst *Instance, _ *Options) {
+			rewrite(t, inst.dir.path, func(s *state) { s.Boot = "earlier" })
+		},
+		"another image": func(t *testing.T, inst *Instance, _ *Options) {
+			rewrite(t, inst.dir.path, func(s *state) { s.Image = "other.raw" })
+		},
+		"served in place": func(t *testing.T, inst *Instance, opt *Options) { opt.Mode = CopyNone },
+	} {
+		t.Run(name, func(t *testing.T) {
+			work := t.TempDir()
+			path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
+			opt := Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite, Leftovers: LeftoversKeep}
+			inst, _ := start(t, path, opt)
+			inst.copies.done.Wait()
+			_, err := inst.WriteAt(filetest.Block('w', 4096), 4096)
+			require.NoError(t, err)
+			require.NoError(t, inst.Close())
+			spoil(t, inst, &opt)
+			again, logs := start(t, path, opt)
+			require.Equal(t, 1, logs.FilterMessageSnippet("it is set aside").Len())
+			require.NoError(t, again.Close())
+			aside := asidesOf(t, work, "a.raw")
+			require.Len(t, aside, 1)
+			written, err := os.ReadFile(filepath.Join(aside[0], diskName))
+			require.NoError(t, err)
+			require.Equal(t, filetest.Block('w', 4096), written[4096:8192])
+			if name == "served in place" {
+				opt.Mode = CopyOnWrite
+				again, _ = start(t, path, opt)
+				require.Equal(t, inst.Identity, again.Identity)
+				require.Equal(t, filetest.Block('w', 4096), filetest.ReadAll(t, again, 8192)[4096:])
+			}
+		})
+	}
+}
+
+// TestADiskThatIsMissingIsNotMadeAgain: a disk that was there once is refused until it is back.
+func TestADiskThatIsMissingIsNotMadeAgain(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
+	for name, opt := range map[string]Options{
+		"named":      {WorkDir: t.TempDir(), Leftovers: LeftoversKeep},
+		"persistent": {PersistentDir: t.TempDir()},
+	} {
+		for _, mode := range []CopyMode{CopyOnWrite, CopyClone} {
+			t.Run(name+"/"+string(mode), func(t *testing.T) {
+				opt.Mode = mode
+				inst, _ := start(t, path, opt)
+				inst.copies.done.Wait()
+				_, err := inst.WriteAt(filetest.Block('w', 512), 0)
+				require.NoError(t, err)
+				require.NoError(t, inst.Close())
+				require.NoError(t, os.Rename(inst.path, inst.path+"-away"))
+				for range 2 {
+					_, err = Open(t.Context(), openGood(t, path), opt)
+					require.ErrorContains(t, err, "is missing, and was there at an earlier start")
+					require.NoFileExists(t, inst.path)
+				}
+				require.NoError(t, os.Rename(inst.path+"-away", inst.path))
+				again, _ := start(t, path, opt)
+				require.Equal(t, inst.Identity, again.Identity)
+				require.Equal(t, filetest.Block('w', 512), filetest.ReadAll(t, again, 512))
+				require.NoError(t, again.Close())
+			})
+		}
+	}
+}
+
+// TestSettingAsideIsKilled kills a move after each file, there and back: the next start finds the
+// disk all the same.
+func TestSettingAsideIsKilled(t *testing.T) {
+	images := t.TempDir()
+	old, changed := filetest.Sample(1<<20, 1), filetest.Sample(1<<20, 2)
+	for killed := range 6 {
+		for _, back := range []bool{false, true} {
+			opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite, Leftovers: LeftoversKeep}
+			use := func(content []byte) *Instance {
+				inst, _ := start(t, filetest.Put(t, images, "a.raw", content, 0), opt)
+				inst.copies.done.Wait()
+				return inst
+			}
+			first := use(old)
+			_, err := first.WriteAt(filetest.Block('w', 512), 512)
+			require.NoError(t, err)
+			require.NoError(t, first.Store().Save("kept", []byte("x")))
+			require.NoError(t, first.Close())
+			d := workDirOf(opt.WorkDir, "a.raw")
+			path, err := d.setAside()
+			require.NoError(t, err)
+			aside := workDirOf(d.path, filepath.Base(path))
+			// Undo what comes after the kill.
+			names, err := aside.files()
+			require.NoError(t, err)
+			names = append([]string{stateName}, names...)
+			if killed > len(names) {
+				continue
+			}
+			if back { // the disk went first, and the state last
+				for _, name := range names[len(names)-killed:] {
+					require.NoError(t, os.Rename(filepath.Join(path, name),
+						filepath.Join(d.path, name)))
+				}
+			} else {
+				for _, name := range names[killed:] {
+					require.NoError(t, os.Rename(filepath.Join(path, name),
+						filepath.Join(d.path, name)))
+				}
+			}
+			// Whichever image comes next, the old one finds its disk.
+			if killed%2 == 0 {
+				require.NoError(t, use(changed).Close())
+			}
+			again := use(old)
+			require.True(t, again.kept, "%d %t", killed, back)
+			require.Equal(t, first.Identity, again.Identity)
+			require.Equal(t, filetest.Block('w', 512), filetest.ReadAll(t, again, 1024)[512:])
+			kept, err := again.Store().Load("kept")
+			require.NoError(t, err)
+			require.Equal(t, "x", string(kept))
+			require.NoError(t, again.Close())
+		}
+	}
+}
+
+// TestSweepKeepsInANamedDirectory: the disk of an image that is gone stays where a person has named
+// the directory. Removing it takes the setting, and removes what was set aside, too.
+func TestSweepKeepsInANamedDirectory(t *testing.T) {
+	images, work := t.TempDir(), t.TempDir()
+	opt := Options{WorkDir: work, Owner: "us", Mode: CopyOnWrite, Leftovers: LeftoversKeep}
+	for i := range 2 {
+		path := filetest.Put(t, images, "a.raw", filetest.Sample(1<<20, uint64(i)), 0)
+		inst, _ := start(t, path, opt)
+		inst.copies.done.Wait()
+		_, err := inst.WriteAt(filetest.Block('w', 512), 512)
+		require.NoError(t, err)
+		require.NoError(t, inst.Close())
+	}
+	require.NoError(t, os.Remove(filepath.Join(images, "a.raw")))
+	core, logs := observer.New(zap.DebugLevel)
+	sweep := func(l Leftovers) int64 {
+		return Sweep(t.Context(), work, images, nil, "us", l, zap.New(core))
+	}
+	for range 2 {
+		require.Positive(t, sweep(LeftoversKeep))
+		require.FileExists(t, filepath.Join(work, "a.raw", diskName))
+		require.Len(t, asidesOf(t, work, "a.raw"), 1)
+	}
+	told := logs.FilterMessageSnippet("is kept").All()
+	require.Len(t, told, 2)
+	require.Equal(t, "a.raw", told[0].ContextMap()["image"])
+	require.True(t, strings.Contains(told[0].ContextMap()["to_remove_it"].(string), "--leftovers"))
+	require.Zero(t, sweep(LeftoversRemove))
+	require.NoDirExists(t, filepath.Join(work, "a.raw"))
+}
