@@ -27,7 +27,7 @@ spec:
         image: registry.example.com/qemu
         securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 `)
-	w.until(digest, "get", "vmids", "fedora", "-o", "jsonpath={.spec.image}")
+	w.until(digest, "get", "vmidset", "fedora", "-o", "jsonpath={.spec.image}")
 	w.until("fedora fedora", "get", "pod", "fedora-0", "-o", `jsonpath={.metadata.annotations.`+
 		`disk\.kubevirt\.io/identity-set} {.metadata.annotations.disk\.kubevirt\.io/identity-name}`)
 	w.until("Starting", "get", "vmpet", "fedora", "-o", "jsonpath={.status.conditions[*].reason}")
@@ -42,7 +42,7 @@ spec: {image: "` + digest + `", setName: fedora}
 	w.until("Stopped", "get", "vmpet", "fedora", "-o", "jsonpath={.status.conditions[*].reason}")
 	w.until("NotFound", "get", "pod", "fedora-0")
 	w.kubectl("delete", "vmpet", "fedora")
-	w.until("NotFound", "get", "vmids", "fedora")
+	w.until("NotFound", "get", "vmidset", "fedora")
 	w.until("NotFound", "get", "statefulset", "fedora")
 	w.until("fedora", "get", "vmid", "fedora", "-o", "name")
 	require.NotContains(t, w.c.logs(), "forbidden")

@@ -153,12 +153,87 @@ spec:
 `))
 	require.NoError(t, err)
 	require.NoError(t, p.Apply(context.Background(), ns, objects...))
-	require.Equal(t, "PersistentVolume Overlay Sidecar", p.Kubectl(t, "get", "vmids", "plain",
+	require.Equal(t, "PersistentVolume Overlay Sidecar", p.Kubectl(t, "get", "vmidset", "plain",
 		"-n", ns, "-o", "jsonpath={.spec.type} {.spec.population} {.spec.attachment}"))
 	require.Equal(t, "PersistentVolume true true", p.Kubectl(t, "get", "vmpet", "rex", "-n", ns,
 		"-o", "jsonpath={.spec.disk.type} {.spec.running} "+
 			"{.spec.template.spec.containers[0].anything.kept}"))
-	require.Contains(t, p.Kubectl(t, "get", "vm", "-n", ns), "vmidentityset.disk.kubevirt.io/plain")
+}
+
+// The resource names, short names and categories of Kubernetes 1.37, KubeVirt 1.6, CDI 1.63, the
+// snapshot controller and the API of KubeVirt's instance types, exports, clones and pools.
+const namesOfOthers = `
+	all api-extensions cluster-api
+	bindings componentstatuses cs configmaps cm endpoints ep events ev limitranges limits
+	namespaces ns nodes no persistentvolumeclaims pvc persistentvolumes pv pods po podtemplates
+	replicationcontrollers rc resourcequotas quota secrets serviceaccounts sa services svc
+	customresourcedefinitions crd crds apiservices controllerrevisions daemonsets ds deployments
+	deploy replicasets rs statefulsets sts horizontalpodautoscalers hpa cronjobs cj jobs
+	certificatesigningrequests csr leases endpointslices flowschemas ingresses ing
+	ingressclasses networkpolicies netpol poddisruptionbudgets pdb clusterroles roles
+	rolebindings clusterrolebindings priorityclasses pc csidrivers csinodes storageclasses sc
+	volumeattachments volumeattributesclasses vac resourceclaims resourceslices deviceclasses
+	vm vms virtualmachine virtualmachines vmi vmis virtualmachineinstance virtualmachineinstances
+	vmirs vmirss virtualmachineinstancereplicaset virtualmachineinstancereplicasets
+	vmipreset vmipresets virtualmachineinstancepreset virtualmachineinstancepresets
+	vmim vmims virtualmachineinstancemigration virtualmachineinstancemigrations kv kvs kubevirt
+	kubevirts vmpool vmpools virtualmachinepool virtualmachinepools vmsnapshot vmsnapshots
+	virtualmachinesnapshot virtualmachinesnapshots vmsnapshotcontent vmsnapshotcontents
+	virtualmachinesnapshotcontent virtualmachinesnapshotcontents vmrestore vmrestores
+	virtualmachinerestore virtualmachinerestores vmexport vmexports virtualmachineexport
+	virtualmachineexports vmclone vmclones virtualmachineclone virtualmachineclones
+	vminstancetype vminstancetypes vmf vmfs virtualmachineinstancetype
+	virtualmachineinstancetypes vmclusterinstancetype vmclusterinstancetypes vmcf vmcfs
+	virtualmachineclusterinstancetype virtualmachineclusterinstancetypes vmpref vmprefs vmp vmps
+	virtualmachinepreference virtualmachinepreferences vmcp vmcps
+	virtualmachineclusterpreference virtualmachineclusterpreferences migrationpolicy
+	migrationpolicies vmbackup vmbackups vmbackuptracker virtualmachinebackup
+	virtualmachinebackups
+	dv dvs datavolume datavolumes cdi cdis cdiconfig cdiconfigs das datasource datasources dic dics
+	dataimportcron dataimportcrons ot ots objecttransfer objecttransfers storageprofile
+	storageprofiles volumeclonesource volumeclonesources volumeimportsource volumeimportsources
+	volumeuploadsource volumeuploadsources ovirtvolumepopulators openstackvolumepopulators
+	uploadtokenrequest uploadtokenrequests
+	vs volumesnapshot volumesnapshots vsc vscs volumesnapshotcontent volumesnapshotcontents
+	vsclass vsclasses volumesnapshotclass volumesnapshotclasses
+	vg volumegroupsnapshot vgs net-attach-def`
+
+// TestNamesOfOthers: none of our short names, plurals and categories is somebody else's, so that
+// no command that means virtual machines reaches disks. What reads as the plural of one of our
+// names is not another kind of ours.
+func TestNamesOfOthers(t *testing.T) {
+	p := plane.Get(t)
+	taken := map[string]string{}
+	for _, name := range strings.Fields(namesOfOthers) {
+		taken[name] = "others"
+	}
+	text := p.Kubectl(t, "get", "crd", "-o", "jsonpath={range .items[*]}{.spec.group} "+
+		"{.metadata.name} {.spec.names.categories} {.spec.names.plural} {.spec.names.singular} "+
+		"{.spec.names.shortNames[*]}{\"\\n\"}{end}")
+	kinds := 0
+	for _, line := range strings.Split(strings.TrimSpace(text), "\n") {
+		if !strings.HasPrefix(line, "disk.kubevirt.io ") {
+			continue
+		}
+		kinds++
+		fields := strings.Fields(strings.Replace(line, "  ", " - ", 1))
+		crd, categories := fields[1], fields[2]
+		require.Equal(t, "-", categories, "%s: a category reaches the kinds of others, too", crd)
+		for _, name := range fields[3:] {
+			for _, read := range []string{name, name + "s"} {
+				who := taken[read]
+				require.True(t, who == "" || who == crd, "%s of %s is the name of %s", read, crd,
+					who)
+				taken[read] = crd
+			}
+		}
+	}
+	require.Equal(t, 3, kinds)
+	// As kubectl understands it where KubeVirt is not installed.
+	for _, name := range []string{"vm", "vms", "vmi", "vmids"} {
+		_, err := p.TryKubectl(nil, "delete", name, "--all", "-n", p.Namespace(t))
+		require.Error(t, err, name)
+	}
 }
 
 // TestPlane checks the assumptions of other tests: a service account may do nothing without a role,

@@ -122,7 +122,7 @@ type DiskSpec struct {
 // VMIdentitySet describes the disks of the pods that name it.
 //
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:shortName=vmids,categories=vm
+// +kubebuilder:resource:shortName=vmidset
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name=Type,type=string,JSONPath=`.spec.type`
 // +kubebuilder:printcolumn:name=Size,type=string,JSONPath=`.spec.size`
@@ -171,7 +171,7 @@ type VMIdentitySetList struct {
 // VMIdentity is the disk of one machine. It stays when pods come and go.
 //
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:shortName=vmid,categories=vm
+// +kubebuilder:resource:shortName=vmid
 // +kubebuilder:subresource:status
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 58",message="the name may have at most 58 characters, as the names of the claim and of labels are made from it"
 // +kubebuilder:printcolumn:name=Ready,type=boolean,JSONPath=`.status.ready`
@@ -268,15 +268,24 @@ type MoveStatus struct {
 	// +optional
 	From string   `json:"from,omitempty"`
 	Step MoveStep `json:"step"`
-	// claimUID and volumeName are the claim with the disk when the move began, and its volume.
+	// claimUID, volumeName and volumeUID are the claim with the disk when the move began, and its
+	// volume.
 	ClaimUID   types.UID `json:"claimUID"`
 	VolumeName string    `json:"volumeName"`
+	// +optional
+	VolumeUID types.UID `json:"volumeUID,omitempty"`
 	// accessMode and size are those of that claim. The new claim gets them, too.
 	AccessMode corev1.PersistentVolumeAccessMode `json:"accessMode"`
 	Size       resource.Quantity                 `json:"size"`
-	// newVolumeName is the volume with the copy of the disk, in step Point.
+	// made has the UIDs of the objects that the controller made for the move, by their names. An
+	// object that has the name and not the UID was made by somebody else.
+	// +optional
+	Made map[string]types.UID `json:"made,omitempty"`
+	// newVolumeName and newVolumeUID are the volume with the copy of the disk, in step Point.
 	// +optional
 	NewVolumeName string `json:"newVolumeName,omitempty"`
+	// +optional
+	NewVolumeUID types.UID `json:"newVolumeUID,omitempty"`
 }
 
 // VMIdentityList is a list of VMIdentity.

@@ -9,7 +9,7 @@ import (
 // pod, both with its name.
 //
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:shortName=vmpet,categories=vm
+// +kubebuilder:resource:shortName=vmpet
 // +kubebuilder:subresource:status
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 52",message="the name may have at most 52 characters, as the names of the pod and of its labels are made from it"
 // +kubebuilder:printcolumn:name=Running,type=boolean,JSONPath=`.spec.running`

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -31,11 +32,11 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return moving(v1alpha1.ReasonInUse, "pod %s uses the disk, although it is being moved: "+
 			"delete the pod", user).after(again), err
 	}
-	volume, err := r.volume(ctx, m.VolumeName)
+	volume, err := r.volume(ctx, m.VolumeName, m.VolumeUID)
 	if err != nil {
 		return nil, err
 	}
-	if volume == nil {
+	if !boundTo(volume, m.ClaimUID) {
 		return r.lost(id, "its volume %s is gone", m.VolumeName), nil
 	}
 	claim, err := r.claim(ctx, id, moveClaim(id))
@@ -43,23 +44,32 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	case err != nil:
 		return nil, err
 	case claim == nil:
-		err := r.Create(ctx, newClaim(id, moveClaim(id), volume.Spec.StorageClassName, ""),
-			client.FieldOwner(v1alpha1.FieldManager))
-		return refused(id, "the claim "+moveClaim(id), err)
-	case !metav1.IsControlledBy(claim, id) || claim.DeletionTimestamp != nil:
-		return moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this VMIdentity, or is "+
-			"being deleted: it has to go first", claim.Name).after(again), nil
+		return r.make(ctx, id, "claim",
+			newClaim(id, moveClaim(id), volume.Spec.StorageClassName, ""))
+	case strange(id, claim):
+		s := moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this move: it has to go "+
+			"first", claim.Name).after(again)
+		if metav1.IsControlledBy(claim, id) {
+			return s, r.deleteClaim(ctx, claim)
+		}
+		return s, nil
 	}
 	receiver, s, err := r.job(ctx, id, receiveJob(id))
 	if s != nil || err != nil {
 		return s, err
 	}
 	if receiver != nil && finished(receiver) == batchv1.JobComplete {
-		if claim.Spec.VolumeName == "" {
-			return nil, fmt.Errorf("claim %s: a pod has filled it, and it has no volume",
-				claim.Name)
+		fresh, err := r.volume(ctx, claim.Spec.VolumeName, "")
+		if err != nil {
+			return nil, err
 		}
-		m.Step, m.NewVolumeName = v1alpha1.Point, claim.Spec.VolumeName
+		// The claim may name any volume. That the volume names the claim is Kubernetes' word.
+		if claim.Status.Phase != corev1.ClaimBound || !boundTo(fresh, claim.UID) {
+			return moving(v1alpha1.ReasonClaimForeign, "the claim %s was filled, and volume %q is "+
+				"not bound to it: delete the claim", claim.Name, claim.Spec.VolumeName).
+				after(afterFailed), nil
+		}
+		m.Step, m.NewVolumeName, m.NewVolumeUID = v1alpha1.Point, fresh.Name, fresh.UID
 		return moving(v1alpha1.ReasonPointing, "the disk is on node %s: its claim gets the volume "+
 			"%s", m.To, m.NewVolumeName).after(time.Second), nil
 	}
@@ -68,9 +78,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return s, err
 	}
 	if receiver == nil {
-		_, err := objects.Make(ctx, r.Client, &batchv1.Job{},
-			newReceiver(id, r.Options.Image, from))
-		return refused(id, "the Job "+receiveJob(id), err)
+		return r.make(ctx, id, "Job", newReceiver(id, r.Options.Image, from))
 	}
 	args := receiver.Spec.Template.Spec.Containers[0].Args
 	if finished(receiver) == "" && !slices.Equal(args,
@@ -94,8 +102,7 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		return "", s, err
 	}
 	if job == nil {
-		_, err := objects.Make(ctx, r.Client, &batchv1.Job{}, newSender(id, r.Options.Image))
-		s, err := refused(id, "the Job "+sendJob(id), err)
+		s, err := r.make(ctx, id, "Job", newSender(id, r.Options.Image))
 		return "", s, err
 	}
 	switch finished(job) {
@@ -216,6 +223,34 @@ func (r *Reconciler) failed(ctx context.Context, id *v1alpha1.VMIdentity, job *b
 	return s.after(again), nil
 }
 
+// make makes an object for a move, and records its UID at once. If that fails, the object is not
+// believed, and made again: anybody can give an object its name, labels and owner.
+func (r *Reconciler) make(ctx context.Context, id *v1alpha1.VMIdentity, kind string,
+	o client.Object) (*state, error) {
+	if err := r.Create(ctx, o, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+		return refused(id, "the "+kind+" "+o.GetName(), err)
+	}
+	before := id.DeepCopy()
+	if id.Status.Move.Made == nil {
+		id.Status.Move.Made = make(map[string]types.UID)
+	}
+	id.Status.Move.Made[o.GetName()] = o.GetUID()
+	// Only this controller writes the map, so others' changes of the status do not matter.
+	if err := r.Status().Patch(ctx, id, client.MergeFrom(before),
+		client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+		return nil, fmt.Errorf("status: %w", err)
+	}
+	return refused(id, o.GetName(), nil)
+}
+
+// strange reports whether an object cannot be used for a move: somebody else made it, or it is
+// being deleted.
+func strange(id *v1alpha1.VMIdentity, o client.Object) bool {
+	made := id.Status.Move.Made[o.GetName()]
+	return made == "" || made != o.GetUID() || !metav1.IsControlledBy(o, id) ||
+		o.GetDeletionTimestamp() != nil
+}
+
 // job returns a Job of a move from the cache, or nil. A state says that another Job has its name.
 func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
 	*batchv1.Job, *state, error) {
@@ -227,11 +262,14 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 	if err != nil {
 		return nil, nil, fmt.Errorf("job %s: %w", name, err)
 	}
-	if !metav1.IsControlledBy(job, id) || job.DeletionTimestamp != nil {
-		return nil, moving(v1alpha1.ReasonCopying, "Job %s is of an earlier try, or not of this "+
-			"VMIdentity: it has to go first", name).after(again), nil
+	if !strange(id, job) {
+		return job, nil, nil
 	}
-	return job, nil, nil
+	if metav1.IsControlledBy(job, id) && job.DeletionTimestamp == nil {
+		err = r.deleteJob(ctx, job)
+	}
+	return nil, moving(v1alpha1.ReasonCopying, "Job %s is of an earlier try, or not of this move: "+
+		"it has to go first", name).after(again), err
 }
 
 func (r *Reconciler) deleteJob(ctx context.Context, job *batchv1.Job) error {
@@ -293,9 +331,12 @@ func unschedulable(p *corev1.Pod) string {
 // refused returns nil if an object was made, or else why the API server does not accept it.
 func refused(id *v1alpha1.VMIdentity, what string, err error) (*state, error) {
 	switch {
-	case err == nil, apierrors.IsAlreadyExists(err): // the cache will have it
+	case err == nil:
 		return moving(v1alpha1.ReasonCopying, "the disk is moved to node %s",
 			id.Status.Move.To).after(time.Second), nil
+	case apierrors.IsAlreadyExists(err):
+		return moving(v1alpha1.ReasonCopying, "%s is there already: if it is not of this "+
+			"VMIdentity, delete it", what).after(again), nil
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
 		return moving(v1alpha1.ReasonQuotaExceeded, "to move the disk, the quota of the namespace "+
 			"has no room for %s: %v", what, err).after(afterFailed), nil

@@ -28,6 +28,13 @@
 // and that claim is made. When it is bound, both volumes get their own policies back. As the last
 // step of all, this removes the old volume if its class says so.
 //
+// # What is believed
+//
+// Anybody who may edit the namespace can make a Job or a claim with these names, labels and owner.
+// So the status records the UID of each object that was made for the move, and only these count.
+// A claim may name any volume of the cluster in its spec: only a volume whose claimRef has the UID
+// of the claim is its volume. A volume that belongs to another claim is never changed.
+//
 // # What may be lost, and what not
 //
 // At each moment at least one volume that stays has the whole disk. If the disk's node is gone, or

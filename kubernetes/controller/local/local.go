@@ -81,6 +81,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	id := before.DeepCopy()
 	s, err := r.step(ctx, id)
+	if id.ResourceVersion != before.ResourceVersion {
+		r.written.Note(id) // the status has what was made; its change brings us here again
+		return objects.Result(ctrl.Result{RequeueAfter: again}, err)
+	}
 	if err != nil || s == nil {
 		return objects.Result(ctrl.Result{}, err)
 	}
@@ -191,12 +195,20 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 		len(claim.Spec.AccessModes) == 0 {
 		return nil, nil // package identity says what is wrong
 	}
+	volume, err := r.volume(ctx, claim.Spec.VolumeName, "")
+	if err != nil {
+		return nil, err
+	}
+	if !boundTo(volume, claim.UID) {
+		return stays(v1alpha1.ReasonClaimForeign, "the volume %s is not bound to the claim %s, so "+
+			"it is not moved", claim.Spec.VolumeName, claim.Name).after(afterFailed), nil
+	}
 	// The pods that move the disk need the secret, as machines do.
 	if _, err := identity.MakeSecret(ctx, r.Client, id); err != nil {
 		return nil, fmt.Errorf("secret: %w", err)
 	}
 	id.Status.Move = &v1alpha1.MoveStatus{To: to, From: id.Status.NodeName, Step: v1alpha1.Copy,
-		ClaimUID: claim.UID, VolumeName: claim.Spec.VolumeName,
+		ClaimUID: claim.UID, VolumeName: volume.Name, VolumeUID: volume.UID,
 		AccessMode: claim.Spec.AccessModes[0],
 		Size:       claim.Spec.Resources.Requests[corev1.ResourceStorage]}
 	return moving(v1alpha1.ReasonCopying, "the disk is moved to node %s", to).after(again), nil

@@ -5,8 +5,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -147,6 +149,111 @@ func TestDeletedWhileItMoves(t *testing.T) {
 		require.Empty(t, claims.Items)
 		require.False(t, w.get("vmsend-vm", &corev1.Pod{}))
 	})
+}
+
+// foreign makes a volume that belongs to a claim in another namespace.
+func (w *world) foreign() *corev1.PersistentVolume {
+	w.t.Helper()
+	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "foreign"},
+		Spec: corev1.PersistentVolumeSpec{StorageClassName: "local",
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "other",
+				Name: "db", UID: "uid-of-db"}}}
+	w.create(v)
+	return v
+}
+
+// untouched checks that nobody has changed the volume from foreign.
+func (w *world) untouched(v *corev1.PersistentVolume) {
+	w.t.Helper()
+	now := &corev1.PersistentVolume{}
+	require.True(w.t, w.get(v.Name, now))
+	require.Equal(w.t, v.Spec, now.Spec)
+	require.Empty(w.t, now.Annotations)
+}
+
+// TestForgedObjects: a user makes a claim and Jobs with the names, labels and owner of those that
+// move a disk. The claim names a volume of somebody else, and the Jobs are complete. None of them
+// is believed, and the disk is moved by the controller's own.
+func TestForgedObjects(t *testing.T) {
+	for _, owned := range []bool{true, false} {
+		w := newWorld(t, &controllertest.Calls{})
+		former, victim := w.claim().Spec.VolumeName, w.foreign()
+		w.remove(&corev1.Pod{}, "vm")
+		forged := func(name string) metav1.ObjectMeta {
+			m := metav1.ObjectMeta{Name: name, Labels: map[string]string{
+				v1alpha1.LabelIdentity: "vm", v1alpha1.Group + "/move": "vm"}}
+			if owned {
+				m.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(w.identity(),
+					v1alpha1.GroupVersion.WithKind("VMIdentity"))}
+			}
+			return m
+		}
+		w.create(&corev1.PersistentVolumeClaim{ObjectMeta: forged("vmmove-vm"),
+			Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: new("local"),
+				VolumeName: victim.Name}})
+		for _, name := range []string{"vmsend-vm", "vmrecv-vm"} {
+			job := &batchv1.Job{ObjectMeta: forged(name)}
+			job.Spec.Template.Labels = job.Labels
+			job.Spec.Template.Spec.Containers = []corev1.Container{{Name: "x", Image: "x"}}
+			w.create(job)
+			job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete,
+				Status: corev1.ConditionTrue}}
+			require.NoError(t, w.Status().Update(t.Context(), job))
+		}
+		w.annotate("node-2")
+		w.converge()
+		w.untouched(victim)
+		if !owned {
+			require.Contains(t, w.condition(v1alpha1.ConditionMoving),
+				"True ClaimForeign: the claim vmmove-vm is not of this move: it has to go first")
+			w.remove(&corev1.PersistentVolumeClaim{}, "vmmove-vm")
+			w.converge()
+			require.Contains(t, w.condition(v1alpha1.ConditionMoving),
+				"Job vmrecv-vm is of an earlier try, or not of this move: it has to go first")
+			w.remove(&batchv1.Job{}, "vmsend-vm")
+			w.remove(&batchv1.Job{}, "vmrecv-vm")
+			w.kubernetes() // their pods go
+			w.converge()
+		}
+		w.moved(former)
+		w.untouched(victim)
+	}
+}
+
+// TestVolumeOfSomebodyElse: whatever the status says, a volume that belongs to another claim is not
+// taken from it.
+func TestVolumeOfSomebodyElse(t *testing.T) {
+	w := newWorld(t, &controllertest.Calls{})
+	victim, claim := w.foreign(), w.claim()
+	w.remove(&corev1.Pod{}, "vm")
+	id := w.identity()
+	id.Status.Move = &v1alpha1.MoveStatus{To: "node-2", Step: v1alpha1.Point, ClaimUID: claim.UID,
+		VolumeName: claim.Spec.VolumeName, AccessMode: corev1.ReadWriteOnce,
+		NewVolumeName: victim.Name}
+	require.NoError(t, w.Status().Update(t.Context(), id))
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving), "True ClaimForeign: the volume "+
+		"foreign with the moved disk belongs to the claim db in namespace other")
+	w.untouched(victim)
+	require.Equal(t, claim.UID, w.claim().UID, "the claim of the disk stays")
+}
+
+// TestClaimOfAnotherVolume: the claim of the identity names a volume that is not bound to it. It is
+// neither copied nor changed.
+func TestClaimOfAnotherVolume(t *testing.T) {
+	w := newWorld(t, &controllertest.Calls{})
+	victim := w.foreign()
+	w.remove(&corev1.Pod{}, "vm")
+	claim := w.claim()
+	claim.Spec.VolumeName = victim.Name
+	require.NoError(t, w.Update(t.Context(), claim))
+	w.whole = nil
+	w.annotate("node-2")
+	w.converge()
+	require.Contains(t, w.condition(v1alpha1.ConditionMoving),
+		"False ClaimForeign: the volume foreign is not bound to the claim vmid-vm")
+	w.untouched(victim)
 }
 
 // told returns the events so far.

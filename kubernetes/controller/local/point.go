@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -24,20 +25,23 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 	wait := func(format string, args ...any) *state {
 		return moving(v1alpha1.ReasonPointing, format, args...).after(time.Second)
 	}
-	fresh, err := r.volume(ctx, m.NewVolumeName)
+	fresh, err := r.volume(ctx, m.NewVolumeName, m.NewVolumeUID)
 	if err != nil {
 		return nil, err
 	}
-	former, err := r.volume(ctx, m.VolumeName)
+	former, err := r.volume(ctx, m.VolumeName, m.VolumeUID)
 	if err != nil {
 		return nil, err
+	}
+	if !boundTo(former, m.ClaimUID) {
+		former = nil // somebody has given it to another claim
 	}
 	claim, err := r.claim(ctx, id, v1alpha1.ClaimName(id.Name))
 	if err != nil {
 		return nil, err
 	}
 	if fresh == nil && claim != nil && claim.UID == m.ClaimUID && claim.DeletionTimestamp == nil {
-		m.Step, m.NewVolumeName = v1alpha1.Copy, ""
+		m.Step, m.NewVolumeName, m.NewVolumeUID = v1alpha1.Copy, "", ""
 		return moving(v1alpha1.ReasonCopying, "the volume with the moved disk is gone: it is "+
 			"copied again").after(again), nil
 	}
@@ -46,6 +50,12 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 		return moving(v1alpha1.ReasonClaimLost, "the volume %s with the moved disk is gone; "+
 			"volume %s also has the disk: make a claim %s for that one by hand", m.NewVolumeName,
 			m.VolumeName, v1alpha1.ClaimName(id.Name)).after(afterFailed), nil
+	}
+	if !mine(id, fresh) {
+		ref := fresh.Spec.ClaimRef
+		return moving(v1alpha1.ReasonClaimForeign, "the volume %s with the moved disk belongs to "+
+			"the claim %s in namespace %s, and is not taken from it; volume %s also has the disk",
+			fresh.Name, ref.Name, ref.Namespace, m.VolumeName).after(afterFailed), nil
 	}
 	if claim != nil && claim.UID != m.ClaimUID {
 		if !metav1.IsControlledBy(claim, id) || claim.Spec.VolumeName != fresh.Name {
@@ -86,8 +96,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim, fresh, former *corev1.PersistentVolume) (*state, error) {
 	m := id.Status.Move
-	bound := fresh.Spec.ClaimRef != nil && fresh.Spec.ClaimRef.UID == claim.UID
-	if claim.Status.Phase != corev1.ClaimBound || !bound {
+	if claim.Status.Phase != corev1.ClaimBound || !boundTo(fresh, claim.UID) {
 		return moving(v1alpha1.ReasonPointing, "the claim %s is being bound to the volume %s",
 			claim.Name, fresh.Name).after(time.Second), nil
 	}
@@ -115,8 +124,9 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 	return stays(v1alpha1.ReasonMoved, "the disk was moved from %s to %s", from, m.To), nil
 }
 
-// volume returns a volume, or nil.
-func (r *Reconciler) volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+// volume returns the volume with a name and a UID ("": any), or nil.
+func (r *Reconciler) volume(ctx context.Context, name string, uid types.UID) (
+	*corev1.PersistentVolume, error) {
 	v := &corev1.PersistentVolume{}
 	err := r.Live.Get(ctx, client.ObjectKey{Name: name}, v)
 	if apierrors.IsNotFound(err) {
@@ -125,7 +135,32 @@ func (r *Reconciler) volume(ctx context.Context, name string) (*corev1.Persisten
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", name, err)
 	}
+	if uid != "" && v.UID != uid {
+		return nil, nil
+	}
 	return v, nil
+}
+
+// boundTo reports whether a volume, which may be nil, belongs to a claim according to Kubernetes.
+func boundTo(v *corev1.PersistentVolume, claim types.UID) bool {
+	return v != nil && claim != "" && v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == claim
+}
+
+// mine reports whether the volume with the moved disk may get the claim of the identity: it belongs
+// to the claim that was filled, is reserved for or bound to that of the identity, or is nobody's.
+func mine(id *v1alpha1.VMIdentity, v *corev1.PersistentVolume) bool {
+	ref := v.Spec.ClaimRef
+	switch {
+	case ref == nil:
+		return true
+	case ref.Namespace != id.Namespace:
+		return false
+	case ref.Name == moveClaim(id):
+		// Earlier versions recorded no UIDs.
+		made := id.Status.Move.Made
+		return made == nil || made[ref.Name] == ref.UID
+	}
+	return ref.Name == v1alpha1.ClaimName(id.Name)
 }
 
 // keep makes a volume outlive its claim.
@@ -200,9 +235,11 @@ func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone b
 		return false, fmt.Errorf("jobs: %w", err)
 	}
 	gone = true
+	strangers := make(map[types.UID]bool)
 	for i := range jobs.Items {
 		job := &jobs.Items[i]
 		if !metav1.IsControlledBy(job, id) {
+			strangers[job.UID] = true
 			continue
 		}
 		gone = false
@@ -218,7 +255,8 @@ func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone b
 		return false, fmt.Errorf("pods: %w", err)
 	}
 	for i := range pods.Items {
-		if !objects.Finished(&pods.Items[i]) {
+		owner := metav1.GetControllerOf(&pods.Items[i])
+		if !objects.Finished(&pods.Items[i]) && (owner == nil || !strangers[owner.UID]) {
 			gone = false
 		}
 	}

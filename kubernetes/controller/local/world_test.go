@@ -19,6 +19,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
@@ -73,6 +74,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 		WithStatusSubresource(&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySet{}, &corev1.Pod{},
 			&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolume{}, &batchv1.Job{},
 			&corev1.Node{}).
+		WithInterceptorFuncs(interceptor.Funcs{Create: w.born}).
 		WithIndex(&corev1.Pod{}, v1alpha1.Group+"/pod-identity", func(o client.Object) []string {
 			return []string{o.GetLabels()[v1alpha1.LabelIdentity]}
 		}).
@@ -101,10 +103,16 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 	return w
 }
 
-func (w *world) create(o client.Object) {
-	w.t.Helper()
+// born gives new objects their UID, which the fake client does not.
+func (w *world) born(ctx context.Context, c client.WithWatch, o client.Object,
+	options ...client.CreateOption) error {
 	w.made++
 	o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.made)))
+	return c.Create(ctx, o, options...)
+}
+
+func (w *world) create(o client.Object) {
+	w.t.Helper()
 	if _, isNode := o.(*corev1.Node); !isNode {
 		if _, isVolume := o.(*corev1.PersistentVolume); !isVolume {
 			o.SetNamespace(namespace)
@@ -265,12 +273,6 @@ func (w *world) volumes() (changed bool) {
 	uids := make(map[types.UID]bool)
 	for i := range claims.Items {
 		c := &claims.Items[i]
-		if c.UID == "" { // the fake client sets none
-			w.made++
-			c.UID = types.UID(fmt.Sprintf("uid-%d", w.made))
-			require.NoError(w.t, w.Update(ctx, c))
-			changed = true
-		}
 		uids[c.UID] = true
 		if c.Status.Phase == corev1.ClaimBound {
 			continue
@@ -334,12 +336,6 @@ func (w *world) jobs() (changed bool) {
 				changed = true
 			}
 			continue
-		}
-		if job.UID == "" {
-			w.made++
-			job.UID = types.UID(fmt.Sprintf("uid-%d", w.made))
-			require.NoError(w.t, w.Update(ctx, job))
-			changed = true
 		}
 		if !runs {
 			p = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name,

@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -49,11 +50,14 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 		if client.IgnoreNotFound(err) != nil {
 			return false, err
 		}
-		if err == nil {
-			left = true
+		if err != nil || !metav1.IsControlledBy(one, id) {
+			continue // gone, or of somebody else
 		}
-		if err == nil && one.GetDeletionTimestamp() == nil {
+		left = true
+		if one.GetDeletionTimestamp() == nil {
+			uid := one.GetUID()
 			if err := client.IgnoreNotFound(r.Client.Delete(ctx, one,
+				client.Preconditions{UID: &uid},
 				client.PropagationPolicy("Background"))); err != nil {
 				return false, err
 			}

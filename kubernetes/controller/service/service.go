@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -125,6 +128,10 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 	for _, one := range []client.Object{service, deployment} {
 		if err := client.IgnoreNotFound(r.Client.Get(ctx, key, one)); err != nil {
 			return false, err
+		}
+		if one.GetResourceVersion() != "" && !metav1.IsControlledBy(one, id) {
+			return false, noted(id, servedCondition, "the "+kindOf(one)+" "+key.Name,
+				apierrors.NewAlreadyExists(schema.GroupResource{Resource: kindOf(one)}, key.Name))
 		}
 	}
 	server := r.Options.Server
@@ -270,3 +277,6 @@ func eventType(reason string) string {
 	}
 	return cmp.Or(objects.EventType(reason), corev1.EventTypeNormal)
 }
+
+// kindOf is the kind of a typed object, for people.
+func kindOf(o client.Object) string { return strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1.") }

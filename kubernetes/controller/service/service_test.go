@@ -297,23 +297,33 @@ func TestSecretDeletedByHand(t *testing.T) {
 	})
 }
 
-// TestOthersAreLeftAlone: an object that has our name but that we did not make stays as it is.
+// TestOthersAreLeftAlone: an object that has our name, and perhaps our label, but that we did not
+// make stays as it is, and does not hold the deletion of the identity.
 func TestOthersAreLeftAlone(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	theirs := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: made.Namespace,
-		Name: made.Name}}
-	require.NoError(t, w.Create(t.Context(), theirs))
-	_, err := w.reconcile() // the finalizer
-	require.NoError(t, err)
-	// The cache has no object without our label.
-	w.r.Client = controllertest.Labelled(w.WithWatch, v1alpha1.LabelIdentity,
-		&appsv1.Deployment{})
-	_, err = w.reconcile()
-	require.Error(t, err)
-	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message,
-		"the Deployment vmid-vm1 is there already")
-	require.NoError(t, w.Get(t.Context(), made, theirs))
-	require.Empty(t, theirs.OwnerReferences)
+	for _, labels := range []map[string]string{nil, {v1alpha1.LabelIdentity: name.Name}} {
+		w := newWorld(t, new(controllertest.Calls), nil)
+		theirs := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: made.Namespace,
+			Name: made.Name, Labels: labels}}
+		require.NoError(t, w.Create(t.Context(), theirs))
+		_, err := w.reconcile() // the finalizer
+		require.NoError(t, err)
+		// The cache has no object without our label.
+		w.r.Client = controllertest.Labelled(w.WithWatch, v1alpha1.LabelIdentity,
+			&appsv1.Deployment{})
+		_, err = w.reconcile()
+		require.Error(t, err)
+		require.Contains(t, w.condition(v1alpha1.ConditionServed).Message,
+			"the Deployment vmid-vm1 is there already, and not of this VMIdentity")
+		require.NoError(t, w.Delete(t.Context(), w.identity()))
+		for range 4 {
+			_, err = w.reconcile()
+			require.NoError(t, err)
+		}
+		require.NotContains(t, w.identity().Finalizers, v1alpha1.FinalizerService)
+		require.NoError(t, w.Get(t.Context(), made, theirs))
+		require.Empty(t, theirs.OwnerReferences)
+		require.Empty(t, theirs.Spec.Template.Spec.Containers)
+	}
 }
 
 func TestServedSaysWhy(t *testing.T) {

@@ -150,7 +150,8 @@ func (r *Reconciler) dropVolume(ctx context.Context, id *v1alpha1.VMIdentity,
 		if claims[i].DeletionTimestamp != nil || !metav1.IsControlledBy(&claims[i], id) {
 			continue
 		}
-		if err := client.IgnoreNotFound(r.Client.Delete(ctx, &claims[i])); err != nil {
+		if err := client.IgnoreNotFound(r.Client.Delete(ctx, &claims[i],
+			client.Preconditions{UID: &claims[i].UID})); err != nil {
 			return err
 		}
 	}
