@@ -2,8 +2,10 @@ package image
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -141,6 +143,10 @@ var magics = []magic{
 	{"html", "an HTML page, perhaps a failed download", kindOther, 0, "<!DOCTYPE ", ""},
 	{"html", "an HTML page, perhaps a failed download", kindOther, 0, "<!doctype ", ""},
 	{"html", "an HTML page, perhaps a failed download", kindOther, 0, "<html", ""},
+	{"http", "a server's answer with its header, not only its content", kindOther, 0, "HTTP/1.",
+		""},
+	{"http", "a server's answer with its header, not only its content", kindOther, 0, "HTTP/2 ",
+		""},
 }
 
 // match reports whether the content that begins with head and ends with tail has the magic.
@@ -160,7 +166,70 @@ func detect(head, tail []byte) *magic {
 			return &magics[i]
 		}
 	}
+	return downloaded(head)
+}
+
+var (
+	skippedFrames = magic{"zstd", "a zstd compressed file", kindPacked, 0, "", "zstd -d"}
+	formOfBrowser = magic{"form", "a form as browsers send it, with a file in it", kindOther, 0, "",
+		""}
+	markedUp = magic{"html", "a page in HTML or XML, perhaps the error of a server", kindOther, 0,
+		"", ""}
+	jsonText = magic{"json", "a text in JSON, perhaps the error of a server", kindOther, 0, "", ""}
+)
+
+// downloaded recognises what a transfer can leave in the place of a disk, and what no fixed bytes
+// tell: compressed data behind frames that zstd skips, a form, the error of a server. It returns
+// nil for anything else.
+func downloaded(head []byte) *magic {
+	if skipsToZstd(head) {
+		return &skippedFrames
+	}
+	if bytes.HasPrefix(head, []byte("--")) &&
+		bytes.Contains(bytes.ToLower(head), []byte("\ncontent-disposition:")) {
+		return &formOfBrowser
+	}
+	if !looksLikeText(head) {
+		return nil
+	}
+	text := strings.TrimLeft(string(head), " \t\r\n\f\ufeff")
+	if len(text) < 2 {
+		return nil
+	}
+	next := strings.TrimLeft(text[1:], " \t\r\n")
+	switch c := text[1] | 0x20; {
+	case text[0] == '<' && (c >= 'a' && c <= 'z' || text[1] == '!' || text[1] == '?'):
+		return &markedUp
+	case text[0] == '{' && next != "" && strings.ContainsAny(next[:1], "\"}"),
+		text[0] == '[' && next != "" && strings.ContainsAny(next[:1], "\"{]"):
+		return &jsonText
+	}
 	return nil
+}
+
+// skipsToZstd reports whether a file begins with frames that zstd skips, such as pzstd makes, and
+// goes on with zstd's data as far as head shows it.
+func skipsToZstd(head []byte) bool {
+	const magic, frameHeader = "\x2a\x4d\x18", 8
+	rest := head
+	for len(rest) >= frameHeader && rest[0]&0xf0 == 0x50 && string(rest[1:4]) == magic {
+		skip := frameHeader + int64(binary.LittleEndian.Uint32(rest[4:]))
+		if skip >= int64(len(rest)) {
+			return true
+		}
+		rest = rest[skip:]
+	}
+	const data = "\x28\xb5\x2f\xfd"
+	n := min(len(rest), len(data))
+	return len(rest) < len(head) && string(rest[:n]) == data[:n]
+}
+
+// PackedFormat recognises compressed data by its first bytes. It returns "" for other data.
+func PackedFormat(head []byte) Format {
+	if m := detect(head[:min(len(head), headSize)], nil); m != nil && m.kind == kindPacked {
+		return m.format
+	}
+	return ""
 }
 
 // refuse explains why a file of a known format is not served.
@@ -179,6 +248,10 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 		}
 		e.Action = fmt.Sprintf("convert it with \"qemu-img convert -f %s -O qcow2 %s %s\"",
 			tool, shellWord(name), shellWord(stem+".qcow2"))
+	case m.kind == kindPacked && packedArchive(name):
+		e.Reason = "is a compressed archive of files"
+		e.Action = "extract the disk image from it with \"tar -xf\", and " +
+			use.advice("add only that", "name that", "put that in its place")
 	case m.kind == kindPacked:
 		e.Action = fmt.Sprintf("unpack it with %q %s", m.tool,
 			use.advice("before it is added", "first", "before it is added"))
@@ -194,6 +267,13 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 		e.Action += "; or " + sayRaw(use, "that")
 	}
 	return e
+}
+
+// packedArchive reports whether a compressed file is an archive of files, by its name.
+func packedArchive(name string) bool {
+	ext := strings.ToLower(path.Ext(name))
+	return strings.EqualFold(path.Ext(strings.TrimSuffix(name, path.Ext(name))), ".tar") ||
+		slices.Contains([]string{".tgz", ".taz", ".tbz", ".tbz2", ".txz", ".tlz", ".tzst"}, ext)
 }
 
 // sayRaw tells a person how to declare that a file is a raw disk and that a guest wrote what it
@@ -236,13 +316,29 @@ func HasRawExtension(name string) bool {
 	return false
 }
 
-// looksLikeText reports whether head contains no control characters except those of texts. It only
-// improves a message.
+// looksLikeText reports whether head contains no control characters except those of texts, in any
+// encoding: head may also end in the middle of a character. No raw disk is like that, because
+// sectors have zeros, and random data has control characters.
 func looksLikeText(head []byte) bool {
-	return !bytes.ContainsFunc(head, func(r rune) bool {
-		return r == 0xfffd || r == 0x7f || r < ' ' && r != '\n' && r != '\r' && r != '\t' &&
-			r != '\f'
+	if bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")) {
+		head = everySecond(head) // UTF-16
+	}
+	return !slices.ContainsFunc(head, func(c byte) bool {
+		return c == 0x7f || c < ' ' && !strings.ContainsRune("\n\r\t\f\v\b\x1b", rune(c))
 	})
+}
+
+// everySecond removes the zero bytes that a text in UTF-16 has beside Latin characters.
+func everySecond(head []byte) (text []byte) {
+	for i := 2; i+1 < len(head); i += 2 {
+		if head[i] != 0 {
+			text = append(text, head[i])
+		}
+		if head[i+1] != 0 || head[i] == 0 {
+			text = append(text, head[i+1])
+		}
+	}
+	return text
 }
 
 // shellWord quotes a file name, if necessary, for a command line that a person will copy.

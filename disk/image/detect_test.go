@@ -43,6 +43,38 @@ func TestDetectByMagic(t *testing.T) {
 	}
 }
 
+// TestDetectDownloads: what a transfer leaves in the place of a disk is recognised, also under the
+// name of a raw disk. What a raw disk may begin with is not.
+func TestDetectDownloads(t *testing.T) {
+	for text, format := range map[string]Format{
+		"\n\ufeff <!-- a proxy --><p>f\xfcr": "html", "<?xml version='1.0'?><Error/>": "html",
+		"<Error>": "html", "{\n \"a\": 1}": "json", "{}": "json", "[\n{}]": "json",
+		"--b\r\nContent-disposition: form-data\r\n\r\n\x00\x01": "form",
+		"\x50\x2a\x4d\x18\x01\x00\x00\x00a\x28\xb5\x2f\xfd\x00": "zstd",
+		"\x5f\x2a\x4d\x18\xff\xff\x00\x00":                      "zstd",
+		"HTTP/1.1 404 Not Found\r\n":                            "http",
+	} {
+		m := detect([]byte(text), nil)
+		require.NotNil(t, m, text)
+		require.Equal(t, format, m.format, text)
+		require.Error(t, m.refuse("disk.raw", useNamed), text)
+	}
+	for _, disk := range []string{"{\"settings\": 1}\x00", "<\x00", "<1", "{", "[", "[1", "",
+		"--\r\n", "\x60\x2a\x4d\x18\x01\x00\x00\x00", "\x50\x2a\x4d\x18\x01\x00\x00\x00abcdef"} {
+		require.Nil(t, detect([]byte(disk), nil), "%q", disk)
+	}
+}
+
+// TestPackedArchives: an archive that is also compressed is no compressed disk.
+func TestPackedArchives(t *testing.T) {
+	for name, archive := range map[string]bool{"a.tar.gz": true, "a.TGZ": true, "b.tar.xz": true,
+		"tar.gz": false, "a.raw.gz": false, "a.gz": false} {
+		e := detect([]byte("\x1f\x8b\x08"), nil).refuse(name, useNamed)
+		require.Equal(t, archive, strings.Contains(e.Action, "tar -xf"), e)
+		require.Equal(t, !archive, strings.Contains(e.Action, "gzip -d"), e)
+	}
+}
+
 // The first bytes of a raw disk are not a format.
 func TestDetectLeavesRawDisksAlone(t *testing.T) {
 	mbr := make([]byte, headSize)

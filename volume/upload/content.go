@@ -2,14 +2,14 @@ package upload
 
 import (
 	"bufio"
-	"bytes"
-
 	"errors"
 	"io"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	"github.com/mikelolasagasti/xz"
+
+	"kubevirt.io/disk/disk/image"
 )
 
 const (
@@ -22,21 +22,19 @@ const (
 
 // packing is a format of compression.
 type packing struct {
-	name  string
-	magic string
-	open  func(io.Reader) (io.Reader, func(), error)
+	format image.Format
+	open   func(io.Reader) (io.Reader, func(), error)
 }
 
-var packings = []packing{
-	{"gzip", "\x1f\x8b\x08", openGzip},
-	{"zstd", "\x28\xb5\x2f\xfd", openZstd},
-	{"xz", "\xfd7zXZ\x00", openXz},
-}
+var packings = []packing{{"gzip", openGzip}, {"zstd", openZstd}, {"xz", openXz}}
 
 // packingOf recognises compressed data by its first bytes. It returns nil for other data.
-func packingOf(head []byte) *packing {
+func packingOf(head []byte) *packing { return packingNamed(string(image.PackedFormat(head))) }
+
+// packingNamed returns nil for a packing that is not undone here.
+func packingNamed(name string) *packing {
 	for i := range packings {
-		if bytes.HasPrefix(head, []byte(packings[i].magic)) {
+		if string(packings[i].format) == name {
 			return &packings[i]
 		}
 	}
@@ -44,8 +42,46 @@ func packingOf(head []byte) *packing {
 }
 
 func openGzip(r io.Reader) (io.Reader, func(), error) {
-	z, err := gzip.NewReader(r)
-	return z, func() {}, err
+	z := &gunzip{in: r.(*bufio.Reader)}
+	return z, func() {}, z.next()
+}
+
+// gunzip reads the members of a gzip file. Zeros may follow the last one, as on a medium with
+// blocks.
+type gunzip struct {
+	in *bufio.Reader
+	gzip.Reader
+}
+
+// next begins a member.
+func (z *gunzip) next() error {
+	err := z.Reset(z.in)
+	z.Multistream(false)
+	return err
+}
+
+func (z *gunzip) Read(p []byte) (int, error) {
+	n, err := z.Reader.Read(p)
+	if err != io.EOF {
+		return n, err
+	}
+	padded := false
+	for {
+		c, err := z.in.ReadByte()
+		switch {
+		case err != nil:
+			return n, err // io.EOF: that was all
+		case c == 0:
+			padded = true
+		case padded:
+			return n, errors.New("gzip: data follows the zeros at its end")
+		default:
+			if err = z.in.UnreadByte(); err == nil {
+				err = z.next()
+			}
+			return n, err
+		}
+	}
 }
 
 func openZstd(r io.Reader) (io.Reader, func(), error) {
@@ -107,8 +143,8 @@ func (u *unpacked) explain(err error) error {
 		return refuse("is compressed with xz so that more than %d MiB of memory are needed to "+
 			"decompress it; compress it at level 7 or lower, as with \"xz -6\"", maxDictionary>>20)
 	case errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF):
-		return refuse("ends in the middle of its %s data; fetch it again", u.name)
+		return refuse("ends in the middle of its %s data; fetch it again", u.format)
 	}
 	return refuse("cannot be decompressed: %v; check it with \"%s -t\" and fetch it again", err,
-		u.name)
+		u.format)
 }

@@ -3,7 +3,6 @@ package upload
 import (
 	"crypto/rand"
 	"errors"
-	"mime"
 	"net/http"
 	"strconv"
 	"strings"
@@ -190,7 +189,7 @@ func (h *Handler) start(w http.ResponseWriter, r *http.Request, t *turn, q *requ
 		return nil, err
 	}
 	rec := record{Version: recordVersion, ID: rand.Text(), Resumable: q.resumable, Made: t.made,
-		Touched: time.Now(), Length: q.length, Want: q.repr}
+		Coding: q.coding, Touched: time.Now(), Length: q.length, Want: q.repr}
 	if err := rec.save(t.volume.Dir()); err != nil {
 		return nil, err
 	}
@@ -337,9 +336,6 @@ func (h *Handler) cancel(w http.ResponseWriter, r *http.Request, name, id string
 
 // mediaType is the media type of a request, without parameters.
 func mediaType(r *http.Request) string {
-	t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	if err != nil {
-		return ""
-	}
-	return strings.ToLower(t)
+	t, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	return strings.ToLower(strings.TrimSpace(t))
 }

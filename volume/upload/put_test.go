@@ -6,11 +6,14 @@ import (
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/base64"
+	"encoding/binary"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -139,6 +142,23 @@ func TestRefusedContent(t *testing.T) {
 		"zstd and more":  {append(bytes.Clone(packs["zstd"]), "more"...), 422, ""},
 		"xz and more":    {append(bytes.Clone(packs["xz"]), "more"...), 422, ""},
 		"gzip in gzip":   {packed(t, packs["gzip"])["gzip"], 422, "gzip"},
+		"gzip, zeros and more": {append(append(bytes.Clone(packs["gzip"]), 0, 0), "x"...), 422,
+			"zeros"},
+		"frames that zstd skips": {skippable(600), 422, "is empty"},
+		"a page of another time": {sectors("<HTML>\r\n<p>Nicht verf\xfcgbar</p>"), 422, "HTML"},
+		"an error in XML": {sectors("\ufeff <?xml version='1.0'?>\n<Error>no</Error>"), 422,
+			"XML"},
+		"an error in JSON": {sectors("{\"error\": \"not found\"}"), 422, "JSON"},
+		"a list in JSON":   {sectors("[ {\"code\": \"DENIED\"}]"), 422, "JSON"},
+		"a text of 8 bits": {sectors("f\xfcr alle\n"), 422, "text"},
+		"a text in UTF-16": {sectors("\xff\xfef\x00\xfc\x00r\x00 \x00a\x00"), 422, "text"},
+		"a text that is cut in a character": {sectors(strings.Repeat("x", 4095) + "\u20ac"), 422,
+			"text"},
+		"a log with colours": {sectors("\x1b[1mboot\x1b[0m\n"), 422, "text"},
+		"an answer with its header": {append([]byte("HTTP/1.1 200 OK\r\n\r\n"),
+			raw[:len(raw)-19]...), 422, "header"},
+		"a form": {append([]byte("--x\r\nContent-Disposition: form-data; name=a\r\n\r\n"),
+			raw...), 422, "form"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -156,6 +176,80 @@ func TestRefusedContent(t *testing.T) {
 			requireSays(t, s.put(t, "vm", raw), http.StatusCreated)
 		})
 	}
+}
+
+// skippable is a frame that zstd skips, with so many bytes.
+func skippable(n int) []byte {
+	return append(binary.LittleEndian.AppendUint32([]byte("\x5e\x2a\x4d\x18"), uint32(n)),
+		make([]byte, n)...)
+}
+
+// sectors repeats a text as long as a raw disk could be.
+func sectors(text string) []byte {
+	if odd := len(text) % 2; odd == 1 {
+		text += " "
+	}
+	return []byte(strings.Repeat(text, 512*16))[:len(text)*512*16]
+}
+
+// TestPaddedAndSkipped: what gzip and zstd unpack is unpacked here: files of pzstd, whose frames
+// follow others that are skipped, and files of gzip with zeros behind them.
+func TestPaddedAndSkipped(t *testing.T) {
+	raw := rawDisk(3 << 20)
+	half := len(raw) / 2
+	one, two := packed(t, raw[:half]), packed(t, raw[half:])
+	for name, upload := range map[string][]byte{
+		"pzstd": slices.Concat(skippable(4), one["zstd"], skippable(4), two["zstd"]),
+		"far":   slices.Concat(skippable(5000), skippable(4), one["zstd"], two["zstd"]),
+		"gzip":  slices.Concat(one["gzip"], two["gzip"], make([]byte, 100<<10)),
+		"a bit": slices.Concat(one["gzip"], two["gzip"], make([]byte, 1)),
+	} {
+		s := newServer(t)
+		requireSays(t, s.put(t, "vm", upload), http.StatusCreated)
+		require.True(t, bytes.Equal(raw, s.disk(t, "vm")), name)
+	}
+}
+
+// TestContentThatIsNoFile: a request whose content is not the file itself is refused before a
+// volume is made.
+func TestContentThatIsNoFile(t *testing.T) {
+	raw := rawDisk(1 << 20)
+	packs := packed(t, raw)
+	tests := map[string]struct {
+		data        []byte
+		field, text string
+		status      int
+	}{
+		"a form":     {raw, "Content-Type", "multipart/form-data; boundary=x", 415},
+		"bad form":   {raw, "Content-Type", "Multipart/Form-Data; boundary", 415},
+		"ranges":     {raw, "Content-Type", "multipart/byteranges; boundary=x", 415},
+		"a message":  {raw, "Content-Type", "message/http", 415},
+		"curl":       {raw, "Content-Type", "application/x-www-form-urlencoded", 201},
+		"brotli":     {raw, "Content-Encoding", "br", 415},
+		"deflate":    {packs["gzip"], "Content-Encoding", "deflate", 415},
+		"two":        {packs["gzip"], "Content-Encoding", "gzip, br", 415},
+		"gzip":       {packs["gzip"], "Content-Encoding", "gzip", 201},
+		"x-gzip":     {packs["gzip"], "Content-Encoding", "X-GZIP, identity", 201},
+		"zstd":       {packs["zstd"], "Content-Encoding", "zstd", 201},
+		"identity":   {raw, "Content-Encoding", "identity", 201},
+		"not gzip":   {raw, "Content-Encoding", "gzip", 422},
+		"other than": {packs["zstd"], "Content-Encoding", "gzip", 422},
+	}
+	for name, test := range tests {
+		s := newServer(t)
+		a := s.put(t, "vm", test.data, test.field, test.text)
+		require.Equal(t, test.status, a.status, "%s: %s", name, a.text)
+		if test.status == http.StatusCreated {
+			require.True(t, bytes.Equal(raw, s.disk(t, "vm")), name)
+			continue
+		}
+		s.requireNone(t, "vm")
+	}
+	s := newServer(t)
+	at := s.create(t, "vm", -1, "Content-Encoding", "gzip")
+	requireSays(t, s.append(t, at, 0, packs["gzip"], true, "Content-Encoding", "gzip"), 415)
+	s = s.restart(t)
+	requireSays(t, s.append(t, at, 0, raw, true), 422, "Content-Encoding")
 }
 
 // damaged flips a bit in the middle.
@@ -285,12 +379,15 @@ func TestDigests(t *testing.T) {
 func TestDigestInTrailer(t *testing.T) {
 	raw := rawDisk(2 << 20)
 	for value, status := range map[string]int{digest256(raw): 201, digest512(raw): 201,
-		digest256(raw[1:]): 400} {
+		digest256(raw[1:]): 400, "": 400} {
 		s := newServer(t)
 		r, err := http.NewRequest(http.MethodPut, s.URL+"/volume/vm/data",
 			io.MultiReader(bytes.NewReader(raw)))
 		require.NoError(t, err)
 		r.Trailer = http.Header{"Repr-Digest": []string{value}}
+		if value == "" {
+			r.Trailer = http.Header{"Repr-Digest": nil} // announced, and does not come
+		}
 		back, err := http.DefaultTransport.RoundTrip(r)
 		require.NoError(t, err)
 		_ = back.Body.Close()

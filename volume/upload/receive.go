@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,7 +20,9 @@ type request struct {
 	content   int64   // its own length; -1: not said
 	repr      digests // of all data
 	part      digests // of its content
-	trailer   bool    // digests may follow its content
+	coding    string  // how the data is packed, if the client says so
+	// trailers are the fields with digests that are announced to follow its content
+	trailers []string
 }
 
 // parseRequest reads a request that begins an upload.
@@ -35,8 +39,19 @@ func parseRequest(r *http.Request) (*request, error) {
 	if q.part, err = digestField(r.Header, "Content-Digest"); err != nil {
 		return nil, wrong("%v", err)
 	}
+	if q.coding, err = coding(r); err != nil {
+		return nil, err
+	}
+	if t := mediaType(r); strings.HasPrefix(t, "multipart/") ||
+		strings.HasPrefix(t, "message/") {
+		return nil, refusal(http.StatusUnsupportedMediaType, "the request has the Content-Type "+
+			"%s, and the disk would be a part of it: send the file itself as the content, as "+
+			"\"curl -T FILE\" does", t)
+	}
 	for field := range r.Trailer {
-		q.trailer = q.trailer || field == "Repr-Digest" || field == "Content-Digest"
+		if slices.Contains(digestFields, field) {
+			q.trailers = append(q.trailers, field)
+		}
 	}
 	if r.Method == http.MethodPatch {
 		q.offset = intField(r.Header, fieldOffset)
@@ -53,6 +68,31 @@ func parseRequest(r *http.Request) (*request, error) {
 			q.content)
 	}
 	return q, nil
+}
+
+// digestFields are the fields that may also follow the content.
+var digestFields = []string{"Content-Digest", "Repr-Digest"}
+
+// coding returns how a request says that its content is packed: as something that is undone here. A
+// part of the data that is appended has no coding of its own.
+func coding(r *http.Request) (string, error) {
+	var all []string
+	listed := strings.Join(r.Header.Values("Content-Encoding"), ",")
+	for name := range strings.SplitSeq(listed, ",") {
+		name = strings.TrimPrefix(strings.ToLower(strings.TrimSpace(name)), "x-")
+		if name != "" && name != "identity" {
+			all = append(all, name)
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return "", nil
+	case len(all) == 1 && packingNamed(all[0]) != nil && r.Method != http.MethodPatch:
+		return all[0], nil
+	}
+	return "", refusal(http.StatusUnsupportedMediaType, "the Content-Encoding %s is not undone "+
+		"here: send the file as it is, or as one that gzip, zstd or xz has made",
+		strings.Join(all, ", "))
 }
 
 // parsePatch reads a request that appends to an upload.
@@ -77,7 +117,7 @@ func parsePatch(r *http.Request) (*request, error) {
 // receive takes the content of a request, and answers.
 func (h *Handler) receive(w http.ResponseWriter, r *http.Request, t *turn, s *session, q *request) {
 	part := summerFor(q.part)
-	if q.trailer {
+	if len(q.trailers) > 0 {
 		part = newSummer("sha-256", "sha-512")
 	}
 	t.total.Store(s.length)
@@ -175,14 +215,22 @@ func (h *Handler) teller(w http.ResponseWriter, t *turn, s *session, q *request)
 // compares all data with its digest.
 func (h *Handler) checkDigests(r *http.Request, s *session, q *request, part summer) error {
 	parts, reprs := []digests{q.part}, []digests{s.base.Want, q.repr}
-	if q.trailer {
-		for name, list := range map[string]*[]digests{"Content-Digest": &parts,
-			"Repr-Digest": &reprs} {
-			d, err := digestField(r.Trailer, name)
-			if err != nil {
-				return wrong("%v", err)
-			}
-			*list = append(*list, d)
+	for _, name := range digestFields {
+		announced := slices.Contains(q.trailers, name)
+		d, err := digestField(r.Trailer, name)
+		switch {
+		case err != nil:
+			return wrong("%v", err)
+		case announced && d == nil:
+			return wrong("the field %s was announced to follow the content, and has not come: "+
+				"the content may not be whole", name)
+		case !announced && d != nil:
+			return wrong("the field %s follows the content without having been announced by "+
+				"the field Trailer, so its digest was not computed", name)
+		case name == "Content-Digest":
+			parts = append(parts, d)
+		default:
+			reprs = append(reprs, d)
 		}
 	}
 	for _, want := range parts {
@@ -191,7 +239,7 @@ func (h *Handler) checkDigests(r *http.Request, s *session, q *request, part sum
 		}
 	}
 	sums := s.sums
-	if !s.base.Resumable && q.trailer {
+	if !s.base.Resumable && len(q.trailers) > 0 {
 		sums = part // its content is all data
 	}
 	for _, want := range reprs {

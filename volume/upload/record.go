@@ -32,10 +32,11 @@ type record struct {
 	Version   int       `json:"version"`
 	ID        string    `json:"id"`
 	Resumable bool      `json:"resumable"`
-	Made      bool      `json:"made"`    // the upload has made the volume
-	Packed    bool      `json:"packed"`  // only the process that began it can go on with it
-	Placed    bool      `json:"placed"`  // everything has come, and becomes the volume's disk
-	Touched   time.Time `json:"touched"` // when something came last
+	Made      bool      `json:"made"`             // the upload has made the volume
+	Coding    string    `json:"coding,omitempty"` // how the client says that it is packed
+	Packed    bool      `json:"packed"`           // only the process that began it can go on with it
+	Placed    bool      `json:"placed"`           // everything has come, and becomes the volume's disk
+	Touched   time.Time `json:"touched"`          // when something came last
 	// Length of all the data, bytes; -1 while it is unknown
 	Length int64        `json:"length"`
 	Offset int64        `json:"offset"`         // how much of it has come

@@ -142,7 +142,12 @@ func (s *session) came(n int) error {
 func (s *session) decide(ctx context.Context) error {
 	head := s.head
 	s.head = nil
-	if p := packingOf(head); p != nil {
+	p := packingOf(head)
+	if c := s.base.Coding; c != "" && (p == nil || string(p.format) != c) {
+		return refuse("is not made by %s, as its Content-Encoding says; leave that field out, or "+
+			"fetch the file again", c)
+	}
+	if p != nil {
 		s.base.Packed = true
 		if err := s.base.save(s.dir); err != nil {
 			return err
