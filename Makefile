@@ -58,13 +58,14 @@ image: $(BIN)-linux-amd64 $(BIN)-linux-arm64 ## Build the base image kubevirt.io
 bin/kubevirt-disk-init-linux-amd64 bin/kubevirt-disk-init-linux-arm64: bin/kubevirt-disk-init-linux-%: FORCE
 	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/kubevirt-disk-init
 
-# With KERNELFLAGS=--any, the latest kernel is taken if Debian's mirrors do not have the pinned one any more.
+# KERNELFLAGS=--update looks for a later kernel than the one that was fetched; --any takes one that is too old, too.
 $(MACHINE)/amd64/initrd $(MACHINE)/arm64/initrd: $(MACHINE)/%/initrd: bin/kubevirt-disk-init-linux-% FORCE
 	scripts/fetch-kernel.sh $(KERNELFLAGS) $* cache/kernel
 	$(GO) run ./scripts/mkinitrd cache/kernel/$*/root $< $(@D)
 
 machine: $(MACHINE)/amd64/initrd $(MACHINE)/arm64/initrd ## Make the kernel and the initramfs that boot container images, into cache/machine (needs apt)
 
+adapter-image: KERNELFLAGS ?= --update
 adapter-image: $(BIN)-linux-amd64 $(BIN)-linux-arm64 machine ## Build the image kubevirt.io:adapter with buildah: the binary, and what boots container images
 	VERSION='$(VERSION)' REVISION='$(COMMIT)' BOOT=$(MACHINE) KERNELS=cache/kernel \
 		scripts/build-image.sh '$(ADAPTER_IMAGE)' $(BIN)-linux-amd64 $(BIN)-linux-arm64

@@ -44,6 +44,8 @@ need iproute2 has ip
 need xz-utils has xz
 need zstd has zstd
 need strace has strace
+need gpg has gpg # for the mirror of a test
+need gpg-agent has gpg-agent
 need chromium has chromium
 need gcc has gcc # for the race detector
 need libc6-dev test -e /usr/include/stdlib.h
