@@ -11,9 +11,7 @@ import (
 // made of the image whose files have these digests, its own first. Open finds that disk with the
 // same WorkDir, PersistentDir and Name.
 func IsComplete(opt Options, digests []string) bool {
-	d := &diskDir{path: opt.PersistentDir, diskFile: PersistentName,
-		stateFile:  PersistentName + ".state",
-		persistent: true}
+	d := persistentDirOf(opt.PersistentDir)
 	if opt.PersistentDir == "" {
 		root, err := osfile.Resolved(opt.WorkDir)
 		if err != nil {

@@ -70,9 +70,14 @@ func workDirOf(root, name string) *diskDir {
 
 // openPersistentDir makes, locks and cleans the directory of a persistent disk.
 func openPersistentDir(path string) (*diskDir, error) {
-	d := &diskDir{path: path, diskFile: PersistentName, stateFile: PersistentName + ".state",
-		persistent: true}
+	d := persistentDirOf(path)
 	return d, d.open("persistent directory", PersistentName+".lock", true)
+}
+
+// persistentDirOf returns the directory of a persistent disk. It need not exist.
+func persistentDirOf(path string) *diskDir {
+	return &diskDir{path: path, diskFile: PersistentName, stateFile: PersistentName + ".state",
+		persistent: true}
 }
 
 func (d *diskDir) open(what, lock string, synced bool) error {

@@ -19,7 +19,7 @@ func (o *opening) makeEmpty() (*Instance, error) {
 	// The state comes first: a file without one looks like a disk that came with the volume.
 	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode,
 		Size: o.opt.Size, Identity: o.identity(newIdentity()), Created: time.Now().UTC(),
-		Durable: o.durable(), Complete: true, Map: newMapID(), Boot: bootID(),
+		Durable: o.durable(), LUN: o.opt.LUN, Complete: true, Map: newMapID(), Boot: bootID(),
 		Chain: []image.Fingerprint{}}
 	if err := o.spaceError(s.save(o.dir.state(), s.Durable)); err != nil {
 		return nil, err

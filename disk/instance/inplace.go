@@ -70,10 +70,10 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 		which = image.FileInstance(file)
 	}
 	same = kept && (s.File == "" || which == "" || which == s.File)
-	if same && id == s.Identity && s.Owner == o.owner() && which == s.File {
+	if same && id == s.Identity && s.Owner == o.owner() && which == s.File && s.LUN == o.lun(s) {
 		return true, nil
 	}
-	s.Identity, s.Owner, s.File = id, o.owner(), which
+	s.Identity, s.Owner, s.File, s.LUN = id, o.owner(), which, o.lun(s)
 	if same || !kept {
 		return same, o.spaceError(s.save(o.dir.state(), true))
 	}

@@ -42,6 +42,8 @@ type Options struct {
 	// Identity replaces the random identity: its serial unless it is empty, its NAA unless it is
 	// zero.
 	Identity disk.Identity
+	// LUN is the number that the disk is served as. LUNOf returns it at the next start. 0: none
+	LUN      uint16
 	ReadOnly bool // every write is refused
 	// Durable makes Flush of an ephemeral disk reach storage. The flush of a persistent disk, or of
 	// one served in place, always does.

@@ -192,7 +192,7 @@ func (o *opening) create(ctx context.Context, reason string) (*state, error) {
 	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode,
 		Size: max(o.img.Size(), o.opt.Size), ImageSize: o.img.Size(),
 		Identity: o.identity(newIdentity()), Created: time.Now().UTC(), Durable: o.durable(),
-		Map: newMapID(), Boot: bootID(), Chain: o.img.Unhashed()}
+		Map: newMapID(), Boot: bootID(), LUN: o.opt.LUN, Chain: o.img.Unhashed()}
 	return s, o.spaceError(s.save(o.dir.state(), s.Durable))
 }
 
@@ -237,7 +237,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		}
 	}
 	s.Mode, s.Owner, s.Identity = o.opt.Mode, o.owner(), o.identity(s.Identity)
-	s.Boot = bootID()
+	s.Boot, s.LUN = bootID(), o.lun(s)
 	switch {
 	case !s.Complete: // openMap has more to do
 	case !o.durable():
@@ -249,7 +249,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		s.Durable = true
 	}
 	same := s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity &&
-		s.Size == before.Size && s.Durable == before.Durable
+		s.LUN == before.LUN && s.Size == before.Size && s.Durable == before.Durable
 	// A durable disk does not depend on the boot.
 	if same && (s.Durable || s.Boot == before.Boot) && !s.stale {
 		return false, nil

@@ -38,10 +38,14 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 	}
 	if len(images) > 1 {
 		if single {
+			own := dirs[0] + " for the first one"
+			if s, err := loadState(persistentDirOf(volume).state()); err == nil {
+				own = filepath.Join(volume, escapeName(s.Image))
+			}
 			return nil, &PersistentError{Path: alone,
 				Reason: "is the disk of a volume for one image, and there are several now",
 				Action: "give the images volumes of their own, or move " + PersistentName +
-					"* into the directory of its image, " + dirs[0] + " for the first one"}
+					"* into the directory of its image, " + own}
 		}
 		return dirs, nil
 	}
@@ -71,8 +75,7 @@ func HasPersistent(volume string) bool {
 // image is still to be copied. It returns math.MaxInt64 for a disk that needs no more room: it is
 // complete, or its state is unknown, and opening the disk says why.
 func Taken(persistentDir, workDir, name string) (bytes int64, there bool) {
-	d := &diskDir{path: persistentDir, diskFile: PersistentName,
-		stateFile: PersistentName + ".state"}
+	d := persistentDirOf(persistentDir)
 	if persistentDir == "" {
 		d = workDirOf(workDir, escapeName(name))
 	}

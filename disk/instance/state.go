@@ -42,6 +42,8 @@ type state struct {
 	// identifier of the map files, 32 hexadecimal digits
 	Map  string `json:"map"`
 	Boot string `json:"boot"` // the running kernel's boot; see survivesBoot
+	// LUN is the number that the disk was served as last; 0: unknown
+	LUN uint16 `json:"lun,omitempty"`
 	// of the image; empty if it is served in place
 	Chain []image.Fingerprint `json:"chain"`
 	// the file served in place, see fileInstance; "" if unknown

@@ -46,6 +46,7 @@ type Daemon struct {
 	disks      table
 	volumes    *volumes      // set with mu held before the images are found; nil: none can be made
 	found      []foundImage  // at the start; set before the target is
+	numbers    numbers       // set before the target is
 	initial    []*servedDisk // the disks of found; set before the target
 
 	mu      sync.Mutex

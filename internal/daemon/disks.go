@@ -85,6 +85,9 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 		Workers:       d.workers,
 		CopyAfter:     s.copyAfter,
 	}
+	if !s.volume {
+		opt.LUN = s.lun
+	}
 	if s.image != nil {
 		opt.Reads = d.record.disk(s.image.Name(), s.image.Size())
 	}

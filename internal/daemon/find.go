@@ -71,6 +71,9 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 			}
 		}
 	}
+	if err := d.recallNumbers(found, dirs); err != nil {
+		return nil, err
+	}
 	settings, err := d.settle(d.opt.Settings, found)
 	if err != nil {
 		return nil, err
@@ -78,6 +81,7 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	if err := d.settled(found, dirs, settings); err != nil {
 		return nil, err
 	}
+	d.rememberNumbers(found, settings)
 	d.found = found
 	for i, f := range found {
 		one := Disk{Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i]}

@@ -87,7 +87,7 @@ type SingleDisk struct {
 
 // DiskSettings are the settings of a disk.
 type DiskSettings struct {
-	LUN        uint16            // 0: its position among the images
+	LUN        uint16            // 0: as at the earlier start, or its position among the images
 	CopyMode   instance.CopyMode // "": instance.CopyClone
 	AccessMode target.AccessMode // "": target.AccessWriteExclusive
 	Format     image.Format      // of the image; "": the image tells

@@ -146,7 +146,7 @@ func (d *Daemon) settingsFor(s Settings, found []foundImage, wrong *problems.Lis
 		return nil
 	}
 	all := make([]DiskSettings, len(found))
-	users := map[uint16]string{}
+	luns := make([]uint16, len(found))
 	images := make([]string, len(found))
 	for i, f := range found {
 		images[i] = f.name
@@ -154,16 +154,16 @@ func (d *Daemon) settingsFor(s Settings, found []foundImage, wrong *problems.Lis
 		if single, ok := s.Disks[f.name]; ok {
 			all[i] = single.DiskSettings
 		}
-		if all[i].LUN == 0 {
-			all[i].LUN = uint16(i + 1)
-		}
 		all[i] = all[i].resolved()
-		if other, taken := users[all[i].LUN]; taken {
-			wrong.Add(fmt.Sprintf("LUN %d", all[i].LUN),
-				"is wanted by %q and %q: give one of them another number under %v",
-				other, f.name, d.names.of(SettingDisks))
-		}
-		users[all[i].LUN] = f.name
+		luns[i] = all[i].LUN
+	}
+	clash := func(lun uint16, a, b string) {
+		wrong.Add(fmt.Sprintf("LUN %d", lun),
+			"is wanted by %q and %q: give one of them another number under %v", a, b,
+			d.names.of(SettingDisks))
+	}
+	for i, lun := range d.numbers.choose(found, luns, clash) {
+		all[i].LUN = lun
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Disks)) {
 		single := s.Disks[name]
