@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/net/netutil"
 
 	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
@@ -37,11 +36,14 @@ type Server struct {
 	http   http.Server
 	// patience is how long the server reads from a client that it refuses.
 	patience time.Duration
+	most     int // connections
 }
 
 const (
 	// maxConnections limits the memory and descriptors that clients can use.
 	maxConnections = 256
+	// strangerTime is how long a client has at least to show that it may ask.
+	strangerTime = time.Second
 	// After it has refused a client, the server still reads up to refusedBody bytes, for
 	// refusedTimeout. Reading that much costs less than a TLS handshake.
 	refusedBody    = 1 << 20
@@ -63,10 +65,12 @@ func New(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{opt: opt, access: a, patience: refusedTimeout}
+	s := &Server{opt: opt, access: a, patience: refusedTimeout, most: maxConnections}
 	s.http = http.Server{
 		Handler:           s.handler(),
 		TLSConfig:         a.tlsConfig(),
+		ConnState:         changed,
+		ConnContext:       withGuest,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
@@ -77,7 +81,7 @@ func New(opt Options) (*Server, error) {
 
 // Serve answers requests until Shutdown. Then it returns http.ErrServerClosed.
 func (s *Server) Serve(l net.Listener) error {
-	l = netutil.LimitListener(l, maxConnections)
+	l = newDoor(l, s.most, strangerTime)
 	if s.http.TLSConfig != nil {
 		return s.http.ServeTLS(l, "", "")
 	}
@@ -112,6 +116,7 @@ func (s *Server) handler() http.Handler {
 			s.turnAway(w, r, err)
 			return
 		}
+		admitted(r)
 		mux.ServeHTTP(w, r)
 	})
 }

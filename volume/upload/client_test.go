@@ -222,7 +222,16 @@ func TestClientIsRefused(t *testing.T) {
 func TestClientGivesUp(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	require.NoError(t, l.Close())
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close()
+		}
+	}()
 	c := newClient(t, l.Addr().String())
 	_, err = c.Upload(t.Context(), "vm", bytes.NewReader(rawDisk(512)), 512,
 		client.UploadOptions{Patience: time.Millisecond})

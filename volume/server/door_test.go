@@ -1,0 +1,120 @@
+package server
+
+import (
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume"
+)
+
+// guarded serves with a certificate and a token. An upload lasts until its content has come.
+func guarded(t *testing.T) (address string, client func() *http.Client, token string) {
+	t.Helper()
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	a := newAuthority(t, dir, "ca")
+	a.sign(1, file("cert"), file("key"))
+	token = "token-0123456789abcdef"
+	require.NoError(t, os.WriteFile(file("token"), []byte(token), 0o600))
+	m, err := volume.New(volume.Options{Dir: t.TempDir(), Disks: noDisks{}})
+	require.NoError(t, err)
+	s, err := New(Options{Volumes: m,
+		Access: Access{Cert: file("cert"), Key: file("key"), Token: file("token")},
+		Uploads: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+		})})
+	require.NoError(t, err)
+	s.most = 16
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	t.Cleanup(func() {
+		_ = s.http.Close()
+		require.ErrorIs(t, <-served, http.ErrServerClosed)
+		require.NoError(t, m.Close())
+	})
+	return l.Addr().String(), func() *http.Client {
+		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: a.pool}}
+		t.Cleanup(transport.CloseIdleConnections)
+		return &http.Client{Transport: transport, Timeout: time.Minute}
+	}, token
+}
+
+func get(client *http.Client, address, token string) (int, error) {
+	r, err := http.NewRequest(http.MethodGet, "https://"+address+"/volumes", nil)
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	answer, err := client.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	_, err = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode, err
+}
+
+// TestSilentStrangers: strangers who connect and say nothing, however many, keep no client out,
+// and end no upload.
+func TestSilentStrangers(t *testing.T) {
+	address, client, token := guarded(t)
+	content, send := io.Pipe()
+	r, err := http.NewRequest(http.MethodPut, "https://"+address+"/volume/vm/data", content)
+	require.NoError(t, err)
+	r.Header.Set("Authorization", "Bearer "+token)
+	uploaded := make(chan error, 1)
+	go func() {
+		answer, err := client().Do(r)
+		if err == nil {
+			_ = answer.Body.Close()
+		}
+		uploaded <- err
+	}()
+	_, err = send.Write(make([]byte, 1<<20))
+	require.NoError(t, err)
+
+	for range 4 * 16 {
+		conn, err := net.Dial("tcp", address)
+		require.NoError(t, err)
+		defer conn.Close()
+	}
+	began := time.Now()
+	status, err := get(client(), address, token)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, status)
+	require.Less(t, time.Since(began), 9*time.Second, "before the strangers' own time is over")
+
+	_, err = send.Write(make([]byte, 1<<20))
+	require.NoError(t, err)
+	require.NoError(t, send.Close())
+	require.NoError(t, <-uploaded)
+}
+
+// TestCrowdOfClients: more clients than there is room for wait, and each gets its answer.
+func TestCrowdOfClients(t *testing.T) {
+	address, client, token := guarded(t)
+	var all sync.WaitGroup
+	for range 5 * 16 {
+		c := client()
+		all.Go(func() {
+			for range 2 { // the second time its connection may be gone
+				status, err := get(c, address, token)
+				if err != nil || status != http.StatusOK {
+					t.Errorf("%d %v", status, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
