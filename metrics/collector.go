@@ -229,6 +229,9 @@ func (t *initiatorTable) byLabel() map[string]*group {
 		g.normal += i.normal.Load()
 		g.discovery += i.discovery.Load()
 		for lun, s := range i.units.all() {
+			if s.shared {
+				lun = otherLUN
+			}
 			if g.units[lun] == nil {
 				g.units[lun] = new(totals)
 			}

@@ -14,13 +14,29 @@ type initiatorTable struct {
 	names table[string, *initiator] // by the name that the peer gave
 	rest  initiator                 // all initiators beyond the bound
 	luns  atomic.Pointer[map[uint16]struct{}]
+	pairs atomic.Int64 // of an initiator and a LUN, with counters of their own
+}
+
+// keep forgets the counters of LUNs that are gone, which would use up the bounds.
+func (t *initiatorTable) keep(luns map[uint16]struct{}) {
+	gone := func(key lunKey) bool {
+		_, here := luns[uint16(key)]
+		return key != otherLUN && !here
+	}
+	t.rest.units.drop(gone)
+	for _, i := range t.names.all() {
+		if i != &t.rest {
+			t.pairs.Add(-int64(i.units.drop(gone)))
+		}
+	}
 }
 
 // initiator holds the counters of one initiator name.
 type initiator struct {
 	label             string
 	normal, discovery atomic.Int64 // current sessions
-	units             table[lunKey, *series]
+	// units of rest also have the initiators that are one too many for their LUN
+	units table[lunKey, *series]
 }
 
 // lunKey is a LUN of the target. All other LUN numbers are otherLUN.
@@ -83,7 +99,20 @@ func (i *initiator) series(lun uint16, t *initiatorTable) *series {
 	if s, ok := i.units.find(key); ok {
 		return s
 	}
-	return i.units.put(key, func(int) *series { return new(series) })
+	if i == &t.rest {
+		return i.units.put(key, func(size int) *series {
+			return &series{shared: size >= maxShared}
+		})
+	}
+	if key != otherLUN && t.pairs.Load() >= maxPairs {
+		return t.rest.series(lun, t)
+	}
+	return i.units.put(key, func(int) *series {
+		if key != otherLUN {
+			t.pairs.Add(1)
+		}
+		return new(series)
+	})
 }
 
 // operations are the values of the label "operation". Any other operation counts as OpOther.
@@ -102,7 +131,8 @@ var bounds = [...]time.Duration{
 
 // series counts the commands of one initiator to one LUN.
 type series struct {
-	ops [len(operations)]counters
+	shared bool // it is shown together with others
+	ops    [len(operations)]counters
 }
 
 // counters count one operation. The numbers of commands, by status and in total, are sums of the

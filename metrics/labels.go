@@ -12,6 +12,12 @@ const (
 	maxInitiators = 64
 	maxReasons    = 64
 
+	// maxPairs is how many pairs of an initiator and a LUN have counters of their own. Other
+	// initiators of a LUN are counted together, and shown for each of maxShared LUNs; for the LUNs
+	// beyond, together. A pair takes some 2 KiB, and 16 KiB more while a page is made.
+	maxPairs  = 2048
+	maxShared = 1024
+
 	other = "other"
 )
 
@@ -58,6 +64,23 @@ func (t *table[K, V]) put(key K, create func(size int) V) V {
 	next[key] = v
 	t.live.Store(&next)
 	return v
+}
+
+// drop forgets the keys that are gone, and returns how many these were.
+func (t *table[K, V]) drop(gone func(K) bool) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := t.all()
+	next := make(map[K]V, len(old))
+	for key, v := range old {
+		if !gone(key) {
+			next[key] = v
+		}
+	}
+	if len(next) < len(old) {
+		t.live.Store(&next)
+	}
+	return len(old) - len(next)
 }
 
 // labelTable counts by a short label. The labels should be few; if they are not, it limits them.

@@ -101,6 +101,7 @@ func (m *Metrics) SetDisks(disks []Disk) {
 		numbers[d.LUN] = struct{}{}
 	}
 	m.initiators.luns.Store(&numbers)
+	m.initiators.keep(numbers)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.disks = append([]Disk(nil), disks...)
