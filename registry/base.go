@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -262,15 +263,20 @@ func (p *pusher) sendBase(ctx context.Context, u *uploader) error {
 type fetched struct {
 	ctx  context.Context
 	blob *blob
-	in   io.ReadCloser
-	at   int64
+
+	// An upload that was given up may still be reading when the next one begins.
+	mu sync.Mutex
+	in io.ReadCloser // guarded by mu
+	at int64         // guarded by mu
 }
 
 func (f *fetched) Size() int64 { return f.blob.desc.Size }
 
-// ReadAt is called by one goroutine, mostly at the offset where the last call ended. One request
-// then brings everything.
+// ReadAt is mostly called at the offset where the last call ended. One request then brings
+// everything.
 func (f *fetched) ReadAt(p []byte, off int64) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.in == nil || f.at != off {
 		if f.in != nil {
 			f.in.Close()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -100,8 +101,9 @@ func unexpectedEnd(err error) error {
 
 // hash reads the layer once. It computes the digest of the layer and the digests of the file's
 // chunks.
-func (l *diskLayer) hash(ctx context.Context, done *atomic.Int64) (chunks []byte, err error) {
-	chunks = make([]byte, (l.size+indexChunk-1)/indexChunk*digestSize)
+func (l *diskLayer) hash(ctx context.Context, done *atomic.Int64) ([]byte, error) {
+	// Not a named result: a return would set it while goroutines still write to it.
+	chunks := make([]byte, (l.size+indexChunk-1)/indexChunk*digestSize)
 	whole := sha256.New()
 	whole.Write(l.header)
 	free := make(chan []byte, 4)
@@ -116,7 +118,11 @@ func (l *diskLayer) hash(ctx context.Context, done *atomic.Int64) (chunks []byte
 		}
 		buf := <-free
 		p := buf[:min(hashStep, l.size-off)]
-		if n, err := l.file.ReadAt(p, off); n < len(p) {
+		n, err := l.file.ReadAt(p, off)
+		if err == io.EOF && n < len(p) {
+			return nil, errors.New("it has become shorter while it was read; push it again when " +
+				"nothing writes to it")
+		} else if n < len(p) {
 			return nil, unexpectedEnd(err)
 		}
 		hashed := make(chan struct{})
