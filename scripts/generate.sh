@@ -25,7 +25,7 @@ cp kubernetes/config/{policy,webhook,alerts}.yaml $chart/files/
 	cat <<-'TEXT'
 		# kubevirt-disk-controller with all that it needs, in namespace kubevirt-disk-system:
 		#
-		#     kubectl apply --server-side -f deploy/kubevirt-disk-controller.yaml
+		#     kubectl apply --server-side --force-conflicts -f deploy/kubevirt-disk-controller.yaml
 		#
 		# Made from charts/kubevirt-disk by `make generate`. Settings are easier to change by the chart.
 	TEXT

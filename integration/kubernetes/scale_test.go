@@ -115,9 +115,17 @@ func gatedPod(ns, name, set string) *corev1.Pod {
 			Containers: []corev1.Container{{Name: "vm", Image: "registry.example.com/vm:1",
 				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
 					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}},
+			InitContainers: []corev1.Container{{Name: v1alpha1.DiskContainer,
+				Image: "registry.example.com/disk:1", RestartPolicy: new(
+					corev1.ContainerRestartPolicyAlways),
+				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
+					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
+				VolumeMounts: []corev1.VolumeMount{{Name: "image", MountPath: "/disk"}}}},
 			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
-					ClaimName: v1alpha1.ClaimName(name)}}}},
+					ClaimName: v1alpha1.ClaimName(name)}}},
+				{Name: "image", VolumeSource: corev1.VolumeSource{
+					Image: &corev1.ImageVolumeSource{Reference: testImage}}}},
 		}}
 }
 

@@ -41,6 +41,15 @@ func TestRules(t *testing.T) {
 		{object: set("a", `, "size": "0"`), says: "must be a quantity above 0, as 20Gi"},
 		{object: set("a", `, "size": "-1Gi"`), says: "must be a quantity above 0, as 20Gi"},
 		{object: set("a", `, "size": "much"`), says: "spec.size"},
+		{object: set("a", `, "size": "100m"`), says: "must be at least 512 bytes: 100m is a tenth"},
+		{object: set("a", `, "size": 20`), says: "must be at least 512 bytes"},
+		{object: set("a", `, "size": "1e30"`), says: "must be at most 4Ei: no disk is larger"},
+		{object: set("a", `, "size": "8Ei"`), says: "must be at most 4Ei: no disk is larger"},
+		{object: set("largest", `, "size": "4Ei"`)},
+		{object: `{"apiVersion": "disk.kubevirt.io/v1alpha1", "kind": "VMPet",
+			"metadata": {"name": "a.b"},
+			"spec": {"disk": {"image": "` + testImage + `"}, "template": {}}}`,
+			says: "the name may have no dots"},
 		{object: set("a", `, "type": "Local", "population": "Snapshot"`),
 			says: "Local disks have no snapshots: population must be Overlay"},
 		{object: set("a", `, "type": "Local", "attachment": "Service"`),
@@ -82,6 +91,8 @@ func TestRulesOfChanges(t *testing.T) {
 		{from: `, "size": "20Gi"`, to: ``, says: "size may only grow: it cannot be removed"},
 		{from: `, "type": "Local"`, to: ``, says: immutable},
 		{from: `, "population": "Snapshot"`, to: ``, says: immutable},
+		{from: `, "attachment": "Service"`, to: ``, says: "attachment is immutable"},
+		{from: ``, to: `, "attachment": "Service"`, says: "attachment is immutable"},
 		{from: `, "storageClassName": "a"`, to: `, "storageClassName": "b"`, says: immutable},
 		{from: `, "storageClassName": "a"`, to: ``,
 			says: "storageClassName and usageType are immutable: make another VMIdentitySet"},
@@ -136,6 +147,33 @@ func TestIdentitiesKeepTheirSpec(t *testing.T) {
 	} {
 		require.ErrorContains(t, identity(spec), says, spec)
 	}
+}
+
+// TestAttachmentWhileInUse: the attachment of a disk can change while no pod uses it. An identity
+// that the controller has not seen yet is not ready.
+func TestAttachmentWhileInUse(t *testing.T) {
+	p := plane.Get(t)
+	ns := p.Namespace(t)
+	objects, err := plane.Decode(strings.NewReader(strings.Replace(set("used", ""),
+		"VMIdentitySet", "VMIdentity", 1)))
+	require.NoError(t, err)
+	require.NoError(t, p.Apply(t.Context(), ns, objects...))
+	require.Regexp(t, `(?m)^used +false +`, p.Kubectl(t, "-n", ns, "get", "vmidentity", "used"))
+	attach := func(to string) (string, error) {
+		return p.TryKubectl(nil, "-n", ns, "patch", "vmidentity", "used", "--type=merge",
+			`--patch={"spec":{"attachment":"`+to+`"}}`)
+	}
+	_, err = attach("Service")
+	require.NoError(t, err)
+	p.Kubectl(t, "-n", ns, "patch", "vmidentity", "used", "--type=merge", "--subresource=status",
+		`--patch={"status":{"usedBy":{"name":"pod"}}}`)
+	out, err := attach("Sidecar")
+	require.Error(t, err)
+	require.Contains(t, out, "a pod uses the disk: attachment can change when that pod has ended")
+	p.Kubectl(t, "-n", ns, "patch", "vmidentity", "used", "--type=merge", "--subresource=status",
+		`--patch={"status":{"usedBy":null}}`)
+	_, err = attach("Sidecar")
+	require.NoError(t, err)
 }
 
 // TestDefaults checks the defaults, and that the field of a template is kept.

@@ -34,7 +34,7 @@ func uninstalling(t *testing.T) (commands [][]string) {
 			commands = append(commands, strings.Fields(command))
 		}
 	}
-	require.Len(t, commands, 5)
+	require.Len(t, commands, 7)
 	return commands
 }
 
@@ -81,22 +81,33 @@ func TestUninstall(t *testing.T) {
 	require.ErrorContains(t, w.p.Client.DeleteAllOf(t.Context(), all, client.DryRunAll,
 		client.MatchingFields{"metadata.name": types[0]}), says)
 
-	// With the annotation for deleting the disks, it is allowed. commands[1] would delete
+	// With the annotation for deleting the disks, it is allowed. commands[3] would delete
 	// those of other tests.
 	require.Equal(t, "disk.kubevirt.io/delete-all-objects=true",
-		commands[2][len(commands[2])-1])
-	w.p.Kubectl(t, commands[2]...)
-	w.p.Kubectl(t, deleteTypes...)
-	w.p.Kubectl(t, append(commands[2][:len(commands[2])-1],
-		"disk.kubevirt.io/delete-all-objects-")...)
-	require.Equal(t, append(commands[0], "--wait=false"), commands[3])
+		commands[4][len(commands[4])-1])
 	w.p.Kubectl(t, commands[4]...)
+	w.p.Kubectl(t, deleteTypes...)
+	w.p.Kubectl(t, append(commands[4][:len(commands[4])-1],
+		"disk.kubevirt.io/delete-all-objects-")...)
+	require.Equal(t, append(commands[0], "--wait=false"), commands[5])
+	require.Equal(t, commands[6], commands[1])
+	policies := []string{"get", "validatingadmissionpolicy,validatingadmissionpolicybinding",
+		"types.disk.kubevirt.io", "-o", "jsonpath={.items[*].metadata.deletionTimestamp}"}
+	require.NotEmpty(t, w.kubectl(policies...), "they are in force while they are being deleted")
+	w.p.Kubectl(t, commands[1]...)
 	require.Contains(t, w.kubectl("get", "validatingadmissionpolicy", "types.disk.kubevirt.io"),
 		"NotFound")
 	require.Contains(t, w.kubectl("get", "validatingadmissionpolicybinding",
 		"types.disk.kubevirt.io"), "NotFound")
 
-	w.p.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", manifest(t))
+	w.p.Kubectl(t, commands[2]...)
+	require.Empty(t, w.p.Kubectl(t, policies...), "they are not being deleted any more")
+	// A person has applied it in the other way, and changed something.
+	w.p.Kubectl(t, "apply", "-f", manifest(t))
+	w.p.Kubectl(t, "scale", "-n", systemNamespace, "deployment/"+account, "--replicas=1")
+	w.p.Kubectl(t, commands[2]...)
+	require.Equal(t, "2", w.p.Kubectl(t, "get", "-n", systemNamespace, "deployment/"+account,
+		"-o", "jsonpath={.spec.replicas}"))
 	w.c = w.controller(w.p.ServiceAccount(t, systemNamespace, account))
 	w.remove(&corev1.Pod{}, "a")
 	require.NoError(t, w.machine("b", "disk"))

@@ -130,7 +130,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,
 			ReadWriteOnce: o.ReadWriteOnce, Populator: populator, Concurrency: o.Concurrency}),
 		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency}),
-		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Concurrency: o.Concurrency}),
+		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: populator != nil,
+			Concurrency: o.Concurrency}),
 		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
 	)
 }

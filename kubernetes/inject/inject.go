@@ -2,12 +2,12 @@ package inject
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/vmdisk"
@@ -23,8 +23,16 @@ const credentialVolume = api.DiskContainer + "-chap"
 // maxLabel is the most bytes that the value of a label may have.
 const maxLabel = 63
 
-// sector is the unit of a disk's size, in bytes.
-const sector = 512
+// known are the annotations of this product that a pod may have. A pod that was copied or restored
+// has those of the controller, too.
+var known = []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
+	api.AnnotationNameLegacy, api.AnnotationFirmwareUUID, api.AnnotationSize,
+	api.AnnotationHandoverRequest}
+
+// meant matches annotations with which somebody means this product.
+var meant = regexp.MustCompile(`(?i)^(disk[.]kubevirt[.]io/.*` +
+	`|([a-z0-9.-]*kubevirt[.]io/)?(virtlet[-_.]?)?(vm[-_.]?)?identity[-_.]?sets?` +
+	`|([a-z0-9.-]*kubevirt[.]io/|virtlet[-_.]?)(vm[-_.]?)?identity[-_.]?names?)$`)
 
 // identityName is the form of a VMIdentity's name (a subdomain of RFC 1123), apart from its length.
 var identityName = regexp.MustCompile(
@@ -41,6 +49,24 @@ func Asks(pod *corev1.Pod) bool {
 	_, ours := pod.Annotations[api.AnnotationSet]
 	_, legacy := pod.Annotations[api.AnnotationSetLegacy]
 	return ours || legacy
+}
+
+// Strange returns what is wrong with a pod that has an annotation which looks like one of this
+// product and is none, or that names a disk without saying what it is. Such a pod would run without
+// its disk.
+func Strange(pod *corev1.Pod) error {
+	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
+		if meant.MatchString(key) && !slices.Contains(known, key) {
+			return fmt.Errorf("the annotation %q looks like one of this product, and is none: "+
+				"%s names the VMIdentitySet, and %s the VMIdentity", key, api.AnnotationSet,
+				api.AnnotationName)
+		}
+	}
+	if hasName(pod) && !Asks(pod) {
+		return fmt.Errorf("the pod names its VMIdentity by an annotation, and no VMIdentitySet: "+
+			"add the annotation %s", api.AnnotationSet)
+	}
+	return nil
 }
 
 // SetName is the VMIdentitySet that a pod names.
@@ -65,12 +91,16 @@ func annotation(pod *corev1.Pod, name, legacy, none string) string {
 // Pod changes a pod that asks for a disk and is about to be made. The set is the one that the pod
 // names, in the pod's namespace, or nil if there is none. If Pod returns an error, the pod is not
 // changed.
+//
+// A pod that has its disk already, because it was exported or restored, keeps it as it is. It only
+// waits at its gate again, and gets a node again.
 func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
 	if err := refuse(pod, set); err != nil {
 		return err
 	}
 	identity := IdentityName(pod)
 	changed := pod.DeepCopy()
+	had := has(pod, set)
 	if changed.Labels == nil {
 		changed.Labels = make(map[string]string)
 	}
@@ -80,6 +110,11 @@ func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
 	gate := corev1.PodSchedulingGate{Name: api.Gate}
 	if !slices.Contains(spec.SchedulingGates, gate) {
 		spec.SchedulingGates = append(spec.SchedulingGates, gate)
+	}
+	if had {
+		spec.NodeName = ""
+		*pod = *changed
+		return nil
 	}
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
@@ -91,10 +126,11 @@ func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
 		VolumeSource: corev1.VolumeSource{
 			Secret: &corev1.SecretVolumeSource{SecretName: secret}}})
 	if set.Spec.Attachment != api.Service {
-		disk := vmdisk.Disk{Image: set.Spec.Image, Device: api.Device, Size: bytes(set.Spec.Size),
+		disk := vmdisk.Disk{Image: set.Spec.Image, Device: api.Device,
 			Filled: set.Spec.Population == api.Snapshot}
 		err := vmdisk.AddToPod(spec, []vmdisk.Disk{disk}, vmdisk.Pod{Server: o.Server,
-			Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(identity)}})
+			Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(identity)},
+			SizeAnnotation: api.AnnotationSize})
 		if err != nil {
 			return err
 		}
@@ -103,26 +139,75 @@ func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
 	return nil
 }
 
-// bytes is a size in bytes, rounded up to whole sectors.
-func bytes(size *resource.Quantity) int64 {
-	if size == nil {
-		return 0
+// has reports whether a pod has all that Pod would add for its disk: then it is a copy of a pod
+// that Pod has changed before.
+func has(pod *corev1.Pod, set *api.VMIdentitySet) bool {
+	sidecar, filled := set.Spec.Attachment != api.Service, set.Spec.Population == api.Snapshot
+	name := api.ClaimName(IdentityName(pod))
+	there := map[string]bool{}
+	for _, v := range pod.Spec.Volumes {
+		switch v.Name {
+		case credentialVolume:
+			there[v.Name] = v.Secret != nil && v.Secret.SecretName == name
+		case api.DiskContainer:
+			there[v.Name] = v.EmptyDir != nil
+		case api.DiskContainer + "-data":
+			there[v.Name] = v.PersistentVolumeClaim != nil &&
+				v.PersistentVolumeClaim.ClaimName == name
+		case api.DiskContainer + "-image":
+			there[v.Name] = v.Image != nil && v.Image.Reference == set.Spec.Image
+		}
 	}
-	return (size.Value() + sector - 1) / sector * sector
+	disk := slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool {
+		return c.Name == api.DiskContainer && c.RestartPolicy != nil &&
+			*c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+	})
+	mounted := !slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+		return c.Name == api.DiskContainer ||
+			!slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+				return m.Name == credentialVolume && m.MountPath == CredentialDir
+			})
+	})
+	return mounted && there[credentialVolume] && disk == sidecar &&
+		there[api.DiskContainer] == sidecar && there[api.DiskContainer+"-data"] == sidecar &&
+		there[api.DiskContainer+"-image"] == (sidecar && !filled)
 }
 
 // refuse returns why a pod that is about to be made cannot have its disk. The policies of
 // kubernetes/config make the same checks in the same order.
 func refuse(pod *corev1.Pod, set *api.VMIdentitySet) error {
+	if err := Strange(pod); err != nil {
+		return err
+	}
 	if err := named(pod); err != nil {
 		return err
 	}
 	if set == nil {
 		return missing(pod)
 	}
+	if !has(pod, set) {
+		if err := room(pod); err != nil {
+			return err
+		}
+	}
+	identity := IdentityName(pod)
+	if identity == "" && !hasName(pod) {
+		return fmt.Errorf("the pod has no name yet, like those of a ReplicaSet or a Job: use a "+
+			"StatefulSet, or name the disk by the annotation %s", api.AnnotationName)
+	}
+	if len(identity) > api.MaxNameLength || !identityName.MatchString(identity) {
+		return fmt.Errorf("%q cannot be the name of a VMIdentity: want at most %d characters, "+
+			"a-z, 0-9, - and ., with a letter or a digit at both ends", identity, api.MaxNameLength)
+	}
+	return images(pod, set)
+}
+
+// room returns why a pod has no room for its disk.
+func room(pod *corev1.Pod) error {
 	for _, name := range reserved {
 		if taken(&pod.Spec, name) {
-			return fmt.Errorf("the pod has a container or a volume %q already: rename it", name)
+			return fmt.Errorf("the pod has a container or a volume %q already: rename it, or "+
+				"remove it if it came from another pod with a disk", name)
 		}
 	}
 	for _, c := range pod.Spec.Containers {
@@ -137,16 +222,7 @@ func refuse(pod *corev1.Pod, set *api.VMIdentitySet) error {
 		return fmt.Errorf("spec.nodeName is set, so the pod cannot wait for its disk: " +
 			"use spec.nodeSelector or spec.affinity instead")
 	}
-	identity := IdentityName(pod)
-	if identity == "" && !hasName(pod) {
-		return fmt.Errorf("the pod has no name yet, like those of a ReplicaSet or a Job: use a "+
-			"StatefulSet, or name the disk by the annotation %s", api.AnnotationName)
-	}
-	if len(identity) > api.MaxNameLength || !identityName.MatchString(identity) {
-		return fmt.Errorf("%q cannot be the name of a VMIdentity: want at most %d characters, "+
-			"a-z, 0-9, - and ., with a letter or a digit at both ends", identity, api.MaxNameLength)
-	}
-	return images(pod, set)
+	return nil
 }
 
 // hasName says that a pod names its disk.
@@ -277,19 +353,16 @@ func same(before, after map[string]string, key string) bool {
 // Identity checks that an existing VMIdentity is the one that a pod asks for. Policies cannot check
 // that. In clusters with policies, the controller finds the difference, and the pod keeps its gate.
 func Identity(set *api.VMIdentitySet, identity *api.VMIdentity) error {
-	const advice = "name another disk by the annotation " + api.AnnotationName +
-		", or delete the VMIdentity with its data"
-	if identity.Spec.SetName != set.Name {
-		owner := "no VMIdentitySet"
-		if identity.Spec.SetName != "" {
-			owner = fmt.Sprintf("VMIdentitySet %q", identity.Spec.SetName)
-		}
-		return fmt.Errorf("VMIdentity %q belongs to %s, and the pod names %q: %s", identity.Name,
-			owner, set.Name, advice)
+	const advice = "name that set, or another disk by the annotation " + api.AnnotationName
+	// A VMIdentity that a person made, or restored, may be of no set.
+	if identity.Spec.SetName != "" && identity.Spec.SetName != set.Name {
+		return fmt.Errorf("VMIdentity %q belongs to VMIdentitySet %q, and the pod names %q: %s",
+			identity.Name, identity.Spec.SetName, set.Name, advice)
 	}
 	if identity.Spec.Image != set.Spec.Image {
-		return fmt.Errorf("VMIdentity %q has image %s, and VMIdentitySet %q has %s: %s",
-			identity.Name, identity.Spec.Image, set.Name, set.Spec.Image, advice)
+		return fmt.Errorf("VMIdentity %q has image %s, and VMIdentitySet %q has %s: use the "+
+			"former image, or name another disk by the annotation %s", identity.Name,
+			identity.Spec.Image, set.Name, set.Spec.Image, api.AnnotationName)
 	}
 	return nil
 }

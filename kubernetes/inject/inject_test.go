@@ -68,7 +68,9 @@ func TestPod(t *testing.T) {
 	disk := pod.Spec.InitContainers[0]
 	require.Equal(t, "kubevirt.io:disk", disk.Image)
 	require.Equal(t, "vmid-vm", disk.EnvFrom[0].SecretRef.Name)
-	require.Contains(t, disk.Env, corev1.EnvVar{Name: "SIZE", Value: "1000000512"})
+	require.Contains(t, disk.Env, corev1.EnvVar{Name: "SIZE", ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{
+			FieldPath: "metadata.annotations['disk.kubevirt.io/size']"}}})
 	require.Equal(t, []string{"disk-vda-chap", "disk-vda", "disk-vda-data", "disk-vda-image"},
 		volumeNames(pod))
 	require.Equal(t, "vmid-vm", pod.Spec.Volumes[0].Secret.SecretName)
@@ -116,7 +118,7 @@ func TestLegacyAnnotations(t *testing.T) {
 
 // integration/kubernetes has the cases that are refused, for this package and for the policies, on
 // an API server. Here is what needs no server: a refused pod is not changed, and a second call
-// for the same pod is refused.
+// for the same pod changes nothing more.
 func TestRefusedIsUnchanged(t *testing.T) {
 	pod := aPod(func(p *corev1.Pod) {
 		p.Spec.Containers[0].Image = "registry.example.com:5000/fedora"
@@ -127,6 +129,10 @@ func TestRefusedIsUnchanged(t *testing.T) {
 	require.Equal(t, want, pod)
 	pod = aPod(nil)
 	require.NoError(t, inject.Pod(pod, aSet(nil), options))
+	want = pod.DeepCopy()
+	require.NoError(t, inject.Pod(pod, aSet(nil), options))
+	require.Equal(t, want, pod)
+	pod.Name = "copy"
 	require.ErrorContains(t, inject.Pod(pod, aSet(nil), options), `"disk-vda" already`)
 }
 
@@ -232,7 +238,11 @@ func TestIdentity(t *testing.T) {
 	identity.Spec.Image = "another"
 	require.ErrorContains(t, inject.Identity(set, identity),
 		`VMIdentity "vm" has image another, and VMIdentitySet "fedora" has registry`)
-	identity.Spec.SetName = ""
-	require.ErrorContains(t, inject.Identity(set, identity),
-		`VMIdentity "vm" belongs to no VMIdentitySet, and the pod names "fedora"`)
+	identity.Spec.Image, identity.Spec.SetName = set.Spec.Image, ""
+	require.NoError(t, inject.Identity(set, identity), "a person made or restored it")
+	identity.Spec.SetName = "other"
+	err := inject.Identity(set, identity)
+	require.ErrorContains(t, err,
+		`VMIdentity "vm" belongs to VMIdentitySet "other", and the pod names "fedora"`)
+	require.NotContains(t, err.Error(), "delete", "its data may have been restored")
 }

@@ -23,6 +23,9 @@ const (
 	imageDir  = "/disk"
 )
 
+// EnvSize is the environment variable with the size of a container's disk.
+const EnvSize = "SIZE"
+
 // Pod says how the containers of a pod serve its disks.
 type Pod struct {
 	// Server is the container image of kubevirt-disk that serves the disks. The image of a disk is
@@ -37,6 +40,9 @@ type Pod struct {
 	Remote bool
 	// Claims are volume claims that keep disks, by device. Writes to other disks end with the pod.
 	Claims map[string]string
+	// SizeAnnotation is the annotation of the pod that says how many bytes a disk without Size has.
+	// Nobody need set it: "" is the size of the image, or what the disk has already.
+	SizeAnnotation string
 	// UsageTypes are the kinds of storage that disks can choose for what is written: by name, the
 	// volume that a disk gets, such as a generic ephemeral volume of a storage class. A disk that
 	// chooses none gets an emptyDir.
@@ -159,8 +165,13 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 	}
 	set("ACCESS_MODE", string(d.AccessMode))
 	set("COPY_MODE", string(d.CopyMode))
-	if d.Size > 0 {
-		set("SIZE", strconv.FormatInt(d.Size, 10))
+	switch {
+	case d.Size > 0:
+		set(EnvSize, strconv.FormatInt(d.Size, 10))
+	case p.SizeAnnotation != "":
+		env = append(env, corev1.EnvVar{Name: EnvSize, ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{
+				FieldPath: "metadata.annotations['" + p.SizeAnnotation + "']"}}})
 	}
 	mounts := []corev1.VolumeMount{{Name: name, MountPath: workDir}}
 	work := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}

@@ -143,6 +143,24 @@ func annotate(pairs ...string) func(*corev1.Pod) {
 	}
 }
 
+// had changes a pod as admission does, and then as the cluster or a person does.
+func had(change func(*corev1.Pod)) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		set := sets(p.Namespace)[inject.SetName(p)]
+		if err := inject.Pod(p, set, inject.Options{Server: "registry.example.com/older"}); err != nil {
+			panic(err)
+		}
+		if change != nil {
+			change(p)
+		}
+	}
+}
+
+// only leaves a pod one annotation.
+func only(key, value string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Annotations = map[string]string{key: value} }
+}
+
 func image(name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[0].Image = name }
 }
@@ -202,6 +220,36 @@ func podCases() map[string]podCase {
 		"image of a lower repository": {set: "fedora",
 			change: image(repository + "/tools" + other)},
 		"bare image": {set: "bare", change: image("fedora:5000/x" + other)},
+
+		"exported": {set: "fedora", change: had(nil)},
+		"exported while it ran": {set: "fedora", change: had(func(p *corev1.Pod) {
+			p.Spec.NodeName, p.Spec.SchedulingGates = "n1", nil
+			p.Annotations[api.AnnotationSize] = "512"
+		})},
+		"exported, of a Service":  {set: "service", change: had(nil)},
+		"exported, of a snapshot": {set: "snapshot", change: had(nil)},
+		"copied for another disk": {set: "fedora", change: had(
+			annotate(api.AnnotationName, "other")), refused: "came from another pod with a disk"},
+		"exported, of another image": {set: "fedora", change: had(func(p *corev1.Pod) {
+			p.Spec.Volumes[len(p.Spec.Volumes)-1].Image.Reference = "registry.example.com/x" + other
+		}), refused: "came from another pod with a disk"},
+		"exported, with a container that has no credential": {set: "fedora",
+			change: had(func(p *corev1.Pod) {
+				p.Spec.Containers = append(p.Spec.Containers, container("log"))
+			}), refused: "came from another pod with a disk"},
+		"a name that looks like ours": {change: only(api.Group+"/identityset", "fedora"),
+			refused: `the annotation "disk.kubevirt.io/identityset" looks like one`},
+		"another name that looks like ours": {set: "fedora",
+			change:  annotate(api.Group+"/Identity-Name", "x"),
+			refused: `the annotation "disk.kubevirt.io/Identity-Name" looks like one`},
+		"one without its prefix": {change: only("identityset", "fedora"),
+			refused: `the annotation "identityset" looks like one`},
+		"one of 004 in lower case": {change: only("virtletVMIdentitySet", "fedora"),
+			refused: `the annotation "virtletVMIdentitySet" looks like one`},
+		"one with the prefix of KubeVirt": {change: only("kubevirt.io/identity-set", "fedora"),
+			refused: `the annotation "kubevirt.io/identity-set" looks like one`},
+		"a name without a set": {change: only(api.AnnotationName, "vm"),
+			refused: "and no VMIdentitySet: add the annotation disk.kubevirt.io/identity-set"},
 
 		"another digest": {set: "fedora", change: image(repository + other),
 			refused: "the pod has image " + repository + other + `, and VMIdentitySet "fedora" has ` +

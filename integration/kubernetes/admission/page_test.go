@@ -39,14 +39,14 @@ func pageCommands(t *testing.T, heading string) (commands []string) {
 	return commands
 }
 
-// TestPage runs the five commands of docs/kubernetes.md, word for word, from nothing to a VM with a
+// TestPage runs the six commands of docs/kubernetes.md, word for word, from nothing to a VM with a
 // persistent disk. There is no node to run the controller that the first command installs, so it
 // runs here, with the rights that it would have there.
 func TestPage(t *testing.T) {
 	p := plane.Get(t)
 	namespace := p.Namespace(t)
 	commands := pageCommands(t, "## From nothing to a VM with a persistent disk")
-	require.Len(t, commands, 5)
+	require.Len(t, commands, 6)
 	root, err := plane.Root()
 	require.NoError(t, err)
 	for i, command := range commands {
@@ -67,12 +67,23 @@ func TestPage(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { remove(t, p, objects, metav1.NamespaceDefault) })
 		}
+		if strings.Contains(command, "--for=create") {
+			// The controller's image is still being pulled when the pod is made.
+			waited := make(chan error, 1)
+			go func() {
+				_, err := p.TryKubectl(nil, args...)
+				waited <- err
+			}()
+			time.Sleep(2 * time.Second)
+			controllers(t, p, "kubevirt-disk-system", nil)
+			require.NoError(t, <-waited)
+			continue
+		}
 		out := p.Kubectl(t, args...)
 		switch i {
 		case 0:
-			controllers(t, p, "kubevirt-disk-system", nil)
 			admitted(t, p)
-		case 4:
+		case 5:
 			require.Contains(t, out, "my-vm")
 			require.Contains(t, out, "true")
 		}

@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -54,7 +53,10 @@ func TestProposal(t *testing.T) {
 		api.LabelSet: "test-identity-set"}, pod.Labels)
 	disk := pod.Spec.InitContainers[0]
 	require.Equal(t, api.DiskContainer, disk.Name)
-	require.Contains(t, disk.Env, corev1.EnvVar{Name: "SIZE", Value: fmt.Sprint(1 << 30)})
+	require.Contains(t, disk.Env, corev1.EnvVar{Name: "SIZE", ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1",
+			FieldPath: "metadata.annotations['" + api.AnnotationSize + "']"}}},
+		"the controller knows the size when the pod starts")
 	claims := map[string]bool{}
 	for _, v := range pod.Spec.Volumes {
 		if v.PersistentVolumeClaim != nil {

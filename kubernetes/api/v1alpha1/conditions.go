@@ -28,6 +28,8 @@ const (
 const (
 	ReasonReady           = "Ready"
 	ReasonSetMissing      = "SetMissing"
+	ReasonSetDiffers      = "SetDiffers"
+	ReasonClassMissing    = "ClassMissing"
 	ReasonClaimMissing    = "ClaimMissing"
 	ReasonClaimPending    = "ClaimPending"
 	ReasonClaimBound      = "ClaimBound"

@@ -79,6 +79,8 @@ type DiskSpec struct {
 	// size of the disk in bytes, as a quantity. Without it, the disk is as large as its image, and
 	// its claim as large as the controller's --claim-size.
 	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",message="must be a quantity above 0, as 20Gi"
+	// +kubebuilder:validation:XValidation:rule="!isQuantity(string(self)) || !quantity(string(self)).isGreaterThan(quantity('0')) || quantity(string(self)).compareTo(quantity('512')) >= 0",message="must be at least 512 bytes: 100m is a tenth of a byte, 100M is 100 million bytes, 100Mi a little more"
+	// +kubebuilder:validation:XValidation:rule="!isQuantity(string(self)) || quantity(string(self)).compareTo(quantity('4Ei')) <= 0",message="must be at most 4Ei: no disk is larger"
 	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="may only grow"
 	// +optional
 	Size *resource.Quantity `json:"size,omitempty"`
@@ -134,6 +136,7 @@ type VMIdentitySet struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// +kubebuilder:validation:XValidation:rule="self.attachment == oldSelf.attachment",message="attachment is immutable: make another VMIdentitySet"
 	Spec   DiskSpec            `json:"spec"`
 	Status VMIdentitySetStatus `json:"status,omitempty"`
 }
@@ -173,6 +176,7 @@ type VMIdentitySetList struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:shortName=vmid
 // +kubebuilder:subresource:status
+// +kubebuilder:validation:XValidation:rule="self.spec.attachment == oldSelf.spec.attachment || !has(oldSelf.status) || !has(oldSelf.status.usedBy)",message="a pod uses the disk: attachment can change when that pod has ended"
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 58",message="the name may have at most 58 characters, as the names of the claim and of labels are made from it"
 // +kubebuilder:printcolumn:name=Ready,type=boolean,JSONPath=`.status.ready`
 // +kubebuilder:printcolumn:name=Set,type=string,JSONPath=`.spec.setName`
@@ -188,7 +192,9 @@ type VMIdentity struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec   VMIdentitySpec   `json:"spec"`
+	Spec VMIdentitySpec `json:"spec"`
+	// A reader of an identity that the controller has not seen yet finds it not ready.
+	// +kubebuilder:default={ready: false}
 	Status VMIdentityStatus `json:"status,omitempty"`
 }
 

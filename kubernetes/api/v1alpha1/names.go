@@ -14,7 +14,33 @@ const (
 	// AnnotationFirmwareUUID is the SMBIOS UUID of the pod's machine. The controller sets it before
 	// the pod is scheduled, and containers read it through the downward API.
 	AnnotationFirmwareUUID = Group + "/firmware-uuid"
+	// AnnotationSize is the size of the pod's disk in bytes. The controller takes it from the
+	// identity before the pod is scheduled, so that the disk is never asked to shrink.
+	AnnotationSize = Group + "/size"
 )
+
+// AnnotationContent is on the claim of a VMIdentity: what its disk was made from. By it, a claim
+// that a backup has restored is known.
+const AnnotationContent = Group + "/content"
+
+// Content is the value of AnnotationContent.
+func (s *DiskSpec) Content() string {
+	if s.Population == Snapshot {
+		return string(Snapshot) + " " + s.Image
+	}
+	return string(Overlay) + " " + s.Image
+}
+
+// sector is the unit of a disk's size, in bytes.
+const sector = 512
+
+// Bytes is the size of the disk in bytes, in whole sectors. 0: that of its image.
+func (s *DiskSpec) Bytes() int64 {
+	if s.Size == nil {
+		return 0
+	}
+	return (s.Size.Value() + sector - 1) / sector * sector
+}
 
 const (
 	// Gate is the scheduling gate that holds a pod until its identity is ready.

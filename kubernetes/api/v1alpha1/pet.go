@@ -12,6 +12,7 @@ import (
 // +kubebuilder:resource:shortName=vmpet
 // +kubebuilder:subresource:status
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 52",message="the name may have at most 52 characters, as the names of the pod and of its labels are made from it"
+// +kubebuilder:validation:XValidation:rule="!self.metadata.name.contains('.')",message="the name may have no dots, as the name of the pod is made from it, and is also its host name"
 // +kubebuilder:printcolumn:name=Running,type=boolean,JSONPath=`.spec.running`
 // +kubebuilder:printcolumn:name=Ready,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name=Identity,type=string,JSONPath=`.status.identityName`
@@ -28,6 +29,7 @@ type VMPet struct {
 // VMPetSpec describes the machine.
 type VMPetSpec struct {
 	// disk is the spec of the VMIdentitySet.
+	// +kubebuilder:validation:XValidation:rule="self.attachment == oldSelf.attachment",message="attachment is immutable: make another VMPet"
 	Disk DiskSpec `json:"disk"`
 	// running says whether the machine's pod exists. Its disk stays either way.
 	// +kubebuilder:default=true

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -68,7 +69,7 @@ func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 		&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolumeClaimList{},
 		&corev1.Secret{}, &corev1.SecretList{})
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
+	if err := errors.Join(storagev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	b := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(
@@ -118,7 +119,7 @@ func (w *World) born(o client.Object) {
 	w.uid++
 	o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uid)))
 	o.SetCreationTimestamp(metav1.Unix(int64(1_000_000+w.uid), 0))
-	if o.GetNamespace() == "" {
+	if _, everywhere := o.(*storagev1.StorageClass); !everywhere && o.GetNamespace() == "" {
 		o.SetNamespace(Namespace)
 	}
 }

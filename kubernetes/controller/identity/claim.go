@@ -29,8 +29,8 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	}
 	if claim == nil && id.Status.CreationTime != nil {
 		why := &wait{reason: v1alpha1.ReasonClaimMissing, message: fmt.Sprintf("the claim %s was "+
-			"deleted, and the data with it: delete this VMIdentity, and its pod gets a new disk",
-			v1alpha1.ClaimName(id.Name))}
+			"deleted, and the data with it: restore the claim from a backup, or delete this "+
+			"VMIdentity, and its pod gets a new disk", v1alpha1.ClaimName(id.Name)), again: true}
 		setBound(id, metav1.ConditionFalse, why.reason, why.message)
 		return nil, why, nil
 	}
@@ -87,8 +87,9 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 			return claim, nil, err
 		}
 		return nil, &wait{reason: v1alpha1.ReasonSecretForeign, again: true,
-			message: fmt.Sprintf("the secret %s exists and is not of this VMIdentity: delete the "+
-				"secret, or give the VMIdentity another name", v1alpha1.SecretName(id.Name))}, nil
+			message: fmt.Sprintf("the secret %s exists and is not of this VMIdentity: restore its "+
+				"claim, too, if it came from a backup; or else give the VMIdentity another name, "+
+				"or delete the secret", v1alpha1.SecretName(id.Name))}, nil
 	}
 	if why, err := refused(err, "secret"); why != nil || err != nil {
 		return nil, why, err
@@ -113,8 +114,10 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
 		class != nil && slices.Contains(r.Options.ReadWriteOnce, *class) {
 		mode = corev1.ReadWriteOnce
 	}
+	meta := objectMeta(id, v1alpha1.ClaimName(id.Name))
+	meta.Annotations = map[string]string{v1alpha1.AnnotationContent: id.Spec.Content()}
 	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: objectMeta(id, v1alpha1.ClaimName(id.Name)),
+		ObjectMeta: meta,
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes:      []corev1.PersistentVolumeAccessMode{mode},
 			StorageClassName: class,
@@ -162,12 +165,54 @@ func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
 	return *resource.NewQuantity(size, resource.BinarySI)
 }
 
+// adopt makes a claim that a backup has restored the identity's own, if the claim says that its
+// content is that of the identity. It also lets a claim say so that an earlier version has made.
+// Nothing else is changed about a claim that is not the identity's.
+func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+	says, ours := claim.Annotations[v1alpha1.AnnotationContent], metav1.IsControlledBy(claim, id)
+	if !claim.DeletionTimestamp.IsZero() || ours && says != "" || !ours &&
+		(says != id.Spec.Content() || ownedByAnother(claim, id)) {
+		return claim, nil
+	}
+	after := claim.DeepCopy()
+	want := r.newClaim(id, nil).ObjectMeta
+	metav1.SetMetaDataAnnotation(&after.ObjectMeta, v1alpha1.AnnotationContent, id.Spec.Content())
+	metav1.SetMetaDataLabel(&after.ObjectMeta, v1alpha1.LabelIdentity, id.Name)
+	if !ours {
+		after.OwnerReferences = slices.DeleteFunc(after.OwnerReferences, controls)
+		after.OwnerReferences = append(after.OwnerReferences, want.OwnerReferences...)
+	}
+	err := r.Patch(ctx, after, lock(claim), client.FieldOwner(v1alpha1.FieldManager))
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", claim.Name, err)
+	}
+	return after, nil
+}
+
+// ownedByAnother reports whether a claim has a controller other than the identity of this name. An
+// earlier identity of this name cannot exist beside this one, so what it owned has no owner.
+func ownedByAnother(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity) bool {
+	return slices.ContainsFunc(claim.OwnerReferences, func(o metav1.OwnerReference) bool {
+		return controls(o) && (o.Kind != "VMIdentity" || o.Name != id.Name ||
+			!strings.HasPrefix(o.APIVersion, v1alpha1.Group+"/"))
+	})
+}
+
+func controls(o metav1.OwnerReference) bool { return o.Controller != nil && *o.Controller }
+
 // look records the state of a claim in the status. It returns why the claim cannot be used.
 func (r *Reconciler) look(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) *wait {
 	if !metav1.IsControlledBy(claim, id) {
 		why := &wait{reason: v1alpha1.ReasonClaimForeign, again: true,
-			message: fmt.Sprintf("the claim %s exists and is not of this VMIdentity: delete the "+
-				"claim, or give the VMIdentity another name", claim.Name)}
+			message: fmt.Sprintf("the claim %s exists and is not of this VMIdentity: give the "+
+				"VMIdentity another name; or, if the claim has this disk, for example from a "+
+				"backup: `kubectl annotate pvc %s '%s=%s'`", claim.Name, claim.Name,
+				v1alpha1.AnnotationContent, id.Spec.Content())}
+		if ownedByAnother(claim, id) {
+			why.message = fmt.Sprintf("the claim %s belongs to another object: give the "+
+				"VMIdentity another name", claim.Name)
+		}
 		setBound(id, metav1.ConditionFalse, why.reason, why.message)
 		return why
 	}

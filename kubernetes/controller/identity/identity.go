@@ -124,6 +124,9 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verdict, error) {
 	claim, why, err := r.claim(ctx, id)
 	if why == nil && err == nil {
+		claim, err = r.adopt(ctx, id, claim)
+	}
+	if why == nil && err == nil {
 		why = r.look(id, claim)
 	}
 	if why == nil && err == nil && id.Status.SecretName == "" {

@@ -178,7 +178,7 @@ func TestForeignClaim(t *testing.T) {
 	theirs := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}}
 	w := newWorld(t, v1alpha1.DiskSpec{Size: size("1Gi")}, theirs)
 	w.settle()
-	w.require("Ready", "False ClaimForeign", "delete the claim, or give")
+	w.require("Ready", "False ClaimForeign", "give the VMIdentity another name; or, if")
 	before := w.claim()
 	require.Zero(t, w.Made("Secret"))
 	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
@@ -187,11 +187,86 @@ func TestForeignClaim(t *testing.T) {
 	require.Equal(t, before, w.claim(), "it is as it was")
 }
 
+// TestRestoredClaim: a claim that a backup has restored becomes the identity's own, if it says that
+// it has this disk. Any other claim stays as it is, and nobody is told to delete it.
+func TestRestoredClaim(t *testing.T) {
+	const image = "registry.example.com/a@sha256:aa"
+	owner := func(kind, name string) []metav1.OwnerReference {
+		return []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: kind,
+			Name: name, UID: "gone", Controller: new(true)}}
+	}
+	for what, c := range map[string]struct {
+		says   string
+		owners []metav1.OwnerReference
+		adopts bool
+	}{
+		"its content":                  {"Overlay " + image, nil, true},
+		"its owner was restored, too":  {"Overlay " + image, owner("VMIdentity", "vm"), true},
+		"of another identity":          {"Overlay " + image, owner("VMIdentity", "x"), false},
+		"of another kind":              {"Overlay " + image, owner("VMPet", "vm"), false},
+		"another image":                {"Overlay registry.example.com/b@sha256:bb", nil, false},
+		"another population":           {"Snapshot " + image, nil, false},
+		"it does not say what it has":  {"", nil, false},
+		"not even what its owner made": {"", owner("VMIdentity", "vm"), false},
+	} {
+		restored := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm",
+			OwnerReferences: c.owners}}
+		if c.says != "" {
+			restored.Annotations = map[string]string{v1alpha1.AnnotationContent: c.says}
+		}
+		w := newWorld(t, v1alpha1.DiskSpec{Image: image}, restored,
+			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}})
+		before := w.claim()
+		w.settle()
+		if !c.adopts {
+			w.require("Ready", "False ClaimForeign", "another name")
+			_, message := w.condition("Ready")
+			require.NotContains(t, message, "delete", what)
+			require.Equal(t, before, w.claim(), what)
+			continue
+		}
+		w.require("Ready", "True Ready", "")
+		require.True(t, metav1.IsControlledBy(w.claim(), w.identity()), what)
+		require.Len(t, w.claim().OwnerReferences, 1, what)
+		require.Equal(t, "vm", w.claim().Labels[v1alpha1.LabelIdentity], what)
+		require.Equal(t, before.UID, w.claim().UID, what)
+	}
+}
+
+// TestClaimComesBack: a claim that was deleted and restored is used again.
+func TestClaimComesBack(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
+	w.settle()
+	backup := w.claim()
+	require.Equal(t, "Overlay a", backup.Annotations[v1alpha1.AnnotationContent])
+	require.NoError(t, w.Base.Delete(t.Context(), w.claim()))
+	w.settle()
+	w.require("Ready", "False ClaimMissing", "restore the claim from a backup")
+	w.Make(t, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm",
+		Annotations: backup.Annotations, Labels: backup.Labels}})
+	w.settle()
+	w.require("Ready", "True Ready", "")
+}
+
+// TestClaimOfAnEarlierVersion: it says now what it has, so that a backup of it can be restored.
+func TestClaimOfAnEarlierVersion(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
+	w.settle()
+	claim := w.claim()
+	claim.Annotations = nil
+	require.NoError(t, w.Base.Update(t.Context(), claim))
+	w.settle()
+	require.Equal(t, "Overlay a", w.claim().Annotations[v1alpha1.AnnotationContent])
+	writes := w.Writes()
+	w.settle()
+	require.Equal(t, writes, w.Writes())
+}
+
 func TestForeignSecret(t *testing.T) {
 	theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "vmid-vm"}}
 	w := newWorld(t, v1alpha1.DiskSpec{}, theirs)
 	w.settle()
-	w.require("Ready", "False SecretForeign", "delete the secret, or give")
+	w.require("Ready", "False SecretForeign", "or delete the secret")
 	require.Zero(t, w.Made("PersistentVolumeClaim"))
 	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
 	w.settle()

@@ -14,6 +14,8 @@ import (
 // Good news is only in the conditions, because an event is a request to the API server.
 var eventTypes = map[string]string{
 	v1alpha1.ReasonSetMissing:      corev1.EventTypeWarning,
+	v1alpha1.ReasonSetDiffers:      corev1.EventTypeWarning,
+	v1alpha1.ReasonClassMissing:    corev1.EventTypeWarning,
 	v1alpha1.ReasonClaimMissing:    corev1.EventTypeWarning,
 	v1alpha1.ReasonClaimLost:       corev1.EventTypeWarning,
 	v1alpha1.ReasonClaimForeign:    corev1.EventTypeWarning,
@@ -68,7 +70,13 @@ func TellAs(kind func(reason string) string, r events.EventRecorder, object,
 
 // Event sends an event for a reason, if the reason has one.
 func Event(r events.EventRecorder, object, related runtime.Object, reason, message string) {
-	send(EventType(reason), r, object, related, reason, message)
+	EventAs(EventType, r, object, related, reason, message)
+}
+
+// EventAs is Event for a controller with events for other reasons. kind is used like EventType.
+func EventAs(kind func(reason string) string, r events.EventRecorder, object,
+	related runtime.Object, reason, message string) {
+	send(kind(reason), r, object, related, reason, message)
 }
 
 func send(kind string, r events.EventRecorder, object, related runtime.Object,

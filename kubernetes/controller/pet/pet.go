@@ -41,7 +41,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	r := &Reconciler{Client: mgr.GetClient(), Events: mgr.GetEventRecorder(v1alpha1.FieldManager),
 		Options: o}
 	if o.Off {
-		return ctrl.NewControllerManagedBy(mgr).Named("pet").For(&v1alpha1.VMPet{}).Complete(r)
+		return ctrl.NewControllerManagedBy(mgr).Named("pet").For(&v1alpha1.VMPet{}).
+			WithOptions(controller.Options{RateLimiter: objects.Backoff[reconcile.Request]()}).
+			Complete(r)
 	}
 	// The identity of a pet has the pet's name.
 	ofIdentity := func(_ context.Context, o client.Object) []reconcile.Request {
@@ -53,7 +55,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Owns(&v1alpha1.VMIdentitySet{}).
 		Owns(&appsv1.StatefulSet{}).
 		Watches(&v1alpha1.VMIdentity{}, handler.EnqueueRequestsFromMapFunc(ofIdentity)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency,
+			RateLimiter: objects.Backoff[reconcile.Request]()}).
 		Complete(r)
 }
 

@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,7 +53,7 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 		}
 	}
 	for _, p := range d.start {
-		if err := r.ungate(ctx, p, d.id.Spec.FirmwareUUID); err != nil {
+		if err := r.ungate(ctx, p, annotations(d.id, p)); err != nil {
 			return err
 		}
 		r.memory.open(client.ObjectKeyFromObject(d.id), p.UID)
@@ -58,9 +61,25 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// ungate gives a pod its machine's UUID, if it has one, and removes the gate of exactly this pod.
-// Others may write the pod meanwhile.
-func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod, firmwareUUID string) error {
+// annotations are what a pod learns of its identity before it is scheduled. An identity without a
+// size has none for the pod, either: a pod that was restored may have an earlier one.
+func annotations(id *v1alpha1.VMIdentity, p *corev1.Pod) map[string]string {
+	all := make(map[string]string)
+	if id.Spec.FirmwareUUID != "" {
+		all[v1alpha1.AnnotationFirmwareUUID] = id.Spec.FirmwareUUID
+	}
+	if _, has := p.Annotations[v1alpha1.AnnotationSize]; has {
+		all[v1alpha1.AnnotationSize] = ""
+	}
+	if size := id.Spec.Bytes(); size > 0 && id.Spec.Attachment != v1alpha1.Service {
+		all[v1alpha1.AnnotationSize] = strconv.FormatInt(size, 10)
+	}
+	return all
+}
+
+// ungate gives a pod its annotations, and removes the gate of exactly this pod. Others may write
+// the pod meanwhile.
+func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod, add map[string]string) error {
 	path := fmt.Sprintf("/spec/schedulingGates/%d", objects.GateIndex(p))
 	steps := []map[string]any{
 		{"op": "test", "path": "/metadata/uid", "value": p.UID},
@@ -70,13 +89,10 @@ func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod, firmwareUUID str
 	if len(p.Spec.SchedulingGates) == 1 {
 		steps[2]["path"] = "/spec/schedulingGates"
 	}
-	if firmwareUUID != "" && p.Annotations == nil {
-		steps = append(steps, map[string]any{"op": "add", "path": "/metadata/annotations",
-			"value": map[string]string{v1alpha1.AnnotationFirmwareUUID: firmwareUUID}})
-	} else if firmwareUUID != "" {
-		name := strings.ReplaceAll(v1alpha1.AnnotationFirmwareUUID, "/", "~1") // RFC 6901
-		steps = append(steps, map[string]any{"op": "add", "path": "/metadata/annotations/" + name,
-			"value": firmwareUUID})
+	// A pod without annotations names no set, so this one has some.
+	for _, name := range slices.Sorted(maps.Keys(add)) {
+		steps = append(steps, map[string]any{"op": "add", "value": add[name],
+			"path": "/metadata/annotations/" + strings.ReplaceAll(name, "/", "~1")}) // RFC 6901
 	}
 	data, err := json.Marshal(steps)
 	if err != nil {

@@ -1,12 +1,15 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,6 +18,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/inject"
+	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
 // decision says what to do about an identity and the pods that ask for it.
@@ -40,7 +44,6 @@ func (r *Reconciler) decide(ctx context.Context, d *decision) error {
 		return err
 	}
 	var first *held
-	var whose *corev1.Pod
 	for _, p := range d.waiting {
 		h, err := r.hold(ctx, d, p)
 		if err != nil {
@@ -54,11 +57,11 @@ func (r *Reconciler) decide(ctx context.Context, d *decision) error {
 			}
 			continue
 		}
+		r.tell(client.ObjectKeyFromObject(d.id), p, h)
 		if first == nil {
-			first, whose = h, p
+			first = h
 		}
 	}
-	r.tell(client.ObjectKeyFromObject(d.id), whose, first)
 	d.say(first)
 	return nil
 }
@@ -141,6 +144,9 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 				v1alpha1.AnnotationName)
 		}
 	}
+	if message := differs(id, set, p); message != "" {
+		return because(v1alpha1.ReasonSetDiffers, "%s", message)
+	}
 	if !id.Status.Ready || id.Status.Move != nil {
 		c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionReady)
 		if c == nil {
@@ -150,6 +156,12 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 	}
 	if d.inUse && id.Status.UsedBy.UID != p.UID && id.Spec.Attachment != v1alpha1.Service {
 		return because(v1alpha1.ReasonInUse, "pod %s uses the disk", id.Status.UsedBy.Name)
+	}
+	if id.Spec.Attachment != v1alpha1.Service &&
+		slices.Contains(id.Finalizers, v1alpha1.FinalizerService) {
+		return because(v1alpha1.ReasonStopping, "the server from when VMIdentity %s had "+
+			"attachment Service still has the disk: the message of its condition Served says why",
+			id.Name)
 	}
 	if id.Spec.Attachment == v1alpha1.Service {
 		if h, err := r.holdForSecret(ctx, d, p); h != nil || err != nil {
@@ -186,6 +198,51 @@ func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.P
 		"was deleted, and the server of the disk has the old one: when no machine uses the disk, "+
 		"`kubectl delete deployment %s`, and both are made again", p.Name,
 		v1alpha1.SecretName(d.id.Name), v1alpha1.ClaimName(d.id.Name))}, nil
+}
+
+// differs returns why a pod cannot use a disk that is not as its set says, or "". The set may have
+// been made again after the disk was, or after admission has looked at the pod. Only what the pod
+// was made for has to agree: where a disk is and how large it is, its identity knows.
+func differs(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod) string {
+	disk := objects.DiskContainer(&p.Spec)
+	service := id.Spec.Attachment == v1alpha1.Service
+	filled := id.Spec.Population == v1alpha1.Snapshot
+	const again = ": delete the pod, and make it again from its own manifest"
+	switch {
+	case service != (set.Spec.Attachment == v1alpha1.Service):
+		return fmt.Sprintf("VMIdentity %s has attachment %s, and VMIdentitySet %s has %s: make "+
+			"that set again with the attachment of the disk, or change that of the VMIdentity",
+			id.Name, cmp.Or(id.Spec.Attachment, v1alpha1.Sidecar), set.Name,
+			cmp.Or(set.Spec.Attachment, v1alpha1.Sidecar))
+	case filled != (set.Spec.Population == v1alpha1.Snapshot):
+		return fmt.Sprintf("the disk of VMIdentity %s was made with population %s, and "+
+			"VMIdentitySet %s has %s: make that set again with the population of the disk, or "+
+			"give the pod the annotation %s with another name", id.Name,
+			cmp.Or(id.Spec.Population, v1alpha1.Overlay), set.Name,
+			cmp.Or(set.Spec.Population, v1alpha1.Overlay), v1alpha1.AnnotationName)
+	case service != (disk == nil):
+		return fmt.Sprintf("it was made for another attachment than %s, which VMIdentity %s has"+
+			again, cmp.Or(id.Spec.Attachment, v1alpha1.Sidecar), id.Name)
+	case disk != nil && filled != (imageOf(p) == ""):
+		return fmt.Sprintf("it was made for another population than %s, which VMIdentity %s has"+
+			again, cmp.Or(id.Spec.Population, v1alpha1.Overlay), id.Name)
+	case disk != nil && tooSmall(disk, id.Spec.Bytes()):
+		return fmt.Sprintf("it was made when the disk of VMIdentity %s was smaller than %s, and a "+
+			"disk never shrinks"+again, id.Name, id.Spec.Size)
+	}
+	return ""
+}
+
+// tooSmall reports whether a container that an earlier version has made, or a person, asks for a
+// size below that of the disk.
+func tooSmall(disk *corev1.Container, size int64) bool {
+	for _, e := range disk.Env {
+		if e.Name == vmdisk.EnvSize && e.ValueFrom == nil && e.Value != "" {
+			has, err := resource.ParseQuantity(e.Value)
+			return err == nil && has.Value() < size
+		}
+	}
+	return false
 }
 
 // imageOf returns the image of the disk that admission gave to a pod, or "" if it is unknown.

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -19,9 +20,9 @@ type memory struct {
 
 // remembered is what the controller knows about an identity and its pods before the cache does.
 type remembered struct {
-	told   held        // what people were last told about a waiting pod
-	opened []types.UID // pods whose gates are gone, but not yet in the cache
-	made   bool        // the identity was made, and the cache may not have it yet
+	told   map[types.UID]string // the reasons that people were last told, by waiting pod
+	opened []types.UID          // pods whose gates are gone, but not yet in the cache
+	made   bool                 // the identity was made, and the cache may not have it yet
 }
 
 // waiting returns the pods of an identity that are held.
@@ -41,6 +42,7 @@ func (m *memory) waiting(id types.NamespacedName, pods []*corev1.Pod) []*corev1.
 		}
 	}
 	if known != nil {
+		maps.DeleteFunc(known.told, func(u types.UID, _ string) bool { return !gated[u] })
 		known.opened = slices.DeleteFunc(known.opened, func(u types.UID) bool { return !gated[u] })
 		if len(pods) == 0 {
 			delete(m.ids, id)
@@ -49,22 +51,19 @@ func (m *memory) waiting(id types.NamespacedName, pods []*corev1.Pod) []*corev1.
 	return waiting
 }
 
-// tell reports whether people must be told about a held pod, and remembers that they were. nil
-// forgets it.
+// tell reports whether people must be told about a held pod, and remembers that they were.
 func (m *memory) tell(id types.NamespacedName, h *held) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	known := m.ids[id]
-	if h == nil {
-		if known != nil {
-			known.told = held{}
-		}
+	known := m.getLocked(id)
+	if known.told[h.pod] == h.reason {
 		return false
 	}
-	known = m.getLocked(id)
-	anew := known.told.pod != h.pod || known.told.reason != h.reason
-	known.told = *h
-	return anew
+	if known.told == nil {
+		known.told = make(map[types.UID]string)
+	}
+	known.told[h.pod] = h.reason
+	return true
 }
 
 // open remembers that the gate of a pod is gone.

@@ -62,9 +62,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	waiting := r.memory.waiting(req.NamespacedName, pods)
-	if len(waiting) == 0 {
-		r.tell(req.NamespacedName, nil, nil)
-	}
 	if err != nil {
 		r.written.Forget(req.NamespacedName)
 		if len(waiting) == 0 {
@@ -152,12 +149,21 @@ func setMissing(p *corev1.Pod) *held {
 		inject.SetName(p))}
 }
 
-// tell sends an event about a waiting pod, unless it has sent the same before. A nil held forgets
-// what was sent.
+// tell sends an event about a waiting pod, unless it has sent the same before.
 func (r *Reconciler) tell(id types.NamespacedName, p *corev1.Pod, h *held) {
 	if r.memory.tell(id, h) {
-		objects.Event(r.Events, p, nil, h.reason, h.message)
+		objects.EventAs(eventType, r.Events, p, nil, h.reason, h.message)
 	}
+}
+
+// eventType is the type of a waiting pod's event, or "" if it usually waits for moments only.
+func eventType(reason string) string {
+	switch reason {
+	case v1alpha1.ReasonInUse, v1alpha1.ReasonCopying, v1alpha1.ReasonPointing,
+		v1alpha1.ReasonPopulating, v1alpha1.ReasonStarting, v1alpha1.ReasonStopping:
+		return corev1.EventTypeNormal
+	}
+	return objects.EventType(reason)
 }
 
 // newIdentity makes an identity from a set.

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -96,6 +97,123 @@ func TestImageDiffers(t *testing.T) {
 		require.Contains(t, c.Message, v1alpha1.AnnotationName)
 		require.Contains(t, w.Events(), "Warning ImageDiffers")
 	}
+}
+
+// ofService is a pod whose disk is served elsewhere.
+func ofService(p *corev1.Pod) *corev1.Pod {
+	p.Spec.InitContainers, p.Spec.Volumes = nil, nil
+	return p
+}
+
+// filled is a pod whose claim has the whole disk.
+func filled(p *corev1.Pod) *corev1.Pod {
+	p.Spec.Volumes = nil
+	return p
+}
+
+// TestSetDiffers: a pod does not start with a disk that is not as its set says, or not as the pod
+// was made for.
+func TestSetDiffers(t *testing.T) {
+	service := func(s *v1alpha1.VMIdentitySet) { s.Spec.Attachment = v1alpha1.Service }
+	snapshot := func(s *v1alpha1.VMIdentitySet) { s.Spec.Population = v1alpha1.Snapshot }
+	same := func(*v1alpha1.VMIdentitySet) {}
+	small := gatedPod("b", "vm")
+	small.Spec.InitContainers[0].Env = []corev1.EnvVar{{Name: "SIZE", Value: "1048576"}}
+	for what, c := range map[string]struct {
+		before, after func(*v1alpha1.VMIdentitySet) // the set, and the one in its place
+		pod           *corev1.Pod
+		says          string
+	}{
+		"attachment": {same, service, ofService(gatedPod("b", "vm")),
+			"VMIdentity vm has attachment Sidecar, and VMIdentitySet set has Service"},
+		"attachment, back": {service, same, gatedPod("b", "vm"),
+			"VMIdentity vm has attachment Service, and VMIdentitySet set has Sidecar"},
+		"population": {same, snapshot, filled(gatedPod("b", "vm")),
+			"was made with population Overlay, and VMIdentitySet set has Snapshot"},
+		"a pod for a Service": {same, same, ofService(gatedPod("b", "vm")),
+			"made for another attachment than Sidecar"},
+		"a pod for a sidecar": {service, service, gatedPod("b", "vm"),
+			"made for another attachment than Service"},
+		"a pod without the image": {same, same, filled(gatedPod("b", "vm")),
+			"made for another population than Overlay"},
+		"a pod for a smaller disk": {func(s *v1alpha1.VMIdentitySet) {
+			s.Spec.Size = quantity("2Mi")
+		}, same, small, "a disk never shrinks"},
+	} {
+		w := newWorld(t, newSet(c.before))
+		id := newIdentity(types.NamespacedName{Namespace: "test", Name: "vm"}, newSet(c.before))
+		w.Make(t, id)
+		remove(t, w, named(&v1alpha1.VMIdentitySet{}, "set"))
+		w.Make(t, newSet(c.after))
+		w.Make(t, c.pod)
+		work := restart(w)
+		w.Settle(t, work, "vm")
+		require.True(t, gated(t, w, "b"), what)
+		require.Contains(t, w.Events(), "Warning SetDiffers", what)
+		r := &Reconciler{Client: w.Client, Live: w.Client}
+		h, err := r.hold(t.Context(), &decision{id: identityOf(t, w, "vm")}, c.pod)
+		require.NoError(t, err)
+		require.NotNil(t, h, what)
+		require.Contains(t, h.message, c.says, what)
+	}
+}
+
+func quantity(text string) *resource.Quantity {
+	q := resource.MustParse(text)
+	return &q
+}
+
+// TestServerIsStillThere: a disk that was served elsewhere has its server until nobody uses it.
+func TestServerIsStillThere(t *testing.T) {
+	id := newIdentity(types.NamespacedName{Namespace: "test", Name: "vm"}, newSet())
+	id.Finalizers = append(id.Finalizers, v1alpha1.FinalizerService)
+	w := newWorld(t, newSet(), gatedPod("a", "vm"), id)
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	require.True(t, gated(t, w, "a"))
+	require.Contains(t, w.Events(), "Normal Stopping")
+	id = identityOf(t, w, "vm")
+	id.Finalizers = []string{v1alpha1.Finalizer}
+	require.NoError(t, w.Base.Update(t.Context(), id))
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "a"))
+}
+
+// TestSizeOfTheIdentity: a pod learns the size of its disk when it starts, whatever the set said
+// when the pod was made.
+func TestSizeOfTheIdentity(t *testing.T) {
+	id := newIdentity(types.NamespacedName{Namespace: "test", Name: "vm"},
+		newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Size = quantity("1500M") }))
+	p := gatedPod("a", "vm")
+	p.Annotations[v1alpha1.AnnotationSize] = "512"
+	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Size = quantity("1Gi") }), p, id)
+	w.Settle(t, restart(w), "vm")
+	p, _ = get(t, w, "a", &corev1.Pod{})
+	require.Empty(t, p.Spec.SchedulingGates)
+	require.Equal(t, "1500000256", p.Annotations[v1alpha1.AnnotationSize], "whole sectors")
+
+	p = gatedPod("a", "vm")
+	p.Annotations[v1alpha1.AnnotationSize] = "512"
+	w = newWorld(t, newSet(), p)
+	w.Settle(t, restart(w), "vm")
+	p, _ = get(t, w, "a", &corev1.Pod{})
+	require.Empty(t, p.Spec.SchedulingGates)
+	require.Empty(t, p.Annotations[v1alpha1.AnnotationSize], "of an earlier identity")
+}
+
+// TestEachWaitingPodIsTold: every pod that waits for a disk in use has an event, and only one.
+func TestEachWaitingPodIsTold(t *testing.T) {
+	w := newWorld(t, newSet(), gatedPod("a", "vm"))
+	work := restart(w)
+	r := work()
+	once := func() []controllertest.Reconciler { return r }
+	w.Settle(t, once, "vm")
+	require.Empty(t, w.Events())
+	w.Make(t, gatedPod("b", "vm"))
+	w.Make(t, gatedPod("c", "vm"))
+	w.Settle(t, once, "vm")
+	w.Settle(t, once, "vm")
+	require.Equal(t, []string{"Normal InUse", "Normal InUse"}, w.Events())
 }
 
 func TestSetMissing(t *testing.T) {
@@ -207,7 +325,7 @@ func TestOtherGatesStay(t *testing.T) {
 func TestServedDiskHasSeveralMachines(t *testing.T) {
 	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) {
 		s.Spec.Attachment = v1alpha1.Service
-	}), gatedPod("a", "vm"), gatedPod("b", "vm"))
+	}), ofService(gatedPod("a", "vm")), ofService(gatedPod("b", "vm")))
 	work := restart(w)
 	w.Settle(t, work, "vm")
 	require.True(t, gated(t, w, "a"))
@@ -277,7 +395,7 @@ func TestQuotaIsFullOfSecrets(t *testing.T) {
 func TestSecretOfAServiceDeletedByHand(t *testing.T) {
 	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) {
 		s.Spec.Attachment = v1alpha1.Service
-	}), gatedPod("a", "vm"))
+	}), ofService(gatedPod("a", "vm")))
 	work := restart(w)
 	w.Settle(t, work, "vm")
 	id := identityOf(t, w, "vm")

@@ -44,8 +44,11 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 		return false, nil
 	}
 	left := false
-	key := client.ObjectKey{Namespace: id.Namespace, Name: Name(id.Name)}
 	for _, one := range []client.Object{&appsv1.Deployment{}, &corev1.Service{}} {
+		key := client.ObjectKey{Namespace: id.Namespace, Name: Name(id.Name)}
+		if _, ok := one.(*corev1.Service); ok {
+			key.Name = serviceName(id.Name)
+		}
 		err := r.Client.Get(ctx, key, one)
 		if client.IgnoreNotFound(err) != nil {
 			return false, err

@@ -125,13 +125,18 @@ func (r *Reconciler) finalizer(ctx context.Context, before *v1alpha1.VMIdentity,
 func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again bool, err error) {
 	service, deployment := &corev1.Service{}, &appsv1.Deployment{}
 	key := client.ObjectKey{Namespace: id.Namespace, Name: Name(id.Name)}
-	for _, one := range []client.Object{service, deployment} {
-		if err := client.IgnoreNotFound(r.Client.Get(ctx, key, one)); err != nil {
+	at := client.ObjectKey{Namespace: id.Namespace, Name: serviceName(id.Name)}
+	for _, one := range []struct {
+		client.Object
+		at client.ObjectKey
+	}{{service, at}, {deployment, key}} {
+		if err := client.IgnoreNotFound(r.Client.Get(ctx, one.at, one.Object)); err != nil {
 			return false, err
 		}
-		if one.GetResourceVersion() != "" && !metav1.IsControlledBy(one, id) {
-			return false, noted(id, servedCondition, "the "+kindOf(one)+" "+key.Name,
-				apierrors.NewAlreadyExists(schema.GroupResource{Resource: kindOf(one)}, key.Name))
+		if one.GetResourceVersion() != "" && !metav1.IsControlledBy(one.Object, id) {
+			kind := kindOf(one.Object)
+			return false, noted(id, servedCondition, "the "+kind+" "+one.at.Name,
+				apierrors.NewAlreadyExists(schema.GroupResource{Resource: kind}, one.at.Name))
 		}
 	}
 	server := r.Options.Server
@@ -146,7 +151,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 	wantService := newService(id)
 	made, err := objects.Make(ctx, r.Client, service, wantService)
 	if err != nil {
-		return false, noted(id, servedCondition, "the Service "+key.Name, err)
+		return false, noted(id, servedCondition, "the Service "+at.Name, err)
 	}
 	if made {
 		service = wantService // now with the fields that the API server sets
@@ -165,7 +170,7 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 		return false, noted(id, servedCondition, "the Deployment "+key.Name, err)
 	}
 	id.Status.TargetName = targetName(id)
-	id.Status.Portal = net.JoinHostPort(fmt.Sprintf("%s.%s.svc", key.Name, id.Namespace),
+	id.Status.Portal = net.JoinHostPort(fmt.Sprintf("%s.%s.svc", at.Name, id.Namespace),
 		strconv.Itoa(iscsiPort))
 	pod, err := r.pod(ctx, id)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -278,6 +279,33 @@ func TestDeployment(t *testing.T) {
 
 // TestSecretDeletedByHand: while a server may run with a deleted secret, the secret is not made
 // again. If somebody deletes the Deployment, both are made again.
+// TestNamesWithDots: the name of a Service has no dots, and two identities never share one.
+func TestNamesWithDots(t *testing.T) {
+	require.Equal(t, "vmid-vm1", serviceName("vm1"))
+	seen := map[string]bool{}
+	for _, name := range []string{"a.b", "a-b", "a.b.c", "a-b.c", "a.b-c",
+		strings.Repeat("a.", 28) + "bc", strings.Repeat("a.", 28) + "bd"} {
+		service := serviceName(name)
+		require.Empty(t, validation.IsDNS1035Label(service), service)
+		require.False(t, seen[service], service)
+		seen[service] = true
+	}
+	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "a.b"}}
+	require.Equal(t, serviceName("a.b"), newService(id).Name)
+}
+
+// TestOddSize: a size of no whole sectors is rounded up, as it is for a sidecar.
+func TestOddSize(t *testing.T) {
+	size := resource.MustParse("1500M")
+	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm1"},
+		Spec:   v1alpha1.VMIdentitySpec{DiskSpec: v1alpha1.DiskSpec{Image: image, Size: &size}},
+		Status: v1alpha1.VMIdentityStatus{ClaimName: made.Name, SecretName: made.Name}}
+	d, err := newDeployment(id, "kubevirt.io:disk")
+	require.NoError(t, err)
+	require.Contains(t, d.Spec.Template.Spec.Containers[0].Env,
+		corev1.EnvVar{Name: "SIZE", Value: "1500000256"})
+}
+
 func TestSecretDeletedByHand(t *testing.T) {
 	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
 		w := newWorld(t, calls, nil)

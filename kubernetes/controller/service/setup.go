@@ -6,6 +6,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -18,6 +19,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Options: o}
 	if o.Off {
 		return ctrl.NewControllerManagedBy(mgr).Named("service").For(&v1alpha1.VMIdentity{}).
+			WithOptions(controller.Options{RateLimiter: objects.Backoff[reconcile.Request]()}).
 			Complete(r)
 	}
 	return ctrl.NewControllerManagedBy(mgr).
@@ -29,6 +31,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			objects.ByLabel(v1alpha1.LabelServer))).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(labelVolume))).
-		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency,
+			RateLimiter: objects.Backoff[reconcile.Request]()}).
 		Complete(r)
 }

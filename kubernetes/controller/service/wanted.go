@@ -1,7 +1,10 @@
 package service
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,8 +26,25 @@ const (
 	annotations = "annotations"
 )
 
-// Name is the name of an identity's Deployment and Service.
+// Name is the name of an identity's Deployment.
 func Name(identity string) string { return v1alpha1.ClaimName(identity) }
+
+// serviceName is the name of an identity's Service. It is a label of DNS, so it has no dots: if the
+// identity's name has some, a hash keeps it apart from the names of other identities.
+func serviceName(identity string) string {
+	name := v1alpha1.ClaimName(identity)
+	if !strings.Contains(name, ".") {
+		return name
+	}
+	const length = 8
+	sum := sha256.Sum256([]byte(name))
+	name = strings.ReplaceAll(name, ".", "-")
+	return strings.TrimRight(name[:min(len(name), maxLabel-length-1)], "-") + "-" +
+		hex.EncodeToString(sum[:])[:length]
+}
+
+// maxLabel is the longest label of DNS, in bytes.
+const maxLabel = 63
 
 // targetName is the IQN of the disk. It is different for each identity, because an initiator takes
 // two portals with one name for two paths to one disk.
@@ -46,7 +66,7 @@ func selector(id *v1alpha1.VMIdentity) map[string]string {
 }
 
 func newService(id *v1alpha1.VMIdentity) *corev1.Service {
-	return &corev1.Service{ObjectMeta: meta(id, Name(id.Name)), Spec: corev1.ServiceSpec{
+	return &corev1.Service{ObjectMeta: meta(id, serviceName(id.Name)), Spec: corev1.ServiceSpec{
 		Selector: selector(id),
 		Ports: []corev1.ServicePort{{Name: "iscsi", Port: iscsiPort, Protocol: corev1.ProtocolTCP,
 			TargetPort: intstr.FromString("iscsi-" + v1alpha1.Device)}},
@@ -55,11 +75,8 @@ func newService(id *v1alpha1.VMIdentity) *corev1.Service {
 
 // newDeployment is the Deployment of an identity whose claim and secret exist.
 func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, error) {
-	disk := vmdisk.Disk{Image: id.Spec.Image, Device: v1alpha1.Device,
+	disk := vmdisk.Disk{Image: id.Spec.Image, Device: v1alpha1.Device, Size: id.Spec.Bytes(),
 		Filled: id.Spec.Population == v1alpha1.Snapshot}
-	if id.Spec.Size != nil {
-		disk.Size = id.Spec.Size.Value()
-	}
 	pod := corev1.PodSpec{
 		AutomountServiceAccountToken:  new(false),
 		EnableServiceLinks:            new(false),

@@ -6,8 +6,12 @@ package set
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -31,6 +35,8 @@ import (
 type Options struct {
 	// UsageTypes are the storage classes of usage types, by name.
 	UsageTypes map[string]string
+	// Snapshots says that claims can be made from snapshots.
+	Snapshots bool
 	// Concurrency is how many sets are handled at once. 0: one.
 	Concurrency int
 }
@@ -69,6 +75,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		For(&v1alpha1.VMIdentitySet{}, builder.WithPredicates(anew())).
 		Watches(&v1alpha1.VMIdentitySet{}, later(itself)).
 		Watches(&v1alpha1.VMIdentity{}, later(bySet)).
+		// A class that a set needs may have come or gone.
+		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.all)).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: o.Concurrency,
 			RateLimiter:             objects.Backoff[reconcile.Request](),
@@ -81,6 +89,17 @@ func bySet(o client.Object) []string {
 		return []string{id.Spec.SetName}
 	}
 	return nil
+}
+
+// all requests every set.
+func (r *Reconciler) all(ctx context.Context, _ client.Object) (all []reconcile.Request) {
+	var sets v1alpha1.VMIdentitySetList
+	_ = r.List(ctx, &sets) // the cache does not fail once it has started
+	for i := range sets.Items {
+		all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(
+			&sets.Items[i])})
+	}
+	return all
 }
 
 func itself(set client.Object) []string { return []string{set.GetName()} }
@@ -136,7 +155,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			set.Status.ReadyIdentities++
 		}
 	}
-	objects.SetCondition(&set.Status.Conditions, set.Generation, r.ready(set))
+	ready, err := r.ready(ctx, set, ids.Items)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	objects.SetCondition(&set.Status.Conditions, set.Generation, ready)
 	wrote, err := objects.PatchStatus(ctx, r.Client, before, set)
 	if err != nil {
 		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
@@ -149,14 +172,73 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 // ready says whether pods can use a set.
-func (r *Reconciler) ready(set *v1alpha1.VMIdentitySet) metav1.Condition {
-	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue,
-		Reason: v1alpha1.ReasonReady, Message: "pods can use the set"}
-	if name := set.Spec.UsageType; name != "" && r.Options.UsageTypes[name] == "" {
-		c.Status, c.Reason = metav1.ConditionFalse, v1alpha1.ReasonInvalid
-		c.Message = identity.UnknownUsageType(name, r.Options.UsageTypes)
+func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
+	ids []v1alpha1.VMIdentity) (metav1.Condition, error) {
+	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
+	usage := set.Spec.UsageType
+	class := r.Options.UsageTypes[usage]
+	if usage != "" && class == "" {
+		c.Reason = v1alpha1.ReasonInvalid
+		c.Message = identity.UnknownUsageType(usage, r.Options.UsageTypes)
+		return c, nil
 	}
-	return c
+	if set.Spec.Population == v1alpha1.Snapshot && !r.Options.Snapshots {
+		c.Reason = v1alpha1.ReasonInvalid
+		c.Message = "population is Snapshot, and the controller has no snapshots: install the " +
+			"CRDs of VolumeSnapshots and restart the controller, or make a set with Overlay"
+		return c, nil
+	}
+	if set.Spec.StorageClassName != nil {
+		class = *set.Spec.StorageClassName
+	}
+	missing, err := r.missing(ctx, class, set.Spec.StorageClassName != nil && class == "")
+	if err != nil {
+		return c, err
+	}
+	// Volumes that a person made may have the name of a class that does not exist.
+	if missing != "" && !slices.ContainsFunc(ids, func(id v1alpha1.VMIdentity) bool {
+		return meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound)
+	}) {
+		c.Reason, c.Message = v1alpha1.ReasonClassMissing, missing
+		return c, nil
+	}
+	c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonReady
+	c.Message = "pods can use the set"
+	return c, nil
+}
+
+// One of these is "true" on the storage class of claims that name none.
+const (
+	annotationDefault     = "storageclass.kubernetes.io/is-default-class"
+	annotationDefaultBeta = "storageclass.beta.kubernetes.io/is-default-class"
+)
+
+// missing returns what is wrong with a storage class, or with the cluster's default if the name is
+// "" and means that.
+func (r *Reconciler) missing(ctx context.Context, class string, none bool) (string, error) {
+	switch {
+	case none: // only volumes that somebody makes by hand
+		return "", nil
+	case class != "":
+		err := r.Get(ctx, client.ObjectKey{Name: class}, &storagev1.StorageClass{})
+		if apierrors.IsNotFound(err) {
+			return fmt.Sprintf("there is no StorageClass %s: make it, or make another set with "+
+				"one that `kubectl get storageclass` lists", class), nil
+		}
+		return "", err
+	}
+	var all storagev1.StorageClassList
+	if err := r.List(ctx, &all); err != nil {
+		return "", err
+	}
+	for i := range all.Items {
+		notes := all.Items[i].Annotations
+		if notes[annotationDefault] == "true" || notes[annotationDefaultBeta] == "true" {
+			return "", nil
+		}
+	}
+	return "the cluster has no default StorageClass, and the set names none: make a class the " +
+		"default one, or make another set with storageClassName", nil
 }
 
 // grow gives the set's size to all its identities that are smaller. The list belongs to the cache,

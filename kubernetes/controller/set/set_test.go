@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,6 +28,19 @@ func newIdentity(name, set string, size *resource.Quantity, ready bool) *v1alpha
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	id.Spec.SetName, id.Spec.Size, id.Status.Ready = set, size, ready
 	return id
+}
+
+// class is a storage class.
+func class(name string, change func(*storagev1.StorageClass)) *storagev1.StorageClass {
+	c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if change != nil {
+		change(c)
+	}
+	return c
+}
+
+func byDefault(c *storagev1.StorageClass) {
+	c.Annotations = map[string]string{annotationDefault: "true"}
 }
 
 func newWorld(t *testing.T, objects ...client.Object) *controllertest.World {
@@ -56,7 +70,7 @@ func TestCountsAndGrows(t *testing.T) {
 			Spec: v1alpha1.DiskSpec{Size: size("20Gi")}}
 		w := newWorld(t, set, newIdentity("a", "set", size("10Gi"), true),
 			newIdentity("b", "set", size("30Gi"), false), newIdentity("c", "set", nil, true),
-			newIdentity("d", "other", size("1Gi"), true))
+			newIdentity("d", "other", size("1Gi"), true), class("any", byDefault))
 		w.FailAt = n
 		settle(t, w, nil)
 		require.EqualValues(t, 3, status(t, w).Identities)
@@ -78,7 +92,7 @@ func TestCountsAndGrows(t *testing.T) {
 
 func TestUsageTypeUnknown(t *testing.T) {
 	w := newWorld(t, &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"},
-		Spec: v1alpha1.DiskSpec{UsageType: "fast"}})
+		Spec: v1alpha1.DiskSpec{UsageType: "fast"}}, class("nvme", nil))
 	settle(t, w, nil)
 	c := meta.FindStatusCondition(status(t, w).Conditions, "Ready")
 	require.Equal(t, v1alpha1.ReasonInvalid, c.Reason)
@@ -86,6 +100,35 @@ func TestUsageTypeUnknown(t *testing.T) {
 	require.Equal(t, []string{"Warning Invalid"}, w.Events())
 	settle(t, w, map[string]string{"fast": "nvme"})
 	require.True(t, meta.IsStatusConditionTrue(status(t, w).Conditions, "Ready"))
+}
+
+// TestNotReady: a set whose pods would wait for ever says so, until that is mended.
+func TestNotReady(t *testing.T) {
+	bound := newIdentity("a", "set", nil, true)
+	bound.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound,
+		Status: metav1.ConditionTrue}}
+	name, empty := "fast", ""
+	for what, c := range map[string]struct {
+		spec    v1alpha1.DiskSpec
+		objects []client.Object
+		says    string
+	}{
+		"a class that does not exist": {v1alpha1.DiskSpec{StorageClassName: &name},
+			[]client.Object{class("other", byDefault)}, "there is no StorageClass fast"},
+		"no class":        {v1alpha1.DiskSpec{StorageClassName: &empty}, nil, ""},
+		"a class":         {v1alpha1.DiskSpec{StorageClassName: &name}, []client.Object{class(name, nil)}, ""},
+		"no default":      {v1alpha1.DiskSpec{}, []client.Object{class(name, nil)}, "no default"},
+		"volumes by hand": {v1alpha1.DiskSpec{StorageClassName: &name}, []client.Object{bound}, ""},
+		"no snapshots": {v1alpha1.DiskSpec{Population: v1alpha1.Snapshot},
+			[]client.Object{class(name, byDefault)}, "the controller has no snapshots"},
+	} {
+		w := newWorld(t, append(c.objects, &v1alpha1.VMIdentitySet{
+			ObjectMeta: metav1.ObjectMeta{Name: "set"}, Spec: c.spec})...)
+		settle(t, w, nil)
+		ready := meta.FindStatusCondition(status(t, w).Conditions, "Ready")
+		require.Equal(t, c.says == "", ready.Status == metav1.ConditionTrue, what)
+		require.Contains(t, ready.Message, c.says, what)
+	}
 }
 
 // queue records the requests.

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // Setup adds the controller to a manager, and returns the Populator of claims. It is nil if the
@@ -36,7 +37,8 @@ func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
 		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(r.users)).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.users)).
 		Watches(snapshots, handler.EnqueueRequestsFromMapFunc(r.users)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency,
+			RateLimiter: objects.Backoff[reconcile.Request]()}).
 		Complete(r)
 	return &Populator{Cache: mgr.GetCache()}, err
 }

@@ -62,7 +62,7 @@ type Reconciler struct {
 }
 
 // failedStays is how long a failed Job stays before the next try, so that people can look at it.
-const failedStays = 5 * time.Minute
+const failedStays = time.Minute
 
 // Reconcile makes the golden objects for one identity, and reports the progress in condition
 // Populated.

@@ -31,7 +31,13 @@ func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Res
 	if err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	if r.Operation != admissionv1.Create || !inject.Asks(pod) {
+	if r.Operation != admissionv1.Create {
+		return admission.Allowed("")
+	}
+	if err := inject.Strange(pod); err != nil {
+		return admission.Denied(err.Error())
+	}
+	if !inject.Asks(pod) {
 		return admission.Allowed("")
 	}
 	set, err := h.set(ctx, pod)
