@@ -21,6 +21,7 @@ import (
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // scale is the number of identities and of pods. KUBEVIRT_DISK_SCALE=IDENTITIES,PODS changes it.
@@ -93,40 +94,33 @@ func makeMany(b *testing.B, ctx context.Context, p *plane.Plane, ns string, iden
 				Spec: v1alpha1.VMIdentitySpec{DiskSpec: spec, SetName: set.Name}}))
 		})
 		if i < pods {
-			group.Go(func() error { return p.Client.Create(ctx, gatedPod(ns, name, set.Name)) })
+			group.Go(func() error { return p.Client.Create(ctx, gatedPod(ns, name, set.Name, name)) })
 		}
 	}
 	require.NoError(b, group.Wait())
 }
 
 // gatedPod is a pod as admission leaves it.
-func gatedPod(ns, name, set string) *corev1.Pod {
+func gatedPod(ns, name, set, disk string) *corev1.Pod {
 	yes, no := true, false
-	return &corev1.Pod{
+	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name,
-			Annotations: map[string]string{v1alpha1.AnnotationSet: set},
-			Labels: map[string]string{
-				v1alpha1.LabelIdentity: name, v1alpha1.LabelSet: set}},
+			Annotations: map[string]string{v1alpha1.AnnotationSet: set,
+				v1alpha1.AnnotationName: disk}},
 		Spec: corev1.PodSpec{
-			SchedulingGates: []corev1.PodSchedulingGate{{Name: v1alpha1.Gate}},
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes,
 				SeccompProfile: &corev1.SeccompProfile{
 					Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Containers: []corev1.Container{{Name: "vm", Image: "registry.example.com/vm:1",
 				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
 					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}},
-			InitContainers: []corev1.Container{{Name: v1alpha1.DiskContainer,
-				Image: "registry.example.com/disk:1", RestartPolicy: new(
-					corev1.ContainerRestartPolicyAlways),
-				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
-					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
-				VolumeMounts: []corev1.VolumeMount{{Name: "image", MountPath: "/disk"}}}},
-			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
-				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
-					ClaimName: v1alpha1.ClaimName(name)}}},
-				{Name: "image", VolumeSource: corev1.VolumeSource{
-					Image: &corev1.ImageVolumeSource{Reference: testImage}}}},
 		}}
+	if err := inject.Pod(pod, &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: set},
+		Spec: v1alpha1.DiskSpec{Image: testImage}},
+		inject.Options{Server: "registry.example.com/disk:1"}); err != nil {
+		panic(err) // the pod of this test is wrong
+	}
+	return pod
 }
 
 // waitForAll asks rarely. It asks for lists only when the set reports that its identities are

@@ -12,7 +12,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
-	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
 // world is a namespace that a controller works in, with the role of the manifest.
@@ -88,10 +87,7 @@ func (w *world) machine(name, disk string) error { return w.machineOf("set", nam
 // machineOf makes a pod of a set for a disk, as admission leaves it. While the API server is down,
 // or does not know the set yet, it tries again.
 func (w *world) machineOf(set, name, disk string) error {
-	pod := gatedPod(w.ns, name, set)
-	pod.Annotations[v1alpha1.AnnotationName] = disk
-	pod.Labels[v1alpha1.LabelIdentity] = disk
-	pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName = v1alpha1.ClaimName(disk)
+	pod := gatedPod(w.ns, name, set, disk)
 	var err error
 	if !waitFor(func() bool {
 		// A request that seemed to fail may have succeeded.

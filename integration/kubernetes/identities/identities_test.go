@@ -23,6 +23,7 @@ import (
 	"kubevirt.io/disk/integration/kubernetes/plane"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/inject"
 )
 
 const (
@@ -108,13 +109,11 @@ func (w *world) set(change func(*v1alpha1.DiskSpec)) {
 func (w *world) pod(name, id string) {
 	w.t.Helper()
 	no, yes, user := false, true, int64(107)
-	w.make(&corev1.Pod{
+	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name,
-			Labels: map[string]string{v1alpha1.LabelIdentity: id},
 			Annotations: map[string]string{v1alpha1.AnnotationSet: "set",
 				v1alpha1.AnnotationName: id}},
 		Spec: corev1.PodSpec{
-			SchedulingGates: []corev1.PodSchedulingGate{{Name: v1alpha1.Gate}},
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user,
 				SeccompProfile: &corev1.SeccompProfile{
 					Type: corev1.SeccompProfileTypeRuntimeDefault}},
@@ -126,7 +125,11 @@ func (w *world) pod(name, id string) {
 				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
 					ClaimName: v1alpha1.ClaimName(id)}}}},
 		},
-	})
+	}
+	require.NoError(w.t, inject.Pod(pod, &v1alpha1.VMIdentitySet{
+		ObjectMeta: metav1.ObjectMeta{Name: "set"}, Spec: v1alpha1.DiskSpec{Image: image}},
+		inject.Options{Server: "registry.example.com/disk:1"}))
+	w.make(pod)
 }
 
 func (w *world) get(name string, o client.Object) bool {
