@@ -127,7 +127,11 @@ func (w *world) pod(name, node string) {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name,
 		Labels:      map[string]string{v1alpha1.LabelIdentity: "vm", v1alpha1.LabelSet: "set"},
 		Annotations: map[string]string{v1alpha1.AnnotationSet: "set"}},
-		Spec: corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: v1alpha1.Gate}}}}
+		Spec: corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: v1alpha1.Gate}},
+			InitContainers: []corev1.Container{{Name: v1alpha1.DiskContainer,
+				VolumeMounts: []corev1.VolumeMount{{Name: "image", MountPath: "/disk"}}}},
+			Volumes: []corev1.Volume{{Name: "image", VolumeSource: corev1.VolumeSource{
+				Image: &corev1.ImageVolumeSource{Reference: image}}}}}}
 	if node != "" {
 		p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	}
