@@ -94,7 +94,9 @@ func makeMany(b *testing.B, ctx context.Context, p *plane.Plane, ns string, iden
 				Spec: v1alpha1.VMIdentitySpec{DiskSpec: spec, SetName: set.Name}}))
 		})
 		if i < pods {
-			group.Go(func() error { return p.Client.Create(ctx, gatedPod(ns, name, set.Name, name)) })
+			group.Go(func() error {
+				return p.Client.Create(ctx, gatedPod(ns, name, set.Name, name))
+			})
 		}
 	}
 	require.NoError(b, group.Wait())

@@ -147,7 +147,8 @@ func annotate(pairs ...string) func(*corev1.Pod) {
 func had(change func(*corev1.Pod)) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		set := sets(p.Namespace)[inject.SetName(p)]
-		if err := inject.Pod(p, set, inject.Options{Server: "registry.example.com/older"}); err != nil {
+		options := inject.Options{Server: "registry.example.com/older"}
+		if err := inject.Pod(p, set, options); err != nil {
 			panic(err)
 		}
 		if change != nil {

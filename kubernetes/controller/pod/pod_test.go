@@ -186,7 +186,8 @@ func TestSizeOfTheIdentity(t *testing.T) {
 		newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Size = quantity("1500M") }))
 	p := gatedPod("a", "vm")
 	p.Annotations[v1alpha1.AnnotationSize] = "512"
-	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Size = quantity("1Gi") }), p, id)
+	w := newWorld(t, p, id,
+		newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Size = quantity("1Gi") }))
 	w.Settle(t, restart(w), "vm")
 	p, _ = get(t, w, "a", &corev1.Pod{})
 	require.Empty(t, p.Spec.SchedulingGates)

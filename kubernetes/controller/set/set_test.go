@@ -115,8 +115,9 @@ func TestNotReady(t *testing.T) {
 	}{
 		"a class that does not exist": {v1alpha1.DiskSpec{StorageClassName: &name},
 			[]client.Object{class("other", byDefault)}, "there is no StorageClass fast"},
-		"no class":        {v1alpha1.DiskSpec{StorageClassName: &empty}, nil, ""},
-		"a class":         {v1alpha1.DiskSpec{StorageClassName: &name}, []client.Object{class(name, nil)}, ""},
+		"no class": {v1alpha1.DiskSpec{StorageClassName: &empty}, nil, ""},
+		"a class": {v1alpha1.DiskSpec{StorageClassName: &name},
+			[]client.Object{class(name, nil)}, ""},
 		"no default":      {v1alpha1.DiskSpec{}, []client.Object{class(name, nil)}, "no default"},
 		"volumes by hand": {v1alpha1.DiskSpec{StorageClassName: &name}, []client.Object{bound}, ""},
 		"no snapshots": {v1alpha1.DiskSpec{Population: v1alpha1.Snapshot},
