@@ -18,8 +18,9 @@ type Disks interface {
 	Single() bool
 	// Taken reports whether something other than a volume has the LUN.
 	Taken(lun uint16) bool
-	// Open opens the disk, or makes it if it is missing. Nobody can use it before Serve. If Open
-	// fails to make a disk, the caller removes what is left in its directory.
+	// Open opens the disk, or makes it if it is missing and was not made before. Nobody can use it
+	// before Serve. If Open fails to make a disk, the caller removes what is left in its directory.
+	// A made disk that is missing is an error that wraps fs.ErrNotExist.
 	Open(ctx context.Context, d Disk) (Opened, error)
 }
 
@@ -34,6 +35,9 @@ type Disk struct {
 	CopyMode   string
 	AccessMode string
 	UsageType  string // "": none
+	// Made says that the disk was made. If it is not there, its storage is missing, and a new disk
+	// would take its place.
+	Made bool
 }
 
 // Opened is a disk that is open.

@@ -25,6 +25,7 @@ type fakeDisks struct {
 	users   []string          // guarded by mu
 	opening func() error      // guarded by mu; called by Open, when the file is there
 	serving func() error      // guarded by mu; called by Serve
+	growing func() error      // guarded by mu; called by Grow instead of growing
 	whole   chan struct{}     // guarded by mu; what Completed returns; nil: it is closed
 	closing chan struct{}     // guarded by mu; Close waits for it; nil: it does not
 	slow    chan struct{}     // guarded by mu; Open waits for it; nil: it does not
@@ -64,6 +65,9 @@ func (f *fakeDisks) Open(ctx context.Context, d Disk) (Opened, error) {
 	}
 	path := filepath.Join(d.Dir, diskName)
 	st, err := os.Stat(path)
+	if err != nil && d.Made {
+		return nil, fmt.Errorf("the disk is missing: %w", err)
+	}
 	if err != nil {
 		if d.Source != nil && d.Source.Image == "missing" {
 			return nil, api.Errorf(api.CodeInvalid, "there is no image")
@@ -127,7 +131,15 @@ func (d *fakeDisk) Serve() error {
 	return nil
 }
 
-func (d *fakeDisk) Grow(size int64) error { return os.Truncate(d.path, size) }
+func (d *fakeDisk) Grow(size int64) error {
+	d.f.mu.Lock()
+	growing := d.f.growing
+	d.f.mu.Unlock()
+	if growing != nil {
+		return growing()
+	}
+	return os.Truncate(d.path, size)
+}
 
 func (d *fakeDisk) Completed() <-chan struct{} { return d.whole }
 

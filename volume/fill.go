@@ -117,12 +117,12 @@ func (f *Filling) progress() *api.Progress {
 // disk.img and all files with UploadPrefix are gone.
 func (f *Filling) Complete(ctx context.Context, image string) error {
 	m, v := f.m, f.v
-	held, err := m.hold(ctx, v.name)
+	held, err := f.hold(ctx)
 	if err != nil {
 		return err
 	}
 	defer m.release(held)
-	if held != v || v.record.State != store.StateAwaiting || f.ctx.Err() != nil {
+	if held != v || v.record.State != store.StateAwaiting {
 		return notFound(v.name)
 	}
 	before := v.record
@@ -144,6 +144,47 @@ func (f *Filling) Complete(ctx context.Context, image string) error {
 	}
 	err = join(err, clearDisk(f.dir), m.set(v, before))
 	return failed("the data of the volume %q cannot be used: %w", v.name, err)
+}
+
+// hold holds the volume. A deletion that waits for the end of this upload holds it too, so hold
+// does not wait for that.
+func (f *Filling) hold(ctx context.Context) (*volume, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(f.ctx, cancel)()
+	held, err := f.m.hold(ctx, f.v.name)
+	switch {
+	case f.ctx.Err() == nil:
+		return held, err
+	case err == nil:
+		f.m.release(held)
+	}
+	return nil, notFound(f.v.name)
+}
+
+// Undo deletes the volume, which was made for this upload, and releases it. It does nothing if
+// somebody else deletes the volume: by then its name may be another's.
+func (f *Filling) Undo(ctx context.Context) error {
+	m, v := f.m, f.v
+	defer f.Release()
+	held, err := f.hold(ctx)
+	if err != nil {
+		if f.ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	defer m.release(held)
+	if held != v || v.record.State != store.StateAwaiting {
+		return nil
+	}
+	f.Release()
+	r := v.record
+	r.State = store.StateDeleting
+	if err := m.set(v, r); err != nil {
+		return err
+	}
+	return m.remove(v)
 }
 
 // Release ends the upload, so that another one can begin. Later calls do nothing.

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -55,7 +56,7 @@ func TestFill(t *testing.T) {
 	f.set(func() { f.opening = nil })
 	entries, err := os.ReadDir(fill.Dir())
 	require.NoError(t, err)
-	require.Len(t, entries, 1)
+	require.Len(t, entries, 2) // the record, and its spare
 	fill.Release()
 	fill.Release()
 	require.NoError(t, m.Close())
@@ -103,6 +104,49 @@ func TestUploadedImage(t *testing.T) {
 		return err == nil && v.Record.File == ""
 	}, eventually, tick)
 	require.NoFileExists(t, image)
+}
+
+// TestUploadAndDeletion: an upload that fails, or has received everything, does not wait for the
+// deletion that waits for it, and takes nothing from the volume that has the name afterwards.
+func TestUploadAndDeletion(t *testing.T) {
+	for name, end := range map[string]func(*Filling) error{
+		"fails":     func(f *Filling) error { return f.Undo(context.Background()) },
+		"completes": func(f *Filling) error { return f.Complete(context.Background(), "") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := start(t, t.TempDir(), newFake())
+			_, _, err := m.Put(t.Context(), "vm1", upload)
+			require.NoError(t, err)
+			fill, err := m.Fill(t.Context(), "vm1")
+			require.NoError(t, err)
+			ended := make(chan error, 1)
+			go func() {
+				<-fill.Context().Done()
+				err := end(fill)
+				fill.Release()
+				ended <- err
+			}()
+			require.NoError(t, m.Delete(t.Context(), "vm1", true))
+			_, created, err := m.Put(t.Context(), "vm1", upload)
+			require.NoError(t, err)
+			require.True(t, created)
+			if err := <-ended; name == "completes" {
+				refused(t, api.CodeNotFound, err)
+			} else {
+				require.NoError(t, err)
+			}
+			require.NoError(t, fill.Undo(t.Context()), "late")
+			_, err = m.Get("vm1")
+			require.NoError(t, err)
+		})
+	}
+	m := start(t, t.TempDir(), newFake())
+	_, _, err := m.Put(t.Context(), "vm1", upload)
+	require.NoError(t, err)
+	fill, err := m.Fill(t.Context(), "vm1")
+	require.NoError(t, err)
+	require.NoError(t, fill.Undo(t.Context()))
+	require.Empty(t, m.List())
 }
 
 // TestDeleteEndsUploads: with force, Delete ends the upload first.

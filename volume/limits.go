@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
 )
@@ -14,6 +15,9 @@ func failed(format string, args ...any) error {
 	f := &failure{api.Error{Code: api.CodeFailed}, err}
 	if refused := new(api.Error); errors.As(err, &refused) {
 		f.refusal = *refused
+	}
+	if osfile.IsFull(err) && f.refusal.Code == api.CodeFailed {
+		f.refusal.Code = api.CodeLimit
 	}
 	f.refusal.Message = err.Error()
 	return f

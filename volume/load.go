@@ -2,14 +2,20 @@ package volume
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"maps"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
 	"kubevirt.io/disk/volume/store"
 )
+
+// missingPoll is how often the manager looks whether storage that was missing is back.
+const missingPoll = 5 * time.Second
 
 // loadsAtOnce is how many volumes Load opens at once. They mostly wait for storage.
 const loadsAtOnce = 16
@@ -53,7 +59,49 @@ func (m *Manager) Load(ctx context.Context) error {
 		})
 	}
 	_ = group.Wait()
+	m.work.Go(m.findMissing)
 	return ctx.Err()
+}
+
+// findMissing serves volumes whose storage has come back.
+func (m *Manager) findMissing() {
+	tick := time.NewTicker(m.missingPoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		m.mu.Lock()
+		var missing []string
+		for _, v := range m.volumes {
+			if v.missingLocked() {
+				missing = append(missing, v.name)
+			}
+		}
+		m.mu.Unlock()
+		for _, name := range missing {
+			v, err := m.hold(m.ctx, name)
+			if err != nil {
+				return
+			}
+			m.mu.Lock()
+			still := v.missingLocked()
+			m.mu.Unlock()
+			if still && m.serve(m.ctx, v, v.record, store.StateReady) == nil {
+				m.log.Info("the storage of a volume is back", zap.String("volume", name),
+					zap.Uint16("lun", v.record.LUN))
+			}
+			m.release(v)
+		}
+	}
+}
+
+// missingLocked reports whether the disk of a volume was made, and is not there.
+func (v *volume) missingLocked() bool {
+	return v.opened == nil && v.record.State == store.StateReady &&
+		v.record.Place.Kind != store.PlaceClaim && errors.Is(v.failure, fs.ErrNotExist)
 }
 
 func (m *Manager) load(ctx context.Context, v *volume) error {

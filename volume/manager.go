@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -32,7 +33,8 @@ type Manager struct {
 	stop  context.CancelFunc
 	work  sync.WaitGroup // in the background
 
-	patience time.Duration // see fetchPatience
+	patience    time.Duration // see fetchPatience
+	missingPoll time.Duration // how often to look for storage that is missing
 
 	resolved sync.Map // see named: the path without links of each directory that a person named
 
@@ -71,7 +73,7 @@ func New(opt Options) (*Manager, error) {
 		opt.Log = zap.NewNop()
 	}
 	m := &Manager{opt: opt, log: opt.Log, store: s, volumes: map[string]*volume{},
-		patience: fetchPatience}
+		patience: fetchPatience, missingPoll: missingPoll}
 	if err := m.find(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -200,6 +202,9 @@ func (m *Manager) release(v *volume) {
 
 // set changes the record of a volume, on disk first.
 func (m *Manager) set(v *volume, r store.Record) error {
+	if reflect.DeepEqual(v.record, r) {
+		return nil
+	}
 	if err := m.store.Save(r); err != nil {
 		return failed("the record of the volume %q could not be saved: %w", v.name, err)
 	}

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
@@ -81,7 +84,8 @@ func TestRefusedRequests(t *testing.T) {
 	require.Len(t, m.List(), 40)
 	entries, err := os.ReadDir(m.opt.Dir)
 	require.NoError(t, err)
-	require.Len(t, entries, 42, "a refused request leaves nothing") // lock, numbers.json
+	// lock, numbers.json and its spare
+	require.Len(t, entries, 43, "a refused request leaves nothing")
 }
 
 // TestFailuresLeaveNothing: whichever step fails, nothing is left, and the next try works.
@@ -209,6 +213,58 @@ func TestDeleteThatCannotBeNoted(t *testing.T) {
 			require.NoDirExists(t, dir)
 		})
 	}
+}
+
+// TestGrowthThatFails: answers have the size that the disk has, even if the record could not be
+// saved again.
+func TestGrowthThatFails(t *testing.T) {
+	f := newFake()
+	m := start(t, t.TempDir(), f)
+	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
+	require.NoError(t, err)
+	dir := m.store.Dir("vm1")
+	f.set(func() {
+		f.growing = func() error { return errors.Join(unix.ENOSPC, os.Rename(dir, dir+".away")) }
+	})
+	_, _, err = m.Put(t.Context(), "vm1", api.Spec{Size: 4096})
+	refused(t, api.CodeLimit, err)
+	v, err := m.Get("vm1")
+	require.NoError(t, err)
+	require.EqualValues(t, 512, v.Record.Size)
+	require.NoError(t, os.Rename(dir+".away", dir))
+	v, _, err = m.Put(t.Context(), "vm1", api.Spec{})
+	require.NoError(t, err)
+	require.EqualValues(t, 512, v.Record.Size)
+}
+
+// TestMissingDisk: a disk that was made and is not there is never made again. The volume has
+// failed, and is served when the disk is back.
+func TestMissingDisk(t *testing.T) {
+	dir, f := t.TempDir(), newFake()
+	m := start(t, dir, f)
+	_, _, err := m.Put(t.Context(), "vm1", api.Spec{Size: 512})
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	disk := filepath.Join(m.store.Dir("vm1"), diskName)
+	require.NoError(t, os.Rename(disk, disk+".away"))
+	f.set(func() { f.served = map[uint16]string{} })
+	m, err = New(Options{Dir: dir, Disks: f})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = m.Close() })
+	m.missingPoll = time.Millisecond
+	require.NoError(t, m.Load(t.Context()))
+	v, err := m.Get("vm1")
+	require.NoError(t, err)
+	require.Equal(t, api.StateFailed, v.State)
+	_, _, err = m.Put(t.Context(), "vm1", api.Spec{Size: 512})
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.NoFileExists(t, disk)
+	require.NoError(t, os.Rename(disk+".away", disk))
+	require.Eventually(t, func() bool {
+		v, err := m.Get("vm1")
+		return err == nil && v.State == api.StateReady
+	}, 10*time.Second, time.Millisecond)
+	require.Equal(t, map[uint16]string{64: "vm1"}, f.served)
 }
 
 // TestAtOnce: requests for one volume come one after the other, those for others at the same time.

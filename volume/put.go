@@ -170,7 +170,7 @@ func (m *Manager) adopt(v *volume, r store.Record, opened Opened, next store.Sta
 func (m *Manager) disk(r store.Record, dir string) Disk {
 	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size, Source: r.Spec.From,
 		File: r.File, CopyMode: r.Spec.Copy.Mode, AccessMode: r.Spec.AccessMode,
-		UsageType: r.Spec.Copy.UsageType}
+		UsageType: r.Spec.Copy.UsageType, Made: r.State == store.StateReady}
 }
 
 // update compares a volume with a request, and enlarges it.
@@ -245,8 +245,11 @@ func (m *Manager) grow(ctx context.Context, v *volume, size int64) error {
 		err = m.growDisk(ctx, v, size)
 	}
 	if err != nil {
-		return failed("the volume %q could not be enlarged: %w", v.name,
-			join(err, m.set(v, before)))
+		err = join(err, m.set(v, before))
+		m.mu.Lock()
+		v.record = before // answers tell the size that the LUN has, whatever could be saved
+		m.mu.Unlock()
+		return failed("the volume %q could not be enlarged: %w", v.name, err)
 	}
 	m.log.Info("enlarged a volume", zap.String("volume", v.name), zap.Int64("size_bytes", size),
 		zap.Int64("before_bytes", before.Size))

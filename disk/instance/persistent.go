@@ -64,6 +64,12 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 	return []string{volume}, nil
 }
 
+// PersistentState is the file that remembers what a persistent disk is: without it, the content
+// would get another identity.
+func PersistentState(volume string) string {
+	return filepath.Join(volume, PersistentName+".state")
+}
+
 // HasPersistent reports whether a volume holds a disk that needs no image.
 func HasPersistent(volume string) bool {
 	there, err := present(filepath.Join(volume, PersistentName))

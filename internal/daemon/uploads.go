@@ -103,8 +103,3 @@ func (f fillable) Fill(ctx context.Context, name string, make bool) (upload.Volu
 	}
 	return v, made, nil
 }
-
-// Delete removes a volume that was made to be filled.
-func (f fillable) Delete(ctx context.Context, name string) error {
-	return f.manager.Delete(ctx, name, false)
-}

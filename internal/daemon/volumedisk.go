@@ -48,8 +48,10 @@ func (v *volumeDisks) open(ctx context.Context, want volume.Disk) (*servedDisk, 
 		DiskSettings: DiskSettings{
 			LUN: want.LUN, CopyMode: instance.CopyMode(want.CopyMode),
 			AccessMode: target.AccessMode(want.AccessMode), UsageType: want.UsageType}}
-	_, err := os.Lstat(filepath.Join(want.Dir, instance.PersistentName))
-	there := err == nil
+	there, err := v.find(want)
+	if err != nil {
+		return nil, err
+	}
 	imageless := want.File == "" && (want.Source == nil || want.Source.Upload)
 	if there || imageless {
 		if !there {
@@ -68,6 +70,25 @@ func (v *volumeDisks) open(ctx context.Context, want volume.Disk) (*servedDisk, 
 		return nil, err
 	}
 	return d.prepare(ctx, what)
+}
+
+// find reports whether the disk is there. For a disk that was made, it is an error if it is not.
+func (v *volumeDisks) find(want volume.Disk) (there bool, err error) {
+	path := filepath.Join(want.Dir, instance.PersistentName)
+	_, err = os.Lstat(path)
+	if err == nil && want.Made {
+		_, err = os.Lstat(instance.PersistentState(want.Dir))
+	}
+	switch {
+	case err == nil:
+		return true, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return false, err
+	case want.Made:
+		return false, fmt.Errorf("the disk was made, and is missing: mount its storage, or put "+
+			"back %q; the volume comes back then by itself: %w", err.(*fs.PathError).Path, err)
+	}
+	return false, nil
 }
 
 // image opens the source of a disk.

@@ -35,6 +35,7 @@ func CreateInTurn(path string, mode fs.FileMode) (*Partial, error) {
 
 func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 	name := path + PartialSuffix
+	var gone error
 	for range 16 {
 		f, err := osfile.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
 		created := err == nil
@@ -44,8 +45,9 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 		if errors.Is(err, unix.ELOOP) && osfile.Remove(name) == nil {
 			continue // it was a link, which nobody is writing
 		}
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // somebody removed it in between
+		if gone = nil; errors.Is(err, fs.ErrNotExist) {
+			gone = err // somebody removed it in between, or there is no such directory
+			continue
 		}
 		if err != nil {
 			return nil, err
@@ -62,6 +64,9 @@ func create(path string, mode fs.FileMode, how int) (*Partial, error) {
 		}
 		// Another process finished it in between, or it was left behind and is removed now.
 		f.Close()
+	}
+	if gone != nil {
+		return nil, gone
 	}
 	return nil, &LockedError{Path: name, Holder: "another process"}
 }

@@ -45,6 +45,14 @@ func (s *Store) loadNumbers() error {
 	text, err := s.read(numbersName)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		records, _, _, loadErr := s.Load()
+		if loadErr != nil {
+			return loadErr
+		}
+		if len(records) > 0 { // with a new identifier, their disks would not be found
+			return fmt.Errorf("%s is missing, and there are volumes; restore it from a backup",
+				numbersName)
+		}
 		s.numbers.ID = rand.Text()
 		return s.replace(numbersName, s.numbers)
 	case err == nil:

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/volume/api"
 )
@@ -123,10 +124,12 @@ func (s *Store) Load() (records []Record, damaged map[string]error, foreign []st
 	return records, damaged, foreign, nil
 }
 
-// removeRest removes a directory that an interrupted Make or Remove has left. It may contain the
-// partial file of a record, but no other.
+// removeRest removes a directory that an interrupted Make or Remove has left. It may contain a part
+// of a record and its spare, but no other file.
 func (s *Store) removeRest(name string) (done bool) {
-	_ = s.root.Remove(path.Join(name, recordName+partialSuffix))
+	for _, suffix := range []string{durable.PartialSuffix, durable.SpareSuffix} {
+		_ = s.root.Remove(path.Join(name, recordName+suffix))
+	}
 	return s.root.Remove(name) == nil
 }
 
@@ -177,31 +180,14 @@ func (s *Store) Remove(name string) error {
 	return s.syncDir(".")
 }
 
-const partialSuffix = ".partial"
-
-// replace stores a file in one step.
+// replace stores a file in one step. That works on a full volume, too.
 func (s *Store) replace(name string, content any) error {
 	text, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
-	partial := name + partialSuffix
-	f, err := s.root.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(text, '\n'))
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = s.root.Rename(partial, name)
-	}
-	if err != nil {
-		_ = s.root.Remove(partial)
-		return err
-	}
-	return s.syncDir(path.Dir(name))
+	at := filepath.Join(s.dir, name)
+	return durable.Replace(at, append(text, '\n'), at+durable.SpareSuffix, (*os.File).Sync)
 }
 
 func (s *Store) syncDir(name string) error {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -62,7 +63,7 @@ func TestWhatAKillLeaves(t *testing.T) {
 		}
 	}
 	make("begun")
-	make("half", recordName+partialSuffix)
+	make("half", recordName+durable.PartialSuffix)
 	make("foreign", "data")
 	make("UPPER")
 	make("damaged", recordName, "disk.img")

@@ -280,12 +280,5 @@ func (h *Handler) give(ctx context.Context, t *turn, s *session, err error) erro
 
 // unmake deletes a volume that was made for an upload. It returns err and its own errors.
 func (h *Handler) unmake(ctx context.Context, t *turn, err error) error {
-	t.volume.Release()
-	t.volume = releasedVolume{t.volume}
-	return errors.Join(err, h.opt.Volumes.Delete(context.WithoutCancel(ctx), t.name))
+	return errors.Join(err, t.volume.Undo(context.WithoutCancel(ctx)))
 }
-
-// releasedVolume is a volume that has already been released.
-type releasedVolume struct{ Volume }
-
-func (releasedVolume) Release() {}

@@ -76,17 +76,13 @@ func (f *fakeVolumes) Fill(_ context.Context, name string, make bool) (Volume, b
 	return v, made, nil
 }
 
-func (f *fakeVolumes) Delete(_ context.Context, name string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	v := f.all[name]
-	if v == nil {
-		return nil
+func (v *fakeVolume) Undo(context.Context) error {
+	v.of.mu.Lock()
+	defer v.of.mu.Unlock()
+	if v.of.all[v.name] != v {
+		return errors.New("it is another volume")
 	}
-	if v.filling {
-		return errors.New("it is being filled")
-	}
-	delete(f.all, name)
+	delete(v.of.all, v.name)
 	return os.RemoveAll(v.Dir())
 }
 

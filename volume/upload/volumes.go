@@ -7,8 +7,6 @@ type Volumes interface {
 	// Fill claims a volume that awaits content: nobody else can fill it until Release. If make is
 	// set, it makes a missing volume, and then made is true.
 	Fill(ctx context.Context, name string, make bool) (v Volume, made bool, err error)
-	// Delete removes a volume that was made for an upload and has not been filled.
-	Delete(ctx context.Context, name string) error
 }
 
 // Volume is a volume that is being filled. Progress may be called during any other method.
@@ -23,5 +21,7 @@ type Volume interface {
 	// image is the name of an image file in Dir, which is removed when it is no longer needed.
 	// After an error the volume awaits content as before.
 	Complete(ctx context.Context, image string) error
+	// Undo removes the volume, which was made for an upload and has not been filled.
+	Undo(ctx context.Context) error
 	Release() // is called last
 }
