@@ -229,6 +229,7 @@ func (s *settings) manager(config *rest.Config) (ctrl.Manager, error) {
 			return nil, err
 		}
 	}
+	s.options.Namespaces = s.namespaces
 	return mgr, controller.Setup(mgr, s.options)
 }
 

@@ -86,6 +86,12 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 		require.True(t, can(what), "%s: so that this test can fail", what)
 	}
 	for _, what := range []string{
+		"update vmidentities.disk.kubevirt.io in default",
+		"get vmidentities.disk.kubevirt.io in default", "get vmpets.disk.kubevirt.io in default",
+		"update vmidentities/finalizers.disk.kubevirt.io in default",
+		"get vmidentities/status.disk.kubevirt.io in default", "get jobs.batch in default",
+		"get statefulsets.apps in default", "get deployments.apps in default",
+		"get services in default", "create events in default", "get namespaces",
 		"get secrets in default", "list secrets in default", "watch secrets in default",
 		"list secrets in kube-system", "get secrets in " + systemNamespace,
 		"update secrets in default", "patch secrets in default",

@@ -24,6 +24,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/hydration"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/local"
+	"kubevirt.io/disk/kubernetes/controller/missed"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/controller/pet"
 	"kubevirt.io/disk/kubernetes/controller/pod"
@@ -54,6 +55,8 @@ type Options struct {
 	// MoveImage is the image of kubevirt-disk-controller that moves disks of type Local to other
 	// nodes; "": they stay where they are.
 	MoveImage string
+	// Namespaces to work in, as given to Cache; none: all.
+	Namespaces []string
 	// Concurrency is how many objects of a kind are handled at once.
 	Concurrency int
 }
@@ -132,6 +135,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency}),
 		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: populator != nil,
 			Concurrency: o.Concurrency}),
+		missed.Setup(mgr, o.Namespaces),
 		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
 	)
 }

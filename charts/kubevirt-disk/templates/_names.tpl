@@ -17,29 +17,33 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [disk.kubevirt.io]
   resources: [vmidentitysets]
   verbs: [create, patch]
+# A pet's objects block its deletion, for which some clusters ask this.
+- apiGroups: [disk.kubevirt.io]
+  resources: [vmpets/finalizers]
+  verbs: [update]
 - apiGroups: [apps]
   resources: [statefulsets]
-  verbs: [get, list, watch, create, patch]
+  verbs: [list, watch, create, patch]
 {{- end }}
 {{- if not (has "services" .Values.without) }}
 # What serves a disk with attachment Service.
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 {{- end }}
 {{- if not (has "snapshots" .Values.without) }}
 - apiGroups: [snapshot.storage.k8s.io]
   resources: [volumesnapshots]
-  verbs: [get, list, watch, create]
+  verbs: [list, watch, create]
 {{- end }}
 {{- if or (not (has "snapshots" .Values.without)) .Values.localDisks.move }}
 # Jobs write an image for population Snapshot, or move a disk of type Local. The identities that use
 # a Job own it.
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, delete{{ if not (has "snapshots" .Values.without) }}, patch{{ end }}]
 {{- end }}
 {{- end }}

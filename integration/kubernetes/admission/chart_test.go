@@ -98,6 +98,7 @@ func TestChart(t *testing.T) {
 		direct(t, p, listen)
 		run(t, p, c.system, listen, c.first, c.second)
 		inForce(t, p, c.second, server)
+		namespaceEnds(t, p, c.first)
 	})
 }
 
@@ -207,11 +208,38 @@ func inForce(t *testing.T, p *plane.Plane, namespace, image string) {
 		return err != nil
 	})
 	for _, set := range []string{"fedora", "none"} {
-		pod, err := dryRun(t.Context(), p, aPod(elsewhere, set))
-		require.NoError(t, err)
-		require.Empty(t, pod.Spec.InitContainers)
-		require.Empty(t, pod.Spec.SchedulingGates)
+		_, err := dryRun(t.Context(), p, aPod(elsewhere, set))
+		require.ErrorContains(t, err, fmt.Sprintf("the controller of kubevirt-disk does not "+
+			"work in namespace %q, so the pod would start without its disk", elsewhere))
 	}
+	plain := aPod(elsewhere, "none")
+	plain.Annotations = nil
+	_, err := dryRun(t.Context(), p, plain)
+	require.NoError(t, err)
+}
+
+// namespaceEnds: a listed namespace is deleted, and the Role of the controllers there goes before
+// an identity. The identity does not hold up the namespace.
+func namespaceEnds(t *testing.T, p *plane.Plane, namespace string) {
+	t.Helper()
+	apply(t, p, namespace, `
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: late}
+spec: {image: "`+repository+digest+`"}
+`)
+	get := func(what ...string) string {
+		out, _ := p.TryKubectl(nil, append([]string{"get", "-n", namespace}, what...)...)
+		return out
+	}
+	eventually(t, "the identity is ready", func() bool {
+		return get("vmid", "late", "-o", "jsonpath={.status.ready}") == "true"
+	})
+	p.Kubectl(t, "delete", "role,rolebinding", "-n", namespace, "--all")
+	p.Kubectl(t, "delete", "namespace", namespace, "--wait=false")
+	eventually(t, "the namespace is gone", func() bool {
+		return strings.Contains(get("namespace", namespace), "NotFound")
+	})
 }
 
 // machines runs the example of a StatefulSet, with the controllers of Kubernetes, on a node that

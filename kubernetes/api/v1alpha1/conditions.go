@@ -20,6 +20,8 @@ const (
 	// ConditionMoving says that a disk of type Local is being moved to another node, how much of it
 	// has moved, and what the move waits for.
 	ConditionMoving = "Moving"
+	// ConditionPodsWithoutDisk is on a VMIdentitySet: pods that ask for it run without their disk.
+	ConditionPodsWithoutDisk = "PodsWithoutDisk"
 	// ConditionPopulated says that there is a snapshot of the image, for population Snapshot.
 	ConditionPopulated = "Populated"
 )
@@ -59,6 +61,7 @@ const (
 	ReasonStopped         = "Stopped"
 	ReasonFailed          = "Failed"
 	ReasonInvalid         = "Invalid"
+	ReasonNoDisk          = "NoDisk"
 
 	ReasonCopying      = "Copying"
 	ReasonPointing     = "Pointing"

@@ -67,7 +67,7 @@ func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{},
 		&corev1.PersistentVolumeClaim{}, &corev1.PersistentVolumeClaimList{},
-		&corev1.Secret{}, &corev1.SecretList{})
+		&corev1.Secret{}, &corev1.SecretList{}, &corev1.Namespace{})
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
 	if err := errors.Join(storagev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
@@ -119,7 +119,12 @@ func (w *World) born(o client.Object) {
 	w.uid++
 	o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uid)))
 	o.SetCreationTimestamp(metav1.Unix(int64(1_000_000+w.uid), 0))
-	if _, everywhere := o.(*storagev1.StorageClass); !everywhere && o.GetNamespace() == "" {
+	everywhere := false
+	switch o.(type) {
+	case *storagev1.StorageClass, *corev1.Namespace:
+		everywhere = true
+	}
+	if !everywhere && o.GetNamespace() == "" {
 		o.SetNamespace(Namespace)
 	}
 }

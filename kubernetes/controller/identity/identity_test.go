@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -419,4 +421,65 @@ func TestOrphan(t *testing.T) {
 	w.settle()
 	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
 	require.Zero(t, w.claim().DeletionTimestamp)
+}
+
+// forbidden is a reader that may not read pods.
+type forbidden struct{ client.Reader }
+
+func (f forbidden) List(ctx context.Context, list client.ObjectList,
+	options ...client.ListOption) error {
+	if _, pods := list.(*corev1.PodList); pods {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", nil)
+	}
+	return f.Reader.List(ctx, list, options...)
+}
+
+// TestRightsGoFirst: the Role in a namespace that is being deleted goes before its identities. They
+// do not hold up the namespace, even while the cache still has their pods. In a namespace that
+// stays, an identity keeps its finalizers until the rights are back.
+func TestRightsGoFirst(t *testing.T) {
+	for _, ending := range []bool{true, false} {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+			Name: controllertest.Namespace, Finalizers: []string{"kubernetes"}}}
+		user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
+			Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
+		w := newWorld(t, v1alpha1.DiskSpec{}, namespace, user)
+		w.settle()
+		id := w.identity()
+		id.Finalizers = append(id.Finalizers, v1alpha1.FinalizerService, v1alpha1.FinalizerMove)
+		require.NoError(t, w.Base.Update(t.Context(), id))
+		require.NoError(t, w.Base.Delete(t.Context(), id))
+		if ending {
+			require.NoError(t, w.Base.Delete(t.Context(), namespace))
+		}
+		r := &Reconciler{Client: w.Client, Live: forbidden{w.Client}, Events: w.World,
+			Options: w.options}
+		_, err := r.Reconcile(t.Context(), ctrl.Request{
+			NamespacedName: client.ObjectKeyFromObject(id)})
+		if ending {
+			require.NoError(t, err)
+		} else {
+			require.True(t, apierrors.IsForbidden(err), "%v", err)
+		}
+		require.Equal(t, !ending, w.get("vm", &v1alpha1.VMIdentity{}))
+		require.True(t, w.get("vmid-vm", &corev1.PersistentVolumeClaim{}),
+			"Kubernetes deletes the claim")
+	}
+}
+
+// TestSecretOfSomebodyElse: the API server does not let the controller delete a secret that is not
+// of an identity. The deletion of the identity goes on.
+func TestSecretOfSomebodyElse(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{})
+	w.settle()
+	w.Refuse = func(verb string, o any) error {
+		if _, secret := o.(*corev1.Secret); secret && verb == "delete" {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "vmid-vm", nil)
+		}
+		return nil
+	}
+	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
+	w.settle()
+	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+	require.True(t, w.get("vmid-vm", &corev1.Secret{}))
 }

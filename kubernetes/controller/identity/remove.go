@@ -2,10 +2,12 @@ package identity
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,16 +29,17 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		// ownership from it, and then this finalizer from the identity.
 		return ctrl.Result{}, nil
 	}
-	// The cache usually knows it, and the API server always does.
-	for _, from := range []client.Reader{r.Client, r.Live} {
-		pod, err := r.user(ctx, from, before)
-		if err != nil {
-			return ctrl.Result{}, err
-		}
-		if pod != "" {
-			return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
-				"pod %s uses the disk: the disk is deleted when the pod has ended", pod))
-		}
+	// The cache may be late, and stays as it was when the right to read pods has gone.
+	pod, err := r.user(ctx, r.Live, before)
+	if apierrors.IsForbidden(err) {
+		return ctrl.Result{}, r.letGo(ctx, before, err)
+	}
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if pod != "" {
+		return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
+			"pod %s uses the disk: the disk is deleted when the pod has ended", pod))
 	}
 	claim, err := r.findClaim(ctx, r.Live, before)
 	if err != nil {
@@ -46,9 +49,9 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 	if before.Status.SecretName != "" || ours && claim.DeletionTimestamp.IsZero() {
 		if err := r.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
 			Namespace: before.Namespace, Name: v1alpha1.SecretName(before.Name)},
-		}); client.IgnoreNotFound(err) != nil {
+		}); client.IgnoreNotFound(err) != nil && !apierrors.IsForbidden(err) {
 			return ctrl.Result{}, fmt.Errorf("secret: %w", err)
-		}
+		} // A secret of somebody else stays: the API server does not let us delete it.
 	}
 	if ours {
 		if claim.DeletionTimestamp.IsZero() {
@@ -68,6 +71,28 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		return ctrl.Result{}, fmt.Errorf("finalizer: %w", err)
 	}
 	return ctrl.Result{}, nil
+}
+
+// letGo removes all our finalizers from an identity of a namespace that is being deleted, if the
+// controller has lost its rights there. Kubernetes deletes the claim, the secret and everything
+// that uses them, and keeps the claim while a pod has it. why is what the API server refused.
+func (r *Reconciler) letGo(ctx context.Context, before *v1alpha1.VMIdentity, why error) error {
+	namespace := &corev1.Namespace{}
+	if err := r.Live.Get(ctx, client.ObjectKey{Name: before.Namespace}, namespace); err != nil {
+		return errors.Join(why, err)
+	}
+	if namespace.DeletionTimestamp == nil {
+		return why
+	}
+	without := before.DeepCopy()
+	for _, name := range []string{v1alpha1.Finalizer, v1alpha1.FinalizerService,
+		v1alpha1.FinalizerMove} {
+		controllerutil.RemoveFinalizer(without, name)
+	}
+	if err := r.Patch(ctx, without, lock(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("finalizers: %w", err)
+	}
+	return nil
 }
 
 // deleting records in the status what the deletion waits for.

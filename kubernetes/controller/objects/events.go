@@ -31,6 +31,7 @@ var eventTypes = map[string]string{
 	v1alpha1.ReasonInvalid:         corev1.EventTypeWarning,
 	v1alpha1.ReasonSourceGone:      corev1.EventTypeWarning,
 	v1alpha1.ReasonTargetFailed:    corev1.EventTypeWarning,
+	v1alpha1.ReasonNoDisk:          corev1.EventTypeWarning,
 	v1alpha1.ReasonMoved:           corev1.EventTypeNormal,
 	v1alpha1.ReasonResizing:        corev1.EventTypeNormal,
 	v1alpha1.ReasonHydrated:        corev1.EventTypeNormal,
