@@ -92,6 +92,7 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 		"get vmidentities/status.disk.kubevirt.io in default", "get jobs.batch in default",
 		"get statefulsets.apps in default", "get deployments.apps in default",
 		"get services in default", "create events in default", "get namespaces",
+		"get storageclasses.storage.k8s.io",
 		"get secrets in default", "list secrets in default", "watch secrets in default",
 		"list secrets in kube-system", "get secrets in " + systemNamespace,
 		"update secrets in default", "patch secrets in default",

@@ -54,6 +54,11 @@ metadata: {name: vmid-machine, labels: {disk.kubevirt.io/identity: machine}}
 spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
 ---
 apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: vmid-restored, annotations: {disk.kubevirt.io/content: Overlay}}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+---
+apiVersion: v1
 kind: PersistentVolume
 metadata: {name: limits-volume}
 spec:
@@ -141,6 +146,7 @@ func TestLimitsOfTheController(t *testing.T) {
 	require.True(t, waitFor(func() bool {
 		return remove("PersistentVolume", "limits-volume")() != nil
 	}))
+	adopt := `{"metadata": {"labels": {"disk.kubevirt.io/identity": "x"}}}`
 	for what, c := range map[string]struct {
 		do   func() error
 		says string
@@ -169,6 +175,10 @@ func TestLimitsOfTheController(t *testing.T) {
 		"the claim": {remove("PersistentVolumeClaim", "vmid-machine"), ""},
 		"the volume of a claim": {patch("PersistentVolumeClaim", "vmid-machine",
 			`{"spec": {"volumeName": "limits-volume"}}`), "not its volume"},
+		"a restored claim":    {patch("PersistentVolumeClaim", "vmid-restored", adopt), ""},
+		"a claim for a label": {patch("PersistentVolumeClaim", "db", adopt), "not one of"},
+		"the size of a pod": {patch("Pod", "machine",
+			`{"metadata": {"annotations": {"disk.kubevirt.io/size": "1"}}}`), ""},
 		"a volume": {patch("PersistentVolume", "limits-volume",
 			`{"spec": {"claimRef": {"namespace": "kube-system", "name": "vmid-x",
 			"uid": null}}}`), "kubevirt-disk"},
