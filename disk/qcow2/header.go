@@ -21,6 +21,10 @@ const (
 	maxL1Bytes       = 32 << 20
 	maxRefTableBytes = 8 << 20
 	maxNameLen       = 1023
+	maxFormatLen     = 15      // QEMU's limit for the name of a backing format
+	maxRefcountOrder = 6       // refcounts of 64 bits
+	maxSnapshots     = 1 << 16 // QEMU's limit
+	snapshotEntry    = 40      // bytes of a snapshot in its table, at least
 	maxClusters      = 1 << 30 // of a file: each of its three bitmaps takes at most 128 MiB
 
 	defaultMaxVirtualSize = 64 << 40
@@ -138,6 +142,9 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 		}
 		headerLen = int64(u32(100))
 		h.incompatible, h.compatible = u64(72), u64(80)
+		if order := u32(96); order > maxRefcountOrder {
+			return nil, bad("refcount_order is %d, over %d", order, maxRefcountOrder)
+		}
 	case 1:
 		return nil, unsupported("convert it with \"qemu-img convert -f qcow -O qcow2\"",
 			"its version 1 is not supported, and versions 2 and 3 are")
@@ -182,7 +189,10 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 	}
 	switch size := u64(24); {
 	case size == 0:
-		return nil, bad("the virtual size is 0")
+		return nil, unsupported("give it a size with \"qemu-img resize\"", "the virtual size is 0")
+	case size > uint64(limit) && size <= 1<<62:
+		return nil, unsupported("make it smaller with \"qemu-img resize --shrink\"",
+			"the virtual size of %d bytes is over the limit of %d", size, limit)
 	case size > uint64(limit):
 		return nil, bad("the virtual size of %d bytes is over the limit of %d", size, limit)
 	default:
@@ -190,6 +200,9 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 	}
 	h.l1Size = u32(36)
 	h.snapshots = int(u32(60))
+	if err := h.checkSnapshots(u64(64), fileSize); err != nil {
+		return nil, err
+	}
 	if h.l1Offset, err = h.table("L1 table", u64(40), int64(h.l1Size)*8, maxL1Bytes,
 		fileSize); err != nil {
 		return nil, err
@@ -204,6 +217,23 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 		return nil, err
 	}
 	return h, h.readNames(ctx, r, fileSize, headerLen, u64(8), u32(16))
+}
+
+// checkSnapshots checks the place of the snapshot table, as QEMU does even if it has no entries.
+// Its entries differ in length, so only the least that they take must be in the file.
+func (h *header) checkSnapshots(offset uint64, fileSize int64) error {
+	length := int64(h.snapshots) * snapshotEntry
+	switch {
+	case h.snapshots > maxSnapshots:
+		return bad("the snapshot table has %d entries, over the limit of %d", h.snapshots,
+			maxSnapshots)
+	case offset&uint64(h.clusterSize()-1) != 0:
+		return bad("the snapshot table at %#x is not aligned to a cluster", offset)
+	case h.snapshots > 0 && (offset > uint64(fileSize) || length > fileSize-int64(offset)):
+		return bad("the snapshot table at %#x, of %d bytes or more, runs past the end of the file",
+			offset, length)
+	}
+	return nil
 }
 
 func encryptionName(method uint32) string {
@@ -295,7 +325,7 @@ func (h *header) readNames(ctx context.Context, r Reader, fileSize, headerLen in
 		body := ext[8 : 8+n]
 		switch kind {
 		case extBackingFormat:
-			if len(body) > 64 {
+			if len(body) > maxFormatLen {
 				return bad("the backing format name has %d bytes", len(body))
 			}
 			h.backingFormat = string(body)

@@ -230,8 +230,8 @@ func (c *tableCheck) takeData() error {
 	}
 	if n := c.validator.packed.word(word) & mask; n != 0 {
 		host := c.host(word, n)
-		return bad("the cluster of guest offset %d lies at %#x, among compressed data",
-			c.guest(host), host)
+		return unsupported(actionConvert, "the cluster of guest offset %d lies at %#x, among "+
+			"compressed data", c.guest(host), host)
 	}
 	return nil
 }
@@ -312,7 +312,8 @@ func (c *tableCheck) badCompressed(at int64) error {
 	case sub != 0:
 		return bad("the compressed cluster of guest offset %d has subclusters", guest)
 	case e&entryCopied != 0:
-		return bad("the compressed cluster of guest offset %d is marked as not shared", guest)
+		return unsupported(actionConvert, "the compressed cluster of guest offset %d is marked as "+
+			"not shared", guest)
 	default:
 		return bad("the compressed data of guest offset %d, %d bytes at %#x, runs past the end "+
 			"of the file", guest, length, off)
@@ -328,8 +329,8 @@ func (c *tableCheck) takePacked() error {
 	}
 	c.validator.packed.add(word, mask)
 	if n := c.validator.data.word(word) & mask; n != 0 {
-		return bad("the compressed data of guest offset %d overlaps another cluster",
-			c.guest(c.host(word, n)))
+		return unsupported(actionConvert, "the compressed data of guest offset %d overlaps "+
+			"another cluster", c.guest(c.host(word, n)))
 	}
 	return nil
 }

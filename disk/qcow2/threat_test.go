@@ -45,6 +45,33 @@ func TestRefused(t *testing.T) {
 			func(_ *testing.T, im *image) { im.put64(24, math.MaxUint64) }},
 		{"size over 64 TiB", "over the limit",
 			func(_ *testing.T, im *image) { im.put64(24, 64<<40+512) }},
+		{"refcounts of 128 bits", "refcount_order is 7",
+			func(_ *testing.T, im *image) { im.put32(96, 7) }},
+		{"refcount_order 2^32-1", "refcount_order",
+			func(_ *testing.T, im *image) { im.put32(96, math.MaxUint32) }},
+		{"snapshots 2^32-1", "over the limit",
+			func(_ *testing.T, im *image) { im.put32(60, math.MaxUint32) }},
+		{"one snapshot too many", "over the limit",
+			func(_ *testing.T, im *image) { im.put32(60, 1<<16+1) }},
+		{"snapshots outside", "runs past the end", func(_ *testing.T, im *image) {
+			im.put32(60, 1)
+			im.put64(64, uint64(len(im.b)+cs)&^(cs-1))
+		}},
+		{"snapshots that end outside", "runs past the end", func(_ *testing.T, im *image) {
+			im.put32(60, uint32(len(im.b)/40+1))
+			im.put64(64, cs)
+		}},
+		{"snapshots at 2^64", "runs past the end", func(_ *testing.T, im *image) {
+			im.put32(60, 1)
+			im.put64(64, math.MaxUint64-cs+1)
+		}},
+		{"snapshot table unaligned", "not aligned",
+			func(_ *testing.T, im *image) { im.put64(64, cs+8) }},
+		{"long backing format", "backing format name has 16 bytes",
+			func(_ *testing.T, im *image) {
+				im.put32(104, extBackingFormat)
+				im.put32(108, 16)
+			}},
 		{"corrupt bit", "marked corrupt",
 			func(_ *testing.T, im *image) { im.put64(72, incompatCorrupt) }},
 		{"data file bit", "external file",
@@ -476,4 +503,19 @@ func (f failsFrom) ReadAt(p []byte, off int64) (int, error) {
 		return 0, f.err
 	}
 	return bytes.NewReader(f.b).ReadAt(p, off)
+}
+
+// TestAdvice: what qemu-img check finds no fault with is not sent there.
+func TestAdvice(t *testing.T) {
+	for advice, change := range map[string]func(im *image){
+		"resize":   func(im *image) { im.put64(24, 0) },
+		"--shrink": func(im *image) { im.put64(24, 64<<40+512) },
+	} {
+		im := newImage(16, 1<<20, 1)
+		change(im)
+		_, err := im.open()
+		format := new(FormatError)
+		require.ErrorAs(t, err, &format)
+		require.Contains(t, format.Action, advice)
+	}
 }
