@@ -2,7 +2,9 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 
 	"go.uber.org/zap"
 
@@ -108,7 +110,10 @@ func (m *Manager) begin(v *volume, r store.Record, dir string) error {
 // make makes the disk of a volume that already has a record, and serves it.
 func (m *Manager) make(ctx context.Context, v *volume, r store.Record, dir string) error {
 	if r.Place.Kind == store.PlaceUsageType {
-		if err := makePlace(dir); err != nil {
+		if err := makePlace(dir); errors.Is(err, fs.ErrExist) {
+			return api.Errorf(api.CodeInUse, "%q is there already, perhaps of a volume that was "+
+				"deleted while this storage was away: move it away, or use another name", dir)
+		} else if err != nil {
 			return failed("the directory of the volume %q could not be made: %w", r.Name, err)
 		}
 	}

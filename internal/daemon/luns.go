@@ -122,9 +122,10 @@ func (d *Daemon) remove(ctx context.Context, lun uint16, last func(*servedDisk) 
 	released, err := srv.RemoveLUN(lun)
 	if err != nil {
 		d.disks.changes.Done()
-		return errors.Join(err, d.close(s)) // the target does not have it, so nobody uses it
+		return errors.Join(err, d.abandon(s)) // the target does not have it, so nobody uses it
 	}
 	d.gone(s)
+	d.disks.drop(s)
 	closed := make(chan error, 1)
 	go func() {
 		defer d.disks.changes.Done()

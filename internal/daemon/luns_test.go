@@ -234,3 +234,22 @@ func TestStopWhileLUNsComeAndGo(t *testing.T) {
 		}
 	}
 }
+
+// TestNumberOfADiskThatGoes: a number is free when the target is rid of its disk, and not before.
+func TestNumberOfADiskThatGoes(t *testing.T) {
+	var all table
+	first, err := all.add(Disk{Name: "a"})
+	require.NoError(t, err)
+	all.serves(first...)
+	gone, err := all.remove(1)
+	require.NoError(t, err)
+	_, err = all.remove(1)
+	require.Error(t, err, "it goes once")
+	second, err := all.add(Disk{Name: "b"})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, second[0].lun)
+	all.drop(gone)
+	third, err := all.add(Disk{Name: "c"})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, third[0].lun)
+}

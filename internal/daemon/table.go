@@ -183,13 +183,14 @@ func (t *table) withdrawn(s *servedDisk) {
 	s.now.serving = false
 }
 
-// remove removes the disk at a LUN from the table and returns it.
+// remove returns the disk at a LUN, which the caller removes from the target and then drops. Until
+// then no other disk gets its number: the target still has it.
 func (t *table) remove(lun uint16) (*servedDisk, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.disks {
 		if s.lun == lun && s.now.serving {
-			t.dropLocked(s)
+			s.now.serving = false
 			return s, nil
 		}
 	}

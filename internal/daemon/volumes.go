@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -60,6 +61,14 @@ func (d *Daemon) openVolumes(ctx context.Context) (err error) {
 	opt := d.opt.Volumes
 	if opt == nil {
 		return nil
+	}
+	if d.opt.PersistentDir != "" {
+		// A new one would not survive. It must not be made with the directory of the volumes in it.
+		if dir, err := os.Open(d.opt.PersistentDir); err != nil {
+			return d.explainVolume(err)
+		} else if err = dir.Close(); err != nil {
+			return err
+		}
 	}
 	log := d.log.Named("volumes")
 	v := &volumes{}
@@ -171,9 +180,12 @@ func (d *Daemon) closeVolumes(ctx context.Context) (err error) {
 		return nil
 	}
 	if v.served != nil {
-		v.uploads.Close()
 		ctx, cancel := context.WithTimeout(ctx, volumesGrace)
 		defer cancel()
+		err := within(ctx, "upload", func() error { v.uploads.Close(); return nil })
+		if err != nil {
+			d.log.Warn("uploads were cut off", zap.Error(err))
+		}
 		if err := v.server.Shutdown(ctx); err != nil {
 			d.log.Warn("requests for volumes were cut off", zap.Error(err))
 		}
