@@ -288,5 +288,6 @@ func TestStuck(t *testing.T) {
 	require.True(t, w.get("vmid-vm", secret))
 	password := string(secret.Data["node.session.auth.password"])
 	require.Len(t, password, 26)
-	require.NotContains(t, w.Kubectl(t, "get", "vm,events", "-n", w.ns, "-o", "yaml"), password)
+	seen := w.Kubectl(t, "get", "vmid,vmidset,vmpet,events", "-n", w.ns, "-o", "yaml")
+	require.NotContains(t, seen, password)
 }

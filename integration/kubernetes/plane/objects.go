@@ -166,7 +166,7 @@ func (p *Plane) Namespace(t testing.TB) string {
 func (p *Plane) describe(namespace string) string {
 	var b strings.Builder
 	for _, args := range [][]string{
-		{"get", "vm,pods,pvc,jobs,deployments,statefulsets", "-o", "wide"},
+		{"get", "vmid,vmidset,vmpet,pods,pvc,jobs,deployments,statefulsets", "-o", "wide"},
 		{"get", "vm", "-o", "yaml"},
 		{"get", "events", "--sort-by=.lastTimestamp"},
 	} {
