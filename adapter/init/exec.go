@@ -24,6 +24,9 @@ func (e *startError) Error() string { return e.err.Error() }
 // findProgram returns the path of a program as its user finds it: a name with a slash is relative
 // to the working directory, another one is looked for in PATH.
 func findProgram(name, searchPath string) (string, error) {
+	if name == "" { // each directory of PATH would be found
+		return "", &startError{machine.StatusNotFound, errors.New("the entry point is empty")}
+	}
 	if strings.Contains(name, "/") {
 		return name, executable(name)
 	}

@@ -29,6 +29,7 @@ func TestFindProgram(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	for name, status := range map[string]int{
+		"":        machine.StatusNotFound, // as in a runtime, and not the directory of PATH
 		"missing": machine.StatusNotFound, "./missing": machine.StatusNotFound,
 		"here/x": machine.StatusNotFound,
 		"dir":    machine.StatusExec, "a/text": machine.StatusExec, "a/dir": machine.StatusExec,

@@ -35,6 +35,7 @@ type guest struct {
 	report *reporter
 	params params
 	disk   mounted
+	grace  time.Duration // from the stop signal to SIGKILL
 	// stops are requests of the host to stop
 	stops   chan struct{}
 	buttons *powerButtons
@@ -119,6 +120,7 @@ func (g *guest) run() (ending, error) {
 	}
 	p.ReadOnly = disk.readOnly
 	p.recogniseInit(diskDir)
+	g.grace = graceOf(options, g.params)
 	if g.params.hostname == "" {
 		network.rename(options.Hostname)
 	}
@@ -210,7 +212,7 @@ func (g *guest) runEntryPoint(p process) (ending, error) {
 	go g.report.send(portPatience, machine.WordRunning)
 	exited := make(chan unix.WaitStatus, 1)
 	go func() { exited <- reap(pid) }()
-	s := &supervisor{pid: pid, stop: p.StopSignal, grace: g.params.grace, say: g.report.say,
+	s := &supervisor{pid: pid, stop: p.StopSignal, grace: g.grace, say: g.report.say,
 		requests: g.stops, signals: signals,
 		// ESRCH: it has just ended.
 		kill: func(pid int, s syscall.Signal) { _ = unix.Kill(pid, s) }}

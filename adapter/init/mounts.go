@@ -3,6 +3,7 @@ package guestinit
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -101,22 +102,44 @@ func openNetworkFiles() (files []*os.File, err error) {
 }
 
 // bindNetworkFiles mounts the init's files over those of the image, as container runtimes do, so
-// that nothing of them stays on the disk.
-func bindNetworkFiles(files []*os.File) error {
+// that nothing of them stays on the disk. What is no file in the image stays as it is, and is said.
+func bindNetworkFiles(files []*os.File, say io.Writer) error {
 	for i, f := range files {
-		at := followLinks("/etc/" + networkFiles[i])
-		_ = os.MkdirAll(filepath.Dir(at), 0o755)
-		if empty, err := os.OpenFile(at, os.O_CREATE|os.O_RDONLY, 0o644); err == nil {
-			empty.Close()
+		at, err := networkFile("/etc/" + networkFiles[i])
+		if err != nil {
+			fmt.Fprintf(say, "kubevirt-disk-init: %v\n", err)
+			f.Close()
+			continue
 		}
 		source := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
-		err := unix.Mount(source, at, "", unix.MS_BIND, "")
+		err = unix.Mount(source, at, "", unix.MS_BIND, "")
 		f.Close()
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("%s cannot be mounted: %w", at, err)
 		}
 	}
 	return nil
+}
+
+// networkFile returns the file of the image that a name leads to, and makes it if it is missing. An
+// image may have a link to /dev/null there, or something that is no file: then programs find that.
+func networkFile(name string) (string, error) {
+	at := followLinks(name)
+	_ = os.MkdirAll(filepath.Dir(at), 0o755)
+	// On a read-only disk, it cannot be made: then there is nothing to mount on.
+	const exclusive = os.O_CREATE | os.O_EXCL | os.O_WRONLY
+	if empty, err := os.OpenFile(at, exclusive, 0o644); err == nil {
+		empty.Close()
+	}
+	switch info, err := os.Stat(at); {
+	case errors.Is(err, os.ErrNotExist):
+		return at, nil
+	case err != nil:
+		return "", fmt.Errorf("%s of the image stays as it is: %w", name, err)
+	case !info.Mode().IsRegular():
+		return "", fmt.Errorf("%s of the image stays as it is: %q is not a regular file", name, at)
+	}
+	return at, nil
 }
 
 // maxLinks is as many symbolic links as the kernel follows.

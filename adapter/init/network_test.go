@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/adapter/init/internal/dhcp"
 	"kubevirt.io/disk/adapter/init/internal/rtnl"
@@ -132,6 +133,27 @@ func TestCards(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 	}
 	require.Equal(t, []card{{"eth0", 2, [6]byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}}}, n.cards())
+}
+
+// TestNetworkFile: what is no file in the image is not mounted over. If /etc/hosts is a link to
+// /dev/null, that device must stay what it is; and opening a FIFO must not stop the start.
+func TestNetworkFile(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	require.NoError(t, os.Symlink("/dev/null", in("null")))
+	require.NoError(t, os.Symlink("null", in("again")))
+	require.NoError(t, os.Symlink("loop", in("loop")))
+	require.NoError(t, os.Symlink("run/missing", in("missing")))
+	require.NoError(t, os.Mkdir(in("directory"), 0o755))
+	require.NoError(t, unix.Mkfifo(in("fifo"), 0o600))
+	for _, name := range []string{"null", "again", "loop", "directory", "fifo"} {
+		_, err := networkFile(in(name))
+		require.ErrorContains(t, err, in(name)+" of the image stays as it is", name)
+	}
+	at, err := networkFile(in("missing"))
+	require.NoError(t, err)
+	require.Equal(t, in("run/missing"), at)
+	require.FileExists(t, at)
 }
 
 func TestFollowLinks(t *testing.T) {

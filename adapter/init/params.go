@@ -13,14 +13,14 @@ type params struct {
 	serial   string
 	hostname string
 	tty      bool
-	grace    time.Duration
-	network  time.Duration // how long the start waits for it
+	grace    *time.Duration // nil: the command line does not say
+	network  time.Duration  // how long the start waits for it
 }
 
 // parseParams reads a command line of the kernel. Settings that are not understood are left out,
 // and named in the warnings.
 func parseParams(line string) (p params, warnings []string) {
-	p.grace, p.network = machine.DefaultGrace, machine.DefaultNetwork
+	p.network = machine.DefaultNetwork
 	for _, word := range splitCommandLine(line) {
 		key, value, _ := strings.Cut(word, "=")
 		switch key {
@@ -31,7 +31,9 @@ func parseParams(line string) (p params, warnings []string) {
 		case machine.ParamTTY:
 			p.tty = value == "1"
 		case machine.ParamGrace:
-			warnings = append(warnings, seconds(key, value, &p.grace)...)
+			grace := machine.DefaultGrace
+			warnings = append(warnings, seconds(key, value, &grace)...)
+			p.grace = &grace
 		case machine.ParamNetwork:
 			warnings = append(warnings, seconds(key, value, &p.network)...)
 		}
@@ -39,12 +41,9 @@ func parseParams(line string) (p params, warnings []string) {
 	return p, warnings
 }
 
-// maxSeconds is a day: a longer time is a mistake, and a very long one would overflow.
-const maxSeconds = 24 * 60 * 60
-
 func seconds(key, value string, to *time.Duration) (warnings []string) {
 	n, err := strconv.Atoi(value)
-	if err != nil || n < 0 || n > maxSeconds {
+	if err != nil || n < 0 || n > machine.MaxSeconds {
 		return []string{key + "=" + value + " is not a number of seconds up to a day: it counts " +
 			"as " + strconv.Itoa(int(*to/time.Second))}
 	}

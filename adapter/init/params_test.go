@@ -8,21 +8,36 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/adapter/machine"
 )
 
 func TestParseParams(t *testing.T) {
 	p, warnings := parseParams(`BOOT_IMAGE=x console=ttyS0 quiet kubevirt.serial="a b" ` +
 		"kubevirt.hostname=web kubevirt.tty=1 kubevirt.grace=30 kubevirt.network=0\n")
 	require.Empty(t, warnings)
-	require.Equal(t, params{serial: "a b", hostname: "web", tty: true, grace: 30 * time.Second},
-		p)
+	grace := 30 * time.Second
+	require.Equal(t, params{serial: "a b", hostname: "web", tty: true, grace: &grace}, p)
 
 	p, warnings = parseParams("kubevirt.grace=soon kubevirt.network=999999999")
-	require.Equal(t, params{grace: 10 * time.Second, network: 10 * time.Second}, p)
+	grace = 10 * time.Second
+	require.Equal(t, params{grace: &grace, network: 10 * time.Second}, p)
 	require.Equal(t, []string{
 		"kubevirt.grace=soon is not a number of seconds up to a day: it counts as 10",
 		"kubevirt.network=999999999 is not a number of seconds up to a day: it counts as 10",
 	}, warnings)
+}
+
+// TestGrace: the kernel's command line wins over the options of the image, which win over 10 s.
+func TestGrace(t *testing.T) {
+	at, none := 2*time.Second, time.Duration(0)
+	for want, c := range map[time.Duration]struct {
+		options uint
+		param   *time.Duration
+	}{10 * time.Second: {}, time.Minute: {options: 60}, at: {60, &at}, 0: {60, &none},
+		24 * time.Hour: {options: 1 << 40}} {
+		require.Equal(t, want, graceOf(machine.Options{Grace: c.options}, params{grace: c.param}))
+	}
 }
 
 func TestEnding(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"kubevirt.io/disk/adapter/machine"
 )
@@ -101,13 +102,16 @@ func newProcess(image imageConfig, o machine.Options) (process, error) {
 		// The image's arguments were meant for its own entry point.
 		entrypoint, args = o.Entrypoint, nil
 	}
+	if slices.Equal(o.Entrypoint, []string{""}) { // only the arguments, as in container runtimes
+		entrypoint = nil
+	}
 	if len(o.Args) > 0 {
 		args = o.Args
 	}
 	p.Args = slices.Concat(entrypoint, args)
 	if len(p.Args) == 0 {
-		return p, errors.New("the image has no entry point and no command: name one when you " +
-			"adapt it (--entrypoint, or arguments)")
+		return p, &startError{machine.StatusNotFound, errors.New("the image has no entry point " +
+			"and no command: name one when you make its disk (--entrypoint, or arguments)")}
 	}
 	override(&p.User, o.User)
 	override(&p.Dir, o.WorkDir)
@@ -130,6 +134,17 @@ func newProcess(image imageConfig, o machine.Options) (process, error) {
 	var err error
 	p.StopSignal, err = machine.ParseSignal(stop)
 	return p, err
+}
+
+// graceOf returns how long the entry point may take to stop.
+func graceOf(o machine.Options, p params) time.Duration {
+	switch {
+	case p.grace != nil:
+		return *p.grace
+	case o.Grace > 0:
+		return time.Duration(min(o.Grace, machine.MaxSeconds)) * time.Second
+	}
+	return machine.DefaultGrace
 }
 
 func override(value *string, by string) {

@@ -58,6 +58,21 @@ func TestReadProcess(t *testing.T) {
 	require.Equal(t, []string{"/web", "--help"}, p.Args)
 }
 
+// TestEmptyEntryPoint: an entry point of one empty word removes the image's, as in container
+// runtimes. Without arguments nothing is left, which is status 127.
+func TestEmptyEntryPoint(t *testing.T) {
+	p, _, err := readProcess(configured(webConfig, `{"entrypoint":[""],"args":["sh"]}`), params{})
+	require.NoError(t, err)
+	require.Equal(t, []string{"sh"}, p.Args)
+	for config, options := range map[string]string{webConfig: `{"entrypoint":[""]}`,
+		`{"config":{}}`: `{}`} {
+		_, _, err = readProcess(configured(config, options), params{})
+		var start *startError
+		require.ErrorAs(t, err, &start)
+		require.Equal(t, machine.StatusNotFound, start.status)
+	}
+}
+
 func TestReadProcessRefuses(t *testing.T) {
 	for _, c := range []struct{ config, options, want string }{
 		{"no JSON", "", "cannot be read: "},

@@ -61,7 +61,7 @@ func becomeEntryPoint(spec io.Reader) error {
 		return err
 	}
 	makeDirectories(p)
-	if err := bindNetworkFiles(files); err != nil {
+	if err := bindNetworkFiles(files, os.Stderr); err != nil {
 		return err
 	}
 	return p.execute()

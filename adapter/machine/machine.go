@@ -31,6 +31,8 @@ type Options struct {
 	WorkDir    string   `json:"workDir,omitempty"`
 	StopSignal string   `json:"stopSignal,omitempty"`
 	Hostname   string   `json:"hostname,omitempty"`
+	// Grace is the time from the stop signal to SIGKILL in seconds; 0: DefaultGrace.
+	Grace uint `json:"grace,omitempty"`
 	// TTY gives the entry point the console as its terminal.
 	TTY bool `json:"tty,omitempty"`
 }
@@ -39,7 +41,7 @@ type Options struct {
 const (
 	ParamSerial   = "kubevirt.serial"   // of the disk; needed if there is more than one
 	ParamHostname = "kubevirt.hostname" // wins over Options and DHCP
-	ParamGrace    = "kubevirt.grace"    // seconds from the stop signal to SIGKILL
+	ParamGrace    = "kubevirt.grace"    // wins over Options
 	ParamTTY      = "kubevirt.tty"      // 1: as Options.TTY
 	ParamNetwork  = "kubevirt.network"  // seconds that the start waits for the network
 )
@@ -49,6 +51,9 @@ const (
 	DefaultGrace   = 10 * time.Second // as in container runtimes
 	DefaultNetwork = 10 * time.Second
 )
+
+// MaxSeconds limits the times above, in seconds: a day. A longer time is a mistake.
+const MaxSeconds = 24 * 60 * 60
 
 // DefaultSerial is the serial number of the disk that the commands of kubevirt-disk write.
 const DefaultSerial = "container"
