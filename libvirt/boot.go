@@ -99,6 +99,8 @@ type KernelDomain struct {
 	CPUs   uint                   // 0: 1
 	// Emulated is for a host without KVM.
 	Emulated bool
+	// Publish leads ports of the host to ports of the guest, by QEMU's user network.
+	Publish []Publish
 	// Port is the name of a virtio-serial port in the guest. The host listens on it at a UNIX
 	// socket that libvirt chooses. "": none.
 	Port string
@@ -130,6 +132,11 @@ func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
 	if !printable(k.Port) {
 		p.add("KernelDomain.Port", "%q has characters that do not print", k.Port)
 	}
+	for _, one := range k.Publish {
+		if !one.Address.Is4() || one.Host == 0 || one.Guest == 0 {
+			p.add("KernelDomain.Publish", "%v: it needs an IPv4 address and two ports", one)
+		}
+	}
 	if err := p.err(); err != nil {
 		return nil, err
 	}
@@ -148,6 +155,10 @@ func (k KernelDomain) Domain() (*libvirtxml.Domain, error) {
 	// ACPI, and Debian's kernel has no driver for the button that it has instead.
 	if k.Boot.Arch == ArchAMD64 {
 		domain.Features = &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}}
+	}
+	if len(k.Publish) > 0 {
+		domain.Devices.Interfaces = nil
+		domain.QEMUCommandline = publishing(k.Publish)
 	}
 	if k.Emulated {
 		domain.Type = "qemu"

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/adapter/machine"
-	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/adapt"
 	"kubevirt.io/disk/internal/flock"
@@ -48,6 +47,8 @@ type adaptOptions struct {
 	name               string
 	memory, cpus       uint
 	emulated           bool
+	publish            []string
+	published          []libvirt.Publish
 	machine            machine.Options
 }
 
@@ -113,6 +114,10 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags.StringVar(&o.machine.StopSignal, "stop-signal", "", "`signal` that stops the entry point")
 	flags.StringVar(&o.machine.Hostname, "hostname", "", "`name` of the machine (default DHCP's)")
 	flags.BoolVar(&o.machine.TTY, "tty", false, "the console is the terminal of the entry point")
+	flags.UintVar(&o.machine.Grace, "grace", 0,
+		"`seconds` from the stop signal to SIGKILL (default 10)")
+	flags.StringArrayVar(&o.publish, "publish", nil, "`[ADDRESS:]PORT:PORT` of this host that leads "+
+		"to one of the machine, with /udp for UDP (default address 127.0.0.1); repeatable")
 	flags.StringVar(&o.name, "name", "", "`name` of the domain (default the image's)")
 	flags.UintVar(&o.memory, "memory-mib", 256, "memory of the domain, `MiB`")
 	flags.UintVar(&o.cpus, "cpus", 1, "`number` of CPUs of the domain")
@@ -153,6 +158,22 @@ func (o *adaptOptions) check() (size int64, err error) {
 	if _, err := machine.ParseSignal(o.machine.StopSignal); err != nil {
 		wrong.Add("--stop-signal", "%v", err)
 	}
+	if o.machine.Grace > machine.MaxSeconds {
+		wrong.Add("--grace", "%d is more than a day: name at most %d seconds", o.machine.Grace,
+			machine.MaxSeconds)
+	}
+	for _, text := range o.publish {
+		p, err := libvirt.ParsePublish(text)
+		if err != nil {
+			wrong.Add("--publish", "%v", err)
+		}
+		o.published = append(o.published, p)
+	}
+	if o.name != "" && wrong.Err() == nil {
+		if _, err := o.domain("/", registry.Reference{}, "amd64"); err != nil {
+			wrong.Add("--name", "%v", err)
+		}
+	}
 	return size, wrong.Err()
 }
 
@@ -163,7 +184,7 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.R
 	var made *adapt.Made
 	err := report.watch(p, func() (err error) {
 		made, err = adapt.Image(ctx, client, ref, o.to,
-			adapt.Options{Size: size, Machine: o.machine, Progress: p})
+			adapt.Options{Size: size, Machine: o.machine, Progress: p, Fits: o.fits})
 		return err
 	})
 	report.clear()
@@ -187,34 +208,54 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.R
 	return nil
 }
 
-// complete makes the files beside the levels.
+// fits refuses a kernel that cannot run an image of that architecture.
+func (o *adaptOptions) fits(arch string) error {
+	of, err := adapt.KernelArch(o.kernel)
+	if err != nil {
+		return fmt.Errorf("--%s (%s): %q: %w", flagKernel, envKernel, o.kernel, err)
+	}
+	if of != arch {
+		return fmt.Errorf("the image is made for %s, and the kernel %q for %s: name one for %s, and "+
+			"its initramfs, with --%s and --%s (\"make machine\" makes both)", arch, o.kernel, of,
+			arch, flagKernel, flagInitrd)
+	}
+	f, err := os.Open(o.initrd)
+	if err != nil {
+		return fmt.Errorf("--%s (%s): %w", flagInitrd, envInitrd, err)
+	}
+	return f.Close()
+}
+
+// complete makes the files beside the levels. It checks everything before it replaces the first.
 func (o *adaptOptions) complete(ctx context.Context, dir string, ref registry.Reference,
 	made *adapt.Made) error {
+	if _, err := checkWritable(filepath.Join(dir, adaptedDisk), made); err != nil {
+		return err
+	}
+	text, err := o.domain(dir, ref, made.Arch)
+	if err != nil {
+		return err
+	}
+	if err := writableDisk(ctx, dir, made); err != nil {
+		return err
+	}
 	for name, from := range map[string]string{adaptedKernel: o.kernel, adaptedInitrd: o.initrd} {
 		if err := copySmallFile(from, filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
-	if err := writableDisk(ctx, dir, made); err != nil {
-		return err
-	}
-	text, err := o.domain(dir, ref, made)
-	if err != nil {
-		return err
-	}
 	return replaceFile(filepath.Join(dir, adaptedDomain), strings.NewReader(text+"\n"))
 }
 
 // domain is the description of the machine.
-func (o *adaptOptions) domain(dir string, ref registry.Reference, made *adapt.Made) (
-	string, error) {
+func (o *adaptOptions) domain(dir string, ref registry.Reference, of string) (string, error) {
 	disk, err := libvirt.FileDisk(filepath.Join(dir, adaptedDisk), machine.DefaultSerial,
 		libvirt.Device{Cache: libvirt.CacheWriteback})
 	if err != nil {
 		return "", err
 	}
 	arch := libvirt.ArchAMD64
-	if made.Arch == "arm64" {
+	if of == "arm64" {
 		arch = libvirt.ArchARM64
 	}
 	name := o.name
@@ -222,10 +263,10 @@ func (o *adaptOptions) domain(dir string, ref registry.Reference, made *adapt.Ma
 		name = domainName(ref)
 	}
 	return libvirt.KernelDomain{Name: name, Disk: disk, Memory: o.memory, CPUs: o.cpus,
-		Emulated: o.emulated, Port: machine.Port,
+		Emulated: o.emulated, Port: machine.Port, Publish: o.published,
 		Boot: libvirt.KernelBoot{Arch: arch, Kernel: filepath.Join(dir, adaptedKernel),
 			Initrd:  filepath.Join(dir, adaptedInitrd),
-			Cmdline: machine.KernelArgs(made.Arch, machine.DefaultSerial)},
+			Cmdline: machine.KernelArgs(of, machine.DefaultSerial)},
 	}.DomainXML()
 }
 
@@ -249,13 +290,19 @@ func domainName(ref registry.Reference) string {
 }
 
 // writableDisk makes the qcow2 file that the machine writes to. The top level is its backing file.
-// An existing file holds the machine's writes, so it stays. It is an error if it has another
-// backing file.
+// An existing file holds the machine's writes, so it stays, upon this level.
 func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error) {
 	path := filepath.Join(dir, adaptedDisk)
 	top := filepath.Base(made.Path)
+	before, err := checkWritable(path, made)
+	if err != nil {
+		return err
+	}
+	if before != "" {
+		return rebaseWritable(path, before, top)
+	}
 	if _, err := os.Lstat(path); err == nil {
-		return checkWritable(path, top)
+		return nil
 	}
 	f, err := flock.Claim(path + ".new")
 	if err != nil {
@@ -265,7 +312,8 @@ func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error)
 	// Somebody else may have made the same machine, and started it already.
 	if _, err := os.Lstat(path); err == nil {
 		_ = os.Remove(path + ".new") // the claim has made it again
-		return checkWritable(path, top)
+		_, err = checkWritable(path, made)
+		return err
 	}
 	if err := f.Truncate(0); err != nil {
 		return err
@@ -281,22 +329,6 @@ func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error)
 		return err
 	}
 	return os.Rename(path+".new", path)
-}
-
-// checkWritable refuses a disk that was made of another image, or of another version of this one.
-func checkWritable(path, top string) error {
-	img, err := image.Open(path, image.Options{})
-	if err != nil {
-		return err
-	}
-	defer img.Close()
-	chain := img.Info().BackingChain
-	if len(chain) == 0 || filepath.Base(chain[0].Name) != top {
-		return fmt.Errorf("%q holds the writes of a machine from another version of the image, "+
-			"or with other arguments: move it away, or name another directory with --%s",
-			path, flagTo)
-	}
-	return nil
 }
 
 // copySmallFile copies a file of a few MiB, unless it is the same file.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -12,9 +13,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry"
 )
 
@@ -46,19 +49,26 @@ func savedImageWith(t *testing.T, architecture, config string) string {
 }
 
 // bootable makes files in place of a kernel and an initramfs, and an environment that names them.
-func bootable(t *testing.T) (env []string) {
+func bootable(t *testing.T, arch string) (env []string) {
 	t.Helper()
 	dir := t.TempDir()
 	for variable, name := range map[string]string{envKernel: "vmlinuz", envInitrd: "initrd"} {
 		file := filepath.Join(dir, name)
-		require.NoError(t, os.WriteFile(file, []byte(name), 0o644))
+		content := make([]byte, 1024)
+		copy(content, name)
+		if arch == "arm64" {
+			copy(content[0x38:], "ARM\x64")
+		} else {
+			copy(content[0x202:], "HdrS")
+		}
+		require.NoError(t, os.WriteFile(file, content, 0o644))
 		env = append(env, variable+"="+file)
 	}
 	return env
 }
 
 func TestAdapt(t *testing.T) {
-	env := bootable(t)
+	env := bootable(t, "arm64")
 	dir := filepath.Join(t.TempDir(), "vm")
 	ref := savedImage(t, "arm64")
 	status, _, stderr := run(t, env, "adapt", ref, "--to", dir, "--name=web", "--env=A=1")
@@ -69,8 +79,8 @@ func TestAdapt(t *testing.T) {
 		require.NoError(t, err)
 		return string(text)
 	}
-	require.Equal(t, "vmlinuz", content("kernel"))
-	require.Equal(t, "initrd", content("initrd"))
+	require.Equal(t, "vmlinuz", content("kernel")[:7])
+	require.Equal(t, "initrd", content("initrd")[:6])
 	domain := content("domain.xml")
 	for _, part := range []string{"<name>web</name>", `arch="aarch64" machine="virt"`,
 		"console=ttyAMA0", filepath.Join(dir, "disk.qcow2"), "<serial>container</serial>",
@@ -83,16 +93,94 @@ func TestAdapt(t *testing.T) {
 	require.Equal(t, exitDone, status, stderr)
 	require.Contains(t, stderr, "in 2 levels, 2 of them existed before")
 	require.Equal(t, written, content("disk.qcow2"), "the machine goes on")
+}
 
-	status, _, stderr = run(t, env, "adapt", ref, "--to", dir, "--", "/other")
+// TestAdaptAgain: with another configuration, the machine goes on with what it wrote. What cannot be
+// is refused before anything is replaced.
+func TestAdaptAgain(t *testing.T) {
+	env := bootable(t, "amd64")
+	dir := filepath.Join(t.TempDir(), "vm")
+	file := filepath.Join(dir, "disk.qcow2")
+	ref := savedImage(t, "amd64")
+	adapt := func(args ...string) (status int, stderr string) {
+		status, _, stderr = run(t, env, append([]string{"adapt", ref, "--to", dir}, args...)...)
+		return status, stderr
+	}
+	content := func() (all map[string]string) {
+		all = map[string]string{}
+		for _, name := range []string{"disk.qcow2", "kernel", "initrd", "domain.xml"} {
+			text, err := os.ReadFile(filepath.Join(dir, name))
+			require.NoError(t, err)
+			all[name] = string(text)
+		}
+		return all
+	}
+	configured := func() string {
+		img, err := image.Open(file, image.Options{})
+		require.NoError(t, err)
+		defer img.Close()
+		config, mine := make([]byte, 4096), make([]byte, 4)
+		_, err = img.ReadAt(config, machine.ConfigOffset)
+		require.NoError(t, err)
+		_, err = img.ReadAt(mine, 1<<30)
+		require.NoError(t, err)
+		require.Equal(t, "mine", string(mine))
+		return strings.TrimRight(string(config), "\x00")
+	}
+	status, stderr := adapt("--env=A=1")
+	require.Equal(t, exitDone, status, stderr)
+	// The machine writes.
+	out, err := exec.Command("qemu-io", "-c", "write -P 109 1G 1", "-c", "write -P 105 1073741825 1",
+		"-c", "write -P 110 1073741826 1", "-c", "write -P 101 1073741827 1", file).CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		t.Skip("needs qemu-io")
+	}
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, configured(), `"A=1"`)
+	for _, c := range []struct{ arg, want string }{
+		{"--env=A=2", `"A=2"`}, {"--grace=30", `"grace":30`}, {"--env=A=1", `"A=1"`},
+	} {
+		status, stderr = adapt(c.arg, "--publish=8080:80")
+		require.Equal(t, exitDone, status, stderr)
+		require.Contains(t, configured(), c.want)
+	}
+	require.Contains(t, content()["domain.xml"], "hostfwd=tcp:127.0.0.1:8080-:80")
+
+	// The image has other layers now, the machine is to be larger, or it runs.
+	before := content()
+	env = bootable(t, "amd64")
+	for _, variable := range env {
+		_, name, _ := strings.Cut(variable, "=")
+		other, err := os.OpenFile(name, os.O_WRONLY, 0)
+		require.NoError(t, err)
+		_, err = other.WriteString("other")
+		require.NoError(t, errors.Join(err, other.Close()))
+	}
+	status, stderr = adapt("--size=20Gi")
 	require.Equal(t, exitFailed, status)
-	require.Contains(t, stderr, "from another version of the image, or with other arguments")
-	require.Equal(t, written, content("disk.qcow2"))
+	require.Contains(t, stderr, "qemu-img resize "+file+" 21474836480")
+	require.Equal(t, before, content())
+
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	used := unix.Flock_t{Type: unix.F_RDLCK, Start: 201, Len: 1} // as QEMU does
+	require.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &used))
+	status, stderr = adapt("--env=A=3")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "in use by a running machine: shut it down")
+	require.Equal(t, before, content())
+	require.NoError(t, f.Close())
+
+	ref = layeredImage(t, 1)
+	status, stderr = adapt("--env=A=1")
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "from another version of the image: move it away")
+	require.Equal(t, before, content())
 }
 
 // TestAdaptAtOnce makes the same machine several times at once. All succeed, and there is one disk.
 func TestAdaptAtOnce(t *testing.T) {
-	env, ref := bootable(t), savedImage(t, "amd64")
+	env, ref := bootable(t, "amd64"), savedImage(t, "amd64")
 	for range 2 {
 		dir := filepath.Join(t.TempDir(), "vm")
 		var group sync.WaitGroup
@@ -157,7 +245,7 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func TestAdaptRefuses(t *testing.T) {
-	env := bootable(t)
+	env := bootable(t, "amd64")
 	to := "--to=" + t.TempDir()
 	for _, c := range []struct {
 		args   []string
@@ -172,6 +260,14 @@ func TestAdaptRefuses(t *testing.T) {
 		{[]string{"r.example/web:1", to, "--env=A", "--size=much"}, exitUsage, "--env: "},
 		{[]string{"r.example/web:1", to, "--stop-signal=NONSENSE"}, exitUsage,
 			`--stop-signal: the stop signal "NONSENSE" is unknown: write a name such as SIGTERM`},
+		{[]string{"r.example/web:1", to, "--grace=100000"}, exitUsage, "--grace: 100000 is more"},
+		{[]string{"r.example/web:1", to, "--name=a/b"}, exitUsage, "--name: "},
+		{[]string{"r.example/web:1", to, "--publish=80"}, exitUsage, `--publish: "80" is not`},
+		{[]string{"r.example/web:1", to, "--publish=[::1]:80:80"}, exitUsage, "IPv4"},
+		{[]string{savedImage(t, "arm64"), to}, exitFailed, "the image is made for arm64, and the " +
+			"kernel "},
+		{[]string{savedImage(t, "amd64"), to, "--kernel=/etc/passwd"}, exitFailed,
+			"not a Linux kernel"},
 		{[]string{"docker-archive:/none", to}, exitFailed, "/none"},
 		{[]string{"oci:/no/such", to}, exitFailed, `there is no directory "/no/such"`},
 		{[]string{savedImageWith(t, "amd64", `"StopSignal":"NONSENSE"`), to}, exitFailed,

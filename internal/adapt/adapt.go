@@ -26,6 +26,9 @@ import (
 type Options struct {
 	Size    int64           // the smallest size of the disk, bytes; 0: what the image needs
 	Machine machine.Options // changes that the host makes to the image
+	// Fits refuses the architecture of the image, as Go names it, before anything is made. May be
+	// nil.
+	Fits func(arch string) error
 	// KeepDir remembers the image that a tag named first, as long as the directory exists. "":
 	// nothing is remembered.
 	KeepDir string
@@ -57,6 +60,11 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 	made = &Made{Digest: container.Digest()}
 	if made.Arch, err = check(config, opt.Machine); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	if opt.Fits != nil {
+		if err := opt.Fits(made.Arch); err != nil {
+			return nil, fmt.Errorf("%s: %w", ref, err)
+		}
 	}
 	buildOpt := adapter.Options{Size: opt.Size}
 	if opt.Working != nil {

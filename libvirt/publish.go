@@ -1,0 +1,76 @@
+package libvirt
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// Publish leads a port of the host to a port of the guest.
+type Publish struct {
+	Address     netip.Addr // of the host, IPv4
+	Host, Guest uint16     // the ports
+	UDP         bool       // otherwise TCP
+}
+
+// ParsePublish reads [ADDRESS:]PORT:PORT[/tcp|/udp], first the host's port. Without an address only
+// this host reaches it.
+func ParsePublish(text string) (p Publish, err error) {
+	wrong := fmt.Errorf("%q is not [ADDRESS:]PORT:PORT with an IPv4 address, such as 8080:80 or "+
+		"0.0.0.0:8080:80", text)
+	ports, protocol, named := strings.Cut(text, "/")
+	if named && protocol != "tcp" && protocol != "udp" {
+		return p, fmt.Errorf("%q: the protocol is tcp or udp", text)
+	}
+	p.UDP = protocol == "udp"
+	p.Address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	parts := strings.Split(ports, ":")
+	if len(parts) == 3 {
+		if p.Address, err = netip.ParseAddr(parts[0]); err != nil || !p.Address.Is4() {
+			return p, wrong
+		}
+		parts = parts[1:]
+	}
+	if len(parts) != 2 {
+		return p, wrong
+	}
+	for i, to := range []*uint16{&p.Host, &p.Guest} {
+		n, err := strconv.ParseUint(parts[i], 10, 16)
+		if err != nil || n == 0 {
+			return p, wrong
+		}
+		*to = uint16(n)
+	}
+	return p, nil
+}
+
+func (p Publish) String() string {
+	protocol := "tcp"
+	if p.UDP {
+		protocol = "udp"
+	}
+	return fmt.Sprintf("%v:%d:%d/%s", p.Address, p.Host, p.Guest, protocol)
+}
+
+// publishing are QEMU's arguments for a network card with these ports. libvirt itself forwards ports
+// by passt only, which many hosts do not have. The card lies in a slot that libvirt, which counts
+// from the first one, does not use.
+func publishing(list []Publish) *libvirtxml.DomainQEMUCommandline {
+	network := "user,id=publish"
+	for _, p := range list {
+		protocol := "tcp"
+		if p.UDP {
+			protocol = "udp"
+		}
+		network += fmt.Sprintf(",hostfwd=%s:%v:%d-:%d", protocol, p.Address, p.Host, p.Guest)
+	}
+	c := new(libvirtxml.DomainQEMUCommandline)
+	for _, arg := range []string{"-netdev", network, "-device",
+		"virtio-net-pci,netdev=publish,bus=pcie.0,addr=0x10,romfile="} {
+		c.Args = append(c.Args, libvirtxml.DomainQEMUCommandlineArg{Value: arg})
+	}
+	return c
+}
