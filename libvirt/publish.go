@@ -55,9 +55,9 @@ func (p Publish) String() string {
 	return fmt.Sprintf("%v:%d:%d/%s", p.Address, p.Host, p.Guest, protocol)
 }
 
-// publishing are QEMU's arguments for a network card with these ports. libvirt itself forwards ports
-// by passt only, which many hosts do not have. The card lies in a slot that libvirt, which counts
-// from the first one, does not use.
+// publishing are QEMU's arguments for a network card with these ports. libvirt itself forwards
+// ports by passt only, which many hosts do not have. The card lies in a slot that libvirt, which
+// counts from the first one, does not use.
 func publishing(list []Publish) *libvirtxml.DomainQEMUCommandline {
 	network := "user,id=publish"
 	for _, p := range list {

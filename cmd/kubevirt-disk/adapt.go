@@ -116,7 +116,8 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags.BoolVar(&o.machine.TTY, "tty", false, "the console is the terminal of the entry point")
 	flags.UintVar(&o.machine.Grace, "grace", 0,
 		"`seconds` from the stop signal to SIGKILL (default 10)")
-	flags.StringArrayVar(&o.publish, "publish", nil, "`[ADDRESS:]PORT:PORT` of this host that leads "+
+	flags.StringArrayVar(&o.publish, "publish", nil, "`[ADDRESS:]PORT:PORT` of this host that "+
+		"leads "+
 		"to one of the machine, with /udp for UDP (default address 127.0.0.1); repeatable")
 	flags.StringVar(&o.name, "name", "", "`name` of the domain (default the image's)")
 	flags.UintVar(&o.memory, "memory-mib", 256, "memory of the domain, `MiB`")
@@ -215,7 +216,8 @@ func (o *adaptOptions) fits(arch string) error {
 		return fmt.Errorf("--%s (%s): %q: %w", flagKernel, envKernel, o.kernel, err)
 	}
 	if of != arch {
-		return fmt.Errorf("the image is made for %s, and the kernel %q for %s: name one for %s, and "+
+		return fmt.Errorf("the image is made for %s, and the kernel %q for %s: name one for "+
+			"%s, and "+
 			"its initramfs, with --%s and --%s (\"make machine\" makes both)", arch, o.kernel, of,
 			arch, flagKernel, flagInitrd)
 	}

@@ -95,8 +95,8 @@ func TestAdapt(t *testing.T) {
 	require.Equal(t, written, content("disk.qcow2"), "the machine goes on")
 }
 
-// TestAdaptAgain: with another configuration, the machine goes on with what it wrote. What cannot be
-// is refused before anything is replaced.
+// TestAdaptAgain: with another configuration, the machine goes on with what it wrote. What cannot
+// be is refused before anything is replaced.
 func TestAdaptAgain(t *testing.T) {
 	env := bootable(t, "amd64")
 	dir := filepath.Join(t.TempDir(), "vm")
@@ -130,7 +130,8 @@ func TestAdaptAgain(t *testing.T) {
 	status, stderr := adapt("--env=A=1")
 	require.Equal(t, exitDone, status, stderr)
 	// The machine writes.
-	out, err := exec.Command("qemu-io", "-c", "write -P 109 1G 1", "-c", "write -P 105 1073741825 1",
+	out, err := exec.Command("qemu-io", "-c", "write -P 109 1G 1", "-c",
+		"write -P 105 1073741825 1",
 		"-c", "write -P 110 1073741826 1", "-c", "write -P 101 1073741827 1", file).CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
 		t.Skip("needs qemu-io")

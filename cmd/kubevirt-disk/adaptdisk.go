@@ -40,7 +40,8 @@ func checkWritable(path string, made *adapt.Made) (rebase string, err error) {
 	}
 	if len(below) != len(want) || !slices.Equal(below[1:], want[1:]) ||
 		!adapter.IsLevel(below[0]) || len(below[0]) != len(want[0]) {
-		return "", fmt.Errorf("%q holds the writes of a machine from another version of the image: "+
+		return "", fmt.Errorf("%q holds the writes of a machine from another version of the "+
+			"image: "+
 			"move it away, or name another directory with --%s", path, flagTo)
 	}
 	if img.Size() < made.Size {
@@ -54,9 +55,9 @@ func checkWritable(path string, made *adapt.Made) (rebase string, err error) {
 	return below[0], nil
 }
 
-// rebaseWritable puts the machine's writes upon another top level, which differs from the one before
-// in the configuration only. The names have the same length, so this is one write into the header:
-// the guest never writes where the configuration is.
+// rebaseWritable puts the machine's writes upon another top level, which differs from the one
+// before in the configuration only. The names have the same length, so this is one write into the
+// header: the guest never writes where the configuration is.
 func rebaseWritable(path, before, top string) (err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -84,7 +85,8 @@ func rebaseWritable(path, before, top string) (err error) {
 	}
 	if int(bigendian.BigEndian.Uint32(head[16:])) != len(before) || string(name) != before ||
 		len(top) != len(before) || strings.ContainsRune(top, '/') {
-		return fmt.Errorf("%q names its backing file in another way than %q: run \"qemu-img rebase "+
+		return fmt.Errorf("%q names its backing file in another way than %q: run \"qemu-img "+
+			"rebase "+
 			"-u -F qcow2 -b %s %s\"", path, before, top, path)
 	}
 	if _, err := f.WriteAt([]byte(top), at); err != nil {

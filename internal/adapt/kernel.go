@@ -16,8 +16,8 @@ var ErrNoKernel = errors.New("it is not a Linux kernel for amd64 or arm64")
 // kernelHead is how much of a kernel says what it is, in bytes.
 const kernelHead = 4 << 10
 
-// KernelArch returns the architecture of a kernel, as Go names it: of an image as Debian has it, one
-// that firmware can start, or the uncompressed ELF file.
+// KernelArch returns the architecture of a kernel, as Go names it: of an image as Debian has it,
+// one that firmware can start, or the uncompressed ELF file.
 func KernelArch(path string) (arch string, err error) {
 	f, err := os.Open(path)
 	if err != nil {

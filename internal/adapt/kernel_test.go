@@ -30,11 +30,13 @@ func TestKernelArch(t *testing.T) {
 		content []byte
 		want    string
 	}{
-		"bzImage":      {at(map[int]string{0: "MZ", 0x202: "HdrS"}), "amd64"},
-		"Image":        {arm, "arm64"},
-		"Image.gz":     {packed.Bytes(), "arm64"},
-		"zboot":        {at(map[int]string{0: "MZ", 0x3c: "\x40", 0x40: "PE\x00\x00\x64\xaa"}), "arm64"},
-		"EFI":          {at(map[int]string{0: "MZ", 0x3c: "\x40", 0x40: "PE\x00\x00\x64\x86"}), "amd64"},
+		"bzImage":  {at(map[int]string{0: "MZ", 0x202: "HdrS"}), "amd64"},
+		"Image":    {arm, "arm64"},
+		"Image.gz": {packed.Bytes(), "arm64"},
+		"zboot": {at(map[int]string{0: "MZ", 0x3c: "\x40", 0x40: "PE\x00\x00\x64\xaa"}),
+			"arm64"},
+		"EFI": {at(map[int]string{0: "MZ", 0x3c: "\x40", 0x40: "PE\x00\x00\x64\x86"}),
+			"amd64"},
 		"ELF":          {at(map[int]string{0: "\x7fELF\x02\x01", 18: "\x3e"}), "amd64"},
 		"ELF of arm64": {at(map[int]string{0: "\x7fELF\x02\x01", 18: "\xb7"}), "arm64"},
 		"ELF of s390x": {at(map[int]string{0: "\x7fELF\x02\x02", 19: "\x16"}), ""},
