@@ -57,18 +57,38 @@ func (u *unsuited) Error() string { return u.why }
 // maxParts limits the size of the kept parts, in bytes.
 const maxParts = 512 << 20
 
-// partsName is the file with the known parts of the image.
-func (s *Stream) partsName() string { return "parts-" + keptName(s.image.digest) + ".json" }
+// partsName is the file with the known parts of the image. Those that nobody has verified are the
+// repository's own.
+func (s *Stream) partsName(walked bool) string {
+	of := keptName(s.image.digest)
+	if walked {
+		of += "-" + strings.TrimPrefix(digestOf([]byte(s.ref.repositoryText())), "sha256:")
+	}
+	return "parts-" + of + ".json"
+}
+
+// readPartsLocked returns the parts that are known. nil: none.
+func (s *Stream) readPartsLocked() *parts {
+	for _, walked := range []bool{true, false} {
+		content, err := s.kept.read(s.partsName(walked), maxParts)
+		known := new(parts)
+		if err != nil || json.Unmarshal(content, known) != nil {
+			continue
+		}
+		// Repositories have had one file together before, also for parts that nobody has verified.
+		if walked || len(known.Walked) == 0 || s.record.Unverified {
+			return known
+		}
+	}
+	return nil
+}
 
 // findParts finds out how to read the files of an image without an index by ranges. If that is not
 // possible, it returns an *unsuited.
 func (s *Stream) findParts(ctx context.Context) (*parts, error) {
-	if content, err := s.kept.read(s.partsName(), maxParts); err == nil {
-		known := new(parts)
-		if json.Unmarshal(content, known) == nil {
-			if fits, err := s.suits(known); fits || err != nil {
-				return known, err
-			}
+	if known := s.readPartsLocked(); known != nil {
+		if fits, err := s.suits(known); fits || err != nil {
+			return known, err
 		}
 	}
 	layers := s.image.manifest.Layers
@@ -104,7 +124,7 @@ func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 	}
 	content, err := json.Marshal(all)
 	if err == nil {
-		err = s.kept.write(s.partsName(), content)
+		err = s.kept.write(s.partsName(len(all.Walked) > 0), content)
 	}
 	return all, err
 }

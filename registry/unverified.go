@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"kubevirt.io/disk/disk"
@@ -21,8 +23,9 @@ import (
 // all of it, only TLS vouches for what it returns.
 //
 // Its chunks have a name of their own in the cache, so no daemon that wants verified ones finds
-// them.
+// them, and none that asks another repository.
 type unverified struct {
+	name   string // says whose bytes of which layer these are: part of the identity of a disk
 	layer  *blob
 	cached *cache.Blob
 	notes  *notes
@@ -63,15 +66,16 @@ func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, err := openNotes(s.kept.dir, "notes-"+keptName(digest))
+	name, file := s.notesLocked(digest)
+	n, err := openNotes(s.kept.dir, file)
 	if err != nil {
 		return nil, err
 	}
-	u := &unverified{layer: layer, notes: n, turn: make(chan struct{}, 1), hash: sha256.New(),
-		warn: s.warnOf(digest), patience: oddPatience}
+	u := &unverified{name: name, layer: layer, notes: n, turn: make(chan struct{}, 1),
+		hash: sha256.New(), warn: s.warnOf(digest), patience: oddPatience}
 	u.turn <- struct{}{}
 	u.cached, err = s.opt.Cache.Blob(cache.BlobOptions{
-		Digest: unverifiedName(digest),
+		Digest: unverifiedName(originOf(s.kept.source), digest),
 		Size:   desc.Size, ChunkSize: unverifiedChunk, Verify: n.check,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
 			got, err := layer.ReadAt(ctx, p, off)
@@ -94,8 +98,23 @@ func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
 }
 
 // unverifiedName names the chunks of an unverified layer in the cache.
-func unverifiedName(layer string) string {
-	return digestOf([]byte("kubevirt-disk unverified\n" + layer))
+func unverifiedName(origin, layer string) string {
+	return digestOf([]byte("kubevirt-disk unverified\n" + origin + "\n" + layer))
+}
+
+// notesLocked returns a name for the layer as this repository has it, and the file of its notes.
+// Repositories have had one file together before. An image that was served then goes on with it,
+// because its notes say what a disk was made from.
+func (s *Stream) notesLocked(digest string) (name, file string) {
+	shared := "notes-" + keptName(digest)
+	name = digestOf([]byte(s.ref.repositoryText() + "\n" + digest))
+	own := shared + "-" + strings.TrimPrefix(name, "sha256:")
+	if _, err := s.kept.dir.Lstat(own); errors.Is(err, fs.ErrNotExist) && s.record.Unverified {
+		if _, err := s.kept.dir.Lstat(shared); err == nil {
+			return digest, shared
+		}
+	}
+	return name, own
 }
 
 // wrong is the error for a layer with wrong content.
@@ -216,7 +235,7 @@ func (f *unsureFile) Verify(ctx context.Context) error {
 
 // open opens the file from off on in the layer.
 func (u *unverified) open(off, size int64) *farFile {
-	name := digestOf([]byte("kubevirt-disk part\n" + u.layer.desc.Digest.String() + "\n" +
+	name := digestOf([]byte("kubevirt-disk part\n" + u.name + "\n" +
 		strconv.FormatInt(off, 10) + "\n" + strconv.FormatInt(size, 10)))
 	return &farFile{blob: section{u, off, size}, name: name, chunk: unverifiedChunk,
 		zeros: zeroChunks{size: size}, warn: u.warn}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -98,7 +99,7 @@ func TestWhenCompleteWrong(t *testing.T) {
 	_, err := img.ReadAt(p, 1<<20)
 	require.NoError(t, err)
 	require.DirExists(t, filepath.Join(s.opt.CacheDir, "v1",
-		keptName(unverifiedName(digestOf(layer)))))
+		keptName(unverifiedName(originOf(st.kept.source), digestOf(layer)))))
 	err = img.Verify(t.Context())
 	require.ErrorIs(t, err, disk.ErrWrongContent)
 	require.ErrorContains(t, err, digestOf(layer))
@@ -107,7 +108,7 @@ func TestWhenCompleteWrong(t *testing.T) {
 	require.ErrorIs(t, err, disk.ErrWrongContent)
 	var medium *disk.MediumError
 	require.ErrorAs(t, err, &medium)
-	emptyCache(t, s.opt.CacheDir, digestOf(layer))
+	emptyCache(t, s.opt.CacheDir, st, digestOf(layer))
 
 	// The next start does not use the disk that was made from it.
 	st2, err := s.client.Stream(t.Context(), ref, s.opt)
@@ -118,8 +119,75 @@ func TestWhenCompleteWrong(t *testing.T) {
 }
 
 // emptyCache checks that the cache has no chunk of an unverified layer.
-func emptyCache(t testing.TB, dir, layer string) {
-	require.NoDirExists(t, filepath.Join(dir, "v1", keptName(unverifiedName(layer))))
+func emptyCache(t testing.TB, dir string, st *Stream, layer string) {
+	require.NoDirExists(t, filepath.Join(dir, "v1",
+		keptName(unverifiedName(originOf(st.kept.source), layer))))
+}
+
+// TestWhenCompleteOrigin has a registry that claims a layer of another one, with other content.
+// Nothing that it sends is served as the other's, and it condemns only its own image.
+func TestWhenCompleteOrigin(t *testing.T) {
+	right, ref, layer, content := plainImage(t)
+	wrong, wrongRef, _, _ := plainImage(t)
+	moved := tarOf(t, tarFile{name: "etc/passwd", content: []byte("x")},
+		tarFile{name: "disk/c.img", content: content})
+	wrong.replace(digestOf(layer), flipped(moved, 9<<20))
+	keep := t.TempDir()
+	first := whenComplete(t, wrong, keep)
+	opened := func(l *lying, ref Reference) (*Stream, error) {
+		s := first
+		s.client = newClient(t, l.options())
+		return s.client.Stream(t.Context(), ref, s.opt)
+	}
+	st, err := opened(wrong, wrongRef)
+	require.NoError(t, err)
+	for _, d := range st.Disks() {
+		img, err := st.Open(t.Context(), d.Name, image.Options{})
+		require.NoError(t, err)
+		contentOf(t, img)
+		require.NoError(t, img.Close())
+	}
+	st2, err := opened(right, ref)
+	require.NoError(t, err)
+	img, err := st2.Open(t.Context(), "a.img", image.Options{})
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+	require.NoError(t, img.Verify(t.Context()))
+	require.NoError(t, img.Close())
+	require.NoError(t, st2.Close())
+
+	bad, err := st.Open(t.Context(), "c.img", image.Options{})
+	require.NoError(t, err)
+	require.ErrorIs(t, bad.Verify(t.Context()), disk.ErrWrongContent)
+	require.NoError(t, bad.Close())
+	require.NoError(t, st.Close())
+	st3, err := opened(right, ref)
+	require.NoError(t, err)
+	img, err = st3.Open(t.Context(), "a.img", image.Options{})
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+	require.NoError(t, img.Close())
+	require.NoError(t, st3.Close())
+}
+
+// TestWhenCompleteSharedNotes finds the notes that were kept before they belonged to a repository.
+func TestWhenCompleteSharedNotes(t *testing.T) {
+	l, ref, layer, _ := plainImage(t)
+	keep := t.TempDir()
+	st := whenComplete(t, l, keep).open(t, ref)
+	name, own := st.notesLocked(digestOf(layer))
+	require.NotEqual(t, digestOf(layer), name)
+	shared := "notes-" + keptName(digestOf(layer))
+	require.NoError(t, os.Rename(filepath.Join(keep, own), filepath.Join(keep, shared)))
+	require.NoError(t, os.Rename(filepath.Join(keep, st.partsName(true)),
+		filepath.Join(keep, st.partsName(false))))
+	name, file := st.notesLocked(digestOf(layer))
+	require.Equal(t, []string{digestOf(layer), shared}, []string{name, file})
+	require.NotNil(t, st.readPartsLocked())
+	st.record.Unverified = false
+	_, file = st.notesLocked(digestOf(layer))
+	require.Equal(t, own, file)
+	require.Nil(t, st.readPartsLocked())
 }
 
 // TestWhenCompleteChanged has the registry send a wrong chunk once, which is served, and right ones
@@ -145,7 +213,7 @@ func TestWhenCompleteChanged(t *testing.T) {
 	}
 	require.ErrorIs(t, img2.Verify(t.Context()), disk.ErrWrongContent)
 	require.Positive(t, again.opt.Cache.Stats().Wrong)
-	emptyCache(t, again.opt.CacheDir, digestOf(layer))
+	emptyCache(t, again.opt.CacheDir, st, digestOf(layer))
 }
 
 // TestWhenCompleteWaits verifies only when the registry has sent everything, and goes on where it
