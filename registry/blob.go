@@ -140,7 +140,8 @@ func (v *verifier) Close() error { return v.inner.Close() }
 func remoteBlob(desc v1.Descriptor, r *repository) *blob {
 	return &blob{desc: desc, from: r,
 		stream: func(ctx context.Context, off, length int64) io.ReadCloser {
-			return &fetch{ctx: ctx, desc: desc, endpoints: r.order(), off: off, end: off + length}
+			return &fetch{ctx: ctx, desc: desc, from: r, endpoints: r.order(), off: off,
+				end: off + length}
 		}}
 }
 
@@ -149,6 +150,7 @@ func remoteBlob(desc v1.Descriptor, r *repository) *blob {
 type fetch struct {
 	ctx       context.Context
 	desc      v1.Descriptor
+	from      *repository
 	endpoints []*endpoint // those that are left; the first is asked
 	tries     *tries
 	last      time.Time // when data came last, from any of them; zero: nothing was asked for yet
@@ -209,15 +211,19 @@ func (f *fetch) Close() error {
 }
 
 // next waits for another try at the same endpoint, or goes on to the next one. An endpoint that
-// failed for a while is asked again after all others, as long as there is patience, because mirrors
-// come back. One whose answer is final is not asked again.
+// failed for a while, or is slow, is asked again after all others, as long as there is patience,
+// because mirrors come back. One whose answer is final is not asked again.
 func (f *fetch) next(err error) error {
-	if err = f.tries.again(f.ctx, err); err == nil {
-		return nil
+	slow := errors.Is(err, errSlow) || errors.Is(err, errSilent)
+	if slow = slow && len(f.endpoints) > 1; !slow {
+		if err = f.tries.again(f.ctx, err); err == nil {
+			return nil
+		}
 	}
 	rest := f.endpoints[1:]
 	var held *impatient
-	if errors.As(err, &held) && len(f.endpoints) > 1 {
+	if (slow || errors.As(err, &held)) && len(rest) > 0 && f.ctx.Err() == nil {
+		f.from.shun(f.endpoints[0], rest[0], err)
 		rest = append(slices.Clone(rest), f.endpoints[0])
 	}
 	patience := f.endpoints[0].client.opt.Patience
@@ -263,54 +269,22 @@ func (f *fetch) connect() error {
 // ask makes one request, always for a closed range. Every request begins at the registry, so a
 // signed address is never older than the request.
 func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
-	ctx, cancel := context.WithCancelCause(f.ctx)
 	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", f.off, f.end-1)}}
 	res, err := e.once(
-		ctx,
+		f.ctx,
 		pullScopes(e),
 		request{method: http.MethodGet, path: "blobs/" + f.desc.Digest.String(),
 			header: header, accept: []int{http.StatusPartialContent, http.StatusOK}},
 	)
 	if err != nil {
-		cancel(nil)
 		return nil, err
 	}
-	body := watch(res.Body, cancel)
-	if err := f.check(res, body); err != nil {
-		body.Close()
+	stream(res.Body, len(f.endpoints) > 1, e.client.turn)
+	if err := f.check(res, res.Body); err != nil {
+		res.Body.Close()
 		return nil, err
 	}
-	return body, nil
-}
-
-// watched is an answer that must not be silent for longer than idleTimeout while it is read. Its
-// reader may take any time for the data that has come.
-type watched struct {
-	io.ReadCloser
-	cancel context.CancelCauseFunc
-	timer  *time.Timer
-}
-
-// idleTimeout is how long a connection may bring nothing before another one is made.
-const idleTimeout = 60 * time.Second
-
-var errSilent = fmt.Errorf("nothing came for %s", idleTimeout)
-
-func watch(body io.ReadCloser, cancel context.CancelCauseFunc) *watched {
-	return &watched{body, cancel, time.AfterFunc(idleTimeout, func() { cancel(errSilent) })}
-}
-
-func (w *watched) Read(p []byte) (int, error) {
-	w.timer.Reset(idleTimeout)
-	n, err := w.ReadCloser.Read(p)
-	w.timer.Stop()
-	return n, err
-}
-
-func (w *watched) Close() error {
-	w.timer.Stop()
-	w.cancel(nil)
-	return w.ReadCloser.Close()
+	return res.Body, nil
 }
 
 // check compares the answer with the request. A registry may send everything instead of the range:

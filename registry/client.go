@@ -45,9 +45,7 @@ type Options struct {
 
 const (
 	defaultPatience = 2 * time.Minute
-	// headerTimeout is how long a registry may take to begin an answer.
-	headerTimeout = 60 * time.Second
-	maxRedirects  = 10
+	maxRedirects    = 10
 	// longestTurn is how long one endpoint that sends nothing is asked while there are others.
 	longestTurn = 10 * time.Second
 )
@@ -59,6 +57,7 @@ type Client struct {
 	base     *http.Transport
 	mirrors  []mirror
 	turn     time.Duration // longestTurn, or less where there is less patience
+	idle     time.Duration // idleTimeout
 	answered sync.Map      // the registries and mirrors that have answered a request; host to true
 
 	mu    sync.Mutex
@@ -89,7 +88,7 @@ func New(opt Options) (*Client, error) {
 		opt.UserAgent = "kubevirt-disk"
 	}
 	c := &Client{opt: opt, ready: make(map[string]*http.Client),
-		turn:     min(opt.Patience, longestTurn),
+		turn: min(opt.Patience, longestTurn), idle: idleTimeout,
 		keychain: &keychain{file: opt.Config, own: opt.Own, host: opt.OwnHost}}
 	if opt.Config != "" {
 		if _, err := readConfig(opt.Config); err != nil {
@@ -123,7 +122,6 @@ func New(opt Options) (*Client, error) {
 		OnProxyConnectResponse: proxyAnswer,
 		DialContext:            dialer.DialContext,
 		TLSHandshakeTimeout:    20 * time.Second,
-		ResponseHeaderTimeout:  headerTimeout,
 		IdleConnTimeout:        60 * time.Second,
 		MaxIdleConnsPerHost:    farReads, // the connections that fetch chunks
 		DisableCompression:     true,     // blobs are stored as they are
@@ -233,12 +231,14 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 // for.
 var errPlain = errors.New("asks for a connection without TLS")
 
-// guard sees every request for one registry. Nothing goes out without TLS unless the user has
-// allowed that for this registry.
+// guard sees every request for one registry, and watches over its answer. Nothing goes out without
+// TLS unless the user has allowed that for this registry.
 type guard struct {
 	inner    http.RoundTripper
 	secure   bool
 	agent    string
+	idle     time.Duration // until the answer begins
+	body     time.Duration // until it has ended
 	answered func()
 }
 
@@ -248,11 +248,19 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 			"--insecure-registry",
 			req.URL.Host, errPlain))
 	}
-	req = req.Clone(req.Context())
+	x := begin(req.Context(), g.idle)
+	req = req.Clone(x.ctx)
 	req.Header.Set("User-Agent", g.agent)
-	res, err := g.inner.RoundTrip(req)
-	if err == nil {
-		g.answered()
+	if req.Body != nil && req.Body != http.NoBody {
+		req.Body = &sentBody{req.Body, x.timer, g.idle}
 	}
-	return res, err
+	res, err := g.inner.RoundTrip(req)
+	if err != nil {
+		err = x.explain(err)
+		x.end()
+		return nil, err
+	}
+	g.answered()
+	x.answered(res, g.body)
+	return res, nil
 }

@@ -100,7 +100,7 @@ func TestFetchWaitsForItsReader(t *testing.T) {
 	_, err = io.ReadFull(in, got[:1000])
 	require.NoError(t, err)
 	f := in.(*fetch)
-	if body, ok := f.body.(*watched); ok { // otherwise the cut was noticed already
+	if body, ok := f.body.(*exchange); ok { // otherwise the cut was noticed already
 		require.False(t, body.timer.Stop(), "the timer runs although nobody reads")
 	}
 	f.last = time.Now().Add(-time.Hour)

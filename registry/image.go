@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -64,7 +65,12 @@ type repository struct {
 	// endpoints is guarded by mu. The first one that answers becomes the first to ask, and one that
 	// sent wrong content becomes the last.
 	endpoints []*endpoint
+	// shunned is guarded by mu: until when an endpoint that brought too little is asked last.
+	shunned map[*endpoint]time.Time
 }
+
+// shunTime is how long an endpoint that brought too little is asked after the others.
+const shunTime = 2 * time.Minute
 
 func (r *repository) Close() error { return nil }
 
@@ -76,7 +82,33 @@ func (r *repository) blob(desc v1.Descriptor) (*blob, error) {
 func (r *repository) order() []*endpoint {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.endpoints)
+	all, now := slices.Clone(r.endpoints), time.Now()
+	if len(r.shunned) == 0 {
+		return all
+	}
+	last := func(e *endpoint) int {
+		if now.Before(r.shunned[e]) {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(all, func(a, b *endpoint) int { return last(a) - last(b) })
+	return all
+}
+
+// shun makes an endpoint that brought too little the last to ask for a while.
+func (r *repository) shun(e, next *endpoint, why error) {
+	r.mu.Lock()
+	before := time.Now().Before(r.shunned[e])
+	if r.shunned == nil {
+		r.shunned = make(map[*endpoint]time.Time)
+	}
+	r.shunned[e] = time.Now().Add(shunTime)
+	r.mu.Unlock()
+	if !before {
+		e.client.opt.Warn(fmt.Sprintf("%s: %v; %s is asked before it for %s",
+			e.repo.RegistryStr(), why, next.repo.RegistryStr(), shunTime))
+	}
 }
 
 // move makes an endpoint the first to ask, or the last.
@@ -149,7 +181,7 @@ func (e *endpoint) manifestOnce(
 	scopes []string,
 	name string,
 ) ([]byte, string, error) {
-	ctx, cancel := context.WithTimeout(ctx, idleTimeout)
+	ctx, cancel := context.WithTimeout(ctx, e.client.idle)
 	defer cancel()
 	res, err := e.once(ctx, scopes, request{method: http.MethodGet, path: "manifests/" + name,
 		header: http.Header{

@@ -176,7 +176,11 @@ func (e *endpoint) key(scopes []string) string {
 // guard is the transport for everything that is sent to the registry.
 func (e *endpoint) guard() http.RoundTripper {
 	c, host := e.client, e.repo.RegistryStr()
-	return &guard{inner: c.base, secure: e.secure, agent: c.opt.UserAgent,
+	body := c.idle
+	if e.mirror {
+		body = min(body, c.turn)
+	}
+	return &guard{inner: c.base, secure: e.secure, agent: c.opt.UserAgent, idle: c.idle, body: body,
 		answered: func() { c.answered.Store(host, true) }}
 }
 
@@ -193,6 +197,8 @@ func (e *endpoint) authorizeBy(
 	rt http.RoundTripper,
 ) (*http.Client, error) {
 	c := e.client
+	ctx, cancel := context.WithTimeout(ctx, c.idle)
+	defer cancel()
 	auth, err := authn.Resolve(ctx, c.keychain, e.repo)
 	if err != nil {
 		return nil, permanent(err)

@@ -1,0 +1,169 @@
+package registry
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// hangs begins an answer and does not end it: it is silent, or sends a byte now and then.
+func hangs(w http.ResponseWriter, r *http.Request, status int, drip bool) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	if r.Method == http.MethodHead {
+		return // it has no body
+	}
+	if status != http.StatusPartialContent {
+		_, _ = w.Write([]byte(" "))
+	}
+	for {
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-r.Context().Done():
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+		if drip {
+			_, _ = w.Write([]byte(" "))
+		}
+	}
+}
+
+// TestNothingHangs: whichever answer of a registry does not end, work ends soon.
+func TestNothingHangs(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.raw")
+	require.NoError(t, os.WriteFile(file, noise(40, 1<<20), 0o600))
+	works := map[string]func(context.Context, *Client, Reference) error{
+		"pull": func(ctx context.Context, c *Client, ref Reference) error {
+			_, _, err := c.Pull(ctx, ref, filepath.Join(t.TempDir(), "b.raw"), PullOptions{})
+			return err
+		},
+		"push": func(ctx context.Context, c *Client, ref Reference) error {
+			_, err := c.Push(ctx, []string{file}, ref, PushOptions{Base: BaseNone})
+			return err
+		},
+	}
+	for _, at := range []struct {
+		path   string
+		status int
+	}{
+		{"/v2/", 200}, {"/v2/", 401}, {"/v2/", 503}, {"/token", 200}, {"/token", 403},
+		{"/manifests/", 200}, {"/manifests/", 404}, {"/manifests/", 500}, {"/blobs/", 500},
+		{"/blobs/", 206}, {"/uploads/", 202}, {"/uploads/", 400},
+	} {
+		for what, work := range works {
+			for _, drip := range []bool{false, true} {
+				if at.path == "/blobs/" && at.status == 206 && (drip || what == "push") {
+					continue // this brings something, and no other endpoint has it
+				}
+				name := strings.Join([]string{what, at.path, http.StatusText(at.status)}, " ")
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					l := newLying(t)
+					l.newImage(t, noise(41, 1<<20))
+					l.token = at.path == "/token"
+					inner := l.server.Config.Handler
+					l.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter,
+						r *http.Request) {
+						if at.path == r.URL.Path || at.path != "/v2/" &&
+							strings.Contains(r.URL.Path, at.path) {
+							if at.status == http.StatusPartialContent {
+								w.Header().Set("Content-Range", strings.Replace(
+									r.Header.Get("Range"), "=", " ", 1)+"/*")
+							}
+							hangs(w, r, at.status, drip)
+							return
+						}
+						inner.ServeHTTP(w, r)
+					})
+					opt := l.options()
+					opt.Patience = time.Second
+					c := newClient(t, opt)
+					c.idle = 300 * time.Millisecond
+					ctx, cancel := context.WithTimeout(t.Context(), longWait)
+					defer cancel()
+					began := time.Now()
+					_ = work(ctx, c, l.ref(t, "vm/a:1"))
+					require.NoError(t, ctx.Err())
+					require.Less(t, time.Since(began), longWait)
+				})
+			}
+		}
+	}
+}
+
+// TestUploadIsTaken: a registry that takes nothing of a piece is an error.
+func TestUploadIsTaken(t *testing.T) {
+	p := newPushTry(t)
+	done := make(chan struct{})
+	t.Cleanup(func() { close(done) })
+	p.m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPatch {
+			return p.u.serve(w, r)
+		}
+		<-done // the context of a request whose body nobody reads does not end
+		return true
+	}
+	c := newClient(t, Options{Insecure: []string{p.m.host}, Patience: time.Second})
+	c.idle = 300 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), longWait)
+	defer cancel()
+	_, err := c.Push(ctx, []string{p.file}, p.m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
+	require.ErrorContains(t, err, "nothing came")
+}
+
+// TestMirrorIsSlow: a mirror that sends a byte now and then, or nothing any more, is left for the
+// registry, and stays behind it for a while.
+func TestMirrorIsSlow(t *testing.T) {
+	for what, drip := range map[string]bool{"drips": true, "silent": false} {
+		t.Run(what, func(t *testing.T) {
+			registry, mirror, opt := mirrored(t)
+			content := noise(42, 1<<20)
+			layer := tarOf(t, tarFile{name: "disk/a.img", content: content})
+			for _, l := range []*lying{registry, mirror} {
+				l.tags["1"] = l.image(t, layer)
+			}
+			slow := func(w http.ResponseWriter, r *http.Request, p []byte) bool {
+				w.Header().Set("Content-Range", strings.Replace(r.Header.Get("Range"), "=", " ", 1)+
+					"/*")
+				w.WriteHeader(http.StatusPartialContent)
+				for at := 0; r.Context().Err() == nil; time.Sleep(20 * time.Millisecond) {
+					if drip || at == 0 {
+						_, _ = w.Write(p[at : at+1])
+						at++
+					}
+					_ = http.NewResponseController(w).Flush()
+				}
+				return true
+			}
+			for range 100 {
+				mirror.faults = append(mirror.faults, slow)
+			}
+			var warned []string
+			opt.Warn = func(text string) { warned = append(warned, text) }
+			c := newClient(t, opt)
+			c.turn = 300 * time.Millisecond
+			src, err := c.source(registry.ref(t, "vm/a:1"))
+			require.NoError(t, err)
+			r, err := resolveIn(t.Context(), src, registry.ref(t, "vm/a:1"))
+			require.NoError(t, err)
+			b, err := src.blob(r.manifest.Layers[0])
+			require.NoError(t, err)
+			got := make([]byte, len(layer))
+			require.NoError(t, b.fill(t.Context(), got, 0))
+			require.Equal(t, layer, got)
+			require.Contains(t, strings.Join(warned, "\n"), "is asked before it")
+			asked := mirror.requests("/blobs/")
+			require.NoError(t, b.fill(t.Context(), got, 0))
+			require.Equal(t, asked, mirror.requests("/blobs/"))
+		})
+	}
+}
