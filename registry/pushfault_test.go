@@ -8,8 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
 )
 
@@ -101,4 +103,37 @@ func TestPushInterrupted(t *testing.T) {
 		Push(context.Background(), files, m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
 	require.NoError(t, err)
 	require.Equal(t, 4, m.requests("PATCH", ""), "two layers, and two configurations")
+}
+
+// TestPushMountRefused: blobs that the registry does not let us mount are sent, whatever it says.
+func TestPushMountRefused(t *testing.T) {
+	for _, status := range []int{400, 401, 403, 404, 405, 500} {
+		t.Run(http.StatusText(status), func(t *testing.T) {
+			m := newMemory(t)
+			u := newUploads(m)
+			mounts := 0
+			m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodPost && r.URL.Query().Has("mount") {
+					mounts++
+					w.WriteHeader(status)
+					return true
+				}
+				return u.serve(w, r)
+			}
+			content := noise(71, 1<<20)
+			h, _, err := v1.SHA256(bytes.NewReader(content))
+			require.NoError(t, err)
+			desc := v1.Descriptor{Digest: h, Size: int64(len(content))}
+			endpoints, err := m.client(t).endpoints(m.ref(t, "vm/a:1").remote.Context(), false)
+			require.NoError(t, err)
+			e := endpoints[0]
+			up := &uploader{endpoint: e, scopes: []string{e.repo.Scope("pull,push"),
+				"repository:vm/base:pull"}, from: "vm/base", sent: new(atomic.Int64)}
+			require.NoError(t, up.blob(t.Context(), desc, bytes.NewReader(content)))
+			require.Equal(t, 1, mounts)
+			there, err := up.has(t.Context(), desc)
+			require.NoError(t, err)
+			require.True(t, there)
+		})
+	}
 }

@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	// firstPiece and largestPiece limit the size of one request. A broken connection loses at most
-	// one piece, and proxies limit what they accept. Bytes.
+	// leastPiece, firstPiece and largestPiece limit the size of one request. A broken connection
+	// loses at most one piece, and proxies limit what they accept. Bytes.
 	firstPiece   = 8 << 20
+	leastPiece   = 1 << 20
 	largestPiece = 64 << 20
 	// shortPiece and longPieceTime bound how long a piece should take. When a push is interrupted,
 	// the piece under way has time to end: see lastPiece.
@@ -33,7 +34,7 @@ func nextPiece(size int64, took time.Duration) int64 {
 	case took < shortPiece:
 		return min(2*size, largestPiece)
 	case took > longPieceTime:
-		return max(size/2, firstPiece)
+		return max(size/2, min(size, firstPiece))
 	}
 	return size
 }
@@ -53,6 +54,8 @@ type sending struct {
 	ask   bool     // only the registry knows how much has arrived
 	// told: the registry has told us off. Only the digest at the end shows whether that is right.
 	told     bool
+	pieces   int  // sent in this upload
+	whole    bool // send everything in one request
 	restarts int
 	ended    bool // everything was sent; whether the registry has the blob is unknown
 	done     bool
@@ -69,7 +72,7 @@ func (u *uploader) blob(ctx context.Context, desc v1.Descriptor, from content) e
 		u.sent.Add(desc.Size)
 		return nil
 	}
-	s := &sending{u: u, desc: desc, from: from, tries: u.endpoint.tries(u.scopes),
+	s := &sending{u: u, desc: desc, from: from, tries: u.endpoint.tries(u.asked()),
 		piece: firstPiece, most: largestPiece}
 	if desc.Size > firstPiece {
 		s.kept = rememberUpload(u.kept, u.endpoint.repo.Name(), desc.Digest.String())
@@ -98,15 +101,27 @@ func (s *sending) next(ctx context.Context) error {
 	case asking && (refused(err) || errors.Is(err, errUnsaid)):
 		s.restart() // the registry no longer knows this upload
 		return nil
-	case tooLarge(err) && s.piece > firstPiece:
-		s.most = s.piece / 2
+	case s.tooLarge(err):
+		s.most = max(min(s.piece, s.desc.Size)/2, leastPiece)
 		s.piece, s.ask = s.most, true
 		return nil
+	case errors.Is(err, errNotKept) && s.restarts < maxRestarts:
+		s.restarts++
+		s.whole = true
+		s.restart()
+		return nil
+	case s.whole && !refused(err) && s.restarts < maxRestarts && s.at != nil:
+		s.restarts++ // the connection broke
+		s.restart()
+		s.tries.progress()
+		return s.tries.again(ctx, err)
 	case s.at != nil && refused(err) && s.restarts < maxRestarts &&
-		(s.told || ended || 0 < s.off && s.off < s.desc.Size):
+		(s.told || ended || s.ended && s.pieces > 1 || 0 < s.off && s.off < s.desc.Size):
 		// The registry has something else than it should, or nothing any more, perhaps because all
 		// is done.
-		if s.restarts++; s.told || ended {
+		if s.restarts++; s.told || s.ended {
+			// If there were several pieces, the registry may not be able to join them.
+			s.whole = s.whole || s.pieces > 0 && (!s.told || s.restarts > 1)
 			s.restart()
 		} else {
 			s.ask = true
@@ -135,16 +150,21 @@ func refused(err error) bool {
 	return status.Status/100 == 4
 }
 
-// tooLarge reports whether something on the way does not accept pieces of this size.
-func tooLarge(err error) bool {
+// tooLarge reports whether something on the way does not accept pieces of this size, and a smaller
+// one can be tried. Some say 416, which may also mean that the registry has less than we think.
+func (s *sending) tooLarge(err error) bool {
 	var status *StatusError
-	return errors.As(err, &status) && status.Status == http.StatusRequestEntityTooLarge
+	if !errors.As(err, &status) || s.whole || min(s.piece, s.desc.Size-s.off) <= leastPiece {
+		return false
+	}
+	return status.Status == http.StatusRequestEntityTooLarge ||
+		status.Status == http.StatusRequestedRangeNotSatisfiable && (s.off == 0 || s.told)
 }
 
 // restart begins the blob anew.
 func (s *sending) restart() {
 	s.arrived(0)
-	s.at, s.ask, s.told = nil, false, false
+	s.at, s.ask, s.told, s.pieces = nil, false, false, 0
 	s.kept.forget()
 }
 
@@ -170,6 +190,13 @@ func (s *sending) request(ctx context.Context) error {
 		s.at, s.ask, s.told = at, false, true
 		s.arrived(n)
 		s.kept.remember(at)
+		return nil
+	case s.whole:
+		if err := s.u.whole(ctx, s.at, s.desc, s.from); err != nil {
+			return err
+		}
+		s.arrived(s.desc.Size)
+		s.done = true
 		return nil
 	case s.off == s.desc.Size:
 		s.ended = true
@@ -217,6 +244,7 @@ func (s *sending) sendPiece(ctx context.Context) error {
 	}
 	s.at = at
 	s.tries.progress()
+	s.pieces++
 	s.arrived(s.off + n)
 	s.piece = min(nextPiece(s.piece, time.Since(began)), s.most)
 	s.kept.remember(at)

@@ -90,6 +90,7 @@ func (u *uploads) serve(w http.ResponseWriter, r *http.Request) bool {
 	case http.MethodPut:
 		delete(u.sessions, id)
 		at := "/v2/vm/a/blobs/uploads/?digest=" + r.URL.Query().Get("digest")
+		_, _ = all.ReadFrom(r.Body)
 		whole := httptest.NewRequest(http.MethodPost, at, bytes.NewReader(all.Bytes()))
 		u.m.handler.ServeHTTP(w, whole)
 	}
@@ -267,8 +268,79 @@ func TestPushSmallerPieces(t *testing.T) {
 	p.whole(t)
 
 	p = newPushTry(t)
-	p.u.limit = firstPiece - 1
+	p.u.limit = leastPiece - 1
 	require.ErrorContains(t, p.push(t.Context(), t), "413")
+}
+
+// pieceFault has a registry treat pieces as some real ones do.
+func pieceFault(p *pushTry, patch func(w http.ResponseWriter, r *http.Request) bool) {
+	p.m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPatch && patch(w, r) {
+			return true
+		}
+		return p.u.serve(w, r)
+	}
+}
+
+// created changes 202 into 201.
+type created struct{ http.ResponseWriter }
+
+func (c created) WriteHeader(status int) {
+	if status == http.StatusAccepted {
+		status = http.StatusCreated
+	}
+	c.ResponseWriter.WriteHeader(status)
+}
+
+// TestPushPieces sends blobs to registries that answer pieces in ways of their own.
+func TestPushPieces(t *testing.T) {
+	t.Run("201", func(t *testing.T) {
+		p := newPushTry(t)
+		p.m.fault = func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodPatch {
+				w = created{w}
+			}
+			return p.u.serve(w, r)
+		}
+		require.NoError(t, p.push(t.Context(), t))
+		p.whole(t)
+	})
+	for _, status := range []int{http.StatusRequestEntityTooLarge,
+		http.StatusRequestedRangeNotSatisfiable} {
+		for _, limit := range []int64{4 << 20, 1 << 20} {
+			t.Run(fmt.Sprint(status, limit), func(t *testing.T) {
+				p := newPushTry(t)
+				pieceFault(p, func(w http.ResponseWriter, r *http.Request) bool {
+					if r.ContentLength > limit {
+						w.WriteHeader(status)
+						return true
+					}
+					return false
+				})
+				require.NoError(t, p.push(t.Context(), t))
+				p.whole(t)
+			})
+		}
+	}
+	for what, status := range map[string]int{"drops": 202, "refuses with 416": 416,
+		"refuses with 404": 404, "refuses with 405": 405} {
+		t.Run(what, func(t *testing.T) {
+			p := newPushTry(t)
+			pieceFault(p, func(w http.ResponseWriter, r *http.Request) bool {
+				if strings.HasPrefix(r.Header.Get("Content-Range"), "0-") {
+					return false
+				}
+				_, _ = io.Copy(io.Discard, r.Body)
+				if status == http.StatusAccepted {
+					w.Header().Set("Location", r.URL.String())
+				}
+				w.WriteHeader(status)
+				return true
+			})
+			require.NoError(t, p.push(t.Context(), t))
+			p.whole(t)
+		})
+	}
 }
 
 func mustURL(t *testing.T, text string) *url.URL {

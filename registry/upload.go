@@ -19,18 +19,45 @@ type uploader struct {
 	endpoint *endpoint
 	scopes   []string
 	from     string // a repository of the same registry to mount blobs from; "": none
-	sent     *atomic.Int64
-	kept     string // the directory for notes on uploads; "": none are taken
+	// unmounted: the registry has refused to mount blobs, or to let us see where they are
+	unmounted atomic.Bool
+	sent      *atomic.Int64
+	kept      string // the directory for notes on uploads; "": none are taken
+}
+
+// refusesMount reports whether the error may come from the wish to mount blobs. From then on they
+// are sent.
+func (u *uploader) refusesMount(err error) bool {
+	var status *StatusError
+	if !errors.As(err, &status) || status.Status == http.StatusTooManyRequests {
+		return false
+	}
+	if !u.unmounted.Swap(true) {
+		u.endpoint.client.opt.Warn(fmt.Sprintf("%v; blobs of %s are sent instead of mounted", err,
+			u.from))
+	}
+	return true
+}
+
+// asked are the scopes to ask for: without the other repository once it was refused.
+func (u *uploader) asked() []string {
+	if u.unmounted.Load() {
+		return u.scopes[:1]
+	}
+	return u.scopes
 }
 
 // has asks whether the registry has the blob.
 func (u *uploader) has(ctx context.Context, desc v1.Descriptor) (bool, error) {
 	res, err := u.endpoint.do(
 		ctx,
-		u.scopes,
+		u.asked(),
 		request{method: http.MethodHead, path: "blobs/" + desc.Digest.String(),
 			accept: []int{http.StatusOK, http.StatusNotFound}},
 	)
+	if u.from != "" && !u.unmounted.Load() && u.refusesMount(err) {
+		return u.has(ctx, desc) // the registry may refuse a token for both repositories
+	}
 	if err != nil {
 		return false, err
 	}
@@ -49,16 +76,19 @@ func (u *uploader) has(ctx context.Context, desc v1.Descriptor) (bool, error) {
 // begin asks for an upload, or for the blob to be mounted. The address is nil if the blob is there
 // already.
 func (u *uploader) begin(ctx context.Context, desc v1.Descriptor) (*url.URL, error) {
-	query := ""
-	if u.from != "" {
+	query, mount := "", u.from != "" && !u.unmounted.Load()
+	if mount {
 		query = "?" + url.Values{"mount": {desc.Digest.String()}, "from": {u.from}}.Encode()
 	}
 	res, err := u.endpoint.once(
 		ctx,
-		u.scopes,
+		u.asked(),
 		request{method: http.MethodPost, path: "blobs/uploads/" + query,
 			accept: []int{http.StatusAccepted, http.StatusCreated}},
 	)
+	if mount && u.refusesMount(err) {
+		return u.begin(ctx, desc)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -83,6 +113,25 @@ func location(res *http.Response) (*url.URL, error) {
 // errUnsaid is a registry that does not say how much of an upload has arrived.
 var errUnsaid = permanent(errors.New("the registry does not say how much has arrived"))
 
+// errNotKept is a registry that has taken a piece and does not have it.
+var errNotKept = errors.New("the registry does not keep the pieces of a blob")
+
+// whole sends a blob in the request that ends its upload.
+func (u *uploader) whole(ctx context.Context, at *url.URL, desc v1.Descriptor, from content) error {
+	query := at.Query()
+	query.Set("digest", desc.Digest.String())
+	final := *at
+	final.RawQuery = query.Encode()
+	res, err := u.send(ctx, http.MethodPut, &final,
+		http.Header{"Content-Type": {"application/octet-stream"}},
+		io.NewSectionReader(from, 0, desc.Size), desc.Size, http.StatusCreated,
+		http.StatusNoContent)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
 // finish ends an upload whose data is all there.
 func (u *uploader) finish(ctx context.Context, at *url.URL, desc v1.Descriptor) error {
 	query := at.Query()
@@ -103,16 +152,18 @@ func (u *uploader) piece(ctx context.Context, at *url.URL, from content, off, n 
 	header := http.Header{"Content-Type": {"application/octet-stream"},
 		"Content-Range": {fmt.Sprintf("%d-%d", off, off+n-1)}}
 	res, err := u.send(ctx, http.MethodPatch, at, header, io.NewSectionReader(from, off, n), n,
-		http.StatusAccepted, http.StatusNoContent)
+		http.StatusAccepted, http.StatusNoContent, http.StatusCreated) // Amazon says 201
 	if err != nil {
 		return nil, err
 	}
 	res.Body.Close()
 	next, err := location(res)
 	if err != nil {
-		return nil, err
+		next = at
 	}
-	if got, ok := uploaded(res); ok && got != off+n {
+	if got, ok := uploaded(res); ok && got <= off {
+		return nil, errNotKept
+	} else if ok && got != off+n {
 		return nil, fmt.Errorf("%s has %d bytes of %d that were sent", at.Host, got, off+n)
 	}
 	return next, nil
@@ -157,7 +208,7 @@ func (u *uploader) send(
 	length int64,
 	accept ...int,
 ) (*http.Response, error) {
-	a, err := u.endpoint.authorize(ctx, u.scopes)
+	a, err := u.endpoint.authorize(ctx, u.asked())
 	if err != nil {
 		return nil, explain(err)
 	}
@@ -179,7 +230,7 @@ func (u *uploader) send(
 
 // manifest stores a manifest under its digest, or under a tag.
 func (u *uploader) manifest(ctx context.Context, name, mediaType string, text []byte) error {
-	t := u.endpoint.tries(u.scopes)
+	t := u.endpoint.tries(u.asked())
 	for {
 		at := &url.URL{Scheme: "https", Host: u.endpoint.repo.RegistryStr(),
 			Path: fmt.Sprintf("/v2/%s/manifests/%s", u.endpoint.repo.RepositoryStr(), name)}
