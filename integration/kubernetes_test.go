@@ -343,7 +343,7 @@ func TestKubernetesSettings(t *testing.T) {
 	requireTools(t)
 	path, err := binary()
 	require.NoError(t, err)
-	help := ok(t, path, "serve", "--help")
+	help := strings.Join(strings.Fields(ok(t, path, "serve", "--help")), " ") // lines are wrapped
 	for name, pod := range readKubernetesExamples(t).pods {
 		c := diskContainer(t, pod)
 		for _, e := range c.Env {
