@@ -142,7 +142,12 @@ func (f *Filling) Complete(ctx context.Context, image string) error {
 			zap.Uint16("lun", r.LUN), zap.Int64("size_bytes", v.record.Size))
 		return nil
 	}
-	err = join(err, clearDisk(f.dir), m.set(v, before))
+	// The record first: the disk of a volume that is ready is never made again.
+	if setErr := m.set(v, before); setErr != nil {
+		err = join(err, setErr)
+	} else {
+		err = join(err, clearDisk(f.dir))
+	}
 	return failed("the data of the volume %q cannot be used: %w", v.name, err)
 }
 

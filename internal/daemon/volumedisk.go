@@ -53,6 +53,10 @@ func (v *volumeDisks) open(ctx context.Context, want volume.Disk) (*servedDisk, 
 		return nil, err
 	}
 	imageless := want.File == "" && (want.Source == nil || want.Source.Upload)
+	if imageless && !there && want.Source != nil {
+		return nil, fmt.Errorf("the data that was uploaded is missing: %q: %w",
+			filepath.Join(want.Dir, instance.PersistentName), fs.ErrNotExist)
+	}
 	if there || imageless {
 		if !there {
 			what.Size, what.Empty = want.Size, true
