@@ -23,7 +23,7 @@ func kubevirtDisk(t *testing.T, env []string, args ...string) result {
 	t.Helper()
 	path, err := binary()
 	require.NoError(t, err)
-	return client(t, append(env, "HOME=/nonexistent"), path, args...)
+	return client(t, append(env, "HOME="+t.TempDir()), path, args...)
 }
 
 // mustDisk is kubevirtDisk for commands that must succeed.

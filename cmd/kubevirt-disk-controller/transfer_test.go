@@ -53,6 +53,7 @@ func TestSendAndReceive(t *testing.T) {
 
 func TestWrongUsageOfSendAndReceive(t *testing.T) {
 	short := filepath.Join(t.TempDir(), "short")
+	missing := filepath.Join(t.TempDir(), "missing")
 	require.NoError(t, os.WriteFile(short, []byte("secret"), 0o600))
 	for _, c := range []struct {
 		args []string
@@ -60,8 +61,8 @@ func TestWrongUsageOfSendAndReceive(t *testing.T) {
 	}{
 		{[]string{"send"}, "accepts 1 arg(s)"},
 		{[]string{"send", "/data"}, "--secret-file is missing"},
-		{[]string{"send", "/data", "--secret-file=/nonexistent"},
-			"--secret-file: open /nonexistent"},
+		{[]string{"send", "/data", "--secret-file=" + missing},
+			"--secret-file: open " + missing},
 		{[]string{"send", "/data", "--secret-file=" + short}, "want 12 random ones at least"},
 		{[]string{"receive", "node", "/data"}, "ADDRESS: address node: missing port in address"},
 	} {

@@ -3,6 +3,7 @@ package node
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -84,7 +85,7 @@ func (n *Node) move(t *testing.T, other *Node, image string) {
 }
 
 // allow gives the installed manifest the rights from the chart's localDisks.move and
-// persistentVolumes.create.
+// persistentVolumes.create. The policies of the manifest know its image by its short name.
 func (n *Node) allow(t *testing.T) {
 	t.Helper()
 	const name = "kubevirt-disk-controller"
@@ -96,7 +97,7 @@ func (n *Node) allow(t *testing.T) {
 			{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}}]`)
 	n.Kubectl(t, "patch", "deployment", name, "-n", system, "--type=json", "-p", `[{"op": "add",
 		"path": "/spec/template/spec/containers/0/args/-", "value": "--move-image=`+
-		controllerImage+`"}]`)
+		strings.TrimPrefix(controllerImage, "docker.io/library/")+`"}]`)
 	n.Kubectl(t, "rollout", "status", "deployment/"+name, "-n", system, "--timeout=5m")
 }
 
