@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 )
 
@@ -42,6 +43,7 @@ const (
 	extBackingFormat = 0xe2792aca
 	extLUKS          = 0x0537be77
 	extDataFile      = 0x44415441
+	extBitmaps       = 0x23852875
 	extFeatureNames  = 0x6803f857
 
 	refcountOrder = 4 // of what is written: 16 bits
@@ -92,8 +94,11 @@ type header struct {
 	refTableOffset int64
 	refTableLen    int64 // clusters
 	snapshots      int
+	snapshotsAt    int64
+	bitmaps        bitmaps
 	incompatible   uint64
 	compatible     uint64
+	autoclear      uint64
 	compression    uint8
 	backingFile    string
 	backingFormat  string
@@ -141,7 +146,7 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 			return nil, bad("the file ends within the header")
 		}
 		headerLen = int64(u32(100))
-		h.incompatible, h.compatible = u64(72), u64(80)
+		h.incompatible, h.compatible, h.autoclear = u64(72), u64(80), u64(88)
 		if order := u32(96); order > maxRefcountOrder {
 			return nil, bad("refcount_order is %d, over %d", order, maxRefcountOrder)
 		}
@@ -211,7 +216,9 @@ func readHeader(ctx context.Context, r Reader, fileSize int64, opt Options) (*he
 		return nil, bad("the L1 table has %d entries, and the virtual size needs %d", h.l1Size,
 			need)
 	}
-	h.refTableLen = int64(u32(56))
+	if h.refTableLen = int64(u32(56)); h.refTableLen == 0 {
+		return nil, bad("the image has no refcount table")
+	}
 	if h.refTableOffset, err = h.table("refcount table", u64(48), h.refTableLen<<h.clusterBits,
 		maxRefTableBytes, fileSize); err != nil {
 		return nil, err
@@ -233,6 +240,7 @@ func (h *header) checkSnapshots(offset uint64, fileSize int64) error {
 		return bad("the snapshot table at %#x, of %d bytes or more, runs past the end of the file",
 			offset, length)
 	}
+	h.snapshotsAt = int64(offset & math.MaxInt64)
 	return nil
 }
 
@@ -333,6 +341,10 @@ func (h *header) readNames(ctx context.Context, r Reader, fileSize, headerLen in
 			return unsupported(actionDecrypt, "the image is encrypted (LUKS)")
 		case extDataFile:
 			return unsupported(actionConvert, "the image names an external data file")
+		case extBitmaps:
+			if err := h.readBitmaps(body, fileSize); err != nil {
+				return err
+			}
 		}
 		ext = ext[min(8+(n+7)&^7, int64(len(ext))):]
 	}

@@ -78,10 +78,9 @@ func Open(ctx context.Context, r Reader, fileSize int64, opt Options) (*Image, e
 	if willRead == nil {
 		willRead = func(int64, int64) {}
 	}
-	// There may be no refcount table, and for posix_fadvise(2) the length 0 means the rest of the
-	// file.
-	if h.refTableLen > 0 {
-		willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
+	willRead(h.refTableOffset, h.refTableLen<<h.clusterBits)
+	if err := h.checkExtras(ctx, r, fileSize); err != nil {
+		return nil, err
 	}
 	im := &Image{r: r, fileSize: fileSize, hdr: h}
 	if opt.Parallel > 1 {

@@ -449,10 +449,11 @@ func TestMemoryOfScatteredClusters(t *testing.T) {
 	const bits, parts, perTable = 9, 1 << 15, 1 << 9 / 8
 	const fileSize = maxClusters << bits
 	const tables = 2 * parts / perTable
-	im := &image{make([]byte, (2+tables/perTable+tables)<<bits), bits}
+	const refTable = 1 + tables/perTable + tables // the last cluster
+	im := &image{make([]byte, (refTable+1)<<bits), bits}
 	copy(im.b, newImage(bits, 2*parts<<bits, 0).b[:1<<bits])
 	im.put64(40, 1<<bits)
-	im.put32(56, 0)
+	im.put64(48, refTable<<bits)
 	first := 1 + tables/perTable // cluster of the first L2 table
 	for i := range tables {
 		im.put64(1<<bits+8*i, uint64(first+i)<<bits|entryCopied)

@@ -126,14 +126,3 @@ func TestTablesAreAnnounced(t *testing.T) {
 		}
 	}
 }
-
-// TestNothingIsNotAnnounced opens an image without a refcount table: a length of 0 means the rest
-// of the file to posix_fadvise(2).
-func TestNothingIsNotAnnounced(t *testing.T) {
-	im := newImage(9, 8<<9, 1)
-	im.put32(56, 0)
-	l := &listener{ReaderAt: bytes.NewReader(im.b), announced: map[int64]int64{}}
-	_, err := Open(bg, near{l}, int64(len(im.b)), Options{WillRead: l.willRead})
-	require.NoError(t, err)
-	require.Empty(t, l.announced)
-}

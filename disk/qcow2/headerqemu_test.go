@@ -1,0 +1,90 @@
+package qcow2_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/testtool"
+)
+
+// TestWhatQEMURefuses changes every field of the header, of its extensions, and of the tables of
+// snapshots and bitmaps, one at a time. What QEMU does not open is refused here, too: `inspect`
+// would call an image servable that no other tool reads.
+func TestWhatQEMURefuses(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	dir := t.TempDir()
+	path := filepath.Join(dir, "image.qcow2")
+	runTool(t, "qemu-img", "create", "-q", "-f", "qcow2", "-o",
+		"cluster_size=4k,compression_type=zstd", path, "1M")
+	runTool(t, "qemu-img", "snapshot", "-c", "one", path)
+	runTool(t, "qemu-img", "snapshot", "-c", "two", path)
+	runTool(t, "qemu-img", "bitmap", "--add", path, "bits")
+	whole, err := os.ReadFile(path)
+	require.NoError(t, err)
+	be := binary.BigEndian
+	type field struct {
+		name     string
+		off, len int
+	}
+	var fields []field
+	for off := 4; off < int(be.Uint32(whole[100:])); off += 4 {
+		fields = append(fields, field{fmt.Sprintf("header byte %d", off), off, 4})
+	}
+	bitmaps := 0
+	for off := int(be.Uint32(whole[100:])); be.Uint32(whole[off:]) != 0; {
+		n := int(be.Uint32(whole[off+4:]))
+		fields = append(fields, field{fmt.Sprintf("length of extension %#x", be.Uint32(whole[off:])),
+			off + 4, 4})
+		if be.Uint32(whole[off:]) == 0x23852875 {
+			bitmaps = int(be.Uint64(whole[off+24:]))
+			for at := 0; at < n; at += 4 {
+				fields = append(fields, field{fmt.Sprintf("bitmaps extension, byte %d", at),
+					off + 8 + at, 4})
+			}
+		}
+		off += 8 + (n+7)&^7
+	}
+	require.NotZero(t, bitmaps)
+	snapshots := int(be.Uint64(whole[64:]))
+	for at := 0; at < 40; at += 4 {
+		fields = append(fields, field{fmt.Sprintf("snapshot, byte %d", at), snapshots + at, 4})
+	}
+	for at := 0; at < 24; at += 4 {
+		fields = append(fields, field{fmt.Sprintf("bitmap, byte %d", at), bitmaps + at, 4})
+	}
+	refused := 0
+	for _, f := range fields {
+		was := be.Uint32(whole[f.off:])
+		for _, value := range []uint32{0, 1, was + 1, was << 1, was | 1<<31, 1<<32 - 1} {
+			if value == was {
+				continue
+			}
+			image := bytes.Clone(whole)
+			be.PutUint32(image[f.off:], value)
+			require.NoError(t, os.WriteFile(path, image, 0o600))
+			says, err := exec.Command("qemu-img", "info", "-f", "qcow2", path).CombinedOutput()
+			file, openErr := os.Open(path)
+			require.NoError(t, openErr)
+			_, own := qcow2.Open(t.Context(), nearFile{file}, int64(len(image)), qcow2.Options{})
+			require.NoError(t, file.Close())
+			if err != nil {
+				refused++
+				if own == nil {
+					t.Errorf("%s is %#x instead of %#x: opened, and QEMU refuses it: %s", f.name,
+						value, was, says)
+				}
+			} else if own != nil {
+				t.Logf("%s is %#x instead of %#x: QEMU opens it: %v", f.name, value, was, own)
+			}
+		}
+	}
+	require.Greater(t, refused, 100)
+}
