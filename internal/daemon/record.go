@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -13,6 +12,8 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry"
 )
 
@@ -124,18 +125,14 @@ func (r *recorder) save() {
 		zap.Int("disks", len(all.Disks)), zap.Int("bytes", blocks*registry.BootBlock))
 }
 
-// writeOrder replaces the file in one step.
+// writeOrder replaces the file in one step. Only the names of directories may be links.
 func writeOrder(path string, order *registry.BootOrder) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	dir, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
-	_, err = order.WriteTo(f)
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+	return durable.Write(filepath.Join(dir, filepath.Base(path)), 0o644, func(f *os.File) error {
+		_, err := order.WriteTo(f)
+		return err
+	})
 }
