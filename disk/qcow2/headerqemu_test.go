@@ -41,7 +41,8 @@ func TestWhatQEMURefuses(t *testing.T) {
 	bitmaps := 0
 	for off := int(be.Uint32(whole[100:])); be.Uint32(whole[off:]) != 0; {
 		n := int(be.Uint32(whole[off+4:]))
-		fields = append(fields, field{fmt.Sprintf("length of extension %#x", be.Uint32(whole[off:])),
+		name := fmt.Sprintf("length of extension %#x", be.Uint32(whole[off:]))
+		fields = append(fields, field{name,
 			off + 4, 4})
 		if be.Uint32(whole[off:]) == 0x23852875 {
 			bitmaps = int(be.Uint64(whole[off+24:]))
