@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"kubevirt.io/disk/adapter/ext4"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Image is a container image.
@@ -84,7 +85,7 @@ type Config struct {
 	Extra json.RawMessage `json:"extra,omitempty"` // of Options
 }
 
-// Build makes the missing levels of an image in a directory. A level gets its name when it is
+// Build makes the missing levels of an image in a directory, which it makes if it is missing. A level gets its name when it is
 // complete and on storage, so every file with such a name can be used. If Build fails, the levels
 // made so far stay, and the next call does not make them again. Files that killed makers of levels
 // have left are removed.
@@ -93,6 +94,10 @@ func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, erro
 	if err != nil {
 		return nil, err
 	}
+	if b.shared, err = osfile.OpenShared(dir, 0o755); err != nil {
+		return nil, err
+	}
+	defer b.shared.Close()
 	b.sweep()
 	if err := b.layers(ctx); err != nil {
 		return nil, err
@@ -114,6 +119,7 @@ func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, erro
 type builder struct {
 	img    Image
 	dir    string
+	shared *osfile.Shared // the same
 	opt    Options
 	config []byte  // the content of the top level
 	levels []Level // without the top level

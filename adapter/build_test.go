@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -199,4 +200,28 @@ func TestBoundsOfAnImage(t *testing.T) {
 	_, err := Build(context.Background(), img, t.TempDir(), Options{})
 	require.ErrorContains(t, err, "the image's configuration has")
 	require.Zero(t, ConfigOffset%ext4.BlockSize)
+}
+
+// TestGroupSharesLevels: users of one group can take over, replace and remove what another one of
+// them has made, also under a mask that takes the group's right to write.
+func TestGroupSharesLevels(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(dir, 0o770))
+	mask := syscall.Umask(0o022)
+	defer syscall.Umask(mask)
+	levels := filepath.Join(dir, "levels")
+	_, err := Build(t.Context(), imageOf(layerOf(t, file("a", "b"))), levels, Options{})
+	require.NoError(t, err)
+	names, err := os.ReadDir(levels)
+	require.NoError(t, err)
+	require.Greater(t, len(names), 2)
+	for _, path := range append(names, nil) {
+		at := levels
+		if path != nil {
+			at = filepath.Join(levels, path.Name())
+		}
+		info, err := os.Stat(at)
+		require.NoError(t, err)
+		require.EqualValues(t, 0o060, info.Mode()&0o060, at)
+	}
 }

@@ -91,6 +91,7 @@ func (b *builder) claim(l *Level) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	b.shared.Share(f) // others wait for it, or take it over
 	there, err := b.find(l)
 	if there || err != nil {
 		return nil, errors.Join(err, os.Remove(f.Name()), f.Close())

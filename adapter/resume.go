@@ -109,6 +109,7 @@ func (b *builder) save(i int, a *applier) error {
 	if err != nil {
 		return err
 	}
+	b.shared.Share(f)
 	if _, err := os.Lstat(path); err == nil { // another process has just made it
 		return errors.Join(os.Remove(f.Name()), f.Close())
 	}

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"reflect"
 	"runtime/debug"
@@ -74,9 +73,6 @@ func Image(ctx context.Context, client *registry.Client, ref registry.Reference,
 		if buildOpt.Extra, err = json.Marshal(opt.Machine); err != nil {
 			return nil, err
 		}
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
 	}
 	layers := adapter.Image{Config: config}
 	var total int64

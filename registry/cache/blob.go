@@ -180,7 +180,7 @@ func (b *Blob) open(chunk int64) (*segment, error) {
 		return nil, errRemoved
 	}
 	c := b.cache
-	if err := c.root.MkdirAll(b.dir, 0o770); err != nil {
+	if err := c.root.MkdirAll(b.dir); err != nil {
 		return nil, err
 	}
 	seg, err := openSegment(c.root, s.name(),

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"path"
 	"regexp"
 	"strconv"
@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/osfile"
 )
 
 const (
@@ -69,7 +71,7 @@ type Stats struct {
 // Cache is a directory of chunks. Its methods, except Close, may be called by any number of
 // goroutines.
 type Cache struct {
-	root *os.Root
+	root *osfile.Shared
 	opt  Options
 	log  *zap.Logger
 	life context.Context // ends with Close
@@ -90,8 +92,8 @@ type Cache struct {
 }
 
 // Open opens the cache in a directory, and makes the directory if it is missing. Several processes
-// may do so at once. The directory decides who may use it: files are made for its owner and its
-// group.
+// may do so at once. The directory decides who may use it: if its group may write to it, that can
+// use everything in it, whichever user has made it.
 func Open(dir string, opt Options) (*Cache, error) {
 	if opt.Size != 0 && opt.Size < MinSize {
 		return nil, fmt.Errorf("the cache's size is %d bytes: want at least %d", opt.Size, MinSize)
@@ -99,14 +101,11 @@ func Open(dir string, opt Options) (*Cache, error) {
 	if opt.Log == nil {
 		opt.Log = zap.NewNop()
 	}
-	if err := os.MkdirAll(dir, 0o770); err != nil {
-		return nil, fmt.Errorf("the cache directory cannot be made: %w", err)
-	}
-	root, err := os.OpenRoot(dir)
+	root, err := osfile.OpenShared(dir, 0o770)
 	if err != nil {
 		return nil, fmt.Errorf("the cache directory cannot be opened: %w", err)
 	}
-	if err := root.Mkdir(version, 0o770); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := root.Mkdir(version); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, errors.Join(fmt.Errorf("the cache cannot be written: %w", err), root.Close())
 	}
 	c := &Cache{root: root, opt: opt, log: opt.Log, slots: make(chan struct{}, fetches),

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -12,10 +13,13 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
 )
 
 // The arguments of a child process of a test.
@@ -75,6 +79,10 @@ func child() {
 		})
 	}
 	readers.Wait()
+	c.touch()
+	if n := c.Stats().Unsaved; n > 0 {
+		panic(fmt.Sprintf("%d chunks could not be written to the cache", n))
+	}
 	if err := c.Close(); err != nil {
 		panic(err)
 	}
@@ -91,11 +99,16 @@ func newFamily(t *testing.T) family {
 }
 
 func (f family) start(t *testing.T, env ...string) (*exec.Cmd, *bytes.Buffer) {
-	cmd := exec.Command(os.Args[0])
+	cmd, out := f.command(os.Args[0], env...)
+	require.NoError(t, cmd.Start())
+	return cmd, out
+}
+
+func (f family) command(program string, env ...string) (*exec.Cmd, *bytes.Buffer) {
+	cmd := exec.Command(program)
 	cmd.Env = append(append(os.Environ(), childDir+"="+f.dir, childLog+"="+f.log), env...)
 	out := new(bytes.Buffer)
 	cmd.Stdout, cmd.Stderr = out, out
-	require.NoError(t, cmd.Start())
 	return cmd, out
 }
 
@@ -137,4 +150,85 @@ func TestKilledProcesses(t *testing.T) {
 	require.NoError(t, cmd.Wait(), out)
 	// Fetches that were under way when a process died are repeated, by 4 readers at most.
 	require.LessOrEqual(t, f.fetches(t), childChunks+kills*4)
+}
+
+// TestUsersShare has two users of one group share a cache, under a mask that takes the group's
+// right to write: what one of them has fetched, the other one need not fetch.
+func TestUsersShare(t *testing.T) {
+	filetest.Needs(t, "root (to start processes of other users)", os.Geteuid() == 0)
+	const group = 5000
+	program := filepath.Join(t.TempDir(), "child")
+	content, err := os.ReadFile(os.Args[0])
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, content, 0o755))
+	mask := syscall.Umask(0o022)
+	defer syscall.Umask(mask)
+	for name, c := range map[string]struct {
+		mode fs.FileMode
+		user func(uid uint32) *syscall.Credential
+		make bool // the first of them makes the directory
+	}{
+		"whose first group it is": {0o770, func(uid uint32) *syscall.Credential {
+			return &syscall.Credential{Uid: uid, Gid: group}
+		}, false},
+		"that is one of theirs": {0o770, func(uid uint32) *syscall.Credential {
+			return &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}
+		}, false},
+		"by the directory": {0o770 | fs.ModeSetgid, func(uid uint32) *syscall.Credential {
+			return &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}
+		}, false},
+		"in a new directory": {0o770, func(uid uint32) *syscall.Credential {
+			return &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{group}}
+		}, true},
+		"in everybody's directory": {0o777, func(uid uint32) *syscall.Credential {
+			return &syscall.Credential{Uid: uid, Gid: group}
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFamily(t)
+			openToAll(t, f.dir, f.log, program)
+			require.NoError(t, os.Chmod(f.log, 0o666))
+			if c.mode.Perm() != 0o777 {
+				require.NoError(t, os.Chown(f.dir, 0, group))
+			}
+			require.NoError(t, os.Chmod(f.dir, c.mode))
+			if c.make {
+				f.dir = filepath.Join(f.dir, "new", "cache")
+			}
+			read := func(uid uint32, fetches int) {
+				cmd, out := f.command(program)
+				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c.user(uid)}
+				require.NoError(t, cmd.Run(), out)
+				require.Equal(t, fetches, f.fetches(t), out)
+			}
+			read(4001, childChunks)
+			read(4002, childChunks)
+			segments, err := filepath.Glob(filepath.Join(f.dir, version, "*", "*", "0"))
+			require.NoError(t, err)
+			require.NoError(t, os.Remove(segments[0]))
+			read(4002, childChunks+segmentSize/testChunk)
+			read(4001, childChunks+segmentSize/testChunk)
+			require.NoError(t, filepath.WalkDir(f.dir, func(path string, d fs.DirEntry,
+				err error) error {
+				require.NoError(t, err)
+				info, err := d.Info()
+				require.NoError(t, err)
+				require.Equal(t, uint32(group), info.Sys().(*syscall.Stat_t).Gid, path)
+				require.EqualValues(t, 0o060, info.Mode()&0o060, path)
+				require.True(t, !d.IsDir() || info.Mode()&fs.ModeSetgid == c.mode&fs.ModeSetgid)
+				return nil
+			}))
+		})
+	}
+}
+
+// openToAll lets every user reach the files.
+func openToAll(t *testing.T, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		for dir := filepath.Dir(path); dir != filepath.Clean(os.TempDir()) && dir != "/"; {
+			require.NoError(t, os.Chmod(dir, 0o755))
+			dir = filepath.Dir(dir)
+		}
+	}
 }

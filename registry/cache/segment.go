@@ -11,6 +11,8 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // segmentSize is how much of a blob one file holds, in bytes. Segments are removed as a whole.
@@ -101,15 +103,15 @@ func (s *segment) retire() { s.closed.Do(s.release) }
 
 // openSegment opens the file of a segment. It makes the file if it is missing, and replaces it if
 // it is damaged.
-func openSegment(root *os.Root, name string, h segmentHeader) (*segment, error) {
-	const flags = os.O_RDWR | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK
+func openSegment(root *osfile.Shared, name string, h segmentHeader) (*segment, error) {
 	for range 3 {
-		f, err := root.OpenFile(name, flags, 0o660)
+		f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE)
 		if err != nil {
 			return nil, err
 		}
 		err = prepare(f, h)
 		if err == nil {
+			root.Share(f)
 			s := &segment{file: f, checked: make([]atomic.Bool, segmentSize/h.chunkSize)}
 			s.users.Store(1)
 			s.missing.Store(int32(h.chunks()))

@@ -88,12 +88,12 @@ type found struct {
 
 // shrink removes segments if the directory is over its limit, unless another process does.
 func (c *Cache) shrink() error {
-	lock, err := c.root.OpenFile(path.Join(version, "lock"),
-		os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o660)
+	lock, err := c.root.OpenFile(path.Join(version, "lock"), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	c.root.Share(lock)
 	unlock, err := lockRange(lock, 0, 1, unix.F_OFD_SETLK)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 		return nil

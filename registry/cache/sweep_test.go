@@ -14,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // segmentFiles are the segments of a directory, by their number.
@@ -177,7 +179,7 @@ func FuzzSegment(f *testing.F) {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "0")
 		require.NoError(t, os.WriteFile(path, content, 0o600))
-		root, err := os.OpenRoot(dir)
+		root, err := osfile.OpenShared(dir, 0o770)
 		require.NoError(t, err)
 		defer root.Close()
 		s, err := openSegment(root, "0", header)
