@@ -85,10 +85,10 @@ type Config struct {
 	Extra json.RawMessage `json:"extra,omitempty"` // of Options
 }
 
-// Build makes the missing levels of an image in a directory, which it makes if it is missing. A level gets its name when it is
-// complete and on storage, so every file with such a name can be used. If Build fails, the levels
-// made so far stay, and the next call does not make them again. Files that killed makers of levels
-// have left are removed.
+// Build makes the missing levels of an image in a directory, which it makes if it is missing. A
+// level gets its name when it is complete and on storage, so every file with such a name can be
+// used. If Build fails, the levels made so far stay, and the next call does not make them again.
+// Files that killed makers of levels have left are removed.
 func Build(ctx context.Context, img Image, dir string, opt Options) (*Disk, error) {
 	b, err := plan(img, dir, opt)
 	if err != nil {
