@@ -61,6 +61,9 @@ func (m *Manager) fetchLater(v *volume) error {
 }
 
 func (m *Manager) beginFetch(v *volume) (*fetching, error) {
+	if err := m.present(v.record); err != nil {
+		return nil, err
+	}
 	dir, err := m.dir(v.record)
 	if err != nil {
 		return nil, err

@@ -33,16 +33,41 @@ type Filling struct {
 }
 
 // Fill begins an upload. Each volume takes one at a time. The caller puts the data into files in
-// Dir, calls Complete, and always calls Release.
-func (m *Manager) Fill(ctx context.Context, name string) (*Filling, error) {
-	if api.CheckName(name) != nil {
-		return nil, notFound(name)
+// Dir, calls Complete, and always calls Release. If make is set, Fill makes a missing volume, and
+// then made is true: the upload is this volume's, whoever else deletes and makes the name.
+func (m *Manager) Fill(ctx context.Context, name string, make bool) (f *Filling, made bool,
+	err error) {
+	if err := api.CheckName(name); err != nil {
+		if make {
+			return nil, false, api.Errorf(api.CodeInvalid, "%v", err)
+		}
+		return nil, false, notFound(name)
 	}
 	v, err := m.hold(ctx, name)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer m.release(v)
+	if make {
+		if made, err = m.unused(v); err != nil {
+			return nil, false, err
+		}
+	}
+	if made {
+		spec, err := api.Spec{From: &api.Source{Upload: true}}.Resolved()
+		if err == nil {
+			err = m.create(ctx, v, spec, false)
+		}
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	f, err = m.fill(v)
+	return f, made, err
+}
+
+func (m *Manager) fill(v *volume) (*Filling, error) {
+	name := v.name
 	switch {
 	case v.record.State == "" || v.record.State == store.StateDeleting:
 		return nil, notFound(name)
@@ -52,6 +77,9 @@ func (m *Manager) Fill(ctx context.Context, name string) (*Filling, error) {
 	case v.filling != nil:
 		return nil, api.Errorf(api.CodeBusy, "an upload to the volume %q is running already: let "+
 			"it end first", name)
+	}
+	if err := m.present(v.record); err != nil {
+		return nil, failed("the volume %q cannot be filled: %w", name, err)
 	}
 	dir, err := m.dir(v.record)
 	if err != nil {
@@ -269,6 +297,9 @@ func (m *Manager) forgetFile(v *volume) error {
 // fillClaim makes the disk of a volume on a claim, and closes it, because a virtual machine uses it
 // there.
 func (m *Manager) fillClaim(ctx context.Context, v *volume) error {
+	if err := m.present(v.record); err != nil {
+		return err
+	}
 	dir, err := m.dir(v.record)
 	if err != nil {
 		return err
@@ -338,7 +369,11 @@ func (m *Manager) finishClaim(v *volume, opened Opened, dir string) error {
 	m.mu.Lock()
 	v.failure = nil
 	m.mu.Unlock()
-	return m.set(v, r)
+	if err := m.set(v, r); err != nil {
+		return err
+	}
+	m.unmark(r)
+	return nil
 }
 
 // onClaim opens the disk of a claim, calls use, and closes it again.

@@ -89,7 +89,7 @@ func (m *Manager) findMissing() {
 			m.mu.Lock()
 			still := v.missingLocked()
 			m.mu.Unlock()
-			if still && m.serve(m.ctx, v, v.record, store.StateReady) == nil {
+			if still && m.tryAgain(m.ctx, v) == nil {
 				m.log.Info("the storage of a volume is back", zap.String("volume", name),
 					zap.Uint16("lun", v.record.LUN))
 			}
@@ -98,10 +98,13 @@ func (m *Manager) findMissing() {
 	}
 }
 
-// missingLocked reports whether the disk of a volume was made, and is not there.
+// missingLocked reports whether the storage of a volume is not there.
 func (v *volume) missingLocked() bool {
+	if v.record.State == store.StateFilling {
+		return errors.As(v.failure, new(*missingError)) // not a source that is missing
+	}
 	return v.opened == nil && v.record.State == store.StateReady &&
-		v.record.Place.Kind != store.PlaceClaim && errors.Is(v.failure, fs.ErrNotExist)
+		errors.Is(v.failure, fs.ErrNotExist)
 }
 
 func (m *Manager) load(ctx context.Context, v *volume) error {
@@ -128,6 +131,7 @@ func (m *Manager) load(ctx context.Context, v *volume) error {
 		if v.record.Place.Kind != store.PlaceClaim {
 			return m.serve(ctx, v, v.record, store.StateReady)
 		}
+		return m.presentOnClaim(v)
 	}
 	return nil
 }

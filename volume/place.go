@@ -109,11 +109,13 @@ func (m *Manager) vacant(r store.Record, dir string) error {
 	return nil
 }
 
+func isDiskFile(name string) bool { return strings.HasPrefix(name, diskName) }
+
 // diskFiles returns the paths of the disk's files in a directory.
 func diskFiles(dir string) (paths []string, err error) {
 	names, err := osfile.Names(dir)
 	for _, name := range names {
-		if strings.HasPrefix(name, diskName) {
+		if isDiskFile(name) {
 			paths = append(paths, filepath.Join(dir, name))
 		}
 	}
@@ -132,17 +134,23 @@ func (m *Manager) clear(r store.Record) error {
 	case store.PlaceUsageType:
 		return osfile.RemoveAll(dir)
 	}
-	if err := clearDisk(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	err = clearDisk(dir)
+	if err == nil {
+		err = osfile.Remove(filepath.Join(dir, markName))
 	}
-	return nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
-// clearDisk removes the files of the disk in a directory.
+// clearDisk removes the files of the disk in a directory, which the volume goes on using.
 func clearDisk(dir string) error {
 	paths, err := diskFiles(dir)
 	for _, path := range paths {
-		err = errors.Join(err, osfile.RemoveAll(path))
+		if filepath.Base(path) != markName {
+			err = errors.Join(err, osfile.RemoveAll(path))
+		}
 	}
 	if err != nil {
 		return err

@@ -29,25 +29,33 @@ func (m *Manager) Put(ctx context.Context, name string, asked api.Spec) (v Volum
 		return Volume{}, false, err
 	}
 	defer m.release(held)
-	if held.record.State == store.StateDeleting { // an earlier attempt to delete it has failed
-		if err := m.remove(held); err != nil {
-			return Volume{}, false, err
-		}
-	}
+	created, err = m.unused(held)
 	switch {
-	case held.record.State != "":
-		err = m.update(ctx, held, spec, asked.IsZero())
-	case held.failure != nil: // its record is damaged
-		err = failed("%w", held.failure)
-	default:
-		created = true
+	case err != nil:
+	case created:
 		err = m.create(ctx, held, spec, asked.IsZero())
+	default:
+		err = m.update(ctx, held, spec, asked.IsZero())
 	}
 	if err != nil {
 		return Volume{}, false, err
 	}
 	v, err = m.Get(name)
 	return v, created, err
+}
+
+// unused reports whether a volume can be made. If an attempt to delete it has failed, it goes on
+// with that.
+func (m *Manager) unused(v *volume) (bool, error) {
+	if v.record.State == store.StateDeleting {
+		if err := m.remove(v); err != nil {
+			return false, err
+		}
+	}
+	if v.record.State == "" && v.failure != nil { // its record is damaged
+		return false, failed("%w", v.failure)
+	}
+	return v.record.State == "", nil
 }
 
 // create makes a volume. First it writes a record that says that the volume is being made. The
@@ -109,13 +117,19 @@ func (m *Manager) begin(v *volume, r store.Record, dir string) error {
 
 // make makes the disk of a volume that already has a record, and serves it.
 func (m *Manager) make(ctx context.Context, v *volume, r store.Record, dir string) error {
-	if r.Place.Kind == store.PlaceUsageType {
+	switch r.Place.Kind {
+	case store.PlaceUsageType:
 		if err := makePlace(dir); errors.Is(err, fs.ErrExist) {
 			return api.Errorf(api.CodeInUse, "%q is there already, perhaps of a volume that was "+
 				"deleted while this storage was away: move it away, or use another name", dir)
 		} else if err != nil {
 			return failed("the directory of the volume %q could not be made: %w", r.Name, err)
 		}
+	case store.PlaceRoot, store.PlaceClaim:
+		if err := mark(dir, r.Name); err != nil {
+			return failed("the directory of the volume %q cannot be used: %w", r.Name, err)
+		}
+		r.Marked = true
 	}
 	if r.Spec.From != nil && r.Spec.From.Upload {
 		r.State = store.StateAwaiting
@@ -165,6 +179,7 @@ func (m *Manager) adopt(v *volume, r store.Record, opened Opened, next store.Sta
 	m.mu.Lock()
 	v.opened, v.failure = opened, nil
 	m.mu.Unlock()
+	m.unmark(v.record)
 	if r.File != "" {
 		m.dropFile(v, opened)
 	}
@@ -222,6 +237,8 @@ func (m *Manager) tryAgain(ctx context.Context, v *volume) error {
 		return m.fillClaim(ctx, v)
 	case v.record.State == store.StateReady && v.record.Place.Kind != store.PlaceClaim:
 		return m.serve(ctx, v, v.record, store.StateReady)
+	case v.record.State == store.StateReady:
+		return m.presentOnClaim(v)
 	}
 	return nil
 }

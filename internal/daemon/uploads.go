@@ -88,16 +88,7 @@ type fillable struct{ manager *volume.Manager }
 
 // Fill claims a volume that awaits data, or makes it if that is allowed.
 func (f fillable) Fill(ctx context.Context, name string, make bool) (upload.Volume, bool, error) {
-	made := false
-	if make {
-		if _, err := f.manager.Get(name); err != nil {
-			spec := api.Spec{From: &api.Source{Upload: true}}
-			if _, made, err = f.manager.Put(ctx, name, spec); err != nil {
-				return nil, false, err
-			}
-		}
-	}
-	v, err := f.manager.Fill(ctx, name)
+	v, made, err := f.manager.Fill(ctx, name, make)
 	if err != nil {
 		return nil, false, err
 	}

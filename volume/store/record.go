@@ -40,6 +40,9 @@ type Record struct {
 	Created time.Time `json:"created"`
 	// File is an image in the volume's directory, the source of its disk. "": none.
 	File string `json:"file,omitempty"`
+	// Marked says that the place had a file, until the disk is ready, by which it is told from an
+	// empty mount point.
+	Marked bool `json:"marked,omitempty"`
 }
 
 // saved is a record in its file.

@@ -1,0 +1,159 @@
+package volume
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/store"
+)
+
+// TestStorageIsMissingAtAStart: an empty mount point is not the storage of a volume. Nothing is
+// made there, the volume has failed with its reason, and it goes on by itself when its storage is
+// back.
+func TestStorageIsMissingAtAStart(t *testing.T) {
+	claim := func(s api.Spec) api.Spec { s.PVC = &api.Claim{Name: "there"}; return s }
+	fast := func(s api.Spec) api.Spec { s.Copy = &api.Copy{UsageType: "there"}; return s }
+	remote := api.Spec{From: &api.Source{Reference: "registry.example/a:1"}}
+	for name, test := range map[string]struct {
+		spec  api.Spec
+		state api.State
+	}{
+		"ready on a claim":               {claim(api.Spec{Size: 512}), api.StateReady},
+		"uploaded to a claim":            {claim(upload), api.StateReady},
+		"filled on a claim":              {claim(api.Spec{Size: 512}), api.StateFilling},
+		"fetched to a claim":             {claim(remote), api.StateFilling},
+		"fetched to a usage type":        {fast(remote), api.StateFilling},
+		"fetched to the one directory":   {remote, api.StateFilling},
+		"not begun in a usage type":      {fast(remote), ""},
+		"not begun on a claim":           {claim(remote), ""},
+		"not begun in the one directory": {remote, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, dir, above := t.Context(), t.TempDir(), t.TempDir()
+			there, away := filepath.Join(above, "there"), filepath.Join(above, "away")
+			require.NoError(t, os.Mkdir(there, 0o700))
+			f := newFake()
+			f.claims, f.single = map[string]string{"there": there}, there
+			if test.state == api.StateFilling && test.spec.PVC != nil {
+				f.whole = make(chan struct{})
+			}
+			if test.state != api.StateReady && test.spec.From != nil {
+				f.slow = make(chan struct{})
+			}
+			m := start(t, dir, f)
+			m.patience = time.Millisecond
+			put, _, err := m.Put(ctx, api.DefaultName, test.spec)
+			require.NoError(t, err)
+			if test.spec.From != nil && test.spec.From.Upload {
+				fill, _, err := m.Fill(ctx, api.DefaultName, false)
+				require.NoError(t, err)
+				disk := filepath.Join(there, diskName)
+				require.NoError(t, os.WriteFile(disk, make([]byte, 512), 0o600))
+				require.NoError(t, fill.Complete(ctx, ""))
+				fill.Release()
+			} else if test.state != "" {
+				require.Equal(t, test.state, put.State)
+			}
+			require.NoError(t, m.Close())
+
+			require.NoError(t, os.Rename(there, away))
+			require.NoError(t, os.Mkdir(there, 0o700))
+			f.served, f.slow, f.whole = map[uint16]string{}, nil, nil
+			m, err = New(Options{Dir: dir, Disks: f})
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = m.Close() })
+			m.missingPoll = tick
+			require.NoError(t, m.Load(ctx))
+			time.Sleep(5 * tick)
+			v, err := m.Get(api.DefaultName)
+			require.NoError(t, err)
+			require.Equal(t, api.StateFailed, v.State)
+			require.Contains(t, v.Failure, "is missing: mount its storage")
+			_, _, err = m.Put(ctx, api.DefaultName, test.spec)
+			require.ErrorContains(t, err, "is missing: mount its storage")
+			left, err := os.ReadDir(there)
+			require.NoError(t, err)
+			require.Empty(t, left)
+
+			require.NoError(t, os.Remove(there))
+			require.NoError(t, os.Rename(away, there))
+			require.Eventually(t, func() bool {
+				v, err := m.Get(api.DefaultName)
+				return err == nil && v.State == api.StateReady
+			}, eventually, tick)
+			require.Eventually(t, func() bool { // a moment after the record
+				_, err := os.Stat(filepath.Join(there, markName))
+				return os.IsNotExist(err)
+			}, eventually, tick)
+		})
+	}
+}
+
+// TestUploadToMissingStorage: no upload goes to an empty mount point.
+func TestUploadToMissingStorage(t *testing.T) {
+	for name, spec := range map[string]api.Spec{
+		"claim":      {From: upload.From, PVC: &api.Claim{Name: "there"}},
+		"usage type": {From: upload.From, Copy: &api.Copy{UsageType: "there"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			there, f := filepath.Join(t.TempDir(), "there"), newFake()
+			require.NoError(t, os.Mkdir(there, 0o700))
+			f.claims = map[string]string{"there": there}
+			m := start(t, t.TempDir(), f)
+			_, _, err := m.Put(t.Context(), "vm1", spec)
+			require.NoError(t, err)
+			require.NoError(t, os.Rename(there, there+".away"))
+			require.NoError(t, os.Mkdir(there, 0o700))
+			_, _, err = m.Fill(t.Context(), "vm1", true)
+			require.ErrorContains(t, err, "is missing: mount its storage")
+			require.NoError(t, os.Remove(there))
+			require.NoError(t, os.Rename(there+".away", there))
+			fill, made, err := m.Fill(t.Context(), "vm1", true)
+			require.NoError(t, err)
+			require.False(t, made)
+			fill.Release()
+			require.NoError(t, m.Delete(t.Context(), "vm1", false))
+			require.False(t, m.Has(store.Place{Kind: store.PlaceClaim, Name: "there"}))
+			paths, err := diskFiles(there)
+			require.NoError(t, err)
+			require.Empty(t, paths)
+		})
+	}
+}
+
+// TestFillMakesItsVolume: an upload that makes its volume fills that volume, also if others delete
+// and make volumes of the name at the same time.
+func TestFillMakesItsVolume(t *testing.T) {
+	m := start(t, t.TempDir(), newFake())
+	ctx := t.Context()
+	done, stop := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = m.Delete(ctx, "vm1", false)
+			}
+		}
+	}()
+	for range 200 {
+		fill, made, err := m.Fill(ctx, "vm1", true)
+		require.NoError(t, err, "nobody takes the volume from the upload that made it")
+		require.True(t, made)
+		require.NoError(t, fill.Undo(ctx))
+	}
+	close(stop)
+	<-done
+	require.Empty(t, m.List())
+	_, _, err := m.Fill(ctx, "../vm1", true)
+	refused(t, api.CodeInvalid, err)
+	_, _, err = m.Fill(ctx, "../vm1", false)
+	refused(t, api.CodeNotFound, err)
+}
