@@ -78,9 +78,8 @@ run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how t
 	scripts/run-demo.sh $(BIN)
 
 test: ## Every test with the race detector, and beside them lint and fuzz for seconds; installs missing tools when root
-	scripts/install-tools.sh
-	scripts/build-kubernetes.sh --node >/dev/null
-	BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME) scripts/test.sh
+	BUILD='scripts/build-kubernetes.sh --node' INSTALL=scripts/install-tools.sh \
+		BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME) scripts/test.sh
 
 check: ## The everyday loop: lint, and the tests of the packages that changed (BASE=main: since main)
 	scripts/check.sh

@@ -1,57 +1,125 @@
 #!/usr/bin/env bash
-# Runs every Go test with the race detector. Prints the failures, what was skipped and why, and the
-# totals as the last line. Arguments are passed to `go test`; the default is every package. One or two
-# failed tests of integration run again alone, three times; they are named as unstable if they pass.
+# Runs Go tests with the race detector. Prints a line a minute, the failures, what was skipped and
+# why, the names of what failed, and the totals as the last line. Arguments are passed to `go test`;
+# the default is every package: those that test one package first, then integration, then Kubernetes.
+# One or two failed tests of integration run again alone, three times; they are named as unstable if
+# they pass.
 #
-# BESIDE names programs that run one after the other beside the tests, which often only wait. What
-# one prints appears when it has ended. If one fails, this fails.
+# BUILD is a command that builds what the last tests need. It runs beside the first ones, and the
+# last ones wait for it. INSTALL is a program that ends before the first test. BESIDE names programs
+# that run one after the other beside the tests, which often only wait. What one prints appears when
+# it has ended. If one of all these fails, this fails. RACE=no leaves out the race detector.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-programs=${BESIDE:-}
-unset BESIDE
-go=${GO:-go}
-all=
-[ $# -gt 0 ] || all=1
-# The longest tests come first, so that none of them runs alone at the end.
-[ $# -gt 0 ] || set -- ./integration ./disk/qcow2 ./registry ./disk/instance ./disk/overlay \
-	./cmd/kubevirt-disk ./integration/kubernetes/node ./adapter/ext4 ./disk/image ./target \
-	./adapter ./kubernetes/controller/local ./integration/... ./target/... ./...
+read -ra build <<<"${BUILD:-}"
+install=${INSTALL:-} programs=${BESIDE:-} go=${GO:-go}
+unset BUILD INSTALL BESIDE
+plain=$("$go" env GOFLAGS)
+mkdir -p bin
+"$go" build -o bin/testsum ./scripts/testsum
+
+dir=$(mktemp -d)
+groups=() # of processes, each to be ended as a whole
+cleanup() {
+	local group
+	for group in "${groups[@]}"; do
+		kill -- "-$group" 2>/dev/null || true
+	done
+	rm -rf "$dir"
+}
+trap cleanup EXIT
+exec 3>&1 # past testsum
+background() {
+	set -m
+	"$@" >&3 2>&1 </dev/null &
+	groups+=($!)
+	set +m
+}
+
+# logged runs a program. From DIR/NAME.log testsum tells how far it is.
+logged() {
+	local name=${1##*/} status=0
+	GOFLAGS=$plain "$@" >"$dir/$name.log" 2>&1 || status=$?
+	mv "$dir/$name.log" "$dir/$name"
+	return $status
+}
+
+# built runs the build after the tests in the scheduler's eyes: they are waited for.
+built() {
+	renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
+	if logged "${build[@]}"; then
+		echo "ok    ${build[*]}"
+	else
+		echo "FAIL  ${build[*]}, its last lines come at the end"
+		touch "$dir/failed"
+	fi
+}
+
+builder=
+if [ ${#build[@]} -gt 0 ]; then
+	background built
+	builder=$!
+	# The tests that need it wait for the lock that it holds. It has it when it first says something.
+	for ((i = 0; i < 100; i++)); do
+		if [ -s "$dir/${build[0]##*/}.log" ] || ! kill -0 "$builder" 2>/dev/null; then
+			break
+		fi
+		sleep 0.1
+	done
+fi
+[ -z "$install" ] || "$install"
 
 race=(-race)
-if ! command -v "${CC:-gcc}" >/dev/null; then
+if [ "${RACE:-}" = no ]; then
+	race=()
+elif ! command -v "${CC:-gcc}" >/dev/null; then
 	echo "test: no C compiler, so the tests run without the race detector" >&2
 	[ "${KUBEVIRT_DISK_REQUIRE_TOOLS:-}" != 1 ] || exit 1
 	race=()
 fi
+
 # The race detector makes these compressors several times slower. They compute in one goroutine, and
 # are not our code. Our code that calls them is watched. The tests build the binary with the same
 # flags, so that nothing is compiled twice.
-plain=$("$go" env GOFLAGS)
-GOFLAGS=$plain
-for package in compress/flate hash/adler32 github.com/klauspost/compress/{flate,fse,huff0}; do
-	GOFLAGS+=" -gcflags=$package=-race=false"
-done
-export GOFLAGS
+if [ ${#race[@]} -gt 0 ]; then
+	GOFLAGS=$plain
+	for package in compress/flate hash/adler32 github.com/klauspost/compress/{flate,fse,huff0}; do
+		GOFLAGS+=" -gcflags=$package=-race=false"
+	done
+	export GOFLAGS
+fi
 
 # With the race detector, pools forget at random: tests that count allocations run without it, and
 # count towards the same totals.
 counting='^(TestNoAllocationPerCommand|TestReadsDoNotAllocate)$'
 without=()
-[ -z "$all" ] || [ ${#race[@]} -eq 0 ] || without=(-skip "$counting")
+if [ $# = 0 ]; then
+	[ ${#race[@]} = 0 ] || without=(-skip "$counting")
+	# What takes longest comes first among its kind, so that none of it runs alone at the end.
+	mapfile -t alone < <("$go" list ./... | grep -v '/integration\(/\|$\)')
+	mapfile -t integration < <("$go" list ./integration/... | grep -v /integration/kubernetes)
+	set -- ./disk/qcow2 ./registry ./disk/instance ./disk/overlay ./cmd/kubevirt-disk ./adapter/ext4 \
+		./disk/image ./target ./adapter ./kubernetes/controller/local "${alone[@]}" \
+		"${integration[@]}" ./integration/kubernetes/node ./integration/kubernetes/...
+fi
 
-# beside runs the tests without the race detector, and the programs of BESIDE.
+# beside runs the tests without the race detector, and the programs of BESIDE. The build comes
+# first: tests wait for it, and together they would slow each other down.
 beside() {
-	local program out failed=0
+	local program failed=0
+	[ -z "$builder" ] || tail --pid="$builder" -f /dev/null
 	if [ ${#without[@]} -gt 0 ]; then
 		GOFLAGS=$plain "$go" test -json -count=1 -vet=off -run "$counting" ./target ./disk/qcow2 \
-			>"$events" || failed=1
+			>"$dir/events" || failed=1
 	fi
 	for program in $programs; do
-		if out=$(GOFLAGS=$plain "$program" 2>&1); then
-			printf '%s\n' "$out" "ok    $program"
+		if logged "$program"; then
+			cat "$dir/${program##*/}"
+			echo "ok    $program"
 		else
-			printf '%s\n' "$out" "FAIL  $program"
+			cat "$dir/${program##*/}"
+			echo "FAIL  $program"
 			failed=1
 		fi
 	done
@@ -59,16 +127,10 @@ beside() {
 }
 
 test=("$go" test -json -count=1 -timeout 60m -vet=off "${race[@]}")
-mkdir -p bin
-"$go" build -o bin/testsum ./scripts/testsum
-events=$(mktemp)
-exec 3>&1 # past testsum
 {
-	set -m # a process group that can be ended as a whole
-	beside >&3 2>&1 </dev/null &
+	background beside
 	others=$!
-	trap 'kill -- "-$others" 2>/dev/null || true; rm -f "$events"' EXIT
-	set +m
+	trap 'kill -- "-$others" 2>/dev/null || true' EXIT
 	failed=0
 	# The linter runs go vet. One more package, and one more test of each package, run at a time
 	# than there are processors: some only wait.
@@ -78,6 +140,11 @@ exec 3>&1 # past testsum
 		echo "FAIL  beside the tests, see above: $programs" # only skips and totals come later
 		failed=1
 	}
-	cat "$events"
+	[ ! -e "$dir/events" ] || cat "$dir/events"
+	if [ -e "$dir/failed" ]; then
+		tail -n 20 "$dir/${build[0]##*/}"
+		echo "FAIL  ${build[*]}, its last lines are above"
+		failed=1
+	fi
 	exit $failed
-} | bin/testsum "${test[@]}"
+} | bin/testsum -beside "$dir" "${test[@]}"

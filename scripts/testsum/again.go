@@ -44,6 +44,7 @@ func (s *summary) unlucky() []name {
 func (s *summary) again(run func(n name, w io.Writer) error) {
 	for _, n := range s.unlucky() {
 		failed := s.failures[n]
+		fmt.Fprintf(s.w, "%s runs again, %d times, with nothing beside it\n", n, againRounds)
 		for round := range againRounds {
 			one := newSummary(s.w)
 			var events bytes.Buffer
@@ -58,6 +59,7 @@ func (s *summary) again(run func(n name, w io.Writer) error) {
 		}
 		s.failed -= failed
 		s.passed += failed
+		delete(s.failures, n)
 		s.unstable = append(s.unstable, n.String())
 	}
 }

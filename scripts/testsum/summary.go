@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 	"strings"
+	"sync"
+	"time"
 )
 
 // event is one line of `go test -json` (see `go doc test2json`).
@@ -32,7 +35,10 @@ func (n name) String() string {
 
 // summary collects results. Tests and subtests count alike. A package that fails without a failed
 // test (a build failure, a panic, a data race at exit, a timeout) counts as one failure.
+//
+// mu keeps lines of progress apart from the events: the former come from another goroutine.
 type summary struct {
+	mu                      sync.Mutex
 	w                       io.Writer
 	output                  map[name]*bytes.Buffer
 	failedIn                map[string]int // failed tests by package
@@ -40,13 +46,15 @@ type summary struct {
 	passed, failed, skipped int
 	final                   bool // a failure that another run cannot mend
 	running                 map[name]bool
+	begun                   begun
 	failures                map[name]int // failed tests and subtests by top-level test
+	broken                  []string     // what failed without a failed test
 	unstable                []string     // tests that failed, and passed in other runs
 }
 
 func newSummary(w io.Writer) *summary {
 	return &summary{w: w, output: map[name]*bytes.Buffer{}, failedIn: map[string]int{},
-		running: map[name]bool{}, failures: map[name]int{}}
+		running: map[name]bool{}, failures: map[name]int{}, begun: begun{}}
 }
 
 // read consumes the stream. It prints lines that are not events unchanged, because the go command
@@ -60,7 +68,9 @@ func (s *summary) read(r io.Reader) error {
 			if json.Unmarshal(line, &e) == nil && e.Action != "" {
 				s.add(e)
 			} else {
+				s.mu.Lock()
 				fmt.Fprintf(s.w, "%s\n", bytes.TrimRight(line, "\n"))
+				s.mu.Unlock()
 			}
 		}
 		if err == io.EOF {
@@ -80,7 +90,10 @@ const commandFailed = "command-failed"
 const resultPrefix = "conformance: "
 
 func (s *summary) add(e event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	n := name{e.Package, e.Test}
+	s.begun.add(e.Action, n, time.Now())
 	switch e.Action {
 	case "run":
 		s.running[n] = true
@@ -115,6 +128,7 @@ func (s *summary) add(e event) {
 	case commandFailed:
 		if s.failed == 0 {
 			s.failed, s.final = 1, true
+			s.broken = append(s.broken, "go test, without a failed test")
 			fmt.Fprintln(s.w, "--- FAILED go test, without a failed test")
 		}
 	}
@@ -131,6 +145,7 @@ func (s *summary) fail(n name, elapsed float64) {
 	case s.failedIn[n.Package] == 0:
 		s.failed++
 		s.final = true
+		s.broken = append(s.broken, n.Package+", outside of a test")
 		fmt.Fprintf(s.w, "--- FAILED %s (%.1fs), outside of a test\n", n, elapsed)
 	default:
 		fmt.Fprintf(s.w, "FAIL  %s %.1fs, %d failed\n", n, elapsed, s.failedIn[n.Package])
@@ -178,7 +193,8 @@ func (s *summary) drop(n name) {
 	delete(s.running, n)
 }
 
-// finish reports tests that never ended because their process died, then the skips and the totals.
+// finish reports tests that never ended because their process died, then the skips, the names of
+// what failed, and the totals.
 func (s *summary) finish() {
 	var open []string
 	for n, out := range s.output {
@@ -193,9 +209,22 @@ func (s *summary) finish() {
 	for _, line := range s.skips {
 		fmt.Fprintf(s.w, "skipped %s\n", line)
 	}
+	for _, line := range s.failedNames() {
+		fmt.Fprintf(s.w, "failed %s\n", line)
+	}
 	for _, line := range s.unstable {
 		fmt.Fprintf(s.w, "unstable %s: it failed, see above, and then passed %d times alone\n",
 			line, againRounds)
 	}
 	fmt.Fprintf(s.w, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
+}
+
+// failedNames are the top-level tests that failed, and what failed outside of tests.
+func (s *summary) failedNames() []string {
+	names := slices.Clone(s.broken)
+	for n := range s.failures {
+		names = append(names, n.String())
+	}
+	slices.Sort(names)
+	return names
 }

@@ -30,7 +30,8 @@ func TestSummary(t *testing.T) {
 {"Action":"fail","Package":"p","Test":"TestA"}
 {"Action":"fail","Package":"p"}
 `,
-			want:   []string{"--- FAILED p TestA", "want 1, got 2", "FAIL  p"},
+			want: []string{"--- FAILED p TestA", "want 1, got 2", "FAIL  p",
+				"\nfailed p TestA\n0 passed"},
 			totals: "0 passed, 1 failed, 0 skipped",
 		},
 		"a skip shows its reason": {
@@ -52,7 +53,8 @@ func TestSummary(t *testing.T) {
 {"Action":"output","Package":"p","Output":"FAIL\tp [build failed]\n"}
 {"Action":"fail","Package":"p","FailedBuild":"p"}
 `,
-			want: []string{"undefined: x", "--- FAILED p"}, totals: "0 passed, 1 failed, 0 skipped",
+			want:   []string{"undefined: x", "--- FAILED p", "\nfailed p, outside of a test\n"},
+			totals: "0 passed, 1 failed, 0 skipped",
 		},
 		"a test that took its process down is named": {
 			stream: `{"Action":"output","Package":"p","Test":"TestA","Output":"about to die\n"}
@@ -149,6 +151,8 @@ func TestAgain(t *testing.T) {
 			require.True(t, strings.HasSuffix(out.String(), tt.totals+"\n"), out.String())
 			require.Equal(t, strings.Contains(tt.totals, " 0 failed"),
 				strings.Contains(out.String(), "unstable "+againBelow+" TestA"), out.String())
+			require.NotEqual(t, strings.Contains(tt.totals, " 0 failed"),
+				strings.Contains(out.String(), "\nfailed "), out.String())
 		})
 	}
 }
