@@ -237,7 +237,7 @@ func (f *fetch) next(err error) error {
 // turn begins to ask the first endpoint. Its time is limited if there are others.
 func (f *fetch) turn() {
 	e := f.endpoints[0]
-	f.tries = e.tries(pullScopes(e))
+	f.tries = e.tries()
 	if f.last.IsZero() {
 		f.last = f.tries.last
 	}
@@ -258,6 +258,7 @@ func (f *fetch) connect() error {
 		body, err := f.ask(e)
 		if err == nil {
 			f.body = body
+			f.tries.renewed = false // the credential is good
 			return nil
 		}
 		if err := f.next(err); err != nil {

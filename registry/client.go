@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -29,7 +30,8 @@ type Options struct {
 	CA string
 	// Mirrors are HOST=MIRROR[/PREFIX]: asked before HOST, in that order.
 	Mirrors []string
-	// Insecure are the registries that may be used without TLS, by name and port.
+	// Insecure are the registries, by name and port, that may be used without TLS, and with TLS
+	// whose certificate is not valid. Their token servers may have private addresses.
 	Insecure []string
 	// Patience is how long a registry may send nothing before that is an error. 0: two minutes.
 	Patience time.Duration
@@ -55,10 +57,12 @@ type Client struct {
 	opt      Options
 	keychain *keychain
 	base     *http.Transport
+	open     *http.Transport // the same, and verifies no certificate
 	mirrors  []mirror
 	turn     time.Duration // longestTurn, or less where there is less patience
 	idle     time.Duration // idleTimeout
 	answered sync.Map      // the registries and mirrors that have answered a request; host to true
+	invalid  sync.Map      // hosts whose certificates are not valid, and need not be; host to true
 
 	mu    sync.Mutex
 	ready map[string]*http.Client // guarded by mu; by repository and scope
@@ -143,11 +147,16 @@ func New(opt Options) (*Client, error) {
 		}
 		c.base.TLSClientConfig.RootCAs = pool
 	}
+	c.open = c.base.Clone()
+	c.open.TLSClientConfig.InsecureSkipVerify = true
 	return c, nil
 }
 
 // Close ends idle connections.
-func (c *Client) Close() { c.base.CloseIdleConnections() }
+func (c *Client) Close() {
+	c.base.CloseIdleConnections()
+	c.open.CloseIdleConnections()
+}
 
 // endpoint is a repository at one registry or mirror.
 type endpoint struct {
@@ -209,15 +218,17 @@ func (e *endpoint) authorize(ctx context.Context, scopes []string) (*http.Client
 	if found != nil {
 		return found, nil
 	}
-	return e.authorizeBy(ctx, scopes, e.guard())
+	return e.authorizeBy(ctx, scopes, nil)
 }
 
 // forget makes the next request ask for permission anew, with the credential looked up again.
-func (e *endpoint) forget(scopes []string) {
+func (e *endpoint) forget() {
 	c := e.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.ready, e.key(scopes))
+	maps.DeleteFunc(c.ready, func(key string, _ *http.Client) bool {
+		return strings.HasPrefix(key, e.key(nil))
+	})
 }
 
 func checkRedirect(req *http.Request, via []*http.Request) error {
@@ -234,8 +245,11 @@ var errPlain = errors.New("asks for a connection without TLS")
 // guard sees every request for one registry, and watches over its answer. Nothing goes out without
 // TLS unless the user has allowed that for this registry.
 type guard struct {
-	inner    http.RoundTripper
-	secure   bool
+	client *Client
+	secure bool
+	// unverified: where a certificate is not valid, go on without one
+	unverified bool
+
 	agent    string
 	idle     time.Duration // until the answer begins
 	body     time.Duration // until it has ended
@@ -254,7 +268,7 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = &sentBody{req.Body, x.timer, g.idle}
 	}
-	res, err := g.inner.RoundTrip(req)
+	res, err := g.send(req)
 	if err != nil {
 		err = x.explain(err)
 		x.end()
@@ -263,4 +277,29 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	g.answered()
 	x.answered(res, g.body)
 	return res, nil
+}
+
+// send sends a request. Certificates are verified first, also where they need not be valid.
+func (g *guard) send(req *http.Request) (*http.Response, error) {
+	c := g.client
+	if _, known := c.invalid.Load(req.URL.Host); known && g.unverified {
+		return c.open.RoundTrip(req)
+	}
+	res, err := c.base.RoundTrip(req)
+	var certificate *tls.CertificateVerificationError
+	if !g.unverified || !errors.As(err, &certificate) {
+		return res, err
+	}
+	if sent, ok := req.Body.(*sentBody); ok && req.GetBody != nil { // it was closed, and not sent
+		again, err := req.GetBody()
+		if err != nil {
+			return nil, err
+		}
+		req.Body = &sentBody{again, sent.timer, sent.idle}
+	}
+	if _, known := c.invalid.Swap(req.URL.Host, true); !known {
+		c.opt.Warn(fmt.Sprintf("%s: %v; it is used nevertheless, because of --insecure-registry",
+			req.URL.Host, err))
+	}
+	return c.open.RoundTrip(req)
 }

@@ -164,7 +164,7 @@ func (r *repository) manifest(ctx context.Context, digest string) ([]byte, strin
 
 func (e *endpoint) manifest(ctx context.Context, name string) ([]byte, string, error) {
 	scopes := pullScopes(e)
-	t := e.tries(scopes)
+	t := e.tries()
 	for {
 		content, mediaType, err := e.manifestOnce(ctx, scopes, name)
 		if err == nil {

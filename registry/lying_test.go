@@ -49,7 +49,7 @@ func newLying(t testing.TB) *lying {
 	return l
 }
 
-func (l *lying) host() string { return strings.TrimPrefix(l.server.URL, "http://") }
+func (l *lying) host() string { return l.server.Listener.Addr().String() }
 
 func (l *lying) ref(t testing.TB, name string) Reference {
 	ref, err := ParseReference(l.host() + "/" + name)

@@ -57,7 +57,7 @@ func (e *endpoint) probe(ctx context.Context, scopes []string, r request) *http.
 			Header: http.Header{"Www-Authenticate": got.res.Header.Values("Www-Authenticate")}}
 	}
 	if ping != nil {
-		told := &told{inner: e.guard(), scheme: got.scheme, host: e.repo.RegistryStr(), ping: ping}
+		told := &told{scheme: got.scheme, host: e.repo.RegistryStr(), ping: ping}
 		if _, err := e.authorizeBy(ctx, scopes, told); err == nil &&
 			got.res.StatusCode != http.StatusUnauthorized {
 			return got.res
@@ -133,7 +133,7 @@ func (e *endpoint) askBy(ctx context.Context, scheme string, r request) (*http.R
 	for key, values := range r.header {
 		req.Header[key] = values
 	}
-	client := &http.Client{Transport: e.guard(), CheckRedirect: func(*http.Request,
+	client := &http.Client{Transport: e.guard(false), CheckRedirect: func(*http.Request,
 		[]*http.Request) error {
 		return http.ErrUseLastResponse
 	}}
@@ -142,16 +142,20 @@ func (e *endpoint) askBy(ctx context.Context, scheme string, r request) (*http.R
 
 // told is the transport below the question how to ask. It has the answer already.
 type told struct {
-	inner  http.RoundTripper
+	inner  http.RoundTripper // for everything else
 	scheme string
 	host   string
 	ping   *http.Response
+	tokens *tokenServer // nil: there is none
 }
 
 var errOtherScheme = errors.New("the registry has answered in another way than before")
 
 func (t *told) RoundTrip(req *http.Request) (*http.Response, error) {
-	if req.URL.Path != "/v2/" || req.URL.Host != t.host {
+	switch {
+	case t.tokens != nil && req.URL.Host == tokenHost:
+		return t.tokens.ask(req)
+	case req.URL.Path != "/v2/" || req.URL.Host != t.host:
 		return t.inner.RoundTrip(req)
 	}
 	if req.URL.Scheme != t.scheme {
@@ -173,14 +177,16 @@ func (e *endpoint) key(scopes []string) string {
 	return e.repo.Name() + " " + strings.Join(scopes, " ")
 }
 
-// guard is the transport for everything that is sent to the registry.
-func (e *endpoint) guard() http.RoundTripper {
+// guard is the transport for everything that is sent to the registry. If unverified is set, it goes
+// on where a certificate is not valid.
+func (e *endpoint) guard(unverified bool) http.RoundTripper {
 	c, host := e.client, e.repo.RegistryStr()
 	body := c.idle
 	if e.mirror {
 		body = min(body, c.turn)
 	}
-	return &guard{inner: c.base, secure: e.secure, agent: c.opt.UserAgent, idle: c.idle, body: body,
+	return &guard{client: c, secure: e.secure, unverified: unverified && !e.secure,
+		agent: c.opt.UserAgent, idle: c.idle, body: body,
 		answered: func() { c.answered.Store(host, true) }}
 }
 
@@ -190,11 +196,11 @@ func (e *endpoint) silent() bool {
 	return !ok
 }
 
-// authorizeBy asks the registry through rt how it wants to be asked, and remembers that.
+// authorizeBy asks the registry how it wants to be asked, unless that is known, and remembers it.
 func (e *endpoint) authorizeBy(
 	ctx context.Context,
 	scopes []string,
-	rt http.RoundTripper,
+	known *told, // nil: it is not known
 ) (*http.Client, error) {
 	c := e.client
 	ctx, cancel := context.WithTimeout(ctx, c.idle)
@@ -203,7 +209,15 @@ func (e *endpoint) authorizeBy(
 	if err != nil {
 		return nil, permanent(err)
 	}
-	wrapped, err := transport.NewWithContext(ctx, e.repo.Registry, auth, rt, scopes)
+	asks, err := e.asks(ctx, known)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := e.answerTo(asks)
+	if err != nil {
+		return nil, err
+	}
+	wrapped, err := transport.NewWithContext(ctx, e.repo.Registry, auth, answer, scopes)
 	if err != nil {
 		return nil, err
 	}

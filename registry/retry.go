@@ -42,6 +42,7 @@ type StatusError struct {
 	Detail string // the registry's message; may be empty
 
 	away  bool          // the answer came from where the registry redirected us
+	known bool          // the request had a credential
 	after time.Duration // how long to wait before the next try; 0: the registry does not say
 }
 
@@ -86,21 +87,20 @@ func (e *impatient) Unwrap() error { return e.err }
 // or an error is permanent.
 type tries struct {
 	endpoint *endpoint
-	scopes   []string
 	patience time.Duration
 	last     time.Time // when something came last
 	pause    time.Duration
 	refused  int
+	renewed  bool // the credential, after a refusal that may be for good
 }
 
-func (e *endpoint) tries(scopes []string) *tries {
+func (e *endpoint) tries() *tries {
 	patience := e.client.opt.Patience
 	if e.mirror { // there is another endpoint to ask
 		patience = e.client.turn
 	}
 	return &tries{
 		endpoint: e,
-		scopes:   scopes,
 		patience: patience,
 		last:     time.Now(),
 		pause:    firstPause,
@@ -108,7 +108,9 @@ func (e *endpoint) tries(scopes []string) *tries {
 }
 
 // progress notes that something has come.
-func (t *tries) progress() { t.last, t.pause, t.refused = time.Now(), firstPause, 0 }
+func (t *tries) progress() {
+	t.last, t.pause, t.refused, t.renewed = time.Now(), firstPause, 0, false
+}
 
 // again waits before the next try, or returns err if there is none.
 func (t *tries) again(ctx context.Context, err error) error {
@@ -130,7 +132,11 @@ func (t *tries) again(ctx context.Context, err error) error {
 			if t.refused++; t.refused > maxRefused {
 				return err
 			}
-			t.endpoint.forget(t.scopes)
+			t.endpoint.forget()
+		case s == http.StatusForbidden && status.known && !t.renewed:
+			// For some registries that is an expired token, too.
+			t.renewed = true
+			t.endpoint.forget()
 		case s == http.StatusTooManyRequests, s == http.StatusRequestTimeout, s >= 500:
 			pause = max(pause, status.after)
 		default:
@@ -219,7 +225,7 @@ func (e *endpoint) accepted(res *http.Response, accept []int) (*http.Response, e
 
 // do repeats a request until there is an answer.
 func (e *endpoint) do(ctx context.Context, scopes []string, r request) (*http.Response, error) {
-	t := e.tries(scopes)
+	t := e.tries()
 	for {
 		res, err := e.once(ctx, scopes, r)
 		if err == nil {
@@ -236,6 +242,7 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 	if res.Request != nil {
 		s.Host, s.Method = res.Request.URL.Host, res.Request.Method
 		s.away = res.Request.Response != nil // which has redirected us
+		s.known = res.Request.Header.Get("Authorization") != ""
 	}
 	body, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
 	s.Detail = errorDetail(body)
@@ -285,6 +292,10 @@ func explain(err error) error {
 		}
 		s.Detail = strings.Join(parts, ", ")
 		return s
+	}
+	var token *tokenError
+	if errors.As(err, &token) {
+		err = token
 	}
 	err = withoutQuery(err)
 	var certificate *tls.CertificateVerificationError

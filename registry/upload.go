@@ -230,7 +230,7 @@ func (u *uploader) send(
 
 // manifest stores a manifest under its digest, or under a tag.
 func (u *uploader) manifest(ctx context.Context, name, mediaType string, text []byte) error {
-	t := u.endpoint.tries(u.asked())
+	t := u.endpoint.tries()
 	for {
 		at := &url.URL{Scheme: "https", Host: u.endpoint.repo.RegistryStr(),
 			Path: fmt.Sprintf("/v2/%s/manifests/%s", u.endpoint.repo.RepositoryStr(), name)}

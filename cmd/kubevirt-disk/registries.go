@@ -29,7 +29,8 @@ var registrySettings = []setting{
 	{key: keyRegistryMirror, env: []string{"REGISTRY_MIRROR"}, kind: kindList,
 		usage: "`HOST=MIRROR[/PREFIX]`: ask the mirror before that registry; repeatable"},
 	{key: keyInsecureRegistry, env: []string{"INSECURE_REGISTRY"}, kind: kindList,
-		usage: "`registry` that may be used without TLS, as host or host:port; repeatable"},
+		usage: "`registry` that may be used without TLS, or with a certificate that nobody " +
+			"vouches for, as host or host:port; repeatable"},
 }
 
 const (

@@ -1,0 +1,218 @@
+package registry
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// wantsTokens makes the registry ask for tokens of another server, which is returned.
+func (l *lying) wantsTokens(t testing.TB, realm func(tokens string) string,
+	tokens http.HandlerFunc) *httptest.Server {
+	server := httptest.NewServer(tokens)
+	t.Cleanup(server.Close)
+	inner := l.server.Config.Handler
+	l.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == "Bearer good" {
+			inner.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("WWW-Authenticate", fmt.Sprintf(
+			`Bearer realm="%s",service="a \"b\"",scope="repository:vm/a:pull"`,
+			realm(server.URL)))
+		w.WriteHeader(http.StatusUnauthorized)
+	})
+	return server
+}
+
+// trusted makes a registry with TLS, and options that trust its certificate.
+func trusted(t testing.TB, l *lying) Options {
+	l.server.Close()
+	l.server = httptest.NewTLSServer(http.HandlerFunc(l.handle))
+	t.Cleanup(l.server.Close)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	text := "-----BEGIN CERTIFICATE-----\n" +
+		base64.StdEncoding.EncodeToString(l.server.Certificate().Raw) +
+		"\n-----END CERTIFICATE-----\n"
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	return Options{CA: file, Patience: time.Hour}
+}
+
+// TestTokenServerNearby: a token server at a private address is asked if the registry was named
+// insecure, also by a redirect.
+func TestTokenServerNearby(t *testing.T) {
+	content := noise(60, 100<<10)
+	for name, path := range map[string]string{"": "/token?tenant=a", "redirect": "/moved"} {
+		t.Run(name, func(t *testing.T) {
+			l := newLying(t)
+			l.newImage(t, content)
+			l.wantsTokens(t, func(tokens string) string { return tokens + path },
+				func(w http.ResponseWriter, r *http.Request) {
+					user, password, _ := r.BasicAuth()
+					switch q := r.URL.Query(); {
+					case r.URL.Path == "/moved":
+						http.Redirect(w, r, "/token?tenant=a&"+r.URL.RawQuery, http.StatusFound)
+					case user+password != "mepa55word" || q.Get("tenant") != "a" ||
+						q.Get("service") != `a "b"` ||
+						q.Get("scope") != "repository:vm/a:pull":
+						w.WriteHeader(http.StatusForbidden)
+					default:
+						_, _ = w.Write([]byte(`{"access_token":"good"}`))
+					}
+				})
+			opt := l.options()
+			opt.Own, opt.OwnHost, opt.Patience = Credential{"me", "pa55word"}, l.host(), time.Second
+			dir, err := pullHTTP(t, l, opt)
+			require.NoError(t, err)
+			onlyFile(t, dir, "out.raw", content)
+		})
+	}
+}
+
+// TestTokenServerRefused: where no token can come from is said at once, and nothing is sent there.
+func TestTokenServerRefused(t *testing.T) {
+	asked := 0
+	tokens := func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		_, _ = w.Write([]byte(`{"token":"","refresh_token":"pa55word"}`))
+	}
+	for name, c := range map[string]struct {
+		realm func(tokens string) string
+		want  string
+	}{
+		"private": {func(at string) string { return strings.Replace(at, "http:", "https:", 1) },
+			"a private address: if that is intended, name 127.0.0.1:"},
+		"odd":     {func(string) string { return "https://127.1:1/" }, "a private address"},
+		"number":  {func(string) string { return "https://0x7f000001/" }, "a private address"},
+		"IPv6":    {func(string) string { return "https://[fe80::1%25x]:7/" }, "a private address"},
+		"plain":   {func(at string) string { return at }, "without TLS: if that is intended"},
+		"file":    {func(string) string { return "file://etc/passwd" }, "no address of a token"},
+		"nothing": {func(string) string { return "" }, "does not say from which address"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLying(t)
+			opt := trusted(t, l)
+			l.newImage(t, noise(61, 8192))
+			l.wantsTokens(t, c.realm, tokens)
+			began := time.Now()
+			_, err := pullHTTP(t, l, opt)
+			require.ErrorContains(t, err, c.want)
+			require.Less(t, time.Since(began), longWait)
+			require.Zero(t, asked)
+		})
+	}
+	l := newLying(t)
+	l.newImage(t, noise(61, 8192))
+	l.wantsTokens(t, func(at string) string { return at }, tokens)
+	_, err := pullHTTP(t, l, l.options())
+	require.ErrorContains(t, err, "answers without a token")
+	require.NotContains(t, err.Error(), "pa55word")
+	require.NotContains(t, err.Error(), tokenHost)
+	require.NotZero(t, asked)
+}
+
+// TestExpiredTokenIsForbidden: a token that has expired is renewed also where that is a 403, and
+// once only, because 403 may be meant.
+func TestExpiredTokenIsForbidden(t *testing.T) {
+	content := noise(62, 1<<20)
+	for name, good := range map[string]int{"expired": 3, "forbidden": 0} {
+		t.Run(name, func(t *testing.T) {
+			l := newLying(t)
+			l.newImage(t, content)
+			for range 6 {
+				l.faults = append(l.faults, cut(10000))
+			}
+			issued, left := 0, 0
+			l.wantsTokens(t, func(at string) string { return at },
+				func(w http.ResponseWriter, _ *http.Request) {
+					issued++
+					left = good
+					_, _ = w.Write([]byte(`{"token":"good"}`))
+				})
+			inner := l.server.Config.Handler
+			l.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter,
+				r *http.Request) {
+				if r.Header.Get("Authorization") != "" {
+					if left--; left < 0 {
+						w.WriteHeader(http.StatusForbidden)
+						return
+					}
+				}
+				inner.ServeHTTP(w, r)
+			})
+			dir, err := pullHTTP(t, l, l.options())
+			if good == 0 {
+				require.ErrorContains(t, err, "403")
+				require.Equal(t, 2, issued)
+				return
+			}
+			require.NoError(t, err)
+			onlyFile(t, dir, "out.raw", content)
+			require.Greater(t, issued, 2)
+		})
+	}
+}
+
+// TestUnknownCertificate: a registry with TLS and a certificate of nobody is used if it was named
+// insecure, also for a push, and the log says so once.
+func TestUnknownCertificate(t *testing.T) {
+	content := noise(63, 100<<10)
+	l := newLying(t)
+	trusted(t, l)
+	l.newImage(t, content)
+	l.basic = "me:pa55word"
+	opt := l.options()
+	opt.Own, opt.OwnHost, opt.Patience = Credential{"me", "pa55word"}, l.host(), time.Second
+	var warned []string
+	opt.Warn = func(text string) { warned = append(warned, text) }
+	dir, err := pullHTTP(t, l, opt)
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", content)
+	require.Len(t, warned, 1)
+	require.Contains(t, warned[0], "because of --insecure-registry")
+
+	opt.Insecure = nil
+	_, err = pullHTTP(t, l, opt)
+	require.ErrorContains(t, err, "--registry-ca")
+}
+
+// TestPlainBeforeUnknownCertificate: where the registry answers without TLS, whoever answers there
+// with a certificate of nobody is not asked.
+func TestPlainBeforeUnknownCertificate(t *testing.T) {
+	content := noise(64, 100<<10)
+	l, other := newLying(t), newLying(t)
+	trusted(t, other)
+	l.newImage(t, content)
+	opt := l.options()
+	opt.Patience = time.Second
+	c := newClient(t, opt)
+	for _, transport := range []*http.Transport{c.base, c.open} { // as on ports 443 and 80
+		transport.DialTLSContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			conn, err := tls.Dial(network, other.host(), transport.TLSClientConfig)
+			if err != nil {
+				return nil, err
+			}
+			return conn, nil
+		}
+	}
+	out := filepath.Join(t.TempDir(), "out.raw")
+	_, _, err := c.Pull(t.Context(), l.ref(t, "vm/a:1"), out, PullOptions{})
+	require.NoError(t, err)
+	require.Zero(t, other.requests(""))
+	a, err := c.endpoint(l.host(), "vm/b")
+	require.NoError(t, err)
+	_, err = a.authorize(t.Context(), pullScopes(a)) // as for a push
+	require.NoError(t, err)
+	require.Zero(t, other.requests(""))
+}
