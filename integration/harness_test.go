@@ -46,6 +46,7 @@ var packageOf = map[string]string{
 	"ip": "iproute2", "chromium": "chromium",
 	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user", "curl": "curl",
 	"xz": "xz-utils", "zstd": "zstd", "gzip": "gzip",
+	"skopeo": "skopeo", "unshare": "util-linux",
 }
 
 // qemuISCSI stands for QEMU's iSCSI driver, which is a separate module in Debian.

@@ -21,7 +21,7 @@ import (
 // Options say how registries are reached. The zero value works for public ones.
 type Options struct {
 	// Config is a file of credentials, or a directory with one: docker's config.json, or a mounted
-	// pull secret. "": where docker and podman keep theirs.
+	// pull secret. "": where docker, podman and the kubelet keep theirs.
 	Config string
 	// Own is a credential for the registry OwnHost. It wins over those of Config. Zero: none.
 	Own     Credential
@@ -93,7 +93,8 @@ func New(opt Options) (*Client, error) {
 	}
 	c := &Client{opt: opt, ready: make(map[string]*http.Client),
 		turn: min(opt.Patience, longestTurn), idle: idleTimeout,
-		keychain: &keychain{file: opt.Config, own: opt.Own, host: opt.OwnHost}}
+		keychain: &keychain{file: opt.Config, own: opt.Own, host: opt.OwnHost,
+			warn: opt.Warn}}
 	if opt.Config != "" {
 		if _, err := readConfig(opt.Config); err != nil {
 			return nil, err

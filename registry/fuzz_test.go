@@ -86,7 +86,7 @@ func FuzzCredentials(f *testing.F) {
 			t.Fatal(err)
 		}
 		if c, err := readConfig(file); err == nil {
-			_, _ = credentialOf(c, repo)
+			_ = c.credential(t.Context(), repo, func(error) {})
 		}
 	})
 }

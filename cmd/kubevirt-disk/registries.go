@@ -22,8 +22,7 @@ import (
 var registrySettings = []setting{
 	{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"},
 		usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a " +
-			"directory with one " +
-			"(default where docker and podman look)"},
+			"directory with one (default where docker, podman and skopeo look)"},
 	{key: keyRegistryCA, env: []string{"REGISTRY_CA"},
 		usage: "`file` of certificates (PEM) that are trusted in addition to the system's"},
 	{key: keyRegistryMirror, env: []string{"REGISTRY_MIRROR"}, kind: kindList,
@@ -52,9 +51,9 @@ const (
 const registryHelp = `A reference is REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST,
 oci:DIRECTORY[:TAG] or docker-archive:FILE.
 
-Credentials come from --registry-config, from where docker and podman keep them (DOCKER_CONFIG,
-REGISTRY_AUTH_FILE), or from the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the
-suffix _FILE from files, are for the registry of the reference only. They are never flags.`
+Credentials come from --registry-config, from where docker, podman and skopeo keep them, or from
+the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the suffix _FILE from files, are
+for the registry of the reference only. They are never flags.`
 
 // registryKeys are the keys of registrySettings.
 var registryKeys = []string{keyRegistryConfig, keyRegistryCA, keyRegistryMirror,
