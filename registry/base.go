@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -25,6 +26,7 @@ type basePlatform struct {
 	platform *v1.Platform
 	manifest *v1.Manifest
 	config   []byte
+	disks    bool // it has disks of its own, which our index does not describe
 }
 
 // findBase reads the manifests and configurations of the base.
@@ -108,6 +110,82 @@ func (b *baseImage) add(ctx context.Context, text []byte, platform *v1.Platform)
 	return nil
 }
 
+// errDisk ends reading a layer: it has a disk.
+var errDisk = errors.New("it has a disk")
+
+// findDisks finds out which images of the base have disks of their own that stay visible. Readers
+// take an index for the list of all disks of the image. With an index that lacks some of them, the
+// others would have other LUNs than in a container of the image.
+func (p *pusher) findDisks(ctx context.Context) error {
+	lists := make(map[string]*layerList) // of layers that were read to their ends, by digest
+	for i := range p.base.platforms {
+		b := &p.base.platforms[i]
+		shade := newShadow()
+		for _, l := range p.layers {
+			shade.names[l.name], shade.trees[l.name] = true, true
+		}
+		for n := len(b.manifest.Layers) - 1; n >= 0 && !b.disks; n-- {
+			desc := b.manifest.Layers[n]
+			list, err := lists[desc.Digest.String()], error(nil)
+			if list == nil {
+				list, err = p.base.list(ctx, desc, shade)
+			}
+			if errors.Is(err, errDisk) {
+				b.disks = true
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("base image: layer %s: %w", desc.Digest, err)
+			}
+			lists[desc.Digest.String()] = list
+			for name, e := range list.entries {
+				b.disks = b.disks || e.kind != entryDirectory && shade.shows(name)
+			}
+			if err := shade.add(list); err != nil {
+				return fmt.Errorf("base image: %w", err)
+			}
+		}
+		if b.disks {
+			p.client.opt.Warn(fmt.Sprintf("%s has disks of its own, so the image gets no index: "+
+				"serve --image fetches it before it serves it; leave these disks out of the base "+
+				"and push them as files, if that takes too long", p.base.ref))
+		}
+	}
+	return nil
+}
+
+// list reads what a layer has in the directory of the disks. It does not read on when it has seen a
+// disk that shows.
+func (b *baseImage) list(ctx context.Context, desc v1.Descriptor, shade *shadow) (
+	list *layerList, err error,
+) {
+	if strings.HasPrefix(string(desc.MediaType), mediaDisk) {
+		return nil, errDisk
+	}
+	for try := 1; ; try++ {
+		layer, err := b.source.blob(desc)
+		if err != nil {
+			return nil, err
+		}
+		in, err := openLayer(ctx, layer, new(Progress), nil)
+		if err == nil {
+			list, err = readTar(in, diskDir, func(e *entry, _ io.Reader) error {
+				if under(diskDir, e.name) && shade.shows(e.name) {
+					return errDisk
+				}
+				return nil
+			})
+			if err == nil {
+				err = in.Finish()
+			}
+			err = errors.Join(in.explain(err), in.Close())
+		}
+		if errors.Is(err, errDisk) || !layer.again(err, try) {
+			return list, err
+		}
+	}
+}
+
 // madeImage is a manifest that is ready to be stored.
 type madeImage struct {
 	desc       v1.Descriptor
@@ -166,7 +244,7 @@ func (p *pusher) images() (*madeImages, error) {
 
 // image adds our layers to a platform's image of the base.
 func (p *pusher) image(base basePlatform) (m madeImage, err error) {
-	ours := p.ours()
+	ours := p.ours(!base.disks)
 	if m.configText, err = extendConfig(base.config, ours, len(base.manifest.Layers)); err != nil {
 		return m, err
 	}

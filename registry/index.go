@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -101,23 +102,41 @@ func (x *index) layer(withDir bool) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// readIndex reads the index of an image; nil: it has none, or one of an unknown version.
+// readIndex reads the index of an image; nil: it has none, one of an unknown version, or one that
+// does not describe all disks of the image.
 func (r *resolved) readIndex(ctx context.Context) (*index, error) {
-	for _, desc := range r.manifest.Layers {
-		if desc.Annotations[annotationIndex] != fmt.Sprint(indexVersion) {
-			continue
-		}
-		layer, err := r.small(ctx, desc, maxIndexLayer)
-		if err != nil {
-			return nil, fmt.Errorf("index of %s: %w", r.ref, err)
-		}
-		x, err := parseIndex(layer, r.manifest.Layers)
-		if err != nil {
-			return nil, fmt.Errorf("index of %s: %w", r.ref, err)
-		}
-		return x, nil
+	return r.indexBy(func(desc descriptor) ([]byte, error) {
+		return r.small(ctx, desc, maxIndexLayer)
+	})
+}
+
+// indexBy does the same. read reads the layer of the index.
+func (r *resolved) indexBy(read func(desc descriptor) ([]byte, error)) (*index, error) {
+	layers := r.manifest.Layers
+	i := slices.IndexFunc(layers, func(desc descriptor) bool {
+		return desc.Annotations[annotationIndex] == fmt.Sprint(indexVersion)
+	})
+	if i < 0 {
+		return nil, nil
 	}
-	return nil, nil
+	layer, err := read(layers[i])
+	var x *index
+	if err == nil {
+		x, err = parseIndex(layer, layers)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("index of %s: %w", r.ref, err)
+	}
+	known := make(map[string]bool)
+	for _, f := range x.Files {
+		known[f.Layer] = true
+	}
+	for _, above := range layers[i+1:] {
+		if !known[above.Digest.String()] {
+			return nil, nil // a later layer on top may have changed the disks
+		}
+	}
+	return x, nil
 }
 
 // parseIndex reads and checks an index layer. It compares what the index says about layers with the

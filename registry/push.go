@@ -75,6 +75,11 @@ func (c *Client) Push(
 	if err := p.prepare(ctx); err != nil {
 		return "", err
 	}
+	if p.base != nil {
+		if err := p.findDisks(ctx); err != nil {
+			return "", err
+		}
+	}
 	if err := p.index(ctx); err != nil {
 		return "", err
 	}
@@ -305,19 +310,21 @@ func blobOf(text []byte, mediaType types.MediaType) v1.Descriptor {
 	return v1.Descriptor{MediaType: mediaType, Digest: h, Size: int64(len(text))}
 }
 
-// ours are the layers above those of the base.
-func (p *pusher) ours() []v1.Descriptor {
+// ours are the layers above those of the base. all: the index describes all disks of the image.
+func (p *pusher) ours(all bool) []v1.Descriptor {
 	x := blobOf(p.indexed, types.OCIUncompressedLayer)
-	x.Annotations = map[string]string{annotationIndex: fmt.Sprint(indexVersion)}
-	all := []v1.Descriptor{x}
+	if all {
+		x.Annotations = map[string]string{annotationIndex: fmt.Sprint(indexVersion)}
+	}
+	list := []v1.Descriptor{x}
 	for _, l := range p.layers {
 		h, _ := v1.NewHash(l.digest)
-		all = append(
-			all,
+		list = append(
+			list,
 			v1.Descriptor{MediaType: types.OCIUncompressedLayer, Digest: h, Size: l.Size()},
 		)
 	}
-	return all
+	return list
 }
 
 // send brings everything to the registry: blobs, then manifests, the tag last.
@@ -345,7 +352,7 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ours := p.ours()
+	ours := p.ours(true)
 	p.opt.Progress.total.Add(ours[0].Size)
 	for _, m := range made.images {
 		p.opt.Progress.total.Add(m.config.Size)

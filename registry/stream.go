@@ -127,6 +127,8 @@ func (s *Stream) findLocked(ctx context.Context) (err error) {
 	if len(names) == 0 {
 		return fmt.Errorf("%s has no disk: there is no file in its directory %s/", s.ref, diskDir)
 	}
+	// As a container of the image numbers them.
+	slices.SortFunc(names, image.NaturalCompare)
 	before := s.record.Disks
 	s.record = record{Reference: s.ref.String(), Digest: s.image.digest, Pulled: s.pulled != nil,
 		Unverified: s.parts != nil && len(s.parts.Walked) > 0}
@@ -164,41 +166,21 @@ func (s *Stream) findWithoutIndexLocked(ctx context.Context) (err error) {
 // readIndex reads the index of the image. nil: there is none, or one that does not describe all
 // disks of the image.
 func (s *Stream) readIndex(ctx context.Context) (*index, error) {
-	layers := s.image.manifest.Layers
-	for i, desc := range layers {
-		if desc.Annotations[annotationIndex] != fmt.Sprint(indexVersion) {
-			continue
-		}
+	x, err := s.image.indexBy(func(desc descriptor) ([]byte, error) {
 		s.warm(ctx, desc)
 		text, err := s.indexLayer(ctx, desc)
 		if err == nil {
 			err = s.kept.saveBlob(desc.Digest, text)
 		}
-		var x *index
-		if err == nil {
-			x, err = parseIndex(text, layers)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("index of %s: %w", s.ref, err)
-		}
-		known := make(map[string]bool)
-		for _, f := range x.Files {
-			known[f.Layer] = true
-		}
-		for _, above := range layers[i+1:] {
-			if !known[above.Digest.String()] {
-				return nil, nil // a later layer on top may have changed the disks
-			}
-		}
-		if x.ChunkSize > cache.MaxChunkSize {
-			return nil, nil
-		}
-		if err := s.unpackLocked(x); err != nil {
-			return nil, fmt.Errorf("index of %s: %w", s.ref, err)
-		}
-		return x, nil
+		return text, err
+	})
+	if err != nil || x == nil || x.ChunkSize > cache.MaxChunkSize {
+		return nil, err
 	}
-	return nil, nil
+	if err := s.unpackLocked(x); err != nil {
+		return nil, fmt.Errorf("index of %s: %w", s.ref, err)
+	}
+	return x, nil
 }
 
 // indexLayer reads the layer of the index through the cache. Daemons that share the cache fetch it

@@ -342,8 +342,8 @@ func TestStreamWrongLayer(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(s.opt.CacheDir, pulledDir))
 }
 
-// TestStreamBuiltUpon: an index is not believed if somebody has added a layer on top of it.
-func TestStreamBuiltUpon(t *testing.T) {
+// builtUpon is an image with an index, and a layer on top that replaces its disk a.raw.
+func builtUpon(t testing.TB) (l *lying, replaced []byte) {
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, noise(1, 1<<20), 0o644))
 	m := newMemory(t)
@@ -352,7 +352,7 @@ func TestStreamBuiltUpon(t *testing.T) {
 	require.NoError(t, err)
 	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
-	l := newLying(t)
+	l = newLying(t)
 	manifest := *r.manifest
 	for _, desc := range manifest.Layers {
 		b, err := r.source.blob(desc)
@@ -361,10 +361,16 @@ func TestStreamBuiltUpon(t *testing.T) {
 		require.NoError(t, err)
 		l.add(content)
 	}
-	replaced := noise(2, 1<<20)
+	replaced = noise(2, 1<<20)
 	manifest.Layers = append(manifest.Layers,
 		l.add(tarOf(t, tarFile{name: "disk/a.raw", content: replaced})))
 	l.tags["1"] = l.manifest(t, manifest)
+	return l, replaced
+}
+
+// TestStreamBuiltUpon: an index is not believed if somebody has added a layer on top of it.
+func TestStreamBuiltUpon(t *testing.T) {
+	l, replaced := builtUpon(t)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.raw")
 	require.True(t, bytes.Equal(replaced, contentOf(t, img)))

@@ -131,7 +131,7 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 		return nil, nil, err
 	}
 	slices.SortStableFunc(found, func(a, b scanned) int {
-		return naturalCompare(a.info.Name, b.info.Name)
+		return NaturalCompare(a.info.Name, b.info.Name)
 	})
 	return slices.DeleteFunc(found, func(f scanned) bool {
 		if id, known := ids[f.info.Name]; !known || !backing[id] {
@@ -242,14 +242,14 @@ func (d *directory) list() (names, subdirectories []string, err error) {
 			names = append(names, e.Name())
 		}
 	}
-	slices.SortFunc(names, naturalCompare)
-	slices.SortFunc(subdirectories, naturalCompare)
+	slices.SortFunc(names, NaturalCompare)
+	slices.SortFunc(subdirectories, NaturalCompare)
 	return names, subdirectories, nil
 }
 
-// naturalCompare orders names as people do, with runs of digits by value. If two names are equal in
+// NaturalCompare orders names as people do, with runs of digits by value. If two names are equal in
 // that order, their bytes decide, so every start gives the same LUN numbers.
-func naturalCompare(a, b string) int {
+func NaturalCompare(a, b string) int {
 	x, y := a, b
 	for x != "" && y != "" {
 		dx, dy := digits(x), digits(y)

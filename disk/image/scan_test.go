@@ -45,8 +45,8 @@ func TestNaturalCompare(t *testing.T) {
 		"a", "a1", "a1b", "a2", "a10", "b"}
 	for i, a := range want {
 		for j, b := range want {
-			require.Equal(t, i-j < 0, naturalCompare(a, b) < 0, "%q %q", a, b)
-			require.Equal(t, i == j, naturalCompare(a, b) == 0, "%q %q", a, b)
+			require.Equal(t, i-j < 0, NaturalCompare(a, b) < 0, "%q %q", a, b)
+			require.Equal(t, i == j, NaturalCompare(a, b) == 0, "%q %q", a, b)
 		}
 	}
 }
@@ -55,11 +55,11 @@ func FuzzNaturalCompare(f *testing.F) {
 	f.Add("a1", "a01", "a10")
 	f.Add("0", "00", "")
 	f.Fuzz(func(t *testing.T, a, b, c string) {
-		if naturalCompare(a, b) != -naturalCompare(b, a) || (naturalCompare(a, b) == 0) !=
+		if NaturalCompare(a, b) != -NaturalCompare(b, a) || (NaturalCompare(a, b) == 0) !=
 			(a == b) {
 			t.Fatalf("%q and %q have no order", a, b)
 		}
-		if naturalCompare(a, b) < 0 && naturalCompare(b, c) < 0 && naturalCompare(a, c) >= 0 {
+		if NaturalCompare(a, b) < 0 && NaturalCompare(b, c) < 0 && NaturalCompare(a, c) >= 0 {
 			t.Fatalf("%q, %q, %q are in no order", a, b, c)
 		}
 	})
@@ -140,7 +140,7 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 	var bad *ScanError
 	require.ErrorAs(t, err, &bad)
 	require.True(t, slices.IsSortedFunc(bad.Files,
-		func(a, b *Error) int { return naturalCompare(a.Name, b.Name) }))
+		func(a, b *Error) int { return NaturalCompare(a.Name, b.Name) }))
 }
 
 func TestScanOfAFileThatCannotBeRead(t *testing.T) {

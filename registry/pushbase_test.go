@@ -1,0 +1,131 @@
+package registry
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// baseOf is a base image with these layers, the lowest first.
+func baseOf(t testing.TB, layers ...[]byte) Reference {
+	s := store{}
+	var ids []string
+	for _, l := range layers {
+		ids = append(ids, digestOf(l))
+	}
+	text, err := json.Marshal(map[string]any{"os": "linux",
+		"rootfs": map[string]any{"type": "layers", "diff_ids": ids}})
+	require.NoError(t, err)
+	desc := s.add(text)
+	made := s.image(t, layers...)
+	m, err := parseManifest(s[made.Digest.String()])
+	require.NoError(t, err)
+	m.Config.Digest, m.Config.Size = desc.Digest, desc.Size
+	return s.layout(t, s.manifest(t, m))
+}
+
+// inContainer are the disks that a container of the image serves, in the order of their LUNs.
+func inContainer(t testing.TB, c *Client, ref Reference) (names []string) {
+	t.Helper()
+	dir := t.TempDir()
+	_, _, err := c.Pull(t.Context(), ref, dir, PullOptions{Original: true})
+	require.NoError(t, err)
+	images, err := image.ScanDir(dir, image.Options{})
+	require.NoError(t, err)
+	for _, img := range images {
+		names = append(names, img.Name())
+		require.NoError(t, img.Close())
+	}
+	return names
+}
+
+// TestPushOntoDisks: an image whose base has disks has the same LUNs by serve --image and in a
+// container, and only an index that lacks none of the disks is one.
+func TestPushOntoDisks(t *testing.T) {
+	dir := t.TempDir()
+	var files []string
+	for i, name := range []string{"disk2.raw", "disk10.raw"} {
+		files = append(files, filepath.Join(dir, name))
+		require.NoError(t, os.WriteFile(files[i], noise(uint64(i), 1<<20), 0o644))
+	}
+	program := tarOf(t, tarFile{name: "disk/", kind: tar.TypeDir},
+		tarFile{name: "kubevirt-disk", content: noise(7, 100)})
+	lower := tarOf(t, tarFile{name: "disk/disk1.raw", content: noise(8, 1<<20)})
+	pushedBase := newMemory(t)
+	_, err := pushedBase.client(t).Push(t.Context(), files[1:], pushedBase.ref(t, "vm/base:1"),
+		PushOptions{Base: BaseNone})
+	require.NoError(t, err)
+
+	for name, test := range map[string]struct {
+		base    string
+		push    []string
+		indexed bool
+		disks   []string
+	}{
+		"no disks": {baseOf(t, gzipped(t, program)).String(), files, true,
+			[]string{"disk2.raw", "disk10.raw"}},
+		"a disk": {baseOf(t, gzipped(t, program), gzipped(t, lower)).String(), files, false,
+			[]string{"disk1.raw", "disk2.raw", "disk10.raw"}},
+		"a disk that is removed": {baseOf(t, program, zstandard(t, lower),
+			tarOf(t, tarFile{name: "disk/.wh.disk1.raw"})).String(), files, true,
+			[]string{"disk2.raw", "disk10.raw"}},
+		"a disk that is replaced": {baseOf(t, program,
+			tarOf(t, tarFile{name: "disk/disk2.raw", content: []byte("other")})).String(), files, true,
+			[]string{"disk2.raw", "disk10.raw"}},
+		"a link": {baseOf(t, tarOf(t, tarFile{name: "a", content: noise(9, 1<<20)},
+			tarFile{name: "disk/disk1.raw", kind: tar.TypeLink, link: "a"})).String(), files, false,
+			[]string{"disk1.raw", "disk2.raw", "disk10.raw"}},
+		"an image that was pushed": {pushedBase.ref(t, "vm/base:1").String(), files[:1], false,
+			[]string{"disk2.raw", "disk10.raw"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t)
+			c := newClient(t, Options{Insecure: []string{m.host, pushedBase.host}})
+			ref := m.ref(t, "vm/a:1")
+			_, err := c.Push(t.Context(), test.push, ref, PushOptions{Base: test.base})
+			require.NoError(t, err)
+			s := newStreaming(t, c, t.TempDir(), t.TempDir())
+			st := s.open(t, ref)
+			require.Equal(t, test.disks, inContainer(t, c, ref))
+			require.Equal(t, test.disks, namesOfDisks(st.Disks()))
+			require.Equal(t, test.indexed, st.index != nil)
+			img := s.disk(t, st, "disk2.raw")
+			require.Equal(t, noise(0, 1<<20), contentOf(t, img))
+		})
+	}
+}
+
+// TestLUNsOfBuiltImage: an image that a builder made has the same order of disks, whether its files
+// are read by ranges or it is fetched first.
+func TestLUNsOfBuiltImage(t *testing.T) {
+	layer := tarOf(t, tarFile{name: "disk/disk10.raw", content: noise(1, 1<<20)},
+		tarFile{name: "disk/disk9.raw", content: noise(2, 1<<20)})
+	want := []string{"disk9.raw", "disk10.raw"}
+	for name, l := range map[string][]byte{"ranges": layer, "fetched": gzipped(t, layer)} {
+		t.Run(name, func(t *testing.T) {
+			s := store{}
+			ref := s.layout(t, s.image(t, l))
+			c := newClient(t, Options{})
+			require.Equal(t, want, inContainer(t, c, ref))
+			st := newStreaming(t, c, t.TempDir(), t.TempDir()).open(t, ref)
+			require.Equal(t, want, namesOfDisks(st.Disks()))
+		})
+	}
+}
+
+// TestPullPathBuiltUpon: pull --path does not believe an index below a layer that the index does
+// not know.
+func TestPullPathBuiltUpon(t *testing.T) {
+	l, replaced := builtUpon(t)
+	dir := t.TempDir()
+	_, _, err := newClient(t, l.options()).Pull(t.Context(), l.ref(t, "vm/a:1"), dir,
+		PullOptions{Path: "a.raw"})
+	require.NoError(t, err)
+	onlyFile(t, dir, "a.raw", replaced)
+}
