@@ -144,6 +144,15 @@ func TestServeUsageTypes(t *testing.T) {
 			// The storage of the disk is not mounted.
 			require.NoError(t, os.Rename(ssd, ssd+".away"))
 			refused([]string{there, "does not exist now"}, "USAGE_TYPES=slow="+rust, config("slow"))
+			// Its mount point is empty.
+			require.NoError(t, os.Mkdir(ssd, 0o755))
+			for _, choice := range []string{config("fast"), config("slow"), config()} {
+				refused([]string{there, "does not exist now", "mount its storage"}, types, choice)
+			}
+			entries, err := os.ReadDir(ssd)
+			require.NoError(t, err)
+			require.Empty(t, entries)
+			require.NoError(t, os.Remove(ssd))
 			require.NoError(t, os.Rename(ssd+".away", ssd))
 
 			p = l.serve(t, types, config("fast"))
@@ -217,6 +226,8 @@ func TestServeUsageTypeWithoutRoom(t *testing.T) {
 	for _, part := range []string{small, "2 MiB", "make room", `usage type \"small\"`} {
 		require.Contains(t, stderr, part)
 	}
+	// Nothing was made there, so nothing is missing when the storage goes.
+	require.NoDirExists(t, filepath.Join(l.dir, "work", ".homes"))
 	require.NoError(t, os.Truncate(image, 256<<10))
 	l.env = env
 	require.Equal(t, exitDone, l.serve(t).terminate())

@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,10 @@ import (
 // begins with a dot.
 const homesName = ".homes"
 
+// storageName is a file with a random text, by which a storage that disks have chosen is told from
+// an empty mount point.
+const storageName = ".storage-id"
+
 // Homes are the directories in which the disks of one daemon may lie. A disk may choose another
 // home at every start, and its data does not follow it. Settle notices that.
 type Homes struct {
@@ -26,6 +31,9 @@ type Homes struct {
 	Roots      []string // other directories that may hold disks; they exist
 	Owner      string   // of ephemeral disks, as in Options
 	Persistent bool
+	Durable    bool // ephemeral disks survive a restart of the machine
+	// Kept says that what a guest wrote is kept, whatever happens to the storage of a disk.
+	Kept bool
 }
 
 // DirIn returns the directory of a disk in a directory that holds the disks of many images.
@@ -35,6 +43,10 @@ func DirIn(root, name string) string { return filepath.Join(root, escapeName(nam
 type home struct {
 	Dir   string `json:"dir"`
 	Owner string `json:"owner,omitempty"` // of an ephemeral disk
+	// Storage is the text of the file storageName there. "": it is not known.
+	Storage string `json:"storage,omitempty"`
+	// Boot is that of a disk that does not survive the next one. "": it survives all.
+	Boot string `json:"boot,omitempty"`
 }
 
 // ElsewhereError says that a disk lies in another directory than the one that it should be made in.
@@ -57,8 +69,9 @@ func (e *ElsewhereError) Error() string {
 		words.Name(e.Name), e.There, e.Here)
 }
 
-// Settle makes dir the home of a disk. Usual is where the disk lies if it chooses nothing. Both are
-// the disk's own directories. If the disk lies in another directory, that is an *ElsewhereError.
+// Settle looks whether dir can be the home of a disk. Usual is where the disk lies if it chooses
+// nothing. Both are the disk's own directories. If the disk lies in another directory, or in this
+// one and its storage is not there, that is an *ElsewhereError. When the disk is made, call Made.
 func (h Homes) Settle(name, usual, dir string) error {
 	known, err := h.recall(name)
 	if err != nil {
@@ -72,8 +85,9 @@ func (h Homes) Settle(name, usual, dir string) error {
 	}
 	if known != nil && (h.Persistent || known.Owner == h.Owner) {
 		places = append(places, known.Dir)
-		if _, err := os.Stat(filepath.Dir(known.Dir)); errors.Is(err, fs.ErrNotExist) &&
-			!samePlace(known.Dir, dir) {
+		if away, err := h.away(name, known); err != nil {
+			return err
+		} else if away {
 			return &ElsewhereError{Name: name, There: known.Dir, Here: dir, Away: true}
 		}
 	}
@@ -92,7 +106,75 @@ func (h Homes) Settle(name, usual, dir string) error {
 	if samePlace(usual, dir) {
 		return h.forget(name, known)
 	}
-	return h.remember(name, home{Dir: dir, Owner: h.Owner}, known)
+	return nil
+}
+
+// Made remembers the home of a disk that is there now, before a guest can use it.
+func (h Homes) Made(name, usual, dir string) error {
+	if samePlace(usual, dir) {
+		return nil
+	}
+	known, err := h.recall(name)
+	if err != nil {
+		return err
+	}
+	now := home{Dir: dir, Owner: h.Owner}
+	if !h.Persistent && !h.Durable {
+		now.Boot = bootID()
+	}
+	if h.Kept {
+		if now.Storage, err = storageID(filepath.Dir(dir)); err != nil {
+			return fmt.Errorf("the storage of the disk of %s: %w", words.Name(name), err)
+		}
+	}
+	return h.remember(name, now, known)
+}
+
+// away reports whether the storage of a disk is not there: its directory does not exist, or is an
+// empty mount point. A directory of the disk that somebody removed from its storage is not away.
+func (h Homes) away(name string, known *home) (bool, error) {
+	if known.Boot != "" && known.Boot != bootID() {
+		return false, nil // the disk is lost in any case
+	}
+	if there, err := h.holds(known.Dir, name); err != nil || there {
+		return false, err
+	}
+	root, err := osfile.Resolved(filepath.Dir(known.Dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil || known.Storage == "" {
+		return false, err
+	}
+	path := filepath.Join(root, storageName)
+	switch id, err := durable.Read(path); {
+	case err == nil:
+		return string(id) != known.Storage, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return true, nil
+	default:
+		return false, fmt.Errorf("%q %w", path, err)
+	}
+}
+
+// storageID returns the text that a storage is known by. If it has none, it gets one.
+func storageID(root string) (string, error) {
+	root, err := osfile.Resolved(root)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(root, storageName)
+	switch id, err := durable.Read(path); {
+	case err == nil:
+		return string(id), nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("%q %w", path, err)
+	}
+	id := rand.Text()
+	return id, durable.Write(path, 0o644, func(f *os.File) error { // other users' daemons read it
+		_, err := f.WriteString(id)
+		return err
+	})
 }
 
 // samePlace reports whether two paths lead to the same directory, which need not exist.
@@ -159,7 +241,7 @@ func (h Homes) recall(name string) (*home, error) {
 	return known, nil
 }
 
-// remember keeps the home of a disk, before anything is written there.
+// remember keeps the home of a disk.
 func (h Homes) remember(name string, now home, known *home) error {
 	if known != nil && *known == now {
 		return nil

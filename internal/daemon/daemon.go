@@ -44,10 +44,11 @@ type Daemon struct {
 	usageTypes []usageType
 	streams    streams // set at the start, before the target is
 	disks      table
-	volumes    *volumes      // set with mu held before the images are found; nil: none can be made
-	found      []foundImage  // at the start; set before the target is
-	numbers    numbers       // set before the target is
-	initial    []*servedDisk // the disks of found; set before the target
+	volumes    *volumes       // set with mu held before the images are found; nil: none can be made
+	found      []foundImage   // at the start; set before the target is
+	homes      []func() error // remember where the disks of the start lie, once they are made
+	numbers    numbers        // set before the target is
+	initial    []*servedDisk  // the disks of found; set before the target
 
 	mu      sync.Mutex
 	state   pages.State     // guarded by mu

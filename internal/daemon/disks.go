@@ -57,6 +57,11 @@ func (d *Daemon) openDisks(ctx context.Context) error {
 			return err
 		}
 	}
+	for _, made := range d.homes {
+		if err := made(); err != nil {
+			return err
+		}
+	}
 	if err := d.checkIdentities(d.initial); err != nil {
 		return err
 	}

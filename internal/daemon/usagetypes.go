@@ -78,12 +78,13 @@ func (d *Daemon) checkUsageTypes() error {
 // settled decides where each disk lies, or returns why it cannot lie there. usual are the
 // directories of persistent disks without a type.
 func (d *Daemon) settled(found []foundImage, usual []string, settings []DiskSettings) error {
-	homes := instance.Homes{Base: d.opt.WorkDir, Owner: d.opt.Owner}
+	homes := instance.Homes{Base: d.opt.WorkDir, Owner: d.opt.Owner,
+		Durable: d.opt.EphemeralFlush, Kept: d.leftovers(d.opt.WorkDir) != instance.LeftoversRemove}
 	for _, name := range d.opt.UsageTypes.names() {
 		homes.Roots = append(homes.Roots, d.opt.UsageTypes[name])
 	}
 	if d.opt.PersistentDir != "" {
-		homes.Base, homes.Persistent = d.opt.PersistentDir, true
+		homes.Base, homes.Persistent, homes.Kept = d.opt.PersistentDir, true, true
 	}
 	var refused problems.Refusal
 	refused.Verb = "have disks that lie elsewhere"
@@ -106,6 +107,7 @@ func (d *Daemon) settled(found []foundImage, usual []string, settings []DiskSett
 		if usual[i] != "" {
 			usual[i] = dir
 		}
+		d.homes = append(d.homes, func() error { return homes.Made(f.name, base, dir) })
 	}
 	return refused.Err()
 }
