@@ -153,7 +153,8 @@ type fetch struct {
 	from      *repository
 	endpoints []*endpoint // those that are left; the first is asked
 	tries     *tries
-	last      time.Time // when data came last, from any of them; zero: nothing was asked for yet
+	last      time.Time // when enough came last, from any of them; zero: nothing was asked for yet
+	read      time.Time // when the last Read has ended; zero: there was none
 	off, end  int64
 	body      io.ReadCloser // nil: no connection
 }
@@ -161,12 +162,19 @@ type fetch struct {
 var pullScopes = func(e *endpoint) []string { return []string{e.repo.Scope("pull")} }
 
 func (f *fetch) Read(p []byte) (int, error) {
-	if !f.last.IsZero() { // nobody has waited since the last Read
-		f.last = time.Now()
-		if f.tries != nil {
-			f.tries.last = f.last
+	if !f.read.IsZero() { // nobody has waited since the last Read
+		away := time.Since(f.read)
+		if f.last = f.last.Add(away); f.tries != nil {
+			f.tries.last = f.tries.last.Add(away)
 		}
 	}
+	n, err := f.bring(p)
+	f.read = time.Now()
+	return n, err
+}
+
+// bring waits for the next bytes.
+func (f *fetch) bring(p []byte) (int, error) {
 	for {
 		if f.off == f.end {
 			return 0, io.EOF
@@ -179,8 +187,9 @@ func (f *fetch) Read(p []byte) (int, error) {
 		n, err := f.body.Read(p[:min(int64(len(p)), f.end-f.off)])
 		f.off += int64(n)
 		if n > 0 {
-			f.tries.progress()
-			f.last = f.tries.last
+			if f.tries.came(n); f.tries.few == 0 {
+				f.last = f.tries.last
+			}
 		}
 		if err != nil {
 			f.Close()
@@ -242,7 +251,7 @@ func (f *fetch) turn() {
 		f.last = f.tries.last
 	}
 	if len(f.endpoints) > 1 {
-		f.tries.patience = e.client.turn
+		f.tries.patience, f.tries.rate = e.client.turn, leastRate
 	} else {
 		f.tries.last, f.tries.patience = f.last, e.client.opt.Patience
 	}
@@ -280,7 +289,7 @@ func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	stream(res.Body, len(f.endpoints) > 1, e.client.turn)
+	stream(res.Body, f.tries.rate, f.tries.patience)
 	if err := f.check(res, res.Body); err != nil {
 		res.Body.Close()
 		return nil, err

@@ -88,7 +88,7 @@ func TestFetchWaitsForItsReader(t *testing.T) {
 	l := newLying(t)
 	content := noise(23, 1<<20)
 	desc := l.add(content)
-	l.faults = []fault{cut(1000)}
+	l.faults = []fault{few(1000, 100*time.Millisecond)}
 	src, err := newClient(t, l.options()).source(l.ref(t, "vm/a:1"))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, src.Close()) })
@@ -103,8 +103,9 @@ func TestFetchWaitsForItsReader(t *testing.T) {
 	if body, ok := f.body.(*exchange); ok { // otherwise the cut was noticed already
 		require.False(t, body.timer.Stop(), "the timer runs although nobody reads")
 	}
-	f.last = time.Now().Add(-time.Hour)
-	f.tries.last = f.last
+	for _, at := range []*time.Time{&f.read, &f.last, &f.tries.last} {
+		*at = at.Add(-time.Hour)
+	}
 	_, err = io.ReadFull(in, got[1000:])
 	require.NoError(t, err)
 	require.Equal(t, content, got)
@@ -123,11 +124,13 @@ func TestFetchEnds(t *testing.T) {
 		faults []fault
 		want   string
 	}{
-		"404":         {always(says(404)), "404"},
-		"403":         {always(says(403)), "403"},
-		"401":         {always(says(401)), "--registry-config"},
-		"500":         {always(says(500)), "given up"},
-		"retry later": {always(says(429, "Retry-After", "3600")), "given up"},
+		"404": {always(says(404)), "404"},
+		"403": {always(says(403)), "403"},
+		"401": {always(says(401)), "--registry-config"},
+		"500": {always(says(500)), "given up"},
+		"retry later": {always(says(429, "Retry-After", "3600")),
+			"it says that the next try is for in 1h0m0s, and no try waits for longer than 500ms"},
+		"retry never": {always(says(503, "Retry-After", "999999999999")), "the next try is for in"},
 		"416":         {always(says(416)), "416"},
 		"another range": {always(func(w http.ResponseWriter, _ *http.Request, content []byte) bool {
 			w.Header().Set("Content-Range",

@@ -65,11 +65,13 @@ func notFound(err error) bool {
 	return errors.As(err, &status) && status.Status == http.StatusNotFound
 }
 
-// impatient is an error that might pass, but nothing has come for too long.
+// impatient is an error that might pass, but nothing, or too little, has come for too long.
 type impatient struct {
 	err    error
 	after  time.Duration
-	silent bool // there was no answer at all
+	silent bool          // there was no answer at all
+	wait   time.Duration // the registry wants us to wait that long; 0: it does not
+	most   time.Duration // and we wait no longer than this
 }
 
 func (e *impatient) Error() string {
@@ -77,8 +79,12 @@ func (e *impatient) Error() string {
 		return fmt.Sprintf("given up after %s without any answer: %v; check the name and the "+
 			"port, and whether the registry runs", e.after.Round(time.Second), e.err)
 	}
-	return fmt.Sprintf("given up after %s in which nothing came: %v", e.after.Round(time.Second),
-		e.err)
+	if e.wait > 0 {
+		return fmt.Sprintf("given up: %v; it says that the next try is for in %s, and no try "+
+			"waits for longer than %s: try again later", e.err, e.wait.Round(time.Second), e.most)
+	}
+	return fmt.Sprintf("given up after %s in which nothing or too little came: %v",
+		e.after.Round(time.Second), e.err)
 }
 
 func (e *impatient) Unwrap() error { return e.err }
@@ -88,8 +94,10 @@ func (e *impatient) Unwrap() error { return e.err }
 type tries struct {
 	endpoint *endpoint
 	patience time.Duration
-	last     time.Time // when something came last
+	last     time.Time // when enough has come last
+	few      int64     // bytes that have come since; fewer than enough
 	pause    time.Duration
+	rate     float64 // the least that must come, in bytes per second
 	refused  int
 	renewed  bool // the credential, after a refusal that may be for good
 }
@@ -102,14 +110,24 @@ func (e *endpoint) tries() *tries {
 	return &tries{
 		endpoint: e,
 		patience: patience,
+		rate:     loneRate,
 		last:     time.Now(),
 		pause:    firstPause,
 	}
 }
 
-// progress notes that something has come.
+// progress notes that enough has come.
 func (t *tries) progress() {
-	t.last, t.pause, t.refused, t.renewed = time.Now(), firstPause, 0, false
+	t.last, t.few, t.pause, t.refused, t.renewed = time.Now(), 0, firstPause, 0, false
+}
+
+// came notes that n bytes have come. Few of them are no reason to be patient: an endpoint may send
+// one in each connection, for ever.
+func (t *tries) came(n int) {
+	t.pause, t.refused = firstPause, 0
+	if t.few += int64(n); t.few >= int64(t.rate*t.patience.Seconds()) {
+		t.progress()
+	}
 }
 
 // again waits before the next try, or returns err if there is none.
@@ -152,7 +170,11 @@ func (t *tries) again(ctx context.Context, err error) error {
 		patience = min(patience, t.endpoint.client.opt.FirstPatience)
 	}
 	if left := patience - time.Since(t.last); pause > left {
-		return &impatient{err: err, after: time.Since(t.last), silent: silent}
+		held := &impatient{err: err, after: time.Since(t.last), silent: silent, most: patience}
+		if status != nil && pause == status.after {
+			held.wait = pause
+		}
+		return held
 	}
 	t.endpoint.client.opt.Warn(
 		fmt.Sprintf(
@@ -269,7 +291,8 @@ func errorDetail(body []byte) string {
 
 // retryAfter reads the header Retry-After: seconds, or a date (RFC 9110, section 10.2.3).
 func retryAfter(value string, now time.Time) time.Duration {
-	if seconds, err := strconv.ParseInt(value, 10, 32); err == nil {
+	seconds, err := strconv.ParseInt(value, 10, 32)
+	if err == nil || errors.Is(err, strconv.ErrRange) { // then it is the nearest one
 		return max(0, time.Duration(seconds)*time.Second)
 	}
 	if at, err := http.ParseTime(value); err == nil {

@@ -15,6 +15,8 @@ const (
 	idleTimeout = 60 * time.Second
 	// leastRate is how much a blob must bring, in bytes per second, if another endpoint has it too.
 	leastRate = 4 << 10
+	// loneRate is the same if no other has it. Less than the slowest modem brings is no service.
+	loneRate = 256
 )
 
 var (
@@ -33,7 +35,8 @@ type exchange struct {
 	idle          time.Duration
 
 	blob   bool
-	turn   time.Duration // the least that may come is measured over this time; 0: it is not
+	turn   time.Duration // the least that may come is measured over this time
+	rate   float64       // and is this, in bytes per second
 	waited time.Duration // for the bytes below
 	came   int64
 }
@@ -56,16 +59,14 @@ func (x *exchange) answered(res *http.Response, idle time.Duration) {
 }
 
 // stream makes an answer the stream of a blob. Its reader may take any time for what has come.
-// If there are other endpoints, it may not be silent or slow for longer than turn.
-func stream(body io.ReadCloser, others bool, turn time.Duration) {
+// It may not be silent or slow for longer than turn.
+func stream(body io.ReadCloser, rate float64, turn time.Duration) {
 	x, ok := body.(*exchange)
 	if !ok {
 		return
 	}
 	x.timer.Stop()
-	if others {
-		x.idle, x.turn = min(x.idle, turn), turn
-	}
+	x.idle, x.turn, x.rate = min(x.idle, turn), turn, rate
 	x.timer = time.AfterFunc(x.idle, func() {
 		x.cancel(fmt.Errorf("%w for %s", errSilent, x.idle))
 	})
@@ -94,8 +95,8 @@ func (x *exchange) Read(p []byte) (int, error) {
 	n, err := x.ReadCloser.Read(p)
 	x.timer.Stop()
 	x.waited, x.came = x.waited+time.Since(began), x.came+int64(n)
-	if err == nil && x.turn > 0 && x.waited >= x.turn {
-		if x.came < int64(leastRate*x.waited.Seconds()) {
+	if err == nil && x.waited >= x.turn {
+		if x.came < int64(x.rate*x.waited.Seconds()) {
 			return n, fmt.Errorf("%w: %d bytes in %s", errSlow, x.came,
 				x.waited.Round(time.Millisecond))
 		}

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -61,8 +62,8 @@ func TestNothingHangs(t *testing.T) {
 	} {
 		for what, work := range works {
 			for _, drip := range []bool{false, true} {
-				if at.path == "/blobs/" && at.status == 206 && (drip || what == "push") {
-					continue // this brings something, and no other endpoint has it
+				if at.path == "/blobs/" && at.status == 206 && what == "push" {
+					continue
 				}
 				name := strings.Join([]string{what, at.path, http.StatusText(at.status)}, " ")
 				t.Run(name, func(t *testing.T) {
@@ -166,4 +167,64 @@ func TestMirrorIsSlow(t *testing.T) {
 			require.Equal(t, asked, mirror.requests("/blobs/"))
 		})
 	}
+}
+
+// few sends that many bytes of the range, and breaks the connection after a while.
+func few(n int, after time.Duration) fault {
+	return func(w http.ResponseWriter, r *http.Request, p []byte) bool {
+		first, last, _ := rangeOf(r, len(p))
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, last, len(p)))
+		w.WriteHeader(http.StatusPartialContent)
+		_, _ = w.Write(p[first:min(first+n, last+1)])
+		_ = http.NewResponseController(w).Flush()
+		time.Sleep(after)
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// TestByteInEachConnection: a registry that sends a byte in each connection, and then breaks it, is
+// an error when its time is over. A mirror like that is left for the registry.
+func TestByteInEachConnection(t *testing.T) {
+	content := noise(43, 1<<20)
+	registry, mirror, opt := mirrored(t)
+	for _, l := range []*lying{registry, mirror} {
+		l.newImage(t, content)
+	}
+	for range 1000 {
+		mirror.faults = append(mirror.faults, few(1, 0))
+	}
+	opt.Patience = time.Second
+	ctx, cancel := context.WithTimeout(t.Context(), longWait)
+	defer cancel()
+	out := filepath.Join(t.TempDir(), "a.raw")
+	pull := func(opt Options) error {
+		_, _, err := newClient(t, opt).Pull(ctx, registry.ref(t, "vm/a:1"), out,
+			PullOptions{Replace: true})
+		return err
+	}
+	require.NoError(t, pull(opt))
+	onlyFile(t, filepath.Dir(out), "a.raw", content)
+	registry.faults, opt.Mirrors = mirror.faults, nil
+	require.ErrorContains(t, pull(opt), "nothing or too little came")
+}
+
+// TestSlowLinkIsEnough: a link that is slow and breaks often is no error, as long as enough comes.
+func TestSlowLinkIsEnough(t *testing.T) {
+	l := newLying(t)
+	content := noise(44, 4096)
+	desc := l.add(content)
+	for range 100 {
+		l.faults = append(l.faults, few(2*loneRate/5, 50*time.Millisecond))
+	}
+	opt := l.options()
+	opt.Patience = time.Second
+	src, err := newClient(t, opt).source(l.ref(t, "vm/a:1"))
+	require.NoError(t, err)
+	b, err := src.blob(desc)
+	require.NoError(t, err)
+	began := time.Now()
+	got := make([]byte, len(content))
+	require.NoError(t, b.fill(t.Context(), got, 0))
+	require.Equal(t, content, got)
+	require.Greater(t, time.Since(began), 2*opt.Patience)
 }
