@@ -27,7 +27,7 @@ CONTROLLER_IMAGE ?= kubevirt.io:disk-controller
 MACHINE := cache/machine
 
 .DEFAULT_GOAL := help
-.PHONY: build generate controller controller-image image adapter-image machine run run-container test check lint fuzz bench peers demo clean help FORCE
+.PHONY: build generate controller controller-image image adapter-image machine run run-container test test-quick check lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
@@ -81,7 +81,10 @@ test: ## Every test with the race detector, and beside them lint and fuzz for se
 	BUILD='scripts/build-kubernetes.sh --node' INSTALL=scripts/install-tools.sh \
 		BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME) scripts/test.sh
 
-check: ## The everyday loop: lint, and the tests of the packages that changed (BASE=main: since main)
+test-quick: ## The tests that need neither Kubernetes nor guests, containers or other clients; no race detector
+	RACE=no scripts/test.sh -short $$($(GO) list ./... | grep -vE '/(integration|kubernetes|kubevirt-disk-controller)(/|$$)')
+
+check: ## The everyday loop: lint, and the tests of what changed and of what imports it (BASE=main: since main)
 	scripts/check.sh
 
 lint: ## Check with gofmt, go vet, staticcheck and shellcheck, and Markdown for at most 120 columns

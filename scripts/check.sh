@@ -1,28 +1,71 @@
 #!/usr/bin/env bash
-# The everyday loop: lint, and the tests of the packages that changed since a commit. The default is
-# all uncommitted changes; if everything is committed, the last commit. BASE=main checks all commits
-# of a branch.
+# The everyday loop: lint, and the tests of the packages that changed since a commit and of those that
+# import them, without the race detector. The default is all uncommitted changes; if everything is
+# committed, the last commit. BASE=main checks all commits of a branch. Prints the packages that it
+# leaves out; `make test` tests them, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 go=${GO:-go}
 base=${BASE:-HEAD}
+
+# changed prints the directories of the packages with changed files. A file that is not Go, such as
+# test data, belongs to the next package above it.
 changed() {
+	local dir
 	{
-		git diff --name-only --diff-filter=d "$1" -- '*.go'
-		git ls-files --others --exclude-standard -- '*.go'
-	} | xargs -r -n1 dirname | sort -u | sed 's|^|./|'
+		git diff --name-only "$1"
+		git ls-files --others --exclude-standard
+	} | while read -r file; do
+		dir=$file
+		while [[ $dir == */* ]]; do
+			dir=${dir%/*}
+			if compgen -G "$dir/*.go" >/dev/null; then
+				echo "./$dir"
+				break
+			fi
+		done
+	done | sort -u
 }
 mapfile -t packages < <(changed "$base")
 if [ ${#packages[@]} = 0 ] && [ "$base" = HEAD ]; then
 	mapfile -t packages < <(changed HEAD~1)
 fi
-
-scripts/lint.sh
 if [ ${#packages[@]} = 0 ]; then
+	scripts/lint.sh
 	echo "check: no Go package has changed"
 	exit 0
 fi
-# The integration tests take minutes; `make test` runs them.
-mapfile -t tested < <("$go" list "${packages[@]}" | grep -v '/integration$')
-[ ${#tested[@]} = 0 ] || scripts/test.sh "${tested[@]}"
+mapfile -t packages < <("$go" list -e "${packages[@]}")
+
+# Of each package and of its tests, all that they import, directly or not.
+mapfile -t affected < <("$go" list -e -test \
+	-f '{{or .ForTest .ImportPath}} {{.ImportPath}} {{join .Deps " "}}' ./... |
+	awk -v changed="${packages[*]}" '
+		BEGIN { n = split(changed, c, " "); for (i = 1; i <= n; i++) is[c[i]] = 1 }
+		{
+			sub(/\.test$/, "", $1)
+			for (i = 2; i <= NF; i++) if ($i in is) { print $1; next }
+		}' | sort -u)
+
+# These take long: a change somewhere below them does not test them. The integration tests take
+# minutes in any case.
+slow=' adapter adapter/ext4 cmd/kubevirt-disk disk/instance disk/qcow2 registry target '
+module=$("$go" list -m)
+tested=() left=()
+for package in "${affected[@]}"; do
+	name=${package#"$module/"}
+	if [[ $name == integration || $name == integration/* ]]; then
+		left+=("$name")
+	elif [[ $slow == *" $name "* && " ${packages[*]} " != *" $package "* ]]; then
+		left+=("$name")
+	else
+		tested+=("$package")
+	fi
+done
+[ ${#left[@]} = 0 ] || echo "check: left out, because they take long: ${left[*]}"
+if [ ${#tested[@]} = 0 ]; then
+	scripts/lint.sh
+else
+	RACE=no BESIDE=scripts/lint.sh scripts/test.sh -short "${tested[@]}"
+fi
