@@ -85,6 +85,8 @@ type puller struct {
 	files  []*file
 	names  map[string]bool // in a directory: files that have been begun
 	seek   *seekMaker      // nil: the disks will not be read by ranges later
+	// create begins a file. nil: it is a path of the system.
+	create func(name string) (*image.Destination, error)
 }
 
 func newPuller(r *resolved, dest string, opt PullOptions) *puller {
@@ -437,22 +439,21 @@ func (p *puller) open(f *file) (err error) {
 	if p.names[f.label] {
 		return fmt.Errorf("two disks of the image would be called %q", f.label)
 	}
-	if info, statErr := os.Stat(f.label); statErr == nil && info.Mode()&fs.ModeDevice != 0 &&
-		info.Mode()&fs.ModeCharDevice == 0 {
+	info, statErr := os.Stat(f.label)
+	switch {
+	case p.create != nil:
+		f.to, err = p.create(f.label)
+	case statErr == nil && info.Mode()&(fs.ModeDevice|fs.ModeCharDevice) == fs.ModeDevice:
 		f.to, err = image.OpenDevice(f.label)
-	} else {
+	default:
 		f.to, err = image.CreateDestination(f.label, p.opt.Replace)
 	}
 	if err != nil {
 		return err
 	}
 	p.names[f.label] = true
-	f.arrival = image.NewArrival(
-		f.name,
-		f.size,
-		f.to,
-		image.ArrivalOptions{Options: p.opt.Image, Original: p.opt.Original},
-	)
+	f.arrival = image.NewArrival(f.name, f.size, f.to,
+		image.ArrivalOptions{Options: p.opt.Image, Original: p.opt.Original})
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -15,25 +16,32 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/cache"
 )
 
 // pulledDir is the directory inside that of the cache for the disks of images without an index:
 //
-//	pulled/sha256-DIGEST/NAME   a disk as a raw file, of the image with that manifest
-//	pulled/sha256-DIGEST.seek/  what it takes to read it by ranges when it was removed: seekMaker
-//	pulled/sha256-DIGEST.lock   locked by whoever fetches or removes it (alone), or serves it
-//	                            (shared)
+//	pulled/sha256-DIGEST/NAME     a disk as a raw file, of the image with that manifest
+//	pulled/sha256-DIGEST.digests  the digests of the chunks of these files: rawDigests
+//	pulled/sha256-DIGEST.seek/    what it takes to read it by ranges when it was removed: seekMaker
+//	pulled/sha256-DIGEST.lock     locked by whoever fetches or removes it (alone), or serves it
+//	                              (shared)
+//	pulled/sha256-DIGEST.again... the same for who fetches a damaged image again while it is served
 //
 // The lock stays when the disks are removed. The time of the directory says when it was last used.
 const pulledDir = "pulled"
 
 // pulledDisk is an image without an index whose disks were fetched as raw files.
 type pulledDisk struct {
-	dir   string
-	lock  *os.File
-	names []string
-	seek  *seekDisks // nil: the raw files are there
+	root    *osfile.Shared // of the cache
+	dir     string         // in it
+	lock    *os.File
+	names   []string
+	digests *rawDigests
+	missing error      // why there returned false
+	seek    *seekDisks // nil: the raw files are there
+	mend    *mender    // of damaged raw files
 }
 
 // lockPoll is how often to look whether another process has fetched the image.
@@ -53,9 +61,14 @@ func (s *Stream) pull(ctx context.Context, why string) (*pulledDisk, error) {
 // fetchedBefore reports whether somebody has fetched the image. Then there is no need to look into
 // it.
 func (s *Stream) fetchedBefore() bool {
-	dir := filepath.Join(s.opt.CacheDir, pulledDir, keptName(s.image.digest))
+	root, err := os.OpenRoot(s.opt.CacheDir)
+	if err != nil {
+		return false
+	}
+	defer root.Close()
+	dir := path.Join(pulledDir, keptName(s.image.digest))
 	for _, there := range []string{dir, dir + seekSuffix} {
-		if _, err := os.Stat(there); err == nil {
+		if _, err := root.Stat(there); err == nil {
 			return true
 		}
 	}
@@ -66,39 +79,54 @@ func (s *Stream) fetchedBefore() bool {
 var errGone = errors.New("the fetched image was removed")
 
 func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err error) {
-	base := filepath.Join(s.opt.CacheDir, pulledDir)
-	if err := os.MkdirAll(base, 0o770); err != nil {
-		return nil, err
-	}
-	d := &pulledDisk{dir: filepath.Join(base, keptName(s.image.digest))}
-	d.lock, err = os.OpenFile(d.dir+".lock", os.O_RDWR|os.O_CREATE, 0o660)
+	root, err := osfile.OpenShared(s.opt.CacheDir, 0o770)
 	if err != nil {
 		return nil, err
 	}
+	d := &pulledDisk{root: root, dir: path.Join(pulledDir, keptName(s.image.digest))}
+	d.mend = newMender(s, d)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
 		}
 	}()
+	if err := root.Mkdir(pulledDir); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	if d.lock, err = openLock(root, d.dir); err != nil {
+		return nil, err
+	}
+	fetched := false
 	for !d.there() {
 		err := flock.Lock(d.lock, unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			if d.there() {
 				break
 			}
-			if d.seek, err = s.seekLocked(ctx, d.dir+seekSuffix); err != nil {
+			if d.seek, err = s.seekLocked(ctx, root.Root, d.dir+seekSuffix); err != nil {
 				return nil, err
 			}
 			if d.seek != nil {
+				_ = root.RemoveAll(d.dir) // nothing says whether it is right, so nobody needs it
 				break
 			}
-			if err := s.pullInto(ctx, d.dir, why); err != nil {
+			if err := s.pullInto(ctx, root, d.dir, d.dir+seekSuffix, why); err != nil {
 				return nil, err
 			}
+			fetched = true
 			break
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, err
+		}
+		if _, err := root.Stat(d.dir); err == nil &&
+			flock.Lock(d.lock, unix.LOCK_SH|unix.LOCK_NB) == nil {
+			// Somebody serves it, so it cannot be removed, but nothing says any more what it was.
+			if err := s.pullAgain(ctx, root, d.dir, d.there); err != nil {
+				return nil, err
+			}
+			fetched = true
+			break
 		}
 		select {
 		case <-ctx.Done():
@@ -109,46 +137,69 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 	if err := flock.Lock(d.lock, unix.LOCK_SH); err != nil {
 		return nil, err
 	}
-	if d.seek != nil {
+	switch {
+	case d.seek != nil:
 		d.names = d.seek.names()
-		d.touch()
-		return d, nil
-	}
-	entries, err := os.ReadDir(d.dir)
-	if errors.Is(err, fs.ErrNotExist) {
+	case d.there():
+		d.names = d.digests.names()
+	case fetched && !errors.Is(d.missing, fs.ErrNotExist):
+		return nil, fmt.Errorf("what was fetched cannot be read again: %w", d.missing)
+	default:
 		return nil, errGone
 	}
-	d.names = namesOf(entries)
 	d.touch()
-	return d, err
+	return d, nil
 }
 
-// touch records that the image is used. If that fails, the image may be removed too early.
+// openLock opens the file that is locked for an image.
+func openLock(root *osfile.Shared, dir string) (*os.File, error) {
+	lock, err := root.OpenFile(dir+lockSuffix, os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		return nil, fmt.Errorf("a fetched image cannot be locked: %w", err)
+	}
+	root.Share(lock)
+	return lock, nil
+}
+
+// touch records that the image is used. Whoever may write to a directory may set its times to now.
+// If that fails, the image may be removed too early.
 func (d *pulledDisk) touch() {
-	for _, dir := range []string{d.dir, d.dir + seekSuffix} { // what is removed first comes first
-		now := time.Now()
-		_ = os.Chtimes(dir, now, now)
+	for _, dir := range []string{d.dir, d.dir + seekSuffix} {
+		if f, err := d.root.OpenFile(dir, os.O_RDONLY); err == nil {
+			_ = unix.Futimes(int(f.Fd()), nil)
+			f.Close()
+		}
 	}
 }
 
 // Others are the images that were fetched as a whole into the directory of a cache. They are for
 // cache.Options.
 func Others(cacheDir string) func() ([]cache.Other, error) {
-	base := filepath.Join(cacheDir, pulledDir)
 	return func() (all []cache.Other, err error) {
-		entries, err := os.ReadDir(base)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
+		root, err := os.OpenRoot(cacheDir)
+		if err != nil {
+			return nil, orMissing(err)
+		}
+		defer root.Close()
+		entries, err := fs.ReadDir(root.FS(), pulledDir)
+		if err != nil {
+			return nil, orMissing(err)
 		}
 		for _, e := range entries {
-			if name, ok := strings.CutSuffix(e.Name(), ".lock"); ok && err == nil {
-				dir := filepath.Join(base, name)
-				for _, what := range [][]string{{dir, dir + partialSuffix},
+			if name, ok := strings.CutSuffix(e.Name(), lockSuffix); ok && err == nil {
+				dir := path.Join(pulledDir, name)
+				var before time.Time
+				for _, what := range [][]string{
+					{dir, dir + digestsSuffix, dir + partialSuffix,
+						dir + digestsSuffix + partialSuffix},
 					{dir + seekSuffix, dir + seekSuffix + partialSuffix}} {
 					var o cache.Other
 					var otherErr error
-					if o, otherErr = otherOf(dir, what); o.Bytes > 0 {
-						all = append(all, o)
+					if o, otherErr = otherOf(root, cacheDir, dir, what); o.Bytes > 0 {
+						if !o.Used.After(before) { // what is removed first comes first
+							o.Used = before.Add(1)
+						}
+						all, before = append(all, o), o.Used
 					}
 					err = errors.Join(err, otherErr)
 				}
@@ -158,11 +209,20 @@ func Others(cacheDir string) func() ([]cache.Other, error) {
 	}
 }
 
+// orMissing ignores that something does not exist.
+func orMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
 // otherOf returns the files of a fetched image, including the remains of fetching it.
-func otherOf(dir string, what []string) (cache.Other, error) {
-	o := cache.Other{Name: what[0], Remove: func() error { return removePulled(dir, what) }}
-	for _, path := range what {
-		err := filepath.WalkDir(path, func(_ string, d fs.DirEntry, err error) error {
+func otherOf(root *os.Root, cacheDir, dir string, what []string) (cache.Other, error) {
+	o := cache.Other{Name: filepath.Join(cacheDir, what[0]),
+		Remove: func() error { return removePulled(cacheDir, dir, what) }}
+	for _, name := range what {
+		err := fs.WalkDir(root.FS(), name, func(_ string, d fs.DirEntry, err error) error {
 			if err != nil {
 				return err
 			}
@@ -178,7 +238,7 @@ func otherOf(dir string, what []string) (cache.Other, error) {
 			}
 			return nil
 		})
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+		if orMissing(err) != nil { // otherwise it was removed meanwhile
 			return cache.Other{}, err
 		}
 	}
@@ -186,8 +246,13 @@ func otherOf(dir string, what []string) (cache.Other, error) {
 }
 
 // removePulled removes the disks of a fetched image, unless somebody fetches or serves it.
-func removePulled(dir string, what []string) error {
-	lock, err := os.OpenFile(dir+".lock", os.O_RDWR, 0)
+func removePulled(cacheDir, dir string, what []string) error {
+	root, err := osfile.OpenShared(cacheDir, 0o770)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	lock, err := root.OpenFile(dir+lockSuffix, os.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -199,81 +264,144 @@ func removePulled(dir string, what []string) error {
 	if err != nil {
 		return err
 	}
-	for _, path := range what {
-		err = errors.Join(err, os.RemoveAll(path))
+	for _, name := range what {
+		err = errors.Join(err, root.RemoveAll(name))
 	}
 	return err
 }
 
-// partialSuffix ends the names of unfinished files.
-const partialSuffix = ".partial"
+const (
+	// partialSuffix ends the names of unfinished files.
+	partialSuffix = ".partial"
+	lockSuffix    = ".lock"
+	// againSuffix ends the name of an image that is fetched again while it is served.
+	againSuffix = ".again"
+)
 
+// there reports whether the disks are there, with their digests.
 func (d *pulledDisk) there() bool {
-	_, err := os.Stat(d.dir)
-	return err == nil
+	if _, d.missing = d.root.Stat(d.dir); d.missing == nil {
+		d.digests, d.missing = loadRawDigests(d.root, d.dir+digestsSuffix)
+	}
+	return d.missing == nil
 }
 
 // pullInto makes the directory with the disks. The directory appears when it is complete.
-func (s *Stream) pullInto(ctx context.Context, dir, why string) error {
+func (s *Stream) pullInto(ctx context.Context, root *osfile.Shared, dir, seek, why string) error {
 	s.client.opt.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
 		"index of its disks: %s", s.ref, why))
 	partial := dir + partialSuffix
-	if err := os.RemoveAll(partial); err != nil {
-		return err
+	for _, name := range []string{partial, dir} {
+		if err := root.RemoveAll(name); err != nil {
+			return err
+		}
 	}
-	if err := os.Mkdir(partial, 0o770); err != nil {
+	if err := root.Mkdir(partial); err != nil {
 		return err
 	}
 	img := *s.image
 	img.source = having{img.source, s.small}
 	p := newPuller(&img, partial, PullOptions{})
-	seek := dir + seekSuffix
-	p.seek = newSeekMaker(seek + partialSuffix)
-	err := p.prepare()
-	var done []Pulled
+	p.many = true
+	p.create = func(name string) (*image.Destination, error) { return newRaw(root, name) }
+	p.seek = newSeekMaker(root, seek+partialSuffix)
+	done, err := p.run(ctx)
 	if err == nil {
-		done, err = p.run(ctx)
+		err = saveRawDigests(ctx, root, dir+digestsSuffix, done)
 	}
 	if err == nil {
-		err = syncTree(partial)
+		err = syncDir(root, partial)
 	}
 	if err == nil && p.seek != nil && p.seek.done(done, p.files) == nil {
-		_ = os.RemoveAll(seek) // without it, a removed image is fetched again
-		_ = os.Rename(seek+partialSuffix, seek)
+		_ = root.RemoveAll(seek) // without it, a removed image is fetched again
+		_ = root.Rename(seek+partialSuffix, seek)
 	}
 	if err == nil {
-		err = os.Rename(partial, dir)
+		err = root.Rename(partial, dir)
 	}
-	_ = os.RemoveAll(seek + partialSuffix)
+	_ = root.RemoveAll(seek + partialSuffix)
 	if err != nil {
-		return errors.Join(err, os.RemoveAll(partial))
+		return errors.Join(err, root.RemoveAll(partial))
 	}
 	return nil
 }
 
-// syncTree brings a directory and its files to storage, because they are not verified again.
-func syncTree(dir string) error {
-	entries, err := os.ReadDir(dir)
+// newRaw begins a raw file. It is brought to storage, because nobody notices otherwise that a crash
+// has damaged it before it is read again.
+func newRaw(root *osfile.Shared, name string) (*image.Destination, error) {
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		return nil, err
+	}
+	root.Share(f)
+	return image.NewDestination(f, func(err error) error {
+		if err == nil {
+			err = f.Sync()
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			err = errors.Join(err, root.Remove(name))
+		}
+		return err
+	}), nil
+}
+
+// pullAgain fetches an image again whose files somebody serves, and exchanges them one by one. Who
+// has one open keeps it. done reports whether another process has done so meanwhile.
+func (s *Stream) pullAgain(ctx context.Context, root *osfile.Shared, dir string,
+	done func() bool) (err error) {
+	again := dir + againSuffix
+	lock, err := openLock(root, again)
 	if err != nil {
 		return err
 	}
-	for _, name := range append([]string{"."}, namesOf(entries)...) {
-		f, err := os.Open(filepath.Join(dir, name))
-		if err != nil {
+	defer lock.Close()
+	for {
+		if err = flock.Lock(lock, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
 		}
-		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		if err := pauseFor(ctx, lockPoll); err != nil {
 			return err
 		}
 	}
-	return nil
+	if done() {
+		return nil
+	}
+	defer func() {
+		err = errors.Join(err, root.RemoveAll(again), root.RemoveAll(again+digestsSuffix))
+	}()
+	err = s.pullInto(ctx, root, again, dir+seekSuffix, "what was fetched before is damaged")
+	if err != nil {
+		return err
+	}
+	digests, err := loadRawDigests(root, again+digestsSuffix)
+	if err != nil {
+		return err
+	}
+	if err := root.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	for _, name := range digests.names() {
+		err = errors.Join(err, root.Rename(path.Join(again, name), path.Join(dir, name)))
+	}
+	if err == nil {
+		err = syncDir(root, dir)
+	}
+	if err == nil {
+		err = root.Rename(again+digestsSuffix, dir+digestsSuffix)
+	}
+	return err
 }
 
-func namesOf(entries []fs.DirEntry) (names []string) {
-	for _, e := range entries {
-		names = append(names, e.Name())
+// syncDir makes the names in a directory durable.
+func syncDir(root *osfile.Shared, name string) error {
+	f, err := root.Open(name)
+	if err != nil {
+		return err
 	}
-	return names
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // open opens a disk. Its identity comes from the digest of the manifest.
@@ -284,15 +412,7 @@ func (d *pulledDisk) open(_ context.Context, name string) (image.Source, error) 
 		}
 		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 	}
-	f, err := os.Open(filepath.Join(d.dir, name))
-	if err != nil {
-		return nil, err
-	}
-	src, err := image.NewFileSource(f, rawDigest(filepath.Base(d.dir), name))
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return src, nil
+	return newRawDisk(d, name)
 }
 
 // rawDigest names a raw file that was made from an image.
@@ -302,8 +422,12 @@ func rawDigest(manifest, name string) string {
 
 func (d *pulledDisk) close() (err error) {
 	d.touch()
+	err = d.mend.close()
 	if d.seek != nil {
-		err = d.seek.close()
+		err = errors.Join(err, d.seek.close())
 	}
-	return errors.Join(err, d.lock.Close())
+	if d.lock != nil {
+		err = errors.Join(err, d.lock.Close())
+	}
+	return errors.Join(err, d.root.Close())
 }

@@ -10,10 +10,10 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // A directory beside that of a fetched image has what is needed to read its disks by ranges, also
@@ -45,18 +45,19 @@ func (c *seekContents) find(name string) *part {
 
 // seekMaker makes such a directory while an image is fetched.
 type seekMaker struct {
-	dir      string
+	root     *osfile.Shared // of the cache
+	dir      string         // in it
 	contents seekContents
 	offsets  map[string]int64 // of the files of the current layer
 }
 
 // newSeekMaker begins the directory. It returns nil if that fails; the image must then be fetched
 // again after it was removed.
-func newSeekMaker(dir string) *seekMaker {
-	if os.RemoveAll(dir) != nil || os.Mkdir(dir, 0o770) != nil {
+func newSeekMaker(root *osfile.Shared, dir string) *seekMaker {
+	if root.RemoveAll(dir) != nil || root.Mkdir(dir) != nil {
 		return nil
 	}
-	return &seekMaker{dir: dir, contents: seekContents{Disks: make(map[string]string)}}
+	return &seekMaker{root: root, dir: dir, contents: seekContents{Disks: make(map[string]string)}}
 }
 
 // layer begins the notes of a layer; nil: there will be none.
@@ -65,11 +66,12 @@ func (m *seekMaker) layer(desc descriptor) *recorder {
 		return nil
 	}
 	m.offsets = make(map[string]int64)
-	f, err := os.OpenFile(filepath.Join(m.dir, keptName(desc.Digest.String())),
-		os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o660)
+	f, err := m.root.OpenFile(path.Join(m.dir, keptName(desc.Digest.String())),
+		os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	if err != nil {
 		return nil
 	}
+	m.root.Share(f)
 	return newRecorder(f, desc.Size)
 }
 
@@ -128,14 +130,13 @@ func (m *seekMaker) done(pulled []Pulled, files []*file) error {
 	}
 	content, err := json.Marshal(m.contents)
 	if err == nil {
-		content = append([]byte(digestOf(content)+"\n"), content...)
-		err = os.WriteFile(filepath.Join(m.dir, seekName), content, 0o660)
+		err = writeDigested(m.root, path.Join(m.dir, seekName), content)
 	}
-	entries, readErr := os.ReadDir(m.dir)
+	entries, readErr := fs.ReadDir(m.root.FS(), m.dir)
 	err = errors.Join(err, readErr)
 	for _, e := range entries {
 		if e.Name() != seekName && !needed[e.Name()] {
-			err = errors.Join(err, os.Remove(filepath.Join(m.dir, e.Name())))
+			err = errors.Join(err, m.root.Remove(path.Join(m.dir, e.Name())))
 		}
 	}
 	return err
@@ -143,12 +144,8 @@ func (m *seekMaker) done(pulled []Pulled, files []*file) error {
 
 // loadSeekContents reads the description of an image in a directory.
 func loadSeekContents(content []byte) (*seekContents, error) {
-	digest, rest, _ := strings.Cut(string(content), "\n")
-	if digestOf([]byte(rest)) != digest {
-		return nil, errors.New("is damaged")
-	}
 	c := new(seekContents)
-	if err := json.Unmarshal([]byte(rest), c); err != nil {
+	if err := parseDigested(content, c); err != nil {
 		return nil, err
 	}
 	for _, p := range c.Files {
@@ -164,13 +161,15 @@ func loadSeekContents(content []byte) (*seekContents, error) {
 
 // seekLocked opens the disks of an image that was fetched before. It returns nil without an error
 // if that is not possible, and the image must be fetched.
-func (s *Stream) seekLocked(ctx context.Context, dir string) (_ *seekDisks, err error) {
-	root, err := os.OpenRoot(dir)
+func (s *Stream) seekLocked(ctx context.Context, cacheRoot *os.Root, dir string) (_ *seekDisks,
+	err error) {
+	root, err := cacheRoot.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, err
+		s.warnOf("checkpoints")(fmt.Sprintf("%v; the image is fetched again", err))
+		return nil, nil
 	}
 	defer root.Close()
 	d := &seekDisks{layers: make(map[string]*seekable), disks: make(map[string]*seekDisk)}
@@ -186,7 +185,7 @@ func (s *Stream) seekLocked(ctx context.Context, dir string) (_ *seekDisks, err 
 }
 
 func (s *Stream) openSeek(ctx context.Context, root *os.Root, d *seekDisks) error {
-	file, err := root.Open(seekName)
+	file, err := root.OpenFile(seekName, os.O_RDONLY|osfile.OpenFlags, 0)
 	if err != nil {
 		return err
 	}
@@ -234,7 +233,7 @@ func (s *Stream) seekableLocked(root *os.Root, d *seekDisks, digest string) (*se
 	if i < 0 {
 		return nil, fmt.Errorf("the image has no layer %.100q", digest)
 	}
-	f, err := root.Open(keptName(digest))
+	f, err := root.OpenFile(keptName(digest), os.O_RDONLY|osfile.OpenFlags, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -78,6 +78,12 @@ func OpenDevice(path string) (*Destination, error) {
 	return &Destination{file: f, name: path, device: size, finish: finish}, nil
 }
 
+// NewDestination returns a destination that is a new, empty file. finish closes it, and removes it
+// if its argument is an error.
+func NewDestination(file *os.File, finish func(err error) error) *Destination {
+	return &Destination{file: file, name: file.Name(), finish: finish}
+}
+
 // Scratch returns a destination without a name. Its content can be read from File.
 func Scratch(dir string) (*Destination, error) {
 	f, err := os.CreateTemp(dir, "kubevirt-disk-")

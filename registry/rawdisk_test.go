@@ -1,0 +1,273 @@
+package registry
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/image"
+)
+
+// rawImage is an image without an index that must be fetched as a whole, and its only disk.
+func rawImage(t *testing.T, pack func(testing.TB, []byte) []byte) (l *lying, content []byte) {
+	content = bytes.Join([][]byte{noise(60, 3<<20), make([]byte, 2<<20), noise(61, 1<<20)}, nil)
+	l = newLying(t)
+	l.tags["1"] = l.image(t, pack(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
+	return l, content
+}
+
+func (s *streaming) fetchedDir(l *lying) string {
+	return filepath.Join(s.opt.CacheDir, pulledDir, keptName(l.tags["1"].Digest.String()))
+}
+
+// damages are what storage, or somebody, can do to a fetched image. dir is its directory.
+var damages = map[string]func(dir string) error{
+	"a bit": func(dir string) error {
+		return change(dir, func(p []byte) []byte { return flipped(p, 1<<20+5) })
+	},
+	"shorter": func(dir string) error { return os.Truncate(filepath.Join(dir, "a.img"), 1<<20) },
+	"longer":  func(dir string) error { return os.Truncate(filepath.Join(dir, "a.img"), 16<<20) },
+	"written into a hole": func(dir string) error {
+		return change(dir, func(p []byte) []byte { return flipped(p, 4<<20) })
+	},
+	"a new hole": func(dir string) error {
+		f, err := os.OpenFile(filepath.Join(dir, "a.img"), os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+			1<<20, 1<<20)
+	},
+	"gone":   func(dir string) error { return os.Remove(filepath.Join(dir, "a.img")) },
+	"a FIFO": func(dir string) error { return fifo(filepath.Join(dir, "a.img")) },
+	"a link": func(dir string) error {
+		name := filepath.Join(dir, "a.img")
+		if err := os.Rename(name, dir+".other"); err != nil {
+			return err
+		}
+		return os.Symlink("/etc/passwd", name)
+	},
+	"no digests": func(dir string) error { return os.Remove(dir + digestsSuffix) },
+	"damaged digests": func(dir string) error {
+		content, err := os.ReadFile(dir + digestsSuffix)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(dir+digestsSuffix, flipped(content, len(content)/2), 0o600)
+	},
+	"the digests are a FIFO": func(dir string) error { return fifo(dir + digestsSuffix) },
+}
+
+func change(dir string, how func([]byte) []byte) error {
+	name := filepath.Join(dir, "a.img")
+	content, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(name, how(content), 0o600)
+}
+
+func fifo(name string) error {
+	if err := os.Remove(name); err != nil {
+		return err
+	}
+	return unix.Mkfifo(name, 0o600)
+}
+
+// TestPulledDamaged: nothing wrong is served of a fetched image, whatever has happened to it. With
+// checkpoints, only what is wrong is fetched again.
+func TestPulledDamaged(t *testing.T) {
+	for name, pack := range map[string]func(testing.TB, []byte) []byte{
+		"gzip": gzipped, "zstd": zstandard,
+	} {
+		for what, damage := range damages {
+			t.Run(name+", "+what, func(t *testing.T) {
+				t.Parallel()
+				l, content := rawImage(t, pack)
+				ref, keep := l.ref(t, "vm/a:1"), t.TempDir()
+				s := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
+				right := func(_ string, img *image.Image) {
+					require.True(t, bytes.Equal(content, contentOf(t, img)))
+				}
+				first := s.once(t, ref, func(string, *image.Image) {})
+				whole := l.sentSince()
+				require.NoError(t, damage(s.fetchedDir(l)))
+				require.Equal(t, first, s.once(t, ref, func(name string, img *image.Image) {
+					e, err := img.Extent(t.Context(), 0, 8<<20)
+					require.NoError(t, err)
+					require.True(t, e.Data, "a hole is one by its digests only")
+					right(name, img)
+				}))
+				sent := l.sentSince()
+				if name == "gzip" && what == "a bit" {
+					require.Positive(t, s.opt.Cache.Stats().Damaged)
+					require.Less(t, sent, whole/2)
+				}
+				l.server.Close()
+				s.once(t, ref, right) // it was mended
+			})
+		}
+	}
+}
+
+// TestPulledDamagedInUse: one daemon finds what happened to an image that another one serves, and
+// mends it for both.
+func TestPulledDamagedInUse(t *testing.T) {
+	for what, damage := range damages {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			l, content := rawImage(t, zstandard)
+			ref := l.ref(t, "vm/a:1")
+			s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+			img := s.disk(t, s.open(t, ref), "a.img")
+			p := make([]byte, 4096)
+			_, err := img.ReadAt(p, 0)
+			require.NoError(t, err)
+			require.NoError(t, damage(s.fetchedDir(l)))
+			other := newStreaming(t, s.client, s.opt.CacheDir, t.TempDir())
+			img2 := other.disk(t, other.open(t, ref), "a.img")
+			require.True(t, bytes.Equal(content, contentOf(t, img2)))
+			require.True(t, bytes.Equal(content, contentOf(t, img)))
+			all, err := filepath.Glob(s.fetchedDir(l) + againSuffix + "*")
+			require.NoError(t, err)
+			require.Subset(t, []string{s.fetchedDir(l) + againSuffix + lockSuffix}, all)
+		})
+	}
+}
+
+// TestPulledConfined: a link in the cache leads nobody out of it.
+func TestPulledConfined(t *testing.T) {
+	for name, end := range map[string]string{
+		"all": "", "the lock": lockSuffix, "an image": "/", "an unfinished one": partialSuffix,
+		"its digests": digestsSuffix, "new digests": digestsSuffix + partialSuffix,
+		"its checkpoints": seekSuffix, "new checkpoints": seekSuffix + partialSuffix,
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, content := rawImage(t, gzipped)
+			ref := l.ref(t, "vm/a:1")
+			s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+			link := filepath.Clean(s.fetchedDir(l) + end)
+			if end == "" {
+				link = filepath.Dir(link)
+			}
+			require.NoError(t, os.MkdirAll(filepath.Dir(link), 0o700))
+			outside := filepath.Join(t.TempDir(), "outside")
+			require.NoError(t, os.Mkdir(outside, 0o700))
+			foreign := filepath.Join(outside, "a.img")
+			require.NoError(t, os.WriteFile(foreign, []byte("foreign"), 0o600))
+			target := outside
+			if end == lockSuffix || strings.HasPrefix(end, digestsSuffix) {
+				target = foreign
+			}
+			require.NoError(t, os.Symlink(target, link))
+			st, err := s.client.Stream(t.Context(), ref, s.opt)
+			if end == "" || end == lockSuffix {
+				require.ErrorContains(t, err, "escapes")
+			} else {
+				require.NoError(t, err)
+				img := s.disk(t, st, "a.img")
+				require.True(t, bytes.Equal(content, contentOf(t, img)))
+				t.Cleanup(func() { require.NoError(t, st.Close()) })
+			}
+			_, _ = Others(s.opt.CacheDir)()
+			onlyFile(t, outside, "a.img", []byte("foreign"))
+		})
+	}
+}
+
+// The arguments of a process of TestPulledSharedByUsers: the image, and the directory of the cache.
+const (
+	childRef   = "PULLED_TEST_REF"
+	childCache = "PULLED_TEST_CACHE"
+)
+
+// TestPulledChild is what such a process does.
+func TestPulledChild(t *testing.T) {
+	if os.Getenv(childRef) == "" {
+		t.Skip("only TestPulledSharedByUsers needs it")
+	}
+	ref, err := ParseReference(os.Getenv(childRef))
+	require.NoError(t, err)
+	c := newClient(t, Options{Insecure: []string{strings.Split(ref.String(), "/")[0]}})
+	s := newStreaming(t, c, os.Getenv(childCache), filepath.Join(os.Getenv("HOME"), "keep"))
+	s.once(t, ref, func(_ string, img *image.Image) {
+		fmt.Println("read", digestOf(contentOf(t, img)))
+	})
+}
+
+// TestPulledSharedByUsers: what one user of a group has fetched, another one serves, mends and
+// removes, under a mask that takes the group's right to write.
+func TestPulledSharedByUsers(t *testing.T) {
+	filetest.Needs(t, "root (to start processes of other users)", os.Geteuid() == 0)
+	const group = 5000
+	l, content := rawImage(t, gzipped)
+	home, err := os.MkdirTemp("", "users-") // t.TempDir is root's alone
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
+	require.NoError(t, os.Chmod(home, 0o755))
+	program := filepath.Join(home, "child")
+	self, err := os.ReadFile(os.Args[0])
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, self, 0o755))
+	s := &streaming{opt: StreamOptions{CacheDir: filepath.Join(home, "cache")}}
+	require.NoError(t, os.Mkdir(s.opt.CacheDir, 0o700))
+	require.NoError(t, os.Chown(s.opt.CacheDir, 0, group))
+	require.NoError(t, os.Chmod(s.opt.CacheDir, 0o770))
+	mask := syscall.Umask(0o022)
+	defer syscall.Umask(mask)
+	read := func(uid uint32) {
+		tmp := filepath.Join(home, fmt.Sprint(uid))
+		require.NoError(t, os.MkdirAll(tmp, 0o700))
+		require.NoError(t, os.Chown(tmp, int(uid), int(uid)))
+		cmd := exec.Command(program, "-test.run=TestPulledChild$", "-test.v")
+		cmd.Env = []string{"TMPDIR=" + tmp, "HOME=" + tmp, childCache + "=" + s.opt.CacheDir,
+			childRef + "=" + l.ref(t, "vm/a:1").String()}
+		cmd.Dir = tmp
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid,
+			Groups: []uint32{group}}}
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Contains(t, string(out), "read "+digestOf(content))
+	}
+	read(4001)
+	require.NoError(t, filepath.WalkDir(s.opt.CacheDir, func(path string, d fs.DirEntry,
+		err error) error {
+		require.NoError(t, err)
+		info, err := d.Info()
+		require.NoError(t, err)
+		require.EqualValues(t, 0o060, info.Mode()&0o060, path)
+		require.Equal(t, uint32(group), info.Sys().(*syscall.Stat_t).Gid, path)
+		return nil
+	}))
+	dir := s.fetchedDir(l)
+	old := time.Now().Add(-time.Hour)
+	require.NoError(t, os.Chtimes(dir, old, old))
+	whole := l.sentSince()
+	require.NoError(t, damages["a new hole"](dir))
+	read(4002)
+	require.Less(t, l.sentSince(), whole)
+	info, err := os.Stat(dir)
+	require.NoError(t, err)
+	require.Less(t, time.Since(info.ModTime()), time.Minute, "it notes that it is used")
+	got, err := os.ReadFile(filepath.Join(dir, "a.img"))
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, got))
+
+	require.NoError(t, os.Remove(dir+digestsSuffix))
+	require.NoError(t, os.RemoveAll(dir+seekSuffix))
+	read(4002) // removes what is there, and fetches it
+	l.server.Close()
+	read(4001)
+}
