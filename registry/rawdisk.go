@@ -237,8 +237,8 @@ func (m *mender) chunk(ctx context.Context, r *rawDisk, chunk int64, p []byte) e
 	m.s.opt.Cache.NoteDamaged()
 	if time.Since(m.warned) > mendWarn {
 		m.warned = time.Now()
-		m.s.warnOf(r.name)(fmt.Sprintf("chunk %d of a fetched disk in the cache does not match its "+
-			"digest, and is fetched again", chunk))
+		m.s.warnOf(r.name)(fmt.Sprintf("chunk %d of a fetched disk in the cache does not match "+
+			"its digest, and is fetched again", chunk))
 	}
 	if one := m.byRanges(ctx, r.name); one != nil {
 		_, err := one.ReadAt(ctx, p, chunk*indexChunk)
