@@ -11,6 +11,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -274,6 +275,13 @@ func TestStuck(t *testing.T) {
 		w.says("vm", v1alpha1.ConditionReady, v1alpha1.ReasonQuotaExceeded))
 	require.False(t, w.free("a"))
 	w.remove("small", &corev1.ResourceQuota{})
+	w.until("a missing class is said",
+		w.says("vm", v1alpha1.ConditionReady, v1alpha1.ReasonClassMissing))
+	require.False(t, w.free("a"))
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: none},
+		Provisioner: "kubernetes.io/no-provisioner"}
+	require.NoError(t, w.Client.Create(t.Context(), class))
+	t.Cleanup(func() { require.NoError(t, w.Client.Delete(context.Background(), class)) })
 	w.until("the pod starts", func() bool { return w.free("a") })
 	w.until("a claim that never gets a volume is said",
 		w.says("vm", v1alpha1.ConditionInUse, v1alpha1.ReasonUnschedulable))

@@ -25,6 +25,8 @@ import (
 	"testing"
 	"time"
 
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -111,6 +113,13 @@ func start(bin string) (p *Plane, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	// A claim that names no class has one, as in most clusters. It never gets a volume.
+	class := &storagev1.StorageClass{Provisioner: "kubernetes.io/no-provisioner",
+		ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: map[string]string{
+			"storageclass.kubernetes.io/is-default-class": "true"}}}
+	if err := p.Client.Create(ctx, class); err != nil {
+		return p, err
+	}
 	return p, p.installCRDs(ctx)
 }
 

@@ -68,6 +68,9 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 			return nil, &wait{reason: v1alpha1.ReasonInvalid, message: "this controller has no " +
 				"snapshots: set population to Overlay in another VMIdentitySet"}, nil
 		}
+		if why, err := r.missing(ctx, class); why != nil || err != nil {
+			return nil, why, err // the claim that is filled would have no volume either
+		}
 		source, atLeast, reason, message, err := r.Options.Populator.Source(ctx, id, class)
 		if err != nil {
 			return nil, nil, err
@@ -241,6 +244,27 @@ func (r *Reconciler) look(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolum
 		setBound(id, metav1.ConditionFalse, why.reason, why.message)
 	}
 	return why
+}
+
+// classless returns why a claim will not get a volume: its storage class does not exist. A claim
+// that has its volume, or names it, needs no class. The claim is made all the same, because volumes
+// that a person made may have the name of a class that does not exist.
+func (r *Reconciler) classless(ctx context.Context, claim *corev1.PersistentVolumeClaim) (
+	*wait, error) {
+	if claim.Status.Phase == corev1.ClaimBound || claim.Spec.VolumeName != "" {
+		return nil, nil
+	}
+	return r.missing(ctx, claim.Spec.StorageClassName)
+}
+
+// missing returns that a storage class does not exist. When one is made, all identities without a
+// volume are looked at again.
+func (r *Reconciler) missing(ctx context.Context, class *string) (*wait, error) {
+	message, err := objects.MissingClass(ctx, r, class, "VMIdentity")
+	if message == "" || err != nil {
+		return nil, err
+	}
+	return &wait{reason: v1alpha1.ReasonClassMissing, message: message}, nil
 }
 
 func setBound(id *v1alpha1.VMIdentity, status metav1.ConditionStatus, reason, message string) {

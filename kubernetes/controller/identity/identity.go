@@ -137,6 +137,9 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 		}
 	}
 	if why == nil && err == nil {
+		why, err = r.classless(ctx, claim)
+	}
+	if why == nil && err == nil {
 		why = unserved(id)
 	}
 	if why != nil || err != nil {

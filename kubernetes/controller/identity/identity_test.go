@@ -30,6 +30,7 @@ func newWorld(t *testing.T, spec v1alpha1.DiskSpec, others ...client.Object) *wo
 	t.Helper()
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"}}
 	id.Spec.DiskSpec = spec
+	others = append(others, controllertest.DefaultClass(), controllertest.Class("nvme"))
 	return &world{World: controllertest.New(t, nil, append(others, id)...), t: t,
 		options: Options{ClaimSize: resource.MustParse("20Gi"),
 			UsageTypes: map[string]string{"fast": "nvme", "big": "ceph"}}}

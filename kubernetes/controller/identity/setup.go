@@ -1,9 +1,14 @@
 package identity
 
 import (
+	"context"
+
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -30,11 +35,26 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity)),
 			builder.WithPredicates(ended())).
+		// A class that a claim needs may have come or gone.
+		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.unbound)).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: o.Concurrency,
 			RateLimiter:             objects.Backoff[reconcile.Request](),
 		}).
 		Complete(r)
+}
+
+// unbound requests every identity whose claim has no volume.
+func (r *Reconciler) unbound(ctx context.Context, _ client.Object) (all []reconcile.Request) {
+	var ids v1alpha1.VMIdentityList
+	_ = r.List(ctx, &ids, client.UnsafeDisableDeepCopy) // a cache that has started does not fail
+	for i := range ids.Items {
+		if !meta.IsStatusConditionTrue(ids.Items[i].Status.Conditions, v1alpha1.ConditionBound) {
+			all = append(all, reconcile.Request{
+				NamespacedName: client.ObjectKeyFromObject(&ids.Items[i])})
+		}
+	}
+	return all
 }
 
 // ended lets the end of a pod through, whether its object stays or not.

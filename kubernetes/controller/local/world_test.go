@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,7 +63,7 @@ var scheme = sync.OnceValue(func() *runtime.Scheme {
 	metav1.AddToGroupVersion(s, corev1.SchemeGroupVersion)
 	s.AddKnownTypes(batchv1.SchemeGroupVersion, &batchv1.Job{}, &batchv1.JobList{})
 	metav1.AddToGroupVersion(s, batchv1.SchemeGroupVersion)
-	_ = v1alpha1.AddToScheme(s) // a missing type makes every test fail
+	_, _ = storagev1.AddToScheme(s), v1alpha1.AddToScheme(s) // a missing type makes every test fail
 	return s
 })
 
@@ -88,6 +89,7 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 				Status: corev1.ConditionTrue}}}})
 	}
 	class := "local"
+	require.NoError(t, w.Create(t.Context(), controllertest.Class(class)))
 	spec := v1alpha1.DiskSpec{Image: image, Type: v1alpha1.Local, StorageClassName: &class}
 	w.create(&v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"}, Spec: spec})
 	w.pod("vm", "")

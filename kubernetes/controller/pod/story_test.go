@@ -52,7 +52,8 @@ func newWorld(t testing.TB, all ...client.Object) *controllertest.World {
 	t.Helper()
 	return controllertest.New(t, []controllertest.Index{
 		{Object: &corev1.Pod{}, Field: objects.IndexIdentity, Of: objects.ByIdentity},
-		{Object: &corev1.Pod{}, Field: indexWaiting, Of: byWaiting}}, all...)
+		{Object: &corev1.Pod{}, Field: indexWaiting, Of: byWaiting}},
+		append(all, controllertest.DefaultClass())...)
 }
 
 // restart makes the controllers anew, as a new process does.

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -175,12 +174,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	ids []v1alpha1.VMIdentity) (metav1.Condition, error) {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
-	usage := set.Spec.UsageType
-	class := r.Options.UsageTypes[usage]
-	if usage != "" && class == "" {
-		c.Reason = v1alpha1.ReasonInvalid
-		c.Message = identity.UnknownUsageType(usage, r.Options.UsageTypes)
-		return c, nil
+	class := set.Spec.StorageClassName
+	if usage := set.Spec.UsageType; usage != "" {
+		name, known := r.Options.UsageTypes[usage]
+		if !known {
+			c.Reason = v1alpha1.ReasonInvalid
+			c.Message = identity.UnknownUsageType(usage, r.Options.UsageTypes)
+			return c, nil
+		}
+		class = &name
 	}
 	if set.Spec.Population == v1alpha1.Snapshot && !r.Options.Snapshots {
 		c.Reason = v1alpha1.ReasonInvalid
@@ -188,10 +190,7 @@ func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 			"CRDs of VolumeSnapshots and restart the controller, or make a set with Overlay"
 		return c, nil
 	}
-	if set.Spec.StorageClassName != nil {
-		class = *set.Spec.StorageClassName
-	}
-	missing, err := r.missing(ctx, class, set.Spec.StorageClassName != nil && class == "")
+	missing, err := objects.MissingClass(ctx, r, class, "set")
 	if err != nil {
 		return c, err
 	}
@@ -205,40 +204,6 @@ func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonReady
 	c.Message = "pods can use the set"
 	return c, nil
-}
-
-// One of these is "true" on the storage class of claims that name none.
-const (
-	annotationDefault     = "storageclass.kubernetes.io/is-default-class"
-	annotationDefaultBeta = "storageclass.beta.kubernetes.io/is-default-class"
-)
-
-// missing returns what is wrong with a storage class, or with the cluster's default if the name is
-// "" and means that.
-func (r *Reconciler) missing(ctx context.Context, class string, none bool) (string, error) {
-	switch {
-	case none: // only volumes that somebody makes by hand
-		return "", nil
-	case class != "":
-		err := r.Get(ctx, client.ObjectKey{Name: class}, &storagev1.StorageClass{})
-		if apierrors.IsNotFound(err) {
-			return fmt.Sprintf("there is no StorageClass %s: make it, or make another set with "+
-				"one that `kubectl get storageclass` lists", class), nil
-		}
-		return "", err
-	}
-	var all storagev1.StorageClassList
-	if err := r.List(ctx, &all); err != nil {
-		return "", err
-	}
-	for i := range all.Items {
-		notes := all.Items[i].Annotations
-		if notes[annotationDefault] == "true" || notes[annotationDefaultBeta] == "true" {
-			return "", nil
-		}
-	}
-	return "the cluster has no default StorageClass, and the set names none: make a class the " +
-		"default one, or make another set with storageClassName", nil
 }
 
 // grow gives the set's size to all its identities that are smaller. The list belongs to the cache,

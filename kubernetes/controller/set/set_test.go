@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,19 +27,6 @@ func newIdentity(name, set string, size *resource.Quantity, ready bool) *v1alpha
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	id.Spec.SetName, id.Spec.Size, id.Status.Ready = set, size, ready
 	return id
-}
-
-// class is a storage class.
-func class(name string, change func(*storagev1.StorageClass)) *storagev1.StorageClass {
-	c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if change != nil {
-		change(c)
-	}
-	return c
-}
-
-func byDefault(c *storagev1.StorageClass) {
-	c.Annotations = map[string]string{annotationDefault: "true"}
 }
 
 func newWorld(t *testing.T, objects ...client.Object) *controllertest.World {
@@ -70,7 +56,7 @@ func TestCountsAndGrows(t *testing.T) {
 			Spec: v1alpha1.DiskSpec{Size: size("20Gi")}}
 		w := newWorld(t, set, newIdentity("a", "set", size("10Gi"), true),
 			newIdentity("b", "set", size("30Gi"), false), newIdentity("c", "set", nil, true),
-			newIdentity("d", "other", size("1Gi"), true), class("any", byDefault))
+			newIdentity("d", "other", size("1Gi"), true), controllertest.DefaultClass())
 		w.FailAt = n
 		settle(t, w, nil)
 		require.EqualValues(t, 3, status(t, w).Identities)
@@ -92,7 +78,7 @@ func TestCountsAndGrows(t *testing.T) {
 
 func TestUsageTypeUnknown(t *testing.T) {
 	w := newWorld(t, &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"},
-		Spec: v1alpha1.DiskSpec{UsageType: "fast"}}, class("nvme", nil))
+		Spec: v1alpha1.DiskSpec{UsageType: "fast"}}, controllertest.Class("nvme"))
 	settle(t, w, nil)
 	c := meta.FindStatusCondition(status(t, w).Conditions, "Ready")
 	require.Equal(t, v1alpha1.ReasonInvalid, c.Reason)
@@ -114,14 +100,15 @@ func TestNotReady(t *testing.T) {
 		says    string
 	}{
 		"a class that does not exist": {v1alpha1.DiskSpec{StorageClassName: &name},
-			[]client.Object{class("other", byDefault)}, "there is no StorageClass fast"},
+			[]client.Object{controllertest.DefaultClass()}, "there is no StorageClass fast"},
 		"no class": {v1alpha1.DiskSpec{StorageClassName: &empty}, nil, ""},
 		"a class": {v1alpha1.DiskSpec{StorageClassName: &name},
-			[]client.Object{class(name, nil)}, ""},
-		"no default":      {v1alpha1.DiskSpec{}, []client.Object{class(name, nil)}, "no default"},
+			[]client.Object{controllertest.Class(name)}, ""},
+		"no default": {v1alpha1.DiskSpec{}, []client.Object{controllertest.Class(name)},
+			"no default"},
 		"volumes by hand": {v1alpha1.DiskSpec{StorageClassName: &name}, []client.Object{bound}, ""},
 		"no snapshots": {v1alpha1.DiskSpec{Population: v1alpha1.Snapshot},
-			[]client.Object{class(name, byDefault)}, "the controller has no snapshots"},
+			[]client.Object{controllertest.DefaultClass()}, "the controller has no snapshots"},
 	} {
 		w := newWorld(t, append(c.objects, &v1alpha1.VMIdentitySet{
 			ObjectMeta: metav1.ObjectMeta{Name: "set"}, Spec: c.spec})...)
