@@ -19,7 +19,7 @@ bin/controller-gen object paths=./kubernetes/api/...
 rm -f kubernetes/config/crd/*.yaml $chart/files/crd/*.yaml
 bin/controller-gen crd:headerFile=/dev/null paths=./kubernetes/api/... output:crd:dir=kubernetes/config/crd
 cp kubernetes/config/crd/*.yaml $chart/files/crd/
-cp kubernetes/config/{policy,webhook,alerts}.yaml $chart/files/
+cp kubernetes/config/{policy,webhook,annotations,alerts}.yaml $chart/files/
 
 {
 	cat <<-'TEXT'

@@ -191,6 +191,11 @@ spec:
 `))
 	require.NoError(t, err)
 	require.NoError(t, p.Apply(context.Background(), ns, objects...))
+	for _, kind := range []string{"vmidset", "vmpet"} {
+		table := p.Kubectl(t, "-n", ns, "get", kind)
+		require.Contains(t, table, "READY")
+		require.Contains(t, strings.Fields(table), "false", "no controller has seen it yet")
+	}
 	require.Equal(t, "PersistentVolume Overlay Sidecar", p.Kubectl(t, "get", "vmidset", "plain",
 		"-n", ns, "-o", "jsonpath={.spec.type} {.spec.population} {.spec.attachment}"))
 	require.Equal(t, "PersistentVolume true true", p.Kubectl(t, "get", "vmpet", "rex", "-n", ns,

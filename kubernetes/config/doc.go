@@ -19,13 +19,18 @@ var policy string
 //go:embed webhook.yaml
 var webhook string
 
+//go:embed annotations.yaml
+var annotations string
+
 // Policies returns the admission policies as YAML, for clusters with MutatingAdmissionPolicy. The
 // server is the container image of kubevirt-disk that serves disks in pods.
-func Policies(server string) string { return strings.ReplaceAll(policy, "SERVER_IMAGE", server) }
+func Policies(server string) string {
+	return strings.ReplaceAll(policy, "SERVER_IMAGE", server) + "---\n" + annotations
+}
 
-// Webhooks returns the YAML that does the same in other clusters: the webhook configurations, and
-// the roles that the controller needs for them.
+// Webhooks returns the YAML that does the same in other clusters: the webhook configurations, the
+// roles that the controller needs for them, and the policy for the annotations of our own objects.
 func Webhooks(namespace, service, serviceAccount string) string {
 	return strings.NewReplacer("SERVICE_ACCOUNT", serviceAccount, "NAMESPACE", namespace,
-		"SERVICE", service).Replace(webhook)
+		"SERVICE", service).Replace(webhook) + "---\n" + annotations
 }

@@ -248,14 +248,20 @@ spec: {image: "`+repository+digest+`"}
 func machines(t *testing.T, p *plane.Plane, namespace string) {
 	const replicas = 3
 	p.Nodes(t, "machines")
-	for i := range replicas {
+	for i := range replicas + 1 {
+		claim := fmt.Sprintf("vmid-my-vms-%d", i)
+		if i == replicas {
+			claim = "vmid-my-vm"
+		}
 		volume := &corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", namespace, i)},
 			Spec: corev1.PersistentVolumeSpec{
-				Capacity:    corev1.ResourceList{corev1.ResourceStorage: *quantity("100Gi")},
-				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
-				ClaimRef: &corev1.ObjectReference{Namespace: namespace,
-					Name: fmt.Sprintf("vmid-my-vms-%d", i)},
+				Capacity: corev1.ResourceList{
+					corev1.ResourceStorage: *quantity("100Gi")},
+				AccessModes: []corev1.PersistentVolumeAccessMode{
+					corev1.ReadWriteOncePod},
+				ClaimRef: &corev1.ObjectReference{
+					Namespace: namespace, Name: claim},
 				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 				PersistentVolumeSource: corev1.PersistentVolumeSource{
 					CSI: &corev1.CSIPersistentVolumeSource{Driver: "example.com",
@@ -320,6 +326,7 @@ func machines(t *testing.T, p *plane.Plane, namespace string) {
 	p.Kubectl(t, "delete", "statefulset", "my-vms", "-n", namespace)
 	eventually(t, "no machine runs", running(0))
 	require.Equal(t, first, disks(), "the disks outlive the StatefulSet")
+	replaced(t, p, namespace)
 }
 
 // eventually waits for something that may take long on a busy machine.

@@ -18,6 +18,7 @@ func TestPolicies(t *testing.T) {
 	ready(t, p, namespace)
 	t.Run("new", func(t *testing.T) { agree(t, p, namespace) })
 	t.Run("changed", func(t *testing.T) { updates(t, p, namespace) })
+	t.Run("our own objects", func(t *testing.T) { own(t, p, namespace) })
 }
 
 // TestPoliciesWithoutTypes: if the CRDs are removed before the policies, or do not exist yet, a pod

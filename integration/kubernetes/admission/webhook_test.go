@@ -38,6 +38,7 @@ func TestWebhook(t *testing.T) {
 	t.Run("new", func(t *testing.T) { agree(t, p, namespace) })
 	t.Run("an identity that is there", func(t *testing.T) { occupied(t, p, namespace) })
 	t.Run("changed", func(t *testing.T) { updates(t, p, namespace) })
+	t.Run("our own objects", func(t *testing.T) { own(t, p, namespace) })
 }
 
 // direct lets the API server ask a process of this machine, because there is no service network.

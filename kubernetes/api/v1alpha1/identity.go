@@ -129,7 +129,7 @@ type DiskSpec struct {
 // +kubebuilder:printcolumn:name=Type,type=string,JSONPath=`.spec.type`
 // +kubebuilder:printcolumn:name=Size,type=string,JSONPath=`.spec.size`
 // +kubebuilder:printcolumn:name=Identities,type=integer,JSONPath=`.status.identities`
-// +kubebuilder:printcolumn:name=Ready,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name=Ready,type=boolean,JSONPath=`.status.ready`
 // +kubebuilder:printcolumn:name=Reason,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 // +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
 type VMIdentitySet struct {
@@ -137,7 +137,9 @@ type VMIdentitySet struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// +kubebuilder:validation:XValidation:rule="self.attachment == oldSelf.attachment",message="attachment is immutable: make another VMIdentitySet"
-	Spec   DiskSpec            `json:"spec"`
+	Spec DiskSpec `json:"spec"`
+	// A reader of a set that the controller has not seen yet finds it not ready.
+	// +kubebuilder:default={ready: false}
 	Status VMIdentitySetStatus `json:"status,omitempty"`
 }
 
@@ -145,6 +147,9 @@ type VMIdentitySet struct {
 type VMIdentitySetStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// ready is true when pods can use the set, like condition Ready.
+	// +optional
+	Ready bool `json:"ready"`
 	// identities is how many VMIdentity objects name this set; readyIdentities, how many of them
 	// are ready.
 	// +optional

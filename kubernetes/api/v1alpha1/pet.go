@@ -14,7 +14,7 @@ import (
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 52",message="the name may have at most 52 characters, as the names of the pod and of its labels are made from it"
 // +kubebuilder:validation:XValidation:rule="!self.metadata.name.contains('.')",message="the name may have no dots, as the name of the pod is made from it, and is also its host name"
 // +kubebuilder:printcolumn:name=Running,type=boolean,JSONPath=`.spec.running`
-// +kubebuilder:printcolumn:name=Ready,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name=Ready,type=boolean,JSONPath=`.status.ready`
 // +kubebuilder:printcolumn:name=Identity,type=string,JSONPath=`.status.identityName`
 // +kubebuilder:printcolumn:name=Reason,type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 // +kubebuilder:printcolumn:name=Age,type=date,JSONPath=`.metadata.creationTimestamp`
@@ -22,7 +22,9 @@ type VMPet struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec   VMPetSpec   `json:"spec"`
+	Spec VMPetSpec `json:"spec"`
+	// A reader of a pet that the controller has not seen yet finds it not ready.
+	// +kubebuilder:default={ready: false}
 	Status VMPetStatus `json:"status,omitempty"`
 }
 
@@ -47,6 +49,9 @@ type VMPetSpec struct {
 type VMPetStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// ready is true when the machine's pod is ready, like condition Ready.
+	// +optional
+	Ready bool `json:"ready"`
 	// identityName is the VMIdentity with the machine's disk.
 	// +optional
 	IdentityName string `json:"identityName,omitempty"`

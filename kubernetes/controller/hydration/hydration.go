@@ -29,22 +29,10 @@ type Reconciler struct {
 	// Ask asks the pages of a pod how far its disk is.
 	Ask func(ctx context.Context, address string) (Answer, error)
 
-	// Answered requests an identity again when its pod has answered. nil: pods are asked within
-	// Reconcile. A pod whose pages hang then delays the others.
-	Answered func(types.NamespacedName)
-
+	aside   objects.Aside[Answer]
 	written objects.Written
 	mu      sync.Mutex
-	pace    map[types.NamespacedName]pace   // guarded by mu
-	answers map[types.NamespacedName]answer // guarded by mu
-}
-
-// answer is the answer of a pod, or that it was asked for one.
-type answer struct {
-	pod  types.UID
-	done bool
-	Answer
-	err error
+	pace    map[types.NamespacedName]pace // guarded by mu
 }
 
 // Answer is how far a disk is.
@@ -107,7 +95,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if wait := r.due(req.NamespacedName, pod.UID); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
-	answer, asked, known := r.ask(ctx, req.NamespacedName, pod)
+	answer, known, asked := r.aside.Ask(ctx, req.NamespacedName, pod.UID,
+		func(ctx context.Context) (Answer, error) {
+			return r.Ask(ctx, objects.PagesAddress(pod))
+		})
 	if !known {
 		return ctrl.Result{}, nil // the answer makes another request
 	}
@@ -132,39 +123,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	return ctrl.Result{RequeueAfter: wait}, nil
-}
-
-// ask asks a pod, and returns its answer if it is there already.
-func (r *Reconciler) ask(ctx context.Context, id types.NamespacedName, pod *corev1.Pod) (
-	Answer, error, bool) {
-	address := objects.PagesAddress(pod)
-	if r.Answered == nil {
-		got, err := r.Ask(ctx, address)
-		return got, err, true
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if a, asked := r.answers[id]; asked && a.pod == pod.UID {
-		if a.done {
-			delete(r.answers, id)
-		}
-		return a.Answer, a.err, a.done
-	}
-	if r.answers == nil {
-		r.answers = make(map[types.NamespacedName]answer)
-	}
-	r.answers[id] = answer{pod: pod.UID}
-	// The request ends by itself, soon. There is one at a time for each identity.
-	go func() {
-		got, err := r.Ask(context.WithoutCancel(ctx), address)
-		r.mu.Lock()
-		if r.answers[id].pod == pod.UID {
-			r.answers[id] = answer{pod: pod.UID, done: true, Answer: got, err: err}
-		}
-		r.mu.Unlock()
-		r.Answered(id)
-	}()
-	return 0, nil, false
 }
 
 // asks reports whether there is something to find out about an identity.
@@ -250,5 +208,5 @@ func (r *Reconciler) forget(id types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.pace, id)
-	delete(r.answers, id)
+	r.aside.Forget(id)
 }

@@ -217,7 +217,7 @@ func TestPageThatHangs(t *testing.T) {
 		<-hangs
 		return Complete, nil
 	}
-	a.r.Answered = func(id types.NamespacedName) { answered <- id }
+	a.r.aside.Answered = func(id types.NamespacedName) { answered <- id }
 	for range 3 {
 		is, _ := a.reconcile()
 		require.Empty(t, is)

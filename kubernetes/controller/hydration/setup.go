@@ -5,15 +5,11 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -29,15 +25,10 @@ type Options struct {
 func Setup(mgr ctrl.Manager, o Options) error {
 	r := &Reconciler{Client: mgr.GetClient(), Ask: ask,
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
-	answered := make(chan event.GenericEvent, 1)
-	r.Answered = func(id types.NamespacedName) {
-		answered <- event.GenericEvent{Object: &v1alpha1.VMIdentity{
-			ObjectMeta: metav1.ObjectMeta{Namespace: id.Namespace, Name: id.Name}}}
-	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("hydration").
 		For(&v1alpha1.VMIdentity{}).
-		WatchesRawSource(source.Channel(answered, &handler.EnqueueRequestForObject{})).
+		WatchesRawSource(r.aside.Source()).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
 		WithOptions(controller.Options{

@@ -59,11 +59,12 @@ func (w *Watcher) NeedLeaderElection() bool { return true }
 // Start looks until the context ends.
 func (w *Watcher) Start(ctx context.Context) error {
 	for began := time.Now(); ; {
-		if err := w.Look(ctx); err != nil && ctx.Err() == nil {
+		err := w.Look(ctx)
+		if err != nil && ctx.Err() == nil {
 			ctrl.LoggerFrom(ctx).Error(err, "looking for pods without their disk")
 		}
 		wait := seldom
-		if time.Since(began) < early {
+		if err != nil || time.Since(began) < early {
 			wait = soon
 		}
 		select {

@@ -1,12 +1,17 @@
 package missed
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
@@ -58,4 +63,31 @@ func TestLook(t *testing.T) {
 	}
 	require.NoError(t, watcher.Look(t.Context()))
 	require.Equal(t, metav1.ConditionFalse, condition("set").Status)
+}
+
+// failing is a reader that fails, and counts.
+type failing struct {
+	client.Reader
+	asked int
+}
+
+func (f *failing) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	f.asked++
+	return errors.New("the API server is away")
+}
+
+// TestFailedLook: a look that fails is repeated within a minute, also long after the start.
+func TestFailedLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- (&Watcher{Live: f}).Start(ctx) }()
+		time.Sleep(early + time.Minute)
+		before := f.asked
+		time.Sleep(time.Minute)
+		require.Greater(t, f.asked, before)
+		stop()
+		require.NoError(t, <-ended)
+	})
 }

@@ -76,6 +76,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	after := pet.DeepCopy()
 	after.Status.ObservedGeneration = pet.Generation
 	after.Status.IdentityName = pet.Name
+	after.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
 	if _, statusErr := objects.PatchStatus(ctx, r.Client, &pet, after); statusErr != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(statusErr)

@@ -76,8 +76,10 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 			return nil, false, fmt.Errorf("pod %s: %w", pod.Name, err)
 		}
 	}
-	s, err := r.ask(ctx, pod)
+	s, known, err := r.ask(ctx, id, pod)
 	switch {
+	case !known:
+		return nil, false, nil // the condition stays until there is an answer
 	case err != nil:
 		return handoverCondition(v1alpha1.ReasonHandoverPending,
 			fmt.Sprintf("the server in pod %s does not answer: %v", pod.Name, err)), true, nil

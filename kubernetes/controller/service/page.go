@@ -4,7 +4,9 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -20,15 +22,20 @@ type status struct {
 	} `json:"sessions"`
 }
 
-// ask reads the page of the daemon in a pod.
-func (r *Reconciler) ask(ctx context.Context, pod *corev1.Pod) (*status, error) {
-	address := r.Options.Pages
-	if address == nil {
-		address = objects.PagesAddress
+// ask reads the page of the daemon in a pod. If known is false, the answer makes another reconcile.
+func (r *Reconciler) ask(ctx context.Context, id *v1alpha1.VMIdentity, pod *corev1.Pod) (
+	s *status, known bool, err error) {
+	return r.aside.Ask(ctx, client.ObjectKeyFromObject(id), pod.UID,
+		func(ctx context.Context) (*status, error) {
+			s := &status{}
+			return s, objects.ReadStatus(ctx, r.address(pod), s)
+		})
+}
+
+// address is that of the pages of a pod.
+func (r *Reconciler) address(pod *corev1.Pod) string {
+	if r.Options.Pages != nil {
+		return r.Options.Pages(pod)
 	}
-	var s status
-	if err := objects.ReadStatus(ctx, address(pod), &s); err != nil {
-		return nil, err
-	}
-	return &s, nil
+	return objects.PagesAddress(pod)
 }

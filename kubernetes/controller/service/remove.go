@@ -20,8 +20,8 @@ import (
 // While somebody uses the disk, it removes nothing, and condition Served names the users. It
 // returns whether everything is gone.
 func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
-	users, err := r.users(ctx, id)
-	if err != nil {
+	users, known, err := r.users(ctx, id)
+	if err != nil || !known {
 		return false, err
 	}
 	if len(users) > 0 {
@@ -80,13 +80,14 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 }
 
 // users returns the machines that use a disk: pods that name the identity, and initiators that are
-// logged in. Nobody can use a disk that is not served.
+// logged in. Nobody can use a disk that is not served. If known is false, its server has not
+// answered yet.
 func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users []string,
-	err error) {
+	known bool, err error) {
 	var pods corev1.PodList
 	if err := r.Client.List(ctx, &pods, client.InNamespace(id.Namespace),
 		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -96,15 +97,23 @@ func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users 
 	}
 	server, err := r.pod(ctx, id)
 	if err != nil || server == nil || !ready(server) {
-		return users, err
+		return users, true, err
 	}
-	s, err := r.ask(ctx, server)
+	s, known, err := r.ask(ctx, id, server)
 	if err != nil {
-		return nil, fmt.Errorf("who is logged in to the disk: %w", err)
+		// The error contains times and ports, which differ at each try.
+		set(id, servedCondition(v1alpha1.ReasonUnknown, fmt.Sprintf("pod %s does not say who is "+
+			"logged in to the disk, so the disk stays: let the controller reach http://%s/status, "+
+			"or switch off the node %s if it is lost, and tell Kubernetes", server.Name,
+			r.address(server), server.Spec.NodeName)))
+		return nil, false, fmt.Errorf("who is logged in to the disk: %w", err)
+	}
+	if !known {
+		return nil, false, nil
 	}
 	for _, session := range s.Sessions {
 		users = append(users, "initiator "+session.Initiator)
 	}
 	slices.Sort(users)
-	return slices.Compact(users), nil
+	return slices.Compact(users), true, nil
 }

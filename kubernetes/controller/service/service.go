@@ -46,6 +46,8 @@ type Reconciler struct {
 	Client  client.Client
 	Events  events.EventRecorder
 	Options Options
+
+	aside objects.Aside[*status]
 }
 
 // look is how long to wait for changes without an event.
@@ -55,6 +57,7 @@ const look = time.Second
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var before v1alpha1.VMIdentity
 	if err := r.Client.Get(ctx, req.NamespacedName, &before); err != nil {
+		r.aside.Forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if r.Options.Off {

@@ -31,6 +31,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			objects.ByLabel(v1alpha1.LabelServer))).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(labelVolume))).
+		WatchesRawSource(r.aside.Source()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency,
 			RateLimiter: objects.Backoff[reconcile.Request]()}).
 		Complete(r)

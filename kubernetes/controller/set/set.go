@@ -158,6 +158,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	set.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&set.Status.Conditions, set.Generation, ready)
 	wrote, err := objects.PatchStatus(ctx, r.Client, before, set)
 	if err != nil {

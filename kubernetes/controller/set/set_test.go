@@ -115,6 +115,7 @@ func TestNotReady(t *testing.T) {
 		settle(t, w, nil)
 		ready := meta.FindStatusCondition(status(t, w).Conditions, "Ready")
 		require.Equal(t, c.says == "", ready.Status == metav1.ConditionTrue, what)
+		require.Equal(t, c.says == "", status(t, w).Ready, what)
 		require.Contains(t, ready.Message, c.says, what)
 	}
 }

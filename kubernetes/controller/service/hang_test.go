@@ -1,0 +1,93 @@
+package service
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+)
+
+// TestPageThatHangs: while the server of a disk does not answer, Reconcile returns at once, so that
+// other disks are handed over and removed. Nothing is removed meanwhile, and the work goes on when
+// the answer comes.
+func TestPageThatHangs(t *testing.T) {
+	for what, c := range map[string]struct {
+		begin func(*world)
+		done  func(*world) bool
+	}{
+		"handover": {
+			func(w *world) { w.annotate(v1alpha1.AnnotationHandoverTo, there) },
+			func(w *world) bool { return w.identity().Status.Handover == "open "+there },
+		},
+		"removal": {
+			func(w *world) { require.NoError(t, w.Delete(t.Context(), w.identity())) },
+			func(w *world) bool {
+				return !controllertest.There(t, w, made.Namespace, made.Name,
+					&appsv1.Deployment{})
+			},
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t, new(controllertest.Calls), nil)
+			w.converge()
+			hangs := make(chan struct{})
+			answer := sync.OnceFunc(func() { close(hangs) })
+			daemon := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http",
+				Host: w.r.Options.Pages(nil)})
+			page := httptest.NewServer(http.HandlerFunc(func(res http.ResponseWriter,
+				req *http.Request) {
+				<-hangs
+				daemon.ServeHTTP(res, req)
+			}))
+			defer page.Close()
+			defer answer()
+			answered := make(chan types.NamespacedName, 10)
+			w.r.aside.Answered = func(id types.NamespacedName) { answered <- id }
+			w.r.Options.Pages = func(*corev1.Pod) string { return page.Listener.Addr().String() }
+			c.begin(w)
+			for range 4 {
+				_, err := w.reconcile()
+				require.NoError(t, err)
+			}
+			require.False(t, c.done(w))
+			require.Empty(t, answered)
+			answer()
+			require.Equal(t, types.NamespacedName(name), <-answered)
+			_, err := w.reconcile()
+			require.NoError(t, err)
+			require.True(t, c.done(w))
+		})
+	}
+}
+
+// TestServerIsNotReached: a disk whose server does not say who uses it stays, and its condition
+// says what people can do.
+func TestServerIsNotReached(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	w.converge()
+	gone := httptest.NewServer(http.NotFoundHandler())
+	w.r.Options.Pages = func(*corev1.Pod) string { return gone.Listener.Addr().String() }
+	gone.Close()
+	require.NoError(t, w.Delete(t.Context(), w.identity()))
+	for range 2 {
+		_, err := w.reconcile()
+		require.Error(t, err, "it is tried again")
+		is := w.condition(v1alpha1.ConditionServed)
+		require.Equal(t, metav1.ConditionFalse, is.Status)
+		require.Equal(t, v1alpha1.ReasonUnknown, is.Reason)
+		require.Contains(t, is.Message, "pod "+made.Name+" does not say who is logged in")
+		require.Contains(t, is.Message, "switch off the node node-1 if it is lost")
+	}
+	require.NoError(t, w.Get(t.Context(), made, &appsv1.Deployment{}))
+}
