@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
 )
@@ -15,12 +16,61 @@ import (
 // internal/scsi/inventory.go. This file has the transport's part: it tells initiators about
 // changes, and answers commands that hang in the disk of a removed LUN.
 
-// unit returns the LUN for the SCSI layer.
-func (l *LUN) unit(watch *lunWatch) scsi.LUN {
-	return scsi.LUN{Number: l.Number, Disk: l.Disk, Identity: l.Identity, ReadOnly: l.ReadOnly,
-		Removable: l.Removable, Access: l.Access, Volatile: l.Volatile, Grown: l.Grown,
-		Store: l.Store,
-		Host:  watch}
+// front is the server as a front end of the disks in use.
+type front struct{ *Server }
+
+// Added implements serving.Front.
+func (f front) Added(d *serving.Disk) error {
+	s, watch := f.Server, &lunWatch{number: d.Number}
+	s.mu.Lock()
+	s.watchLocked(append(slices.Clone(*s.watch.luns.Load()), watch)) // before any command
+	s.mu.Unlock()
+	tell, err := s.device.Take(d, watch)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.unwatchLocked(watch)
+		return err
+	}
+	s.tellLocked(d.Number, tell)
+	return nil
+}
+
+// Removed implements serving.Front. Commands that hang in the disk are answered meanwhile.
+func (f front) Removed(d *serving.Disk) {
+	s := f.Server
+	tell, host := s.device.Drop(d)
+	watch, ok := host.(*lunWatch)
+	if !ok {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tellLocked(d.Number, tell)
+	select {
+	case <-d.Released():
+		s.unwatchLocked(watch)
+		return
+	default:
+	}
+	if !s.closing { // otherwise its commands end with their sessions
+		s.wg.Add(1)
+		go s.endRemoved(d.Released(), watch)
+	}
+}
+
+// Resized implements serving.Front.
+func (f front) Resized(d *serving.Disk) { f.device.Grew(d) }
+
+// Protected implements serving.Front.
+func (f front) Protected(d *serving.Disk) { f.device.Protected(d) }
+
+// Holders implements serving.Front.
+func (f front) Holders(d *serving.Disk) []string { return f.device.ReservationHolders(d) }
+
+// Fence implements serving.Front.
+func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing, error) {
+	return f.device.Fence(d, fenced)
 }
 
 // AddLUN serves one more disk. Its number must be free, and its identity must differ from those of
@@ -34,21 +84,17 @@ func (s *Server) AddLUN(l LUN) error {
 	if s.isClosing() {
 		return ErrServerClosed
 	}
-	if err := l.check(); err != nil {
+	if err := check(&l); err != nil {
 		return fmt.Errorf("target: %w", err)
 	}
-	watch := &lunWatch{number: l.Number}
-	s.mu.Lock()
-	s.watchLocked(append(slices.Clone(*s.watch.luns.Load()), watch)) // before any command
-	s.mu.Unlock()
-	tell, err := s.device.Add(l.unit(watch))
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	return named(s.disks.Add(l))
+}
+
+// named says which part of the program an error comes from.
+func named(err error) error {
 	if err != nil {
-		s.unwatchLocked(watch)
 		return fmt.Errorf("target: %w", err)
 	}
-	s.tellLocked(l.Number, tell)
 	return nil
 }
 
@@ -63,52 +109,25 @@ func (s *Server) AddLUN(l LUN) error {
 // is closed: the caller must not close, change or serve them again before that. A call that hangs
 // in the disk delays it for as long as it hangs.
 func (s *Server) RemoveLUN(lun uint16) (released <-chan struct{}, err error) {
-	return s.removed(lun, s.device.Remove)
+	released, err = s.disks.Remove(lun)
+	return released, named(err)
 }
 
 // InUseError is the error of RemoveUnusedLUN: initiators use the LUN.
-type InUseError = scsi.InUseError
+type InUseError = serving.InUseError
 
 // RemoveUnusedLUN is RemoveLUN that removes nothing, and returns an *InUseError, if an initiator
 // has read or written the LUN in a session that it still has, or holds a persistent reservation of
 // it, with a session or without. A first command that comes in the same moment finds the LUN gone,
 // or keeps it.
 func (s *Server) RemoveUnusedLUN(lun uint16) (released <-chan struct{}, err error) {
-	return s.removed(lun, s.device.RemoveUnused)
-}
-
-// removed removes a LUN by remove, and tells initiators.
-func (s *Server) removed(lun uint16, remove func(uint16) (*scsi.Removal, error)) (
-	released <-chan struct{}, err error) {
-	removal, err := remove(lun)
-	if err != nil {
-		return nil, fmt.Errorf("target: %w", err)
-	}
-	watch := removal.Host.(*lunWatch)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.tellLocked(lun, removal.Tell)
-	select {
-	case <-removal.Released:
-		s.unwatchLocked(watch)
-		return removal.Released, nil
-	default:
-	}
-	if !s.closing { // otherwise its commands end with their sessions
-		s.wg.Add(1)
-		go s.endRemoved(removal.Released, watch)
-	}
-	return removal.Released, nil
+	released, err = s.disks.RemoveUnused(lun)
+	return released, named(err)
 }
 
 // ResizeLUN takes over the new size of a disk that has grown. A disk must not shrink. The server
 // tells initiators by a unit attention (2A/09).
-func (s *Server) ResizeLUN(lun uint16) error {
-	if err := s.device.Resize(lun); err != nil {
-		return fmt.Errorf("target: %w", err)
-	}
-	return nil
-}
+func (s *Server) ResizeLUN(lun uint16) error { return named(s.disks.Resize(lun)) }
 
 func (s *Server) watchLocked(luns []*lunWatch) { s.watch.luns.Store(&luns) }
 

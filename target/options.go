@@ -8,48 +8,31 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/chap"
-	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/target/internal/scsi"
+	"kubevirt.io/disk/serving"
 )
 
 // DefaultTargetName is the name that the original wrapper served. Callers still log in to it.
 const DefaultTargetName = "iqn.2017-01.io.kubevirt:wrapper"
 
 // AccessMode says which initiators may use a LUN at the same time.
-type AccessMode = scsi.AccessMode
+type AccessMode = serving.AccessMode
 
 // The access modes.
 const (
-	AccessWriteExclusive = scsi.AccessWriteExclusive
-	AccessWriteShared    = scsi.AccessWriteShared
-	AccessReadShared     = scsi.AccessReadShared
+	AccessWriteExclusive = serving.AccessWriteExclusive
+	AccessWriteShared    = serving.AccessWriteShared
+	AccessReadShared     = serving.AccessReadShared
 )
 
 // ParseAccessMode parses an access mode as written in the configuration.
-func ParseAccessMode(s string) (AccessMode, error) { return scsi.ParseAccessMode(s) }
+func ParseAccessMode(s string) (AccessMode, error) { return serving.ParseAccessMode(s) }
 
 // Store keeps the state that a logical unit must remember through a power loss. An
 // instance.Instance has one.
-type Store = scsi.Store
+type Store = serving.Store
 
-// LUN is one disk and how it is served.
-type LUN struct {
-	Number uint16 // 1 to 16383, unique within the target
-	Name   string // the image's name, for logs
-	// closed by the caller after the server has stopped, never by the server
-	Disk      disk.Disk
-	Identity  disk.Identity // unique for each disk
-	ReadOnly  bool          // writes end in DATA PROTECT
-	Removable bool          // reported as a removable medium
-	Access    AccessMode    // "" is write-exclusive
-	// keeps mode pages and reservations that are to be saved, and the like; nil: nothing is kept,
-	// and nothing can be saved
-	Store Store
-	// a loss of power ends the disk, so that initiators cannot reserve it through one
-	Volatile bool
-	// larger than at an earlier start: initiators get a capacity unit attention
-	Grown bool
-}
+// LUN is one disk and how it is served. Its number is 1 to 16383.
+type LUN = serving.Options
 
 // Options configure a Server. The zero value of every field but LUNs works.
 type Options struct {
@@ -60,6 +43,10 @@ type Options struct {
 	// HidePortals says that initiators reach the listeners at other addresses than these have. Then
 	// SendTargets names no address, and an initiator logs in where it has asked.
 	HidePortals bool
+
+	// Disks are served as LUNs. The server must be made before the first disk is added. nil: the
+	// server makes its own.
+	Disks *serving.Disks
 
 	LUNs  []LUN // served from the beginning; see Server.AddLUN
 	Empty bool  // LUNs may be empty
@@ -124,8 +111,6 @@ const (
 	defaultNOPTimeout       = 30 * time.Second
 	defaultDistantTimeout   = 10 * time.Minute
 	defaultImpatientTimeout = 25 * time.Second
-
-	maxLUNNumber = 16383 // flat space addressing, SAM-5 4.7.7
 )
 
 func orDefault[T int | int64 | time.Duration](v *T, def T) error {
@@ -164,7 +149,7 @@ func (o *Options) resolve() error {
 	seen := make(map[uint16]string, len(o.LUNs))
 	for i := range o.LUNs {
 		l := &o.LUNs[i]
-		if err := l.check(); err != nil {
+		if err := check(l); err != nil {
 			return err
 		}
 		if other, dup := seen[l.Number]; dup {
@@ -172,18 +157,22 @@ func (o *Options) resolve() error {
 		}
 		seen[l.Number] = l.Name
 	}
-	if len(o.LUNs) == 0 && !o.Empty {
+	if len(o.LUNs) == 0 && !o.Empty && o.Disks == nil {
 		return errors.New("a target needs at least one LUN")
+	}
+	if o.Disks == nil {
+		o.Disks = serving.New(o.Log)
 	}
 	return o.Limits.resolve()
 }
 
-func (l *LUN) check() error {
+func check(l *LUN) error {
 	switch {
 	case l.Disk == nil:
 		return fmt.Errorf("LUN %d (%s) has no disk", l.Number, l.Name)
-	case l.Number == 0 || l.Number > maxLUNNumber:
-		return fmt.Errorf("LUN %d (%s): a LUN number is 1 to %d", l.Number, l.Name, maxLUNNumber)
+	case l.Number == 0 || l.Number > serving.MaxNumber:
+		return fmt.Errorf("LUN %d (%s): a LUN number is 1 to %d", l.Number, l.Name,
+			serving.MaxNumber)
 	}
 	return nil
 }

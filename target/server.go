@@ -21,6 +21,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/login"
 	"kubevirt.io/disk/target/internal/scsi"
 )
@@ -33,6 +34,7 @@ type Server struct {
 	opt    Options
 	log    *zap.Logger
 	device *scsi.Device
+	disks  *serving.Disks
 	login  login.Config
 	pool   buffers
 	watch  watchdog
@@ -68,18 +70,14 @@ func New(opt Options) (*Server, error) {
 	if err := opt.resolve(); err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}
-	luns, watched := make([]scsi.LUN, len(opt.LUNs)), make([]*lunWatch, len(opt.LUNs))
-	for i := range opt.LUNs {
-		watched[i] = &lunWatch{number: opt.LUNs[i].Number}
-		luns[i] = opt.LUNs[i].unit(watched[i])
-	}
+	luns := opt.LUNs
 	opt.LUNs = nil // LUNs come and go: see luns.go
 	s := &Server{}
-	device, err := scsi.NewDevice(scsi.Options{Vendor: opt.Vendor, Product: opt.Product,
+	device, err := scsi.New(scsi.Options{Vendor: opt.Vendor, Product: opt.Product,
 		Revision:   opt.Revision,
 		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log,
 		Abort:    s.abortFenced,
-		Panicked: opt.Observer.PanicCaught}, luns)
+		Panicked: opt.Observer.PanicCaught}, opt.Disks)
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}
@@ -87,6 +85,7 @@ func New(opt Options) (*Server, error) {
 		opt:    opt,
 		log:    opt.Log,
 		device: device,
+		disks:  opt.Disks,
 		login: login.Config{TargetName: opt.TargetName, TargetAlias: opt.Alias,
 			PortalGroupTag: opt.PortalGroupTag,
 			Auth:           opt.Auth, Limits: login.Limits{
@@ -103,9 +102,15 @@ func New(opt Options) (*Server, error) {
 	}
 	s.pool.limit = opt.Limits.Memory
 	s.watch.wake = make(chan struct{}, 1)
-	s.watch.luns.Store(&watched)
+	s.watch.luns.Store(&[]*lunWatch{})
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.disks.Serve(front{s})
+	for _, l := range luns {
+		if err := s.AddLUN(l); err != nil {
+			return nil, err
+		}
+	}
 	return s, nil
 }
 
@@ -353,5 +358,5 @@ func (s *Server) EndSessions(which func(SessionInfo) bool) []SessionInfo {
 // LUN cannot become write-exclusive, and a LUN that was write-protected from the beginning stays
 // so. After an error nothing has changed.
 func (s *Server) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
-	return s.device.SetAccess(lun, mode, readOnly)
+	return s.disks.SetAccess(lun, mode, readOnly)
 }

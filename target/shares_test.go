@@ -21,10 +21,10 @@ func (decompressing) Slow(off int64) bool { return off < 1<<20 }
 // limit, and a lone read is never passed on.
 func TestSharedReads(t *testing.T) {
 	d := decompressing{disktest.NewMemory(4 << 20)}
-	device, err := scsi.NewDevice(scsi.Options{},
-		[]scsi.LUN{{Number: 1, Disk: d, Access: scsi.AccessWriteShared,
-			Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}})
+	server, err := New(Options{LUNs: []LUN{{Number: 1, Disk: d, Access: AccessWriteShared,
+		Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}}})
 	require.NoError(t, err)
+	device := server.device
 	nexus := device.Attach(scsi.InitiatorPort{Name: "iqn.a"})
 	prepared := func(cdb ...byte) *task {
 		k := &task{}

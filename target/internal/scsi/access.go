@@ -3,80 +3,14 @@ package scsi
 import (
 	"fmt"
 	"slices"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/serving"
 )
 
-// AccessMode says which initiators may use a LUN.
-type AccessMode string
-
-// The access modes. The empty mode is AccessWriteExclusive.
-const (
-	// AccessWriteExclusive admits one initiator name at a time. The first one that accesses the
-	// medium owns the LUN until its last nexus is gone. Commands of all others end with RESERVATION
-	// CONFLICT.
-	AccessWriteExclusive AccessMode = "write-exclusive"
-	// AccessWriteShared admits every initiator to read and write.
-	AccessWriteShared AccessMode = "write-shared"
-	// AccessReadShared admits every initiator to read; the LUN is write-protected.
-	AccessReadShared AccessMode = "read-shared"
-)
-
-// ParseAccessMode reads the name of an access mode. The empty name is AccessWriteExclusive.
-func ParseAccessMode(s string) (AccessMode, error) {
-	switch m := AccessMode(s); m {
-	case AccessWriteExclusive, AccessWriteShared, AccessReadShared:
-		return m, nil
-	case "":
-		return AccessWriteExclusive, nil
-	}
-	return "", fmt.Errorf("access mode %q is unknown; use %s, %s or %s", s, AccessWriteExclusive,
-		AccessWriteShared, AccessReadShared)
-}
-
-// SetAccess changes who may use a served LUN and whether it can be written. Commands that were
-// validated before go on. A unit attention tells initiators of a changed write protection. On an
-// error nothing has changed.
-//
-// A shared LUN cannot become exclusive: several initiators may be writing, and nothing says which
-// one should stay. A LUN that was write-protected from the beginning stays so, because its disk may
-// have been opened for reading only.
-func (d *Device) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
-	u := d.luns.Load().at(lun)
-	if u == nil || !u.begin() {
-		return fmt.Errorf("there is no LUN %d", lun)
-	}
-	defer u.end()
-	exclusive, protected := mode == AccessWriteExclusive, readOnly || mode == AccessReadShared
-	u.persistent.mu.Lock() // wait for a handover under way
-	defer u.persistent.mu.Unlock()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	switch {
-	case exclusive && !u.exclusive.Load():
-		return fmt.Errorf("LUN %d becomes %s by a restart only: several initiators may be using it",
-			lun, AccessWriteExclusive)
-	case !protected && u.sealed:
-		return fmt.Errorf("LUN %d can be written after a restart only: its disk was opened for "+
-			"reading",
-			lun)
-	case !exclusive && u.handover.Load().Guest != "":
-		return fmt.Errorf("LUN %d is open for a handover: finish or cancel that first", lun)
-	}
-	u.exclusive.Store(exclusive)
-	if u.protected.Swap(protected) != protected {
-		d.raiseLocked(u, attnModeChanged, nil)
-	}
-	return nil
-}
-
-// admits reports whether commands of the nexus have no conflict with the unit's owner.
-func (d *Device) admits(u *unit, n *Nexus) bool {
-	if u.owner.Load() == n.initiator || u.isGuest(n) {
-		return true
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.releasedLocked(u, n)
-}
+// Who owns a unit is the business of package serving. Commands of others end with RESERVATION
+// CONFLICT.
 
 // MayReset reports whether a nexus may end the commands of others at a logical unit by CLEAR TASK
 // SET or LOGICAL UNIT RESET. It may not where its own commands would end with a conflict, for
@@ -93,7 +27,7 @@ func (d *Device) MayResetTarget(n *Nexus) bool {
 }
 
 func (d *Device) mayReset(u *unit, n *Nexus) bool {
-	if !u.exclusive.Load() || d.admits(u, n) {
+	if n.client.Admitted(u.served) {
 		return true
 	}
 	d.logConflict(u, n, nil)
@@ -102,21 +36,16 @@ func (d *Device) mayReset(u *unit, n *Nexus) bool {
 
 // stillAdmitted returns errConflict if the initiator was fenced after its command was validated.
 func (t *Task) stillAdmitted() error {
-	if t.unit.exclusive.Load() && !t.dev.admits(t.unit, t.Nexus) {
+	if !t.Nexus.client.Admitted(t.unit.served) {
 		return errConflict
 	}
 	return nil
 }
 
-func (d *Device) admitsLocked(u *unit, n *Nexus) bool {
-	return !u.exclusive.Load() || u.isGuest(n) || d.releasedLocked(u, n)
-}
-
 // claim makes the initiator of the nexus the owner of an exclusive unit, unless another one owns
 // it.
 func (d *Device) claim(at *nexusUnit, n *Nexus) bool {
-	u := at.unit
-	if u.exclusive.Load() && u.owner.Load() != n.initiator && !u.isGuest(n) && !d.take(u, n) {
+	if !n.client.Claim(at.unit.served) {
 		return false
 	}
 	if !at.used.Load() {
@@ -125,60 +54,118 @@ func (d *Device) claim(at *nexusUnit, n *Nexus) bool {
 	return true
 }
 
-// take is the slow path of claim: the initiator is not yet known as owner or guest.
-func (d *Device) take(u *unit, n *Nexus) bool {
+// firstUse notes that a nexus uses the medium of a unit.
+func (d *Device) firstUse(at *nexusUnit, n *Nexus) {
+	if !n.client.FirstUse(at.unit.served) {
+		return // the unit is removed, so the command will fail
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if u.isGuest(n) {
-		return true // it was admitted a moment ago, and a guest must not become the owner
+	if n.at(at.unit) == at && !at.used.Swap(true) {
+		d.rememberTenantLocked(at.unit, n)
 	}
-	// A command that outlives its session must not bring the claim back.
-	if n.initiator.nexuses == 0 || !d.releasedLocked(u, n) {
-		return false
+}
+
+// Protected tells every nexus that the write protection of a unit has changed.
+func (d *Device) Protected(served *serving.Disk) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if u := d.unitOf(served); u != nil {
+		d.raiseLocked(u, attnModeChanged, nil)
 	}
-	u.owner.Store(n.initiator)
-	return true
 }
 
-// releasedLocked reports whether n's initiator, which is not a guest, may use the unit: it is not
-// fenced, and no other initiator holds the claim.
-func (d *Device) releasedLocked(u *unit, n *Nexus) bool {
-	if u.isFenced(n) {
-		return false
+// ReservationHolders returns the names of initiators that hold a persistent reservation, repeated
+// or not: its holder bars others from the medium and keeps that right while it has no session
+// (SPC-4 5.13.1). A registration alone bars nobody.
+func (d *Device) ReservationHolders(served *serving.Disk) []string {
+	if u := d.unitOf(served); u != nil {
+		return u.persistent.state.Load().holders()
 	}
-	owner := u.owner.Load()
-	return owner == nil || owner.name == n.initiator.name || !d.heldLocked(u, owner)
+	return nil
 }
 
-// heldLocked reports whether the owner of a unit still has its claim. The claim ends with the
-// owner's last nexus, but only after the owner's writes have left the disk: a write that is stuck
-// there could otherwise surface under the next owner. The claim also lasts while the unit is open
-// to a guest, which is about to become the owner. In a live migration the first machine logs out
-// before the LUN is handed over, and in a restart both are gone.
-func (d *Device) heldLocked(u *unit, owner *initiator) bool {
-	return owner.nexuses > 0 || u.handover.Load().Guest != "" || u.ranges.Writing(owner.name)
+// fencing is a fence of initiators at a unit. It holds back changes of the unit's state until it is
+// committed or undone: a MODE SELECT or SANITIZE that is being saved takes effect first, and later
+// ones find the fence.
+type fencing struct {
+	d       *Device
+	unit    *unit
+	fenced  func(name string) bool
+	edit    *persistentEdit
+	nexuses []*Nexus // that were there when the fence took effect
 }
 
-// Holders says who has an exclusive unit.
-type Holders struct {
-	Owner string // "": nobody
-	Guest string // the initiator that may use the unit beside its owner; "": nobody
-	// Initiators that a handover has fenced, apart from a readmitted guest. Read-only.
-	Fenced []string
-}
-
-// Holders tells who has an exclusive unit. Other units have no holders.
-func (d *Device) Holders(lun uint16) (h Holders) {
-	u := d.luns.Load().at(lun)
+// Fence implements serving.Front. Fenced initiators lose their registrations and reservations, and
+// no longer prevent removal of the medium.
+func (d *Device) Fence(served *serving.Disk, fenced func(name string) bool) (serving.Fencing,
+	error) {
+	u := d.unitOf(served)
 	if u == nil {
-		return Holders{}
+		return nil, fmt.Errorf("there is no LUN %d", served.Number)
 	}
+	r := &u.persistent
+	r.mu.Lock()
+	e := r.state.Load().without(fenced)
+	if err := r.save(u.Number, &e.persistentState); err != nil {
+		r.mu.Unlock()
+		return nil, err
+	}
+	u.mode.change.Lock()
+	u.sanitizing.mu.Lock()
+	return &fencing{d: d, unit: u, fenced: fenced, edit: e}, nil
+}
+
+func (f *fencing) release() {
+	f.unit.sanitizing.mu.Unlock()
+	f.unit.mode.change.Unlock()
+	f.unit.persistent.mu.Unlock()
+}
+
+// Commit implements serving.Fencing.
+func (f *fencing) Commit() {
+	defer f.release()
+	d, u := f.d, f.unit
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if o := u.owner.Load(); o != nil && d.heldLocked(u, o) {
-		h.Owner = o.name
+	for n := range d.nexuses {
+		if at := n.at(u); at != nil && f.fenced(n.client.Name()) {
+			at.prevents = false
+			at.refused.Store(false)
+			f.nexuses = append(f.nexuses, n)
+		}
 	}
-	state := u.handover.Load()
-	h.Guest, h.Fenced = state.Guest, state.Fenced
-	return h
+	if n := u.reserved.Load(); n != nil && f.fenced(n.client.Name()) {
+		u.reserved.Store(nil)
+	}
+	d.publishLocked(u, f.edit)
+}
+
+// Finish implements serving.Fencing.
+func (f *fencing) Finish() { f.d.abort(f.unit, f.nexuses, nil) }
+
+// Undo implements serving.Fencing. Storage has the new state and needs the old one back.
+func (f *fencing) Undo() error {
+	defer f.release()
+	r := &f.unit.persistent
+	r.unsaved = true
+	return r.save(f.unit.Number, r.state.Load())
+}
+
+// logFenced logs why a guest meets reservation conflicts, once for each session of a fenced
+// initiator and each fence.
+func (d *Device) logFenced(u *unit, n *Nexus) {
+	if !n.client.Fenced(u.served) {
+		return
+	}
+	if at := n.at(u); at == nil || at.refused.Swap(true) {
+		return
+	}
+	name := n.client.Name()
+	d.log.Warn("refusing an initiator that is fenced since a handover: its commands end with "+
+		"RESERVATION CONFLICT",
+		zap.Uint16("lun", u.Number), zap.String("initiator", name),
+		zap.String("owner", u.Owner()),
+		zap.String("try", fmt.Sprintf("handover --lun %d --to %s, if the guest is to run there "+
+			"and runs nowhere else", u.Number, name)))
 }

@@ -117,7 +117,6 @@ func TestKnownPortsAreBounded(t *testing.T) {
 		b.d.Detach(b.d.Attach(InitiatorPort{Name: "iqn.x", ISID: [6]byte{byte(i), byte(i >> 8)}}))
 	}
 	require.Len(t, b.d.known, maxKnownPorts)
-	require.Len(t, b.d.initiators, 1, "only the bench's own initiator is left")
 }
 
 func TestPendingAttention(t *testing.T) {

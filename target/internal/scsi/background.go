@@ -33,11 +33,11 @@ func (b *background) end() { b.wg.Done() }
 // beginLonger registers a goroutine that is about to start and uses a unit's disk. It refuses if
 // the device is closed or the unit removed.
 func (u *unit) beginLonger(d *Device) bool {
-	if !u.begin() {
+	if !u.Begin() {
 		return false
 	}
 	if !d.background.begin() {
-		u.end()
+		u.End()
 		return false
 	}
 	return true
@@ -45,7 +45,7 @@ func (u *unit) beginLonger(d *Device) bool {
 
 func (u *unit) endLonger(d *Device) {
 	d.background.end()
-	u.end()
+	u.End()
 }
 
 // Close stops the device's background work and waits until none of its disk calls is in progress.

@@ -10,7 +10,7 @@ const physicalExponent = 3
 
 // prepareReadCapacity10 is READ CAPACITY(10) (SBC-3 5.15).
 func prepareReadCapacity10(t *Task) error {
-	last := min(t.unit.blocks.Load()-1, math.MaxUint32)
+	last := min(t.unit.blocks()-1, math.MaxUint32)
 	t.data = binary.BigEndian.AppendUint32(t.data[:0], uint32(last))
 	t.data = binary.BigEndian.AppendUint32(t.data, BlockSize)
 	t.reply(uint32(len(t.data)))
@@ -20,10 +20,10 @@ func prepareReadCapacity10(t *Task) error {
 // prepareReadCapacity16 is READ CAPACITY(16) (SBC-3 5.16).
 func prepareReadCapacity16(t *Task) error {
 	var b [32]byte
-	binary.BigEndian.PutUint64(b[0:], t.unit.blocks.Load()-1)
+	binary.BigEndian.PutUint64(b[0:], t.unit.blocks()-1)
 	binary.BigEndian.PutUint32(b[8:], BlockSize)
 	b[13] = physicalExponent
-	if t.unit.discards != nil {
+	if t.unit.Discards != nil {
 		b[14] = 0x80 | 0x40 // LBPME, LBPRZ
 	}
 	t.data = append(t.data[:0], b[:]...)

@@ -1,6 +1,10 @@
 package scsi
 
-import "kubevirt.io/disk/internal/rangelock"
+import (
+	"kubevirt.io/disk/internal/rangelock"
+
+	"kubevirt.io/disk/serving"
+)
 
 // prepareCompareAndWrite is COMPARE AND WRITE (SBC-3 5.2). The data are the blocks to compare, then
 // the same number of blocks to write.
@@ -28,8 +32,8 @@ func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 	if err := t.lockRange(rangelock.Exclusive, t.off(), t.length()); err != nil {
 		return err
 	}
-	defer u.ranges.Unlock(&t.hold)
-	if _, err := t.readAt(u, medium, t.off()); err != nil {
+	defer u.Ranges.Unlock(&t.Hold)
+	if _, err := t.ReadAt(u.served, medium, t.off()); err != nil {
 		return err
 	}
 	if err := differs(p[:len(medium)], medium, 0); err != nil {
@@ -42,9 +46,9 @@ func outCompareAndWrite(t *Task, _ int64, p []byte) error {
 // time, it undoes a partial write: the initiator sends the command again, and would otherwise find
 // its own blocks and take them for another initiator's.
 func (t *Task) replaceCompared(p, medium []byte) error {
-	n, err := t.writeAt(t.unit, p, t.off())
-	if n > 0 && notHeld(err) {
-		if _, undo := t.unit.disk.WriteAt(medium[:n], t.off()); undo != nil {
+	n, err := t.WriteAt(t.unit.served, p, t.off())
+	if n > 0 && serving.NotHeld(err) {
+		if _, undo := t.unit.Disk.WriteAt(medium[:n], t.off()); undo != nil {
 			return t.failedAt(t.off(), undo)
 		}
 		n = 0

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/serving"
 )
 
 // A guest sees a reservation conflict only as an I/O error, so the log says who is in its way.
@@ -34,11 +36,11 @@ const (
 // conflictOf finds why a command of the nexus has conflicted, and with whom. cmd is nil for a
 // reset. The cause is empty if the conflict is over by now.
 func (d *Device) conflictOf(u *unit, n *Nexus, cmd *command) (cause conflictCause, with string) {
-	if u.exclusive.Load() && !d.admits(u, n) {
-		return conflictOwner, u.ownerName()
+	if !n.client.Admitted(u.served) {
+		return conflictOwner, u.Owner()
 	}
 	if holder := u.reserved.Load(); holder != nil && holder != n {
-		return conflictReserve, holder.initiator.name
+		return conflictReserve, holder.client.Name()
 	}
 	switch s := u.persistent.state.Load(); {
 	case s.admits(n.port):
@@ -62,7 +64,7 @@ func (c conflictCause) advice(lun uint16, initiator string) string {
 	case conflictOwner:
 		return fmt.Sprintf("shut the owner's guest down, so that its last session ends; for a "+
 			"live migration, handover --lun %d --to %s; for a cluster file system, access mode %s",
-			lun, initiator, AccessWriteShared)
+			lun, initiator, serving.AccessWriteShared)
 	case conflictReserve:
 		return "end the owner's session, or have it release the LUN"
 	case conflictPersistent:
@@ -77,11 +79,11 @@ func (c conflictCause) advice(lun uint16, initiator string) string {
 // logConflict logs that a reservation or the unit's owner stands against a command. cmd is nil for
 // a reset.
 func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
-	if u.exclusive.Load() && u.isFenced(n) && !u.isGuest(n) {
+	if n.client.Fenced(u.served) {
 		d.logFenced(u, n)
 		return
 	}
-	name := n.initiator.name
+	name := n.client.Name()
 	cause, with := d.conflictOf(u, n, cmd)
 	if cause == "" {
 		return
@@ -90,8 +92,8 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 	if !ok {
 		return
 	}
-	fields := []zap.Field{zap.Uint16("lun", u.number), zap.String("initiator", name),
-		zap.String("address", n.address)}
+	fields := []zap.Field{zap.Uint16("lun", u.Number), zap.String("initiator", name),
+		zap.String("address", n.client.Address())}
 	if cmd != nil {
 		fields = append(fields, zap.String("command", cmd.name))
 	}
@@ -102,7 +104,7 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 		fields = append(fields, zap.Int64("not_logged_since", suppressed))
 	}
 	d.log.Warn("commands of an initiator end with RESERVATION CONFLICT: "+string(cause),
-		append(fields, zap.String("try", cause.advice(u.number, name)))...)
+		append(fields, zap.String("try", cause.advice(u.Number, name)))...)
 }
 
 // conflictNote identifies a line of the log: who had which conflict, and with whom.
@@ -158,48 +160,4 @@ func (l *conflictLog) makeRoomLocked(now time.Time) bool {
 		return now.Sub(told.at) >= conflictInterval
 	})
 	return len(l.last) < maxConflicts
-}
-
-// firstUse notes that a nexus uses the medium of a unit. It warns if the same initiator name uses
-// an exclusive unit from another address: two machines would then count as one owner. It warns once
-// for each unit and name.
-func (d *Device) firstUse(at *nexusUnit, n *Nexus) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	u := at.unit
-	if n.at(u) != at || at.used.Swap(true) {
-		return // the unit is removed, so the command will fail
-	}
-	d.rememberTenantLocked(u, n)
-	if !u.exclusive.Load() || u.protected.Load() {
-		return
-	}
-	for o := range d.nexuses {
-		theirs := o.at(u)
-		if theirs == nil || !theirs.used.Load() {
-			continue // it may have no address yet, as its session begins
-		}
-		if o.initiator == n.initiator && o.address != n.address {
-			d.warnSameNameLocked(u, o, n)
-			return
-		}
-	}
-}
-
-func (d *Device) warnSameNameLocked(u *unit, first, second *Nexus) {
-	name := second.initiator.name
-	if _, told := u.sameNames[name]; told {
-		return
-	}
-	if u.sameNames == nil || len(u.sameNames) >= maxConflicts {
-		u.sameNames = make(map[string]struct{})
-	}
-	u.sameNames[name] = struct{}{}
-	d.log.Warn("one initiator name uses a LUN from two addresses: if these are two machines, "+
-		"both may write to it, and a handover can fence neither",
-		zap.Uint16("lun", u.number), zap.String("initiator", name),
-		zap.Strings("addresses", []string{first.address, second.address}),
-		zap.String("try", "give each machine a name of its own, by QEMU's -iscsi initiator-name= "+
-			"or the library's InitiatorName: QEMU's default name comes from the domain's UUID, "+
-			"and is the same at both ends of a live migration"))
 }

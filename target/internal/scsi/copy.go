@@ -121,11 +121,11 @@ func (d *Device) copyUnit(own *unit, target *copyTarget) *unit {
 	switch {
 	case !target.isNAA:
 		return nil
-	case own.identity.NAA == target.naa:
+	case own.Identity.NAA == target.naa:
 		return own
 	}
 	for _, u := range d.luns.Load().units {
-		if u.identity.NAA == target.naa {
+		if u.Identity.NAA == target.naa {
 			return u
 		}
 	}

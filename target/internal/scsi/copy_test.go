@@ -56,7 +56,7 @@ func (b *copyBench) copy(list []byte) result { return b.run(extendedCopy(list), 
 // nothingHeld checks that no copy has left anything that others would wait for.
 func (b *copyBench) nothingHeld() {
 	for _, u := range b.d.luns.Load().units {
-		require.Zero(b.t, u.ranges.State(), "LUN %d", u.number)
+		require.Zero(b.t, u.Ranges.State(), "LUN %d", u.Number)
 	}
 }
 
@@ -384,7 +384,7 @@ func TestCopyClaims(t *testing.T) {
 func TestCopyLocksTheFirstUnitFirst(t *testing.T) {
 	for _, segment := range []string{block(0, 1, 8, 0, 0), block(1, 0, 8, 0, 0)} {
 		b := newCopyBench(t)
-		one, two := &b.d.nth(0).ranges, &b.d.nth(1).ranges
+		one, two := &b.d.nth(0).Ranges, &b.d.nth(1).Ranges
 		var h rangelock.Hold
 		h.Set(rangelock.Exclusive, "iqn.a", 0, memPage)
 		one.Lock(&h)
@@ -454,5 +454,5 @@ func TestCopyFromAUnitThatIsSanitized(t *testing.T) {
 	case <-time.After(time.Minute):
 		require.Fail(t, "the copy waits for the end of the SANITIZE")
 	}
-	require.Zero(t, b.d.nth(0).ranges.State())
+	require.Zero(t, b.d.nth(0).Ranges.State())
 }

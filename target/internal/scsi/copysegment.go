@@ -71,11 +71,11 @@ func (c *copier) segment(i int) *senseError {
 // flush flushes the destination. The copy may have been sent to another unit, so this one can be
 // removed at any time.
 func (u *unit) flush() error {
-	if !u.begin() {
+	if !u.Begin() {
 		return errLUNNotSupported
 	}
-	defer u.end()
-	return u.disk.Flush()
+	defer u.End()
+	return u.Disk.Flush()
 }
 
 // find returns the logical unit for a CSCD descriptor ID (SPC-4 6.4.6.1). field is the offset of
@@ -100,7 +100,7 @@ func checkSegment(segment int, u *unit, lba, count uint64, field int) *senseErro
 	if u.checkRange(lba, count) == nil {
 		return nil
 	}
-	if lba < u.blocks.Load() {
+	if lba < u.blocks() {
 		field = segmentBlocks
 	}
 	return copyAborted(ascNone, segment, field)
@@ -121,19 +121,19 @@ type copyCause struct {
 func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	// A removed unit ends the copy as it ends a READ or WRITE. Its disk is not released in the
 	// middle of a step.
-	if !src.unit.begin() {
+	if !src.unit.Begin() {
 		return &copyCause{source: src.unit, err: errLUNNotSupported}
 	}
-	defer src.unit.end()
-	if !dst.unit.begin() {
+	defer src.unit.End()
+	if !dst.unit.Begin() {
 		return &copyCause{dest: dst.unit, err: errLUNNotSupported}
 	}
-	defer dst.unit.end()
+	defer dst.unit.End()
 	if cause := c.admitBoth(src, dst); cause != nil {
 		return cause
 	}
-	c.t.dev.keepOwner(src.unit)
-	c.t.dev.keepOwner(dst.unit)
+	c.t.dev.disks.KeepOwner(src.unit.served)
+	c.t.dev.disks.KeepOwner(dst.unit.served)
 	if err := dst.unit.settleAtomic(); err != nil {
 		return &copyCause{dest: dst.unit, err: err}
 	}
@@ -172,24 +172,24 @@ func (c *copier) admitBoth(src, dst *participant) *copyCause {
 // lock holds both ranges. Every copy locks units in the same order, so that no two copies wait for
 // each other.
 func (c *copier) lock(src, dst *unit, from, to, n int64) {
-	by := c.t.Nexus.initiator.name
+	by := c.t.Nexus.client.Name()
 	c.read.Set(rangelock.Read, by, from, n)
 	c.write.Set(rangelock.Write, by, to, n)
 	switch {
 	case src == dst:
-		src.ranges.LockPair(&c.read, &c.write)
+		src.Ranges.LockPair(&c.read, &c.write)
 	case src.order < dst.order:
-		src.ranges.Lock(&c.read)
-		dst.ranges.Lock(&c.write)
+		src.Ranges.Lock(&c.read)
+		dst.Ranges.Lock(&c.write)
 	default:
-		dst.ranges.Lock(&c.write)
-		src.ranges.Lock(&c.read)
+		dst.Ranges.Lock(&c.write)
+		src.Ranges.Lock(&c.read)
 	}
 }
 
 func (c *copier) unlock(src, dst *unit) {
-	src.ranges.Unlock(&c.read)
-	dst.ranges.Unlock(&c.write)
+	src.Ranges.Unlock(&c.read)
+	dst.Ranges.Unlock(&c.write)
 }
 
 // admit makes the same checks as a READ or WRITE of the same initiator to the unit.
@@ -201,7 +201,7 @@ func (c *copier) admit(p *participant, writes bool) error {
 	}
 	at := n.at(u)
 	switch {
-	case at == nil || u.removed() || at.stranger.Load():
+	case at == nil || u.Removed() || at.stranger.Load():
 		return errLUNNotSupported
 	case u.resets.Load() != p.resets:
 		return &senseError{key: UnitAttention, code: ascBusDeviceReset}
@@ -238,8 +238,8 @@ type copyRun struct {
 func (c *copier) readRuns(u *unit, p []byte, off int64, runs []copyRun) ([]copyRun, error) {
 	for at, n := int64(0), int64(len(p)); at < n; {
 		run := copyRun{length: n - at, data: true}
-		if u.extents != nil && len(runs) < cap(runs) {
-			e, err := c.t.extent(u, off+at, n-at)
+		if u.Extents != nil && len(runs) < cap(runs) {
+			e, err := c.t.Extent(u.served, off+at, n-at)
 			if err != nil {
 				return nil, err
 			}
@@ -264,7 +264,7 @@ func (c *copier) readRuns(u *unit, p []byte, off int64, runs []copyRun) ([]copyR
 	at := int64(0)
 	for _, run := range runs {
 		if run.data {
-			if _, err := c.t.readAt(u, p[at:at+run.length], off+at); err != nil {
+			if _, err := c.t.ReadAt(u.served, p[at:at+run.length], off+at); err != nil {
 				return nil, err
 			}
 		}
@@ -289,13 +289,13 @@ func (c *copier) writeRuns(u *unit, p []byte, off int64, runs []copyRun) error {
 func (c *copier) writeRun(u *unit, p []byte, off int64, data bool) error {
 	switch {
 	case data:
-	case u.zeroes != nil:
-		return c.t.zero(u, off, int64(len(p)))
-	case u.discards != nil:
-		return c.t.discard(u, off, int64(len(p)))
+	case u.Zeroes != nil:
+		return c.t.Zero(u.served, off, int64(len(p)))
+	case u.Discards != nil:
+		return c.t.Discard(u.served, off, int64(len(p)))
 	default:
 		clear(p)
 	}
-	_, err := c.t.writeAt(u, p, off)
+	_, err := c.t.WriteAt(u.served, p, off)
 	return err
 }

@@ -1,6 +1,10 @@
 package scsi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"kubevirt.io/disk/serving"
+)
 
 // Additional sense codes that only EXTENDED COPY uses.
 const (
@@ -37,7 +41,7 @@ func copyAborted(code additional, segment, field int) *senseError {
 // written.
 func (c *copier) failed(segment int, cause *copyCause, written, total int64,
 	backwards bool) *senseError {
-	if cause.err == errAborted {
+	if cause.err == serving.ErrAborted {
 		return errAborted
 	}
 	failure := &copyFailure{segment: uint16(segment)}

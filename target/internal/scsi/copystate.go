@@ -41,7 +41,7 @@ func (t *Task) beginCopy(list *copyList) (*copyOperation, error) {
 	}
 	n := t.Nexus
 	if old := n.copyLocked(t.unit, list.id); old != nil {
-		if old.task != nil && !old.task.aborted.Load() {
+		if old.task != nil && !old.task.Aborted() {
 			return nil, errOperationInProgress
 		}
 		n.dropCopyLocked(old)
@@ -58,7 +58,7 @@ func (t *Task) endCopy(op *copyOperation, failure *senseError) {
 	defer d.mu.Unlock()
 	d.copying--
 	op.task = nil
-	if t.aborted.Load() || t.unit.removed() {
+	if t.Aborted() || t.unit.Removed() {
 		n.dropCopyLocked(op)
 		return
 	}

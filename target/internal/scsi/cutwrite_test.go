@@ -65,7 +65,7 @@ func TestWriteThatIsCutShort(t *testing.T) {
 						want[i] = v
 					}
 					require.True(t, bytes.Equal(want, b.read(16, blocks)))
-					require.Zero(t, b.d.nth(0).ranges.State())
+					require.Zero(t, b.d.nth(0).Ranges.State())
 				})
 			}
 		}
@@ -150,7 +150,7 @@ func TestCutBlockThatFails(t *testing.T) {
 			data := pattern(8, 5)[:(cut-lba)*BlockSize+200]
 			requireHex(t, c.want, b.run(cdb(c.cdb), data).sense)
 			require.Equal(t, data[:(cut-lba)*BlockSize], b.read(lba, cut-lba))
-			require.Zero(t, b.d.nth(0).ranges.State())
+			require.Zero(t, b.d.nth(0).Ranges.State())
 		})
 	}
 }

@@ -2,15 +2,13 @@ package scsi
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/serving"
 )
 
 // Options describe the target device. The zero value works.
@@ -30,113 +28,63 @@ type Options struct {
 	Abort func(nexuses []*Nexus, meant func(*Task) bool)
 }
 
-// LUN is a disk and how initiators see it.
-type LUN struct {
-	Number    uint16 // at most MaxLUN
-	Disk      disk.Disk
-	Identity  disk.Identity
-	ReadOnly  bool // write-protected
-	Removable bool
-	Access    AccessMode // empty: AccessWriteExclusive
-	Store     Store      // nil: nothing is kept
-	// the disk does not survive a loss of power, so it keeps no reservations through one (APTPL)
-	Volatile bool
-	Grown    bool // larger than when initiators last saw it, so tell them (2A/09)
-	Host     any  // the transport's data for the LUN; see Task.Host
-}
-
-// MaxLUN is the highest LUN that flat space addressing can name (SAM-5 4.7.8).
-const MaxLUN = 0x3fff
-
 // Device is a SCSI target device with its logical units. Any number of goroutines may call its
 // methods at once.
 type Device struct {
 	opt    Options
 	log    *zap.Logger
+	disks  *serving.Disks
 	faults faultLog
 	luns   atomic.Pointer[inventory] // never nil; written under mu
 	// orphans has the commands that LUNs without a disk answer.
 	orphans    *opcodeTable
 	background background
 
-	mu         sync.Mutex
-	nexuses    map[*Nexus]struct{}      // guarded by mu
-	initiators map[string]*initiator    // guarded by mu
-	known      map[InitiatorPort]uint64 // guarded by mu; changes when the port last came or left
-	copying    int                      // guarded by mu; EXTENDED COPY commands under way
-	changes    uint64                   // guarded by mu; counts changes of inventory and unit sizes
+	mu      sync.Mutex
+	nexuses map[*Nexus]struct{}      // guarded by mu
+	known   map[InitiatorPort]uint64 // guarded by mu; changes when the port last came or left
+	copying int                      // guarded by mu; EXTENDED COPY commands under way
+	changes uint64                   // guarded by mu; counts changes of inventory and unit sizes
 
-	enrolled uint64        // guarded by mu; how many units there have been
-	slots    int           // guarded by mu; how many slots nexuses have for units
-	vacated  []int         // guarded by mu; slots without a unit
-	leaving  []leavingUnit // guarded by mu; removed units, at least those still in use
-
-	adding map[[8]byte]uint16 // guarded by mu; units that are being made, by NAA; their numbers
+	enrolled uint64 // guarded by mu; how many units there have been
+	slots    int    // guarded by mu; how many slots nexuses have for units
+	vacated  []int  // guarded by mu; slots without a unit
 
 	// tenants says which disk a port last used under a LUN. Guarded by mu.
 	tenants map[uint16]map[InitiatorPort][8]byte
 }
 
+// served is the unit's disk, which other protocols may use, too.
+type served = serving.Disk
+
 // unit is a logical unit.
 type unit struct {
-	number    uint16
-	slot      int    // index in nexusUnits
-	order     uint64 // unique; to lock two units, lock the lower one first
-	host      any
-	identity  disk.Identity
-	sealed    bool // write-protected for good: its disk may be open for reading only
-	removable bool
-	protected atomic.Bool // write-protected; written under Device.mu
-	exclusive atomic.Bool // written under persistent.mu and Device.mu
+	*served
+	slot  int    // index in nexusUnits
+	order uint64 // unique; to lock two units, lock the lower one first
+	host  any
 
-	disk     disk.Disk
-	discards disk.Discarder  // nil: cannot
-	zeroes   disk.Zeroer     // nil: cannot
-	extents  disk.Extenter   // nil: cannot
-	accounts disk.Accountant // nil: cannot
-	estimate disk.Estimator  // nil: cannot
-	store    Store           // nil: none
-	distance
-
-	table  *opcodeTable
-	resets atomic.Uint32 // counts resets
-	blocks atomic.Uint64 // capacity in logical blocks; written under resizing
-	owner  atomic.Pointer[initiator]
-	grown  bool // tell every initiator port at its first nexus
-
-	resizing sync.Mutex
-	grownAt  uint64             // guarded by Device.mu; Device.changes when it last grew
-	ctx      context.Context    // ends when the unit is removed, or the device closed
-	cancel   context.CancelFunc // of ctx
-	// kept is the owner that keepOwner has handled last; written under persistent.mu.
-	kept atomic.Pointer[initiator]
-	// handover says who is admitted beside the owner, and who is fenced. Never nil; written under
-	// persistent.mu and Device.mu.
-	handover atomic.Pointer[handoverState]
+	table   *opcodeTable
+	resets  atomic.Uint32      // counts resets
+	grownAt uint64             // guarded by Device.mu; Device.changes when it last grew
+	ctx     context.Context    // ends when the unit is removed, or the device closed
+	cancel  context.CancelFunc // of ctx
 	// reserved is the nexus that holds the RESERVE(6) reservation. Written under Device.mu; setting
 	// it also needs persistent.mu.
 	reserved   atomic.Pointer[Nexus]
 	persistent reservations
 	ejected    atomic.Bool // written under Device.mu
-	uses
-	// ranges orders accesses to the medium that must not overtake each other. It counts in bytes. A
-	// command can be aborted while its disk call still runs. Every write holds its range until its
-	// disk calls have ended, so that its data never lands on top of a newer write. A command such
-	// as COMPARE AND WRITE, which reads and changes the medium in one step, holds its range
-	// exclusively: reads wait, too.
-	ranges     rangelock.Table
 	mode       modeState
 	faults     faultLog
 	refusals   conflictLog
-	sameNames  map[string]struct{} // guarded by Device.mu; names that firstUse has warned about
 	sanitizing sanitizeState
 	atomics    sync.Mutex  // held by a WRITE ATOMIC, because there is only one undo record
 	atomicKept atomic.Bool // a stale undo record may be stored; written under atomics
 }
 
-// NewDevice checks the options and makes the device. It asks each disk once for its optional
-// interfaces.
-func NewDevice(opt Options, luns []LUN) (*Device, error) {
+// New checks the options and makes the device, which has no unit yet. Its initiators use the disks
+// that Take is called for.
+func New(opt Options, disks *serving.Disks) (*Device, error) {
 	if opt.Vendor == "" {
 		opt.Vendor = "KUBEVIRT"
 	}
@@ -160,86 +108,42 @@ func NewDevice(opt Options, luns []LUN) (*Device, error) {
 		}
 	}
 	d := &Device{
-		opt:        opt,
-		orphans:    newOrphanTable(),
-		log:        opt.Log,
-		nexuses:    map[*Nexus]struct{}{},
-		initiators: map[string]*initiator{},
-		known:      map[InitiatorPort]uint64{},
-		adding:     map[[8]byte]uint16{},
-		tenants:    map[uint16]map[InitiatorPort][8]byte{},
+		opt:     opt,
+		orphans: newOrphanTable(),
+		log:     opt.Log,
+		disks:   disks,
+		nexuses: map[*Nexus]struct{}{},
+		known:   map[InitiatorPort]uint64{},
+		tenants: map[uint16]map[InitiatorPort][8]byte{},
 	}
 	d.background.init()
-	units := make([]*unit, len(luns))
-	taken := make(map[uint16]bool, len(luns))
-	for i, l := range luns {
-		if taken[l.Number] {
-			return nil, takenError(l.Number)
-		}
-		taken[l.Number] = true
-		u, err := newUnit(l)
-		if err != nil {
-			return nil, fmt.Errorf("LUN %d: %w", l.Number, err)
-		}
-		units[i] = u
-	}
-	inv := newInventory(units)
-	d.luns.Store(inv)
-	for _, u := range inv.units {
-		d.enrolLocked(u) // nobody else has the device yet
-	}
+	d.luns.Store(newInventory(nil))
 	return d, nil
 }
 
-func newUnit(l LUN) (*unit, error) {
-	access, err := ParseAccessMode(string(l.Access))
+func newUnit(d *serving.Disk, host any) (*unit, error) {
 	switch {
-	case err != nil:
-		return nil, err
-	case l.Number > MaxLUN:
-		return nil, fmt.Errorf("number is above %d", MaxLUN)
-	case l.Disk == nil:
-		return nil, errors.New("has no disk")
-	case l.Disk.Size() <= 0 || l.Disk.Size()%BlockSize != 0:
-		return nil, fmt.Errorf("disk size %d is not a positive multiple of %d", l.Disk.Size(),
-			BlockSize)
-	case l.Identity.Serial == "" || len(l.Identity.Serial) > 36 || !printable(l.Identity.Serial):
+	case d.Identity.Serial == "" || len(d.Identity.Serial) > 36 || !printable(d.Identity.Serial):
 		return nil, fmt.Errorf("serial %q must be 1 to 36 printable ASCII characters",
-			l.Identity.Serial)
-	case l.Identity.NAA[0]>>4 != 3:
+			d.Identity.Serial)
+	case d.Identity.NAA[0]>>4 != 3:
 		return nil, fmt.Errorf("NAA identifier %x does not begin with 3 (locally assigned)",
-			l.Identity.NAA)
+			d.Identity.NAA)
 	}
-	u := &unit{
-		number:    l.Number,
-		identity:  l.Identity,
-		sealed:    l.ReadOnly || access == AccessReadShared,
-		removable: l.Removable,
-		grown:     l.Grown,
-		disk:      l.Disk,
-		host:      l.Host,
+	u := &unit{served: d, host: host}
+	if !d.Volatile {
+		u.persistent.store = d.Store
 	}
-	u.protected.Store(u.sealed)
-	u.exclusive.Store(access == AccessWriteExclusive)
-	u.idle = make(chan struct{})
-	u.discards, _ = l.Disk.(disk.Discarder)
-	u.zeroes, _ = l.Disk.(disk.Zeroer)
-	u.extents, _ = l.Disk.(disk.Extenter)
-	u.estimate, _ = l.Disk.(disk.Estimator)
-	u.distance = distanceOf(l.Disk)
-	u.accounts, _ = l.Disk.(disk.Accountant)
-	u.store = l.Store
-	if !l.Volatile {
-		u.persistent.store = l.Store
-	}
-	u.blocks.Store(uint64(l.Disk.Size()) >> blockShift)
-	u.table = opcodeTableOf(abilities{discards: u.discards != nil, removable: u.removable,
-		store: u.store != nil, extents: u.extents != nil})
+	u.table = opcodeTableOf(abilities{discards: u.Discards != nil, removable: u.Removable,
+		store: u.Store != nil, extents: u.Extents != nil})
 	if err := u.restore(); err != nil {
 		return nil, err
 	}
 	return u, nil
 }
+
+// blocks is the capacity in logical blocks.
+func (u *unit) blocks() uint64 { return uint64(u.Size()) >> blockShift }
 
 func printable(s string) bool {
 	for i := range len(s) {
@@ -261,7 +165,7 @@ func decodeLUN(lun uint64) (uint16, bool) {
 	case 0:
 		return first, first <= 0xff
 	case 1:
-		return first & MaxLUN, true
+		return first & serving.MaxNumber, true
 	}
 	return 0, false
 }
@@ -273,6 +177,14 @@ func EncodeLUN(number uint16) uint64 {
 		return uint64(number) << 48
 	}
 	return uint64(0x4000|number) << 48
+}
+
+// unitOf finds the logical unit of a disk; nil if there is none.
+func (d *Device) unitOf(served *serving.Disk) *unit {
+	if u := d.luns.Load().at(served.Number); u != nil && u.served == served {
+		return u
+	}
+	return nil
 }
 
 // unit finds a logical unit by the 8-byte LUN; nil if there is none.

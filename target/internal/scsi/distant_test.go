@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/serving"
 )
 
 // halfDisk is a distant disk. Half of each write stores what it can; the content of the rest is far
@@ -86,7 +87,7 @@ func (p *patience) Waits() (time.Duration, error) {
 
 // held carries out a command whose data is sent in one piece, if it has any.
 func (b *bench) held(p *patience, cdb, data []byte) result {
-	t := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(data)), Executor: p}
+	t := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(data)), Request: serving.Request{Executor: p}}
 	copy(t.CDB[:], cdb)
 	err := b.d.Prepare(t)
 	if err == nil {
@@ -122,14 +123,14 @@ func TestNotNowIsUndone(t *testing.T) {
 			b.write(0, old)
 			half.stores = 8 * BlockSize
 			task := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(c.data)),
-				Executor: &patience{Duration: time.Hour}}
+				Request: serving.Request{Executor: &patience{Duration: time.Hour}}}
 			copy(task.CDB[:], c.cdb)
 			require.NoError(t, b.d.Prepare(task))
 			ended := make(chan error)
 			go func() { ended <- carryOut(task, c.data) }()
 			require.Eventually(t, task.Waiting, time.Minute, time.Millisecond)
 			task.Abort()
-			require.ErrorIs(t, <-ended, errAborted)
+			require.ErrorIs(t, <-ended, serving.ErrAborted)
 			require.Equal(t, old, b.read(0, 16))
 		})
 		t.Run(name+", and that fails", func(t *testing.T) {
@@ -199,7 +200,7 @@ func TestExecutorIsTold(t *testing.T) {
 	b := newBench(t, func(l *LUN) { l.Disk = far })
 	p := &patience{Duration: time.Hour}
 	read := func() (waited bool) {
-		task := &Task{Nexus: b.nexus, LUN: lun1, Executor: p}
+		task := &Task{Nexus: b.nexus, LUN: lun1, Request: serving.Request{Executor: p}}
 		copy(task.CDB[:], cdb("28 00 00000000 00 0001 00"))
 		require.NoError(t, b.d.Prepare(task))
 		require.NoError(t, task.In(0, make([]byte, BlockSize)))

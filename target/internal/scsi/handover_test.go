@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/serving"
 )
 
 func TestHandOver(t *testing.T) {
@@ -26,7 +28,7 @@ func TestHandOver(t *testing.T) {
 
 	require.ErrorContains(t, b.finish(), "open it first")
 	require.ErrorContains(t, withdraw(b.d, number), "nobody")
-	require.ErrorContains(t, b.d.Admit(9, "iqn.b", time.Time{}), "no LUN 9")
+	require.ErrorContains(t, b.d.disks.Admit(9, "iqn.b", time.Time{}), "no LUN 9")
 	require.ErrorContains(t, b.admit("iqn.a"), "belongs to iqn.a")
 	require.NoError(t, b.admit("IQN.B"))
 	require.NoError(t, b.admit("iqn.b"), "the same once more")
@@ -37,7 +39,7 @@ func TestHandOver(t *testing.T) {
 	}
 	require.Equal(t, conflict, read(third))
 
-	guest, err := b.d.Withdraw(number)
+	guest, err := b.d.disks.Withdraw(number)
 	require.NoError(t, err)
 	require.Equal(t, "iqn.b", guest)
 	require.Equal(t, []*Nexus{second}, fenced)
@@ -57,30 +59,30 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, "GOOD", write(second))
 	require.NoError(t, withdraw(b.d, number))
 
-	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a", "iqn.gone"}},
-		b.d.Holders(number))
+	require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a", "iqn.gone"}},
+		b.d.disks.Holders(number))
 	require.NoError(t, b.admit("iqn.a"))
 	b.d.Detach(second)
-	have := b.d.Holders(number)
+	have := b.d.disks.Holders(number)
 	require.Equal(t, []string{"iqn.b", "iqn.a"}, []string{have.Owner, have.Guest},
 		"nobody else gets it meanwhile")
 	require.NoError(t, withdraw(b.d, number))
-	require.Equal(t, Holders{Fenced: []string{"iqn.gone", "iqn.a"}}, b.d.Holders(number),
+	require.Equal(t, serving.Holders{Fenced: []string{"iqn.gone", "iqn.a"}}, b.d.disks.Holders(number),
 		"its last session has ended")
-	require.Empty(t, b.d.Holders(9))
+	require.Empty(t, b.d.disks.Holders(9))
 
 	shared := newBench(t)
 	require.Equal(t, "GOOD", shared.run(cdb(readOne), nil).outcome())
-	require.Empty(t, shared.d.Holders(number), "it is everybody's")
+	require.Empty(t, shared.d.disks.Holders(number), "it is everybody's")
 	require.ErrorContains(t, shared.admit("iqn.b"), "open to every initiator")
 }
 
 // admit opens LUN 1 without a limit of time.
-func (b *bench) admit(initiator string) error { return b.d.Admit(1, initiator, time.Time{}) }
+func (b *bench) admit(initiator string) error { return b.d.disks.Admit(1, initiator, time.Time{}) }
 
 // finish hands LUN 1 over.
 func (b *bench) finish() error {
-	_, err := b.d.HandOver(1)
+	_, err := b.d.disks.HandOver(1)
 	return err
 }
 
@@ -91,7 +93,7 @@ func TestHandOverTellsWhoIsFenced(t *testing.T) {
 	for _, step := range []struct{ to, former string }{{"iqn.b", ""}, {"iqn.c", "iqn.b"}} {
 		b.attach(step.to, 0)
 		require.NoError(t, b.admit(step.to))
-		former, err := b.d.HandOver(1)
+		former, err := b.d.disks.HandOver(1)
 		require.NoError(t, err)
 		require.Equal(t, step.former, former)
 	}
@@ -150,7 +152,7 @@ func TestGuestOfALUNOfNobody(t *testing.T) {
 	require.NoError(t, b.admit("iqn.a"))
 	require.Equal(t, "GOOD", b.run(cdb(testReady), nil).outcome())
 	require.NoError(t, withdraw(b.d, 1))
-	require.Empty(t, b.d.Holders(1).Owner)
+	require.Empty(t, b.d.disks.Holders(1).Owner)
 	for _, command := range []string{testReady, readOne} {
 		require.Equal(t, conflict, b.run(cdb(command), nil).outcome())
 	}
@@ -363,12 +365,12 @@ func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 			go func() { done <- b.finish() }()
 			<-fencing
 			time.Sleep(20 * time.Millisecond) // in which the fence would fall
-			meanwhile := b.d.Holders(1)
+			meanwhile := b.d.disks.Holders(1)
 			close(goOn)
 			require.Equal(t, "GOOD", <-ended)
 			require.NoError(t, <-done)
-			require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b"}, meanwhile)
-			require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, b.d.Holders(1))
+			require.Equal(t, serving.Holders{Owner: "iqn.a", Guest: "iqn.b"}, meanwhile)
+			require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, b.d.disks.Holders(1))
 		})
 	}
 }
@@ -393,7 +395,7 @@ func TestFencedAllowRemoval(t *testing.T) {
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome())
 
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(load), nil).outcome())
-	require.NoError(t, b.admit(first.initiator.name))
+	require.NoError(t, b.admit(first.port.Name))
 	first.nth(0).pending.Store(0)
 	prevents(first)
 	require.Equal(t, "5/53/02", b.runAs(second, lun1, cdb(eject), nil).outcome())

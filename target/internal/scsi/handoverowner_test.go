@@ -7,6 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/serving"
 )
 
 // TestIdleOwnerIsFenced migrates a guest back that has not used its disk since the target was
@@ -17,7 +19,7 @@ func TestIdleOwnerIsFenced(t *testing.T) {
 	m.handOver("iqn.b")
 	m.restart(t)
 	m.handOver("iqn.a")
-	require.Equal(t, Holders{Owner: "iqn.a", Fenced: []string{"iqn.b"}}, m.d.Holders(1))
+	require.Equal(t, serving.Holders{Owner: "iqn.a", Fenced: []string{"iqn.b"}}, m.d.disks.Holders(1))
 	m.restart(t)
 	require.Equal(t, conflict, m.write("iqn.b"))
 }
@@ -54,7 +56,7 @@ func TestOwnerIsRemembered(t *testing.T) {
 				require.Equal(t, "GOOD", use(m, m.at[last]))
 				m.restart(t)
 				m.handOver("iqn.b")
-				require.Contains(t, m.d.Holders(1).Fenced, last)
+				require.Contains(t, m.d.disks.Holders(1).Fenced, last)
 				m.logout("iqn.b")
 				require.Equal(t, conflict, m.write(last))
 			}
@@ -95,10 +97,10 @@ func TestOwnerThatComesLateIsRemembered(t *testing.T) {
 	require.Equal(t, "GOOD", m.write("iqn.b"))
 	require.Equal(t, "GOOD", m.write("iqn.a"))
 	m.restart(t)
-	require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b"}, m.d.Holders(1))
+	require.Equal(t, serving.Holders{Owner: "iqn.a", Guest: "iqn.b"}, m.d.disks.Holders(1))
 	require.Equal(t, "GOOD", m.write("iqn.b"))
 	require.NoError(t, m.finish())
-	require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.Holders(1))
+	require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.disks.Holders(1))
 }
 
 // TestOwnerThatCannotBeSaved makes storage refuse the name. The disk is served, the log explains
@@ -106,7 +108,7 @@ func TestOwnerThatComesLateIsRemembered(t *testing.T) {
 func TestOwnerThatCannotBeSaved(t *testing.T) {
 	m := newMigration(t)
 	core, logs := observer.New(zap.DebugLevel)
-	m.d.log = zap.New(core)
+	m.d.watchedBy(core)
 	m.store.failWith(errors.New("no such device"))
 	for range 3 {
 		require.Equal(t, "GOOD", m.write("iqn.a"))

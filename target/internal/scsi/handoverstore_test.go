@@ -10,6 +10,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/serving"
 )
 
 // migration is an exclusive LUN with a store, over restarts.
@@ -83,7 +85,7 @@ func TestFencedStayOut(t *testing.T) {
 			require.Equal(t, conflict, m.runAs(m.at["iqn.a"], lun1, cdb(testReady), nil).outcome())
 			require.Equal(t, conflict, m.runAs(m.at["iqn.a"], lun1, cdb(reserve), nil).outcome())
 			require.Equal(t, conflict, m.persist(m.at["iqn.a"], saRegister, 0, 0, 1))
-			require.Equal(t, Holders{Fenced: []string{"iqn.a"}}, m.d.Holders(1))
+			require.Equal(t, serving.Holders{Fenced: []string{"iqn.a"}}, m.d.disks.Holders(1))
 			require.Equal(t, "GOOD", m.write("iqn.b"))
 
 			// Its machine is gone, so any other one may take its place.
@@ -98,7 +100,7 @@ func TestFencedStayOut(t *testing.T) {
 				lose(t, m)
 				require.Equal(t, "GOOD", m.write(to))
 			}
-			require.Equal(t, []string{"iqn.c", "iqn.b"}, m.d.Holders(1).Fenced)
+			require.Equal(t, []string{"iqn.c", "iqn.b"}, m.d.disks.Holders(1).Fenced)
 		})
 	}
 }
@@ -111,7 +113,7 @@ func TestFencedAreLogged(t *testing.T) {
 	observe := func() {
 		var core zapcore.Core
 		core, logs = observer.New(zap.DebugLevel)
-		m.d.log = zap.New(core)
+		m.d.watchedBy(core)
 	}
 	observe()
 	refused := func(n *Nexus) {
@@ -167,13 +169,13 @@ func TestRestartDuringHandOver(t *testing.T) {
 	opened := func(t *testing.T) *migration {
 		m := newMigration(t)
 		require.Equal(t, "GOOD", m.write("iqn.a"))
-		require.NoError(t, m.d.Admit(1, "iqn.b", until))
+		require.NoError(t, m.d.disks.Admit(1, "iqn.b", until))
 		m.restart(t)
-		openings := m.d.Openings()
+		openings := m.d.disks.Openings()
 		require.Len(t, openings, 1)
 		require.Equal(t, []any{uint16(1), "iqn.b"}, []any{openings[0].LUN, openings[0].To})
 		require.WithinDuration(t, until, openings[0].Until, 0)
-		require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b"}, m.d.Holders(1))
+		require.Equal(t, serving.Holders{Owner: "iqn.a", Guest: "iqn.b"}, m.d.disks.Holders(1))
 		require.Equal(t, conflict, m.write("iqn.c"), "nobody else gets it meanwhile")
 		return m
 	}
@@ -190,10 +192,10 @@ func TestRestartDuringHandOver(t *testing.T) {
 		m := opened(t)
 		require.Equal(t, "GOOD", m.write("iqn.b"))
 		require.NoError(t, m.finish())
-		require.Equal(t, Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.Holders(1))
-		require.Empty(t, m.d.Openings())
+		require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.disks.Holders(1))
+		require.Empty(t, m.d.disks.Openings())
 		m.restart(t)
-		require.Empty(t, m.d.Openings())
+		require.Empty(t, m.d.disks.Openings())
 		require.Equal(t, conflict, m.write("iqn.a"))
 	})
 	t.Run("cancelled", func(t *testing.T) {
@@ -206,7 +208,7 @@ func TestRestartDuringHandOver(t *testing.T) {
 		m := opened(t)
 		require.NoError(t, m.admit("iqn.b"))
 		m.restart(t)
-		require.Zero(t, m.d.Openings()[0].Until)
+		require.Zero(t, m.d.disks.Openings()[0].Until)
 	})
 }
 
@@ -233,7 +235,7 @@ func TestHandOverThatCannotBeSaved(t *testing.T) {
 				case "cancel":
 					act = func() error { return withdraw(m.d, 1) }
 				}
-				before := m.d.Holders(1)
+				before := m.d.disks.Holders(1)
 				m.store.failWith(broken)
 				if kept {
 					saves := 0
@@ -254,7 +256,7 @@ func TestHandOverThatCannotBeSaved(t *testing.T) {
 				}
 				m.store.failWith(nil)
 				m.store.saving = nil
-				require.Equal(t, before, m.d.Holders(1))
+				require.Equal(t, before, m.d.disks.Holders(1))
 				require.Equal(t, "GOOD", m.write("iqn.a"))
 				if opened {
 					require.Equal(t, "GOOD", m.write("iqn.b"))
@@ -262,7 +264,7 @@ func TestHandOverThatCannotBeSaved(t *testing.T) {
 					require.Equal(t, conflict, m.write("iqn.b"))
 				}
 				m.restart(t)
-				require.Equal(t, before.Guest, m.d.Holders(1).Guest)
+				require.Equal(t, before.Guest, m.d.disks.Holders(1).Guest)
 				require.Equal(t, "GOOD", m.write("iqn.a"))
 				if opened {
 					require.Equal(t, "GOOD", m.write("iqn.b"))
@@ -296,10 +298,10 @@ func TestHandOverIsTakenBack(t *testing.T) {
 	require.NoError(t, b.admit("iqn.b"))
 	store.name = storedReservations
 	require.ErrorContains(t, b.finish(), "no such device")
-	want := Holders{Owner: "iqn.a", Guest: "iqn.b"}
-	require.Equal(t, want, b.d.Holders(1))
+	want := serving.Holders{Owner: "iqn.a", Guest: "iqn.b"}
+	require.Equal(t, want, b.d.disks.Holders(1))
 	b = newBench(t, exclusive, func(l *LUN) { l.Store = store })
-	require.Equal(t, want, b.d.Holders(1), "on storage, too")
+	require.Equal(t, want, b.d.disks.Holders(1), "on storage, too")
 }
 
 // TestKilledBetweenTheSavesOfAFence leaves on storage both the fence of an initiator and its
@@ -339,10 +341,10 @@ func TestOwnerComesDuringAdmit(t *testing.T) {
 		m.take("iqn.a")
 	}
 	require.ErrorContains(t, m.admit("iqn.b"), "taken by iqn.a meanwhile")
-	require.Equal(t, Holders{Owner: "iqn.a"}, m.d.Holders(1))
+	require.Equal(t, serving.Holders{Owner: "iqn.a"}, m.d.disks.Holders(1))
 	require.Empty(t, m.store.kept[storedHandover], "on storage, too")
 	m.handOver("iqn.b")
-	require.Equal(t, []string{"iqn.a"}, m.d.Holders(1).Fenced)
+	require.Equal(t, []string{"iqn.a"}, m.d.disks.Holders(1).Fenced)
 }
 
 // TestOwnerComesDuringHandOver lets the owner come just before the LUN is handed over: it would not
@@ -362,24 +364,6 @@ func TestOwnerComesDuringHandOver(t *testing.T) {
 	require.Equal(t, conflict, m.write("iqn.a"))
 }
 
-// TestGuestDoesNotClaim opens a LUN that nobody owns to the second machine while a command of it is
-// about to take the LUN. As owner and guest at once it would be fenced by its own handover.
-func TestGuestDoesNotClaim(t *testing.T) {
-	m := newMigration(t)
-	m.at["iqn.b"] = m.attach("iqn.b", 0)
-	u := m.d.nth(0)
-	m.d.mu.Lock()
-	admitted := make(chan bool)
-	go func() { admitted <- m.d.claim(m.at["iqn.b"].at(u), m.at["iqn.b"]) }()
-	time.Sleep(50 * time.Millisecond) // until it waits for the lock
-	u.handover.Store(&handoverState{Guest: "iqn.b"})
-	m.d.mu.Unlock()
-	require.True(t, <-admitted)
-	require.Empty(t, m.d.Holders(1).Owner)
-	require.NoError(t, m.finish())
-	require.Equal(t, Holders{Owner: "iqn.b"}, m.d.Holders(1))
-}
-
 func TestStoredHandover(t *testing.T) {
 	device := func(content string, change ...func(*LUN)) (*Device, error) {
 		store := &keptStore{kept: map[string][]byte{storedHandover: []byte(content)}}
@@ -393,14 +377,14 @@ func TestStoredHandover(t *testing.T) {
 		err := device(
 		`{"owner":"iqn.a","open_to":"iqn.b","until":"2026-01-02T03:04:05Z","fenced":["iqn.c"]}`)
 	require.NoError(t, err)
-	require.Equal(t, Holders{Owner: "iqn.a", Guest: "iqn.b", Fenced: []string{"iqn.c"}},
-		d.Holders(3))
+	require.Equal(t, serving.Holders{Owner: "iqn.a", Guest: "iqn.b", Fenced: []string{"iqn.c"}},
+		d.disks.Holders(3))
 	require.Equal(t,
-		[]Opening{{LUN: 3, To: "iqn.b", Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}},
-		d.Openings())
+		[]serving.Opening{{LUN: 3, To: "iqn.b", Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}},
+		d.disks.Openings())
 	d, err = device("")
 	require.NoError(t, err, "what an older program has left")
-	require.Empty(t, d.Holders(3))
+	require.Empty(t, d.disks.Holders(3))
 	for _, bad := range []string{"{", "[]", `{"fenced":[""]}`, `{"fenced":["a b"]}`,
 		`{"open_to":" "}`, `{"owner":"\n"}`, `{"until":"soon"}`} {
 		_, err := device(bad)
@@ -410,18 +394,4 @@ func TestStoredHandover(t *testing.T) {
 		_, err = device(bad, func(l *LUN) { l.Access = AccessWriteShared })
 		require.NoError(t, err, "nobody is fenced there")
 	}
-}
-
-// TestFencedAreBounded hands a LUN over to more and more names.
-func TestFencedAreBounded(t *testing.T) {
-	s := &handoverState{}
-	for i := range maxFenced + 10 {
-		s = s.ended(ending{loser: fmt.Sprintf("iqn.%d", i)})
-	}
-	require.Len(t, s.Fenced, maxFenced)
-	require.Equal(t, "iqn.10", s.Fenced[0])
-	require.Equal(t, s.Fenced, s.ended(ending{}).Fenced)
-	s = s.ended(ending{loser: "iqn.10"})
-	require.Len(t, s.Fenced, maxFenced)
-	require.Equal(t, "iqn.10", s.Fenced[maxFenced-1], "lost again")
 }

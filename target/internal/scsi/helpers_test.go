@@ -239,7 +239,7 @@ func (b *bench) hang(method string) (arrived, goOn chan struct{}) {
 // waitsForRange returns when that many commands wait for a range of the disk.
 func (b *bench) waitsForRange(commands int) {
 	b.t.Helper()
-	r := &b.d.nth(0).ranges
+	r := &b.d.nth(0).Ranges
 	waiting := func() bool { return r.State().Waiting == commands }
 	require.Eventually(b.t, waiting, time.Minute, time.Millisecond)
 }
@@ -309,6 +309,6 @@ func pattern(blocks int, seed byte) []byte {
 
 // withdraw is Withdraw where the test knows whom it fences.
 func withdraw(d *Device, lun uint16) error {
-	_, err := d.Withdraw(lun)
+	_, err := d.disks.Withdraw(lun)
 	return err
 }

@@ -52,7 +52,7 @@ func prepareInquiry(t *Task) error {
 	b[0] = t.peripheral()
 	if t.unit != nil {
 		b[5] = 0x10 // TPGS: implicit asymmetric access, as REPORT TARGET PORT GROUPS tells
-		if t.unit.removable {
+		if t.unit.Removable {
 			b[1] = 0x80 // RMB
 		}
 	}

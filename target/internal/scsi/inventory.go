@@ -3,13 +3,10 @@ package scsi
 import (
 	"cmp"
 	"context"
-	"fmt"
-	"maps"
-	"math"
 	"slices"
-	"strings"
-	"sync"
 	"sync/atomic"
+
+	"kubevirt.io/disk/serving"
 )
 
 // Logical units come and go while the device works. A command takes no lock for that. It loads the
@@ -25,13 +22,13 @@ type inventory struct {
 }
 
 func newInventory(units []*unit) *inventory {
-	slices.SortFunc(units, func(a, b *unit) int { return cmp.Compare(a.number, b.number) })
+	slices.SortFunc(units, func(a, b *unit) int { return cmp.Compare(a.Number, b.Number) })
 	inv := &inventory{units: units}
 	if len(units) > 0 {
-		inv.byLUN = make([]*unit, int(units[len(units)-1].number)+1)
+		inv.byLUN = make([]*unit, int(units[len(units)-1].Number)+1)
 	}
 	for _, u := range units {
-		inv.byLUN[u.number] = u
+		inv.byLUN[u.Number] = u
 	}
 	return inv
 }
@@ -44,65 +41,17 @@ func (inv *inventory) at(number uint16) *unit {
 	return inv.byLUN[number]
 }
 
-// removedUse is added to the use count of a removed unit, which makes the count negative.
-const removedUse = math.MinInt64
-
-// uses counts current users of a unit's disk and store, so that both are released when nothing uses
-// them.
-type uses struct {
-	n    atomic.Int64  // negative once the unit is removed
-	idle chan struct{} // closed when the unit is removed and nothing uses it
-	once sync.Once
-}
-
-// begin keeps disk and store until end. It refuses if the unit is removed.
-func (s *uses) begin() bool {
-	if s.n.Add(1) > 0 {
-		return true
-	}
-	s.end()
-	return false
-}
-
-func (s *uses) end() {
-	if s.n.Add(-1) == removedUse {
-		s.once.Do(func() { close(s.idle) })
-	}
-}
-
-// remove lets no new use begin.
-func (s *uses) remove() {
-	if s.n.Add(removedUse) == removedUse {
-		s.once.Do(func() { close(s.idle) })
-	}
-}
-
-func (s *uses) removed() bool { return s.n.Load() < 0 }
-
-// leavingUnit is a removed unit whose disk may still be in use.
-type leavingUnit struct {
-	number uint16
-	naa    [8]byte
-	idle   chan struct{}
-}
-
-// Add puts a disk into the inventory. It may wait for the disk's store; nothing else waits
-// meanwhile. Every nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4
-// 6.33), and POWER ON at the new one. Add returns the nexuses that also need an asynchronous event.
-func (d *Device) Add(l LUN) (map[*Nexus]struct{}, error) {
-	if err := d.beginAdd(&l); err != nil { // before anything is done to the disk
+// Take serves one more disk. It may wait for the disk's store; nothing else waits meanwhile. Every
+// nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4 6.33), and POWER ON
+// at the new one. Take returns the nexuses that also need an asynchronous event. host is the
+// transport's data for the LUN; see Task.Host.
+func (d *Device) Take(served *serving.Disk, host any) (map[*Nexus]struct{}, error) {
+	u, err := newUnit(served, host)
+	if err != nil {
 		return nil, err
 	}
-	u, err := newUnit(l)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.adding, l.Identity.NAA)
-	if err != nil {
-		return nil, fmt.Errorf("LUN %d: %w", l.Number, err)
-	}
-	if err := d.vacantLocked(&l); err != nil { // another one may have been faster
-		return nil, err
-	}
 	d.enrolLocked(u)
 	for n := range d.nexuses {
 		at := n.meetLocked(d, u)
@@ -111,65 +60,6 @@ func (d *Device) Add(l LUN) (map[*Nexus]struct{}, error) {
 	}
 	d.luns.Store(newInventory(append(slices.Clone(d.luns.Load().units), u)))
 	return d.inventoryChangedLocked(), nil
-}
-
-// beginAdd refuses a LUN that cannot be added, and keeps its disk from being added a second time
-// meanwhile: newUnit may put back what an interrupted WRITE ATOMIC has replaced, and a second one
-// would do so when the disk is in use already.
-func (d *Device) beginAdd(l *LUN) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.vacantLocked(l); err != nil {
-		return err
-	}
-	if other, ok := d.adding[l.Identity.NAA]; ok {
-		return sameDiskError(l, other)
-	}
-	d.adding[l.Identity.NAA] = l.Number
-	return nil
-}
-
-func sameDiskError(l *LUN, other uint16) error {
-	return fmt.Errorf("LUN %d has the same identifier as LUN %d, %x: serve each disk once",
-		l.Number, other, l.Identity.NAA)
-}
-
-// vacantLocked refuses a LUN number that is taken and a disk that is already served: initiators
-// would take the two LUNs for paths to one disk.
-func (d *Device) vacantLocked(l *LUN) error {
-	inv := d.luns.Load()
-	if inv.at(l.Number) != nil {
-		return takenError(l.Number)
-	}
-	for _, u := range inv.units {
-		if u.identity.NAA == l.Identity.NAA {
-			return sameDiskError(l, u.number)
-		}
-	}
-	d.pruneLocked()
-	for _, old := range d.leaving {
-		if old.naa == l.Identity.NAA {
-			return fmt.Errorf("LUN %d: the disk is still used by commands to LUN %d, which was "+
-				"removed; wait until it is released", l.Number, old.number)
-		}
-	}
-	return nil
-}
-
-func takenError(number uint16) error {
-	return fmt.Errorf("LUN %d is given to two disks; give each a number of its own", number)
-}
-
-// pruneLocked forgets removed units whose disks are released.
-func (d *Device) pruneLocked() {
-	d.leaving = slices.DeleteFunc(d.leaving, func(u leavingUnit) bool {
-		select {
-		case <-u.idle:
-			return true
-		default:
-			return false
-		}
-	})
 }
 
 // enrolLocked gives a unit its slot in the tables of the nexuses.
@@ -186,77 +76,25 @@ func (d *Device) enrolLocked(u *unit) {
 	d.slots++
 }
 
-// Removal is the rest of the work after Remove.
-type Removal struct {
-	Released <-chan struct{}     // closed when nothing uses the disk or its store any more
-	Tell     map[*Nexus]struct{} // nexuses that also need an asynchronous event
-	Host     any                 // LUN.Host
-}
-
-// Remove takes a unit out of the inventory. Later commands to it end with LOGICAL UNIT NOT
-// SUPPORTED (SPC-4 4.5.1, SAM-5 5.11). So do commands under way when they next use the disk. Every
-// nexus gets a unit attention at the remaining units.
-func (d *Device) Remove(number uint16) (*Removal, error) {
-	return d.remove(number, func(*unit) error { return nil })
-}
-
-// InUseError says that a LUN was not removed because initiators use it.
-type InUseError struct {
-	LUN        uint16
-	Initiators []string // their names, in order
-}
-
-func (e *InUseError) Error() string {
-	return fmt.Sprintf("LUN %d is used by %s", e.LUN, strings.Join(e.Initiators, ", "))
-}
-
-// RemoveUnused is Remove that fails with an *InUseError if a nexus that is there has accessed the
-// medium, or if there is a persistent reservation: its holder bars others from the medium and keeps
-// that right while it has no session (SPC-4 5.13.1). A registration alone bars nobody. A command
-// that accesses the medium notes its nexus with Device.mu held, before it uses the disk, and only
-// if the unit is still there (see firstUse). So of a first command and RemoveUnused at the same
-// time, one wins: the command finds no unit, or the unit stays.
-func (d *Device) RemoveUnused(number uint16) (*Removal, error) {
-	return d.remove(number, func(u *unit) error {
-		users := make(map[string]struct{})
-		for n := range d.nexuses {
-			if at := n.at(u); at != nil && at.used.Load() {
-				users[n.initiator.name] = struct{}{}
-			}
-		}
-		for _, name := range u.persistent.state.Load().holders() {
-			users[name] = struct{}{}
-		}
-		if len(users) == 0 {
-			return nil
-		}
-		return &InUseError{LUN: number, Initiators: slices.Sorted(maps.Keys(users))}
-	})
-}
-
-// remove removes a unit unless may, which is called with Device.mu held, returns an error.
-func (d *Device) remove(number uint16, may func(*unit) error) (*Removal, error) {
+// Drop takes a unit whose disk is removed out of the inventory. Later commands to it end with LOGICAL
+// UNIT NOT SUPPORTED (SPC-4 4.5.1, SAM-5 5.11). So do commands under way when they next use the disk.
+// Every nexus gets a unit attention at the remaining units. Drop returns the nexuses that also need
+// an asynchronous event, and the transport's data for the LUN. host is nil if there is no such unit.
+func (d *Device) Drop(served *serving.Disk) (tell map[*Nexus]struct{}, host any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	inv := d.luns.Load()
-	u := inv.at(number)
+	u := d.unitOf(served)
 	if u == nil {
-		return nil, fmt.Errorf("there is no LUN %d", number)
+		return nil, nil
 	}
-	if err := may(u); err != nil {
-		return nil, err
-	}
-	left := slices.DeleteFunc(slices.Clone(inv.units), func(o *unit) bool { return o == u })
-	d.luns.Store(newInventory(left))
+	d.luns.Store(newInventory(slices.DeleteFunc(slices.Clone(d.luns.Load().units),
+		func(o *unit) bool { return o == u })))
 	for n := range d.nexuses {
 		n.forgetLocked(u)
 	}
 	d.vacated = append(d.vacated, u.slot)
-	u.remove()
 	u.cancel()
-	d.pruneLocked()
-	d.leaving = append(d.leaving, leavingUnit{u.number, u.identity.NAA, u.idle})
-	return &Removal{Released: u.idle, Tell: d.inventoryChangedLocked(), Host: u.host}, nil
+	return d.inventoryChangedLocked(), u.host
 }
 
 // inventoryChangedLocked raises a unit attention for every nexus at every unit, because the list of
@@ -277,34 +115,15 @@ func (d *Device) inventoryChangedLocked() map[*Nexus]struct{} {
 	return tell
 }
 
-// Resize adopts the current size of a disk, which can only have grown, and tells every nexus
-// (2A/09, SBC-3 4.7).
-func (d *Device) Resize(number uint16) error {
-	u := d.luns.Load().at(number)
-	if u == nil || !u.begin() {
-		return fmt.Errorf("there is no LUN %d", number)
-	}
-	defer u.end()
-	u.resizing.Lock()
-	defer u.resizing.Unlock()
-	size, before := u.disk.Size(), u.blocks.Load()
-	switch blocks := uint64(size) >> blockShift; {
-	case size%BlockSize != 0:
-		return fmt.Errorf("LUN %d: disk size %d is not a multiple of %d", number, size, BlockSize)
-	case size < 0 || blocks < before:
-		return fmt.Errorf("LUN %d: the disk has become smaller, from %d to %d bytes, and a LUN "+
-			"can only grow: remove it, and add it again", number, before<<blockShift, size)
-	case blocks == before:
-		return nil
-	default:
-		u.blocks.Store(blocks)
-	}
+// Grew tells every nexus that a disk has grown (2A/09, SBC-3 4.7).
+func (d *Device) Grew(served *serving.Disk) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.changes++
-	u.grownAt = d.changes
-	d.raiseLocked(u, attnCapacityChanged, nil)
-	return nil
+	if u := d.unitOf(served); u != nil {
+		d.changes++
+		u.grownAt = d.changes
+		d.raiseLocked(u, attnCapacityChanged, nil)
+	}
 }
 
 // nexusUnits holds the state of a nexus at each unit, indexed by unit.slot. A new unit reuses the
@@ -334,7 +153,7 @@ func (n *Nexus) meetLocked(d *Device, u *unit) *nexusUnit {
 		slots = grown
 	}
 	p := &nexusUnit{unit: u}
-	if former, ok := d.tenants[u.number][n.port]; ok && former != u.identity.NAA {
+	if former, ok := d.tenants[u.Number][n.port]; ok && former != u.Identity.NAA {
 		p.stranger.Store(true)
 	}
 	p.barLocked(n)
@@ -374,15 +193,15 @@ func (t *Task) probed(allocation uint32) {
 
 // rememberTenantLocked notes which disk the port uses under the unit's number.
 func (d *Device) rememberTenantLocked(u *unit, n *Nexus) {
-	ports := d.tenants[u.number]
+	ports := d.tenants[u.Number]
 	if ports == nil {
 		ports = make(map[InitiatorPort][8]byte)
-		d.tenants[u.number] = ports
+		d.tenants[u.Number] = ports
 	}
 	if _, known := ports[n.port]; !known && len(ports) >= maxTenants {
 		d.evictTenantLocked(ports)
 	}
-	ports[n.port] = u.identity.NAA
+	ports[n.port] = u.Identity.NAA
 }
 
 // evictTenantLocked makes room for another port. Ports without a session go first.
@@ -404,6 +223,6 @@ func (d *Device) evictTenantLocked(ports map[InitiatorPort][8]byte) {
 func (d *Device) introduce(p *nexusUnit, n *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.tenants[p.unit.number], n.port)
+	delete(d.tenants[p.unit.Number], n.port)
 	p.stranger.Store(false)
 }

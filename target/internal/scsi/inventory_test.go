@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/serving"
 )
 
 // another is a LUN 1 on an empty disk that is not the one of the bench.
@@ -26,14 +27,14 @@ func another(id byte, change ...func(*LUN)) (LUN, *memDisk) {
 
 func (b *bench) remove() <-chan struct{} {
 	b.t.Helper()
-	removal, err := b.d.Remove(1)
+	removal, err := b.d.disks.Remove(1)
 	require.NoError(b.t, err)
-	return removal.Released
+	return removal
 }
 
 func (b *bench) add(l LUN) {
 	b.t.Helper()
-	_, err := b.d.Add(l)
+	err := b.d.disks.Add(l)
 	require.NoError(b.t, err)
 }
 
@@ -82,8 +83,8 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	require.Equal(t, "5/25/00", b.run(cdb(testReady), nil).outcome(), "a tool has looked")
 	b.good(cdb("12 00 00 00 24 00"), nil)
 	require.Equal(t, []string{"2900", "3f0e"}, pending(b.nexus))
-	require.Equal(t, Holders{}, b.d.Holders(1))
-	require.Empty(t, b.d.Openings())
+	require.Equal(t, serving.Holders{}, b.d.disks.Holders(1))
+	require.Empty(t, b.d.disks.Openings())
 	require.Equal(t, "0:", b.keys())
 	require.Equal(t, "none", b.reservation())
 	const saveable = "88 12 04 00 00000000 00000000 00000000 00000000"
@@ -91,7 +92,7 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	b.good(cdb(writeOne), pattern(1, 1))
 	b.good(cdb(eject), nil)
 	require.Equal(t, 1, m.count("write"))
-	require.Equal(t, "iqn.a", b.d.Holders(1).Owner)
+	require.Equal(t, "iqn.a", b.d.disks.Holders(1).Owner)
 	require.Equal(t, "5/25/00", b.runAs(second, lun1, cdb(testReady), nil).outcome())
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb("12 00 00 00 24 00"), nil).outcome())
 	require.Equal(t, []string{"2900", "3f0e"}, pending(second))
@@ -194,34 +195,20 @@ func TestFirstUseOrRemoveUnused(t *testing.T) {
 			read = b.runAs(n, lun1, cdb("28 00 00000000 00 0001 00"), nil)
 		})
 		meet()
-		removal, err := b.d.RemoveUnused(1)
+		removal, err := b.d.disks.RemoveUnused(1)
 		all.Wait()
 		if err == nil {
 			require.Equal(t, "5/25/00", read.outcome())
-			<-removal.Released
+			<-removal
 		} else {
 			kept++
-			require.Equal(t, &InUseError{LUN: 1, Initiators: []string{name}}, err)
+			require.Equal(t, &serving.InUseError{LUN: 1, Initiators: []string{name}}, err)
 			require.Equal(t, "GOOD", read.outcome())
 			<-b.remove()
 		}
 		b.d.Detach(n)
 	}
 	t.Logf("%d of %d disks stayed", kept, rounds)
-}
-
-func TestUses(t *testing.T) {
-	u := uses{idle: make(chan struct{})}
-	require.True(t, u.begin())
-	require.True(t, u.begin())
-	u.end()
-	u.remove()
-	require.False(t, u.begin())
-	require.False(t, released(u.idle))
-	require.True(t, u.removed())
-	u.end()
-	require.True(t, released(u.idle))
-	require.False(t, u.begin(), "nor is it released twice")
 }
 
 // TestOvertakenOnlyAsks checks that asking whether a sanitize operation has overtaken a command
@@ -249,12 +236,11 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 		l2.Number = uint16(20 + i%3)
 		b.add(l2)
 		for _, n := range []uint16{l.Number, l2.Number} {
-			_, err := b.d.Remove(n)
+			_, err := b.d.disks.Remove(n)
 			require.NoError(t, err)
 		}
 	}
 	require.LessOrEqual(t, len(*b.nexus.slots.Load()), 8)
-	require.LessOrEqual(t, len(b.d.leaving), 1)
 	require.Len(t, b.d.luns.Load().units, 1)
 	late := b.attach("iqn.b", 0)
 	require.Equal(t, "GOOD", b.runAs(late, lun1, cdb(testReady), nil).outcome())
@@ -297,16 +283,18 @@ func TestHangingStoreHoldsUpNobody(t *testing.T) {
 	slow, _ := another(9, func(l *LUN) { l.Number, l.Store = 2, loadingStore{entered, gate} })
 	done := make(chan error)
 	go func() {
-		_, err := b.d.Add(slow)
+		err := b.d.disks.Add(slow)
 		done <- err
 	}()
 	<-entered
 	other, _ := another(8)
 	other.Number = 2
+	require.ErrorContains(t, b.d.disks.Add(other), "LUN 2 is given to two disks")
+	other.Number = 3
 	b.add(other)
 	require.Equal(t, "6/3f/0e", b.run(cdb(testReady), nil).outcome())
 	close(gate)
-	require.ErrorContains(t, <-done, "LUN 2 is given to two disks")
+	require.NoError(t, <-done)
 }
 
 // TestOneDiskTwiceAtOnce adds a disk under two numbers at the same time. What an interrupted WRITE
@@ -325,17 +313,17 @@ func TestOneDiskTwiceAtOnce(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() {
-		_, err := b.d.Add(lun)
+		err := b.d.disks.Add(lun)
 		done <- err
 	}()
 	<-entered
 	twin := lun
 	twin.Number = 3
-	_, err := b.d.Add(twin)
+	err := b.d.disks.Add(twin)
 	require.ErrorContains(t, err, "LUN 3 has the same identifier as LUN 2")
 	close(gate)
 	require.NoError(t, <-done)
-	_, err = b.d.Add(twin)
+	err = b.d.disks.Add(twin)
 	require.ErrorContains(t, err, "LUN 3 has the same identifier as LUN 2")
 	require.Equal(t, 1, disk.count("write"))
 
@@ -344,7 +332,7 @@ func TestOneDiskTwiceAtOnce(t *testing.T) {
 		l.Store = &keptStore{fail: errors.New("it cannot be read")}
 	})
 	for range 2 { // the first try leaves nothing behind
-		_, err = b.d.Add(broken)
+		err = b.d.disks.Add(broken)
 		require.ErrorContains(t, err, "it cannot be read")
 	}
 }

@@ -65,10 +65,10 @@ var errEmptyExtent = errors.New("disk reports an empty extent")
 func (t *Task) extentOf(lba uint64) (count uint32, data bool, err error) {
 	u := t.unit
 	start := int64(lba) << blockShift
-	end := min(int64(u.blocks.Load())<<blockShift, start+math.MaxUint32<<blockShift)
+	end := min(int64(u.blocks())<<blockShift, start+math.MaxUint32<<blockShift)
 	at := start
 	for step := 0; step < maxExtentSteps && at < end; step++ {
-		e, err := t.extent(u, at, end-at)
+		e, err := t.Extent(u.served, at, end-at)
 		if err != nil {
 			return 0, false, err
 		}

@@ -33,7 +33,7 @@ const (
 )
 
 // counts reports whether the unit knows how much space its blocks use.
-func (u *unit) counts() bool { return u.accounts != nil && u.discards != nil }
+func (u *unit) counts() bool { return u.Accounts != nil && u.Discards != nil }
 
 // prepareLogSense is LOG SENSE (SPC-4 6.9). Only cumulative values exist: there are no thresholds,
 // and nothing is saved.
@@ -103,7 +103,7 @@ func (t *Task) fillProvisioning() error {
 	if len(t.data) <= logHeaderLen {
 		return nil
 	}
-	usage, err := t.unit.accounts.Usage()
+	usage, err := t.unit.Accounts.Usage()
 	if err != nil {
 		return err
 	}

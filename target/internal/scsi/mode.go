@@ -91,7 +91,7 @@ func (d *Device) flushAfterReset(u *unit, flush uint64) {
 			d.panicked(p)
 		}
 	}()
-	if err := u.disk.Flush(); err != nil {
+	if err := u.Disk.Flush(); err != nil {
 		d.logFault(&Task{unit: u}, faultFailed,
 			"disk could not bring its write cache to storage after a reset, and what was "+
 				"acknowledged may be lost: restart after repairing its storage", err)
@@ -233,7 +233,7 @@ func prepareModeSense10(t *Task) error {
 	case t.CDB[1]&bitLLBAA != 0:
 		t.data[4] = bitLong
 		t.data[7] = longDescriptorLen
-		t.data = binary.BigEndian.AppendUint64(t.data, t.unit.blocks.Load())
+		t.data = binary.BigEndian.AppendUint64(t.data, t.unit.blocks())
 		t.data = binary.BigEndian.AppendUint64(t.data, BlockSize)
 	default:
 		t.data[7] = shortDescriptorLen
@@ -256,7 +256,7 @@ func (t *Task) deviceSpecific() byte {
 }
 
 func (t *Task) appendShortDescriptor(b []byte) []byte {
-	blocks := min(t.unit.blocks.Load(), math.MaxUint32)
+	blocks := min(t.unit.blocks(), math.MaxUint32)
 	b = binary.BigEndian.AppendUint32(b, uint32(blocks))
 	return binary.BigEndian.AppendUint32(b, BlockSize)
 }
@@ -264,7 +264,7 @@ func (t *Task) appendShortDescriptor(b []byte) []byte {
 // appendModePages appends the pages that byte 2 and 3 of the CDB ask for.
 func (t *Task) appendModePages() error {
 	control, code, subpage := t.CDB[2]>>6, t.CDB[2]&0x3f, t.CDB[3]
-	saves := t.unit.store != nil
+	saves := t.unit.Store != nil
 	if control == modeSaved && !saves {
 		return errSavingPages
 	}

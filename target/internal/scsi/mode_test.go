@@ -246,7 +246,7 @@ func TestResetFlushesTheWriteCache(t *testing.T) {
 	t.Run("fails", func(t *testing.T) {
 		b, _, goOn := stalledFlush(t)
 		core, logs := observer.New(zap.ErrorLevel)
-		b.d.log = zap.New(core)
+		b.d.watchedBy(core)
 		for _, call := range []string{"flush", "write"} { // as a disk does for good
 			b.disk.failWith(call, fmt.Errorf("%w: no such device", disk.ErrFailed))
 		}

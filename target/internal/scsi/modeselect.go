@@ -100,7 +100,7 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 // parseModeSelect reads a mode parameter list (SPC-4 7.5.4), applies it to state and returns the
 // new state.
 func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error) {
-	at, err := parseModeHeader(p, long, u.blocks.Load())
+	at, err := parseModeHeader(p, long, u.blocks())
 	if err != nil {
 		return 0, err
 	}

@@ -131,7 +131,7 @@ func TestPrefetch(t *testing.T) {
 	})
 	big.good(cdb("90 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00"), nil)
 	require.Equal(t, maxTransfer<<blockShift/scratchSize,
-		big.d.nth(0).disk.(*memDisk).count("read"), "one command does not read a whole disk")
+		big.d.nth(0).Disk.(*memDisk).count("read"), "one command does not read a whole disk")
 }
 
 func TestReadDefectData(t *testing.T) {

@@ -1,6 +1,10 @@
 package scsi
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"kubevirt.io/disk/serving"
+)
 
 // InitiatorPort names the initiator's end of an I_T nexus: for iSCSI the initiator name and its
 // ISID.
@@ -11,12 +15,11 @@ type InitiatorPort struct {
 
 // Nexus is one I_T nexus, which for iSCSI is one session.
 type Nexus struct {
-	port      InitiatorPort
-	initiator *initiator
-	slots     atomic.Pointer[nexusUnits] // never nil; written under Device.mu
-	level     uint16                     // see SetProtocolLevel
-	address   string                     // see SetAddress
-	told      atomic.Bool                // an asynchronous event said that the list has changed
+	port   InitiatorPort
+	client *serving.Client
+	slots  atomic.Pointer[nexusUnits] // never nil; written under Device.mu
+	level  uint16                     // see SetProtocolLevel
+	told   atomic.Bool                // an asynchronous event said that the list has changed
 
 	copies []*copyOperation // guarded by Device.mu; in order of their start
 }
@@ -35,15 +38,7 @@ type nexusUnit struct {
 }
 
 // UsedBy returns the LUNs whose medium a nexus has accessed, in ascending order.
-func (d *Device) UsedBy(n *Nexus) []uint16 {
-	used := []uint16{}
-	for _, u := range d.luns.Load().units {
-		if at := n.at(u); at != nil && at.used.Load() {
-			used = append(used, u.number)
-		}
-	}
-	return used
-}
+func (d *Device) UsedBy(n *Nexus) []uint16 { return n.client.Uses() }
 
 // levelRFC7144 is the protocol level with the task management functions of RFC 7144.
 const levelRFC7144 = 2
@@ -55,13 +50,7 @@ func (n *Nexus) SetProtocolLevel(level int) { n.level = uint16(level) }
 
 // SetAddress sets the address of the initiator's machine, without parts that differ between its
 // connections. Call it before the first command.
-func (n *Nexus) SetAddress(address string) { n.address = address }
-
-// initiator is the state that all nexuses of one initiator name share.
-type initiator struct {
-	name    string
-	nexuses int // guarded by Device.mu; 0: gone
-}
+func (n *Nexus) SetAddress(address string) { n.client.SetAddress(address) }
 
 // maxKnownPorts bounds how many former initiator ports are remembered.
 const maxKnownPorts = 4096
@@ -70,15 +59,9 @@ const maxKnownPorts = 4096
 // attention: I_T NEXUS LOSS OCCURRED (29/07) if this port was here before, else POWER ON, RESET, OR
 // BUS DEVICE RESET OCCURRED (29/00). So the initiator knows that it may have missed something.
 func (d *Device) Attach(p InitiatorPort) *Nexus {
+	client := d.disks.Attach(p.Name)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	in := d.initiators[p.Name]
-	if in == nil {
-		in = &initiator{name: p.Name}
-		d.initiators[p.Name] = in
-	}
-	in.nexuses++
-
 	cause := attnPowerOn
 	seen, known := d.known[p]
 	if known {
@@ -87,13 +70,13 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	if known || len(d.known) < maxKnownPorts {
 		d.known[p] = d.changes
 	}
-	n := &Nexus{port: p, initiator: in}
+	n := &Nexus{port: p, client: client}
 	slots := make(nexusUnits, d.slots)
 	n.slots.Store(&slots)
 	for _, u := range d.luns.Load().units {
 		at := n.meetLocked(d, u)
 		at.raise(cause)
-		if u.grown && !known || known && u.grownAt > seen {
+		if u.Grown && !known || known && u.grownAt > seen {
 			at.raise(attnCapacityChanged)
 		}
 		if known && d.changes > seen {
@@ -108,13 +91,13 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 // gone, its exclusive claims end, too. Persistent reservations stay. Commands whose disk calls
 // still run may end later. A second call does nothing.
 func (d *Device) Detach(n *Nexus) {
+	defer n.client.Detach()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, ok := d.nexuses[n]; !ok {
 		return
 	}
 	delete(d.nexuses, n)
-	n.initiator.nexuses--
 	if _, known := d.known[n.port]; known {
 		d.known[n.port] = d.changes
 	}
@@ -127,8 +110,5 @@ func (d *Device) Detach(n *Nexus) {
 			// a disk.
 			u.ejected.Store(false)
 		}
-	}
-	if n.initiator.nexuses == 0 {
-		delete(d.initiators, n.initiator.name)
 	}
 }

@@ -12,7 +12,7 @@ func (t *Task) orWrite(p []byte, at int64) error {
 	defer scratch.Put(buf)
 	for len(p) > 0 {
 		chunk := buf[:min(len(p), scratchSize)]
-		if _, err := t.readAt(t.unit, chunk, at); err != nil {
+		if _, err := t.ReadAt(t.unit.served, chunk, at); err != nil {
 			return err
 		}
 		for i := range chunk {

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/serving"
 )
 
 // Outcome turns the error of Prepare, In, Out or Finish into the status of the command and its
@@ -19,6 +20,12 @@ import (
 func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 	if err == nil {
 		return StatusGood, buf
+	}
+	switch {
+	case errors.Is(err, serving.ErrRemoved):
+		err = errLUNNotSupported
+	case errors.Is(err, serving.ErrAborted):
+		err = errAborted
 	}
 	var status statusError
 	if errors.As(err, &status) {
@@ -129,7 +136,7 @@ func (d *Device) logFault(t *Task, f fault, msg string, err error) {
 	if t != nil {
 		if t.unit != nil {
 			faults = &t.unit.faults
-			fields = append(fields, zap.Uint16("lun", t.unit.number))
+			fields = append(fields, zap.Uint16("lun", t.unit.Number))
 		}
 		if t.cmd != nil {
 			fields = append(fields, zap.String("command", t.cmd.name))

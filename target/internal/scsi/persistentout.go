@@ -125,7 +125,7 @@ func outPersist(t *Task, _ int64, p []byte) error {
 			e := s.edit(t.Nexus.port)
 			return e, e.execute(t, &list)
 		})
-	t.dev.keepOwner(t.unit)
+	t.dev.disks.KeepOwner(t.unit.served)
 	if err == nil && t.cmd.action == saPreemptAndAbort {
 		t.dev.abortPreempted(t, removed)
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"kubevirt.io/disk/serving"
 )
 
 // What is stored, big-endian:
@@ -76,7 +78,7 @@ func decodePersistent(b []byte) (*persistentState, error) {
 		r := registration{key: binary.BigEndian.Uint64(rest), allPorts: rest[14] == 1}
 		copy(r.port.ISID[:], rest[8:14])
 		r.port.Name = string(rest[storeEntryLen : storeEntryLen+int(rest[15])])
-		if rest[14] > 1 || r.key == 0 || !validInitiatorName(r.port.Name) {
+		if rest[14] > 1 || r.key == 0 || !serving.ValidName(r.port.Name) {
 			return nil, errStoreDamaged
 		}
 		s.registrations = append(s.registrations, r)
@@ -114,6 +116,19 @@ func (u *unit) restoreReservations() error {
 	}
 	u.persistent.state.Store(state)
 	return nil
+}
+
+// forgetReservationsOfFenced finishes a fence that was interrupted, for example by a kill. The list
+// of fenced initiators is saved first, so their reservations may still be stored.
+func (u *unit) forgetReservationsOfFenced() {
+	r := &u.persistent
+	before := r.state.Load()
+	e := before.without(func(name string) bool { return !u.Kept(name) })
+	if len(e.registrations) < len(before.registrations) {
+		e.generation = before.generation
+		r.state.Store(&e.persistentState)
+		r.unsaved = true
+	}
 }
 
 // portsOf returns the known initiator ports of this name, in no order.

@@ -125,7 +125,7 @@ func TestStoreFails(t *testing.T) {
 	m := &memStore{}
 	core, logs := observer.New(zap.ErrorLevel)
 	b := restarted(t, m)
-	b.d.log = zap.New(core)
+	b.d.watchedBy(core)
 	b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL)
 	second := b.attach("iqn.b", 0)
 	stored := string(m.content)

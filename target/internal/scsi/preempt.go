@@ -14,20 +14,19 @@ func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 		}
 	}
 	d.mu.Unlock()
-	d.fence(t.unit, nexuses, t, func(name string) bool {
+	d.abort(t.unit, nexuses, t)
+	// A command that was aborted before it holds its range changes nothing once it gets the range
+	// (see Task.lockRange). Sessions that have ended may leave writes behind that a slow disk still
+	// works on. So this waits for writes by initiator name, not by nexus.
+	t.unit.Ranges.Drain(func(name string) bool {
 		return slices.ContainsFunc(removed, func(p InitiatorPort) bool { return p.Name == name })
 	})
 }
 
-// fence ends the commands of nexuses at a unit, except one. It waits until no write of these
-// initiators can reach the disk any more, because whoever fences them relies on that. Their new
-// commands are already refused when it is called. Sessions that have ended may leave writes behind
-// that a slow disk still works on. So fence waits for writes by initiator name, not by nexus.
-func (d *Device) fence(u *unit, nexuses []*Nexus, except *Task, initiators func(name string) bool) {
+// abort ends the commands of nexuses at a unit, except one. Their new commands are already refused
+// when it is called.
+func (d *Device) abort(u *unit, nexuses []*Nexus, except *Task) {
 	if d.opt.Abort != nil && len(nexuses) > 0 {
 		d.opt.Abort(nexuses, func(t *Task) bool { return t.unit == u && t != except })
 	}
-	// A command that was aborted before it holds its range changes nothing once it gets the range
-	// (see Task.lockRange).
-	u.ranges.Drain(initiators)
 }

@@ -134,7 +134,7 @@ func TestPreemptAndAbortFences(t *testing.T) {
 	close(release)
 	require.Equal(t, "GOOD", <-done)
 	require.Equal(t, "GOOD", <-written)
-	require.Zero(t, b.d.nth(0).ranges.State())
+	require.Zero(t, b.d.nth(0).Ranges.State())
 }
 
 // TestPreemptDoesNotAbort checks that only PREEMPT AND ABORT ends commands, and that nexuses

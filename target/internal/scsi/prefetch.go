@@ -6,7 +6,7 @@ func preparePrefetch(t *Task) error {
 		return err
 	}
 	if t.count == 0 {
-		t.count = t.unit.blocks.Load() - t.lba
+		t.count = t.unit.blocks() - t.lba
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func TestStuckWriteIsNotOvertaken(t *testing.T) {
 			close(goOn)
 			wg.Wait()
 			require.Equal(t, later.want, b.read(0, 1))
-			require.Zero(t, b.d.nth(0).ranges.State())
+			require.Zero(t, b.d.nth(0).Ranges.State())
 		})
 	}
 }
@@ -193,7 +193,7 @@ func TestCompareAndWriteIsAtomic(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, workers*rounds, value(b.read(16, blocks)))
-	require.Zero(t, b.d.nth(0).ranges.State())
+	require.Zero(t, b.d.nth(0).Ranges.State())
 }
 
 // TestManyNexuses attaches, works, resets and detaches from many goroutines at once, for the race

@@ -14,7 +14,7 @@ func onlyStarts(cdb *[16]byte) bool { return cdb[4]&(powerConditionMask|bitStart
 // prepareStartStop validates START STOP UNIT. Only a removable unit can load or eject.
 func prepareStartStop(t *Task) error {
 	if request := t.CDB[4]; request&powerConditionMask == 0 && request&bitLOEJ != 0 &&
-		!t.unit.removable {
+		!t.unit.Removable {
 		return invalidField(4, 1)
 	}
 	return nil
@@ -41,7 +41,7 @@ func finishStartStop(t *Task) (Status, error) {
 	if err := t.wanted(); err != nil { // it may have been aborted during the flush
 		return StatusCheckCondition, err
 	}
-	if !d.admitsLocked(u, t.Nexus) {
+	if !t.Nexus.client.Admitted(u.served) {
 		return StatusReservationConflict, errConflict
 	}
 	// SPC-4 forbids removal. We refuse loading as well, because libiscsi's conformance suite
@@ -71,7 +71,7 @@ func finishPreventAllow(t *Task) (Status, error) {
 	if err := t.wanted(); err != nil {
 		return StatusCheckCondition, err
 	}
-	if !t.dev.admitsLocked(t.unit, t.Nexus) {
+	if !t.Nexus.client.Admitted(t.unit.served) {
 		return StatusReservationConflict, errConflict // it was fenced meanwhile
 	}
 	t.at.prevents = t.CDB[4]&bitPrevent != 0

@@ -29,7 +29,7 @@ func prepareReportLUNs(t *Task) error {
 	t.data = binary.BigEndian.AppendUint32(t.data[:0], uint32(8*len(units)))
 	t.data = binary.BigEndian.AppendUint32(t.data, 0)
 	for _, u := range units {
-		t.data = binary.BigEndian.AppendUint64(t.data, EncodeLUN(u.number))
+		t.data = binary.BigEndian.AppendUint64(t.data, EncodeLUN(u.Number))
 	}
 	t.reply(allocation)
 	return nil

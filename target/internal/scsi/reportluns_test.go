@@ -4,14 +4,18 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/serving"
 )
 
 func newLUNs(t *testing.T, numbers ...uint16) (*Device, *Nexus) {
 	t.Helper()
 	var luns []LUN
 	for _, n := range numbers {
-		luns = append(luns, LUN{Number: n, Disk: newMemDisk(1 << 20), Identity: testIdentity(),
-			Access: AccessWriteShared})
+		l := LUN{Number: n, Disk: newMemDisk(1 << 20), Identity: testIdentity(),
+			Access: AccessWriteShared}
+		l.Identity.NAA[7] = byte(n)
+		luns = append(luns, l)
 	}
 	d, err := NewDevice(Options{}, luns)
 	require.NoError(t, err)
@@ -68,7 +72,7 @@ func TestLUNAddressing(t *testing.T) {
 		require.Equal(t, c.want, drive(d, n, c.lun, ready, nil, 4096).outcome(), c.name)
 		require.Equal(t, c.want == "GOOD", d.LUNExists(c.lun), c.name)
 	}
-	for _, number := range []uint16{0, 1, 255, 256, MaxLUN} {
+	for _, number := range []uint16{0, 1, 255, 256, serving.MaxNumber} {
 		got, ok := decodeLUN(EncodeLUN(number))
 		require.True(t, ok)
 		require.Equal(t, number, got)
@@ -105,7 +109,7 @@ func TestNewDeviceRefuses(t *testing.T) {
 		change func(*LUN)
 		want   string
 	}{
-		{func(l *LUN) { l.Number = MaxLUN + 1 }, "LUN 16384: number is above 16383"},
+		{func(l *LUN) { l.Number = serving.MaxNumber + 1 }, "LUN 16384: number is above 16383"},
 		{func(l *LUN) { l.Disk = nil }, "LUN 1: has no disk"},
 		{func(l *LUN) { l.Disk = newMemDisk(1000) },
 			"LUN 1: disk size 1000 is not a positive multiple of 512"},

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+
+	"kubevirt.io/disk/serving"
 )
 
 // reservations holds the persistent reservations of a logical unit.
@@ -15,7 +17,7 @@ import (
 //
 // Lock order: reservations.mu, Device.mu.
 type reservations struct {
-	store Store // nil: no reservation survives a loss of power
+	store serving.Store // nil: no reservation survives a loss of power
 
 	// mu is held for a whole change, which may wait for the store.
 	mu      sync.Mutex
@@ -40,7 +42,7 @@ func (d *Device) changeReservations(u *unit,
 	if err != nil {
 		return nil, err
 	}
-	if err := r.save(u.number, &e.persistentState); err != nil {
+	if err := r.save(u.Number, &e.persistentState); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
@@ -67,7 +69,7 @@ func (r *reservations) save(lun uint16, next *persistentState) (err error) {
 	if !r.unsaved && bytes.Equal(p, before) {
 		return nil
 	}
-	if r.unsaved, err = replaceStored(r.store, storedReservations, p, before); err != nil {
+	if r.unsaved, err = serving.ReplaceStored(r.store, storedReservations, p, before); err != nil {
 		return &storeError{fmt.Errorf("the persistent reservations of LUN %d could not be saved "+
 			"and stay as they were: %w", lun, err)}
 	}
@@ -111,7 +113,7 @@ func (d *Device) conflicts(at *nexusUnit, n *Nexus, rights flags) bool {
 	if flags(at.barred.Load())&^rights != 0 {
 		return true
 	}
-	return rights&duringClaim == 0 && at.unit.exclusive.Load() && !d.admits(at.unit, n)
+	return rights&duringClaim == 0 && !n.client.Admitted(at.unit.served)
 }
 
 // rights returns the command's rights, including those that only some of its forms have.
@@ -139,7 +141,7 @@ func finishReserve(t *Task) (Status, error) {
 	}
 	holder := u.reserved.Load()
 	_, attached := d.nexuses[t.Nexus]
-	if !attached || holder != nil && holder != t.Nexus || !d.admitsLocked(u, t.Nexus) {
+	if !attached || holder != nil && holder != t.Nexus || !t.Nexus.client.Admitted(u.served) {
 		return StatusReservationConflict, errConflict
 	}
 	d.reserveLocked(u, t.Nexus)

@@ -36,7 +36,7 @@ func (t *Task) inRange() error { return t.unit.checkRange(t.lba, t.count) }
 // checkRange refuses a range that is not inside the capacity. An empty range needs a valid address
 // too.
 func (u *unit) checkRange(lba, count uint64) error {
-	blocks := u.blocks.Load()
+	blocks := u.blocks()
 	if lba >= blocks {
 		return outOfRange(lba)
 	}
@@ -96,9 +96,9 @@ func inRead(t *Task, off int64, p []byte) error { return t.readDisk(t.off()+off,
 // readDisk reads from the disk. It waits for an exclusive command on the same range.
 func (t *Task) readDisk(off int64, p []byte) error {
 	u := t.unit
-	placed := u.ranges.EnterRead(&t.hold, t.Nexus.initiator.name, off, int64(len(p)))
-	defer u.ranges.LeaveRead(&t.hold, placed) // even if the disk panics: other sessions go on
-	_, err := t.readAt(u, p, off)
+	placed := u.Ranges.EnterRead(&t.Hold, t.Nexus.client.Name(), off, int64(len(p)))
+	defer u.Ranges.LeaveRead(&t.Hold, placed) // even if the disk panics: other sessions go on
+	_, err := t.ReadAt(u.served, p, off)
 	return err
 }
 
@@ -124,7 +124,7 @@ func outWrite(t *Task, off int64, p []byte) error {
 	if err := t.lockRange(rangelock.Write, off, int64(len(p))); err != nil {
 		return err
 	}
-	defer t.unit.ranges.Unlock(&t.hold)
+	defer t.unit.Ranges.Unlock(&t.Hold)
 	return t.writeDisk(p, off)
 }
 
@@ -140,7 +140,7 @@ func (t *Task) writeOffered(off int64, p []byte, write func(*Task, []byte, int64
 	if err := t.lockRange(rangelock.Write, off, length); err != nil {
 		return err
 	}
-	defer t.unit.ranges.Unlock(&t.hold)
+	defer t.unit.Ranges.Unlock(&t.Hold)
 	if whole > 0 {
 		if err := write(t, p[:whole], off); err != nil {
 			return err
@@ -155,7 +155,7 @@ func (t *Task) writeOffered(off int64, p []byte, write func(*Task, []byte, int64
 // writeCut calls write for a block of which p is only the beginning. The caller holds the block.
 func (t *Task) writeCut(off int64, p []byte, write func(*Task, []byte, int64) error) error {
 	block := make([]byte, BlockSize)
-	if _, err := t.readAt(t.unit, block, off); err != nil {
+	if _, err := t.ReadAt(t.unit.served, block, off); err != nil {
 		return t.failedAt(off, err)
 	}
 	copy(block, p)
@@ -164,7 +164,7 @@ func (t *Task) writeCut(off int64, p []byte, write func(*Task, []byte, int64) er
 
 // writeDisk stores the initiator's data. The caller holds the range.
 func (t *Task) writeDisk(p []byte, off int64) error {
-	n, err := t.writeAt(t.unit, p, off)
+	n, err := t.WriteAt(t.unit.served, p, off)
 	if err == nil {
 		return nil
 	}
@@ -199,7 +199,7 @@ func finishWrite(t *Task) (Status, error) {
 func (t *Task) writesThrough() bool { return t.fua || !t.unit.mode.writeBack() }
 
 func (t *Task) flush() (Status, error) {
-	if err := t.unit.disk.Flush(); err != nil {
+	if err := t.unit.Disk.Flush(); err != nil {
 		return StatusCheckCondition, err
 	}
 	return StatusGood, nil

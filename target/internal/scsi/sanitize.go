@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/serving"
 )
 
 // Bits and service actions of SANITIZE (SBC-4 5.30).
@@ -214,7 +215,7 @@ func (t *Task) beginSanitize(run *sanitizeRun) error {
 	if err := t.lockRange(rangelock.Write, 0, 0); err != nil {
 		return err
 	}
-	defer t.unit.ranges.Unlock(&t.hold)
+	defer t.unit.Ranges.Unlock(&t.Hold)
 	d, s := t.dev, &run.unit.sanitizing
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,13 +270,14 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 		s.mu.Unlock()
 		close(run.done)
 	}()
-	lun := zap.Uint16("lun", u.number)
+	lun := zap.Uint16("lun", u.Number)
 	d.log.Info("sanitizing a disk: its content is erased", lun, zap.Int("passes", run.passes))
 	var h rangelock.Hold
-	run.task, run.size = &Task{unit: u}, int64(u.blocks.Load())<<blockShift
+	run.task = &Task{Request: serving.Request{Context: u.ctx}, unit: u}
+	run.size = int64(u.blocks()) << blockShift
 	h.Set(rangelock.Exclusive, "", 0, run.size)
-	u.ranges.Lock(&h)
-	defer u.ranges.Unlock(&h)
+	u.Ranges.Lock(&h)
+	defer u.Ranges.Unlock(&h)
 	if err = run.carryOut(u.ctx); err == nil {
 		d.log.Info("the disk is sanitized", lun)
 	}

@@ -127,7 +127,7 @@ func TestSanitizeBlockErase(t *testing.T) {
 func TestSanitizeInSteps(t *testing.T) {
 	for _, erase := range []string{blockErase, cryptoErase} {
 		b := newBench(t, func(l *LUN) { l.Disk = thinDisk{newMemDisk(2*eraseStep + 3*memPage)} })
-		b.disk = b.d.nth(0).disk.(thinDisk).memDisk
+		b.disk = b.d.nth(0).Disk.(thinDisk).memDisk
 		for _, lba := range []uint32{0, eraseStep/BlockSize - 8, eraseStep / BlockSize,
 			2 * eraseStep / BlockSize, (2*eraseStep + 2*memPage) / BlockSize} {
 			b.write(lba, pattern(8, 1))
@@ -216,14 +216,14 @@ func TestCommandsDuringSanitize(t *testing.T) {
 func TestSanitizeProgress(t *testing.T) {
 	b := newBench(t)
 	u := b.d.nth(0)
-	run := &sanitizeRun{unit: u, passes: 4, size: u.disk.Size()}
-	run.advance(u.disk.Size())
+	run := &sanitizeRun{unit: u, passes: 4, size: u.Disk.Size()}
+	run.advance(u.Disk.Size())
 	require.EqualValues(t, 1<<14, u.sanitizing.progress.Load(), "one pass of four")
 	requireHex(t, "70 00 02 00000000 0a 00000000 04 1b 00 80 4000",
 		u.sanitizing.inProgress().appendTo(nil, false))
 	requireHex(t, "72 02 04 1b 000000 08 02 06 0000 80 4000 00",
 		u.sanitizing.inProgress().appendTo(nil, true))
-	run.advance(3 * u.disk.Size())
+	run.advance(3 * u.Disk.Size())
 	requireHex(t, "80 ffff", u.sanitizing.inProgress().appendTo(nil, false)[15:])
 }
 

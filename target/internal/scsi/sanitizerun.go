@@ -31,7 +31,7 @@ func (r *sanitizeRun) erase(ctx context.Context) error {
 			return errStopped
 		}
 		n := min(eraseStep, r.size-at)
-		if err := r.task.discard(r.unit, at, n); err != nil {
+		if err := r.task.Discard(r.unit.served, at, n); err != nil {
 			return err
 		}
 		r.advance(n)
@@ -58,7 +58,7 @@ func (r *sanitizeRun) shred(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := r.task.discard(r.unit, at, n); err != nil {
+		if err := r.task.Discard(r.unit.served, at, n); err != nil {
 			return err
 		}
 		r.advance(n)
@@ -76,8 +76,8 @@ func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written 
 			return written, errStopped
 		}
 		run := disk.Extent{Length: end - off, Data: true}
-		if r.unit.extents != nil {
-			if run, err = r.task.extent(r.unit, off, end-off); err != nil {
+		if r.unit.Extents != nil {
+			if run, err = r.task.Extent(r.unit.served, off, end-off); err != nil {
 				return written, err
 			}
 		}
@@ -85,7 +85,7 @@ func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written 
 		if run.Data {
 			n = min(n, scratchSize)
 			_, _ = rand.Read(buf[:n]) // it never fails (crypto/rand)
-			if _, err := r.task.writeAt(r.unit, buf[:n], off); err != nil {
+			if _, err := r.task.WriteAt(r.unit.served, buf[:n], off); err != nil {
 				return written, err
 			}
 			written = true
@@ -114,7 +114,7 @@ func (r *sanitizeRun) overwrite(ctx context.Context) error {
 				return errStopped
 			}
 			n := min(scratchSize, r.size-at)
-			if _, err := r.task.writeAt(r.unit, buf[:n], at); err != nil {
+			if _, err := r.task.WriteAt(r.unit.served, buf[:n], at); err != nil {
 				return err
 			}
 			r.advance(n)
@@ -135,8 +135,8 @@ func (r *sanitizeRun) advance(n int64) {
 // sync brings the changes to storage, even where a flush promises nothing because the disk dies
 // with its pod: data that is to be destroyed must not survive in a layer below.
 func (u *unit) sync() error {
-	if s, ok := u.disk.(disk.Syncer); ok {
+	if s, ok := u.Disk.(disk.Syncer); ok {
 		return s.Sync()
 	}
-	return u.disk.Flush()
+	return u.Disk.Flush()
 }

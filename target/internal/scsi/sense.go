@@ -129,7 +129,9 @@ const errConflict = statusError(StatusReservationConflict)
 // These are allocated once: some refusals are frequent, and untrusted initiators can cause others
 // at will.
 var (
-	errInvalidOpcode     = &senseError{key: IllegalRequest, code: ascInvalidOpcode}
+	errInvalidOpcode = &senseError{key: IllegalRequest, code: ascInvalidOpcode}
+	// errAborted ends an aborted command. Nobody gets it as an answer.
+	errAborted           = &senseError{key: AbortedCommand, code: ascNone}
 	errLUNNotSupported   = &senseError{key: IllegalRequest, code: ascLUNNotSupported}
 	errParameterLength   = &senseError{key: IllegalRequest, code: ascParameterListLength}
 	errWriteProtected    = &senseError{key: DataProtect, code: ascWriteProtected}

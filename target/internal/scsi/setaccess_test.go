@@ -16,33 +16,33 @@ func TestSetAccess(t *testing.T) {
 	}
 	good, conflict := write(b.nexus), write(second)
 	require.NotEqual(t, good, conflict)
-	require.ErrorContains(t, b.d.SetAccess(2, AccessWriteShared, false), "no LUN 2")
+	require.ErrorContains(t, b.d.disks.SetAccess(2, AccessWriteShared, false), "no LUN 2")
 
 	// A machine that a handover lets in would lose its place, and nobody would know whom to fence.
-	require.NoError(t, b.d.Admit(1, "iqn.c", time.Time{}))
-	require.ErrorContains(t, b.d.SetAccess(1, AccessWriteShared, false), "handover")
-	require.ErrorContains(t, b.d.SetAccess(1, AccessReadShared, false), "handover")
+	require.NoError(t, b.d.disks.Admit(1, "iqn.c", time.Time{}))
+	require.ErrorContains(t, b.d.disks.SetAccess(1, AccessWriteShared, false), "handover")
+	require.ErrorContains(t, b.d.disks.SetAccess(1, AccessReadShared, false), "handover")
 	require.Equal(t, conflict, write(second))
-	_, err := b.d.Withdraw(1)
+	_, err := b.d.disks.Withdraw(1)
 	require.NoError(t, err)
 
-	require.NoError(t, b.d.SetAccess(1, AccessWriteExclusive, true))
+	require.NoError(t, b.d.disks.SetAccess(1, AccessWriteExclusive, true))
 	require.Equal(t, "6/2a/01", write(b.nexus))
 	require.Equal(t, "7/27/00", write(b.nexus))
 	require.Equal(t, "6/2a/01", write(second), "everybody is told, whom a conflict keeps out, too")
 	require.Equal(t, conflict, write(second))
-	require.NoError(t, b.d.SetAccess(1, AccessWriteExclusive, true))
+	require.NoError(t, b.d.disks.SetAccess(1, AccessWriteExclusive, true))
 	require.Equal(t, "7/27/00", write(b.nexus), "nothing has changed, and nobody is told")
-	require.NoError(t, b.d.SetAccess(1, AccessWriteShared, false))
+	require.NoError(t, b.d.disks.SetAccess(1, AccessWriteShared, false))
 	for _, n := range []*Nexus{b.nexus, second} {
 		require.Equal(t, "6/2a/01", write(n))
 		require.Equal(t, good, write(n))
 	}
-	require.ErrorContains(t, b.d.SetAccess(1, AccessWriteExclusive, false), "restart")
+	require.ErrorContains(t, b.d.disks.SetAccess(1, AccessWriteExclusive, false), "restart")
 	require.Equal(t, good, write(second))
-	require.ErrorContains(t, b.d.Admit(1, "iqn.c", time.Time{}), "every initiator")
+	require.ErrorContains(t, b.d.disks.Admit(1, "iqn.c", time.Time{}), "every initiator")
 
 	sealed := newBench(t, readSharedLUN)
-	require.ErrorContains(t, sealed.d.SetAccess(1, AccessWriteShared, false), "opened for reading")
-	require.NoError(t, sealed.d.SetAccess(1, AccessWriteShared, true))
+	require.ErrorContains(t, sealed.d.disks.SetAccess(1, AccessWriteShared, false), "opened for reading")
+	require.NoError(t, sealed.d.disks.SetAccess(1, AccessWriteShared, true))
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/serving"
 )
 
 // keptStore is a Store in memory that fails on demand.
@@ -118,7 +120,7 @@ func TestResetDuringModeSelect(t *testing.T) {
 			b.d.ResetLUN(lun1)
 			close(goOn)
 			require.Equal(t, "GOOD", <-done)
-			require.ErrorIs(t, <-next, errAborted)
+			require.ErrorIs(t, <-next, serving.ErrAborted)
 			require.Zero(t, b.d.nth(0).mode.bits.Load())
 			require.Zero(t, b.d.nth(0).mode.saved.Load())
 		})
@@ -154,7 +156,8 @@ func TestStoreThatCannotBeRead(t *testing.T) {
 			kept: map[string][]byte{storedSanitize: []byte("7")}},
 	} {
 		_, err := NewDevice(Options{},
-			[]LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store}})
+			[]LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store,
+				Access: AccessWriteShared}})
 		require.ErrorContains(t, err, name)
 		require.ErrorContains(t, err, "LUN 3")
 	}

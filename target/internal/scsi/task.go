@@ -1,15 +1,13 @@
 package scsi
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"math/bits"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/serving"
 )
 
 // Task is one SCSI command in the device server. The transport owns it and reuses it after Reset.
@@ -22,9 +20,9 @@ type Task struct {
 	CDB     [16]byte // the first bytes if the CDB is longer, which no known command is
 	Offered int64    // bytes that the initiator means to send
 
-	// Executor is the goroutine that calls In, Out or Finish next; nil: the command may be held for
-	// ever.
-	Executor Executor
+	// Its Executor is the goroutine that calls In, Out or Finish next. Its Hold are ranges of the
+	// medium.
+	serving.Request
 
 	// Set by Prepare.
 
@@ -46,15 +44,6 @@ type Task struct {
 	flushes uint64
 	moved   int64 // bytes that In or Out has handled
 	data    []byte
-	hold    rangelock.Hold
-
-	aborted atomic.Bool
-
-	// For a command that uses a distant disk; see distant.go.
-
-	waited bool
-	since  time.Time                          // it began to wait; zero: it has not, or content came
-	cancel atomic.Pointer[context.CancelFunc] // ends the wait under way; nil: there is none
 }
 
 var errPastEnd = errors.New("transport moved data that the command does not have")
@@ -78,7 +67,7 @@ func (t *Task) For(lun uint64) bool {
 }
 
 // Removed reports whether the command's logical unit has been removed.
-func (t *Task) Removed() bool { return t.unit != nil && t.unit.removed() }
+func (t *Task) Removed() bool { return t.unit != nil && t.unit.Removed() }
 
 // Errors that the transport reports itself when logical units come and go.
 var (
@@ -157,7 +146,7 @@ func (d *Device) prepareWithoutUnit(t *Task) error {
 // writable returns why a unit refuses writes, or nil.
 func (u *unit) writable() error {
 	switch {
-	case u.protected.Load():
+	case u.Protected():
 		return errWriteProtected
 	case u.mode.softwareProtected():
 		return errSoftwareProtected
@@ -197,7 +186,7 @@ func (t *Task) In(off int64, p []byte) error {
 	if err := t.begin(true); err != nil {
 		return err
 	}
-	defer t.unit.end() // even if the disk panics
+	defer t.unit.End() // even if the disk panics
 	t.moved = off + int64(len(p))
 	return t.cmd.in(t, off, p)
 }
@@ -212,7 +201,7 @@ func (t *Task) Out(off int64, p []byte) error {
 	if err := t.begin(true); err != nil {
 		return err
 	}
-	defer t.unit.end() // even if the disk panics
+	defer t.unit.End() // even if the disk panics
 	t.moved = off + int64(len(p))
 	if t.Gather && t.moved < t.Length {
 		return errShortTransfer
@@ -232,7 +221,7 @@ func (t *Task) Finish() (Status, error) {
 	if err := t.begin(t.moved == 0); err != nil { // else the medium has been accessed already
 		return StatusCheckCondition, err
 	}
-	defer t.unit.end() // even if the disk panics
+	defer t.unit.End() // even if the disk panics
 	return t.cmd.finish(t)
 }
 
@@ -240,18 +229,16 @@ func (t *Task) Finish() (Status, error) {
 // the first access to the medium it stores the owner of the unit, and checks whether the command
 // may still go on. After an error nothing is kept.
 func (t *Task) begin(first bool) error {
-	if !t.unit.begin() {
+	if !t.unit.Begin() {
 		return errLUNNotSupported
 	}
-	if t.unit.far != nil {
-		t.since = time.Time{}
-	}
+	t.Moved(t.unit.served)
 	if !first || t.cmd.flags&usesMedium == 0 {
 		return nil
 	}
-	t.dev.keepOwner(t.unit)
+	t.dev.disks.KeepOwner(t.unit.served)
 	if err := t.overtaken(); err != nil {
-		t.unit.end()
+		t.unit.End()
 		return err
 	}
 	return nil
@@ -279,38 +266,18 @@ func (t *Task) Reset() {
 	*t = Task{data: data}
 }
 
-// Abort tells an executing command that nobody wants its result any more. A long command stops at
-// its next step. Any goroutine may call it, until Reset.
-func (t *Task) Abort() {
-	t.aborted.Store(true)
-	if cancel := t.cancel.Load(); cancel != nil {
-		(*cancel)()
-	}
-}
-
-// errAborted ends an aborted command. Nobody gets it as an answer.
-var errAborted = &senseError{key: AbortedCommand, code: ascNone}
-
 // wanted returns an error once the command is aborted or its unit removed. Code with many disk
 // calls asks before each one.
-func (t *Task) wanted() error {
-	if t.aborted.Load() {
-		return errAborted
-	}
-	if t.unit.removed() {
-		return errLUNNotSupported
-	}
-	return nil
-}
+func (t *Task) wanted() error { return t.Wanted(t.unit.served) }
 
-// lockRange holds a range of the medium for the command; the caller unlocks t.hold. After an error
+// lockRange holds a range of the medium for the command; the caller unlocks t.Hold. After an error
 // nothing is held (see lockHold).
 func (t *Task) lockRange(mode rangelock.Mode, off, length int64) error {
-	t.hold.Set(mode, t.Nexus.initiator.name, off, length)
+	t.Hold.Set(mode, t.Nexus.client.Name(), off, length)
 	return t.lockHold()
 }
 
-// lockHold waits for the ranges in t.hold. It fails once the command is aborted: another initiator
+// lockHold waits for the ranges in t.Hold. It fails once the command is aborted: another initiator
 // may already know that, and have written the same blocks since. So a command that changes the
 // medium may look at it only once it holds the range. It also must not write anything that the next
 // start would undo, so lockHold settles a kept atomic record first.
@@ -320,14 +287,14 @@ func (t *Task) lockHold() error {
 		if err := u.settleAtomic(); err != nil {
 			return err
 		}
-		if err := t.lock(); err != nil {
+		if err := t.Lock(t.unit.served); err != nil {
 			return err
 		}
 		err := t.wanted()
 		if err == nil && !u.atomicKept.Load() {
 			return nil
 		}
-		u.ranges.Unlock(&t.hold)
+		u.Ranges.Unlock(&t.Hold)
 		if err != nil {
 			return err
 		}
@@ -339,7 +306,7 @@ func (t *Task) LUNNumber() (uint16, bool) {
 	if t.unit == nil {
 		return 0, false
 	}
-	return t.unit.number, true
+	return t.unit.Number, true
 }
 
 // Host returns the transport's data for the command's logical unit; nil if there is none.
@@ -387,12 +354,12 @@ func (t *Task) exactly(field int) error {
 
 // Slow reports whether the READ is worth another processor, by the disk's estimate.
 func (t *Task) Slow() bool {
-	if t.unit == nil || t.unit.estimate == nil || t.cmd == nil || t.cmd.op != OpRead ||
-		t.Dir != DirIn || !t.unit.begin() {
+	if t.unit == nil || t.unit.Estimate == nil || t.cmd == nil || t.cmd.op != OpRead ||
+		t.Dir != DirIn || !t.unit.Begin() {
 		return false
 	}
-	defer t.unit.end()
-	return t.unit.estimate.Slow(t.off() + t.moved)
+	defer t.unit.End()
+	return t.unit.Estimate.Slow(t.off() + t.moved)
 }
 
 // off and length are the medium range of the command in bytes.

@@ -4,7 +4,8 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"strings"
-	"unicode"
+
+	"kubevirt.io/disk/serving"
 )
 
 // A TransportID of iSCSI names an initiator port (SPC-4 7.6.4.6):
@@ -81,16 +82,8 @@ func parseTransportID(b []byte, at int) (id transportID, n int, err error) {
 	}
 	// RFC 7143 4.2.7.2: names are compared in lower case, and a login converts them.
 	id.port.Name = strings.ToLower(text)
-	if !validInitiatorName(id.port.Name) {
+	if !serving.ValidName(id.port.Name) {
 		return id, 0, invalidParameter(at+transportHeader, noBit)
 	}
 	return id, n, nil
-}
-
-// validInitiatorName reports whether a session could have this name.
-func validInitiatorName(name string) bool {
-	return name != "" && len(name) <= maxISCSIName &&
-		!strings.ContainsFunc(name, func(r rune) bool {
-			return unicode.IsSpace(r) || !unicode.IsPrint(r)
-		})
 }

@@ -31,7 +31,7 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	spans := make([]rangelock.Span, 0, len(ranges))
 	total := uint64(0)
 	for i, r := range ranges {
-		if r.count == 0 && r.lba <= u.blocks.Load() {
+		if r.count == 0 && r.lba <= u.blocks() {
 			continue // SBC-3 5.28.2: this unmaps nothing and is no error
 		}
 		if err := u.checkRange(r.lba, uint64(r.count)); err != nil {
@@ -49,16 +49,16 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	}
 	// Hold all ranges until the end. If the command is aborted while the disk is stuck in one of
 	// them, it must not unmap the others under data that is written meanwhile.
-	t.hold.SetSpans(rangelock.Write, t.Nexus.initiator.name, spans)
+	t.Hold.SetSpans(rangelock.Write, t.Nexus.client.Name(), spans)
 	if err := t.lockHold(); err != nil {
 		return err
 	}
-	defer u.ranges.Unlock(&t.hold)
+	defer u.Ranges.Unlock(&t.Hold)
 	for _, s := range spans {
 		if err := t.wanted(); err != nil {
 			return err
 		}
-		if err := t.discard(u, s.Off, s.Length); err != nil {
+		if err := t.Discard(u.served, s.Off, s.Length); err != nil {
 			return err
 		}
 	}

@@ -34,7 +34,7 @@ func vpdPages() [8]vpdPage {
 		{code: vpdThirdPartyCopy, append: appendThirdPartyCopy},
 		{code: vpdBlockLimits, append: appendBlockLimits},
 		{code: vpdCharacteristics, append: appendCharacteristics},
-		{code: vpdProvisioning, when: func(u *unit) bool { return u.discards != nil },
+		{code: vpdProvisioning, when: func(u *unit) bool { return u.Discards != nil },
 			append: appendProvisioning},
 	}
 }
@@ -73,7 +73,7 @@ func (t *Task) appendSupportedPages(b []byte) []byte {
 }
 
 // appendSerial is page 80h (SPC-4 7.8.15).
-func appendSerial(t *Task, b []byte) []byte { return append(b, t.unit.identity.Serial...) }
+func appendSerial(t *Task, b []byte) []byte { return append(b, t.unit.Identity.Serial...) }
 
 // Fields of a designation descriptor (SPC-4 7.8.6.1).
 const (
@@ -102,7 +102,7 @@ const relativePort = 1
 func appendIdentification(t *Task, b []byte) []byte {
 	opt := &t.dev.opt
 	if t.unit != nil {
-		id := &t.unit.identity
+		id := &t.unit.Identity
 		b = appendDesignator(b, codeSetBinary, ofUnit|designatorNAA, id.NAA[:])
 		var vendor [24]byte
 		putPadded(vendor[:8], opt.Vendor)
@@ -167,14 +167,14 @@ func appendBlockLimits(t *Task, b []byte) []byte {
 	be.PutUint16(p[2:], granularity)
 	be.PutUint32(p[4:], maxTransfer)
 	be.PutUint32(p[8:], optimalTransfer)
-	if t.unit.discards != nil {
+	if t.unit.Discards != nil {
 		be.PutUint32(p[16:], maxUnmap)
 		be.PutUint32(p[20:], maxUnmapRanges)
 		be.PutUint32(p[24:], granularity)
 		be.PutUint32(p[28:], 0x80000000) // UGAVALID: aligned to 0
 	}
 	be.PutUint64(p[32:], maxWriteSame)
-	if t.unit.store != nil {
+	if t.unit.Store != nil {
 		be.PutUint32(p[40:], maxAtomic)
 		be.PutUint32(p[44:], atomicGranularity) // alignment
 		be.PutUint32(p[48:], atomicGranularity)
@@ -186,7 +186,7 @@ func appendBlockLimits(t *Task, b []byte) []byte {
 func appendCharacteristics(t *Task, b []byte) []byte {
 	var p [60]byte
 	binary.BigEndian.PutUint16(p[0:], 1)
-	if t.unit.discards != nil {
+	if t.unit.Discards != nil {
 		p[3] = 0x50 // WABEREQ, WACEREQ: after an erase a block can be read before it is written
 	}
 	return append(b, p[:]...)

@@ -7,6 +7,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/serving"
 )
 
 // Limits of WRITE ATOMIC that VPD page B0h reports, in logical blocks. Writes cover whole physical
@@ -51,12 +52,12 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	defer scratch.Put(buf)
 	record := buf[:atomicRecord+len(p)]
 	before := record[atomicRecord:]
-	t.hold.Set(rangelock.Exclusive, t.Nexus.initiator.name, t.off(), t.length())
-	if err := t.lock(); err != nil {
+	t.Hold.Set(rangelock.Exclusive, t.Nexus.client.Name(), t.off(), t.length())
+	if err := t.Lock(t.unit.served); err != nil {
 		return err
 	}
-	defer u.ranges.Unlock(&t.hold)
-	if _, err := t.readAt(u, before, t.off()); err != nil {
+	defer u.Ranges.Unlock(&t.Hold)
+	if _, err := t.ReadAt(u.served, before, t.off()); err != nil {
 		return err
 	}
 	u.atomics.Lock() // not earlier: the read may wait for distant content
@@ -67,7 +68,7 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	binary.BigEndian.PutUint64(record, uint64(t.off()))
 	kept := true // perhaps, even if the disk panics
 	defer func() { u.atomicKept.Store(kept) }()
-	if err := u.store.Save(storedAtomic, record); err != nil {
+	if err := u.Store.Save(storedAtomic, record); err != nil {
 		return fmt.Errorf("keep what an atomic write replaces: %w", err)
 	}
 	err := t.replace(p, before)
@@ -83,25 +84,25 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 // replace writes p and makes it durable. If that fails, it puts back the former content.
 func (t *Task) replace(p, before []byte) error {
 	u, off := t.unit, t.off()
-	n, err := t.writeAt(u, p, off)
+	n, err := t.WriteAt(u.served, p, off)
 	if err == nil {
-		err = u.disk.Flush()
+		err = u.Disk.Flush()
 	}
 	if err == nil || errors.Is(err, disk.ErrFailed) {
 		return err
 	}
-	if notHeld(err) { // only these blocks were changed, and they are at hand
+	if serving.NotHeld(err) { // only these blocks were changed, and they are at hand
 		const step = atomicGranularity * BlockSize
 		before = before[:min((n+step-1)/step*step, len(before))]
 	}
 	if undo := u.putBack(before, off); undo != nil {
 		undo = fmt.Errorf("the blocks that the atomic write has changed are lost: %w", undo)
-		if notHeld(err) { // the initiator must not just try again
+		if serving.NotHeld(err) { // the initiator must not just try again
 			err = nil
 		}
 		err = errors.Join(err, undo)
 	}
-	return errors.Join(err, u.disk.Flush())
+	return errors.Join(err, u.Disk.Flush())
 }
 
 // errAtomicKept ends a command that has met a stale record and cannot wait until it is gone.
@@ -123,17 +124,17 @@ func (u *unit) settleAtomic() error {
 // putBack writes the former content. If there is no space for all of it, former holes become holes
 // again.
 func (u *unit) putBack(before []byte, off int64) error {
-	_, err := u.disk.WriteAt(before, off)
-	if err == nil || u.discards == nil {
+	_, err := u.Disk.WriteAt(before, off)
+	if err == nil || u.Discards == nil {
 		return err
 	}
 	const step = atomicGranularity * BlockSize
 	for ; len(before) > 0; before, off = before[step:], off+step {
 		block := before[:step]
 		if [step]byte(block) == ([step]byte{}) {
-			err = u.discards.Discard(off, step)
+			err = u.Discards.Discard(off, step)
 		} else {
-			_, err = u.disk.WriteAt(block, off)
+			_, err = u.Disk.WriteAt(block, off)
 		}
 		if err != nil {
 			return err
@@ -144,10 +145,10 @@ func (u *unit) putBack(before []byte, off int64) error {
 
 // undoAtomic puts back the content that an interrupted WRITE ATOMIC has replaced.
 func (u *unit) undoAtomic() error {
-	if u.store == nil {
+	if u.Store == nil {
 		return nil
 	}
-	record, err := u.store.Load(storedAtomic)
+	record, err := u.Store.Load(storedAtomic)
 	if err != nil {
 		return fmt.Errorf("load %s: %w", storedAtomic, err)
 	}
@@ -157,19 +158,19 @@ func (u *unit) undoAtomic() error {
 	if len(record) <= atomicRecord || (len(record)-atomicRecord)%BlockSize != 0 {
 		return fmt.Errorf("what is kept as %s cannot be read: it has %d bytes; remove %s if the "+
 			"content of the disk is known to be good",
-			storedAtomic, len(record), u.store.Where(storedAtomic))
+			storedAtomic, len(record), u.Store.Where(storedAtomic))
 	}
 	off, before := binary.BigEndian.Uint64(record), record[atomicRecord:]
-	if size := uint64(u.disk.Size()); off > size || uint64(len(before)) > size-off {
+	if size := uint64(u.Disk.Size()); off > size || uint64(len(before)) > size-off {
 		return fmt.Errorf("what is kept as %s is of another disk: it ends at byte %d of %d; "+
 			"remove %s", storedAtomic, off+uint64(len(before)), size,
-			u.store.Where(storedAtomic))
+			u.Store.Where(storedAtomic))
 	}
-	if _, err = u.disk.WriteAt(before, int64(off)); err == nil {
-		err = u.disk.Flush()
+	if _, err = u.Disk.WriteAt(before, int64(off)); err == nil {
+		err = u.Disk.Flush()
 	}
 	if err == nil {
-		err = u.store.Save(storedAtomic, nil)
+		err = u.Store.Save(storedAtomic, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("put back what an interrupted atomic write has replaced: %w", err)
@@ -180,10 +181,10 @@ func (u *unit) undoAtomic() error {
 // forgetAtomic deletes the undo record: the WRITE ATOMIC has ended, or its former content must
 // never be seen again.
 func (u *unit) forgetAtomic() error {
-	if u.store == nil {
+	if u.Store == nil {
 		return nil
 	}
-	if err := u.store.Save(storedAtomic, nil); err != nil {
+	if err := u.Store.Save(storedAtomic, nil); err != nil {
 		return fmt.Errorf("forget what an atomic write has replaced: %w", err)
 	}
 	return nil

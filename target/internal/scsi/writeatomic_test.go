@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/serving"
 )
 
 func TestWriteAtomic(t *testing.T) {
@@ -183,7 +184,7 @@ func TestWriteAtomicThatCannotBeFlushed(t *testing.T) {
 }
 
 // newKeptBench is newBench with a disk and a store that a later bench gets again by kept.
-func newKeptBench(t *testing.T, store Store) (b *bench, kept func(*LUN)) {
+func newKeptBench(t *testing.T, store serving.Store) (b *bench, kept func(*LUN)) {
 	m := newMemDisk(testBlocks * BlockSize)
 	kept = func(l *LUN) { l.Disk, l.Store = thinDisk{m}, store }
 	b = newBench(t, kept)

@@ -95,7 +95,7 @@ func TestCommandsThatReadFail(t *testing.T) {
 					Err: errors.New("input/output error")})
 			require.Equal(t, "3/11/00", b.run(cdb(c.cdb), c.data).outcome())
 			require.Equal(t, c.writes, b.disk.count("write"))
-			require.Zero(t, b.d.nth(0).ranges.State())
+			require.Zero(t, b.d.nth(0).Ranges.State())
 		})
 	}
 }

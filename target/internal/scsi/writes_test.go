@@ -153,7 +153,7 @@ func TestWriteSame(t *testing.T) {
 			b := newBench(t)
 			if c.plain {
 				b = newBench(t, plainDisk)
-				b.disk = b.d.nth(0).disk.(*memDisk)
+				b.disk = b.d.nth(0).Disk.(*memDisk)
 			}
 			r := b.run(cdb(c.cdb), c.data)
 			require.Equal(t, c.want, r.outcome())

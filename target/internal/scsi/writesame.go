@@ -13,7 +13,7 @@ func prepareWriteSame(t *Task) error {
 		return err
 	}
 	if t.count == 0 {
-		t.count = t.unit.blocks.Load() - t.lba
+		t.count = t.unit.blocks() - t.lba
 	}
 	if err := t.limited(maxWriteSame); err != nil {
 		return err
@@ -46,13 +46,13 @@ func (t *Task) writeSame(block *[BlockSize]byte) error {
 	if err := t.lockRange(rangelock.Write, t.off(), t.length()); err != nil {
 		return err
 	}
-	defer u.ranges.Unlock(&t.hold)
+	defer u.Ranges.Unlock(&t.Hold)
 	if *block == ([BlockSize]byte{}) {
 		switch {
 		case t.CDB[1]&bitUnmap != 0:
-			return t.discard(u, t.off(), t.length())
-		case u.zeroes != nil:
-			return t.zero(u, t.off(), t.length())
+			return t.Discard(u.served, t.off(), t.length())
+		case u.Zeroes != nil:
+			return t.Zero(u.served, t.off(), t.length())
 		}
 	}
 	buf := scratch.Get().(*[scratchSize]byte)

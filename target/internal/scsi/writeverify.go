@@ -29,7 +29,7 @@ func (t *Task) writeAndVerify(p []byte, at int64) error {
 	defer scratch.Put(buf)
 	for done := 0; done < len(p); done += scratchSize {
 		chunk := p[done:min(done+scratchSize, len(p))]
-		if _, err := t.readAt(t.unit, buf[:len(chunk)], at+int64(done)); err != nil {
+		if _, err := t.ReadAt(t.unit.served, buf[:len(chunk)], at+int64(done)); err != nil {
 			return err
 		}
 		if t.bytchk() == verifyData {

@@ -1,0 +1,203 @@
+package serving
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+)
+
+// Peer is everybody who goes by one name. All sessions of a name share it.
+type Peer struct {
+	name     string
+	sessions atomic.Int32 // written under Disks.mu; 0: gone
+}
+
+// Name is what the peer is called.
+func (p *Peer) Name() string { return p.name }
+
+// Client is a session of a peer.
+type Client struct {
+	all  *Disks
+	peer *Peer
+	address string // see SetAddress
+	gone    bool // guarded by Disks.mu
+}
+
+// Attach begins a session of the peer with this name.
+func (s *Disks) Attach(name string) *Client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.peers[name]
+	if p == nil {
+		p = &Peer{name: name}
+		s.peers[name] = p
+	}
+	p.sessions.Add(1)
+	return &Client{all: s, peer: p}
+}
+
+// Detach ends a session. When the last session of a peer is gone, so are its claims. Requests whose
+// disk calls still run may end later. A second call does nothing.
+func (c *Client) Detach() {
+	s := c.all
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.gone {
+		return
+	}
+	c.gone = true
+	for _, d := range s.disks {
+		delete(d.clients, c)
+	}
+	if c.peer.sessions.Add(-1) == 0 {
+		delete(s.peers, c.peer.name)
+	}
+}
+
+// Name is what the client's peer is called.
+func (c *Client) Name() string { return c.peer.name }
+
+// Peer is shared by all sessions of one name.
+func (c *Client) Peer() *Peer { return c.peer }
+
+// SetAddress sets the address of the peer's machine, without parts that differ between its sessions.
+// Call it before the first request.
+func (c *Client) SetAddress(address string) { c.address = address }
+
+// Address is what SetAddress has set.
+func (c *Client) Address() string { return c.address }
+
+// Claim makes the client's peer the owner of an exclusive disk, unless another peer owns it or the
+// peer is fenced. It returns false if the client may not use the disk. Other disks are for
+// everybody.
+func (c *Client) Claim(d *Disk) bool {
+	return !d.exclusive.Load() || d.owner.Load() == c.peer || d.isGuest(c) || c.take(d)
+}
+
+// take is the slow path of Claim: the peer is not yet known as owner or guest.
+func (c *Client) take(d *Disk) bool {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	if d.isGuest(c) {
+		return true // it was admitted a moment ago, and a guest must not become the owner
+	}
+	// A request that outlives its session must not bring the claim back.
+	if c.peer.sessions.Load() == 0 || !c.released(d) {
+		return false
+	}
+	d.owner.Store(c.peer)
+	return true
+}
+
+// Admitted reports whether requests of the client have no conflict with the disk's owner. It claims
+// nothing, and takes no lock: whoever fences the client waits for what it was still admitted to.
+func (c *Client) Admitted(d *Disk) bool {
+	return !d.exclusive.Load() || d.owner.Load() == c.peer || d.isGuest(c) || c.released(d)
+}
+
+// Fenced reports whether a handover has fenced the client's peer, and nobody has admitted it again.
+func (c *Client) Fenced(d *Disk) bool {
+	return d.exclusive.Load() && d.isFenced(c) && !d.isGuest(c)
+}
+
+// released reports whether the client's peer, which is not a guest, may use the disk: it is not
+// fenced, and no other peer holds the claim.
+func (c *Client) released(d *Disk) bool {
+	if d.isFenced(c) {
+		return false
+	}
+	owner := d.owner.Load()
+	return owner == nil || owner.name == c.peer.name || !d.held(owner)
+}
+
+// held reports whether the owner of a disk still has its claim. The claim ends with the owner's last
+// session, but only after the owner's writes have left the disk: a write that is stuck there could
+// otherwise surface under the next owner. The claim also lasts while the disk is open to a guest,
+// which is about to become the owner. In a live migration the first machine logs out before the disk
+// is handed over, and in a restart both are gone.
+func (d *Disk) held(owner *Peer) bool {
+	return owner.sessions.Load() > 0 || d.handover.Load().Guest != "" ||
+		d.Ranges.Writing(owner.name)
+}
+
+// isGuest reports whether the client's peer may use the disk beside its owner.
+func (d *Disk) isGuest(c *Client) bool { return d.handover.Load().Guest == c.peer.name }
+
+// isFenced reports whether a handover has fenced the client's peer. The owner is never fenced.
+func (d *Disk) isFenced(c *Client) bool {
+	return slices.Contains(d.handover.Load().Fenced, c.peer.name)
+}
+
+// Owner is the name of the disk's owner or last owner; "": nobody is known to have used it.
+func (d *Disk) Owner() string {
+	if owner := d.owner.Load(); owner != nil {
+		return owner.name
+	}
+	return ""
+}
+
+// maxSameNames bounds how many names FirstUse remembers that it has warned about.
+const maxSameNames = 64
+
+// FirstUse notes that a client accesses a disk for the first time; it may be called again. It warns
+// once for each disk and name if the same name uses an exclusive disk from another address: two
+// machines would then count as one owner. It does nothing if the disk is removed, and returns false:
+// of a first request and RemoveUnused at the same time, one wins.
+func (c *Client) FirstUse(d *Disk) bool {
+	s := c.all
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d.Removed() {
+		return false
+	}
+	if _, known := d.clients[c]; known || c.gone {
+		return true
+	}
+	if d.clients == nil {
+		d.clients = make(map[*Client]struct{})
+	}
+	d.clients[c] = struct{}{}
+	if !d.exclusive.Load() || d.protected.Load() {
+		return true
+	}
+	for o := range d.clients {
+		if o.peer == c.peer && o.address != c.address {
+			s.warnSameNameLocked(d, o, c)
+			break
+		}
+	}
+	return true
+}
+
+func (s *Disks) warnSameNameLocked(d *Disk, first, second *Client) {
+	name := second.peer.name
+	if _, told := d.sameNames[name]; told {
+		return
+	}
+	if d.sameNames == nil || len(d.sameNames) >= maxSameNames {
+		d.sameNames = make(map[string]struct{})
+	}
+	d.sameNames[name] = struct{}{}
+	s.log.Warn("one initiator name uses a LUN from two addresses: if these are two machines, "+
+		"both may write to it, and a handover can fence neither",
+		zap.Uint16("lun", d.Number), zap.String("initiator", name),
+		zap.Strings("addresses", []string{first.address, second.address}),
+		zap.String("try", "give each machine a name of its own, by QEMU's -iscsi initiator-name= "+
+			"or the library's InitiatorName: QEMU's default name comes from the domain's UUID, "+
+			"and is the same at both ends of a live migration"))
+}
+
+// Uses returns the numbers of the disks that a client has accessed, in ascending order.
+func (c *Client) Uses() []uint16 {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	used := []uint16{}
+	for _, d := range c.all.disks {
+		if _, ok := d.clients[c]; ok {
+			used = append(used, d.Number)
+		}
+	}
+	slices.Sort(used)
+	return used
+}

@@ -1,0 +1,161 @@
+package serving
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/rangelock"
+)
+
+// MaxNumber is the highest number of a disk: flat space addressing can name no higher LUN (SAM-5
+// 4.7.8).
+const MaxNumber = 0x3fff
+
+// Options say what a disk is and how it is served.
+type Options struct {
+	Number uint16 // unique; at most MaxNumber
+	Name   string // the image's name
+	// closed by the caller after Released, never here
+	Disk     disk.Disk
+	Identity disk.Identity // unique for each disk
+	ReadOnly bool          // write-protected for good: the disk may be open for reading only
+	Access   AccessMode    // "" is write-exclusive
+	Store    Store         // nil: nothing is kept
+
+	// What only some front ends ask for.
+
+	Removable bool // shown as a removable medium
+	// a loss of power ends the disk, so nothing is promised through one
+	Volatile bool
+	// larger than when peers last saw it, so they are told
+	Grown bool
+}
+
+// Disk is a disk in use. Any number of goroutines may use it.
+type Disk struct {
+	Options // never changes
+
+	// What the disk can do; nil: it cannot.
+
+	Discards disk.Discarder
+	Zeroes   disk.Zeroer
+	Extents  disk.Extenter
+	Accounts disk.Accountant
+	Estimate disk.Estimator
+	distance
+
+	// Ranges orders accesses to the disk that must not overtake each other, in bytes. A request can
+	// be aborted while its disk call still runs. Every write holds its range until its disk calls
+	// have ended, so that its data never lands on top of a newer write. A request that reads and
+	// changes the disk in one step holds its range exclusively: reads wait, too. The owner of a hold
+	// is the peer's name.
+	Ranges rangelock.Table
+
+	protected atomic.Bool // written under Disks.mu
+	exclusive atomic.Bool // written under handing and Disks.mu
+	owner     atomic.Pointer[Peer]
+
+	size     atomic.Int64 // written under resizing
+	resizing sync.Mutex
+
+	handing sync.Mutex // held for a whole change of who may use the disk; it may wait for the store
+	// kept is the owner that keepOwner has handled last; written under handing
+	kept atomic.Pointer[Peer]
+	// handover says who is admitted beside the owner, and who is fenced. Never nil; written under
+	// handing and Disks.mu.
+	handover atomic.Pointer[handoverState]
+
+	uses
+	ctx    context.Context // ends when the disk is removed
+	cancel context.CancelFunc
+
+	clients   map[*Client]struct{} // guarded by Disks.mu; that have accessed it
+	sameNames map[string]struct{}  // guarded by Disks.mu; names that FirstUse has warned about
+}
+
+// newDisk checks the options and asks the disk once for its optional interfaces.
+func newDisk(opt Options) (*Disk, error) {
+	access, err := ParseAccessMode(string(opt.Access))
+	switch {
+	case err != nil:
+		return nil, err
+	case opt.Number > MaxNumber:
+		return nil, fmt.Errorf("number is above %d", MaxNumber)
+	case opt.Disk == nil:
+		return nil, errors.New("has no disk")
+	case opt.Disk.Size() <= 0 || opt.Disk.Size()%disk.SectorSize != 0:
+		return nil, fmt.Errorf("disk size %d is not a positive multiple of %d", opt.Disk.Size(),
+			disk.SectorSize)
+	}
+	opt.Access = access
+	opt.ReadOnly = opt.ReadOnly || access == AccessReadShared
+	d := &Disk{Options: opt, distance: distanceOf(opt.Disk)}
+	d.Discards, _ = opt.Disk.(disk.Discarder)
+	d.Zeroes, _ = opt.Disk.(disk.Zeroer)
+	d.Extents, _ = opt.Disk.(disk.Extenter)
+	d.Accounts, _ = opt.Disk.(disk.Accountant)
+	d.Estimate, _ = opt.Disk.(disk.Estimator)
+	d.protected.Store(opt.ReadOnly)
+	d.exclusive.Store(access == AccessWriteExclusive)
+	d.size.Store(opt.Disk.Size())
+	d.idle = make(chan struct{})
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	if err := d.restoreHandover(); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Size is the size that peers may know, in bytes. It grows with Disks.Resize, not by itself.
+func (d *Disk) Size() int64 { return d.size.Load() }
+
+// Protected reports whether the disk is write-protected.
+func (d *Disk) Protected() bool { return d.protected.Load() }
+
+// Exclusive reports whether the disk is for one peer at a time.
+func (d *Disk) Exclusive() bool { return d.exclusive.Load() }
+
+// removedUse is added to the use count of a removed disk, which makes the count negative.
+const removedUse = math.MinInt64
+
+// uses counts current users of a disk and its store, so that both are released when nothing uses
+// them.
+type uses struct {
+	n    atomic.Int64  // negative once the disk is removed
+	idle chan struct{} // closed when the disk is removed and nothing uses it
+	once sync.Once
+}
+
+// Begin keeps disk and store until End. It refuses if the disk is removed.
+func (s *uses) Begin() bool {
+	if s.n.Add(1) > 0 {
+		return true
+	}
+	s.End()
+	return false
+}
+
+// End ends what Begin began.
+func (s *uses) End() {
+	if s.n.Add(-1) == removedUse {
+		s.once.Do(func() { close(s.idle) })
+	}
+}
+
+// remove lets no new use begin.
+func (s *uses) remove() {
+	if s.n.Add(removedUse) == removedUse {
+		s.once.Do(func() { close(s.idle) })
+	}
+}
+
+// Removed reports whether the disk is served no longer.
+func (s *uses) Removed() bool { return s.n.Load() < 0 }
+
+// Released is closed when the disk is removed and nothing uses it or its store any more.
+func (s *uses) Released() <-chan struct{} { return s.idle }

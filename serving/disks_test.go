@@ -1,0 +1,48 @@
+package serving
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func released(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestUses(t *testing.T) {
+	u := uses{idle: make(chan struct{})}
+	require.True(t, u.Begin())
+	require.True(t, u.Begin())
+	u.End()
+	u.remove()
+	require.False(t, u.Begin())
+	require.False(t, released(u.Released()))
+	require.True(t, u.Removed())
+	u.End()
+	require.True(t, released(u.Released()))
+	require.False(t, u.Begin(), "nor is it released twice")
+}
+
+// TestRemovedDisksAreForgotten: what was removed costs nothing once it is released.
+func TestRemovedDisksAreForgotten(t *testing.T) {
+	s, d := served(t)
+	opt := d.Options
+	for range 100 {
+		released, err := s.Remove(1)
+		require.NoError(t, err)
+		<-released
+		require.NoError(t, s.Add(opt))
+	}
+	require.LessOrEqual(t, len(s.leaving), 1)
+	require.Empty(t, s.changing)
+	for range 100 {
+		s.Attach("iqn.a").Detach()
+	}
+	require.Empty(t, s.peers)
+}

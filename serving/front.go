@@ -1,0 +1,34 @@
+package serving
+
+// Front is a front end: it serves all disks by a protocol. A method must not call what takes
+// Disks.mu, apart from Added.
+type Front interface {
+	// Added is called before a disk is in use. It may wait for the disk's store. If it returns an
+	// error, the disk is not added.
+	Added(*Disk) error
+	// Removed is called when a disk is no longer in use. Begin refuses it already. It is also called
+	// for a disk that this front end has taken in, and another one has refused.
+	Removed(*Disk)
+	// Resized is called when a disk has grown.
+	Resized(*Disk)
+	// Protected is called with Disks.mu held when the write protection of a disk has changed.
+	Protected(*Disk)
+	// Holders returns the names of peers that hold a right to a disk even without a session. It is
+	// called with Disks.mu held.
+	Holders(*Disk) []string
+	// Fence begins to take from peers what they hold at a disk: those for whose name fenced is true.
+	// They could not undo it themselves any more, and whoever may use the disk would run into it.
+	Fence(d *Disk, fenced func(name string) bool) (Fencing, error)
+}
+
+// Fencing is what a front end has prepared so that peers can be fenced. Either Commit and Finish are
+// called, or Undo.
+type Fencing interface {
+	// Commit is called with Disks.mu held, at the same time as the fence takes effect.
+	Commit()
+	// Finish ends the requests of the fenced peers at the disk. Their new ones are refused already.
+	// The caller waits for those that can still change the disk.
+	Finish()
+	// Undo says that nobody is fenced.
+	Undo() error
+}

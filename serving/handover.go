@@ -1,0 +1,213 @@
+package serving
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// During a live migration two peers use an exclusive disk for a while: the machine that takes the
+// guest over logs in and reads while the first one still writes. Admit opens the disk to the second
+// one. HandOver makes the second one the owner and fences the first. Withdraw closes the disk to the
+// second one again. A fenced peer stays fenced until the disk is opened to it again.
+
+// ErrNotLoggedIn is the error of HandOver if the peer that should become the owner has no session.
+// The disk then stays with its owner.
+var ErrNotLoggedIn = errors.New("is not logged in")
+
+// Opening is a disk that a second peer may use beside its owner.
+type Opening struct {
+	LUN   uint16
+	To    string
+	Until time.Time // zero: until HandOver or Withdraw
+}
+
+// Admit opens an exclusive disk to a peer beside its owner. The error says why that is impossible,
+// and nothing has changed then. Admit does not close the disk again by itself: it only keeps until,
+// also over a restart, for the caller that does (see Openings).
+func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
+	d, err := s.useExclusive(number)
+	if err != nil {
+		return err
+	}
+	defer d.End()
+	d.handing.Lock()
+	defer d.handing.Unlock()
+	next := *d.handover.Load()
+	name := strings.ToLower(peer)
+	if next.Guest != "" && next.Guest != name {
+		return fmt.Errorf("LUN %d is open to %s already; finish or cancel that first", number,
+			next.Guest)
+	}
+	if next.Owner = d.Owner(); next.Owner == name {
+		return fmt.Errorf("LUN %d belongs to %s; name the initiator that is to take it over", number,
+			name)
+	}
+	next.Guest, next.Until = name, until
+	if err := d.saveHandover(&next); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	taken := d.Owner() != next.Owner
+	if !taken {
+		d.handover.Store(&next)
+	}
+	s.mu.Unlock()
+	if taken {
+		return errors.Join(fmt.Errorf("LUN %d was taken by %s meanwhile; try again", number,
+			d.Owner()), d.saveHandover(d.handover.Load()))
+	}
+	return nil
+}
+
+// HandOver makes the admitted peer the owner of the disk. When it returns, no request of another
+// peer can change the disk any more, and their requests are refused. What they held at a front end
+// is gone. The former owner is fenced, also after a restart. HandOver returns its name, or "" if the
+// disk had no known owner. Nothing changes unless the new owner has a session and the disk's store
+// has saved the change.
+func (s *Disks) HandOver(number uint16) (former string, err error) {
+	how, err := s.fenceOff(number, s.heirLocked,
+		func(name, heir string) bool { return name != heir },
+		func(d *Disk, heir string) { d.owner.Store(s.peers[heir]) })
+	return how.loser, err
+}
+
+// Withdraw closes a disk to the peer that Admit opened it to, fences that peer as HandOver does with
+// the owner, and leaves the disk with its owner. It returns the name of the fenced peer.
+func (s *Disks) Withdraw(number uint16) (guest string, err error) {
+	how, err := s.fenceOff(number, (*Disk).withdrawal,
+		func(name, guest string) bool { return name == guest }, func(*Disk, string) {})
+	return how.loser, err
+}
+
+// Openings lists the disks that are open to a second peer, for use after a restart.
+func (s *Disks) Openings() (openings []Opening) {
+	for _, d := range s.All() {
+		if h := d.handover.Load(); h.Guest != "" {
+			openings = append(openings, Opening{LUN: d.Number, To: h.Guest, Until: h.Until})
+		}
+	}
+	return openings
+}
+
+// ending is the outcome for a disk that was open to a guest.
+type ending struct {
+	guest string // the peer that it was open to
+	owner string // the new owner; "": nobody
+	loser string // the peer that is fenced; "": nobody
+}
+
+// fenceOff closes a disk that is open to a guest. find decides the outcome, or why there can be
+// none; commit applies it. Both run with Disks.mu held. Peers for which fenced is true lose what
+// they hold.
+func (s *Disks) fenceOff(number uint16, find func(*Disk) (ending, error),
+	fenced func(name, guest string) bool, commit func(d *Disk, guest string)) (ending, error) {
+	d, err := s.useExclusive(number)
+	if err != nil {
+		return ending{}, err
+	}
+	defer d.End()
+	d.handing.Lock()
+	how, fences, err := s.closeTo(d, find, fenced, commit)
+	d.handing.Unlock()
+	if err != nil {
+		return ending{}, err
+	}
+	for _, f := range fences {
+		f.Finish()
+	}
+	// A request that was aborted before it holds its range changes nothing once it gets the range
+	// (see Request.Lock). Sessions that have ended may leave writes behind that a slow disk still
+	// works on.
+	d.Ranges.Drain(func(name string) bool { return fenced(name, how.guest) })
+	return how, nil
+}
+
+func (s *Disks) closeTo(d *Disk, find func(*Disk) (ending, error),
+	fenced func(name, guest string) bool, commit func(d *Disk, guest string)) (
+	how ending, fences []Fencing, err error) {
+	s.mu.Lock()
+	how, err = find(d)
+	fronts := s.fronts
+	s.mu.Unlock()
+	if err != nil {
+		return ending{}, nil, err
+	}
+	before, next := d.handover.Load(), d.handover.Load().ended(how)
+	if err := d.saveHandover(next); err != nil {
+		return ending{}, nil, err
+	}
+	for _, f := range fronts {
+		fencing, fenceErr := f.Fence(d, func(name string) bool { return fenced(name, how.guest) })
+		if fenceErr != nil {
+			err = fenceErr
+			break
+		}
+		fences = append(fences, fencing)
+	}
+	if err == nil {
+		err = s.commit(d, how, find, next, commit, fences)
+	}
+	if err != nil {
+		errs := []error{err}
+		for _, f := range fences {
+			errs = append(errs, f.Undo())
+		}
+		return ending{}, nil, errors.Join(append(errs, d.saveHandover(before))...)
+	}
+	return how, fences, nil
+}
+
+// commit publishes what is saved, unless the outcome would be another one by now.
+func (s *Disks) commit(d *Disk, how ending, find func(*Disk) (ending, error),
+	next *handoverState, commit func(d *Disk, guest string), fences []Fencing) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch now, err := find(d); {
+	case err != nil:
+		return err
+	case now != how:
+		return fmt.Errorf("LUN %d was taken by %s meanwhile, and stays open to %s; try again",
+			d.Number, d.Owner(), now.guest)
+	}
+	commit(d, how.guest)
+	d.handover.Store(next)
+	for _, f := range fences {
+		f.Commit()
+	}
+	return nil
+}
+
+// withdrawal is the outcome of Withdraw: the guest is fenced.
+func (d *Disk) withdrawal() (ending, error) {
+	guest := d.handover.Load().Guest
+	if guest == "" {
+		return ending{}, fmt.Errorf("LUN %d is open to nobody but its owner", d.Number)
+	}
+	return ending{guest: guest, owner: d.Owner(), loser: guest}, nil
+}
+
+// heirLocked is the outcome of HandOver: the guest is the owner, and the former owner is fenced.
+func (s *Disks) heirLocked(d *Disk) (ending, error) {
+	how, err := d.withdrawal()
+	if err != nil {
+		return ending{}, fmt.Errorf("%w; open it first", err)
+	}
+	if heir := s.peers[how.guest]; heir == nil || heir.sessions.Load() == 0 {
+		return ending{}, fmt.Errorf("%s %w, so LUN %d stays with its owner", how.guest,
+			ErrNotLoggedIn, d.Number)
+	}
+	return ending{guest: how.guest, owner: how.guest, loser: how.owner}, nil
+}
+
+// useExclusive finds a disk with exclusive access and keeps its store until Disk.End.
+func (s *Disks) useExclusive(number uint16) (*Disk, error) {
+	d, err := s.use(number)
+	if err == nil && !d.exclusive.Load() {
+		d.End()
+		err = fmt.Errorf("LUN %d is open to every initiator anyway: its access mode is not %s",
+			number, AccessWriteExclusive)
+	}
+	return d, err
+}

@@ -1,0 +1,153 @@
+package serving
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"go.uber.org/zap"
+)
+
+// handoverState is the knowledge about handovers that a write-exclusive disk needs after a restart.
+// It never changes once it is published.
+//
+// The loser of a handover stays fenced when the winner is gone, whether for a restart, with its
+// connection or for good. The loser's machine logs in again by itself. It would write the remains
+// of a guest that runs elsewhere by now, or did. Only an operator knows that no such guest is left.
+type handoverState struct {
+	// the last owner, which the next handover fences; "": nobody
+	Owner string `json:"owner,omitempty"`
+	// the peer that may use it beside its owner; "": nobody
+	Guest  string    `json:"open_to,omitempty"`
+	Until  time.Time `json:"until,omitzero"`   // see Disks.Admit
+	Fenced []string  `json:"fenced,omitempty"` // fenced peers, oldest first
+}
+
+// maxFenced bounds how many fenced peers a disk remembers. Beyond that it forgets the oldest: a disk
+// may be handed over for years to names that never come back.
+const maxFenced = 1024
+
+// ended returns the state after a handover. The loser, if any, is fenced. The guest is not fenced
+// unless it is the loser.
+func (s *handoverState) ended(how ending) *handoverState {
+	fenced := slices.DeleteFunc(slices.Clone(s.Fenced),
+		func(name string) bool { return name == how.guest || name == how.loser })
+	if how.loser != "" {
+		fenced = append(fenced, how.loser)
+	}
+	return &handoverState{Owner: how.owner, Fenced: fenced[max(0, len(fenced)-maxFenced):]}
+}
+
+// encode returns the stored form of the state. It fails if RFC 3339 cannot express the year of
+// Until.
+func (s *handoverState) encode() ([]byte, error) {
+	if s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 {
+		return nil, nil
+	}
+	return json.Marshal(s)
+}
+
+// valid reports whether a peer could have each of the names.
+func (s *handoverState) valid() bool {
+	return (s.Owner == "" || ValidName(s.Owner)) && (s.Guest == "" || ValidName(s.Guest)) &&
+		!slices.ContainsFunc(s.Fenced, func(name string) bool { return !ValidName(name) })
+}
+
+// maxName is the length of the longest iSCSI name in bytes (RFC 7143 4.2.7.1).
+const maxName = 223
+
+// ValidName reports whether a peer could have this name.
+func ValidName(name string) bool {
+	return name != "" && len(name) <= maxName &&
+		!strings.ContainsFunc(name, func(r rune) bool {
+			return unicode.IsSpace(r) || !unicode.IsPrint(r)
+		})
+}
+
+// saveHandover stores next before the caller publishes it. The caller has handing.
+func (d *Disk) saveHandover(next *handoverState) error {
+	data, err := next.encode()
+	if err == nil {
+		before, _ := d.handover.Load().encode() // it has been saved, or read
+		_, err = ReplaceStored(d.Store, storedHandover, data, before)
+	}
+	if err != nil {
+		return fmt.Errorf("who may use LUN %d could not be saved, and stays as it was: %w",
+			d.Number, err)
+	}
+	return nil
+}
+
+// KeepOwner stores the name of the disk's owner if it has changed. The next handover has to fence
+// that owner even if it has not been seen since a restart. Requests that have claimed the disk call
+// this before they are answered; Claim itself waits for no storage. If saving fails, service goes
+// on: the name only matters after a restart.
+func (s *Disks) KeepOwner(d *Disk) {
+	if !d.exclusive.Load() || d.Store == nil || d.owner.Load() == d.kept.Load() {
+		return
+	}
+	d.handing.Lock()
+	defer d.handing.Unlock()
+	owner := d.owner.Load()
+	next := *d.handover.Load()
+	if d.kept.Swap(owner) == owner || next.Owner == owner.name {
+		return
+	}
+	next.Owner = owner.name
+	data, err := next.encode()
+	if err == nil {
+		// If the state was stored despite an error, that does no harm: it is right.
+		err = d.Store.Save(storedHandover, data)
+	}
+	if err != nil {
+		s.log.Warn("who uses the LUN could not be saved: a handover fences this initiator only "+
+			"if it comes before the daemon is restarted, or this "+
+			"initiator has used the LUN again by then", zap.Uint16("lun", d.Number),
+			zap.String("initiator", owner.name), zap.Error(err))
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.handover.Store(&next)
+}
+
+// restoreHandover loads the stored state. A disk that was open is open again. It still belongs to
+// its owner, which has no session yet. Unless the disk is open, others can claim it as if that owner
+// had left.
+func (d *Disk) restoreHandover() error {
+	s := &handoverState{}
+	if d.Store != nil && d.exclusive.Load() {
+		content, err := d.Store.Load(storedHandover)
+		if err != nil {
+			return fmt.Errorf("what a handover has left, without which it is unknown who may "+
+				"write to the disk: %w", err)
+		}
+		if len(content) > 0 {
+			if err = json.Unmarshal(content, s); err == nil && !s.valid() {
+				err = errors.New("it has a name that no initiator can have")
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("what a handover has left cannot be read, and who may write to the "+
+				"disk is unknown: make sure that one machine has the guest, "+
+				"and remove %s to start with nobody fenced: %w", d.Store.Where(storedHandover), err)
+		}
+	}
+	d.handover.Store(s)
+	if s.Owner != "" {
+		d.owner.Store(&Peer{name: s.Owner})
+	}
+	return nil
+}
+
+// Kept reports whether a peer may keep what it holds at a front end from before a restart: it is not
+// fenced, or admitted again. The list of fenced peers is saved first, so what they held may still be
+// stored.
+func (d *Disk) Kept(name string) bool {
+	s := d.handover.Load()
+	return name == s.Guest || !slices.Contains(s.Fenced, name)
+}

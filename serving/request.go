@@ -1,0 +1,262 @@
+package serving
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/rangelock"
+)
+
+// Content of a disk.Distant may lie far away. A request that needs it is held until the content is
+// there, nobody wants it any more, or nothing has come for so long that the front end gives up. Then
+// the call ends with disk.ErrNotNow, and the peer should try again: nothing is lost.
+//
+// Requests read and write content only by the methods of this file. For a disk that is not distant
+// these are plain calls. For a distant disk, a call first asks for what is at hand. If that is not
+// enough, it tells the front end that the request waits, and calls again with a context that can
+// end the wait.
+
+// A disk may return ErrNotNow before the time is over. The request is still held, and the call
+// repeated after a pause that grows from firstPause to longestPause. A peer that got these answers
+// would soon run out of tries: QEMU has eight.
+const (
+	firstPause   = 50 * time.Millisecond
+	longestPause = time.Second
+)
+
+var (
+	// ErrAborted ends a request that nobody wants any more. Nobody gets it as an answer.
+	ErrAborted = errors.New("the request was aborted")
+	// ErrRemoved ends a request to a disk that was removed.
+	ErrRemoved = errors.New("the disk was removed")
+)
+
+// Executor is a goroutine that executes requests of a front end.
+type Executor interface {
+	// Waits is called by that goroutine before it waits for distant content, which may take long.
+	// It returns how long the request may be held while nothing comes. An error ends the call
+	// instead.
+	Waits() (patience time.Duration, err error)
+}
+
+// distance holds what a distant disk needs.
+type distance struct {
+	far   disk.Distant    // nil: the disk is not distant
+	near  disk.Disk       // the disk, limited to content at hand
+	ended context.Context // a context that has ended
+}
+
+func distanceOf(d disk.Disk) distance {
+	far, ok := d.(disk.Distant)
+	if !ok {
+		return distance{}
+	}
+	ended, end := context.WithCancel(context.Background())
+	end()
+	return distance{far: far, near: far.Within(ended), ended: ended}
+}
+
+// Request is one request of a peer while it uses disks, or background work. The zero value is ready
+// to use. Its methods are not for concurrent use, unless they say so.
+type Request struct {
+	// Executor is the goroutine that makes the calls; nil: the request may be held for ever.
+	Executor Executor
+	// Context ends the waits of a request without an Executor; nil: only its disk's removal does.
+	Context context.Context
+	// Hold are the ranges that the request holds: see Lock.
+	Hold rangelock.Hold
+
+	aborted atomic.Bool
+	waited  bool
+	since   time.Time                          // it began to wait; zero: it has not, or content came
+	cancel  atomic.Pointer[context.CancelFunc] // ends the wait under way; nil: there is none
+}
+
+// Abort tells the request that nobody wants its result any more. A long one stops at its next step.
+// Any goroutine may call it.
+func (r *Request) Abort() {
+	r.aborted.Store(true)
+	if cancel := r.cancel.Load(); cancel != nil {
+		(*cancel)()
+	}
+}
+
+// Aborted reports whether Abort was called. Any goroutine may call it.
+func (r *Request) Aborted() bool { return r.aborted.Load() }
+
+// Waiting reports whether the request waits for distant content. Any goroutine may call it.
+func (r *Request) Waiting() bool { return r.cancel.Load() != nil }
+
+// Waited reports whether the request has ever waited for distant content.
+func (r *Request) Waited() bool { return r.waited }
+
+// Wanted returns ErrAborted or ErrRemoved once the request is aborted or the disk removed. Code
+// with many disk calls asks before each one.
+func (r *Request) Wanted(d *Disk) error {
+	if r.aborted.Load() {
+		return ErrAborted
+	}
+	if d.Removed() {
+		return ErrRemoved
+	}
+	return nil
+}
+
+// Moved starts the time that the request may be held again: content has moved.
+func (r *Request) Moved(d *Disk) {
+	if d.far != nil {
+		r.since = time.Time{}
+	}
+}
+
+// ReadAt is disk.Disk's.
+func (r *Request) ReadAt(d *Disk, p []byte, off int64) (n int, err error) {
+	if d.far == nil {
+		return d.Disk.ReadAt(p, off)
+	}
+	err = r.await(d, func(d disk.Disk) (err error) {
+		n, err = d.ReadAt(p, off)
+		return err
+	})
+	return n, err
+}
+
+// WriteAt is disk.Disk's. It returns the most bytes that any try has stored.
+func (r *Request) WriteAt(d *Disk, p []byte, off int64) (stored int, err error) {
+	if d.far == nil {
+		return d.Disk.WriteAt(p, off)
+	}
+	err = r.await(d, func(d disk.Disk) error {
+		n, err := d.WriteAt(p, off)
+		stored = max(stored, n)
+		return err
+	})
+	return stored, err
+}
+
+// Discard is disk.Discarder's.
+func (r *Request) Discard(d *Disk, off, length int64) error {
+	if d.far == nil {
+		return d.Discards.Discard(off, length)
+	}
+	return r.await(d, func(d disk.Disk) error {
+		return d.(disk.Discarder).Discard(off, length)
+	})
+}
+
+// Zero is disk.Zeroer's.
+func (r *Request) Zero(d *Disk, off, length int64) error {
+	if d.far == nil {
+		return d.Zeroes.Zero(off, length)
+	}
+	return r.await(d, func(d disk.Disk) error { return d.(disk.Zeroer).Zero(off, length) })
+}
+
+// Extent is disk.Extenter's.
+func (r *Request) Extent(d *Disk, off, length int64) (e disk.Extent, err error) {
+	if d.far == nil {
+		return d.Extents.Extent(off, length)
+	}
+	err = r.await(d, func(d disk.Disk) (err error) {
+		e, err = d.(disk.Extenter).Extent(off, length)
+		return err
+	})
+	return e, err
+}
+
+// Lock waits for the ranges of r.Hold, which the caller unlocks. Their holder may wait for distant
+// content, so this wait has the same limit as one for content. After an error nothing is held. A
+// request that changes the disk may look at it only once it holds the range, and asks Wanted then:
+// another peer may already know that the request was aborted, and have written the same range.
+func (r *Request) Lock(d *Disk) error {
+	if d.far == nil {
+		d.Ranges.Lock(&r.Hold)
+		return nil
+	}
+	if d.Ranges.LockContext(d.ended, &r.Hold) == nil {
+		return nil
+	}
+	return r.wait(d, func(ctx context.Context) error {
+		if d.Ranges.LockContext(ctx, &r.Hold) != nil {
+			return disk.ErrNotNow
+		}
+		return nil
+	})
+}
+
+// await makes a call to a distant disk, and holds the request while the content is not there.
+func (r *Request) await(d *Disk, call func(disk.Disk) error) error {
+	if err := call(d.near); err == nil || !errors.Is(err, disk.ErrNotNow) {
+		return err
+	}
+	return r.wait(d, func(ctx context.Context) error {
+		within := d.far.Within(ctx)
+		for pause := firstPause; ; pause = min(2*pause, longestPause) {
+			err := call(within)
+			if !errors.Is(err, disk.ErrNotNow) {
+				r.since = time.Time{}
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return err
+			case <-time.After(pause):
+			}
+		}
+	})
+}
+
+// wait holds the request while f runs. The context of f ends when the request is aborted, the disk
+// is removed, or the time is over. Only in the last case is the error disk.ErrNotNow.
+func (r *Request) wait(d *Disk, f func(context.Context) error) error {
+	r.waited = true
+	ctx, cancel, err := r.patience(d)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	r.cancel.Store(&cancel)
+	defer r.cancel.Store(nil)
+	if r.aborted.Load() { // perhaps before r.cancel was set
+		return ErrAborted
+	}
+	err = f(ctx)
+	if !errors.Is(err, disk.ErrNotNow) {
+		return err
+	}
+	if unwanted := r.Wanted(d); unwanted != nil {
+		return unwanted
+	}
+	return err
+}
+
+// NotHeld reports whether an error of these methods means that the request is not held any longer.
+// A write has then changed only as many bytes as it returned.
+func NotHeld(err error) bool {
+	return errors.Is(err, disk.ErrNotNow) || err == ErrAborted || err == ErrRemoved
+}
+
+// patience returns a context that limits how long the request waits. The time starts again whenever
+// content has come, so a long request ends only if nothing comes.
+func (r *Request) patience(d *Disk) (context.Context, context.CancelFunc, error) {
+	if r.Executor == nil {
+		ctx, cancel := context.WithCancel(d.ctx)
+		if r.Context == nil {
+			return ctx, cancel, nil
+		}
+		stop := context.AfterFunc(r.Context, cancel)
+		return ctx, func() { stop(); cancel() }, nil
+	}
+	patience, err := r.Executor.Waits()
+	if err != nil {
+		return nil, nil, err
+	}
+	if r.since.IsZero() {
+		r.since = time.Now()
+	}
+	ctx, cancel := context.WithDeadline(d.ctx, r.since.Add(patience))
+	return ctx, cancel, nil
+}

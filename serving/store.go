@@ -1,0 +1,37 @@
+package serving
+
+import "fmt"
+
+// Store keeps what a disk in use must remember when the daemon is killed and, as far as the disk
+// survives that, after a loss of power. It belongs to the content of the disk: when that is
+// replaced, the store must begin empty. A name is a few lower case letters and hyphens. Any number
+// of goroutines may call the methods.
+type Store interface {
+	// Load returns the last saved data of the name, or nil if there is none. It returns an error if
+	// the data has changed since.
+	Load(name string) ([]byte, error)
+	// Save replaces the data under the name, completely or not at all. When it returns, the data is
+	// as durable as a Flush makes the disk's content. Empty data deletes the name. Save does not
+	// hold on to data.
+	Save(name string, data []byte) error
+	// Where tells a person where the data is, to look at it or to remove it.
+	Where(name string) string
+}
+
+// ReplaceStored replaces before with next in the store. The disk uses before until that has
+// succeeded. A failed Save may still have stored next, and the next start must not use it, so
+// ReplaceStored then saves before again. If that fails too, unsure is true: the store may have
+// either. A nil store keeps nothing.
+func ReplaceStored(store Store, name string, next, before []byte) (unsure bool, err error) {
+	if store == nil {
+		return false, nil
+	}
+	if err = store.Save(name, next); err == nil || store.Save(name, before) == nil {
+		return false, err
+	}
+	return true, fmt.Errorf("%w; ask again before the daemon is restarted, which would go by one "+
+		"or the other", err)
+}
+
+// storedHandover is the name under which a handoverState is kept.
+const storedHandover = "handover"
