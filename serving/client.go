@@ -18,10 +18,10 @@ func (p *Peer) Name() string { return p.name }
 
 // Client is a session of a peer.
 type Client struct {
-	all  *Disks
-	peer *Peer
+	all     *Disks
+	peer    *Peer
 	address string // see SetAddress
-	gone    bool // guarded by Disks.mu
+	gone    bool   // guarded by Disks.mu
 }
 
 // Attach begins a session of the peer with this name.
