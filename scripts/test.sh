@@ -84,7 +84,7 @@ fi
 # flags, so that nothing is compiled twice.
 if [ ${#race[@]} -gt 0 ]; then
 	GOFLAGS=$plain
-	for package in compress/flate hash/adler32 github.com/klauspost/compress/{flate,fse,huff0}; do
+	for package in compress/flate hash/adler32 github.com/klauspost/compress/{flate,fse,huff0,zstd}; do
 		GOFLAGS+=" -gcflags=$package=-race=false"
 	done
 	export GOFLAGS

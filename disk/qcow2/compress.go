@@ -2,10 +2,10 @@ package qcow2
 
 import (
 	"bytes"
+	"sync"
 
 	"github.com/klauspost/compress/flate"
-
-	"kubevirt.io/disk/disk/qcow2/internal/zstdenc"
+	"github.com/klauspost/compress/zstd"
 )
 
 // zlibWindow is how far back a match in a zlib cluster may reach: QEMU decodes with a window of 12
@@ -20,7 +20,11 @@ type compressor func(dst, cluster []byte) []byte
 func newCompressor(compression Compression) (compressor, error) {
 	switch compression {
 	case CompressionZstd:
-		return new(zstdenc.Encoder).Encode, nil
+		e, err := newZstdEncoder()
+		if err != nil {
+			return nil, err
+		}
+		return func(dst, cluster []byte) []byte { return e.EncodeAll(cluster, dst) }, nil
 	case CompressionZlib:
 		var out bytes.Buffer
 		f, err := flate.NewWriterWindow(&out, zlibWindow)
@@ -39,7 +43,25 @@ func newCompressor(compression Compression) (compressor, error) {
 	return nil, nil
 }
 
-// AppendZstd appends src, which has from 1 byte to 64 KiB, to dst as a zstd frame. The frame
-// depends on src alone, like a cluster's, so that the tables of an image give the same bytes
-// everywhere.
-func AppendZstd(dst, src []byte) []byte { return new(zstdenc.Encoder).Encode(dst, src) }
+// newZstdEncoder makes an encoder of clusters, each of which is a frame of its own (RFC 8878).
+func newZstdEncoder() (*zstd.Encoder, error) {
+	return zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false),
+		zstd.WithWindowSize(1<<writtenClusterBits), zstd.WithSingleSegment(true),
+		zstd.WithEncoderLevel(zstd.SpeedFastest))
+}
+
+var zstdEncoders = sync.Pool{New: func() any {
+	e, err := newZstdEncoder()
+	if err != nil {
+		panic(err) // the options are constants
+	}
+	return e
+}}
+
+// AppendZstd appends src, which has from 1 byte to 64 KiB, to dst as a zstd frame. The frame depends
+// on src alone, like a cluster's, so that the tables of an image give the same bytes everywhere.
+func AppendZstd(dst, src []byte) []byte {
+	e := zstdEncoders.Get().(*zstd.Encoder)
+	defer zstdEncoders.Put(e)
+	return e.EncodeAll(src, dst)
+}

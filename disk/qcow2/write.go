@@ -46,7 +46,7 @@ type WriteOptions struct {
 }
 
 const (
-	writtenClusterBits = 16 // qemu-img's default, and the largest that zstdenc takes
+	writtenClusterBits = 16 // qemu-img's default
 
 	// writeUnit is how many bytes of the disk a worker takes at once.
 	writeUnit = 256 << 10
