@@ -35,8 +35,8 @@ func ParseAccessMode(s string) (AccessMode, error) {
 // changed.
 //
 // A shared disk cannot become exclusive: several peers may be writing, and nothing says which one
-// should stay. A disk that was write-protected from the beginning stays so, because it may have been
-// opened for reading only.
+// should stay. A disk that was write-protected from the beginning stays so, because it may have
+// been opened for reading only.
 func (s *Disks) SetAccess(number uint16, mode AccessMode, readOnly bool) error {
 	d, err := s.use(number)
 	if err != nil {

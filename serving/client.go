@@ -61,8 +61,8 @@ func (c *Client) Name() string { return c.peer.name }
 // Peer is shared by all sessions of one name.
 func (c *Client) Peer() *Peer { return c.peer }
 
-// SetAddress sets the address of the peer's machine, without parts that differ between its sessions.
-// Call it before the first request.
+// SetAddress sets the address of the peer's machine, without parts that differ between its
+// sessions. Call it before the first request.
 func (c *Client) SetAddress(address string) { c.address = address }
 
 // Address is what SetAddress has set.
@@ -111,11 +111,11 @@ func (c *Client) released(d *Disk) bool {
 	return owner == nil || owner.name == c.peer.name || !d.held(owner)
 }
 
-// held reports whether the owner of a disk still has its claim. The claim ends with the owner's last
-// session, but only after the owner's writes have left the disk: a write that is stuck there could
-// otherwise surface under the next owner. The claim also lasts while the disk is open to a guest,
-// which is about to become the owner. In a live migration the first machine logs out before the disk
-// is handed over, and in a restart both are gone.
+// held reports whether the owner of a disk still has its claim. The claim ends with the owner's
+// last session, but only after the owner's writes have left the disk: a write that is stuck there
+// could otherwise surface under the next owner. The claim also lasts while the disk is open to a
+// guest, which is about to become the owner. In a live migration the first machine logs out before
+// the disk is handed over, and in a restart both are gone.
 func (d *Disk) held(owner *Peer) bool {
 	return owner.sessions.Load() > 0 || d.handover.Load().Guest != "" ||
 		d.Ranges.Writing(owner.name)
@@ -142,8 +142,8 @@ const maxSameNames = 64
 
 // FirstUse notes that a client accesses a disk for the first time; it may be called again. It warns
 // once for each disk and name if the same name uses an exclusive disk from another address: two
-// machines would then count as one owner. It does nothing if the disk is removed, and returns false:
-// of a first request and RemoveUnused at the same time, one wins.
+// machines would then count as one owner. It does nothing if the disk is removed, and returns
+// false: of a first request and RemoveUnused at the same time, one wins.
 func (c *Client) FirstUse(d *Disk) bool {
 	s := c.all
 	s.mu.Lock()

@@ -52,8 +52,8 @@ type Disk struct {
 	// Ranges orders accesses to the disk that must not overtake each other, in bytes. A request can
 	// be aborted while its disk call still runs. Every write holds its range until its disk calls
 	// have ended, so that its data never lands on top of a newer write. A request that reads and
-	// changes the disk in one step holds its range exclusively: reads wait, too. The owner of a hold
-	// is the peer's name.
+	// changes the disk in one step holds its range exclusively: reads wait, too. The owner of a
+	// hold is the peer's name.
 	Ranges rangelock.Table
 
 	protected atomic.Bool // written under Disks.mu

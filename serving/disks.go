@@ -145,8 +145,8 @@ func (s *Disks) beginAdd(opt *Options) ([]Front, error) {
 	s.pruneLocked()
 	for _, old := range s.leaving {
 		if old.Identity.NAA == opt.Identity.NAA {
-			return nil, fmt.Errorf("LUN %d: the disk is still used by commands to LUN %d, which was "+
-				"removed; wait until it is released", opt.Number, old.Number)
+			return nil, fmt.Errorf("LUN %d: the disk is still used by commands to LUN %d, which "+
+				"was removed; wait until it is released", opt.Number, old.Number)
 		}
 	}
 	s.changing[opt.Number] = opt
@@ -187,10 +187,10 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("LUN %d is used by %s", e.LUN, strings.Join(e.Initiators, ", "))
 }
 
-// RemoveUnused is Remove that removes nothing, and returns an *InUseError, if a client that is there
-// has accessed the disk, or if a peer holds a right to it: it bars others from the disk and keeps
-// that right while it has no session. Of a first request and RemoveUnused at the same time, one wins:
-// the request finds no disk, or the disk stays.
+// RemoveUnused is Remove that removes nothing, and returns an *InUseError, if a client that is
+// there has accessed the disk, or if a peer holds a right to it: it bars others from the disk and
+// keeps that right while it has no session. Of a first request and RemoveUnused at the same time,
+// one wins: the request finds no disk, or the disk stays.
 func (s *Disks) RemoveUnused(number uint16) (released <-chan struct{}, err error) {
 	return s.removeIf(number, func(d *Disk) error {
 		users := make(map[string]struct{})
@@ -255,7 +255,8 @@ func (s *Disks) Resize(number uint16) error {
 	defer d.resizing.Unlock()
 	switch size, before := d.Disk.Size(), d.size.Load(); {
 	case size%disk.SectorSize != 0:
-		return fmt.Errorf("LUN %d: disk size %d is not a multiple of %d", number, size, disk.SectorSize)
+		return fmt.Errorf("LUN %d: disk size %d is not a multiple of %d", number, size,
+			disk.SectorSize)
 	case size < before:
 		return fmt.Errorf("LUN %d: the disk has become smaller, from %d to %d bytes, and a LUN "+
 			"can only grow: remove it, and add it again", number, before, size)

@@ -6,8 +6,8 @@ type Front interface {
 	// Added is called before a disk is in use. It may wait for the disk's store. If it returns an
 	// error, the disk is not added.
 	Added(*Disk) error
-	// Removed is called when a disk is no longer in use. Begin refuses it already. It is also called
-	// for a disk that this front end has taken in, and another one has refused.
+	// Removed is called when a disk is no longer in use. Begin refuses it already. It is also
+	// called for a disk that this front end has taken in, and another one has refused.
 	Removed(*Disk)
 	// Resized is called when a disk has grown.
 	Resized(*Disk)
@@ -16,13 +16,14 @@ type Front interface {
 	// Holders returns the names of peers that hold a right to a disk even without a session. It is
 	// called with Disks.mu held.
 	Holders(*Disk) []string
-	// Fence begins to take from peers what they hold at a disk: those for whose name fenced is true.
-	// They could not undo it themselves any more, and whoever may use the disk would run into it.
+	// Fence begins to take from peers what they hold at a disk: those for whose name fenced is
+	// true. They could not undo it themselves any more, and whoever may use the disk would run into
+	// it.
 	Fence(d *Disk, fenced func(name string) bool) (Fencing, error)
 }
 
-// Fencing is what a front end has prepared so that peers can be fenced. Either Commit and Finish are
-// called, or Undo.
+// Fencing is what a front end has prepared so that peers can be fenced. Either Commit and Finish
+// are called, or Undo.
 type Fencing interface {
 	// Commit is called with Disks.mu held, at the same time as the fence takes effect.
 	Commit()

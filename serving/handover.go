@@ -9,8 +9,8 @@ import (
 
 // During a live migration two peers use an exclusive disk for a while: the machine that takes the
 // guest over logs in and reads while the first one still writes. Admit opens the disk to the second
-// one. HandOver makes the second one the owner and fences the first. Withdraw closes the disk to the
-// second one again. A fenced peer stays fenced until the disk is opened to it again.
+// one. HandOver makes the second one the owner and fences the first. Withdraw closes the disk to
+// the second one again. A fenced peer stays fenced until the disk is opened to it again.
 
 // ErrNotLoggedIn is the error of HandOver if the peer that should become the owner has no session.
 // The disk then stays with its owner.
@@ -41,8 +41,8 @@ func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
 			next.Guest)
 	}
 	if next.Owner = d.Owner(); next.Owner == name {
-		return fmt.Errorf("LUN %d belongs to %s; name the initiator that is to take it over", number,
-			name)
+		return fmt.Errorf("LUN %d belongs to %s; name the initiator that is to take it over",
+			number, name)
 	}
 	next.Guest, next.Until = name, until
 	if err := d.saveHandover(&next); err != nil {
@@ -63,9 +63,9 @@ func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
 
 // HandOver makes the admitted peer the owner of the disk. When it returns, no request of another
 // peer can change the disk any more, and their requests are refused. What they held at a front end
-// is gone. The former owner is fenced, also after a restart. HandOver returns its name, or "" if the
-// disk had no known owner. Nothing changes unless the new owner has a session and the disk's store
-// has saved the change.
+// is gone. The former owner is fenced, also after a restart. HandOver returns its name, or "" if
+// the disk had no known owner. Nothing changes unless the new owner has a session and the disk's
+// store has saved the change.
 func (s *Disks) HandOver(number uint16) (former string, err error) {
 	how, err := s.fenceOff(number, s.heirLocked,
 		func(name, heir string) bool { return name != heir },
@@ -73,8 +73,8 @@ func (s *Disks) HandOver(number uint16) (former string, err error) {
 	return how.loser, err
 }
 
-// Withdraw closes a disk to the peer that Admit opened it to, fences that peer as HandOver does with
-// the owner, and leaves the disk with its owner. It returns the name of the fenced peer.
+// Withdraw closes a disk to the peer that Admit opened it to, fences that peer as HandOver does
+// with the owner, and leaves the disk with its owner. It returns the name of the fenced peer.
 func (s *Disks) Withdraw(number uint16) (guest string, err error) {
 	how, err := s.fenceOff(number, (*Disk).withdrawal,
 		func(name, guest string) bool { return name == guest }, func(*Disk, string) {})

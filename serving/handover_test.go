@@ -24,8 +24,8 @@ func served(t *testing.T, change ...func(*Options)) (*Disks, *Disk) {
 	return s, s.At(1)
 }
 
-// TestGuestDoesNotClaim opens a disk that nobody owns to the second machine while a request of it is
-// about to take the disk. As owner and guest at once it would be fenced by its own handover.
+// TestGuestDoesNotClaim opens a disk that nobody owns to the second machine while a request of it
+// is about to take the disk. As owner and guest at once it would be fenced by its own handover.
 func TestGuestDoesNotClaim(t *testing.T) {
 	s, d := served(t)
 	c := s.Attach("iqn.b")

@@ -27,8 +27,8 @@ type handoverState struct {
 	Fenced []string  `json:"fenced,omitempty"` // fenced peers, oldest first
 }
 
-// maxFenced bounds how many fenced peers a disk remembers. Beyond that it forgets the oldest: a disk
-// may be handed over for years to names that never come back.
+// maxFenced bounds how many fenced peers a disk remembers. Beyond that it forgets the oldest: a
+// disk may be handed over for years to names that never come back.
 const maxFenced = 1024
 
 // ended returns the state after a handover. The loser, if any, is fenced. The guest is not fenced
@@ -116,8 +116,8 @@ func (s *Disks) KeepOwner(d *Disk) {
 }
 
 // restoreHandover loads the stored state. A disk that was open is open again. It still belongs to
-// its owner, which has no session yet. Unless the disk is open, others can claim it as if that owner
-// had left.
+// its owner, which has no session yet. Unless the disk is open, others can claim it as if that
+// owner had left.
 func (d *Disk) restoreHandover() error {
 	s := &handoverState{}
 	if d.Store != nil && d.exclusive.Load() {
@@ -144,9 +144,9 @@ func (d *Disk) restoreHandover() error {
 	return nil
 }
 
-// Kept reports whether a peer may keep what it holds at a front end from before a restart: it is not
-// fenced, or admitted again. The list of fenced peers is saved first, so what they held may still be
-// stored.
+// Kept reports whether a peer may keep what it holds at a front end from before a restart: it is
+// not fenced, or admitted again. The list of fenced peers is saved first, so what they held may
+// still be stored.
 func (d *Disk) Kept(name string) bool {
 	s := d.handover.Load()
 	return name == s.Guest || !slices.Contains(s.Fenced, name)

@@ -11,8 +11,8 @@ import (
 )
 
 // Content of a disk.Distant may lie far away. A request that needs it is held until the content is
-// there, nobody wants it any more, or nothing has come for so long that the front end gives up. Then
-// the call ends with disk.ErrNotNow, and the peer should try again: nothing is lost.
+// there, nobody wants it any more, or nothing has come for so long that the front end gives up.
+// Then the call ends with disk.ErrNotNow, and the peer should try again: nothing is lost.
 //
 // Requests read and write content only by the methods of this file. For a disk that is not distant
 // these are plain calls. For a distant disk, a call first asks for what is at hand. If that is not
@@ -71,7 +71,7 @@ type Request struct {
 
 	aborted atomic.Bool
 	waited  bool
-	since   time.Time                          // it began to wait; zero: it has not, or content came
+	since   time.Time                          // it began to wait; zero: it has not
 	cancel  atomic.Pointer[context.CancelFunc] // ends the wait under way; nil: there is none
 }
 

@@ -250,8 +250,8 @@ func (c *conn) shares(run *runner, t *task, l *lunWatch) bool {
 	return true
 }
 
-// Waits implements serving.Executor. While the command waits for far content, another goroutine reads.
-// If memory is scarce, a read that would hold much of it must go on in smaller steps.
+// Waits implements serving.Executor. While the command waits for far content, another goroutine
+// reads. If memory is scarce, a read that would hold much of it must go on in smaller steps.
 func (r *runner) Waits() (patience time.Duration, err error) {
 	if r.buf != nil && len(r.buf.b) > heldChunk && r.conn.srv.pool.scarce() {
 		return 0, errSmallerSteps

@@ -89,8 +89,8 @@ func TestOneOwnerOfTwoProtocols(t *testing.T) {
 	require.Equal(t, bytes.Repeat(block, 3), got)
 }
 
-// TestHandOverBetweenProtocols hands a disk from an initiator to a client of the other protocol, and
-// back. The former owner is fenced, and its writes have ended.
+// TestHandOverBetweenProtocols hands a disk from an initiator to a client of the other protocol,
+// and back. The former owner is fenced, and its writes have ended.
 func TestHandOverBetweenProtocols(t *testing.T) {
 	s, content, disks, other := newFronts(t)
 	block := bytes.Repeat([]byte{1}, 512)
@@ -111,7 +111,9 @@ func TestHandOverBetweenProtocols(t *testing.T) {
 	defer content.Inject(disktest.Rule{Op: disktest.OpWrite, Block: gate})()
 	wrote, handed := make(chan error, 1), make(chan error, 1)
 	go func() { wrote <- other.write(1, block, 4096) }()
-	eventually(t, "the write is under way", func() bool { return content.Calls(disktest.OpWrite) > calls })
+	eventually(t, "the write is under way", func() bool {
+		return content.Calls(disktest.OpWrite) > calls
+	})
 	go func() {
 		_, err := s.HandOver(1)
 		handed <- err
@@ -144,7 +146,9 @@ func TestRemovalFromTwoProtocols(t *testing.T) {
 	defer content.Inject(disktest.Rule{Op: disktest.OpWrite, Block: gate})()
 	wrote := make(chan error, 1)
 	go func() { wrote <- other.write(1, block, 0) }()
-	eventually(t, "the write is under way", func() bool { return content.Calls(disktest.OpWrite) > calls })
+	eventually(t, "the write is under way", func() bool {
+		return content.Calls(disktest.OpWrite) > calls
+	})
 	released, err := disks.Remove(1)
 	require.NoError(t, err)
 	sess := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: initiator})

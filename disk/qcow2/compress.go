@@ -58,8 +58,9 @@ var zstdEncoders = sync.Pool{New: func() any {
 	return e
 }}
 
-// AppendZstd appends src, which has from 1 byte to 64 KiB, to dst as a zstd frame. The frame depends
-// on src alone, like a cluster's, so that the tables of an image give the same bytes everywhere.
+// AppendZstd appends src, which has from 1 byte to 64 KiB, to dst as a zstd frame. The frame
+// depends on src alone, like a cluster's, so that the tables of an image give the same bytes
+// everywhere.
 func AppendZstd(dst, src []byte) []byte {
 	e := zstdEncoders.Get().(*zstd.Encoder)
 	defer zstdEncoders.Put(e)

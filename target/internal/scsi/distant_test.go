@@ -87,7 +87,8 @@ func (p *patience) Waits() (time.Duration, error) {
 
 // held carries out a command whose data is sent in one piece, if it has any.
 func (b *bench) held(p *patience, cdb, data []byte) result {
-	t := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(data)), Request: serving.Request{Executor: p}}
+	t := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(data)),
+		Request: serving.Request{Executor: p}}
 	copy(t.CDB[:], cdb)
 	err := b.d.Prepare(t)
 	if err == nil {

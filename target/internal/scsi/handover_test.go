@@ -67,7 +67,8 @@ func TestHandOver(t *testing.T) {
 	require.Equal(t, []string{"iqn.b", "iqn.a"}, []string{have.Owner, have.Guest},
 		"nobody else gets it meanwhile")
 	require.NoError(t, withdraw(b.d, number))
-	require.Equal(t, serving.Holders{Fenced: []string{"iqn.gone", "iqn.a"}}, b.d.disks.Holders(number),
+	require.Equal(t, serving.Holders{Fenced: []string{"iqn.gone", "iqn.a"}},
+		b.d.disks.Holders(number),
 		"its last session has ended")
 	require.Empty(t, b.d.disks.Holders(9))
 
@@ -370,7 +371,8 @@ func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
 			require.Equal(t, "GOOD", <-ended)
 			require.NoError(t, <-done)
 			require.Equal(t, serving.Holders{Owner: "iqn.a", Guest: "iqn.b"}, meanwhile)
-			require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, b.d.disks.Holders(1))
+			require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}},
+				b.d.disks.Holders(1))
 		})
 	}
 }

@@ -19,7 +19,8 @@ func TestIdleOwnerIsFenced(t *testing.T) {
 	m.handOver("iqn.b")
 	m.restart(t)
 	m.handOver("iqn.a")
-	require.Equal(t, serving.Holders{Owner: "iqn.a", Fenced: []string{"iqn.b"}}, m.d.disks.Holders(1))
+	require.Equal(t, serving.Holders{Owner: "iqn.a", Fenced: []string{"iqn.b"}},
+		m.d.disks.Holders(1))
 	m.restart(t)
 	require.Equal(t, conflict, m.write("iqn.b"))
 }
@@ -100,7 +101,8 @@ func TestOwnerThatComesLateIsRemembered(t *testing.T) {
 	require.Equal(t, serving.Holders{Owner: "iqn.a", Guest: "iqn.b"}, m.d.disks.Holders(1))
 	require.Equal(t, "GOOD", m.write("iqn.b"))
 	require.NoError(t, m.finish())
-	require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.disks.Holders(1))
+	require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}},
+		m.d.disks.Holders(1))
 }
 
 // TestOwnerThatCannotBeSaved makes storage refuse the name. The disk is served, the log explains

@@ -192,7 +192,8 @@ func TestRestartDuringHandOver(t *testing.T) {
 		m := opened(t)
 		require.Equal(t, "GOOD", m.write("iqn.b"))
 		require.NoError(t, m.finish())
-		require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}}, m.d.disks.Holders(1))
+		require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}},
+			m.d.disks.Holders(1))
 		require.Empty(t, m.d.disks.Openings())
 		m.restart(t)
 		require.Empty(t, m.d.disks.Openings())
@@ -380,7 +381,8 @@ func TestStoredHandover(t *testing.T) {
 	require.Equal(t, serving.Holders{Owner: "iqn.a", Guest: "iqn.b", Fenced: []string{"iqn.c"}},
 		d.disks.Holders(3))
 	require.Equal(t,
-		[]serving.Opening{{LUN: 3, To: "iqn.b", Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}},
+		[]serving.Opening{{LUN: 3, To: "iqn.b",
+			Until: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}},
 		d.disks.Openings())
 	d, err = device("")
 	require.NoError(t, err, "what an older program has left")

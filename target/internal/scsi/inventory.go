@@ -42,8 +42,8 @@ func (inv *inventory) at(number uint16) *unit {
 }
 
 // Take serves one more disk. It may wait for the disk's store; nothing else waits meanwhile. Every
-// nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4 6.33), and POWER ON
-// at the new one. Take returns the nexuses that also need an asynchronous event. host is the
+// nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4 6.33), and POWER
+// ON at the new one. Take returns the nexuses that also need an asynchronous event. host is the
 // transport's data for the LUN; see Task.Host.
 func (d *Device) Take(served *serving.Disk, host any) (map[*Nexus]struct{}, error) {
 	u, err := newUnit(served, host)
@@ -76,10 +76,11 @@ func (d *Device) enrolLocked(u *unit) {
 	d.slots++
 }
 
-// Drop takes a unit whose disk is removed out of the inventory. Later commands to it end with LOGICAL
-// UNIT NOT SUPPORTED (SPC-4 4.5.1, SAM-5 5.11). So do commands under way when they next use the disk.
-// Every nexus gets a unit attention at the remaining units. Drop returns the nexuses that also need
-// an asynchronous event, and the transport's data for the LUN. host is nil if there is no such unit.
+// Drop takes a unit whose disk is removed out of the inventory. Later commands to it end with
+// LOGICAL UNIT NOT SUPPORTED (SPC-4 4.5.1, SAM-5 5.11). So do commands under way when they next use
+// the disk. Every nexus gets a unit attention at the remaining units. Drop returns the nexuses that
+// also need an asynchronous event, and the transport's data for the LUN. host is nil if there is no
+// such unit.
 func (d *Device) Drop(served *serving.Disk) (tell map[*Nexus]struct{}, host any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -43,6 +43,7 @@ func TestSetAccess(t *testing.T) {
 	require.ErrorContains(t, b.d.disks.Admit(1, "iqn.c", time.Time{}), "every initiator")
 
 	sealed := newBench(t, readSharedLUN)
-	require.ErrorContains(t, sealed.d.disks.SetAccess(1, AccessWriteShared, false), "opened for reading")
+	require.ErrorContains(t, sealed.d.disks.SetAccess(1, AccessWriteShared, false),
+		"opened for reading")
 	require.NoError(t, sealed.d.disks.SetAccess(1, AccessWriteShared, true))
 }
