@@ -27,7 +27,7 @@ CONTROLLER_IMAGE ?= kubevirt.io:disk-controller
 MACHINE := cache/machine
 
 .DEFAULT_GOAL := help
-.PHONY: build generate controller controller-image image adapter-image machine run run-container test test-quick check lint fuzz bench peers demo clean help FORCE
+.PHONY: build generate controller controller-image image adapter-image machine run run-container test test-nightly test-quick check lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
@@ -80,6 +80,9 @@ run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how t
 test: ## Every test with the race detector, and beside them lint and fuzz for seconds; installs missing tools when root
 	BUILD='scripts/build-kubernetes.sh --node' INSTALL=scripts/install-tools.sh \
 		BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME) scripts/test.sh
+
+test-nightly: export KUBEVIRT_DISK_NIGHTLY=1
+test-nightly: test ## As make test, but all with the race detector, and what is made up at random more often
 
 test-quick: ## The tests that need neither Kubernetes nor guests, containers or other clients; no race detector
 	RACE=no scripts/test.sh -short $$($(GO) list ./... | grep -vE '/(integration|kubernetes|kubevirt-disk-controller)(/|$$)')

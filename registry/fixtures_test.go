@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"encoding/binary"
 	"encoding/json"
 	"math/rand/v2"
 	"os"
@@ -131,10 +132,7 @@ func noise(seed uint64, size int) []byte {
 	p := make([]byte, size)
 	for off := 0; off+8 <= size; off += 8 {
 		if off>>16%4 != 1 {
-			v := r.Uint64()
-			for i := range 8 {
-				p[off+i] = byte(v >> (8 * i))
-			}
+			binary.LittleEndian.PutUint64(p[off:], r.Uint64())
 		}
 	}
 	return p

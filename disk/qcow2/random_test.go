@@ -63,10 +63,7 @@ func openFile(t testing.TB, path string) *qcow2.Image {
 // byte with what qemu-img reads from them.
 func TestRandomImages(t *testing.T) {
 	testtool.Need(t, "qemu-img", "qemu-io")
-	count := 60
-	if testtool.Required() {
-		count = 120
-	}
+	count := testtool.Rounds(40, 240)
 	if n, err := strconv.Atoi(os.Getenv("QCOW2_RANDOM_IMAGES")); err == nil {
 		count = n
 	}

@@ -327,10 +327,7 @@ func TestWrittenDigests(t *testing.T) {
 // each kind, reads them back, and lets qemu-img look at some.
 func TestWriteRandom(t *testing.T) {
 	testtool.Need(t, "qemu-img")
-	count, qemu := 120, 6 // every sixth
-	if testtool.Required() {
-		count, qemu = 180, 3
-	}
+	count, qemu := testtool.Rounds(90, 360), 6 // every sixth
 	const seed = 20240517
 	for i := range count {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))

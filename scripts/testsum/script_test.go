@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -111,4 +112,35 @@ func TestScriptOfPackages(t *testing.T) {
 	require.True(t, strings.HasSuffix(tests, " ./chap ./disk\n"), tests)
 	require.NotContains(t, tests, "-race")
 	require.True(t, strings.HasSuffix(out, "1 passed, 0 failed, 0 skipped\n"), out)
+}
+
+// TestWithoutTheRaceDetector: the tests that scripts/test.sh runs without it are where it says.
+// Otherwise, `go test` would run none, and say nothing.
+func TestWithoutTheRaceDetector(t *testing.T) {
+	text, err := os.ReadFile("../test.sh")
+	require.NoError(t, err)
+	list := func(name string) []string {
+		var words []string
+		for _, found := range regexp.MustCompile(`(?m)^\s*`+name+`\+?=\((.*)\)$`).
+			FindAllStringSubmatch(string(text), -1) {
+			words = append(words, strings.Fields(found[1])...)
+		}
+		return words
+	}
+	var there strings.Builder
+	for _, dir := range list("in") {
+		files, err := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
+		require.NoError(t, err)
+		require.NotEmpty(t, files, dir)
+		for _, path := range files {
+			data, err := os.ReadFile(path)
+			require.NoError(t, err)
+			there.Write(data)
+		}
+	}
+	names := list("tests")
+	require.NotEmpty(t, names)
+	for _, name := range names {
+		require.Contains(t, there.String(), "\nfunc "+name+"(t *testing.T) {\n")
+	}
 }
