@@ -34,6 +34,9 @@ func IsLevel(name string) bool {
 		strings.HasPrefix(stem, "image-"))
 }
 
+// IsTop reports whether a level is the top level of a disk, which holds the configuration only.
+func IsTop(name string) bool { return IsLevel(name) && strings.HasPrefix(name, "image-") }
+
 // List returns the levels that Build has made in a directory. A level whose file somebody has
 // locked (flock, shared) counts as used now. A missing directory has no levels.
 func List(dir string) ([]Kept, error) {

@@ -165,7 +165,7 @@ var importRules = []importRule{
 	{pkg: "cmd/kubevirt-disk", never: []string{"adapter/init/...", "adapter/initrd"}, deep: true,
 		why: "the product's binary carries no kernel and no init"},
 	{pkg: "internal/daemon", files: true,
-		only: []string{"chap", "disk", "disk/image", "disk/instance",
+		only: []string{"adapter/machine", "chap", "disk", "disk/image", "disk/instance",
 			"internal/adapt", "internal/control", "internal/problems", "internal/readyfile",
 			"metrics",
 			"pages", "registry", "registry/cache", "target", "volume", "volume/api",

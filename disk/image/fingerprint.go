@@ -133,7 +133,7 @@ func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, 
 			return fmt.Sprintf("%q is %s now, and was %s", now[i].Name, now[i].Format,
 				old[i].Format), nil, nil
 		}
-		if now[i].Size != old[i].Size {
+		if now[i].Size != old[i].Size && !m.alike(now[i].Digest, old[i].Digest) {
 			return fmt.Sprintf("the image has changed: %q has %d bytes now, and had %d",
 				now[i].Name, now[i].Size, old[i].Size), nil, nil
 		}
@@ -148,6 +148,7 @@ func (m *Image) Compare(ctx context.Context, old []Fingerprint) (reason string, 
 		case reason != "" || err != nil:
 		case print.untouched(before):
 			print.Hash = before.Hash
+		case print.Digest != "" && m.alike(print.Digest, before.Digest):
 		case print.Digest != "" && before.Digest != "":
 			reason = fmt.Sprintf("the image has changed: %q is %s now, and was %s",
 				l.name, print.Digest, before.Digest)

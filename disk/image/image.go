@@ -32,6 +32,9 @@ type Options struct {
 	// its content and nobody changes it (Identity.Digest). Otherwise it returns "". nil: no file
 	// is.
 	Digest func(name string) string
+	// Alike reports whether a file with one digest can take the place of a file with the other
+	// under a disk, because they differ only in what no disk keeps. nil: none can.
+	Alike func(now, before string) bool
 	// Named says that a person has named the path for this machine: it may be a link, which is
 	// followed, or a block device, which is a raw disk unless Formats says otherwise.
 	Named bool
@@ -58,6 +61,7 @@ type Image struct {
 	info     Info
 	use      usage
 	parallel int
+	alike    func(now, before string) bool // Options.Alike, or one that is always false
 
 	close func() error // works once
 }
@@ -143,7 +147,10 @@ func (o *opener) openImage(ctx context.Context, name string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	img := &Image{name: name, top: top, close: sync.OnceValue(top.close)}
+	img := &Image{name: name, top: top, close: sync.OnceValue(top.close), alike: o.opt.Alike}
+	if img.alike == nil {
+		img.alike = func(string, string) bool { return false }
+	}
 	top.chain(func(l *layer) { img.parallel = max(img.parallel, l.bytes.Parallel()) })
 	if img.use, img.flat, err = top.measure(ctx, img.parallel <= 1); err != nil {
 		return nil, errors.Join(refuseUnread(name, top.format, err), top.close())

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime/debug"
+	"strings"
 
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/machine"
@@ -123,8 +124,21 @@ func (m *Made) Open() (*image.Image, error) {
 		if !adapter.IsLevel(name) {
 			return ""
 		}
-		return "level:" + name
-	}})
+		return levelDigest + name
+	}, Alike: alike})
+}
+
+// levelDigest begins the digest by which a disk knows a level.
+const levelDigest = "level:"
+
+// alike reports whether two levels differ in the configuration only. If the levels below are the
+// same, two top levels do: what a guest wrote fits both.
+func alike(now, before string) bool {
+	top := func(digest string) bool {
+		name, ok := strings.CutPrefix(digest, levelDigest)
+		return ok && adapter.IsTop(name)
+	}
+	return top(now) && top(before)
 }
 
 // Others reports the levels in a directory to the cache. They count towards its size, and the cache

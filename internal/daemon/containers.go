@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/adapt"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/registry"
@@ -20,6 +23,8 @@ type Containers struct {
 	// Dir keeps the levels of the disks. They count towards the size of the cache. Several daemons
 	// may share it. It is made if it is missing.
 	Dir string
+	// Machine changes how each image is run.
+	Machine machine.Options
 }
 
 // findContainers makes disks from the container images, or finds the disks of an earlier start.
@@ -51,7 +56,7 @@ func (d *Daemon) findContainers(ctx context.Context) (found []foundImage, err er
 func (d *Daemon) findContainer(ctx context.Context, ref registry.Reference) (foundImage, error) {
 	making := &conversion{reference: ref, log: d.log, now: time.Now}
 	opt := adapt.Options{KeepDir: filepath.Join(d.keepDir(), keepName),
-		Progress: &making.read, Working: making.tell}
+		Progress: &making.read, Working: making.tell, Machine: d.opt.Containers.Machine}
 	for again := true; ; again = false {
 		made, err := adapt.Image(ctx, d.streams.client, ref, d.opt.Containers.Dir, opt)
 		if err != nil {
@@ -69,6 +74,34 @@ func (d *Daemon) findContainer(ctx context.Context, ref registry.Reference) (fou
 			zap.Int("made_before", made.Cached), making.took())
 		return foundImage{name: ref.String(), image: img, container: true}, nil
 	}
+}
+
+// configures returns what has to be done with a disk when it is open, before a guest can read it:
+// the disk of a container image gets the configuration of this start. After an error, the disk is
+// closed.
+func configures(s *servedDisk, opt *instance.Options) (func(*instance.Instance) error, error) {
+	if !s.container {
+		return func(*instance.Instance) error { return nil }, nil
+	}
+	config, err := adapt.Config(s.image) // the image of a complete disk is closed soon
+	if err != nil {
+		return nil, err
+	}
+	guest := new(atomic.Bool)
+	if reads := opt.Reads; reads != nil {
+		opt.Reads = func(off, length int64) {
+			if guest.Load() { // otherwise it is not what a guest reads first
+				reads(off, length)
+			}
+		}
+	}
+	return func(inst *instance.Instance) error {
+		defer guest.Store(true)
+		if err := adapt.Configure(inst.Disk, config); err != nil {
+			return errors.Join(err, inst.Close())
+		}
+		return nil
+	}, nil
 }
 
 // conversion logs that a disk is being made, which may take minutes at a first start.

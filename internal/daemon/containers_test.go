@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/registry"
 )
 
@@ -112,5 +115,65 @@ func TestLongConversion(t *testing.T) {
 	for _, l := range lines[1:] {
 		require.Equal(t, "a container image is still becoming a disk", l.Message)
 		require.EqualValues(t, 7<<20, l.ContextMap()["total_bytes"])
+	}
+}
+
+// TestAnotherConfiguration: with other options the disk of a container image keeps what the guest
+// wrote, and the guest finds the configuration of this start, in every copy mode.
+func TestAnotherConfiguration(t *testing.T) {
+	const written = 1 << 30 // where the guest writes
+	for _, mode := range []instance.CopyMode{instance.CopyClone, instance.CopyOnRead,
+		instance.CopyOnWrite} {
+		for _, persistent := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/%t", mode, persistent), func(t *testing.T) {
+				opt := options(t)
+				opt.Containers.References = []registry.Reference{savedImage(t)}
+				opt.Streams.CacheDir = filepath.Join(filepath.Dir(opt.WorkDir), "cache")
+				opt.Streams.CacheSize = 1 << 30
+				opt.Containers.Dir = filepath.Join(opt.Streams.CacheDir, "levels")
+				opt.Settings.Disk.CopyMode = mode
+				opt.WorkDirNamed = true
+				opt.RecordBoot = filepath.Join(filepath.Dir(opt.WorkDir), "order")
+				if persistent {
+					opt.PersistentDir = filepath.Join(filepath.Dir(opt.WorkDir), "volume")
+				}
+				serial := ""
+				for i, env := range []string{"A=1", "A=a longer value", "A=1", ""} {
+					opt.Containers.Machine.Env = nil
+					if env != "" {
+						opt.Containers.Machine.Env = []string{env}
+					}
+					r := start(t, opt)
+					s := r.Daemon.initial[0]
+					inst := r.Daemon.disks.look(s).instance
+					require.Empty(t, r.Daemon.record.disks[0].seen, "no guest has read")
+					config := make([]byte, 4096)
+					_, err := inst.ReadAt(config, machine.ConfigOffset)
+					require.NoError(t, err)
+					text := strings.TrimRight(string(config), "\x00")
+					if env == "" {
+						require.NotContains(t, text, "extra")
+					} else {
+						require.True(t, strings.HasSuffix(text, `"extra":{"env":["`+env+`"]}}`),
+							"start %d: %s", i, text)
+					}
+					mine := make([]byte, 4)
+					if i == 0 {
+						_, err = inst.WriteAt(append([]byte("mine"), make([]byte, 508)...),
+							written)
+						require.NoError(t, err)
+						serial = inst.Identity.Serial
+					}
+					_, err = inst.ReadAt(mine, written)
+					require.NoError(t, err)
+					require.Equal(t, "mine", string(mine), "start %d", i)
+					require.Equal(t, serial, inst.Identity.Serial)
+					if mode == instance.CopyClone {
+						require.Eventually(t, s.progress.Finished, patience, time.Millisecond)
+					}
+					require.NoError(t, r.end())
+				}
+			})
+		}
 	}
 }

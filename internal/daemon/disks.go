@@ -30,9 +30,10 @@ type Disk struct {
 	Empty bool
 	DiskSettings
 
-	volume   bool         // it is a volume's disk
-	unserved bool         // it gets no LUN
-	after    func() error // called when the disk and its image are closed; nil: nothing
+	container bool         // it is made from a container image
+	volume    bool         // it is a volume's disk
+	unserved  bool         // it gets no LUN
+	after     func() error // called when the disk and its image are closed; nil: nothing
 }
 
 // openDisks finds the images to serve from the start, and makes a disk of each.
@@ -96,6 +97,10 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 	if s.image != nil {
 		opt.Reads = d.record.disk(s.image.Name(), s.image.Size())
 	}
+	configure, err := configures(s, &opt)
+	if err != nil {
+		return fmt.Errorf("%v: %w", s, err)
+	}
 	inst, err := instance.Open(ctx, s.image, opt)
 	if errors.Is(err, disk.ErrNoSpace) {
 		// The disk of an image that is gone may take the space. Usually such disks are removed
@@ -103,6 +108,9 @@ func (d *Daemon) open(ctx context.Context, s *servedDisk) error {
 		kept := d.sweep(ctx)
 		inst, err = instance.Open(ctx, s.image, opt)
 		err = d.explainKept(err, kept)
+	}
+	if err == nil {
+		err = configure(inst)
 	}
 	if err != nil {
 		err = d.explainSpace(err, settings.CopyMode)

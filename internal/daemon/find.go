@@ -84,7 +84,8 @@ func (d *Daemon) find(ctx context.Context) (disks []Disk, err error) {
 	d.rememberNumbers(found, settings)
 	d.found = found
 	for i, f := range found {
-		one := Disk{Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i]}
+		one := Disk{Name: f.name, Image: f.image, Dir: dirs[i], DiskSettings: settings[i],
+			container: f.container}
 		if f.streamed != nil {
 			one.CopyAfter = f.streamed.stream.Booted(f.streamed.disk.Name)
 		}

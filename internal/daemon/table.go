@@ -34,6 +34,8 @@ type servedDisk struct {
 	progress *image.Progress // nil: its mode copies nothing
 	empty    bool            // see Disk.Empty
 	volume   bool            // it is a volume's disk
+	// container: it is made from a container image
+	container bool
 
 	after func() error // see Disk; guarded by ending
 
@@ -123,8 +125,9 @@ func (t *table) add(disks ...Disk) ([]*servedDisk, error) {
 
 func newServedDisk(d Disk) *servedDisk {
 	s := &servedDisk{lun: d.LUN, name: d.Name, dir: d.Dir, image: d.Image, format: image.FormatRaw,
-		empty: d.Empty, volume: d.volume, after: d.after, copyAfter: d.CopyAfter,
-		now: diskState{settings: d.DiskSettings.resolved()}}
+		empty: d.Empty, volume: d.volume, container: d.container, after: d.after,
+		copyAfter: d.CopyAfter,
+		now:       diskState{settings: d.DiskSettings.resolved()}}
 	if d.Image != nil {
 		s.format, s.now.size = d.Image.Format(), d.Image.Size()
 	}
