@@ -29,13 +29,15 @@ type nodes struct {
 	names []string
 	mu    sync.Mutex
 	runs  map[types.UID]func() // ends the work of a pod; guarded by mu
+	lost  map[string]bool      // nodes that do not answer; guarded by mu
 	work  sync.WaitGroup
 }
 
 // newNodes makes ready nodes, and runs the pods that are scheduled to them until the test ends.
 func newNodes(w *world, names ...string) *nodes {
 	w.t.Helper()
-	n := &nodes{world: w, names: names, runs: make(map[types.UID]func())}
+	n := &nodes{world: w, names: names, runs: make(map[types.UID]func()),
+		lost: make(map[string]bool)}
 	for _, name := range names {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
 			Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux"}}}
@@ -97,6 +99,9 @@ func (n *nodes) live(ctx context.Context) {
 
 // beat renews the heartbeat of a node.
 func (n *nodes) beat(ctx context.Context, name string) {
+	if n.isLost(name) {
+		return
+	}
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: "kube-node-lease", Name: name}
 	err := n.Client.Get(ctx, key, lease)
@@ -112,13 +117,19 @@ func (n *nodes) beat(ctx context.Context, name string) {
 	}
 }
 
+func (n *nodes) isLost(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lost[name]
+}
+
 // pod takes the next step for a pod.
 func (n *nodes) pod(ctx context.Context, p *corev1.Pod) {
 	n.mu.Lock()
 	end, runs := n.runs[p.UID]
 	n.mu.Unlock()
 	switch {
-	case p.Spec.NodeName == "":
+	case p.Spec.NodeName == "" || n.isLost(p.Spec.NodeName):
 	case p.DeletionTimestamp != nil:
 		if runs {
 			end()
