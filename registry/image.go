@@ -312,6 +312,9 @@ func parseManifest(content []byte) (*v1.Manifest, error) {
 	return m, nil
 }
 
+// annotationAbout says that a manifest is about another one, and no image: an attestation.
+const annotationAbout = "vnd.docker.reference.type"
+
 // ofPlatform chooses the manifest for this machine. Containers run nowhere else, and an image that
 // is built for one platform has the disk for that platform.
 func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
@@ -320,15 +323,19 @@ func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 		return v1.Descriptor{}, fmt.Errorf("the index of %s cannot be read: %w", ref, err)
 	}
 	var there []string
+	var unnamed []v1.Descriptor // those that may be for any platform
 	for _, m := range index.Manifests {
 		p := m.Platform
 		if m.Digest.Algorithm != "sha256" || !(m.MediaType.IsImage() || m.MediaType.IsIndex()) {
 			continue
 		}
-		if p == nil && len(index.Manifests) == 1 {
-			return m, nil
+		if p == nil || p.OS == "" && p.Architecture == "" {
+			if m.Annotations[annotationAbout] == "" {
+				unnamed = append(unnamed, m)
+			}
+			continue
 		}
-		if p == nil || p.OS == "unknown" { // docker marks attestations like this
+		if p.OS == "unknown" { // docker marks attestations like this
 			continue
 		}
 		if p.OS == "linux" && p.Architecture == runtime.GOARCH {
@@ -337,6 +344,16 @@ func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
 		if text := p.String(); !slices.Contains(there, text) && len(there) < 20 {
 			there = append(there, text)
 		}
+	}
+	switch {
+	case len(unnamed) == 1:
+		return unnamed[0], nil
+	case len(unnamed) > 1:
+		return v1.Descriptor{}, fmt.Errorf("the index of %s has %d images and does not say for "+
+			"which platforms they are: name one by its digest, as NAME@%s", ref, len(unnamed),
+			unnamed[0].Digest)
+	case len(there) == 0:
+		return v1.Descriptor{}, fmt.Errorf("the index of %s has no image", ref)
 	}
 	return v1.Descriptor{}, fmt.Errorf("%s has no image for linux/%s, only for: %s",
 		ref, runtime.GOARCH, strings.Join(there, ", "))

@@ -29,6 +29,7 @@ const (
 // layerReader reads the content of a layer, uncompressed. Finish says whether its digest was right.
 type layerReader struct {
 	io.Reader
+	size  int64         // of what comes, in bytes; -1: not known
 	raw   io.ReadCloser // what is hashed
 	close func()
 }
@@ -42,7 +43,7 @@ func openLayer(ctx context.Context, b *blob, p *Progress, rec *recorder) (*layer
 	ctx, cancel := context.WithCancel(ctx)
 	raw := &cancelled{newReadAhead(&counted{b.verified(ctx), &p.done}), cancel}
 	in := bufio.NewReaderSize(raw, 64<<10)
-	r := &layerReader{raw: raw, close: func() {}}
+	r := &layerReader{size: -1, raw: raw, close: func() {}}
 	head, err := in.Peek(6)
 	if err != nil && err != io.EOF {
 		return nil, errors.Join(err, raw.Close())
@@ -71,7 +72,7 @@ func openLayer(ctx context.Context, b *blob, p *Progress, rec *recorder) (*layer
 			raw.Close(),
 		)
 	default:
-		r.Reader = in
+		r.Reader, r.size = in, b.desc.Size
 	}
 	return r, nil
 }

@@ -192,6 +192,8 @@ const (
 // contents finds out which files a layer has, by reading as little as possible.
 func (s *Stream) contents(ctx context.Context, desc descriptor) (*contents, error) {
 	switch {
+	case desc.MediaType == mediaEmpty:
+		return &contents{list: new(layerList)}, nil
 	case hasTOC(desc):
 		return s.tocLayout(ctx, desc)
 	case desc.Size <= smallLayer:
@@ -204,8 +206,9 @@ func (s *Stream) contents(ctx context.Context, desc descriptor) (*contents, erro
 func (s *Stream) hopeless(desc descriptor) error {
 	why := ""
 	switch {
-	case strings.HasPrefix(string(desc.MediaType), mediaDisk):
-		why = "is a disk without a tar archive"
+	case strings.HasPrefix(string(desc.MediaType), mediaDisk) &&
+		strings.Contains(string(desc.MediaType), "+"):
+		why = "is a compressed disk"
 	case !hasTOC(desc) && desc.Size > smallLayer && !s.opt.WhenComplete:
 		why = "has no digests of its chunks"
 	default:
@@ -222,6 +225,12 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*contents, e
 	}
 	s.small[desc.Digest.String()] = content
 	if compression(content) == "" {
+		plain, err := isPlain(desc, content[:min(len(content), tarBlock)])
+		if err != nil {
+			return nil, err
+		} else if plain {
+			return plainContents(desc, chunkDigests(content)), nil
+		}
 		in := bytes.NewReader(content)
 		l, err := layTar(in, desc, func() int64 { return int64(len(content) - in.Len()) })
 		if err != nil {
@@ -237,6 +246,15 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*contents, e
 		return nil, err
 	}
 	defer in.Close()
+	head, err := in.peek()
+	if err != nil {
+		return nil, in.explain(err)
+	}
+	if plain, err := isPlain(desc, head); err != nil {
+		return nil, in.explain(err)
+	} else if plain {
+		return nil, &unsuited{"is a compressed disk"}
+	}
 	// A file in it cannot be read by ranges. Perhaps another layer hides it.
 	list, err := readTar(in, diskDir, nil)
 	if err == nil {
@@ -302,7 +320,7 @@ func (s *Stream) walk(ctx context.Context, desc descriptor) (*contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	head := make([]byte, 512)
+	head := make([]byte, tarBlock)
 	if _, err := layer.ReadAt(ctx, head, 0); err != nil {
 		return nil, err
 	}
@@ -310,9 +328,18 @@ func (s *Stream) walk(ctx context.Context, desc descriptor) (*contents, error) {
 		return nil, &unsuited{"is compressed by " + what +
 			", which has to be read from its beginning"}
 	}
+	plain, err := isPlain(desc, head)
+	if err != nil {
+		return nil, err
+	}
 	u, err := s.unverifiedLocked(desc)
 	if err != nil {
 		return nil, err
+	}
+	if plain {
+		l := plainContents(desc, nil)
+		l.walked = true
+		return l, nil
 	}
 	r := &rangeReader{ctx: ctx, of: section{u, 0, desc.Size}}
 	l, err := layTar(r, desc, func() int64 { return r.off })

@@ -153,13 +153,6 @@ func (p *puller) prepare() error {
 	return nil
 }
 
-// mediaDisk begins the media types of KubeVirt's disk artifacts: the blob is a disk, without a tar
-// archive.
-const (
-	mediaDisk      = "application/vnd.kubevirt.disk."
-	annotationDisk = "io.kubevirt.disk.name"
-)
-
 func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 	defer func() {
 		for _, f := range p.files {
@@ -289,8 +282,8 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	if strings.HasPrefix(string(desc.MediaType), mediaDisk) {
-		return p.artifact(ctx, i, b)
+	if desc.MediaType == mediaEmpty {
+		return nil
 	}
 	rec := p.seek.layer(desc)
 	defer rec.close()
@@ -299,6 +292,15 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		return err
 	}
 	defer in.Close()
+	head, err := in.peek()
+	if err != nil {
+		return in.explain(err)
+	}
+	if plain, err := isPlain(desc, head); err != nil {
+		return in.explain(err)
+	} else if plain {
+		return p.plain(ctx, i, in, head)
+	}
 	here := make(map[string]*file)
 	list, err := readTar(in, p.dir, func(e *entry, content io.Reader) error {
 		p.seek.file(rec, e)
@@ -468,33 +470,4 @@ func (p *puller) fileName(name string) string {
 		return strings.TrimSuffix(base, ext) + ".raw"
 	}
 	return base
-}
-
-// wholeLayer is the ordinal of a file that is a layer of its own.
-const wholeLayer = -1
-
-// artifact is a layer that is a disk.
-func (p *puller) artifact(ctx context.Context, i int, b *blob) error {
-	f := &file{name: artifactName(b.desc, p.dir), layer: i, ordinal: wholeLayer, size: -1}
-	p.files = append(p.files, f)
-	in, err := openLayer(ctx, b, p.opt.Progress, nil)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	if p.candidate(f.name) {
-		if err := p.pass(ctx, f, in); err != nil {
-			return err
-		}
-	}
-	return in.Finish()
-}
-
-// artifactName is the name of a disk that has no name, or only its layer's.
-func artifactName(desc v1.Descriptor, dir string) string {
-	name := path.Base(path.Clean("/" + desc.Annotations[annotationDisk]))
-	if name == "/" || name == "." || len(name) > 200 {
-		name = "disk"
-	}
-	return path.Join(dir, name+".raw")
 }
