@@ -48,7 +48,7 @@ func (c *Client) source(ref Reference) (source, error) {
 	case ref.oci != "":
 		return openLayout(ref)
 	case ref.file != "":
-		return openArchive(ref.file)
+		return openArchive(ref)
 	}
 	endpoints, err := c.endpoints(ref.remote.Context(), true)
 	if err != nil {

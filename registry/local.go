@@ -24,10 +24,13 @@ const refName = "org.opencontainers.image.ref.name"
 // layoutIndex is the file of an OCI layout that names its images.
 const layoutIndex = "index.json"
 
-// layout is an OCI layout: a directory of blobs and an index.
+// layout is an OCI layout: a directory of blobs and an index, or an archive of that.
 type layout struct {
-	ref Reference
-	dir *os.Root // nothing is opened outside of it
+	where  string   // the directory or the archive
+	tag    string   // of the image; "": the only one
+	prefix string   // of references to this one
+	dir    *os.Root // nothing is opened outside of it; nil: it is an archive
+	packed *archive // nil: it is a directory
 }
 
 func openLayout(ref Reference) (*layout, error) {
@@ -38,11 +41,12 @@ func openLayout(ref Reference) (*layout, error) {
 			"OCI layout, as \"skopeo copy\" and \"buildah push\" write it", ref.oci)
 	case err != nil && isFile(ref.oci):
 		return nil, fmt.Errorf("%q is a file, and an OCI layout is a directory: if it is an "+
-			"archive that docker or podman saved, write docker-archive:%s", ref.oci, ref.oci)
+			"archive that docker or podman saved, write docker-archive:%[2]s, and oci-archive:%[2]s "+
+			"if it is one of an OCI layout", ref.oci, ref.oci)
 	case err != nil:
 		return nil, fmt.Errorf("OCI layout: %w", err)
 	}
-	return &layout{ref: ref, dir: dir}, nil
+	return &layout{where: ref.oci, tag: ref.tag, prefix: prefixOCI, dir: dir}, nil
 }
 
 func isFile(path string) bool {
@@ -50,15 +54,48 @@ func isFile(path string) bool {
 	return err == nil && !info.IsDir()
 }
 
-func (l *layout) Close() error { return l.dir.Close() }
+func (l *layout) Close() error {
+	if l.packed != nil {
+		return nil
+	}
+	return l.dir.Close()
+}
+
+// find returns how to open a file of the layout, and where it lies in what that opens.
+func (l *layout) find(name string) (open func() (*os.File, error), at member, err error) {
+	if l.packed != nil {
+		at, err = l.packed.member(name)
+		open = func() (*os.File, error) { return os.Open(l.where) }
+	} else {
+		open = func() (*os.File, error) { return l.dir.Open(name) }
+		var f *os.File
+		if f, err = open(); err == nil {
+			var info fs.FileInfo
+			if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
+				err = fmt.Errorf("%q is not a regular file", name)
+			} else if err == nil {
+				at.size = info.Size()
+			}
+			err = errors.Join(err, f.Close())
+		}
+	}
+	if err != nil {
+		return nil, member{}, fmt.Errorf("OCI layout %q: %w", l.where, err)
+	}
+	return open, at, nil
+}
 
 func (l *layout) read(name string) ([]byte, error) {
-	f, err := l.dir.Open(name)
+	open, at, err := l.find(name)
 	if err != nil {
-		return nil, fmt.Errorf("OCI layout %q: %w", l.ref.oci, err)
+		return nil, err
+	}
+	f, err := open()
+	if err != nil {
+		return nil, fmt.Errorf("OCI layout %q: %w", l.where, err)
 	}
 	defer f.Close()
-	return readBounded(f, maxManifest)
+	return readBounded(io.NewSectionReader(f, at.off, at.size), maxManifest)
 }
 
 func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, error) {
@@ -73,7 +110,7 @@ func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, e
 	content, err := l.read(layoutIndex)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, "", fmt.Errorf("%q is not an OCI layout, as it has no %s: name the directory "+
-			"that \"skopeo copy\" or \"buildah push\" has written to", l.ref.oci, layoutIndex)
+			"that \"skopeo copy\" or \"buildah push\" has written to", l.where, layoutIndex)
 	}
 	if err != nil {
 		return nil, "", err
@@ -82,7 +119,7 @@ func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, e
 	if err != nil {
 		return nil, "", fmt.Errorf(
 			"OCI layout %q: its %s cannot be read: %w",
-			l.ref.oci,
+			l.where,
 			layoutIndex,
 			err,
 		)
@@ -90,7 +127,7 @@ func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, e
 	var found []v1.Descriptor
 	var names []string
 	for _, m := range index.Manifests {
-		if m.Annotations[refName] == l.ref.tag || l.ref.tag == "" {
+		if m.Annotations[refName] == l.tag || l.tag == "" {
 			found = append(found, m)
 		}
 		names = append(names, fmt.Sprintf("%q", m.Annotations[refName]))
@@ -98,18 +135,18 @@ func (l *layout) manifest(ctx context.Context, digest string) ([]byte, string, e
 	switch {
 	case len(names) == 0:
 		return nil, "", fmt.Errorf("OCI layout %q has no images: its %s names none; copy one "+
-			"there, as with \"skopeo copy docker://IMAGE oci:%s:TAG\"", l.ref.oci, layoutIndex,
-			l.ref.oci)
+			"there, as with \"skopeo copy docker://IMAGE %s%s:TAG\"", l.where, layoutIndex,
+			l.prefix, l.where)
 	case len(found) == 1:
 		return l.manifest(ctx, found[0].Digest.String())
-	case len(found) == 0 || l.ref.tag != "":
+	case len(found) == 0 || l.tag != "":
 		return nil, "", fmt.Errorf("OCI layout %q has no image %q; it has %s",
-			l.ref.oci, l.ref.tag, strings.Join(names[:min(len(names), 20)], ", "))
-	case l.ref.tag == "" && allHavePlatforms(found):
+			l.where, l.tag, strings.Join(names[:min(len(names), 20)], ", "))
+	case l.tag == "" && allHavePlatforms(found):
 		return content, string(types.OCIImageIndex), nil
 	}
-	return nil, "", fmt.Errorf("OCI layout %q has several images: name one as oci:%s:TAG, of %s",
-		l.ref.oci, l.ref.oci, strings.Join(names[:min(len(names), 20)], ", "))
+	return nil, "", fmt.Errorf("OCI layout %q has several images: name one as %s%s:TAG, of %s",
+		l.where, l.prefix, l.where, strings.Join(names[:min(len(names), 20)], ", "))
 }
 
 func allHavePlatforms(found []v1.Descriptor) bool {
@@ -124,20 +161,15 @@ func allHavePlatforms(found []v1.Descriptor) bool {
 func blobName(h v1.Hash) string { return path.Join("blobs", h.Algorithm, h.Hex) }
 
 func (l *layout) blob(desc v1.Descriptor) (*blob, error) {
-	f, err := l.dir.Open(blobName(desc.Digest))
+	open, at, err := l.find(blobName(desc.Digest))
 	if err != nil {
-		return nil, fmt.Errorf("OCI layout %q: %w", l.ref.oci, err)
-	}
-	info, err := f.Stat()
-	if err == nil && (!info.Mode().IsRegular() || info.Size() != desc.Size) {
-		err = fmt.Errorf("OCI layout %q: the blob %s has %d bytes, and the manifest says %d",
-			l.ref.oci, desc.Digest, info.Size(), desc.Size)
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
-	open := func() (*os.File, error) { return l.dir.Open(blobName(desc.Digest)) }
-	return fileBlob(desc, open, 0), nil
+	if at.size != desc.Size {
+		return nil, fmt.Errorf("OCI layout %q: the blob %s has %d bytes, and the manifest says %d",
+			l.where, desc.Digest, at.size, desc.Size)
+	}
+	return fileBlob(desc, open, at.off), nil
 }
 
 // fileBlob is a blob in a file, from byte base on.
@@ -197,6 +229,9 @@ type member struct {
 	link      string // a symbolic link: to this member
 }
 
+// savedIndex is the file of an archive that names its image, unless the archive is an OCI layout.
+const savedIndex = "manifest.json"
+
 // maxMembers bounds the files of an archive.
 const maxMembers = 20000
 
@@ -204,11 +239,14 @@ type archiveSource struct{ *archive }
 
 func (a archiveSource) Close() error { return nil }
 
-func openArchive(file string) (source, error) {
+// openArchive opens an archive, whichever of the two kinds it is.
+func openArchive(ref Reference) (source, error) {
+	file := ref.file
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no file %q: after docker-archive: comes an archive that "+
-			"\"docker save\" or \"podman save\" has written", file)
+		return nil, fmt.Errorf("there is no file %q: after docker-archive: and oci-archive: comes "+
+			"an archive that \"docker save\", \"podman save\" or \"skopeo copy\" has written",
+			file)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("archive: %w", err)
@@ -222,13 +260,31 @@ func openArchive(file string) (source, error) {
 	if err := a.list(f); err != nil {
 		return nil, fmt.Errorf("archive %q: %w", file, err)
 	}
+	_, isLayout := a.members[layoutIndex]
+	_, isSaved := a.members[savedIndex]
+	switch {
+	case isLayout && (ref.packed || !isSaved):
+		return &layout{where: file, tag: ref.tag, prefix: prefixOCIArchive, packed: a}, nil
+	case isSaved && ref.tag != "":
+		return nil, fmt.Errorf("archive %q is not one of an OCI layout, and has no tags: write "+
+			"docker-archive:%s", file, file)
+	case !isSaved:
+		return nil, fmt.Errorf("archive %q has no container image, as it has neither %s nor %s: "+
+			"name a file that \"docker save\", \"podman save\" or \"skopeo copy\" has written",
+			file, layoutIndex, savedIndex)
+	}
 	if err := a.assemble(f); err != nil {
 		return nil, fmt.Errorf("archive %q: %w", file, err)
 	}
 	return archiveSource{a}, nil
 }
 
+// list finds the files of the archive.
 func (a *archive) list(f *os.File) error {
+	head := make([]byte, 6)
+	if n, _ := f.ReadAt(head, 0); compression(head[:n]) != "" {
+		return fmt.Errorf("is compressed by %s: decompress it first", compression(head[:n]))
+	}
 	tr := tar.NewReader(f) // skips by seeking
 	for {
 		h, err := tr.Next()
@@ -286,7 +342,7 @@ func (a *archive) content(f *os.File, name string) ([]byte, error) {
 // assemble makes a manifest of the only image in the archive. The digests of its layers are those
 // in the configuration, of the uncompressed content.
 func (a *archive) assemble(f *os.File) error {
-	text, err := a.content(f, "manifest.json")
+	text, err := a.content(f, savedIndex)
 	if err != nil {
 		return err
 	}

@@ -1,11 +1,14 @@
 package registry
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
 )
 
@@ -19,6 +22,9 @@ func TestLocalImagesThatAreNone(t *testing.T) {
 	require.NoError(t, os.WriteFile(at("file"), nil, 0o644))
 	require.NoError(t, os.WriteFile(filepath.Join(at("none"), "index.json"),
 		[]byte(`{"schemaVersion":2,"manifests":[]}`), 0o644))
+	saved := tarOf(t, tarFile{name: "manifest.json", content: []byte("[]")})
+	require.NoError(t, os.WriteFile(at("saved"), saved, 0o644))
+	require.NoError(t, os.WriteFile(at("packed"), gzipped(t, saved), 0o644))
 	client := newClient(t, Options{})
 	for ref, want := range map[string][]string{
 		"oci:" + at("missing"):            {"there is no directory", at("missing"), "skopeo copy"},
@@ -29,6 +35,13 @@ func TestLocalImagesThatAreNone(t *testing.T) {
 		"oci:" + at("none") + ":web":      {"has no images", "skopeo copy", "oci:" + at("none")},
 		"docker-archive:" + at("missing"): {"there is no file", at("missing"), "podman save"},
 		"docker-archive:" + at("none"):    {"is a directory", "write oci:" + at("none")},
+		"oci-archive:" + at("missing"):    {"there is no file", at("missing"), "skopeo copy"},
+		"oci-archive:" + at("none"):       {"is a directory", "write oci:" + at("none")},
+		"oci-archive:" + at("file"):       {"has no container image", "index.json", "manifest.json"},
+		"oci-archive:" + at("packed"):     {"is compressed by gzip: decompress it first"},
+		"docker-archive:" + at("packed"):  {"is compressed by gzip: decompress it first"},
+		"oci-archive:" + at("saved") + ":web": {"has no tags",
+			"write docker-archive:" + at("saved")},
 	} {
 		parsed, err := ParseReference(ref)
 		require.NoError(t, err)
@@ -37,4 +50,66 @@ func TestLocalImagesThatAreNone(t *testing.T) {
 			require.ErrorContains(t, err, text, ref)
 		}
 	}
+}
+
+// TestOCIArchive: an archive of an OCI layout is read as the layout is, whichever kind of archive
+// the reference says that it is.
+func TestOCIArchive(t *testing.T) {
+	s := store{}
+	content, other := noise(76, 1<<20), noise(77, 8192)
+	a := s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
+	b := s.image(t, tarOf(t, tarFile{name: "disk/b.img", content: other}))
+	archived := func(images ...v1.Descriptor) string {
+		index, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2, Manifests: images})
+		require.NoError(t, err)
+		files := []tarFile{{name: "./oci-layout", content: []byte("{}")},
+			{name: "./index.json", content: index}}
+		for digest, blob := range s {
+			h, err := v1.NewHash(digest)
+			require.NoError(t, err)
+			files = append(files, tarFile{name: "./" + blobName(h), content: blob})
+		}
+		file := filepath.Join(t.TempDir(), "vm.oci-archive")
+		require.NoError(t, os.WriteFile(file, tarOf(t, files...), 0o644))
+		return file
+	}
+	pulled := func(ref string) ([]byte, error) {
+		parsed, err := ParseReference(ref)
+		require.NoError(t, err)
+		require.False(t, parsed.Remote())
+		dir, err := pull(t, parsed, PullOptions{})
+		if err != nil {
+			return nil, err
+		}
+		got, err := os.ReadFile(filepath.Join(dir, "out.raw"))
+		require.NoError(t, err)
+		return got, nil
+	}
+	one := archived(a)
+	for _, prefix := range []string{"oci-archive:", "docker-archive:"} {
+		got, err := pulled(prefix + one)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(content, got))
+	}
+	tagged := func(d v1.Descriptor, tag string) v1.Descriptor {
+		d.Annotations = map[string]string{refName: tag}
+		return d
+	}
+	two := archived(tagged(a, "a"), tagged(b, "b"))
+	got, err := pulled("oci-archive:" + two + ":b")
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(other, got))
+	_, err = pulled("oci-archive:" + two)
+	require.ErrorContains(t, err, "name one as oci-archive:"+two+":TAG")
+
+	ref, err := ParseReference("oci-archive:" + two + ":a")
+	require.NoError(t, err)
+	stream := newStreaming(t, newClient(t, Options{}), t.TempDir(), t.TempDir())
+	img := stream.disk(t, stream.open(t, ref), "a.img")
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+
+	_, err = ParseReference("vm.oci-archive")
+	require.ErrorContains(t, err, "write oci-archive:vm.oci-archive")
+	_, err = ParseReference("oci-archive:")
+	require.ErrorContains(t, err, "names no file")
 }

@@ -14,6 +14,8 @@ func (r Reference) repositoryText() string {
 	switch {
 	case r.oci != "":
 		return prefixOCI + r.oci
+	case r.packed:
+		return prefixOCIArchive + r.file
 	case r.file != "":
 		return prefixArchive + r.file
 	}
@@ -32,8 +34,12 @@ func originOf(src source) string {
 		slices.Sort(all) // the order changes while they are asked
 		return strings.Join(all, "\n")
 	case *layout:
+		if s.packed != nil {
+			info, err := os.Stat(s.where)
+			return prefixOCIArchive + s.where + identityOf(info, err)
+		}
 		info, err := s.dir.Stat(".")
-		return prefixOCI + s.ref.oci + identityOf(info, err)
+		return prefixOCI + s.where + identityOf(info, err)
 	case archiveSource:
 		info, err := os.Stat(s.file)
 		return prefixArchive + s.file + identityOf(info, err)

@@ -157,4 +157,3 @@ func TestIndexWithoutPlatforms(t *testing.T) {
 	_, err = pull(t, index(attested), PullOptions{})
 	require.ErrorContains(t, err, "has no image")
 }
-

@@ -9,24 +9,26 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Reference names an image: in a registry, in an OCI layout, or in an archive that docker or podman
-// saved.
+// Reference names an image: in a registry, in an OCI layout, or in an archive of one, as docker,
+// podman and skopeo write them.
 type Reference struct {
 	text   string
 	remote name.Reference // nil: a local one
 	oci    string         // directory of an OCI layout
 	file   string         // an archive
+	packed bool           // the archive is named as one of an OCI layout
 	tag    string         // of an OCI layout; "": its only image
 }
 
 const (
-	prefixOCI     = "oci:"
-	prefixArchive = "docker-archive:"
-	prefixDocker  = "docker://"
+	prefixOCI        = "oci:"
+	prefixOCIArchive = "oci-archive:"
+	prefixArchive    = "docker-archive:"
+	prefixDocker     = "docker://"
 )
 
-// ParseReference reads registry/name:tag, registry/name@sha256:..., oci:DIR[:TAG] or
-// docker-archive:FILE.
+// ParseReference reads registry/name:tag, registry/name@sha256:..., oci:DIR[:TAG],
+// oci-archive:FILE[:TAG] or docker-archive:FILE.
 func ParseReference(text string) (Reference, error) {
 	r := Reference{text: text}
 	switch {
@@ -39,12 +41,23 @@ func ParseReference(text string) (Reference, error) {
 			)
 		}
 		return r, nil
+	case strings.HasPrefix(text, prefixOCIArchive):
+		r.file, r.tag = cutTag(strings.TrimPrefix(text, prefixOCIArchive))
+		if r.packed = true; r.file == "" {
+			return Reference{}, fmt.Errorf(
+				"%q names no file: write oci-archive:FILE or oci-archive:FILE:TAG", text)
+		}
+		return r, nil
 	case strings.HasPrefix(text, prefixArchive):
 		r.file = strings.TrimPrefix(text, prefixArchive)
 		if r.file == "" {
 			return Reference{}, fmt.Errorf("%q names no file: write docker-archive:FILE", text)
 		}
 		return r, nil
+	}
+	if strings.HasSuffix(text, ".oci-archive") && !strings.Contains(text, "://") {
+		return Reference{}, fmt.Errorf("%q is the name of an archive, and not of an image in a "+
+			"registry: write oci-archive:%s", text, text)
 	}
 	plain := strings.TrimPrefix(text, prefixDocker)
 	if _, rest, ok := strings.Cut(plain, "://"); ok {
@@ -84,7 +97,7 @@ func ParseReference(text string) (Reference, error) {
 func badName(text string, err error) error {
 	return fmt.Errorf(
 		"%q is not an image reference: %w; write REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, "+
-			"oci:DIRECTORY[:TAG] or docker-archive:FILE",
+			"oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE",
 		text,
 		err,
 	)

@@ -49,7 +49,7 @@ const (
 )
 
 const registryHelp = `A reference is REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST,
-oci:DIRECTORY[:TAG] or docker-archive:FILE.
+oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE.
 
 Credentials come from --registry-config, from where docker, podman and skopeo keep them, or from
 the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the suffix _FILE from files, are

@@ -241,6 +241,9 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 		e.Reason = "is an OVA appliance, a tar archive"
 		e.Action = "extract it with \"tar -xf\" and convert the disk inside with \"qemu-img " +
 			"convert -O qcow2\""
+	case m.format == "tar" && strings.EqualFold(path.Ext(name), ".oci-archive"):
+		e.Reason = "is an OCI archive, a tar archive with a container image"
+		e.Action = "name it as an image, oci-archive:" + shellWord(name)
 	case m.kind == kindImage:
 		tool := m.tool
 		if tool == "" {

@@ -75,6 +75,15 @@ func TestPackedArchives(t *testing.T) {
 	}
 }
 
+// TestOCIArchiveIsNoDisk: an archive of a container image is not served as a file, but by its name.
+func TestOCIArchiveIsNoDisk(t *testing.T) {
+	head := make([]byte, headSize)
+	copy(head[257:], "ustar")
+	e := detect(head, nil).refuse("vms/a.oci-archive", useNamed)
+	require.Contains(t, e.Reason, "an OCI archive")
+	require.Contains(t, e.Action, "name it as an image, oci-archive:'vms/a.oci-archive'")
+}
+
 // The first bytes of a raw disk are not a format.
 func TestDetectLeavesRawDisksAlone(t *testing.T) {
 	mbr := make([]byte, headSize)
