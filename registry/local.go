@@ -41,8 +41,8 @@ func openLayout(ref Reference) (*layout, error) {
 			"OCI layout, as \"skopeo copy\" and \"buildah push\" write it", ref.oci)
 	case err != nil && isFile(ref.oci):
 		return nil, fmt.Errorf("%q is a file, and an OCI layout is a directory: if it is an "+
-			"archive that docker or podman saved, write docker-archive:%[2]s, and oci-archive:%[2]s "+
-			"if it is one of an OCI layout", ref.oci, ref.oci)
+			"archive that docker or podman saved, write docker-archive:%[1]s, and "+
+			"oci-archive:%[1]s if it is one of an OCI layout", ref.oci)
 	case err != nil:
 		return nil, fmt.Errorf("OCI layout: %w", err)
 	}

@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/disk/qcow2"
 )
 
-// A layer may be a disk by itself, without a tar archive: a disk artifact of KubeVirt, or a file that
-// "oras push" has sent under any media type.
+// A layer may be a disk by itself, without a tar archive: a disk artifact of KubeVirt, or a file
+// that "oras push" has sent under any media type.
 const (
 	// mediaDisk begins the media types of KubeVirt's disk artifacts.
 	mediaDisk      = "application/vnd.kubevirt.disk."
