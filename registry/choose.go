@@ -25,7 +25,7 @@ func (p *puller) choose() (chosen []*file, err error) {
 		if f.name == p.dir && f.refused != "" {
 			return nil, fmt.Errorf("%s has %s under the name %q", p.image.ref, f.refused, f.name)
 		}
-		if !p.candidate(f.name) || p.path == "" && below[f.name] {
+		if !p.candidate(f.name) || p.path == "" && below[f.name] || f.passed {
 			continue
 		}
 		if f.refused != "" {

@@ -166,6 +166,9 @@ func (l *contents) shown(shade *shadow) (all []*part, err error) {
 		if e.kind == entryDirectory || !shade.shows(name) {
 			continue
 		}
+		if e.kind == entryFile && e.size == 0 && image.PassOver(name, 0, false) {
+			continue // nobody reads it, so it need not be readable
+		}
 		from := e
 		if e.kind == entryLink {
 			from = l.list.target(e)

@@ -106,6 +106,7 @@ type file struct {
 	refused string // its kind, if it is not a file
 	isQcow2 bool
 	backing string // the file that it needs below it
+	passed  bool   // it need not be a disk
 
 	// The files that have been written while the layer was read.
 	to      *image.Destination
@@ -188,15 +189,8 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 		if err := to.Finish(nil); err != nil {
 			return done, err
 		}
-		done = append(
-			done,
-			Pulled{
-				Name:   f.name,
-				To:     f.label,
-				Format: f.arrival.Format(),
-				Size:   f.arrival.VirtualSize(),
-			},
-		)
+		done = append(done, Pulled{Name: f.name, To: f.label, Format: f.arrival.Format(),
+			Size: f.arrival.VirtualSize()})
 	}
 	return done, nil
 }
@@ -399,7 +393,9 @@ func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 	if err := p.peek(f, &content); err != nil {
 		return err
 	}
-	if !p.candidate(f.name) || f.backing != "" || p.dest == "-" || !p.many && len(p.names) > 0 {
+	f.passed = p.path == "" && image.PassOver(f.name, f.size, f.isQcow2)
+	if !p.candidate(f.name) || f.backing != "" || f.passed || p.dest == "-" ||
+		!p.many && len(p.names) > 0 {
 		return nil
 	}
 	if err := p.open(f); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry/cache"
 )
 
@@ -92,5 +93,38 @@ func TestPulledRemovedMeanwhile(t *testing.T) {
 				require.NoError(t, err)
 			}
 		}
+	}
+}
+
+// TestFilesThatAreNoDisks: empty and hidden files beside a disk refuse no image, however it is read.
+func TestFilesThatAreNoDisks(t *testing.T) {
+	content := noise(82, 1<<20)
+	others := []tarFile{{name: "disk/.keep"}, {name: "disk/README"},
+		{name: "disk/.gitignore", content: []byte("*\n")},
+		{name: "disk/._a.qcow2", content: noise(83, 4096)}}
+	all := append([]tarFile{{name: "disk/a.img", content: content}}, others...)
+	for name, layers := range map[string][][]byte{
+		"one layer":         {tarOf(t, all...)},
+		"a compressed one":  {gzipped(t, tarOf(t, all...))},
+		"two":               {tarOf(t, all[0]), gzipped(t, tarOf(t, others...))},
+		"two, an empty one": {tarOf(t, all[0]), gzipped(t, tarOf(t, others[0]))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLying(t)
+			l.tags["1"] = l.image(t, layers...)
+			c := newClient(t, l.options())
+			s := newStreaming(t, c, t.TempDir(), t.TempDir())
+			disks := s.once(t, l.ref(t, "vm/a:1"), func(_ string, img *image.Image) {
+				require.True(t, bytes.Equal(content, contentOf(t, img)))
+			})
+			require.Equal(t, []string{"a.img"}, namesOfDisks(disks))
+			dir := t.TempDir()
+			_, _, err := c.Pull(t.Context(), l.ref(t, "vm/a:1"), dir, PullOptions{})
+			require.NoError(t, err)
+			onlyFile(t, dir, "a.img", content)
+			to := filepath.Join(t.TempDir(), "disk.img")
+			_, _, err = c.Pull(t.Context(), l.ref(t, "vm/a:1"), to, PullOptions{})
+			require.NoError(t, err)
+		})
 	}
 }

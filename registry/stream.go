@@ -270,13 +270,13 @@ func (s *Stream) partDisks(ctx context.Context) ([]string, error) {
 	})
 }
 
-// notBelow are the files that are no backing file of another one.
+// notBelow are the files that are no backing file of another one, and that are meant to be disks.
 func (s *Stream) notBelow(ctx context.Context, all []string,
 	open func(name string) (image.Source, error)) (names []string, err error) {
 	if len(all) == 1 {
 		return all, nil // everything that it needs is elsewhere
 	}
-	below := make([]string, len(all))
+	below, passed := make([]string, len(all)), make([]bool, len(all))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(farReads)
 	for i, name := range all {
@@ -286,9 +286,12 @@ func (s *Stream) notBelow(ctx context.Context, all []string,
 				return err
 			}
 			head := make([]byte, min(file.Size(), qcow2.HeadSize))
-			if _, err := file.ReadAt(ctx, head, 0); err != nil && err != io.EOF {
-				return fmt.Errorf("%s of %s: %w", name, s.ref, err)
+			if len(head) > 0 {
+				if _, err := file.ReadAt(ctx, head, 0); err != nil && err != io.EOF {
+					return fmt.Errorf("%s of %s: %w", name, s.ref, err)
+				}
 			}
+			passed[i] = image.PassOver(name, file.Size(), qcow2.IsQcow2(head))
 			below[i] = image.BackingOf(name, head, file.Size())
 			return file.Close()
 		})
@@ -296,9 +299,12 @@ func (s *Stream) notBelow(ctx context.Context, all []string,
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(all, func(name string) bool {
-		return slices.Contains(below, name)
-	}), nil
+	for i, name := range all {
+		if !passed[i] && !slices.Contains(below, name) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
 }
 
 // Digest is the digest of the image's manifest.

@@ -319,6 +319,18 @@ func HasRawExtension(name string) bool {
 	return false
 }
 
+// PassOver reports whether a file that lies beside disks is none and was not meant to be one: an
+// empty one such as .keep, or a hidden one that is neither qcow2 nor named like a raw disk. An
+// empty file with the name of a disk is a disk that somebody misses.
+func PassOver(name string, size int64, isQcow2 bool) bool {
+	base := path.Base(name)
+	if strings.HasPrefix(base, ".") {
+		return size == 0 || !isQcow2 && !HasRawExtension(base)
+	}
+	ext := strings.ToLower(path.Ext(base))
+	return size == 0 && !HasRawExtension(base) && ext != ".qcow2" && ext != ".qcow"
+}
+
 // looksLikeText reports whether head contains no control characters except those of texts, in any
 // encoding: head may also end in the middle of a character. No raw disk is like that, because
 // sectors have zeros, and random data has control characters.

@@ -61,6 +61,7 @@ func (e *ScanError) Unwrap() []error {
 type NoImagesError struct {
 	Dir         string
 	Directories []string // subdirectories, which are not searched for images
+	PassedOver  []*Error // files that are no images, and need not be
 }
 
 func (e *NoImagesError) Error() string {
@@ -71,6 +72,13 @@ func (e *NoImagesError) Error() string {
 			names[i] = words.Name(d)
 		}
 		msg += fmt.Sprintf(" (its subdirectories are not searched: %s)", strings.Join(names, ", "))
+	}
+	if len(e.PassedOver) > 0 {
+		names := make([]string, len(e.PassedOver))
+		for i, f := range e.PassedOver {
+			names[i] = words.Name(f.Name)
+		}
+		msg += fmt.Sprintf(" (no images: %s)", strings.Join(names, ", "))
 	}
 	return msg
 }

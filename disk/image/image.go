@@ -41,6 +41,8 @@ type Options struct {
 	// Hold locks the image's local files while the image is open, with a shared flock(2). So a
 	// cleaner can tell which files are in use.
 	Hold bool
+	// PassedOver hears of each file that ScanDir does not take for an image. May be nil.
+	PassedOver func(why *Error)
 }
 
 func (o Options) maxVirtualSize() int64 {

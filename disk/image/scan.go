@@ -19,13 +19,13 @@ import (
 // disk10.
 //
 // Every file counts, even a hidden one. Otherwise, a file could lie there unnoticed, not served and
-// not missed. Subdirectories are not searched. They may hold backing files, and file systems have a
+// not missed. Only what PassOver names does not, and Options.PassedOver hears of it. Subdirectories are not searched. They may hold backing files, and file systems have a
 // lost+found. A backing file of another image is not an image of its own and may have any name.
 //
 // A *NoImagesError means that there is no file. A *ScanError lists every file that cannot be
 // served. Any other error is about the directory itself.
 func ScanDir(dir string, opt Options) (images []*Image, err error) {
-	found, subdirectories, err := scan(dir, opt)
+	found, none, err := scan(dir, opt)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func ScanDir(dir string, opt Options) (images []*Image, err error) {
 		closeAll(found)
 		return nil, &ScanError{Dir: dir, Files: refused}
 	case len(images) == 0:
-		return nil, &NoImagesError{Dir: dir, Directories: subdirectories}
+		return nil, none
 	}
 	return images, nil
 }
@@ -51,13 +51,13 @@ func ScanDir(dir string, opt Options) (images []*Image, err error) {
 // directory from being served, in natural order. Errors are about the directory itself, such as a
 // *NoImagesError.
 func InspectDir(dir string, opt Options) ([]Info, error) {
-	found, subdirectories, err := scan(dir, opt)
+	found, none, err := scan(dir, opt)
 	if err != nil {
 		return nil, err
 	}
 	defer closeAll(found)
 	if len(found) == 0 {
-		return nil, &NoImagesError{Dir: dir, Directories: subdirectories}
+		return nil, none
 	}
 	all := make([]Info, len(found))
 	for i, f := range found {
@@ -71,6 +71,7 @@ type scanned struct {
 	image   *Image
 	refused *Error
 	info    Info
+	passed  bool // it is refused, but nobody meant it to be an image
 }
 
 func closeAll(found []scanned) {
@@ -81,15 +82,17 @@ func closeAll(found []scanned) {
 	}
 }
 
-// scan looks at every file of a directory, except backing files of others.
-func scan(dir string, opt Options) (found []scanned, subdirectories []string, err error) {
+// scan looks at every file of a directory, except backing files of others. none says what there is
+// instead of images.
+func scan(dir string, opt Options) (found []scanned, none *NoImagesError, err error) {
 	d, err := openDirectory(dir)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer d.close()
-	names, subdirectories, err := d.list()
-	if err != nil {
+	none = &NoImagesError{Dir: dir}
+	var names []string
+	if names, none.Directories, err = d.list(); err != nil {
 		return nil, nil, err
 	}
 	backing := make(map[fileID]bool)
@@ -100,6 +103,13 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 			f, err := o.scan(name)
 			if err != nil {
 				return err
+			}
+			if f.passed {
+				none.PassedOver = append(none.PassedOver, f.refused)
+				if opt.PassedOver != nil {
+					opt.PassedOver(f.refused)
+				}
+				continue
 			}
 			found = append(found, f)
 			if len(o.used) > 0 {
@@ -143,7 +153,7 @@ func scan(dir string, opt Options) (found []scanned, subdirectories []string, er
 		}
 		// A file in a loop is its own backing file. Its error must not be left out.
 		return f.refused.Format != FormatQcow2
-	}), subdirectories, nil
+	}), none, nil
 }
 
 // splitClaimed separates the names that headers of other files in the directory claim as backing
@@ -218,6 +228,7 @@ func (o *opener) scan(name string) (f scanned, err error) {
 		return unix.Fstatat(int(o.dir.file.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	}); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
 		f.info.FileSize = st.Size
+		f.passed = PassOver(name, st.Size, f.refused.Format == FormatQcow2)
 	}
 	f.info.Format, f.info.Reason = f.refused.Format, f.refused.Explain()
 	if f.info.Format != FormatRaw && f.info.Version == 0 {

@@ -111,7 +111,7 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 	require.NoError(t, err)
 	defer socket.Close()
 	want := map[string]string{
-		"zz.txt": "text file", ".gitkeep": "empty", "odd.img": "1000 bytes", "short.raw": "4 bytes",
+		"zz.txt": "text file", "odd.img": "1000 bytes", "short.raw": "4 bytes",
 		"empty.raw": "empty",
 		"vm.raw":    "VMDK", "disk.raw.xz": "xz -d", "disk.img.gz": "gzip -d", "noext": ".raw",
 		"fake.qcow2":   "qcow2 header",
@@ -141,6 +141,39 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 	require.ErrorAs(t, err, &bad)
 	require.True(t, slices.IsSortedFunc(bad.Files,
 		func(a, b *Error) int { return NaturalCompare(a.Name, b.Name) }))
+}
+
+// Empty and hidden files that nobody meant to be images do not keep a directory from being served.
+func TestScanPassesOver(t *testing.T) {
+	dir := t.TempDir()
+	filetest.Put(t, dir, ".keep", nil, 0)
+	filetest.Put(t, dir, "README", nil, 0)
+	filetest.Put(t, dir, ".gitignore", []byte("*\n"), 0)
+	filetest.Put(t, dir, "._a.qcow2", []byte("\x00\x05\x16\x07"), 4096)
+	want := []string{"._a.qcow2", ".gitignore", ".keep", "README"}
+	var none *NoImagesError
+	_, err := ScanDir(dir, Options{})
+	require.ErrorAs(t, err, &none)
+	require.ErrorContains(t, err, ".keep")
+	_, err = InspectDir(dir, Options{})
+	require.ErrorAs(t, err, &none)
+
+	filetest.Put(t, dir, "a.raw", []byte("data"), 1024)
+	filetest.Put(t, dir, ".b.raw", []byte("data"), 1024)
+	var passed []string
+	images, err := ScanDir(dir, Options{PassedOver: func(why *Error) {
+		passed = append(passed, why.Name)
+	}})
+	require.NoError(t, err)
+	require.Equal(t, []string{".b.raw", "a.raw"}, names(images))
+	require.Equal(t, want, passed)
+	infos, err := InspectDir(dir, Options{})
+	require.NoError(t, err)
+	require.Len(t, infos, 2)
+
+	filetest.Put(t, dir, ".c.qcow2", []byte("QFI\xfb\x00\x00\x00\x03"), 512)
+	_, err = ScanDir(dir, Options{})
+	require.ErrorContains(t, err, ".c.qcow2", "somebody meant it to be an image")
 }
 
 func TestScanOfAFileThatCannotBeRead(t *testing.T) {

@@ -176,6 +176,10 @@ func sameDirectory(a, b string) bool {
 func (d *Daemon) openImages() ([]*image.Image, error) {
 	opt := image.Options{Formats: d.opt.Settings.formats()}
 	if len(d.opt.Images.Paths) == 0 {
+		opt.PassedOver = func(why *image.Error) {
+			d.log.Info("a file beside the images is not served, because it is none",
+				zap.String("file", why.Name), zap.String("because", why.Reason))
+		}
 		return image.ScanDir(d.opt.Images.Dir, opt)
 	}
 	var images []*image.Image
