@@ -96,7 +96,8 @@ func TestPulledRemovedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestFilesThatAreNoDisks: empty and hidden files beside a disk refuse no image, however it is read.
+// TestFilesThatAreNoDisks: empty and hidden files beside a disk refuse no image, however that is
+// read.
 func TestFilesThatAreNoDisks(t *testing.T) {
 	content := noise(82, 1<<20)
 	others := []tarFile{{name: "disk/.keep"}, {name: "disk/README"},

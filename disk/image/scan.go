@@ -19,8 +19,9 @@ import (
 // disk10.
 //
 // Every file counts, even a hidden one. Otherwise, a file could lie there unnoticed, not served and
-// not missed. Only what PassOver names does not, and Options.PassedOver hears of it. Subdirectories are not searched. They may hold backing files, and file systems have a
-// lost+found. A backing file of another image is not an image of its own and may have any name.
+// not missed. Only what PassOver names does not, and Options.PassedOver hears of it. Subdirectories
+// are not searched. They may hold backing files, and file systems have a lost+found. A backing file
+// of another image is not an image of its own and may have any name.
 //
 // A *NoImagesError means that there is no file. A *ScanError lists every file that cannot be
 // served. Any other error is about the directory itself.
