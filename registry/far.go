@@ -40,6 +40,7 @@ type farFile struct {
 	opening atomic.Bool
 	warn    func(text string)
 	came    atomic.Int64 // bytes, from the registry
+	proof   *proof       // whether a wrong chunk is the registry's fault; nil: it always is
 
 	mu   sync.Mutex
 	runs [readRuns]readRun // guarded by mu; used last first
@@ -136,6 +137,17 @@ func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(s
 		}
 		return nil
 	}
+	far.proof = newProof(warn, func(ctx context.Context, off int64) error {
+		chunk := off / size
+		p := make([]byte, min(size, f.Size-chunk*size))
+		if err := layer.proven().fill(ctx, p, f.Offset+chunk*size); err != nil {
+			return err
+		}
+		if err := verify(chunk, p); err != nil {
+			return contradicts(layer, err)
+		}
+		return nil
+	})
 	var err error
 	far.blob, err = c.Blob(cache.BlobOptions{
 		Digest: far.name, Size: f.Size, ChunkSize: size, Verify: verify,
@@ -202,6 +214,13 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
 		}
 		wait := pause
+		var news <-chan struct{}
+		if wrong := new(DigestError); f.proof != nil && errors.As(err, &wrong) {
+			var verdict error
+			if verdict, news = f.proof.of(off + int64(n)); verdict != nil {
+				return n, verdict
+			}
+		}
 		var status *StatusError
 		if errors.As(err, &status) {
 			wait = max(wait, min(status.after, maxRetryAfter))
@@ -210,6 +229,8 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
+		case <-news:
+			timer.Stop()
 		case <-ctx.Done():
 			timer.Stop()
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
@@ -289,4 +310,7 @@ func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 func (f *farFile) Check() error { return nil }
 
 // Close leaves the chunks in the cache.
-func (f *farFile) Close() error { return nil }
+func (f *farFile) Close() error {
+	f.proof.close()
+	return nil
+}

@@ -412,8 +412,9 @@ func (s *Stream) farPartLocked(p *part) (*farFile, error) {
 		if err != nil {
 			return nil, err
 		}
+		warn := s.warnOf(p.Name)
 		return &farFile{blob: f, name: name, chunk: f.unit, zeros: zeroChunks{size: p.Size},
-			warn: s.warnOf(p.Name)}, nil
+			warn: warn, proof: newProof(warn, f.prove)}, nil
 	case p.Chunks != nil:
 		x := &index{ChunkSize: indexChunk, chunks: p.Chunks}
 		file := &indexFile{Name: p.Name, Size: p.Size, Offset: p.Offset}

@@ -288,7 +288,8 @@ func (s *Stream) notBelow(ctx context.Context, all []string,
 			head := make([]byte, min(file.Size(), qcow2.HeadSize))
 			if len(head) > 0 {
 				if _, err := file.ReadAt(ctx, head, 0); err != nil && err != io.EOF {
-					return fmt.Errorf("%s of %s: %w", name, s.ref, err)
+					return errors.Join(fmt.Errorf("%s of %s: %w", name, s.ref, err),
+						file.Close())
 				}
 			}
 			passed[i] = image.PassOver(name, file.Size(), qcow2.IsQcow2(head))

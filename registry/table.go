@@ -213,6 +213,20 @@ func (f *packed) verify(unit int64, p []byte) error {
 	})
 }
 
+// prove is for proof.
+func (f *packed) prove(ctx context.Context, off int64) error {
+	unit := int64(f.unitOf(off))
+	again, p := *f, make([]byte, f.unit)
+	again.layer = f.layer.proven()
+	if err := again.fetch(ctx, p, unit*f.unit); err != nil {
+		return err
+	}
+	if err := f.verify(unit, p); err != nil {
+		return contradicts(f.layer, err)
+	}
+	return nil
+}
+
 // unpacker decompresses chunks into a buffer that it never enlarges. So a chunk's size bounds the
 // memory, whatever window a frame claims. podman's are up to 32 MiB.
 var unpacker = sync.OnceValue(func() *zstd.Decoder {

@@ -1,0 +1,114 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"kubevirt.io/disk/disk"
+)
+
+// proof finds out whose fault it is that a chunk of a file never matches its digest. If the layer
+// as a whole has the digest in the manifest, the index (or table of contents) of the image
+// contradicts it, and waiting is of no use. Otherwise the registry sends wrong bytes, and may send
+// the right ones later.
+type proof struct {
+	// check fetches the chunk at off from a layer that it verifies as a whole. The error is
+	// disk.ErrWrongContent if the chunk is wrong nevertheless.
+	check func(ctx context.Context, off int64) error
+	warn  func(text string)
+	life  context.Context
+	end   context.CancelFunc
+	work  sync.WaitGroup
+
+	mu      sync.Mutex
+	done    chan struct{} // guarded by mu; closed when the check under way has ended; nil: none is
+	last    time.Time     // guarded by mu; when the last one ended
+	verdict error         // guarded by mu; nil: the index was not found wrong
+}
+
+// proofPause is the least time between two checks, each of which fetches the layer.
+const proofPause = time.Minute
+
+func newProof(warn func(string), check func(ctx context.Context, off int64) error) *proof {
+	p := &proof{check: check, warn: warn}
+	p.life, p.end = context.WithCancel(context.Background())
+	return p
+}
+
+// of begins a check after the chunk at off was wrong, unless there was one a moment ago. It returns the
+// verdict, or else a channel that is closed when there is news; nil: there will be none.
+func (p *proof) of(off int64) (verdict error, news <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.verdict != nil || p.done != nil ||
+		!p.last.IsZero() && time.Since(p.last) < proofPause || p.life.Err() != nil {
+		return p.verdict, p.done
+	}
+	done := make(chan struct{})
+	p.done = done
+	p.warn("its chunks have other digests than its index says: the layer is fetched, to see which " +
+		"of them is wrong")
+	p.work.Go(func() {
+		err := p.check(p.life, off)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.done, p.last = nil, time.Now(); errors.Is(err, disk.ErrWrongContent) {
+			p.verdict = err
+		}
+		close(done)
+	})
+	return nil, done
+}
+
+func (p *proof) close() {
+	if p != nil {
+		p.end()
+		p.work.Wait()
+	}
+}
+
+// contradicts is the verdict about a chunk that is wrong although its layer is right.
+func contradicts(layer *blob, err error) error {
+	return fmt.Errorf("%w: the index of the image describes other content than its layer %s has "+
+		"(%w): push the image again", disk.ErrWrongContent, layer.desc.Digest, err)
+}
+
+// proven is the same layer, but each read of it fetches and verifies all of it.
+func (b *blob) proven() *blob {
+	return &blob{desc: b.desc, stream: func(ctx context.Context, off, length int64) io.ReadCloser {
+		return &provenReader{ctx: ctx, of: b, off: off, length: length}
+	}}
+}
+
+type provenReader struct {
+	ctx         context.Context
+	of          *blob
+	off, length int64
+	content     io.Reader // nil: it was not fetched yet
+}
+
+func (r *provenReader) Read(p []byte) (int, error) {
+	if r.content == nil {
+		all := r.of.verified(r.ctx)
+		part := new(bytes.Buffer)
+		_, err := io.CopyN(io.Discard, all, r.off)
+		if err == nil {
+			_, err = io.CopyN(part, all, r.length)
+		}
+		if err == nil {
+			_, err = io.Copy(io.Discard, all)
+		}
+		if err = errors.Join(err, all.Close()); err != nil {
+			return 0, err
+		}
+		r.content = part
+	}
+	return r.content.Read(p)
+}
+
+func (r *provenReader) Close() error { return nil }
