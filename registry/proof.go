@@ -40,8 +40,8 @@ func newProof(warn func(string), check func(ctx context.Context, off int64) erro
 	return p
 }
 
-// of begins a check after the chunk at off was wrong, unless there was one a moment ago. It returns the
-// verdict, or else a channel that is closed when there is news; nil: there will be none.
+// of begins a check after the chunk at off was wrong, unless there was one a moment ago. It returns
+// the verdict, or else a channel that is closed when there is news; nil: there will be none.
 func (p *proof) of(off int64) (verdict error, news <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,8 +51,8 @@ func (p *proof) of(off int64) (verdict error, news <-chan struct{}) {
 	}
 	done := make(chan struct{})
 	p.done = done
-	p.warn("its chunks have other digests than its index says: the layer is fetched, to see which " +
-		"of them is wrong")
+	p.warn("its chunks have other digests than its index says: the layer is fetched, to see " +
+		"which of them is wrong")
 	p.work.Go(func() {
 		err := p.check(p.life, off)
 		p.mu.Lock()
