@@ -37,12 +37,9 @@ func (b *blob) again(err error, tries int) bool {
 // checked reads a range like ReadAt. If check says that the content is wrong, the endpoint that
 // sent it is asked last from then on.
 func (b *blob) checked(ctx context.Context, p []byte, off int64, check func() error) (int, error) {
-	if b.from == nil || len(b.from.order()) == 1 {
-		return b.ReadAt(ctx, p, off)
-	}
-	n, sender, err := b.readAt(ctx, p, off)
-	if n == len(p) && sender != nil && check() != nil {
-		b.from.distrust(sender)
+	n, f, err := b.readAt(ctx, p, off)
+	if n == len(p) && f != nil && f.matters() && check() != nil {
+		f.wrong()
 	}
 	return n, err
 }
@@ -65,8 +62,8 @@ func (b *blob) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// readAt also returns which endpoint sent the end of the range; nil: none, the blob is local.
-func (b *blob) readAt(ctx context.Context, p []byte, off int64) (int, *endpoint, error) {
+// readAt also returns what has fetched the range; nil: the blob is local.
+func (b *blob) readAt(ctx context.Context, p []byte, off int64) (int, *fetch, error) {
 	if off < 0 {
 		return 0, nil, errors.New("read before the beginning of a blob")
 	}
@@ -83,14 +80,11 @@ func (b *blob) readAt(ctx context.Context, p []byte, off int64) (int, *endpoint,
 	r := b.stream(ctx, off, int64(len(p)))
 	defer r.Close()
 	n, err := io.ReadFull(r, p)
-	var sender *endpoint
-	if f, ok := r.(*fetch); ok {
-		sender = f.endpoints[0]
-	}
+	f, _ := r.(*fetch)
 	if err != nil {
-		return n, sender, err
+		return n, f, err
 	}
-	return n, sender, atEnd
+	return n, f, atEnd
 }
 
 // fill reads a range: all of p, or an error. It verifies nothing.
@@ -125,8 +119,8 @@ func (v *verifier) Read(p []byte) (int, error) {
 	v.hash.Write(p[:n])
 	if err == io.EOF {
 		if got := "sha256:" + hex.EncodeToString(v.hash.Sum(nil)); got != v.want {
-			if f, ok := v.inner.(*fetch); ok && v.from != nil {
-				v.from.distrust(f.endpoints[0])
+			if f, ok := v.inner.(*fetch); ok {
+				f.wrong()
 			}
 			return n, &DigestError{Want: v.want, Got: got}
 		}
@@ -141,7 +135,7 @@ func remoteBlob(desc v1.Descriptor, r *repository) *blob {
 	return &blob{desc: desc, from: r,
 		stream: func(ctx context.Context, off, length int64) io.ReadCloser {
 			return &fetch{ctx: ctx, desc: desc, from: r, endpoints: r.order(), off: off,
-				end: off + length}
+				end: off + length, part: off > 0 || length < desc.Size}
 		}}
 }
 
@@ -156,7 +150,10 @@ type fetch struct {
 	last      time.Time // when enough came last, from any of them; zero: nothing was asked for yet
 	read      time.Time // when the last Read has ended; zero: there was none
 	off, end  int64
+	part      bool          // of the blob
+	alone     bool          // it fills a spool, so it uses none
 	body      io.ReadCloser // nil: no connection
+	spool     *spool        // that has brought data; nil: none has
 }
 
 var pullScopes = func(e *endpoint) []string { return []string{e.repo.Scope("pull")} }
@@ -190,6 +187,15 @@ func (f *fetch) bring(p []byte) (int, error) {
 			if f.tries.came(n); f.tries.few == 0 {
 				f.last = f.tries.last
 			}
+		}
+		if errors.Is(err, errAskAgain) {
+			f.Close()
+			f.tries, f.last = nil, time.Time{} // the silence was the spool's
+			continue
+		}
+		if _, ok := f.body.(*spoolReader); ok && err != nil {
+			f.Close()
+			return n, err // after as many tries as there are
 		}
 		if err != nil {
 			f.Close()
@@ -277,38 +283,85 @@ func (f *fetch) connect() error {
 }
 
 // ask makes one request, always for a closed range. Every request begins at the registry, so a
-// signed address is never older than the request.
+// signed address is never older than the request. If the blob is fetched as a whole, it usually
+// asks for nothing.
 func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
+	var s *spool
+	if !f.alone {
+		s = f.from.spoolOf(f.desc)
+	}
+	if s != nil && !(f.part && s.asks(f.off)) {
+		return f.fromSpool(s), nil
+	}
+	ctx, body := loose(f.ctx)
 	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", f.off, f.end-1)}}
 	res, err := e.once(
-		f.ctx,
+		ctx,
 		pullScopes(e),
 		request{method: http.MethodGet, path: "blobs/" + f.desc.Digest.String(),
 			header: header, accept: []int{http.StatusPartialContent, http.StatusOK}},
 	)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		stream(res.Body, f.tries.rate, f.tries.patience)
+		body.ReadCloser = res.Body
+		err = f.check(res)
 	}
-	stream(res.Body, f.tries.rate, f.tries.patience)
-	if err := f.check(res, res.Body); err != nil {
-		res.Body.Close()
-		return nil, err
+	switch {
+	case err != nil:
+	case res.StatusCode == http.StatusPartialContent:
+		if s != nil {
+			s.drop()
+			e.client.opt.Warn(fmt.Sprintf("%s sends parts of the blob %s now: no more than is "+
+				"needed is fetched", e.repo.RegistryStr(), f.desc.Digest))
+		}
+		return body, nil
+	case f.part && !f.alone && f.from.spoolDir != "":
+		if s := f.from.spoolFrom(f, body); s != nil {
+			return f.fromSpool(s), nil
+		}
+		fallthrough
+	default:
+		if _, err = io.CopyN(io.Discard, body, f.off); err == nil {
+			return body, nil
+		}
+		err = fmt.Errorf("reading over %d bytes: %w", f.off, err)
 	}
-	return res.Body, nil
+	_ = body.Close()
+	if s != nil { // it was worth a try
+		return f.fromSpool(s), nil
+	}
+	return nil, err
 }
 
-// check compares the answer with the request. A registry may send everything instead of the range:
-// then the part before the range is skipped.
-func (f *fetch) check(res *http.Response, body io.Reader) error {
+func (f *fetch) fromSpool(s *spool) io.ReadCloser {
+	f.spool = s
+	return &spoolReader{spool: s, ctx: f.ctx, off: f.off, part: f.part}
+}
+
+// matters reports whether it makes a difference if what was fetched is wrong.
+func (f *fetch) matters() bool { return f.spool != nil || len(f.from.order()) > 1 }
+
+// wrong makes who has sent wrong content the last to ask. What it has sent is not read again.
+func (f *fetch) wrong() {
+	if f.spool == nil {
+		f.from.distrust(f.endpoints[0])
+		return
+	}
+	f.spool.mu.Lock()
+	sender := f.spool.sender
+	f.spool.mu.Unlock()
+	f.spool.drop()
+	f.from.distrust(sender)
+}
+
+// check compares the answer with the request. A registry may send everything instead of the range.
+func (f *fetch) check(res *http.Response) error {
 	if res.StatusCode == http.StatusOK {
 		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {
 			return permanent(
 				fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest,
 					res.ContentLength, f.desc.Size),
 			)
-		}
-		if _, err := io.CopyN(io.Discard, body, f.off); err != nil {
-			return fmt.Errorf("reading over %d bytes: %w", f.off, err)
 		}
 		return nil
 	}

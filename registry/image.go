@@ -67,12 +67,21 @@ type repository struct {
 	endpoints []*endpoint
 	// shunned is guarded by mu: until when an endpoint that brought too little is asked last.
 	shunned map[*endpoint]time.Time
+
+	spoolDir  string            // for blobs that are fetched as a whole; "": none are
+	spools    map[string]*spool // guarded by mu; by digest, also those that are gone
+	unspooled map[string]bool   // guarded by mu; blobs that cannot be kept
+	closed    bool              // guarded by mu
+	work      sync.WaitGroup    // fetches as a whole
 }
 
 // shunTime is how long an endpoint that brought too little is asked after the others.
 const shunTime = 2 * time.Minute
 
-func (r *repository) Close() error { return nil }
+func (r *repository) Close() error {
+	r.endSpools()
+	return nil
+}
 
 func (r *repository) blob(desc v1.Descriptor) (*blob, error) {
 	return remoteBlob(desc, r), nil

@@ -152,16 +152,19 @@ func (l *lying) send(w http.ResponseWriter, r *http.Request, content []byte) {
 	first, last, ok := rangeOf(r, len(content))
 	if !ok || l.noRanges {
 		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
-		_, _ = w.Write(content)
+		l.count(w.Write(content))
 		return
 	}
 	w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, last, len(content)))
 	w.Header().Set("Content-Length", strconv.Itoa(last-first+1))
 	w.WriteHeader(http.StatusPartialContent)
-	n, _ := w.Write(content[first : last+1])
+	l.count(w.Write(content[first : last+1]))
+}
+
+func (l *lying) count(n int, _ error) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.sent += int64(n)
-	l.mu.Unlock()
 }
 
 // sentSince tells how many bytes of blobs were sent since its last call.

@@ -61,8 +61,8 @@ func (s *seekable) fetch(ctx context.Context, p []byte, off int64) error {
 	case errors.Is(err, errCheckpoints) || errors.Is(err, inflate.ErrCheckpoint):
 		return err
 	}
-	if f, ok := in.(*fetch); ok && len(s.layer.from.order()) > 1 && s.verify(chunk, p) != nil {
-		s.layer.from.distrust(f.endpoints[0])
+	if f, ok := in.(*fetch); ok && f.matters() && s.verify(chunk, p) != nil {
+		f.wrong()
 	}
 	return nil
 }

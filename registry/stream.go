@@ -75,6 +75,9 @@ func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (
 	if err != nil {
 		return nil, err
 	}
+	if r, ok := src.(*repository); ok {
+		r.spoolDir = opt.CacheDir
+	}
 	s := &Stream{client: c, opt: opt, ref: ref, pause: longPause,
 		unsure: make(map[string]*unverified)}
 	if s.kept, err = keep(src, opt.KeepDir); err != nil {

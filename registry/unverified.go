@@ -78,7 +78,8 @@ func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
 		Digest: unverifiedName(originOf(s.kept.source), digest),
 		Size:   desc.Size, ChunkSize: unverifiedChunk, Verify: n.check,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
-			got, err := layer.ReadAt(ctx, p, off)
+			got, err := layer.checked(ctx, p, off,
+				func() error { return n.check(off/unverifiedChunk, p) })
 			if got == len(p) {
 				return nil
 			}
