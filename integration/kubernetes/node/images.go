@@ -66,7 +66,8 @@ func (i Image) write(path string) (digest string, err error) {
 	repository, _, _ := strings.Cut(i.Name, ":")
 	for _, name := range []string{i.Name, repository + "@" + hash.String()} {
 		if err := l.AppendImage(image, layout.WithAnnotations(map[string]string{
-			"io.containerd.image.name": name})); err != nil {
+			"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name,
+		})); err != nil {
 			return "", err
 		}
 	}
