@@ -67,7 +67,11 @@ func (b *baseImage) read(ctx context.Context) error {
 	}
 	b.index = true
 	var index v1.IndexManifest
-	if err := json.Unmarshal(text, &index); err != nil {
+	err = checkJSON(text)
+	if err == nil {
+		err = json.Unmarshal(text, &index)
+	}
+	if err != nil {
 		return fmt.Errorf("the index of %s cannot be read: %w", b.ref, err)
 	}
 	for _, m := range index.Manifests {

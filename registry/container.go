@@ -86,7 +86,10 @@ func (c *Container) readConfig(ctx context.Context) (err error) {
 		}
 	}
 	var config v1.ConfigFile
-	if err := json.Unmarshal(c.config, &config); err != nil {
+	if err = checkJSON(c.config); err == nil {
+		err = json.Unmarshal(c.config, &config)
+	}
+	if err != nil {
 		return fmt.Errorf("its configuration cannot be read: %w", err)
 	}
 	if config.OS != "" && config.OS != "linux" {

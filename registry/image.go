@@ -284,7 +284,7 @@ func manifestKind(content []byte, mediaType string) types.MediaType {
 		Manifests []json.RawMessage `json:"manifests"`
 		Layers    []json.RawMessage `json:"layers"`
 	}
-	if json.Unmarshal(content, &says) != nil {
+	if checkJSON(content) != nil || json.Unmarshal(content, &says) != nil {
 		return types.MediaType(mediaType)
 	}
 	switch {
@@ -300,7 +300,11 @@ func manifestKind(content []byte, mediaType string) types.MediaType {
 
 // parseManifest reads a manifest from an untrusted source, and bounds it.
 func parseManifest(content []byte) (*v1.Manifest, error) {
-	m, err := v1.ParseManifest(bytes.NewReader(content))
+	err := checkJSON(content)
+	var m *v1.Manifest
+	if err == nil {
+		m, err = v1.ParseManifest(bytes.NewReader(content))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("its manifest cannot be read: %w", err)
 	}
@@ -327,7 +331,11 @@ const annotationAbout = "vnd.docker.reference.type"
 // ofPlatform chooses the manifest for this machine. Containers run nowhere else, and an image that
 // is built for one platform has the disk for that platform.
 func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
-	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
+	err := checkJSON(content)
+	var index *v1.IndexManifest
+	if err == nil {
+		index, err = v1.ParseIndexManifest(bytes.NewReader(content))
+	}
 	if err != nil {
 		return v1.Descriptor{}, fmt.Errorf("the index of %s cannot be read: %w", ref, err)
 	}

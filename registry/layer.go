@@ -21,6 +21,8 @@ const (
 	maxEntries = 4 << 20
 	// maxName bounds the names that are remembered, in bytes: PATH_MAX.
 	maxName = 4096
+	// maxNames bounds all names that are remembered of a layer. Bytes.
+	maxNames = 4 << 20
 	// maxZstdWindow is how far back a zstd layer may refer, in bytes: as far as "zstd --long" does
 	// at most.
 	maxZstdWindow = 32 << 20
@@ -187,6 +189,7 @@ type layerList struct {
 	entries map[string]*entry // by name; if a name comes several times, the last counts
 	removed []string          // whiteouts
 	opaque  []string          // directories that hide everything below them
+	bytes   int               // of all these names, and of those in links
 }
 
 // readTar reads the tar archive of a layer. If visit is not nil, it is called for each regular
@@ -216,10 +219,10 @@ func readTar(
 		}
 		e := entryOf(h, name, n)
 		if h.Size < 0 || h.Size > 1<<60 {
-			return nil, fmt.Errorf("%q has a size of %d bytes", name, h.Size)
+			return nil, fmt.Errorf("%.100q has a size of %d bytes", name, h.Size)
 		}
-		if list.note(e); len(list.entries)+len(list.removed)+len(list.opaque) > maxShown {
-			return nil, fmt.Errorf("it has more than %d files under %s/", maxShown, dir)
+		if err := list.note(e); err != nil {
+			return nil, err
 		}
 		if visit != nil && e.kind == entryFile &&
 			!strings.HasPrefix(path.Base(name), whiteoutPrefix) {
@@ -237,9 +240,9 @@ const maxShown = 4096
 // directory of the disks, or lies there and does not seem to.
 func cleanName(name, dir string) (string, error) {
 	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
-	for _, part := range strings.Split(name, "/") {
+	for part := range strings.SplitSeq(name, "/") {
 		if part == ".." && (under(dir, clean) || under(dir, strings.TrimLeft(name, "./"))) {
-			return "", fmt.Errorf("it has a file of the name %q", name)
+			return "", fmt.Errorf("it has a file of the name %.100q", name)
 		}
 	}
 	if under(dir, clean) && (len(clean) > maxName || strings.IndexByte(clean, 0) >= 0) {
@@ -258,7 +261,7 @@ func entryOf(h *tar.Header, name string, ordinal int) *entry {
 			e.sparse = e.sparse || strings.HasPrefix(key, "GNU.sparse.")
 		}
 	case tar.TypeLink:
-		e.kind, e.link = entryLink, strings.TrimPrefix(path.Clean("/"+h.Linkname), "/")
+		e.linkTo(h.Linkname)
 	case tar.TypeDir:
 		e.kind = entryDirectory
 	case tar.TypeSymlink:
@@ -271,8 +274,38 @@ func entryOf(h *tar.Header, name string, ordinal int) *entry {
 	return e
 }
 
+// linkTo makes the entry a hard link. No file has a longer name than a path may have.
+func (e *entry) linkTo(name string) {
+	if len(name) > maxName {
+		e.kind, e.what = entryRefused, "a hard link to a name that is too long"
+		return
+	}
+	e.kind, e.link = entryLink, strings.TrimPrefix(path.Clean("/"+name), "/")
+}
+
 // note remembers the entry if it matters for the directory of the disks.
-func (l *layerList) note(e *entry) {
+func (l *layerList) note(e *entry) error {
+	before, old := l.count(), l.entries[e.name]
+	l.keep(e)
+	switch n := l.count(); {
+	case old != nil && l.entries[e.name] == e:
+		l.bytes += len(e.link) - len(old.link)
+	case n > before:
+		l.bytes += len(e.name) + len(e.link)
+	}
+	if l.count() > maxShown {
+		return fmt.Errorf("it has more than %d files under %s/", maxShown, l.dir)
+	}
+	if l.bytes > maxNames {
+		return fmt.Errorf("the names of its files under %s/ have more than %d bytes", l.dir,
+			maxNames)
+	}
+	return nil
+}
+
+func (l *layerList) count() int { return len(l.entries) + len(l.removed) + len(l.opaque) }
+
+func (l *layerList) keep(e *entry) {
 	dir, base := path.Split(e.name)
 	dir = strings.TrimSuffix(dir, "/")
 	switch {
@@ -295,6 +328,7 @@ func (l *layerList) note(e *entry) {
 type shadow struct {
 	names map[string]bool // other files have these names, or a whiteout removes them
 	trees map[string]bool // everything below these directories is hidden
+	bytes int             // of all these names
 }
 
 func newShadow() *shadow { return &shadow{names: map[string]bool{}, trees: map[string]bool{}} }
@@ -315,20 +349,27 @@ func (s *shadow) shows(name string) bool {
 
 // add lays the shadow of a layer over those below it.
 func (s *shadow) add(l *layerList) error {
+	hide := func(names map[string]bool, name string) {
+		if !names[name] {
+			names[name] = true
+			s.bytes += len(name)
+		}
+	}
 	for name, e := range l.entries {
-		s.names[name] = true
+		hide(s.names, name)
 		if e.kind != entryDirectory {
-			s.trees[name] = true
+			hide(s.trees, name)
 		}
 	}
 	for _, name := range l.removed {
-		s.names[name], s.trees[name] = true, true
+		hide(s.names, name)
+		hide(s.trees, name)
 	}
 	for _, dir := range l.opaque {
-		s.trees[dir] = true
+		hide(s.trees, dir)
 	}
-	if len(s.names)+len(s.trees) > 16*maxShown {
-		return fmt.Errorf("its layers have too many files under %s/", l.dir)
+	if len(s.names)+len(s.trees) > 16*maxShown || s.bytes > 4*maxNames {
+		return fmt.Errorf("its layers have too many files under %s/, or too long names", l.dir)
 	}
 	return nil
 }

@@ -54,8 +54,8 @@ type unsuited struct{ why string }
 
 func (u *unsuited) Error() string { return u.why }
 
-// maxParts limits the size of the kept parts, in bytes.
-const maxParts = 512 << 20
+// maxParts limits the size of the kept parts, in bytes: for maxTOCChunks, and the names.
+const maxParts = 64 << 20
 
 // partsName is the file with the known parts of the image. Those that nobody has verified are the
 // repository's own.
@@ -98,12 +98,18 @@ func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 		}
 	}
 	all := new(parts)
-	shade := newShadow()
+	shade, left := newShadow(), maxTOCChunks
 	for i := len(layers) - 1; i >= 0; i-- {
-		l, err := s.contents(ctx, layers[i])
+		l, err := s.contents(ctx, layers[i], left)
 		var shown []*part
 		if err == nil {
 			shown, err = l.shown(shade)
+		}
+		for _, p := range shown { // each link to a file is kept and opened with its own chunks
+			left -= len(p.Table) / tableEntry
+		}
+		if left < 0 {
+			err = errors.Join(err, tooManyChunks())
 		}
 		var no *unsuited
 		if errors.As(err, &no) {
@@ -192,13 +198,14 @@ const (
 	maxWalked = 16 << 10
 )
 
-// contents finds out which files a layer has, by reading as little as possible.
-func (s *Stream) contents(ctx context.Context, desc descriptor) (*contents, error) {
+// contents finds out which files a layer has, by reading as little as possible. left is how many
+// chunks of tables of contents the image may still have.
+func (s *Stream) contents(ctx context.Context, desc descriptor, left int) (*contents, error) {
 	switch {
 	case desc.MediaType == mediaEmpty:
 		return &contents{list: new(layerList)}, nil
 	case hasTOC(desc):
-		return s.tocLayout(ctx, desc)
+		return s.tocLayout(ctx, desc, left)
 	case desc.Size <= smallLayer:
 		return s.smallLayout(ctx, desc)
 	}

@@ -77,7 +77,7 @@ func (m *seekMaker) layer(desc descriptor) *recorder {
 
 // file notes where the content of the current file begins.
 func (m *seekMaker) file(rec *recorder, e *entry) {
-	if rec == nil {
+	if rec == nil || !under(diskDir, e.name) {
 		return
 	}
 	if m.offsets[e.name] = rec.read; e.sparse {

@@ -40,7 +40,7 @@ const (
 	// The limits of a table, which comes from an untrusted source.
 	maxPackedTOC = 64 << 20  // bytes, as it is stored
 	maxTOC       = 256 << 20 // bytes, as JSON
-	maxTOCChunks = 1 << 20   // of files under the directory of the disks
+	maxTOCChunks = 1 << 19   // of the files of an image under the directory of the disks
 )
 
 // hasTOC reports whether the layer claims to have a table of contents that the manifest vouches
@@ -53,17 +53,20 @@ func hasTOC(desc descriptor) bool {
 // tocTries is how often a table with a wrong digest is fetched.
 const tocTries = 3
 
-// tocLayout reads the table of contents of a layer.
-func (s *Stream) tocLayout(ctx context.Context, desc descriptor) (l *contents, err error) {
+// tocLayout reads the table of contents of a layer. left is how many chunks the image may still
+// have.
+func (s *Stream) tocLayout(ctx context.Context, desc descriptor, left int) (l *contents,
+	err error,
+) {
 	layer, err := s.image.source.blob(desc)
 	if err != nil {
 		return nil, err
 	}
 	for range tocTries {
 		if desc.Annotations[annotationStargz] != "" {
-			l, err = stargzTOC(ctx, layer)
+			l, err = stargzTOC(ctx, layer, left)
 		} else {
-			l, err = chunkedTOC(ctx, layer)
+			l, err = chunkedTOC(ctx, layer, left)
 		}
 		var wrong *DigestError
 		if !errors.As(err, &wrong) {
@@ -76,7 +79,7 @@ func (s *Stream) tocLayout(ctx context.Context, desc descriptor) (l *contents, e
 
 // stargzTOC reads the table of an eStargz layer: a tar archive in a gzip member of its own. The
 // last bytes of the layer say where it begins.
-func stargzTOC(ctx context.Context, layer *blob) (*contents, error) {
+func stargzTOC(ctx context.Context, layer *blob, left int) (*contents, error) {
 	foot := make([]byte, stargzFooter)
 	begin := layer.desc.Size - stargzFooter
 	if begin <= 0 {
@@ -102,7 +105,7 @@ func stargzTOC(ctx context.Context, layer *blob) (*contents, error) {
 	if err != nil { // perhaps it was changed on its way
 		return nil, &DigestError{Want: want, Got: "none: " + err.Error()}
 	}
-	return readTOC(text, want, layer.desc, at, codecGzip)
+	return readTOC(text, want, layer.desc, at, codecGzip, left)
 }
 
 // stargzJSON is the table in its archive.
@@ -120,7 +123,7 @@ func stargzJSON(packed []byte) (io.Reader, error) {
 }
 
 // chunkedTOC reads the table of a zstd:chunked layer.
-func chunkedTOC(ctx context.Context, layer *blob) (*contents, error) {
+func chunkedTOC(ctx context.Context, layer *blob, left int) (*contents, error) {
 	want, place := layer.desc.Annotations[annotationChunked],
 		layer.desc.Annotations[annotationPlace]
 	if want == "" {
@@ -148,7 +151,7 @@ func chunkedTOC(ctx context.Context, layer *blob) (*contents, error) {
 		return nil, err
 	}
 	defer z.Close()
-	return readTOC(io.LimitReader(z, maxTOC), "", layer.desc, at, codecZstd)
+	return readTOC(io.LimitReader(z, maxTOC), "", layer.desc, at, codecZstd, left)
 }
 
 // tocEntry is one entry of either kind of table.
@@ -179,7 +182,7 @@ type tocReader struct {
 	codec string
 	l     *contents
 	n     int   // entries so far
-	all   int   // chunks so far
+	left  int   // chunks that may still come
 	at    int64 // in the layer, of the chunk before
 	limit int64 // where chunks end at the latest
 
@@ -189,15 +192,18 @@ type tocReader struct {
 	done  int64        // bytes of file
 }
 
-// readTOC reads a table, whose digest is want unless that is "". end is where the chunks end.
-func readTOC(text io.Reader, want string, desc descriptor, end int64, codec string) (*contents,
-	error) {
+// readTOC reads a table, whose digest is want unless that is "". end is where the chunks end, and
+// left how many there may be.
+func readTOC(text io.Reader, want string, desc descriptor, end int64, codec string, left int) (
+	*contents, error,
+) {
 	h := sha256.New()
 	text = io.TeeReader(text, h)
-	t := &tocReader{desc: desc, codec: codec, limit: end, l: &contents{
+	t := &tocReader{desc: desc, codec: codec, limit: end, left: left, l: &contents{
 		files: make(map[string]*part),
 		list:  &layerList{dir: diskDir, entries: make(map[string]*entry)}}}
-	err := t.read(json.NewDecoder(text))
+	// Each entry is one piece.
+	err := t.read(json.NewDecoder(&jsonBounds{from: text, depth: 2, most: maxJSONPiece}))
 	if err == nil {
 		err = t.endFile(end)
 	}
@@ -213,48 +219,20 @@ func readTOC(text io.Reader, want string, desc descriptor, end int64, codec stri
 }
 
 func (t *tocReader) read(in *json.Decoder) error {
-	if err := delim(in, '{'); err != nil {
-		return err
-	}
 	seen := false
-	for in.More() {
-		key, err := in.Token()
-		if err != nil {
-			return err
-		}
+	return fields(in, maxJSONPiece, func(key string) (bool, error) {
 		if key != "entries" || seen {
-			var other json.RawMessage
-			if err := in.Decode(&other); err != nil {
-				return err
-			}
-			continue
+			return false, nil
 		}
 		seen = true
-		if err := delim(in, '['); err != nil {
-			return err
-		}
-		for in.More() {
+		return true, elements(in, func() error {
 			e := new(tocEntry)
 			if err := in.Decode(e); err != nil {
 				return err
 			}
-			if err := t.add(e); err != nil {
-				return err
-			}
-		}
-		if err := delim(in, ']'); err != nil {
-			return err
-		}
-	}
-	return delim(in, '}')
-}
-
-func delim(in *json.Decoder, want json.Delim) error {
-	got, err := in.Token()
-	if err == nil && got != want {
-		err = fmt.Errorf("it has %v instead of %v", got, want)
-	}
-	return err
+			return t.add(e)
+		})
+	})
 }
 
 // add takes the next entry.
@@ -293,7 +271,7 @@ func (t *tocReader) entry(e *tocEntry, name string) error {
 	case "reg":
 		n.kind = entryFile
 	case "hardlink":
-		n.kind, n.link = entryLink, strings.TrimPrefix(path.Clean("/"+e.LinkName), "/")
+		n.linkTo(e.LinkName)
 	case "dir":
 		n.kind = entryDirectory
 	case "symlink":
@@ -305,8 +283,8 @@ func (t *tocReader) entry(e *tocEntry, name string) error {
 		return fmt.Errorf("%.100q has a size of %d bytes", name, e.Size)
 	}
 	l := t.l.list
-	if l.note(n); len(l.entries)+len(l.removed)+len(l.opaque) > maxShown {
-		return fmt.Errorf("it has more than %d files under %s/", maxShown, diskDir)
+	if err := l.note(n); err != nil {
+		return err
 	}
 	delete(t.l.files, name)
 	if n.kind != entryFile || !under(diskDir, name) ||
@@ -330,7 +308,7 @@ func (t *tocReader) chunk(e *tocEntry) error {
 	if size == 0 {
 		size = t.file.Size - e.ChunkOffset
 	}
-	if t.all++; t.all > maxTOCChunks {
+	if t.left--; t.left < 0 {
 		return tooManyChunks()
 	}
 	switch {
@@ -364,7 +342,7 @@ func (t *tocReader) chunk(e *tocEntry) error {
 // zeros takes a chunk of zeros, which may be as long as the file.
 func (t *tocReader) zeros(off, size int64) error {
 	for t.done += size; size > 0; size -= maxHole {
-		if t.all++; t.all > maxTOCChunks {
+		if t.left--; t.left < 0 {
 			return tooManyChunks()
 		}
 		t.table = append(t.table, tableChunk{off: off, size: min(size, maxHole), zeros: true})

@@ -364,7 +364,7 @@ func FuzzTOC(f *testing.F) {
 	const size = 1 << 20
 	desc := (lying{store: map[string][]byte{}}).add(make([]byte, size))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		l, err := readTOC(bytes.NewReader(text), "", desc, size-100, codecGzip)
+		l, err := readTOC(bytes.NewReader(text), "", desc, size-100, codecGzip, maxTOCChunks)
 		if err != nil {
 			return
 		}

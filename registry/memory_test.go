@@ -1,0 +1,227 @@
+package registry
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/klauspost/compress/gzip"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// heapGrowth is by how much the heap grows at most while work runs. Garbage is collected often, so
+// it is mostly what lives. The race detector keeps its own memory elsewhere.
+func heapGrowth(t testing.TB, work func()) int64 {
+	defer debug.SetGCPercent(debug.SetGCPercent(10))
+	var stats runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&stats)
+	before, peak := int64(stats.HeapAlloc), int64(0)
+	var done atomic.Bool
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for last := false; !last; time.Sleep(time.Millisecond) {
+			last = done.Load()
+			var now runtime.MemStats
+			runtime.ReadMemStats(&now)
+			peak = max(peak, int64(now.HeapAlloc)-before)
+		}
+	}()
+	work()
+	done.Store(true)
+	<-ended
+	t.Logf("the heap grew by %d MiB", peak>>20)
+	return peak
+}
+
+// slim fails if the heap grows by more.
+func slim(t testing.TB, most int64, work func()) {
+	t.Helper()
+	require.Less(t, heapGrowth(t, work), most)
+}
+
+// opened streams an image, and returns the error.
+func opened(t testing.TB, ref Reference) error {
+	c := newClient(t, Options{})
+	s := newStreaming(t, c, t.TempDir(), t.TempDir())
+	st, err := c.Stream(t.Context(), ref, s.opt)
+	if err == nil {
+		for _, d := range st.Disks() {
+			var img *image.Image
+			if img, err = st.Open(t.Context(), d.Name, image.Options{}); err == nil {
+				require.NoError(t, img.Close())
+			}
+		}
+		require.NoError(t, st.Close())
+	}
+	return err
+}
+
+// longName is a path of n bytes.
+func longName(prefix string, n int) string {
+	return prefix + strings.Repeat("/"+strings.Repeat("y", 250), n/251)
+}
+
+// packedStream writes a gzip file that may be much larger than what fits in memory.
+func packedStream(t testing.TB, write func(w io.Writer) error) []byte {
+	var b bytes.Buffer
+	z, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
+	require.NoError(t, err)
+	require.NoError(t, write(z))
+	require.NoError(t, z.Close())
+	return b.Bytes()
+}
+
+// TestMemoryOfLongNames: names and hard links of a megabyte are not kept.
+func TestMemoryOfLongNames(t *testing.T) {
+	layer := packedStream(t, func(w io.Writer) error {
+		tw := tar.NewWriter(w)
+		for i := range 100 {
+			h := &tar.Header{Typeflag: tar.TypeLink, Name: fmt.Sprintf("disk/l%d", i),
+				Linkname: longName(fmt.Sprint(i), 1000<<10)}
+			if err := tw.WriteHeader(h); err != nil {
+				return err
+			}
+		}
+		return tw.Close()
+	})
+	require.Less(t, len(layer), 3<<19)
+	s := store{}
+	ref := s.layout(t, s.image(t, layer))
+	slim(t, 48<<20, func() {
+		err := opened(t, ref)
+		require.ErrorContains(t, err, "too long")
+		require.Less(t, len(err.Error()), 1000)
+	})
+}
+
+// TestMemoryOfManyNames: many layers, each with as many names as one may have, are refused before
+// the names take much memory.
+func TestMemoryOfManyNames(t *testing.T) {
+	var layers [][]byte
+	for i := range 16 {
+		layers = append(layers, packedStream(t, func(w io.Writer) error {
+			tw := tar.NewWriter(w)
+			for j := range 900 {
+				h := &tar.Header{Typeflag: tar.TypeDir,
+					Name: longName(fmt.Sprintf("disk/%d-%d", i, j), 4000)}
+				if err := tw.WriteHeader(h); err != nil {
+					return err
+				}
+			}
+			return tw.Close()
+		}))
+	}
+	s := store{}
+	ref := s.layout(t, s.image(t, layers...))
+	slim(t, 64<<20, func() { require.ErrorContains(t, opened(t, ref), "too long names") })
+}
+
+// starry is an image whose layer has a table of contents for eStargz.
+func starry(t testing.TB, table func(w io.Writer) error) Reference {
+	var text bytes.Buffer // only to know its length and digest
+	require.NoError(t, table(&text))
+	digest, size := digestOf(text.Bytes()), text.Len()
+	data := gzipped(t, []byte("data"))
+	toc := packedStream(t, func(w io.Writer) error {
+		tw := tar.NewWriter(w)
+		h := &tar.Header{Name: stargzName, Size: int64(size), Typeflag: tar.TypeReg}
+		if err := tw.WriteHeader(h); err != nil {
+			return err
+		}
+		if _, err := tw.Write(text.Bytes()); err != nil {
+			return err
+		}
+		return tw.Close()
+	})
+	foot := make([]byte, stargzFooter)
+	copy(foot[stargzMagicAt-16:], fmt.Sprintf("%016x%s", len(data), stargzMagic))
+	s := store{}
+	desc := s.add(append(append(data, toc...), foot...))
+	desc.MediaType = types.OCILayer
+	desc.Annotations = map[string]string{annotationStargz: digest}
+	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1,
+		Config: s.add([]byte("{}")), Layers: []v1.Descriptor{desc}}
+	return s.layout(t, s.manifest(t, m))
+}
+
+// TestMemoryOfTableOfContents: no text in a table of contents takes much memory, wherever it is.
+func TestMemoryOfTableOfContents(t *testing.T) {
+	const size = 64 << 20
+	repeat := func(text string) func(w io.Writer) error {
+		begin, what, _ := strings.Cut(text, "<")
+		what, end, _ := strings.Cut(what, ">")
+		block := strings.Repeat(what, 1<<20/len(what))
+		return func(w io.Writer) error {
+			_, err := io.WriteString(w, begin)
+			for n := 0; n < size && err == nil; n += len(block) {
+				_, err = io.WriteString(w, block)
+			}
+			if err == nil {
+				_, err = io.WriteString(w, end)
+			}
+			return err
+		}
+	}
+	for name, test := range map[string]struct{ text, want string }{
+		"a string":         {`{"x":"<a>","entries":[]}`, "a value of more than"},
+		"a name":           {`{"entries":[{"name":"<a>"}]}`, "a value of more than"},
+		"an unknown list":  {`{"x":[<1,>1],"entries":[]}`, "value of more than"},
+		"objects":          {`{"x":{<"y":[{}],>"z":1},"entries":[]}`, "value of more than"},
+		"unknown keys":     {`{<"x":1,>"entries":[]}`, "unknown keys"},
+		"a list of a file": {`{"entries":[{"name":"a","x":[<1,>1]}]}`, "a value of more than"},
+		"nesting":          {`{"x":<[>`, "nested more than"},
+		"space":            {`{"x":< >1}`, "a value of more than"},
+		"a number":         {`{"x":<1>}`, "a value of more than"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ref := starry(t, repeat(test.text))
+			slim(t, 48<<20, func() { require.ErrorContains(t, opened(t, ref), test.want) })
+		})
+	}
+}
+
+// TestMemoryOfChunks: the chunks of all layers and links count together.
+func TestMemoryOfChunks(t *testing.T) {
+	sum := digestText(nil)
+	ref := starry(t, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, `{"entries":[{"name":"disk/a","type":"reg","size":65536,`+
+			`"offset":1,"chunkSize":1,"chunkDigest":%q}`, sum)
+		for i := 1; i < 1<<16 && err == nil; i++ {
+			_, err = fmt.Fprintf(w, `,{"name":"disk/a","type":"chunk","offset":1,"innerOffset":%d,`+
+				`"chunkOffset":%[1]d,"chunkSize":1,"chunkDigest":%q}`, i, sum)
+		}
+		for i := 0; i < 100 && err == nil; i++ {
+			_, err = fmt.Fprintf(w, `,{"name":"disk/l%d","type":"hardlink","linkName":"disk/a"}`, i)
+		}
+		if err == nil {
+			_, err = io.WriteString(w, `]}`)
+		}
+		return err
+	})
+	slim(t, 96<<20, func() { require.Error(t, opened(t, ref)) })
+}
+
+// TestMemoryOfManifest: a manifest of many small values is refused before it is decoded.
+func TestMemoryOfManifest(t *testing.T) {
+	for _, list := range []string{"layers", "manifests"} {
+		s := store{}
+		desc := s.add([]byte(`{"schemaVersion":2,"` + list + `":[` +
+			strings.Repeat("{},", 1<<20) + `{}]}`))
+		desc.MediaType = types.OCIManifestSchema1
+		ref := s.layout(t, desc)
+		slim(t, 32<<20, func() { require.Error(t, opened(t, ref)) })
+	}
+}
