@@ -138,8 +138,8 @@ const startGCPercent = 400
 // in then.
 const startGCTime = time.Second
 
-// memoryLimit is the size of the heap, in bytes, from which on garbage is collected at once. What an
-// image contains is bounded, but startGCPercent would let its garbage grow to four times that.
+// memoryLimit is the size of the heap, in bytes, from which on garbage is collected at once. What
+// an image contains is bounded, but startGCPercent would let its garbage grow to four times that.
 const memoryLimit = 192 << 20
 
 // run serves until ctx ends.
