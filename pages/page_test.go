@@ -38,7 +38,11 @@ func newFake() *fake {
 			{Volume: "vm.2", ReceivedBytes: 3 << 30, TotalBytes: 4 << 30, StartedBytes: 2 << 30,
 				StartedAt: time.Now().Add(-time.Hour)},
 			{Volume: "unknown-length", ReceivedBytes: 5 << 20}}}}}
+	f.status.RefusedLogins = []RefusedLogin{{From: "10.0.0.7", Initiator: "iqn.stranger",
+		User: "who", Reason: "authentication_failed", Count: 2, Last: time.Now().Add(-90 * time.Minute)}}
 	f.luns(3)
+	f.status.LUNs[1].Troubles = []Trouble{{Kind: "no_space", Message: "disk is full",
+		Error: "no space left", Count: 12, Since: time.Now().Add(-90 * time.Minute)}}
 	return f
 }
 
@@ -295,20 +299,28 @@ func TestEmptyPage(t *testing.T) {
 // TestStates checks that the most important state is shown, in words.
 func TestStates(t *testing.T) {
 	lun := LUNStatus{CopyMode: "clone", Copy: &CopyStatus{WaitsForSpace: true}}
-	for _, want := range []string{"opening", "no space", "copying", "ready"} {
-		state, _ := stateOf(&lun)
+	lun.Troubles = []Trouble{{Kind: "write_error", Message: "storage could not write",
+		Error: "on fire", Count: 3, Since: time.Now().Add(-time.Minute)}}
+	for _, want := range []string{"opening", "failing", "no space", "copying", "ready"} {
+		state, _ := stateOf(&lun, time.Now())
 		require.Equal(t, want, state)
 		switch want {
 		case "opening":
 			lun.Ready = true
+		case "failing":
+			lun.Troubles = nil
 		case "no space":
 			lun.Copy.WaitsForSpace = false
 		case "copying":
 			lun.Copy.Complete = true
 		}
 	}
+	lun.Troubles = []Trouble{{Kind: "no_space", Message: "disk is full", Error: "no room", Count: 3}}
+	state, note := stateOf(&lun, time.Now())
+	require.Equal(t, "no space", state)
+	require.Contains(t, note, "disk is full: no room (3 times, since")
 	lun.Failure = "an earlier flush"
-	state, note := stateOf(&lun)
+	state, note = stateOf(&lun, time.Now())
 	require.Equal(t, "failed", state)
 	require.Equal(t, "an earlier flush", note)
 }

@@ -27,6 +27,9 @@ type Status struct {
 	LUNs           []LUNStatus          `json:"luns"`
 	Volumes        *VolumesStatus       `json:"volumes,omitempty"` // if any can be made
 	Sessions       []target.SessionInfo `json:"sessions"`
+	// RefusedLogins are those of the last day, the last one first. There is a bound: see
+	// docs/page.md.
+	RefusedLogins []RefusedLogin `json:"refused_logins,omitempty"`
 	// Handover is the one that an annotation of the pod asks for.
 	Handover *HandoverStatus `json:"handover,omitempty"`
 	// UsageTypes are the storages that disks can choose.
@@ -107,6 +110,33 @@ type LUNStatus struct {
 	Copy       *CopyStatus `json:"copy,omitempty"`       // in modes that copy the image
 	Space      *Space      `json:"space,omitempty"`      // if the storage can tell
 	Failure    string      `json:"failure,omitempty"`    // why it has failed, until the next start
+	// Troubles are why commands of guests fail now. They go when such commands succeed again.
+	Troubles []Trouble `json:"troubles,omitempty"`
+}
+
+// Trouble is why commands to a LUN fail, though its disk has not failed.
+type Trouble struct {
+	// Kind is "no_space", "read_only", "read_error", "write_error", "reservations", "not_now" or
+	// "other".
+	Kind    string    `json:"kind"`
+	Message string    `json:"message"` // what it means
+	Error   string    `json:"error"`   // the last one
+	Since   time.Time `json:"since"`
+	Last    time.Time `json:"last"`
+	Count   int64     `json:"count"` // commands that have failed
+}
+
+// RefusedLogin are logins that were refused for the same reason.
+type RefusedLogin struct {
+	From      string    `json:"from"`                // the peer's address
+	Initiator string    `json:"initiator,omitempty"` // as the peer called itself
+	User      string    `json:"user,omitempty"`      // the CHAP name that was tried
+	Target    string    `json:"target,omitempty"`    // the target that was asked for
+	Reason    string    `json:"reason"`              // as in the metrics
+	Error     string    `json:"error,omitempty"`     // the last one
+	Since     time.Time `json:"since"`
+	Last      time.Time `json:"last"`
+	Count     int64     `json:"count"`
 }
 
 // CopyStatus says how much of an image the disk's own file holds. The guest can use the whole disk

@@ -39,6 +39,7 @@ type view struct {
 	One                                   *detail
 	Users                                 []user
 	MoreUsers                             string // "": all are shown
+	Refused                               []refusal
 	Shape                                 string // changes when the page has other parts
 }
 
@@ -141,6 +142,7 @@ func (s *snapshot) view(at place, portal string) *view {
 		v.Users = append(v.Users, s.user(info))
 	}
 	s.uploads(v)
+	v.Refused = s.refusals()
 	v.Shape = v.shape()
 	return v
 }
@@ -217,7 +219,7 @@ func (s *snapshot) row(l *LUNStatus) row {
 		kind = append(kind, "read-only")
 	}
 	r.Kind = strings.Join(kind, " · ")
-	r.State, r.Note = stateOf(l)
+	r.State, r.Note = stateOf(l, s.now)
 	h := s.rates.luns[l.LUN]
 	if h == nil {
 		h = &history{}
@@ -254,18 +256,59 @@ func (s *snapshot) row(l *LUNStatus) row {
 }
 
 // stateOf returns the most important state of a LUN, and a note.
-func stateOf(l *LUNStatus) (state, note string) {
+func stateOf(l *LUNStatus, now time.Time) (state, note string) {
 	switch {
 	case l.Failure != "":
 		return "failed", plain(l.Failure)
 	case !l.Ready:
 		return "opening", ""
+	case len(l.Troubles) > 0:
+		return troubleText(l.Troubles, now)
 	case l.Copy != nil && l.Copy.WaitsForSpace:
 		return "no space", "copying waits for space; the disk is served from its image meanwhile"
 	case l.Copy != nil && !l.Copy.Complete && l.CopyMode == "clone":
 		return "copying", ""
 	}
 	return "ready", ""
+}
+
+// troubleText names what makes commands fail, the first as the state.
+func troubleText(all []Trouble, now time.Time) (state, note string) {
+	var notes []string
+	for _, t := range all {
+		notes = append(notes, fmt.Sprintf("%s: %s (%s, since %s)", plain(t.Message),
+			plain(t.Error), timesText(t.Count), durationText(now.Sub(t.Since))))
+	}
+	if state = "failing"; all[0].Kind == "no_space" {
+		state = "no space"
+	}
+	return state, strings.Join(notes, "; ")
+}
+
+func timesText(n int64) string {
+	if n == 1 {
+		return "once"
+	}
+	return countText(float64(n)) + " times"
+}
+
+// refusal is a refused login. Only Note changes while it is there.
+type refusal struct{ ID, From, Name, Why, Note string }
+
+func (s *snapshot) refusals() (all []refusal) {
+	for i, r := range s.status.RefusedLogins {
+		one := refusal{ID: fmt.Sprintf("refused%d", i), From: plain(r.From),
+			Name: plain(r.Initiator), Why: plain(r.Reason), Note: fmt.Sprintf("%s, last %s ago: %s",
+				timesText(r.Count), durationText(s.now.Sub(r.Last)), plain(r.Error))}
+		if one.Name == "" {
+			one.Name = "no name"
+		}
+		if r.User != "" {
+			one.Name += ", as user " + plain(r.User)
+		}
+		all = append(all, one)
+	}
+	return all
 }
 
 // summary describes the map.
@@ -358,6 +401,9 @@ func (v *view) shape() string {
 	for _, j := range v.Uploads {
 		fmt.Fprintln(h, j.ID)
 	}
+	for _, r := range v.Refused {
+		fmt.Fprintln(h, r.ID, r.From, r.Name, r.Why)
+	}
 	fmt.Fprintln(h, v.Before, v.After, v.Missing, v.MoreUsers != "", v.MoreUploads != "",
 		v.Portals, v.Auth, v.Version)
 	return strconv.FormatUint(h.Sum64(), 36)
@@ -396,6 +442,9 @@ func (v *view) live() (texts, paths map[string]string) {
 			texts["written"], texts["hole"] = d.Written, d.Hole
 			d.Map.add(paths, "g", "")
 		}
+	}
+	for _, r := range v.Refused {
+		texts[r.ID] = r.Note
 	}
 	for _, u := range v.Users {
 		for name, text := range map[string]string{"since": u.Since, "luns": u.LUNs,

@@ -379,6 +379,9 @@ func (c *conn) observe(t *task, status uint8) {
 		c.srv.watch.of(t).slow(now - t.begun)
 	}
 	t.sess.work.count(op, moved)
+	if status == uint8(scsi.StatusGood) {
+		t.scsi.Worked()
+	}
 	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number,
 		Op:    op,
 		Bytes: moved, Duration: now - t.started, Status: status})

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/target/internal/scsi"
 )
 
 // Opening is a LUN that Admit has opened, with the admitted initiator and the end of the time
@@ -41,6 +42,13 @@ func (s *Server) Withdraw(lun uint16) (guest string, err error) { return s.disks
 
 // Openings returns the LUNs that are open, for example after a restart.
 func (s *Server) Openings() []Opening { return s.disks.Openings() }
+
+// Trouble is why commands to a LUN fail now, such as full storage.
+type Trouble = scsi.Trouble
+
+// Troubles returns why commands to a LUN fail now. Trouble is over when such commands succeed
+// again.
+func (s *Server) Troubles(lun uint16) []Trouble { return s.device.Troubles(lun) }
 
 // Holders returns who has a write-exclusive LUN. It is empty for other LUNs.
 func (s *Server) Holders(lun uint16) Holders { return s.disks.Holders(lun) }

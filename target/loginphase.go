@@ -61,7 +61,7 @@ func (d *loginDialog) log(err error) {
 	res := d.machine.Result()
 	ev := LoginEvent{Initiator: res.InitiatorName, Remote: c.remote.String(),
 		Target: res.TargetName,
-		User:   res.User, Discovery: res.SessionType == login.Discovery, Err: err,
+		User:   res.Tried, Discovery: res.SessionType == login.Discovery, Err: err,
 		Reason: "connection_closed"}
 	fields := []zap.Field{zap.Error(err)}
 	var r *refusal
@@ -81,7 +81,7 @@ func (d *loginDialog) log(err error) {
 		ev.Reason = "timeout"
 	}
 	fields = append(fields, zap.String("reason", ev.Reason), zap.String("initiator", ev.Initiator),
-		zap.String("target", ev.Target))
+		zap.String("target", ev.Target), zap.String("user", ev.User))
 	c.srv.opt.Observer.LoginRefused(ev)
 	c.log().Warn("login refused", fields...)
 }

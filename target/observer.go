@@ -34,7 +34,7 @@ type LoginEvent struct {
 	Initiator string // "" if the peer did not name itself
 	Remote    string // the peer's address
 	Target    string // the requested target, "" in a discovery session
-	User      string // the CHAP name, "" without CHAP
+	User      string // the CHAP name, "" without CHAP; refused: that was tried
 	Discovery bool
 	Reason    string // refused: a short stable label
 	Err       error  // refused: the full reason, for people

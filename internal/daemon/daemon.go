@@ -44,8 +44,9 @@ type Daemon struct {
 	usageTypes []usageType
 	streams    streams // set at the start, before the target is
 	disks      table
-	volumes    *volumes       // set with mu held before the images are found; nil: none can be made
-	found      []foundImage   // at the start; set before the target is
+	volumes    *volumes     // set with mu held before the images are found; nil: none can be made
+	found      []foundImage // at the start; set before the target is
+	refused    refusedLogins
 	homes      []func() error // remember where the disks of the start lie, once they are made
 	numbers    numbers        // set before the target is
 	initial    []*servedDisk  // the disks of found; set before the target
@@ -156,7 +157,7 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 		TargetName:  d.opt.TargetName,
 		HidePortals: d.opt.BehindNAT,
 		Auth:        d.auth,
-		Observer:    d.metrics,
+		Observer:    eventSink{d.metrics, &d.refused},
 		Limits:      d.opt.Limits,
 		Log:         d.log,
 		Empty:       d.opt.Volumes != nil,

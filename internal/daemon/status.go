@@ -80,6 +80,7 @@ func (d *Daemon) Status() pages.Status {
 	case d.opt.CHAP.Enabled():
 		page.Authentication = "chap"
 	}
+	page.RefusedLogins = d.refused.latest(time.Now())
 	page.Volumes = d.volumesStatus()
 	luns, gauges := d.disks.status(page.Ready)
 	for i, u := range readAll(gauges) {
@@ -95,6 +96,9 @@ func (d *Daemon) Status() pages.Status {
 			have := srv.Holders(one.LUN)
 			page.LUNs[i].Owner, page.LUNs[i].OpenTo = have.Owner, have.Guest
 			page.LUNs[i].Fenced = have.Fenced
+			for _, t := range srv.Troubles(one.LUN) {
+				page.LUNs[i].Troubles = append(page.LUNs[i].Troubles, pages.Trouble(t))
+			}
 		}
 	}
 	return page

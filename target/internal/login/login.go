@@ -126,5 +126,6 @@ type Result struct {
 	TargetName     string // the name that the initiator asked for; may be "" in a discovery session
 	SessionType    SessionType
 	User           string // the authenticated user; "" without authentication
+	Tried          string // the name that the initiator gave to authenticate; "" if none yet
 	Params         Params
 }

@@ -129,6 +129,9 @@ func (m *Machine) finishCHAP(keys map[string]*string) *refusal {
 	if r := unexpected(keys, keyChapN, keyChapR, keyChapI, keyChapC); r != nil {
 		return r
 	}
+	if name := keys[keyChapN]; name != nil {
+		m.res.Tried = *name
+	}
 	proof, err := m.exchange.Verify(chap.Reply{Name: keys[keyChapN], Response: keys[keyChapR],
 		Identifier: keys[keyChapI], Challenge: keys[keyChapC]})
 	if err != nil {

@@ -76,6 +76,7 @@ type unit struct {
 	ejected    atomic.Bool // written under Device.mu
 	mode       modeState
 	faults     faultLog
+	troubles   troubles
 	refusals   conflictLog
 	sanitizing sanitizeState
 	atomics    sync.Mutex  // held by a WRITE ATOMIC, because there is only one undo record

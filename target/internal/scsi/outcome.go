@@ -136,6 +136,7 @@ func (d *Device) logFault(t *Task, f fault, msg string, err error) {
 	if t != nil {
 		if t.unit != nil {
 			faults = &t.unit.faults
+			t.unit.troubles.failed(f, t.cmd, msg, err, time.Now())
 			fields = append(fields, zap.Uint16("lun", t.unit.Number))
 		}
 		if t.cmd != nil {

@@ -1,0 +1,142 @@
+package daemon
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/targettest"
+)
+
+// TestFullStorageIsSeen: while the writes of a guest fail for space, the page and /status say so of
+// that LUN, and only of that one. The daemon stays ready: a restart would repair nothing. When
+// writes succeed again, the trouble is gone.
+func TestFullStorageIsSeen(t *testing.T) {
+	opt, small := options(t, "a.raw", "b.raw"), filetest.TinyFS(t, "4m")
+	require.NoError(t, os.Truncate(filepath.Join(opt.Images.Dir, "a.raw"), 16<<20))
+	filler := filetest.Put(t, small, "filler", filetest.Block(1, 2<<20), 0)
+	opt.UsageTypes = UsageTypes{"small": small}
+	opt.Settings.Disk.CopyMode = instance.CopyOnWrite
+	opt.Settings.Disks = map[string]SingleDisk{
+		"a.raw": {DiskSettings: DiskSettings{UsageType: "small"}}}
+	d := start(t, opt)
+	s := d.login(initiatorA, 1, 2)
+	const blocks = 512
+	data := bytes.Repeat([]byte{0x42}, blocks*512)
+	before := time.Now()
+	failed := int64(0)
+	lba := uint32(0)
+	for failed < 3 {
+		lba += blocks
+		r, err := s.Do(targettest.Write10(1, lba, data))
+		require.NoError(t, err)
+		if r.Status != 0 {
+			failed++
+		}
+	}
+	s.MustGood(t, targettest.Write10(2, 0, data[:512]))
+	luns := d.Status().LUNs
+	require.Empty(t, luns[1].Troubles)
+	require.Len(t, luns[0].Troubles, 1)
+	trouble := luns[0].Troubles[0]
+	require.Equal(t, "no_space", trouble.Kind)
+	require.Contains(t, trouble.Message, "disk is full")
+	require.Contains(t, trouble.Error, "no space")
+	require.Equal(t, failed, trouble.Count)
+	require.WithinRange(t, trouble.Since, before, trouble.Last)
+	for path, part := range map[string]string{"/": "disk is full", "/status": `"no_space"`,
+		"/readyz": "ok", "/healthz": "ok"} {
+		require.Contains(t, d.page(path), part, path)
+	}
+
+	// A guest can still write where it has written before. It is no sign that storage has space.
+	s.MustGood(t, targettest.Write10(1, blocks, data))
+	require.Len(t, d.Status().LUNs[0].Troubles, 1)
+	require.NoError(t, os.Remove(filler))
+	require.Eventually(t, func() bool {
+		s.MustGood(t, targettest.Write10(1, lba, data))
+		return len(d.Status().LUNs[0].Troubles) == 0
+	}, patience, 100*time.Millisecond)
+	require.NotContains(t, d.page("/"), "disk is full")
+	require.NoError(t, d.end())
+}
+
+// TestRefusedLoginsAreSeen: who was refused, with which name, why and how often, and never a secret.
+func TestRefusedLoginsAreSeen(t *testing.T) {
+	opt := options(t, "a.raw")
+	opt.CHAP.Initiator = credential("user", "correct-horse-battery")
+	d := start(t, opt)
+	portal, err := netip.ParseAddrPort(d.Status().Portals[0])
+	require.NoError(t, err)
+	for range 3 {
+		_, err := targettest.Login(net.TCPAddrFromAddrPort(portal), targettest.LoginOptions{
+			Initiator: initiatorA,
+			CHAP:      &targettest.CHAP{Username: "some<body", Password: "wrong-horse-battery"}})
+		require.Error(t, err)
+	}
+	var all []pages.RefusedLogin
+	require.Eventually(t, func() bool { // the answer comes before the record
+		all = d.Status().RefusedLogins
+		return len(all) == 1 && all[0].Count == 3
+	}, patience, time.Millisecond)
+	one := all[0]
+	require.Equal(t, []string{"127.0.0.1", initiatorA, "some<body"},
+		[]string{one.From, one.Initiator, one.User})
+	require.NotEmpty(t, one.Reason)
+	require.NotEmpty(t, one.Error)
+	require.WithinDuration(t, time.Now(), one.Last, time.Minute)
+	body := d.page("/")
+	require.Contains(t, body, "some&lt;body")
+	require.Contains(t, body, "3 times")
+	text, err := json.Marshal(d.Status())
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "horse")
+	lines := d.log.FilterMessage("login refused").All()
+	require.Len(t, lines, 3)
+	require.Equal(t, "some<body", lines[0].ContextMap()["user"])
+	require.NotContains(t, fmt.Sprint(d.log.All()), "horse")
+	require.NoError(t, d.end())
+}
+
+// TestRefusedLoginsAreBounded: strangers cannot make the record large, and one address cannot push
+// out what others have tried.
+func TestRefusedLoginsAreBounded(t *testing.T) {
+	var l refusedLogins
+	now := time.Now()
+	add := func(from, name string) {
+		l.add(target.LoginEvent{Remote: from, Initiator: name, User: name, Reason: "x",
+			Err: errors.New(strings.Repeat("x", 1<<20))}, now)
+	}
+	add("10.0.0.1:1", "victim")
+	for i := range 1000 {
+		add(fmt.Sprintf("10.0.0.2:%d", i), strings.Repeat("é", 1<<16)+"/"+fmt.Sprint(i))
+		add(fmt.Sprintf("10.0.0.2:%d", i), fmt.Sprint(i))
+	}
+	all := l.latest(now)
+	require.Len(t, all, 1+maxRefusedFrom)
+	require.Equal(t, "victim", all[len(all)-1].Initiator)
+	for i := range 1000 {
+		add(fmt.Sprintf("[fd00::%x]:1", i), "a\xffb")
+	}
+	all = l.latest(now)
+	require.Len(t, all, maxRefused)
+	text, err := json.Marshal(all)
+	require.NoError(t, err)
+	require.Less(t, len(text), maxRefused*5*maxRefusedText)
+	require.Equal(t, "ab", all[0].Initiator)
+	require.Empty(t, l.latest(now.Add(refusedFor)))
+}
