@@ -39,7 +39,8 @@ func newFake() *fake {
 				StartedAt: time.Now().Add(-time.Hour)},
 			{Volume: "unknown-length", ReceivedBytes: 5 << 20}}}}}
 	f.status.RefusedLogins = []RefusedLogin{{From: "10.0.0.7", Initiator: "iqn.stranger",
-		User: "who", Reason: "authentication_failed", Count: 2, Last: time.Now().Add(-90 * time.Minute)}}
+		User: "who", Reason: "authentication_failed", Count: 2,
+		Last: time.Now().Add(-90 * time.Minute)}}
 	f.luns(3)
 	f.status.LUNs[1].Troubles = []Trouble{{Kind: "no_space", Message: "disk is full",
 		Error: "no space left", Count: 12, Since: time.Now().Add(-90 * time.Minute)}}
@@ -315,7 +316,8 @@ func TestStates(t *testing.T) {
 			lun.Copy.Complete = true
 		}
 	}
-	lun.Troubles = []Trouble{{Kind: "no_space", Message: "disk is full", Error: "no room", Count: 3}}
+	lun.Troubles = []Trouble{{Kind: "no_space", Message: "disk is full", Error: "no room",
+		Count: 3}}
 	state, note := stateOf(&lun, time.Now())
 	require.Equal(t, "no space", state)
 	require.Contains(t, note, "disk is full: no room (3 times, since")

@@ -75,7 +75,8 @@ func TestFullStorageIsSeen(t *testing.T) {
 	require.NoError(t, d.end())
 }
 
-// TestRefusedLoginsAreSeen: who was refused, with which name, why and how often, and never a secret.
+// TestRefusedLoginsAreSeen: who was refused, with which name, why and how often, and never a
+// secret.
 func TestRefusedLoginsAreSeen(t *testing.T) {
 	opt := options(t, "a.raw")
 	opt.CHAP.Initiator = credential("user", "correct-horse-battery")
