@@ -41,6 +41,7 @@ type config struct {
 	common           daemon.DiskSettings          // for every disk without its own
 	disks            map[string]daemon.SingleDisk // by image
 	metricsListen    *daemon.Address              // nil: off
+	pagesHosts       []string                     // other names that the pages are asked for
 	metricsChosen    bool                         // metricsListen is not the default
 	readyFile        string                       // "": none
 	log              logConfig
@@ -61,6 +62,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		targetName:     l.text(keyTargetName),
 		readyFile:      l.text(keyReadyFile),
 		metricsListen:  l.metricsListen(),
+		pagesHosts:     l.list(keyPagesHost),
 		metricsChosen:  l.source(keyMetricsListen) != "",
 		persistentDir:  l.text(keyPersistentDir),
 		ephemeralFlush: l.bool(keyEphemeralFlush),

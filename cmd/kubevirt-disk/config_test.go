@@ -105,6 +105,8 @@ var settingCases = []struct {
 	{key: keyMetricsListen, def: "127.0.0.1:9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2",
 		asFlag: "127.0.0.1:3",
 		got:    func(c *config) string { return c.metricsListen.String() }},
+	{key: keyPagesHost, def: "", inFile: "f.example", inEnv: "e.example", asFlag: "a.example",
+		got: func(c *config) string { return strings.Join(c.pagesHosts, ",") }},
 	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a",
 		got: func(c *config) string { return c.readyFile }},
 	{key: keyLogLevel, def: "info", inFile: "debug", inEnv: "warn", asFlag: "error",

@@ -29,6 +29,7 @@ func (c *config) options(log *zap.Logger) daemon.Options {
 		CHAP:           c.chap,
 		Limits:         c.limits,
 		Pages:          c.metricsListen,
+		PagesHosts:     c.pagesHosts,
 		ReadyFile:      c.readyFile,
 		ControlSocket:  c.controlSocket,
 		RecordBoot:     c.recordBoot,

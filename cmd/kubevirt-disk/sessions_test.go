@@ -77,6 +77,10 @@ func TestSessionsAndKick(t *testing.T) {
 		require.Contains(t, ask(exitUsage, args...), name)
 	}
 	require.Contains(t, ask(exitFailed, "kick", "--session=65535"), "there is no session 65535")
+	nobody := filepath.Join(t.TempDir(), "control.sock")
+	text := ask(exitFailed, "sessions", "--control-socket="+nobody)
+	require.Contains(t, text, nobody)
+	require.NotContains(t, text, "/proc/self/fd")
 	require.Contains(t, ask(exitFailed, "kick", "--initiator=iqn.2020-01.test:nobody"),
 		`there is no session of "iqn.2020-01.test:nobody"`)
 	require.Len(t, sessions(), 3)

@@ -38,6 +38,7 @@ const (
 	keyCopyMode       = "copy-mode"
 	keyAccessMode     = "access-mode"
 	keyMetricsListen  = "metrics-listen"
+	keyPagesHost      = "pages-host"
 	keyReadyFile      = "ready-file"
 	keyLogLevel       = "log-level"
 	keyLogFormat      = "log-format"
@@ -115,6 +116,8 @@ var settings = append([]setting{
 	{key: keyMetricsListen, env: []string{"METRICS_LISTEN"}, def: ":9260", empty: true,
 		usage: "`address` of /metrics, /healthz, /readyz and /status; empty turns them off " +
 			"(127.0.0.1:9260 without CHAP where the portals are on loopback)"},
+	{key: keyPagesHost, env: []string{"PAGES_HOSTS"}, kind: kindList,
+		usage: "another `name` that the pages are asked for, as behind a proxy; repeatable"},
 	{key: keyReadyFile, env: []string{"READY_FILE"}, def: "/tmp/healthy", empty: true,
 		usage: "`file` that exists while the LUNs can be used; empty: none"},
 	{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,

@@ -126,7 +126,7 @@ func (c Client) dial(ctx context.Context) (net.Conn, error) {
 	defer dir.Close()
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", short)
 	if err != nil {
-		return nil, err
+		return nil, named(err, c.Socket)
 	}
 	if err := c.checkDaemon(peerOf(conn)); err != nil {
 		return nil, errors.Join(err, conn.Close())

@@ -27,6 +27,7 @@ func listen(path string) (net.Listener, error) {
 	// Between bind and listen, a socket looks like one of a killed daemon.
 	flock.WaitBriefly(dir)
 	c, dialErr := net.Dial("unix", short)
+	dialErr = named(dialErr, path)
 	if dialErr == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE)
@@ -48,7 +49,7 @@ func listen(path string) (net.Listener, error) {
 	}
 	l, err := net.Listen("unix", short)
 	if err != nil {
-		return nil, err
+		return nil, named(err, path)
 	}
 	// A connection made before the mode is set is still checked by peer.go.
 	made, err := restrict(dir, filepath.Base(path))
@@ -90,6 +91,15 @@ func (l *listener) Close() error {
 	err := l.Listener.Close()
 	if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
 		_ = os.Remove(l.path)
+	}
+	return err
+}
+
+// named makes an error of a socket's short path name the path that a person knows.
+func named(err error, path string) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		op.Addr = &net.UnixAddr{Name: path, Net: "unix"}
 	}
 	return err
 }

@@ -15,6 +15,7 @@ const (
 	SettingPortals       Setting = "listen"
 	SettingPort          Setting = "port" // of the portals
 	SettingPages         Setting = "metrics-listen"
+	SettingPagesHost     Setting = "pages-host"
 	SettingReadyFile     Setting = "ready-file"
 	SettingControlSocket Setting = "control-socket"
 	SettingRecordBoot    Setting = "record-boot"

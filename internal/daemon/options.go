@@ -49,6 +49,8 @@ type Options struct {
 	Volumes *Volumes // nil: none can be made
 
 	Pages *Address // of /metrics, /healthz, /readyz and /status; nil: none
+	// PagesHosts are names that the pages are asked for, beside those that the daemon can know.
+	PagesHosts []string
 	// PagesOptional serves disks even if the port of the pages is taken.
 	PagesOptional bool
 	ReadyFile     string // exists while the LUNs can be used; "": none

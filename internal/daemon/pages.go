@@ -72,7 +72,7 @@ func (d *Daemon) pages(page *pages.Page, log *zap.Logger) http.Handler {
 	page.Register(mux)
 	pages.Register(mux, pages.Source{Status: d.Status, Ready: d.isReady, Health: d.healthy})
 	mux.Handle("GET /metrics", d.metrics.Handler(log))
-	return mux
+	return pages.OnlyHosts(mux, d.opt.PagesHosts, d.names.of(SettingPagesHost).String())
 }
 
 func (d *Daemon) newPage() (*pages.Page, error) {
