@@ -65,9 +65,12 @@ func (s *Size) UnmarshalJSON(text []byte) error {
 // check refuses a size that no disk can have.
 func (s Size) check() error {
 	if s < 0 || s%SectorSize != 0 {
+		near := max(s, 0) / SectorSize * SectorSize
+		if near < math.MaxInt64-SectorSize {
+			near += SectorSize
+		}
 		return fmt.Errorf("size: %d bytes is not a multiple of %d: use a multiple, such as %d",
-			s, SectorSize,
-			(max(s, 0)+SectorSize-1)/SectorSize*SectorSize)
+			s, SectorSize, near)
 	}
 	return nil
 }
