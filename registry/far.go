@@ -203,6 +203,7 @@ func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err e
 // fetched reads data that is not a hole.
 func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error) {
 	f.readAhead(off, int64(len(p)))
+	times := 0 // that the content was wrong
 	for pause := firstPause; ; pause = min(2*pause, longPause) {
 		n, err := f.blob.ReadAt(ctx, p, off)
 		switch {
@@ -216,8 +217,9 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 		wait := pause
 		var news <-chan struct{}
 		if wrong := new(DigestError); f.proof != nil && errors.As(err, &wrong) {
+			times++
 			var verdict error
-			if verdict, news = f.proof.of(off + int64(n)); verdict != nil {
+			if verdict, news = f.proof.of(off+int64(n), times); verdict != nil {
 				return n, verdict
 			}
 		}

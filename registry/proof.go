@@ -31,8 +31,13 @@ type proof struct {
 	verdict error         // guarded by mu; nil: the index was not found wrong
 }
 
-// proofPause is the least time between two checks, each of which fetches the layer.
-const proofPause = time.Minute
+const (
+	// proofAfter is how often a chunk must be wrong, each time after several tries, before the
+	// layer is fetched for that: mostly, the right bytes come soon.
+	proofAfter = 3
+	// proofPause is the least time between two checks.
+	proofPause = time.Minute
+)
 
 func newProof(warn func(string), check func(ctx context.Context, off int64) error) *proof {
 	p := &proof{check: check, warn: warn}
@@ -40,12 +45,13 @@ func newProof(warn func(string), check func(ctx context.Context, off int64) erro
 	return p
 }
 
-// of begins a check after the chunk at off was wrong, unless there was one a moment ago. It returns
-// the verdict, or else a channel that is closed when there is news; nil: there will be none.
-func (p *proof) of(off int64) (verdict error, news <-chan struct{}) {
+// of begins a check after the chunk at off was wrong that often, unless there was one a moment ago.
+// It returns the verdict, or else a channel that is closed when there is news; nil: there will be
+// none.
+func (p *proof) of(off int64, times int) (verdict error, news <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.verdict != nil || p.done != nil ||
+	if p.verdict != nil || p.done != nil || times < proofAfter ||
 		!p.last.IsZero() && time.Since(p.last) < proofPause || p.life.Err() != nil {
 		return p.verdict, p.done
 	}
