@@ -6,7 +6,8 @@
 #
 # The machine's writes stay in STATE/disk: a second run continues with them. IMAGE=REFERENCE boots
 # another image, such as IMAGE=docker.io/library/nginx or IMAGE=oci:DIRECTORY. FORWARD=8080:80
-# forwards port 8080 of this host to the machine's port 80. PORT is the port of the LUN, 3261 by
+# forwards port 8080 of this host to the machine's port 80. MEMORY_MIB (256) and CPUS (1) are the
+# machine's. CONTAINER_ENV_FILE and the other variables of "kubevirt-disk serve" work, too. PORT is the port of the LUN, 3261 by
 # default.
 #
 # Usage: run-container.sh BINARY DIRECTORY [STATE], with vmlinuz and initrd in the directory. STATE is
@@ -105,7 +106,7 @@ done
 # The machine reports on a virtio-serial port; the entry point prints on the console.
 echo "run-container: $image is served, and boots now" >&2
 mkfifo "$work/monitor.in" "$work/monitor.out"
-"${apart[@]}" "${qemu[@]}" -m 256 -nodefaults -no-user-config -display none -no-reboot \
+"${apart[@]}" "${qemu[@]}" -m "${MEMORY_MIB:-256}" -smp "${CPUS:-1}" -nodefaults -no-user-config -display none -no-reboot \
 	-kernel "$boot/vmlinuz" -initrd "$boot/initrd" \
 	-append "console=$console quiet panic=-1 kubevirt.serial=$serial" \
 	-drive "if=none,id=disk,format=raw,cache=none,discard=unmap,file=iscsi://127.0.0.1:$port/iqn.2017-01.io.kubevirt:wrapper/1" \

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -83,14 +84,16 @@ The arguments, and the options that a container runtime would have, take the pla
 		if err != nil {
 			return err
 		}
-		o.machine.Args = args[1:]
-		size, err := o.check()
-		if err != nil {
+		l := load(cmd.Flags(), slices.Concat(registryKeys, machineKeys)...)
+		o.machine = l.machine(args[1:])
+		size := o.check(&l.problems)
+		if err := l.problems.Err(); err != nil {
 			return err
 		}
-		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
+		work := func(ctx context.Context, client *registry.Client) error {
 			return a.adapt(ctx, client, ref, o, size)
-		})
+		}
+		return a.withRegistryOf(cmd, l, ref, work)
 	}
 	return cmd
 }
@@ -106,16 +109,7 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 		"`file` of the kernel ["+envKernel+"]")
 	flags.StringVar(&o.initrd, flagInitrd, fromEnvironment(envInitrd, defaultInitrd),
 		"`file` of the initramfs ["+envInitrd+"]")
-	flags.StringArrayVar(&o.machine.Entrypoint, "entrypoint", nil,
-		"`word` of another entry point; repeatable")
-	flags.StringArrayVar(&o.machine.Env, "env", nil, "`NAME=VALUE` for the environment; repeatable")
-	flags.StringVar(&o.machine.User, "user", "", "`user`, USER or USER:GROUP, names or numbers")
-	flags.StringVar(&o.machine.WorkDir, "workdir", "", "working `directory`")
-	flags.StringVar(&o.machine.StopSignal, "stop-signal", "", "`signal` that stops the entry point")
-	flags.StringVar(&o.machine.Hostname, "hostname", "", "`name` of the machine (default DHCP's)")
-	flags.BoolVar(&o.machine.TTY, "tty", false, "the console is the terminal of the entry point")
-	flags.UintVar(&o.machine.Grace, "grace", 0,
-		"`seconds` from the stop signal to SIGKILL (default 10)")
+	addSettings(flags, machineSettings)
 	flags.StringArrayVar(&o.publish, "publish", nil, "`[ADDRESS:]PORT:PORT` of this host that "+
 		"leads "+
 		"to one of the machine, with /udp for UDP (default address 127.0.0.1); repeatable")
@@ -133,8 +127,8 @@ func fromEnvironment(name, otherwise string) string {
 }
 
 // check refuses what is wrong before anything is made. It returns the size in bytes.
-func (o *adaptOptions) check() (size int64, err error) {
-	var wrong problems.List
+func (o *adaptOptions) check(wrong *problems.List) (size int64) {
+	var err error
 	if o.to == "" {
 		wrong.Add("--"+flagTo, "is missing: name the directory for the disk")
 	}
@@ -151,18 +145,6 @@ func (o *adaptOptions) check() (size int64, err error) {
 				"kubevirt.io:adapter has one, and \"make machine\" makes one", f.path)
 		}
 	}
-	for _, variable := range o.machine.Env {
-		if name, _, ok := strings.Cut(variable, "="); !ok || name == "" {
-			wrong.Add("--env", "%q is not NAME=VALUE", variable)
-		}
-	}
-	if _, err := machine.ParseSignal(o.machine.StopSignal); err != nil {
-		wrong.Add("--stop-signal", "%v", err)
-	}
-	if o.machine.Grace > machine.MaxSeconds {
-		wrong.Add("--grace", "%d is more than a day: name at most %d seconds", o.machine.Grace,
-			machine.MaxSeconds)
-	}
 	for _, text := range o.publish {
 		p, err := libvirt.ParsePublish(text)
 		if err != nil {
@@ -175,7 +157,7 @@ func (o *adaptOptions) check() (size int64, err error) {
 			wrong.Add("--name", "%v", err)
 		}
 	}
-	return size, wrong.Err()
+	return size
 }
 
 func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.Reference,

@@ -74,11 +74,21 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 		values:  map[string]string{},
 	}
 	c.streams, c.containers = l.streams()
+	var words []string
+	named := len(c.containers.References) > 0
+	if n := flags.ArgsLenAtDash(); n >= 0 && named { // as for adapt
+		images, words = images[:n], images[n:]
+	}
+	c.containers.Machine = l.containerMachine(named, words)
 	for _, s := range settings {
 		c.values[s.key] = strings.Join(l.list(s.key), ",")
 	}
 	c.usageTypes = l.usageTypes()
-	c.values[keyUsageType] = fmt.Sprint(c.usageTypes) // annotations may have changed
+	for _, key := range []string{keyEntrypoint, keyArgs} {
+		c.values[key] = strings.Join(l.lines(key), "\n")
+	}
+	c.values[keyEnv] = strings.Join(c.containers.Machine.Env, "\n") // a file may have changed
+	c.values[keyUsageType] = fmt.Sprint(c.usageTypes)               // annotations may have changed
 	if err := libvirt.CheckName(c.targetName); err != nil {
 		l.problems.Add(l.name(keyTargetName), "%v", err)
 	}

@@ -52,7 +52,7 @@ func tryConfig(args ...string) (*config, error) {
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
-	return loadConfig(flags, readBounded)
+	return loadConfig(flags, readBounded, flags.Args()...)
 }
 
 func mustConfig(t *testing.T, args ...string) *config {
@@ -72,6 +72,9 @@ func portalTexts(c *config) string {
 
 // onLoopback is an environment in which volumes can be made.
 const onLoopback = "VOLUMES_LISTEN=127.0.0.1:8443"
+
+// aContainer is an environment in which a container image has settings.
+const aContainer = "CONTAINER_IMAGE=r.example/web:1"
 
 // settingCases has, for each setting, three values to tell its sources apart, the default, and what
 // the configuration makes of it.
@@ -167,6 +170,31 @@ var settingCases = []struct {
 			}
 			return strings.Join(all, ",")
 		}},
+	{key: keyEntrypoint, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
+		got: func(c *config) string { return strings.Join(c.containers.Machine.Entrypoint, "|") }},
+	{key: keyArgs, inFile: "f", inEnv: "e", asFlag: "a, b", also: aContainer,
+		got: func(c *config) string { return strings.Join(c.containers.Machine.Args, "|") }},
+	{key: keyEnv, inFile: "A=f", inEnv: "A=e", asFlag: "A=a, b", also: aContainer,
+		got: func(c *config) string { return strings.Join(c.containers.Machine.Env, "|") }},
+	{key: keyEnvFile, inFile: "testdata/env-f", inEnv: "testdata/env-e",
+		asFlag: "testdata/env-a", also: aContainer, got: func(c *config) string {
+			if env := c.containers.Machine.Env; len(env) > 0 {
+				return "testdata/env-" + strings.TrimPrefix(env[0], "A=")
+			}
+			return ""
+		}},
+	{key: keyUser, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
+		got: func(c *config) string { return c.containers.Machine.User }},
+	{key: keyContDir, inFile: "/f", inEnv: "/e", asFlag: "/a", also: aContainer,
+		got: func(c *config) string { return c.containers.Machine.WorkDir }},
+	{key: keyStopSignal, inFile: "TERM", inEnv: "INT", asFlag: "QUIT", also: aContainer,
+		got: func(c *config) string { return c.containers.Machine.StopSignal }},
+	{key: keyHostname, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
+		got: func(c *config) string { return c.containers.Machine.Hostname }},
+	{key: keyTTY, def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: aContainer,
+		got: func(c *config) string { return fmt.Sprint(c.containers.Machine.TTY) }},
+	{key: keyGrace, def: "0", inFile: "1", inEnv: "2", asFlag: "3", also: aContainer,
+		got: func(c *config) string { return fmt.Sprint(c.containers.Machine.Grace) }},
 	{key: keyCacheDir, def: "/var/lib/kubevirt-disk/.cache", inFile: "/f", inEnv: "/e",
 		asFlag: "/a",
 		got:    func(c *config) string { return c.streams.CacheDir }},

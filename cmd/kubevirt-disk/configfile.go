@@ -163,7 +163,7 @@ func settingValue(s setting, n *yaml.Node) (any, error) {
 		return nil, errors.New("has no value: give it one or leave it out")
 	case n.Kind == yaml.ScalarNode:
 		return n.Value, nil
-	case n.Kind == yaml.SequenceNode && s.kind == kindList:
+	case n.Kind == yaml.SequenceNode && (s.kind == kindList || s.kind == kindLines):
 		list := []string{}
 		for _, e := range n.Content {
 			if e.Kind != yaml.ScalarNode || isNull(e) {
@@ -172,7 +172,7 @@ func settingValue(s setting, n *yaml.Node) (any, error) {
 			list = append(list, e.Value)
 		}
 		return list, nil
-	case s.kind == kindList:
+	case s.kind == kindList || s.kind == kindLines:
 		return nil, errors.New("takes a text or a list of texts")
 	}
 	return nil, errors.New("takes a single value")

@@ -260,7 +260,7 @@ func TestRegistrySettings(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("registry-mirrors: x\n"), 0o600))
 	cmd := a.pullCommand()
 	require.NoError(t, cmd.ParseFlags([]string{"--config", file}))
-	_, err := a.registryClient(cmd, registry.Reference{})
+	_, err := a.registryClient(load(cmd.Flags(), registryKeys...), registry.Reference{})
 	require.ErrorContains(t, err, "is not a setting")
 }
 

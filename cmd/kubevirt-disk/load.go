@@ -115,6 +115,9 @@ func (l *loader) name(key string) string {
 }
 
 func (l *loader) isEmpty(key string) bool {
+	if selectSettings([]string{key})[0].kind == kindLines {
+		return len(l.lines(key)) == 0
+	}
 	return len(l.list(key)) == 0
 }
 

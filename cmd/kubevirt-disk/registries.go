@@ -62,7 +62,13 @@ var registryKeys = []string{keyRegistryConfig, keyRegistryCA, keyRegistryMirror,
 // withRegistry runs the work of a command about ref with a client, until it ends or is interrupted.
 func (a *app) withRegistry(cmd *cobra.Command, ref registry.Reference,
 	work func(context.Context, *registry.Client) error) error {
-	client, err := a.registryClient(cmd, ref)
+	return a.withRegistryOf(cmd, load(cmd.Flags(), registryKeys...), ref, work)
+}
+
+// withRegistryOf is withRegistry with settings that were loaded already.
+func (a *app) withRegistryOf(cmd *cobra.Command, l *loader, ref registry.Reference,
+	work func(context.Context, *registry.Client) error) error {
+	client, err := a.registryClient(l, ref)
 	if err != nil {
 		return err
 	}
@@ -76,8 +82,7 @@ func (a *app) withRegistry(cmd *cobra.Command, ref registry.Reference,
 
 // registryClient makes a client from the flags, the environment and the settings file, for a
 // command about ref.
-func (a *app) registryClient(cmd *cobra.Command, ref registry.Reference) (*registry.Client, error) {
-	l := load(cmd.Flags(), registryKeys...)
+func (a *app) registryClient(l *loader, ref registry.Reference) (*registry.Client, error) {
 	opt := l.registryOptions()
 	if err := l.problems.Err(); err != nil {
 		return nil, err

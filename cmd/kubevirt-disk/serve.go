@@ -72,7 +72,7 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	// daemon must still drain.
 	signal.Ignore(syscall.SIGPIPE)
 	lines := newLogQueue(a.stderr)
-	person := len(args) > 0 || cfg.temporary
+	person := len(cfg.images) > 0 || cfg.temporary
 	level := zap.NewAtomicLevelAt(cfg.log.level)
 	ready := func() {}
 	if person && !cfg.log.chosen && cfg.log.resolve(a.stderr).format == logConsole {

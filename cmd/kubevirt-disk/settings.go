@@ -25,6 +25,7 @@ const (
 	kindText kind = iota
 	kindBool
 	kindList
+	kindLines // a list whose elements may have commas and spaces
 )
 
 const (
@@ -157,24 +158,31 @@ var settings = append([]setting{
 		usage: "`when` to verify images without chunk digests: always (fetch them first), or " +
 			"when-complete (serve at once, trusting TLS until all is fetched; the LUN fails if " +
 			"the content was wrong)"},
-}, append(registrySettings, volumeSettings...)...)
+}, slices.Concat(machineSettings, registrySettings, volumeSettings)...)
 
 // addFlags registers --config and the flags of the given settings; without keys, of all settings.
 func addFlags(flags *pflag.FlagSet, keys ...string) {
 	flags.SortFlags = false
-	for _, s := range selectSettings(keys) {
+	addSettings(flags, selectSettings(keys))
+	flags.String(flagConfig, "", "YAML `file` with any of these settings, keyed by the flags' "+
+		"names ["+envConfig+"]")
+}
+
+// addSettings registers the flags of settings.
+func addSettings(flags *pflag.FlagSet, rows []setting) {
+	for _, s := range rows {
 		usage := s.usage + " [" + strings.Join(s.env, ", ") + "]"
 		switch s.kind {
 		case kindBool:
 			flags.Bool(s.key, s.def == "true", usage)
 		case kindList:
 			flags.StringSlice(s.key, nil, usage)
+		case kindLines:
+			flags.StringArray(s.key, nil, usage)
 		default:
 			flags.String(s.key, s.def, usage)
 		}
 	}
-	flags.String(flagConfig, "", "YAML `file` with any of these settings, keyed by the flags' "+
-		"names ["+envConfig+"]")
 }
 
 // selectSettings returns the rows of the given keys; without keys, all rows of serve.
