@@ -219,7 +219,7 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 		if wrong := new(DigestError); f.proof != nil && errors.As(err, &wrong) {
 			times++
 			var verdict error
-			if verdict, news = f.proof.of(off+int64(n), times); verdict != nil {
+			if news, verdict = f.proof.of(off+int64(n), times); verdict != nil {
 				return n, verdict
 			}
 		}

@@ -48,12 +48,12 @@ func newProof(warn func(string), check func(ctx context.Context, off int64) erro
 // of begins a check after the chunk at off was wrong that often, unless there was one a moment ago.
 // It returns the verdict, or else a channel that is closed when there is news; nil: there will be
 // none.
-func (p *proof) of(off int64, times int) (verdict error, news <-chan struct{}) {
+func (p *proof) of(off int64, times int) (news <-chan struct{}, verdict error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.verdict != nil || p.done != nil || times < proofAfter ||
 		!p.last.IsZero() && time.Since(p.last) < proofPause || p.life.Err() != nil {
-		return p.verdict, p.done
+		return p.done, p.verdict
 	}
 	done := make(chan struct{})
 	p.done = done
@@ -68,7 +68,7 @@ func (p *proof) of(off int64, times int) (verdict error, news <-chan struct{}) {
 		}
 		close(done)
 	})
-	return nil, done
+	return done, nil
 }
 
 func (p *proof) close() {
