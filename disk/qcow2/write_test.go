@@ -319,7 +319,7 @@ func TestWrittenDigests(t *testing.T) {
 	require.Equal(t, map[qcow2.Compression]string{
 		"none": "2202379bf860f3f740fce0ac1a49db88bb6e6cb8835878268275bbf2bcaa37cd",
 		"zlib": "1573611c9d402f3d755d90daf48a17f8e37e800039d48bbe750831c08c53c4d2",
-		"zstd": "0869e0f8b8a50a49404829e7b829b825af8d6e860234237d7cecebc545e95440",
+		"zstd": "638f2c5f69b707f35b6a9bb0a7d4c1b95159aa7024729d5d3f9fda3f26ec8822",
 	}, got)
 }
 
