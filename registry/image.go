@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"runtime"
 	"slices"
@@ -392,9 +391,10 @@ func (r *resolved) small(ctx context.Context, desc v1.Descriptor, limit int64) (
 	}
 	for try := 1; ; try++ {
 		in := b.verified(ctx)
-		content, err := io.ReadAll(in)
+		content := bytes.NewBuffer(make([]byte, 0, max(desc.Size, 0)+bytes.MinRead))
+		_, err := content.ReadFrom(in)
 		if err = errors.Join(err, in.Close()); !b.again(err, try) {
-			return content, err
+			return content.Bytes(), err
 		}
 	}
 }

@@ -144,7 +144,8 @@ func (r *resolved) indexBy(read func(desc descriptor) ([]byte, error)) (*index, 
 func parseIndex(layer []byte, layers []v1.Descriptor) (*index, error) {
 	x := new(index)
 	var text []byte
-	tr := tar.NewReader(bytes.NewReader(layer))
+	in := bytes.NewReader(layer)
+	tr := tar.NewReader(in)
 	for n := 0; n < 16; n++ {
 		h, err := tr.Next()
 		if err == io.EOF {
@@ -155,23 +156,97 @@ func parseIndex(layer []byte, layers []v1.Descriptor) (*index, error) {
 		}
 		switch path.Clean(h.Name) {
 		case indexName:
-			if text, err = readBounded(tr, maxIndexJSON); err != nil {
-				return nil, err
-			}
+			text, err = within(layer, in, h.Size)
 		case chunksName:
-			if x.chunks, err = readBounded(tr, maxIndexLayer); err != nil {
-				return nil, err
-			}
+			x.chunks, err = within(layer, in, h.Size)
 		case tablesName:
-			if x.packed, err = readBounded(tr, maxIndexLayer); err != nil {
-				return nil, err
-			}
+			x.packed, err = within(layer, in, h.Size)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
-	if err := json.Unmarshal(text, x); err != nil {
+	if len(text) > maxIndexJSON {
+		return nil, fmt.Errorf("%s has more than %d bytes", indexName, maxIndexJSON)
+	}
+	if err := x.decode(text); err != nil {
 		return nil, fmt.Errorf("%s cannot be read: %w", indexName, err)
 	}
 	return x, x.check(layers)
+}
+
+// within returns the next size bytes of the layer, without a copy if they are most of it: digests
+// of large disks take hundreds of MiB.
+func within(layer []byte, in *bytes.Reader, size int64) ([]byte, error) {
+	if size < 0 || size > int64(in.Len()) {
+		return nil, io.ErrUnexpectedEOF
+	}
+	part := layer[len(layer)-in.Len():][:size:size]
+	if 2*len(part) < len(layer) {
+		part = bytes.Clone(part)
+	}
+	return part, nil
+}
+
+// decode reads the JSON piece by piece, because two bytes of it may take a hundred in memory.
+func (x *index) decode(text []byte) error {
+	const depth = 4 // of a range: in ranges in a file in files in the index
+	in := json.NewDecoder(&jsonBounds{from: bytes.NewReader(text), depth: depth,
+		most: maxJSONPiece})
+	ranges, runs := 0, 0
+	return fields(in, maxJSONPiece, func(key string) (known bool, err error) {
+		switch key {
+		case "version":
+			return true, in.Decode(&x.Version)
+		case "chunkSize":
+			return true, in.Decode(&x.ChunkSize)
+		case "files":
+			return true, elements(in, func() error {
+				if len(x.Files) >= maxIndexFiles {
+					return fmt.Errorf("it has more than %d files", maxIndexFiles)
+				}
+				x.Files = append(x.Files, indexFile{})
+				return x.Files[len(x.Files)-1].decode(in, &ranges, &runs)
+			})
+		}
+		return false, nil
+	})
+}
+
+// decode reads one file. ranges and runs count those of all files.
+func (f *indexFile) decode(in *json.Decoder, ranges, runs *int) error {
+	pairs := func(into *[][2]int64, count *int, most int, what string) error {
+		return elements(in, func() error {
+			if *count++; *count > most {
+				return fmt.Errorf("it has more than %d %s", most, what)
+			}
+			var pair [2]int64
+			err := in.Decode(&pair)
+			*into = append(*into, pair)
+			return err
+		})
+	}
+	return fields(in, maxJSONPiece, func(key string) (known bool, err error) {
+		switch key {
+		case "name":
+			err = in.Decode(&f.Name)
+		case "size":
+			err = in.Decode(&f.Size)
+		case "layer":
+			err = in.Decode(&f.Layer)
+		case "offset":
+			err = in.Decode(&f.Offset)
+		case "firstChunk":
+			err = in.Decode(&f.FirstChunk)
+		case "metadata":
+			err = pairs(&f.Metadata, ranges, maxRanges, "ranges of metadata")
+		case "boot":
+			err = pairs(&f.Boot, runs, maxBootRuns, "runs of chunks that guests read first")
+		default:
+			return false, nil
+		}
+		return true, err
+	})
 }
 
 // check validates every number.
@@ -181,25 +256,16 @@ func (x *index) check(layers []v1.Descriptor) error {
 		return fmt.Errorf("its version is %d", x.Version)
 	case x.ChunkSize < minChunk || x.ChunkSize > maxChunk || x.ChunkSize&(x.ChunkSize-1) != 0:
 		return fmt.Errorf("its chunks have %d bytes", x.ChunkSize)
-	case len(x.Files) > maxIndexFiles:
-		return fmt.Errorf("it has more than %d files", maxIndexFiles)
 	}
 	sizes := make(map[string]int64)
 	for _, l := range layers {
 		sizes[l.Digest.String()] = l.Size
 	}
 	names := make(map[string]bool)
-	ranges, runs, known := 0, 0, int64(len(x.chunks)/digestSize)
+	known, used := int64(len(x.chunks)/digestSize), int64(0)
 	for i := range x.Files {
 		f := &x.Files[i]
 		size, there := sizes[f.Layer]
-		if runs += len(f.Boot); runs > maxBootRuns {
-			return fmt.Errorf("it has more than %d runs of chunks that guests read first",
-				maxBootRuns)
-		}
-		if ranges += len(f.Metadata); ranges > maxRanges {
-			return fmt.Errorf("it has more than %d ranges of metadata", maxRanges)
-		}
 		switch {
 		case !strings.HasPrefix(f.Name, diskDir+"/") || path.Clean(f.Name) != f.Name ||
 			len(f.Name) > maxName || names[f.Name]:
@@ -213,6 +279,7 @@ func (x *index) check(layers []v1.Descriptor) error {
 			return fmt.Errorf("%q does not have as many digests as chunks", f.Name)
 		}
 		names[f.Name] = true
+		used = max(used, f.FirstChunk+f.chunks(x.ChunkSize))
 		if err := f.checkBoot(f.chunks(x.ChunkSize)); err != nil {
 			return err
 		}
@@ -223,6 +290,9 @@ func (x *index) check(layers []v1.Descriptor) error {
 			}
 			end = m[0] + m[1]
 		}
+	}
+	if used < known { // they would only take memory
+		return fmt.Errorf("it has %d digests, and its files have %d chunks", known, used)
 	}
 	return nil
 }

@@ -194,6 +194,9 @@ func (l *contents) shown(shade *shadow) (all []*part, err error) {
 const (
 	// smallLayer is the largest layer that is fetched only to see whether it has a disk. Bytes.
 	smallLayer = 32 << 20
+	// maxSmall is how many bytes of such layers are kept until it is known whether the whole image
+	// has to be fetched. Those beyond are fetched again then.
+	maxSmall = 64 << 20
 	// maxWalked is the most files that a layer may have if their headers are fetched one by one.
 	maxWalked = 16 << 10
 )
@@ -233,7 +236,9 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*contents, e
 	if err != nil {
 		return nil, err
 	}
-	s.small[desc.Digest.String()] = content
+	if s.smallSize += len(content); s.smallSize <= maxSmall {
+		s.small[desc.Digest.String()] = content
+	}
 	if compression(content) == "" {
 		plain, err := isPlain(desc, content[:min(len(content), tarBlock)])
 		if err != nil {

@@ -55,8 +55,9 @@ type Stream struct {
 	pulled *pulledDisk // guarded by mu; nil: it was not fetched as a whole
 	parts  *parts      // guarded by mu; nil: it has an index, or was fetched as a whole
 
-	unsure map[string]*unverified // guarded by mu; layers that are open, by digest
-	small  map[string][]byte      // guarded by mu; layers that were fetched to search for parts
+	unsure    map[string]*unverified // guarded by mu; layers that are open, by digest
+	small     map[string][]byte      // guarded by mu; layers that were fetched to search for parts
+	smallSize int                    // bytes of small layers so far; guarded as small
 
 	// booted is guarded by mu: for each disk, a channel that is closed when its boot order was
 	// fetched
@@ -150,7 +151,7 @@ func (s *Stream) findLocked(ctx context.Context) (err error) {
 // findWithoutIndexLocked finds out how to read the disks of an image without an index, and fetches
 // the whole image if there is no other way.
 func (s *Stream) findWithoutIndexLocked(ctx context.Context) (err error) {
-	s.small = make(map[string][]byte)
+	s.small, s.smallSize = make(map[string][]byte), 0
 	defer func() { s.small = nil }()
 	why := "its fetched data does not exist any more"
 	fetched := s.record.Pulled || (len(s.record.Disks) == 0 || s.anew) && s.fetchedBefore()
