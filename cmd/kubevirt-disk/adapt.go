@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/adapt"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/libvirt"
@@ -330,22 +330,10 @@ func copySmallFile(from, to string) error {
 	return replaceFile(to, source)
 }
 
-// replaceFile writes a file beside its name, and renames it when it is complete. If the process is
-// killed, one file is left, and the next call takes it over.
+// replaceFile replaces a file that everybody may read: libvirt's QEMU is another user.
 func replaceFile(name string, content io.Reader) error {
-	f, err := flock.Claim(filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".new"))
-	if err != nil {
+	return durable.WriteNamed(name, 0o644, func(f *os.File) error {
+		_, err := io.Copy(f, content)
 		return err
-	}
-	if err = f.Truncate(0); err == nil {
-		_, err = io.Copy(f, content)
-	}
-	const everybody fs.FileMode = 0o644 // libvirt's QEMU is another user
-	if err = errors.Join(err, f.Chmod(everybody), f.Sync()); err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(f.Name()))
-	}
-	return errors.Join(err, f.Close()) // last: until then it is locked
+	})
 }

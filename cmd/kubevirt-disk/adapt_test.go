@@ -217,7 +217,7 @@ func TestAdaptLeavesNoCopies(t *testing.T) {
 		}
 		return all
 	}
-	const part = ".kernel.new"
+	const part = "kernel.partial"
 	left := filepath.Join(dir, part)
 	require.NoError(t, os.WriteFile(left, []byte("longer than what comes"), 0o600))
 	var during []string

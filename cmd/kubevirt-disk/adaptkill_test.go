@@ -97,7 +97,8 @@ func TestAdaptKilled(t *testing.T) {
 		killed++
 		if _, err := os.Stat(path); err == nil {
 			for name := range content() {
-				if strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".new") {
+				if strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".new") ||
+					strings.HasSuffix(name, ".partial") {
 					left++
 				}
 			}

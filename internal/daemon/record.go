@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry"
 )
 
@@ -125,13 +124,9 @@ func (r *recorder) save() {
 		zap.Int("disks", len(all.Disks)), zap.Int("bytes", blocks*registry.BootBlock))
 }
 
-// writeOrder replaces the file in one step. Only the names of directories may be links.
+// writeOrder replaces the file in one step.
 func writeOrder(path string, order *registry.BootOrder) error {
-	dir, err := osfile.Resolved(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return durable.Write(filepath.Join(dir, filepath.Base(path)), 0o644, func(f *os.File) error {
+	return durable.WriteNamed(path, 0o644, func(f *os.File) error {
 		_, err := order.WriteTo(f)
 		return err
 	})

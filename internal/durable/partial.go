@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -137,4 +138,13 @@ func Write(path string, mode fs.FileMode, write func(*os.File) error) error {
 		err = out.File.Chmod(mode)
 	}
 	return out.FinishSynced(err)
+}
+
+// WriteNamed is Write for a path that a person has named: its directories may be links.
+func WriteNamed(path string, mode fs.FileMode, write func(*os.File) error) error {
+	dir, err := osfile.Resolved(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return Write(filepath.Join(dir, filepath.Base(path)), mode, write)
 }
