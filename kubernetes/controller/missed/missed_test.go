@@ -84,8 +84,10 @@ func TestFailedLook(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- (&Watcher{Live: f}).Start(ctx) }()
 		time.Sleep(early + time.Minute)
+		synctest.Wait()
 		before := f.asked
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Greater(t, f.asked, before)
 		stop()
 		require.NoError(t, <-ended)
