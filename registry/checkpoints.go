@@ -112,7 +112,12 @@ func (r *recorder) mark(c inflate.Checkpoint) {
 		return
 	}
 	tail, packed := c.Tail, uint32(0)
-	if small := qcow2.AppendZstd(nil, tail); len(small) < len(tail) {
+	small, err := qcow2.AppendZstd(nil, tail)
+	if err != nil {
+		r.err = err
+		return
+	}
+	if len(small) < len(tail) {
 		tail, packed = small, 1
 	}
 	e := binary.LittleEndian.AppendUint64(r.entries, uint64(c.In))

@@ -79,7 +79,10 @@ func packTables(ctx context.Context, layers []*diskLayer, ranges func(*diskLayer
 		if _, err := io.ReadFull(in, frame); err != nil {
 			return nil, unexpectedEnd(err)
 		}
-		packed = qcow2.AppendZstd(packed, frame)
+		var err error
+		if packed, err = qcow2.AppendZstd(packed, frame); err != nil {
+			return nil, err
+		}
 	}
 	return packed, nil
 }

@@ -2,6 +2,7 @@ package serving
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -39,14 +40,16 @@ func New(log *zap.Logger) *Disks {
 	return s
 }
 
-// Serve adds a front end. It must know every disk, so it comes before the first one.
-func (s *Disks) Serve(f Front) {
+// Serve adds a front end. It must know every disk, so it comes before the first one; later it is an
+// error.
+func (s *Disks) Serve(f Front) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.disks) > 0 {
-		panic("serving: a front end comes after the first disk")
+		return errors.New("a front end comes after the first disk")
 	}
 	s.fronts = append(slices.Clone(s.fronts), f)
+	return nil
 }
 
 // All returns the disks in use, ascending by number. The slice is read-only.

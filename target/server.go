@@ -105,7 +105,9 @@ func New(opt Options) (*Server, error) {
 	s.watch.luns.Store(&[]*lunWatch{})
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.disks.Serve(front{s})
+	if err := s.disks.Serve(front{s}); err != nil {
+		return nil, fmt.Errorf("target: %w", err)
+	}
 	for _, l := range luns {
 		if err := s.AddLUN(l); err != nil {
 			return nil, err

@@ -50,19 +50,16 @@ func newZstdEncoder() (*zstd.Encoder, error) {
 		zstd.WithEncoderLevel(zstd.SpeedFastest))
 }
 
-var zstdEncoders = sync.Pool{New: func() any {
-	e, err := newZstdEncoder()
-	if err != nil {
-		panic(err) // the options are constants
-	}
-	return e
-}}
+// tables compresses what is no cluster. Any number of goroutines may use it.
+var tables = sync.OnceValues(newZstdEncoder)
 
 // AppendZstd appends src, which has from 1 byte to 64 KiB, to dst as a zstd frame. The frame
 // depends on src alone, like a cluster's, so that the tables of an image give the same bytes
 // everywhere.
-func AppendZstd(dst, src []byte) []byte {
-	e := zstdEncoders.Get().(*zstd.Encoder)
-	defer zstdEncoders.Put(e)
-	return e.EncodeAll(src, dst)
+func AppendZstd(dst, src []byte) ([]byte, error) {
+	e, err := tables()
+	if err != nil {
+		return nil, err
+	}
+	return e.EncodeAll(src, dst), nil
 }

@@ -40,7 +40,9 @@ func NewDevice(opt Options, luns []LUN) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.disks.Serve(front{d})
+	if err := d.disks.Serve(front{d}); err != nil {
+		return nil, err
+	}
 	for _, l := range luns {
 		if err := d.disks.Add(l); err != nil {
 			return nil, err
