@@ -14,7 +14,7 @@ BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 
 # Seconds for each fuzz test: few in `make test`, more in `make fuzz`.
 FUZZTIME ?= 60s
-TEST_FUZZTIME ?= 3s
+TEST_FUZZTIME ?= 1s
 # Options of the benchmark program, for example BENCHFLAGS='-rounds 3 -only scsi'.
 BENCHFLAGS ?=
 # The name that `make image` gives the base image.
@@ -37,8 +37,9 @@ $(BIN): FORCE
 $(BIN)-linux-amd64 $(BIN)-linux-arm64: $(BIN)-linux-%: FORCE
 	GOARCH=$* $(BUILD) -o $@ ./cmd/kubevirt-disk
 
-generate: ## Make what is made from the Kubernetes API types and the chart: deep copies, CRDs, the one manifest
+generate: ## Make what is made from the Kubernetes API types, the chart and the messages of KubeVirt's hooks (needs protoc)
 	scripts/generate.sh
+	scripts/generate-proto.sh
 
 controller: $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64 ## Build kubevirt-disk-controller, for Kubernetes, into bin/
 
@@ -79,6 +80,7 @@ run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how t
 
 test: ## Every test with the race detector, and beside them lint and fuzz for seconds; installs missing tools when root
 	BUILD='scripts/build-kubernetes.sh --node' INSTALL=scripts/install-tools.sh \
+		BUILD_INSTALLED=scripts/build-launcher.sh \
 		BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME) scripts/test.sh
 
 test-nightly: export KUBEVIRT_DISK_NIGHTLY=1

@@ -101,8 +101,11 @@ func (k *Kept) lock() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !flock.HasName(f, k.Path) {
+	named := false
+	if err = flock.Lock(f, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		named, err = flock.HasName(f, k.Path)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && !named {
 		err = ErrInUse // or it was removed before the lock, and may have been made again
 	}
 	if err != nil {

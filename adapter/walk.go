@@ -129,9 +129,9 @@ func (a *applier) clear(dir ext4.Inode, attr *ext4.Attr) error {
 	return nil
 }
 
-// hide removes the entries of lower layers under a name. If this layer has put something into a
-// directory, this layer's entries stay. Directories that the layer has made without an entry get
-// attr, as if the directory around them had been hidden before. nil: that directory is not hidden.
+// hide removes what lower layers have put under a name. What this layer has put there stays. A
+// directory that stays, but for which this layer has no entry of its own, gets attr, as if the
+// directory around it had been hidden before. nil: that directory is not hidden.
 func (a *applier) hide(at place, e ext4.Entry, attr *ext4.Attr) error {
 	if a.used[at] != unused { // also if this layer has put something else there since
 		return fmt.Errorf("removes %s, through which other entries of the layer lead",

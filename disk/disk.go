@@ -10,6 +10,9 @@ import (
 // SectorSize is the granularity of every disk: its size is a multiple of it. Bytes.
 const SectorSize = 512
 
+// LongBlock is the longest logical block that a disk can have. The other one is SectorSize. Bytes.
+const LongBlock = 4096
+
 // Disk is a random-access block device. All offsets and lengths are bytes.
 //
 // The caller (the SCSI device server) validates ranges before it calls: off and len(p) lie inside
@@ -73,6 +76,32 @@ type Extent struct {
 type Extenter interface {
 	// Extent describes the run that begins at off, at most length bytes of it.
 	Extent(off, length int64) (Extent, error)
+}
+
+// Where the content of a disk comes from, counted as in a chain of images: the disk itself is 1.
+const (
+	DepthNone  = 0 // neither the disk nor its image stores anything
+	DepthOwn   = 1 // the disk itself: a peer has written or discarded it, or it was copied
+	DepthImage = 2 // the image below
+)
+
+// Layered is a disk over an image, which knows what of its content it has itself. All content of
+// another disk is its own. Asked once, when the LUN is made.
+type Layered interface {
+	// Depth returns one of the constants above for the run that begins at off, and how many bytes
+	// are of that kind, at most length of them and never 0.
+	Depth(off, length int64) (depth int, n int64, err error)
+}
+
+// Historian is a disk that tells what has changed since a snapshot of it. Asked once, when the LUN
+// is made.
+type Historian interface {
+	// Since returns the names of the snapshots to compare with, oldest first.
+	Since() []string
+	// Changed reports whether the run that begins at off may differ from the snapshot, and how many
+	// bytes are of that kind, at most length of them and never 0. It fails if there is no such
+	// snapshot any more.
+	Changed(since string, off, length int64) (changed bool, n int64, err error)
 }
 
 // Estimator is a disk of which some reads cost much more than a look into the page cache. Asked

@@ -135,8 +135,8 @@ func (c cost) add(other cost) cost {
 	return cost{c.took + other.took, c.cpu + other.cpu, max(c.memory, other.memory)}
 }
 
-// BenchmarkAdapt measures the numbers about container images in docs/benchmarks.md. It makes a disk
-// from an image of 1.5 GiB and 59,000 files in two layers, in a layout, and lets podman do the
+// BenchmarkAdapt measures the numbers about container images in evidence/benchmarks.md. It makes a
+// disk from an image of 1.5 GiB and 59,000 files in two layers, in a layout, and lets podman do the
 // same. Then it does that for the same image again, and for one with another top layer.
 func BenchmarkAdapt(b *testing.B) {
 	testtool.Need(b, "podman")

@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -48,8 +47,7 @@ func TestMachineLosesItsPower(t *testing.T) {
 	requireTools(t, "e2fsck")
 	dir := adapted(t, t.TempDir(), "--size=12Gi", "--", "stress")
 	m := bootAdapted(t, dir, machineConfig{noNet: true})
-	eventually(t, func() bool { return strings.Contains(m.console(), "synced 5\n") },
-		machineTime, 5*time.Millisecond)
+	m.says("synced 5\n")
 	m.kill()
 	disk := filepath.Join(dir, "disk.qcow2")
 	ok(t, "qemu-img", "check", "-q", disk)
@@ -207,8 +205,7 @@ func TestArm64Machine(t *testing.T) {
 	}
 	m := bootAdapted(t, dir, c)
 	m.word(machine.WordRunning)
-	eventually(t, func() bool { return strings.Contains(m.console(), "serving\n") },
-		machineTime, 20*time.Millisecond)
+	m.says("serving\n")
 	if c.firmware != "" {
 		m.powerButton()
 	} else {

@@ -1,16 +1,15 @@
 package integration
 
 import (
-	"encoding/json"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestLibvirtRunsAContainerImage: libvirt accepts the domain that adapt writes, and runs it. The
@@ -44,8 +43,8 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 	}
 	says := func(text string) {
 		t.Helper()
-		eventually(t, func() bool { return strings.Contains(console(), text) },
-			machineTime, 20*time.Millisecond, "%q is not on the console", text)
+		testtool.Within(t, machineTime, func() bool { return strings.Contains(console(), text) },
+			"the console says %q", text)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -54,14 +53,7 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 	})
 	says(`"Addresses":[`)
 	says("serving\n") // by now it handles its stop signal
-	start := strings.Index(console(), `{"PID"`)
-	require.GreaterOrEqual(t, start, 0)
-	var a struct {
-		Hostname, Hosts string
-		Terminal        bool
-		Addresses       []netip.Addr
-	}
-	require.NoError(t, json.NewDecoder(strings.NewReader(console()[start:])).Decode(&a))
+	a := aboutOn(t, console())
 	require.True(t, a.Terminal)
 	require.Equal(t, "box", a.Hostname, "it has another name than DHCP gives")
 	require.Contains(t, a.Hosts, "\tbox\n")
@@ -74,10 +66,10 @@ func TestLibvirtRunsAContainerImage(t *testing.T) {
 
 	l.virsh("shutdown", "web", "--mode", "acpi")
 	says("stopped by its stop signal\n")
-	eventually(t, func() bool {
+	testtool.Within(t, machineTime, func() bool {
 		names, err := l.tryVirsh("list", "--all", "--name")
 		return err == nil && names == ""
-	}, machineTime, 50*time.Millisecond, "the domain does not end")
+	}, "the domain has ended")
 	says("the entry point has ended with status 42\n")
 	requireClean(t, rawOf(t, filepath.Join(dir, "disk.qcow2")))
 }

@@ -1,12 +1,9 @@
 package integration
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -21,9 +18,7 @@ func TestInitSystemIsProcessOne(t *testing.T) {
 	dir := adapted(t, t.TempDir(), "--user=0", "--stop-signal=USR1", "--entrypoint=/sbin/init",
 		"--", "init")
 	m := bootAdapted(t, dir, machineConfig{noNet: true})
-	eventually(t, func() bool {
-		return strings.Contains(m.console(), "the init system is process 1, and has a keyboard\n")
-	}, machineTime, 20*time.Millisecond)
+	m.says("the init system is process 1, and has a keyboard\n")
 	m.ctrlAltDel()
 	require.Equal(t, "0", m.exited())
 	require.Contains(t, m.console(), "the init system switches off\n")
@@ -47,15 +42,7 @@ func TestReadOnlyMachine(t *testing.T) {
 	for _, options := range []string{"", "readonly=on,"} {
 		m := boot(options)
 		require.Equal(t, "0", m.exited())
-		console := m.console()
-		start := strings.Index(console, `{"PID"`)
-		require.GreaterOrEqual(t, start, 0, console)
-		var a struct {
-			Hostname, Hosts string
-			Terminal        bool
-			Mounts          map[string]string
-		}
-		require.NoError(t, json.NewDecoder(strings.NewReader(console[start:])).Decode(&a))
+		a := aboutOn(t, m.console())
 		require.True(t, a.Terminal)
 		require.Equal(t, "box", a.Hostname)
 		require.Contains(t, a.Hosts, "\tbox\n")

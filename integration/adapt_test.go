@@ -1,12 +1,10 @@
 package integration
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +20,7 @@ import (
 
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // testContainerfile is an image with two layers. Its user is in groups and is not root.
@@ -147,22 +146,7 @@ func TestContainerImageBecomesAMachine(t *testing.T) {
 	require.Equal(t, "0", m.exited())
 	console := m.console()
 	require.Contains(t, console, "kubevirt-disk: the entry point has ended with status 0\n")
-	start := strings.Index(console, `{"PID"`)
-	require.GreaterOrEqual(t, start, 0, console)
-	var a struct {
-		PID, UID, GID         int
-		Groups                []int
-		Args, Env             []string
-		Dir, Hostname         string
-		Terminal              bool
-		Mounts                map[string]string
-		Resolv, Hosts, Stderr string
-		OpenFiles             struct{ Cur, Max uint64 }
-		DiskBytes             uint64
-		Addresses             []netip.Addr
-		MTU                   int
-	}
-	require.NoError(t, json.NewDecoder(strings.NewReader(console[start:])).Decode(&a))
+	a := aboutOn(t, console)
 	require.NotEqual(t, 1, a.PID)
 	require.Equal(t, []int{1000, 1000}, []int{a.UID, a.GID})
 	require.ElementsMatch(t, []int{8, 9}, a.Groups)
@@ -244,7 +228,8 @@ func TestStop(t *testing.T) {
 // TestWebServerInAMachine: an image with a web server, served by the daemon, answers HTTP from its
 // machine. When the daemon is stopped under it, the machine waits for the next one, and no write is
 // lost. Its writes survive a restart of both, even if the tag is gone by then. The power button or
-// the host's word ends it with its stop signal and its status, and leaves a clean disk.
+// the host's word ends it with its stop signal and its status, and leaves a clean disk. Its program
+// is run as the daemon's options say, with the secret of a file that only the daemon can read.
 func TestWebServerInAMachine(t *testing.T) {
 	t.Parallel()
 	requireTools(t, qemuISCSI)
@@ -254,8 +239,14 @@ func TestWebServerInAMachine(t *testing.T) {
 	ref = "oci:" + layout + ":web"
 	volume := newVolume(t, t.TempDir())
 	state, portal := t.TempDir(), freePortal(t)
+	secret := filepath.Join(t.TempDir(), "web.env")
+	require.NoError(t, os.WriteFile(secret,
+		[]byte("# for the web server\nWEB_PASSWORD=\"a b\"=c\nCOLOUR=green\n"), 0o600))
 	serve := func() *daemon {
 		return start(t, config{diskDir: t.TempDir(), stateDir: state,
+			args: []string{"--env-file=" + secret, "--env=COLOUR=red", "--env=SIZE=12",
+				"--user=web:mail", "--entrypoint=/usr/bin/container", "--workdir=/etc",
+				"--", "about", "web"},
 			env: map[string]string{"CONTAINER_IMAGE": ref, "PERSISTENT_DIR": volume,
 				"COPY_MODE": "copy-on-write", "LISTEN": portal}})
 	}
@@ -269,6 +260,13 @@ func TestWebServerInAMachine(t *testing.T) {
 		m.word(machine.WordRunning)
 		url := fmt.Sprintf("http://127.0.0.1:%d/", port)
 		require.Equal(t, posted, get(t, url), "round %d", round)
+		a := aboutOn(t, m.console())
+		require.Equal(t, []string{"/usr/bin/container", "about", "web"}, a.Args)
+		require.Subset(t, a.Env, []string{`WEB_PASSWORD="a b"=c`, "COLOUR=red", "SIZE=12",
+			"PATH=/usr/local/bin:/usr/bin"})
+		require.NotContains(t, a.Env, "COLOUR=green", "--env wins over the file")
+		require.Equal(t, []int{1000, 8}, []int{a.UID, a.GID})
+		require.Equal(t, "/etc", a.Dir)
 		post := func(line string) error {
 			response, err := http.Post(url, "text/plain", strings.NewReader(line))
 			if err != nil {
@@ -309,16 +307,17 @@ func get(t *testing.T, url string) string {
 	t.Helper()
 	client := http.Client{Timeout: 10 * time.Second}
 	text := ""
-	eventually(t, func() bool {
+	testtool.Within(t, machineTime, func() bool {
 		response, err := client.Get(url)
 		if err != nil {
+			text = err.Error()
 			return false
 		}
 		defer response.Body.Close()
 		body, err := io.ReadAll(response.Body)
 		text = string(body)
 		return err == nil && response.StatusCode == http.StatusOK
-	}, machineTime, 100*time.Millisecond)
+	}, "%s answers: %s", url, func() any { return text })
 	return text
 }
 

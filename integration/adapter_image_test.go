@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
@@ -93,8 +92,7 @@ func TestAdapterImage(t *testing.T) {
 		confined(t, c)
 		m := bootMachine(t, machineConfig{boot: boot, noNet: true, append: kernelArgs,
 			disk: "format=raw,cache=none,file=" + lunURL(n.portal(t, c), 1)})
-		eventually(t, func() bool { return strings.Contains(m.console(), "serving\n") },
-			machineTime, 20*time.Millisecond)
+		m.says("serving\n")
 		m.powerButton()
 		require.Equal(t, "42", m.exited())
 		require.Zero(t, c.stop(t))

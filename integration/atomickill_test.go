@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -154,7 +155,6 @@ func atomicRecords(t *testing.T, volume string) []string {
 
 func awaitAtomicRecord(t *testing.T, volume string) {
 	t.Helper()
-	for deadline := time.Now().Add(clientTimeout); len(atomicRecords(t, volume)) == 0; {
-		require.True(t, time.Now().Before(deadline), "no atomic write has made a record")
-	}
+	testtool.Within(t, clientTimeout, func() bool { return len(atomicRecords(t, volume)) > 0 },
+		"an atomic write has made a record")
 }

@@ -153,7 +153,7 @@ func TestCredentialSources(t *testing.T) {
 }
 
 // TestHeaderDigest turns header digests on and off with QEMU. libiscsi's own tools do not ask for
-// them, and libiscsi does not support data digests: the initiator of target/targettest tests those.
+// them, and libiscsi does not support data digests: the tests of target have those.
 func TestHeaderDigest(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "qemu-io", qemuISCSI)

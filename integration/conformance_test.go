@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/integration/conformance"
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
 
@@ -83,7 +84,7 @@ func conformanceMatrix() []conformanceLUN {
 				slow := disktest.NewFault(disktest.NewMemory(conformanceSize))
 				slow.Inject(disktest.Rule{Op: disktest.OpWrite, Delay: slowWrite})
 				// The suite sleeps for a minute at a time, and does not answer pings meanwhile.
-				return serveForSuite(t, target.LUN{Disk: slow},
+				return serveForSuite(t, serving.Options{Disk: slow},
 					target.Limits{NOPInterval: 2 * time.Minute})
 			},
 		},
@@ -107,14 +108,13 @@ func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []
 }
 
 // serveForSuite serves a LUN that the daemon has no setting for, with the same server.
-func serveForSuite(t *testing.T, lun target.LUN, limits target.Limits) (urls []string,
+func serveForSuite(t *testing.T, lun serving.Options, limits target.Limits) (urls []string,
 	alive func() error) {
-	lun.Number, lun.Name, lun.Access = 1, "lun.raw", target.AccessWriteShared
+	lun.Number, lun.Name, lun.Access = 1, "lun.raw", serving.AccessWriteShared
 	lun.Identity = disk.Identity{Serial: t.Name()[max(0, len(t.Name())-32):],
 		NAA: [8]byte{0x30, 7: byte(len(t.Name()))}}
 	lun.Store = disktest.NewStore(filepath.Join(t.TempDir(), "unit"), false)
-	server, err := target.New(target.Options{LUNs: []target.LUN{lun}, Limits: limits})
-	require.NoError(t, err)
+	server, _ := newTarget(t, serving.Config{}, target.Options{Limits: limits}, lun)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ended := make(chan error, 1)

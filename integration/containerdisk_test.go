@@ -9,10 +9,11 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // qemuUser is the user and group of QEMU where KubeVirt runs it.
@@ -77,10 +78,10 @@ func TestImageAsContainerDisk(t *testing.T) {
 	c.start(t)
 	socket := filepath.Join(shared, "disk_0.sock")
 	pid := 0
-	eventually(t, func() bool {
+	testtool.Within(t, clientTimeout, func() bool {
 		pid = peerOf(socket)
 		return pid != 0
-	}, clientTimeout, 20*time.Millisecond)
+	}, "a process listens at the socket: %s", func() any { return c.log(t) })
 	require.Equal(t, c.pid(t), strconv.Itoa(pid))
 
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "root", "disk")
@@ -142,8 +143,9 @@ func TestImageProvidesAFile(t *testing.T) {
 	c.start(t)
 	ready := func(c *container) {
 		t.Helper()
-		eventually(t, func() bool { return c.exec(t, "cat", "/tmp/healthy").status == 0 },
-			clientTimeout, 50*time.Millisecond)
+		testtool.Within(t, clientTimeout,
+			func() bool { return c.exec(t, "cat", "/tmp/healthy").status == 0 },
+			"it is healthy: %s", func() any { return c.log(t) })
 	}
 	ready(c)
 	file := filepath.Join(shared, "vm", "disk-image.qcow2")

@@ -10,12 +10,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
 // status returns the /status page.
-func (d *daemon) status() (page pages.Status) {
+func (d *daemon) status() (page status.Status) {
 	d.t.Helper()
 	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
 	return page

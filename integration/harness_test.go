@@ -47,6 +47,8 @@ var packageOf = map[string]string{
 	"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user", "curl": "curl",
 	"xz": "xz-utils", "zstd": "zstd", "gzip": "gzip",
 	"skopeo": "skopeo", "unshare": "util-linux",
+	"nbdinfo": "libnbd-bin", "nbdcopy": "libnbd-bin", "nbdsh": "python3-libnbd",
+	"nbdkit": "nbdkit", "fio": "fio",
 }
 
 // qemuISCSI stands for QEMU's iSCSI driver, which is a separate module in Debian.
@@ -346,18 +348,6 @@ func okEnv(t *testing.T, env []string, name string, args ...string) string {
 	r := client(t, env, name, args...)
 	require.Zero(t, r.status, "%s", r)
 	return r.output
-}
-
-// eventually waits for a condition like testify's Eventually, but in the test's own goroutine.
-// There a condition may end the test: in another goroutine, that would be noticed only when the
-// time is over.
-func eventually(t *testing.T, met func() bool, within, tick time.Duration, says ...any) {
-	t.Helper()
-	for deadline := time.Now().Add(within); !met(); time.Sleep(tick) {
-		if time.Now().After(deadline) {
-			require.Fail(t, "the condition is not met", says...)
-		}
-	}
 }
 
 // secondLoopback is a loopback portal besides 127.0.0.1. It is an IPv6 address if the machine has

@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // registry starts a container registry on a free loopback port and returns its address. It ends
@@ -35,13 +35,13 @@ func registry(t *testing.T) string {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	eventually(t, func() bool {
+	testtool.Within(t, clientTimeout, func() bool {
 		c, err := net.Dial("tcp", address)
 		if err != nil {
 			return false
 		}
 		return c.Close() == nil
-	}, clientTimeout, 10*time.Millisecond, "the registry does not listen")
+	}, "the registry listens")
 	return address
 }
 

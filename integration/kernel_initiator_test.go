@@ -45,6 +45,7 @@ func TestKernelInitiator(t *testing.T) {
 	}{
 		{"a file system without CHAP", (*kernelTest).fileSystem},
 		{"what the kernel detects", (*kernelTest).detected},
+		{"blocks of 4096 bytes", (*kernelTest).longBlocks},
 		{"a second initiator", (*kernelTest).second},
 		{"a volume of Kubernetes", (*kernelTest).kubernetesVolume},
 		{"CHAP", (*kernelTest).chap},
@@ -197,6 +198,32 @@ test "$(dd if=$DISK bs=32k count=256 iflag=direct | md5sum)" = "$(md5sum </tmp/w
 	}
 	k.ok(t, "iscsiadm -m node -T $TARGET -p $PORTAL --logout; iscsiadm -m node -o delete")
 	require.Empty(t, k.warnings(t))
+}
+
+// longBlocks uses a LUN with logical blocks of 4096 bytes.
+func (k *kernelTest) longBlocks(t *testing.T) {
+	k.serve(t, config{diskDir: blank(k.all, "disk.raw"),
+		env: map[string]string{"BLOCK_SIZE": "4096"}})
+	k.follow(t, "Log in")
+	require.Equal(t, "4096\n4096\n268435456\n",
+		k.ok(t, `blockdev --getss --getpbsz --getsize64 $DISK`))
+	k.ok(t, `dd if=/dev/urandom of=/tmp/want bs=1M count=4
+dd if=/tmp/want of=$DISK bs=4M seek=3 oflag=direct
+dd if=/tmp/want of=$DISK bs=4k count=77 skip=9 seek=3080 oflag=direct
+blkdiscard -o 13M -l 1M $DISK
+blkdiscard -z -o 14684160 -l 12288 $DISK
+dd if=/tmp/want of=/tmp/odd bs=4k count=77 skip=9
+dd if=/tmp/odd of=/tmp/want bs=4k seek=8 conv=notrunc
+dd if=/dev/zero of=/tmp/want bs=1M seek=1 count=1 conv=notrunc
+dd if=/dev/zero of=/tmp/want bs=4k seek=513 count=3 conv=notrunc
+test "$(dd if=$DISK bs=4M skip=3 count=1 iflag=direct | md5sum)" = "$(md5sum </tmp/want)"
+mkfs.ext4 -q -F $DISK; mkdir -p /mnt/long; mount $DISK /mnt/long
+dd if=/dev/urandom of=/mnt/long/data bs=64k count=80 conv=fsync; md5sum /mnt/long/data >/tmp/sum
+umount /mnt/long; mount -o ro $DISK /mnt/long; md5sum -c /tmp/sum; umount /mnt/long
+iscsiadm -m node -T $TARGET -p $PORTAL --logout; iscsiadm -m node -o delete`)
+	require.Empty(t, k.warnings(t))
+	k.d.stop()
+	e2fsck(t, k.disk("disk.raw"), "-fn")
 }
 
 // second logs another initiator in while the first owns the LUN, like the destination of a

@@ -10,12 +10,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -95,10 +95,10 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				ports[p.Name] = p.ContainerPort
 			}
 			startup := spec.StartupProbe.HTTPGet
-			eventually(t, func() bool {
+			testtool.Within(t, clientTimeout, func() bool {
 				return page(ports[startup.Port.String()], startup.Path) == http.StatusOK ||
 					!c.running(t)
-			}, clientTimeout, 50*time.Millisecond)
+			}, "the pod has started")
 			for _, probe := range []*corev1.Probe{spec.StartupProbe, spec.ReadinessProbe,
 				spec.LivenessProbe} {
 				require.Equal(t, http.StatusOK,
@@ -173,10 +173,10 @@ func uploadInto(t *testing.T, n network, claim string, secret map[string]string)
 		secret["node.session.auth.username"], secret["node.session.auth.password"], n.host, lun[1])
 	ok(t, "qemu-img", "compare", "-q", "-f", "raw", "-F", "raw", raw, url)
 	disk := filepath.Join(claim, "disk.img")
-	eventually(t, func() bool {
+	testtool.Within(t, clientTimeout, func() bool {
 		got, err := os.ReadFile(disk)
 		return err == nil && bytes.Equal(content, got)
-	}, clientTimeout, 50*time.Millisecond)
+	}, "the disk on the claim has the image's content")
 }
 
 // migrate hands the disk of a pod over from one initiator to another, with the commands in the

@@ -21,7 +21,7 @@ import (
 
 	"kubevirt.io/disk/integration/guest"
 	"kubevirt.io/disk/libvirt"
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 )
 
 // TestLibvirtSchema validates the output of the library and the command against libvirt's own
@@ -70,12 +70,25 @@ func TestLibvirtSchema(t *testing.T) {
 		require.NoError(t, err)
 		domain.Devices.Disks = append(domain.Devices.Disks, *disk)
 	}
+	for i, e := range []libvirt.Export{
+		// without Reconnect, which is younger than Debian's schema
+		{Name: "fedora.qcow2", Socket: "/run/disk/nbd.sock"},
+		{Name: "1", Portal: libvirt.Portal{Host: "disk.example.com"}, TLS: true, Serial: "DATA-1"},
+	} {
+		disk, err := e.Disk(libvirt.Device{Dev: "vd" + string(rune('x'+i))})
+		require.NoError(t, err)
+		domain.Devices.Disks = append(domain.Devices.Disks, *disk)
+	}
 	path, err := binary()
 	require.NoError(t, err)
 	var printed libvirtxml.DomainDisk
 	require.NoError(t, printed.Unmarshal(ok(t, path, "xml", "--host=10.0.0.5", "--lun=300",
 		"--target-dev=sdd", "--chap-username=vm")))
 	domain.Devices.Disks = append(domain.Devices.Disks, printed)
+	var byNBD libvirtxml.DomainDisk
+	require.NoError(t, byNBD.Unmarshal(ok(t, path, "xml", "--nbd=unix:/run/disk/nbd.sock",
+		"--export=a.qcow2", "--target-dev=vde", "--reconnect=0")))
+	domain.Devices.Disks = append(domain.Devices.Disks, byNBD)
 	document, err := domain.Marshal()
 	require.NoError(t, err)
 	validate(t, document, "domain")
@@ -308,6 +321,12 @@ func readConsole(t *testing.T, listener net.Listener) *consoleLines {
 	t.Helper()
 	conn, err := listener.Accept()
 	require.NoError(t, err)
+	return newConsole(t, conn)
+}
+
+// newConsole collects the lines of a connection to a console.
+func newConsole(t *testing.T, conn net.Conn) *consoleLines {
+	t.Helper()
 	t.Cleanup(func() { conn.Close() })
 	c := &consoleLines{conn: conn, lines: make(chan string, 1024)}
 	go func() {
@@ -352,7 +371,7 @@ func (c *consoleLines) until(t *testing.T, prefix string) string {
 // that a guest prints.
 func serialAndWWN(t *testing.T, page string, lun uint16) string {
 	t.Helper()
-	var status pages.Status
+	var status status.Status
 	require.NoError(t, json.Unmarshal([]byte(page), &status))
 	for _, one := range status.LUNs {
 		if one.LUN == lun {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // libvirtd is a libvirt daemon for one test, in session mode. It keeps everything below one
@@ -85,14 +87,14 @@ func startLibvirtd(t *testing.T) *libvirtd {
 			}
 		}
 	})
-	eventually(t, func() bool {
+	testtool.Within(t, clientTimeout, func() bool {
 		conn, err := net.Dial("unix", l.socket())
 		if err != nil {
 			return false
 		}
 		conn.Close()
 		return true
-	}, clientTimeout, 20*time.Millisecond, "libvirtd is not listening")
+	}, "libvirtd listens")
 	return l
 }
 

@@ -11,18 +11,20 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
 
 // runningTarget is a target in this process, because LUNs do not come and go in the daemon yet.
 type runningTarget struct {
 	*target.Server
+	inUse  *serving.Disks
 	portal string
 }
 
@@ -37,23 +39,35 @@ func (d *resizable) Size() int64 { return d.size.Load() }
 const runningSize = 64 << 20
 
 // runningLUN is a LUN on an empty disk of its own.
-func runningLUN(number uint16, id uint64) (target.LUN, *resizable) {
+func runningLUN(number uint16, id uint64) (serving.Options, *resizable) {
 	d := &resizable{Memory: disktest.NewMemory(4 * runningSize)}
 	d.size.Store(runningSize)
 	identity := disk.Identity{
 		Serial: fmt.Sprintf("running-%d", id),
 		NAA:    [8]byte{0x30, 6: byte(id >> 8), 7: byte(id)},
 	}
-	return target.LUN{Number: number, Name: "running", Disk: d, Identity: identity,
-		Access: target.AccessWriteShared}, d
+	return serving.Options{Number: number, Name: "running", Disk: d, Identity: identity,
+		Access: serving.AccessWriteShared}, d
+}
+
+// newTarget makes a target with disks.
+func newTarget(t *testing.T, c serving.Config, opt target.Options, disks ...serving.Options) (
+	*target.Server, *serving.Disks) {
+	t.Helper()
+	opt.Disks = serving.New(c)
+	s, err := target.New(opt)
+	require.NoError(t, err)
+	for _, d := range disks {
+		require.NoError(t, opt.Disks.Add(d))
+	}
+	return s, opt.Disks
 }
 
 // startTarget serves LUN 1 until the test ends.
 func startTarget(t *testing.T) *runningTarget {
 	t.Helper()
 	one, _ := runningLUN(1, 1)
-	s, err := target.New(target.Options{LUNs: []target.LUN{one}})
-	require.NoError(t, err)
+	s, disks := newTarget(t, serving.Config{}, target.Options{}, one)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	served := make(chan error, 1)
@@ -62,20 +76,20 @@ func startTarget(t *testing.T) *runningTarget {
 		require.NoError(t, s.Close())
 		require.ErrorIs(t, <-served, target.ErrServerClosed)
 	})
-	return &runningTarget{Server: s, portal: l.Addr().String()}
+	return &runningTarget{Server: s, inUse: disks, portal: l.Addr().String()}
 }
 
 func (s *runningTarget) add(t *testing.T, number uint16, id uint64) *resizable {
 	t.Helper()
 	l, d := runningLUN(number, id)
-	require.NoError(t, s.AddLUN(l))
+	require.NoError(t, s.inUse.Add(l))
 	return d
 }
 
 // remove removes a LUN and waits until its disk is released.
 func (s *runningTarget) remove(t *testing.T, number uint16) {
 	t.Helper()
-	released, err := s.RemoveLUN(number)
+	released, err := s.inUse.Remove(number)
 	require.NoError(t, err)
 	<-released
 }
@@ -131,7 +145,7 @@ dd if=/dev/$D bs=64k count=16 iflag=direct | cmp - /tmp/two`, runningSize))
 
 	// The kernel notices that a disk has grown when it looks again, without a new session.
 	d.size.Store(2 * runningSize)
-	require.NoError(t, s.ResizeLUN(2))
+	require.NoError(t, s.inUse.Resize(2))
 	g.ok(t, fmt.Sprintf(`D=$(disk 2)
 dd if=/dev/$D bs=64k count=1 iflag=direct of=/dev/null
 dmesg | grep -q "Capacity data has changed"
@@ -268,10 +282,10 @@ func (m *monitor) withdraw(lun int) {
 	m.t.Helper()
 	m.good("block-export-del",
 		map[string]any{"id": fmt.Sprintf("export-node%d", lun), "mode": "hard"})
-	eventually(m.t, func() bool {
+	testtool.Within(m.t, guestCommand, func() bool {
 		return !strings.Contains(m.good("query-block-exports", nil),
 			fmt.Sprintf("export-node%d", lun))
-	}, guestCommand, 10*time.Millisecond)
+	}, "the export of LUN %d has ended", lun)
 }
 
 func iscsiNode(s *runningTarget, lun int) map[string]any {
@@ -284,10 +298,11 @@ func (m *monitor) unplug(lun int) {
 	m.t.Helper()
 	m.withdraw(lun)
 	m.good("device_del", map[string]any{"id": fmt.Sprintf("disk%d", lun)})
-	eventually(m.t, func() bool {
-		_, err := m.do("blockdev-del", map[string]any{"node-name": fmt.Sprintf("node%d", lun)})
+	var err error
+	testtool.Within(m.t, guestCommand, func() bool {
+		_, err = m.do("blockdev-del", map[string]any{"node-name": fmt.Sprintf("node%d", lun)})
 		return err == nil
-	}, guestCommand, 100*time.Millisecond)
+	}, "LUN %d is unplugged: %v", lun, func() any { return err })
 }
 
 // io runs a qemu-io command on a disk of the machine.
@@ -325,7 +340,7 @@ func TestQEMULUNsComeAndGo(t *testing.T) {
 	m.works(2, 2, 0)
 	m.works(1, 3, 0)
 	d.size.Store(2 * runningSize)
-	require.NoError(t, s.ResizeLUN(2))
+	require.NoError(t, s.inUse.Resize(2))
 	m.withdraw(2)
 	m.good("block_resize", map[string]any{"node-name": "node2", "size": 2 * runningSize})
 	m.export(2)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 
 	"kubevirt.io/disk/adapter/initrd"
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // machineTime limits everything that a machine does. It is several times what it needs on a busy
@@ -180,11 +182,11 @@ func (m *containerMachine) file(name string) string { return filepath.Join(m.dir
 func (m *containerMachine) connect(name string) net.Conn {
 	m.t.Helper()
 	var conn net.Conn
-	eventually(m.t, func() (ok bool) {
+	testtool.Within(m.t, machineTime, func() (ok bool) {
 		var err error
 		conn, err = net.Dial("unix", m.file(name))
 		return err == nil
-	}, machineTime, 10*time.Millisecond, "QEMU has no socket")
+	}, "QEMU has a socket")
 	m.t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -247,6 +249,13 @@ func (m *containerMachine) exited() string {
 	return status
 }
 
+// says waits for a text on the console.
+func (m *containerMachine) says(text string) {
+	m.t.Helper()
+	testtool.Within(m.t, machineTime, func() bool { return strings.Contains(m.console(), text) },
+		"the console says %q", text) // the end of the test shows the console
+}
+
 // console returns the console's output.
 func (m *containerMachine) console() string {
 	text, err := os.ReadFile(m.file("console"))
@@ -260,4 +269,28 @@ func (m *containerMachine) console() string {
 func (m *containerMachine) kill() {
 	_ = m.cmd.Process.Kill()
 	<-m.ended
+}
+
+// aboutProgram is what the program "container about" sees of its environment.
+type aboutProgram struct {
+	PID, UID, GID         int
+	Groups                []int
+	Args, Env             []string
+	Dir, Hostname         string
+	Terminal              bool
+	Mounts                map[string]string
+	Resolv, Hosts, Stderr string
+	OpenFiles             struct{ Cur, Max uint64 }
+	DiskBytes             uint64
+	Addresses             []netip.Addr
+	MTU                   int
+}
+
+// aboutOn finds on a console what that program printed.
+func aboutOn(t *testing.T, console string) (a aboutProgram) {
+	t.Helper()
+	start := strings.Index(console, `{"PID"`)
+	require.GreaterOrEqual(t, start, 0, console)
+	require.NoError(t, json.NewDecoder(strings.NewReader(console[start:])).Decode(&a))
+	return a
 }

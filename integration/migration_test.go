@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/guest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // writerScript writes block after block to the disk, each past every cache, and prints the number
@@ -204,14 +205,17 @@ func (q *qmp) ask(command string) map[string]any {
 // until waits for a condition on this machine.
 func (q *qmp) until(what string, holds func() bool) {
 	q.t.Helper()
-	for end := time.Now().Add(guestCommand); !holds(); time.Sleep(20 * time.Millisecond) {
+	testtool.Within(q.t, guestCommand, func() bool {
+		if holds() {
+			return true
+		}
 		select {
 		case <-q.ended:
 			require.Fail(q.t, "QEMU has ended", "%s, before %s", q.name, what)
 		default:
 		}
-		require.True(q.t, time.Now().Before(end), "%s: %s never", q.name, what)
-	}
+		return false
+	}, "%s: %s", q.name, what)
 }
 
 // said is what the guest has printed on this machine.

@@ -6,12 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -168,9 +168,12 @@ func TestFullWorkDirectory(t *testing.T) {
 		env: map[string]string{"COPY_MODE": "clone", "WORK_DIR": work}})
 	d.until("it is out of space",
 		func() bool { return strings.Contains(d.Output(), "no space is left to copy the image") })
-	require.True(t, d.status().LUNs[0].Copy.WaitsForSpace)
-	require.Contains(t, d.get("/metrics"),
-		`kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 1`)
+	// Copying tries again and again, at first after short pauses.
+	d.until("it waits for space", func() bool { return d.status().LUNs[0].Copy.WaitsForSpace })
+	d.until("the metrics tell", func() bool {
+		return strings.Contains(d.get("/metrics"),
+			`kubevirt_disk_waits_for_space{image="disk.qcow2",lun="1"} 1`)
+	})
 	require.Less(t, d.status().LUNs[0].Space.Free, int64(4<<20))
 	require.Contains(t, ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, d.url(1)),
 		"identical")
@@ -236,7 +239,7 @@ func mountTmpfs(t *testing.T, dir, size string) {
 // complete reports whether a LUN no longer needs its image, according to the status page.
 func (d *daemon) complete(lun uint16) bool {
 	d.t.Helper()
-	var page pages.Status
+	var page status.Status
 	require.NoError(d.t, json.Unmarshal([]byte(d.get("/status")), &page))
 	for _, l := range page.LUNs {
 		if l.LUN == lun && l.Copy != nil {
@@ -249,10 +252,20 @@ func (d *daemon) complete(lun uint16) bool {
 // until waits for a condition while the daemon runs.
 func (d *daemon) until(what string, condition func() bool) {
 	d.t.Helper()
-	for deadline := time.Now().Add(clientTimeout); !condition(); time.Sleep(20 * time.Millisecond) {
-		require.True(d.t, d.Running(), "ended before: %s\n%s", what, d.Output())
-		require.True(d.t, time.Now().Before(deadline), "still not: %s\n%s", what, d.Output())
-	}
+	testtool.Within(d.t, clientTimeout, func() bool {
+		running := d.Running() // asked first: what it has done last counts
+		if condition() {
+			return true
+		}
+		require.True(d.t, running, "ended before: %s\n%s", what, d.Output())
+		return false
+	}, "%s\n%s", what, func() any { return d.Output() })
+}
+
+// untilSaid waits until the daemon has logged a text.
+func (d *daemon) untilSaid(text string) {
+	d.t.Helper()
+	d.until(text, func() bool { return strings.Contains(d.Output(), text) })
 }
 
 func fileStat(t *testing.T, path string) *unix.Stat_t {

@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
 
@@ -35,9 +37,8 @@ func startFarTarget(t *testing.T, hold time.Duration) *farTarget {
 	one, _ := runningLUN(1, 1)
 	two, _ := runningLUN(2, 2)
 	one.Disk = f.far
-	s, err := target.New(target.Options{LUNs: []target.LUN{one, two}, Observer: f,
-		Limits: target.Limits{DistantTimeout: hold}})
-	require.NoError(t, err)
+	s, _ := newTarget(t, serving.Config{Patience: hold, Observer: f},
+		target.Options{}, one, two)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	served := make(chan error, 1)
@@ -50,13 +51,13 @@ func startFarTarget(t *testing.T, hold time.Duration) *farTarget {
 	return f
 }
 
-func (f *farTarget) LoginAccepted(target.LoginEvent)  {}
-func (f *farTarget) LoginRefused(target.LoginEvent)   {}
-func (f *farTarget) SessionEnded(target.SessionEvent) {}
-func (f *farTarget) PDURejected(string)               {}
-func (f *farTarget) PanicCaught()                     {}
+func (f *farTarget) LoginAccepted(serving.LoginEvent)  {}
+func (f *farTarget) LoginRefused(serving.LoginEvent)   {}
+func (f *farTarget) SessionEnded(serving.SessionEvent) {}
+func (f *farTarget) MessageRejected(string)            {}
+func (f *farTarget) PanicCaught()                      {}
 
-func (f *farTarget) CommandDone(e target.CommandEvent) {
+func (f *farTarget) RequestDone(e serving.RequestEvent) {
 	if e.Status == 8 {
 		f.busy.Add(1)
 	}
@@ -65,8 +66,8 @@ func (f *farTarget) CommandDone(e target.CommandEvent) {
 // outage makes the content available again after this many commands have ended with BUSY.
 func (f *farTarget) outage(t *testing.T, answers int64) {
 	t.Helper()
-	eventually(t, func() bool { return f.busy.Load() >= answers }, 2*time.Minute,
-		10*time.Millisecond)
+	testtool.Within(t, 2*time.Minute, func() bool { return f.busy.Load() >= answers },
+		"%d commands have ended with BUSY: %d", answers, func() any { return f.busy.Load() })
 	f.far.Restore()
 }
 

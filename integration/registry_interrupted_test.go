@@ -84,16 +84,23 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// watchedOutput can be read while a process writes it.
+// watchedOutput can be read while a process writes it. It tells when a push ends because it was
+// asked to.
 type watchedOutput struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
+	mu     sync.Mutex
+	text   bytes.Buffer  // guarded by mu
+	ending chan struct{} // guarded by mu; closed and nil after that
 }
 
 func (o *watchedOutput) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.text.Write(p)
+	n, err := o.text.Write(p)
+	if o.ending != nil && strings.Contains(o.text.String(), "finishing the current piece") {
+		close(o.ending)
+		o.ending = nil
+	}
+	return n, err
 }
 
 func (o *watchedOutput) String() string {
@@ -126,7 +133,8 @@ func TestRegistryPushInterrupted(t *testing.T) {
 			args := []string{"push", "--base=none", "--compress=none", raw, ref,
 				"--insecure-registry=" + p.address}
 
-			said := new(watchedOutput)
+			ending := make(chan struct{})
+			said := &watchedOutput{ending: ending}
 			cmd := exec.Command(path, args...)
 			cmd.Env, cmd.Stdout, cmd.Stderr = clientEnv(env...), said, said
 			cmd.WaitDelay = clientTimeout / 4
@@ -141,9 +149,9 @@ func TestRegistryPushInterrupted(t *testing.T) {
 				<-started
 				_ = cmd.Process.Signal(signal)
 				if signal == syscall.SIGTERM { // not before it knows that it should end
-					for end := time.Now().Add(clientTimeout); time.Now().Before(end) &&
-						!strings.Contains(said.String(), "finishing the current piece"); {
-						time.Sleep(10 * time.Millisecond)
+					select {
+					case <-ending:
+					case <-time.After(clientTimeout): // the test fails by what is sent then
 					}
 				}
 				return signal == syscall.SIGKILL

@@ -29,6 +29,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const (
@@ -86,13 +87,13 @@ func (s *registryServer) run(t *testing.T) {
 	s.cmd = exec.Command("docker-registry", "serve", s.config)
 	s.cmd.Env = clientEnv()
 	require.NoError(t, s.cmd.Start())
-	eventually(t, func() bool {
+	testtool.Within(t, clientTimeout, func() bool {
 		c, err := net.Dial("tcp", s.address)
 		if err != nil {
 			return false
 		}
 		return c.Close() == nil
-	}, clientTimeout, 10*time.Millisecond, "the registry does not listen")
+	}, "the registry listens")
 }
 
 // kill ends it, if it runs.

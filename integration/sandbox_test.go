@@ -10,11 +10,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // sandbox is a container that podman or runc runs. After a stop it may be started again.
@@ -34,18 +34,18 @@ type sandbox interface {
 // for the log, because podman's monitor may write it after the ready file appears.
 func untilReady(t *testing.T, s sandbox) {
 	t.Helper()
-	eventually(t, func() bool {
+	testtool.Within(t, clientTimeout, func() bool {
 		return s.exec(t, "cat", "/tmp/healthy").status == 0 &&
 			strings.Count(s.log(t), `"msg":"ready"`) >= s.starts() || !s.running(t)
-	}, clientTimeout, 20*time.Millisecond, "neither ready nor ended")
+	}, "it is ready or has ended")
 	require.True(t, s.running(t), "it has ended:\n%s", s.log(t))
 }
 
 // untilLogged waits until the log contains a text.
 func untilLogged(t *testing.T, s sandbox, text string) {
 	t.Helper()
-	eventually(t, func() bool { return strings.Contains(s.log(t), text) }, clientTimeout,
-		20*time.Millisecond, "%s is not logged", text)
+	testtool.Within(t, clientTimeout, func() bool { return strings.Contains(s.log(t), text) },
+		"%s is logged: %s", text, func() any { return s.log(t) })
 }
 
 // logged returns a field of the last entry with a message, from a log of JSON lines.
@@ -211,8 +211,8 @@ func (b *bundle) start(t *testing.T) {
 	b.cmd.Env = b.e.env
 	b.cmd.Stdout, b.cmd.Stderr = out, out
 	require.NoError(t, b.cmd.Start())
-	eventually(t, func() bool { return b.running(t) }, clientTimeout, 10*time.Millisecond,
-		"runc has not started it")
+	testtool.Within(t, clientTimeout, func() bool { return b.running(t) },
+		"runc has started it")
 }
 
 func (b *bundle) exec(t *testing.T, args ...string) result {

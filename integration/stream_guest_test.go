@@ -12,11 +12,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/guest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // newFileSystem makes a raw disk with files, and with their digests in "sums".
@@ -81,9 +81,9 @@ cd /mnt && sha256sum -c sums >/tmp/read.log 2>&1
 echo $? >/tmp/result
 END
 setsid sh /tmp/read.sh </dev/null >/dev/null 2>&1 &`)
-	eventually(t, func() bool {
+	testtool.Within(t, guestCommand, func() bool {
 		return strings.Contains(d.Output(), "reads wait for a registry")
-	}, guestCommand, 10*time.Millisecond)
+	}, "reads wait: %s", func() any { return d.Output() })
 	g.ok(t, "test ! -e /tmp/result")
 	w.run(t)
 	g.ok(t, `for i in $(seq 3000); do test -e /tmp/result && break; sleep 0.1; done
@@ -103,8 +103,8 @@ umount /mnt`)
 	start(t, streaming(t.TempDir(), w.proxy, "copy-on-write"))
 	chunks := orderedChunks(t, order)
 	require.Positive(t, chunks)
-	eventually(t, func() bool { n, _ := w.asked(); return n > opened+chunks/2 }, clientTimeout,
-		10*time.Millisecond, "%d chunks in the order, %d requests without it", chunks, opened)
+	testtool.Within(t, clientTimeout, func() bool { n, _ := w.asked(); return n > opened+chunks/2 },
+		"%d chunks in the order, %d requests without it", chunks, opened)
 }
 
 // orderedChunks returns how many chunks of 256 KiB a boot order names. Its lines are blocks of 64

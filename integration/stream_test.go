@@ -19,10 +19,10 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -34,6 +34,8 @@ type watchedRegistry struct {
 	mu   sync.Mutex
 	said map[string]int // requests of blobs, with their ranges; guarded by mu
 	sent atomic.Int64   // bytes of blobs
+
+	received atomic.Int64 // bytes of all requests
 
 	hold sync.RWMutex // while it is held for writing, nobody gets a blob
 }
@@ -54,11 +56,24 @@ func newWatchedRegistry(t *testing.T) *watchedRegistry {
 			defer w.hold.RUnlock()
 			rw = &countedResponse{rw, &w.sent}
 		}
+		r.Body = &countedRequest{r.Body, &w.received}
 		forward.ServeHTTP(rw, r)
 	}))
 	t.Cleanup(server.Close)
 	w.proxy = strings.TrimPrefix(server.URL, "http://")
 	return w
+}
+
+// countedRequest counts the bytes of a request.
+type countedRequest struct {
+	io.ReadCloser
+	received *atomic.Int64
+}
+
+func (c *countedRequest) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	c.received.Add(int64(n))
+	return n, err
 }
 
 // countedResponse counts the bytes of an answer.
@@ -160,10 +175,10 @@ func TestStream(t *testing.T) {
 					read <- client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw",
 						d.url(2), raw)
 				}()
-				eventually(t, func() bool {
+				testtool.Within(t, clientTimeout, func() bool {
 					waits = strings.Contains(d.Output(), "reads wait for a registry")
 					return waits || d.complete(2)
-				}, clientTimeout, 10*time.Millisecond)
+				}, "reads wait, or the disk is complete: %s", func() any { return d.Output() })
 				if waits {
 					select {
 					case r := <-read:
@@ -242,9 +257,7 @@ func TestStreamClone(t *testing.T) {
 			r := do(t, s, targettest.Write10(1, 7, block(7, 0x5a)))
 			require.True(t, r.Good())
 			logout(t, s)
-			eventually(t, func() bool {
-				return strings.Contains(d.Output(), "the disk is complete")
-			}, clientTimeout, 10*time.Millisecond)
+			d.untilSaid("the disk is complete")
 			d.stop()
 			w.kill()
 			require.NoError(t, os.RemoveAll(cache))
@@ -309,9 +322,7 @@ func TestStreamWrongBytes(t *testing.T) {
 	go func() {
 		read <- client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw", d.url(1), raw)
 	}()
-	eventually(t, func() bool {
-		return strings.Contains(d.Output(), "wrong content was fetched, and is not served")
-	}, clientTimeout, 10*time.Millisecond)
+	d.untilSaid("wrong content was fetched, and is not served")
 	p.flipping(false)
 	r := <-read
 	require.Zero(t, r.status, "%s", r)

@@ -11,9 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -109,8 +107,7 @@ func TestStreamWhenComplete(t *testing.T) {
 			d := start(t, c)
 			require.Contains(t, d.Output(), "served before its content is verified")
 			sameDisk(t, d, 1, raw)
-			eventually(t, func() bool { return verified(t, c.stateDir) }, clientTimeout,
-				10*time.Millisecond)
+			d.until("it is verified", func() bool { return verified(t, c.stateDir) })
 			require.Contains(t, d.get("/metrics"), "kubevirt_disk_lun_failed{")
 			d.stop()
 			d = start(t, c)
@@ -123,9 +120,7 @@ func TestStreamWhenComplete(t *testing.T) {
 			c := streaming(t.TempDir(), p.address, mode, "--verify=when-complete")
 			c.stateDir = t.TempDir()
 			d := start(t, c)
-			eventually(t, func() bool {
-				return strings.Contains(d.Output(), "the image has wrong content")
-			}, clientTimeout, 10*time.Millisecond)
+			d.untilSaid("the image has wrong content")
 			s := loginTo(t, d, "iqn.2026-01.test:first")
 			_, err := s.ClearAttention(1)
 			require.NoError(t, err)

@@ -5,13 +5,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 	"libvirt.org/go/libvirtxml"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/vmdisk"
 	"kubevirt.io/disk/libvirt"
 )
@@ -66,10 +66,12 @@ spec:
 		require.NoError(t, err)
 		url := fmt.Sprintf("iscsi://vm%%%s@%s/%s/%d", "0123456789abcdef",
 			lun.Portals[0], lun.TargetName, lun.Number)
-		eventually(t, func() bool {
-			return client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c",
-				"read -P 5 0 64k", url).status == 0 || !running.running(t)
-		}, clientTimeout, 200*time.Millisecond)
+		var last result
+		testtool.Within(t, clientTimeout, func() bool {
+			last = client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P 5 0 64k", "-c",
+				"read -P 5 0 64k", url)
+			return last.status == 0 || !running.running(t)
+		}, "the disk is served: %s", func() any { return last })
 		require.True(t, running.running(t))
 		require.NotZero(t, client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 64k",
 			strings.Replace(url, "0123456789abcdef", "wrong-password", 1)).status)

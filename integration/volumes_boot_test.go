@@ -35,14 +35,20 @@ func bootDisk(t *testing.T) (raw string) {
 // bootVolume boots a machine from a volume, and returns the machine and QEMU's monitor.
 func bootVolume(t *testing.T, a api.Volume) (*kernelGuest, *monitor) {
 	t.Helper()
+	return bootFrom(t, "-drive", "if=none,id=disk,format=raw,file="+volumeURL(a))
+}
+
+// bootFrom boots a machine from a disk called "disk", which the arguments make, and returns the
+// machine and QEMU's monitor.
+func bootFrom(t *testing.T, disk ...string) (*kernelGuest, *monitor) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), guestBoot)
 	defer cancel()
 	dir := t.TempDir()
 	qmp := filepath.Join(dir, "qmp")
 	m, err := guest.Start(ctx, guest.MachineOptions{Dir: dir, FromDisk: true,
-		Args: []string{"-drive", "if=none,id=disk,format=raw,file=" + volumeURL(a),
-			"-device", "virtio-blk-pci,drive=disk,bootindex=1",
-			"-qmp", "unix:" + qmp + ",server=on,wait=off"}})
+		Args: append(disk, "-device", "virtio-blk-pci,drive=disk,bootindex=1",
+			"-qmp", "unix:"+qmp+",server=on,wait=off")})
 	require.NoError(t, err)
 	t.Cleanup(m.Close)
 	conn, err := net.Dial("unix", qmp)

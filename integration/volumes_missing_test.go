@@ -6,10 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -31,10 +31,10 @@ func TestVolumeStorageIsMissing(t *testing.T) {
 	names := []string{"empty", "image", "own", "stateless"}
 	before := map[string]api.Volume{}
 	for _, name := range names {
-		require.Eventually(t, func() bool {
+		testtool.Within(t, clientTimeout, func() bool {
 			before[name] = v.json(http.StatusOK, "GET", "/volume/"+name, "")
 			return before[name].Info.State == api.StateReady
-		}, clientTimeout, 20*time.Millisecond)
+		}, "%s is ready: %+v", name, func() any { return before[name] })
 	}
 	v.stop()
 	own := filepath.Join(v.home, "work", ".volumes", "own", "disk.img")
@@ -63,10 +63,11 @@ func TestVolumeStorageIsMissing(t *testing.T) {
 		require.NoError(t, os.Rename(to, from))
 	}
 	for _, name := range names {
-		require.Eventually(t, func() bool {
-			return v.json(http.StatusOK, "GET", "/volume/"+name, "").Info.State == api.StateReady
-		}, clientTimeout, 100*time.Millisecond)
-		a := v.json(http.StatusOK, "GET", "/volume/"+name, "")
+		var a api.Volume
+		testtool.Within(t, clientTimeout, func() bool {
+			a = v.json(http.StatusOK, "GET", "/volume/"+name, "")
+			return a.Info.State == api.StateReady
+		}, "%s is ready: %+v", name, func() any { return a })
 		require.Equal(t, before[name].ISCSI.LUN, a.ISCSI.LUN)
 		require.Equal(t, before[name].Info.Serial, a.Info.Serial)
 		atDisk(t, volumeURL(a), "read -P 0x42 0 1M")

@@ -16,7 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"kubevirt.io/disk/libvirt"
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 	"kubevirt.io/disk/volume/api"
 	volumeclient "kubevirt.io/disk/volume/client"
@@ -64,8 +64,8 @@ func TestVolumeLife(t *testing.T) {
 	v.kill()
 	v.restart(t)
 	require.Equal(t, grown, v.json(http.StatusOK, "GET", "/volume/vm1", ""))
-	output, status := m.io(lun, "read -P 2 134152192 64k")
-	require.Zero(t, status, output)
+	output, code := m.io(lun, "read -P 2 134152192 64k")
+	require.Zero(t, code, output)
 	require.Equal(t, http.StatusConflict, v.answers("DELETE", "/volume/vm1"))
 	require.Equal(t, http.StatusNoContent, v.answers("DELETE", "/volume/vm1?force=true"))
 	output, _ = m.io(lun, "write -P 3 0 64k")
@@ -82,8 +82,8 @@ func TestVolumeLife(t *testing.T) {
 	m.unplug(lun)
 	again := int(remade.ISCSI.LUN)
 	m.plug(s, again)
-	output, status = m.io(again, "read -P 0 0 64M")
-	require.Zero(t, status, output)
+	output, code = m.io(again, "read -P 0 0 64M")
+	require.Zero(t, code, output)
 	require.NotContains(t, output, "failed")
 	m.works(again, 5, 0)
 }
@@ -93,8 +93,8 @@ func TestVolumeLife(t *testing.T) {
 func TestVolumeAnswer(t *testing.T) {
 	t.Parallel()
 	v := startVolumes(t, nil)
-	status, text := v.ask("PUT", "/volume", "size: 1Mi\naccess-mode: write-shared\n")
-	require.Equal(t, http.StatusCreated, status, text)
+	code, text := v.ask("PUT", "/volume", "size: 1Mi\naccess-mode: write-shared\n")
+	require.Equal(t, http.StatusCreated, code, text)
 	var document map[string]any
 	require.NoError(t, yaml.Unmarshal([]byte(text), &document))
 	luns, err := libvirt.ParseSources(document)
@@ -132,7 +132,7 @@ func TestVolumeAnswer(t *testing.T) {
 	require.Contains(t, v.get("/metrics"), `kubevirt_disk_volumes{state="ready"} 1`)
 	require.Contains(t, v.get("/metrics"), "kubevirt_disk_volumes_bytes 1.048576e+06")
 	page := v.status()
-	require.Equal(t, &pages.VolumesStatus{Address: strings.TrimPrefix(v.base, "http://"),
+	require.Equal(t, &status.Volumes{Address: strings.TrimPrefix(v.base, "http://"),
 		States: map[string]int{"ready": 1}, Bytes: 1 << 20, Max: 1024}, page.Volumes)
 	require.Equal(t, api.DefaultName, page.LUNs[0].Volume)
 }
@@ -201,7 +201,7 @@ func TestVolumesOfImages(t *testing.T) {
 	require.Equal(t, api.StateFailed, failed.Info.State)
 	require.Contains(t, failed.Info.Failure, "fedora.qcow2")
 	require.Nil(t, failed.ISCSI)
-	require.Equal(t, []pages.FailedVolume{{Name: "over", Failure: failed.Info.Failure}},
+	require.Equal(t, []status.FailedVolume{{Name: "over", Failure: failed.Info.Failure}},
 		v.status().Volumes.Failed)
 	require.Equal(t, "ok\n", v.get("/healthz"), "a restart would not help, and harm the others")
 	makeQcow2(t, raw, image, "", true)

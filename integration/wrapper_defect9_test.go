@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"libvirt.org/go/libvirtxml"
 
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 )
 
 // TestWrapperDefect9: the original wrapper dropped readonly and serial, which the user had set on
@@ -26,7 +26,7 @@ func TestWrapperDefect9(t *testing.T) {
 	require.NoError(t, os.WriteFile(settings,
 		[]byte("disks: {disk.raw: {serial: of-the-user, read-only: true}}\n"), 0o644))
 	d := start(t, configOf(dir, settings, ""))
-	var page pages.Status
+	var page status.Status
 	require.NoError(t, json.Unmarshal([]byte(d.get("/status")), &page))
 	require.Equal(t, "of-the-user", page.LUNs[0].Serial)
 	for name, args := range map[string][]string{

@@ -1,7 +1,6 @@
 package libvirt
 
 import (
-	"fmt"
 	"path/filepath"
 	"strings"
 
@@ -205,14 +204,7 @@ func (k KernelDomain) devices() *libvirtxml.DomainDeviceList {
 // virDomainDefineXML and `virsh define`.
 func (k KernelDomain) DomainXML() (string, error) {
 	domain, err := k.Domain()
-	if err != nil {
-		return "", err
-	}
-	text, err := domain.Marshal()
-	if err != nil {
-		return "", fmt.Errorf("domain: %w", err)
-	}
-	return text, nil
+	return text("domain", domain, err)
 }
 
 // FileDisk returns the <disk> element of a qcow2 file on the host, given by an absolute path, and

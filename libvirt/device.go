@@ -41,6 +41,7 @@ const (
 	BusVirtio Bus = "virtio" // virtio-blk
 	BusSCSI   Bus = "scsi"   // on a controller of the domain, best of model virtio-scsi
 	BusSATA   Bus = "sata"   // cannot be hot-plugged, and has no read-only disks
+	BusUSB    Bus = "usb"    // slow; for guests that have no other driver
 )
 
 // Kind says who answers the guest's SCSI commands.
@@ -108,7 +109,7 @@ const (
 	ErrorNoSpace ErrorPolicy = "enospace" // pause on full storage, report the rest
 )
 
-func buses() []Bus         { return []Bus{BusVirtio, BusSCSI, BusSATA} }
+func buses() []Bus         { return []Bus{BusVirtio, BusSCSI, BusSATA, BusUSB} }
 func kinds() []Kind        { return []Kind{KindDisk, KindLUN} }
 func ios() []IO            { return []IO{IOThreads, IONative, IOUring} }
 func zeroes() []Zeroes     { return []Zeroes{ZeroesOff, ZeroesOn, ZeroesUnmap} }
@@ -198,6 +199,10 @@ func (d Device) check(p *problems) {
 func checkTogether(l LUN, d Device, p *problems) {
 	if l.ReadOnly && d.Bus == BusSATA {
 		p.add("Device.Bus", "sata has no read-only disks: want scsi or virtio")
+	}
+	if l.BlockSize > shortBlock && d.Bus == BusSATA {
+		p.add("Device.Bus", "sata disks have logical blocks of %d bytes, and the disk has %d: "+
+			"want scsi or virtio", shortBlock, l.BlockSize)
 	}
 	switch {
 	case l.Serial == "":

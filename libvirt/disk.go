@@ -1,7 +1,6 @@
 package libvirt
 
 import (
-	"fmt"
 	"strconv"
 
 	"libvirt.org/go/libvirtxml"
@@ -16,6 +15,9 @@ func Disk(l LUN, d Device) (*libvirtxml.DomainDisk, error) {
 	checkTogether(l, d, &p)
 	if err := p.err(); err != nil {
 		return nil, err
+	}
+	if l.NBD != nil {
+		return l.NBD.Disk(d)
 	}
 	return d.disk(l), nil
 }
@@ -51,7 +53,7 @@ func (d Device) Disk(s Storage) (*libvirtxml.DomainDisk, error) {
 // SourceName is the name by which QEMU and libvirt find a LUN of a target: TARGET/LUN, where a LUN
 // above 255 has the two bits of the flat addressing method (SAM-5 4.7.7).
 func SourceName(target string, lun int) string {
-	return target + "/" + strconv.Itoa(addressOf(lun))
+	return target + "/" + strconv.Itoa(QEMULUN(lun))
 }
 
 // disk renders a LUN and a device that were checked.
@@ -73,6 +75,10 @@ func (d Device) disk(l LUN) *libvirtxml.DomainDisk {
 		Target: &libvirtxml.DomainDiskTarget{Dev: d.Dev, Bus: string(d.Bus)},
 		Serial: l.Serial,
 		WWN:    l.WWN,
+	}
+	if l.BlockSize > shortBlock && d.Kind == KindDisk {
+		disk.BlockIO = &libvirtxml.DomainDiskBlockIO{LogicalBlockSize: uint(l.BlockSize),
+			PhysicalBlockSize: uint(l.BlockSize)}
 	}
 	if l.ReadOnly {
 		disk.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
@@ -115,14 +121,7 @@ func auth(c Credential) *libvirtxml.DomainDiskAuth {
 // DiskXML returns Disk as indented text without a newline at the end.
 func DiskXML(l LUN, d Device) (string, error) {
 	disk, err := Disk(l, d)
-	if err != nil {
-		return "", err
-	}
-	text, err := disk.Marshal()
-	if err != nil {
-		return "", fmt.Errorf("disk: %w", err)
-	}
-	return text, nil
+	return text("disk", disk, err)
 }
 
 // HotplugXML returns the document for virDomainAttachDeviceFlags and virDomainDetachDeviceFlags,

@@ -220,7 +220,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 			d.Bus = BusSATA
 		}, "LUN.WWN", "sata"},
 		"a bus": {func(_ *LUN, d *Device) { d.Bus = "ide" }, "Device.Bus",
-			"virtio, scsi or sata"},
+			"virtio, scsi, sata or usb"},
 		"sda on virtio": {func(_ *LUN,
 			d *Device) {
 			d.Dev = "sda"

@@ -17,6 +17,18 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Problem }
 
+// text is the text of an element, unless err says why there is none.
+func text(what string, element interface{ Marshal() (string, error) }, err error) (string, error) {
+	if err != nil {
+		return "", err
+	}
+	s, err := element.Marshal()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", what, err)
+	}
+	return s, nil
+}
+
 // problems collects everything that is wrong with an argument.
 type problems struct {
 	list []error
@@ -29,6 +41,16 @@ func (p *problems) add(field, format string, args ...any) {
 		field = p.name(field)
 	}
 	p.list = append(p.list, &FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
+}
+
+// take adds the problems of another list, whose fields are then translated once more.
+func (p *problems) take(other *problems) {
+	for _, err := range other.list {
+		var wrong *FieldError
+		if errors.As(err, &wrong) {
+			p.add(wrong.Field, "%s", wrong.Problem)
+		}
+	}
 }
 
 // addError adds err, unless it is nil.

@@ -1,7 +1,6 @@
 package libvirt
 
 import (
-	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -177,14 +176,7 @@ func fileSource(name string) *libvirtxml.DomainDiskSource {
 // hot-plug.
 func (f File) DiskXML(d Device) (string, error) {
 	disk, err := f.Disk(d)
-	if err != nil {
-		return "", err
-	}
-	text, err := disk.Marshal()
-	if err != nil {
-		return "", fmt.Errorf("disk: %w", err)
-	}
-	return text, nil
+	return text("disk", disk, err)
 }
 
 // fileName translates the fields of a LUN that a File has, too.

@@ -14,8 +14,8 @@ import (
 // DefaultPort is the port of a portal that names none (RFC 7143 4.2.7.1).
 const DefaultPort = 3260
 
-// maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
-const maxLUN = 1<<14 - 1
+// MaxLUN is the highest LUN: the flat space addressing method has 14 bits for it (SAM-5 4.7.7.3).
+const MaxLUN = 1<<14 - 1
 
 // QEMU uses the number after a target's name as the first two bytes of a LUN's address on the wire.
 // Up to maxPeripheral these bytes are the number itself (peripheral device addressing). Above that
@@ -25,8 +25,8 @@ const (
 	flatMethod    = 1 << 14
 )
 
-// addressOf is the number that QEMU needs for a LUN.
-func addressOf(number int) int {
+// QEMULUN is the number by which QEMU and libiscsi know a LUN. SourceName has it, too.
+func QEMULUN(number int) int {
 	if number > maxPeripheral {
 		return flatMethod + number
 	}
@@ -66,6 +66,15 @@ type LUN struct {
 	// WWN is the disk's NAA identifier, 16 hexadecimal digits. Only disks of BusSCSI have one. "":
 	// none.
 	WWN string
+
+	// BlockSize is the length of a logical block in bytes, 512 or 4096. 0: 512. QEMU shows the
+	// guest blocks of 512 bytes unless the element says something else.
+	BlockSize int
+
+	// NBD is where the disk is, if it is an export of NBD. Then Portals, TargetName, Number and
+	// Credential are empty, and the other fields here count instead of those of the Export.
+	// ParseSources sets it. nil: the disk is a LUN of iSCSI.
+	NBD *Export
 
 	// Copy says how the server is to copy the disk, if a specification says so. ParseSources sets
 	// it. Disk does not render it, because the server does the copying.
@@ -156,7 +165,19 @@ func (l LUN) withDefaults() LUN {
 	l.ReadOnly = l.ReadOnly || l.AccessMode == ReadShared
 	l.WWN = strings.ToLower(strings.TrimPrefix(l.WWN, "0x"))
 	l.Credential = l.Credential.withDefaults()
+	if l.NBD != nil {
+		e := l.export().withDefaults()
+		l.NBD = &e
+	}
 	return l
+}
+
+// export is the export of a LUN that has one.
+func (l LUN) export() Export {
+	e := *l.NBD
+	e.AccessMode, e.ReadOnly, e.Serial, e.WWN = l.AccessMode, l.ReadOnly, l.Serial, l.WWN
+	e.BlockSize = l.BlockSize
+	return e
 }
 
 func (c Credential) withDefaults() Credential {
@@ -188,6 +209,15 @@ var (
 
 // check validates a LUN whose defaults are filled in.
 func (l LUN) check(p *problems) {
+	if l.NBD != nil {
+		if len(l.Portals) > 0 || l.TargetName != "" || l.Number != 0 || !l.Credential.isZero() {
+			p.add("LUN.NBD", "the disk is an export: leave Portals, TargetName, Number and "+
+				"Credential empty")
+		}
+		l.NBD.check(p)
+		l.checkShown(p)
+		return
+	}
 	if len(l.Portals) == 0 {
 		p.add("LUN.Portals", "there is no host: want at least one")
 	}
@@ -198,14 +228,20 @@ func (l LUN) check(p *problems) {
 	switch {
 	case l.Number == 0:
 		p.add("LUN.Number", "0 is not a disk: the LUNs of disks begin at 1")
-	case l.Number < 0 || l.Number > maxLUN:
-		p.add("LUN.Number", "%d is not a LUN: want 1 to %d", l.Number, maxLUN)
+	case l.Number < 0 || l.Number > MaxLUN:
+		p.add("LUN.Number", "%d is not a LUN: want 1 to %d", l.Number, MaxLUN)
 	}
 	if !l.Credential.isZero() {
 		l.Credential.check(p, "LUN.Credential")
 	}
 	l.checkShown(p)
 }
+
+// The lengths of logical blocks in bytes.
+const (
+	shortBlock = 512
+	longBlock  = 4096
+)
 
 // checkShown validates the part that the guest sees.
 func (l LUN) checkShown(p *problems) {
@@ -215,6 +251,10 @@ func (l LUN) checkShown(p *problems) {
 	if l.Serial != "" && !serialPattern.MatchString(l.Serial) {
 		p.add("LUN.Serial", "%q has characters that libvirt does not take: want letters, digits, "+
 			"'_', '.', '+', '-', and spaces between them", l.Serial)
+	}
+	if l.BlockSize != 0 && l.BlockSize != shortBlock && l.BlockSize != longBlock {
+		p.add("LUN.BlockSize", "%d is not the length of a logical block: want %d or %d",
+			l.BlockSize, shortBlock, longBlock)
 	}
 	if l.WWN != "" && !wwnPattern.MatchString(l.WWN) {
 		p.add("LUN.WWN", "%q is not a WWN: want 16 hexadecimal digits", l.WWN)

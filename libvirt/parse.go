@@ -18,22 +18,31 @@ import (
 // and the like) are ignored. Elements that change what the guest sees of it, such as encryption,
 // are errors, and so is any disk that Disk would not make.
 func ParseDisk(document string) (LUN, Device, error) {
+	disk, err := decodeDisk(document)
+	if err != nil {
+		return LUN{}, Device{}, err
+	}
+	return FromDisk(disk)
+}
+
+// decodeDisk decodes a document that has only a <disk> element.
+func decodeDisk(document string) (*libvirtxml.DomainDisk, error) {
 	decoder := xml.NewDecoder(strings.NewReader(document))
 	var disk libvirtxml.DomainDisk
 	if err := decoder.Decode(&disk); err != nil {
-		return LUN{}, Device{}, fmt.Errorf("not a <disk> element: %w", err)
+		return nil, fmt.Errorf("not a <disk> element: %w", err)
 	}
 	for {
 		switch token, err := decoder.Token(); t := token.(type) {
 		case xml.StartElement:
-			return LUN{}, Device{},
+			return nil,
 				fmt.Errorf("<%s> follows the <disk> element: want nothing after it", t.Name.Local)
 		default:
 			if errors.Is(err, io.EOF) {
-				return FromDisk(&disk)
+				return &disk, nil
 			}
 			if err != nil {
-				return LUN{}, Device{}, fmt.Errorf("after the <disk> element: %w", err)
+				return nil, fmt.Errorf("after the <disk> element: %w", err)
 			}
 		}
 	}
@@ -43,29 +52,13 @@ func ParseDisk(document string) (LUN, Device, error) {
 // libvirtxml.Domain.
 func FromDisk(disk *libvirtxml.DomainDisk) (LUN, Device, error) {
 	p := problems{name: xmlName}
-	if disk.Source == nil || disk.Source.Network == nil {
-		return LUN{}, Device{},
-			&FieldError{Field: "disk/@type", Problem: `it is not a network disk: want "network"`}
+	network, err := networkOf(disk, "iscsi")
+	if err != nil {
+		return LUN{}, Device{}, err
 	}
-	network := disk.Source.Network
-	if network.Protocol != "iscsi" {
-		return LUN{}, Device{},
-			&FieldError{Field: "disk/source/@protocol",
-				Problem: fmt.Sprintf("%q is another protocol: want iscsi", network.Protocol)}
-	}
-	var l LUN
+	l := shownBy(disk)
 	l.Portals = portals(network.Hosts, &p)
 	l.TargetName, l.Number = sourceName(network.Name, &p)
-	l.Serial, l.WWN = disk.Serial, disk.WWN
-	l.ReadOnly = disk.ReadOnly != nil
-	switch {
-	case disk.Shareable == nil:
-		l.AccessMode = WriteExclusive
-	case l.ReadOnly:
-		l.AccessMode = ReadShared
-	default:
-		l.AccessMode = WriteShared
-	}
 	given := disk.Auth
 	if given == nil {
 		given = network.Auth // libvirt accepts it here too
@@ -84,6 +77,38 @@ func FromDisk(disk *libvirtxml.DomainDisk) (LUN, Device, error) {
 		return LUN{}, Device{}, err
 	}
 	return l, d, nil
+}
+
+// networkOf returns the source of a disk that uses a protocol.
+func networkOf(disk *libvirtxml.DomainDisk, protocol string) (*libvirtxml.DomainDiskSourceNetwork,
+	error) {
+	if disk.Source == nil || disk.Source.Network == nil {
+		return nil, &FieldError{Field: "disk/@type",
+			Problem: `it is not a network disk: want "network"`}
+	}
+	network := disk.Source.Network
+	if network.Protocol != protocol {
+		return nil, &FieldError{Field: "disk/source/@protocol",
+			Problem: fmt.Sprintf("%q is another protocol: want %s", network.Protocol, protocol)}
+	}
+	return network, nil
+}
+
+// shownBy returns the part of a LUN that the guest sees.
+func shownBy(disk *libvirtxml.DomainDisk) LUN {
+	l := LUN{Serial: disk.Serial, WWN: disk.WWN, ReadOnly: disk.ReadOnly != nil}
+	if disk.BlockIO != nil && disk.BlockIO.LogicalBlockSize != shortBlock {
+		l.BlockSize = int(disk.BlockIO.LogicalBlockSize)
+	}
+	switch {
+	case disk.Shareable == nil:
+		l.AccessMode = WriteExclusive
+	case l.ReadOnly:
+		l.AccessMode = ReadShared
+	default:
+		l.AccessMode = WriteShared
+	}
+	return l
 }
 
 func portals(hosts []libvirtxml.DomainDiskSourceHost, p *problems) []Portal {
@@ -114,7 +139,7 @@ func sourceName(name string, p *problems) (target string, number int) {
 	}
 	address, err := strconv.ParseUint(lun, 10, 15)
 	if err != nil {
-		p.add("disk/source/@name", "%q: %q is not a LUN: want 1 to %d", name, lun, maxLUN)
+		p.add("disk/source/@name", "%q: %q is not a LUN: want 1 to %d", name, lun, MaxLUN)
 	}
 	return target, numberOf(int(address))
 }

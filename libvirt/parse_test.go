@@ -14,7 +14,7 @@ func randomDisk(r *rand.Rand) (LUN, Device) {
 	l := LUN{
 		TargetName: pick(r, "iqn.2017-01.io.kubevirt:wrapper", "iqn.2001-04.com.example",
 			"eui.02004567A425678D", "naa.52004567BA64678D"),
-		Number:     1 + r.IntN(maxLUN),
+		Number:     1 + r.IntN(MaxLUN),
 		AccessMode: pick(r, accessModes()...),
 		ReadOnly:   r.IntN(3) == 0,
 	}
@@ -154,7 +154,7 @@ func TestParseRefuses(t *testing.T) {
 		"a transport":    {`<disk type="network"><source protocol="iscsi" name="iqn.2020-01.a:b/1"><host transport="unix" socket="/a"/></source>` + target + `</disk>`, "disk/source/host[1]/@transport"},
 		"no target":      {`<disk type="network">` + source + `</disk>`, "disk/target/@dev"},
 		"another bus": {`<disk type="network">` + source +
-			`<target dev="sda" bus="usb"/></disk>`, "disk/target/@bus"},
+			`<target dev="sda" bus="ide"/></disk>`, "disk/target/@bus"},
 		"another device": {`<disk type="network" device="cdrom">` + source + target +
 			`</disk>`, "disk/@device"},
 		"another driver": {`<disk type="network"><driver name="xen"/>` + source + target +

@@ -1,8 +1,6 @@
 package libvirt
 
 import (
-	"fmt"
-
 	"libvirt.org/go/libvirtxml"
 )
 
@@ -33,12 +31,5 @@ func Secret(c Credential) (*libvirtxml.Secret, error) {
 // virSecretDefineXML and `virsh secret-define`.
 func SecretXML(c Credential) (string, error) {
 	secret, err := Secret(c)
-	if err != nil {
-		return "", err
-	}
-	text, err := secret.Marshal()
-	if err != nil {
-		return "", fmt.Errorf("secret: %w", err)
-	}
-	return text, nil
+	return text("secret", secret, err)
 }

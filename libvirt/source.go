@@ -11,7 +11,8 @@ import (
 
 // ParseSources reads the disk sources of a virtual machine's specification and returns their LUNs
 // in order. People write these in YAML; the argument is the decoded YAML or JSON. It may start at
-// any of three levels: the map with "disks", one disk with "source", or one source with "iscsi":
+// any of three levels: the map with "disks", one disk with "source", or one source with "iscsi" or
+// "nbd":
 //
 //	disks:
 //	  - source:
@@ -23,10 +24,18 @@ import (
 //	        lun: 2
 //	    access-mode: write-exclusive
 //	    copy: {mode: copy-on-write, usage-type: fast}
+//	  - source:
+//	      nbd:
+//	        host: {name: disks.example.com, port: "10809"} # or socket: /run/disk/nbd.sock
+//	        export: fedora.qcow2
+//	        tls: true
+//	        reconnect: 30
 //
 // "lun" may also stand beside "iscsi", as in the answers of dynamic sources. Here "portal" is the
-// target's name. "access-mode" is one of the names of AccessMode, or "read-only". "copy" is for the
-// server, see LUN.Copy; only the server knows which usage types exist. Other keys are ignored.
+// target's name. The disk of "nbd" is in LUN.NBD: host or socket is needed, the other keys are
+// those of Export, and "reconnect" has seconds. "access-mode" is one of the names of AccessMode, or
+// "read-only". "copy" is for the server, see LUN.Copy; only the server knows which usage types
+// exist. Other keys are ignored.
 func ParseSources(document map[string]any) ([]LUN, error) {
 	var p problems
 	var luns []LUN
@@ -58,7 +67,7 @@ func parseDiskSpec(value any, path string, p *problems) LUN {
 	if inner, ok := spec["source"]; ok {
 		sourcePath = join(path, "source")
 		if source, ok = inner.(map[string]any); !ok {
-			p.add(sourcePath, "want a source with iscsi")
+			p.add(sourcePath, "want a source with iscsi or nbd")
 			return LUN{}
 		}
 	}
@@ -74,7 +83,12 @@ func parseDiskSpec(value any, path string, p *problems) LUN {
 	}
 	before := len(p.list)
 	l.Copy = parseCopy(spec, path, p)
-	lunPath := parseSource(source, sourcePath, &l, p)
+	lunPath := ""
+	if source["nbd"] != nil {
+		l.NBD = parseNBDSource(source, sourcePath, p)
+	} else {
+		lunPath = parseSource(source, sourcePath, &l, p)
+	}
 	l = l.withDefaults()
 	if len(p.list) > before {
 		return l // check would only report missing values again, as empty
@@ -87,6 +101,9 @@ func parseDiskSpec(value any, path string, p *problems) LUN {
 			return lunPath
 		case "LUN.AccessMode":
 			return join(path, "access-mode")
+		}
+		if name, ok := nbdKeys[field]; ok {
+			return join(sourcePath, name)
 		}
 		return join(sourcePath, "iscsi.host.name")
 	}}
@@ -131,20 +148,7 @@ func parseSource(source map[string]any, path string, l *LUN, p *problems) (lunPa
 		return ""
 	}
 	refuseOthers(iscsi, iscsiPath, p, "host", "portal", "lun")
-	host, ok := iscsi["host"].(map[string]any)
-	if !ok {
-		p.add(join(iscsiPath, "host"), "it is missing: want name and port")
-	}
-	refuseOthers(host, join(iscsiPath, "host"), p, "name", "port")
-	name, _ := host["name"].(string)
-	portal := Portal{Host: name}
-	if port, given := host["port"]; given {
-		n, ok := integer(port)
-		if !ok || n < 1 || n > math.MaxUint16 {
-			p.add(join(iscsiPath, "host.port"), "%v is not a port: want 1 to 65535", port)
-		}
-		portal.Port = uint16(n)
-	}
+	portal := parseHost(iscsi, iscsiPath, p)
 	l.Portals = []Portal{portal}
 	l.TargetName, _ = iscsi["portal"].(string)
 
@@ -160,7 +164,7 @@ func parseSource(source map[string]any, path string, l *LUN, p *problems) (lunPa
 	}
 	n, ok := integer(inside)
 	if !ok {
-		p.add(lunPath, "%v is not a LUN: want 1 to %d", inside, maxLUN)
+		p.add(lunPath, "%v is not a LUN: want 1 to %d", inside, MaxLUN)
 	}
 	if isInside && isBeside {
 		if other, ok := integer(beside); !ok || other != n {
@@ -170,6 +174,26 @@ func parseSource(source map[string]any, path string, l *LUN, p *problems) (lunPa
 	}
 	l.Number = n
 	return lunPath
+}
+
+// parseHost reads "host" of a source.
+func parseHost(source map[string]any, path string, p *problems) Portal {
+	path = join(path, "host")
+	host, ok := source["host"].(map[string]any)
+	if !ok {
+		p.add(path, "it is missing: want name and port")
+	}
+	refuseOthers(host, path, p, "name", "port")
+	name, _ := host["name"].(string)
+	portal := Portal{Host: name}
+	if port, given := host["port"]; given {
+		n, ok := integer(port)
+		if !ok || n < 1 || n > math.MaxUint16 {
+			p.add(join(path, "port"), "%v is not a port: want 1 to 65535", port)
+		}
+		portal.Port = uint16(n)
+	}
+	return portal
 }
 
 // refuseOthers reports unknown keys. They would have no effect and are most likely misspelt.

@@ -11,12 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 // manyLUNs returns metrics with LUNs 1 to n.
 func manyLUNs(n int) (*Metrics, []Disk) {
-	m := New(BuildInfo{})
+	m := New(status.Build{})
 	disks := make([]Disk, n)
 	for i := range disks {
 		disks[i] = Disk{LUN: uint16(i + 1), Image: fmt.Sprintf("%d.raw", i+1), Size: 1 << 30}
@@ -29,9 +30,9 @@ func manyLUNs(n int) (*Metrics, []Disk) {
 func use(m *Metrics, initiators, luns int) {
 	for i := range initiators {
 		for lun := range luns {
-			for _, op := range []target.Operation{target.OpRead, target.OpWrite} {
-				m.CommandDone(target.CommandEvent{Initiator: fmt.Sprintf("iqn.2026-01.x:%d", i),
-					LUN: uint16(lun + 1), Op: op, Bytes: 512, Duration: time.Millisecond})
+			for _, op := range []serving.Operation{serving.OpRead, serving.OpWrite} {
+				m.RequestDone(serving.RequestEvent{Client: fmt.Sprintf("iqn.2026-01.x:%d", i),
+					Number: uint16(lun + 1), Op: op, Bytes: 512, Duration: time.Millisecond})
 			}
 		}
 	}
@@ -47,7 +48,8 @@ func TestAScrapeIsBounded(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	w := httptest.NewRecorder()
-	m.Handler(zap.NewNop()).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	request := httptest.NewRequest("GET", "/metrics", nil)
+	m.handler(zap.NewNop(), 10*time.Minute).ServeHTTP(w, request)
 	runtime.ReadMemStats(&after)
 	require.Equal(t, 200, w.Code)
 	allocated := (after.TotalAlloc - before.TotalAlloc) >> 20

@@ -7,8 +7,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// descs are all that follow.
+var descs []*prometheus.Desc
+
 func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
+	d := prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
+	descs = append(descs, d)
+	return d
 }
 
 // The descriptions of the collector's metrics.
@@ -70,21 +75,14 @@ type collector struct{ m *Metrics }
 
 // Describe sends the descriptions of all metrics.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		descOperations, descErrors, descBytes, descDuration, descSessions, descAccepted,
-		descRefused, descEnded,
-		descRejected, descPanics, descSize, descFailed, descCopied, descData, descComplete,
-		descWaits, descUsed, descFree, descFetched, descChunks, descWrong, descDamaged,
-		descUnsaved, descTypeUsed, descTypeFree, descVolumes, descVolumesBytes, descUploads,
-		descUploadBytes, descUploaded, descReady,
-	} {
+	for _, d := range descs {
 		ch <- d
 	}
 }
 
 // Collect sends the metrics as they are now.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	if refresh := c.m.currentRefresh(); refresh != nil {
+	if refresh := c.m.current().refresh; refresh != nil {
 		refresh()
 	}
 	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
@@ -101,37 +99,37 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	for t, d := range map[*labelTable]*prometheus.Desc{
-		c.m.accepted: descAccepted, c.m.refused: descRefused, c.m.ended: descEnded,
-		c.m.rejected: descRejected,
+		&c.m.accepted: descAccepted, &c.m.refused: descRefused, &c.m.ended: descEnded,
+		&c.m.rejected: descRejected,
 	} {
 		t.each(func(name string, n uint64) { counter(d, n, name) })
 	}
 	counter(descPanics, c.m.panics.Load())
 
-	disks, fetched, volumes, ready := c.m.current()
-	if uploads := c.m.currentUploads(); uploads != nil {
-		u := uploads()
+	from := c.m.current()
+	if from.uploads != nil {
+		u := from.uploads()
 		gauge(descUploads, float64(u.Active))
 		counter(descUploadBytes, u.Bytes)
 		counter(descUploaded, u.Completed, "completed")
 		counter(descUploaded, u.Failed, "failed")
 	}
-	if volumes != nil {
-		v := volumes()
+	if from.volumes != nil {
+		v := from.volumes()
 		for state, n := range v.States {
 			gauge(descVolumes, float64(n), state)
 		}
 		gauge(descVolumesBytes, float64(v.Bytes))
 	}
-	if fetched != nil {
-		f := fetched()
+	if from.fetched != nil {
+		f := from.fetched()
 		counter(descFetched, uint64(f.Bytes))
 		counter(descChunks, uint64(f.Chunks))
 		counter(descWrong, uint64(f.Wrong))
 		counter(descDamaged, uint64(f.Damaged))
 		counter(descUnsaved, uint64(f.Unsaved))
 	}
-	for _, d := range disks {
+	for _, d := range from.disks {
 		lun, image := strconv.Itoa(int(d.LUN)), label(d.Image)
 		gauge(descSize, float64(d.Size), lun, image)
 		if d.Failed != nil {
@@ -152,13 +150,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(descFree, float64(space.Available), lun, image)
 		}
 	}
-	for _, u := range c.m.usageTypes() {
+	for _, u := range from.types {
 		if space := u.Space(); space != nil {
 			gauge(descTypeUsed, float64(space.Used), label(u.Name))
 			gauge(descTypeFree, float64(space.Available), label(u.Name))
 		}
 	}
-	gauge(descReady, truth(ready()))
+	gauge(descReady, truth(from.ready()))
 }
 
 // collectUnit sends the counters of one initiator at one LUN, unless it sent no command.

@@ -1,7 +1,7 @@
-// Package metrics counts the events of a target and shows them as Prometheus series.
+// Package metrics counts what happens at disks in use, and shows it as Prometheus series.
 //
-// A daemon makes one Metrics and gives it to its target as the Observer. It calls SetDisks and
-// SetReady for what is not an event, and serves Handler as /metrics.
+// A daemon makes one Metrics and gives it to its disks in use as the Observer. It calls SetDisks
+// and SetReady for what is not an event, and serves Handler as /metrics.
 //
 // Counting is on the request path: one SCSI command costs two map look-ups without a lock and four
 // atomic additions. Peers choose some label values, so their number is bounded. Everything beyond

@@ -12,14 +12,16 @@ import (
 const maxScrapes = 4
 
 // Handler serves the page /metrics.
-func (m *Metrics) Handler(log *zap.Logger) http.Handler {
+func (m *Metrics) Handler(log *zap.Logger) http.Handler { return m.handler(log, 10*time.Second) }
+
+func (m *Metrics) handler(log *zap.Logger, limit time.Duration) http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
 		// If a metric cannot be made, log and count that, and show the others.
 		ErrorHandling:       promhttp.ContinueOnError,
 		ErrorLog:            zap.NewStdLog(log),
 		Registry:            m.registry,
 		MaxRequestsInFlight: maxScrapes,
-		Timeout:             10 * time.Second,
+		Timeout:             limit,
 		EnableOpenMetrics:   true,
 	})
 }

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
 )
 
 // initiatorTable holds the counters by initiator. An initiator is never removed, so its counters
@@ -116,8 +116,8 @@ func (i *initiator) series(lun uint16, t *initiatorTable) *series {
 }
 
 // operations are the values of the label "operation". Any other operation counts as OpOther.
-var operations = [...]target.Operation{target.OpRead, target.OpWrite, target.OpFlush,
-	target.OpDiscard, target.OpOther}
+var operations = [...]serving.Operation{serving.OpRead, serving.OpWrite, serving.OpFlush,
+	serving.OpDiscard, serving.OpOther}
 
 // bounds are the upper bounds of the latency buckets, from a page cache's answer to a stalled disk.
 var bounds = [...]time.Duration{
@@ -143,7 +143,7 @@ type counters struct {
 	bytes    atomic.Uint64
 }
 
-func (s *series) count(e target.CommandEvent) {
+func (s *series) count(e serving.RequestEvent) {
 	c := &s.ops[operationIndex(e.Op)]
 	c.outcomes.of(e.Status)[bucket(e.Duration)].Add(1)
 	c.nanos.Add(uint64(max(e.Duration, 0)))
@@ -152,7 +152,7 @@ func (s *series) count(e target.CommandEvent) {
 	}
 }
 
-func operationIndex(op target.Operation) int {
+func operationIndex(op serving.Operation) int {
 	for i, o := range operations {
 		if o == op {
 			return i

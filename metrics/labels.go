@@ -89,8 +89,6 @@ type labelTable struct {
 	rest     atomic.Uint64
 }
 
-func newLabelTable() *labelTable { return &labelTable{} }
-
 func (t *labelTable) add(name string) {
 	if name == "" {
 		name = "unknown"

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -8,52 +9,46 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 // namespace begins the name of every metric.
 const namespace = "kubevirt_disk"
 
-// BuildInfo says which binary is running.
-type BuildInfo struct {
-	Version, Commit, GoVersion, Platform string
-}
-
-// Metrics is the Observer of a target and counts its events. All methods are safe for concurrent
+// Metrics is the Observer of disks in use and counts events. All methods are safe for concurrent
 // use.
 type Metrics struct {
 	registry *prometheus.Registry
 
 	initiators initiatorTable
-	accepted   *labelTable // by session type
-	refused    *labelTable // by reason
-	ended      *labelTable // by reason
-	rejected   *labelTable // by reason
+	accepted   labelTable // by session type
+	refused    labelTable // by reason
+	ended      labelTable // by reason
+	rejected   labelTable // by reason
 	panics     atomic.Uint64
 
-	mu    sync.Mutex
-	disks []Disk              // guarded by mu
-	state func() (ready bool) // guarded by mu
-
-	fetched func() Fetched // guarded by mu; nil: no images from registries
-	types   []UsageType    // guarded by mu
-	volumes func() Volumes // guarded by mu; nil: no volumes on demand
-	uploads func() Uploads // guarded by mu; nil: no uploads
-	refresh func()         // guarded by mu; may be nil
+	mu      sync.Mutex
+	sources sources // guarded by mu
 }
 
-var _ target.Observer = (*Metrics)(nil)
+// sources say what cannot be counted here. A function that is nil has no series.
+type sources struct {
+	disks   []Disk
+	types   []UsageType
+	ready   func() bool
+	fetched func() Fetched
+	volumes func() Volumes
+	uploads func() Uploads
+	refresh func()
+}
+
+var _ serving.Observer = (*Metrics)(nil)
 
 // New returns Metrics with a registry of its own.
-func New(build BuildInfo) *Metrics {
-	m := &Metrics{
-		registry: prometheus.NewRegistry(),
-		accepted: newLabelTable(),
-		refused:  newLabelTable(),
-		ended:    newLabelTable(),
-		rejected: newLabelTable(),
-		state:    func() bool { return false },
-	}
+func New(build status.Build) *Metrics {
+	m := &Metrics{registry: prometheus.NewRegistry()}
+	m.sources.ready = func() bool { return false }
 	m.initiators.init()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: namespace, Name: "build_info",
@@ -102,9 +97,7 @@ func (m *Metrics) SetDisks(disks []Disk) {
 	}
 	m.initiators.luns.Store(&numbers)
 	m.initiators.keep(numbers)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.disks = append([]Disk(nil), disks...)
+	m.set(func(s *sources) { s.disks = slices.Clone(disks) })
 }
 
 // UsageType is a storage that disks can choose.
@@ -117,36 +110,18 @@ type UsageType struct {
 
 // AddUsageType adds a storage that disks can choose. Its name is unique.
 func (m *Metrics) AddUsageType(u UsageType) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.types = append(m.types, u)
-}
-
-func (m *Metrics) usageTypes() []UsageType {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.types
+	m.set(func(s *sources) { s.types = append(slices.Clone(s.types), u) })
 }
 
 // SetRefresh sets a function that is called at the beginning of each scrape. It updates the values
 // for the functions of disks and usage types, and must not block for long.
 func (m *Metrics) SetRefresh(refresh func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.refresh = refresh
-}
-
-func (m *Metrics) currentRefresh() func() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.refresh
+	m.set(func(s *sources) { s.refresh = refresh })
 }
 
 // SetReady sets the function that tells whether every LUN can be used.
 func (m *Metrics) SetReady(ready func() bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.state = ready
+	m.set(func(s *sources) { s.ready = ready })
 }
 
 // Fetched are the numbers of fetched data from registries since the start. A target without images
@@ -160,9 +135,7 @@ type Fetched struct {
 
 // SetFetched sets the function that returns the numbers of fetched data.
 func (m *Metrics) SetFetched(fetched func() Fetched) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.fetched = fetched
+	m.set(func(s *sources) { s.fetched = fetched })
 }
 
 // Volumes sums up the volumes that were made on demand. A daemon that makes none has no such
@@ -174,9 +147,7 @@ type Volumes struct {
 
 // SetVolumes sets the function that counts the volumes.
 func (m *Metrics) SetVolumes(volumes func() Volumes) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.volumes = volumes
+	m.set(func(s *sources) { s.volumes = volumes })
 }
 
 // Uploads counts the uploads into volumes since the start. A daemon that accepts none has no such
@@ -188,47 +159,45 @@ type Uploads struct {
 
 // SetUploads sets the function that counts the uploads.
 func (m *Metrics) SetUploads(uploads func() Uploads) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.uploads = uploads
+	m.set(func(s *sources) { s.uploads = uploads })
 }
 
-func (m *Metrics) currentUploads() func() Uploads {
+func (m *Metrics) set(change func(s *sources)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.uploads
+	change(&m.sources)
 }
 
-func (m *Metrics) current() ([]Disk, func() Fetched, func() Volumes, func() bool) {
+func (m *Metrics) current() sources {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.disks, m.fetched, m.volumes, m.state
+	return m.sources
 }
 
 // LoginAccepted counts a session that reached full feature phase.
-func (m *Metrics) LoginAccepted(e target.LoginEvent) {
+func (m *Metrics) LoginAccepted(e serving.LoginEvent) {
 	m.accepted.add(sessionType(e.Discovery))
-	m.initiators.get(e.Initiator).gauge(e.Discovery).Add(1)
+	m.initiators.get(e.Client).gauge(e.Discovery).Add(1)
 }
 
 // LoginRefused counts a refused login by its reason. The initiator name is not a label, because it
 // is not authenticated.
-func (m *Metrics) LoginRefused(e target.LoginEvent) { m.refused.add(e.Reason) }
+func (m *Metrics) LoginRefused(e serving.LoginEvent) { m.refused.add(e.Reason) }
 
 // SessionEnded counts the end of a session. LoginAccepted has counted its beginning.
-func (m *Metrics) SessionEnded(e target.SessionEvent) {
+func (m *Metrics) SessionEnded(e serving.SessionEvent) {
 	m.ended.add(e.Reason)
-	m.initiators.get(e.Initiator).gauge(e.Discovery).Add(-1)
+	m.initiators.get(e.Client).gauge(e.Discovery).Add(-1)
 }
 
-// CommandDone counts a finished SCSI command. It allocates only at the first command of an
+// RequestDone counts a finished SCSI command. It allocates only at the first command of an
 // initiator to a LUN.
-func (m *Metrics) CommandDone(e target.CommandEvent) {
-	m.initiators.get(e.Initiator).series(e.LUN, &m.initiators).count(e)
+func (m *Metrics) RequestDone(e serving.RequestEvent) {
+	m.initiators.get(e.Client).series(e.Number, &m.initiators).count(e)
 }
 
-// PDURejected counts a Reject PDU by its reason.
-func (m *Metrics) PDURejected(reason string) { m.rejected.add(reason) }
+// MessageRejected counts a Reject PDU by its reason.
+func (m *Metrics) MessageRejected(reason string) { m.rejected.add(reason) }
 
 // PanicCaught counts a bug that ended one session.
 func (m *Metrics) PanicCaught() { m.panics.Add(1) }

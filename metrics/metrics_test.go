@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 const initiatorA = "iqn.1993-08.org.debian:01:aaaa"
@@ -37,7 +38,7 @@ func twoDisks() []Disk {
 }
 
 func newTestMetrics() *Metrics {
-	m := New(BuildInfo{Version: "v1.2.3", Commit: "abc", GoVersion: "go1.26",
+	m := New(status.Build{Version: "v1.2.3", Commit: "abc", GoVersion: "go1.26",
 		Platform: "linux/amd64"})
 	m.SetDisks(twoDisks())
 	return m
@@ -82,9 +83,9 @@ func requireValue(t *testing.T, m *Metrics, want float64, name string, labels ma
 	require.Equal(t, want, got, "%s%v", name, labels)
 }
 
-func command(initiator string, lun uint16, op target.Operation, bytes int64, d time.Duration,
-	status uint8) target.CommandEvent {
-	return target.CommandEvent{Initiator: initiator, LUN: lun, Op: op, Bytes: bytes, Duration: d,
+func command(initiator string, lun uint16, op serving.Operation, bytes int64, d time.Duration,
+	status uint8) serving.RequestEvent {
+	return serving.RequestEvent{Client: initiator, Number: lun, Op: op, Bytes: bytes, Duration: d,
 		Status: status}
 }
 
@@ -106,10 +107,10 @@ func TestCommandsAreCountedByStatus(t *testing.T) {
 	read := series3("1", initiatorA, "read")
 	for code := range 256 {
 		took := time.Duration(code) * time.Millisecond
-		m.CommandDone(command(initiatorA, 1, target.OpRead, 512, took, uint8(code)))
+		m.RequestDone(command(initiatorA, 1, serving.OpRead, 512, took, uint8(code)))
 	}
 	for range 3 {
-		m.CommandDone(command(initiatorA, 1, target.OpRead, 0, time.Millisecond, 0x18))
+		m.RequestDone(command(initiatorA, 1, serving.OpRead, 0, time.Millisecond, 0x18))
 	}
 	want := map[string]float64{"good": 1, "check_condition": 1, "condition_met": 1, "busy": 1,
 		"reservation_conflict": 4, "task_set_full": 1, "aborted": 1, "other": 256 - 7}
@@ -125,10 +126,10 @@ func TestCommandsAreCountedByStatus(t *testing.T) {
 
 func TestCommandsAreCountedByLUNInitiatorAndOperation(t *testing.T) {
 	m := newTestMetrics()
-	m.CommandDone(command(initiatorA, 1, target.OpRead, 4096, 30*time.Microsecond, 0))
-	m.CommandDone(command(initiatorA, 1, target.OpRead, 8192, 3*time.Millisecond, 0))
-	m.CommandDone(command(initiatorA, 1, target.OpWrite, 512, time.Minute, 2))
-	m.CommandDone(command("iqn.b", 2, target.OpFlush, 0, 0, 0))
+	m.RequestDone(command(initiatorA, 1, serving.OpRead, 4096, 30*time.Microsecond, 0))
+	m.RequestDone(command(initiatorA, 1, serving.OpRead, 8192, 3*time.Millisecond, 0))
+	m.RequestDone(command(initiatorA, 1, serving.OpWrite, 512, time.Minute, 2))
+	m.RequestDone(command("iqn.b", 2, serving.OpFlush, 0, 0, 0))
 
 	read := series3("1", initiatorA, "read")
 	requireValue(t, m, 2, "kubevirt_disk_operations_total", ended(read, "good"))
@@ -149,7 +150,7 @@ func TestHistogramBucketsAreCumulativeAndEndWithEverything(t *testing.T) {
 	m := newTestMetrics()
 	for _, d := range []time.Duration{-time.Second, 10 * time.Microsecond, 11 * time.Microsecond,
 		30 * time.Second, time.Hour} {
-		m.CommandDone(command(initiatorA, 1, target.OpRead, 1, d, 0))
+		m.RequestDone(command(initiatorA, 1, serving.OpRead, 1, d, 0))
 	}
 	families, err := m.registry.Gather()
 	require.NoError(t, err)
@@ -179,7 +180,7 @@ func TestBoundsAscend(t *testing.T) {
 func TestCommandsToLUNsThatAreNotThereAreCountedTogether(t *testing.T) {
 	m := newTestMetrics()
 	for lun := uint16(3); lun < 5000; lun++ {
-		m.CommandDone(command(initiatorA, lun, target.OpOther, 36, time.Microsecond, 2))
+		m.RequestDone(command(initiatorA, lun, serving.OpOther, 36, time.Microsecond, 2))
 	}
 	requireValue(t, m, 4997, "kubevirt_disk_operations_total",
 		ended(series3("other", initiatorA, "other"), "check_condition"))
@@ -191,8 +192,8 @@ func TestInitiatorsAreBounded(t *testing.T) {
 	m := newTestMetrics()
 	for i := range 1000 {
 		name := fmt.Sprintf("iqn.2020-01.com.example:%d", i)
-		m.LoginAccepted(target.LoginEvent{Initiator: name})
-		m.CommandDone(command(name, 1, target.OpRead, 1, time.Microsecond, 0))
+		m.LoginAccepted(serving.LoginEvent{Client: name})
+		m.RequestDone(command(name, 1, serving.OpRead, 1, time.Microsecond, 0))
 	}
 	require.Equal(t, maxInitiators+1,
 		testutil.CollectAndCount(&collector{m: m}, "kubevirt_disk_operations_total"))
@@ -201,7 +202,7 @@ func TestInitiatorsAreBounded(t *testing.T) {
 	requireValue(t, m, 1000-maxInitiators, "kubevirt_disk_sessions",
 		map[string]string{"initiator": "other", "type": "normal"})
 	for i := range 1000 {
-		m.SessionEnded(target.SessionEvent{Initiator: fmt.Sprintf("iqn.2020-01.com.example:%d", i),
+		m.SessionEnded(serving.SessionEvent{Client: fmt.Sprintf("iqn.2020-01.com.example:%d", i),
 			Reason: "logout"})
 	}
 	requireValue(t, m, 0, "kubevirt_disk_sessions",
@@ -216,20 +217,20 @@ func TestOverflowIsShownIfThereIsOne(t *testing.T) {
 	for name, do := range map[string]func(m *Metrics){
 		"a session": func(m *Metrics) {
 			m.LoginAccepted(
-				target.LoginEvent{Initiator: initiatorA})
+				serving.LoginEvent{Client: initiatorA})
 		},
 		"a discovery": func(m *Metrics) {
-			m.LoginAccepted(target.LoginEvent{Initiator: initiatorA,
+			m.LoginAccepted(serving.LoginEvent{Client: initiatorA,
 				Discovery: true})
 		},
 		"a command": func(m *Metrics) {
-			m.CommandDone(command(initiatorA, 1, target.OpRead, 1,
+			m.RequestDone(command(initiatorA, 1, serving.OpRead, 1,
 				time.Microsecond, 0))
 		},
 	} {
 		m := newTestMetrics()
 		for i := range maxInitiators {
-			m.LoginAccepted(target.LoginEvent{Initiator: fmt.Sprintf("iqn.2020-01.com.example:%d",
+			m.LoginAccepted(serving.LoginEvent{Client: fmt.Sprintf("iqn.2020-01.com.example:%d",
 				i)})
 		}
 		require.Equal(t, 2*maxInitiators,
@@ -243,8 +244,8 @@ func TestOverflowIsShownIfThereIsOne(t *testing.T) {
 func TestReasonsAreBounded(t *testing.T) {
 	m := newTestMetrics()
 	for i := range 1000 {
-		m.LoginRefused(target.LoginEvent{Reason: fmt.Sprint("reason", i)})
-		m.PDURejected(fmt.Sprint("reason", i))
+		m.LoginRefused(serving.LoginEvent{Reason: fmt.Sprint("reason", i)})
+		m.MessageRejected(fmt.Sprint("reason", i))
 	}
 	for _, name := range []string{"kubevirt_disk_logins_refused_total",
 		"kubevirt_disk_pdus_rejected_total"} {
@@ -257,9 +258,9 @@ func TestNamesThatAreNoLabelsDoNotBreakThePage(t *testing.T) {
 	m := newTestMetrics()
 	// The first two become the same label when they are made valid. "other" is the overflow's name.
 	for _, name := range []string{"iqn.\xff", "iqn.\xfe", "other", "", "iqn.\"quoted\"\n"} {
-		m.LoginAccepted(target.LoginEvent{Initiator: name})
-		m.CommandDone(command(name, 1, target.OpRead, 1, time.Microsecond, 0))
-		m.LoginRefused(target.LoginEvent{Reason: name})
+		m.LoginAccepted(serving.LoginEvent{Client: name})
+		m.RequestDone(command(name, 1, serving.OpRead, 1, time.Microsecond, 0))
+		m.LoginRefused(serving.LoginEvent{Reason: name})
 	}
 	m.initiators.get("a second time, after the overflow").normal.Add(1)
 	require.Equal(t, 4, testutil.CollectAndCount(&collector{m: m},
@@ -272,14 +273,14 @@ func TestNamesThatAreNoLabelsDoNotBreakThePage(t *testing.T) {
 
 func TestLoginsSessionsAndBugs(t *testing.T) {
 	m := newTestMetrics()
-	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
-	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
-	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA, Discovery: true})
+	m.LoginAccepted(serving.LoginEvent{Client: initiatorA})
+	m.LoginAccepted(serving.LoginEvent{Client: initiatorA})
+	m.LoginAccepted(serving.LoginEvent{Client: initiatorA, Discovery: true})
 	requireValue(t, m, 1, "kubevirt_disk_sessions",
 		map[string]string{"initiator": initiatorA, "type": "discovery"})
-	m.SessionEnded(target.SessionEvent{Initiator: initiatorA, Discovery: true, Reason: "logout"})
-	m.LoginRefused(target.LoginEvent{Initiator: "iqn.evil", Reason: "bad_password"})
-	m.PDURejected("protocol error")
+	m.SessionEnded(serving.SessionEvent{Client: initiatorA, Discovery: true, Reason: "logout"})
+	m.LoginRefused(serving.LoginEvent{Client: "iqn.evil", Reason: "bad_password"})
+	m.MessageRejected("protocol error")
 	m.PanicCaught()
 	requireValue(t, m, 2, "kubevirt_disk_sessions",
 		map[string]string{"initiator": initiatorA, "type": "normal"})
@@ -324,12 +325,12 @@ func TestDisksCopiesAndReadiness(t *testing.T) {
 func full() *Metrics {
 	m := newTestMetrics()
 	for _, op := range operations {
-		m.CommandDone(command(initiatorA, 1, op, 512, time.Millisecond, 0))
+		m.RequestDone(command(initiatorA, 1, op, 512, time.Millisecond, 0))
 	}
-	m.LoginAccepted(target.LoginEvent{Initiator: initiatorA})
-	m.LoginRefused(target.LoginEvent{Reason: "bad_password"})
-	m.SessionEnded(target.SessionEvent{Initiator: initiatorA, Reason: "logout"})
-	m.PDURejected("protocol error")
+	m.LoginAccepted(serving.LoginEvent{Client: initiatorA})
+	m.LoginRefused(serving.LoginEvent{Reason: "bad_password"})
+	m.SessionEnded(serving.SessionEvent{Client: initiatorA, Reason: "logout"})
+	m.MessageRejected("protocol error")
 	m.PanicCaught()
 	m.SetFetched(func() Fetched {
 		return Fetched{Bytes: 5, Chunks: 4, Wrong: 3, Damaged: 2, Unsaved: 1}
@@ -381,7 +382,7 @@ func TestUsageTypes(t *testing.T) {
 // TestRefresh: the values of disks and usage types are updated once for each scrape, before any of
 // them is asked.
 func TestRefresh(t *testing.T) {
-	m, scrapes := New(BuildInfo{}), int64(0)
+	m, scrapes := New(status.Build{}), int64(0)
 	space := func() *disk.Usage { return &disk.Usage{Used: scrapes} }
 	m.SetDisks([]Disk{{LUN: 1, Image: "a", Space: space}, {LUN: 2, Image: "b", Space: space}})
 	m.AddUsageType(UsageType{Name: "fast", Space: space})
@@ -428,11 +429,11 @@ func TestCountingWhilePagesAreMade(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			name := fmt.Sprintf("iqn.%d", w%3)
-			m.LoginAccepted(target.LoginEvent{Initiator: name})
+			m.LoginAccepted(serving.LoginEvent{Client: name})
 			for i := range each {
-				m.CommandDone(command(name, uint16(i%4), operations[i%len(operations)], 1,
+				m.RequestDone(command(name, uint16(i%4), operations[i%len(operations)], 1,
 					time.Duration(i)*time.Microsecond, 0))
-				m.PDURejected(fmt.Sprint(i % 100))
+				m.MessageRejected(fmt.Sprint(i % 100))
 			}
 		})
 	}
@@ -454,20 +455,20 @@ func TestCountingWhilePagesAreMade(t *testing.T) {
 
 func TestCommandDoneAllocatesNothing(t *testing.T) {
 	m := newTestMetrics()
-	e := command(strings.Clone(initiatorA), 1, target.OpWrite, 4096, 70*time.Microsecond, 0)
-	m.CommandDone(e)
-	require.Zero(t, testing.AllocsPerRun(1000, func() { m.CommandDone(e) }))
+	e := command(strings.Clone(initiatorA), 1, serving.OpWrite, 4096, 70*time.Microsecond, 0)
+	m.RequestDone(e)
+	require.Zero(t, testing.AllocsPerRun(1000, func() { m.RequestDone(e) }))
 }
 
 func BenchmarkCommandDone(b *testing.B) {
 	m := newTestMetrics()
 	for i := range maxInitiators {
-		m.CommandDone(command(fmt.Sprintf("iqn.1993-08.org.debian:01:%d", i), 1, target.OpRead, 1,
+		m.RequestDone(command(fmt.Sprintf("iqn.1993-08.org.debian:01:%d", i), 1, serving.OpRead, 1,
 			0, 0))
 	}
-	e := command("iqn.1993-08.org.debian:01:7", 1, target.OpRead, 4096, 70*time.Microsecond, 0)
+	e := command("iqn.1993-08.org.debian:01:7", 1, serving.OpRead, 4096, 70*time.Microsecond, 0)
 	b.ReportAllocs()
 	for b.Loop() {
-		m.CommandDone(e)
+		m.RequestDone(e)
 	}
 }

@@ -3,7 +3,7 @@ package metrics
 import (
 	"time"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
 )
 
 // Work is the work of initiators at a LUN since the start.
@@ -24,8 +24,8 @@ func (m *Metrics) Work() map[uint16]Work {
 				continue
 			}
 			w := all[uint16(lun)]
-			w.Read.add(&s.ops[operationIndex(target.OpRead)])
-			w.Write.add(&s.ops[operationIndex(target.OpWrite)])
+			w.Read.add(&s.ops[operationIndex(serving.OpRead)])
+			w.Write.add(&s.ops[operationIndex(serving.OpWrite)])
 			all[uint16(lun)] = w
 		}
 	}

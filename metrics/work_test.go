@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
 )
 
 // TestWork checks that the work of all initiators at a LUN is added up, and that LUNs without
@@ -14,14 +14,14 @@ import (
 func TestWork(t *testing.T) {
 	m := newTestMetrics()
 	require.Empty(t, m.Work())
-	m.CommandDone(command(initiatorA, 1, target.OpRead, 4096, 30*time.Microsecond, 0))
-	m.CommandDone(command("iqn.b", 1, target.OpRead, 8192, time.Millisecond, 2))
-	m.CommandDone(command("iqn.b", 1, target.OpWrite, 512, 2*time.Millisecond, 0))
-	m.CommandDone(command("iqn.b", 1, target.OpFlush, 0, time.Second, 0))
-	m.CommandDone(command("iqn.b", 4000, target.OpRead, 512, time.Second, 2))
+	m.RequestDone(command(initiatorA, 1, serving.OpRead, 4096, 30*time.Microsecond, 0))
+	m.RequestDone(command("iqn.b", 1, serving.OpRead, 8192, time.Millisecond, 2))
+	m.RequestDone(command("iqn.b", 1, serving.OpWrite, 512, 2*time.Millisecond, 0))
+	m.RequestDone(command("iqn.b", 1, serving.OpFlush, 0, time.Second, 0))
+	m.RequestDone(command("iqn.b", 4000, serving.OpRead, 512, time.Second, 2))
 	for i := range 2 * maxInitiators {
 		name := string(rune('a' + i))
-		m.CommandDone(command("iqn."+name, 2, target.OpWrite, 1, time.Nanosecond, 0))
+		m.RequestDone(command("iqn."+name, 2, serving.OpWrite, 1, time.Nanosecond, 0))
 	}
 	require.Equal(t, map[uint16]Work{
 		1: {Read: Done{Commands: 2, Bytes: 12288, Time: 1030 * time.Microsecond},

@@ -2,8 +2,8 @@
 // for programs, /healthz and /readyz are for probes. Package metrics makes the Prometheus series.
 //
 // A daemon makes a mux, lets Register and Page.Register add the pages, adds its own, and serves the
-// mux with NewServer. A Page measures until Stop. Clients decode /status into a Status. By Place
-// they tell whether the daemon that answered runs in their own container.
+// mux with NewServer. A Page measures until Stop. Package status has the types
+// of /status. By Place, clients tell whether the daemon that answered runs in their own container.
 //
 // The page for people is a template, a style sheet and a script. The server makes every text and
 // every picture (view), once for the page as it is loaded, and then as events of what has changed

@@ -23,8 +23,8 @@ func TestOnlyHosts(t *testing.T) {
 		return w.Code, w.Body.String()
 	}
 	for _, host := range []string{"127.0.0.1:9260", "10.1.2.3", "[fd00::1]:9260", "[::1]", "",
-		"localhost:9260", "LOCALHOST", "disks", "disks.ns.svc", "disks.ns.svc.cluster.local:9260",
-		"vm.example.com", "VM.example.com.:80"} {
+		"localhost:9260", "LOCALHOST", "disks", "disks.ns.svc", "Disks.NS.SVC",
+		"disks.ns.svc.cluster.local:9260", "vm.example.com", "VM.example.com.:80"} {
 		for _, path := range []string{"/", "/status", "/metrics", "/readyz"} {
 			code, _ := ask(host, path)
 			require.Equal(t, http.StatusOK, code, "%s %s", host, path)

@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+
+	"kubevirt.io/disk/status"
 )
 
 // Source supplies what the pages show. All functions are required. Many requests call them at once,
 // and they must not block.
 type Source struct {
-	Status func() Status
+	Status func() status.Status
 	Ready  func() error // nil once every LUN can be used; otherwise what is missing
 	Health func() error // nil while a restart would not help; otherwise what has failed
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/status"
 )
 
 func get(t *testing.T, url string) (int, string, http.Header) {
@@ -32,14 +32,14 @@ func TestPages(t *testing.T) {
 	var notReady, unhealthy error
 	mux := http.NewServeMux()
 	Register(mux, Source{
-		Status: func() Status {
-			return Status{
-				State: StateOpening, TargetName: "iqn.x", Portals: []string{"127.0.0.1:3260"},
-				Authentication: "chap",
-				LUNs: []LUNStatus{{LUN: 1, Image: "a<b>.raw", SizeBytes: 512,
-					Copy: &CopyStatus{CopiedBytes: 1, DataBytes: 2, TotalBytes: 4,
+		Status: func() status.Status {
+			return status.Status{
+				State: status.StateOpening, TargetName: "iqn.x", Authentication: "chap",
+				Portals: []string{"127.0.0.1:3260"},
+				LUNs: []status.LUN{{LUN: 1, Image: "a<b>.raw", SizeBytes: 512,
+					Copy: &status.Copy{CopiedBytes: 1, DataBytes: 2, TotalBytes: 4,
 						WaitsForSpace: true}}},
-				Sessions: []target.SessionInfo{{Initiator: "iqn.1993-08.org.debian:01:aaaa"}},
+				Sessions: []status.Session{{Initiator: "iqn.1993-08.org.debian:01:aaaa"}},
 			}
 		},
 		Ready:  func() error { return notReady },
@@ -111,7 +111,7 @@ func TestServerBoundsSlowClients(t *testing.T) {
 func TestManyConnections(t *testing.T) {
 	ts := httptest.NewUnstartedServer(nil)
 	mux := http.NewServeMux()
-	Register(mux, Source{Status: func() Status { return Status{} },
+	Register(mux, Source{Status: func() status.Status { return status.Status{} },
 		Ready: func() error { return nil }, Health: func() error { return nil }})
 	ts.Config = NewServer(mux, zap.NewNop())
 	ts.Start()

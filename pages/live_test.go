@@ -14,6 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/status"
 )
 
 func newTestServer(h http.Handler) *http.Server { return NewServer(h, zap.NewNop()) }
@@ -85,7 +88,7 @@ func TestEvents(t *testing.T) {
 		n = w.news()
 	}
 	f.mu.Lock()
-	f.status.State = StateStopping
+	f.status.State = status.StateStopping
 	f.mu.Unlock()
 	for n := second; n.Text["state"] != "stopping"; {
 		n = w.news()
@@ -133,11 +136,11 @@ func TestClientsAreBounded(t *testing.T) {
 	status, _, _ := get(t, ts.URL+"/")
 	require.Equal(t, http.StatusOK, status, "the page itself is for everybody")
 	require.NoError(t, all[0].res.Body.Close())
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		w := watch(t, ts.URL)
 		defer w.res.Body.Close()
 		return w.res.StatusCode == http.StatusOK
-	}, time.Minute, 10*time.Millisecond)
+	})
 	all[1].news() // the others go on
 }
 
@@ -157,7 +160,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 		defer page.mu.Unlock()
 		return page.clients
 	}
-	require.Eventually(t, func() bool { return clients() == 1 }, time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return clients() == 1 })
 	w := watch(t, ts.URL)
 	for range 3 {
 		w.news()
@@ -166,9 +169,11 @@ func TestSlowClientIsDropped(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for clients() > 1 {
-			page.measure(time.Now(), nil)
-			time.Sleep(time.Millisecond)
+		for now := range time.Tick(time.Millisecond) {
+			if clients() < 2 {
+				return
+			}
+			page.measure(now, nil)
 		}
 	}()
 	go func() { _, _ = io.Copy(io.Discard, w.read) }()

@@ -8,30 +8,23 @@ import (
 	"strings"
 
 	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/status"
 )
 
 // commands show how to use a LUN, for copying. They contain no secret: the reader replaces the
 // parts in capitals.
 type commands struct{ QEMU, Libvirt, Iscsiadm string }
 
-// qemuLUN is a LUN as QEMU and libiscsi take it: for the first two bytes of its address.
-func qemuLUN(lun uint16) int {
-	if lun > 255 {
-		return int(lun) + 1<<14
-	}
-	return int(lun)
-}
-
 // initiator is the name in the commands, for a machine called domain. Each machine needs its own.
 const initiator = "iqn.2017-01.io.kubevirt:vm:domain"
 
 // commandsFor writes the commands for a LUN at a portal.
-func commandsFor(portal string, s *Status, l *LUNStatus) commands {
-	chap := s.Authentication != "none"
-	return commands{QEMU: qemuCommand(portal, s.TargetName, l.LUN, chap, l.ReadOnly),
+func commandsFor(portal string, s *status.Status, l *status.LUN) *commands {
+	chap := s.Authentication != status.AuthNone
+	return &commands{QEMU: qemuCommand(portal, s.TargetName, l.LUN, chap, l.ReadOnly),
 		Libvirt: libvirtDisk(portal, s.TargetName, l, chap),
 		Iscsiadm: iscsiadmCommand(portal, s.TargetName, chap,
-			s.Authentication == "mutual-chap")}
+			s.Authentication == status.AuthMutualCHAP)}
 }
 
 func qemuCommand(portal, target string, lun uint16, chap, readOnly bool) string {
@@ -47,23 +40,23 @@ func qemuCommand(portal, target string, lun uint16, chap, readOnly bool) string 
 	}
 	fmt.Fprintf(&b, "  -blockdev driver=iscsi,node-name=lun%d,transport=tcp,portal=%s,\\\n"+
 		"target=%s,lun=%d,\\\ninitiator-name=%s%s \\\n", lun, portal, target,
-		qemuLUN(lun), initiator, login)
+		libvirt.QEMULUN(int(lun)), initiator, login)
 	fmt.Fprintf(&b, "  -device scsi-hd,drive=lun%d", lun)
 	return b.String()
 }
 
-// ForLibvirt describes the LUN for the library that renders libvirt's elements. The caller adds the
+// ForLibvirt describes a LUN for the library that renders libvirt's elements. The caller adds the
 // portals and the credential.
-func (l *LUNStatus) ForLibvirt(target string) libvirt.LUN {
+func ForLibvirt(l *status.LUN, target string) libvirt.LUN {
 	return libvirt.LUN{TargetName: target, Number: int(l.LUN),
 		AccessMode: libvirt.AccessMode(l.AccessMode), ReadOnly: l.ReadOnly,
-		Serial: l.Serial, WWN: l.NAA}
+		Serial: l.Serial, WWN: l.NAA, BlockSize: l.BlockSize}
 }
 
 // libvirtDisk is the element that the command xml prints.
-func libvirtDisk(portal, target string, l *LUNStatus, chap bool) string {
+func libvirtDisk(portal, target string, l *status.LUN, chap bool) string {
 	device := libvirt.Device{Initiator: initiator}
-	lun := l.ForLibvirt(target).For(device)
+	lun := ForLibvirt(l, target).For(device)
 	if chap {
 		lun.Credential = libvirt.Credential{Username: "USER", SecretUsage: target}
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/status"
 )
 
 func TestPortalFor(t *testing.T) {
@@ -28,11 +29,11 @@ func TestPortalFor(t *testing.T) {
 }
 
 func TestCommands(t *testing.T) {
-	status := &Status{TargetName: "iqn.2017-01.io.kubevirt:wrapper",
+	page := &status.Status{TargetName: "iqn.2017-01.io.kubevirt:wrapper",
 		Authentication: "mutual-chap"}
-	lun := &LUNStatus{LUN: 300, ReadOnly: true, AccessMode: "write-exclusive",
+	lun := &status.LUN{LUN: 300, ReadOnly: true, AccessMode: "write-exclusive",
 		Serial: "8e3612c20573c2f4e048"}
-	c := commandsFor("[fd00::1]:3260", status, lun)
+	c := commandsFor("[fd00::1]:3260", page, lun)
 	require.Contains(t, c.QEMU, "portal=[fd00::1]:3260,")
 	require.Contains(t, c.QEMU, "lun=16684,", "as QEMU counts")
 	require.Contains(t, c.QEMU, "password-secret=chap,read-only=on")
@@ -43,8 +44,8 @@ func TestCommands(t *testing.T) {
 	}
 	require.Contains(t, c.Iscsiadm, "password_in = ")
 	for _, auth := range []string{"chap", "none"} {
-		status.Authentication = auth
-		c := commandsFor("[fd00::1]:3260", status, lun)
+		page.Authentication = auth
+		c := commandsFor("[fd00::1]:3260", page, lun)
 		require.Equal(t, auth == "chap", strings.Contains(c.QEMU+c.Libvirt+c.Iscsiadm, "USER"))
 		require.NotContains(t, c.Iscsiadm, "password_in")
 
@@ -52,12 +53,12 @@ func TestCommands(t *testing.T) {
 		back, device, err := libvirt.ParseDisk(c.Libvirt)
 		require.NoError(t, err)
 		require.Equal(t, 300, back.Number)
-		require.Equal(t, status.TargetName, back.TargetName)
+		require.Equal(t, page.TargetName, back.TargetName)
 		require.Equal(t, []libvirt.Portal{{Host: "fd00::1", Port: 3260}}, back.Portals)
 		require.Equal(t, lun.Serial, back.Serial)
 		require.True(t, back.ReadOnly)
 		require.Equal(t, initiator, device.Initiator)
-		require.Equal(t, auth == "chap", back.Credential.SecretUsage == status.TargetName)
+		require.Equal(t, auth == "chap", back.Credential.SecretUsage == page.TargetName)
 	}
-	require.Contains(t, commandsFor("HOST:3260", status, lun).Libvirt, `<host name="HOST"`)
+	require.Contains(t, commandsFor("HOST:3260", page, lun).Libvirt, `<host name="HOST"`)
 }

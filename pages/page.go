@@ -5,17 +5,17 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
-	"fmt"
+	"html/template"
 	"io"
 	"net"
 	"net/http"
-	"reflect"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/status"
 )
 
 //go:embed assets
@@ -35,7 +35,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 // PageSource supplies the data of the page for people. All functions are required, and must not
 // block for long.
 type PageSource struct {
-	Status func() Status
+	Status func() status.Status
 	Work   func() []Work // of every LUN there is; called each second
 	// Map is a picture of a LUN's disk; nil: unknown now.
 	Map func(lun uint16) *disk.Map
@@ -45,7 +45,7 @@ type PageSource struct {
 // use.
 type Page struct {
 	src      PageSource
-	html     markup
+	html     *template.Template
 	patience time.Duration // with a client that does not read
 
 	stop    chan struct{} // closed by Stop
@@ -55,7 +55,7 @@ type Page struct {
 	mu      sync.Mutex
 	rates   rates
 	tick    chan struct{}        // guarded by mu; closed when there is something new
-	status  *Status              // guarded by mu; of this tick; nil: not asked yet
+	status  *status.Status       // guarded by mu; of this tick; nil: not asked yet
 	maps    map[uint16]*disk.Map // guarded by mu; of this tick
 	clients int                  // guarded by mu
 }
@@ -65,13 +65,9 @@ const tickEvery = time.Second
 
 // NewPage makes a page, which measures from now on until Stop.
 func NewPage(src PageSource) (*Page, error) {
-	source, err := assets.ReadFile("assets/page.html")
+	html, err := template.ParseFS(assets, "assets/page.html")
 	if err != nil {
 		return nil, err
-	}
-	html, err := parseMarkup(string(source))
-	if err != nil {
-		return nil, fmt.Errorf("the template of the page: %w", err)
 	}
 	p := &Page{src: src, html: html, patience: clientPatience, stop: make(chan struct{}),
 		tick: make(chan struct{})}
@@ -120,7 +116,7 @@ func protect(h http.Header) {
 // serve answers with the page as it is now.
 func (p *Page) serve(w http.ResponseWriter, r *http.Request) {
 	var b strings.Builder
-	if err := p.html.render(&b, reflect.ValueOf(p.view(r))); err != nil {
+	if err := p.html.Execute(&b, p.view(r)); err != nil {
 		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -179,7 +175,8 @@ func (p *Page) view(r *http.Request) *view {
 		p.status, p.maps = &status, map[uint16]*disk.Map{}
 	}
 	s := &snapshot{now: time.Now(), status: *p.status, rates: &p.rates, maps: p.mapLocked}
-	return s.view(placeOf(r.URL.Query()), portalFor(p.status.Portals, r.Host, local))
+	s.asked, s.local = r.Host, local
+	return s.view(placeOf(r.URL.Query()))
 }
 
 // mapLocked asks a disk once in a tick.

@@ -17,32 +17,32 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/status"
 )
 
 // fake is a daemon that a page shows.
 type fake struct {
 	mu     sync.Mutex
-	status Status // guarded by mu
-	work   []Work // guarded by mu
-	maps   int    // guarded by mu; how often one was asked for
-	hurry  int    // seconds more of work for each question; guarded by mu
+	status status.Status // guarded by mu
+	work   []Work        // guarded by mu
+	maps   int           // guarded by mu; how often one was asked for
+	hurry  int           // seconds more of work for each question; guarded by mu
 }
 
 func newFake() *fake {
-	f := &fake{status: Status{State: StateReady, Ready: true, TargetName: "iqn.x",
+	f := &fake{status: status.Status{State: status.StateReady, Ready: true, TargetName: "iqn.x",
 		Portals: []string{"0.0.0.0:3260"}, Authentication: "chap", StartedAt: time.Now(),
-		Sessions: []target.SessionInfo{{Initiator: "iqn.node1", Alias: "n1", TSIH: 7,
+		Sessions: []status.Session{{Initiator: "iqn.node1", Alias: "n1", TSIH: 7,
 			Remote: "10.0.0.9:4000", User: "the-chap-user", LUNs: []uint16{1, 2}}},
-		Volumes: &VolumesStatus{Uploads: []UploadStatus{
+		Volumes: &status.Volumes{Uploads: []status.Upload{
 			{Volume: "vm.2", ReceivedBytes: 3 << 30, TotalBytes: 4 << 30, StartedBytes: 2 << 30,
 				StartedAt: time.Now().Add(-time.Hour)},
 			{Volume: "unknown-length", ReceivedBytes: 5 << 20}}}}}
-	f.status.RefusedLogins = []RefusedLogin{{From: "10.0.0.7", Initiator: "iqn.stranger",
+	f.status.RefusedLogins = []status.RefusedLogin{{From: "10.0.0.7", Initiator: "iqn.stranger",
 		User: "who", Reason: "authentication_failed", Count: 2,
 		Last: time.Now().Add(-90 * time.Minute)}}
 	f.luns(3)
-	f.status.LUNs[1].Troubles = []Trouble{{Kind: "no_space", Message: "disk is full",
+	f.status.LUNs[1].Troubles = []status.Trouble{{Kind: "no_space", Message: "disk is full",
 		Error: "no space left", Count: 12, Since: time.Now().Add(-90 * time.Minute)}}
 	return f
 }
@@ -52,11 +52,12 @@ func (f *fake) luns(n int) {
 	defer f.mu.Unlock()
 	f.status.LUNs, f.work = nil, nil
 	for i := range n {
-		lun := LUNStatus{LUN: uint16(i + 1), Image: fmt.Sprintf("disk-%d.qcow2", i+1),
+		lun := status.LUN{LUN: uint16(i + 1), Image: fmt.Sprintf("disk-%d.qcow2", i+1),
 			Format: "qcow2", SizeBytes: 16 << 40, CopyMode: "clone", Serial: fmt.Sprint("s", i),
 			AccessMode: "write-exclusive", Ready: true, Owner: "iqn.node1",
-			Fenced: []string{"iqn.old"}, OpenTo: "iqn.node2", Space: &Space{Used: 1, Free: 2},
-			Copy: &CopyStatus{CopiedBytes: 1 << 30, DataBytes: 4 << 30}}
+			Fenced: []string{"iqn.old"}, OpenTo: "iqn.node2",
+			Space: &status.Space{Used: 1, Free: 2},
+			Copy:  &status.Copy{CopiedBytes: 1 << 30, DataBytes: 4 << 30}}
 		f.status.LUNs = append(f.status.LUNs, lun)
 		f.work = append(f.work, work(lun.LUN, 1))
 	}
@@ -68,7 +69,7 @@ func (f *fake) source() PageSource {
 	seconds := 0
 	r := rand.New(rand.NewPCG(1, 1))
 	return PageSource{
-		Status: func() Status {
+		Status: func() status.Status {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			return f.status
@@ -280,7 +281,7 @@ func TestUploads(t *testing.T) {
 			Left: none},
 	}, v.Uploads)
 
-	f.status.Volumes.Uploads = make([]UploadStatus, 1000)
+	f.status.Volumes.Uploads = make([]status.Upload, 1000)
 	s, v = &snapshot{status: f.status}, view{}
 	s.uploads(&v)
 	require.Len(t, v.Uploads, uploadsPerPage)
@@ -290,7 +291,7 @@ func TestUploads(t *testing.T) {
 func TestEmptyPage(t *testing.T) {
 	f := newFake()
 	f.luns(0)
-	f.status = Status{State: StateStarting}
+	f.status = status.Status{State: status.StateStarting}
 	_, ts := f.serve(t)
 	_, body, _ := get(t, ts.URL+"/?lun=1")
 	require.Contains(t, body, "There are no LUNs yet.")
@@ -299,8 +300,8 @@ func TestEmptyPage(t *testing.T) {
 
 // TestStates checks that the most important state is shown, in words.
 func TestStates(t *testing.T) {
-	lun := LUNStatus{CopyMode: "clone", Copy: &CopyStatus{WaitsForSpace: true}}
-	lun.Troubles = []Trouble{{Kind: "write_error", Message: "storage could not write",
+	lun := status.LUN{CopyMode: "clone", Copy: &status.Copy{WaitsForSpace: true}}
+	lun.Troubles = []status.Trouble{{Kind: "write_error", Message: "storage could not write",
 		Error: "on fire", Count: 3, Since: time.Now().Add(-time.Minute)}}
 	for _, want := range []string{"opening", "failing", "no space", "copying", "ready"} {
 		state, _ := stateOf(&lun, time.Now())
@@ -316,7 +317,7 @@ func TestStates(t *testing.T) {
 			lun.Copy.Complete = true
 		}
 	}
-	lun.Troubles = []Trouble{{Kind: "no_space", Message: "disk is full", Error: "no room",
+	lun.Troubles = []status.Trouble{{Kind: "no_space", Message: "disk is full", Error: "no room",
 		Count: 3}}
 	state, note := stateOf(&lun, time.Now())
 	require.Equal(t, "no space", state)

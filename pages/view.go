@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/status"
 )
 
 const (
@@ -81,7 +81,8 @@ type detail struct {
 	Access, Space                   string
 	Portal                          string
 	CHAP                            bool
-	Commands                        commands
+	Commands                        *commands    // nil: there is no iSCSI
+	NBD                             *nbdCommands // nil: there is no NBD
 }
 
 // user is a session.
@@ -105,16 +106,20 @@ func placeOf(q url.Values) (p place) {
 // snapshot is the state of the daemon at one moment.
 type snapshot struct {
 	now    time.Time
-	status Status
+	status status.Status
 	rates  *rates
 	maps   func(lun uint16) *disk.Map // nil: unknown
+	// asked is the daemon's address as the client of the page calls it, and local the one that it
+	// has reached. They only make a difference to the commands.
+	asked, local string
 }
 
-// view makes the texts. With another portal the commands change, nothing else.
-func (s *snapshot) view(at place, portal string) *view {
+// view makes the texts.
+func (s *snapshot) view(at place) *view {
 	st := &s.status
 	v := &view{State: string(st.State), Target: st.TargetName,
-		Portals: strings.Join(st.Portals, ", "), Auth: authText(st.Authentication),
+		Portals: plain(strings.Join(append(slices.Clone(st.Portals), st.NBDPortals...), ", ")),
+		Auth:    authText(st.Authentication),
 		Version: st.Build.Version, Uptime: durationText(s.now.Sub(st.StartedAt)),
 		LUNs: countText(float64(len(st.LUNs))), Sessions: countText(float64(len(st.Sessions)))}
 	var read, written float64
@@ -124,7 +129,7 @@ func (s *snapshot) view(at place, portal string) *view {
 	v.Reading, v.Writing = bytesText(read)+"/s", bytesText(written)+"/s"
 
 	luns := slices.Clone(st.LUNs)
-	slices.SortStableFunc(luns, func(a, b LUNStatus) int { return int(a.LUN) - int(b.LUN) })
+	slices.SortStableFunc(luns, func(a, b status.LUN) int { return int(a.LUN) - int(b.LUN) })
 	selected, first := v.window(luns, at)
 	for i := first; i < min(first+rowsPerPage, len(luns)); i++ {
 		r := s.row(&luns[i])
@@ -132,7 +137,7 @@ func (s *snapshot) view(at place, portal string) *view {
 		v.Rows = append(v.Rows, r)
 	}
 	if selected >= 0 {
-		v.One = s.detail(&luns[selected], portal)
+		v.One = s.detail(&luns[selected])
 	}
 	for i, info := range st.Sessions {
 		if i == sessionsPerPage {
@@ -174,12 +179,12 @@ func (s *snapshot) uploads(v *view) {
 }
 
 // window finds the LUN that is selected, or -1, and the first that is shown.
-func (v *view) window(luns []LUNStatus, at place) (selected, first int) {
+func (v *view) window(luns []status.LUN, at place) (selected, first int) {
 	if len(luns) == 0 {
 		return -1, 0
 	}
 	find := func(lun uint16) int {
-		return slices.IndexFunc(luns, func(l LUNStatus) bool { return l.LUN >= lun })
+		return slices.IndexFunc(luns, func(l status.LUN) bool { return l.LUN >= lun })
 	}
 	if selected = find(at.lun); at.lun > 0 && (selected < 0 || luns[selected].LUN != at.lun) {
 		v.Missing = strconv.Itoa(int(at.lun))
@@ -202,7 +207,7 @@ func (v *view) window(luns []LUNStatus, at place) (selected, first int) {
 	return selected, first
 }
 
-func (s *snapshot) row(l *LUNStatus) row {
+func (s *snapshot) row(l *status.LUN) row {
 	r := row{LUN: l.LUN, Name: plain(l.Image), Size: bytesText(float64(l.SizeBytes)),
 		Owner: none}
 	if l.Owner != "" {
@@ -256,7 +261,7 @@ func (s *snapshot) row(l *LUNStatus) row {
 }
 
 // stateOf returns the most important state of a LUN, and a note.
-func stateOf(l *LUNStatus, now time.Time) (state, note string) {
+func stateOf(l *status.LUN, now time.Time) (state, note string) {
 	switch {
 	case l.Failure != "":
 		return "failed", plain(l.Failure)
@@ -273,13 +278,13 @@ func stateOf(l *LUNStatus, now time.Time) (state, note string) {
 }
 
 // troubleText names what makes commands fail, the first as the state.
-func troubleText(all []Trouble, now time.Time) (state, note string) {
+func troubleText(all []status.Trouble, now time.Time) (state, note string) {
 	var notes []string
 	for _, t := range all {
 		notes = append(notes, fmt.Sprintf("%s: %s (%s, since %s)", plain(t.Message),
 			plain(t.Error), timesText(t.Count), durationText(now.Sub(t.Since))))
 	}
-	if state = "failing"; all[0].Kind == "no_space" {
+	if state = "failing"; all[0].Kind == status.TroubleNoSpace {
 		state = "no space"
 	}
 	return state, strings.Join(notes, "; ")
@@ -327,12 +332,15 @@ func summary(m *disk.Map) string {
 	return strings.Join(parts, ", ")
 }
 
-func (s *snapshot) detail(l *LUNStatus, portal string) *detail {
-	auth := s.status.Authentication
+func (s *snapshot) detail(l *status.LUN) *detail {
+	auth, portal := s.status.Authentication, portalFor(s.status.Portals, s.asked, s.local)
 	d := &detail{LUN: l.LUN, Name: plain(l.Image), Format: l.Format, Mode: l.CopyMode,
 		Access: l.AccessMode, Serial: plain(l.Serial), NAA: l.NAA, Kept: "with the container",
-		Space: none, Portal: portal, CHAP: auth != "none",
-		Commands: commandsFor(portal, &s.status, l)}
+		Space: none, Portal: portal, CHAP: auth != status.AuthNone,
+		NBD: nbdCommandsFor(&s.status, l, s.asked, s.local)}
+	if len(s.status.Portals) > 0 || d.NBD == nil {
+		d.Commands = commandsFor(portal, &s.status, l)
+	}
 	if l.Persistent {
 		d.Kept = "on a volume"
 	} else if l.CopyMode == "none" {
@@ -356,7 +364,7 @@ func (s *snapshot) detail(l *LUNStatus, portal string) *detail {
 	return d
 }
 
-func (s *snapshot) user(info target.SessionInfo) user {
+func (s *snapshot) user(info status.Session) user {
 	var luns []string
 	for _, lun := range info.LUNs {
 		if len(luns) == 8 {
@@ -365,7 +373,11 @@ func (s *snapshot) user(info target.SessionInfo) user {
 		}
 		luns = append(luns, strconv.Itoa(int(lun)))
 	}
-	u := user{ID: fmt.Sprintf("s%d", info.TSIH), Name: plain(info.Initiator),
+	id := fmt.Sprintf("s%d", info.TSIH)
+	if info.Protocol != "" {
+		id = fmt.Sprintf("%s%d", info.Protocol, info.Since.UnixNano())
+	}
+	u := user{ID: id, Name: plain(info.Initiator),
 		Alias: plain(info.Alias), From: info.Remote, Since: durationText(s.now.Sub(info.Since)),
 		LUNs: strings.Join(luns, ", "), InFlight: strconv.Itoa(info.InFlight),
 		Commands: countText(float64(info.Commands)), Read: bytesText(float64(info.BytesRead)),
@@ -378,9 +390,9 @@ func (s *snapshot) user(info target.SessionInfo) user {
 
 func authText(kind string) string {
 	switch kind {
-	case "chap":
+	case status.AuthCHAP:
 		return "CHAP"
-	case "mutual-chap":
+	case status.AuthMutualCHAP:
 		return "mutual CHAP"
 	}
 	return "no authentication"

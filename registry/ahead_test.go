@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // pushed pushes a file, and returns the content of its index.
@@ -26,9 +27,24 @@ func pushed(t testing.TB, m *memory, name string, content []byte, opt PushOption
 	opt.Base = BaseNone
 	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"), opt)
 	require.NoError(t, err)
-	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	r, err := m.client(t).Resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
-	x, err := r.readIndex(t.Context())
+	return fullIndex(t, r)
+}
+
+// fullIndex is the index of an image, with its digests and tables.
+func fullIndex(t testing.TB, r *transport.Image) *index {
+	t.Helper()
+	keep, err := os.Create(filepath.Join(t.TempDir(), "index"))
+	require.NoError(t, err)
+	t.Cleanup(func() { keep.Close() })
+	x, err := indexBy(r, func(desc descriptor) (x *index, err error) {
+		err = r.Read(t.Context(), desc, maxIndexLayer, func(in io.Reader) error {
+			x, err = parseIndex(in, r.Manifest.Layers, keep)
+			return err
+		})
+		return x, err
+	})
 	require.NoError(t, err)
 	return x
 }
@@ -122,7 +138,7 @@ func TestStreamTables(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMemory(t)
 			x := pushed(t, m, name, file, PushOptions{})
-			require.NotEmpty(t, x.packed)
+			require.NotEmpty(t, x.Packed)
 			s := newStreaming(t, m.client(t), t.TempDir(), t.TempDir())
 			m.requests("", "")
 			img := s.disk(t, s.open(t, m.ref(t, "vm/a:1")), name)
@@ -145,24 +161,25 @@ func TestTablesThatLie(t *testing.T) {
 	dir, err := os.OpenRoot(t.TempDir())
 	require.NoError(t, err)
 	defer dir.Close()
+	file := func() (*os.File, error) { return unnamed(dir) }
 	x := &index{Files: []indexFile{{Metadata: [][2]int64{{0, 512}, {4096, 512}}}}}
 	w, err := zstd.NewWriter(nil)
 	require.NoError(t, err)
 	for what, content := range map[string][]byte{"short": make([]byte, 1000),
 		"long": make([]byte, 1025), "bomb": make([]byte, 64<<20)} {
-		x.packed = w.EncodeAll(content, nil)
-		_, err := x.unpackTables(dir)
+		x.Packed = sectionOf(w.EncodeAll(content, nil))
+		_, err := x.UnpackTables(file)
 		require.Error(t, err, what)
 	}
-	x.packed = []byte("no zstd")
-	_, err = x.unpackTables(dir)
+	x.Packed = sectionOf([]byte("no zstd"))
+	_, err = x.UnpackTables(file)
 	require.Error(t, err)
-	x.packed = w.EncodeAll(make([]byte, 1024), nil)
-	f, err := x.unpackTables(dir)
+	x.Packed = sectionOf(w.EncodeAll(make([]byte, 1024), nil))
+	f, err := x.UnpackTables(file)
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	x.Files[0].Metadata[1][1] = 1 << 40
-	_, err = x.unpackTables(dir)
+	_, err = x.UnpackTables(file)
 	require.ErrorContains(t, err, "more than")
 	emptyDir(t, dir.Name())
 }
@@ -196,20 +213,20 @@ func TestHostileOrder(t *testing.T) {
 	for _, boot := range [][][2]int64{{{-1, 1}}, {{0, 0}}, {{10, 1}}, {{0, 11}},
 		{{1 << 62, 1 << 62}}, {{0, 10}, {0, 1}}, {{5, -5}}} {
 		f.Boot = boot
-		require.Error(t, f.checkBoot(10), "%v", boot)
+		require.Error(t, f.CheckBoot(10), "%v", boot)
 	}
 	f.Boot = [][2]int64{{9, 1}, {0, 4}, {0, 4}}
-	require.NoError(t, f.checkBoot(10))
+	require.NoError(t, f.CheckBoot(10))
 
 	m := newMemory(t)
-	s, _, content := oneDisk(t, m, 4<<20, Options{})
+	s, _, content := oneDisk(t, m, 4<<20, transport.Options{})
 	require.Equal(t, int64(1), s.opt.Cache.Stats().Fetched, "the index")
 	x := pushed(t, m, "a.raw", content, PushOptions{})
 	c, err := cache.Open(t.TempDir(), cache.Options{})
 	require.NoError(t, err)
-	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	r, err := m.client(t).Resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
-	layer, err := r.source.blob(r.manifest.Layers[1])
+	layer, err := r.Source.Blob(r.Manifest.Layers[1])
 	require.NoError(t, err)
 	far, err := newFarFile(c, layer, x, &x.Files[0], func(string) {})
 	require.NoError(t, err)
@@ -225,7 +242,7 @@ func TestFirstRequest(t *testing.T) {
 	pushed(t, m, "a.raw", noise(1, 1<<20), PushOptions{})
 	m.requests("", "")
 	c := m.client(t)
-	_, err := c.resolve(t.Context(), m.ref(t, "vm/a:1"))
+	_, err := c.Resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
 	m.mu.Lock()
 	said := strings.Join(m.said, "\n")
@@ -245,16 +262,16 @@ func TestFirstRequest(t *testing.T) {
 		w.WriteHeader(http.StatusUnauthorized)
 		return true
 	})
-	own := newClient(t, Options{Insecure: []string{m.host}, Patience: time.Second,
-		Own: Credential{Username: "me", Password: "pa55"}, OwnHost: m.host})
-	_, err = own.resolve(t.Context(), m.ref(t, "vm/a:1"))
+	own := newClient(t, transport.Options{Insecure: []string{m.host}, Patience: time.Second,
+		Own: transport.Credential{Username: "me", Password: "pa55"}, OwnHost: m.host})
+	_, err = own.Resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
 	require.Equal(t, 1, without)
 	require.Equal(t, 2, with)
-	wrong := newClient(t, Options{Insecure: []string{m.host}, Patience: time.Second,
-		Own: Credential{Username: "me", Password: "wrong"}, OwnHost: m.host})
-	_, err = wrong.resolve(t.Context(), m.ref(t, "vm/a:1"))
-	var status *StatusError
+	wrong := newClient(t, transport.Options{Insecure: []string{m.host}, Patience: time.Second,
+		Own: transport.Credential{Username: "me", Password: "wrong"}, OwnHost: m.host})
+	_, err = wrong.Resolve(t.Context(), m.ref(t, "vm/a:1"))
+	var status *transport.StatusError
 	require.ErrorAs(t, err, &status)
 	require.Equal(t, http.StatusUnauthorized, status.Status)
 }
@@ -267,24 +284,24 @@ func TestStreamWithoutTables(t *testing.T) {
 	content := noise(3, 24<<20)
 	m := newMemory(t)
 	x := pushed(t, m, "a.qcow2", qcow2Of(t, content), PushOptions{})
-	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	r, err := m.client(t).Resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
 	l := newLying(t)
-	manifest := *r.manifest
+	manifest := *r.Manifest
 	for i, desc := range manifest.Layers {
-		b, err := r.source.blob(desc)
+		b, err := r.Source.Blob(desc)
 		require.NoError(t, err)
-		old, err := io.ReadAll(b.verified(t.Context()))
+		old, err := io.ReadAll(b.Verified(t.Context()))
 		require.NoError(t, err)
 		if i == 0 {
-			x.packed = nil
-			old, err = x.layer(true)
+			x.Packed = nil
+			old, err = x.Layer(true)
 			require.NoError(t, err)
 		}
-		manifest.Layers[i] = l.add(old)
+		manifest.Layers[i] = l.Add(old)
 		manifest.Layers[i].Annotations = desc.Annotations
 	}
-	l.tags["1"] = l.manifest(t, manifest)
+	l.Tags["1"] = l.Manifest(t, manifest)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.qcow2")
 	require.Greater(t, s.opt.Cache.Stats().Fetched, int64(1))

@@ -14,17 +14,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // longWait is far longer than what is expected, and far shorter than the patience of these clients.
-const longWait = 20 * time.Second
+const longWait = 40 * time.Second
 
 // TestNobodyAnswers: a registry that refuses connections from the beginning is soon an error, and
 // the first warning says so at once.
 func TestNobodyAnswers(t *testing.T) {
 	port, err := peers.FreePort()
 	require.NoError(t, err)
-	ref, err := ParseReference(fmt.Sprintf("127.0.0.1:%d/vm/a:1", port))
+	ref, err := transport.ParseReference(fmt.Sprintf("127.0.0.1:%d/vm/a:1", port))
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, make([]byte, 4096), 0o600))
@@ -43,8 +44,8 @@ func TestNobodyAnswers(t *testing.T) {
 			var mu sync.Mutex
 			var warned []string
 			began := time.Now()
-			err := work(t.Context(), newClient(t, Options{Patience: time.Hour,
-				FirstPatience: 300 * time.Millisecond, Warn: func(text string) {
+			err := work(t.Context(), newClient(t, transport.Options{Patience: time.Hour,
+				FirstPatience: 2 * time.Second, Warn: func(text string) {
 					mu.Lock()
 					defer mu.Unlock()
 					warned = append(warned, text)
@@ -63,19 +64,19 @@ func TestNobodyAnswers(t *testing.T) {
 func TestRegistryRestarts(t *testing.T) {
 	l := newLying(t)
 	content := noise(27, 1<<20)
-	l.newImage(t, content)
+	l.NewImage(t, content)
 	opt := l.options()
 	opt.FirstPatience = 10 * time.Millisecond
 	const away = 500 * time.Millisecond
-	l.faults = []fault{func(_ http.ResponseWriter, r *http.Request, _ []byte) bool {
-		_ = l.server.Listener.Close()
+	l.Faults = []fault{func(_ http.ResponseWriter, r *http.Request, _ []byte) bool {
+		_ = l.Server.Listener.Close()
 		time.AfterFunc(away, func() {
-			again, err := net.Listen("tcp", l.host())
+			again, err := net.Listen("tcp", l.Host())
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			go func() { _ = l.server.Config.Serve(again) }()
+			go func() { _ = l.Server.Config.Serve(again) }()
 		})
 		panic(http.ErrAbortHandler)
 	}}
@@ -90,21 +91,4 @@ func TestRegistryRestarts(t *testing.T) {
 	require.NoError(t, err)
 	onlyFile(t, dir, "out.raw", content)
 	require.Contains(t, fmt.Sprint(warned), "connection refused")
-}
-
-// TestNameOfNobody: a name that does not exist is final, unless the registry has answered before.
-func TestNameOfNobody(t *testing.T) {
-	c := newClient(t, Options{})
-	e, err := c.endpoint("registry.example", "vm/a")
-	require.NoError(t, err)
-	missing := fmt.Errorf("asking: %w", &net.OpError{Op: "dial", Net: "tcp",
-		Err: &net.DNSError{Err: "no such host", Name: "registry.example", IsNotFound: true}})
-	err = e.tries().again(t.Context(), explain(missing))
-	require.ErrorContains(t, err, "no such host; check the name")
-	c.answered.Store("registry.example", true)
-	require.NoError(t, e.tries().again(t.Context(), explain(missing)))
-
-	unclear := &net.DNSError{Err: "server misbehaving", Name: "registry.example", IsTemporary: true}
-	c.answered.Clear()
-	require.NoError(t, e.tries().again(t.Context(), explain(unclear)))
 }

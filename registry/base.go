@@ -9,15 +9,20 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"kubevirt.io/disk/registry/internal/bounded"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // baseImage is the image whose layers come first, for each of its platforms.
 type baseImage struct {
-	source    source
-	ref       Reference
+	source    transport.Source
+	ref       transport.Reference
 	platforms []basePlatform
 	index     bool // it is for several platforms
 }
@@ -30,15 +35,15 @@ type basePlatform struct {
 }
 
 // findBase reads the manifests and configurations of the base.
-func (p *pusher) findBase(ctx context.Context) error {
-	if p.opt.Base == BaseNone {
+func (p *pusher) findBase(ctx context.Context, base string) error {
+	if base == BaseNone {
 		return nil
 	}
-	ref, err := ParseReference(p.opt.Base)
+	ref, err := transport.ParseReference(base)
 	if err != nil {
 		return fmt.Errorf("base image: %w", err)
 	}
-	src, err := p.client.source(ref)
+	src, err := p.client.Source(ref, "")
 	if err != nil {
 		return fmt.Errorf("base image: %w", err)
 	}
@@ -50,15 +55,15 @@ func (p *pusher) findBase(ctx context.Context) error {
 }
 
 func (b *baseImage) read(ctx context.Context) error {
-	digest, _ := b.ref.digest()
-	text, mediaType, err := b.source.manifest(ctx, digest)
+	digest, _ := b.ref.Digest()
+	text, mediaType, err := b.source.Manifest(ctx, digest)
 	if err != nil {
 		return err
 	}
-	if got := digestOf(text); digest != "" && got != digest {
-		return &DigestError{Want: digest, Got: got}
+	if got := transport.DigestOf(text); digest != "" && got != digest {
+		return &transport.DigestError{Want: digest, Got: got}
 	}
-	switch kind := manifestKind(text, mediaType); {
+	switch kind := transport.ManifestKind(text, mediaType); {
 	case kind.IsImage():
 		return b.add(ctx, text, nil)
 	case !kind.IsIndex():
@@ -67,7 +72,7 @@ func (b *baseImage) read(ctx context.Context) error {
 	}
 	b.index = true
 	var index v1.IndexManifest
-	err = checkJSON(text)
+	err = bounded.Check(text)
 	if err == nil {
 		err = json.Unmarshal(text, &index)
 	}
@@ -82,12 +87,12 @@ func (b *baseImage) read(ctx context.Context) error {
 		if len(b.platforms) == 16 {
 			return fmt.Errorf("%s has too many platforms", b.ref)
 		}
-		text, _, err := b.source.manifest(ctx, m.Digest.String())
+		text, _, err := b.source.Manifest(ctx, m.Digest.String())
 		if err != nil {
 			return err
 		}
-		if got := digestOf(text); got != m.Digest.String() {
-			return &DigestError{Want: m.Digest.String(), Got: got}
+		if got := transport.DigestOf(text); got != m.Digest.String() {
+			return &transport.DigestError{Want: m.Digest.String(), Got: got}
 		}
 		if err := b.add(ctx, text, m.Platform); err != nil {
 			return err
@@ -101,12 +106,12 @@ func (b *baseImage) read(ctx context.Context) error {
 
 // add reads one platform's image.
 func (b *baseImage) add(ctx context.Context, text []byte, platform *v1.Platform) error {
-	m, err := parseManifest(text)
+	m, err := transport.ParseManifest(text)
 	if err != nil {
 		return err
 	}
-	r := &resolved{source: b.source, ref: b.ref, manifest: m}
-	config, err := r.small(ctx, m.Config, maxManifest)
+	r := &transport.Image{Source: b.source, Ref: b.ref, Manifest: m}
+	config, err := r.Small(ctx, m.Config, transport.MaxManifest)
 	if err != nil {
 		return err
 	}
@@ -121,12 +126,12 @@ var errDisk = errors.New("it has a disk")
 // take an index for the list of all disks of the image. With an index that lacks some of them, the
 // others would have other LUNs than in a container of the image.
 func (p *pusher) findDisks(ctx context.Context) error {
-	lists := make(map[string]*layerList) // of layers that were read to their ends, by digest
+	lists := make(map[string]*layer.List) // of layers that were read to their ends, by digest
 	for i := range p.base.platforms {
 		b := &p.base.platforms[i]
-		shade := newShadow()
+		shade := layer.NewShadow()
 		for _, l := range p.layers {
-			shade.names[l.name], shade.trees[l.name] = true, true
+			shade.Names[l.Name], shade.Trees[l.Name] = true, true
 		}
 		for n := len(b.manifest.Layers) - 1; n >= 0 && !b.disks; n-- {
 			desc := b.manifest.Layers[n]
@@ -142,15 +147,15 @@ func (p *pusher) findDisks(ctx context.Context) error {
 				return fmt.Errorf("base image: layer %s: %w", desc.Digest, err)
 			}
 			lists[desc.Digest.String()] = list
-			for name, e := range list.entries {
-				b.disks = b.disks || e.kind != entryDirectory && shade.shows(name)
+			for name, e := range list.Entries {
+				b.disks = b.disks || e.Kind != layer.EntryDirectory && shade.Shows(name)
 			}
-			if err := shade.add(list); err != nil {
+			if err := shade.Add(list); err != nil {
 				return fmt.Errorf("base image: %w", err)
 			}
 		}
 		if b.disks {
-			p.client.opt.Warn(fmt.Sprintf("%s has disks of its own, so the image gets no index: "+
+			p.client.Warn(fmt.Sprintf("%s has disks of its own, so the image gets no index: "+
 				"serve --image fetches it before it serves it; leave these disks out of the base "+
 				"and push them as files, if that takes too long", p.base.ref))
 		}
@@ -160,21 +165,20 @@ func (p *pusher) findDisks(ctx context.Context) error {
 
 // list reads what a layer has in the directory of the disks. It does not read on when it has seen a
 // disk that shows.
-func (b *baseImage) list(ctx context.Context, desc v1.Descriptor, shade *shadow) (
-	list *layerList, err error,
-) {
-	if strings.HasPrefix(string(desc.MediaType), mediaDisk) {
+func (b *baseImage) list(ctx context.Context, desc v1.Descriptor, shade *layer.Shadow) (
+	list *layer.List, err error) {
+	if strings.HasPrefix(string(desc.MediaType), layer.MediaDisk) {
 		return nil, errDisk
 	}
 	for try := 1; ; try++ {
-		layer, err := b.source.blob(desc)
+		from, err := b.source.Blob(desc)
 		if err != nil {
 			return nil, err
 		}
-		in, err := openLayer(ctx, layer, new(Progress), nil)
+		in, err := layer.Open(ctx, from, new(atomic.Int64), nil)
 		if err == nil {
-			list, err = readTar(in, diskDir, func(e *entry, _ io.Reader) error {
-				if under(diskDir, e.name) && shade.shows(e.name) {
+			list, err = layer.ReadTar(in, layer.DiskDir, func(e *layer.Entry, _ io.Reader) error {
+				if layer.Under(layer.DiskDir, e.Name) && shade.Shows(e.Name) {
 					return errDisk
 				}
 				return nil
@@ -182,9 +186,9 @@ func (b *baseImage) list(ctx context.Context, desc v1.Descriptor, shade *shadow)
 			if err == nil {
 				err = in.Finish()
 			}
-			err = errors.Join(in.explain(err), in.Close())
+			err = errors.Join(in.Explain(err), in.Close())
 		}
-		if errors.Is(err, errDisk) || !layer.again(err, try) {
+		if errors.Is(err, errDisk) || !from.Again(err, try) {
 			return list, err
 		}
 	}
@@ -256,6 +260,9 @@ func (p *pusher) image(base basePlatform) (m madeImage, err error) {
 	manifest := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: m.config}
 	for _, l := range base.manifest.Layers {
 		l.MediaType = ociType(l.MediaType)
+		if p.old != nil {
+			l.Annotations = retired(l.Annotations)
+		}
 		manifest.Layers = append(manifest.Layers, l)
 	}
 	manifest.Layers = append(manifest.Layers, ours...)
@@ -303,10 +310,8 @@ func extendConfig(text []byte, layers []v1.Descriptor, below int) ([]byte, error
 	}
 	for _, l := range layers {
 		root.DiffIDs = append(root.DiffIDs, l.Digest.String()) // not compressed
-		history = append(
-			history,
-			json.RawMessage(`{"created":"1970-01-01T00:00:00Z","created_by":"kubevirt-disk push"}`),
-		)
+		history = append(history,
+			json.RawMessage(`{"created":"1970-01-01T00:00:00Z","created_by":"kubevirt-disk push"}`))
 	}
 	var err, err2 error
 	config["rootfs"], err = json.Marshal(root)
@@ -320,7 +325,7 @@ func extendConfig(text []byte, layers []v1.Descriptor, below int) ([]byte, error
 }
 
 // sendBase brings the layers of the base along: mounted from its repository, or copied.
-func (p *pusher) sendBase(ctx context.Context, u *uploader) error {
+func (p *pusher) sendBase(ctx context.Context, u *transport.Uploader) error {
 	var sent []v1.Hash
 	for _, platform := range p.base.platforms {
 		for _, l := range platform.manifest.Layers {
@@ -329,11 +334,11 @@ func (p *pusher) sendBase(ctx context.Context, u *uploader) error {
 			}
 			sent = append(sent, l.Digest)
 			p.opt.Progress.total.Add(l.Size)
-			b, err := p.base.source.blob(l)
+			b, err := p.base.source.Blob(l)
 			if err != nil {
 				return err
 			}
-			if err := u.blob(ctx, l, &fetched{ctx: ctx, blob: b}); err != nil {
+			if err := u.Blob(ctx, l, &fetched{ctx: ctx, blob: b}); err != nil {
 				return fmt.Errorf("base image: %w", err)
 			}
 		}
@@ -344,7 +349,7 @@ func (p *pusher) sendBase(ctx context.Context, u *uploader) error {
 // fetched is a blob of another repository that is passed on. The receiving registry checks it.
 type fetched struct {
 	ctx  context.Context
-	blob *blob
+	blob *transport.Blob
 
 	// An upload that was given up may still be reading when the next one begins.
 	mu sync.Mutex
@@ -352,7 +357,7 @@ type fetched struct {
 	at int64         // guarded by mu
 }
 
-func (f *fetched) Size() int64 { return f.blob.desc.Size }
+func (f *fetched) Size() int64 { return f.blob.Desc.Size }
 
 // ReadAt is mostly called at the offset where the last call ended. One request then brings
 // everything.
@@ -363,7 +368,7 @@ func (f *fetched) ReadAt(p []byte, off int64) (int, error) {
 		if f.in != nil {
 			f.in.Close()
 		}
-		f.in, f.at = f.blob.stream(f.ctx, off, f.Size()-off), off
+		f.in, f.at = f.blob.Stream(f.ctx, off, f.Size()-off), off
 	}
 	n, err := io.ReadFull(f.in, p[:min(int64(len(p)), f.Size()-off)])
 	if f.at += int64(n); f.at == f.Size() || err != nil {

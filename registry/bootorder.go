@@ -9,6 +9,8 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"kubevirt.io/disk/registry/layer"
 )
 
 // BootOrder is the order of a guest's first reads of its disks, recorded during a boot. Push keeps
@@ -84,7 +86,7 @@ func (o *BootOrder) line(text string, seen *map[int64]bool) error {
 		switch {
 		case err != nil || n < 1:
 			return fmt.Errorf("%.100q is not the size of a disk", size)
-		case err2 != nil || quoted == "" || len(quoted) > maxName:
+		case err2 != nil || quoted == "" || len(quoted) > layer.MaxName:
 			return fmt.Errorf("%.100q is not a quoted name", name)
 		case len(o.Disks) == maxBootDisks:
 			return fmt.Errorf("there are more than %d disks", maxBootDisks)

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/registry/layer"
 )
 
 // choose decides what to fetch once everything is known about the files of the image.
@@ -23,38 +25,28 @@ func (p *puller) choose() (chosen []*file, err error) {
 	var names []string
 	for _, f := range p.files {
 		if f.name == p.dir && f.refused != "" {
-			return nil, fmt.Errorf("%s has %s under the name %q", p.image.ref, f.refused, f.name)
+			return nil, fmt.Errorf("%s has %s under the name %q", p.image.Ref, f.refused, f.name)
 		}
 		if !p.candidate(f.name) || p.path == "" && below[f.name] || f.passed {
 			continue
 		}
 		if f.refused != "" {
-			return nil, fmt.Errorf(
-				"%q of %s is %s; name another file with --path",
-				f.name,
-				p.image.ref,
-				f.refused,
-			)
+			return nil, fmt.Errorf("%q of %s is %s; name another file with --path", f.name,
+				p.image.Ref, f.refused)
 		}
 		chosen = append(chosen, f)
 		names = append(names, fmt.Sprintf("%q", path.Base(f.name)))
 	}
 	switch {
 	case len(chosen) == 0 && p.path != "":
-		return nil, fmt.Errorf("%s has no file %q%s", p.image.ref, p.path, p.there())
+		return nil, fmt.Errorf("%s has no file %q%s", p.image.Ref, p.path, p.there())
 	case len(chosen) == 0:
-		return nil, fmt.Errorf(
-			"%s has no disk: there is no file in its directory %s/",
-			p.image.ref,
-			p.dir,
-		)
+		return nil, fmt.Errorf("%s has no disk: there is no file in its directory %s/", p.image.Ref,
+			p.dir)
 	case len(chosen) > 1 && !p.many:
 		return nil, fmt.Errorf(
 			"%s has %d disks: choose one with --path, or name a directory for all of them: %s",
-			p.image.ref,
-			len(chosen),
-			strings.Join(names[:min(len(names), 20)], ", "),
-		)
+			p.image.Ref, len(chosen), strings.Join(names[:min(len(names), 20)], ", "))
 	}
 	for _, f := range p.files { // make room: drop files that were begun and are not wanted
 		if !slices.Contains(chosen, f) {
@@ -97,11 +89,8 @@ const maxChain = 8
 // needs come first.
 func (p *puller) arrive(ctx context.Context, f *file, depth int) error {
 	for !f.arrival.Done() {
-		err := p.again(
-			ctx,
-			f,
-			func(content io.Reader) error { return f.arrival.Pass(ctx, content) },
-		)
+		err := p.again(ctx, f,
+			func(content io.Reader) error { return f.arrival.Pass(ctx, content) })
 		var needs *image.BackingError
 		if !errors.As(err, &needs) {
 			if err != nil {
@@ -145,7 +134,7 @@ func (p *puller) below(needs *image.BackingError) (*file, error) {
 
 // again reads the layer of a file once more to its end, and passes the content to take.
 func (p *puller) again(ctx context.Context, f *file, take func(content io.Reader) error) error {
-	if f.ordinal == wholeLayer {
+	if f.ordinal == layer.WholeLayer {
 		in, err := p.reopen(ctx, f.layer)
 		if err != nil {
 			return err
@@ -157,18 +146,19 @@ func (p *puller) again(ctx context.Context, f *file, take func(content io.Reader
 		return err
 	}
 	seen := false
-	changed := fmt.Errorf(
-		"the layer %s has changed",
-		p.image.manifest.Layers[f.layer].Digest,
-	)
-	err := p.read(ctx, f.layer, func(e *entry, content io.Reader) error {
-		if e.ordinal != f.ordinal {
+	changed := fmt.Errorf("the layer %s has changed", p.image.Manifest.Layers[f.layer].Digest)
+	err := p.read(ctx, f.layer, func(e *layer.Entry, content io.Reader) error {
+		if e.Ordinal != f.ordinal {
 			return nil
 		}
-		if seen = true; e.size != f.size {
+		if seen = true; e.Size != f.size {
 			return changed
 		}
-		return take(content)
+		content = p.checked(f.layer, e, content)
+		if err := take(content); err != nil {
+			return err
+		}
+		return drain(content)
 	})
 	if err == nil && !seen {
 		err = changed
@@ -177,29 +167,46 @@ func (p *puller) again(ctx context.Context, f *file, take func(content io.Reader
 }
 
 // reopen begins a layer once more.
-func (p *puller) reopen(ctx context.Context, i int) (*layerReader, error) {
-	desc := p.image.manifest.Layers[i]
+func (p *puller) reopen(ctx context.Context, i int) (*layer.Reader, error) {
+	desc := p.image.Manifest.Layers[i]
 	p.opt.Progress.total.Add(desc.Size)
-	b, err := p.image.source.blob(desc)
+	b, err := p.image.Source.Blob(desc)
 	if err != nil {
 		return nil, err
 	}
-	return openLayer(ctx, b, p.opt.Progress, nil)
+	return layer.Open(ctx, b, &p.opt.Progress.done, nil)
 }
 
 // read goes through a layer once more.
-func (p *puller) read(
-	ctx context.Context,
-	i int,
-	visit func(e *entry, content io.Reader) error,
-) error {
+func (p *puller) read(ctx context.Context, i int,
+	visit func(e *layer.Entry, content io.Reader) error) error {
 	in, err := p.reopen(ctx, i)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	if _, err = readTar(in, p.dir, visit); err == nil {
+	if _, err = layer.ReadTar(in, p.dir, visit); err == nil {
 		err = in.Finish()
 	}
-	return in.explain(err)
+	return in.Explain(err)
+}
+
+// plain fetches a layer that is a file.
+func (p *puller) plain(ctx context.Context, i int, in *layer.Reader, head []byte) (err error) {
+	f := &file{name: layer.PlainName(p.image.Manifest.Layers[i], p.dir), layer: i,
+		ordinal: layer.WholeLayer, size: in.Size}
+	p.files = append(p.files, f)
+	switch {
+	case in.Size < 0 && qcow2.IsQcow2(head):
+		// Its size has to be known before it can be expanded, so it is fetched again.
+		f.isQcow2 = true
+		if f.size, err = io.Copy(io.Discard, in); err != nil {
+			return in.Explain(err)
+		}
+	case p.candidate(f.name):
+		if err := p.pass(ctx, f, in); err != nil {
+			return in.Explain(err)
+		}
+	}
+	return in.Finish()
 }

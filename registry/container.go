@@ -1,9 +1,9 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,12 +11,16 @@ import (
 	"io"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"kubevirt.io/disk/registry/internal/bounded"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // Container is a whole container image: its configuration, and layers that can be read one after
 // the other. Close ends its use.
 type Container struct {
-	image  *resolved
+	image  *transport.Image
 	config []byte
 	layers []ContainerLayer
 }
@@ -34,15 +38,15 @@ type ContainerLayer struct {
 // keepDir is a directory that lives as long as what is made from the image, like that of
 // StreamOptions. A tag is resolved once, and nothing that is kept there is requested again. "":
 // there is none.
-func (c *Client) Container(ctx context.Context, ref Reference, keepDir string) (
+func (c *Client) Container(ctx context.Context, ref transport.Reference, keepDir string) (
 	*Container, error) {
-	src, err := c.source(ref)
+	src, err := c.Source(ref, "")
 	if err != nil {
 		return nil, err
 	}
 	image := new(Container)
 	if keepDir == "" {
-		image.image, err = resolveIn(ctx, src, ref)
+		image.image, err = transport.Resolve(ctx, src, ref)
 	} else {
 		src, err = image.resolveKept(ctx, src, ref, keepDir)
 	}
@@ -57,8 +61,8 @@ func (c *Client) Container(ctx context.Context, ref Reference, keepDir string) (
 
 // resolveKept reads the manifest that the reference named at first, and returns the source to read
 // from.
-func (c *Container) resolveKept(ctx context.Context, src source, ref Reference, dir string) (
-	source, error) {
+func (c *Container) resolveKept(ctx context.Context, src transport.Source,
+	ref transport.Reference, dir string) (transport.Source, error) {
 	kept, err := keep(src, dir)
 	if err != nil {
 		return src, err
@@ -68,25 +72,25 @@ func (c *Container) resolveKept(ctx context.Context, src source, ref Reference, 
 		return kept, err
 	}
 	kept.pinned = r.Digest
-	if c.image, err = resolveIn(ctx, kept, ref); err != nil || r.Digest != "" {
+	if c.image, err = transport.Resolve(ctx, kept, ref); err != nil || r.Digest != "" {
 		return kept, err
 	}
-	return kept, kept.saveRecord(record{Reference: ref.String(), Digest: c.image.digest})
+	return kept, kept.saveRecord(record{Reference: ref.String(), Digest: c.image.Digest})
 }
 
 // readConfig reads the configuration, and its list of layers.
 func (c *Container) readConfig(ctx context.Context) (err error) {
-	m := c.image.manifest
-	if c.config, err = c.image.small(ctx, m.Config, maxManifest); err != nil {
+	m := c.image.Manifest
+	if c.config, err = c.image.Small(ctx, m.Config, transport.MaxManifest); err != nil {
 		return fmt.Errorf("its configuration: %w", err)
 	}
-	if kept, ok := c.image.source.(*keptSource); ok {
-		if err := kept.saveBlob(m.Config.Digest, c.config); err != nil {
+	if kept, ok := c.image.Source.(*keptSource); ok {
+		if err := kept.saveBlob(m.Config, bytes.NewReader(c.config)); err != nil {
 			return err
 		}
 	}
 	var config v1.ConfigFile
-	if err = checkJSON(c.config); err == nil {
+	if err = bounded.Check(c.config); err == nil {
 		err = json.Unmarshal(c.config, &config)
 	}
 	if err != nil {
@@ -112,7 +116,7 @@ func (c *Container) readConfig(ctx context.Context) (err error) {
 }
 
 // Digest is the digest of the manifest.
-func (c *Container) Digest() string { return c.image.digest }
+func (c *Container) Digest() string { return c.image.Digest }
 
 // Config is the configuration: the JSON whose digest the manifest has.
 func (c *Container) Config() []byte { return c.config }
@@ -121,7 +125,7 @@ func (c *Container) Config() []byte { return c.config }
 func (c *Container) Layers() []ContainerLayer { return c.layers }
 
 // Close ends reading. The caller has closed all layers before.
-func (c *Container) Close() error { return c.image.source.Close() }
+func (c *Container) Close() error { return c.image.Source.Close() }
 
 // OpenLayer reads the tar archive of a layer. It ends with io.EOF only if the layer has the digest
 // in the manifest, and the archive has the one in the configuration. p counts the bytes read of the
@@ -130,11 +134,11 @@ func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadC
 	if p == nil {
 		p = new(Progress)
 	}
-	b, err := c.image.source.blob(c.image.manifest.Layers[i])
+	b, err := c.image.Source.Blob(c.image.Manifest.Layers[i])
 	if err != nil {
 		return nil, err
 	}
-	in, err := openLayer(ctx, b, p, nil)
+	in, err := layer.Open(ctx, b, &p.done, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -143,12 +147,12 @@ func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadC
 		r.hash = sha256.New()
 	}
 	// Decompressing and hashing run beside the caller's work on the content.
-	return newReadAhead(r), nil
+	return layer.NewReadAhead(r), nil
 }
 
 // tarReader reads the archive in a layer, and checks its digest at the end.
 type tarReader struct {
-	layer *layerReader
+	layer *layer.Reader
 	hash  hash.Hash // nil: there is nothing to check
 	want  string
 }
@@ -162,13 +166,13 @@ func (r *tarReader) Read(p []byte) (int, error) {
 		if rest := r.layer.Finish(); rest != nil {
 			err = rest
 		} else if r.hash != nil {
-			if got := "sha256:" + hex.EncodeToString(r.hash.Sum(nil)); got != r.want {
-				err = &DigestError{Want: r.want, Got: got}
+			if got := transport.DigestIn(r.hash); got != r.want {
+				err = &transport.DigestError{Want: r.want, Got: got}
 			}
 		}
 	}
 	if err != nil && err != io.EOF {
-		err = r.layer.explain(err)
+		err = r.layer.Explain(err)
 	}
 	return n, err
 }

@@ -12,12 +12,14 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/transport"
 )
 
 // containerOf makes an image of layers, whose configuration names the digests of their archives.
 func containerOf(
 	t testing.TB, s store, system string, diffIDs []string, layers ...[]byte,
-) Reference {
+) transport.Reference {
 	t.Helper()
 	config := v1.ConfigFile{OS: system}
 	for _, id := range diffIDs {
@@ -27,19 +29,19 @@ func containerOf(
 	}
 	text, err := json.Marshal(config)
 	require.NoError(t, err)
-	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: s.add(text)}
+	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: s.Add(text)}
 	m.Config.MediaType = types.OCIConfigJSON
 	for _, l := range layers {
-		desc := s.add(l)
+		desc := s.Add(l)
 		desc.MediaType = types.OCILayer
 		m.Layers = append(m.Layers, desc)
 	}
-	return s.layout(t, s.manifest(t, m))
+	return layoutOf(t, s, s.Manifest(t, m))
 }
 
-func openContainer(t testing.TB, ref Reference) (*Container, error) {
+func openContainer(t testing.TB, ref transport.Reference) (*Container, error) {
 	t.Helper()
-	client, err := New(Options{})
+	client, err := New(transport.Options{})
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
 	c, err := client.Container(context.Background(), ref, "")
@@ -50,7 +52,7 @@ func openContainer(t testing.TB, ref Reference) (*Container, error) {
 }
 
 func TestContainerLayersAreReadAndVerified(t *testing.T) {
-	archive := tarOf(t, tarFile{name: "a", content: make([]byte, 1<<20)})
+	archive := tarOf(t, tarFile{Name: "a", Content: make([]byte, 1<<20)})
 	id := digestOf(archive)
 	other := digestOf([]byte("other"))
 	for _, c := range []struct {
@@ -76,7 +78,7 @@ func TestContainerLayersAreReadAndVerified(t *testing.T) {
 			require.NoError(t, err)
 			defer in.Close()
 			content, err := io.ReadAll(in)
-			var wrong *DigestError
+			var wrong *transport.DigestError
 			if !c.right {
 				require.ErrorAs(t, err, &wrong)
 				require.Equal(t, other, wrong.Want)
@@ -90,26 +92,27 @@ func TestContainerLayersAreReadAndVerified(t *testing.T) {
 }
 
 func TestContainerWhoseLayerWasChanged(t *testing.T) {
-	archive := tarOf(t, tarFile{name: "a", content: []byte("content")})
+	archive := tarOf(t, tarFile{Name: "a", Content: []byte("content")})
 	layer := gzipped(t, archive)
 	ref := containerOf(t, store{}, "linux", []string{digestOf(archive)}, layer)
 	changed := append([]byte(nil), layer...)
 	changed[len(changed)-1] ^= 1 // the length in gzip's trailer
 	h, err := v1.NewHash(digestOf(layer))
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(ref.oci, blobName(h)), changed, 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dirOf(ref), "blobs", "sha256", h.Hex),
+		changed, 0o644))
 	image, err := openContainer(t, ref)
 	require.NoError(t, err)
 	in, err := image.OpenLayer(context.Background(), 0, nil)
 	require.NoError(t, err)
 	defer in.Close()
 	_, err = io.ReadAll(in)
-	var wrong *DigestError
+	var wrong *transport.DigestError
 	require.True(t, errors.As(err, &wrong), "%v", err)
 }
 
 func TestContainerIsRefused(t *testing.T) {
-	archive := tarOf(t, tarFile{name: "a", content: []byte("content")})
+	archive := tarOf(t, tarFile{Name: "a", Content: []byte("content")})
 	_, err := openContainer(t, containerOf(t, store{}, "linux", nil, archive))
 	require.ErrorContains(t, err, "it has 1 layers, and its configuration names 0")
 	_, err = openContainer(t, containerOf(t, store{}, "windows", []string{digestOf(archive)},
@@ -120,9 +123,9 @@ func TestContainerIsRefused(t *testing.T) {
 // TestContainerTagIsResolvedOnce: with a directory for kept data, a tag names the image that it
 // named at first, and nothing that was read is requested again.
 func TestContainerTagIsResolvedOnce(t *testing.T) {
-	archive := tarOf(t, tarFile{name: "a", content: []byte("content")})
+	archive := tarOf(t, tarFile{Name: "a", Content: []byte("content")})
 	ref := containerOf(t, store{}, "linux", []string{digestOf(archive)}, archive)
-	client, err := New(Options{})
+	client, err := New(transport.Options{})
 	require.NoError(t, err)
 	defer client.Close()
 	keep := filepath.Join(t.TempDir(), "kept")
@@ -136,8 +139,8 @@ func TestContainerTagIsResolvedOnce(t *testing.T) {
 	first, config := open(keep)
 
 	other := containerOf(t, store{}, "", []string{digestOf(archive)}, archive)
-	require.NoError(t, os.RemoveAll(ref.oci))
-	require.NoError(t, os.Rename(other.oci, ref.oci))
+	require.NoError(t, os.RemoveAll(dirOf(ref)))
+	require.NoError(t, os.Rename(dirOf(other), dirOf(ref)))
 	now, _ := open("")
 	require.NotEqual(t, first, now)
 	again, kept := open(keep)

@@ -1,11 +1,9 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -19,10 +17,9 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
-
-// farReads is how many reads of a file in a registry are worth having under way at once.
-const farReads = 16
 
 type descriptor = v1.Descriptor
 
@@ -30,13 +27,13 @@ type descriptor = v1.Descriptor
 // Reads fetch chunks, verify them and keep them in a cache.
 type farFile struct {
 	blob   chunks
-	name   string // digest of the file's chunk digests
-	chunk  int64  // bytes that are fetched at once
-	zeros  zeroChunks
-	tables *tables // the metadata of the file; nil: that must be fetched
+	name   string        // digest of the file's chunk digests
+	chunk  int64         // bytes that are fetched at once
+	cached *cache.Blob   // fetches chunks in a recorded order; nil: no index has one
+	tables *layer.Tables // the metadata of the file; nil: that must be fetched
 	// booted has a bit for each chunk that a recorded boot fetches ahead; nil: no boot was recorded
 	booted atomic.Pointer[[]uint64]
-	// opening says that the announced ranges are in the tables
+	// opening: what is announced now is in the tables, so it need not be fetched
 	opening atomic.Bool
 	warn    func(text string)
 	came    atomic.Int64 // bytes, from the registry
@@ -51,7 +48,20 @@ type chunks interface {
 	ReadAt(ctx context.Context, p []byte, off int64) (int, error)
 	Prefetch(off, length int64)
 	Size() int64
+	// Has reports whether a read of the range would fetch nothing. It does not wait.
+	Has(off, length int64) bool
+	// run reports whether the bytes at off are known to be zeros, and how many of length bytes are
+	// the same. Zeros are never read.
+	run(off, length int64) (n int64, zero bool)
 }
+
+// indexed are the chunks of a file of an index.
+type indexed struct {
+	*cache.Blob
+	zeros layer.Zeros
+}
+
+func (x indexed) run(off, length int64) (int64, bool) { return x.zeros.Run(off, length) }
 
 // readRun is a place where somebody reads one chunk after the other.
 type readRun struct {
@@ -71,7 +81,7 @@ const (
 // readAhead fetches the next chunks of a file that is read in order. A guest that reads a file asks
 // for little at a time, and each fetch takes long.
 func (f *farFile) readAhead(off, length int64) {
-	if b, ok := f.blob.(*cache.Blob); ok && b.Has(off, length+farthestAhead) {
+	if f.blob.Has(off, length+farthestAhead) {
 		return // nothing will be fetched soon, so do not wait for the lock
 	}
 	first, last := off/f.chunk, (off+length-1)/f.chunk
@@ -117,21 +127,22 @@ func (f *farFile) readAhead(off, length int64) {
 var _ image.Source = (*farFile)(nil)
 
 // newFarFile opens a file of a layer.
-func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(string)) (*farFile,
-	error) {
-	first := f.FirstChunk * digestSize
-	digests := x.chunks[first : first+f.chunks(x.ChunkSize)*digestSize]
+func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.IndexFile,
+	warn func(string)) (*farFile, error) {
+	digests := io.NewSectionReader(x.Digests, f.FirstChunk*layer.DigestSize,
+		f.Chunks(x.ChunkSize)*layer.DigestSize)
 	size := max(x.ChunkSize, cache.MinChunkSize)
-	far := &farFile{name: chunksDigest(f.Size, x.ChunkSize, digests), chunk: size, warn: warn,
-		zeros: newZeroChunks(f.Size, x.ChunkSize, digests), tables: x.tablesOf(f)}
+	far := &farFile{chunk: size, warn: warn, tables: x.TablesOf(f)}
+	name, zeros, err := ofDigests(f.Size, x.ChunkSize, digests)
+	if err != nil {
+		return nil, err
+	}
+	far.name = name
 	verify := func(chunk int64, p []byte) error {
-		digest := digests[chunk*(size/x.ChunkSize)*digestSize:]
-		for i := int64(0); len(p) > 0; i++ {
+		for i := chunk * (size / x.ChunkSize); len(p) > 0; i++ {
 			n := min(int64(len(p)), x.ChunkSize)
-			sum := sha256.Sum256(p[:n])
-			if want := digest[i*digestSize:][:digestSize]; !bytes.Equal(sum[:], want) {
-				return &DigestError{Want: "sha256:" + hex.EncodeToString(want),
-					Got: "sha256:" + hex.EncodeToString(sum[:])}
+			if err := checkDigest(digests, i, p[:n]); err != nil {
+				return err
 			}
 			p = p[n:]
 		}
@@ -140,38 +151,53 @@ func newFarFile(c *cache.Cache, layer *blob, x *index, f *indexFile, warn func(s
 	far.proof = newProof(warn, func(ctx context.Context, off int64) error {
 		chunk := off / size
 		p := make([]byte, min(size, f.Size-chunk*size))
-		if err := layer.proven().fill(ctx, p, f.Offset+chunk*size); err != nil {
+		if err := proven(from).Fill(ctx, p, f.Offset+chunk*size); err != nil {
 			return err
 		}
 		if err := verify(chunk, p); err != nil {
-			return contradicts(layer, err)
+			return contradicts(from, err)
 		}
 		return nil
 	})
-	var err error
-	far.blob, err = c.Blob(cache.BlobOptions{
+	far.cached, err = c.Blob(cache.BlobOptions{
 		Digest: far.name, Size: f.Size, ChunkSize: size, Verify: verify,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
-			n, err := layer.checked(ctx, p, f.Offset+off,
+			n, err := from.ReadChecked(ctx, p, f.Offset+off,
 				func() error { return verify(off/size, p) })
 			far.came.Add(int64(n))
 			if n == len(p) {
 				return nil
 			}
-			return unexpectedEnd(err)
+			return transport.UnexpectedEnd(err)
 		},
 	})
+	far.blob = indexed{far.cached, zeros}
 	return far, err
 }
 
-// chunksDigest names a file by the digests of its chunks. Equal chunks make an equal file, in
-// whichever layer it is.
-func chunksDigest(size, chunkSize int64, digests []byte) string {
+// ofDigests names a file by the digests of its chunks, and says which of them are zeros. Equal
+// chunks make an equal file, in whichever layer it is.
+func ofDigests(size, chunk int64, digests *io.SectionReader) (string, layer.Zeros, error) {
 	h := sha256.New()
 	h.Write([]byte("kubevirt-disk chunks\n"))
-	_ = binary.Write(h, binary.LittleEndian, []int64{size, chunkSize})
-	h.Write(digests)
-	return "sha256:" + hex.EncodeToString(h.Sum(nil))
+	_ = binary.Write(h, binary.LittleEndian, []int64{size, chunk})
+	zeros, err := layer.NewZeros(size, chunk,
+		io.TeeReader(io.NewSectionReader(digests, 0, digests.Size()), h))
+	return transport.DigestIn(h), zeros, err
+}
+
+// checkDigest compares a chunk with its digest, which is one of a list.
+func checkDigest(digests io.ReaderAt, chunk int64, p []byte) error {
+	var want [layer.DigestSize]byte
+	if _, err := digests.ReadAt(want[:], chunk*layer.DigestSize); err != nil {
+		return fmt.Errorf("the digests of the chunks cannot be read: %w",
+			transport.UnexpectedEnd(err))
+	}
+	if sum := sha256.Sum256(p); sum != want {
+		return &transport.DigestError{Want: fmt.Sprintf("sha256:%x", want),
+			Got: fmt.Sprintf("sha256:%x", sum)}
+	}
+	return nil
 }
 
 // ReadAt waits until ctx ends for data that cannot be fetched now. Registries come back, and wrong
@@ -179,7 +205,7 @@ func chunksDigest(size, chunkSize int64, digests []byte) string {
 //
 // It fetches neither chunks of zeros nor the metadata that came with the index.
 func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
-	if off >= 0 && f.tables.read(p, off) {
+	if off >= 0 && f.tables.Read(p, off) {
 		return len(p), nil
 	}
 	for n < len(p) && err == nil {
@@ -188,7 +214,7 @@ func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err e
 			part, err := f.blob.ReadAt(ctx, p[n:], at)
 			return n + part, err
 		}
-		length, zero := f.zeros.run(at, int64(len(p)-n))
+		length, zero := f.blob.run(at, int64(len(p)-n))
 		part := int(length)
 		if zero {
 			clear(p[n : n+part])
@@ -204,7 +230,7 @@ func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err e
 func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error) {
 	f.readAhead(off, int64(len(p)))
 	times := 0 // that the content was wrong
-	for pause := firstPause; ; pause = min(2*pause, longPause) {
+	for pause := transport.FirstPause; ; pause = min(2*pause, transport.LongPause) {
 		n, err := f.blob.ReadAt(ctx, p, off)
 		switch {
 		case err == nil || err == io.EOF:
@@ -216,17 +242,14 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 		}
 		wait := pause
 		var news <-chan struct{}
-		if wrong := new(DigestError); f.proof != nil && errors.As(err, &wrong) {
+		if wrong := new(transport.DigestError); f.proof != nil && errors.As(err, &wrong) {
 			times++
 			var verdict error
 			if news, verdict = f.proof.of(off+int64(n), times); verdict != nil {
 				return n, verdict
 			}
 		}
-		var status *StatusError
-		if errors.As(err, &status) {
-			wait = max(wait, min(status.after, maxRetryAfter))
-		}
+		wait = max(wait, min(transport.WaitFor(err), maxRetryAfter))
 		f.warn(fmt.Sprintf("%v; a read waits, next try in %s", err, wait))
 		timer := time.NewTimer(wait)
 		select {
@@ -247,21 +270,14 @@ func (f *farFile) Size() int64 { return f.blob.Size() }
 
 func (f *farFile) Identity() image.Identity { return image.Identity{Digest: f.name} }
 
-func (f *farFile) Parallel() int { return farReads }
+func (f *farFile) Parallel() int { return transport.Reads }
 
-// Extent says that chunks of zeros are holes, and everything else is data. Nothing more is known
-// before it is fetched.
+// Extent says that zeros are a hole if they are known before they are fetched. All else is data.
 func (f *farFile) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || off >= f.Size() {
 		return disk.Extent{}, fmt.Errorf("an extent at %d of %d bytes", off, f.Size())
 	}
-	if p, ok := f.blob.(interface {
-		hole(off int64) (length int64, hole bool)
-	}); ok {
-		n, hole := p.hole(off)
-		return disk.Extent{Length: min(length, n), Data: !hole}, nil
-	}
-	n, zero := f.zeros.run(off, min(length, f.Size()-off))
+	n, zero := f.blob.run(off, min(length, f.Size()-off))
 	return disk.Extent{Length: n, Data: !zero}, nil
 }
 
@@ -271,7 +287,7 @@ func (f *farFile) WillRead(off, length int64) {
 	}
 	end := min(off+length, f.Size())
 	for off >= 0 && off < end {
-		n, zero := f.zeros.run(off, end-off)
+		n, zero := f.blob.run(off, end-off)
 		if !zero {
 			f.blob.Prefetch(off, n)
 		}
@@ -285,13 +301,14 @@ func (f *farFile) inBoot(chunk int64) bool {
 	return bits != nil && (*bits)[chunk/64]&(1<<(chunk%64)) != 0
 }
 
-// order has chunks fetched in a given order. size is the length of a chunk of the index.
+// order begins to fetch runs of chunks, one after the other. A chunk of the index has size bytes.
+// The channel is closed when all were fetched, as far as possible.
 func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 	var mine [][2]int64
 	for _, r := range runs {
 		off, end := r[0]*size, min((r[0]+r[1])*size, f.Size())
 		for off < end {
-			n, zero := f.zeros.run(off, end-off)
+			n, zero := f.blob.run(off, end-off)
 			if first := off / f.chunk; !zero {
 				mine = append(mine, [2]int64{first, (off+n-1)/f.chunk - first + 1})
 			}
@@ -305,7 +322,7 @@ func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 		}
 	}
 	f.booted.Store(&bits)
-	return f.blob.(*cache.Blob).Order(mine) // only an index has an order
+	return f.cached.Order(mine)
 }
 
 // Check returns nil: content with a digest never changes.

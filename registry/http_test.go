@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -14,10 +13,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/transport"
 )
 
 // pullHTTP fetches vm/a:1 into a new directory.
-func pullHTTP(t testing.TB, l *lying, opt Options) (dir string, err error) {
+func pullHTTP(t testing.TB, l *lying, opt transport.Options) (dir string, err error) {
 	t.Helper()
 	dir = t.TempDir()
 	_, _, err = newClient(
@@ -25,11 +26,6 @@ func pullHTTP(t testing.TB, l *lying, opt Options) (dir string, err error) {
 		opt,
 	).Pull(context.Background(), l.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"), PullOptions{})
 	return dir, err
-}
-
-// newImage makes the registry have vm/a:1.
-func (l *lying) newImage(t testing.TB, content []byte) {
-	l.tags["1"] = l.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content}))
 }
 
 // TestFetchGoesOn: whatever happens on the way, the disk arrives, and nothing is fetched twice.
@@ -61,10 +57,10 @@ func TestFetchGoesOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLying(t)
-			l.newImage(t, content)
-			l.faults, l.noRanges, l.token = c.faults, c.noRanges, c.token
+			l.NewImage(t, content)
+			l.Faults, l.NoRanges, l.Token = c.faults, c.noRanges, c.token
 			if c.elsewhere {
-				l.elsewhere = l.storage.URL
+				l.Elsewhere = l.Storage.URL
 			}
 			dir, err := pullHTTP(t, l, l.options())
 			require.NoError(t, err)
@@ -73,43 +69,13 @@ func TestFetchGoesOn(t *testing.T) {
 			if c.token { // the first tells which token is wanted
 				manifests = 2
 			}
-			require.Equal(t, manifests, l.requests("/manifests/"), "registries count them")
-			require.Empty(t, l.faults)
-			for _, a := range l.auth {
+			require.Equal(t, manifests, l.Requests("/manifests/"), "registries count them")
+			require.Empty(t, l.Faults)
+			for _, a := range l.Auth {
 				require.Empty(t, a, "where a registry redirects to gets no credential of it")
 			}
 		})
 	}
-}
-
-// TestFetchWaitsForItsReader: time in which nobody reads does not count as time in which nothing
-// comes. Layers of container images are opened before they are read.
-func TestFetchWaitsForItsReader(t *testing.T) {
-	l := newLying(t)
-	content := noise(23, 1<<20)
-	desc := l.add(content)
-	l.faults = []fault{few(1000, 100*time.Millisecond)}
-	src, err := newClient(t, l.options()).source(l.ref(t, "vm/a:1"))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, src.Close()) })
-	b, err := src.blob(desc)
-	require.NoError(t, err)
-	in := b.stream(t.Context(), 0, desc.Size)
-	defer in.Close()
-	got := make([]byte, len(content))
-	_, err = io.ReadFull(in, got[:1000])
-	require.NoError(t, err)
-	f := in.(*fetch)
-	if body, ok := f.body.(*looseBody); ok { // otherwise the cut was noticed already
-		x := body.ReadCloser.(*exchange)
-		require.False(t, x.timer.Stop(), "the timer runs although nobody reads")
-	}
-	for _, at := range []*time.Time{&f.read, &f.last, &f.tries.last} {
-		*at = at.Add(-time.Hour)
-	}
-	_, err = io.ReadFull(in, got[1000:])
-	require.NoError(t, err)
-	require.Equal(t, content, got)
 }
 
 // TestFetchEnds: a lasting problem is soon an error, and leaves nothing.
@@ -130,7 +96,7 @@ func TestFetchEnds(t *testing.T) {
 		"401": {always(says(401)), "--registry-config"},
 		"500": {always(says(500)), "given up"},
 		"retry later": {always(says(429, "Retry-After", "3600")),
-			"it says that the next try is for in 1h0m0s, and no try waits for longer than 500ms"},
+			"it says that the next try is for in 1h0m0s, and no try waits for longer than 2s"},
 		"retry never": {always(says(503, "Retry-After", "999999999999")), "the next try is for in"},
 		"416":         {always(says(416)), "416"},
 		"another range": {always(func(w http.ResponseWriter, _ *http.Request, content []byte) bool {
@@ -157,10 +123,10 @@ func TestFetchEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLying(t)
-			l.newImage(t, noise(21, 1<<20))
-			l.faults = c.faults
+			l.NewImage(t, noise(21, 1<<20))
+			l.Faults = c.faults
 			opt := l.options()
-			opt.Patience = 500 * time.Millisecond
+			opt.Patience = 2 * time.Second // a busy machine may be silent for long
 			dir, err := pullHTTP(t, l, opt)
 			require.ErrorContains(t, err, c.want)
 			require.NotContains(t, err.Error(), "signature")
@@ -172,10 +138,10 @@ func TestFetchEnds(t *testing.T) {
 // TestFetchCancelled: an interrupted fetch ends although the registry never answers.
 func TestFetchCancelled(t *testing.T) {
 	l := newLying(t)
-	l.newImage(t, noise(22, 1<<20))
+	l.NewImage(t, noise(22, 1<<20))
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := errors.New("stopped")
-	l.faults = []fault{func(w http.ResponseWriter, r *http.Request, content []byte) bool {
+	l.Faults = []fault{func(w http.ResponseWriter, r *http.Request, content []byte) bool {
 		cancel(stop)
 		<-r.Context().Done()
 		return true
@@ -193,16 +159,14 @@ func TestFetchCancelled(t *testing.T) {
 func TestReadAt(t *testing.T) {
 	for _, noRanges := range []bool{false, true} {
 		l := newLying(t)
-		l.noRanges = noRanges
+		l.NoRanges = noRanges
 		content := noise(23, 300<<10)
-		desc := l.add(content)
-		endpoints, err := newClient(
-			t,
-			l.options(),
-		).endpoints(l.ref(t, "vm/a:1").remote.Context(), true)
+		desc := l.Add(content)
+		src, err := newClient(t, l.options()).Source(l.ref(t, "vm/a:1"), "")
 		require.NoError(t, err)
-		b := remoteBlob(desc, &repository{endpoints: endpoints})
-		l.faults = []fault{cut(10), says(500), cut(0)}
+		b, err := src.Blob(desc)
+		require.NoError(t, err)
+		l.Faults = []fault{cut(10), says(500), cut(0)}
 		for _, c := range []struct{ off, length int }{{0, 1}, {1000, 100 << 10},
 			{len(content) - 1, 1}, {len(content) - 5, 5}} {
 			p := make([]byte, c.length)
@@ -218,28 +182,28 @@ func TestReadAt(t *testing.T) {
 func TestMirror(t *testing.T) {
 	content := noise(24, 1<<20)
 	registry, mirror := newLying(t), newLying(t)
-	registry.newImage(t, content)
-	opt := Options{
-		Insecure: []string{registry.host(), mirror.host()},
-		Mirrors:  []string{registry.host() + "=" + mirror.host() + "/cache"},
+	registry.NewImage(t, content)
+	opt := transport.Options{
+		Insecure: []string{registry.Host(), mirror.Host()},
+		Mirrors:  []string{registry.Host() + "=" + mirror.Host() + "/cache"},
 	}
 
 	dir, err := pullHTTP(t, registry, opt)
 	require.NoError(t, err)
 	onlyFile(t, dir, "out.raw", content)
-	require.Equal(t, 1, mirror.requests("GET /v2/cache/vm/a/manifests/1"))
+	require.Equal(t, 1, mirror.Requests("GET /v2/cache/vm/a/manifests/1"))
 
-	mirror.newImage(t, content)
-	before := registry.requests("/v2/vm")
+	mirror.NewImage(t, content)
+	before := registry.Requests("/v2/vm")
 	dir, err = pullHTTP(t, registry, opt)
 	require.NoError(t, err)
 	onlyFile(t, dir, "out.raw", content)
-	require.Equal(t, before, registry.requests("/v2/vm"))
+	require.Equal(t, before, registry.Requests("/v2/vm"))
 
 	// A blob that the mirror has lost comes from the registry.
-	for digest, blob := range mirror.store {
+	for digest, blob := range mirror.Store {
 		if len(blob) > 1000 {
-			delete(mirror.store, digest)
+			delete(mirror.Store, digest)
 		}
 	}
 	dir, err = pullHTTP(t, registry, opt)
@@ -251,11 +215,11 @@ func TestMirror(t *testing.T) {
 // this machine.
 func TestInsecure(t *testing.T) {
 	l := newLying(t)
-	l.newImage(t, noise(25, 8192))
-	dir, err := pullHTTP(t, l, Options{})
+	l.NewImage(t, noise(25, 8192))
+	dir, err := pullHTTP(t, l, transport.Options{})
 	require.ErrorContains(t, err, "--insecure-registry")
 	emptyDir(t, dir)
-	require.Zero(t, l.requests(""), "nothing has come to it")
+	require.Zero(t, l.Requests(""), "nothing has come to it")
 }
 
 // TestCredentials checks where credentials come from, and that nothing shows them.
@@ -264,10 +228,10 @@ func TestCredentials(t *testing.T) {
 	for _, token := range []bool{false, true} {
 		l := newLying(t)
 		content := noise(26, 100<<10)
-		l.newImage(t, content)
-		l.basic, l.token = "me:"+secret, token
-		auth := base64.StdEncoding.EncodeToString([]byte(l.basic))
-		host, _, _ := strings.Cut(l.host(), ":")
+		l.NewImage(t, content)
+		l.Basic, l.Token = "me:"+secret, token
+		auth := base64.StdEncoding.EncodeToString([]byte(l.Basic))
+		host, _, _ := strings.Cut(l.Host(), ":")
 		write := func(name, text string) string {
 			file := filepath.Join(t.TempDir(), name)
 			require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
@@ -276,14 +240,14 @@ func TestCredentials(t *testing.T) {
 		good := map[string]string{
 			"registry": write(
 				"config.json",
-				fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, l.host(), auth),
+				fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, l.Host(), auth),
 			),
 			"repository": write(
 				"x",
 				fmt.Sprintf(
 					`{"auths":{%q:{"auth":"eDp5"},"%s/vm/a":{"auth":%q}}}`,
-					l.host(),
-					l.host(),
+					l.Host(),
+					l.Host(),
 					auth,
 				),
 			),
@@ -291,7 +255,7 @@ func TestCredentials(t *testing.T) {
 				"x",
 				fmt.Sprintf(
 					`{"auths":{"%s/vm":{"username":"me","password":%q}}}`,
-					l.host(),
+					l.Host(),
 					secret,
 				),
 			),
@@ -299,19 +263,19 @@ func TestCredentials(t *testing.T) {
 				"x",
 				fmt.Sprintf(
 					`{"auths":{%q:{"auth":%q}}}`,
-					strings.Replace(l.host(), "127.0", "*.*", 1),
+					strings.Replace(l.Host(), "127.0", "*.*", 1),
 					auth,
 				),
 			),
 			"secret": filepath.Dir(
 				write(
 					".dockerconfigjson",
-					fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, l.host(), auth),
+					fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, l.Host(), auth),
 				),
 			),
 			"old": write(
 				".dockercfg",
-				fmt.Sprintf(`{"https://%s/v1/":{"auth":%q}}`, l.host(), auth),
+				fmt.Sprintf(`{"https://%s/v1/":{"auth":%q}}`, l.Host(), auth),
 			),
 		}
 		for name, file := range good {
@@ -322,16 +286,16 @@ func TestCredentials(t *testing.T) {
 			onlyFile(t, dir, "out.raw", content)
 		}
 		opt := l.options()
-		opt.Own, opt.OwnHost = Credential{"me", secret}, l.host()
+		opt.Own, opt.OwnHost = transport.Credential{Username: "me", Password: secret}, l.Host()
 		_, err := pullHTTP(t, l, opt)
 		require.NoError(t, err)
 		require.NotContains(t, fmt.Sprintf("%v %+v %#v", opt, opt, opt), secret)
 
 		// Credentials of another registry, or of another repository of this one, are not sent.
 		for name, text := range map[string]string{
-			"other path": fmt.Sprintf(`{"auths":{"%s/other":{"auth":%q}}}`, l.host(), auth),
+			"other path": fmt.Sprintf(`{"auths":{"%s/other":{"auth":%q}}}`, l.Host(), auth),
 			"other host": fmt.Sprintf(`{"auths":{"%s:1":{"auth":%q}}}`, host, auth),
-			"wrong": fmt.Sprintf(`{"auths":{%q:{"username":"me","password":"%s2"}}}`, l.host(),
+			"wrong": fmt.Sprintf(`{"auths":{%q:{"username":"me","password":"%s2"}}}`, l.Host(),
 				secret),
 		} {
 			opt := l.options()
@@ -341,8 +305,29 @@ func TestCredentials(t *testing.T) {
 			require.NotContains(t, err.Error(), secret)
 			require.NotContains(t, err.Error(), auth)
 		}
-		_, err = New(Options{Config: write("x", `{"auths": {"x": {"auth": "`+auth+`", }}}`)})
+		_, err = New(transport.Options{Config: write("x", `{"auths": {"x": {"auth": "`+auth+`", }}}`)})
 		require.Error(t, err)
 		require.NotContains(t, err.Error(), auth)
+	}
+}
+
+// TestMissingHelper: a public image needs no helper for credentials.
+func TestMissingHelper(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	t.Setenv("DOCKER_CONFIG", "")
+	require.NoError(t, os.MkdirAll(filepath.Join(home, ".docker"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(home, ".docker", "config.json"),
+		[]byte(`{"credsStore":"none"}`), 0o600))
+	l := newLying(t)
+	content := noise(31, 64<<10)
+	l.NewImage(t, content)
+	file := filepath.Join(home, ".docker", "config.json")
+	for _, config := range []string{file, ""} {
+		opt := l.options()
+		opt.Config = config
+		dir, err := pullHTTP(t, l, opt)
+		require.NoError(t, err, "the image is public")
+		onlyFile(t, dir, "out.raw", content)
 	}
 }

@@ -1,10 +1,13 @@
 package registry
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -16,12 +19,15 @@ import (
 
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/registry/internal/bounded"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // keptSource is an image whose manifests and index are kept in a directory, under their digests. A
 // later start does not request them again.
 type keptSource struct {
-	source
+	transport.Source
 	dir *os.Root
 	// digest of the manifest that the reference named at first; "": it is the first time
 	pinned string
@@ -29,7 +35,7 @@ type keptSource struct {
 
 // keep opens the directory, and makes it if it is missing. It may lie beside a disk, where others
 // can put a link in its place: that is refused.
-func keep(src source, dir string) (*keptSource, error) {
+func keep(src transport.Source, dir string) (*keptSource, error) {
 	above := filepath.Dir(dir)
 	if err := os.MkdirAll(above, 0o700); err != nil {
 		return nil, err
@@ -46,7 +52,7 @@ func keep(src source, dir string) (*keptSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &keptSource{source: src, dir: root}
+	k := &keptSource{Source: src, dir: root}
 	if err := k.unlinked(); err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
@@ -71,42 +77,47 @@ func (k *keptSource) unlinked() error {
 	return err
 }
 
-func (k *keptSource) Close() error { return errors.Join(k.source.Close(), k.dir.Close()) }
+func (k *keptSource) Close() error { return errors.Join(k.Source.Close(), k.dir.Close()) }
 
 // manifest returns the kept manifest, or else requests it and keeps it. A reference keeps the
 // meaning that it had first.
-func (k *keptSource) manifest(ctx context.Context, digest string) ([]byte, string, error) {
+func (k *keptSource) Manifest(ctx context.Context, digest string) ([]byte, string, error) {
 	if digest == "" {
 		digest = k.pinned
 	}
 	if digest != "" {
-		if content, err := k.read(keptName(digest), maxManifest); err == nil &&
-			digestOf(content) == digest {
+		if content, err := k.read(keptName(digest), transport.MaxManifest); err == nil &&
+			transport.DigestOf(content) == digest {
 			return content, "", nil
 		}
 	}
-	content, mediaType, err := k.source.manifest(ctx, digest)
+	content, mediaType, err := k.Source.Manifest(ctx, digest)
 	if err != nil {
 		return nil, "", err
 	}
-	if got := digestOf(content); digest != "" && got != digest {
-		return nil, "", &DigestError{Want: digest, Got: got}
+	if got := transport.DigestOf(content); digest != "" && got != digest {
+		return nil, "", &transport.DigestError{Want: digest, Got: got}
 	}
 	// A manifest with a media type of its own can be read without the registry's word for it.
-	if manifestKind(content, "") != "" {
-		err = k.write(keptName(digestOf(content)), content)
+	if transport.ManifestKind(content, "") != "" {
+		err = k.write(keptName(transport.DigestOf(content)), content)
 	}
 	return content, mediaType, err
 }
 
 // blob returns a kept blob. Only blobs of the index are kept.
-func (k *keptSource) blob(desc v1.Descriptor) (*blob, error) {
+func (k *keptSource) Blob(desc v1.Descriptor) (*transport.Blob, error) {
 	name := keptName(desc.Digest.String())
-	if content, err := k.read(name, maxIndexLayer); err == nil &&
-		digestOf(content) == desc.Digest.String() {
-		return fileBlob(desc, func() (*os.File, error) { return k.dir.Open(name) }, 0), nil
+	open := func() (*os.File, error) { return k.dir.Open(name) }
+	if f, err := open(); err == nil {
+		h := sha256.New()
+		_, err = io.Copy(h, io.LimitReader(f, layer.MaxIndexLayer+1))
+		err = errors.Join(err, f.Close())
+		if err == nil && transport.DigestIn(h) == desc.Digest.String() {
+			return transport.FileBlob(desc, open, 0), nil
+		}
 	}
-	return k.source.blob(desc)
+	return k.Source.Blob(desc)
 }
 
 func (k *keptSource) has(digest v1.Hash) bool {
@@ -114,12 +125,12 @@ func (k *keptSource) has(digest v1.Hash) bool {
 	return err == nil
 }
 
-func (k *keptSource) saveBlob(digest v1.Hash, content []byte) error {
-	name := keptName(digest.String())
-	if info, err := k.dir.Stat(name); err == nil && info.Size() == int64(len(content)) {
+func (k *keptSource) saveBlob(desc v1.Descriptor, content io.Reader) error {
+	name := keptName(desc.Digest.String())
+	if info, err := k.dir.Stat(name); err == nil && info.Size() == desc.Size {
 		return nil
 	}
-	return k.write(name, content)
+	return k.writeFrom(name, content)
 }
 
 func keptName(digest string) string { return strings.ReplaceAll(digest, ":", "-") }
@@ -145,11 +156,12 @@ type StreamDisk struct {
 const maxRecord = 1 << 20
 
 func recordName(reference string) string {
-	return "reference-" + strings.TrimPrefix(digestOf([]byte(reference)), "sha256:") + ".json"
+	digest := transport.DigestOf([]byte(reference))
+	return "reference-" + strings.TrimPrefix(digest, "sha256:") + ".json"
 }
 
 // loadRecord returns the record of a reference, or an empty one if there is none.
-func (k *keptSource) loadRecord(ref Reference) (r record, err error) {
+func (k *keptSource) loadRecord(ref transport.Reference) (r record, err error) {
 	name := recordName(ref.String())
 	content, err := k.read(name, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -187,19 +199,25 @@ func (k *keptSource) read(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return readBounded(f, limit)
+	return bounded.Read(f, limit)
 }
 
 // write stores a file in one step. It has reached storage when write returns: without it, the disks
 // made from the image would be useless.
 func (k *keptSource) write(name string, content []byte) error {
+	return k.writeFrom(name, bytes.NewReader(content))
+}
+
+func (k *keptSource) writeFrom(name string, content io.Reader) error {
 	return durable.Write(filepath.Join(k.dir.Name(), name), 0o600, func(f *os.File) error {
-		_, err := f.Write(content)
+		_, err := io.Copy(f, content)
 		return err
 	})
 }
 
 // unnamed makes a file that disappears when it is closed.
+func (k *keptSource) unnamed() (*os.File, error) { return unnamed(k.dir) }
+
 func unnamed(dir *os.Root) (*os.File, error) {
 	name := fmt.Sprintf("%08x.partial", rand.Uint32())
 	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)

@@ -10,6 +10,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/transport"
 )
 
 // TestLocalImagesThatAreNone: if there is no such image on this machine, the error says what is
@@ -22,10 +24,10 @@ func TestLocalImagesThatAreNone(t *testing.T) {
 	require.NoError(t, os.WriteFile(at("file"), nil, 0o644))
 	require.NoError(t, os.WriteFile(filepath.Join(at("none"), "index.json"),
 		[]byte(`{"schemaVersion":2,"manifests":[]}`), 0o644))
-	saved := tarOf(t, tarFile{name: "manifest.json", content: []byte("[]")})
+	saved := tarOf(t, tarFile{Name: "manifest.json", Content: []byte("[]")})
 	require.NoError(t, os.WriteFile(at("saved"), saved, 0o644))
 	require.NoError(t, os.WriteFile(at("packed"), gzipped(t, saved), 0o644))
-	client := newClient(t, Options{})
+	client := newClient(t, transport.Options{})
 	for ref, want := range map[string][]string{
 		"oci:" + at("missing"):            {"there is no directory", at("missing"), "skopeo copy"},
 		"oci:" + at("missing") + ":web":   {"there is no directory", at("missing") + `"`},
@@ -43,7 +45,7 @@ func TestLocalImagesThatAreNone(t *testing.T) {
 		"oci-archive:" + at("saved") + ":web": {"has no tags",
 			"write docker-archive:" + at("saved")},
 	} {
-		parsed, err := ParseReference(ref)
+		parsed, err := transport.ParseReference(ref)
 		require.NoError(t, err)
 		_, err = client.Container(context.Background(), parsed, "")
 		for _, text := range want {
@@ -57,24 +59,24 @@ func TestLocalImagesThatAreNone(t *testing.T) {
 func TestOCIArchive(t *testing.T) {
 	s := store{}
 	content, other := noise(76, 1<<20), noise(77, 8192)
-	a := s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
-	b := s.image(t, tarOf(t, tarFile{name: "disk/b.img", content: other}))
+	a := s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))
+	b := s.Image(t, tarOf(t, tarFile{Name: "disk/b.img", Content: other}))
 	archived := func(images ...v1.Descriptor) string {
 		index, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2, Manifests: images})
 		require.NoError(t, err)
-		files := []tarFile{{name: "./oci-layout", content: []byte("{}")},
-			{name: "./index.json", content: index}}
+		files := []tarFile{{Name: "./oci-layout", Content: []byte("{}")},
+			{Name: "./index.json", Content: index}}
 		for digest, blob := range s {
 			h, err := v1.NewHash(digest)
 			require.NoError(t, err)
-			files = append(files, tarFile{name: "./" + blobName(h), content: blob})
+			files = append(files, tarFile{Name: "./blobs/sha256/" + h.Hex, Content: blob})
 		}
 		file := filepath.Join(t.TempDir(), "vm.oci-archive")
 		require.NoError(t, os.WriteFile(file, tarOf(t, files...), 0o644))
 		return file
 	}
 	pulled := func(ref string) ([]byte, error) {
-		parsed, err := ParseReference(ref)
+		parsed, err := transport.ParseReference(ref)
 		require.NoError(t, err)
 		require.False(t, parsed.Remote())
 		dir, err := pull(t, parsed, PullOptions{})
@@ -92,7 +94,7 @@ func TestOCIArchive(t *testing.T) {
 		require.True(t, bytes.Equal(content, got))
 	}
 	tagged := func(d v1.Descriptor, tag string) v1.Descriptor {
-		d.Annotations = map[string]string{refName: tag}
+		d.Annotations = map[string]string{"org.opencontainers.image.ref.name": tag}
 		return d
 	}
 	two := archived(tagged(a, "a"), tagged(b, "b"))
@@ -102,14 +104,14 @@ func TestOCIArchive(t *testing.T) {
 	_, err = pulled("oci-archive:" + two)
 	require.ErrorContains(t, err, "name one as oci-archive:"+two+":TAG")
 
-	ref, err := ParseReference("oci-archive:" + two + ":a")
+	ref, err := transport.ParseReference("oci-archive:" + two + ":a")
 	require.NoError(t, err)
-	stream := newStreaming(t, newClient(t, Options{}), t.TempDir(), t.TempDir())
+	stream := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
 	img := stream.disk(t, stream.open(t, ref), "a.img")
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
 
-	_, err = ParseReference("vm.oci-archive")
+	_, err = transport.ParseReference("vm.oci-archive")
 	require.ErrorContains(t, err, "write oci-archive:vm.oci-archive")
-	_, err = ParseReference("oci-archive:")
+	_, err = transport.ParseReference("oci-archive:")
 	require.ErrorContains(t, err, "names no file")
 }

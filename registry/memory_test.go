@@ -18,6 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // heapGrowth is by how much the heap grows at most while work runs. Garbage is collected often, so
@@ -53,8 +55,8 @@ func slim(t testing.TB, most int64, work func()) {
 }
 
 // opened streams an image, and returns the error.
-func opened(t testing.TB, ref Reference) error {
-	c := newClient(t, Options{})
+func opened(t testing.TB, ref transport.Reference) error {
+	c := newClient(t, transport.Options{})
 	s := newStreaming(t, c, t.TempDir(), t.TempDir())
 	st, err := c.Stream(t.Context(), ref, s.opt)
 	if err == nil {
@@ -99,7 +101,7 @@ func TestMemoryOfLongNames(t *testing.T) {
 	})
 	require.Less(t, len(layer), 3<<19)
 	s := store{}
-	ref := s.layout(t, s.image(t, layer))
+	ref := layoutOf(t, s, s.Image(t, layer))
 	slim(t, 48<<20, func() {
 		err := opened(t, ref)
 		require.ErrorContains(t, err, "too long")
@@ -125,19 +127,19 @@ func TestMemoryOfManyNames(t *testing.T) {
 		}))
 	}
 	s := store{}
-	ref := s.layout(t, s.image(t, layers...))
+	ref := layoutOf(t, s, s.Image(t, layers...))
 	slim(t, 64<<20, func() { require.ErrorContains(t, opened(t, ref), "too long names") })
 }
 
 // starry is an image whose layer has a table of contents for eStargz.
-func starry(t testing.TB, table func(w io.Writer) error) Reference {
+func starry(t testing.TB, table func(w io.Writer) error) transport.Reference {
 	var text bytes.Buffer // only to know its length and digest
 	require.NoError(t, table(&text))
 	digest, size := digestOf(text.Bytes()), text.Len()
 	data := gzipped(t, []byte("data"))
 	toc := packedStream(t, func(w io.Writer) error {
 		tw := tar.NewWriter(w)
-		h := &tar.Header{Name: stargzName, Size: int64(size), Typeflag: tar.TypeReg}
+		h := &tar.Header{Name: registrytest.StargzName, Size: int64(size), Typeflag: tar.TypeReg}
 		if err := tw.WriteHeader(h); err != nil {
 			return err
 		}
@@ -146,15 +148,14 @@ func starry(t testing.TB, table func(w io.Writer) error) Reference {
 		}
 		return tw.Close()
 	})
-	foot := make([]byte, stargzFooter)
-	copy(foot[stargzMagicAt-16:], fmt.Sprintf("%016x%s", len(data), stargzMagic))
+	foot := registrytest.StargzFoot(t, len(data))
 	s := store{}
-	desc := s.add(append(append(data, toc...), foot...))
+	desc := s.Add(append(append(data, toc...), foot...))
 	desc.MediaType = types.OCILayer
-	desc.Annotations = map[string]string{annotationStargz: digest}
+	desc.Annotations = map[string]string{registrytest.StargzDigest: digest}
 	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1,
-		Config: s.add([]byte("{}")), Layers: []v1.Descriptor{desc}}
-	return s.layout(t, s.manifest(t, m))
+		Config: s.Add([]byte("{}")), Layers: []v1.Descriptor{desc}}
+	return layoutOf(t, s, s.Manifest(t, m))
 }
 
 // TestMemoryOfTableOfContents: no text in a table of contents takes much memory, wherever it is.
@@ -195,7 +196,7 @@ func TestMemoryOfTableOfContents(t *testing.T) {
 
 // TestMemoryOfChunks: the chunks of all layers and links count together.
 func TestMemoryOfChunks(t *testing.T) {
-	sum := digestText(nil)
+	sum := registrytest.DigestText(nil)
 	ref := starry(t, func(w io.Writer) error {
 		_, err := fmt.Fprintf(w, `{"entries":[{"name":"disk/a","type":"reg","size":65536,`+
 			`"offset":1,"chunkSize":1,"chunkDigest":%q}`, sum)
@@ -218,10 +219,10 @@ func TestMemoryOfChunks(t *testing.T) {
 func TestMemoryOfManifest(t *testing.T) {
 	for _, list := range []string{"layers", "manifests"} {
 		s := store{}
-		desc := s.add([]byte(`{"schemaVersion":2,"` + list + `":[` +
+		desc := s.Add([]byte(`{"schemaVersion":2,"` + list + `":[` +
 			strings.Repeat("{},", 1<<20) + `{}]}`))
 		desc.MediaType = types.OCIManifestSchema1
-		ref := s.layout(t, desc)
+		ref := layoutOf(t, s, desc)
 		slim(t, 32<<20, func() { require.Error(t, opened(t, ref)) })
 	}
 }

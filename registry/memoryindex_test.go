@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -35,10 +36,10 @@ func TestMemoryOfIndex(t *testing.T) {
 		{"digests", whole(string(one)), "and its files have 1 chunks", 1 << 20},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			layer := tarOf(t, tarFile{name: indexName, content: []byte(c.text)},
-				tarFile{name: chunksName, content: make([]byte, c.digests*digestSize)})
+			layer := tarOf(t, tarFile{Name: indexName, Content: []byte(c.text)},
+				tarFile{Name: chunksName, Content: make([]byte, c.digests*digestSize)})
 			slim(t, 64<<20, func() {
-				_, err := parseIndex(layer, layers)
+				_, err := parseIndex(bytes.NewReader(layer), layers, nil)
 				require.ErrorContains(t, err, c.want)
 			})
 		})
@@ -49,13 +50,13 @@ func TestMemoryOfIndex(t *testing.T) {
 // kept.
 func TestMemoryOfSmallLayers(t *testing.T) {
 	const size = 16 << 20
-	layers := [][]byte{tarOf(t, tarFile{name: "disk/a.raw", content: make([]byte, 1<<20)})}
+	layers := [][]byte{tarOf(t, tarFile{Name: "disk/a.raw", Content: make([]byte, 1<<20)})}
 	for i := range 16 {
-		layers = append(layers, tarOf(t, tarFile{name: fmt.Sprintf("usr/%d", i),
-			content: []byte(strings.Repeat(string(rune('a'+i)), size))}))
+		layers = append(layers, tarOf(t, tarFile{Name: fmt.Sprintf("usr/%d", i),
+			Content: []byte(strings.Repeat(string(rune('a'+i)), size))}))
 	}
 	s := store{}
-	ref := s.layout(t, s.image(t, layers...))
+	ref := layoutOf(t, s, s.Image(t, layers...))
 	layers = nil
 	slim(t, maxSmall+3*size, func() { require.NoError(t, opened(t, ref)) })
 }

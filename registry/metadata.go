@@ -3,14 +3,13 @@ package registry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"os"
 	"slices"
 	"sync"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/layer"
 )
 
 // firstLook is how much of each end of a disk counts as needed to open it, because an initiator
@@ -26,27 +25,15 @@ type needs struct {
 
 // needsOf opens an image once more, and records the reads of each of its files: first to open it,
 // then of the blocks of a recorded boot. open returns each file, and needsOf closes it.
-func needsOf(
-	ctx context.Context,
-	name string,
-	opt image.Options,
-	boot []BootRun,
-	open func(name string) (*os.File, error),
-) (map[string]needs, error) {
+func needsOf(ctx context.Context, name string, opt image.Options, boot []BootRun,
+	open func(name string) (image.Source, error)) (map[string]needs, error) {
 	noted := make(map[string]*noting)
 	source := func(_ context.Context, name string) (image.Source, error) {
 		f, err := open(name)
 		if err != nil {
 			return nil, err
 		}
-		info, err := f.Stat()
-		if err == nil && !info.Mode().IsRegular() {
-			err = fmt.Errorf("%q is not a regular file", name)
-		}
-		if err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		s := &noting{file: f, size: info.Size()}
+		s := &noting{file: f, size: f.Size()}
 		noted[name] = s
 		return s, nil
 	}
@@ -88,18 +75,18 @@ func needsOf(
 
 // noting is a file that records its reads.
 type noting struct {
-	file *os.File
+	file image.Source
 	size int64
 
 	mu    sync.Mutex
 	reads [][2]int64 // guarded by mu
 }
 
-func (s *noting) ReadAt(_ context.Context, p []byte, off int64) (int, error) {
+func (s *noting) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	s.mu.Lock()
 	s.reads = append(s.reads, [2]int64{off, off + int64(len(p))})
 	s.mu.Unlock()
-	return s.file.ReadAt(p, off)
+	return s.file.ReadAt(ctx, p, off)
 }
 
 // ranges are the reads, in order, without overlaps, as offset and length. Reads that are close
@@ -120,7 +107,7 @@ func (s *noting) ranges() (all [][2]int64) {
 				all = append(all, [2]int64{begin, end - begin})
 			}
 		}
-		if len(all) <= maxRanges/maxIndexFiles {
+		if len(all) <= layer.MaxRanges/layer.MaxIndexFiles {
 			return all
 		}
 	}
@@ -131,14 +118,14 @@ func (s *noting) ranges() (all [][2]int64) {
 func (s *noting) chunks(metadata [][2]int64) (runs [][2]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known := tables{ranges: metadata}
+	known := layer.Tables{Ranges: metadata}
 	seen := make(map[int64]bool)
 	for _, r := range s.reads {
 		end := min(r[1], s.size)
-		if r[0] >= end || known.has(r[0], end-r[0]) >= 0 {
+		if r[0] >= end || known.Has(r[0], end-r[0]) >= 0 {
 			continue
 		}
-		for chunk := r[0] / indexChunk; chunk <= (end-1)/indexChunk; chunk++ {
+		for chunk := r[0] / layer.IndexChunk; chunk <= (end-1)/layer.IndexChunk; chunk++ {
 			last := len(runs) - 1
 			switch {
 			case seen[chunk]:

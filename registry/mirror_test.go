@@ -9,33 +9,36 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // mirrored is a registry with a mirror. Both have the same content.
-func mirrored(t testing.TB) (registry, mirror *lying, opt Options) {
+func mirrored(t testing.TB) (registry, mirror *lying, opt transport.Options) {
 	registry, mirror = newLying(t), newLying(t)
-	return registry, mirror, Options{
-		Insecure: []string{registry.host(), mirror.host()},
-		Mirrors:  []string{registry.host() + "=" + mirror.host()},
+	return registry, mirror, transport.Options{
+		Insecure: []string{registry.Host(), mirror.Host()},
+		Mirrors:  []string{registry.Host() + "=" + mirror.Host()},
 	}
 }
 
 // TestMirrorLies: after a mirror that has sent wrong content, the registry is asked.
 func TestMirrorLies(t *testing.T) {
 	content := noise(90, 2<<20)
-	plain := tarOf(t, tarFile{name: "disk/a.img", content: content})
+	plain := tarOf(t, tarFile{Name: "disk/a.img", Content: content})
 	for what, layer := range map[string][]byte{"plain": plain, "gzip": gzipped(t, plain)} {
 		t.Run(what, func(t *testing.T) {
 			registry, mirror, opt := mirrored(t)
 			for _, l := range []*lying{registry, mirror} {
-				l.tags["1"] = l.image(t, layer)
+				l.Tags["1"] = l.Image(t, layer)
 			}
-			mirror.replace(digestOf(layer), flipped(layer, len(layer)/2))
+			mirror.Replace(digestOf(layer), flipped(layer, len(layer)/2))
 			dir, err := pullHTTP(t, registry, opt)
 			require.NoError(t, err)
 			onlyFile(t, dir, "out.raw", content)
-			require.Positive(t, mirror.requests("/blobs/"))
-			require.Equal(t, 1, registry.requests("/blobs/"+digestOf(layer)))
+			require.Positive(t, mirror.Requests("/blobs/"))
+			require.Equal(t, 1, registry.Requests("/blobs/"+digestOf(layer)))
 
 			s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
 			img := s.disk(t, s.open(t, registry.ref(t, "vm/a:1")), "a.img")
@@ -49,11 +52,11 @@ func TestMirrorLies(t *testing.T) {
 func TestMirrorLiesInChunks(t *testing.T) {
 	content := noise(91, 8<<20)
 	registry, mirror, opt := mirrored(t)
-	w := &tocWriter{codec: codecZstd, chunk: 256 << 10}
-	w.add(t, tarFile{name: "disk/a.img", content: content})
-	layer, annotations := w.layer(t, w.entries)
+	w := &registrytest.Table{Codec: registrytest.Zstd, Chunk: 256 << 10}
+	w.Add(t, tarFile{Name: "disk/a.img", Content: content})
+	layer, annotations := w.Layer(t, w.Entries)
 	for _, l := range []*lying{registry, mirror} {
-		l.annotated(t, layer, annotations)
+		l.Annotated(t, layer, annotations)
 	}
 	s := newStreaming(t, newClient(t, opt), t.TempDir(), t.TempDir())
 	img := s.disk(t, s.open(t, registry.ref(t, "vm/a:1")), "a.img")
@@ -61,10 +64,10 @@ func TestMirrorLiesInChunks(t *testing.T) {
 	for at := 1 << 20; at < len(bad)-100<<10; at += 100 << 10 {
 		bad[at] ^= 1
 	}
-	mirror.replace(digestOf(layer), bad)
-	before := registry.requests("/blobs/")
+	mirror.Replace(digestOf(layer), bad)
+	before := registry.Requests("/blobs/")
 	require.True(t, bytes.Equal(content, contentOf(t, img)))
-	require.Greater(t, registry.requests("/blobs/"), before)
+	require.Greater(t, registry.Requests("/blobs/"), before)
 	require.Positive(t, s.opt.Cache.Stats().Wrong)
 	require.LessOrEqual(t, s.opt.Cache.Stats().Wrong, int64(fetchesAtOnce))
 }
@@ -77,9 +80,9 @@ const fetchesAtOnce = 16
 func TestMirrorOfAnotherManifest(t *testing.T) {
 	content := noise(92, 1<<20)
 	registry, mirror, opt := mirrored(t)
-	desc := registry.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content}))
-	mirror.replace(desc.Digest.String(), []byte(`{"schemaVersion":2,"layers":[]}`))
-	ref, err := ParseReference(registry.host() + "/vm/a@" + desc.Digest.String())
+	desc := registry.Image(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content}))
+	mirror.Replace(desc.Digest.String(), []byte(`{"schemaVersion":2,"layers":[]}`))
+	ref, err := transport.ParseReference(registry.Host() + "/vm/a@" + desc.Digest.String())
 	require.NoError(t, err)
 	dest := filepath.Join(t.TempDir(), "a.raw")
 	_, _, err = newClient(t, opt).Pull(t.Context(), ref, dest, PullOptions{})
@@ -104,7 +107,7 @@ func TestPullNowhere(t *testing.T) {
 			PullOptions{})
 		require.ErrorContains(t, err, want)
 	}
-	require.Zero(t, l.requests(""))
+	require.Zero(t, l.Requests(""))
 }
 
 // TestMirrorComesBack: endpoints that fail in turns are asked in turns, and a mirror that comes
@@ -112,20 +115,20 @@ func TestPullNowhere(t *testing.T) {
 // twice.
 func TestMirrorComesBack(t *testing.T) {
 	content := noise(93, 1<<20)
-	layer := tarOf(t, tarFile{name: "disk/a.img", content: content})
+	layer := tarOf(t, tarFile{Name: "disk/a.img", Content: content})
 	registry, second, opt := mirrored(t)
 	without := newLying(t)
-	opt.Insecure = append(opt.Insecure, without.host())
-	opt.Mirrors = append([]string{registry.host() + "=" + without.host()}, opt.Mirrors...)
+	opt.Insecure = append(opt.Insecure, without.Host())
+	opt.Mirrors = append([]string{registry.Host() + "=" + without.Host()}, opt.Mirrors...)
 	for _, l := range []*lying{registry, second, without} {
-		l.tags["1"] = l.image(t, layer)
+		l.Tags["1"] = l.Image(t, layer)
 	}
-	delete(without.store, digestOf(layer))
-	asked := func(l *lying) int { return l.requests("/blobs/" + digestOf(layer)) }
+	delete(without.Store, digestOf(layer))
+	asked := func(l *lying) int { return l.Requests("/blobs/" + digestOf(layer)) }
 	away, half := says(503), cut(len(layer)/2)
 	sent := 0 // halves
 	for range 200 {
-		second.faults = append(second.faults,
+		second.Faults = append(second.Faults,
 			func(w http.ResponseWriter, r *http.Request, p []byte) bool {
 				switch n := asked(registry); {
 				case n < 1+3*sent: // the registry must have been asked in vain first
@@ -136,10 +139,10 @@ func TestMirrorComesBack(t *testing.T) {
 				}
 				return false
 			})
-		registry.faults = append(registry.faults, away)
+		registry.Faults = append(registry.Faults, away)
 	}
+	opt.Turn = 200 * time.Millisecond
 	c := newClient(t, opt)
-	c.turn = 200 * time.Millisecond
 	dir := t.TempDir()
 	_, _, err := c.Pull(t.Context(), registry.ref(t, "vm/a:1"), filepath.Join(dir, "out.raw"),
 		PullOptions{})

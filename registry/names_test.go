@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // TestNamesInLayers: archives can write the name of a file in several ways, and some names only
 // look like it. Pulling and serving must agree on them, in the layers of a containerDisk and in
 // plain ones.
 func TestNamesInLayers(t *testing.T) {
-	content := noise(95, 1<<20)
+	content := noise(95, 64<<10)
 	for name, c := range map[string]struct {
 		is  string // its name in the directory of the disks
 		err string
@@ -46,11 +47,11 @@ func TestNamesInLayers(t *testing.T) {
 		"disk\\..\\x.img":    {err: "has no disk"},
 		"disk/..\\..\\x.img": {is: "..\\..\\x.img"},
 	} {
-		plain := tarOf(t, tarFile{name: name, content: content})
+		plain := tarOf(t, tarFile{Name: name, Content: content})
 		for how, layer := range map[string][]byte{"plain": plain, "gzip": gzipped(t, plain)} {
 			t.Run(fmt.Sprintf("%q %s", name, how), func(t *testing.T) {
 				s := store{}
-				ref := s.layout(t, s.image(t, layer))
+				ref := layoutOf(t, s, s.Image(t, layer))
 				dir, err := pull(t, ref, PullOptions{})
 				served, name2, err2 := serveOne(t, ref)
 				if c.err != "" {
@@ -66,7 +67,7 @@ func TestNamesInLayers(t *testing.T) {
 				require.True(t, bytes.Equal(content, served))
 
 				dir = t.TempDir()
-				_, _, err = newClient(t, Options{}).Pull(context.Background(), ref, dir,
+				_, _, err = newClient(t, transport.Options{}).Pull(context.Background(), ref, dir,
 					PullOptions{})
 				require.NoError(t, err)
 				onlyFile(t, dir, filepath.Base(c.is), content)
@@ -76,9 +77,9 @@ func TestNamesInLayers(t *testing.T) {
 }
 
 // serveOne reads the one disk of an image as serve would.
-func serveOne(t *testing.T, ref Reference) (content []byte, name string, err error) {
+func serveOne(t *testing.T, ref transport.Reference) (content []byte, name string, err error) {
 	t.Helper()
-	s := newStreaming(t, newClient(t, Options{}), t.TempDir(), t.TempDir())
+	s := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
 	st, err := s.client.Stream(t.Context(), ref, s.opt)
 	if err != nil {
 		return nil, "", err

@@ -8,25 +8,9 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/transport"
 )
-
-// plainLayer is a layer as "oras push" makes it of a file.
-func (s store) plainLayer(content []byte, mediaType types.MediaType, title string) v1.Descriptor {
-	desc := s.add(content)
-	desc.MediaType = mediaType
-	if title != "" {
-		desc.Annotations = map[string]string{annotationTitle: title}
-	}
-	return desc
-}
-
-// artifact makes a manifest of such layers.
-func (s store) artifact(t testing.TB, layers ...v1.Descriptor) v1.Descriptor {
-	config := s.add([]byte("{}"))
-	config.MediaType = mediaEmpty
-	return s.manifest(t, v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1,
-		Config: config, Layers: layers, ArtifactType: "application/vnd.unknown.artifact.v1"})
-}
 
 // TestPlainLayers: a layer that is a disk is pulled and served, whatever its media type and its
 // compression.
@@ -59,19 +43,20 @@ func TestPlainLayers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := store{}
-			empty := s.plainLayer([]byte("{}"), mediaEmpty, "")
-			ref := s.layout(t, s.artifact(t, empty, s.plainLayer(c.layer, c.mediaType, c.title)))
+			empty := s.PlainLayer([]byte("{}"), mediaEmpty, "")
+			ref := layoutOf(t, s, s.Artifact(t, empty, s.PlainLayer(c.layer, c.mediaType, c.title)))
 			dir := t.TempDir()
-			_, _, err := newClient(t, Options{}).Pull(context.Background(), ref, dir, PullOptions{})
+			client := newClient(t, transport.Options{})
+			_, _, err := client.Pull(t.Context(), ref, dir, PullOptions{})
 			require.NoError(t, err)
 			onlyFile(t, dir, c.file, c.want)
 			var out bytes.Buffer
-			_, _, err = newClient(t, Options{}).Pull(context.Background(), ref, "-",
+			_, _, err = newClient(t, transport.Options{}).Pull(context.Background(), ref, "-",
 				PullOptions{Stdout: &out})
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(c.want, out.Bytes()))
 
-			stream := newStreaming(t, newClient(t, Options{}), t.TempDir(), t.TempDir())
+			stream := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
 			st := stream.open(t, ref)
 			require.Len(t, st.Disks(), 1)
 			img := stream.disk(t, st, st.Disks()[0].Name)
@@ -85,7 +70,7 @@ func TestPlainLayers(t *testing.T) {
 func TestPlainLayerIsServedAtOnce(t *testing.T) {
 	content := noise(71, smallLayer+3<<20)
 	l := newLying(t)
-	l.tags["1"] = l.artifact(t, l.plainLayer(content, "application/octet-stream", "a.raw"))
+	l.Tags["1"] = l.Artifact(t, l.PlainLayer(content, "application/octet-stream", "a.raw"))
 	s := whenComplete(t, l, t.TempDir())
 	st := s.open(t, l.ref(t, "vm/a:1"))
 	img := s.disk(t, st, "a.raw")
@@ -113,11 +98,11 @@ func TestPlainLayersThatAreNoDisks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := store{}
-			ref := s.layout(t, s.artifact(t, s.plainLayer(c.layer, c.mediaType, "")))
+			ref := layoutOf(t, s, s.Artifact(t, s.PlainLayer(c.layer, c.mediaType, "")))
 			dir, err := pull(t, ref, PullOptions{})
 			require.ErrorContains(t, err, c.want)
 			emptyDir(t, dir)
-			stream := newStreaming(t, newClient(t, Options{}), t.TempDir(), t.TempDir())
+			stream := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
 			_, err = stream.client.Stream(t.Context(), ref, stream.opt)
 			require.ErrorContains(t, err, c.want)
 		})
@@ -129,8 +114,8 @@ func TestPlainLayersThatAreNoDisks(t *testing.T) {
 func TestIndexWithoutPlatforms(t *testing.T) {
 	s := store{}
 	content := noise(74, 8192)
-	a := s.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content}))
-	b := s.image(t, tarOf(t, tarFile{name: "disk/b.img", content: noise(75, 8192)}))
+	a := s.Image(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content}))
+	b := s.Image(t, tarOf(t, tarFile{Name: "disk/b.img", Content: noise(75, 8192)}))
 	with := func(d v1.Descriptor, change func(d *v1.Descriptor)) v1.Descriptor {
 		change(&d)
 		return d
@@ -138,13 +123,13 @@ func TestIndexWithoutPlatforms(t *testing.T) {
 	foreign := with(b, func(d *v1.Descriptor) { d.Platform = platformOf(otherArch()) })
 	blank := with(a, func(d *v1.Descriptor) { d.Platform = &v1.Platform{} })
 	attested := with(b, func(d *v1.Descriptor) {
-		d.Annotations = map[string]string{annotationAbout: "attestation-manifest"}
+		d.Annotations = map[string]string{"vnd.docker.reference.type": "attestation-manifest"}
 	})
-	index := func(m ...v1.Descriptor) Reference {
-		desc := s.manifest(t, v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex,
+	index := func(m ...v1.Descriptor) transport.Reference {
+		desc := s.Manifest(t, v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex,
 			Manifests: m})
 		desc.MediaType = types.OCIImageIndex
-		return s.layout(t, desc)
+		return layoutOf(t, s, desc)
 	}
 	for _, all := range [][]v1.Descriptor{{foreign, a}, {a, attested}, {blank, foreign}} {
 		dir, err := pull(t, index(all...), PullOptions{})

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"io"
 	"sync/atomic"
 
 	"kubevirt.io/disk/disk/image"
@@ -32,15 +31,3 @@ func (p *Progress) Expect(total int64) { p.total.Store(total) }
 
 // Data is the same.
 func (p *Progress) Data() (done, total int64) { return p.Done(), p.Total() }
-
-// counted counts the bytes that are read.
-type counted struct {
-	io.ReadCloser
-	n *atomic.Int64
-}
-
-func (c *counted) Read(p []byte) (int, error) {
-	n, err := c.ReadCloser.Read(p)
-	c.n.Add(int64(n))
-	return n, err
-}

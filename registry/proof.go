@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // proof finds out whose fault it is that a chunk of a file never matches its digest. If the layer
@@ -79,28 +80,28 @@ func (p *proof) close() {
 }
 
 // contradicts is the verdict about a chunk that is wrong although its layer is right.
-func contradicts(layer *blob, err error) error {
+func contradicts(layer *transport.Blob, err error) error {
 	return fmt.Errorf("%w: the index of the image describes other content than its layer %s has "+
-		"(%w): push the image again", disk.ErrWrongContent, layer.desc.Digest, err)
+		"(%w): push the image again", disk.ErrWrongContent, layer.Desc.Digest, err)
 }
 
 // proven is the same layer, but each read of it fetches and verifies all of it.
-func (b *blob) proven() *blob {
-	return &blob{desc: b.desc, stream: func(ctx context.Context, off, length int64) io.ReadCloser {
+func proven(b *transport.Blob) *transport.Blob {
+	return transport.NewBlob(b.Desc, func(ctx context.Context, off, length int64) io.ReadCloser {
 		return &provenReader{ctx: ctx, of: b, off: off, length: length}
-	}}
+	})
 }
 
 type provenReader struct {
 	ctx         context.Context
-	of          *blob
+	of          *transport.Blob
 	off, length int64
 	content     io.Reader // nil: it was not fetched yet
 }
 
 func (r *provenReader) Read(p []byte) (int, error) {
 	if r.content == nil {
-		all := r.of.verified(r.ctx)
+		all := r.of.Verified(r.ctx)
 		part := new(bytes.Buffer)
 		_, err := io.CopyN(io.Discard, all, r.off)
 		if err == nil {

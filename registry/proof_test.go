@@ -15,23 +15,23 @@ import (
 
 // contradicted is an image whose index says something else about its layer than that has.
 func contradicted(t *testing.T, l *lying, content []byte, wrong int) (layer []byte) {
-	layer = tarOf(t, tarFile{name: "disk/a.img", content: content})
+	layer = tarOf(t, tarFile{Name: "disk/a.img", Content: content})
 	at := bytes.Index(layer, content[:4096])
 	digests := chunkDigests(content)
 	digests[wrong*digestSize] ^= 1
-	desc := l.add(layer)
+	desc := l.Add(layer)
 	desc.MediaType = types.OCILayer
-	x := &index{Version: indexVersion, ChunkSize: indexChunk, chunks: digests,
+	x := &index{Version: indexVersion, ChunkSize: indexChunk, Digests: sectionOf(digests),
 		Files: []indexFile{{Name: "disk/a.img", Size: int64(len(content)),
 			Layer: desc.Digest.String(), Offset: int64(at)}}}
-	text, err := x.layer(true)
+	text, err := x.Layer(true)
 	require.NoError(t, err)
-	second := l.add(text)
+	second := l.Add(text)
 	second.MediaType = types.OCILayer
 	second.Annotations = map[string]string{annotationIndex: "1"}
-	config := l.add([]byte("{}"))
+	config := l.Add([]byte("{}"))
 	config.MediaType = types.OCIConfigJSON
-	l.tags["1"] = l.manifest(t, v1.Manifest{SchemaVersion: 2, Config: config,
+	l.Tags["1"] = l.Manifest(t, v1.Manifest{SchemaVersion: 2, Config: config,
 		MediaType: types.OCIManifestSchema1, Layers: []v1.Descriptor{desc, second}})
 	return layer
 }
@@ -63,7 +63,7 @@ func TestIndexContradictsLayer(t *testing.T) {
 
 	// The registry sends wrong bytes: the index may still be right.
 	contradicted(t, l, content, 5)
-	l.replace(digestOf(layer), flipped(layer, 1<<20))
+	l.Replace(digestOf(layer), flipped(layer, 1<<20))
 	s = newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	img = s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 	s.wrongRead(t, img, p, 5*indexChunk)

@@ -19,6 +19,8 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // PullOptions are the options of Pull. The zero value works.
@@ -51,49 +53,46 @@ type Pulled struct {
 // final name is complete and has the digest in the manifest. For a block device and standard
 // output, only the error tells. Each layer is read once if the disk comes in one pass: see
 // image.Arrival.
-func (c *Client) Pull(
-	ctx context.Context,
-	ref Reference,
-	dest string,
-	opt PullOptions,
-) (done []Pulled, digest string, err error) {
+func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
+	opt PullOptions) (done []Pulled, digest string, err error) {
 	if err := writable(dest); err != nil {
 		return nil, "", err
 	}
-	r, err := c.resolve(ctx, ref)
+	r, err := c.Resolve(ctx, ref)
 	if err != nil {
 		return nil, "", err
 	}
-	defer r.source.Close()
+	defer r.Source.Close()
 	p := newPuller(r, dest, opt)
 	if err := p.prepare(); err != nil {
-		return nil, r.digest, err
+		return nil, r.Digest, err
 	}
 	done, err = p.run(ctx)
-	return done, r.digest, err
+	return done, r.Digest, err
 }
 
 // puller is one Pull.
 type puller struct {
 	opt    PullOptions
-	image  *resolved
+	image  *transport.Image
 	dest   string
 	many   bool   // dest is a directory
 	dir    string // of the disks in the image
 	path   string // of the wanted disk; "": any
-	shadow *shadow
+	shadow *layer.Shadow
 	files  []*file
 	names  map[string]bool // in a directory: files that have been begun
 	seek   *seekMaker      // nil: the disks will not be read by ranges later
+	index  *layer.Index    // has the digests that all files must have; nil: none has to
 	// create begins a file. nil: it is a path of the system.
 	create func(name string) (*image.Destination, error)
 }
 
-func newPuller(r *resolved, dest string, opt PullOptions) *puller {
+func newPuller(r *transport.Image, dest string, opt PullOptions) *puller {
 	if opt.Progress == nil {
 		opt.Progress = new(Progress)
 	}
-	return &puller{opt: opt, image: r, dest: dest, dir: diskDir, shadow: newShadow(),
+	return &puller{opt: opt, image: r, dest: dest, dir: layer.DiskDir, shadow: layer.NewShadow(),
 		names: make(map[string]bool)}
 }
 
@@ -135,7 +134,7 @@ func (p *puller) prepare() error {
 	if p.opt.Path != "" {
 		p.path = strings.TrimPrefix(path.Clean("/"+p.opt.Path), "/")
 		if !strings.Contains(strings.Trim(p.opt.Path, "/"), "/") {
-			p.path = path.Join(diskDir, p.path)
+			p.path = path.Join(layer.DiskDir, p.path)
 		}
 		p.dir = path.Dir(p.path)
 	}
@@ -159,13 +158,17 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 		for _, f := range p.files {
 			err = errors.Join(err, p.drop(f))
 		}
+		err = errors.Join(err, p.index.Close())
 	}()
-	layers := p.image.manifest.Layers
+	layers := p.image.Manifest.Layers
 	if len(layers) == 0 {
-		return nil, fmt.Errorf("%s has no layers", p.image.ref)
+		return nil, fmt.Errorf("%s has no layers", p.image.Ref)
 	}
 	for _, l := range layers {
 		p.opt.Progress.total.Add(l.Size)
+	}
+	if err := p.readDigests(ctx); err != nil {
+		return nil, err
 	}
 	if err := p.scan(ctx); err != nil {
 		return nil, err
@@ -179,7 +182,7 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 			return p.stdout(ctx, f)
 		}
 		if err := p.complete(ctx, f); err != nil {
-			return nil, fmt.Errorf("%s of %s: %w", f.name, p.image.ref, err)
+			return nil, fmt.Errorf("%s of %s: %w", f.name, p.image.Ref, err)
 		}
 	}
 	// Only now, so that either all disks get their names or none.
@@ -198,18 +201,18 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 // scan reads the layers from the top until everything is known. If the index of the image says
 // which layer has the wanted file, only that layer is read.
 func (p *puller) scan(ctx context.Context) error {
-	layers := p.image.manifest.Layers
+	layers := p.image.Manifest.Layers
 	read := func(i int) error {
 		for try := 1; ; try++ {
-			b, err := p.image.source.blob(layers[i])
+			b, err := p.image.Source.Blob(layers[i])
 			if err == nil {
 				err = p.layer(ctx, i)
 			}
 			if err == nil {
 				return nil
 			}
-			if b == nil || !b.again(err, try) {
-				return fmt.Errorf("layer %s of %s: %w", layers[i].Digest, p.image.ref, err)
+			if b == nil || !b.Again(err, try) {
+				return fmt.Errorf("layer %s of %s: %w", layers[i].Digest, p.image.Ref, err)
 			}
 		}
 	}
@@ -225,7 +228,7 @@ func (p *puller) scan(ctx context.Context) error {
 				return err
 			}
 		}
-		p.files, p.shadow = nil, newShadow()
+		p.files, p.shadow = nil, layer.NewShadow()
 	}
 	for i := len(layers) - 1; i >= 0 && !p.found(); i-- {
 		if err := read(i); err != nil {
@@ -240,16 +243,14 @@ func (p *puller) indexed(ctx context.Context) (int, error) {
 	if p.path == "" {
 		return -1, nil
 	}
-	x, err := p.image.readIndex(ctx)
+	x, err := layer.ReadIndex(ctx, p.image)
 	if x == nil || err != nil {
 		return -1, err
 	}
 	for _, f := range x.Files {
 		if f.Name == p.path {
-			return slices.IndexFunc(
-				p.image.manifest.Layers,
-				func(l v1.Descriptor) bool { return l.Digest.String() == f.Layer },
-			), nil
+			return slices.IndexFunc(p.image.Manifest.Layers,
+				func(l v1.Descriptor) bool { return l.Digest.String() == f.Layer }), nil
 		}
 	}
 	return -1, nil
@@ -271,49 +272,53 @@ func (p *puller) found() bool {
 
 // layer reads a layer. Files that may be wanted are written as they come.
 func (p *puller) layer(ctx context.Context, i int) error {
-	desc := p.image.manifest.Layers[i]
-	b, err := p.image.source.blob(desc)
+	desc := p.image.Manifest.Layers[i]
+	b, err := p.image.Source.Blob(desc)
 	if err != nil {
 		return err
 	}
-	if desc.MediaType == mediaEmpty {
+	if desc.MediaType == layer.MediaEmpty {
 		return nil
 	}
 	rec := p.seek.layer(desc)
-	defer rec.close()
-	in, err := openLayer(ctx, b, p.opt.Progress, rec)
+	defer rec.Close()
+	in, err := layer.Open(ctx, b, &p.opt.Progress.done, rec)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	head, err := in.peek()
+	head, err := in.Peek()
 	if err != nil {
-		return in.explain(err)
+		return in.Explain(err)
 	}
-	if plain, err := isPlain(desc, head); err != nil {
-		return in.explain(err)
+	if plain, err := layer.IsPlain(desc, head); err != nil {
+		return in.Explain(err)
 	} else if plain {
 		return p.plain(ctx, i, in, head)
 	}
 	here := make(map[string]*file)
-	list, err := readTar(in, p.dir, func(e *entry, content io.Reader) error {
+	list, err := layer.ReadTar(in, p.dir, func(e *layer.Entry, content io.Reader) error {
 		p.seek.file(rec, e)
-		if !under(p.dir, e.name) || !p.shadow.shows(e.name) {
+		if !layer.Under(p.dir, e.Name) || !p.shadow.Shows(e.Name) {
 			return nil
 		}
-		if old := here[e.name]; old != nil { // a later entry of the same name replaces it
+		if old := here[e.Name]; old != nil { // a later entry of the same name replaces it
 			if err := p.drop(old); err != nil {
 				return err
 			}
 		}
-		f := &file{name: e.name, layer: i, ordinal: e.ordinal, size: e.size}
-		here[e.name] = f
-		return p.pass(ctx, f, content)
+		f := &file{name: e.Name, layer: i, ordinal: e.Ordinal, size: e.Size}
+		here[e.Name] = f
+		content = p.checked(i, e, content)
+		if err := p.pass(ctx, f, content); err != nil {
+			return err
+		}
+		return drain(content)
 	})
 	if err == nil {
 		err = in.Finish()
 	}
-	if err = in.explain(err); err == nil {
+	if err = in.Explain(err); err == nil {
 		err = p.collect(ctx, list, i, here)
 	}
 	if err != nil {
@@ -323,30 +328,31 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		return err
 	}
 	p.seek.layerDone(rec, desc, list, p.shadow)
-	return p.shadow.add(list)
+	return p.shadow.Add(list)
 }
 
 // collect takes the visible files of a layer, its hard links, and the files that are refused.
-func (p *puller) collect(ctx context.Context, list *layerList, i int, here map[string]*file) error {
+func (p *puller) collect(ctx context.Context, list *layer.List, i int,
+	here map[string]*file) error {
 	linked := make(map[string][]*file) // to files elsewhere in the layer
-	for _, name := range slices.Sorted(maps.Keys(list.entries)) {
-		e := list.entries[name]
-		if e.kind == entryDirectory || !p.shadow.shows(name) {
+	for _, name := range slices.Sorted(maps.Keys(list.Entries)) {
+		e := list.Entries[name]
+		if e.Kind == layer.EntryDirectory || !p.shadow.Shows(name) {
 			continue
 		}
 		f := here[name]
 		switch {
-		case e.kind == entryRefused:
-			f = &file{name: name, layer: i, refused: e.what}
-		case name == p.dir && e.kind == entryFile:
+		case e.Kind == layer.EntryRefused:
+			f = &file{name: name, layer: i, refused: e.What}
+		case name == p.dir && e.Kind == layer.EntryFile:
 			f = &file{name: name, layer: i, refused: "a file in place of the directory"}
-		case e.kind == entryLink:
+		case e.Kind == layer.EntryLink:
 			f = &file{name: name, layer: i}
-			if target := list.target(e); target != nil {
-				f.ordinal, f.size = target.ordinal, target.size
+			if target := list.Target(e); target != nil {
+				f.ordinal, f.size = target.Ordinal, target.Size
 			} else {
-				f.refused = fmt.Sprintf("a hard link to %q, which its layer does not have", e.link)
-				linked[e.link] = append(linked[e.link], f)
+				f.refused = fmt.Sprintf("a hard link to %q, which its layer does not have", e.Link)
+				linked[e.Link] = append(linked[e.Link], f)
 			}
 		}
 		if p.files = append(p.files, f); here[name] == f {
@@ -358,28 +364,18 @@ func (p *puller) collect(ctx context.Context, list *layerList, i int, here map[s
 			return err
 		}
 	}
-	if len(p.files) > maxShown {
-		return fmt.Errorf("there are more than %d files under %s/", maxShown, p.dir)
+	if len(p.files) > layer.MaxShown {
+		return fmt.Errorf("there are more than %d files under %s/", layer.MaxShown, p.dir)
 	}
 	if len(linked) == 0 {
 		return nil
 	}
-	return p.read(ctx, i, func(e *entry, _ io.Reader) error {
-		for _, f := range linked[e.name] {
-			f.ordinal, f.size, f.refused = e.ordinal, e.size, ""
+	return p.read(ctx, i, func(e *layer.Entry, _ io.Reader) error {
+		for _, f := range linked[e.Name] {
+			f.ordinal, f.size, f.refused = e.Ordinal, e.Size, ""
 		}
 		return nil
 	})
-}
-
-// target follows hard links within the layer.
-func (l *layerList) target(e *entry) *entry {
-	for range 8 {
-		if e = l.entries[e.link]; e == nil || e.kind == entryFile {
-			return e
-		}
-	}
-	return nil
 }
 
 // candidate reports whether the file may be the wanted one.

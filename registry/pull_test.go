@@ -17,15 +17,16 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // pull fetches into a new directory, as the file "out.raw" unless dest says something else.
-func pull(t testing.TB, ref Reference, opt PullOptions) (dir string, err error) {
+func pull(t testing.TB, ref transport.Reference, opt PullOptions) (dir string, err error) {
 	t.Helper()
 	dir = t.TempDir()
 	_, _, err = newClient(
 		t,
-		Options{},
+		transport.Options{},
 	).Pull(context.Background(), ref, filepath.Join(dir, "out.raw"), opt)
 	return dir, err
 }
@@ -50,21 +51,19 @@ func TestPullFormats(t *testing.T) {
 				s := store{}
 				layer := tarOf(
 					t,
-					tarFile{name: "etc/passwd", content: []byte("root")},
-					tarFile{name: "disk/", kind: tar.TypeDir},
+					tarFile{Name: "etc/passwd", Content: []byte("root")},
+					tarFile{Name: "disk/", Kind: tar.TypeDir},
 					tarFile{
-						name:    "./disk/" + name,
-						content: inside,
+						Name:    "./disk/" + name,
+						Content: inside,
 					},
-					tarFile{name: "usr/x", content: []byte("x")},
+					tarFile{Name: "usr/x", Content: []byte("x")},
 				)
-				ref := s.layout(
+				ref := layoutOf(t, s, s.Image(
 					t,
-					s.image(
-						t,
-						gzipped(t, tarOf(t, tarFile{name: "bin/sh", content: []byte("#!")})),
-						pack(t, layer),
-					),
+					gzipped(t, tarOf(t, tarFile{Name: "bin/sh", Content: []byte("#!")})),
+					pack(t, layer),
+				),
 				)
 				dir, err := pull(t, ref, PullOptions{})
 				require.NoError(t, err)
@@ -77,7 +76,7 @@ func TestPullFormats(t *testing.T) {
 				var stdout bytes.Buffer
 				done, _, err := newClient(
 					t,
-					Options{},
+					transport.Options{},
 				).Pull(context.Background(), ref, "-", PullOptions{Stdout: &stdout})
 				require.NoError(t, err)
 				require.True(t, bytes.Equal(content, stdout.Bytes()))
@@ -94,10 +93,8 @@ func TestPullIsSparse(t *testing.T) {
 	s := store{}
 	dir, err := pull(
 		t,
-		s.layout(
-			t,
-			s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content}))),
-		),
+		layoutOf(t, s,
+			s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))),
 		PullOptions{},
 	)
 	require.NoError(t, err)
@@ -108,7 +105,7 @@ func TestPullIsSparse(t *testing.T) {
 // TestPullLayers: pull fetches the files that a runtime would show.
 func TestPullLayers(t *testing.T) {
 	a, b := noise(3, 8192), noise(4, 8192)
-	disk := func(name string, p []byte) tarFile { return tarFile{name: name, content: p} }
+	disk := func(name string, p []byte) tarFile { return tarFile{Name: name, Content: p} }
 	for name, c := range map[string]struct {
 		layers [][]tarFile // the lowest first
 		path   string
@@ -132,23 +129,23 @@ func TestPullLayers(t *testing.T) {
 		"opaque elsewhere": {layers: [][]tarFile{{disk("disk/x.img", a)},
 			{disk("etc/.wh..wh..opq", nil)}}, want: a},
 		"directory over file": {layers: [][]tarFile{{disk("disk/x.img", a),
-			disk("disk/y.img", b)}, {{name: "disk/x.img", kind: tar.TypeDir}}}, want: b},
+			disk("disk/y.img", b)}, {{Name: "disk/x.img", Kind: tar.TypeDir}}}, want: b},
 		"file over directory": {layers: [][]tarFile{{disk("disk/x.img", a)}, {disk("disk", b)}},
 			err: "a file in place of the directory"},
 		"link in place of disk": {layers: [][]tarFile{{disk("disk/x.img", a)},
-			{{name: "disk", kind: tar.TypeSymlink, link: "etc"}}}, err: "a symbolic link"},
+			{{Name: "disk", Kind: tar.TypeSymlink, Link: "etc"}}}, err: "a symbolic link"},
 		"hard link": {layers: [][]tarFile{{disk("disk/.hidden/x", a),
-			{name: "disk/x.img", kind: tar.TypeLink, link: "disk/.hidden/x"}}}, want: a},
+			{Name: "disk/x.img", Kind: tar.TypeLink, Link: "disk/.hidden/x"}}}, want: a},
 		"hard link from outside": {layers: [][]tarFile{{disk("images/x", a),
-			{name: "disk/x.img", kind: tar.TypeLink, link: "./images/x"}}}, want: a},
+			{Name: "disk/x.img", Kind: tar.TypeLink, Link: "./images/x"}}}, want: a},
 		"hard link to nothing": {layers: [][]tarFile{{disk("images/x", a)},
-			{{name: "disk/x.img", kind: tar.TypeLink, link: "images/x"}}}, err: "hard link"},
+			{{Name: "disk/x.img", Kind: tar.TypeLink, Link: "images/x"}}}, err: "hard link"},
 		"symbolic link": {layers: [][]tarFile{{disk("images/x", a),
-			{name: "disk/x.img", kind: tar.TypeSymlink, link: "../images/x"}}},
+			{Name: "disk/x.img", Kind: tar.TypeSymlink, Link: "../images/x"}}},
 			err: "a symbolic link"},
 		"symbolic link over it": {layers: [][]tarFile{{disk("disk/x.img", a)},
-			{{name: "disk/x.img", kind: tar.TypeSymlink, link: "y"}}}, err: "a symbolic link"},
-		"device": {layers: [][]tarFile{{{name: "disk/x.img", kind: tar.TypeBlock}}},
+			{{Name: "disk/x.img", Kind: tar.TypeSymlink, Link: "y"}}}, err: "a symbolic link"},
+		"device": {layers: [][]tarFile{{{Name: "disk/x.img", Kind: tar.TypeBlock}}},
 			err: "a device"},
 		"other directory": {layers: [][]tarFile{{disk("diskette/x.img", a),
 			disk("disks", b)}}, err: "has no disk"},
@@ -186,7 +183,7 @@ func TestPullLayers(t *testing.T) {
 			for _, files := range c.layers {
 				layers = append(layers, gzipped(t, tarOf(t, files...)))
 			}
-			dir, err := pull(t, s.layout(t, s.image(t, layers...)), PullOptions{Path: c.path})
+			dir, err := pull(t, layoutOf(t, s, s.Image(t, layers...)), PullOptions{Path: c.path})
 			if c.want == nil {
 				require.ErrorContains(t, err, c.err)
 				emptyDir(t, dir)
@@ -234,22 +231,21 @@ func TestPullDirectory(t *testing.T) {
 	file := func(name string) tarFile {
 		p, err := os.ReadFile(filepath.Join(work, name))
 		require.NoError(t, err)
-		return tarFile{name: "disk/" + name, content: p}
+		return tarFile{Name: "disk/" + name, Content: p}
 	}
 	want := make([]byte, 5<<20)
 	copy(want, base)
 	s := store{}
-	ref := s.layout(
+	ref := layoutOf(t, s, s.Image(
 		t,
-		s.image(
-			t,
-			gzipped(t, tarOf(t, file("base.img"), tarFile{name: "disk/other.img", content: other})),
-			tarOf(t, file("top.qcow2")),
-			zstandard(t, tarOf(t, file("middle.qcow2"))),
-		),
+		gzipped(t, tarOf(t, file("base.img"), tarFile{Name: "disk/other.img", Content: other})),
+		tarOf(t, file("top.qcow2")),
+		zstandard(t, tarOf(t, file("middle.qcow2"))),
+	),
 	)
 	dir := t.TempDir()
-	done, digest, err := newClient(t, Options{}).Pull(context.Background(), ref, dir, PullOptions{})
+	done, digest, err := newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
+		PullOptions{})
 	require.NoError(t, err)
 	require.Len(t, done, 2, "what is below another disk is none of its own")
 	require.Len(t, digest, 71)
@@ -281,10 +277,8 @@ func TestPullLate(t *testing.T) {
 	s := store{}
 	dir, err := pull(
 		t,
-		s.layout(
-			t,
-			s.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.qcow2", content: inside}))),
-		),
+		layoutOf(t, s,
+			s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.qcow2", Content: inside})))),
 		PullOptions{},
 	)
 	require.NoError(t, err)
@@ -301,22 +295,23 @@ func TestPullLate(t *testing.T) {
 func TestPullArtifact(t *testing.T) {
 	content := noise(8, 5<<20)
 	s := store{}
-	layer := s.add(zstandard(t, content))
+	layer := s.Add(zstandard(t, content))
 	layer.MediaType = "application/vnd.kubevirt.disk.raw+zstd"
 	layer.Annotations = map[string]string{"io.kubevirt.disk.name": "rootdisk"}
 	m := v1.Manifest{
 		SchemaVersion: 2,
 		MediaType:     types.OCIManifestSchema1,
-		Config:        s.add([]byte("{}")),
+		Config:        s.Add([]byte("{}")),
 		Layers:        []v1.Descriptor{layer},
 		ArtifactType:  "application/vnd.kubevirt.disk",
 	}
-	ref := s.layout(t, s.manifest(t, m))
+	ref := layoutOf(t, s, s.Manifest(t, m))
 	dir, err := pull(t, ref, PullOptions{})
 	require.NoError(t, err)
 	onlyFile(t, dir, "out.raw", content)
 	dir = t.TempDir()
-	_, _, err = newClient(t, Options{}).Pull(context.Background(), ref, dir, PullOptions{})
+	_, _, err = newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
+		PullOptions{})
 	require.NoError(t, err)
 	onlyFile(t, dir, "rootdisk.raw", content)
 }
@@ -329,8 +324,8 @@ func TestPullWrongBytes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := store{}
-			layer := pack(t, tarOf(t, tarFile{name: "disk/a.img", content: noise(9, 1<<20)}))
-			desc := s.image(t, layer)
+			layer := pack(t, tarOf(t, tarFile{Name: "disk/a.img", Content: noise(9, 1<<20)}))
+			desc := s.Image(t, layer)
 			for digest, content := range s {
 				if bytes.Equal(content, layer) {
 					wrong := bytes.Clone(content)
@@ -338,7 +333,7 @@ func TestPullWrongBytes(t *testing.T) {
 					s[digest] = wrong
 				}
 			}
-			dir, err := pull(t, s.layout(t, desc), PullOptions{})
+			dir, err := pull(t, layoutOf(t, s, desc), PullOptions{})
 			require.Error(t, err)
 			emptyDir(t, dir)
 		})
@@ -349,12 +344,13 @@ func TestPullWrongBytes(t *testing.T) {
 func TestPullKeeps(t *testing.T) {
 	s := store{}
 	content := noise(10, 1<<20)
-	ref := s.layout(t, s.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
-	bad := s.layout(t, s.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content})[:1<<19]))
+	ref := layoutOf(t, s, s.Image(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))
+	bad := layoutOf(t, s,
+		s.Image(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})[:1<<19]))
 	dir := t.TempDir()
 	dest := filepath.Join(dir, "out.raw")
 	require.NoError(t, os.WriteFile(dest, []byte("mine"), 0o644))
-	c := newClient(t, Options{})
+	c := newClient(t, transport.Options{})
 	_, _, err := c.Pull(context.Background(), ref, dest, PullOptions{})
 	require.ErrorContains(t, err, "--force")
 	onlyFile(t, dir, "out.raw", []byte("mine"))
@@ -371,32 +367,30 @@ func TestPullKeeps(t *testing.T) {
 func TestPullPlatform(t *testing.T) {
 	s := store{}
 	content := noise(11, 8192)
-	mine := s.image(t, tarOf(t, tarFile{name: "disk/a.img", content: content}))
+	mine := s.Image(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content}))
 	mine.Platform = platformOf(runtime.GOARCH)
-	other := s.image(t, tarOf(t, tarFile{name: "disk/b.img", content: content}))
+	other := s.Image(t, tarOf(t, tarFile{Name: "disk/b.img", Content: content}))
 	other.Platform = platformOf(otherArch())
 	attestation := other
 	attestation.Platform = &v1.Platform{OS: "unknown", Architecture: "unknown"}
 	index := func(m ...v1.Descriptor) v1.Descriptor {
-		desc := s.manifest(
+		desc := s.Manifest(
 			t,
 			v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: m},
 		)
 		desc.MediaType = types.OCIImageIndex
 		return desc
 	}
-	dir, err := pull(t, s.layout(t, index(attestation, other, mine)), PullOptions{})
+	dir, err := pull(t, layoutOf(t, s, index(attestation, other, mine)), PullOptions{})
 	require.NoError(t, err)
 	onlyFile(t, dir, "out.raw", content)
-	dir, err = pull(t, s.layout(t, index(other, attestation)), PullOptions{})
+	dir, err = pull(t, layoutOf(t, s, index(other, attestation)), PullOptions{})
 	require.ErrorContains(t, err, "only for: linux/"+otherArch())
 	emptyDir(t, dir)
 	_, err = pull(
 		t,
-		s.layout(
-			t,
-			s.manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"}),
-		),
+		layoutOf(t, s,
+			s.Manifest(t, map[string]any{"schemaVersion": 1, "mediaType": "application/x"})),
 		PullOptions{},
 	)
 	require.ErrorContains(t, err, `"application/x"`)
@@ -406,35 +400,35 @@ func TestPullPlatform(t *testing.T) {
 func TestPullBounded(t *testing.T) {
 	many := make([]tarFile, maxShown+1)
 	for i := range many {
-		many[i] = tarFile{name: fmt.Sprintf("disk/many/%d", i)}
+		many[i] = tarFile{Name: fmt.Sprintf("disk/many/%d", i)}
 	}
 	s := store{}
-	huge := s.add([]byte("small"))
+	huge := s.Add([]byte("small"))
 	huge.Size = 1 << 40
 	var pax bytes.Buffer // a file of 1 TiB without any of its content
 	require.NoError(t, tar.NewWriter(&pax).WriteHeader(&tar.Header{Name: "disk/a.img",
 		Typeflag: tar.TypeReg, Size: 1 << 40, Format: tar.FormatPAX}))
-	bomb := tarOf(t, tarFile{name: "disk/a.img", content: make([]byte, 64<<20)})
+	bomb := tarOf(t, tarFile{Name: "disk/a.img", Content: make([]byte, 64<<20)})
 	for name, c := range map[string]struct {
 		image v1.Descriptor
 		want  string
 	}{
-		"many files": {s.image(t, gzipped(t, tarOf(t, many...))), "more than"},
-		"PAX size":   {s.image(t, gzipped(t, pax.Bytes())), "of 1099511627776 bytes"},
-		"gzip bomb":  {s.image(t, gzipped(t, bomb)), "limit"},
-		"no layers":  {s.image(t), "no layers"},
-		"empty":      {s.image(t, nil), "empty"},
-		"no tar":     {s.image(t, noise(12, 4096)), "tar archive"},
-		"huge claim": {s.manifest(t, v1.Manifest{MediaType: types.OCIManifestSchema1, Config: huge,
+		"many files": {s.Image(t, gzipped(t, tarOf(t, many...))), "more than"},
+		"PAX size":   {s.Image(t, gzipped(t, pax.Bytes())), "of 1099511627776 bytes"},
+		"gzip bomb":  {s.Image(t, gzipped(t, bomb)), "limit"},
+		"no layers":  {s.Image(t), "no layers"},
+		"empty":      {s.Image(t, nil), "empty"},
+		"no tar":     {s.Image(t, noise(12, 4096)), "tar archive"},
+		"huge claim": {s.Manifest(t, v1.Manifest{MediaType: types.OCIManifestSchema1, Config: huge,
 			Layers: []v1.Descriptor{huge}}), "the manifest says"},
-		"virtual": {s.image(t,
-			tarOf(t, tarFile{name: "disk/a.qcow2", content: qcow2Of(t, noise(13, 8192))})),
+		"virtual": {s.Image(t,
+			tarOf(t, tarFile{Name: "disk/a.qcow2", Content: qcow2Of(t, noise(13, 8192))})),
 			"limit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := pull(
 				t,
-				s.layout(t, c.image),
+				layoutOf(t, s, c.image),
 				PullOptions{Image: image.Options{MaxVirtualSize: 4096}},
 			)
 			require.ErrorContains(t, err, c.want)
@@ -468,7 +462,7 @@ func TestPullSparseTar(t *testing.T) {
 		require.NoError(t, err)
 		require.Less(t, len(layer), 1<<20, "tar has found no holes")
 		s := store{}
-		got, err := pull(t, s.layout(t, s.image(t, layer)), PullOptions{})
+		got, err := pull(t, layoutOf(t, s, s.Image(t, layer)), PullOptions{})
 		require.NoError(t, err)
 		onlyFile(t, got, "out.raw", content)
 	}

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // pulledDir is the directory inside that of the cache for the disks of images without an index:
@@ -66,7 +67,7 @@ func (s *Stream) fetchedBefore() bool {
 		return false
 	}
 	defer root.Close()
-	dir := path.Join(pulledDir, keptName(s.image.digest))
+	dir := path.Join(pulledDir, keptName(s.image.Digest))
 	for _, there := range []string{dir, dir + seekSuffix} {
 		if _, err := root.Stat(there); err == nil {
 			return true
@@ -83,7 +84,7 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 	if err != nil {
 		return nil, err
 	}
-	d := &pulledDisk{root: root, dir: path.Join(pulledDir, keptName(s.image.digest))}
+	d := &pulledDisk{root: root, dir: path.Join(pulledDir, keptName(s.image.Digest))}
 	d.mend = newMender(s, d)
 	defer func() {
 		if err != nil {
@@ -103,7 +104,7 @@ func (s *Stream) pullOnce(ctx context.Context, why string) (_ *pulledDisk, err e
 			if d.there() {
 				break
 			}
-			if d.seek, err = s.seekLocked(ctx, root.Root, d.dir+seekSuffix); err != nil {
+			if d.seek, err = s.openSeekDisks(ctx, root.Root, d.dir+seekSuffix); err != nil {
 				return nil, err
 			}
 			if d.seek != nil {
@@ -281,14 +282,15 @@ const (
 // there reports whether the disks are there, with their digests.
 func (d *pulledDisk) there() bool {
 	if _, d.missing = d.root.Stat(d.dir); d.missing == nil {
-		d.digests, d.missing = loadRawDigests(d.root, d.dir+digestsSuffix)
+		_ = d.digests.close()
+		d.digests, d.missing = loadRawDigests(d.root, d.dir+digestsSuffix, d.mend.s.kept.dir)
 	}
 	return d.missing == nil
 }
 
 // pullInto makes the directory with the disks. The directory appears when it is complete.
 func (s *Stream) pullInto(ctx context.Context, root *osfile.Shared, dir, seek, why string) error {
-	s.client.opt.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
+	s.client.Warn(fmt.Sprintf("%s is fetched and verified before it is served, as it has no "+
 		"index of its disks: %s", s.ref, why))
 	partial := dir + partialSuffix
 	for _, name := range []string{partial, dir} {
@@ -300,7 +302,7 @@ func (s *Stream) pullInto(ctx context.Context, root *osfile.Shared, dir, seek, w
 		return err
 	}
 	img := *s.image
-	img.source = having{img.source, s.small}
+	img.Source = having{img.Source, s.small}
 	p := newPuller(&img, partial, PullOptions{})
 	p.many = true
 	p.create = func(name string) (*image.Destination, error) { return newRaw(root, name) }
@@ -362,7 +364,7 @@ func (s *Stream) pullAgain(ctx context.Context, root *osfile.Shared, dir string,
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return err
 		}
-		if err := pauseFor(ctx, lockPoll); err != nil {
+		if err := transport.PauseFor(ctx, lockPoll); err != nil {
 			return err
 		}
 	}
@@ -376,10 +378,11 @@ func (s *Stream) pullAgain(ctx context.Context, root *osfile.Shared, dir string,
 	if err != nil {
 		return err
 	}
-	digests, err := loadRawDigests(root, again+digestsSuffix)
+	digests, err := loadRawDigests(root, again+digestsSuffix, s.kept.dir)
 	if err != nil {
 		return err
 	}
+	defer digests.close()
 	if err := root.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -417,7 +420,7 @@ func (d *pulledDisk) open(_ context.Context, name string) (image.Source, error) 
 
 // rawDigest names a raw file that was made from an image.
 func rawDigest(manifest, name string) string {
-	return digestOf([]byte("kubevirt-disk raw\n" + keptName(manifest) + "\n" + name))
+	return transport.DigestOf([]byte("kubevirt-disk raw\n" + keptName(manifest) + "\n" + name))
 }
 
 func (d *pulledDisk) close() (err error) {
@@ -429,5 +432,6 @@ func (d *pulledDisk) close() (err error) {
 	if d.lock != nil {
 		err = errors.Join(err, d.lock.Close())
 	}
+	err = errors.Join(err, d.digests.close())
 	return errors.Join(err, d.root.Close())
 }

@@ -17,7 +17,7 @@ import (
 func TestPulledCounts(t *testing.T) {
 	l := newLying(t)
 	content := noise(80, 3<<20)
-	l.tags["1"] = l.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
+	l.Tags["1"] = l.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	others := Others(s.opt.CacheDir)
 	none, err := others()
@@ -62,8 +62,8 @@ func TestPulledCounts(t *testing.T) {
 // TestPulledRemovedMeanwhile removes the image between two starts that share a cache.
 func TestPulledRemovedMeanwhile(t *testing.T) {
 	l := newLying(t)
-	l.tags["1"] = l.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img",
-		content: noise(81, 1<<20)})))
+	l.Tags["1"] = l.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img",
+		Content: noise(81, 1<<20)})))
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	done := make(chan error)
 	go func() {
@@ -100,10 +100,10 @@ func TestPulledRemovedMeanwhile(t *testing.T) {
 // read.
 func TestFilesThatAreNoDisks(t *testing.T) {
 	content := noise(82, 1<<20)
-	others := []tarFile{{name: "disk/.keep"}, {name: "disk/README"},
-		{name: "disk/.gitignore", content: []byte("*\n")},
-		{name: "disk/._a.qcow2", content: noise(83, 4096)}}
-	all := append([]tarFile{{name: "disk/a.img", content: content}}, others...)
+	others := []tarFile{{Name: "disk/.keep"}, {Name: "disk/README"},
+		{Name: "disk/.gitignore", Content: []byte("*\n")},
+		{Name: "disk/._a.qcow2", Content: noise(83, 4096)}}
+	all := append([]tarFile{{Name: "disk/a.img", Content: content}}, others...)
 	for name, layers := range map[string][][]byte{
 		"one layer":         {tarOf(t, all...)},
 		"a compressed one":  {gzipped(t, tarOf(t, all...))},
@@ -112,7 +112,7 @@ func TestFilesThatAreNoDisks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLying(t)
-			l.tags["1"] = l.image(t, layers...)
+			l.Tags["1"] = l.Image(t, layers...)
 			c := newClient(t, l.options())
 			s := newStreaming(t, c, t.TempDir(), t.TempDir())
 			disks := s.once(t, l.ref(t, "vm/a:1"), func(_ string, img *image.Image) {

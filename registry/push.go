@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -17,6 +18,8 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // BaseNone is the base of an image that has only disks, like a containerDisk of KubeVirt.
@@ -26,12 +29,18 @@ const BaseNone = "none"
 type PushOptions struct {
 	// Base is the reference of the image whose layers come first, or BaseNone.
 	Base string
+	// Onto is another version of the disk. The new image then has the layers of that one, and a
+	// layer with what differs. If nothing is the same, the disk is pushed onto Base.
+	Onto Onto
 	// Compress says how to store files other than raw ones that are not compressed, as qcow2, by
 	// way of a temporary file. CompressRaw is the same for raw files. "": as they are.
 	Compress, CompressRaw qcow2.Compression
 	// Boot is the order of guests' first reads of these disks. It is kept with the image, and these
 	// blocks are fetched first whenever the image is served from the registry. nil: unknown.
 	Boot *BootOrder
+	// Open opens the files in another way than image.Open. They are stored as new qcow2 files. May
+	// be nil.
+	Open func(name string) (*image.Image, error)
 	// Image limits what is accepted as an image.
 	Image image.Options
 	// Uploads is a directory for notes on unfinished uploads. With these, the same push can later
@@ -49,19 +58,15 @@ type PushOptions struct {
 // Every image is validated before anything is sent. The same files on the same base give the same
 // digest, on every machine. What the registry has is not sent again, so a push that was interrupted
 // goes on when it is repeated. The tag is set last, when everything is there.
-func (c *Client) Push(
-	ctx context.Context,
-	files []string,
-	ref Reference,
-	opt PushOptions,
-) (digest string, err error) {
+func (c *Client) Push(ctx context.Context, files []string, ref transport.Reference,
+	opt PushOptions) (digest string, err error) {
 	if opt.Progress == nil {
 		opt.Progress = new(Progress)
 	}
-	if ref.remote == nil {
+	if !ref.Remote() {
 		return "", fmt.Errorf("%s is not in a registry: push to REGISTRY/NAME:TAG", ref)
 	}
-	if _, isDigest := ref.digest(); isDigest {
+	if _, isDigest := ref.Digest(); isDigest {
 		return "", fmt.Errorf("%s has a digest, which is the result of a push: name a tag", ref)
 	}
 	p := &pusher{client: c, ref: ref, opt: opt}
@@ -69,14 +74,15 @@ func (c *Client) Push(
 	if err := p.validate(files); err != nil {
 		return "", err
 	}
-	if err := p.findBase(ctx); err != nil {
-		return "", err
+	onto := opt.Onto.Image != ""
+	if onto {
+		var err error
+		if onto, err = p.onto(ctx); err != nil {
+			return "", err
+		}
 	}
-	if err := p.prepare(ctx); err != nil {
-		return "", err
-	}
-	if p.base != nil {
-		if err := p.findDisks(ctx); err != nil {
+	if !onto {
+		if err := p.whole(ctx); err != nil {
 			return "", err
 		}
 	}
@@ -86,23 +92,44 @@ func (c *Client) Push(
 	return p.send(ctx)
 }
 
+// whole lays out the layers of an image with all of the files.
+func (p *pusher) whole(ctx context.Context) error {
+	for _, f := range p.planned {
+		if f.compress != "" {
+			p.opt.Progress.total.Add(f.data)
+		}
+	}
+	if err := p.findBase(ctx, p.opt.Base); err != nil {
+		return err
+	}
+	if err := p.prepare(ctx); err != nil {
+		return err
+	}
+	if p.base != nil {
+		return p.findDisks(ctx)
+	}
+	return nil
+}
+
 // pusher is one Push.
 type pusher struct {
 	client *Client
-	ref    Reference
+	ref    transport.Reference
 	opt    PushOptions
 
 	planned []planned
-	layers  []*diskLayer
-	needs   map[*diskLayer]needs
+	layers  []*layer.Disk
+	needs   map[*layer.Disk]needs
 	base    *baseImage
-	indexed []byte // the layer of the index
+	old     *oldDisk // nil: the new image is not pushed onto another version of its disk
+	indexed []byte   // the layer of the index
 }
 
 func (p *pusher) close() (err error) {
 	for _, l := range p.layers {
-		err = errors.Join(err, l.file.Close())
+		err = errors.Join(err, l.File.Close())
 	}
+	err = errors.Join(err, p.old.close())
 	if p.base != nil {
 		err = errors.Join(err, p.base.source.Close())
 	}
@@ -123,7 +150,7 @@ type planned struct {
 // validate checks the files as serving them would, and decides how to store each.
 func (p *pusher) validate(files []string) error {
 	for _, file := range files {
-		img, err := image.Open(file, p.opt.Image)
+		img, err := p.open(file)
 		if err != nil {
 			return err
 		}
@@ -139,9 +166,11 @@ func (p *pusher) validate(files []string) error {
 		if info.Format == image.FormatRaw {
 			f.compress = cmp.Or(f.compress, p.opt.CompressRaw)
 		}
+		if p.opt.Open != nil {
+			f.compress = cmp.Or(f.compress, qcow2.CompressionNone)
+		}
 		if f.compress != "" {
 			f.name = strings.TrimSuffix(f.name, path.Ext(f.name)) + ".qcow2"
-			p.opt.Progress.total.Add(f.data)
 		} else {
 			for _, below := range info.BackingChain {
 				f.below = append(f.below, below.Name)
@@ -155,27 +184,27 @@ func (p *pusher) validate(files []string) error {
 	return p.matchBoot()
 }
 
+// open opens one of the files.
+func (p *pusher) open(file string) (*image.Image, error) {
+	if p.opt.Open != nil {
+		return p.opt.Open(file)
+	}
+	return image.Open(file, p.opt.Image)
+}
+
 // checkNames refuses two different files of one name.
 func (p *pusher) checkNames() error {
 	from := make(map[string]string)
 	for _, f := range p.planned {
 		names, files := []string{f.name}, []string{f.path}
 		for _, below := range f.below {
-			names, files = append(
-				names,
-				below,
-			), append(
-				files,
-				filepath.Join(filepath.Dir(f.path), below),
-			)
+			names, files = append(names,
+				below), append(files, filepath.Join(filepath.Dir(f.path), below))
 		}
 		for i, name := range names {
 			if other, there := from[name]; there && !same(other, files[i]) {
-				return fmt.Errorf(
-					"%q and %q would have the same name in the image: rename one",
-					other,
-					files[i],
-				)
+				return fmt.Errorf("%q and %q would have the same name in the image: rename one",
+					other, files[i])
 			}
 			from[name] = files[i]
 		}
@@ -186,10 +215,10 @@ func (p *pusher) checkNames() error {
 // prepare compresses files where needed, and lays out a layer for each file and each of its backing
 // files.
 func (p *pusher) prepare(ctx context.Context) error {
-	p.needs = make(map[*diskLayer]needs)
+	p.needs = make(map[*layer.Disk]needs)
 	there := make(map[string]bool)
 	add := func(name string, f *os.File, n needs) error {
-		l, err := newDiskLayer(path.Join(diskDir, filepath.ToSlash(name)), f)
+		l, err := layer.NewDisk(path.Join(layer.DiskDir, filepath.ToSlash(name)), f)
 		if err != nil {
 			return errors.Join(err, f.Close())
 		}
@@ -204,8 +233,8 @@ func (p *pusher) prepare(ctx context.Context) error {
 				return err
 			}
 			// By its descriptor, because it has no name.
-			again := func(string) (*os.File, error) {
-				return os.Open(fmt.Sprintf("/proc/self/fd/%d", made.Fd()))
+			again := func(string) (image.Source, error) {
+				return sourceOf(os.Open(fmt.Sprintf("/proc/self/fd/%d", made.Fd())))
 			}
 			all, err := needsOf(ctx, f.name, image.Options{}, f.boot, again)
 			if err != nil {
@@ -221,7 +250,8 @@ func (p *pusher) prepare(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		all, err := needsOf(ctx, f.name, p.opt.Image, f.boot, root.Open)
+		all, err := needsOf(ctx, f.name, p.opt.Image, f.boot,
+			func(name string) (image.Source, error) { return sourceOf(root.Open(name)) })
 		for _, name := range append([]string{f.name}, f.below...) {
 			if there[name] || err != nil {
 				continue
@@ -237,13 +267,13 @@ func (p *pusher) prepare(ctx context.Context) error {
 		}
 	}
 	// In any order of arguments the same image: LUNs are in the order of the names.
-	slices.SortFunc(p.layers, func(a, b *diskLayer) int { return strings.Compare(a.name, b.name) })
+	slices.SortFunc(p.layers, func(a, b *layer.Disk) int { return strings.Compare(a.Name, b.Name) })
 	return nil
 }
 
 // compressed stores an image as a compressed one, in a file without a name.
 func (p *pusher) compressed(ctx context.Context, f planned) (*os.File, error) {
-	img, err := image.Open(f.path, p.opt.Image)
+	img, err := p.open(f.path)
 	if err != nil {
 		return nil, err
 	}
@@ -261,10 +291,8 @@ func (p *pusher) compressed(ctx context.Context, f planned) (*os.File, error) {
 		p.opt.Progress.done.Add(f.data)
 	}
 	if err != nil {
-		return nil, errors.Join(
-			fmt.Errorf("compressing %q into %q: %w", f.path, os.TempDir(), err),
-			to.Close(),
-		)
+		return nil, errors.Join(fmt.Errorf("compressing %q into %q: %w", f.path, os.TempDir(), err),
+			to.Close())
 	}
 	return to, nil
 }
@@ -278,35 +306,70 @@ func same(a, b string) bool {
 // index hashes every file, and makes the layer of the index.
 func (p *pusher) index(ctx context.Context) error {
 	for _, l := range p.layers {
-		p.opt.Progress.total.Add(l.size + l.Size()) // it is read, and it is sent
+		p.opt.Progress.total.Add(l.Length + l.Size()) // it is read, and it is sent
 	}
-	x := &index{Version: indexVersion, ChunkSize: indexChunk}
-	for _, l := range p.layers {
-		chunks, err := l.hash(ctx, &p.opt.Progress.done)
-		if err != nil {
-			return fmt.Errorf("%q: %w", l.file.Name(), err)
-		}
-		x.Files = append(
-			x.Files,
-			indexFile{Name: l.name, Size: l.size, Layer: l.digest, Offset: int64(len(l.header)),
-				FirstChunk: int64(len(x.chunks) / digestSize), Metadata: p.needs[l].metadata,
-				Boot: p.needs[l].boot},
-		)
-		x.chunks = append(x.chunks, chunks...)
-	}
-	var err error
-	x.packed, err = packTables(ctx, p.layers,
-		func(l *diskLayer) [][2]int64 { return p.needs[l].metadata })
+	all, err := p.old.indexed(ctx)
 	if err != nil {
 		return err
 	}
-	p.indexed, err = x.layer(p.base == nil)
+	for _, l := range p.layers {
+		chunks, err := l.Hash(ctx, &p.opt.Progress.done)
+		if err != nil {
+			return fmt.Errorf("%q: %w", l.File.Name(), err)
+		}
+		all = append(all, indexedFile{
+			entry: layer.IndexFile{Name: l.Name, Size: l.Length, Layer: l.Digest,
+				Offset: int64(len(l.Header)), Metadata: p.needs[l].metadata,
+				Boot: p.needs[l].boot},
+			digests: layer.SectionOf(chunks), from: l.File})
+	}
+	x, err := newIndex(ctx, all)
+	if err != nil {
+		return err
+	}
+	p.indexed, err = x.Layer(p.base == nil)
 	return err
+}
+
+// indexedFile is a file of an index that is made.
+type indexedFile struct {
+	entry   layer.IndexFile
+	digests *io.SectionReader
+	from    io.ReaderAt // has the metadata; nil: it is not at hand
+}
+
+// newIndex makes the index of these files.
+func newIndex(ctx context.Context, all []indexedFile) (*layer.Index, error) {
+	slices.SortFunc(all, func(a, b indexedFile) int {
+		return strings.Compare(a.entry.Name, b.entry.Name)
+	})
+	x := &layer.Index{Version: layer.IndexVersion, ChunkSize: layer.IndexChunk}
+	var digests bytes.Buffer
+	var tables []layer.Ranges
+	complete := true
+	for _, f := range all {
+		f.entry.FirstChunk = int64(digests.Len() / layer.DigestSize)
+		if _, err := io.Copy(&digests, f.digests); err != nil {
+			return nil, err
+		}
+		x.Files = append(x.Files, f.entry)
+		tables = append(tables, layer.Ranges{File: f.from, Ranges: f.entry.Metadata})
+		complete = complete && (f.from != nil || len(f.entry.Metadata) == 0)
+	}
+	x.Digests = layer.SectionOf(digests.Bytes())
+	if !complete {
+		return x, nil
+	}
+	packed, err := layer.PackTables(ctx, tables)
+	if len(packed) > 0 {
+		x.Packed = layer.SectionOf(packed)
+	}
+	return x, err
 }
 
 // blobOf describes content of our own.
 func blobOf(text []byte, mediaType types.MediaType) v1.Descriptor {
-	h, _ := v1.NewHash(digestOf(text))
+	h, _ := v1.NewHash(transport.DigestOf(text))
 	return v1.Descriptor{MediaType: mediaType, Digest: h, Size: int64(len(text))}
 }
 
@@ -314,39 +377,26 @@ func blobOf(text []byte, mediaType types.MediaType) v1.Descriptor {
 func (p *pusher) ours(all bool) []v1.Descriptor {
 	x := blobOf(p.indexed, types.OCIUncompressedLayer)
 	if all {
-		x.Annotations = map[string]string{annotationIndex: fmt.Sprint(indexVersion)}
+		x.Annotations = map[string]string{layer.AnnotationIndex: fmt.Sprint(layer.IndexVersion)}
 	}
 	list := []v1.Descriptor{x}
 	for _, l := range p.layers {
-		h, _ := v1.NewHash(l.digest)
-		list = append(
-			list,
-			v1.Descriptor{MediaType: types.OCIUncompressedLayer, Digest: h, Size: l.Size()},
-		)
+		h, _ := v1.NewHash(l.Digest)
+		list = append(list,
+			v1.Descriptor{MediaType: types.OCIUncompressedLayer, Digest: h, Size: l.Size()})
 	}
 	return list
 }
 
 // send brings everything to the registry: blobs, then manifests, the tag last.
 func (p *pusher) send(ctx context.Context) (string, error) {
-	endpoints, err := p.client.endpoints(p.ref.remote.Context(), false)
+	var from transport.Reference // none
+	if p.base != nil {
+		from = p.base.ref
+	}
+	u, err := p.client.Uploader(p.ref, from, &p.opt.Progress.done, p.opt.Uploads)
 	if err != nil {
 		return "", err
-	}
-	e := endpoints[0]
-	u := &uploader{
-		endpoint: e,
-		scopes:   []string{e.repo.Scope("pull,push")},
-		sent:     &p.opt.Progress.done,
-		kept:     p.opt.Uploads,
-	}
-	if p.base != nil && p.base.ref.Host() == p.ref.Host() {
-		u.from = p.base.ref.remote.Context().RepositoryStr()
-		if u.from == e.repo.RepositoryStr() {
-			u.from = ""
-		} else {
-			u.scopes = append(u.scopes, p.base.ref.remote.Context().Scope("pull"))
-		}
 	}
 	made, err := p.images()
 	if err != nil {
@@ -357,12 +407,12 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 	for _, m := range made.images {
 		p.opt.Progress.total.Add(m.config.Size)
 	}
-	if err := u.blob(ctx, ours[0], bytes.NewReader(p.indexed)); err != nil {
+	if err := u.Blob(ctx, ours[0], bytes.NewReader(p.indexed)); err != nil {
 		return "", err
 	}
 	for i, l := range p.layers {
-		if err := u.blob(ctx, ours[i+1], l); err != nil {
-			return "", fmt.Errorf("%q: %w", l.file.Name(), err)
+		if err := u.Blob(ctx, ours[i+1], l); err != nil {
+			return "", fmt.Errorf("%q: %w", l.File.Name(), err)
 		}
 		if err := p.unchanged(l); err != nil {
 			return "", err
@@ -374,29 +424,28 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 		}
 	}
 	for _, m := range made.images {
-		if err := u.blob(ctx, m.config, bytes.NewReader(m.configText)); err != nil {
+		if err := u.Blob(ctx, m.config, bytes.NewReader(m.configText)); err != nil {
 			return "", err
 		}
 		digest := m.desc.Digest.String()
-		if err := u.manifest(ctx, digest, string(m.desc.MediaType), m.text); err != nil {
+		if err := u.Manifest(ctx, digest, string(m.desc.MediaType), m.text); err != nil {
 			return "", err
 		}
 	}
-	tag := p.ref.remote.Identifier()
-	if err := u.manifest(ctx, tag, string(made.top.MediaType), made.topText); err != nil {
+	tag := p.ref.Identifier()
+	if err := u.Manifest(ctx, tag, string(made.top.MediaType), made.topText); err != nil {
 		return "", err
 	}
 	return made.top.Digest.String(), nil
 }
 
 // unchanged fails if a file was written to while it was sent.
-func (p *pusher) unchanged(l *diskLayer) error {
-	info, err := l.file.Stat()
-	if err == nil && info.Size() != l.size {
+func (p *pusher) unchanged(l *layer.Disk) error {
+	info, err := l.File.Stat()
+	if err == nil && info.Size() != l.Length {
 		err = fmt.Errorf(
 			"%q was changed while it was sent; push it again when nothing writes to it",
-			l.file.Name(),
-		)
+			l.File.Name())
 	}
 	return err
 }

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,6 +25,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // memory is a registry in memory. A test may answer in its place.
@@ -34,6 +35,8 @@ type memory struct {
 
 	mu   sync.Mutex
 	said []string // guarded by mu
+	came int64    // bytes of requests; guarded by mu
+	went int64    // bytes of answers; guarded by mu
 	// answers in its place; guarded by mu
 	fault func(w http.ResponseWriter, r *http.Request) (ok bool)
 }
@@ -48,12 +51,50 @@ func newMemory(t testing.TB) *memory {
 		fault := m.fault
 		m.mu.Unlock()
 		if fault == nil || !fault(w, r) {
-			handler.ServeHTTP(w, r)
+			r.Body = &countedBody{r.Body, m}
+			handler.ServeHTTP(&countedAnswer{w, m}, r)
 		}
 	}))
 	t.Cleanup(server.Close)
 	m.host = strings.TrimPrefix(server.URL, "http://")
 	return m
+}
+
+// countedBody counts the bytes of a request, and countedAnswer those of an answer.
+type (
+	countedBody struct {
+		io.ReadCloser
+		m *memory
+	}
+	countedAnswer struct {
+		http.ResponseWriter
+		m *memory
+	}
+)
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.m.mu.Lock()
+	defer b.m.mu.Unlock()
+	b.m.came += int64(n)
+	return n, err
+}
+
+func (a *countedAnswer) Write(p []byte) (int, error) {
+	n, err := a.ResponseWriter.Write(p)
+	a.m.mu.Lock()
+	defer a.m.mu.Unlock()
+	a.m.went += int64(n)
+	return n, err
+}
+
+// traffic is how many bytes came and went since the last call.
+func (m *memory) traffic() (came, went int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	came, went = m.came, m.went
+	m.came, m.went = 0, 0
+	return came, went
 }
 
 func (m *memory) requests(method, part string) (n int) {
@@ -68,30 +109,30 @@ func (m *memory) requests(method, part string) (n int) {
 	return n
 }
 
-func (m *memory) ref(t testing.TB, name string) Reference {
-	ref, err := ParseReference(m.host + "/" + name)
+func (m *memory) ref(t testing.TB, name string) transport.Reference {
+	ref, err := transport.ParseReference(m.host + "/" + name)
 	require.NoError(t, err)
 	return ref
 }
 
 func (m *memory) client(t testing.TB) *Client {
-	return newClient(t, Options{Insecure: []string{m.host}, Patience: 20 * time.Second})
+	return newClient(t, transport.Options{Insecure: []string{m.host}, Patience: 20 * time.Second})
 }
 
 // newBase is a base image for two platforms, as docker makes it.
-func newBase(t testing.TB) (ref Reference, layer []byte) {
+func newBase(t testing.TB) (ref transport.Reference, layer []byte) {
 	s := store{}
 	layer = gzipped(
 		t,
 		tarOf(
 			t,
-			tarFile{name: "disk/", kind: tar.TypeDir},
-			tarFile{name: "kubevirt-disk", content: noise(30, 5000)},
+			tarFile{Name: "disk/", Kind: tar.TypeDir},
+			tarFile{Name: "kubevirt-disk", Content: noise(30, 5000)},
 		),
 	)
 	index := v1.IndexManifest{SchemaVersion: 2, MediaType: types.DockerManifestList}
 	for _, arch := range []string{"amd64", "arm64"} {
-		config := s.add(
+		config := s.Add(
 			[]byte(
 				fmt.Sprintf(
 					`{"architecture":%q,"os":"linux","config":{"Entrypoint":["/kubevirt-disk"],"X-Own":1},`+
@@ -102,9 +143,9 @@ func newBase(t testing.TB) (ref Reference, layer []byte) {
 			),
 		)
 		config.MediaType = types.DockerConfigJSON
-		l := s.add(layer)
+		l := s.Add(layer)
 		l.MediaType = types.DockerLayer
-		desc := s.manifest(
+		desc := s.Manifest(
 			t,
 			v1.Manifest{
 				SchemaVersion: 2,
@@ -116,9 +157,9 @@ func newBase(t testing.TB) (ref Reference, layer []byte) {
 		desc.MediaType, desc.Platform = types.DockerManifestSchema2, platformOf(arch)
 		index.Manifests = append(index.Manifests, desc)
 	}
-	desc := s.manifest(t, index)
+	desc := s.Manifest(t, index)
 	desc.MediaType = types.DockerManifestList
-	return s.layout(t, desc), layer
+	return layoutOf(t, s, desc), layer
 }
 
 // diskFiles are a raw disk, and a qcow2 one with a backing file in a subdirectory.
@@ -181,15 +222,15 @@ func TestPushPull(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, digest, second)
 	require.Zero(t, m.requests("PATCH", ""))
-	byDigest, err := ParseReference(m.host + "/vm/a@" + digest)
+	byDigest, err := transport.ParseReference(m.host + "/vm/a@" + digest)
 	require.NoError(t, err)
 
-	r, err := c.resolve(ctx, byDigest)
+	r, err := c.Resolve(ctx, byDigest)
 	require.NoError(t, err)
-	require.Len(t, r.manifest.Layers, 5)
-	require.Equal(t, digestOf(baseLayer), r.manifest.Layers[0].Digest.String())
-	require.Equal(t, types.OCILayer, r.manifest.Layers[0].MediaType)
-	config, err := r.small(ctx, r.manifest.Config, maxManifest)
+	require.Len(t, r.Manifest.Layers, 5)
+	require.Equal(t, digestOf(baseLayer), r.Manifest.Layers[0].Digest.String())
+	require.Equal(t, types.OCILayer, r.Manifest.Layers[0].MediaType)
+	config, err := r.Small(ctx, r.Manifest.Config, transport.MaxManifest)
 	require.NoError(t, err)
 	var parsed v1.ConfigFile
 	require.NoError(t, json.Unmarshal(config, &parsed))
@@ -198,14 +239,13 @@ func TestPushPull(t *testing.T) {
 	require.Equal(t, []string{"/kubevirt-disk"}, parsed.Config.Entrypoint)
 	require.Contains(t, string(config), "X-Own", "what is not known is kept")
 
-	x, err := r.readIndex(ctx)
-	require.NoError(t, err)
+	x := fullIndex(t, r)
 	require.Len(t, x.Files, 3)
 	var names []string
-	for i, l := range r.manifest.Layers[2:] {
+	for i, l := range r.Manifest.Layers[2:] {
 		require.Equal(t, types.OCIUncompressedLayer, l.MediaType)
 		require.Equal(t, l.Digest, parsed.RootFS.DiffIDs[i+2], "a layer that is not compressed")
-		layer, err := r.small(ctx, l, 100<<20)
+		layer, err := r.Small(ctx, l, 100<<20)
 		require.NoError(t, err)
 		tr := tar.NewReader(bytes.NewReader(layer))
 		h, err := tr.Next()
@@ -224,9 +264,9 @@ func TestPushPull(t *testing.T) {
 		names = append(names, f.Name)
 		require.Equal(t, []any{h.Name, h.Size, l.Digest.String()}, []any{f.Name, f.Size, f.Layer})
 		require.True(t, bytes.Equal(content, layer[f.Offset:f.Offset+f.Size]))
-		for n := range f.chunks(x.ChunkSize) {
-			sum := sha256.Sum256(content[n*x.ChunkSize : min((n+1)*x.ChunkSize, f.Size)])
-			require.Equal(t, sum[:], x.chunks[(f.FirstChunk+n)*digestSize:][:digestSize])
+		for n := range f.Chunks(x.ChunkSize) {
+			chunk := content[n*x.ChunkSize : min((n+1)*x.ChunkSize, f.Size)]
+			require.NoError(t, checkDigest(x.Digests, f.FirstChunk+n, chunk))
 		}
 	}
 	require.Equal(t, []string{"disk/a.qcow2", "disk/bases/b.img", "disk/other.raw"}, names)
@@ -252,9 +292,9 @@ func TestIndexMetadata(t *testing.T) {
 		_, err := m.client(t).
 			Push(ctx, []string{filepath.Join(dir, "a.qcow2")}, ref, PushOptions{Base: BaseNone})
 		require.NoError(t, err)
-		r, err := m.client(t).resolve(ctx, ref)
+		r, err := m.client(t).Resolve(ctx, ref)
 		require.NoError(t, err)
-		x, err := r.readIndex(ctx)
+		x, err := readIndex(ctx, r)
 		require.NoError(t, err)
 		file, err := os.ReadFile(filepath.Join(dir, "a.qcow2"))
 		require.NoError(t, err)
@@ -288,15 +328,15 @@ func TestPushContainerDisk(t *testing.T) {
 	_, err := m.client(t).
 		Push(ctx, []string{filepath.Join(dir, "a.img")}, ref, PushOptions{Base: BaseNone})
 	require.NoError(t, err)
-	r, err := m.client(t).resolve(ctx, ref)
+	r, err := m.client(t).Resolve(ctx, ref)
 	require.NoError(t, err)
 	list, err := readTarOf(ctx, r, 0)
 	require.NoError(t, err)
-	require.Contains(t, list.entries, "disk")
-	require.Len(t, list.entries, 1)
+	require.Contains(t, list.Entries, "disk")
+	require.Len(t, list.Entries, 1)
 	list, err = readTarOf(ctx, r, 1)
 	require.NoError(t, err)
-	require.Contains(t, list.entries, "disk/a.img")
+	require.Contains(t, list.Entries, "disk/a.img")
 
 	// One of several disks by itself.
 	second := filepath.Join(dir, "b.img")
@@ -312,12 +352,12 @@ func TestPushContainerDisk(t *testing.T) {
 	require.Equal(t, 2, m.requests("GET", "/blobs/"), "the index and one layer")
 }
 
-func readTarOf(ctx context.Context, r *resolved, i int) (*layerList, error) {
-	b, err := r.source.blob(r.manifest.Layers[i])
+func readTarOf(ctx context.Context, r *transport.Image, i int) (*layerList, error) {
+	b, err := r.Source.Blob(r.Manifest.Layers[i])
 	if err != nil {
 		return nil, err
 	}
-	in, err := openLayer(ctx, b, new(Progress), nil)
+	in, err := openLayer(ctx, b, new(atomic.Int64), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -359,9 +399,9 @@ func TestPushCompresses(t *testing.T) {
 		again, err := m.client(t).Push(ctx, append(files, packed), m.ref(t, "vm/c:1"), opt)
 		require.NoError(t, err)
 		require.Equal(t, digest, again)
-		r, err := m.client(t).resolve(ctx, m.ref(t, "vm/c:1"))
+		r, err := m.client(t).Resolve(ctx, m.ref(t, "vm/c:1"))
 		require.NoError(t, err)
-		x, err := r.readIndex(ctx)
+		x, err := readIndex(ctx, r)
 		require.NoError(t, err)
 		var names []string
 		for _, f := range x.Files {
@@ -397,11 +437,11 @@ func TestPushRefuses(t *testing.T) {
 		return path
 	}
 	good := file("a.img", noise(36, 8192))
-	digest, _ := ParseReference(m.host + "/vm/a@" + digestOf(nil))
-	oci, _ := ParseReference("oci:" + dir)
+	digest, _ := transport.ParseReference(m.host + "/vm/a@" + digestOf(nil))
+	oci, _ := transport.ParseReference("oci:" + dir)
 	for name, c := range map[string]struct {
 		files []string
-		ref   Reference
+		ref   transport.Reference
 		want  string
 	}{
 		"damaged": {[]string{good, file("b.qcow2", []byte("QFI\xfb and no more"))},

@@ -10,10 +10,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // baseOf is a base image with these layers, the lowest first.
-func baseOf(t testing.TB, layers ...[]byte) Reference {
+func baseOf(t testing.TB, layers ...[]byte) transport.Reference {
 	s := store{}
 	var ids []string
 	for _, l := range layers {
@@ -22,16 +23,16 @@ func baseOf(t testing.TB, layers ...[]byte) Reference {
 	text, err := json.Marshal(map[string]any{"os": "linux",
 		"rootfs": map[string]any{"type": "layers", "diff_ids": ids}})
 	require.NoError(t, err)
-	desc := s.add(text)
-	made := s.image(t, layers...)
-	m, err := parseManifest(s[made.Digest.String()])
+	desc := s.Add(text)
+	made := s.Image(t, layers...)
+	m, err := transport.ParseManifest(s[made.Digest.String()])
 	require.NoError(t, err)
 	m.Config.Digest, m.Config.Size = desc.Digest, desc.Size
-	return s.layout(t, s.manifest(t, m))
+	return layoutOf(t, s, s.Manifest(t, m))
 }
 
 // inContainer are the disks that a container of the image serves, in the order of their LUNs.
-func inContainer(t testing.TB, c *Client, ref Reference) (names []string) {
+func inContainer(t testing.TB, c *Client, ref transport.Reference) (names []string) {
 	t.Helper()
 	dir := t.TempDir()
 	_, _, err := c.Pull(t.Context(), ref, dir, PullOptions{Original: true})
@@ -54,9 +55,9 @@ func TestPushOntoDisks(t *testing.T) {
 		files = append(files, filepath.Join(dir, name))
 		require.NoError(t, os.WriteFile(files[i], noise(uint64(i), 1<<20), 0o644))
 	}
-	program := tarOf(t, tarFile{name: "disk/", kind: tar.TypeDir},
-		tarFile{name: "kubevirt-disk", content: noise(7, 100)})
-	lower := tarOf(t, tarFile{name: "disk/disk1.raw", content: noise(8, 1<<20)})
+	program := tarOf(t, tarFile{Name: "disk/", Kind: tar.TypeDir},
+		tarFile{Name: "kubevirt-disk", Content: noise(7, 100)})
+	lower := tarOf(t, tarFile{Name: "disk/disk1.raw", Content: noise(8, 1<<20)})
 	pushedBase := newMemory(t)
 	_, err := pushedBase.client(t).Push(t.Context(), files[1:], pushedBase.ref(t, "vm/base:1"),
 		PushOptions{Base: BaseNone})
@@ -73,14 +74,14 @@ func TestPushOntoDisks(t *testing.T) {
 		"a disk": {baseOf(t, gzipped(t, program), gzipped(t, lower)).String(), files, false,
 			[]string{"disk1.raw", "disk2.raw", "disk10.raw"}},
 		"a disk that is removed": {baseOf(t, program, zstandard(t, lower),
-			tarOf(t, tarFile{name: "disk/.wh.disk1.raw"})).String(), files, true,
+			tarOf(t, tarFile{Name: "disk/.wh.disk1.raw"})).String(), files, true,
 			[]string{"disk2.raw", "disk10.raw"}},
 		"a disk that is replaced": {baseOf(t, program,
-			tarOf(t, tarFile{name: "disk/disk2.raw", content: []byte("other")})).String(), files,
+			tarOf(t, tarFile{Name: "disk/disk2.raw", Content: []byte("other")})).String(), files,
 			true,
 			[]string{"disk2.raw", "disk10.raw"}},
-		"a link": {baseOf(t, tarOf(t, tarFile{name: "a", content: noise(9, 1<<20)},
-			tarFile{name: "disk/disk1.raw", kind: tar.TypeLink, link: "a"})).String(), files,
+		"a link": {baseOf(t, tarOf(t, tarFile{Name: "a", Content: noise(9, 1<<20)},
+			tarFile{Name: "disk/disk1.raw", Kind: tar.TypeLink, Link: "a"})).String(), files,
 			false,
 			[]string{"disk1.raw", "disk2.raw", "disk10.raw"}},
 		"an image that was pushed": {pushedBase.ref(t, "vm/base:1").String(), files[:1], false,
@@ -88,7 +89,7 @@ func TestPushOntoDisks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMemory(t)
-			c := newClient(t, Options{Insecure: []string{m.host, pushedBase.host}})
+			c := newClient(t, transport.Options{Insecure: []string{m.host, pushedBase.host}})
 			ref := m.ref(t, "vm/a:1")
 			_, err := c.Push(t.Context(), test.push, ref, PushOptions{Base: test.base})
 			require.NoError(t, err)
@@ -106,14 +107,14 @@ func TestPushOntoDisks(t *testing.T) {
 // TestLUNsOfBuiltImage: an image that a builder made has the same order of disks, whether its files
 // are read by ranges or it is fetched first.
 func TestLUNsOfBuiltImage(t *testing.T) {
-	layer := tarOf(t, tarFile{name: "disk/disk10.raw", content: noise(1, 1<<20)},
-		tarFile{name: "disk/disk9.raw", content: noise(2, 1<<20)})
+	layer := tarOf(t, tarFile{Name: "disk/disk10.raw", Content: noise(1, 1<<20)},
+		tarFile{Name: "disk/disk9.raw", Content: noise(2, 1<<20)})
 	want := []string{"disk9.raw", "disk10.raw"}
 	for name, l := range map[string][]byte{"ranges": layer, "fetched": gzipped(t, layer)} {
 		t.Run(name, func(t *testing.T) {
 			s := store{}
-			ref := s.layout(t, s.image(t, l))
-			c := newClient(t, Options{})
+			ref := layoutOf(t, s, s.Image(t, l))
+			c := newClient(t, transport.Options{})
 			require.Equal(t, want, inContainer(t, c, ref))
 			st := newStreaming(t, c, t.TempDir(), t.TempDir()).open(t, ref)
 			require.Equal(t, want, namesOfDisks(st.Disks()))

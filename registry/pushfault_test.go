@@ -124,16 +124,16 @@ func TestPushMountRefused(t *testing.T) {
 			h, _, err := v1.SHA256(bytes.NewReader(content))
 			require.NoError(t, err)
 			desc := v1.Descriptor{Digest: h, Size: int64(len(content))}
-			endpoints, err := m.client(t).endpoints(m.ref(t, "vm/a:1").remote.Context(), false)
+			up, err := m.client(t).Uploader(m.ref(t, "vm/a:1"), m.ref(t, "vm/base:1"),
+				new(atomic.Int64), "")
 			require.NoError(t, err)
-			e := endpoints[0]
-			up := &uploader{endpoint: e, scopes: []string{e.repo.Scope("pull,push"),
-				"repository:vm/base:pull"}, from: "vm/base", sent: new(atomic.Int64)}
-			require.NoError(t, up.blob(t.Context(), desc, bytes.NewReader(content)))
+			require.NoError(t, up.Blob(t.Context(), desc, bytes.NewReader(content)))
 			require.Equal(t, 1, mounts)
-			there, err := up.has(t.Context(), desc)
+			src, err := m.client(t).Source(m.ref(t, "vm/a:1"), "")
 			require.NoError(t, err)
-			require.True(t, there)
+			b, err := src.Blob(desc)
+			require.NoError(t, err)
+			require.NoError(t, b.Fill(t.Context(), make([]byte, len(content)), 0))
 		})
 	}
 }

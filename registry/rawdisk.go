@@ -1,9 +1,7 @@
 package registry
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +17,8 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // rawDisk is a raw file of the cache that was made from an image. Like a chunk of the cache, each
@@ -27,7 +27,7 @@ type rawDisk struct {
 	of    *pulledDisk
 	name  string
 	want  *rawDigestsOf
-	zeros zeroChunks
+	zeros layer.Zeros
 
 	file    atomic.Pointer[os.File] // nil: it cannot be opened
 	checked []atomic.Bool           // by chunk
@@ -43,9 +43,13 @@ func newRawDisk(d *pulledDisk, name string) (*rawDisk, error) {
 	if want == nil {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 	}
-	r := &rawDisk{of: d, name: name, want: want,
-		zeros:   newZeroChunks(want.Size, indexChunk, want.Chunks),
-		checked: make([]atomic.Bool, len(want.Chunks)/digestSize)}
+	zeros, err := layer.NewZeros(want.Size, layer.IndexChunk,
+		io.NewSectionReader(want.chunks, 0, want.chunks.Size()))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	r := &rawDisk{of: d, name: name, want: want, zeros: zeros,
+		checked: make([]atomic.Bool, want.chunks.Size()/layer.DigestSize)}
 	_ = r.reopen() // if that fails, its first read mends it
 	return r, nil
 }
@@ -88,7 +92,7 @@ func (r *rawDisk) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || off >= r.Size() {
 		return disk.Extent{}, fmt.Errorf("an extent at %d of %d bytes", off, r.Size())
 	}
-	n, zero := r.zeros.run(off, length)
+	n, zero := r.zeros.Run(off, length)
 	return disk.Extent{Length: n, Data: !zero}, nil
 }
 
@@ -122,7 +126,7 @@ func (r *rawDisk) ReadAt(ctx context.Context, p []byte, off int64) (n int, err e
 	}
 	for n < len(p) {
 		at := off + int64(n)
-		length, zero := r.zeros.run(at, int64(len(p)-n))
+		length, zero := r.zeros.Run(at, int64(len(p)-n))
 		part := p[n : n+int(length)]
 		if zero {
 			clear(part)
@@ -139,10 +143,10 @@ func (r *rawDisk) ReadAt(ctx context.Context, p []byte, off int64) (n int, err e
 
 // readPart reads either the part of p that was verified before, or up to the end of a chunk.
 func (r *rawDisk) readPart(ctx context.Context, p []byte, off int64) (int, error) {
-	chunk := off / indexChunk
+	chunk := off / layer.IndexChunk
 	ready := off
-	for ready < off+int64(len(p)) && r.checked[ready/indexChunk].Load() {
-		ready = (ready/indexChunk + 1) * indexChunk
+	for ready < off+int64(len(p)) && r.checked[ready/layer.IndexChunk].Load() {
+		ready = (ready/layer.IndexChunk + 1) * layer.IndexChunk
 	}
 	if ready > off {
 		part := p[:min(int64(len(p)), ready-off)]
@@ -151,19 +155,19 @@ func (r *rawDisk) readPart(ctx context.Context, p []byte, off int64) (int, error
 		}
 		r.checked[chunk].Store(false) // somebody has cut the file short, or storage fails
 	}
-	whole := make([]byte, min(indexChunk, r.Size()-chunk*indexChunk))
+	whole := make([]byte, min(layer.IndexChunk, r.Size()-chunk*layer.IndexChunk))
 	if !r.right(chunk, whole) {
 		if err := r.of.mend.chunk(ctx, r, chunk, whole); err != nil {
 			return 0, fmt.Errorf("%s: %w", r.path(), err)
 		}
 	}
-	return copy(p, whole[off-chunk*indexChunk:]), nil
+	return copy(p, whole[off-chunk*layer.IndexChunk:]), nil
 }
 
 // right reads a chunk of the file, and reports whether it is what it was.
 func (r *rawDisk) right(chunk int64, p []byte) bool {
 	f := r.file.Load()
-	if f == nil || osfile.ReadFull(f, p, chunk*indexChunk) != nil || !r.matches(chunk, p) {
+	if f == nil || osfile.ReadFull(f, p, chunk*layer.IndexChunk) != nil || !r.matches(chunk, p) {
 		return false
 	}
 	r.checked[chunk].Store(true)
@@ -171,8 +175,7 @@ func (r *rawDisk) right(chunk int64, p []byte) bool {
 }
 
 func (r *rawDisk) matches(chunk int64, p []byte) bool {
-	sum := sha256.Sum256(p)
-	return bytes.Equal(sum[:], r.want.Chunks[chunk*digestSize:][:digestSize])
+	return checkDigest(r.want.chunks, chunk, p) == nil
 }
 
 // mender brings wrong chunks of raw files again: by ranges if that is possible, or else with the
@@ -241,26 +244,26 @@ func (m *mender) chunk(ctx context.Context, r *rawDisk, chunk int64, p []byte) e
 			"its digest, and is fetched again", chunk))
 	}
 	if one := m.byRanges(ctx, r.name); one != nil {
-		_, err := one.ReadAt(ctx, p, chunk*indexChunk)
+		_, err := one.ReadAt(ctx, p, chunk*layer.IndexChunk)
 		if err == nil && !r.matches(chunk, p) {
 			err = errors.New("other content was fetched")
 		}
 		if err == nil {
-			r.repair(p, chunk*indexChunk)
+			r.repair(p, chunk*layer.IndexChunk)
 			return nil
 		}
 		if errors.Is(err, disk.ErrNotNow) || ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", disk.ErrNotNow, err)
 		}
 	}
-	for pause := firstPause; ; pause = min(2*pause, longPause) {
+	for pause := transport.FirstPause; ; pause = min(2*pause, transport.LongPause) {
 		err := m.whole(ctx, r)
 		if err == nil {
 			break
 		}
 		if ctx.Err() == nil {
 			m.s.warnOf(r.name)(fmt.Sprintf("%v; a read waits, next try in %s", err, pause))
-			err = errors.Join(err, pauseFor(ctx, pause))
+			err = errors.Join(err, transport.PauseFor(ctx, pause))
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", disk.ErrNotNow, err)
@@ -290,7 +293,7 @@ func (r *rawDisk) repair(p []byte, off int64) {
 // byRanges is the disk as it can be read without its raw file. nil: it cannot.
 func (m *mender) byRanges(ctx context.Context, name string) *seekDisk {
 	if !m.sought {
-		seek, err := m.s.seekLocked(ctx, m.of.root.Root, m.of.dir+seekSuffix)
+		seek, err := m.s.openSeekDisks(ctx, m.of.root.Root, m.of.dir+seekSuffix)
 		if ctx.Err() == nil && !errors.Is(err, disk.ErrNotNow) {
 			m.sought = true
 		}

@@ -17,18 +17,19 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // rawImage is an image without an index that must be fetched as a whole, and its only disk.
 func rawImage(t *testing.T, pack func(testing.TB, []byte) []byte) (l *lying, content []byte) {
 	content = bytes.Join([][]byte{noise(60, 3<<20), make([]byte, 2<<20), noise(61, 1<<20)}, nil)
 	l = newLying(t)
-	l.tags["1"] = l.image(t, pack(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
+	l.Tags["1"] = l.Image(t, pack(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))
 	return l, content
 }
 
 func (s *streaming) fetchedDir(l *lying) string {
-	return filepath.Join(s.opt.CacheDir, pulledDir, keptName(l.tags["1"].Digest.String()))
+	return filepath.Join(s.opt.CacheDir, pulledDir, keptName(l.Tags["1"].Digest.String()))
 }
 
 // damages are what storage, or somebody, can do to a fetched image. dir is its directory.
@@ -102,7 +103,7 @@ func TestPulledDamaged(t *testing.T) {
 					require.True(t, bytes.Equal(content, contentOf(t, img)))
 				}
 				first := s.once(t, ref, func(string, *image.Image) {})
-				whole := l.sentSince()
+				whole := l.SentSince()
 				require.NoError(t, damage(s.fetchedDir(l)))
 				require.Equal(t, first, s.once(t, ref, func(name string, img *image.Image) {
 					e, err := img.Extent(t.Context(), 0, 8<<20)
@@ -110,12 +111,12 @@ func TestPulledDamaged(t *testing.T) {
 					require.True(t, e.Data, "a hole is one by its digests only")
 					right(name, img)
 				}))
-				sent := l.sentSince()
+				sent := l.SentSince()
 				if name == "gzip" && what == "a bit" {
 					require.Positive(t, s.opt.Cache.Stats().Damaged)
 					require.Less(t, sent, whole/2)
 				}
-				l.server.Close()
+				l.Server.Close()
 				s.once(t, ref, right) // it was mended
 			})
 		}
@@ -198,9 +199,9 @@ func TestPulledChild(t *testing.T) {
 	if os.Getenv(childRef) == "" {
 		t.Skip("only TestPulledSharedByUsers needs it")
 	}
-	ref, err := ParseReference(os.Getenv(childRef))
+	ref, err := transport.ParseReference(os.Getenv(childRef))
 	require.NoError(t, err)
-	c := newClient(t, Options{Insecure: []string{strings.Split(ref.String(), "/")[0]}})
+	c := newClient(t, transport.Options{Insecure: []string{strings.Split(ref.String(), "/")[0]}})
 	s := newStreaming(t, c, os.Getenv(childCache), filepath.Join(os.Getenv("HOME"), "keep"))
 	s.once(t, ref, func(_ string, img *image.Image) {
 		fmt.Println("read", digestOf(contentOf(t, img)))
@@ -254,10 +255,10 @@ func TestPulledSharedByUsers(t *testing.T) {
 	dir := s.fetchedDir(l)
 	old := time.Now().Add(-time.Hour)
 	require.NoError(t, os.Chtimes(dir, old, old))
-	whole := l.sentSince()
+	whole := l.SentSince()
 	require.NoError(t, damages["a new hole"](dir))
 	read(4002)
-	require.Less(t, l.sentSince(), whole)
+	require.Less(t, l.SentSince(), whole)
 	info, err := os.Stat(dir)
 	require.NoError(t, err)
 	require.Less(t, time.Since(info.ModTime()), time.Minute, "it notes that it is used")
@@ -268,6 +269,6 @@ func TestPulledSharedByUsers(t *testing.T) {
 	require.NoError(t, os.Remove(dir+digestsSuffix))
 	require.NoError(t, os.RemoveAll(dir+seekSuffix))
 	read(4002) // removes what is there, and fetches it
-	l.server.Close()
+	l.Server.Close()
 	read(4001)
 }

@@ -11,36 +11,41 @@ import (
 
 	"kubevirt.io/disk/internal/inflate"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // seekable is the content of a gzip layer with checkpoints. Reads fetch ranges of the layer,
 // decompress from a checkpoint on, verify the result, and keep it in a cache.
 type seekable struct {
-	layer  *blob
-	points *checkpoints
+	layer  *transport.Blob
+	points *layer.Checkpoints
 	cached *cache.Blob
-	zeros  zeroChunks
+	zeros  layer.Zeros
 	name   string // of the content
 }
 
-func newSeekable(c *cache.Cache, layer *blob, points *checkpoints) (*seekable, error) {
-	digests := make([]byte, 0, points.count()*sha256.Size)
-	for i := range points.count() {
-		digests = append(digests, points.entry(i).digest...)
+func newSeekable(c *cache.Cache, from *transport.Blob, points *layer.Checkpoints) (*seekable,
+	error) {
+	digests := make([]byte, 0, points.Count()*sha256.Size)
+	for i := range points.Count() {
+		digests = append(digests, points.Entry(i).Digest...)
 	}
-	s := &seekable{layer: layer, points: points,
-		name:  chunksDigest(points.size, points.chunk, digests),
-		zeros: newZeroChunks(points.size, points.chunk, digests)}
+	s := &seekable{layer: from, points: points}
 	var err error
-	s.cached, err = c.Blob(cache.BlobOptions{Digest: s.name, Size: points.size,
-		ChunkSize: points.chunk, Fetch: s.fetch, Verify: s.verify})
+	s.name, s.zeros, err = ofDigests(points.Size, points.Chunk, layer.SectionOf(digests))
+	if err != nil {
+		return nil, err
+	}
+	s.cached, err = c.Blob(cache.BlobOptions{Digest: s.name, Size: points.Size,
+		ChunkSize: points.Chunk, Fetch: s.fetch, Verify: s.verify})
 	return s, err
 }
 
 func (s *seekable) verify(chunk int64, p []byte) error {
-	got, want := sha256.Sum256(p), s.points.entry(chunk).digest
+	got, want := sha256.Sum256(p), s.points.Entry(chunk).Digest
 	if !bytes.Equal(got[:], want) {
-		return &DigestError{Want: fmt.Sprintf("sha256:%x", want),
+		return &transport.DigestError{Want: fmt.Sprintf("sha256:%x", want),
 			Got: fmt.Sprintf("sha256:%x", got)}
 	}
 	return nil
@@ -49,21 +54,19 @@ func (s *seekable) verify(chunk int64, p []byte) error {
 // fetch brings a chunk. It leaves content that cannot be decompressed as it is, because verify will
 // find it wrong.
 func (s *seekable) fetch(ctx context.Context, p []byte, off int64) error {
-	chunk := off / s.points.chunk
-	begin, length := s.points.span(chunk)
-	in := s.layer.stream(ctx, begin, length)
+	chunk := off / s.points.Chunk
+	begin, length := s.points.Span(chunk)
+	in := s.layer.Stream(ctx, begin, length)
 	defer in.Close()
 	from := &keepsError{Reader: in}
-	err := s.points.read(from, chunk, p)
+	err := s.points.Read(from, chunk, p)
 	switch {
 	case from.err != nil:
 		return from.err
-	case errors.Is(err, errCheckpoints) || errors.Is(err, inflate.ErrCheckpoint):
+	case errors.Is(err, layer.ErrCheckpoints) || errors.Is(err, inflate.ErrCheckpoint):
 		return err
 	}
-	if f, ok := in.(*fetch); ok && f.matters() && s.verify(chunk, p) != nil {
-		f.wrong()
-	}
+	in.Doubt(func() error { return s.verify(chunk, p) })
 	return nil
 }
 
@@ -89,41 +92,28 @@ type seekablePart struct {
 
 func (f seekablePart) Size() int64 { return f.size }
 
-func (f seekablePart) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+func (f seekablePart) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	var end error
 	if off+int64(len(p)) > f.size {
-		p, err = p[:max(0, f.size-off)], io.EOF
+		p, end = p[:max(0, f.size-off)], io.EOF
 	}
-	for n < len(p) {
-		at := f.off + off + int64(n)
-		length, zero := f.of.zeros.run(at, int64(len(p)-n))
-		part := p[n : n+int(length)]
-		if zero {
-			clear(part)
-			n += len(part)
-			continue
-		}
-		got, err := f.of.cached.ReadAt(ctx, part, at)
-		if n += got; err != nil && got < len(part) {
-			return n, err
-		}
+	n, err := f.of.cached.ReadAt(ctx, p, f.off+off)
+	if err == nil {
+		err = end
 	}
 	return n, err
 }
 
 func (f seekablePart) Prefetch(off, length int64) {
-	at, end := f.off+off, f.off+min(off+length, f.size)
-	for at < end {
-		n, zero := f.of.zeros.run(at, end-at)
-		if !zero {
-			f.of.cached.Prefetch(at, n)
-		}
-		at += n
-	}
+	f.of.cached.Prefetch(f.off+off, min(length, f.size-off))
 }
 
-// hole returns how far the run at off goes, and whether it is zeros.
-func (f seekablePart) hole(off int64) (length int64, hole bool) {
-	return f.of.zeros.run(f.off+off, f.size-off)
+func (f seekablePart) Has(off, length int64) bool {
+	return f.of.cached.Has(f.off+off, min(length, f.size-off))
+}
+
+func (f seekablePart) run(off, length int64) (n int64, zero bool) {
+	return f.of.zeros.Run(f.off+off, min(length, f.size-off))
 }
 
 // seekDisks are the disks of an image that was once fetched as a whole, and then removed to make

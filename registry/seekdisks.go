@@ -14,6 +14,8 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/registry/internal/bounded"
+	"kubevirt.io/disk/registry/layer"
 )
 
 // A directory beside that of a fetched image has what is needed to read its disks by ranges, also
@@ -32,11 +34,11 @@ const (
 // seekContents are the disks of an image, and where their files lie in the content of its layers.
 type seekContents struct {
 	Disks map[string]string `json:"disks"` // the name in the image, by the name of the raw file
-	Files []*part           `json:"files"`
+	Files []*layer.Part     `json:"files"`
 }
 
-func (c *seekContents) find(name string) *part {
-	i := slices.IndexFunc(c.Files, func(p *part) bool { return p.Name == name })
+func (c *seekContents) find(name string) *layer.Part {
+	i := slices.IndexFunc(c.Files, func(p *layer.Part) bool { return p.Name == name })
 	if i < 0 {
 		return nil
 	}
@@ -61,7 +63,7 @@ func newSeekMaker(root *osfile.Shared, dir string) *seekMaker {
 }
 
 // layer begins the notes of a layer; nil: there will be none.
-func (m *seekMaker) layer(desc descriptor) *recorder {
+func (m *seekMaker) layer(desc descriptor) *layer.Recorder {
 	if m == nil {
 		return nil
 	}
@@ -72,37 +74,38 @@ func (m *seekMaker) layer(desc descriptor) *recorder {
 		return nil
 	}
 	m.root.Share(f)
-	return newRecorder(f, desc.Size)
+	return layer.NewRecorder(f, desc.Size)
 }
 
 // file notes where the content of the current file begins.
-func (m *seekMaker) file(rec *recorder, e *entry) {
-	if rec == nil || !under(diskDir, e.name) {
+func (m *seekMaker) file(rec *layer.Recorder, e *layer.Entry) {
+	if rec == nil || !layer.Under(layer.DiskDir, e.Name) {
 		return
 	}
-	if m.offsets[e.name] = rec.read; e.sparse {
-		delete(m.offsets, e.name)
+	if m.offsets[e.Name] = rec.Read; e.Sparse {
+		delete(m.offsets, e.Name)
 	}
 }
 
 // layerDone completes the notes of a layer that was read and verified. shade has what the
 // layers above hide of it.
-func (m *seekMaker) layerDone(rec *recorder, desc descriptor, list *layerList, shade *shadow) {
-	if rec == nil || rec.finish(desc.Size) != nil {
+func (m *seekMaker) layerDone(rec *layer.Recorder, desc descriptor, list *layer.List,
+	shade *layer.Shadow) {
+	if rec == nil || rec.Finish(desc.Size) != nil {
 		return
 	}
-	for name, e := range list.entries {
-		if e.kind == entryLink {
-			e = list.target(e)
+	for name, e := range list.Entries {
+		if e.Kind == layer.EntryLink {
+			e = list.Target(e)
 		}
-		if e == nil || e.kind != entryFile || !shade.shows(name) {
+		if e == nil || e.Kind != layer.EntryFile || !shade.Shows(name) {
 			continue
 		}
-		off, ok := m.offsets[e.name]
-		if !ok || e.size > rec.read-off {
+		off, ok := m.offsets[e.Name]
+		if !ok || e.Size > rec.Read-off {
 			continue
 		}
-		m.contents.Files = append(m.contents.Files, &part{Name: name, Size: e.size,
+		m.contents.Files = append(m.contents.Files, &layer.Part{Name: name, Size: e.Size,
 			Layer: desc.Digest.String(), Offset: off})
 	}
 }
@@ -114,23 +117,26 @@ func (m *seekMaker) done(pulled []Pulled, files []*file) error {
 		m.contents.Disks[filepath.Base(d.To)] = d.Name
 		for name := d.Name; name != ""; {
 			p := m.contents.find(name)
-			if p == nil || len(needed) > maxShown {
-				return errNoCheckpoints
+			if p == nil || len(needed) > layer.MaxShown {
+				return layer.ErrNoCheckpoints
 			}
 			needed[keptName(p.Layer)] = true
 			i := slices.IndexFunc(files, func(f *file) bool { return f.name == name })
 			if i < 0 {
-				return errNoCheckpoints
+				return layer.ErrNoCheckpoints
 			}
 			if files[i].backing == name {
-				return errNoCheckpoints
+				return layer.ErrNoCheckpoints
 			}
 			name = files[i].backing
 		}
 	}
 	content, err := json.Marshal(m.contents)
 	if err == nil {
-		err = writeDigested(m.root, path.Join(m.dir, seekName), content)
+		err = writeDigested(m.root, path.Join(m.dir, seekName), func(to *os.File, at int64) error {
+			_, err := to.WriteAt(content, at)
+			return err
+		})
 	}
 	entries, readErr := fs.ReadDir(m.root.FS(), m.dir)
 	err = errors.Join(err, readErr)
@@ -159,9 +165,9 @@ func loadSeekContents(content []byte) (*seekContents, error) {
 	return c, nil
 }
 
-// seekLocked opens the disks of an image that was fetched before. It returns nil without an error
-// if that is not possible, and the image must be fetched.
-func (s *Stream) seekLocked(ctx context.Context, cacheRoot *os.Root, dir string) (_ *seekDisks,
+// openSeekDisks opens the disks of an image that was fetched before. It returns nil without an
+// error if that is not possible, and the image must be fetched.
+func (s *Stream) openSeekDisks(ctx context.Context, cacheRoot *os.Root, dir string) (_ *seekDisks,
 	err error) {
 	root, err := cacheRoot.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -189,7 +195,7 @@ func (s *Stream) openSeek(ctx context.Context, root *os.Root, d *seekDisks) erro
 	if err != nil {
 		return err
 	}
-	content, err := readBounded(file, maxSeekContents)
+	content, err := bounded.Read(file, maxSeekContents)
 	if err = errors.Join(err, file.Close()); err != nil {
 		return err
 	}
@@ -198,37 +204,37 @@ func (s *Stream) openSeek(ctx context.Context, root *os.Root, d *seekDisks) erro
 		return fmt.Errorf("%s %w", seekName, err)
 	}
 	open := func(_ context.Context, name string) (image.Source, error) {
-		p := contents.find(path.Join(diskDir, name))
+		p := contents.find(path.Join(layer.DiskDir, name))
 		if p == nil {
 			return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 		}
-		layer, err := s.seekableLocked(root, d, p.Layer)
+		layer, err := s.seekableLayer(root, d, p.Layer)
 		if err != nil {
 			return nil, err
 		}
-		if p.Offset > layer.points.size || p.Size > layer.points.size-p.Offset {
+		if p.Offset > layer.points.Size || p.Size > layer.points.Size-p.Offset {
 			return nil, fmt.Errorf("%s does not lie in its layer", p.Name)
 		}
 		// Nobody sees this name: the disk has the name of the raw file.
 		return &farFile{blob: seekablePart{layer, p.Offset, p.Size}, name: layer.name,
-			chunk: layer.points.chunk, zeros: zeroChunks{size: p.Size}, warn: s.warnOf(p.Name)}, nil
+			chunk: layer.points.Chunk, warn: s.warnOf(p.Name)}, nil
 	}
 	for raw, name := range contents.Disks {
 		img, err := image.OpenSource(ctx, path.Base(name), open, image.Options{})
 		if err != nil {
 			return err
 		}
-		d.disks[raw] = &seekDisk{image: img, name: rawDigest(s.image.digest, raw)}
+		d.disks[raw] = &seekDisk{image: img, name: rawDigest(s.image.Digest, raw)}
 	}
 	return nil
 }
 
-// seekableLocked opens a layer with its checkpoints, once.
-func (s *Stream) seekableLocked(root *os.Root, d *seekDisks, digest string) (*seekable, error) {
+// seekableLayer opens a layer with its checkpoints, once.
+func (s *Stream) seekableLayer(root *os.Root, d *seekDisks, digest string) (*seekable, error) {
 	if l := d.layers[digest]; l != nil {
 		return l, nil
 	}
-	layers := s.image.manifest.Layers
+	layers := s.image.Manifest.Layers
 	i := slices.IndexFunc(layers, func(l descriptor) bool { return l.Digest.String() == digest })
 	if i < 0 {
 		return nil, fmt.Errorf("the image has no layer %.100q", digest)
@@ -242,11 +248,11 @@ func (s *Stream) seekableLocked(root *os.Root, d *seekDisks, digest string) (*se
 	if err != nil {
 		return nil, err
 	}
-	points, err := openCheckpoints(f, info.Size(), layers[i].Size)
+	points, err := layer.OpenCheckpoints(f, info.Size(), layers[i].Size)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", keptName(digest), err)
 	}
-	layer, err := s.image.source.blob(layers[i])
+	layer, err := s.image.Source.Blob(layers[i])
 	if err != nil {
 		return nil, err
 	}

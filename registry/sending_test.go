@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/transport"
 )
 
 // uploads are the upload sessions of a registry, because those of the registry in memory end with
@@ -125,7 +126,7 @@ func (u *uploads) patch(w http.ResponseWriter, r *http.Request, id string, all *
 	u.answer(w, id, int64(all.Len()), http.StatusAccepted)
 }
 
-// pushTry pushes one uncompressed disk of 24 MiB, and keeps the messages.
+// pushTry pushes one uncompressed disk of several pieces, and keeps the messages.
 type pushTry struct {
 	m    *memory
 	u    *uploads
@@ -134,7 +135,7 @@ type pushTry struct {
 	said []string
 }
 
-const pushedSize = 24 << 20
+const pushedSize = 18 << 20
 
 func newPushTry(t *testing.T) *pushTry {
 	p := &pushTry{m: newMemory(t), dir: filepath.Join(t.TempDir(), "cache", "uploads"),
@@ -146,7 +147,7 @@ func newPushTry(t *testing.T) *pushTry {
 
 func (p *pushTry) push(ctx context.Context, t *testing.T) error {
 	var mu sync.Mutex
-	c := newClient(t, Options{Insecure: []string{p.m.host}, Patience: time.Minute,
+	c := newClient(t, transport.Options{Insecure: []string{p.m.host}, Patience: time.Minute,
 		Warn: func(text string) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -262,13 +263,13 @@ func TestPushGoesOnInBlob(t *testing.T) {
 // TestPushSmallerPieces sends smaller pieces if something on the way refuses larger ones.
 func TestPushSmallerPieces(t *testing.T) {
 	p := newPushTry(t)
-	p.u.limit = firstPiece
+	p.u.limit = 8 << 20
 	require.NoError(t, p.push(t.Context(), t))
 	require.Less(t, p.u.forget(false), int64(pushedSize+1<<20))
 	p.whole(t)
 
 	p = newPushTry(t)
-	p.u.limit = leastPiece - 1
+	p.u.limit = 1<<20 - 1
 	require.ErrorContains(t, p.push(t.Context(), t), "413")
 }
 
@@ -305,22 +306,20 @@ func TestPushPieces(t *testing.T) {
 		require.NoError(t, p.push(t.Context(), t))
 		p.whole(t)
 	})
-	for _, status := range []int{http.StatusRequestEntityTooLarge,
-		http.StatusRequestedRangeNotSatisfiable} {
-		for _, limit := range []int64{4 << 20, 1 << 20} {
-			t.Run(fmt.Sprint(status, limit), func(t *testing.T) {
-				p := newPushTry(t)
-				pieceFault(p, func(w http.ResponseWriter, r *http.Request) bool {
-					if r.ContentLength > limit {
-						w.WriteHeader(status)
-						return true
-					}
-					return false
-				})
-				require.NoError(t, p.push(t.Context(), t))
-				p.whole(t)
+	for status, limit := range map[int]int64{http.StatusRequestEntityTooLarge: 1 << 20,
+		http.StatusRequestedRangeNotSatisfiable: 4 << 20} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			p := newPushTry(t)
+			pieceFault(p, func(w http.ResponseWriter, r *http.Request) bool {
+				if r.ContentLength > limit {
+					w.WriteHeader(status)
+					return true
+				}
+				return false
 			})
-		}
+			require.NoError(t, p.push(t.Context(), t))
+			p.whole(t)
+		})
 	}
 	for what, status := range map[string]int{"drops": 202, "refuses with 416": 416,
 		"refuses with 404": 404, "refuses with 405": 405} {
@@ -340,64 +339,5 @@ func TestPushPieces(t *testing.T) {
 			require.NoError(t, p.push(t.Context(), t))
 			p.whole(t)
 		})
-	}
-}
-
-func mustURL(t *testing.T, text string) *url.URL {
-	u, err := url.Parse(text)
-	require.NoError(t, err)
-	return u
-}
-
-// TestUnfinished: the notes belong to one push at a time, and are forgotten after some days.
-func TestUnfinished(t *testing.T) {
-	dir := t.TempDir()
-	a := rememberUpload(dir, "host/vm", "sha256:1")
-	require.NotNil(t, a)
-	require.Nil(t, a.location())
-	require.Nil(t, rememberUpload(dir, "host/vm", "sha256:1"), "another process sends it")
-	for _, repository := range []string{"host/other", "other/vm"} {
-		other := rememberUpload(dir, repository, "sha256:1")
-		require.NotNil(t, other)
-		other.close()
-	}
-	at := mustURL(t, "https://host/v2/vm/blobs/uploads/1?_state=abc&x=1")
-	a.remember(mustURL(t, at.String()+"and-much-longer"))
-	a.remember(at)
-	a.close()
-	a = rememberUpload(dir, "host/vm", "sha256:1")
-	require.Equal(t, at, a.location())
-	a.close()
-	names, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, names, 1)
-	forgetOld(dir, time.Now().Add(time.Hour))
-	names, err = os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Empty(t, names)
-
-	file := filepath.Join(dir, "file")
-	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	none := rememberUpload(filepath.Join(file, "below"), "host/vm", "sha256:1")
-	require.Nil(t, none)
-	none.remember(at) // of nothing
-	none.forget()
-	none.close()
-}
-
-// TestNextPiece: pieces take some seconds each.
-func TestNextPiece(t *testing.T) {
-	for _, c := range []struct {
-		size int64
-		took time.Duration
-		want int64
-	}{
-		{firstPiece, 0, 2 * firstPiece},
-		{largestPiece, 0, largestPiece},
-		{2 * firstPiece, 2 * time.Second, 2 * firstPiece},
-		{2 * firstPiece, 5 * time.Second, firstPiece},
-		{firstPiece, time.Minute, firstPiece},
-	} {
-		require.Equal(t, c.want, nextPiece(c.size, c.took))
 	}
 }

@@ -8,9 +8,9 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,7 +18,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // spooled is a disk whose layer has digests of chunks, in a registry that may send no parts.
@@ -28,35 +32,54 @@ type spooled struct {
 	content []byte
 	client  *Client
 	stream  *Stream
-	img     *image.Image
-	dir     string // of the cache
+
+	streaming *streaming
+	img       *image.Image
+	dir       string // of the cache
 
 	mu   sync.Mutex
 	told []string // guarded by mu
 }
 
-func newSpooled(t *testing.T, size int, opt Options, parts bool, faults ...fault) *spooled {
+func newSpooled(t *testing.T, size int, opt transport.Options, parts bool,
+	faults ...fault) *spooled {
 	s := &spooled{lying: newLying(t), content: noise(77, size), dir: t.TempDir()}
-	w := &tocWriter{codec: codecZstd, chunk: 256 << 10}
-	w.add(t, tarFile{name: "disk/a.img", content: s.content})
-	layer, annotations := w.layer(t, w.entries)
+	w := &registrytest.Table{Codec: registrytest.Zstd, Chunk: 256 << 10}
+	w.Add(t, tarFile{Name: "disk/a.img", Content: s.content})
+	layer, annotations := w.Layer(t, w.Entries)
 	s.layer = layer
-	s.annotated(t, layer, annotations)
-	opt.Insecure = []string{s.host()}
+	s.Annotated(t, layer, annotations)
+	opt.Insecure = []string{s.Host()}
 	opt.Warn = func(text string) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.told = append(s.told, text)
 	}
+	opt.Idle = opt.Patience / 5
 	s.client = newClient(t, opt)
-	if opt.Patience > 0 {
-		s.client.idle = opt.Patience / 5
-	}
-	streaming := newStreaming(t, s.client, s.dir, t.TempDir())
-	s.noRanges, s.faults = !parts, faults
-	s.stream = streaming.open(t, s.ref(t, "vm/a:1"))
-	s.img = streaming.disk(t, s.stream, "a.img")
+	s.streaming = newStreaming(t, s.client, s.dir, t.TempDir())
+	s.NoRanges, s.Faults = !parts, faults
+	s.start(t)
 	return s
+}
+
+// start serves the disk, with what an earlier start has kept.
+func (s *spooled) start(t *testing.T) {
+	s.stream = s.streaming.open(t, s.ref(t, "vm/a:1"))
+	s.img = s.streaming.disk(t, s.stream, "a.img")
+}
+
+// spooling counts the spools in a directory: open files without a name.
+func spooling(t *testing.T, dir string) (n int) {
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, fd := range all {
+		to, _ := os.Readlink("/proc/self/fd/" + fd.Name())
+		if strings.HasPrefix(to, dir+"/.kubevirt-disk-") {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *spooled) toldOf(part string) (n int) {
@@ -70,28 +93,12 @@ func (s *spooled) toldOf(part string) (n int) {
 	return n
 }
 
-// sends makes an answer of everything, which waits for the channel before the byte at.
-func (l *lying) sends(at int, wait <-chan struct{}) fault {
-	return func(w http.ResponseWriter, r *http.Request, content []byte) bool {
-		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
-		l.count(w.Write(content[:at]))
-		w.(http.Flusher).Flush()
-		select {
-		case <-wait:
-		case <-r.Context().Done():
-			return true
-		}
-		l.count(w.Write(content[at:]))
-		return true
-	}
-}
-
 const toldOnce = "is fetched once"
 
 // TestNoParts: a blob whose registry sends everything where a part is asked for is fetched about
 // once, and the log says so once.
 func TestNoParts(t *testing.T) {
-	s := newSpooled(t, 64<<20, Options{}, false)
+	s := newSpooled(t, 64<<20, transport.Options{}, false)
 	const piece = 128 << 10
 	order := rand.New(rand.NewPCG(1, 2)).Perm(len(s.content) / piece)
 	work := make(chan int, len(order))
@@ -112,9 +119,9 @@ func TestNoParts(t *testing.T) {
 		})
 	}
 	all.Wait()
-	require.Less(t, s.sentSince(), int64(len(s.layer))*3/2)
+	require.Less(t, s.SentSince(), int64(len(s.layer))*3/2)
 	require.Equal(t, 1, s.toldOf(toldOnce), "%v", s.told)
-	require.Equal(t, 1, s.toldOf(s.host()+" sends all of the blob "+digestOf(s.layer)))
+	require.Equal(t, 1, s.toldOf(s.Host()+" sends all of the blob "+digestOf(s.layer)))
 	entries, err := os.ReadDir(s.dir)
 	require.NoError(t, err)
 	for _, e := range entries {
@@ -125,35 +132,35 @@ func TestNoParts(t *testing.T) {
 // TestNoPartsAtFirst: a proxy that has to fetch the blob itself sends everything once. Parts are
 // asked for again, and the whole is given up.
 func TestNoPartsAtFirst(t *testing.T) {
-	s := newSpooled(t, 64<<20, Options{}, true, (&lying{}).sends(1<<20, nil))
+	s := newSpooled(t, 64<<20, transport.Options{}, true, (&registrytest.Lying{}).Sends(1<<20, nil))
 	p := make([]byte, 4096)
 	for off := int64(len(s.content)) - 4096; off > 0; off -= 5 << 20 {
 		_, err := s.img.ReadAt(p, off)
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(s.content[off:off+4096], p))
 	}
-	require.Less(t, s.sentSince(), int64(len(s.layer)/2))
+	require.Less(t, s.SentSince(), int64(len(s.layer)/2))
 	require.Equal(t, 1, s.toldOf(toldOnce))
 	require.Equal(t, 1, s.toldOf("sends parts of the blob"))
-	require.Nil(t, s.stream.kept.source.(*repository).spoolOf(s.stream.image.manifest.Layers[0]))
+	require.Zero(t, spooling(t, s.dir))
 }
 
 // TestNoPartsAndSilence: reads of a blob that is fetched as a whole end in time when the registry
 // goes silent, and go on when it sends again. Those of what is here do not wait.
 func TestNoPartsAndSilence(t *testing.T) {
 	goes := make(chan struct{})
-	s := newSpooled(t, 16<<20, Options{Patience: time.Second}, false)
+	s := newSpooled(t, 16<<20, transport.Options{Patience: 5 * time.Second}, false)
 	p := make([]byte, 4096)
 	_, err := s.img.ReadAt(p, 0)
 	require.NoError(t, err)
-	repo := s.stream.kept.source.(*repository)
-	layer := s.stream.image.manifest.Layers[0]
-	repo.spoolOf(layer).drop()
-	s.lying.mu.Lock()
+	require.Equal(t, 1, spooling(t, s.dir))
+	s.lying.Mu.Lock()
 	for range 1000 {
-		s.faults = append(s.faults, s.sends(8<<20, goes))
+		s.Faults = append(s.Faults, s.Sends(8<<20, goes))
 	}
-	s.lying.mu.Unlock()
+	s.lying.Mu.Unlock()
+	s.start(t)
+	layer := s.stream.image.Manifest.Layers[0]
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	far := int64(12 << 20)
@@ -165,7 +172,7 @@ func TestNoPartsAndSilence(t *testing.T) {
 	_, err = s.img.ReadAt(p, near)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(s.content[near:near+4096], p))
-	b, err := repo.blob(layer)
+	b, err := s.stream.kept.Blob(layer)
 	require.NoError(t, err)
 	began = time.Now()
 	_, err = b.ReadAt(t.Context(), p, layer.Size-4096)
@@ -183,21 +190,21 @@ type plain struct {
 	*lying
 	content []byte
 	desc    v1.Descriptor
-	repo    *repository
-	blob    *blob
+	source  transport.Source
+	dir     string // of spools
+	blob    *transport.Blob
 }
 
-func newPlain(t *testing.T, opt Options, faults ...fault) *plain {
-	s := &plain{lying: newLying(t), content: noise(78, 4<<20)}
-	s.desc = s.add(s.content)
-	s.faults, s.noRanges = faults, true
-	opt.Insecure = []string{s.host()}
-	src, err := newClient(t, opt).source(s.ref(t, "vm/a:1"))
+func newPlain(t *testing.T, dir string, opt transport.Options, faults ...fault) *plain {
+	s := &plain{lying: newLying(t), content: noise(78, 4<<20), dir: dir}
+	s.desc = s.Add(s.content)
+	s.Faults, s.NoRanges = faults, true
+	opt.Insecure = []string{s.Host()}
+	var err error
+	s.source, err = newClient(t, opt).Source(s.ref(t, "vm/a:1"), s.dir)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, src.Close()) })
-	s.repo = src.(*repository)
-	s.repo.spoolDir = t.TempDir()
-	s.blob, err = src.blob(s.desc)
+	t.Cleanup(func() { require.NoError(t, s.source.Close()) })
+	s.blob, err = s.source.Blob(s.desc)
 	require.NoError(t, err)
 	return s
 }
@@ -206,52 +213,65 @@ func newPlain(t *testing.T, opt Options, faults ...fault) *plain {
 func (s *plain) reads(t *testing.T, off int64) {
 	t.Helper()
 	p := make([]byte, 1000)
-	require.NoError(t, s.blob.fill(t.Context(), p, off))
+	require.NoError(t, s.blob.Fill(t.Context(), p, off))
 	require.Equal(t, s.content[off:off+1000], p)
 }
 
 // TestNoPartsAndEnd: the end of a stream ends a fetch as a whole that hangs.
 func TestNoPartsAndEnd(t *testing.T) {
-	s := newPlain(t, Options{}, (&lying{}).sends(1<<20, nil))
+	s := newPlain(t, t.TempDir(), transport.Options{}, (&registrytest.Lying{}).Sends(1<<20, nil))
 	s.reads(t, 5000)
 	began := time.Now()
-	require.NoError(t, s.repo.Close())
+	require.NoError(t, s.source.Close())
 	require.Less(t, time.Since(began), longWait)
 	s.reads(t, 3<<20) // a read that is left over asks for its part
-	require.Nil(t, s.repo.spoolOf(s.desc))
+	require.Zero(t, spooling(t, s.dir))
 }
 
 // TestNoPartsAndReaderEnds: the reader that began gives up, and the answer is kept all the same.
 func TestNoPartsAndReaderEnds(t *testing.T) {
 	goes := make(chan struct{})
-	s := newPlain(t, Options{}, (&lying{}).sends(1<<20, goes))
+	s := newPlain(t, t.TempDir(), transport.Options{}, (&registrytest.Lying{}).Sends(1<<20, goes))
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, s.blob.fill(ctx, make([]byte, 1000), 2<<20), context.DeadlineExceeded)
+	require.ErrorIs(t, s.blob.Fill(ctx, make([]byte, 1000), 2<<20), context.DeadlineExceeded)
 	close(goes)
 	s.reads(t, 2<<20)
-	in := s.blob.verified(t.Context())
+	in := s.blob.Verified(t.Context())
 	got, err := io.ReadAll(in)
 	require.NoError(t, errors.Join(err, in.Close()))
 	require.True(t, bytes.Equal(s.content, got))
-	require.Nil(t, s.repo.spoolOf(s.desc), "it takes no space any more")
-	require.LessOrEqual(t, s.requests("/blobs/"), 2, "one began it, and one asked for a part")
+	require.Zero(t, spooling(t, s.dir), "it takes no space any more")
+	require.LessOrEqual(t, s.Requests("/blobs/"), 2, "one began it, and one asked for a part")
 }
 
 // TestNoPartsAndLies: wrong content of a blob that is fetched as a whole is not served, and the
 // blob is fetched again, when the whole has another digest.
 func TestNoPartsAndLies(t *testing.T) {
-	s := newSpooled(t, 8<<20, Options{}, false, func(w http.ResponseWriter, _ *http.Request,
+	opt := transport.Options{}
+	s := newSpooled(t, 8<<20, opt, false, func(w http.ResponseWriter, _ *http.Request,
 		content []byte) bool {
 		_, _ = w.Write(flipped(content, len(content)/2))
 		return true
 	})
 	require.True(t, bytes.Equal(s.content, contentOf(t, s.img)))
+
+	lies := newPlain(t, t.TempDir(), opt, func(w http.ResponseWriter, _ *http.Request,
+		content []byte) bool {
+		_, _ = w.Write(flipped(content, len(content)/2))
+		return true
+	})
+	lies.reads(t, 5000)
+	testtool.Eventually(t, func() bool { return spooling(t, lies.dir) == 0 },
+		"what has another digest is given up")
+	lies.reads(t, int64(len(lies.content)/2)-500)
 }
 
 // TestNoPartsAndWrongPart: the blob is fetched again as soon as a read finds that a part is wrong.
 func TestNoPartsAndWrongPart(t *testing.T) {
-	s := newPlain(t, Options{}, func(w http.ResponseWriter, r *http.Request, content []byte) bool {
+	opt := transport.Options{}
+	s := newPlain(t, t.TempDir(), opt, func(w http.ResponseWriter, r *http.Request,
+		content []byte) bool {
 		_, _ = w.Write(flipped(content, 6000)[:10000])
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
@@ -264,25 +284,41 @@ func TestNoPartsAndWrongPart(t *testing.T) {
 		}
 		return nil
 	}
-	_, err := s.blob.checked(t.Context(), p, 5000, check)
+	_, err := s.blob.ReadChecked(t.Context(), p, 5000, check)
 	require.NoError(t, err)
 	require.Error(t, check())
-	_, err = s.blob.checked(t.Context(), p, 5000, check)
+	_, err = s.blob.ReadChecked(t.Context(), p, 5000, check)
 	require.NoError(t, err)
 	require.NoError(t, check())
 }
 
-// TestNoPartsAndNoRoom: a blob that cannot be kept is read all the same.
+// TestNoPartsAndNoRoom: a blob that cannot be kept is read all the same: there is no directory, not
+// enough room for it, or other data takes the room meanwhile. The log says so once.
 func TestNoPartsAndNoRoom(t *testing.T) {
-	told := 0
-	s := newPlain(t, Options{Warn: func(text string) {
-		if strings.Contains(text, "it cannot be kept") {
-			told++
-		}
-	}})
-	s.repo.spoolDir = "/nonexistent"
-	for range 3 {
+	full, goes := filetest.TinyFS(t, "6m"), make(chan struct{})
+	for _, c := range []struct {
+		dir, says string
+		faults    []fault
+	}{
+		{"/nonexistent", ", and it cannot be kept", nil},
+		{filetest.TinyFS(t, "4m"), "has room for ", nil},
+		{full, "cannot be kept any longer",
+			[]fault{(&registrytest.Lying{}).Sends(1<<20, goes)}},
+	} {
+		var told atomic.Int64
+		s := newPlain(t, c.dir, transport.Options{Warn: func(text string) {
+			if strings.Contains(text, c.says) {
+				told.Add(1)
+			}
+		}}, c.faults...)
 		s.reads(t, 5000)
+		if c.dir == full {
+			filetest.Put(t, full, "others", make([]byte, 9<<19), 0)
+			close(goes)
+		}
+		for range 3 {
+			s.reads(t, 3<<20)
+		}
+		require.EqualValues(t, 1, told.Load(), c.says)
 	}
-	require.Equal(t, 1, told)
 }

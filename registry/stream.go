@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/http"
 	"os"
 	"path"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -18,6 +18,8 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // StreamOptions say how to read the disks of an image without fetching it first. Cache and the
@@ -42,23 +44,27 @@ type StreamOptions struct {
 type Stream struct {
 	client *Client
 	opt    StreamOptions
-	ref    Reference
+	ref    transport.Reference
 	kept   *keptSource
 	pause  time.Duration // between two tries of wholeFile.Verify
 
+	// turn has one element. Whoever has taken it looks for the disks, which may take as long as
+	// fetching the image, and sets what follows. When found is set, nobody changes that any more,
+	// and all may read it.
+	turn      chan struct{}
+	found     atomic.Bool
+	anew      bool // search, although the record has disks: an earlier start trusted TLS
+	image     *transport.Image
+	index     *layer.Index      // nil: it has none
+	pulled    *pulledDisk       // nil: it was not fetched as a whole
+	parts     *parts            // nil: it has an index, or was fetched as a whole
+	small     map[string][]byte // layers that were fetched to search for parts
+	smallSize int               // bytes of small layers so far
+
+	// mu is never held while something is fetched.
 	mu     sync.Mutex
-	record record      // guarded by mu
-	anew   bool        // guarded by mu; search for the disks although the record has some
-	image  *resolved   // guarded by mu; nil: its manifest was not needed yet
-	index  *index      // guarded by mu; nil: it has none
-	tables *os.File    // guarded by mu; those of the index; nil: it has none
-	pulled *pulledDisk // guarded by mu; nil: it was not fetched as a whole
-	parts  *parts      // guarded by mu; nil: it has an index, or was fetched as a whole
-
-	unsure    map[string]*unverified // guarded by mu; layers that are open, by digest
-	small     map[string][]byte      // guarded by mu; layers that were fetched to search for parts
-	smallSize int                    // bytes of small layers so far; guarded as small
-
+	record record                 // guarded by mu
+	unsure map[string]*unverified // guarded by mu; layers that are open, by digest
 	// booted is guarded by mu: for each disk, a channel that is closed when its boot order was
 	// fetched
 	booted map[string]<-chan struct{}
@@ -71,16 +77,16 @@ type Stream struct {
 // of a disk that is returned has a digest that the image's manifest vouches for. The same is true
 // of layers with a table of contents (eStargz, zstd:chunked). Every other image is first fetched,
 // verified, and unpacked into CacheDir, unless WhenComplete is set.
-func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (*Stream, error) {
-	src, err := c.source(ref)
+func (c *Client) Stream(ctx context.Context, ref transport.Reference,
+	opt StreamOptions) (*Stream, error) {
+	src, err := c.Source(ref, opt.CacheDir)
 	if err != nil {
 		return nil, err
 	}
-	if r, ok := src.(*repository); ok {
-		r.spoolDir = opt.CacheDir
-	}
-	s := &Stream{client: c, opt: opt, ref: ref, pause: longPause,
-		unsure: make(map[string]*unverified)}
+	s := &Stream{client: c, opt: opt, ref: ref, pause: transport.LongPause,
+		unsure: make(map[string]*unverified), booted: make(map[string]<-chan struct{}),
+		turn: make(chan struct{}, 1)}
+	s.turn <- struct{}{}
 	if s.kept, err = keep(src, opt.KeepDir); err != nil {
 		return nil, errors.Join(err, src.Close())
 	}
@@ -88,9 +94,7 @@ func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (
 	// It may have to be fetched now. Then its disks have other names.
 	s.anew = s.record.Unverified && !opt.WhenComplete
 	if err == nil && (len(s.record.Disks) == 0 || s.anew) {
-		s.mu.Lock()
-		err = s.findLocked(ctx)
-		s.mu.Unlock()
+		err = s.find(ctx)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -98,18 +102,34 @@ func (c *Client) Stream(ctx context.Context, ref Reference, opt StreamOptions) (
 	return s, nil
 }
 
-// findLocked reads the manifest and finds the disks. It takes the manifest of the first start if
-// there was one.
-func (s *Stream) findLocked(ctx context.Context) (err error) {
+// find looks for the disks, unless somebody has found them.
+func (s *Stream) find(ctx context.Context) error {
+	select {
+	case <-s.turn:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { s.turn <- struct{}{} }()
+	if s.found.Load() {
+		return nil
+	}
+	err := s.search(ctx)
+	s.found.Store(err == nil)
+	return err
+}
+
+// search reads the manifest and finds the disks. It takes the manifest of the first start if there
+// was one. Until it has ended, nobody else changes the record.
+func (s *Stream) search(ctx context.Context) (err error) {
 	s.kept.pinned = s.record.Digest
-	if s.image, err = resolveIn(ctx, s.kept, s.ref); err != nil {
+	if s.image, err = transport.Resolve(ctx, s.kept, s.ref); err != nil {
 		return err
 	}
 	if s.index, err = s.readIndex(ctx); err != nil {
 		return err
 	}
 	if s.index == nil {
-		if err := s.findWithoutIndexLocked(ctx); err != nil {
+		if err := s.findWithoutIndex(ctx); err != nil {
 			return err
 		}
 	}
@@ -129,39 +149,42 @@ func (s *Stream) findLocked(ctx context.Context) (err error) {
 		return err
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("%s has no disk: there is no file in its directory %s/", s.ref, diskDir)
+		return fmt.Errorf("%s has no disk: there is no file in its directory %s/", s.ref,
+			layer.DiskDir)
 	}
 	// As a container of the image numbers them.
 	slices.SortFunc(names, image.NaturalCompare)
-	before := s.record.Disks
-	s.record = record{Reference: s.ref.String(), Digest: s.image.digest, Pulled: s.pulled != nil,
+	now := record{Reference: s.ref.String(), Digest: s.image.Digest, Pulled: s.pulled != nil,
 		Unverified: s.parts != nil && len(s.parts.Walked) > 0}
 	for _, name := range names {
 		d := StreamDisk{Name: name}
-		for _, old := range before {
+		for _, old := range s.record.Disks {
 			if old.Name == name {
 				d = old
 			}
 		}
-		s.record.Disks = append(s.record.Disks, d)
+		now.Disks = append(now.Disks, d)
 	}
-	return s.kept.saveRecord(s.record)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.record = now
+	return s.kept.saveRecord(now)
 }
 
-// findWithoutIndexLocked finds out how to read the disks of an image without an index, and fetches
+// findWithoutIndex finds out how to read the disks of an image without an index, and fetches
 // the whole image if there is no other way.
-func (s *Stream) findWithoutIndexLocked(ctx context.Context) (err error) {
+func (s *Stream) findWithoutIndex(ctx context.Context) (err error) {
 	s.small, s.smallSize = make(map[string][]byte), 0
 	defer func() { s.small = nil }()
 	why := "its fetched data does not exist any more"
 	fetched := s.record.Pulled || (len(s.record.Disks) == 0 || s.anew) && s.fetchedBefore()
 	if !fetched {
 		s.parts, err = s.findParts(ctx)
-		var no *unsuited
+		var no *layer.Unsuited
 		if !errors.As(err, &no) {
 			return err
 		}
-		s.parts, why = nil, no.why
+		s.parts, why = nil, no.Why
 	}
 	s.pulled, err = s.pull(ctx, why)
 	return err
@@ -169,85 +192,71 @@ func (s *Stream) findWithoutIndexLocked(ctx context.Context) (err error) {
 
 // readIndex reads the index of the image. nil: there is none, or one that does not describe all
 // disks of the image.
-func (s *Stream) readIndex(ctx context.Context) (*index, error) {
-	x, err := s.image.indexBy(func(desc descriptor) ([]byte, error) {
-		s.warm(ctx, desc)
-		text, err := s.indexLayer(ctx, desc)
-		if err == nil {
-			err = s.kept.saveBlob(desc.Digest, text)
+func (s *Stream) readIndex(ctx context.Context) (*layer.Index, error) {
+	x, err := layer.IndexBy(s.image, func(desc descriptor) (*layer.Index, error) {
+		if !s.kept.has(desc.Digest) {
+			s.kept.Warm(ctx, desc.Digest)
 		}
-		return text, err
+		keep, err := unnamed(s.kept.dir)
+		if err != nil {
+			return nil, err
+		}
+		x, err := s.indexLayer(ctx, desc, keep)
+		if err == nil {
+			err = s.kept.saveBlob(desc, io.NewSectionReader(keep, 0, desc.Size))
+		}
+		if err != nil {
+			return nil, errors.Join(err, keep.Close())
+		}
+		return x, nil
 	})
-	if err != nil || x == nil || x.ChunkSize > cache.MaxChunkSize {
+	if err != nil || x == nil {
 		return nil, err
 	}
-	if err := s.unpackLocked(x); err != nil {
-		return nil, fmt.Errorf("index of %s: %w", s.ref, err)
+	if x.ChunkSize > cache.MaxChunkSize {
+		return nil, x.Close()
+	}
+	if x.Tables, err = x.UnpackTables(s.kept.unnamed); err != nil {
+		return nil, errors.Join(fmt.Errorf("index of %s: %w", s.ref, err), x.Close())
 	}
 	return x, nil
 }
 
 // indexLayer reads the layer of the index through the cache. Daemons that share the cache fetch it
 // once. Cached data is checked against the digest of the layer.
-func (s *Stream) indexLayer(ctx context.Context, desc descriptor) ([]byte, error) {
-	if desc.Size > 0 && desc.Size <= maxIndexLayer && !s.kept.has(desc.Digest) {
-		layer, err := s.image.source.blob(desc)
+func (s *Stream) indexLayer(ctx context.Context, desc descriptor, keep *os.File) (x *layer.Index,
+	err error) {
+	read := func(in io.Reader) (err error) {
+		x, err = layer.ParseIndex(in, s.image.Manifest.Layers, keep)
+		return err
+	}
+	if desc.Size > 0 && desc.Size <= layer.MaxIndexLayer && !s.kept.has(desc.Digest) {
+		layer, err := s.image.Source.Blob(desc)
 		if err != nil {
 			return nil, err
 		}
 		cached, err := s.opt.Cache.Blob(cache.BlobOptions{Digest: desc.Digest.String(),
-			Size: desc.Size, ChunkSize: cache.MaxChunkSize, Fetch: layer.fill})
+			Size: desc.Size, ChunkSize: cache.MaxChunkSize, Fetch: layer.Fill})
 		if err != nil {
 			return nil, err
 		}
-		text := make([]byte, desc.Size)
-		n, err := cached.ReadAt(ctx, text, 0)
-		if err == nil && digestOf(text[:n]) == desc.Digest.String() {
-			return text, nil
+		layer = transport.NewBlob(desc, func(ctx context.Context, off, _ int64) io.ReadCloser {
+			return io.NopCloser(&rangeReader{ctx: ctx, of: cached, off: off})
+		})
+		if layer.Read(ctx, read) == nil {
+			return x, nil
 		}
 	}
-	return s.image.small(ctx, desc, maxIndexLayer)
-}
-
-// unpackLocked takes the tables out of an index.
-func (s *Stream) unpackLocked(x *index) (err error) {
-	if s.tables, err = x.unpackTables(s.kept.dir); s.tables != nil {
-		x.tables, x.packed = s.tables, nil
-	}
-	return err
-}
-
-// warmed is how many connections are made while the index is fetched.
-const warmed = 3
-
-// warm makes connections that are needed soon. The head of a disk, its tail and its tables are
-// fetched at once, and each would first wait for a connection. Errors are left to those who need
-// the connections.
-func (s *Stream) warm(ctx context.Context, desc descriptor) {
-	r, ok := s.kept.source.(*repository)
-	if !ok || s.kept.has(desc.Digest) {
-		return
-	}
-	for range warmed {
-		go func() {
-			e := r.order()[0]
-			res, err := e.once(ctx, pullScopes(e), request{
-				method: http.MethodHead, path: "blobs/" + desc.Digest.String(),
-				accept: []int{http.StatusOK}})
-			if err == nil {
-				_ = res.Body.Close()
-			}
-		}()
-	}
+	return x, s.image.Read(ctx, desc, layer.MaxIndexLayer, read)
 }
 
 // indexedDisks are the files of the index that are disks: those in the directory of the disks that
 // are no backing files of others.
 func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
 	var top []string
-	files := make(map[string]*indexFile)
+	files := make(map[string]*layer.IndexFile)
 	for i := range s.index.Files {
-		if f := &s.index.Files[i]; path.Dir(f.Name) == diskDir {
+		if f := &s.index.Files[i]; path.Dir(f.Name) == layer.DiskDir {
 			name := path.Base(f.Name)
 			top, files[name] = append(top, name), f
 		}
@@ -261,15 +270,14 @@ func (s *Stream) indexedDisks(ctx context.Context) (names []string, err error) {
 func (s *Stream) partDisks(ctx context.Context) ([]string, error) {
 	var top []string
 	for _, p := range s.parts.Files {
-		if path.Dir(p.Name) == diskDir {
-			top = append(top, path.Base(p.Name))
+		for _, name := range p.Names() {
+			if path.Dir(name) == layer.DiskDir {
+				top = append(top, path.Base(name))
+			}
 		}
 	}
 	slices.Sort(top)
-	var one sync.Mutex
 	return s.notBelow(ctx, top, func(name string) (image.Source, error) {
-		one.Lock()
-		defer one.Unlock()
 		return s.openPart(ctx, name)
 	})
 }
@@ -282,19 +290,16 @@ func (s *Stream) notBelow(ctx context.Context, all []string,
 	}
 	below, passed := make([]string, len(all)), make([]bool, len(all))
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(farReads)
+	group.SetLimit(transport.Reads)
 	for i, name := range all {
 		group.Go(func() error {
 			file, err := open(name)
 			if err != nil {
 				return err
 			}
-			head := make([]byte, min(file.Size(), qcow2.HeadSize))
-			if len(head) > 0 {
-				if _, err := file.ReadAt(ctx, head, 0); err != nil && err != io.EOF {
-					return errors.Join(fmt.Errorf("%s of %s: %w", name, s.ref, err),
-						file.Close())
-				}
+			head, err := readHead(ctx, file)
+			if err != nil {
+				return errors.Join(fmt.Errorf("%s of %s: %w", name, s.ref, err), file.Close())
 			}
 			passed[i] = image.PassOver(name, file.Size(), qcow2.IsQcow2(head))
 			below[i] = image.BackingOf(name, head, file.Size())
@@ -311,6 +316,28 @@ func (s *Stream) notBelow(ctx context.Context, all []string,
 	}
 	return names, nil
 }
+
+// readHead reads what image.BackingOf needs of a file. The rest of the head stays zeros, because it
+// would be fetched in vain: the name of a backing file is at the beginning, and the index has that.
+func readHead(ctx context.Context, file image.Source) ([]byte, error) {
+	head := make([]byte, min(file.Size(), qcow2.HeadSize))
+	for _, n := range []int64{headRead, qcow2.HeadSize} {
+		p := head[:min(n, int64(len(head)))]
+		if len(p) > 0 {
+			if _, err := file.ReadAt(ctx, p, 0); err != nil && err != io.EOF {
+				return nil, err
+			}
+		}
+		if qcow2.NameEnd(p) <= int64(len(p)) {
+			break
+		}
+	}
+	return head, nil
+}
+
+// headRead is how much of a file is read to find out whether it has a backing file: a cluster as
+// most images have it. Bytes.
+const headRead = 64 << 10
 
 // Digest is the digest of the image's manifest.
 func (s *Stream) Digest() string {
@@ -329,16 +356,12 @@ func (s *Stream) Disks() []StreamDisk {
 // Open opens a disk of the image with its backing files, and validates it. The caller closes the
 // image before the stream.
 func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*image.Image, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	i := slices.IndexFunc(s.record.Disks, func(d StreamDisk) bool { return d.Name == name })
+	i := slices.IndexFunc(s.Disks(), func(d StreamDisk) bool { return d.Name == name })
 	if i < 0 {
 		return nil, fmt.Errorf("%s has no disk %q", s.ref, name)
 	}
-	if s.index == nil && s.pulled == nil && s.parts == nil {
-		if err := s.findLocked(ctx); err != nil {
-			return nil, err
-		}
+	if err := s.find(ctx); err != nil {
+		return nil, err
 	}
 	var files []orderedFile
 	open := func(_ context.Context, name string) (image.Source, error) {
@@ -347,10 +370,10 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 			return nil, err
 		}
 		files = append(files, file)
-		file.opening.Store(s.tables != nil)
+		file.opening.Store(s.index.Tables != nil)
 		return file.source, nil
 	}
-	opt.AtHand = s.tables != nil
+	opt.AtHand = s.index != nil && s.index.Tables != nil
 	switch {
 	case s.parts != nil:
 		open = s.openPart
@@ -366,11 +389,14 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 	for _, f := range img.Unhashed() {
 		digests = append(digests, f.Digest)
 	}
-	s.record.Disks[i].Digests = digests
+	booted := s.boot(files)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.record.Disks = slices.Clone(s.record.Disks) // callers of Disks have the old ones
+	s.record.Disks[i].Digests, s.booted[name] = digests, booted
 	if err := s.kept.saveRecord(s.record); err != nil {
 		return nil, errors.Join(err, img.Close())
 	}
-	s.bootLocked(name, files)
 	return img, nil
 }
 
@@ -381,8 +407,9 @@ type orderedFile struct {
 	boot   [][2]int64
 }
 
-// bootLocked begins to fetch a guest's first reads of a disk, in the recorded order.
-func (s *Stream) bootLocked(name string, files []orderedFile) {
+// boot begins to fetch a guest's first reads of a disk, in the recorded order. The channel is
+// closed when they were fetched; nil: no boot was recorded.
+func (s *Stream) boot(files []orderedFile) <-chan struct{} {
 	var all []<-chan struct{}
 	for _, f := range files {
 		f.opening.Store(false)
@@ -391,7 +418,7 @@ func (s *Stream) bootLocked(name string, files []orderedFile) {
 		}
 	}
 	if len(all) == 0 {
-		return
+		return nil
 	}
 	done := make(chan struct{})
 	go func() {
@@ -400,14 +427,11 @@ func (s *Stream) bootLocked(name string, files []orderedFile) {
 		}
 		close(done)
 	}()
-	if s.booted == nil {
-		s.booted = make(map[string]<-chan struct{})
-	}
-	s.booted[name] = done
+	return done
 }
 
-// Booted is closed when a guest's first reads of a disk were fetched, as far as possible. nil: no
-// boot was recorded, or the disk is not open.
+// Booted returns a channel that is closed when a guest's first reads of a disk were fetched, as far
+// as possible. nil: no boot was recorded, or the disk is not open.
 func (s *Stream) Booted(name string) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -419,7 +443,7 @@ func (s *Stream) Booted(name string) <-chan struct{} {
 func (s *Stream) openFile(name string) (orderedFile, error) {
 	for i := range s.index.Files {
 		f := &s.index.Files[i]
-		if f.Name != path.Join(diskDir, name) {
+		if f.Name != path.Join(layer.DiskDir, name) {
 			continue
 		}
 		file, err := s.openIndexed(f)
@@ -427,7 +451,7 @@ func (s *Stream) openFile(name string) (orderedFile, error) {
 			return orderedFile{}, err
 		}
 		for _, m := range f.Metadata {
-			if s.tables == nil {
+			if s.index.Tables == nil {
 				file.WillRead(m[0], m[1])
 			}
 		}
@@ -439,10 +463,7 @@ func (s *Stream) openFile(name string) (orderedFile, error) {
 
 // Close closes everything that Stream has opened.
 func (s *Stream) Close() error {
-	err := s.kept.Close()
-	if s.tables != nil {
-		err = errors.Join(err, s.tables.Close())
-	}
+	err := errors.Join(s.kept.Close(), s.index.Close())
 	if s.pulled != nil {
 		err = errors.Join(err, s.pulled.close())
 	}
@@ -453,11 +474,11 @@ func (s *Stream) Close() error {
 }
 
 // openIndexed opens a file of the index.
-func (s *Stream) openIndexed(f *indexFile) (*farFile, error) {
-	i := slices.IndexFunc(s.image.manifest.Layers, func(d descriptor) bool {
+func (s *Stream) openIndexed(f *layer.IndexFile) (*farFile, error) {
+	i := slices.IndexFunc(s.image.Manifest.Layers, func(d descriptor) bool {
 		return d.Digest.String() == f.Layer
 	})
-	layer, err := s.image.source.blob(s.image.manifest.Layers[i])
+	layer, err := s.image.Source.Blob(s.image.Manifest.Layers[i])
 	if err != nil {
 		return nil, err
 	}

@@ -13,11 +13,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // streaming has the parts of a daemon that stream images.
@@ -35,7 +39,7 @@ func newStreaming(t testing.TB, c *Client, dir, keep string) *streaming {
 	return s
 }
 
-func (s *streaming) open(t testing.TB, ref Reference) *Stream {
+func (s *streaming) open(t testing.TB, ref transport.Reference) *Stream {
 	st, err := s.client.Stream(t.Context(), ref, s.opt)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, st.Close()) })
@@ -60,8 +64,7 @@ func (s *streaming) wrongRead(t testing.TB, img *image.Image, p []byte, off int6
 		_, err := img.ReadAtContext(ctx, p, off)
 		ended <- err
 	}()
-	require.Eventually(t, func() bool { return s.opt.Cache.Stats().Wrong > 0 }, 5*time.Minute,
-		time.Millisecond)
+	testtool.Within(t, 5*time.Minute, func() bool { return s.opt.Cache.Stats().Wrong > 0 })
 	cancel()
 	require.ErrorIs(t, <-ended, disk.ErrNotNow)
 }
@@ -98,7 +101,7 @@ func TestStream(t *testing.T) {
 	for _, d := range disks {
 		require.Nil(t, d.Digests)
 		img := first.disk(t, st, d.Name)
-		require.Equal(t, farReads, img.Parallel())
+		require.Equal(t, transport.Reads, img.Parallel())
 		require.True(t, bytes.Equal(contents[d.Name], contentOf(t, img)), d.Name)
 	}
 	before := first.opt.Cache.Stats()
@@ -141,7 +144,8 @@ func (m *memory) setFault(f func(w http.ResponseWriter, r *http.Request) bool) {
 }
 
 // oneDisk pushes a raw disk, and opens it with a cache that has only its ends.
-func oneDisk(t testing.TB, m *memory, size int, opt Options) (*streaming, *image.Image, []byte) {
+func oneDisk(t testing.TB, m *memory, size int, opt transport.Options) (*streaming, *image.Image,
+	[]byte) {
 	content := noise(40, size)
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, content, 0o644))
@@ -170,7 +174,7 @@ func TestStreamWaits(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			m := newMemory(t)
 			var warned atomic.Int64
-			_, img, content := oneDisk(t, m, 4<<20, Options{Patience: time.Second,
+			_, img, content := oneDisk(t, m, 4<<20, transport.Options{Patience: time.Second,
 				Warn: func(string) { warned.Add(1) }})
 			var asked atomic.Int64
 			m.setFault(func(w http.ResponseWriter, r *http.Request) bool {
@@ -188,8 +192,7 @@ func TestStreamWaits(t *testing.T) {
 				_, err := img.ReadAt(p, 2<<20)
 				done <- err
 			}()
-			require.Eventually(t, func() bool { return asked.Load() > 2 }, time.Minute,
-				5*time.Millisecond)
+			testtool.Eventually(t, func() bool { return asked.Load() > 2 })
 			select {
 			case err := <-done:
 				require.Fail(t, "the read did not wait", "%v", err)
@@ -207,7 +210,7 @@ func TestStreamWaits(t *testing.T) {
 // is counted and fetched again.
 func TestStreamWrongBytes(t *testing.T) {
 	m := newMemory(t)
-	s, img, content := oneDisk(t, m, 8<<20, Options{})
+	s, img, content := oneDisk(t, m, 8<<20, transport.Options{})
 	var lies atomic.Int64
 	lies.Store(40)
 	m.mu.Lock()
@@ -245,7 +248,7 @@ func (f *flipping) ReadFrom(r io.Reader) (int64,
 // not.
 func TestStreamReadsAhead(t *testing.T) {
 	m := newMemory(t)
-	s, img, _ := oneDisk(t, m, 16<<20, Options{})
+	s, img, _ := oneDisk(t, m, 16<<20, transport.Options{})
 	fetched := func() int64 { return s.opt.Cache.Stats().Fetched }
 	before, p := fetched(), make([]byte, 4096)
 	at := func(chunk int64) {
@@ -269,23 +272,22 @@ func TestStreamReadsAhead(t *testing.T) {
 	for chunk := int64(5); chunk < 8; chunk++ {
 		at(chunk)
 	}
-	require.Eventually(t, func() bool { return fetched() >= before+8+4+1 }, time.Minute,
-		time.Millisecond)
+	testtool.Eventually(t, func() bool { return fetched() >= before+8+4+1 })
 	p = p[:4096]
 	for off := int64(34*indexChunk - 4096); off < 34*indexChunk+indexChunk/4; off += 4096 {
 		_, err := img.ReadAt(p, off)
 		require.NoError(t, err)
 	}
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		_, err := img.ReadAtContext(ended(t), p, 35*indexChunk)
 		return err == nil
-	}, time.Minute, time.Millisecond, "the chunk after the one that is read in order")
+	}, "the chunk after the one that is read in order")
 }
 
 // TestStreamShared has two daemons read the same image with one cache: each chunk is fetched once.
 func TestStreamShared(t *testing.T) {
 	m := newMemory(t)
-	s, img, content := oneDisk(t, m, 8<<20, Options{})
+	s, img, content := oneDisk(t, m, 8<<20, transport.Options{})
 	other := newStreaming(t, s.client, s.opt.CacheDir, t.TempDir())
 	img2 := other.disk(t, other.open(t, m.ref(t, "vm/a:1")), "a.raw")
 	var both sync.WaitGroup
@@ -309,7 +311,7 @@ func TestStreamShared(t *testing.T) {
 func TestStreamWithoutIndex(t *testing.T) {
 	content := noise(50, 3<<20)
 	l := newLying(t)
-	l.tags["1"] = l.image(t, gzipped(t, tarOf(t, tarFile{name: "disk/a.img", content: content})))
+	l.Tags["1"] = l.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.img", Content: content})))
 	keep := t.TempDir()
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
 	ref := l.ref(t, "vm/a:1")
@@ -322,7 +324,7 @@ func TestStreamWithoutIndex(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(s.opt.CacheDir, pulledDir, keptName(st.Digest()))+
 		".partial")
 
-	l.server.Close()
+	l.Server.Close()
 	again := newStreaming(t, s.client, s.opt.CacheDir, keep)
 	st2 := again.open(t, ref)
 	require.True(t, bytes.Equal(content, contentOf(t, again.disk(t, st2, "a.img"))))
@@ -331,13 +333,13 @@ func TestStreamWithoutIndex(t *testing.T) {
 // TestStreamWrongLayer refuses a layer with another digest, and leaves nothing of it.
 func TestStreamWrongLayer(t *testing.T) {
 	l := newLying(t)
-	layer := tarOf(t, tarFile{name: "disk/a.img", content: noise(50, 1<<20)})
-	desc := l.image(t, layer)
-	l.tags["1"] = desc
-	l.store[digestOf(layer)] = append(bytes.Clone(layer[:len(layer)-1]), 1)
+	layer := tarOf(t, tarFile{Name: "disk/a.img", Content: noise(50, 1<<20)})
+	desc := l.Image(t, layer)
+	l.Tags["1"] = desc
+	l.Store[digestOf(layer)] = append(bytes.Clone(layer[:len(layer)-1]), 1)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	_, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
-	var wrong *DigestError
+	var wrong *transport.DigestError
 	require.ErrorAs(t, err, &wrong)
 	require.NoDirExists(t, filepath.Join(s.opt.CacheDir, pulledDir))
 }
@@ -350,21 +352,21 @@ func builtUpon(t testing.TB) (l *lying, replaced []byte) {
 	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"),
 		PushOptions{Base: BaseNone})
 	require.NoError(t, err)
-	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	r, err := m.client(t).Resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
 	l = newLying(t)
-	manifest := *r.manifest
+	manifest := *r.Manifest
 	for _, desc := range manifest.Layers {
-		b, err := r.source.blob(desc)
+		b, err := r.Source.Blob(desc)
 		require.NoError(t, err)
-		content, err := io.ReadAll(b.verified(t.Context()))
+		content, err := io.ReadAll(b.Verified(t.Context()))
 		require.NoError(t, err)
-		l.add(content)
+		l.Add(content)
 	}
 	replaced = noise(2, 1<<20)
 	manifest.Layers = append(manifest.Layers,
-		l.add(tarOf(t, tarFile{name: "disk/a.raw", content: replaced})))
-	l.tags["1"] = l.manifest(t, manifest)
+		l.Add(tarOf(t, tarFile{Name: "disk/a.raw", Content: replaced})))
+	l.Tags["1"] = l.Manifest(t, manifest)
 	return l, replaced
 }
 
@@ -374,4 +376,58 @@ func TestStreamBuiltUpon(t *testing.T) {
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.raw")
 	require.True(t, bytes.Equal(replaced, contentOf(t, img)))
+}
+
+// TestStreamOpensBesideAFetch: while one disk waits for the registry, others open, and the stream
+// tells about itself.
+func TestStreamOpensBesideAFetch(t *testing.T) {
+	l := newLying(t)
+	w := &registrytest.Table{Codec: registrytest.Zstd, Chunk: 256 << 10}
+	for i, name := range []string{"a", "b"} {
+		w.Add(t, tarFile{Name: "disk/" + name + ".img", Content: noise(uint64(90+i), 1<<20)})
+	}
+	layer, annotations := w.Layer(t, w.Entries)
+	l.Annotated(t, layer, annotations)
+	ref, keep := l.ref(t, "vm/a:1"), t.TempDir()
+	client := newClient(t, l.options())
+	require.NoError(t, newStreaming(t, client, t.TempDir(), keep).open(t, ref).Close())
+
+	s := newStreaming(t, client, t.TempDir(), keep)
+	st := s.open(t, ref)
+	waits, goes := make(chan struct{}), make(chan struct{})
+	l.Mu.Lock()
+	l.Faults = []fault{func(http.ResponseWriter, *http.Request, []byte) bool {
+		close(waits)
+		<-goes
+		return false
+	}}
+	l.Mu.Unlock()
+	opened := make(chan error, 1)
+	go func() {
+		img, err := st.Open(t.Context(), "a.img", image.Options{})
+		if err == nil {
+			err = img.Close()
+		}
+		opened <- err
+	}()
+	<-waits
+	free := make(chan struct{})
+	go func() {
+		defer close(free)
+		assert.Len(t, st.Disks(), 2)
+		assert.NotEmpty(t, st.Digest())
+		assert.Nil(t, st.Booted("b.img"))
+		img, err := st.Open(t.Context(), "b.img", image.Options{})
+		if assert.NoError(t, err) {
+			assert.NoError(t, img.Close())
+		}
+	}()
+	select {
+	case <-free:
+	case <-time.After(longWait):
+		t.Error("a fetch holds up what does not need it")
+	}
+	close(goes)
+	require.NoError(t, <-opened)
+	<-free
 }

@@ -3,137 +3,38 @@ package registry
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"testing"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/types"
-	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
 )
-
-// tocWriter makes a layer with a table of contents.
-type tocWriter struct {
-	codec   string
-	chunk   int // bytes of a file that are compressed together
-	out     bytes.Buffer
-	entries []map[string]any
-}
-
-func (w *tocWriter) member(t testing.TB, p []byte) (at int) {
-	at = w.out.Len()
-	if w.codec == codecGzip {
-		z := gzip.NewWriter(&w.out)
-		_, err := z.Write(p)
-		require.NoError(t, err)
-		require.NoError(t, z.Close())
-		return at
-	}
-	z, err := zstd.NewWriter(&w.out)
-	require.NoError(t, err)
-	_, err = z.Write(p)
-	require.NoError(t, err)
-	require.NoError(t, z.Close())
-	return at
-}
-
-func digestText(p []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(p)) }
-
-// add adds a file, in chunks.
-func (w *tocWriter) add(t testing.TB, f tarFile) {
-	if f.kind == 0 {
-		f.kind = tar.TypeReg
-	}
-	var head bytes.Buffer
-	require.NoError(t, tar.NewWriter(&head).WriteHeader(&tar.Header{Name: f.name, Mode: 0o444,
-		Size: int64(len(f.content)), Typeflag: f.kind, Linkname: f.link}))
-	w.member(t, head.Bytes())
-	kind := map[byte]string{tar.TypeReg: "reg", tar.TypeDir: "dir", tar.TypeLink: "hardlink",
-		tar.TypeSymlink: "symlink"}[f.kind]
-	first := map[string]any{"name": f.name, "type": kind, "size": len(f.content)}
-	if f.link != "" {
-		first["linkName"] = f.link
-	}
-	w.entries = append(w.entries, first)
-	for off := 0; off < len(f.content); off += w.chunk {
-		e := first
-		if off > 0 {
-			e = map[string]any{"name": f.name, "type": "chunk", "chunkOffset": off}
-			w.entries = append(w.entries, e)
-		}
-		p := f.content[off:min(off+w.chunk, len(f.content))]
-		e["offset"], e["chunkDigest"] = w.member(t, p), digestText(p)
-		if w.chunk < len(f.content) && off+w.chunk < len(f.content) {
-			e["chunkSize"] = len(p) // the last one goes up to the end
-		}
-		if w.codec == codecZstd && bytes.Equal(p, make([]byte, len(p))) {
-			e["chunkType"] = chunkZeros
-		}
-	}
-	if w.codec == codecZstd {
-		first["endOffset"] = w.out.Len()
-	}
-	w.member(t, make([]byte, (512-len(f.content)%512)%512))
-}
-
-// layer ends the layer, and returns it with its annotations.
-func (w *tocWriter) layer(t testing.TB, entries any) ([]byte, map[string]string) {
-	w.member(t, make([]byte, 1024))
-	text, err := json.Marshal(map[string]any{"version": 1, "entries": entries})
-	require.NoError(t, err)
-	if w.codec == codecGzip {
-		at := w.member(t, tarOf(t, tarFile{name: stargzName, content: text}))
-		z, err := gzip.NewWriterLevel(&w.out, gzip.NoCompression)
-		require.NoError(t, err)
-		z.Extra = fmt.Appendf([]byte{'S', 'G', 22, 0}, "%016xSTARGZ", at)
-		require.NoError(t, z.Close())
-		return w.out.Bytes(), map[string]string{annotationStargz: digestText(text)}
-	}
-	packed := zstandard(t, text)
-	at := w.out.Len() + 8
-	w.out.Write([]byte{0x50, 0x2a, 0x4d, 0x18, byte(len(packed)), byte(len(packed) >> 8),
-		byte(len(packed) >> 16), 0})
-	w.out.Write(packed)
-	return w.out.Bytes(), map[string]string{annotationChunked: digestText(packed),
-		annotationPlace: fmt.Sprintf("%d:%d:%d:1", at, len(packed), len(text))}
-}
-
-// annotated makes an image of one layer.
-func (l *lying) annotated(t testing.TB, layer []byte, annotations map[string]string) {
-	desc := l.add(layer)
-	desc.MediaType, desc.Annotations = types.OCILayer, annotations
-	config := l.add([]byte("{}"))
-	config.MediaType = types.OCIConfigJSON
-	l.tags["1"] = l.manifest(t, v1.Manifest{SchemaVersion: 2, Config: config,
-		MediaType: types.OCIManifestSchema1, Layers: []v1.Descriptor{desc}})
-}
 
 // TestTableOfContents serves layers that are compressed in chunks, without fetching all of them.
 func TestTableOfContents(t *testing.T) {
 	content := noise(70, 9<<20+12288)
 	clear(content[5<<20 : 7<<20])
 	small := noise(71, 3072)
-	for _, codec := range []string{codecGzip, codecZstd} {
+	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
 		for _, chunk := range []int{70 << 10, 1 << 20, 4 << 20} {
 			t.Run(fmt.Sprint(codec, chunk>>10), func(t *testing.T) {
-				w := &tocWriter{codec: codec, chunk: chunk}
-				for _, f := range []tarFile{{name: "disk/", kind: tar.TypeDir},
-					{name: "disk/empty.img"}, {name: "./disk/a.img", content: content},
-					{name: "disk/b.img", kind: tar.TypeLink, link: "disk/a.img"},
-					{name: "disk/c.img", content: small}, {name: "etc/d", content: small}} {
-					w.add(t, f)
+				w := &registrytest.Table{Codec: codec, Chunk: chunk}
+				for _, f := range []tarFile{{Name: "disk/", Kind: tar.TypeDir},
+					{Name: "disk/empty.img"}, {Name: "./disk/a.img", Content: content},
+					{Name: "disk/b.img", Kind: tar.TypeLink, Link: "disk/a.img"},
+					{Name: "disk/c.img", Content: small}, {Name: "etc/d", Content: small}} {
+					w.Add(t, f)
 				}
 				l := newLying(t)
-				layer, annotations := w.layer(t, w.entries)
-				l.annotated(t, layer, annotations)
+				layer, annotations := w.Layer(t, w.Entries)
+				l.Annotated(t, layer, annotations)
 				keep := t.TempDir()
 				s := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
 				st := s.open(t, l.ref(t, "vm/a:1"))
@@ -156,13 +57,13 @@ func TestTableOfContents(t *testing.T) {
 				require.Equal(t, file.Identity(), link.Identity())
 				e, err := file.Extent(6<<20, 1<<20)
 				require.NoError(t, err)
-				require.True(t, e.Data || codec == codecZstd)
+				require.True(t, e.Data || codec == registrytest.Zstd)
 				c := s.disk(t, st, "c.img")
 				require.False(t, c.Unverified())
 				require.True(t, bytes.Equal(small, contentOf(t, c)))
 
 				// Another daemon that finds the data verifies it again, and requests nothing.
-				l.server.Close()
+				l.Server.Close()
 				again := newStreaming(t, s.client, s.opt.CacheDir, keep)
 				st2 := again.open(t, l.ref(t, "vm/a:1"))
 				img := again.disk(t, st2, "a.img")
@@ -176,21 +77,21 @@ func TestTableOfContents(t *testing.T) {
 // TestTableWrongBytes has the registry send wrong bytes for a while. None of them is served.
 func TestTableWrongBytes(t *testing.T) {
 	content := noise(72, 4<<20)
-	for _, codec := range []string{codecGzip, codecZstd} {
-		w := &tocWriter{codec: codec, chunk: 100 << 10}
-		w.add(t, tarFile{name: "disk/a.img", content: content})
+	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
+		w := &registrytest.Table{Codec: codec, Chunk: 100 << 10}
+		w.Add(t, tarFile{Name: "disk/a.img", Content: content})
 		l := newLying(t)
-		layer, annotations := w.layer(t, w.entries)
-		l.annotated(t, layer, annotations)
+		layer, annotations := w.Layer(t, w.Entries)
+		l.Annotated(t, layer, annotations)
 		s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 		img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 		bad := bytes.Clone(layer)
 		for at := 2 << 20; at < len(bad)-200<<10; at += 100 << 10 {
 			bad[at] ^= 1
 		}
-		l.replace(digestOf(layer), bad)
+		l.Replace(digestOf(layer), bad)
 		s.wrongRead(t, img, make([]byte, 1<<20), 3<<20)
-		l.replace(digestOf(layer), layer)
+		l.Replace(digestOf(layer), layer)
 		require.True(t, bytes.Equal(content, contentOf(t, img)))
 	}
 }
@@ -262,7 +163,7 @@ func TestTableHostile(t *testing.T) {
 		}, ""},
 		"zeros without end": {func(e []map[string]any) any {
 			e[0]["size"], e[0]["chunkSize"] = int64(1)<<60, int64(1)<<59
-			e[0]["chunkType"] = chunkZeros
+			e[0]["chunkType"] = "zeros"
 			return e
 		}, ""},
 		"a symbolic link": {func(e []map[string]any) any {
@@ -272,13 +173,13 @@ func TestTableHostile(t *testing.T) {
 			return append(e, map[string]any{"name": "disk/l", "type": "hardlink", "linkName": "x"})
 		}, ""},
 	} {
-		for _, codec := range []string{codecGzip, codecZstd} {
+		for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
 			t.Run(what+" "+codec, func(t *testing.T) {
-				w := &tocWriter{codec: codec, chunk: chunk}
-				w.add(t, tarFile{name: "disk/a.img", content: content})
-				layer, annotations := w.layer(t, c.change(w.entries))
+				w := &registrytest.Table{Codec: codec, Chunk: chunk}
+				w.Add(t, tarFile{Name: "disk/a.img", Content: content})
+				layer, annotations := w.Layer(t, c.change(w.Entries))
 				l := newLying(t)
-				l.annotated(t, layer, annotations)
+				l.Annotated(t, layer, annotations)
 				s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 				st, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
 				if c.want != "" {
@@ -299,13 +200,13 @@ func TestTableHostile(t *testing.T) {
 // TestTableOfOtherData has a table with the digests of other data. Nothing of that is served, and
 // the read ends, because no fetch will ever bring what the table says.
 func TestTableOfOtherData(t *testing.T) {
-	for _, codec := range []string{codecGzip, codecZstd} {
-		w := &tocWriter{codec: codec, chunk: 256 << 10}
-		w.add(t, tarFile{name: "disk/a.img", content: noise(74, 1<<20)})
-		w.entries[2]["chunkDigest"] = digestText([]byte("x"))
-		layer, annotations := w.layer(t, w.entries)
+	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
+		w := &registrytest.Table{Codec: codec, Chunk: 256 << 10}
+		w.Add(t, tarFile{Name: "disk/a.img", Content: noise(74, 1<<20)})
+		w.Entries[2]["chunkDigest"] = registrytest.DigestText([]byte("x"))
+		layer, annotations := w.Layer(t, w.Entries)
 		l := newLying(t)
-		l.annotated(t, layer, annotations)
+		l.Annotated(t, layer, annotations)
 		s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 		file, err := openPartOf(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
 		require.NoError(t, err)
@@ -318,42 +219,38 @@ func TestTableOfOtherData(t *testing.T) {
 }
 
 func openPartOf(t testing.TB, st *Stream, name string) (image.Source, error) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if st.parts == nil {
-		require.NoError(t, st.findLocked(t.Context()))
-	}
+	require.NoError(t, st.find(t.Context()))
 	return st.openPart(t.Context(), name)
 }
 
 // TestTableOfAnotherDigest: a table that the manifest does not vouch for is not read, but fetched
 // again.
 func TestTableOfAnotherDigest(t *testing.T) {
-	for _, codec := range []string{codecGzip, codecZstd} {
-		w := &tocWriter{codec: codec, chunk: 256 << 10}
-		w.add(t, tarFile{name: "disk/a.img", content: noise(75, 1<<20)})
-		layer, annotations := w.layer(t, w.entries)
+	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
+		w := &registrytest.Table{Codec: codec, Chunk: 256 << 10}
+		w.Add(t, tarFile{Name: "disk/a.img", Content: noise(75, 1<<20)})
+		layer, annotations := w.Layer(t, w.Entries)
 		for key := range annotations {
-			if key != annotationPlace {
-				annotations[key] = digestText([]byte("x"))
+			if key != registrytest.ChunkedPlace {
+				annotations[key] = registrytest.DigestText([]byte("x"))
 			}
 		}
 		l := newLying(t)
-		l.annotated(t, layer, annotations)
+		l.Annotated(t, layer, annotations)
 		s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 		_, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
-		var wrong *DigestError
+		var wrong *transport.DigestError
 		require.ErrorAs(t, err, &wrong)
-		require.GreaterOrEqual(t, l.requests("/blobs/"), tocTries)
+		require.GreaterOrEqual(t, l.Requests("/blobs/"), 3)
 	}
 }
 
 // FuzzTOC reads anything as a table of contents: everything in an accepted one lies in the file and
 // in the layer.
 func FuzzTOC(f *testing.F) {
-	w := &tocWriter{codec: codecGzip, chunk: 1000}
-	w.add(f, tarFile{name: "disk/a", content: noise(76, 5000)})
-	text, err := json.Marshal(map[string]any{"version": 1, "entries": w.entries})
+	w := &registrytest.Table{Codec: registrytest.Gzip, Chunk: 1000}
+	w.Add(f, tarFile{Name: "disk/a", Content: noise(76, 5000)})
+	text, err := json.Marshal(map[string]any{"version": 1, "entries": w.Entries})
 	require.NoError(f, err)
 	f.Add(text)
 	f.Add([]byte(`{"entries":[{"name":"disk/a","type":"reg","size":9000000,"offset":1,` +
@@ -362,13 +259,14 @@ func FuzzTOC(f *testing.F) {
 	require.NoError(f, err)
 	f.Cleanup(func() { require.NoError(f, store.Close()) })
 	const size = 1 << 20
-	desc := (lying{store: map[string][]byte{}}).add(make([]byte, size))
+	desc := (registrytest.Lying{Store: map[string][]byte{}}).Add(make([]byte, size))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		l, err := readTOC(bytes.NewReader(text), "", desc, size-100, codecGzip, maxTOCChunks)
+		l, err := readTOC(bytes.NewReader(text), "", desc, size-100, registrytest.Gzip,
+			maxTOCChunks)
 		if err != nil {
 			return
 		}
-		shown, err := l.shown(newShadow())
+		shown, err := l.Shown(newShadow())
 		if err != nil {
 			return
 		}

@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
@@ -17,6 +16,8 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // unverified is a layer that is read by ranges before its digest is checked. Until verify has read
@@ -26,7 +27,7 @@ import (
 // them, and none that asks another repository.
 type unverified struct {
 	name   string // says whose bytes of which layer these are: part of the identity of a disk
-	layer  *blob
+	layer  *transport.Blob
 	cached *cache.Blob
 	notes  *notes
 	warn   func(text string)
@@ -41,7 +42,7 @@ type unverified struct {
 
 const (
 	// unverifiedChunk is how much is fetched at once, in bytes.
-	unverifiedChunk = indexChunk
+	unverifiedChunk = layer.IndexChunk
 	// maxUnverified bounds a layer that is served like that, because a manifest can claim any size.
 	// Bytes.
 	maxUnverified = 2 << 40
@@ -52,8 +53,10 @@ const (
 	verifiedAhead = 1 << 20
 )
 
-// unverifiedLocked opens a layer, once.
-func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
+// unverifiedLayer opens a layer, once.
+func (s *Stream) unverifiedLayer(desc descriptor) (*unverified, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	digest := desc.Digest.String()
 	if u := s.unsure[digest]; u != nil {
 		return u, nil
@@ -62,7 +65,7 @@ func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
 		return nil, fmt.Errorf("layer %s has %d bytes: too large to be served unverified",
 			digest, desc.Size)
 	}
-	layer, err := s.image.source.blob(desc)
+	layer, err := s.image.Source.Blob(desc)
 	if err != nil {
 		return nil, err
 	}
@@ -75,15 +78,15 @@ func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
 		hash: sha256.New(), warn: s.warnOf(digest), patience: oddPatience}
 	u.turn <- struct{}{}
 	u.cached, err = s.opt.Cache.Blob(cache.BlobOptions{
-		Digest: unverifiedName(originOf(s.kept.source), digest),
+		Digest: unverifiedName(s.kept.Origin(), digest),
 		Size:   desc.Size, ChunkSize: unverifiedChunk, Verify: n.check,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
-			got, err := layer.checked(ctx, p, off,
+			got, err := layer.ReadChecked(ctx, p, off,
 				func() error { return n.check(off/unverifiedChunk, p) })
 			if got == len(p) {
 				return nil
 			}
-			return unexpectedEnd(err)
+			return transport.UnexpectedEnd(err)
 		},
 	})
 	if err == nil && n.now() == noteWrong {
@@ -100,7 +103,7 @@ func (s *Stream) unverifiedLocked(desc descriptor) (*unverified, error) {
 
 // unverifiedName names the chunks of an unverified layer in the cache.
 func unverifiedName(origin, layer string) string {
-	return digestOf([]byte("kubevirt-disk unverified\n" + origin + "\n" + layer))
+	return transport.DigestOf([]byte("kubevirt-disk unverified\n" + origin + "\n" + layer))
 }
 
 // notesLocked returns a name for the layer as this repository has it, and the file of its notes.
@@ -108,7 +111,7 @@ func unverifiedName(origin, layer string) string {
 // because its notes say what a disk was made from.
 func (s *Stream) notesLocked(digest string) (name, file string) {
 	shared := "notes-" + keptName(digest)
-	name = digestOf([]byte(s.ref.repositoryText() + "\n" + digest))
+	name = transport.DigestOf([]byte(s.ref.RepositoryText() + "\n" + digest))
 	own := shared + "-" + strings.TrimPrefix(name, "sha256:")
 	if _, err := s.kept.dir.Lstat(own); errors.Is(err, fs.ErrNotExist) && s.record.Unverified {
 		if _, err := s.kept.dir.Lstat(shared); err == nil {
@@ -121,7 +124,7 @@ func (s *Stream) notesLocked(digest string) (name, file string) {
 // wrong is the error for a layer with wrong content.
 func (u *unverified) wrong(why string) error {
 	return fmt.Errorf("%w: layer %s, which was served before all of it was verified: %s",
-		disk.ErrWrongContent, u.layer.desc.Digest, why)
+		disk.ErrWrongContent, u.layer.Desc.Digest, why)
 }
 
 // verify reads the layer to its end and checks its digest. It waits for data that cannot be had
@@ -140,21 +143,21 @@ func (u *unverified) verify(ctx context.Context) error {
 		return u.wrong("it has another digest")
 	}
 	p, size := make([]byte, unverifiedChunk), u.cached.Size()
-	for pause := firstPause; u.next < size; {
+	for pause := transport.FirstPause; u.next < size; {
 		part := p[:min(unverifiedChunk, size-u.next)]
 		u.cached.Prefetch(u.next, verifiedAhead)
 		if _, err := u.cached.ReadAt(ctx, part, u.next); err != nil {
 			if err := u.puzzle(ctx, err, pause); err != nil {
 				return err
 			}
-			pause = min(2*pause, longPause)
+			pause = min(2*pause, transport.LongPause)
 			continue
 		}
 		u.hash.Write(part)
 		u.next += int64(len(part))
-		pause, u.odd = firstPause, time.Time{}
+		pause, u.odd = transport.FirstPause, time.Time{}
 	}
-	if got := "sha256:" + hex.EncodeToString(u.hash.Sum(nil)); got != u.layer.desc.Digest.String() {
+	if got := transport.DigestIn(u.hash); got != u.layer.Desc.Digest.String() {
 		return u.condemn("it has the digest " + got)
 	}
 	return u.notes.set(noteVerified)
@@ -175,7 +178,7 @@ func (u *unverified) puzzle(ctx context.Context, err error, pause time.Duration)
 		return u.condemn(changed.Error())
 	}
 	u.warn(fmt.Sprintf("%v; the layer cannot be verified yet, next try in %s", err, pause))
-	return pauseFor(ctx, pause)
+	return transport.PauseFor(ctx, pause)
 }
 
 // condemn notes that the layer is wrong, and removes its chunks from the cache.
@@ -211,6 +214,12 @@ func (s section) Prefetch(off, length int64) {
 
 func (s section) Size() int64 { return s.size }
 
+func (s section) Has(off, length int64) bool {
+	return s.of.cached.Has(s.off+off, min(length, s.size-off))
+}
+
+func (s section) run(off, length int64) (int64, bool) { return min(length, s.size-off), false }
+
 // unsureFile is a file of an image with layers that are not verified yet.
 type unsureFile struct {
 	*farFile
@@ -236,8 +245,7 @@ func (f *unsureFile) Verify(ctx context.Context) error {
 
 // open opens the file from off on in the layer.
 func (u *unverified) open(off, size int64) *farFile {
-	name := digestOf([]byte("kubevirt-disk part\n" + u.name + "\n" +
+	name := transport.DigestOf([]byte("kubevirt-disk part\n" + u.name + "\n" +
 		strconv.FormatInt(off, 10) + "\n" + strconv.FormatInt(size, 10)))
-	return &farFile{blob: section{u, off, size}, name: name, chunk: unverifiedChunk,
-		zeros: zeroChunks{size: size}, warn: u.warn}
+	return &farFile{blob: section{u, off, size}, name: name, chunk: unverifiedChunk, warn: u.warn}
 }

@@ -14,17 +14,18 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // plainImage is a registry with an image of one plain layer. The layer is too large to be fetched
 // only to look into it.
-func plainImage(t testing.TB) (l *lying, ref Reference, layer, content []byte) {
+func plainImage(t testing.TB) (l *lying, ref transport.Reference, layer, content []byte) {
 	content = noise(60, smallLayer+3<<20)
-	layer = tarOf(t, tarFile{name: "etc/passwd", content: []byte("x")},
-		tarFile{name: "disk/a.img", content: content})
+	layer = tarOf(t, tarFile{Name: "etc/passwd", Content: []byte("x")},
+		tarFile{Name: "disk/a.img", Content: content})
 	l = newLying(t)
-	l.tags["1"] = l.image(t, tarOf(t, tarFile{name: "disk/b.img", content: noise(61, 1<<20)},
-		tarFile{name: "disk/a.img", content: noise(62, 1<<20)}), layer)
+	l.Tags["1"] = l.Image(t, tarOf(t, tarFile{Name: "disk/b.img", Content: noise(61, 1<<20)},
+		tarFile{Name: "disk/a.img", Content: noise(62, 1<<20)}), layer)
 	return l, l.ref(t, "vm/a:1"), layer, content
 }
 
@@ -33,13 +34,6 @@ func whenComplete(t testing.TB, l *lying, keep string) *streaming {
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), keep)
 	s.opt.WhenComplete = true
 	return s
-}
-
-// replace changes the content of a blob in the registry, but not its digest.
-func (l *lying) replace(digest string, content []byte) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.store[digest] = content
 }
 
 func flipped(p []byte, at int) []byte {
@@ -57,7 +51,7 @@ func TestWhenComplete(t *testing.T) {
 	st := s.open(t, ref)
 	require.Equal(t, []string{"a.img", "b.img"}, namesOfDisks(st.Disks()))
 	img := s.disk(t, st, "a.img")
-	require.Equal(t, farReads, img.Parallel())
+	require.Equal(t, transport.Reads, img.Parallel())
 	require.True(t, img.Unverified())
 	p := make([]byte, 1<<20)
 	_, err := img.ReadAt(p, 20<<20)
@@ -81,16 +75,16 @@ func TestWhenComplete(t *testing.T) {
 	require.Equal(t, []string{"a.img", "b.img"}, namesOfDisks(st2.Disks()))
 	img2 := again.disk(t, st2, "a.img")
 	require.False(t, img2.Unverified())
-	l.replace(digestOf(layer), flipped(layer, 15<<20))
+	l.Replace(digestOf(layer), flipped(layer, 15<<20))
 	again.wrongRead(t, img2, p[:4096], 15<<20)
-	l.replace(digestOf(layer), layer)
+	l.Replace(digestOf(layer), layer)
 	require.True(t, bytes.Equal(content, contentOf(t, img2)))
 }
 
 // TestWhenCompleteWrong condemns a layer with one wrong bit, and keeps nothing of it.
 func TestWhenCompleteWrong(t *testing.T) {
 	l, ref, layer, _ := plainImage(t)
-	l.replace(digestOf(layer), flipped(layer, 9<<20))
+	l.Replace(digestOf(layer), flipped(layer, 9<<20))
 	keep := t.TempDir()
 	s := whenComplete(t, l, keep)
 	st := s.open(t, ref)
@@ -99,7 +93,7 @@ func TestWhenCompleteWrong(t *testing.T) {
 	_, err := img.ReadAt(p, 1<<20)
 	require.NoError(t, err)
 	require.DirExists(t, filepath.Join(s.opt.CacheDir, "v1",
-		keptName(unverifiedName(originOf(st.kept.source), digestOf(layer)))))
+		keptName(unverifiedName(st.kept.Source.Origin(), digestOf(layer)))))
 	err = img.Verify(t.Context())
 	require.ErrorIs(t, err, disk.ErrWrongContent)
 	require.ErrorContains(t, err, digestOf(layer))
@@ -121,7 +115,7 @@ func TestWhenCompleteWrong(t *testing.T) {
 // emptyCache checks that the cache has no chunk of an unverified layer.
 func emptyCache(t testing.TB, dir string, st *Stream, layer string) {
 	require.NoDirExists(t, filepath.Join(dir, "v1",
-		keptName(unverifiedName(originOf(st.kept.source), layer))))
+		keptName(unverifiedName(st.kept.Source.Origin(), layer))))
 }
 
 // TestWhenCompleteOrigin has a registry that claims a layer of another one, with other content.
@@ -129,12 +123,12 @@ func emptyCache(t testing.TB, dir string, st *Stream, layer string) {
 func TestWhenCompleteOrigin(t *testing.T) {
 	right, ref, layer, content := plainImage(t)
 	wrong, wrongRef, _, _ := plainImage(t)
-	moved := tarOf(t, tarFile{name: "etc/passwd", content: []byte("x")},
-		tarFile{name: "disk/c.img", content: content})
-	wrong.replace(digestOf(layer), flipped(moved, 9<<20))
+	moved := tarOf(t, tarFile{Name: "etc/passwd", Content: []byte("x")},
+		tarFile{Name: "disk/c.img", Content: content})
+	wrong.Replace(digestOf(layer), flipped(moved, 9<<20))
 	keep := t.TempDir()
 	first := whenComplete(t, wrong, keep)
-	opened := func(l *lying, ref Reference) (*Stream, error) {
+	opened := func(l *lying, ref transport.Reference) (*Stream, error) {
 		s := first
 		s.client = newClient(t, l.options())
 		return s.client.Stream(t.Context(), ref, s.opt)
@@ -183,11 +177,11 @@ func TestWhenCompleteSharedNotes(t *testing.T) {
 		filepath.Join(keep, st.partsName(false))))
 	name, file := st.notesLocked(digestOf(layer))
 	require.Equal(t, []string{digestOf(layer), shared}, []string{name, file})
-	require.NotNil(t, st.readPartsLocked())
+	require.NotNil(t, st.readParts())
 	st.record.Unverified = false
 	_, file = st.notesLocked(digestOf(layer))
 	require.Equal(t, own, file)
-	require.Nil(t, st.readPartsLocked())
+	require.Nil(t, st.readParts())
 }
 
 // TestWhenCompleteChanged has the registry send a wrong chunk once, which is served, and right ones
@@ -195,7 +189,7 @@ func TestWhenCompleteSharedNotes(t *testing.T) {
 func TestWhenCompleteChanged(t *testing.T) {
 	l, ref, layer, content := plainImage(t)
 	keep := t.TempDir()
-	l.replace(digestOf(layer), flipped(layer, 9<<20))
+	l.Replace(digestOf(layer), flipped(layer, 9<<20))
 	s := whenComplete(t, l, keep)
 	img := s.disk(t, s.open(t, ref), "a.img")
 	p := make([]byte, 4<<20)
@@ -204,7 +198,7 @@ func TestWhenCompleteChanged(t *testing.T) {
 	require.False(t, bytes.Equal(content[8<<20:12<<20], p))
 
 	// A kill, and a cache that is gone.
-	l.replace(digestOf(layer), layer)
+	l.Replace(digestOf(layer), layer)
 	again := whenComplete(t, l, keep)
 	st := again.open(t, ref)
 	img2 := again.disk(t, st, "a.img")
@@ -221,13 +215,15 @@ func TestWhenCompleteChanged(t *testing.T) {
 func TestWhenCompleteWaits(t *testing.T) {
 	l, ref, layer, _ := plainImage(t)
 	s := whenComplete(t, l, t.TempDir())
-	s.client.opt.Patience = time.Second
+	opt := l.options()
+	opt.Patience = time.Second
+	s.client = newClient(t, opt)
 	img := s.disk(t, s.open(t, ref), "a.img")
-	l.mu.Lock()
+	l.Mu.Lock()
 	for range 20 {
-		l.faults = append(l.faults, says(503))
+		l.Faults = append(l.Faults, says(503))
 	}
-	l.mu.Unlock()
+	l.Mu.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	err := img.Verify(ctx)
@@ -241,17 +237,17 @@ func TestWhenCompleteWaits(t *testing.T) {
 // TestWhenCompleteFetchesFirst: the log says why an image cannot be served at once.
 func TestWhenCompleteFetchesFirst(t *testing.T) {
 	content := noise(63, smallLayer*3/2)
-	plain := tarOf(t, tarFile{name: "disk/a.img", content: content})
+	plain := tarOf(t, tarFile{Name: "disk/a.img", Content: content})
 	for what, layers := range map[string][][]byte{
 		"compressed by gzip": {gzipped(t, plain)},
 		"compressed by zstd": {zstandard(t, plain)},
 		"cannot be read by ranges": {tarOf(t), gzipped(t, tarOf(t,
-			tarFile{name: "disk/a.img", content: content[:1<<20]}))},
+			tarFile{Name: "disk/a.img", Content: content[:1<<20]}))},
 		"has no digests of its chun": {plain},
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLying(t)
-			l.tags["1"] = l.image(t, layers...)
+			l.Tags["1"] = l.Image(t, layers...)
 			var said strings.Builder
 			opt := l.options()
 			opt.Warn = func(text string) { said.WriteString(text) }
@@ -286,11 +282,11 @@ func TestWhenCompleteChangesItsMind(t *testing.T) {
 // TestWalkHostile walks archives with false claims.
 func TestWalkHostile(t *testing.T) {
 	var many []tarFile
-	for range maxWalked + 1 {
-		many = append(many, tarFile{name: "x"})
+	for range 16<<10 + 1 {
+		many = append(many, tarFile{Name: "x"})
 	}
-	padding := tarFile{name: "padding", content: noise(64, smallLayer)}
-	whole := tarOf(t, padding, tarFile{name: "disk/a.img", content: noise(65, 4<<20)})
+	padding := tarFile{Name: "padding", Content: noise(64, smallLayer)}
+	whole := tarOf(t, padding, tarFile{Name: "disk/a.img", Content: noise(65, 4<<20)})
 	for what, layer := range map[string][]byte{
 		"ends within a file": whole[:len(whole)-3<<20],
 		"cannot be read":     append(bytes.Repeat([]byte{7}, 512), whole...),
@@ -298,7 +294,7 @@ func TestWalkHostile(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			l := newLying(t)
-			l.tags["1"] = l.image(t, layer)
+			l.Tags["1"] = l.Image(t, layer)
 			s := whenComplete(t, l, t.TempDir())
 			st, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
 			if err == nil {

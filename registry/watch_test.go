@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -12,6 +11,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // hangs begins an answer and does not end it: it is silent, or sends a byte now and then.
@@ -42,12 +44,12 @@ func hangs(w http.ResponseWriter, r *http.Request, status int, drip bool) {
 func TestNothingHangs(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(file, noise(40, 1<<20), 0o600))
-	works := map[string]func(context.Context, *Client, Reference) error{
-		"pull": func(ctx context.Context, c *Client, ref Reference) error {
+	works := map[string]func(context.Context, *Client, transport.Reference) error{
+		"pull": func(ctx context.Context, c *Client, ref transport.Reference) error {
 			_, _, err := c.Pull(ctx, ref, filepath.Join(t.TempDir(), "b.raw"), PullOptions{})
 			return err
 		},
-		"push": func(ctx context.Context, c *Client, ref Reference) error {
+		"push": func(ctx context.Context, c *Client, ref transport.Reference) error {
 			_, err := c.Push(ctx, []string{file}, ref, PushOptions{Base: BaseNone})
 			return err
 		},
@@ -69,10 +71,10 @@ func TestNothingHangs(t *testing.T) {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
 					l := newLying(t)
-					l.newImage(t, noise(41, 1<<20))
-					l.token = at.path == "/token"
-					inner := l.server.Config.Handler
-					l.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter,
+					l.NewImage(t, noise(41, 1<<20))
+					l.Token = at.path == "/token"
+					inner := l.Server.Config.Handler
+					l.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter,
 						r *http.Request) {
 						if at.path == r.URL.Path || at.path != "/v2/" &&
 							strings.Contains(r.URL.Path, at.path) {
@@ -87,8 +89,8 @@ func TestNothingHangs(t *testing.T) {
 					})
 					opt := l.options()
 					opt.Patience = time.Second
+					opt.Idle = 300 * time.Millisecond
 					c := newClient(t, opt)
-					c.idle = 300 * time.Millisecond
 					ctx, cancel := context.WithTimeout(t.Context(), longWait)
 					defer cancel()
 					began := time.Now()
@@ -113,8 +115,8 @@ func TestUploadIsTaken(t *testing.T) {
 		<-done // the context of a request whose body nobody reads does not end
 		return true
 	}
-	c := newClient(t, Options{Insecure: []string{p.m.host}, Patience: time.Second})
-	c.idle = 300 * time.Millisecond
+	c := newClient(t, transport.Options{Insecure: []string{p.m.host}, Patience: 3 * time.Second,
+		Idle: time.Second})
 	ctx, cancel := context.WithTimeout(t.Context(), longWait)
 	defer cancel()
 	_, err := c.Push(ctx, []string{p.file}, p.m.ref(t, "vm/a:1"), PushOptions{Base: BaseNone})
@@ -128,9 +130,9 @@ func TestMirrorIsSlow(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			registry, mirror, opt := mirrored(t)
 			content := noise(42, 1<<20)
-			layer := tarOf(t, tarFile{name: "disk/a.img", content: content})
+			layer := tarOf(t, tarFile{Name: "disk/a.img", Content: content})
 			for _, l := range []*lying{registry, mirror} {
-				l.tags["1"] = l.image(t, layer)
+				l.Tags["1"] = l.Image(t, layer)
 			}
 			slow := func(w http.ResponseWriter, r *http.Request, p []byte) bool {
 				w.Header().Set("Content-Range", strings.Replace(r.Header.Get("Range"), "=", " ", 1)+
@@ -146,39 +148,26 @@ func TestMirrorIsSlow(t *testing.T) {
 				return true
 			}
 			for range 100 {
-				mirror.faults = append(mirror.faults, slow)
+				mirror.Faults = append(mirror.Faults, slow)
 			}
 			var warned []string
 			opt.Warn = func(text string) { warned = append(warned, text) }
+			opt.Turn = 300 * time.Millisecond
 			c := newClient(t, opt)
-			c.turn = 300 * time.Millisecond
-			src, err := c.source(registry.ref(t, "vm/a:1"))
+			src, err := c.Source(registry.ref(t, "vm/a:1"), "")
 			require.NoError(t, err)
-			r, err := resolveIn(t.Context(), src, registry.ref(t, "vm/a:1"))
+			r, err := transport.Resolve(t.Context(), src, registry.ref(t, "vm/a:1"))
 			require.NoError(t, err)
-			b, err := src.blob(r.manifest.Layers[0])
+			b, err := src.Blob(r.Manifest.Layers[0])
 			require.NoError(t, err)
 			got := make([]byte, len(layer))
-			require.NoError(t, b.fill(t.Context(), got, 0))
+			require.NoError(t, b.Fill(t.Context(), got, 0))
 			require.Equal(t, layer, got)
 			require.Contains(t, strings.Join(warned, "\n"), "is asked before it")
-			asked := mirror.requests("/blobs/")
-			require.NoError(t, b.fill(t.Context(), got, 0))
-			require.Equal(t, asked, mirror.requests("/blobs/"))
+			asked := mirror.Requests("/blobs/")
+			require.NoError(t, b.Fill(t.Context(), got, 0))
+			require.Equal(t, asked, mirror.Requests("/blobs/"))
 		})
-	}
-}
-
-// few sends that many bytes of the range, and breaks the connection after a while.
-func few(n int, after time.Duration) fault {
-	return func(w http.ResponseWriter, r *http.Request, p []byte) bool {
-		first, last, _ := rangeOf(r, len(p))
-		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, last, len(p)))
-		w.WriteHeader(http.StatusPartialContent)
-		_, _ = w.Write(p[first:min(first+n, last+1)])
-		_ = http.NewResponseController(w).Flush()
-		time.Sleep(after)
-		panic(http.ErrAbortHandler)
 	}
 }
 
@@ -188,43 +177,46 @@ func TestByteInEachConnection(t *testing.T) {
 	content := noise(43, 1<<20)
 	registry, mirror, opt := mirrored(t)
 	for _, l := range []*lying{registry, mirror} {
-		l.newImage(t, content)
+		l.NewImage(t, content)
 	}
 	for range 1000 {
-		mirror.faults = append(mirror.faults, few(1, 0))
+		mirror.Faults = append(mirror.Faults, registrytest.Few(1, 0))
 	}
-	opt.Patience = time.Second
+	opt.Turn = time.Second // the registry itself has time
 	ctx, cancel := context.WithTimeout(t.Context(), longWait)
 	defer cancel()
 	out := filepath.Join(t.TempDir(), "a.raw")
-	pull := func(opt Options) error {
+	pull := func(opt transport.Options) error {
 		_, _, err := newClient(t, opt).Pull(ctx, registry.ref(t, "vm/a:1"), out,
 			PullOptions{Replace: true})
 		return err
 	}
 	require.NoError(t, pull(opt))
 	onlyFile(t, filepath.Dir(out), "a.raw", content)
-	registry.faults, opt.Mirrors = mirror.faults, nil
+	registry.Faults, opt.Mirrors, opt.Patience = mirror.Faults, nil, time.Second
 	require.ErrorContains(t, pull(opt), "nothing or too little came")
 }
 
 // TestSlowLinkIsEnough: a link that is slow and breaks often is no error, as long as enough comes.
 func TestSlowLinkIsEnough(t *testing.T) {
 	l := newLying(t)
-	content := noise(44, 4096)
-	desc := l.add(content)
-	for range 100 {
-		l.faults = append(l.faults, few(2*loneRate/5, 50*time.Millisecond))
-	}
 	opt := l.options()
-	opt.Patience = time.Second
-	src, err := newClient(t, opt).source(l.ref(t, "vm/a:1"))
+	opt.Patience = 2 * time.Second
+	// No connection brings enough for the time of patience, two do; and there are so many of them
+	// that all take longer than that.
+	const perConnection, connections = 2*256 - 1, 45
+	content := noise(44, perConnection*connections)
+	desc := l.Add(content)
+	for range connections {
+		l.Faults = append(l.Faults, registrytest.Few(perConnection, 50*time.Millisecond))
+	}
+	src, err := newClient(t, opt).Source(l.ref(t, "vm/a:1"), "")
 	require.NoError(t, err)
-	b, err := src.blob(desc)
+	b, err := src.Blob(desc)
 	require.NoError(t, err)
 	began := time.Now()
 	got := make([]byte, len(content))
-	require.NoError(t, b.fill(t.Context(), got, 0))
+	require.NoError(t, b.Fill(t.Context(), got, 0))
 	require.Equal(t, content, got)
 	require.Greater(t, time.Since(began), 2*opt.Patience)
 }

@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"hash"
 	"slices"
@@ -11,6 +10,8 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // wholeFile is a file of the index. Each of its chunks was verified when it was read. When all
@@ -18,7 +19,7 @@ import (
 // to scan or to pull it, sees what the guest sees.
 type wholeFile struct {
 	*farFile
-	layer  *blob
+	layer  *transport.Blob
 	offset int64 // of the file in the layer
 	tell   func(text string)
 	pause  time.Duration // between two tries of Verify
@@ -27,11 +28,11 @@ type wholeFile struct {
 var _ image.Unsure = (*wholeFile)(nil)
 
 // wholeFile completes a file of the index.
-func (s *Stream) wholeFile(f *indexFile, far *farFile) (image.Source, error) {
-	i := slices.IndexFunc(s.image.manifest.Layers, func(d descriptor) bool {
+func (s *Stream) wholeFile(f *layer.IndexFile, far *farFile) (image.Source, error) {
+	i := slices.IndexFunc(s.image.Manifest.Layers, func(d descriptor) bool {
 		return d.Digest.String() == f.Layer
 	})
-	layer, err := s.image.source.blob(s.image.manifest.Layers[i])
+	layer, err := s.image.Source.Blob(s.image.Manifest.Layers[i])
 	if err != nil {
 		return nil, err
 	}
@@ -53,14 +54,14 @@ const (
 // Verify checks the whole layer against its digest, if most of it is at hand. It is called when the
 // disk has copied the whole image, so it usually fetches nothing.
 func (w *wholeFile) Verify(ctx context.Context) error {
-	size := w.layer.desc.Size
+	size := w.layer.Desc.Size
 	if size-w.Size() > maxAround {
 		return nil
 	}
 	got := ""
 	for try := range wholeTries {
 		if try > 0 {
-			if err := pauseFor(ctx, w.pause); err != nil {
+			if err := transport.PauseFor(ctx, w.pause); err != nil {
 				return err
 			}
 		}
@@ -74,24 +75,24 @@ func (w *wholeFile) Verify(ctx context.Context) error {
 		if err := w.around(ctx, h, w.offset+w.Size(), size); err != nil {
 			return err
 		}
-		if got = "sha256:" + hex.EncodeToString(h.Sum(nil)); got == w.layer.desc.Digest.String() {
+		if got = transport.DigestIn(h); got == w.layer.Desc.Digest.String() {
 			return nil
 		}
 	}
 	return fmt.Errorf("%w: the index of the image describes a layer of the digest %s, and not %s",
-		disk.ErrWrongContent, got, w.layer.desc.Digest)
+		disk.ErrWrongContent, got, w.layer.Desc.Digest)
 }
 
 // around hashes the bytes before or behind the file, and waits for them.
 func (w *wholeFile) around(ctx context.Context, h hash.Hash, off, end int64) error {
 	p := make([]byte, end-off)
-	for pause := firstPause; len(p) > 0; pause = min(2*pause, longPause) {
+	for pause := transport.FirstPause; len(p) > 0; pause = min(2*pause, transport.LongPause) {
 		n, err := w.layer.ReadAt(ctx, p, off)
 		if n == len(p) {
 			break
 		}
 		w.tell(fmt.Sprintf("%v; the layer cannot be verified yet, next try in %s", err, pause))
-		if err := pauseFor(ctx, pause); err != nil {
+		if err := transport.PauseFor(ctx, pause); err != nil {
 			return err
 		}
 	}
@@ -105,7 +106,7 @@ func (w *wholeFile) file(ctx context.Context, h hash.Hash) (whole bool, err erro
 	p, before := make([]byte, w.chunk), w.came.Load()
 	for off := int64(0); off < w.Size(); off += int64(len(p)) {
 		p = p[:min(w.chunk, w.Size()-off)]
-		if n, zero := w.zeros.run(off, int64(len(p))); zero && n == int64(len(p)) {
+		if n, zero := w.blob.run(off, int64(len(p))); zero && n == int64(len(p)) {
 			clear(p)
 		} else if n, err := w.blob.ReadAt(ctx, p, off); n < len(p) {
 			if ctx.Err() != nil {
@@ -120,15 +121,4 @@ func (w *wholeFile) file(ctx context.Context, h hash.Hash) (whole bool, err erro
 		h.Write(p)
 	}
 	return true, nil
-}
-
-func pauseFor(ctx context.Context, pause time.Duration) error {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // TestWholeLayer checks the layer of a file of the index when all of the file was read, without
 // fetching it again.
 func TestWholeLayer(t *testing.T) {
 	m := newMemory(t)
-	s, img, _ := oneDisk(t, m, 5<<20+512, Options{})
+	s, img, _ := oneDisk(t, m, 5<<20+512, transport.Options{})
 	require.False(t, img.Unverified())
 	contentOf(t, img)
 	before := s.opt.Cache.Stats().Fetched
@@ -27,7 +28,7 @@ func TestWholeLayer(t *testing.T) {
 // TestWholeLayerNotHere makes no check if most chunks would have to be fetched for it.
 func TestWholeLayerNotHere(t *testing.T) {
 	m := newMemory(t)
-	s, img, _ := oneDisk(t, m, 40<<20, Options{})
+	s, img, _ := oneDisk(t, m, 40<<20, transport.Options{})
 	require.NoError(t, img.Verify(t.Context()))
 	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(30<<20))
 }
@@ -42,31 +43,31 @@ func TestWholeLayerOfAnotherIndex(t *testing.T) {
 	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/a:1"),
 		PushOptions{Base: BaseNone})
 	require.NoError(t, err)
-	r, err := m.client(t).resolve(t.Context(), m.ref(t, "vm/a:1"))
+	r, err := m.client(t).Resolve(t.Context(), m.ref(t, "vm/a:1"))
 	require.NoError(t, err)
-	x, err := r.readIndex(t.Context())
+	x, err := readIndex(t.Context(), r)
 	require.NoError(t, err)
 
 	l := newLying(t)
-	manifest := *r.manifest
+	manifest := *r.Manifest
 	manifest.Layers = nil
-	other := tarOf(t, tarFile{name: "disk/b.raw", content: content})
-	lied := l.add(other)
-	delete(l.store, lied.Digest.String())
+	other := tarOf(t, tarFile{Name: "disk/b.raw", Content: content})
+	lied := l.Add(other)
+	delete(l.Store, lied.Digest.String())
 	lied.Digest = v1.Hash{Algorithm: "sha256", Hex: x.Files[0].Layer[len("sha256:"):]}
-	l.store[x.Files[0].Layer] = other
-	for _, desc := range r.manifest.Layers {
+	l.Store[x.Files[0].Layer] = other
+	for _, desc := range r.Manifest.Layers {
 		if desc.Digest == lied.Digest {
 			lied.MediaType = desc.MediaType
 			manifest.Layers = append(manifest.Layers, lied)
 			continue
 		}
-		text, err := r.small(t.Context(), desc, maxIndexLayer)
+		text, err := r.Small(t.Context(), desc, maxIndexLayer)
 		require.NoError(t, err)
-		l.add(text)
+		l.Add(text)
 		manifest.Layers = append(manifest.Layers, desc)
 	}
-	l.tags["1"] = l.manifest(t, manifest)
+	l.Tags["1"] = l.Manifest(t, manifest)
 	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
 	st := s.open(t, l.ref(t, "vm/a:1"))
 	st.pause = 0

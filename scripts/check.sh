@@ -51,7 +51,7 @@ mapfile -t affected < <("$go" list -e -test \
 # These take long: a change somewhere below them does not test them. All of this should take two
 # minutes on two cores. The integration tests take more in any case.
 slow=' adapter adapter/ext4 cmd/kubevirt-disk disk/instance disk/overlay disk/qcow2 registry
-	registry/cache target target/internal/scsi target/targettest '
+	registry/cache target target/internal/scsi '
 module=$("$go" list -m)
 tested=() left=()
 for package in "${affected[@]}"; do

@@ -32,6 +32,11 @@ need libvirt-clients has virt-xml-validate
 need libxml2-utils has xmllint
 need curl has curl
 need tgt has tgtd
+need libnbd-bin has nbdinfo
+need libnbd-bin has nbdcopy
+need python3-libnbd has nbdsh
+need nbdkit has nbdkit
+need fio has fio
 need shellcheck has shellcheck
 need e2fsprogs has mke2fs
 need btrfs-progs has mkfs.btrfs
@@ -48,6 +53,8 @@ need gpg has gpg # for the mirror of a test
 need gpg-agent has gpg-agent
 need chromium has chromium
 need gcc has gcc # for the race detector
+need pkgconf has pkg-config
+need libvirt-dev test -e /usr/include/libvirt/libvirt.h # for KubeVirt's launcher
 need libc6-dev test -e /usr/include/stdlib.h
 
 if [ ${#missing[@]} = 0 ]; then

@@ -84,7 +84,7 @@ func (s *Disks) Holders(number uint16) (h Holders) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if o := d.owner.Load(); o != nil && d.held(o) {
-		h.Owner = o.name
+		h.Owner = PlainName(o.name)
 	}
 	state := d.handover.Load()
 	h.Guest, h.Fenced = state.Guest, state.Fenced

@@ -3,13 +3,14 @@ package serving
 import (
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 )
 
 // Peer is everybody who goes by one name. All sessions of a name share it.
 type Peer struct {
-	name     string
+	name     string       // with the incarnation, if it is one: see AttachIncarnation
 	sessions atomic.Int32 // written under Disks.mu; 0: gone
 }
 
@@ -21,7 +22,10 @@ type Client struct {
 	all     *Disks
 	peer    *Peer
 	address string // see SetAddress
-	gone    bool   // guarded by Disks.mu
+	heir    bool   // see AttachIncarnation
+	// impatient says that the peer has given up a held request
+	impatient atomic.Bool
+	gone      bool // guarded by Disks.mu
 }
 
 // Attach begins a session of the peer with this name.
@@ -68,6 +72,21 @@ func (c *Client) SetAddress(address string) { c.address = address }
 // Address is what SetAddress has set.
 func (c *Client) Address() string { return c.address }
 
+// Patience is how long a request of the client may be held while no content comes. A long time is
+// best for a peer without a time limit, such as QEMU. A peer with a limit, such as Linux, gives a
+// request up that exceeds it, and sends it again. If that happens to the request again, Linux
+// resets the disk and delays all requests of the session. So from the first time on the client gets
+// its answers earlier.
+func (c *Client) Patience() time.Duration {
+	if c.impatient.Load() {
+		return c.all.leastPatience
+	}
+	return c.all.patience
+}
+
+// GaveUp notes that the peer has ended a held request (Request.Waiting) by itself.
+func (c *Client) GaveUp() { c.impatient.Store(true) }
+
 // Claim makes the client's peer the owner of an exclusive disk, unless another peer owns it or the
 // peer is fenced. It returns false if the client may not use the disk. Other disks are for
 // everybody.
@@ -93,7 +112,8 @@ func (c *Client) take(d *Disk) bool {
 // Admitted reports whether requests of the client have no conflict with the disk's owner. It claims
 // nothing, and takes no lock: whoever fences the client waits for what it was still admitted to.
 func (c *Client) Admitted(d *Disk) bool {
-	return !d.exclusive.Load() || d.owner.Load() == c.peer || d.isGuest(c) || c.released(d)
+	return !d.exclusive.Load() || d.owner.Load() == c.peer || d.isGuest(c) || c.released(d) ||
+		c.looksOn(d)
 }
 
 // Fenced reports whether a handover has fenced the client's peer, and nobody has admitted it again.
@@ -122,15 +142,24 @@ func (d *Disk) held(owner *Peer) bool {
 }
 
 // isGuest reports whether the client's peer may use the disk beside its owner.
-func (d *Disk) isGuest(c *Client) bool { return d.handover.Load().Guest == c.peer.name }
-
-// isFenced reports whether a handover has fenced the client's peer. The owner is never fenced.
-func (d *Disk) isFenced(c *Client) bool {
-	return slices.Contains(d.handover.Load().Fenced, c.peer.name)
+func (d *Disk) isGuest(c *Client) bool {
+	guest := d.handover.Load().Guest
+	return guest != "" && guest == PlainName(c.peer.name)
 }
 
-// Owner is the name of the disk's owner or last owner; "": nobody is known to have used it.
-func (d *Disk) Owner() string {
+// isFenced reports whether a handover has fenced the client's peer, or its incarnation is over. The
+// owner is never fenced.
+func (d *Disk) isFenced(c *Client) bool {
+	s := d.handover.Load()
+	return slices.Contains(s.Fenced, PlainName(c.peer.name)) || s.over(c.peer.name)
+}
+
+// Owner is the name of the disk's owner or last owner, without an incarnation; "": nobody is known
+// to have used it.
+func (d *Disk) Owner() string { return PlainName(d.ownerName()) }
+
+// ownerName is Owner with the incarnation.
+func (d *Disk) ownerName() string {
 	if owner := d.owner.Load(); owner != nil {
 		return owner.name
 	}

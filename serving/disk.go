@@ -7,13 +7,14 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/rangelock"
 )
 
-// MaxNumber is the highest number of a disk: flat space addressing can name no higher LUN (SAM-5
-// 4.7.8).
+// MaxNumber is the highest number of a disk: the flat space addressing method has 14 bits for a LUN
+// (SAM-5 4.7.7.3).
 const MaxNumber = 0x3fff
 
 // Options say what a disk is and how it is served.
@@ -23,9 +24,12 @@ type Options struct {
 	// closed by the caller after Released, never here
 	Disk     disk.Disk
 	Identity disk.Identity // unique for each disk
-	ReadOnly bool          // write-protected for good: the disk may be open for reading only
-	Access   AccessMode    // "" is write-exclusive
-	Store    Store         // nil: nothing is kept
+	// BlockSize is the length of a logical block in bytes, 512 or 4096; 0: 512. Peers address the
+	// disk by it, so what a guest has partitioned is not found with another one.
+	BlockSize int
+	ReadOnly  bool       // write-protected for good: the disk may be open for reading only
+	Access    AccessMode // "" is write-exclusive
+	Store     Store      // nil: nothing is kept
 
 	// What only some front ends ask for.
 
@@ -45,6 +49,8 @@ type Disk struct {
 	Discards disk.Discarder
 	Zeroes   disk.Zeroer
 	Extents  disk.Extenter
+	Layers   disk.Layered
+	History  disk.Historian
 	Accounts disk.Accountant
 	Estimate disk.Estimator
 	distance
@@ -70,9 +76,14 @@ type Disk struct {
 	// handing and Disks.mu.
 	handover atomic.Pointer[handoverState]
 
+	troubles
 	uses
 	ctx    context.Context // ends when the disk is removed
 	cancel context.CancelFunc
+
+	stall stall
+
+	fronts []Front // set before the disk is in use
 
 	clients   map[*Client]struct{} // guarded by Disks.mu; that have accessed it
 	sameNames map[string]struct{}  // guarded by Disks.mu; names that FirstUse has warned about
@@ -85,12 +96,16 @@ func newDisk(opt Options) (*Disk, error) {
 	case err != nil:
 		return nil, err
 	case opt.Number > MaxNumber:
-		return nil, fmt.Errorf("number is above %d", MaxNumber)
+		return nil, fmt.Errorf("a number is at most %d", MaxNumber)
 	case opt.Disk == nil:
 		return nil, errors.New("has no disk")
-	case opt.Disk.Size() <= 0 || opt.Disk.Size()%disk.SectorSize != 0:
-		return nil, fmt.Errorf("disk size %d is not a positive multiple of %d", opt.Disk.Size(),
-			disk.SectorSize)
+	case opt.BlockSize != 0 && opt.BlockSize != disk.SectorSize && opt.BlockSize != disk.LongBlock:
+		return nil, fmt.Errorf("a logical block has %d or %d bytes, not %d", disk.SectorSize,
+			disk.LongBlock, opt.BlockSize)
+	}
+	opt.BlockSize = max(opt.BlockSize, disk.SectorSize)
+	if size := opt.Disk.Size(); size <= 0 || size%int64(opt.BlockSize) != 0 {
+		return nil, fmt.Errorf("disk size %d is not a positive multiple of %d", size, opt.BlockSize)
 	}
 	opt.Access = access
 	opt.ReadOnly = opt.ReadOnly || access == AccessReadShared
@@ -98,6 +113,8 @@ func newDisk(opt Options) (*Disk, error) {
 	d.Discards, _ = opt.Disk.(disk.Discarder)
 	d.Zeroes, _ = opt.Disk.(disk.Zeroer)
 	d.Extents, _ = opt.Disk.(disk.Extenter)
+	d.Layers, _ = opt.Disk.(disk.Layered)
+	d.History, _ = opt.Disk.(disk.Historian)
 	d.Accounts, _ = opt.Disk.(disk.Accountant)
 	d.Estimate, _ = opt.Disk.(disk.Estimator)
 	d.protected.Store(opt.ReadOnly)
@@ -119,6 +136,17 @@ func (d *Disk) Protected() bool { return d.protected.Load() }
 
 // Exclusive reports whether the disk is for one peer at a time.
 func (d *Disk) Exclusive() bool { return d.exclusive.Load() }
+
+// Barred returns why clients of a front end without reservations may not use the disk now, or nil:
+// somebody has reserved it by another protocol. Write says that the request changes the disk.
+func (d *Disk) Barred(write bool) error {
+	for _, f := range d.fronts {
+		if err := f.Bars(d, write); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // removedUse is added to the use count of a removed disk, which makes the count negative.
 const removedUse = math.MinInt64
@@ -159,3 +187,22 @@ func (s *uses) Removed() bool { return s.n.Load() < 0 }
 
 // Released is closed when the disk is removed and nothing uses it or its store any more.
 func (s *uses) Released() <-chan struct{} { return s.idle }
+
+// lastLook is the longest time between two looks of UntilReleased.
+const lastLook = time.Second
+
+// UntilReleased calls look at once, and then again and again, until the disk is released or ctx
+// ends. A front end calls it for a removed disk: each time
+// it answers the requests that it finds hanging in the disk, in place of their goroutines.
+func (s *uses) UntilReleased(ctx context.Context, look func()) {
+	for wait := stallTick; ; wait = min(2*wait, lastLook) {
+		look()
+		select {
+		case <-s.idle:
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}

@@ -9,17 +9,48 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/memory"
+)
+
+// Config says what all front ends share. The zero value works.
+type Config struct {
+	// bytes that peers may make all front ends keep, for data and open requests; 0: 64 MiB
+	Memory int64
+	// Patience is how long a request is held that needs content of a disk.Distant while none comes.
+	// Then the peer is asked to try again. 0: 10 min.
+	Patience time.Duration
+	// LeastPatience takes the place of Patience for a client that has given up a held request. Such
+	// a peer waits only for a limited time. If that passes again and again, it gives up the disk.
+	// 0: 25 s, because Linux waits for 30 s. It is never more than Patience.
+	LeastPatience time.Duration
+
+	Observer Observer    // nil: none
+	Log      *zap.Logger // nil: no log
+}
+
+const (
+	defaultMemory        = 64 << 20
+	defaultPatience      = 10 * time.Minute
+	defaultLeastPatience = 25 * time.Second
 )
 
 // Disks are the disks in use of one daemon. Any number of goroutines may call the methods.
 type Disks struct {
-	log *zap.Logger
+	// Memory is what peers make all front ends keep.
+	Memory *memory.Pool
+	// Observer is told by all front ends what happens. Never nil.
+	Observer Observer
+
+	log                     *zap.Logger
+	patience, leastPatience time.Duration
 	// inUse has the disks for readers without the lock, ascending by number; never nil
 	inUse atomic.Pointer[[]*Disk]
+
+	watch watchdog
 
 	mu     sync.Mutex
 	fronts []Front          // guarded by mu; set before the first disk
@@ -30,12 +61,19 @@ type Disks struct {
 	leaving  []*Disk // guarded by mu; removed disks, at least those still used
 }
 
-// New makes an empty set of disks. A nil log keeps none.
-func New(log *zap.Logger) *Disks {
-	if log == nil {
-		log = zap.NewNop()
+// New makes an empty set of disks.
+func New(c Config) *Disks {
+	if c.Log == nil {
+		c.Log = zap.NewNop()
 	}
-	s := &Disks{log: log, peers: map[string]*Peer{}, changing: map[uint16]*Options{}}
+	if c.Observer == nil {
+		c.Observer = nopObserver{}
+	}
+	s := &Disks{Memory: memory.New(cmp.Or[int64](c.Memory, defaultMemory)),
+		Observer: c.Observer, log: c.Log,
+		patience: cmp.Or(c.Patience, defaultPatience),
+		peers:    map[string]*Peer{}, changing: map[uint16]*Options{}}
+	s.leastPatience = min(cmp.Or(c.LeastPatience, defaultLeastPatience), s.patience)
 	s.inUse.Store(&[]*Disk{})
 	return s
 }
@@ -106,6 +144,7 @@ func (s *Disks) Add(opt Options) error {
 
 // take has every front end take the disk in.
 func (s *Disks) take(d *Disk, fronts []Front) error {
+	d.fronts = fronts
 	for i, f := range fronts {
 		if err := f.Added(d); err != nil {
 			d.remove()
@@ -198,7 +237,7 @@ func (s *Disks) RemoveUnused(number uint16) (released <-chan struct{}, err error
 	return s.removeIf(number, func(d *Disk) error {
 		users := make(map[string]struct{})
 		for c := range d.clients {
-			users[c.peer.name] = struct{}{}
+			users[PlainName(c.peer.name)] = struct{}{}
 		}
 		for _, f := range s.fronts {
 			for _, name := range f.Holders(d) {
@@ -257,9 +296,8 @@ func (s *Disks) Resize(number uint16) error {
 	d.resizing.Lock()
 	defer d.resizing.Unlock()
 	switch size, before := d.Disk.Size(), d.size.Load(); {
-	case size%disk.SectorSize != 0:
-		return fmt.Errorf("LUN %d: disk size %d is not a multiple of %d", number, size,
-			disk.SectorSize)
+	case size%int64(d.BlockSize) != 0:
+		return fmt.Errorf("LUN %d: disk size %d is not a multiple of %d", number, size, d.BlockSize)
 	case size < before:
 		return fmt.Errorf("LUN %d: the disk has become smaller, from %d to %d bytes, and a LUN "+
 			"can only grow: remove it, and add it again", number, before, size)

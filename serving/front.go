@@ -13,6 +13,10 @@ type Front interface {
 	Resized(*Disk)
 	// Protected is called with Disks.mu held when the write protection of a disk has changed.
 	Protected(*Disk)
+	// Bars returns why clients of other front ends may not use a disk now, or nil: somebody has
+	// reserved it by this protocol. It is called at each of their requests, so it takes no lock.
+	// Write says that the request changes the disk.
+	Bars(d *Disk, write bool) error
 	// Holders returns the names of peers that hold a right to a disk even without a session. It is
 	// called with Disks.mu held.
 	Holders(*Disk) []string

@@ -3,7 +3,6 @@ package serving
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -35,12 +34,12 @@ func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
 	d.handing.Lock()
 	defer d.handing.Unlock()
 	next := *d.handover.Load()
-	name := strings.ToLower(peer)
+	name := NormalName(peer)
 	if next.Guest != "" && next.Guest != name {
 		return fmt.Errorf("LUN %d is open to %s already; finish or cancel that first", number,
 			next.Guest)
 	}
-	if next.Owner = d.Owner(); next.Owner == name {
+	if next.Owner = d.ownerName(); PlainName(next.Owner) == name {
 		return fmt.Errorf("LUN %d belongs to %s; name the initiator that is to take it over",
 			number, name)
 	}
@@ -49,7 +48,7 @@ func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
 		return err
 	}
 	s.mu.Lock()
-	taken := d.Owner() != next.Owner
+	taken := d.ownerName() != next.Owner
 	if !taken {
 		d.handover.Store(&next)
 	}
@@ -61,15 +60,15 @@ func (s *Disks) Admit(number uint16, peer string, until time.Time) error {
 	return nil
 }
 
-// HandOver makes the admitted peer the owner of the disk. When it returns, no request of another
-// peer can change the disk any more, and their requests are refused. What they held at a front end
-// is gone. The former owner is fenced, also after a restart. HandOver returns its name, or "" if
-// the disk had no known owner. Nothing changes unless the new owner has a session and the disk's
-// store has saved the change.
+// HandOver makes the admitted peer the owner of the disk. When it returns, the requests of all
+// other peers are refused, and none that is still under way can change the disk. What they held at
+// a front end is gone. The former owner is fenced, also after a restart. HandOver returns its name,
+// or "" if nobody is known to have owned the disk. If the new owner has no session, or the disk's
+// store cannot save the change, HandOver changes nothing.
 func (s *Disks) HandOver(number uint16) (former string, err error) {
 	how, err := s.fenceOff(number, s.heirLocked,
-		func(name, heir string) bool { return name != heir },
-		func(d *Disk, heir string) { d.owner.Store(s.peers[heir]) })
+		func(name string, how ending) bool { return PlainName(name) != how.guest },
+		func(d *Disk, how ending) { d.owner.Store(s.peers[how.owner]) })
 	return how.loser, err
 }
 
@@ -77,7 +76,8 @@ func (s *Disks) HandOver(number uint16) (former string, err error) {
 // with the owner, and leaves the disk with its owner. It returns the name of the fenced peer.
 func (s *Disks) Withdraw(number uint16) (guest string, err error) {
 	how, err := s.fenceOff(number, (*Disk).withdrawal,
-		func(name, guest string) bool { return name == guest }, func(*Disk, string) {})
+		func(name string, how ending) bool { return PlainName(name) == how.guest },
+		func(*Disk, ending) {})
 	return how.loser, err
 }
 
@@ -91,18 +91,20 @@ func (s *Disks) Openings() (openings []Opening) {
 	return openings
 }
 
-// ending is the outcome for a disk that was open to a guest.
+// ending is the outcome for a disk that was open to a guest, or goes to another incarnation of its
+// owner.
 type ending struct {
-	guest string // the peer that it was open to
-	owner string // the new owner; "": nobody
+	guest string // the peer that it was open to; "": it stays as open as it was
+	owner string // the new owner, with its incarnation; "": nobody
 	loser string // the peer that is fenced; "": nobody
+	over  string // the incarnations that are over, separated by lines
 }
 
 // fenceOff closes a disk that is open to a guest. find decides the outcome, or why there can be
 // none; commit applies it. Both run with Disks.mu held. Peers for which fenced is true lose what
 // they hold.
 func (s *Disks) fenceOff(number uint16, find func(*Disk) (ending, error),
-	fenced func(name, guest string) bool, commit func(d *Disk, guest string)) (ending, error) {
+	fenced func(name string, how ending) bool, commit func(d *Disk, how ending)) (ending, error) {
 	d, err := s.useExclusive(number)
 	if err != nil {
 		return ending{}, err
@@ -120,12 +122,12 @@ func (s *Disks) fenceOff(number uint16, find func(*Disk) (ending, error),
 	// A request that was aborted before it holds its range changes nothing once it gets the range
 	// (see Request.Lock). Sessions that have ended may leave writes behind that a slow disk still
 	// works on.
-	d.Ranges.Drain(func(name string) bool { return fenced(name, how.guest) })
+	d.Ranges.Drain(func(name string) bool { return fenced(name, how) })
 	return how, nil
 }
 
 func (s *Disks) closeTo(d *Disk, find func(*Disk) (ending, error),
-	fenced func(name, guest string) bool, commit func(d *Disk, guest string)) (
+	fenced func(name string, how ending) bool, commit func(d *Disk, how ending)) (
 	how ending, fences []Fencing, err error) {
 	s.mu.Lock()
 	how, err = find(d)
@@ -139,7 +141,7 @@ func (s *Disks) closeTo(d *Disk, find func(*Disk) (ending, error),
 		return ending{}, nil, err
 	}
 	for _, f := range fronts {
-		fencing, fenceErr := f.Fence(d, func(name string) bool { return fenced(name, how.guest) })
+		fencing, fenceErr := f.Fence(d, func(name string) bool { return fenced(name, how) })
 		if fenceErr != nil {
 			err = fenceErr
 			break
@@ -161,7 +163,7 @@ func (s *Disks) closeTo(d *Disk, find func(*Disk) (ending, error),
 
 // commit publishes what is saved, unless the outcome would be another one by now.
 func (s *Disks) commit(d *Disk, how ending, find func(*Disk) (ending, error),
-	next *handoverState, commit func(d *Disk, guest string), fences []Fencing) error {
+	next *handoverState, commit func(d *Disk, how ending), fences []Fencing) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch now, err := find(d); {
@@ -171,7 +173,7 @@ func (s *Disks) commit(d *Disk, how ending, find func(*Disk) (ending, error),
 		return fmt.Errorf("LUN %d was taken by %s meanwhile, and stays open to %s; try again",
 			d.Number, d.Owner(), now.guest)
 	}
-	commit(d, how.guest)
+	commit(d, how)
 	d.handover.Store(next)
 	for _, f := range fences {
 		f.Commit()
@@ -185,7 +187,7 @@ func (d *Disk) withdrawal() (ending, error) {
 	if guest == "" {
 		return ending{}, fmt.Errorf("LUN %d is open to nobody but its owner", d.Number)
 	}
-	return ending{guest: guest, owner: d.Owner(), loser: guest}, nil
+	return ending{guest: guest, owner: d.ownerName(), loser: guest}, nil
 }
 
 // heirLocked is the outcome of HandOver: the guest is the owner, and the former owner is fenced.
@@ -194,11 +196,12 @@ func (s *Disks) heirLocked(d *Disk) (ending, error) {
 	if err != nil {
 		return ending{}, fmt.Errorf("%w; open it first", err)
 	}
-	if heir := s.peers[how.guest]; heir == nil || heir.sessions.Load() == 0 {
+	heir := s.attachedLocked(how.guest)
+	if heir == "" {
 		return ending{}, fmt.Errorf("%s %w, so LUN %d stays with its owner", how.guest,
 			ErrNotLoggedIn, d.Number)
 	}
-	return ending{guest: how.guest, owner: how.guest, loser: how.owner}, nil
+	return ending{guest: how.guest, owner: heir, loser: d.Owner()}, nil
 }
 
 // useExclusive finds a disk with exclusive access and keeps its store until Disk.End.

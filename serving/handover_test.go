@@ -14,7 +14,7 @@ import (
 // served returns a set with disk 1, which is exclusive unless changed.
 func served(t *testing.T, change ...func(*Options)) (*Disks, *Disk) {
 	t.Helper()
-	s := New(nil)
+	s := New(Config{})
 	opt := Options{Number: 1, Name: "disk.raw", Disk: disktest.NewMemory(1 << 20),
 		Identity: disk.Identity{Serial: "1", NAA: [8]byte{0x30, 7: 1}}}
 	for _, c := range change {

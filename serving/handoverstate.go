@@ -25,11 +25,16 @@ type handoverState struct {
 	Guest  string    `json:"open_to,omitempty"`
 	Until  time.Time `json:"until,omitzero"`   // see Disks.Admit
 	Fenced []string  `json:"fenced,omitempty"` // fenced peers, oldest first
+	// incarnations whose place another one has taken, oldest first
+	Over []string `json:"over,omitempty"`
 }
 
 // maxFenced bounds how many fenced peers a disk remembers. Beyond that it forgets the oldest: a
 // disk may be handed over for years to names that never come back.
 const maxFenced = 1024
+
+// maxOver is the same for incarnations. Each start of a client is one.
+const maxOver = 256
 
 // ended returns the state after a handover. The loser, if any, is fenced. The guest is not fenced
 // unless it is the loser.
@@ -39,13 +44,27 @@ func (s *handoverState) ended(how ending) *handoverState {
 	if how.loser != "" {
 		fenced = append(fenced, how.loser)
 	}
-	return &handoverState{Owner: how.owner, Fenced: fenced[max(0, len(fenced)-maxFenced):]}
+	next := &handoverState{Owner: how.owner, Fenced: fenced[max(0, len(fenced)-maxFenced):],
+		Over: s.Over}
+	if how.guest != s.Guest {
+		next.Guest, next.Until = s.Guest, s.Until
+	}
+	if how.over != "" {
+		over := append(slices.Clone(s.Over), strings.Split(how.over, "\n")...)
+		next.Over = over[max(0, len(over)-maxOver):]
+	}
+	return next
+}
+
+// over reports whether a peer is an incarnation whose place another one has taken.
+func (s *handoverState) over(name string) bool {
+	return len(s.Over) > 0 && slices.Contains(s.Over, name)
 }
 
 // encode returns the stored form of the state. It fails if RFC 3339 cannot express the year of
 // Until.
 func (s *handoverState) encode() ([]byte, error) {
-	if s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 {
+	if s.Owner == "" && s.Guest == "" && len(s.Fenced) == 0 && len(s.Over) == 0 {
 		return nil, nil
 	}
 	return json.Marshal(s)
@@ -53,8 +72,10 @@ func (s *handoverState) encode() ([]byte, error) {
 
 // valid reports whether a peer could have each of the names.
 func (s *handoverState) valid() bool {
-	return (s.Owner == "" || ValidName(s.Owner)) && (s.Guest == "" || ValidName(s.Guest)) &&
-		!slices.ContainsFunc(s.Fenced, func(name string) bool { return !ValidName(name) })
+	bad := func(name string) bool { return !ValidName(PlainName(name)) }
+	return (s.Owner == "" || !bad(s.Owner)) && (s.Guest == "" || ValidName(s.Guest)) &&
+		!slices.ContainsFunc(s.Fenced, func(name string) bool { return !ValidName(name) }) &&
+		!slices.ContainsFunc(s.Over, bad)
 }
 
 // maxName is the length of the longest iSCSI name in bytes (RFC 7143 4.2.7.1).
@@ -66,6 +87,28 @@ func ValidName(name string) bool {
 		!strings.ContainsFunc(name, func(r rune) bool {
 			return unicode.IsSpace(r) || !unicode.IsPrint(r)
 		})
+}
+
+// Prefixes of the names of peers that have no iSCSI name. No initiator may have such a name.
+const (
+	CertificatePrefix = "cert:" // followed by the name in a certificate
+	SocketPrefix      = "unix:" // followed by the path of the socket at which peers connect
+	AddressPrefix     = "tcp:"  // followed by the address at which peers connect
+)
+
+// IsInitiator reports whether a name could be that of an iSCSI initiator.
+func IsInitiator(name string) bool {
+	return !slices.ContainsFunc([]string{CertificatePrefix, SocketPrefix, AddressPrefix},
+		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// NormalName is the name that a peer goes by if people call it so. Letter case does not matter in
+// iSCSI names (RFC 7143 4.2.7.1), and does in others.
+func NormalName(name string) string {
+	if IsInitiator(name) {
+		return strings.ToLower(name)
+	}
+	return name
 }
 
 // saveHandover stores next before the caller publishes it. The caller has handing.

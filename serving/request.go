@@ -167,6 +167,18 @@ func (r *Request) Extent(d *Disk, off, length int64) (e disk.Extent, err error) 
 	return e, err
 }
 
+// Depth is disk.Layered's.
+func (r *Request) Depth(d *Disk, off, length int64) (depth int, n int64, err error) {
+	if d.far == nil {
+		return d.Layers.Depth(off, length)
+	}
+	err = r.await(d, func(d disk.Disk) (err error) {
+		depth, n, err = d.(disk.Layered).Depth(off, length)
+		return err
+	})
+	return depth, n, err
+}
+
 // Lock waits for the ranges of r.Hold, which the caller unlocks. Their holder may wait for distant
 // content, so this wait has the same limit as one for content. After an error nothing is held. A
 // request that changes the disk may look at it only once it holds the range, and asks Wanted then:

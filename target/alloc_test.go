@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
@@ -27,9 +28,10 @@ type pipeline struct {
 const pipelineDepth = 32
 
 func newPipeline(t testing.TB, write, digests bool, size int) *pipeline {
-	srv, err := target.New(target.Options{
-		LUNs: []target.LUN{{Number: 1, Name: "bench", Disk: disktest.NewMemory(diskSize),
-			Identity: identity(1), Access: target.AccessWriteShared}}})
+	opt := options{LUNs: []serving.Options{{Number: 1, Name: "bench",
+		Disk: disktest.NewMemory(diskSize), Identity: identity(1),
+		Access: serving.AccessWriteShared}}}
+	srv, err := opt.serve()
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -6,6 +6,8 @@ import (
 	"math"
 	"time"
 
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
 )
@@ -87,7 +89,7 @@ func (s *session) newTask(run *runner, cmd *pdu.SCSICommand) (*task, error) {
 		s.free = s.free[:n-1]
 	} else {
 		t = new(task)
-		s.conn.srv.pool.charge(commandCost)
+		s.conn.srv.pool.Charge(memory.RequestCost)
 	}
 	t.sess, t.tag, t.cmdSN, t.immediate = s, cmd.TaskTag, cmd.CmdSN, cmd.Immediate
 	t.expectIn, t.expectOut, t.bidi = 0, 0, false
@@ -250,11 +252,11 @@ func (c *conn) dropData(t *task, seg *segment, cause error) error {
 // only before it waits for the network, or when much is queued, which holds memory and keeps the
 // initiator waiting.
 func (c *conn) sent(run *runner) error {
-	if run.reading && run.queued < c.flushAt() {
+	if run.Reading && run.queued < c.flushAt() {
 		return nil
 	}
 	run.queued = 0
-	return c.tx.flush()
+	return c.tx.Flush()
 }
 
 // complete ends a command with the error cause, or with GOOD if cause is nil.
@@ -263,20 +265,20 @@ func (c *conn) complete(t *task, cause error) { c.respond(t, scsi.StatusGood, ca
 // respond ends a command. Its tag is free before the response is on the wire. Nothing is sent if
 // the task was aborted meanwhile.
 func (c *conn) respond(t *task, status scsi.Status, cause error) {
-	var sense *buffer
+	var sense *memory.Buffer
 	var resp pdu.SCSIResponse
 	if cause != nil {
 		if errors.Is(cause, errBusy) {
 			status = scsi.StatusBusy
 		} else {
-			sense = c.srv.pool.must(maxSense)
+			sense = c.srv.pool.Must(maxSense)
 			var data []byte
-			status, data = c.srv.device.Outcome(&t.scsi, cause, sense.b[2:2])
+			status, data = c.srv.device.Outcome(&t.scsi, cause, sense.B[2:2])
 			// Outcome appends to the given buffer, or adds nothing (RFC 7143 11.4.7.1).
-			binary.BigEndian.PutUint16(sense.b, uint16(len(data)))
-			sense.b = sense.b[:2+copy(sense.b[2:], data)]
+			binary.BigEndian.PutUint16(sense.B, uint16(len(data)))
+			sense.B = sense.B[:2+copy(sense.B[2:], data)]
 			if len(data) == 0 {
-				sense.release()
+				sense.Release()
 				sense = nil
 			}
 		}
@@ -292,7 +294,7 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	resp.ExpDataSN = t.snIn
 	var data []byte
 	if sense != nil {
-		data = sense.b
+		data = sense.B
 		resp.DataLen = len(data)
 	}
 	s := t.sess
@@ -300,7 +302,7 @@ func (c *conn) respond(t *task, status scsi.Status, cause error) {
 	defer s.mu.Unlock()
 	if t.state == taskAborted {
 		s.dropLocked(t)
-		sense.release()
+		sense.Release()
 		return
 	}
 	run, acks := t.owner, t.out.total
@@ -374,15 +376,14 @@ func (c *conn) observe(t *task, status uint8) {
 	op := t.scsi.Op()
 	// it may have waited for data, not for the disk
 	aborted := status == uint8(scsi.StatusTaskAborted)
-	once := op == scsi.OpRead && moved <= chunkSize || op == scsi.OpWrite
+	once := op == serving.OpRead && moved <= chunkSize || op == serving.OpWrite
 	if once && !aborted && !t.scsi.Waited() {
-		c.srv.watch.of(t).slow(now - t.begun)
+		t.scsi.Disk().Took(now - t.begun)
 	}
 	t.sess.work.count(op, moved)
 	if status == uint8(scsi.StatusGood) {
 		t.scsi.Worked()
 	}
-	c.srv.opt.Observer.CommandDone(CommandEvent{Initiator: t.sess.login.InitiatorName, LUN: number,
-		Op:    op,
-		Bytes: moved, Duration: now - t.started, Status: status})
+	c.srv.opt.Disks.Observer.RequestDone(serving.RequestEvent{Client: t.sess.login.InitiatorName,
+		Number: number, Op: op, Bytes: moved, Duration: now - t.started, Status: status})
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
@@ -57,8 +57,8 @@ func crowd(t *testing.T, s *server, sessions int, keys ...string) ([]*tt.Session
 // for data, in the way that takes the most memory. The memory is counted and limited.
 func TestMemoryOfOpenCommands(t *testing.T) {
 	const sessions, limit, most = 300, 16 << 20, 120
-	s := newServer(t, func(o *target.Options) {
-		o.Limits.Memory, o.Limits.MaxPerAddress = limit, sessions
+	s := start(t, func(o *options) {
+		o.Shared.Memory, o.Limits.MaxPerAddress = limit, sessions
 	})
 	all, conns := crowd(t, s, sessions, "InitialR2T", "Yes", "ImmediateData", "No")
 	before, counted := s.memory()
@@ -104,7 +104,7 @@ func TestMemoryOfOpenCommands(t *testing.T) {
 	for _, nc := range conns {
 		require.NoError(t, nc.Close())
 	}
-	eventually(t, "all memory is free", func() bool { return s.MemoryInUse() == 0 })
+	testtool.Eventually(t, func() bool { return s.MemoryInUse() == 0 }, "all memory is free")
 }
 
 // TestMemoryOfWhatWaits has sessions make the target hold other things than commands: PDUs ahead of
@@ -145,7 +145,7 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t)
+			s := start(t)
 			all, conns := crowd(t, s, sessions)
 			before, counted := s.memory()
 			for i, c := range all {
@@ -159,8 +159,8 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 					require.NoError(t, err)
 				}
 			}
-			eventually(t, "it is counted",
-				func() bool { return s.MemoryInUse()-counted > sessions*3<<10 })
+			testtool.Eventually(t,
+				func() bool { return s.MemoryInUse()-counted > sessions*3<<10 }, "it is counted")
 			onHeap, nowCounted := s.memory() // which waits until all of it has arrived
 			grown, counts := onHeap-before, nowCounted-counted
 			t.Logf("%d KiB more on the heap, %d KiB counted", grown>>10, counts>>10)
@@ -169,7 +169,8 @@ func TestMemoryOfWhatWaits(t *testing.T) {
 			for _, nc := range conns {
 				require.NoError(t, nc.Close())
 			}
-			eventually(t, "all memory is free", func() bool { return s.MemoryInUse() == 0 })
+			testtool.Eventually(t,
+				func() bool { return s.MemoryInUse() == 0 }, "all memory is free")
 		})
 	}
 }

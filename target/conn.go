@@ -13,6 +13,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
@@ -33,15 +36,10 @@ type conn struct {
 
 	sess atomic.Pointer[session] // set at the end of login
 
-	// busy is the number of the reader's current disk call, or 0; see handoff.go.
-	busy  atomic.Uint64
-	calls uint64 // number of disk calls so far; belongs to the reader
-	// reader is the goroutine with the reading role. It is valid while busy is not 0.
-	reader *runner
+	role *serving.Reader // set before the session is registered
 	// slowSince is when the reader got its first command that keeps a processor busy since it last
 	// waited, as time since the server's start; 0: none. It belongs to the reader.
 	slowSince time.Duration
-	watched   uint64 // belongs to the watchdog
 
 	tags atomic.Uint32 // the last target transfer tag
 	ping pinger
@@ -56,21 +54,21 @@ type conn struct {
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(), source: sourceOf(nc),
 		gone: make(chan struct{})}
-	w := &plainWire{Conn: nc}
+	w := &socket.Plain{Conn: nc}
 	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait,
 		beforeMore: c.beforeMore, clock: &s.clock, wire: w}
-	c.tx.init(w, &s.clock, &window{}, &s.pool)
+	c.tx.init(w, &s.clock, &window{}, s.pool)
 	return c
 }
 
 // beforeWait is called before the reader waits for the network.
 func (c *conn) beforeWait() error {
 	c.slowSince = 0
-	return c.tx.flush()
+	return c.tx.Flush()
 }
 
 // beforeMore runs before the reader reads more of what has arrived.
-func (c *conn) beforeMore() error { return c.tx.relieve(c.flushAt()) }
+func (c *conn) beforeMore() error { return c.tx.Relieve(c.flushAt()) }
 
 // flushAt is how many bytes the reader leaves in the queue while it has more commands.
 func (c *conn) flushAt() int {
@@ -89,11 +87,12 @@ func (c *conn) log() *zap.Logger {
 // serve runs the connection: login, then full feature phase.
 func (c *conn) serve() {
 	defer c.srv.wg.Done()
-	if c.loginPhase() {
-		c.readLoop()
+	if !c.loginPhase() {
+		c.close()
 		return
 	}
-	c.close()
+	c.srv.wg.Add(1) // the loop's
+	c.role.Run()
 }
 
 // loginPhase runs the login and reports whether it reached full feature phase.
@@ -107,29 +106,25 @@ func (c *conn) loginPhase() (ok bool) {
 	return true
 }
 
-// runner is a goroutine that executes a connection's commands. While reading is set it owns the
+// runner is a goroutine that executes a connection's commands. While Reading is set it owns the
 // receive side. When it has lost the reading role, it only finishes its current command.
 type runner struct {
-	conn    *conn
-	reading bool
-	call    uint64      // number of its disk call as the reader; 0: none
-	lun     *lunWatch   // the LUN of that call
-	lost    atomic.Bool // the reading role, over the command in hand: it is in the disk, or was
-	passed  *lunWatch   // the slow disk for which its command was passed on
-	queued  int         // the weight of the queue after its last response; see sender.weightLocked
-	task    *task       // its current or last command; see ownsLocked
-	buf     *buffer     // filled by a read, but not queued yet
+	*serving.Turn
+	conn   *conn
+	queued int            // weight of the queue after its last response; see Sender.WeightLocked
+	task   *task          // its current or last command; see ownsLocked
+	buf    *memory.Buffer // filled by a read, but not queued yet
 }
 
 // readLoop is the main loop of the reading goroutine in full feature phase.
-func (c *conn) readLoop() {
-	run := &runner{conn: c, reading: true}
-	c.reader = run
+func (c *conn) readLoop(turn *serving.Turn) {
+	defer c.srv.wg.Done()
+	run := &runner{Turn: turn, conn: c}
 	defer c.recoverRunner(run)
 	for {
 		err := c.step(run)
-		if !run.reading {
-			c.ended(run)
+		if !run.Reading {
+			c.ended()
 			if err != nil {
 				c.fail(err)
 			}
@@ -147,7 +142,7 @@ func (c *conn) finish(err error) {
 	parting := err == errLoggedOut || err == errTargetReset || err == errNexusReset ||
 		errors.As(err, new(*fatalError))
 	if parting {
-		c.tx.drain() // the peer must get its last response: to a logout or reset, or a Reject
+		c.tx.Drain() // the peer must get its last response: to a logout or reset, or a Reject
 	}
 	if cause := c.cause.Load(); cause != nil {
 		err = *cause // we closed the connection; the read error is only a consequence
@@ -169,7 +164,7 @@ func (c *conn) releaseReader() {
 	}
 	c.text = textExchange{}
 	c.countText()
-	c.rx.release(&c.srv.pool)
+	c.rx.release()
 }
 
 // linger lets the peer close first, so that a reset of the connection does not destroy the last
@@ -201,7 +196,7 @@ func (c *conn) closeNetwork() {
 // connection stays there and works, only slower. Nobody else may use the connection yet, except to
 // close it.
 func (c *conn) takeSocket() {
-	s, err := newSocket(c.nc, &c.srv.pollers)
+	s, err := socket.New(c.nc, &c.srv.pollers)
 	if err != nil {
 		c.log().Debug("the connection stays with Go's poller", zap.Error(err))
 		return
@@ -210,7 +205,7 @@ func (c *conn) takeSocket() {
 	c.netMu.Lock()
 	defer c.netMu.Unlock()
 	_ = c.nc.Close()
-	c.nc, c.rx.wire, c.tx.wire = s, s, s
+	c.nc, c.rx.wire, c.tx.Wire = s, s, s
 	select {
 	case <-c.gone:
 		_ = s.Close()
@@ -220,7 +215,7 @@ func (c *conn) takeSocket() {
 
 func (c *conn) close() {
 	c.closeNetwork()
-	c.tx.close() // the write fails and frees the queue
+	c.tx.Close() // the write fails and frees the queue
 	c.srv.drop(c)
 }
 
@@ -235,7 +230,7 @@ func fatalf(format string, args ...any) error {
 
 // step reads and handles one PDU.
 func (c *conn) step(run *runner) error {
-	if err := c.replay(run); err != nil || !run.reading {
+	if err := c.replay(run); err != nil || !run.Reading {
 		return err
 	}
 	ahs, err := c.rx.next()
@@ -251,7 +246,7 @@ func (c *conn) step(run *runner) error {
 	return c.dispatch(run, h, ahs, &c.rx.data)
 }
 
-// dispatch handles one PDU in full feature phase. If run.reading is still set when it returns, the
+// dispatch handles one PDU in full feature phase. If run.Reading is still set when it returns, the
 // data segment is consumed.
 func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) error {
 	if c.cause.Load() != nil {
@@ -308,10 +303,10 @@ func (c *conn) dispatch(run *runner, h *pdu.Header, ahs []byte, seg *segment) er
 func (c *conn) reject(reason pdu.RejectReason) { c.rejectHeader(reason, &c.rx.hdr) }
 
 func (c *conn) rejectHeader(reason pdu.RejectReason, h *pdu.Header) {
-	c.srv.opt.Observer.PDURejected(reason.String())
-	b := c.srv.pool.must(pdu.HeaderLen)
-	copy(b.b, h[:])
-	c.tx.send(&pdu.Reject{Reason: reason, DataLen: pdu.HeaderLen}, snAdvance, b.b, b)
+	c.srv.opt.Disks.Observer.MessageRejected(reason.String())
+	b := c.srv.pool.Must(pdu.HeaderLen)
+	copy(b.B, h[:])
+	c.tx.send(&pdu.Reject{Reason: reason, DataLen: pdu.HeaderLen}, snAdvance, b.B, b)
 }
 
 // rejectRequest rejects a request. If it is numbered, its CmdSN is not used up.

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
@@ -68,14 +70,17 @@ func FuzzConnection(f *testing.F) {
 	}
 	f.Add(append([]byte{fuzzRaw}, loginBytes()...))
 	// The memory is small, so that some commands end for lack of it.
-	seen := new(counts)
-	srv, err := target.New(target.Options{Observer: seen,
-		Limits: target.Limits{Memory: 2 << 20, CommandWindow: 16}, LUNs: []target.LUN{
+	seen := new(events)
+	opt := options{
+		Options: target.Options{Limits: target.Limits{CommandWindow: 16}},
+		Shared:  serving.Config{Memory: 2 << 20, Observer: seen},
+		LUNs: []serving.Options{
 			{Number: 1, Name: "fuzz", Disk: disktest.NewMemory(1 << 20), Identity: identity(1),
-				Access: target.AccessWriteShared, Removable: true},
+				Access: serving.AccessWriteShared, Removable: true},
 			{Number: 2, Name: "still", Disk: disktest.NewMemory(1 << 20), Identity: identity(2),
-				Access: target.AccessWriteShared},
-		}})
+				Access: serving.AccessWriteShared},
+		}}
+	srv, err := opt.serve()
 	require.NoError(f, err)
 	l := newPipes()
 	served := make(chan error, 1)
@@ -117,11 +122,11 @@ func FuzzConnection(f *testing.F) {
 		_, _ = nc.Write(body)
 		_ = nc.Close()
 		<-drained
-		soon(t, "the connection ends and leaves nothing", func() bool {
+		testtool.Eventually(t, func() bool {
 			all, _ := srv.Connections()
 			return all == 0 && len(srv.Sessions()) == 0 && srv.MemoryInUse() == 0
-		})
-		require.Zero(t, seen.panics.Load())
+		}, "the connection ends and leaves nothing")
+		require.Zero(t, seen.count("panic"))
 		s, other := login(t, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"})
 		_, err := s.ClearAttention(2)
 		require.NoError(t, err)
@@ -129,19 +134,9 @@ func FuzzConnection(f *testing.F) {
 		_, err = s.Do(tt.Read10(2, 0, 1))
 		require.NoError(t, err)
 		require.NoError(t, other.Close())
-		soon(t, "the bystander ends", func() bool { all, _ := srv.Connections(); return all == 0 })
+		testtool.Eventually(t,
+			func() bool { all, _ := srv.Connections(); return all == 0 }, "the bystander ends")
 	})
-}
-
-// soon is eventually for conditions that take microseconds and are checked a million times.
-func soon(t *testing.T, what string, ok func() bool) {
-	for range 100 {
-		if ok() {
-			return
-		}
-		time.Sleep(20 * time.Microsecond)
-	}
-	eventually(t, what, ok)
 }
 
 // withDigests splits the input into PDUs like the target, and adds the digests to each.

@@ -3,8 +3,20 @@ package target
 import (
 	"errors"
 
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
+)
+
+const (
+	// chunkSize is how many bytes of a command's data are in memory at a time. It is also the most
+	// that one R2T asks for.
+	chunkSize = 256 << 10
+
+	// heldChunk is the same for a read that waits for far content while memory is scarce. Such
+	// reads may wait for long and must leave memory for others.
+	heldChunk = 16 << 10
 )
 
 // runRead executes a command that returns data. It sends the data chunk by chunk, so that a long
@@ -14,7 +26,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 	if total == 0 {
 		return c.finishTask(run, t)
 	}
-	b := c.srv.pool.get(int(min(total, chunkSize)))
+	b := c.srv.pool.Get(int(min(total, chunkSize)))
 	if b == nil {
 		c.complete(t, errBusy)
 		return c.sent(run)
@@ -22,25 +34,25 @@ func (c *conn) runRead(run *runner, t *task) error {
 	for off := int64(0); ; {
 		run.buf = b
 		c.enter(run, t)
-		err := t.scsi.In(off, b.b)
+		err := t.scsi.In(off, b.B)
 		status := scsi.StatusGood
-		last := off+int64(len(b.b)) == total
+		last := off+int64(len(b.B)) == total
 		if err == nil && last {
 			status, err = t.scsi.Finish()
 		}
-		c.leave(run)
+		run.Leave()
 		run.buf = nil
 		if errors.Is(err, errSmallerSteps) {
-			b.release()
-			b = c.srv.pool.must(int(min(total-off, heldChunk)))
+			b.Release()
+			b = c.srv.pool.Must(int(min(total-off, heldChunk)))
 			continue
 		}
 		if err != nil {
-			b.release()
+			b.Release()
 			c.complete(t, err)
 			return c.sent(run)
 		}
-		off += int64(len(b.b))
+		off += int64(len(b.B))
 		// The status of a bidirectional command goes into a separate response (RFC 7143 11.7.3).
 		good := last && status == scsi.StatusGood && !t.bidi
 		if !c.sendChunk(run, t, b, total, good) {
@@ -54,29 +66,29 @@ func (c *conn) runRead(run *runner, t *task) error {
 		}
 		n := int(min(total-off, chunkSize))
 		b = nil
-		if run.queued < c.flushAt() && run.reading {
-			b = c.srv.pool.get(n)
+		if run.queued < c.flushAt() && run.Reading {
+			b = c.srv.pool.Get(n)
 		}
 		if b == nil {
-			if err := c.tx.flush(); err != nil {
+			if err := c.tx.Flush(); err != nil {
 				c.abandon(t)
 				return err
 			}
-			b = c.srv.pool.must(n)
+			b = c.srv.pool.Must(n)
 		}
 	}
 }
 
 // finishTask executes and ends a command with no data, or no more data, to move.
 func (c *conn) finishTask(run *runner, t *task) error {
-	if t.scsi.Op() != scsi.OpOther && c.srv.pool.exhausted() {
+	if t.scsi.Op() != serving.OpOther && c.srv.pool.Exhausted() {
 		// it may hang in the disk, and that costs memory, too
 		c.complete(t, errBusy)
 		return c.sent(run)
 	}
 	c.enter(run, t)
 	status, err := t.scsi.Finish()
-	c.leave(run)
+	run.Leave()
 	c.respond(t, status, err)
 	return c.sent(run)
 }
@@ -93,30 +105,30 @@ func (c *conn) abandon(t *task) {
 // end of each burst (RFC 7143 11.7.1). With good, these are the last PDUs; the last one carries
 // good status, and the task ends. sendChunk reports whether it queued b: if the task was aborted
 // meanwhile, it ends here without an answer.
-func (c *conn) sendChunk(run *runner, t *task, b *buffer, total int64, good bool) bool {
+func (c *conn) sendChunk(run *runner, t *task, b *memory.Buffer, total int64, good bool) bool {
 	s := t.sess
 	burst := int64(s.params.MaxBurstLength)
-	data := b.b
+	data := b.B
 	end := t.sent + int64(len(data))
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seg := int64(s.params.SendMaxDataSegment)
 	if t.state == taskAborted {
-		b.release()
+		b.Release()
 		s.dropLocked(t)
 		return false
 	}
 	p := pdu.DataIn{TaskTag: t.tag, TransferTag: pdu.ReservedTag}
-	c.tx.mu.Lock()
-	defer c.tx.mu.Unlock()
+	c.tx.Lock()
+	defer c.tx.Unlock()
 	for len(data) > 0 {
 		n := min(int64(len(data)), seg, burst-t.sent%burst)
 		p.DataSN, p.BufferOffset, p.DataLen = t.snIn, uint32(t.sent), int(n)
 		t.snIn++
 		t.sent += n
 		p.Final = t.sent == total || t.sent%burst == 0
-		sn, release := snNone, (*buffer)(nil)
+		sn, release := snNone, (*memory.Buffer)(nil)
 		if t.sent == end {
 			release = b
 			if good {
@@ -125,11 +137,11 @@ func (c *conn) sendChunk(run *runner, t *task, b *buffer, total int64, good bool
 				p.Overflow, p.Underflow, p.Residual = t.residual(false)
 			}
 		}
-		o := c.tx.put(sn, data[:n], release)
+		o := c.tx.putLocked(sn, data[:n], release)
 		p.Encode((*pdu.Header)(o.hdr[:pdu.HeaderLen]))
 		data = data[n:]
 	}
-	run.queued = c.tx.weightLocked()
+	run.queued = c.tx.WeightLocked()
 	if good {
 		c.observe(t, uint8(scsi.StatusGood))
 		s.forgetLocked(t)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
 )
@@ -26,7 +27,7 @@ type dataOut struct {
 
 	// The memory: bytes [base, base+fill) of the command. A partial block at the end of a burst
 	// stays for the next burst, so that blocks are written whole.
-	buf  *buffer
+	buf  *memory.Buffer
 	base int64
 	fill int
 	size int // bytes to allocate when the first data of the burst arrives
@@ -35,7 +36,7 @@ type dataOut struct {
 }
 
 func (d *dataOut) release() {
-	d.buf.release()
+	d.buf.Release()
 	*d = dataOut{}
 }
 
@@ -84,14 +85,14 @@ func (c *conn) collect(t *task, seg *segment) error {
 	d := &t.out
 	n := min(int64(seg.left), max(d.want-d.next, 0))
 	if n > 0 && d.buf == nil {
-		d.buf = c.srv.pool.get(d.size)
+		d.buf = c.srv.pool.Get(d.size)
 		if d.buf == nil {
 			return errBusy
 		}
 	}
 	d.next += int64(seg.left)
 	if n > 0 {
-		if err := seg.readInto(d.buf.b[d.fill : d.fill+int(n)]); err != nil {
+		if err := seg.readInto(d.buf.B[d.fill : d.fill+int(n)]); err != nil {
 			return err
 		}
 		d.fill += int(n)
@@ -207,7 +208,7 @@ func (c *conn) dropBurst(t *task, seg *segment, final bool) error {
 		c.abandon(t)
 		return err
 	}
-	t.out.buf.release()
+	t.out.buf.Release()
 	t.out.buf = nil
 	c.wait(t)
 	return nil
@@ -233,15 +234,15 @@ func (c *conn) burstDone(run *runner, t *task) error {
 	if n := d.ready(last); n > 0 {
 		t.begun = time.Since(c.srv.start)
 		c.enter(run, t)
-		err := t.scsi.Out(d.base, d.buf.b[:n])
+		err := t.scsi.Out(d.base, d.buf.B[:n])
 		if err == nil && last {
 			var status scsi.Status
 			status, err = t.scsi.Finish()
-			c.leave(run)
+			run.Leave()
 			c.respond(t, status, err)
 			return c.sent(run)
 		}
-		c.leave(run)
+		run.Leave()
 		if err != nil {
 			c.complete(t, err)
 			return c.sent(run)
@@ -269,11 +270,11 @@ func (d *dataOut) carry(n int) {
 	d.base += int64(n)
 	d.fill -= n
 	if d.fill == 0 {
-		d.buf.release()
+		d.buf.Release()
 		d.buf = nil
 		return
 	}
-	copy(d.buf.b, d.buf.b[n:n+d.fill])
+	copy(d.buf.B, d.buf.B[n:n+d.fill])
 }
 
 // ask sends an R2T for the next burst (RFC 7143 11.8).
@@ -288,13 +289,13 @@ func (c *conn) ask(t *task) error {
 	} else {
 		n = min(n, chunkSize-int64(d.fill))
 		d.size = d.fill + int(n)
-		if d.buf != nil && cap(d.buf.b) < d.size {
-			b := c.srv.pool.must(d.size)
-			copy(b.b, d.buf.b[:d.fill])
-			d.buf.release()
+		if d.buf != nil && cap(d.buf.B) < d.size {
+			b := c.srv.pool.Must(d.size)
+			copy(b.B, d.buf.B[:d.fill])
+			d.buf.Release()
 			d.buf = b
 		} else if d.buf != nil {
-			d.buf.b = d.buf.b[:d.size]
+			d.buf.B = d.buf.B[:d.size]
 		}
 	}
 	s.mu.Lock()

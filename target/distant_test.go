@@ -3,7 +3,6 @@ package target_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -13,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/testtool"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
@@ -21,15 +20,16 @@ import (
 // for content.
 func newFarServer(t *testing.T, hold time.Duration) (*server, *disktest.Distant) {
 	far := disktest.NewDistant(disktest.NewMemory(diskSize))
-	return newServer(t, func(o *target.Options) {
+	return start(t, func(o *options) {
 		o.LUNs[0].Disk = far
-		o.Limits.DistantTimeout = hold
+		o.Shared.Patience = hold
 	}), far
 }
 
 func farWaits(t *testing.T, far *disktest.Distant, commands int) {
 	t.Helper()
-	eventually(t, "commands wait for content", func() bool { return far.Waiting() == commands })
+	testtool.Eventually(t,
+		func() bool { return far.Waiting() == commands }, "commands wait for content")
 }
 
 // TestOthersGoOn has many commands wait for content. Everything else on the same connection goes
@@ -67,7 +67,7 @@ func TestOthersGoOn(t *testing.T) {
 		got := c.MustGood(t, tt.Read10(1, i*8+1, 1)).Data
 		require.Equal(t, bytes.Repeat([]byte{byte(i)}, 512), got)
 	}
-	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= 64<<10 })
+	testtool.Eventually(t, func() bool { return s.DataInUse() <= 64<<10 }, "nothing is held")
 }
 
 // TestHeldCommandsLeaveMemory has as many large reads wait as three sessions may send. Other
@@ -126,8 +126,9 @@ func TestDistantStorm(t *testing.T) {
 				n := 1 + r.IntN(blocks-first)
 				at := i*blocks + uint32(first)
 				if r.IntN(2) == 0 {
+					want := bytes.Join(content[first:first+n], nil)
 					got, err := insist(c, tt.Read10(1, at, n))
-					if err != nil || !bytes.Equal(bytes.Join(content[first:first+n], nil), got) {
+					if err != nil || !got.Good() || !bytes.Equal(want, got.Data) {
 						t.Errorf("initiator %d: a wrong read of %d blocks at %d: %v", i, n, at, err)
 						return
 					}
@@ -139,8 +140,8 @@ func TestDistantStorm(t *testing.T) {
 					content[first+b] = block
 					copy(data[b*512:], block)
 				}
-				if _, err := insist(c, tt.Write10(1, at, data)); err != nil {
-					t.Errorf("initiator %d: %v", i, err)
+				if r, err := insist(c, tt.Write10(1, at, data)); err != nil || !r.Good() {
+					t.Errorf("initiator %d: %v, %+v", i, err, r)
 					return
 				}
 			}
@@ -149,23 +150,6 @@ func TestDistantStorm(t *testing.T) {
 	users.Wait()
 	stop()
 	weather.Wait()
-	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= 512<<10 })
+	testtool.Eventually(t, func() bool { return s.DataInUse() <= 512<<10 }, "nothing is held")
 	require.Zero(t, far.Waiting())
-}
-
-// insist sends a command until it does not end with BUSY.
-func insist(c *tt.Session, cmd tt.Command) ([]byte, error) {
-	for {
-		r, err := c.Do(cmd)
-		if err != nil {
-			return nil, err
-		}
-		if r.Status == 8 {
-			continue
-		}
-		if !r.Good() {
-			return nil, errors.New(r.Failed())
-		}
-		return r.Data, nil
-	}
 }

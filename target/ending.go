@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/serving"
 )
 
 func (c *conn) logEnd(s *session, cause error) {
 	reason := endReason(cause)
-	c.srv.opt.Observer.SessionEnded(SessionEvent{Initiator: s.login.InitiatorName,
+	c.srv.opt.Disks.Observer.SessionEnded(serving.SessionEvent{Client: s.login.InitiatorName,
 		Remote: c.remote.String(), Discovery: s.discovery(), Reason: reason})
 	fields := []zap.Field{zap.String("initiator", s.login.InitiatorName),
 		zap.Uint16("tsih", s.tsih),

@@ -10,23 +10,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
 // endings counts writes by the status that the observer gets.
 type endings struct {
-	*counts
+	*events
 	mu     sync.Mutex
 	writes map[uint8]int // guarded by mu
 }
 
-func (e *endings) CommandDone(c target.CommandEvent) {
-	e.counts.CommandDone(c)
+func (e *endings) RequestDone(c serving.RequestEvent) {
+	e.events.RequestDone(c)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if c.Op == target.OpWrite {
+	if c.Op == serving.OpWrite {
 		e.writes[c.Status]++
 	}
 }
@@ -43,9 +44,9 @@ func (e *endings) of(status uint8) int {
 func TestEveryCommandIsCountedOnce(t *testing.T) {
 	const good, conflict, aborted = 0x00, 0x18, 0x40
 	seen := &endings{writes: map[uint8]int{}}
-	s := newServer(t, func(o *target.Options) {
-		seen.counts = o.Observer.(*counts)
-		o.Observer, o.LUNs[1].Access = seen, target.AccessWriteExclusive
+	s := start(t, func(o *options) {
+		seen.events = o.Shared.Observer.(*events)
+		o.Shared.Observer, o.LUNs[1].Access = seen, serving.AccessWriteExclusive
 	})
 	solicited := tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}
 	c := tt.MustLogin(t, s.addr, solicited, 1, 2)
@@ -86,17 +87,17 @@ func TestEveryCommandIsCountedOnce(t *testing.T) {
 	r2t, err := stuck.AwaitR2T()
 	require.NoError(t, err)
 	require.NoError(t, stuck.Answer(r2t))
-	eventually(t, "it is in the disk",
-		func() bool { return s.disks[0].Calls(disktest.OpWrite) > before })
+	testtool.Eventually(t,
+		func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }, "it is in the disk")
 	abort(stuck)
 	resume()
-	eventually(t, "it has ended", func() bool { return seen.of(aborted) == 2 })
+	testtool.Eventually(t, func() bool { return seen.of(aborted) == 2 }, "it has ended")
 
 	last := c.MustStart(t, held)
 	_, err = last.AwaitR2T()
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
-	eventually(t, "its session has ended", func() bool { return seen.of(aborted) == 3 })
+	testtool.Eventually(t, func() bool { return seen.of(aborted) == 3 }, "its session has ended")
 	require.Equal(t, 2, seen.of(good))
 	require.Equal(t, 1, seen.of(conflict))
 }
@@ -119,7 +120,7 @@ func (c *lateContext) Done() <-chan struct{} {
 // of the session by then.
 func TestShutdownCutsOff(t *testing.T) {
 	for range 10 {
-		s := newServer(t)
+		s := start(t)
 		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 		ended, end := context.WithCancel(context.Background())
 		end()

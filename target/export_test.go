@@ -6,11 +6,12 @@ import (
 	"net/netip"
 	"time"
 
+	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
 // MemoryInUse returns how many bytes the buffers of all sessions take.
-func (s *Server) MemoryInUse() int64 { return s.pool.used.Load() }
+func (s *Server) MemoryInUse() int64 { return s.pool.Used() }
 
 // DataInUse is MemoryInUse without the memory that sessions keep for their next commands and
 // answers.
@@ -18,14 +19,9 @@ func (s *Server) DataInUse() int64 {
 	data := s.MemoryInUse()
 	for _, sess := range s.all() {
 		sess.mu.Lock()
-		data -= int64(len(sess.free)) * commandCost
+		data -= int64(len(sess.free)) * memory.RequestCost
 		sess.mu.Unlock()
-		sess.conn.tx.mu.Lock()
-		data -= int64(sess.conn.tx.places) * placeCost
-		if !sess.conn.tx.writing { // otherwise it belongs to the writer
-			data -= int64(sess.conn.tx.iovCap) * iovCost
-		}
-		sess.conn.tx.mu.Unlock()
+		data -= sess.conn.tx.Kept()
 	}
 	return data
 }
@@ -43,12 +39,7 @@ func (s *Server) Connections() (all, pending int) {
 // Stalls returns the number of current disk calls of a LUN in which the watchdog has found a reader
 // stalled.
 func (s *Server) Stalls(lun uint16) (calls int) {
-	for _, l := range *s.watch.luns.Load() {
-		if l.number == lun {
-			calls += int(l.stalled.Load())
-		}
-	}
-	return calls
+	return s.opt.Disks.At(lun).Stalled()
 }
 
 // FailLogins counts that many failures of authentication for an address.
@@ -63,9 +54,7 @@ func (s *Server) Queued() (most int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.conns {
-		c.tx.mu.Lock()
-		most = max(most, c.tx.bytes)
-		c.tx.mu.Unlock()
+		most = max(most, c.tx.Queued())
 	}
 	return most
 }
@@ -86,6 +75,3 @@ func (s *Server) BeginReinstatement(initiator string) error {
 	}
 	return errors.New("it is not logged in")
 }
-
-// WatchedLUNs returns the number of LUNs that the watchdog knows.
-func (s *Server) WatchedLUNs() int { return len(*s.watch.luns.Load()) }

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
@@ -33,7 +34,7 @@ func TestHalfOpenFlood(t *testing.T) {
 	if limit.Max < flood+1000 {
 		t.Skipf("needs %d descriptors, but the limit is %d (ulimit -Hn)", flood+1000, limit.Max)
 	}
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	data := bytes.Repeat([]byte{0x5a}, 4096)
 	c.MustGood(t, tt.Write10(1, 0, data))
@@ -60,7 +61,7 @@ func TestHalfOpenFlood(t *testing.T) {
 		require.LessOrEqual(t, pending, 256)
 	}
 	t.Logf("the longest login among %d half-open connections took %v", flood, longest)
-	require.Positive(t, s.seen.refused.Load())
+	require.Positive(t, s.seen.count("refused"))
 }
 
 // TestFewDescriptors has more sessions than there are descriptors for the fast way of each of them.
@@ -71,7 +72,7 @@ func TestFewDescriptors(t *testing.T) {
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE,
 		&syscall.Rlimit{Cur: most, Max: before.Max}))
 	t.Cleanup(func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &before)) })
-	s := newServer(t)
+	s := start(t)
 	data := bytes.Repeat([]byte{0x5a}, 1<<20)
 	var all []*tt.Session
 	for i := range sessions {
@@ -96,7 +97,7 @@ func TestMemoryBeforeLogin(t *testing.T) {
 			Secret: chap.NewSecret("correct horse 1")}})
 	require.NoError(t, err)
 	// so many connections take a while on a busy machine
-	s := newServer(t, func(o *target.Options) {
+	s := start(t, func(o *options) {
 		o.Auth, o.Limits.LoginTimeout = auth,
 			10*time.Minute
 	})
@@ -110,7 +111,8 @@ func TestMemoryBeforeLogin(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc + m.StackInuse
 	}
-	eventually(t, "they are accepted", func() bool { n, _ := s.Connections(); return n == conns })
+	testtool.Eventually(t,
+		func() bool { n, _ := s.Connections(); return n == conns }, "they are accepted")
 	before := inUse()
 	id := tt.LoginID{ISID: [6]byte{0x80, 1}, Tag: 1}
 	// First many short keys, which the target remembers. Then an endless text, as much of it as the
@@ -140,7 +142,7 @@ func TestMemoryBeforeLogin(t *testing.T) {
 // TestSessionsPerAddress checks the limit of sessions from one address. A session counts until it
 // ends.
 func TestSessionsPerAddress(t *testing.T) {
-	s := newServer(t, func(o *target.Options) { o.Limits.MaxPerAddress = 2 })
+	s := start(t, func(o *options) { o.Limits.MaxPerAddress = 2 })
 	login := func(n byte) (*tt.Session, error) {
 		return tt.Login(s.addr, tt.LoginOptions{ISID: [6]byte{0x80, n}, Discovery: n == 2})
 	}
@@ -172,7 +174,7 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 			Secret: chap.NewSecret("correct horse 1")}})
 	require.NoError(t, err)
 	core, logs := observer.New(zapcore.InfoLevel)
-	s := newServer(t, func(o *target.Options) {
+	s := start(t, func(o *options) {
 		o.Auth, o.Log, o.Limits.LoginDelay = auth, zap.New(core), 300*time.Millisecond
 	})
 	heldUp := func() int { return logs.FilterMessageSnippet("held up").Len() }
@@ -194,7 +196,7 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 // for minutes.
 func TestWaitingLoginEndsWithTheServer(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
-	s := newServer(t, func(o *target.Options) {
+	s := start(t, func(o *options) {
 		o.Log, o.Limits.LoginDelay = zap.New(core),
 			time.Hour
 	})
@@ -202,9 +204,9 @@ func TestWaitingLoginEndsWithTheServer(t *testing.T) {
 	waiting := tt.MustDial(t, s.addr)
 	require.NoError(t, waiting.SendLogin(tt.LoginID{Tag: 1},
 		tt.LoginPDU{Raw: []byte("InitiatorName=a\x00")}))
-	eventually(t, "it waits", func() bool {
+	testtool.Eventually(t, func() bool {
 		return logs.FilterMessageSnippet("held up").Len() == 1
-	})
+	}, "it waits")
 	require.NoError(t, s.Close())
 	require.NoError(t, waiting.ExpectClosed())
 }
@@ -226,10 +228,10 @@ func (l *failingListener) Accept() (net.Conn, error) {
 // TestAcceptRecovers checks that Serve tries again after an error that passes, closes a connection
 // that has not logged in to free a descriptor, and ends on other errors.
 func TestAcceptRecovers(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	idle := tt.MustDial(t, s.addr)
-	eventually(t, "it is accepted",
-		func() bool { _, pending := s.Connections(); return pending == 1 })
+	testtool.Eventually(t,
+		func() bool { _, pending := s.Connections(); return pending == 1 }, "it is accepted")
 	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS,
 		syscall.ENOMEM, syscall.ECONNABORTED, syscall.EPERM, syscall.EPROTO} {
 		inner, err := net.Listen("tcp", "127.0.0.1:0")
@@ -257,7 +259,7 @@ func TestAcceptRecovers(t *testing.T) {
 // and never read it.
 func TestMemoryOfSessionsThatDoNotRead(t *testing.T) {
 	const sessions, limit = 8, 4 << 20
-	s := newServer(t, func(o *target.Options) { o.Limits.Memory = limit })
+	s := start(t, func(o *options) { o.Shared.Memory = limit })
 	var all []*tt.Session
 	for i := range sessions {
 		all = append(all, tt.MustLogin(t, s.addr,
@@ -286,16 +288,16 @@ func TestMemoryOfSessionsThatDoNotRead(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	eventually(t, "the memory is used", func() bool {
+	testtool.Eventually(t, func() bool {
 		now := s.MemoryInUse()
 		most = max(most, now)
 		return now > limit/2
-	})
+	}, "the memory is used")
 	t.Logf("%d bytes of %d at most", most, limit)
 	// Each connection may hold one chunk over the limit, so that its current command can end.
 	require.Less(t, most, int64(limit+sessions*(256<<10)))
 	for _, sess := range all {
 		require.NoError(t, sess.Close())
 	}
-	eventually(t, "all memory is free", func() bool { return s.MemoryInUse() == 0 })
+	testtool.Eventually(t, func() bool { return s.MemoryInUse() == 0 }, "all memory is free")
 }

@@ -4,26 +4,27 @@ import (
 	"net"
 	"slices"
 
+	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
 // heldPDU is a numbered PDU that arrived ahead of its turn, with its data.
 type heldPDU struct {
 	hdr  pdu.Header
-	ahs  *buffer
-	data *buffer
+	ahs  *memory.Buffer
+	data *memory.Buffer
 	n    int
-	from *buffers // where heldCost is counted; nil: not counted
+	from *memory.Pool // where heldCost is counted; nil: not counted
 }
 
 // heldCost is how many bytes a held PDU counts for besides its data.
 const heldCost = 192
 
 func (h *heldPDU) release() {
-	h.ahs.release()
-	h.data.release()
+	h.ahs.Release()
+	h.data.Release()
 	if h.from != nil {
-		h.from.charge(-heldCost)
+		h.from.Charge(-heldCost)
 	}
 }
 
@@ -38,27 +39,27 @@ func (c *conn) hold(h *pdu.Header, ahs []byte, seg *segment) error {
 		return c.ignore(seg)
 	}
 	n := seg.n
-	data, err := seg.take(&c.srv.pool)
+	data, err := seg.take(c.srv.pool)
 	if err != nil {
 		return c.badData(h, err)
 	}
-	var extra *buffer
+	var extra *memory.Buffer
 	if len(ahs) > 0 {
-		if extra = c.srv.pool.get(len(ahs)); extra == nil {
-			data.release()
+		if extra = c.srv.pool.Get(len(ahs)); extra == nil {
+			data.Release()
 			return c.badData(h, errBusy)
 		}
-		copy(extra.b, ahs)
+		copy(extra.B, ahs)
 	}
-	c.srv.pool.charge(heldCost)
-	sess.held[cmdSN] = &heldPDU{hdr: *h, ahs: extra, data: data, n: n, from: &c.srv.pool}
+	c.srv.pool.Charge(heldCost)
+	sess.held[cmdSN] = &heldPDU{hdr: *h, ahs: extra, data: data, n: n, from: c.srv.pool}
 	return nil
 }
 
 // replay handles held PDUs whose turn has come.
 func (c *conn) replay(run *runner) error {
 	sess := c.session()
-	for run.reading && len(sess.held)+len(sess.waiting) > 0 { // both belong to the reader
+	for run.Reading && len(sess.held)+len(sess.waiting) > 0 { // both belong to the reader
 		exp := sess.window.exp.Load()
 		if i := slices.IndexFunc(sess.waiting,
 			func(p *pdu.TaskManagementRequest) bool { return !pdu.SNLess(exp, p.CmdSN) }); i >= 0 {
@@ -92,7 +93,7 @@ func (c *conn) replayOne(run *runner, h *heldPDU) error {
 	h.data = nil // the segment owns it now
 	var ahs []byte
 	if h.ahs != nil {
-		ahs = h.ahs.b
+		ahs = h.ahs.B
 	}
 	defer func() { // even if a bug ends the session
 		h.release()

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/testtool"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
@@ -14,7 +14,7 @@ import (
 // memory that another session needs.
 func TestIdleSessionsLeaveMemory(t *testing.T) {
 	const sessions, blocks, segment = 160, 200, 512
-	s := newServer(t, func(o *target.Options) { o.Limits.Memory = 4 << 20 })
+	s := start(t, func(o *options) { o.Shared.Memory = 4 << 20 })
 	all, _ := crowd(t, s, sessions, "MaxRecvDataSegmentLength", strconv.Itoa(segment))
 	for _, c := range all {
 		for range 2 { // the queue uses two slices in turns
@@ -29,9 +29,9 @@ func TestIdleSessionsLeaveMemory(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.ClearAttention(1)
 	require.NoError(t, err)
-	eventually(t, "there is memory for a command", func() bool {
+	testtool.Eventually(t, func() bool {
 		r, err := c.Do(tt.Read10(1, 0, blocks))
 		require.NoError(t, err)
 		return r.Status == 0
-	})
+	}, "there is memory for a command")
 }

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/login"
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
@@ -59,7 +60,7 @@ func (d *loginDialog) log(err error) {
 		err = *cause
 	}
 	res := d.machine.Result()
-	ev := LoginEvent{Initiator: res.InitiatorName, Remote: c.remote.String(),
+	ev := serving.LoginEvent{Client: res.InitiatorName, Remote: c.remote.String(),
 		Target: res.TargetName,
 		User:   res.Tried, Discovery: res.SessionType == login.Discovery, Err: err,
 		Reason: "connection_closed"}
@@ -71,7 +72,7 @@ func (d *loginDialog) log(err error) {
 		fields = append(fields, zap.Stringer("status", r.status))
 	case errors.Is(err, errPushedOut):
 		ev.Reason = "pushed_out"
-		c.srv.opt.Observer.LoginRefused(ev)
+		c.srv.opt.Disks.Observer.LoginRefused(ev)
 		return // the log has one line for many such connections
 	case !d.began:
 		// This is a port scan or a health check: nobody tried to log in.
@@ -80,9 +81,9 @@ func (d *loginDialog) log(err error) {
 	case isTimeout(err):
 		ev.Reason = "timeout"
 	}
-	fields = append(fields, zap.String("reason", ev.Reason), zap.String("initiator", ev.Initiator),
+	fields = append(fields, zap.String("reason", ev.Reason), zap.String("initiator", ev.Client),
 		zap.String("target", ev.Target), zap.String("user", ev.User))
-	c.srv.opt.Observer.LoginRefused(ev)
+	c.srv.opt.Disks.Observer.LoginRefused(ev)
 	c.log().Warn("login refused", fields...)
 }
 
@@ -202,6 +203,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		sess.nexus.SetAddress(hostOf(c.remote))
 	}
 	c.takeSocket()
+	c.role = c.srv.opt.Disks.NewReader(c.readLoop, c.handOn)
 	old, err := c.srv.register(sess)
 	if err != nil {
 		if sess.nexus != nil {
@@ -229,12 +231,12 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	}
 	c.rx.headerDigest, c.rx.dataDigest = res.Params.HeaderDigest, res.Params.DataDigest
 	c.tx.setDigests(res.Params.HeaderDigest, res.Params.DataDigest)
-	c.rx.grow(&c.srv.pool, &c.srv.working)
+	c.rx.grow(c.srv.pool, &c.srv.working)
 	sess.open.Store(true)
 	if c.srv.isClosing() {
 		sess.requestLogout() // Shutdown may have looked before the session was open
 	}
-	c.srv.opt.Observer.LoginAccepted(LoginEvent{Initiator: res.InitiatorName,
+	c.srv.opt.Disks.Observer.LoginAccepted(serving.LoginEvent{Client: res.InitiatorName,
 		Remote: c.remote.String(),
 		Target: res.TargetName, User: res.User, Discovery: sess.discovery()})
 	c.log().Info("login", zap.String("initiator", res.InitiatorName),
@@ -272,7 +274,7 @@ func (d *loginDialog) answer(req *pdu.LoginRequest, resp *login.Response, tsih u
 		CSG: uint8(resp.CSG), NSG: uint8(resp.NSG),
 		ISID: req.ISID, TSIH: tsih, TaskTag: req.TaskTag, DataLen: len(resp.Data)}, snAdvance,
 		resp.Data, nil)
-	return d.c.tx.flush()
+	return d.c.tx.Flush()
 }
 
 // refuse sends a login response with another status. The connection closes after that.
@@ -281,7 +283,7 @@ func (d *loginDialog) refuse(req *pdu.LoginRequest, status login.Status, reason 
 	d.c.tx.send(&pdu.LoginResponse{CSG: req.CSG, ISID: req.ISID, TSIH: req.TSIH,
 		TaskTag:     req.TaskTag,
 		StatusClass: uint8(status >> 8), StatusDetail: uint8(status)}, snAdvance, nil, nil)
-	if ferr := d.c.tx.flush(); ferr == nil {
+	if ferr := d.c.tx.Flush(); ferr == nil {
 		d.c.linger()
 	}
 	return &refusal{status: status, reason: reason, err: err}

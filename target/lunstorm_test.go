@@ -15,7 +15,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
@@ -84,7 +84,7 @@ func TestLUNsComeAndGo(t *testing.T) {
 	if testing.Short() {
 		changes = 1000
 	}
-	s := newServer(t)
+	s := start(t)
 	wrong := func(format string, args ...any) { t.Errorf(format, args...) }
 	ctx, stop := context.WithCancel(t.Context())
 	var users sync.WaitGroup
@@ -114,14 +114,14 @@ func TestLUNsComeAndGo(t *testing.T) {
 			d = &stormDisk{Memory: disktest.NewMemory(2 * stormSize), id: next, wrong: wrong}
 			d.size.Store(stormSize)
 			next++
-			require.NoError(t, s.AddLUN(target.LUN{Number: number, Name: "storm", Disk: d,
-				Identity: stormIdentity(d.id), Access: target.AccessWriteShared}))
+			require.NoError(t, s.inUse.Add(serving.Options{Number: number, Name: "storm", Disk: d,
+				Identity: stormIdentity(d.id), Access: serving.AccessWriteShared}))
 			here[number] = d
 		case random.IntN(3) == 0 && d.Size() < 2*stormSize:
 			d.size.Add(4096)
-			require.NoError(t, s.ResizeLUN(number))
+			require.NoError(t, s.inUse.Resize(number))
 		default:
-			released, err := s.RemoveLUN(number)
+			released, err := s.inUse.Remove(number)
 			require.NoError(t, err)
 			delete(here, number)
 			users.Go(func() {
@@ -143,7 +143,6 @@ func TestLUNsComeAndGo(t *testing.T) {
 	require.Positive(t, used.Load())
 	require.Less(t, after.HeapAlloc, memory.HeapAlloc+16<<20,
 		"memory grows with the number of changes")
-	require.Equal(t, 2+len(here), s.WatchedLUNs())
 	t.Logf("%d of %d commands used a disk that comes and goes; heap %d and %d KiB", used.Load(),
 		sent.Load(), memory.HeapAlloc>>10, after.HeapAlloc>>10)
 }

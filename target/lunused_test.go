@@ -10,39 +10,41 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
 // TestRemoveUnusedLUN: a LUN cannot be removed while a session that has used its disk lasts.
 func TestRemoveUnusedLUN(t *testing.T) {
-	s := newServer(t)
-	_, err := s.RemoveUnusedLUN(7)
+	s := start(t)
+	_, err := s.inUse.RemoveUnused(7)
 	require.ErrorContains(t, err, "there is no LUN 7")
 	for _, name := range []string{"iqn.2026-01.test:b", "iqn.2026-01.test:a"} {
 		sess := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: name}, 1, 2)
 		sess.MustGood(t, tt.TestUnitReady(1)) // that is not a use
 		sess.MustGood(t, tt.Read10(2, 0, 1))
 	}
-	var used *target.InUseError
-	_, err = s.RemoveUnusedLUN(2)
+	var used *serving.InUseError
+	_, err = s.inUse.RemoveUnused(2)
 	require.ErrorAs(t, err, &used)
 	require.Equal(t, []string{"iqn.2026-01.test:a", "iqn.2026-01.test:b"}, used.Initiators)
-	released, err := s.RemoveUnusedLUN(1)
+	released, err := s.inUse.RemoveUnused(1)
 	require.NoError(t, err)
 	<-released
-	s.EndSessions(func(target.SessionInfo) bool { return true })
-	eventually(t, "the sessions' use ends", func() bool {
-		_, err = s.RemoveUnusedLUN(2)
-		return !errors.As(err, new(*target.InUseError))
-	})
+	s.EndSessions(func(status.Session) bool { return true })
+	testtool.Eventually(t, func() bool {
+		_, err = s.inUse.RemoveUnused(2)
+		return !errors.As(err, new(*serving.InUseError))
+	}, "the sessions' use ends")
 	require.NoError(t, err)
 }
 
 // TestRemoveReservedLUN: the holder of a persistent reservation keeps the LUN there, even if its
 // session has ended. A registered initiator without a reservation does not.
 func TestRemoveReservedLUN(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	login := func(name string, luns ...uint16) *tt.Session {
 		return tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:" + name},
 			luns...)
@@ -59,29 +61,30 @@ func TestRemoveReservedLUN(t *testing.T) {
 	_ = holder.Conn.Close()
 	_ = other.Conn.Close()
 	users := func(lun uint16) []string {
-		_, err := s.RemoveUnusedLUN(lun)
-		var used *target.InUseError
+		_, err := s.inUse.RemoveUnused(lun)
+		var used *serving.InUseError
 		if errors.As(err, &used) {
 			return used.Initiators
 		}
 		require.NoError(t, err)
 		return nil
 	}
-	eventually(t, "a registration does not keep the LUN", func() bool { return users(1) == nil })
-	eventually(t, "the holder keeps the LUN", func() bool {
+	testtool.Eventually(t,
+		func() bool { return users(1) == nil }, "a registration does not keep the LUN")
+	testtool.Eventually(t, func() bool {
 		return slices.Equal([]string{"iqn.2026-01.test:holder"}, users(2))
-	})
+	}, "the holder keeps the LUN")
 	other = login("other", 2)
 	other.MustGood(t, tt.PersistOut(2, tt.Persist{Action: tt.PersistClear, Key: 2}))
 	_ = other.Conn.Close()
-	eventually(t, "nobody holds it any more", func() bool { return users(2) == nil })
+	testtool.Eventually(t, func() bool { return users(2) == nil }, "nobody holds it any more")
 }
 
 // TestFirstUseAndRemoval: if a first command and the removal of an unused LUN coincide, one of them
 // wins. Some initiators are logged in, and some log in at that moment.
 func TestFirstUseAndRemoval(t *testing.T) {
 	const rounds = 100
-	s := newServer(t)
+	s := start(t)
 	var there []*tt.Session
 	for i := range 2 {
 		there = append(there, tt.MustLogin(t, s.addr,
@@ -90,16 +93,16 @@ func TestFirstUseAndRemoval(t *testing.T) {
 	removed, kept := 0, 0
 	for round := range rounds {
 		lun := uint16(10 + round) // a number that nobody has used
-		require.NoError(t, s.AddLUN(target.LUN{Number: lun, Name: "once",
+		require.NoError(t, s.inUse.Add(serving.Options{Number: lun, Name: "once",
 			Disk: disktest.NewMemory(stormSize), Identity: stormIdentity(uint64(lun)),
-			Access: target.AccessWriteShared}))
+			Access: serving.AccessWriteShared}))
 		for _, sess := range there {
 			r, err := again(sess, tt.TestUnitReady(lun))
 			require.NoError(t, err)
 			require.True(t, r.Good(), r.Failed())
 		}
 		reads, removal := meet(t, s, there, lun, round)
-		var used *target.InUseError
+		var used *serving.InUseError
 		switch {
 		case removal == nil:
 			removed++
@@ -112,7 +115,7 @@ func TestFirstUseAndRemoval(t *testing.T) {
 			for _, r := range reads {
 				require.True(t, r.Good(), "round %d: %s", round, r.Failed())
 			}
-			_, err := s.RemoveLUN(lun)
+			_, err := s.inUse.Remove(lun)
 			require.NoError(t, err)
 		default:
 			require.NoError(t, removal)
@@ -146,7 +149,7 @@ func meet(t *testing.T, s *server, there []*tt.Session, lun uint16, round int) (
 	})
 	all.Go(func() {
 		<-begin
-		_, removal = s.RemoveUnusedLUN(lun)
+		_, removal = s.inUse.RemoveUnused(lun)
 	})
 	close(begin)
 	all.Wait()

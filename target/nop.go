@@ -38,14 +38,14 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 		return c.refuse(pdu.RejectInvalidPDUField, seg)
 	}
 	limit := min(c.session().params.SendMaxDataSegment, seg.n)
-	data, err := seg.take(&c.srv.pool)
+	data, err := seg.take(c.srv.pool)
 	if err != nil {
 		return c.badData(h, err)
 	}
 	c.received(h)
 	var echo []byte
 	if data != nil {
-		echo = data.b[:limit]
+		echo = data.B[:limit]
 	}
 	c.tx.send(&pdu.NOPIn{LUN: p.LUN, TaskTag: p.TaskTag, TransferTag: pdu.ReservedTag,
 		DataLen: len(echo)}, snAdvance, echo, data)
@@ -73,10 +73,10 @@ func (s *Server) runJanitor() {
 		}
 		now := int64(time.Since(s.start)) + 1
 		s.clock.Store(now)
-		scarce := s.pool.scarce()
+		scarce := s.pool.Scarce()
 		for _, sess := range s.all() {
 			s.checkTimeouts(sess, now)
-			if scarce && sess.open.Load() && now-sess.conn.tx.wrote.Load() > int64(2*janitorTick) {
+			if scarce && sess.open.Load() && now-sess.conn.tx.Wrote.Load() > int64(2*janitorTick) {
 				sess.trim() // idle sessions must not keep the memory from those that work
 			}
 		}
@@ -93,13 +93,13 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 		return // the login has its own deadline
 	}
 	lim := &s.opt.Limits
-	if since := c.tx.writeSince.Load(); since != 0 {
+	if since := c.tx.WriteSince.Load(); since != 0 {
 		if now-since > int64(lim.PDUTimeout) {
 			c.fail(errWriteTimeout)
 		}
 		return // the reader may be the one who writes, and it hears nothing meanwhile
 	}
-	wrote := c.tx.wrote.Load()
+	wrote := c.tx.Wrote.Load()
 	since := c.rx.pduSince.Load()
 	if since != 0 && now-max(since, wrote) > int64(lim.PDUTimeout) {
 		c.fail(errPDUTimeout)
@@ -117,7 +117,7 @@ func (s *Server) checkTimeouts(sess *session, now int64) {
 			c.fail(errPeerDead)
 		}
 	case since != 0: // the PDU has its own time limit, and a ping would restart it
-	case asked == 0 && now-heard > int64(lim.NOPInterval) && c.busy.Load() == 0:
+	case asked == 0 && now-heard > int64(lim.NOPInterval) && !c.role.Busy():
 		c.ping.sentAt.Store(now)
 		c.sendSoon(&pdu.NOPIn{TaskTag: pdu.ReservedTag, TransferTag: c.nextTag()}, snPeek)
 	}
@@ -133,7 +133,7 @@ func (c *conn) sendSoon(p encoder, sn snKind) {
 // flushSoon writes everything queued, for such a goroutine.
 func (c *conn) flushSoon() {
 	c.spawn(func() {
-		if err := c.tx.flush(); err != nil {
+		if err := c.tx.Flush(); err != nil {
 			c.fail(err)
 		}
 	})

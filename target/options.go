@@ -14,27 +14,7 @@ import (
 // DefaultTargetName is the name that the original wrapper served. Callers still log in to it.
 const DefaultTargetName = "iqn.2017-01.io.kubevirt:wrapper"
 
-// AccessMode says which initiators may use a LUN at the same time.
-type AccessMode = serving.AccessMode
-
-// The access modes.
-const (
-	AccessWriteExclusive = serving.AccessWriteExclusive
-	AccessWriteShared    = serving.AccessWriteShared
-	AccessReadShared     = serving.AccessReadShared
-)
-
-// ParseAccessMode parses an access mode as written in the configuration.
-func ParseAccessMode(s string) (AccessMode, error) { return serving.ParseAccessMode(s) }
-
-// Store keeps the state that a logical unit must remember through a power loss. An
-// instance.Instance has one.
-type Store = serving.Store
-
-// LUN is one disk and how it is served. Its number is 1 to 16383.
-type LUN = serving.Options
-
-// Options configure a Server. The zero value of every field but LUNs works.
+// Options configure a Server. The zero value of every field but Disks works.
 type Options struct {
 	TargetName     string // iSCSI name; default DefaultTargetName
 	Alias          string // TargetAlias shown to initiators; default none
@@ -44,16 +24,12 @@ type Options struct {
 	// SendTargets names no address, and an initiator logs in where it has asked.
 	HidePortals bool
 
-	// Disks are served as LUNs. The server must be made before the first disk is added. nil: the
-	// server makes its own.
+	// Disks are served as LUNs, each under its number, which is not 0. The server must be made
+	// before the first disk is added.
 	Disks *serving.Disks
 
-	LUNs  []LUN // served from the beginning; see Server.AddLUN
-	Empty bool  // LUNs may be empty
-
-	Auth     *chap.Authenticator // nil: initiators need not authenticate
-	Observer Observer            // nil: none
-	Log      *zap.Logger         // nil: no log
+	Auth *chap.Authenticator // nil: initiators need not authenticate
+	Log  *zap.Logger         // nil: no log
 
 	// Vendor, Product and Revision appear in INQUIRY: at most 8, 16 and 4 ASCII characters.
 	Vendor, Product, Revision string
@@ -65,7 +41,7 @@ type Options struct {
 // bits, which is not 0 (RFC 7143 11.13.3).
 const MostConnections = 1<<16 - 1
 
-// Limits bound the memory and the time that peers can cost the server. Zero fields take the
+// Limits bound what peers can cost the server. Zero fields take the
 // default.
 type Limits struct {
 	// sessions at once, each of which has one connection; default 1024, at most MostConnections
@@ -80,22 +56,13 @@ type Limits struct {
 	// several times within the last minute. Default 2 s.
 	LoginDelay time.Duration
 	// CommandWindow is how many commands a session may have in flight. With so many sessions that
-	// their open commands would take more than a quarter of Memory, it is fewer, but at least 8.
-	// Default 128.
+	// their open commands would take more than a quarter of serving.Config.Memory, it is fewer, but
+	// at least 8. Default 128.
 	CommandWindow int
-	// bytes of data and open commands of all sessions together; default 64 MiB
-	Memory       int64
-	LoginTimeout time.Duration // from accept to full feature phase; default 15 s
-	PDUTimeout   time.Duration // from the first byte of a PDU to its last; default 30 s
-	NOPInterval  time.Duration // silence after which a peer is pinged; default 15 s
-	NOPTimeout   time.Duration // silence after a ping that means the peer is dead; default 30 s
-	// DistantTimeout is how long a command is held that needs content of a disk.Distant while none
-	// comes. Then it ends with BUSY, and the initiator tries again. Default 10 min.
-	DistantTimeout time.Duration
-	// ImpatientTimeout is the same for a session whose initiator has aborted a held command. Such
-	// an initiator has its own time limit, and does worse to a disk that exceeds it repeatedly.
-	// Default 25 s, below the 30 s of Linux; never more than DistantTimeout.
-	ImpatientTimeout time.Duration
+	LoginTimeout  time.Duration // from accept to full feature phase; default 15 s
+	PDUTimeout    time.Duration // from the first byte of a PDU to its last; default 30 s
+	NOPInterval   time.Duration // silence after which a peer is pinged; default 15 s
+	NOPTimeout    time.Duration // silence after a ping that means the peer is dead; default 30 s
 }
 
 const (
@@ -104,16 +71,13 @@ const (
 	defaultMaxPendingLogins = 256
 	defaultLoginDelay       = 2 * time.Second
 	defaultCommandWindow    = 128
-	defaultMemory           = 64 << 20
 	defaultLoginTimeout     = 15 * time.Second
 	defaultPDUTimeout       = 30 * time.Second
 	defaultNOPInterval      = 15 * time.Second
 	defaultNOPTimeout       = 30 * time.Second
-	defaultDistantTimeout   = 10 * time.Minute
-	defaultImpatientTimeout = 25 * time.Second
 )
 
-func orDefault[T int | int64 | time.Duration](v *T, def T) error {
+func orDefault[T int | time.Duration](v *T, def T) error {
 	if *v < 0 {
 		return fmt.Errorf("is %v, and cannot be negative", *v)
 	}
@@ -131,9 +95,6 @@ func (o *Options) resolve() error {
 	if o.PortalGroupTag == 0 {
 		o.PortalGroupTag = 1
 	}
-	if o.Observer == nil {
-		o.Observer = nopObserver{}
-	}
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
@@ -146,35 +107,10 @@ func (o *Options) resolve() error {
 	if o.Revision == "" {
 		o.Revision = "1"
 	}
-	seen := make(map[uint16]string, len(o.LUNs))
-	for i := range o.LUNs {
-		l := &o.LUNs[i]
-		if err := check(l); err != nil {
-			return err
-		}
-		if other, dup := seen[l.Number]; dup {
-			return fmt.Errorf("LUN %d is given to both %s and %s", l.Number, other, l.Name)
-		}
-		seen[l.Number] = l.Name
-	}
-	if len(o.LUNs) == 0 && !o.Empty && o.Disks == nil {
-		return errors.New("a target needs at least one LUN")
-	}
 	if o.Disks == nil {
-		o.Disks = serving.New(o.Log)
+		return errors.New("a target needs the disks that it serves")
 	}
 	return o.Limits.resolve()
-}
-
-func check(l *LUN) error {
-	switch {
-	case l.Disk == nil:
-		return fmt.Errorf("LUN %d (%s) has no disk", l.Number, l.Name)
-	case l.Number == 0 || l.Number > serving.MaxNumber:
-		return fmt.Errorf("LUN %d (%s): a LUN number is 1 to %d", l.Number, l.Name,
-			serving.MaxNumber)
-	}
-	return nil
 }
 
 func (l *Limits) resolve() error {
@@ -187,13 +123,10 @@ func (l *Limits) resolve() error {
 		{"MaxPendingLogins", orDefault(&l.MaxPendingLogins, defaultMaxPendingLogins)},
 		{"LoginDelay", orDefault(&l.LoginDelay, defaultLoginDelay)},
 		{"CommandWindow", orDefault(&l.CommandWindow, defaultCommandWindow)},
-		{"Memory", orDefault(&l.Memory, int64(defaultMemory))},
 		{"LoginTimeout", orDefault(&l.LoginTimeout, defaultLoginTimeout)},
 		{"PDUTimeout", orDefault(&l.PDUTimeout, defaultPDUTimeout)},
 		{"NOPInterval", orDefault(&l.NOPInterval, defaultNOPInterval)},
 		{"NOPTimeout", orDefault(&l.NOPTimeout, defaultNOPTimeout)},
-		{"DistantTimeout", orDefault(&l.DistantTimeout, defaultDistantTimeout)},
-		{"ImpatientTimeout", orDefault(&l.ImpatientTimeout, defaultImpatientTimeout)},
 	} {
 		if e.err != nil {
 			return fmt.Errorf("limit %s %w", e.name, e.err)

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
@@ -224,7 +223,7 @@ func slowDown(s *server, kind int) {
 // reported aborted, and nobody waits for ever.
 func TestRequestsInAnyOrder(t *testing.T) {
 	for seed := range 24 {
-		s := newServer(t, func(o *target.Options) {
+		s := start(t, func(o *options) {
 			o.Limits.CommandWindow = []int{1, 2, 3,
 				40}[seed%4]
 		})
@@ -256,9 +255,9 @@ func TestRequestsInAnyOrder(t *testing.T) {
 // Nothing is left behind.
 func TestEndInAnyOrder(t *testing.T) {
 	for seed := range 3 {
-		s := newServer(t, func(o *target.Options) {
+		s := start(t, func(o *options) {
 			o.Limits.CommandWindow,
-				o.Limits.Memory = []int{2, 40}[seed%2], 4<<20
+				o.Shared.Memory = []int{2, 40}[seed%2], 4<<20
 		})
 		slowDown(s, seed)
 		var wg sync.WaitGroup

@@ -22,7 +22,7 @@ func (c *conn) recoverRunner(run *runner) {
 	if p == nil {
 		return
 	}
-	c.leave(run) // if it was in a disk call, another one may be the reader by now
+	run.Leave() // if it was in a disk call, another one may be the reader by now
 	c.fail(errPanic)
 	sess := c.session()
 	sess.mu.Lock()
@@ -30,11 +30,11 @@ func (c *conn) recoverRunner(run *runner) {
 		sess.forgetLocked(run.task)
 	}
 	sess.mu.Unlock()
-	run.buf.release()
-	if run.reading {
+	run.buf.Release()
+	if run.Reading {
 		c.releaseReader()
 	} else {
-		c.ended(run)
+		c.ended()
 	}
 	c.panicked(p)
 }
@@ -45,7 +45,7 @@ func (r *runner) ownsLocked() bool { return r.task != nil && r.task.owner == r }
 
 func (c *conn) panicked(p any) {
 	defer c.close()
-	c.srv.opt.Observer.PanicCaught()
+	c.srv.opt.Disks.Observer.PanicCaught()
 	c.log().Error("internal error: the session ends", zap.Any("panic", p),
 		zap.ByteString("stack", debug.Stack()))
 	c.fail(errPanic)

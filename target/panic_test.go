@@ -11,7 +11,8 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
@@ -34,11 +35,11 @@ func (d *waitsAndPanics) ReadAt([]byte, int64) (int, error) {
 func TestManyPanicsLeaveNothing(t *testing.T) {
 	core, logs := observer.New(zap.ErrorLevel)
 	slow := &waitsAndPanics{Memory: disktest.NewMemory(1 << 20), resume: make(chan struct{})}
-	s := newServer(t, func(o *target.Options) {
+	s := start(t, func(o *options) {
 		o.LUNs[0].Disk, o.LUNs[1].Disk, o.Log = panicky{disktest.NewMemory(1 << 20)}, slow,
 			zap.New(core)
 	})
-	expected := int64(0)
+	expected := 0
 	end := func(c *tt.Session) {
 		expected++
 		_, err := c.ExpectClosedAfter()
@@ -55,7 +56,7 @@ func TestManyPanicsLeaveNothing(t *testing.T) {
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 2)
 	hangs := c.MustStart(t, tt.Read10(2, 0, 512))
 	c.MustStart(t, tt.Read10(2, 0, 512))
-	eventually(t, "both hang in the disk", func() bool { return slow.begun.Load() == 2 })
+	testtool.Eventually(t, func() bool { return slow.begun.Load() == 2 }, "both hang in the disk")
 	_, err := c.Ping(nil)
 	require.NoError(t, err)
 	_, err = c.AbortTask(hangs)
@@ -63,14 +64,15 @@ func TestManyPanicsLeaveNothing(t *testing.T) {
 	close(slow.resume)
 	expected++ // two goroutines of one session
 	end(c)
-	eventually(t, "nothing is held", func() bool {
+	testtool.Eventually(t, func() bool {
 		all, _ := s.Connections()
 		return all == 0 && len(s.Sessions()) == 0 && s.MemoryInUse() == 0
-	})
+	}, "nothing is held")
 	s.bugs = expected
 	// A goroutine gives everything back before it reports its panic.
-	eventually(t, "each is counted and logged",
-		func() bool { return s.seen.panics.Load() == expected && logs.Len() == int(expected) })
+	testtool.Eventually(t,
+		func() bool { return s.seen.count("panic") == expected && logs.Len() == expected },
+		"each is counted and logged")
 	for _, entry := range logs.All() {
 		stack, _ := entry.ContextMap()["stack"].(string)
 		require.True(t, strings.Contains(stack, "ReadAt") || strings.Contains(stack, "WriteAt"),
@@ -80,12 +82,12 @@ func TestManyPanicsLeaveNothing(t *testing.T) {
 
 // buggyObserver panics in a call with locks held, before a response is sent.
 type buggyObserver struct {
-	counts
+	events
 	armed atomic.Bool
 }
 
-func (o *buggyObserver) CommandDone(e target.CommandEvent) {
-	if o.armed.Load() && e.LUN == 1 {
+func (o *buggyObserver) RequestDone(e serving.RequestEvent) {
+	if o.armed.Load() && e.Number == 1 {
 		panic("a bug in the observer")
 	}
 }
@@ -94,7 +96,7 @@ func (o *buggyObserver) CommandDone(e target.CommandEvent) {
 // go on, and the server can be closed.
 func TestPanicWithLocksHeld(t *testing.T) {
 	seen := new(buggyObserver)
-	s := newServer(t, func(o *target.Options) { o.Observer = seen })
+	s := start(t, func(o *options) { o.Shared.Observer = seen })
 	bystander := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"},
 		2)
 	for _, command := range []tt.Command{tt.Read10(1, 0, 8), tt.Write10(1, 0, make([]byte, 512)),
@@ -102,15 +104,17 @@ func TestPanicWithLocksHeld(t *testing.T) {
 		seen.armed.Store(false)
 		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 		seen.armed.Store(true)
-		before := seen.panics.Load()
+		before := seen.count("panic")
 		c.MustStart(t, command)
 		_, err := c.ExpectClosedAfter()
 		require.NoError(t, err)
-		eventually(t, "it is counted", func() bool { return seen.panics.Load() == before+1 })
+		testtool.Eventually(t,
+			func() bool { return seen.count("panic") == before+1 }, "it is counted")
 		bystander.MustGood(t, tt.Read10(2, 0, 1))
 	}
-	eventually(t, "the sessions end", func() bool { return len(s.Sessions()) == 1 })
+	testtool.Eventually(t, func() bool { return len(s.Sessions()) == 1 }, "the sessions end")
 	require.NoError(t, bystander.Close())
-	eventually(t, "nothing is held",
-		func() bool { all, _ := s.Connections(); return all == 0 && s.MemoryInUse() == 0 })
+	testtool.Eventually(t,
+		func() bool { all, _ := s.Connections(); return all == 0 && s.MemoryInUse() == 0 },
+		"nothing is held")
 }

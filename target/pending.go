@@ -5,8 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"syscall"
-	"time"
 
 	"go.uber.org/zap"
 )
@@ -104,45 +102,26 @@ func (s *Server) logPushedOut() {
 	}
 }
 
-// passing reports whether an error of accept will pass: there are no descriptors or no memory, or
-// the connection was gone before it was accepted (accept(2)).
-func passing(err error) bool {
-	var errno syscall.Errno
-	if !errors.As(err, &errno) {
-		var temporary interface{ Temporary() bool }
-		return errors.As(err, &temporary) && temporary.Temporary()
-	}
-	switch errno {
-	case syscall.EBADF, syscall.EINVAL, syscall.ENOTSOCK, syscall.EOPNOTSUPP, syscall.EFAULT:
-		return false
-	}
-	return true
+// acceptor is the server as one that accepts connections.
+type acceptor struct{ *Server }
+
+// Accepted implements socket.Acceptor.
+func (a acceptor) Accepted(nc net.Conn) { a.accept(nc) }
+
+// AcceptFailed implements socket.Acceptor.
+func (a acceptor) AcceptFailed(l net.Listener, err error) {
+	a.log.Warn("cannot accept a connection, trying again",
+		zap.String("portal", l.Addr().String()), zap.Error(err))
 }
 
-// acceptPauses are the waits after one, two and more failures of accept in a row.
-var acceptPauses = [...]time.Duration{5 * time.Millisecond, 20 * time.Millisecond,
-	100 * time.Millisecond, 500 * time.Millisecond}
-
-// acceptFailed handles an error of accept that will pass, after times others in a row. A connection
-// that has not logged in gives up its descriptor, and acceptFailed waits. Meanwhile sessions go on
-// and new connections stay in the backlog. It returns false when the server ends.
-func (s *Server) acceptFailed(l net.Listener, err error, times int) bool {
-	if times == 0 {
-		s.log.Warn("cannot accept a connection, trying again",
-			zap.String("portal", l.Addr().String()), zap.Error(err))
-	}
-	pause := acceptPauses[min(times, len(acceptPauses)-1)]
-	s.mu.Lock()
-	victim := s.pending.takeVictim()
-	s.mu.Unlock()
-	if victim != nil {
-		s.pushOut(victim)
-		pause = acceptPauses[0]
-	}
-	select {
-	case <-s.ctx.Done():
-		return false
-	case <-time.After(pause):
-		return true
-	}
+// MakeRoom implements socket.Acceptor.
+func (a acceptor) MakeRoom() bool {
+	a.mu.Lock()
+	victim := a.pending.takeVictim()
+	a.mu.Unlock()
+	a.pushOut(victim)
+	return victim != nil
 }
+
+// Closing implements socket.Acceptor.
+func (a acceptor) Closing() bool { return a.isClosing() }

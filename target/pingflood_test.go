@@ -17,7 +17,7 @@ import (
 // TestPingFlood sends requests that are answered at once, faster than the target handles them. The
 // answers go out meanwhile, and do not pile up until the initiator pauses.
 func TestPingFlood(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	nc, err := net.Dial("tcp", s.addr.String())
 	require.NoError(t, err)
 	defer nc.Close()

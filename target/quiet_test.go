@@ -41,7 +41,7 @@ func TestQuiet(t *testing.T) {
 			silent: 100 * long},
 	} {
 		t.Run(name, func(t *testing.T) {
-			srv := &Server{}
+			srv := &Server{pool: noMemory()}
 			near, far := net.Pipe()
 			t.Cleanup(func() { _ = near.Close(); _ = far.Close() })
 			conn := newConn(srv, near)
@@ -49,7 +49,7 @@ func TestQuiet(t *testing.T) {
 			srv.clock.Store(now)
 			conn.rx.heard.Store(now - int64(c.silent))
 			if c.writing > 0 {
-				conn.tx.writeSince.Store(now - int64(c.writing))
+				conn.tx.WriteSince.Store(now - int64(c.writing))
 			}
 			if c.queued {
 				conn.tx.send(&pdu.NOPIn{}, snPeek, nil, nil)

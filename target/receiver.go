@@ -6,6 +6,8 @@ import (
 	"io"
 	"sync/atomic"
 
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
@@ -33,11 +35,11 @@ var (
 
 // receiver reads PDUs from a connection. It belongs to the goroutine that reads.
 type receiver struct {
-	wire wire
+	wire socket.Wire
 	buf  []byte
-	r, w int     // buf[r:w] is received but not consumed
-	full *buffer // backs buf after login; nil: the small buffer is still in use
-	more bool    // the last read was full, so there is probably more
+	r, w int            // buf[r:w] is received but not consumed
+	full *memory.Buffer // backs buf after login; nil: the small buffer is still in use
+	more bool           // the last read was full, so there is probably more
 
 	headerDigest, dataDigest bool
 
@@ -63,38 +65,38 @@ type receiver struct {
 
 // grow changes to a full buffer if there is memory, and keeps the received bytes. From now on
 // working counts this reader.
-func (rx *receiver) grow(pool *buffers, working *atomic.Int64) {
+func (rx *receiver) grow(pool *memory.Pool, working *atomic.Int64) {
 	rx.working = working
-	if rx.full = pool.receive(); rx.full != nil {
-		rx.w = copy(rx.full.b, rx.buf[rx.r:rx.w])
+	if rx.full = pool.Receive(fullBuffer); rx.full != nil {
+		rx.w = copy(rx.full.B, rx.buf[rx.r:rx.w])
 		rx.r = 0
-		rx.buf = rx.full.b
+		rx.buf = rx.full.B
 	}
 }
 
 // release gives the buffer back. Nothing can be received any more.
-func (rx *receiver) release(pool *buffers) {
+func (rx *receiver) release() {
 	rx.setWorks(false)
-	pool.releaseReceive(rx.full)
+	rx.full.Release()
 	rx.full, rx.buf, rx.r, rx.w = nil, nil, 0, 0
 }
 
-// read fills p and then next from the network. It returns the number of bytes, at least one. Queued
-// responses go out before it waits, but not before each system call: each write wakes the peer, and
-// each command of a stream would wake it.
+// read fills p and then next from the network. It returns the number of bytes, at least one. Before
+// it waits, it sends the responses that are queued. Before a system call that does not wait, it
+// sends none: each write wakes the peer, and with a stream of commands that would be once for each.
 func (rx *receiver) read(p, next []byte) (n int, err error) {
 	if rx.more || rx.pduSince.Load() != 0 {
 		if err := rx.beforeMore(); err != nil {
 			return 0, err
 		}
-		n, err = rx.wire.readv(p, next, false)
+		n, err = rx.wire.Readv(p, next, false)
 	}
 	if n == 0 && err == nil {
 		if err := rx.beforeWait(); err != nil {
 			return 0, err
 		}
 		rx.setWorks(false)
-		n, err = rx.wire.readv(p, next, true)
+		n, err = rx.wire.Readv(p, next, true)
 		rx.setWorks(true)
 	}
 	rx.more = n == len(p)+len(next)
@@ -199,9 +201,9 @@ func (rx *receiver) next() (ahs []byte, err error) {
 // arrived ahead of its turn, the data is held in memory.
 type segment struct {
 	rx   *receiver
-	held *buffer // not nil: the data is here, already checked
-	n    int     // bytes, without padding
-	left int     // bytes not yet consumed
+	held *memory.Buffer // not nil: the data is here, already checked
+	n    int            // bytes, without padding
+	left int            // bytes not yet consumed
 	pad  int
 	crc  uint32
 	done bool
@@ -211,7 +213,7 @@ type segment struct {
 // digest is checked.
 func (s *segment) readInto(p []byte) error {
 	if s.held != nil {
-		copy(p, s.held.b[s.n-s.left:])
+		copy(p, s.held.B[s.n-s.left:])
 		s.left -= len(p)
 		return nil
 	}
@@ -296,7 +298,7 @@ func (s *segment) finish() error {
 // discard drops the rest, up to the next PDU. It still checks the digest.
 func (s *segment) discard() error {
 	if s.held != nil {
-		s.held.release()
+		s.held.Release()
 		s.held, s.left = nil, 0
 		return nil
 	}
@@ -313,19 +315,19 @@ func (s *segment) discard() error {
 }
 
 // take reads the whole segment into a new buffer, or returns nil if it is empty.
-func (s *segment) take(pool *buffers) (*buffer, error) {
+func (s *segment) take(pool *memory.Pool) (*memory.Buffer, error) {
 	if s.left == 0 {
 		return nil, s.discard()
 	}
-	b := pool.get(s.left)
+	b := pool.Get(s.left)
 	if b == nil {
 		if err := s.discard(); err != nil {
 			return nil, err
 		}
 		return nil, errBusy
 	}
-	if err := s.readInto(b.b); err != nil {
-		b.release()
+	if err := s.readInto(b.B); err != nil {
+		b.Release()
 		return nil, err
 	}
 	return b, nil

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
@@ -19,7 +20,7 @@ import (
 // overwrite a write of the new session.
 func TestReinstatedSessionIsOver(t *testing.T) {
 	const rounds = 5
-	s := newServer(t)
+	s := start(t)
 	for range rounds {
 		old := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 		block := make(chan struct{})
@@ -34,8 +35,8 @@ func TestReinstatedSessionIsOver(t *testing.T) {
 			stream = append(stream, old.Bytes(&cmd, data)...)
 		}
 		require.NoError(t, old.SendRaw(stream))
-		eventually(t, "a write reaches the disk",
-			func() bool { return s.disks[0].Calls(disktest.OpWrite) > before })
+		testtool.Eventually(t, func() bool { return s.disks[0].Calls(disktest.OpWrite) > before },
+			"a write reaches the disk")
 
 		again, err := tt.Login(s.addr, tt.LoginOptions{})
 		require.NoError(t, err)
@@ -43,13 +44,14 @@ func TestReinstatedSessionIsOver(t *testing.T) {
 		require.NoError(t, err)
 		again.MustGood(t, tt.Write10(1, 8, bytes.Repeat([]byte{2}, 512)))
 		resume()
-		eventually(t, "the old session is gone",
-			func() bool { all, _ := s.Connections(); return all == 1 })
+		testtool.Eventually(t,
+			func() bool { all, _ := s.Connections(); return all == 1 }, "the old session is gone")
 		require.Equal(t, byte(2), again.MustGood(t, tt.Read10(1, 8, 1)).Data[0],
 			"an old write comes after a new one")
 		require.NoError(t, again.Close())
 		require.NoError(t, old.Close())
-		eventually(t, "nobody is there", func() bool { all, _ := s.Connections(); return all == 0 })
+		testtool.Eventually(t,
+			func() bool { all, _ := s.Connections(); return all == 0 }, "nobody is there")
 	}
 }
 
@@ -58,15 +60,15 @@ func TestReinstatedSessionIsOver(t *testing.T) {
 func TestReinstatedSessionIsFenced(t *testing.T) {
 	const first, second = "iqn.2026-01.test:first", "iqn.2026-01.test:second"
 	for name, c := range map[string]struct {
-		access target.AccessMode
+		access serving.AccessMode
 		fence  func(t *testing.T, s *server, other *tt.Session)
 	}{
-		"handover": {target.AccessWriteExclusive, func(t *testing.T, s *server, _ *tt.Session) {
-			require.NoError(t, s.Admit(1, second, time.Time{}))
-			_, err := s.HandOver(1)
+		"handover": {serving.AccessWriteExclusive, func(t *testing.T, s *server, _ *tt.Session) {
+			require.NoError(t, s.inUse.Admit(1, second, time.Time{}))
+			_, err := s.inUse.HandOver(1)
 			require.NoError(t, err)
 		}},
-		"LOGICAL UNIT RESET": {target.AccessWriteShared,
+		"LOGICAL UNIT RESET": {serving.AccessWriteShared,
 			func(t *testing.T, s *server, other *tt.Session) {
 				got, err := other.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
 					Function: pdu.TMLogicalUnitReset, LUN: tt.LUN(1)})
@@ -75,7 +77,7 @@ func TestReinstatedSessionIsFenced(t *testing.T) {
 			}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t, func(o *target.Options) { o.LUNs[0].Access = c.access })
+			s := start(t, func(o *options) { o.LUNs[0].Access = c.access })
 			old := tt.MustLogin(t, s.addr,
 				tt.LoginOptions{Initiator: first,
 					Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)

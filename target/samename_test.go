@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
 	tt "kubevirt.io/disk/target/targettest"
 )
 
@@ -17,8 +17,8 @@ import (
 // second case gets a warning.
 func TestOneNameFromTwoHosts(t *testing.T) {
 	core, logs := observer.New(zapcore.WarnLevel)
-	s := newServer(t, func(o *target.Options) {
-		o.Log, o.LUNs[0].Access = zap.New(core), target.AccessWriteExclusive
+	s := start(t, func(o *options) {
+		o.Log, o.LUNs[0].Access = zap.New(core), serving.AccessWriteExclusive
 	})
 	use := func(host string, isid byte) {
 		from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}

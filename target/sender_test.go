@@ -5,10 +5,13 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 )
 
@@ -16,51 +19,45 @@ import (
 // PDUs without data.
 func TestQueueIsBounded(t *testing.T) {
 	ours, theirs := net.Pipe()
-	s, clock, pool := new(sender), new(atomic.Int64), &buffers{limit: 1 << 20}
+	s, clock, pool := new(sender), new(atomic.Int64), memory.New(1<<20)
 	clock.Store(1)
-	s.init(&plainWire{Conn: ours}, clock, new(window), pool)
-	ping := func(release *buffer) {
+	s.init(&socket.Plain{Conn: ours}, clock, new(window), pool)
+	ping := func(release *memory.Buffer) {
 		var data []byte
 		if release != nil {
-			data = release.b
+			data = release.B
 		}
 		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(data)}, snAdvance,
 			data, release)
 	}
-	bytes := func() int {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.bytes
-	}
+	bytes := s.Queued
 	writer := make(chan error, 1)
-	ping(pool.get(4096))
-	go func() { writer <- s.flush() }()
-	require.Eventually(t, func() bool { return s.writeSince.Load() != 0 }, time.Minute,
-		time.Millisecond)
+	ping(pool.Get(4096))
+	go func() { writer <- s.Flush() }()
+	testtool.Eventually(t, func() bool { return s.WriteSince.Load() != 0 })
 
-	const many = 10 * maxQueued / pduCost
+	const many = 10 * socket.MaxQueued / socket.MessageCost
 	var queued atomic.Int64
 	reader := make(chan error, 1)
 	go func() {
 		for range many {
 			ping(nil)
 			queued.Add(1)
-			if err := s.flush(); err != nil {
+			if err := s.Flush(); err != nil {
 				reader <- err
 				return
 			}
 		}
 		reader <- nil
 	}()
-	require.Eventually(t, func() bool { return bytes() > maxQueued }, time.Minute,
-		time.Millisecond)
-	require.LessOrEqual(t, bytes(), maxQueued+2*pduCost+4096)
+	testtool.Eventually(t, func() bool { return bytes() > socket.MaxQueued })
+	require.LessOrEqual(t, bytes(), socket.MaxQueued+2*socket.MessageCost+4096)
 	require.Less(t, queued.Load(), int64(many))
 	require.NoError(t, theirs.Close())
 	require.Error(t, <-writer)
 	require.Error(t, <-reader)
-	s.close()
-	require.Zero(t, pool.used.Load(), "the queue is given back")
+	s.Close()
+	require.Zero(t, pool.Used(), "the queue is given back")
 	require.Zero(t, bytes())
 }
 
@@ -69,27 +66,26 @@ func TestQueueIsBounded(t *testing.T) {
 func TestSlowPeerReads(t *testing.T) {
 	const parts = 4
 	ours, theirs := net.Pipe()
-	s, clock, pool := new(sender), new(atomic.Int64), &buffers{limit: 8 << 20}
-	s.init(&plainWire{Conn: ours}, clock, new(window), pool)
+	s, clock, pool := new(sender), new(atomic.Int64), memory.New(8<<20)
+	s.init(&socket.Plain{Conn: ours}, clock, new(window), pool)
 	for range parts {
-		b := pool.get(maxQueued)
-		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(b.b)}, snAdvance,
-			b.b, b)
+		b := pool.Get(socket.MaxQueued)
+		s.send(&pdu.NOPIn{TaskTag: 1, TransferTag: pdu.ReservedTag, DataLen: len(b.B)}, snAdvance,
+			b.B, b)
 	}
 	clock.Store(1)
 	written := make(chan error, 1)
-	go func() { written <- s.flush() }()
+	go func() { written <- s.Flush() }()
 	for i := range int64(parts) {
-		require.Eventually(t, func() bool { return s.writeSince.Load() == i+1 }, time.Minute,
-			time.Millisecond)
+		testtool.Eventually(t, func() bool { return s.WriteSince.Load() == i+1 })
 		clock.Store(i + 2)
-		_, err := io.ReadFull(theirs, make([]byte, pdu.HeaderLen+maxQueued))
+		_, err := io.ReadFull(theirs, make([]byte, pdu.HeaderLen+socket.MaxQueued))
 		require.NoError(t, err)
 	}
 	require.NoError(t, <-written)
-	require.Zero(t, s.writeSince.Load())
-	s.close()
-	require.Zero(t, pool.used.Load())
+	require.Zero(t, s.WriteSince.Load())
+	s.Close()
+	require.Zero(t, pool.Used())
 	require.NoError(t, theirs.Close())
 	require.NoError(t, ours.Close())
 }
@@ -97,10 +93,10 @@ func TestSlowPeerReads(t *testing.T) {
 // countingWire notes how many buffers each call writes.
 type countingWire struct{ calls []int }
 
-func (w *countingWire) readv(_, _ []byte, _ bool) (int, error) { return 0, io.EOF }
-func (w *countingWire) trim()                                  {}
-func (w *countingWire) ended() bool                            { return false }
-func (w *countingWire) writev(data [][]byte) error {
+func (w *countingWire) Readv(_, _ []byte, _ bool) (int, error) { return 0, io.EOF }
+func (w *countingWire) Trim()                                  {}
+func (w *countingWire) Ended() bool                            { return false }
+func (w *countingWire) Writev(data [][]byte) error {
 	w.calls = append(w.calls, len(data))
 	return nil
 }
@@ -113,20 +109,20 @@ func TestAnswersOfABusyReader(t *testing.T) {
 		working, acks int64
 		each          int
 	}{
-		{1, 0, flushAlone / pduCost}, {1, 4 << 10, 15}, {1, 256 << 10, 4},
-		{2, 0, flushBeside / pduCost}, {2, 4 << 10, 59}, {2, 256 << 10, 13},
+		{1, 0, flushAlone / socket.MessageCost}, {1, 4 << 10, 15}, {1, 256 << 10, 4},
+		{2, 0, flushBeside / socket.MessageCost}, {2, 4 << 10, 59}, {2, 256 << 10, 13},
 	} {
 		w, clock := new(countingWire), new(atomic.Int64)
-		conn := &conn{srv: new(Server)}
+		conn := &conn{srv: &Server{pool: noMemory()}}
 		conn.srv.working.Store(c.working)
-		conn.tx.init(w, clock, new(window), &buffers{})
-		run := &runner{reading: true}
+		conn.tx.init(w, clock, new(window), conn.srv.pool)
+		run := &runner{Turn: &serving.Turn{Reading: true}}
 		for range 3*c.each + 1 {
 			run.queued = conn.tx.respond(&pdu.SCSIResponse{}, c.acks, nil, nil)
 			require.NoError(t, conn.sent(run))
 		}
 		require.Equal(t, []int{c.each, c.each, c.each}, w.calls, "%+v", c)
-		run.reading = false
+		run.Reading = false
 		require.NoError(t, conn.sent(run))
 		require.Equal(t, []int{c.each, c.each, c.each, 1}, w.calls)
 	}
@@ -140,7 +136,7 @@ type noticingWire struct {
 	meantime int64
 }
 
-func (w *noticingWire) readv(p, _ []byte, wait bool) (int, error) {
+func (w *noticingWire) Readv(p, _ []byte, wait bool) (int, error) {
 	if !wait {
 		return 0, nil
 	}
@@ -157,7 +153,7 @@ func TestWorkingReaders(t *testing.T) {
 		beforeMore: nothing}
 	require.NoError(t, rx.need(8))
 	require.Zero(t, working.Load(), "before login")
-	pool := &buffers{limit: 1 << 20}
+	pool := memory.New(1 << 20)
 	rx.grow(pool, &working)
 	working.Add(3) // others
 	for range 2 {
@@ -167,7 +163,10 @@ func TestWorkingReaders(t *testing.T) {
 		require.EqualValues(t, 4, working.Load())
 	}
 	for range 2 {
-		rx.release(pool)
+		rx.release()
 		require.EqualValues(t, 3, working.Load())
 	}
 }
+
+// noMemory is the memory of a server that allows none but what must be.
+func noMemory() *memory.Pool { return memory.New(0) }

@@ -3,9 +3,9 @@
 //
 // Each connection has one reading goroutine. It executes commands itself, because a page cache
 // answers faster than another goroutine wakes. If a disk call takes longer than a few milliseconds,
-// a new goroutine becomes the reader (see handoff.go), so that nothing else on the connection waits
-// for the call. Responses are queued, and one system call writes all of them before the reader
-// waits for the network again.
+// a new goroutine becomes the reader (see serving.Reader), so that nothing else on the connection
+// waits for the call. Responses are queued, and one system call writes all of them before the
+// reader waits for the network again.
 package target
 
 import (
@@ -21,7 +21,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/internal/login"
 	"kubevirt.io/disk/target/internal/scsi"
 )
@@ -34,16 +36,14 @@ type Server struct {
 	opt    Options
 	log    *zap.Logger
 	device *scsi.Device
-	disks  *serving.Disks
 	login  login.Config
-	pool   buffers
-	watch  watchdog
+	pool   *memory.Pool
 	slow   penalties
 	clock  atomic.Int64 // coarse: nanoseconds since start, at least 1, at most one tick old
 
 	// working is how many readers do not wait for the network.
 	working atomic.Int64
-	pollers pollLimit
+	pollers socket.PollLimit
 
 	start time.Time
 
@@ -70,14 +70,11 @@ func New(opt Options) (*Server, error) {
 	if err := opt.resolve(); err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}
-	luns := opt.LUNs
-	opt.LUNs = nil // LUNs come and go: see luns.go
 	s := &Server{}
 	device, err := scsi.New(scsi.Options{Vendor: opt.Vendor, Product: opt.Product,
 		Revision:   opt.Revision,
 		TargetName: opt.TargetName, PortalGroupTag: opt.PortalGroupTag, Log: opt.Log,
-		Abort:    s.abortFenced,
-		Panicked: opt.Observer.PanicCaught}, opt.Disks)
+		Abort: s.abortFenced}, opt.Disks)
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}
@@ -85,7 +82,7 @@ func New(opt Options) (*Server, error) {
 		opt:    opt,
 		log:    opt.Log,
 		device: device,
-		disks:  opt.Disks,
+		pool:   opt.Disks.Memory,
 		login: login.Config{TargetName: opt.TargetName, TargetAlias: opt.Alias,
 			PortalGroupTag: opt.PortalGroupTag,
 			Auth:           opt.Auth, Limits: login.Limits{
@@ -100,18 +97,10 @@ func New(opt Options) (*Server, error) {
 		from:      make(map[netip.Addr]int),
 		slow:      penalties{limit: opt.Limits.LoginDelay, table: make(map[netip.Addr]penalty)},
 	}
-	s.pool.limit = opt.Limits.Memory
-	s.watch.wake = make(chan struct{}, 1)
-	s.watch.luns.Store(&[]*lunWatch{})
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	if err := s.disks.Serve(front{s}); err != nil {
+	if err := opt.Disks.Serve(front{s}); err != nil {
 		return nil, fmt.Errorf("target: %w", err)
-	}
-	for _, l := range luns {
-		if err := s.AddLUN(l); err != nil {
-			return nil, err
-		}
 	}
 	return s, nil
 }
@@ -128,8 +117,7 @@ func (s *Server) Serve(l net.Listener) error {
 	s.listeners[l] = struct{}{}
 	s.background.Do(func() {
 		// with mu held: Shutdown must not begin to wait in between
-		s.wg.Add(2)
-		go s.runWatchdog()
+		s.wg.Add(1)
 		go s.runJanitor()
 	})
 	s.mu.Unlock()
@@ -139,24 +127,10 @@ func (s *Server) Serve(l net.Listener) error {
 		s.mu.Unlock()
 		_ = l.Close()
 	}()
-	for failed := 0; ; {
-		nc, err := l.Accept()
-		if err == nil {
-			failed = 0
-			s.accept(nc)
-			continue
-		}
-		if s.ctx.Err() != nil || s.isClosing() {
-			return ErrServerClosed
-		}
-		if !passing(err) {
-			return fmt.Errorf("target: portal %s: %w", l.Addr(), err)
-		}
-		if !s.acceptFailed(l, err, failed) {
-			return ErrServerClosed
-		}
-		failed++
+	if err := socket.Accept(s.ctx, l, acceptor{s}); err != nil {
+		return fmt.Errorf("target: portal %s: %w", l.Addr(), err)
 	}
+	return ErrServerClosed
 }
 
 func (s *Server) isClosing() bool {
@@ -191,6 +165,9 @@ func (s *Server) drop(c *conn) {
 	delete(s.conns, c)
 	s.pending.remove(c)
 	s.mu.Unlock()
+	if c.role != nil {
+		c.role.Close()
+	}
 }
 
 // register registers sess with a new TSIH. The caller has authenticated its initiator. If sess
@@ -230,8 +207,7 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	s.pending.remove(sess.conn)
 	s.from[sess.conn.source]++
 	sess.counts = true
-	sess.width = s.pool.window(s.opt.Limits.CommandWindow)
-	s.pool.windows += sess.width
+	sess.width = s.pool.OpenWindow(s.opt.Limits.CommandWindow)
 	sess.window.max.Store(sess.window.exp.Load() + uint32(sess.width) - 1)
 	if sess.discovery() {
 		s.discovery[sess] = struct{}{}
@@ -294,7 +270,7 @@ func (s *Server) remove(sess *session) {
 		return
 	}
 	sess.counts = false
-	s.pool.windows -= sess.width
+	s.pool.CloseWindow(sess.width)
 	if s.from[sess.conn.source]--; s.from[sess.conn.source] == 0 {
 		delete(s.from, sess.conn.source)
 	}
@@ -330,13 +306,13 @@ func (s *Server) all() []*session {
 }
 
 // Sessions lists the sessions in full feature phase, oldest first.
-func (s *Server) Sessions() []SessionInfo {
+func (s *Server) Sessions() []status.Session {
 	all := s.all()
-	list := make([]SessionInfo, len(all))
+	list := make([]status.Session, len(all))
 	for i, sess := range all {
 		list[i] = sess.info()
 	}
-	slices.SortFunc(list, func(a, b SessionInfo) int { return a.Since.Compare(b.Since) })
+	slices.SortFunc(list, func(a, b status.Session) int { return a.Since.Compare(b.Since) })
 	return list
 }
 
@@ -344,21 +320,14 @@ func (s *Server) Sessions() []SessionInfo {
 // initiators, and returns them. The initiators may log in again. Commands end without an answer.
 // Disk calls in progress go on, and their writes may still reach the disk. When EndSessions
 // returns, none of these sessions claims a LUN any more, unless such a write is under way.
-func (s *Server) EndSessions(which func(SessionInfo) bool) []SessionInfo {
-	var ended []SessionInfo
+func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
+	var ended []status.Session
 	for _, sess := range s.all() {
 		if info := sess.info(); which(info) {
 			sess.end(errKicked)
 			ended = append(ended, info)
 		}
 	}
-	slices.SortFunc(ended, func(a, b SessionInfo) int { return a.Since.Compare(b.Since) })
+	slices.SortFunc(ended, func(a, b status.Session) int { return a.Since.Compare(b.Since) })
 	return ended
-}
-
-// SetAccess changes who may use a LUN and whether it can be written, while it is served. A shared
-// LUN cannot become write-exclusive, and a LUN that was write-protected from the beginning stays
-// so. After an error nothing has changed.
-func (s *Server) SetAccess(lun uint16, mode AccessMode, readOnly bool) error {
-	return s.disks.SetAccess(lun, mode, readOnly)
 }

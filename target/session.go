@@ -7,6 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/internal/login"
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
@@ -31,7 +35,7 @@ var (
 	errBusy         = errors.New("no memory for the command's data")
 	errSmallerSteps = errors.New("a read that waits holds too much memory")
 	errTooManyTasks = errors.New("more immediate commands than can be held")
-	errPanic        = errors.New("internal error")
+	errPanic        = socket.ErrPanic
 )
 
 // window is the command window of a session, whose numbers every PDU to the initiator carries (RFC
@@ -88,9 +92,6 @@ type session struct {
 
 	counts bool // guarded by Server.mu; the session counts in Server.from
 
-	// impatient says that the initiator has aborted a held command: see patience.
-	impatient atomic.Bool
-
 	work sessionWork
 
 	open  atomic.Bool // the login response is queued: others may send, too
@@ -103,13 +104,13 @@ func (s *session) extended() bool { return s.params.ProtocolLevel >= login.Level
 func (s *session) discovery() bool { return s.nexus == nil }
 
 // info describes the session for the status page.
-func (s *session) info() SessionInfo {
+func (s *session) info() status.Session {
 	n, waiting := s.load()
 	used := []uint16{}
 	if s.nexus != nil {
-		used = s.conn.srv.device.UsedBy(s.nexus)
+		used = s.nexus.Uses()
 	}
-	return SessionInfo{
+	return status.Session{
 		LUNs:         used,
 		Commands:     s.work.commands.Load(),
 		BytesRead:    s.work.read.Load(),
@@ -143,36 +144,15 @@ func (s *session) load() (inFlight, waiting int) {
 	return len(s.tasks), waiting
 }
 
-// SessionInfo describes a session in full feature phase.
-type SessionInfo struct {
-	Initiator    string    `json:"initiator"`
-	Alias        string    `json:"alias,omitempty"`
-	Remote       string    `json:"remote"`
-	Local        string    `json:"local"`
-	User         string    `json:"user,omitempty"` // the CHAP name
-	ISID         string    `json:"isid"`           // 12 hexadecimal digits
-	TSIH         uint16    `json:"tsih"`
-	Discovery    bool      `json:"discovery"`
-	Since        time.Time `json:"since"`
-	InFlight     int       `json:"in_flight"`         // commands
-	Waiting      int       `json:"waiting,omitempty"` // of these, for content that lies far away
-	HeaderDigest bool      `json:"header_digest"`
-	DataDigest   bool      `json:"data_digest"`
-	LUNs         []uint16  `json:"luns"`     // read or written so far
-	Commands     uint64    `json:"commands"` // ended so far
-	BytesRead    uint64    `json:"bytes_read"`
-	BytesWritten uint64    `json:"bytes_written"`
-}
-
 // sessionWork counts the work of a session.
 type sessionWork struct{ commands, read, written atomic.Uint64 }
 
-func (w *sessionWork) count(op scsi.Operation, moved int64) {
+func (w *sessionWork) count(op serving.Operation, moved int64) {
 	w.commands.Add(1)
 	switch op {
-	case scsi.OpRead:
+	case serving.OpRead:
 		w.read.Add(uint64(moved))
-	case scsi.OpWrite:
+	case serving.OpWrite:
 		w.written.Add(uint64(moved))
 	}
 }
@@ -338,7 +318,7 @@ func (s *session) trim() {
 	s.mu.Lock()
 	s.dropFreeLocked()
 	s.mu.Unlock()
-	s.conn.tx.trim()
+	s.conn.tx.Trim()
 }
 
 func (s *session) dropFreeLocked() {
@@ -349,4 +329,4 @@ func (s *session) dropFreeLocked() {
 }
 
 // releaseTask stops counting a task that no command will use any more.
-func (s *session) releaseTask() { s.conn.srv.pool.charge(-commandCost) }
+func (s *session) releaseTask() { s.conn.srv.pool.Charge(-memory.RequestCost) }

@@ -15,7 +15,7 @@ import (
 // rejected requests is limited.
 func TestCommandNumbers(t *testing.T) {
 	for _, width := range []int{1, 2, 7} {
-		s := &session{conn: &conn{srv: &Server{}}, width: width}
+		s := &session{conn: &conn{srv: &Server{pool: noMemory()}}, width: width}
 		next := uint32(1<<32 - 500)
 		s.window.exp.Store(next)
 		s.window.max.Store(next + uint32(width) - 1)

@@ -8,6 +8,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/scsi"
 )
 
@@ -21,9 +22,12 @@ func (decompressing) Slow(off int64) bool { return off < 1<<20 }
 // limit, and a lone read is never passed on.
 func TestSharedReads(t *testing.T) {
 	d := decompressing{disktest.NewMemory(4 << 20)}
-	server, err := New(Options{LUNs: []LUN{{Number: 1, Disk: d, Access: AccessWriteShared,
-		Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}}})
+	disks := serving.New(serving.Config{})
+	server, err := New(Options{Disks: disks})
 	require.NoError(t, err)
+	require.NoError(t, disks.Add(serving.Options{Number: 1, Disk: d,
+		Access:   serving.AccessWriteShared,
+		Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}))
 	device := server.device
 	nexus := device.Attach(scsi.InitiatorPort{Name: "iqn.a"})
 	prepared := func(cdb ...byte) *task {
@@ -40,30 +44,22 @@ func TestSharedReads(t *testing.T) {
 	}
 	slow, quick, write := prepared(0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0),
 		prepared(0x28, 0, 0, 0, 0x08, 0, 0, 0, 8, 0), prepared(0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0)
-	var l lunWatch
-	srv := &Server{start: time.Now().Add(-time.Hour)}
+	l := disks.At(1)
+	srv := &Server{pool: noMemory(), start: time.Now().Add(-time.Hour)}
 	alone := &conn{srv: srv}
-	require.False(t, alone.shares(&runner{}, slow, &l), "a wake-up would gain nothing")
+	require.False(t, alone.shares(slow, l), "a wake-up would gain nothing")
 	busy := &conn{srv: srv}
 	busy.rx.w = 48
-	require.False(t, busy.shares(&runner{}, quick, &l))
-	require.False(t, busy.shares(&runner{}, write, &l))
-	require.False(t, busy.shares(&runner{}, slow, &l), "before the first one nobody has waited")
+	require.False(t, busy.shares(quick, l))
+	require.False(t, busy.shares(write, l))
+	require.False(t, busy.shares(slow, l), "before the first one nobody has waited")
 	require.NotZero(t, busy.slowSince)
 	require.NoError(t, busy.beforeWait())
 	require.Zero(t, busy.slowSince, "nobody waits when the reader does")
 	long := time.Hour - 2*shareAfter
 	busy.slowSince, alone.slowSince = long, long
-	run := &runner{}
-	require.True(t, busy.shares(run, slow, &l))
-	require.Same(t, &l, run.passed)
-	require.True(t, alone.shares(&runner{}, slow, &l), "others are at work already")
-	for l.passed.Load() < slowParallel {
-		require.True(t, busy.shares(&runner{}, slow, &l))
-	}
-	require.False(t, busy.shares(&runner{}, slow, &l), "the limit is reached")
-	require.EqualValues(t, slowParallel, l.passed.Load())
-	busy.ended(run)
-	require.EqualValues(t, slowParallel-1, l.passed.Load(),
-		"when one has ended, there is room for another")
+	require.True(t, busy.shares(slow, l))
+	require.False(t, alone.shares(slow, l))
+	require.True(t, new(serving.Turn).Share(l))
+	require.True(t, alone.shares(slow, l), "others are at work already")
 }

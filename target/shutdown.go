@@ -109,7 +109,7 @@ func (s *Server) cut(ctx context.Context) error {
 func (s *session) quiet() bool {
 	c := s.conn
 	executing, waiting := s.inFlight()
-	idle, since := c.tx.idle(), c.tx.writeSince.Load()
+	idle, since := c.tx.Idle(), c.tx.WriteSince.Load()
 	now := c.srv.clock.Load()
 	// Look at this last, so that PDUs that have come meanwhile count.
 	silent := time.Duration(now - c.rx.heard.Load())

@@ -7,7 +7,7 @@ import "io"
 // by the claims of its old session.
 func (s *Server) endStale(initiator string) {
 	for _, sess := range s.normal() {
-		if sess.key.initiator == initiator && sess.conn.rx.wire.ended() {
+		if sess.key.initiator == initiator && sess.conn.rx.wire.Ended() {
 			sess.end(io.EOF)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
@@ -14,7 +15,7 @@ import (
 // TestStaleRead aborts a long read whose first part hangs in the disk. The rest is not read, and
 // the session goes on.
 func TestStaleRead(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	before, window := s.DataInUse(), c.MaxCmdSN-c.CmdSN
 	calls := s.disks[0].Calls(disktest.OpRead)
@@ -23,13 +24,13 @@ func TestStaleRead(t *testing.T) {
 	t.Cleanup(resume)
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Times: 1, Block: block})
 	stale := c.MustStart(t, tt.Read10(1, 0, 4<<20/512))
-	eventually(t, "the read reaches the disk",
-		func() bool { return s.disks[0].Calls(disktest.OpRead) > calls })
+	testtool.Eventually(t, func() bool { return s.disks[0].Calls(disktest.OpRead) > calls },
+		"the read reaches the disk")
 	got, err := c.AbortTask(stale)
 	require.NoError(t, err)
 	require.Equal(t, pdu.TMComplete, got)
 	resume()
-	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= before })
+	testtool.Eventually(t, func() bool { return s.DataInUse() <= before }, "nothing is held")
 	require.Equal(t, calls+1, s.disks[0].Calls(disktest.OpRead), "the rest is not read")
 	require.NoError(t, c.ExpectOnlyPing())
 	require.Equal(t, window, c.MaxCmdSN-c.CmdSN, "its place in the window is given back once")
@@ -39,7 +40,7 @@ func TestStaleRead(t *testing.T) {
 // TestHeldDataIsNotKept sends requests with unused data ahead of their turn. Their memory must be
 // free again.
 func TestHeldDataIsNotKept(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	before := s.DataInUse()
 	late, _, _ := c.Prepare(tt.TestUnitReady(1))
@@ -56,5 +57,5 @@ func TestHeldDataIsNotKept(t *testing.T) {
 		_, _, err := tt.Expect[pdu.SCSIResponse](c.Conn)
 		require.NoError(t, err)
 	}
-	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= before })
+	testtool.Eventually(t, func() bool { return s.DataInUse() <= before }, "nothing is held")
 }

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
@@ -41,7 +41,7 @@ func stall(t *testing.T, d *disktest.Fault, op disktest.Op) (resume func()) {
 // log names only the first.
 func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
-	s := newServer(t, func(o *target.Options) { o.Log = zap.New(core) })
+	s := start(t, func(o *options) { o.Log = zap.New(core) })
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 2)
 	slow := s.disks[1].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 200 * time.Millisecond})
@@ -54,18 +54,18 @@ func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 	reading := other.MustStart(t, tt.Read10(2, 0, 1))
 	time.Sleep(100 * time.Millisecond)
 	// One read begins while another one is half done.
-	eventually(t, "the log tells", func() bool {
+	testtool.Eventually(t, func() bool {
 		next := other.MustStart(t, tt.Read10(2, 0, 1))
 		reading.MustFinish(t)
 		reading = next
 		return len(tells("does not answer")) > 0
-	})
+	}, "the log tells")
 	reading.MustFinish(t)
 	require.Equal(t, uint16(1), tells("does not answer")[0].ContextMap()["lun"])
 	require.Empty(t, tells("answers again"))
 	resume()
 	hung.MustFinish(t)
-	eventually(t, "the log tells", func() bool { return len(tells("answers again")) > 0 })
+	testtool.Eventually(t, func() bool { return len(tells("answers again")) > 0 }, "the log tells")
 	require.Equal(t, uint16(1), tells("answers again")[0].ContextMap()["lun"])
 	require.Len(t, tells("does not answer"), 1, "nothing about the slow disk")
 }
@@ -73,7 +73,7 @@ func TestTheLogTellsOfAHangingDisk(t *testing.T) {
 // TestStalledDisk has a disk that does not answer. Everything else goes on: pings, the other LUN,
 // more commands for the stalled one, task management and logout.
 func TestStalledDisk(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
 	resume := stall(t, s.disks[0], disktest.OpAny)
 	var stuck []*tt.Task
@@ -105,13 +105,13 @@ func TestStalledDisk(t *testing.T) {
 	_, err = c.Logout(pdu.LogoutCloseSession)
 	require.NoError(t, err)
 	require.NoError(t, c.ExpectClosed())
-	require.Zero(t, s.seen.panics.Load())
+	require.Zero(t, s.seen.count("panic"))
 }
 
 // TestManyStalledCommands makes as many commands hang in a disk as may be in flight. The watchdog
 // finds the first ones. The others are passed on at once, in this session and another one.
 func TestManyStalledCommands(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
 	other := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:other"}, 1, 2)
 	resume := stall(t, s.disks[0], disktest.OpAny)
@@ -136,7 +136,7 @@ func TestManyStalledCommands(t *testing.T) {
 	for _, task := range stuck {
 		require.True(t, task.MustFinish(t).Good())
 	}
-	eventually(t, "nothing is stalled", func() bool { return s.Stalls(1) == 0 })
+	testtool.Eventually(t, func() bool { return s.Stalls(1) == 0 }, "nothing is stalled")
 }
 
 // crowded is a disk that takes a moment for each read, and counts the reads at once.
@@ -158,7 +158,7 @@ func (d *crowded) ReadAt(p []byte, off int64) (int, error) {
 // whose data is not in memory.
 func TestSlowDisk(t *testing.T) {
 	slow := &crowded{Memory: disktest.NewMemory(1 << 20)}
-	s := newServer(t, func(o *target.Options) { o.LUNs[0].Disk = slow })
+	s := start(t, func(o *options) { o.LUNs[0].Disk = slow })
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
 	var all []*tt.Task
 	for i := range 64 {
@@ -169,7 +169,7 @@ func TestSlowDisk(t *testing.T) {
 	}
 	require.Greater(t, slow.most.Load(), int64(1), "commands reach the disk side by side")
 	require.LessOrEqual(t, slow.most.Load(), int64(64))
-	eventually(t, "nothing is held", func() bool { return s.DataInUse() <= 64<<10 })
+	testtool.Eventually(t, func() bool { return s.DataInUse() <= 64<<10 }, "nothing is held")
 	for range 40 {
 		c.MustGood(t, tt.Read10(2, 0, 8))
 	}
@@ -178,11 +178,11 @@ func TestSlowDisk(t *testing.T) {
 // TestStalledOutOfOrder has commands for a stalled disk wait for their turn, so that the reader
 // passes its role on while it replays one.
 func TestStalledOutOfOrder(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1, 2)
 	resume := stall(t, s.disks[0], disktest.OpAny)
 	first := c.MustStart(t, tt.Read10(1, 0, 1))
-	eventually(t, "the first one is found out", func() bool { return s.Stalls(1) == 1 })
+	testtool.Eventually(t, func() bool { return s.Stalls(1) == 1 }, "the first one is found out")
 	const late = 20
 	var commands []pdu.SCSICommand
 	for i := range late {
@@ -207,13 +207,13 @@ func TestStalledOutOfOrder(t *testing.T) {
 // TestStaleWrite aborts a write that hangs in the disk. A newer write to the same block must win,
 // although the old one ends only now.
 func TestStaleWrite(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	block := make(chan struct{})
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Times: 1, Block: block})
 	stale := c.MustStart(t, tt.Write10(1, 5, bytes.Repeat([]byte{1}, 512)))
-	eventually(t, "the write reaches the disk",
-		func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
+	testtool.Eventually(t, func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 },
+		"the write reaches the disk")
 	got, err := c.AbortTask(stale)
 	require.NoError(t, err)
 	require.Equal(t, pdu.TMComplete, got)
@@ -227,7 +227,7 @@ func TestStaleWrite(t *testing.T) {
 
 // TestLogoutWhileStalled ends a session whose command never ends, by logout and by a new login.
 func TestLogoutWhileStalled(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	resume := stall(t, s.disks[0], disktest.OpRead)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{})
 	c.MustFail(t, tt.TestUnitReady(1), "06/29/00")
@@ -243,20 +243,20 @@ func TestLogoutWhileStalled(t *testing.T) {
 	require.NoError(t, err)
 	_, err = again.Ping(nil)
 	require.NoError(t, err)
-	eventually(t, "the sessions end", func() bool { return s.seen.ended.Load() == 2 })
-	require.Equal(t, []string{"logout", "reinstated"}, s.seen.ends())
+	testtool.Eventually(t, func() bool { return s.seen.count("ended") == 2 }, "the sessions end")
+	require.Equal(t, []string{"logout", "reinstated"}, s.seen.reasons())
 	resume()
 }
 
-// TestShutdown drains a server: commands in flight finish and are answered, the initiator is asked
-// to log out, and then the connections close.
-func TestShutdown(t *testing.T) {
-	s := newServer(t)
+// TestShutdownDrains drains a server: commands in flight finish and are answered, the initiator is
+// asked to log out, and then the connections close.
+func TestShutdownDrains(t *testing.T) {
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	resume := stall(t, s.disks[0], disktest.OpWrite)
 	task := c.MustStart(t, tt.Write10(1, 0, bytes.Repeat([]byte{3}, 4096)))
-	eventually(t, "the write reaches the disk",
-		func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
+	testtool.Eventually(t, func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 },
+		"the write reaches the disk")
 	done := make(chan error, 1)
 	go func() { done <- s.Shutdown(context.Background()) }()
 	async, err := c.AwaitAsync()
@@ -269,17 +269,17 @@ func TestShutdown(t *testing.T) {
 	_, err = c.Logout(pdu.LogoutCloseSession)
 	require.NoError(t, err)
 	require.NoError(t, <-done)
-	require.Equal(t, []string{"logout"}, s.seen.ends())
+	require.Equal(t, []string{"logout"}, s.seen.reasons())
 }
 
 // TestShutdownDeadline gives up on a disk that never answers, and says so.
 func TestShutdownDeadline(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	resume := stall(t, s.disks[0], disktest.OpWrite)
 	c.MustStart(t, tt.Write10(1, 0, make([]byte, 512)))
-	eventually(t, "the write reaches the disk",
-		func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 })
+	testtool.Eventually(t, func() bool { return s.disks[0].Calls(disktest.OpWrite) == 1 },
+		"the write reaches the disk")
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, s.Shutdown(ctx), context.DeadlineExceeded)
@@ -300,21 +300,21 @@ func (p panicky) WriteAt(b []byte, off int64) (int, error) {
 
 // TestPanic checks that a bug ends the session of its command and no other one.
 func TestPanic(t *testing.T) {
-	s := newServer(t,
-		func(o *target.Options) { o.LUNs[0].Disk = panicky{disktest.NewMemory(1 << 20)} })
+	s := start(t,
+		func(o *options) { o.LUNs[0].Disk = panicky{disktest.NewMemory(1 << 20)} })
 	bystander := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:bystander"},
 		2)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	c.MustStart(t, tt.Read10(1, 0, 1))
 	_, err := c.ExpectClosedAfter()
 	require.NoError(t, err)
-	eventually(t, "the bug is counted", func() bool { return s.seen.panics.Load() == 1 })
+	testtool.Eventually(t, func() bool { return s.seen.count("panic") == 1 }, "the bug is counted")
 	bystander.MustGood(t, tt.Write10(2, 0, make([]byte, 512)))
 	c = tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	c.MustStart(t, tt.Write10(1, 0, bytes.Repeat([]byte("X"), 512)))
 	_, err = c.ExpectClosedAfter()
 	require.NoError(t, err)
-	eventually(t, "the other one, too", func() bool { return s.seen.panics.Load() == 2 })
+	testtool.Eventually(t, func() bool { return s.seen.count("panic") == 2 }, "the other one, too")
 	s.bugs = 2
 	again := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	again.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
@@ -323,7 +323,7 @@ func TestPanic(t *testing.T) {
 // TestClaimedMemory announces far more data than it sends. The target allocates only for data that
 // arrives.
 func TestClaimedMemory(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	c.MustGood(t, tt.Write10(1, 0, make([]byte, 4096)))
 	var before, after runtime.MemStats
@@ -343,7 +343,7 @@ func TestClaimedMemory(t *testing.T) {
 // TestMemoryLimit has less memory than one chunk. Commands that need more end with BUSY, and the
 // session and small commands go on.
 func TestMemoryLimit(t *testing.T) {
-	s := newServer(t, func(o *target.Options) { o.Limits.Memory = 64 << 10 })
+	s := start(t, func(o *options) { o.Shared.Memory = 64 << 10 })
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	c.MustFail(t, tt.Write10(1, 0, make([]byte, 256<<10)), "status 0x8")
 	c.MustFail(t, tt.Read10(1, 0, 512), "status 0x8")
@@ -353,7 +353,7 @@ func TestMemoryLimit(t *testing.T) {
 
 // TestDiskError checks that an error of the disk is reported and that the session goes on.
 func TestDiskError(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	remove := s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Err: errors.New("cable pulled")})
 	c.MustFail(t, tt.Read10(1, 0, 1), "04/44/00")
@@ -363,7 +363,7 @@ func TestDiskError(t *testing.T) {
 
 // TestDeadPeer checks that a silent peer is pinged and dropped, and that one that answers stays.
 func TestDeadPeer(t *testing.T) {
-	s := newServer(t, func(o *target.Options) {
+	s := start(t, func(o *options) {
 		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 5*time.Second
 	})
 	silent := tt.MustLogin(t, s.addr, tt.LoginOptions{Initiator: "iqn.2026-01.test:silent"}, 1)
@@ -373,8 +373,8 @@ func TestDeadPeer(t *testing.T) {
 	require.Equal(t, pdu.ReservedTag, ping.TaskTag)
 	require.NotEqual(t, pdu.ReservedTag, ping.TransferTag)
 	require.NoError(t, silent.ExpectClosed())
-	eventually(t, "the session ends", func() bool { return s.seen.ended.Load() == 1 })
-	require.Equal(t, []string{"timeout"}, s.seen.ends())
+	testtool.Eventually(t, func() bool { return s.seen.count("ended") == 1 }, "the session ends")
+	require.Equal(t, []string{"timeout"}, s.seen.reasons())
 }
 
 // slowConn reads its first bytes slowly, as over a slow network.
@@ -396,7 +396,7 @@ func (c *slowConn) Read(p []byte) (int, error) {
 // waits for the peer to read it. The answer to the logout comes after it, and the connection does
 // not end before.
 func TestLogoutBehindAnAnswer(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	nc, err := net.Dial("tcp", s.addr.String())
 	require.NoError(t, err)
 	require.NoError(t, nc.(*net.TCPConn).SetReadBuffer(256<<10))
@@ -408,13 +408,13 @@ func TestLogoutBehindAnAnswer(t *testing.T) {
 	require.NoError(t, err)
 	resume := stall(t, s.disks[0], disktest.OpAny)
 	c.MustStart(t, tt.Read10(1, 0, 65535))
-	eventually(t, "its reader has lost the role", func() bool { return s.Stalls(1) == 1 })
+	testtool.Eventually(t, func() bool { return s.Stalls(1) == 1 }, "its reader has lost the role")
 	resume()
-	eventually(t, "it waits for the peer", func() bool {
+	testtool.Eventually(t, func() bool {
 		waiting := s.Queued()
 		time.Sleep(50 * time.Millisecond)
 		return waiting > 0 && s.Queued() == waiting
-	})
+	}, "it waits for the peer")
 	_, err = c.Logout(pdu.LogoutCloseSession)
 	require.NoError(t, err)
 	require.NoError(t, c.ExpectClosed())
@@ -423,7 +423,7 @@ func TestLogoutBehindAnAnswer(t *testing.T) {
 // TestSlowPeerStays has a peer that takes longer to read one answer than the limits for silence and
 // for a PDU. It must stay: it has sent its whole command and is reading.
 func TestSlowPeerStays(t *testing.T) {
-	s := newServer(t, func(o *target.Options) {
+	s := start(t, func(o *options) {
 		o.Limits.PDUTimeout, o.Limits.NOPInterval, o.Limits.NOPTimeout = 4*time.Second,
 			300*time.Millisecond, 4*time.Second
 	})
@@ -447,14 +447,14 @@ func TestSlowPeerStays(t *testing.T) {
 
 // TestSlowPeers checks that a login that takes too long ends, and a PDU that is never complete.
 func TestSlowPeers(t *testing.T) {
-	s := newServer(t, func(o *target.Options) {
+	s := start(t, func(o *options) {
 		o.Limits.LoginTimeout = 500 * time.Millisecond
 	})
 	require.NoError(t, tt.MustDial(t, s.addr).ExpectClosed())
 	// Sending one byte at a time does not help.
 	dribble(t, tt.MustDial(t, s.addr), []byte{0x43, 0x81, 0, 0, 0, 0, 0x1f, 0xf0})
 
-	s = newServer(t, func(o *target.Options) { o.Limits.PDUTimeout = 500 * time.Millisecond })
+	s = start(t, func(o *options) { o.Limits.PDUTimeout = 500 * time.Millisecond })
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	cmd, _, _ := c.Prepare(tt.TestUnitReady(1))
 	require.NoError(t, c.SendRaw(c.Bytes(&cmd, nil)[:20]))

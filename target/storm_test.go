@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target/internal/pdu"
 	tt "kubevirt.io/disk/target/targettest"
 )
@@ -21,7 +22,7 @@ import (
 // TestTaskManagementStorm aborts commands in every state, while the disk is slow and other sessions
 // abort too. Once a task is reported aborted, nothing more is sent for it.
 func TestTaskManagementStorm(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpRead, Delay: 12 * time.Millisecond})
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Delay: time.Millisecond})
 	// All log in before the first one resets a LUN, which would abort the first commands of the
@@ -42,7 +43,7 @@ func TestTaskManagementStorm(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	require.Zero(t, s.seen.panics.Load())
+	require.Zero(t, s.seen.count("panic"))
 }
 
 // storm keeps commands in flight and aborts them, one by one or all commands of a LUN.
@@ -126,7 +127,7 @@ func descriptors(t *testing.T) int {
 // TestChurn logs in and out thousands of times and ends sessions in every way. Nothing is left
 // behind.
 func TestChurn(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	goroutines, files := runtime.NumGoroutine(), descriptors(t)
 	const workers, each = 4, 600
@@ -165,21 +166,22 @@ func TestChurn(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	eventually(t, "the sessions end", func() bool { return len(s.Sessions()) == 1 })
-	eventually(t, "the connections end", func() bool { all, _ := s.Connections(); return all == 1 })
-	eventually(t, fmt.Sprintf("goroutines end: there were %d", goroutines),
-		func() bool { return runtime.NumGoroutine() <= goroutines })
-	eventually(t, fmt.Sprintf("descriptors are closed: there were %d", files),
-		func() bool { return descriptors(t) <= files })
+	testtool.Eventually(t, func() bool { return len(s.Sessions()) == 1 }, "the sessions end")
+	testtool.Eventually(t,
+		func() bool { all, _ := s.Connections(); return all == 1 }, "the connections end")
+	testtool.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines },
+		"goroutines end: there were %d", goroutines)
+	testtool.Eventually(t, func() bool { return descriptors(t) <= files },
+		"descriptors are closed: there were %d", files)
 	c.MustGood(t, tt.TestUnitReady(1))
 }
 
 // TestDeadPeerFreesItsClaim checks that an initiator that owns a LUN and goes silent loses its
 // claim.
 func TestDeadPeerFreesItsClaim(t *testing.T) {
-	s := newServer(t, func(o *target.Options) {
+	s := start(t, func(o *options) {
 		o.Limits.NOPInterval, o.Limits.NOPTimeout = 300*time.Millisecond, 5*time.Second
-		o.LUNs[0].Access = target.AccessWriteExclusive
+		o.LUNs[0].Access = serving.AccessWriteExclusive
 	})
 	// Nobody may be silent before everybody has logged in, which may take a while on a busy
 	// machine.
@@ -188,22 +190,23 @@ func TestDeadPeerFreesItsClaim(t *testing.T) {
 	silent.MustGood(t, tt.Write10(1, 0, make([]byte, 512)))
 	require.False(t, other.MustDo(t, tt.Write10(1, 0, make([]byte, 512))).Good(),
 		"the other initiator owns the LUN")
-	eventually(t, "the claim is free", func() bool {
+	testtool.Eventually(t, func() bool {
 		r, err := other.Do(tt.Write10(1, 0, bytes.Repeat([]byte{1}, 512)))
 		require.NoError(t, err)
 		return r.Good()
-	})
+	}, "the claim is free")
 	// the claim ends before the session
-	eventually(t, "the session has ended", func() bool { return s.seen.ended.Load() == 1 })
-	require.Equal(t, []string{"timeout"}, s.seen.ends())
+	testtool.Eventually(t,
+		func() bool { return s.seen.count("ended") == 1 }, "the session has ended")
+	require.Equal(t, []string{"timeout"}, s.seen.reasons())
 }
 
 // TestRefusedLoginHoldsNothing refuses an initiator's last login because of a limit, and ends its
 // session. Nothing is left that keeps the LUN from others.
 func TestRefusedLoginHoldsNothing(t *testing.T) {
-	s := newServer(t, func(o *target.Options) {
+	s := start(t, func(o *options) {
 		o.Limits.MaxPerAddress = 2
-		o.LUNs[0].Access = target.AccessWriteExclusive
+		o.LUNs[0].Access = serving.AccessWriteExclusive
 	})
 	owner := tt.LoginOptions{Initiator: "iqn.2026-01.test:owner"}
 	first := tt.MustLogin(t, s.addr, owner, 1)
@@ -224,7 +227,7 @@ func TestRefusedLoginHoldsNothing(t *testing.T) {
 // TestPeersThatStay has peers that do not close ended connections, in every case in which the
 // target lets the peer close first.
 func TestPeersThatStay(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	for name, end := range map[string]func(c *tt.Session) error{
 		"logout": func(c *tt.Session) error {
 			_, err := c.Logout(pdu.LogoutCloseSession)
@@ -236,22 +239,22 @@ func TestPeersThatStay(t *testing.T) {
 	} {
 		c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 		require.NoError(t, end(c), name)
-		eventually(t, name+": the connection is given up",
-			func() bool { all, _ := s.Connections(); return all == 0 })
+		testtool.Eventually(t, func() bool { all, _ := s.Connections(); return all == 0 },
+			name+": the connection is given up")
 		_, err := c.ExpectClosedAfter()
 		require.NoError(t, err, name)
 	}
 	c := tt.MustDial(t, s.addr)
 	_, err := c.Login(tt.LoginOptions{Target: "iqn.2026-01.test:another"})
 	require.Error(t, err)
-	eventually(t, "a refused login: the connection is given up",
-		func() bool { all, _ := s.Connections(); return all == 0 })
+	testtool.Eventually(t, func() bool { all, _ := s.Connections(); return all == 0 },
+		"a refused login: the connection is given up")
 }
 
 // TestAFailedBurstIsNotKept sends bursts that lack one of their PDUs. Their memory must become free
 // again.
 func TestAFailedBurstIsNotKept(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr,
 		tt.LoginOptions{Keys: tt.KV("InitialR2T", "Yes", "ImmediateData", "No")}, 1)
 	before := s.DataInUse()
@@ -271,13 +274,13 @@ func TestAFailedBurstIsNotKept(t *testing.T) {
 		}
 		require.False(t, task.MustFinish(t).Good())
 	}
-	eventually(t, "nothing more is held", func() bool { return s.DataInUse() <= before })
+	testtool.Eventually(t, func() bool { return s.DataInUse() <= before }, "nothing more is held")
 }
 
 // TestABurstThatBreaksOffIsNotKept breaks connections within a PDU of a burst, also of a burst that
 // has already failed. Their memory must become free again.
 func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	before := s.DataInUse()
 	for _, last := range []pdu.DataOut{{DataSN: 1}, {DataSN: 1, Final: true}, {DataSN: 7},
 		{DataSN: 7, Final: true}} {
@@ -296,6 +299,6 @@ func TestABurstThatBreaksOffIsNotKept(t *testing.T) {
 		whole := c.Bytes(&last, make([]byte, 32<<10))
 		require.NoError(t, c.SendRaw(whole[:len(whole)/2]))
 		require.NoError(t, c.Close())
-		eventually(t, "nothing is held", func() bool { return s.DataInUse() <= before })
+		testtool.Eventually(t, func() bool { return s.DataInUse() <= before }, "nothing is held")
 	}
 }

@@ -33,11 +33,11 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	if ok, err := c.admit(h, nil, seg); !ok {
 		return err
 	}
-	data, err := seg.take(&c.srv.pool)
+	data, err := seg.take(c.srv.pool)
 	if err != nil {
 		return c.badData(h, err)
 	}
-	defer data.release()
+	defer data.Release()
 	defer c.countText()
 	x := &c.text
 	switch {
@@ -49,12 +49,12 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 		return nil
 	}
 	if data != nil {
-		if len(x.request)+len(data.b) > maxTextKeys {
+		if len(x.request)+len(data.B) > maxTextKeys {
 			*x = textExchange{}
 			c.rejectRequest(pdu.RejectProtocolError, h)
 			return nil
 		}
-		x.request = append(x.request, data.b...)
+		x.request = append(x.request, data.B...)
 	}
 	if p.Continue {
 		c.received(h)
@@ -72,8 +72,8 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	}
 	c.received(h)
 	n := min(len(x.answer), c.session().params.SendMaxDataSegment, chunkSize)
-	b := c.srv.pool.must(n)
-	copy(b.b, x.answer)
+	b := c.srv.pool.Must(n)
+	copy(b.B, x.answer)
 	x.answer = x.answer[n:]
 	resp := pdu.TextResponse{TaskTag: p.TaskTag, TransferTag: pdu.ReservedTag, DataLen: n}
 	if len(x.answer) > 0 {
@@ -88,7 +88,7 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 			resp.TransferTag = x.tag
 		}
 	}
-	c.tx.send(&resp, snAdvance, b.b, b)
+	c.tx.send(&resp, snAdvance, b.B, b)
 	return nil
 }
 
@@ -99,7 +99,7 @@ const textKeyCost = 128
 func (c *conn) countText() {
 	x := &c.text
 	held := int64(cap(x.request)+cap(x.answer)) + int64(len(x.seen))*textKeyCost
-	c.srv.pool.charge(held - c.textHeld)
+	c.srv.pool.Charge(held - c.textHeld)
 	c.textHeld = held
 }
 

@@ -13,7 +13,7 @@ import (
 // TestTextWhileCommands declares another MaxRecvDataSegmentLength while other goroutines than the
 // reader answer commands.
 func TestTextWhileCommands(t *testing.T) {
-	s := newServer(t)
+	s := start(t)
 	c := tt.MustLogin(t, s.addr, tt.LoginOptions{}, 1)
 	s.disks[0].Inject(disktest.Rule{Op: disktest.OpAny, Delay: 30 * time.Millisecond})
 	for _, length := range []string{"65536", "32768", "16384", "8192"} {

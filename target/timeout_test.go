@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/target/internal/pdu"
 	"kubevirt.io/disk/target/internal/scsi"
 )
@@ -47,7 +48,7 @@ func TestTimeouts(t *testing.T) {
 		{name: "discovery, after a long answer", discovery: true, heard: now - 46, wrote: now - 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			srv := &Server{}
+			srv := &Server{pool: noMemory()}
 			require.NoError(t, srv.opt.Limits.resolve())
 			_, far := net.Pipe()
 			conn := newConn(srv, far)
@@ -59,8 +60,8 @@ func TestTimeouts(t *testing.T) {
 			s := int64(time.Second)
 			conn.rx.pduSince.Store(c.pduSince * s)
 			conn.rx.heard.Store(c.heard * s)
-			conn.tx.writeSince.Store(c.writeSince * s)
-			conn.tx.wrote.Store(c.wrote * s)
+			conn.tx.WriteSince.Store(c.writeSince * s)
+			conn.tx.Wrote.Store(c.wrote * s)
 			conn.ping.sentAt.Store(c.ask * s)
 			srv.checkTimeouts(sess, now*s)
 			if cause := conn.cause.Load(); c.want == nil {
@@ -81,7 +82,7 @@ func TestAPDUEndsWithItsLastByte(t *testing.T) {
 	defer theirs.Close()
 	var clock atomic.Int64
 	clock.Store(1)
-	rx := &receiver{wire: &plainWire{Conn: ours}, buf: make([]byte, loginBuffer), clock: &clock,
+	rx := &receiver{wire: &socket.Plain{Conn: ours}, buf: make([]byte, loginBuffer), clock: &clock,
 		headerDigest: true, dataDigest: true}
 	var within []bool // whether the reader waited within a PDU
 	rx.beforeMore = func() error { return nil }

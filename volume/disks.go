@@ -30,6 +30,7 @@ type Disk struct {
 	LUN        uint16 // 0: it is not served
 	Dir        string // its directory; the file is instance.PersistentName
 	Size       int64  // smallest, bytes; 0: that of its source, or as it is
+	BlockSize  int    // of a logical block, bytes; 0: 512
 	Source     *api.Source
 	File       string // an image in Dir, the disk's source; "": none
 	CopyMode   string
@@ -54,6 +55,17 @@ type Opened interface {
 	Completed() <-chan struct{}
 	// Failure says why the disk has failed, or nil. A failed disk must be opened again.
 	Failure() error
+	// Snapshots lists what was kept of the disk, oldest first.
+	Snapshots() []api.Snapshot
+	// TakeSnapshot keeps what the disk holds now, under a name that no other snapshot has.
+	TakeSnapshot(ctx context.Context, name string) error
+	// DeleteSnapshot forgets a snapshot. It refuses one that is in use.
+	DeleteSnapshot(ctx context.Context, name string) error
+	// Revert gives the disk the content of a snapshot. It refuses while initiators use the disk.
+	Revert(ctx context.Context, name string) error
+	// Changes lists what may differ between a snapshot and the disk, or a later snapshot of it,
+	// from an offset on, and says from where to go on: the size if that was all.
+	Changes(ctx context.Context, since, until string, offset int64) (api.Changes, error)
 	// Withdraw stops serving the disk, and leaves it open for Close. If initiators use the disk, it
 	// does nothing and returns those whose current session has read or written it.
 	Withdraw() (users []string, err error)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -29,6 +31,8 @@ type fakeDisks struct {
 	whole   chan struct{}     // guarded by mu; what Completed returns; nil: it is closed
 	closing chan struct{}     // guarded by mu; Close waits for it; nil: it does not
 	slow    chan struct{}     // guarded by mu; Open waits for it; nil: it does not
+
+	snapshots map[string][]api.Snapshot // guarded by mu; by volume
 }
 
 func (f *fakeDisks) set(change func()) {
@@ -141,6 +145,36 @@ func (d *fakeDisk) Grow(size int64) error {
 	return os.Truncate(d.path, size)
 }
 
+func (d *fakeDisk) Snapshots() []api.Snapshot {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	return d.f.snapshots[d.d.Name]
+}
+
+func (d *fakeDisk) TakeSnapshot(_ context.Context, name string) error {
+	if strings.ContainsAny(name, "@ ") {
+		return api.Errorf(api.CodeInvalid, "%q is no name", name)
+	}
+	d.f.set(func() {
+		d.f.snapshots[d.d.Name] = append(d.f.snapshots[d.d.Name], api.Snapshot{Name: name})
+	})
+	return nil
+}
+
+func (d *fakeDisk) DeleteSnapshot(_ context.Context, name string) error {
+	d.f.set(func() {
+		d.f.snapshots[d.d.Name] = slices.DeleteFunc(d.f.snapshots[d.d.Name],
+			func(s api.Snapshot) bool { return s.Name == name })
+	})
+	return nil
+}
+
+func (d *fakeDisk) Revert(context.Context, string) error { return nil }
+
+func (d *fakeDisk) Changes(context.Context, string, string, int64) (api.Changes, error) {
+	return api.Changes{}, nil
+}
+
 func (d *fakeDisk) Completed() <-chan struct{} { return d.whole }
 
 func (d *fakeDisk) Failure() error { return nil }
@@ -176,7 +210,10 @@ func (d *fakeDisk) Close(ctx context.Context) error {
 	return nil
 }
 
-func newFake() *fakeDisks { return &fakeDisks{served: map[uint16]string{}} }
+func newFake() *fakeDisks {
+	return &fakeDisks{served: map[uint16]string{},
+		snapshots: map[string][]api.Snapshot{}}
+}
 
 // start makes a Manager and loads the volumes of a directory.
 func start(t *testing.T, dir string, f *fakeDisks) *Manager {

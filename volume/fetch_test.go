@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -32,10 +33,10 @@ func TestFetch(t *testing.T) {
 	}
 	until := func(name string, state api.State) {
 		t.Helper()
-		require.Eventually(t, func() bool {
+		testtool.Eventually(t, func() bool {
 			v, err := m.Get(name)
 			return err == nil && v.State == state
-		}, eventually, tick)
+		})
 	}
 	f.slow = make(chan struct{})
 	put("quick", api.Spec{Size: 512, From: &api.Source{Upload: true}}, true, api.StateAwaiting)

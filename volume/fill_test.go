@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -99,10 +100,10 @@ func TestUploadedImage(t *testing.T) {
 	f.served = map[uint16]string{}
 	m = start(t, dir, f)
 	close(f.whole)
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		v, err := m.Get("vm1")
 		return err == nil && v.Record.File == ""
-	}, eventually, tick)
+	})
 	require.NoFileExists(t, image)
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -36,10 +37,10 @@ func TestLinksInForeignStorage(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(claim, diskName)))
 	require.NoError(t, os.Symlink(precious, filepath.Join(claim, diskName)))
 	close(f.whole)
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		v, err := m.Get("x")
 		return err == nil && v.Failure != ""
-	}, eventually, tick)
+	})
 	kept()
 	require.NoError(t, m.Delete(t.Context(), "x", true))
 	kept()

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
 )
@@ -260,10 +261,10 @@ func TestMissingDisk(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.NoFileExists(t, disk)
 	require.NoError(t, os.Rename(disk+".away", disk))
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		v, err := m.Get("vm1")
 		return err == nil && v.State == api.StateReady
-	}, 10*time.Second, time.Millisecond)
+	})
 	require.Equal(t, map[uint16]string{64: "vm1"}, f.served)
 }
 
@@ -396,10 +397,10 @@ func TestClaimIsFilled(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, api.StateFilling, v.State)
 	close(f.whole)
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		v, err := m.Get("x")
 		return err == nil && v.State == api.StateReady
-	}, eventually, tick)
+	})
 	require.Empty(t, f.served)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
 )
@@ -82,14 +83,14 @@ func TestStorageIsMissingAtAStart(t *testing.T) {
 
 			require.NoError(t, os.Remove(there))
 			require.NoError(t, os.Rename(away, there))
-			require.Eventually(t, func() bool {
+			testtool.Eventually(t, func() bool {
 				v, err := m.Get(api.DefaultName)
 				return err == nil && v.State == api.StateReady
-			}, eventually, tick)
-			require.Eventually(t, func() bool { // a moment after the record
+			})
+			testtool.Eventually(t, func() bool { // a moment after the record
 				_, err := os.Stat(filepath.Join(there, markName))
 				return os.IsNotExist(err)
-			}, eventually, tick)
+			})
 		})
 	}
 }

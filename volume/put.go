@@ -188,7 +188,8 @@ func (m *Manager) adopt(v *volume, r store.Record, opened Opened, next store.Sta
 
 // disk says what to open for a volume.
 func (m *Manager) disk(r store.Record, dir string) Disk {
-	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size, Source: r.Spec.From,
+	return Disk{Name: r.Name, LUN: r.LUN, Dir: dir, Size: r.Size,
+		BlockSize: r.Spec.BlockSize, Source: r.Spec.From,
 		File: r.File, CopyMode: r.Spec.Copy.Mode, AccessMode: r.Spec.AccessMode,
 		UsageType: r.Spec.Copy.UsageType, Made: r.State == store.StateReady}
 }

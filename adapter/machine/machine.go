@@ -9,8 +9,6 @@ package machine
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 )
 
@@ -93,13 +91,3 @@ const (
 	StatusExec     = 126 // the entry point exists, but cannot be run
 	StatusNotFound = 127
 )
-
-// ParseExited reads the line that reports how the entry point ended.
-func ParseExited(line string) (status int, ok bool) {
-	word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-	if word != WordExited {
-		return 0, false
-	}
-	status, err := strconv.Atoi(rest)
-	return status, err == nil && status >= 0 && status < 256
-}

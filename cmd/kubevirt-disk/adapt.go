@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // The paths of the kernel and the initramfs in the image kubevirt.io:adapter, and the settings that
@@ -27,10 +28,8 @@ import (
 const (
 	defaultKernel = "/boot/vmlinuz"
 	defaultInitrd = "/boot/initrd"
-	envKernel     = "ADAPT_KERNEL"
-	envInitrd     = "ADAPT_INITRD"
-	flagKernel    = "kernel"
-	flagInitrd    = "initrd"
+	keyKernel     = "kernel"
+	keyInitrd     = "initrd"
 	flagTo        = "to"
 )
 
@@ -51,6 +50,17 @@ type adaptOptions struct {
 	publish            []string
 	published          []libvirt.Publish
 	machine            machine.Options
+	registry           transport.Options
+}
+
+// bootSettings are the settings of what is booted.
+func (o *adaptOptions) bootSettings() []setting {
+	return []setting{
+		{key: keyKernel, env: []string{"ADAPT_KERNEL"}, def: defaultKernel,
+			usage: "`file` of the kernel", to: text(&o.kernel)},
+		{key: keyInitrd, env: []string{"ADAPT_INITRD"}, def: defaultInitrd,
+			usage: "`file` of the initramfs", to: text(&o.initrd)},
+	}
 }
 
 func (a *app) adaptCommand() *cobra.Command {
@@ -77,15 +87,17 @@ The arguments, and the options that a container runtime would have, take the pla
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 	}
 	o.add(cmd)
-	addFlags(cmd.Flags(), registryKeys...)
+	addFlags(cmd.Flags(), registrySettings(&o.registry))
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		ref, err := registry.ParseReference(args[0])
+		ref, err := transport.ParseReference(args[0])
 		if err != nil {
 			return err
 		}
-		l := load(cmd.Flags(), slices.Concat(registryKeys, machineKeys)...)
-		o.machine = l.machine(args[1:])
+		own := slices.Concat(registrySettings(&o.registry), o.bootSettings())
+		l := loadBy(readBounded, cmd.Flags(), slices.Concat(own, machineSettings(&o.machine)))
+		l.land(own)
+		l.machine(&o.machine, args[1:])
 		size := o.check(&l.problems)
 		if err := l.problems.Err(); err != nil {
 			return err
@@ -93,7 +105,7 @@ The arguments, and the options that a container runtime would have, take the pla
 		work := func(ctx context.Context, client *registry.Client) error {
 			return a.adapt(ctx, client, ref, o, size)
 		}
-		return a.withRegistryOf(cmd, l, ref, work)
+		return a.withRegistryOf(cmd, l, o.registry, ref, work)
 	}
 	return cmd
 }
@@ -105,11 +117,7 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags.StringVar(&o.size, keySize, "",
 		"smallest size of the disk in `bytes`, as 20Gi: the machine uses all of it (default what "+
 			"the image needs)")
-	flags.StringVar(&o.kernel, flagKernel, fromEnvironment(envKernel, defaultKernel),
-		"`file` of the kernel ["+envKernel+"]")
-	flags.StringVar(&o.initrd, flagInitrd, fromEnvironment(envInitrd, defaultInitrd),
-		"`file` of the initramfs ["+envInitrd+"]")
-	addSettings(flags, machineSettings)
+	addSettings(flags, slices.Concat(o.bootSettings(), machineSettings(&o.machine)))
 	flags.StringArrayVar(&o.publish, "publish", nil, "`[ADDRESS:]PORT:PORT` of this host that "+
 		"leads "+
 		"to one of the machine, with /udp for UDP (default address 127.0.0.1); repeatable")
@@ -117,13 +125,6 @@ func (o *adaptOptions) add(cmd *cobra.Command) {
 	flags.UintVar(&o.memory, "memory-mib", 256, "memory of the domain, `MiB`")
 	flags.UintVar(&o.cpus, "cpus", 1, "`number` of CPUs of the domain")
 	flags.BoolVar(&o.emulated, "emulated", false, "a domain for a host without KVM")
-}
-
-func fromEnvironment(name, otherwise string) string {
-	if value := os.Getenv(name); value != "" {
-		return value
-	}
-	return otherwise
 }
 
 // check refuses what is wrong before anything is made. It returns the size in bytes.
@@ -137,12 +138,11 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 			wrong.Add("--"+keySize, "%v", err)
 		}
 	}
-	for _, f := range []struct{ flag, env, path string }{
-		{flagKernel, envKernel, o.kernel}, {flagInitrd, envInitrd, o.initrd},
-	} {
-		if info, err := os.Stat(f.path); err != nil || !info.Mode().IsRegular() {
-			wrong.Add("--"+f.flag+" ("+f.env+")", "%q does not exist: the image "+
-				"kubevirt.io:adapter has one, and \"make machine\" makes one", f.path)
+	boot := o.bootSettings()
+	for i, path := range []string{o.kernel, o.initrd} {
+		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+			wrong.Add(boot[i].named().String(), "%q does not exist: the image "+
+				"kubevirt.io:adapter has one, and \"make machine\" makes one", path)
 		}
 	}
 	for _, text := range o.publish {
@@ -153,14 +153,14 @@ func (o *adaptOptions) check(wrong *problems.List) (size int64) {
 		o.published = append(o.published, p)
 	}
 	if o.name != "" && wrong.Err() == nil {
-		if _, err := o.domain("/", registry.Reference{}, "amd64"); err != nil {
+		if _, err := o.domain("/", transport.Reference{}, "amd64"); err != nil {
 			wrong.Add("--name", "%v", err)
 		}
 	}
 	return size
 }
 
-func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.Reference,
+func (a *app) adapt(ctx context.Context, client *registry.Client, ref transport.Reference,
 	o adaptOptions, size int64) error {
 	p := new(registry.Progress)
 	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
@@ -193,25 +193,26 @@ func (a *app) adapt(ctx context.Context, client *registry.Client, ref registry.R
 
 // fits refuses a kernel that cannot run an image of that architecture.
 func (o *adaptOptions) fits(arch string) error {
+	boot := o.bootSettings()
 	of, err := adapt.KernelArch(o.kernel)
 	if err != nil {
-		return fmt.Errorf("--%s (%s): %q: %w", flagKernel, envKernel, o.kernel, err)
+		return fmt.Errorf("%s: %q: %w", boot[0].named(), o.kernel, err)
 	}
 	if of != arch {
 		return fmt.Errorf("the image is made for %s, and the kernel %q for %s: name one for "+
 			"%s, and "+
 			"its initramfs, with --%s and --%s (\"make machine\" makes both)", arch, o.kernel, of,
-			arch, flagKernel, flagInitrd)
+			arch, keyKernel, keyInitrd)
 	}
 	f, err := os.Open(o.initrd)
 	if err != nil {
-		return fmt.Errorf("--%s (%s): %w", flagInitrd, envInitrd, err)
+		return fmt.Errorf("%s: %w", boot[1].named(), err)
 	}
 	return f.Close()
 }
 
 // complete makes the files beside the levels. It checks everything before it replaces the first.
-func (o *adaptOptions) complete(ctx context.Context, dir string, ref registry.Reference,
+func (o *adaptOptions) complete(ctx context.Context, dir string, ref transport.Reference,
 	made *adapt.Made) error {
 	if _, err := checkWritable(filepath.Join(dir, adaptedDisk), made); err != nil {
 		return err
@@ -232,7 +233,7 @@ func (o *adaptOptions) complete(ctx context.Context, dir string, ref registry.Re
 }
 
 // domain is the description of the machine.
-func (o *adaptOptions) domain(dir string, ref registry.Reference, of string) (string, error) {
+func (o *adaptOptions) domain(dir string, ref transport.Reference, of string) (string, error) {
 	disk, err := libvirt.FileDisk(filepath.Join(dir, adaptedDisk), machine.DefaultSerial,
 		libvirt.Device{Cache: libvirt.CacheWriteback})
 	if err != nil {
@@ -256,7 +257,7 @@ func (o *adaptOptions) domain(dir string, ref registry.Reference, of string) (st
 
 // domainName makes a name from a reference: the last part of its path, without characters that
 // libvirt refuses.
-func domainName(ref registry.Reference) string {
+func domainName(ref transport.Reference) string {
 	name := ref.String()
 	name = name[strings.LastIndex(name, "/")+1:]
 	name, _, _ = strings.Cut(name, "@")

@@ -18,7 +18,7 @@ import (
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // savedImage is a container image without layers, as docker saves it.
@@ -52,7 +52,8 @@ func savedImageWith(t *testing.T, architecture, config string) string {
 func bootable(t *testing.T, arch string) (env []string) {
 	t.Helper()
 	dir := t.TempDir()
-	for variable, name := range map[string]string{envKernel: "vmlinuz", envInitrd: "initrd"} {
+	files := map[string]string{"ADAPT_KERNEL": "vmlinuz", "ADAPT_INITRD": "initrd"}
+	for variable, name := range files {
 		file := filepath.Join(dir, name)
 		content := make([]byte, 1024)
 		copy(content, name)
@@ -288,7 +289,7 @@ func TestDomainName(t *testing.T) {
 		"docker-archive:/x/ü.tar":          "tar",
 		"r.example/web@sha256:" + zeroes(): "web",
 	} {
-		ref, err := registry.ParseReference(text)
+		ref, err := transport.ParseReference(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, domainName(ref))
 	}

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/serving"
 )
 
 // The documented exit statuses.
@@ -160,8 +161,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage or configuration.`,
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(a.serveCommand(), a.inspectCommand(), a.convertCommand(), a.adaptCommand(),
 		a.xmlCommand(), a.healthcheckCommand(), a.provideCommand(),
-		a.pullCommand(), a.pushCommand(), a.uploadCommand(), a.handoverCommand(),
-		a.sessionsCommand(), a.kickCommand(),
+		a.pullCommand(), a.pushCommand(), a.commitCommand(), a.uploadCommand(), a.handoverCommand(),
+		a.sessionsCommand(), a.kickCommand(), a.snapshotCommand(),
 		a.versionCommand())
 	a.versionFlag(root)
 	completeValues(root)
@@ -236,7 +237,7 @@ func invalidValue(flag *pflag.Flag, value string) string {
 	case kind == "duration":
 		return fmt.Sprintf("%q is not a duration: write it as 90s or 5m", value)
 	case flag.Name == flagLUN:
-		return fmt.Sprintf("%q is not a LUN: use 1 to %d", value, maxLUN)
+		return fmt.Sprintf("%q is not a LUN: use 1 to %d", value, serving.MaxNumber)
 	case strings.HasPrefix(kind, "uint"):
 		return fmt.Sprintf("%q is not a number: use one from 1", value)
 	case kind == "bool":

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // patience limits what a test waits for. No result depends on how long something takes within it.
@@ -133,10 +135,14 @@ func (p *process) running() bool {
 // until waits for a condition, as long as the process runs.
 func (p *process) until(what string, ok func() bool) {
 	p.t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		require.True(p.t, p.running(), "ended before: %s\n%s", what, p.stderr.String())
-		require.True(p.t, time.Now().Before(deadline), "still not: %s\n%s", what, p.stderr.String())
-	}
+	testtool.Within(p.t, patience, func() bool {
+		running := p.running() // asked first: what it has done last counts
+		if ok() {
+			return true
+		}
+		require.True(p.t, running, "ended before: %s\n%s", what, p.stderr.String())
+		return false
+	}, "%s\n%s", what, func() any { return p.stderr.String() })
 }
 
 // entries returns the log entries so far.
@@ -224,11 +230,11 @@ func (p *process) page(path string) (int, string) {
 	p.t.Helper()
 	var address string
 	// The log and what is said on standard output are two pipes: one may be read later.
-	require.Eventually(p.t, func() bool {
+	testtool.Within(p.t, patience, func() bool {
 		var ok bool
 		address, ok = p.logged("metrics", "address").(string)
 		return ok
-	}, patience, patience/1000, "no address of the pages is logged")
+	}, "the address of the pages is logged: %s", func() any { return p.stderr.String() })
 	client := http.Client{Timeout: patience}
 	res, err := client.Get("http://" + address + path)
 	require.NoError(p.t, err)

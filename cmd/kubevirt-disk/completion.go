@@ -7,30 +7,21 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/libvirt"
-	"kubevirt.io/disk/target"
 )
 
 // imageExtensions are the extensions of image files, without the dot.
 var imageExtensions = []string{"qcow2", "raw", "img", "iso"}
 
-// choices are the values that a shell completes for flags with a few fixed values.
+// choices are the values that a shell completes for flags with a few fixed values that are no
+// settings.
 var choices = map[string][]string{
-	keyCopyMode: texts(instance.CopyClone, instance.CopyOnRead, instance.CopyOnWrite,
-		instance.CopyNone),
-	keyAccessMode: texts(target.AccessWriteExclusive, target.AccessWriteShared,
-		target.AccessReadShared),
-	keyOnImageChange: texts(instance.ImageChangeFail, instance.ImageChangeKeep),
-	keyLeftovers:     texts(instance.LeftoversKeep, instance.LeftoversRemove),
-	keyLogLevel:      logLevels,
-	keyLogFormat:     logFormats,
+	keyFormat:        texts(image.FormatRaw, image.FormatQcow2),
 	flagTargetFormat: targetFormats,
 	flagCompress:     compressions,
-	keyVerify:        {verifyAlways, verifyWhenComplete},
-	keyFormat:        texts(image.FormatRaw, image.FormatQcow2),
 
-	"bus":    texts(libvirt.BusVirtio, libvirt.BusSCSI, libvirt.BusSATA),
+	"bus": texts(libvirt.BusVirtio, libvirt.BusSCSI, libvirt.BusSATA,
+		libvirt.BusUSB),
 	"device": texts(libvirt.KindDisk, libvirt.KindLUN),
 	"cache": texts(libvirt.CacheDefault, libvirt.CacheNone, libvirt.CacheWriteback,
 		libvirt.CacheWritethrough,
@@ -43,14 +34,9 @@ var choices = map[string][]string{
 	"rerror-policy": texts(libvirt.ErrorStop, libvirt.ErrorReport, libvirt.ErrorIgnore),
 }
 
-// Flags that take the name of a directory or file. A shell cannot complete any other flag.
-var (
-	directoryFlags = []string{keyDiskDir, keyWorkDir, keyPersistentDir}
-	fileFlags      = []string{
-		keyReadyFile, keyControlSocket, keyRegistryConfig, keyRegistryCA, keyPodAnnotations,
-		keyTo, keyImagePath, flagFile, flagOverlay, "token-file", "ca", "cert", "key",
-	}
-)
+// fileFlags take the name of a file, and are no settings.
+var fileFlags = []string{keyKernel, keyInitrd, flagFile, flagOverlay, "token-file", "ca", "cert",
+	"key"}
 
 func texts[T ~string](values ...T) []string {
 	all := make([]string, len(values))
@@ -77,12 +63,13 @@ func completeValues(root *cobra.Command) {
 }
 
 func completionOf(flag string) cobra.CompletionFunc {
-	switch {
-	case choices[flag] != nil:
-		return cobra.FixedCompletions(choices[flag], cobra.ShellCompDirectiveNoFileComp)
-	case slices.Contains(directoryFlags, flag):
+	row, _ := find(knownSettings(), flag)
+	switch values := slices.Concat(row.choices, choices[flag]); {
+	case values != nil:
+		return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+	case row.kind == kindDir:
 		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
-	case slices.Contains(fileFlags, flag):
+	case row.kind == kindFile || slices.Contains(fileFlags, flag):
 		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
 	case flag == flagConfig:
 		return cobra.FixedCompletions([]string{"yaml", "yml"},

@@ -8,8 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/target"
 )
 
 // complete asks for completion as the scripts of the shells do.
@@ -56,8 +54,9 @@ func TestCompletionOfValues(t *testing.T) {
 		{[]string{"convert", "a.qcow2", "a.raw", ""}, []string{}, noFiles},
 		{[]string{"convert", "--target-format", ""}, []string{"raw", "qcow2"}, noFiles},
 		{[]string{"convert", "--compress", ""}, []string{"zstd", "zlib", "none"}, noFiles},
-		{[]string{"xml", "--bus", ""}, []string{"virtio", "scsi", "sata"}, noFiles},
-		{[]string{"xml", "--access-mode", ""}, choices[keyAccessMode], noFiles},
+		{[]string{"xml", "--bus", ""}, []string{"virtio", "scsi", "sata", "usb"}, noFiles},
+		{[]string{"xml", "--access-mode", ""}, []string{"write-exclusive",
+			"write-shared", "read-shared"}, noFiles},
 		{[]string{"handover", ""}, []string{}, noFiles},
 		{[]string{"handover", "--control-socket", ""}, []string{}, anyFile},
 	} {
@@ -71,29 +70,27 @@ func TestCompletionOfValues(t *testing.T) {
 // wrong value lists all of them.
 func TestCompletionIsAccepted(t *testing.T) {
 	cleanEnv(t)
-	for _, key := range []string{keyCopyMode, keyAccessMode, keyOnImageChange, keyLeftovers,
-		keyLogLevel, keyLogFormat, keyVerify} {
-		_, err := tryConfig("--"+key+"=nonsense", "--listen=127.0.0.1:0")
+	settings := 0
+	for _, s := range newConfig().settings() {
+		if s.choices == nil {
+			continue
+		}
+		settings++
+		_, err := tryConfig("--"+s.key+"=nonsense", "--listen=127.0.0.1:0")
 		require.Error(t, err)
-		for _, value := range choices[key] {
+		for _, value := range s.choices {
 			require.ErrorContains(t, err, value)
-			_, err := tryConfig("--"+key+"="+value, "--listen=127.0.0.1:0")
+			_, err := tryConfig("--"+s.key+"="+value, "--listen=127.0.0.1:0")
 			require.NoError(t, err)
 		}
 	}
+	require.Equal(t, 8, settings)
 	for flag, values := range choices {
 		for _, value := range values {
 			switch flag {
-			case keyCopyMode:
-				_, err := instance.ParseCopyMode(value)
-				require.NoError(t, err)
-			case keyAccessMode:
-				_, err := target.ParseAccessMode(value)
-				require.NoError(t, err)
 			case keyFormat:
 				_, err := image.ParseFormat(value)
 				require.NoError(t, err)
-			case keyOnImageChange, keyLeftovers, keyLogLevel, keyLogFormat, keyVerify:
 			case flagTargetFormat, flagCompress: // see TestConvertToQcow2
 			default: // those of xml
 				status, _, stderr := run(t, nil, "xml", "--host=10.0.0.1", "--lun=1",

@@ -120,8 +120,8 @@ func TestConfigurationErrors(t *testing.T) {
 			want: []string{"--log-format", "xml", "console"}},
 		"directory is empty": {args: []string{"--disk-dir="},
 			want: []string{"--disk-dir", "empty"}},
-		"unknown keys": {file: "port: 1\ndisk: /x\ncopies: 3\n",
-			want: []string{"--config", `"disk"`, "line 2", `"copies"`, "line 3"}},
+		"unknown keys": {file: "port: 1\ndisc: /x\ncopies: 3\n",
+			want: []string{"--config", `"disc"`, "line 2", `"copies"`, "line 3"}},
 		"another spelling of a key": {file: "disk_dir: /x",
 			want: []string{`"disk_dir"`, `write "disk-dir"`}},
 		"a key in upper case": {file: "Disk-Dir: /x",
@@ -297,8 +297,9 @@ func TestHintsForUnknownKeys(t *testing.T) {
 	for key, want := range map[string]string{
 		"disk_dir": `: write "disk-dir"`, "Metrics-Listen": `: write "metrics-listen"`,
 		"disk-dir": "", "Disk_Folder": "", "folder": "",
+		"copy-mod": " (did you mean copy-mode?)", "Log_Leval": " (did you mean log-level?)",
 		"chap_password": ": " + credentialsHint, "Username": ": " + credentialsHint,
 	} {
-		require.Equal(t, want, unknownKeyHint(key), key)
+		require.Equal(t, want, unknownKeyHint(key, knownSettings()), key)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
 
@@ -24,7 +25,7 @@ func cleanEnv(t *testing.T) {
 		"CHAP_USERNAME", "CHAP_PASSWORD",
 		"CHAP_USERNAME_FILE", "CHAP_PASSWORD_FILE", "CHAP_MUTUAL_USERNAME", "CHAP_MUTUAL_PASSWORD",
 		"CHAP_INITIATOR_NAME", "CHAP_INITIATOR_NAME_FILE"}
-	for _, s := range settings {
+	for _, s := range newConfig().settings() {
 		names = append(names, s.env...)
 	}
 	for _, name := range names {
@@ -48,7 +49,7 @@ func yamlFile(t *testing.T, text string) string {
 
 func tryConfig(args ...string) (*config, error) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	addFlags(flags)
+	addFlags(flags, newConfig().settings())
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
@@ -64,7 +65,7 @@ func mustConfig(t *testing.T, args ...string) *config {
 
 func portalTexts(c *config) string {
 	var all []string
-	for _, p := range c.portals {
+	for _, p := range c.Portals {
 		all = append(all, p.String())
 	}
 	return strings.Join(all, ",")
@@ -84,12 +85,13 @@ var settingCases = []struct {
 	got                        func(*config) string
 	// environment without which the values are refused: "NAME=value", separated by spaces
 	also   string
-	needed bool // with that environment, no value is refused
+	needed bool   // with that environment, no value is refused
+	fails  string // the value that is refused; "": none
 }{
 	{key: keyDiskDir, def: "/disk", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.diskDir }},
+		got: func(c *config) string { return c.Images.Dir }},
 	{key: keyWorkDir, def: "/var/lib/kubevirt-disk", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.workDir }},
+		got: func(c *config) string { return c.WorkDir }},
 	{key: keyListen, def: "127.0.0.1:3260", inFile: "127.0.0.2:1", inEnv: "127.0.0.3:2",
 		asFlag: "[::1]:3", got: portalTexts},
 	{key: keyPort, def: "127.0.0.1:3260", inFile: "4001", inEnv: "4002", asFlag: "4003",
@@ -99,28 +101,28 @@ var settingCases = []struct {
 		}},
 	{key: keyTargetName, def: target.DefaultTargetName, inFile: "iqn.2020-01.f",
 		inEnv: "iqn.2020-01.e", asFlag: "iqn.2020-01.a",
-		got: func(c *config) string { return c.targetName }},
+		got: func(c *config) string { return c.TargetName }},
 	{key: keyCopyMode, def: "clone", inFile: "none", inEnv: "copy-on-write", asFlag: "copy-on-read",
-		got: func(c *config) string { return string(c.common.CopyMode) }},
+		got: func(c *config) string { return string(c.Settings.Disk.CopyMode) }},
 	{key: keyAccessMode, def: "write-exclusive", inFile: "write-shared", inEnv: "read-shared",
 		asFlag: "write-exclusive",
-		got:    func(c *config) string { return string(c.common.AccessMode) }},
+		got:    func(c *config) string { return string(c.Settings.Disk.AccessMode) }},
 	{key: keyMetricsListen, def: "127.0.0.1:9260", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2",
 		asFlag: "127.0.0.1:3",
-		got:    func(c *config) string { return c.metricsListen.String() }},
-	{key: keyPagesHost, def: "", inFile: "f.example", inEnv: "e.example", asFlag: "a.example",
-		got: func(c *config) string { return strings.Join(c.pagesHosts, ",") }},
+		got:    func(c *config) string { return c.Pages.String() }},
+	{key: "pages-host", def: "", inFile: "f.example", inEnv: "e.example", asFlag: "a.example",
+		got: func(c *config) string { return strings.Join(c.PagesHosts, ",") }},
 	{key: keyReadyFile, def: "/tmp/healthy", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.readyFile }},
+		got: func(c *config) string { return c.ReadyFile }},
 	{key: keyLogLevel, def: "info", inFile: "debug", inEnv: "warn", asFlag: "error",
 		got: func(c *config) string { return c.log.level.String() }},
 	{key: keyLogFormat, def: "", inFile: "json", inEnv: "console", asFlag: "json",
 		got: func(c *config) string { return c.log.format }},
-	{key: keyPersistentDir, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.persistentDir }},
+	{key: "persistent-dir", def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.PersistentDir }},
 	{key: keyUsageType, def: "", inFile: "x=/f", inEnv: "x=/e", asFlag: "x=/a",
 		got: func(c *config) string {
-			if dir, ok := c.usageTypes["x"]; ok {
+			if dir, ok := c.UsageTypes["x"]; ok {
 				return "x=" + dir
 			}
 			return ""
@@ -128,36 +130,38 @@ var settingCases = []struct {
 	{key: keyPodAnnotations, def: "", inFile: "testdata/annotations-file",
 		inEnv: "testdata/annotations-environment", asFlag: "testdata/annotations-flag",
 		got: func(c *config) string {
-			if dir, ok := c.usageTypes["x"]; ok {
+			if dir, ok := c.UsageTypes["x"]; ok {
 				return "testdata/annotations-" + strings.TrimPrefix(dir, "/")
 			}
 			return ""
 		}},
-	{key: keyOnImageChange, def: "fail", inFile: "keep", inEnv: "fail", asFlag: "keep",
-		got: func(c *config) string { return string(c.onImageChange) }},
-	{key: keyLeftovers, def: "", inFile: "keep", inEnv: "remove", asFlag: "keep",
-		got: func(c *config) string { return string(c.leftovers) }},
+	{key: "on-image-change", def: "fail", inFile: "keep", inEnv: "fail", asFlag: "keep",
+		got: func(c *config) string { return string(c.OnImageChange) }},
+	{key: "leftovers", def: "", inFile: "keep", inEnv: "remove", asFlag: "keep",
+		got: func(c *config) string { return string(c.Leftovers) }},
 	{key: keySize, def: "0", inFile: "1Ki", inEnv: "2Mi", asFlag: "3Gi",
 		got: func(c *config) string {
 			return map[int64]string{0: "0", 1 << 10: "1Ki", 2 << 20: "2Mi",
-				3 << 30: "3Gi"}[c.common.Size]
+				3 << 30: "3Gi"}[c.Settings.Disk.Size]
 		}},
-	{key: keyEphemeralFlush, def: "false", inFile: "true", inEnv: "false", asFlag: "true",
-		got: func(c *config) string { return fmt.Sprint(c.ephemeralFlush) }},
+	{key: keyBlockSize, def: "0", inFile: "512", inEnv: "4096", asFlag: "512",
+		got: func(c *config) string { return fmt.Sprint(c.Settings.Disk.BlockSize) }},
+	{key: "ephemeral-flush", def: "false", inFile: "true", inEnv: "false", asFlag: "true",
+		got: func(c *config) string { return fmt.Sprint(c.EphemeralFlush) }},
 	{key: keyControlSocket, def: "/var/lib/kubevirt-disk/control.sock", inFile: "/f", inEnv: "/e",
-		asFlag: "/a", got: func(c *config) string { return c.controlSocket }},
-	{key: keyRecordBoot, inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.recordBoot }},
-	{key: keyMemory, def: "67108864", inFile: "4194304", inEnv: "5000000", asFlag: "6000001",
-		got: func(c *config) string { return fmt.Sprint(c.limits.Memory) }},
-	{key: keyMaxSessions, def: "1024", inFile: "1", inEnv: "2", asFlag: "3",
-		got: func(c *config) string { return fmt.Sprint(c.limits.MaxConnections) }},
-	{key: keyMaxPerAddress, def: "256", inFile: "1", inEnv: "2", asFlag: "3",
-		got: func(c *config) string { return fmt.Sprint(c.limits.MaxPerAddress) }},
-	{key: keyImage, def: "", inFile: "r.example/f:1", inEnv: "r.example/e:1",
+		asFlag: "/a", got: func(c *config) string { return c.ControlSocket }},
+	{key: "record-boot", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.RecordBoot }},
+	{key: "memory", def: "67108864", inFile: "4194304", inEnv: "5000000", asFlag: "6000001",
+		got: func(c *config) string { return fmt.Sprint(c.Memory) }},
+	{key: "max-sessions", def: "1024", inFile: "1", inEnv: "2", asFlag: "3",
+		got: func(c *config) string { return fmt.Sprint(c.Limits.MaxConnections) }},
+	{key: "max-sessions-per-address", def: "256", inFile: "1", inEnv: "2", asFlag: "3",
+		got: func(c *config) string { return fmt.Sprint(c.Limits.MaxPerAddress) }},
+	{key: "image", def: "", inFile: "r.example/f:1", inEnv: "r.example/e:1",
 		asFlag: "r.example/a:1", got: func(c *config) string {
 			var all []string
-			for _, ref := range c.streams.References {
+			for _, ref := range c.Streams.References {
 				all = append(all, ref.String())
 			}
 			return strings.Join(all, ",")
@@ -165,93 +169,126 @@ var settingCases = []struct {
 	{key: keyContainerImage, def: "", inFile: "r.example/f:1", inEnv: "r.example/e:1",
 		asFlag: "r.example/a:1", got: func(c *config) string {
 			var all []string
-			for _, ref := range c.containers.References {
+			for _, ref := range c.Containers.References {
 				all = append(all, ref.String())
 			}
 			return strings.Join(all, ",")
 		}},
 	{key: keyEntrypoint, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
-		got: func(c *config) string { return strings.Join(c.containers.Machine.Entrypoint, "|") }},
+		got: func(c *config) string { return strings.Join(c.Containers.Machine.Entrypoint, "|") }},
 	{key: keyArgs, inFile: "f", inEnv: "e", asFlag: "a, b", also: aContainer,
-		got: func(c *config) string { return strings.Join(c.containers.Machine.Args, "|") }},
+		got: func(c *config) string { return strings.Join(c.Containers.Machine.Args, "|") }},
 	{key: keyEnv, inFile: "A=f", inEnv: "A=e", asFlag: "A=a, b", also: aContainer,
-		got: func(c *config) string { return strings.Join(c.containers.Machine.Env, "|") }},
+		got: func(c *config) string { return strings.Join(c.Containers.Machine.Env, "|") }},
 	{key: keyEnvFile, inFile: "testdata/env-f", inEnv: "testdata/env-e",
 		asFlag: "testdata/env-a", also: aContainer, got: func(c *config) string {
-			if env := c.containers.Machine.Env; len(env) > 0 {
+			if env := c.Containers.Machine.Env; len(env) > 0 {
 				return "testdata/env-" + strings.TrimPrefix(env[0], "A=")
 			}
 			return ""
 		}},
-	{key: keyUser, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
-		got: func(c *config) string { return c.containers.Machine.User }},
+	{key: "user", inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
+		got: func(c *config) string { return c.Containers.Machine.User }},
 	{key: keyContDir, inFile: "/f", inEnv: "/e", asFlag: "/a", also: aContainer,
-		got: func(c *config) string { return c.containers.Machine.WorkDir }},
-	{key: keyStopSignal, inFile: "TERM", inEnv: "INT", asFlag: "QUIT", also: aContainer,
-		got: func(c *config) string { return c.containers.Machine.StopSignal }},
-	{key: keyHostname, inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
-		got: func(c *config) string { return c.containers.Machine.Hostname }},
-	{key: keyTTY, def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: aContainer,
-		got: func(c *config) string { return fmt.Sprint(c.containers.Machine.TTY) }},
-	{key: keyGrace, def: "0", inFile: "1", inEnv: "2", asFlag: "3", also: aContainer,
-		got: func(c *config) string { return fmt.Sprint(c.containers.Machine.Grace) }},
-	{key: keyCacheDir, def: "/var/lib/kubevirt-disk/.cache", inFile: "/f", inEnv: "/e",
+		got: func(c *config) string { return c.Containers.Machine.WorkDir }},
+	{key: "stop-signal", inFile: "TERM", inEnv: "INT", asFlag: "QUIT", also: aContainer,
+		got: func(c *config) string { return c.Containers.Machine.StopSignal }},
+	{key: "hostname", inFile: "f", inEnv: "e", asFlag: "a", also: aContainer,
+		got: func(c *config) string { return c.Containers.Machine.Hostname }},
+	{key: "tty", def: "false", inFile: "true", inEnv: "false", asFlag: "true", also: aContainer,
+		got: func(c *config) string { return fmt.Sprint(c.Containers.Machine.TTY) }},
+	{key: "grace", def: "0", inFile: "1", inEnv: "2", asFlag: "3", also: aContainer,
+		got: func(c *config) string { return fmt.Sprint(c.Containers.Machine.Grace) }},
+	{key: "cache-dir", def: "/var/lib/kubevirt-disk/.cache", inFile: "/f", inEnv: "/e",
 		asFlag: "/a",
-		got:    func(c *config) string { return c.streams.CacheDir }},
-	{key: keyCacheSize, def: "10737418240", inFile: "300000000", inEnv: "400000000",
+		got:    func(c *config) string { return c.Streams.CacheDir }},
+	{key: "cache-size", def: "10737418240", inFile: "300000000", inEnv: "400000000",
 		asFlag: "500000000",
-		got:    func(c *config) string { return fmt.Sprint(c.streams.CacheSize) }},
-	{key: keyVerify, def: verifyAlways, inFile: verifyWhenComplete, inEnv: verifyAlways,
+		got:    func(c *config) string { return fmt.Sprint(c.Streams.CacheSize) }},
+	{key: "verify", def: verifyAlways, inFile: verifyWhenComplete, inEnv: verifyAlways,
 		asFlag: verifyWhenComplete, got: func(c *config) string {
-			if c.streams.WhenComplete {
+			if c.Streams.WhenComplete {
 				return verifyWhenComplete
 			}
 			return verifyAlways
 		}},
 	{key: keyRegistryConfig, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.streams.Registry.Config }},
-	{key: keyRegistryCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
-		got: func(c *config) string { return c.streams.Registry.CA }},
-	{key: keyRegistryMirror, def: "", inFile: "a=f", inEnv: "a=e", asFlag: "a=a",
-		got: func(c *config) string { return strings.Join(c.streams.Registry.Mirrors, ",") }},
-	{key: keyInsecureRegistry, def: "", inFile: "f:1", inEnv: "e:1", asFlag: "a:1",
-		got: func(c *config) string { return strings.Join(c.streams.Registry.Insecure, ",") }},
+		got: func(c *config) string { return c.Streams.Registry.Config }},
+	{key: "registry-ca", def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		got: func(c *config) string { return c.Streams.Registry.CA }},
+	{key: "registry-mirror", def: "", inFile: "a=f", inEnv: "a=e", asFlag: "a=a",
+		got: func(c *config) string { return strings.Join(c.Streams.Registry.Mirrors, ",") }},
+	{key: "insecure-registry", def: "", inFile: "f:1", inEnv: "e:1", asFlag: "a:1",
+		got: func(c *config) string { return strings.Join(c.Streams.Registry.Insecure, ",") }},
 	{key: keyVolumesListen, def: "none", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2",
 		asFlag: "127.0.0.1:3", got: func(c *config) string {
-			if c.volumes == nil {
+			if c.Volumes == nil {
 				return "none"
 			}
-			return c.volumes.Listen.String()
+			return c.Volumes.Listen.String()
 		}},
-	{key: keyVolumesDir, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback,
-		got: func(c *config) string { return c.volumes.Dir }},
+	{key: "volumes-dir", def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback,
+		got: func(c *config) string { return c.Volumes.Dir }},
 	{key: keyVolumesTLSCert, inFile: "/f", inEnv: "/e", asFlag: "/a",
 		also: onLoopback + " VOLUMES_TLS_KEY=/k", needed: true,
-		got: func(c *config) string { return c.volumes.Access.Cert }},
+		got: func(c *config) string { return c.Volumes.Access.Cert }},
 	{key: keyVolumesTLSKey, inFile: "/f", inEnv: "/e", asFlag: "/a",
 		also: onLoopback + " VOLUMES_TLS_CERT=/c", needed: true,
-		got: func(c *config) string { return c.volumes.Access.Key }},
+		got: func(c *config) string { return c.Volumes.Access.Key }},
 	{key: keyVolumesClientCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
 		also: onLoopback + " VOLUMES_TLS_CERT=/c VOLUMES_TLS_KEY=/k",
-		got:  func(c *config) string { return c.volumes.Access.ClientCA }},
+		got:  func(c *config) string { return c.Volumes.Access.ClientCA }},
 	{key: keyVolumesToken, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a", also: onLoopback,
-		got: func(c *config) string { return c.volumes.Access.Token }},
-	{key: keyVolumesPortal, def: "", inFile: "f:1", inEnv: "e:2", asFlag: "[::1]:3",
-		also: onLoopback, got: func(c *config) string { return c.volumes.Portal }},
-	{key: keyVolumesMax, def: "1024", inFile: "1", inEnv: "2", asFlag: "3", also: onLoopback,
-		got: func(c *config) string { return fmt.Sprint(c.volumes.Max) }},
-	{key: keyVolumesMaxBytes, def: "0", inFile: "1024", inEnv: "2048", asFlag: "4096",
-		also: onLoopback, got: func(c *config) string { return fmt.Sprint(c.volumes.MaxBytes) }},
-	{key: keyVolumesClaim, def: "", inFile: "f=/1", inEnv: "e=/2", asFlag: "c=/3",
+		got: func(c *config) string { return c.Volumes.Access.Token }},
+	{key: "volumes-portal", def: "", inFile: "f:1", inEnv: "e:2", asFlag: "[::1]:3",
+		also: onLoopback, got: func(c *config) string { return c.Volumes.Portal }},
+	{key: "volumes-max", def: "1024", inFile: "1", inEnv: "2", asFlag: "3", also: onLoopback,
+		got: func(c *config) string { return fmt.Sprint(c.Volumes.Max) }},
+	{key: "volumes-max-bytes", def: "0", inFile: "1024", inEnv: "2048", asFlag: "4096",
+		also: onLoopback, got: func(c *config) string { return fmt.Sprint(c.Volumes.MaxBytes) }},
+	{key: "volumes-claim", def: "", inFile: "f=/1", inEnv: "e=/2", asFlag: "c=/3",
 		also: onLoopback, got: func(c *config) string {
-			text := fmt.Sprint(c.volumes.Claims)
+			text := fmt.Sprint(c.Volumes.Claims)
 			return strings.Replace(strings.Trim(text, "map[]"), ":", "=", 1)
 		}},
-	{key: keyBehindNAT, def: "false", inFile: "true", inEnv: "false", asFlag: "true",
-		got: func(c *config) string { return fmt.Sprint(c.behindNAT) }},
-	{key: keyInsecureNoAuth, def: "false", inFile: "true", inEnv: "false", asFlag: "true",
-		also: "LISTEN=0.0.0.0",
-		got:  func(c *config) string { return fmt.Sprint(c != nil) }},
+	{key: keyISCSI, def: "true", inFile: "false", inEnv: "true", asFlag: "false",
+		also: "NBD_LISTEN=unix:/n",
+		got:  func(c *config) string { return fmt.Sprint(len(c.Portals) > 0) }},
+	{key: keyNBD, def: "", inFile: "unix:/f", inEnv: "127.0.0.1:1", asFlag: "[::1]:2",
+		got: func(c *config) string {
+			return strings.Replace(strings.Trim(fmt.Sprint(c.NBD), "[]"), "::1]", "[::1]", 1)
+		}},
+	{key: keyDisk, def: "", inFile: "nbds://f/x", inEnv: "nbds://e/x", asFlag: "nbds://a/x",
+		got: func(c *config) string {
+			if len(c.Remotes.Disks) == 0 {
+				return ""
+			}
+			return "nbds://" + c.Remotes.Disks[0].Host + "/" + c.Remotes.Disks[0].Export
+		}},
+	{key: keyDiskTLSCert, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		also: "DISK=nbds://h/x DISK_TLS_KEY=/k", needed: true,
+		got: func(c *config) string { return c.Remotes.Cert }},
+	{key: keyDiskTLSKey, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		also: "DISK=nbds://h/x DISK_TLS_CERT=/c", needed: true,
+		got: func(c *config) string { return c.Remotes.Key }},
+	{key: keyDiskServerCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		also: "DISK=nbds://h/x",
+		got:  func(c *config) string { return c.Remotes.ServerCA }},
+	{key: keyNBDTLSCert, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		also: "NBD_TLS_KEY=/k NBD_CLIENT_CA=/c", needed: true,
+		got: func(c *config) string { return c.NBDTLS.Cert }},
+	{key: keyNBDTLSKey, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		also: "NBD_TLS_CERT=/k NBD_CLIENT_CA=/c", needed: true,
+		got: func(c *config) string { return c.NBDTLS.Key }},
+	{key: keyNBDClientCA, def: "", inFile: "/f", inEnv: "/e", asFlag: "/a",
+		also: "NBD_TLS_KEY=/k NBD_TLS_CERT=/c", needed: true,
+		got: func(c *config) string { return c.NBDTLS.ClientCA }},
+	{key: "behind-nat", def: "false", inFile: "true", inEnv: "false", asFlag: "true",
+		got: func(c *config) string { return fmt.Sprint(c.BehindNAT) }},
+	{key: "insecure-no-auth", def: "false", inFile: "true", inEnv: "false", asFlag: "true",
+		also: "LISTEN=0.0.0.0", fails: "false"},
+	// Nothing here looks like KubeVirt.
+	{key: keyKubevirtHook, def: "", inFile: "true", inEnv: "false", asFlag: "true", fails: "true"},
 }
 
 // TestEverySourceOfEverySetting sets each setting in each combination of its sources: a flag wins
@@ -260,7 +297,7 @@ func TestEverySourceOfEverySetting(t *testing.T) {
 	covered := map[string]bool{}
 	for _, c := range settingCases {
 		covered[c.key] = true
-		row := selectSettings([]string{c.key})[0]
+		row, _ := find(newConfig().settings(), c.key)
 		for _, env := range row.env {
 			for sources := range 8 {
 				hasFile, hasEnv, hasFlag := sources&1 != 0, sources&2 != 0, sources&4 != 0
@@ -286,8 +323,8 @@ func TestEverySourceOfEverySetting(t *testing.T) {
 						want = c.asFlag
 					}
 					got, err := tryConfig(args...)
-					if c.key == keyInsecureNoAuth {
-						require.Equal(t, want == "true", err == nil, "%v", err)
+					if c.fails != "" {
+						require.Equal(t, want == c.fails, err != nil, "%v", err)
 						return
 					}
 					if c.needed && sources == 0 {
@@ -300,7 +337,7 @@ func TestEverySourceOfEverySetting(t *testing.T) {
 			}
 		}
 	}
-	for _, s := range settings {
+	for _, s := range newConfig().settings() {
 		require.True(t, covered[s.key], "no case for %s", s.key)
 	}
 }
@@ -309,15 +346,15 @@ func TestDefaults(t *testing.T) {
 	cleanEnv(t)
 	c := mustConfig(t)
 	require.Equal(t, "127.0.0.1:3260", portalTexts(c), "without CHAP only this machine is served")
-	require.Equal(t, instance.CopyClone, c.common.CopyMode)
-	require.Equal(t, target.AccessWriteExclusive, c.common.AccessMode)
+	require.Equal(t, instance.CopyClone, c.Settings.Disk.CopyMode)
+	require.Equal(t, serving.AccessWriteExclusive, c.Settings.Disk.AccessMode)
 	require.Equal(t, logConfig{level: zapcore.InfoLevel}, c.log)
-	require.False(t, c.chap.Enabled())
+	require.False(t, c.CHAP.Enabled())
 
 	withCHAP(t)
 	c = mustConfig(t)
 	require.Equal(t, "0.0.0.0:3260", portalTexts(c))
-	require.True(t, c.chap.Enabled())
+	require.True(t, c.CHAP.Enabled())
 	t.Setenv("PORT", "3261")
 	require.Equal(t, "0.0.0.0:3261", portalTexts(mustConfig(t)))
 }
@@ -325,9 +362,9 @@ func TestDefaults(t *testing.T) {
 func TestConfigFileByEnvironment(t *testing.T) {
 	cleanEnv(t)
 	t.Setenv(envConfig, yamlFile(t, "disk-dir: /by-env\n"))
-	require.Equal(t, "/by-env", mustConfig(t).diskDir)
+	require.Equal(t, "/by-env", mustConfig(t).Images.Dir)
 	require.Equal(t, "/by-flag",
-		mustConfig(t, "--config", yamlFile(t, "disk-dir: /by-flag\n")).diskDir)
+		mustConfig(t, "--config", yamlFile(t, "disk-dir: /by-flag\n")).Images.Dir)
 }
 
 func TestConfigFileSpellings(t *testing.T) {
@@ -358,42 +395,42 @@ func TestTheExampleFileIsAccepted(t *testing.T) {
 	require.Equal(t, "0.0.0.0:3260,[::]:3260", portalTexts(c))
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	for _, s := range settings {
+	for _, s := range newConfig().settings() {
 		require.Contains(t, string(text), s.key+":", "the example shows every setting")
 	}
 }
 
 func TestEmptyTurnsOffOrCountsAsNotSet(t *testing.T) {
 	cleanEnv(t)
-	for _, s := range settings {
+	for _, s := range newConfig().settings() {
 		for _, name := range s.env {
 			t.Setenv(name, "")
 		}
 	}
 	c := mustConfig(t)
-	require.Nil(t, c.metricsListen, "an empty METRICS_LISTEN turns the pages off")
-	require.Empty(t, c.readyFile, "an empty READY_FILE turns the ready file off")
-	require.Equal(t, "/disk", c.diskDir, "other empty variables are as good as none")
-	require.Equal(t, target.DefaultTargetName, c.targetName)
+	require.Nil(t, c.Pages, "an empty METRICS_LISTEN turns the pages off")
+	require.Empty(t, c.ReadyFile, "an empty READY_FILE turns the ready file off")
+	require.Equal(t, "/disk", c.Images.Dir, "other empty variables are as good as none")
+	require.Equal(t, target.DefaultTargetName, c.TargetName)
 
 	c = mustConfig(t, "--config", yamlFile(t, "metrics-listen: \"\"\nready-file: \"\"\n"))
-	require.Nil(t, c.metricsListen)
-	require.Empty(t, c.readyFile)
+	require.Nil(t, c.Pages)
+	require.Empty(t, c.ReadyFile)
 	c = mustConfig(t, "--metrics-listen=", "--ready-file=")
-	require.Nil(t, c.metricsListen)
-	require.Empty(t, c.readyFile)
+	require.Nil(t, c.Pages)
+	require.Empty(t, c.ReadyFile)
 }
 
 func TestTheNamesOfTheTargetNameMayAgree(t *testing.T) {
 	cleanEnv(t)
 	t.Setenv("TARGET_NAME", "iqn.2020-01.same")
 	t.Setenv("WWN", "iqn.2020-01.same")
-	require.Equal(t, "iqn.2020-01.same", mustConfig(t).targetName)
+	require.Equal(t, "iqn.2020-01.same", mustConfig(t).TargetName)
 	t.Setenv("WWN", "iqn.2020-01.different")
-	require.Equal(t, "iqn.2020-01.flag", mustConfig(t, "--target-name=iqn.2020-01.flag").targetName,
+	require.Equal(t, "iqn.2020-01.flag", mustConfig(t, "--target-name=iqn.2020-01.flag").TargetName,
 		"a flag decides")
 	t.Setenv("TARGET_NAME", "")
-	require.Equal(t, "iqn.2020-01.different", mustConfig(t).targetName)
+	require.Equal(t, "iqn.2020-01.different", mustConfig(t).TargetName)
 }
 
 // TestPagesBesideALocalTarget: without an address of their own, the pages are on loopback if the
@@ -418,10 +455,10 @@ func TestPagesBesideALocalTarget(t *testing.T) {
 		if c.chap {
 			withCHAP(t)
 		}
-		require.Equal(t, c.want, mustConfig(t, c.args...).metricsListen.String(), c.args)
+		require.Equal(t, c.want, mustConfig(t, c.args...).Pages.String(), c.args)
 	}
 	cleanEnv(t)
-	require.Nil(t, mustConfig(t, "--metrics-listen=").metricsListen)
+	require.Nil(t, mustConfig(t, "--metrics-listen=").Pages)
 }
 
 // TestPagesThatWereChosen: only the default address of the pages may be given up.

@@ -47,6 +47,7 @@ func readConfigFile(path string, read fileReader) (
 			path, root.Line)}
 	}
 	var problems []string
+	known := knownSettings()
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
 		complain := func(format string, args ...any) {
@@ -63,16 +64,16 @@ func readConfigFile(path string, read fileReader) (
 			problems = append(problems, wrong...)
 			continue
 		}
-		rows := selectSettings([]string{key.Value})
-		if len(rows) == 0 || key.Kind != yaml.ScalarNode {
-			complain("is not a setting%s", unknownKeyHint(key.Value))
+		row, ok := find(known, key.Value)
+		if !ok || key.Kind != yaml.ScalarNode {
+			complain("is not a setting%s", unknownKeyHint(key.Value, known))
 			continue
 		}
 		if _, twice := values[key.Value]; twice {
 			complain("is set twice")
 			continue
 		}
-		v, err := settingValue(rows[0], value)
+		v, err := settingValue(row, value)
 		if err != nil {
 			complain("%v", err)
 			continue
@@ -178,16 +179,19 @@ func settingValue(s setting, n *yaml.Node) (any, error) {
 	return nil, errors.New("takes a single value")
 }
 
-// unknownKeyHint helps with the two likely mistakes: a misspelt key, and a credential in the file.
-func unknownKeyHint(key string) string {
+// unknownKeyHint helps with the likely mistakes: a misspelt key, and a credential in the file.
+func unknownKeyHint(key string, known []setting) string {
 	if looksLikeCredential(key) {
 		return ": " + credentialsHint
 	}
 	kebab := strings.ReplaceAll(strings.ToLower(key), "_", "-")
-	if kebab != key && isSetting(kebab) {
+	switch _, ok := find(known, kebab); {
+	case ok && kebab != key:
 		return fmt.Sprintf(": write %q", kebab)
+	case ok:
+		return ""
 	}
-	return ""
+	return didYouMean(kebab, "", wordsAsCommands(keysOf(known)))
 }
 
 const credentialsHint = "CHAP credentials come from the environment (CHAP_USERNAME, " +

@@ -15,10 +15,9 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/problems"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
 )
 
 // keyDisks is the key of the YAML file for the settings of single disks, by the names of their
@@ -28,14 +27,9 @@ const keyDisks = "disks"
 // The keys of a disk that messages name.
 const (
 	keyFormat = "format"
-	keySerial = "serial"
-	keyNAA    = "naa"
 
 	keyReadOnly = "read-only"
 )
-
-// maxLUN is the highest LUN of the flat addressing method, 14 bits (SAM-5 4.7.7).
-const maxLUN = 1<<14 - 1
 
 // diskOverrides are the settings of one disk in the file. A nil field is as for all disks.
 type diskOverrides struct {
@@ -43,74 +37,44 @@ type diskOverrides struct {
 	set    map[string]string
 }
 
-// diskKeys are the keys of a disk, each with the function that applies it.
-var diskKeys = map[string]func(s *daemon.DiskSettings, value string) error{
-	"lun": func(s *daemon.DiskSettings, value string) error {
-		n, err := strconv.ParseUint(value, 10, 16)
-		if err != nil || n < 1 || n > maxLUN {
-			return fmt.Errorf("%q is not a LUN: use 1 to %d", value, maxLUN)
-		}
-		s.LUN = uint16(n)
-		return nil
-	},
-	keyCopyMode: func(s *daemon.DiskSettings, value string) (err error) {
-		s.CopyMode, err = instance.ParseCopyMode(value)
-		return err
-	},
-	keyAccessMode: func(s *daemon.DiskSettings, value string) (err error) {
-		s.AccessMode, err = target.ParseAccessMode(value)
-		return err
-	},
-	keyFormat: func(s *daemon.DiskSettings, value string) (err error) {
-		s.Format, err = image.ParseFormat(value)
-		if err == nil && value == "" {
-			err = errors.New("is empty: use raw or qcow2, or leave it out")
-		}
-		return err
-	},
-	keySize: func(s *daemon.DiskSettings, value string) (err error) {
-		s.Size, err = parseSize(value)
-		return err
-	},
-	keySerial: func(s *daemon.DiskSettings, value string) error {
-		for i := range len(value) {
-			if value[i] <= ' ' || value[i] > '~' {
-				return fmt.Errorf("%q is not a serial: use printable ASCII characters without "+
-					"spaces",
-					value)
-			}
-		}
-		if value == "" || len(value) > 36 {
-			return fmt.Errorf("%q is not a serial: use 1 to 36 characters", value)
-		}
-		s.Identity.Serial = value
-		return nil
-	},
-	keyNAA: func(s *daemon.DiskSettings, value string) error {
-		naa, err := hex.DecodeString(strings.TrimPrefix(strings.ToLower(value), "0x"))
-		if err != nil || len(naa) != 8 || naa[0]>>4 != 3 {
-			return fmt.Errorf("%q is not an NAA identifier: use 16 hexadecimal digits, of which "+
-				"the first is 3", value)
-		}
-		s.Identity.NAA = [8]byte(naa)
-		return nil
-	},
-	keyReadOnly: func(s *daemon.DiskSettings, value string) (err error) {
-		s.ReadOnly, err = parseTruth(value)
-		return err
-	},
-	keyUsageType: func(s *daemon.DiskSettings, value string) error {
-		s.UsageType = value
-		return checkUsageType(value)
-	},
-	"removable": func(s *daemon.DiskSettings, value string) (err error) {
-		s.Removable, err = parseTruth(value)
-		return err
-	},
+func parseLUN(text string) (uint16, error) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n < 1 || n > serving.MaxNumber {
+		return 0, fmt.Errorf("%q is not a LUN: use 1 to %d", text, serving.MaxNumber)
+	}
+	return uint16(n), nil
 }
 
-// commonDiskKeys are the settings for all disks that a single disk may override.
-var commonDiskKeys = []string{keyCopyMode, keyAccessMode, keySize}
+func parseFormat(text string) (image.Format, error) {
+	if text == "" {
+		return "", errors.New("is empty: use raw or qcow2, or leave it out")
+	}
+	return image.ParseFormat(text)
+}
+
+func parseSerial(text string) (string, error) {
+	for i := range len(text) {
+		if text[i] <= ' ' || text[i] > '~' {
+			return "", fmt.Errorf("%q is not a serial: use printable ASCII characters without "+
+				"spaces", text)
+		}
+	}
+	if text == "" || len(text) > 36 {
+		return "", fmt.Errorf("%q is not a serial: use 1 to 36 characters", text)
+	}
+	return text, nil
+}
+
+func parseNAA(text string) ([8]byte, error) {
+	naa, err := hex.DecodeString(strings.TrimPrefix(strings.ToLower(text), "0x"))
+	if err != nil || len(naa) != 8 || naa[0]>>4 != 3 {
+		return [8]byte{}, fmt.Errorf("%q is not an NAA identifier: use 16 hexadecimal digits, of "+
+			"which the first is 3", text)
+	}
+	return [8]byte(naa), nil
+}
+
+func parseUsageType(text string) (string, error) { return text, checkUsageType(text) }
 
 func parseTruth(value string) (bool, error) {
 	v, err := strconv.ParseBool(value)
@@ -132,6 +96,18 @@ func parseSize(text string) (int64, error) {
 			disk.SectorSize)
 	}
 	return n, err
+}
+
+// parseBlockSize reads the length of a logical block in bytes.
+func parseBlockSize(text string) (int, error) {
+	switch text {
+	case "512":
+		return disk.SectorSize, nil
+	case "4096":
+		return disk.LongBlock, nil
+	}
+	return 0, fmt.Errorf("%q is not the length of a logical block: use %d or %d", text,
+		disk.SectorSize, disk.LongBlock)
 }
 
 // parseBytes reads a number of bytes: 20G, 20Gi, 1073741824.
@@ -162,6 +138,7 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 	}
 	disks := map[string]diskOverrides{}
 	var problems []string
+	known := newConfig().diskSettings()
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		image, settings := n.Content[i], n.Content[i+1]
 		complain := func(line int, format string, args ...any) {
@@ -182,10 +159,11 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 		for j := 0; j+1 < len(settings.Content); j += 2 {
 			key, value := settings.Content[j], settings.Content[j+1]
 			_, twice := d.set[key.Value]
+			_, ok := find(known, key.Value)
 			switch {
-			case diskKeys[key.Value] == nil:
+			case !ok:
 				complain(key.Line, "%q is not a setting of a disk: use %s", key.Value,
-					strings.Join(slices.Sorted(maps.Keys(diskKeys)), ", "))
+					strings.Join(slices.Sorted(keysOf(known)), ", "))
 			case twice:
 				complain(key.Line, "%q is set twice", key.Value)
 			case value.Kind != yaml.ScalarNode || isNull(value):
@@ -200,27 +178,33 @@ func readDisks(path string, n *yaml.Node) (map[string]diskOverrides, []string) {
 }
 
 // apply puts the settings of the file into s.
-func (d diskOverrides) apply(s *daemon.DiskSettings, p *problems.List) {
+func (d diskOverrides) apply(s *options.DiskSettings, p *problems.List) {
+	c := newConfig()
+	c.Settings.Disk = *s
+	rows := c.diskSettings()
 	for _, key := range slices.Sorted(maps.Keys(d.set)) {
-		if err := diskKeys[key](s, strings.TrimSpace(d.set[key])); err != nil {
-			p.Add(fmt.Sprintf("%s, key %q", d.source, key), "%v", err)
+		source := fmt.Sprintf("%s, key %q", d.source, key)
+		row, _ := find(rows, key)
+		if err := row.to.set([]string{strings.TrimSpace(d.set[key])}); err != nil {
+			p.Add(source, "%v", err)
 		}
 		if key == keyCopyMode {
-			s.CopyModeSource = fmt.Sprintf("%s, key %q", d.source, key)
+			c.Settings.Disk.CopyModeSource = source
 		}
 	}
+	*s = c.Settings.Disk
 }
 
 // single returns the disks that have settings of their own in the file. For every other setting
 // they have the common one.
 func (l *loader) single(
-	common daemon.DiskSettings, types daemon.UsageTypes,
-) map[string]daemon.SingleDisk {
-	all := make(map[string]daemon.SingleDisk, len(l.disks))
+	common options.DiskSettings, types options.UsageTypes,
+) map[string]options.SingleDisk {
+	all := make(map[string]options.SingleDisk, len(l.disks))
 	for _, name := range slices.Sorted(maps.Keys(l.disks)) {
 		d := l.disks[name]
 		_, format := d.set[keyFormat]
-		single := daemon.SingleDisk{
+		single := options.SingleDisk{
 			DiskSettings: common, FormatOnly: format && len(d.set) == 1, Source: d.source,
 		}
 		d.apply(&single.DiskSettings, &l.problems)

@@ -12,9 +12,9 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/problems"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
 )
 
 func TestSettingsOfSingleDisks(t *testing.T) {
@@ -32,25 +32,25 @@ disks:
   boot.qcow2: {access-mode: read-shared}
   plain.raw: {read-only: true}
 `))
-	common := daemon.DiskSettings{
+	common := options.DiskSettings{
 		CopyMode: instance.CopyOnWrite, CopyModeSource: "--copy-mode",
-		AccessMode: target.AccessWriteExclusive, Size: 1 << 30,
+		AccessMode: serving.AccessWriteExclusive, Size: 1 << 30,
 	}
-	require.Equal(t, common, c.common)
+	require.Equal(t, common, c.Settings.Disk)
 	boot, plain := common, common
-	boot.AccessMode, plain.ReadOnly = target.AccessReadShared, true
-	data := c.disks["data.raw"]
+	boot.AccessMode, plain.ReadOnly = serving.AccessReadShared, true
+	data := c.Settings.Disks["data.raw"]
 	require.Contains(t, data.CopyModeSource, `"data.raw"`)
-	require.Equal(t, daemon.DiskSettings{
+	require.Equal(t, options.DiskSettings{
 		LUN: 7, CopyMode: instance.CopyNone, CopyModeSource: data.CopyModeSource,
-		AccessMode: target.AccessWriteShared, Size: 20 << 30,
+		AccessMode: serving.AccessWriteShared, Size: 20 << 30,
 		Identity:  disk.Identity{Serial: "DATA-1", NAA: [8]byte{0x30, 7: 0x42}},
 		Removable: true,
 	}, data.DiskSettings)
-	require.Equal(t, boot, c.disks["boot.qcow2"].DiskSettings)
-	require.Equal(t, plain, c.disks["plain.raw"].DiskSettings)
-	require.Len(t, c.disks, 3)
-	for name, d := range c.disks {
+	require.Equal(t, boot, c.Settings.Disks["boot.qcow2"].DiskSettings)
+	require.Equal(t, plain, c.Settings.Disks["plain.raw"].DiskSettings)
+	require.Len(t, c.Settings.Disks, 3)
+	for name, d := range c.Settings.Disks {
 		require.Contains(t, d.Source, strconv.Quote(name))
 		require.False(t, d.FormatOnly)
 	}
@@ -101,8 +101,8 @@ func TestFormatsOfSingleDisks(t *testing.T) {
 		format image.Format
 		only   bool
 	}{"a.raw": {image.FormatRaw, true}, "b.img": {image.FormatQcow2, false}, "c": {"", false}} {
-		require.Equal(t, want.format, c.disks[name].Format)
-		require.Equal(t, want.only, c.disks[name].FormatOnly)
+		require.Equal(t, want.format, c.Settings.Disks[name].Format)
+		require.Equal(t, want.only, c.Settings.Disks[name].FormatOnly)
 	}
 }
 
@@ -112,10 +112,10 @@ func TestExtremeSettingsOfSingleDisks(t *testing.T) {
 	const serial = "!~23456789abcdef0123456789abcdef0123"
 	c := mustConfig(t, "--config="+yamlFile(t, "disks: {a.raw: {lun: 16383, serial: '"+serial+
 		"', naa: '0X3FFFFFFFFFFFFFFF'}, b.raw: {lun: 1}}"))
-	require.EqualValues(t, 16383, c.disks["a.raw"].LUN)
-	require.EqualValues(t, 1, c.disks["b.raw"].LUN)
+	require.EqualValues(t, 16383, c.Settings.Disks["a.raw"].LUN)
+	require.EqualValues(t, 1, c.Settings.Disks["b.raw"].LUN)
 	naa := [8]byte{0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-	require.Equal(t, disk.Identity{Serial: serial, NAA: naa}, c.disks["a.raw"].Identity)
+	require.Equal(t, disk.Identity{Serial: serial, NAA: naa}, c.Settings.Disks["a.raw"].Identity)
 }
 
 // TestSettingsOfNamedImages: these settings override what serve sets for a person at a terminal.
@@ -124,12 +124,12 @@ func TestSettingsOfNamedImages(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.raw")
 	require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	addFlags(flags)
+	addFlags(flags, newConfig().settings())
 	require.NoError(t, flags.Parse([]string{"--config=" + yamlFile(t, "disks: {a.raw: {lun: 9}}")}))
 	c, err := loadConfig(flags, readBounded, path)
 	require.NoError(t, err)
-	require.Equal(t, instance.CopyOnWrite, c.common.CopyMode)
-	require.Equal(t, instance.CopyOnWrite, c.disks["a.raw"].CopyMode)
+	require.Equal(t, instance.CopyOnWrite, c.Settings.Disk.CopyMode)
+	require.Equal(t, instance.CopyOnWrite, c.Settings.Disks["a.raw"].CopyMode)
 }
 
 func TestParseSize(t *testing.T) {

@@ -6,11 +6,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/status"
 )
 
 func (a *app) handoverCommand() *cobra.Command {
-	var req control.Handover
+	var req status.Handover
 	var finish, cancel bool
 	var open time.Duration
 	cmd := &cobra.Command{
@@ -45,8 +45,9 @@ answered in time, for example because its disk hangs, and may still be at it. Th
 who has a LUN, and who is fenced.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
-	keys := []string{keyControlSocket, keyWorkDir}
-	addFlags(cmd.Flags(), keys...)
+	c := newConfig()
+	own := pick(c.settings(), keyControlSocket, keyWorkDir)
+	addFlags(cmd.Flags(), own)
 	cmd.Flags().Uint16Var(&req.LUN, "lun", 0, "`number` of the LUN")
 	cmd.Flags().StringVar(&req.To, "to", "", "open the LUN to this `initiator` name too")
 	cmd.Flags().DurationVar(&open, "for", 0, "how long it stays open, as 90s or 5m (default "+
@@ -55,12 +56,12 @@ who has a LUN, and who is fenced.`,
 		"make the second initiator the owner and fence the first")
 	cmd.Flags().BoolVar(&cancel, "cancel", false, "close the LUN to the second initiator again")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
-		l := load(cmd.Flags(), keys...)
-		socket := l.controlSocket()
+		l := load(cmd.Flags(), own)
+		socket := l.daemonSocket(c)
 		chosen := 0
-		for action, on := range map[control.Action]bool{
-			control.ActionOpen: req.To != "", control.ActionFinish: finish,
-			control.ActionCancel: cancel,
+		for action, on := range map[status.Action]bool{
+			status.ActionOpen: req.To != "", status.ActionFinish: finish,
+			status.ActionCancel: cancel,
 		} {
 			if on {
 				req.Action = action
@@ -72,7 +73,7 @@ who has a LUN, and who is fenced.`,
 			l.problems.Add("--lun", "is missing: name the LUN")
 		case chosen != 1:
 			l.problems.Add("handover", "give one of --to, --finish and --cancel")
-		case open < 0 || open > 0 && req.Action != control.ActionOpen:
+		case open < 0 || open > 0 && req.Action != status.ActionOpen:
 			l.problems.Add("--for", "goes with --to and must not be negative")
 		case socket == "":
 			l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/pages"
 )
 
@@ -34,19 +34,20 @@ the default address of the pages, or only the daemon of another container of the
 Exit status 0: yes. 1: no, or nobody answers.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
-	keys := []string{keyMetricsListen, keyReadyFile}
-	addFlags(cmd.Flags(), keys...)
+	c := newConfig()
+	own := pick(c.settings(), keyMetricsListen, keyReadyFile)
+	addFlags(cmd.Flags(), own)
 	cmd.Flags().BoolVar(&live, "live", false, "ask /healthz instead of /readyz")
 	cmd.Flags().DurationVar(&timeout, "timeout", 3*time.Second, "how long to wait for the answer")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
-		l := load(cmd.Flags(), keys...)
-		page, readyFile := l.metricsListen(), l.text(keyReadyFile)
+		l := load(cmd.Flags(), own)
 		if err := l.problems.Err(); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		answer, err := checkHealth(ctx, page, l.source(keyMetricsListen) != "", readyFile, live)
+		answer, err := checkHealth(ctx, c.Pages, l.source(keyMetricsListen) != "", c.ReadyFile,
+			live)
 		if err == nil {
 			fmt.Fprintln(a.stdout, answer)
 		}
@@ -56,7 +57,7 @@ Exit status 0: yes. 1: no, or nobody answers.`,
 }
 
 // checkHealth returns the answer of a healthy daemon. If chosen is set, page is not the default.
-func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFile string,
+func checkHealth(ctx context.Context, page *options.Address, chosen bool, readyFile string,
 	live bool) (string, error) {
 	if page != nil && page.Port != 0 {
 		path := "/readyz"
@@ -98,7 +99,7 @@ func checkHealth(ctx context.Context, page *daemon.Address, chosen bool, readyFi
 
 // local returns the address by which this machine reaches a portal, which may be bound to every
 // address.
-func local(p daemon.Address) daemon.Address {
+func local(p options.Address) options.Address {
 	switch {
 	case !p.Addr.IsValid(), p.Addr == netip.IPv4Unspecified():
 		p.Addr = loopback4()

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"iter"
 	"strings"
 	"unicode/utf8"
 
@@ -30,6 +31,8 @@ var examples = map[string]string{
 	"healthcheck": `  kubevirt-disk healthcheck
   kubevirt-disk healthcheck --ready-file ./ready`,
 	"provide": `  kubevirt-disk provide fedora.qcow2 --to /shared/disk`,
+	"commit": `  kubevirt-disk commit 'nbd+unix:///vm.qcow2?socket=/run/disk/nbd.sock' \
+    registry.example.com/vm/fedora:43 --onto registry.example.com/vm/fedora:42`,
 	"pull": `  kubevirt-disk pull registry.example.com/vm/fedora:42 disk.img
   kubevirt-disk pull quay.io/containerdisks/fedora:42 /dev/vg/fedora`,
 	"push": `  kubevirt-disk push --base=none fedora.qcow2 registry.example.com/vm/fedora:42
@@ -41,7 +44,10 @@ var examples = map[string]string{
   kubevirt-disk handover --lun 1 --finish`,
 	"sessions": `  kubevirt-disk sessions --work-dir ./work`,
 	"kick":     `  kubevirt-disk kick --initiator iqn.2017-01.io.kubevirt:node1`,
-	"version":  `  kubevirt-disk version`,
+	"snapshot": `  kubevirt-disk snapshot create fedora.qcow2 before-update
+  kubevirt-disk snapshot list
+  kubevirt-disk snapshot revert fedora.qcow2 before-update`,
+	"version": `  kubevirt-disk version`,
 }
 
 // wideHelp adds the examples, and breaks long lines.
@@ -98,11 +104,18 @@ func didYouMean(word, before string, known *cobra.Command) string {
 	return fmt.Sprintf(" (did you mean %s%s?)", before, strings.Join(near, " or "+before))
 }
 
-// flagNames has the flags of a command as commands, of which Cobra finds the near ones.
+// flagNames has the flags of a command as commands.
 func flagNames(cmd *cobra.Command) *cobra.Command {
-	names := &cobra.Command{}
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		names.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+	return wordsAsCommands(func(yield func(string) bool) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { yield(f.Name) })
 	})
+}
+
+// wordsAsCommands has words as commands, of which Cobra finds the near ones.
+func wordsAsCommands(words iter.Seq[string]) *cobra.Command {
+	names := &cobra.Command{}
+	for word := range words {
+		names.AddCommand(&cobra.Command{Use: word, Run: func(*cobra.Command, []string) {}})
+	}
 	return names
 }

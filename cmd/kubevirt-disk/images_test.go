@@ -9,13 +9,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // TestInspectSeveral names files and directories; one message lists what would not be served.
@@ -196,10 +196,8 @@ func TestConvertToStandardOutputInterrupted(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = w, &said
 	require.NoError(t, cmd.Start())
 	require.NoError(t, w.Close())
-	for end := time.Now().Add(patience); !strings.Contains(said.String(), "%"); { // it is at work
-		require.True(t, time.Now().Before(end), said.String())
-		time.Sleep(5 * time.Millisecond)
-	}
+	testtool.Within(t, patience, func() bool { return strings.Contains(said.String(), "%") },
+		"it is at work: %s", func() any { return said.String() })
 	require.NoError(t, cmd.Process.Signal(unix.SIGTERM))
 	require.Error(t, cmd.Wait())
 	require.Equal(t, exitFailed, cmd.ProcessState.ExitCode())
@@ -249,8 +247,8 @@ func TestRegistrySettings(t *testing.T) {
 	for _, cmd := range []*cobra.Command{a.pushCommand(), a.pullCommand(), a.adaptCommand()} {
 		require.NoError(t, cmd.ParseFlags([]string{"--config", file,
 			"--registry-mirror=a=b,c=d/e"}))
-		l := load(cmd.Flags(), registryKeys...)
-		opt := l.registryOptions()
+		var opt transport.Options
+		l := load(cmd.Flags(), registrySettings(&opt))
 		require.NoError(t, l.problems.Err())
 		require.Equal(t, "/file", opt.Config)
 		require.Equal(t, "/environment", opt.CA)
@@ -260,7 +258,9 @@ func TestRegistrySettings(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("registry-mirrors: x\n"), 0o600))
 	cmd := a.pullCommand()
 	require.NoError(t, cmd.ParseFlags([]string{"--config", file}))
-	_, err := a.registryClient(load(cmd.Flags(), registryKeys...), registry.Reference{})
+	var opt transport.Options
+	l := load(cmd.Flags(), registrySettings(&opt))
+	_, err := a.registryClient(l, opt, transport.Reference{})
 	require.ErrorContains(t, err, "is not a setting")
 }
 

@@ -6,15 +6,17 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
 
 	"kubevirt.io/disk/internal/problems"
 )
 
 // loader finds the value and the source of each setting. So an error can name the place to change.
+// Viper knows which value wins, but not where it came from.
 type loader struct {
 	flags    *pflag.FlagSet
+	viper    *viper.Viper
 	env      map[string]string // key to the variable that sets it
-	defaults map[string]string // by key
 	file     string
 	values   map[string]any // of the file, by key: a string, or a list of them
 	read     fileReader
@@ -22,28 +24,58 @@ type loader struct {
 	problems problems.List
 }
 
-// load reads the given settings (or all, without keys) from parsed flags, the environment and the
-// file. It collects the mistakes, so that a person sees all of them at once.
-func load(flags *pflag.FlagSet, keys ...string) *loader {
-	return loadBy(readBounded, flags, keys...)
+// load reads settings from parsed flags, the environment and the file into where they land. It
+// collects the mistakes, so that a person sees all of them at once.
+func load(flags *pflag.FlagSet, rows []setting) *loader {
+	l := loadBy(readBounded, flags, rows)
+	l.land(rows)
+	return l
 }
 
-// loadBy is load with another function to read files.
-func loadBy(read fileReader, flags *pflag.FlagSet, keys ...string) *loader {
-	l := &loader{flags: flags, env: map[string]string{}, defaults: map[string]string{}, read: read}
-	for _, s := range selectSettings(keys) {
-		l.defaults[s.key] = s.def
-		if name := l.pickEnv(s, flags.Lookup(s.key).Changed); name != "" {
+// loadBy finds settings, and reads files with the given function. Nothing lands yet.
+func loadBy(read fileReader, flags *pflag.FlagSet, rows []setting) *loader {
+	l := &loader{flags: flags, env: map[string]string{}, read: read,
+		viper: viper.NewWithOptions(viper.KeyDelimiter("\n"))} // no key has parts
+	l.viper.AllowEmptyEnv(true) // pickEnv leaves out what counts as unset
+	for _, s := range rows {
+		l.viper.SetDefault(s.key, s.def)
+		flag := flags.Lookup(s.key)
+		if list, ok := flag.Value.(pflag.SliceValue); ok && flag.Changed {
+			// Viper would read the flag's CSV, and lose a list with one empty word.
+			l.viper.Set(s.key, list.GetSlice())
+		} else {
+			_ = l.viper.BindPFlag(s.key, flag) // it fails without a flag
+		}
+		if name := l.pickEnv(s, flag.Changed); name != "" {
 			l.env[s.key] = name
+			_ = l.viper.BindEnv(s.key, name) // it fails without a key
 		}
 	}
 	l.readFile()
-	for _, s := range selectSettings(keys) {
-		if source := l.source(s.key); source != "" && !s.empty && l.isEmpty(s.key) {
+	_ = l.viper.MergeConfigMap(l.values) // it never fails
+	for _, s := range rows {
+		if source := l.source(s.key); source != "" && !s.empty && len(l.given(s)) == 0 {
 			l.problems.Add(source, "is empty: give it a value or leave it out")
 		}
 	}
 	return l
+}
+
+// land puts values where they land. A setting that nobody sets and that has no default does not
+// change its field.
+func (l *loader) land(rows []setting) {
+	for _, s := range rows {
+		given := l.given(s)
+		if s.to.set == nil || len(given) == 0 && !s.empty {
+			continue
+		}
+		if len(given) == 0 {
+			given = []string{""}
+		}
+		if err := s.to.set(given); err != nil {
+			l.problems.AddFrom(l.name(s.key), err)
+		}
+	}
 }
 
 // pickEnv returns the variable that sets s, or "". If empty means nothing for a setting, an empty
@@ -65,9 +97,12 @@ func (l *loader) pickEnv(s setting, decidedByFlag bool) string {
 }
 
 func (l *loader) readFile() {
-	source := "--" + flagConfig
-	path, err := l.flags.GetString(flagConfig)
-	if err != nil || path == "" && !l.flags.Changed(flagConfig) {
+	flag := l.flags.Lookup(flagConfig)
+	if flag == nil {
+		return // a command without a file
+	}
+	source, path := "--"+flagConfig, flag.Value.String()
+	if !flag.Changed {
 		source = envConfig
 		path = os.Getenv(envConfig)
 		if path == "" {
@@ -84,7 +119,7 @@ func (l *loader) readFile() {
 	for _, p := range problems {
 		l.problems.Add(source, "%s", p)
 	}
-	for _, s := range provideSettings {
+	for _, s := range provideSettings(new(providing)) {
 		if _, set := values[s.key]; set && l.flags.Lookup(s.key) == nil {
 			l.problems.Add(source, "%q: %q is a setting of provide, and not of this command", path,
 				s.key)
@@ -114,50 +149,54 @@ func (l *loader) name(key string) string {
 	return "--" + key
 }
 
-func (l *loader) isEmpty(key string) bool {
-	if selectSettings([]string{key})[0].kind == kindLines {
-		return len(l.lines(key)) == 0
+// given returns the elements of a setting's value. It is empty if there is none.
+func (l *loader) given(s setting) []string {
+	switch s.kind {
+	case kindList:
+		return l.list(s.key)
+	case kindLines:
+		return l.lines(s.key)
 	}
-	return len(l.list(key)) == 0
+	if text := l.text(s.key); text != "" {
+		return []string{text}
+	}
+	return nil
+}
+
+// value is the text of a setting, or the texts of a list in the YAML file or of a repeated flag.
+func (l *loader) value(key string) (text string, list []string) {
+	if list, ok := l.viper.Get(key).([]string); ok {
+		return strings.Join(list, ","), list
+	}
+	return l.viper.GetString(key), nil
 }
 
 func (l *loader) text(key string) string {
-	return strings.TrimSpace(strings.Join(l.given(key), ","))
+	text, _ := l.value(key)
+	return strings.TrimSpace(text)
 }
 
-// given returns the value of a setting as it was written: of the flag, else the variable, else the
-// file, else the default.
-func (l *loader) given(key string) []string {
-	switch {
-	case l.flags.Changed(key):
-		flag := l.flags.Lookup(key)
-		if list, ok := flag.Value.(pflag.SliceValue); ok {
-			return list.GetSlice()
-		}
-		return []string{flag.Value.String()}
-	case l.env[key] != "":
-		return []string{os.Getenv(l.env[key])}
-	}
-	switch v := l.values[key].(type) {
-	case nil:
-		return []string{l.defaults[key]}
-	case []string:
-		return v
-	default:
-		return []string{fmt.Sprint(v)}
-	}
-}
-
-// list returns the elements of a repeatable setting. Each value may hold several, separated by
+// list returns the elements of a repeatable setting. Each text may hold several, separated by
 // commas.
-func (l *loader) list(key string) []string {
-	var all []string
-	for _, e := range l.given(key) {
-		for _, part := range strings.Split(e, ",") {
-			if part = strings.TrimSpace(part); part != "" {
-				all = append(all, part)
-			}
+func (l *loader) list(key string) (all []string) {
+	text, _ := l.value(key)
+	for _, part := range strings.Split(text, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			all = append(all, part)
 		}
 	}
 	return all
+}
+
+// lines returns the elements of a repeatable setting as they were written. A variable of the
+// environment, or a text in the YAML file, has one in each line.
+func (l *loader) lines(key string) []string {
+	switch text, list := l.value(key); {
+	case list != nil:
+		return list
+	case l.source(key) == "":
+		return nil
+	default:
+		return strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	}
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"go.uber.org/zap"
@@ -26,6 +28,20 @@ type logConfig struct {
 	level  zapcore.Level
 	format string // "": console on a terminal, else JSON
 	chosen bool   // the level is not the default
+}
+
+func parseLogLevel(text string) (zapcore.Level, error) {
+	if !slices.Contains(logLevels, text) {
+		return 0, fmt.Errorf("%q is not a level: use debug, info, warn or error", text)
+	}
+	return zapcore.ParseLevel(text)
+}
+
+func parseLogFormat(text string) (string, error) {
+	if !slices.Contains(logFormats, text) {
+		return "", fmt.Errorf("%q is not a format: use console or json", text)
+	}
+	return text, nil
 }
 
 // resolve chooses the format by the kind of output.

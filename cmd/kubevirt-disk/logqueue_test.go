@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // gate is a log reader that reads nothing until it is opened. Then it counts lines.
@@ -47,8 +49,8 @@ func TestALogThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	close(g.open)
 	lost := int64(<-told)
 	require.GreaterOrEqual(t, lost, int64(99), "one is being written, and as many as fit wait")
-	require.Eventually(t, func() bool { return g.lines.Load()+lost == lines }, patience,
-		time.Millisecond, "the others are there")
+	testtool.Within(t, patience, func() bool { return g.lines.Load()+lost == lines },
+		"all lines but %d are there: %d", lost, func() any { return g.lines.Load() })
 }
 
 func TestAFastLogIsComplete(t *testing.T) {
@@ -62,8 +64,8 @@ func TestAFastLogIsComplete(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, q.Sync())
-	require.Eventually(t, func() bool { return g.lines.Load() == lines }, patience,
-		time.Millisecond)
+	testtool.Within(t, patience, func() bool { return g.lines.Load() == lines },
+		"%d lines are there: %d", lines, func() any { return g.lines.Load() })
 }
 
 // TestTheLogKeepsItsLines writes lines from one buffer, as a logger does, while nobody reads them
@@ -81,7 +83,8 @@ func TestTheLogKeepsItsLines(t *testing.T) {
 		require.NoError(t, err)
 	}
 	close(g.open)
-	require.Eventually(t, func() bool { return g.lines.Load() == 100 }, patience, time.Millisecond)
+	testtool.Within(t, patience, func() bool { return g.lines.Load() == 100 },
+		"all lines are there: %d", func() any { return g.lines.Load() })
 	require.Equal(t, want.String(), got.String())
 }
 

@@ -18,77 +18,90 @@ const (
 	keyArgs       = "args"
 	keyEnv        = "env"
 	keyEnvFile    = "env-file"
-	keyUser       = "user"
 	keyContDir    = "workdir"
-	keyStopSignal = "stop-signal"
-	keyGrace      = "grace"
-	keyHostname   = "hostname"
-	keyTTY        = "tty"
 )
 
 // machineSettings change how a container image runs: those of adapt and of serve --container-image.
-var machineSettings = []setting{
-	{key: keyEntrypoint, env: []string{"CONTAINER_ENTRYPOINT"}, kind: kindLines,
-		usage: "`word` of another entry point of the container image; repeatable"},
-	{key: keyArgs, env: []string{"CONTAINER_ARGS"}, kind: kindLines,
-		usage: "`word` of other arguments of the container image, also after --; repeatable"},
-	{key: keyEnv, env: []string{"CONTAINER_ENV"}, kind: kindLines,
-		usage: "`NAME=VALUE` for the environment of the container image, or NAME for the value " +
-			"that it has here; repeatable"},
-	{key: keyEnvFile, env: []string{"CONTAINER_ENV_FILE"}, kind: kindLines,
-		usage: "`file` with such lines, as docker has them: for secrets; repeatable"},
-	{key: keyUser, env: []string{"CONTAINER_USER"},
-		usage: "`user` of the entry point, USER or USER:GROUP, names or numbers"},
-	{key: keyContDir, env: []string{"CONTAINER_WORKDIR"},
-		usage: "working `directory` of the entry point"},
-	{key: keyStopSignal, env: []string{"CONTAINER_STOP_SIGNAL"},
-		usage: "`signal` that stops the entry point"},
-	{key: keyHostname, env: []string{"CONTAINER_HOSTNAME"},
-		usage: "`name` of the machine (default DHCP's)"},
-	{key: keyTTY, env: []string{"CONTAINER_TTY"}, def: "false", kind: kindBool,
-		usage: "the console is the terminal of the entry point"},
-	{key: keyGrace, env: []string{"CONTAINER_GRACE"},
-		usage: "`seconds` from the stop signal to SIGKILL (default 10)"},
+func machineSettings(m *machine.Options) []setting {
+	return []setting{
+		{key: keyEntrypoint, env: []string{"CONTAINER_ENTRYPOINT"}, kind: kindLines,
+			usage: "`word` of another entry point of the container image; repeatable",
+			to:    list(&m.Entrypoint)},
+		{key: keyArgs, env: []string{"CONTAINER_ARGS"}, kind: kindLines,
+			usage: "`word` of other arguments of the container image, also after --; repeatable",
+			to:    list(&m.Args)},
+		{key: keyEnv, env: []string{"CONTAINER_ENV"}, kind: kindLines,
+			usage: "`NAME=VALUE` for the environment of the container image, or NAME for the " +
+				"value that it has here; repeatable",
+			to: variables(&m.Env)},
+		{key: keyEnvFile, env: []string{"CONTAINER_ENV_FILE"}, kind: kindLines,
+			usage: "`file` with such lines, as docker has them: for secrets; repeatable"},
+		{key: "user", env: []string{"CONTAINER_USER"},
+			usage: "`user` of the entry point, USER or USER:GROUP, names or numbers",
+			to:    text(&m.User)},
+		{key: keyContDir, env: []string{"CONTAINER_WORKDIR"},
+			usage: "working `directory` of the entry point",
+			to:    text(&m.WorkDir)},
+		{key: "stop-signal", env: []string{"CONTAINER_STOP_SIGNAL"},
+			usage: "`signal` that stops the entry point",
+			to:    into(&m.StopSignal, parseStopSignal)},
+		{key: "hostname", env: []string{"CONTAINER_HOSTNAME"},
+			usage: "`name` of the machine (default DHCP's)",
+			to:    text(&m.Hostname)},
+		{key: "tty", env: []string{"CONTAINER_TTY"}, def: "false", kind: kindBool,
+			usage: "the console is the terminal of the entry point",
+			to:    truth(&m.TTY)},
+		{key: "grace", env: []string{"CONTAINER_GRACE"},
+			usage: "`seconds` from the stop signal to SIGKILL (default 10)",
+			to:    into(&m.Grace, parseGrace)},
+	}
 }
 
-// machineKeys are the keys of machineSettings.
-var machineKeys = []string{keyEntrypoint, keyArgs, keyEnv, keyEnvFile, keyUser, keyContDir,
-	keyStopSignal, keyHostname, keyTTY, keyGrace}
-
-// machine returns the changes to a container image. args come after the command's own.
-func (l *loader) machine(args []string) machine.Options {
-	o := machine.Options{Entrypoint: l.lines(keyEntrypoint), Args: l.lines(keyArgs),
-		User: l.text(keyUser), WorkDir: l.text(keyContDir), StopSignal: l.text(keyStopSignal),
-		Hostname: l.text(keyHostname), TTY: l.bool(keyTTY)}
-	if len(args) > 0 && len(o.Args) > 0 {
+// machine sets the changes to a container image. args come after the command's own.
+func (l *loader) machine(m *machine.Options, args []string) {
+	l.land(machineSettings(m))
+	if len(args) > 0 && len(m.Args) > 0 {
 		l.problems.Add(l.name(keyArgs), "and arguments after -- are both given: use one of them")
 	} else if len(args) > 0 {
-		o.Args = args
+		m.Args = args
 	}
+	var all []string
 	for _, file := range l.lines(keyEnvFile) {
-		o.Env = append(o.Env, l.envFile(file)...)
+		all = append(all, l.envFile(file)...)
 	}
-	for i, text := range l.lines(keyEnv) {
-		variable, err := parseVariable(text)
-		if err != nil {
-			l.problems.Add(l.name(keyEnv), "variable %d %v", i+1, err)
+	m.Env = append(all, m.Env...) // of two with one name, the last one counts
+}
+
+func parseStopSignal(text string) (string, error) {
+	_, err := machine.ParseSignal(text)
+	return text, err
+}
+
+func parseGrace(text string) (uint, error) {
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a number of seconds", text)
+	}
+	if n > machine.MaxSeconds {
+		return 0, fmt.Errorf("%d is more than a day: name at most %d seconds", n,
+			machine.MaxSeconds)
+	}
+	return uint(n), nil
+}
+
+// variables is a field that takes variables of the environment.
+func variables(at *[]string) landing {
+	return landing{at, func(given []string) error {
+		var wrong []error
+		for i, text := range given {
+			variable, err := parseVariable(text)
+			if err != nil {
+				wrong = append(wrong, fmt.Errorf("variable %d %w", i+1, err))
+			}
+			*at = append(*at, variable)
 		}
-		o.Env = append(o.Env, variable)
-	}
-	if _, err := machine.ParseSignal(o.StopSignal); err != nil {
-		l.problems.Add(l.name(keyStopSignal), "%v", err)
-	}
-	if text := l.text(keyGrace); text != "" {
-		n, err := strconv.ParseUint(text, 10, 32)
-		if err != nil {
-			l.problems.Add(l.name(keyGrace), "%q is not a number of seconds", text)
-		} else if n > machine.MaxSeconds {
-			l.problems.Add(l.name(keyGrace), "%d is more than a day: name at most %d seconds", n,
-				machine.MaxSeconds)
-		}
-		o.Grace = uint(n)
-	}
-	return o
+		return errors.Join(wrong...)
+	}}
 }
 
 // envFile reads a file of variables in docker's format. Messages name lines and not what is in
@@ -137,35 +150,21 @@ func parseVariable(text string) (string, error) {
 	return name + "=" + value, nil
 }
 
-// lines returns the elements of a repeatable setting as they were written. A variable of the
-// environment, or a text in the YAML file, has one in each line.
-func (l *loader) lines(key string) []string {
-	if l.source(key) == "" {
-		return nil
-	}
-	given := l.given(key)
-	_, list := l.values[key].([]string)
-	if l.flags.Changed(key) || l.env[key] == "" && list {
-		return given
-	}
-	return strings.Split(strings.TrimSuffix(given[0], "\n"), "\n")
-}
-
-// containerMachine returns how serve runs its container images. Without such images the settings
-// mean nothing.
-func (l *loader) containerMachine(images bool, args []string) machine.Options {
+// containerMachine sets how serve runs its container images. Without such images the settings mean
+// nothing.
+func (l *loader) containerMachine(m *machine.Options, images bool, args []string) {
 	if images {
-		return l.machine(args)
+		l.machine(m, args)
+		return
 	}
-	for _, key := range machineKeys {
-		if source := l.source(key); source != "" {
+	for _, row := range machineSettings(m) {
+		if source := l.source(row.key); source != "" {
 			hint := ""
-			if key == keyContDir {
+			if row.key == keyContDir {
 				hint = fmt.Sprintf(" (the directory of the disks is --%s)", keyWorkDir)
 			}
 			l.problems.Add(source, "is for container images, and --%s names none%s",
 				keyContainerImage, hint)
 		}
 	}
-	return machine.Options{}
 }

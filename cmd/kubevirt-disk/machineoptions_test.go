@@ -21,7 +21,7 @@ func TestEnvFile(t *testing.T) {
 	args := []string{"--container-image=r.example/db:1", "--env-file=" + file}
 	c := mustConfig(t, append(args, "--env=A=3", "--env=HERE")...)
 	require.Equal(t, []string{"A=1, two = 2 ", `QUOTED="x"`, "EMPTY=", "HERE=from here", "A=3",
-		"HERE=from here"}, c.containers.Machine.Env)
+		"HERE=from here"}, c.Containers.Machine.Env)
 	for text, want := range map[string]string{
 		"A=1\nhunter2\n":   "line 2 is not NAME=VALUE",
 		"\n=hunter2":       "line 2 has no name",
@@ -54,7 +54,7 @@ func TestMachineOptionsOfServe(t *testing.T) {
 	_, err = tryConfig("--container-image=r.example/db:1", "--grace=soon")
 	require.ErrorContains(t, err, `--grace: "soon" is not a number of seconds`)
 	c := mustConfig(t, "--container-image=r.example/db:1", "--", "postgres", "-c", "a=b, c")
-	require.Equal(t, []string{"postgres", "-c", "a=b, c"}, c.containers.Machine.Args)
+	require.Equal(t, []string{"postgres", "-c", "a=b, c"}, c.Containers.Machine.Args)
 	require.Empty(t, c.images)
 	_, err = tryConfig("--container-image=r.example/db:1", "--args=a", "--", "b")
 	require.ErrorContains(t, err, "--args: and arguments after -- are both given")

@@ -9,26 +9,26 @@ import (
 	"strconv"
 	"strings"
 
-	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/daemon/options"
 )
 
 // parsePortal reads ADDRESS:PORT. Without a port it uses defaultPort, and explicit is false. It
 // does not resolve names: the result decides who can reach a disk, and it may change.
-func parsePortal(s string, defaultPort uint16) (p daemon.Address, explicit bool, err error) {
+func parsePortal(s string, defaultPort uint16) (p options.Address, explicit bool, err error) {
 	if addr, err := netip.ParseAddr(unbracket(s)); err == nil {
-		return daemon.Address{Addr: addr.Unmap(), Port: defaultPort}, false, nil
+		return options.Address{Addr: addr.Unmap(), Port: defaultPort}, false, nil
 	}
 	if s == "localhost" {
-		return daemon.Address{Addr: loopback4(), Port: defaultPort}, false, nil
+		return options.Address{Addr: loopback4(), Port: defaultPort}, false, nil
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		return daemon.Address{}, false, fmt.Errorf("%q is not an address: want 0.0.0.0:3260, "+
+		return options.Address{}, false, fmt.Errorf("%q is not an address: want 0.0.0.0:3260, "+
 			"[::1]:3260, or :3260 for all addresses", s)
 	}
 	p.Port, err = parsePort(port)
 	if err != nil {
-		return daemon.Address{}, false, fmt.Errorf("%q: %w", s, err)
+		return options.Address{}, false, fmt.Errorf("%q: %w", s, err)
 	}
 	switch host {
 	case "":
@@ -39,7 +39,7 @@ func parsePortal(s string, defaultPort uint16) (p daemon.Address, explicit bool,
 	}
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
-		return daemon.Address{}, false, fmt.Errorf("%q: %q is not an IP address (names are not "+
+		return options.Address{}, false, fmt.Errorf("%q: %q is not an IP address (names are not "+
 			"looked up)", s, host)
 	}
 	p.Addr = addr.Unmap()
@@ -65,7 +65,10 @@ func parsePort(s string) (uint16, error) {
 
 // portals resolves --listen, --port and the default. Chap says whether initiators must
 // authenticate.
-func (l *loader) portals(chap bool) []daemon.Address {
+func (l *loader) portals(chap bool) []options.Address {
+	if !l.iscsi() {
+		return nil
+	}
 	port, portSet := uint16(defaultPort), l.source(keyPort) != ""
 	if portSet {
 		p, err := parsePort(l.text(keyPort))
@@ -78,11 +81,11 @@ func (l *loader) portals(chap bool) []daemon.Address {
 	elements := l.list(keyListen)
 	if len(elements) == 0 {
 		if chap {
-			return []daemon.Address{{Addr: netip.IPv4Unspecified(), Port: port}}
+			return []options.Address{{Addr: netip.IPv4Unspecified(), Port: port}}
 		}
-		return []daemon.Address{{Addr: loopback4(), Port: port}}
+		return []options.Address{{Addr: loopback4(), Port: port}}
 	}
-	var all []daemon.Address
+	var all []options.Address
 	for _, e := range elements {
 		p, explicit, err := parsePortal(e, port)
 		switch {
@@ -108,25 +111,128 @@ func (l *loader) portals(chap bool) []daemon.Address {
 	return all
 }
 
-// checkPages refuses pages on the port of a portal. Otherwise this process would find the port
-// taken by itself.
-func (l *loader) checkPages(pages *daemon.Address, portals []daemon.Address) {
-	if pages == nil {
-		return
+// iscsi reads --iscsi. Without iSCSI there must be another way to the disks.
+func (l *loader) iscsi() bool {
+	on, err := parseTruth(l.text(keyISCSI))
+	switch {
+	case err != nil:
+		l.problems.Add(l.source(keyISCSI), "%v", err)
+	case on:
+	case len(l.list(keyNBD)) == 0:
+		l.problems.Add(l.source(keyISCSI), "leaves no way to the disks: set %s", nameOf(keyNBD))
+	default:
+		for _, key := range []string{keyListen, keyPort} {
+			if l.source(key) != "" {
+				l.problems.Add(l.source(key), "is for iSCSI, which %s has turned off",
+					l.source(keyISCSI))
+			}
+		}
+		return false
 	}
-	both := func(p daemon.Address, all []daemon.Address) daemon.Address {
+	return true
+}
+
+const nbdPort = 10809 // IANA's
+
+// nbd resolves --nbd.
+func (l *loader) nbd(files options.NBDTLS) (all []options.NBDPortal) {
+	source := l.source(keyNBD)
+	secure := files.Cert != "" && files.Key != "" && files.ClientCA != ""
+	if !secure && files != (options.NBDTLS{}) {
+		l.problems.Add("TLS of NBD", "takes three files: set %s, %s and %s", nameOf(keyNBDTLSCert),
+			nameOf(keyNBDTLSKey), nameOf(keyNBDClientCA))
+	}
+	for _, e := range l.list(keyNBD) {
+		var p options.NBDPortal
+		if path, ok := strings.CutPrefix(e, "unix:"); ok {
+			p.Socket = path
+			if path == "" {
+				l.problems.Add(source, "%q names no socket: want unix:PATH", e)
+				continue
+			}
+		} else {
+			var err error
+			if p.Address, _, err = parsePortal(e, nbdPort); err != nil {
+				l.problems.Add(source, "%q is not an address of NBD: want unix:PATH, or "+
+					"127.0.0.1:%d", e, nbdPort)
+				continue
+			}
+			if !secure && !p.Address.Loopback() {
+				l.problems.Add(source, "%s can be reached from elsewhere, and NBD asks clients "+
+					"for nothing without TLS: use a Unix socket or an address of loopback, or set "+
+					"%s, %s and %s", p, nameOf(keyNBDTLSCert), nameOf(keyNBDTLSKey),
+					nameOf(keyNBDClientCA))
+				continue
+			}
+		}
+		switch i := slices.IndexFunc(all, func(o options.NBDPortal) bool {
+			return o == p || p.Socket == "" && o.Socket == "" && p.Address.Clashes(o.Address)
+		}); {
+		case i < 0:
+		case all[i] == p:
+			l.problems.Add(source, "%s is listed twice", p)
+			continue
+		default:
+			l.problems.Add(source, "one of %s and %s includes the other: leave the other out",
+				all[i], p)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// bound are the addresses on which a part of the daemon listens.
+type bound struct {
+	what string // who they are
+	key  string // the setting that names them
+	port string // the setting that names their port
+	at   []options.Address
+}
+
+// checkPorts refuses an address that two parts of the daemon would listen on. Otherwise this
+// process would find the port taken by itself, and say that another one has it.
+func (l *loader) checkPorts(c *config) {
+	all := []bound{{"the portals of iSCSI", keyListen, keyPort, c.Portals},
+		{"NBD", keyNBD, keyNBD, nil}, {"the pages", keyMetricsListen, keyMetricsListen, nil},
+		{"volumes", keyVolumesListen, keyVolumesListen, nil}}
+	for _, p := range c.NBD {
+		if p.Socket == "" {
+			all[1].at = append(all[1].at, p.Address)
+		}
+	}
+	if c.Pages != nil {
+		all[2].at = []options.Address{*c.Pages}
+	}
+	if c.Volumes != nil {
+		all[3].at = []options.Address{c.Volumes.Listen}
+	}
+	for i, later := range all {
+		for _, earlier := range all[:i] {
+			if at, clash := later.clashes(earlier); clash {
+				l.problems.Add(l.name(later.key), "%s: %s would use the port, too; choose another "+
+					"for one of them, for %s with %s", at, earlier.what, earlier.what,
+					nameOf(earlier.port))
+			}
+		}
+	}
+}
+
+// clashes returns the first address of b that one of o covers, or the reverse.
+func (b bound) clashes(o bound) (options.Address, bool) {
+	both := func(p options.Address, all []options.Address) options.Address {
 		if p.Network(all) == "tcp" {
 			p.Addr = netip.Addr{} // [::] takes IPv4 too if it is alone
 		}
 		return p
 	}
-	at := both(*pages, []daemon.Address{*pages})
-	if slices.ContainsFunc(portals,
-		func(p daemon.Address) bool { return at.Clashes(both(p, portals)) }) {
-		l.problems.Add(l.name(keyMetricsListen),
-			"the portals use port %d too: choose another port for one of them, for the portals "+
-				"with %s", at.Port, nameOf(keyPort))
+	for _, mine := range b.at {
+		if slices.ContainsFunc(o.at, func(p options.Address) bool {
+			return both(mine, b.at).Clashes(both(p, o.at))
+		}) {
+			return mine, true
+		}
 	}
+	return options.Address{}, false
 }
 
 var errNoAuth = errors.New("without CHAP everybody who reaches the portal could read and write " +
@@ -135,7 +241,7 @@ var errNoAuth = errors.New("without CHAP everybody who reaches the portal could 
 	"INSECURE_NO_AUTH=true (--insecure-no-auth)")
 
 // checkExposure refuses portals beyond loopback without CHAP.
-func (l *loader) checkExposure(portals []daemon.Address, chap, accepted bool) {
+func (l *loader) checkExposure(portals []options.Address, chap, accepted bool) {
 	if chap || accepted {
 		return
 	}

@@ -1,11 +1,12 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/daemon/options"
 )
 
 func TestParsePortal(t *testing.T) {
@@ -45,7 +46,7 @@ func TestParsePortal(t *testing.T) {
 	}
 }
 
-func mustPortal(t *testing.T, text string) daemon.Address {
+func mustPortal(t *testing.T, text string) options.Address {
 	t.Helper()
 	p, _, err := parsePortal(text, defaultPort)
 	require.NoError(t, err)
@@ -73,6 +74,46 @@ func TestPagesBesidePortals(t *testing.T) {
 		cleanEnv(t)
 		c := mustConfig(t, "--insecure-no-auth", "--listen="+portals, "--metrics-listen="+pages)
 		require.Equal(t, portals, portalTexts(c))
-		require.Equal(t, pages, c.metricsListen.String())
+		require.Equal(t, pages, c.Pages.String())
+	}
+}
+
+// TestPortsOfOneDaemon: a port that two parts of a daemon would use is an error of the settings,
+// not another process.
+func TestPortsOfOneDaemon(t *testing.T) {
+	const tls = " --nbd-tls-cert=/c --nbd-tls-key=/k --nbd-client-ca=/a"
+	for args, want := range map[string][]string{
+		"--nbd=127.0.0.1:3260": {"--nbd: 127.0.0.1:3260: the portals of iSCSI would use the port",
+			"with --port"},
+		"--nbd=127.0.0.2:4000 --listen=:4000 --insecure-no-auth": {"--nbd: 127.0.0.2:4000"},
+		"--nbd=127.0.0.1:4000 --metrics-listen=:4000": {
+			"--metrics-listen: :4000: NBD would use the port", "for NBD with --nbd"},
+		"--nbd=127.0.0.1:4000 --volumes-listen=127.0.0.1:4000": {
+			"--volumes-listen: 127.0.0.1:4000: NBD would"},
+		"--volumes-listen=127.0.0.1:4000 --metrics-listen=127.0.0.1:4000": {
+			"--volumes-listen: 127.0.0.1:4000: the pages would", "with --metrics-listen"},
+		"--metrics-listen=127.0.0.1:3260":          {"--metrics-listen: 127.0.0.1:3260:"},
+		"--nbd=127.0.0.1:1 --nbd=127.0.0.1:1":      {"127.0.0.1:1 is listed twice"},
+		"--nbd=127.0.0.1:1 --nbd=0.0.0.0:1" + tls:  {"0.0.0.0:1 includes the other"},
+		"--nbd=unix:/s --nbd=unix:/s":              {"unix:/s is listed twice"},
+		"--nbd=[::]:3260 --listen=127.0.0.1" + tls: {"--nbd: [::]:3260: the portals"},
+	} {
+		cleanEnv(t)
+		_, err := tryConfig(strings.Fields(args)...)
+		require.Error(t, err, args)
+		for _, part := range want {
+			require.ErrorContains(t, err, part, args)
+		}
+	}
+	for _, args := range []string{
+		"--nbd=127.0.0.2:3260",
+		"--nbd=127.0.0.1:0 --listen=127.0.0.1:0 --metrics-listen=127.0.0.1:0",
+		"--nbd=127.0.0.1:3260 --iscsi=false",
+		"--nbd=127.0.0.1:9260 --metrics-listen=",
+		"--nbd=unix:/a --nbd=unix:/b --nbd=[::1]:1 --nbd=127.0.0.1:1",
+	} {
+		cleanEnv(t)
+		_, err := tryConfig(strings.Fields(args)...)
+		require.NoError(t, err, args)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -28,15 +29,20 @@ const (
 
 // provideSettings are the settings that serve does not have. The variables have the names of the
 // original file wrapper.
-var provideSettings = []setting{
-	{key: keyTo, env: []string{envCopyPath},
-		usage: "`path` of the file without its extension, in a directory that others share: it " +
-			"becomes PATH.qcow2 or PATH.raw"},
-	{key: keyImagePath, env: []string{"IMAGE_PATH"},
-		usage: "`file` of the image (default the only one in the directory)"},
-	{key: keyReadOnly, env: []string{"READ_ONLY"}, def: "false", kind: kindBool,
-		usage: "nobody writes to the file, as to the backing file of an overlay: then it may be " +
-			"a hard link to the image"},
+func provideSettings(p *providing) []setting {
+	return []setting{
+		{key: keyTo, env: []string{envCopyPath}, kind: kindFile,
+			usage: "`path` of the file without its extension, in a directory that others share: " +
+				"it becomes PATH.qcow2 or PATH.raw",
+			to: text(&p.to)},
+		{key: keyImagePath, env: []string{"IMAGE_PATH"}, kind: kindFile,
+			usage: "`file` of the image (default the only one in the directory)",
+			to:    text(&p.image)},
+		{key: keyReadOnly, env: []string{"READ_ONLY"}, def: "false", kind: kindBool,
+			usage: "nobody writes to the file, as to the backing file of an overlay: then it may " +
+				"be a hard link to the image",
+			to: truth(&p.readOnly)},
+	}
 }
 
 func (a *app) provideCommand() *cobra.Command {
@@ -58,18 +64,18 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		Args:              imageArgs(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeImages,
 	}
-	keys := []string{keyTo, keyImagePath, keyReadOnly, keyDiskDir, keyReadyFile, keyLogLevel,
-		keyLogFormat}
-	addFlags(cmd.Flags(), keys...)
+	var p providing
+	c := newConfig()
+	own := slices.Concat(provideSettings(&p),
+		pick(c.settings(), keyDiskDir, keyReadyFile, keyLogLevel, keyLogFormat))
+	addFlags(cmd.Flags(), own)
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
-		l := load(cmd.Flags(), keys...)
-		p := providing{to: l.text(keyTo), image: l.text(keyImagePath), dir: l.text(keyDiskDir),
-			readOnly: l.bool(keyReadOnly),
-			ready:    readyfile.File{Path: l.text(keyReadyFile), Name: nameOf(keyReadyFile)}}
+		l := load(cmd.Flags(), own)
+		p.dir = c.Images.Dir
+		p.ready = readyfile.File{Path: c.ReadyFile, Name: nameOf(keyReadyFile)}
 		if len(args) > 0 {
 			p.image = args[0]
 		}
-		logging := l.logConfig()
 		switch {
 		case p.to == "":
 			l.problems.Add(nameOf(keyTo), "is missing: name the file to make, without its "+
@@ -84,7 +90,7 @@ Exit status 0: the file is gone. 1: the file cannot be made, and nothing is left
 		ctx, stop := a.interruptible(cmd.Context(), nil)
 		defer stop()
 		signal.Ignore(syscall.SIGPIPE) // the reader of the log may be gone
-		logging = logging.resolve(a.stderr)
+		logging := c.log.resolve(a.stderr)
 		p.log = newLogger(logging, logging.level, newLogQueue(a.stderr))
 		defer func() { _ = p.log.Sync() }()
 		err := p.run(ctx)

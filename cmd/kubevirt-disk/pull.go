@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/transport"
 )
 
 const (
@@ -44,7 +45,7 @@ sparse raw disk. DEST is one of these:
 	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw,
 		"`format` to write: raw, or original to keep the file as it is")
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace an existing file")
-	addFlags(cmd.Flags(), registryKeys...)
+	addFlags(cmd.Flags(), registrySettings(new(transport.Options)))
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
 		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,
@@ -55,7 +56,7 @@ sparse raw disk. DEST is one of these:
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		ref, err := registry.ParseReference(args[0])
+		ref, err := transport.ParseReference(args[0])
 		if err != nil {
 			return err
 		}
@@ -70,7 +71,7 @@ sparse raw disk. DEST is one of these:
 	return cmd
 }
 
-func (a *app) pull(ctx context.Context, client *registry.Client, ref registry.Reference,
+func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.Reference,
 	dest string, o pullOptions) error {
 	if err := a.checkPullDestination(dest, o); err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // base is the base image of this release, set by the linker: -X
@@ -21,6 +22,7 @@ var base = ""
 
 func (a *app) pushCommand() *cobra.Command {
 	var from, compress, order string
+	var onto registry.Onto
 	cmd := &cobra.Command{
 		Use:   "push FILE... REF",
 		Short: "Store disk images as a container image in a registry",
@@ -28,6 +30,12 @@ func (a *app) pushCommand() *cobra.Command {
 "ADD FILE /disk/" make it: one layer for each file, with its backing files. Every file is validated
 as serve would before anything is sent. What the registry has is not sent again. The same files on
 the same base have the same digest, which is printed at the end.
+
+With --onto, FILE is a new version of the disk in another image. The new image has the layers of
+that one, and a layer with what differs, so that little is sent, and little is fetched by who has
+the old one. The old disk is compared by the digests in its index, and not fetched.
+
+Exit status: 0 done, 1 failed while running, 2 wrong usage.
 
 ` + registryHelp,
 		Args: imageArgs(cobra.MinimumNArgs(2)),
@@ -42,7 +50,12 @@ the same base have the same digest, which is printed at the end.
 	cmd.Flags().StringVar(&order, flagBootOrder, "", "`file` with the boot order recorded by "+
 		"serve --record-boot: these blocks are fetched first when the image is served from the "+
 		"registry")
-	addFlags(cmd.Flags(), registryKeys...)
+	cmd.Flags().StringVar(&onto.Image, flagOnto, "", "`reference` of an image with another "+
+		"version of the disk: only what differs is stored; --base counts only if nothing is "+
+		"the same")
+	cmd.Flags().StringVar(&onto.File, flagOntoFile, "", "`file` with a copy of that other "+
+		"version: what differs is compared with it instead of being fetched")
+	addFlags(cmd.Flags(), registrySettings(new(transport.Options)))
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,
 		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp),
@@ -54,19 +67,17 @@ the same base have the same digest, which is printed at the end.
 			return fmt.Errorf("%q is a file, and the reference of the image comes last: usage is "+
 				"%q", last, cmd.UseLine())
 		}
-		ref, err := registry.ParseReference(last)
+		ref, err := transport.ParseReference(last)
 		if err != nil {
 			return err
 		}
-		if compress != "" && !slices.Contains(compressions, compress) {
-			return fmt.Errorf(
-				"--%s: %q is none of %s",
-				flagCompress,
-				compress,
-				strings.Join(compressions, ", "),
-			)
+		if err := checkCompress(compress); err != nil {
+			return err
 		}
-		if from == "" {
+		if err := checkOnto(onto, files); err != nil {
+			return err
+		}
+		if from == "" && onto.Image == "" {
 			return fmt.Errorf(
 				"name the base image with --base, such as --base=REGISTRY/kubevirt.io:disk, or "+
 					"say --base=%s",
@@ -74,6 +85,7 @@ the same base have the same digest, which is printed at the end.
 			)
 		}
 		opt := pushOptions(from, compress)
+		opt.Onto = onto
 		if opt.Boot, err = readBootOrder(order); err != nil {
 			return err
 		}
@@ -87,7 +99,31 @@ the same base have the same digest, which is printed at the end.
 const (
 	flagCompress  = "compress"
 	flagBootOrder = "boot-order"
+	flagOnto      = "onto"
+	flagOntoFile  = "onto-file"
 )
+
+// checkOnto checks the flags for another version of the disk.
+func checkOnto(onto registry.Onto, files []string) error {
+	switch {
+	case onto.Image == "" && onto.File == "":
+		return nil
+	case onto.Image == "":
+		return fmt.Errorf("--%s is a copy of the disk in an image: name the image with --%s",
+			flagOntoFile, flagOnto)
+	case len(files) > 1:
+		return fmt.Errorf("--%s takes one file: push the first one, and the next one onto the "+
+			"result", flagOnto)
+	}
+	_, err := transport.ParseReference(onto.Image)
+	if err != nil {
+		return fmt.Errorf("--%s: %w", flagOnto, err)
+	}
+	if onto.File != "" {
+		return checkSource(onto.File)
+	}
+	return nil
+}
 
 // readBootOrder reads the boot order that serve has recorded. It returns nil if path is "".
 func readBootOrder(path string) (*registry.BootOrder, error) {
@@ -104,6 +140,15 @@ func readBootOrder(path string) (*registry.BootOrder, error) {
 		return nil, fmt.Errorf("--%s: %q: %w", flagBootOrder, path, err)
 	}
 	return order, nil
+}
+
+// checkCompress checks the value of --compress.
+func checkCompress(compress string) error {
+	if compress != "" && !slices.Contains(compressions, compress) {
+		return fmt.Errorf("--%s: %q is none of %s", flagCompress, compress,
+			strings.Join(compressions, ", "))
+	}
+	return nil
 }
 
 // compressions are the values of --compress.
@@ -139,7 +184,7 @@ func (a *app) push(
 	ctx context.Context,
 	client *registry.Client,
 	files []string,
-	ref registry.Reference,
+	ref transport.Reference,
 	opt registry.PushOptions,
 ) error {
 	for _, file := range files {

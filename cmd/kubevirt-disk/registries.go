@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,30 +12,33 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // registrySettings say how serve, push and pull reach registries.
-var registrySettings = []setting{
-	{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"},
-		usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a " +
-			"directory with one (default where docker, podman and skopeo look)"},
-	{key: keyRegistryCA, env: []string{"REGISTRY_CA"},
-		usage: "`file` of certificates (PEM) that are trusted in addition to the system's"},
-	{key: keyRegistryMirror, env: []string{"REGISTRY_MIRROR"}, kind: kindList,
-		usage: "`HOST=MIRROR[/PREFIX]`: ask the mirror before that registry; repeatable"},
-	{key: keyInsecureRegistry, env: []string{"INSECURE_REGISTRY"}, kind: kindList,
-		usage: "`registry` that may be used without TLS, or with a certificate that nobody " +
-			"vouches for, as host or host:port; repeatable"},
+func registrySettings(o *transport.Options) []setting {
+	return []setting{
+		{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"}, kind: kindFile,
+			usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a " +
+				"directory with one (default where docker, podman and skopeo look)",
+			to: text(&o.Config)},
+		{key: "registry-ca", env: []string{"REGISTRY_CA"}, kind: kindFile,
+			usage: "`file` of certificates (PEM) that are trusted in addition to the system's",
+			to:    text(&o.CA)},
+		{key: "registry-mirror", env: []string{"REGISTRY_MIRROR"}, kind: kindList,
+			usage: "`HOST=MIRROR[/PREFIX]`: ask the mirror before that registry; repeatable",
+			to:    list(&o.Mirrors)},
+		{key: "insecure-registry", env: []string{"INSECURE_REGISTRY"}, kind: kindList,
+			usage: "`registry` that may be used without TLS, or with a certificate that nobody " +
+				"vouches for, as host or host:port; repeatable",
+			to: list(&o.Insecure)},
+	}
 }
 
 const (
-	keyRegistryConfig   = "registry-config"
-	keyRegistryCA       = "registry-ca"
-	keyRegistryMirror   = "registry-mirror"
-	keyInsecureRegistry = "insecure-registry"
+	keyRegistryConfig = "registry-config"
 
 	envRegistryUsername = "REGISTRY_USERNAME"
 	envRegistryPassword = "REGISTRY_PASSWORD"
@@ -55,20 +57,18 @@ Credentials come from --registry-config, from where docker, podman and skopeo ke
 the environment: REGISTRY_USERNAME and REGISTRY_PASSWORD, or with the suffix _FILE from files, are
 for the registry of the reference only. They are never flags.`
 
-// registryKeys are the keys of registrySettings.
-var registryKeys = []string{keyRegistryConfig, keyRegistryCA, keyRegistryMirror,
-	keyInsecureRegistry}
-
 // withRegistry runs the work of a command about ref with a client, until it ends or is interrupted.
-func (a *app) withRegistry(cmd *cobra.Command, ref registry.Reference,
+func (a *app) withRegistry(cmd *cobra.Command, ref transport.Reference,
 	work func(context.Context, *registry.Client) error) error {
-	return a.withRegistryOf(cmd, load(cmd.Flags(), registryKeys...), ref, work)
+	var opt transport.Options
+	l := load(cmd.Flags(), registrySettings(&opt))
+	return a.withRegistryOf(cmd, l, opt, ref, work)
 }
 
 // withRegistryOf is withRegistry with settings that were loaded already.
-func (a *app) withRegistryOf(cmd *cobra.Command, l *loader, ref registry.Reference,
-	work func(context.Context, *registry.Client) error) error {
-	client, err := a.registryClient(l, ref)
+func (a *app) withRegistryOf(cmd *cobra.Command, l *loader, opt transport.Options,
+	ref transport.Reference, work func(context.Context, *registry.Client) error) error {
+	client, err := a.registryClient(l, opt, ref)
 	if err != nil {
 		return err
 	}
@@ -80,10 +80,9 @@ func (a *app) withRegistryOf(cmd *cobra.Command, l *loader, ref registry.Referen
 	})(cmd, nil)
 }
 
-// registryClient makes a client from the flags, the environment and the settings file, for a
-// command about ref.
-func (a *app) registryClient(l *loader, ref registry.Reference) (*registry.Client, error) {
-	opt := l.registryOptions()
+// registryClient makes a client with the settings that l has loaded, for a command about ref.
+func (a *app) registryClient(l *loader, opt transport.Options, ref transport.Reference) (
+	*registry.Client, error) {
 	if err := l.problems.Err(); err != nil {
 		return nil, err
 	}
@@ -92,59 +91,40 @@ func (a *app) registryClient(l *loader, ref registry.Reference) (*registry.Clien
 		return nil, err
 	}
 	opt.Own, opt.OwnHost = own, ref.Host()
+	opt.UserAgent = userAgent()
 	opt.FirstPatience = firstPatience
 	opt.Warn = func(text string) { fmt.Fprintln(a.stderr, harmless(text)) }
 	return registry.New(opt)
 }
 
+func userAgent() string { return "kubevirt-disk/" + buildInfo().Version }
+
 // firstPatience is how long a command asks a registry that has not answered once. A person waits,
 // and has perhaps mistyped its name. A daemon waits longer: it may start before its registry.
 const firstPatience = 10 * time.Second
 
-// registryOptions are the options that registrySettings set.
-func (l *loader) registryOptions() registry.Options {
-	return registry.Options{
-		Config:    l.text(keyRegistryConfig),
-		CA:        l.text(keyRegistryCA),
-		Mirrors:   l.list(keyRegistryMirror),
-		Insecure:  l.list(keyInsecureRegistry),
-		UserAgent: "kubevirt-disk/" + buildInfo().Version,
-	}
-}
-
 // levelsName is the directory for the levels of container images, inside the cache directory.
 const levelsName = "levels"
 
-// streams returns the images that serve reads from registries, and the container images that it
-// makes disks from.
-func (l *loader) streams() (s daemon.Streams, c daemon.Containers) {
-	s.References = l.references(keyImage)
-	c.References = l.references(keyContainerImage)
-	hosts := map[string]bool{}
-	all := slices.Concat(s.References, c.References)
-	for _, ref := range all {
-		hosts[ref.Host()] = true
+// useRegistries completes what serve reads from registries.
+func (l *loader) useRegistries(c *config) {
+	s := &c.Streams
+	if s.CacheDir == "" {
+		s.CacheDir = filepath.Join(c.WorkDir, ".cache")
 	}
-	if s.CacheDir = l.text(keyCacheDir); s.CacheDir == "" {
-		s.CacheDir = filepath.Join(l.text(keyWorkDir), ".cache")
-	}
-	c.Dir = filepath.Join(s.CacheDir, levelsName)
-	s.CacheSize = l.bytes(keyCacheSize, parseCacheSize)
-	switch when := l.text(keyVerify); when {
-	case verifyAlways:
-	case verifyWhenComplete:
-		s.WhenComplete = true
-	default:
-		l.problems.Add(l.name(keyVerify), "%q is neither %s nor %s", when, verifyAlways,
-			verifyWhenComplete)
-	}
-	s.Registry = l.registryOptions()
+	c.Containers.Dir = filepath.Join(s.CacheDir, levelsName)
+	s.Registry.UserAgent = userAgent()
+	all := slices.Concat(s.References, c.Containers.References)
 	if len(all) == 0 {
-		return s, c // without images, credentials do not matter
+		return // without images, credentials do not matter
 	}
 	own, err := registryCredential()
 	if err != nil {
 		l.problems.AddError(err)
+	}
+	hosts := map[string]bool{}
+	for _, ref := range all {
+		hosts[ref.Host()] = true
 	}
 	if delete(hosts, ""); own.Username != "" {
 		if len(hosts) > 1 {
@@ -157,25 +137,34 @@ func (l *loader) streams() (s daemon.Streams, c daemon.Containers) {
 			s.Registry.OwnHost = host
 		}
 	}
-	return s, c
 }
 
-// references are the references in a setting, without duplicates.
-func (l *loader) references(key string) (list []registry.Reference) {
-	seen := map[string]bool{}
-	for _, text := range l.list(key) {
-		ref, err := registry.ParseReference(text)
-		switch {
-		case err != nil:
-			l.problems.Add(l.name(key), "%v", err)
-		case seen[text]:
-			l.problems.Add(l.name(key), "%q is named twice", text)
-		default:
-			list = append(list, ref)
+// references is a field that takes references, each once.
+func references(at *[]transport.Reference) landing {
+	return landing{at, func(given []string) error {
+		var wrong []error
+		seen := map[string]bool{}
+		for _, text := range given {
+			ref, err := transport.ParseReference(text)
+			switch {
+			case err != nil:
+				wrong = append(wrong, err)
+			case seen[text]:
+				wrong = append(wrong, fmt.Errorf("%q is named twice", text))
+			default:
+				*at = append(*at, ref)
+			}
+			seen[text] = true
 		}
-		seen[text] = true
+		return errors.Join(wrong...)
+	}}
+}
+
+func parseVerify(text string) (whenComplete bool, err error) {
+	if text != verifyAlways && text != verifyWhenComplete {
+		err = fmt.Errorf("%q is neither %s nor %s", text, verifyAlways, verifyWhenComplete)
 	}
-	return list
+	return text == verifyWhenComplete, err
 }
 
 func parseCacheSize(text string) (int64, error) {
@@ -187,7 +176,7 @@ func parseCacheSize(text string) (int64, error) {
 }
 
 // registryCredential reads the credential from its variables. No error shows their content.
-func registryCredential() (own registry.Credential, err error) {
+func registryCredential() (own transport.Credential, err error) {
 	value := func(name string) (string, error) {
 		file, plain := os.Getenv(name+"_FILE"), os.Getenv(name)
 		switch {
@@ -196,13 +185,11 @@ func registryCredential() (own registry.Credential, err error) {
 		case file == "":
 			return plain, nil
 		}
-		f, err := os.Open(file)
+		content, err := readBounded(file)
 		if err != nil {
 			return "", fmt.Errorf("%s_FILE: %w", name, err)
 		}
-		defer f.Close()
-		content, err := io.ReadAll(io.LimitReader(f, 64<<10))
-		return strings.TrimSuffix(string(content), "\n"), err
+		return strings.TrimSuffix(string(content), "\n"), nil
 	}
 	if own.Username, err = value(envRegistryUsername); err != nil {
 		return own, err
@@ -211,7 +198,7 @@ func registryCredential() (own registry.Credential, err error) {
 		return own, err
 	}
 	if (own.Username == "") != (own.Password == "") {
-		return registry.Credential{}, errors.New(
+		return transport.Credential{}, errors.New(
 			"half a credential: set " + envRegistryUsername + " and " +
 				envRegistryPassword + ", or neither",
 		)

@@ -2,14 +2,12 @@ package main
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
 	"kubevirt.io/disk/chap"
-	"kubevirt.io/disk/internal/daemon"
 )
 
 // changes are the ways in which a daemon learns of changes.
@@ -25,14 +23,14 @@ type changes struct {
 func (s *served) follow(ctx context.Context) {
 	var looks <-chan time.Time
 	var r *rotation
-	if s.cfg.chap.Enabled() && s.cfg.chapFiles {
-		r = newRotation(s.changes.credentials, s.daemon.ReplaceCredentials, s.cfg.chap, s.log)
+	if s.cfg.CHAP.Enabled() && s.cfg.chapFiles {
+		r = newRotation(s.changes.credentials, s.daemon.ReplaceCredentials, s.cfg.CHAP, s.log)
 		tick := time.NewTicker(rotationPoll)
 		defer tick.Stop()
 		looks = tick.C
 	}
 	var wished <-chan time.Time
-	w := wishes{path: s.cfg.values[keyPodAnnotations], want: s.daemon.WantHandover}
+	w := wishes{path: s.cfg.annotations, want: s.daemon.WantHandover}
 	if w.path != "" {
 		w.look(ctx)
 		tick := time.NewTicker(wishPoll)
@@ -59,9 +57,9 @@ func (s *served) follow(ctx context.Context) {
 // restarts or the settings are as before. It returns the settings in force.
 func (s *served) reload(r *rotation, inForce map[string]string) map[string]string {
 	next, err := s.changes.config()
-	var ofDisks daemon.Changes
+	var ofDisks, ofDisksLater []string
 	if err == nil {
-		ofDisks, err = s.daemon.Reload(next.diskSettings())
+		ofDisks, ofDisksLater, err = s.daemon.Reload(next.Settings)
 	}
 	if err != nil {
 		s.log.Error("the configuration was read again and cannot be used: nothing has changed",
@@ -73,7 +71,7 @@ func (s *served) reload(r *rotation, inForce map[string]string) map[string]strin
 	}
 	var done, later []string
 	values := map[string]string{}
-	for _, row := range settings {
+	for _, row := range next.settings() {
 		now, before := next.values[row.key], inForce[row.key]
 		values[row.key] = before
 		switch {
@@ -82,11 +80,11 @@ func (s *served) reload(r *rotation, inForce map[string]string) map[string]strin
 			s.changes.setLevel(next.log.level)
 			done = append(done, row.key)
 			values[row.key] = now
-		case !slices.Contains(commonDiskKeys, row.key): // table handles those, disk by disk
+		case row.scope == ofDaemon: // the daemon compares the others, disk by disk
 			later = append(later, row.key)
 		}
 	}
-	done, later = append(done, ofDisks.Done...), append(later, ofDisks.Later...)
+	done, later = append(done, ofDisks...), append(later, ofDisksLater...)
 	s.log.Info("the configuration was read again", zap.Strings("changed", done))
 	if len(later) > 0 {
 		s.log.Warn("some changed settings take effect only after a restart",

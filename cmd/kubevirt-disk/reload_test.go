@@ -7,14 +7,15 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/internal/daemon"
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -49,10 +50,10 @@ func (p *process) hangUp(message, field string) any {
 	return last
 }
 
-func (p *process) luns() []pages.LUNStatus {
+func (p *process) luns() []status.LUN {
 	p.t.Helper()
 	_, body := p.page("/status")
-	var s pages.Status
+	var s status.Status
 	require.NoError(p.t, json.Unmarshal([]byte(body), &s))
 	return s.LUNs
 }
@@ -102,7 +103,7 @@ disks:
 		func() bool { return p.logged(needsRestart, "settings") != nil })
 	waits, _ := p.logged(needsRestart, "settings").([]any)
 	require.Len(t, waits, 3)
-	require.Equal(t, []any{keyMemory, "a.raw: size"}, waits[:2])
+	require.Equal(t, []any{"memory", "a.raw: size"}, waits[:2])
 	require.Contains(t, waits[2], "c.raw: read-only (LUN 3 can be written after a restart only")
 	two.MustGood(t, targettest.Write10(1, 0, block))
 	one.MustGood(t, targettest.Write10(1, 0, block))
@@ -199,29 +200,48 @@ func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
 func TestChangedKeys(t *testing.T) {
 	values := map[string]string{
 		"lun": "7", keyCopyMode: "none", keyAccessMode: "write-shared", keySize: "1Mi",
-		keySerial: "s", keyNAA: "3000000000000001", keyReadOnly: "true", "removable": "true",
-		keyFormat: "raw", keyUsageType: "fast",
+		"serial": "s", "naa": "3000000000000001", keyReadOnly: "true", "removable": "true",
+		keyFormat: "raw", keyUsageType: "fast", keyBlockSize: "4096",
 	}
-	require.Equal(t, slices.Sorted(maps.Keys(diskKeys)), slices.Sorted(maps.Keys(values)))
+	known := slices.Sorted(keysOf(newConfig().diskSettings()))
+	require.Equal(t, known, slices.Sorted(maps.Keys(values)))
 	for key, value := range values {
-		var before, changed daemon.DiskSettings
-		require.NoError(t, diskKeys[key](&changed, value))
-		require.Equal(t, []string{key}, before.Differences(changed))
+		var before, changed options.Options
+		row, _ := find((&config{Options: &changed}).diskSettings(), key)
+		require.NoError(t, row.to.set([]string{value}))
+		now, keys := table(&changed), []string{}
+		for i, s := range table(&before) {
+			if !reflect.DeepEqual(s.Field, now[i].Field) {
+				keys = append(keys, s.Key)
+			}
+		}
+		require.Equal(t, []string{key}, keys)
 	}
 }
 
 // TestSettingsAreNamed checks that the daemon's messages name settings as a person types them.
 func TestSettingsAreNamed(t *testing.T) {
-	names := settingNames()
-	for _, s := range []daemon.Setting{
-		daemon.SettingImageDir, daemon.SettingWorkDir, daemon.SettingPersistentDir,
-		daemon.SettingCopyMode, daemon.SettingPortals, daemon.SettingPort, daemon.SettingPages,
-		daemon.SettingReadyFile, daemon.SettingControlSocket, daemon.SettingUsageType,
-	} {
-		require.Equal(t, "--"+string(s), names[s].Flag)
-		require.NotEmpty(t, names[s].Variable)
-		require.Equal(t, nameOf(string(s)), names[s].String())
+	o := options.Options{Volumes: new(options.Volumes)}
+	names := map[any]options.Setting{}
+	for _, s := range slices.Backward(table(&o)) { // of several, the first
+		names[s.Field] = s
 	}
-	require.Equal(t, `"disks" in the configuration file`, names[daemon.SettingDisks].String())
-	require.Contains(t, names[daemon.SettingCredentials].String(), "CHAP_PASSWORD")
+	for field, key := range map[any]string{
+		&o.Images.Dir: keyDiskDir, &o.WorkDir: keyWorkDir, &o.PersistentDir: "persistent-dir",
+		&o.Settings.Disk.CopyMode: keyCopyMode, &o.Portals: keyListen, &o.Pages: keyMetricsListen,
+		&o.PagesHosts: "pages-host", &o.ReadyFile: keyReadyFile,
+		&o.ControlSocket: keyControlSocket, &o.UsageTypes: keyUsageType,
+		&o.Leftovers: "leftovers", &o.Streams.CacheDir: "cache-dir",
+		&o.RecordBoot: "record-boot", &o.Volumes.Listen: keyVolumesListen,
+		&o.Volumes.Dir: "volumes-dir", &o.Volumes.Claims: "volumes-claim",
+	} {
+		require.Equal(t, key, names[field].Key)
+		require.Equal(t, "--"+key, names[field].Flag)
+		require.NotEmpty(t, names[field].Variable)
+		require.Equal(t, nameOf(key), names[field].String())
+	}
+	require.Equal(t, `"disks" in the configuration file`, names[&o.Settings.Disks].String())
+	require.Contains(t, names[&o.CHAP].String(), "CHAP_PASSWORD")
+	require.Equal(t, keyFormat, names[&o.Settings.Disk.Format].Key)
+	require.Equal(t, keyUsageType, names[&o.Settings.Disk.UsageType].Key)
 }

@@ -48,7 +48,14 @@ work directory and cannot make the usual one.`,
 		Args:              imageArgs(cobra.ArbitraryArgs),
 		ValidArgsFunction: completeImages,
 	}
-	addFlags(cmd.Flags())
+	addFlags(cmd.Flags(), newConfig().settings())
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		err = flagError(cmd, err)
+		ctx, stop := a.interruptible(cmd.Context(), nil)
+		defer stop()
+		return a.tellLauncher(ctx, kubevirtHook(), newLogger(logConfig{}, zapcore.InfoLevel,
+			a.stderr), err)
+	})
 	cmd.RunE = running(a.serve)
 	return cmd
 }
@@ -57,13 +64,13 @@ work directory and cannot make the usual one.`,
 func (a *app) serve(cmd *cobra.Command, args []string) error {
 	files := newRereader()
 	load := func() (*config, error) { return loadConfig(cmd.Flags(), files.read, args...) }
-	cfg, err := load()
-	if err != nil {
-		return err
-	}
 	hangups := make(chan struct{}, 1)
 	ctx, stop := a.interruptible(cmd.Context(), hangups)
 	defer stop()
+	cfg, err := load()
+	if err != nil {
+		return a.tellLauncher(ctx, cfg.Hook, newLogger(cfg.log, cfg.log.level, a.stderr), err)
+	}
 	removeWork, err := cfg.makeTemporary()
 	if err != nil {
 		return err
@@ -72,7 +79,7 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	// daemon must still drain.
 	signal.Ignore(syscall.SIGPIPE)
 	lines := newLogQueue(a.stderr)
-	person := len(cfg.images) > 0 || cfg.temporary
+	person := (len(cfg.images) > 0 || cfg.temporary) && cfg.Hook == nil
 	level := zap.NewAtomicLevelAt(cfg.log.level)
 	ready := func() {}
 	if person && !cfg.log.chosen && cfg.log.resolve(a.stderr).format == logConsole {
@@ -112,7 +119,11 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 			}
 		}
 		err = s.run(ctx)
+		if isClosed(d.Ready()) {
+			cfg.Hook = nil // the launcher has its disks
+		}
 	}
+	err = a.tellLauncher(ctx, cfg.Hook, log, err)
 	err = errors.Join(err, removeWork())
 	if err != nil && cfg.log.resolve(a.stderr).format == logJSON {
 		log.Error("serving has failed", errorField(err))
@@ -144,7 +155,7 @@ const memoryLimit = 192 << 20
 
 // run serves until ctx ends.
 func (s *served) run(ctx context.Context) error {
-	debug.SetMemoryLimit(min(memoryLimit, debug.SetMemoryLimit(-1)))
+	debug.SetMemoryLimit(min(heapLimit(containerMemory()), debug.SetMemoryLimit(-1)))
 	percent := debug.SetGCPercent(startGCPercent)
 	collect := sync.OnceFunc(func() { debug.SetGCPercent(percent) })
 	defer collect()
@@ -156,7 +167,10 @@ func (s *served) run(ctx context.Context) error {
 			return
 		case <-s.daemon.Ready():
 		}
-		time.AfterFunc(startGCTime, collect)
+		time.AfterFunc(startGCTime, func() {
+			collect()
+			debug.FreeOSMemory() // a daemon at rest would keep the garbage of its start for ever
+		})
 		if s.tell != nil {
 			s.tell(s.guide())
 		}

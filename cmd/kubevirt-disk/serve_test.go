@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -33,17 +33,17 @@ func TestServeFromStartToStop(t *testing.T) {
 	code, body = p.page("/healthz")
 	require.Equal(t, http.StatusOK, code, body)
 
-	var s pages.Status
+	var s status.Status
 	p.until("both disks are complete", func() bool {
 		code, body = p.page("/status")
 		require.Equal(t, http.StatusOK, code)
-		s = pages.Status{}
+		s = status.Status{}
 		require.NoError(t, json.Unmarshal([]byte(body), &s))
 		return s.LUNs[0].Copy.Complete && s.LUNs[1].Copy.Complete
 	})
 	require.Positive(t, s.ReadyAfterSeconds)
 	require.True(t, s.Ready)
-	require.Equal(t, pages.StateReady, s.State)
+	require.Equal(t, status.StateReady, s.State)
 	require.NotNil(t, s.ReadyAt)
 	require.Equal(t, "iqn.2017-01.io.kubevirt:wrapper", s.TargetName)
 	require.Equal(t, []string{portal}, s.Portals)
@@ -419,10 +419,10 @@ func TestStatusTellsWhoHasALUN(t *testing.T) {
 	p := l.serve(t)
 	portal, err := netip.ParseAddrPort(p.logged("portal", "address").(string))
 	require.NoError(t, err)
-	luns := func() []pages.LUNStatus {
+	luns := func() []status.LUN {
 		code, body := p.page("/status")
 		require.Equal(t, http.StatusOK, code)
-		var s pages.Status
+		var s status.Status
 		require.NoError(t, json.Unmarshal([]byte(body), &s))
 		return s.LUNs
 	}

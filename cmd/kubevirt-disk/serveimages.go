@@ -12,8 +12,10 @@ import (
 
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/flock"
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/status"
 )
 
 // A person at a terminal expects other defaults from "serve IMAGE..." than a container does from
@@ -42,9 +44,9 @@ func (l *loader) useImages(c *config, images []string) {
 		}
 	}
 	if l.source(keyReadyFile) == "" {
-		c.readyFile = ""
+		c.ReadyFile = ""
 	}
-	if l.source(keyWorkDir) == "" {
+	if l.source(keyWorkDir) == "" && c.Hook == nil {
 		l.useTemporary(c)
 	}
 }
@@ -65,8 +67,8 @@ func noneFor(dir string) bool {
 // useTemporary keeps nothing after the end.
 func (l *loader) useTemporary(c *config) {
 	c.temporary = true
-	if l.source(keyCopyMode) == "" && c.persistentDir == "" {
-		c.common.CopyMode = instance.CopyOnWrite
+	if l.source(keyCopyMode) == "" && c.PersistentDir == "" {
+		c.Settings.Disk.CopyMode = instance.CopyOnWrite
 	}
 }
 
@@ -80,16 +82,16 @@ func (c *config) makeTemporary() (remove func() error, err error) {
 		return nil, fmt.Errorf("a temporary work directory cannot be made: name one with %s: %w",
 			nameOf(keyWorkDir), err)
 	}
-	if rel, err := filepath.Rel(c.workDir, c.controlSocket); err == nil && c.controlSocket != "" &&
+	if rel, err := filepath.Rel(c.WorkDir, c.ControlSocket); err == nil && c.ControlSocket != "" &&
 		filepath.IsLocal(rel) {
-		c.controlSocket = filepath.Join(dir, rel)
+		c.ControlSocket = filepath.Join(dir, rel)
 	}
-	if rel, err := filepath.Rel(c.workDir, c.streams.CacheDir); err == nil &&
+	if rel, err := filepath.Rel(c.WorkDir, c.Streams.CacheDir); err == nil &&
 		filepath.IsLocal(rel) {
-		c.streams.CacheDir = filepath.Join(dir, rel)
-		c.containers.Dir = filepath.Join(c.streams.CacheDir, levelsName)
+		c.Streams.CacheDir = filepath.Join(dir, rel)
+		c.Containers.Dir = filepath.Join(c.Streams.CacheDir, levelsName)
 	}
-	c.workDir = dir
+	c.WorkDir = dir
 	return remove, nil
 }
 
@@ -166,21 +168,38 @@ func (s *served) guide() string {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	user, password := "", "without a password, which CHAP_USERNAME and CHAP_PASSWORD would set"
-	if s.cfg.chap.Enabled() {
-		user = s.cfg.chap.Initiator.Username + "@"
+	if s.cfg.CHAP.Enabled() {
+		user = s.cfg.CHAP.Initiator.Username + "@"
 		password = "with CHAP: let the clients read the password from LIBISCSI_CHAP_PASSWORD"
 	}
-	say("Serving as %s, %s:", now.TargetName, password)
+	if len(now.Portals) > 0 {
+		say("Serving as %s, %s:", now.TargetName, password)
+	} else {
+		say("Serving by NBD:")
+	}
 	for _, l := range now.LUNs {
 		say("  LUN %d  %q  %s", l.LUN, l.Image, shortSize(l.SizeBytes))
 	}
 	say("%s", s.whatStays(now.LUNs))
-	portal := daemon.Reachable(now.Portals[0])
-	number := now.LUNs[0].LUN
-	if number > 255 {
-		number |= 1 << 14 // as libiscsi takes it for the first two bytes of the LUN's address
+	if len(now.NBDPortals) > 0 {
+		say("By NBD:\n\n  qemu-img convert -O raw '%s' copy.raw\n",
+			daemon.NBDURI(&now, now.NBDPortals[0], now.LUNs[0].Image))
 	}
-	disk := fmt.Sprintf("iscsi://%s%s/%s/%d", user, portal, now.TargetName, number)
+	if len(now.Portals) > 0 {
+		s.guideISCSI(say, &now, user)
+	}
+	if at := s.daemon.PagesAddress(); at != "" {
+		say("\nState and metrics: curl http://%s/status", options.Reachable(at))
+	}
+	say("Ctrl-C ends it.")
+	return harmless(b.String())
+}
+
+// guideISCSI tells how to log in.
+func (s *served) guideISCSI(say func(string, ...any), now *status.Status, user string) {
+	portal := options.Reachable(now.Portals[0])
+	disk := fmt.Sprintf("iscsi://%s%s/%s", user, portal,
+		libvirt.SourceName(now.TargetName, int(now.LUNs[0].LUN)))
 	say("Log in from another terminal:\n")
 	say("  iscsi-ls -s iscsi://%s%s", user, portal)
 	say("  qemu-io -r -f raw -c 'read -v 0 512' %s", disk)
@@ -189,15 +208,10 @@ func (s *served) guide() string {
 	say("  iscsiadm -m discovery -t sendtargets -p %s", portal)
 	say("  iscsiadm -m node -T %s -p %s --login", now.TargetName, portal)
 	say("  iscsiadm -m node -T %s -p %s --logout", now.TargetName, portal)
-	if at := s.daemon.PagesAddress(); at != "" {
-		say("\nState and metrics: curl http://%s/status", daemon.Reachable(at))
-	}
-	say("Ctrl-C ends it.")
-	return harmless(b.String())
 }
 
 // whatStays tells what happens to written data.
-func (s *served) whatStays(luns []pages.LUNStatus) string {
+func (s *served) whatStays(luns []status.LUN) string {
 	inPlace := false
 	for _, l := range luns {
 		inPlace = inPlace || l.CopyMode == string(instance.CopyNone)
@@ -205,14 +219,14 @@ func (s *served) whatStays(luns []pages.LUNStatus) string {
 	switch {
 	case inPlace:
 		return "In copy mode none, writes go to the images themselves."
-	case s.cfg.persistentDir != "":
+	case s.cfg.PersistentDir != "":
 		return fmt.Sprintf("The images are not changed. Writes stay in %q.",
-			s.cfg.persistentDir)
+			s.cfg.PersistentDir)
 	case s.cfg.temporary:
 		return fmt.Sprintf("The images are not changed. Writes go to %q, which is removed at the "+
 			"end; --%s=DIR keeps them.",
-			s.cfg.workDir, keyWorkDir)
+			s.cfg.WorkDir, keyWorkDir)
 	}
 	return fmt.Sprintf("The images are not changed. Writes stay in %q, for the next start with "+
-		"the same images.", s.cfg.workDir)
+		"the same images.", s.cfg.WorkDir)
 }

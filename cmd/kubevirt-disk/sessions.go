@@ -11,8 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/internal/control"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/status"
 )
 
 func (a *app) sessionsCommand() *cobra.Command {
@@ -28,12 +27,13 @@ The command asks the daemon through its control socket. The daemon obeys only it
 Exit status 0: done, also if there is no session. 1: nobody answers, or not to this user.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
-	keys := []string{keyControlSocket, keyWorkDir}
-	addFlags(cmd.Flags(), keys...)
+	c := newConfig()
+	own := pick(c.settings(), keyControlSocket, keyWorkDir)
+	addFlags(cmd.Flags(), own)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all fields, as on /status")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
-		l := load(cmd.Flags(), keys...)
-		socket := l.socketToAsk()
+		l := load(cmd.Flags(), own)
+		socket := c.socketToAsk(l)
 		if err := l.problems.Err(); err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ Exit status 0: done, also if there is no session. 1: nobody answers, or not to t
 		if asJSON {
 			encoder := json.NewEncoder(a.stdout)
 			encoder.SetIndent("", "  ")
-			return encoder.Encode(append([]target.SessionInfo{}, sessions...))
+			return encoder.Encode(append([]status.Session{}, sessions...))
 		}
 		return printSessions(a.stdout, sessions)
 	})
@@ -52,15 +52,15 @@ Exit status 0: done, also if there is no session. 1: nobody answers, or not to t
 }
 
 // socketToAsk returns the path of the control socket. A client needs one, so "" is a problem.
-func (l *loader) socketToAsk() string {
-	socket := l.controlSocket()
+func (c *config) socketToAsk(l *loader) string {
+	socket := l.daemonSocket(c)
 	if socket == "" {
 		l.problems.Add("--"+keyControlSocket, "is empty, so there is no daemon to ask")
 	}
 	return socket
 }
 
-func printSessions(w io.Writer, sessions []target.SessionInfo) error {
+func printSessions(w io.Writer, sessions []status.Session) error {
 	if len(sessions) == 0 {
 		_, err := fmt.Fprintln(w, "no initiator is logged in")
 		return err
@@ -79,18 +79,26 @@ func printSessions(w io.Writer, sessions []target.SessionInfo) error {
 		case used == "":
 			used = "none"
 		}
-		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", s.TSIH, harmless(s.Initiator),
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", numberOf(s), harmless(s.Initiator),
 			s.Remote, used, s.Since.Format(time.RFC3339), s.Commands,
 			shortSize(int64(s.BytesRead)), shortSize(int64(s.BytesWritten)))
 	}
 	return table.Flush()
 }
 
+// numberOf is the number of a session; one of another protocol than iSCSI has none.
+func numberOf(s status.Session) string {
+	if s.Protocol != "" {
+		return s.Protocol
+	}
+	return strconv.Itoa(int(s.TSIH))
+}
+
 func (a *app) kickCommand() *cobra.Command {
-	var req control.Kick
+	var req status.Kick
 	var session string
 	cmd := &cobra.Command{
-		Use:   "kick (--initiator IQN | --session NUMBER)",
+		Use:   "kick (--initiator NAME | --session NUMBER)",
 		Short: "End the sessions of an initiator",
 		Long: `Ends the sessions of an initiator, or one session, at once. Unanswered commands get no
 answer any more. Acknowledged data stays.
@@ -105,13 +113,14 @@ The command sessions lists the names and numbers.
 Exit status 0: done. 1: there is no such session, or nobody answers, or not to this user.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
-	keys := []string{keyControlSocket, keyWorkDir}
-	addFlags(cmd.Flags(), keys...)
+	c := newConfig()
+	own := pick(c.settings(), keyControlSocket, keyWorkDir)
+	addFlags(cmd.Flags(), own)
 	cmd.Flags().StringVar(&req.Initiator, "initiator", "", "end all sessions of this `name`")
 	cmd.Flags().StringVar(&session, "session", "", "end the session of this `number`")
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
-		l := load(cmd.Flags(), keys...)
-		socket := l.socketToAsk()
+		l := load(cmd.Flags(), own)
+		socket := c.socketToAsk(l)
 		switch number, err := strconv.ParseUint(session, 10, 16); {
 		case (req.Initiator == "") == (session == ""):
 			l.problems.Add("kick", "give one of --initiator and --session")
@@ -131,8 +140,8 @@ Exit status 0: done. 1: there is no such session, or nobody answers, or not to t
 			return explainControl(err, socket, "may have ended the session: see sessions")
 		}
 		for _, s := range ended {
-			fmt.Fprintf(a.stdout, "ended session %d of %s, from %s\n",
-				s.TSIH, harmless(s.Initiator), s.Remote)
+			fmt.Fprintf(a.stdout, "ended session %s of %s, from %s\n",
+				numberOf(s), harmless(s.Initiator), s.Remote)
 		}
 		fmt.Fprintln(a.stdout, "The initiator logs in again by itself, unless its credential has "+
 			"changed. If a handover has fenced it, it can log in but not use the LUN.")

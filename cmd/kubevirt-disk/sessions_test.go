@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -28,7 +28,7 @@ func TestSessionsAndKick(t *testing.T) {
 		require.Equal(t, want, status, "%s%s", stdout, stderr)
 		return stdout + stderr
 	}
-	sessions := func() (all []target.SessionInfo) {
+	sessions := func() (all []status.Session) {
 		t.Helper()
 		require.NoError(t, json.Unmarshal([]byte(ask(exitDone, "sessions", "--json")), &all))
 		return all
@@ -153,7 +153,7 @@ func TestControlSocketOfAnotherUser(t *testing.T) {
 
 func TestPrintSessions(t *testing.T) {
 	var b strings.Builder
-	all := []target.SessionInfo{{Initiator: "a\x1b[2J", Discovery: true}, {Initiator: "b"}}
+	all := []status.Session{{Initiator: "a\x1b[2J", Discovery: true}, {Initiator: "b"}}
 	require.NoError(t, printSessions(&b, all))
 	require.NotContains(t, b.String(), "\x1b")
 	require.Contains(t, b.String(), "(discovery)")

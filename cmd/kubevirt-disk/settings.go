@@ -2,64 +2,43 @@ package main
 
 import (
 	"slices"
-	"strings"
 
-	"github.com/spf13/pflag"
-)
-
-// setting is one row of the contract: a flag, its environment variables, and the key of the YAML
-// file, which is the flag's name. A flag wins over the environment, the environment over the file,
-// and the file over the default.
-type setting struct {
-	key   string   // flag and YAML key
-	env   []string // if several are set, they must agree
-	def   string
-	usage string // the word in backquotes names the value
-	kind  kind
-	empty bool // an empty value means something: off, or none
-}
-
-type kind uint8
-
-const (
-	kindText kind = iota
-	kindBool
-	kindList
-	kindLines // a list whose elements may have commas and spaces
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/target"
 )
 
 const (
 	keyDiskDir        = "disk-dir"
 	keyWorkDir        = "work-dir"
-	keyPersistentDir  = "persistent-dir"
 	keyListen         = "listen"
 	keyPort           = "port"
-	keyBehindNAT      = "behind-nat"
+	keyISCSI          = "iscsi"
+	keyNBD            = "nbd"
+	keyNBDTLSCert     = "nbd-tls-cert"
+	keyNBDTLSKey      = "nbd-tls-key"
+	keyNBDClientCA    = "nbd-client-ca"
+	keyKubevirtHook   = "kubevirt-hook"
+	keyPersistentDir  = "persistent-dir"
+	keyMemory         = "memory"
+	keyDisk           = "disk"
+	keyDiskTLSCert    = "disk-tls-cert"
+	keyDiskTLSKey     = "disk-tls-key"
+	keyDiskServerCA   = "disk-server-ca"
 	keyTargetName     = "target-name"
 	keyCopyMode       = "copy-mode"
 	keyAccessMode     = "access-mode"
 	keyMetricsListen  = "metrics-listen"
-	keyPagesHost      = "pages-host"
 	keyReadyFile      = "ready-file"
 	keyLogLevel       = "log-level"
 	keyLogFormat      = "log-format"
-	keyInsecureNoAuth = "insecure-no-auth"
-	keyLeftovers      = "leftovers"
-	keyOnImageChange  = "on-image-change"
 	keySize           = "size"
-	keyEphemeralFlush = "ephemeral-flush"
+	keyBlockSize      = "block-size"
 	keyControlSocket  = "control-socket"
-	keyMemory         = "memory"
-	keyMaxSessions    = "max-sessions"
-	keyMaxPerAddress  = "max-sessions-per-address"
-	keyImage          = "image"
 	keyContainerImage = "container-image"
-	keyCacheDir       = "cache-dir"
-	keyCacheSize      = "cache-size"
-	keyRecordBoot     = "record-boot"
 	keyUsageType      = "usage-type"
 	keyPodAnnotations = "pod-annotations"
-	keyVerify         = "verify"
 
 	flagConfig = "config"
 	envConfig  = "KUBEVIRT_DISK_CONFIG"
@@ -70,142 +49,198 @@ const (
 	defaultMetricsPort = 9260
 )
 
-// settings are all rows of the contract, in the order of the help text.
-var settings = append([]setting{
-	{key: keyDiskDir, env: []string{"DISK_DIR"}, def: "/disk",
-		usage: "`directory` of the images to serve: sorted naturally, LUN 1, 2, ..."},
-	{key: keyWorkDir, env: []string{"WORK_DIR"}, def: "/var/lib/kubevirt-disk",
-		usage: "`directory` for the disks' copied and written data, and their state"},
-	{key: keyPersistentDir, env: []string{"PERSISTENT_DIR"}, empty: true,
-		usage: "`directory` of a mounted volume on which disks survive: disk.img for one image, " +
-			"a directory for each of several"},
-	{key: keyUsageType, env: []string{"USAGE_TYPES"}, kind: kindList,
-		usage: "`NAME=DIRECTORY` of storage that disks can choose for their written data, under " +
-			"disks in the YAML file; repeatable"},
-	{key: keyPodAnnotations, env: []string{"POD_ANNOTATIONS"},
-		usage: "`file` of the downward API with the pod's annotations: " + usageTypeAnnotation +
-			"NAME adds a usage type"},
-	{key: keyOnImageChange, env: []string{"ON_IMAGE_CHANGE"}, def: "fail",
-		usage: "what to do if the image of a persistent disk has changed: `action` fail, or keep " +
-			"(serve it as it is)"},
-	{key: keyLeftovers, env: []string{"LEFTOVERS"},
-		usage: "what to do with disks outside of a persistent directory if their images are gone " +
-			"or have changed: `action` keep (set them aside, with what guests wrote) or remove " +
-			"(default keep if --work-dir is given, remove otherwise)"},
-	{key: keyListen, env: []string{"LISTEN"}, kind: kindList,
-		usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one " +
-			"(default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)"},
-	{key: keyPort, env: []string{"PORT"},
-		usage: "`port` of the portals (default 3260)"},
-	{key: keyBehindNAT, env: []string{"BEHIND_NAT"}, def: "false", kind: kindBool,
-		usage: "initiators reach the portals at other addresses, as through a Service: a " +
-			"discovery names no address, and they log in where they have asked"},
-	{key: keyTargetName, env: []string{"TARGET_NAME", "WWN"},
-		def:   "iqn.2017-01.io.kubevirt:wrapper",
-		usage: "iSCSI `name` of the target"},
-	{key: keyCopyMode, env: []string{"COPY_MODE"}, def: "clone",
-		usage: "what is copied of an image: `mode` clone (everything, in the background), " +
-			"copy-on-read, copy-on-write, or none (raw image, served in place)"},
-	{key: keySize, env: []string{"SIZE"},
-		usage: "`bytes` of each disk, as 20Gi: at least the image's, never less than before " +
-			"(default the image's)"},
-	{key: keyEphemeralFlush, env: []string{"EPHEMERAL_FLUSH"}, def: "false", kind: kindBool,
-		usage: "let a flush of a disk that dies with the pod reach storage, so that it survives " +
-			"a crash of the machine"},
-	{key: keyAccessMode, env: []string{"ACCESS_MODE"}, def: "write-exclusive",
-		usage: "who may use a LUN at once: `mode` write-exclusive, write-shared or read-shared"},
-	{key: keyMetricsListen, env: []string{"METRICS_LISTEN"}, def: ":9260", empty: true,
-		usage: "`address` of /metrics, /healthz, /readyz and /status; empty turns them off " +
-			"(127.0.0.1:9260 without CHAP where the portals are on loopback)"},
-	{key: keyPagesHost, env: []string{"PAGES_HOSTS"}, kind: kindList,
-		usage: "another `name` that the pages are asked for, as behind a proxy; repeatable"},
-	{key: keyReadyFile, env: []string{"READY_FILE"}, def: "/tmp/healthy", empty: true,
-		usage: "`file` that exists while the LUNs can be used; empty: none"},
-	{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,
-		usage: "`socket` for handover, sessions and kick, relative to the work directory; empty: " +
-			"none"},
-	{key: keyMemory, env: []string{"MEMORY"}, def: "64Mi",
-		usage: "`bytes` of data in flight of all sessions together, at least 4Mi; commands " +
-			"beyond it are asked to try again"},
-	{key: keyMaxSessions, env: []string{"MAX_SESSIONS"}, def: "1024",
-		usage: "`number` of sessions at once"},
-	{key: keyMaxPerAddress, env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",
-		usage: "`number` of sessions at once from one IPv4 address or 64-bit IPv6 network"},
-	{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
-		usage: "lowest `level` that is logged: debug, info, warn or error"},
-	{key: keyLogFormat, env: []string{"LOG_FORMAT"},
-		usage: "`format` of the log: console or json (default console on a terminal, else json)"},
-	{key: keyInsecureNoAuth, env: []string{"INSECURE_NO_AUTH"}, def: "false", kind: kindBool,
-		usage: "allow portals beyond loopback without CHAP: whoever reaches them can read and " +
-			"write every disk"},
-	{key: keyImage, env: []string{"IMAGE"}, kind: kindList,
-		usage: "`reference` of an image in a registry: its disks are LUNs after those of the " +
-			"directory, " +
-			"and are fetched as they are read; repeatable"},
-	{key: keyContainerImage, env: []string{"CONTAINER_IMAGE"}, kind: kindList,
-		usage: "`reference` of a container image: it becomes a disk that boots and runs its " +
-			"entry point, a LUN after those of --image; repeatable"},
-	{key: keyCacheDir, env: []string{"CACHE_DIR"},
-		usage: "`directory` for data fetched from registries, which the daemons of a node may " +
-			"share (default .cache in the work directory)"},
-	{key: keyCacheSize, env: []string{"CACHE_SIZE"}, def: "10Gi",
-		usage: "`bytes` that the cache directory takes, at least 256Mi: the least recently used " +
-			"data is removed"},
-	{key: keyRecordBoot, env: []string{"RECORD_BOOT"},
-		usage: "`file` for the order of guests' reads in the first minute; push --boot-order " +
-			"uses it"},
-	{key: keyVerify, env: []string{"VERIFY"}, def: verifyAlways,
-		usage: "`when` to verify images without chunk digests: always (fetch them first), or " +
-			"when-complete (serve at once, trusting TLS until all is fetched; the LUN fails if " +
-			"the content was wrong)"},
-}, slices.Concat(machineSettings, registrySettings, volumeSettings)...)
-
-// addFlags registers --config and the flags of the given settings; without keys, of all settings.
-func addFlags(flags *pflag.FlagSet, keys ...string) {
-	flags.SortFlags = false
-	addSettings(flags, selectSettings(keys))
-	flags.String(flagConfig, "", "YAML `file` with any of these settings, keyed by the flags' "+
-		"names ["+envConfig+"]")
+// settings are all rows of serve but those of single disks, in the order of the help text.
+func (c *config) settings() []setting {
+	return only(c.rows(), func(s setting) bool { return s.scope != ofSingleOne })
 }
 
-// addSettings registers the flags of settings.
-func addSettings(flags *pflag.FlagSet, rows []setting) {
-	for _, s := range rows {
-		usage := s.usage + " [" + strings.Join(s.env, ", ") + "]"
-		switch s.kind {
-		case kindBool:
-			flags.Bool(s.key, s.def == "true", usage)
-		case kindList:
-			flags.StringSlice(s.key, nil, usage)
-		case kindLines:
-			flags.StringArray(s.key, nil, usage)
-		default:
-			flags.String(s.key, s.def, usage)
-		}
+// diskSettings are the rows that a single disk can have in the YAML file.
+func (c *config) diskSettings() []setting {
+	return only(c.rows(), func(s setting) bool { return s.scope != ofDaemon })
+}
+
+// rows are all rows of serve.
+func (c *config) rows() []setting {
+	volumes := c.Volumes
+	if volumes == nil {
+		volumes = new(options.Volumes)
+	}
+	return slices.Concat(c.ownRows(), machineSettings(&c.Containers.Machine),
+		registrySettings(&c.Streams.Registry), volumeSettings(volumes))
+}
+
+// ownRows are the rows that no other command shares in part.
+func (c *config) ownRows() []setting {
+	disk := &c.Settings.Disk
+	return []setting{
+		{key: keyDiskDir, env: []string{"DISK_DIR"}, def: "/disk",
+			usage: "`directory` of the images to serve: sorted naturally, LUN 1, 2, ...",
+			kind:  kindDir, to: text(&c.Images.Dir)},
+		{key: keyWorkDir, env: []string{"WORK_DIR"}, def: "/var/lib/kubevirt-disk",
+			usage: "`directory` for the disks' copied and written data, and their state",
+			kind:  kindDir, to: text(&c.WorkDir)},
+		{key: keyPersistentDir, env: []string{"PERSISTENT_DIR"}, empty: true,
+			usage: "`directory` of a mounted volume on which disks survive: disk.img for one " +
+				"image, a directory for each of several",
+			kind: kindDir, to: text(&c.PersistentDir)},
+		{key: keyUsageType, env: []string{"USAGE_TYPES"}, kind: kindList,
+			usage: "`NAME=DIRECTORY` of storage that disks can choose for their written data, " +
+				"under disks in the YAML file; repeatable",
+			to: landing{at: &c.UsageTypes}},
+		{key: keyPodAnnotations, env: []string{"POD_ANNOTATIONS"},
+			usage: "`file` of the downward API with the pod's annotations: " + usageTypeAnnotation +
+				"NAME adds a usage type",
+			kind: kindFile, to: text(&c.annotations)},
+		{key: "on-image-change", env: []string{"ON_IMAGE_CHANGE"}, def: "fail",
+			usage: "what to do if the image of a persistent disk has changed: `action` fail, or " +
+				"keep (serve it as it is)",
+			to:      into(&c.OnImageChange, instance.ParseImageChange),
+			choices: texts(instance.ImageChangeFail, instance.ImageChangeKeep)},
+		{key: "leftovers", env: []string{"LEFTOVERS"},
+			usage: "what to do with disks outside of a persistent directory if their images are " +
+				"gone or have changed: `action` keep (set them aside, with what guests wrote) or " +
+				"remove (default keep if --work-dir is given, remove otherwise)",
+			to:      into(&c.Leftovers, instance.ParseLeftovers),
+			choices: texts(instance.LeftoversKeep, instance.LeftoversRemove)},
+		{key: keyListen, env: []string{"LISTEN"}, kind: kindList,
+			usage: "`address` of a portal, IPv4 or [IPv6], repeatable; port 0 picks a free one " +
+				"(default 0.0.0.0:3260 with CHAP, 127.0.0.1:3260 without)",
+			to: landing{at: &c.Portals}},
+		{key: keyPort, env: []string{"PORT"},
+			usage: "`port` of the portals (default 3260)",
+			to:    landing{at: &c.Portals}},
+		{key: keyISCSI, env: []string{"ISCSI"}, def: "true", kind: kindBool,
+			usage: "serve by iSCSI; false: only by --nbd", to: landing{at: &c.Portals}},
+		{key: keyNBD, env: []string{"NBD_LISTEN"}, kind: kindList,
+			usage: "`address` at which the disks can be used by NBD, too: unix:PATH, or an IP " +
+				"address and a port, beyond loopback with TLS only; repeatable",
+			to: landing{at: &c.NBD}},
+		{key: keyNBDTLSCert, env: []string{"NBD_TLS_CERT"}, kind: kindFile,
+			usage: "PEM `file` with the certificate for the addresses of --nbd",
+			to:    text(&c.NBDTLS.Cert)},
+		{key: keyNBDTLSKey, env: []string{"NBD_TLS_KEY"}, kind: kindFile,
+			usage: "PEM `file` with its key", to: text(&c.NBDTLS.Key)},
+		{key: keyNBDClientCA, env: []string{"NBD_CLIENT_CA"}, kind: kindFile,
+			usage: "PEM `file` with the authorities whose certificates clients must have",
+			to:    text(&c.NBDTLS.ClientCA)},
+		{key: keyKubevirtHook, env: []string{"KUBEVIRT_HOOK"}, kind: kindBool,
+			usage: "be a hook sidecar of KubeVirt: put the disks into the domain, by NBD, and " +
+				"open no port (default true where KubeVirt has started one)",
+			to: landing{at: &c.Hook}},
+		{key: "behind-nat", env: []string{"BEHIND_NAT"}, def: "false", kind: kindBool,
+			usage: "initiators reach the portals at other addresses, as through a Service: a " +
+				"discovery names no address, and they log in where they have asked",
+			to: truth(&c.BehindNAT)},
+		{key: keyTargetName, env: []string{"TARGET_NAME", "WWN"},
+			def:   "iqn.2017-01.io.kubevirt:wrapper",
+			usage: "iSCSI `name` of the target",
+			to:    into(&c.TargetName, parseTargetName)},
+		{key: keyCopyMode, env: []string{"COPY_MODE"}, def: "clone",
+			usage: "what is copied of an image: `mode` clone (everything, in the background), " +
+				"copy-on-read, copy-on-write, or none (raw image, served in place)",
+			to: into(&disk.CopyMode, instance.ParseCopyMode),
+			choices: texts(instance.CopyClone, instance.CopyOnRead, instance.CopyOnWrite,
+				instance.CopyNone), scope: ofDisks},
+		{key: keySize, env: []string{"SIZE"},
+			usage: "`bytes` of each disk, as 20Gi: at least the image's, never less than before " +
+				"(default the image's)",
+			to: into(&disk.Size, parseSize), scope: ofDisks},
+		{key: keyBlockSize, env: []string{"BLOCK_SIZE"},
+			usage: "`bytes` of a logical block: 512, or 4096 for images that were made with such " +
+				"blocks (default what the disk has had so far, or 512)",
+			to: into(&disk.BlockSize, parseBlockSize), scope: ofDisks,
+			choices: []string{"512", "4096"}},
+		{key: "ephemeral-flush", env: []string{"EPHEMERAL_FLUSH"}, def: "false", kind: kindBool,
+			usage: "let a flush of a disk that dies with the pod reach storage, so that it " +
+				"survives a crash of the machine",
+			to: truth(&c.EphemeralFlush)},
+		{key: keyAccessMode, env: []string{"ACCESS_MODE"}, def: "write-exclusive",
+			usage: "who may use a LUN at once: `mode` write-exclusive, write-shared or read-shared",
+			to:    into(&disk.AccessMode, serving.ParseAccessMode),
+			choices: texts(serving.AccessWriteExclusive, serving.AccessWriteShared,
+				serving.AccessReadShared), scope: ofDisks},
+		{key: keyMetricsListen, env: []string{"METRICS_LISTEN"}, def: ":9260", empty: true,
+			usage: "`address` of /metrics, /healthz, /readyz and /status; empty turns them off " +
+				"(127.0.0.1:9260 without CHAP where the portals are on loopback)",
+			to: into(&c.Pages, parsePages)},
+		{key: "pages-host", env: []string{"PAGES_HOSTS"}, kind: kindList,
+			usage: "another `name` that the pages are asked for, as behind a proxy; repeatable",
+			to:    list(&c.PagesHosts)},
+		{key: keyReadyFile, env: []string{"READY_FILE"}, def: "/tmp/healthy", empty: true,
+			usage: "`file` that exists while the LUNs can be used; empty: none",
+			kind:  kindFile, to: text(&c.ReadyFile)},
+		{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,
+			usage: "`socket` for handover, sessions, kick and snapshot, relative to the work " +
+				"directory; empty: none",
+			kind: kindFile, to: text(&c.ControlSocket)},
+		{key: keyMemory, env: []string{"MEMORY"}, def: "64Mi",
+			usage: "`bytes` of data in flight of all sessions together, at least 4Mi; commands " +
+				"beyond it are asked to try again",
+			to: into(&c.Memory, parseMemory)},
+		{key: "max-sessions", env: []string{"MAX_SESSIONS"}, def: "1024",
+			usage: "`number` of sessions at once",
+			to:    into(&c.Limits.MaxConnections, upTo(target.MostConnections))},
+		{key: "max-sessions-per-address", env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",
+			usage: "`number` of sessions at once from one IPv4 address or 64-bit IPv6 network",
+			to:    into(&c.Limits.MaxPerAddress, upTo(target.MostConnections))},
+		{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
+			usage:   "lowest `level` that is logged: debug, info, warn or error",
+			to:      into(&c.log.level, parseLogLevel),
+			choices: logLevels},
+		{key: keyLogFormat, env: []string{"LOG_FORMAT"},
+			usage: "`format` of the log: console or json (default console on a terminal, else " +
+				"json)",
+			to:      into(&c.log.format, parseLogFormat),
+			choices: logFormats},
+		{key: "insecure-no-auth", env: []string{"INSECURE_NO_AUTH"}, def: "false", kind: kindBool,
+			usage: "allow portals beyond loopback without CHAP: whoever reaches them can read " +
+				"and write every disk",
+			to: truth(&c.insecure)},
+		{key: "image", env: []string{"IMAGE"}, kind: kindList,
+			usage: "`reference` of an image in a registry: its disks are LUNs after those of the " +
+				"directory, and are fetched as they are read; repeatable",
+			to: references(&c.Streams.References)},
+		{key: keyContainerImage, env: []string{"CONTAINER_IMAGE"}, kind: kindList,
+			usage: "`reference` of a container image: it becomes a disk that boots and runs its " +
+				"entry point, a LUN after those of --image; repeatable",
+			to: references(&c.Containers.References)},
+		{key: keyDisk, env: []string{"DISK"}, kind: kindList,
+			usage: "`URI` of a disk that another kubevirt-disk serves by NBD, as in " +
+				"nbds://HOST/EXPORT: a LUN after those of images; repeatable",
+			to: remotes(&c.Remotes.Disks)},
+		{key: keyDiskTLSCert, env: []string{"DISK_TLS_CERT"}, kind: kindFile,
+			usage: "PEM `file` with the certificate that servers of --disk know this daemon by",
+			to:    text(&c.Remotes.Cert)},
+		{key: keyDiskTLSKey, env: []string{"DISK_TLS_KEY"}, kind: kindFile,
+			usage: "PEM `file` with its key", to: text(&c.Remotes.Key)},
+		{key: keyDiskServerCA, env: []string{"DISK_SERVER_CA"}, kind: kindFile,
+			usage: "PEM `file` with who has signed the certificates of these servers (default " +
+				"the authorities of the system)",
+			to: text(&c.Remotes.ServerCA)},
+		{key: "cache-dir", env: []string{"CACHE_DIR"},
+			usage: "`directory` for data fetched from registries, which the daemons of a node " +
+				"may share (default .cache in the work directory)",
+			kind: kindDir, to: text(&c.Streams.CacheDir)},
+		{key: "cache-size", env: []string{"CACHE_SIZE"}, def: "10Gi",
+			usage: "`bytes` that the cache directory takes, at least 256Mi: the least recently " +
+				"used data is removed",
+			to: into(&c.Streams.CacheSize, parseCacheSize)},
+		{key: "record-boot", env: []string{"RECORD_BOOT"},
+			usage: "`file` for the order of guests' reads in the first minute; push --boot-order " +
+				"uses it",
+			kind: kindFile, to: text(&c.RecordBoot)},
+		{key: "verify", env: []string{"VERIFY"}, def: verifyAlways,
+			usage: "`when` to verify images without chunk digests: always (fetch them first), or " +
+				"when-complete (serve at once, trusting TLS until all is fetched; the LUN fails " +
+				"if the content was wrong)",
+			to:      into(&c.Streams.WhenComplete, parseVerify),
+			choices: []string{verifyAlways, verifyWhenComplete}},
+		{key: "lun", scope: ofSingleOne, to: into(&disk.LUN, parseLUN)},
+		{key: keyFormat, scope: ofSingleOne, to: into(&disk.Format, parseFormat)},
+		{key: "serial", scope: ofSingleOne, to: into(&disk.Identity.Serial, parseSerial)},
+		{key: "naa", scope: ofSingleOne, to: into(&disk.Identity.NAA, parseNAA)},
+		{key: keyReadOnly, scope: ofSingleOne, to: truth(&disk.ReadOnly)},
+		{key: keyUsageType, scope: ofSingleOne, to: into(&disk.UsageType, parseUsageType)},
+		{key: "removable", scope: ofSingleOne, to: truth(&disk.Removable)},
 	}
 }
-
-// selectSettings returns the rows of the given keys; without keys, all rows of serve.
-func selectSettings(keys []string) []setting {
-	if len(keys) == 0 {
-		return settings
-	}
-	var rows []setting
-	for _, s := range slices.Concat(settings, provideSettings) {
-		for _, key := range keys {
-			if s.key == key {
-				rows = append(rows, s)
-			}
-		}
-	}
-	return rows
-}
-
-// nameOf names a setting in messages, as flag and as variable: in a container, people mostly set
-// the variable.
-func nameOf(key string) string {
-	row := selectSettings([]string{key})[0]
-	return "--" + key + " (" + strings.Join(row.env, ", ") + ")"
-}
-
-func isSetting(key string) bool { return len(selectSettings([]string{key})) > 0 }

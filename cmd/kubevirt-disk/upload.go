@@ -36,8 +36,9 @@ A token that the server asks for is read from a file, and never from the command
 		Args: usageArgs(cobra.ExactArgs(2)),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&opt.TokenFile, "token-file", "",
-		"`file` with the token that the server asks for ["+envVolumesToken+"]")
+	own := []setting{{key: "token-file", env: []string{envVolumesToken}, empty: true,
+		usage: "`file` with the token that the server asks for", to: text(&opt.TokenFile)}}
+	addSettings(flags, own)
 	flags.StringVar(&opt.CAFile, "ca", "",
 		"`file` with certificates of the authorities that signed the server's certificate "+
 			"(default the system's)")
@@ -58,10 +59,8 @@ A token that the server asks for is read from a file, and never from the command
 		if (opt.CertFile == "") != (opt.KeyFile == "") {
 			return errors.New("--cert and --key go together: name both files")
 		}
-		if !cmd.Flags().Changed("token-file") {
-			opt.TokenFile = os.Getenv(envVolumesToken)
-		}
-		opt.Server, opt.UserAgent = server, "kubevirt-disk/"+buildInfo().Version
+		load(cmd.Flags(), own) // no text is wrong
+		opt.Server, opt.UserAgent = server, userAgent()
 		c, err := client.New(opt)
 		if err != nil {
 			return err

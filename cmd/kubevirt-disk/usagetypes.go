@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/daemon/options"
 )
 
 // usageTypeAnnotation is the prefix of annotations that say where a storage is mounted.
@@ -27,9 +27,9 @@ func checkUsageType(name string) error {
 	return nil
 }
 
-// usageTypes returns the types from the settings and from the pod's annotations.
-func (l *loader) usageTypes() daemon.UsageTypes {
-	types := daemon.UsageTypes{}
+// usageTypes returns the types from the settings and from the file of the pod's annotations.
+func (l *loader) usageTypes(annotations string) options.UsageTypes {
+	types := options.UsageTypes{}
 	for _, one := range l.list(keyUsageType) {
 		name, dir, ok := strings.Cut(one, "=")
 		if !ok {
@@ -39,29 +39,29 @@ func (l *loader) usageTypes() daemon.UsageTypes {
 		}
 		l.addUsageType(types, keyUsageType, name, dir)
 	}
-	path := l.text(keyPodAnnotations)
-	if path == "" {
+	if annotations == "" {
 		return types
 	}
-	text, err := l.read(path)
+	text, err := l.read(annotations)
 	if err != nil {
-		l.problems.Add(l.name(keyPodAnnotations), "%q cannot be read: %v", path, withoutPath(err))
+		l.problems.Add(l.name(keyPodAnnotations), "%q cannot be read: %v", annotations,
+			withoutPath(err))
 		return types
 	}
-	annotations, err := parseAnnotations(text)
+	all, err := parseAnnotations(text)
 	if err != nil {
-		l.problems.Add(l.name(keyPodAnnotations), "%q: %v", path, err)
+		l.problems.Add(l.name(keyPodAnnotations), "%q: %v", annotations, err)
 	}
-	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+	for _, key := range slices.Sorted(maps.Keys(all)) {
 		if name, ok := strings.CutPrefix(key, usageTypeAnnotation); ok {
-			l.addUsageType(types, keyPodAnnotations, name, annotations[key])
+			l.addUsageType(types, keyPodAnnotations, name, all[key])
 		}
 	}
 	return types
 }
 
 // addUsageType adds a type that the given setting names.
-func (l *loader) addUsageType(types daemon.UsageTypes, key, name, dir string) {
+func (l *loader) addUsageType(types options.UsageTypes, key, name, dir string) {
 	name, dir = strings.TrimSpace(name), strings.TrimSpace(dir)
 	if err := checkUsageType(name); err != nil {
 		l.problems.Add(l.name(key), "%v", err)

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/internal/daemon"
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -38,13 +38,13 @@ func TestUsageTypesOfSettingsAndAnnotations(t *testing.T) {
 		"kubevirt.io/storage.usage-type.fast", ssd)
 	c := mustConfig(t, "--usage-type=fast="+ssd, "--usage-type=slow="+rust,
 		"--pod-annotations="+path, "--config="+yamlFile(t, "disks:\n  a.raw: {usage-type: tape}\n"))
-	require.Equal(t, daemon.UsageTypes{"fast": ssd, "slow": rust, "tape": tape}, c.usageTypes)
-	require.Equal(t, "tape", c.disks["a.raw"].UsageType)
+	require.Equal(t, options.UsageTypes{"fast": ssd, "slow": rust, "tape": tape}, c.UsageTypes)
+	require.Equal(t, "tape", c.Settings.Disks["a.raw"].UsageType)
 
 	t.Setenv("USAGE_TYPES", "fast="+ssd+", slow="+rust)
-	require.Equal(t, daemon.UsageTypes{"fast": ssd, "slow": rust}, mustConfig(t).usageTypes)
+	require.Equal(t, options.UsageTypes{"fast": ssd, "slow": rust}, mustConfig(t).UsageTypes)
 	c = mustConfig(t, "--config="+yamlFile(t, "usage-type: [fast="+rust+"]\n"))
-	require.Equal(t, ssd, c.usageTypes["fast"], "the environment wins over the file")
+	require.Equal(t, ssd, c.UsageTypes["fast"], "the environment wins over the file")
 }
 
 func TestWrongUsageTypes(t *testing.T) {
@@ -177,24 +177,24 @@ func TestServeUsageTypes(t *testing.T) {
 func checkUsageTypes(t *testing.T, p *process, ssd, rust string) {
 	t.Helper()
 	// On a busy machine the storage may answer later than a page waits for it.
-	var status pages.Status
+	var all status.Status
 	p.until("the status tells of the space", func() bool {
 		_, page := p.page("/status")
-		status = pages.Status{}
-		require.NoError(t, json.Unmarshal([]byte(page), &status))
-		return !slices.ContainsFunc(status.UsageTypes, func(u pages.UsageTypeStatus) bool {
+		all = status.Status{}
+		require.NoError(t, json.Unmarshal([]byte(page), &all))
+		return !slices.ContainsFunc(all.UsageTypes, func(u status.UsageType) bool {
 			return u.Space == nil
-		}) && status.LUNs[0].Space != nil
+		}) && all.LUNs[0].Space != nil
 	})
-	require.Len(t, status.UsageTypes, 2)
-	fast, slow := status.UsageTypes[0], status.UsageTypes[1]
+	require.Len(t, all.UsageTypes, 2)
+	fast, slow := all.UsageTypes[0], all.UsageTypes[1]
 	require.Equal(t, []any{"fast", ssd, []uint16{1}}, []any{fast.Name, fast.Directory, fast.LUNs})
 	require.Equal(t, []any{"slow", rust, []uint16{}}, []any{slow.Name, slow.Directory, slow.LUNs})
 	require.Positive(t, fast.Space.Free)
 	require.Positive(t, fast.Space.Used)
 	require.Zero(t, slow.Space.Used)
-	require.Equal(t, "fast", status.LUNs[0].UsageType)
-	require.Empty(t, status.LUNs[1].UsageType)
+	require.Equal(t, "fast", all.LUNs[0].UsageType)
+	require.Empty(t, all.LUNs[1].UsageType)
 	p.until("the metrics tell of the space", func() bool {
 		_, page := p.page("/metrics")
 		return strings.Contains(page,

@@ -9,12 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 )
 
 // buildInfo describes this binary by what the linker set, or else by what the Go tool recorded.
-func buildInfo() pages.BuildInfo {
-	b := pages.BuildInfo{
+func buildInfo() status.Build {
+	b := status.Build{
 		Version:   version,
 		Commit:    commit,
 		GoVersion: runtime.Version(),
@@ -72,7 +72,7 @@ func (a *app) versionCommand() *cobra.Command {
 	return cmd
 }
 
-func versionText(b pages.BuildInfo) string {
+func versionText(b status.Build) string {
 	return fmt.Sprintf("kubevirt-disk %s\ncommit   %s\ngo       %s\nplatform %s\n", b.Version,
 		b.Commit, b.GoVersion, b.Platform)
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -35,14 +35,15 @@ func (p *process) login(initiator string, luns ...uint16) *targettest.Session {
 // settings. So no setting is read and then forgotten.
 func TestSettingsReachInitiators(t *testing.T) {
 	const first, second = "iqn.2020-01.test:first", "iqn.2020-01.test:second"
-	l := newPlace(t, "a.raw", "b.raw", "c.raw")
+	l := newPlace(t, "a.raw", "b.raw", "c.raw", "d.raw")
 	p := l.serve(t, "MAX_SESSIONS=2", envConfig+"="+yamlFile(t, `
 disks:
   a.raw: {removable: true, access-mode: write-shared}
   b.raw: {read-only: true, serial: of-the-user}
   c.raw: {size: 1Mi}
+  d.raw: {block-size: 4096}
 `))
-	one, two := p.login(first, 1, 2, 3), p.login(second, 1, 2, 3)
+	one, two := p.login(first, 1, 2, 3, 4), p.login(second, 1, 2, 3)
 
 	removable := func(lun uint16) byte {
 		return one.MustGood(t,
@@ -64,6 +65,9 @@ disks:
 	require.Contains(t, string(one.MustGood(t, serial).Data), "of-the-user")
 	one.MustGood(t, targettest.Write10(3, 1<<20/512-1, block))
 	two.MustFail(t, targettest.Write10(3, 0, block), "status 0x18")
+
+	require.Equal(t, []byte{0, 0, 0, 3, 0, 0, 0x10, 0},
+		one.MustGood(t, targettest.ReadCapacity10(4)).Data, "four blocks of 4096 bytes")
 
 	_, err := targettest.MustDial(t,
 		p.portal()).Login(targettest.LoginOptions{Initiator: first, Target: wrapperTarget,
@@ -128,7 +132,7 @@ func TestTheCredentialIsInForce(t *testing.T) {
 	login.CHAP = &targettest.CHAP{Username: "user", Password: testSecret}
 	targettest.MustLogin(t, p.portal(), login)
 	_, body := p.page("/status")
-	var s pages.Status
+	var s status.Status
 	require.NoError(t, json.Unmarshal([]byte(body), &s))
 	require.Equal(t, "chap", s.Authentication)
 	require.Len(t, s.Sessions, 1)

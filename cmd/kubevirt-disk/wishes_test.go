@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -31,12 +31,12 @@ func (p *wishing) annotate(value string) {
 }
 
 // answer waits until the page shows what became of a request, and returns the status of the LUN.
-func (p *wishing) answer(value string, ok func(h *pages.HandoverStatus) bool) pages.LUNStatus {
+func (p *wishing) answer(value string, ok func(h *status.HandoverOutcome) bool) status.LUN {
 	p.t.Helper()
-	var s pages.Status
+	var s status.Status
 	p.until("the page tells of "+value, func() bool {
 		_, body := p.page("/status")
-		s = pages.Status{}
+		s = status.Status{}
 		require.NoError(p.t, json.Unmarshal([]byte(body), &s))
 		return s.Handover != nil && s.Handover.Asked == value && ok(s.Handover)
 	})
@@ -52,8 +52,8 @@ func TestHandoverByAnnotation(t *testing.T) {
 	p := &wishing{file: filepath.Join(t.TempDir(), "annotations")}
 	require.NoError(t, os.WriteFile(p.file, nil, 0o600))
 	p.process = l.serve(t, "POD_ANNOTATIONS="+p.file)
-	done := func(h *pages.HandoverStatus) bool { return h.Done != "" }
-	failed := func(h *pages.HandoverStatus) bool { return h.Error != "" }
+	done := func(h *status.HandoverOutcome) bool { return h.Done != "" }
+	failed := func(h *status.HandoverOutcome) bool { return h.Error != "" }
 	step := func(action, to string) string {
 		return `{"action":"` + action + `","lun":1,"to":"` + to + `"}`
 	}
@@ -82,7 +82,7 @@ func TestHandoverByAnnotation(t *testing.T) {
 	p.process = l.serve(t, "POD_ANNOTATIONS="+p.file)
 	two = p.login(second, 1)
 	two.MustGood(t, targettest.Write10(1, 0, block))
-	lun = p.answer(finish, func(*pages.HandoverStatus) bool { return true })
+	lun = p.answer(finish, func(*status.HandoverOutcome) bool { return true })
 	require.Equal(t, []string{first}, lun.Fenced)
 
 	back := step("open", first)

@@ -33,6 +33,7 @@ type xmlFlags struct {
 	rerrorPolicy  string
 	secretElement bool
 	file          xmlFile
+	nbd           xmlNBD
 }
 
 const (
@@ -66,6 +67,11 @@ the domain's machine. In a live migration the destination needs another name tha
 source cannot be fenced. The machine's name is NODE_NAME or POD_NAME from the environment, or else
 the hostname. Two domains of one machine need --domain to be kept apart.
 
+With --nbd the disk is used by NBD, which needs neither a secret nor an initiator name:
+
+  kubevirt-disk xml --nbd unix:/run/disk/nbd.sock >disk.xml
+  kubevirt-disk xml --status-url http://10.0.0.5:9260 --nbd auto >disk.xml
+
 With --file it prints the <disk> element for an image in a local file, as the command provide makes
 it. With --overlay, QEMU writes to that file, which lies over the image (--copy-mode):
 
@@ -76,12 +82,12 @@ Exit status 1: the daemon does not answer, or the LUN is not ready.`,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	f.add(cmd)
-	keys := []string{keyPort, keyTargetName, keyAccessMode}
-	addFlags(cmd.Flags(), keys...)
+	own := pick(newConfig().settings(), keyPort, keyTargetName, keyAccessMode)
+	addFlags(cmd.Flags(), own)
 	cmd.RunE = running(func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 		defer cancel()
-		document, err := f.document(ctx, load(cmd.Flags(), keys...))
+		document, err := f.document(ctx, loadBy(readBounded, cmd.Flags(), own))
 		if err == nil {
 			_, err = fmt.Fprintln(a.stdout, document)
 		}
@@ -121,6 +127,7 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.wwn, flagWWN, "", "WWN that the guest sees, 16 hexadecimal `digits`, "+
 		"empty for none (default with --status-url: the LUN's)")
 	f.file.add(flags)
+	f.nbd.add(flags)
 	flags.BoolVar(&f.readOnly, "read-only", false,
 		"the guest sees a read-only disk (default by the access mode)")
 	flags.UintVar(&f.bootOrder, "boot-order", 0, "`place` in the boot order, from 1 (default none)")
@@ -145,6 +152,9 @@ func (f *xmlFlags) add(cmd *cobra.Command) {
 func (f *xmlFlags) document(ctx context.Context, l *loader) (string, error) {
 	if f.file.isGiven(l.flags) {
 		return f.fileDocument(l)
+	}
+	if f.nbd.isGiven(l.flags) {
+		return f.exportDocument(ctx, l)
 	}
 	var lun libvirt.LUN
 	var err error
@@ -288,7 +298,11 @@ func (l *loader) explainFields(err error) error {
 		"Device.IO": "io", "Device.Discard": "discard", "Device.DetectZeroes": "detect-zeroes",
 		"Device.ErrorPolicy":     "error-policy",
 		"Device.ReadErrorPolicy": "rerror-policy",
-		"File.Path":              flagFile, "File.Format": flagFile, "File.Overlay": flagOverlay,
+		"Export.Name":            flagExport,
+		"Export.Socket":          flagNBD, "Export.Portal": flagNBD, "Export.Portal.Host": flagNBD,
+		"Export.TLS": flagTLS, "Export.Reconnect": flagReconnect, "Export.Serial": flagSerial,
+		"Export.WWN": flagWWN,
+		"File.Path":  flagFile, "File.Format": flagFile, "File.Overlay": flagOverlay,
 		"File.CopyMode": keyCopyMode, "File.Serial": flagSerial, "File.WWN": flagWWN,
 	}
 	list := []error{err}
@@ -306,7 +320,7 @@ func (l *loader) explainFields(err error) error {
 		switch field {
 		case "LUN.TargetName":
 			source = l.name(keyTargetName)
-		case "LUN.AccessMode", "File.AccessMode":
+		case "LUN.AccessMode", "File.AccessMode", "Export.AccessMode":
 			source = l.name(keyAccessMode)
 		}
 		l.problems.Add(source, "%s", wrong.Problem)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/libvirt"
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 )
 
 // xmlOf runs the command, which must succeed, and parses its output.
@@ -194,12 +194,12 @@ func TestXMLRefuses(t *testing.T) {
 }
 
 // statusServer serves a status page.
-func statusServer(t *testing.T, change func(*pages.Status)) string {
+func statusServer(t *testing.T, change func(*status.Status)) string {
 	t.Helper()
-	page := pages.Status{
-		State: pages.StateReady, Ready: true, TargetName: "iqn.2020-01.a:b", Authentication: "none",
-		Portals: []string{"127.0.0.1:3260"},
-		LUNs: []pages.LUNStatus{
+	page := status.Status{
+		State: status.StateReady, Ready: true, TargetName: "iqn.2020-01.a:b",
+		Authentication: "none", Portals: []string{"127.0.0.1:3260"},
+		LUNs: []status.LUN{
 			{LUN: 1, Image: "a.raw", AccessMode: "write-exclusive", Serial: "0123456789abcdef0123",
 				NAA: "3c0ffee000000001", Ready: true},
 			{LUN: 2, Image: "b.raw", AccessMode: "read-shared", ReadOnly: true, Serial: "s2",
@@ -233,7 +233,7 @@ func TestXMLFromStatus(t *testing.T) {
 	}, lun)
 	require.Equal(t, "vda", device.Dev)
 
-	withCHAP := statusServer(t, func(s *pages.Status) { s.Authentication = "chap" })
+	withCHAP := statusServer(t, func(s *status.Status) { s.Authentication = "chap" })
 	lun, _ = xmlOf(t, nil, "--status-url="+withCHAP+"/status", "--lun=2", "--target-dev=sda",
 		"--host=[fd00::5]:3270", "--host=a", "--chap-username=u")
 	require.Equal(t, libvirt.LUN{
@@ -254,7 +254,7 @@ func TestXMLFromStatus(t *testing.T) {
 	lun, _ = xmlOf(t, nil, "--status-url="+url, "--lun=1", "--bus=scsi", "--serial=", "--wwn=")
 	require.Empty(t, lun.Serial+lun.WWN, "none is asked for")
 
-	readOnly := statusServer(t, func(s *pages.Status) { s.LUNs[0].ReadOnly = true })
+	readOnly := statusServer(t, func(s *status.Status) { s.LUNs[0].ReadOnly = true })
 	lun, _ = xmlOf(t, nil, "--status-url="+readOnly, "--lun=1")
 	require.True(t, lun.ReadOnly, "a guest that can be written to would not know why it fails")
 
@@ -286,7 +286,7 @@ func TestXMLFindsThePortal(t *testing.T) {
 		{[]string{"[::]:3262"}, "127.0.0.1:3262"},
 		{[]string{"[fd00::5]:3263", "127.0.0.1:3264"}, "[fd00::5]:3263"},
 	} {
-		url := statusServer(t, func(s *pages.Status) { s.Portals = c.bound; s.LUNs = s.LUNs[:1] })
+		url := statusServer(t, func(s *status.Status) { s.Portals = c.bound; s.LUNs = s.LUNs[:1] })
 		lun, _ := xmlOf(t, nil, "--status-url="+url)
 		require.Equal(t, c.want, lun.Portals[0].String())
 		require.Len(t, lun.Portals, 1)
@@ -311,8 +311,8 @@ func TestXMLFindsThePortal(t *testing.T) {
 		{[]string{"[::]:3260", "127.0.0.1:3260"}, "10.0.0.5", ""},
 		{[]string{"[::]:3260", "127.0.0.1:3261"}, "10.0.0.5", "10.0.0.5:3260"},
 	} {
-		l := &loader{flags: (&app{}).xmlCommand().Flags()}
-		got := new(xmlFlags).servedPortals(&pages.Status{Portals: c.bound}, c.page, l)
+		l := loadBy(nil, (&app{}).xmlCommand().Flags(), nil)
+		got := new(xmlFlags).servedPortals(&status.Status{Portals: c.bound}, c.page, l)
 		if c.want == "" {
 			require.Empty(t, got, "nobody listens there")
 			require.ErrorContains(t, l.problems.Err(), "--host: is missing")
@@ -323,14 +323,14 @@ func TestXMLFindsThePortal(t *testing.T) {
 	}
 
 	f := xmlFlags{}
-	l := &loader{flags: (&app{}).xmlCommand().Flags()}
+	l := loadBy(nil, (&app{}).xmlCommand().Flags(), nil)
 	require.Empty(t,
-		f.servedPortals(&pages.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}},
+		f.servedPortals(&status.Status{Portals: []string{"127.0.0.1:3260", "[::1]:3260"}},
 			"10.0.0.5", l))
 	require.ErrorContains(t, l.problems.Err(), "--host: is missing")
 	f.hosts = []string{"10.0.0.5"}
 	require.Equal(t, []libvirt.Portal{{Host: "10.0.0.5", Port: 3265}},
-		f.servedPortals(&pages.Status{Portals: []string{"127.0.0.1:3265"}}, "10.0.0.5", l))
+		f.servedPortals(&status.Status{Portals: []string{"127.0.0.1:3265"}}, "10.0.0.5", l))
 }
 
 func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
@@ -356,21 +356,22 @@ func TestXMLFromAStatusThatWillNotDo(t *testing.T) {
 		"another page":   {statusServer(t, nil) + "/metrics", nil, exitFailed, "404"},
 		"another server": {other.URL, nil, exitFailed, "not a status page"},
 		"another JSON":   {other.URL + "/json", nil, exitFailed, "not a status page"},
-		"not the only LUN": {statusServer(t, func(s *pages.Status) { s.LUNs = s.LUNs[:1] }),
+		"not the only LUN": {statusServer(t, func(s *status.Status) { s.LUNs = s.LUNs[:1] }),
 			[]string{"--lun=3"}, exitUsage, "the daemon has no LUN 3: it has 1 (a.raw)"},
 		"no such LUN": {statusServer(t, nil), []string{"--lun=3"}, exitUsage,
 			"1 (a.raw), 2 (b.raw)"},
 		"which LUN": {statusServer(t, nil), nil, exitUsage,
 			"--lun: is missing: the daemon has 1 (a.raw), 2 (b.raw)"},
-		"no LUN yet": {statusServer(t,
-			func(s *pages.Status) { s.LUNs = nil; s.State = pages.StateStarting }), nil, exitFailed,
-			"starting"},
-		"a LUN not ready": {statusServer(t, func(s *pages.Status) { s.LUNs[0].Ready = false }),
+		"no LUN yet": {statusServer(t, func(s *status.Status) {
+			s.LUNs, s.State = nil, status.StateStarting
+		}), nil, exitFailed, "starting"},
+		"a LUN not ready": {statusServer(t, func(s *status.Status) { s.LUNs[0].Ready = false }),
 			[]string{"--lun=1"}, exitFailed, "LUN 1 (a.raw) is not ready"},
-		"a serial virtio cuts": {statusServer(t, func(s *pages.Status) { s.LUNs[0].Serial += "4" }),
+		"a serial virtio cuts": {statusServer(t,
+			func(s *status.Status) { s.LUNs[0].Serial += "4" }),
 			[]string{"--lun=1"}, exitUsage, "--serial: "},
 		"CHAP without user": {statusServer(t,
-			func(s *pages.Status) { s.Authentication = "chap" }), []string{"--lun=1"}, exitUsage,
+			func(s *status.Status) { s.Authentication = "chap" }), []string{"--lun=1"}, exitUsage,
 			"--chap-username: is missing"},
 		"a user without CHAP": {statusServer(t, nil), []string{"--lun=1", "--chap-username=u"},
 			exitUsage, "has no CHAP"},

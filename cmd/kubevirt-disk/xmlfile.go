@@ -35,7 +35,8 @@ func (f *xmlFile) isGiven(flags *pflag.FlagSet) bool {
 // fileDocument returns the element for an image in a local file.
 func (f *xmlFlags) fileDocument(l *loader) (string, error) {
 	for _, flag := range []string{flagStatusURL, flagHost, flagLUN, flagChapUsername, flagInitiator,
-		flagDomain, keyTargetName, keyPort, "secret", "secret-usage", "secret-uuid"} {
+		flagDomain, keyTargetName, keyPort,
+		flagNBD, flagExport, flagTLS, flagReconnect, "secret", "secret-usage", "secret-uuid"} {
 		if l.flags.Changed(flag) {
 			l.problems.Add("--"+flag, "is about a LUN: leave it out, or leave out --%s, --%s and "+
 				"--%s", flagFile, flagOverlay, keyCopyMode)

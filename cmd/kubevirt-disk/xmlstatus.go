@@ -14,10 +14,46 @@ import (
 
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 )
 
 // servedLUN asks the daemon at --status-url for the LUN of --lun, or for its only LUN.
 func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error) {
+	said, pageHost, err := f.ask(ctx, l)
+	if err != nil {
+		return libvirt.LUN{}, err
+	}
+	if f.secretElement {
+		return libvirt.LUN{TargetName: said.TargetName}, nil
+	}
+	served, err := f.choose(said, l)
+	if err != nil {
+		return libvirt.LUN{}, err
+	}
+	lun := pages.ForLibvirt(&served, said.TargetName).For(f.device())
+	// An empty flag means that the guest sees no serial number.
+	if l.flags.Changed(flagSerial) {
+		lun.Serial = f.serial
+	}
+	if l.flags.Changed(flagWWN) {
+		lun.WWN = f.wwn
+	}
+	switch asks, given := said.Authentication != status.AuthNone, f.credential.Username != ""; {
+	case asks && !given:
+		l.problems.Add("--"+flagChapUsername, "is missing: the daemon at --%s asks for CHAP",
+			flagStatusURL)
+	case given && !asks:
+		l.problems.Add("--"+flagChapUsername,
+			"the daemon at --%s has no CHAP, and QEMU cannot log in there with a credential: "+
+				"leave it out, or give the daemon a credential too", flagStatusURL)
+	}
+	lun.Portals = f.servedPortals(said, pageHost, l)
+	return lun, l.problems.Err()
+}
+
+// ask asks the daemon at --status-url. It also returns the host of its page.
+func (f *xmlFlags) ask(ctx context.Context, l *loader) (said *status.Status, pageHost string,
+	err error) {
 	for _, key := range []string{keyTargetName, keyAccessMode} {
 		if l.flags.Changed(key) {
 			l.problems.Add("--"+key, "the daemon at --%s already reports it: leave one of them out",
@@ -27,41 +63,12 @@ func (f *xmlFlags) servedLUN(ctx context.Context, l *loader) (libvirt.LUN, error
 	page, err := statusPage(f.statusURL)
 	if err != nil {
 		l.problems.Add("--"+flagStatusURL, "%v", err)
-		return libvirt.LUN{}, l.problems.Err()
 	}
 	if err := l.problems.Err(); err != nil {
-		return libvirt.LUN{}, err
+		return nil, "", err
 	}
-	status, err := askStatus(ctx, page.String())
-	if err != nil {
-		return libvirt.LUN{}, err
-	}
-	if f.secretElement {
-		return libvirt.LUN{TargetName: status.TargetName}, nil
-	}
-	served, err := f.choose(status, l)
-	if err != nil {
-		return libvirt.LUN{}, err
-	}
-	lun := served.ForLibvirt(status.TargetName).For(f.device())
-	// An empty flag means that the guest sees no serial number.
-	if l.flags.Changed(flagSerial) {
-		lun.Serial = f.serial
-	}
-	if l.flags.Changed(flagWWN) {
-		lun.WWN = f.wwn
-	}
-	switch asks, given := status.Authentication != "none", f.credential.Username != ""; {
-	case asks && !given:
-		l.problems.Add("--"+flagChapUsername, "is missing: the daemon at %s asks for CHAP",
-			page.Host)
-	case given && !asks:
-		l.problems.Add("--"+flagChapUsername,
-			"the daemon at %s has no CHAP, and QEMU cannot log in there with a credential: leave "+
-				"it out, or give the daemon a credential too", page.Host)
-	}
-	lun.Portals = f.servedPortals(status, page.Hostname(), l)
-	return lun, l.problems.Err()
+	said, err = askStatus(ctx, page.String())
+	return said, page.Hostname(), err
 }
 
 // statusPage returns the address of /status. The given URL may have that path or none.
@@ -86,7 +93,7 @@ func statusPage(text string) (*url.URL, error) {
 // maxStatus limits the size of a status page, in bytes. A session takes a few hundred.
 const maxStatus = 16 << 20
 
-func askStatus(ctx context.Context, page string) (*pages.Status, error) {
+func askStatus(ctx context.Context, page string) (*status.Status, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, page, nil)
 	if err != nil {
 		return nil, err
@@ -100,14 +107,14 @@ func askStatus(ctx context.Context, page string) (*pages.Status, error) {
 	if res.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s answers %s", page, res.Status)
 	}
-	var status pages.Status
-	if err := json.NewDecoder(io.LimitReader(res.Body, maxStatus)).Decode(&status); err != nil {
+	var said status.Status
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxStatus)).Decode(&said); err != nil {
 		return nil, fmt.Errorf("%s is not a status page of kubevirt-disk: %w", page, err)
 	}
-	if status.TargetName == "" {
+	if said.TargetName == "" {
 		return nil, fmt.Errorf("%s is not a status page of kubevirt-disk: it names no target", page)
 	}
-	return &status, nil
+	return &said, nil
 }
 
 // withoutURL returns the cause of a request error, for messages that already name the address.
@@ -121,30 +128,30 @@ func withoutURL(err error) error {
 
 // choose finds the LUN in a status. The LUN must be ready: before that, its serial number is
 // unknown.
-func (f *xmlFlags) choose(status *pages.Status, l *loader) (pages.LUNStatus, error) {
+func (f *xmlFlags) choose(said *status.Status, l *loader) (status.LUN, error) {
 	var numbers []string
-	for _, one := range status.LUNs {
+	for _, one := range said.LUNs {
 		numbers = append(numbers, fmt.Sprintf("%d (%s)", one.LUN, one.Image))
 	}
 	list := strings.Join(numbers, ", ")
-	var found *pages.LUNStatus
-	for i, one := range status.LUNs {
-		if int(one.LUN) == f.lun || !l.flags.Changed(flagLUN) && len(status.LUNs) == 1 {
-			found = &status.LUNs[i]
+	var found *status.LUN
+	for i, one := range said.LUNs {
+		if int(one.LUN) == f.lun || !l.flags.Changed(flagLUN) && len(said.LUNs) == 1 {
+			found = &said.LUNs[i]
 		}
 	}
 	switch {
-	case len(status.LUNs) == 0:
-		return pages.LUNStatus{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again "+
-			"when /readyz answers 200", status.State)
+	case len(said.LUNs) == 0:
+		return status.LUN{}, fmt.Errorf("the daemon has no LUN yet, it is %s: ask again "+
+			"when /readyz answers 200", said.State)
 	case found == nil && l.flags.Changed(flagLUN):
 		l.problems.Add("--"+flagLUN, "the daemon has no LUN %d: it has %s", f.lun, list)
-		return pages.LUNStatus{}, l.problems.Err()
+		return status.LUN{}, l.problems.Err()
 	case found == nil:
 		l.problems.Add("--"+flagLUN, "is missing: the daemon has %s", list)
-		return pages.LUNStatus{}, l.problems.Err()
+		return status.LUN{}, l.problems.Err()
 	case !found.Ready:
-		return pages.LUNStatus{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz "+
+		return status.LUN{}, fmt.Errorf("LUN %d (%s) is not ready: ask again when /readyz "+
 			"answers 200", found.LUN, found.Image)
 	}
 	return *found, nil
@@ -153,26 +160,9 @@ func (f *xmlFlags) choose(status *pages.Status, l *loader) (pages.LUNStatus, err
 // servedPortals returns the portals of --host. Otherwise it returns those of the daemon that other
 // machines can reach, or those on loopback if the status page was asked there. A portal on every
 // address is reached at the host of the status page.
-func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string,
+func (f *xmlFlags) servedPortals(said *status.Status, pageHost string,
 	l *loader) []libvirt.Portal {
-	var addrs []netip.AddrPort
-	for _, text := range status.Portals {
-		// Skip text that is no address; it comes from a newer daemon that listens in another way.
-		if addr, err := netip.ParseAddrPort(text); err == nil {
-			addrs = append(addrs, addr)
-		}
-	}
-	var bound, usable []libvirt.Portal
-	for _, addr := range addrs {
-		p := libvirt.Portal{Host: addr.Addr().String(), Port: addr.Port()}
-		if addr.Addr().IsUnspecified() {
-			p.Host = pageHost
-		}
-		bound = append(bound, p)
-		if answersAt(addr, pageHost, addrs) && (!addr.Addr().IsLoopback() || isLoopback(pageHost)) {
-			usable = append(usable, p)
-		}
-	}
+	bound, usable := reachable(said.Portals, pageHost)
 	port := uint16(defaultPort)
 	if len(bound) > 0 {
 		port = bound[0].Port
@@ -183,13 +173,36 @@ func (f *xmlFlags) servedPortals(status *pages.Status, pageHost string,
 	if len(usable) == 0 {
 		l.problems.Add("--"+flagHost, "is missing: none of the daemon's portals (%s) can be "+
 			"reached at the address of its page; name an address that leads to one",
-			strings.Join(status.Portals, ", "))
+			strings.Join(said.Portals, ", "))
 		return nil
 	}
 	// libvirt's schema allows one portal, and QEMU uses one.
 	first := usable[0]
 	first.Port = l.connectPort(first.Port, false)
 	return []libvirt.Portal{first}
+}
+
+// reachable returns the addresses of portals as a client uses them, and those that can be reached
+// from where the status page was asked.
+func reachable(portals []string, pageHost string) (bound, usable []libvirt.Portal) {
+	var addrs []netip.AddrPort
+	for _, text := range portals {
+		// Skip text that is no address; it comes from a newer daemon that listens in another way.
+		if addr, err := netip.ParseAddrPort(text); err == nil {
+			addrs = append(addrs, addr)
+		}
+	}
+	for _, addr := range addrs {
+		p := libvirt.Portal{Host: addr.Addr().String(), Port: addr.Port()}
+		if addr.Addr().IsUnspecified() {
+			p.Host = pageHost
+		}
+		bound = append(bound, p)
+		if answersAt(addr, pageHost, addrs) && (!addr.Addr().IsLoopback() || isLoopback(pageHost)) {
+			usable = append(usable, p)
+		}
+	}
+	return bound, usable
 }
 
 // answersAt reports whether a portal on every address can be reached at the host of a status page.

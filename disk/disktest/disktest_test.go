@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 func TestMemory(t *testing.T) {
@@ -60,7 +61,7 @@ func TestDistantNotNow(t *testing.T) {
 		_, err := d.Within(ctx).ReadAt(p, 0)
 		result <- err
 	}()
-	require.Eventually(t, func() bool { return d.Waiting() == 1 }, time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return d.Waiting() == 1 })
 	cancel()
 	require.ErrorIs(t, <-result, disk.ErrNotNow)
 	n, err := d.Within(ctx).WriteAt(p[:2*block+1], 0)

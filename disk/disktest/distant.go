@@ -39,6 +39,7 @@ var (
 	_ disk.Discarder = (*Distant)(nil)
 	_ disk.Zeroer    = (*Distant)(nil)
 	_ disk.Extenter  = (*Distant)(nil)
+	_ disk.Layered   = (*Distant)(nil)
 )
 
 // NewDistant makes a disk with the content of inner, which has every optional interface of Memory.
@@ -173,6 +174,10 @@ func (d *Distant) Extent(off, length int64) (disk.Extent, error) {
 	return d.always().Extent(off, length)
 }
 
+func (d *Distant) Depth(off, length int64) (depth int, n int64, err error) {
+	return d.always().Depth(off, length)
+}
+
 // within is a Distant as a command uses it.
 type within struct {
 	*Distant
@@ -238,4 +243,12 @@ func (w *within) Extent(off, length int64) (disk.Extent, error) {
 		return disk.Extent{}, err
 	}
 	return w.inner.(disk.Extenter).Extent(off, length)
+}
+
+// Depth waits as Extent does. All that has come is the disk's own.
+func (w *within) Depth(off, length int64) (depth int, n int64, err error) {
+	if _, err := w.fetch(w.ctx, off, 1); err != nil {
+		return 0, 0, err
+	}
+	return disk.DepthOwn, min(length, DistantBlock-off%DistantBlock), nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // minSize is the size in bytes of the smallest disk that Run accepts.
@@ -217,13 +218,14 @@ func testExtents(t *testing.T, d disk.Disk) {
 // the whole disk.
 func testConcurrency(t *testing.T, d disk.Disk) {
 	const parts, partSize = 8, 64 << 10
+	rounds := testtool.Rounds(10, 60)
 	var writers, readers sync.WaitGroup
 	done := make(chan struct{})
 	errs := make(chan error, parts+2)
 	for i := range int64(parts) {
 		writers.Go(func() {
 			p, q := make([]byte, partSize), make([]byte, partSize)
-			for round := range uint64(30) {
+			for round := range uint64(rounds) {
 				copy(p, pattern(partSize, round))
 				if _, err := d.WriteAt(p, i*partSize); err != nil {
 					errs <- err

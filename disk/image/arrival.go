@@ -7,9 +7,6 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"runtime"
-
-	"golang.org/x/sync/errgroup"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/internal/rawfile"
@@ -23,13 +20,14 @@ import (
 //	for !a.Done() { a.Pass(ctx, the file, from its beginning) }
 //
 // One pass is usually enough. A qcow2 file needs two or three if it has tables behind the clusters
-// that they map. The image is checked as it comes. If a check fails when the disk is half written,
-// Destination.Finish removes it.
+// that they map, and another one before that if it has snapshots or bitmaps. The image is checked
+// as it comes. If a check fails when the disk is half written, Destination.Finish removes it.
 type Arrival struct {
 	name    string
 	size    int64 // of the file
 	opt     ArrivalOptions
 	to      *Destination
+	begun   bool // the destination is ready
 	done    bool
 	virtual int64
 	qcow2   *qcow2.Arrival
@@ -113,9 +111,12 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader) error {
 		if err := a.recognise(head); err != nil {
 			return err
 		}
+	}
+	if !a.begun && (a.qcow2 == nil || a.qcow2.Checked()) {
 		if err := a.begin(ctx); err != nil {
 			return err
 		}
+		a.begun = true
 	}
 	if a.qcow2 == nil {
 		return a.copy(ctx, in)
@@ -248,81 +249,41 @@ func (a *Arrival) begin(ctx context.Context) error {
 
 // copy writes the file as it is and leaves out its zeros.
 func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
-	w, done := a.to.writer(true)
-	defer done()
-	type part struct {
-		data []byte
-		off  int64
-	}
-	const chunk = 1 << 20
-	workers := runtime.GOMAXPROCS(0)
-	parts := make(chan part)
-	unused := make(chan part, workers+2)
-	for range cap(unused) {
-		unused <- part{data: make([]byte, chunk)}
-	}
-	group, ctx := errgroup.WithContext(ctx)
 	known := a.size >= 0
-	group.Go(func() error {
-		defer close(parts)
-		off := int64(0)
-		for ended := false; !ended && (!known || off < a.size); {
-			var p part
-			select {
-			case p = <-unused:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			p.off, p.data = off, p.data[:chunk]
-			if known {
-				p.data = p.data[:min(chunk, a.size-off)]
-			}
-			n, err := io.ReadFull(in, p.data)
-			off += int64(n)
-			switch {
-			case !known && (err == io.EOF || err == io.ErrUnexpectedEOF):
-				p.data, ended = p.data[:n], true
-			case err != nil:
-				return fmt.Errorf("%s ends after %d of %d bytes: %w", a.name, off, a.size,
-					unexpected(err))
-			case off > a.opt.maxVirtualSize():
-				return &Error{Name: a.name, Format: FormatRaw,
-					Reason: fmt.Sprintf("has more than the limit of %d bytes",
-						a.opt.maxVirtualSize())}
-			case a.to.device > 0 && off > a.to.device:
-				return fmt.Errorf("block device %q has %d bytes, and the disk more", a.to.name,
-					a.to.device)
-			}
-			select {
-			case parts <- p:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+	f := newFilling(a.to, 0, max(a.size, 0))
+	defer f.stop()
+	for ended := false; !ended && (!known || f.off < a.size); {
+		p, err := f.Next(ctx)
+		if err != nil {
+			return err
 		}
-		if !known {
-			a.size, a.virtual = off, off
+		if known {
+			p = p[:min(int64(len(p)), a.size-f.off)]
 		}
-		return nil
-	})
-	for range workers {
-		group.Go(func() error {
-			for p := range parts {
-				if _, err := w.Store(p.data, p.off); err != nil {
-					return a.to.explain(err, a.virtual)
-				}
-				unused <- p
-			}
-			return nil
-		})
+		n, err := io.ReadFull(in, p)
+		end := f.off + int64(n)
+		switch {
+		case !known && (err == io.EOF || err == io.ErrUnexpectedEOF):
+			ended = true
+		case err != nil:
+			return fmt.Errorf("%s ends after %d of %d bytes: %w", a.name, end, a.size,
+				unexpected(err))
+		case end > a.opt.maxVirtualSize():
+			return &Error{Name: a.name, Format: FormatRaw,
+				Reason: fmt.Sprintf("has more than the limit of %d bytes",
+					a.opt.maxVirtualSize())}
+		case a.to.device > 0 && end > a.to.device:
+			return fmt.Errorf("block device %q has %d bytes, and the disk more", a.to.name,
+				a.to.device)
+		}
+		f.Put(p[:n])
 	}
-	if err := group.Wait(); err != nil {
+	if err := f.Drain(); err != nil {
 		return err
 	}
 	if !known {
+		a.size, a.virtual = f.off, f.off
 		if err := a.checkRawSize(); err != nil {
-			return err
-		}
-		if err := a.to.resize(a.size); err != nil {
 			return err
 		}
 	}

@@ -41,9 +41,10 @@ type Filling struct {
 	parts  chan filled
 	unused chan []byte
 
-	pending   sync.WaitGroup // pieces that are being written
-	writers   sync.WaitGroup
-	closeOut  func()
+	pending sync.WaitGroup // pieces that are being written
+	writers sync.WaitGroup
+	stop    func() // ends the writers, once
+
 	closeOnce sync.Once
 
 	failed chan struct{} // closed with the first error
@@ -65,8 +66,6 @@ func OpenFilling(path string, keep int64) (*Filling, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Filling{to: &Destination{file: file, name: path}, off: keep, failed: make(chan struct{}),
-		parts: make(chan filled), unused: make(chan []byte, fillPieces)}
 	info, err := file.Stat()
 	if err == nil && info.Size() < keep {
 		err = fmt.Errorf("%q has %d bytes, and should have %d", path, info.Size(), keep)
@@ -78,16 +77,26 @@ func OpenFilling(path string, keep int64) (*Filling, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	f.size = keep
+	return newFilling(&Destination{file: file, name: path}, keep, keep), nil
+}
+
+// newFilling goes on at off with a destination of that size. stop must follow.
+func newFilling(to *Destination, off, size int64) *Filling {
+	f := &Filling{to: to, off: off, size: size, failed: make(chan struct{}),
+		parts: make(chan filled), unused: make(chan []byte, fillPieces)}
 	for range fillPieces {
 		f.unused <- nil // made when it is needed
 	}
-	out, done := f.to.writer(true)
-	f.closeOut = done
+	out, done := to.writer(true)
 	for range fillWriters {
 		f.writers.Go(func() { f.write(out) })
 	}
-	return f, nil
+	f.stop = sync.OnceFunc(func() {
+		close(f.parts)
+		f.writers.Wait()
+		done()
+	})
+	return f
 }
 
 // Expect makes room for a file of this size. It returns a *SpaceError if no such file can exist.
@@ -207,9 +216,7 @@ func (f *Filling) Finish(size int64) error {
 func (f *Filling) Close() error {
 	var err error
 	f.closeOnce.Do(func() {
-		close(f.parts)
-		f.writers.Wait()
-		f.closeOut()
+		f.stop()
 		err = f.to.file.Close()
 	})
 	return err

@@ -83,12 +83,20 @@ func Open(path string, opt Options) (*Image, error) {
 		return nil, err
 	}
 	defer o.dir.close()
+	if _, err := os.Lstat(filepath.Join(o.dir.path, file+LayersSuffix)); err == nil {
+		return nil, &Error{Name: filepath.Base(path), Format: FormatRaw,
+			Reason: "is only a part of a disk that has snapshots, and not what its guest has now",
+			Action: "delete the snapshots first, or read the disk from the daemon that serves it"}
+	}
 	img, err := o.openFile(file)
 	if err == nil {
 		img.name = filepath.Base(path)
 	}
 	return img, err
 }
+
+// LayersSuffix ends the name of the record of a disk's layers, which lies beside the disk's file.
+const LayersSuffix = ".layers"
 
 // OpenSource opens and validates an image that is not in a directory of this machine. open opens
 // its files: the image by the given name, and backing files by the names that images claim. These

@@ -241,10 +241,10 @@ func (o *opening) settleLeftovers() {
 	}
 }
 
-// lost reports whether a disk without a file once had one. While a disk is made its state comes
-// first, so only what is written into the state later can tell.
+// lost reports whether a disk without a file once had one. An earlier version said nothing of the
+// file; it saved only later what is asked for then.
 func (s *state) lost() bool {
 	identified := func(f image.Fingerprint) bool { return f.Hash != "" }
-	return s.Mode != CopyNone && len(s.Chain) > 0 &&
-		(s.Complete || slices.ContainsFunc(s.Chain, identified))
+	return s.Mode != CopyNone && (s.Made ||
+		len(s.Chain) > 0 && (s.Complete || slices.ContainsFunc(s.Chain, identified)))
 }

@@ -156,6 +156,93 @@ func TestADiskThatIsMissingIsNotMadeAgain(t *testing.T) {
 	}
 }
 
+// TestADiskThatIsMissingIsKnownFromItsFirstMoment: there is no hash of its image yet, as with a far
+// image; or no image at all.
+func TestADiskThatIsMissingIsKnownFromItsFirstMoment(t *testing.T) {
+	content := filetest.Sample(1<<20, 1)
+	for name, opt := range map[string]Options{
+		"named":      {WorkDir: t.TempDir(), Leftovers: LeftoversKeep},
+		"persistent": {PersistentDir: t.TempDir()},
+	} {
+		for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead} {
+			t.Run(name+"/"+string(mode), func(t *testing.T) {
+				opt.Mode = mode
+				inst, _ := startFar(t, content, "sha256:1", opt)
+				_, err := inst.WriteAt(filetest.Block('w', 512), 0)
+				require.NoError(t, err)
+				require.NoError(t, inst.Close())
+				require.NoError(t, os.Rename(inst.path, inst.path+"-away"))
+				img, _ := openFar(t, content, "sha256:1")
+				_, err = Open(t.Context(), img, opt)
+				require.ErrorContains(t, err, "is missing, and was there at an earlier start")
+				require.NoError(t, os.Rename(inst.path+"-away", inst.path))
+				again, _ := startFar(t, content, "sha256:1", opt)
+				require.Equal(t, inst.Identity, again.Identity)
+				require.Equal(t, filetest.Block('w', 512), filetest.ReadAll(t, again, 512))
+				require.NoError(t, again.Close())
+			})
+		}
+	}
+	t.Run("brought along", func(t *testing.T) {
+		opt := Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite}
+		at := filetest.Put(t, opt.PersistentDir, PersistentName, content, 0)
+		path := filetest.Put(t, t.TempDir(), "a.raw", content, 0)
+		inst, _ := start(t, path, opt)
+		require.NoError(t, inst.Close())
+		require.NoError(t, os.Rename(at, at+"-away"))
+		_, err := Open(t.Context(), openGood(t, path), opt)
+		require.ErrorContains(t, err, "is missing, and was there at an earlier start")
+		require.NoFileExists(t, at)
+	})
+	t.Run("of an earlier version", func(t *testing.T) {
+		opt := Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite}
+		inst, _ := startFar(t, content, "sha256:1", opt)
+		require.NoError(t, inst.Close())
+		s, err := loadState(inst.dir.state())
+		require.NoError(t, err)
+		s.Made = false
+		require.NoError(t, s.save(inst.dir.state(), true))
+		inst, _ = startFar(t, content, "sha256:1", opt)
+		require.NoError(t, inst.Close())
+		require.NoError(t, os.Remove(inst.path))
+		img, _ := openFar(t, content, "sha256:1")
+		_, err = Open(t.Context(), img, opt)
+		require.ErrorContains(t, err, "is missing, and was there at an earlier start")
+	})
+}
+
+// TestKilledBeforeTheFileIsMade: a state alone is no disk yet.
+func TestKilledBeforeTheFileIsMade(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "a.raw", filetest.Sample(1<<20, 1), 0)
+	killed := func(inst *Instance) {
+		require.NoError(t, inst.Close())
+		s, err := loadState(inst.dir.state())
+		require.NoError(t, err)
+		if len(s.Chain) > 0 {
+			s.Chain[0].Hash = ""
+		}
+		s.Made = false
+		require.NoError(t, s.save(inst.dir.state(), true))
+		require.NoError(t, os.Remove(inst.path))
+	}
+	opt := Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite}
+	inst, _ := start(t, path, opt)
+	killed(inst)
+	inst, _ = start(t, path, opt)
+	require.False(t, inst.kept)
+	require.NoError(t, inst.Close())
+
+	opt = Options{PersistentDir: t.TempDir(), Empty: true, Size: 1 << 20}
+	inst, err := Open(t.Context(), nil, opt)
+	require.NoError(t, err)
+	killed(inst)
+	_, err = Open(t.Context(), nil, Options{PersistentDir: opt.PersistentDir})
+	require.ErrorContains(t, err, "does not exist yet")
+	inst, err = Open(t.Context(), nil, opt)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+}
+
 // TestSettingAsideIsKilled kills a move after each file, there and back: the next start finds the
 // disk all the same.
 func TestSettingAsideIsKilled(t *testing.T) {

@@ -18,8 +18,19 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// background is the work beside an overlay in use. It reads the image once, so that the next start
-// recognises it. In mode clone it copies the image until the disk no longer needs it.
+// background is the work beside an overlay in use, in two goroutines. One, identify, reads the
+// image once, so that the next start recognises it. The other, run, copies the image in mode clone
+// until the disk no longer needs it. They agree like this:
+//
+//   - state and unsaved belong to identify until it ends. run waits for it before complete, which
+//     records that the disk is complete.
+//   - What run copies it shows to the hash (ReadAlong), so that identify reads only the rest.
+//   - When copying has ended, identify tries only once more, and a disk whose image cannot be read
+//     to its end becomes complete without its hash.
+//   - cancel stops copying at once, abandon also stops identify. stop calls the one, and the other
+//     only identifyGrace later: without the hash, the next start may not recognise the image.
+//   - complete saves the state, then removes the maps, then lets go of the image. A kill in between
+//     leaves a complete disk with maps, which the next start removes.
 type background struct {
 	over     *overlay.Disk
 	file     *rawfile.File // of over

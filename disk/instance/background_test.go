@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/disk/disk/internal/slots"
 	"kubevirt.io/disk/disk/overlay"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // unreadable makes every read of an open file of this process fail until back is called.
@@ -76,7 +77,8 @@ func TestImageIsIdentifiedAfterErrors(t *testing.T) {
 		defer close(done)
 		b.keepIdentifying(t.Context(), t.Context(), b.img.Hashes(nil))
 	}()
-	require.Eventually(t, func() bool { return logs.Len() > 1 }, time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return logs.Len() > 1 },
+		"it has failed twice: %v", func() any { return logs.All() })
 	back()
 	<-done
 	require.Equal(t, want, b.state.Chain)
@@ -144,7 +146,8 @@ func TestCompleteDiskDoesNotWaitForItsImage(t *testing.T) {
 		defer close(done)
 		b.keepIdentifying(t.Context(), copying, b.img.Hashes(nil))
 	}()
-	require.Eventually(t, func() bool { return logs.Len() == 1 }, time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return logs.Len() == 1 },
+		"it has failed: %v", func() any { return logs.All() })
 	copied()
 	select {
 	case <-done:
@@ -175,19 +178,18 @@ func TestLargeCloneMayGoPastTheCache(t *testing.T) {
 		held = append(held, slot)
 	}
 	inst, _ := start(t, path, opt)
-	ways := func(n int) func() bool {
-		return func() bool {
-			open := openFiles(t, inst.path) // including the files of the map
-			other := func(name string) bool { return name != inst.path }
-			return len(slices.DeleteFunc(open, other)) == n
-		}
+	ways := func() int {
+		open := openFiles(t, inst.path) // including the files of the map
+		other := func(name string) bool { return name != inst.path }
+		return len(slices.DeleteFunc(open, other))
 	}
-	require.Eventually(t, ways(2), time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return ways() == 2 },
+		"the file is open in two ways: %d", func() any { return ways() })
 	for _, slot := range held {
 		slot.Release()
 	}
-	require.Eventually(t, opt.Progress.Finished, time.Minute, time.Millisecond)
-	require.True(t, ways(1)())
+	testtool.Eventually(t, opt.Progress.Finished, "the copy is complete")
+	require.Equal(t, 1, ways())
 }
 
 // TestCompleteDiskHoldsTwoFiles: a complete disk has only its own file and its lock open. A process
@@ -215,8 +217,8 @@ func TestCompleteDiskHoldsTwoFiles(t *testing.T) {
 				written <- err
 			}()
 			require.NoError(t, <-written)
-			require.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 },
-				time.Minute, time.Millisecond)
+			testtool.Eventually(t, func() bool { return len(openFiles(t, dir)) == 0 },
+				"its image is closed: %v", func() any { return openFiles(t, dir) })
 			require.Len(t, openFiles(t, work), 2, "%v", openFiles(t, work))
 			_, err = inst.WriteAt(filetest.Block('c', 512), 0)
 			require.NoError(t, err)

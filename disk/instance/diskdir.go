@@ -40,6 +40,8 @@ const unitInfix = ".unit-"
 //	*.live                        the map of an incomplete disk, as this boot knows it
 //	*.map                         the same as far as it has reached storage
 //	*.unit-*/                     what the logical unit keeps with the disk's content
+//	*.layers                      which snapshots there are, and which layers above the disk's file
+//	*.layer-*                     such a layer, with maps of its own
 //	*.spare                       space for the next state, and in *.unit-*/ for what the unit keeps
 //
 // A file with the suffix ".partial" is being written. The next start removes what a killed process
@@ -215,7 +217,7 @@ func (d *diskDir) clear() error {
 			return err
 		}
 	}
-	return d.clearUnits()
+	return errors.Join(d.clearLayers(nil), d.clearUnits())
 }
 
 // removeMaps removes the maps of a complete disk.

@@ -94,6 +94,13 @@ func (o *opening) judge(ctx context.Context) verdict {
 		return o.unfit(reason, "cannot be used: "+reason,
 			"use another volume for this image, or "+beginAnew)
 	}
+	if v, bad := o.judgeLayers(s); bad {
+		return v
+	}
+	if reason := o.otherBlocks(s); reason != "" {
+		return o.unfit(reason, "cannot be used: "+reason, fmt.Sprintf("set the block size to %d "+
+			"again: a guest finds nothing with blocks of another length", s.blockSize()))
+	}
 	return o.judgeImage(ctx, s)
 }
 
@@ -184,7 +191,7 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 
 // adopt accepts a file that came with the volume as a complete disk.
 func (o *opening) adopt(st fs.FileInfo) verdict {
-	for _, name := range []string{o.dir.liveMap(), o.dir.durableMap()} {
+	for _, name := range []string{o.dir.liveMap(), o.dir.durableMap(), o.dir.layers()} {
 		if _, err := os.Lstat(name); err == nil {
 			return verdict{what: refuse, err: o.refusal(
 				"has lost its state file, and is not complete without it", restoreVolume)}
@@ -195,10 +202,14 @@ func (o *opening) adopt(st fs.FileInfo) verdict {
 			st.Size(), disk.SectorSize)
 		return verdict{what: refuse, err: o.refusal(reason, "make it a raw disk")}
 	}
+	if err := o.checkAdopted(st.Size()); err != nil {
+		return verdict{what: refuse, err: err}
+	}
 	o.log.Info("the volume already has a disk: serving it as it is, without the image",
 		zap.String("disk", o.dir.disk()))
 	s := &state{Version: stateVersion, Image: o.name, Mode: o.opt.Mode, Size: st.Size(),
-		Identity: newIdentity(), Created: time.Now().UTC(), Durable: true, Complete: true,
+		BlockSize: o.newBlockSize(),
+		Identity:  newIdentity(), Created: time.Now().UTC(), Durable: true, Complete: true,
 		Map: newMapID(), Boot: bootID(), stale: true}
 	return verdict{what: keep, state: s}
 }

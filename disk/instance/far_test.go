@@ -5,7 +5,6 @@ import (
 	"context"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -15,6 +14,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/disktest/sourcetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // openFar opens a raw image that lies far away.
@@ -130,8 +130,7 @@ func TestFarImageWithoutADigest(t *testing.T) {
 	source.Cut()
 	inst, err := Open(t.Context(), img, opt)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return source.Waiting() > 0 }, time.Minute,
-		time.Millisecond)
+	testtool.Eventually(t, func() bool { return source.Waiting() > 0 }, "a read waits")
 	source.Mend()
 	inst.copies.done.Wait()
 	require.NoError(t, inst.Close())
@@ -152,8 +151,7 @@ func TestStopWhileAFarImageIsOutOfReach(t *testing.T) {
 		source.Cut()
 		inst, err := Open(t.Context(), img, opt)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return source.Waiting() > 0 }, time.Minute,
-			time.Millisecond)
+		testtool.Eventually(t, func() bool { return source.Waiting() > 0 }, "a read waits")
 		require.NoError(t, inst.Close())
 		require.Zero(t, source.Waiting())
 		require.Equal(t, 1, source.Stats().Closed)

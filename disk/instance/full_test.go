@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // smallExt4 mounts a new ext4 file system of that many bytes.
@@ -106,6 +107,9 @@ func TestEphemeralDiskOnAFullVolume(t *testing.T) {
 			for _, spare := range []string{"spare", "no spare"} {
 				if name == "ext4" && spare == "no spare" {
 					continue // like tmpfs, and a stop waits for space
+				}
+				if name == "tmpfs" && spare == "spare" && testtool.Rounds(0, 1) == 0 {
+					continue // like ext4
 				}
 				t.Run(name+"/"+change+"/"+spare, func(t *testing.T) {
 					t.Parallel()

@@ -27,14 +27,13 @@ func (i *Instance) Grow(size int64) error {
 	case size < now:
 		return &SizeError{Image: name, Size: size, Reason: fmt.Sprintf("is less than the %d bytes "+
 			"(%s) that the disk has, and a disk is never made smaller", now, words.Bytes(now))}
-	case size%disk.SectorSize != 0:
-		return &SizeError{Image: name, Size: size,
-			Reason: fmt.Sprintf("is not a multiple of %d bytes", disk.SectorSize)}
-	case i.file == nil:
+	case size%int64(max(i.BlockSize, disk.SectorSize)) != 0:
+		return notWhole(name, size, int64(max(i.BlockSize, disk.SectorSize)))
+	case i.tree == nil:
 		return &SizeError{Image: name, Size: size,
 			Reason: "is not that of the image, which is served as it is"}
 	}
-	err := i.file.Grow(size)
+	err := i.tree.Grow(size)
 	if errors.Is(err, unix.EFBIG) || osfile.IsFull(err) {
 		return &image.SpaceError{Dir: filepath.Dir(i.path), What: "the disk of " + words.Name(name),
 			FileSize: size}

@@ -71,7 +71,8 @@ func (e *ElsewhereError) Error() string {
 
 // Settle looks whether dir can be the home of a disk. Usual is where the disk lies if it chooses
 // nothing. Both are the disk's own directories. If the disk lies in another directory, or in this
-// one and its storage is not there, that is an *ElsewhereError. When the disk is made, call Made.
+// one and its storage is not there, that is an *ElsewhereError. It writes nothing. When the disk is
+// made, call Made.
 func (h Homes) Settle(name, usual, dir string) error {
 	known, err := h.recall(name)
 	if err != nil {
@@ -103,20 +104,17 @@ func (h Homes) Settle(name, usual, dir string) error {
 			return &ElsewhereError{Name: name, There: place, Here: dir}
 		}
 	}
-	if samePlace(usual, dir) {
-		return h.forget(name, known)
-	}
 	return nil
 }
 
 // Made remembers the home of a disk that is there now, before a guest can use it.
 func (h Homes) Made(name, usual, dir string) error {
-	if samePlace(usual, dir) {
-		return nil
-	}
 	known, err := h.recall(name)
 	if err != nil {
 		return err
+	}
+	if samePlace(usual, dir) {
+		return h.forget(name, known)
 	}
 	now := home{Dir: dir, Owner: h.Owner}
 	if !h.Persistent && !h.Durable {

@@ -27,6 +27,9 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
+	if err := o.checkBlocks(disk, disk.Size()); err != nil {
+		return nil, errors.Join(err, disk.Close())
+	}
 	s, err := loadState(o.dir.state())
 	if durable.IsUnread(err) {
 		return nil, errors.Join(o.unread(err), disk.Close())
@@ -55,8 +58,9 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	o.log.Info("serving the image file in place", zap.String("disk", o.img.Path()),
 		zap.Bool("read_only", readOnly),
 		zap.String("serial", s.Identity.Serial))
-	return &Instance{Disk: disk, Identity: s.Identity, path: o.img.Path(), ReadOnly: readOnly,
-		kept: kept, content: s.Map, durable: true}, nil
+	return &Instance{Disk: disk, Identity: s.Identity, BlockSize: s.blockSize(), path: o.img.Path(),
+		ReadOnly: readOnly,
+		kept:     kept, content: s.Map, durable: true}, nil
 }
 
 // recall updates the state of an earlier start, and reports whether the same file is served again.
@@ -70,6 +74,10 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 		which = image.FileInstance(file)
 	}
 	same = kept && (s.File == "" || which == "" || which == s.File)
+	if o.opt.BlockSize != 0 {
+		same = same && o.opt.BlockSize == s.blockSize()
+		s.BlockSize = o.newBlockSize()
+	}
 	if same && id == s.Identity && s.Owner == o.owner() && which == s.File && s.LUN == o.lun(s) {
 		return true, nil
 	}

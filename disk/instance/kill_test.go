@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // These variables tell the test binary that it is the process to be killed, and which disk it
@@ -27,6 +29,7 @@ const (
 	killedDir   = "KUBEVIRT_DISK_TEST_DIR"
 	killedMode  = "KUBEVIRT_DISK_TEST_MODE"
 	killedFirst = "KUBEVIRT_DISK_TEST_FIRST" // number of the first write
+	killedSnaps = "KUBEVIRT_DISK_TEST_SNAPS" // with snapshots
 	killRounds  = "KUBEVIRT_DISK_KILL_ROUNDS"
 )
 
@@ -72,6 +75,9 @@ func TestWriteUntilKilled(t *testing.T) {
 		require.NoError(t, out.Flush())
 		if n%64 == 0 {
 			require.NoError(t, inst.Flush())
+			if os.Getenv(killedSnaps) != "" {
+				killSnapshots(t, inst, n, out)
+			}
 		}
 	}
 }
@@ -80,7 +86,7 @@ func TestWriteUntilKilled(t *testing.T) {
 // image. The page cache survives that. So every acknowledged write is there, and the image
 // everywhere else.
 func TestKill(t *testing.T) {
-	rounds := 24
+	rounds := testtool.Rounds(12, 96)
 	if n, err := strconv.Atoi(os.Getenv(killRounds)); err == nil {
 		rounds = n
 	}
@@ -94,7 +100,7 @@ func TestKill(t *testing.T) {
 				model := bytes.Clone(content)
 				next, acknowledged := uint64(1), 0
 				for round := range rounds / 6 {
-					last := killOnce(t, image, dir, mode, next, round%2 == 1)
+					last := killOnce(t, image, dir, mode, next, round%2 == 1, nil)
 					for ; next <= last; next++ {
 						off, p := killWrite(next)
 						copy(model[off:], p)
@@ -131,12 +137,16 @@ func TestKill(t *testing.T) {
 }
 
 // killOnce runs the process for a random time and returns the number of its last acknowledged
-// write. If asked, the time starts at its first write.
+// write. If asked, the time starts at its first write. With says it takes snapshots, too, the time
+// starts at the first of them, and says gets each line about them and about writes.
 func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64,
-	writing bool) (last uint64) {
+	writing bool, says func(line string)) (last uint64) {
 	child := exec.Command(os.Args[0], "-test.run=^TestWriteUntilKilled$")
 	child.Env = append(os.Environ(), killedImage+"="+image, killedDir+"="+dir,
 		killedMode+"="+string(mode), killedFirst+"="+strconv.FormatUint(first, 10))
+	if says != nil {
+		child.Env = append(child.Env, killedSnaps+"=1")
+	}
 	out, err := child.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, child.Start())
@@ -149,10 +159,14 @@ func killOnce(t *testing.T, image, dir string, mode CopyMode, first uint64,
 	defer timer.Stop()
 	last = first - 1
 	for lines := bufio.NewScanner(out); lines.Scan(); {
-		if writing && last < first {
+		if begun := says == nil || strings.HasPrefix(lines.Text(), "taken "); writing && begun {
 			timer.Reset(after)
+			writing = false
 		}
-		if _, err := fmt.Sscanf(lines.Text(), "written %d", &last); err != nil {
+		_, err := fmt.Sscanf(lines.Text(), "written %d", &last)
+		if says != nil {
+			says(lines.Text())
+		} else if err != nil {
 			t.Errorf("the process says %q", lines.Text())
 		}
 	}

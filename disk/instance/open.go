@@ -11,8 +11,8 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/words"
+	"kubevirt.io/disk/disk/overlay"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -36,8 +36,11 @@ type Options struct {
 	Owner string
 	// of the disk, bytes, at least the image's; 0: the image's, or what the disk has had so far
 	Size int64
-	// Empty says that a disk without an image that is not there yet is made, and reads as zeros. It
-	// needs a Size. Only a persistent disk can be empty.
+	// BlockSize is the length of a logical block in bytes, disk.SectorSize or disk.LongBlock. 0:
+	// what the disk has had so far, or disk.SectorSize.
+	BlockSize int
+	// Empty makes a disk of zeros, if there is neither an image nor a disk of an earlier start. It
+	// needs a Size and a PersistentDir.
 	Empty bool
 	// Identity replaces the random identity: its serial unless it is empty, its NAA unless it is
 	// zero.
@@ -64,12 +67,13 @@ type Options struct {
 type Instance struct {
 	disk.Disk
 	Identity   disk.Identity
+	BlockSize  int  // of a logical block, bytes
 	ReadOnly   bool // writes are refused: as asked, or because the file cannot be written
 	Grown      bool // it is larger than at the earlier start
 	Persistent bool // it survives the pod
 
 	path    string        // of the raw file that holds the disk
-	file    *rawfile.File // it; nil: the image itself is served
+	tree    *overlay.Tree // its layers; nil: the image itself is served, or another server's disk
 	kept    bool          // the disk of an earlier start, with its data
 	dir     *diskDir
 	content string       // identifies the content of the disk
@@ -85,8 +89,8 @@ type Instance struct {
 // is complete without it: a persistent one, or one that IsComplete confirms.
 //
 // Errors: *UnsupportedModeError, *LockedError if another process uses the disk, *SpaceError if it
-// does not fit, *SizeError, and *PersistentError for a persistent disk that must not be used like
-// that.
+// does not fit, *SizeError, *BlockSizeError, and *PersistentError for a persistent disk that must
+// not be used like that.
 func Open(ctx context.Context, img *image.Image, opt Options) (*Instance, error) {
 	if opt.Mode == "" {
 		opt.Mode = CopyClone
@@ -201,8 +205,11 @@ func (o *opening) check() error {
 			Reason: "serves the image file as it is, so the disk cannot have another size",
 			Use:    fmt.Sprintf("use %q, or enlarge the file", string(CopyClone))}
 	case o.opt.Size < 0 || o.opt.Size%disk.SectorSize != 0:
-		return &SizeError{Image: o.name, Size: o.opt.Size,
-			Reason: fmt.Sprintf("is not a multiple of %d bytes", disk.SectorSize)}
+		return notWhole(o.name, o.opt.Size, disk.SectorSize)
+	case o.opt.BlockSize != 0 && o.opt.BlockSize != disk.SectorSize &&
+		o.opt.BlockSize != disk.LongBlock:
+		return fmt.Errorf("%q: a logical block has %d or %d bytes, not %d", o.name, disk.SectorSize,
+			disk.LongBlock, o.opt.BlockSize)
 	case o.img != nil && o.opt.Size != 0 && o.opt.Size < o.img.Size():
 		return &SizeError{Image: o.name, Size: o.opt.Size,
 			Reason: fmt.Sprintf("is less than the %d bytes (%s) of the image", o.img.Size(),

@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/words"
@@ -107,15 +106,23 @@ func (o *opening) assemble(ctx context.Context, s *state, fresh bool) (*Instance
 	over := overlay.New(file, o.img, m, overlay.Options{ReadOnly: o.opt.ReadOnly,
 		CopyReads: o.opt.Mode == CopyOnRead, Unit: o.img.CopyUnit(), Reads: o.opt.Reads})
 	o.opt.Progress.Follow(over.Size(), over.Copied)
-	inst := o.instance(over.Served(), file, s)
+	inst, err := o.instance(over, s)
+	if err != nil {
+		return nil, err
+	}
 	inst.copies = startBackground(o, over, file, s)
 	return inst, nil
 }
 
-// instance makes the Instance of a disk and its state.
-func (o *opening) instance(d disk.Disk, file *rawfile.File, s *state) *Instance {
-	return &Instance{Disk: d, Identity: s.Identity, path: o.dir.disk(), file: file,
-		ReadOnly: o.opt.ReadOnly, content: s.Map, durable: o.durable()}
+// instance makes the Instance of a disk, which it closes after an error, and its state.
+func (o *opening) instance(bottom *overlay.Disk, s *state) (*Instance, error) {
+	tree, err := o.assembleLayers(bottom, s)
+	if err != nil {
+		return nil, errors.Join(err, bottom.Close())
+	}
+	return &Instance{Disk: tree.Stack().Served(), Identity: s.Identity, BlockSize: s.blockSize(),
+		path: o.dir.disk(), tree: tree, ReadOnly: o.opt.ReadOnly, content: s.Map,
+		durable: o.durable()}, nil
 }
 
 // assembleComplete opens a file that is the whole disk.
@@ -125,15 +132,14 @@ func (o *opening) assembleComplete(s *state) (*Instance, error) {
 		o.log.Warn("the map of the complete disk could not be removed", zap.Error(err))
 	}
 	file, err := rawfile.Open(o.dir.disk(),
-		rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true,
-			Guest: true})
+		rawfile.Options{ReadOnly: o.opt.ReadOnly, Durable: o.durable(), Private: true})
 	if err != nil {
 		return nil, err
 	}
 	o.rememberOwn(file.File)
 	o.opt.Progress.Start(s.Size, 0)
 	o.opt.Progress.Finish()
-	return o.instance(file, file, s), nil
+	return o.instance(overlay.NewWhole(file, overlay.Options{ReadOnly: o.opt.ReadOnly}), s)
 }
 
 // openMap opens the map of a disk and its files. If the durability changes, it saves that in the
@@ -181,6 +187,9 @@ func (o *opening) create(ctx context.Context, reason string) (*state, error) {
 			Reason: "does not exist yet, and there is no image to make it from",
 			Action: "add the image to the container"}
 	}
+	if err := o.checkImageBlocks(ctx); err != nil {
+		return nil, err
+	}
 	if err := o.makeWay(reason); err != nil {
 		return nil, err
 	}
@@ -190,24 +199,38 @@ func (o *opening) create(ctx context.Context, reason string) (*state, error) {
 		}
 	}
 	s := &state{Version: stateVersion, Image: o.name, Owner: o.owner(), Mode: o.opt.Mode,
-		Size: max(o.img.Size(), o.opt.Size), ImageSize: o.img.Size(),
+		Size: max(o.img.Size(), o.opt.Size), BlockSize: o.newBlockSize(), ImageSize: o.img.Size(),
 		Identity: o.identity(newIdentity()), Created: time.Now().UTC(), Durable: o.durable(),
 		Map: newMapID(), Boot: bootID(), LUN: o.opt.LUN, Chain: o.img.Unhashed()}
 	return s, o.spaceError(s.save(o.dir.state(), s.Durable))
 }
 
-// createFile makes the file of a new disk: a hole.
+// createFile makes the file of a new disk, a hole, and records that it was made.
 func (o *opening) createFile(s *state) error {
-	out, err := durable.Create(o.dir.disk(), 0o600)
+	err := makeFile(o.dir.disk(), s.Size, s.Durable)
+	if err != nil {
+		return o.tooLarge(err, s.Size)
+	}
+	s.Made = true
+	err = s.save(o.dir.state(), s.Durable)
+	if s.stale = osfile.IsFull(err); s.stale {
+		return nil // it is saved later
+	}
+	return err
+}
+
+// makeFile makes a file that is one hole.
+func makeFile(path string, size int64, synced bool) error {
+	out, err := durable.Create(path, 0o600)
 	if err != nil {
 		return err
 	}
-	err = o.resize(out.File, s.Size)
-	if err == nil && s.Durable {
+	err = osfile.Retry(func() error { return out.File.Truncate(size) })
+	if err == nil && synced {
 		err = osfile.Retry(out.File.Sync)
 	}
-	if err = out.Finish(err); err == nil && s.Durable {
-		err = durable.SyncParent(o.dir.disk())
+	if err = out.Finish(err); err == nil && synced {
+		err = durable.SyncParent(path)
 	}
 	return err
 }
@@ -220,10 +243,18 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	// Someone may have enlarged the file. The new part reads as zeros. A partial sector at the end
+	layers, err := o.layersSize(s)
+	if err != nil {
+		return false, err
+	}
+	// Someone may have enlarged the file. The new part reads as zeros. A partial block at the end
 	// is completed below.
-	s.Size = max(s.Size, (st.Size()+disk.SectorSize-1)/disk.SectorSize*disk.SectorSize)
+	block := int64(s.blockSize())
+	s.Size = max(s.Size, (max(st.Size(), layers)+block-1)/block*block)
 	if o.opt.Size != 0 {
+		if o.opt.Size%block != 0 {
+			return false, notWhole(o.name, o.opt.Size, block)
+		}
 		if o.opt.Size < s.Size {
 			return false, &SizeError{Image: o.name, Size: o.opt.Size,
 				Reason: fmt.Sprintf("is less than the %d bytes (%s) that the disk has already, "+
@@ -232,12 +263,12 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		s.Size = o.opt.Size
 	}
 	if st.Size() < s.Size {
-		if err := o.growFile(s.Size); err != nil {
+		if err := o.growFile(o.dir.disk(), s.Size); err != nil {
 			return false, o.spaceError(err)
 		}
 	}
 	s.Mode, s.Owner, s.Identity = o.opt.Mode, o.owner(), o.identity(s.Identity)
-	s.Boot, s.LUN = bootID(), o.lun(s)
+	s.Boot, s.LUN, s.Made = bootID(), o.lun(s), true
 	switch {
 	case !s.Complete: // openMap has more to do
 	case !o.durable():
@@ -249,7 +280,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		s.Durable = true
 	}
 	same := s.Mode == before.Mode && s.Owner == before.Owner && s.Identity == before.Identity &&
-		s.LUN == before.LUN && s.Size == before.Size && s.Durable == before.Durable
+		s.LUN == before.LUN && s.Size == before.Size && s.Durable == before.Durable && before.Made
 	// A durable disk does not depend on the boot.
 	if same && (s.Durable || s.Boot == before.Boot) && !s.stale {
 		return false, nil
@@ -283,23 +314,22 @@ func (o *opening) rememberOwn(file *os.File) {
 	}
 }
 
-// growFile enlarges the file by a hole.
-func (o *opening) growFile(size int64) error {
-	f, err := osfile.OpenFile(o.dir.disk(), os.O_WRONLY, 0)
+// growFile enlarges a file by a hole.
+func (o *opening) growFile(path string, size int64) error {
+	f, err := osfile.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
-	err = o.resize(f, size)
+	err = o.tooLarge(osfile.Retry(func() error { return f.Truncate(size) }), size)
 	if err == nil && o.durable() {
 		err = osfile.Retry(f.Sync)
 	}
 	return errors.Join(err, f.Close())
 }
 
-// resize sets the size of the disk's file. A file system may limit it to less than its space: 16
-// TiB in ext4.
-func (o *opening) resize(f *os.File, size int64) error {
-	err := osfile.Retry(func() error { return f.Truncate(size) })
+// tooLarge explains an error of giving a file a size. A file system may limit it to less than its
+// space: 16 TiB in ext4.
+func (o *opening) tooLarge(err error, size int64) error {
 	if errors.Is(err, unix.EFBIG) {
 		return &image.SpaceError{Dir: o.dir.path, What: "the disk of " + words.Name(o.name),
 			FileSize: size}

@@ -9,7 +9,6 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/overlay"
 )
 
 // TestRestartWithADamagedMap: an incomplete disk is worthless without its map. An ephemeral one is
@@ -135,7 +134,7 @@ func TestReadsAreKeptInOneMode(t *testing.T) {
 		inst, _ := start(t, path, Options{WorkDir: t.TempDir(), Mode: mode})
 		_, err := inst.ReadAt(make([]byte, 64<<10), 128<<10)
 		require.NoError(t, err)
-		copied, _ := inst.Disk.(*overlay.Disk).Copied()
+		copied, _ := inst.tree.Stack().Top().Copied()
 		require.Equal(t, kept, copied, mode)
 	}
 }

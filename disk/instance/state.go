@@ -17,6 +17,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/overlay"
 	"kubevirt.io/disk/internal/durable"
 )
 
@@ -32,6 +33,8 @@ type state struct {
 	Owner string   `json:"owner,omitempty"`
 	Mode  CopyMode `json:"mode"`
 	Size  int64    `json:"size"` // of the disk, bytes
+	// of a logical block, bytes; 0: disk.SectorSize
+	BlockSize int `json:"block_size,omitempty"`
 	// virtual, bytes; 0 if the disk came without an image
 	ImageSize int64         `json:"image_size"`
 	Identity  disk.Identity `json:"identity"`
@@ -39,6 +42,9 @@ type state struct {
 	Durable   bool          `json:"durable"` // a flush reaches storage
 	// the file is the whole disk, and there is no map
 	Complete bool `json:"complete"`
+	// The file was made. The state is older than it, so without this a file that is missing may
+	// never have been there. States of earlier versions do not say it.
+	Made bool `json:"made,omitempty"`
 	// identifier of the map files, 32 hexadecimal digits
 	Map  string `json:"map"`
 	Boot string `json:"boot"` // the running kernel's boot; see survivesBoot
@@ -50,9 +56,12 @@ type state struct {
 	File string `json:"file"`
 
 	stale bool // the file does not say all of this yet
+	// the layers above the disk's file; nil: there are none. They are in a file of their own
+	layers *overlay.Record
 }
 
-// sealed is a state in the file. The checksum covers the exact bytes of the body.
+// sealed is a state, or another small record, in its file. The checksum covers the exact bytes of
+// the body.
 type sealed struct {
 	Checksum string          `json:"xxhash64"`
 	Body     json.RawMessage `json:"state"`
@@ -70,8 +79,11 @@ func newIdentity() disk.Identity {
 }
 
 // save writes the state and gives it its final name in one step. With synced it also syncs both.
-func (s *state) save(path string, synced bool) error {
-	body, err := json.Marshal(s)
+func (s *state) save(path string, synced bool) error { return saveSealed(path, s, synced) }
+
+// saveSealed is save for any record.
+func saveSealed(path string, record any, synced bool) error {
+	body, err := json.Marshal(record)
 	if err != nil {
 		return err
 	}
@@ -86,41 +98,67 @@ func (s *state) save(path string, synced bool) error {
 	return durable.Replace(path, append(text, '\n'), path+durable.SpareSuffix, sync)
 }
 
-// damagedError says that a state file cannot be used.
-type damagedError struct{ reason string }
+// damagedError says that a state file, or another record, cannot be used.
+type damagedError struct{ what, reason string }
 
-func (e *damagedError) Error() string { return "its state file " + e.reason }
+func (e *damagedError) Error() string { return "its " + e.what + " " + e.reason }
+
+const stateFile = "state file"
 
 func damagedState(format string, args ...any) error {
-	return &damagedError{fmt.Sprintf(format, args...)}
+	return &damagedError{stateFile, fmt.Sprintf(format, args...)}
 }
 
 // loadState reads a state file. It returns fs.ErrNotExist if there is none, and a *damagedError if
 // it is damaged. After any other error it may be intact, and its disk must not be discarded.
 func loadState(path string) (*state, error) {
+	text, err := readSmall(path, stateFile)
+	if err != nil {
+		return nil, err
+	}
+	return decodeState(text)
+}
+
+// loadSealed is loadState for any record; what it is, is for messages. It returns the body.
+func loadSealed(path, what string) (json.RawMessage, error) {
+	text, err := readSmall(path, what)
+	if err != nil {
+		return nil, err
+	}
+	return unseal(text, what)
+}
+
+func readSmall(path, what string) ([]byte, error) {
 	text, err := durable.Read(path)
 	switch {
-	case err == nil:
-		return decodeState(text)
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, err
+	case err == nil || errors.Is(err, fs.ErrNotExist):
+		return text, err
 	case durable.IsUnread(err):
-		return nil, fmt.Errorf("its state file %w", err)
+		return nil, fmt.Errorf("its %s %w", what, err)
 	}
-	return nil, damagedState("%v", err)
+	return nil, &damagedError{what, err.Error()}
+}
+
+// unseal returns the body of a record that is not damaged.
+func unseal(text []byte, what string) (json.RawMessage, error) {
+	var outer sealed
+	if err := json.Unmarshal(text, &outer); err != nil {
+		return nil, &damagedError{what, fmt.Sprintf("is damaged: %v", err)}
+	}
+	if sum := checksum(outer.Body); sum != outer.Checksum {
+		return nil, &damagedError{what, "is damaged: its checksum is wrong"}
+	}
+	return outer.Body, nil
 }
 
 // decodeState checks and decodes a state file. Its errors are *damagedError.
 func decodeState(text []byte) (*state, error) {
-	var outer sealed
-	if err := json.Unmarshal(text, &outer); err != nil {
-		return nil, damagedState("is damaged: %v", err)
-	}
-	if sum := checksum(outer.Body); sum != outer.Checksum {
-		return nil, damagedState("is damaged: its checksum is wrong")
+	body, err := unseal(text, stateFile)
+	if err != nil {
+		return nil, err
 	}
 	var s state
-	decoder := json.NewDecoder(bytes.NewReader(outer.Body))
+	decoder := json.NewDecoder(bytes.NewReader(body))
 	if err := decoder.Decode(&s); err != nil {
 		return nil, damagedState("is damaged: %v", err)
 	}
@@ -128,7 +166,8 @@ func decodeState(text []byte) (*state, error) {
 		return nil, damagedState("has version %d, and this program knows %d", s.Version,
 			stateVersion)
 	}
-	if s.Size <= 0 || s.Size%disk.SectorSize != 0 || s.ImageSize < 0 || s.ImageSize > s.Size ||
+	if s.BlockSize != 0 && s.BlockSize != disk.LongBlock || s.Size <= 0 ||
+		s.Size%int64(s.blockSize()) != 0 || s.ImageSize < 0 || s.ImageSize > s.Size ||
 		len(s.mapID()) != 16 || s.Identity.Serial == "" || len(s.Identity.Serial) > 36 ||
 		s.Identity.NAA[0]>>4 != 3 {
 		return nil, damagedState("is damaged: it contradicts itself")

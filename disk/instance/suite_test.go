@@ -21,7 +21,7 @@ import (
 // persistent, while the image is copied in the background.
 func TestSuiteOverAnImage(t *testing.T) {
 	dir := t.TempDir()
-	content := make([]byte, 10<<20+512) // ends within a block
+	content := make([]byte, 3<<20+512) // ends within a block
 	r := rand.New(rand.NewPCG(1, 1))
 	for i := 0; i < len(content); i += 1 << 20 {
 		for j := range content[i:min(i+700<<10, len(content))] {
@@ -34,7 +34,7 @@ func TestSuiteOverAnImage(t *testing.T) {
 		instance.CopyClone} {
 		for name, opt := range map[string]instance.Options{
 			"ephemeral":  {},
-			"larger":     {Size: 16 << 20},
+			"larger":     {Size: 5 << 20},
 			"flushed":    {Durable: true},
 			"persistent": {PersistentDir: "set below"},
 		} {

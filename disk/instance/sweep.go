@@ -137,7 +137,7 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	} else if err != nil {
 		return err
 	}
-	if current, err := durable.HasName(lock, name); err != nil || !current {
+	if current, err := flock.HasName(lock, name); err != nil || !current {
 		return err
 	}
 	// Another process may have used it in between.
@@ -148,7 +148,10 @@ func (d *diskDir) sweep(imageDir string, others []string, owner string, log *zap
 	before := usedIn(d.path)
 	// The state goes last. If this call is killed, the next one recognises the directory by it.
 	_, err = d.removeAsides()
-	err = errors.Join(err, d.clearUnits())
+	err = errors.Join(err, d.clearUnits(), osfile.Remove(d.disk()))
+	if err == nil { // not before the disk: without its layers it has other content
+		err = d.clearLayers(nil)
+	}
 	for _, file := range []string{d.disk(), d.liveMap(), d.durableMap(),
 		d.state() + durable.SpareSuffix, d.state()} {
 		if err == nil {

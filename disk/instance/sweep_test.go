@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/flock"
 )
 
 // sweep runs Sweep, and returns the remaining directories and the log.
@@ -200,7 +201,7 @@ func TestSweepBesideAStart(t *testing.T) {
 			inst.dir.lock.Name()} {
 			require.FileExists(t, name)
 		}
-		current, err := durable.HasName(inst.dir.lock, inst.dir.lock.Name())
+		current, err := flock.HasName(inst.dir.lock, inst.dir.lock.Name())
 		require.NoError(t, err)
 		require.True(t, current)
 		require.NoError(t, inst.Close())

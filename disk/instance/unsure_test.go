@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -13,6 +12,7 @@ import (
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/disktest/sourcetest"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // unsureSource is a source that knows only at the end whether its content was right.
@@ -63,10 +63,10 @@ func TestWrongContentFailsTheDisk(t *testing.T) {
 			_, err = inst.ReadAt(p, 1<<20)
 			require.NoError(t, err)
 			s.verdict <- fmt.Errorf("%w: a test", disk.ErrWrongContent)
-			require.Eventually(t, func() bool {
+			testtool.Eventually(t, func() bool {
 				_, err := inst.WriteAt(nil, 0)
 				return err != nil
-			}, time.Minute, time.Millisecond)
+			}, "the disk fails")
 			for _, call := range []func() error{
 				func() error { _, err := inst.ReadAt(p, 0); return err },
 				func() error { _, err := inst.WriteAt(p, 8192); return err },
@@ -97,8 +97,8 @@ func TestVerifiedBeforeItIsComplete(t *testing.T) {
 	for _, unverified := range []bool{true, false} {
 		s := &unsureSource{unverified: unverified}
 		inst := startUnsure(t, s, Options{WorkDir: t.TempDir(), Mode: CopyClone})
-		require.Eventually(t, func() bool { return s.asked.Load() == 1 }, time.Minute,
-			time.Millisecond)
+		testtool.Eventually(t, func() bool { return s.asked.Load() == 1 },
+			"the content is verified")
 		state, err := loadState(inst.dir.state())
 		require.NoError(t, err)
 		require.False(t, state.Complete)
@@ -112,8 +112,8 @@ func TestVerifiedBeforeItIsComplete(t *testing.T) {
 		s = &unsureSource{unverified: unverified}
 		inst = startUnsure(t, s, Options{WorkDir: t.TempDir(), Mode: CopyOnWrite})
 		if unverified {
-			require.Eventually(t, func() bool { return s.asked.Load() == 1 }, time.Minute,
-				time.Millisecond)
+			testtool.Eventually(t, func() bool { return s.asked.Load() == 1 },
+				"the content is verified")
 		} else {
 			inst.copies.done.Wait()
 			require.Zero(t, s.asked.Load())

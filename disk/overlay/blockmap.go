@@ -11,12 +11,6 @@ import (
 )
 
 const (
-	// mapPageWords is how many words of 64 blocks a page of the map holds. A page takes 4 KiB in
-	// memory and in a file.
-	mapPageWords  = 512
-	mapPageBlocks = mapPageWords * 64
-	mapPageSize   = mapPageWords * 8
-
 	// minGranule is the smallest block of the map, in bytes: guests seldom write less.
 	minGranule = 4 << 10
 	// maxMapBlocks limits the map of one disk to 32 MiB of bits. Larger images have larger blocks.

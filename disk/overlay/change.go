@@ -38,12 +38,15 @@ func (o *Disk) apply(op change, p []byte, off, length int64) error {
 	}
 }
 
-// change does op to a range whose blocks may not be marked yet, and marks them.
+// change does op to a range whose blocks may not be marked yet, and marks them. The gate is the
+// disk itself for a change of the guest, and nil for a push from the layer above.
 //
 // If the first or the last block is only partly in the range, the rest of it comes from the image.
 // It is read before the blocks are locked, because a read may take long and others must not wait
 // for it. The image does not change, and a block that is marked meanwhile needs nothing of it.
-func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int64) error {
+func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int64,
+	gate *Disk,
+) error {
 	first, last := o.span(off, length)
 	end := off + length
 	headBegin, headEnd := o.bounds(first)
@@ -72,6 +75,12 @@ func (o *Disk) change(ctx context.Context, op change, p []byte, off, length int6
 
 	held := o.locks.lock(first, last)
 	defer o.locks.unlock(held)
+	if gate != nil {
+		if err := gate.enter(); err != nil {
+			return err
+		}
+		defer gate.leave()
+	}
 	inHead = inHead && !o.blocks.allSet(first, first)
 	inTail = inTail && !o.blocks.allSet(last, last)
 	if inHead && head.content == nil || inTail && tail.content == nil {

@@ -15,32 +15,51 @@ const checkpointPages = 256
 // it is, each with its own barrier. A crash between the two leaves blocks that are written but not
 // marked. Nobody was promised those. Durability: as Disk.
 func (o *Disk) Flush() error {
-	if o.failed.Load() {
+	if o.fate.failed.Load() {
 		return disk.ErrFailed
 	}
 	if o.maps.durable == nil || o.mapless.Load() {
-		return o.file.Flush()
+		return o.flushFile()
 	}
 	o.flushMu.Lock()
 	defer o.flushMu.Unlock()
 	switch {
-	case o.failed.Load():
+	case o.retired:
+		return nil // another layer has it all
+	case o.fate.failed.Load():
 		return disk.ErrFailed
 	case o.mapless.Load(): // since the last flush
-		return o.file.Flush()
+		return o.flushFile()
 	}
 	err := o.checkpoint()
 	if errors.Is(err, disk.ErrFailed) {
-		o.failed.Store(true)
+		o.fate.failed.Store(true)
 		err = errors.Join(err, o.maps.distrust())
+	}
+	return err
+}
+
+// flushFile flushes a file without a map.
+func (o *Disk) flushFile() error {
+	err := o.file.Flush()
+	if errors.Is(err, disk.ErrFailed) {
+		o.fate.failed.Store(true)
 	}
 	return err
 }
 
 // Sync is like Flush, but always brings the data to storage. See Syncer.
 func (o *Disk) Sync() error {
+	if o.whole {
+		return o.file.Sync()
+	}
 	if err := o.Flush(); err != nil || o.maps.durable != nil {
 		return err
+	}
+	o.flushMu.Lock()
+	defer o.flushMu.Unlock()
+	if o.retired {
+		return nil
 	}
 	return o.file.Sync()
 }

@@ -54,24 +54,38 @@ func newSimDisk(t *testing.T, seed uint64, opt Options) *simDisk {
 	d := &simDisk{t: t, image: filetest.SimImage{Content: content},
 		file:    filetest.NewSimFile(m, make([]byte, simSize)),
 		durable: filetest.NewSimFile(m, blockMap), opt: opt, expected: bytes.Clone(content)}
-	d.open(m)
+	d.open(m, nil)
 	return d
 }
 
-// open starts with the current files, as after a crash: the live map does not count then.
-func (d *simDisk) open(m *filetest.Machine) {
-	blocks := newBlockMap(blocksOf(simSize))
-	require.NoError(d.t, readMap(d.durable, d.durable.Size(), simHeader(), blocks,
-		func(int64, bool) {}))
-	store := newMapStore(len(blocks.pages))
-	d.live = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
-	store.live, store.durable = d.live, d.durable
+// open starts with the current files, as after a crash: the live map does not count then. After a
+// kill it does.
+func (d *simDisk) open(m *filetest.Machine, live *filetest.SimFile) {
+	blocks, store := simMap(d.t, m, d.durable, live, simHeader())
+	d.live = store.live.(*filetest.SimFile)
 	stored, err := markHoles(d.t.Context(), d.image, blocks, store.save)
 	require.NoError(d.t, err)
 	d.m, d.allowed = m, map[int64][][]byte{}
 	d.over = newDisk(d.file, d.image, blocks, store, stored, d.opt)
 	d.hydrate = newHydration(d.over, CopyOptions{Slots: slots.New(4, slots.Options{})})
 	d.hydrate.chunk, d.hydrate.retry = 3*minGranule, 0
+}
+
+// simMap reads a map of one page. Without its live file it makes a new one.
+func simMap(t *testing.T, m *filetest.Machine, durable, live *filetest.SimFile,
+	header mapHeader,
+) (*blockMap, *mapStore) {
+	blocks := newBlockMap(header.blocks)
+	store := newMapStore(len(blocks.pages))
+	require.NoError(t, readMap(durable, durable.Size(), header, blocks,
+		func(page int64, _ bool) { store.taint(page) }))
+	if live == nil {
+		live = filetest.NewSimFile(m, make([]byte, mapHeaderSize+mapPageSize))
+	} else if blocks.mergePage(0, live.Cache[mapHeaderSize:]) {
+		store.taint(0)
+	}
+	store.live, store.durable = live, durable
+	return blocks, store
 }
 
 // attempt records what the disk may hold if a change of the range is cut off.
@@ -136,7 +150,7 @@ func (d *simDisk) recover() error {
 	d.file, d.durable = d.file.Crash(m), d.durable.Crash(m)
 	d.opt.CopyReads = false // reading must not change anything here
 	before := d.allowed
-	d.open(m)
+	d.open(m, nil)
 	got := make([]byte, simSize)
 	if _, err := d.over.ReadAt(got, 0); err != nil {
 		return err

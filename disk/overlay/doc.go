@@ -11,6 +11,10 @@
 // context ends. While they wait they hold no lock and have changed nothing. So nobody else waits
 // for them, and copying gives way to them.
 //
+// A Tree has the layers of a disk with snapshots: frozen disks, one over another. TakeSnapshot puts
+// a new top over the present one while the guest writes. What no snapshot needs is merged beside
+// the guest. The Stack is the disk that stays while its layers come and go.
+//
 // Guarantees: a block is marked in the map only after its whole content is in the file, and is
 // never unmarked. So an acknowledged write survives the kill of the process. With a durable map,
 // what a Flush acknowledged survives a crash of the machine. Elsewhere a crash leaves something

@@ -46,7 +46,7 @@ func newFarDisk(t *testing.T, name string, packed, content []byte, source source
 	d.file = filetest.NewSimFile(&filetest.Machine{CrashIn: -1}, make([]byte, size))
 	opt.Unit = img.CopyUnit()
 	d.Disk = newDisk(d.file, img, blocks, maps, held, opt)
-	d.served = d.Served()
+	d.served = NewStack(d.Disk).Served()
 	return d
 }
 
@@ -61,7 +61,7 @@ func (d *farDisk) within(ctx context.Context) disk.Disk {
 }
 
 func TestOnlyFarImagesMakeDistantDisks(t *testing.T) {
-	near := newSimDisk(t, 1, Options{}).over
+	near := NewStack(newSimDisk(t, 1, Options{}).over)
 	require.Same(t, near, near.Served())
 	_, distant := near.Served().(disk.Distant)
 	require.False(t, distant)
@@ -198,6 +198,9 @@ func TestOutOfReach(t *testing.T) {
 		require.NoError(t, other.(disk.Syncer).Sync())
 		_, err = other.(disk.Extenter).Extent(0, 1<<20)
 		require.NoError(t, err)
+		depth, _, err := other.(disk.Layered).Depth(19*minGranule, minGranule)
+		require.NoError(t, err)
+		require.Equal(t, disk.DepthOwn, depth)
 		require.False(t, other.(disk.Estimator).Slow(0))
 		require.Equal(t, now, time.Now(), "none of that waited")
 

@@ -40,9 +40,21 @@ const (
 )
 
 // hydration copies the blocks that a disk's file lacks, beside the guest: first what the guest
-// reads, then the rest in order. Its workers share slots with those of all other disks. One worker,
-// the leader, waits for a slot. The others take only slots that no other disk wants, and only while
-// the guest is idle.
+// reads, then the rest in order. Its workers share slots with those of all other disks.
+//
+// One goroutine, the leader, runs the passes over the image. It waits for a slot, and recruits
+// helpers for slots that no other disk wants, as long as the guest is idle. All of them take chunks
+// by next, so that cursor and ahead alone say who copies what. A chunk that could not be copied is
+// not remembered: its blocks stay clear in the map, and rewind or the next pass finds them again.
+// How they hold each other back:
+//
+//   - While the guest is active (watch), no helper goes on, and the leader rests after each step.
+//   - Without space, paused stops the helpers. The leader tries again, until a chunk fits.
+//   - If a far image is late or a part of it is lost, heldBack keeps all helpers away. Each chunk
+//     that arrives lets one of them back.
+//   - If the disk has failed, failure ends the pass, and run.
+//
+// A pass ends when the leader finds no chunk. It waits for the helpers, and then failure is final.
 type hydration struct {
 	o        *Disk
 	log      *zap.Logger
@@ -394,7 +406,7 @@ func (h *hydration) read(ctx context.Context, p []byte, off int64) (int, error) 
 
 // keep stores a chunk.
 func (h *hydration) keep(p []byte, off int64) error {
-	if h.o.failed.Load() {
+	if h.o.fate.failed.Load() {
 		return disk.ErrFailed
 	}
 	return h.o.keep(p, off, h.write)

@@ -37,7 +37,6 @@ func (u *imageUse) end() {
 
 // drop releases the image when every block is in the file, and waits for its users. It is called
 // once.
-// called once.
 func (u *imageUse) drop() {
 	if u.users.Add(imageDropped) != imageDropped {
 		<-u.idle

@@ -21,7 +21,7 @@ func (o *Disk) readKeeping(ctx context.Context, p []byte, off int64) (int, error
 	case n == 0:
 		return 0, nil
 	}
-	if !o.failed.Load() {
+	if !o.fate.failed.Load() {
 		_ = o.keep(unit, begin, o.writeFile)
 	}
 	// The guest may have written in between. The old content is just as right, because the two

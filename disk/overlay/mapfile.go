@@ -22,48 +22,21 @@ type storage interface {
 	Sync() error
 }
 
-// mapHeaderSize is the offset of the pages in a map file. The file is sparse. Bytes.
-const mapHeaderSize = 4 << 10
-
-var mapMagic = [8]byte{'K', 'V', 'D', 'M', 'A', 'P', '1', '\n'}
-
-// mapHeader identifies a map file: which disk it belongs to, and, for one that is not synced, the
-// boot of the kernel and the volume whose page cache it is in. Encoded little-endian, in
-// mapHeaderSize bytes:
-//
-//	   0  magic
-//	   8  granule, bytes
-//	  16  blocks
-//	  24  identifier of the disk's map, 16 bytes
-//	  40  boot, 36 characters, zeros for a file that survives one
-//	  80  volumeID, at most 48 characters, zeros as well
-//	1024  a bit per page: all its blocks were set when the file was made, so it need not be stored
-//	4088  xxhash64 of the bytes before
-//
-// What is not named is zero.
+// mapHeader identifies a map file. See format.go.
 type mapHeader struct {
 	granule, blocks int64
 	id              [16]byte
 	boot, volume    string
 }
 
-const (
-	mapBootLength   = 36
-	mapVolumeBegin  = 80
-	mapVolumeLength = 48
-	mapFullBegin    = 1 << 10
-	mapFullLength   = maxMapBlocks / mapPageBlocks / 8
-	mapHeaderBody   = mapHeaderSize - 8
-)
-
 // encode returns the header of a file, with the bits of full pages.
 func (h *mapHeader) encode(full []byte) []byte {
 	buf := make([]byte, mapHeaderSize)
-	copy(buf, mapMagic[:])
-	binary.LittleEndian.PutUint64(buf[8:], uint64(h.granule))
-	binary.LittleEndian.PutUint64(buf[16:], uint64(h.blocks))
-	copy(buf[24:40], h.id[:])
-	copy(buf[40:40+mapBootLength], h.boot)
+	copy(buf, mapMagic)
+	binary.LittleEndian.PutUint64(buf[mapGranuleBegin:], uint64(h.granule))
+	binary.LittleEndian.PutUint64(buf[mapBlocksBegin:], uint64(h.blocks))
+	copy(buf[mapIDBegin:], h.id[:])
+	copy(buf[mapBootBegin:mapBootBegin+mapBootLength], h.boot)
 	copy(buf[mapVolumeBegin:mapVolumeBegin+mapVolumeLength], h.volume)
 	copy(buf[mapFullBegin:mapFullBegin+mapFullLength], full)
 	binary.LittleEndian.PutUint64(buf[mapHeaderBody:], xxhash.Sum64(buf[:mapHeaderBody]))

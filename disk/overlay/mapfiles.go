@@ -23,8 +23,9 @@ type MapOptions struct {
 	Log           *zap.Logger // nil: none
 }
 
-// Map is the map of a disk with its two files. Call NewMap or LoadMap, then Begin, then New, which
-// takes the Map over. The caller closes a Map that it does not give to New.
+// Map is the map of a disk with its two files. Call NewMap or LoadMap, then Begin and New, or
+// BeginLayer and NewLayer, which take the Map over. The caller closes a Map that it does not give
+// to them.
 type Map struct {
 	opt     MapOptions
 	loaded  bool // of an existing disk
@@ -113,6 +114,17 @@ func (m *Map) Begin(ctx context.Context, img Image) (err error) {
 	if m.stored, err = markHoles(ctx, img, m.blocks, save); err != nil {
 		return err
 	}
+	return m.makeFiles()
+}
+
+// BeginLayer is Begin for a layer. What is below may still get and lose holes, so none is added.
+func (m *Map) BeginLayer() error {
+	m.stored = m.blocks.blocks * m.header.granule
+	return m.makeFiles()
+}
+
+// makeFiles makes the missing files.
+func (m *Map) makeFiles() error {
 	if m.files.live == nil {
 		if err := m.makeLive(); err != nil {
 			return err

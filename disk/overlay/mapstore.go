@@ -10,10 +10,15 @@ import (
 	"kubevirt.io/disk/internal/osfile"
 )
 
-// mapStore keeps the map of a disk in files. The live file gets every change and is never synced.
-// It is right while the kernel runs, so the kill of a process loses no acknowledged write. Only a
-// disk that must survive a crash of the machine has the durable file. A checkpoint writes it after
-// the data has reached storage.
+// mapStore keeps the map of a disk in its files, see format.go. Without the live file, the kill of
+// a process would lose acknowledged writes. Only a disk that must survive a crash of the machine
+// has the durable one.
+//
+// Who marks blocks and who flushes agree by dirty: savePage writes to the live file first, and then
+// sets the page's bit, with the page's lock held until the blocks are marked. A checkpoint first
+// clears the bit, then copies the page with its lock held, then flushes the data, and writes the
+// copy. So a block that is marked after the copy has its page dirty again, for the next checkpoint,
+// and no block gets into the durable file before its data.
 type mapStore struct {
 	live    storage // nil: the map dies with the process
 	durable storage // nil: the disk dies with the machine

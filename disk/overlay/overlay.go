@@ -35,9 +35,10 @@ type File interface {
 	disk.Syncer
 }
 
-// Disk is a disk over a read-only image. The content of a block is in the disk's own file, or in
-// the image as long as nobody changed or copied it. It implements disk.Disk, Discarder, Zeroer,
-// Extenter, Syncer, Estimator, Accountant and Mapper.
+// Disk is a disk over a read-only image, or a layer over another Disk (NewLayer). The content of a
+// block is in the disk's own file, or in what is below as long as nobody changed or copied it. It
+// implements disk.Disk, Discarder, Zeroer, Extenter, Layered, Syncer, Estimator, Accountant and
+// Mapper.
 //
 // Invariant: a block is marked in the map only after its whole content is in the file, and is never
 // unmarked. So a marked block needs no lock. What a failed or lost write left in the file below an
@@ -54,8 +55,7 @@ type Disk struct {
 	maps    *mapStore
 	locks   blockLocks
 	scratch sync.Pool // *[]byte of opt.Unit bytes
-	failed  atomic.Bool
-	wrong   atomic.Pointer[error] // what is wrong with the image's content; nil: nothing
+	fate    *fate
 	// the disk is complete: the map's files are closed and no longer count
 	mapless atomic.Bool
 
@@ -65,9 +65,26 @@ type Disk struct {
 	base     imageUse
 	parallel int // of the image; more than 1: it is far away
 
-	flushMu sync.Mutex // one checkpoint at a time
-	watch   guestWatch
-	trail   *rawfile.Trail // of the guest
+	whole bool                  // the file is the whole disk, and never was over anything
+	lower atomic.Pointer[Disk]  // the layer below; nil: there is none. Push changes nothing of it
+	floor int64                 // bytes of the layer below that this one is over
+	index atomic.Pointer[index] // of the layers below; nil: there are few
+
+	gate    sync.RWMutex // held while the guest changes the file and the map
+	frozen  bool         // guarded by gate; the guest changes nothing any more
+	thaws   uint64       // guarded by gate; how often it was frozen no longer
+	settled atomic.Bool  // it is frozen, and was flushed since
+
+	flushMu sync.Mutex     // one checkpoint at a time
+	retired bool           // guarded by flushMu; nobody needs the layer any more
+	watch   *guestWatch    // shared with all layers
+	trail   *rawfile.Trail // of the guest; shared with all layers
+}
+
+// fate is what happened to a disk, for all of its layers.
+type fate struct {
+	failed atomic.Bool
+	wrong  atomic.Pointer[error] // what is wrong with the image's content; nil: nothing
 }
 
 // Options say how a disk is used.
@@ -87,6 +104,7 @@ var (
 	_ disk.Discarder  = (*Disk)(nil)
 	_ disk.Zeroer     = (*Disk)(nil)
 	_ disk.Extenter   = (*Disk)(nil)
+	_ disk.Layered    = (*Disk)(nil)
 	_ disk.Syncer     = (*Disk)(nil)
 	_ disk.Estimator  = (*Disk)(nil)
 	_ disk.Accountant = (*Disk)(nil)
@@ -103,7 +121,7 @@ func New(file File, img Image, m *Map, opt Options) *Disk {
 // not store (markHoles). stored is the rest, in bytes.
 func newDisk(file File, base Image, m *blockMap, maps *mapStore, stored int64, opt Options) *Disk {
 	o := &Disk{file: file, granule: granuleFor(base.Size()), stored: stored, opt: opt,
-		blocks: m, maps: maps, parallel: base.Parallel()}
+		blocks: m, maps: maps, parallel: base.Parallel(), fate: new(fate), watch: new(guestWatch)}
 	o.trail = rawfile.NewTrail(file.Size)
 	o.base.init(base)
 	o.mapped = m.blocks * o.granule
@@ -123,9 +141,13 @@ func blocksOf(size int64) int64 {
 	return (size + granule - 1) / granule
 }
 
-// markHoles marks the blocks that the image does not store, because a hole in the file reads the
-// same. It returns the size of the others in bytes. These marks must be saved like all others,
-// because the guest may write there. A raw file may have a hole at one start and zeros at the next.
+// markHoles marks the blocks that the image does not store: the file has a hole there, which reads
+// as the same zeros, and writes to marked blocks are faster. It returns how many bytes the other
+// blocks have.
+//
+// The marks are saved, although the image seems to say the same at each start. A raw file may have
+// a hole today, and stored zeros once somebody has copied it. A write of the guest to such a block
+// would be lost if the next start took the block for unmarked.
 func markHoles(ctx context.Context, base Image, m *blockMap,
 	save func(page, word int64, words []byte) error,
 ) (stored int64, err error) {
@@ -212,29 +234,39 @@ func (o *Disk) ReadAt(p []byte, off int64) (int, error) {
 }
 
 func (o *Disk) readAt(ctx context.Context, p []byte, off int64) (int, error) {
-	o.watch.touch()
 	if off < 0 || off > o.Size()-int64(len(p)) {
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), o.Size())
 	}
-	if err := o.condemned("read", off, int64(len(p))); err != nil {
-		return 0, err
+	o.trail.Read(off, int64(len(p)))
+	if o.whole {
+		return o.file.ReadAt(p, off)
 	}
+	o.watch.touch()
 	if o.opt.Reads != nil {
 		o.opt.Reads(off, int64(len(p)))
 	}
-	o.trail.Read(off, int64(len(p)))
+	return o.read(ctx, p, off)
+}
+
+// read fills p from the layers that have the blocks, and from the image.
+func (o *Disk) read(ctx context.Context, p []byte, off int64) (int, error) {
+	if err := o.condemned("read", off, int64(len(p))); err != nil {
+		return 0, err
+	}
 	for done := 0; done < len(p); {
 		at := off + int64(done)
-		own, length := o.run(at, int64(len(p)-done))
+		from, own, length := o.find(at, int64(len(p)-done))
 		part := p[done : done+int(length)]
-		n, err := 0, error(nil)
+		n, err := len(part), error(nil)
 		switch {
+		case from == nil:
+			clear(part)
 		case own:
-			n, err = o.file.ReadAt(part, at)
-		case o.opt.CopyReads:
-			n, err = o.readKeeping(ctx, part, at)
+			n, err = from.file.ReadAt(part, at)
+		case from.opt.CopyReads:
+			n, err = from.readKeeping(ctx, part, at)
 		default:
-			n, err = o.readBase(ctx, part, at)
+			n, err = from.readBase(ctx, part, at)
 		}
 		done += n
 		if err != nil {
@@ -295,9 +327,13 @@ func (o *Disk) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 	o.trail.Write(off, length)
 	if o.owned(off, length) {
+		if err := o.enter(); err != nil {
+			return 0, err
+		}
+		defer o.leave()
 		return o.file.WriteAt(p, off)
 	}
-	if err := o.change(ctx, changeWrite, p, off, length); err != nil {
+	if err := o.change(ctx, changeWrite, p, off, length, o); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -322,39 +358,16 @@ func (o *Disk) deallocate(ctx context.Context, op change, off, length int64) err
 		return rawfile.OutOfRange(op.String(), off, length, o.Size())
 	}
 	var err error
-	if o.owned(off, length) {
+	if !o.owned(off, length) {
+		err = o.change(ctx, op, nil, off, length, o)
+	} else if err = o.enter(); err == nil {
 		err = o.apply(op, nil, off, length)
-	} else {
-		err = o.change(ctx, op, nil, off, length)
+		o.leave()
 	}
 	if err == nil {
 		o.trail.Discard(off, length)
 	}
 	return err
-}
-
-// Extent describes what is allocated in the file or stored in the image. Concurrency: as Disk.
-func (o *Disk) Extent(off, length int64) (disk.Extent, error) {
-	return o.extent(context.Background(), off, length)
-}
-
-func (o *Disk) extent(ctx context.Context, off, length int64) (disk.Extent, error) {
-	if off < 0 || length <= 0 || off > o.Size()-length {
-		return disk.Extent{}, rawfile.OutOfRange("extent", off, length, o.Size())
-	}
-	own, n := o.run(off, length)
-	if own {
-		return o.file.Extent(off, n)
-	}
-	base := o.base.begin()
-	if base == nil {
-		return o.file.Extent(off, n)
-	}
-	defer o.base.end()
-	if off >= base.Size() {
-		return disk.Extent{Length: n}, nil
-	}
-	return base.Extent(ctx, off, min(n, base.Size()-off))
 }
 
 // Slow reports whether a read at off has to be decompressed. See Estimator.
@@ -403,11 +416,11 @@ func (o *Disk) dropMaps() error {
 
 // Condemn makes every later read and write fail: the image has turned out to have wrong content,
 // and nobody can tell what the guest has made of it. The error says what is wrong.
-func (o *Disk) Condemn(err error) { o.wrong.Store(&err) }
+func (o *Disk) Condemn(err error) { o.fate.wrong.Store(&err) }
 
 // condemned returns why a range cannot be used, or nil.
 func (o *Disk) condemned(op string, off, length int64) error {
-	why := o.wrong.Load()
+	why := o.fate.wrong.Load()
 	if why == nil {
 		return nil
 	}
@@ -423,7 +436,7 @@ func (o *Disk) writable(off, length int64) error {
 	if o.opt.ReadOnly {
 		return disk.ErrReadOnly
 	}
-	if o.failed.Load() {
+	if o.fate.failed.Load() {
 		return disk.ErrFailed
 	}
 	return nil

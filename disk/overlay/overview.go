@@ -6,20 +6,35 @@ import (
 	"kubevirt.io/disk/disk"
 )
 
-// Map shows what is still in the image, and what the disk's own file has. See Mapper.
+// Map shows what is still in the image, and what the disk's own files have. See Mapper.
 func (o *Disk) Map() *disk.Map {
+	m := o.cells()
+	o.trail.Mark(m, time.Now())
+	return m
+}
+
+// cells is the Map without what the guest does.
+func (o *Disk) cells() *disk.Map {
 	m := o.mapOfFile()
+	var lower *disk.Map
+	if below := o.lower.Load(); below != nil {
+		lower = below.cells()
+	}
 	for i := range m.Cells {
 		c := &m.Cells[i]
 		off, length := m.Range(i)
-		c.Image = min(o.inImage(off, length), length)
-		// Content in the image is a hole of the file, unless the file knows only that something
-		// near it was written.
-		hole := min(c.Image, c.Hole)
+		below := min(o.inImage(off, length), length)
+		// Content below is a hole of the file, unless the file knows only that something near it
+		// was written.
+		hole := min(below, c.Hole)
 		c.Hole -= hole
-		c.Copied -= c.Image - hole
+		c.Copied -= below - hole
+		if lower == nil {
+			c.Image = below
+		} else {
+			addBelow(c, lower, off, below)
+		}
 	}
-	o.trail.Mark(m, time.Now())
 	return m
 }
 
@@ -42,4 +57,25 @@ func (o *Disk) inImage(off, length int64) int64 {
 		return 0
 	}
 	return o.blocks.countClear(first, last) * o.granule
+}
+
+// addBelow adds to a cell that begins at off what the layers below have of it. They have so many
+// bytes of it, and nobody knows which.
+func addBelow(c *disk.Cell, lower *disk.Map, off, bytes int64) {
+	if bytes == 0 {
+		return
+	}
+	end := off + c.Image + c.Copied + c.Hole + bytes
+	var sum disk.Cell
+	for i := off / lower.CellBytes; i < int64(len(lower.Cells)) && i*lower.CellBytes < end; i++ {
+		sum.Image += lower.Cells[i].Image
+		sum.Copied += lower.Cells[i].Copied
+		sum.Hole += lower.Cells[i].Hole
+	}
+	total := float64(max(1, sum.Image+sum.Copied+sum.Hole))
+	image := int64(float64(bytes) * float64(sum.Image) / total)
+	copied := min(int64(float64(bytes)*float64(sum.Copied)/total), bytes-image)
+	c.Image += image
+	c.Copied += copied
+	c.Hole += bytes - image - copied
 }

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
 	"kubevirt.io/disk/disk/internal/slots"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // watched is an image that counts its concurrent readers. A test can hold a read up.
@@ -133,7 +134,7 @@ func TestStalledImageKeepsNoPlace(t *testing.T) {
 		stalled = append(stalled, d)
 		group.Go(func() { require.NoError(t, h.run(t.Context())) })
 	}
-	require.Eventually(t, func() bool { return now.Load() >= 2 }, time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return now.Load() >= 2 })
 	d, h := copying(t, shared, nil)
 	require.NoError(t, h.run(t.Context()))
 	requireCopied(t, d)
@@ -154,8 +155,7 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	h.out, h.retry = rawfile.NewServedWriter(file, nil, nil, rawfile.ServedWorth), time.Millisecond
 	copied := make(chan error, 1)
 	go func() { copied <- h.run(t.Context()) }()
-	require.Eventually(t, func() bool { return file.tries.Load() > 2 }, time.Minute,
-		time.Millisecond)
+	testtool.Eventually(t, func() bool { return file.tries.Load() > 2 })
 
 	_, unreadable := copying(t, shared, func(s Image) Image {
 		return &spoiled{SimImage: s.(filetest.SimImage), block: 5}
@@ -163,8 +163,7 @@ func TestWaitingDiskKeepsNoPlace(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	waiting := make(chan error, 1)
 	go func() { waiting <- unreadable.run(ctx) }()
-	require.Eventually(t, func() bool { return unreadable.o.blocks.clear.Load() == 1 },
-		time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return unreadable.o.blocks.clear.Load() == 1 })
 
 	other, h := copying(t, shared, nil)
 	require.NoError(t, h.run(t.Context()))

@@ -7,15 +7,15 @@ import (
 )
 
 // Served returns the disk to serve: a disk.Distant if the image is far away.
-func (o *Disk) Served() disk.Disk {
-	if o.parallel > 1 {
-		return distant{o}
+func (s *Stack) Served() disk.Disk {
+	if s.top.Load().parallel > 1 {
+		return distant{s}
 	}
-	return o
+	return s
 }
 
 // distant is a disk over an image that is far away.
-type distant struct{ *Disk }
+type distant struct{ *Stack }
 
 var (
 	_ disk.Distant    = distant{}
@@ -23,6 +23,7 @@ var (
 	_ disk.Discarder  = within{}
 	_ disk.Zeroer     = within{}
 	_ disk.Extenter   = within{}
+	_ disk.Layered    = within{}
 	_ disk.Syncer     = within{}
 	_ disk.Estimator  = within{}
 	_ disk.Accountant = within{}
@@ -31,11 +32,11 @@ var (
 // Within returns the disk for one command. If the file lacks blocks, a read waits for the image
 // until ctx ends. A write, a discard or a zeroing of a part of such a block waits too, before it
 // changes anything. While they wait they hold no lock.
-func (d distant) Within(ctx context.Context) disk.Disk { return within{d.Disk, ctx} }
+func (d distant) Within(ctx context.Context) disk.Disk { return within{d.Stack, ctx} }
 
 // within is a disk for one command.
 type within struct {
-	*Disk
+	*Stack
 	ctx context.Context
 }
 
@@ -48,11 +49,13 @@ func (w within) Discard(off, length int64) error {
 }
 
 func (w within) Zero(off, length int64) error {
-	return w.deallocate(w.ctx, changeZero, off,
-		length)
+	return w.deallocate(w.ctx, changeZero, off, length)
 }
 
-func (w within) Extent(off, length int64) (disk.Extent,
-	error) {
+func (w within) Extent(off, length int64) (disk.Extent, error) {
 	return w.extent(w.ctx, off, length)
+}
+
+func (w within) Depth(off, length int64) (depth int, n int64, err error) {
+	return w.depth(w.ctx, off, length)
 }

@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/words"
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/flock"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -205,7 +206,7 @@ func (p *providing) forget() error {
 
 // Gone reports whether the file has lost its name: somebody has removed or replaced it.
 func (f *File) Gone() (bool, error) {
-	there, err := durable.HasName(f.file, f.Path)
+	there, err := flock.HasName(f.file, f.Path)
 	return err == nil && !there, err
 }
 

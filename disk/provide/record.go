@@ -48,17 +48,10 @@ func (r record) save(path string) error {
 	if err != nil {
 		return err
 	}
-	out, err := durable.Create(path, 0o600)
-	if err != nil {
+	return durable.Write(path, 0o600, func(f *os.File) error {
+		_, err := f.Write(append(text, '\n'))
 		return err
-	}
-	if _, err = out.File.Write(append(text, '\n')); err == nil {
-		err = out.File.Sync()
-	}
-	if err = out.Finish(err); err == nil {
-		err = durable.SyncParent(path)
-	}
-	return err
+	})
 }
 
 // instanceOf tells files of one name apart.

@@ -160,7 +160,7 @@ func (a *Appender) Finish(size int64) (int64, error) {
 	a.flush()
 	head := make([]byte, a.clusterSize())
 	p.putHeader(head, size, CompressionNone)
-	a.putBacking(head)
+	putBacking(head, Backing{Name: a.backing, Format: "qcow2"})
 	if a.err == nil {
 		a.err = writeFull(a.dst, head, 0)
 	}
@@ -231,22 +231,4 @@ func (a *Appender) appendRefcounts(p *placement) error {
 	p.refTable = a.end()
 	p.refTableEnd = p.refTable + tables<<a.bits
 	return a.appendNumbers(table)
-}
-
-// putBacking adds the backing file to the header: its format as an extension, and its name behind
-// that.
-func (a *Appender) putBacking(head []byte) {
-	if a.backing == "" {
-		return
-	}
-	const format = "qcow2"
-	be := binary.BigEndian
-	at := headerLenV3
-	be.PutUint32(head[at:], extBackingFormat)
-	be.PutUint32(head[at+4:], uint32(len(format)))
-	copy(head[at+8:], format)
-	at += 8 + 8 + 8 // the format is padded to 8 bytes, and an empty extension ends the list
-	be.PutUint64(head[8:], uint64(at))
-	be.PutUint32(head[16:], uint32(len(a.backing)))
-	copy(head[at:], a.backing)
 }

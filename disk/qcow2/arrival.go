@@ -30,7 +30,8 @@ type Guest struct {
 // archive. Each cluster goes to its place in the guest as it passes. For that, the table that maps
 // it must be known. Most programs put a table before the clusters that it maps, so one pass is
 // enough. Clusters that pass before their table need another pass of the same file. Three passes
-// are enough for any image.
+// are enough for any image, and one more for an image with snapshots or bitmaps: its first pass
+// only checks their tables, so that what QEMU refuses is refused before the guest gets anything.
 //
 // The header is checked as Open does, and tables and entries are checked as they come. Arrival does
 // not look at refcounts, nor at whether data shares a cluster with them. The result is a disk and
@@ -41,6 +42,7 @@ type Arrival struct {
 	codec    codec
 	guest    Guest
 
+	checked    bool           // the tables of snapshots and bitmaps are right, or there are none
 	passing    bool           // a pass has begun
 	now        arrivalQueue   // of this pass
 	later      arrivalQueue   // of the next pass
@@ -67,7 +69,8 @@ func NewArrival(head []byte, fileSize int64, opt Options) (*Arrival, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Arrival{hdr: h, fileSize: fileSize, metadata: make(map[int64]bool)}
+	a := &Arrival{hdr: h, fileSize: fileSize, metadata: make(map[int64]bool),
+		checked: h.snapshots == 0 && h.bitmaps.n == 0}
 	a.codec.init(h)
 	a.later = arrivalQueue{&arrivalTask{off: h.l1Offset}}
 	return a, nil
@@ -89,6 +92,9 @@ func (a *Arrival) Size() int64 { return a.hdr.size }
 // Backing returns the backing file that the image names, and its format. Both are claims; "" if
 // there is none.
 func (a *Arrival) Backing() (file, format string) { return a.hdr.backingFile, a.hdr.backingFormat }
+
+// Checked tells whether the next pass finds content. Before that, a pass only checks the image.
+func (a *Arrival) Checked() bool { return a.checked }
 
 // Done tells whether everything has been found.
 func (a *Arrival) Done() bool { return a.passing && len(a.later) == 0 }
@@ -130,9 +136,14 @@ func (a *Arrival) ClusterSize() int64 { return a.hdr.clusterSize() }
 // Pass reads the file once and gives the guest the content that it finds. It stops reading when it
 // does not need the rest.
 func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
+	a.window = &window{in: in, keep: a.lookBack()}
+	if !a.checked {
+		err := a.hdr.checkExtras(ctx, windowReader{a.window, a.fileSize}, a.fileSize)
+		a.checked = err == nil
+		return err
+	}
 	a.passing, a.guest = true, guest
 	a.now, a.later = a.later, nil
-	a.window = &window{in: in, keep: a.lookBack()}
 	a.starts, a.manyStarts = make(map[int64]bool), minStarts
 	group, ctx := errgroup.WithContext(ctx)
 	jobs := make(chan *arrivalJob)
@@ -334,23 +345,10 @@ func (a *Arrival) check(raw []byte, i, cluster int64, e uint64) (stored bool, er
 		}
 		return true, nil
 	}
-	if e&l2Reserved != 0 || e&entryZero != 0 && (h.version == 2 || h.extended()) {
-		return false, bad("the L2 entry of guest offset %d has reserved bits set (%#x)", guest, e)
-	}
-	host, alloc, zero := int64(e&offsetMask), uint32(sub), uint32(sub>>32)
+	host, err := h.checkPlain(guest, e, sub, a.fileSize)
 	switch {
-	case alloc&zero != 0:
-		return false, bad("subclusters of guest offset %d are both allocated and zero", guest)
-	case alloc != 0 && host == 0:
-		return false, bad("subclusters of guest offset %d are allocated nowhere", guest)
-	case host == 0 || h.extended() && alloc == 0 || e&entryZero != 0:
-		return false, nil
-	case host&(h.clusterSize()-1) != 0:
-		return false, bad("the cluster of guest offset %d lies at %#x, which is not aligned", guest,
-			host)
-	case host >= a.fileSize:
-		return false, bad("the cluster of guest offset %d lies at %#x, past the end of the file",
-			guest, host)
+	case err != nil || host == 0 || h.extended() && uint32(sub) == 0 || e&entryZero != 0:
+		return false, err
 	case a.metadata[host] || a.inL1(host):
 		return false, bad("the cluster of guest offset %d lies at %#x, in the metadata", guest,
 			host)

@@ -25,8 +25,8 @@ func FuzzArrival(f *testing.F) {
 			return nil
 		}}
 		for passes := 0; err == nil && !a.Done(); passes++ {
-			if passes == 3 {
-				t.Fatal("more than three passes")
+			if passes == 4 {
+				t.Fatal("more than four passes")
 			}
 			err = a.Pass(context.Background(), bytes.NewReader(b), guest)
 		}

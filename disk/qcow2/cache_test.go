@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // words is content with text in it, so that it is compressed with codes of its own.
@@ -253,11 +255,11 @@ func TestReadersOfOneBlockLoadItOnce(t *testing.T) {
 		})
 	}
 	<-begun
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.findLocked(0).pins == readers
-	}, 10e9, 1e6)
+	})
 	close(goOn)
 	wg.Wait()
 	require.EqualValues(t, 1, loads.Load())
@@ -447,12 +449,12 @@ func TestPanicWhileLoading(t *testing.T) {
 		second <- err
 	}()
 	s := &c.shards[1%len(c.shards)]
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		b := s.findLocked(1)
 		return b != nil && b.pins == 2
-	}, time.Minute, time.Millisecond)
+	})
 	close(waits)
 	require.Equal(t, "a bug", <-first)
 	require.ErrorIs(t, <-second, errNotLoaded)

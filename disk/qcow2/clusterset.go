@@ -8,8 +8,9 @@ const (
 	setPageWords = 1 << setPageBits / 64
 )
 
-// clusterSet is a set of clusters of the file. It consists of words of 64 clusters, in pages that
-// are allocated on demand. Any number of goroutines may use it at once.
+// clusterSet is a set of clusters of the file, or of its places (see starts). It consists of words
+// of 64 clusters, in pages that are allocated on demand. Any number of goroutines may use it at
+// once.
 type clusterSet struct {
 	pages []atomic.Pointer[[setPageWords]uint64]
 }

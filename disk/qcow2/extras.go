@@ -32,11 +32,16 @@ type bitmaps struct {
 }
 
 // checkExtras checks what is never served and QEMU reads when it opens an image: its snapshots and
-// its bitmaps. An image that QEMU refuses is of no use to anybody who moves on with it.
+// its bitmaps, in the order of the file. An image that QEMU refuses is of no use to anybody who
+// moves on with it.
 func (h *header) checkExtras(ctx context.Context, r Reader, fileSize int64) error {
-	err := h.checkSnapshotEntries(ctx, r, fileSize)
+	first, second := h.checkSnapshotEntries, h.checkBitmaps
+	if h.bitmaps.off < h.snapshotsAt {
+		first, second = second, first
+	}
+	err := first(ctx, r, fileSize)
 	if err == nil {
-		err = h.checkBitmaps(ctx, r, fileSize)
+		err = second(ctx, r, fileSize)
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return bad("the table of snapshots or bitmaps runs past its end")

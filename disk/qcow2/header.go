@@ -84,6 +84,20 @@ const (
 // IsQcow2 reports whether a file that begins with head is a qcow2 image. It looks at four bytes.
 func IsQcow2(head []byte) bool { return len(head) >= 4 && binary.BigEndian.Uint32(head) == magic }
 
+// NameEnd is where the name of the backing file ends in an image that begins with head, as it says.
+// 0: there is none, or this is no image.
+func NameEnd(head []byte) int64 {
+	if !IsQcow2(head) || len(head) < headerLenV2 {
+		return 0
+	}
+	be := binary.BigEndian
+	at, n := be.Uint64(head[8:]), be.Uint32(head[16:])
+	if at == 0 || at > HeadSize || n > maxNameLen {
+		return 0
+	}
+	return int64(at) + int64(n)
+}
+
 // header is the content of the header cluster, validated on its own.
 type header struct {
 	version        int

@@ -63,7 +63,7 @@ func openFile(t testing.TB, path string) *qcow2.Image {
 // byte with what qemu-img reads from them.
 func TestRandomImages(t *testing.T) {
 	testtool.Need(t, "qemu-img", "qemu-io")
-	count := testtool.Rounds(40, 240)
+	count := testtool.Rounds(24, 240)
 	if n, err := strconv.Atoi(os.Getenv("QCOW2_RANDOM_IMAGES")); err == nil {
 		count = n
 	}

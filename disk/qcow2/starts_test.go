@@ -49,7 +49,7 @@ func TestCompressedDataUsedTwice(t *testing.T) {
 		}
 		from, room := int64(first)*cs, int64(dataClusters-1)*cs
 		grain := int64(1) << r.Intn(13) // coarse ones meet more often
-		place := max(sectorBits, bits-5)
+		place := max(sectorBits, bits-4)
 		var claims []claim
 		taken := map[int64]bool{}
 		for range 2 + r.Intn(40) {
@@ -80,21 +80,20 @@ func TestCompressedDataUsedTwice(t *testing.T) {
 // file.
 func TestPlacesOfALargeFile(t *testing.T) {
 	const size = 1 << 45
-	im := &Image{fileSize: size, hdr: &header{clusterBits: 16}}
-	s := newStartSet(im)
-	require.LessOrEqual(t, len(s.pages)*startPageWords*64, maxStartBits+1<<startPageBits)
-	place := int64(1) << s.shift
-	for _, off := range []int64{0, 5 * place, size - 1} {
+	var s starts
+	s.init(&header{clusterBits: 16}, size)
+	require.LessOrEqual(t, len(s.large.pages)<<setPageBits, maxStarts+1<<setPageBits)
+	for _, off := range []int64{0, 5 << s.shift, size - 1} {
 		n := off >> s.shift
-		require.False(t, s.has(off))
-		require.True(t, s.page(n).add(n))
-		require.False(t, s.page(n).add(n))
-		require.True(t, s.has(off))
+		c := claims{n >> 6, 1 << (n & 63)}
+		require.Zero(t, s.large.word(c.word)&c.mask)
+		s.add(c)
+		require.Zero(t, s.twice.word(c.word)&c.mask)
+		require.False(t, s.again.Load() && off == 0)
+		s.add(c)
+		require.Equal(t, c.mask, s.twice.word(c.word)&c.mask)
+		require.True(t, s.again.Load())
 	}
-	require.True(t, s.any(place, 5*place))
-	require.False(t, s.any(place, 5*place-1))
-	require.True(t, s.any(6*place, size-1))
-	require.False(t, s.any(6*place, size-1-place))
 }
 
 // TestEveryEntryIsLookedAt has one bad entry at a time, far from every other one and beside one of

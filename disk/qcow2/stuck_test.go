@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // stuckFile stops to answer when stuck is closed, until back is closed.
@@ -63,8 +65,7 @@ func TestDecodesDoesNotWaitForStorage(t *testing.T) {
 		_, err := got.ReadAt(bg, make([]byte, 512), 0)
 		read <- err
 	}()
-	require.Eventually(t, func() bool { return file.asked.Load() == 1 }, time.Minute,
-		time.Millisecond)
+	testtool.Eventually(t, func() bool { return file.asked.Load() == 1 })
 	slow, below := ask(1 << 16)
 	require.False(t, slow || below)
 

@@ -3,7 +3,6 @@ package qcow2
 import (
 	"context"
 	"encoding/binary"
-	"math"
 	"math/bits"
 )
 
@@ -15,8 +14,8 @@ type tableCheck struct {
 	first  int64  // the guest cluster of its first entry
 	data   claims
 	packed claims
-	starts starts
-	span   startSpan // of the table
+	starts claims  // of places in which compressed data begins that ends elsewhere
+	small  []int64 // offsets of compressed data that ends in its place
 	runs   runList
 
 	plainSize, compressedSize int64 // guest bytes
@@ -66,7 +65,6 @@ func (c *tableCheck) begin(entry int64, buf []byte) {
 	c.first = entry * c.l2Entries()
 	clusters := (c.size + c.clusterSize() - 1) >> c.clusterBits
 	c.table = buf[:min(c.l2Entries(), clusters-c.first)*c.entrySize()]
-	c.span = startSpan{entry: entry, first: math.MaxInt64}
 }
 
 func (c *tableCheck) check() error {
@@ -100,9 +98,8 @@ func (c *tableCheck) check() error {
 	if err := c.takePacked(); err != nil {
 		return err
 	}
-	if c.span.last > 0 {
-		c.starts.spans = append(c.starts.spans, c.span)
-	}
+	c.validator.starts.add(c.starts)
+	c.starts.mask = 0
 	return nil
 }
 
@@ -154,27 +151,13 @@ func (c *tableCheck) neighbours(at int64, e uint64) (n int64) {
 
 // plain checks an entry together with its neighbours, n entries in all.
 func (c *tableCheck) plain(guest int64, e, sub uint64, n int64) error {
-	if e&l2Reserved != 0 || e&entryZero != 0 && (c.version == 2 || c.extended()) {
-		return bad("the L2 entry of guest offset %d has reserved bits set (%#x)", guest, e)
-	}
-	host := int64(e & offsetMask)
-	alloc, zero := uint32(sub), uint32(sub>>32)
-	switch {
-	case alloc&zero != 0:
-		return bad("subclusters of guest offset %d are both allocated and zero", guest)
-	case alloc != 0 && host == 0:
-		return bad("subclusters of guest offset %d are allocated nowhere", guest)
-	case host == 0:
-		return nil
-	case host&(c.clusterSize()-1) != 0:
-		return bad("the cluster of guest offset %d lies at %#x, which is not aligned", guest, host)
-	case host >= c.im.fileSize:
-		return bad("the cluster of guest offset %d lies at %#x, past the end of the file", guest,
-			host)
+	host, err := c.checkPlain(guest, e, sub, c.im.fileSize)
+	if err != nil || host == 0 {
+		return err
 	}
 	switch {
 	case c.extended():
-		c.plainSize += c.subclusterBytes(alloc, c.size-guest)
+		c.plainSize += c.subclusterBytes(uint32(sub), c.size-guest)
 	case e&entryZero == 0:
 		c.plainSize += min(n<<c.clusterBits, c.size-guest)
 	}
@@ -194,6 +177,28 @@ func (c *tableCheck) plain(guest int64, e, sub uint64, n int64) error {
 		first = next
 	}
 	return nil
+}
+
+// checkPlain checks an L2 entry that is not compressed, and returns where its cluster lies in the
+// file, or 0 if it has none.
+func (h *header) checkPlain(guest int64, e, sub uint64, fileSize int64) (host int64, err error) {
+	if e&l2Reserved != 0 || e&entryZero != 0 && (h.version == 2 || h.extended()) {
+		return 0, bad("the L2 entry of guest offset %d has reserved bits set (%#x)", guest, e)
+	}
+	host = int64(e & offsetMask)
+	switch alloc, zero := uint32(sub), uint32(sub>>32); {
+	case alloc&zero != 0:
+		return 0, bad("subclusters of guest offset %d are both allocated and zero", guest)
+	case alloc != 0 && host == 0:
+		return 0, bad("subclusters of guest offset %d are allocated nowhere", guest)
+	case host&(h.clusterSize()-1) != 0:
+		return 0, bad("the cluster of guest offset %d lies at %#x, which is not aligned", guest,
+			host)
+	case host >= fileSize:
+		return 0, bad("the cluster of guest offset %d lies at %#x, past the end of the file",
+			guest, host)
+	}
+	return host, nil
 }
 
 // subclusterBytes returns how many of a cluster's first rest bytes are in subclusters with a bit in
@@ -245,9 +250,8 @@ func (c *tableCheck) compressed(at int64) (next int64, err error) {
 		lengthShift             = c.lengthShift()
 		size                    = c.im.fileSize
 		sectorsEnd              = (size + sectorSize - 1) &^ (sectorSize - 1)
-		begin, end              = c.span.first, c.span.last
-		place                   = c.starts.large.shift
-		page, ofPage            = (*startPage)(nil), int64(-1)
+		place                   = c.validator.starts.shift
+		begin                   = c.starts
 	)
 	next = at
 	for table := c.table[at:]; int64(len(table)) >= step; table, next = table[step:], next+step {
@@ -260,16 +264,18 @@ func (c *tableCheck) compressed(at int64) (next int64, err error) {
 			binary.BigEndian.Uint64(table[8:]) != 0 {
 			return next, c.badCompressed(next)
 		}
-		begin, end = min(begin, off), max(end, off)
 		if n := off >> place; n == (off+length-1)>>place {
-			c.starts.small = append(c.starts.small, off)
+			c.small = append(c.small, off)
 		} else {
-			if n>>startPageBits != ofPage {
-				page, ofPage = c.starts.large.page(n), n>>startPageBits
+			if n>>6 != begin.word {
+				c.validator.starts.add(begin)
+				begin = claims{word: n >> 6}
 			}
-			if !page.add(n) {
-				c.starts.twice.page(n).add(n)
+			bit := uint64(1) << (n & 63)
+			if begin.mask&bit != 0 {
+				c.validator.starts.repeat(begin.word, bit)
 			}
+			begin.mask |= bit
 		}
 		first, last := off>>shift, (min(off+length, size)-1)>>shift
 		if first>>6 == word && last>>6 == word {
@@ -283,7 +289,7 @@ func (c *tableCheck) compressed(at int64) (next int64, err error) {
 		word, mask = c.packed.word, c.packed.mask
 	}
 	c.packed.word, c.packed.mask = word, mask
-	c.span.first, c.span.last = begin, end
+	c.starts = begin
 	c.compressedSize += min((next-at)/step<<shift, c.size-c.guestOf(at))
 	return next, nil
 }

@@ -41,14 +41,17 @@ type validator struct {
 	metadata clusterSet // complete before the first L2 entry is checked
 	data     clusterSet
 	packed   clusterSet // clusters that hold compressed data, which may share them
+	starts   starts
 	next     atomic.Int64
 	failed   atomic.Bool
 }
 
 func newValidator(im *Image, willRead func(off, length int64)) *validator {
 	clusters := im.fileSize>>im.hdr.clusterBits + 1
-	return &validator{header: im.hdr, im: im, willRead: willRead, metadata: newClusterSet(clusters),
+	v := &validator{header: im.hdr, im: im, willRead: willRead, metadata: newClusterSet(clusters),
 		data: newClusterSet(clusters), packed: newClusterSet(clusters)}
+	v.starts.init(im.hdr, im.fileSize)
+	return v
 }
 
 // run returns how many guest bytes the file stores uncompressed, and how many compressed. parallel
@@ -119,7 +122,7 @@ func (v *validator) checkNear(ctx context.Context, checks []*tableCheck) error {
 // newCheck is called by the goroutine that uses the result. Then the memory of two goroutines lies
 // far apart, and their processors do not wait for each other's cache lines.
 func (v *validator) newCheck() *tableCheck {
-	return &tableCheck{validator: v, starts: newStarts(v.im)}
+	return &tableCheck{validator: v}
 }
 
 // expect announces that the L2 table of an L1 entry will be read, if both exist.

@@ -26,7 +26,9 @@ type Source interface {
 	// Size is the virtual size in bytes, a positive multiple of 512.
 	Size() int64
 	// Data calls f for each run of bytes that may contain something other than zeros, in order and
-	// without overlap. An error of f ends it and is returned.
+	// without overlap. An error of f ends it and is returned. With WriteOptions.Backing, these are
+	// the runs that differ from the backing file. They are whole clusters of DeltaUnit bytes, but
+	// for the end of the disk.
 	Data(ctx context.Context, f func(off, n int64) error) error
 }
 
@@ -41,9 +43,21 @@ type WriteOptions struct {
 	// Progress is called by one goroutine with what was done since the last call: how many bytes of
 	// the disk, including holes, and how many of them were in runs of data. It may be nil.
 	Progress func(bytes, data int64)
+	// Backing is the file that has everything but the runs of Data. The image names it, and nothing
+	// is read from it. What Data names is stored, zeros too. The zero value: there is none.
+	Backing Backing
 
 	clusterBits uint // 0: writtenClusterBits; tests use smaller ones
 }
+
+// Backing names the backing file of an image.
+type Backing struct {
+	Name   string // relative to the image; at most 1,023 bytes
+	Format string // "raw" or "qcow2"
+}
+
+// DeltaUnit is the size of the clusters of written images. Bytes.
+const DeltaUnit = 1 << writtenClusterBits
 
 const (
 	writtenClusterBits = 16 // qemu-img's default
@@ -73,7 +87,7 @@ func Write(ctx context.Context, dst io.WriterAt, src Source, opt WriteOptions) (
 		}
 		return 0, err
 	}
-	return w.finish(w.size, w.compression)
+	return w.finish(w.size, w.compression, w.backing)
 }
 
 // writer is one call of Write.
@@ -84,6 +98,7 @@ type writer struct {
 	workers     int
 	unit        int64 // the most that a piece covers: whole clusters of one L2 table
 	progress    func(bytes, data int64)
+	backing     Backing
 
 	// begins has for each L1 entry the first cluster in its part of the disk that is not all zeros,
 	// counted from 1. 0 means that there is none, and no L2 table.
@@ -98,7 +113,7 @@ type writer struct {
 func newWriter(dst io.WriterAt, src Source, opt WriteOptions) (*writer, error) {
 	w := &writer{
 		src: src, size: src.Size(), compression: opt.Compression, workers: opt.Workers,
-		progress:  opt.Progress,
+		progress: opt.Progress, backing: opt.Backing,
 		placement: placement{clusterBits: writtenClusterBits, out: output{dst: dst}},
 	}
 	if opt.clusterBits != 0 {
@@ -111,6 +126,10 @@ func newWriter(dst io.WriterAt, src Source, opt WriteOptions) (*writer, error) {
 	default:
 		return nil, fmt.Errorf("compression %q is unknown: use %s, %s or %s",
 			w.compression, CompressionZstd, CompressionZlib, CompressionNone)
+	}
+	if len(w.backing.Name) > maxNameLen || len(w.backing.Format) > maxFormatLen {
+		return nil, fmt.Errorf("the name of the backing file, %.100q, or its format is too long",
+			w.backing.Name)
 	}
 	switch limit := maxL1Bytes / 8 * w.tableReach(); {
 	case w.size <= 0 || w.size%sectorSize != 0:
@@ -158,6 +177,9 @@ func (w *writer) run(ctx context.Context) error {
 	return group.Wait()
 }
 
+// isDelta says that what Data passes is what differs from a backing file.
+func (w *writer) isDelta() bool { return w.backing.Name != "" }
+
 // findTables finds the parts of the disk that need an L2 table. It reads each part up to the first
 // cluster that is not all zeros. What is before that is not read again.
 func (w *writer) findTables(ctx context.Context) error {
@@ -172,6 +194,10 @@ func (w *writer) findTables(ctx context.Context) error {
 			}
 			if err := ctx.Err(); err != nil {
 				return err
+			}
+			if w.isDelta() {
+				w.begins[table] = uint32(off%w.tableReach()>>w.clusterBits) + 1
+				continue
 			}
 			if buf == nil {
 				buf = make([]byte, w.unit)

@@ -48,7 +48,7 @@ func (w *writer) walk(ctx context.Context) error {
 				off, seen = begin, begin
 				continue
 			}
-			if p != nil && off/w.unit != p.off/w.unit {
+			if p != nil && (off/w.unit != p.off/w.unit || w.isDelta() && off > p.off+p.length) {
 				send()
 			}
 			if p == nil {
@@ -146,6 +146,9 @@ func (w *writer) store(p *writePiece) error {
 		guest := p.off>>w.clusterBits + int64(i)
 		switch length {
 		case clusterOfZeros:
+			if w.isDelta() { // the backing file may have something else there
+				err = w.enter(guest, entryZero)
+			}
 		case clusterPlain:
 			err = w.storePlain(guest, content[:w.clusterSize()])
 		default:

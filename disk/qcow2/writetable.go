@@ -135,7 +135,7 @@ func (w *placement) flushTable() error {
 }
 
 // finish writes the rest, the header last, and returns the length of the file.
-func (w *placement) finish(size int64, compression Compression) (int64, error) {
+func (w *placement) finish(size int64, compression Compression, backing Backing) (int64, error) {
 	if err := w.flushTable(); err != nil {
 		return 0, err
 	}
@@ -171,6 +171,7 @@ func (w *placement) finish(size int64, compression Compression) (int64, error) {
 		return 0, err
 	}
 	w.putHeader(head, size, compression)
+	putBacking(head[:w.clusterSize()], backing)
 	return w.end, writeFull(w.out.dst, head[:w.clusterSize()], 0)
 }
 
@@ -200,4 +201,24 @@ func (w *placement) putHeader(p []byte, size int64, compression Compression) {
 	be.PutUint32(names[4:], 48) // one feature: type, bit, name
 	names[8], names[9] = 0, bit // an incompatible one
 	copy(names[10:], name)
+}
+
+// putBacking adds the backing file to a header, if there is one: its format as the last extension,
+// and its name behind that.
+func putBacking(p []byte, backing Backing) {
+	if backing.Name == "" {
+		return
+	}
+	be := binary.BigEndian
+	at := be.Uint32(p[100:])
+	for be.Uint32(p[at:]) != extEnd {
+		at += 8 + (be.Uint32(p[at+4:])+7)&^7
+	}
+	be.PutUint32(p[at:], extBackingFormat)
+	be.PutUint32(p[at+4:], uint32(len(backing.Format)))
+	copy(p[at+8:], backing.Format)
+	at += 8 + uint32(len(backing.Format)+7)&^7 + 8 // with the end of the extensions
+	be.PutUint64(p[8:], uint64(at))
+	be.PutUint32(p[16:], uint32(len(backing.Name)))
+	copy(p[at:], backing.Name)
 }

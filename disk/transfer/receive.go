@@ -88,7 +88,6 @@ func (t *Target) Receive(ctx context.Context, r io.Reader, p *Progress) error {
 	if err := t.room(head.Bytes); err != nil {
 		return err
 	}
-	p.total.Store(head.Bytes)
 	into := filepath.Join(t.dir, receiving)
 	if err := osfile.MakeDir(into); err != nil {
 		return err

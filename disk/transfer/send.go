@@ -55,16 +55,10 @@ const (
 )
 
 // Progress is how far a transfer is, in bytes of storage.
-type Progress struct{ done, total atomic.Int64 }
+type Progress struct{ done atomic.Int64 }
 
 // Done is what was transferred.
 func (p *Progress) Done() int64 { return p.done.Load() }
-
-// Total is all that there is.
-func (p *Progress) Total() int64 { return p.total.Load() }
-
-// Data is both.
-func (p *Progress) Data() (done, total int64) { return p.Done(), p.Total() }
 
 // Source is a directory that is sent. Nobody else uses its disks until Close.
 type Source struct {
@@ -129,7 +123,6 @@ func (s *Source) Send(ctx context.Context, w io.Writer, p *Progress) error {
 		head.Bytes += f.stored
 	}
 	p.done.Store(0)
-	p.total.Store(head.Bytes)
 	if err := line(out, head); err != nil {
 		return err
 	}

@@ -72,11 +72,11 @@ func put(t *testing.T, path string, size int64, at map[int64][]byte) {
 
 // TestOverlay moves a disk of which the image has the most.
 func TestOverlay(t *testing.T) {
-	const size = 256 << 20
+	const size = 64 << 20
 	images, from, to := t.TempDir(), t.TempDir(), t.TempDir()
 	path := filepath.Join(images, "a.raw")
 	put(t, path, size, map[int64][]byte{0: filetest.Sample(1<<20, 1),
-		100 << 20: filetest.Sample(3<<20, 2), size - 512: filetest.Sample(512, 3)})
+		30 << 20: filetest.Sample(3<<20, 2), size - 512: filetest.Sample(512, 3)})
 	open := func(dir string) *instance.Instance {
 		img, err := image.Open(path, image.Options{})
 		require.NoError(t, err)
@@ -94,7 +94,7 @@ func TestOverlay(t *testing.T) {
 	require.NoError(t, f.Close())
 
 	disk := open(from)
-	for i, w := range []struct{ off, n int64 }{{512, 4096}, {70 << 20, 1 << 20},
+	for i, w := range []struct{ off, n int64 }{{512, 4096}, {20 << 20, 1 << 20},
 		{size - 4096, 1024}} {
 		data := filetest.Sample(int(w.n), uint64(10+i))
 		_, err := disk.WriteAt(data, w.off)

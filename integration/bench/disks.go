@@ -227,17 +227,19 @@ func measureColdReads(ctx context.Context, s settings) error {
 	return nil
 }
 
-// imageServers are our server and QEMU's. The second one is the baseline.
-func (s settings) imageServers() []starter {
-	until := func(socket string) error {
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-			if c, err := net.Dial("unix", socket); err == nil {
-				return c.Close()
-			} else if time.Now().After(deadline) {
-				return err
-			}
+// untilListens waits until somebody listens at a Unix socket.
+func untilListens(socket string) error {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if c, err := net.Dial("unix", socket); err == nil {
+			return c.Close()
+		} else if time.Now().After(deadline) {
+			return err
 		}
 	}
+}
+
+// imageServers are our server and QEMU's. The second one is the baseline.
+func (s settings) imageServers() []starter {
 	run := func(socket string, command ...string) (string, func() error, error) {
 		cmd := exec.Command(command[0], command[1:]...)
 		if err := cmd.Start(); err != nil {
@@ -248,7 +250,7 @@ func (s settings) imageServers() []starter {
 			_ = cmd.Wait() // it was killed
 			return err
 		}
-		if err := until(socket); err != nil {
+		if err := untilListens(socket); err != nil {
 			return "", nil, errors.Join(err, stop())
 		}
 		return nbdScheme + socket, stop, nil

@@ -10,20 +10,21 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
 
 // TestGenerate runs every kind of load against a target, and checks that the target sees all of it.
 func TestGenerate(t *testing.T) {
 	const size = 8 << 20
-	var luns []target.LUN
-	for n := range byte(3) {
-		luns = append(luns, target.LUN{Number: uint16(n) + 1, Name: "bench",
-			Disk: disktest.NewMemory(size), Access: target.AccessWriteShared,
-			Identity: disk.Identity{Serial: fmt.Sprint("bench-", n), NAA: [8]byte{0x30, 7: n}}})
-	}
-	srv, err := target.New(target.Options{LUNs: luns})
+	disks := serving.New(serving.Config{})
+	srv, err := target.New(target.Options{Disks: disks})
 	require.NoError(t, err)
+	for n := range byte(3) {
+		require.NoError(t, disks.Add(serving.Options{Number: uint16(n) + 1, Name: "bench",
+			Disk: disktest.NewMemory(size), Access: serving.AccessWriteShared,
+			Identity: disk.Identity{Serial: fmt.Sprint("bench-", n), NAA: [8]byte{0x30, 7: n}}}))
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	served := make(chan error, 1)

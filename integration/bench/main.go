@@ -1,9 +1,10 @@
 // Command bench measures kubevirt-disk against its peers on this machine and prints tables for
-// docs/benchmarks.md, which describes the method. It compares SCSI load with tgtd and gotgt, by
-// common clients and by its own load generator, and expanding and serving images with qemu-img
-// convert. All candidates take turns within a round, so that other work on the machine affects all
-// of them. Each round begins with another candidate, because one may leave the machine warmer for
-// the next. The tables show medians over the rounds.
+// integration/evidence/benchmarks.md, which describes the method. It compares SCSI load with tgtd
+// and gotgt, by common clients and by its own load generator, expanding and serving images with
+// qemu-img convert, and disks by NBD with nbdkit and qemu-nbd. All candidates take turns within a
+// round, so that other work on the machine affects all of them. Each round begins with another
+// candidate, because one may leave the machine warmer for the next. The tables show medians over
+// the rounds.
 package main
 
 import (
@@ -39,7 +40,7 @@ type settings struct {
 
 // parts are the names of the measurements.
 var parts = []string{"scsi", "load", "expand", "compress", "hydrate", "start", "cold", "replicas",
-	"registry", "upload"}
+	"registry", "upload", "nbd"}
 
 func main() {
 	s, err := parse(os.Args[1:])
@@ -80,7 +81,7 @@ func parse(args []string) (settings, error) {
 		"what to measure: common clients, our own load generator, the expansion of images, "+
 			"their compression, disks that copy their image, the time to the first read, reads "+
 			"of an image that is not copied, many disks of one image, images in a registry, "+
-			"uploads into volumes")
+			"uploads into volumes, disks by NBD")
 	flags.StringVar(&loads, "loads", "",
 		"a regular expression; measures only loads (and copies: \"zlib, convert\", \"zstd, "+
 			"compress\", \"zlib, persistent clone\", \"registry, boot\", "+
@@ -178,7 +179,7 @@ func run(ctx context.Context, s settings) error {
 	}{{"expand", measureExpansion}, {"compress", measureCompression},
 		{"hydrate", measureHydration}, {"start", measureStart},
 		{"cold", measureColdReads}, {"replicas", measureReplicas}, {"registry", measureRegistry},
-		{"upload", measureUpload}} {
+		{"upload", measureUpload}, {"nbd", measureNBD}} {
 		if slices.Contains(s.only, part.name) {
 			if err := part.measure(ctx, s); err != nil {
 				return err

@@ -39,7 +39,7 @@ func BootDisk(path string, size int64, opt Options) error {
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		return err
 	}
-	if _, _, err := Build(tree, withShell(opt)); err != nil {
+	if _, _, err := buildWith(tree, withShell(opt), copyFile); err != nil {
 		return err
 	}
 	first, rest, err := grub(work, opt.CacheDir)

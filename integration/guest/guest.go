@@ -49,8 +49,23 @@ type Options struct {
 }
 
 // Build writes a guest's kernel and initramfs into the existing directory dir, and returns their
-// paths. The error is a *FetchError if a package cannot be fetched.
+// paths, for QEMU. The error is a *FetchError if a package cannot be fetched. Build needs xz.
 func Build(dir string, opt Options) (kernel, initrd string, err error) {
+	return buildWith(dir, opt, func(packed, to string) error {
+		unpacked := filepath.Join(filepath.Dir(packed), "vmlinux") // for the next guest, too
+		if _, err := os.Stat(unpacked); errors.Is(err, fs.ErrNotExist) {
+			err = unpackKernel(packed, unpacked)
+			if err != nil {
+				return err
+			}
+		}
+		return copyFile(unpacked, to)
+	})
+}
+
+// buildWith is Build with what makes the kernel of Debian's.
+func buildWith(dir string, opt Options, makeKernel func(packed, to string) error) (kernel,
+	ramfs string, err error) {
 	if opt.CacheDir == "" {
 		return "", "", errors.New("guest: CacheDir is empty: name the directory that keeps the " +
 			"packages")
@@ -69,30 +84,27 @@ func Build(dir string, opt Options) (kernel, initrd string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("guest: %w", err)
 	}
+	packed, err := initrd.Kernel(kernelTree)
+	if err != nil {
+		return "", "", fmt.Errorf("guest: %w", err)
+	}
 	kernel = filepath.Join(dir, "vmlinuz")
-	initrd = filepath.Join(dir, "initrd")
-	if err := copyKernel(kernelTree, kernel); err != nil {
+	ramfs = filepath.Join(dir, "initrd")
+	if err := makeKernel(packed, kernel); err != nil {
 		return "", "", fmt.Errorf("guest: %w", err)
 	}
-	if err := writeInitrd(initrd, kernelTree, trees, opt); err != nil {
+	if err := writeInitrd(ramfs, kernelTree, trees, opt); err != nil {
 		return "", "", fmt.Errorf("guest: %w", err)
 	}
-	return kernel, initrd, nil
+	return kernel, ramfs, nil
 }
 
-func copyKernel(tree, to string) error {
-	found, err := filepath.Glob(filepath.Join(tree, "boot", "vmlinuz-*"))
+func copyFile(from, to string) error {
+	content, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	if len(found) != 1 {
-		return fmt.Errorf("%s/boot has %d kernels, want one", tree, len(found))
-	}
-	image, err := os.ReadFile(found[0])
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(to, image, 0o644)
+	return os.WriteFile(to, content, 0o644)
 }
 
 func writeInitrd(path, kernelTree string, trees []string, opt Options) error {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
@@ -149,11 +150,12 @@ func TestTwoLeadersWithOneUUID(t *testing.T) {
 	}
 	for left := machines; left > 0; left-- {
 		var free map[string]bool
-		require.True(t, waitFor(func() bool {
+		testtool.Within(t, patience, func() bool {
 			free = w.free()
 			require.LessOrEqual(t, len(free), 1, "%v have one UUID", free)
 			return len(free) == 1 && waiting() == left-1
-		}), "of %d machines %v starts, and %d wait", left, free, waiting())
+		}, "of %d machines one starts: %v, and the others wait: %d", left,
+			func() any { return free }, func() any { return waiting() })
 		for name := range free {
 			w.remove(&corev1.Pod{}, name)
 		}

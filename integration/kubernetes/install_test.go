@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const (
@@ -51,11 +52,11 @@ var installed sync.Once
 func TestInstall(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p)
-	require.Eventually(t, func() bool {
-		pods := &corev1.PodList{}
+	pods := &corev1.PodList{}
+	testtool.Within(t, patience, func() bool {
 		err := p.Client.List(context.Background(), pods, client.InNamespace(systemNamespace))
 		return err == nil && len(pods.Items) == 2
-	}, patience, 50*time.Millisecond)
+	}, "both pods are made: %d", func() any { return len(pods.Items) })
 	require.Equal(t, "restricted", p.Kubectl(t, "get", "ns", systemNamespace, "-o",
 		`jsonpath={.metadata.labels.pod-security\.kubernetes\.io/enforce}`))
 }
@@ -141,14 +142,16 @@ func TestReplicas(t *testing.T) {
 			return h != "" && h != who && !strings.Contains(h, " ")
 		}
 	}
-	require.Eventually(t, leads(""), patience, 100*time.Millisecond)
+	testtool.Within(t, patience, leads(""),
+		"the first one leads: %q", func() any { return holder() })
 	first := holder()
 	b := runController(t, binary, config)
 	b.ready()
 	require.Equal(t, first, holder(), "the second one waits")
 	worked := a.logs()
 	require.Equal(t, 0, a.terminate())
-	require.Eventually(t, leads(first), patience, 100*time.Millisecond, "the second one leads")
+	testtool.Within(t, patience, leads(first),
+		"the second one leads: %q", func() any { return holder() })
 	worked += b.logs()
 	require.Equal(t, 0, b.terminate())
 	// Namespaces of earlier tests may be ending, with identities that are being deleted.
@@ -233,14 +236,17 @@ func runController(t testing.TB, binary string, config *rest.Config, args ...str
 // ready waits until /readyz reports that it is ready.
 func (r *running) ready() {
 	r.t.Helper()
-	require.Eventually(r.t, func() bool {
+	var last any
+	testtool.Within(r.t, patience, func() bool {
 		answer, err := http.Get(fmt.Sprintf("http://%s/readyz", r.health))
 		if err != nil {
+			last = err
 			return false
 		}
 		answer.Body.Close()
+		last = answer.Status
 		return answer.StatusCode == http.StatusOK
-	}, patience, 20*time.Millisecond, "it is not ready")
+	}, "it is ready: %v", func() any { return last })
 }
 
 // terminate ends it like Kubernetes, and returns its exit status.

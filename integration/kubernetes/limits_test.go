@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // somebody has objects of other people, and some that look like the controller's.
@@ -82,6 +83,11 @@ spec: {template: {spec: {restartPolicy: Never, automountServiceAccountToken: fal
 `
 }
 
+// certificates is a secret as that for NBD, with an owner.
+const certificates = `{apiVersion: v1, kind: Secret, type: kubernetes.io/tls,
+	data: {tls.crt: "", tls.key: ""}, metadata: {name: vmnbd-x,
+	labels: {disk.kubevirt.io/identity: OWNER}}}`
+
 // TestLimitsOfTheController uses the controller's own account as somebody would who has stolen its
 // token. Its rights reach what the controller makes, and nothing else.
 func TestLimitsOfTheController(t *testing.T) {
@@ -107,7 +113,9 @@ func TestLimitsOfTheController(t *testing.T) {
 	objects, err := plane.Decode(strings.NewReader(somebody))
 	require.NoError(t, err)
 	for _, o := range objects {
-		require.True(t, waitFor(func() bool { return p.Apply(ctx, ns, o) == nil }), o.GetName())
+		var err error
+		testtool.Within(t, patience, func() bool { err = p.Apply(ctx, ns, o); return err == nil },
+			"%s is made: %v", o.GetName(), func() any { return err })
 		t.Cleanup(func() {
 			_ = p.Client.Delete(context.Background(), o, client.GracePeriodSeconds(0))
 		})
@@ -143,9 +151,9 @@ func TestLimitsOfTheController(t *testing.T) {
 	const gate = `{"spec": {"schedulingGates": [{"name": "example.com/wait"}, {"$patch": "delete",
 		"name": "disk.kubevirt.io/identity"}]}}`
 	// A policy takes effect a moment after it was made. This one is the last.
-	require.True(t, waitFor(func() bool {
+	testtool.Within(t, patience, func() bool {
 		return remove("PersistentVolume", "limits-volume")() != nil
-	}))
+	}, "it is refused")
 	adopt := `{"metadata": {"labels": {"disk.kubevirt.io/identity": "x"}}}`
 	for what, c := range map[string]struct {
 		do   func() error
@@ -167,6 +175,11 @@ func TestLimitsOfTheController(t *testing.T) {
 		"a secret":             {remove("Secret", "root-password"), "not one of kubevirt-disk"},
 		"a secret with a name": {remove("Secret", "vmid-shop"), "not one of kubevirt-disk"},
 		"the credential":       {remove("Secret", "vmid-machine"), ""},
+		"certificates":         {create(strings.Replace(certificates, "OWNER", "x", 1)), ""},
+		"certificates of another": {create(strings.Replace(certificates, "OWNER", "other", 1)),
+			"not one of kubevirt-disk"},
+		"certificates of nobody": {create(strings.Replace(certificates, "tls", "example", 1)),
+			"not one of kubevirt-disk"},
 		"a token": {create(`{apiVersion: v1, kind: Secret,
 			type: kubernetes.io/service-account-token, metadata: {name: vmid-x,
 			labels: {disk.kubevirt.io/identity: x},

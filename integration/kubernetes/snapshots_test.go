@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // installSnapshots installs the kind VolumeSnapshot, from the module of its authors.
@@ -96,10 +97,12 @@ spec:
 	w.kubectl("delete", "vmid", "vm1")
 	w.until("vm2", "get", "job", name, "-o", "jsonpath={.metadata.ownerReferences[*].name}")
 	// The collector removes the first owner: the second keeps all objects.
-	require.True(t, waitFor(func() bool {
-		return w.kubectl("get", "job", name, "-o",
-			"jsonpath={.metadata.ownerReferences[*].name}") == "vm2"
-	}))
+	var owners string
+	testtool.Within(t, patience, func() bool {
+		owners = w.kubectl("get", "job", name, "-o",
+			"jsonpath={.metadata.ownerReferences[*].name}")
+		return owners == "vm2"
+	}, "vm2 is the only owner: %s", func() any { return owners })
 	require.Contains(t, w.kubectl("get", "volumesnapshot", name, "-o", "name"), name)
 	w.kubectl("delete", "vmid", "vm2")
 	for _, kind := range []string{"job", "pvc", "volumesnapshot"} {

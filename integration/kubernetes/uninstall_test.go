@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // uninstalling are the commands of docs/kubernetes.md, without `kubectl`, and with paths relative
@@ -53,10 +54,11 @@ func TestUninstall(t *testing.T) {
 	types := []string{"vmidentities.disk.kubevirt.io", "vmidentitysets.disk.kubevirt.io",
 		"vmpets.disk.kubevirt.io"}
 	deleteTypes := append([]string{"delete", "--dry-run=server", "crd"}, types...)
-	require.True(t, waitFor(func() bool { // a policy takes effect a moment after it was made
-		out, _ := w.p.TryKubectl(nil, deleteTypes...)
+	var out string
+	testtool.Within(t, patience, func() bool { // a policy takes effect a moment after it was made
+		out, _ = w.p.TryKubectl(nil, deleteTypes...)
 		return strings.Contains(out, says)
-	}))
+	}, "it is refused: %s", func() any { return out })
 	// Pods on nodes that other tests have deleted would hold up the namespace for a minute.
 	w.p.Kubectl(t, "delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false", "-n",
 		systemNamespace)

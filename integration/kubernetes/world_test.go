@@ -2,16 +2,19 @@ package kubernetes
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // world is a namespace that a controller works in, with the role of the manifest.
@@ -59,9 +62,11 @@ func (w *world) kubectl(args ...string) string {
 // until waits for the answer to a question to kubectl.
 func (w *world) until(want string, args ...string) {
 	w.t.Helper()
-	if !waitFor(func() bool { return strings.Contains(w.kubectl(args...), want) }) {
-		w.t.Fatalf("kubectl %s: want %q, is %q", strings.Join(args, " "), want, w.kubectl(args...))
-	}
+	var last string
+	testtool.Within(w.t, patience, func() bool {
+		last = w.kubectl(args...)
+		return strings.Contains(last, want)
+	}, "kubectl %s: want %q, is %q", strings.Join(args, " "), want, func() any { return last })
 }
 
 // reasons waits until a condition of a disk has a reason.
@@ -71,32 +76,21 @@ func (w *world) reasons(disk, reason string) {
 		"jsonpath={range .status.conditions[*]} {.reason} {end}")
 }
 
-func waitFor(met func() bool) bool {
-	for end := time.Now().Add(patience); time.Now().Before(end); {
-		if met() {
-			return true
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	return false
-}
-
 // machine makes a pod of VMIdentitySet `set` for a disk.
 func (w *world) machine(name, disk string) error { return w.machineOf("set", name, disk) }
 
 // machineOf makes a pod of a set for a disk, as admission leaves it. While the API server is down,
-// or does not know the set yet, it tries again.
+// or does not know the set yet, it tries again. Several goroutines may call it.
 func (w *world) machineOf(set, name, disk string) error {
 	pod := gatedPod(w.ns, name, set, disk)
-	var err error
-	if !waitFor(func() bool {
-		// A request that seemed to fail may have succeeded.
-		err = client.IgnoreAlreadyExists(w.p.Client.Create(w.t.Context(), pod.DeepCopy()))
-		return err == nil
-	}) {
-		return err
-	}
-	return nil
+	var last error
+	err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, patience, true,
+		func(ctx context.Context) (bool, error) {
+			// A request that seemed to fail may have succeeded.
+			last = client.IgnoreAlreadyExists(w.p.Client.Create(ctx, pod.DeepCopy()))
+			return last == nil, nil
+		})
+	return errors.Join(err, last)
 }
 
 func (w *world) remove(o client.Object, name string) {
@@ -123,7 +117,7 @@ func (w *world) free() map[string]bool {
 // starts waits until a pod is no longer held.
 func (w *world) starts(name string) {
 	w.t.Helper()
-	require.True(w.t, waitFor(func() bool { return w.free()[name] }), "pod %s is held", name)
+	testtool.Within(w.t, patience, func() bool { return w.free()[name] }, "pod %s starts", name)
 }
 
 // disks returns a line for each object of the disks. The line shows whether the object was made

@@ -56,9 +56,6 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Output returns what the process has written so far, standard output and standard error together.
 func (p *Process) Output() string { return p.output.String() }
 
-// Done is closed when the process has ended.
-func (p *Process) Done() <-chan struct{} { return p.done }
-
 // Running reports whether the process is running.
 func (p *Process) Running() bool {
 	select {

@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/transport"
 )
 
 // Options are the options of a disk that is made from an image. The zero value runs the image as
@@ -49,7 +50,7 @@ type Made struct {
 
 // Image makes a disk from an image. The levels are in dir, which is made if it is missing. Existing
 // levels are used as they are.
-func Image(ctx context.Context, client *registry.Client, ref registry.Reference, dir string,
+func Image(ctx context.Context, client *registry.Client, ref transport.Reference, dir string,
 	opt Options) (made *Made, err error) {
 	container, err := client.Container(ctx, ref, opt.KeepDir)
 	if err != nil {

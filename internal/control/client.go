@@ -13,7 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/status"
 )
 
 // timeout is longer than it should take to abort commands on a slow disk.
@@ -52,24 +53,40 @@ type Client struct {
 
 // Handover asks for a step of a handover. It returns a sentence for a person that says what was
 // done.
-func (c Client) Handover(ctx context.Context, req Handover) (done string, err error) {
-	var reply handoverAnswer
-	err = c.ask(ctx, http.MethodPost, pathHandover, req, &reply)
+func (c Client) Handover(ctx context.Context, req status.Handover) (done string, err error) {
+	var reply status.HandoverAnswer
+	err = c.ask(ctx, http.MethodPost, status.PathHandover, req, &reply)
 	return reply.Done, err
 }
 
 // Sessions returns the sessions, oldest first.
-func (c Client) Sessions(ctx context.Context) ([]target.SessionInfo, error) {
-	var reply sessionsAnswer
-	err := c.ask(ctx, http.MethodGet, pathSessions, nil, &reply)
+func (c Client) Sessions(ctx context.Context) ([]status.Session, error) {
+	var reply status.SessionsAnswer
+	err := c.ask(ctx, http.MethodGet, status.PathSessions, nil, &reply)
 	return reply.Sessions, err
 }
 
 // Kick ends sessions and returns them.
-func (c Client) Kick(ctx context.Context, req Kick) ([]target.SessionInfo, error) {
-	var reply kickAnswer
-	err := c.ask(ctx, http.MethodPost, pathKick, req, &reply)
+func (c Client) Kick(ctx context.Context, req status.Kick) ([]status.Session, error) {
+	var reply status.KickAnswer
+	err := c.ask(ctx, http.MethodPost, status.PathKick, req, &reply)
 	return reply.Ended, err
+}
+
+// Snapshots returns the snapshots of a disk, or of all disks for "".
+func (c Client) Snapshots(ctx context.Context, disk string) ([]status.Snapshot, error) {
+	var reply status.SnapshotsAnswer
+	path := status.PathSnapshots + "?" + url.Values{"disk": {disk}}.Encode()
+	err := c.ask(ctx, http.MethodGet, path, nil, &reply)
+	return reply.Snapshots, err
+}
+
+// Snapshot changes the snapshots of a disk. It returns a sentence for a person that says what was
+// done.
+func (c Client) Snapshot(ctx context.Context, req status.SnapshotRequest) (done string, err error) {
+	var reply status.SnapshotAnswer
+	err = c.ask(ctx, http.MethodPost, status.PathSnapshots, req, &reply)
+	return reply.Done, err
 }
 
 // ask sends a request and reads the answer into reply.
@@ -107,7 +124,7 @@ func (c Client) ask(ctx context.Context, method, endpoint string, req, reply any
 	case res.StatusCode == http.StatusNotFound:
 		return ErrUnknown
 	default:
-		var refused refusal
+		var refused status.Refusal
 		if err = decoder.Decode(&refused); err == nil {
 			return &RefusedError{Reason: refused.Error}
 		}
@@ -119,16 +136,11 @@ func (c Client) ask(ctx context.Context, method, endpoint string, req, reply any
 }
 
 func (c Client) dial(ctx context.Context) (net.Conn, error) {
-	dir, short, err := shortPath(c.Socket)
+	conn, err := socket.DialUnix(ctx, c.Socket)
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", short)
-	if err != nil {
-		return nil, named(err, c.Socket)
-	}
-	if err := c.checkDaemon(peerOf(conn)); err != nil {
+	if err := c.checkDaemon(socket.Peer(conn)); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil

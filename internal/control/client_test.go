@@ -12,17 +12,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/status"
 )
 
 // TestHandoverWithoutAnAnswer asks a daemon that waits for its disk.
 func TestHandoverWithoutAnAnswer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
-	l, err := listen(path)
+	l, err := socket.ListenUnix(path)
 	require.NoError(t, err)
 	defer l.Close()
 	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
-	_, err = Client{Socket: path}.Handover(ctx, Handover{})
+	_, err = Client{Socket: path}.Handover(ctx, status.Handover{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
@@ -38,13 +41,13 @@ func TestHandoverOfAnotherContainersDaemon(t *testing.T) {
 	}
 
 	path := filepath.Join(t.TempDir(), "control.sock")
-	l, err := listen(path)
+	l, err := socket.ListenUnix(path)
 	require.NoError(t, err)
 	defer l.Close()
 	c, err := net.Dial("unix", path)
 	require.NoError(t, err)
 	defer c.Close()
-	require.EqualValues(t, os.Getpid(), peerOf(c).Pid, "the listener, seen from the client")
+	require.EqualValues(t, os.Getpid(), socket.Peer(c).Pid, "the listener, seen from the client")
 	_, err = Client{Socket: path, OwnIsInit: true}.Sessions(t.Context())
 	require.ErrorIs(t, err, ErrStranger, "the test is not the first process of its container")
 }
@@ -52,13 +55,13 @@ func TestHandoverOfAnotherContainersDaemon(t *testing.T) {
 // TestHandoverAsksSomethingElse asks a server that is not a daemon of this program.
 func TestHandoverAsksSomethingElse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
-	l, err := listen(path)
+	l, err := socket.ListenUnix(path)
 	require.NoError(t, err)
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	require.NoError(t, server.Listener.Close())
 	server.Listener = l
 	server.Start()
 	defer server.Close()
-	_, err = Client{Socket: path}.Handover(t.Context(), Handover{})
+	_, err = Client{Socket: path}.Handover(t.Context(), status.Handover{})
 	require.ErrorIs(t, err, ErrUnknown)
 }

@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
 )
 
 // arm sets the timer that ends the handover of a LUN. 0 means that it does not end by itself.
@@ -31,7 +31,7 @@ const resumeGrace = time.Minute
 
 // resume sets the timers of the LUNs that were open when their disks were last served.
 func (h *handovers) resume(wanted func(lun uint16) bool) {
-	for _, o := range h.target.Openings() {
+	for _, o := range h.disks.Openings() {
 		if !wanted(o.LUN) {
 			continue
 		}
@@ -60,7 +60,7 @@ func (h *handovers) expire(lun uint16, o *opening) {
 	if !h.over(lun, o) {
 		return
 	}
-	former, err := h.target.HandOver(lun)
+	former, err := h.disks.HandOver(lun)
 	if err == nil {
 		said := "the time of the handover is over: the former owner is fenced"
 		if former == "" {
@@ -71,8 +71,8 @@ func (h *handovers) expire(lun uint16, o *opening) {
 		return
 	}
 	failed, fenced := err, ""
-	if errors.Is(err, target.ErrNotLoggedIn) {
-		fenced, failed = h.target.Withdraw(lun)
+	if errors.Is(err, serving.ErrNotLoggedIn) {
+		fenced, failed = h.disks.Withdraw(lun)
 	}
 	if failed != nil && !h.isOpen(lun) {
 		return // the LUN was removed
@@ -102,7 +102,7 @@ func (h *handovers) over(lun uint16, o *opening) bool {
 
 // isOpen reports whether a LUN is open to a second initiator.
 func (h *handovers) isOpen(lun uint16) bool {
-	return slices.ContainsFunc(h.target.Openings(), func(o target.Opening) bool {
+	return slices.ContainsFunc(h.disks.Openings(), func(o serving.Opening) bool {
 		return o.LUN == lun
 	})
 }

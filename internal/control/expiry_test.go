@@ -9,6 +9,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/status"
 )
 
 // TestHandoverThatCannotRunOut checks that a failed expiry logs one line, which does not say that
@@ -124,18 +126,18 @@ func TestHandoverResumed(t *testing.T) {
 // TestEndOfAHandoverEndsItsTime checks that finish and cancel stop the timer, and that they do not
 // if they are refused.
 func TestEndOfAHandoverEndsItsTime(t *testing.T) {
-	for _, action := range []Action{ActionFinish, ActionCancel} {
+	for _, action := range []status.Action{status.ActionFinish, status.ActionCancel} {
 		luns := newFakeLUNs()
 		c := newHandovers(luns, zap.NewNop())
 		defer c.stopTimers()
 		_, err := c.do(t.Context(), openFor(2, time.Hour))
 		require.NoError(t, err)
 		luns.broken, luns.once = unix.ENOSPC, false
-		_, err = c.do(t.Context(), Handover{Action: action, LUN: 2})
+		_, err = c.do(t.Context(), status.Handover{Action: action, LUN: 2})
 		require.ErrorIs(t, err, unix.ENOSPC)
 		require.Contains(t, c.openings, uint16(2), action)
 		luns.broken = nil
-		_, err = c.do(t.Context(), Handover{Action: action, LUN: 2})
+		_, err = c.do(t.Context(), status.Handover{Action: action, LUN: 2})
 		require.NoError(t, err)
 		require.Empty(t, c.openings, action)
 	}

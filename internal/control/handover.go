@@ -11,22 +11,23 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/chap"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
-// luns are the methods of a target that handovers need.
-type luns interface {
+// Disks are the methods of serving.Disks that handovers need.
+type Disks interface {
 	Admit(lun uint16, initiator string, until time.Time) error
 	HandOver(lun uint16) (former string, err error)
 	Withdraw(lun uint16) (guest string, err error)
-	Openings() []target.Opening
-	Holders(lun uint16) target.Holders
+	Openings() []serving.Opening
+	Holders(lun uint16) serving.Holders
 }
 
 // handovers carries out handovers, one at a time for each LUN, and ends those whose time is over.
 type handovers struct {
-	target luns
-	log    *zap.Logger
+	disks Disks
+	log   *zap.Logger
 
 	mu       sync.Mutex
 	turns    map[uint16]chan struct{} // guarded by mu; a semaphore of one for each LUN
@@ -37,29 +38,38 @@ type handovers struct {
 // opening is the timer of an open LUN.
 type opening struct{ timer *time.Timer }
 
-func newHandovers(target luns, log *zap.Logger) *handovers {
-	return &handovers{target: target, log: log,
+func newHandovers(disks Disks, log *zap.Logger) *handovers {
+	return &handovers{disks: disks, log: log,
 		turns: map[uint16]chan struct{}{}, openings: map[uint16]*opening{}}
 }
 
 func (h *handovers) handle(w http.ResponseWriter, r *http.Request, user uint32) {
-	var req Handover
+	var req status.Handover
 	if !understand(w, r, &req) {
 		return
 	}
 	done, err := h.do(r.Context(), req)
 	if err != nil {
-		answer(w, http.StatusConflict, refusal{err.Error()})
+		answer(w, http.StatusConflict, status.Refusal{Error: err.Error()})
 		return
 	}
 	h.log.Info("handover", zap.String("action", string(req.Action)), zap.Uint16("lun", req.LUN),
 		zap.String("done", done), zap.Uint32("by_user", user))
-	answer(w, http.StatusOK, handoverAnswer{Done: done})
+	answer(w, http.StatusOK, status.HandoverAnswer{Done: done})
 }
 
-func (h *handovers) do(ctx context.Context, req Handover) (done string, err error) {
-	if req.Action == ActionOpen {
-		if err := chap.CheckInitiatorName(req.To); err != nil {
+// checkPeer says what is wrong with the name of a peer: an initiator, or a client of NBD by its
+// socket or certificate.
+func checkPeer(name string) error {
+	if !serving.IsInitiator(name) && serving.ValidName(name) {
+		return nil
+	}
+	return chap.CheckInitiatorName(name)
+}
+
+func (h *handovers) do(ctx context.Context, req status.Handover) (done string, err error) {
+	if req.Action == status.ActionOpen {
+		if err := checkPeer(req.To); err != nil {
 			return "", fmt.Errorf("the name of the initiator, %q, %w", req.To, err)
 		}
 		// A time that overflows a Duration would leave the LUN open for ever.
@@ -73,18 +83,18 @@ func (h *handovers) do(ctx context.Context, req Handover) (done string, err erro
 	}
 	defer end()
 	switch req.Action {
-	case ActionOpen:
+	case status.ActionOpen:
 		return h.open(req)
-	case ActionFinish:
+	case status.ActionFinish:
 		err = h.end(req.LUN, func(lun uint16) error {
-			former, err := h.target.HandOver(lun)
+			former, err := h.disks.HandOver(lun)
 			done = handedOver(lun, former)
 			return err
 		})
 		return done, err
-	case ActionCancel:
+	case status.ActionCancel:
 		err = h.end(req.LUN, func(lun uint16) error {
-			fenced, err := h.target.Withdraw(lun)
+			fenced, err := h.disks.Withdraw(lun)
 			done = fmt.Sprintf("LUN %d stays with its owner, and %s is fenced", lun, fenced)
 			return err
 		})
@@ -93,13 +103,13 @@ func (h *handovers) do(ctx context.Context, req Handover) (done string, err erro
 	return "", fmt.Errorf("%q is not an action: use open, finish or cancel", req.Action)
 }
 
-func (h *handovers) open(req Handover) (done string, err error) {
+func (h *handovers) open(req status.Handover) (done string, err error) {
 	open := time.Duration(req.Seconds * float64(time.Second))
 	said, until := "until it is finished or cancelled", time.Time{}
 	if open > 0 {
 		said, until = fmt.Sprintf("for %v", open), time.Now().Add(open)
 	}
-	if err := h.target.Admit(req.LUN, req.To, until); err != nil {
+	if err := h.disks.Admit(req.LUN, req.To, until); err != nil {
 		return "", err
 	}
 	h.arm(req.LUN, open)

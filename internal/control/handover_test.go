@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 // fakeLUNs are LUNs that "a" owns. Each handover of LUN 1 waits for the test, as a real one waits
@@ -25,7 +26,7 @@ type fakeLUNs struct {
 	broken error             // guarded by mu; the error of storage
 	once   bool              // guarded by mu; storage fails only once
 	absent bool              // guarded by mu; the second initiator is not logged in
-	opened []target.Opening  // guarded by mu; the arguments of Admit
+	opened []serving.Opening // guarded by mu; the arguments of Admit
 }
 
 func newFakeLUNs() *fakeLUNs {
@@ -42,20 +43,20 @@ func (f *fakeLUNs) Admit(lun uint16, initiator string, until time.Time) error {
 		return errors.New("it belongs to that one")
 	}
 	f.guest[lun] = initiator
-	f.opened = append(f.opened, target.Opening{LUN: lun, To: initiator, Until: until})
+	f.opened = append(f.opened, serving.Opening{LUN: lun, To: initiator, Until: until})
 	return nil
 }
 
-func (f *fakeLUNs) Openings() []target.Opening {
+func (f *fakeLUNs) Openings() []serving.Opening {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.opened
 }
 
-func (f *fakeLUNs) Holders(lun uint16) target.Holders {
+func (f *fakeLUNs) Holders(lun uint16) serving.Holders {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return target.Holders{Owner: f.owner[lun], Guest: f.guest[lun]}
+	return serving.Holders{Owner: f.owner[lun], Guest: f.guest[lun]}
 }
 
 func (f *fakeLUNs) HandOver(lun uint16) (former string, err error) {
@@ -67,7 +68,7 @@ func (f *fakeLUNs) HandOver(lun uint16) (former string, err error) {
 	defer f.mu.Unlock()
 	switch err := f.broken; {
 	case f.absent:
-		return "", target.ErrNotLoggedIn
+		return "", serving.ErrNotLoggedIn
 	case err != nil:
 		if f.once {
 			f.broken = nil
@@ -100,8 +101,8 @@ func (f *fakeLUNs) state(lun uint16) (owner, guest string) {
 
 const second = "iqn.2026-01.test:destination"
 
-func openFor(lun uint16, d time.Duration) Handover {
-	return Handover{Action: ActionOpen, LUN: lun, To: second, Seconds: d.Seconds()}
+func openFor(lun uint16, d time.Duration) status.Handover {
+	return status.Handover{Action: status.ActionOpen, LUN: lun, To: second, Seconds: d.Seconds()}
 }
 
 // TestHandoverToWhoeverCanLogIn accepts every initiator name that can log in, in upper and lower
@@ -111,13 +112,13 @@ func TestHandoverToWhoeverCanLogIn(t *testing.T) {
 	for _, name := range []string{
 		second, "iqn.2008-11.org.linux-kvm:My_VM", "eui.02004567A425678D",
 	} {
-		_, err := c.do(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: name})
+		_, err := c.do(t.Context(), status.Handover{Action: status.ActionOpen, LUN: 2, To: name})
 		require.NoError(t, err)
 	}
 	for _, name := range []string{
 		"destination", "iqn.2026-1.test:destination", "iqn.2026-01.test:the destination",
 	} {
-		_, err := c.do(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: name})
+		_, err := c.do(t.Context(), status.Handover{Action: status.ActionOpen, LUN: 2, To: name})
 		require.ErrorContains(t, err, name)
 	}
 }
@@ -130,7 +131,7 @@ func TestHandoverForNoTime(t *testing.T) {
 	defer c.stopTimers()
 	longest := time.Duration(math.MaxInt64).Seconds()
 	for _, seconds := range []float64{-1, -1e-300, 1e10, 1e300, longest} {
-		req := Handover{Action: ActionOpen, LUN: 2, To: second, Seconds: seconds}
+		req := status.Handover{Action: status.ActionOpen, LUN: 2, To: second, Seconds: seconds}
 		_, err := c.do(t.Context(), req)
 		require.ErrorContains(t, err, "cannot be open for")
 	}
@@ -146,16 +147,16 @@ func TestHandoverTellsWhoIsFenced(t *testing.T) {
 		{second, "nobody is fenced"},
 		{"iqn.2026-01.test:third", "the former one, " + second + ", is fenced"},
 	} {
-		_, err := c.do(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: step.to})
+		_, err := c.do(t.Context(), status.Handover{Action: status.ActionOpen, LUN: 2, To: step.to})
 		require.NoError(t, err)
-		done, err := c.do(t.Context(), Handover{Action: ActionFinish, LUN: 2})
+		done, err := c.do(t.Context(), status.Handover{Action: status.ActionFinish, LUN: 2})
 		require.NoError(t, err)
 		require.Contains(t, done, step.told)
 	}
 	const misspelt = "iqn.2026-01.test:destinatoin"
-	_, err := c.do(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: misspelt})
+	_, err := c.do(t.Context(), status.Handover{Action: status.ActionOpen, LUN: 2, To: misspelt})
 	require.NoError(t, err)
-	done, err := c.do(t.Context(), Handover{Action: ActionCancel, LUN: 2})
+	done, err := c.do(t.Context(), status.Handover{Action: status.ActionCancel, LUN: 2})
 	require.NoError(t, err)
 	require.Contains(t, done, misspelt+" is fenced")
 }
@@ -203,7 +204,7 @@ func TestHandoverExtendedAtItsEnd(t *testing.T) {
 		// A timer that fires after another request ended its handover does nothing, and leaves a
 		// later opening alone.
 		last := c.openings[2]
-		_, err = c.do(t.Context(), Handover{Action: ActionCancel, LUN: 2})
+		_, err = c.do(t.Context(), status.Handover{Action: status.ActionCancel, LUN: 2})
 		require.NoError(t, err)
 		_, err = c.do(t.Context(), openFor(2, 0))
 		require.NoError(t, err)
@@ -224,7 +225,7 @@ func TestHandoverThatHangs(t *testing.T) {
 	require.NoError(t, err)
 	finished := make(chan error, 1)
 	go func() {
-		_, err := c.do(t.Context(), Handover{Action: ActionFinish, LUN: 1})
+		_, err := c.do(t.Context(), status.Handover{Action: status.ActionFinish, LUN: 1})
 		finished <- err
 	}()
 	<-f.begun
@@ -232,7 +233,7 @@ func TestHandoverThatHangs(t *testing.T) {
 	require.NoError(t, err)
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	_, err = c.do(gone, Handover{Action: ActionCancel, LUN: 1})
+	_, err = c.do(gone, status.Handover{Action: status.ActionCancel, LUN: 1})
 	require.ErrorContains(t, err, "the disk of LUN 1 is still running commands")
 	c.stopTimers()
 	close(f.goOn)

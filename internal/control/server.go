@@ -6,31 +6,33 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-)
 
-// Target are the methods of a target that the socket needs. *target.Server has them.
-type Target interface {
-	luns
-	sessions
-}
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/status"
+)
 
 // Server carries out the requests of the control socket.
 type Server struct {
 	log       *zap.Logger
 	handovers *handovers
 	sessions  *sessionControl
+	snapshots *snapshotControl
 	http      http.Server
 }
 
-// New makes a server for a target. It resumes the handovers that were open when the daemon stopped,
-// so their time goes on even if nobody can connect. The caller closes the server.
-func New(t Target, log *zap.Logger) *Server {
-	s := &Server{log: log, handovers: newHandovers(t, log), sessions: &sessionControl{t, log}}
+// New makes a server for disks in use, the sessions of a target, and snapshots. It resumes the
+// handovers that were open when the daemon stopped, so their time goes on even if nobody can
+// connect. The caller closes the server.
+func New(disks Disks, sessions Sessions, snapshots Snapshots, log *zap.Logger) *Server {
+	s := &Server{log: log, handovers: newHandovers(disks, log),
+		sessions: &sessionControl{sessions, log}, snapshots: &snapshotControl{snapshots, log}}
 	s.handovers.resume(func(uint16) bool { return true })
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+pathHandover, authorized(s.handovers.handle))
-	mux.HandleFunc("GET "+pathSessions, authorized(s.sessions.list))
-	mux.HandleFunc("POST "+pathKick, authorized(s.sessions.kick))
+	mux.HandleFunc("POST "+status.PathHandover, authorized(s.handovers.handle))
+	mux.HandleFunc("GET "+status.PathSessions, authorized(s.sessions.list))
+	mux.HandleFunc("POST "+status.PathKick, authorized(s.sessions.kick))
+	mux.HandleFunc("GET "+status.PathSnapshots, authorized(s.snapshots.list))
+	mux.HandleFunc("POST "+status.PathSnapshots, authorized(s.snapshots.change))
 	s.http = http.Server{
 		Handler:           mux,
 		ConnContext:       withPeer,
@@ -44,7 +46,7 @@ func New(t Target, log *zap.Logger) *Server {
 // Listen starts to answer at a path. It makes the directory if it is missing, and replaces the
 // socket of a killed daemon, but nothing else.
 func (s *Server) Listen(path string) error {
-	l, err := listen(path)
+	l, err := socket.ListenUnix(path)
 	if err != nil {
 		return err
 	}
@@ -78,7 +80,8 @@ func understand(w http.ResponseWriter, r *http.Request, req any) bool {
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(req)
 	if err != nil {
-		answer(w, http.StatusBadRequest, refusal{"cannot understand the request: " + err.Error()})
+		answer(w, http.StatusBadRequest,
+			status.Refusal{Error: "cannot understand the request: " + err.Error()})
 	}
 	return err == nil
 }

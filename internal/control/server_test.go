@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -17,7 +18,8 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 // TestControlObeysItsUserAndRoot asks as different users. A user who is refused changes nothing and
@@ -73,12 +75,12 @@ func TestControlObeysItsUserAndRoot(t *testing.T) {
 // fakeTarget is a target with two sessions.
 type fakeTarget struct {
 	*fakeLUNs
-	sessions []target.SessionInfo
+	sessions []status.Session
 }
 
-func (f *fakeTarget) Sessions() []target.SessionInfo { return f.sessions }
+func (f *fakeTarget) Sessions() []status.Session { return f.sessions }
 
-func (f *fakeTarget) EndSessions(which func(target.SessionInfo) bool) (ended []target.SessionInfo) {
+func (f *fakeTarget) EndSessions(which func(status.Session) bool) (ended []status.Session) {
 	for _, s := range f.sessions {
 		if which(s) {
 			ended = append(ended, s)
@@ -87,19 +89,34 @@ func (f *fakeTarget) EndSessions(which func(target.SessionInfo) bool) (ended []t
 	return ended
 }
 
+func (f *fakeTarget) ListSnapshots(disk string) ([]status.Snapshot, error) {
+	if disk == "none" {
+		return nil, errors.New("there is no disk none")
+	}
+	return []status.Snapshot{{Disk: disk, Name: "s"}}, nil
+}
+
+func (f *fakeTarget) ChangeSnapshots(_ context.Context, r status.SnapshotRequest) (string, error) {
+	if r.Disks[0] == "none" {
+		return "", errors.New("there is no disk none")
+	}
+	return fmt.Sprintf("%s %s of %v", r.Action, r.Name, r.Disks), nil
+}
+
 // TestClientAndServer asks and answers through a socket. Closing the server removes it.
 func TestClientAndServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "made", "control.sock")
-	luns := &fakeTarget{newFakeLUNs(), []target.SessionInfo{
+	luns := &fakeTarget{newFakeLUNs(), []status.Session{
 		{TSIH: 1, Initiator: second}, {TSIH: 2, Initiator: "iqn.x"},
 	}}
-	s := New(luns, zap.NewNop())
+	s := New(luns, luns, luns, zap.NewNop())
 	require.NoError(t, s.Listen(path))
 	c := Client{Socket: path}
-	done, err := c.Handover(t.Context(), Handover{Action: ActionOpen, LUN: 2, To: second})
+	done, err := c.Handover(t.Context(),
+		status.Handover{Action: status.ActionOpen, LUN: 2, To: second})
 	require.NoError(t, err)
 	require.Contains(t, done, "LUN 2 is open to "+second)
-	_, err = c.Handover(t.Context(), Handover{Action: ActionFinish, LUN: 3})
+	_, err = c.Handover(t.Context(), status.Handover{Action: status.ActionFinish, LUN: 3})
 	var refused *RefusedError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, "not handed over", refused.Reason)
@@ -107,12 +124,32 @@ func TestClientAndServer(t *testing.T) {
 	all, err := c.Sessions(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, luns.sessions, all)
-	ended, err := c.Kick(t.Context(), Kick{Initiator: strings.ToUpper(second)})
+	ended, err := c.Kick(t.Context(), status.Kick{Initiator: strings.ToUpper(second)})
 	require.NoError(t, err)
 	require.Equal(t, luns.sessions[:1], ended)
-	for _, req := range []Kick{{Session: 3}, {}, {Session: 1, Initiator: second}} {
+	for _, req := range []status.Kick{{Session: 3}, {}, {Session: 1, Initiator: second}} {
 		_, err = c.Kick(t.Context(), req)
 		require.ErrorAs(t, err, &refused, "%v", req)
+	}
+
+	snapshots, err := c.Snapshots(t.Context(), "a b&c")
+	require.NoError(t, err)
+	require.Equal(t, []status.Snapshot{{Disk: "a b&c", Name: "s"}}, snapshots)
+	_, err = c.Snapshots(t.Context(), "none")
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, "there is no disk none", refused.Reason)
+	done, err = c.Snapshot(t.Context(), status.SnapshotRequest{Action: status.SnapshotCreate,
+		Disks: []string{"1", "2"}, Name: "s"})
+	require.NoError(t, err)
+	require.Equal(t, "create s of [1 2]", done)
+	for said, req := range map[string]status.SnapshotRequest{
+		"name a disk":           {Action: status.SnapshotCreate, Name: "s"},
+		"delete takes one disk": {Action: status.SnapshotDelete, Disks: []string{"1", "2"}},
+		"there is no disk none": {Action: status.SnapshotDelete, Disks: []string{"none"}},
+	} {
+		_, err = c.Snapshot(t.Context(), req)
+		require.ErrorAs(t, err, &refused)
+		require.Contains(t, refused.Reason, said)
 	}
 	s.Close()
 	require.NoFileExists(t, path)
@@ -126,7 +163,7 @@ func TestClientAndServer(t *testing.T) {
 func TestLUNsThatComeAndGo(t *testing.T) {
 	luns := &fakeTarget{fakeLUNs: newFakeLUNs()}
 	core, log := observer.New(zap.InfoLevel)
-	s := New(luns, zap.New(core))
+	s := New(luns, luns, luns, zap.New(core))
 	defer s.Close()
 	_, err := s.handovers.do(t.Context(), openFor(2, time.Hour))
 	require.NoError(t, err)
@@ -142,7 +179,7 @@ func TestLUNsThatComeAndGo(t *testing.T) {
 	require.Empty(t, log.TakeAll())
 
 	until := time.Now().Add(time.Hour)
-	luns.opened = []target.Opening{
+	luns.opened = []serving.Opening{
 		{LUN: 2, To: second, Until: until}, {LUN: 3, To: second, Until: until},
 	}
 	s.Added(2)

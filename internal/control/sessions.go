@@ -7,49 +7,51 @@ import (
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/status"
 )
 
-// sessions are the methods of a target that list and end sessions.
-type sessions interface {
-	Sessions() []target.SessionInfo
-	EndSessions(which func(target.SessionInfo) bool) []target.SessionInfo
+// Sessions are the methods of a front end that list and end its sessions.
+type Sessions interface {
+	Sessions() []status.Session
+	EndSessions(which func(status.Session) bool) []status.Session
 }
 
 // sessionControl answers the requests about sessions.
 type sessionControl struct {
-	target sessions
+	target Sessions
 	log    *zap.Logger
 }
 
 func (c *sessionControl) list(w http.ResponseWriter, _ *http.Request, _ uint32) {
-	answer(w, http.StatusOK, sessionsAnswer{c.target.Sessions()})
+	answer(w, http.StatusOK, status.SessionsAnswer{Sessions: c.target.Sessions()})
 }
 
 func (c *sessionControl) kick(w http.ResponseWriter, r *http.Request, user uint32) {
-	var req Kick
+	var req status.Kick
 	if !understand(w, r, &req) {
 		return
 	}
 	if (req.Initiator == "") == (req.Session == 0) {
-		answer(w, http.StatusBadRequest, refusal{"name an initiator or a session"})
+		answer(w, http.StatusBadRequest, status.Refusal{Error: "name an initiator or a session"})
 		return
 	}
-	ended := c.target.EndSessions(func(s target.SessionInfo) bool {
-		return s.TSIH == req.Session || strings.EqualFold(s.Initiator, req.Initiator)
+	ended := c.target.EndSessions(func(s status.Session) bool {
+		return req.Session != 0 && s.TSIH == req.Session ||
+			strings.EqualFold(s.Initiator, req.Initiator)
 	})
 	if len(ended) == 0 {
-		answer(w, http.StatusConflict, refusal{req.unknown()})
+		answer(w, http.StatusConflict, status.Refusal{Error: unknown(req)})
 		return
 	}
 	for _, s := range ended {
 		c.log.Info("an operator ended a session", zap.String("initiator", s.Initiator),
 			zap.String("remote", s.Remote), zap.Uint16("tsih", s.TSIH), zap.Uint32("by_user", user))
 	}
-	answer(w, http.StatusOK, kickAnswer{ended})
+	answer(w, http.StatusOK, status.KickAnswer{Ended: ended})
 }
 
-func (k Kick) unknown() string {
+// unknown says that there is nothing to end.
+func unknown(k status.Kick) string {
 	what := fmt.Sprintf("session %d", k.Session)
 	if k.Initiator != "" {
 		what = fmt.Sprintf("session of %q", k.Initiator)

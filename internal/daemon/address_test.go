@@ -8,10 +8,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/options/optionstest"
 )
 
 func TestPortalNetworks(t *testing.T) {
-	parse := func(text string) (all []Address) {
+	parse := func(text string) (all []options.Address) {
 		for _, s := range strings.Fields(text) {
 			all = append(all, mustAddress(t, s))
 		}
@@ -49,7 +52,7 @@ func TestClashes(t *testing.T) {
 				t.Skip("skipped: this machine has no IPv6")
 			}
 			one, two, _ := strings.Cut(text, " ")
-			var all []Address
+			var all []options.Address
 			bindable := false
 			// Another process may have the port at one of the addresses. Then another port shows
 			// it.
@@ -62,7 +65,7 @@ func TestClashes(t *testing.T) {
 				for _, address := range []string{one, two} {
 					all = append(all, mustAddress(t, strings.TrimSuffix(address, ":")+":"+port))
 				}
-				listeners, err := listenAll(t.Context(), all, testNames)
+				listeners, err := listenAll(t.Context(), all, nil)
 				closeAll(listeners)
 				bindable = err == nil
 			}
@@ -80,35 +83,37 @@ func TestListenAllBindsAllOrNone(t *testing.T) {
 	require.NoError(t, err)
 	defer taken.Close()
 	p := mustAddress(t, taken.Addr().String())
-	_, err = listenAll(t.Context(), []Address{loopback(), p}, testNames)
+	opt := options.Options{Table: optionstest.Table}
+	by := opt.SettingsOf(&opt.Portals)
+	_, err = listenAll(t.Context(), []options.Address{loopback(), p}, by)
 	require.ErrorContains(t, err, p.String())
 	require.ErrorContains(t, err, "taken")
 	require.ErrorContains(t, err, "--listen (LISTEN) or --port (PORT)")
 
-	all, err := listenAll(t.Context(), []Address{loopback(), loopback()}, testNames)
+	all, err := listenAll(t.Context(), []options.Address{loopback(), loopback()}, nil)
 	require.NoError(t, err)
 	require.Len(t, all, 2)
 	closeAll(all)
-	_, err = listenAll(t.Context(), []Address{mustAddress(t, "192.0.2.77:0")}, testNames)
+	_, err = listenAll(t.Context(), []options.Address{mustAddress(t, "192.0.2.77:0")}, by)
 	require.ErrorContains(t, err, "does not have the address")
 }
 
 // mustAddress parses an address. Without a port it gets port 3260.
-func mustAddress(t *testing.T, text string) Address {
+func mustAddress(t *testing.T, text string) options.Address {
 	t.Helper()
 	if addr, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
-		return Address{Addr: addr, Port: 3260}
+		return options.Address{Addr: addr, Port: 3260}
 	}
 	host, port, err := net.SplitHostPort(text)
 	require.NoError(t, err)
 	n, err := strconv.ParseUint(port, 10, 16)
 	require.NoError(t, err)
 	if host == "" {
-		return Address{Port: uint16(n)}
+		return options.Address{Port: uint16(n)}
 	}
 	addr, err := netip.ParseAddr(host)
 	require.NoError(t, err)
-	return Address{Addr: addr, Port: uint16(n)}
+	return options.Address{Addr: addr, Port: uint16(n)}
 }
 
 func TestReachable(t *testing.T) {
@@ -116,6 +121,6 @@ func TestReachable(t *testing.T) {
 		"0.0.0.0:3260": "127.0.0.1:3260", "[::]:3260": "[::1]:3260", "10.0.0.1:1": "10.0.0.1:1",
 		"[::1]:1": "[::1]:1",
 	} {
-		require.Equal(t, want, Reachable(from))
+		require.Equal(t, want, options.Reachable(from))
 	}
 }

@@ -11,11 +11,17 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/chap"
-	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/internal/daemon/served"
+	"kubevirt.io/disk/internal/daemon/sources"
+	"kubevirt.io/disk/internal/daemon/volumes"
 	"kubevirt.io/disk/internal/readyfile"
 	"kubevirt.io/disk/metrics"
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/nbd"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target"
 )
 
@@ -26,76 +32,63 @@ var (
 
 // Daemon is one run of serve. Any number of goroutines may call its methods.
 type Daemon struct {
-	opt       Options
+	opt       options.Options
 	log       *zap.Logger
-	names     names
 	started   time.Time
 	auth      *chap.Authenticator // nil: initiators need not authenticate
 	metrics   *metrics.Metrics
-	measuring sync.Mutex // held while the metrics get the list of LUNs
-	workers   *instance.Workers
 	readyFile readyfile.File
-	record    *recorder     // nil: nothing is recorded
+	launcher  *launcher     // nil: it is no hook of KubeVirt
 	ready     chan struct{} // closed when every LUN can be used
 
-	stopping context.Context // ends when the disks are about to be closed
-	setStop  context.CancelFunc
-
-	usageTypes []usageType
-	streams    streams // set at the start, before the target is
-	disks      table
-	volumes    *volumes     // set with mu held before the images are found; nil: none can be made
-	found      []foundImage // at the start; set before the target is
-	refused    refusedLogins
-	homes      []func() error // remember where the disks of the start lie, once they are made
-	numbers    numbers        // set before the target is
-	initial    []*servedDisk  // the disks of found; set before the target
+	sources *sources.Sources
+	disks   *served.Disks
+	inUse   *serving.Disks
+	nbd     *nbd.Server // set before the target is
+	refused refusedLogins
 
 	mu      sync.Mutex
-	state   pages.State     // guarded by mu
-	readyAt *time.Time      // guarded by mu
-	portals []string        // guarded by mu; as bound
-	pagesAt string          // guarded by mu; the address of the pages; "": there are none
-	target  *target.Server  // guarded by mu; nil before it serves
-	control *control.Server // guarded by mu; nil before the target serves
+	state   status.State     // guarded by mu
+	readyAt *time.Time       // guarded by mu
+	portals []string         // guarded by mu; as bound
+	atNBD   []string         // guarded by mu; the portals of NBD, as bound
+	pagesAt string           // guarded by mu; the address of the pages; "": there are none
+	target  *target.Server   // guarded by mu; nil before it serves
+	control *control.Server  // guarded by mu; nil before the target serves
+	volumes *volumes.Volumes // guarded by mu; set before the disks are; nil: none can be made
 	// handover is guarded by mu and never modified; nil: no annotation asked for one.
-	handover *pages.HandoverStatus
+	handover *status.HandoverOutcome
 }
 
 // New makes a daemon. It does nothing before Run. New fails if the options contradict each other.
-func New(opt Options) (*Daemon, error) {
-	if err := opt.resolve(); err != nil {
+func New(opt options.Options) (*Daemon, error) {
+	if err := opt.Resolve(); err != nil {
 		return nil, fmt.Errorf("daemon: %w", err)
 	}
 	d := &Daemon{
 		opt:       opt,
 		log:       opt.Log,
-		names:     opt.Names,
 		started:   time.Now(),
-		metrics:   metrics.New(metrics.BuildInfo(opt.Build)),
-		workers:   instance.NewWorkers(),
+		metrics:   metrics.New(opt.Build),
 		readyFile: readyfile.File{Path: opt.ReadyFile},
 		ready:     make(chan struct{}),
-		state:     pages.StateStarting,
+		state:     status.StateStarting,
 	}
-	d.stopping, d.setStop = context.WithCancel(context.Background())
-	d.usageTypes = d.newUsageTypes()
-	d.measureUsageTypes()
-	d.metrics.SetRefresh(func() { d.askStorage(time.After(gaugeWait)) })
-	d.readyFile.Name = d.names.of(SettingReadyFile).String()
+	d.inUse = serving.New(serving.Config{Memory: opt.Memory,
+		Observer: eventSink{d.metrics, &d.refused}, Log: opt.Log})
+	d.readyFile.Name = d.opt.Setting(&d.opt.ReadyFile).String()
 	d.metrics.SetReady(func() bool { return d.isReady() == nil })
+	d.launcher = d.newLauncher()
+	var err error
 	if opt.CHAP.Enabled() {
-		var err error
 		if d.auth, err = chap.NewAuthenticator(opt.CHAP); err != nil {
 			return nil, err
 		}
 	}
-	if err := d.newStreams(); err != nil {
+	if d.sources, err = sources.New(&d.opt, d.metrics); err != nil {
 		return nil, err
 	}
-	var err error
-	d.record, err = newRecorder(opt.RecordBoot, d.names.of(SettingRecordBoot), d.log)
-	if err != nil {
+	if d.disks, err = served.New(&d.opt, d.inUse, d.metrics); err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -109,12 +102,16 @@ func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 func (d *Daemon) Run(ctx context.Context) error {
 	d.log.Info("starting", zap.String("version", d.opt.Build.Version),
 		zap.String("commit", d.opt.Build.Commit))
+	ctx, stopAttending := d.launcher.attend(ctx)
+	defer stopAttending()
 	// Try both, so that the error of a second daemon in one network names all ports that are taken.
 	closePages, pagesErr := d.servePages(ctx)
 	defer closePages()
-	listeners, err := listenAll(ctx, d.opt.Portals, d.names)
+	listeners, err := listenAll(ctx, d.opt.Portals, d.opt.SettingsOf(&d.opt.Portals))
 	defer closeAll(listeners)
-	if err := errors.Join(pagesErr, err); err != nil {
+	nbdListeners, nbdErr := d.listenNBD(ctx)
+	defer closeAll(nbdListeners)
+	if err := errors.Join(pagesErr, err, nbdErr); err != nil {
 		return err
 	}
 	// Not earlier: if somebody starts a second daemon beside a running one, for example with exec
@@ -122,34 +119,83 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err := d.readyFile.Clear(); err != nil {
 		return err
 	}
-	d.setPortals(listeners)
+	d.setPortals(listeners, nbdListeners)
 	for _, l := range listeners {
 		d.log.Info("portal", zap.String("address", l.Addr().String()))
 	}
 
 	if err := d.openVolumes(ctx); err != nil {
-		return errors.Join(err, d.closeVolumes(ctx))
+		return err
 	}
-	defer func() { _ = d.closeVolumes(ctx) }() // if stop has not done it
-	err = d.openDisks(ctx)
+	defer func() { _ = d.volumes.Close(ctx) }() // if stop has not done it
+	p, err := d.openDisks(ctx)
 	switch {
 	case ctx.Err() != nil:
 		d.log.Info("stopped before the LUNs were ready")
 		return d.closeDisks(context.Background())
 	case err != nil:
-		return errors.Join(d.explainDescriptors(err), d.closeDisks(context.Background()))
+		return errors.Join(d.disks.ExplainDescriptors(err), d.closeDisks(context.Background()))
 	}
 	srv, err := d.newTarget()
 	if err != nil {
-		return errors.Join(d.explainDescriptors(err), d.closeDisks(context.Background()))
+		return errors.Join(err, d.closeDisks(context.Background()))
 	}
 	// Sweep while serving: a file system may need long to free a large file.
 	sweeping, stopSweeping := context.WithCancel(ctx)
 	var swept sync.WaitGroup
-	swept.Go(func() { d.sweep(sweeping) })
+	swept.Go(func() { p.Sweep(sweeping) })
 	defer swept.Wait()
 	defer stopSweeping()
-	return d.serveTarget(ctx, srv, listeners)
+	return d.serveTarget(ctx, p, srv, listeners, nbdListeners)
+}
+
+// openVolumes finds the volumes, whose numbers no other disk may get.
+func (d *Daemon) openVolumes(ctx context.Context) error {
+	opt := d.opt.Volumes
+	if opt == nil {
+		return nil
+	}
+	// A new one would not survive. It must not be made with the directory of the volumes in it.
+	if err := plan.CheckPersistent(&d.opt); err != nil {
+		return err
+	}
+	l, err := listen(ctx, "address of the volumes", opt.Listen, []options.Address{opt.Listen},
+		d.opt.SettingsOf(&opt.Listen))
+	if err != nil {
+		return err
+	}
+	v, err := volumes.New(&d.opt, l, d.disks, d.sources, d.boundPortals, d.metrics)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.volumes = v
+	return nil
+}
+
+// openDisks finds the images to serve from the start, and makes a disk of each.
+func (d *Daemon) openDisks(ctx context.Context) (*plan.Plan, error) {
+	if err := plan.Check(&d.opt); err != nil {
+		return nil, err
+	}
+	volumes := d.volumes.Holds()
+	found, err := d.sources.Find(ctx, volumes.Single)
+	if err != nil {
+		return nil, err
+	}
+	p, err := plan.Make(ctx, &d.opt, found, volumes)
+	if err != nil {
+		plan.CloseImages(found)
+		return nil, err
+	}
+	d.set(status.StateOpening)
+	return p, d.disks.Start(ctx, p)
+}
+
+// closeDisks closes the disks and what they are made from.
+func (d *Daemon) closeDisks(ctx context.Context) error {
+	return d.disks.Close(ctx, d.sources.Close)
 }
 
 func (d *Daemon) newTarget() (*target.Server, error) {
@@ -157,32 +203,36 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 		TargetName:  d.opt.TargetName,
 		HidePortals: d.opt.BehindNAT,
 		Auth:        d.auth,
-		Observer:    eventSink{d.metrics, &d.refused},
 		Limits:      d.opt.Limits,
 		Log:         d.log,
-		Empty:       d.opt.Volumes != nil,
-	}
-	for _, s := range d.initial {
-		opt.LUNs = append(opt.LUNs, d.lun(s))
+		Disks:       d.inUse,
 	}
 	srv, err := target.New(opt)
 	if err == nil {
-		d.disks.serves(d.initial...)
-		d.measure()
+		d.nbd, err = nbd.New(nbd.Options{Disks: d.inUse, Log: d.log.Named("nbd")})
 	}
-	return srv, err
+	if err != nil {
+		return nil, err
+	}
+	return srv, nil
 }
 
 // serveTarget serves until ctx ends or a listener fails, and then drains.
 func (d *Daemon) serveTarget(
-	ctx context.Context, srv *target.Server, listeners []net.Listener,
+	ctx context.Context, p *plan.Plan, srv *target.Server, listeners []net.Listener,
+	nbdListeners []nbdListener,
 ) error {
-	control := d.serveControl(srv)
+	control := control.New(d.inUse, sessions{srv, d.nbd}, d.disks,
+		d.log.Named("control"))
 	defer control.Close()
+	if err := d.disks.ServeAll(control); err != nil {
+		return errors.Join(err, d.closeDisks(context.Background()))
+	}
+	d.listenControl(control)
 	d.mu.Lock()
 	d.target, d.control = srv, control
 	d.mu.Unlock()
-	if err := d.serveVolumes(ctx); err != nil {
+	if err := d.volumes.Serve(ctx, p.Disks); err != nil {
 		if ctx.Err() != nil {
 			err = nil
 		}
@@ -192,47 +242,50 @@ func (d *Daemon) serveTarget(
 	for _, l := range listeners {
 		go func() { served <- srv.Serve(l) }()
 	}
-	d.set(pages.StateReady)
+	nbdServed := d.serveNBD(nbdListeners)
+	d.set(status.StateReady)
 	d.announce()
-	d.answerVolumes()
+	d.volumes.Answer()
 	err := d.readyFile.Write()
-	if err == nil {
+	hookServed, endHook, hookErr := d.launcher.serve()
+	if err = errors.Join(err, hookErr); err == nil {
 		close(d.ready)
 		select {
 		case <-ctx.Done():
 			d.log.Info("stopping: initiators are asked to log out")
 		case err = <-served:
 			err = fmt.Errorf("a portal stopped accepting connections: %w", err)
+		case err = <-nbdServed:
+		case err = <-hookServed:
 		}
 	}
+	endHook()
 	return errors.Join(err, d.stop(srv))
 }
 
-// serveControl answers at the control socket, and continues the handovers that were open at the
-// last stop.
-func (d *Daemon) serveControl(srv *target.Server) *control.Server {
-	c := control.New(srv, d.log.Named("control"))
+// listenControl answers at the control socket.
+func (d *Daemon) listenControl(c *control.Server) {
 	if d.opt.ControlSocket == "" {
-		return c
+		return
 	}
 	if err := c.Listen(d.opt.ControlSocket); err != nil {
 		// The disks can be served without it.
-		d.log.Warn("there is no control socket, so handover, sessions and kick find no daemon",
+		d.log.Warn("there is no control socket, so handover, sessions, kick and snapshot find "+
+			"no daemon",
 			zap.String("socket", d.opt.ControlSocket), zap.Error(err),
-			zap.String("try", "another "+d.names.of(SettingControlSocket).Flag+
+			zap.String("try", "another "+d.opt.Setting(&d.opt.ControlSocket).Flag+
 				", or \"\" to do without"))
 	}
-	return c
 }
 
-// serving returns the target, unless it is not there yet.
-func (d *Daemon) serving() (*target.Server, error) {
+// running returns an error until the target serves.
+func (d *Daemon) running() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.target == nil {
-		return nil, errNotReady
+		return errNotReady
 	}
-	return d.target, nil
+	return nil
 }
 
 const (
@@ -246,22 +299,23 @@ const (
 func (d *Daemon) stop(srv *target.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	d.set(pages.StateStopping)
-	d.setStop()
+	d.set(status.StateStopping)
+	d.disks.Stop()
 	removeErr := d.readyFile.Remove()
-	if err := d.closeVolumes(ctx); err != nil {
+	if err := d.volumes.Close(ctx); err != nil {
 		d.log.Warn("the volumes were not closed cleanly", zap.Error(err))
 	}
 
 	drain, cancelDrain := context.WithTimeout(ctx, drainTimeout)
 	defer cancelDrain()
-	drainErr := srv.Shutdown(drain)
-	d.record.save()
+	nbdStopped := make(chan error, 1)
+	go func() { nbdStopped <- d.nbd.Shutdown(drain) }()
+	drainErr := errors.Join(srv.Shutdown(drain), <-nbdStopped)
 	if drainErr != nil {
 		// No acknowledged data is lost: the commands that were cut off were never answered.
 		d.log.Warn("some commands did not end in time and were cut off", zap.Error(drainErr))
 	}
-	err := d.flushDisks(ctx)
+	err := d.disks.Flush(ctx)
 	if drainErr == nil && ctx.Err() == nil {
 		// If commands did not end, calls to a disk are still in progress. The end of the process
 		// closes the disk.

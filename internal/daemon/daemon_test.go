@@ -20,7 +20,10 @@ import (
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/control"
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/options/optionstest"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target"
 	"kubevirt.io/disk/target/targettest"
 )
@@ -39,19 +42,19 @@ type running struct {
 	ended chan error
 }
 
-// options returns the options of a daemon with its own directory and raw images of 64 KiB.
-func options(t *testing.T, images ...string) Options {
+// testOptions returns the options of a daemon with its own directory and raw images of 64 KiB.
+func testOptions(t *testing.T, images ...string) options.Options {
 	t.Helper()
 	dir := t.TempDir()
-	opt := Options{
-		Images:        Images{Dir: filepath.Join(dir, "disk")},
+	opt := options.Options{
+		Images:        options.Images{Dir: filepath.Join(dir, "disk")},
 		WorkDir:       filepath.Join(dir, "work"),
-		Portals:       []Address{loopback()},
-		Pages:         &Address{Addr: loopback().Addr},
+		Portals:       []options.Address{loopback()},
+		Pages:         &options.Address{Addr: loopback().Addr},
 		ReadyFile:     filepath.Join(dir, "ready"),
 		ControlSocket: filepath.Join(dir, "work", "control.sock"),
 		TargetName:    targettest.DefaultTarget,
-		Names:         testNames,
+		Table:         optionstest.Table,
 	}
 	require.NoError(t, os.Mkdir(opt.Images.Dir, 0o755))
 	for i, name := range images {
@@ -65,13 +68,16 @@ func rawImage(t *testing.T, path string, content byte) {
 	require.NoError(t, os.WriteFile(path, bytes.Repeat([]byte{content}, 64<<10), 0o644))
 }
 
-// launch runs a daemon until the test ends.
-func launch(t *testing.T, opt Options) *running {
+// launch runs a daemon until the test ends. Before it runs, it is prepared.
+func launch(t *testing.T, opt options.Options, prepare ...func(*Daemon)) *running {
 	t.Helper()
 	core, log := observer.New(zap.DebugLevel)
 	opt.Log = zap.New(core)
 	d, err := New(opt)
 	require.NoError(t, err)
+	for _, one := range prepare {
+		one(d)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	r := &running{Daemon: d, t: t, log: log, stop: stop, ended: make(chan error, 1)}
 	done := make(chan struct{})
@@ -87,18 +93,24 @@ func launch(t *testing.T, opt Options) *running {
 }
 
 // start runs a daemon until every LUN can be used.
-func start(t *testing.T, opt Options) *running {
+func start(t *testing.T, opt options.Options) *running {
 	t.Helper()
 	r := launch(t, opt)
+	r.awaitReady()
+	return r
+}
+
+// awaitReady waits until every LUN can be used.
+func (r *running) awaitReady() {
+	r.t.Helper()
 	select {
 	case <-r.Ready():
 	case err := <-r.ended:
-		require.NoError(t, err)
-		require.Fail(t, "the daemon ended before it was ready")
+		require.NoError(r.t, err)
+		require.Fail(r.t, "the daemon ended before it was ready")
 	case <-time.After(patience):
-		require.Fail(t, "the daemon does not become ready")
+		require.Fail(r.t, "the daemon does not become ready")
 	}
-	return r
 }
 
 // end stops the daemon and returns the error of Run.
@@ -142,7 +154,7 @@ const (
 // TestTwoDaemonsInOneProcess lets two daemons serve images of the same name under the same LUN.
 // They share nothing: no content, sessions, settings, handovers, metrics or end.
 func TestTwoDaemonsInOneProcess(t *testing.T) {
-	first, second := start(t, options(t, "a.raw")), start(t, options(t, "a.raw", "b.raw"))
+	first, second := start(t, testOptions(t, "a.raw")), start(t, testOptions(t, "a.raw", "b.raw"))
 	require.Len(t, first.Status().LUNs, 1)
 	require.Len(t, second.Status().LUNs, 2)
 	require.NotEqual(t, first.Status().LUNs[0].Serial, second.Status().LUNs[0].Serial)
@@ -159,19 +171,21 @@ func TestTwoDaemonsInOneProcess(t *testing.T) {
 	require.NotContains(t, second.page("/metrics"), series+"512\n")
 	require.NotContains(t, first.page("/metrics"), `image="b.raw"`)
 
-	changes, err := first.Reload(Settings{Disk: DiskSettings{AccessMode: target.AccessWriteShared}})
+	shared := options.Settings{Disk: options.DiskSettings{AccessMode: serving.AccessWriteShared}}
+	done, later, err := first.Reload(shared)
 	require.NoError(t, err)
-	require.Equal(t, Changes{Done: []string{"a.raw: access-mode"}}, changes)
+	require.Equal(t, []string{"a.raw: access-mode"}, done)
+	require.Empty(t, later)
 	require.Equal(t, "write-shared", first.Status().LUNs[0].AccessMode)
 	require.Equal(t, "write-exclusive", second.Status().LUNs[0].AccessMode)
 
 	ask := control.Client{Socket: second.opt.ControlSocket}
-	open := control.Handover{Action: control.ActionOpen, LUN: 1, To: initiatorB}
+	open := status.Handover{Action: status.ActionOpen, LUN: 1, To: initiatorB}
 	_, err = ask.Handover(t.Context(), open)
 	require.NoError(t, err)
 	require.Equal(t, initiatorB, second.Status().LUNs[0].OpenTo)
 	require.Empty(t, first.Status().LUNs[0].OpenTo)
-	_, err = ask.Kick(t.Context(), control.Kick{Initiator: initiatorA})
+	_, err = ask.Kick(t.Context(), status.Kick{Initiator: initiatorA})
 	require.NoError(t, err)
 	require.NoError(t, other.ExpectClosed())
 	one.MustGood(t, targettest.Write10(1, 0, data))
@@ -179,7 +193,7 @@ func TestTwoDaemonsInOneProcess(t *testing.T) {
 	require.NoError(t, first.end())
 	require.NoFileExists(t, first.opt.ReadyFile)
 	require.NoFileExists(t, first.opt.ControlSocket)
-	require.Equal(t, pages.StateStopping, first.Status().State)
+	require.Equal(t, status.StateStopping, first.Status().State)
 	require.FileExists(t, second.opt.ReadyFile)
 	require.Equal(t, "ok\n", second.page("/readyz"))
 	second.login(initiatorB, 1).MustGood(t, targettest.Read10(1, 0, 1))
@@ -197,26 +211,29 @@ func credential(user, password string) chap.Credential {
 
 // TestOptions checks that a missing option is an error at once, and that the others have defaults.
 func TestOptions(t *testing.T) {
-	whole := Options{
-		Images: Images{Paths: []string{"a"}}, WorkDir: "w", Portals: []Address{loopback()},
+	whole := options.Options{
+		Images: options.Images{Paths: []string{"a"}}, WorkDir: "w",
+		Portals: []options.Address{loopback()}, Table: optionstest.Table,
 	}
-	for name, break_ := range map[string]func(o *Options){
-		"nothing to serve":  func(o *Options) { o.Images = Images{} },
-		"no work directory": func(o *Options) { o.WorkDir = "" },
-		"no portal":         func(o *Options) { o.Portals = nil },
-		"shorter than":      func(o *Options) { o.CHAP.Initiator = credential("u", "p") },
+	for name, break_ := range map[string]func(o *options.Options){
+		"nothing to serve":  func(o *options.Options) { o.Images = options.Images{} },
+		"no work directory": func(o *options.Options) { o.WorkDir = "" },
+		"no portal":         func(o *options.Options) { o.Portals = nil },
+		"no table":          func(o *options.Options) { o.Table = nil },
+		"shorter than":      func(o *options.Options) { o.CHAP.Initiator = credential("u", "p") },
 	} {
 		opt := whole
 		break_(&opt)
 		_, err := New(opt)
 		require.ErrorContains(t, err, name)
 	}
-	opt := options(t, "a.raw")
-	d := start(t, Options{Images: opt.Images, WorkDir: opt.WorkDir, Portals: opt.Portals})
+	opt := testOptions(t, "a.raw")
+	d := start(t, options.Options{Images: opt.Images, WorkDir: opt.WorkDir, Portals: opt.Portals,
+		Table: optionstest.Table})
 	s := d.Status()
 	require.Equal(t, target.DefaultTargetName, s.TargetName)
 	require.Equal(t, string(instance.CopyClone), s.LUNs[0].CopyMode)
-	require.Equal(t, string(target.AccessWriteExclusive), s.LUNs[0].AccessMode)
+	require.Equal(t, string(serving.AccessWriteExclusive), s.LUNs[0].AccessMode)
 	require.Empty(t, d.PagesAddress())
 	require.ErrorIs(t, d.ReplaceCredentials(chap.Config{}), errNoCHAP)
 	require.NoError(t, d.end())
@@ -225,14 +242,14 @@ func TestOptions(t *testing.T) {
 // TestBeforeItIsReady: before the daemon is ready, calls that need the target fail. Stopping it is
 // never an error.
 func TestBeforeItIsReady(t *testing.T) {
-	d, err := New(options(t, "a.raw"))
+	d, err := New(testOptions(t, "a.raw"))
 	require.NoError(t, err)
-	require.Equal(t, pages.StateStarting, d.Status().State)
-	_, err = d.Reload(Settings{})
+	require.Equal(t, status.StateStarting, d.Status().State)
+	_, _, err = d.Reload(options.Settings{})
 	require.ErrorIs(t, err, errNotReady)
-	_, err = d.Add(t.Context(), Disk{})
-	require.ErrorIs(t, err, errNotReady)
-	require.ErrorIs(t, d.Remove(t.Context(), 1), errNotReady)
+	require.False(t, d.WantHandover(t.Context(),
+		`{"action":"open","lun":1,"to":"`+initiatorB+`"}`))
+	require.Contains(t, d.Status().Handover.Error, errNotReady.Error())
 	ended, end := context.WithCancel(t.Context())
 	end()
 	require.NoError(t, d.Run(ended))
@@ -246,7 +263,7 @@ func TestBeforeItIsReady(t *testing.T) {
 
 // TestReplacedCredentials checks that replaced credentials count for new logins.
 func TestReplacedCredentials(t *testing.T) {
-	opt := options(t, "a.raw")
+	opt := testOptions(t, "a.raw")
 	opt.CHAP.Initiator = credential("user", "correct-horse-battery")
 	d := start(t, opt)
 	require.Equal(t, "chap", d.Status().Authentication)

@@ -6,14 +6,14 @@ import (
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/internal/control"
-	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 )
 
 // WantHandover carries out the step of a handover that an annotation asks for, unless that is done
 // already. The page /status shows the result. It is called again and again as long as the
 // annotation exists.
 func (d *Daemon) WantHandover(ctx context.Context, asked string) (done bool) {
-	now := &pages.HandoverStatus{Asked: asked}
+	now := &status.HandoverOutcome{Asked: asked}
 	var err error
 	if now.Done, err = d.wantHandover(ctx, asked); err != nil {
 		now.Error = err.Error()

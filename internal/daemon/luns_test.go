@@ -14,7 +14,11 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/control"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/internal/daemon/served"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -24,11 +28,11 @@ const (
 )
 
 // laterDisk makes a disk whose image is not in the directory of a daemon.
-func laterDisk(t *testing.T, dir, name string) Disk {
+func laterDisk(t *testing.T, dir, name string) plan.Disk {
 	t.Helper()
 	path := filepath.Join(dir, name)
 	rawImage(t, path, 0xaa)
-	return Disk{Name: name, Image: openImage(t, path)}
+	return plan.Disk{Name: name, Image: openImage(t, path)}
 }
 
 func openImage(t *testing.T, path string) *image.Image {
@@ -41,11 +45,11 @@ func openImage(t *testing.T, path string) *image.Image {
 // TestAddAndRemove adds a second disk beside one in use, and removes it. When the disk comes back,
 // its data is there.
 func TestAddAndRemove(t *testing.T) {
-	d := start(t, options(t, "a.raw"))
+	d := start(t, testOptions(t, "a.raw"))
 	s := d.login(initiatorA, 1)
 	s.MustFail(t, targettest.Read10(2, 0, 1), notSupported)
 	dir := t.TempDir()
-	added, err := d.Add(t.Context(), laterDisk(t, dir, "later.raw"))
+	added, err := d.disks.Add(t.Context(), laterDisk(t, dir, "later.raw"))
 	require.NoError(t, err)
 	require.EqualValues(t, 2, added)
 	_, err = s.ClearAttention(2)
@@ -66,19 +70,20 @@ func TestAddAndRemove(t *testing.T) {
 		`kubevirt_disk_lun_size_bytes{image="later.raw",lun="2"} 65536`)
 	require.Equal(t, 2, d.log.FilterMessage("serving a LUN").Len())
 
-	changes, err := d.Reload(Settings{Disk: DiskSettings{AccessMode: target.AccessWriteShared}})
+	shared := options.DiskSettings{AccessMode: serving.AccessWriteShared}
+	done, _, err := d.Reload(options.Settings{Disk: shared})
 	require.NoError(t, err)
-	require.Equal(t, []string{"a.raw: access-mode"}, changes.Done, "the settings are not for it")
+	require.Equal(t, []string{"a.raw: access-mode"}, done, "the settings are not for it")
 
-	require.NoError(t, d.Remove(t.Context(), 2))
+	require.NoError(t, d.disks.Remove(t.Context(), 2, true))
 	s.MustFail(t, targettest.Read10(2, 0, 1), notSupported)
 	require.Len(t, d.Status().LUNs, 1)
 	require.NotContains(t, d.page("/metrics"), "later.raw")
-	require.ErrorContains(t, d.Remove(t.Context(), 2), "there is no LUN 2")
+	require.ErrorContains(t, d.disks.Remove(t.Context(), 2, true), "there is no LUN 2")
 
-	back := Disk{Name: "later.raw", Image: openImage(t, filepath.Join(dir, "later.raw"))}
-	back.LUN, back.AccessMode = 9, target.AccessReadShared
-	added, err = d.Add(t.Context(), back)
+	back := plan.Disk{Name: "later.raw", Image: openImage(t, filepath.Join(dir, "later.raw"))}
+	back.LUN, back.AccessMode = 9, serving.AccessReadShared
+	added, err = d.disks.Add(t.Context(), back)
 	require.NoError(t, err)
 	require.EqualValues(t, 9, added)
 	_, err = s.ClearAttention(9)
@@ -87,49 +92,50 @@ func TestAddAndRemove(t *testing.T) {
 	require.True(t, d.Status().LUNs[1].ReadOnly)
 
 	// The first LUN can go too, and so can the last.
-	require.NoError(t, d.Remove(t.Context(), 1))
-	_, err = d.Reload(Settings{})
+	require.NoError(t, d.disks.Remove(t.Context(), 1, true))
+	_, _, err = d.Reload(options.Settings{})
 	require.NoError(t, err)
-	require.NoError(t, d.Remove(t.Context(), 9))
+	require.NoError(t, d.disks.Remove(t.Context(), 9, true))
 	require.Empty(t, d.Status().LUNs)
 	require.NoError(t, s.Close())
 	require.NoError(t, d.end())
-	_, err = d.Add(t.Context(), laterDisk(t, dir, "last.raw"))
-	require.ErrorIs(t, err, errStopping)
+	_, err = d.disks.Add(t.Context(), laterDisk(t, dir, "last.raw"))
+	require.ErrorIs(t, err, served.ErrStopping)
 }
 
 // TestAddRefuses checks that Add refuses a disk that cannot be served, and changes nothing.
 func TestAddRefuses(t *testing.T) {
-	d := start(t, options(t, "a.raw"))
+	d := start(t, testOptions(t, "a.raw"))
 	dir := t.TempDir()
 	rawImage(t, filepath.Join(dir, "a.raw"), 1)
 	volume := t.TempDir()
 	for name, c := range map[string]struct {
-		change func(d *Disk)
+		change func(d *plan.Disk)
 		want   string
 	}{
-		"the LUN of another one": {func(d *Disk) { d.LUN = 1 }, `LUN 1 is already used by "a.raw"`},
-		"no LUN":                 {func(d *Disk) { d.LUN = maxLUN + 1 }, "LUNs 1 to 16383"},
-		"too small":              {func(d *Disk) { d.Size = 512 }, "the size of 512 bytes is"},
-		"the work directory of another one": {func(d *Disk) {
+		"the LUN of another one": {func(d *plan.Disk) { d.LUN = 1 }, `LUN 1 is already used by "a.raw"`},
+		"no LUN": {func(d *plan.Disk) { d.LUN = serving.MaxNumber + 1 },
+			"LUNs 1 to 16383"},
+		"too small": {func(d *plan.Disk) { d.Size = 512 }, "the size of 512 bytes is"},
+		"the work directory of another one": {func(d *plan.Disk) {
 			_ = d.Image.Close()
 			d.Name, d.Image = "a.raw", openImage(t, filepath.Join(dir, "a.raw"))
 		}, `LUN 2 ("a.raw")`},
-		"the identity of another one": {func(other *Disk) {
+		"the identity of another one": {func(other *plan.Disk) {
 			other.Identity.Serial = d.Status().LUNs[0].Serial
 			other.Dir = filepath.Join(volume, "same")
 		}, "have the same serial number"},
 	} {
 		one := laterDisk(t, dir, "b.raw")
 		c.change(&one)
-		_, err := d.Add(t.Context(), one)
+		_, err := d.disks.Add(t.Context(), one)
 		require.ErrorContains(t, err, c.want, name)
 		require.Len(t, d.Status().LUNs, 1, name)
 		_, err = one.Image.ReadAt(make([]byte, 512), 0)
 		require.Error(t, err, "%s: the image is closed", name)
 	}
 	// Nothing is left of the refused disks: this one can be served.
-	_, err := d.Add(t.Context(), laterDisk(t, dir, "b.raw"))
+	_, err := d.disks.Add(t.Context(), laterDisk(t, dir, "b.raw"))
 	require.NoError(t, err)
 	require.NoError(t, d.end())
 }
@@ -137,13 +143,13 @@ func TestAddRefuses(t *testing.T) {
 // TestRemoveThatDoesNotWait: if the caller cannot wait for the disk, the error says so. The disk is
 // closed later.
 func TestRemoveThatDoesNotWait(t *testing.T) {
-	d := start(t, options(t, "a.raw"))
+	d := start(t, testOptions(t, "a.raw"))
 	disk := laterDisk(t, t.TempDir(), "b.raw")
-	_, err := d.Add(t.Context(), disk)
+	_, err := d.disks.Add(t.Context(), disk)
 	require.NoError(t, err)
 	impatient, end := context.WithCancel(t.Context())
 	end()
-	if err := d.Remove(impatient, 2); err != nil { // it may have been closed in time
+	if err := d.disks.Remove(impatient, 2, true); err != nil { // it may have been closed in time
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorContains(t, err, `LUN 2 ("b.raw") is removed, and its disk is closed when`)
 	}
@@ -158,18 +164,18 @@ func TestRemoveThatDoesNotWait(t *testing.T) {
 // TestHandoverOfALUNThatGoes: the timer of a handover stops with its LUN. The next disk with that
 // number is not handed over when the time would be over.
 func TestHandoverOfALUNThatGoes(t *testing.T) {
-	d := start(t, options(t, "a.raw"))
+	d := start(t, testOptions(t, "a.raw"))
 	dir := t.TempDir()
 	disk := laterDisk(t, dir, "b.raw")
 	disk.Dir = filepath.Join(dir, "volume") // so the handover is stored with the disk
-	_, err := d.Add(t.Context(), disk)
+	_, err := d.disks.Add(t.Context(), disk)
 	require.NoError(t, err)
 	ask := control.Client{Socket: d.opt.ControlSocket}
-	_, err = ask.Handover(t.Context(), control.Handover{
-		Action: control.ActionOpen, LUN: 2, To: initiatorB, Seconds: 3600})
+	_, err = ask.Handover(t.Context(), status.Handover{
+		Action: status.ActionOpen, LUN: 2, To: initiatorB, Seconds: 3600})
 	require.NoError(t, err)
-	require.NoError(t, d.Remove(t.Context(), 2))
-	_, err = d.Add(t.Context(), laterDisk(t, dir, "c.raw"))
+	require.NoError(t, d.disks.Remove(t.Context(), 2, true))
+	_, err = d.disks.Add(t.Context(), laterDisk(t, dir, "c.raw"))
 	require.NoError(t, err)
 	require.Empty(t, d.Status().LUNs[1].OpenTo)
 
@@ -177,7 +183,7 @@ func TestHandoverOfALUNThatGoes(t *testing.T) {
 	require.Zero(t, d.log.FilterMessage(resumed).Len())
 	back := disk
 	back.Image = openImage(t, disk.Image.Path())
-	lun, err := d.Add(t.Context(), back)
+	lun, err := d.disks.Add(t.Context(), back)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, lun)
 	require.Equal(t, initiatorB, d.Status().LUNs[2].OpenTo)
@@ -190,7 +196,7 @@ func TestHandoverOfALUNThatGoes(t *testing.T) {
 func TestStopWhileLUNsComeAndGo(t *testing.T) {
 	const adders = 4
 	for range 5 {
-		d := start(t, options(t, "a.raw"))
+		d := start(t, testOptions(t, "a.raw"))
 		dir := t.TempDir()
 		var all sync.WaitGroup
 		var ready sync.WaitGroup
@@ -207,13 +213,13 @@ func TestStopWhileLUNsComeAndGo(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					lun, err := d.Add(context.Background(), Disk{Name: name, Image: img})
+					lun, err := d.disks.Add(context.Background(), plan.Disk{Name: name, Image: img})
 					if err == nil {
 						first()
-						err = d.Remove(context.Background(), lun)
+						err = d.disks.Remove(context.Background(), lun, true)
 					}
 					if err != nil {
-						if !errors.Is(err, errStopping) {
+						if !errors.Is(err, served.ErrStopping) {
 							t.Error(err)
 						}
 						return
@@ -233,23 +239,4 @@ func TestStopWhileLUNsComeAndGo(t *testing.T) {
 			require.NoError(t, inst.Close())
 		}
 	}
-}
-
-// TestNumberOfADiskThatGoes: a number is free when the target is rid of its disk, and not before.
-func TestNumberOfADiskThatGoes(t *testing.T) {
-	var all table
-	first, err := all.add(Disk{Name: "a"})
-	require.NoError(t, err)
-	all.serves(first...)
-	gone, err := all.remove(1)
-	require.NoError(t, err)
-	_, err = all.remove(1)
-	require.Error(t, err, "it goes once")
-	second, err := all.add(Disk{Name: "b"})
-	require.NoError(t, err)
-	require.EqualValues(t, 2, second[0].lun)
-	all.drop(gone)
-	third, err := all.add(Disk{Name: "c"})
-	require.NoError(t, err)
-	require.EqualValues(t, 1, third[0].lun)
 }

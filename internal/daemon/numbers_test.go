@@ -9,25 +9,28 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon/options"
 )
 
 // TestNumbersStayWithTheirImages adds, removes and returns images: a guest finds its disk under the
 // same number, wherever disks lie, and the log says what is new.
 func TestNumbersStayWithTheirImages(t *testing.T) {
-	for name, prepare := range map[string]func(t *testing.T, opt *Options){
-		"work directory": func(_ *testing.T, opt *Options) { opt.WorkDirNamed = true },
-		"persistent":     func(t *testing.T, opt *Options) { opt.PersistentDir = t.TempDir() },
-		"usage type": func(t *testing.T, opt *Options) {
-			opt.UsageTypes = UsageTypes{"fast": t.TempDir()}
+	for name, prepare := range map[string]func(t *testing.T, opt *options.Options){
+		"work directory": func(_ *testing.T, opt *options.Options) { opt.WorkDirNamed = true },
+		"persistent": func(t *testing.T, opt *options.Options) {
+			opt.PersistentDir = t.TempDir()
+		},
+		"usage type": func(t *testing.T, opt *options.Options) {
+			opt.UsageTypes = options.UsageTypes{"fast": t.TempDir()}
 			opt.Settings.Disk.UsageType = "fast"
 		},
-		"in place": func(_ *testing.T, opt *Options) {
+		"in place": func(_ *testing.T, opt *options.Options) {
 			opt.WorkDirNamed = true
 			opt.Settings.Disk.CopyMode = instance.CopyNone
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			opt := options(t, "m.raw", "n.raw")
+			opt := testOptions(t, "m.raw", "n.raw")
 			prepare(t, &opt)
 			put := func(name string) {
 				rawImage(t, filepath.Join(opt.Images.Dir, name), name[0]-'m'+1)
@@ -62,7 +65,8 @@ func TestNumbersStayWithTheirImages(t *testing.T) {
 			put("b.raw")
 			serve(map[string]uint16{"a.raw": 3, "b.raw": 5, "m.raw": 1, "n.raw": 2, "z.raw": 4})
 			// A setting wins, and stays.
-			opt.Settings.Disks = map[string]SingleDisk{"z.raw": {DiskSettings: opt.Settings.Disk}}
+			opt.Settings.Disks = map[string]options.SingleDisk{
+				"z.raw": {DiskSettings: opt.Settings.Disk}}
 			z := opt.Settings.Disks["z.raw"]
 			z.LUN = 9
 			opt.Settings.Disks["z.raw"] = z
@@ -78,7 +82,7 @@ func TestNumbersStayWithTheirImages(t *testing.T) {
 // TestTheNumberOfASingleDiskStays: the disk of a volume for one image is the same disk if its image
 // gets another name.
 func TestTheNumberOfASingleDiskStays(t *testing.T) {
-	opt := options(t, "a.raw", "b.raw")
+	opt := testOptions(t, "a.raw", "b.raw")
 	opt.PersistentDir, opt.OnImageChange = t.TempDir(), instance.ImageChangeKeep
 	from := filepath.Join(opt.Images.Dir, "b.raw")
 	require.NoError(t, os.Remove(from))
@@ -93,7 +97,7 @@ func TestTheNumberOfASingleDiskStays(t *testing.T) {
 
 // TestANumberIsFreeWithoutItsDisk: where disks go with their images, so do their numbers.
 func TestANumberIsFreeWithoutItsDisk(t *testing.T) {
-	opt := options(t, "a.raw", "b.raw")
+	opt := testOptions(t, "a.raw", "b.raw")
 	opt.Owner = "us"
 	require.NoError(t, start(t, opt).end())
 	require.NoError(t, os.Rename(filepath.Join(opt.Images.Dir, "a.raw"),
@@ -105,19 +109,4 @@ func TestANumberIsFreeWithoutItsDisk(t *testing.T) {
 	require.Equal(t, "c.raw", all[1].Image)
 	require.EqualValues(t, 1, all[1].LUN)
 	require.NoError(t, d.end())
-}
-
-// TestChooseNumbers: an image does not get the number of a volume, and two disks with one number,
-// as of a copied directory, do not stop the start.
-func TestChooseNumbers(t *testing.T) {
-	clash := func(lun uint16, a, b string) { t.Errorf("LUN %d: %s and %s", lun, a, b) }
-	n := numbers{of: map[string]uint16{"m": 1}, taken: map[uint16]string{2: "the volume v"}}
-	require.Equal(t, []uint16{3, 1, 4}, n.choose(foundNames("a", "m", "z"), []uint16{0, 0, 0},
-		clash))
-	require.Equal(t, []uint16{1, 2}, numbers{}.choose(foundNames("a", "m"), []uint16{0, 0}, clash))
-	require.Equal(t, []uint16{2, 7, 3}, numbers{of: map[string]uint16{"a": 2, "c": 3}}.choose(
-		foundNames("a", "b", "c"), []uint16{0, 7, 0}, clash))
-	clashes := 0
-	n.choose(foundNames("a", "m"), []uint16{1, 0}, func(uint16, string, string) { clashes++ })
-	require.Equal(t, 1, clashes, "the number of m was set for a")
 }

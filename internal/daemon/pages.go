@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/pages"
 )
@@ -20,17 +20,18 @@ func (d *Daemon) servePages(ctx context.Context) (closePages func(), err error) 
 	if at == nil {
 		return func() {}, nil
 	}
-	l, err := listen(ctx, *at, []Address{*at})
+	l, err := listen(ctx, "metrics address", *at, []options.Address{*at},
+		d.opt.SettingsOf(&d.opt.Pages))
 	if errors.Is(err, syscall.EADDRINUSE) && d.opt.PagesOptional {
 		d.log.Warn("no metrics and status pages: their port is taken; "+
-			d.names.of(SettingPages).String()+" chooses another", zap.Stringer("address", at))
+			d.opt.Setting(&d.opt.Pages).String()+" chooses another", zap.Stringer("address", at))
 		return func() {}, nil
 	}
 	if err != nil {
-		return func() {}, d.names.explainListen(err, "metrics address", *at, SettingPages)
+		return func() {}, err
 	}
 	log := d.log.Named("http")
-	page, err := d.newPage()
+	page, err := pages.NewPage(pages.PageSource{Status: d.Status, Work: d.work, Map: d.disks.Map})
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -70,13 +71,9 @@ func (d *Daemon) PagesAddress() string {
 func (d *Daemon) pages(page *pages.Page, log *zap.Logger) http.Handler {
 	mux := http.NewServeMux()
 	page.Register(mux)
-	pages.Register(mux, pages.Source{Status: d.Status, Ready: d.isReady, Health: d.healthy})
+	pages.Register(mux, pages.Source{Status: d.Status, Ready: d.isReady, Health: d.disks.Failure})
 	mux.Handle("GET /metrics", d.metrics.Handler(log))
-	return pages.OnlyHosts(mux, d.opt.PagesHosts, d.names.of(SettingPagesHost).String())
-}
-
-func (d *Daemon) newPage() (*pages.Page, error) {
-	return pages.NewPage(pages.PageSource{Status: d.Status, Work: d.work, Map: d.diskMap})
+	return pages.OnlyHosts(mux, d.opt.PagesHosts, d.opt.Setting(&d.opt.PagesHosts).String())
 }
 
 // work returns, for the page, the amount of work of each LUN.
@@ -86,21 +83,13 @@ func (d *Daemon) work() []pages.Work {
 		return pages.Commands{Count: c.Commands, Bytes: c.Bytes, Time: c.Time}
 	}
 	var all []pages.Work
-	for _, s := range d.disks.served() {
-		w := pages.Work{LUN: s.lun, Image: s.name, Read: commands(done[s.lun].Read),
-			Write: commands(done[s.lun].Write)}
-		if s.progress != nil {
-			w.CopiedBytes, _ = s.progress.Data()
+	for _, s := range d.disks.Served() {
+		w := pages.Work{LUN: s.LUN, Image: s.Name, Read: commands(done[s.LUN].Read),
+			Write: commands(done[s.LUN].Write)}
+		if s.Progress != nil {
+			w.CopiedBytes, _ = s.Progress.Data()
 		}
 		all = append(all, w)
 	}
 	return all
-}
-
-// diskMap returns the map of a disk's content for the page, or nil if it is not known now.
-func (d *Daemon) diskMap(lun uint16) *disk.Map {
-	if s := d.disks.find(lun); s != nil {
-		return d.disks.look(s).contents.now()
-	}
-	return nil
 }

@@ -13,7 +13,7 @@ import (
 
 // TestRecordBoot: when the daemon has stopped, the file has the guest's reads in their order.
 func TestRecordBoot(t *testing.T) {
-	opt := options(t)
+	opt := testOptions(t)
 	for _, name := range []string{"a.raw", "b.raw", "c.raw"} {
 		require.NoError(t, os.WriteFile(filepath.Join(opt.Images.Dir, name),
 			make([]byte, 1<<20), 0o644))
@@ -46,7 +46,7 @@ func TestRecordBoot(t *testing.T) {
 
 // TestRecordBootRefuses: a file that cannot be made is reported at the start.
 func TestRecordBootRefuses(t *testing.T) {
-	opt := options(t, "a.raw")
+	opt := testOptions(t, "a.raw")
 	for _, path := range []string{filepath.Join(t.TempDir(), "none", "order"), t.TempDir()} {
 		opt.RecordBoot = path
 		_, err := New(opt)

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"kubevirt.io/disk/metrics"
-	"kubevirt.io/disk/pages"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 const (
@@ -29,7 +29,7 @@ type eventSink struct {
 	refused *refusedLogins
 }
 
-func (o eventSink) LoginRefused(e target.LoginEvent) {
+func (o eventSink) LoginRefused(e serving.LoginEvent) {
 	o.Metrics.LoginRefused(e)
 	o.refused.add(e, time.Now())
 }
@@ -37,10 +37,10 @@ func (o eventSink) LoginRefused(e target.LoginEvent) {
 // refusedLogins are the last refused logins, those that are alike as one.
 type refusedLogins struct {
 	mu  sync.Mutex
-	all []pages.RefusedLogin // guarded by mu; the oldest first
+	all []status.RefusedLogin // guarded by mu; the oldest first
 }
 
-func (l *refusedLogins) add(e target.LoginEvent, now time.Time) {
+func (l *refusedLogins) add(e serving.LoginEvent, now time.Time) {
 	text := func(s string) string {
 		return strings.ToValidUTF8(strings.Clone(s[:min(len(s), maxRefusedText)]), "")
 	}
@@ -48,7 +48,7 @@ func (l *refusedLogins) add(e target.LoginEvent, now time.Time) {
 	if err != nil {
 		from = e.Remote
 	}
-	next := pages.RefusedLogin{From: text(from), Initiator: text(e.Initiator), User: text(e.User),
+	next := status.RefusedLogin{From: text(from), Initiator: text(e.Client), User: text(e.User),
 		Target: text(e.Target), Reason: text(e.Reason), Count: 1, Since: now, Last: now}
 	if e.Err != nil {
 		next.Error = text(e.Err.Error())
@@ -81,7 +81,7 @@ func (l *refusedLogins) add(e target.LoginEvent, now time.Time) {
 }
 
 // latest returns the refused logins that are still shown, the last one first.
-func (l *refusedLogins) latest(now time.Time) (all []pages.RefusedLogin) {
+func (l *refusedLogins) latest(now time.Time) (all []status.RefusedLogin) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, o := range slices.Backward(l.all) {

@@ -17,8 +17,10 @@ import (
 
 	"kubevirt.io/disk/disk/disktest/filetest"
 	"kubevirt.io/disk/disk/instance"
-	"kubevirt.io/disk/pages"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/targettest"
 )
 
@@ -26,13 +28,13 @@ import (
 // that LUN, and only of that one. The daemon stays ready: a restart would repair nothing. When
 // writes succeed again, the trouble is gone.
 func TestFullStorageIsSeen(t *testing.T) {
-	opt, small := options(t, "a.raw", "b.raw"), filetest.TinyFS(t, "4m")
+	opt, small := testOptions(t, "a.raw", "b.raw"), filetest.TinyFS(t, "4m")
 	require.NoError(t, os.Truncate(filepath.Join(opt.Images.Dir, "a.raw"), 16<<20))
 	filler := filetest.Put(t, small, "filler", filetest.Block(1, 2<<20), 0)
-	opt.UsageTypes = UsageTypes{"small": small}
+	opt.UsageTypes = options.UsageTypes{"small": small}
 	opt.Settings.Disk.CopyMode = instance.CopyOnWrite
-	opt.Settings.Disks = map[string]SingleDisk{
-		"a.raw": {DiskSettings: DiskSettings{UsageType: "small"}}}
+	opt.Settings.Disks = map[string]options.SingleDisk{
+		"a.raw": {DiskSettings: options.DiskSettings{UsageType: "small"}}}
 	d := start(t, opt)
 	s := d.login(initiatorA, 1, 2)
 	const blocks = 512
@@ -67,10 +69,10 @@ func TestFullStorageIsSeen(t *testing.T) {
 	s.MustGood(t, targettest.Write10(1, blocks, data))
 	require.Len(t, d.Status().LUNs[0].Troubles, 1)
 	require.NoError(t, os.Remove(filler))
-	require.Eventually(t, func() bool {
+	testtool.Within(t, patience, func() bool {
 		s.MustGood(t, targettest.Write10(1, lba, data))
 		return len(d.Status().LUNs[0].Troubles) == 0
-	}, patience, 100*time.Millisecond)
+	}, "the trouble is over: %+v", func() any { return d.Status().LUNs[0].Troubles })
 	require.NotContains(t, d.page("/"), "disk is full")
 	require.NoError(t, d.end())
 }
@@ -78,7 +80,7 @@ func TestFullStorageIsSeen(t *testing.T) {
 // TestRefusedLoginsAreSeen: who was refused, with which name, why and how often, and never a
 // secret.
 func TestRefusedLoginsAreSeen(t *testing.T) {
-	opt := options(t, "a.raw")
+	opt := testOptions(t, "a.raw")
 	opt.CHAP.Initiator = credential("user", "correct-horse-battery")
 	d := start(t, opt)
 	portal, err := netip.ParseAddrPort(d.Status().Portals[0])
@@ -89,17 +91,17 @@ func TestRefusedLoginsAreSeen(t *testing.T) {
 			CHAP:      &targettest.CHAP{Username: "some<body", Password: "wrong-horse-battery"}})
 		require.Error(t, err)
 	}
-	var all []pages.RefusedLogin
-	require.Eventually(t, func() bool { // the answer comes before the record
+	var all []status.RefusedLogin
+	testtool.Within(t, patience, func() bool { // the answer comes before the record
 		all = d.Status().RefusedLogins
 		return len(all) == 1 && all[0].Count == 3
-	}, patience, time.Millisecond)
+	}, "three are counted: %+v", func() any { return all })
 	one := all[0]
 	require.Equal(t, []string{"127.0.0.1", initiatorA, "some<body"},
 		[]string{one.From, one.Initiator, one.User})
 	require.NotEmpty(t, one.Reason)
 	require.NotEmpty(t, one.Error)
-	require.WithinDuration(t, time.Now(), one.Last, time.Minute)
+	require.WithinRange(t, one.Last, one.Since, time.Now())
 	body := d.page("/")
 	require.Contains(t, body, "some&lt;body")
 	require.Contains(t, body, "3 times")
@@ -117,19 +119,26 @@ func TestRefusedLoginsAreSeen(t *testing.T) {
 // out what others have tried.
 func TestRefusedLoginsAreBounded(t *testing.T) {
 	var l refusedLogins
-	now := time.Now()
+	now, long := time.Now(), strings.Repeat("é", 1<<16)
+	failure := errors.New(long)
 	add := func(from, name string) {
-		l.add(target.LoginEvent{Remote: from, Initiator: name, User: name, Reason: "x",
-			Err: errors.New(strings.Repeat("x", 1<<20))}, now)
+		l.add(serving.LoginEvent{Remote: from, Client: name, User: name, Reason: "x",
+			Err: failure}, now)
 	}
+	first := now
 	add("10.0.0.1:1", "victim")
+	now = now.Add(time.Minute)
+	add("10.0.0.1:2", "victim")
 	for i := range 1000 {
-		add(fmt.Sprintf("10.0.0.2:%d", i), strings.Repeat("é", 1<<16)+"/"+fmt.Sprint(i))
+		add(fmt.Sprintf("10.0.0.2:%d", i), long[:1<<11]+"/"+fmt.Sprint(i))
 		add(fmt.Sprintf("10.0.0.2:%d", i), fmt.Sprint(i))
 	}
 	all := l.latest(now)
 	require.Len(t, all, 1+maxRefusedFrom)
-	require.Equal(t, "victim", all[len(all)-1].Initiator)
+	victim := all[len(all)-1]
+	require.Equal(t, "victim", victim.Initiator)
+	require.Equal(t, []time.Time{first, now}, []time.Time{victim.Since, victim.Last})
+	require.EqualValues(t, 2, victim.Count)
 	for i := range 1000 {
 		add(fmt.Sprintf("[fd00::%x]:1", i), "a\xffb")
 	}

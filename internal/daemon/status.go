@@ -1,34 +1,35 @@
 package daemon
 
 import (
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"net"
+	"slices"
 	"time"
 
-	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/pages"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/status"
 )
 
 // set sets the state of the daemon.
-func (d *Daemon) set(now pages.State) {
+func (d *Daemon) set(now status.State) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.state = now
-	if now == pages.StateReady {
+	if now == status.StateReady {
 		t := time.Now()
 		d.readyAt = &t
 	}
 }
 
-func (d *Daemon) setPortals(listeners []net.Listener) {
+func (d *Daemon) setPortals(listeners []net.Listener, nbd []nbdListener) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.portals = nil
 	for _, l := range listeners {
 		d.portals = append(d.portals, l.Addr().String())
+	}
+	for _, l := range nbd {
+		d.atNBD = append(d.atNBD, l.address())
 	}
 }
 
@@ -36,35 +37,32 @@ func (d *Daemon) setPortals(listeners []net.Listener) {
 func (d *Daemon) isReady() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.state == pages.StateReady {
+	if d.state == status.StateReady {
 		return nil
 	}
 	return errors.New(string(d.state))
 }
 
-// healthy returns nil unless a disk has failed.
-func (d *Daemon) healthy() error {
-	var all []error
-	for _, s := range d.disks.all() {
-		if err := d.disks.failure(s); err != nil {
-			all = append(all, fmt.Errorf("%v: %w", s, err))
-		}
-	}
-	return errors.Join(all...)
+// boundPortals returns the portals of iSCSI, as bound.
+func (d *Daemon) boundPortals() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.portals)
 }
 
 // Status returns the page /status. It may be called at any time, and waits for no disk for long.
-func (d *Daemon) Status() pages.Status {
+func (d *Daemon) Status() status.Status {
 	d.mu.Lock()
-	srv := d.target
-	page := pages.Status{
+	srv, volumes := d.target, d.volumes
+	page := status.Status{
 		State:          d.state,
-		Ready:          d.state == pages.StateReady,
+		Ready:          d.state == status.StateReady,
 		TargetName:     d.opt.TargetName,
 		Portals:        append([]string{}, d.portals...),
-		Authentication: "none",
-		LUNs:           []pages.LUNStatus{},
-		Sessions:       []target.SessionInfo{},
+		NBDPortals:     d.atNBD,
+		NBDTLS:         d.opt.NBDTLS != (options.NBDTLS{}),
+		Authentication: status.AuthNone,
+		Sessions:       []status.Session{},
 		StartedAt:      d.started,
 		ReadyAt:        d.readyAt,
 		Build:          d.opt.Build,
@@ -76,80 +74,15 @@ func (d *Daemon) Status() pages.Status {
 	}
 	switch {
 	case d.opt.CHAP.Mutual():
-		page.Authentication = "mutual-chap"
+		page.Authentication = status.AuthMutualCHAP
 	case d.opt.CHAP.Enabled():
-		page.Authentication = "chap"
+		page.Authentication = status.AuthCHAP
 	}
 	page.RefusedLogins = d.refused.latest(time.Now())
-	page.Volumes = d.volumesStatus()
-	luns, gauges := d.disks.status(page.Ready)
-	for i, u := range readAll(gauges) {
-		if u != nil {
-			luns[i].Space = &pages.Space{Used: u.Used, Free: u.Available}
-		}
-	}
-	page.LUNs = append(page.LUNs, luns...)
-	page.UsageTypes = d.usageTypeStatus(luns)
+	page.Volumes = volumes.Status()
+	page.LUNs, page.UsageTypes = d.disks.Status(page.Ready)
 	if srv != nil {
-		page.Sessions = append(page.Sessions, srv.Sessions()...)
-		for i, one := range page.LUNs {
-			have := srv.Holders(one.LUN)
-			page.LUNs[i].Owner, page.LUNs[i].OpenTo = have.Owner, have.Guest
-			page.LUNs[i].Fenced = have.Fenced
-			for _, t := range srv.Troubles(one.LUN) {
-				page.LUNs[i].Troubles = append(page.LUNs[i].Troubles, pages.Trouble(t))
-			}
-		}
+		page.Sessions = append(page.Sessions, sessions{srv, d.nbd}.Sessions()...)
 	}
 	return page
-}
-
-// status returns the status of all disks, and the gauge of each.
-func (t *table) status(ready bool) (luns []pages.LUNStatus, gauges []*gauge[disk.Usage]) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, s := range t.disks {
-		if s.lun == 0 {
-			continue
-		}
-		lun := s.statusLocked()
-		lun.Ready = ready && s.now.serving
-		luns, gauges = append(luns, lun), append(gauges, s.now.space)
-	}
-	return luns, gauges
-}
-
-// The caller holds table.mu.
-func (s *servedDisk) statusLocked() pages.LUNStatus {
-	lun := pages.LUNStatus{
-		LUN:        s.lun,
-		Image:      s.name,
-		Format:     string(s.format),
-		SizeBytes:  s.now.size,
-		CopyMode:   string(s.now.settings.CopyMode),
-		AccessMode: string(s.now.settings.AccessMode),
-		ReadOnly:   s.now.settings.ReadOnly,
-		Removable:  s.now.settings.Removable,
-		UsageType:  s.now.settings.UsageType,
-	}
-	if s.now.instance != nil {
-		lun.ReadOnly = s.now.settings.ReadOnly || s.now.instance.ReadOnly
-		lun.Serial = s.now.instance.Identity.Serial
-		lun.Persistent = s.now.instance.Persistent
-		lun.NAA = hex.EncodeToString(s.now.instance.Identity.NAA[:])
-	}
-	if s.volume {
-		lun.Volume = s.name
-	}
-	if s.progress != nil {
-		copied, data := s.progress.Data()
-		lun.Copy = &pages.CopyStatus{
-			CopiedBytes: copied, DataBytes: data, TotalBytes: s.progress.Total(),
-			Complete: s.progress.Finished(), WaitsForSpace: s.progress.Waiting(),
-		}
-	}
-	if err := s.failureLocked(); err != nil {
-		lun.Failure = err.Error()
-	}
-	return lun
 }

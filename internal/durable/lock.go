@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -25,19 +24,6 @@ var ErrLockGone = errors.New("the lock file was removed while it was locked")
 // maxHolder is how many bytes of a lock file are read at most.
 const maxHolder = 256
 
-// HasName reports whether that name still leads to the open file f.
-func HasName(f *os.File, name string) (bool, error) {
-	mine, err := f.Stat()
-	if err != nil {
-		return false, err
-	}
-	now, err := os.Lstat(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil && os.SameFile(mine, now), err
-}
-
 // AcquireLock locks the file at path, makes it if need be, and writes this process's number into
 // it. what names the locked thing in a LockedError. After ErrLockGone the caller tries again.
 func AcquireLock(path, what string) (*os.File, error) {
@@ -51,7 +37,7 @@ func AcquireLock(path, what string) (*os.File, error) {
 		}
 		return nil, errors.Join(err, f.Close())
 	}
-	current, err := HasName(f, path)
+	current, err := flock.HasName(f, path)
 	if err == nil && !current {
 		err = ErrLockGone
 	}

@@ -81,7 +81,7 @@ func claimPartial(f *os.File, name string, how int) (current bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if current, err := HasName(f, name); err != nil || !current {
+	if current, err := flock.HasName(f, name); err != nil || !current {
 		return false, err
 	}
 	mine, err := f.Stat()

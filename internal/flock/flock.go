@@ -33,8 +33,11 @@ func Claim(path string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		err = Lock(f, unix.LOCK_EX)
-		if err == nil && HasName(f, path) {
+		named := false
+		if err = Lock(f, unix.LOCK_EX); err == nil {
+			named, err = HasName(f, path)
+		}
+		if named {
 			return f, nil
 		}
 		// Its former owner has renamed or removed it: try again.
@@ -61,20 +64,23 @@ func Discard(path string) error {
 		}
 		return err
 	}
-	if !HasName(f, path) {
-		return nil
+	if named, err := HasName(f, path); err != nil || !named {
+		return err
 	}
 	return os.Remove(path)
 }
 
-// HasName reports whether a path still leads to an open file.
-func HasName(f *os.File, path string) bool {
-	held, err := f.Stat()
+// HasName reports whether a path still leads to the open file f.
+func HasName(f *os.File, path string) (bool, error) {
+	mine, err := f.Stat()
 	if err != nil {
-		return false
+		return false, err
 	}
-	named, err := os.Lstat(path)
-	return err == nil && os.SameFile(held, named)
+	now, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(mine, now), err
 }
 
 // WaitBriefly waits for the exclusive lock of f, at most two seconds. The caller goes on in any

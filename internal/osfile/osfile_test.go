@@ -4,10 +4,11 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestCallBesideClose checks that a descriptor stays ours until the call on it has ended. Otherwise
@@ -18,9 +19,9 @@ func TestCallBesideClose(t *testing.T) {
 	closed := make(chan error, 1)
 	require.NoError(t, Call(f, func(fd int) error {
 		go func() { closed <- f.Close() }()
-		require.Eventually(t, func() bool {
+		testtool.Eventually(t, func() bool {
 			return Call(f, func(int) error { return nil }) != nil
-		}, time.Minute, time.Millisecond)
+		})
 		_, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
 		return err
 	}))

@@ -20,13 +20,21 @@ func (l *List) Add(source, format string, args ...any) {
 }
 
 // AddError adds an error that already names its source. A joined error counts as several.
-func (l *List) AddError(err error) {
+func (l *List) AddError(err error) { l.all = append(l.all, each(err)...) }
+
+// AddFrom adds an error that does not name its source. A joined error counts as several.
+func (l *List) AddFrom(source string, err error) {
+	for _, one := range each(err) {
+		l.Add(source, "%v", one)
+	}
+}
+
+func each(err error) []error {
 	var joined interface{ Unwrap() []error }
 	if errors.As(err, &joined) {
-		l.all = append(l.all, joined.Unwrap()...)
-		return
+		return joined.Unwrap()
 	}
-	l.all = append(l.all, err)
+	return []error{err}
 }
 
 // Err returns an *Error of all mistakes, or nil.

@@ -17,9 +17,6 @@ import (
 // iscsiDriver is the CSI driver that replaces Kubernetes' own iSCSI volumes.
 const iscsiDriver = "iscsi.csi.k8s.io"
 
-// maxLUN is the highest LUN that QEMU can name, by the flat addressing method (SAM-5 4.7.7).
-const maxLUN = 1<<14 - 1
-
 // iscsiTarget is the LUN of a volume.
 type iscsiTarget struct {
 	portals   []string // HOST, HOST:PORT or [IPv6]:PORT, the preferred one first
@@ -91,8 +88,8 @@ func iscsi(c *corev1.PersistentVolumeClaim, opt Options, t iscsiTarget) (source,
 			Port: strconv.Itoa(int(cmp.Or(portal.Port, libvirt.DefaultPort)))})
 	}
 	wrong = append(wrong, libvirt.CheckName(t.name))
-	if t.lun < 0 || t.lun > maxLUN {
-		wrong = append(wrong, fmt.Errorf("%d is not a LUN: want 0 to %d", t.lun, maxLUN))
+	if t.lun < 0 || t.lun > libvirt.MaxLUN {
+		wrong = append(wrong, fmt.Errorf("%d is not a LUN: want 0 to %d", t.lun, libvirt.MaxLUN))
 	}
 	network.Name = libvirt.SourceName(t.name, t.lun)
 	if initiator := cmp.Or(opt.Device.Initiator, t.initiator); initiator != "" {

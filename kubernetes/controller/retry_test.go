@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRetry: every controller repeats failed attempts as objects.Backoff says, within a minute. The
+// TestRetry: every controller repeats failed attempts as objects.Working says, within a minute. The
 // default of controller-runtime is a quarter of an hour.
 func TestRetry(t *testing.T) {
 	files, err := filepath.Glob("*/*.go")
@@ -19,8 +19,8 @@ func TestRetry(t *testing.T) {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		n := strings.Count(string(text), "ctrl.NewControllerManagedBy(")
-		require.Equal(t, n, strings.Count(string(text), "objects.Backoff[reconcile.Request]()"),
-			"%s: a controller without RateLimiter: objects.Backoff", file)
+		require.Equal(t, n, strings.Count(string(text), "WithOptions(objects.Working("),
+			"%s: a controller without objects.Working", file)
 		controllers += n
 	}
 	require.GreaterOrEqual(t, controllers, 8)

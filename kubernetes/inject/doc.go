@@ -14,5 +14,8 @@
 //
 // With attachment Service, the disk is served elsewhere, and the pod gets no container.
 //
+// In a pod in which KubeVirt runs a machine, the first hook sidecar serves the disk, and gets the
+// volumes. QEMU reaches it at a socket in the pod, without a credential.
+//
 // Errors are for the person who made the pod.
 package inject

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -17,8 +18,13 @@ import (
 // node.session.auth.username and node.session.auth.password.
 const CredentialDir = "/var/run/secrets/" + api.Group + "/" + api.Device
 
-// credentialVolume is the volume that is mounted there.
-const credentialVolume = api.DiskContainer + "-chap"
+// The volumes of a disk: its credential, which is mounted there, its claim and its image.
+const (
+	credentialVolume = api.DiskContainer + "-chap"
+	dataVolume       = api.DiskContainer + "-data"
+	imageVolume      = api.DiskContainer + "-image"
+	nbdVolume        = api.DiskContainer + "-nbd" // certificates
+)
 
 // maxLabel is the most bytes that the value of a label may have.
 const maxLabel = 63
@@ -27,7 +33,7 @@ const maxLabel = 63
 // has those of the controller, too.
 var known = []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
 	api.AnnotationNameLegacy, api.AnnotationFirmwareUUID, api.AnnotationSize,
-	api.AnnotationHandoverRequest}
+	api.AnnotationDisk, api.AnnotationHandoverRequest}
 
 // meant matches annotations with which somebody means this product.
 var meant = regexp.MustCompile(`(?i)^(disk[.]kubevirt[.]io/.*` +
@@ -48,7 +54,7 @@ type Options struct {
 func Asks(pod *corev1.Pod) bool {
 	_, ours := pod.Annotations[api.AnnotationSet]
 	_, legacy := pod.Annotations[api.AnnotationSetLegacy]
-	return ours || legacy
+	return (ours || legacy) && !provisions(pod)
 }
 
 // Strange returns what is wrong with a pod that has an annotation which looks like one of this
@@ -56,13 +62,16 @@ func Asks(pod *corev1.Pod) bool {
 // its disk.
 func Strange(pod *corev1.Pod) error {
 	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
+		if Machine(pod) != "" && hookAnnotation.MatchString(key) {
+			continue
+		}
 		if meant.MatchString(key) && !slices.Contains(known, key) {
 			return fmt.Errorf("the annotation %q looks like one of this product, and is none: "+
 				"%s names the VMIdentitySet, and %s the VMIdentity", key, api.AnnotationSet,
 				api.AnnotationName)
 		}
 	}
-	if hasName(pod) && !Asks(pod) {
+	if hasName(pod) && !Asks(pod) && !provisions(pod) {
 		return fmt.Errorf("the pod names its VMIdentity by an annotation, and no VMIdentitySet: "+
 			"add the annotation %s", api.AnnotationSet)
 	}
@@ -71,12 +80,17 @@ func Strange(pod *corev1.Pod) error {
 
 // SetName is the VMIdentitySet that a pod names.
 func SetName(pod *corev1.Pod) string {
+	if provisions(pod) {
+		return ""
+	}
 	return annotation(pod, api.AnnotationSet, api.AnnotationSetLegacy, "")
 }
 
-// IdentityName is the VMIdentity that a pod gets. It is empty until the pod has its name.
+// IdentityName is the VMIdentity that a pod gets. It is empty until the pod has its name. A
+// launcher pod gets that of its machine, which stays when the pod goes.
 func IdentityName(pod *corev1.Pod) string {
-	return annotation(pod, api.AnnotationName, api.AnnotationNameLegacy, pod.Name)
+	return annotation(pod, api.AnnotationName, api.AnnotationNameLegacy,
+		cmp.Or(Machine(pod), pod.Name))
 }
 
 func annotation(pod *corev1.Pod, name, legacy, none string) string {
@@ -116,6 +130,11 @@ func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
 		*pod = *changed
 		return nil
 	}
+	if Machine(pod) != "" {
+		launcher(spec, set, identity)
+		*pod = *changed
+		return nil
+	}
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: credentialVolume,
@@ -151,10 +170,10 @@ func has(pod *corev1.Pod, set *api.VMIdentitySet) bool {
 			there[v.Name] = v.Secret != nil && v.Secret.SecretName == name
 		case api.DiskContainer:
 			there[v.Name] = v.EmptyDir != nil
-		case api.DiskContainer + "-data":
+		case dataVolume:
 			there[v.Name] = v.PersistentVolumeClaim != nil &&
 				v.PersistentVolumeClaim.ClaimName == name
-		case api.DiskContainer + "-image":
+		case imageVolume:
 			there[v.Name] = v.Image != nil && v.Image.Reference == set.Spec.Image
 		}
 	}
@@ -169,8 +188,8 @@ func has(pod *corev1.Pod, set *api.VMIdentitySet) bool {
 			})
 	})
 	return mounted && there[credentialVolume] && disk == sidecar &&
-		there[api.DiskContainer] == sidecar && there[api.DiskContainer+"-data"] == sidecar &&
-		there[api.DiskContainer+"-image"] == (sidecar && !filled)
+		there[api.DiskContainer] == sidecar && there[dataVolume] == sidecar &&
+		there[imageVolume] == (sidecar && !filled)
 }
 
 // refuse returns why a pod that is about to be made cannot have its disk. The policies of
@@ -199,6 +218,9 @@ func refuse(pod *corev1.Pod, set *api.VMIdentitySet) error {
 		return fmt.Errorf("%q cannot be the name of a VMIdentity: want at most %d characters, "+
 			"a-z, 0-9, - and ., with a letter or a digit at both ends", identity, api.MaxNameLength)
 	}
+	if err := stays(pod, set); err != nil {
+		return err
+	}
 	return images(pod, set)
 }
 
@@ -208,6 +230,11 @@ func room(pod *corev1.Pod) error {
 		if taken(&pod.Spec, name) {
 			return fmt.Errorf("the pod has a container or a volume %q already: rename it, or "+
 				"remove it if it came from another pod with a disk", name)
+		}
+	}
+	if Machine(pod) != "" {
+		if err := hookRoom(pod); err != nil {
+			return err
 		}
 	}
 	for _, c := range pod.Spec.Containers {
@@ -256,8 +283,8 @@ func missing(pod *corev1.Pod) error {
 }
 
 // reserved are the names of everything that Pod adds.
-var reserved = []string{api.DiskContainer, api.DiskContainer + "-data",
-	api.DiskContainer + "-image", credentialVolume}
+var reserved = []string{api.DiskContainer, dataVolume, imageVolume, credentialVolume,
+	nbdVolume}
 
 // taken reports whether a container or a volume has a name.
 func taken(spec *corev1.PodSpec, name string) bool {

@@ -15,12 +15,16 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// The user of kubevirt.io:disk, the paths that its container writes to, and where it finds images.
+// The user of kubevirt.io:disk, and where its container works.
 const (
-	diskUser  = 107
-	workDir   = "/var/lib/kubevirt-disk"
-	volumeDir = "/data"
-	imageDir  = "/disk"
+	diskUser = 107
+	workDir  = "/var/lib/kubevirt-disk"
+)
+
+// VolumeDir is where a container has the claim of its disk, and ImageDir where it has the image.
+const (
+	VolumeDir = "/data"
+	ImageDir  = "/disk"
 )
 
 // EnvSize is the environment variable with the size of a container's disk.
@@ -180,16 +184,16 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 	}
 	volumes := []corev1.Volume{{Name: name, VolumeSource: *work.DeepCopy()}}
 	if claim := p.Claims[d.Device]; claim != "" {
-		set("PERSISTENT_DIR", volumeDir)
-		mounts = append(mounts, corev1.VolumeMount{Name: name + "-data", MountPath: volumeDir})
+		set("PERSISTENT_DIR", VolumeDir)
+		mounts = append(mounts, corev1.VolumeMount{Name: name + "-data", MountPath: VolumeDir})
 		volumes = append(volumes, corev1.Volume{Name: name + "-data",
 			VolumeSource: corev1.VolumeSource{
 				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim},
 			}})
 	}
 	if p.Server != "" && !d.Filled {
-		mounts = append(mounts, corev1.VolumeMount{Name: name + "-image", MountPath: imageDir,
-			SubPath: strings.TrimPrefix(imageDir, "/"), ReadOnly: true})
+		mounts = append(mounts, corev1.VolumeMount{Name: name + "-image", MountPath: ImageDir,
+			SubPath: strings.TrimPrefix(ImageDir, "/"), ReadOnly: true})
 		volumes = append(volumes, corev1.Volume{Name: name + "-image",
 			VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
 				Reference: d.Image, PullPolicy: p.PullPolicy}}})
@@ -207,20 +211,26 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 			{Name: pages, ContainerPort: int32(FirstPagesPort + place)},
 		},
 		// The image is read and checked before it is served. This allows 10 minutes for it.
-		StartupProbe:   probe("/readyz", pages, 2, 300),
-		ReadinessProbe: probe("/readyz", pages, 10, 3),
-		LivenessProbe:  probe("/healthz", pages, 10, 6),
-		Resources:      p.resources(),
-		SecurityContext: &corev1.SecurityContext{
-			AllowPrivilegeEscalation: new(false),
-			ReadOnlyRootFilesystem:   new(true),
-			RunAsNonRoot:             new(true),
-			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-			SeccompProfile: &corev1.SeccompProfile{
-				Type: corev1.SeccompProfileTypeRuntimeDefault},
-		},
-		VolumeMounts: mounts,
+		StartupProbe:    probe("/readyz", pages, 2, 300),
+		ReadinessProbe:  probe("/readyz", pages, 10, 3),
+		LivenessProbe:   probe("/healthz", pages, 10, 6),
+		Resources:       p.resources(),
+		SecurityContext: Restricted(),
+		VolumeMounts:    mounts,
 	}, volumes
+}
+
+// Restricted is what Kubernetes' Pod Security Standard of this name asks of a container, which also
+// writes nothing outside its volumes.
+func Restricted() *corev1.SecurityContext {
+	return &corev1.SecurityContext{
+		AllowPrivilegeEscalation: new(false),
+		ReadOnlyRootFilesystem:   new(true),
+		RunAsNonRoot:             new(true),
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		SeccompProfile: &corev1.SeccompProfile{
+			Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
 }
 
 func (p Pod) resources() corev1.ResourceRequirements {

@@ -16,6 +16,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const testDigest = "sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
@@ -163,7 +165,7 @@ func TestManyReadersFetchOnce(t *testing.T) {
 		})
 	}
 	readers.Wait()
-	require.Eventually(t, func() bool { return b.Has(0, size) }, time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return b.Has(0, size) })
 	require.Equal(t, int64(size/testChunk), f.fetches.Load())
 }
 
@@ -282,7 +284,7 @@ func TestReaderThatGivesUp(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	var other sync.WaitGroup
 	other.Go(func() { requireRead(t, b, 5, 10) })
-	require.Eventually(t, func() bool { return b.waiting(0) == 1 }, time.Minute, time.Millisecond)
+	testtool.Eventually(t, func() bool { return b.waiting(0) == 1 })
 	_, err = b.ReadAt(ctx, make([]byte, 10), 0)
 	require.ErrorIs(t, err, context.Canceled)
 	close(come)

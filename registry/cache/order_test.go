@@ -4,9 +4,10 @@ import (
 	"context"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestOrder: chunks are fetched once each, in the given order, and no more of them than a part of
@@ -76,14 +77,13 @@ func TestOrderGivesWay(t *testing.T) {
 		_, err := b.ReadAt(t.Context(), make([]byte, 1), wanted*testChunk)
 		read <- err
 	}()
-	require.Eventually(t, func() bool { return c.wanted.Load() == 1 }, time.Minute,
-		time.Millisecond)
+	testtool.Eventually(t, func() bool { return c.wanted.Load() == 1 })
 	done := b.Order([][2]int64{{0, 300}})
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return started > 0
-	}, time.Minute, time.Millisecond)
+	})
 	close(hold)
 	require.NoError(t, <-read)
 	<-done

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // segmentFiles are the segments of a directory, by their number.
@@ -93,7 +94,7 @@ func TestRemovalUnderLoad(t *testing.T) {
 		})
 		for range 4 {
 			all.Go(func() {
-				for range 1500 {
+				for range testtool.Rounds(300, 1500) {
 					off := rand.Int64N(size - 3*testChunk)
 					p := make([]byte, 1+rand.IntN(2*testChunk))
 					if _, err := b.ReadAt(ctx, p, off); err != nil && ctx.Err() == nil {

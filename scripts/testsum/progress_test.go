@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestProgress: a line says what runs, what does not just wait for its turn, and what runs beside.
@@ -61,13 +63,12 @@ func TestReport(t *testing.T) {
 	var out bytes.Buffer
 	s := newSummary(&out)
 	end := s.report(time.Millisecond, "")
-	for lines := 0; lines < 3; {
+	testtool.Eventually(t, func() bool {
 		s.add(event{Action: "pass", Package: "p", Test: "TestA"})
 		s.mu.Lock()
-		lines = strings.Count(out.String(), "running: ")
-		s.mu.Unlock()
-		time.Sleep(time.Millisecond)
-	}
+		defer s.mu.Unlock()
+		return strings.Count(out.String(), "running: ") > 2
+	}, "there are three lines")
 	end()
 	said := out.Len()
 	time.Sleep(10 * time.Millisecond)

@@ -1,10 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -40,7 +40,8 @@ func command(t *testing.T) string {
 	return path
 }
 
-// script runs scripts/test.sh in a tree of its own. The build waits until tests have run beside it.
+// script runs scripts/test.sh in a tree of its own. Its builds wait until tests have run beside
+// them.
 func script(t *testing.T, testsum, build, install, beside string, args ...string) (out,
 	tests string, err error) {
 	t.Helper()
@@ -50,14 +51,18 @@ func script(t *testing.T, testsum, build, install, beside string, args ...string
 	for name, content := range map[string]string{"scripts/test.sh": string(text), "go": fakeGo,
 		"build": "#!/bin/bash\necho builds $1\ntouch building\n" +
 			"until [ -e tested ]; do sleep 0.01; done\n" + build,
-		"install": "#!/bin/bash\n" + install, "beside": "#!/bin/bash\n" + beside} {
+		"build2": "#!/bin/bash\n[ -e installed ] || exit 1\necho builds the rest\n" +
+			"until [ -e tested ]; do sleep 0.01; done\necho also\n" + build,
+		"install": "#!/bin/bash\ntouch installed\n" + install,
+		"beside":  "#!/bin/bash\n" + beside} {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o755))
 	}
 	cmd := exec.Command(filepath.Join(dir, "scripts/test.sh"), args...)
 	cmd.Env = append(os.Environ(), "GO="+dir+"/go", "TESTSUM="+testsum, "BUILD=./build what",
-		"INSTALL=./install", "BESIDE=./beside", "CC=bash", "KUBEVIRT_DISK_REQUIRE_TOOLS=")
+		"BUILD_INSTALLED=./build2", "INSTALL=./install", "BESIDE=./beside",
+		"CC=bash", "KUBEVIRT_DISK_REQUIRE_TOOLS=")
 	printed, err := cmd.CombinedOutput()
 	noted, _ := os.ReadFile(filepath.Join(dir, "tests")) // none: no test ran
 	return string(printed), string(noted), err
@@ -70,6 +75,7 @@ func TestScript(t *testing.T) {
 	out, tests, err := script(t, testsum, "", "", "echo all fine")
 	require.NoError(t, err, out)
 	require.Contains(t, out, "ok    ./build what")
+	require.Contains(t, out, "ok    ./build2")
 	require.Contains(t, out, "all fine\nok    ./beside")
 	// Two tests run once more without the race detector.
 	require.True(t, strings.HasSuffix(out, "2 passed, 0 failed, 0 skipped\n"), out)
@@ -90,7 +96,10 @@ func TestScript(t *testing.T) {
 
 	out, _, err = script(t, testsum, "for i in {1..99}; do echo line $i; done; exit 1", "", "")
 	require.Error(t, err)
-	require.Contains(t, out, "line 99\nFAIL  ./build what, its last lines are above\n2 passed,")
+	for _, command := range []string{"./build what", "./build2"} {
+		require.Contains(t, out, "line 99\nFAIL  "+command+", its last lines are above\n")
+	}
+	require.True(t, strings.HasSuffix(out, "above\n2 passed, 0 failed, 0 skipped\n"), out)
 	require.NotContains(t, out, "line 79\n")
 
 	out, _, err = script(t, testsum, "", "", "echo a finding; exit 1")
@@ -114,33 +123,35 @@ func TestScriptOfPackages(t *testing.T) {
 	require.True(t, strings.HasSuffix(out, "1 passed, 0 failed, 0 skipped\n"), out)
 }
 
-// TestWithoutTheRaceDetector: the tests that scripts/test.sh runs without it are where it says.
-// Otherwise, `go test` would run none, and say nothing.
-func TestWithoutTheRaceDetector(t *testing.T) {
-	text, err := os.ReadFile("../test.sh")
+// TestLimit: a package that hangs ends soon, and the report has the stack of what hangs. Those of
+// integration have more time.
+func TestLimit(t *testing.T) {
+	limit, err := filepath.Abs("../limit.sh")
 	require.NoError(t, err)
-	list := func(name string) []string {
-		var words []string
-		for _, found := range regexp.MustCompile(`(?m)^\s*`+name+`\+?=\((.*)\)$`).
-			FindAllStringSubmatch(string(text), -1) {
-			words = append(words, strings.Fields(found[1])...)
-		}
-		return words
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"go.mod": "module m\n\ngo 1.24\n",
+		"unit/x_test.go": "package unit\n\nimport \"testing\"\n\n" +
+			"func TestHangs(t *testing.T) { var c chan int; <-c }\n",
+		"integration/x_test.go": "package integration\n\n" +
+			"import (\n\t\"flag\"\n\t\"testing\"\n)\n\n" +
+			"func TestLimit(t *testing.T) { t.Skip(flag.Lookup(\"test.timeout\").Value) }\n",
+	} {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 	}
-	var there strings.Builder
-	for _, dir := range list("in") {
-		files, err := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
-		require.NoError(t, err)
-		require.NotEmpty(t, files, dir)
-		for _, path := range files {
-			data, err := os.ReadFile(path)
-			require.NoError(t, err)
-			there.Write(data)
-		}
-	}
-	names := list("tests")
-	require.NotEmpty(t, names)
-	for _, name := range names {
-		require.Contains(t, there.String(), "\nfunc "+name+"(t *testing.T) {\n")
-	}
+	cmd := exec.Command("go", "test", "-json", "-timeout", "60m", "-exec", "'"+limit+"' 1s",
+		"./...")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOFLAGS=")
+	events, err := cmd.Output()
+	require.Error(t, err)
+	var out strings.Builder
+	sum := newSummary(&out)
+	require.NoError(t, sum.read(bytes.NewReader(events)))
+	sum.finish()
+	require.Contains(t, out.String(), "panic: test timed out after 1s")
+	require.Contains(t, out.String(), "m/unit.TestHangs(")
+	require.Contains(t, out.String(), "failed m/unit TestHangs, did not end\n")
+	require.Contains(t, out.String(), "skipped m/integration TestLimit: x_test.go:8: 1h0m0s\n")
 }

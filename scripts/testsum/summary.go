@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -154,7 +153,33 @@ func (s *summary) fail(n name, elapsed float64) {
 		s.w.Write(out.Bytes())
 	}
 	s.drop(n)
+	if n.Test == "" {
+		s.open(n.Package)
+	}
 }
+
+// open reports the tests of a package that never ended, because their process died or was killed.
+// The output of one of them has the stacks of all goroutines. A test that waits for its turn has
+// said nothing.
+func (s *summary) open(pkg string) {
+	var open []name
+	for n, out := range s.output {
+		if n.Package == pkg && n.Test != "" && !bytes.HasSuffix(out.Bytes(), paused(n.Test)) {
+			open = append(open, n)
+		}
+	}
+	slices.SortFunc(open, func(a, b name) int { return strings.Compare(a.Test, b.Test) })
+	for _, n := range open {
+		s.final = true
+		fmt.Fprintf(s.w, "--- did not end: %s\n%s", n, s.output[n])
+		if !strings.Contains(n.Test, "/") {
+			s.broken = append(s.broken, n.String()+", did not end")
+		}
+		s.drop(n)
+	}
+}
+
+func paused(test string) []byte { return []byte("=== PAUSE " + test + "\n") }
 
 // final reports whether a line says that the process broke: a data race, a panic, a signal. Later
 // tests did not run then.
@@ -193,18 +218,11 @@ func (s *summary) drop(n name) {
 	delete(s.running, n)
 }
 
-// finish reports tests that never ended because their process died, then the skips, the names of
-// what failed, and the totals.
+// finish reports tests that never ended although their package said nothing, then the skips, the
+// names of what failed, and the totals.
 func (s *summary) finish() {
-	var open []string
-	for n, out := range s.output {
-		if n.Test != "" && s.failedIn[n.Package] == 0 {
-			open = append(open, fmt.Sprintf("--- did not end: %s\n%s", n, out))
-		}
-	}
-	sort.Strings(open)
-	for _, line := range open {
-		fmt.Fprint(s.w, line)
+	for n := range s.output {
+		s.open(n.Package)
 	}
 	for _, line := range s.skips {
 		fmt.Fprintf(s.w, "skipped %s\n", line)

@@ -64,6 +64,21 @@ func TestSummary(t *testing.T) {
 			want:   []string{"--- did not end: p TestA", "about to die", "exit status 2"},
 			totals: "0 passed, 1 failed, 0 skipped",
 		},
+		"a test that did not end is named and shows the stacks, though another one failed": {
+			stream: `{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"run","Package":"p","Test":"TestB"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"=== RUN   TestB\n"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"=== PAUSE TestB\n"}
+{"Action":"run","Package":"p","Test":"TestC"}
+{"Action":"output","Package":"p","Test":"TestC","Output":"panic: test timed out after 20m0s\n"}
+{"Action":"output","Package":"p","Test":"TestC","Output":"goroutine 7 [sleep]:\n"}
+{"Action":"fail","Package":"p"}
+`,
+			want: []string{"--- did not end: p TestC\npanic: test timed out", "goroutine 7 [sleep]",
+				"\nfailed p TestA\nfailed p TestC, did not end\n"},
+			wantNot: []string{"PAUSE"},
+			totals:  "0 passed, 1 failed, 0 skipped",
+		},
 		"what is no event passes through": {
 			stream: "go: cannot find main module\n", want: []string{"go: cannot find main module"},
 			totals: "0 passed, 0 failed, 0 skipped",

@@ -48,24 +48,6 @@ func rw10(op byte, lba uint32, blocks int) []byte {
 	return cdb
 }
 
-// Read16 reads blocks.
-func Read16(lun uint16, lba uint64, blocks int) Command {
-	return Command{LUN: lun, CDB: rw16(0x88, lba, blocks), Read: blocks * BlockSize}
-}
-
-// Write16 writes data, a whole number of blocks.
-func Write16(lun uint16, lba uint64, data []byte) Command {
-	return Command{LUN: lun, CDB: rw16(0x8a, lba, len(data)/BlockSize), Write: data}
-}
-
-func rw16(op byte, lba uint64, blocks int) []byte {
-	cdb := make([]byte, 16)
-	cdb[0] = op
-	binary.BigEndian.PutUint64(cdb[2:], lba)
-	binary.BigEndian.PutUint32(cdb[10:], uint32(blocks))
-	return cdb
-}
-
 // ClearAttention runs TEST UNIT READY until it is GOOD, and returns the sense data of those that
 // were not: the unit attentions that were pending.
 func (s *Session) ClearAttention(lun uint16) ([]Sense, error) {

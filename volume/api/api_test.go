@@ -42,6 +42,8 @@ func TestResolved(t *testing.T) {
 		"":                         {Size: 1 << 20},
 		"is not a multiple of 512": {Size: 1000},
 		"access-mode":              {AccessMode: "read-only"},
+		"block-size: 1024":         {Size: 1 << 20, BlockSize: 1024},
+		"is not a multiple of the": {Size: 1536, BlockSize: 4096},
 		"one of image":             {From: &Source{Image: "a", Upload: true}},
 		"from.disk":                {From: &Source{Image: "a", Disk: "b"}},
 		"others use, too":          {From: image, Copy: &Copy{Mode: CopyNone}},
@@ -68,18 +70,19 @@ func TestDifferences(t *testing.T) {
 	}
 	plain := resolved(Spec{Size: 512})
 	require.Empty(t, Differences(plain, resolved(Spec{Size: 1024, From: &Source{},
-		AccessMode: WriteExclusive, Copy: &Copy{Mode: CopyNone}})))
+		BlockSize: 512, AccessMode: WriteExclusive, Copy: &Copy{Mode: CopyNone}})))
 	other := resolved(Spec{From: &Source{Reference: "r/n:t", Disk: "d"}, AccessMode: WriteShared,
-		Copy: &Copy{Mode: CopyOnRead, UsageType: "fast"}})
+		BlockSize: 4096, Copy: &Copy{Mode: CopyOnRead, UsageType: "fast"}})
 	var fields []string
 	for _, d := range Differences(plain, other) {
 		fields = append(fields, d.Field)
 	}
-	require.Equal(t, []string{"from", "access-mode", "copy.mode", "copy.usage-type"}, fields)
+	require.Equal(t, []string{"from", "block-size", "access-mode", "copy.mode", "copy.usage-type"},
+		fields)
 	err := Differ("vm1", Differences(plain, other))
 	require.Equal(t, 409, err.HTTPStatus())
 	require.ErrorContains(t, err,
-		`its from is nothing, and not the disk "d" of r/n:t, its access-mode is write-exclusive`)
+		`its from is nothing, and not the disk "d" of r/n:t, its block-size is 512, and not 4096`)
 }
 
 func FuzzSpec(f *testing.F) {

@@ -1,6 +1,9 @@
 package api
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+)
 
 // Differences compares two resolved requests: the one that a volume was made by, and a new one. It
 // names the fields in which they differ. It does not compare sizes, because a volume may have
@@ -13,6 +16,8 @@ func Differences(is, asked Spec) []Difference {
 		}
 	}
 	compare("from", is.From.String(), asked.From.String())
+	compare("block-size", strconv.Itoa(max(is.BlockSize, shortBlock)),
+		strconv.Itoa(max(asked.BlockSize, shortBlock)))
 	compare("access-mode", is.AccessMode, asked.AccessMode)
 	compare("copy.mode", is.Copy.mode(), asked.Copy.mode())
 	compare("copy.usage-type", is.Copy.usageType(), asked.Copy.usageType())

@@ -38,6 +38,8 @@ type Spec struct {
 	// Size is the smallest size of the disk in bytes. An empty disk needs one. 0: the size of the
 	// image, or of the uploaded data.
 	Size Size `json:"size,omitempty" yaml:"size,omitempty"`
+	// BlockSize is the length of a logical block in bytes, 512 (the default) or 4096.
+	BlockSize int `json:"block-size,omitempty" yaml:"block-size,omitempty"`
 	// From is the initial content of the disk. nil: none, the disk reads as zeros.
 	From *Source `json:"from,omitempty" yaml:"from,omitempty"`
 	// AccessMode is write-exclusive (the default), write-shared or read-shared.
@@ -88,6 +90,12 @@ const (
 	CopyOnRead  = "copy-on-read"
 )
 
+// The lengths of logical blocks in bytes.
+const (
+	shortBlock = 512
+	longBlock  = 4096
+)
+
 // Resolved returns the request with its defaults, or an error if the request contradicts itself. It
 // does not look at images, claims and usage types, which only the server knows.
 func (s Spec) Resolved() (Spec, error) {
@@ -98,6 +106,19 @@ func (s Spec) Resolved() (Spec, error) {
 	default:
 		return s, fmt.Errorf("access-mode: %q is unknown: use %s, %s or %s", s.AccessMode,
 			WriteExclusive, WriteShared, ReadShared)
+	}
+	switch s.BlockSize {
+	case 0:
+	case shortBlock:
+		s.BlockSize = 0 // as records of earlier versions have it
+	case longBlock:
+		if s.Size%longBlock != 0 {
+			return s, fmt.Errorf("size: %d is not a multiple of the %d bytes of a logical block",
+				s.Size, longBlock)
+		}
+	default:
+		return s, fmt.Errorf("block-size: %d is unknown: use %d or %d", s.BlockSize, shortBlock,
+			longBlock)
 	}
 	from, err := s.From.resolved()
 	if err != nil {

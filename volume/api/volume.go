@@ -59,6 +59,36 @@ type Progress struct {
 	Total    int64 `json:"total,omitempty" yaml:"total,omitempty"` // 0: unknown
 }
 
+// Snapshot is what was kept of a volume at a point in time.
+type Snapshot struct {
+	Name    string    `json:"name" yaml:"name"`
+	Created time.Time `json:"created" yaml:"created"`
+	Size    Size      `json:"size" yaml:"size"` // of the disk then, bytes
+	Used    Size      `json:"used" yaml:"used"` // bytes of storage that only the snapshot needs
+}
+
+// Snapshots is the answer about all snapshots of a volume, oldest first.
+type Snapshots struct {
+	Snapshots []Snapshot `json:"snapshots" yaml:"snapshots"`
+}
+
+// Changes are what may differ between a snapshot of a volume, and the volume or a later snapshot. A
+// large answer comes in pages.
+type Changes struct {
+	Since string `json:"since" yaml:"since"`
+	Until string `json:"until,omitempty" yaml:"until,omitempty"` // "": the volume as it is now
+	Size  int64  `json:"size" yaml:"size"`                       // bytes
+	// Next is the offset of the next page; Size: this was the last one.
+	Next   int64   `json:"next" yaml:"next"`
+	Ranges []Range `json:"ranges" yaml:"ranges"` // ascending, apart from each other
+}
+
+// Range is a part of a disk, in bytes.
+type Range struct {
+	Offset int64 `json:"offset" yaml:"offset"`
+	Length int64 `json:"length" yaml:"length"`
+}
+
 // List is the answer about all volumes, by name.
 type List struct {
 	Volumes []Volume `json:"volumes" yaml:"volumes"`

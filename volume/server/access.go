@@ -5,17 +5,15 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/tlsfiles"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -57,17 +55,24 @@ type access struct {
 	opt Access
 	log *zap.Logger
 
-	mu     sync.Mutex
-	config *tls.Config // guarded by mu; of the content of the files that were read last
-	files  [3][]byte   // guarded by mu; the content that config was made of
-	told   string      // guarded by mu; what the log says is wrong with the files
+	tls *tls.Config // nil: there is no certificate
+
+	mu   sync.Mutex
+	told string // guarded by mu; what the log says is wrong with the token's file
 }
 
 // newAccess reads all files once, so that an error in them is known at once.
 func newAccess(opt Access, log *zap.Logger) (*access, error) {
 	a := &access{opt: opt, log: log}
 	if opt.Cert != "" {
-		if _, err := a.load(); err != nil {
+		var err error
+		a.tls, err = tlsfiles.Config(tlsfiles.Files{Of: "the volumes' server", Cert: opt.Cert,
+			Key: opt.Key, ClientCA: opt.ClientCA}, &tls.Config{
+			MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"h2", "http/1.1"},
+			ClientAuth: tls.VerifyClientCertIfGiven,
+		}, log)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -113,24 +118,21 @@ func (a *access) admit(r *http.Request) *api.Error {
 	return nil
 }
 
-// complain logs a problem with the files, once.
+// complain logs a problem with the token's file, once.
 func (a *access) complain(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if text := err.Error(); text != a.told {
 		a.told = text
-		a.log.Warn("a certificate or token file for volumes cannot be used", zap.Error(err))
+		a.log.Warn("the token file for volumes cannot be used", zap.Error(err))
 	}
 }
 
-const (
-	minToken = 16 // characters
-	maxFile  = 1 << 20
-)
+const minToken = 16 // characters
 
 // readToken reads the file of the token. Its errors never contain the content.
 func readToken(path string) ([]byte, error) {
-	text, err := readFile(path)
+	text, err := tlsfiles.Read(path)
 	if err != nil {
 		return nil, fmt.Errorf("the token: %w", err)
 	}
@@ -140,92 +142,4 @@ func readToken(path string) ([]byte, error) {
 			"such as \"openssl rand -hex 32\" makes", path, minToken)
 	}
 	return token, nil
-}
-
-func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(text) > maxFile {
-		err = fmt.Errorf("%q is far too large", path)
-	}
-	return text, err
-}
-
-// tlsConfig returns nil without a certificate.
-func (a *access) tlsConfig() *tls.Config {
-	if a.opt.Cert == "" {
-		return nil
-	}
-	return &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		NextProtos: []string{"h2", "http/1.1"},
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			config, err := a.load()
-			if err != nil {
-				a.complain(err)
-			}
-			return config, nil // the previous one, while the files cannot be used
-		},
-	}
-}
-
-// load returns the configuration that is in the files. If it cannot use them, for example while
-// they are being replaced, it returns the previous configuration and the error.
-func (a *access) load() (*tls.Config, error) {
-	var files [3][]byte
-	var err error
-	for i, path := range []string{a.opt.Cert, a.opt.Key, a.opt.ClientCA} {
-		if path != "" && err == nil {
-			files[i], err = readFile(path)
-		}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if err != nil {
-		return a.config, fmt.Errorf("the server's certificate: %w", err)
-	}
-	if a.config != nil && equal(files, a.files) {
-		return a.config, nil
-	}
-	config, err := a.configOf(files)
-	if err != nil {
-		return a.config, err
-	}
-	if a.config != nil {
-		a.log.Info("the certificate of the volumes' server has changed")
-	}
-	a.config, a.files, a.told = config, files, ""
-	return config, nil
-}
-
-func equal(x, y [3][]byte) bool {
-	for i := range x {
-		if !bytes.Equal(x[i], y[i]) {
-			return false
-		}
-	}
-	return true
-}
-
-func (a *access) configOf(files [3][]byte) (*tls.Config, error) {
-	cert, err := tls.X509KeyPair(files[0], files[1])
-	if err != nil {
-		return nil, fmt.Errorf("the certificate %q and the key %q cannot be used: %w", a.opt.Cert,
-			a.opt.Key, err)
-	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert},
-		NextProtos: []string{"h2", "http/1.1"}}
-	if a.opt.ClientCA == "" {
-		return config, nil
-	}
-	config.ClientCAs = x509.NewCertPool()
-	if !config.ClientCAs.AppendCertsFromPEM(files[2]) {
-		return nil, fmt.Errorf("%q has no certificate (PEM) of an authority", a.opt.ClientCA)
-	}
-	config.ClientAuth = tls.VerifyClientCertIfGiven
-	return config, nil
 }

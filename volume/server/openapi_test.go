@@ -22,6 +22,8 @@ func TestOpenAPI(t *testing.T) {
 	schemas := at(t, doc, "components", "schemas")
 	for name, of := range map[string]any{"Spec": api.Spec{}, "Source": api.Source{},
 		"Copy": api.Copy{}, "Claim": api.Claim{}, "Volume": api.Volume{}, "List": api.List{},
+		"Snapshot": api.Snapshot{}, "Snapshots": api.Snapshots{},
+		"Changes": api.Changes{},
 		"Refusal": api.Error{}} {
 		requireFields(t, at(t, schemas, name, "properties"), of)
 	}

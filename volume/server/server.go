@@ -68,7 +68,7 @@ func New(opt Options) (*Server, error) {
 	s := &Server{opt: opt, access: a, patience: refusedTimeout, most: maxConnections}
 	s.http = http.Server{
 		Handler:           s.handler(),
-		TLSConfig:         a.tlsConfig(),
+		TLSConfig:         a.tls,
 		ConnState:         changed,
 		ConnContext:       withGuest,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -103,6 +103,13 @@ func (s *Server) handler() http.Handler {
 		mux.HandleFunc("GET "+path, s.limited(s.get))
 		mux.HandleFunc("DELETE "+path, s.limited(s.delete))
 	}
+	const snapshots = "/volume/{name}/snapshots"
+	mux.HandleFunc("GET "+snapshots, s.limited(s.listSnapshots))
+	mux.HandleFunc("PUT "+snapshots+"/{snapshot}", s.limited(s.takeSnapshot))
+	mux.HandleFunc("GET "+snapshots+"/{snapshot}", s.limited(s.getSnapshot))
+	mux.HandleFunc("DELETE "+snapshots+"/{snapshot}", s.limited(s.deleteSnapshot))
+	mux.HandleFunc("GET "+snapshots+"/{snapshot}/changes", s.limited(s.changes))
+	mux.HandleFunc("POST "+snapshots+"/{snapshot}/revert", s.limited(s.revert))
 	mux.HandleFunc("GET /volumes", s.limited(s.list))
 	mux.HandleFunc("GET /openapi.yaml", s.limited(document))
 	if s.opt.Uploads != nil {

@@ -17,7 +17,7 @@ const (
 	// lastSmall is the last number that every initiator writes the same way: the peripheral
 	// addressing method (SAM-5 4.7.7.2). They are given first.
 	lastSmall = 255
-	// lastLUN is the highest number of the flat addressing method, 14 bits (SAM-5 4.7.7.3).
+	// lastLUN is the highest number that a disk can have.
 	lastLUN = 1<<14 - 1
 
 	// ahead is how many numbers are saved as used in one step. A restart skips those that were not

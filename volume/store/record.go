@@ -40,8 +40,8 @@ type Record struct {
 	Created time.Time `json:"created"`
 	// File is an image in the volume's directory, the source of its disk. "": none.
 	File string `json:"file,omitempty"`
-	// Marked says that the place had a file, until the disk is ready, by which it is told from an
-	// empty mount point.
+	// Marked says that a file was made in the place before the disk. As long as the disk is not
+	// there, a place without that file is an empty mount point: its storage is missing.
 	Marked bool `json:"marked,omitempty"`
 }
 

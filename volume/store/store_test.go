@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -82,6 +83,7 @@ func TestWhatAKillLeaves(t *testing.T) {
 // TestNumbers: a number comes again only after all others, even if the process is restarted at any
 // moment.
 func TestNumbers(t *testing.T) {
+	require.Equal(t, serving.MaxNumber, lastLUN, "disks are served by these numbers")
 	dir := t.TempDir()
 	s := open(t, dir)
 	free := func(uint16) bool { return false }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/client"
 )
@@ -146,9 +147,9 @@ func TestClientGoesOn(t *testing.T) {
 			}
 		}})
 	require.ErrorIs(t, err, context.Canceled)
-	require.Eventually(t, func() bool { // the server may not have started on the data yet
+	testtool.Eventually(t, func() bool { // the server may not have started on the data yet
 		return s.handler.Totals().Bytes > 0 && len(s.handler.Receiving()) == 0
-	}, patience, time.Millisecond)
+	})
 	before := s.handler.Totals().Bytes
 
 	_, err = c.Upload(t.Context(), "vm", bytes.NewReader(raw[:5<<20]), 5<<20,

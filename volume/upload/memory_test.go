@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMemory: an upload takes less than 32 MiB, whatever its packing needs. Each upload waits
+// TestMemoryOfUploads: an upload takes less than 32 MiB, whatever its packing needs. Each one waits
 // halfway, with everything that it needs.
-func TestMemory(t *testing.T) {
+func TestMemoryOfUploads(t *testing.T) {
 	raw := make([]byte, 24<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(raw)
 	all := packed(t, raw)

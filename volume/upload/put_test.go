@@ -261,7 +261,7 @@ func damaged(p []byte) []byte {
 
 func TestTooLarge(t *testing.T) {
 	raw := rawDisk(6 << 20)
-	zeros := make([]byte, 200<<20)
+	zeros := make([]byte, 80<<20)
 	copy(zeros, raw[:4096])
 	bomb := packed(t, zeros)
 	tests := map[string]struct {

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // patience is how long a test waits for something that happens soon.
@@ -66,11 +68,9 @@ func (s *server) cutOff(t *testing.T, method, path string, part []byte, length i
 	before := int(s.handler.Totals().Bytes)
 	c := s.begin(t, method, path, part, length, headers...)
 	s.waitFor(t, before+len(part))
-	require.Eventually(t, func() bool { return len(s.handler.Receiving()) > 0 }, patience,
-		time.Millisecond)
+	testtool.Eventually(t, func() bool { return len(s.handler.Receiving()) > 0 })
 	require.NoError(t, c.Close())
-	require.Eventually(t, func() bool { return len(s.handler.Receiving()) == 0 }, patience,
-		time.Millisecond)
+	testtool.Eventually(t, func() bool { return len(s.handler.Receiving()) == 0 })
 }
 
 func (s *server) begin(t *testing.T, method, path string, part []byte, length int,
@@ -92,8 +92,8 @@ func (s *server) begin(t *testing.T, method, path string, part []byte, length in
 // waitFor waits until this many bytes have been received since the start.
 func (s *server) waitFor(t *testing.T, n int) {
 	t.Helper()
-	require.Eventually(t, func() bool { return s.handler.Totals().Bytes >= uint64(n) }, patience,
-		time.Millisecond, "%d bytes", n)
+	testtool.Eventually(t,
+		func() bool { return s.handler.Totals().Bytes >= uint64(n) }, "%d bytes", n)
 }
 
 // TestPlainPutCutOff: without Upload-Complete, the server keeps nothing.
@@ -346,8 +346,7 @@ func TestMustEnd(t *testing.T) {
 	s.begin(t, http.MethodPut, "/volume/vm/data", rawDisk(1<<20), 4<<20)
 	s.waitFor(t, 1<<20)
 	v.cancel()
-	require.Eventually(t, func() bool { return len(s.handler.Receiving()) == 0 }, patience,
-		time.Millisecond)
+	testtool.Eventually(t, func() bool { return len(s.handler.Receiving()) == 0 })
 	s.requireEmpty(t, "vm")
 }
 

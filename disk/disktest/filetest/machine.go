@@ -59,6 +59,22 @@ func (f *SimFile) Size() int64 { return int64(len(f.Cache)) }
 
 func (f *SimFile) Close() error { return nil }
 
+// Grow enlarges the file by zeros. A crash does not undo that.
+func (f *SimFile) Grow(size int64) error {
+	f.m.mu.Lock()
+	defer f.m.mu.Unlock()
+	torn, err := f.m.step()
+	if err != nil {
+		return err
+	}
+	f.Cache = append(f.Cache, make([]byte, size-int64(len(f.Cache)))...)
+	f.platter = append(f.platter, make([]byte, size-int64(len(f.platter)))...)
+	if torn {
+		return ErrCrashed
+	}
+	return nil
+}
+
 func (f *SimFile) Zero(off, length int64) error { return f.Discard(off, length) }
 
 func (f *SimFile) ReadAt(p []byte, off int64) (int, error) {

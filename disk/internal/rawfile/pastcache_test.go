@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // bypassed returns a new private file of that size and its cacheBypass. It skips the test if the
@@ -165,13 +166,13 @@ func TestCacheGuardLetsNothingPassWhoWaits(t *testing.T) {
 		g.through(1<<20, 4096)
 		close(came)
 	}()
-	require.Eventually(t, func() bool {
+	testtool.Eventually(t, func() bool {
 		passes := g.begin(8192, 4096)
 		if passes {
 			g.end(8192, 4096)
 		}
 		return !passes // the guest waits
-	}, time.Minute, time.Millisecond, "writes past the cache overtake the guest for ever")
+	}, "writes past the cache overtake the guest for ever")
 	select {
 	case <-came:
 		t.Fatal("it did not wait for the write that was under way")

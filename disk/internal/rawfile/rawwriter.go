@@ -192,10 +192,11 @@ const (
 	ways
 )
 
-// pace chooses the way to write by the latest speed of each. It leaves the fastest way as soon as
-// that becomes slower than another one was. The others get a span now and then, because the reason
-// why they were slow may be gone: the kernel had to find memory, or somebody else used the storage.
-// Any number of goroutines may use it.
+// pace chooses the way to write. It measures the speed of the chosen way, and remembers the last
+// speed of the others. When the chosen way becomes slower than another one was, that one is chosen.
+// Now and then a slower way is tried for a span, because it may be fast by now: the kernel no
+// longer has to find memory first, or nobody else uses the storage any more. Any number of
+// goroutines may use it.
 type pace struct {
 	mu    sync.Mutex
 	way   int

@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -15,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
 )
@@ -332,7 +332,5 @@ func machines(t *testing.T, p *plane.Plane, namespace string) {
 // eventually waits for something that may take long on a busy machine.
 func eventually(t *testing.T, what string, met func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !met(); time.Sleep(50 * time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), what)
-	}
+	testtool.Within(t, patience, met, what)
 }

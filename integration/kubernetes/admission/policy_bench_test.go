@@ -7,13 +7,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/config"
 )
@@ -41,10 +42,12 @@ func BenchmarkPolicies(b *testing.B) {
 		asks := aPod(namespace, fmt.Sprintf("set-%d", many-1))
 		plain := aPod(namespace, "")
 		plain.Annotations = nil
-		require.Eventually(b, func() bool {
-			pod, err := dryRun(b.Context(), p, asks)
+		var err error
+		testtool.Within(b, patience, func() bool {
+			var pod *corev1.Pod
+			pod, err = dryRun(b.Context(), p, asks)
 			return err == nil && len(pod.Spec.SchedulingGates) > 0
-		}, patience, 100*time.Millisecond)
+		}, "the pod is changed: %v", func() any { return err })
 		made := asks.DeepCopy()
 		made.Name = "made"
 		require.NoError(b, p.Client.Create(b.Context(), made))

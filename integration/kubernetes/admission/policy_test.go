@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/config"
 )
 
@@ -27,10 +28,11 @@ func TestPoliciesWithoutTypes(t *testing.T) {
 	p := plane.Get(t)
 	namespace := p.Namespace(t)
 	install(t, p, strings.ReplaceAll(config.Policies(server), "kind: VMIdentitySet", "kind: Gone"))
-	require.Eventually(t, func() bool {
-		_, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
+	var err error
+	testtool.Within(t, patience, func() bool {
+		_, err = dryRun(t.Context(), p, aPod(namespace, "fedora"))
 		return err != nil && strings.Contains(err.Error(), "there is no VMIdentitySet")
-	}, patience, patience/1000)
+	}, "the pod is refused: %v", func() any { return err })
 	plain := aPod(namespace, "")
 	plain.Annotations = nil
 	for range 20 {

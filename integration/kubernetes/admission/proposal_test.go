@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
@@ -15,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/config"
 )
@@ -24,14 +24,15 @@ const examples = "../../../examples/kubernetes/identities/"
 // apply is kubectl apply, repeated while the API server does not know a set yet.
 func apply(t *testing.T, p *plane.Plane, namespace, text string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		out, err := p.TryKubectl(strings.NewReader(text), "apply", "-n", namespace, "-f", "-")
-		if err == nil {
-			return
+	var out string
+	testtool.Within(t, patience, func() bool {
+		var err error
+		out, err = p.TryKubectl(strings.NewReader(text), "apply", "-n", namespace, "-f", "-")
+		if err != nil {
+			require.Contains(t, out, "If it was made just now, try again")
 		}
-		require.Contains(t, out, "If it was made just now, try again")
-		require.True(t, time.Now().Before(deadline), out)
-	}
+		return err == nil
+	}, "the set is known: %s", func() any { return out })
 }
 
 // TestProposal applies the objects of proposal 004, in our group, with kubectl.
@@ -100,14 +101,16 @@ func admitted(t *testing.T, p *plane.Plane) {
 	namespace := p.Namespace(t)
 	set := sets(namespace)["fedora"]
 	require.NoError(t, p.Client.Create(t.Context(), set))
-	require.Eventually(t, func() bool {
-		pod, err := dryRun(t.Context(), p, aPod(namespace, set.Name))
+	var err error
+	testtool.Within(t, patience, func() bool {
+		var pod *corev1.Pod
+		pod, err = dryRun(t.Context(), p, aPod(namespace, set.Name))
 		return err == nil && len(pod.Spec.InitContainers) > 0
-	}, patience, patience/1000)
-	require.Eventually(t, func() bool {
+	}, "the pod gets its disk: %v", func() any { return err })
+	testtool.Within(t, patience, func() bool {
 		_, err := dryRun(t.Context(), p, aPod(namespace, "none"))
 		return err != nil
-	}, patience, patience/1000)
+	}, "a pod without a set is refused")
 }
 
 // TestExamples checks the statements in the examples.
@@ -168,7 +171,7 @@ func TestExamples(t *testing.T) {
 
 // TestProposalPage: each test that the page about the proposal names exists.
 func TestProposalPage(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/kubernetes-identities-proposal.md")
+	page, err := os.ReadFile("../../evidence/identities-proposal.md")
 	require.NoError(t, err)
 	there := map[string]bool{}
 	for _, folder := range []string{".", "..", "../../../kubernetes/controller/*"} {

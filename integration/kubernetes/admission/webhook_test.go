@@ -15,6 +15,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/config"
 	"kubevirt.io/disk/kubernetes/controller"
@@ -112,10 +113,10 @@ func TestWebhookDown(t *testing.T) {
 	install(t, p, config.Webhooks(namespace, account, account))
 	direct(t, p, plane.FreeAddress(t))
 	// The API server notices the configurations a moment later.
-	require.Eventually(t, func() bool {
+	testtool.Within(t, patience, func() bool {
 		_, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
 		return err != nil
-	}, patience, patience/1000)
+	}, "the pod is refused")
 	plain := aPod(namespace, "")
 	plain.Annotations = nil
 	require.NoError(t, p.Client.Create(t.Context(), plain))

@@ -22,6 +22,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/inject"
@@ -158,9 +159,7 @@ func (w *world) free(name string) bool {
 // until waits for a condition, which may end the test.
 func (w *world) until(what string, met func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); !met(); time.Sleep(50 * time.Millisecond) {
-		require.True(w.t, time.Now().Before(deadline), what)
-	}
+	testtool.Within(w.t, patience, met, what)
 }
 
 // says reports whether a condition of an identity has a reason.

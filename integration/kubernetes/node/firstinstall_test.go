@@ -110,9 +110,9 @@ func TestFirstInstall(t *testing.T) {
 	// The only volume of the node, with room for the disk of the example, and the class of claims
 	// that name none.
 	n.Apply(t, strings.ReplaceAll(volume(t, n, "first", "ReadWriteOncePod"), "20Gi", "100Gi"))
-	run(strings.Join(push, "") + "echo \"$DISK\" >" + dir + "/disk\n")
+	run(strings.Join(push, "") + "echo \"$VM\" >" + dir + "/disk\n")
 	run(scripts["3"])
-	run("export DISK=$(cat " + dir + "/disk)\n" + scripts["4"])
+	run("export VM=$(cat " + dir + "/disk)\n" + scripts["4"])
 	require.Regexp(t, `(?m)^my-vm +true `, n.Kubectl(t, "get", "vmid"))
 	require.Equal(t, "True", n.Kubectl(t, "get", "vmidentityset", "my-fedora", "-o",
 		"jsonpath={.status.conditions[?(@.type=='Ready')].status}"))

@@ -151,7 +151,7 @@ var (
 // machine has failed, the test fails.
 func (n *Node) said(t *testing.T, pod string, what *regexp.Regexp) int {
 	t.Helper()
-	out, err := n.TryKubectl("", "logs", pod, "-c", "vm")
+	out, err := n.TryKubectl("", "logs", pod) // of its first container
 	if err != nil {
 		return -1 // it has not begun yet
 	}

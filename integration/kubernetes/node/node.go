@@ -217,12 +217,7 @@ func removeCgroup(dir string) {
 
 func (n *Node) until(t testing.TB, what string, met func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !met(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s", patience, what)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	testtool.Within(t, patience, met, what)
 }
 
 // Command runs a program of the machine inside the namespaces, with kubectl's settings and path.

@@ -1,5 +1,7 @@
 package v1alpha1
 
+import "fmt"
+
 // Group is the API group of this package.
 const Group = "disk.kubevirt.io"
 
@@ -17,6 +19,9 @@ const (
 	// AnnotationSize is the size of the pod's disk in bytes. The controller takes it from the
 	// identity before the pod is scheduled, so that the disk is never asked to shrink.
 	AnnotationSize = Group + "/size"
+	// AnnotationDisk is the URI of a disk with attachment Service, for the hook sidecar of a
+	// machine of KubeVirt. The controller sets it before the pod is scheduled.
+	AnnotationDisk = Group + "/disk"
 )
 
 // AnnotationContent is on the claim of a VMIdentity: what its disk was made from. By it, a claim
@@ -105,3 +110,21 @@ func ClaimName(identity string) string { return prefix + identity }
 // SecretName is the name of the secret with the CHAP credential of a VMIdentity. The secret has
 // the type kubernetes.io/iscsi-chap and the keys that kubevirt.io:disk reads.
 func SecretName(identity string) string { return prefix + identity }
+
+// NBDSecretName is the name of the secret with the certificates for NBD of a VMIdentity with
+// attachment Service. It has the type kubernetes.io/tls and the keys below.
+func NBDSecretName(identity string) string { return "vmnbd-" + identity }
+
+// The keys of that secret besides those of its type, which are the server's.
+const (
+	KeyAuthority  = "ca.crt"
+	KeyClientCert = "client.crt"
+	KeyClientKey  = "client.key"
+)
+
+// PortNBD is the port of a Service for NBD.
+const PortNBD = 10809
+
+// DiskURI is where a hook sidecar finds a disk that is served at a host: by its LUN, because the
+// name of the export is that of a file in the image.
+func DiskURI(host string) string { return fmt.Sprintf("nbds://%s:%d/1", host, PortNBD) }

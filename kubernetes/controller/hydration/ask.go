@@ -4,43 +4,31 @@ import (
 	"context"
 
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/status"
 )
-
-// status is the part of the page /status that says how far the disks are.
-type status struct {
-	LUNs []struct {
-		Ready    bool   `json:"ready"`
-		CopyMode string `json:"copy_mode"`
-		Copy     *struct {
-			Complete bool `json:"complete"`
-		} `json:"copy"`
-	} `json:"luns"`
-}
-
-// copiesAll is the mode that copies the whole image.
-const copiesAll = "clone"
 
 // ask reads the page /status of a pod.
 func ask(ctx context.Context, address string) (Answer, error) {
-	var s status
-	if err := objects.ReadStatus(ctx, address, &s); err != nil {
+	page, err := objects.ReadStatus(ctx, address)
+	if err != nil {
 		return 0, err
 	}
-	return s.answer()
+	return answer(page.LUNs)
 }
 
 // answer is the answer about the disk with the most left to copy.
-func (s status) answer() (Answer, error) {
-	if len(s.LUNs) == 0 {
+func answer(luns []status.LUN) (Answer, error) {
+	if len(luns) == 0 {
 		return 0, ErrNotYet
 	}
 	all := Complete
-	for _, lun := range s.LUNs {
+	for _, lun := range luns {
 		switch {
 		case !lun.Ready:
 			return 0, ErrNotYet
 		case lun.Copy != nil && lun.Copy.Complete:
-		case lun.CopyMode != copiesAll:
+		case lun.CopyMode != string(libvirt.CopyClone):
 			all = Kept
 		default:
 			return Copying, nil

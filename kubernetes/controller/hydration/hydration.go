@@ -29,10 +29,9 @@ type Reconciler struct {
 	// Ask asks the pages of a pod how far its disk is.
 	Ask func(ctx context.Context, address string) (Answer, error)
 
-	aside   objects.Aside[Answer]
-	written objects.Written
-	mu      sync.Mutex
-	pace    map[types.NamespacedName]pace // guarded by mu
+	aside objects.Aside[Answer]
+	mu    sync.Mutex
+	pace  map[types.NamespacedName]pace // guarded by mu
 }
 
 // Answer is how far a disk is.
@@ -77,11 +76,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	if err != nil || !asks(before) {
-		r.written.Forget(req.NamespacedName)
 		r.forget(req.NamespacedName)
-		return ctrl.Result{}, nil
-	}
-	if r.written.Late(before) {
 		return ctrl.Result{}, nil
 	}
 	pod, err := r.server(ctx, before)
@@ -109,15 +104,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	id := before.DeepCopy()
 	objects.SetCondition(&id.Status.Conditions, id.Generation, c)
-	wrote, err := objects.PatchStatus(ctx, r.Client, before, id)
-	if err != nil {
+	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
 		r.hurry(req.NamespacedName)
 		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
 	}
-	if wrote {
-		r.written.Note(id)
-		objects.Tell(r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
-	}
+	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	if c.Status == metav1.ConditionTrue || c.Reason == v1alpha1.ReasonImageKept {
 		r.forget(req.NamespacedName)
 		return ctrl.Result{}, nil

@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
 )
 
 func server(port string) *corev1.Pod {
@@ -156,24 +157,24 @@ func TestNobodyToAsk(t *testing.T) {
 
 // The page has the daemon's own type.
 func TestPages(t *testing.T) {
-	complete, copying := &pages.CopyStatus{Complete: true}, &pages.CopyStatus{}
+	complete, copying := &status.Copy{Complete: true}, &status.Copy{}
 	for _, c := range []struct {
-		luns []pages.LUNStatus
+		luns []status.LUN
 		want Answer
 		err  error
 	}{
 		{nil, 0, ErrNotYet},
-		{[]pages.LUNStatus{{CopyMode: "clone"}}, 0, ErrNotYet},
-		{[]pages.LUNStatus{{Ready: true, CopyMode: "clone", Copy: copying}}, Copying, nil},
-		{[]pages.LUNStatus{{Ready: true, CopyMode: "clone", Copy: complete}}, Complete, nil},
-		{[]pages.LUNStatus{{Ready: true, CopyMode: "copy-on-write"}}, Kept, nil},
-		{[]pages.LUNStatus{{Ready: true, CopyMode: "copy-on-read", Copy: complete}}, Complete, nil},
-		{[]pages.LUNStatus{{Ready: true, CopyMode: "clone", Copy: complete},
+		{[]status.LUN{{CopyMode: "clone"}}, 0, ErrNotYet},
+		{[]status.LUN{{Ready: true, CopyMode: "clone", Copy: copying}}, Copying, nil},
+		{[]status.LUN{{Ready: true, CopyMode: "clone", Copy: complete}}, Complete, nil},
+		{[]status.LUN{{Ready: true, CopyMode: "copy-on-write"}}, Kept, nil},
+		{[]status.LUN{{Ready: true, CopyMode: "copy-on-read", Copy: complete}}, Complete, nil},
+		{[]status.LUN{{Ready: true, CopyMode: "clone", Copy: complete},
 			{Ready: true, CopyMode: "clone", Copy: copying}}, Copying, nil},
 	} {
 		mux := http.NewServeMux()
 		pages.Register(mux, pages.Source{
-			Status: func() pages.Status { return pages.Status{LUNs: c.luns} },
+			Status: func() status.Status { return status.Status{LUNs: c.luns} },
 			Ready:  func() error { return nil }, Health: func() error { return nil }})
 		s := httptest.NewServer(mux)
 		got, err := ask(t.Context(), strings.TrimPrefix(s.URL, "http://"))

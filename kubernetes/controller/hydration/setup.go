@@ -7,9 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -31,10 +29,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		WatchesRawSource(r.aside.Source()).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: o.Concurrency,
-			RateLimiter:             objects.Backoff[reconcile.Request](),
-		}).
+		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 }
 

@@ -43,16 +43,8 @@ func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 // findClaim returns the claim with the identity's name, or nil.
 func (r *Reconciler) findClaim(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, error) {
-	claim := &corev1.PersistentVolumeClaim{}
-	key := client.ObjectKey{Namespace: id.Namespace, Name: v1alpha1.ClaimName(id.Name)}
-	err := from.Get(ctx, key, claim)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("claim %s: %w", key.Name, err)
-	}
-	return claim, nil
+	return objects.Find[corev1.PersistentVolumeClaim](ctx, from, "claim",
+		client.ObjectKey{Namespace: id.Namespace, Name: v1alpha1.ClaimName(id.Name)})
 }
 
 // makeClaim makes the claim, unless the name of the secret is taken: see the package comment.

@@ -55,8 +55,6 @@ type Reconciler struct {
 	Live    client.Reader
 	Events  events.EventRecorder
 	Options Options
-
-	written objects.Written
 }
 
 // wait says why an identity is not ready. again says that no event announces a change.
@@ -82,11 +80,7 @@ const (
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	before := &v1alpha1.VMIdentity{}
 	if err := r.Get(ctx, req.NamespacedName, before); err != nil {
-		r.written.Forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	if r.written.Late(before) {
-		return ctrl.Result{}, nil
 	}
 	if !before.DeletionTimestamp.IsZero() {
 		return objects.Result(r.remove(ctx, before))
@@ -194,14 +188,10 @@ func again(id *v1alpha1.VMIdentity, v verdict) ctrl.Result {
 
 // write writes the status if it changed, and sends events about the changes.
 func (r *Reconciler) write(ctx context.Context, before, id *v1alpha1.VMIdentity) error {
-	wrote, err := objects.PatchStatus(ctx, r.Client, before, id)
-	if err != nil {
+	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
-	if wrote {
-		r.written.Note(id)
-		objects.Tell(r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
-	}
+	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	return nil
 }
 

@@ -48,8 +48,13 @@ func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 // of the API server counts as an existing secret.
 func MakeSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
 	options ...client.CreateOption) (bool, error) {
+	return makeSecret(ctx, c, secret(id), options)
+}
+
+func makeSecret(ctx context.Context, c client.Client, s *corev1.Secret,
+	options []client.CreateOption) (bool, error) {
 	options = append(options, client.FieldOwner(v1alpha1.FieldManager))
-	err := c.Create(ctx, secret(id), options...)
+	err := c.Create(ctx, s, options...)
 	if apierrors.IsAlreadyExists(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
 		return false, nil
 	}

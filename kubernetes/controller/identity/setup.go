@@ -9,7 +9,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -37,10 +36,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			builder.WithPredicates(ended())).
 		// A class that a claim needs may have come or gone.
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.unbound)).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: o.Concurrency,
-			RateLimiter:             objects.Backoff[reconcile.Request](),
-		}).
+		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 }
 

@@ -58,7 +58,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	if s != nil || err != nil {
 		return s, err
 	}
-	if receiver != nil && finished(receiver) == batchv1.JobComplete {
+	if receiver != nil && objects.Ended(receiver).Type == batchv1.JobComplete {
 		fresh, err := r.volume(ctx, claim.Spec.VolumeName, "")
 		if err != nil {
 			return nil, err
@@ -81,13 +81,13 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return r.make(ctx, id, "Job", newReceiver(id, r.Options.Image, from))
 	}
 	args := receiver.Spec.Template.Spec.Containers[0].Args
-	if finished(receiver) == "" && !slices.Equal(args,
+	if objects.Ended(receiver).Type == "" && !slices.Equal(args,
 		newReceiver(id, "", from).Spec.Template.Spec.Containers[0].Args) {
 		// The sender was started again on another node.
 		return moving(v1alpha1.ReasonCopying, "the receiver begins again, because the sender did").
 			after(again), r.deleteJob(ctx, receiver)
 	}
-	if finished(receiver) == batchv1.JobFailed {
+	if objects.Ended(receiver).Type == batchv1.JobFailed {
 		return r.failed(ctx, id, receiver, "node "+m.To+" does not receive the disk")
 	}
 	return r.receiving(ctx, id, receiver)
@@ -105,7 +105,7 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		s, err := r.make(ctx, id, "Job", newSender(id, r.Options.Image))
 		return "", s, err
 	}
-	switch finished(job) {
+	switch objects.Ended(job).Type {
 	case batchv1.JobFailed:
 		s, err := r.failed(ctx, id, job, "the node of the disk does not send it")
 		return "", s, err
@@ -128,8 +128,8 @@ func (r *Reconciler) sender(ctx context.Context, id *v1alpha1.VMIdentity) (addre
 		}
 		return pod.Status.PodIP, nil, nil
 	}
-	if why := unschedulable(pod); why != "" {
-		return "", r.lost(id, "no node can read its volume: %s", why), nil
+	if why := objects.Unschedulable(pod); why != nil {
+		return "", r.lost(id, "no node can read its volume: %s", why.Message), nil
 	}
 	if gone, err := r.gone(ctx, pod.Spec.NodeName); gone != "" || err != nil {
 		return "", r.lost(id, "%s", gone), err
@@ -174,9 +174,9 @@ func (r *Reconciler) receiving(ctx context.Context, id *v1alpha1.VMIdentity, job
 		return nil, err
 	}
 	if pod != nil {
-		if why := unschedulable(pod); why != "" {
+		if why := objects.Unschedulable(pod); why != nil {
 			return moving(v1alpha1.ReasonTargetFailed, "node %s cannot take the disk: %s. It "+
-				"stays where it was", m.To, why).after(afterFailed), nil
+				"stays where it was", m.To, why.Message).after(afterFailed), nil
 		}
 		gone, err := r.gone(ctx, pod.Spec.NodeName)
 		if gone != "" || err != nil {
@@ -254,16 +254,10 @@ func strange(id *v1alpha1.VMIdentity, o client.Object) bool {
 // job returns a Job of a move from the cache, or nil. A state says that another Job has its name.
 func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
 	*batchv1.Job, *state, error) {
-	job := &batchv1.Job{}
-	err := r.Get(ctx, client.ObjectKey{Namespace: id.Namespace, Name: name}, job)
-	if apierrors.IsNotFound(err) {
-		return nil, nil, nil
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("job %s: %w", name, err)
-	}
-	if !strange(id, job) {
-		return job, nil, nil
+	job, err := objects.Find[batchv1.Job](ctx, r.Client, "job",
+		client.ObjectKey{Namespace: id.Namespace, Name: name})
+	if job == nil || !strange(id, job) {
+		return job, nil, err
 	}
 	if metav1.IsControlledBy(job, id) && job.DeletionTimestamp == nil {
 		err = r.deleteJob(ctx, job)
@@ -304,28 +298,6 @@ func (r *Reconciler) podOf(ctx context.Context, id *v1alpha1.VMIdentity, job *ba
 		}
 	}
 	return nil, err
-}
-
-// finished returns how a Job has ended, or "".
-func finished(job *batchv1.Job) batchv1.JobConditionType {
-	for _, c := range job.Status.Conditions {
-		if c.Status == corev1.ConditionTrue &&
-			(c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
-			return c.Type
-		}
-	}
-	return ""
-}
-
-// unschedulable says why a pod finds no node, or "".
-func unschedulable(p *corev1.Pod) string {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
-			c.Reason == corev1.PodReasonUnschedulable {
-			return c.Message
-		}
-	}
-	return ""
 }
 
 // refused returns nil if an object was made, or else why the API server does not accept it.

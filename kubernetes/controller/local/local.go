@@ -6,7 +6,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
@@ -36,7 +35,7 @@ type Reconciler struct {
 	Events  events.EventRecorder
 	Options Options
 
-	written objects.Written
+	written written
 }
 
 // again is how long to wait for changes without an event, of volumes and nodes. After a failure the
@@ -70,10 +69,10 @@ func (s *state) after(d time.Duration) *state {
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	before := &v1alpha1.VMIdentity{}
 	if err := r.Get(ctx, req.NamespacedName, before); err != nil {
-		r.written.Forget(req.NamespacedName)
+		r.written.forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if before.Spec.Type != v1alpha1.Local || r.written.Late(before) {
+	if before.Spec.Type != v1alpha1.Local || r.written.late(before) {
 		return ctrl.Result{}, nil
 	}
 	if before.DeletionTimestamp != nil {
@@ -82,7 +81,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	id := before.DeepCopy()
 	s, err := r.step(ctx, id)
 	if id.ResourceVersion != before.ResourceVersion {
-		r.written.Note(id) // the status has what was made; its change brings us here again
+		r.written.note(id) // the status has what was made; its change brings us here again
 		return objects.Result(ctrl.Result{RequeueAfter: again}, err)
 	}
 	if err != nil || s == nil {
@@ -106,14 +105,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: s.reason,
 			Message: s.message})
 	}
-	wrote, err := objects.PatchStatus(ctx, r.Client, before, id)
-	if err != nil {
+	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
 		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
 	}
-	if wrote {
-		r.written.Note(id)
-		objects.Tell(r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
-	}
+	r.written.note(id)
+	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	return ctrl.Result{RequeueAfter: s.again}, nil
 }
 
@@ -243,15 +239,8 @@ func (r *Reconciler) user(ctx context.Context, id *v1alpha1.VMIdentity) (string,
 // claim returns a claim in the identity's namespace from the API server, or nil.
 func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
 	*corev1.PersistentVolumeClaim, error) {
-	claim := &corev1.PersistentVolumeClaim{}
-	err := r.Live.Get(ctx, client.ObjectKey{Namespace: id.Namespace, Name: name}, claim)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("claim %s: %w", name, err)
-	}
-	return claim, nil
+	return objects.Find[corev1.PersistentVolumeClaim](ctx, r.Live, "claim",
+		client.ObjectKey{Namespace: id.Namespace, Name: name})
 }
 
 // giveUp ends a move that nobody needs any more.

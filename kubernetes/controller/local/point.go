@@ -7,7 +7,6 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -127,16 +126,10 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 // volume returns the volume with a name and a UID ("": any), or nil.
 func (r *Reconciler) volume(ctx context.Context, name string, uid types.UID) (
 	*corev1.PersistentVolume, error) {
-	v := &corev1.PersistentVolume{}
-	err := r.Live.Get(ctx, client.ObjectKey{Name: name}, v)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("volume %s: %w", name, err)
-	}
-	if uid != "" && v.UID != uid {
-		return nil, nil
+	v, err := objects.Find[corev1.PersistentVolume](ctx, r.Live, "volume",
+		client.ObjectKey{Name: name})
+	if v == nil || uid != "" && v.UID != uid {
+		return nil, err
 	}
 	return v, nil
 }

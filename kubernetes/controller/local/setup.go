@@ -4,9 +4,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -23,9 +21,6 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Owns(&batchv1.Job{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: o.Concurrency,
-			RateLimiter:             objects.Backoff[reconcile.Request](),
-		}).
+		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -66,15 +65,7 @@ func (w *Wishes) to(ctx context.Context, id *v1alpha1.VMIdentity, waiting []*cor
 
 // node returns a node, or nil if there is none.
 func (w *Wishes) node(ctx context.Context, name string) (*corev1.Node, error) {
-	node := &corev1.Node{}
-	err := w.Live.Get(ctx, client.ObjectKey{Name: name}, node)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("node %s: %w", name, err)
-	}
-	return node, nil
+	return objects.Find[corev1.Node](ctx, w.Live, "node", client.ObjectKey{Name: name})
 }
 
 // wish returns where a disk should be: where its identity says, or else where the first waiting pod

@@ -165,8 +165,7 @@ func (w *Watcher) say(ctx context.Context, set *v1alpha1.VMIdentitySet, pods []s
 	}
 	after := set.DeepCopy()
 	objects.SetCondition(&after.Status.Conditions, set.Generation, c)
-	_, err := objects.PatchStatus(ctx, w.Client, set, after)
-	if err != nil {
+	if err := objects.PatchStatus(ctx, w.Client, set, after); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("status of VMIdentitySet %s: %w", set.Name, err))
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 // TestAside: a pod that does not answer holds up nobody. Its answer is returned once, if it is not
@@ -67,18 +68,20 @@ func TestAside(t *testing.T) {
 	})
 }
 
-// TestBackoff: a failed attempt is repeated at once, then less often, and within a minute for ever.
-func TestBackoff(t *testing.T) {
-	b := Backoff[string]()
+// TestWorking: a failed attempt is repeated at once, then less often, and within a minute for ever.
+func TestWorking(t *testing.T) {
+	b := Working(3).RateLimiter
+	vm, other := reconcile.Request{NamespacedName: types.NamespacedName{Name: "vm"}},
+		reconcile.Request{}
 	var wait time.Duration
 	for range 100 {
-		next := b.When("vm")
+		next := b.When(vm)
 		require.GreaterOrEqual(t, next, wait)
 		require.LessOrEqual(t, next, time.Minute)
 		wait = next
 	}
 	require.Equal(t, time.Minute, wait)
-	require.Less(t, b.When("other"), time.Second)
-	b.Forget("vm")
-	require.Less(t, b.When("vm"), time.Second)
+	require.Less(t, b.When(other), time.Second)
+	b.Forget(vm)
+	require.Less(t, b.When(vm), time.Second)
 }

@@ -49,27 +49,27 @@ const action = "Reconcile"
 const maxNote = 1024
 
 // Tell sends an event for each condition whose status or reason changed, if the reason has an
-// event. related is the other object that it is about, or nil.
-func Tell(r events.EventRecorder, object, related runtime.Object,
-	before, after []metav1.Condition) {
-	TellAs(EventType, r, object, related, before, after)
+// event.
+func Tell(r events.EventRecorder, object runtime.Object, before, after []metav1.Condition) {
+	TellAs(EventType, r, object, before, after)
 }
 
 // TellAs is Tell for a controller with events for other reasons. kind is used like EventType.
-func TellAs(kind func(reason string) string, r events.EventRecorder, object,
-	related runtime.Object, before, after []metav1.Condition) {
+func TellAs(kind func(reason string) string, r events.EventRecorder,
+	object runtime.Object, before, after []metav1.Condition) {
 	told := make(map[string]bool) // several conditions may have one reason
 	for _, c := range after {
 		old := meta.FindStatusCondition(before, c.Type)
 		changed := old == nil || old.Status != c.Status || old.Reason != c.Reason
 		if changed && !told[c.Reason] {
 			told[c.Reason] = true
-			send(kind(c.Reason), r, object, related, c.Reason, c.Message)
+			send(kind(c.Reason), r, object, nil, c.Reason, c.Message)
 		}
 	}
 }
 
-// Event sends an event for a reason, if the reason has one.
+// Event sends an event for a reason, if the reason has one. related is the other object that it is
+// about, or nil.
 func Event(r events.EventRecorder, object, related runtime.Object, reason, message string) {
 	EventAs(EventType, r, object, related, reason, message)
 }

@@ -34,7 +34,7 @@ func TestTell(t *testing.T) {
 			"Normal Starting goes on by itself"}},
 	} {
 		sent := make(chan string, 10)
-		TellAs(c.kind, &events.FakeRecorder{Events: sent}, &corev1.Pod{}, nil, before, after)
+		TellAs(c.kind, &events.FakeRecorder{Events: sent}, &corev1.Pod{}, before, after)
 		close(sent)
 		var got []string
 		for e := range sent {

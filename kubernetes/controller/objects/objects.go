@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -40,28 +41,43 @@ func Apply(ctx context.Context, c client.Client, object client.Object) error {
 		client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
 }
 
-// PatchStatus writes the status of after if it differs from that of before, and returns whether it
-// did. before is the object as it was read. If somebody has written it since, the error is a
-// conflict: the conditions of several controllers are in one list, and none may overwrite
-// another's.
-func PatchStatus(ctx context.Context, c client.Client, before, after client.Object) (bool, error) {
-	was, err := status(before)
-	if err != nil {
-		return false, err
+// Find reads an object; nil: there is none. what names its kind in errors, such as "claim".
+func Find[T any, O interface {
+	*T
+	client.Object
+}](ctx context.Context, from client.Reader, what string, key client.ObjectKey) (O, error) {
+	o := O(new(T))
+	err := from.Get(ctx, key, o)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("%s %s: %w", what, key.Name, err)
 	}
-	is, err := status(after)
+	return o, nil
+}
+
+// PatchStatus writes the status of after if it differs from that of before, which is the object as
+// it was read. If somebody has written it since, the error is a conflict: the conditions of several
+// controllers are in one list, and none may overwrite another's.
+func PatchStatus(ctx context.Context, c client.Client, before, after client.Object) error {
+	was, err := statusOf(before)
 	if err != nil {
-		return false, err
+		return err
+	}
+	is, err := statusOf(after)
+	if err != nil {
+		return err
 	}
 	if equality.Semantic.DeepEqual(was, is) {
-		return false, nil
+		return nil
 	}
-	return true, c.Status().Patch(ctx, after,
+	return c.Status().Patch(ctx, after,
 		client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}),
 		client.FieldOwner(v1alpha1.FieldManager))
 }
 
-func status(object client.Object) (any, error) {
+func statusOf(object client.Object) (any, error) {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	return content["status"], err
 }

@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/vmdisk"
+	"kubevirt.io/disk/status"
 )
 
 // DiskContainer is the container of a pod that serves a disk, or nil. In a server pod it is an
@@ -63,24 +64,24 @@ var pages = &http.Client{
 	},
 }
 
-// ReadStatus reads the page /status of the daemon at an address, host:port, into a value of the
-// caller's type. The type in package pages would bring in the iSCSI server.
-func ReadStatus(ctx context.Context, address string, into any) error {
+// ReadStatus reads the page /status of the daemon at an address, host:port.
+func ReadStatus(ctx context.Context, address string) (*status.Status, error) {
 	url := "http://" + address + "/status"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	res, err := pages.Do(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answers %s", url, res.Status)
+		return nil, fmt.Errorf("%s answers %s", url, res.Status)
 	}
-	if err := json.NewDecoder(io.LimitReader(res.Body, MaxPage)).Decode(into); err != nil {
-		return fmt.Errorf("%s: %w", url, err)
+	page := &status.Status{}
+	if err := json.NewDecoder(io.LimitReader(res.Body, MaxPage)).Decode(page); err != nil {
+		return nil, fmt.Errorf("%s: %w", url, err)
 	}
-	return nil
+	return page, nil
 }

@@ -5,9 +5,13 @@ import (
 	"slices"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -17,6 +21,17 @@ import (
 // Finished reports whether the containers of a pod have ended and will not start again.
 func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// Ended is the condition that says how a Job has ended; its type is "" until then.
+func Ended(job *batchv1.Job) batchv1.JobCondition {
+	for _, c := range job.Status.Conditions {
+		if c.Status == corev1.ConditionTrue &&
+			(c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
+			return c
+		}
+	}
+	return batchv1.JobCondition{}
 }
 
 // Gated reports whether a pod is held by the gate of this product.
@@ -52,6 +67,17 @@ func ByLabel(label string) handler.MapFunc {
 	}
 }
 
+// Unschedulable is the condition of a pod that says why the scheduler finds no node for it, or nil.
+func Unschedulable(pod *corev1.Pod) *corev1.PodCondition {
+	for i, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
+			c.Reason == corev1.PodReasonUnschedulable {
+			return &pod.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
 // Anew reports whether an update brings another spec, and not only another status. An object that
 // was deleted and made again while the watch was lost arrives as an update, too. It has another
 // UID, and may have the same generation.
@@ -68,7 +94,18 @@ const (
 	afterConflict = 50 * time.Millisecond
 )
 
-// Backoff says when a controller repeats a failed attempt.
-func Backoff[Request comparable]() workqueue.TypedRateLimiter[Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[Request](firstTry, lastTry)
+// Working are the options of a controller that handles some objects at once. 0: one.
+func Working(concurrency int) controller.Options {
+	return controller.Options{MaxConcurrentReconciles: concurrency,
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
+			firstTry, lastTry)}
+}
+
+// Result returns the result of a reconcile. A conflict is not a failure: somebody else was faster,
+// and the cache will have that change in a moment.
+func Result(r ctrl.Result, err error) (ctrl.Result, error) {
+	if apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: afterConflict}, nil
+	}
+	return r, err
 }

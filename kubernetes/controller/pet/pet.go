@@ -13,7 +13,6 @@ import (
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -42,7 +41,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Options: o}
 	if o.Off {
 		return ctrl.NewControllerManagedBy(mgr).Named("pet").For(&v1alpha1.VMPet{}).
-			WithOptions(controller.Options{RateLimiter: objects.Backoff[reconcile.Request]()}).
+			WithOptions(objects.Working(0)).
 			Complete(r)
 	}
 	// The identity of a pet has the pet's name.
@@ -55,8 +54,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Owns(&v1alpha1.VMIdentitySet{}).
 		Owns(&appsv1.StatefulSet{}).
 		Watches(&v1alpha1.VMIdentity{}, handler.EnqueueRequestsFromMapFunc(ofIdentity)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency,
-			RateLimiter: objects.Backoff[reconcile.Request]()}).
+		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 }
 
@@ -78,11 +76,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	after.Status.IdentityName = pet.Name
 	after.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&after.Status.Conditions, pet.Generation, *ready)
-	if _, statusErr := objects.PatchStatus(ctx, r.Client, &pet, after); statusErr != nil {
+	if statusErr := objects.PatchStatus(ctx, r.Client, &pet, after); statusErr != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
 	}
-	objects.TellAs(eventType, r.Events, after, nil, pet.Status.Conditions,
-		after.Status.Conditions)
+	objects.TellAs(eventType, r.Events, after, pet.Status.Conditions, after.Status.Conditions)
 	return ctrl.Result{}, err
 }
 

@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // carryOut writes a decision: first the user of the UUID, then the user of the disk, then the
@@ -33,14 +34,10 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 	if err != nil {
 		return err
 	}
-	wrote, err := objects.PatchStatus(ctx, r.Client, d.before, d.id)
-	if err != nil {
+	if err := objects.PatchStatus(ctx, r.Client, d.before, d.id); err != nil {
 		return fmt.Errorf("status of VMIdentity %s: %w", d.id.Name, err)
 	}
-	if wrote {
-		r.written.Note(d.id)
-		objects.Tell(r.Events, d.id, nil, d.before.Status.Conditions, d.id.Status.Conditions)
-	}
+	objects.Tell(r.Events, d.id, d.before.Status.Conditions, d.id.Status.Conditions)
 	// A pod with attachment Service uses the credential of the server: see holdForSecret.
 	if len(d.start) > 0 && d.id.Spec.Attachment != v1alpha1.Service {
 		made, err := identity.MakeSecret(ctx, r.Client, d.id)
@@ -56,7 +53,7 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 		if err := r.ungate(ctx, p, annotations(d.id, p)); err != nil {
 			return err
 		}
-		r.memory.open(client.ObjectKeyFromObject(d.id), p.UID)
+		r.seen.note(client.ObjectKeyFromObject(d.id), p.UID, opened)
 	}
 	return nil
 }
@@ -73,6 +70,9 @@ func annotations(id *v1alpha1.VMIdentity, p *corev1.Pod) map[string]string {
 	}
 	if size := id.Spec.Bytes(); size > 0 && id.Spec.Attachment != v1alpha1.Service {
 		all[v1alpha1.AnnotationSize] = strconv.FormatInt(size, 10)
+	}
+	if id.Spec.Attachment == v1alpha1.Service && inject.Machine(p) != "" {
+		all[v1alpha1.AnnotationDisk] = v1alpha1.DiskURI(hostOf(id))
 	}
 	return all
 }

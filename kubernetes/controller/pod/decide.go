@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -101,15 +101,9 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 // alive reports whether a pod exists and has not ended, according to the API server.
 func (r *Reconciler) alive(ctx context.Context, namespace string, ref *corev1.ObjectReference) (
 	bool, error) {
-	p := &corev1.Pod{}
-	err := r.Live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: ref.Name}, p)
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("pod %s: %w", ref.Name, err)
-	}
-	return p.UID == ref.UID && !objects.Finished(p), nil
+	p, err := objects.Find[corev1.Pod](ctx, r.Live, "pod",
+		client.ObjectKey{Namespace: namespace, Name: ref.Name})
+	return p != nil && p.UID == ref.UID && !objects.Finished(p), err
 }
 
 // hold returns why a pod must wait, or nil.
@@ -177,7 +171,8 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 			return because(v1alpha1.ReasonCopying, "%s", message)
 		}
 	}
-	if fixed(id) {
+	// KubeVirt gives its machines their UUIDs itself.
+	if fixed(id) && inject.Machine(p) == "" {
 		return r.holdForUUID(ctx, d, set, p)
 	}
 	return nil, nil
@@ -186,7 +181,7 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 // holdForSecret holds a pod whose secret was deleted while a server of the disk may run with it. A
 // new secret would fit neither that server nor the machines that are logged in.
 func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.Pod) (*held, error) {
-	missing, err := identity.MakeSecret(ctx, r.Client, d.id, client.DryRunAll)
+	missing, err := r.secretMissing(ctx, d.id, p)
 	if err != nil {
 		return nil, fmt.Errorf("secret: %w", err)
 	}
@@ -197,14 +192,37 @@ func (r *Reconciler) holdForSecret(ctx context.Context, d *decision, p *corev1.P
 	return &held{p.UID, v1alpha1.ReasonSecretMissing, fmt.Sprintf("pod %s waits: the secret %s "+
 		"was deleted, and the server of the disk has the old one: when no machine uses the disk, "+
 		"`kubectl delete deployment %s`, and both are made again", p.Name,
-		v1alpha1.SecretName(d.id.Name), v1alpha1.ClaimName(d.id.Name))}, nil
+		secretOf(d.id, p), v1alpha1.ClaimName(d.id.Name))}, nil
+}
+
+// secretMissing reports whether the secret that a pod needs for its disk was deleted.
+func (r *Reconciler) secretMissing(ctx context.Context, id *v1alpha1.VMIdentity, p *corev1.Pod) (
+	bool, error) {
+	if inject.Machine(p) != "" {
+		return identity.MakeNBDSecret(ctx, r.Client, id, hostOf(id), client.DryRunAll)
+	}
+	return identity.MakeSecret(ctx, r.Client, id, client.DryRunAll)
+}
+
+// secretOf is the name of that secret.
+func secretOf(id *v1alpha1.VMIdentity, p *corev1.Pod) string {
+	if inject.Machine(p) != "" {
+		return v1alpha1.NBDSecretName(id.Name)
+	}
+	return v1alpha1.SecretName(id.Name)
+}
+
+// hostOf is the host that serves a disk with attachment Service.
+func hostOf(id *v1alpha1.VMIdentity) string {
+	host, _, _ := net.SplitHostPort(id.Status.Portal) // the controller has written it
+	return host
 }
 
 // differs returns why a pod cannot use a disk that is not as its set says, or "". The set may have
 // been made again after the disk was, or after admission has looked at the pod. Only what the pod
 // was made for has to agree: where a disk is and how large it is, its identity knows.
 func differs(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod) string {
-	disk := objects.DiskContainer(&p.Spec)
+	disk := diskOf(p)
 	service := id.Spec.Attachment == v1alpha1.Service
 	filled := id.Spec.Population == v1alpha1.Snapshot
 	const again = ": delete the pod, and make it again from its own manifest"
@@ -245,17 +263,21 @@ func tooSmall(disk *corev1.Container, size int64) bool {
 	return false
 }
 
+// diskOf is the container of a pod that serves its disk, or nil.
+func diskOf(p *corev1.Pod) *corev1.Container {
+	return cmp.Or(objects.DiskContainer(&p.Spec), inject.Hook(p))
+}
+
 // imageOf returns the image of the disk that admission gave to a pod, or "" if it is unknown.
 func imageOf(p *corev1.Pod) string {
-	for _, c := range p.Spec.InitContainers {
-		if c.Name != v1alpha1.DiskContainer {
-			continue
-		}
-		for _, m := range c.VolumeMounts {
-			for _, v := range p.Spec.Volumes {
-				if v.Name == m.Name && v.Image != nil {
-					return v.Image.Reference
-				}
+	disk := diskOf(p)
+	if disk == nil {
+		return ""
+	}
+	for _, m := range disk.VolumeMounts {
+		for _, v := range p.Spec.Volumes {
+			if v.Name == m.Name && v.Image != nil {
+				return v.Image.Reference
 			}
 		}
 	}
@@ -276,7 +298,7 @@ func (d *decision) say(first *held) {
 	case d.inUse:
 		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonInUse
 		c.Message = fmt.Sprintf("pod %s uses the disk", status.UsedBy.Name)
-		if d.user != nil && unschedulable(d.user) {
+		if d.user != nil && objects.Unschedulable(d.user) != nil {
 			c.Reason = v1alpha1.ReasonUnschedulable
 			c.Message = fmt.Sprintf("pod %s has the disk and finds no node: `kubectl describe pod "+
 				"%s` says why", d.user.Name, d.user.Name)
@@ -307,14 +329,4 @@ func (d *decision) say(first *held) {
 	case d.id.Spec.Type != v1alpha1.Local && (!d.inUse || d.user != nil):
 		status.NodeName = ""
 	}
-}
-
-// unschedulable reports whether the scheduler has searched for a node for a pod and found none.
-func unschedulable(p *corev1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			return c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
-		}
-	}
-	return false
 }

@@ -46,7 +46,7 @@ func (r *Reconciler) takeUUID(ctx context.Context, set *v1alpha1.VMIdentitySet,
 	next *corev1.ObjectReference) error {
 	after := set.DeepCopy()
 	after.Status.UsedBy = next
-	if _, err := objects.PatchStatus(ctx, r.Client, set, after); err != nil {
+	if err := objects.PatchStatus(ctx, r.Client, set, after); err != nil {
 		return fmt.Errorf("status of VMIdentitySet %s: %w", set.Name, err)
 	}
 	return nil

@@ -30,8 +30,7 @@ type Reconciler struct {
 	// Mover moves disks of type Local to pods. nil: nothing moves them.
 	Mover Mover
 
-	written objects.Written
-	memory  memory
+	seen seen
 }
 
 // Mover moves disks to pods.
@@ -61,17 +60,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, err
 	}
-	waiting := r.memory.waiting(req.NamespacedName, pods)
+	waiting := r.seen.waiting(req.NamespacedName, pods)
 	if err != nil {
-		r.written.Forget(req.NamespacedName)
 		if len(waiting) == 0 {
 			return ctrl.Result{}, nil
 		}
 		return r.make(ctx, req.NamespacedName, waiting[0])
-	}
-	r.memory.found(req.NamespacedName)
-	if r.written.Late(before) {
-		return ctrl.Result{}, nil
 	}
 	d := decision{before: before, id: before.DeepCopy(), pods: pods, waiting: waiting}
 	if err := r.decide(ctx, &d); err != nil {
@@ -104,9 +98,6 @@ func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]*core
 // make makes the identity of a pod.
 func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *corev1.Pod) (
 	ctrl.Result, error) {
-	if r.memory.made(name) {
-		return ctrl.Result{RequeueAfter: time.Second}, nil
-	}
 	set, err := r.set(ctx, p)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -125,22 +116,13 @@ func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *cor
 	if client.IgnoreAlreadyExists(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("VMIdentity %s: %w", name.Name, err)
 	}
-	r.memory.make(name)
 	return ctrl.Result{}, nil
 }
 
 // set returns the VMIdentitySet of a pod, or nil.
 func (r *Reconciler) set(ctx context.Context, p *corev1.Pod) (*v1alpha1.VMIdentitySet, error) {
-	set := &v1alpha1.VMIdentitySet{}
-	key := client.ObjectKey{Namespace: p.Namespace, Name: inject.SetName(p)}
-	err := r.Get(ctx, key, set)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("VMIdentitySet %s: %w", key.Name, err)
-	}
-	return set, nil
+	return objects.Find[v1alpha1.VMIdentitySet](ctx, r.Client, "VMIdentitySet",
+		client.ObjectKey{Namespace: p.Namespace, Name: inject.SetName(p)})
 }
 
 func setMissing(p *corev1.Pod) *held {
@@ -151,7 +133,7 @@ func setMissing(p *corev1.Pod) *held {
 
 // tell sends an event about a waiting pod, unless it has sent the same before.
 func (r *Reconciler) tell(id types.NamespacedName, p *corev1.Pod, h *held) {
-	if r.memory.tell(id, h) {
+	if r.seen.note(id, h.pod, h.reason) {
 		objects.EventAs(eventType, r.Events, p, nil, h.reason, h.message)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -49,10 +48,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		// A set may have appeared, or its firmwareUUID may be free now.
 		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor),
 			builder.WithPredicates(setMatters())).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: o.Concurrency,
-			RateLimiter:             objects.Backoff[reconcile.Request](),
-		}).
+		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 }
 

@@ -1,14 +1,18 @@
 package pod
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 )
 
 // TestSetMatters checks which events of a set wake the pods that wait for it. TestWakeUps checks
@@ -53,4 +57,36 @@ func TestWaitingFor(t *testing.T) {
 		names = append(names, request.NamespacedName)
 	}
 	require.Equal(t, []types.NamespacedName{{Namespace: "test", Name: "a"}}, names)
+}
+
+// lateCache is a cache that never hears of a change of a pod.
+type lateCache struct {
+	client.Client
+	pods *corev1.PodList
+}
+
+func (c lateCache) List(ctx context.Context, l client.ObjectList, o ...client.ListOption) error {
+	if pods, ok := l.(*corev1.PodList); ok {
+		c.pods.DeepCopyInto(pods)
+		return nil
+	}
+	return c.Client.List(ctx, l, o...)
+}
+
+// TestCacheIsLate: a pod that the cache still has at its gate is not let through again, because
+// that would fail.
+func TestCacheIsLate(t *testing.T) {
+	w := newWorld(t, newSet(), gatedPod("a", "vm"))
+	pods := &corev1.PodList{}
+	require.NoError(t, w.Base.List(t.Context(), pods))
+	all := restart(w)()
+	r := all[0].(*Reconciler)
+	r.Client = lateCache{w.Client, pods}
+	w.Settle(t, func() []controllertest.Reconciler { return all }, "vm")
+	require.False(t, gated(t, w, "a"))
+	writes := w.Writes()
+	_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{
+		Namespace: controllertest.Namespace, Name: "vm"}})
+	require.NoError(t, err)
+	require.Equal(t, writes, w.Writes())
 }

@@ -10,38 +10,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-)
-
-// The steps of a handover. Open is the step if there is no annotation for it.
-const (
-	stepOpen   = "open"
-	stepFinish = "finish"
-	stepCancel = "cancel"
+	"kubevirt.io/disk/status"
 )
 
 // step returns the step that the annotations of an identity ask for; to is "" if they ask for none.
-func step(id *v1alpha1.VMIdentity) (to, step string, err error) {
+// Without an annotation for the step, it is status.ActionOpen.
+func step(id *v1alpha1.VMIdentity) (to string, step status.Action, err error) {
 	to, step = id.Annotations[v1alpha1.AnnotationHandoverTo],
-		id.Annotations[v1alpha1.AnnotationHandoverStep]
+		status.Action(id.Annotations[v1alpha1.AnnotationHandoverStep])
 	switch step {
 	case "":
-		step = stepOpen
-	case stepOpen, stepFinish, stepCancel:
+		step = status.ActionOpen
+	case status.ActionOpen, status.ActionFinish, status.ActionCancel:
 	default:
 		err = fmt.Errorf("annotation %s: %q is unknown: want %s, %s or %s",
-			v1alpha1.AnnotationHandoverStep, step, stepOpen, stepFinish, stepCancel)
+			v1alpha1.AnnotationHandoverStep, step, status.ActionOpen, status.ActionFinish,
+			status.ActionCancel)
 	}
 	return to, step, err
-}
-
-// request is a request to the daemon, as its control socket takes it.
-func request(to, step string) (string, error) {
-	text, err := json.Marshal(struct {
-		Action string `json:"action"`
-		LUN    int    `json:"lun"`
-		To     string `json:"to"`
-	}{step, lun, to})
-	return string(text), err
 }
 
 // handover makes the daemon do the step that the annotations ask for. It records a finished step in
@@ -55,16 +41,17 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 		return nil, false, nil
 	case err != nil:
 		return handoverCondition(v1alpha1.ReasonInvalid, err.Error()), false, nil
-	case id.Status.Handover == step+" "+to:
+	case id.Status.Handover == string(step)+" "+to:
 		return nil, false, nil
 	case pod == nil:
 		return handoverCondition(v1alpha1.ReasonHandoverPending,
 			"the disk is not served: this goes on when it is"), false, nil
 	}
-	asked, err := request(to, step)
+	request, err := json.Marshal(status.Handover{Action: step, LUN: lun, To: to})
 	if err != nil {
 		return nil, false, err
 	}
+	asked := string(request)
 	if pod.Annotations[v1alpha1.AnnotationHandoverRequest] != asked {
 		with := pod.DeepCopy()
 		if with.Annotations == nil {
@@ -89,17 +76,17 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	case s.Handover.Error != "":
 		return handoverCondition(v1alpha1.ReasonFailed, s.Handover.Error), true, nil
 	}
-	id.Status.Handover = step + " " + to
+	id.Status.Handover = string(step) + " " + to
 	switch step {
-	case stepFinish:
+	case status.ActionFinish:
 		c = handoverCondition(v1alpha1.ReasonHandedOver, s.Handover.Done)
 		c.Status = metav1.ConditionTrue
-	case stepCancel:
+	case status.ActionCancel:
 		c = handoverCondition(v1alpha1.ReasonHandoverCancelled, s.Handover.Done)
 	default:
 		c = handoverCondition(v1alpha1.ReasonHandoverOpen, fmt.Sprintf("%s: set annotation %s to "+
 			"%s when the machine has moved, or to %s", s.Handover.Done,
-			v1alpha1.AnnotationHandoverStep, stepFinish, stepCancel))
+			v1alpha1.AnnotationHandoverStep, status.ActionFinish, status.ActionCancel))
 	}
 	return c, false, nil
 }

@@ -24,6 +24,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/status"
 )
 
 // Options are the settings of the controller.
@@ -47,7 +48,7 @@ type Reconciler struct {
 	Events  events.EventRecorder
 	Options Options
 
-	aside objects.Aside[*status]
+	aside objects.Aside[*status.Status]
 }
 
 // look is how long to wait for changes without an event.
@@ -73,7 +74,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	case !wanted:
 		gone := false
 		if gone, err = r.remove(ctx, id); gone && err == nil {
-			if _, err := objects.PatchStatus(ctx, r.Client, &before, id); err != nil {
+			if err := objects.PatchStatus(ctx, r.Client, &before, id); err != nil {
 				return ctrl.Result{}, client.IgnoreNotFound(err)
 			}
 			return ctrl.Result{}, r.finalizer(ctx, id, controllerutil.RemoveFinalizer)
@@ -90,10 +91,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			result.RequeueAfter = look
 		}
 	}
-	if _, statusErr := objects.PatchStatus(ctx, r.Client, &before, id); statusErr != nil {
+	if statusErr := objects.PatchStatus(ctx, r.Client, &before, id); statusErr != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
 	}
-	objects.TellAs(eventType, r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
+	objects.TellAs(eventType, r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	return result, err
 }
 
@@ -108,10 +109,10 @@ func (r *Reconciler) sayOff(ctx context.Context, before *v1alpha1.VMIdentity) er
 		message += "; this disk can be deleted when it is turned on"
 	}
 	set(id, servedCondition(v1alpha1.ReasonInvalid, message))
-	if _, err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
+	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	objects.TellAs(eventType, r.Events, id, nil, before.Status.Conditions, id.Status.Conditions)
+	objects.TellAs(eventType, r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	return nil
 }
 
@@ -142,11 +143,11 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 				apierrors.NewAlreadyExists(schema.GroupResource{Resource: kind}, one.at.Name))
 		}
 	}
-	server := r.Options.Server
+	server, nbd := r.Options.Server, true
 	if deployment.ResourceVersion != "" {
-		server = serverOf(deployment)
+		server, nbd = serverOf(deployment), servesNBD(deployment)
 	}
-	want, err := newDeployment(id, server)
+	want, err := newDeployment(id, server, nbd)
 	if err != nil {
 		set(id, servedCondition(v1alpha1.ReasonInvalid, err.Error()))
 		return false, nil
@@ -168,13 +169,16 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 			objects.Event(r.Events, id, nil, v1alpha1.ReasonSecretMissing,
 				identity.SecretMissing(id))
 		}
+		if err := r.certificates(ctx, id); err != nil {
+			return false, noted(id, servedCondition,
+				"the secret "+v1alpha1.NBDSecretName(id.Name), err)
+		}
 	}
 	if _, err := objects.Make(ctx, r.Client, deployment, want); err != nil {
 		return false, noted(id, servedCondition, "the Deployment "+key.Name, err)
 	}
 	id.Status.TargetName = targetName(id)
-	id.Status.Portal = net.JoinHostPort(fmt.Sprintf("%s.%s.svc", at.Name, id.Namespace),
-		strconv.Itoa(iscsiPort))
+	id.Status.Portal = net.JoinHostPort(host(id), strconv.Itoa(iscsiPort))
 	pod, err := r.pod(ctx, id)
 	if err != nil {
 		return false, err
@@ -199,6 +203,16 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 		set(id, handover)
 	}
 	return again, err
+}
+
+// certificates makes the certificates of a server that is about to be made. Once an identity was
+// served, machines may have them, and they stay.
+func (r *Reconciler) certificates(ctx context.Context, id *v1alpha1.VMIdentity) error {
+	if id.Status.Portal == "" {
+		return identity.NewNBDSecret(ctx, r.Client, id, host(id))
+	}
+	_, err := identity.MakeNBDSecret(ctx, r.Client, id, host(id))
+	return err
 }
 
 // pod returns the pod that serves an identity, or nil. A pod that is ending counts only if there is

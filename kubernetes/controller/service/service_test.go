@@ -25,8 +25,7 @@ import (
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
-	"kubevirt.io/disk/pages"
-	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/status"
 )
 
 const (
@@ -49,8 +48,8 @@ type world struct {
 	calls  *controllertest.Calls
 	r      *Reconciler
 	events chan string
-	page   pages.Status // of the daemon
-	stale  bool         // the kubelet has not written the annotations yet
+	page   status.Status // of the daemon
+	stale  bool          // the kubelet has not written the annotations yet
 }
 
 func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.VMIdentity)) *world {
@@ -106,7 +105,7 @@ func (w *world) follow() {
 	if asked == "" {
 		return
 	}
-	w.page.Handover = &pages.HandoverStatus{Asked: asked}
+	w.page.Handover = &status.HandoverOutcome{Asked: asked}
 	req, err := control.ParseHandover(asked)
 	switch {
 	case err != nil:
@@ -300,7 +299,7 @@ func TestOddSize(t *testing.T) {
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm1"},
 		Spec:   v1alpha1.VMIdentitySpec{DiskSpec: v1alpha1.DiskSpec{Image: image, Size: &size}},
 		Status: v1alpha1.VMIdentityStatus{ClaimName: made.Name, SecretName: made.Name}}
-	d, err := newDeployment(id, "kubevirt.io:disk")
+	d, err := newDeployment(id, "kubevirt.io:disk", true)
 	require.NoError(t, err)
 	require.Contains(t, d.Spec.Template.Spec.Containers[0].Env,
 		corev1.EnvVar{Name: "SIZE", Value: "1500000256"})
@@ -376,7 +375,7 @@ func TestServedSaysWhy(t *testing.T) {
 func TestDiskInUseStays(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
-	w.page.Sessions = []target.SessionInfo{{Initiator: here}}
+	w.page.Sessions = []status.Session{{Initiator: here}}
 	require.NoError(t, w.Delete(t.Context(), w.identity()))
 	w.converge()
 	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "initiator "+here)

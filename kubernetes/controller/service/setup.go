@@ -4,9 +4,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -19,7 +17,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Options: o}
 	if o.Off {
 		return ctrl.NewControllerManagedBy(mgr).Named("service").For(&v1alpha1.VMIdentity{}).
-			WithOptions(controller.Options{RateLimiter: objects.Backoff[reconcile.Request]()}).
+			WithOptions(objects.Working(0)).
 			Complete(r)
 	}
 	return ctrl.NewControllerManagedBy(mgr).
@@ -32,7 +30,6 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(labelVolume))).
 		WatchesRawSource(r.aside.Source()).
-		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency,
-			RateLimiter: objects.Backoff[reconcile.Request]()}).
+		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 }

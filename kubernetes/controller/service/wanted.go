@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -24,6 +25,11 @@ const (
 	podinfo     = "podinfo"
 	podinfoDir  = "/etc/podinfo"
 	annotations = "annotations"
+
+	// The volume with the certificates for NBD, its path, and the name of the port.
+	nbdVolume = "nbd"
+	nbdDir    = "/etc/nbd"
+	nbdPort   = "nbd-" + v1alpha1.Device
 )
 
 // Name is the name of an identity's Deployment.
@@ -68,13 +74,50 @@ func selector(id *v1alpha1.VMIdentity) map[string]string {
 func newService(id *v1alpha1.VMIdentity) *corev1.Service {
 	return &corev1.Service{ObjectMeta: meta(id, serviceName(id.Name)), Spec: corev1.ServiceSpec{
 		Selector: selector(id),
-		Ports: []corev1.ServicePort{{Name: "iscsi", Port: iscsiPort, Protocol: corev1.ProtocolTCP,
-			TargetPort: intstr.FromString("iscsi-" + v1alpha1.Device)}},
+		Ports: []corev1.ServicePort{
+			{Name: "iscsi", Port: iscsiPort, Protocol: corev1.ProtocolTCP,
+				TargetPort: intstr.FromString("iscsi-" + v1alpha1.Device)},
+			{Name: "nbd", Port: v1alpha1.PortNBD, Protocol: corev1.ProtocolTCP,
+				TargetPort: intstr.FromString(nbdPort)}},
 	}}
 }
 
+// host is the name of an identity's Service in the cluster.
+func host(id *v1alpha1.VMIdentity) string {
+	return fmt.Sprintf("%s.%s.svc", serviceName(id.Name), id.Namespace)
+}
+
+// servesNBD reports whether the server of a Deployment can be used by NBD, too. One that an earlier
+// version has made cannot, and stays as it is.
+func servesNBD(d *appsv1.Deployment) bool {
+	return slices.ContainsFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.Name == nbdVolume
+	})
+}
+
+// serveNBD makes a server's container serve by NBD, with the identity's certificates.
+func serveNBD(id *v1alpha1.VMIdentity, pod *corev1.PodSpec, c *corev1.Container) {
+	file := func(key string) string { return nbdDir + "/" + key }
+	c.Env = append(c.Env,
+		corev1.EnvVar{Name: "NBD_LISTEN", Value: fmt.Sprintf("0.0.0.0:%d", v1alpha1.PortNBD)},
+		corev1.EnvVar{Name: "NBD_TLS_CERT", Value: file(corev1.TLSCertKey)},
+		corev1.EnvVar{Name: "NBD_TLS_KEY", Value: file(corev1.TLSPrivateKeyKey)},
+		corev1.EnvVar{Name: "NBD_CLIENT_CA", Value: file(v1alpha1.KeyAuthority)})
+	c.Ports = append(c.Ports, corev1.ContainerPort{Name: nbdPort, ContainerPort: v1alpha1.PortNBD})
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: nbdVolume, MountPath: nbdDir,
+		ReadOnly: true})
+	var items []corev1.KeyToPath
+	for _, key := range []string{corev1.TLSCertKey, corev1.TLSPrivateKeyKey,
+		v1alpha1.KeyAuthority} {
+		items = append(items, corev1.KeyToPath{Key: key, Path: key})
+	}
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: nbdVolume,
+		VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
+			SecretName: v1alpha1.NBDSecretName(id.Name), Items: items}}})
+}
+
 // newDeployment is the Deployment of an identity whose claim and secret exist.
-func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, error) {
+func newDeployment(id *v1alpha1.VMIdentity, server string, nbd bool) (*appsv1.Deployment, error) {
 	disk := vmdisk.Disk{Image: id.Spec.Image, Device: v1alpha1.Device, Size: id.Spec.Bytes(),
 		Filled: id.Spec.Population == v1alpha1.Snapshot}
 	pod := corev1.PodSpec{
@@ -106,6 +149,9 @@ func newDeployment(id *v1alpha1.VMIdentity, server string) (*appsv1.Deployment, 
 		corev1.EnvVar{Name: "BEHIND_NAT", Value: "true"})
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: podinfo,
 		MountPath: podinfoDir, ReadOnly: true})
+	if nbd {
+		serveNBD(id, &pod, &c)
+	}
 	pod.Containers = []corev1.Container{c}
 	file := corev1.DownwardAPIVolumeFile{Path: annotations, FieldRef: &corev1.ObjectFieldSelector{
 		APIVersion: "v1", FieldPath: "metadata.annotations"}}

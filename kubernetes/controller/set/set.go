@@ -19,7 +19,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -45,8 +44,6 @@ type Reconciler struct {
 	client.Client
 	Events  events.EventRecorder
 	Options Options
-
-	written objects.Written
 }
 
 // indexSet finds the identities of a set.
@@ -76,10 +73,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Watches(&v1alpha1.VMIdentity{}, later(bySet)).
 		// A class that a set needs may have come or gone.
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.all)).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: o.Concurrency,
-			RateLimiter:             objects.Backoff[reconcile.Request](),
-		}).
+		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 }
 
@@ -135,11 +129,7 @@ func later(names func(client.Object) []string) handler.EventHandler {
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	before := &v1alpha1.VMIdentitySet{}
 	if err := r.Get(ctx, req.NamespacedName, before); err != nil {
-		r.written.Forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	if r.written.Late(before) {
-		return ctrl.Result{}, nil
 	}
 	var ids v1alpha1.VMIdentityList
 	if err := r.List(ctx, &ids, client.InNamespace(req.Namespace),
@@ -160,14 +150,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	set.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&set.Status.Conditions, set.Generation, ready)
-	wrote, err := objects.PatchStatus(ctx, r.Client, before, set)
-	if err != nil {
+	if err := objects.PatchStatus(ctx, r.Client, before, set); err != nil {
 		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
 	}
-	if wrote {
-		r.written.Note(set)
-		objects.Tell(r.Events, set, nil, before.Status.Conditions, set.Status.Conditions)
-	}
+	objects.Tell(r.Events, set, before.Status.Conditions, set.Status.Conditions)
 	return objects.Result(ctrl.Result{}, r.grow(ctx, set, ids.Items))
 }
 

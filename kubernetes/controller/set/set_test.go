@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -176,23 +175,4 @@ func inTest(name, set string) *v1alpha1.VMIdentity {
 	id := newIdentity(name, set, nil, false)
 	id.Namespace = "test"
 	return id
-}
-
-// TestCacheIsLate: a version from before the last write is not counted. The newer version comes as
-// an event.
-func TestCacheIsLate(t *testing.T) {
-	w := newWorld(t, &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"}})
-	r := &Reconciler{Client: w.Client, Events: w}
-	newer := &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "set",
-		ResourceVersion: "1000000"}}
-	r.written.Note(newer)
-	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(newer)}
-	result, err := r.Reconcile(t.Context(), request)
-	require.NoError(t, err)
-	require.Zero(t, result)
-	require.Zero(t, w.Writes())
-	r.written.Forget(request.NamespacedName)
-	_, err = r.Reconcile(t.Context(), request)
-	require.NoError(t, err)
-	require.Equal(t, 1, w.Writes())
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
 // snapshotKind is the kind of VolumeSnapshots, whose CRD comes with a CSI driver.
@@ -66,14 +67,7 @@ func ofJob(job *batchv1.Job) metav1.OwnerReference {
 
 // newJob is a Job that writes an image into the claim of its name.
 func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
-	restricted := &corev1.SecurityContext{
-		AllowPrivilegeEscalation: new(false),
-		ReadOnlyRootFilesystem:   new(true),
-		RunAsNonRoot:             new(true),
-		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-		SeccompProfile: &corev1.SeccompProfile{
-			Type: corev1.SeccompProfileTypeRuntimeDefault},
-	}
+	restricted := vmdisk.Restricted()
 	c := corev1.Container{
 		Name:  "pull",
 		Image: o.Server,

@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -37,8 +36,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
 		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(r.users)).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.users)).
 		Watches(snapshots, handler.EnqueueRequestsFromMapFunc(r.users)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: o.Concurrency,
-			RateLimiter: objects.Backoff[reconcile.Request]()}).
+		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 	return &Populator{Cache: mgr.GetCache()}, err
 }

@@ -86,7 +86,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	c.Type = v1alpha1.ConditionPopulated
 	id := before.DeepCopy()
 	news := objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
-	if _, statusErr := objects.PatchStatus(ctx, r.Client, &before, id); statusErr != nil {
+	if statusErr := objects.PatchStatus(ctx, r.Client, &before, id); statusErr != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(statusErr)
 	}
 	if news && c.Reason == v1alpha1.ReasonPopulationError {
@@ -139,12 +139,12 @@ func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Durati
 		}
 	}
 	switch {
-	case isFailed(job) != nil:
-		return w.retry(ctx, job, *isFailed(job))
+	case objects.Ended(job).Type == batchv1.JobFailed:
+		return w.retry(ctx, job, objects.Ended(job))
 	case claim.ResourceVersion == "":
 		c, err := w.create(ctx, newClaim(w.id, job, w.class, w.Options.ClaimSize))
 		return c, 0, err
-	case !isComplete(job):
+	case objects.Ended(job).Type != batchv1.JobComplete:
 		return w.filling(job), 0, nil
 	case snapshot.GetResourceVersion() == "":
 		c, err := w.create(ctx, newSnapshot(w.id, job, w.Options.SnapshotClass))
@@ -292,19 +292,4 @@ func lastLine(text string) string {
 		line = "..." + strings.ToValidUTF8(line[len(line)-500:], "")
 	}
 	return line
-}
-
-func isComplete(job *batchv1.Job) bool {
-	return slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
-		return c.Type == batchv1.JobComplete && c.Status == corev1.ConditionTrue
-	})
-}
-
-func isFailed(job *batchv1.Job) *batchv1.JobCondition {
-	for i, c := range job.Status.Conditions {
-		if c.Type == batchv1.JobFailed && c.Status == corev1.ConditionTrue {
-			return &job.Status.Conditions[i]
-		}
-	}
-	return nil
 }

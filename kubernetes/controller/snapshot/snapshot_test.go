@@ -22,6 +22,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 const image = "registry.example.com/fedora@sha256:" +
@@ -110,7 +111,7 @@ func (w *world) kubernetes() bool {
 		job.UID = types.UID(string(rune('0' + w.uid)))
 		require.NoError(w.t, w.Update(ctx, job))
 		return true
-	case hasClaim && !isComplete(job) && isFailed(job) == nil:
+	case hasClaim && objects.Ended(job).Type == "":
 		c := batchv1.JobCondition{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}
 		if w.jobFails != "" {
 			c.Type, c.LastTransitionTime = batchv1.JobFailed, metav1.Now()

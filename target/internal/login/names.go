@@ -80,11 +80,20 @@ func SameName(a, b string) bool {
 // cannot be a name.
 func normalName(name string) (normal string, ok bool) {
 	normal = strings.ToLower(name)
+	for _, other := range otherNames {
+		if strings.HasPrefix(normal, other) {
+			return "", false
+		}
+	}
 	if normal == "" || len(normal) > maxNameLen || strings.ContainsFunc(normal, notOfName) {
 		return "", false
 	}
 	return normal, true
 }
+
+// otherNames are how names of peers begin that speak another protocol. An initiator that took one
+// would count as that peer, and share its claim to a disk.
+var otherNames = []string{"cert:", "unix:", "tcp:"}
 
 // notOfName finds white space, control characters and other characters that do not print.
 func notOfName(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }

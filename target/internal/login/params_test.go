@@ -91,3 +91,11 @@ func FuzzNegotiateText(f *testing.F) {
 		}
 	})
 }
+
+// TestNamesOfOtherProtocols: an initiator must not pass for a client of another protocol.
+func TestNamesOfOtherProtocols(t *testing.T) {
+	for _, name := range []string{"cert:alice", "CERT:alice", "unix:/run/x", "tcp:1.2.3.4:5"} {
+		require.False(t, SameName(name, name), name)
+	}
+	require.True(t, SameName("iqn.2026-01.test:Unix:a", "IQN.2026-01.test:unix:a"))
+}

@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -27,7 +28,7 @@ func (d *Device) MayResetTarget(n *Nexus) bool {
 }
 
 func (d *Device) mayReset(u *unit, n *Nexus) bool {
-	if n.client.Admitted(u.served) {
+	if n.Admitted(u.served) {
 		return true
 	}
 	d.logConflict(u, n, nil)
@@ -36,7 +37,7 @@ func (d *Device) mayReset(u *unit, n *Nexus) bool {
 
 // stillAdmitted returns errConflict if the initiator was fenced after its command was validated.
 func (t *Task) stillAdmitted() error {
-	if !t.Nexus.client.Admitted(t.unit.served) {
+	if !t.Nexus.Admitted(t.unit.served) {
 		return errConflict
 	}
 	return nil
@@ -45,7 +46,7 @@ func (t *Task) stillAdmitted() error {
 // claim makes the initiator of the nexus the owner of an exclusive unit, unless another one owns
 // it.
 func (d *Device) claim(at *nexusUnit, n *Nexus) bool {
-	if !n.client.Claim(at.unit.served) {
+	if !n.Claim(at.unit.served) {
 		return false
 	}
 	if !at.used.Load() {
@@ -56,7 +57,7 @@ func (d *Device) claim(at *nexusUnit, n *Nexus) bool {
 
 // firstUse notes that a nexus uses the medium of a unit.
 func (d *Device) firstUse(at *nexusUnit, n *Nexus) {
-	if !n.client.FirstUse(at.unit.served) {
+	if !n.FirstUse(at.unit.served) {
 		return // the unit is removed, so the command will fail
 	}
 	d.mu.Lock()
@@ -73,6 +74,24 @@ func (d *Device) Protected(served *serving.Disk) {
 	if u := d.unitOf(served); u != nil {
 		d.raiseLocked(u, attnModeChanged, nil)
 	}
+}
+
+// errReserved keeps clients of other protocols out.
+var errReserved = errors.New("an iSCSI initiator has reserved the disk")
+
+// Bars implements serving.Front. A client of another protocol cannot register, so a reservation
+// keeps it out like an initiator that is not registered (SPC-4 5.13.1).
+func (d *Device) Bars(served *serving.Disk, write bool) error {
+	u := d.unitOf(served)
+	if u == nil {
+		return nil
+	}
+	right := reservationTypes[u.persistent.state.Load().kind].right
+	if u.reserved.Load() != nil || right == duringExclusiveAccess ||
+		right == duringWriteExclusive && write {
+		return errReserved
+	}
+	return nil
 }
 
 // ReservationHolders returns the names of initiators that hold a persistent reservation, repeated
@@ -129,13 +148,13 @@ func (f *fencing) Commit() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for n := range d.nexuses {
-		if at := n.at(u); at != nil && f.fenced(n.client.Name()) {
+		if at := n.at(u); at != nil && f.fenced(n.Name()) {
 			at.prevents = false
 			at.refused.Store(false)
 			f.nexuses = append(f.nexuses, n)
 		}
 	}
-	if n := u.reserved.Load(); n != nil && f.fenced(n.client.Name()) {
+	if n := u.reserved.Load(); n != nil && f.fenced(n.Name()) {
 		u.reserved.Store(nil)
 	}
 	d.publishLocked(u, f.edit)
@@ -155,13 +174,13 @@ func (f *fencing) Undo() error {
 // logFenced logs why a guest meets reservation conflicts, once for each session of a fenced
 // initiator and each fence.
 func (d *Device) logFenced(u *unit, n *Nexus) {
-	if !n.client.Fenced(u.served) {
+	if !n.Fenced(u.served) {
 		return
 	}
 	if at := n.at(u); at == nil || at.refused.Swap(true) {
 		return
 	}
-	name := n.client.Name()
+	name := n.Name()
 	d.log.Warn("refusing an initiator that is fenced since a handover: its commands end with "+
 		"RESERVATION CONFLICT",
 		zap.Uint16("lun", u.Number), zap.String("initiator", name),

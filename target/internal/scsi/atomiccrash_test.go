@@ -53,7 +53,7 @@ func atomicCrashes(t *testing.T, seed uint64, w wrongs, rounds int) error {
 	file, store := filetest.NewSimFile(m, make([]byte, size)), filetest.NewSimStore(m)
 	store.KeepsNothing, store.KeepsForever = w.keepsNothing, w.keepsForever
 	ranges := []*generations{{lba: 0, blocks: 64}, {lba: 64, blocks: 8},
-		{lba: 72, blocks: maxAtomic}}
+		{lba: 72, blocks: maxAtomic / BlockSize}}
 	down := func() bool { return m.CrashIn == 0 }
 	// start serves the disk; nil: the machine has stopped before it could.
 	start := func() *Device {

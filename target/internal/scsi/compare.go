@@ -14,7 +14,7 @@ func prepareCompareAndWrite(t *Task) error {
 	if err := t.inRange(); err != nil {
 		return err
 	}
-	if t.count > maxCompareAndWrite {
+	if t.length() > maxCompareAndWrite {
 		return invalidField(13, 7)
 	}
 	t.fua = t.CDB[1]&bitFUA != 0

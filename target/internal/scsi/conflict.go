@@ -36,11 +36,11 @@ const (
 // conflictOf finds why a command of the nexus has conflicted, and with whom. cmd is nil for a
 // reset. The cause is empty if the conflict is over by now.
 func (d *Device) conflictOf(u *unit, n *Nexus, cmd *command) (cause conflictCause, with string) {
-	if !n.client.Admitted(u.served) {
+	if !n.Admitted(u.served) {
 		return conflictOwner, u.Owner()
 	}
 	if holder := u.reserved.Load(); holder != nil && holder != n {
-		return conflictReserve, holder.client.Name()
+		return conflictReserve, holder.Name()
 	}
 	switch s := u.persistent.state.Load(); {
 	case s.admits(n.port):
@@ -79,11 +79,11 @@ func (c conflictCause) advice(lun uint16, initiator string) string {
 // logConflict logs that a reservation or the unit's owner stands against a command. cmd is nil for
 // a reset.
 func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
-	if n.client.Fenced(u.served) {
+	if n.Fenced(u.served) {
 		d.logFenced(u, n)
 		return
 	}
-	name := n.client.Name()
+	name := n.Name()
 	cause, with := d.conflictOf(u, n, cmd)
 	if cause == "" {
 		return
@@ -93,7 +93,7 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 		return
 	}
 	fields := []zap.Field{zap.Uint16("lun", u.Number), zap.String("initiator", name),
-		zap.String("address", n.client.Address())}
+		zap.String("address", n.Address())}
 	if cmd != nil {
 		fields = append(fields, zap.String("command", cmd.name))
 	}

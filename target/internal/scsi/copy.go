@@ -70,6 +70,9 @@ func prepareExtendedCopy(t *Task) error {
 
 func outExtendedCopy(t *Task, _ int64, p []byte) error {
 	list, err := parseCopyList(p)
+	if err == nil {
+		err = t.checkCopyTargets(&list)
+	}
 	if err != nil {
 		return err
 	}
@@ -89,6 +92,22 @@ func outExtendedCopy(t *Task, _ int64, p []byte) error {
 	ended = true
 	if failure != nil {
 		return failure
+	}
+	return nil
+}
+
+// checkCopyTargets refuses an initiator that assumes another block length than a unit has: it means
+// other blocks.
+func (t *Task) checkCopyTargets(list *copyList) error {
+	for i := range list.targets {
+		target := &list.targets[i]
+		u := t.dev.copyUnit(t.unit, target)
+		if u == nil {
+			u = t.unit
+		}
+		if target.peripheral == peripheralDisk && target.blockSize != u.blockSize() {
+			return invalidParameter(copyHeaderLen+i*copyTargetLen+29, 7)
+		}
 	}
 	return nil
 }

@@ -47,11 +47,12 @@ type copyTarget struct {
 	peripheral byte // peripheral device type
 	isNAA      bool // one of our logical units may have this designator
 	naa        [8]byte
+	blockSize  int // bytes, as the initiator assumes
 }
 
 // copySegment is a block device to block device segment descriptor (SPC-4 6.4.6.4). We ignore DC,
 // which says whose logical blocks are counted, and CAT, which says what happens to a partial block:
-// all our blocks have the same length.
+// both units of a segment must have blocks of one length.
 type copySegment struct {
 	source, dest uint16 // CSCD descriptor IDs
 	blocks       uint64
@@ -128,11 +129,7 @@ func parseCopyTarget(p []byte, at int) (target copyTarget, err error) {
 		return target, invalidParameter(at+7, 7)
 	}
 	target.peripheral = p[1] & 0x1f
-	if target.peripheral == peripheralDisk &&
-		binary.BigEndian.Uint32(p[28:])&0xffffff != BlockSize {
-		// an initiator that assumes another block length means other blocks
-		return target, invalidParameter(at+29, 7)
-	}
+	target.blockSize = int(binary.BigEndian.Uint32(p[28:]) & 0xffffff)
 	// Our other designators are too long for a CSCD descriptor, so only NAA can match.
 	if p[4]&0x0f == codeSetBinary && p[5]&0x0f == designatorNAA && int(p[7]) == len(target.naa) {
 		target.isNAA = true

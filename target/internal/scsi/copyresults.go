@@ -85,10 +85,10 @@ func prepareCopyParameters(t *Task) error {
 	be.PutUint16(b[8:], maxCopyTargets)
 	be.PutUint16(b[10:], maxCopySegments)
 	be.PutUint32(b[12:], maxCopyList)
-	be.PutUint32(b[16:], maxSegmentBlocks<<blockShift)
+	be.PutUint32(b[16:], maxSegmentBlocks<<t.unit.shift)
 	be.PutUint16(b[34:], maxCopies)
 	b[36] = maxCopies
-	b[37] = blockShift // data segment granularity
+	b[37] = byte(t.unit.shift) // data segment granularity
 	b[43] = byte(len(copyDescriptors))
 	t.data = append(append(t.data[:0], b[:]...), copyDescriptors[:]...)
 	t.reply(t.copyAllocation())
@@ -105,7 +105,7 @@ const (
 )
 
 // appendThirdPartyCopy is page 8Fh (SPC-4 7.8.17).
-func appendThirdPartyCopy(_ *Task, b []byte) []byte {
+func appendThirdPartyCopy(t *Task, b []byte) []byte {
 	be := binary.BigEndian
 	commands := []byte{opExtendedCopy, 1, saExtendedCopyLID1, opReceiveCopy, 3, saCopyStatus,
 		saCopyParameters, saCopyFailure}
@@ -124,8 +124,8 @@ func appendThirdPartyCopy(_ *Task, b []byte) []byte {
 	var general [32]byte
 	be.PutUint32(general[0:], maxCopies)
 	be.PutUint32(general[4:], maxCopies)
-	be.PutUint32(general[8:], maxSegmentBlocks<<blockShift)
-	general[12] = blockShift
+	be.PutUint32(general[8:], maxSegmentBlocks<<t.unit.shift)
+	general[12] = byte(t.unit.shift)
 	return appendCopyDescriptor(b, copyPageGeneral, general[:])
 }
 

@@ -10,6 +10,7 @@ type copier struct {
 	own     participant
 	targets []participant // as list.targets
 	buf     *[scratchSize]byte
+	shift   uint // a logical block of the segment's units has 2^shift bytes
 	runs    [maxCopyRuns]copyRun
 	read    rangelock.Hold
 	write   rangelock.Hold
@@ -42,8 +43,11 @@ func (c *copier) segment(i int) *senseError {
 		return failure
 	}
 
-	from, to, total := int64(s.from)<<blockShift, int64(s.to)<<blockShift,
-		int64(s.blocks)<<blockShift
+	if src.unit.shift != dst.unit.shift { // the number of blocks would mean two lengths
+		return copyAborted(ascIncorrectTargetType, i, segmentDest)
+	}
+	c.shift = src.unit.shift
+	from, to, total := int64(s.from)<<c.shift, int64(s.to)<<c.shift, int64(s.blocks)<<c.shift
 	// If the destination overlaps the end of the source, copy from the end, so that no source block
 	// is overwritten before it is read.
 	backwards := src.unit == dst.unit && from < to && to < from+total
@@ -172,7 +176,7 @@ func (c *copier) admitBoth(src, dst *participant) *copyCause {
 // lock holds both ranges. Every copy locks units in the same order, so that no two copies wait for
 // each other.
 func (c *copier) lock(src, dst *unit, from, to, n int64) {
-	by := c.t.Nexus.client.Name()
+	by := c.t.Nexus.Name()
 	c.read.Set(rangelock.Read, by, from, n)
 	c.write.Set(rangelock.Write, by, to, n)
 	switch {
@@ -246,10 +250,11 @@ func (c *copier) readRuns(u *unit, p []byte, off int64, runs []copyRun) ([]copyR
 			if e.Length <= 0 {
 				return nil, errEmptyExtent
 			}
-			run = copyRun{length: e.Length &^ (BlockSize - 1), data: e.Data}
+			size := int64(u.blockSize())
+			run = copyRun{length: e.Length &^ (size - 1), data: e.Data}
 			if e.Data || run.length == 0 { // a block is data if any byte of it is
 				run.data = true
-				run.length = min((e.Length+BlockSize-1)&^(BlockSize-1), n-at)
+				run.length = min((e.Length+size-1)&^(size-1), n-at)
 			}
 		}
 		at += run.length

@@ -55,7 +55,7 @@ func (c *copier) failed(segment int, cause *copyCause, written, total int64,
 		if backwards {
 			written = 0
 		}
-		s.hasInfo, s.info = true, uint64(total-written)>>blockShift
+		s.hasInfo, s.info = true, uint64(total-written)>>c.shift
 	}
 	return s
 }

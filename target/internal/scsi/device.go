@@ -3,6 +3,7 @@ package scsi
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -20,7 +21,6 @@ type Options struct {
 	TargetName     string // SCSI name string of the target device; empty: none is reported
 	PortalGroupTag uint16 // number of the target port group
 	Log            *zap.Logger
-	Panicked       func() // called when background work has panicked; nil: nobody is told
 
 	// Abort ends the commands of these nexuses for which meant returns true, without an answer. It
 	// calls Task.Abort for each one that executes and does not wait. Nil: the transport has no
@@ -60,9 +60,9 @@ type served = serving.Disk
 // unit is a logical unit.
 type unit struct {
 	*served
+	shift uint   // a logical block has 2^shift bytes
 	slot  int    // index in nexusUnits
 	order uint64 // unique; to lock two units, lock the lower one first
-	host  any
 
 	table   *opcodeTable
 	resets  atomic.Uint32      // counts resets
@@ -76,7 +76,6 @@ type unit struct {
 	ejected    atomic.Bool // written under Device.mu
 	mode       modeState
 	faults     faultLog
-	troubles   troubles
 	refusals   conflictLog
 	sanitizing sanitizeState
 	atomics    sync.Mutex  // held by a WRITE ATOMIC, because there is only one undo record
@@ -122,7 +121,7 @@ func New(opt Options, disks *serving.Disks) (*Device, error) {
 	return d, nil
 }
 
-func newUnit(d *serving.Disk, host any) (*unit, error) {
+func newUnit(d *serving.Disk) (*unit, error) {
 	switch {
 	case d.Identity.Serial == "" || len(d.Identity.Serial) > 36 || !printable(d.Identity.Serial):
 		return nil, fmt.Errorf("serial %q must be 1 to 36 printable ASCII characters",
@@ -131,7 +130,7 @@ func newUnit(d *serving.Disk, host any) (*unit, error) {
 		return nil, fmt.Errorf("NAA identifier %x does not begin with 3 (locally assigned)",
 			d.Identity.NAA)
 	}
-	u := &unit{served: d, host: host}
+	u := &unit{served: d, shift: uint(bits.TrailingZeros64(uint64(d.BlockSize)))}
 	if !d.Volatile {
 		u.persistent.store = d.Store
 	}
@@ -144,7 +143,10 @@ func newUnit(d *serving.Disk, host any) (*unit, error) {
 }
 
 // blocks is the capacity in logical blocks.
-func (u *unit) blocks() uint64 { return uint64(u.Size()) >> blockShift }
+func (u *unit) blocks() uint64 { return uint64(u.Size()) >> u.shift }
+
+// blockSize is the logical block length in bytes.
+func (u *unit) blockSize() int { return 1 << u.shift }
 
 func printable(s string) bool {
 	for i := range len(s) {

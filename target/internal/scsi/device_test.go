@@ -24,7 +24,7 @@ const storedHandover = "handover"
 type front struct{ *Device }
 
 func (f front) Added(d *serving.Disk) error {
-	_, err := f.Take(d, nil)
+	_, err := f.Take(d)
 	return err
 }
 func (f front) Removed(d *serving.Disk)          { f.Drop(d) }
@@ -36,7 +36,7 @@ func NewDevice(opt Options, luns []LUN) (*Device, error) {
 	if opt.Log == nil {
 		opt.Log = zap.New(&lateCore{zapcore.NewNopCore()})
 	}
-	d, err := New(opt, serving.New(opt.Log))
+	d, err := New(opt, serving.New(serving.Config{Log: opt.Log}))
 	if err != nil {
 		return nil, err
 	}

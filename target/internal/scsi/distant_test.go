@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
 )
 
@@ -129,7 +130,7 @@ func TestNotNowIsUndone(t *testing.T) {
 			require.NoError(t, b.d.Prepare(task))
 			ended := make(chan error)
 			go func() { ended <- carryOut(task, c.data) }()
-			require.Eventually(t, task.Waiting, time.Minute, time.Millisecond)
+			testtool.Eventually(t, task.Waiting)
 			task.Abort()
 			require.ErrorIs(t, <-ended, serving.ErrAborted)
 			require.Equal(t, old, b.read(0, 16))
@@ -179,7 +180,7 @@ func TestSanitizeWaits(t *testing.T) {
 		far.Cut()
 		b.good(cdb("48 83 00 00 00 00 00 0000 00"), nil) // CRYPTOGRAPHIC ERASE, IMMED
 		waits := func() bool { return far.Waiting() == 1 }
-		require.Eventually(t, waits, time.Minute, time.Millisecond)
+		testtool.Eventually(t, waits)
 		require.Equal(t, "2/04/1b", b.run(cdb("00 00 00 00 00 00"), nil).code())
 		want := sanitizeFailed
 		if restored {
@@ -190,7 +191,7 @@ func TestSanitizeWaits(t *testing.T) {
 		}
 		phase := &b.d.nth(0).sanitizing.phase
 		ended := func() bool { return sanitizePhase(phase.Load()) != sanitizeRunning }
-		require.Eventually(t, ended, time.Minute, time.Millisecond)
+		testtool.Eventually(t, ended)
 		require.Equal(t, want, sanitizePhase(phase.Load()))
 	}
 }

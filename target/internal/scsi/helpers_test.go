@@ -6,14 +6,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/internal/testtool"
 )
+
+// BlockSize is the length of a logical block of the units of most tests, in bytes.
+const BlockSize = disk.SectorSize
 
 // memDisk is a disk in memory that notes its calls and fails on demand. It has no optional
 // interface.
@@ -241,7 +244,7 @@ func (b *bench) waitsForRange(commands int) {
 	b.t.Helper()
 	r := &b.d.nth(0).Ranges
 	waiting := func() bool { return r.State().Waiting == commands }
-	require.Eventually(b.t, waiting, time.Minute, time.Millisecond)
+	testtool.Eventually(b.t, waiting)
 }
 
 // run carries out a command on LUN 1 as the transport does; data is what the initiator sends, cut

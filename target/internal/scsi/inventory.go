@@ -43,10 +43,9 @@ func (inv *inventory) at(number uint16) *unit {
 
 // Take serves one more disk. It may wait for the disk's store; nothing else waits meanwhile. Every
 // nexus gets unit attentions: REPORTED LUNS DATA HAS CHANGED at all units (SPC-4 6.33), and POWER
-// ON at the new one. Take returns the nexuses that also need an asynchronous event. host is the
-// transport's data for the LUN; see Task.Host.
-func (d *Device) Take(served *serving.Disk, host any) (map[*Nexus]struct{}, error) {
-	u, err := newUnit(served, host)
+// ON at the new one. Take returns the nexuses that also need an asynchronous event.
+func (d *Device) Take(served *serving.Disk) (map[*Nexus]struct{}, error) {
+	u, err := newUnit(served)
 	if err != nil {
 		return nil, err
 	}
@@ -79,14 +78,13 @@ func (d *Device) enrolLocked(u *unit) {
 // Drop takes a unit whose disk is removed out of the inventory. Later commands to it end with
 // LOGICAL UNIT NOT SUPPORTED (SPC-4 4.5.1, SAM-5 5.11). So do commands under way when they next use
 // the disk. Every nexus gets a unit attention at the remaining units. Drop returns the nexuses that
-// also need an asynchronous event, and the transport's data for the LUN. host is nil if there is no
-// such unit.
-func (d *Device) Drop(served *serving.Disk) (tell map[*Nexus]struct{}, host any) {
+// also need an asynchronous event, and whether there was such a unit.
+func (d *Device) Drop(served *serving.Disk) (tell map[*Nexus]struct{}, taken bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	u := d.unitOf(served)
 	if u == nil {
-		return nil, nil
+		return nil, false
 	}
 	d.luns.Store(newInventory(slices.DeleteFunc(slices.Clone(d.luns.Load().units),
 		func(o *unit) bool { return o == u })))
@@ -95,7 +93,7 @@ func (d *Device) Drop(served *serving.Disk) (tell map[*Nexus]struct{}, host any)
 	}
 	d.vacated = append(d.vacated, u.slot)
 	u.cancel()
-	return d.inventoryChangedLocked(), u.host
+	return d.inventoryChangedLocked(), true
 }
 
 // inventoryChangedLocked raises a unit attention for every nexus at every unit, because the list of

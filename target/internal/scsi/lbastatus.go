@@ -64,8 +64,8 @@ var errEmptyExtent = errors.New("disk reports an empty extent")
 // if any byte of it is.
 func (t *Task) extentOf(lba uint64) (count uint32, data bool, err error) {
 	u := t.unit
-	start := int64(lba) << blockShift
-	end := min(int64(u.blocks())<<blockShift, start+math.MaxUint32<<blockShift)
+	start := int64(lba) << u.shift
+	end := min(int64(u.blocks())<<u.shift, start+math.MaxUint32<<u.shift)
 	at := start
 	for step := 0; step < maxExtentSteps && at < end; step++ {
 		e, err := t.Extent(u.served, at, end-at)
@@ -84,9 +84,9 @@ func (t *Task) extentOf(lba uint64) (count uint32, data bool, err error) {
 	length := at - start
 	switch {
 	case data:
-		length += BlockSize - 1 // a block that begins with data is mapped
-	case length < BlockSize:
-		length, data = BlockSize, true // data begins within the first block
+		length += int64(u.blockSize()) - 1 // a block that begins with data is mapped
+	case length < int64(u.blockSize()):
+		length, data = int64(u.blockSize()), true // data begins within the first block
 	}
-	return uint32(length >> blockShift), data, nil
+	return uint32(length >> u.shift), data, nil
 }

@@ -15,10 +15,10 @@ const (
 	logHeaderLen  = 4
 )
 
-// Resources are counted in threshold sets of 2^11 logical blocks: 1 MiB.
+// Resources are counted in threshold sets of 1 MiB.
 const (
-	thresholdExponent = 11
-	thresholdSize     = BlockSize << thresholdExponent // bytes
+	thresholdShift = 20
+	thresholdSize  = 1 << thresholdShift // bytes
 )
 
 // Parameters of the Logical Block Provisioning log page (SBC-3 6.4.4).

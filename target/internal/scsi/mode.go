@@ -234,7 +234,7 @@ func prepareModeSense10(t *Task) error {
 		t.data[4] = bitLong
 		t.data[7] = longDescriptorLen
 		t.data = binary.BigEndian.AppendUint64(t.data, t.unit.blocks())
-		t.data = binary.BigEndian.AppendUint64(t.data, BlockSize)
+		t.data = binary.BigEndian.AppendUint64(t.data, uint64(t.unit.blockSize()))
 	default:
 		t.data[7] = shortDescriptorLen
 		t.data = t.appendShortDescriptor(t.data)
@@ -258,7 +258,7 @@ func (t *Task) deviceSpecific() byte {
 func (t *Task) appendShortDescriptor(b []byte) []byte {
 	blocks := min(t.unit.blocks(), math.MaxUint32)
 	b = binary.BigEndian.AppendUint32(b, uint32(blocks))
-	return binary.BigEndian.AppendUint32(b, BlockSize)
+	return binary.BigEndian.AppendUint32(b, uint32(t.unit.blockSize()))
 }
 
 // appendModePages appends the pages that byte 2 and 3 of the CDB ask for.

@@ -100,7 +100,7 @@ func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error)
 // parseModeSelect reads a mode parameter list (SPC-4 7.5.4), applies it to state and returns the
 // new state.
 func (u *unit) parseModeSelect(p []byte, long bool, state uint32) (uint32, error) {
-	at, err := parseModeHeader(p, long, u.blocks())
+	at, err := parseModeHeader(p, long, u.blocks(), u.blockSize())
 	if err != nil {
 		return 0, err
 	}
@@ -184,7 +184,7 @@ func (p *modePage) parse(b []byte, state uint32) (next uint32, bad int) {
 // parseModeHeader checks the header and the block descriptor, and returns the offset of the first
 // page. The block descriptor must describe the unit as it is. MODE DATA LENGTH, WP and DPOFUA are
 // reserved here and ignored.
-func parseModeHeader(p []byte, long bool, blocks uint64) (int, error) {
+func parseModeHeader(p []byte, long bool, blocks uint64, blockSize int) (int, error) {
 	header, medium := modeHeader6Len, 1
 	if long {
 		header, medium = modeHeader10Len, 2
@@ -223,7 +223,7 @@ func parseModeHeader(p []byte, long bool, blocks uint64) (int, error) {
 	if count != 0 && !same {
 		return 0, invalidParameter(header, 7)
 	}
-	if size != BlockSize {
+	if size != uint32(blockSize) {
 		return 0, invalidParameter(header+sizeAt, 7)
 	}
 	return header + descriptor, nil

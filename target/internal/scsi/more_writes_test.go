@@ -130,7 +130,7 @@ func TestPrefetch(t *testing.T) {
 		l.Disk = m
 	})
 	big.good(cdb("90 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00"), nil)
-	require.Equal(t, maxTransfer<<blockShift/scratchSize,
+	require.Equal(t, maxTransfer/scratchSize,
 		big.d.nth(0).Disk.(*memDisk).count("read"), "one command does not read a whole disk")
 }
 

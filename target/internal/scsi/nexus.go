@@ -15,11 +15,11 @@ type InitiatorPort struct {
 
 // Nexus is one I_T nexus, which for iSCSI is one session.
 type Nexus struct {
-	port   InitiatorPort
-	client *serving.Client
-	slots  atomic.Pointer[nexusUnits] // never nil; written under Device.mu
-	level  uint16                     // see SetProtocolLevel
-	told   atomic.Bool                // an asynchronous event said that the list has changed
+	*serving.Client
+	port  InitiatorPort
+	slots atomic.Pointer[nexusUnits] // never nil; written under Device.mu
+	level uint16                     // see SetProtocolLevel
+	told  atomic.Bool                // an asynchronous event said that the list has changed
 
 	copies []*copyOperation // guarded by Device.mu; in order of their start
 }
@@ -37,9 +37,6 @@ type nexusUnit struct {
 	used     atomic.Bool // it has used the medium; written under Device.mu
 }
 
-// UsedBy returns the LUNs whose medium a nexus has accessed, in ascending order.
-func (d *Device) UsedBy(n *Nexus) []uint16 { return n.client.Uses() }
-
 // levelRFC7144 is the protocol level with the task management functions of RFC 7144.
 const levelRFC7144 = 2
 
@@ -47,10 +44,6 @@ const levelRFC7144 = 2
 // 7144 7.1.1). INQUIRY and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS report it. Call it before the
 // first command.
 func (n *Nexus) SetProtocolLevel(level int) { n.level = uint16(level) }
-
-// SetAddress sets the address of the initiator's machine, without parts that differ between its
-// connections. Call it before the first command.
-func (n *Nexus) SetAddress(address string) { n.client.SetAddress(address) }
 
 // maxKnownPorts bounds how many former initiator ports are remembered.
 const maxKnownPorts = 4096
@@ -70,7 +63,7 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 	if known || len(d.known) < maxKnownPorts {
 		d.known[p] = d.changes
 	}
-	n := &Nexus{port: p, client: client}
+	n := &Nexus{port: p, Client: client}
 	slots := make(nexusUnits, d.slots)
 	n.slots.Store(&slots)
 	for _, u := range d.luns.Load().units {
@@ -91,7 +84,7 @@ func (d *Device) Attach(p InitiatorPort) *Nexus {
 // gone, its exclusive claims end, too. Persistent reservations stay. Commands whose disk calls
 // still run may end later. A second call does nothing.
 func (d *Device) Detach(n *Nexus) {
-	defer n.client.Detach()
+	defer n.Client.Detach()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, ok := d.nexuses[n]; !ok {

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"slices"
 	"sync"
+
+	"kubevirt.io/disk/serving"
 )
 
 // The operation codes (SPC-4 annex, SBC-3 5.1).
@@ -112,7 +114,7 @@ type command struct {
 	ignore byte      // bits of byte 1 that we neither evaluate nor refuse
 	mask   [2]uint64 // the bits that may be set, as two big-endian words
 	flags  flags
-	op     Operation
+	op     serving.Operation
 	layout layout
 	// seconds after which an initiator should suspect a fault, for the command timeouts descriptor
 	timeout uint32
@@ -248,63 +250,63 @@ func mediumCommands(a abilities) []command {
 		sameBits = bitUnmap
 	}
 	return []command{
-		{name: "READ(6)", opcode: opRead6, layout: cdb6, op: OpRead, flags: reads,
+		{name: "READ(6)", opcode: opRead6, layout: cdb6, op: doesRead, flags: reads,
 			prepare: prepareRead, in: inRead},
 		{name: "READ(10)", opcode: opRead10, layout: cdb10, usage: addressed(cdb10, bitDPO|bitFUA),
-			op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
+			op: doesRead, flags: reads, prepare: prepareRead, in: inRead},
 		{name: "READ(12)", opcode: opRead12, layout: cdb12, usage: addressed(cdb12, bitDPO|bitFUA),
-			op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
+			op: doesRead, flags: reads, prepare: prepareRead, in: inRead},
 		{name: "READ(16)", opcode: opRead16, layout: cdb16, usage: addressed(cdb16, bitDPO|bitFUA),
-			op: OpRead, flags: reads, prepare: prepareRead, in: inRead},
-		{name: "WRITE(6)", opcode: opWrite6, layout: cdb6, op: OpWrite, flags: writes,
+			op: doesRead, flags: reads, prepare: prepareRead, in: inRead},
+		{name: "WRITE(6)", opcode: opWrite6, layout: cdb6, op: doesWrite, flags: writes,
 			prepare: prepareWrite, out: outWrite, finish: finishWrite},
 		{name: "WRITE(10)", opcode: opWrite10, layout: cdb10,
-			usage: addressed(cdb10, bitDPO|bitFUA), op: OpWrite, flags: writes,
+			usage: addressed(cdb10, bitDPO|bitFUA), op: doesWrite, flags: writes,
 			prepare: prepareWrite, out: outWrite, finish: finishWrite},
 		{name: "WRITE(12)", opcode: opWrite12, layout: cdb12,
-			usage: addressed(cdb12, bitDPO|bitFUA), op: OpWrite, flags: writes,
+			usage: addressed(cdb12, bitDPO|bitFUA), op: doesWrite, flags: writes,
 			prepare: prepareWrite, out: outWrite, finish: finishWrite},
 		{name: "WRITE(16)", opcode: opWrite16, layout: cdb16,
-			usage: addressed(cdb16, bitDPO|bitFUA), op: OpWrite, flags: writes,
+			usage: addressed(cdb16, bitDPO|bitFUA), op: doesWrite, flags: writes,
 			prepare: prepareWrite, out: outWrite, finish: finishWrite},
 		{name: "WRITE AND VERIFY(10)", opcode: opWriteVerify10, layout: cdb10,
-			usage: addressed(cdb10, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain,
+			usage: addressed(cdb10, bitDPO|bitBytchk), op: doesWrite, flags: writes, timeout: drain,
 			prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
 		{name: "WRITE AND VERIFY(12)", opcode: opWriteVerify12, layout: cdb12,
-			usage: addressed(cdb12, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain,
+			usage: addressed(cdb12, bitDPO|bitBytchk), op: doesWrite, flags: writes, timeout: drain,
 			prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
 		{name: "WRITE AND VERIFY(16)", opcode: opWriteVerify16, layout: cdb16,
-			usage: addressed(cdb16, bitDPO|bitBytchk), op: OpWrite, flags: writes, timeout: drain,
+			usage: addressed(cdb16, bitDPO|bitBytchk), op: doesWrite, flags: writes, timeout: drain,
 			prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
 		{name: "ORWRITE(16)", opcode: opOrWrite16, layout: cdb16,
-			usage: addressed(cdb16, bitDPO|bitFUA), op: OpWrite, flags: writes,
+			usage: addressed(cdb16, bitDPO|bitFUA), op: doesWrite, flags: writes,
 			prepare: prepareWrite, out: outOrWrite, finish: finishWrite},
 		{name: "VERIFY(10)", opcode: opVerify10, layout: cdb10,
-			usage: addressed(cdb10, bitDPO|bitBytchk), op: OpRead, flags: reads,
+			usage: addressed(cdb10, bitDPO|bitBytchk), op: doesRead, flags: reads,
 			prepare: prepareVerify, out: outVerify, finish: finishVerify},
 		{name: "VERIFY(12)", opcode: opVerify12, layout: cdb12,
-			usage: addressed(cdb12, bitDPO|bitBytchk), op: OpRead, flags: reads,
+			usage: addressed(cdb12, bitDPO|bitBytchk), op: doesRead, flags: reads,
 			prepare: prepareVerify, out: outVerify, finish: finishVerify},
 		{name: "VERIFY(16)", opcode: opVerify16, layout: cdb16,
-			usage: addressed(cdb16, bitDPO|bitBytchk), op: OpRead, flags: reads,
+			usage: addressed(cdb16, bitDPO|bitBytchk), op: doesRead, flags: reads,
 			prepare: prepareVerify, out: outVerify, finish: finishVerify},
 		{name: "PRE-FETCH(10)", opcode: opPrefetch10, layout: cdb10,
-			usage: grouped(addressed(cdb10, bitImmed)), op: OpRead, flags: reads,
+			usage: grouped(addressed(cdb10, bitImmed)), op: doesRead, flags: reads,
 			prepare: preparePrefetch, finish: finishPrefetch},
 		{name: "PRE-FETCH(16)", opcode: opPrefetch16, layout: cdb16,
-			usage: grouped(addressed(cdb16, bitImmed)), op: OpRead, flags: reads,
+			usage: grouped(addressed(cdb16, bitImmed)), op: doesRead, flags: reads,
 			prepare: preparePrefetch, finish: finishPrefetch},
 		{name: "SYNCHRONIZE CACHE(10)", opcode: opSyncCache10, layout: cdb10,
-			usage: addressed(cdb10, bitImmed|bitSyncNV), op: OpFlush, flags: usesMedium,
+			usage: addressed(cdb10, bitImmed|bitSyncNV), op: doesFlush, flags: usesMedium,
 			timeout: drain, prepare: prepareSync, finish: finishSync},
 		{name: "SYNCHRONIZE CACHE(16)", opcode: opSyncCache16, layout: cdb16,
-			usage: addressed(cdb16, bitImmed|bitSyncNV), op: OpFlush, flags: usesMedium,
+			usage: addressed(cdb16, bitImmed|bitSyncNV), op: doesFlush, flags: usesMedium,
 			timeout: drain, prepare: prepareSync, finish: finishSync},
 		{name: "WRITE SAME(10)", opcode: opWriteSame10, layout: cdb10,
-			usage: addressed(cdb10, sameBits), op: OpWrite, flags: writes, timeout: drain,
+			usage: addressed(cdb10, sameBits), op: doesWrite, flags: writes, timeout: drain,
 			prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
 		{name: "WRITE SAME(16)", opcode: opWriteSame16, layout: cdb16,
-			usage: addressed(cdb16, sameBits|bitNDOB), op: OpWrite, flags: writes, timeout: drain,
+			usage: addressed(cdb16, sameBits|bitNDOB), op: doesWrite, flags: writes, timeout: drain,
 			prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
 		{name: "SANITIZE, OVERWRITE", opcode: opSanitize, hasAction: true, action: saOverwrite,
 			usage: sanitizeUsage(), flags: writes | sanitizes, timeout: erases,
@@ -314,7 +316,7 @@ func mediumCommands(a abilities) []command {
 			timeout: quick, prepare: prepareExitFailureMode, finish: finishExitFailureMode},
 		{name: "COMPARE AND WRITE", opcode: opCompareAndWrite,
 			usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0,
-				0, 0xff, 0, 0}, op: OpWrite, flags: writes, prepare: prepareCompareAndWrite,
+				0, 0xff, 0, 0}, op: doesWrite, flags: writes, prepare: prepareCompareAndWrite,
 			out: outCompareAndWrite, finish: finishWrite},
 	}
 }
@@ -344,7 +346,7 @@ func storeCommands() []command {
 	return []command{
 		{name: "WRITE ATOMIC(16)", opcode: opWriteAtomic16,
 			usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0,
-				0xff, 0xff, 0, 0}, op: OpWrite, flags: usesMedium | writesMedium, timeout: drain,
+				0xff, 0xff, 0, 0}, op: doesWrite, flags: usesMedium | writesMedium, timeout: drain,
 			prepare: prepareWriteAtomic, out: outWriteAtomic},
 	}
 }
@@ -353,7 +355,8 @@ func storeCommands() []command {
 func discardCommands() []command {
 	return []command{
 		{name: "UNMAP", opcode: opUnmap, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0},
-			op: OpDiscard, flags: usesMedium | writesMedium, timeout: drain, prepare: prepareUnmap,
+			op: doesDiscard, flags: usesMedium | writesMedium,
+			timeout: drain, prepare: prepareUnmap,
 			out: outUnmap, finish: finishUnmap},
 		{name: "SANITIZE, BLOCK ERASE", opcode: opSanitize, hasAction: true, action: saBlockErase,
 			usage: sanitizeUsage(), flags: usesMedium | writesMedium | sanitizes, timeout: erases,

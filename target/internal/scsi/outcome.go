@@ -4,13 +4,13 @@ import (
 	"errors"
 	"runtime/debug"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 // Outcome turns the error of Prepare, In, Out or Finish into the status of the command and its
@@ -35,8 +35,8 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 		return Status(status), buf
 	}
 	if errors.Is(err, disk.ErrNotNow) {
-		d.logFault(t, faultNotNow,
-			"content that lies far away does not come: initiators are asked to try again", err)
+		_, msg := serving.TroubleOf(err)
+		d.logFault(t, faultNotNow, msg, err)
 		return StatusBusy, buf
 	}
 	var sense *senseError
@@ -49,45 +49,47 @@ func (d *Device) Outcome(t *Task, err error, buf []byte) (Status, []byte) {
 
 // diagnose finds the sense data of a disk's error.
 func (d *Device) diagnose(t *Task, err error) *senseError {
-	var medium *disk.MediumError
 	var store *storeError
-	failed := errors.Is(err, disk.ErrFailed) // takes precedence over its cause
-	switch {
-	case errors.As(err, &store):
+	if errors.As(err, &store) {
 		d.logFault(t, faultReservations, "reservations could not be saved", err)
 		if disk.IsNoSpace(store.err) {
 			return errNoSpace
 		}
 		return errInternal
-	case errors.Is(err, disk.ErrNoSpace), !failed && disk.IsNoSpace(err): // also from a store
-		d.logFault(t, faultNoSpace, "disk is full: writes fail until space is freed", err)
-		return errNoSpace
-	case errors.Is(err, disk.ErrReadOnly), !failed && errors.Is(err,
-		syscall.EROFS): // although the unit may be written
-		d.logFault(t, faultReadOnly, "storage has become read-only: writes fail until it is "+
-			"repaired", err)
-		return errWriteProtected
-	case failed:
-		d.logFault(t, faultFailed, "disk has failed: restart after repairing its storage", err)
-		return errInternal
-	case errors.As(err, &medium):
-		s := &senseError{key: MediumError, code: ascUnrecoveredRead, hasInfo: true,
-			info: uint64(max(medium.Off, 0)) >> blockShift}
-		kind := faultRead
-		if medium.Op == "write" {
-			s.code, kind = ascWriteError, faultWrite
+	}
+	kind, msg := serving.TroubleOf(err)
+	cause := faultFailed
+	if kind != "" {
+		cause = faultOther
+		for f, name := range faultNames {
+			if name == kind {
+				cause = fault(f)
+			}
 		}
-		d.logFault(t, kind, "storage could not "+medium.Op+" a range of the disk", err)
+	}
+	d.logFault(t, cause, msg, err)
+	switch cause {
+	case faultNoSpace:
+		return errNoSpace
+	case faultReadOnly:
+		return errWriteProtected
+	case faultRead, faultWrite:
+		var medium *disk.MediumError
+		_ = errors.As(err, &medium)
+		s := &senseError{key: MediumError, code: ascUnrecoveredRead, hasInfo: true,
+			info: uint64(max(medium.Off, 0)) >> t.unit.shift}
+		if cause == faultWrite {
+			s.code = ascWriteError
+		}
 		// Linux assumes that all blocks before the named one are written (sd_completed_bytes).
 		// Storage may have failed while reading around the write, before anything was stored. So
 		// name the first block that was not stored, not the one where storage failed.
 		var write *writeError
 		if errors.As(err, &write) {
-			s.hasInfo, s.info = !write.durably, uint64(write.stored)>>blockShift
+			s.hasInfo, s.info = !write.durably, uint64(write.stored)>>t.unit.shift
 		}
 		return s
 	}
-	d.logFault(t, faultOther, "command failed for an unexpected reason", err)
 	return errInternal
 }
 
@@ -106,6 +108,14 @@ const (
 	faultOther
 	faultCount
 )
+
+// faultNames are the kinds of trouble. A fault without a name is none: a disk that has failed is
+// told in another way, and so is a command that runs in the background.
+var faultNames = [faultCount]string{
+	faultNoSpace: status.TroubleNoSpace, faultReadOnly: status.TroubleReadOnly,
+	faultRead: status.TroubleReadError, faultWrite: status.TroubleWriteError,
+	faultReservations: status.TroubleReservations, faultNotNow: status.TroubleNotNow,
+	faultOther: status.TroubleOther}
 
 // faultInterval is how often a cause is logged at most: an initiator retries a failing disk
 // thousands of times a second.
@@ -136,7 +146,9 @@ func (d *Device) logFault(t *Task, f fault, msg string, err error) {
 	if t != nil {
 		if t.unit != nil {
 			faults = &t.unit.faults
-			t.unit.troubles.failed(f, t.cmd, msg, err, time.Now())
+			if t.cmd != nil && faultNames[f] != "" {
+				t.unit.Failed(faultNames[f], t.cmd.op, t.cmd.name, msg, err, time.Now())
+			}
 			fields = append(fields, zap.Uint16("lun", t.unit.Number))
 		}
 		if t.cmd != nil {
@@ -160,7 +172,5 @@ func (d *Device) logFault(t *Task, f fault, msg string, err error) {
 // panicked logs a panic in background work of the device.
 func (d *Device) panicked(p any) {
 	d.log.Error("internal error", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
-	if d.opt.Panicked != nil {
-		d.opt.Panicked()
-	}
+	d.disks.Observer.PanicCaught()
 }

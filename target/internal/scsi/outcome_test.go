@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/serving"
 )
 
 func TestDiskErrors(t *testing.T) {
@@ -134,12 +135,12 @@ func TestTransportMistakesAreErrors(t *testing.T) {
 	require.ErrorIs(t, task.In(-1, nil), errPastEnd)
 	require.ErrorIs(t, task.Out(0, nil), errPastEnd)
 	require.NoError(t, task.In(0, make([]byte, 512)))
-	require.Equal(t, OpRead, task.Op())
+	require.Equal(t, serving.OpRead, task.Op())
 	number, ok := task.LUNNumber()
 	require.True(t, ok)
 	require.EqualValues(t, 1, number)
 	task.Reset()
-	require.Equal(t, OpOther, task.Op())
+	require.Equal(t, serving.OpOther, task.Op())
 	_, ok = task.LUNNumber()
 	require.False(t, ok)
 }
@@ -149,8 +150,8 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "status 66", Status(0x42).String())
 	require.Equal(t, "DATA PROTECT", DataProtect.String())
 	require.Equal(t, "sense key 9", SenseKey(9).String())
-	require.Equal(t, "discard", OpDiscard.String())
-	require.Equal(t, "operation 9", Operation(9).String())
+	require.Equal(t, "discard", serving.OpDiscard.String())
+	require.Equal(t, "operation 9", serving.Operation(9).String())
 	require.Equal(t, "out", DirOut.String())
 	require.Equal(t, "direction 7", Direction(7).String())
 }

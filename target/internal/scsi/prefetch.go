@@ -18,7 +18,7 @@ func finishPrefetch(t *Task) (Status, error) {
 	if t.CDB[1]&bitImmed != 0 {
 		return StatusGood, nil
 	}
-	t.count = min(t.count, maxTransfer)
+	t.count = min(t.count, maxTransfer>>t.unit.shift)
 	if err := t.forEachChunk(func(int64, []byte) error { return nil }); err != nil {
 		return StatusCheckCondition, err
 	}

@@ -41,7 +41,7 @@ func finishStartStop(t *Task) (Status, error) {
 	if err := t.wanted(); err != nil { // it may have been aborted during the flush
 		return StatusCheckCondition, err
 	}
-	if !t.Nexus.client.Admitted(u.served) {
+	if !t.Nexus.Admitted(u.served) {
 		return StatusReservationConflict, errConflict
 	}
 	// SPC-4 forbids removal. We refuse loading as well, because libiscsi's conformance suite
@@ -71,7 +71,7 @@ func finishPreventAllow(t *Task) (Status, error) {
 	if err := t.wanted(); err != nil {
 		return StatusCheckCondition, err
 	}
-	if !t.Nexus.client.Admitted(t.unit.served) {
+	if !t.Nexus.Admitted(t.unit.served) {
 		return StatusReservationConflict, errConflict // it was fenced meanwhile
 	}
 	t.at.prevents = t.CDB[4]&bitPrevent != 0

@@ -109,7 +109,7 @@ func TestNewDeviceRefuses(t *testing.T) {
 		change func(*LUN)
 		want   string
 	}{
-		{func(l *LUN) { l.Number = serving.MaxNumber + 1 }, "LUN 16384: number is above 16383"},
+		{func(l *LUN) { l.Number = serving.MaxNumber + 1 }, "LUN 16384: a number is at most 16383"},
 		{func(l *LUN) { l.Disk = nil }, "LUN 1: has no disk"},
 		{func(l *LUN) { l.Disk = newMemDisk(1000) },
 			"LUN 1: disk size 1000 is not a positive multiple of 512"},

@@ -113,7 +113,7 @@ func (d *Device) conflicts(at *nexusUnit, n *Nexus, rights flags) bool {
 	if flags(at.barred.Load())&^rights != 0 {
 		return true
 	}
-	return rights&duringClaim == 0 && !n.client.Admitted(at.unit.served)
+	return rights&duringClaim == 0 && !n.Admitted(at.unit.served)
 }
 
 // rights returns the command's rights, including those that only some of its forms have.
@@ -141,7 +141,7 @@ func finishReserve(t *Task) (Status, error) {
 	}
 	holder := u.reserved.Load()
 	_, attached := d.nexuses[t.Nexus]
-	if !attached || holder != nil && holder != t.Nexus || !t.Nexus.client.Admitted(u.served) {
+	if !attached || holder != nil && holder != t.Nexus || !t.Nexus.Admitted(u.served) {
 		return StatusReservationConflict, errConflict
 	}
 	d.reserveLocked(u, t.Nexus)

@@ -72,7 +72,7 @@ func (t *Task) transfer() error {
 	if err := t.address(); err != nil {
 		return err
 	}
-	if err := t.limited(maxTransfer); err != nil {
+	if err := t.limited(maxTransfer >> t.unit.shift); err != nil {
 		return err
 	}
 	t.Length = t.length()
@@ -96,7 +96,7 @@ func inRead(t *Task, off int64, p []byte) error { return t.readDisk(t.off()+off,
 // readDisk reads from the disk. It waits for an exclusive command on the same range.
 func (t *Task) readDisk(off int64, p []byte) error {
 	u := t.unit
-	placed := u.Ranges.EnterRead(&t.Hold, t.Nexus.client.Name(), off, int64(len(p)))
+	placed := u.Ranges.EnterRead(&t.Hold, t.Nexus.Name(), off, int64(len(p)))
 	defer u.Ranges.LeaveRead(&t.Hold, placed) // even if the disk panics: other sessions go on
 	_, err := t.ReadAt(u.served, p, off)
 	return err
@@ -116,7 +116,7 @@ func prepareWrite(t *Task) error {
 
 func outWrite(t *Task, off int64, p []byte) error {
 	off += t.off()
-	if len(p)%BlockSize != 0 {
+	if len(p)&(t.unit.blockSize()-1) != 0 {
 		return t.writeOffered(off, p, (*Task).writeDisk)
 	}
 	// This is writeOffered for whole blocks. Nearly every write comes here, and a call through a
@@ -132,10 +132,11 @@ func outWrite(t *Task, off int64, p []byte) error {
 // changing them meanwhile. write gets whole blocks. The initiator may have expected a transfer that
 // ends within a block: the rest of that block keeps its content.
 func (t *Task) writeOffered(off int64, p []byte, write func(*Task, []byte, int64) error) error {
-	whole := len(p) &^ (BlockSize - 1)
+	size := t.unit.blockSize()
+	whole := len(p) &^ (size - 1)
 	length := int64(whole)
 	if whole < len(p) {
-		length += BlockSize
+		length += int64(size)
 	}
 	if err := t.lockRange(rangelock.Write, off, length); err != nil {
 		return err
@@ -154,7 +155,7 @@ func (t *Task) writeOffered(off int64, p []byte, write func(*Task, []byte, int64
 
 // writeCut calls write for a block of which p is only the beginning. The caller holds the block.
 func (t *Task) writeCut(off int64, p []byte, write func(*Task, []byte, int64) error) error {
-	block := make([]byte, BlockSize)
+	block := make([]byte, t.unit.blockSize())
 	if _, err := t.ReadAt(t.unit.served, block, off); err != nil {
 		return t.failedAt(off, err)
 	}

@@ -126,7 +126,7 @@ func (t *Task) withoutParameters() error {
 // pattern of at least one byte and at most a block.
 func prepareOverwrite(t *Task) error {
 	n := int64(binary.BigEndian.Uint16(t.CDB[7:]))
-	if n <= overwriteHeaderLen || n > overwriteHeaderLen+BlockSize {
+	if n <= overwriteHeaderLen || n > overwriteHeaderLen+int64(t.unit.blockSize()) {
 		return invalidField(7, 7)
 	}
 	t.expect(n, true)
@@ -134,7 +134,7 @@ func prepareOverwrite(t *Task) error {
 }
 
 func outOverwrite(t *Task, _ int64, p []byte) error {
-	run, err := parseOverwrite(p)
+	run, err := parseOverwrite(p, t.unit.blockSize())
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func outOverwrite(t *Task, _ int64, p []byte) error {
 }
 
 // parseOverwrite reads the parameter list of OVERWRITE (SBC-4 table 111).
-func parseOverwrite(p []byte) (*sanitizeRun, error) {
+func parseOverwrite(p []byte, blockSize int) (*sanitizeRun, error) {
 	length := int(binary.BigEndian.Uint16(p[2:]))
 	count := int(p[0] & overwriteCount)
 	switch {
@@ -152,13 +152,13 @@ func parseOverwrite(p []byte) (*sanitizeRun, error) {
 		return nil, invalidParameter(0, 4)
 	case p[1] != 0:
 		return nil, invalidParameter(1, 7)
-	case length == 0 || length > BlockSize:
+	case length == 0 || length > blockSize:
 		return nil, invalidParameter(2, 7)
 	case length > len(p)-overwriteHeaderLen:
 		return nil, errParameterLength
 	}
-	pattern := make([]byte, BlockSize)
-	for n := 0; n < BlockSize; {
+	pattern := make([]byte, blockSize)
+	for n := 0; n < blockSize; {
 		n += copy(pattern[n:], p[overwriteHeaderLen:overwriteHeaderLen+length])
 	}
 	return &sanitizeRun{action: saOverwrite, passes: count, invert: p[0]&bitInvert != 0,
@@ -274,7 +274,7 @@ func (d *Device) runSanitize(run *sanitizeRun) {
 	d.log.Info("sanitizing a disk: its content is erased", lun, zap.Int("passes", run.passes))
 	var h rangelock.Hold
 	run.task = &Task{Request: serving.Request{Context: u.ctx}, unit: u}
-	run.size = int64(u.blocks()) << blockShift
+	run.size = int64(u.blocks()) << u.shift
 	h.Set(rangelock.Exclusive, "", 0, run.size)
 	u.Ranges.Lock(&h)
 	defer u.Ranges.Unlock(&h)

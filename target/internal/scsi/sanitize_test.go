@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/serving"
 )
 
 const (
@@ -281,12 +283,21 @@ func TestSanitizeThatFails(t *testing.T) {
 	}
 }
 
+// panics counts the panics that it is told of.
+type panics struct {
+	serving.Observer
+	n int
+}
+
+func (p *panics) PanicCaught() { p.n++ }
+
 func TestSanitizePanic(t *testing.T) {
-	panics := 0
 	m := newMemDisk(1 << 20)
-	d, err := NewDevice(Options{Panicked: func() { panics++ }},
+	d, err := NewDevice(Options{},
 		[]LUN{{Number: 1, Disk: thinDisk{m}, Identity: testIdentity(), Access: AccessWriteShared}})
 	require.NoError(t, err)
+	seen := &panics{}
+	d.disks.Observer = seen
 	t.Cleanup(d.Close)
 	b := &bench{t: t, d: d, disk: m}
 	b.nexus = b.attach("iqn.a", 0)
@@ -296,7 +307,7 @@ func TestSanitizePanic(t *testing.T) {
 		}
 	}
 	require.Equal(t, mediumLost, b.run(cdb(blockErase), nil).outcome())
-	require.Equal(t, 1, panics)
+	require.Equal(t, 1, seen.n)
 	m.enter = nil
 	b.good(cdb(blockErase), nil)
 	b.good(cdb(writeOne), pattern(1, 1))
@@ -363,7 +374,7 @@ func FuzzOverwrite(f *testing.F) {
 		if len(list) <= overwriteHeaderLen || len(list) > overwriteHeaderLen+BlockSize {
 			return // prepareOverwrite has refused it
 		}
-		run, err := parseOverwrite(list)
+		run, err := parseOverwrite(list, BlockSize)
 		if err != nil {
 			require.Nil(t, run)
 			return

@@ -100,7 +100,7 @@ func (r *sanitizeRun) scramble(ctx context.Context, off, length int64) (written 
 func (r *sanitizeRun) overwrite(ctx context.Context) error {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
-	for i := 0; i < scratchSize; i += BlockSize {
+	for i := 0; i < scratchSize; i += len(r.pattern) {
 		copy(buf[i:], r.pattern)
 	}
 	for pass := range r.passes {

@@ -2,7 +2,7 @@
 // (CDBs) and answers with data, a status and sense data. It knows nothing of the transport.
 //
 // The standards are SAM-5 (architecture), SPC-4 (primary commands) and SBC-3 (block commands).
-// Multi-byte fields are big-endian. A logical block is 512 bytes.
+// Multi-byte fields are big-endian. Logical blocks are those of serving.Options.BlockSize.
 //
 // The transport drives one Task per command:
 //
@@ -16,12 +16,11 @@
 // listed there is refused, never acknowledged.
 package scsi
 
-import "strconv"
+import (
+	"strconv"
 
-// BlockSize is the logical block length that every logical unit reports. Bytes.
-const BlockSize = 512
-
-const blockShift = 9
+	"kubevirt.io/disk/serving"
+)
 
 // Status is the SCSI status code (SAM-5 5.3.1).
 type Status uint8
@@ -84,31 +83,10 @@ func (d Direction) String() string {
 	return "direction " + strconv.Itoa(int(d))
 }
 
-// Operation classifies commands for metrics.
-type Operation uint8
-
-// The operations.
+// What commands do, for the observer and the table of commands.
 const (
-	OpOther Operation = iota
-	OpRead
-	OpWrite
-	OpFlush
-	OpDiscard
+	doesRead    = serving.OpRead
+	doesWrite   = serving.OpWrite
+	doesFlush   = serving.OpFlush
+	doesDiscard = serving.OpDiscard
 )
-
-// String names the operation as a metrics label.
-func (o Operation) String() string {
-	switch o {
-	case OpOther:
-		return "other"
-	case OpRead:
-		return "read"
-	case OpWrite:
-		return "write"
-	case OpFlush:
-		return "flush"
-	case OpDiscard:
-		return "discard"
-	}
-	return "operation " + strconv.Itoa(int(o))
-}

@@ -273,7 +273,7 @@ func (t *Task) wanted() error { return t.Wanted(t.unit.served) }
 // lockRange holds a range of the medium for the command; the caller unlocks t.Hold. After an error
 // nothing is held (see lockHold).
 func (t *Task) lockRange(mode rangelock.Mode, off, length int64) error {
-	t.Hold.Set(mode, t.Nexus.client.Name(), off, length)
+	t.Hold.Set(mode, t.Nexus.Name(), off, length)
 	return t.lockHold()
 }
 
@@ -309,18 +309,18 @@ func (t *Task) LUNNumber() (uint16, bool) {
 	return t.unit.Number, true
 }
 
-// Host returns the transport's data for the command's logical unit; nil if there is none.
-func (t *Task) Host() any {
+// Disk is the command's logical unit; nil if there is none.
+func (t *Task) Disk() *serving.Disk {
 	if t.unit == nil {
 		return nil
 	}
-	return t.unit.host
+	return t.unit.served
 }
 
-// Op classifies the command; OpOther before Prepare.
-func (t *Task) Op() Operation {
+// Op classifies the command; serving.OpOther before Prepare.
+func (t *Task) Op() serving.Operation {
 	if t.cmd == nil {
-		return OpOther
+		return serving.OpOther
 	}
 	return t.cmd.op
 }
@@ -354,7 +354,7 @@ func (t *Task) exactly(field int) error {
 
 // Slow reports whether the READ is worth another processor, by the disk's estimate.
 func (t *Task) Slow() bool {
-	if t.unit == nil || t.unit.Estimate == nil || t.cmd == nil || t.cmd.op != OpRead ||
+	if t.unit == nil || t.unit.Estimate == nil || t.cmd == nil || t.cmd.op != serving.OpRead ||
 		t.Dir != DirIn || !t.unit.Begin() {
 		return false
 	}
@@ -363,10 +363,17 @@ func (t *Task) Slow() bool {
 }
 
 // off and length are the medium range of the command in bytes.
-func (t *Task) off() int64    { return int64(t.lba) << blockShift }
-func (t *Task) length() int64 { return int64(t.count) << blockShift }
+func (t *Task) off() int64    { return int64(t.lba) << t.unit.shift }
+func (t *Task) length() int64 { return int64(t.count) << t.unit.shift }
 
 // scratchSize is the size in bytes of the buffers that commands need besides the initiator's data.
 const scratchSize = 256 << 10
 
 var scratch = sync.Pool{New: func() any { return new([scratchSize]byte) }}
+
+// Worked notes that the command has succeeded.
+func (t *Task) Worked() {
+	if t.unit != nil && t.cmd != nil {
+		t.unit.Worked(t.cmd.op, t.cmd.name)
+	}
+}

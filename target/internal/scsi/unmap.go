@@ -37,11 +37,11 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 		if err := u.checkRange(r.lba, uint64(r.count)); err != nil {
 			return err
 		}
-		if total += uint64(r.count); total > maxUnmap {
+		if total += uint64(r.count); total > maxUnmap>>u.shift {
 			return invalidParameter(unmapHeaderLen+unmapDescriptorLen*i+8, 7)
 		}
 		spans = append(spans, rangelock.Span{
-			Off: int64(r.lba) << blockShift, Length: int64(r.count) << blockShift,
+			Off: int64(r.lba) << u.shift, Length: int64(r.count) << u.shift,
 		})
 	}
 	if len(spans) == 0 {
@@ -49,7 +49,7 @@ func outUnmap(t *Task, _ int64, p []byte) error {
 	}
 	// Hold all ranges until the end. If the command is aborted while the disk is stuck in one of
 	// them, it must not unmap the others under data that is written meanwhile.
-	t.Hold.SetSpans(rangelock.Write, t.Nexus.client.Name(), spans)
+	t.Hold.SetSpans(rangelock.Write, t.Nexus.Name(), spans)
 	if err := t.lockHold(); err != nil {
 		return err
 	}

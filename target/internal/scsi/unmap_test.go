@@ -72,8 +72,9 @@ func TestUnmapCDB(t *testing.T) {
 	require.Equal(t, "5/20/00", newBench(t, plainDisk).run(unmapCDB(24), unmapList(0, 8)).outcome(),
 		"a disk that cannot discard")
 	big := newBench(t, func(l *LUN) { l.Disk = thinDisk{newMemDisk(1 << 40)} })
-	require.Equal(t, "GOOD", big.run(unmapCDB(24), unmapList(0, maxUnmap)).outcome())
-	require.Equal(t, "5/26/00", big.run(unmapCDB(40), unmapList(0, maxUnmap, 1<<24, 1)).outcome(),
+	require.Equal(t, "GOOD", big.run(unmapCDB(24), unmapList(0, maxUnmap/BlockSize)).outcome())
+	require.Equal(t, "5/26/00",
+		big.run(unmapCDB(40), unmapList(0, maxUnmap/BlockSize, 1<<24, 1)).outcome(),
 		"more than MAXIMUM UNMAP LBA COUNT")
 }
 

@@ -16,7 +16,7 @@ func prepareVerify(t *Task) error {
 	if err := t.address(); err != nil {
 		return err
 	}
-	if err := t.limited(maxTransfer); err != nil {
+	if err := t.limited(maxTransfer >> t.unit.shift); err != nil {
 		return err
 	}
 	switch t.bytchk() {
@@ -25,7 +25,7 @@ func prepareVerify(t *Task) error {
 		t.expect(t.length(), false)
 	case verifyRepeated:
 		if t.count > 0 {
-			t.expect(BlockSize, true)
+			t.expect(int64(t.unit.blockSize()), true)
 		}
 	default:
 		return invalidField(1, 2)
@@ -41,8 +41,8 @@ func outVerify(t *Task, off int64, p []byte) error {
 		return t.compareDisk(t.off()+off, p, off)
 	}
 	return t.forEachChunk(func(at int64, chunk []byte) error {
-		for i := 0; i < len(chunk); i += BlockSize {
-			if err := differs(p, chunk[i:i+BlockSize], 0); err != nil {
+		for i := 0; i < len(chunk); i += len(p) {
+			if err := differs(p, chunk[i:i+len(p)], 0); err != nil {
 				return err
 			}
 		}

@@ -147,14 +147,14 @@ func appendExtendedInquiry(_ *Task, b []byte) []byte {
 	return append(b, p[:]...)
 }
 
-// Limits that page B0h reports. Logical blocks, unless said otherwise.
+// Limits that page B0h reports, in bytes, unless said otherwise. It reports logical blocks.
 const (
-	maxTransfer        = 64 << 20 >> blockShift
-	optimalTransfer    = 1 << 20 >> blockShift
-	granularity        = 4096 >> blockShift
-	maxCompareAndWrite = 128
-	maxWriteSame       = 256 << 20 >> blockShift
-	maxUnmap           = 512 << 20 >> blockShift
+	maxTransfer        = 64 << 20
+	optimalTransfer    = 1 << 20
+	granularity        = 4096
+	maxCompareAndWrite = 64 << 10
+	maxWriteSame       = 256 << 20
+	maxUnmap           = 512 << 20
 	maxUnmapRanges     = 256 // descriptors
 )
 
@@ -162,22 +162,23 @@ const (
 // blocks up to the end.
 func appendBlockLimits(t *Task, b []byte) []byte {
 	var p [60]byte
-	p[1] = maxCompareAndWrite
+	shift := t.unit.shift
+	p[1] = byte(uint32(maxCompareAndWrite) >> shift)
 	be := binary.BigEndian
-	be.PutUint16(p[2:], granularity)
-	be.PutUint32(p[4:], maxTransfer)
-	be.PutUint32(p[8:], optimalTransfer)
+	be.PutUint16(p[2:], granularity>>shift)
+	be.PutUint32(p[4:], maxTransfer>>shift)
+	be.PutUint32(p[8:], optimalTransfer>>shift)
 	if t.unit.Discards != nil {
-		be.PutUint32(p[16:], maxUnmap)
+		be.PutUint32(p[16:], maxUnmap>>shift)
 		be.PutUint32(p[20:], maxUnmapRanges)
-		be.PutUint32(p[24:], granularity)
+		be.PutUint32(p[24:], granularity>>shift)
 		be.PutUint32(p[28:], 0x80000000) // UGAVALID: aligned to 0
 	}
-	be.PutUint64(p[32:], maxWriteSame)
+	be.PutUint64(p[32:], maxWriteSame>>shift)
 	if t.unit.Store != nil {
-		be.PutUint32(p[40:], maxAtomic)
-		be.PutUint32(p[44:], atomicGranularity) // alignment
-		be.PutUint32(p[48:], atomicGranularity)
+		be.PutUint32(p[40:], maxAtomic>>shift)
+		be.PutUint32(p[44:], atomicGranularity>>shift) // alignment
+		be.PutUint32(p[48:], atomicGranularity>>shift)
 	}
 	return append(b, p[:]...)
 }
@@ -199,7 +200,7 @@ func appendProvisioning(t *Task, b []byte) []byte {
 	const thin = 0x02
 	exponent := byte(0)
 	if t.unit.counts() {
-		exponent = thresholdExponent
+		exponent = byte(thresholdShift - t.unit.shift)
 	}
 	return append(b, exponent, lbpu|lbpws|lbpws10|lbprz, thin, 0)
 }

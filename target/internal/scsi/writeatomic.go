@@ -10,10 +10,10 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-// Limits of WRITE ATOMIC that VPD page B0h reports, in logical blocks. Writes cover whole physical
-// blocks and fit one buffer.
+// Limits of WRITE ATOMIC in bytes; VPD page B0h reports blocks. Writes cover whole physical blocks
+// and fit one buffer.
 const (
-	maxAtomic         = 256
+	maxAtomic         = 128 << 10
 	atomicGranularity = granularity
 )
 
@@ -25,9 +25,9 @@ func prepareWriteAtomic(t *Task) error {
 		return err
 	}
 	switch {
-	case t.lba%atomicGranularity != 0:
+	case t.off()%atomicGranularity != 0:
 		return invalidField(2, 7)
-	case t.count > maxAtomic, t.count%atomicGranularity != 0:
+	case t.length() > maxAtomic, t.length()%atomicGranularity != 0:
 		return invalidField(12, 7)
 	}
 	t.expect(t.length(), true)
@@ -52,7 +52,7 @@ func outWriteAtomic(t *Task, _ int64, p []byte) error {
 	defer scratch.Put(buf)
 	record := buf[:atomicRecord+len(p)]
 	before := record[atomicRecord:]
-	t.Hold.Set(rangelock.Exclusive, t.Nexus.client.Name(), t.off(), t.length())
+	t.Hold.Set(rangelock.Exclusive, t.Nexus.Name(), t.off(), t.length())
 	if err := t.Lock(t.unit.served); err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (t *Task) replace(p, before []byte) error {
 		return err
 	}
 	if serving.NotHeld(err) { // only these blocks were changed, and they are at hand
-		const step = atomicGranularity * BlockSize
+		const step = atomicGranularity
 		before = before[:min((n+step-1)/step*step, len(before))]
 	}
 	if undo := u.putBack(before, off); undo != nil {
@@ -128,7 +128,7 @@ func (u *unit) putBack(before []byte, off int64) error {
 	if err == nil || u.Discards == nil {
 		return err
 	}
-	const step = atomicGranularity * BlockSize
+	const step = atomicGranularity
 	for ; len(before) > 0; before, off = before[step:], off+step {
 		block := before[:step]
 		if [step]byte(block) == ([step]byte{}) {
@@ -155,7 +155,7 @@ func (u *unit) undoAtomic() error {
 	if len(record) == 0 {
 		return nil
 	}
-	if len(record) <= atomicRecord || (len(record)-atomicRecord)%BlockSize != 0 {
+	if len(record) <= atomicRecord || (len(record)-atomicRecord)%u.blockSize() != 0 {
 		return fmt.Errorf("what is kept as %s cannot be read: it has %d bytes; remove %s if the "+
 			"content of the disk is known to be good",
 			storedAtomic, len(record), u.Store.Where(storedAtomic))

@@ -1,8 +1,10 @@
 package scsi
 
 import (
+	"bytes"
 	"encoding/binary"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/rangelock"
 )
 
@@ -15,11 +17,11 @@ func prepareWriteSame(t *Task) error {
 	if t.count == 0 {
 		t.count = t.unit.blocks() - t.lba
 	}
-	if err := t.limited(maxWriteSame); err != nil {
+	if err := t.limited(maxWriteSame >> t.unit.shift); err != nil {
 		return err
 	}
 	if !t.withoutData() {
-		t.expect(BlockSize, true)
+		t.expect(int64(t.unit.blockSize()), true)
 	}
 	return t.exactly(t.cmd.layout.lengthField())
 }
@@ -27,11 +29,11 @@ func prepareWriteSame(t *Task) error {
 // withoutData reports NDOB: the initiator sends no data, and the block is all zeros.
 func (t *Task) withoutData() bool { return t.cmd.layout == cdb16 && t.CDB[1]&bitNDOB != 0 }
 
-func outWriteSame(t *Task, _ int64, p []byte) error { return t.writeSame((*[BlockSize]byte)(p)) }
+func outWriteSame(t *Task, _ int64, p []byte) error { return t.writeSame(p) }
 
 func finishWriteSame(t *Task) (Status, error) {
 	if t.withoutData() {
-		if err := t.writeSame(new([BlockSize]byte)); err != nil {
+		if err := t.writeSame(zeros[:t.unit.blockSize()]); err != nil {
 			return StatusCheckCondition, err
 		}
 		t.moved = t.length()
@@ -39,15 +41,18 @@ func finishWriteSame(t *Task) (Status, error) {
 	return finishWrite(t)
 }
 
+// zeros is the longest block of zeros.
+var zeros [disk.LongBlock]byte
+
 // writeSame fills the range with copies of block. With UNMAP it unmaps blocks only if block is all
 // zeros, because unmapped blocks read as zeros (SBC-3 5.44: LBPRZ).
-func (t *Task) writeSame(block *[BlockSize]byte) error {
+func (t *Task) writeSame(block []byte) error {
 	u := t.unit
 	if err := t.lockRange(rangelock.Write, t.off(), t.length()); err != nil {
 		return err
 	}
 	defer u.Ranges.Unlock(&t.Hold)
-	if *block == ([BlockSize]byte{}) {
+	if bytes.Equal(block, zeros[:len(block)]) {
 		switch {
 		case t.CDB[1]&bitUnmap != 0:
 			return t.Discard(u.served, t.off(), t.length())
@@ -58,7 +63,7 @@ func (t *Task) writeSame(block *[BlockSize]byte) error {
 	buf := scratch.Get().(*[scratchSize]byte)
 	defer scratch.Put(buf)
 	pattern := buf[:min(scratchSize, t.length())]
-	for n := copy(pattern, block[:]); n < len(pattern); n *= 2 {
+	for n := copy(pattern, block); n < len(pattern); n *= 2 {
 		copy(pattern[n:], pattern[:n])
 	}
 	for at := int64(0); at < t.length(); at += scratchSize {

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestPushOntoUsage: what makes no sense is refused before anything is read.
+func TestPushOntoUsage(t *testing.T) {
+	ref := "127.0.0.1:1/vm:1"
+	for want, args := range map[string][]string{
+		"name the image with --onto": {"--onto-file=old.raw", "--base=none", "a.raw", ref},
+		"takes one file":             {"--onto=127.0.0.1:1/vm:0", "a.raw", "b.raw", ref},
+		"--onto: ":                   {"--onto=NO/vm:0", "a.raw", ref},
+		"name the base image":        {"--base=", "a.raw", ref},
+	} {
+		status, _, stderr := run(t, nil, append([]string{"push"}, args...)...)
+		require.Equal(t, exitUsage, status, stderr)
+		require.Contains(t, stderr, want)
+	}
+}
+
+// TestCommitUsage: what makes no sense is refused before the daemon is asked.
+func TestCommitUsage(t *testing.T) {
+	uri, ref := "nbd+unix:///vm?socket=/none.sock", "127.0.0.1:1/vm:1"
+	for want, args := range map[string][]string{
+		"say either --onto":   {uri, ref},
+		"or --flat":           {uri, ref, "--flat", "--onto=127.0.0.1:1/vm:0"},
+		"name the base image": {uri, ref, "--flat", "--base="},
+		"of this machine":     {"nbds://disks.example.com/vm", ref, "--flat", "--base=none"},
+		"the disk: ":          {"vm", ref, "--flat", "--base=none"},
+		"--compress":          {uri, ref, "--flat", "--base=none", "--compress=gzip"},
+	} {
+		status, _, stderr := run(t, nil, append([]string{"commit"}, args...)...)
+		require.Equal(t, exitUsage, status, stderr)
+		require.Contains(t, stderr, want)
+	}
+	for export, want := range map[string]string{"vm.qcow2": "vm.raw", "vm.qcow2@before": "vm.raw",
+		"registry.example.com/vm/fedora:42": "fedora.raw", "": "disk.raw"} {
+		require.Equal(t, want, exportFile(export))
+	}
+}

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon"
+	"kubevirt.io/disk/internal/daemon/options"
+)
+
+const (
+	// hooksDir is the directory that KubeVirt shares between the launcher of a machine and its hook
+	// sidecars. In a sidecar it is the part of the own container.
+	hooksDir = "/var/run/kubevirt-hooks"
+	// envContainer is the variable by which KubeVirt tells a sidecar the name of its container.
+	envContainer = "CONTAINER_NAME"
+	// hookMemory is the default of --memory, in bytes: KubeVirt limits a sidecar of a machine with
+	// guaranteed resources to 64 MiB.
+	hookMemory = 16 << 20
+)
+
+// kubevirtHook is the hook that this container is, if KubeVirt has started it as one; nil: it has
+// not.
+func kubevirtHook() *options.Hook {
+	container := os.Getenv(envContainer)
+	if info, err := os.Stat(hooksDir); container == "" || err != nil || !info.IsDir() {
+		return nil
+	}
+	return &options.Hook{Dir: hooksDir, LauncherDir: filepath.Join(hooksDir, container),
+		Container: container}
+}
+
+// hook resolves --kubevirt-hook.
+func (l *loader) hook() *options.Hook {
+	found, source := kubevirtHook(), l.source(keyKubevirtHook)
+	if source == "" {
+		return found
+	}
+	wanted, err := parseTruth(l.text(keyKubevirtHook))
+	switch {
+	case err != nil:
+		l.problems.Add(source, "%v", err)
+	case !wanted:
+		return nil
+	case found == nil:
+		if info, err := os.Stat(hooksDir); err != nil || !info.IsDir() {
+			l.problems.Add(source, "there is no directory %s, in which KubeVirt's launcher looks "+
+				"for hooks: mount it", hooksDir)
+		}
+		found = &options.Hook{Dir: hooksDir, LauncherDir: hooksDir}
+	}
+	return found
+}
+
+// useHook sets the defaults of a hook: nothing listens but its sockets, and it lives with little
+// memory, with storage that may be the hook's directory only, and with the volume that is there.
+func (l *loader) useHook(c *config) {
+	if c.Hook = l.hook(); c.Hook == nil {
+		return
+	}
+	if !c.metricsChosen {
+		c.Pages = nil
+	}
+	if l.source(keyReadyFile) == "" {
+		c.ReadyFile = ""
+	}
+	if l.source(keyMemory) == "" {
+		c.Memory = hookMemory
+	}
+	l.useHookWorkDir(c, c.Hook)
+	if l.source(keyPersistentDir) == "" {
+		l.findVolume(c)
+	}
+	if l.source(keyCopyMode) == "" && c.PersistentDir == "" {
+		c.Settings.Disk.CopyMode = instance.CopyOnWrite
+	}
+}
+
+// useHookWorkDir moves the work directory to where a hook can write, if nobody has named one.
+func (l *loader) useHookWorkDir(c *config, hook *options.Hook) {
+	if hook != nil && l.source(keyWorkDir) == "" && !canKeepFiles(c.WorkDir) {
+		c.WorkDir = hook.WorkDir()
+	}
+}
+
+// daemonSocket is the control socket of the daemon in this container, for commands that ask it.
+func (l *loader) daemonSocket(c *config) string {
+	l.useHookWorkDir(c, kubevirtHook())
+	return c.socket()
+}
+
+// canKeepFiles reports whether a directory can be written, or made. The root file system may be
+// read-only.
+func canKeepFiles(dir string) bool {
+	if _, err := os.Stat(dir); err != nil {
+		return !noneFor(dir)
+	}
+	return unix.Access(dir, unix.W_OK|unix.X_OK) == nil
+}
+
+// findVolume makes the claim that is mounted the persistent directory. KubeVirt mounts it where the
+// machine's annotation says, which the container is not told.
+func (l *loader) findVolume(c *config) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return // nobody can tell
+	}
+	defer f.Close()
+	own := []string{c.Hook.Dir, c.Images.Dir, c.Streams.CacheDir}
+	if l.source(keyWorkDir) != "" {
+		own = append(own, c.WorkDir)
+	}
+	for _, u := range l.list(keyUsageType) {
+		_, dir, _ := strings.Cut(u, "=")
+		own = append(own, dir)
+	}
+	switch found := volumes(f, own, canKeepFiles); {
+	case len(found) == 1:
+		c.PersistentDir = found[0]
+	case len(found) > 1:
+		l.problems.Add("--"+keyPersistentDir, "several volumes are mounted, and any of them could "+
+			"be for the disks: name one of %s, or \"\" for disks that end with the machine",
+			strings.Join(found, ", "))
+	}
+}
+
+// volumes returns the mount points that can keep files, of a list of mounts as in
+// /proc/self/mountinfo (proc(5)), but not those in or above the given directories.
+func volumes(mounts io.Reader, own []string, canKeep func(dir string) bool) (found []string) {
+	for lines := bufio.NewScanner(mounts); lines.Scan(); {
+		before, after, _ := strings.Cut(lines.Text(), " - ")
+		fields, source := strings.Fields(before), strings.Fields(after)
+		if len(fields) < 6 || len(source) < 1 || !keepsFiles(source[0]) {
+			continue
+		}
+		dir := unescapeMount(fields[4])
+		if !ownPlace(dir, own) && !slices.Contains(found, dir) && isDir(dir) && canKeep(dir) &&
+			!slices.Contains(strings.Split(fields[5], ","), "ro") {
+			found = append(found, dir)
+		}
+	}
+	return found
+}
+
+// keepsFiles reports whether a file system may be that of a claim: it is not in memory, and not the
+// container's own.
+func keepsFiles(kind string) bool {
+	return !slices.Contains([]string{"proc", "sysfs", "tmpfs", "devtmpfs", "devpts", "mqueue",
+		"cgroup", "cgroup2", "overlay", "securityfs", "debugfs", "tracefs", "bpf", "pstore",
+		"hugetlbfs", "ramfs", "binfmt_misc", "nsfs", "configfs", "fusectl"}, kind)
+}
+
+// ownPlace reports whether a directory is one of those, or above or below one of them, or is the
+// system's.
+func ownPlace(dir string, own []string) bool {
+	below := func(a, b string) bool {
+		rel, err := filepath.Rel(b, a)
+		return err == nil && filepath.IsLocal(rel)
+	}
+	for _, system := range []string{"/proc", "/sys", "/dev", "/etc"} {
+		if below(dir, system) {
+			return true
+		}
+	}
+	for _, o := range own {
+		if o == "" {
+			continue
+		}
+		// A mount point may have another name by a link, as /var/run and /run.
+		if real, err := filepath.EvalSymlinks(o); err == nil {
+			o = real
+		}
+		if below(dir, o) || below(o, dir) {
+			return true
+		}
+	}
+	return false
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// unescapeMount decodes the octal escapes of spaces and the like.
+func unescapeMount(path string) string {
+	var b strings.Builder
+	for i := 0; i < len(path); i++ {
+		if path[i] == '\\' && i+4 <= len(path) {
+			if n, err := strconv.ParseUint(path[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(path[i])
+	}
+	return b.String()
+}
+
+// tellLauncher tells KubeVirt's launcher why a hook does not serve, until the machine is given up.
+// It returns the reason.
+func (a *app) tellLauncher(ctx context.Context, hook *options.Hook, log *zap.Logger, reason error,
+) error {
+	if hook == nil || reason == nil || ctx.Err() != nil {
+		return reason
+	}
+	log.Error("the machine cannot start, and KubeVirt's launcher is told why", errorField(reason))
+	if err := daemon.RefuseHook(ctx, hook, errors.New(onOneLine(reason.Error())),
+		log); err != nil {
+		return fmt.Errorf("%w; and %w", reason, err)
+	}
+	return reason
+}
+
+// isClosed reports whether a channel is closed.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

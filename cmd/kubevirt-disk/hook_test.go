@@ -1,0 +1,418 @@
+package main
+
+import (
+	"context"
+	"encoding/xml"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"libvirt.org/go/libvirtxml"
+
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/hook/hookpb"
+	"kubevirt.io/disk/registry/registrytest"
+)
+
+// sidecar is a container as KubeVirt makes it for a hook, as far as mounts, the user and the
+// environment go.
+type sidecar struct {
+	t     *testing.T
+	hooks string // the directory that it shares with the launcher
+	disk  string // of images
+	// mounted at /run/claim and /run/second if they are not empty
+	claim, second string
+}
+
+// sidecarScript runs in a mount namespace of its own: HOOKS, DISK, CLAIM and BINARY are outside.
+// Nothing else can be written, not even the places where the image has directories for that.
+const sidecarScript = `set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mkdir -p /run/kubevirt-hooks /run/disk /run/claim
+mount --bind "$HOOKS" /run/kubevirt-hooks
+mount --bind "$IMAGES" /run/disk
+[ -z "$CLAIM" ] || mount --bind "$CLAIM" /run/claim
+[ -z "$SECOND" ] || { mkdir /run/second && mount --bind "$SECOND" /run/second; }
+: >/run/kubevirt-disk
+mount --bind "$BINARY" /run/kubevirt-disk
+mount -o remount,bind,ro /run
+mount -o remount,bind,ro /
+exec setpriv --reuid 107 --regid 107 --clear-groups --inh-caps=-all --bounding-set=-all \
+	--no-new-privs /run/kubevirt-disk "$@"`
+
+func newSidecar(t *testing.T) *sidecar {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount what KubeVirt mounts in a sidecar")
+	}
+	testtool.Need(t, "unshare")
+	testtool.Need(t, "setpriv")
+	s := &sidecar{t: t, hooks: t.TempDir(), disk: t.TempDir()}
+	require.NoError(t, os.Chown(s.hooks, 107, 107))
+	require.NoError(t, os.Chmod(s.disk, 0o755))
+	s.image("fedora.raw")
+	return s
+}
+
+// image adds an image of 1 MiB.
+func (s *sidecar) image(name string) {
+	s.t.Helper()
+	content := []byte(strings.Repeat("boot", 1<<18))
+	require.NoError(s.t, os.WriteFile(filepath.Join(s.disk, name), content, 0o644))
+}
+
+// mountClaim mounts a claim, which stays when the sidecar is gone.
+func (s *sidecar) mountClaim() {
+	s.t.Helper()
+	s.claim = s.t.TempDir()
+	require.NoError(s.t, os.Chown(s.claim, 107, 107))
+}
+
+// start starts the container. args follow the binary.
+func (s *sidecar) start(args ...string) *process {
+	s.t.Helper()
+	binary, err := filepath.EvalSymlinks(binary(s.t))
+	require.NoError(s.t, err)
+	env := []string{"HOOKS=" + s.hooks, "IMAGES=" + s.disk, "CLAIM=" + s.claim,
+		"SECOND=" + s.second, "BINARY=" + binary,
+		"DISK_DIR=/run/disk", "CONTAINER_NAME=hook-sidecar-0"}
+	return launch(s.t, "unshare", env, append([]string{"-m", "sh", "-c", sidecarScript, "sidecar"},
+		args...)...)
+}
+
+func (s *sidecar) socket() string { return filepath.Join(s.hooks, "hook-sidecar-0.sock") }
+func (s *sidecar) nbd() string    { return filepath.Join(s.hooks, "disk", "nbd.sock") }
+
+// launcher is KubeVirt's, in front of a sidecar.
+type launcher struct {
+	*grpc.ClientConn
+	t *testing.T
+}
+
+// launcher waits for the hook as KubeVirt's does: everything in the directory that is no directory
+// is a socket, which answers.
+func (s *sidecar) launcher(p *process) *launcher {
+	s.t.Helper()
+	p.until("the hook's socket is there", func() bool { return exists(s.socket()) })
+	entries, err := os.ReadDir(s.hooks)
+	require.NoError(s.t, err)
+	var names []string
+	for _, e := range entries {
+		if !e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	require.Equal(s.t, []string{"hook-sidecar-0.sock"}, names)
+	c, err := grpc.NewClient("passthrough:///hook",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return socket.DialUnix(ctx, s.socket())
+		}))
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { _ = c.Close() })
+	l := &launcher{c, s.t}
+	var info hookpb.InfoResult
+	require.NoError(s.t, l.call("info.Info/Info", &hookpb.Empty{}, &info))
+	require.Equal(s.t, "kubevirt-disk", info.Name)
+	return l
+}
+
+func (l *launcher) call(procedure string, in, out any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return l.Invoke(ctx, "/kubevirt.hooks."+procedure, in, out)
+}
+
+// define asks for a domain without disks.
+func (l *launcher) define() (libvirtxml.Domain, error) {
+	l.t.Helper()
+	in := &hookpb.DomainParams{DomainXml: []byte(`<domain type="kvm"><devices></devices></domain>`),
+		Vmi: []byte(`{"metadata":{"name":"vm","annotations":{}}}`)}
+	var out hookpb.DomainResult
+	var domain libvirtxml.Domain
+	err := l.call("v1alpha3.Callbacks/OnDefineDomain", in, &out)
+	if err == nil {
+		require.NoError(l.t, xml.Unmarshal(out.DomainXml, &domain), string(out.DomainXml))
+	}
+	return domain, err
+}
+
+func (l *launcher) shutdown() {
+	l.t.Helper()
+	require.NoError(l.t, l.call("v1alpha3.Callbacks/Shutdown", &hookpb.Empty{}, &hookpb.Empty{}))
+}
+
+// qemu is somebody who uses the disk at the socket: a connection that has chosen an export.
+func (s *sidecar) qemu(p *process) (leave func()) {
+	s.t.Helper()
+	c, err := socket.DialUnix(s.t.Context(), s.nbd())
+	require.NoError(s.t, err)
+	_, err = c.Write(append([]byte{0, 0, 0, 3}, // fixed newstyle, no zeroes
+		[]byte("IHAVEOPT\x00\x00\x00\x01\x00\x00\x00\x00")...)) // EXPORT_NAME: the only disk
+	require.NoError(s.t, err)
+	p.until("the client has chosen the disk", func() bool {
+		return strings.Contains(p.stderr.String(), `"NBD client"`)
+	})
+	return func() { require.NoError(s.t, c.Close()) }
+}
+
+// TestHook starts a machine with the disk of an image, as KubeVirt does.
+func TestHook(t *testing.T) {
+	s := newSidecar(t)
+	p := s.start("serve")
+	l := s.launcher(p)
+	domain, err := l.define()
+	require.NoError(t, err)
+	require.Len(t, domain.Devices.Disks, 1)
+	disk := domain.Devices.Disks[0]
+	require.Equal(t, "nbd", disk.Source.Network.Protocol)
+	require.Equal(t, "fedora.raw", disk.Source.Network.Name)
+	require.Equal(t, "/var/run/kubevirt-hooks/hook-sidecar-0/disk/nbd.sock",
+		disk.Source.Network.Hosts[0].Socket)
+	require.Len(t, disk.Serial, 20)
+	require.NotContains(t, p.stderr.String(), `"portal"`, "no port is open")
+
+	leave := s.qemu(p)
+	asked := s.start("sessions") // as a person does with kubectl exec
+	require.Equal(t, exitDone, asked.status())
+	require.Contains(t, asked.stdout.String(), "unix:/var/run/kubevirt-hooks/disk/nbd.sock")
+	l.shutdown()
+	leave()
+	require.Equal(t, exitDone, p.status())
+	require.NoFileExists(t, s.socket())
+	require.NoFileExists(t, s.nbd())
+}
+
+// TestHookWaitsForTheMachine: SIGTERM comes to all containers of the pod at once, and the guest
+// still writes then.
+func TestHookWaitsForTheMachine(t *testing.T) {
+	s := newSidecar(t)
+	p := s.start("serve")
+	l := s.launcher(p)
+	leave := s.qemu(p)
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	p.until("it waits", func() bool {
+		return strings.Contains(p.stderr.String(), "stopping when the machine has ended")
+	})
+	_, err := l.define()
+	require.NoError(t, err, "the launcher is answered until the end")
+	leave()
+	require.Equal(t, exitDone, p.status())
+	require.NoFileExists(t, s.socket())
+
+	p = s.start("serve")
+	l = s.launcher(p)
+	leave = s.qemu(p)
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	p.until("it waits", func() bool {
+		return strings.Contains(p.stderr.String(), "stopping when the machine has ended")
+	})
+	l.shutdown()
+	leave()
+	require.Equal(t, exitDone, p.status())
+}
+
+// TestHookEndsWithoutMachine: the machine never started, or has ended.
+func TestHookEndsWithoutMachine(t *testing.T) {
+	s := newSidecar(t)
+	p := s.start("serve")
+	s.launcher(p).shutdown()
+	require.Equal(t, exitDone, p.status())
+	p = s.start("serve")
+	s.launcher(p)
+	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestHookAfterKill: a killed sidecar leaves sockets, and its successor replaces them.
+func TestHookAfterKill(t *testing.T) {
+	s := newSidecar(t)
+	p := s.start("serve")
+	s.launcher(p)
+	require.NoError(t, p.cmd.Process.Kill())
+	p.status()
+	require.FileExists(t, s.socket())
+	p = s.start("serve")
+	p.until("it answers", func() bool {
+		return strings.Contains(p.stderr.String(), "launcher can")
+	})
+	domain, err := s.launcher(p).define()
+	require.NoError(t, err)
+	require.Len(t, domain.Devices.Disks, 1)
+
+	second := s.start("serve")
+	require.Equal(t, exitFailed, second.status())
+	require.Contains(t, second.stderr.String(), "another daemon uses it")
+	_, err = s.launcher(p).define()
+	require.NoError(t, err, "the first one goes on")
+	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestHookThatFails: the launcher has the reason in its log, and does not wait for a hook that
+// never comes.
+func TestHookThatFails(t *testing.T) {
+	s := newSidecar(t)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"serve", "--disk-dir=/run/claim"}, `no disk image in "/run/claim"`},
+		{[]string{"serve", "--access-mode=mine"}, `"mine"`},
+		{[]string{"serve", "--no-such-flag"}, "unknown flag --no-such-flag"},
+	} {
+		p := s.start(c.args...)
+		l := s.launcher(p)
+		_, err := l.define()
+		require.ErrorContains(t, err, c.want)
+		require.Contains(t, p.stderr.String(), "launcher is told why")
+		l.shutdown()
+		require.NotZero(t, p.status())
+		require.NoFileExists(t, s.socket())
+
+		p = s.start(c.args...)
+		s.launcher(p)
+		require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+		require.NotZero(t, p.status())
+	}
+}
+
+// TestHookStreams: the disk of any image of a registry, with nothing that can be written but the
+// hook's directory. Without the registry the launcher has the reason.
+func TestHookStreams(t *testing.T) {
+	s := newSidecar(t)
+	registry := registrytest.NewLying(t)
+	content := registrytest.Noise(1, 1<<20)
+	registry.NewImage(t, content)
+	image := registry.Host() + "/vm/a:1@" + registry.Tags["1"].Digest.String()
+	p := s.start("serve", "--disk-dir=/run/claim",
+		"--insecure-registry="+registry.Host(), "--image="+image)
+	l := s.launcher(p)
+	domain, err := l.define()
+	require.NoError(t, err)
+	require.Len(t, domain.Devices.Disks, 1)
+	require.Equal(t, content, s.content(domain.Devices.Disks[0].Source.Network.Name))
+	require.DirExists(t, filepath.Join(s.hooks, "disk", "work"))
+	l.shutdown()
+	require.Equal(t, exitDone, p.status())
+
+	p = s.start("serve", "--disk-dir=/run/claim",
+		"--insecure-registry="+registry.Host(), "--image="+registry.Host()+"/vm/a:2")
+	l = s.launcher(p)
+	_, err = l.define()
+	require.ErrorContains(t, err, "/vm/a:2")
+	l.shutdown()
+	require.Equal(t, exitFailed, p.status())
+}
+
+// content reads a disk as qemu-img does.
+func (s *sidecar) content(export string) []byte {
+	s.t.Helper()
+	testtool.Need(s.t, "qemu-img")
+	to := filepath.Join(s.t.TempDir(), "copy")
+	// The address of a socket is short, and the directory of a test is not.
+	link := filepath.Join(os.TempDir(), fmt.Sprintf("hook-%d.sock", os.Getpid()))
+	require.NoError(s.t, os.Symlink(s.nbd(), link))
+	defer os.Remove(link)
+	out, err := exec.Command("qemu-img", "convert", "-O", "raw",
+		"nbd+unix:///"+export+"?socket="+link, to).CombinedOutput()
+	require.NoError(s.t, err, "%s", out)
+	got, err := os.ReadFile(to)
+	require.NoError(s.t, err)
+	return got
+}
+
+// TestHookIsForbidden serves as everywhere else.
+func TestHookIsForbidden(t *testing.T) {
+	s := newSidecar(t)
+	p := s.start("serve", "--kubevirt-hook=false", "--port=0", "--metrics-listen=",
+		"--work-dir=/run/kubevirt-hooks/work", "--ready-file=")
+	p.until("it serves", func() bool { return strings.Contains(p.stderr.String(), `"ready"`) })
+	require.NotEmpty(t, p.logged("portal", "address"))
+	require.NoFileExists(t, s.socket())
+	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestHookPersists: a claim is found, whatever the annotation calls the place where it is mounted,
+// and the next machine has the disk that this one leaves.
+func TestHookPersists(t *testing.T) {
+	s := newSidecar(t)
+	s.mountClaim()
+	serial := ""
+	for range 2 {
+		p := s.start("serve")
+		l := s.launcher(p)
+		domain, err := l.define()
+		require.NoError(t, err)
+		if serial != "" {
+			require.Equal(t, serial, domain.Devices.Disks[0].Serial)
+		}
+		serial = domain.Devices.Disks[0].Serial
+		l.shutdown()
+		require.Equal(t, exitDone, p.status())
+		require.FileExists(t, filepath.Join(s.claim, "disk.img"))
+	}
+}
+
+// TestHookWithTwoClaims: nobody can tell which one is for the disks, unless a setting says so.
+func TestHookWithTwoClaims(t *testing.T) {
+	s := newSidecar(t)
+	s.mountClaim()
+	s.second = s.t.TempDir()
+	require.NoError(t, os.Chown(s.second, 107, 107))
+	p := s.start("serve")
+	l := s.launcher(p)
+	_, err := l.define()
+	require.ErrorContains(t, err, "/run/claim, /run/second")
+	require.ErrorContains(t, err, "--persistent-dir")
+	l.shutdown()
+	require.Equal(t, exitUsage, p.status())
+
+	p = s.start("serve", "--persistent-dir=/run/second")
+	l = s.launcher(p)
+	l.shutdown()
+	require.Equal(t, exitDone, p.status())
+	require.FileExists(t, filepath.Join(s.second, "disk.img"))
+	require.NoFileExists(t, filepath.Join(s.claim, "disk.img"))
+}
+
+// TestVolumes finds claims among mounts.
+func TestVolumes(t *testing.T) {
+	dir := t.TempDir()
+	claim, other, cache := filepath.Join(dir, "a claim"), filepath.Join(dir, "other"),
+		filepath.Join(dir, "cache")
+	for _, d := range []string{claim, other, cache} {
+		require.NoError(t, os.Mkdir(d, 0o700))
+	}
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	line := func(path, options, kind string) string {
+		return fmt.Sprintf("31 22 8:1 / %s %s shared:1 - %s /dev/sda1 rw\n",
+			strings.ReplaceAll(path, " ", `\040`), options, kind)
+	}
+	all := func(string) bool { return true }
+	mounts := line("/", "rw", "overlay") + line("/dev/shm", "rw", "ext4") +
+		line(other, "ro,relatime", "ext4") + line(file, "rw", "ext4") +
+		line(cache+"/x", "rw", "ext4") + line(cache, "rw", "ext4") + line(other, "rw", "tmpfs") +
+		"garbage\n" + line(claim, "rw,relatime", "ext4")
+	require.Equal(t, []string{claim}, volumes(strings.NewReader(mounts), []string{cache}, all))
+	require.Equal(t, []string{cache, claim}, volumes(strings.NewReader(mounts), nil, all))
+	require.Equal(t, []string{claim}, volumes(strings.NewReader(mounts), nil,
+		func(d string) bool { return d != cache }))
+}
+
+// TestHeapLimit: garbage does not grow beyond what a container may use.
+func TestHeapLimit(t *testing.T) {
+	require.EqualValues(t, memoryLimit, heapLimit(parseMemoryMax("max\n")))
+	require.EqualValues(t, memoryLimit, heapLimit(parseMemoryMax("")))
+	require.EqualValues(t, 48<<20, heapLimit(parseMemoryMax("67108864\n")))
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"kubevirt.io/disk/status"
+)
+
+// askedBySocket ends the help of each command about snapshots.
+const askedBySocket = `
+
+DISK is a name as the command list shows it, or a LUN. The command asks the daemon through its
+control socket. The daemon obeys only its own user and root.
+
+Exit status 0: done. 1: refused, with the reason, or nobody answers, or not to this user.`
+
+func (a *app) snapshotCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "snapshot",
+		Short: "Keep what a disk holds, and go back to it",
+		Long: `Keeps what a disk holds at a point in time, while its guest runs. A snapshot takes the
+storage of what is overwritten later. It survives a restart of the daemon and of the machine, if the
+disk does.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return fmt.Errorf("say what to do with a snapshot: see %s --help", cmd.CommandPath())
+		},
+	}
+	cmd.AddCommand(a.snapshotCreateCommand(), a.snapshotListCommand(),
+		a.snapshotChangeCommand(status.SnapshotDelete, "Forget a snapshot",
+			`Forgets a snapshot. The storage that only it needs is freed in the background. A
+snapshot that is a LUN is refused: end that first (unserve).`),
+		a.snapshotChangeCommand(status.SnapshotRevert, "Give a disk the content of a snapshot",
+			`Gives a disk the content of a snapshot. What was written since is lost, unless a later
+snapshot has it; all snapshots stay. A disk that somebody uses is refused: stop its machine first.
+The disk keeps its size; what it grew by since is zeros.`),
+		a.snapshotChangeCommand(status.SnapshotServe, "Make a snapshot a LUN",
+			`Makes a snapshot a read-only LUN, or an export of NBD with the name DISK@NAME, until
+unserve or the end of the daemon. It prints the number of the LUN.`),
+		a.snapshotChangeCommand(status.SnapshotUnserve, "Stop serving a snapshot",
+			`Ends what serve has begun. Commands that are under way end with an error.`))
+	return cmd
+}
+
+func (a *app) snapshotCreateCommand() *cobra.Command {
+	var also []string
+	cmd := &cobra.Command{
+		Use:   "create DISK [NAME]",
+		Short: "Keep what a disk holds now",
+		Long: `Keeps what a disk holds now: everything that was acknowledged to the guest. Writes wait
+for a moment, reads do not. With --also, several disks of a machine are kept at the same point in
+time.
+
+The content is what a sudden loss of power would leave. For more, freeze the file systems of the
+guest before (virsh domfsfreeze, or KubeVirt's freeze), and thaw them afterwards.
+
+Without NAME, the snapshot is named by the time in UTC.` + askedBySocket,
+		Args: usageArgs(cobra.RangeArgs(1, 2)),
+	}
+	ask := a.snapshotFlags(cmd)
+	cmd.Flags().StringArrayVar(&also, "also", nil, "another `disk` of the same machine; repeatable")
+	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
+		req := status.SnapshotRequest{Action: status.SnapshotCreate,
+			Disks: append([]string{args[0]}, also...),
+			Name:  time.Now().UTC().Format("20060102T150405Z")}
+		if len(args) > 1 {
+			req.Name = args[1]
+		}
+		return ask(cmd, req)
+	})
+	return cmd
+}
+
+func (a *app) snapshotChangeCommand(action status.SnapshotAction, short, long string,
+) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   string(action) + " DISK NAME",
+		Short: short,
+		Long:  long + askedBySocket,
+		Args:  usageArgs(cobra.ExactArgs(2)),
+	}
+	ask := a.snapshotFlags(cmd)
+	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
+		return ask(cmd,
+			status.SnapshotRequest{Action: action, Disks: args[:1], Name: args[1]})
+	})
+	return cmd
+}
+
+// snapshotFlags adds the settings by which a command finds the daemon, and returns how it asks.
+func (a *app) snapshotFlags(cmd *cobra.Command) func(*cobra.Command,
+	status.SnapshotRequest) error {
+	c := newConfig()
+	own := pick(c.settings(), keyControlSocket, keyWorkDir)
+	addFlags(cmd.Flags(), own)
+	return func(cmd *cobra.Command, req status.SnapshotRequest) error {
+		l := load(cmd.Flags(), own)
+		socket := c.socketToAsk(l)
+		if err := l.problems.Err(); err != nil {
+			return err
+		}
+		done, err := daemonAt(socket).Snapshot(cmd.Context(), req)
+		if err != nil {
+			return explainControl(err, socket, "may still be at it: see snapshot list")
+		}
+		fmt.Fprintln(a.stdout, done)
+		return nil
+	}
+}
+
+func (a *app) snapshotListCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "list [DISK]",
+		Short: "List the snapshots of a disk, or of all",
+		Long: `Lists snapshots, oldest first: the disk, the name, when it was taken, the size of the
+disk then, how much storage only the snapshot needs, and its LUN if it is served.` + askedBySocket,
+		Args: usageArgs(cobra.MaximumNArgs(1)),
+	}
+	c := newConfig()
+	own := pick(c.settings(), keyControlSocket, keyWorkDir)
+	addFlags(cmd.Flags(), own)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
+		l := load(cmd.Flags(), own)
+		socket := c.socketToAsk(l)
+		if err := l.problems.Err(); err != nil {
+			return err
+		}
+		all, err := daemonAt(socket).Snapshots(cmd.Context(), append(args, "")[0])
+		if err != nil {
+			return explainControl(err, socket, "may be busy: ask again")
+		}
+		if asJSON {
+			encoder := json.NewEncoder(a.stdout)
+			encoder.SetIndent("", "  ")
+			return encoder.Encode(append([]status.Snapshot{}, all...))
+		}
+		return printSnapshots(a.stdout, all)
+	})
+	return cmd
+}
+
+func printSnapshots(w io.Writer, all []status.Snapshot) error {
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(w, "there is no snapshot")
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "DISK\tNAME\tCREATED\tSIZE\tUSED\tLUN")
+	for _, s := range all {
+		lun := "-"
+		if s.Served != 0 {
+			lun = strconv.Itoa(int(s.Served))
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", harmless(s.Disk), s.Name,
+			s.Created.UTC().Format(time.RFC3339), shortSize(s.Size), shortSize(s.Used), lun)
+	}
+	return table.Flush()
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/pages"
+	"kubevirt.io/disk/status"
+)
+
+const (
+	flagNBD       = "nbd"
+	flagExport    = "export"
+	flagTLS       = "tls"
+	flagReconnect = "reconnect"
+
+	// nbdAuto asks for a portal of the daemon at --status-url.
+	nbdAuto = "auto"
+	// nbdSocket is before the path of a socket.
+	nbdSocket = "unix:"
+)
+
+// xmlNBD are the flags of xml for an export.
+type xmlNBD struct {
+	address, export string
+	tls             bool
+	reconnect       time.Duration
+}
+
+func (f *xmlNBD) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.address, flagNBD, "",
+		"`address` of NBD, which is used instead of iSCSI: unix:PATH, HOST or HOST:PORT; auto is "+
+			"one of the daemon at --status-url")
+	flags.StringVar(&f.export, flagExport, "",
+		"`name` of the export at --nbd (default: that of the LUN, or the only one)")
+	flags.BoolVar(&f.tls, flagTLS, false,
+		"QEMU uses TLS at --nbd, with libvirt's client certificate (default with --status-url: as "+
+			"the daemon asks)")
+	flags.DurationVar(&f.reconnect, flagReconnect, 30*time.Second,
+		"how long QEMU holds requests while it connects to --nbd again; 0 leaves that out")
+}
+
+// isGiven reports whether the flags are about an export.
+func (f *xmlNBD) isGiven(flags *pflag.FlagSet) bool {
+	return flags.Changed(flagNBD) || flags.Changed(flagExport) || flags.Changed(flagTLS) ||
+		flags.Changed(flagReconnect)
+}
+
+// exportDocument returns the element for an export.
+func (f *xmlFlags) exportDocument(ctx context.Context, l *loader) (string, error) {
+	for _, flag := range []string{flagHost, flagChapUsername, flagInitiator, flagDomain,
+		keyTargetName, keyPort, "secret", "secret-usage", "secret-uuid"} {
+		if l.flags.Changed(flag) {
+			l.problems.Add("--"+flag, "is about iSCSI: leave it out, or leave out --%s", flagNBD)
+		}
+	}
+	if f.nbd.address == "" {
+		l.problems.Add("--"+flagNBD, "is missing: want unix:PATH, HOST or HOST:PORT")
+	}
+	var e libvirt.Export
+	var err error
+	if l.flags.Changed(flagStatusURL) {
+		e, err = f.servedExport(ctx, l)
+	} else {
+		e, err = f.describedExport(l)
+	}
+	if err != nil {
+		return "", err
+	}
+	e.ReadOnly = e.ReadOnly || f.readOnly
+	e.TLS = e.TLS || f.nbd.tls
+	e.Reconnect = f.nbd.reconnect
+	if l.flags.Changed(flagExport) {
+		e.Name = f.nbd.export
+	}
+	text, err := e.DiskXML(f.device())
+	return text, l.explainFields(err)
+}
+
+// describedExport returns the export as the flags describe it.
+func (f *xmlFlags) describedExport(l *loader) (libvirt.Export, error) {
+	e := libvirt.Export{AccessMode: libvirt.AccessMode(l.text(keyAccessMode)), Serial: f.serial,
+		WWN: f.wwn}
+	if l.flags.Changed(flagLUN) {
+		e.Name = strconv.Itoa(f.lun)
+	}
+	if f.nbd.address == nbdAuto {
+		l.problems.Add("--"+flagNBD, "auto needs a daemon to ask (--%s)", flagStatusURL)
+	}
+	f.nbd.at(&e, l)
+	return e, l.problems.Err()
+}
+
+// at sets where an export is.
+func (f *xmlNBD) at(e *libvirt.Export, l *loader) {
+	if path, ok := strings.CutPrefix(f.address, nbdSocket); ok {
+		e.Socket = path
+		if path == "" {
+			l.problems.Add("--"+flagNBD, "unix: names no socket: want unix:PATH")
+		}
+		return
+	}
+	portal, err := libvirt.ParsePortal(f.address)
+	if err != nil && f.address != "" {
+		l.problems.Add("--"+flagNBD, "%v, or unix:PATH", err)
+	}
+	e.Portal = portal
+}
+
+// servedExport asks the daemon at --status-url for the LUN of --lun, or for its only LUN.
+func (f *xmlFlags) servedExport(ctx context.Context, l *loader) (libvirt.Export, error) {
+	said, pageHost, err := f.ask(ctx, l)
+	if err != nil {
+		return libvirt.Export{}, err
+	}
+	served, err := f.choose(said, l)
+	if err != nil {
+		return libvirt.Export{}, err
+	}
+	e := pages.ExportForLibvirt(&served, said).For(f.device())
+	if l.flags.Changed(flagSerial) {
+		e.Serial = f.serial
+	}
+	if l.flags.Changed(flagWWN) {
+		e.WWN = f.wwn
+	}
+	if f.nbd.address != nbdAuto {
+		f.nbd.at(&e, l)
+	} else if !atDaemon(&e, said, pageHost) {
+		l.problems.Add("--"+flagNBD, "auto finds nothing: none of the daemon's portals of NBD "+
+			"(%s) can be reached from where its page was asked; name one that can",
+			strings.Join(said.NBDPortals, ", "))
+	}
+	e.TLS = said.NBDTLS && e.Socket == ""
+	return e, l.problems.Err()
+}
+
+// atDaemon finds a portal of NBD that can be reached from where the daemon's page was asked: on
+// this machine a socket, else an address.
+func atDaemon(e *libvirt.Export, said *status.Status, pageHost string) bool {
+	if isLoopback(pageHost) {
+		for _, portal := range said.NBDPortals {
+			if path, ok := strings.CutPrefix(portal, nbdSocket); ok {
+				e.Socket = path
+				return true
+			}
+		}
+	}
+	_, usable := reachable(said.NBDPortals, pageHost)
+	if len(usable) == 0 {
+		return false
+	}
+	e.Portal = usable[0]
+	return true
+}

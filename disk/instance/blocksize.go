@@ -1,0 +1,132 @@
+package instance
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/osfile"
+)
+
+// BlockSizeError says that the content of a disk was made for logical blocks of another length. A
+// guest would find nothing on the disk.
+type BlockSizeError struct {
+	Image          string
+	Asked          int // bytes
+	Reason, Advice string
+}
+
+func (e *BlockSizeError) Error() string {
+	return fmt.Sprintf("%q cannot have logical blocks of %d bytes: %s; %s", e.Image, e.Asked,
+		e.Reason, e.Advice)
+}
+
+// blockSize is the length of the disk's logical blocks in bytes.
+func (s *state) blockSize() int { return max(s.BlockSize, disk.SectorSize) }
+
+// notWhole refuses a size that is no whole number of blocks, all in bytes.
+func notWhole(image string, size, block int64) *SizeError {
+	return &SizeError{Image: image, Size: size,
+		Reason: fmt.Sprintf("is not a multiple of %d bytes", block)}
+}
+
+// newBlockSize is what the state of a new disk says.
+func (o *opening) newBlockSize() int {
+	if o.opt.BlockSize == disk.SectorSize {
+		return 0 // as states of earlier versions
+	}
+	return o.opt.BlockSize
+}
+
+// otherBlocks says why a disk that is there cannot have the logical blocks that are asked for.
+func (o *opening) otherBlocks(s *state) string {
+	if o.opt.BlockSize == 0 || o.opt.BlockSize == s.blockSize() {
+		return ""
+	}
+	return fmt.Sprintf("it has logical blocks of %d bytes, and is to have %d", s.blockSize(),
+		o.opt.BlockSize)
+}
+
+// checkBlocks refuses to serve content with logical blocks for which it was not made, as far as
+// its first blocks tell. Size is the disk's, in bytes.
+func (o *opening) checkBlocks(content io.ReaderAt, size int64) error {
+	asked := o.opt.BlockSize
+	if asked == 0 {
+		return nil
+	}
+	wrong := &BlockSizeError{Image: o.name, Asked: asked}
+	if size%int64(asked) != 0 {
+		wrong.Reason = fmt.Sprintf("its size of %d bytes is no multiple of that", size)
+		wrong.Advice = "give it a size that is, or leave the block size out"
+		return wrong
+	}
+	head := make([]byte, min(2*disk.LongBlock, size))
+	if _, err := content.ReadAt(head, 0); err != nil && err != io.EOF {
+		return err
+	}
+	if wrong.Reason = madeFor(head, asked); wrong.Reason == "" {
+		return nil
+	}
+	wrong.Advice = "leave the block size out, or use an image that was made with such blocks"
+	if asked == disk.SectorSize {
+		wrong.Advice = fmt.Sprintf("use %d", disk.LongBlock)
+	}
+	return wrong
+}
+
+// madeFor says what shows that the beginning of a disk was made for other logical blocks than
+// those; "": nothing.
+func madeFor(head []byte, blockSize int) string {
+	signature := []byte("EFI PART") // of a GUID partition table, in the second block (UEFI 5.3.2)
+	at := func(off int, want []byte) bool {
+		return len(head) >= off+len(want) && bytes.Equal(head[off:off+len(want)], want)
+	}
+	short, long := at(disk.SectorSize, signature), at(disk.LongBlock, signature)
+	boot := at(510, []byte{0x55, 0xaa})
+	switch {
+	case blockSize == disk.SectorSize && long && !short:
+		return fmt.Sprintf("its partition table is for blocks of %d bytes", disk.LongBlock)
+	case blockSize == disk.SectorSize || long:
+		return ""
+	case short:
+		return fmt.Sprintf("its partition table is for blocks of %d bytes", disk.SectorSize)
+	case boot:
+		return fmt.Sprintf("its boot sector is for blocks of %d bytes", disk.SectorSize)
+	case at(0, []byte("XFSB")) && len(head) > 104 &&
+		int(binary.BigEndian.Uint16(head[102:])) < blockSize:
+		return fmt.Sprintf("its file system (XFS) is for blocks of %d bytes",
+			binary.BigEndian.Uint16(head[102:]))
+	}
+	return ""
+}
+
+// checkImageBlocks is checkBlocks for a disk that will be made of the image.
+func (o *opening) checkImageBlocks(ctx context.Context) error {
+	if o.opt.BlockSize == 0 {
+		return nil
+	}
+	return o.checkBlocks(readerAt(func(p []byte, off int64) (int, error) {
+		return o.img.ReadAtContext(ctx, p, off)
+	}), max(o.img.Size(), o.opt.Size))
+}
+
+// checkAdopted is checkBlocks for a file that came with the volume.
+func (o *opening) checkAdopted(size int64) error {
+	if o.opt.BlockSize == 0 {
+		return nil
+	}
+	f, err := osfile.OpenFile(o.dir.disk(), os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(o.checkBlocks(f, size), f.Close())
+}
+
+type readerAt func(p []byte, off int64) (int, error)
+
+func (f readerAt) ReadAt(p []byte, off int64) (int, error) { return f(p, off) }

@@ -1,0 +1,318 @@
+package instance
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/internal/rawfile"
+	"kubevirt.io/disk/disk/overlay"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/osfile"
+)
+
+// layerInfix comes between the name of the disk's file and the identifier of a layer.
+const layerInfix = ".layer-"
+
+// layerMaps are the ends of the names of a layer's maps.
+var layerMaps = []string{".live", ".map"}
+
+func (d *diskDir) layers() string         { return d.disk() + image.LayersSuffix }
+func (d *diskDir) layer(id string) string { return d.disk() + layerInfix + id }
+
+// loadLayers returns the record of the layers over a disk, or nil if there is none. Its errors are
+// those of loadState.
+func (d *diskDir) loadLayers(s *state) (*overlay.Record, error) {
+	const what = "record of snapshots"
+	body, err := loadSealed(d.layers(), what)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	damaged := func(err error) error {
+		return &damagedError{what, fmt.Sprintf("is damaged: %v", err)}
+	}
+	r := new(overlay.Record)
+	if err := json.Unmarshal(body, r); err != nil {
+		return nil, damaged(err)
+	}
+	if err := r.Check(); err != nil {
+		return nil, damaged(err)
+	}
+	if r.Content != s.Map {
+		return nil, damaged(errors.New("it belongs to another disk"))
+	}
+	return r, nil
+}
+
+// clearLayers removes the layers that are not in keep, and then a record of none.
+func (d *diskDir) clearLayers(keep *overlay.Record) error {
+	if err := osfile.Remove(d.layers() + durable.PartialSuffix); err != nil {
+		return err
+	}
+	if keep == nil {
+		return d.clearAllLayers()
+	}
+	return d.clearOtherLayers(keep)
+}
+
+// clearAllLayers removes the record last: layers with content and no record have lost it.
+func (d *diskDir) clearAllLayers() error {
+	if err := d.clearOtherLayers(new(overlay.Record)); err != nil {
+		return err
+	}
+	return errors.Join(osfile.Remove(d.layers()),
+		osfile.Remove(d.layers()+durable.SpareSuffix))
+}
+
+func (d *diskDir) clearOtherLayers(keep *overlay.Record) error {
+	needed := map[string]bool{}
+	for _, l := range keep.Layers {
+		needed[l.ID] = true
+		for _, suffix := range layerMaps {
+			needed[l.ID+suffix] = true
+		}
+	}
+	entries, err := os.ReadDir(d.path)
+	for _, e := range entries {
+		id, is := strings.CutPrefix(e.Name(), d.diskFile+layerInfix)
+		if is && !needed[id] {
+			err = errors.Join(err, osfile.Remove(filepath.Join(d.path, e.Name())))
+		}
+	}
+	return err
+}
+
+// judgeLayers says why the layers over a disk cannot be used, or keeps their record in the state.
+func (o *opening) judgeLayers(s *state) (v verdict, bad bool) {
+	r, err := o.dir.loadLayers(s)
+	switch {
+	case durable.IsUnread(err):
+		return verdict{what: refuse, err: o.unread(err)}, true
+	case err != nil:
+		return o.unfit(err.Error(), "cannot be used: "+err.Error(), restoreVolume), true
+	case r == nil:
+		return o.lostLayers()
+	case len(r.Layers) == 0:
+		return v, false
+	}
+	for _, l := range r.Layers {
+		path := o.dir.layer(l.ID)
+		st, err := os.Lstat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && (o.dir.persistent ||
+			o.opt.Leftovers == LeftoversKeep):
+			return verdict{what: refuse, err: fmt.Errorf("the disk %q has lost a part that its "+
+				"snapshots have begun, %q; put it back, or %s", o.dir.disk(), path,
+				restoreVolume)}, true
+		case errors.Is(err, fs.ErrNotExist):
+			return verdict{what: remake, reason: "a file of its snapshots is missing"}, true
+		case err != nil:
+			return verdict{what: refuse, err: err}, true
+		case !st.Mode().IsRegular() || st.Size() < l.Floor:
+			reason := fmt.Sprintf("the file %q of its snapshots has %d bytes and should have %d",
+				path, st.Size(), l.Floor)
+			return o.unfit(reason, "cannot be used: "+reason, restoreVolume), true
+		}
+	}
+	s.layers = r
+	return v, false
+}
+
+// lostLayers looks for layers that no record names, and that have something. A layer is empty until
+// it is in the record, and the record goes after the last one. So their record is lost, and with it
+// what a guest has written.
+func (o *opening) lostLayers() (v verdict, bad bool) {
+	entries, err := os.ReadDir(o.dir.path)
+	if err != nil {
+		return verdict{what: refuse, err: err}, true
+	}
+	for _, e := range entries {
+		id, is := strings.CutPrefix(e.Name(), o.dir.diskFile+layerInfix)
+		if !is || strings.Contains(id, ".") { // a map
+			continue
+		}
+		path := o.dir.layer(id)
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return verdict{what: refuse, err: err}, true
+		}
+		if st.Blocks > 0 {
+			reason := fmt.Sprintf("the record %q of its snapshots is missing, and %q has what was "+
+				"written since", o.dir.layers(), path)
+			return o.unfit(reason, "cannot be used: "+reason, "put the record back, or "+
+				restoreVolume), true
+		}
+	}
+	return v, false
+}
+
+// layersSize returns the size of the largest layer: the live one is never smaller than others.
+func (o *opening) layersSize(s *state) (size int64, err error) {
+	if s.layers == nil {
+		return 0, nil
+	}
+	for _, l := range s.layers.Layers {
+		st, err := os.Lstat(o.dir.layer(l.ID))
+		if err != nil {
+			return 0, err
+		}
+		size = max(size, st.Size())
+	}
+	return size, nil
+}
+
+// assembleLayers puts the layers of earlier starts over the bottom of a disk, which stays open
+// after an error.
+func (o *opening) assembleLayers(bottom *overlay.Disk, s *state) (*overlay.Tree, error) {
+	if err := o.dir.clearLayers(s.layers); err != nil {
+		o.log.Warn("files of layers that nobody needs could not be removed", zap.Error(err))
+	}
+	volume, err := volumeID(o.dir.path)
+	if err != nil {
+		return nil, o.unread(err)
+	}
+	opt := overlay.TreeOptions{Name: o.name, Record: s.layers, Content: s.Map,
+		Durable: o.durable(), Slots: o.opt.Workers.copying, Log: o.log,
+		Layer: overlay.Options{ReadOnly: o.opt.ReadOnly}}
+	files := &shelf{dir: o.dir, durable: o.durable(), wasDurable: o.durable(), volume: volume,
+		content: s.Map, log: o.log}
+	opt.Shelf = files
+	if !s.Complete {
+		opt.Layer.Reads = o.opt.Reads
+	}
+	if s.layers != nil {
+		files.wasDurable = s.layers.Durable
+		if top := s.layers.Top; top != "" {
+			if err := o.growFile(o.dir.layer(top), s.Size); err != nil {
+				return nil, o.spaceError(err)
+			}
+		}
+	}
+	tree, err := overlay.OpenTree(bottom, opt)
+	if err != nil {
+		return nil, o.spaceError(o.damaged(err))
+	}
+	return tree, nil
+}
+
+// shelf keeps the files of a disk's layers. See overlay.Shelf.
+type shelf struct {
+	dir        *diskDir
+	durable    bool // a flush reaches storage
+	wasDurable bool // so it was so far, for layers of earlier starts
+	volume     string
+	content    string // identifies the content at the bottom
+	none       bool   // the record says that there are no layers
+	log        *zap.Logger
+}
+
+// options returns those of a layer's map.
+func (s *shelf) options(id string, floor int64) (opt overlay.MapOptions, err error) {
+	mapID, err := hex.DecodeString(id)
+	if err != nil {
+		return opt, err
+	}
+	path := s.dir.layer(id)
+	return overlay.MapOptions{Live: path + layerMaps[0], Durable: path + layerMaps[1],
+		ID: [16]byte(mapID), ImageSize: floor, Boot: bootID(), Volume: s.volume,
+		WasDurable: s.wasDurable, IsDurable: s.durable, Log: s.log}, nil
+}
+
+// Make is Shelf's. The maps come first, as for a new disk.
+func (s *shelf) Make(id string, size, floor int64) (overlay.File, *overlay.Map, error) {
+	opt, err := s.options(id, floor)
+	if err != nil {
+		return nil, nil, err
+	}
+	m := overlay.NewMap(opt)
+	err = m.BeginLayer()
+	if err == nil {
+		err = makeFile(s.dir.layer(id), size, s.durable)
+	}
+	var file *rawfile.File
+	if err == nil {
+		file, err = s.open(id)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, m.Close(), s.Remove(id))
+	}
+	return file, m, nil
+}
+
+// Open is Shelf's.
+func (s *shelf) Open(id string, floor int64) (overlay.File, *overlay.Map, error) {
+	opt, err := s.options(id, floor)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.durable && !s.wasDurable {
+		if err := syncFile(s.dir.layer(id)); err != nil {
+			return nil, nil, err
+		}
+	}
+	m, err := overlay.LoadMap(opt)
+	if err != nil {
+		return nil, nil, err
+	}
+	var file *rawfile.File
+	if err = m.BeginLayer(); err == nil {
+		file, err = s.open(id)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, m.Close())
+	}
+	return file, m, nil
+}
+
+// open opens the file of a layer. A guest writes it, so it is never taken for an image.
+func (s *shelf) open(id string) (*rawfile.File, error) {
+	file, err := rawfile.Open(s.dir.layer(id), rawfile.Options{Durable: s.durable, Private: true})
+	if err == nil {
+		_ = image.MarkRaw(file.File, "") // as for the bottom, nothing depends on it
+	}
+	return file, err
+}
+
+// Remove is Shelf's.
+func (s *shelf) Remove(id string) error {
+	path := s.dir.layer(id)
+	err := osfile.Remove(path)
+	for _, suffix := range layerMaps {
+		err = errors.Join(err, osfile.Remove(path+suffix))
+	}
+	if err != nil || !s.none {
+		return err
+	}
+	if s.synced() {
+		if err := durable.SyncParent(path); err != nil {
+			return err
+		}
+	}
+	return errors.Join(osfile.Remove(s.dir.layers()),
+		osfile.Remove(s.dir.layers()+durable.SpareSuffix))
+}
+
+// Save is Shelf's. A record of no layers stays until the last one is removed: see lostLayers.
+func (s *shelf) Save(r *overlay.Record) error {
+	if s.none = r == nil; s.none {
+		if there, err := present(s.dir.layers()); err != nil || !there {
+			return err
+		}
+		r = overlay.NewRecord(s.content, s.durable)
+	}
+	return saveSealed(s.dir.layers(), r, s.synced())
+}
+
+func (s *shelf) synced() bool { return s.durable || s.wasDurable }

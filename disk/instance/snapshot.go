@@ -1,0 +1,103 @@
+package instance
+
+import (
+	"context"
+	"path/filepath"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/overlay"
+)
+
+// Snapshot describes a point in time of a disk.
+type Snapshot = overlay.Snapshot
+
+// SnapshotError says why something cannot be done with a snapshot. It may be one of the errors
+// below, or disk.ErrNoSpace.
+type SnapshotError = overlay.SnapshotError
+
+// Why a snapshot is not made or found.
+var (
+	ErrSnapshotExists  = overlay.ErrSnapshotExists
+	ErrSnapshotMissing = overlay.ErrSnapshotMissing
+	ErrSnapshotInUse   = overlay.ErrSnapshotInUse
+)
+
+// TakeSnapshot names the present content of disks that are in use: all writes that were
+// acknowledged before one point in time during the call, which is the same for all disks. Only
+// changes wait, for as long as the writes take that are under way. What a guest has flushed, and
+// what it has written, is on storage when TakeSnapshot returns, if the disk is durable. A name has
+// 1 to 63 letters, digits, '-', '_' and '.', and begins with a letter or a digit. After an error,
+// which is a *SnapshotError, there is no snapshot of any of the disks.
+func TakeSnapshot(ctx context.Context, name string, disks ...*Instance) error {
+	var trees []*overlay.Tree
+	for _, i := range disks {
+		if err := i.mayHave(name); err != nil {
+			return err
+		}
+		trees = append(trees, i.tree)
+	}
+	return overlay.TakeSnapshot(ctx, name, trees...)
+}
+
+// mayHave says why a disk has no snapshots at all.
+func (i *Instance) mayHave(name string) error {
+	if i.tree != nil {
+		return nil
+	}
+	reason := "the image itself is served, so there is nothing that could be kept beside it; use " +
+		"another copy mode"
+	if i.dir == nil {
+		reason = "another server has the disk; take it there"
+	}
+	return &SnapshotError{Disk: filepath.Base(i.path), Name: name, Reason: reason}
+}
+
+// Snapshots returns the snapshots of the disk, the oldest first.
+func (i *Instance) Snapshots() []Snapshot {
+	if i.tree == nil {
+		return []Snapshot{}
+	}
+	return i.tree.Snapshots()
+}
+
+// DeleteSnapshot drops a snapshot. When it returns, its name is gone for good, and the space that
+// only it had is freed in the background. Errors: *SnapshotError with ErrSnapshotMissing, or
+// ErrSnapshotInUse while a SnapshotDisk of it is open.
+func (i *Instance) DeleteSnapshot(ctx context.Context, name string) error {
+	if err := i.mayHave(name); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return i.tree.Delete(name)
+}
+
+// Revert makes the disk read as the snapshot again. What was written since is gone, other snapshots
+// stay, and so does the size. Nobody may use the disk meanwhile. Errors: *SnapshotError.
+func (i *Instance) Revert(ctx context.Context, name string) error {
+	if err := i.mayHave(name); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return i.tree.Revert(name)
+}
+
+// SnapshotDisk is a snapshot as a disk that cannot be written. The embedded Disk has the optional
+// interfaces: disk.Extenter, disk.Estimator, and disk.Distant if the image is far away. Close it
+// before the instance. Until then the snapshot cannot be deleted.
+type SnapshotDisk struct{ disk.Disk }
+
+// OpenSnapshot opens a snapshot, any number of times. Errors: *SnapshotError.
+func (i *Instance) OpenSnapshot(name string) (*SnapshotDisk, error) {
+	if err := i.mayHave(name); err != nil {
+		return nil, err
+	}
+	v, err := i.tree.View(name)
+	if err != nil {
+		return nil, err
+	}
+	return &SnapshotDisk{v.Served()}, nil
+}

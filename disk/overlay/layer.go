@@ -1,0 +1,171 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+
+	"kubevirt.io/disk/disk"
+)
+
+// errFrozen says that a layer does not change any more. A Stack tries again with its top.
+var errFrozen = errors.New("the layer is frozen")
+
+// NewWhole makes a Disk of a file that is the whole disk, so that layers can be put over it.
+func NewWhole(file File, opt Options) *Disk {
+	o := newDisk(file, nothing{}, newBlockMap(0), newMapStore(0), 0, opt)
+	o.whole = true
+	o.mapless.Store(true)
+	o.base.drop()
+	return o
+}
+
+// nothing is the image of a disk that has none.
+type nothing struct{}
+
+func (nothing) ReadAtContext(context.Context, []byte, int64) (int, error) { return 0, nil }
+
+func (nothing) Size() int64 { return 0 }
+
+func (nothing) Parallel() int { return 1 }
+
+func (nothing) Extent(_ context.Context, _, length int64) (disk.Extent, error) {
+	return disk.Extent{Length: length}, nil
+}
+
+// NewLayer puts a file over the first bytes of another disk, as many as the map was made for.
+// Nobody changes those any more. What the file has behind them is its own. All layers of a disk
+// share what a guest does, and fail together. The map was begun with BeginLayer, and the layer
+// closes it.
+func NewLayer(file File, lower *Disk, m *Map, opt Options) *Disk {
+	return newLayer(file, lower, m.opt.ImageSize, m.blocks, m.files, opt)
+}
+
+// newLayer is NewLayer for the parts of a map.
+func newLayer(file File, lower *Disk, floor int64, m *blockMap, maps *mapStore,
+	opt Options,
+) *Disk {
+	b := &below{floor: floor}
+	b.parallel = lower.parallel
+	o := newDisk(file, b, m, maps, m.blocks*granuleFor(floor), opt)
+	b.of = o
+	o.floor = floor
+	o.lower.Store(lower)
+	o.fate, o.watch, o.trail = lower.fate, lower.watch, lower.trail
+	return o
+}
+
+// below is the image of a layer: what is below it.
+type below struct {
+	of       *Disk
+	floor    int64
+	parallel int
+}
+
+func (b *below) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
+	return b.of.lower.Load().read(ctx, p, off)
+}
+
+func (b *below) Size() int64 { return b.floor }
+
+func (b *below) Parallel() int { return b.parallel }
+
+func (b *below) Extent(ctx context.Context, off, length int64) (disk.Extent, error) {
+	return b.of.lower.Load().extent(ctx, off, length)
+}
+
+// Slow is Estimator's.
+func (b *below) Slow(off int64) bool { return off < b.floor && b.of.lower.Load().Slow(off) }
+
+// find returns the layer that decides about the bytes from off on, whether they are in its file or
+// in its image, and for how many of them that is so, at most length. No layer: they are zeros,
+// because the disk was smaller below.
+func (o *Disk) find(off, length int64) (from *Disk, own bool, n int64) {
+	own, n = o.run(off, length)
+	if !own {
+		if x := o.index.Load(); x != nil && off/o.granule < x.blocks {
+			return x.find(off, n, o.granule)
+		}
+	}
+	for !own {
+		lower := o.lower.Load()
+		if lower == nil {
+			break
+		}
+		if off >= o.floor {
+			return nil, false, n
+		}
+		own, n = lower.run(off, min(n, o.floor-off))
+		o = lower
+	}
+	return o, own, n
+}
+
+// enter begins a change of the guest, and leave ends it. errFrozen: the layer changes no more.
+func (o *Disk) enter() error {
+	o.gate.RLock()
+	if o.frozen {
+		o.gate.RUnlock()
+		return errFrozen
+	}
+	return nil
+}
+
+func (o *Disk) leave() { o.gate.RUnlock() }
+
+// SetLower replaces the layer below by one with the same content.
+func (o *Disk) SetLower(lower *Disk) { o.lower.Store(lower) }
+
+// Settle flushes a layer that is frozen. From then on a Flush of the layers above leaves it out.
+func (o *Disk) Settle() error {
+	o.gate.RLock()
+	frozen, thaws := o.frozen, o.thaws
+	o.gate.RUnlock()
+	if err := o.Flush(); err != nil {
+		return err
+	}
+	o.gate.RLock()
+	defer o.gate.RUnlock()
+	if frozen && o.thaws == thaws { // whoever flushes a disk may come late
+		o.settled.Store(true)
+	}
+	return nil
+}
+
+// Retire closes the files of a layer whose content nobody needs any more. Calls that still read it
+// fail, and a Stack makes them again.
+func (o *Disk) Retire() error {
+	o.flushMu.Lock()
+	defer o.flushMu.Unlock()
+	o.retired = true
+	return errors.Join(o.file.Close(), o.maps.close())
+}
+
+// Grow enlarges the file by a hole. One call at a time.
+func (o *Disk) Grow(size int64) error {
+	file, ok := o.file.(interface{ Grow(int64) error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return file.Grow(size)
+}
+
+// Own returns roughly how many bytes of the disk are in the layer itself, holes included.
+func (o *Disk) Own() int64 {
+	return o.mapped - o.blocks.clear.Load()*o.granule + max(0, o.Size()-o.mapped)
+}
+
+// Masked returns roughly how many bytes that the layer has itself cannot be seen through the one
+// above it.
+func (o *Disk) Masked(above *Disk) (n int64) {
+	for off := int64(0); off < o.Size(); {
+		own, length := above.run(off, o.Size()-off)
+		for end := off + length; off < end; {
+			mine, part := o.run(off, end-off)
+			if own && mine {
+				n += part
+			}
+			off += part
+		}
+	}
+	return n
+}

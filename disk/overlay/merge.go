@@ -1,0 +1,231 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+const (
+	// pauseWorth is how much may be left in the top when it is merged into the layer below. The
+	// guest's changes wait for that. Bytes.
+	pauseWorth = 4 << 20
+	// mergeRetry is the wait after an error that is not about space, and between two rounds in
+	// which the guest has written more than was merged.
+	mergeRetry = 5 * time.Second
+)
+
+// workLocked begins to remove and merge layers, if there are any to be.
+func (t *Tree) workLocked() {
+	if t.working || t.ended || t.opt.Layer.ReadOnly {
+		return
+	}
+	if n, _ := t.uselessLocked(); n == nil {
+		return
+	}
+	t.working = true
+	t.works.Go(t.work)
+}
+
+// uselessLocked returns a layer that has no name and is not the top. With another one, it is the
+// only one above it, and both become one. The lowest comes first, so that nothing moves twice.
+func (t *Tree) uselessLocked() (n, above *node) {
+	for _, n := range append([]*node{t.bottom}, t.nodes...) {
+		if n == t.top || t.namedLocked(n) {
+			continue
+		}
+		switch children := t.childrenLocked(n); len(children) {
+		case 0:
+			if n != t.bottom {
+				return n, nil
+			}
+		case 1:
+			return n, children[0]
+		}
+	}
+	return nil, nil
+}
+
+// work removes and merges layers until no more is to be done, or the disk is closed.
+func (t *Tree) work() {
+	troubled, left := false, int64(0)
+	for t.ctx.Err() == nil {
+		more, now, err := t.round()
+		if !more {
+			return
+		}
+		rest := time.Duration(0)
+		switch {
+		case t.ctx.Err() != nil:
+		case errors.Is(err, disk.ErrFailed):
+			t.log.Error("the space of a deleted snapshot is not freed: the disk has failed",
+				zap.Error(err))
+			return // and nothing is begun again
+		case err != nil:
+			if !troubled {
+				t.log.Warn("the space of a deleted snapshot cannot be freed now: trying again",
+					zap.Error(err))
+			}
+			if rest = mergeRetry; disk.IsNoSpace(err) {
+				rest = spaceRetry
+			}
+		case now > 0 && left > 0 && now >= left:
+			rest = mergeRetry // the guest writes faster than it is merged
+		}
+		troubled = err != nil
+		if now > 0 {
+			left = now
+		}
+		_ = slots.Rest(t.ctx, rest)
+	}
+}
+
+// round removes a layer, or does the next step to merge two. left is what the top had so far, if a
+// new one was put over it; it is merged in the next round.
+func (t *Tree) round() (more bool, left int64, err error) {
+	t.mu.Lock()
+	unlocked := false
+	defer func() {
+		if !unlocked {
+			t.mu.Unlock()
+		}
+	}()
+	n, above := t.uselessLocked()
+	switch {
+	case n == nil || t.ended:
+		t.working = false
+		return false, 0, nil
+	case above == nil:
+		return true, 0, t.removeLocked(n)
+	case above != t.top:
+		t.mu.Unlock()
+		unlocked = true
+		return true, 0, t.merge(n, above)
+	}
+	if left = remainder(above.disk); left > pauseWorth {
+		return true, left, t.replaceTopLocked()
+	}
+	return true, 0, t.mergeTopLocked(n, above)
+}
+
+// removeLocked removes a layer that nothing is above.
+func (t *Tree) removeLocked(n *node) error {
+	before := t.nodes
+	t.nodes = slices.DeleteFunc(slices.Clone(t.nodes), func(o *node) bool { return o == n })
+	if err := t.saveLocked(); err != nil {
+		t.nodes = before
+		return err
+	}
+	t.dropLocked(n)
+	return nil
+}
+
+// replaceTopLocked freezes the top below a new one, so that it can be merged.
+func (t *Tree) replaceTopLocked() error {
+	back, err := t.newTopLocked(t.top, t.stack.Size())
+	if err != nil {
+		return err
+	}
+	if err := t.saveLocked(); err != nil {
+		back()
+		return err
+	}
+	t.stack.Freeze()
+	t.stack.Switch(t.top.disk)
+	t.publishLocked()
+	return nil
+}
+
+// merge brings all that the frozen layer above has into the one below it, which takes its place.
+// Meanwhile the tree may change, but not between these two.
+func (t *Tree) merge(below, above *node) error {
+	if err := above.disk.Push(t.ctx, t.opt.Slots); err != nil {
+		return err
+	}
+	if err := below.disk.Settle(); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.joinLocked(below, above); err != nil {
+		return err
+	}
+	for _, n := range t.childrenLocked(below) {
+		n.disk.SetLower(below.disk)
+	}
+	t.dropLocked(above)
+	return nil
+}
+
+// mergeTopLocked is merge for the top. The guest's changes wait.
+func (t *Tree) mergeTopLocked(below, top *node) error {
+	if err := below.disk.Settle(); err != nil { // so that little is left to flush
+		return err
+	}
+	// Nobody waits for an image that is far away: blocks are as large below.
+	atHand, cancel := context.WithCancel(t.ctx)
+	cancel()
+	t.stack.Freeze()
+	err := top.disk.Push(atHand, nil)
+	if err == nil {
+		err = below.disk.Settle()
+	}
+	if err == nil {
+		if err = t.joinLocked(below, top); err != nil && !disk.IsNoSpace(err) {
+			// Which record the next start finds is not known. If it is the new one, what the guest
+			// writes to this top would be lost.
+			if again := t.saveLocked(); again != nil {
+				top.disk.fate.failed.Store(true)
+				err = errors.Join(disk.ErrFailed, err, again)
+			}
+		}
+	}
+	if err != nil {
+		t.stack.Thaw()
+		return err
+	}
+	t.stack.Switch(below.disk)
+	t.dropLocked(top)
+	return nil
+}
+
+// joinLocked records that a layer has the place of the one above it.
+func (t *Tree) joinLocked(below, above *node) error {
+	swap := func(from, to *node) {
+		for _, n := range t.nodes {
+			if n != to && n.parent == from && n != below && n != above {
+				n.parent = to
+			}
+		}
+		for _, s := range t.snaps {
+			if s.on == from {
+				s.on = to
+			}
+		}
+		if t.top == from {
+			t.top = to
+		}
+	}
+	before := t.nodes
+	swap(above, below)
+	t.nodes = slices.DeleteFunc(slices.Clone(t.nodes), func(n *node) bool { return n == above })
+	if err := t.saveLocked(); err != nil {
+		t.nodes = before
+		swap(below, above)
+		return err
+	}
+	for _, s := range t.snaps {
+		if s.on == below {
+			for v := range s.views {
+				v.Replace(below.disk)
+			}
+		}
+	}
+	return nil
+}

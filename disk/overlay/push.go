@@ -1,0 +1,77 @@
+package overlay
+
+import (
+	"context"
+	"time"
+
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+// pushChunk is how much Push moves at once. Bytes.
+const pushChunk = 1 << 20
+
+// Push brings what a frozen layer has itself into the layer below, which is frozen, too, and is
+// seen only through this one: so nobody notices. The caller then flushes the layer below, records
+// that it is in the place of this one, and puts it there. Push may be made again from the
+// beginning, also by the next process.
+//
+// With free it takes turns with the copying of other disks, and rests while the guest is active.
+// Nil: it hurries, and ctx only limits the wait for an image. disk.ErrNotNow comes from an image
+// that is far away.
+func (o *Disk) Push(ctx context.Context, free *slots.Slots) error {
+	to := o.lower.Load()
+	size := o.Size()
+	if to.Size() < size {
+		if err := to.Grow(size); err != nil {
+			return err
+		}
+	}
+	buf := make([]byte, min(pushChunk, size))
+	for off := int64(0); off < size; {
+		own, n := o.run(off, size-off)
+		for end := off + n; own && off < end; {
+			begin := time.Now()
+			step := func() (err error) {
+				n, err = o.pushRun(ctx, to, buf, off, end-off)
+				return err
+			}
+			var err error
+			if free == nil {
+				err = step()
+			} else if err = free.Do(ctx, step); err == nil {
+				err = slots.Rest(ctx, o.Rest(time.Since(begin)))
+			}
+			if err != nil {
+				return err
+			}
+			off += n
+			n = 0
+		}
+		off += n
+	}
+	return nil
+}
+
+// pushRun pushes the beginning of a range that the layer has itself, and returns its length.
+func (o *Disk) pushRun(ctx context.Context, to *Disk, buf []byte, off, length int64) (int64,
+	error,
+) {
+	e, err := o.file.Extent(off, length)
+	if err != nil {
+		return 0, err
+	}
+	if !e.Data {
+		if to.owned(off, e.Length) {
+			return e.Length, to.punch(off, e.Length)
+		}
+		return e.Length, to.change(ctx, changeDiscard, nil, off, e.Length, nil)
+	}
+	p := buf[:min(e.Length, int64(len(buf)))]
+	if _, err := o.file.ReadAt(p, off); err != nil {
+		return 0, err
+	}
+	if to.owned(off, int64(len(p))) {
+		return int64(len(p)), to.writeFile(p, off)
+	}
+	return int64(len(p)), to.change(ctx, changeWrite, p, off, int64(len(p)), nil)
+}

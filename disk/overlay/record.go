@@ -1,0 +1,135 @@
+package overlay
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"kubevirt.io/disk/disk"
+)
+
+// recordVersion is the format of the record. No other version is read.
+const recordVersion = 1
+
+// Record says which layers a disk has above its bottom, and which snapshots they are for. It is
+// kept beside the disk, as JSON in the same form as the disk's state. A disk without a record has
+// only its bottom.
+//
+//	{"version": 1,
+//	 "content": "0123...",     identifier of the content at the bottom, as in the disk's state
+//	 "durable": true,          a flush of the layers reaches storage
+//	 "top": "89ab...",         the layer that the guest changes; "": the bottom
+//	 "layers": [               parents come first
+//	  {"id": "89ab...",        32 hexadecimal digits, which are also that of the layer's map
+//	   "parent": "",           the layer below; "": the bottom
+//	   "floor": 1073741824}],  how much of the one below it is over, bytes
+//	 "snapshots": [
+//	  {"name": "before", "layer": "", "created": "2026-11-26T06:00:00Z", "size": 1073741824,
+//	   "taken": true}]}        false: a crash came first, and there is no such snapshot
+//
+// Files of layers that the record does not name are of no use: they were about to be added, or have
+// been taken out. Whatever is killed at whatever moment, the record that is there describes the
+// disk: an empty top is added to it before the guest may write to it, and a layer is taken out when
+// the one below has its content on storage.
+type Record struct {
+	Version   int              `json:"version"`
+	Content   string           `json:"content"`
+	Durable   bool             `json:"durable"`
+	Top       string           `json:"top"`
+	Layers    []LayerRecord    `json:"layers"`
+	Snapshots []SnapshotRecord `json:"snapshots"`
+}
+
+// LayerRecord is a layer above the bottom.
+type LayerRecord struct {
+	ID     string `json:"id"`
+	Parent string `json:"parent"`
+	Floor  int64  `json:"floor"`
+}
+
+// SnapshotRecord is a point in time that somebody has named.
+type SnapshotRecord struct {
+	Name    string    `json:"name"`
+	Layer   string    `json:"layer"`
+	Created time.Time `json:"created"`
+	Size    int64     `json:"size"` // of the disk then, bytes
+	Taken   bool      `json:"taken"`
+}
+
+// NewRecord is the record of a disk without layers.
+func NewRecord(content string, durable bool) *Record {
+	return &Record{Version: recordVersion, Content: content, Durable: durable,
+		Layers: []LayerRecord{}, Snapshots: []SnapshotRecord{}}
+}
+
+// Check says whether a record contradicts itself.
+func (r *Record) Check() error {
+	if r.Version != recordVersion {
+		return fmt.Errorf("has version %d, and this program knows %d", r.Version, recordVersion)
+	}
+	known := map[string]bool{"": true}
+	parents, names := map[string]bool{}, map[string]bool{}
+	for _, l := range r.Layers {
+		id, err := hex.DecodeString(l.ID)
+		if err != nil || len(id) != 16 || known[l.ID] || !known[l.Parent] || l.Floor <= 0 ||
+			l.Floor%disk.SectorSize != 0 {
+			return errContradiction
+		}
+		known[l.ID], parents[l.Parent] = true, true
+	}
+	if !known[r.Top] || parents[r.Top] {
+		return errContradiction
+	}
+	for _, s := range r.Snapshots {
+		if CheckSnapshotName(s.Name) != nil || names[s.Name] || !known[s.Layer] ||
+			s.Layer == r.Top || s.Size <= 0 || s.Size%disk.SectorSize != 0 {
+			return errContradiction
+		}
+		names[s.Name] = true
+	}
+	return nil
+}
+
+var errContradiction = errors.New("contradicts itself")
+
+// maxName is the most characters that the name of a snapshot has.
+const maxName = 63
+
+// CheckSnapshotName says what is wrong with the name of a snapshot.
+func CheckSnapshotName(name string) error {
+	letter := func(c byte) bool {
+		return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+	}
+	good := name != "" && len(name) <= maxName && letter(name[0])
+	for i := range len(name) {
+		good = good && (letter(name[i]) || slices.Contains([]byte("-_."), name[i]))
+	}
+	if good {
+		return nil
+	}
+	return errors.New("the name is not valid: use 1 to 63 letters, digits, '-', '_' and '.', " +
+		"beginning with a letter or a digit")
+}
+
+// Why a snapshot is not made or found.
+var (
+	ErrSnapshotExists  = errors.New("the disk already has a snapshot of that name")
+	ErrSnapshotMissing = errors.New("the disk has no snapshot of that name")
+	ErrSnapshotInUse   = errors.New("somebody uses the snapshot")
+)
+
+// SnapshotError says why something cannot be done with a snapshot. It may be one of the errors
+// above, or disk.ErrNoSpace.
+type SnapshotError struct {
+	Disk, Name string
+	Reason     string
+	Err        error // nil: there is no other than the reason
+}
+
+func (e *SnapshotError) Error() string {
+	return fmt.Sprintf("snapshot %q of the disk %q: %s", e.Name, e.Disk, e.Reason)
+}
+
+func (e *SnapshotError) Unwrap() error { return e.Err }

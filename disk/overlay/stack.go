@@ -1,0 +1,225 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"sync/atomic"
+
+	"kubevirt.io/disk/disk"
+)
+
+// Stack is a disk of one or more layers. Its top, which has what the guest changes from now on, can
+// be replaced while the guest uses it. It has the optional interfaces of a Disk.
+//
+// Nobody locks it to read: a read that began before a switch may answer from the former top. A
+// change holds the gate of its top while it changes file and map, and not while it waits for
+// content that is far away. So Freeze waits only for storage, and only changes wait for Freeze.
+type Stack struct {
+	top    atomic.Pointer[Disk]
+	frozen *Disk // from Freeze to Switch or Thaw
+	closed atomic.Bool
+	close  func() error            // nil: there are no layers but the top
+	tree   *Tree                   // of the layers; nil: as close
+	others atomic.Pointer[[]*Disk] // all layers but the top, those of snapshots too; nil: none
+}
+
+var (
+	_ disk.Disk       = (*Stack)(nil)
+	_ disk.Discarder  = (*Stack)(nil)
+	_ disk.Zeroer     = (*Stack)(nil)
+	_ disk.Extenter   = (*Stack)(nil)
+	_ disk.Layered    = (*Stack)(nil)
+	_ disk.Syncer     = (*Stack)(nil)
+	_ disk.Estimator  = (*Stack)(nil)
+	_ disk.Accountant = (*Stack)(nil)
+	_ disk.Mapper     = (*Stack)(nil)
+)
+
+// NewStack makes a disk of a layer and those below it.
+func NewStack(top *Disk) *Stack {
+	s := new(Stack)
+	s.top.Store(top)
+	return s
+}
+
+// Top is the layer that the guest changes.
+func (s *Stack) Top() *Disk { return s.top.Load() }
+
+// Freeze stops all changes of the guest, which wait until Switch or Thaw. What was acknowledged
+// before is in the layers. One call at a time.
+func (s *Stack) Freeze() {
+	s.frozen = s.top.Load()
+	s.frozen.gate.Lock()
+	s.frozen.frozen = true
+}
+
+// Switch lets the guest go on with another top, which reads the same. The former top does not
+// change any more.
+func (s *Stack) Switch(top *Disk) {
+	// The order counts: whoever still has this layer from an earlier time must not change it before
+	// everybody reads it.
+	s.top.Store(top)
+	top.gate.Lock()
+	if top.frozen {
+		top.frozen = false
+		top.thaws++
+		top.settled.Store(false)
+	}
+	top.gate.Unlock()
+	s.frozen.gate.Unlock()
+}
+
+// Thaw lets the guest go on with the same top.
+func (s *Stack) Thaw() {
+	s.frozen.frozen = false
+	s.frozen.thaws++
+	s.frozen.settled.Store(false)
+	s.frozen.gate.Unlock()
+}
+
+// again reports whether a call has failed only because the layers have changed meanwhile.
+func (s *Stack) again(err error) bool {
+	return err != nil && (errors.Is(err, errFrozen) ||
+		errors.Is(err, fs.ErrClosed) && !s.closed.Load())
+}
+
+// try makes a call until it did not fail because the layers have changed.
+func (s *Stack) try(call func(o *Disk) error) error {
+	for {
+		if err := call(s.top.Load()); !s.again(err) {
+			return err
+		}
+	}
+}
+
+// Size is that of the top, which may grow.
+func (s *Stack) Size() int64 { return s.top.Load().Size() }
+
+// ReadAt is Disk's.
+func (s *Stack) ReadAt(p []byte, off int64) (int, error) {
+	return s.readAt(context.Background(), p, off)
+}
+
+func (s *Stack) readAt(ctx context.Context, p []byte, off int64) (int, error) {
+	for {
+		if n, err := s.top.Load().readAt(ctx, p, off); !s.again(err) {
+			return n, err
+		}
+	}
+}
+
+// WriteAt is Disk's.
+func (s *Stack) WriteAt(p []byte, off int64) (int, error) {
+	return s.writeAt(context.Background(), p, off)
+}
+
+func (s *Stack) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
+	for {
+		if n, err := s.top.Load().writeAt(ctx, p, off); !s.again(err) {
+			return n, err
+		}
+	}
+}
+
+// Discard is Disk's.
+func (s *Stack) Discard(off, length int64) error {
+	return s.deallocate(context.Background(), changeDiscard, off, length)
+}
+
+// Zero is Disk's.
+func (s *Stack) Zero(off, length int64) error {
+	return s.deallocate(context.Background(), changeZero, off, length)
+}
+
+func (s *Stack) deallocate(ctx context.Context, op change, off, length int64) error {
+	return s.try(func(o *Disk) error { return o.deallocate(ctx, op, off, length) })
+}
+
+// Extent is Disk's.
+func (s *Stack) Extent(off, length int64) (disk.Extent, error) {
+	return s.extent(context.Background(), off, length)
+}
+
+func (s *Stack) extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
+	err = s.try(func(o *Disk) (err error) {
+		e, err = o.extent(ctx, off, length)
+		return err
+	})
+	return e, err
+}
+
+// Depth is Disk's.
+func (s *Stack) Depth(off, length int64) (depth int, n int64, err error) {
+	return s.depth(context.Background(), off, length)
+}
+
+func (s *Stack) depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
+	err = s.try(func(o *Disk) (err error) {
+		depth, n, err = o.depth(ctx, off, length)
+		return err
+	})
+	return depth, n, err
+}
+
+// Slow is Disk's.
+func (s *Stack) Slow(off int64) bool { return s.top.Load().Slow(off) }
+
+// Flush makes durable what was acknowledged, in whichever layer it is.
+func (s *Stack) Flush() error {
+	top := s.top.Load()
+	for o := top; o != nil; o = o.lower.Load() {
+		switch {
+		case o == top:
+			if err := o.Flush(); err != nil {
+				return err
+			}
+		case !o.settled.Load():
+			if err := o.Settle(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Sync is like Flush, but always brings the data of all layers to storage. See Syncer.
+func (s *Stack) Sync() error {
+	for o := s.top.Load(); o != nil; o = o.lower.Load() {
+		if err := o.Sync(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Grow enlarges the disk by a hole. One call at a time, and none beside Freeze.
+func (s *Stack) Grow(size int64) error { return s.top.Load().Grow(size) }
+
+// Usage is the sum of all layers, those of snapshots, too.
+func (s *Stack) Usage() (u disk.Usage, err error) {
+	err = s.try(func(o *Disk) (err error) {
+		u, err = o.Usage()
+		if others := s.others.Load(); others != nil {
+			for _, o := range *others {
+				other, failed := o.Usage()
+				u.Used += other.Used
+				err = errors.Join(err, failed)
+			}
+		}
+		return err
+	})
+	return u, err
+}
+
+// Map is Disk's.
+func (s *Stack) Map() *disk.Map { return s.top.Load().Map() }
+
+// Close closes all layers.
+func (s *Stack) Close() error {
+	s.closed.Store(true)
+	if s.close != nil {
+		return s.close()
+	}
+	return s.top.Load().Close()
+}

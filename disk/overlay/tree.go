@@ -1,0 +1,354 @@
+package overlay
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/slots"
+)
+
+// Shelf keeps the files of layers, and the record that says which there are. If the disk is
+// durable, each call has reached storage when it returns. An error may be disk.ErrNoSpace.
+type Shelf interface {
+	// Make makes the files of a new layer that has nothing itself, and is over so many bytes. After
+	// an error there are none.
+	Make(id string, size, floor int64) (File, *Map, error)
+	// Open opens the files of a layer.
+	Open(id string, floor int64) (File, *Map, error)
+	// Remove removes the files of a layer.
+	Remove(id string) error
+	// Save replaces the record. After an error it is the old or the new one. Nil: there is no layer
+	// any more, and the record goes when the files of the last one are removed.
+	Save(r *Record) error
+}
+
+// TreeOptions say how the layers of a disk are kept.
+type TreeOptions struct {
+	Name    string // of the disk, for messages
+	Shelf   Shelf
+	Record  *Record // of an earlier start; nil: there is only the bottom
+	Content string  // identifies the content at the bottom
+	Durable bool    // a flush reaches storage
+	Layer   Options // of each layer
+	Slots   *slots.Slots
+	Log     *zap.Logger // nil: none
+}
+
+// Tree has the layers and the snapshots of a disk.
+//
+// The bottom is the disk as it is without snapshots. A snapshot is a frozen layer with a name. The
+// live top and every snapshot read through the layers below them, so that a snapshot costs what has
+// changed since. A layer that neither has a name nor is the top is there for the ones above it
+// only. When just one is above it, the two become one in the background; when none is, it goes.
+type Tree struct {
+	opt   TreeOptions
+	log   *zap.Logger
+	stack *Stack
+	order uint64 // in which several are locked
+
+	stop  context.CancelFunc
+	ctx   context.Context
+	works sync.WaitGroup
+
+	// mu is held while the tree changes. Pushing content down needs no lock.
+	mu      sync.Mutex
+	bottom  *node       // guarded by mu, as all below
+	nodes   []*node     // without the bottom; parents come first
+	top     *node       // that of stack, except in the midst of a change
+	snaps   []*snapshot // the oldest first
+	working bool        // the work in the background goes on
+	ended   bool
+}
+
+// node is a layer in a tree.
+type node struct {
+	id     string // "": the bottom
+	disk   *Disk
+	parent *node // nil: it is the bottom
+}
+
+// snapshot is a layer's name.
+type snapshot struct {
+	SnapshotRecord
+	on    *node
+	views map[*View]struct{} // that are open
+}
+
+// trees counts the trees that were made.
+var trees atomic.Uint64
+
+// OpenTree puts the layers of the record over the bottom. A snapshot that was not taken to the end
+// is none. The tree owns all layers, the bottom, too, unless there is an error.
+func OpenTree(bottom *Disk, opt TreeOptions) (*Tree, error) {
+	t := &Tree{opt: opt, log: opt.Log, order: trees.Add(1), bottom: &node{disk: bottom}}
+	if t.log == nil {
+		t.log = zap.NewNop()
+	}
+	t.top = t.bottom
+	if r := opt.Record; r != nil {
+		if err := t.load(r); err != nil {
+			return nil, err
+		}
+		if r.Durable != opt.Durable {
+			// A layer that stops being durable must say so before anything is written to it.
+			if err := t.saveLocked(); err != nil {
+				return nil, errors.Join(err, t.closeNodes())
+			}
+		}
+	}
+	t.stack = NewStack(t.top.disk)
+	t.publishLocked()
+	t.stack.close, t.stack.tree = t.close, t
+	t.ctx, t.stop = context.WithCancel(context.Background())
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.workLocked()
+	return t, nil
+}
+
+// load opens the layers of a record.
+func (t *Tree) load(r *Record) error {
+	byID := map[string]*node{"": t.bottom}
+	for _, l := range r.Layers {
+		parent := byID[l.Parent]
+		file, m, err := t.opt.Shelf.Open(l.ID, l.Floor)
+		if err != nil {
+			return errors.Join(err, t.closeNodes())
+		}
+		n := &node{l.ID, NewLayer(file, parent.disk, m, t.opt.Layer), parent}
+		byID[l.ID] = n
+		t.nodes = append(t.nodes, n)
+	}
+	for _, s := range r.Snapshots {
+		if s.Taken {
+			t.snaps = append(t.snaps, &snapshot{SnapshotRecord: s, on: byID[s.Layer]})
+		}
+	}
+	t.top = byID[r.Top]
+	for _, n := range byID {
+		n.disk.frozen = n != t.top
+	}
+	return nil
+}
+
+// Stack is the disk to serve.
+func (t *Tree) Stack() *Stack { return t.stack }
+
+// End ends the work in the background. Close the Stack after that.
+func (t *Tree) End() {
+	t.mu.Lock()
+	t.ended = true
+	t.mu.Unlock()
+	t.stop()
+	t.works.Wait()
+}
+
+// close closes all layers.
+func (t *Tree) close() error {
+	t.End()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return errors.Join(t.closeNodes(), t.bottom.disk.Close())
+}
+
+func (t *Tree) closeNodes() (err error) {
+	for _, n := range slices.Backward(t.nodes) {
+		err = errors.Join(err, n.disk.Close())
+	}
+	return err
+}
+
+// recordLocked describes the tree.
+func (t *Tree) recordLocked() *Record {
+	if len(t.nodes) == 0 {
+		return nil
+	}
+	r := NewRecord(t.opt.Content, t.opt.Durable)
+	r.Top = t.top.id
+	for _, n := range t.nodes {
+		r.Layers = append(r.Layers, LayerRecord{n.id, n.parent.id, n.disk.floor})
+	}
+	for _, s := range t.snaps {
+		s.Layer = s.on.id
+		r.Snapshots = append(r.Snapshots, s.SnapshotRecord)
+	}
+	return r
+}
+
+// publishLocked is called when the layers have changed. The stack's top is that of the tree.
+func (t *Tree) publishLocked() {
+	for _, n := range t.nodes {
+		n.disk.Index()
+	}
+	var others []*Disk
+	for _, n := range append([]*node{t.bottom}, t.nodes...) {
+		if n != t.top {
+			others = append(others, n.disk)
+		}
+	}
+	t.stack.others.Store(&others)
+}
+
+func (t *Tree) saveLocked() error { return t.opt.Shelf.Save(t.recordLocked()) }
+
+// findLocked returns the snapshot of that name, or nil.
+func (t *Tree) findLocked(name string) *snapshot {
+	for _, s := range t.snaps {
+		if s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// childrenLocked returns the layers right above one.
+func (t *Tree) childrenLocked(of *node) (all []*node) {
+	for _, n := range t.nodes {
+		if n.parent == of {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// namedLocked reports whether a layer is a snapshot.
+func (t *Tree) namedLocked(n *node) bool {
+	return slices.ContainsFunc(t.snaps, func(s *snapshot) bool { return s.on == n })
+}
+
+// newTopLocked makes an empty layer over the first bytes of another one. It is the top in the tree,
+// but not yet for the guest. back undoes that, as long as nothing is recorded.
+func (t *Tree) newTopLocked(over *node, floor int64) (back func(), err error) {
+	var random [16]byte
+	rand.Read(random[:]) // never fails
+	id := hex.EncodeToString(random[:])
+	file, m, err := t.opt.Shelf.Make(id, t.stack.Size(), floor)
+	if err != nil {
+		return nil, err
+	}
+	before := t.top
+	n := &node{id, NewLayer(file, over.disk, m, t.opt.Layer), over}
+	t.nodes, t.top = append(t.nodes, n), n
+	return func() {
+		t.nodes, t.top = slices.DeleteFunc(t.nodes, func(o *node) bool { return o == n }), before
+		// The record may name the layer. Then it has to stay, and does no harm: it is empty.
+		err := n.disk.Retire()
+		if err = errors.Join(err, t.saveLocked()); err == nil {
+			err = t.opt.Shelf.Remove(id)
+		}
+		if err != nil {
+			t.log.Warn("files of a snapshot that was not taken are left", zap.Error(err))
+		}
+	}, nil
+}
+
+// dropLocked forgets a layer that the record does not name any more.
+func (t *Tree) dropLocked(n *node) {
+	t.nodes = slices.DeleteFunc(t.nodes, func(o *node) bool { return o == n })
+	t.publishLocked()
+	if err := errors.Join(n.disk.Retire(), t.opt.Shelf.Remove(n.id)); err != nil {
+		t.log.Warn("the files of a layer that nobody needs are left until the next start",
+			zap.Error(err))
+	}
+}
+
+// refusal makes an error of a snapshot.
+func (t *Tree) refusal(name, reason string, err error) error {
+	switch {
+	case err == nil:
+	case disk.IsNoSpace(err):
+		reason = "no space is left for it; nothing has changed"
+		if !errors.Is(err, disk.ErrNoSpace) {
+			err = errors.Join(disk.ErrNoSpace, err)
+		}
+	case reason == "":
+		reason = err.Error()
+	}
+	return &SnapshotError{Disk: t.opt.Name, Name: name, Reason: reason, Err: err}
+}
+
+// Snapshot describes a snapshot.
+type Snapshot struct {
+	Name    string
+	Created time.Time
+	Size    int64 // of the disk then, bytes
+	Used    int64 // bytes that would be free without it, roughly
+}
+
+// Snapshots returns the snapshots, the oldest first.
+func (t *Tree) Snapshots() []Snapshot {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := []Snapshot{}
+	for _, s := range t.snaps {
+		if s.Taken {
+			all = append(all, Snapshot{s.Name, s.Created, s.Size, t.usedLocked(s.on)})
+		}
+	}
+	return all
+}
+
+func (t *Tree) usedLocked(n *node) int64 {
+	u, err := n.disk.Usage()
+	if err != nil {
+		return 0
+	}
+	switch above := t.childrenLocked(n); len(above) {
+	case 0:
+		return u.Used
+	case 1:
+		return min(u.Used, n.disk.Masked(above[0].disk))
+	}
+	return 0
+}
+
+// View opens a snapshot. It stays until its views are closed.
+func (t *Tree) View(name string) (*View, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.findLocked(name)
+	switch {
+	case s == nil || !s.Taken:
+		return nil, t.refusal(name, ErrSnapshotMissing.Error(), ErrSnapshotMissing)
+	case t.ended:
+		return nil, t.refusal(name, "the disk is closed", nil)
+	}
+	var v *View
+	v = NewView(s.on.disk, s.Size, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(s.views, v)
+	})
+	v.tree, v.name = t, name
+	if s.views == nil {
+		s.views = map[*View]struct{}{}
+	}
+	s.views[v] = struct{}{}
+	return v, nil
+}
+
+// Grow enlarges the disk by a hole.
+func (t *Tree) Grow(size int64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.stack.Grow(size)
+}
+
+// remainder is how much of a layer still has to be pushed, roughly. A hole costs little.
+func remainder(o *Disk) int64 {
+	const holes = 16
+	left := o.Own() / holes
+	if u, err := o.Usage(); err == nil {
+		left = max(left, u.Used)
+	}
+	return left
+}

@@ -1,0 +1,122 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"sync/atomic"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/internal/rawfile"
+)
+
+// View is a frozen layer as a disk that cannot be written, of the size that it had then.
+type View struct {
+	layer  atomic.Pointer[Disk]
+	size   int64
+	tree   *Tree
+	name   string // of the snapshot
+	closed atomic.Bool
+	done   func()
+}
+
+var (
+	_ disk.Disk      = (*View)(nil)
+	_ disk.Extenter  = (*View)(nil)
+	_ disk.Estimator = (*View)(nil)
+)
+
+// NewView makes a disk of a layer. done is called once, by Close. While the view is open, only
+// Replace may put another layer there.
+func NewView(layer *Disk, size int64, done func()) *View {
+	v := &View{size: size, done: done}
+	v.layer.Store(layer)
+	return v
+}
+
+// Replace puts a layer with the same content in the place of the one before.
+func (v *View) Replace(layer *Disk) { v.layer.Store(layer) }
+
+// Served returns the disk to serve: a disk.Distant if the image is far away.
+func (v *View) Served() disk.Disk {
+	if v.layer.Load().parallel > 1 {
+		return distantView{v}
+	}
+	return v
+}
+
+// Size does not change.
+func (v *View) Size() int64 { return v.size }
+
+// ReadAt is Disk's.
+func (v *View) ReadAt(p []byte, off int64) (int, error) {
+	return v.readAt(context.Background(), p, off)
+}
+
+func (v *View) readAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	if off < 0 || off > v.size-int64(len(p)) {
+		return 0, rawfile.OutOfRange("read", off, int64(len(p)), v.size)
+	}
+	for {
+		n, err = v.layer.Load().read(ctx, p, off)
+		if !errors.Is(err, fs.ErrClosed) || v.closed.Load() {
+			return n, err
+		}
+	}
+}
+
+// Extent is Disk's.
+func (v *View) Extent(off, length int64) (disk.Extent, error) {
+	return v.extent(context.Background(), off, length)
+}
+
+func (v *View) extent(ctx context.Context, off, length int64) (e disk.Extent, err error) {
+	if off < 0 || length <= 0 || off > v.size-length {
+		return disk.Extent{}, rawfile.OutOfRange("extent", off, length, v.size)
+	}
+	for {
+		e, err = v.layer.Load().extent(ctx, off, length)
+		if !errors.Is(err, fs.ErrClosed) || v.closed.Load() {
+			return e, err
+		}
+	}
+}
+
+// Slow is Disk's.
+func (v *View) Slow(off int64) bool { return v.layer.Load().Slow(off) }
+
+// WriteAt refuses.
+func (v *View) WriteAt([]byte, int64) (int, error) { return 0, disk.ErrReadOnly }
+
+// Flush does nothing: there are no writes.
+func (v *View) Flush() error { return nil }
+
+// Close releases the layer. Calls after the first do nothing.
+func (v *View) Close() error {
+	if !v.closed.Swap(true) {
+		v.done()
+	}
+	return nil
+}
+
+// distantView is a View over an image that is far away.
+type distantView struct{ *View }
+
+// Within returns the view for one command, whose reads wait for content until ctx ends.
+func (d distantView) Within(ctx context.Context) disk.Disk { return viewWithin{d.View, ctx} }
+
+type viewWithin struct {
+	*View
+	ctx context.Context
+}
+
+var (
+	_ disk.Distant  = distantView{}
+	_ disk.Extenter = viewWithin{}
+)
+
+func (w viewWithin) ReadAt(p []byte, off int64) (int, error) { return w.readAt(w.ctx, p, off) }
+
+func (w viewWithin) Extent(off, length int64) (disk.Extent, error) {
+	return w.extent(w.ctx, off, length)
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"kubevirt.io/disk/integration/peers"
+)
+
+// nbdSize is the size of the disk of NBD load in bytes. The page cache holds all of it.
+const nbdSize = 256 << 20
+
+// nbdLoad is one kind of work that fio does with its NBD engine.
+type nbdLoad struct {
+	name, rw string
+	bytes    int
+	depth    int // requests in flight
+}
+
+func nbdLoads() (all []nbdLoad) {
+	for _, depth := range []int{1, 32} {
+		for _, rw := range []string{"read", "write"} {
+			all = append(all, nbdLoad{fmt.Sprintf("4 KiB random %s, depth %d", rw, depth),
+				"rand" + rw, 4 << 10, depth})
+		}
+	}
+	for _, depth := range []int{1, 32} {
+		for _, rw := range []string{"read", "write"} {
+			all = append(all, nbdLoad{fmt.Sprintf("256 KiB sequential %s, depth %d", rw, depth),
+				rw, 256 << 10, depth})
+		}
+	}
+	return all
+}
+
+// nbdServer is a server of one raw file at a Unix socket.
+type nbdServer struct {
+	name   string
+	export string
+	// command is nil for our own server
+	command func(socket, raw string) []string
+	binary  string // of our own server
+
+	dir   string
+	pid   int
+	stop  func() error
+	rates map[string][]float64 // requests a second, by load
+	cpu   map[string][]float64 // of a request, seconds
+}
+
+func (s *nbdServer) socket() string { return filepath.Join(s.dir, "nbd.sock") }
+
+// nbdServers are ours and its peers. Others are compared with the first one.
+func (s settings) nbdServers() []*nbdServer {
+	all := []*nbdServer{
+		{name: "kubevirt-disk", export: "disk.raw", binary: s.server},
+		{name: "nbdkit", command: func(socket, raw string) []string {
+			return []string{"nbdkit", "--foreground", "--unix", socket, "file", raw}
+		}},
+		{name: "qemu-nbd", command: func(socket, raw string) []string {
+			return []string{"qemu-nbd", "--persistent", "--shared=8", "--format=raw",
+				"--socket=" + socket, raw}
+		}},
+	}
+	if s.before != "" {
+		all = append(all, &nbdServer{name: beforeName, export: "disk.raw", binary: s.before})
+	}
+	return all
+}
+
+// start makes the file, and serves it.
+func (s *nbdServer) start(cache string, folio int) (err error) {
+	if s.dir, err = os.MkdirTemp(cache, "nbd-"); err != nil {
+		return err
+	}
+	images := filepath.Join(s.dir, "disk")
+	raw := filepath.Join(images, "disk.raw")
+	s.rates, s.cpu = map[string][]float64{}, map[string][]float64{}
+	s.stop = func() error { return nil }
+	if err := errors.Join(os.Mkdir(images, 0o755), makeContent(raw, nbdSize),
+		fill(raw, folio)); err != nil {
+		return err
+	}
+	if s.command == nil {
+		d, err := peers.StartDaemon(peers.DaemonOptions{Binary: s.binary, DiskDir: images,
+			StateDir: filepath.Join(s.dir, "state"), Args: []string{"--nbd=unix:" + s.socket(),
+				"--copy-mode=none"}})
+		if err != nil {
+			return err
+		}
+		s.pid, s.stop = d.PID(), d.Kill
+		return nil
+	}
+	command := s.command(s.socket(), raw)
+	cmd := exec.Command(command[0], command[1:]...)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	s.pid = cmd.Process.Pid
+	s.stop = func() error {
+		err := cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+		return err
+	}
+	return untilListens(s.socket())
+}
+
+// measure runs a load once.
+func (s *nbdServer) measure(ctx context.Context, l nbdLoad, length time.Duration) error {
+	before, err := cpuTime(s.pid)
+	if err != nil {
+		return err
+	}
+	out, err := output(ctx, length, "fio", "--name=load", "--ioengine=nbd", "--thread",
+		"--uri=nbd+unix:///"+s.export+"?socket="+url.QueryEscape(s.socket()), "--rw="+l.rw,
+		"--bs="+strconv.Itoa(l.bytes), "--iodepth="+strconv.Itoa(l.depth),
+		"--size="+strconv.Itoa(nbdSize), "--time_based", "--norandommap",
+		"--runtime="+strconv.Itoa(int(length.Milliseconds()))+"ms", "--output-format=json")
+	if err != nil {
+		return fmt.Errorf("%s, %s: %w", s.name, l.name, err)
+	}
+	after, err := cpuTime(s.pid)
+	if err != nil {
+		return err
+	}
+	done, err := parseFio(out)
+	if err != nil {
+		return fmt.Errorf("%s, %s: %w", s.name, l.name, err)
+	}
+	s.rates[l.name] = append(s.rates[l.name], done.rate())
+	s.cpu[l.name] = append(s.cpu[l.name], (after-before).Seconds()/done.operations)
+	return nil
+}
+
+// parseFio returns what the only job of fio has done.
+func parseFio(out string) (client, error) {
+	type work struct {
+		Total   float64 `json:"total_ios"`
+		Runtime float64 `json:"runtime"` // milliseconds
+	}
+	var said struct {
+		Jobs []struct {
+			Error       int
+			Read, Write work
+		}
+	}
+	notes := max(strings.Index(out, "{"), 0) // fio's, before the JSON
+	if err := json.Unmarshal([]byte(out[notes:]), &said); err != nil {
+		return client{}, fmt.Errorf("fio printed no JSON: %w", err)
+	}
+	if len(said.Jobs) != 1 || said.Jobs[0].Error != 0 {
+		return client{}, fmt.Errorf("fio has failed: %s", out)
+	}
+	j := said.Jobs[0]
+	done := client{operations: j.Read.Total + j.Write.Total,
+		elapsed: time.Duration(max(j.Read.Runtime, j.Write.Runtime)) * time.Millisecond}
+	if done.operations == 0 || done.elapsed == 0 {
+		return client{}, errors.New("fio has done nothing")
+	}
+	return done, nil
+}
+
+// measureNBD prints how fast the disks are by NBD, beside other servers of raw files.
+func measureNBD(ctx context.Context, s settings) (err error) {
+	all := s.nbdServers()
+	defer func() {
+		for _, one := range all {
+			if one.stop != nil {
+				err = errors.Join(err, one.stop(), os.RemoveAll(one.dir))
+			}
+		}
+	}()
+	for _, one := range all {
+		if err := one.start(s.cache, s.folio<<10); err != nil {
+			return fmt.Errorf("%s: %w", one.name, err)
+		}
+	}
+	var loads []nbdLoad
+	for _, l := range nbdLoads() {
+		if s.loads.MatchString(l.name) {
+			loads = append(loads, l)
+		}
+	}
+	for _, l := range loads {
+		for round := range s.rounds {
+			for turn := range all {
+				if err := all[(round+turn)%len(all)].measure(ctx, l, s.length); err != nil {
+					return err
+				}
+			}
+		}
+		fmt.Fprintf(os.Stderr, "bench: NBD, %s: done\n", l.name)
+	}
+	printNBD(loads, all)
+	return nil
+}
+
+// printNBD prints the medians, and those of the ratios of each round, with the least and the
+// greatest ratio: they tell how noisy the machine was.
+func printNBD(loads []nbdLoad, all []*nbdServer) {
+	head := []string{"load", all[0].name + " per second", "CPU"}
+	for _, other := range all[1:] {
+		head = append(head, other.name, "CPU", "ours to it", "from", "to")
+	}
+	out := table{head: head}
+	microseconds := func(values []float64) string {
+		return fmt.Sprintf("%.1f µs", median(values)*1e6)
+	}
+	for _, l := range loads {
+		row := []string{l.name, fmt.Sprintf("%.0f", median(all[0].rates[l.name])),
+			microseconds(all[0].cpu[l.name])}
+		for _, other := range all[1:] {
+			var ratios []float64
+			for round, rate := range other.rates[l.name] {
+				ratios = append(ratios, all[0].rates[l.name][round]/rate)
+			}
+			row = append(row, fmt.Sprintf("%.0f", median(other.rates[l.name])),
+				microseconds(other.cpu[l.name]), ratio(median(ratios), 1),
+				ratio(slices.Min(ratios), 1), ratio(slices.Max(ratios), 1))
+		}
+		out.add(row...)
+	}
+	fmt.Println("NBD by fio, one connection over a Unix socket:")
+	out.print(os.Stdout)
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestParseFio(t *testing.T) {
+	done, err := parseFio(`load: some note
+{"jobs": [{"jobname": "load", "error": 0, "read": {"total_ios": 500, "runtime": 250},
+  "write": {"total_ios": 0, "runtime": 0}}]}`)
+	require.NoError(t, err)
+	require.Equal(t, client{operations: 500, elapsed: 250 * time.Millisecond}, done)
+	for text, want := range map[string]string{
+		"":                                   "no JSON",
+		"fio: no such engine":                "no JSON",
+		`{"jobs": []}`:                       "has failed",
+		`{"jobs": [{"error": 5}]}`:           "has failed",
+		`{"jobs": [{"error": 0}]}`:           "done nothing",
+		`{"jobs": [{"error": 0}, {"a": 1}]}`: "has failed",
+	} {
+		_, err := parseFio(text)
+		require.ErrorContains(t, err, want, text)
+	}
+}
+
+// TestNBDServers starts each server and has fio use it.
+func TestNBDServers(t *testing.T) {
+	requireTools(t, map[string]string{"fio": "fio", "nbdkit": "nbdkit", "qemu-nbd": "qemu-utils"})
+	dir := t.TempDir()
+	s := settings{server: filepath.Join(dir, "kubevirt-disk"), cache: dir}
+	build := exec.Command("go", "build", "-o", s.server, "./cmd/kubevirt-disk")
+	build.Dir = "../.."
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	for _, one := range s.nbdServers() {
+		t.Run(one.name, func(t *testing.T) {
+			require.NoError(t, one.start(dir, 32<<10))
+			defer func() { require.NoError(t, one.stop()) }()
+			l := nbdLoads()[1]
+			require.NoError(t, one.measure(t.Context(), l, 100*time.Millisecond))
+			require.Positive(t, one.rates[l.name][0])
+		})
+	}
+}

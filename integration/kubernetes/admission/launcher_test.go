@@ -1,0 +1,121 @@
+package admission
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/inject"
+)
+
+// launcher makes a pod one in which KubeVirt runs the machine `fedora`, as virt-controller makes
+// it: with a hook sidecar, and with all annotations of the machine.
+func launcher(more ...func(*corev1.Pod)) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		yes := true
+		p.Name, p.GenerateName = "", "virt-launcher-fedora-"
+		p.Labels = map[string]string{"kubevirt.io": "virt-launcher", "kubevirt.io/created-by": "u"}
+		p.Annotations["kubevirt.io/domain"] = "fedora"
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1",
+			Kind: "VirtualMachineInstance", Name: "fedora", UID: "u", Controller: &yes,
+			BlockOwnerDeletion: &yes}}
+		p.Spec.Containers = []corev1.Container{container("compute"),
+			container(inject.HookContainer)}
+		hook := &p.Spec.Containers[1]
+		hook.Env = []corev1.EnvVar{{Name: "CONTAINER_NAME", Value: hook.Name}}
+		hook.VolumeMounts = []corev1.VolumeMount{{Name: "hook-sidecar-sockets",
+			MountPath: "/var/run/kubevirt-hooks", SubPath: hook.Name}}
+		p.Spec.Volumes = []corev1.Volume{{Name: "hook-sidecar-sockets",
+			VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+		for _, change := range more {
+			change(p)
+		}
+	}
+}
+
+// label sets a label.
+func label(key, value string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Labels[key] = value }
+}
+
+// hookMounts mounts the hook's volume at one more path.
+func hookMounts(path string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		hook := &p.Spec.Containers[1]
+		hook.VolumeMounts = append(hook.VolumeMounts, corev1.VolumeMount{
+			Name: "hook-sidecar-sockets", MountPath: path})
+	}
+}
+
+// launcherCases are those of podCases with KubeVirt's pods.
+func launcherCases() map[string]podCase {
+	migrates := label("kubevirt.io/migrationJobUID", "m")
+	return map[string]podCase{
+		"a machine of KubeVirt":                              {set: "fedora", change: launcher()},
+		"a machine without an image, as its claim is filled": {set: "snapshot", change: launcher()},
+		"a machine with a named disk": {set: "fedora",
+			change: launcher(annotate(api.AnnotationName, "kept"))},
+		"a machine and a Service":                {set: "service", change: launcher()},
+		"a machine that migrates, and a Service": {set: "service", change: launcher(migrates)},
+		"a machine with annotations for its hook": {set: "fedora", change: launcher(
+			annotate(api.Group+"/bus", "scsi", api.Group+"/boot-order.data.qcow2", "2"))},
+		"annotations for a hook, and no disk of ours": {change: launcher(
+			only(api.Group+"/replace", "root"))},
+		"a hook sidecar with nothing": {set: "fedora", change: launcher(func(p *corev1.Pod) {
+			p.Spec.Containers[1].Env, p.Spec.Containers[1].VolumeMounts = nil, nil
+			p.Spec.Volumes = nil
+		})},
+		"more hook sidecars": {set: "fedora", change: launcher(func(p *corev1.Pod) {
+			p.Spec.Containers = append([]corev1.Container{container("hook-sidecar-1")},
+				p.Spec.Containers...)
+		})},
+		"a machine's pod that only has claims bound": {set: "none", change: launcher(
+			annotate("kubevirt.io/ephemeral-provisioning", "true"))},
+		"a pod that only has claims bound, and names a disk": {change: launcher(
+			only(api.AnnotationName, "kept"),
+			annotate("kubevirt.io/ephemeral-provisioning", "true"))},
+
+		"an annotation for a hook, on another pod": {change: only(api.Group+"/bus", "scsi"),
+			refused: `the annotation "disk.kubevirt.io/bus" looks like one`},
+		"the label of KubeVirt alone": {set: "fedora", change: launcher(
+			annotate(api.Group+"/bus", "scsi"),
+			func(p *corev1.Pod) { p.Name, p.OwnerReferences = "vm", nil }),
+			refused: `the annotation "disk.kubevirt.io/bus" looks like one`},
+		"an owner that is not the controller": {set: "fedora", change: launcher(
+			func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }),
+			refused: "the pod has no name yet"},
+		"an owner of another group": {set: "fedora", change: launcher(
+			func(p *corev1.Pod) { p.OwnerReferences[0].APIVersion = "example.com/v1" }),
+			refused: "the pod has no name yet"},
+		"an annotation of a machine that is nobody's": {set: "fedora",
+			change:  launcher(annotate(api.Group+"/busses", "scsi")),
+			refused: `the annotation "disk.kubevirt.io/busses" looks like one`},
+		"a machine with a long name": {set: "fedora", change: launcher(func(p *corev1.Pod) {
+			p.OwnerReferences[0].Name = strings.Repeat("n", api.MaxNameLength+1)
+		}), refused: "cannot be the name of a VMIdentity"},
+		"a machine whose set is missing": {set: "none", change: launcher(),
+			refused: `there is no VMIdentitySet "none"`},
+		"a machine without hooks": {set: "fedora", change: launcher(func(p *corev1.Pod) {
+			p.Spec.Containers = p.Spec.Containers[:1]
+		}), refused: "has no hook sidecar that could serve its disk"},
+		"a hook sidecar with a claim of its own": {set: "fedora",
+			change:  launcher(hookMounts("/data")),
+			refused: `container "hook-sidecar-0" mounts a volume on /data, where`},
+		"a hook sidecar with images of its own": {set: "fedora",
+			change:  launcher(hookMounts("/disk")),
+			refused: `container "hook-sidecar-0" mounts a volume on /disk, where`},
+		"a machine with a volume of that name": {set: "fedora", change: launcher(
+			func(p *corev1.Pod) { p.Spec.Volumes[0].Name = "disk-vda-data" },
+			func(p *corev1.Pod) { p.Spec.Containers[1].VolumeMounts[0].Name = "disk-vda-data" }),
+			refused: `a container or a volume "disk-vda-data" already`},
+		"a machine for a node": {set: "fedora", change: launcher(
+			func(p *corev1.Pod) { p.Spec.NodeName = "n1" }), refused: "spec.nodeName is set"},
+		"a machine that migrates": {set: "fedora", change: launcher(migrates),
+			refused: "so the machine cannot be migrated: stop it and start it again"},
+		"a machine with another digest": {set: "fedora", change: launcher(func(p *corev1.Pod) {
+			p.Spec.Containers[1].Image = repository + other
+		}), refused: "the pod has image"},
+	}
+}

@@ -1,0 +1,201 @@
+package integration
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+)
+
+// randomFile writes a file of that many random bytes.
+func randomFile(t *testing.T, path string, size int) string {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	content := make([]byte, size)
+	disktest.Fill(content, rand.New(rand.NewPCG(uint64(size), 11)))
+	require.NoError(t, os.WriteFile(path, content, 0o644))
+	return path
+}
+
+// nbdBytes is how much clients of NBD have written, of the sessions that there are now.
+func (d *daemon) nbdBytes() (sum uint64) {
+	for _, s := range d.status().Sessions {
+		if s.Protocol == "nbd" {
+			sum += s.BytesWritten
+		}
+	}
+	return sum
+}
+
+// startNbdkit runs nbdkit at a socket, which it returns.
+func startNbdkit(t *testing.T, args ...string) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "nbdkit.sock")
+	cmd := exec.Command("nbdkit", append([]string{"--foreground", "--unix=" + socket}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Log(out.String())
+		}
+	})
+	testtool.Within(t, clientTimeout, func() bool {
+		nc, err := net.Dial("unix", socket)
+		if err == nil {
+			_ = nc.Close()
+		}
+		return err == nil
+	}, "nbdkit listens")
+	return socket
+}
+
+// TestNBDThroughNbdkit has nbdkit between a client and the daemon. Its error filter makes requests
+// fail on the way, and the daemon is killed and started again. Its retry filter connects again each
+// time, and nothing is missing in the end.
+func TestNBDThroughNbdkit(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "nbdkit", "qemu-img")
+	dir := t.TempDir()
+	source := randomFile(t, filepath.Join(dir, "source.raw"), 48<<20)
+	socket := filepath.Join(dir, "nbd.sock")
+	conf := config{diskDir: diskDir(t, 48<<20), stateDir: t.TempDir(),
+		args: []string{"--nbd=unix:" + socket}}
+	d := start(t, conf)
+	between := startNbdkit(t, "--filter=retry", "--filter=error", "--filter=delay", "nbd",
+		"socket="+socket, "export=disk.raw", "retries=1000", "retry-delay=1",
+		"retry-exponential=no", "error-pwrite-rate=10%", "error-pread-rate=10%", "wdelay=50ms")
+	copied := make(chan result, 1)
+	go func() {
+		copied <- client(t, nil, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", source,
+			"nbd+unix:///?socket="+between)
+	}()
+	d.until("a part is written", func() bool { return d.nbdBytes() >= 4<<20 })
+	d.kill()
+	d = start(t, conf)
+	r := <-copied
+	require.Zero(t, r.status, "%s", r)
+	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source,
+		"nbd+unix:///?socket="+between)
+	d.stop()
+}
+
+// TestNBDByFio has fio write and verify with its own engine, by several connections.
+func TestNBDByFio(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "fio")
+	socket := filepath.Join(t.TempDir(), "nbd.sock")
+	d := start(t, config{diskDir: diskDir(t, 64<<20), stateDir: t.TempDir(),
+		args: []string{"--nbd=unix:" + socket}})
+	defer d.stop()
+	for _, block := range []string{"4k-4k", "512-64k", "256k-256k"} {
+		ok(t, "fio", "--name=verify", "--ioengine=nbd", "--uri=nbd+unix:///?socket="+socket,
+			"--rw=randrw", "--bsrange="+block, "--iodepth=32", "--size=24m", "--numjobs=2",
+			"--offset_increment=32m", "--verify=crc32c", "--verify_fatal=1", "--fsync=64",
+			"--thread", "--randrepeat=1")
+	}
+}
+
+// nbdNode describes an export for QEMU, which holds requests while the daemon is away.
+func nbdNode(name, socket, export string) map[string]any {
+	return map[string]any{"driver": "nbd", "node-name": name, "export": export,
+		"reconnect-delay": 600, "server": map[string]any{"type": "unix", "path": socket}}
+}
+
+// writesOn are scripts for a guest that overwrites a part of its disk again and again, until a file
+// is there, and compares what it has written last.
+const (
+	writesOn = `
+(
+	n=0
+	until test -e /tmp/stop; do
+		head -c 2097152 /dev/urandom >/tmp/want
+		dd if=/tmp/want of=/dev/vda bs=65536 seek=768 conv=notrunc,fsync 2>>/tmp/dd || touch /tmp/broken
+		n=$((n + 1))
+		echo $n >/tmp/rounds
+	done
+	touch /tmp/stopped
+) >/dev/null 2>&1 &
+`
+	writesTwiceMore = `
+n=$(cat /tmp/rounds 2>/dev/null || echo 0)
+until test "$(cat /tmp/rounds 2>/dev/null || echo 0)" -ge $((n + 2)); do sleep 0.1; done
+test ! -e /tmp/broken
+`
+	comparesWrites = `
+touch /tmp/stop
+until test -e /tmp/stopped; do sleep 0.1; done
+test ! -e /tmp/broken
+echo 3 >/proc/sys/vm/drop_caches
+dd if=/dev/vda of=/tmp/got bs=65536 skip=768 count=32 2>/dev/null
+cmp /tmp/want /tmp/got
+! dmesg | grep -iE 'I/O error|vda.*(error|fail)'
+`
+)
+
+// TestNBDBoots: a machine boots from an export and writes to it all the time. The daemon is killed
+// and started again below it, and the disk is mirrored to another export, on which the machine
+// goes on. The guest sees no error, and no write is missing.
+func TestNBDBoots(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "qemu-system-x86_64", "qemu-img", "qemu-io")
+	images := filepath.Join(t.TempDir(), "disk")
+	require.NoError(t, os.MkdirAll(images, 0o755))
+	require.NoError(t, os.Rename(bootDisk(t), filepath.Join(images, "1-boot.raw")))
+	makeRaw(t, filepath.Join(images, "2-mirror.raw"), 64<<20)
+	socket := filepath.Join(t.TempDir(), "nbd.sock")
+	conf := config{diskDir: images, stateDir: t.TempDir(),
+		args: []string{"--nbd=unix:" + socket}}
+	d := start(t, conf)
+	g, control := bootFrom(t, "-blockdev", "driver=nbd,node-name=disk,"+
+		"reconnect-delay=600,export=1-boot.raw,server.type=unix,server.path="+socket)
+	g.ok(t, `test "$(cat /sys/block/vda/size)" = 131072`)
+	g.ok(t, writesOn+writesTwiceMore)
+
+	d.kill()
+	d = start(t, conf)
+	g.ok(t, writesTwiceMore)
+
+	control.good("blockdev-add", nbdNode("mirror", socket, "2-mirror.raw"))
+	control.good("blockdev-mirror", map[string]any{"job-id": "job", "device": "disk",
+		"target": "mirror", "sync": "full", "copy-mode": "write-blocking"})
+	control.until("job", `"ready"`)
+	control.good("job-complete", map[string]any{"id": "job"})
+	control.until("job", `"concluded"`)
+	g.ok(t, writesTwiceMore)
+	g.ok(t, comparesWrites)
+	g.Close()
+	d.until("nobody uses the disks", func() bool { return len(d.status().Sessions) == 0 })
+	result := client(t, nil, "qemu-img", "compare", "-f", "raw", "-F", "raw",
+		"nbd+unix:///1-boot.raw?socket="+socket, "nbd+unix:///2-mirror.raw?socket="+socket)
+	require.Equal(t, 1, result.status, "the machine has written to the mirror only: %s", result)
+	require.Contains(t, result.output, fmt.Sprintf("mismatch at offset %d", 768<<16))
+	d.stop()
+}
+
+// until waits until a job has that status, and dismisses it if it has ended.
+func (m *monitor) until(job, status string) {
+	m.t.Helper()
+	testtool.Within(m.t, guestCommand, func() bool {
+		jobs := m.good("query-jobs", nil)
+		require.NotContains(m.t, jobs, `"error"`)
+		if status == `"concluded"` && !strings.Contains(jobs, `"`+job+`"`) {
+			return true // QEMU has dismissed it itself
+		}
+		return strings.Contains(jobs, status)
+	}, "the job is %s", status)
+}

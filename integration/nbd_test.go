@@ -1,0 +1,148 @@
+package integration
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target/targettest"
+)
+
+// TestNBD has one disk used by NBD and by iSCSI: it has one owner, who may be handed over, listed
+// and kicked, whatever it speaks; what one has written the other reads, also after kill -9.
+func TestNBD(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "qemu-img", "qemu-io", "nbdinfo")
+	program, err := binary()
+	require.NoError(t, err)
+	state, images := t.TempDir(), diskDir(t, 8<<20)
+	volume := newVolume(t, state)
+	socket := filepath.Join(t.TempDir(), "nbd.sock")
+	other := filepath.Join(filepath.Dir(socket), "other.sock")
+	conf := config{diskDir: images, stateDir: state, args: []string{"--nbd=unix:" + socket,
+		"--nbd=unix:" + other, "--nbd=127.0.0.1:0", "--persistent-dir=" + volume}}
+	d := start(t, conf)
+	uri := func(socket string) string { return "nbd+unix:///disk.raw?socket=" + socket }
+	require.Contains(t, ok(t, "nbdinfo", "--list", uri(socket)), `export="disk.raw"`)
+	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"),
+		uri(socket))
+	write := func(socket, pattern string) (int, string) {
+		r := client(t, nil, "qemu-io", "-f", "raw", "-c", "write -P "+pattern+" 4k 64k",
+			"-c", "flush", uri(socket))
+		return r.status, r.output
+	}
+	status, out := write(socket, "7")
+	require.Zero(t, status, out)
+
+	// An initiator has the disk: nobody else may use it.
+	const name = "iqn.2026-01.test:initiator"
+	initiator := loginTo(t, d, name)
+	require.Zero(t, do(t, initiator, targettest.Write10(1, 0, block(1, 1))).Status)
+	status, out = write(socket, "8")
+	require.NotZero(t, status, out)
+	require.Contains(t, out, "Operation not permitted")
+
+	// It is handed over to the client of the other socket, which must be there.
+	held, err := net.Dial("unix", other)
+	require.NoError(t, err)
+	defer held.Close()
+	hello := make([]byte, 18)
+	_, err = held.Read(hello)
+	require.NoError(t, err)
+	_, err = held.Write([]byte("\x00\x00\x00\x03IHAVEOPT\x00\x00\x00\x01\x00\x00\x00\x00"))
+	require.NoError(t, err)
+	_, err = held.Read(hello)
+	require.NoError(t, err)
+	status, out = handover(t, state, 0, "--lun=1", "--to=unix:"+other, "--for=5m")
+	require.Zero(t, status, out)
+	status, out = write(other, "9")
+	require.Zero(t, status, out)
+	status, out = handover(t, state, 0, "--lun=1", "--finish")
+	require.Zero(t, status, out)
+	require.Equal(t, targettest.StatusReservationConflict,
+		do(t, initiator, targettest.Write10(1, 0, block(1, 2))).Status)
+	status, out = write(socket, "8")
+	require.NotZero(t, status, out)
+	status, out = write(other, "9")
+	require.Zero(t, status, out)
+
+	// That client is listed, and kicked.
+	work := []string{"WORK_DIR=" + filepath.Join(state, "work")}
+	require.Contains(t, okEnv(t, work, program, "sessions"), "unix:"+other)
+	okEnv(t, work, program, "kick", "--initiator=unix:"+other)
+	_, err = held.Read(hello)
+	require.Error(t, err)
+	require.NotContains(t, okEnv(t, work, program, "sessions"), "unix:"+other)
+
+	d.kill()
+	_, err = os.Lstat(socket)
+	require.NoError(t, err, "a killed daemon leaves its socket")
+	d = start(t, conf)
+	got := ok(t, "qemu-io", "-f", "raw", "-r", "-c", "read -P 9 4k 64k", uri(other))
+	require.NotContains(t, strings.ToLower(got), "fail")
+	d.stop()
+	require.NoFileExists(t, socket)
+}
+
+// TestNBDOnly has a daemon without iSCSI, which binds no port of it and needs no CHAP.
+func TestNBDOnly(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "qemu-img")
+	images := diskDir(t, 1<<20)
+	socket := filepath.Join(t.TempDir(), "nbd.sock")
+	program, err := binary()
+	require.NoError(t, err)
+	cmd := exec.Command(program, "serve", filepath.Join(images, "disk.raw"), "--iscsi=false",
+		"--nbd=unix:"+socket, "--metrics-listen=", "--work-dir="+t.TempDir())
+	cmd.Env = clientEnv()
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	testtool.Within(t, clientTimeout, func() bool {
+		_, err := os.Lstat(socket)
+		return err == nil && client(t, nil, "qemu-img", "info", "nbd+unix:///?socket="+
+			socket).status == 0
+	}, "the disk is served")
+	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"),
+		"nbd+unix:///disk.raw?socket="+socket)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, cmd.Wait(), out.String())
+	require.NotContains(t, out.String(), "iscsi")
+	require.NoFileExists(t, socket)
+}
+
+// TestNBDPortalsThatAreRefused: nobody else may reach a portal that asks for nothing.
+func TestNBDPortalsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	requireTools(t)
+	images := diskDir(t, 1<<20)
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for address, want := range map[string]string{
+		"0.0.0.0:10809":     "can be reached from elsewhere",
+		"unix:":             "names no socket",
+		"somewhere":         "want unix:PATH",
+		"unix:" + file:      "exists and is not a socket",
+		"unix:/proc/1/x/no": "NBD socket",
+	} {
+		_, err := tryStart(t, config{diskDir: images, args: []string{"--nbd=" + address}})
+		require.ErrorContains(t, err, want, address)
+	}
+	for files, want := range map[string]string{
+		"--iscsi=false --listen=127.0.0.1":                      "which --iscsi has turned off",
+		"--nbd-tls-cert=/c":                                     "takes three files",
+		"--nbd-tls-cert=/c --nbd-tls-key=/k --nbd-client-ca=/a": "/c",
+	} {
+		_, err := tryStart(t, config{diskDir: images,
+			args: append(strings.Fields(files), "--nbd=127.0.0.1:0")})
+		require.ErrorContains(t, err, want, files)
+	}
+}

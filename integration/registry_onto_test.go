@@ -1,0 +1,118 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestRegistryOnto pushes a disk, changes two percent of it, and pushes that onto the first one, in
+// another repository. Little is sent and fetched, for the push and for a node that has the old
+// version. The new image is pulled, streamed, and read by QEMU, as the disk that was pushed.
+func TestRegistryOnto(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "docker-registry", "qemu-img")
+	w := newWatchedRegistry(t)
+	dir := t.TempDir()
+	raw, old := filepath.Join(dir, "fedora.raw"), filepath.Join(dir, "old.raw")
+	content := make([]byte, 48<<20)
+	random := rand.NewChaCha8([32]byte{36})
+	_, _ = random.Read(content)
+	for i := range content { // only half of it, so that clusters can be compressed
+		content[i] &= 0x0f
+	}
+	require.NoError(t, os.WriteFile(raw, content, 0o644))
+	require.NoError(t, os.WriteFile(old, content, 0o644))
+	insecure := "--insecure-registry=" + w.proxy
+	mustDisk(t, nil, "push", "--base=none", insecure, raw, w.proxy+"/vm/fedora:42")
+	whole := w.received.Load()
+
+	// A node has the old version.
+	cache := t.TempDir()
+	d := start(t, streaming(t.TempDir(), w.proxy, "copy-on-write", "--cache-dir="+cache))
+	sameDisk(t, d, 1, old)
+	d.stop()
+
+	_, _ = random.Read(content[10<<20 : 10<<20+512<<10])
+	_, _ = random.Read(content[30<<20+4096 : 30<<20+512<<10])
+	clear(content[40<<20 : 40<<20+128<<10])
+	require.NoError(t, os.WriteFile(raw, content, 0o644))
+	w.received.Store(0)
+	w.sent.Store(0)
+	args := []string{"push", insecure, "--onto=" + w.proxy + "/vm/fedora:42", raw}
+	pushed := mustDisk(t, nil, append(args, w.proxy+"/vm2/fedora:43")...)
+	sent, fetched := w.received.Load(), w.sent.Load()
+	t.Logf("%d bytes sent and %d fetched; the whole disk took %d", sent, fetched, whole)
+	require.Less(t, sent, whole/10)
+	require.Less(t, fetched, whole/4)
+	digest := pushedDigest.FindString(pushed.output)
+	again := mustDisk(t, nil, append(args, w.proxy+"/vm3/fedora:43")...)
+	require.Equal(t, digest, pushedDigest.FindString(again.output))
+
+	ref := w.proxy + "/vm2/fedora:43"
+	out := t.TempDir()
+	mustDisk(t, nil, "pull", insecure, ref, filepath.Join(out, "new.raw"))
+	sameFile(t, raw, filepath.Join(out, "new.raw"))
+	for _, name := range []string{"fedora.qcow2", "fedora.1.qcow2"} {
+		mustDisk(t, nil, "pull", insecure, "--path="+name, "--format=original", ref,
+			filepath.Join(out, name))
+	}
+	for _, args := range [][]string{
+		{"check", "-f", "qcow2", filepath.Join(out, "fedora.1.qcow2")},
+		{"compare", "-f", "qcow2", "-F", "raw", filepath.Join(out, "fedora.1.qcow2"), raw},
+		{"compare", "-f", "qcow2", "-F", "raw", filepath.Join(out, "fedora.qcow2"), old},
+	} {
+		r := client(t, nil, "qemu-img", args...)
+		require.Zero(t, r.status, "%s", r)
+	}
+	// One file, where only that will do.
+	mustDisk(t, nil, "push", "--base=none", insecure, filepath.Join(out, "new.raw"),
+		w.proxy+"/vm/flat:43")
+
+	differ := w.layerSize(t, "vm2/fedora", digest)
+	w.sent.Store(0)
+	next := config{diskDir: t.TempDir(), args: []string{"--image=" + ref, insecure,
+		"--copy-mode=copy-on-write", "--cache-dir=" + cache}}
+	d = start(t, next)
+	sameDisk(t, d, 1, raw)
+	d.stop()
+	t.Logf("%d bytes fetched to start the new version, of which %d differ", w.sent.Load(), differ)
+	require.Less(t, w.sent.Load()*10, differ*12)
+}
+
+// layerSize is the size of the top layer of an image. Bytes.
+func (w *watchedRegistry) layerSize(t *testing.T, repository, digest string) int64 {
+	t.Helper()
+	for {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			"http://"+w.address+"/v2/"+repository+"/manifests/"+digest, nil)
+		require.NoError(t, err)
+		req.Header.Set("Accept", strings.Join([]string{
+			"application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json",
+		}, ","))
+		res, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		var text bytes.Buffer
+		_, err = text.ReadFrom(res.Body)
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		var says struct {
+			Manifests []struct{ Digest string }
+			Layers    []struct{ Size int64 }
+		}
+		require.NoError(t, json.Unmarshal(text.Bytes(), &says), "%s", text.String())
+		if len(says.Manifests) > 0 {
+			digest = says.Manifests[0].Digest
+			continue
+		}
+		require.NotEmpty(t, says.Layers, "%s", text.String())
+		return says.Layers[len(says.Layers)-1].Size
+	}
+}

@@ -1,0 +1,135 @@
+package integration
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// makeClientCertificate makes a certificate that the authority of makeCertificate has signed.
+func makeClientCertificate(t *testing.T, dir, name string) (cert, key string) {
+	t.Helper()
+	read := func(file string) []byte {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		require.NoError(t, err)
+		block, _ := pem.Decode(text)
+		return block.Bytes
+	}
+	authority, err := x509.ParseCertificate(read("server.crt"))
+	require.NoError(t, err)
+	signer, err := x509.ParseECPrivateKey(read("server.key"))
+	require.NoError(t, err)
+	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, authority, &own.PublicKey, signer)
+	require.NoError(t, err)
+	ownDER, err := x509.MarshalECPrivateKey(own)
+	require.NoError(t, err)
+	cert, key = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
+	require.NoError(t, os.WriteFile(cert,
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	require.NoError(t, os.WriteFile(key,
+		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: ownDER}), 0o600))
+	return cert, key
+}
+
+// freePort is a port that nobody listens at now.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	return port
+}
+
+// TestRelay has a daemon hand on the disk of another one, by TLS and with certificates, to clients
+// that have none. The server is killed again and again while they write: no client sees an error,
+// and what was written is there.
+func TestRelay(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "qemu-img", "qemu-io", "nbdcopy")
+	dir, state, images := t.TempDir(), t.TempDir(), diskDir(t, 64<<20)
+	makeCertificate(t, filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key"))
+	cert, key := makeClientCertificate(t, dir, "relay.example")
+	port := freePort(t)
+	ca := filepath.Join(dir, "server.crt")
+	served := config{diskDir: images, stateDir: state, args: []string{
+		"--persistent-dir=" + newVolume(t, state), "--nbd=127.0.0.1:" + port,
+		"--nbd-tls-cert=" + ca, "--nbd-tls-key=" + filepath.Join(dir, "server.key"),
+		"--nbd-client-ca=" + ca}}
+	server := start(t, served)
+	socket := filepath.Join(t.TempDir(), "nbd.sock")
+	disk := "--disk=nbds://127.0.0.1:" + port + "/disk.raw"
+	relay := start(t, config{diskDir: filepath.Join(dir, "none"), args: []string{disk,
+		"--disk-tls-cert=" + cert, "--disk-tls-key=" + key, "--disk-server-ca=" + ca,
+		"--nbd=unix:" + socket}})
+	require.Contains(t, server.get("/status"), `"cert:relay.example"`)
+	uri := "nbd+unix:///disk.raw?socket=" + socket
+	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", filepath.Join(images, "disk.raw"), uri)
+
+	raw := filepath.Join(t.TempDir(), "raw")
+	pattern(t, raw, 64<<20, 0x42)
+	copied := make(chan result, 1)
+	go func() {
+		var r result
+		for range 4 {
+			if r = client(t, nil, "nbdcopy", "--flush", raw, uri); r.status != 0 {
+				break
+			}
+		}
+		copied <- r
+	}()
+	// Not until it has copied: on a busy machine, the server would not live long enough.
+	for range 6 {
+		time.Sleep(300 * time.Millisecond)
+		server.kill()
+		server = start(t, served)
+	}
+	r := <-copied
+	require.Zero(t, r.status, "%s", r)
+	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", raw, uri)
+	relay.stop()
+	server.stop()
+	ok(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", raw,
+		filepath.Join(state, "volume", "disk.img"))
+}
+
+// TestRelayThatCannotBe: what is wrong with a disk of another server is said at the start.
+func TestRelayThatCannotBe(t *testing.T) {
+	t.Parallel()
+	requireTools(t)
+	socket := filepath.Join(t.TempDir(), "nbd.sock")
+	images := diskDir(t, 1<<20)
+	start(t, config{diskDir: images, args: []string{"--nbd=unix:" + socket}})
+	uri := "nbd+unix:///disk.raw?socket=" + socket
+	for _, c := range []struct{ args, want string }{
+		{"--disk=nbds://u:secret@h/x", "clients are known by their certificate"},
+		{"--disk=nbd://h/x", "use nbds"},
+		{"--disk=nbd+unix:///other?socket=" + socket, "there is no disk"},
+		{"--disk=" + uri + " --disk-server-ca=/c", "is for disks of nbds://"},
+		{"--disk=" + uri + " --size=1Gi", "enlarge it there"},
+		{"--disk=nbds://127.0.0.1:1/x --disk-tls-cert=/c", "takes a certificate and its key"},
+	} {
+		_, err := tryStart(t, config{diskDir: filepath.Join(images, "none"),
+			args: strings.Fields(c.args)})
+		require.ErrorContains(t, err, c.want, c.args)
+		require.NotContains(t, err.Error(), "secret")
+	}
+}

@@ -1,0 +1,98 @@
+package daemon
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// attended is a launcher whose machine has that many connections.
+type attended struct {
+	*launcher
+	connections atomic.Int64
+	terminate   func() // SIGTERM
+	longer      context.Context
+	logs        *observer.ObservedLogs
+}
+
+func attend(t *testing.T, connections int64) *attended {
+	t.Helper()
+	core, logs := observer.New(zap.InfoLevel)
+	a := &attended{logs: logs}
+	a.connections.Store(connections)
+	a.launcher = &launcher{log: zap.New(core), over: make(chan struct{}),
+		machines: func() int { return int(a.connections.Load()) }}
+	ctx, terminate := context.WithCancel(t.Context())
+	longer, stop := a.attend(ctx)
+	a.terminate, a.longer = terminate, longer
+	t.Cleanup(stop)
+	t.Cleanup(terminate)
+	return a
+}
+
+// TestAttend is about what comes first: SIGTERM, the launcher's word, or the end of QEMU. The clock
+// is not the real one: it moves when all wait.
+func TestAttend(t *testing.T) {
+	for name, test := range map[string]func(*testing.T){
+		"the word, without QEMU": func(t *testing.T) {
+			a := attend(t, 0)
+			synctest.Wait()
+			require.NoError(t, a.longer.Err())
+			close(a.over)
+			<-a.longer.Done()
+		},
+		"SIGTERM, without QEMU": func(t *testing.T) {
+			a := attend(t, 0)
+			a.terminate()
+			synctest.Wait()
+			require.NoError(t, a.longer.Err(), "it may be about to connect")
+			<-a.longer.Done()
+		},
+		"SIGTERM before the disks": func(t *testing.T) {
+			a := attend(t, -1)
+			a.terminate()
+			synctest.Wait()
+			require.Error(t, a.longer.Err())
+		},
+		"SIGTERM, the word, QEMU": func(t *testing.T) {
+			a := attend(t, 1)
+			a.terminate()
+			synctest.Wait()
+			close(a.over)
+			synctest.Wait()
+			require.NoError(t, a.longer.Err())
+			a.connections.Store(0)
+			<-a.longer.Done()
+			require.Zero(t, a.logs.FilterLevelExact(zap.WarnLevel).Len())
+		},
+		"the word, SIGTERM, QEMU": func(t *testing.T) {
+			a := attend(t, 2)
+			close(a.over)
+			a.terminate()
+			synctest.Wait()
+			require.NoError(t, a.longer.Err())
+			a.connections.Store(0)
+			<-a.longer.Done()
+			require.Zero(t, a.logs.FilterLevelExact(zap.WarnLevel).Len())
+		},
+		"the word, and somebody who stays": func(t *testing.T) {
+			a := attend(t, 1)
+			close(a.over)
+			<-a.longer.Done()
+			require.Equal(t, 1, a.logs.FilterMessageSnippet("somebody still uses").Len())
+		},
+		"an end for another reason": func(t *testing.T) {
+			a := attend(t, 1)
+			_, stop := a.attend(t.Context())
+			stop()
+			synctest.Wait()
+		},
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+	}
+}

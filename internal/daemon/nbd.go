@@ -1,0 +1,111 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/nbd"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+)
+
+// nbdListener is a bound portal.
+type nbdListener struct {
+	net.Listener
+	nbd.Portal
+}
+
+// address is unix:PATH, or HOST:PORT.
+func (l nbdListener) address() string {
+	return strings.TrimPrefix(l.Name, serving.AddressPrefix)
+}
+
+// listenNBD binds all portals of NBD, or none.
+func (d *Daemon) listenNBD(ctx context.Context) (all []nbdListener, err error) {
+	by := d.opt.SettingsOf(&d.opt.NBD)
+	var secure *tls.Config
+	if d.opt.NBDTLS != (options.NBDTLS{}) {
+		t := d.opt.NBDTLS
+		if secure, err = nbd.LoadTLS(t.Cert, t.Key, t.ClientCA, d.log); err != nil {
+			return nil, err
+		}
+	}
+	var addresses []options.Address
+	for _, p := range d.opt.NBD {
+		if p.Socket == "" {
+			addresses = append(addresses, p.Address)
+		}
+	}
+	for _, p := range d.opt.NBD {
+		var l net.Listener
+		switch {
+		case !serving.ValidName(p.String()):
+			err = fmt.Errorf("NBD socket %q: the path is the name of its clients, so it has at "+
+				"most 218 bytes and no spaces; choose another with %s", p.Socket, by)
+		case p.Socket != "":
+			if l, err = socket.ListenUnix(p.Socket); err != nil {
+				err = fmt.Errorf("NBD socket %q: %w; choose another with %s", p.Socket, err, by)
+			}
+		default:
+			l, err = listen(ctx, "NBD portal", p.Address, addresses, by)
+		}
+		if err != nil {
+			closeAll(all)
+			return nil, err
+		}
+		portal := nbd.Portal{Name: p.String()}
+		if p.Socket == "" {
+			portal = nbd.Portal{Name: serving.AddressPrefix + l.Addr().String(), TLS: secure}
+		}
+		all = append(all, nbdListener{l, portal})
+		d.log.Info("NBD portal", zap.String("address", all[len(all)-1].address()),
+			zap.Bool("tls", portal.TLS != nil))
+	}
+	return all, nil
+}
+
+// serveNBD accepts clients at all portals of NBD, until the server is shut down. It returns an
+// error if one fails before.
+func (d *Daemon) serveNBD(listeners []nbdListener) <-chan error {
+	served := make(chan error, len(listeners))
+	for _, l := range listeners {
+		go func() {
+			err := d.nbd.Serve(l.Listener, l.Portal)
+			if !errors.Is(err, nbd.ErrServerClosed) {
+				served <- fmt.Errorf("NBD portal %s stopped accepting clients: %w", l.Name, err)
+			}
+		}()
+	}
+	return served
+}
+
+// sessions are those of all protocols.
+type sessions []interface {
+	Sessions() []status.Session
+	EndSessions(which func(status.Session) bool) []status.Session
+}
+
+// Sessions implements control.Sessions.
+func (s sessions) Sessions() []status.Session {
+	all := []status.Session{}
+	for _, front := range s {
+		all = append(all, front.Sessions()...)
+	}
+	return all
+}
+
+// EndSessions implements control.Sessions.
+func (s sessions) EndSessions(which func(status.Session) bool) (all []status.Session) {
+	for _, front := range s {
+		all = append(all, front.EndSessions(which)...)
+	}
+	return all
+}

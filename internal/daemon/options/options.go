@@ -1,0 +1,187 @@
+package options
+
+import (
+	"errors"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/chap"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/registry/transport"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/volume/server"
+)
+
+// Options are the options of a daemon. WorkDir, Portals and Table are required, and Images
+// unless there are Volumes. Every other field works with its zero value.
+type Options struct {
+	Images  Images
+	Streams Streams // LUNs after those of Images
+	// Containers are LUNs after those of Streams.
+	Containers Containers
+	Remotes    Remotes // LUNs after those of Containers
+	Settings   Settings
+
+	WorkDir string // holds ephemeral disks and their state; made if it is missing
+	// WorkDirNamed says that a person has named WorkDir: it may outlive a container.
+	WorkDirNamed bool
+	// Leftovers says what happens to ephemeral disks whose images are gone or have changed. "":
+	// they are kept in a directory that a person has named, and removed in that of a container.
+	Leftovers     instance.Leftovers
+	PersistentDir string // holds the disks instead, on a volume; "": none
+	// UsageTypes are more directories for disks; DiskSettings.UsageType chooses one. If there is a
+	// PersistentDir, the disks there are persistent, too.
+	UsageTypes UsageTypes
+	// OnImageChange says what happens to a persistent disk if its image is another one now.
+	OnImageChange instance.ImageChange
+	// EphemeralFlush makes a flush of an ephemeral disk reach storage.
+	EphemeralFlush bool
+	// Owner tells this daemon from others that use the same work directory. It must not change with
+	// a restart: a daemon removes only its own disks when their images are gone.
+	Owner string
+
+	TargetName string      // iSCSI name; "": target.DefaultTargetName
+	Portals    []Address   // where initiators log in; none: iSCSI is off
+	NBD        []NBDPortal // where clients of NBD connect; none: NBD is off
+	NBDTLS     NBDTLS      // zero: clients of NBD connect by Unix sockets and on loopback only
+	Hook       *Hook       // nil: it is no hook of KubeVirt
+	BehindNAT  bool        // they reach the portals at other addresses
+	CHAP       chap.Config // zero: initiators need not authenticate
+	Limits     target.Limits
+	Memory     int64 // bytes that peers may make the daemon keep; 0: see serving.Config
+
+	Volumes *Volumes // nil: none can be made
+
+	Pages *Address // of /metrics, /healthz, /readyz and /status; nil: none
+	// PagesHosts are names that the pages are asked for, beside those that the daemon can know.
+	PagesHosts []string
+	// PagesOptional serves disks even if the port of the pages is taken.
+	PagesOptional bool
+	ReadyFile     string // exists while the LUNs can be used; "": none
+	ControlSocket string // path; "": none
+	// RecordBoot is a file for what guests read first from their disks. "": none.
+	RecordBoot string
+
+	Build status.Build // of this binary
+	Log   *zap.Logger  // nil: no log
+	// Table returns the settings that land in fields of these or of other options, always in the
+	// same order. Messages name settings by it, and Reload compares those of disks.
+	Table func(*Options) []Setting
+}
+
+// Streams are images in registries that are served without fetching them first.
+type Streams struct {
+	References []transport.Reference // in the order of their LUNs, without duplicates
+	Registry   transport.Options     // Warn is the daemon's
+	// for fetched chunks; daemons may share it; made if it is missing
+	CacheDir  string
+	CacheSize int64 // bytes; 0: no limit
+	// WhenComplete serves layers without chunk digests before they are verified. They are verified
+	// when they are complete, and a LUN fails if its content was wrong.
+	WhenComplete bool
+}
+
+// Containers are container images that become bootable disks. Each is a LUN, after the LUNs of the
+// streams. The registry options are those of Streams.
+type Containers struct {
+	References []transport.Reference // in the order of their LUNs, each once
+	// Dir keeps the levels of the disks. They count towards the size of the cache. Several daemons
+	// may share it. It is made if it is missing.
+	Dir string
+	// Machine changes how each image is run.
+	Machine machine.Options
+}
+
+// Remotes are disks that other servers have, and that this daemon hands on.
+type Remotes struct {
+	Disks []Remote // each once
+	// Cert, Key and ServerCA are PEM files of TLS, read at each connection. "": the daemon shows no
+	// certificate, and trusts the authorities of the system.
+	Cert, Key, ServerCA string
+}
+
+// Remote is where a disk of another server is, as nbd.URI says it.
+type Remote struct {
+	Address string
+	Host    string
+	Export  string
+	TLS     bool
+}
+
+// Elsewhere reports whether the options name images or disks that are not on this machine.
+func (o *Options) Elsewhere() bool {
+	return len(o.Streams.References)+len(o.Containers.References)+len(o.Remotes.Disks) > 0
+}
+
+// Volumes are the options for volumes on demand. Listen is required.
+type Volumes struct {
+	Listen Address
+	Access server.Access // who may send requests
+	// Dir keeps the volumes; it is made if it is missing. "": volumesName in the persistent
+	// directory, or in the work directory if there is none.
+	Dir string
+	// Portal is the address of the LUNs, as HOST:PORT. "": the portal's own, or the address at
+	// which a client has reached the daemon.
+	Portal   string
+	Max      int               // volumes at once; 0: no limit
+	MaxBytes int64             // of all of them; 0: no limit
+	Claims   map[string]string // directories of claims, by their names
+}
+
+// NBDPortal is where clients of NBD connect: a Unix socket, or an address.
+type NBDPortal struct {
+	Socket  string // path; "": Address
+	Address Address
+}
+
+func (p NBDPortal) String() string {
+	if p.Socket != "" {
+		return serving.SocketPrefix + p.Socket
+	}
+	return p.Address.String()
+}
+
+// NBDTLS are the files of TLS for the portals of NBD that are addresses: PEM, read again when they
+// change.
+type NBDTLS struct {
+	Cert, Key string // of the server
+	ClientCA  string // who has signed the certificates of clients
+}
+
+// Images are the images that are served from the start: those of a directory, or named ones.
+type Images struct {
+	Dir   string   // every image in it, sorted naturally
+	Paths []string // instead of those of Dir, in this order
+}
+
+// Resolve fills in defaults and refuses missing options.
+func (o *Options) Resolve() error {
+	switch {
+	case o.Images.Dir == "" && len(o.Images.Paths) == 0 && o.Volumes == nil &&
+		len(o.Remotes.Disks) == 0:
+		return errors.New("there is nothing to serve: name images, or their directory")
+	case o.WorkDir == "":
+		return errors.New("there is no work directory")
+	case len(o.Portals)+len(o.NBD) == 0:
+		return errors.New("there is no portal")
+	case o.Table == nil:
+		return errors.New("there is no table of settings")
+	}
+	references := len(o.Streams.References) + len(o.Containers.References)
+	switch {
+	case len(o.Containers.References) > 0 && o.Containers.Dir == "":
+		return errors.New("there is no directory for the levels of container images")
+	case (references > 0 || o.Volumes != nil) && o.Streams.CacheDir == "":
+		return errors.New("there is no directory for what is fetched from registries")
+	}
+	if o.TargetName == "" {
+		o.TargetName = target.DefaultTargetName
+	}
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/problems"
+)
+
+// Check refuses directories that cannot hold disks, before anything is looked for, and logs the
+// storages of usage types.
+func Check(opt *options.Options) error {
+	if err := checkDirectories(opt); err != nil {
+		return err
+	}
+	if err := checkUsageTypes(opt); err != nil {
+		return err
+	}
+	for _, name := range opt.UsageTypes.Names() {
+		dir := opt.UsageTypes[name]
+		fields := []zap.Field{zap.String("name", name), zap.String("directory", dir)}
+		if free, err := image.AvailableSpace(dir); err == nil {
+			fields = append(fields, zap.Int64("free_bytes", free))
+		}
+		opt.Log.Info("usage type", fields...)
+		var st unix.Statfs_t
+		if unix.Statfs(dir, &st) == nil && int64(st.Type) == unix.OVERLAYFS_SUPER_MAGIC {
+			opt.Log.Warn("the directory of a usage type is in the container's own layer, not on a "+
+				"volume", zap.String("name", name), zap.String("directory", dir))
+		}
+	}
+	return nil
+}
+
+// checkDirectories refuses to keep disks in the directory of images. The next start would take
+// their files for images, and ask the person to remove files that the disks need.
+func checkDirectories(opt *options.Options) error {
+	images := []string{opt.Images.Dir}
+	if paths := opt.Images.Paths; len(paths) > 0 {
+		images = make([]string, len(paths))
+		for i, path := range paths {
+			images[i] = filepath.Dir(path)
+		}
+	}
+	var wrong problems.List
+	type place struct {
+		field any
+		dir   string
+	}
+	places := []place{{&opt.PersistentDir, opt.PersistentDir}, {&opt.WorkDir, opt.WorkDir}}
+	for _, name := range opt.UsageTypes.Names() {
+		places = append(places, place{&opt.UsageTypes, opt.UsageTypes[name]})
+	}
+	for _, kept := range places {
+		same := func(dir string) bool { return options.SameDirectory(dir, kept.dir) }
+		if slices.ContainsFunc(images, same) {
+			wrong.Add(opt.Setting(kept.field).String(),
+				"%q is also the directory of the images (%s): name another one, which may be a "+
+					"directory in it",
+				kept.dir, opt.Setting(&opt.Images.Dir).Flag)
+		}
+	}
+	return wrong.Err()
+}
+
+// checkUsageTypes refuses directories that cannot hold disks. So a mistake shows at the start, not
+// only when the first disk chooses the type.
+func checkUsageTypes(opt *options.Options) error {
+	var wrong problems.List
+	for _, name := range opt.UsageTypes.Names() {
+		dir := opt.UsageTypes[name]
+		source := fmt.Sprintf("%v, type %q", opt.Setting(&opt.UsageTypes), name)
+		switch st, err := os.Stat(dir); {
+		case errors.Is(err, fs.ErrNotExist):
+			wrong.Add(source, "the directory %q does not exist: mount its storage there, or name "+
+				"the directory where it is mounted", dir)
+			continue
+		case err != nil:
+			wrong.Add(source, "the directory %q cannot be used: %v", dir, err)
+			continue
+		case !st.IsDir():
+			wrong.Add(source, "%q is not a directory", dir)
+			continue
+		}
+		err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+		if err != nil {
+			wrong.Add(source, "user %d cannot write in %q: %v", os.Geteuid(), dir, err)
+		}
+	}
+	return wrong.Err()
+}

@@ -1,0 +1,154 @@
+package plan
+
+import (
+	"context"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon/options"
+)
+
+// Disk is one disk to serve. Whoever finds it says what it is made of; Make says the rest.
+type Disk struct {
+	Name    string       // of its image, for people
+	Image   *image.Image // nil: the disk is complete, and is served without one
+	Backing []string     // names of the image's backing files
+	Far     *Far         // nil: the image is on this machine
+	// Config reads, from the open image, the configuration that the disk of a container image gets
+	// before a guest can read it. nil: it is made from something else.
+	Config func() ([]byte, error)
+
+	// Elsewhere is the disk itself, which another server has; nil: this daemon has it.
+	Elsewhere *instance.Instance
+
+	// Dir is the directory of a persistent disk. "": the disk is ephemeral, in the directory of its
+	// usage type, or in the work directory.
+	Dir string
+	// CopyAfter delays the copying of the image until it is closed. nil: no delay.
+	CopyAfter <-chan struct{}
+	Empty     bool         // a missing persistent disk is made from zeros, without an image
+	AtLeast   int64        // bytes; a disk that is smaller is enlarged; 0: none is
+	Volume    bool         // it is a volume's disk
+	Unserved  bool         // it gets no LUN
+	After     func() error // called when the disk and its image are closed; nil: nothing
+	options.DiskSettings
+}
+
+// Far is an image in a registry.
+type Far struct {
+	Digests []string // of the disk's content
+	// Open opens the image, and returns what to wait for before all of it is copied. Format "": the
+	// image tells.
+	Open func(ctx context.Context, format image.Format) (*image.Image, <-chan struct{}, error)
+}
+
+func (d *Disk) String() string {
+	if d.LUN == 0 {
+		return fmt.Sprintf("the disk of %q", d.Name)
+	}
+	return fmt.Sprintf("LUN %d (%q)", d.LUN, d.Name)
+}
+
+// local reports whether the image is a file that a person has put on this machine.
+func (d *Disk) local() bool { return d.Far == nil && d.Config == nil && d.Elsewhere == nil }
+
+// CloseImages closes what disks that are not opened would be made of.
+func CloseImages(disks []Disk) {
+	for _, d := range disks {
+		if d.Image != nil {
+			_ = d.Image.Close() // it was opened for reading
+		}
+		if d.Elsewhere != nil {
+			_ = d.Elsewhere.Close() // nobody has used it
+		}
+	}
+}
+
+// Volumes are what volumes have, so no image can have it.
+type Volumes struct {
+	Single bool              // a volume lies in the persistent directory itself
+	LUNs   map[uint16]string // the name of each volume that has a number
+}
+
+// Plan says what is served from the start.
+type Plan struct {
+	Disks []Disk // in the order for people
+
+	opt     *options.Options
+	homes   []home // of the disks
+	numbers numbers
+}
+
+// Make makes a plan for images that were found. It completes them in place. Images in registries
+// are opened, unless their disks are complete; after an error, too, the caller closes all images.
+func Make(ctx context.Context, opt *options.Options, found []Disk, volumes Volumes) (
+	*Plan, error) {
+	p := &Plan{Disks: found, opt: opt}
+	if err := p.place(volumes.Single); err != nil {
+		return nil, err
+	}
+	for i := range p.Disks {
+		if err := p.openFar(ctx, i); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	if p.numbers, err = p.recallNumbers(volumes.LUNs); err != nil {
+		return nil, err
+	}
+	settings, err := p.Settle(opt.Settings)
+	if err != nil {
+		return nil, err
+	}
+	for i, s := range settings {
+		p.Disks[i].DiskSettings = s
+	}
+	if err := p.checkHomes(); err != nil {
+		return nil, err
+	}
+	p.logNumbers()
+	return p, nil
+}
+
+// openFar opens an image in a registry, unless its disk is complete without it.
+func (p *Plan) openFar(ctx context.Context, i int) (err error) {
+	d := &p.Disks[i]
+	if d.Far == nil {
+		return nil
+	}
+	if err := p.homes[i].err; err != nil {
+		return err
+	}
+	settings := p.opt.Settings.Of(d.Name)
+	done := instance.Options{Name: d.Name, WorkDir: p.opt.WorkDirOf(settings), PersistentDir: d.Dir}
+	if instance.IsComplete(done, d.Far.Digests) {
+		p.opt.Log.Info("the disk of an image in a registry is complete, and is served without the "+
+			"registry",
+			zap.String("image", d.Name))
+		return nil
+	}
+	d.Image, d.CopyAfter, err = d.Far.Open(ctx, p.opt.Settings.Formats()[d.Name])
+	if err == nil && d.Image.Unverified() {
+		p.opt.Log.Warn("an image is served before its content is verified: only TLS protects it "+
+			"until all of it is fetched", zap.String("image", d.Name))
+	}
+	return err
+}
+
+// Made remembers where the disks lie. Call it when they are open, before a guest can use them.
+func (p *Plan) Made() error {
+	homes := p.allHomes()
+	for i, d := range p.Disks {
+		if d.CopyMode == instance.CopyNone {
+			continue // it is the image's own file
+		}
+		if err := homes.Made(d.Name, p.homes[i].usual, p.homes[i].dir); err != nil {
+			return err
+		}
+	}
+	p.warnWithoutVolume()
+	return nil
+}

@@ -1,0 +1,235 @@
+package served
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+)
+
+// Disk is a disk from when the daemon knows it until it is closed.
+type Disk struct {
+	plan.Disk                 // as it was opened; After is guarded by ending
+	Progress  *image.Progress // nil: its mode copies nothing
+	// snapshotOf is the disk whose snapshot this is; nil: it is none. Set before it is served.
+	snapshotOf *Disk
+
+	mu  sync.Mutex
+	now state // guarded by mu
+
+	// ending is held while the disk is flushed or closed, so that no disk is closed during a flush.
+	ending sync.Mutex
+}
+
+// state is the part of a disk's state that can change.
+type state struct {
+	access   serving.AccessMode // in force
+	readOnly bool               // in force
+	size     int64              // bytes; 0: unknown yet
+	instance *instance.Instance // nil: not opened yet, or closed
+	space    *gauge[disk.Usage] // nil: the disk does not know
+	contents *gauge[disk.Map]   // nil: the disk does not know
+	serving  bool               // it is a LUN
+}
+
+func newDisk(p plan.Disk) *Disk {
+	p.DiskSettings = p.DiskSettings.Resolved()
+	s := &Disk{Disk: p, now: state{access: p.AccessMode, readOnly: p.ReadOnly}}
+	if p.Image != nil {
+		s.now.size = p.Image.Size()
+	}
+	if p.CopyMode != instance.CopyNone {
+		s.Progress = new(image.Progress)
+	}
+	return s
+}
+
+// look returns the current state.
+func (s *Disk) look() state {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now
+}
+
+// Instance is the open disk; nil: it is not open yet, or closed.
+func (s *Disk) Instance() *instance.Instance { return s.look().instance }
+
+// Serving reports whether the disk is a LUN.
+func (s *Disk) Serving() bool { return s.look().serving }
+
+// set records whether the disk is a LUN, and reports whether it was.
+func (s *Disk) set(serving bool) (before bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, s.now.serving = s.now.serving, serving
+	return before
+}
+
+// opened records the instance.
+func (s *Disk) opened(inst *instance.Instance) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now.instance, s.now.size, s.now.space = inst, inst.Size(), newSpaceGauge(inst.Disk)
+	s.now.contents = newMapGauge(inst.Disk)
+}
+
+// take returns the instance for the caller to close, or nil if there is none.
+func (s *Disk) take() *instance.Instance {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	inst := s.now.instance
+	s.now.instance, s.now.space, s.now.contents = nil, nil, nil
+	return inst
+}
+
+// enlarge makes an open disk larger, if it is smaller.
+func (s *Disk) enlarge(size int64) error {
+	if s.look().size >= size {
+		return nil
+	}
+	if err := s.Instance().Grow(size); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now.size = size
+	return nil
+}
+
+// Failure says why the disk has failed for good, or returns nil.
+func (s *Disk) Failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failureLocked()
+}
+
+// failureLocked tests the disk with an empty write, which changes nothing and waits for nothing.
+// After a failed flush, every write returns ErrFailed. After the image has turned out to be wrong,
+// every write returns ErrWrongContent, even on a read-only disk.
+func (s *Disk) failureLocked() error {
+	if s.now.instance == nil {
+		return nil
+	}
+	if _, err := s.now.instance.WriteAt(nil, 0); errors.Is(err, disk.ErrFailed) ||
+		errors.Is(err, disk.ErrWrongContent) {
+		return err
+	}
+	return nil
+}
+
+// flush makes the disk durable, if its mode promises that.
+func (s *Disk) flush() error {
+	s.ending.Lock()
+	defer s.ending.Unlock()
+	inst := s.Instance()
+	if inst == nil {
+		return nil
+	}
+	if err := inst.Flush(); err != nil {
+		return fmt.Errorf("%v: acknowledged data may be lost: %w", s, err)
+	}
+	return nil
+}
+
+// close ends the work in the background, and closes the disk and its image.
+func (s *Disk) close() error {
+	s.ending.Lock()
+	defer s.ending.Unlock()
+	after := s.After
+	s.After = nil
+	if after == nil {
+		after = func() error { return nil }
+	}
+	inst := s.take()
+	if inst == nil {
+		plan.CloseImages([]plan.Disk{s.Disk})
+		return after()
+	}
+	if err := errors.Join(inst.Close(), after()); err != nil {
+		return fmt.Errorf("%v: %w", s, err)
+	}
+	return nil
+}
+
+// options is an open disk as protocols need it.
+func (s *Disk) options() serving.Options {
+	now := s.look()
+	opt := serving.Options{
+		Number:    s.LUN,
+		Name:      s.Name,
+		Disk:      now.instance.Disk,
+		Identity:  now.instance.Identity,
+		BlockSize: now.instance.BlockSize,
+		ReadOnly:  now.readOnly || now.instance.ReadOnly,
+		Removable: s.Removable,
+		Access:    now.access,
+		Volatile:  !now.instance.Persistent,
+		Grown:     now.instance.Grown,
+	}
+	if s.Elsewhere == nil { // otherwise its server keeps what belongs to it
+		opt.Store = now.instance.Store()
+	}
+	return opt
+}
+
+// status returns what /status says of the disk, without its space and users.
+func (s *Disk) status() status.LUN {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lun := status.LUN{
+		LUN:        s.LUN,
+		Image:      s.Name,
+		Format:     string(image.FormatRaw),
+		SizeBytes:  s.now.size,
+		CopyMode:   string(s.CopyMode),
+		AccessMode: string(s.now.access),
+		ReadOnly:   s.now.readOnly,
+		Removable:  s.Removable,
+		UsageType:  s.UsageType,
+	}
+	if s.Image != nil {
+		lun.Format = string(s.Image.Format())
+	}
+	if s.now.instance != nil {
+		lun.ReadOnly = s.now.readOnly || s.now.instance.ReadOnly
+		lun.Serial = s.now.instance.Identity.Serial
+		lun.BlockSize = s.now.instance.BlockSize
+		lun.Persistent = s.now.instance.Persistent
+		lun.NAA = hex.EncodeToString(s.now.instance.Identity.NAA[:])
+	}
+	if s.Volume {
+		lun.Volume = s.Name
+	}
+	if s.Progress != nil {
+		copied, data := s.Progress.Data()
+		lun.Copy = &status.Copy{
+			CopiedBytes: copied, DataBytes: data, TotalBytes: s.Progress.Total(),
+			Complete: s.Progress.Finished(), WaitsForSpace: s.Progress.Waiting(),
+		}
+	}
+	if err := s.failureLocked(); err != nil {
+		lun.Failure = err.Error()
+	}
+	return lun
+}
+
+// openFiles is the largest number of files that the disk keeps open: its lock and its own file.
+// Until it is complete, also the image and the map; a disk that survives a crash of the machine has
+// two maps. Ephemeral ones do, too, if durable is set.
+func (s *Disk) openFiles(durable bool) int {
+	switch {
+	case s.Progress == nil:
+		return 2
+	case s.Dir != "" || durable:
+		return 5
+	default:
+		return 4
+	}
+}

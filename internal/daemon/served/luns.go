@@ -1,0 +1,193 @@
+package served
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/daemon/plan"
+)
+
+// Add serves one more disk and returns its LUN: the LUN in its settings, or the lowest free one. It
+// returns when initiators can use the disk; in mode clone, the image is still being copied then.
+// The image belongs to the disk from now on, even after an error.
+//
+// Reload does not change an added disk, and the next start does not add it again. That start
+// removes an ephemeral disk, unless its image is then in the directory of images.
+func (d *Disks) Add(ctx context.Context, disk plan.Disk) (lun uint16, err error) {
+	s, err := d.Open(ctx, disk)
+	if err != nil {
+		return 0, err
+	}
+	if err = d.checkIdentities(d.table.all()); err == nil {
+		err = d.Serve(s, false)
+	}
+	if err != nil {
+		return 0, errors.Join(err, d.Abandon(s))
+	}
+	return s.LUN, nil
+}
+
+// Open opens one more disk, which nobody can use yet. The image belongs to the disk from now on,
+// even after an error.
+func (d *Disks) Open(ctx context.Context, disk plan.Disk) (s *Disk, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.Stopping, cancel)()
+	if err = d.table.begin(); err == nil {
+		defer d.table.changes.Done()
+		_, err = d.opt.HomeOf(disk.Name, disk.DiskSettings, "")
+	}
+	var added []*Disk
+	if err == nil {
+		added, err = d.table.add(disk)
+	}
+	if err != nil {
+		plan.CloseImages([]plan.Disk{disk})
+		if disk.After != nil {
+			err = errors.Join(err, disk.After())
+		}
+		return nil, err
+	}
+	if err = d.open(ctx, added[0]); err == nil {
+		err = added[0].enlarge(disk.AtLeast)
+	}
+	if err != nil {
+		return nil, d.orStopping(errors.Join(d.ExplainDescriptors(err), d.Abandon(added[0])))
+	}
+	return added[0], nil
+}
+
+// orStopping replaces an error that is due to the end of the daemon.
+func (d *Disks) orStopping(err error) error {
+	if d.Stopping.Err() != nil {
+		return fmt.Errorf("%w: %w", ErrStopping, err)
+	}
+	return err
+}
+
+// Abandon closes a disk that was opened and is no LUN.
+func (d *Disks) Abandon(s *Disk) error {
+	d.table.drop(s)
+	return s.close()
+}
+
+// Serve makes a LUN of a disk that was opened. If it is one of many, the caller tells of all by
+// Measure and Announce.
+func (d *Disks) Serve(s *Disk, oneOfMany bool) error {
+	if err := d.table.begin(); err != nil {
+		return err
+	}
+	defer d.table.changes.Done()
+	if err := d.expose(s); err != nil {
+		return d.orStopping(err)
+	}
+	if !oneOfMany {
+		d.Measure()
+		d.log(s)
+	}
+	return nil
+}
+
+func (d *Disks) expose(s *Disk) error {
+	if err := d.inUse.Add(s.options()); err != nil {
+		return d.ExplainDescriptors(err)
+	}
+	s.set(true)
+	d.handovers.Added(s.LUN)
+	return nil
+}
+
+// Grow enlarges a disk and tells initiators.
+func (d *Disks) Grow(s *Disk, size int64) error {
+	if err := d.table.begin(); err != nil {
+		return err
+	}
+	defer d.table.changes.Done()
+	if err := s.enlarge(size); err != nil || s.Unserved {
+		return err
+	}
+	d.Measure()
+	return d.inUse.Resize(s.LUN)
+}
+
+// Remove stops serving a disk. Commands to it then end with LOGICAL UNIT NOT SUPPORTED; commands to
+// other LUNs do not wait. If Remove returns nil, the disk is closed, and its data stays in its
+// directory. If flush is set, it is durable, too.
+//
+// A command that hangs in the disk keeps it open. If ctx ends before the command does, the error
+// says so, and the disk is closed when the command returns.
+func (d *Disks) Remove(ctx context.Context, lun uint16, flush bool) error {
+	if err := d.table.begin(); err != nil {
+		return err
+	}
+	if s := d.table.find(lun); s != nil {
+		if err := d.endSnapshots(ctx, s, true); err != nil {
+			d.table.changes.Done()
+			return err
+		}
+	}
+	s, err := d.table.remove(lun)
+	if err != nil {
+		d.table.changes.Done()
+		return err
+	}
+	released, err := d.inUse.Remove(lun)
+	if err != nil {
+		d.table.changes.Done()
+		return errors.Join(err, d.Abandon(s)) // the target does not have it, so nobody uses it
+	}
+	d.gone(s)
+	d.table.drop(s)
+	closed := make(chan error, 1)
+	go func() {
+		defer d.table.changes.Done()
+		<-released
+		var err error
+		if flush {
+			err = s.flush()
+		}
+		closed <- errors.Join(err, s.close())
+	}()
+	select {
+	case err := <-closed:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%v is removed, and its disk is closed when the commands that hang in "+
+			"it have returned: %w", s, ctx.Err())
+	}
+}
+
+// Withdraw stops serving a disk that no initiator uses, and its snapshots. Otherwise it returns a
+// *serving.InUseError. The disk stays open. Nothing uses it when released is closed.
+func (d *Disks) Withdraw(s *Disk) (released <-chan struct{}, err error) {
+	if err := d.endSnapshots(context.Background(), s, false); err != nil {
+		return nil, err
+	}
+	return d.withdraw(s)
+}
+
+func (d *Disks) withdraw(s *Disk) (released <-chan struct{}, err error) {
+	if err := d.table.begin(); err != nil {
+		return nil, err
+	}
+	defer d.table.changes.Done()
+	if released, err = d.inUse.RemoveUnused(s.LUN); err != nil {
+		return nil, err
+	}
+	s.set(false)
+	d.gone(s)
+	return released, nil
+}
+
+// gone says that nobody has a LUN any more.
+func (d *Disks) gone(s *Disk) {
+	d.handovers.Removed(s.LUN)
+	d.Measure()
+	d.opt.Log.Info("removed a LUN", zap.Uint16("lun", s.LUN), zap.String("image", s.Name))
+}
+
+// Discard closes a disk that is no LUN, and makes it durable.
+func (d *Disks) Discard(s *Disk) error { return errors.Join(s.flush(), d.Abandon(s)) }

@@ -1,0 +1,275 @@
+package served
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+)
+
+// ListSnapshots lists the snapshots of a disk, which is named by its name or its LUN, or of all
+// disks for "".
+func (d *Disks) ListSnapshots(name string) ([]status.Snapshot, error) {
+	disks := d.table.all()
+	if name != "" {
+		s, err := d.named(name)
+		if err != nil {
+			return nil, err
+		}
+		disks = []*Disk{s}
+	}
+	all := []status.Snapshot{}
+	for _, s := range disks {
+		inst := s.Instance()
+		if inst == nil {
+			continue
+		}
+		for _, one := range inst.Snapshots() {
+			snapshot := status.Snapshot{Disk: s.Name, LUN: s.LUN, Name: one.Name,
+				Created: one.Created, Size: one.Size, Used: one.Used}
+			if lun := d.snapshotLUN(s, one.Name); lun != nil {
+				snapshot.Served = lun.LUN
+			}
+			all = append(all, snapshot)
+		}
+	}
+	return all, nil
+}
+
+// ChangeSnapshots carries out a request of the control socket. Done is a sentence for a person.
+func (d *Disks) ChangeSnapshots(ctx context.Context, req status.SnapshotRequest) (
+	done string, err error) {
+	disks := make([]*Disk, len(req.Disks))
+	for i, name := range req.Disks {
+		if disks[i], err = d.named(name); err != nil {
+			return "", err
+		}
+		if slices.Contains(disks[:i], disks[i]) {
+			return "", fmt.Errorf("%v is named twice", disks[i])
+		}
+	}
+	s := disks[0]
+	what := fmt.Sprintf("the snapshot %q of %v", req.Name, s)
+	switch req.Action {
+	case status.SnapshotCreate:
+		return fmt.Sprintf("took the snapshot %q of %v", req.Name, joined(disks)),
+			d.TakeSnapshot(ctx, req.Name, disks...)
+	case status.SnapshotDelete:
+		return "deleted " + what, d.DeleteSnapshot(ctx, s, req.Name)
+	case status.SnapshotRevert:
+		return fmt.Sprintf("%v has the content of the snapshot %q again", s, req.Name),
+			d.Revert(ctx, s, req.Name)
+	case status.SnapshotServe:
+		lun, err := d.serveSnapshot(ctx, s, req.Name)
+		return fmt.Sprintf("LUN %d is %s, read-only, as %q", lun, what,
+			snapshotName(s, req.Name)), err
+	case status.SnapshotUnserve:
+		lun := d.snapshotLUN(s, req.Name)
+		if lun == nil {
+			return "", fmt.Errorf("%s is no LUN", what)
+		}
+		return what + " is no LUN any more", d.Remove(ctx, lun.LUN, false)
+	}
+	return "", fmt.Errorf("%q is not an action on a snapshot", req.Action)
+}
+
+func joined(disks []*Disk) string {
+	all := make([]string, len(disks))
+	for i, s := range disks {
+		all[i] = s.String()
+	}
+	return strings.Join(all, " and ")
+}
+
+// named finds an open disk by its name, or else by its LUN.
+func (d *Disks) named(name string) (*Disk, error) {
+	var found []*Disk
+	for _, s := range d.table.all() {
+		if s.Name == name {
+			found = append(found, s)
+		}
+	}
+	if lun, err := strconv.ParseUint(name, 10, 16); err == nil && len(found) == 0 && lun > 0 {
+		if s := d.table.find(uint16(lun)); s != nil {
+			found = append(found, s)
+		}
+	}
+	switch {
+	case len(found) > 1:
+		return nil, fmt.Errorf("LUNs %d and %d both have the name %q: name the LUN instead",
+			found[0].LUN, found[1].LUN, name)
+	case len(found) == 0:
+		var names []string
+		for _, s := range d.table.all() {
+			names = append(names, strconv.Quote(s.Name))
+		}
+		return nil, fmt.Errorf("there is no disk %q: use a LUN or one of %s", name,
+			strings.Join(names, ", "))
+	case found[0].Instance() == nil:
+		return nil, fmt.Errorf("%v is not open", found[0])
+	}
+	return found[0], nil
+}
+
+// TakeSnapshot keeps what disks hold now, all at one point in time.
+func (d *Disks) TakeSnapshot(ctx context.Context, name string, disks ...*Disk) error {
+	if err := d.table.begin(); err != nil {
+		return err
+	}
+	defer d.table.changes.Done()
+	all := make([]*instance.Instance, len(disks))
+	for i, s := range disks {
+		if all[i] = s.Instance(); all[i] == nil {
+			return fmt.Errorf("%v is not open", s)
+		}
+		if err := s.ownsSnapshots(); err != nil {
+			return err
+		}
+	}
+	return instance.TakeSnapshot(ctx, name, all...)
+}
+
+// ownsSnapshots refuses a disk whose content this daemon does not keep.
+func (s *Disk) ownsSnapshots() error {
+	if s.Elsewhere != nil {
+		return fmt.Errorf("%v is not kept here: take snapshots where the disk is", s)
+	}
+	return nil
+}
+
+// DeleteSnapshot forgets a snapshot. What only it held is freed in the background.
+func (d *Disks) DeleteSnapshot(ctx context.Context, s *Disk, name string) error {
+	if err := d.table.begin(); err != nil {
+		return err
+	}
+	defer d.table.changes.Done()
+	inst := s.Instance()
+	if inst == nil {
+		return fmt.Errorf("%v is not open", s)
+	}
+	if lun := d.snapshotLUN(s, name); lun != nil {
+		return fmt.Errorf("%w: it is LUN %d: end that first (snapshot unserve)",
+			instance.ErrSnapshotInUse, lun.LUN)
+	}
+	return inst.DeleteSnapshot(ctx, name)
+}
+
+// Revert gives a disk the content of a snapshot. It refuses with a *serving.InUseError while
+// somebody uses the disk. The LUN is away meanwhile.
+func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
+	if err := s.ownsSnapshots(); err != nil {
+		return err
+	}
+	inst := s.Instance()
+	if inst == nil {
+		return fmt.Errorf("%v is not open", s)
+	}
+	known := func(one instance.Snapshot) bool { return one.Name == name }
+	if !slices.ContainsFunc(inst.Snapshots(), known) {
+		return fmt.Errorf("%v: %w: %q", s, instance.ErrSnapshotMissing, name)
+	}
+	if s.Serving() {
+		released, err := d.withdraw(s)
+		if errors.As(err, new(*serving.InUseError)) {
+			err = fmt.Errorf("%w: stop its machine first", err)
+		}
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, d.Serve(s, false)) }()
+		<-released // nobody uses it, so this is soon
+	}
+	return inst.Revert(ctx, name)
+}
+
+// snapshotName is the name under which a snapshot is served.
+func snapshotName(s *Disk, name string) string { return s.Name + "@" + name }
+
+// snapshotLUN is the disk under which a snapshot is served, or nil.
+func (d *Disks) snapshotLUN(s *Disk, name string) *Disk {
+	for _, o := range d.table.served() {
+		if o.snapshotOf == s && o.Name == snapshotName(s, name) {
+			return o
+		}
+	}
+	return nil
+}
+
+// serveSnapshot makes a snapshot a read-only LUN, until the daemon ends.
+func (d *Disks) serveSnapshot(ctx context.Context, s *Disk, name string) (lun uint16, err error) {
+	if lun := d.snapshotLUN(s, name); lun != nil {
+		return lun.LUN, nil
+	}
+	inst := s.Instance()
+	if inst == nil {
+		return 0, fmt.Errorf("%v is not open", s)
+	}
+	opened, err := inst.OpenSnapshot(name)
+	if err != nil {
+		return 0, err
+	}
+	one := plan.Disk{Name: snapshotName(s, name),
+		DiskSettings: options.DiskSettings{ReadOnly: true,
+			CopyMode: instance.CopyNone, AccessMode: serving.AccessReadShared},
+		Elsewhere: instance.Elsewhere(opened.Disk, snapshotIdentity(inst, name),
+			inst.BlockSize, true)}
+	added, err := d.Open(ctx, one)
+	if err != nil {
+		return 0, err
+	}
+	added.snapshotOf = s
+	if err := d.Serve(added, false); err != nil {
+		return 0, errors.Join(err, d.Abandon(added))
+	}
+	return added.LUN, nil
+}
+
+// snapshotIdentity is the same each time that a snapshot is served.
+func snapshotIdentity(inst *instance.Instance, name string) disk.Identity {
+	for _, one := range inst.Snapshots() {
+		if one.Name == name {
+			name += one.Created.UTC().String()
+		}
+	}
+	sum := sha256.Sum256([]byte(inst.Identity.Serial + "@" + name))
+	id := disk.Identity{Serial: hex.EncodeToString(sum[:10])}
+	copy(id.NAA[:], sum[10:])
+	id.NAA[0] = 0x30 | id.NAA[0]&0x0f // SPC-4 7.8.6.6: NAA 3h, locally assigned
+	return id
+}
+
+// endSnapshots stops serving the snapshots of a disk that goes, which need its files. If somebody
+// uses one, it returns a *serving.InUseError, unless force is set.
+func (d *Disks) endSnapshots(ctx context.Context, s *Disk, force bool) error {
+	for _, o := range d.table.served() {
+		if o.snapshotOf != s {
+			continue
+		}
+		if force {
+			if err := d.Remove(ctx, o.LUN, false); err != nil {
+				return err
+			}
+			continue
+		}
+		released, err := d.withdraw(o)
+		if err != nil {
+			return err
+		}
+		<-released
+		if err := d.Abandon(o); err != nil {
+			return err
+		}
+	}
+	return nil
+}

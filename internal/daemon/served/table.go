@@ -1,0 +1,120 @@
+package served
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/serving"
+)
+
+// table holds the disks of a daemon, in the order for people. Each has its own LUN. It is safe for
+// concurrent use.
+type table struct {
+	mu     sync.Mutex
+	disks  []*Disk // guarded by mu
+	closed bool    // guarded by mu; no new change may begin
+
+	// changes counts the disks that are being added or removed. It grows only with mu held and
+	// closed unset, so close can wait for it.
+	changes sync.WaitGroup
+}
+
+// ErrStopping is the reason why a disk cannot be added.
+var ErrStopping = errors.New("the daemon is stopping")
+
+// begin must be called before a disk is added or removed while the daemon runs, and changes.Done
+// afterwards.
+func (t *table) begin() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return ErrStopping
+	}
+	t.changes.Add(1)
+	return nil
+}
+
+// close waits for changes to end and lets no new one begin.
+func (t *table) close() {
+	t.mu.Lock()
+	t.closed = true
+	t.mu.Unlock()
+	t.changes.Wait()
+}
+
+// add puts disks into the table. A disk without a LUN gets the lowest free one. It adds all disks
+// or none.
+func (t *table) add(disks ...plan.Disk) ([]*Disk, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	users := make(map[uint16]string, len(t.disks)+len(disks))
+	for _, s := range t.disks {
+		users[s.LUN] = s.Name
+	}
+	added := make([]*Disk, len(disks))
+	lowest := uint16(1)
+	for i, d := range disks {
+		if d.Unserved {
+			added[i] = newDisk(d)
+			continue
+		}
+		for ; d.LUN == 0 && lowest <= serving.MaxNumber; lowest++ {
+			if _, taken := users[lowest]; !taken {
+				d.LUN = lowest
+			}
+		}
+		switch other, taken := users[d.LUN]; {
+		case taken:
+			return nil, fmt.Errorf("LUN %d is already used by %q, so %q needs another number",
+				d.LUN, other, d.Name)
+		case d.LUN == 0 || d.LUN > serving.MaxNumber:
+			return nil, fmt.Errorf("there is no LUN for %q: a target has LUNs 1 to %d",
+				d.Name, serving.MaxNumber)
+		}
+		users[d.LUN] = d.Name
+		added[i] = newDisk(d)
+	}
+	t.disks = append(t.disks, added...)
+	return added, nil
+}
+
+// drop removes a disk that is no LUN, or could not become one.
+func (t *table) drop(s *Disk) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.disks = slices.DeleteFunc(t.disks, func(o *Disk) bool { return o == s })
+}
+
+// remove returns the disk that is a LUN, which the caller takes from its users and then drops.
+// Until then no other disk gets its number: the users still have it.
+func (t *table) remove(lun uint16) (*Disk, error) {
+	if s := t.find(lun); s != nil && s.set(false) {
+		return s, nil
+	}
+	return nil, fmt.Errorf("there is no LUN %d", lun)
+}
+
+// find returns the disk with a LUN, or nil.
+func (t *table) find(lun uint16) *Disk {
+	for _, s := range t.all() {
+		if s.LUN == lun {
+			return s
+		}
+	}
+	return nil
+}
+
+// all returns all disks.
+func (t *table) all() []*Disk {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.disks)
+}
+
+// served returns the disks that are LUNs.
+func (t *table) served() []*Disk {
+	return slices.DeleteFunc(t.all(), func(s *Disk) bool { return !s.Serving() })
+}

@@ -1,0 +1,205 @@
+package sources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/adapt"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/registry"
+	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// keepName is the directory beside the disks for knowledge about images in registries. No disk's
+// directory begins with a dot.
+const keepName = ".images"
+
+// Sources are where the images of one daemon come from.
+type Sources struct {
+	opt     *options.Options
+	metrics *metrics.Metrics
+	client  *registry.Client // nil: the options need none
+	streams []*registry.Stream
+
+	mu    sync.Mutex
+	cache *cache.Cache // guarded by mu; nil: not open
+}
+
+// New checks the settings for registries. It sends nothing to them yet.
+func New(opt *options.Options, m *metrics.Metrics) (s *Sources, err error) {
+	s = &Sources{opt: opt, metrics: m}
+	if s.hasReferences() || opt.Volumes != nil {
+		with := opt.Streams.Registry
+		with.Warn = s.warnOfRegistry()
+		s.client, err = registry.New(with)
+	}
+	return s, err
+}
+
+// Find finds the images to serve from the start. Those of this machine and of containers are open,
+// for the caller to close. single says that a volume has the persistent directory.
+func (s *Sources) Find(ctx context.Context, single bool) (found []plan.Disk, err error) {
+	defer func() {
+		if err != nil {
+			plan.CloseImages(found)
+		}
+	}()
+	if found, err = s.findLocal(single); err != nil {
+		return found, err
+	}
+	if s.hasReferences() {
+		if _, err := s.openCache(); err != nil { // it limits the size of the levels, too
+			return found, err
+		}
+	}
+	far, err := s.findStreams(ctx)
+	if err != nil {
+		return found, err
+	}
+	found = append(found, far...)
+	containers, err := s.findContainers(ctx)
+	found = append(found, containers...)
+	if err != nil {
+		return found, err
+	}
+	remotes, err := s.findRemotes(ctx)
+	return append(found, remotes...), err
+}
+
+// registryWarnings is the shortest time between two warnings about registries: many reads may wait
+// for the same one.
+const registryWarnings = 5 * time.Second
+
+// warnOfRegistry logs failed requests, but not each of them.
+func (s *Sources) warnOfRegistry() func(text string) {
+	var mu sync.Mutex
+	var last time.Time
+	var left int
+	return func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(last) < registryWarnings {
+			left++
+			return
+		}
+		fields := []zap.Field{zap.String("what", text)}
+		if left > 0 {
+			fields = append(fields, zap.Int("not_logged", left))
+		}
+		last, left = time.Now(), 0
+		s.opt.Log.Warn("reads wait for a registry", fields...)
+	}
+}
+
+// findStreams finds the disks of the images in registries. It opens none yet.
+func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error) {
+	refused := problems.Refusal{Verb: "cannot be served"}
+	for _, ref := range s.opt.Streams.References {
+		stream, err := s.Stream(ctx, ref, filepath.Join(s.opt.KeepDir(), keepName))
+		if err != nil {
+			refused.Add(err)
+			continue
+		}
+		s.streams = append(s.streams, stream)
+		s.opt.Log.Info("an image in a registry is served from there",
+			zap.Stringer("reference", ref), zap.String("digest", stream.Digest()))
+		disks := stream.Disks()
+		for _, disk := range disks {
+			f := plan.Disk{Name: ref.String(), Far: far(stream, disk)}
+			if len(disks) > 1 {
+				f.Name += "/" + disk.Name
+			}
+			found = append(found, f)
+		}
+	}
+	return found, refused.Err()
+}
+
+// far is a disk of an image in a registry, to be opened.
+func far(stream *registry.Stream, of registry.StreamDisk) *plan.Far {
+	return &plan.Far{Digests: of.Digests,
+		Open: func(ctx context.Context, as image.Format) (*image.Image, <-chan struct{}, error) {
+			opt := image.Options{}
+			if as != "" {
+				opt.Formats = map[string]image.Format{of.Name: as}
+			}
+			img, err := stream.Open(ctx, of.Name, opt)
+			return img, stream.Booted(of.Name), err
+		}}
+}
+
+// Stream finds an image in a registry. What is found out about it is kept in a directory. The
+// caller closes the stream.
+func (s *Sources) Stream(ctx context.Context, ref transport.Reference, keepDir string) (
+	*registry.Stream, error) {
+	opened, err := s.openCache()
+	if err != nil {
+		return nil, err
+	}
+	return s.client.Stream(ctx, ref, registry.StreamOptions{Cache: opened,
+		CacheDir: s.opt.Streams.CacheDir, KeepDir: keepDir,
+		WhenComplete: s.opt.Streams.WhenComplete})
+}
+
+// openCache opens the cache of fetched data, unless it is open.
+func (s *Sources) openCache() (_ *cache.Cache, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cache != nil {
+		return s.cache, nil
+	}
+	opt := s.opt.Streams
+	s.cache, err = cache.Open(opt.CacheDir, cache.Options{Size: opt.CacheSize, Log: s.opt.Log,
+		Others: s.othersInCache})
+	if err != nil {
+		return nil, fmt.Errorf("%w; name another directory with %v", err,
+			s.opt.Setting(&s.opt.Streams.CacheDir))
+	}
+	stats := s.cache.Stats
+	s.metrics.SetFetched(func() metrics.Fetched {
+		now := stats()
+		return metrics.Fetched{Bytes: now.FetchedBytes, Chunks: now.Fetched, Wrong: now.Wrong,
+			Damaged: now.Damaged, Unsaved: now.Unsaved}
+	})
+	return s.cache, nil
+}
+
+// othersInCache returns everything besides chunks that counts towards the size of the cache: images
+// that were fetched as a whole, and levels of container images.
+func (s *Sources) othersInCache() ([]cache.Other, error) {
+	images, err := registry.Others(s.opt.Streams.CacheDir)()
+	if err != nil {
+		return nil, err
+	}
+	levels, err := adapt.Others(s.opt.Containers.Dir)()
+	return append(images, levels...), err
+}
+
+// Close closes the images in registries and the cache. Call it after the disks are closed.
+func (s *Sources) Close() (err error) {
+	for _, one := range s.streams {
+		err = errors.Join(err, one.Close())
+	}
+	s.streams = nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cache != nil {
+		err = errors.Join(err, s.cache.Close())
+		s.cache = nil
+	}
+	if s.client != nil {
+		s.client.Close()
+	}
+	return err
+}

@@ -1,0 +1,96 @@
+package volumes
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/status"
+	"kubevirt.io/disk/volume"
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/server"
+	"kubevirt.io/disk/volume/upload"
+)
+
+// newUploads makes the handler that receives the data of volumes.
+func (v *Volumes) newUploads(m *metrics.Metrics) *upload.Handler {
+	h := upload.New(upload.Options{
+		Volumes: fillable{v.manager},
+		Done: func(w http.ResponseWriter, r *http.Request, name string) {
+			v.server.Answer(w, r, http.StatusCreated, name)
+		},
+		Refuse: server.Refuse,
+		Log:    v.log,
+	})
+	m.SetUploads(func() metrics.Uploads {
+		t := h.Totals()
+		return metrics.Uploads{Active: t.Active, Bytes: t.Bytes, Completed: t.Completed,
+			Failed: t.Failed}
+	})
+	return h
+}
+
+// uploadsStatus returns the uploads for the page.
+func uploadsStatus(h *upload.Handler) (all []status.Upload) {
+	if h == nil {
+		return nil
+	}
+	for _, r := range h.Receiving() {
+		all = append(all, status.Upload{Volume: r.Volume, ReceivedBytes: r.Received,
+			TotalBytes: max(r.Total, 0), StartedAt: r.Began, StartedBytes: r.From})
+	}
+	return all
+}
+
+// expireEvery is how often to look for interrupted uploads.
+const expireEvery = 10 * time.Minute
+
+// expireUploads ends uploads that nobody continues, until the daemon stops.
+func (v *Volumes) expireUploads() {
+	tick := time.NewTicker(expireEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-v.disks.Stopping.Done():
+			return
+		case <-tick.C:
+		}
+		if err := v.uploads.Expire(v.disks.Stopping, v.awaiting()); err != nil {
+			v.opt.Log.Warn("the data of an interrupted upload could not be removed",
+				zap.Error(err))
+		}
+	}
+}
+
+// awaiting returns the names of the volumes that await their data.
+func (v *Volumes) awaiting() (names []string) {
+	for _, one := range v.manager.List() {
+		if one.State == api.StateAwaiting {
+			names = append(names, one.Record.Name)
+		}
+	}
+	return names
+}
+
+// recoverUploads removes the remains of uploads that an earlier run did not finish.
+func (v *Volumes) recoverUploads(ctx context.Context) {
+	if err := v.uploads.Recover(ctx, v.awaiting()); err != nil {
+		v.opt.Log.Warn("the remains of an upload could not be removed: the next upload to its "+
+			"volume removes them", zap.Error(err))
+	}
+}
+
+// fillable has the volumes of a manager in the form that uploads need.
+type fillable struct{ manager *volume.Manager }
+
+// Fill claims a volume that awaits data, or makes it if that is allowed.
+func (f fillable) Fill(ctx context.Context, name string, make bool) (upload.Volume, bool, error) {
+	v, made, err := f.manager.Fill(ctx, name, make)
+	if err != nil {
+		return nil, false, err
+	}
+	return v, made, nil
+}

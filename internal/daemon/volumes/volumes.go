@@ -1,0 +1,261 @@
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/internal/daemon/served"
+	"kubevirt.io/disk/internal/daemon/sources"
+	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/status"
+	"kubevirt.io/disk/volume"
+	"kubevirt.io/disk/volume/api"
+	"kubevirt.io/disk/volume/server"
+	"kubevirt.io/disk/volume/store"
+	"kubevirt.io/disk/volume/upload"
+)
+
+// Volumes are the volumes of one daemon.
+type Volumes struct {
+	opt      *options.Options
+	log      *zap.Logger
+	disks    *served.Disks
+	sources  *sources.Sources
+	portals  func() []string // of the daemon, as bound
+	listener net.Listener
+	manager  *volume.Manager
+	server   *server.Server
+	uploads  *upload.Handler
+
+	found   []plan.Disk // what the daemon serves beside volumes; set by Serve
+	loading atomic.Bool // they are being served at the start
+	served  chan error  // gets the end of server.Serve; nil: it has not begun
+}
+
+// New finds the existing volumes. It serves nothing yet. Requests will come by a listener, which
+// belongs to the volumes from now on, even after an error. portals returns those of the daemon.
+func New(opt *options.Options, l net.Listener, disks *served.Disks, from *sources.Sources,
+	portals func() []string, m *metrics.Metrics) (_ *Volumes, err error) {
+	v := &Volumes{opt: opt, log: opt.Log.Named("volumes"), disks: disks, sources: from,
+		portals: portals, listener: l}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, v.Close(context.Background()))
+		}
+	}()
+	v.manager, err = volume.New(volume.Options{Dir: opt.VolumesDir(), Disks: v,
+		Max: opt.Volumes.Max, MaxBytes: opt.Volumes.MaxBytes, Log: v.log})
+	if err != nil {
+		return nil, fmt.Errorf("%w; name another directory with %v", err,
+			opt.Setting(&opt.Volumes.Dir))
+	}
+	v.uploads = v.newUploads(m)
+	m.SetVolumes(func() metrics.Volumes {
+		s := v.Status()
+		return metrics.Volumes{States: s.States, Bytes: s.Bytes}
+	})
+	v.server, err = server.New(server.Options{Volumes: v.manager, Uploads: v.uploads,
+		TargetName: opt.TargetName, Portal: v.portalFor, Access: opt.Volumes.Access, Log: v.log})
+	if err != nil {
+		return nil, err
+	}
+	opt.Log.Info("volumes", zap.String("address", l.Addr().String()),
+		zap.String("directory", opt.VolumesDir()), zap.Int("volumes", len(v.manager.List())))
+	return v, nil
+}
+
+// Holds returns what volumes have. None: nothing.
+func (v *Volumes) Holds() (all plan.Volumes) {
+	if v == nil {
+		return all
+	}
+	all.Single = v.manager.Has(store.Place{Kind: store.PlaceRoot})
+	all.LUNs = map[uint16]string{}
+	for _, one := range v.manager.List() {
+		if one.Record.LUN != 0 {
+			all.LUNs[one.Record.LUN] = one.Record.Name
+		}
+	}
+	return all
+}
+
+// Status returns the volumes for the page; nil if there are none.
+func (v *Volumes) Status() *status.Volumes {
+	if v == nil {
+		return nil
+	}
+	t := v.manager.Totals()
+	s := &status.Volumes{Address: v.listener.Addr().String(),
+		States: map[string]int{}, Bytes: t.Bytes, Max: t.Max, MaxBytes: t.MaxBytes,
+		Uploads: uploadsStatus(v.uploads)}
+	for state, n := range t.States {
+		s.States[string(state)] = n
+	}
+	if t.States[api.StateFailed] > 0 {
+		for _, one := range v.manager.List() {
+			if one.State == api.StateFailed {
+				s.Failed = append(s.Failed, status.FailedVolume{Name: one.Record.Name,
+					Failure: one.Failure})
+			}
+		}
+	}
+	return s
+}
+
+// Serve makes LUNs of the existing volumes, beside the disks that were found.
+func (v *Volumes) Serve(ctx context.Context, found []plan.Disk) error {
+	if v == nil {
+		return nil
+	}
+	v.found = found
+	v.loading.Store(true)
+	err := v.manager.Load(ctx)
+	v.loading.Store(false)
+	if err == nil {
+		v.recoverUploads(ctx)
+	}
+	v.disks.Measure()
+	return err
+}
+
+// Answer begins to answer requests for volumes.
+func (v *Volumes) Answer() {
+	if v == nil {
+		return
+	}
+	v.served = make(chan error, 1)
+	go func() { v.served <- v.server.Serve(v.listener) }()
+	go v.expireUploads()
+}
+
+// grace is how long a stop waits for requests for volumes. Sessions need the rest of the
+// time. An unfinished request is undone, and an upload can be resumed later.
+const grace = 2 * time.Second
+
+// Close ends requests for volumes, before the disks are closed. It may be called again.
+func (v *Volumes) Close(ctx context.Context) (err error) {
+	if v == nil {
+		return nil
+	}
+	if v.served != nil {
+		ctx, cancel := context.WithTimeout(ctx, grace)
+		defer cancel()
+		err := served.Within(ctx, "upload", func() error { v.uploads.Close(); return nil })
+		if err != nil {
+			v.opt.Log.Warn("uploads were cut off", zap.Error(err))
+		}
+		if err := v.server.Shutdown(ctx); err != nil {
+			v.opt.Log.Warn("requests for volumes were cut off", zap.Error(err))
+		}
+		if err := <-v.served; !errors.Is(err, http.ErrServerClosed) {
+			v.opt.Log.Warn("requests for volumes were not answered any more", zap.Error(err))
+		}
+		v.served = nil
+	}
+	_ = v.listener.Close() // the server may have closed it already
+	if v.manager != nil {
+		err = served.Within(ctx, "end", v.manager.Close)
+	}
+	return err
+}
+
+// portalFor is the address of the LUNs for a client that has reached a local address.
+func (v *Volumes) portalFor(local net.Addr) (host, port string) {
+	if host, port, err := net.SplitHostPort(v.opt.Volumes.Portal); err == nil {
+		return host, port
+	}
+	for _, portal := range v.portals() {
+		if host, port, err := net.SplitHostPort(portal); err == nil {
+			if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() {
+				return host, port
+			}
+			if tcp, ok := local.(*net.TCPAddr); ok {
+				return tcp.IP.String(), port
+			}
+			host, port, _ = net.SplitHostPort(options.Reachable(portal))
+			return host, port
+		}
+	}
+	return "localhost", strconv.Itoa(3260)
+}
+
+// Default is a volume from the only image, or an empty one of the size in the settings.
+func (v *Volumes) Default() (api.Spec, error) {
+	size := api.Size(v.opt.Settings.Disk.Size)
+	switch found := v.found; {
+	case len(found) == 1 && found[0].Far != nil:
+		ref := v.opt.Streams.References[0].String()
+		return api.Spec{Size: size, From: &api.Source{Reference: ref}}, nil
+	case len(found) == 1 && found[0].Image != nil:
+		return api.Spec{Size: size, From: &api.Source{Image: found[0].Name}}, nil
+	case len(found) > 1:
+		names := make([]string, len(found))
+		for i, f := range found {
+			names[i] = f.Name
+		}
+		return api.Spec{}, api.Errorf(api.CodeInvalid, "from: name the source of the volume: "+
+			"there are several images, %s", strings.Join(names, ", "))
+	case size == 0:
+		return api.Spec{}, api.Errorf(api.CodeInvalid, "size: give a size such as 20Gi: there is "+
+			"no image")
+	}
+	return api.Spec{Size: size}, nil
+}
+
+// Place returns a directory that holds disks.
+func (v *Volumes) Place(p store.Place) (string, error) {
+	switch p.Kind {
+	case store.PlaceRoot:
+		if dir := v.opt.PersistentDir; dir != "" {
+			return dir, nil
+		}
+		return "", fmt.Errorf("the disk lies in the persistent directory, but none is set: name "+
+			"it with %v", v.opt.Setting(&v.opt.PersistentDir))
+	case store.PlaceClaim:
+		return v.claim(p.Name)
+	case store.PlaceUsageType:
+		dir, err := v.opt.UsageTypes.Dir(p.Name)
+		if err != nil {
+			return "", api.Errorf(api.CodeInvalid, "copy.usage-type: %v", err)
+		}
+		return dir, nil
+	}
+	return "", fmt.Errorf("there is no place %q", p.Kind)
+}
+
+// claim returns the directory of a claim.
+func (v *Volumes) claim(name string) (string, error) {
+	claims := v.opt.Volumes.Claims
+	if dir, ok := claims[name]; ok {
+		return dir, nil
+	}
+	known := "there are none"
+	if len(claims) > 0 {
+		known = "use one of " + strings.Join(slices.Sorted(maps.Keys(claims)), ", ")
+	}
+	return "", api.Errorf(api.CodeInvalid, "pvc.claimname: no claim %q is mounted here: %s (%v)",
+		name, known, v.opt.Setting(&v.opt.Volumes.Claims))
+}
+
+// Single reports whether the persistent directory is for one disk, and has none.
+func (v *Volumes) Single() bool {
+	dir := v.opt.PersistentDir
+	return dir != "" && len(v.found) == 0 && !instance.HasPersistent(dir)
+}
+
+// Taken reports whether a disk has the LUN.
+func (v *Volumes) Taken(lun uint16) bool { return v.disks.Taken(lun) }

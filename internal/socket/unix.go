@@ -1,0 +1,147 @@
+package socket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/flock"
+)
+
+// ListenUnix makes a Unix socket that only the daemon's own user and root can connect to, and its
+// directory if that is missing. It replaces the socket of a killed daemon, but nothing else. The
+// path may be longer than a socket address. Close removes the socket.
+func ListenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	dir, short, err := shortPath(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	// Between bind and listen, a socket looks like one of a killed daemon.
+	flock.WaitBriefly(dir)
+	c, dialErr := net.Dial("unix", short)
+	dialErr = named(dialErr, path)
+	if dialErr == nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE)
+	}
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case info.Mode()&fs.ModeSocket == 0:
+		return nil, fmt.Errorf("%q exists and is not a socket", path)
+	case !errors.Is(dialErr, unix.ECONNREFUSED):
+		// The daemon is too busy to accept, or the socket belongs to another user and the kernel
+		// does not tell whether it listens.
+		return nil, fmt.Errorf("another daemon uses it, or has left it: %w", dialErr)
+	default:
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen("unix", short)
+	if err != nil {
+		return nil, named(err, path)
+	}
+	// The user of a connection made before the mode is set is a matter of Peer.
+	made, err := restrict(dir, filepath.Base(path))
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &listener{Listener: l, path: path, made: made}, nil
+}
+
+// restrict lets only the own user connect to a socket. Somebody may have replaced it, for example
+// with a link to another file. That is an error, and the other file is not touched.
+func restrict(dir *os.File, name string) (fs.FileInfo, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: filepath.Join(dir.Name(), name), Err: err}
+	}
+	socket := os.NewFile(uintptr(fd), filepath.Join(dir.Name(), name))
+	defer socket.Close()
+	info, err := socket.Stat()
+	if err == nil && info.Mode()&fs.ModeSocket == 0 {
+		err = fmt.Errorf("%s was replaced by something that is not a socket", socket.Name())
+	}
+	if err != nil {
+		return nil, err
+	}
+	// fchmod does not work on an O_PATH descriptor.
+	return info, os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o600)
+}
+
+// listener removes the socket when it is closed, unless the path holds another daemon's socket by
+// then.
+type listener struct {
+	net.Listener
+	path string
+	made fs.FileInfo
+}
+
+func (l *listener) Close() error {
+	err := l.Listener.Close()
+	if there, statErr := os.Lstat(l.path); statErr == nil && os.SameFile(l.made, there) {
+		_ = os.Remove(l.path)
+	}
+	return err
+}
+
+// named makes an error of a socket's short path name the path that a person knows.
+func named(err error, path string) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		op.Addr = &net.UnixAddr{Name: path, Net: "unix"}
+	}
+	return err
+}
+
+// shortPath names a socket by its open directory, because a socket address holds only 107 bytes.
+func shortPath(path string) (dir *os.File, short string, err error) {
+	dir, err = os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, "", err
+	}
+	return dir, fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)), nil
+}
+
+// DialUnix connects to a socket of ListenUnix.
+func DialUnix(ctx context.Context, path string) (net.Conn, error) {
+	dir, short, err := shortPath(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	c, err := new(net.Dialer).DialContext(ctx, "unix", short)
+	return c, named(err, path)
+}
+
+// Peer returns the process at the other end of a Unix socket, or nil if the kernel does not know
+// it. A process that is not visible in this container has PID 0.
+func Peer(c net.Conn) (peer *unix.Ucred) {
+	socket, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	_ = raw.Control(func(fd uintptr) {
+		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err == nil {
+			peer = cred
+		}
+	})
+	return peer
+}

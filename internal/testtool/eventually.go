@@ -1,0 +1,61 @@
+package testtool
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// Patience is how long a test waits for an event that does not depend on speed. It is many times
+// what the event needs, because a busy machine can be that much slower.
+const Patience = time.Minute
+
+// The pause between two looks is a part of the time that a test has waited already, within bounds:
+// fast events are seen at once, and slow ones cost few looks. A look that takes long itself, like a
+// command, is followed by as long a pause, so that what it waits for gets on.
+const (
+	leastPause = 20 * time.Microsecond
+	mostPause  = 100 * time.Millisecond
+	pausePart  = 10
+)
+
+// Eventually waits until a condition is met that somebody else brings about, and fails the test if
+// that takes longer than Patience. says tells what the condition means, as for fmt.Sprintf. An
+// argument that is a func() any is called if the test fails: so the message tells what was there
+// instead. The condition is asked in the goroutine of the test, so it may fail the test itself.
+func Eventually(t testing.TB, met func() bool, says ...any) {
+	t.Helper()
+	Within(t, Patience, met, says...)
+}
+
+// Within is Eventually with another patience.
+func Within(t testing.TB, patience time.Duration, met func() bool, says ...any) {
+	t.Helper()
+	for began := time.Now(); ; {
+		look := time.Now()
+		if met() {
+			return
+		}
+		waited, took := time.Since(began), time.Since(look)
+		if waited > patience {
+			t.Fatalf("not met within %v%s", patience, told(says))
+		}
+		time.Sleep(max(min(max(waited/pausePart, leastPause), mostPause), took))
+	}
+}
+
+// told is what the caller says about a condition that is not met.
+func told(says []any) string {
+	if len(says) == 0 {
+		return ""
+	}
+	for i, arg := range says {
+		if last, ok := arg.(func() any); ok {
+			says[i] = last()
+		}
+	}
+	if format, ok := says[0].(string); ok && len(says) > 1 {
+		return ": " + fmt.Sprintf(format, says[1:]...)
+	}
+	return ": " + fmt.Sprint(says...)
+}

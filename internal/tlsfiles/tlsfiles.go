@@ -1,0 +1,168 @@
+// Package tlsfiles has the TLS of servers whose certificate, key and authorities lie in files that
+// somebody replaces while they serve, and that of their clients. The server of volumes and that of
+// NBD use it, and the client of NBD.
+package tlsfiles
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"go.uber.org/zap"
+)
+
+// Files are the files of a server, PEM.
+type Files struct {
+	Of        string // whose they are, for messages, as "the NBD server"
+	Cert, Key string
+	// ClientCA has the certificates that may have signed a client's certificate. "": clients show
+	// none, whatever ClientAuth says.
+	ClientCA string
+}
+
+// Config returns base with what the files say. It reads them once, so that an error in them is
+// known at once, and again at each connection. While they cannot be used, for example because they
+// are being replaced, the former ones stay in use, and the log says why.
+func Config(f Files, base *tls.Config, log *zap.Logger) (*tls.Config, error) {
+	s := &server{Files: f, base: base, log: log}
+	if _, err := s.load(); err != nil {
+		return nil, err
+	}
+	config := base.Clone()
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		config, err := s.load()
+		if err != nil {
+			s.complain(err)
+		}
+		return config, nil // the former one, while the files cannot be used
+	}
+	return config, nil
+}
+
+// server is a server with files.
+type server struct {
+	Files
+	base *tls.Config
+	log  *zap.Logger
+
+	mu     sync.Mutex
+	config *tls.Config // guarded by mu; of the content of the files that were read last
+	files  [3][]byte   // guarded by mu; the content that config was made of
+	told   string      // guarded by mu; what the log says is wrong with the files
+}
+
+// complain logs a problem with the files, once.
+func (s *server) complain(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if text := err.Error(); text != s.told {
+		s.told = text
+		s.log.Warn("the certificate files of "+s.Of+" cannot be used: the former ones stay in use",
+			zap.Error(err))
+	}
+}
+
+// load returns the configuration that is in the files. If it cannot use them, it returns the former
+// one and the error.
+func (s *server) load() (*tls.Config, error) {
+	var files [3][]byte
+	var err error
+	for i, path := range []string{s.Cert, s.Key, s.ClientCA} {
+		if path != "" && err == nil {
+			files[i], err = Read(path)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		return s.config, fmt.Errorf("the certificate of %s: %w", s.Of, err)
+	}
+	if s.config != nil && equal(files, s.files) {
+		return s.config, nil
+	}
+	config, err := s.configOf(files)
+	if err != nil {
+		return s.config, err
+	}
+	if s.config != nil {
+		s.log.Info("the certificate of " + s.Of + " has changed, and was read again")
+	}
+	s.config, s.files, s.told = config, files, ""
+	return config, nil
+}
+
+func equal(x, y [3][]byte) bool {
+	for i := range x {
+		if !bytes.Equal(x[i], y[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *server) configOf(files [3][]byte) (*tls.Config, error) {
+	cert, err := tls.X509KeyPair(files[0], files[1])
+	if err != nil {
+		return nil, fmt.Errorf("the certificate %q and the key %q cannot be used: %w", s.Cert,
+			s.Key, err)
+	}
+	config := s.base.Clone()
+	config.Certificates = []tls.Certificate{cert}
+	if s.ClientCA == "" {
+		config.ClientAuth = tls.NoClientCert
+		return config, nil
+	}
+	config.ClientCAs = x509.NewCertPool()
+	if !config.ClientCAs.AppendCertsFromPEM(files[2]) {
+		return nil, fmt.Errorf("%q has no certificate (PEM) of an authority", s.ClientCA)
+	}
+	return config, nil
+}
+
+// ForClient returns what a client connects with to a server that is called host: TLS 1.3, with the
+// certificate and the key in these files, if they are named, to a server whose certificate an
+// authority in serverCA has signed; "": one of those that the system trusts. The caller asks for
+// it before each connection, so that files that were replaced are in use.
+func ForClient(cert, key, serverCA, host string) (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host}
+	if cert != "" || key != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, fmt.Errorf("the certificate %q and the key %q cannot be used: %w", cert,
+				key, err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	if serverCA == "" {
+		return config, nil
+	}
+	text, err := Read(serverCA)
+	if err != nil {
+		return nil, fmt.Errorf("the authorities of the server: %w", err)
+	}
+	config.RootCAs = x509.NewCertPool()
+	if !config.RootCAs.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%q has no certificate (PEM) of an authority", serverCA)
+	}
+	return config, nil
+}
+
+const maxFile = 1 << 20 // bytes
+
+// Read returns the content of a file with a credential.
+func Read(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("%q is far too large", path)
+	}
+	return text, err
+}

@@ -1,0 +1,52 @@
+package identity
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// TestNBDSecret: server and client know each other by certificates that are good for nothing else,
+// and as long as the disk is.
+func TestNBDSecret(t *testing.T) {
+	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: "vms", Name: "fedora.1",
+		UID: "u"}}
+	const host = "vmid-fedora-1-01234567.vms.svc"
+	s, err := nbdSecret(id, host)
+	require.NoError(t, err)
+	require.Equal(t, "vmnbd-fedora.1", s.Name)
+	require.Equal(t, "fedora.1", s.Labels[v1alpha1.LabelIdentity])
+	require.True(t, metav1.IsControlledBy(s, id))
+	server, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey])
+	require.NoError(t, err)
+	client, err := tls.X509KeyPair(s.Data[v1alpha1.KeyClientCert], s.Data[v1alpha1.KeyClientKey])
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(s.Data[v1alpha1.KeyAuthority]))
+	good := func(c tls.Certificate, usage x509.ExtKeyUsage, name string) error {
+		_, err := c.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name,
+			KeyUsages: []x509.ExtKeyUsage{usage}, CurrentTime: time.Now().AddDate(50, 0, 0)})
+		return err
+	}
+	require.NoError(t, good(server, x509.ExtKeyUsageServerAuth, host))
+	require.NoError(t, good(client, x509.ExtKeyUsageClientAuth, "fedora.1.vms"))
+	require.Error(t, good(server, x509.ExtKeyUsageServerAuth, "vmid-other.vms.svc"))
+	require.Error(t, good(server, x509.ExtKeyUsageClientAuth, ""), "it is no client")
+	require.Error(t, good(client, x509.ExtKeyUsageServerAuth, ""), "it is no server")
+	require.False(t, client.Leaf.IsCA)
+
+	other, err := nbdSecret(id, host)
+	require.NoError(t, err)
+	require.True(t, roots.AppendCertsFromPEM(s.Data[v1alpha1.KeyAuthority]))
+	client, err = tls.X509KeyPair(other.Data[v1alpha1.KeyClientCert],
+		other.Data[v1alpha1.KeyClientKey])
+	require.NoError(t, err)
+	require.Error(t, good(client, x509.ExtKeyUsageClientAuth, ""), "each secret has its authority")
+}

@@ -1,0 +1,85 @@
+package service
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+)
+
+var certificates = client.ObjectKey{Namespace: "default", Name: "vmnbd-vm1"}
+
+func (w *world) deployment() *appsv1.Deployment {
+	w.t.Helper()
+	d := &appsv1.Deployment{}
+	require.NoError(w.t, w.Get(w.t.Context(), made, d))
+	return d
+}
+
+// TestCertificates: a server has certificates before it starts, whatever fails meanwhile. They stay
+// while machines may have them, and are made again with a server whose certificates were deleted.
+func TestCertificates(t *testing.T) {
+	controllertest.EachFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls, nil)
+		w.converge()
+		first := &corev1.Secret{}
+		require.NoError(t, w.Get(t.Context(), certificates, first))
+		require.True(t, servesNBD(w.deployment()))
+		require.NoError(t, w.Delete(t.Context(), w.deployment()))
+		w.converge()
+		again := &corev1.Secret{}
+		require.NoError(t, w.Get(t.Context(), certificates, again))
+		require.Equal(t, first.Data, again.Data, "another server has the same")
+		require.NoError(t, w.Delete(t.Context(), again))
+		w.converge()
+		w.missing(certificates, &corev1.Secret{})
+		require.NoError(t, w.Delete(t.Context(), w.deployment()))
+		w.converge()
+		require.NoError(t, w.Get(t.Context(), certificates, again))
+		require.NotEqual(t, first.Data, again.Data)
+	})
+}
+
+// TestServerWithoutNBD: the server that an earlier version has made goes on as it is.
+func TestServerWithoutNBD(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	w.converge()
+	id := w.identity()
+	require.NoError(t, w.Delete(t.Context(), w.deployment()))
+	old, err := newDeployment(id, "kubevirt.io:disk", false)
+	require.NoError(t, err)
+	require.NoError(t, w.Create(t.Context(), old))
+	w.converge()
+	require.False(t, servesNBD(w.deployment()))
+	require.NoError(t, w.Delete(t.Context(), w.deployment()))
+	w.converge()
+	require.True(t, servesNBD(w.deployment()))
+}
+
+// TestCertificatesOfOthers: a server never has certificates whose keys somebody else knows.
+func TestCertificatesOfOthers(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	require.NoError(t, w.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Namespace: certificates.Namespace, Name: certificates.Name}}))
+	// As the policy secrets.controller.disk.kubevirt.io does.
+	w.r.Client = interceptor.NewClient(w.WithWatch, interceptor.Funcs{Delete: func(
+		_ context.Context, _ client.WithWatch, o client.Object, _ ...client.DeleteOption) error {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, o.GetName(), nil)
+	}})
+	_, err := w.reconcile() // the finalizer
+	require.NoError(t, err)
+	_, err = w.reconcile()
+	require.Error(t, err)
+	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "secret vmnbd-vm1")
+	w.missing(made, &appsv1.Deployment{})
+}

@@ -1,0 +1,190 @@
+package hook
+
+import (
+	"encoding/xml"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+
+	"kubevirt.io/disk/libvirt"
+)
+
+// add adds a disk to the domain.
+func (e *edit) add(d *Disk, w *wish) error {
+	device := libvirt.Device{Bus: w.bus, Cache: w.cache, ErrorPolicy: libvirt.ErrorStop}
+	if device.Bus == "" {
+		device.Bus = libvirt.BusVirtio
+	}
+	export := d.Export
+	export.Serial = d.serial(w)
+	if e.serials[export.Serial] {
+		return fmt.Errorf("its serial number %q is that of another disk that is served here: give "+
+			"it another with annotation %s%s.%s", export.Serial, annotationPrefix, keySerial,
+			export.Name)
+	}
+	e.serials[export.Serial] = export.Serial != ""
+	if err := w.protect(&export, w.readOnly); err != nil {
+		return err
+	}
+	var err error
+	if device.BootOrder, err = e.bootOrder(w); err != nil {
+		return err
+	}
+	if device.Dev, err = e.freeName(device.Bus); err != nil {
+		return err
+	}
+	disk, err := export.Disk(device)
+	if err != nil {
+		return err
+	}
+	disk.Alias = &libvirtxml.DomainAlias{Name: aliasPrefix + device.Dev}
+	if disk.Address, err = e.address(device.Bus); err != nil {
+		return err
+	}
+	text, err := xml.Marshal(disk)
+	e.added.Write(text)
+	return err
+}
+
+// aliasPrefix begins the alias of a disk that is added. KubeVirt migrates no machine that has a
+// disk without one, and takes what follows "ua-" for the name of a volume, which cannot have this
+// one.
+const aliasPrefix = "ua-hook_"
+
+// freeName is a name for a target that no disk has. They are taken from the end of the alphabet:
+// KubeVirt calls disks that are plugged in later by the first letters, whatever a hook has added.
+func (e *edit) freeName(bus libvirt.Bus) (string, error) {
+	for _, disk := range e.disks() {
+		e.names[disk.child("target").attribute("dev")] = true
+	}
+	prefix := "sd"
+	if bus == libvirt.BusVirtio {
+		prefix = "vd"
+	}
+	for c := 'z'; c >= 'a'; c-- {
+		if name := prefix + string(c); !e.names[name] {
+			e.names[name] = true
+			return name, nil
+		}
+	}
+	return "", fmt.Errorf("the machine has disks %sa to %sz already: choose another bus with "+
+		"annotation %s%s", prefix, prefix, annotationPrefix, keyBus)
+}
+
+// unitsOfSATA is how many disks a controller of that bus has.
+const unitsOfSATA = 6
+
+// scsiController is added if the machine has none: libvirt's own choice may be one that the
+// launcher's QEMU does not have.
+const scsiController = `<controller type="scsi" index="0" model="virtio-scsi"></controller>`
+
+// targetsOfSCSI is how many targets a virtio-scsi controller has (virtio 1.2, 5.6.4).
+const targetsOfSCSI = 256
+
+// address is where the disk is on its bus; nil: libvirt chooses. Of its own accord it would take
+// the place from the name, and add controllers for one from the end of the alphabet.
+func (e *edit) address(bus libvirt.Bus) (*libvirtxml.DomainAddress, error) {
+	switch bus {
+	case libvirt.BusSCSI:
+		if !e.hasController("scsi") && !e.controller {
+			e.controller = true
+			e.added.WriteString(scsiController)
+		}
+		// A target of its own: KubeVirt counts the units of target 0.
+		target, err := e.free(bus, "target", 1, targetsOfSCSI)
+		return drive(target, 0), err
+	case libvirt.BusSATA:
+		unit, err := e.free(bus, "unit", 0, unitsOfSATA)
+		return drive(0, unit), err
+	case libvirt.BusUSB:
+		if c := e.controllerOf("usb"); c.attribute("model") == "none" {
+			return nil, fmt.Errorf("the machine has no USB: give it a USB device, such as a " +
+				"tablet under inputs, or choose another bus")
+		}
+	}
+	return nil, nil
+}
+
+func drive(target, unit uint) *libvirtxml.DomainAddress {
+	zero := uint(0)
+	return &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero,
+		Bus: &zero, Target: &target, Unit: &unit}}
+}
+
+func (e *edit) controllerOf(kind string) *element {
+	for _, c := range e.devices.all("controller") {
+		if c.attribute("type") == kind {
+			return c
+		}
+	}
+	return nil
+}
+
+func (e *edit) hasController(kind string) bool { return e.controllerOf(kind) != nil }
+
+// free is the highest unit, or the lowest target, that no disk of a bus has.
+func (e *edit) free(bus libvirt.Bus, what string, from, to uint) (uint, error) {
+	taken := e.units[string(bus)]
+	if taken == nil {
+		taken = map[string]bool{}
+		e.units[string(bus)] = taken
+	}
+	for _, disk := range e.disks() {
+		target := disk.child("target")
+		if target.attribute("bus") != string(bus) {
+			continue
+		}
+		at := disk.child("address").attribute(what)
+		if at == "" && what == "unit" { // libvirt derives it from the name
+			letter := strings.TrimPrefix(target.attribute("dev"), "sd")
+			if len(letter) == 1 {
+				at = strconv.Itoa(int(letter[0] - 'a'))
+			}
+		}
+		taken[at] = true
+	}
+	for n := from; n < to; n++ {
+		if at := strconv.Itoa(int(n)); !taken[at] {
+			taken[at] = true
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("the bus %s has no place left: choose another with annotation %s%s", bus,
+		annotationPrefix, keyBus)
+}
+
+// bootOrder is the place of the disk among those that the machine boots from; 0: it does not.
+func (e *edit) bootOrder(w *wish) (uint, error) {
+	orders, byKind := e.bootOrders()
+	switch {
+	case w.bootOrder == nil && (byKind || e.chosen || len(orders) > 0):
+		return 0, nil // the machine says itself what it boots from
+	case w.bootOrder == nil:
+		e.orders["1"] = true
+		return 1, nil
+	case *w.bootOrder == 0:
+		return 0, nil
+	case byKind:
+		return 0, fmt.Errorf("annotation %s: the domain boots by kinds of devices (<os><boot/>), "+
+			"so single disks can have no boot order", w.said[keyBootOrder])
+	case orders[w.order()]:
+		return 0, fmt.Errorf("annotation %s: another device of the machine has boot order %s "+
+			"already", w.said[keyBootOrder], w.order())
+	}
+	e.orders[w.order()] = true
+	return *w.bootOrder, nil
+}
+
+// bootOrders are those that are taken. byKind says that the domain boots by kinds of devices.
+func (e *edit) bootOrders() (orders map[string]bool, byKind bool) {
+	if e.devices != nil {
+		for _, device := range e.devices.children {
+			if order := device.child("boot").attribute("order"); order != "" {
+				e.orders[order] = true
+			}
+		}
+	}
+	return e.orders, e.root.child("os").child("boot") != nil
+}

@@ -1,0 +1,306 @@
+package hook
+
+import (
+	"encoding/xml"
+	"fmt"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/libvirt"
+)
+
+// Disk is a disk that is served in the machine's pod.
+type Disk struct {
+	Number uint16 // of its LUN; annotations may use it instead of the export's name
+	// Elsewhere says that its content is not in the pod: a machine that moves meets the same disk
+	// where it arrives.
+	Elsewhere bool
+	// Export is what libvirt is told of it. Its socket is where the launcher finds it.
+	Export libvirt.Export
+}
+
+// Edit returns the domain of a call with the disks in it, and all else as it was, byte for byte.
+// Annotations of the VirtualMachineInstance decide how a guest sees them; container is the name of
+// the hook's container in them. A domain that has the disks already, also if a part of them was
+// lost, keeps their places. A machine that is on its way to another node may only have disks that
+// are elsewhere.
+func Edit(c Call, disks []Disk, container string) ([]byte, error) {
+	m, err := parseMachine(c.VMI)
+	if err != nil {
+		return nil, err
+	}
+	if m.migrates() || c.Occasion == OccasionMigrationSource ||
+		c.Occasion == OccasionMigrationTarget {
+		if err := refuseMigration(disks); err != nil {
+			return nil, err
+		}
+	}
+	wishes, err := m.wishes(disks, container)
+	if err != nil {
+		return nil, err
+	}
+	e, err := newEdit(c.Domain)
+	if err != nil {
+		return nil, fmt.Errorf("the domain is not understood: %w", err)
+	}
+	places := make([]*element, len(disks))
+	for i := range disks {
+		if places[i], err = e.find(&disks[i], &wishes[i], m); err != nil {
+			return nil, fmt.Errorf("disk %q: %w", disks[i].Export.Name, err)
+		}
+		if places[i] != nil {
+			e.own[places[i]] = true
+		}
+	}
+	for i := range disks {
+		e.chosen = e.chosen || wishes[i].order() != ""
+	}
+	for i := range disks {
+		if places[i] != nil {
+			err = e.exchange(places[i], &disks[i], &wishes[i])
+		} else {
+			err = e.add(&disks[i], &wishes[i])
+		}
+		if err != nil {
+			return nil, fmt.Errorf("disk %q: %w", disks[i].Export.Name, err)
+		}
+	}
+	return e.document(), nil
+}
+
+// edit is a domain and what is about to change in it.
+type edit struct {
+	before  []byte
+	root    *element
+	devices *element // nil: there are none
+	own     map[*element]bool
+	changes []change
+	added   strings.Builder // devices
+	// of the devices that were added
+	names, serials map[string]bool
+	orders         map[string]bool
+	units          map[string]map[string]bool // by bus
+	controller     bool                       // one for SCSI is added
+	chosen         bool                       // annotations say what the machine boots from
+}
+
+func newEdit(domain []byte) (*edit, error) {
+	root, err := parse(domain)
+	if err != nil {
+		return nil, err
+	}
+	if root.name != "domain" {
+		return nil, fmt.Errorf("it is a <%s>", root.name)
+	}
+	return &edit{before: domain, root: root, devices: root.child("devices"),
+		own: map[*element]bool{}, names: map[string]bool{}, serials: map[string]bool{},
+		orders: map[string]bool{}, units: map[string]map[string]bool{}}, nil
+}
+
+func (e *edit) disks() []*element { return e.devices.all("disk") }
+
+// find returns the element that is, or shall be, the disk; nil: there is none.
+func (e *edit) find(d *Disk, w *wish, m *machine) (found *element, err error) {
+	if w.replace != "" {
+		return e.findReplaced(d, w, m)
+	}
+	serial := d.serial(w)
+	for _, disk := range e.disks() {
+		switch {
+		case d.at(disk, serial) && found != nil:
+			return nil, fmt.Errorf("the domain has it twice, as %s and %s",
+				found.child("target").attribute("dev"), disk.child("target").attribute("dev"))
+		case d.at(disk, serial):
+			found = disk
+		case disk.child("serial").words() == serial && serial != "":
+			return nil, fmt.Errorf("its serial number %q is that of another disk of the machine, "+
+				"%s: give one of them another, this one with annotation %s%s.%s", serial,
+				disk.child("target").attribute("dev"), annotationPrefix, keySerial, d.Export.Name)
+		}
+	}
+	return found, nil
+}
+
+// at reports whether an element is the disk. The launcher loses the socket of a source that it
+// reads back.
+func (d *Disk) at(disk *element, serial string) bool {
+	source := disk.child("source")
+	if source.attribute("protocol") != "nbd" || source.attribute("name") != d.Export.Name {
+		return false
+	}
+	socket := source.child("host").attribute("socket")
+	return socket == d.Export.Socket || socket == "" && disk.child("serial").words() == serial
+}
+
+// serial is the serial number of the disk in the guest.
+func (d *Disk) serial(w *wish) string {
+	if w.serial != "" {
+		return w.serial
+	}
+	return d.Export.Serial
+}
+
+// findReplaced returns the element that KubeVirt has made for a volume.
+func (e *edit) findReplaced(d *Disk, w *wish, m *machine) (*element, error) {
+	by := w.said[keyReplace]
+	if !m.hasVolume(w.replace) {
+		return nil, fmt.Errorf("annotation %s: the machine has no volume %q, only %q", by,
+			w.replace, m.volumes())
+	}
+	for _, disk := range e.disks() {
+		if disk.child("alias").attribute("name") != "ua-"+w.replace {
+			continue
+		}
+		source := disk.child("source")
+		socket := source.child("host").attribute("socket")
+		ours := source.attribute("name") == d.Export.Name &&
+			(socket == d.Export.Socket || socket == "")
+		switch kind := disk.attribute("device"); {
+		case source.attribute("protocol") == "nbd" && !ours:
+			return nil, fmt.Errorf("annotation %s: another hook has replaced the disk of volume "+
+				"%q already", by, w.replace)
+		case kind != "disk" && kind != "cdrom" && kind != "":
+			return nil, fmt.Errorf("annotation %s: volume %q is a %s: only a disk or a CD-ROM can "+
+				"be replaced", by, w.replace, kind)
+		}
+		return disk, nil
+	}
+	return nil, fmt.Errorf("annotation %s: volume %q is no disk of the machine when it starts: "+
+		"list it under disks, too", by, w.replace)
+}
+
+// document is the domain with the changes.
+func (e *edit) document() []byte {
+	added := e.added.String()
+	disks := e.disks()
+	switch {
+	case added == "":
+	case len(disks) > 0:
+		last := disks[len(disks)-1].end
+		e.changes = append(e.changes, change{last, last, added})
+	case e.devices == nil:
+		e.fill(e.root, "<devices>"+added+"</devices>")
+	default:
+		e.fill(e.devices, added)
+	}
+	return changed(e.before, e.changes)
+}
+
+// fill puts text at the end of an element.
+func (e *edit) fill(parent *element, text string) {
+	if parent.closesItself() {
+		text = parent.tag() + text + "</" + parent.name + ">"
+		e.changes = append(e.changes, change{parent.start, parent.end, text})
+		return
+	}
+	e.changes = append(e.changes, change{parent.close, parent.close, text})
+}
+
+// exchange makes an element the disk: its source and its type. All else stays, but what cannot be
+// with that source.
+func (e *edit) exchange(at *element, d *Disk, w *wish) error {
+	target := at.child("target")
+	bus := libvirt.Bus(target.attribute("bus"))
+	device := libvirt.Device{Bus: bus, Cache: w.cache, ErrorPolicy: libvirt.ErrorStop}
+	export := d.Export
+	if w.replace == "" {
+		export.Serial = d.serial(w)
+	} else {
+		// The machine decides both. It may have a bus that we do not know, and a CD-ROM is
+		// read-only on every bus.
+		export.Serial = ""
+		if bus != libvirt.BusSATA || at.attribute("device") == "cdrom" {
+			device.Bus = ""
+		}
+	}
+	if err := w.protect(&export, w.readOnly); err != nil {
+		return err
+	}
+	whole, text, err := render(export, device)
+	if err != nil {
+		return err
+	}
+	part := func(name string) string {
+		if c := whole.child(name); c != nil {
+			return text[c.start:c.end]
+		}
+		return ""
+	}
+	var b strings.Builder
+	b.WriteString(at.tag("type", "network"))
+	driver := at.child("driver")
+	if driver == nil {
+		b.WriteString(part("driver"))
+	}
+	source := at.child("source") // the new one takes its place
+	if source == nil {
+		b.WriteString(part("source"))
+	}
+	for _, name := range []string{"readonly", "shareable", "serial"} {
+		if at.child(name) == nil {
+			b.WriteString(part(name))
+		}
+	}
+	last := at.open
+	for _, c := range at.children {
+		b.Write(e.before[last:c.start])
+		last = c.end
+		switch {
+		case c == source:
+			b.WriteString(part("source"))
+		case c == driver:
+			b.WriteString(e.driver(c, whole.child("driver"), w))
+		case slices.Contains([]string{"backingStore", "auth", "mirror"}, c.name):
+		default:
+			b.Write(e.before[c.start:c.end])
+		}
+	}
+	if !at.closesItself() {
+		b.Write(e.before[last:at.close])
+	}
+	b.WriteString("</" + at.name + ">")
+	e.changes = append(e.changes, change{at.start, at.end, b.String()})
+	return nil
+}
+
+// driver is a driver element that fits the source: what the machine says in it stays.
+func (e *edit) driver(at, ours *element, w *wish) string {
+	set := []string{"name", "qemu", "type", "raw"}
+	for _, a := range ours.attributes {
+		name := full(a.Name)
+		if at.attribute(name) == "" || name == "cache" && w.cache != "" {
+			set = append(set, name, a.Value)
+		}
+	}
+	if at.closesItself() {
+		return at.tag(set...) + "</driver>"
+	}
+	return at.tag(set...) + string(e.before[at.open:at.end])
+}
+
+// render returns the element of a new disk, and its text.
+func render(export libvirt.Export, device libvirt.Device) (*element, string, error) {
+	disk, err := export.Disk(device)
+	if err != nil {
+		return nil, "", err
+	}
+	text, err := xml.Marshal(disk)
+	if err != nil {
+		return nil, "", err
+	}
+	root, err := parse(text)
+	return root, string(text), err
+}
+
+// protect makes the guest's disk read-only if that is wished.
+func (w *wish) protect(export *libvirt.Export, readOnly *bool) error {
+	switch {
+	case readOnly == nil:
+	case *readOnly:
+		export.ReadOnly = true
+	case export.ReadOnly || export.AccessMode == libvirt.ReadShared:
+		return fmt.Errorf("annotation %s: the disk is read-only where it is served",
+			w.said[keyReadOnly])
+	}
+	return nil
+}

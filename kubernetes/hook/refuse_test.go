@@ -1,0 +1,216 @@
+package hook
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/libvirt"
+)
+
+// TestWrongAnnotations: the error names the annotation, and what it may say.
+func TestWrongAnnotations(t *testing.T) {
+	all := strings.Replace(before, `<target bus="virtio" dev="vdb"/>`,
+		`<target bus="virtio" dev="vdb"/><serial>taken</serial>`, 1)
+	for name, c := range map[string]struct {
+		domain      string // "": all
+		annotations []string
+		disks       []Disk // nil: a and b
+		want        []string
+	}{
+		"a key": {annotations: []string{"buss", "scsi"},
+			want: []string{"disk.kubevirt.io/buss", "bus, boot-order"}},
+		"a bus": {annotations: []string{"bus.a", "ide"}, want: []string{"disk.kubevirt.io/bus.a",
+			`"ide"`, "virtio, scsi, sata or usb"}},
+		"a cache": {annotations: []string{"cache", "fast"}, want: []string{`"fast"`, "writeback"}},
+		"a boot order": {annotations: []string{"boot-order.a", "first"},
+			want: []string{`"first"`}},
+		"a truth":   {annotations: []string{"read-only", "yes"}, want: []string{"true or false"}},
+		"no serial": {annotations: []string{"serial.a", ""}, want: []string{"is empty"}},
+		"a serial for both": {annotations: []string{"serial", "x"},
+			want: []string{`"a" and "b"`, "disk.kubevirt.io/serial.NAME"}},
+		"a boot order for both": {annotations: []string{"boot-order", "2"},
+			want: []string{`"a" and "b"`}},
+		"a volume for both": {annotations: []string{"replace", "root"},
+			want: []string{`"a" and "b"`}},
+		"a disk that is not there": {annotations: []string{"bus.c", "scsi"},
+			want: []string{"disk.kubevirt.io/bus.c", `no disk "c"`, "a, b"}},
+		"a serial that is taken": {annotations: []string{"serial.b", "taken"},
+			want: []string{`"b"`, `"taken"`, "vdb"}},
+		"a serial that is too long": {annotations: []string{"serial.b", strings.Repeat("x", 21)},
+			want: []string{`"b"`, "20"}},
+		"a boot order that is taken": {annotations: []string{"boot-order.a", "1"},
+			want: []string{`"a"`, "boot order 1"}},
+		"boot by kinds": {annotations: []string{"boot-order.a", "3"},
+			domain: `<domain><os><boot dev="hd"/></os></domain>`, want: []string{"<os><boot/>"}},
+		"no volume": {annotations: []string{"replace.a", "data"},
+			want: []string{`"data"`, `"root" "config"`}},
+		"no name of a volume": {annotations: []string{"replace.a", ""}, want: []string{"missing"}},
+		"a volume that is no disk": {annotations: []string{"replace.a", "root"},
+			domain: `<domain/>`, want: []string{`"root"`, "under disks"}},
+		"a volume and a bus": {annotations: []string{"replace.a", "root", "bus", "scsi"},
+			want: []string{"disk.kubevirt.io/bus:", "set it there"}},
+		"a floppy": {annotations: []string{"replace.a", "root"},
+			domain: strings.Replace(before, `device="disk"`, `device="lun"`, 1),
+			want:   []string{"lun"}},
+		"another hook's": {annotations: []string{"replace.a", "root"},
+			domain: strings.Replace(before, `file="/var/run/kubevirt/empty/root.qcow2">`,
+				`protocol="nbd" name="a"><host socket="/other"/>`, 1),
+			want: []string{"another hook"}},
+		"no USB": {annotations: []string{"bus.a", "usb"},
+			domain: `<domain><devices><controller type="usb" model="none"/></devices></domain>`,
+			want:   []string{"no USB"}},
+		"read-only on SATA": {annotations: []string{"bus.a", "sata", "read-only.a", "true"},
+			want: []string{"sata has no read-only"}},
+		"to write what is read-only": {annotations: []string{"read-only", "false"},
+			disks: []Disk{{Number: 1, Export: libvirt.Export{Name: "a", Socket: sidecar0,
+				ReadOnly: true}}}, want: []string{"disk.kubevirt.io/read-only", "is served"}},
+		"serials of two": {disks: []Disk{
+			{Number: 1, Export: libvirt.Export{Name: "a", Socket: sidecar0, Serial: "1"}},
+			{Number: 2, Export: libvirt.Export{Name: "b", Socket: sidecar0, Serial: "1"}}},
+			want: []string{`"b"`, `"1"`, "serial.b"}},
+		"twice": {domain: `<domain><devices>` + strings.Repeat(`<disk><source protocol="nbd" `+
+			`name="a"><host socket="`+sidecar0+`"/></source><target dev="vdc"/></disk>`, 2) +
+			`</devices></domain>`, want: []string{"twice"}},
+		"no XML":      {domain: `<domain>`, want: []string{"not understood", "<domain>"}},
+		"bad XML":     {domain: `<domain></x></domain>`, want: []string{"not understood"}},
+		"two roots":   {domain: `<domain/><domain/>`, want: []string{"second root"}},
+		"no domain":   {domain: `<network/>`, want: []string{"<network>"}},
+		"nothing":     {domain: ` `, want: []string{"no element"}},
+		"no encoding": {domain: `<?xml version="1.0" encoding="x"?><domain/>`, want: []string{"x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.domain == "" {
+				c.domain = all
+			}
+			if c.disks == nil {
+				c.disks = served("a", "b")
+			}
+			_, err := Edit(Call{Domain: []byte(c.domain), VMI: vmi(c.annotations...)}, c.disks,
+				"hook-sidecar-0")
+			require.Error(t, err)
+			for _, want := range c.want {
+				require.ErrorContains(t, err, want)
+			}
+		})
+	}
+	_, err := Edit(Call{Domain: []byte(before), VMI: []byte("{")}, served("a"), "")
+	require.ErrorContains(t, err, "VirtualMachineInstance")
+}
+
+// TestMigration: a disk that lives in the pod cannot move, and the words say what to do.
+func TestMigration(t *testing.T) {
+	edit := func(state string, at Occasion) error {
+		_, err := Edit(Call{Domain: []byte(before), Occasion: at,
+			VMI: []byte(`{"status": {"migrationState": ` + state + `}}`)}, served("a", "b"), "")
+		return err
+	}
+	for _, state := range []string{`{"targetPod": "p"}`, `{"targetNode": "n", "completed": false}`} {
+		err := edit(state, OccasionUnknown)
+		require.ErrorContains(t, err, `"a", "b" are in the pod`)
+		require.ErrorContains(t, err, "stop the machine and start it again")
+		require.ErrorContains(t, err, "evictionStrategy")
+	}
+	require.Error(t, edit("null", OccasionMigrationTarget))
+	require.Error(t, edit("null", OccasionMigrationSource))
+	for _, state := range []string{"null", "{}", `{"targetPod": "p", "completed": true}`,
+		`{"targetPod": "p", "failed": true}`} {
+		require.NoError(t, edit(state, OccasionBoot))
+		require.NoError(t, edit(state, OccasionUnknown))
+	}
+}
+
+// TestMigrationOfADiskElsewhere: a machine whose disks are all elsewhere may arrive.
+func TestMigrationOfADiskElsewhere(t *testing.T) {
+	disks := served("a", "b")
+	for _, c := range []struct {
+		state   string
+		at      Occasion
+		arrives bool
+	}{
+		{`{"targetPod": "p"}`, OccasionUnknown, true},
+		{`null`, OccasionMigrationTarget, true},
+		{`{"targetPod": "p"}`, OccasionMigrationSource, false},
+		{`{"targetPod": "p"}`, OccasionBoot, false},
+		{`{"targetPod": "p", "failed": true}`, OccasionUnknown, false},
+		{`null`, OccasionUnknown, false},
+	} {
+		call := Call{Domain: []byte(before), Occasion: c.at,
+			VMI: []byte(`{"status": {"migrationState": ` + c.state + `}}`)}
+		require.Equal(t, c.arrives, call.Arrives(), c)
+		disks[0].Elsewhere, disks[1].Elsewhere = true, true
+		out, err := Edit(call, disks, "")
+		require.NoError(t, err)
+		require.Contains(t, string(out), sidecar0)
+		disks[0].Elsewhere = false
+		if _, err = Edit(call, disks, ""); c.arrives {
+			require.ErrorContains(t, err, `"a" is in the pod`)
+			require.NotContains(t, err.Error(), `"b"`)
+			require.ErrorContains(t, err, "--disk")
+		}
+	}
+}
+
+// FuzzEdit gives domains and annotations of all kinds. What comes back is a domain that has the
+// disks, and has lost nothing else.
+func FuzzEdit(f *testing.F) {
+	f.Add(before, "bus", "scsi")
+	f.Add(before, "replace.a", "root")
+	f.Add(`<domain/>`, "boot-order.a", "2")
+	f.Add("<?xml version='1.0'?><!DOCTYPE x><domain>\r\n<devices/>&amp;<![CDATA[<disk>]]></domain>",
+		"serial.a", "x")
+	f.Add(`<domain><devices><disk><source protocol="nbd" name="a"/><serial>0123456789abcdef0120`+
+		`</serial></disk></devices></domain>`, "cache", "none")
+	f.Fuzz(func(t *testing.T, domain, key, value string) {
+		disks := served("a", "b")
+		c := Call{Domain: []byte(domain), VMI: vmi(key, value)}
+		out, err := Edit(c, disks, "hook-sidecar-0")
+		if err != nil {
+			return
+		}
+		after, err := parse(out)
+		require.NoError(t, err)
+		was, err := parse([]byte(domain))
+		require.NoError(t, err)
+		ours := 0
+		for _, disk := range after.child("devices").all("disk") {
+			if disk.child("source").child("host").attribute("socket") == sidecar0 {
+				ours++
+			}
+		}
+		require.GreaterOrEqual(t, ours, 2)
+		again, err := Edit(Call{Domain: out, VMI: c.VMI}, disks, "hook-sidecar-0")
+		require.NoError(t, err)
+		require.Equal(t, string(out), string(again))
+		// Whatever is no disk of ours stands there as before, in the same order.
+		require.Equal(t, rest(was, domain, disks), rest(after, string(out), disks))
+	})
+}
+
+// rest is a domain without the disks that an edit may touch, and the elements that it may make.
+func rest(root *element, domain string, disks []Disk) string {
+	var changes []change
+	devices := root.child("devices")
+	for _, c := range devices.all("disk") {
+		source, alias := c.child("source"), c.child("alias").attribute("name")
+		if source.attribute("protocol") == "nbd" || alias == "ua-root" || alias == "ua-config" {
+			changes = append(changes, change{c.start, c.end, ""})
+		}
+	}
+	for _, c := range devices.all("controller") {
+		if domain[c.start:c.end] == scsiController {
+			changes = append(changes, change{c.start, c.end, ""})
+		}
+	}
+	text := string(changed([]byte(domain), changes))
+	for _, open := range []string{"<devices></devices>", "<devices/>", "<devices />"} {
+		text = strings.Replace(text, open, "", 1)
+	}
+	for _, open := range []string{"></domain>", "/>"} {
+		if strings.HasSuffix(strings.TrimSpace(text), open) {
+			text = strings.TrimSuffix(strings.TrimSpace(text), open)
+		}
+	}
+	return text
+}

@@ -1,0 +1,221 @@
+package hook
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kubevirt.io/disk/libvirt"
+)
+
+// annotationPrefix is that of the annotations of a VirtualMachineInstance about its disks.
+const annotationPrefix = "disk.kubevirt.io/"
+
+// The keys of annotations.
+const (
+	keyBus       = "bus"
+	keyBootOrder = "boot-order"
+	keyReadOnly  = "read-only"
+	keyCache     = "cache"
+	keySerial    = "serial"
+	keyReplace   = "replace"
+)
+
+func keys() []string {
+	return []string{keyBus, keyBootOrder, keyReadOnly, keyCache, keySerial, keyReplace}
+}
+
+// others reports whether a key with the prefix is not for the hook.
+func others(key string) bool {
+	return key == "handover" || key == "move-to" || strings.HasPrefix(key, "identity-")
+}
+
+// wish is what annotations say about a disk.
+type wish struct {
+	bus       libvirt.Bus // virtio if none is wished
+	bootOrder *uint       // nil: none is wished; 0: the machine must not boot from it
+	readOnly  *bool
+	cache     libvirt.Cache
+	serial    string
+	replace   string            // the volume whose disk is replaced
+	said      map[string]string // by key: the annotation that says it
+}
+
+// parse takes the value of a key.
+func (w *wish) parse(key, value string) (err error) {
+	switch key {
+	case keyBus:
+		w.bus, err = oneOf(value, libvirt.BusVirtio, libvirt.BusSCSI, libvirt.BusSATA,
+			libvirt.BusUSB)
+	case keyCache:
+		w.cache, err = oneOf(value, libvirt.CacheNone, libvirt.CacheWriteback,
+			libvirt.CacheWritethrough, libvirt.CacheDirectsync, libvirt.CacheUnsafe,
+			libvirt.CacheDefault)
+	case keyBootOrder:
+		n, convErr := strconv.ParseUint(value, 10, 16)
+		if convErr != nil {
+			return fmt.Errorf("%q is not a boot order: want a number from 1, or 0 for a disk "+
+				"that the machine does not boot from", value)
+		}
+		w.bootOrder = new(uint(n))
+	case keyReadOnly:
+		var v string
+		v, err = oneOf(value, "true", "false")
+		w.readOnly = new(v == "true")
+	case keySerial:
+		w.serial = value
+		if value == "" {
+			err = fmt.Errorf("the serial number is empty")
+		}
+	case keyReplace:
+		w.replace = value
+		if value == "" {
+			err = fmt.Errorf("the name of a volume of the machine is missing")
+		}
+	}
+	return err
+}
+
+func oneOf[T ~string](value string, choices ...T) (T, error) {
+	if slices.Contains(choices, T(value)) {
+		return T(value), nil
+	}
+	texts := make([]string, len(choices))
+	for i, c := range choices {
+		texts[i] = string(c)
+	}
+	return "", fmt.Errorf("%q is unknown: want %s or %s", value,
+		strings.Join(texts[:len(texts)-1], ", "), texts[len(texts)-1])
+}
+
+// said is an annotation about one disk or all.
+type said struct {
+	annotation, key, about, value string
+}
+
+// wishes reads the annotations of a machine: a wish for each disk. An annotation about one disk
+// wins over one about all disks of a container, and that over one about all disks.
+func (m *machine) wishes(disks []Disk, container string) ([]wish, error) {
+	annotations, err := m.annotations()
+	if err != nil {
+		return nil, err
+	}
+	if m.alone() {
+		if err := checkNames(annotations, disks, container); err != nil {
+			return nil, err
+		}
+	}
+	all := make([]wish, len(disks))
+	for i, d := range disks {
+		if all[i], err = d.wish(annotations, container); err != nil {
+			return nil, err
+		}
+	}
+	return all, checkOnce(all, disks)
+}
+
+// annotations are those for the hook.
+func (m *machine) annotations() (all []said, err error) {
+	for _, annotation := range slices.Sorted(maps.Keys(m.Metadata.Annotations)) {
+		rest, ok := strings.CutPrefix(annotation, annotationPrefix)
+		if !ok || others(rest) {
+			continue
+		}
+		key, about, _ := strings.Cut(rest, ".")
+		if !slices.Contains(keys(), key) {
+			return nil, fmt.Errorf("annotation %s is unknown: want %s and one of %s", annotation,
+				annotationPrefix, strings.Join(keys(), ", "))
+		}
+		all = append(all, said{annotation, key, about, m.Metadata.Annotations[annotation]})
+	}
+	return all, nil
+}
+
+// checkNames finds annotations about disks that are not there.
+func checkNames(annotations []said, disks []Disk, container string) error {
+	for _, a := range annotations {
+		if !slices.ContainsFunc(disks, func(d Disk) bool { return d.rank(a, container) > 0 }) {
+			names := make([]string, len(disks))
+			for i, d := range disks {
+				names[i] = d.Export.Name
+			}
+			return fmt.Errorf("annotation %s: there is no disk %q, only %s", a.annotation, a.about,
+				strings.Join(names, ", "))
+		}
+	}
+	return nil
+}
+
+// rank says how closely an annotation is about a disk; 0: not at all.
+func (d *Disk) rank(a said, container string) int {
+	switch a.about {
+	case d.Export.Name:
+		return 4
+	case strconv.Itoa(int(d.Number)):
+		return 3
+	case container:
+		return 2
+	case "":
+		return 1
+	}
+	return 0
+}
+
+// wish is what the annotations say about a disk.
+func (d *Disk) wish(annotations []said, container string) (wish, error) {
+	w := wish{said: map[string]string{}}
+	slices.SortStableFunc(annotations, func(a, b said) int {
+		return cmp.Compare(d.rank(a, container), d.rank(b, container))
+	})
+	for _, a := range annotations {
+		if d.rank(a, container) == 0 {
+			continue
+		}
+		if err := w.parse(a.key, a.value); err != nil {
+			return w, fmt.Errorf("annotation %s: %w", a.annotation, err)
+		}
+		w.said[a.key] = a.annotation
+	}
+	if w.replace != "" {
+		for _, key := range []string{keyBus, keyBootOrder, keyCache, keySerial} {
+			if a := w.said[key]; a != "" {
+				return w, fmt.Errorf("annotation %s: disk %q replaces that of volume %q, whose "+
+					"settings are in the VirtualMachineInstance: set it there", a, d.Export.Name,
+					w.replace)
+			}
+		}
+	}
+	return w, nil
+}
+
+// checkOnce finds what two disks cannot both have.
+func checkOnce(all []wish, disks []Disk) error {
+	had := map[string]string{}
+	for i, w := range all {
+		for key, value := range map[string]string{keySerial: w.serial, keyReplace: w.replace,
+			keyBootOrder: w.order()} {
+			if value == "" {
+				continue
+			}
+			what := key + " " + value
+			if other, taken := had[what]; taken {
+				return fmt.Errorf("annotation %s: disks %q and %q cannot both have %s %s: name "+
+					"one, as in %s%s.NAME", w.said[key], other, disks[i].Export.Name, key, value,
+					annotationPrefix, key)
+			}
+			had[what] = disks[i].Export.Name
+		}
+	}
+	return nil
+}
+
+// order is the boot order as text; "": none.
+func (w *wish) order() string {
+	if w.bootOrder == nil || *w.bootOrder == 0 {
+		return ""
+	}
+	return strconv.Itoa(int(*w.bootOrder))
+}

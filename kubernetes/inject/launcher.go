@@ -1,0 +1,154 @@
+package inject
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/vmdisk"
+)
+
+// HookContainer is the container of a launcher pod that serves the disk of its identity: the first
+// hook sidecar. KubeVirt gives the containers their names.
+const HookContainer = "hook-sidecar-0"
+
+// What KubeVirt puts on its pods.
+const (
+	labelKubeVirt = "kubevirt.io" // launcherPod, on a pod in which a machine runs
+	launcherPod   = "virt-launcher"
+	// labelMigration is on the pod that a machine moves into.
+	labelMigration = "kubevirt.io/migrationJobUID"
+	// annotationProvisioning is on a pod that only lets claims have their volumes. It has all other
+	// annotations of its machine, too.
+	annotationProvisioning = "kubevirt.io/ephemeral-provisioning"
+	kubevirtGroup          = "kubevirt.io/"
+	kubevirtMachine        = "VirtualMachineInstance"
+)
+
+// hookAnnotation matches annotations of a machine that are for its hook: kubernetes/hook reads
+// them. KubeVirt copies them to the launcher pod.
+var hookAnnotation = regexp.MustCompile(
+	`^disk[.]kubevirt[.]io/(bus|boot-order|read-only|cache|serial|replace)([.].+)?$`)
+
+// Machine is the name of KubeVirt's machine that runs in a pod; "": the pod is no launcher pod.
+func Machine(pod *corev1.Pod) string {
+	owner := metav1.GetControllerOf(pod)
+	if pod.Labels[labelKubeVirt] != launcherPod || owner == nil || owner.Kind != kubevirtMachine ||
+		!strings.HasPrefix(owner.APIVersion, kubevirtGroup) {
+		return ""
+	}
+	return owner.Name
+}
+
+// Migrates reports whether a machine of KubeVirt shall move into the pod.
+func Migrates(pod *corev1.Pod) bool {
+	_, target := pod.Labels[labelMigration]
+	return target && Machine(pod) != ""
+}
+
+// provisions reports whether a pod has the annotations of a machine of KubeVirt, and runs none.
+func provisions(pod *corev1.Pod) bool {
+	_, is := pod.Annotations[annotationProvisioning]
+	return is && Machine(pod) != ""
+}
+
+// nbdDir is where a hook sidecar has the certificates for a disk with attachment Service.
+const nbdDir = "/var/run/secrets/" + api.Group + "/nbd"
+
+// launcher gives a launcher pod what its hook sidecar needs to serve the disk, or to hand it on
+// from its server. The hook takes it to QEMU itself, so there are no ports, and no credential of
+// the pod's own containers.
+func launcher(spec *corev1.PodSpec, set *api.VMIdentitySet, identity string) {
+	c := &spec.Containers[hookIndex(spec)]
+	env := func(name, value string) {
+		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: value})
+	}
+	told := func(name, annotation string) {
+		c.Env = append(c.Env, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{
+				FieldPath: "metadata.annotations['" + annotation + "']"}}})
+	}
+	add := func(name string, mount corev1.VolumeMount, source corev1.VolumeSource) {
+		mount.Name = name
+		c.VolumeMounts = append(c.VolumeMounts, mount)
+		spec.Volumes = append(spec.Volumes, corev1.Volume{Name: name, VolumeSource: source})
+	}
+	if set.Spec.Attachment == api.Service {
+		told("DISK", api.AnnotationDisk)
+		env("DISK_TLS_CERT", nbdDir+"/"+api.KeyClientCert)
+		env("DISK_TLS_KEY", nbdDir+"/"+api.KeyClientKey)
+		env("DISK_SERVER_CA", nbdDir+"/"+api.KeyAuthority)
+		var items []corev1.KeyToPath
+		for _, key := range []string{api.KeyClientCert, api.KeyClientKey, api.KeyAuthority} {
+			items = append(items, corev1.KeyToPath{Key: key, Path: key})
+		}
+		add(nbdVolume, corev1.VolumeMount{MountPath: nbdDir, ReadOnly: true},
+			corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
+				SecretName: api.NBDSecretName(identity), Items: items}})
+		return
+	}
+	told(vmdisk.EnvSize, api.AnnotationSize)
+	env("PERSISTENT_DIR", vmdisk.VolumeDir)
+	add(dataVolume, corev1.VolumeMount{MountPath: vmdisk.VolumeDir},
+		corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+			ClaimName: api.ClaimName(identity)}})
+	if set.Spec.Population != api.Snapshot {
+		add(imageVolume, corev1.VolumeMount{MountPath: vmdisk.ImageDir,
+			SubPath: strings.TrimPrefix(vmdisk.ImageDir, "/"), ReadOnly: true},
+			corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: set.Spec.Image}})
+	}
+}
+
+// Hook is the container of a launcher pod that serves the disk, or nil if none does.
+func Hook(pod *corev1.Pod) *corev1.Container {
+	i := hookIndex(&pod.Spec)
+	if Machine(pod) == "" || i < 0 {
+		return nil
+	}
+	c := &pod.Spec.Containers[i]
+	if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+		return m.Name == dataVolume
+	}) {
+		return nil
+	}
+	return c
+}
+
+// hookIndex is the index of HookContainer in the pod's list, or -1.
+func hookIndex(spec *corev1.PodSpec) int {
+	return slices.IndexFunc(spec.Containers, func(c corev1.Container) bool {
+		return c.Name == HookContainer
+	})
+}
+
+// hookRoom returns why a launcher pod has no room for its disk.
+func hookRoom(pod *corev1.Pod) error {
+	if hookIndex(&pod.Spec) < 0 {
+		return fmt.Errorf("the machine has no hook sidecar that could serve its disk: name an "+
+			"image of kubevirt-disk in its annotation hooks.kubevirt.io/hookSidecars, so that "+
+			"the pod has the container %s", HookContainer)
+	}
+	for _, m := range pod.Spec.Containers[hookIndex(&pod.Spec)].VolumeMounts {
+		if m.MountPath == vmdisk.VolumeDir || m.MountPath == vmdisk.ImageDir {
+			return fmt.Errorf("container %q mounts a volume on %s, where its VMIdentity will be: "+
+				"remove it from the annotation hooks.kubevirt.io/hookSidecars of the machine",
+				HookContainer, m.MountPath)
+		}
+	}
+	return nil
+}
+
+// stays returns why a machine of KubeVirt cannot move into a pod.
+func stays(pod *corev1.Pod, set *api.VMIdentitySet) error {
+	if !Migrates(pod) || set.Spec.Attachment == api.Service {
+		return nil
+	}
+	return fmt.Errorf("the disk of VMIdentitySet %q is in the pod that the machine runs in, so "+
+		"the machine cannot be migrated: stop it and start it again, or give it a set with "+
+		"attachment Service", set.Name)
+}

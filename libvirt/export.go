@@ -1,0 +1,142 @@
+package libvirt
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// DefaultNBDPort is IANA's port of NBD.
+const DefaultNBDPort = 10809
+
+// Export is a disk that kubevirt-disk serves by NBD: for a QEMU that has no iSCSI driver, such as
+// that of KubeVirt's launcher. It has either a Socket or a Portal.
+type Export struct {
+	Name   string // of the image or the volume, or the number of the LUN; "": the only disk
+	Socket string // absolute path of a Unix socket that QEMU may open
+	Portal Portal // address; port 0: DefaultNBDPort
+	// TLS makes QEMU use TLS at a Portal, with the client certificate that libvirt is set up with
+	// (nbd_tls_x509_cert_dir of qemu.conf). A server beyond the own machine demands that.
+	TLS bool
+	// Reconnect is how long QEMU holds the guest's requests after the connection is lost, in whole
+	// seconds, while it connects again. Without it they fail at once. libvirt 9.0.0 ignores it;
+	// later releases know it.
+	Reconnect time.Duration
+
+	AccessMode AccessMode // "": WriteExclusive
+	ReadOnly   bool       // as in LUN
+	Serial     string     // as in LUN
+	WWN        string     // as in LUN
+	BlockSize  int        // as in LUN
+}
+
+// withDefaults replaces empty fields with their defaults.
+func (e Export) withDefaults() Export {
+	if e.Socket == "" && e.Portal.Port == 0 {
+		e.Portal.Port = DefaultNBDPort
+	}
+	shown := e.shown().withDefaults()
+	e.AccessMode, e.ReadOnly, e.WWN = shown.AccessMode, shown.ReadOnly, shown.WWN
+	return e
+}
+
+// shown is the part of the disk that the guest sees.
+func (e Export) shown() LUN {
+	return LUN{AccessMode: e.AccessMode, ReadOnly: e.ReadOnly, Serial: e.Serial, WWN: e.WWN,
+		BlockSize: e.BlockSize}
+}
+
+// For returns the export without the parts of its identity that the device cannot show, as LUN.For
+// does.
+func (e Export) For(d Device) Export {
+	shown := e.shown().For(d)
+	e.Serial, e.WWN = shown.Serial, shown.WWN
+	return e
+}
+
+// checkWith validates an export whose defaults are filled in, and the device for it.
+func (e Export) checkWith(d Device, p *problems) {
+	e.check(p)
+	translated := problems{name: exportName}
+	e.shown().checkShown(&translated)
+	d.check(&translated)
+	checkTogether(e.shown(), d, &translated)
+	if d.Kind == KindLUN {
+		translated.add("Device.Kind", "NBD takes no SCSI commands: want disk")
+	}
+	if d.Initiator != "" {
+		translated.add("Device.Initiator", "an NBD client is called by its socket or "+
+			"certificate: leave it empty")
+	}
+	p.take(&translated)
+}
+
+func (e Export) check(p *problems) {
+	if len(e.Name) > 4096 || !printable(e.Name) {
+		p.add("Export.Name", "%q is too long or has characters that do not print: want at most "+
+			"4096 bytes", e.Name)
+	}
+	switch {
+	case e.Socket != "" && e.Portal != (Portal{}):
+		p.add("Export.Portal", "there is a socket, too: leave one of them empty")
+	case e.Socket != "":
+		checkPath(p, "Export.Socket", e.Socket)
+		if e.TLS {
+			p.add("Export.TLS", "a socket of this machine needs no TLS: leave it out")
+		}
+	default:
+		p.addError("Export.Portal.Host", checkHost(e.Portal.Host))
+	}
+	if e.Reconnect < 0 || e.Reconnect%time.Second != 0 {
+		p.add("Export.Reconnect", "%s: want whole seconds, from 0", e.Reconnect)
+	}
+}
+
+// Disk returns the <disk> element that makes an export a disk of a domain. The caller may change
+// it.
+func (e Export) Disk(d Device) (*libvirtxml.DomainDisk, error) {
+	e, d = e.withDefaults(), d.withDefaults()
+	var p problems
+	e.checkWith(d, &p)
+	if err := p.err(); err != nil {
+		return nil, err
+	}
+	disk := d.disk(e.shown())
+	disk.Source.Network = e.source()
+	return disk, nil
+}
+
+func (e Export) source() *libvirtxml.DomainDiskSourceNetwork {
+	network := &libvirtxml.DomainDiskSourceNetwork{Protocol: "nbd", Name: e.Name}
+	host := libvirtxml.DomainDiskSourceHost{Transport: "unix", Socket: e.Socket}
+	if e.Socket == "" {
+		host = libvirtxml.DomainDiskSourceHost{Name: e.Portal.Host,
+			Port: strconv.Itoa(int(e.Portal.Port))}
+	}
+	network.Hosts = []libvirtxml.DomainDiskSourceHost{host}
+	if e.TLS {
+		network.TLS = "yes"
+	}
+	if e.Reconnect > 0 {
+		network.Reconnect = &libvirtxml.DomainDiskSourceNetworkReconnect{
+			Delay: strconv.Itoa(int(e.Reconnect / time.Second))}
+	}
+	return network
+}
+
+// DiskXML returns Disk as indented text without a newline at the end. It is also the document for
+// hot-plug.
+func (e Export) DiskXML(d Device) (string, error) {
+	disk, err := e.Disk(d)
+	return text("disk", disk, err)
+}
+
+// exportName translates the path of a Go field of a LUN.
+func exportName(field string) string {
+	if name, ok := strings.CutPrefix(field, "LUN."); ok {
+		return "Export." + name
+	}
+	return field
+}

@@ -1,0 +1,105 @@
+package nbd
+
+import (
+	"encoding/binary"
+
+	"kubevirt.io/disk/internal/memory"
+)
+
+// answer ends a request that has no data to return. Wrote is how many bytes it has written.
+func (c *conn) answer(q *request, wrote uint64) {
+	c.tx.Lock()
+	defer c.tx.Unlock()
+	r := c.tx.put(nil, nil)
+	if c.extended || c.structured && q.command == cmdRead {
+		r.chunk(q, c.extended, replyFlagDone, chunkNone, 0)
+	} else {
+		r.simple(q.cookie, 0)
+	}
+	if wrote > 0 {
+		c.tx.AckLocked(int64(wrote))
+	}
+}
+
+// answerError ends a request with an error.
+func (run *run) answerError(f *failure) {
+	c, q := run.c, &run.req
+	if !c.structured {
+		c.tx.Lock()
+		defer c.tx.Unlock()
+		c.tx.put(nil, nil).simple(q.cookie, f.code)
+		return
+	}
+	off, kind := f.off, uint16(chunkErrorOffset)
+	if off < int64(q.off) || uint64(off) >= q.off+q.length {
+		off, kind = -1, chunkError
+	}
+	b := c.srv.disks.Memory.Must(6 + min(len(f.text), maxString) + 8)
+	b.B = appendError(b.B[:0], f.code, f.text, off)
+	c.tx.Lock()
+	defer c.tx.Unlock()
+	r := c.tx.put(b.B, b)
+	r.chunk(q, c.extended, replyFlagDone, kind, uint64(len(b.B)))
+}
+
+// answerData queues data of a read: as a whole reply, or as a chunk of one.
+func (run *run) answerData(off uint64, data []byte, b *memory.Buffer, last bool) {
+	c, q := run.c, &run.req
+	c.tx.Lock()
+	defer c.tx.Unlock()
+	r := c.tx.put(data, b)
+	if !c.structured {
+		r.simple(q.cookie, 0)
+		return
+	}
+	r.chunk(q, c.extended, done(last), chunkData, uint64(len(data))+8)
+	r.put64(off)
+}
+
+func done(last bool) uint16 {
+	if last {
+		return replyFlagDone
+	}
+	return 0
+}
+
+// answerHole queues a chunk that says that a part of a read is zeros.
+func (run *run) answerHole(off, length uint64, last bool) {
+	c := run.c
+	c.tx.Lock()
+	defer c.tx.Unlock()
+	r := c.tx.put(nil, nil)
+	r.chunk(&run.req, c.extended, done(last), chunkHole, 12)
+	r.put64(off)
+	r.put32(uint32(length))
+}
+
+// answerStatus queues the extents of a context.
+func (run *run) answerStatus(id uint32, extents []extent, last bool) {
+	c, size, kind := run.c, 8, uint16(chunkStatus)
+	if c.extended {
+		size, kind = 16, chunkStatusExt
+	}
+	b := c.srv.disks.Memory.Must(size * len(extents))
+	p := b.B[:0]
+	for _, e := range extents {
+		if c.extended {
+			p = binary.BigEndian.AppendUint64(p, e.length)
+			p = binary.BigEndian.AppendUint64(p, uint64(e.flags))
+		} else {
+			p = binary.BigEndian.AppendUint32(p, uint32(e.length))
+			p = binary.BigEndian.AppendUint32(p, e.flags)
+		}
+	}
+	c.tx.Lock()
+	defer c.tx.Unlock()
+	r := c.tx.put(p, b)
+	if c.extended {
+		r.chunk(&run.req, true, done(last), kind, uint64(len(p))+8)
+		r.put32(id)
+		r.put32(uint32(len(extents)))
+		return
+	}
+	r.chunk(&run.req, false, done(last), kind, uint64(len(p))+4)
+	r.put32(id)
+}

@@ -1,0 +1,105 @@
+package nbd
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zaptest"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+)
+
+// served is a server with disks in memory, at a Unix socket.
+type served struct {
+	*Server
+	disks  []*disktest.Fault
+	socket string
+}
+
+const diskSize = 16 << 20
+
+// serve serves that many disks, called disk1.raw and so on.
+func serve(t testing.TB, count int, change func(*serving.Options)) *served {
+	t.Helper()
+	log := zaptest.NewLogger(t)
+	all := serving.New(serving.Config{Log: log})
+	s, err := New(Options{Disks: all, Log: log})
+	require.NoError(t, err)
+	v := &served{Server: s, socket: filepath.Join(t.TempDir(), "nbd.sock")}
+	for i := range count {
+		v.disks = append(v.disks, disktest.NewFault(disktest.NewMemory(diskSize)))
+		o := serving.Options{Number: uint16(i + 1), Name: "disk" + string(rune('1'+i)) + ".raw",
+			Disk: v.disks[i], Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30, byte(i)}}}
+		if change != nil {
+			change(&o)
+		}
+		require.NoError(t, all.Add(o))
+	}
+	l, err := net.Listen("unix", v.socket)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l, Portal{Name: serving.SocketPrefix + v.socket}) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, s.Shutdown(ctx))
+		require.ErrorIs(t, <-done, ErrServerClosed)
+		require.Zero(t, all.Memory.Used(), "memory is given back")
+	})
+	return v
+}
+
+func (v *served) uri(export string) string {
+	return "nbd+unix:///" + export + "?socket=" + v.socket
+}
+
+// tool runs a client.
+func tool(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	testtool.Need(t, name)
+	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return string(out)
+}
+
+// Nbdsh is a process of libnbd's shell. Its module belongs to the Python of the distribution, which
+// may not be the first one.
+func Nbdsh(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	testtool.Need(t, "nbdsh")
+	cmd := exec.CommandContext(t.Context(), "nbdsh", args...)
+	cmd.Env = append(os.Environ(), "PATH=/usr/bin:/bin")
+	return cmd
+}
+
+// TestClients has the common clients list, read and write.
+func TestClients(t *testing.T) {
+	v := serve(t, 2, nil)
+	list := tool(t, "nbdinfo", "--list", v.uri(""))
+	require.Contains(t, list, `export="disk1.raw"`)
+	require.Contains(t, list, `export="disk2.raw"`)
+	require.Contains(t, list, "base:allocation")
+	file := filepath.Join(t.TempDir(), "file")
+	content := make([]byte, diskSize)
+	for i := range content[:3<<20] {
+		content[i] = byte(i * 7 / 5)
+	}
+	require.NoError(t, os.WriteFile(file, content, 0o600))
+	tool(t, "nbdcopy", file, v.uri("disk1.raw"))
+	tool(t, "nbdcopy", v.uri("disk1.raw"), file+"2")
+	got, err := os.ReadFile(file + "2")
+	require.NoError(t, err)
+	require.True(t, string(content) == string(got))
+	tool(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", file, v.uri("disk1.raw"))
+	tool(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", file, v.uri("2"))
+	tool(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", file, v.uri("disk2.raw"))
+}

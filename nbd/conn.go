@@ -1,0 +1,471 @@
+package nbd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+)
+
+// stackCharge is how many bytes a goroutine that hangs in a disk counts for in the limit of memory.
+const stackCharge = 16 << 10
+
+// conn is one connection, from accept to close.
+type conn struct {
+	srv    *Server
+	nc     net.Conn
+	portal *Portal
+	name   string // what the client is called
+	// certified says that the name is its certificate's
+	certified bool
+	accepted  bool  // the observer knows of the session
+	pid       int32 // of the client's process; 0: unknown
+	since     time.Time
+
+	structured, extended bool
+	contexts             contextSet
+	snapshots            []string // the snapshots of contextBitmap and the next ones
+
+	// Set when the client has chosen an export, under Server.mu.
+	client *serving.Client
+	disk   *serving.Disk
+	role   *serving.Reader
+
+	rx   receiver
+	tx   sender
+	used atomic.Bool // the disk has been accessed
+	lost atomic.Bool // it has ended, and not because the client said that it is done
+	// sessionName is what the client calls the connections of which it uses one at a time, the
+	// newest one; "": they have no name. Guarded by Server.mu.
+	sessionName string
+	loops       sync.WaitGroup // the goroutines that may execute requests
+	// holds says that the connection counts in Server.holders; guarded by Server.mu
+	holds bool
+
+	commands, bytesRead, bytesWritten atomic.Uint64
+
+	mu       sync.Mutex
+	wire     io.Closer // guarded by mu; what fail closes, besides nc
+	held     runs      // guarded by mu; requests that wait for far content
+	cause    error     // guarded by mu; why fail was called
+	stopping bool      // guarded by mu; stop was called
+}
+
+// serve runs the connection.
+func (c *conn) serve() {
+	defer c.srv.wg.Done()
+	if err := c.negotiate(); err != nil {
+		c.end(err)
+		if c.disk != nil {
+			c.loops.Done()
+		}
+		return
+	}
+	c.srv.wg.Add(1) // the loop's
+	c.role.Run()
+}
+
+// negotiate runs the handshake, and prepares the transmission.
+func (c *conn) negotiate() (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = c.panicked(p)
+		}
+	}()
+	if err := c.identify(); err != nil {
+		return err
+	}
+	c.setDeadline(time.Now().Add(handshakeTime))
+	h := &handshake{c: c, nc: c.nc}
+	if err := h.run(); err != nil {
+		return err
+	}
+	c.setDeadline(time.Time{})
+	early, _ := h.in.Peek(h.in.Buffered())
+	w := c.takeWire(h.nc)
+	c.tx.init(w, c.srv.disks.Memory)
+	c.rx.init(w, c.srv.disks.Memory, early)
+	c.rx.beforeWait = c.tx.Flush
+	c.rx.beforeMore = func() error {
+		if c.tx.full() || c.srv.disks.Memory.Exhausted() {
+			return c.tx.Flush()
+		}
+		return nil
+	}
+	c.accepted = true
+	c.srv.disks.Observer.LoginAccepted(serving.LoginEvent{Client: c.name,
+		Remote: c.remote(), Target: c.srv.exportOf(c.disk)})
+	c.log().Info("NBD client", zap.Uint16("lun", c.disk.Number))
+	return nil
+}
+
+// takeWire returns what carries the requests: a socket of our own, if that is possible.
+func (c *conn) takeWire(nc net.Conn) socket.Wire {
+	if t, ok := nc.(*tls.Conn); ok {
+		return &tlsWire{Plain: socket.Plain{Conn: t}}
+	}
+	s, err := socket.New(nc, &c.srv.pollers)
+	if err != nil {
+		return &socket.Plain{Conn: nc}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = nc.Close()
+	if c.cause != nil {
+		_ = s.Close()
+	}
+	if c.stopping {
+		_ = s.SetReadDeadline(past)
+	}
+	c.wire = s
+	return s
+}
+
+// identify finds out who the client is, as far as the socket tells.
+func (c *conn) identify() error {
+	c.name = c.portal.Name
+	u, ok := c.nc.(*net.UnixConn)
+	if !ok {
+		return nil
+	}
+	cred := socket.Peer(u)
+	if cred == nil {
+		return errors.New("the system does not say who the client is")
+	}
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() && !slices.Contains(c.portal.UIDs, cred.Uid) {
+		return errors.New("the client's user may not use this socket")
+	}
+	c.pid = cred.Pid
+	return nil
+}
+
+// attach makes a disk the connection's. The caller's goroutine counts in loops then.
+func (c *conn) attach(d *serving.Disk, session string, heir bool) {
+	client := c.srv.disks.AttachIncarnation(c.name, session, heir)
+	if host, _, err := net.SplitHostPort(c.nc.RemoteAddr().String()); err == nil {
+		client.SetAddress(host)
+	}
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	c.client, c.disk, c.sessionName, c.since = client, d, session, time.Now()
+	c.loops.Add(1)
+	c.role = c.srv.disks.NewReader(c.loop, c.handOn)
+}
+
+// remote is where the client is: an address, or the number of a process on this machine.
+func (c *conn) remote() string {
+	if c.pid != 0 {
+		return fmt.Sprintf("process %d", c.pid)
+	}
+	return c.nc.RemoteAddr().String()
+}
+
+func (c *conn) log() *zap.Logger {
+	return c.srv.log.With(zap.String("client", c.name), zap.String("remote", c.remote()))
+}
+
+func (c *conn) session() status.Session {
+	return status.Session{Protocol: status.ProtocolNBD, Initiator: c.name,
+		Remote: c.remote(), Local: c.nc.LocalAddr().String(), Since: c.since,
+		LUNs: []uint16{c.disk.Number}, Commands: c.commands.Load(), BytesRead: c.bytesRead.Load(),
+		BytesWritten: c.bytesWritten.Load()}
+}
+
+// run is a goroutine that executes a connection's requests.
+type run struct {
+	*serving.Turn
+	c    *conn
+	req  request
+	r    serving.Request
+	buf  *memory.Buffer // of the request
+	more []*memory.Buffer
+	// receiving says that a part of the request's payload is still to come
+	receiving bool
+	arrived   time.Time // when the request did
+	// begun is when its current disk call began
+	begun time.Time
+}
+
+// loop is the main loop of the reading goroutine.
+func (c *conn) loop(turn *serving.Turn) {
+	defer c.srv.wg.Done()
+	defer c.loops.Done()
+	run := &run{Turn: turn, c: c}
+	run.r.Executor = run
+	err := run.work()
+	if !run.Reading {
+		if ferr := c.tx.Flush(); err == nil { // nobody else may ever come by
+			err = ferr
+		}
+		c.srv.disks.Memory.Charge(-stackCharge)
+		if err != nil {
+			c.fail(err)
+		}
+		return
+	}
+	c.end(err)
+}
+
+// work reads and executes requests until the connection ends or another goroutine reads.
+func (run *run) work() (err error) {
+	c := run.c
+	defer func() {
+		if p := recover(); p != nil {
+			run.Leave()
+			run.forget()
+			err = c.panicked(p)
+		}
+	}()
+	for {
+		if run.req, err = c.rx.next(c.extended); err != nil {
+			return err
+		}
+		run.arrived = time.Now()
+		if err = run.handle(); err != nil {
+			return err
+		}
+		if !run.Reading {
+			return nil
+		}
+		if c.tx.full() {
+			if err := c.tx.Flush(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// handOn prepares for another goroutine that reads.
+func (c *conn) handOn() {
+	c.srv.disks.Memory.Charge(stackCharge)
+	c.srv.wg.Add(1)
+	c.loops.Add(1)
+}
+
+// Waits implements serving.Executor: another goroutine reads while the request waits for far
+// content, unless memory is exhausted, or the rest of the request is still to be read. The client
+// has no limit of time, so there is none here.
+func (run *run) Waits() (time.Duration, error) {
+	c := run.c
+	c.mu.Lock()
+	if c.cause != nil {
+		c.mu.Unlock()
+		return 0, serving.ErrAborted
+	}
+	if c.held == nil {
+		c.held = make(runs)
+	}
+	c.held[run] = struct{}{}
+	c.mu.Unlock()
+	// Whoever has fenced the client ends the requests in held. This one may have come too late.
+	if !c.client.Admitted(c.disk) {
+		return 0, serving.ErrAborted
+	}
+	if !run.receiving && !c.srv.disks.Memory.Exhausted() {
+		run.PassOn()
+	}
+	return forever, nil
+}
+
+// forever is longer than any request waits.
+const forever = 10 * 365 * 24 * time.Hour
+
+// forget gives back what the request holds.
+func (run *run) forget() {
+	run.buf.Release()
+	for _, b := range run.more {
+		b.Release()
+	}
+	clear(run.more)
+	run.buf, run.more, run.receiving = nil, run.more[:0], false
+	if !run.r.Waited() {
+		return
+	}
+	c := run.c
+	c.mu.Lock()
+	delete(c.held, run)
+	c.mu.Unlock()
+	run.r = serving.Request{Executor: run}
+}
+
+// ended returns why the connection has ended; nil: it has not.
+func (c *conn) ended() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cause
+}
+
+// giveUp ends the requests that wait for far content.
+func (c *conn) giveUp() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for run := range c.held {
+		run.r.Abort()
+	}
+}
+
+// fail closes the network because of err. The reader then ends the connection.
+func (c *conn) fail(err error) {
+	c.mu.Lock()
+	first := c.cause == nil
+	if first {
+		c.cause = err
+		c.lost.Store(!errors.Is(err, errDisconnected))
+	}
+	w := c.wire
+	c.mu.Unlock()
+	if !first {
+		return
+	}
+	_ = c.nc.Close()
+	if w != nil {
+		_ = w.Close()
+	}
+	c.giveUp()
+}
+
+// stop ends the connection at the end of the requests that are here.
+func (c *conn) stop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stopping = true
+	if s, ok := c.wire.(*socket.Socket); ok {
+		_ = s.SetReadDeadline(past)
+		return
+	}
+	_ = c.nc.SetReadDeadline(past)
+}
+
+// past is a deadline that ends a wait at once.
+var past = time.Unix(1, 0)
+
+// setDeadline limits how long the client may take, unless the connection stops anyway.
+func (c *conn) setDeadline(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.nc.SetDeadline(at)
+	if c.stopping {
+		_ = c.nc.SetReadDeadline(past)
+	}
+}
+
+// end ends the connection. The reading goroutine calls it.
+func (c *conn) end(err error) {
+	if c.tx.Wire != nil {
+		c.tx.Close()
+	}
+	c.fail(err)
+	err = c.ended()
+	if c.role != nil {
+		c.role.Close()
+		c.rx.release()
+		c.client.Detach()
+	}
+	c.srv.drop(c)
+	reason, expected := endOf(err)
+	if expected {
+		c.log().Debug("NBD connection ended", zap.String("reason", reason), zap.Error(err))
+	} else {
+		c.log().Warn("NBD connection ended", zap.String("reason", reason), zap.Error(err))
+	}
+	switch {
+	case c.accepted:
+		c.srv.disks.Observer.SessionEnded(serving.SessionEvent{Client: c.name,
+			Remote: c.remote(), Reason: reason})
+	case !expected:
+		c.srv.disks.Observer.LoginRefused(serving.LoginEvent{Client: c.name, Remote: c.remote(),
+			Reason: "nbd_" + reason, Err: err})
+	}
+}
+
+// endOf names the end of a connection in metrics, and says whether it is one that clients and
+// operators mean.
+func endOf(err error) (reason string, expected bool) {
+	switch {
+	case errors.Is(err, errParted) || errors.Is(err, errDisconnected):
+		return "logout", true
+	case errors.Is(err, ErrServerClosed):
+		return "shutdown", true
+	case errors.Is(err, errKicked):
+		return "kicked", true
+	case errors.Is(err, serving.ErrRemoved):
+		return "removed", true
+	case errors.Is(err, errReinstated):
+		return "reinstated", true
+	case errors.Is(err, errOver):
+		return "over", true
+	case errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, syscall.ECONNRESET):
+		return "connection_closed", true
+	}
+	return "protocol_error", false
+}
+
+func (c *conn) panicked(p any) error {
+	c.srv.disks.Observer.PanicCaught()
+	c.log().Error("internal error: the NBD connection ends", zap.Any("panic", p),
+		zap.ByteString("stack", debug.Stack()))
+	return errors.New("internal error")
+}
+
+func (s *Server) isClosing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closing
+}
+
+// tlsWire gathers what goes out, so that small parts share a TLS record.
+type tlsWire struct {
+	socket.Plain
+	out []byte
+}
+
+// tlsGather is how many bytes of small parts go out together; a TLS record has at most 16 KiB.
+const tlsGather = 64 << 10
+
+// Writev implements socket.Wire.
+func (w *tlsWire) Writev(data [][]byte) error {
+	w.out = w.out[:0]
+	for _, p := range data {
+		if len(w.out)+len(p) > tlsGather && len(w.out) > 0 {
+			if _, err := w.Write(w.out); err != nil {
+				return err
+			}
+			w.out = w.out[:0]
+		}
+		if len(p) > tlsGather {
+			if _, err := w.Write(p); err != nil {
+				return err
+			}
+			continue
+		}
+		w.out = append(w.out, p...)
+	}
+	if len(w.out) == 0 {
+		return nil
+	}
+	_, err := w.Write(w.out)
+	return err
+}
+
+// Trim implements socket.Wire.
+func (w *tlsWire) Trim() { w.out = nil }
+
+// runs is a set of goroutines.
+type runs map[*run]struct{}

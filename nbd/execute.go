@@ -1,0 +1,322 @@
+package nbd
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/serving"
+)
+
+const (
+	// chunk is how many bytes of a request's data are moved at a time.
+	chunk = 256 << 10
+	// stretch is how much of a long trim or zeroing is done in one call.
+	stretch = 64 << 20
+	// holesFrom is the length of a read from which it is worth asking for holes.
+	holesFrom = 64 << 10
+	// maxSkipped is the longest payload of a wrong request that is skipped: what a compact header
+	// can announce. After a longer one the connection ends.
+	maxSkipped = 1<<32 - 1
+	// maxStatusPayload is longer than any payload of a BLOCK_STATUS that asks for each context
+	// once, in bytes.
+	maxStatusPayload = 8 + 4*32
+	// poorPiece is how many bytes of a write are taken at a time while memory is scarce.
+	poorPiece = 16 << 10
+)
+
+// errDisconnected says that the client has ended the transmission as the protocol has it.
+var errDisconnected = errors.New("the client has disconnected")
+
+// failure is the answer to a request that cannot be executed.
+type failure struct {
+	code uint32
+	text string
+	off  int64 // where it happened, in bytes; -1: the whole request
+}
+
+func (f *failure) Error() string { return f.text }
+
+func fail(code uint32, format string, args ...any) error {
+	return &failure{code: code, text: fmt.Sprintf(format, args...), off: -1}
+}
+
+var (
+	errMemory   = &failure{code: eNoMem, text: "there is no memory for the request now", off: -1}
+	errReadOnly = &failure{code: ePerm, text: "the disk is write-protected", off: -1}
+	errSlowZero = &failure{code: eNotSup, text: "this would not be faster than a write", off: -1}
+)
+
+// failureOf is the answer for an error of a disk.
+func failureOf(err error) *failure {
+	var f *failure
+	var medium *disk.MediumError
+	switch {
+	case errors.As(err, &f):
+		return f
+	case errors.As(err, &medium):
+		return &failure{code: eIO, text: err.Error(), off: medium.Off}
+	case disk.IsNoSpace(err):
+		return &failure{code: eNoSpace, text: err.Error(), off: -1}
+	case errors.Is(err, disk.ErrReadOnly):
+		return errReadOnly
+	}
+	return &failure{code: eIO, text: err.Error(), off: -1}
+}
+
+// allowed are the flags of each command; others are an error.
+var allowed = [...]uint16{
+	cmdRead:        cmdFlagFUA | cmdFlagDF,
+	cmdWrite:       cmdFlagFUA,
+	cmdFlush:       cmdFlagFUA,
+	cmdTrim:        cmdFlagFUA,
+	cmdCache:       cmdFlagFUA,
+	cmdWriteZeroes: cmdFlagFUA | cmdFlagNoHole | cmdFlagFastZero,
+	cmdBlockStatus: cmdFlagFUA | cmdFlagReqOne,
+}
+
+// handle executes one request. An error ends the connection. Afterwards the payload is consumed.
+func (run *run) handle() error {
+	c, q := run.c, &run.req
+	switch {
+	case q.payload > maxSkipped:
+		return fmt.Errorf("a request with %d bytes of payload: %d are the most", q.payload,
+			maxBlock)
+	case q.command == cmdDisconnect:
+		return errDisconnected
+	}
+	err := run.check()
+	if err == nil && q.command == cmdWrite {
+		return run.write()
+	}
+	var payload []byte
+	if err == nil && q.payload > 0 { // only BLOCK_STATUS may have one
+		run.buf = c.srv.disks.Memory.Must(int(q.payload))
+		payload = run.buf.B
+		q.payload = 0
+		if err := c.rx.payload(payload); err != nil {
+			run.forget()
+			return err
+		}
+	}
+	if err := c.rx.discard(q.payload); err != nil {
+		return err
+	}
+	if err == nil {
+		err = run.execute(payload)
+	}
+	return run.finish(err)
+}
+
+// finish ends a request. An err of nil means that it has been answered. A request to a removed disk
+// gets no answer, because its connection ends.
+func (run *run) finish(err error) error {
+	run.forget()
+	run.c.commands.Add(1)
+	run.note(err)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, serving.ErrRemoved):
+		return err
+	case errors.Is(err, serving.ErrAborted):
+		if err := run.c.ended(); err != nil {
+			return err
+		}
+		err = run.conflict() // it was fenced, and the connection goes on
+	}
+	run.answerError(failureOf(err))
+	return nil
+}
+
+// note records for people whether the disk does its work, and tells the observer.
+func (run *run) note(err error) {
+	d, command := run.c.disk, run.req.command
+	op := serving.OpOther
+	if int(command) < len(operations) {
+		op = operations[command]
+	}
+	switch {
+	case err == nil:
+		d.Worked(op, op.String())
+	case errors.As(err, new(*failure)), serving.NotHeld(err) && !errors.Is(err, disk.ErrNotNow):
+	default: // it comes from the disk
+		if kind, msg := serving.TroubleOf(err); kind != "" {
+			d.Failed(kind, op, op.String(), msg, err, time.Now())
+		}
+	}
+	done := serving.RequestEvent{Client: run.c.name, Number: d.Number, Op: op,
+		Duration: time.Since(run.arrived), Status: serving.StatusGood}
+	switch {
+	case err != nil:
+		done.Status = statusOf(err)
+	case command == cmdRead || command == cmdWrite:
+		done.Bytes = int64(run.req.length)
+	}
+	run.c.srv.disks.Observer.RequestDone(done)
+}
+
+// statusOf is the status of a request that has failed, for the observer.
+func statusOf(err error) uint8 {
+	var f *failure
+	switch {
+	case errors.Is(err, serving.ErrAborted), errors.Is(err, serving.ErrRemoved):
+		return serving.StatusAborted
+	case errors.As(err, &f) && f.code == ePerm && f != errReadOnly:
+		return serving.StatusConflict
+	}
+	return serving.StatusFailed
+}
+
+// operations are the kinds of work of the commands.
+var operations = [...]serving.Operation{cmdRead: serving.OpRead, cmdWrite: serving.OpWrite,
+	cmdFlush: serving.OpFlush, cmdTrim: serving.OpDiscard, cmdWriteZeroes: serving.OpWrite}
+
+// check refuses a request that breaks the rules of the protocol.
+func (run *run) check() error {
+	c, q := run.c, &run.req
+	if int(q.command) >= len(allowed) {
+		return fail(eInval, "command %d is not known here", q.command)
+	}
+	flags := allowed[q.command]
+	if c.extended && (q.command == cmdWrite || q.command == cmdBlockStatus) {
+		flags |= cmdFlagPayloadLen
+	}
+	if q.command == cmdRead && !c.structured {
+		flags &^= cmdFlagDF
+	}
+	switch {
+	case q.flags&^flags != 0:
+		return fail(eInval, "command %d has flags that it cannot have: %#x", q.command,
+			q.flags&^flags)
+	case q.command == cmdFlush:
+		return nil
+	case q.payload > maxBlock:
+		return fail(eInval, "%d bytes of payload: %d are the most", q.payload, maxBlock)
+	case c.extended && q.command == cmdWrite && q.flags&cmdFlagPayloadLen == 0:
+		return fail(eInval, "a write without the flag PAYLOAD_LEN")
+	case q.command == cmdBlockStatus && q.flags&cmdFlagPayloadLen != 0:
+		if q.payload > maxStatusPayload {
+			return fail(eInval, "%d bytes of payload name more contexts than there are", q.payload)
+		}
+		return nil // its length comes with the payload
+	}
+	return run.checkRange(q.off, q.length)
+}
+
+func (run *run) checkRange(off, length uint64) error {
+	size := uint64(run.c.disk.Size())
+	if off <= size && length <= size-off {
+		return nil
+	}
+	code := uint32(eInval)
+	if run.req.command == cmdWrite || run.req.command == cmdWriteZeroes {
+		code = eNoSpace
+	}
+	return fail(code, "%d bytes at %d are beyond the disk's end at %d", length, off, size)
+}
+
+// begin keeps the disk for a request until end, unless the client may not use it.
+func (run *run) begin(writes bool) error {
+	c, d := run.c, run.c.disk
+	if err := d.Barred(writes); err != nil {
+		return fail(ePerm, "LUN %d: %v", d.Number, err)
+	}
+	if !run.claim(writes) {
+		return run.conflict()
+	}
+	if !c.used.Load() {
+		if d.Exclusive() && !c.certified && !c.srv.hold(c) {
+			return fail(ePerm, "LUN %d is in use by another process at the same socket", d.Number)
+		}
+		if !c.client.FirstUse(d) {
+			return serving.ErrRemoved
+		}
+		c.used.Store(true)
+	}
+	if !d.Begin() {
+		return serving.ErrRemoved
+	}
+	c.srv.disks.KeepOwner(d)
+	if writes && d.Protected() {
+		d.End()
+		return errReadOnly
+	}
+	return nil
+}
+
+// claim makes the client the disk's owner for a request, if it may be.
+func (run *run) claim(writes bool) bool {
+	c := run.c
+	if c.client.Owns(c.disk) || run.receiving {
+		return c.client.ClaimFor(c.disk, writes)
+	}
+	run.enter() // it may wait for requests of another session
+	defer run.Leave()
+	return c.client.ClaimFor(c.disk, writes)
+}
+
+func (run *run) conflict() error {
+	d := run.c.disk
+	switch {
+	case run.c.client.Fenced(d):
+		return fail(ePerm, "LUN %d was handed over to another client", d.Number)
+	case run.c.sessionName != "" && d.Owner() == run.c.name:
+		return fail(ePerm, "LUN %d is in use by another client that is called %s", d.Number,
+			run.c.name)
+	}
+	return fail(ePerm, "LUN %d is in use by %s", d.Number, d.Owner())
+}
+
+// enter marks a disk call that may take long. If memory is exhausted, nothing else is read
+// meanwhile.
+func (run *run) enter() {
+	run.begun = time.Now()
+	if !run.c.srv.disks.Memory.Exhausted() {
+		run.Enter(run.c.disk)
+	}
+}
+
+// leave is Leave after a read or write of one piece, whose time tells how fast the disk is.
+func (run *run) leave() {
+	if !run.r.Waited() {
+		run.c.disk.Took(time.Since(run.begun))
+	}
+	run.Leave()
+}
+
+// execute executes and answers a request other than a write.
+func (run *run) execute(payload []byte) error {
+	c, q, d := run.c, &run.req, run.c.disk
+	switch q.command {
+	case cmdRead:
+		return run.read()
+	case cmdBlockStatus:
+		return run.status(payload)
+	}
+	err := run.begin(q.command == cmdTrim || q.command == cmdWriteZeroes)
+	if err != nil {
+		return err
+	}
+	defer d.End()
+	run.enter()
+	switch q.command {
+	case cmdFlush:
+		err = d.Disk.Flush()
+	case cmdTrim:
+		err = run.trim()
+	case cmdWriteZeroes:
+		err = run.zero()
+	case cmdCache:
+		err = run.cache()
+	}
+	if err == nil && q.flags&cmdFlagFUA != 0 && q.command != cmdFlush && q.command != cmdCache {
+		err = d.Disk.Flush()
+	}
+	run.Leave()
+	if err == nil {
+		c.answer(q, 0)
+	}
+	return err
+}

@@ -1,0 +1,82 @@
+package nbd
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/serving"
+)
+
+// historian is a disk that has snapshots, of which the last one was just taken. Every other page is
+// written since the first.
+type historian struct {
+	disk.Disk
+	names atomic.Pointer[[]string]
+}
+
+func (h *historian) set(names ...string) { h.names.Store(&names) }
+
+func (h *historian) Since() []string { return *h.names.Load() }
+
+func (h *historian) Changed(since string, off, length int64) (bool, int64, error) {
+	at := slices.Index(h.Since(), since)
+	if at < 0 {
+		return false, 0, fmt.Errorf("there is no snapshot %q", since)
+	}
+	changed := at < len(h.Since())-1 && off/layerPage%2 == 1
+	return changed, min(length, layerPage-off%layerPage), nil
+}
+
+// TestChangedSinceSnapshots: each snapshot is a context in the form of QEMU's bitmaps, the newest
+// ones of many.
+func TestChangedSinceSnapshots(t *testing.T) {
+	h := &historian{Disk: disktest.NewMemory(diskSize)}
+	h.set("a", "b")
+	v := serve(t, 1, func(o *serving.Options) { o.Disk = h })
+	const a, b = "qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b"
+	list := func(queries ...string) (names []string) {
+		c := v.hello(t)
+		require.Equal(t, uint32(repAck), c.option(optStructuredReply, nil)[0].kind)
+		for _, r := range c.option(optListMeta, metaData("", queries...)) {
+			if r.kind == repMetaContext {
+				names = append(names, string(r.data[4:]))
+			}
+		}
+		return names
+	}
+	require.Equal(t, []string{"base:allocation", "qemu:allocation-depth", a, b}, list())
+	require.Equal(t, []string{"qemu:allocation-depth", a, b}, list("qemu:"))
+	require.Equal(t, []string{b}, list(b, "qemu:dirty-bitmap:c"))
+	for _, mode := range []int{structured, extended} {
+		c := v.openWith(t, "", mode, a, "base:allocation", b)
+		got := c.do(cmdBlockStatus, 0, layerPage/2, 2*layerPage, nil)
+		require.Equal(t, []extent{{layerPage / 2, 0}, {layerPage, stateDirty}, {layerPage / 2, 0}},
+			got.status[contextBitmap])
+		require.Equal(t, []extent{{2 * layerPage, 0}}, got.status[contextBitmap+1])
+		require.Len(t, got.status, 3)
+		if mode == extended {
+			got = c.do(cmdBlockStatus, 0, 0, 0, join(u64(layerPage), u32(contextBitmap+1)))
+			require.Equal(t, map[uint32][]extent{contextBitmap + 1: {{layerPage, 0}}}, got.status)
+		}
+		h.set("b") // the other one was deleted
+		require.Equal(t, uint32(eInval), c.do(cmdBlockStatus, 0, 0, layerPage, nil).code)
+		c.alive()
+		h.set("a", "b")
+	}
+	many := make([]string, 100)
+	for i := range many {
+		many[i] = fmt.Sprintf("s%d", i)
+	}
+	h.set(many...)
+	names := list("qemu:dirty-bitmap:")
+	require.Len(t, names, maxBitmaps)
+	require.Equal(t, "qemu:dirty-bitmap:s99", names[maxBitmaps-1])
+	c := v.openWith(t, "", structured, names...)
+	require.Len(t, c.do(cmdBlockStatus, 0, 0, layerPage, nil).status, maxBitmaps)
+}

@@ -1,0 +1,416 @@
+package nbd
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"kubevirt.io/disk/internal/socket"
+)
+
+const (
+	// linkBuffer is the buffer for what a server sends, in bytes.
+	linkBuffer = 64 << 10
+	// fillTime is how long an abandoned read waits for the rest of its data, before the connection
+	// is given up.
+	fillTime = time.Second
+)
+
+var (
+	// errLinkLost ends calls whose connection has broken. They may or may not have been executed.
+	errLinkLost = errors.New("the connection to the server is lost")
+	// errAbandoned ends a read that nobody wants any more.
+	errAbandoned = errors.New("the request was abandoned")
+)
+
+// replyError is an error that the server answers a request with.
+type replyError struct {
+	code uint32
+	text string
+}
+
+func (e *replyError) Error() string {
+	if e.text != "" {
+		return fmt.Sprintf("the server answers: %s (error %d)", e.text, e.code)
+	}
+	return fmt.Sprintf("the server answers with error %d", e.code)
+}
+
+// call is one request of a client.
+type call struct {
+	request
+	data []byte     // what a write sends, or where a read puts what comes
+	done chan error // gets the result
+	head [requestLen]byte
+	// logged says that Remote.kept has room for the change; replay, that it has the change itself.
+	logged, replay bool
+
+	filled int // of a read: how many bytes have come, from the beginning; the receiver's
+	err    *replyError
+
+	// filling and abandoned are guarded by link.mu.
+	filling   bool // the receiver uses data at this moment
+	abandoned bool // nobody waits for the result, and data must not be used
+}
+
+// newCall makes a request. Data may be nil.
+func newCall(command, flags uint16, off, length uint64, data []byte) *call {
+	c := &call{done: make(chan error, 1)}
+	c.set(command, flags, off, length, data)
+	return c
+}
+
+func (c *call) set(command, flags uint16, off, length uint64, data []byte) {
+	c.request = request{command: command, flags: flags, off: off, length: length}
+	c.data, c.logged, c.replay = data, false, false
+}
+
+// freeCalls are calls that have ended, for others.
+type freeCalls struct {
+	mu  sync.Mutex
+	all []*call // guarded by mu
+}
+
+// maxFree is how many there are: with it, as many requests at once allocate nothing.
+const maxFree = 256
+
+func (f *freeCalls) take(command uint16, off, length int64, data []byte) *call {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := len(f.all) - 1
+	if n < 0 {
+		return newCall(command, 0, uint64(off), uint64(length), data)
+	}
+	c := f.all[n]
+	f.all = f.all[:n]
+	c.set(command, 0, uint64(off), uint64(length), data)
+	return c
+}
+
+// give returns a call, unless the receiver may still use it.
+func (f *freeCalls) give(c *call) {
+	if c.abandoned {
+		return
+	}
+	c.data = nil
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.all) < maxFree {
+		f.all = append(f.all, c)
+	}
+}
+
+// link is a connection of a client after the handshake. Any number of goroutines may make calls.
+// One goroutine, receive, takes the replies, and is the only one that ends calls.
+//
+//	do: queue ──► whoever finds nobody sending sends all of queue ──► server
+//	calls ◄── receive ◄── server
+type link struct {
+	greeting
+	nc   net.Conn
+	in   *bufio.Reader
+	wire socket.Wire
+	// acked is called by receive when the server has acknowledged a write, before its caller knows.
+	acked func(*call)
+	ended chan struct{} // closed when all calls have ended, and there will be no more
+
+	out [][]byte // what is being sent; whoever sends uses it
+	b   [20]byte // the receiver's; here, so that a reply allocates nothing
+
+	mu      sync.Mutex
+	calls   map[uint64]*call // guarded by mu; without an answer yet
+	cookie  uint64           // guarded by mu; of the last call
+	queue   []*call          // guarded by mu; to be sent
+	spare   []*call          // guarded by mu; the memory of a former queue
+	sending bool             // guarded by mu
+	sent    sync.Cond        // sending has become false
+	cause   error            // guarded by mu; why the connection has ended; nil: it has not
+}
+
+func newLink(n *negotiation) *link {
+	l := &link{greeting: n.greeting, nc: n.nc, in: n.in, calls: make(map[uint64]*call),
+		ended: make(chan struct{})}
+	l.sent.L = &l.mu
+	if _, ok := n.nc.(*tls.Conn); ok {
+		l.wire = &tlsWire{Plain: socket.Plain{Conn: n.nc}}
+	} else {
+		l.wire = &socket.Plain{Conn: n.nc}
+	}
+	return l
+}
+
+// do sends a request and waits for the reply. The end of ctx ends the wait of a read. All others
+// wait for the reply or for the end of the connection: they change the disk, and the caller must
+// know when that can no longer happen.
+func (l *link) do(ctx context.Context, c *call) error {
+	if err := l.send(c); err != nil {
+		return err
+	}
+	if c.command != cmdRead {
+		return <-c.done
+	}
+	select {
+	case err := <-c.done:
+		return err
+	case <-ctx.Done():
+		return l.abandon(c)
+	}
+}
+
+// send queues a call, and sends the queue unless another goroutine does that.
+func (l *link) send(c *call) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cause != nil {
+		return errLinkLost
+	}
+	l.cookie++
+	c.cookie, c.filled, c.err = l.cookie, 0, nil
+	l.calls[c.cookie] = c
+	l.queue = append(l.queue, c)
+	if l.sending {
+		return nil
+	}
+	l.sending = true
+	for len(l.queue) > 0 && l.cause == nil {
+		batch := l.queue
+		l.queue, l.spare = l.spare[:0], nil
+		l.mu.Unlock()
+		err := l.sendAll(batch)
+		clear(batch)
+		l.mu.Lock()
+		l.spare = batch[:0]
+		if err != nil {
+			l.failLocked(err)
+		}
+	}
+	l.sending = false
+	l.sent.Broadcast()
+	return nil // receive ends the call, whatever happens
+}
+
+func (l *link) sendAll(batch []*call) error {
+	out := l.out[:0]
+	for _, c := range batch {
+		b := c.head[:]
+		binary.BigEndian.PutUint32(b, magicRequest)
+		binary.BigEndian.PutUint16(b[4:], c.flags)
+		binary.BigEndian.PutUint16(b[6:], c.command)
+		binary.BigEndian.PutUint64(b[8:], c.cookie)
+		binary.BigEndian.PutUint64(b[16:], c.off)
+		binary.BigEndian.PutUint32(b[24:], uint32(c.length))
+		out = append(out, b)
+		if c.command == cmdWrite {
+			out = append(out, c.data)
+		}
+	}
+	l.out = out
+	err := l.wire.Writev(out)
+	clear(l.out)
+	return err
+}
+
+// abandon ends the wait for a read. Afterwards its data is not touched any more.
+func (l *link) abandon(c *call) error {
+	l.mu.Lock()
+	if !c.filling {
+		c.abandoned = true
+		l.mu.Unlock()
+		select {
+		case err := <-c.done: // it had ended already
+			return err
+		default:
+			return errAbandoned
+		}
+	}
+	l.mu.Unlock()
+	select {
+	case err := <-c.done:
+		return err
+	case <-time.After(fillTime):
+		l.fail(errors.New("the server has stopped in the middle of a reply"))
+		return <-c.done
+	}
+}
+
+// fail ends the connection. The calls end soon.
+func (l *link) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failLocked(err)
+}
+
+func (l *link) failLocked(err error) {
+	if l.cause == nil {
+		l.cause = err
+		_ = l.nc.Close()
+	}
+}
+
+// close ends the connection as the protocol has it.
+func (l *link) close() {
+	l.mu.Lock()
+	idle := !l.sending && l.cause == nil
+	if idle {
+		l.sending = true
+	}
+	l.mu.Unlock()
+	if idle {
+		c := newCall(cmdDisconnect, 0, 0, 0, nil)
+		_ = l.nc.SetWriteDeadline(time.Now().Add(fillTime))
+		_ = l.sendAll([]*call{c})
+		l.mu.Lock()
+		l.sending = false
+		l.sent.Broadcast()
+		l.mu.Unlock()
+	}
+	l.fail(errDisconnected)
+	<-l.ended
+}
+
+// receive takes replies until the connection ends.
+func (l *link) receive() {
+	defer close(l.ended)
+	var err error
+	for err == nil {
+		err = l.next()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failLocked(err)
+	for l.sending { // whoever sends still uses the data of calls
+		l.sent.Wait()
+	}
+	for cookie, c := range l.calls {
+		delete(l.calls, cookie)
+		c.done <- errLinkLost
+	}
+}
+
+// next takes one reply, or one chunk of one.
+func (l *link) next() error {
+	b := l.b[:]
+	if _, err := io.ReadFull(l.in, b[:16]); err != nil {
+		return err
+	}
+	cookie := binary.BigEndian.Uint64(b[8:])
+	l.mu.Lock()
+	c := l.calls[cookie]
+	l.mu.Unlock()
+	if c == nil {
+		return errors.New("the server answers a request that was not made")
+	}
+	switch magic := binary.BigEndian.Uint32(b); {
+	case magic == magicSimple && c.command != cmdRead:
+		if code := binary.BigEndian.Uint32(b[4:]); code != 0 {
+			c.err = &replyError{code: code}
+		}
+		l.finish(c)
+		return nil
+	case magic != magicStructured:
+		return errors.New("what the server sends does not begin like a reply")
+	}
+	if _, err := io.ReadFull(l.in, b[16:]); err != nil {
+		return err
+	}
+	flags, kind := binary.BigEndian.Uint16(b[4:]), binary.BigEndian.Uint16(b[6:])
+	if err := l.chunk(c, kind, int(binary.BigEndian.Uint32(b[16:]))); err != nil {
+		return err
+	}
+	if flags&replyFlagDone == 0 {
+		return nil
+	}
+	if c.err == nil && c.command == cmdRead && c.filled != int(c.length) {
+		return fmt.Errorf("the server sends %d of %d bytes", c.filled, c.length)
+	}
+	l.finish(c)
+	return nil
+}
+
+// chunk takes the payload of a chunk, which has that many bytes.
+func (l *link) chunk(c *call, kind uint16, length int) error {
+	switch {
+	case kind == chunkNone && length == 0:
+		return nil
+	case kind == chunkData && length > 8 && c.command == cmdRead:
+		return l.fill(c, length-8, true)
+	case kind == chunkHole && length == 12 && c.command == cmdRead:
+		return l.fill(c, 0, false)
+	case kind&(1<<15) != 0 && length >= 6 && length <= 6+maxString+8:
+		p := make([]byte, length)
+		if _, err := io.ReadFull(l.in, p); err != nil {
+			return err
+		}
+		f := fields{b: p}
+		e := &replyError{code: f.u32()}
+		e.text = printable(f.take(uint32(f.u16())))
+		if f.bad || e.code == 0 {
+			return errors.New("the server sends an error that cannot be understood")
+		}
+		if c.err == nil {
+			c.err = e
+		}
+		return nil
+	}
+	return fmt.Errorf("the server sends a chunk of type %d with %d bytes", kind, length)
+}
+
+// fill takes n bytes of a read's data, or a hole. They must come in order: then none can be
+// missing.
+func (l *link) fill(c *call, n int, data bool) error {
+	b := l.b[:8]
+	if !data {
+		b = l.b[:12]
+	}
+	if _, err := io.ReadFull(l.in, b); err != nil {
+		return err
+	}
+	if !data {
+		n = int(binary.BigEndian.Uint32(b[8:]))
+	}
+	off := binary.BigEndian.Uint64(b)
+	if off != c.off+uint64(c.filled) || n > int(c.length)-c.filled {
+		return errors.New("the server sends data out of order, or that was not asked for")
+	}
+	l.mu.Lock()
+	wanted := !c.abandoned
+	c.filling = wanted
+	l.mu.Unlock()
+	to := c.data[c.filled : c.filled+n]
+	c.filled += n
+	var err error
+	switch {
+	case data && wanted:
+		_, err = io.ReadFull(l.in, to)
+	case data:
+		_, err = l.in.Discard(n)
+	case wanted:
+		clear(to)
+	}
+	l.mu.Lock()
+	c.filling = false
+	l.mu.Unlock()
+	return err
+}
+
+// finish ends a call with what the server has answered.
+func (l *link) finish(c *call) {
+	if c.err == nil && l.acked != nil {
+		l.acked(c)
+	}
+	l.mu.Lock()
+	delete(l.calls, c.cookie)
+	l.mu.Unlock()
+	if c.err != nil {
+		c.done <- c.err
+		return
+	}
+	c.done <- nil
+}

@@ -1,0 +1,140 @@
+package nbd
+
+import (
+	"math"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/memory"
+)
+
+// read executes and answers a read.
+func (run *run) read() error {
+	c, q, d := run.c, &run.req, run.c.disk
+	if err := run.begin(false); err != nil {
+		return err
+	}
+	defer d.End()
+	c.bytesRead.Add(q.length)
+	switch {
+	case q.length == 0:
+		c.answer(q, 0)
+		return nil
+	case c.structured && q.flags&cmdFlagDF == 0 &&
+		(q.length > chunk || q.length >= holesFrom && d.Extents != nil):
+		return run.readChunks()
+	case q.length > chunk:
+		return run.readWhole()
+	}
+	// A guest would take a lack of memory for a broken disk. So this may exceed the limit, and then
+	// the connection reads nothing else meanwhile.
+	run.buf = c.srv.disks.Memory.Must(int(q.length))
+	run.enter()
+	_, err := run.r.ReadAt(d, run.buf.B, int64(q.off))
+	run.leave()
+	if err != nil {
+		return err
+	}
+	b := run.buf
+	run.buf = nil
+	run.answerData(q.off, b.B, b, true)
+	return nil
+}
+
+// readWhole reads all data before it answers: a simple reply, or a client that wants one chunk, has
+// no place for an error in the middle.
+func (run *run) readWhole() error {
+	c, q := run.c, &run.req
+	if q.length > maxBlock {
+		return fail(eOverflow, "a read of %d bytes in one piece: %d are the most", q.length,
+			maxBlock)
+	}
+	run.enter()
+	defer run.Leave()
+	for off := uint64(0); off < q.length; {
+		n := min(q.length-off, chunk)
+		b := c.srv.disks.Memory.Get(int(n))
+		if b == nil {
+			// what is queued may take it
+			if err := c.tx.Flush(); err != nil {
+				return err
+			}
+			if b = c.srv.disks.Memory.Get(int(n)); b == nil {
+				return errMemory
+			}
+		}
+		run.more = append(run.more, b)
+		if _, err := run.r.ReadAt(c.disk, b.B, int64(q.off+off)); err != nil {
+			return err
+		}
+		off += n
+	}
+	c.tx.Lock()
+	defer c.tx.Unlock()
+	for i, b := range run.more {
+		r := c.tx.put(b.B, b)
+		if i > 0 {
+			continue
+		}
+		if !c.structured {
+			r.simple(q.cookie, 0)
+			continue
+		}
+		r.chunk(q, c.extended, replyFlagDone, chunkData, q.length+8)
+		r.put64(q.off)
+	}
+	clear(run.more)
+	run.more = run.more[:0]
+	return nil
+}
+
+// readChunks answers a read chunk by chunk, so that a long one has only one in memory. Holes are
+// not sent.
+func (run *run) readChunks() error {
+	c, q, d := run.c, &run.req, run.c.disk
+	for off, end := q.off, q.off+q.length; off < end; {
+		if err := run.wanted(); err != nil {
+			return err
+		}
+		run.enter()
+		e, b, err := run.nextChunk(int64(off), int64(end-off))
+		run.Leave()
+		if err != nil {
+			return err
+		}
+		n := uint64(e.Length)
+		if b == nil {
+			run.answerHole(off, n, off+n == end)
+		} else {
+			run.answerData(off, b.B, b, off+n == end)
+		}
+		off += n
+		run.r.Moved(d)
+		if off < end && (c.tx.full() || !run.Reading) {
+			if err := c.tx.Flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// nextChunk reads what comes next of a read, at most length bytes: a hole, or data in a buffer.
+func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, err error) {
+	d := run.c.disk
+	e = disk.Extent{Length: length, Data: true}
+	if d.Extents != nil {
+		if e, err = run.r.Extent(d, off, min(length, math.MaxUint32)); err != nil {
+			return e, nil, err
+		}
+	}
+	if !e.Data {
+		return e, nil, nil
+	}
+	e.Length = min(e.Length, chunk)
+	run.buf = run.c.srv.disks.Memory.Must(int(e.Length)) // released whatever happens
+	if _, err := run.r.ReadAt(d, run.buf.B, off); err != nil {
+		return e, nil, err
+	}
+	b, run.buf = run.buf, nil
+	return e, b, nil
+}

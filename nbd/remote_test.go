@@ -1,0 +1,498 @@
+package nbd
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zaptest"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+)
+
+// remote connects to a disk of a server in this process.
+func (v *served) remote(t testing.TB, export string) *Remote {
+	t.Helper()
+	return openRemote(t, RemoteOptions{Address: serving.SocketPrefix + v.socket, Export: export})
+}
+
+func openRemote(t testing.TB, opt RemoteOptions) *Remote {
+	t.Helper()
+	opt.Log = zaptest.NewLogger(t)
+	r, err := OpenRemote(t.Context(), opt)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+// plainDisk is a disk without what only distant disks have.
+type plainDisk struct {
+	disk.Disk
+	disk.Discarder
+	disk.Zeroer
+}
+
+// TestRemoteIsADisk runs the tests of every disk on one that another server has.
+func TestRemoteIsADisk(t *testing.T) {
+	disktest.Run(t, func(t *testing.T) disk.Disk {
+		v := serve(t, 1, nil)
+		r := v.remote(t, "disk1.raw")
+		require.Equal(t, "x", r.Identity().Serial)
+		require.False(t, r.ReadOnly())
+		return plainDisk{r, r, r}
+	})
+}
+
+// TestRemoteByTLS: a disk is used by the name of a certificate.
+func TestRemoteByTLS(t *testing.T) {
+	v, a := serve(t, 1, nil), newAuthority(t)
+	address := "127.0.0.1:" + v.serveTLS(t, a, zaptest.NewLogger(t))
+	client := a.issue("vm", named("vm.example"))
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	config := &tls.Config{RootCAs: pool, ServerName: "localhost",
+		Certificates: []tls.Certificate{client}}
+	opt := RemoteOptions{Address: address, Export: "disk1.raw",
+		TLS: func() (*tls.Config, error) { return config, nil }}
+	r := openRemote(t, opt)
+	want := bytes.Repeat([]byte{7}, 3<<20)
+	_, err := r.WriteAt(want, 512)
+	require.NoError(t, err)
+	got := make([]byte, len(want))
+	_, err = r.ReadAt(got, 512)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	require.Equal(t, "cert:vm.example", v.Sessions()[0].Initiator)
+
+	opt.TLS = nil
+	_, err = OpenRemote(t.Context(), opt)
+	require.ErrorContains(t, err, "this server needs TLS")
+	config = &tls.Config{ServerName: "localhost"}
+	opt.TLS = func() (*tls.Config, error) { return config, nil }
+	_, err = OpenRemote(t.Context(), opt)
+	require.ErrorContains(t, err, "unknown authority")
+}
+
+// TestRemoteThatIsNone: what cannot be used is an error at once.
+func TestRemoteThatIsNone(t *testing.T) {
+	v := serve(t, 2, nil)
+	_, err := OpenRemote(t.Context(), RemoteOptions{Address: serving.SocketPrefix + v.socket,
+		Export: "other"})
+	require.ErrorContains(t, err, `there is no disk "other"`)
+	_, err = OpenRemote(t.Context(), RemoteOptions{Address: serving.SocketPrefix + v.socket})
+	require.ErrorContains(t, err, `this one has "disk1.raw" "disk2.raw"`)
+	_, err = OpenRemote(t.Context(), RemoteOptions{Address: serving.SocketPrefix + "/missing"})
+	require.ErrorContains(t, err, "no such file")
+	require.ErrorContains(t, err, "the NBD server unix:/missing")
+}
+
+// relayed is a server behind a network that breaks when a test wants it.
+type relayed struct {
+	*served
+	socket string
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+	down  bool
+	limit int // bytes of the server's answers until a connection breaks; 0: no limit
+}
+
+func relay(t testing.TB, v *served) *relayed {
+	t.Helper()
+	n := &relayed{served: v, socket: filepath.Join(t.TempDir(), "relay.sock"),
+		conns: make(map[net.Conn]struct{})}
+	l, err := net.Listen("unix", n.socket)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go n.carry(nc)
+		}
+	}()
+	return n
+}
+
+func (n *relayed) carry(nc net.Conn) {
+	defer nc.Close()
+	n.mu.Lock()
+	down, limit, to := n.down, n.limit, n.served.socket
+	n.conns[nc] = struct{}{}
+	n.mu.Unlock()
+	if down {
+		return
+	}
+	server, err := net.Dial("unix", to)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go func() {
+		defer nc.Close()
+		if limit > 0 {
+			_, _ = io.CopyN(nc, server, int64(limit))
+			return
+		}
+		_, _ = io.Copy(nc, server)
+	}()
+	_, _ = io.Copy(server, nc)
+}
+
+// cut breaks all connections.
+func (n *relayed) cut() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for nc := range n.conns {
+		_ = nc.Close()
+		delete(n.conns, nc)
+	}
+}
+
+func (n *relayed) set(down bool, limit int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.down, n.limit = down, limit
+}
+
+func (n *relayed) remote(t testing.TB) *Remote {
+	t.Helper()
+	return openRemote(t, RemoteOptions{Address: serving.SocketPrefix + n.socket,
+		Export: "disk1.raw"})
+}
+
+// TestRemoteHeals: connections break in the middle of requests and replies, and nobody sees it.
+func TestRemoteHeals(t *testing.T) {
+	n := relay(t, serve(t, 1, nil))
+	r := n.remote(t)
+	stop := make(chan struct{})
+	var cutting sync.WaitGroup
+	cutting.Go(func() {
+		for cuts := 1; ; cuts++ { // later and later: on a slow machine something must get through
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Duration(20+cuts) * time.Millisecond):
+				n.set(false, 1000+rand.IntN(200_000*(1+cuts/50)))
+				n.cut()
+			}
+		}
+	})
+	const users, area = 4, diskSize / 4
+	model := make([]byte, diskSize)
+	var using sync.WaitGroup
+	for i := range users {
+		using.Go(func() {
+			mine := model[i*area : (i+1)*area]
+			buf := make([]byte, 64<<10)
+			for step := range 100 {
+				off := rand.IntN(area-len(buf)) &^ 511
+				p := buf[:512+rand.IntN(len(buf)-512)&^511]
+				switch rand.IntN(8) {
+				case 0:
+					clear(mine[off : off+len(p)])
+					if err := r.Zero(int64(i*area+off), int64(len(p))); err != nil {
+						t.Error(err)
+					}
+				case 1:
+					if err := r.Flush(); err != nil {
+						t.Error(err)
+					}
+				case 2, 3, 4:
+					for j := range p {
+						p[j] = byte(step + j)
+					}
+					copy(mine[off:], p)
+					if _, err := r.WriteAt(p, int64(i*area+off)); err != nil {
+						t.Error(err)
+					}
+				default:
+					if _, err := r.ReadAt(p, int64(i*area+off)); err != nil {
+						t.Error(err)
+					}
+					if !bytes.Equal(mine[off:off+len(p)], p) {
+						t.Errorf("other content at %d", i*area+off)
+					}
+				}
+			}
+		})
+	}
+	using.Wait()
+	close(stop)
+	cutting.Wait()
+	n.set(false, 0)
+	n.cut()
+	require.NoError(t, r.Flush())
+	got := make([]byte, diskSize)
+	_, err := n.disks[0].ReadAt(got, 0)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(model, got))
+}
+
+// volatile is a disk whose machine can lose what was not flushed.
+type volatile struct {
+	*disktest.Memory
+	mu      sync.Mutex
+	durable []byte
+	flushes int
+}
+
+func (v *volatile) Flush() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.flushes++
+	_, err := v.ReadAt(v.durable, 0)
+	return err
+}
+
+func (v *volatile) crash() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	_, err := v.WriteAt(v.durable, 0)
+	return err
+}
+
+func (v *volatile) flushed() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.flushes
+}
+
+// TestRemoteCrash: the server's machine crashes and loses what was not flushed. The guest, which
+// goes on, loses nothing that was acknowledged.
+func TestRemoteCrash(t *testing.T) {
+	v := &volatile{Memory: disktest.NewMemory(diskSize), durable: make([]byte, diskSize)}
+	n := relay(t, serve(t, 1, func(o *serving.Options) { o.Disk = v }))
+	r := n.remote(t)
+	want := make([]byte, diskSize)
+	change := func(off int, p []byte) {
+		t.Helper()
+		copy(want[off:], p)
+		_, err := r.WriteAt(p, int64(off))
+		require.NoError(t, err)
+	}
+	crash := func() {
+		t.Helper()
+		n.set(true, 0)
+		n.cut()
+		testtool.Eventually(t, func() bool { return len(n.Sessions()) == 0 })
+		require.NoError(t, v.crash())
+		n.set(false, 0)
+		got := make([]byte, diskSize)
+		_, err := r.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got))
+	}
+	change(0, bytes.Repeat([]byte{1}, 64<<10))
+	change(4096, bytes.Repeat([]byte{2}, 4096)) // over the first one
+	require.NoError(t, r.Zero(512, 512))
+	clear(want[512:1024])
+	crash()
+	require.NoError(t, r.Flush())
+	change(8192, bytes.Repeat([]byte{3}, 512))
+	crash()
+	crash() // what was repeated may be lost again
+	change(1<<20, bytes.Repeat([]byte{4}, maxLogged+512))
+	require.NotZero(t, v.flushed())
+	crash()
+
+	before := v.flushed()
+	for i := range 3 * maxUnflushed / (512 << 10) {
+		change(i*(512<<10)%diskSize, bytes.Repeat([]byte{byte(i)}, 512<<10))
+	}
+	require.Greater(t, v.flushed(), before, "what is kept is bounded")
+	crash()
+}
+
+// TestRemoteLateWrite: a write that the server still executes when its connection breaks does not
+// come after a later one.
+func TestRemoteLateWrite(t *testing.T) {
+	v := serve(t, 1, nil)
+	n := relay(t, v)
+	r := n.remote(t)
+	finish := make(chan struct{})
+	defer v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Block: finish, Times: 1})()
+	first := make(chan error, 1)
+	go func() {
+		_, err := r.WriteAt(bytes.Repeat([]byte{1}, 4096), 0)
+		first <- err
+	}()
+	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpWrite) == 1 })
+	n.cut()
+	second := make(chan error, 1)
+	go func() {
+		err := <-first
+		if err == nil {
+			_, err = r.WriteAt(bytes.Repeat([]byte{2}, 4096), 0)
+		}
+		second <- err
+	}()
+	select {
+	case <-second:
+		t.Error("a later write was acknowledged while the former one could still come")
+	case <-time.After(500 * time.Millisecond):
+	}
+	close(finish)
+	require.NoError(t, <-second)
+	got := make([]byte, 4096)
+	_, err := v.disks[0].ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, bytes.Repeat([]byte{2}, 4096), got)
+}
+
+// TestRemoteOtherDisk: a disk that was replaced at its server is not shown to the guest.
+func TestRemoteOtherDisk(t *testing.T) {
+	v := serve(t, 2, nil)
+	n := relay(t, v)
+	r := n.remote(t)
+	n.set(true, 0)
+	n.cut()
+	testtool.Eventually(t, func() bool { return len(n.Sessions()) == 0 })
+	other := serve(t, 1, func(o *serving.Options) { o.Identity.NAA[7] = 9 })
+	n.mu.Lock()
+	n.served = other
+	n.mu.Unlock()
+	n.set(false, 0)
+	_, err := r.ReadAt(make([]byte, 512), 0)
+	require.ErrorIs(t, err, disk.ErrFailed)
+	require.ErrorContains(t, err, "it is another disk than before")
+}
+
+// TestRemoteWaits: while the server is away, requests are held, and can be given up.
+func TestRemoteWaits(t *testing.T) {
+	n := relay(t, serve(t, 1, nil))
+	r := n.remote(t)
+	n.set(true, 0)
+	n.cut()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 2)
+	go func() {
+		_, err := r.Within(ctx).ReadAt(make([]byte, 512), 0)
+		done <- err
+	}()
+	go func() {
+		_, err := r.Within(ctx).WriteAt(make([]byte, 512), 0)
+		done <- err
+	}()
+	testtool.Eventually(t, func() bool { return len(n.Sessions()) == 0 })
+	require.Empty(t, done)
+	cancel()
+	require.ErrorIs(t, <-done, disk.ErrNotNow)
+	require.ErrorIs(t, <-done, disk.ErrNotNow)
+	n.set(false, 0)
+	_, err := r.ReadAt(make([]byte, 512), 0)
+	require.NoError(t, err)
+}
+
+// TestRemoteErrors: what the server's storage says arrives.
+func TestRemoteErrors(t *testing.T) {
+	v := serve(t, 1, nil)
+	r := v.remote(t, "")
+	remove := v.disks[0].Inject(disktest.Rule{Op: disktest.OpRead,
+		Err: &disk.MediumError{Op: "read", Off: 0, Length: 512, Err: io.ErrUnexpectedEOF}})
+	_, err := r.ReadAt(make([]byte, 512), 0)
+	var medium *disk.MediumError
+	require.ErrorAs(t, err, &medium)
+	require.Equal(t, int64(512), medium.Length)
+	remove()
+	remove = v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Err: disk.ErrNoSpace})
+	_, err = r.WriteAt(make([]byte, 512), 0)
+	require.ErrorIs(t, err, disk.ErrNoSpace)
+	remove()
+	_, err = r.WriteAt(make([]byte, 512), 0)
+	require.NoError(t, err)
+	v.disks[0].Inject(disktest.Rule{Op: disktest.OpFlush, Err: disk.ErrFailed})
+	require.ErrorIs(t, r.Flush(), disk.ErrFailed)
+	_, err = r.WriteAt(make([]byte, 512), 0)
+	require.ErrorIs(t, err, disk.ErrFailed, "a failed flush is for good")
+}
+
+// TestRemoteOwnedByAnother: while another client owns the disk, requests wait for a handover.
+func TestRemoteOwnedByAnother(t *testing.T) {
+	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteExclusive })
+	other := filepath.Join(t.TempDir(), "other.sock")
+	l, err := net.Listen("unix", other)
+	require.NoError(t, err)
+	go func() { _ = v.Serve(l, Portal{Name: serving.SocketPrefix + other}) }()
+	owner := v.remote(t, "")
+	_, err = owner.WriteAt(bytes.Repeat([]byte{1}, 512), 0)
+	require.NoError(t, err)
+	next := openRemote(t, RemoteOptions{Address: serving.SocketPrefix + other})
+	done := make(chan error, 1)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = next.Within(ended).WriteAt(make([]byte, 512), 0)
+	require.ErrorIs(t, err, disk.ErrNotNow)
+	_, err = next.WriteAt(make([]byte, 512), 0)
+	require.ErrorIs(t, err, disk.ErrNotNow, "the caller tries again")
+	require.ErrorContains(t, err, "unix:"+v.socket, "it says who owns the disk")
+	require.NoError(t, owner.Close())
+	testtool.Eventually(t, func() bool {
+		_, err = next.WriteAt(make([]byte, 512), 0)
+		done <- err
+		return <-done == nil
+	})
+}
+
+// FuzzRemote: whatever a server sends, its client ends without harm.
+func FuzzRemote(f *testing.F) {
+	hello := join(u64(magicInit), u64(magicOption), u16(flagFixedNewstyle|flagNoZeroes))
+	answer := func(option, kind uint32, data []byte) []byte {
+		return join(u64(magicReply), u32(option), u32(kind), u32(uint32(len(data))), data)
+	}
+	export := join(u16(infoExport), u64(1<<20), u16(flagHasFlags|flagSendFlush))
+	chosen := join(hello, answer(optStructuredReply, repAck, nil),
+		answer(optSetMeta, repMetaContext,
+			join(u32(3), []byte(identityContext+"3000000000000001,x"))),
+		answer(optSetMeta, repAck, nil), answer(optGo, repInfo, export), answer(optGo, repAck, nil))
+	chunk := func(flags, kind uint16, cookie uint64, p []byte) []byte {
+		return join(u32(magicStructured), u16(flags), u16(kind), u64(cookie),
+			u32(uint32(len(p))), p)
+	}
+	f.Add(hello)
+	f.Add(chosen)
+	f.Add(join(chosen, chunk(replyFlagDone, chunkData, 1, join(u64(512), make([]byte, 1024)))))
+	f.Add(join(chosen, chunk(0, chunkHole, 1, join(u64(512), u32(512))),
+		chunk(replyFlagDone, chunkData, 1, join(u64(1024), make([]byte, 512)))))
+	f.Add(join(chosen, chunk(replyFlagDone, chunkData, 1, join(u64(1024), make([]byte, 512)))))
+	f.Add(join(chosen, chunk(replyFlagDone, chunkError, 1, appendError(nil, eIO, "no", -1))))
+	f.Add(join(chosen, u32(magicSimple), u32(0), u64(1)))
+	f.Fuzz(func(t *testing.T, sent []byte) {
+		client, server := net.Pipe()
+		go func() {
+			go func() { _, _ = io.Copy(io.Discard, server) }()
+			_, _ = server.Write(sent)
+			_ = server.Close()
+		}()
+		n := &negotiation{dialer: &dialer{session: "x"}, nc: client,
+			in: bufio.NewReader(client)}
+		if n.run(t.Context()) != nil {
+			_ = client.Close()
+			return
+		}
+		l := newLink(n)
+		go l.receive()
+		guarded := bytes.Repeat([]byte{1}, 3*1024)
+		c := newCall(cmdRead, 0, 512, 1024, guarded[1024:2048:2048])
+		_ = l.do(t.Context(), c)
+		require.Equal(t, bytes.Repeat([]byte{1}, 1024), guarded[:1024])
+		require.Equal(t, bytes.Repeat([]byte{1}, 1024), guarded[2048:])
+		l.fail(io.EOF)
+		<-l.ended
+	})
+}

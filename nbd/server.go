@@ -1,0 +1,435 @@
+package nbd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
+)
+
+var errKicked = errors.New("an operator has ended the session")
+
+// ErrServerClosed is returned by Serve after Shutdown.
+var ErrServerClosed = errors.New("the NBD server is shut down")
+
+const (
+	// handshakeTime is how long a client may take until it has chosen an export.
+	handshakeTime = 30 * time.Second
+	// maxPending is how many clients may be in that phase. The oldest one makes room for a new one.
+	maxPending = 128
+	// maxConnections is how many clients may have chosen an export.
+	maxConnections = 1024
+	// patience is how long a client may leave its replies untaken, or a payload unfinished, while
+	// memory is scarce. Otherwise it may take any time: a machine may be stopped for hours.
+	patience = 30 * time.Second
+)
+
+// Options are those of a Server.
+type Options struct {
+	Disks *serving.Disks
+	Log   *zap.Logger // nil: no log
+}
+
+// Portal is where clients connect, and who they are.
+type Portal struct {
+	// Name is what a client without a certificate is called: serving.SocketPrefix and the path, or
+	// serving.AddressPrefix and the address.
+	Name string
+	// TLS, if it is not nil, is what a client must use before anything else. It must verify the
+	// client's certificate, by whose name the client goes.
+	TLS *tls.Config
+	// UIDs are the users who may connect by a Unix socket, apart from those of this process and
+	// root. Whoever may open the socket is a matter of its mode.
+	UIDs []uint32
+}
+
+// Server serves disks by NBD. Any number of goroutines may call the methods.
+type Server struct {
+	disks   *serving.Disks
+	log     *zap.Logger
+	pollers socket.PollLimit
+	ctx     context.Context // ends when Shutdown gives up waiting
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	watch   sync.Once // starts watchMemory
+
+	mu        sync.Mutex
+	closing   bool
+	listeners map[net.Listener]struct{}
+	conns     map[*conn]struct{}
+	pending   []*conn // that have chosen no export; the oldest one first
+	// holders are the processes that use exclusive disks by one name
+	holders map[holding]*holder
+}
+
+// holding is the use of an exclusive disk by one name.
+type holding struct {
+	disk *serving.Disk
+	name string
+}
+
+// holder is the process that does so, or did last, with how many connections.
+type holder struct {
+	pid   int32
+	conns int
+}
+
+// New makes a server, and a front end of the disks. There must be no disk yet.
+func New(opt Options) (*Server, error) {
+	s := &Server{disks: opt.Disks, log: opt.Log, listeners: map[net.Listener]struct{}{},
+		conns: map[*conn]struct{}{}, holders: map[holding]*holder{}}
+	if s.log == nil {
+		s.log = zap.NewNop()
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if err := s.disks.Serve(front{s}); err != nil {
+		return nil, fmt.Errorf("nbd: %w", err)
+	}
+	return s, nil
+}
+
+// Serve accepts connections until the server is shut down, and then returns ErrServerClosed. It
+// closes l.
+func (s *Server) Serve(l net.Listener, p Portal) error {
+	if !serving.ValidName(p.Name) || !strings.HasPrefix(p.Name, serving.SocketPrefix) &&
+		!strings.HasPrefix(p.Name, serving.AddressPrefix) {
+		_ = l.Close()
+		return fmt.Errorf("a portal cannot be called %q: it is unix: and a path, or tcp: and an "+
+			"address, of at most 223 bytes without spaces", p.Name)
+	}
+	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		_ = l.Close()
+		return ErrServerClosed
+	}
+	s.listeners[l] = struct{}{}
+	s.mu.Unlock()
+	s.watch.Do(func() { go s.watchMemory() })
+	defer func() {
+		s.mu.Lock()
+		delete(s.listeners, l)
+		s.mu.Unlock()
+		_ = l.Close()
+	}()
+	if err := socket.Accept(s.ctx, l, acceptor{s, &p}); err != nil {
+		return err
+	}
+	return ErrServerClosed
+}
+
+// acceptor is the server as one that accepts connections at a portal.
+type acceptor struct {
+	*Server
+	portal *Portal
+}
+
+// Accepted implements socket.Acceptor.
+func (a acceptor) Accepted(nc net.Conn) { a.begin(nc, a.portal) }
+
+// AcceptFailed implements socket.Acceptor.
+func (a acceptor) AcceptFailed(_ net.Listener, err error) {
+	a.log.Warn("an NBD client cannot be accepted now: trying again",
+		zap.String("portal", a.portal.Name), zap.Error(err))
+}
+
+// MakeRoom implements socket.Acceptor.
+func (a acceptor) MakeRoom() bool {
+	a.mu.Lock()
+	oldest := a.oldestLocked()
+	a.mu.Unlock()
+	oldest.pushOut()
+	return oldest != nil
+}
+
+// Closing implements socket.Acceptor.
+func (a acceptor) Closing() bool { return a.isClosing() }
+
+// oldestLocked takes the oldest connection that has chosen no export, to make room; nil: there is
+// none.
+func (s *Server) oldestLocked() *conn {
+	if len(s.pending) == 0 {
+		return nil
+	}
+	oldest := s.pending[0]
+	s.pending = slices.Delete(s.pending, 0, 1)
+	return oldest
+}
+
+// pushOut ends a connection that must make room. It may be nil.
+func (c *conn) pushOut() {
+	if c != nil {
+		c.fail(errors.New("it had chosen no export, and must make room"))
+	}
+}
+
+// watchMemory gives other clients, of every protocol, the memory of those that stand still.
+func (s *Server) watchMemory() {
+	tick := time.NewTicker(patience / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case now := <-tick.C:
+			if s.disks.Memory.Scarce() {
+				s.endStill(now.Add(-patience))
+			}
+		}
+	}
+}
+
+// endStill ends the connections whose client has stood still since that time.
+func (s *Server) endStill(since time.Time) {
+	before := func(began *atomic.Int64) bool {
+		at := began.Load()
+		return at != 0 && at < since.UnixNano()
+	}
+	s.mu.Lock()
+	conns := s.allLocked(func(c *conn) bool {
+		return before(&c.rx.began) || before(&c.tx.WriteSince)
+	})
+	s.mu.Unlock()
+	for _, c := range conns {
+		c.fail(errors.New("memory is scarce, and the client neither takes its replies nor " +
+			"finishes its request"))
+	}
+}
+
+// begin serves a new connection.
+func (s *Server) begin(nc net.Conn, p *Portal) {
+	c := &conn{srv: s, nc: nc, portal: p}
+	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		_ = nc.Close()
+		return
+	}
+	var oldest *conn
+	if len(s.pending) >= maxPending {
+		oldest = s.oldestLocked()
+	}
+	s.pending = append(s.pending, c)
+	s.conns[c] = struct{}{}
+	s.wg.Add(1)
+	s.mu.Unlock()
+	oldest.pushOut()
+	go c.serve()
+}
+
+// chosen notes that a connection has chosen an export.
+func (s *Server) chosen(c *conn) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return ErrServerClosed
+	}
+	if len(s.conns)-len(s.pending) >= maxConnections {
+		return fmt.Errorf("there are %d connections already", maxConnections)
+	}
+	s.forgetPendingLocked(c)
+	return nil
+}
+
+func (s *Server) forgetPendingLocked(c *conn) {
+	if i := slices.Index(s.pending, c); i >= 0 {
+		s.pending = slices.Delete(s.pending, i, i+1)
+	}
+}
+
+// drop forgets a connection.
+func (s *Server) drop(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+	s.forgetPendingLocked(c)
+	s.releaseLocked(c)
+}
+
+// hold notes that a process uses an exclusive disk. Two processes at one socket go by one name, so
+// nothing else would keep them apart. It returns false if another one does so already, or if its
+// writes have not left the disk. A process that is not known may have one connection. It waits for
+// a moment: the end of a connection may come after the first request of the next one.
+func (s *Server) hold(c *conn) bool {
+	const longestWait = 64 * time.Millisecond
+	for wait := time.Millisecond; !s.tryHold(c); wait *= 2 {
+		if wait > longestWait {
+			return false
+		}
+		time.Sleep(wait)
+	}
+	return true
+}
+
+func (s *Server) tryHold(c *conn) bool {
+	s.endStale(c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.holds {
+		return true
+	}
+	name := c.client.Name()
+	h := s.holders[holding{c.disk, name}]
+	switch {
+	case h == nil:
+		h = &holder{}
+		s.holders[holding{c.disk, name}] = h
+	case h.conns > 0 && (h.pid != c.pid || c.pid == 0):
+		return false
+	case h.pid != c.pid && c.disk.Ranges.Writing(name):
+		return false
+	}
+	h.pid = c.pid
+	h.conns++
+	c.holds = true
+	return true
+}
+
+// Shutdown refuses new clients and new options, ends the connections, and waits for what is under
+// way. Replies that are ready go out. Requests that wait for far content are given up. If the
+// context ends first, it returns its error: a disk hangs, or a client does not take its replies.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.closing = true
+	for l := range s.listeners {
+		_ = l.Close()
+	}
+	all := s.allLocked(func(*conn) bool { return true })
+	s.mu.Unlock()
+	for _, c := range all {
+		c.stop()
+	}
+	done := make(chan struct{})
+	go func() {
+		s.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		s.cancel()
+		return nil
+	case <-ctx.Done():
+	}
+	s.cancel()
+	for _, c := range all {
+		c.fail(ErrServerClosed)
+	}
+	return ctx.Err()
+}
+
+func (s *Server) allLocked(which func(*conn) bool) (all []*conn) {
+	for c := range s.conns {
+		if which(c) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// Sessions returns the connections that have chosen an export, the oldest one first.
+func (s *Server) Sessions() []status.Session {
+	return s.sessions(func(status.Session) bool { return true }, func(*conn) {})
+}
+
+// EndSessions ends the connections for which which returns true, at once, and returns them. Their
+// clients may connect again. Requests end without an answer. When EndSessions returns, none of them
+// claims a disk any more, unless a write is under way.
+func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
+	return s.sessions(which, func(c *conn) {
+		c.fail(errKicked)
+		c.client.Detach()
+	})
+}
+
+func (s *Server) sessions(which func(status.Session) bool, f func(*conn)) []status.Session {
+	s.mu.Lock()
+	conns := s.allLocked(func(c *conn) bool { return c.disk != nil })
+	s.mu.Unlock()
+	all := []status.Session{}
+	for _, c := range conns {
+		if one := c.session(); which(one) {
+			f(c)
+			all = append(all, one)
+		}
+	}
+	slices.SortFunc(all, func(a, b status.Session) int { return a.Since.Compare(b.Since) })
+	return all
+}
+
+// front is the server as a front end of the disks in use.
+type front struct{ *Server }
+
+// Added implements serving.Front. Clients look for exports themselves.
+func (f front) Added(*serving.Disk) error { return nil }
+
+// Removed implements serving.Front: connections to the disk end. The protocol has no other news of
+// a disk that is gone.
+func (f front) Removed(d *serving.Disk) {
+	f.mu.Lock()
+	conns := f.allLocked(func(c *conn) bool { return c.disk == d })
+	maps.DeleteFunc(f.holders, func(h holding, _ *holder) bool { return h.disk == d })
+	f.mu.Unlock()
+	for _, c := range conns {
+		c.fail(serving.ErrRemoved)
+	}
+}
+
+// Resized implements serving.Front. The protocol has no news of it: a client learns the size when
+// it connects again.
+func (f front) Resized(*serving.Disk) {}
+
+// Protected implements serving.Front. Writes are refused from now on.
+func (f front) Protected(*serving.Disk) {}
+
+// Bars implements serving.Front. The protocol has no reservations.
+func (f front) Bars(*serving.Disk, bool) error { return nil }
+
+// Holders implements serving.Front. Without a connection nobody holds anything.
+func (f front) Holders(*serving.Disk) []string { return nil }
+
+// Fence implements serving.Front.
+func (f front) Fence(d *serving.Disk, fenced func(string) bool) (serving.Fencing, error) {
+	return fencing{f.Server, d, fenced}, nil
+}
+
+// fencing is a fence of clients.
+type fencing struct {
+	srv    *Server
+	disk   *serving.Disk
+	fenced func(name string) bool
+}
+
+// Commit implements serving.Fencing.
+func (fencing) Commit() {}
+
+// Undo implements serving.Fencing.
+func (fencing) Undo() error { return nil }
+
+// Finish implements serving.Fencing: requests that wait for far content are given up. A session
+// that is over has no use for its connection.
+func (f fencing) Finish() {
+	f.srv.mu.Lock()
+	conns := f.srv.allLocked(func(c *conn) bool {
+		return c.disk == f.disk && f.fenced(c.client.Name())
+	})
+	f.srv.mu.Unlock()
+	for _, c := range conns {
+		if c.client.Over(c.disk) {
+			c.fail(errOver)
+		}
+		c.giveUp()
+	}
+}

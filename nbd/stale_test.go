@@ -1,0 +1,82 @@
+package nbd
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+)
+
+// unknown serves a disk where nobody knows the processes of clients, as QEMU's in another container
+// of the pod. It returns what connects one.
+func unknown(t *testing.T, v *served) (open func() *client) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- v.Serve(l, Portal{Name: serving.AddressPrefix + l.Addr().String()}) }()
+	t.Cleanup(func() {
+		require.NoError(t, v.Shutdown(context.Background()))
+		require.ErrorIs(t, <-served, ErrServerClosed)
+	})
+	return func() *client {
+		nc, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		c := greet(t, nc)
+		c.send(u32(flagFixedNewstyle | flagNoZeroes))
+		c.choose("", structured)
+		return c
+	}
+}
+
+// TestUnknownProcessReconnects: a process that nobody knows has one connection. If it loses it, and
+// makes another one, that one is not refused because nobody has noticed yet.
+func TestUnknownProcessReconnects(t *testing.T) {
+	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteExclusive })
+	open := unknown(t, v)
+	first := open()
+	for i := range 200 {
+		first.writeAt(0, []byte("first"))
+		second := open()
+		if i%50 == 0 {
+			require.Equal(t, uint32(ePerm), second.do(cmdWrite, 0, 0, 5, []byte("other")).code)
+		}
+		require.NoError(t, first.Close())
+		second.writeAt(0, []byte("again"))
+		first = second
+	}
+}
+
+// TestNothingComesLate: a write that hangs when its client loses the connection is done before
+// those of the next one.
+func TestNothingComesLate(t *testing.T) {
+	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteExclusive })
+	open := unknown(t, v)
+	gate := make(chan struct{})
+	opened := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(opened) // or the server's end would wait for it
+	defer v.disks[0].Inject(disktest.Rule{Off: 1 << 20, Length: 4096, Block: gate})()
+	old, after := bytes.Repeat([]byte{1}, 4096), bytes.Repeat([]byte{2}, 4096)
+	first := open()
+	first.send(first.request(cmdWrite, 0, 1<<20, 4096, old))
+	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpWrite) > 0 },
+		"the write hangs")
+	for range 2 { // they wait for it, or are not read yet
+		first.send(first.request(cmdWrite, 0, 1<<20, 4096, old))
+	}
+	require.NoError(t, first.Close())
+	second := open()
+	second.writeAt(8192, []byte("again"))
+	second.send(second.request(cmdWrite, 0, 1<<20, 4096, after))
+	opened()
+	_, written := second.answer(func(uint64) (uint16, uint64) { return cmdWrite, 0 })
+	second.good(written)
+	require.Equal(t, after, second.readAt(1<<20, 4096))
+}

@@ -1,0 +1,269 @@
+package nbd
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+)
+
+// authority signs certificates.
+type authority struct {
+	t    testing.TB
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	dir  string
+}
+
+var serial int64
+
+func newAuthority(t testing.TB) *authority {
+	t.Helper()
+	a := &authority{t: t, dir: t.TempDir()}
+	var err error
+	a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	serial++
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), IsCA: true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		Subject:               pkix.Name{CommonName: "test"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
+	require.NoError(t, err)
+	a.cert, err = x509.ParseCertificate(der)
+	require.NoError(t, err)
+	a.write("ca-cert.pem", "CERTIFICATE", der)
+	return a
+}
+
+func (a *authority) write(name, kind string, der []byte) {
+	require.NoError(a.t, os.WriteFile(filepath.Join(a.dir, name),
+		pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+}
+
+// issue writes NAME-cert.pem and NAME-key.pem.
+func (a *authority) issue(name string, change func(*x509.Certificate)) tls.Certificate {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(a.t, err)
+	serial++
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), BasicConstraintsValid: true,
+		KeyUsage:  x509.KeyUsageDigitalSignature,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	change(template)
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
+	require.NoError(a.t, err)
+	a.write(name+"-cert.pem", "CERTIFICATE", der)
+	der, err = x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(a.t, err)
+	a.write(name+"-key.pem", "PRIVATE KEY", der)
+	pair, err := tls.LoadX509KeyPair(a.file(name+"-cert.pem"), a.file(name+"-key.pem"))
+	require.NoError(a.t, err)
+	return pair
+}
+
+func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
+
+func (a *authority) issueServer() {
+	a.issue("server", func(c *x509.Certificate) {
+		c.Subject.CommonName = "localhost" // QEMU wants one
+		c.DNSNames = []string{"localhost"}
+		c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	})
+}
+
+func named(name string) func(*x509.Certificate) {
+	return func(c *x509.Certificate) {
+		c.Subject.CommonName = name
+		c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	}
+}
+
+// serveTLS serves the disks with certificates of a, and returns the port.
+func (v *served) serveTLS(t testing.TB, a *authority, log *zap.Logger) string {
+	t.Helper()
+	a.issueServer()
+	config, err := LoadTLS(a.file("server-cert.pem"), a.file("server-key.pem"),
+		a.file("ca-cert.pem"), log)
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	portal := Portal{Name: serving.AddressPrefix + l.Addr().String(), TLS: config}
+	go func() { _ = v.Serve(l, portal) }()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	return port
+}
+
+func dialPort(t testing.TB, port string) *client {
+	t.Helper()
+	nc, err := net.Dial("tcp", "127.0.0.1:"+port)
+	require.NoError(t, err)
+	c := greet(t, nc)
+	c.send(u32(flagFixedNewstyle | flagNoZeroes))
+	return c
+}
+
+// secure is a client in TLS. The server may still refuse its certificate.
+func (a *authority) secure(t testing.TB, port string, certs ...tls.Certificate) *client {
+	t.Helper()
+	c := dialPort(t, port)
+	c.last(optStartTLS, nil, repAck)
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	nc := tls.Client(c.Conn, &tls.Config{RootCAs: pool, ServerName: "localhost",
+		Certificates: certs})
+	require.NoError(t, nc.Handshake())
+	c.Conn = nc
+	c.in.Reset(nc)
+	return c
+}
+
+// TestCertificates: a client goes by the name in its certificate, and has to have a good one.
+func TestCertificates(t *testing.T) {
+	v, a := serve(t, 1, nil), newAuthority(t)
+	port := v.serveTLS(t, a, nil)
+	uri, err := url.Parse("spiffe://cluster/ns/a/vm/X")
+	require.NoError(t, err)
+	for name, change := range map[string]func(*x509.Certificate){
+		"cert:Alice": named("Alice"),
+		"cert:vm.example": func(c *x509.Certificate) {
+			named("Alice")(c)
+			c.DNSNames = []string{"vm.example", "b.example"}
+		},
+		"cert:spiffe://cluster/ns/a/vm/X": func(c *x509.Certificate) {
+			named("Alice")(c)
+			c.DNSNames, c.URIs = []string{"vm.example"}, []*url.URL{uri}
+		},
+	} {
+		c := a.secure(t, port, a.issue("client", change))
+		c.last(optStartTLS, nil, repErrInvalid)
+		c.choose("disk1.raw", structured)
+		c.writeAt(0, []byte("hello"))
+		require.Equal(t, []byte("hello"), c.readAt(0, 5))
+		require.Equal(t, name, v.Sessions()[0].Initiator)
+		require.Contains(t, v.Sessions()[0].Remote, "127.0.0.1:")
+		require.NoError(t, v.Server.disks.Admit(1, name+"2", time.Time{}), "capitals are kept")
+		_, err := v.Server.disks.Withdraw(1)
+		require.NoError(t, err)
+		_ = c.Close()
+		testtool.Eventually(t, func() bool { return len(v.Sessions()) == 0 },
+			"the session ends: %+v", func() any { return v.Sessions() })
+	}
+	for name, certs := range map[string][]tls.Certificate{
+		"none":     nil,
+		"stranger": {newAuthority(t).issue("client", named("Alice"))},
+		"expired": {a.issue("client", func(c *x509.Certificate) {
+			named("Alice")(c)
+			c.NotAfter = time.Now().Add(-time.Minute)
+		})},
+		"server's": {a.issue("client", func(c *x509.Certificate) {
+			c.Subject.CommonName = "Alice"
+			c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+		})},
+		"no name": {a.issue("client", named(""))},
+		"a space": {a.issue("client", named("Alice B"))},
+		"too long": {a.issue("client", func(c *x509.Certificate) {
+			named("")(c)
+			long := strings.Repeat("y", 300)
+			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "x", Path: "/" + long}}
+		})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := a.secure(t, port, certs...)
+			_, _ = c.Write(optionBytes(optList, nil))
+			rest, err := io.ReadAll(c.in)
+			require.Empty(t, rest)
+			var timeout net.Error
+			require.False(t, asTimeout(err, &timeout))
+		})
+	}
+}
+
+// TestPlainTextAtATLSPortal: nothing works without TLS, and nothing that came before it counts.
+func TestPlainTextAtATLSPortal(t *testing.T) {
+	v, a := serve(t, 1, nil), newAuthority(t)
+	port := v.serveTLS(t, a, nil)
+	c := dialPort(t, port)
+	for number, data := range map[uint32][]byte{optList: nil, optStructuredReply: nil,
+		optExtendedHeaders: nil, optInfo: infoData(""), optGo: infoData(""),
+		optSetMeta: metaData("", "base:allocation"), optListMeta: metaData(""), 99: nil} {
+		c.last(number, data, repErrTLSRequired)
+	}
+	c.last(optAbort, nil, repAck)
+	c.ended()
+	c = dialPort(t, port)
+	c.send(optionBytes(optExportName, nil))
+	c.ended()
+	c = dialPort(t, port) // somebody between puts a request into the plain text
+	c.send(optionBytes(optStartTLS, nil), optionBytes(optGo, infoData("")))
+	c.ended()
+	c = dialPort(t, port)
+	c.last(optStartTLS, nil, repAck)
+	c.send(optionBytes(optGo, infoData("")))
+	rest, _ := io.ReadAll(c.in)
+	require.NotContains(t, string(rest), string(u64(magicReply)))
+	require.Empty(t, v.Sessions())
+}
+
+// TestTLSFilesAreReadAgain: changed files count at the next connection, broken ones do not.
+func TestTLSFilesAreReadAgain(t *testing.T) {
+	v, a := serve(t, 1, nil), newAuthority(t)
+	core, logs := observer.New(zap.InfoLevel)
+	port := v.serveTLS(t, a, zap.New(core))
+	good := a.issue("client", named("a"))
+	a.secure(t, port, good).choose("", extended)
+	require.NoError(t, os.WriteFile(a.file("server-cert.pem"), []byte("broken"), 0o600))
+	a.secure(t, port, good).choose("", extended)
+	a.secure(t, port, good).choose("", extended)
+	require.Equal(t, 1, logs.FilterMessageSnippet("cannot be used").Len(), "it is said once")
+	a.issueServer()
+	other := newAuthority(t)
+	both, err := os.ReadFile(other.file("ca-cert.pem"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(a.file("ca-cert.pem"), both, 0o600))
+	a.secure(t, port, other.issue("client", named("b"))).choose("", extended)
+	require.Equal(t, 1, logs.FilterMessageSnippet("read again").Len())
+	c := a.secure(t, port, good)
+	_, _ = c.Write(optionBytes(optList, nil))
+	rest, _ := io.ReadAll(c.in)
+	require.Empty(t, rest, "the former authority counts no more")
+
+	_, err = LoadTLS(a.file("server-cert.pem"), a.file("client-key.pem"), a.file("ca-cert.pem"),
+		nil)
+	require.ErrorContains(t, err, "server-cert.pem")
+	_, err = LoadTLS(a.file("server-cert.pem"), a.file("server-key.pem"), a.file("server-key.pem"),
+		nil)
+	require.ErrorContains(t, err, "has no certificate")
+}
+
+// TestTLSClients has common clients use TLS.
+func TestTLSClients(t *testing.T) {
+	v, a := serve(t, 1, nil), newAuthority(t)
+	port := v.serveTLS(t, a, nil)
+	a.issue("client", named("Alice"))
+	out := tool(t, "nbdinfo", "nbds://localhost:"+port+"/disk1.raw?tls-certificates="+a.dir)
+	require.Contains(t, out, "TLS")
+	tool(t, "qemu-img", "map", "--object", "tls-creds-x509,id=tls0,endpoint=client,dir="+a.dir,
+		"--image-opts", "driver=nbd,host=localhost,port="+port+",export=disk1.raw,tls-creds=tls0")
+}

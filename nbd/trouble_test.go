@@ -1,0 +1,28 @@
+package nbd
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/status"
+)
+
+// TestTroubleIsRecorded: people see why a client's writes fail. What breaks the protocol is no
+// trouble of the disk.
+func TestTroubleIsRecorded(t *testing.T) {
+	v := serve(t, 1, nil)
+	d := v.Server.disks.At(1)
+	c := v.open(t, "disk1.raw", structured)
+	require.NotZero(t, c.do(cmdRead, 0, diskSize, 4096, nil).code)
+	require.Empty(t, d.Troubles())
+	remove := v.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Err: disk.ErrNoSpace})
+	require.NotZero(t, c.do(cmdWrite, 0, 0, 4096, make([]byte, 4096)).code)
+	remove()
+	all := d.Troubles()
+	require.Len(t, all, 1)
+	require.Equal(t, status.TroubleNoSpace, all[0].Kind)
+	require.EqualValues(t, 1, all[0].Count)
+}

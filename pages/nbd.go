@@ -1,0 +1,111 @@
+package pages
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"kubevirt.io/disk/libvirt"
+	"kubevirt.io/disk/status"
+)
+
+// socketPrefix is before the path in a portal of NBD that is a Unix socket.
+const socketPrefix = "unix:"
+
+// reconnect is how long QEMU should hold requests while the daemon starts again.
+const reconnect = 30 * time.Second
+
+// nbdCommands show how to use a disk by NBD, for copying.
+type nbdCommands struct{ Portal, QEMU, Libvirt, List string }
+
+// nbdCommandsFor writes the commands for a disk at the first portal of NBD; nil: there is none.
+func nbdCommandsFor(s *status.Status, l *status.LUN, asked, local string) *nbdCommands {
+	if len(s.NBDPortals) == 0 {
+		return nil
+	}
+	portal := portalFor(s.NBDPortals, asked, local)
+	e := ExportForLibvirt(l, s)
+	if !plainWord.MatchString(e.Name) { // nothing that a shell or QEMU would take apart
+		e.Name = strconv.Itoa(int(l.LUN))
+	}
+	c := &nbdCommands{Portal: portal, QEMU: nbdQEMU(portal, e.Name, l, s.NBDTLS),
+		List: "nbdinfo '" + NBDURI(portal, e.Name, s.NBDTLS) + "'"}
+	e.Reconnect = reconnect
+	var err error
+	if path, ok := strings.CutPrefix(portal, socketPrefix); ok {
+		e.Socket = path
+	} else {
+		e.TLS = s.NBDTLS
+		e.Portal, err = libvirt.ParsePortal(portal)
+	}
+	if err == nil {
+		c.Libvirt, err = e.For(libvirt.Device{}).DiskXML(libvirt.Device{})
+	}
+	if err != nil { // an address that nobody can write into a domain
+		c.Libvirt = "kubevirt-disk xml --status-url URL --nbd ADDRESS --lun " +
+			strconv.Itoa(int(l.LUN))
+	}
+	return c
+}
+
+// plainWord is what needs no quotes.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+func nbdQEMU(portal, export string, l *status.LUN, secure bool) string {
+	var b strings.Builder
+	b.WriteString("qemu-system-x86_64 -m 1G \\\n")
+	server, options := "", ""
+	if path, ok := strings.CutPrefix(portal, socketPrefix); ok {
+		server = "server.type=unix,server.path=" + strings.ReplaceAll(path, ",", ",,")
+	} else {
+		host, port, err := net.SplitHostPort(portal)
+		if err != nil {
+			host, port = portal, strconv.Itoa(libvirt.DefaultNBDPort)
+		}
+		server = fmt.Sprintf("server.type=inet,server.host=%s,server.port=%s", host, port)
+		if secure {
+			b.WriteString("  -object tls-creds-x509,id=tls,endpoint=client,dir=CERTIFICATES \\\n")
+			options = ",tls-creds=tls"
+		}
+	}
+	if l.ReadOnly {
+		options += ",read-only=on"
+	}
+	fmt.Fprintf(&b, "  -blockdev driver=nbd,node-name=disk%d,export=%s,\\\n%s,\\\n"+
+		"reconnect-delay=%d%s \\\n", l.LUN, export, server, int(reconnect/time.Second), options)
+	fmt.Fprintf(&b, "  -device virtio-blk-pci,drive=disk%d", l.LUN)
+	return b.String()
+}
+
+// ExportForLibvirt describes a LUN for the library that renders libvirt's elements, as an export of
+// NBD. The caller adds where it is.
+func ExportForLibvirt(l *status.LUN, s *status.Status) libvirt.Export {
+	name := l.Image
+	for _, other := range s.LUNs {
+		if other.LUN != l.LUN && other.Image == name {
+			name = ""
+		}
+	}
+	if name == "" {
+		name = strconv.Itoa(int(l.LUN))
+	}
+	return libvirt.Export{Name: name, AccessMode: libvirt.AccessMode(l.AccessMode),
+		ReadOnly: l.ReadOnly, Serial: l.Serial, WWN: l.NAA, BlockSize: l.BlockSize}
+}
+
+// NBDURI is the URI of an export at a portal of status.Status.NBDPortals. An address that stands
+// for every address must be replaced before. Secure says that portals at addresses use TLS.
+func NBDURI(portal, export string, secure bool) string {
+	if path, ok := strings.CutPrefix(portal, socketPrefix); ok {
+		return "nbd+unix:///" + url.PathEscape(export) + "?socket=" + url.QueryEscape(path)
+	}
+	if secure {
+		return "nbds://" + portal + "/" + url.PathEscape(export) +
+			"?tls-certificates=CERTIFICATES"
+	}
+	return "nbd://" + portal + "/" + url.PathEscape(export)
+}

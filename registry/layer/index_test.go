@@ -1,0 +1,58 @@
+package layer
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// FuzzIndex reads anything as an index: everything in an accepted index lies where it says.
+func FuzzIndex(f *testing.F) {
+	h, _ := v1.NewHash(transport.DigestOf(nil))
+	layers := []v1.Descriptor{{Digest: h, Size: 1 << 20}}
+	x := &Index{
+		Version:   1,
+		ChunkSize: IndexChunk,
+		Files: []IndexFile{{Name: "disk/a", Size: 300 << 10, Offset: 512,
+			Layer: h.String(), Metadata: [][2]int64{{0, 512}}}},
+	}
+	text, _ := json.Marshal(x)
+	f.Add(text, 64)
+	keep, err := os.Create(filepath.Join(f.TempDir(), "index"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer keep.Close()
+	f.Fuzz(func(t *testing.T, text []byte, chunks int) {
+		layer := registrytest.TarOf(
+			t,
+			registrytest.TarFile{Name: indexName, Content: text},
+			registrytest.TarFile{Name: chunksName,
+				Content: make([]byte, min(max(chunks, 0), 1<<16))},
+		)
+		x, err := ParseIndex(bytes.NewReader(layer), layers, keep)
+		if err != nil {
+			return
+		}
+		for _, f := range x.Files {
+			if f.Offset < 0 || f.Offset+f.Size > 1<<20 || f.FirstChunk < 0 ||
+				(f.FirstChunk+f.Chunks(x.ChunkSize))*DigestSize > x.Digests.Size() ||
+				!strings.HasPrefix(f.Name, "disk/") {
+				t.Fatalf("%+v", f)
+			}
+			for _, m := range f.Metadata {
+				if m[0] < 0 || m[1] < 1 || m[0]+m[1] > f.Size {
+					t.Fatalf("%+v", f)
+				}
+			}
+		}
+	})
+}

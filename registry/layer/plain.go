@@ -1,0 +1,93 @@
+package layer
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"kubevirt.io/disk/disk/qcow2"
+)
+
+// A layer may be a disk by itself, without a tar archive: a disk artifact of KubeVirt, or a file
+// that "oras push" has sent under any media type.
+const (
+	// MediaDisk begins the media types of KubeVirt's disk artifacts.
+	MediaDisk      = "application/vnd.kubevirt.disk."
+	annotationDisk = "io.kubevirt.disk.name"
+	// annotationTitle is the name of a file (image-spec, annotations.md).
+	annotationTitle = "org.opencontainers.image.title"
+	// MediaEmpty is a layer without content (image-spec, manifest.md).
+	MediaEmpty = "application/vnd.oci.empty.v1+json"
+)
+
+// IsPlain reports whether a layer is a file, and not an archive of files. Its content decides, and
+// where that says nothing, its name and its media type. head is its first block.
+func IsPlain(desc descriptor, head []byte) (bool, error) {
+	kind := string(desc.MediaType)
+	if strings.HasPrefix(kind, MediaDisk) {
+		return true, nil
+	}
+	if len(head) == TarBlock {
+		_, err := tar.NewReader(bytes.NewReader(head)).Next()
+		if err == nil || errors.Is(err, io.ErrUnexpectedEOF) {
+			return false, nil
+		}
+	}
+	switch {
+	case qcow2.IsQcow2(head), desc.Annotations[annotationTitle] != "",
+		strings.Contains(kind, "disk") || strings.Contains(kind, "qcow2"):
+		return true, nil
+	case kind == "" || desc.MediaType.IsLayer():
+		return false, nil
+	}
+	return false, &contentError{fmt.Errorf("it is of the type %q, and neither a tar archive nor a "+
+		"disk: push the disk itself, as with \"kubevirt-disk push\"", kind)}
+}
+
+// PlainName is the name of such a file in the image.
+func PlainName(desc descriptor, dir string) string {
+	name := desc.Annotations[annotationTitle]
+	for _, ext := range []string{".gz", ".zst", ".zstd"} {
+		name = strings.TrimSuffix(name, ext)
+	}
+	ext := ""
+	if name == "" {
+		name, ext = desc.Annotations[annotationDisk], ".raw"
+		if strings.Contains(string(desc.MediaType), "qcow2") {
+			ext = ".qcow2"
+		}
+	}
+	name = path.Base(path.Clean("/" + name))
+	if name == "/" || len(name) > 200 || strings.IndexByte(name, 0) >= 0 {
+		name = "disk"
+	}
+	return path.Join(dir, name+ext)
+}
+
+// PlainContents are the contents of such a layer, if it is not compressed.
+func PlainContents(desc descriptor, chunks []byte) *Contents {
+	e := &Entry{Name: PlainName(desc, DiskDir), Kind: EntryFile, Size: desc.Size}
+	return &Contents{
+		List: &List{dir: DiskDir, Entries: map[string]*Entry{e.Name: e}},
+		Files: map[string]*Part{e.Name: {Name: e.Name, Size: e.Size,
+			Layer: desc.Digest.String(), Chunks: chunks}},
+	}
+}
+
+// Peek returns the first block without taking it.
+func (r *Reader) Peek() ([]byte, error) {
+	head := make([]byte, TarBlock)
+	n, err := io.ReadFull(r.Reader, head)
+	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		return nil, err
+	}
+	r.Reader = io.MultiReader(bytes.NewReader(head[:n]), r.Reader)
+	return head[:n], nil
+}
+
+// WholeLayer is the ordinal of a file that is a layer of its own.
+const WholeLayer = -1

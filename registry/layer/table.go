@@ -1,0 +1,108 @@
+package layer
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+const (
+	codecGzip = "gzip"
+	codecZstd = "zstd"
+
+	// MaxUnit is the largest chunk, and as much as a cache keeps in one piece. Bytes.
+	MaxUnit = 4 << 20
+)
+
+// TableChunk is a chunk of a file that is compressed in chunks.
+type TableChunk struct {
+	Off    int64 // in the layer, of the compressed data
+	Length int64 // bytes of that
+	Inner  int64 // decompressed bytes before the chunk
+	Size   int64 // bytes
+	Sum    [DigestSize]byte
+	Zeros  bool // it has nothing but zeros; length and sum are 0, and it may be larger than a unit
+}
+
+// TableEntry is the size of a chunk in part.Table: off, and 4 bytes each for the other numbers,
+// little-endian, then its SHA-256.
+const TableEntry = 8 + 3*4 + DigestSize
+
+// setTable stores the chunks of the file. next is where the data after them begins in the layer; 0:
+// unknown. end is the last possible end of the last chunk of the layer.
+func (p *Part) setTable(table []TableChunk, next, end int64) error {
+	var at int64
+	for i := len(table) - 1; i >= 0; i-- {
+		c := &table[i]
+		if i < len(table)-1 && table[i+1].Off > c.Off {
+			next = table[i+1].Off
+		}
+		if c.Zeros {
+			continue
+		}
+		// More than that is never needed, whatever lies between two chunks.
+		most := c.Inner + c.Size + (c.Inner+c.Size)/64 + 64<<10
+		if c.Length = min(end-c.Off, most); next > c.Off {
+			c.Length = min(c.Length, next-c.Off)
+		}
+		if c.Length <= 0 {
+			return fmt.Errorf("a chunk of %.100q has no bytes in the layer", p.Name)
+		}
+	}
+	for _, c := range table {
+		at += c.Size
+		p.Table = binary.LittleEndian.AppendUint64(p.Table, uint64(c.Off))
+		for _, n := range []int64{c.Length, c.Inner, c.Size} {
+			p.Table = binary.LittleEndian.AppendUint32(p.Table, uint32(n))
+		}
+		p.Table = append(p.Table, c.Sum[:]...)
+	}
+	if at != p.Size {
+		return fmt.Errorf("%.100q has %d bytes, and its chunks have %d", p.Name, p.Size, at)
+	}
+	return nil
+}
+
+func ChunkAt(table []byte, i int) TableChunk {
+	p := table[i*TableEntry:]
+	number := func(at int) int64 { return int64(binary.LittleEndian.Uint32(p[at:])) }
+	return TableChunk{Off: int64(binary.LittleEndian.Uint64(p)), Length: number(8),
+		Inner: number(12), Size: number(16), Sum: [DigestSize]byte(p[20:TableEntry]),
+		Zeros: number(8) == 0}
+}
+
+// unpacker decompresses chunks into a buffer that it never enlarges. So a chunk's size bounds the
+// memory, whatever window a frame claims. podman's are up to 32 MiB.
+var unpacker = sync.OnceValue(func() *zstd.Decoder {
+	z, _ := zstd.NewReader(nil, zstd.WithDecoderMaxWindow(maxZstdWindow),
+		zstd.WithDecodeAllCapLimit(true)) // fails only with other options
+	return z
+})
+
+// Unpack fills p with the decompressed bytes of raw behind the first inner bytes.
+func Unpack(codec string, raw []byte, inner int64, p []byte) error {
+	if codec == codecZstd {
+		// A part of the next chunk may follow.
+		all, err := unpacker().DecodeAll(raw, make([]byte, 0, inner+int64(len(p))))
+		if int64(len(all)) < inner+int64(len(p)) {
+			return errors.Join(io.ErrUnexpectedEOF, err)
+		}
+		copy(p, all[inner:])
+		return nil
+	}
+	z, err := gzip.NewReader(bytes.NewReader(raw))
+	if err != nil {
+		return err
+	}
+	if _, err := io.CopyN(io.Discard, z, inner); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(z, p)
+	return err
+}

@@ -1,0 +1,146 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// hugeIndexed is an image with an index of a disk of so many zeros.
+func hugeIndexed(t testing.TB, size int64) transport.Reference {
+	sum := sha256.Sum256(make([]byte, indexChunk))
+	disk := v1.Descriptor{MediaType: types.OCILayer, Size: size,
+		Digest: v1.Hash{Algorithm: "sha256", Hex: fmt.Sprintf("%064d", 1)}}
+	text, err := json.Marshal(&index{Version: indexVersion, ChunkSize: indexChunk,
+		Files: []indexFile{{Name: "disk/a.raw", Size: size, Layer: disk.Digest.String()}}})
+	require.NoError(t, err)
+	s := store{}
+	above := s.Add(tarOf(t, tarFile{Name: indexName, Content: text}, tarFile{Name: chunksName,
+		Content: bytes.Repeat(sum[:], int(size/indexChunk))}))
+	above.MediaType = types.OCILayer
+	above.Annotations = map[string]string{annotationIndex: "1"}
+	ref := layoutOf(t, s, s.Manifest(t, v1.Manifest{SchemaVersion: 2,
+		MediaType: types.OCIManifestSchema1, Config: s.Add([]byte("{}")),
+		Layers: []v1.Descriptor{disk, above}}))
+	name := filepath.Join(dirOf(ref), filepath.Join("blobs", "sha256", disk.Digest.Hex))
+	require.NoError(t, os.WriteFile(name, nil, 0o600))
+	require.NoError(t, os.Truncate(name, size))
+	return ref
+}
+
+// TestMemoryOfDigests: the digests of a large disk stay in files, also at a later start.
+func TestMemoryOfDigests(t *testing.T) {
+	ref := hugeIndexed(t, 512<<30)
+	c := newClient(t, transport.Options{})
+	s := newStreaming(t, c, t.TempDir(), t.TempDir())
+	for range 2 {
+		slim(t, 24<<20, func() {
+			st, err := c.Stream(t.Context(), ref, s.opt)
+			require.NoError(t, err)
+			defer st.Close()
+			img, err := st.Open(t.Context(), "a.raw", image.Options{})
+			require.NoError(t, err)
+			defer img.Close()
+			_, err = img.ReadAtContext(t.Context(), make([]byte, 4096), 300<<30)
+			require.NoError(t, err)
+		})
+	}
+}
+
+// TestMemoryOfLinks: the chunks of a file with many names are stored and loaded once.
+func TestMemoryOfLinks(t *testing.T) {
+	const chunks, links = 1 << 15, 15
+	sum := registrytest.DigestText(nil)
+	ref := starry(t, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, `{"entries":[{"name":"disk/a","type":"reg","size":%d,`+
+			`"offset":1,"chunkSize":1,"chunkDigest":%q}`, chunks, sum)
+		for i := 1; i < chunks && err == nil; i++ {
+			_, err = fmt.Fprintf(w, `,{"name":"disk/a","type":"chunk","offset":1,"innerOffset":%d,`+
+				`"chunkOffset":%[1]d,"chunkSize":1,"chunkDigest":%q}`, i, sum)
+		}
+		for i := 0; i < links && err == nil; i++ {
+			_, err = fmt.Fprintf(w, `,{"name":"disk/l%d","type":"hardlink","linkName":"disk/a"}`, i)
+		}
+		if err == nil {
+			_, err = io.WriteString(w, `]}`)
+		}
+		return err
+	})
+	c := newClient(t, transport.Options{})
+	s := newStreaming(t, c, t.TempDir(), t.TempDir())
+	for range 2 {
+		slim(t, 48<<20, func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := c.Stream(ctx, ref, s.opt) // the chunks are wrong, so its disks cannot be read
+			require.Error(t, err)
+		})
+	}
+}
+
+// TestMemoryOfRawDigests: so do those of a disk that was fetched as a whole.
+func TestMemoryOfRawDigests(t *testing.T) {
+	const size = 64 << 30
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.img"), []byte("data"), 0o600))
+	require.NoError(t, os.Truncate(filepath.Join(dir, "a.img"), size))
+	root, err := osfile.OpenShared(dir, 0o770)
+	require.NoError(t, err)
+	defer root.Close()
+	slim(t, 8<<20, func() {
+		require.NoError(t, saveRawDigests(t.Context(), root, "digests",
+			[]Pulled{{To: "a.img", Size: size}}))
+		d, err := loadRawDigests(root, "digests", root.Root)
+		require.NoError(t, err)
+		defer d.close()
+		one := d.find("a.img")
+		chunk := make([]byte, indexChunk)
+		require.NoError(t, checkDigest(one.chunks, size/indexChunk-1, chunk))
+		require.Error(t, checkDigest(one.chunks, 0, chunk))
+		copy(chunk, "data")
+		require.NoError(t, checkDigest(one.chunks, 0, chunk))
+	})
+}
+
+// TestMemoryOfKeptBlob: a kept index is verified without being in memory.
+func TestMemoryOfKeptBlob(t *testing.T) {
+	k, err := keep(nil, filepath.Join(t.TempDir(), "kept"))
+	require.NoError(t, err)
+	defer k.dir.Close()
+	h := sha256.New()
+	_, err = io.CopyN(h, zeroReader{}, maxIndexLayer)
+	require.NoError(t, err)
+	digest, err := v1.NewHash(transport.DigestIn(h))
+	require.NoError(t, err)
+	name := filepath.Join(k.dir.Name(), keptName(digest.String()))
+	require.NoError(t, os.WriteFile(name, nil, 0o600))
+	require.NoError(t, os.Truncate(name, maxIndexLayer))
+	slim(t, 8<<20, func() {
+		b, err := k.Blob(v1.Descriptor{Digest: digest, Size: maxIndexLayer})
+		require.NoError(t, err)
+		require.Equal(t, digest, b.Desc.Digest)
+	})
+}
+
+type zeroReader struct{}
+
+func (zeroReader) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}

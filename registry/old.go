@@ -1,0 +1,378 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// oldDisk is the disk that a new version of it is pushed onto.
+type oldDisk struct {
+	ref    string
+	index  *layer.Index // nil: the image has none that can be used, and was fetched
+	names  []string     // of all files, in the directory of the disks
+	disks  []string     // those that are disks
+	top    string       // the disk
+	format image.Format // of its file
+	image  *image.Image
+	chain  []*oldFile // its file, and the backing files; empty: it was fetched
+	dir    string     // has what was fetched; "": there is none
+	here   *here
+
+	boot map[string][][2]int64 // a boot that was recorded anew, by the names of files; nil: none
+}
+
+func (o *oldDisk) close() (err error) {
+	if o == nil {
+		return nil
+	}
+	if o.image != nil {
+		err = o.image.Close()
+	}
+	err = errors.Join(err, o.index.Close(), o.here.close())
+	if o.dir != "" {
+		err = errors.Join(err, os.RemoveAll(o.dir))
+	}
+	return err
+}
+
+// unusable says why an index does not tell what a container of the image would see.
+type unusable struct{ why string }
+
+func (e *unusable) Error() string { return e.why }
+
+// findOld opens the disk of the base that the file is a new version of. It has the content that a
+// container of the image would see. The old disk closes what is here.
+func (p *pusher) findOld(ctx context.Context, f planned, here *here) (_ *oldDisk, err error) {
+	o := &oldDisk{ref: p.base.ref.String(), here: here}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, o.close())
+		}
+	}()
+	err = o.readIndex(ctx, p.base)
+	var no *unusable
+	switch {
+	case errors.As(err, &no):
+		p.client.Warn(fmt.Sprintf("%s %s: the old disk is fetched as a whole to compare it, and "+
+			"the new image gets no index either", o.ref, no.why))
+		for i := range p.base.platforms {
+			p.base.platforms[i].disks = true
+		}
+		return o, o.fetch(ctx, p, f)
+	case err != nil:
+		return nil, err
+	}
+	open := func(name string) (*oldFile, error) { return o.open(p.base, name) }
+	if err := o.findDisks(ctx, open); err != nil {
+		return nil, err
+	}
+	if err := o.choose(f.name); err != nil {
+		return nil, err
+	}
+	o.image, err = image.OpenSource(ctx, o.top,
+		func(ctx context.Context, name string) (image.Source, error) {
+			file, err := open(name)
+			if err != nil {
+				return nil, err
+			}
+			if err := file.learn(ctx); err != nil {
+				return nil, errors.Join(err, file.Close())
+			}
+			o.chain = append(o.chain, file)
+			return file, nil
+		}, p.opt.Image)
+	if err != nil {
+		return nil, err
+	}
+	o.format = o.image.Format()
+	return o, nil
+}
+
+// readIndex reads the index of the base, and checks that a container of the image has the files
+// where the index says.
+func (o *oldDisk) readIndex(ctx context.Context, b *baseImage) error {
+	r := &transport.Image{Source: b.source, Ref: b.ref, Manifest: b.platforms[0].manifest}
+	x, err := wholeIndex(ctx, r)
+	switch {
+	case err != nil:
+		return err
+	case x == nil:
+		return &unusable{"has no index of its disks"}
+	}
+	o.index = x
+	if x.ChunkSize != layer.IndexChunk {
+		return o.unusable("has an index with chunks of %d bytes", x.ChunkSize)
+	}
+	if x.Tables, err = x.UnpackTables(unnamedTemp); err != nil {
+		return err
+	}
+	return o.checkLayers(ctx, b)
+}
+
+func (o *oldDisk) unusable(format string, args ...any) error {
+	err := o.index.Close()
+	o.index = nil
+	return errors.Join(&unusable{fmt.Sprintf(format, args...)}, err)
+}
+
+// checkLayers compares the index with the layers of each platform. Each file has to be alone in a
+// layer as push makes it, and no layer above may hide it.
+func (o *oldDisk) checkLayers(ctx context.Context, b *baseImage) error {
+	ours := make(map[string]*layer.IndexFile) // by the digests of their layers
+	for i := range o.index.Files {
+		f := &o.index.Files[i]
+		if ours[f.Layer] != nil {
+			return o.unusable("has several disks in the layer %s", f.Layer)
+		}
+		ours[f.Layer] = f
+		o.names = append(o.names, strings.TrimPrefix(f.Name, layer.DiskDir+"/"))
+	}
+	checked := make(map[string]bool)
+	for _, platform := range b.platforms {
+		layers, shade, left := platform.manifest.Layers, layer.NewShadow(), len(ours)
+		for i := len(layers) - 1; i >= 0 && left > 0; i-- {
+			desc := layers[i]
+			f := ours[desc.Digest.String()]
+			if f == nil {
+				list, err := b.list(ctx, desc, shade)
+				if errors.Is(err, errDisk) {
+					return o.unusable("has files in the layer %s that its index lacks", desc.Digest)
+				}
+				if err == nil {
+					err = shade.Add(list)
+				}
+				if err != nil {
+					return fmt.Errorf("layer %s: %w", desc.Digest, err)
+				}
+				continue
+			}
+			left--
+			if !shade.Shows(f.Name) {
+				return o.unusable("has an index with the file %q, which other layers hide", f.Name)
+			}
+			shade.Names[f.Name], shade.Trees[f.Name] = true, true
+			if checked[f.Layer] {
+				continue
+			}
+			checked[f.Layer] = true
+			if alone, err := isAlone(ctx, b, desc, f); err != nil {
+				return fmt.Errorf("layer %s: %w", desc.Digest, err)
+			} else if !alone {
+				return o.unusable("has the file %q in a layer that push has not made", f.Name)
+			}
+		}
+		if left > 0 {
+			return o.unusable("has other disks for another platform")
+		}
+	}
+	return nil
+}
+
+// isAlone reports whether a layer is what push makes of the file, but for the content.
+func isAlone(ctx context.Context, b *baseImage, desc descriptor, f *layer.IndexFile) (bool, error) {
+	want, err := layer.DiskOf(f.Name, f.Size)
+	if err != nil {
+		return false, err
+	}
+	if f.Offset != int64(len(want.Header)) || desc.Size != want.Size() {
+		return false, nil
+	}
+	blob, err := b.source.Blob(desc)
+	if err != nil {
+		return false, err
+	}
+	head := make([]byte, f.Offset)
+	tail := make([]byte, desc.Size-f.Offset-f.Size)
+	for off, p := range map[int64][]byte{0: head, f.Offset + f.Size: tail} {
+		if n, err := blob.ReadAt(ctx, p, off); n < len(p) {
+			return false, transport.UnexpectedEnd(err)
+		}
+	}
+	return bytes.Equal(head, want.Header) && allZeros(tail), nil
+}
+
+// open opens a file of the index by its name in the directory of the disks.
+func (o *oldDisk) open(b *baseImage, name string) (*oldFile, error) {
+	for i := range o.index.Files {
+		f := &o.index.Files[i]
+		if f.Name != path.Join(layer.DiskDir, name) {
+			continue
+		}
+		layers := b.platforms[0].manifest.Layers
+		at := slices.IndexFunc(layers, func(d descriptor) bool {
+			return d.Digest.String() == f.Layer
+		})
+		blob, err := b.source.Blob(layers[at])
+		if err != nil {
+			return nil, err
+		}
+		return newOldFile(blob, o.index, f, o.here)
+	}
+	return nil, fmt.Errorf("%s: %w", name, os.ErrNotExist)
+}
+
+// findDisks finds the files that are no backing files of others.
+func (o *oldDisk) findDisks(ctx context.Context,
+	open func(name string) (*oldFile, error)) error {
+	if len(o.names) == 1 {
+		o.disks = o.names // everything that it needs is elsewhere
+		return nil
+	}
+	var below []string
+	for _, name := range o.names {
+		file, err := open(name)
+		if err != nil {
+			return err
+		}
+		head, err := readHead(ctx, file)
+		if err = errors.Join(err, file.Close()); err != nil {
+			return err
+		}
+		below = append(below, image.BackingOf(name, head, file.Size()))
+		if path.Dir(name) == "." && !image.PassOver(name, file.Size(), qcow2.IsQcow2(head)) {
+			o.disks = append(o.disks, name)
+		}
+	}
+	o.disks = slices.DeleteFunc(o.disks, func(name string) bool {
+		return slices.Contains(below, name)
+	})
+	return nil
+}
+
+// choose picks the disk that a file is a new version of: the only one, or the one of its name.
+func (o *oldDisk) choose(name string) error {
+	if len(o.disks) == 1 {
+		o.top = o.disks[0]
+		return nil
+	}
+	for _, have := range o.disks {
+		if version(have) == version(name) {
+			if o.top != "" {
+				return fmt.Errorf("%q may be a new version of its disk %q or %q: rename the file",
+					name, o.top, have)
+			}
+			o.top = have
+		}
+	}
+	if o.top == "" {
+		return fmt.Errorf("%q is a new version of none of its disks: name the file as one of %q",
+			name, o.disks)
+	}
+	return nil
+}
+
+// fetch fetches the disks of an image that has no index.
+func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
+	if o.dir, err = os.MkdirTemp("", "kubevirt-disk-push-"); err != nil {
+		return err
+	}
+	all, _, err := p.client.Pull(ctx, p.base.ref, o.dir,
+		PullOptions{Image: p.opt.Image, Progress: p.opt.Progress})
+	if err != nil {
+		return err
+	}
+	o.names, o.disks = nil, nil
+	for _, one := range all {
+		o.disks = append(o.disks, path.Base(one.Name))
+	}
+	o.names = o.disks
+	if err := o.choose(f.name); err != nil {
+		return err
+	}
+	for _, one := range all {
+		if path.Base(one.Name) == o.top {
+			o.format = one.Format
+			file := filepath.Base(one.To)
+			o.image, err = image.Open(one.To, image.Options{
+				MaxVirtualSize: p.opt.Image.MaxVirtualSize,
+				Formats:        map[string]image.Format{file: image.FormatRaw}})
+		}
+	}
+	return err
+}
+
+// again returns a file of the chain once more. Closing it does nothing.
+func (o *oldDisk) again(name string) (image.Source, error) {
+	for _, f := range o.chain {
+		if f.entry.Name == path.Join(layer.DiskDir, name) {
+			return keptOpen{f}, nil
+		}
+	}
+	return nil, fmt.Errorf("%s: %w", name, os.ErrNotExist)
+}
+
+// keptOpen is a file that somebody else closes.
+type keptOpen struct{ *oldFile }
+
+func (keptOpen) Close() error { return nil }
+
+// bootOf is what a guest read first of the old disk, as far as it is different now.
+func (o *oldDisk) bootOf(ctx context.Context, different clusters, size int64) (boot []BootRun,
+	err error) {
+	for _, f := range o.chain {
+		for _, run := range f.entry.Boot {
+			for chunk := run[0]; chunk < run[0]+run[1]; chunk++ {
+				blocks, err := f.blocks(ctx, chunk)
+				if err != nil {
+					return nil, err
+				}
+				for _, r := range blocks {
+					for b := r.First; b < r.First+r.Count && b*BootBlock < size; b++ {
+						if different.has(b * BootBlock / qcow2.DeltaUnit) {
+							boot = append(boot, BootRun{First: b, Count: 1})
+						}
+					}
+				}
+			}
+		}
+	}
+	return boot, nil
+}
+
+// indexed are the files of the old index, for the new one. The metadata of the disk that was
+// compared is what its file really has.
+func (o *oldDisk) indexed(ctx context.Context) (all []indexedFile, err error) {
+	if o == nil || o.index == nil {
+		return nil, nil
+	}
+	for i := range o.index.Files {
+		f := &o.index.Files[i]
+		one := indexedFile{entry: *f, digests: io.NewSectionReader(o.index.Digests,
+			f.FirstChunk*layer.DigestSize, f.Chunks(layer.IndexChunk)*layer.DigestSize)}
+		if tables := o.index.TablesOf(f); tables != nil {
+			one.from = tables
+		}
+		for _, c := range o.chain {
+			if c.entry == f && one.from != nil {
+				one.from = atSource{ctx, c}
+			}
+		}
+		if o.boot != nil && o.boot[f.Name] != nil {
+			one.entry.Boot = o.boot[f.Name]
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// checkChain refuses a chain that is too long to be pulled.
+func (o *oldDisk) checkChain() error {
+	if len(o.chain) > maxChain {
+		return fmt.Errorf("its disk has %d backing files, and with one more it could not be "+
+			"pulled any more: push the new version as a whole, without --onto", len(o.chain)-1)
+	}
+	return nil
+}

@@ -1,0 +1,372 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/bits"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// Onto is another version of a disk that is pushed.
+type Onto struct {
+	Image string // the reference of the image that has it
+	// File is a copy of that disk on this machine. What cannot be compared by digests is read from
+	// there, where it has the content of the image, and not fetched. "": there is none.
+	File string
+}
+
+// annotationRetired marks the index of an image that a later one was pushed onto. The index of that
+// one has everything that it has.
+const annotationRetired = layer.AnnotationIndex + ".retired"
+
+// retired are the annotations of a layer below those that are pushed onto it.
+func retired(annotations map[string]string) map[string]string {
+	version, ok := annotations[layer.AnnotationIndex]
+	if !ok {
+		return annotations
+	}
+	annotations = maps.Clone(annotations)
+	delete(annotations, layer.AnnotationIndex)
+	annotations[annotationRetired] = version
+	return annotations
+}
+
+// onto makes the layer that has what differs from the old disk. It returns false if that is
+// everything, and the disk is better pushed as a whole.
+func (p *pusher) onto(ctx context.Context) (bool, error) {
+	if len(p.planned) != 1 {
+		return false, fmt.Errorf("%d files: push one disk onto %s, and then the next one onto the "+
+			"result", len(p.planned), p.opt.Onto.Image)
+	}
+	f := p.planned[0]
+	img, err := p.open(f.path)
+	if err != nil {
+		return false, err
+	}
+	here := &here{disks: []*image.Image{img}}
+	if err := here.open(p.opt.Onto.File, p.opt.Image); err != nil {
+		return false, errors.Join(err, here.close())
+	}
+	if err := p.findBase(ctx, p.opt.Onto.Image); err != nil {
+		return false, errors.Join(err, here.close())
+	}
+	if p.old, err = p.findOld(ctx, f, here); err != nil {
+		return false, fmt.Errorf("%s: %w", p.opt.Onto.Image, err)
+	}
+	if err := p.old.checkChain(); err != nil {
+		return false, fmt.Errorf("%s: %w", p.opt.Onto.Image, err)
+	}
+	different, shared, err := p.compare(ctx, img)
+	if err == nil {
+		err = p.sayRead()
+	}
+	if err != nil {
+		return false, fmt.Errorf("comparing %q with %s: %w", f.path, p.opt.Onto.Image, err)
+	}
+	if shared == 0 && different.count() > 0 {
+		return false, p.notOnto()
+	}
+	return true, p.makeDelta(ctx, f, img, different)
+}
+
+// notOnto forgets the old image, which has nothing of the new disk.
+func (p *pusher) notOnto() error {
+	const what = "nothing of %s is in the new disk"
+	if p.opt.Base == "" {
+		return fmt.Errorf(what+": push it as a whole, with --base", p.opt.Onto.Image)
+	}
+	p.client.Warn(fmt.Sprintf(what+", so it is pushed as a whole, onto %s", p.opt.Onto.Image,
+		p.opt.Base))
+	err := errors.Join(p.old.close(), p.base.source.Close())
+	p.old, p.base = nil, nil
+	return err
+}
+
+// sayRead says how much of the old image was fetched, if that is much.
+func (p *pusher) sayRead() error {
+	came, all := int64(0), int64(0)
+	for _, o := range p.old.chain {
+		came += o.came.Load()
+		all += o.entry.Size
+	}
+	if came > all/2 && came > 1<<20 {
+		p.client.Warn(fmt.Sprintf("%d of the %d bytes of the old disk in %s had to be fetched to "+
+			"compare it: it was not compressed by this version of push, or most of it differs",
+			came, all, p.opt.Onto.Image))
+	}
+	return nil
+}
+
+// clusters has a bit for each cluster of a disk.
+type clusters []uint64
+
+func newClusters(size int64) clusters { return make(clusters, (size-1)/qcow2.DeltaUnit/64+1) }
+
+func (c clusters) has(n int64) bool {
+	return n/64 < int64(len(c)) && c[n/64]&(1<<(n%64)) != 0
+}
+
+// add may be called by several goroutines.
+func (c clusters) add(n int64) { atomic.OrUint64(&c[n/64], 1<<(n%64)) }
+
+func (c clusters) count() (n int64) {
+	for _, word := range c {
+		n += int64(bits.OnesCount64(word))
+	}
+	return n
+}
+
+// compareUnit is how much of both disks is compared at once. Bytes.
+const compareUnit = 4 * qcow2.DeltaUnit
+
+// compare finds the clusters of a disk that differ from the old one, and counts those that are the
+// same and not only zeros.
+func (p *pusher) compare(ctx context.Context, img *image.Image) (different clusters, shared int64,
+	err error) {
+	old, progress := p.old.image, p.opt.Progress
+	different = newClusters(img.Size())
+	p.opt.Progress.total.Add(img.Size())
+	outer := ctx
+	group, ctx := errgroup.WithContext(outer)
+	group.SetLimit(max(runtime.GOMAXPROCS(0), transport.Reads))
+	var same atomic.Int64
+	// hole is how much from off on neither of them stores.
+	hole := func(off int64) (int64, error) {
+		n := img.Size() - off
+		for _, one := range []*image.Image{img, old} {
+			if off >= one.Size() {
+				continue
+			}
+			e, err := one.Extent(ctx, off, min(n, one.Size()-off))
+			if err != nil || e.Data {
+				return 0, err
+			}
+			if off+e.Length < one.Size() {
+				n = min(n, e.Length)
+			}
+		}
+		return n, nil
+	}
+	for off := int64(0); off < img.Size() && ctx.Err() == nil; {
+		n, err := hole(off)
+		if err != nil {
+			return nil, 0, errors.Join(group.Wait(), err)
+		}
+		if n = n / compareUnit * compareUnit; n > 0 {
+			progress.done.Add(n)
+			off += n
+			continue
+		}
+		begin := off
+		n = min(compareUnit, img.Size()-begin)
+		group.Go(func() error {
+			a, b := make([]byte, n), make([]byte, n)
+			if err := errors.Join(readDisk(ctx, img, a, begin),
+				readDisk(ctx, old, b, begin)); err != nil {
+				return err
+			}
+			for at := int64(0); at < n; at += qcow2.DeltaUnit {
+				end := min(at+qcow2.DeltaUnit, n)
+				switch mine := a[at:end]; {
+				case !bytes.Equal(mine, b[at:end]):
+					different.add((begin + at) / qcow2.DeltaUnit)
+				case !allZeros(mine):
+					same.Add(1)
+				}
+			}
+			progress.done.Add(n)
+			return nil
+		})
+		off += n
+	}
+	err = errors.Join(group.Wait(), outer.Err())
+	return different, same.Load(), err
+}
+
+// zeros are as many as a cluster has.
+var zeros [qcow2.DeltaUnit]byte
+
+// allZeros reports whether a cluster, or less, is zeros.
+func allZeros(p []byte) bool { return bytes.Equal(p, zeros[:len(p)]) }
+
+// delta is a disk of which only what differs is stored.
+type delta struct {
+	*image.Image
+	different clusters
+}
+
+func (d delta) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return d.ReadAtContext(ctx, p, off)
+}
+
+func (d delta) Data(ctx context.Context, f func(off, n int64) error) error {
+	for i := int64(0); i < int64(len(d.different))*64; i++ {
+		if d.different[i/64] == 0 {
+			i |= 63
+			continue
+		}
+		first := i
+		for d.different.has(i) {
+			i++
+		}
+		if i == first {
+			continue
+		}
+		off := first * qcow2.DeltaUnit
+		if err := f(off, min(i*qcow2.DeltaUnit, d.Size())-off); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// makeDelta writes the image of what differs, and lays out its layer.
+func (p *pusher) makeDelta(ctx context.Context, f planned, img *image.Image,
+	different clusters) error {
+	name, err := p.old.deltaName(f.name)
+	if err != nil {
+		return err
+	}
+	file, err := unnamedTemp()
+	if err != nil {
+		return err
+	}
+	p.opt.Progress.total.Add(different.count() * qcow2.DeltaUnit)
+	left := different.count() * qcow2.DeltaUnit
+	compress := f.compress
+	if compress == "" {
+		compress = p.opt.CompressRaw
+	}
+	if compress == "" {
+		compress = qcow2.CompressionNone
+	}
+	_, err = qcow2.Write(ctx, file, delta{img, different}, qcow2.WriteOptions{
+		Compression: compress,
+		ReadUnit:    img.CopyUnit(),
+		Backing:     qcow2.Backing{Name: p.old.top, Format: string(p.old.format)},
+		Progress: func(_, data int64) {
+			left -= data
+			p.opt.Progress.done.Add(data)
+		},
+	})
+	p.opt.Progress.done.Add(left) // the disk may end within its last cluster
+	if err == nil {
+		err = img.CheckUntouched()
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("writing what differs in %q into %q: %w", f.path,
+			os.TempDir(), err), file.Close())
+	}
+	l, err := layer.NewDisk(path.Join(layer.DiskDir, name), file)
+	if err != nil {
+		return errors.Join(err, file.Close())
+	}
+	p.layers = []*layer.Disk{l}
+	return p.needsOfDelta(ctx, f, name, file, different)
+}
+
+// needsOfDelta finds out what of the new layer is read to open the disk, and when a guest boots. If
+// no boot was recorded with the new disk, a guest reads what it read of the old one.
+func (p *pusher) needsOfDelta(ctx context.Context, f planned, name string, file *os.File,
+	different clusters) error {
+	p.needs = make(map[*layer.Disk]needs)
+	if p.old.index == nil {
+		return nil // the new image has no index, either
+	}
+	boot, err := f.boot, error(nil)
+	if p.opt.Boot == nil {
+		if boot, err = p.old.bootOf(ctx, different, f.size); err != nil {
+			return err
+		}
+	}
+	all, err := needsOf(ctx, name, image.Options{}, boot, func(n string) (image.Source, error) {
+		if n == name {
+			return sourceOf(os.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd())))
+		}
+		return p.old.again(n)
+	})
+	if err != nil {
+		return err
+	}
+	p.needs[p.layers[0]] = all[name]
+	if p.opt.Boot != nil {
+		p.old.boot = make(map[string][][2]int64)
+		for n, need := range all {
+			p.old.boot[path.Join(layer.DiskDir, n)] = need.boot
+		}
+	}
+	return nil
+}
+
+// deltaName is the name of the new file. The old one keeps its name, and stays below the new one.
+func (o *oldDisk) deltaName(wish string) (string, error) {
+	stem := strings.TrimSuffix(wish, filepath.Ext(wish))
+	name := stem + ".qcow2"
+	for n := 1; slices.ContainsFunc(o.names, func(have string) bool { return have == name }); n++ {
+		name = fmt.Sprintf("%s.%d.qcow2", stem, n)
+	}
+	was, now := slices.Clone(o.disks), slices.Clone(o.disks)
+	slices.SortFunc(was, image.NaturalCompare)
+	now[slices.Index(now, o.top)] = name
+	slices.SortFunc(now, image.NaturalCompare)
+	if slices.Index(was, o.top) != slices.Index(now, name) {
+		return "", fmt.Errorf("as %q, the disk would have another LUN than %q has: rename the file",
+			name, o.top)
+	}
+	return name, nil
+}
+
+// version is a name without its extension, and without what deltaName adds.
+func version(name string) string {
+	stem := strings.TrimSuffix(name, filepath.Ext(name))
+	if n := filepath.Ext(stem); len(n) > 1 && strings.Trim(n[1:], "0123456789") == "" {
+		stem = strings.TrimSuffix(stem, n)
+	}
+	return stem
+}
+
+// sourceOf makes a source of a file that was opened.
+func sourceOf(f *os.File, err error) (image.Source, error) {
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%q is not a regular file", f.Name())
+	}
+	var s image.Source
+	if err == nil {
+		s, err = image.NewFileSource(f, "")
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return s, nil
+}
+
+var _ io.ReaderAt = atSource{}
+
+// atSource is a source as an io.ReaderAt.
+type atSource struct {
+	ctx context.Context
+	image.Source
+}
+
+func (s atSource) ReadAt(p []byte, off int64) (int, error) { return s.Source.ReadAt(s.ctx, p, off) }

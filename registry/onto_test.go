@@ -1,0 +1,362 @@
+package registry
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// likeADisk is content as disks have it: noise that does not compress, text that does, and zeros.
+func likeADisk(seed uint64, size int) []byte {
+	r := rand.New(rand.NewPCG(seed, 36))
+	b := make([]byte, size)
+	for off := 0; off < size; {
+		end := min(size, off+4096*(1+r.IntN(64)))
+		switch p := b[off:end]; r.IntN(4) {
+		case 0:
+		case 1:
+			for i := 0; i+8 <= len(p); i += 8 {
+				binary.LittleEndian.PutUint64(p[i:], r.Uint64())
+			}
+		default:
+			for i := 0; i+8 <= len(p); i += 8 {
+				binary.LittleEndian.PutUint64(p[i:], uint64(r.IntN(1000))<<24)
+			}
+		}
+		off = end
+	}
+	return b
+}
+
+// ontoCase is a disk in a registry, and what comes next.
+type ontoCase struct {
+	m    *memory
+	c    *Client
+	dir  string
+	base transport.Reference
+	said []string // warnings
+}
+
+func newOnto(t *testing.T) *ontoCase {
+	o := &ontoCase{m: newMemory(t), dir: t.TempDir()}
+	o.base, _ = newBase(t)
+	o.c = newClient(t, transport.Options{Insecure: []string{o.m.host},
+		Warn: func(text string) { o.said = append(o.said, text) }})
+	return o
+}
+
+// file writes a raw file of that name.
+func (o *ontoCase) file(t *testing.T, name string, content []byte) string {
+	t.Helper()
+	path := filepath.Join(o.dir, name)
+	require.NoError(t, os.WriteFile(path, content, 0o644))
+	return path
+}
+
+// push stores a disk, onto another image unless that is "".
+func (o *ontoCase) push(t *testing.T, file, ref, onto string) string {
+	t.Helper()
+	opt := PushOptions{Base: o.base.String(), CompressRaw: qcow2.CompressionZstd,
+		Progress: new(Progress)}
+	if onto != "" {
+		opt.Base, opt.Onto.Image = "", o.m.ref(t, onto).String()
+	}
+	digest, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, ref), opt)
+	require.NoError(t, err)
+	require.Equal(t, opt.Progress.Total(), opt.Progress.Done())
+	return digest
+}
+
+// requireDisk fails unless the image has only that disk, pulled and streamed. A streamed one has an
+// index.
+func (o *ontoCase) requireDisk(t *testing.T, ref, name string, want []byte, indexed bool) {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), "disk.raw")
+	_, _, err := o.c.Pull(t.Context(), o.m.ref(t, ref), to, PullOptions{})
+	require.NoError(t, err)
+	onlyFile(t, filepath.Dir(to), "disk.raw", want)
+	s := newStreaming(t, o.c, t.TempDir(), t.TempDir())
+	st := s.open(t, o.m.ref(t, ref))
+	require.Equal(t, indexed, st.index != nil)
+	require.Equal(t, []string{name}, namesOfDisks(st.Disks()))
+	require.True(t, bytes.Equal(want, contentOf(t, s.disk(t, st, name))), "streamed")
+}
+
+// changed is a copy of a disk of which about one percent is different: pieces that are rewritten,
+// one that becomes zeros, and zeros that become something.
+func changed(content []byte) []byte {
+	now := bytes.Clone(content)
+	copy(now[5<<20+123:], noise(360, 100<<10))
+	copy(now[11<<20:], "a few bytes")
+	clear(now[20<<20 : 20<<20+64<<10])
+	copy(now[len(now)-512:], "the end")
+	return now
+}
+
+// TestPushOnto: the next version of a disk is an image with the layers of the last one, and one
+// with what differs. Neither is the old disk fetched, nor is much sent.
+func TestPushOnto(t *testing.T) {
+	old := likeADisk(1, 32<<20+512)
+	now := changed(old)
+	for _, c := range []qcow2.Compression{
+		qcow2.CompressionZstd, qcow2.CompressionZlib, qcow2.CompressionNone, "",
+	} {
+		t.Run("compressed by "+string(c), func(t *testing.T) {
+			o := newOnto(t)
+			opt := PushOptions{Base: o.base.String(), CompressRaw: c}
+			_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", old)},
+				o.m.ref(t, "vm/a:1"), opt)
+			require.NoError(t, err)
+			whole, _ := o.m.traffic()
+
+			file := o.file(t, "vm.raw", now)
+			o.m.requests("", "")
+			digest := o.push(t, file, "vm/a:2", "vm/a:1")
+			require.Empty(t, o.said)
+			came, went := o.m.traffic()
+			require.Less(t, came, whole/10, "of %d bytes", whole)
+			require.Less(t, went, whole/5, "of %d bytes: tables, and chunks with changes", whole)
+			names := []string{"vm.qcow2", "vm.1.qcow2", "vm.2.qcow2", "vm.3.qcow2"}
+			if c == "" {
+				names = append([]string{"vm.raw"}, names...)
+			}
+			o.requireDisk(t, "vm/a:2", names[1], now, true)
+			o.requireDisk(t, "vm/a:1", names[0], old, true)
+
+			was, err := o.c.Resolve(t.Context(), o.m.ref(t, "vm/a:1"))
+			require.NoError(t, err)
+			is, err := o.c.Resolve(t.Context(), o.m.ref(t, "vm/a:2"))
+			require.NoError(t, err)
+			require.Len(t, is.Manifest.Layers, len(was.Manifest.Layers)+2)
+			for i, l := range was.Manifest.Layers {
+				require.Equal(t, l.Digest, is.Manifest.Layers[i].Digest)
+			}
+			config, err := is.Small(t.Context(), is.Manifest.Config, transport.MaxManifest)
+			require.NoError(t, err)
+			require.Contains(t, string(config), "X-Own", "what is not known is kept")
+
+			require.Equal(t, digest, o.push(t, file, "vm/other:2", "vm/a:1"), "reproducible")
+			chain := changed(now[:30<<20])
+			copy(chain[7<<20:], noise(361, 3000))
+			o.push(t, o.file(t, "vm.raw", chain), "vm/a:3", "vm/a:2")
+			o.requireDisk(t, "vm/a:3", names[2], chain, true)
+			grown := append(bytes.Clone(chain), noise(362, 5<<20)...)
+			o.push(t, o.file(t, "vm.raw", grown), "vm/a:4", "vm/a:3")
+			o.requireDisk(t, "vm/a:4", names[3], grown, true)
+		})
+	}
+}
+
+// TestPushOntoOthers: images that were compressed elsewhere, or that have no index, are read. The
+// new image is right all the same.
+func TestPushOntoOthers(t *testing.T) {
+	old := likeADisk(2, 24<<20)
+	now := changed(old)
+	t.Run("compressed by qemu-img", func(t *testing.T) {
+		o := newOnto(t)
+		path := o.file(t, "vm.qcow2", qcow2Of(t, old, "-c"))
+		o.push(t, path, "vm/a:1", "")
+		o.push(t, o.file(t, "vm.raw", now), "vm/a:2", "vm/a:1")
+		require.Contains(t, strings.Join(o.said, "\n"), "had to be fetched")
+		o.requireDisk(t, "vm/a:2", "vm.1.qcow2", now, true)
+
+		o.m.traffic()
+		opt := PushOptions{CompressRaw: qcow2.CompressionZstd,
+			Onto: Onto{Image: o.m.ref(t, "vm/a:1").String(), File: path}}
+		_, err := o.c.Push(t.Context(), []string{filepath.Join(o.dir, "vm.raw")},
+			o.m.ref(t, "vm/a:3"), opt)
+		require.NoError(t, err)
+		_, went := o.m.traffic()
+		require.Less(t, went, int64(len(old)/10), "the old file is here")
+		o.requireDisk(t, "vm/a:3", "vm.1.qcow2", now, true)
+	})
+	for name, l := range map[string][]byte{
+		"qcow2": tarOf(t, tarFile{Name: "disk/vm.qcow2", Content: qcow2Of(t, old)}),
+		"raw":   tarOf(t, tarFile{Name: "disk/vm.img", Content: old}),
+	} {
+		t.Run("built by docker, "+name, func(t *testing.T) {
+			o := newOnto(t)
+			ref := baseOf(t, gzipped(t, l))
+			opt := PushOptions{CompressRaw: qcow2.CompressionZstd, Onto: Onto{Image: ref.String()}}
+			_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", now)},
+				o.m.ref(t, "vm/a:2"), opt)
+			require.NoError(t, err)
+			require.Contains(t, strings.Join(o.said, "\n"), "has no index")
+			dir := t.TempDir()
+			_, _, err = o.c.Pull(t.Context(), o.m.ref(t, "vm/a:2"), filepath.Join(dir, "disk.raw"),
+				PullOptions{})
+			require.NoError(t, err)
+			onlyFile(t, dir, "disk.raw", now)
+		})
+	}
+}
+
+// TestPushOntoNothing: a disk that has nothing of the old one is pushed as a whole.
+func TestPushOntoNothing(t *testing.T) {
+	o := newOnto(t)
+	o.push(t, o.file(t, "vm.raw", noise(363, 4<<20)), "vm/a:1", "")
+	other := noise(364, 4<<20)
+	file := o.file(t, "vm.raw", other)
+	opt := PushOptions{CompressRaw: qcow2.CompressionZstd,
+		Onto: Onto{Image: o.m.ref(t, "vm/a:1").String()}}
+	_, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, "vm/a:2"), opt)
+	require.ErrorContains(t, err, "--base")
+	opt.Base = o.base.String()
+	digest, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, "vm/a:2"), opt)
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(o.said, "\n"), "nothing of")
+	require.Equal(t, o.push(t, file, "vm/whole:1", ""), digest)
+}
+
+// TestPushOntoOneOfSeveral: the disk of the same name is the old one, and the others stay as they
+// are, with their LUNs.
+func TestPushOntoOneOfSeveral(t *testing.T) {
+	o := newOnto(t)
+	a, b := likeADisk(3, 4<<20), likeADisk(4, 6<<20)
+	opt := PushOptions{Base: o.base.String(), CompressRaw: qcow2.CompressionZstd}
+	_, err := o.c.Push(t.Context(), []string{o.file(t, "a.raw", a), o.file(t, "b.raw", b)},
+		o.m.ref(t, "vm/a:1"), opt)
+	require.NoError(t, err)
+	onto := PushOptions{CompressRaw: qcow2.CompressionZstd,
+		Onto: Onto{Image: o.m.ref(t, "vm/a:1").String()}}
+	copy(b[2<<20:], noise(365, 1000))
+	for name, says := range map[string]string{"c.raw": "none of its disks"} {
+		_, err := o.c.Push(t.Context(), []string{o.file(t, name, b)}, o.m.ref(t, "vm/a:2"), onto)
+		require.ErrorContains(t, err, says)
+	}
+	_, err = o.c.Push(t.Context(), []string{o.file(t, "b.raw", b)}, o.m.ref(t, "vm/a:2"), onto)
+	require.NoError(t, err)
+	ref := o.m.ref(t, "vm/a:2")
+	s := newStreaming(t, o.c, t.TempDir(), t.TempDir())
+	st := s.open(t, ref)
+	require.NotNil(t, st.index)
+	require.Equal(t, []string{"a.qcow2", "b.1.qcow2"}, namesOfDisks(st.Disks()))
+	require.True(t, bytes.Equal(a, contentOf(t, s.disk(t, st, "a.qcow2"))))
+	require.True(t, bytes.Equal(b, contentOf(t, s.disk(t, st, "b.1.qcow2"))))
+	dir := t.TempDir()
+	_, _, err = o.c.Pull(t.Context(), ref, dir, PullOptions{})
+	require.NoError(t, err)
+	for name, want := range map[string][]byte{"a.raw": a, "b.1.raw": b} {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got), name)
+	}
+	_, err = o.c.Push(t.Context(), []string{filepath.Join(o.dir, "a.raw"),
+		filepath.Join(o.dir, "b.raw")}, o.m.ref(t, "vm/a:3"), onto)
+	require.ErrorContains(t, err, "push one disk")
+}
+
+// TestPushOntoKeepsBoot: what a guest read first of the old disk is read first of the new one,
+// where it is different now.
+func TestPushOntoKeepsBoot(t *testing.T) {
+	o := newOnto(t)
+	old := likeADisk(5, 16<<20)
+	now := bytes.Clone(old)
+	copy(now[8<<20:], noise(366, 64<<10))
+	file := o.file(t, "vm.raw", old)
+	opt := PushOptions{Base: o.base.String(), CompressRaw: qcow2.CompressionZstd,
+		Boot: &BootOrder{Disks: []BootDisk{{Name: "vm.raw", Size: 16 << 20,
+			Blocks: []BootRun{{First: 8 << 20 / BootBlock, Count: 1}, {First: 1, Count: 2}}}}}}
+	_, err := o.c.Push(t.Context(), []string{file}, o.m.ref(t, "vm/a:1"), opt)
+	require.NoError(t, err)
+	o.push(t, o.file(t, "vm.raw", now), "vm/a:2", "vm/a:1")
+	r, err := o.c.Resolve(t.Context(), o.m.ref(t, "vm/a:2"))
+	require.NoError(t, err)
+	boots := make(map[string]int)
+	for _, f := range fullIndex(t, r).Files {
+		boots[f.Name] = len(f.Boot)
+	}
+	require.NotZero(t, boots["disk/vm.qcow2"])
+	require.NotZero(t, boots["disk/vm.1.qcow2"])
+}
+
+// TestPushOntoChains: a chain that pull would refuse is not made.
+func TestPushOntoChains(t *testing.T) {
+	o := newOnto(t)
+	content := likeADisk(6, 4<<20)
+	o.push(t, o.file(t, "vm.raw", content), "vm/a:0", "")
+	for n := range maxChain {
+		copy(content[n*64<<10:], noise(uint64(367+n), 1000))
+		o.push(t, o.file(t, "vm.raw", content), "vm/a:"+string(rune('1'+n)),
+			"vm/a:"+string(rune('0'+n)))
+	}
+	o.requireDisk(t, "vm/a:8", "vm.8.qcow2", content, true)
+	copy(content, "once more")
+	_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", content)}, o.m.ref(t, "vm/a:9"),
+		PushOptions{Onto: Onto{Image: o.m.ref(t, "vm/a:8").String()}})
+	require.ErrorContains(t, err, "could not be pulled")
+}
+
+// TestPushOntoLimits: an image that is larger than what is accepted is refused.
+func TestPushOntoLimits(t *testing.T) {
+	o := newOnto(t)
+	o.push(t, o.file(t, "vm.raw", likeADisk(7, 4<<20)), "vm/a:1", "")
+	_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", likeADisk(7, 1<<20))},
+		o.m.ref(t, "vm/a:2"), PushOptions{Image: image.Options{MaxVirtualSize: 2 << 20},
+			Onto: Onto{Image: o.m.ref(t, "vm/a:1").String()}})
+	require.ErrorContains(t, err, "limit")
+}
+
+// TestPushOntoLyingIndex: the index of the old image claims digests of content that the image does
+// not have. An image that is pushed onto it is not the new disk, and so it cannot be had: neither
+// pulled nor read from the registry.
+func TestPushOntoLyingIndex(t *testing.T) {
+	o := newOnto(t)
+	old := noise(380, 4<<20)
+	now := bytes.Clone(old)
+	copy(now[2<<20:], noise(381, 256<<10))
+	copy(now[3<<20:], noise(382, 1000))
+	ref := o.m.ref(t, "vm/a:1")
+	_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", old)}, ref,
+		PushOptions{Base: o.base.String()})
+	require.NoError(t, err)
+
+	r, err := o.c.Resolve(t.Context(), ref)
+	require.NoError(t, err)
+	x := fullIndex(t, r)
+	digests := make([]byte, x.Digests.Size())
+	_, err = x.Digests.ReadAt(digests, 0)
+	require.NoError(t, err)
+	lie := chunkDigests(now)
+	copy(digests[8*digestSize:], lie[8*digestSize:9*digestSize]) // of the first change
+	x.Digests, x.Packed = sectionOf(digests), nil
+	forged, err := x.Layer(false)
+	require.NoError(t, err)
+	m := *r.Manifest
+	for i, l := range m.Layers {
+		if l.Annotations[annotationIndex] != "" {
+			m.Layers[i] = blobOf(forged, l.MediaType)
+			m.Layers[i].Annotations = l.Annotations
+		}
+	}
+	text, err := json.Marshal(m)
+	require.NoError(t, err)
+	u, err := o.c.Uploader(ref, transport.Reference{}, new(atomic.Int64), "")
+	require.NoError(t, err)
+	require.NoError(t, u.Blob(t.Context(), blobOf(forged, ""), bytes.NewReader(forged)))
+	require.NoError(t, u.Manifest(t.Context(), "lie", string(m.MediaType), text))
+
+	file := o.file(t, "vm.raw", now)
+	o.push(t, file, "vm/a:2", "vm/a:lie")
+	_, _, err = o.c.Pull(t.Context(), o.m.ref(t, "vm/a:2"), filepath.Join(t.TempDir(), "disk.raw"),
+		PullOptions{})
+	require.ErrorContains(t, err, "not what the index of the image says")
+	s := newStreaming(t, o.c, t.TempDir(), t.TempDir())
+	st := s.open(t, o.m.ref(t, "vm/a:2"))
+	img := s.disk(t, st, "vm.qcow2")
+	_, err = img.ReadAtContext(t.Context(), make([]byte, 512), 2<<20)
+	require.ErrorIs(t, err, disk.ErrWrongContent)
+}

@@ -1,0 +1,223 @@
+package registry
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+
+	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// minUnit is the least that is fetched and kept at once: as many whole chunks as fit. Bytes.
+const minUnit = 256 << 10
+
+// packed is a file that is compressed in chunks. Its chunks are fetched and kept in units. A unit
+// has whole chunks, so the chunks' digests verify the cached data.
+type packed struct {
+	layer *transport.Blob
+	table []byte
+	codec string
+	unit  int64
+	size  int64 // of the file
+	units []packedUnit
+	blob  *cache.Blob
+}
+
+type packedUnit struct {
+	start int64 // in the file
+	first int   // chunk
+	hole  bool  // it is one chunk of zeros, which may be larger than others
+}
+
+// newPacked opens such a file. name names its content.
+func newPacked(c *cache.Cache, from *transport.Blob, p *layer.Part) (f *packed, name string,
+	err error) {
+	f = &packed{layer: from, table: p.Table, codec: p.Codec, unit: minUnit, size: p.Size}
+	count := len(p.Table) / layer.TableEntry
+	for i := range count {
+		for chunk := layer.ChunkAt(p.Table, i); f.unit < chunk.Size && !chunk.Zeros; {
+			f.unit *= 2
+		}
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "kubevirt-disk table\n%d\n", f.unit)
+	var at, begin, filled int64 // begin of the data to fetch for the unit; 0: none yet
+	for i := range count {
+		chunk := layer.ChunkAt(p.Table, i)
+		if chunk.Size <= 0 || chunk.Off < 0 || chunk.Size > layer.MaxUnit && !chunk.Zeros {
+			return nil, "", errTable
+		}
+		apart := !chunk.Zeros && begin > 0 &&
+			(chunk.Off < begin || chunk.Off+chunk.Length-begin > 2*f.unit)
+		if i == 0 || filled+chunk.Size > f.unit || apart {
+			f.units = append(f.units, packedUnit{at, i, chunk.Zeros && chunk.Size > f.unit})
+			begin, filled = 0, 0
+		}
+		if begin == 0 && !chunk.Zeros {
+			begin = chunk.Off
+		}
+		filled += chunk.Size
+		at += chunk.Size
+		_ = binary.Write(h, binary.LittleEndian, chunk.Size)
+		h.Write(chunk.Sum[:])
+	}
+	if len(p.Table)%layer.TableEntry != 0 || at != p.Size || f.unit > layer.MaxUnit {
+		return nil, "", errTable
+	}
+	name = fmt.Sprintf("sha256:%x", h.Sum(nil))
+	f.blob, err = c.Blob(cache.BlobOptions{Digest: name, Size: int64(len(f.units)) * f.unit,
+		ChunkSize: f.unit, Fetch: f.fetch, Verify: f.verify})
+	return f, name, err
+}
+
+var errTable = errors.New("has a table of chunks that contradicts itself")
+
+// chunksOf calls visit for each chunk of a unit, with its bytes of p.
+func (f *packed) chunksOf(unit int64, p []byte,
+	visit func(c layer.TableChunk, p []byte) error) error {
+	end := len(f.table) / layer.TableEntry
+	if int(unit)+1 < len(f.units) {
+		end = f.units[unit+1].first
+	}
+	for i := f.units[unit].first; i < end; i++ {
+		c := layer.ChunkAt(f.table, i)
+		if err := visit(c, p[:c.Size]); err != nil {
+			return err
+		}
+		p = p[c.Size:]
+	}
+	return nil
+}
+
+// fetch brings a unit. It leaves content that cannot be decompressed as it is, because verify will
+// find it wrong.
+func (f *packed) fetch(ctx context.Context, p []byte, off int64) error {
+	unit := off / f.unit
+	if f.units[unit].hole {
+		return nil // nobody reads it
+	}
+	var begin, end int64
+	_ = f.chunksOf(unit, p, func(c layer.TableChunk, p []byte) error {
+		if c.Zeros {
+			clear(p)
+			return nil
+		}
+		if end == 0 {
+			begin = c.Off
+		}
+		end = max(end, c.Off+c.Length)
+		return nil
+	})
+	raw := make([]byte, end-begin)
+	unpackAll := func() error {
+		_ = f.chunksOf(unit, p, func(c layer.TableChunk, p []byte) error {
+			if !c.Zeros {
+				_ = layer.Unpack(f.codec, raw[c.Off-begin:][:c.Length], c.Inner, p)
+			}
+			return nil
+		})
+		return f.verify(unit, p)
+	}
+	if n, err := f.layer.ReadChecked(ctx, raw, begin, unpackAll); n < len(raw) {
+		return transport.UnexpectedEnd(err)
+	}
+	_ = unpackAll()
+	return nil
+}
+
+// verify checks each chunk of a unit against its digest.
+func (f *packed) verify(unit int64, p []byte) error {
+	if f.units[unit].hole {
+		return nil
+	}
+	return f.chunksOf(unit, p, func(c layer.TableChunk, p []byte) error {
+		if c.Zeros {
+			c.Sum = sha256.Sum256(make([]byte, len(p)))
+		}
+		if got := sha256.Sum256(p); got != c.Sum {
+			return &transport.DigestError{Want: fmt.Sprintf("sha256:%x", c.Sum),
+				Got: fmt.Sprintf("sha256:%x", got)}
+		}
+		return nil
+	})
+}
+
+// prove is for proof.
+func (f *packed) prove(ctx context.Context, off int64) error {
+	unit := int64(f.unitOf(off))
+	again, p := *f, make([]byte, f.unit)
+	again.layer = proven(f.layer)
+	if err := again.fetch(ctx, p, unit*f.unit); err != nil {
+		return err
+	}
+	if err := f.verify(unit, p); err != nil {
+		return contradicts(f.layer, err)
+	}
+	return nil
+}
+
+// unitOf is the unit of a byte of the file. There must be one.
+func (f *packed) unitOf(off int64) int {
+	return sort.Search(len(f.units), func(i int) bool { return f.units[i].start > off }) - 1
+}
+
+func (f *packed) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	if off+int64(len(p)) > f.size {
+		p, err = p[:max(0, f.size-off)], io.EOF
+	}
+	if int64(len(p)) > f.unit {
+		f.Prefetch(off, int64(len(p)))
+	}
+	for n < len(p) {
+		at := off + int64(n)
+		i := f.unitOf(at)
+		part := p[n:min(int64(len(p)), int64(n)+f.endOf(i)-at)]
+		got, err := f.blob.ReadAt(ctx, part, int64(i)*f.unit+at-f.units[i].start)
+		n += got
+		if err != nil && got < len(part) {
+			return n, err
+		}
+	}
+	return n, err
+}
+
+func (f *packed) Prefetch(off, length int64) {
+	if off >= f.size || length <= 0 {
+		return
+	}
+	last := f.unitOf(min(off+length, f.size) - 1)
+	for i := f.unitOf(off); i <= last; i++ {
+		if !f.units[i].hole {
+			f.blob.Prefetch(int64(i)*f.unit, f.unit)
+		}
+	}
+}
+
+// endOf is the end of the unit in the file.
+func (f *packed) endOf(unit int) int64 {
+	if unit+1 < len(f.units) {
+		return f.units[unit+1].start
+	}
+	return f.size
+}
+
+func (f *packed) run(off, length int64) (n int64, zero bool) {
+	i, end := f.unitOf(off), min(off+length, f.size)
+	zero = f.units[i].hole
+	at := f.endOf(i)
+	for i++; at < end && f.units[i].hole == zero; i++ {
+		at = f.endOf(i)
+	}
+	return min(at, end) - off, zero
+}
+
+// Has is false: what is at hand is not worth finding out.
+func (f *packed) Has(off, length int64) bool { return false }
+
+func (f *packed) Size() int64 { return f.size }

@@ -1,0 +1,448 @@
+package transport
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// Blob is one blob of an image: bytes that are known by their digest, read as a whole or by ranges.
+type Blob struct {
+	Desc v1.Descriptor
+	from *repository                                                // nil: open is there
+	open func(ctx context.Context, off, length int64) io.ReadCloser // as stream does
+}
+
+// NewBlob is a blob that open reads, as stream does.
+func NewBlob(desc v1.Descriptor,
+	open func(ctx context.Context, off, length int64) io.ReadCloser) *Blob {
+	return &Blob{Desc: desc, open: open}
+}
+
+// Stream reads length bytes from off on. It returns io.EOF only behind the last of them. After a
+// broken connection it goes on where it was. It requests nothing before the first Read.
+func (b *Blob) Stream(ctx context.Context, off, length int64) run {
+	if b.from == nil {
+		return run{ReadCloser: b.open(ctx, off, length)}
+	}
+	f := &fetch{ctx: ctx, desc: b.Desc, from: b.from, endpoints: b.from.order(), off: off,
+		end: off + length, part: off > 0 || length < b.Desc.Size}
+	return run{f, f}
+}
+
+// run is a range of a blob that is read.
+type run struct {
+	io.ReadCloser
+	fetch *fetch // nil: the blob is here
+}
+
+// Doubt has what was read checked, if it makes a difference whether it is wrong. If it is, who sent
+// it is asked last from then on.
+func (r run) Doubt(check func() error) {
+	if r.fetch != nil && r.fetch.matters() && check() != nil {
+		r.fetch.wrong()
+	}
+}
+
+// Again reports whether it is worth fetching wrong content again, because another endpoint is asked
+// next.
+func (b *Blob) Again(err error, tries int) bool {
+	var wrong *DigestError
+	return errors.As(err, &wrong) && b.from != nil && tries < len(b.from.order())
+}
+
+// ReadChecked reads a range like ReadAt. If check says that the content is wrong, the endpoint that
+// sent it is asked last from then on.
+func (b *Blob) ReadChecked(ctx context.Context, p []byte, off int64,
+	check func() error) (int, error) {
+	n, r, err := b.readAt(ctx, p, off)
+	if n == len(p) {
+		r.Doubt(check)
+	}
+	return n, err
+}
+
+// DigestError says that content does not match its digest.
+type DigestError struct{ Want, Got string }
+
+func (e *DigestError) Error() string {
+	return fmt.Sprintf(
+		"the content of %s has the digest %s: it was changed on its way or in the registry", e.Want,
+		e.Got)
+}
+
+// ReadAt reads a range: all of p, or an error. At the end of the blob it returns the bytes that
+// there are, and io.EOF. It verifies nothing.
+func (b *Blob) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	n, _, err := b.readAt(ctx, p, off)
+	return n, err
+}
+
+// readAt also returns how the range was read.
+func (b *Blob) readAt(ctx context.Context, p []byte, off int64) (int, run, error) {
+	if off < 0 {
+		return 0, run{}, errors.New("read before the beginning of a blob")
+	}
+	if off >= b.Desc.Size {
+		return 0, run{}, io.EOF
+	}
+	var atEnd error
+	if rest := b.Desc.Size - off; int64(len(p)) > rest {
+		p, atEnd = p[:rest], io.EOF
+	}
+	if len(p) == 0 {
+		return 0, run{}, atEnd
+	}
+	r := b.Stream(ctx, off, int64(len(p)))
+	defer r.Close()
+	n, err := io.ReadFull(r, p)
+	if err != nil {
+		return n, r, err
+	}
+	return n, r, atEnd
+}
+
+// Fill reads a range: all of p, or an error. It verifies nothing.
+func (b *Blob) Fill(ctx context.Context, p []byte, off int64) error {
+	n, err := b.ReadAt(ctx, p, off)
+	if n == len(p) {
+		return nil
+	}
+	return UnexpectedEnd(err)
+}
+
+// Verified reads the whole blob. Its end is io.EOF only if the digest is right, and otherwise a
+// *DigestError.
+func (b *Blob) Verified(ctx context.Context) io.ReadCloser {
+	return &verifier{
+		inner: b.Stream(ctx, 0, b.Desc.Size),
+		hash:  sha256.New(),
+		want:  b.Desc.Digest.String(),
+	}
+}
+
+// Read has the whole blob read, and verifies it.
+func (b *Blob) Read(ctx context.Context, read func(in io.Reader) error) error {
+	in := b.Verified(ctx)
+	err := read(in)
+	if _, wrong := io.Copy(io.Discard, in); wrong != nil {
+		err = wrong // so read may have seen wrong content
+	}
+	return errors.Join(err, in.Close())
+}
+
+type verifier struct {
+	inner run
+	hash  hash.Hash
+	want  string
+}
+
+func (v *verifier) Read(p []byte) (int, error) {
+	n, err := v.inner.Read(p)
+	v.hash.Write(p[:n])
+	if err == io.EOF {
+		if got := DigestIn(v.hash); got != v.want {
+			wrong := &DigestError{Want: v.want, Got: got}
+			v.inner.Doubt(func() error { return wrong })
+			return n, wrong
+		}
+	}
+	return n, err
+}
+
+func (v *verifier) Close() error { return v.inner.Close() }
+
+// fetch reads a range of a blob in a registry. It replaces a broken connection, and goes on where
+// that ended.
+type fetch struct {
+	ctx       context.Context
+	desc      v1.Descriptor
+	from      *repository
+	endpoints []*endpoint // those that are left; the first is asked
+	tries     *tries
+	last      time.Time // when enough came last, from any of them; zero: nothing was asked for yet
+	read      time.Time // when the last Read has ended; zero: there was none
+	off, end  int64
+	part      bool          // of the blob
+	alone     bool          // it fills a spool, so it uses none
+	body      io.ReadCloser // nil: no connection
+	spool     *spool        // that has brought data; nil: none has
+}
+
+var pullScopes = func(e *endpoint) []string { return []string{e.repo.Scope("pull")} }
+
+func (f *fetch) Read(p []byte) (int, error) {
+	if !f.read.IsZero() { // nobody has waited since the last Read
+		away := time.Since(f.read)
+		if f.last = f.last.Add(away); f.tries != nil {
+			f.tries.last = f.tries.last.Add(away)
+		}
+	}
+	n, err := f.bring(p)
+	f.read = time.Now()
+	return n, err
+}
+
+// bring waits for the next bytes.
+func (f *fetch) bring(p []byte) (int, error) {
+	for {
+		if f.off == f.end {
+			return 0, io.EOF
+		}
+		if f.body == nil {
+			if err := f.connect(); err != nil {
+				return 0, err
+			}
+		}
+		n, err := f.body.Read(p[:min(int64(len(p)), f.end-f.off)])
+		f.off += int64(n)
+		if n > 0 {
+			if f.tries.came(n); f.tries.few == 0 {
+				f.last = f.tries.last
+			}
+		}
+		if errors.Is(err, errAskAgain) {
+			f.Close()
+			f.tries, f.last = nil, time.Time{} // the silence was the spool's
+			continue
+		}
+		if _, ok := f.body.(*spoolReader); ok && err != nil {
+			f.Close()
+			return n, err // after as many tries as there are
+		}
+		if err != nil {
+			f.Close()
+			if f.off < f.end {
+				if err == io.EOF {
+					err = io.ErrUnexpectedEOF
+				}
+				err = fmt.Errorf("the connection broke after %d of %d bytes: %w", f.off,
+					f.desc.Size, err)
+				if err := f.next(err); err != nil {
+					return n, err
+				}
+			}
+		}
+		if n > 0 {
+			return n, nil
+		}
+	}
+}
+
+func (f *fetch) Close() error {
+	if f.body == nil {
+		return nil
+	}
+	err := f.body.Close()
+	f.body = nil
+	return err
+}
+
+// next waits for another try at the same endpoint, or goes on to the next one. An endpoint that
+// failed for a while, or is slow, is asked again after all others, as long as there is patience,
+// because mirrors come back. One whose answer is final is not asked again.
+func (f *fetch) next(err error) error {
+	slow := errors.Is(err, errSlow) || errors.Is(err, errSilent)
+	if slow = slow && len(f.endpoints) > 1; !slow {
+		if err = f.tries.again(f.ctx, err); err == nil {
+			return nil
+		}
+	}
+	rest := f.endpoints[1:]
+	var held *impatient
+	if (slow || errors.As(err, &held)) && len(rest) > 0 && f.ctx.Err() == nil {
+		f.from.shun(f.endpoints[0], rest[0], err)
+		rest = append(slices.Clone(rest), f.endpoints[0])
+	}
+	patience := f.endpoints[0].client.opt.Patience
+	if f.ctx.Err() != nil || len(rest) == 0 || time.Since(f.last) >= patience {
+		return fmt.Errorf("reading %s: %w", f.desc.Digest, err)
+	}
+	f.endpoints, f.tries = rest, nil
+	return nil
+}
+
+// turn begins to ask the first endpoint. Its time is limited if there are others.
+func (f *fetch) turn() {
+	e := f.endpoints[0]
+	f.tries = e.tries()
+	if f.last.IsZero() {
+		f.last = f.tries.last
+	}
+	if len(f.endpoints) > 1 {
+		f.tries.patience, f.tries.rate = e.client.opt.Turn, leastRate
+	} else {
+		f.tries.last, f.tries.patience = f.last, e.client.opt.Patience
+	}
+}
+
+// connect asks for the rest of the range until an answer comes.
+func (f *fetch) connect() error {
+	for {
+		e := f.endpoints[0]
+		if f.tries == nil {
+			f.turn()
+		}
+		body, err := f.ask(e)
+		if err == nil {
+			f.body = body
+			f.tries.renewed = false // the credential is good
+			return nil
+		}
+		if err := f.next(err); err != nil {
+			return err
+		}
+	}
+}
+
+// ask makes one request, always for a closed range. Every request begins at the registry, so a
+// signed address is never older than the request. If the blob is fetched as a whole, it usually
+// asks for nothing.
+func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
+	var s *spool
+	if !f.alone {
+		s = f.from.spoolOf(f.desc)
+	}
+	if s != nil && !(f.part && s.asks(f.off)) {
+		return f.fromSpool(s), nil
+	}
+	ctx, body := loose(f.ctx)
+	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", f.off, f.end-1)}}
+	res, err := e.once(
+		ctx,
+		pullScopes(e),
+		request{method: http.MethodGet, path: "blobs/" + f.desc.Digest.String(),
+			header: header, accept: []int{http.StatusPartialContent, http.StatusOK}},
+	)
+	if err == nil {
+		stream(res.Body, f.tries.rate, f.tries.patience)
+		body.ReadCloser = res.Body
+		err = f.check(res)
+	}
+	switch {
+	case err != nil:
+	case res.StatusCode == http.StatusPartialContent:
+		if s != nil {
+			s.drop()
+			e.client.opt.Warn(fmt.Sprintf("%s sends parts of the blob %s now: no more than is "+
+				"needed is fetched", e.repo.RegistryStr(), f.desc.Digest))
+		}
+		return body, nil
+	case f.part && !f.alone && f.from.spoolDir != "":
+		if s := f.from.spoolFrom(f, body); s != nil {
+			return f.fromSpool(s), nil
+		}
+		fallthrough
+	default:
+		if _, err = io.CopyN(io.Discard, body, f.off); err == nil {
+			return body, nil
+		}
+		err = fmt.Errorf("reading over %d bytes: %w", f.off, err)
+	}
+	_ = body.Close()
+	if s != nil { // it was worth a try
+		return f.fromSpool(s), nil
+	}
+	return nil, err
+}
+
+func (f *fetch) fromSpool(s *spool) io.ReadCloser {
+	f.spool = s
+	return &spoolReader{spool: s, ctx: f.ctx, off: f.off, part: f.part}
+}
+
+// matters reports whether it makes a difference if what was fetched is wrong.
+func (f *fetch) matters() bool { return f.spool != nil || len(f.from.order()) > 1 }
+
+// wrong makes who has sent wrong content the last to ask. What it has sent is not read again.
+func (f *fetch) wrong() {
+	if f.spool == nil {
+		f.from.distrust(f.endpoints[0])
+		return
+	}
+	f.spool.mu.Lock()
+	sender := f.spool.sender
+	f.spool.mu.Unlock()
+	f.spool.drop()
+	f.from.distrust(sender)
+}
+
+// check compares the answer with the request. A registry may send everything instead of the range.
+func (f *fetch) check(res *http.Response) error {
+	if res.StatusCode == http.StatusOK {
+		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {
+			return permanent(
+				fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest,
+					res.ContentLength, f.desc.Size),
+			)
+		}
+		return nil
+	}
+	first, total, ok := contentRange(res.Header.Get("Content-Range"))
+	switch {
+	case !ok || first != f.off:
+		return permanent(
+			fmt.Errorf("%s answers with the range %q, and was asked for bytes from %d on",
+				res.Request.URL.Host, res.Header.Get("Content-Range"), f.off),
+		)
+	case total >= 0 && total != f.desc.Size:
+		return permanent(
+			fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest,
+				total, f.desc.Size),
+		)
+	}
+	return nil
+}
+
+// contentRange reads "bytes FIRST-LAST/TOTAL" (RFC 9110, section 14.4); a total of "*" is -1.
+func contentRange(value string) (first, total int64, ok bool) {
+	rest, ok := strings.CutPrefix(value, "bytes ")
+	if !ok {
+		return 0, 0, false
+	}
+	span, totalText, ok := strings.Cut(rest, "/")
+	firstText, _, ok2 := strings.Cut(span, "-")
+	if !ok || !ok2 {
+		return 0, 0, false
+	}
+	first, err := strconv.ParseInt(firstText, 10, 64)
+	if err != nil || first < 0 {
+		return 0, 0, false
+	}
+	if totalText == "*" {
+		return first, -1, true
+	}
+	total, err = strconv.ParseInt(totalText, 10, 64)
+	return first, total, err == nil && total >= 0
+}
+
+// withoutQuery cuts the queries off the addresses in an error, because they may be signatures.
+func withoutQuery(err error) error {
+	var bad *url.Error
+	if !errors.As(err, &bad) {
+		return err
+	}
+	address := "the registry"
+	if u, perr := url.Parse(bad.URL); perr == nil {
+		address = u.Host
+	}
+	return fmt.Errorf("asking %s: %w", address, bad.Err)
+}
+
+func UnexpectedEnd(err error) error {
+	if err == nil || err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

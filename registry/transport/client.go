@@ -1,0 +1,318 @@
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// Options say how registries are reached. The zero value works for public ones.
+type Options struct {
+	// Config is a file of credentials, or a directory with one: docker's config.json, or a mounted
+	// pull secret. "": where docker, podman and the kubelet keep theirs.
+	Config string
+	// Own is a credential for the registry OwnHost. It wins over those of Config. Zero: none.
+	Own     Credential
+	OwnHost string
+	// CA is a file of certificates (PEM) that are trusted beside those of the system.
+	CA string
+	// Mirrors are HOST=MIRROR[/PREFIX]: asked before HOST, in that order.
+	Mirrors []string
+	// Insecure are the registries, by name and port, that may be used without TLS, and with TLS
+	// whose certificate is not valid. Their token servers may have private addresses.
+	Insecure []string
+	// Patience is how long a registry may send nothing before that is an error. 0: two minutes.
+	Patience time.Duration
+	// FirstPatience is the same for a registry that has not answered one request of this client: it
+	// may be the wrong name. 0: as Patience.
+	FirstPatience time.Duration
+	// Idle is how long a connection may bring nothing before another one is made, and how long an
+	// answer that is no blob may take as a whole. 0: a minute.
+	Idle time.Duration
+	// Turn is how long one endpoint that sends nothing is asked while there are others. 0: ten
+	// seconds. It is never more than Patience.
+	Turn time.Duration
+	// UserAgent is the name of this program in requests.
+	UserAgent string
+	// Warn is called with messages that a person may want to see, for example that a request is
+	// tried again. May be nil.
+	Warn func(text string)
+}
+
+// Reads is how many requests for ranges of blobs are worth having under way at once.
+const Reads = 16
+
+const (
+	defaultPatience = 2 * time.Minute
+	defaultIdle     = time.Minute
+	maxRedirects    = 10
+	defaultTurn     = 10 * time.Second
+)
+
+// Client reaches registries. Any number of goroutines may use it.
+type Client struct {
+	opt      Options
+	keychain *keychain
+	base     *http.Transport
+	open     *http.Transport // the same, and verifies no certificate
+	mirrors  []mirror
+	answered sync.Map // the registries and mirrors that have answered a request; host to true
+	invalid  sync.Map // hosts whose certificates are not valid, and need not be; host to true
+
+	mu    sync.Mutex
+	ready map[string]*http.Client // guarded by mu; by repository and scope
+}
+
+type mirror struct {
+	of     string // host
+	host   string
+	prefix string // of the repository there
+}
+
+// New checks the options and reads the certificates. It sends nothing yet.
+func New(opt Options) (*Client, error) {
+	if err := checkProxies(); err != nil {
+		return nil, err
+	}
+	if opt.Patience <= 0 {
+		opt.Patience = defaultPatience
+	}
+	if opt.FirstPatience <= 0 {
+		opt.FirstPatience = opt.Patience
+	}
+	if opt.Idle <= 0 {
+		opt.Idle = defaultIdle
+	}
+	if opt.Turn <= 0 {
+		opt.Turn = defaultTurn
+	}
+	opt.Turn = min(opt.Turn, opt.Patience)
+	if opt.Warn == nil {
+		opt.Warn = func(string) {}
+	}
+	if opt.UserAgent == "" {
+		opt.UserAgent = "kubevirt-disk"
+	}
+	c := &Client{opt: opt, ready: make(map[string]*http.Client),
+		keychain: &keychain{file: opt.Config, own: opt.Own, host: opt.OwnHost,
+			warn: opt.Warn}}
+	if opt.Config != "" {
+		if _, err := readConfig(opt.Config); err != nil {
+			return nil, err
+		}
+	}
+	for _, host := range opt.Insecure {
+		if _, err := name.NewRegistry(host); err != nil || strings.Contains(host, "/") {
+			return nil, fmt.Errorf("insecure registry %q is not a host, or host and port", host)
+		}
+	}
+	for _, text := range opt.Mirrors {
+		of, to, ok := strings.Cut(text, "=")
+		host, prefix, _ := strings.Cut(to, "/")
+		registry, err := name.NewRegistry(of)
+		_, err2 := name.NewRegistry(host)
+		if !ok || of == "" || host == "" || err != nil || err2 != nil {
+			return nil, fmt.Errorf(
+				"registry mirror %q is not of the form HOST=MIRROR or HOST=MIRROR/PREFIX", text)
+		}
+		c.mirrors = append(c.mirrors,
+			mirror{of: registry.RegistryStr(), host: host, prefix: strings.Trim(prefix, "/")})
+	}
+	dialer := &net.Dialer{Timeout: 20 * time.Second, KeepAlive: 30 * time.Second}
+	c.base = &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		OnProxyConnectResponse: proxyAnswer,
+		DialContext:            dialer.DialContext,
+		TLSHandshakeTimeout:    20 * time.Second,
+		IdleConnTimeout:        60 * time.Second,
+		MaxIdleConnsPerHost:    Reads, // each with a connection of its own
+		DisableCompression:     true,  // blobs are stored as they are
+		// Several connections are faster than several streams of one.
+		ForceAttemptHTTP2: false,
+		TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12},
+	}
+	if opt.CA != "" {
+		pool, err := x509.SystemCertPool()
+		if err != nil {
+			pool = x509.NewCertPool()
+		}
+		content, err := os.ReadFile(opt.CA)
+		if err != nil {
+			return nil, fmt.Errorf("registry certificates: %w", err)
+		}
+		if !pool.AppendCertsFromPEM(content) {
+			return nil, fmt.Errorf("registry certificates: %q has no certificate in PEM", opt.CA)
+		}
+		c.base.TLSClientConfig.RootCAs = pool
+	}
+	c.open = c.base.Clone()
+	c.open.TLSClientConfig.InsecureSkipVerify = true
+	return c, nil
+}
+
+// Warn tells a person something.
+func (c *Client) Warn(text string) { c.opt.Warn(text) }
+
+// Close ends idle connections.
+func (c *Client) Close() {
+	c.base.CloseIdleConnections()
+	c.open.CloseIdleConnections()
+}
+
+// endpoint is a repository at one registry or mirror.
+type endpoint struct {
+	client *Client
+	repo   name.Repository
+	mirror bool
+	secure bool
+}
+
+// endpoints are where to ask for a repository, mirrors first.
+func (c *Client) endpoints(repo name.Repository, mirrors bool) ([]*endpoint, error) {
+	var all []*endpoint
+	if mirrors {
+		for _, m := range c.mirrors {
+			if m.of != repo.RegistryStr() {
+				continue
+			}
+			e, err := c.endpoint(m.host, joinPath(m.prefix, repo.RepositoryStr()))
+			if err != nil {
+				return nil, err
+			}
+			e.mirror = true
+			all = append(all, e)
+		}
+	}
+	e, err := c.endpoint(repo.RegistryStr(), repo.RepositoryStr())
+	if err != nil {
+		return nil, err
+	}
+	return append(all, e), nil
+}
+
+func joinPath(prefix, repository string) string {
+	if prefix == "" {
+		return repository
+	}
+	return prefix + "/" + repository
+}
+
+func (c *Client) endpoint(host, repository string) (*endpoint, error) {
+	insecure := slices.Contains(c.opt.Insecure, host)
+	var opts []name.Option
+	if insecure {
+		opts = append(opts, name.Insecure)
+	}
+	repo, err := name.NewRepository(host+"/"+repository, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return &endpoint{client: c, repo: repo, secure: !insecure}, nil
+}
+
+// authorize asks the registry how it wants to be asked, once for each repository and scope.
+func (e *endpoint) authorize(ctx context.Context, scopes []string) (*http.Client, error) {
+	c := e.client
+	c.mu.Lock()
+	found := c.ready[e.key(scopes)]
+	c.mu.Unlock()
+	if found != nil {
+		return found, nil
+	}
+	return e.authorizeBy(ctx, scopes, nil)
+}
+
+// forget makes the next request ask for permission anew, with the credential looked up again.
+func (e *endpoint) forget() {
+	c := e.client
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.ready, func(key string, _ *http.Client) bool {
+		return strings.HasPrefix(key, e.key(nil))
+	})
+}
+
+func checkRedirect(req *http.Request, via []*http.Request) error {
+	if len(via) >= maxRedirects {
+		return fmt.Errorf("stopped after %d redirects", maxRedirects)
+	}
+	return nil
+}
+
+// errPlain is a request that would go without TLS to a registry that the user has not allowed that
+// for.
+var errPlain = errors.New("asks for a connection without TLS")
+
+// guard sees every request for one registry, and watches over its answer. Nothing goes out without
+// TLS unless the user has allowed that for this registry.
+type guard struct {
+	client *Client
+	secure bool
+	// unverified: where a certificate is not valid, go on without one
+	unverified bool
+
+	agent    string
+	idle     time.Duration // until the answer begins
+	body     time.Duration // until it has ended
+	answered func()
+}
+
+func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	if g.secure && req.URL.Scheme != "https" {
+		return nil, permanent(fmt.Errorf("%s %w: if that is intended, name it with "+
+			"--insecure-registry",
+			req.URL.Host, errPlain))
+	}
+	x := begin(req.Context(), g.idle)
+	req = req.Clone(x.ctx)
+	req.Header.Set("User-Agent", g.agent)
+	if req.Body != nil && req.Body != http.NoBody {
+		req.Body = &sentBody{req.Body, x.timer, g.idle}
+	}
+	res, err := g.send(req)
+	if err != nil {
+		err = x.explain(err)
+		x.end()
+		return nil, err
+	}
+	g.answered()
+	x.answered(res, g.body)
+	return res, nil
+}
+
+// send sends a request. Certificates are verified first, also where they need not be valid.
+func (g *guard) send(req *http.Request) (*http.Response, error) {
+	c := g.client
+	if _, known := c.invalid.Load(req.URL.Host); known && g.unverified {
+		return c.open.RoundTrip(req)
+	}
+	res, err := c.base.RoundTrip(req)
+	var certificate *tls.CertificateVerificationError
+	if !g.unverified || !errors.As(err, &certificate) {
+		return res, err
+	}
+	if sent, ok := req.Body.(*sentBody); ok && req.GetBody != nil { // it was closed, and not sent
+		again, err := req.GetBody()
+		if err != nil {
+			return nil, err
+		}
+		req.Body = &sentBody{again, sent.timer, sent.idle}
+	}
+	if _, known := c.invalid.Swap(req.URL.Host, true); !known {
+		c.opt.Warn(fmt.Sprintf("%s: %v; it is used nevertheless, because of --insecure-registry",
+			req.URL.Host, err))
+	}
+	return c.open.RoundTrip(req)
+}

@@ -1,0 +1,90 @@
+package transport
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// FuzzReference parses anything; an accepted reference is accepted again in its printed form.
+func FuzzReference(f *testing.F) {
+	for _, text := range []string{"a/b:c", "oci:dir:tag", "docker-archive:x.tar",
+		"a/b@sha256:" + strings.Repeat("0", 64)} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		ref, err := ParseReference(text)
+		if err != nil {
+			return
+		}
+		if again, err := ParseReference(ref.String()); err != nil ||
+			again.Remote() != ref.Remote() ||
+			again.Host() != ref.Host() {
+			t.Fatalf("%q: %v", text, err)
+		}
+	})
+}
+
+// FuzzManifest reads anything as a manifest, an index and a configuration of credentials.
+func FuzzManifest(f *testing.F) {
+	f.Add(
+		[]byte(
+			`{"schemaVersion":2,"layers":[{"digest":"sha256:` + strings.Repeat(
+				"0",
+				64,
+			) + `","size":-1}]}`,
+		),
+	)
+	f.Add([]byte(`{"manifests":[{"platform":{"os":"linux","architecture":"amd64"}}]}`))
+	ref, _ := ParseReference("a/b:c")
+	f.Fuzz(func(t *testing.T, content []byte) {
+		_ = ManifestKind(content, "x")
+		if m, err := ParseManifest(content); err == nil {
+			for _, l := range m.Layers {
+				if l.Size < 0 || l.Digest.Algorithm != "sha256" {
+					t.Fatal(l)
+				}
+			}
+		}
+		_, _ = ofPlatform(content, ref)
+		_ = errorDetail(content)
+	})
+}
+
+// FuzzHeaders reads anything as the headers of an answer.
+func FuzzHeaders(f *testing.F) {
+	f.Add("bytes 0-9/10")
+	f.Add("120")
+	f.Fuzz(func(t *testing.T, value string) {
+		if first, total, ok := contentRange(value); ok && (first < 0 || total < -1) {
+			t.Fatal(first, total)
+		}
+		if retryAfter(value, time.Now()) < 0 {
+			t.Fatal(value)
+		}
+	})
+}
+
+// FuzzCredentials reads anything as a file of credentials.
+func FuzzCredentials(f *testing.F) {
+	f.Add([]byte(`{"auths":{"*.example.com/a":{"auth":"bWU6cHc="}}}`))
+	repo, _ := name.NewRepository("r.example.com/a/b")
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, content []byte) {
+		if bytes.Contains(content, []byte("cred")) {
+			return // it would start programs of these names
+		}
+		file := filepath.Join(dir, "config.json")
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := readConfig(file); err == nil {
+			_ = c.credential(t.Context(), repo, func(error) {})
+		}
+	})
+}

@@ -1,0 +1,439 @@
+package transport
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"kubevirt.io/disk/registry/internal/bounded"
+)
+
+const (
+	// MaxManifest bounds a manifest, an index and a configuration, in bytes. Registries accept at
+	// most 4 MiB.
+	MaxManifest = 4 << 20
+	maxLayers   = 1024
+	// maxNested is how many indexes may lead to a manifest.
+	maxNested = 3
+)
+
+// manifestTypes are asked for.
+var manifestTypes = []string{string(types.OCIManifestSchema1), string(types.OCIImageIndex),
+	string(types.DockerManifestSchema2), string(types.DockerManifestList)}
+
+// Source is where the parts of an image are: a repository or something local.
+type Source interface {
+	// Manifest returns the manifest with a digest, or the reference's if the digest is "".
+	Manifest(ctx context.Context, digest string) (content []byte, mediaType string, err error)
+	// Blob returns a blob that a manifest names. It reads nothing yet.
+	Blob(desc v1.Descriptor) (*Blob, error)
+	// Warm makes connections that are needed soon to read a blob and others.
+	Warm(ctx context.Context, digest v1.Hash)
+	// Origin names everybody whose bytes the source returns: each registry and mirror that it may
+	// ask, and how well the connection is protected; or the very directory or file.
+	Origin() string
+	Close() error
+}
+
+// Source opens the image that the reference names. A blob may be fetched as a whole into spoolDir,
+// if a registry sends no parts; "": it never is.
+func (c *Client) Source(ref Reference, spoolDir string) (Source, error) {
+	switch {
+	case ref.oci != "":
+		return openLayout(ref)
+	case ref.file != "":
+		return openArchive(ref)
+	}
+	endpoints, err := c.endpoints(ref.remote.Context(), true)
+	if err != nil {
+		return nil, err
+	}
+	return &repository{ref: ref, endpoints: endpoints, spoolDir: spoolDir}, nil
+}
+
+// repository is a source in a registry.
+type repository struct {
+	ref Reference
+
+	mu sync.Mutex
+	// endpoints is guarded by mu. The first one that answers becomes the first to ask, and one that
+	// sent wrong content becomes the last.
+	endpoints []*endpoint
+	// shunned is guarded by mu: until when an endpoint that brought too little is asked last.
+	shunned map[*endpoint]time.Time
+
+	spoolDir  string            // for blobs that are fetched as a whole; "": none are
+	spools    map[string]*spool // guarded by mu; by digest, also those that are gone
+	unspooled map[string]bool   // guarded by mu; blobs that cannot be kept
+	closed    bool              // guarded by mu
+	work      sync.WaitGroup    // fetches as a whole
+}
+
+// shunTime is how long an endpoint that brought too little is asked after the others.
+const shunTime = 2 * time.Minute
+
+func (r *repository) Close() error {
+	r.endSpools()
+	return nil
+}
+
+func (r *repository) Blob(desc v1.Descriptor) (*Blob, error) {
+	return &Blob{Desc: desc, from: r}, nil
+}
+
+// warmed is how many connections are made while the index of an image is fetched.
+const warmed = 3
+
+// Warm asks for the blob. The head of a disk, its tail and its tables are fetched at once, and each
+// would first wait for a connection. Errors are left to those who need the connections.
+func (r *repository) Warm(ctx context.Context, digest v1.Hash) {
+	for range warmed {
+		go func() {
+			e := r.order()[0]
+			res, err := e.once(ctx, pullScopes(e), request{method: http.MethodHead,
+				path: "blobs/" + digest.String(), accept: []int{http.StatusOK}})
+			if err == nil {
+				_ = res.Body.Close()
+			}
+		}()
+	}
+}
+
+func (r *repository) Origin() string {
+	var all []string
+	for _, e := range r.order() {
+		all = append(all, fmt.Sprintf("%t %s", e.secure, e.repo.Name()))
+	}
+	slices.Sort(all) // the order changes while they are asked
+	return strings.Join(all, "\n")
+}
+
+// order is the order in which the endpoints are asked now.
+func (r *repository) order() []*endpoint {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all, now := slices.Clone(r.endpoints), time.Now()
+	if len(r.shunned) == 0 {
+		return all
+	}
+	last := func(e *endpoint) int {
+		if now.Before(r.shunned[e]) {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(all, func(a, b *endpoint) int { return last(a) - last(b) })
+	return all
+}
+
+// shun makes an endpoint that brought too little the last to ask for a while.
+func (r *repository) shun(e, next *endpoint, why error) {
+	r.mu.Lock()
+	before := time.Now().Before(r.shunned[e])
+	if r.shunned == nil {
+		r.shunned = make(map[*endpoint]time.Time)
+	}
+	r.shunned[e] = time.Now().Add(shunTime)
+	r.mu.Unlock()
+	if !before {
+		e.client.opt.Warn(fmt.Sprintf("%s: %v; %s is asked before it for %s",
+			e.repo.RegistryStr(), why, next.repo.RegistryStr(), shunTime))
+	}
+}
+
+// move makes an endpoint the first to ask, or the last.
+func (r *repository) move(e *endpoint, first bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	others := slices.DeleteFunc(slices.Clone(r.endpoints), func(o *endpoint) bool { return o == e })
+	if r.endpoints = append(others, e); first {
+		r.endpoints = append([]*endpoint{e}, others...)
+	}
+}
+
+// distrust makes an endpoint that sent wrong content the last to ask.
+func (r *repository) distrust(e *endpoint) {
+	if all := r.order(); len(all) > 1 && all[0] == e {
+		e.client.opt.Warn(fmt.Sprintf("%s has sent wrong content: %s is asked first from now on",
+			e.repo.RegistryStr(), all[1].repo.RegistryStr()))
+		r.move(e, false)
+	}
+}
+
+func (r *repository) Manifest(ctx context.Context, digest string) ([]byte, string, error) {
+	name := digest
+	if name == "" {
+		name = r.ref.remote.Identifier()
+	}
+	var errs []error
+	all := r.order()
+	for i, e := range all {
+		content, mediaType, err := e.manifest(ctx, name)
+		if got := DigestOf(content); err == nil && strings.HasPrefix(name, "sha256:") &&
+			got != name {
+			err = &DigestError{Want: name, Got: got}
+		}
+		if err == nil {
+			r.move(e, true)
+			return content, mediaType, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+		if i+1 < len(all) {
+			e.client.opt.Warn(fmt.Sprintf("mirror %s: %v", e.repo.RegistryStr(), err))
+		}
+	}
+	err := errs[len(errs)-1] // of the registry itself
+	if notFound(err) {
+		return nil, "", fmt.Errorf("%s does not exist: %w", r.ref, err)
+	}
+	return nil, "", fmt.Errorf("%s: %w", r.ref, err)
+}
+
+func (e *endpoint) manifest(ctx context.Context, name string) ([]byte, string, error) {
+	scopes := pullScopes(e)
+	t := e.tries()
+	for {
+		content, mediaType, err := e.manifestOnce(ctx, scopes, name)
+		if err == nil {
+			return content, mediaType, nil
+		}
+		if err := t.again(ctx, err); err != nil {
+			return nil, "", err
+		}
+	}
+}
+
+func (e *endpoint) manifestOnce(ctx context.Context, scopes []string,
+	name string) ([]byte, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.client.opt.Idle)
+	defer cancel()
+	res, err := e.once(ctx, scopes, request{method: http.MethodGet, path: "manifests/" + name,
+		header: http.Header{
+			"Accept": {strings.Join(manifestTypes, ", ")},
+		}, accept: []int{http.StatusOK}})
+	if err != nil {
+		return nil, "", err
+	}
+	defer res.Body.Close()
+	if res.ContentLength > MaxManifest {
+		return nil, "", permanent(
+			fmt.Errorf("a manifest of %d bytes, more than %d", res.ContentLength, MaxManifest))
+	}
+	content, err := bounded.Read(res.Body, MaxManifest)
+	if err != nil {
+		return nil, "", fmt.Errorf("reading the manifest: %w", err)
+	}
+	mediaType, _, _ := strings.Cut(res.Header.Get("Content-Type"), ";")
+	return content, mediaType, nil
+}
+
+func DigestOf(content []byte) string {
+	sum := sha256.Sum256(content)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// DigestIn is the digest of what was written to a SHA-256.
+func DigestIn(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
+
+// Image is an image whose manifest was read. From here on everything is known by its digest.
+type Image struct {
+	Source   Source
+	Ref      Reference
+	Digest   string // of the manifest
+	Manifest *v1.Manifest
+}
+
+// Resolve reads the manifest of a reference. If there are several platforms, it takes this
+// machine's.
+func (c *Client) Resolve(ctx context.Context, ref Reference) (*Image, error) {
+	src, err := c.Source(ref, "")
+	if err != nil {
+		return nil, err
+	}
+	r, err := Resolve(ctx, src, ref)
+	if err != nil {
+		return nil, errors.Join(err, src.Close())
+	}
+	return r, nil
+}
+
+func Resolve(ctx context.Context, src Source, ref Reference) (*Image, error) {
+	digest, _ := ref.Digest()
+	for range maxNested {
+		content, mediaType, err := src.Manifest(ctx, digest)
+		if err != nil {
+			return nil, err
+		}
+		if got := DigestOf(content); digest != "" && got != digest {
+			return nil, &DigestError{Want: digest, Got: got}
+		} else if digest == "" {
+			digest = got
+		}
+		switch kind := ManifestKind(content, mediaType); {
+		case kind.IsIndex():
+			desc, err := ofPlatform(content, ref)
+			if err != nil {
+				return nil, err
+			}
+			digest = desc.Digest.String()
+		case kind.IsImage():
+			m, err := ParseManifest(content)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", ref, err)
+			}
+			return &Image{Source: src, Ref: ref, Digest: digest, Manifest: m}, nil
+		default:
+			return nil, fmt.Errorf("%s is not a container image: its manifest is of the type %q",
+				ref, kind)
+		}
+	}
+	return nil, fmt.Errorf("%s: an index within an index within an index", ref)
+}
+
+// ManifestKind returns the type that a manifest claims for itself. Registries and layouts may be
+// wrong about it.
+func ManifestKind(content []byte, mediaType string) types.MediaType {
+	var says struct {
+		MediaType string            `json:"mediaType"`
+		Manifests []json.RawMessage `json:"manifests"`
+		Layers    []json.RawMessage `json:"layers"`
+	}
+	if bounded.Check(content) != nil || json.Unmarshal(content, &says) != nil {
+		return types.MediaType(mediaType)
+	}
+	switch {
+	case says.MediaType != "":
+		return types.MediaType(says.MediaType)
+	case says.Manifests != nil && says.Layers == nil:
+		return types.OCIImageIndex
+	case says.Layers != nil && says.Manifests == nil:
+		return types.OCIManifestSchema1
+	}
+	return types.MediaType(mediaType)
+}
+
+// ParseManifest reads a manifest from an untrusted source, and bounds it.
+func ParseManifest(content []byte) (*v1.Manifest, error) {
+	err := bounded.Check(content)
+	var m *v1.Manifest
+	if err == nil {
+		m, err = v1.ParseManifest(bytes.NewReader(content))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("its manifest cannot be read: %w", err)
+	}
+	if len(m.Layers) > maxLayers {
+		return nil, fmt.Errorf("it has %d layers, more than %d", len(m.Layers), maxLayers)
+	}
+	for _, l := range append([]v1.Descriptor{m.Config}, m.Layers...) {
+		if l.Size < 0 {
+			return nil, fmt.Errorf("the blob %s has a size of %d bytes", l.Digest, l.Size)
+		}
+		if l.Digest.Algorithm != "sha256" {
+			return nil, fmt.Errorf(
+				"the digest %q is of an algorithm that is not supported: sha256 is", l.Digest)
+		}
+	}
+	return m, nil
+}
+
+// annotationAbout says that a manifest is about another one, and no image: an attestation.
+const annotationAbout = "vnd.docker.reference.type"
+
+// ofPlatform chooses the manifest for this machine. Containers run nowhere else, and an image that
+// is built for one platform has the disk for that platform.
+func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
+	err := bounded.Check(content)
+	var index *v1.IndexManifest
+	if err == nil {
+		index, err = v1.ParseIndexManifest(bytes.NewReader(content))
+	}
+	if err != nil {
+		return v1.Descriptor{}, fmt.Errorf("the index of %s cannot be read: %w", ref, err)
+	}
+	var there []string
+	var unnamed []v1.Descriptor // those that may be for any platform
+	for _, m := range index.Manifests {
+		p := m.Platform
+		if m.Digest.Algorithm != "sha256" || !(m.MediaType.IsImage() || m.MediaType.IsIndex()) {
+			continue
+		}
+		if p == nil || p.OS == "" && p.Architecture == "" {
+			if m.Annotations[annotationAbout] == "" {
+				unnamed = append(unnamed, m)
+			}
+			continue
+		}
+		if p.OS == "unknown" { // docker marks attestations like this
+			continue
+		}
+		if p.OS == "linux" && p.Architecture == runtime.GOARCH {
+			return m, nil
+		}
+		if text := p.String(); !slices.Contains(there, text) && len(there) < 20 {
+			there = append(there, text)
+		}
+	}
+	switch {
+	case len(unnamed) == 1:
+		return unnamed[0], nil
+	case len(unnamed) > 1:
+		return v1.Descriptor{}, fmt.Errorf("the index of %s has %d images and does not say for "+
+			"which platforms they are: name one by its digest, as NAME@%s", ref, len(unnamed),
+			unnamed[0].Digest)
+	case len(there) == 0:
+		return v1.Descriptor{}, fmt.Errorf("the index of %s has no image", ref)
+	}
+	return v1.Descriptor{}, fmt.Errorf("%s has no image for linux/%s, only for: %s",
+		ref, runtime.GOARCH, strings.Join(there, ", "))
+}
+
+// Small reads and verifies a blob that is known to be small.
+func (r *Image) Small(ctx context.Context, desc v1.Descriptor, limit int64) ([]byte, error) {
+	var content *bytes.Buffer
+	err := r.Read(ctx, desc, limit, func(in io.Reader) error {
+		content = bytes.NewBuffer(make([]byte, 0, max(desc.Size, 0)+bytes.MinRead))
+		_, err := content.ReadFrom(in)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return content.Bytes(), nil
+}
+
+// Read has a blob read, and verifies it. If the content was wrong, read is called once more with
+// that of another endpoint.
+func (r *Image) Read(ctx context.Context, desc v1.Descriptor, limit int64,
+	read func(in io.Reader) error) error {
+	if desc.Size > limit {
+		return fmt.Errorf("the blob %s has %d bytes, more than %d", desc.Digest, desc.Size, limit)
+	}
+	b, err := r.Source.Blob(desc)
+	if err != nil {
+		return err
+	}
+	for try := 1; ; try++ {
+		if err := b.Read(ctx, read); !b.Again(err, try) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package transport
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// The first request to a registry is usually "/v2/", to learn how it wants to be asked: with TLS or
+// without, and with which kind of credential. A manifest that is requested without a credential
+// tells the same, and is usually needed next: that saves a round trip. It saves another one if the
+// registry may be used without TLS, because both ways are tried at once.
+
+// tlsFirst is how much longer the answer with TLS may take than the one without, and still be
+// preferred.
+const tlsFirst = 300 * time.Millisecond
+
+// answer is the answer of a registry to a first request. A non-nil error says that there was none.
+type answer struct {
+	scheme string
+	res    *http.Response
+	err    error
+}
+
+// probe sends the first request to a repository. It returns the answer if a credential would not
+// change it, and otherwise nil. In both cases it remembers what it has learned. After an error, or
+// an answer that tells nothing, the registry is asked as if there had been no probe.
+func (e *endpoint) probe(ctx context.Context, scopes []string, r request) *http.Response {
+	c := e.client
+	if r.method != http.MethodGet || !strings.HasPrefix(r.path, "manifests/") ||
+		c.knows(e, scopes) {
+		return nil
+	}
+	got := e.firstAnswer(ctx, r)
+	if got.err != nil {
+		return nil
+	}
+	var ping *http.Response
+	switch got.res.StatusCode {
+	case http.StatusOK:
+		ping = &http.Response{StatusCode: http.StatusOK, Header: http.Header{}}
+	case http.StatusNotFound: // without a credential, existing content may look missing
+		auth, err := authn.Resolve(ctx, c.keychain, e.repo)
+		if err == nil && auth == authn.Anonymous {
+			ping = &http.Response{StatusCode: http.StatusOK, Header: http.Header{}}
+		}
+	case http.StatusUnauthorized:
+		ping = &http.Response{StatusCode: http.StatusUnauthorized,
+			Header: http.Header{"Www-Authenticate": got.res.Header.Values("Www-Authenticate")}}
+	}
+	if ping != nil {
+		told := &told{scheme: got.scheme, host: e.repo.RegistryStr(), ping: ping}
+		if _, err := e.authorizeBy(ctx, scopes, told); err == nil &&
+			got.res.StatusCode != http.StatusUnauthorized {
+			return got.res
+		}
+	}
+	_ = got.res.Body.Close()
+	return nil
+}
+
+// firstAnswer sends the request without a credential, with TLS and without if both are allowed.
+func (e *endpoint) firstAnswer(ctx context.Context, r request) answer {
+	schemes := []string{"https"}
+	if !e.secure {
+		schemes = append(schemes, "http")
+	}
+	answers := make(chan answer, len(schemes))
+	for _, scheme := range schemes {
+		go func() {
+			res, err := e.askBy(ctx, scheme, r)
+			answers <- answer{scheme, res, err}
+		}()
+	}
+	var best answer
+	var late <-chan time.Time
+	for range schemes {
+		select {
+		case a := <-answers:
+			switch {
+			case a.err == nil && (best.res == nil || a.scheme == "https"):
+				if best.res != nil {
+					_ = best.res.Body.Close()
+				}
+				best = a
+			case a.err == nil:
+				_ = a.res.Body.Close()
+			case best.res == nil:
+				best = a
+			}
+		case <-late:
+			go func() { // answers from here on are too late
+				if a := <-answers; a.err == nil {
+					_ = a.res.Body.Close()
+				}
+			}()
+			return best
+		}
+		if best.err == nil {
+			if best.scheme == "https" && len(schemes) > 1 {
+				late = closedTimer
+			} else {
+				late = time.After(tlsFirst)
+			}
+		}
+	}
+	return best
+}
+
+// closedTimer has already fired.
+var closedTimer = func() <-chan time.Time {
+	c := make(chan time.Time)
+	close(c)
+	return c
+}()
+
+// askBy sends a request without a credential.
+func (e *endpoint) askBy(ctx context.Context, scheme string, r request) (*http.Response, error) {
+	address := fmt.Sprintf("%s://%s/v2/%s/%s", scheme, e.repo.RegistryStr(),
+		e.repo.RepositoryStr(), r.path)
+	req, err := http.NewRequestWithContext(ctx, r.method, address, nil)
+	if err != nil {
+		return nil, err
+	}
+	for key, values := range r.header {
+		req.Header[key] = values
+	}
+	client := &http.Client{Transport: e.guard(false), CheckRedirect: func(*http.Request,
+		[]*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
+	return client.Do(req)
+}
+
+// told is the transport below the question how to ask. It has the answer already.
+type told struct {
+	inner  http.RoundTripper // for everything else
+	scheme string
+	host   string
+	ping   *http.Response
+	tokens *tokenServer // nil: there is none
+}
+
+var errOtherScheme = errors.New("the registry has answered in another way than before")
+
+func (t *told) RoundTrip(req *http.Request) (*http.Response, error) {
+	switch {
+	case t.tokens != nil && req.URL.Host == tokenHost:
+		return t.tokens.ask(req)
+	case req.URL.Path != "/v2/" || req.URL.Host != t.host:
+		return t.inner.RoundTrip(req)
+	}
+	if req.URL.Scheme != t.scheme {
+		return nil, errOtherScheme
+	}
+	res := *t.ping
+	res.Request, res.Body = req, io.NopCloser(bytes.NewReader(nil))
+	return &res, nil
+}
+
+// knows reports whether it is known how to ask.
+func (c *Client) knows(e *endpoint, scopes []string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ready[e.key(scopes)] != nil
+}
+
+func (e *endpoint) key(scopes []string) string {
+	return e.repo.Name() + " " + strings.Join(scopes, " ")
+}
+
+// guard is the transport for everything that is sent to the registry. If unverified is set, it goes
+// on where a certificate is not valid.
+func (e *endpoint) guard(unverified bool) http.RoundTripper {
+	c, host := e.client, e.repo.RegistryStr()
+	body := c.opt.Idle
+	if e.mirror {
+		body = min(body, c.opt.Turn)
+	}
+	return &guard{client: c, secure: e.secure, unverified: unverified && !e.secure,
+		agent: c.opt.UserAgent, idle: c.opt.Idle, body: body,
+		answered: func() { c.answered.Store(host, true) }}
+}
+
+// silent reports whether the registry has answered no request yet.
+func (e *endpoint) silent() bool {
+	_, ok := e.client.answered.Load(e.repo.RegistryStr())
+	return !ok
+}
+
+// authorizeBy asks the registry how it wants to be asked, unless that is known, and remembers it.
+func (e *endpoint) authorizeBy(
+	ctx context.Context,
+	scopes []string,
+	known *told, // nil: it is not known
+) (*http.Client, error) {
+	c := e.client
+	ctx, cancel := context.WithTimeout(ctx, c.opt.Idle)
+	defer cancel()
+	auth, err := authn.Resolve(ctx, c.keychain, e.repo)
+	if err != nil {
+		return nil, permanent(err)
+	}
+	asks, err := e.asks(ctx, known)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := e.answerTo(asks)
+	if err != nil {
+		return nil, err
+	}
+	wrapped, err := transport.NewWithContext(ctx, e.repo.Registry, auth, answer, scopes)
+	if err != nil {
+		return nil, err
+	}
+	a := &http.Client{Transport: wrapped, CheckRedirect: checkRedirect}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ready[e.key(scopes)] = a
+	return a, nil
+}

@@ -1,0 +1,146 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// Reference names an image: in a registry, in an OCI layout, or in an archive of one, as docker,
+// podman and skopeo write them.
+type Reference struct {
+	text   string
+	remote name.Reference // nil: a local one
+	oci    string         // directory of an OCI layout
+	file   string         // an archive
+	packed bool           // the archive is named as one of an OCI layout
+	tag    string         // of an OCI layout; "": its only image
+}
+
+const (
+	prefixOCI        = "oci:"
+	prefixOCIArchive = "oci-archive:"
+	prefixArchive    = "docker-archive:"
+	prefixDocker     = "docker://"
+)
+
+// ParseReference reads registry/name:tag, registry/name@sha256:..., oci:DIR[:TAG],
+// oci-archive:FILE[:TAG] or docker-archive:FILE.
+func ParseReference(text string) (Reference, error) {
+	r := Reference{text: text}
+	switch {
+	case strings.HasPrefix(text, prefixOCI):
+		r.oci, r.tag = cutTag(strings.TrimPrefix(text, prefixOCI))
+		if r.oci == "" {
+			return Reference{}, fmt.Errorf(
+				"%q names no directory: write oci:DIRECTORY or oci:DIRECTORY:TAG", text)
+		}
+		return r, nil
+	case strings.HasPrefix(text, prefixOCIArchive):
+		r.file, r.tag = cutTag(strings.TrimPrefix(text, prefixOCIArchive))
+		if r.packed = true; r.file == "" {
+			return Reference{}, fmt.Errorf(
+				"%q names no file: write oci-archive:FILE or oci-archive:FILE:TAG", text)
+		}
+		return r, nil
+	case strings.HasPrefix(text, prefixArchive):
+		r.file = strings.TrimPrefix(text, prefixArchive)
+		if r.file == "" {
+			return Reference{}, fmt.Errorf("%q names no file: write docker-archive:FILE", text)
+		}
+		return r, nil
+	}
+	if strings.HasSuffix(text, ".oci-archive") && !strings.Contains(text, "://") {
+		return Reference{}, fmt.Errorf("%q is the name of an archive, and not of an image in a "+
+			"registry: write oci-archive:%s", text, text)
+	}
+	plain := strings.TrimPrefix(text, prefixDocker)
+	if _, rest, ok := strings.Cut(plain, "://"); ok {
+		return Reference{}, fmt.Errorf("%q is an address, not an image reference: write %s", text,
+			rest)
+	}
+	if at := strings.IndexByte(plain, '@'); at >= 0 {
+		// If a name has a tag and a digest, the digest decides, as for docker and podman.
+		repository, digest := plain[:at], plain[at+1:]
+		if _, err := v1.NewHash(digest); err != nil {
+			if strings.Contains(digest, "/") {
+				return Reference{}, errors.New(
+					"a user name or password does not belong into a reference: " +
+						"credentials come from --registry-config, or from the environment",
+				)
+			}
+			return Reference{}, fmt.Errorf("%q has no valid digest behind the @: %w", text, err)
+		}
+		tagged, err := name.ParseReference(repository, name.WeakValidation)
+		if err != nil {
+			return Reference{}, badName(text, err)
+		}
+		r.remote = tagged.Context().Digest(digest)
+		return r, nil
+	}
+	remote, err := name.ParseReference(plain, name.WeakValidation)
+	if err != nil {
+		return Reference{}, badName(text, err)
+	}
+	r.remote = remote
+	return r, nil
+}
+
+func badName(text string, err error) error {
+	return fmt.Errorf(
+		"%q is not an image reference: %w; write REGISTRY/NAME:TAG, REGISTRY/NAME@sha256:DIGEST, "+
+			"oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE",
+		text,
+		err,
+	)
+}
+
+// cutTag splits DIR:TAG. A colon before a slash belongs to the directory.
+func cutTag(text string) (dir, tag string) {
+	if i := strings.LastIndexByte(text, ':'); i >= 0 && !strings.Contains(text[i:], "/") {
+		return text[:i], text[i+1:]
+	}
+	return text, ""
+}
+
+// String is the reference as it was written.
+func (r Reference) String() string { return r.text }
+
+// Remote reports whether the image is in a registry, and not on this machine.
+func (r Reference) Remote() bool { return r.remote != nil }
+
+// Host is the host of the registry, with its port; "" for a local image.
+func (r Reference) Host() string {
+	if r.remote == nil {
+		return ""
+	}
+	return r.remote.Context().RegistryStr()
+}
+
+// Identifier is the tag or the digest of an image in a registry.
+func (r Reference) Identifier() string { return r.remote.Identifier() }
+
+// Digest is the digest in the reference. If ok is false, there is none.
+func (r Reference) Digest() (digest string, ok bool) {
+	if d, ok := r.remote.(name.Digest); ok {
+		return d.DigestStr(), true
+	}
+	return "", false
+}
+
+// RepositoryText names where the reference's image lies, without its tag or digest. What is not
+// verified belongs to it: another repository may have other bytes under the same digest.
+func (r Reference) RepositoryText() string {
+	switch {
+	case r.oci != "":
+		return prefixOCI + r.oci
+	case r.packed:
+		return prefixOCIArchive + r.file
+	case r.file != "":
+		return prefixArchive + r.file
+	}
+	return r.remote.Context().Name()
+}

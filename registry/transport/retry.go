@@ -1,0 +1,350 @@
+package transport
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+const (
+	FirstPause = 100 * time.Millisecond
+	LongPause  = 10 * time.Second
+	// maxRefused is how often a refusal may count as an expired token or signature.
+	maxRefused = 4
+	// maxErrorBody is how much of an answer with an error is read, in bytes.
+	maxErrorBody = 16 << 10
+)
+
+// permanentError is an error after which there is no other try.
+type permanentError struct{ err error }
+
+func (e *permanentError) Error() string { return e.err.Error() }
+func (e *permanentError) Unwrap() error { return e.err }
+
+func permanent(err error) error { return &permanentError{err} }
+
+// StatusError is a registry's refusal.
+type StatusError struct {
+	Host   string
+	Method string
+	Status int
+	Detail string // the registry's message; may be empty
+
+	away  bool          // the answer came from where the registry redirected us
+	known bool          // the request had a credential
+	after time.Duration // how long to wait before the next try; 0: the registry does not say
+}
+
+func (e *StatusError) Error() string {
+	text := fmt.Sprintf("%s answers %d %s", e.Host, e.Status, http.StatusText(e.Status))
+	if e.Detail != "" {
+		text += ": " + e.Detail
+	}
+	switch {
+	case e.away:
+	case e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden:
+		text += "; name a file with credentials by --registry-config"
+	}
+	return text
+}
+
+// notFound reports whether the registry does not have the requested thing.
+func notFound(err error) bool {
+	var status *StatusError
+	return errors.As(err, &status) && status.Status == http.StatusNotFound
+}
+
+// impatient is an error that might pass, but nothing, or too little, has come for too long.
+type impatient struct {
+	err    error
+	after  time.Duration
+	silent bool          // there was no answer at all
+	wait   time.Duration // the registry wants us to wait that long; 0: it does not
+	most   time.Duration // and we wait no longer than this
+}
+
+func (e *impatient) Error() string {
+	if e.silent {
+		return fmt.Sprintf("given up after %s without any answer: %v; check the name and the "+
+			"port, and whether the registry runs", e.after.Round(time.Second), e.err)
+	}
+	if e.wait > 0 {
+		return fmt.Sprintf("given up: %v; it says that the next try is for in %s, and no try "+
+			"waits for longer than %s: try again later", e.err, e.wait.Round(time.Second), e.most)
+	}
+	return fmt.Sprintf("given up after %s in which nothing or too little came: %v",
+		e.after.Round(time.Second), e.err)
+}
+
+func (e *impatient) Unwrap() error { return e.err }
+
+// tries is work that is repeated until it is done, its context ends, nothing has come for too long,
+// or an error is permanent.
+type tries struct {
+	endpoint *endpoint
+	patience time.Duration
+	last     time.Time // when enough has come last
+	few      int64     // bytes that have come since; fewer than enough
+	pause    time.Duration
+	rate     float64 // the least that must come, in bytes per second
+	refused  int
+	renewed  bool // the credential, after a refusal that may be for good
+}
+
+func (e *endpoint) tries() *tries {
+	patience := e.client.opt.Patience
+	if e.mirror { // there is another endpoint to ask
+		patience = e.client.opt.Turn
+	}
+	return &tries{
+		endpoint: e,
+		patience: patience,
+		rate:     loneRate,
+		last:     time.Now(),
+		pause:    FirstPause,
+	}
+}
+
+// progress notes that enough has come.
+func (t *tries) progress() {
+	t.last, t.few, t.pause, t.refused, t.renewed = time.Now(), 0, FirstPause, 0, false
+}
+
+// came notes that n bytes have come. Few of them are no reason to be patient: an endpoint may send
+// one in each connection, for ever.
+func (t *tries) came(n int) {
+	t.pause, t.refused = FirstPause, 0
+	if t.few += int64(n); t.few >= int64(t.rate*t.patience.Seconds()) {
+		t.progress()
+	}
+}
+
+// Again waits before the next try, or returns err if there is none.
+func (t *tries) again(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	var final *permanentError
+	if errors.As(err, &final) {
+		return err
+	}
+	pause := t.pause/2 + rand.N(t.pause/2+1)
+	t.pause = min(2*t.pause, LongPause)
+	var status *StatusError
+	if errors.As(err, &status) {
+		switch s := status.Status; {
+		case s == http.StatusUnauthorized,
+			status.away && (s == http.StatusBadRequest || s == http.StatusForbidden):
+			// A token or a signed address has expired: ask for new ones.
+			if t.refused++; t.refused > maxRefused {
+				return err
+			}
+			t.endpoint.forget()
+		case s == http.StatusForbidden && status.known && !t.renewed:
+			// For some registries that is an expired token, too.
+			t.renewed = true
+			t.endpoint.forget()
+		case s == http.StatusTooManyRequests, s == http.StatusRequestTimeout, s >= 500:
+			pause = max(pause, status.after)
+		default:
+			return err
+		}
+	}
+	patience, silent := t.patience, t.endpoint.silent()
+	if silent {
+		var dns *net.DNSError
+		if errors.As(err, &dns) && dns.IsNotFound {
+			return fmt.Errorf("%w; check the name", err)
+		}
+		patience = min(patience, t.endpoint.client.opt.FirstPatience)
+	}
+	if left := patience - time.Since(t.last); pause > left {
+		held := &impatient{err: err, after: time.Since(t.last), silent: silent, most: patience}
+		if status != nil && pause == status.after {
+			held.wait = pause
+		}
+		return held
+	}
+	t.endpoint.client.opt.Warn(
+		fmt.Sprintf("%s: %v; next try in %s", t.endpoint.repo.RegistryStr(), err,
+			pause.Round(time.Millisecond)),
+	)
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(pause):
+		return nil
+	}
+}
+
+// request is one request to a repository, which can be made more than once.
+type request struct {
+	method string
+	path   string // below /v2/NAME/
+	header http.Header
+	accept []int // accepted statuses; others are an error
+}
+
+// once sends a request. The caller closes the body.
+func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.Response, error) {
+	if res := e.probe(ctx, scopes, r); res != nil {
+		return e.accepted(res, r.accept)
+	}
+	a, err := e.authorize(ctx, scopes)
+	if err != nil {
+		return nil, explain(err)
+	}
+	address := fmt.Sprintf(
+		"https://%s/v2/%s/%s",
+		e.repo.RegistryStr(),
+		e.repo.RepositoryStr(),
+		r.path,
+	)
+	req, err := http.NewRequestWithContext(ctx, r.method, address, nil)
+	if err != nil {
+		return nil, permanent(err)
+	}
+	for key, values := range r.header {
+		req.Header[key] = values
+	}
+	return e.send(a, req, r.accept)
+}
+
+// send sends a prepared request.
+func (e *endpoint) send(a *http.Client, req *http.Request, accept []int) (*http.Response, error) {
+	res, err := a.Do(req)
+	if err != nil {
+		return nil, explain(err)
+	}
+	return e.accepted(res, accept)
+}
+
+// accepted turns an answer that is not accepted into an error.
+func (e *endpoint) accepted(res *http.Response, accept []int) (*http.Response, error) {
+	for _, status := range accept {
+		if res.StatusCode == status {
+			return res, nil
+		}
+	}
+	defer res.Body.Close()
+	return nil, e.statusError(res)
+}
+
+// do repeats a request until there is an answer.
+func (e *endpoint) do(ctx context.Context, scopes []string, r request) (*http.Response, error) {
+	t := e.tries()
+	for {
+		res, err := e.once(ctx, scopes, r)
+		if err == nil {
+			return res, nil
+		}
+		if err := t.again(ctx, err); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (e *endpoint) statusError(res *http.Response) *StatusError {
+	s := &StatusError{Host: e.repo.RegistryStr(), Status: res.StatusCode}
+	if res.Request != nil {
+		s.Host, s.Method = res.Request.URL.Host, res.Request.Method
+		s.away = res.Request.Response != nil // which has redirected us
+		s.known = res.Request.Header.Get("Authorization") != ""
+	}
+	body, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
+	s.Detail = errorDetail(body)
+	s.after = retryAfter(res.Header.Get("Retry-After"), time.Now())
+	return s
+}
+
+// errorDetail is the registry's explanation in the body of an error (OCI distribution
+// specification, "Error codes"). Anything else, such as the page of a proxy, is not repeated.
+func errorDetail(body []byte) string {
+	var answer struct {
+		Errors []struct{ Code, Message string }
+	}
+	if json.Unmarshal(body, &answer) != nil {
+		return ""
+	}
+	var parts []string
+	for _, e := range answer.Errors[:min(len(answer.Errors), 3)] {
+		text := strings.TrimSpace(e.Code + " " + e.Message)
+		parts = append(parts, text[:min(len(text), 200)])
+	}
+	return strings.Join(parts, ", ")
+}
+
+// retryAfter reads the header Retry-After: seconds, or a date (RFC 9110, section 10.2.3).
+func retryAfter(value string, now time.Time) time.Duration {
+	seconds, err := strconv.ParseInt(value, 10, 32)
+	if err == nil || errors.Is(err, strconv.ErrRange) { // then it is the nearest one
+		return max(0, time.Duration(seconds)*time.Second)
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return max(0, at.Sub(now))
+	}
+	return 0
+}
+
+// explain turns the errors of the library and of the network into one kind.
+func explain(err error) error {
+	var answered *transport.Error
+	if errors.As(err, &answered) {
+		s := &StatusError{Status: answered.StatusCode}
+		if answered.Request != nil {
+			s.Host, s.Method = answered.Request.URL.Host, answered.Request.Method
+		}
+		var parts []string
+		for _, d := range answered.Errors[:min(len(answered.Errors), 3)] {
+			parts = append(parts, strings.TrimSpace(string(d.Code)+" "+d.Message))
+		}
+		s.Detail = strings.Join(parts, ", ")
+		return s
+	}
+	var token *tokenError
+	if errors.As(err, &token) {
+		err = token
+	}
+	err = withoutQuery(err)
+	var certificate *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &certificate):
+		return permanent(fmt.Errorf("%w; name a file with its certificates by --registry-ca", err))
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return permanent(fmt.Errorf("%w; if that is intended, name it with --insecure-registry",
+			err))
+	}
+	return err
+}
+
+// WaitFor is how long a registry wants nobody to ask again after such an error.
+func WaitFor(err error) time.Duration {
+	var status *StatusError
+	if errors.As(err, &status) {
+		return status.after
+	}
+	return 0
+}
+
+// PauseFor waits, or returns the error of ctx if that ends first.
+func PauseFor(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,152 @@
+package transport
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"kubevirt.io/disk/registry/internal/bounded"
+)
+
+// asks finds out how the registry wants to be asked. TLS with a valid certificate comes first, then
+// plain HTTP, and then TLS with another certificate, where the user has allowed them.
+func (e *endpoint) asks(ctx context.Context, known *told) (*transport.Challenge, error) {
+	if known != nil {
+		return transport.Ping(ctx, e.repo.Registry, known)
+	}
+	asks, err := transport.Ping(ctx, e.repo.Registry, e.guard(false))
+	var certificate *tls.CertificateVerificationError
+	if !e.secure && errors.As(err, &certificate) {
+		return transport.Ping(ctx, e.repo.Registry, e.guard(true))
+	}
+	return asks, err
+}
+
+// answerTo is the transport for a registry that asks like that.
+func (e *endpoint) answerTo(asks *transport.Challenge) (*told, error) {
+	answer := &told{inner: e.guard(true), scheme: "https", host: e.repo.RegistryStr(),
+		ping: &http.Response{StatusCode: http.StatusOK, Header: http.Header{}}}
+	if asks.Insecure {
+		answer.scheme = "http"
+	}
+	if !strings.EqualFold(asks.Scheme, "bearer") {
+		return answer, nil
+	}
+	at, err := url.Parse(asks.Parameters["realm"])
+	if err != nil || at.Host == "" {
+		return nil, permanent(fmt.Errorf("%s wants a token, and does not say from which address",
+			answer.host))
+	}
+	if err := e.mayAsk(at); err != nil {
+		return nil, err
+	}
+	at.User = nil
+	answer.tokens = &tokenServer{at: at, client: &http.Client{Transport: answer.inner,
+		CheckRedirect: func(req *http.Request, via []*http.Request) error {
+			if err := checkRedirect(req, via); err != nil {
+				return err
+			}
+			return e.mayAsk(req.URL)
+		}}}
+	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+	answer.ping.StatusCode = http.StatusUnauthorized
+	answer.ping.Header.Set("Www-Authenticate", fmt.Sprintf(`Bearer realm="%s",service="%s"`,
+		quote.Replace("https://"+tokenHost+"/?"+at.RawQuery),
+		quote.Replace(asks.Parameters["service"])))
+	return answer, nil
+}
+
+// mayAsk checks the address of a token server. It gets the credential, and a registry that was
+// broken into could name a service inside of our network.
+func (e *endpoint) mayAsk(at *url.URL) error {
+	host := e.repo.RegistryStr()
+	what := ""
+	switch {
+	case at.Scheme != "https" && at.Scheme != "http":
+		return permanent(fmt.Errorf("%s wants a token from %q, which is no address of a token "+
+			"server", host, at.Scheme+"://"+at.Host))
+	case !e.secure:
+		return nil
+	case at.Scheme == "http":
+		what = "without TLS"
+	case at.Host != host && isPrivate(at.Hostname()):
+		what = "a private address"
+	default:
+		return nil
+	}
+	return permanent(fmt.Errorf("%s wants a token from %s, %s: if that is intended, name %s with "+
+		"--insecure-registry", host, at.Host, what, host))
+}
+
+// isPrivate reports whether a host is an address and not public. An address in an unusual notation,
+// like 127.1 or 0x7f000001, never is: nobody needs it.
+func isPrivate(host string) bool {
+	if a, err := netip.ParseAddr(host); err == nil {
+		a = a.Unmap()
+		return a.IsLoopback() || a.IsPrivate() || a.IsUnspecified() || a.IsLinkLocalUnicast() ||
+			a.IsLinkLocalMulticast()
+	}
+	last := strings.TrimSuffix(host, ".")
+	_, err := strconv.ParseUint(last[strings.LastIndexByte(last, '.')+1:], 0, 64)
+	return err == nil
+}
+
+// tokenHost stands for the token server where the library has to name it. It refuses private
+// addresses by itself, also where the user has allowed them.
+const tokenHost = "token-server.invalid"
+
+// maxToken bounds the answer of a token server, in bytes.
+const maxToken = 64 << 10
+
+// tokenServer is where a registry's tokens come from.
+type tokenServer struct {
+	at     *url.URL
+	client *http.Client
+}
+
+// tokenError is a failure of the token server. Its text has the true address.
+type tokenError struct{ err error }
+
+func (e *tokenError) Error() string { return e.err.Error() }
+func (e *tokenError) Unwrap() error { return e.err }
+
+// ask sends the library's request to the token server. No error repeats its answer, which may have
+// secrets.
+func (t *tokenServer) ask(in *http.Request) (*http.Response, error) {
+	req, at := in.Clone(in.Context()), *t.at
+	at.RawQuery = in.URL.RawQuery
+	req.URL, req.Host = &at, at.Host
+	res, err := t.client.Do(req)
+	if err != nil {
+		return nil, &tokenError{withoutQuery(err)}
+	}
+	if res.StatusCode != http.StatusOK {
+		return res, nil
+	}
+	content, err := bounded.Read(res.Body, maxToken)
+	res.Body.Close()
+	if err != nil {
+		return nil, &tokenError{fmt.Errorf("asking %s for a token: %w", at.Host, err)}
+	}
+	var answer struct {
+		Token       string `json:"token"`
+		AccessToken string `json:"access_token"`
+	}
+	if json.Unmarshal(content, &answer) != nil || answer.Token+answer.AccessToken == "" {
+		return nil, &tokenError{permanent(fmt.Errorf("the token server %s answers without a "+
+			"token: check that it is one", at.Host))}
+	}
+	res.Body = io.NopCloser(bytes.NewReader(content))
+	return res, nil
+}

@@ -1,0 +1,259 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// content is a blob that can be sent from any byte on.
+type content interface {
+	io.ReaderAt
+	Size() int64
+}
+
+// Uploader sends blobs and manifests to a repository (OCI distribution specification, "Push").
+type Uploader struct {
+	endpoint *endpoint
+	scopes   []string
+	from     string // a repository of the same registry to mount blobs from; "": none
+	// unmounted: the registry has refused to mount blobs, or to let us see where they are
+	unmounted atomic.Bool
+	sent      *atomic.Int64
+	kept      string // the directory for notes on uploads; "": none are taken
+}
+
+// Uploader prepares to send to a repository. Blobs of the image from are mounted if it is in the
+// same registry; the zero Reference: there is none. sent counts bytes. notes is a directory for
+// notes on uploads that may go on after a restart; "": none are taken.
+func (c *Client) Uploader(to, from Reference, sent *atomic.Int64, notes string) (*Uploader, error) {
+	endpoints, err := c.endpoints(to.remote.Context(), false)
+	if err != nil {
+		return nil, err
+	}
+	e := endpoints[0]
+	u := &Uploader{endpoint: e, scopes: []string{e.repo.Scope("pull,push")}, sent: sent,
+		kept: notes}
+	if from.Host() == to.Host() && from.remote.Context().RepositoryStr() != e.repo.RepositoryStr() {
+		u.from = from.remote.Context().RepositoryStr()
+		u.scopes = append(u.scopes, from.remote.Context().Scope("pull"))
+	}
+	return u, nil
+}
+
+// refusesMount reports whether the error may come from the wish to mount blobs. From then on they
+// are sent.
+func (u *Uploader) refusesMount(err error) bool {
+	var status *StatusError
+	if !errors.As(err, &status) || status.Status == http.StatusTooManyRequests {
+		return false
+	}
+	if !u.unmounted.Swap(true) {
+		u.endpoint.client.opt.Warn(fmt.Sprintf("%v; blobs of %s are sent instead of mounted", err,
+			u.from))
+	}
+	return true
+}
+
+// asked are the scopes to ask for: without the other repository once it was refused.
+func (u *Uploader) asked() []string {
+	if u.unmounted.Load() {
+		return u.scopes[:1]
+	}
+	return u.scopes
+}
+
+// has asks whether the registry has the blob.
+func (u *Uploader) has(ctx context.Context, desc v1.Descriptor) (bool, error) {
+	res, err := u.endpoint.do(
+		ctx,
+		u.asked(),
+		request{method: http.MethodHead, path: "blobs/" + desc.Digest.String(),
+			accept: []int{http.StatusOK, http.StatusNotFound}},
+	)
+	if u.from != "" && !u.unmounted.Load() && u.refusesMount(err) {
+		return u.has(ctx, desc) // the registry may refuse a token for both repositories
+	}
+	if err != nil {
+		return false, err
+	}
+	res.Body.Close()
+	if res.StatusCode == http.StatusOK && res.ContentLength >= 0 && res.ContentLength != desc.Size {
+		return false, fmt.Errorf("the registry has %s with %d bytes instead of %d", desc.Digest,
+			res.ContentLength, desc.Size)
+	}
+	return res.StatusCode == http.StatusOK, nil
+}
+
+// begin asks for an upload, or for the blob to be mounted. The address is nil if the blob is there
+// already.
+func (u *Uploader) begin(ctx context.Context, desc v1.Descriptor) (*url.URL, error) {
+	query, mount := "", u.from != "" && !u.unmounted.Load()
+	if mount {
+		query = "?" + url.Values{"mount": {desc.Digest.String()}, "from": {u.from}}.Encode()
+	}
+	res, err := u.endpoint.once(
+		ctx,
+		u.asked(),
+		request{method: http.MethodPost, path: "blobs/uploads/" + query,
+			accept: []int{http.StatusAccepted, http.StatusCreated}},
+	)
+	if mount && u.refusesMount(err) {
+		return u.begin(ctx, desc)
+	}
+	if err != nil {
+		return nil, err
+	}
+	res.Body.Close()
+	if res.StatusCode == http.StatusCreated {
+		return nil, nil
+	}
+	return location(res)
+}
+
+// location is where an upload goes on.
+func location(res *http.Response) (*url.URL, error) {
+	at, err := res.Location()
+	if err != nil {
+		return nil, permanent(
+			fmt.Errorf("%s does not say where an upload goes on: %w", res.Request.URL.Host, err))
+	}
+	return at, nil
+}
+
+// errUnsaid is a registry that does not say how much of an upload has arrived.
+var errUnsaid = permanent(errors.New("the registry does not say how much has arrived"))
+
+// errNotKept is a registry that has taken a piece and does not have it.
+var errNotKept = errors.New("the registry does not keep the pieces of a blob")
+
+// whole sends a blob in the request that ends its upload.
+func (u *Uploader) whole(ctx context.Context, at *url.URL, desc v1.Descriptor, from content) error {
+	query := at.Query()
+	query.Set("digest", desc.Digest.String())
+	final := *at
+	final.RawQuery = query.Encode()
+	res, err := u.send(ctx, http.MethodPut, &final,
+		http.Header{"Content-Type": {"application/octet-stream"}},
+		io.NewSectionReader(from, 0, desc.Size), desc.Size, http.StatusCreated,
+		http.StatusNoContent)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// finish ends an upload whose data is all there.
+func (u *Uploader) finish(ctx context.Context, at *url.URL, desc v1.Descriptor) error {
+	query := at.Query()
+	query.Set("digest", desc.Digest.String())
+	final := *at
+	final.RawQuery = query.Encode()
+	res, err := u.send(ctx, http.MethodPut, &final, http.Header{}, nil, 0,
+		http.StatusCreated, http.StatusNoContent)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// piece sends n bytes from off on, and returns where the upload goes on.
+func (u *Uploader) piece(ctx context.Context, at *url.URL, from content, off, n int64) (*url.URL,
+	error) {
+	header := http.Header{"Content-Type": {"application/octet-stream"},
+		"Content-Range": {fmt.Sprintf("%d-%d", off, off+n-1)}}
+	res, err := u.send(ctx, http.MethodPatch, at, header, io.NewSectionReader(from, off, n), n,
+		http.StatusAccepted, http.StatusNoContent, http.StatusCreated) // Amazon says 201
+	if err != nil {
+		return nil, err
+	}
+	res.Body.Close()
+	next, err := location(res)
+	if err != nil {
+		next = at
+	}
+	if got, ok := uploaded(res); ok && got <= off {
+		return nil, errNotKept
+	} else if ok && got != off+n {
+		return nil, fmt.Errorf("%s has %d bytes of %d that were sent", at.Host, got, off+n)
+	}
+	return next, nil
+}
+
+// status asks how much has arrived, and where the upload goes on.
+func (u *Uploader) status(ctx context.Context, at *url.URL) (*url.URL, int64, error) {
+	res, err := u.send(ctx, http.MethodGet, at, http.Header{}, nil, 0, http.StatusNoContent)
+	if err != nil {
+		return nil, 0, err
+	}
+	res.Body.Close()
+	got, ok := uploaded(res)
+	if !ok || got <= 1 { // distribution says "0-0" for one byte and for none
+		return nil, 0, errUnsaid
+	}
+	next, err := location(res)
+	if err != nil {
+		next = at
+	}
+	return next, got, nil
+}
+
+// uploaded reads "Range: 0-LAST" of an answer about an upload.
+func uploaded(res *http.Response) (n int64, ok bool) {
+	text := strings.TrimPrefix(res.Header.Get("Range"), "bytes=")
+	first, last, found := strings.Cut(text, "-")
+	if !found || first != "0" {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(last, 10, 64)
+	return n + 1, err == nil && n >= 0
+}
+
+// send sends a request to an address that the registry has given.
+func (u *Uploader) send(ctx context.Context, method string, at *url.URL, header http.Header,
+	body io.Reader, length int64, accept ...int) (*http.Response, error) {
+	a, err := u.endpoint.authorize(ctx, u.asked())
+	if err != nil {
+		return nil, explain(err)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, at.String(), nil)
+	if err != nil {
+		return nil, permanent(err)
+	}
+	req.Header = header
+	if body != nil {
+		req.Body, req.ContentLength = io.NopCloser(body), length
+		section := body.(*io.SectionReader)
+		req.GetBody = func() (io.ReadCloser, error) { // for the repetition with a token
+			_, err := section.Seek(0, io.SeekStart)
+			return io.NopCloser(section), err
+		}
+	}
+	return u.endpoint.send(a, req, accept)
+}
+
+// Manifest stores a manifest under its digest, or under a tag.
+func (u *Uploader) Manifest(ctx context.Context, name, mediaType string, text []byte) error {
+	t := u.endpoint.tries()
+	for {
+		at := &url.URL{Scheme: "https", Host: u.endpoint.repo.RegistryStr(),
+			Path: fmt.Sprintf("/v2/%s/manifests/%s", u.endpoint.repo.RepositoryStr(), name)}
+		body := io.NewSectionReader(strings.NewReader(string(text)), 0, int64(len(text)))
+		res, err := u.send(ctx, http.MethodPut, at, http.Header{"Content-Type": {mediaType}}, body,
+			body.Size(), http.StatusCreated, http.StatusOK, http.StatusAccepted)
+		if err == nil {
+			return res.Body.Close()
+		}
+		if err := t.again(ctx, err); err != nil {
+			return err
+		}
+	}
+}

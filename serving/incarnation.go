@@ -1,0 +1,155 @@
+package serving
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+)
+
+// Several clients may go by one name, such as relays in pods that have the same certificate. If
+// each tells what it calls itself, it is an incarnation of the name, and a disk has one of them at
+// a time. An incarnation is drawn anew at each start of a client, and never comes back after
+// another one has taken its place. So that place can be taken without anybody's word: what is left
+// of the former one, such as a write that its machine sends late, is refused for good.
+//
+// A client whose place is empty is followed at the first request of the next one. As long as it is
+// there, only an heir follows it: a client that was told that it is the target of a live migration.
+// It does so at its first write. Before, it reads beside the other one, which still writes, and
+// which keeps the disk if the migration is cancelled.
+
+// AttachIncarnation is Attach for a client that is one of those of a name. Incarnation is what it
+// calls itself, in letters and digits; "": it is alone. An heir follows the incarnation before it
+// while that one is still there.
+func (s *Disks) AttachIncarnation(name, incarnation string, heir bool) *Client {
+	c := s.Attach(incarnationName(name, incarnation))
+	c.heir = heir && incarnation != ""
+	return c
+}
+
+func incarnationName(name, incarnation string) string {
+	if incarnation == "" {
+		return name
+	}
+	return name + " " + incarnation // no name has a space
+}
+
+// PlainName is a peer's name without its incarnation.
+func PlainName(name string) string {
+	name, _, _ = strings.Cut(name, " ")
+	return name
+}
+
+// sameName reports whether two peers are different incarnations of one name.
+func sameName(a, b string) bool {
+	return a != b && PlainName(a) == PlainName(b) && PlainName(a) != a && PlainName(b) != b
+}
+
+// Over reports whether another incarnation has taken the place of this one at a disk.
+func (d *Disk) Over(name, incarnation string) bool {
+	return d.exclusive.Load() && d.handover.Load().over(incarnationName(name, incarnation))
+}
+
+// Over reports whether another incarnation has taken the place of the client's at a disk.
+func (c *Client) Over(d *Disk) bool {
+	return d.exclusive.Load() && d.handover.Load().over(c.peer.name)
+}
+
+// Owns reports whether the client's peer has an exclusive disk. ClaimFor is quick then, and for
+// disks that are for everybody.
+func (c *Client) Owns(d *Disk) bool { return d.owner.Load() == c.peer || !d.exclusive.Load() }
+
+// ClaimFor is Claim for a request that changes the disk or, unless write, leaves it as it is. It
+// waits for the requests of an incarnation whose place the client takes, and for the disk.
+func (c *Client) ClaimFor(d *Disk, write bool) bool {
+	owner := d.owner.Load()
+	switch {
+	case c.Owns(d):
+		return true
+	case c.heir && !write && (owner == nil || c.looksOn(d)):
+		return !d.isFenced(c)
+	case owner == nil || !sameName(owner.name, c.peer.name):
+		return c.Claim(d)
+	case d.isFenced(c) || !c.heir && d.held(owner):
+		return false
+	}
+	err := c.all.follow(d, c)
+	if err != nil && !errors.Is(err, errHeld) {
+		c.all.log.Warn("a client cannot have the disk yet", zap.Uint16("lun", d.Number),
+			zap.String("client", PlainName(c.peer.name)), zap.Error(err))
+	}
+	return err == nil
+}
+
+// looksOn reports whether the client may read beside the owner, whose place it will take.
+func (c *Client) looksOn(d *Disk) bool {
+	owner := d.owner.Load()
+	return c.heir && owner != nil && sameName(owner.name, c.peer.name) && !d.isFenced(c)
+}
+
+var (
+	// errOwns says that another request of the client was faster.
+	errOwns = errors.New("the client has the disk")
+	errHeld = errors.New("another client of that name has the disk")
+)
+
+// follow makes the client's peer the owner of a disk in place of another incarnation, as HandOver
+// does, and makes durable what that one was told is written: it cannot repeat that any more. If the
+// client is an heir, the others are over, too: their migrations were cancelled.
+func (s *Disks) follow(d *Disk, c *Client) error {
+	_, err := s.fenceOff(d.Number, func(d *Disk) (ending, error) { return s.placeLocked(d, c) },
+		func(name string, _ ending) bool { return sameName(name, c.peer.name) },
+		func(d *Disk, _ ending) { d.owner.Store(c.peer) })
+	if errors.Is(err, errOwns) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.log.Info("a client of the same name has taken the disk over: the former one is fenced",
+		zap.Uint16("lun", d.Number), zap.String("client", PlainName(c.peer.name)),
+		zap.Bool("migration", c.heir))
+	if !d.Begin() {
+		return ErrRemoved
+	}
+	defer d.End()
+	return d.Disk.Flush()
+}
+
+// placeLocked is the outcome of follow.
+func (s *Disks) placeLocked(d *Disk, c *Client) (ending, error) {
+	owner := d.owner.Load()
+	switch {
+	case owner == c.peer:
+		return ending{}, errOwns
+	case owner == nil || !sameName(owner.name, c.peer.name) || d.isFenced(c) ||
+		c.peer.sessions.Load() == 0,
+		// it may be connected again, and have no request
+		!c.heir && (d.held(owner) || s.peers[owner.name] != nil):
+		return ending{}, errHeld
+	}
+	over := map[string]struct{}{owner.name: {}}
+	for o := range d.clients {
+		if c.heir && o.heir && sameName(o.peer.name, c.peer.name) {
+			over[o.peer.name] = struct{}{}
+		}
+	}
+	return ending{owner: c.peer.name, over: strings.Join(slices.Sorted(maps.Keys(over)), "\n")},
+		nil
+}
+
+// attachedLocked is a peer with a session that goes by a name, perhaps an incarnation of it; "":
+// there is none.
+func (s *Disks) attachedLocked(name string) (found string) {
+	if s.peers[name] != nil {
+		return name
+	}
+	for other := range s.peers {
+		if PlainName(other) == name && (found == "" || other < found) {
+			found = other
+		}
+	}
+	return found
+}

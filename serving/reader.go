@@ -1,0 +1,277 @@
+package serving
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// A connection's reader executes requests itself. The page cache answers nearly all of them in
+// microseconds, and waking another goroutine takes longer. A call that takes longer must not keep
+// the connection from reading. So each call has a number, and the watchdog looks at the numbers. If
+// a reader is in the same call at two looks in a row, a new goroutine becomes the reader; the old
+// one finishes its request and ends. When a disk has been stuck for a while, a reader passes its
+// role on before each request for it, so that many such requests delay a connection no longer than
+// a few. The fast case costs three atomic operations per call, and no goroutine, queue or wake-up.
+
+// stallTick is the time between two looks. A call delays its connection for at most two ticks. A
+// reader that only waits for a processor looks stalled, too, so a tick is longer than a time slice
+// or two.
+const stallTick = 10 * time.Millisecond
+
+// stuckTicks is for how many looks a disk must have a stalled call before readers no longer try
+// requests for it. On a busy machine readers look stalled for a shorter time than that.
+const stuckTicks = 4
+
+// hungTicks is how many looks in a row must find a stalled call at a disk before the log says that
+// the disk hangs: 10 s, well before guests give up their requests. On a disk that is only slow,
+// each stalled call ends, and some look comes between two of them.
+const hungTicks = int(10 * time.Second / stallTick)
+
+// A disk that is slow but not stalled, such as a drive, would get one request at a time. So after a
+// call that took slowCall, the next slowCalls requests for it are passed on, up to slowParallel at
+// once.
+const (
+	slowCall     = 500 * time.Microsecond
+	slowCalls    = 16
+	slowParallel = 16
+)
+
+// quietTicks is after how many looks without a call the watchdog ends.
+const quietTicks = 200
+
+// watchdog passes on the role of stalled readers. It runs while there are calls.
+type watchdog struct {
+	awake atomic.Bool
+	calls atomic.Uint32 // not 0: there were calls since the last look
+
+	mu      sync.Mutex
+	readers map[*Reader]struct{} // guarded by mu
+}
+
+// stall is the watchdog's state of a disk.
+type stall struct {
+	stalled atomic.Int32 // current calls in which a reader lost its role
+	stuck   atomic.Bool  // there were such calls for stuckTicks looks
+	// looks in a row with such a call; belongs to the watchdog
+	ticks int
+
+	armed  atomic.Int32 // this many more requests are passed on, because the disk was slow
+	passed atomic.Int32 // current requests that were passed on for that
+}
+
+// Reader is the role of reading the requests of one connection.
+type Reader struct {
+	all    *Disks
+	loop   func(*Turn)
+	handOn func()
+
+	// busy is the number of the current disk call of the goroutine with the role, or 0.
+	busy  atomic.Uint64
+	calls uint64 // number of calls so far; belongs to the goroutine with the role
+	// turn is the goroutine with the role. It is valid while busy is not 0.
+	turn    *Turn
+	watched uint64 // belongs to the watchdog
+}
+
+// Turn is a goroutine that has or had the role of a Reader. When it has lost the role, it only
+// finishes its current request.
+type Turn struct {
+	Reading bool // it has the role; only the goroutine itself may look
+
+	reader *Reader
+	call   uint64      // number of its disk call as the reader; 0: none
+	disk   *Disk       // of that call
+	passed *Disk       // the slow disk for which its request was passed on
+	lost   atomic.Bool // the role, over the request in hand
+}
+
+// NewReader makes the role for one connection. Run and Close follow. Loop reads and executes
+// requests until its turn is no longer Reading, or the connection has ended. HandOn is called
+// before another goroutine takes over; it must not wait.
+func (s *Disks) NewReader(loop func(*Turn), handOn func()) *Reader {
+	r := &Reader{all: s, loop: loop, handOn: handOn}
+	s.watch.mu.Lock()
+	defer s.watch.mu.Unlock()
+	if s.watch.readers == nil {
+		s.watch.readers = make(map[*Reader]struct{})
+	}
+	s.watch.readers[r] = struct{}{}
+	return r
+}
+
+// Run reads on the calling goroutine. It returns when this goroutine has lost the role, or the
+// connection has ended.
+func (r *Reader) Run() {
+	t := &Turn{reader: r, Reading: true}
+	r.turn = t
+	r.loop(t)
+	if t.passed != nil {
+		t.passed.stall.passed.Add(-1)
+	}
+}
+
+// takeOver starts another goroutine that reads, instead of one that finishes its request.
+func (r *Reader) takeOver(lost *Turn) {
+	lost.lost.Store(true)
+	r.handOn()
+	go r.Run()
+}
+
+// Close ends the role. Nothing is read any more.
+func (r *Reader) Close() {
+	r.all.watch.mu.Lock()
+	defer r.all.watch.mu.Unlock()
+	delete(r.all.watch.readers, r)
+}
+
+// Busy reports whether the reader is in a disk call.
+func (r *Reader) Busy() bool { return r.busy.Load() != 0 }
+
+// Enter marks the begin of a disk call. It does nothing for a goroutine that has lost the role.
+func (t *Turn) Enter(d *Disk) {
+	if !t.Reading {
+		return
+	}
+	if d.stall.stuck.Load() {
+		t.PassOn()
+		return
+	}
+	if d.stall.armed.Load() > 0 && t.Share(d) {
+		d.stall.armed.Add(-1)
+		return
+	}
+	r := t.reader
+	r.calls++
+	t.call, t.disk = r.calls, d
+	r.busy.Store(t.call)
+	if w := &r.all.watch; w.calls.Load() == 0 {
+		w.calls.Store(1)
+		if !w.awake.Load() && w.awake.CompareAndSwap(false, true) {
+			go r.all.runWatchdog()
+		}
+	}
+}
+
+// Leave marks the end of a disk call. Afterwards Reading says whether the goroutine still has the
+// role.
+func (t *Turn) Leave() {
+	if t.call == 0 {
+		return
+	}
+	if !t.reader.busy.CompareAndSwap(t.call, 0) {
+		t.Reading = false
+		if t.disk.stall.stalled.Add(-1) == 0 {
+			t.disk.stall.stuck.Store(false)
+		}
+	}
+	t.call = 0
+}
+
+// Took notes the time that a read or write took in the disk.
+func (d *Disk) Took(took time.Duration) {
+	if took > slowCall {
+		d.stall.armed.Store(slowCalls)
+	}
+}
+
+// Share passes the role on because the request will keep its goroutine busy for long, unless that
+// many of the disk do so already. It reports whether it did.
+func (t *Turn) Share(d *Disk) bool {
+	if d.stall.passed.Add(1) > slowParallel {
+		d.stall.passed.Add(-1)
+		return false
+	}
+	t.passed = d
+	t.PassOn()
+	return true
+}
+
+// Shared is how many requests to the disk other goroutines execute because of Share.
+func (d *Disk) Shared() int { return int(d.stall.passed.Load()) }
+
+// Stalled is in how many calls of the disk a reader has lost its role to the watchdog.
+func (d *Disk) Stalled() int { return int(d.stall.stalled.Load()) }
+
+// PassOn gives the role up, if the goroutine still has it. It is also for a request that is about
+// to wait, such as for far content.
+func (t *Turn) PassOn() {
+	t.Leave()
+	if t.Reading {
+		t.Reading = false
+		t.reader.takeOver(t)
+	}
+}
+
+// Lost reports whether the goroutine has lost the role over its request: it is in the disk, or was.
+// Any goroutine may call it.
+func (t *Turn) Lost() bool { return t.lost.Load() }
+
+// runWatchdog looks at all readers every stallTick, until there are none, or there have been no
+// calls for a while.
+func (s *Disks) runWatchdog() {
+	tick := time.NewTicker(stallTick)
+	defer tick.Stop()
+	for quiet, readers := 0, 1; readers > 0 && quiet < quietTicks; quiet++ {
+		<-tick.C
+		if s.watch.calls.Swap(0) != 0 {
+			quiet = 0
+		}
+		var busy bool
+		if readers, busy = s.lookForStalls(); busy {
+			quiet = 0
+		}
+	}
+	s.watch.awake.Store(false)
+	if s.watch.calls.Load() != 0 && s.watch.awake.CompareAndSwap(false, true) {
+		go s.runWatchdog() // a call began while we fell asleep, and its reader has not seen that
+	}
+}
+
+// lookForStalls passes on the role of every reader that is in the same call as at the last look. It
+// returns how many readers there are, and whether to look again.
+func (s *Disks) lookForStalls() (readers int, busy bool) {
+	s.watch.mu.Lock()
+	readers = len(s.watch.readers)
+	for r := range s.watch.readers {
+		call := r.busy.Load()
+		if call != 0 {
+			busy = true
+			if call == r.watched && r.busy.CompareAndSwap(call, 0) {
+				r.turn.disk.stall.stalled.Add(1)
+				r.takeOver(r.turn)
+			}
+		}
+		r.watched = call
+	}
+	s.watch.mu.Unlock()
+	for _, d := range s.All() {
+		busy = s.age(d) || busy
+	}
+	return readers, busy
+}
+
+// age counts how long a disk has had stalled calls, and reports whether it has one.
+func (s *Disks) age(d *Disk) (stalled bool) {
+	w := &d.stall
+	if w.stalled.Load() <= 0 {
+		if w.ticks >= hungTicks {
+			s.log.Info("the disk answers again", zap.Uint16("lun", d.Number),
+				zap.Duration("after", time.Duration(w.ticks)*stallTick))
+		}
+		w.ticks = 0
+		w.stuck.Store(false)
+		return false
+	}
+	if w.ticks++; w.ticks >= stuckTicks {
+		w.stuck.Store(true)
+	}
+	if w.ticks == hungTicks {
+		s.log.Warn("the disk does not answer: what it or its image lies on hangs, and the "+
+			"guest's commands with it", zap.Uint16("lun", d.Number),
+			zap.Duration("since", time.Duration(w.ticks)*stallTick))
+	}
+	return true
+}

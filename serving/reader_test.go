@@ -1,0 +1,125 @@
+package serving
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+)
+
+// queue is a connection: requests that the goroutine with the role takes in turn.
+type queue struct {
+	requests chan func(*Turn)
+	ended    sync.WaitGroup
+}
+
+func newQueue(t *testing.T, s *Disks) *queue {
+	q := &queue{requests: make(chan func(*Turn))}
+	r := s.NewReader(func(turn *Turn) {
+		defer q.ended.Done()
+		for request := range q.requests {
+			request(turn)
+			if !turn.Reading {
+				return
+			}
+		}
+	}, func() { q.ended.Add(1) })
+	q.ended.Add(1)
+	go r.Run()
+	t.Cleanup(func() {
+		close(q.requests)
+		q.ended.Wait()
+		r.Close()
+	})
+	return q
+}
+
+func oneDisk(t *testing.T, log *zap.Logger) (*Disks, *Disk) {
+	s := New(Config{Log: log})
+	require.NoError(t, s.Add(Options{Number: 1, Disk: disktest.NewMemory(1 << 20),
+		Identity: disk.Identity{Serial: "x", NAA: [8]byte{0x30}}}))
+	return s, s.At(1)
+}
+
+// TestAStalledReaderIsReplaced: while one request hangs in the disk, others go on. When the disk
+// has been stuck for a while, requests for it no longer delay anybody. The log tells of it.
+func TestAStalledReaderIsReplaced(t *testing.T) {
+	core, logs := observer.New(zapcore.InfoLevel)
+	s, d := oneDisk(t, zap.New(core))
+	q := newQueue(t, s)
+	answer, done := make(chan struct{}), make(chan bool, 100)
+	hang := func(turn *Turn) {
+		turn.Enter(d)
+		<-answer
+		turn.Leave()
+		done <- turn.Reading
+	}
+	q.requests <- hang
+	other := make(chan *Turn)
+	q.requests <- func(turn *Turn) { other <- turn }
+	require.True(t, (<-other).Reading)
+	require.Equal(t, 1, d.Stalled())
+	testtool.Eventually(t, d.stall.stuck.Load, "the disk is stuck")
+	for range 20 {
+		q.requests <- hang
+	}
+	testtool.Eventually(t, func() bool {
+		return logs.FilterMessageSnippet("does not answer").Len() == 1
+	}, "that is logged: %v", func() any { return logs.All() })
+	close(answer)
+	for range 21 {
+		require.False(t, <-done, "each has lost the role over its request")
+	}
+	testtool.Eventually(t, func() bool {
+		return logs.FilterMessageSnippet("answers again").Len() == 1
+	}, "that is logged: %v", func() any { return logs.All() })
+	require.Zero(t, d.Stalled())
+	q.requests <- func(turn *Turn) {
+		turn.Enter(d)
+		turn.Leave()
+		done <- turn.Reading
+	}
+	require.True(t, <-done, "the disk is as any other again")
+}
+
+// TestASlowDiskGetsSeveralRequests: after a slow call, other goroutines execute the next requests,
+// up to a limit.
+func TestASlowDiskGetsSeveralRequests(t *testing.T) {
+	s, d := oneDisk(t, nil)
+	q := newQueue(t, s)
+	d.Took(slowCall + 1)
+	answer, entered := make(chan struct{}), make(chan bool)
+	for range slowCalls {
+		q.requests <- func(turn *Turn) {
+			turn.Enter(d)
+			entered <- turn.Reading && !turn.Lost()
+			<-answer
+			turn.Leave()
+		}
+		require.False(t, <-entered)
+	}
+	require.Equal(t, slowParallel, d.Shared())
+	require.False(t, new(Turn).Share(d), "the limit is reached")
+	close(answer)
+	testtool.Eventually(t, func() bool { return d.Shared() == 0 },
+		"no request has the disk: %d", func() any { return d.Shared() })
+	require.True(t, new(Turn).Share(d))
+}
+
+// TestTheWatchdogEnds when there are no calls, and begins again with the next one.
+func TestTheWatchdogEnds(t *testing.T) {
+	s, d := oneDisk(t, nil)
+	q := newQueue(t, s)
+	for range 2 {
+		q.requests <- func(turn *Turn) { turn.Enter(d); turn.Leave() }
+		testtool.Eventually(t, s.watch.awake.Load, "it works")
+		testtool.Eventually(t, func() bool { return !s.watch.awake.Load() }, "it has ended")
+	}
+}

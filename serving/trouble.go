@@ -1,0 +1,136 @@
+package serving
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/status"
+)
+
+const (
+	// calm is how long commands must have worked until a trouble is over. On full storage a guest
+	// can still write where it has written before.
+	calm = 3 * time.Second
+	// maxTroubleError is how many bytes of an error are kept.
+	maxTroubleError = 300
+)
+
+// TroubleOf finds the kind of trouble that a disk's error is, and what it means. The kind is "" for
+// a disk that has failed, which is told in another way.
+func TroubleOf(err error) (kind, msg string) {
+	var medium *disk.MediumError
+	failed := errors.Is(err, disk.ErrFailed) // takes precedence over its cause
+	switch {
+	case errors.Is(err, disk.ErrNotNow):
+		return status.TroubleNotNow,
+			"content that lies far away does not come: initiators are asked to try again"
+	case errors.Is(err, disk.ErrNoSpace), !failed && disk.IsNoSpace(err): // also from a store
+		return status.TroubleNoSpace, "disk is full: writes fail until space is freed"
+	case errors.Is(err, disk.ErrReadOnly), !failed && errors.Is(err,
+		syscall.EROFS): // although the disk may be written
+		return status.TroubleReadOnly,
+			"storage has become read-only: writes fail until it is repaired"
+	case failed:
+		return "", "disk has failed: restart after repairing its storage"
+	case errors.As(err, &medium):
+		if kind = status.TroubleReadError; medium.Op == "write" {
+			kind = status.TroubleWriteError
+		}
+		return kind, "storage could not " + medium.Op + " a range of the disk"
+	}
+	return status.TroubleOther, "command failed for an unexpected reason"
+}
+
+// troubles are why requests to a disk fail now. The zero value has none. Any number of goroutines
+// may use it.
+type troubles struct {
+	any atomic.Bool
+	mu  sync.Mutex
+	all map[string]*trouble // guarded by mu
+}
+
+type trouble struct {
+	status.Trouble
+	op     Operation
+	name   string    // of the request that failed last
+	worked time.Time // the last request that shows that it may be over
+}
+
+func (t *trouble) over(now time.Time) bool {
+	return t.worked.After(t.Last) && now.Sub(t.Last) >= calm
+}
+
+// Failed notes that a request of this kind of work and name has failed. Kind is one of package
+// status, and msg says what it means.
+func (t *troubles) Failed(kind string, op Operation, name, msg string, err error, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one := t.all[kind]
+	if one == nil || one.over(now) {
+		one = &trouble{Trouble: status.Trouble{Kind: kind, Since: now}}
+		if t.all == nil {
+			t.all = map[string]*trouble{}
+		}
+		t.all[kind] = one
+	}
+	if now.Sub(one.Last) >= time.Second { // the text costs more than all else
+		text := err.Error()
+		one.Error = strings.ToValidUTF8(text[:min(len(text), maxTroubleError)], "")
+	}
+	one.Message, one.Last, one.op, one.name = msg, now, op, name
+	one.Count++
+	t.any.Store(true)
+}
+
+// Worked notes that a request has succeeded.
+func (t *troubles) Worked(op Operation, name string) {
+	if !t.any.Load() {
+		return
+	}
+	now := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for kind, one := range t.all {
+		if one.shownBy(op, name) {
+			one.worked = now
+		}
+		if one.over(now) {
+			delete(t.all, kind)
+		}
+	}
+	t.any.Store(len(t.all) > 0)
+}
+
+// shownBy reports whether the success of a request says anything about why another one failed.
+func (t *trouble) shownBy(op Operation, name string) bool {
+	switch op {
+	case OpRead:
+		return t.op == OpRead
+	case OpWrite:
+		return t.op == OpWrite || t.op == OpDiscard || t.op == OpFlush
+	}
+	return t.op == op && t.name == name
+}
+
+// Troubles returns why requests fail now. Trouble is over when such requests succeed again.
+func (t *troubles) Troubles() (all []status.Trouble) {
+	if !t.any.Load() {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	for _, kind := range slices.Sorted(maps.Keys(t.all)) {
+		if one := t.all[kind]; !one.over(now) {
+			all = append(all, one.Trouble)
+		}
+	}
+	return all
+}

@@ -1,0 +1,96 @@
+package status
+
+import "time"
+
+// The endpoints of the socket.
+const (
+	PathHandover = "/handover"
+	PathSessions = "/sessions"
+	PathKick     = "/kick"
+	// PathSnapshots lists snapshots with GET (of ?disk=, or of all disks), and changes them with
+	// POST.
+	PathSnapshots = "/snapshots"
+)
+
+// Action is a step of a handover.
+type Action string
+
+const (
+	ActionOpen   Action = "open"   // a second initiator may use the LUN too
+	ActionFinish Action = "finish" // the second gets the LUN, the first is fenced
+	ActionCancel Action = "cancel" // the first keeps the LUN, the second is fenced
+)
+
+// Handover asks for one step of a handover.
+type Handover struct {
+	Action  Action  `json:"action"`
+	LUN     uint16  `json:"lun"`
+	To      string  `json:"to,omitempty"`      // initiator name, for ActionOpen
+	Seconds float64 `json:"seconds,omitempty"` // of ActionOpen; 0: until another step
+}
+
+// Kick asks to end sessions, by initiator or by number.
+type Kick struct {
+	Initiator string `json:"initiator,omitempty"` // every session of this name
+	Session   uint16 `json:"session,omitempty"`   // its TSIH
+}
+
+// HandoverAnswer tells a person what was done.
+type HandoverAnswer struct {
+	Done string `json:"done"`
+}
+
+// SessionsAnswer lists the sessions, oldest first.
+type SessionsAnswer struct {
+	Sessions []Session `json:"sessions"`
+}
+
+// KickAnswer lists the sessions that were ended.
+type KickAnswer struct {
+	Ended []Session `json:"ended"`
+}
+
+// SnapshotAction is what to do with a snapshot.
+type SnapshotAction string
+
+const (
+	SnapshotCreate  SnapshotAction = "create"
+	SnapshotDelete  SnapshotAction = "delete"
+	SnapshotRevert  SnapshotAction = "revert"  // the disk gets the snapshot's content
+	SnapshotServe   SnapshotAction = "serve"   // the snapshot becomes a read-only LUN
+	SnapshotUnserve SnapshotAction = "unserve" // it is a LUN no longer
+)
+
+// SnapshotRequest asks for one action.
+type SnapshotRequest struct {
+	Action SnapshotAction `json:"action"`
+	// Disks are names or LUNs. Only SnapshotCreate takes several, all at the same point in time.
+	Disks []string `json:"disks"`
+	Name  string   `json:"name"` // of the snapshot
+}
+
+// SnapshotAnswer tells a person what was done.
+type SnapshotAnswer struct {
+	Done string `json:"done"`
+}
+
+// Snapshot is a disk's content at a point in time.
+type Snapshot struct {
+	Disk    string    `json:"disk"`
+	LUN     uint16    `json:"lun,omitempty"` // of the disk
+	Name    string    `json:"name"`
+	Created time.Time `json:"created"`
+	Size    int64     `json:"size"`             // of the disk then, bytes
+	Used    int64     `json:"used"`             // bytes of storage that only the snapshot needs
+	Served  uint16    `json:"served,omitempty"` // the snapshot's own LUN; 0: it is not served
+}
+
+// SnapshotsAnswer lists snapshots, by disk and then oldest first.
+type SnapshotsAnswer struct {
+	Snapshots []Snapshot `json:"snapshots"`
+}
+
+// Refusal is the answer to a refused request.
+type Refusal struct {
+	Error string `json:"error"`
+}

@@ -1,0 +1,302 @@
+package target_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+// numbered is a TEST UNIT READY with a CmdSN of the test's choice.
+func numbered(sess *Session, cmdSN uint32, immediate bool) *pdu.SCSICommand {
+	return &pdu.SCSICommand{Immediate: immediate, Final: true, Attr: pdu.TaskAttrSimple,
+		LUN: LUN(1), TaskTag: sess.NewTag(),
+		CmdSN: cmdSN, ExpStatSN: sess.ExpStatSN}
+}
+
+// done receives a SCSI Response with GOOD for a command.
+func done(t *testing.T, sess *Session, cmd *pdu.SCSICommand) pdu.SCSIResponse {
+	t.Helper()
+	r, _, err := Expect[pdu.SCSIResponse](sess.Conn)
+	require.NoError(t, err)
+	require.Equal(t, cmd.TaskTag, r.TaskTag)
+	require.Zero(t, r.Status)
+	return r
+}
+
+func TestCmdSN(t *testing.T) {
+	s := start(t)
+	for _, first := range []uint32{1, 0, 0x7ffffffe, 0xfffffff8} {
+		t.Run(fmt.Sprintf("4.2.2.1/counts on from %#x", first), func(t *testing.T) {
+			sess := s.login(t, LoginOptions{CmdSN: first})
+			for range 300 {
+				sess.MustGood(t, TestUnitReady(1))
+				require.Equal(t, sess.CmdSN, sess.ExpCmdSN)
+			}
+		})
+	}
+	t.Run("4.2.2.1/a duplicate is ignored in silence", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		sess.MustGood(t, TestUnitReady(1))
+		require.NoError(t, sess.Send(numbered(sess, sess.CmdSN-1, false), nil))
+		require.NoError(t, sess.ExpectOnlyPing())
+		require.Equal(t, sess.CmdSN, sess.ExpCmdSN)
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("4.2.2.1/a duplicate does not run, and its data is skipped", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		sess.MustGood(t, Write10(1, 9, pattern(BlockSize, 1)))
+		cmd, immediate, _ := sess.Prepare(Write10(1, 9, pattern(BlockSize, 2)))
+		cmd.CmdSN -= 2
+		sess.CmdSN--
+		require.NoError(t, sess.Send(&cmd, immediate))
+		require.NoError(t, sess.ExpectOnlyPing())
+		require.Equal(t, pattern(BlockSize, 1), sess.MustGood(t, Read10(1, 9, 1)).Data)
+	})
+	t.Run("4.2.2.1/outside the window is ignored in silence", func(t *testing.T) {
+		for _, off := range []uint32{1, 1000, 1 << 30} {
+			sess := s.login(t, LoginOptions{})
+			require.NoError(t, sess.Send(numbered(sess, sess.MaxCmdSN+off, false), nil))
+			require.NoError(t, sess.ExpectOnlyPing())
+			sess.MustGood(t, TestUnitReady(1))
+		}
+	})
+	t.Run("4.2.2.1/a command ahead of its turn waits for those before it", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{CmdSN: 0xfffffffe})
+		a, b, c := numbered(sess, sess.CmdSN, false), numbered(sess, sess.CmdSN+1, false),
+			numbered(sess, sess.CmdSN+2, false)
+		require.NoError(t, sess.Send(c, nil))
+		require.NoError(t, sess.Send(b, nil))
+		require.NoError(t, sess.ExpectOnlyPing())
+		require.NoError(t, sess.Send(a, nil))
+		done(t, sess, a)
+		done(t, sess, b)
+		last := done(t, sess, c)
+		require.Equal(t, c.CmdSN+1, last.ExpCmdSN)
+	})
+	t.Run("4.2.2.1/writes run in the order of their numbers, too", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		first, firstData, _ := sess.Prepare(Write10(1, 70, pattern(BlockSize, 1)))
+		second, secondData, _ := sess.Prepare(Write10(1, 70, pattern(BlockSize, 2)))
+		require.NoError(t, sess.Send(&second, secondData))
+		require.NoError(t, sess.Send(&first, firstData))
+		done(t, sess, &first)
+		done(t, sess, &second)
+		require.Equal(t, pattern(BlockSize, 2), sess.MustGood(t, Read10(1, 70, 1)).Data)
+	})
+	t.Run("4.2.2.1/immediate commands use up no number", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		for range 10 {
+			c := TestUnitReady(1)
+			c.Immediate = true
+			before := sess.ExpCmdSN
+			sess.MustGood(t, c)
+			require.Equal(t, before, sess.ExpCmdSN)
+		}
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		require.Equal(t, sess.CmdSN, sess.ExpCmdSN)
+		tag, err := sess.SendPing(false, nil)
+		require.NoError(t, err)
+		_, err = sess.AwaitPing(tag)
+		require.NoError(t, err)
+		require.Equal(t, sess.CmdSN, sess.ExpCmdSN, "a NOP-Out that is not immediate does")
+	})
+	t.Run("4.2.2.1/immediate commands overtake", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		late := numbered(sess, sess.CmdSN+1, false)
+		require.NoError(t, sess.Send(late, nil))
+		now := numbered(sess, sess.CmdSN, true)
+		require.NoError(t, sess.Send(now, nil))
+		done(t, sess, now)
+		early := numbered(sess, sess.CmdSN, false)
+		require.NoError(t, sess.Send(early, nil))
+		done(t, sess, early)
+		done(t, sess, late)
+	})
+	t.Run("11.2.1.8/a task tag in use", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+		c := Write10(1, 0, pattern(BlockSize, 1))
+		c.OnR2T = HoldR2T
+		task := sess.MustStart(t, c)
+		r2t, err := task.AwaitR2T()
+		require.NoError(t, err)
+		again := numbered(sess, sess.CmdSN, false)
+		again.TaskTag = task.Tag()
+		require.NoError(t, sess.Send(again, nil))
+		r, err := sess.AwaitReject(task.Tag())
+		require.NoError(t, err)
+		require.Equal(t, pdu.RejectTaskInProgress, r.Reason)
+		require.Equal(t, again.CmdSN, sess.ExpCmdSN,
+			"7.3: a rejected number does not count as received")
+		require.NoError(t, task.Answer(r2t))
+		require.True(t, task.MustFinish(t).Good(), "the task that has the tag goes on")
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	s.works(t)
+}
+
+// stall makes every call of a kind to the disk of LUN 1 wait until release is called. The end of
+// the test calls it, too.
+func (s *server) stall(t *testing.T, op disktest.Op) (release func()) {
+	t.Helper()
+	block := make(chan struct{})
+	remove := s.disks[0].Inject(disktest.Rule{Op: op, Block: block})
+	released := false
+	release = func() {
+		if !released {
+			released = true
+			remove()
+			close(block)
+		}
+	}
+	t.Cleanup(release)
+	return release
+}
+
+func TestCommandWindow(t *testing.T) {
+	const width = 8
+	s := start(t, limits(target.Limits{CommandWindow: width}))
+	sess := s.login(t, LoginOptions{})
+	require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN,
+		"4.2.2.1: the window has its configured width")
+
+	release := s.stall(t, disktest.OpRead)
+	var tasks []*Task
+	for range width {
+		tasks = append(tasks, sess.MustStart(t, Read10(1, 0, 1)))
+	}
+	testtool.Eventually(t, func() bool { return s.disks[0].Calls(disktest.OpRead) >= width },
+		"all commands are in the disk")
+	_, err := sess.Ping(nil)
+	require.NoError(t, err)
+	require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "the window is closed")
+
+	t.Run("4.2.2.1/beyond a closed window is ignored", func(t *testing.T) {
+		require.NoError(t, sess.Send(numbered(sess, sess.CmdSN, false), nil))
+		require.NoError(t, sess.ExpectOnlyPing())
+	})
+	t.Run("4.2.2.1/a closed window still takes one task management request", func(t *testing.T) {
+		r, err := sess.TaskManagement(pdu.TaskManagementRequest{Immediate: true,
+			Function: pdu.TMAbortTask, LUN: LUN(1),
+			RefTaskTag: 0x7fff0000, RefCmdSN: sess.CmdSN - 1000})
+		require.NoError(t, err)
+		require.Equal(t, pdu.TMTaskNotExist, r)
+	})
+	t.Run("4.2.2.1/a closed window still takes one other immediate command", func(t *testing.T) {
+		c := TestUnitReady(1)
+		c.Immediate = true
+		sess.MustGood(t, c)
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		require.Equal(t, sess.ExpCmdSN-1, sess.MaxCmdSN, "its end does not open the window")
+	})
+	t.Run("4.2.2.1/too many immediate commands are rejected", func(t *testing.T) {
+		var started []*Task
+		for range 200 {
+			c := Read10(1, 0, 1)
+			c.Immediate = true
+			started = append(started, sess.MustStart(t, c))
+		}
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		rejected := 0
+		for _, p := range sess.Inbox() {
+			require.Equal(t, pdu.OpReject, p.Header.Opcode())
+			require.Equal(t, pdu.RejectImmediate, pdu.RejectReason(p.Header[2]))
+			h := pdu.Header(p.Data[:pdu.HeaderLen])
+			for i, task := range started {
+				if task.Tag() == h.TaskTag() {
+					sess.Forget(task)
+					started = append(started[:i:i], started[i+1:]...)
+					break
+				}
+			}
+			rejected++
+		}
+		require.Positive(t, rejected)
+		require.Positive(t, len(started))
+		tasks = append(tasks, started...)
+	})
+	release()
+	for _, task := range tasks {
+		require.True(t, task.MustFinish(t).Good())
+	}
+	t.Run("4.2.2.1/the window opens again", func(t *testing.T) {
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN)
+		for range 3 * width {
+			sess.MustGood(t, TestUnitReady(1))
+		}
+	})
+}
+
+// TestCommandWindowWithoutCommands checks that every numbered request takes a place in the window
+// and gives it back, also if no SCSI command ever ends.
+func TestCommandWindowWithoutCommands(t *testing.T) {
+	const width = 4
+	s := start(t, limits(target.Limits{CommandWindow: width}))
+	t.Run("4.2.2.1/pings", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		for range 3 * width {
+			tag, err := sess.SendPing(false, nil)
+			require.NoError(t, err)
+			_, err = sess.AwaitPing(tag)
+			require.NoError(t, err)
+			require.Equal(t, sess.ExpCmdSN+width-1, sess.MaxCmdSN,
+				"the window is as wide as before")
+		}
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("4.2.2.1/task management", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		for range 3 * width {
+			r, err := sess.TaskManagement(pdu.TaskManagementRequest{Function: pdu.TMAbortTaskSet,
+				LUN: LUN(1)})
+			require.NoError(t, err)
+			require.Equal(t, pdu.TMComplete, r)
+		}
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("4.2.2.1/text in a discovery session", func(t *testing.T) {
+		sess, err := Login(s.addr, LoginOptions{Discovery: true})
+		require.NoError(t, err)
+		defer sess.Close()
+		for range 3 * width {
+			_, err := sess.Text(KV("SendTargets", "All"))
+			require.NoError(t, err)
+		}
+	})
+}
+
+// TestManyCommands sends as many commands at once as the window allows. All of them end, each with
+// its own data.
+func TestManyCommands(t *testing.T) {
+	s := start(t)
+	sess := s.login(t, LoginOptions{})
+	const n = 100
+	for round := range 5 {
+		var tasks []*Task
+		for i := range n {
+			tasks = append(tasks,
+				sess.MustStart(t, Write10(1, uint32(i*8), pattern(8*BlockSize, byte(i+round)))))
+		}
+		for _, task := range tasks {
+			require.True(t, task.MustFinish(t).Good())
+		}
+		tasks = tasks[:0]
+		for i := range n {
+			tasks = append(tasks, sess.MustStart(t, Read10(1, uint32(i*8), 8)))
+		}
+		for i, task := range tasks {
+			require.Equal(t, pattern(8*BlockSize, byte(i+round)), task.MustFinish(t).Data)
+		}
+	}
+}

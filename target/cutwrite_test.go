@@ -1,0 +1,221 @@
+package target_test
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+// TestWriteThatIsCutShort sends writes whose expected data transfer length is less than the CDB
+// asks for, in every way. When they are acknowledged, all offered data is on the disk. The response
+// reports the overflow (RFC 7143 11.4.5).
+func TestWriteThatIsCutShort(t *testing.T) {
+	s := start(t)
+	const blocks, lba = 1100, 31
+	write10 := Write10(1, lba, make([]byte, blocks*BlockSize)).CDB
+	fua := bytes.Clone(write10)
+	fua[1] = 0x08
+	before := pattern(blocks*BlockSize, 77)
+	for _, way := range []struct {
+		name string
+		keys Keys
+	}{
+		{"immediate data", KV("InitialR2T", "Yes", "ImmediateData", "Yes")},
+		{"unsolicited data", KV("InitialR2T", "No", "ImmediateData", "No")},
+		{"both", KV("InitialR2T", "No", "ImmediateData", "Yes", "FirstBurstLength", "1000",
+			"MaxBurstLength", "3001")},
+		{"R2T", KV("InitialR2T", "Yes", "ImmediateData", "No")},
+		{"R2T of odd lengths", KV("InitialR2T", "Yes", "ImmediateData", "No", "FirstBurstLength",
+			"512", "MaxBurstLength", "4099")},
+	} {
+		sess := s.login(t, LoginOptions{Keys: way.keys})
+		for _, c := range []struct {
+			name string
+			cdb  []byte
+			ors  bool
+		}{
+			{"WRITE(10)", write10, false},
+			{"WRITE(10) with FUA", fua, false},
+			{"WRITE(16)", cdb16(0x8a, 0, lba, blocks), false},
+			{"WRITE AND VERIFY(16)", cdb16(0x8e, 2, lba, blocks), false},
+			{"ORWRITE(16)", cdb16(0x8b, 0, lba, blocks), true},
+		} {
+			for _, n := range []int{1, 200, 511, 513, 4096, 512<<10 + 1} {
+				t.Run(fmt.Sprintf("11.4.5/%s by %s, %d bytes", c.name, way.name, n),
+					func(t *testing.T) {
+						sess.MustGood(t, Write10(1, lba, before))
+						data := pattern(n, 5)
+						r := sess.MustGood(t, Command{LUN: 1, CDB: c.cdb, Write: data})
+						require.Equal(t, []any{true, false, uint32(blocks*BlockSize - n)},
+							[]any{r.Overflow, r.Underflow, r.Residual})
+						want := bytes.Clone(before)
+						for i, v := range data {
+							if c.ors {
+								v |= want[i]
+							}
+							want[i] = v
+						}
+						require.True(t, bytes.Equal(want, sess.MustGood(t, Read10(1, lba,
+							blocks)).Data))
+					})
+			}
+		}
+	}
+}
+
+// TestCutWriteWithoutItsData checks that a cut write changes nothing if it is aborted while it
+// waits for data, and fails if it loses its data.
+func TestCutWriteWithoutItsData(t *testing.T) {
+	s := start(t)
+	sess := s.login(t, solicited)
+	before := pattern(8*BlockSize, 77)
+	sess.MustGood(t, Write10(1, 8, before))
+	write := Write10(1, 8, pattern(8*BlockSize, 5))
+	write.Write = write.Write[:BlockSize+200]
+	write.OnR2T = HoldR2T
+	task := sess.MustStart(t, write)
+	r2t, err := task.AwaitR2T()
+	require.NoError(t, err)
+	require.EqualValues(t, BlockSize+200, r2t.DesiredLength)
+	response, err := sess.AbortTask(task)
+	require.NoError(t, err)
+	require.Equal(t, pdu.TMComplete, response)
+	require.NoError(t, task.DataOut(pdu.DataOut{Final: true, TransferTag: r2t.TransferTag},
+		write.Write))
+	require.Equal(t, before, sess.MustGood(t, Read10(1, 8, 8)).Data)
+
+	write.OnR2T = func(task *Task, r pdu.R2T) error {
+		return task.DataOut(pdu.DataOut{Final: true, TransferTag: r.TransferTag},
+			write.Write[:BlockSize+1])
+	}
+	sess.MustFail(t, write, "0B/0C/0D")
+	require.Equal(t, before, sess.MustGood(t, Read10(1, 8, 8)).Data)
+}
+
+// TestWrongAmountOfData checks that commands that need exactly the data of their CDB refuse any
+// other amount before they look at the data.
+func TestWrongAmountOfData(t *testing.T) {
+	s := start(t, withStore(t))
+	old := pattern(8*BlockSize, 1)
+	other := pattern(64*BlockSize, 99)
+	for _, o := range []LoginOptions{{}, solicited} {
+		sess := s.login(t, o)
+		for name, c := range map[string]struct {
+			cdb   []byte
+			takes int // bytes
+			sent  []int
+		}{
+			"COMPARE AND WRITE": {compareWrite16(1, 8, old, nil).CDB, 16 * BlockSize, []int{200,
+				8 * BlockSize,
+				16*BlockSize - 1, 16*BlockSize + 1, 32 * BlockSize}},
+			"WRITE SAME": {cdb16(0x93, 0, 8, 8), BlockSize, []int{200, BlockSize - 1, BlockSize + 1,
+				8 * BlockSize}},
+			"WRITE ATOMIC": {writeAtomic(1, 8, old).CDB, 8 * BlockSize, []int{200, 8*BlockSize - 1,
+				8*BlockSize + 1}},
+			"VERIFY": {verify(1, 1, 8, 8, nil).CDB, 8 * BlockSize, []int{200, BlockSize,
+				8*BlockSize - 1}},
+			"VERIFY of a block": {verify(1, 3, 8, 8, nil).CDB, BlockSize, []int{200,
+				BlockSize - 1}},
+			"UNMAP": {unmap(1, 8, 8).CDB, 24, []int{4, 23}},
+		} {
+			for _, n := range c.sent {
+				t.Run(fmt.Sprintf("%s/%d bytes", name, n), func(t *testing.T) {
+					sess.MustGood(t, Write10(1, 8, old))
+					want := "05/0E/03"
+					if n > c.takes {
+						want = "05/24/00"
+					}
+					sess.MustFail(t, Command{LUN: 1, CDB: c.cdb, Write: other[:n]}, want)
+					require.Equal(t, old, sess.MustGood(t, Read10(1, 8, 8)).Data)
+				})
+			}
+		}
+	}
+}
+
+// TestBothDirections sets R and W both, as in a bidirectional command, which has a length for each
+// direction (RFC 7143 11.3.4, 11.4.5 and 11.4.6). The target has no such command: each moves data
+// only in its own direction. Without the second length the CDB decides.
+func TestBothDirections(t *testing.T) {
+	const n = 8 * BlockSize
+	data, other := pattern(n, 1), pattern(n, 2)
+	type residuals struct {
+		overflow, underflow bool
+		n                   uint32
+	}
+	none := residuals{}
+	for _, tt := range []struct {
+		name     string
+		command  Command
+		expected uint32
+		bidi     int64 // -1: no such header
+		got      int   // bytes read
+		written  int
+		out, in  residuals
+	}{
+		{"READ", Read10(1, 8, 8), n, -1, n, 0, none, none},
+		{"READ, less expected", Read10(1, 8, 8), 1000, -1, 1000, 0, residuals{true, false,
+			n - 1000}, none},
+		{"READ, more expected", Read10(1, 8, 8), 2 * n, -1, n, 0, residuals{false, true, n}, none},
+		{"WRITE", Write10(1, 8, other), n, -1, 0, n, none, none},
+		{"no data", TestUnitReady(1), 100, -1, 0, 0, residuals{false, true, 100}, none},
+		{"READ, both lengths", Read10(1, 8, 8), 512, n, n, 0, residuals{false, true, 512}, none},
+		{"READ, both lengths, nothing to write", Read10(1, 8, 8), 0, n, n, 0, none, none},
+		{"READ, both lengths, less expected", Read10(1, 8, 8), 0, 100, 100, 0, none, residuals{true,
+			false, n - 100}},
+		{"READ, both lengths, nothing expected", Read10(1, 8, 8), n, 0, 0, 0, residuals{false, true,
+			n}, residuals{true, false, n}},
+		{"READ, both lengths, more expected", Read10(1, 8, 8), 0, 2 * n, n, 0, none,
+			residuals{false, true, n}},
+		{"WRITE, both lengths", Write10(1, 8, other), n, 512, 0, n, none, residuals{false, true,
+			512}},
+		{"READ that fails", Read10(1, diskSize/BlockSize, 8), n, -1, 0, 0, residuals{false, true,
+			n}, none},
+		{"READ that fails, both lengths", Read10(1, diskSize/BlockSize, 8), 512, n, 0, 0,
+			residuals{false, true, 512}, residuals{false, true, n}},
+	} {
+		t.Run("11.4.6/"+tt.name, func(t *testing.T) {
+			s := start(t)
+			sess := s.login(t, LoginOptions{})
+			sess.MustGood(t, Write10(1, 8, data))
+			cmd, immediate, _ := sess.Prepare(tt.command)
+			cmd.Read, cmd.Write, cmd.ExpectedLength = true, true, tt.expected
+			var options []Option
+			if tt.bidi >= 0 {
+				options = append(options, WithAHS(pdu.AppendBidiLength(nil, uint32(tt.bidi))))
+			}
+			require.NoError(t, sess.Send(&cmd, immediate, options...))
+			var got []byte
+			var r pdu.SCSIResponse
+			for {
+				p, err := sess.Receive()
+				require.NoError(t, err)
+				if p.Header.Opcode() == pdu.OpSCSIResponse {
+					require.NoError(t, r.Decode(&p.Header))
+					break
+				}
+				var in pdu.DataIn
+				require.NoError(t, in.Decode(&p.Header))
+				got = append(got, p.Data...)
+				if in.HasStatus {
+					require.Negative(t, tt.bidi,
+						"a bidirectional command has a response of its own (11.7.3)")
+					r = pdu.SCSIResponse{Overflow: in.Overflow, Underflow: in.Underflow,
+						Residual: in.Residual}
+					break
+				}
+			}
+			require.Equal(t, tt.out, residuals{r.Overflow, r.Underflow, r.Residual})
+			require.Equal(t, tt.in, residuals{r.BidiOverflow, r.BidiUnderflow, r.BidiResidual})
+			require.Equal(t, string(data[:tt.got]), string(got))
+			want := append(bytes.Clone(other[:tt.written]), data[tt.written:]...)
+			check := s.login(t, LoginOptions{ISID: [6]byte{0x80, 7}})
+			require.Equal(t, want, check.MustGood(t, Read10(1, 8, 8)).Data)
+		})
+	}
+}

@@ -1,0 +1,241 @@
+package target_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+var bothDigests = LoginOptions{HeaderDigest: true, DataDigest: true}
+
+func TestDigests(t *testing.T) {
+	s := start(t)
+	data := pattern(700*BlockSize, 2)
+	for _, header := range []bool{false, true} {
+		for _, payload := range []bool{false, true} {
+			t.Run(fmt.Sprintf("13.1/header %t data %t", header, payload), func(t *testing.T) {
+				sess := s.login(t, LoginOptions{HeaderDigest: header, DataDigest: payload})
+				require.Equal(t, []bool{header, payload},
+					[]bool{sess.Params.HeaderDigest, sess.Params.DataDigest})
+				sess.MustGood(t, Write10(1, 0, data))
+				require.Equal(t, data, sess.MustGood(t, Read10(1, 0, 700)).Data)
+				// Every length of padding, in both directions.
+				for n := range 9 {
+					echo, err := sess.Ping(data[:n])
+					require.NoError(t, err)
+					require.Equal(t, string(data[:n]), string(echo))
+				}
+				_, err := sess.Text(KV("SendTargets", ""))
+				require.NoError(t, err)
+			})
+		}
+	}
+	t.Run("13.1/padding counts, whatever its value", func(t *testing.T) {
+		sess := s.login(t, bothDigests)
+		tag, err := sess.SendPing(true, []byte{1, 2, 3}, WithPadding(0xa5))
+		require.NoError(t, err)
+		echo, err := sess.AwaitPing(tag)
+		require.NoError(t, err)
+		require.Equal(t, []byte{1, 2, 3}, echo)
+	})
+	t.Run("13.1/additional headers are in the header digest", func(t *testing.T) {
+		sess := s.login(t, bothDigests)
+		c := TestUnitReady(1)
+		c.Options = []Option{WithAHS([]byte{0, 5, 9, 0, 1, 2, 3, 4})}
+		sess.MustGood(t, c)
+	})
+	t.Run("6.3/the login phase has none", func(t *testing.T) {
+		// The login is the proof: Conn uses digests only after the final response.
+		s.login(t, LoginOptions{HeaderDigest: true, DataDigest: true, WithSecurity: true})
+	})
+}
+
+// requests returns one PDU of every type that an initiator sends.
+func requests(sess *Session) map[string]Message {
+	return map[string]Message{
+		"NOP-Out": &pdu.NOPOut{Immediate: true, TaskTag: 900,
+			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN},
+		"SCSI Command": &pdu.SCSICommand{Final: true, TaskTag: 901, LUN: LUN(1),
+			CmdSN: sess.CmdSN},
+		"Task Management Request": &pdu.TaskManagementRequest{Immediate: true,
+			Function: pdu.TMAbortTaskSet, TaskTag: 902, LUN: LUN(1), CmdSN: sess.CmdSN},
+		"Text Request": &pdu.TextRequest{Final: true, TaskTag: 903,
+			TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN},
+		"Data-Out": &pdu.DataOut{Final: true, TaskTag: 904, TransferTag: 5,
+			LUN: LUN(1)},
+		"Logout Request": &pdu.LogoutRequest{Immediate: true,
+			Reason: pdu.LogoutCloseSession, TaskTag: 905, CmdSN: sess.CmdSN},
+		"SNACK Request": &pdu.SNACKRequest{TaskTag: pdu.ReservedTag,
+			TransferTag: pdu.ReservedTag},
+	}
+}
+
+func TestHeaderDigestError(t *testing.T) {
+	s := start(t)
+	for name := range requests(&Session{Conn: &Conn{}}) {
+		t.Run("7.8/"+name, func(t *testing.T) {
+			sess := s.login(t, LoginOptions{HeaderDigest: true})
+			require.NoError(t, sess.Send(requests(sess)[name], nil, WrongHeaderDigest()))
+			require.NoError(t, sess.ExpectClosed(), "the connection closes, without an answer")
+		})
+	}
+	t.Run("7.8/any bit of the header", func(t *testing.T) {
+		for bit := 0; bit < 48*8; bit += 5 {
+			sess := s.login(t, LoginOptions{HeaderDigest: true})
+			require.NoError(t, sess.Send(requests(sess)["SCSI Command"], nil, FlipHeaderBit(bit)))
+			// A bit of a length makes the target wait for more data: send some.
+			require.NoError(t, sess.SendRaw(make([]byte, 2048)))
+			require.NoError(t, sess.ExpectClosed(), "bit %d", bit)
+		}
+	})
+	testtool.Eventually(t, func() bool { return s.seen.count("ended header_digest") > 70 },
+		"sessions end for the header digest")
+	s.works(t)
+}
+
+func TestDataDigestError(t *testing.T) {
+	s := start(t)
+	t.Run("7.8/NOP-Out", func(t *testing.T) {
+		sess := s.login(t, bothDigests)
+		tag, err := sess.SendPing(true, []byte("hello"), WrongDataDigest())
+		require.NoError(t, err)
+		r, err := sess.AwaitReject(tag)
+		require.NoError(t, err)
+		require.Equal(t, pdu.RejectDataDigest, r.Reason)
+		require.NoError(t, sess.ExpectOnlyPing())
+	})
+	t.Run("7.8/Text Request", func(t *testing.T) {
+		sess := s.login(t, bothDigests)
+		tag := sess.NewTag()
+		require.NoError(t, sess.Send(&pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag,
+			TransferTag: pdu.ReservedTag,
+			CmdSN:       sess.CmdSN, ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "").Text(),
+			WrongDataDigest()))
+		r, err := sess.AwaitReject(tag)
+		require.NoError(t, err)
+		require.Equal(t, pdu.RejectDataDigest, r.Reason)
+		require.NoError(t, sess.ExpectOnlyPing())
+		_, err = sess.Text(KV("SendTargets", ""))
+		require.NoError(t, err)
+	})
+	t.Run("7.8/immediate data", func(t *testing.T) {
+		sess := s.login(t, bothDigests)
+		old, data := pattern(BlockSize, 1), pattern(BlockSize, 2)
+		sess.MustGood(t, Write10(1, 50, old))
+		c := Write10(1, 50, data)
+		c.Options = []Option{WrongDataDigest()}
+		r := sess.MustDo(t, c)
+		require.Len(t, r.Rejects, 1)
+		require.Equal(t, pdu.RejectDataDigest, r.Rejects[0].Reason)
+		require.Equal(t, "0B/47/05", r.Failed())
+		require.Equal(t, old, sess.MustGood(t, Read10(1, 50, 1)).Data, "nothing was written")
+		c.Options = nil
+		sess.MustGood(t, c)
+		require.Equal(t, data, sess.MustGood(t, Read10(1, 50, 1)).Data)
+	})
+	// damaged sends one of the Data-Out PDUs of a sequence with a flipped bit.
+	damaged := func(which int) func(task *Task, r pdu.R2T) error {
+		return func(task *Task, r pdu.R2T) error {
+			const parts = 4
+			n := int(r.DesiredLength) / parts
+			for i := range parts {
+				opts := []Option{}
+				if i == which {
+					opts = append(opts, FlipDataBit(77))
+				}
+				if err := task.DataOut(pdu.DataOut{Final: i == parts-1, TransferTag: r.TransferTag,
+					DataSN:       uint32(i),
+					BufferOffset: r.BufferOffset + uint32(i*n)}, make([]byte, n),
+					opts...); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	for which := range 4 {
+		t.Run(fmt.Sprintf("7.8/Data-Out %d of 4", which), func(t *testing.T) {
+			sess := s.login(t,
+				LoginOptions{DataDigest: true,
+					Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+			old := pattern(64*BlockSize, 3)
+			sess.MustGood(t, Write10(1, 500, old))
+			c := Write10(1, 500, pattern(64*BlockSize, 4))
+			c.OnR2T = damaged(which)
+			r := sess.MustDo(t, c)
+			require.Equal(t, "0B/47/05", r.Failed())
+			require.NotEmpty(t, r.Rejects)
+			require.Equal(t, pdu.RejectDataDigest, r.Rejects[0].Reason)
+			require.Equal(t, pdu.OpDataOut, r.Rejects[0].Header.Opcode())
+			require.NoError(t, sess.ExpectOnlyPing(), "the rest of the sequence is dropped")
+			require.Equal(t, old, sess.MustGood(t, Read10(1, 500, 64)).Data)
+			sess.MustGood(t, Write10(1, 500, old))
+		})
+	}
+	t.Run("7.8/several Data-Outs of a sequence", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{DataDigest: true,
+			Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+		c := Write10(1, 500, pattern(8*BlockSize, 4))
+		c.OnR2T = func(task *Task, r pdu.R2T) error {
+			for i := range 4 {
+				if err := task.DataOut(pdu.DataOut{Final: i == 3, TransferTag: r.TransferTag,
+					DataSN: uint32(i), BufferOffset: uint32(i * 1024)},
+					make([]byte, 1024), FlipDataBit(77)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		r := sess.MustDo(t, c)
+		require.Equal(t, "0B/47/05", r.Failed())
+		require.Len(t, r.Rejects, 4)
+		require.NoError(t, sess.ExpectOnlyPing())
+	})
+	t.Run("7.8/the response waits for the end of the sequence", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{DataDigest: true,
+			Keys: KV("InitialR2T", "Yes", "ImmediateData", "No")})
+		c := Write10(1, 500, pattern(8*BlockSize, 4))
+		c.OnR2T = HoldR2T
+		task := sess.MustStart(t, c)
+		r2t, err := task.AwaitR2T()
+		require.NoError(t, err)
+		require.NoError(t, task.DataOut(pdu.DataOut{TransferTag: r2t.TransferTag},
+			make([]byte, 2048), WrongDataDigest()))
+		_, err = sess.Ping(nil)
+		require.NoError(t, err)
+		stray := sess.Inbox()
+		require.Len(t, stray, 1, "the Reject, and no response yet")
+		require.Equal(t, pdu.OpReject, stray[0].Header.Opcode())
+		require.False(t, task.Done(), "the response comes before the sequence has ended")
+		require.NoError(t, task.DataOut(pdu.DataOut{Final: true, TransferTag: r2t.TransferTag,
+			DataSN: 1, BufferOffset: 2048}, make([]byte, 2048)))
+		require.Equal(t, "0B/47/05", task.MustFinish(t).Failed())
+	})
+	t.Run("7.8/unsolicited Data-Out", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{DataDigest: true,
+			Keys: KV("ImmediateData", "No", "FirstBurstLength", "4096")})
+		c := Write10(1, 500, pattern(8*BlockSize, 4))
+		c.NoUnsolicited = true
+		c.Edit = func(cmd *pdu.SCSICommand) { cmd.Final = false }
+		task := sess.MustStart(t, c)
+		require.NoError(t, task.SendData(pdu.ReservedTag, 0, make([]byte, 4096), WrongDataDigest()))
+		r := task.MustFinish(t)
+		require.Equal(t, "0B/47/05", r.Failed())
+		require.Len(t, r.Rejects, 1)
+	})
+	t.Run("7.8/a SCSI Command with unused data", func(t *testing.T) {
+		sess := s.login(t, bothDigests)
+		tag := sess.NewTag()
+		require.NoError(t, sess.Send(&pdu.SCSICommand{Final: true, TaskTag: tag, LUN: LUN(1),
+			CmdSN: sess.CmdSN}, make([]byte, 10), WrongDataDigest()))
+		r, err := sess.AwaitReject(tag)
+		require.NoError(t, err)
+		require.Equal(t, pdu.RejectDataDigest, r.Reason)
+	})
+	s.works(t)
+}

@@ -1,0 +1,356 @@
+package target_test
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+var discovery = LoginOptions{Discovery: true}
+
+func TestSendTargets(t *testing.T) {
+	s := start(t)
+	record := KV("TargetName", DefaultTarget, "TargetAddress", s.addr.String()+",1")
+	t.Run("App. C/All", func(t *testing.T) {
+		sess := MustLogin(t, s.addr, discovery)
+		for range 3 { // as often as it likes
+			got, err := sess.Text(KV("SendTargets", "All"))
+			require.NoError(t, err)
+			require.Equal(t, record, got)
+		}
+		r, err := sess.Logout(pdu.LogoutCloseSession)
+		require.NoError(t, err)
+		require.Equal(t, pdu.LogoutSuccess, r.Response)
+		require.NoError(t, sess.ExpectClosed())
+	})
+	t.Run("App. C/by name", func(t *testing.T) {
+		sess := MustLogin(t, s.addr, discovery)
+		got, err := sess.Text(KV("SendTargets", DefaultTarget))
+		require.NoError(t, err)
+		require.Equal(t, record, got)
+		got, err = sess.Text(KV("SendTargets", "iqn.2017-01.io.kubevirt:other"))
+		require.NoError(t, err)
+		require.Empty(t, got)
+	})
+	t.Run("4.2.7.1/by name, in other letters", func(t *testing.T) {
+		got, err := MustLogin(t, s.addr,
+			discovery).Text(KV("SendTargets", strings.ToUpper(DefaultTarget)))
+		require.NoError(t, err)
+		require.Equal(t, record, got)
+	})
+	t.Run("App. C/on a normal session, its own target", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		got, err := sess.Text(KV("SendTargets", ""))
+		require.NoError(t, err)
+		require.Equal(t, record, got)
+		got, err = sess.Text(KV("SendTargets", "All"))
+		if _, rejected := ReasonOf(err); !rejected {
+			require.NoError(t, err)
+			require.Empty(t, got.All("TargetName"), "All must not be supported in a normal session")
+		}
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("13.8/every portal, IPv6 in brackets", func(t *testing.T) {
+		s := start(t, func(o *options) { o.PortalGroupTag = 3 })
+		second, err := net.Listen("tcp", "[::1]:0")
+		if err != nil {
+			t.Skip("this machine has no IPv6")
+		}
+		go func() { _ = s.Serve(second) }()
+		var got Keys
+		testtool.Eventually(t, func() bool {
+			sess, err := Login(s.addr, discovery)
+			require.NoError(t, err)
+			defer sess.Close()
+			got, err = sess.Text(KV("SendTargets", "All"))
+			require.NoError(t, err)
+			return len(got) == 3
+		}, "the second portal shows")
+		require.Equal(t, KV("TargetName", DefaultTarget, "TargetAddress", s.addr.String()+",3",
+			"TargetAddress", second.Addr().String()+",3"), got)
+		require.True(t, strings.HasPrefix(got[2].Value, "[::1]:"))
+		sess := MustLogin(t, second.Addr(), LoginOptions{}, 1)
+		got, err = sess.Text(KV("SendTargets", ""))
+		require.NoError(t, err)
+		require.Equal(t, second.Addr().String()+",3", got.Get("TargetAddress"),
+			"the portal of the connection comes first")
+	})
+	t.Run("App. C/no portal: that of the connection", func(t *testing.T) {
+		s := start(t, func(o *options) { o.HidePortals = true })
+		got, err := MustLogin(t, s.addr, discovery).Text(KV("SendTargets", "All"))
+		require.NoError(t, err)
+		require.Equal(t, KV("TargetName", DefaultTarget), got)
+		got, err = s.login(t, LoginOptions{}).Text(KV("SendTargets", ""))
+		require.NoError(t, err)
+		require.Equal(t, KV("TargetName", DefaultTarget), got)
+	})
+	t.Run("11.10.4/a long answer continues by its transfer tag", func(t *testing.T) {
+		// It takes many portals to make an answer of more than 512 bytes.
+		s := start(t)
+		for range 30 {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			go func() { _ = s.Serve(l) }()
+		}
+		o := discovery
+		o.Keys = KV("MaxRecvDataSegmentLength", "512")
+		testtool.Eventually(t, func() bool {
+			sess, err := Login(s.addr, o)
+			require.NoError(t, err)
+			defer sess.Close()
+			got, err := sess.Text(KV("SendTargets", "All"))
+			require.NoError(t, err)
+			return len(got.All("TargetAddress")) == 31
+		}, "all portals show")
+
+		sess := MustLogin(t, s.addr, o)
+		first := func(tag uint32) pdu.TextResponse {
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
+					CmdSN:     sess.CmdSN,
+					ExpStatSN: sess.ExpStatSN}, KV("SendTargets", "All").Text()))
+			sess.CmdSN++
+			r, data, err := Expect[pdu.TextResponse](sess.Conn)
+			require.NoError(t, err)
+			require.False(t, r.Final)
+			require.Len(t, data, 512)
+			return r
+		}
+		next := func(tag, transfer uint32) error {
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: transfer,
+					CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN}, nil))
+			sess.CmdSN++
+			_, _, err := Expect[pdu.TextResponse](sess.Conn)
+			return err
+		}
+		r := first(100)
+		require.NoError(t, next(100, r.TransferTag))
+		stale := r.TransferTag
+		err := next(100, stale)
+		_, rejected := ReasonOf(err)
+		require.True(t, rejected, "a stale tag: %v", err)
+		r = first(101)
+		second := first(102) // a new request ends the old exchange
+		err = next(101, r.TransferTag)
+		_, rejected = ReasonOf(err)
+		require.True(t, rejected, "%v", err)
+		_ = second
+		got, err := sess.Text(KV("SendTargets", "All"))
+		require.NoError(t, err)
+		require.Len(t, got.All("TargetAddress"), 31)
+	})
+	s.works(t)
+}
+
+func TestTextRequests(t *testing.T) {
+	s := start(t)
+	sess := s.login(t, LoginOptions{})
+	t.Run("13.12/MaxRecvDataSegmentLength again", func(t *testing.T) {
+		sess.MustGood(t, Write10(1, 0, pattern(64*BlockSize, 1)))
+		_, err := sess.Text(KV("MaxRecvDataSegmentLength", "1024"))
+		require.NoError(t, err)
+		sess.Params.MaxReceive = 1024
+		require.Equal(t, pattern(64*BlockSize, 1), sess.MustGood(t, Read10(1, 0, 64)).Data)
+	})
+	t.Run("6.2/an unknown key", func(t *testing.T) {
+		got, err := sess.Text(KV("X-com.example.key", "1"))
+		require.NoError(t, err)
+		require.Equal(t, "NotUnderstood", got.Get("X-com.example.key"))
+	})
+	for _, tt := range []struct {
+		name string
+		text []byte
+	}{
+		{"6.3/a key of the login phase", KV("HeaderDigest", "CRC32C").Text()},
+		{"6.3/a security key", KV("AuthMethod", "CHAP").Text()},
+		{"6.4/a key twice", KV("SendTargets", "", "SendTargets", "").Text()},
+		{"6.1/no NUL at the end", []byte("SendTargets=")},
+		{"6.1/no =", []byte("SendTargets\x00")},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			keys, err := ParseText(tt.text)
+			tag := sess.NewTag()
+			cmdSN := sess.CmdSN
+			sess.CmdSN++
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
+					CmdSN: cmdSN, ExpStatSN: sess.ExpStatSN}, tt.text))
+			p, rerr := sess.Receive()
+			require.NoError(t, rerr)
+			if p.Header.Opcode() == pdu.OpTextResponse && err == nil {
+				got, err := ParseText(p.Data)
+				require.NoError(t, err)
+				require.Contains(t, []string{"Reject", "Irrelevant"}, got.Get(keys[0].Name))
+			} else {
+				require.Equal(t, pdu.OpReject, p.Header.Opcode())
+				require.Equal(t, pdu.RejectProtocolError, pdu.RejectReason(p.Header[2]))
+			}
+			sess.MustGood(t, TestUnitReady(1))
+		})
+	}
+	t.Run("6.4/a key twice in one negotiation of two requests", func(t *testing.T) {
+		tag, transfer := sess.NewTag(), pdu.ReservedTag
+		for i := range 2 {
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: i == 1, TaskTag: tag, TransferTag: transfer,
+					CmdSN:     sess.CmdSN,
+					ExpStatSN: sess.ExpStatSN}, KV("X-com.example.key", "1").Text()))
+			sess.CmdSN++
+			r, _, err := Expect[pdu.TextResponse](sess.Conn)
+			if i == 0 {
+				require.NoError(t, err)
+				require.False(t, r.Final)
+				transfer = r.TransferTag
+				continue
+			}
+			reason, _ := ReasonOf(err)
+			require.Equal(t, pdu.RejectProtocolError, reason, "%v", err)
+		}
+	})
+	t.Run("6.1/a continued text", func(t *testing.T) {
+		text := KV("SendTargets", "").Text()
+		tag := sess.NewTag()
+		transfer := pdu.ReservedTag
+		for i := range text {
+			last := i == len(text)-1
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Final: last, Continue: !last, TaskTag: tag,
+					TransferTag: transfer, CmdSN: sess.CmdSN,
+					ExpStatSN: sess.ExpStatSN}, text[i:i+1]))
+			sess.CmdSN++
+			r, data, err := Expect[pdu.TextResponse](sess.Conn)
+			require.NoError(t, err)
+			if !last {
+				require.Empty(t, data)
+				require.False(t, r.Final)
+				transfer = r.TransferTag
+				continue
+			}
+			require.True(t, r.Final)
+			keys, err := ParseText(data)
+			require.NoError(t, err)
+			require.Equal(t, DefaultTarget, keys.Get("TargetName"))
+		}
+	})
+	t.Run("6.1/a text without end is refused", func(t *testing.T) {
+		tag := sess.NewTag()
+		transfer := pdu.ReservedTag
+		for range 64 {
+			require.NoError(t,
+				sess.Send(&pdu.TextRequest{Continue: true, TaskTag: tag, TransferTag: transfer,
+					CmdSN: sess.CmdSN, ExpStatSN: sess.ExpStatSN},
+					make([]byte, 8192)))
+			sess.CmdSN++
+			r, _, err := Expect[pdu.TextResponse](sess.Conn)
+			if _, rejected := ReasonOf(err); rejected {
+				sess.MustGood(t, TestUnitReady(1))
+				return
+			}
+			require.NoError(t, err)
+			transfer = r.TransferTag
+		}
+		t.Fatal("the target takes 512 KiB of text")
+	})
+	s.works(t)
+}
+
+func TestDiscoverySession(t *testing.T) {
+	s := start(t)
+	for _, tt := range []struct {
+		name string
+		msg  func(sess *Session, tag uint32) Message
+	}{
+		{"SCSI Command", func(sess *Session, tag uint32) Message {
+			return &pdu.SCSICommand{Final: true, TaskTag: tag, LUN: LUN(1), CmdSN: sess.CmdSN}
+		}},
+		{"Task Management Request", func(sess *Session, tag uint32) Message {
+			return &pdu.TaskManagementRequest{Immediate: true, Function: pdu.TMTargetColdReset,
+				TaskTag: tag, CmdSN: sess.CmdSN}
+		}},
+		{"NOP-Out", func(sess *Session, tag uint32) Message {
+			return &pdu.NOPOut{Immediate: true, TaskTag: tag, TransferTag: pdu.ReservedTag,
+				CmdSN: sess.CmdSN}
+		}},
+		{"SNACK Request", func(_ *Session, tag uint32) Message {
+			return &pdu.SNACKRequest{TaskTag: tag, TransferTag: pdu.ReservedTag}
+		}},
+		{"Text Request without SendTargets", func(sess *Session, tag uint32) Message {
+			return &pdu.TextRequest{Immediate: true, Final: true, TaskTag: tag,
+				TransferTag: pdu.ReservedTag, CmdSN: sess.CmdSN}
+		}},
+		{"Logout Request that closes a connection", func(sess *Session, tag uint32) Message {
+			return &pdu.LogoutRequest{Immediate: true, Reason: pdu.LogoutCloseConnection,
+				TaskTag: tag, CmdSN: sess.CmdSN}
+		}},
+		{"Data-Out", func(_ *Session, tag uint32) Message {
+			return &pdu.DataOut{Final: true, TaskTag: tag, TransferTag: 1}
+		}},
+	} {
+		t.Run("13.21/no "+tt.name, func(t *testing.T) {
+			bystander := s.login(t, other)
+			sess := MustLogin(t, s.addr, discovery)
+			tag := sess.NewTag()
+			var data []byte
+			if strings.HasPrefix(tt.name, "Text") {
+				data = KV("MaxRecvDataSegmentLength", "8192").Text()
+			}
+			require.NoError(t, sess.Send(tt.msg(sess, tag), data))
+			r, err := sess.AwaitReject(tag)
+			require.NoError(t, err)
+			require.NotZero(t, r.Reason)
+			got, err := sess.Text(KV("SendTargets", "All"))
+			require.NoError(t, err)
+			require.NotEmpty(t, got)
+			bystander.MustGood(t, TestUnitReady(1))
+		})
+	}
+	t.Run("7.4.2.1/the same initiator, identifier and portal reinstate it", func(t *testing.T) {
+		first := MustLogin(t, s.addr, discovery)
+		another := MustLogin(t, s.addr, LoginOptions{Discovery: true, ISID: [6]byte{0x80, 0x44}})
+		portal, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		go func() { _ = s.Serve(portal) }()
+		elsewhere := MustLogin(t, portal.Addr(), discovery)
+		normal := s.login(t, LoginOptions{})
+		second := MustLogin(t, s.addr, discovery)
+		require.NoError(t, first.ExpectClosed())
+		for _, sess := range []*Session{another, elsewhere, second} {
+			_, err := sess.Text(KV("SendTargets", "All"))
+			require.NoError(t, err)
+		}
+		// The session has the same name and ISID, but discovery does not touch it.
+		normal.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("6.3.5/a normal session of the same name does not end it", func(t *testing.T) {
+		sess := MustLogin(t, s.addr, discovery)
+		s.login(t, LoginOptions{})
+		_, err := sess.Text(KV("SendTargets", "All"))
+		require.NoError(t, err)
+		list := s.Sessions()
+		n := 0
+		for _, info := range list {
+			if info.Discovery {
+				n++
+			}
+		}
+		require.Positive(t, n)
+	})
+	t.Run("11.9/a stop ends it at once", func(t *testing.T) {
+		s := start(t)
+		sess := MustLogin(t, s.addr, discovery)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, s.Shutdown(ctx))
+		_, err := sess.ExpectClosedAfter()
+		require.NoError(t, err)
+	})
+}

@@ -1,0 +1,237 @@
+package target_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target"
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+func TestLogout(t *testing.T) {
+	s := start(t)
+	for _, reason := range []pdu.LogoutReason{pdu.LogoutCloseSession, pdu.LogoutCloseConnection} {
+		t.Run("11.14/"+reason.String(), func(t *testing.T) {
+			sess := s.login(t, LoginOptions{CID: 7})
+			r, err := sess.Logout(reason)
+			require.NoError(t, err)
+			require.Equal(t, pdu.LogoutSuccess, r.Response)
+			require.NoError(t, sess.ExpectClosed())
+			testtool.Eventually(t,
+				func() bool { return len(s.Sessions()) == 0 }, "the session is gone")
+		})
+		t.Run("11.14/"+reason.String()+" ends what is pending without an answer",
+			func(t *testing.T) {
+				sess := s.login(t, solicited)
+				_, _ = waiting(t, sess, 1, 0, pattern(8*BlockSize, 1))
+				r, err := sess.Logout(reason)
+				require.NoError(t, err)
+				require.Equal(t, pdu.LogoutSuccess, r.Response)
+				require.NoError(t, sess.ExpectClosed())
+			})
+		t.Run("11.14/"+reason.String()+" while a command hangs in the disk", func(t *testing.T) {
+			sess := s.login(t, LoginOptions{})
+			release := s.stall(t, disktest.OpRead)
+			before := s.disks[0].Calls(disktest.OpRead)
+			sess.Forget(sess.MustStart(t, Read10(1, 0, 8)))
+			testtool.Eventually(t,
+				func() bool { return s.disks[0].Calls(disktest.OpRead) > before }, "the disk hangs")
+			r, err := sess.Logout(reason)
+			require.NoError(t, err)
+			require.Equal(t, pdu.LogoutSuccess, r.Response)
+			require.NoError(t, sess.ExpectClosed())
+			release()
+		})
+	}
+	t.Run("11.14/in turn, not immediate", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		tag := sess.NewTag()
+		require.NoError(t, sess.Send(&pdu.LogoutRequest{TaskTag: tag, CmdSN: sess.CmdSN,
+			ExpStatSN: sess.ExpStatSN}, nil))
+		r, _, err := Expect[pdu.LogoutResponse](sess.Conn)
+		require.NoError(t, err)
+		require.Equal(t, pdu.LogoutSuccess, r.Response)
+		require.Equal(t, sess.CmdSN+1, r.ExpCmdSN)
+		require.NoError(t, sess.ExpectClosed())
+	})
+	t.Run("11.15.1/a connection that is not of this session", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{CID: 7})
+		r, err := sess.LogoutCID(pdu.LogoutCloseConnection, 8)
+		require.NoError(t, err)
+		require.Equal(t, pdu.LogoutCIDNotFound, r.Response)
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("11.15.1/closing the session ignores the connection identifier", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{CID: 7})
+		r, err := sess.LogoutCID(pdu.LogoutCloseSession, 8)
+		require.NoError(t, err)
+		require.Equal(t, pdu.LogoutSuccess, r.Response)
+		require.NoError(t, sess.ExpectClosed())
+	})
+	t.Run("11.15.1/no recovery of a connection at level 0", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		r, err := sess.Logout(pdu.LogoutRemoveConnection)
+		require.NoError(t, err)
+		require.Equal(t, pdu.LogoutRecoveryNotSupported, r.Response)
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("11.14.1/a reason that does not exist", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		_, err := sess.Logout(9)
+		reason, rejected := ReasonOf(err)
+		require.True(t, rejected, "%v", err)
+		require.Contains(t, []pdu.RejectReason{pdu.RejectInvalidPDUField, pdu.RejectProtocolError},
+			reason)
+		sess.MustGood(t, TestUnitReady(1))
+	})
+	t.Run("11.14/another session is not touched", func(t *testing.T) {
+		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
+		_, err := sess.Logout(pdu.LogoutCloseSession)
+		require.NoError(t, err)
+		neighbour.MustGood(t, TestUnitReady(1))
+		require.Empty(t, attentions(t, neighbour, 1))
+	})
+	require.NotZero(t, s.seen.count("ended logout"))
+}
+
+func TestShutdown(t *testing.T) {
+	t.Parallel() // it mostly waits
+	t.Run("11.9.1/an idle initiator is asked to log out", func(t *testing.T) {
+		s := start(t)
+		sess, discovery := s.login(t, LoginOptions{}),
+			MustLogin(t, s.addr, LoginOptions{Discovery: true})
+		stopped := s.shutdown(time.Minute)
+		m, err := sess.AwaitAsync()
+		require.NoError(t, err)
+		require.Equal(t, pdu.AsyncLogoutRequest, m.Event)
+		require.NotZero(t, m.Parameter3, "the time for the logout in seconds")
+		_, err = sess.Logout(pdu.LogoutCloseSession)
+		require.NoError(t, err)
+		require.NoError(t, sess.ExpectClosed())
+		require.NoError(t, <-stopped)
+		require.ErrorIs(t, <-s.served, target.ErrServerClosed)
+		_, err = discovery.ExpectClosedAfter()
+		require.NoError(t, err)
+		_, err = Dial(s.addr)
+		require.Error(t, err)
+	})
+	t.Run("11.9.1/commands in flight end, and acknowledged data is written", func(t *testing.T) {
+		s := start(t)
+		sess := s.login(t, LoginOptions{})
+		release := s.stall(t, disktest.OpWrite)
+		data := pattern(8*BlockSize, 5)
+		task := sess.MustStart(t, Write10(1, 0, data))
+		testtool.Eventually(t,
+			func() bool { return s.disks[0].Calls(disktest.OpWrite) > 0 }, "the disk hangs")
+		stopped := s.shutdown(time.Minute)
+		_, err := sess.AwaitAsync()
+		require.NoError(t, err)
+		release()
+		require.True(t, task.MustFinish(t).Good())
+		got := make([]byte, len(data))
+		_, err = s.disks[0].ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, data, got)
+		_, err = sess.Logout(pdu.LogoutCloseSession)
+		require.NoError(t, err)
+		require.NoError(t, <-stopped)
+	})
+	t.Run("11.9.1/a command that takes longer than the time for a logout", func(t *testing.T) {
+		s := start(t)
+		sess := s.login(t, LoginOptions{})
+		release := s.stall(t, disktest.OpWrite)
+		task := sess.MustStart(t, Write10(1, 0, pattern(8*BlockSize, 5)))
+		testtool.Eventually(t,
+			func() bool { return s.disks[0].Calls(disktest.OpWrite) > 0 }, "the disk hangs")
+		stopped := s.shutdown(time.Minute)
+		m, err := sess.AwaitAsync()
+		require.NoError(t, err)
+		time.Sleep(time.Duration(m.Parameter3)*time.Second + 1500*time.Millisecond)
+		release()
+		require.True(t, task.MustFinish(t).Good())
+		_, err = sess.ExpectClosedAfter()
+		require.NoError(t, err)
+		require.NoError(t, <-stopped)
+	})
+	t.Run("11.9.1/an initiator that ignores the request is cut off", func(t *testing.T) {
+		s := start(t)
+		sess := s.login(t, LoginOptions{})
+		stopped := s.shutdown(time.Minute)
+		_, err := sess.AwaitAsync()
+		require.NoError(t, err)
+		_, err = sess.ExpectClosedAfter()
+		require.NoError(t, err)
+		require.NoError(t, <-stopped)
+	})
+	t.Run("11.9.1/an initiator that is never idle gets an answer to every command",
+		func(t *testing.T) {
+			s := start(t)
+			sess := s.login(t, LoginOptions{})
+			stopped := s.shutdown(time.Minute)
+			open := func() bool { return !pdu.SNLess(sess.MaxCmdSN, sess.CmdSN) }
+			var tasks []*Task
+			for begin := time.Now(); open() &&
+				time.Since(begin) < 15*time.Second; tasks = tasks[1:] {
+				for len(tasks) < 32 && open() {
+					tasks = append(tasks, sess.MustStart(t, Write10(1, 0, pattern(8*BlockSize, 5))))
+				}
+				require.True(t, tasks[0].MustFinish(t).Good())
+			}
+			for _, task := range tasks {
+				require.True(t, task.MustFinish(t).Good())
+			}
+			_, err := sess.ExpectClosedAfter()
+			require.NoError(t, err)
+			require.NoError(t, <-stopped)
+		})
+	t.Run("11.9.1/an initiator that is gone while it sends data does not delay the end",
+		func(t *testing.T) {
+			s := start(t)
+			sess := s.login(t, solicited)
+			waiting(t, sess, 1, 0, pattern(8*BlockSize, 5))
+			stopped := s.shutdown(time.Minute)
+			_, err := sess.ExpectClosedAfter()
+			require.NoError(t, err)
+			require.NoError(t, <-stopped)
+		})
+	t.Run("11.9.1/an initiator that is gone and takes no data does not delay the end",
+		func(t *testing.T) {
+			s := start(t)
+			sess := s.login(t, LoginOptions{})
+			for range 60 {
+				sess.MustStart(t, Read10(1, 0, 8192))
+			}
+			testtool.Eventually(t, func() bool {
+				before := s.disks[0].Calls(disktest.OpRead)
+				time.Sleep(50 * time.Millisecond)
+				return before > 0 && s.disks[0].Calls(disktest.OpRead) == before
+			}, "no more is sent")
+			require.NoError(t, <-s.shutdown(time.Minute))
+		})
+	t.Run("11.9.1/a disk that hangs does not delay the end for ever", func(t *testing.T) {
+		s := start(t)
+		sess := s.login(t, LoginOptions{})
+		release := s.stall(t, disktest.OpRead)
+		sess.MustStart(t, Read10(1, 0, 8))
+		testtool.Eventually(t,
+			func() bool { return s.disks[0].Calls(disktest.OpRead) > 0 }, "the disk hangs")
+		require.ErrorIs(t, <-s.shutdown(300*time.Millisecond), context.DeadlineExceeded)
+		_, err := sess.ExpectClosedAfter()
+		require.NoError(t, err)
+		release()
+	})
+	t.Run("11.9.1/a login in progress", func(t *testing.T) {
+		s := start(t)
+		c := MustDial(t, s.addr)
+		_, err := c.LoginStep(loginID, LoginPDU{CSG: StageOperational, Keys: names()})
+		require.NoError(t, err)
+		require.NoError(t, <-s.shutdown(time.Minute))
+		require.NoError(t, c.ExpectClosed())
+	})
+}

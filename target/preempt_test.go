@@ -1,0 +1,184 @@
+package target_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+// fence is a PREEMPT AND ABORT of key 2 by key 1.
+var fence = Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO, Key: 1, ActionKey: 2}
+
+// fencing returns a target with two initiators, registered with keys 1 and 2. The second one has
+// reserved LUN 1, and the target must ask for all its data.
+func fencing(t *testing.T) (s *server, sess, second *Session) {
+	t.Helper()
+	s = start(t)
+	sess = s.login(t, LoginOptions{})
+	second = s.login(t, LoginOptions{Initiator: other.Initiator, ISID: other.ISID,
+		Keys: solicited.Keys})
+	register(t, sess, 1, 0)
+	register(t, second, 2, 0)
+	second.MustGood(t, PersistOut(1,
+		Persist{Action: PersistReserve, Type: WriteExclusiveRO, Key: 2}))
+	return s, sess, second
+}
+
+func TestPreempt(t *testing.T) {
+	data := pattern(8*BlockSize, 2)
+	t.Run("SPC-4 5.13.11.4/PREEMPT takes the reservation over", func(t *testing.T) {
+		_, sess, second := fencing(t)
+		task, r2t := waiting(t, second, 1, 0, data)
+		p := fence
+		p.Action = PersistPreempt
+		sess.MustGood(t, PersistOut(1, p))
+		require.Equal(t, "1/5", reservationOf(t, sess))
+		require.NoError(t, task.Answer(r2t))
+		require.True(t, task.MustFinish(t).Good(), "an admitted command is not aborted")
+		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
+		second.MustFail(t, Write10(1, 0, data), reserved)
+		second.MustFail(t, PersistOut(1,
+			Persist{Action: PersistPreempt, Type: WriteExclusiveRO, Key: 2, ActionKey: 1}),
+			reserved)
+		require.Empty(t, attentions(t, sess, 1))
+	})
+	t.Run("SPC-4 5.13.11.4/a key that nobody has", func(t *testing.T) {
+		_, sess, second := fencing(t)
+		p := fence
+		p.ActionKey = 77
+		sess.MustFail(t, PersistOut(1, p), reserved)
+		p.ActionKey = 0
+		sess.MustFail(t, PersistOut(1, p), "05/26/00")
+		require.Equal(t, "2/5", reservationOf(t, sess))
+		require.Empty(t, attentions(t, second, 1))
+	})
+	t.Run("SPC-4 5.13.11.5/PREEMPT AND ABORT ends commands that wait for data", func(t *testing.T) {
+		_, sess, second := fencing(t)
+		one, oneR2T := waiting(t, second, 1, 0, data)
+		flat, flatR2T := func() (*Task, pdu.R2T) { // the same LUN, addressed in another way
+			c := Write10(1, 100, data)
+			c.OnR2T, c.Edit = HoldR2T, func(cmd *pdu.SCSICommand) { cmd.LUN = 0x4001 << 48 }
+			task := second.MustStart(t, c)
+			r2t, err := task.AwaitR2T()
+			require.NoError(t, err)
+			return task, r2t
+		}()
+		elsewhere, elsewhereR2T := waiting(t, second, 2, 0, data)
+		before := sess.MustGood(t, Read10(1, 0, 8)).Data
+		sess.MustGood(t, PersistOut(1, fence))
+		quiet(t, second, one, oneR2T)
+		quiet(t, second, flat, flatR2T)
+		require.NoError(t, elsewhere.Answer(elsewhereR2T))
+		require.True(t, elsewhere.MustFinish(t).Good(), "another LUN")
+		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
+		second.MustFail(t, Write10(1, 0, data), reserved)
+		require.Equal(t, before, sess.MustGood(t, Read10(1, 0, 8)).Data)
+	})
+	t.Run("SPC-4 5.13.11.5/PREEMPT AND ABORT waits for writes in the disk", func(t *testing.T) {
+		s, sess, second := fencing(t)
+		release := s.stall(t, disktest.OpWrite)
+		before := s.disks[0].Calls(disktest.OpWrite)
+		stuck := second.MustStart(t, Write10(1, 0, data))
+		r2ts := func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }
+		_, err := second.Ping(nil) // answers the R2T on the way
+		require.NoError(t, err)
+		testtool.Eventually(t, r2ts, "the disk hangs")
+		task := sess.MustStart(t, PersistOut(1, fence))
+		testtool.Eventually(t,
+			func() bool { return len(keysOf(t, sess)) == 1 }, "the registration is gone")
+		require.False(t, task.Done(), "no answer while the write is under way")
+		sess.MustGood(t, Write10(2, 0, data))
+		second.Forget(stuck)
+		require.NoError(t, second.ExpectOnlyPing())
+		require.Equal(t, []string{"06/2A/05"}, attentions(t, second, 1))
+		second.MustFail(t, Write10(1, 0, data), reserved)
+		require.False(t, task.Done())
+		release()
+		require.True(t, task.MustFinish(t).Good())
+		require.NoError(t, second.ExpectOnlyPing(), "no answer to what was aborted")
+		sess.MustGood(t, Write10(1, 0, pattern(8*BlockSize, 5)))
+		require.Equal(t, pattern(8*BlockSize, 5), sess.MustGood(t, Read10(1, 0, 8)).Data)
+	})
+	t.Run("SPC-4 5.13.11.5/PREEMPT AND ABORT waits for writes of an ended session",
+		func(t *testing.T) {
+			s, sess, second := fencing(t)
+			release := s.stall(t, disktest.OpWrite)
+			before := s.disks[0].Calls(disktest.OpWrite)
+			second.MustStart(t, Write10(1, 0, data))
+			_, err := second.Ping(nil)
+			require.NoError(t, err)
+			testtool.Eventually(t,
+				func() bool { return s.disks[0].Calls(disktest.OpWrite) > before },
+				"the disk hangs")
+			require.NoError(t, second.Close())
+			testtool.Eventually(t,
+				func() bool { return s.seen.count("ended") == 1 }, "the session ends")
+			task := sess.MustStart(t, PersistOut(1, fence))
+			testtool.Eventually(t,
+				func() bool { return len(keysOf(t, sess)) == 1 }, "the registration is gone")
+			require.NoError(t, sess.ExpectOnlyPing())
+			require.False(t, task.Done())
+			release()
+			require.True(t, task.MustFinish(t).Good())
+		})
+	t.Run("SPC-4 5.13.11.5/two initiators fence each other", func(t *testing.T) {
+		for range 20 {
+			s := start(t)
+			a, b := s.login(t, LoginOptions{}), s.login(t, other)
+			register(t, a, 1, 0)
+			register(t, b, 2, 0)
+			toA := a.MustStart(t, PersistOut(1, fence))
+			toB := b.MustStart(t,
+				PersistOut(1, Persist{Action: PersistPreemptAndAbort, Type: WriteExclusiveRO,
+					Key: 2, ActionKey: 1}))
+			// The first one wins. The other one's command conflicts, fails with a unit attention,
+			// or is aborted.
+			_, err := a.Ping(nil)
+			require.NoError(t, err)
+			_, err = b.Ping(nil)
+			require.NoError(t, err)
+			a.Forget(toA)
+			b.Forget(toB)
+			attentions(t, a, 1)
+			attentions(t, b, 1)
+			require.Len(t, keysOf(t, a), 1)
+		}
+	})
+}
+
+// hungPanic is a disk with a bug, which hangs before.
+type hungPanic struct {
+	*disktest.Memory
+	entered, release chan struct{}
+}
+
+func (p hungPanic) WriteAt([]byte, int64) (int, error) {
+	close(p.entered)
+	<-p.release
+	panic("a bug in the disk")
+}
+
+// TestPreemptOfPanic checks that PREEMPT AND ABORT does not wait for a write that ended in a panic.
+func TestPreemptOfPanic(t *testing.T) {
+	d := hungPanic{disktest.NewMemory(diskSize), make(chan struct{}), make(chan struct{})}
+	s := start(t, func(o *options) { o.LUNs[0].Disk = d })
+	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
+	register(t, sess, 1, 0)
+	register(t, second, 2, 0)
+	second.MustStart(t, Write10(1, 0, pattern(BlockSize, 1)))
+	<-d.entered
+	task := sess.MustStart(t, PersistOut(1, fence))
+	testtool.Eventually(t,
+		func() bool { return len(keysOf(t, sess)) == 1 }, "the registration is gone")
+	require.False(t, task.Done())
+	close(d.release)
+	require.True(t, task.MustFinish(t).Good())
+	// The write ends before its goroutine reports the bug.
+	testtool.Eventually(t, func() bool { return s.seen.count("panic") == 1 }, "the bug is counted")
+	s.bugs = 1
+}

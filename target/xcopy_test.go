@@ -1,0 +1,279 @@
+package target_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/target/internal/pdu"
+	. "kubevirt.io/disk/target/targettest"
+)
+
+// units are the designators of LUN 1 and 2 from VPD page 83h.
+var units = [][8]byte{identity(1).NAA, identity(2).NAA}
+
+// copyStatus reads the status, segments and bytes of a copy.
+func copyStatus(t *testing.T, sess *Session, lun uint16, id byte) string {
+	t.Helper()
+	r := sess.MustDo(t, ReceiveCopyResults(lun, 0, id, 12))
+	if !r.Good() {
+		return r.Failed()
+	}
+	require.Len(t, r.Data, 12)
+	return fmt.Sprintf("%d: %d segments, %d bytes", r.Data[4], binary.BigEndian.Uint16(r.Data[5:]),
+		binary.BigEndian.Uint32(r.Data[8:]))
+}
+
+func TestExtendedCopy(t *testing.T) {
+	s := start(t)
+	data := pattern(1200*BlockSize, 1)
+	s.login(t, LoginOptions{}).MustGood(t, Write10(1, 0, data))
+	list := CopyList(1, units, segment(0, 1, 1000, 0, 64), segment(0, 1, 200, 1000, 5000),
+		segment(1, 0xffff, 8, 64, 9000))
+
+	for _, tt := range []struct {
+		name string
+		keys LoginOptions
+		edit func(*Command)
+	}{
+		{"immediate data", LoginOptions{}, func(*Command) {}},
+		{"solicited data", solicited, func(*Command) {}},
+		{"data in many PDUs", LoginOptions{Keys: KV("MaxBurstLength", "512", "FirstBurstLength",
+			"512", "ImmediateData", "No")}, func(*Command) {}},
+		{"an immediate command", LoginOptions{}, func(c *Command) { c.Immediate = true }},
+	} {
+		t.Run("SPC-4 6.5/"+tt.name, func(t *testing.T) {
+			sess := s.login(t, tt.keys)
+			sess.MustGood(t, Write10(2, 0, make([]byte, 1200*BlockSize)))
+			c := ExtendedCopy(1, list)
+			tt.edit(&c)
+			r := sess.MustGood(t, c)
+			require.Zero(t, r.Residual)
+			require.Equal(t, data[:1000*BlockSize], sess.MustGood(t, Read10(2, 64, 1000)).Data)
+			require.Equal(t, data[1000*BlockSize:], sess.MustGood(t, Read10(2, 5000, 200)).Data)
+			require.Equal(t, data[:8*BlockSize], sess.MustGood(t, Read10(1, 9000, 8)).Data)
+			require.Equal(t, "1: 3 segments, 618496 bytes", copyStatus(t, sess, 1, 1))
+			require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1), "its end is reported once")
+		})
+	}
+	t.Run("SPC-4 6.5/sent to a third LUN", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		sess.MustGood(t, ExtendedCopy(2, CopyList(1, units, segment(0, 0, 8, 0, 20000))))
+		require.Equal(t, data[:8*BlockSize], sess.MustGood(t, Read10(1, 20000, 8)).Data)
+		require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1),
+			"the other LUN is another copy manager")
+		require.Equal(t, "1: 1 segments, 4096 bytes", copyStatus(t, sess, 2, 1))
+	})
+	t.Run("SPC-4 6.5/a hole stays a hole", func(t *testing.T) {
+		memory := disktest.NewMemory(diskSize)
+		s := start(t, func(o *options) { o.LUNs[1].Disk = memory })
+		sess := s.login(t, LoginOptions{})
+		sess.MustGood(t, Write10(1, 4096, pattern(4096, 3)))
+		sess.MustGood(t, Write10(2, 0, pattern(1<<20, 4)))
+		sess.MustGood(t, ExtendedCopy(1, CopyList(1, units, segment(0, 1, 8192, 0, 0))))
+		require.Equal(t, make([]byte, 1<<20), sess.MustGood(t, Read10(2, 0, 2048)).Data)
+		require.Equal(t, pattern(4096, 3), sess.MustGood(t, Read10(2, 4096, 8)).Data)
+		require.LessOrEqual(t, memory.Allocated(), int64(64<<10), "of 4 MiB that were copied")
+	})
+	t.Run("11.4.5.1/more data than the list", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		c := expecting(ExtendedCopy(1, list), uint32(len(list)+100))
+		r := sess.MustGood(t, c)
+		require.Equal(t, []any{false, true, uint32(100)},
+			[]any{r.Overflow, r.Underflow, r.Residual})
+	})
+	t.Run("11.4.5.1/less data than the list", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		c := ExtendedCopy(1, list)
+		c.Write = list[:len(list)-1]
+		sess.MustFail(t, c, "05/0E/03")
+		require.Equal(t, "05/24/00", copyStatus(t, sess, 1, 1))
+	})
+	t.Run("SPC-4 6.5/a huge length for the parameter list", func(t *testing.T) {
+		sess := s.login(t, solicited)
+		c := ExtendedCopy(1, list)
+		copy(c.CDB[10:], []byte{0x7f, 0xff, 0xff, 0xff})
+		r := sess.MustFail(t, expecting(c, 0x7fffffff), "05/1A/00")
+		require.Empty(t, r.R2Ts, "no R2T")
+	})
+	t.Run("SPC-4 6.5/no parameter list", func(t *testing.T) {
+		s.login(t, LoginOptions{}).MustGood(t, ExtendedCopy(1, nil))
+	})
+	t.Run("SPC-4/operating parameters, cut off", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		whole := sess.MustGood(t, ReceiveCopyResults(1, 3, 0, 512))
+		require.Len(t, whole.Data, 46)
+		require.True(t, whole.Underflow)
+		require.Equal(t, whole.Data[:7], sess.MustGood(t, ReceiveCopyResults(1, 3, 0, 7)).Data)
+		sess.MustFail(t, ReceiveCopyResults(1, 1, 0, 512), "05/24/00")
+		sess.MustFail(t, ReceiveCopyResults(77, 3, 0, 512), "05/25/00")
+	})
+	t.Run("SPC-4 6.6.2/3PC is set", func(t *testing.T) {
+		require.NotZero(t, s.login(t, LoginOptions{}).MustGood(t, Inquiry(1, 96)).Data[5]&0x08)
+	})
+	s.works(t)
+}
+
+func TestExtendedCopyFails(t *testing.T) {
+	s := start(t, func(o *options) { o.LUNs[1].ReadOnly = true })
+	sess := s.login(t, LoginOptions{})
+	sess.MustGood(t, Write10(1, 0, pattern(1024*BlockSize, 1)))
+	t.Run("SPC-4 6.5/write-protected destination", func(t *testing.T) {
+		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, segment(0, 1, 8, 0, 0))),
+			"0A/0D/01")
+		forwarded, err := ParseSense(r.Sense.Raw[r.Sense.Raw[9]+1:])
+		require.NoError(t, err)
+		require.Equal(t, "07/27/00", forwarded.String())
+		require.Equal(t, "2: 1 segments, 0 bytes", copyStatus(t, sess, 1, 1))
+		require.Equal(t, r.Sense.Raw, sess.MustGood(t, ReceiveCopyResults(1, 4, 1, 512)).Data[60:])
+	})
+	t.Run("SPC-4 6.5/beyond the capacity", func(t *testing.T) {
+		sess.MustFail(t, ExtendedCopy(1,
+			CopyList(1, units, segment(0, 0, 8, 0, diskSize/BlockSize-7))), "0A/00/00")
+		require.Equal(t, pattern(1024*BlockSize, 1), sess.MustGood(t, Read10(1, 0, 1024)).Data)
+	})
+	t.Run("SPC-4 6.5/no such unit", func(t *testing.T) {
+		sess.MustFail(t, ExtendedCopy(1,
+			CopyList(1, [][8]byte{{0x30, 7: 99}}, segment(0, 0, 8, 0, 100))), "0A/0D/02")
+	})
+	t.Run("SPC-4 6.5/the disk fails in the middle", func(t *testing.T) {
+		remove := s.disks[0].Inject(disktest.Rule{Op: disktest.OpWrite, Skip: 1, Err: errDisk})
+		defer remove()
+		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, segment(0, 0, 1024, 0, 2048))),
+			"0A/0D/01")
+		require.EqualValues(t, 512, binary.BigEndian.Uint32(r.Sense.Raw[3:]), "blocks are left")
+		require.NotZero(t, r.Sense.Raw[0]&0x80)
+	})
+	t.Run("SPC-4 5.13/a unit that another nexus has reserved", func(t *testing.T) {
+		neighbour := s.login(t, other)
+		reserve := Command{LUN: 2, CDB: []byte{0x16, 0, 0, 0, 0, 0}}
+		neighbour.MustGood(t, reserve)
+		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, segment(1, 0, 8, 0, 0))),
+			"0A/0D/01")
+		require.EqualValues(t, StatusReservationConflict, r.Sense.Raw[r.Sense.Raw[8]])
+		reserve.LUN = 1
+		neighbour.MustGood(t, reserve)
+		sess.MustFail(t, ExtendedCopy(1, nil), "status 0x18")
+		sess.MustFail(t, ReceiveCopyResults(1, 3, 0, 512), "status 0x18")
+		// A logout gives the unit back before it is answered, a lost connection soon after.
+		_, err := neighbour.Logout(pdu.LogoutCloseSession)
+		require.NoError(t, err)
+	})
+	t.Run("SPC-4 6.5/a list identifier in use", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		release := s.stall(t, disktest.OpWrite)
+		before := s.disks[0].Calls(disktest.OpWrite)
+		task := sess.MustStart(t,
+			ExtendedCopy(1, CopyList(5, units, segment(0, 0, 8, 0, 2048))))
+		testtool.Eventually(t,
+			func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }, "the disk hangs")
+		sess.MustFail(t, ExtendedCopy(1, CopyList(5, units)), "05/00/16")
+		require.Equal(t, "0: 1 segments, 0 bytes", copyStatus(t, sess, 1, 5))
+		s.login(t, other).MustGood(t, ExtendedCopy(1, CopyList(5, units)))
+		release()
+		require.True(t, task.MustFinish(t).Good())
+		require.Equal(t, "1: 1 segments, 4096 bytes", copyStatus(t, sess, 1, 5))
+	})
+}
+
+// TestExtendedCopyIsStopped ends copies whose destination hangs. Everything else goes on meanwhile.
+func TestExtendedCopyIsStopped(t *testing.T) {
+	const blocks, to = 8192, 16384
+	s := start(t)
+	newer := bytes.Repeat([]byte{0x77}, BlockSize)
+	s.login(t, LoginOptions{}).MustGood(t, Write10(1, 0, pattern(blocks*BlockSize, 5)))
+	hang := func(t *testing.T, sess *Session, lun uint16) (task *Task, release func()) {
+		release = s.stall(t, disktest.OpWrite)
+		before := s.disks[0].Calls(disktest.OpWrite)
+		task = sess.MustStart(t,
+			ExtendedCopy(lun, CopyList(1, units, segment(0, 0, blocks, 0, to))))
+		testtool.Eventually(t,
+			func() bool { return s.disks[0].Calls(disktest.OpWrite) > before }, "the disk hangs")
+		_, err := sess.Ping(nil)
+		require.NoError(t, err)
+		sess.MustGood(t, Write10(2, 0, newer))
+		require.Equal(t, newer, sess.MustGood(t, Read10(2, 0, 1)).Data, "the other LUN goes on")
+		require.Equal(t, pattern(BlockSize, 5), sess.MustGood(t, Read10(1, 0, 1)).Data,
+			"reads of the destination go on, too")
+		return task, release
+	}
+	// ended checks that a stopped copy writes nothing after the write that was under way: its last
+	// blocks are unchanged.
+	ended := func(t *testing.T, sess *Session) {
+		calls := s.disks[0].Calls(disktest.OpWrite)
+		sess.MustGood(t, Write10(1, to, newer)) // waits for the write that is under way
+		require.Equal(t, newer, sess.MustGood(t, Read10(1, to, 1)).Data,
+			"the copy does not overwrite a newer write")
+		require.Equal(t, make([]byte, 8*BlockSize),
+			sess.MustGood(t, Read10(1, to+blocks-8, 8)).Data)
+		require.Equal(t, calls+1, s.disks[0].Calls(disktest.OpWrite))
+	}
+	for _, tt := range []struct {
+		name string
+		stop pdu.TMFunction
+	}{
+		{"11.5.1/ABORT TASK SET", pdu.TMAbortTaskSet},
+		{"11.5.1/CLEAR TASK SET", pdu.TMClearTaskSet},
+		{"11.5.1/LOGICAL UNIT RESET", pdu.TMLogicalUnitReset},
+		{"11.5.1/TARGET WARM RESET", pdu.TMTargetWarmReset},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			sess := s.login(t, LoginOptions{})
+			task, release := hang(t, sess, 1)
+			manage(t, sess, pdu.TMComplete,
+				pdu.TaskManagementRequest{Function: tt.stop, LUN: LUN(1)})
+			sess.Forget(task)
+			release()
+			_, err := sess.ClearAttention(1)
+			require.NoError(t, err)
+			ended(t, sess)
+			require.NoError(t, sess.ExpectOnlyPing(), "no answer for it")
+			// Its goroutine releases the blocks before it forgets the copy.
+			testtool.Eventually(t, func() bool { return copyStatus(t, sess, 1, 1) == "05/24/00" },
+				"the copy is forgotten")
+		})
+	}
+	t.Run("11.6.1/ABORT TASK", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		task, release := hang(t, sess, 1)
+		r, err := sess.AbortTask(task)
+		require.NoError(t, err)
+		require.Equal(t, pdu.TMComplete, r)
+		release()
+		ended(t, sess)
+		require.NoError(t, sess.ExpectOnlyPing())
+	})
+	t.Run("SPC-4 6.5/a reset of the destination by somebody else", func(t *testing.T) {
+		sess, neighbour := s.login(t, LoginOptions{}), s.login(t, other)
+		task, release := hang(t, sess, 2)
+		manage(t, neighbour, pdu.TMComplete,
+			pdu.TaskManagementRequest{Function: pdu.TMLogicalUnitReset, LUN: LUN(1)})
+		release()
+		r := task.MustFinish(t)
+		require.Equal(t, "0A/0D/01", r.Failed())
+		require.EqualValues(t, blocks-512, binary.BigEndian.Uint32(r.Sense.Raw[3:]),
+			"blocks are left")
+		require.Equal(t, []string{"06/29/03"}, attentions(t, sess, 1))
+		ended(t, sess)
+	})
+	t.Run("11.14/logout", func(t *testing.T) {
+		sess := s.login(t, LoginOptions{})
+		_, release := hang(t, sess, 1)
+		_, err := sess.Logout(pdu.LogoutCloseSession)
+		require.NoError(t, err)
+		require.NoError(t, sess.ExpectClosed())
+		release()
+		ended(t, s.login(t, other))
+	})
+	s.works(t)
+}
+
+// segment copies blocks from one logical unit to another or the same.
+func segment(source, dest, blocks int, from, to uint64) CopySegment {
+	return CopySegment{Source: source, Dest: dest, Blocks: blocks, From: from, To: to}
+}
