@@ -78,19 +78,13 @@ func (s settings) nbdServers() []*nbdServer {
 	return all
 }
 
-// start makes the file, and serves it.
-func (s *nbdServer) start(cache string, folio int) (err error) {
+// start serves the file disk.raw of a directory.
+func (s *nbdServer) start(cache, images string) (err error) {
 	if s.dir, err = os.MkdirTemp(cache, "nbd-"); err != nil {
 		return err
 	}
-	images := filepath.Join(s.dir, "disk")
-	raw := filepath.Join(images, "disk.raw")
 	s.rates, s.cpu = map[string][]float64{}, map[string][]float64{}
 	s.stop = func() error { return nil }
-	if err := errors.Join(os.Mkdir(images, 0o755), makeContent(raw, nbdSize),
-		fill(raw, folio)); err != nil {
-		return err
-	}
 	if s.command == nil {
 		d, err := peers.StartDaemon(peers.DaemonOptions{Binary: s.binary, DiskDir: images,
 			StateDir: filepath.Join(s.dir, "state"), Args: []string{"--nbd=unix:" + s.socket(),
@@ -101,7 +95,7 @@ func (s *nbdServer) start(cache string, folio int) (err error) {
 		s.pid, s.stop = d.PID(), d.Kill
 		return nil
 	}
-	command := s.command(s.socket(), raw)
+	command := s.command(s.socket(), filepath.Join(images, "disk.raw"))
 	cmd := exec.Command(command[0], command[1:]...)
 	if err := cmd.Start(); err != nil {
 		return err
@@ -170,8 +164,18 @@ func parseFio(out string) (client, error) {
 	return done, nil
 }
 
-// measureNBD prints how fast the disks are by NBD, beside other servers of raw files.
+// measureNBD prints how fast the disks are by NBD, beside other servers of raw files. All serve the
+// same file: copies of it differ by up to a third, by where they lie in the page cache.
 func measureNBD(ctx context.Context, s settings) (err error) {
+	images, err := os.MkdirTemp(s.cache, "nbd-disk-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(images)) }()
+	raw := filepath.Join(images, "disk.raw")
+	if err := errors.Join(makeContent(raw, nbdSize), fill(raw, s.folio<<10)); err != nil {
+		return err
+	}
 	all := s.nbdServers()
 	defer func() {
 		for _, one := range all {
@@ -181,7 +185,7 @@ func measureNBD(ctx context.Context, s settings) (err error) {
 		}
 	}()
 	for _, one := range all {
-		if err := one.start(s.cache, s.folio<<10); err != nil {
+		if err := one.start(s.cache, images); err != nil {
 			return fmt.Errorf("%s: %w", one.name, err)
 		}
 	}

@@ -37,9 +37,11 @@ func TestNBDServers(t *testing.T) {
 	build.Dir = "../.."
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
+	images := t.TempDir()
+	require.NoError(t, makeContent(filepath.Join(images, "disk.raw"), nbdSize))
 	for _, one := range s.nbdServers() {
 		t.Run(one.name, func(t *testing.T) {
-			require.NoError(t, one.start(dir, 32<<10))
+			require.NoError(t, one.start(dir, images))
 			defer func() { require.NoError(t, one.stop()) }()
 			l := nbdLoads()[1]
 			require.NoError(t, one.measure(t.Context(), l, 100*time.Millisecond))
