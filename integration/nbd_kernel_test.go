@@ -42,7 +42,7 @@ func startNBDGuest(t *testing.T) *kernelGuest {
 }
 
 // TestNBDKernelClient has the kernel's client use a disk with a file system, by one connection and
-// by several, and a second device after the daemon was killed.
+// by several, a second device after the daemon was killed, and a disk whose server wants TLS.
 func TestNBDKernelClient(t *testing.T) {
 	t.Parallel()
 	g := startNBDGuest(t)
@@ -96,6 +96,7 @@ nbd-client -d /dev/nbd2`)
 
 	out := g.refused(t, "nbd-client -N nothing $server /dev/nbd3")
 	require.Contains(t, out, `there is no disk "nothing"`)
+	g.kernelClientOverTLS(t)
 	require.Empty(t, strings.TrimSpace(g.ok(t,
 		"dmesg --level=emerg,alert,crit,err --notime | grep -i ext4 || true")))
 	d.stop()
