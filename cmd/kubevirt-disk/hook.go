@@ -24,6 +24,9 @@ const (
 	// hooksDir is the directory that KubeVirt shares between the launcher of a machine and its hook
 	// sidecars. In a sidecar it is the part of the own container.
 	hooksDir = "/var/run/kubevirt-hooks"
+	// pluginsDir has a directory for each plugin of KubeVirt, at the same path as in the launcher.
+	// In a plugin's sidecar there is only its own.
+	pluginsDir = "/var/run/kubevirt-plugin"
 	// envContainer is the variable by which KubeVirt tells a sidecar the name of its container.
 	envContainer = "CONTAINER_NAME"
 	// hookMemory is the default of --memory, in bytes: KubeVirt limits a sidecar of a machine with
@@ -31,15 +34,33 @@ const (
 	hookMemory = 16 << 20
 )
 
-// kubevirtHook is the hook that this container is, if KubeVirt has started it as one; nil: it has
-// not.
+// kubevirtHook is the hook or the plugin that this container is; nil: it is none.
 func kubevirtHook() *options.Hook {
 	container := os.Getenv(envContainer)
-	if info, err := os.Stat(hooksDir); container == "" || err != nil || !info.IsDir() {
-		return nil
+	if container == "" || !isDir(hooksDir) {
+		return kubevirtPlugin(pluginsDir)
 	}
 	return &options.Hook{Dir: hooksDir, LauncherDir: filepath.Join(hooksDir, container),
 		Container: container}
+}
+
+// kubevirtPlugin is the plugin whose directory is the only one in dir; nil: there is no such.
+func kubevirtPlugin(dir string) *options.Hook {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	if len(names) != 1 {
+		return nil
+	}
+	own := filepath.Join(dir, names[0])
+	return &options.Hook{Dir: own, LauncherDir: own, Container: names[0], Plugin: true}
 }
 
 // hook resolves --kubevirt-hook.
@@ -55,9 +76,10 @@ func (l *loader) hook() *options.Hook {
 	case !wanted:
 		return nil
 	case found == nil:
-		if info, err := os.Stat(hooksDir); err != nil || !info.IsDir() {
-			l.problems.Add(source, "there is no directory %s, in which KubeVirt's launcher looks "+
-				"for hooks: mount it", hooksDir)
+		if !isDir(hooksDir) {
+			l.problems.Add(source, "there is neither a directory %s, in which KubeVirt's launcher "+
+				"looks for hooks, nor exactly one directory of a plugin in %s: mount one of them",
+				hooksDir, pluginsDir)
 		}
 		found = &options.Hook{Dir: hooksDir, LauncherDir: hooksDir}
 	}

@@ -27,20 +27,23 @@ import (
 // sidecar is a container as KubeVirt makes it for a hook, as far as mounts, the user and the
 // environment go.
 type sidecar struct {
-	t     *testing.T
-	hooks string // the directory that it shares with the launcher
-	disk  string // of images
+	t         *testing.T
+	hooks     string // the directory that it shares with the launcher
+	mounted   string // where that is
+	name      string // of the hook's socket in it
+	container string // what KubeVirt calls the container; "": it does not say
+	disk      string // of images
 	// mounted at /run/claim and /run/second if they are not empty
 	claim, second string
 }
 
-// sidecarScript runs in a mount namespace of its own: HOOKS, DISK, CLAIM and BINARY are outside.
+// sidecarScript runs in a mount namespace of its own: HOOKS, IMAGES, CLAIM and BINARY are outside.
 // Nothing else can be written, not even the places where the image has directories for that.
 const sidecarScript = `set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
-mkdir -p /run/kubevirt-hooks /run/disk /run/claim
-mount --bind "$HOOKS" /run/kubevirt-hooks
+mkdir -p "$MOUNTED" /run/disk /run/claim
+mount --bind "$HOOKS" "$MOUNTED"
 mount --bind "$IMAGES" /run/disk
 [ -z "$CLAIM" ] || mount --bind "$CLAIM" /run/claim
 [ -z "$SECOND" ] || { mkdir /run/second && mount --bind "$SECOND" /run/second; }
@@ -58,7 +61,8 @@ func newSidecar(t *testing.T) *sidecar {
 	}
 	testtool.Need(t, "unshare")
 	testtool.Need(t, "setpriv")
-	s := &sidecar{t: t, hooks: t.TempDir(), disk: t.TempDir()}
+	s := &sidecar{t: t, hooks: t.TempDir(), disk: t.TempDir(), mounted: "/run/kubevirt-hooks",
+		name: "hook-sidecar-0.sock", container: "hook-sidecar-0"}
 	require.NoError(t, os.Chown(s.hooks, 107, 107))
 	require.NoError(t, os.Chmod(s.disk, 0o755))
 	s.image("fedora.raw")
@@ -84,14 +88,14 @@ func (s *sidecar) start(args ...string) *process {
 	s.t.Helper()
 	binary, err := filepath.EvalSymlinks(binary(s.t))
 	require.NoError(s.t, err)
-	env := []string{"HOOKS=" + s.hooks, "IMAGES=" + s.disk, "CLAIM=" + s.claim,
-		"SECOND=" + s.second, "BINARY=" + binary,
-		"DISK_DIR=/run/disk", "CONTAINER_NAME=hook-sidecar-0"}
+	env := []string{"HOOKS=" + s.hooks, "MOUNTED=" + s.mounted, "IMAGES=" + s.disk,
+		"CLAIM=" + s.claim, "SECOND=" + s.second, "BINARY=" + binary,
+		"DISK_DIR=/run/disk", "CONTAINER_NAME=" + s.container}
 	return launch(s.t, "unshare", env, append([]string{"-m", "sh", "-c", sidecarScript, "sidecar"},
 		args...)...)
 }
 
-func (s *sidecar) socket() string { return filepath.Join(s.hooks, "hook-sidecar-0.sock") }
+func (s *sidecar) socket() string { return filepath.Join(s.hooks, s.name) }
 func (s *sidecar) nbd() string    { return filepath.Join(s.hooks, "disk", "nbd.sock") }
 
 // launcher is KubeVirt's, in front of a sidecar.
@@ -113,7 +117,7 @@ func (s *sidecar) launcher(p *process) *launcher {
 			names = append(names, e.Name())
 		}
 	}
-	require.Equal(s.t, []string{"hook-sidecar-0.sock"}, names)
+	require.Equal(s.t, []string{s.name}, names)
 	c, err := grpc.NewClient("passthrough:///hook",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
