@@ -225,7 +225,7 @@ func (b *background) identify(ctx context.Context, contents []*image.Hash) error
 		return nil
 	}
 	err := b.workers.hashing.Do(ctx,
-		func() error { return b.state.save(b.dir.state(), b.state.Durable) })
+		func() error { return b.dir.saveState(b.state, b.state.Durable) })
 	b.unsaved = err != nil
 	return err
 }
@@ -241,7 +241,7 @@ func (b *background) complete() error {
 	}
 	done := *b.state
 	done.Complete = true
-	if err := done.save(b.dir.state(), done.Durable); err != nil {
+	if err := b.dir.saveState(&done, done.Durable); err != nil {
 		return err
 	}
 	*b.state = done

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
@@ -53,6 +54,9 @@ type diskDir struct {
 	diskFile   string // names of the files
 	stateFile  string
 	persistent bool
+
+	stateMu sync.Mutex // held while the state of a disk in use is written
+	layered bool       // guarded by stateMu: the disk has layers, so its state is a layeredVersion
 }
 
 // openWorkDir makes, locks and cleans the directory of an image's ephemeral disk.

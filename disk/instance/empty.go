@@ -26,7 +26,7 @@ func (o *opening) makeEmpty() (*Instance, error) {
 		Identity: o.identity(newIdentity()), Created: time.Now().UTC(),
 		Durable: o.durable(), LUN: o.opt.LUN, Complete: true, Map: newMapID(), Boot: bootID(),
 		Chain: []image.Fingerprint{}}
-	if err := o.spaceError(s.save(o.dir.state(), s.Durable)); err != nil {
+	if err := o.spaceError(o.dir.saveState(s, s.Durable)); err != nil {
 		return nil, err
 	}
 	if err := o.spaceError(o.createFile(s)); err != nil {

@@ -83,12 +83,12 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 	}
 	s.Identity, s.Owner, s.File, s.LUN = id, o.owner(), which, o.lun(s)
 	if same || !kept {
-		return same, o.spaceError(s.save(o.dir.state(), true))
+		return same, o.spaceError(o.dir.saveState(s, true))
 	}
 	o.log.Warn("the image file has changed since the earlier start: its stored state, such as " +
 		"reservations, is dropped")
 	s.Map, s.Created = newMapID(), time.Now().UTC()
-	if err := o.spaceError(s.save(o.dir.state(), true)); err != nil {
+	if err := o.spaceError(o.dir.saveState(s, true)); err != nil {
 		return false, err
 	}
 	return false, o.dir.clearUnits()

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/internal/rawfile"
@@ -51,6 +50,11 @@ func (d *diskDir) loadLayers(s *state) (*overlay.Record, error) {
 		return nil, damaged(err)
 	}
 	if r.Content != s.Map {
+		if !d.persistent && s.Version == stateVersion {
+			// An earlier version of this program has made the disk again, without the layers, which
+			// it does not know.
+			return nil, nil
+		}
 		return nil, damaged(errors.New("it belongs to another disk"))
 	}
 	return r, nil
@@ -67,11 +71,15 @@ func (d *diskDir) clearLayers(keep *overlay.Record) error {
 	return d.clearOtherLayers(keep)
 }
 
-// clearAllLayers removes the record last: layers with content and no record have lost it.
+// clearAllLayers removes the record last: it says whose the layers are.
 func (d *diskDir) clearAllLayers() error {
 	if err := d.clearOtherLayers(new(overlay.Record)); err != nil {
 		return err
 	}
+	return d.removeRecord()
+}
+
+func (d *diskDir) removeRecord() error {
 	return errors.Join(osfile.Remove(d.layers()),
 		osfile.Remove(d.layers()+durable.SpareSuffix))
 }
@@ -102,9 +110,11 @@ func (o *opening) judgeLayers(s *state) (v verdict, bad bool) {
 		return verdict{what: refuse, err: o.unread(err)}, true
 	case err != nil:
 		return o.unfit(err.Error(), "cannot be used: "+err.Error(), restoreVolume), true
+	case r == nil && s.Version == layeredVersion:
+		reason := fmt.Sprintf("the record %q of its snapshots is missing", o.dir.layers())
+		return o.unfit(reason, "cannot be used: "+reason, "put the record back, or "+
+			restoreVolume), true
 	case r == nil:
-		return o.lostLayers()
-	case len(r.Layers) == 0:
 		return v, false
 	}
 	for _, l := range r.Layers {
@@ -127,34 +137,6 @@ func (o *opening) judgeLayers(s *state) (v verdict, bad bool) {
 		}
 	}
 	s.layers = r
-	return v, false
-}
-
-// lostLayers looks for layers that no record names, and that have something. A layer is empty until
-// it is in the record, and the record goes after the last one. So their record is lost, and with it
-// what a guest has written.
-func (o *opening) lostLayers() (v verdict, bad bool) {
-	entries, err := os.ReadDir(o.dir.path)
-	if err != nil {
-		return verdict{what: refuse, err: err}, true
-	}
-	for _, e := range entries {
-		id, is := strings.CutPrefix(e.Name(), o.dir.diskFile+layerInfix)
-		if !is || strings.Contains(id, ".") { // a map
-			continue
-		}
-		path := o.dir.layer(id)
-		var st unix.Stat_t
-		if err := unix.Lstat(path, &st); err != nil {
-			return verdict{what: refuse, err: err}, true
-		}
-		if st.Blocks > 0 {
-			reason := fmt.Sprintf("the record %q of its snapshots is missing, and %q has what was "+
-				"written since", o.dir.layers(), path)
-			return o.unfit(reason, "cannot be used: "+reason, "put the record back, or "+
-				restoreVolume), true
-		}
-	}
 	return v, false
 }
 
@@ -183,8 +165,8 @@ func (o *opening) assembleLayers(bottom *overlay.Disk, s *state) (*overlay.Tree,
 	if err != nil {
 		return nil, o.unread(err)
 	}
-	opt := overlay.TreeOptions{Name: o.name, Record: s.layers, Content: s.Map,
-		Durable: o.durable(), Slots: o.opt.Workers.copying, Log: o.log,
+	opt := overlay.TreeOptions{Name: o.name, Record: s.layers, Marked: o.dir.layered,
+		Content: s.Map, Durable: o.durable(), Slots: o.opt.Workers.copying, Log: o.log,
 		Layer: overlay.Options{ReadOnly: o.opt.ReadOnly}}
 	files := &shelf{dir: o.dir, durable: o.durable(), wasDurable: o.durable(), volume: volume,
 		content: s.Map, log: o.log}
@@ -214,7 +196,6 @@ type shelf struct {
 	wasDurable bool // so it was so far, for layers of earlier starts
 	volume     string
 	content    string // identifies the content at the bottom
-	none       bool   // the record says that there are no layers
 	log        *zap.Logger
 }
 
@@ -292,27 +273,18 @@ func (s *shelf) Remove(id string) error {
 	for _, suffix := range layerMaps {
 		err = errors.Join(err, osfile.Remove(path+suffix))
 	}
-	if err != nil || !s.none {
-		return err
-	}
-	if s.synced() {
-		if err := durable.SyncParent(path); err != nil {
-			return err
-		}
-	}
-	return errors.Join(osfile.Remove(s.dir.layers()),
-		osfile.Remove(s.dir.layers()+durable.SpareSuffix))
+	return err
 }
 
-// Save is Shelf's. A record of no layers stays until the last one is removed: see lostLayers.
+// Save is Shelf's.
 func (s *shelf) Save(r *overlay.Record) error {
-	if s.none = r == nil; s.none {
-		if there, err := present(s.dir.layers()); err != nil || !there {
-			return err
-		}
-		r = overlay.NewRecord(s.content, s.durable)
+	if r == nil {
+		return s.dir.removeRecord()
 	}
 	return saveSealed(s.dir.layers(), r, s.synced())
 }
+
+// Mark is Shelf's.
+func (s *shelf) Mark(layers bool) error { return s.dir.mark(layers, s.synced()) }
 
 func (s *shelf) synced() bool { return s.durable || s.wasDurable }

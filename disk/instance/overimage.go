@@ -44,6 +44,7 @@ func (o *opening) overImage(ctx context.Context) (*Instance, error) {
 
 // resume serves the disk of an earlier start again.
 func (o *opening) resume(ctx context.Context, s *state) (*Instance, error) {
+	o.dir.layered = s.Version == layeredVersion
 	grown, err := o.adjust(s)
 	if err != nil {
 		return nil, err
@@ -176,7 +177,7 @@ func (o *opening) beginMap(ctx context.Context, m *overlay.Map, s *state, fresh 
 	// A disk that stops being durable must say so before anything is written without a flush.
 	// Before that, the live map must exist, because later starts read no other map.
 	s.Durable = o.durable()
-	return s.save(o.dir.state(), true)
+	return o.dir.saveState(s, true)
 }
 
 // create makes the state of a new disk. It comes first: a file without a state looks like a
@@ -193,6 +194,7 @@ func (o *opening) create(ctx context.Context, reason string) (*state, error) {
 	if err := o.makeWay(reason); err != nil {
 		return nil, err
 	}
+	o.dir.layered = false
 	if o.opt.Mode == CopyClone {
 		if err := image.CheckSpace(ctx, o.img, o.dir.path, 0); err != nil {
 			return nil, err
@@ -202,7 +204,7 @@ func (o *opening) create(ctx context.Context, reason string) (*state, error) {
 		Size: max(o.img.Size(), o.opt.Size), BlockSize: o.newBlockSize(), ImageSize: o.img.Size(),
 		Identity: o.identity(newIdentity()), Created: time.Now().UTC(), Durable: o.durable(),
 		Map: newMapID(), Boot: bootID(), LUN: o.opt.LUN, Chain: o.img.Unhashed()}
-	return s, o.spaceError(s.save(o.dir.state(), s.Durable))
+	return s, o.spaceError(o.dir.saveState(s, s.Durable))
 }
 
 // createFile makes the file of a new disk, a hole, and records that it was made.
@@ -212,7 +214,7 @@ func (o *opening) createFile(s *state) error {
 		return o.tooLarge(err, s.Size)
 	}
 	s.Made = true
-	err = s.save(o.dir.state(), s.Durable)
+	err = o.dir.saveState(s, s.Durable)
 	if s.stale = osfile.IsFull(err); s.stale {
 		return nil // it is saved later
 	}
@@ -286,7 +288,7 @@ func (o *opening) adjust(s *state) (grown bool, err error) {
 		return false, nil
 	}
 	// A disk that stops being durable must say so before anything is written without a flush.
-	err = s.save(o.dir.state(), s.Durable || before.Durable)
+	err = o.dir.saveState(s, s.Durable || before.Durable)
 	s.stale = err != nil
 	if osfile.IsFull(err) && s.Durable == before.Durable && len(s.Chain) > 0 {
 		// Without serving it, the volume stays full. The old state still fits the disk: the hash

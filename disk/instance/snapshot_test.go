@@ -365,7 +365,7 @@ func TestDamagedLayers(t *testing.T) {
 					require.Error(t, err)
 					require.FileExists(t, inst.dir.disk())
 					if name == "no record" {
-						require.ErrorContains(t, err, "written since; put the record back")
+						require.ErrorContains(t, err, "is missing; put the record back")
 						require.Len(t, layerFiles(t, inst), len(layers)-1, "all but the record")
 					}
 					continue

@@ -21,8 +21,14 @@ import (
 	"kubevirt.io/disk/internal/durable"
 )
 
-// stateVersion is the format of the state file. No other version is read.
-const stateVersion = 2
+// The versions of the state file. No other is read.
+const (
+	// stateVersion is that of a disk whose content is in its own file, and in its image.
+	stateVersion = 2
+	// layeredVersion is that of a disk with layers above its file, and else the same. Programs that
+	// know no layers do not know this version either: they would go on with the file alone.
+	layeredVersion = 3
+)
 
 // state is the knowledge about a disk that one start leaves for the next. It is a file in the
 // disk's directory.
@@ -76,6 +82,38 @@ func newIdentity() disk.Identity {
 	copy(id.NAA[:], random[10:])
 	id.NAA[0] = 0x30 | id.NAA[0]&0x0f // SPC-4 7.8.6.6: NAA 3h, locally assigned
 	return id
+}
+
+// saveState writes the state of the directory's disk.
+func (d *diskDir) saveState(s *state, synced bool) error {
+	d.stateMu.Lock()
+	defer d.stateMu.Unlock()
+	return d.saveLocked(s, synced)
+}
+
+func (d *diskDir) saveLocked(s *state, synced bool) error {
+	s.Version = stateVersion
+	if d.layered {
+		s.Version = layeredVersion
+	}
+	return s.save(d.state(), synced)
+}
+
+// mark says in the state whether the disk has layers. The state is in use elsewhere, so this goes
+// by what its file says.
+func (d *diskDir) mark(layered, synced bool) error {
+	d.stateMu.Lock()
+	defer d.stateMu.Unlock()
+	s, err := loadState(d.state())
+	if err != nil {
+		return err
+	}
+	before := d.layered
+	d.layered = layered
+	if err = d.saveLocked(s, synced); err != nil && layered {
+		d.layered = before
+	}
+	return err
 }
 
 // save writes the state and gives it its final name in one step. With synced it also syncs both.
@@ -162,9 +200,9 @@ func decodeState(text []byte) (*state, error) {
 	if err := decoder.Decode(&s); err != nil {
 		return nil, damagedState("is damaged: %v", err)
 	}
-	if s.Version != stateVersion {
-		return nil, damagedState("has version %d, and this program knows %d", s.Version,
-			stateVersion)
+	if s.Version != stateVersion && s.Version != layeredVersion {
+		return nil, damagedState("has version %d, and this program knows %d and %d", s.Version,
+			stateVersion, layeredVersion)
 	}
 	if s.BlockSize != 0 && s.BlockSize != disk.LongBlock || s.Size <= 0 ||
 		s.Size%int64(s.blockSize()) != 0 || s.ImageSize < 0 || s.ImageSize > s.Size ||

@@ -26,9 +26,11 @@ type Shelf interface {
 	Open(id string, floor int64) (File, *Map, error)
 	// Remove removes the files of a layer.
 	Remove(id string) error
-	// Save replaces the record. After an error it is the old or the new one. Nil: there is no layer
-	// any more, and the record goes when the files of the last one are removed.
+	// Save replaces the record. After an error it is the old or the new one. Nil: it goes.
 	Save(r *Record) error
+	// Mark keeps with the disk whether there are layers, where versions of this program that know
+	// none look, too: they must not go on with the bottom alone. After an error it is unknown.
+	Mark(layers bool) error
 }
 
 // TreeOptions say how the layers of a disk are kept.
@@ -36,6 +38,7 @@ type TreeOptions struct {
 	Name    string // of the disk, for messages
 	Shelf   Shelf
 	Record  *Record // of an earlier start; nil: there is only the bottom
+	Marked  bool    // by Mark, at an earlier start
 	Content string  // identifies the content at the bottom
 	Durable bool    // a flush reaches storage
 	Layer   Options // of each layer
@@ -66,6 +69,7 @@ type Tree struct {
 	top     *node       // that of stack, except in the midst of a change
 	snaps   []*snapshot // the oldest first
 	working bool        // the work in the background goes on
+	marked  bool        // the disk is certainly marked as one with layers
 	ended   bool
 }
 
@@ -93,17 +97,14 @@ func OpenTree(bottom *Disk, opt TreeOptions) (*Tree, error) {
 	if t.log == nil {
 		t.log = zap.NewNop()
 	}
-	t.top = t.bottom
+	t.top, t.marked = t.bottom, opt.Marked
 	if r := opt.Record; r != nil {
 		if err := t.load(r); err != nil {
 			return nil, err
 		}
-		if r.Durable != opt.Durable {
-			// A layer that stops being durable must say so before anything is written to it.
-			if err := t.saveLocked(); err != nil {
-				return nil, errors.Join(err, t.closeNodes())
-			}
-		}
+	}
+	if err := t.settleRecord(opt.Record); err != nil {
+		return nil, errors.Join(err, t.closeNodes())
 	}
 	t.stack = NewStack(t.top.disk)
 	t.publishLocked()
@@ -140,6 +141,23 @@ func (t *Tree) load(r *Record) error {
 	return nil
 }
 
+// settleRecord ends what an earlier process has begun to record.
+func (t *Tree) settleRecord(r *Record) error {
+	switch {
+	case len(t.nodes) == 0:
+		if r != nil || t.marked {
+			t.unmarkLocked()
+		}
+		return nil
+	case r.Durable != t.opt.Durable:
+		// A layer that stops being durable must say so before anything is written to it.
+		if err := t.saveLocked(); err != nil {
+			return err
+		}
+	}
+	return t.markLocked()
+}
+
 // Stack is the disk to serve.
 func (t *Tree) Stack() *Stack { return t.stack }
 
@@ -169,9 +187,6 @@ func (t *Tree) closeNodes() (err error) {
 
 // recordLocked describes the tree.
 func (t *Tree) recordLocked() *Record {
-	if len(t.nodes) == 0 {
-		return nil
-	}
 	r := NewRecord(t.opt.Content, t.opt.Durable)
 	r.Top = t.top.id
 	for _, n := range t.nodes {
@@ -199,6 +214,39 @@ func (t *Tree) publishLocked() {
 }
 
 func (t *Tree) saveLocked() error { return t.opt.Shelf.Save(t.recordLocked()) }
+
+// markLocked marks the disk before its first layer is made. A disk that is marked has a record:
+// without one, it has lost it.
+func (t *Tree) markLocked() error {
+	if t.marked {
+		return nil
+	}
+	if err := t.saveLocked(); err != nil {
+		return err
+	}
+	if err := t.opt.Shelf.Mark(true); err != nil {
+		return err
+	}
+	t.marked = true
+	return nil
+}
+
+// unmarkLocked makes a disk without layers one that older versions of this program may have. If
+// that fails, the next start tries again.
+func (t *Tree) unmarkLocked() {
+	if len(t.nodes) > 0 {
+		return
+	}
+	t.marked = false // whatever comes now
+	err := t.opt.Shelf.Mark(false)
+	if err == nil {
+		err = t.opt.Shelf.Save(nil)
+	}
+	if err != nil {
+		t.log.Warn("the disk has no snapshots any more, but earlier versions of this program "+
+			"still refuse it: the next start tries again to change that", zap.Error(err))
+	}
+}
 
 // findLocked returns the snapshot of that name, or nil.
 func (t *Tree) findLocked(name string) *snapshot {
@@ -231,8 +279,12 @@ func (t *Tree) newTopLocked(over *node, floor int64) (back func(), err error) {
 	var random [16]byte
 	rand.Read(random[:]) // never fails
 	id := hex.EncodeToString(random[:])
+	if err := t.markLocked(); err != nil {
+		return nil, err
+	}
 	file, m, err := t.opt.Shelf.Make(id, t.stack.Size(), floor)
 	if err != nil {
+		t.unmarkLocked()
 		return nil, err
 	}
 	before := t.top
@@ -247,7 +299,9 @@ func (t *Tree) newTopLocked(over *node, floor int64) (back func(), err error) {
 		}
 		if err != nil {
 			t.log.Warn("files of a snapshot that was not taken are left", zap.Error(err))
+			return
 		}
+		t.unmarkLocked()
 	}, nil
 }
 
@@ -258,7 +312,9 @@ func (t *Tree) dropLocked(n *node) {
 	if err := errors.Join(n.disk.Retire(), t.opt.Shelf.Remove(n.id)); err != nil {
 		t.log.Warn("the files of a layer that nobody needs are left until the next start",
 			zap.Error(err))
+		return
 	}
+	t.unmarkLocked()
 }
 
 // refusal makes an error of a snapshot.

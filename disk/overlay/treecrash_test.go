@@ -73,6 +73,14 @@ func (d *simTree) Remove(id string) error {
 	return nil
 }
 
+// Mark is Shelf's.
+func (d *simTree) Mark(layers bool) error {
+	if !layers {
+		return d.store.Save("mark", nil)
+	}
+	return d.store.Save("mark", []byte("layers"))
+}
+
 // Save is Shelf's.
 func (d *simTree) Save(r *Record) error {
 	if r == nil {
@@ -108,10 +116,15 @@ func (d *simTree) load() {
 	var record *Record
 	text, err := d.store.Load("record")
 	require.NoError(d.t, err)
+	mark, err := d.store.Load("mark")
+	require.NoError(d.t, err)
+	require.False(d.t, mark != nil && text == nil, "the record of a marked disk is gone")
 	if text != nil {
 		record = new(Record)
 		require.NoError(d.t, json.Unmarshal(text, record))
 		require.NoError(d.t, record.Check())
+		require.True(d.t, mark != nil || len(record.Layers) == 0,
+			"an older version would go on with the bottom alone")
 		largest := d.file.Size()
 		needed := map[string]bool{}
 		for _, l := range record.Layers {
@@ -126,7 +139,8 @@ func (d *simTree) load() {
 	} else {
 		clear(d.files)
 	}
-	d.tree, err = OpenTree(bottom, TreeOptions{Shelf: d, Record: record, Durable: true,
+	d.tree, err = OpenTree(bottom, TreeOptions{Shelf: d, Record: record, Marked: mark != nil,
+		Durable: true,
 		// a read-only tree does not merge by itself: the test does
 		Layer: Options{ReadOnly: true}})
 	require.NoError(d.t, err)
@@ -279,10 +293,13 @@ func (d *simTree) restart(killed bool) error {
 			l.live = nil
 		}
 	}
-	record, err := d.store.Load("record")
-	require.NoError(d.t, err)
-	d.store = filetest.NewSimStore(m)
-	require.NoError(d.t, d.store.Save("record", record))
+	store := filetest.NewSimStore(m)
+	for _, name := range []string{"record", "mark"} {
+		kept, err := d.store.Load(name)
+		require.NoError(d.t, err)
+		require.NoError(d.t, store.Save(name, kept))
+	}
+	d.store = store
 	d.file, d.durable = next(d.file, m), next(d.durable, m)
 	allowed, unflushed, copies := d.allowed, map[int64][][]byte{}, d.opt.CopyReads
 	if killed { // all writes are there, and may be lost later
@@ -292,7 +309,7 @@ func (d *simTree) restart(killed bool) error {
 	d.open(m, live)
 	d.opt.CopyReads = copies
 	d.load()
-	err = d.compare(allowed)
+	err := d.compare(allowed)
 	if !bytes.Equal(d.expected, d.instead) {
 		d.allowed = unflushed
 	}
@@ -365,9 +382,11 @@ func treeCrashes(t *testing.T, seed uint64, opt Options, whole bool, rounds int,
 	}
 	require.Equal(t, d.tree.bottom, d.tree.top)
 	require.Empty(t, d.files)
-	record, err := d.store.Load("record")
-	require.NoError(t, err)
-	require.Nil(t, record)
+	for _, name := range []string{"record", "mark"} {
+		kept, err := d.store.Load(name)
+		require.NoError(t, err)
+		require.Nil(t, kept, name)
+	}
 	clear(d.snaps)
 	return d.look(0, int64(len(d.expected)))
 }

@@ -1,0 +1,134 @@
+package instance
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/filetest"
+	"kubevirt.io/disk/disk/overlay"
+	"kubevirt.io/disk/internal/testtool"
+)
+
+// olderVersion is what a version of this program without layers says of a disk: it decodes the
+// state, and looks at no file that it does not know.
+func olderVersion(t *testing.T, inst *Instance) error {
+	t.Helper()
+	text, err := os.ReadFile(inst.dir.state())
+	require.NoError(t, err)
+	body, err := unseal(text, stateFile)
+	require.NoError(t, err)
+	var s struct {
+		Version int `json:"version"`
+	}
+	require.NoError(t, json.Unmarshal(body, &s))
+	if s.Version != 2 {
+		return fmt.Errorf("its state file has version %d, and this program knows 2", s.Version)
+	}
+	return nil
+}
+
+// TestOlderVersionsRefuseLayers: while a disk has layers, versions of this program that know none
+// refuse it, whatever else is recorded of the disk meanwhile. Without them they can go back to it.
+func TestOlderVersionsRefuseLayers(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 5), 0)
+	for kind, opt := range map[string]Options{"ephemeral": {}, "persistent": {Mode: CopyClone}} {
+		t.Run(kind, func(t *testing.T) {
+			later := make(chan struct{})
+			opt.CopyAfter = later // so that the disk becomes complete while it has layers
+			if opt.WorkDir = t.TempDir(); kind == "persistent" {
+				opt.PersistentDir = t.TempDir()
+			}
+			inst, _ := start(t, path, opt)
+			require.NoError(t, olderVersion(t, inst))
+			require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
+			require.ErrorContains(t, olderVersion(t, inst), "version 3, and this program knows 2")
+			close(later)
+			settle(t, inst)
+			s, err := loadState(inst.dir.state())
+			require.NoError(t, err)
+			require.True(t, s.Complete)
+			require.Error(t, olderVersion(t, inst))
+			require.NoError(t, inst.Close())
+			opt.LUN = 7 // something to be recorded at the start
+			inst, _ = start(t, path, opt)
+			require.True(t, inst.kept)
+			require.Error(t, olderVersion(t, inst))
+			without(t, inst)
+			testtool.Eventually(t, func() bool { return olderVersion(t, inst) == nil })
+			require.NoFileExists(t, inst.dir.layers())
+			require.ErrorContains(t, TakeSnapshot(t.Context(), "-", inst), "name")
+			require.NoError(t, olderVersion(t, inst))
+			require.NoError(t, inst.Close())
+		})
+	}
+}
+
+// TestUnfinishedLayers: a process was killed before the first layer was made, or after the last one
+// was removed. The next start ends that, and one with layers is marked as such.
+func TestUnfinishedLayers(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 5), 0)
+	opt := Options{PersistentDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	settle(t, inst)
+	require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
+	without(t, inst)
+	testtool.Eventually(t, func() bool { return olderVersion(t, inst) == nil })
+	require.NoError(t, inst.Close())
+	for _, marked := range []bool{false, true} {
+		files := &shelf{dir: inst.dir, durable: true, content: inst.content}
+		require.NoError(t, files.Save(overlay.NewRecord(inst.content, true)))
+		require.NoError(t, files.Mark(marked))
+		inst, _ = start(t, path, opt)
+		require.True(t, inst.kept)
+		require.Empty(t, layerFiles(t, inst))
+		require.NoError(t, olderVersion(t, inst))
+		require.NoError(t, inst.Close())
+	}
+	inst, _ = start(t, path, opt)
+	require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
+	require.NoError(t, inst.Close())
+	require.NoError(t, inst.dir.mark(false, true))
+	require.NoError(t, olderVersion(t, inst))
+	inst, _ = start(t, path, opt)
+	require.Len(t, inst.Snapshots(), 1)
+	require.Error(t, olderVersion(t, inst))
+}
+
+// TestOlderVersionMadeItAgain: a version without layers makes an ephemeral disk again, and leaves
+// the layers of the one before. They are no part of the new disk.
+func TestOlderVersionMadeItAgain(t *testing.T) {
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 5), 0)
+	opt := Options{WorkDir: t.TempDir()}
+	inst, _ := start(t, path, opt)
+	settle(t, inst)
+	require.NoError(t, TakeSnapshot(t.Context(), "a", inst))
+	_, err := inst.WriteAt(filetest.Block('a', 4096), 0)
+	require.NoError(t, err)
+	layers := layerFiles(t, inst)
+	require.NoError(t, inst.Close())
+	aside := t.TempDir()
+	for _, name := range layers {
+		require.NoError(t, os.Rename(filepath.Join(inst.dir.path, name),
+			filepath.Join(aside, name)))
+	}
+	require.NoError(t, inst.dir.clear())
+	inst, _ = start(t, path, opt)
+	settle(t, inst)
+	_, err = inst.WriteAt(filetest.Block('b', 4096), 0)
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+	for _, name := range layers {
+		require.NoError(t, os.Rename(filepath.Join(aside, name),
+			filepath.Join(inst.dir.path, name)))
+	}
+	inst, _ = start(t, path, opt)
+	require.True(t, inst.kept)
+	require.Empty(t, inst.Snapshots())
+	require.Empty(t, layerFiles(t, inst))
+	require.Equal(t, filetest.Block('b', 4096), filetest.ReadAll(t, inst, 4096))
+}
