@@ -14,6 +14,7 @@ import (
 // Delete removes a volume and its data. If there is no such volume, it returns nil. It refuses
 // while initiators use the volume or an upload is under way, unless force is set. With force, it
 // fences these users before it removes anything: none of their commands reaches the disk any more.
+// It refuses in any case while other volumes need a snapshot of it.
 //
 // Once a deletion has begun, it goes on if ctx ends, and after a restart.
 func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
@@ -33,7 +34,12 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 		}
 		return nil
 	}
+	if err := m.leave(v); err != nil {
+		m.release(v)
+		return err
+	}
 	if err := m.free(ctx, v, force); err != nil {
+		m.stay(v)
 		m.release(v)
 		return err
 	}
@@ -42,6 +48,7 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 		if !force {
 			err = m.retire(ctx, v, err)
 		}
+		m.stay(v)
 		m.release(v)
 		return err
 	}
@@ -145,7 +152,7 @@ func (m *Manager) erase(v *volume) error {
 func (m *Manager) forget(v *volume) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.record, v.failure = store.Record{}, nil
+	v.record, v.failure, v.leaving = store.Record{}, nil, false
 }
 
 // undo removes the remains of a volume that could not be made. If that fails, the next start

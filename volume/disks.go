@@ -53,6 +53,8 @@ type Opened interface {
 	Grow(size int64) error
 	// Completed is closed when the disk no longer needs its source or its File.
 	Completed() <-chan struct{}
+	// Copied reports whether the disk no longer needs its source.
+	Copied() bool
 	// Failure says why the disk has failed, or nil. A failed disk must be opened again.
 	Failure() error
 	// Snapshots lists what was kept of the disk, oldest first.

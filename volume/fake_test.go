@@ -177,6 +177,15 @@ func (d *fakeDisk) Changes(context.Context, string, string, int64) (api.Changes,
 
 func (d *fakeDisk) Completed() <-chan struct{} { return d.whole }
 
+func (d *fakeDisk) Copied() bool {
+	select {
+	case <-d.whole:
+		return true
+	default:
+		return false
+	}
+}
+
 func (d *fakeDisk) Failure() error { return nil }
 
 func (d *fakeDisk) Withdraw() (users []string, err error) {

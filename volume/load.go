@@ -44,23 +44,36 @@ func (m *Manager) Load(ctx context.Context) error {
 	m.mu.Lock()
 	all := slices.Collect(maps.Values(m.volumes))
 	m.mu.Unlock()
+	var clones []*volume
 	var group errgroup.Group
 	group.SetLimit(loadsAtOnce)
 	for _, v := range all {
+		if disk, _ := v.record.Spec.From.Cloned(); disk != "" {
+			clones = append(clones, v)
+			continue
+		}
 		group.Go(func() error {
-			v.turn <- struct{}{}
-			defer m.release(v)
-			if err := m.load(ctx, v); err != nil && ctx.Err() == nil {
-				m.fail(v, err)
-				m.log.Error("a volume cannot be served: fix the problem, and PUT it again or "+
-					"restart", zap.String("volume", v.name), zap.Error(err))
-			}
+			m.loadOne(ctx, v)
 			return nil
 		})
 	}
 	_ = group.Wait()
+	slices.SortFunc(clones, byAge)
+	for _, v := range clones {
+		m.loadOne(ctx, v)
+	}
 	m.work.Go(m.findMissing)
 	return ctx.Err()
+}
+
+func (m *Manager) loadOne(ctx context.Context, v *volume) {
+	v.turn <- struct{}{}
+	defer m.release(v)
+	if err := m.load(ctx, v); err != nil && ctx.Err() == nil {
+		m.fail(v, err)
+		m.log.Error("a volume cannot be served: fix the problem, and PUT it again or restart",
+			zap.String("volume", v.name), zap.Error(err))
+	}
 }
 
 // findMissing serves volumes whose storage has come back.

@@ -58,6 +58,7 @@ type volume struct {
 	// fetching is not nil while the disk is being opened in the background.
 	fetching *fetching
 
+	leaving  bool   // it will be deleted, see leave
 	reserved int64  // bytes that count for data that is coming
 	chosen   uint16 // the number that the record will have; 0: none
 }

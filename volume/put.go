@@ -104,6 +104,9 @@ func (m *Manager) begin(v *volume, r store.Record, dir string) error {
 	if err := m.enter(v, r); err != nil {
 		return err
 	}
+	if err := m.mayClone(r); err != nil {
+		return err
+	}
 	if r.Place.Kind == store.PlaceRoot || r.Place.Kind == store.PlaceClaim {
 		if err := m.vacant(r, dir); err != nil {
 			return err

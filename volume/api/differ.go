@@ -39,6 +39,8 @@ func (s *Source) String() string {
 		return ""
 	case s.Upload:
 		return "an upload"
+	case s.Snapshot != "":
+		return fmt.Sprintf("the snapshot %q", s.Snapshot)
 	case s.Image != "":
 		return fmt.Sprintf("the image %q", s.Image)
 	case s.Disk != "":

@@ -3,6 +3,7 @@ package api
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // DefaultName is the name of the volume at the address /volume, which has no name in it.
@@ -50,15 +51,19 @@ type Spec struct {
 	PVC *Claim `json:"pvc,omitempty" yaml:"pvc,omitempty"`
 }
 
-// Source is the initial content of a disk. Exactly one of Image, Reference and Upload is set.
+// Source is the initial content of a disk. Exactly one of Image, Reference, Snapshot and Upload is
+// set.
 type Source struct {
 	// Image is the name of a file in the server's directory of images (/disk).
 	Image string `json:"image,omitempty" yaml:"image,omitempty"`
 	// Reference is an image in a registry.
 	Reference string `json:"reference,omitempty" yaml:"reference,omitempty"`
 	// Disk is the name of a disk's file, if Reference has several disks.
-	Disk   string `json:"disk,omitempty" yaml:"disk,omitempty"`
-	Upload bool   `json:"upload,omitempty" yaml:"upload,omitempty"` // data that comes later
+	Disk string `json:"disk,omitempty" yaml:"disk,omitempty"`
+	// Snapshot is DISK@NAME: a snapshot of another volume, or of another disk of the server that is
+	// kept. The disk is ready at once, and nothing is copied first.
+	Snapshot string `json:"snapshot,omitempty" yaml:"snapshot,omitempty"`
+	Upload   bool   `json:"upload,omitempty" yaml:"upload,omitempty"` // data that comes later
 }
 
 // Copy is how the disk gets the content of its source.
@@ -172,20 +177,33 @@ func (s *Source) resolved() (*Source, error) {
 		return nil, nil
 	}
 	set := 0
-	for _, is := range []bool{s.Image != "", s.Reference != "", s.Upload} {
+	for _, is := range []bool{s.Image != "", s.Reference != "", s.Snapshot != "", s.Upload} {
 		if is {
 			set++
 		}
 	}
 	switch {
 	case set != 1:
-		return nil, errors.New("from: say one of image, reference and upload")
+		return nil, errors.New("from: say one of image, reference, snapshot and upload")
 	case s.Disk != "" && s.Reference == "":
 		return nil, errors.New("from.disk: it tells the disks of a reference apart, and there is " +
 			"no reference")
 	}
+	if disk, name := s.Cloned(); s.Snapshot != "" && (disk == "" || name == "") {
+		return nil, fmt.Errorf("from.snapshot: %q is none: say DISK@NAME, such as vm1@monday",
+			s.Snapshot)
+	}
 	copied := *s
 	return &copied, nil
+}
+
+// Cloned returns the disk and the name in Snapshot. A name has no '@'.
+func (s *Source) Cloned() (disk, snapshot string) {
+	if s == nil || s.Snapshot == "" {
+		return "", ""
+	}
+	at := strings.LastIndexByte(s.Snapshot, '@')
+	return s.Snapshot[:max(at, 0)], s.Snapshot[at+1:]
 }
 
 // Needed reports whether the request has to name a size.

@@ -20,6 +20,9 @@ type Disk struct {
 	Progress  *image.Progress // nil: its mode copies nothing
 	// snapshotOf is the disk whose snapshot this is; nil: it is none. Set before it is served.
 	snapshotOf *Disk
+	// clonedFrom is the disk whose snapshot this one reads from; nil: none. Set before the disk is
+	// in the table.
+	clonedFrom *Disk
 
 	mu  sync.Mutex
 	now state // guarded by mu

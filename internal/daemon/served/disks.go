@@ -37,6 +37,10 @@ type Disks struct {
 	// handovers is told which LUNs come and go; set by ServeAll.
 	handovers *control.Server
 
+	// SnapshotUsers returns the volumes that need a snapshot of a disk, whether they are open or
+	// not. nil: there are no volumes.
+	SnapshotUsers func(disk, snapshot string) []string
+
 	// Stopping ends when no disk may come any more, and those that come give up.
 	Stopping context.Context
 	stop     context.CancelFunc
@@ -189,12 +193,16 @@ func (d *Disks) Flush(ctx context.Context) error {
 }
 
 // Close closes all disks at once: each may wait a moment for its work in the background, and all
-// share the time of a stop. It calls last after that.
+// share the time of a stop. Only clones come before the disks that they read from. It calls last
+// after that.
 func (d *Disks) Close(ctx context.Context, last func() error) error {
 	return Within(ctx, "close", func() error {
 		d.table.close()
-		disks := d.table.all()
-		err := forAll(len(disks), len(disks), func(i int) error { return disks[i].close() })
+		var err error
+		for _, disks := range d.byDepth() {
+			err = errors.Join(err,
+				forAll(len(disks), len(disks), func(i int) error { return disks[i].close() }))
+		}
 		return errors.Join(err, last())
 	})
 }

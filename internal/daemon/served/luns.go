@@ -33,6 +33,11 @@ func (d *Disks) Add(ctx context.Context, disk plan.Disk) (lun uint16, err error)
 // Open opens one more disk, which nobody can use yet. The image belongs to the disk from now on,
 // even after an error.
 func (d *Disks) Open(ctx context.Context, disk plan.Disk) (s *Disk, err error) {
+	return d.openFrom(ctx, disk, nil)
+}
+
+// openFrom is Open for a disk that is cloned from another one; nil: from none.
+func (d *Disks) openFrom(ctx context.Context, disk plan.Disk, from *Disk) (s *Disk, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(d.Stopping, cancel)()
@@ -42,7 +47,7 @@ func (d *Disks) Open(ctx context.Context, disk plan.Disk) (s *Disk, err error) {
 	}
 	var added []*Disk
 	if err == nil {
-		added, err = d.table.add(disk)
+		added, err = d.table.addFrom(from, disk)
 	}
 	if err != nil {
 		plan.CloseImages([]plan.Disk{disk})
@@ -124,7 +129,11 @@ func (d *Disks) Remove(ctx context.Context, lun uint16, flush bool) error {
 		return err
 	}
 	if s := d.table.find(lun); s != nil {
-		if err := d.endSnapshots(ctx, s, true); err != nil {
+		err := d.uncloned(s)
+		if err == nil {
+			err = d.endSnapshots(ctx, s, true)
+		}
+		if err != nil {
 			d.table.changes.Done()
 			return err
 		}
@@ -161,8 +170,12 @@ func (d *Disks) Remove(ctx context.Context, lun uint16, flush bool) error {
 }
 
 // Withdraw stops serving a disk that no initiator uses, and its snapshots. Otherwise it returns a
-// *serving.InUseError. The disk stays open. Nothing uses it when released is closed.
+// *serving.InUseError. The disk stays open. Nothing uses it when released is closed. If clones read
+// from it, it returns instance.ErrSnapshotInUse.
 func (d *Disks) Withdraw(s *Disk) (released <-chan struct{}, err error) {
+	if err := d.uncloned(s); err != nil {
+		return nil, err
+	}
 	if err := d.endSnapshots(context.Background(), s, false); err != nil {
 		return nil, err
 	}

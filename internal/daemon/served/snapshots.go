@@ -162,6 +162,12 @@ func (d *Disks) DeleteSnapshot(ctx context.Context, s *Disk, name string) error 
 		return fmt.Errorf("%w: it is LUN %d: end that first (snapshot unserve)",
 			instance.ErrSnapshotInUse, lun.LUN)
 	}
+	if needed := d.SnapshotUsers; needed != nil {
+		if users := needed(s.Name, name); len(users) > 0 {
+			return fmt.Errorf("%w: it is needed by what was cloned from it, %s",
+				instance.ErrSnapshotInUse, strings.Join(users, ", "))
+		}
+	}
 	return inst.DeleteSnapshot(ctx, name)
 }
 

@@ -64,6 +64,14 @@ func (v *Volumes) open(ctx context.Context, want volume.Disk) (*served.Disk, err
 	if !there {
 		what.Size = want.Size
 	}
+	if disk, snapshot := want.Source.Cloned(); disk != "" && want.File == "" {
+		s, err := v.disks.Clone(ctx, what, disk, snapshot)
+		missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, instance.ErrSnapshotMissing)
+		if missing && !there {
+			err = api.Errorf(api.CodeInvalid, "from.snapshot: %v", err)
+		}
+		return s, err
+	}
 	if what.Image, what.After, err = v.image(ctx, want); err != nil {
 		return nil, err
 	}
@@ -300,6 +308,9 @@ func (o *volumeDisk) Changes(ctx context.Context, since, until string, offset in
 	c.Next = min(c.Next, c.Size)
 	return c, ctx.Err()
 }
+
+// Copied reports whether the disk has copied all of its image.
+func (o *volumeDisk) Copied() bool { return o.disk.Progress.Finished() }
 
 // completePoll is how often to look whether a disk has become complete.
 const completePoll = 200 * time.Millisecond

@@ -63,6 +63,7 @@ func New(opt *options.Options, l net.Listener, disks *served.Disks, from *source
 		return nil, fmt.Errorf("%w; name another directory with %v", err,
 			opt.Setting(&opt.Volumes.Dir))
 	}
+	disks.SnapshotUsers = v.manager.Clones
 	v.uploads = v.newUploads(m)
 	m.SetVolumes(func() metrics.Volumes {
 		s := v.Status()

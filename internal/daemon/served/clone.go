@@ -1,0 +1,161 @@
+package served
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/internal/daemon/plan"
+)
+
+// Clone opens one more disk, whose content is a snapshot of another disk. Nobody can use it yet.
+// Nothing is copied first. Until it has copied everything, which in most copy modes it never does,
+// the snapshot cannot be deleted, and the other disk stays.
+//
+// If the other disk is not open, the error wraps fs.ErrNotExist. If it has no such snapshot, it
+// wraps instance.ErrSnapshotMissing.
+func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot string) (
+	*Disk, error) {
+	from, err := d.source(source)
+	if err != nil {
+		return nil, err
+	}
+	inst := from.Instance()
+	if inst == nil {
+		return nil, &notHere{source}
+	}
+	if !inst.Persistent {
+		return nil, &instance.SnapshotError{Disk: source, Name: snapshot, Reason: "the disk dies " +
+			"with the daemon, and a clone of it would not: use a disk that is kept"}
+	}
+	opened, err := inst.OpenSnapshot(snapshot)
+	if err != nil {
+		return nil, err
+	}
+	id := snapshotIdentity(inst, snapshot).Serial
+	name := snapshotName(from, snapshot)
+	what.Image, err = image.OpenSource(ctx, name,
+		func(context.Context, string) (image.Source, error) {
+			return &snapshotSource{opened, image.Identity{Digest: "snapshot:" + id}}, nil
+		}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
+	if err != nil {
+		_ = opened.Close() // it only forgets that the snapshot is in use
+		return nil, err
+	}
+	if what.BlockSize == 0 {
+		what.BlockSize = inst.BlockSize
+	}
+	return d.openFrom(ctx, what, from)
+}
+
+// notHere says that a disk to clone is not open. That may change.
+type notHere struct{ name string }
+
+func (e *notHere) Error() string {
+	return fmt.Sprintf("the disk %q is not here: name a volume, or another disk that this daemon "+
+		"keeps", e.name)
+}
+
+func (e *notHere) Unwrap() error { return fs.ErrNotExist }
+
+// source finds the only disk of a name that can be cloned.
+func (d *Disks) source(name string) (found *Disk, err error) {
+	for _, s := range d.table.all() {
+		switch {
+		case s.Name != name || s.snapshotOf != nil:
+		case found != nil:
+			return nil, fmt.Errorf("LUNs %d and %d both have the name %q", found.LUN, s.LUN, name)
+		default:
+			found = s
+		}
+	}
+	if found == nil {
+		return nil, &notHere{name}
+	}
+	return found, nil
+}
+
+// clones returns the disks that still need a snapshot of a disk.
+func (d *Disks) clones(s *Disk) (all []*Disk) {
+	for _, o := range d.table.all() {
+		if o.clonedFrom == s && !o.Progress.Finished() {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// uncloned refuses a disk that clones still need.
+func (d *Disks) uncloned(s *Disk) error {
+	var names []string
+	for _, o := range d.clones(s) {
+		names = append(names, o.String())
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%v: %w: %s read from it", s, instance.ErrSnapshotInUse,
+		strings.Join(names, " and "))
+}
+
+// byDepth returns all disks in an order in which they can be closed: clones before the disks that
+// they were cloned from.
+func (d *Disks) byDepth() [][]*Disk {
+	var levels [][]*Disk
+	for _, s := range d.table.all() {
+		depth := 0
+		for o := s.clonedFrom; o != nil; o = o.clonedFrom {
+			depth++
+		}
+		for len(levels) <= depth {
+			levels = append(levels, nil)
+		}
+		levels[depth] = append(levels[depth], s)
+	}
+	slices.Reverse(levels)
+	return levels
+}
+
+// snapshotSource is a snapshot as the bytes of an image.
+type snapshotSource struct {
+	*instance.SnapshotDisk
+	id image.Identity
+}
+
+func (s *snapshotSource) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	return s.within(ctx).ReadAt(p, off)
+}
+
+// Extent asks only for what is at hand.
+func (s *snapshotSource) Extent(off, length int64) (disk.Extent, error) {
+	if e, ok := s.Disk.(disk.Extenter); ok {
+		return e.Extent(off, length)
+	}
+	return disk.Extent{Length: length, Data: true}, nil
+}
+
+func (s *snapshotSource) within(ctx context.Context) disk.Disk {
+	if far, ok := s.Disk.(disk.Distant); ok {
+		return far.Within(ctx)
+	}
+	return s.Disk
+}
+
+// farReads is how many reads of a snapshot are worth having under way if its image is far away.
+const farReads = 8
+
+func (s *snapshotSource) Parallel() int {
+	if _, far := s.Disk.(disk.Distant); far {
+		return farReads
+	}
+	return 1
+}
+
+func (s *snapshotSource) Identity() image.Identity { return s.id }
+func (s *snapshotSource) WillRead(int64, int64)    {}
+func (s *snapshotSource) Check() error             { return nil }
