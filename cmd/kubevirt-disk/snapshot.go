@@ -51,6 +51,7 @@ unserve or the end of the daemon. It prints the number of the LUN.`),
 
 func (a *app) snapshotCreateCommand() *cobra.Command {
 	var also []string
+	commands := around{out: a.stderr}
 	cmd := &cobra.Command{
 		Use:   "create DISK [NAME]",
 		Short: "Keep what a disk holds now",
@@ -59,23 +60,59 @@ for a moment, reads do not. With --also, several disks of a machine are kept at 
 time.
 
 The content is what a sudden loss of power would leave. For more, freeze the file systems of the
-guest before (virsh domfsfreeze, or KubeVirt's freeze), and thaw them afterwards.
+guest with --before, and thaw them with --after. This command runs these commands, not the daemon.
+They get no input and no terminal, and what they print goes to standard error. Without a success of
+--before there is no snapshot. --after is run whatever has happened, even if this command is
+interrupted or killed. If it fails, the exit status is 1, and the snapshot stays.
 
 Without NAME, the snapshot is named by the time in UTC.` + askedBySocket,
 		Args: usageArgs(cobra.RangeArgs(1, 2)),
 	}
 	ask := a.snapshotFlags(cmd)
 	cmd.Flags().StringArrayVar(&also, "also", nil, "another `disk` of the same machine; repeatable")
-	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
+	commands.flags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if commands.limit <= 0 {
+			return fmt.Errorf("--%s: %s is no time: give more than 0", flagTimeLimit,
+				commands.limit)
+		}
 		req := status.SnapshotRequest{Action: status.SnapshotCreate,
 			Disks: append([]string{args[0]}, also...),
 			Name:  time.Now().UTC().Format("20060102T150405Z")}
 		if len(args) > 1 {
 			req.Name = args[1]
 		}
-		return ask(cmd, req)
-	})
+		return running(func(cmd *cobra.Command, _ []string) error {
+			if !commands.any() {
+				return ask.change(cmd, req, pendingChange)
+			}
+			return a.createAround(cmd, ask, req, &commands)
+		})(cmd, args)
+	}
 	return cmd
+}
+
+// createAround takes a snapshot between two commands.
+func (a *app) createAround(cmd *cobra.Command, ask *asker, req status.SnapshotRequest,
+	commands *around) error {
+	ctx, stop := a.interruptible(cmd.Context(), nil)
+	defer stop()
+	for _, disk := range req.Disks { // a guest is not frozen for what cannot be
+		all, err := ask.list(cmd, disk)
+		if err != nil {
+			return err
+		}
+		for _, s := range all {
+			if s.Name == req.Name {
+				return fmt.Errorf("the disk %q already has a snapshot %q", s.Disk, s.Name)
+			}
+		}
+	}
+	return commands.do(ctx, func() error {
+		// The daemon does not stop what it has begun, so its answer is waited for.
+		return ask.change(cmd, req, "may still take the snapshot, without what --"+flagBefore+
+			" has done: see snapshot list, and delete it")
+	})
 }
 
 func (a *app) snapshotChangeCommand(action status.SnapshotAction, short, long string,
@@ -88,31 +125,61 @@ func (a *app) snapshotChangeCommand(action status.SnapshotAction, short, long st
 	}
 	ask := a.snapshotFlags(cmd)
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
-		return ask(cmd,
-			status.SnapshotRequest{Action: action, Disks: args[:1], Name: args[1]})
+		return ask.change(cmd, status.SnapshotRequest{Action: action, Disks: args[:1],
+			Name: args[1]}, pendingChange)
 	})
 	return cmd
 }
 
-// snapshotFlags adds the settings by which a command finds the daemon, and returns how it asks.
-func (a *app) snapshotFlags(cmd *cobra.Command) func(*cobra.Command,
-	status.SnapshotRequest) error {
+// pendingChange says what a daemon that has not answered may be doing.
+const pendingChange = "may still be at it: see snapshot list"
+
+// asker asks the daemon that the settings of a command name.
+type asker struct {
+	a   *app
+	c   *config
+	own []setting
+}
+
+// snapshotFlags adds the settings by which a command finds the daemon.
+func (a *app) snapshotFlags(cmd *cobra.Command) *asker {
 	c := newConfig()
 	own := pick(c.settings(), keyControlSocket, keyWorkDir)
 	addFlags(cmd.Flags(), own)
-	return func(cmd *cobra.Command, req status.SnapshotRequest) error {
-		l := load(cmd.Flags(), own)
-		socket := c.socketToAsk(l)
-		if err := l.problems.Err(); err != nil {
-			return err
-		}
-		done, err := daemonAt(socket).Snapshot(cmd.Context(), req)
-		if err != nil {
-			return explainControl(err, socket, "may still be at it: see snapshot list")
-		}
-		fmt.Fprintln(a.stdout, done)
-		return nil
+	return &asker{a: a, c: c, own: own}
+}
+
+func (q *asker) socket(cmd *cobra.Command) (string, error) {
+	l := load(cmd.Flags(), q.own)
+	socket := q.c.socketToAsk(l)
+	return socket, l.problems.Err()
+}
+
+// change carries out a request, and prints what was done. pending: see explainControl.
+func (q *asker) change(cmd *cobra.Command, req status.SnapshotRequest, pending string) error {
+	socket, err := q.socket(cmd)
+	if err != nil {
+		return err
 	}
+	done, err := daemonAt(socket).Snapshot(cmd.Context(), req)
+	if err != nil {
+		return explainControl(err, socket, pending)
+	}
+	fmt.Fprintln(q.a.stdout, done)
+	return nil
+}
+
+// list returns the snapshots of a disk, or of all for "".
+func (q *asker) list(cmd *cobra.Command, disk string) ([]status.Snapshot, error) {
+	socket, err := q.socket(cmd)
+	if err != nil {
+		return nil, err
+	}
+	all, err := daemonAt(socket).Snapshots(cmd.Context(), disk)
+	if err != nil {
+		return nil, explainControl(err, socket, "may be busy: ask again")
+	}
+	return all, nil
 }
 
 func (a *app) snapshotListCommand() *cobra.Command {
@@ -124,19 +191,12 @@ func (a *app) snapshotListCommand() *cobra.Command {
 disk then, how much storage only the snapshot needs, and its LUN if it is served.` + askedBySocket,
 		Args: usageArgs(cobra.MaximumNArgs(1)),
 	}
-	c := newConfig()
-	own := pick(c.settings(), keyControlSocket, keyWorkDir)
-	addFlags(cmd.Flags(), own)
+	ask := a.snapshotFlags(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
-		l := load(cmd.Flags(), own)
-		socket := c.socketToAsk(l)
-		if err := l.problems.Err(); err != nil {
-			return err
-		}
-		all, err := daemonAt(socket).Snapshots(cmd.Context(), append(args, "")[0])
+		all, err := ask.list(cmd, append(args, "")[0])
 		if err != nil {
-			return explainControl(err, socket, "may be busy: ask again")
+			return err
 		}
 		if asJSON {
 			encoder := json.NewEncoder(a.stdout)
