@@ -17,7 +17,9 @@ func LoadTLS(certFile, keyFile, clientCAFile string, log *zap.Logger) (*tls.Conf
 	}
 	return tlsfiles.Config(tlsfiles.Files{Of: "the NBD server", Cert: certFile, Key: keyFile,
 		ClientCA: clientCAFile}, &tls.Config{
-		MinVersion: tls.VersionTLS13,
+		// Every implementation must support it ("TLS versions" of the specification), and the
+		// kernel's client has nothing newer.
+		MinVersion: tls.VersionTLS12,
 		ClientAuth: tls.RequireAndVerifyClientCert,
 		// a resumed session would not ask the changed files
 		SessionTicketsDisabled: true,
