@@ -49,10 +49,10 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 	case strange(id, claim):
 		s := moving(v1alpha1.ReasonClaimForeign, "the claim %s is not of this move: it has to go "+
 			"first", claim.Name).after(again)
-		if metav1.IsControlledBy(claim, id) {
-			return s, r.deleteClaim(ctx, claim)
+		if mine, err := r.made(ctx, id, claim); err != nil || !mine {
+			return s, err
 		}
-		return s, nil
+		return s, r.deleteClaim(ctx, claim)
 	}
 	receiver, s, err := r.job(ctx, id, receiveJob(id))
 	if s != nil || err != nil {
@@ -251,6 +251,22 @@ func strange(id *v1alpha1.VMIdentity, o client.Object) bool {
 		o.GetDeletionTimestamp() != nil
 }
 
+// made reports whether this controller has made an object that is strange for a move, so that it
+// may delete it. What the status has by now is not strange: another leader may have recorded it
+// after the status was read.
+func (r *Reconciler) made(ctx context.Context, id *v1alpha1.VMIdentity, o client.Object) (
+	bool, error) {
+	if !metav1.IsControlledBy(o, id) {
+		return false, nil
+	}
+	live, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Live, "VMIdentity",
+		client.ObjectKeyFromObject(id))
+	if live == nil || err != nil {
+		return false, err
+	}
+	return live.Status.Move == nil || live.Status.Move.Made[o.GetName()] != o.GetUID(), nil
+}
+
 // job returns a Job of a move from the cache, or nil. A state says that another Job has its name.
 func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
 	*batchv1.Job, *state, error) {
@@ -259,7 +275,8 @@ func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name stri
 	if job == nil || !strange(id, job) {
 		return job, nil, err
 	}
-	if metav1.IsControlledBy(job, id) && job.DeletionTimestamp == nil {
+	mine, err := r.made(ctx, id, job)
+	if mine && job.DeletionTimestamp == nil {
 		err = r.deleteJob(ctx, job)
 	}
 	return nil, moving(v1alpha1.ReasonCopying, "Job %s is of an earlier try, or not of this move: "+
