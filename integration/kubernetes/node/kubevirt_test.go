@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -43,14 +45,13 @@ spec:
 const (
 	socketsVolume = "hook-sidecar-sockets"
 	socketsDir    = "/var/run/kubevirt-hooks"
+	diskSocket    = socketsDir + "/" + inject.HookContainer + "/disk/nbd.sock"
 )
 
-// TestKubeVirt runs the pod of a machine as virt-controller renders it, in a namespace with pod
-// security restricted. Its annotation is all that asks for a disk: the hook sidecar then has claim
-// and image. A guest boots from the hook's socket and writes. Its pod is deleted, and the pod of
-// the machine's next start, which has another name, finds all of that.
+// TestKubeVirt runs pods of machines as virt-controller renders them, on a node with the
+// controller, in a namespace with pod security restricted.
 func TestKubeVirt(t *testing.T) {
-	testtool.Need(t, "qemu-system-x86_64")
+	testtool.Need(t, "qemu-system-x86_64", "qemu-io")
 	plane.Binaries(t, binaries...)
 	linux := bootImage(t, "registry.example.com/vmdisks/linux:1")
 	n := Start(t, DiskImage(t, serverImage, ""), QEMUImage(t, qemuImage), linux,
@@ -58,28 +59,39 @@ func TestKubeVirt(t *testing.T) {
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.Apply(t, machines)
 	n.installController(t)
-	n.Apply(t, volume(t, n, "pv0", "ReadWriteOncePod"))
-	size := resource.MustParse("1Gi") // larger than the image
-	n.applyObject(t, &v1alpha1.VMIdentitySet{
-		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(),
-			Kind: "VMIdentitySet"},
-		ObjectMeta: metav1.ObjectMeta{Name: "linux", Namespace: "default"},
-		Spec: v1alpha1.DiskSpec{Size: &size,
-			Image: "registry.example.com/vmdisks/linux@" + n.digests[linux.Name]}})
+	set := func(name string, attachment v1alpha1.Attachment) {
+		size := resource.MustParse("1Gi") // larger than the image
+		n.Apply(t, volume(t, n, "for-"+name, "ReadWriteOncePod"))
+		n.applyObject(t, &v1alpha1.VMIdentitySet{
+			TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(),
+				Kind: "VMIdentitySet"},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+			Spec: v1alpha1.DiskSpec{Size: &size, Attachment: attachment,
+				Image: "registry.example.com/vmdisks/linux@" + n.digests[linux.Name]}})
+	}
+	set("stays", v1alpha1.Sidecar)
+	t.Run("stays", n.machineThatStays)
+	set("moves", v1alpha1.Service)
+	t.Run("moves", n.machineThatMoves)
+}
 
-	pod := n.launcherPod(t, "fedora")
+// machineThatStays has an annotation, which is all that asks for a disk: the hook sidecar then has
+// claim and image. A guest boots from the hook's socket and writes. Its pod is deleted, and the pod
+// of the machine's next start, which has another name, finds all of that.
+func (n *Node) machineThatStays(t *testing.T) {
+	pod := n.launcherPod(t, "fedora", "stays")
 	t.Cleanup(func() { n.explain(t, pod.Name, "compute", inject.HookContainer) })
 	n.startMachine(t, pod)
-	domain := n.define(t, pod.Name)
+	domain := n.define(t, pod, "{}")
 	require.Contains(t, domain,
-		`<host transport="unix" socket="`+socketsDir+`/hook-sidecar-0/disk/nbd.sock"`)
+		`<host transport="unix" socket="`+diskSocket+`"`)
 	require.Contains(t, domain, `bus="scsi"`, "an annotation says so")
 	wrote := n.untilWritten(t, pod.Name, 8)
 	t.Logf("the hook sidecar's memory:\n%s", n.memory(t, pod.Name, 1))
 	n.Kubectl(t, "delete", "pod", pod.Name)
 	n.Kubectl(t, "delete", "vmi", "fedora")
 
-	pod = n.launcherPod(t, "fedora")
+	pod = n.launcherPod(t, "fedora", "stays")
 	n.startMachine(t, pod)
 	end := -1
 	n.until(t, "the next pod has compared the disk", func() bool {
@@ -94,9 +106,9 @@ func TestKubeVirt(t *testing.T) {
 	n.Kubectl(t, "delete", "pod", pod.Name)
 }
 
-// launcherPod is the pod that virt-controller makes for a machine, here with a machine that is
-// QEMU alone. It waits for the disk's socket, as the launcher does for the hook's.
-func (n *Node) launcherPod(t *testing.T, machine string) *corev1.Pod {
+// launcherPod is the pod that virt-controller makes for a machine with a disk of a set, here with a
+// machine that is QEMU alone. It waits for the disk's socket, as the launcher does for the hook's.
+func (n *Node) launcherPod(t *testing.T, machine, set string) *corev1.Pod {
 	t.Helper()
 	n.Apply(t, "{apiVersion: kubevirt.io/v1, kind: VirtualMachineInstance, metadata: {name: "+
 		machine+"}}")
@@ -118,7 +130,7 @@ func (n *Node) launcherPod(t *testing.T, machine string) *corev1.Pod {
 		"kubectl.kubernetes.io/default-container": "compute",
 		"kubevirt.io/migrationTransportUnix":      "true",
 		"hooks.kubevirt.io/hookSidecars":          `[{"image": "` + serverImage + `"}]`,
-		v1alpha1.AnnotationSet:                    "linux", v1alpha1.Group + "/bus": "scsi"}
+		v1alpha1.AnnotationSet:                    set, v1alpha1.Group + "/bus": "scsi"}
 	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1",
 		Kind: "VirtualMachineInstance", Name: machine, UID: types.UID(uid), Controller: &yes,
 		BlockOwnerDeletion: &yes}}
@@ -132,8 +144,7 @@ func (n *Node) launcherPod(t *testing.T, machine string) *corev1.Pod {
 	for i, arg := range compute.Args {
 		if strings.HasPrefix(arg, "driver=iscsi,") {
 			compute.Args[i] = "driver=nbd,node-name=disk,export=1,open-timeout=240," +
-				"cache.direct=on,server.type=unix,server.path=" + socketsDir +
-				"/hook-sidecar-0/disk/nbd.sock"
+				"cache.direct=on,server.type=unix,server.path=" + diskSocket
 			// Without the credential.
 			compute.Args = append(compute.Args[:i-3], compute.Args[i-1:]...)
 			break
@@ -153,10 +164,10 @@ func (n *Node) launcherPod(t *testing.T, machine string) *corev1.Pod {
 }
 
 // define waits for the hook's socket where the launcher looks for it, and has the hook put its disk
-// into a domain.
-func (n *Node) define(t *testing.T, pod string) string {
+// into a domain. The machine has the annotations of its pod; status is its own, as JSON.
+func (n *Node) define(t *testing.T, pod *corev1.Pod, status string) string {
 	t.Helper()
-	uid := n.Kubectl(t, "get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
+	uid := n.Kubectl(t, "get", "pod", pod.Name, "-o", "jsonpath={.metadata.uid}")
 	path := filepath.Join(n.Dir, "kubelet/pods", uid, "volumes/kubernetes.io~empty-dir",
 		socketsVolume, inject.HookContainer, inject.HookContainer+".sock")
 	n.until(t, "the hook answers", func() bool {
@@ -170,8 +181,9 @@ func (n *Node) define(t *testing.T, pod string) string {
 			return socket.DialUnix(ctx, path)
 		}}
 	defer transport.CloseIdleConnections()
-	vmi := `{"metadata": {"annotations": {"disk.kubevirt.io/bus": "scsi",` +
-		`"disk.kubevirt.io/identity-set": "linux"}}}`
+	annotations, err := json.Marshal(pod.Annotations)
+	require.NoError(t, err)
+	vmi := fmt.Sprintf(`{"metadata": {"annotations": %s}, "status": %s}`, annotations, status)
 	answer, err := connect.NewClient[hookpb.DomainParams, hookpb.DomainResult](
 		&http.Client{Transport: transport},
 		"http://hook/kubevirt.hooks.v1alpha3.Callbacks/OnDefineDomain", connect.WithGRPC()).
