@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -62,4 +63,27 @@ func TestCommit(t *testing.T) {
 		mustDisk(t, nil, "pull", insecure, w.proxy+repository, got)
 		sameFile(t, want, got)
 	}
+
+	// The next version has all that the guest has written, on the layers that the disk came from.
+	guest, err = nbd.OpenRemote(t.Context(), nbd.RemoteOptions{
+		Address: serving.SocketPrefix + socket})
+	require.NoError(t, err)
+	next := bytes.Repeat([]byte("the next version"), 256)
+	copy(content[15<<20:], next)
+	_, err = guest.WriteAt(next, 15<<20)
+	require.NoError(t, err)
+	require.NoError(t, guest.Close())
+	layers := func(tag string) int { return len(w.layers(t, "vm2/fedora", tag)) }
+	for flag, tag := range map[string]string{"": "44", "--squash": "45"} {
+		w.received.Store(0)
+		mustDisk(t, nil, strings.Fields("commit "+insecure+" "+uri+" "+w.proxy+"/vm2/fedora:"+tag+
+			" --onto="+w.proxy+"/vm2/fedora:43 "+flag)...)
+		require.Less(t, w.received.Load(), whole/10)
+		require.NoError(t, os.WriteFile(want, content, 0o644))
+		got := filepath.Join(t.TempDir(), "got.raw")
+		mustDisk(t, nil, "pull", insecure, w.proxy+"/vm2/fedora:"+tag, got)
+		sameFile(t, want, got)
+	}
+	require.Equal(t, layers("43")+2, layers("44"))
+	require.Equal(t, layers("43"), layers("45"))
 }

@@ -90,6 +90,13 @@ func TestRegistryOnto(t *testing.T) {
 // layerSize is the size of the top layer of an image. Bytes.
 func (w *watchedRegistry) layerSize(t *testing.T, repository, digest string) int64 {
 	t.Helper()
+	all := w.layers(t, repository, digest)
+	return all[len(all)-1]
+}
+
+// layers are the sizes of the layers of an image, which is named by a digest or a tag. Bytes.
+func (w *watchedRegistry) layers(t *testing.T, repository, digest string) (sizes []int64) {
+	t.Helper()
 	for {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
 			"http://"+w.address+"/v2/"+repository+"/manifests/"+digest, nil)
@@ -113,6 +120,9 @@ func (w *watchedRegistry) layerSize(t *testing.T, repository, digest string) int
 			continue
 		}
 		require.NotEmpty(t, says.Layers, "%s", text.String())
-		return says.Layers[len(says.Layers)-1].Size
+		for _, l := range says.Layers {
+			sizes = append(sizes, l.Size)
+		}
+		return sizes
 	}
 }

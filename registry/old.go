@@ -20,16 +20,21 @@ import (
 
 // oldDisk is the disk that a new version of it is pushed onto.
 type oldDisk struct {
-	ref    string
-	index  *layer.Index // nil: the image has none that can be used, and was fetched
-	names  []string     // of all files, in the directory of the disks
-	disks  []string     // those that are disks
-	top    string       // the disk
-	format image.Format // of its file
-	image  *image.Image
-	chain  []*oldFile // its file, and the backing files; empty: it was fetched
-	dir    string     // has what was fetched; "": there is none
-	here   *here
+	ref   string
+	index *layer.Index // nil: the image has none that can be used, and was fetched
+	names []string     // of all files, in the directory of the disks
+	disks []string     // those that are disks
+	top   string       // the disk
+	image *image.Image
+	chain []*oldFile // its file, and the backing files; empty: it was fetched
+	dir   string     // has what was fetched; "": there is none
+	here  *here
+
+	below map[string]string // the backing files of files that have some; nil: there is one file
+	left  []string          // files of the index that the new image lacks
+	// the file that the new one is over
+	backing       string
+	backingFormat image.Format
 
 	boot map[string][][2]int64 // a boot that was recorded anew, by the names of files; nil: none
 }
@@ -97,7 +102,7 @@ func (p *pusher) findOld(ctx context.Context, f planned, here *here) (_ *oldDisk
 	if err != nil {
 		return nil, err
 	}
-	o.format = o.image.Format()
+	o.backing, o.backingFormat = o.top, o.image.Format()
 	return o, nil
 }
 
@@ -231,7 +236,7 @@ func (o *oldDisk) findDisks(ctx context.Context,
 		o.disks = o.names // everything that it needs is elsewhere
 		return nil
 	}
-	var below []string
+	o.below = make(map[string]string)
 	for _, name := range o.names {
 		file, err := open(name)
 		if err != nil {
@@ -241,13 +246,20 @@ func (o *oldDisk) findDisks(ctx context.Context,
 		if err = errors.Join(err, file.Close()); err != nil {
 			return err
 		}
-		below = append(below, image.BackingOf(name, head, file.Size()))
+		if below := image.BackingOf(name, head, file.Size()); below != "" {
+			o.below[name] = below
+		}
 		if path.Dir(name) == "." && !image.PassOver(name, file.Size(), qcow2.IsQcow2(head)) {
 			o.disks = append(o.disks, name)
 		}
 	}
 	o.disks = slices.DeleteFunc(o.disks, func(name string) bool {
-		return slices.Contains(below, name)
+		for _, below := range o.below {
+			if below == name {
+				return true
+			}
+		}
+		return false
 	})
 	return nil
 }
@@ -294,7 +306,7 @@ func (o *oldDisk) fetch(ctx context.Context, p *pusher, f planned) (err error) {
 	}
 	for _, one := range all {
 		if path.Base(one.Name) == o.top {
-			o.format = one.Format
+			o.backing, o.backingFormat = o.top, one.Format
 			file := filepath.Base(one.To)
 			o.image, err = image.Open(one.To, image.Options{
 				MaxVirtualSize: p.opt.Image.MaxVirtualSize,
@@ -350,6 +362,9 @@ func (o *oldDisk) indexed(ctx context.Context) (all []indexedFile, err error) {
 	}
 	for i := range o.index.Files {
 		f := &o.index.Files[i]
+		if slices.Contains(o.left, f.Name) {
+			continue
+		}
 		one := indexedFile{entry: *f, digests: io.NewSectionReader(o.index.Digests,
 			f.FirstChunk*layer.DigestSize, f.Chunks(layer.IndexChunk)*layer.DigestSize)}
 		if tables := o.index.TablesOf(f); tables != nil {
@@ -369,10 +384,11 @@ func (o *oldDisk) indexed(ctx context.Context) (all []indexedFile, err error) {
 }
 
 // checkChain refuses a chain that is too long to be pulled.
-func (o *oldDisk) checkChain() error {
-	if len(o.chain) > maxChain {
+func (o *oldDisk) checkChain(squash bool) error {
+	if len(o.chain) > maxChain && !squash {
 		return fmt.Errorf("its disk has %d backing files, and with one more it could not be "+
-			"pulled any more: push the new version as a whole, without --onto", len(o.chain)-1)
+			"pulled any more: say --squash, or push the new version as a whole, without --onto",
+			len(o.chain)-1)
 	}
 	return nil
 }

@@ -30,6 +30,9 @@ type Onto struct {
 	// File is a copy of that disk on this machine. What cannot be compared by digests is read from
 	// there, where it has the content of the image, and not fetched. "": there is none.
 	File string
+	// Squash leaves out the layers of the versions between the oldest one and the new one, which
+	// gets what they have. It makes a chain short again.
+	Squash bool
 }
 
 // annotationRetired marks the index of an image that a later one was pushed onto. The index of that
@@ -70,7 +73,7 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 	if p.old, err = p.findOld(ctx, f, here); err != nil {
 		return false, fmt.Errorf("%s: %w", p.opt.Onto.Image, err)
 	}
-	if err := p.old.checkChain(); err != nil {
+	if err := p.old.checkChain(p.opt.Onto.Squash); err != nil {
 		return false, fmt.Errorf("%s: %w", p.opt.Onto.Image, err)
 	}
 	different, shared, err := p.compare(ctx, img)
@@ -80,8 +83,16 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("comparing %q with %s: %w", f.path, p.opt.Onto.Image, err)
 	}
-	if shared == 0 && different.count() > 0 {
+	if p.opt.Onto.Squash {
+		if err := p.squash(ctx, different, shared); err != nil {
+			return false, err
+		}
+	}
+	if shared.count() == 0 && different.count() > 0 {
 		return false, p.notOnto()
+	}
+	if err := p.sayDead(ctx, different); err != nil {
+		return false, err
 	}
 	return true, p.makeDelta(ctx, f, img, different)
 }
@@ -136,17 +147,16 @@ func (c clusters) count() (n int64) {
 // compareUnit is how much of both disks is compared at once. Bytes.
 const compareUnit = 4 * qcow2.DeltaUnit
 
-// compare finds the clusters of a disk that differ from the old one, and counts those that are the
-// same and not only zeros.
-func (p *pusher) compare(ctx context.Context, img *image.Image) (different clusters, shared int64,
+// compare finds the clusters of a disk that differ from the old one, and those that are the same
+// and not only zeros.
+func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shared clusters,
 	err error) {
 	old, progress := p.old.image, p.opt.Progress
-	different = newClusters(img.Size())
+	different, shared = newClusters(img.Size()), newClusters(img.Size())
 	p.opt.Progress.total.Add(img.Size())
 	outer := ctx
 	group, ctx := errgroup.WithContext(outer)
 	group.SetLimit(max(runtime.GOMAXPROCS(0), transport.Reads))
-	var same atomic.Int64
 	// hole is how much from off on neither of them stores.
 	hole := func(off int64) (int64, error) {
 		n := img.Size() - off
@@ -167,7 +177,7 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different clust
 	for off := int64(0); off < img.Size() && ctx.Err() == nil; {
 		n, err := hole(off)
 		if err != nil {
-			return nil, 0, errors.Join(group.Wait(), err)
+			return nil, nil, errors.Join(group.Wait(), err)
 		}
 		if n = n / compareUnit * compareUnit; n > 0 {
 			progress.done.Add(n)
@@ -188,7 +198,7 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different clust
 				case !bytes.Equal(mine, b[at:end]):
 					different.add((begin + at) / qcow2.DeltaUnit)
 				case !allZeros(mine):
-					same.Add(1)
+					shared.add((begin + at) / qcow2.DeltaUnit)
 				}
 			}
 			progress.done.Add(n)
@@ -197,7 +207,7 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different clust
 		off += n
 	}
 	err = errors.Join(group.Wait(), outer.Err())
-	return different, same.Load(), err
+	return different, shared, err
 }
 
 // zeros are as many as a cluster has.
@@ -260,7 +270,7 @@ func (p *pusher) makeDelta(ctx context.Context, f planned, img *image.Image,
 	_, err = qcow2.Write(ctx, file, delta{img, different}, qcow2.WriteOptions{
 		Compression: compress,
 		ReadUnit:    img.CopyUnit(),
-		Backing:     qcow2.Backing{Name: p.old.top, Format: string(p.old.format)},
+		Backing:     qcow2.Backing{Name: p.old.backing, Format: string(p.old.backingFormat)},
 		Progress: func(_, data int64) {
 			left -= data
 			p.opt.Progress.done.Add(data)
@@ -319,7 +329,10 @@ func (p *pusher) needsOfDelta(ctx context.Context, f planned, name string, file 
 func (o *oldDisk) deltaName(wish string) (string, error) {
 	stem := strings.TrimSuffix(wish, filepath.Ext(wish))
 	name := stem + ".qcow2"
-	for n := 1; slices.ContainsFunc(o.names, func(have string) bool { return have == name }); n++ {
+	taken := func(have string) bool {
+		return have == name && !slices.Contains(o.left, path.Join(layer.DiskDir, have))
+	}
+	for n := 1; slices.ContainsFunc(o.names, taken); n++ {
 		name = fmt.Sprintf("%s.%d.qcow2", stem, n)
 	}
 	was, now := slices.Clone(o.disks), slices.Clone(o.disks)

@@ -281,6 +281,14 @@ func TestPushOntoKeepsBoot(t *testing.T) {
 	}
 	require.NotZero(t, boots["disk/vm.qcow2"])
 	require.NotZero(t, boots["disk/vm.1.qcow2"])
+
+	copy(now[12<<20:], "not read at boot")
+	o.squash(t, o.file(t, "vm.raw", now), "vm/a:3", "vm/a:2")
+	r, err = o.c.Resolve(t.Context(), o.m.ref(t, "vm/a:3"))
+	require.NoError(t, err)
+	for _, f := range fullIndex(t, r).Files {
+		require.Equal(t, boots[f.Name], len(f.Boot), f.Name)
+	}
 }
 
 // TestPushOntoChains: a chain that pull would refuse is not made.
@@ -297,7 +305,10 @@ func TestPushOntoChains(t *testing.T) {
 	copy(content, "once more")
 	_, err := o.c.Push(t.Context(), []string{o.file(t, "vm.raw", content)}, o.m.ref(t, "vm/a:9"),
 		PushOptions{Onto: Onto{Image: o.m.ref(t, "vm/a:8").String()}})
-	require.ErrorContains(t, err, "could not be pulled")
+	require.ErrorContains(t, err, "could not be pulled any more: say --squash")
+	require.Contains(t, o.said[len(o.said)-1], "push the next version with --squash")
+	o.squash(t, filepath.Join(o.dir, "vm.raw"), "vm/a:9", "vm/a:8")
+	o.requireDisk(t, "vm/a:9", "vm.1.qcow2", content, true)
 }
 
 // TestPushOntoLimits: an image that is larger than what is accepted is refused.

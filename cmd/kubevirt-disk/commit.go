@@ -26,8 +26,8 @@ func (a *app) commitCommand() *cobra.Command {
 		Use:   "commit URI REF (--onto IMAGE | --flat)",
 		Short: "Store a disk of a running daemon as an image in a registry",
 		Long: `Stores a disk that a daemon serves by NBD as a container image: the layers of the image that it
-came from (--onto) and one with what differs, or the whole disk (--flat). The digest is printed at
-the end.
+came from (--onto) and one with what differs, or the whole disk (--flat). With --squash, the layers
+of the versions between the oldest one and this one are left out. The digest is printed at the end.
 
 URI is nbd+unix:///EXPORT?socket=PATH or nbd://127.0.0.1:PORT/EXPORT. commit is a client like any
 other: in access mode write-exclusive, it is refused while somebody uses the disk, and nobody can
@@ -41,6 +41,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	}
 	cmd.Flags().StringVar(&onto.Image, flagOnto, "", "`reference` of the image that the disk came "+
 		"from, or of another version of it: only what differs is stored")
+	addSquash(cmd, &onto)
 	cmd.Flags().BoolVar(&flat, flagFlat, false, "store the whole disk, as one file")
 	cmd.Flags().StringVar(&from, "base", base, "`reference` of the base image with --flat; none "+
 		"makes a KubeVirt containerDisk")

@@ -13,6 +13,7 @@ func TestPushOntoUsage(t *testing.T) {
 		"name the image with --onto": {"--onto-file=old.raw", "--base=none", "a.raw", ref},
 		"takes one file":             {"--onto=127.0.0.1:1/vm:0", "a.raw", "b.raw", ref},
 		"--onto: ":                   {"--onto=NO/vm:0", "a.raw", ref},
+		"--squash is about":          {"--squash", "--base=none", "a.raw", ref},
 		"name the base image":        {"--base=", "a.raw", ref},
 	} {
 		status, _, stderr := run(t, nil, append([]string{"push"}, args...)...)
@@ -28,6 +29,7 @@ func TestCommitUsage(t *testing.T) {
 		"say either --onto":   {uri, ref},
 		"or --flat":           {uri, ref, "--flat", "--onto=127.0.0.1:1/vm:0"},
 		"name the base image": {uri, ref, "--flat", "--base="},
+		"--squash is about":   {uri, ref, "--flat", "--base=none", "--squash"},
 		"of this machine":     {"nbds://disks.example.com/vm", ref, "--flat", "--base=none"},
 		"the disk: ":          {"vm", ref, "--flat", "--base=none"},
 		"--compress":          {uri, ref, "--flat", "--base=none", "--compress=gzip"},

@@ -33,7 +33,8 @@ the same base have the same digest, which is printed at the end.
 
 With --onto, FILE is a new version of the disk in another image. The new image has the layers of
 that one, and a layer with what differs, so that little is sent, and little is fetched by who has
-the old one. The old disk is compared by the digests in its index, and not fetched.
+the old one. The old disk is compared by the digests in its index, and not fetched. With --squash,
+the layers of the versions between the oldest one and the new one are left out.
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage.
 
@@ -55,6 +56,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		"the same")
 	cmd.Flags().StringVar(&onto.File, flagOntoFile, "", "`file` with a copy of that other "+
 		"version: what differs is compared with it instead of being fetched")
+	addSquash(cmd, &onto)
 	addFlags(cmd.Flags(), registrySettings(new(transport.Options)))
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,
@@ -101,11 +103,21 @@ const (
 	flagBootOrder = "boot-order"
 	flagOnto      = "onto"
 	flagOntoFile  = "onto-file"
+	flagSquash    = "squash"
 )
+
+// addSquash adds the flag for a short chain of versions.
+func addSquash(cmd *cobra.Command, onto *registry.Onto) {
+	cmd.Flags().BoolVar(&onto.Squash, flagSquash, false, "with --"+flagOnto+": leave out the "+
+		"layers of the versions between the oldest one and the new one, which gets what they have")
+}
 
 // checkOnto checks the flags for another version of the disk.
 func checkOnto(onto registry.Onto, files []string) error {
 	switch {
+	case onto.Image == "" && onto.Squash:
+		return fmt.Errorf("--%s is about the versions below a new one: name the image that has "+
+			"them with --%s", flagSquash, flagOnto)
 	case onto.Image == "" && onto.File == "":
 		return nil
 	case onto.Image == "":
