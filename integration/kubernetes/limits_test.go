@@ -28,7 +28,8 @@ apiVersion: v1
 kind: Pod
 metadata: {name: machine, labels: {disk.kubevirt.io/identity: machine}}
 spec:
-  schedulingGates: [{name: disk.kubevirt.io/identity}, {name: example.com/wait}]
+  schedulingGates: [{name: disk.kubevirt.io/identity}, {name: disk.kubevirt.io/identity.1},
+    {name: example.com/wait}]
   containers: [{name: c, image: example.com/vm}]
 ---
 apiVersion: v1
@@ -148,8 +149,8 @@ func TestLimitsOfTheController(t *testing.T) {
 	}
 	const restricted = `securityContext: {allowPrivilegeEscalation: false}`
 	image := `{"spec": {"containers": [{"name": "c", "image": "example.com/evil"}]}}`
-	const gate = `{"spec": {"schedulingGates": [{"name": "example.com/wait"}, {"$patch": "delete",
-		"name": "disk.kubevirt.io/identity"}]}}`
+	const gate = `{"spec": {"schedulingGates": [{"name": "disk.kubevirt.io/identity.1"},
+		{"name": "example.com/wait"}, {"$patch": "delete", "name": "disk.kubevirt.io/identity"}]}}`
 	// A policy takes effect a moment after it was made. This one is the last.
 	testtool.Within(t, patience, func() bool {
 		return remove("PersistentVolume", "limits-volume")() != nil
@@ -170,6 +171,8 @@ func TestLimitsOfTheController(t *testing.T) {
 		"an annotation": {patch("Pod", "machine",
 			`{"metadata": {"annotations": {"a": "b"}}}`), "removes its gate"},
 		"the gate": {patch("Pod", "machine", gate), ""},
+		"the gate of a further disk": {patch("Pod", "machine", `{"spec": {"schedulingGates": [
+			{"$patch": "delete", "name": "disk.kubevirt.io/identity.1"}]}}`), ""},
 		"the UUID": {patch("Pod", "machine",
 			`{"metadata": {"annotations": {"disk.kubevirt.io/firmware-uuid": "x"}}}`), ""},
 		"a secret":             {remove("Secret", "root-password"), "not one of kubevirt-disk"},

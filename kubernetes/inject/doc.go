@@ -15,7 +15,9 @@
 // With attachment Service, the disk is served elsewhere, and the pod gets no container.
 //
 // In a pod in which KubeVirt runs a machine, the first hook sidecar serves the disk, and gets the
-// volumes. QEMU reaches it at a socket in the pod, without a credential.
+// volumes. QEMU reaches it at a socket in the pod, without a credential. Such a pod may ask for
+// further disks, by annotations with the numbers of the hook sidecars that serve them. Each has an
+// identity, a gate and volumes of its own.
 //
 // Errors are for the person who made the pod.
 package inject

@@ -1,7 +1,6 @@
 package inject
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -18,7 +17,8 @@ import (
 // node.session.auth.username and node.session.auth.password.
 const CredentialDir = "/var/run/secrets/" + api.Group + "/" + api.Device
 
-// The volumes of a disk: its credential, which is mounted there, its claim and its image.
+// The volumes of the disk with number 0: its credential, which is mounted there, its claim and its
+// image.
 const (
 	credentialVolume = api.DiskContainer + "-chap"
 	dataVolume       = api.DiskContainer + "-data"
@@ -50,19 +50,20 @@ type Options struct {
 	Server string
 }
 
-// Asks reports whether a pod asks for a disk.
-func Asks(pod *corev1.Pod) bool {
-	_, ours := pod.Annotations[api.AnnotationSet]
-	_, legacy := pod.Annotations[api.AnnotationSetLegacy]
-	return (ours || legacy) && !provisions(pod)
-}
-
 // Strange returns what is wrong with a pod that has an annotation which looks like one of this
 // product and is none, or that names a disk without saying what it is. Such a pod would run without
 // its disk.
 func Strange(pod *corev1.Pod) error {
-	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
-		if Machine(pod) != "" && hookAnnotation.MatchString(key) {
+	keys, machine := slices.Sorted(maps.Keys(pod.Annotations)), Machine(pod) != ""
+	for _, key := range keys {
+		if furtherAnnotation.MatchString(key) && !machine {
+			return fmt.Errorf("the annotation %q is for a further disk of a machine of KubeVirt, "+
+				"and any other pod has one disk: name its VMIdentitySet by %s, and remove this "+
+				"annotation", key, api.AnnotationSet)
+		}
+	}
+	for _, key := range keys {
+		if machine && (hookAnnotation.MatchString(key) || furtherAnnotation.MatchString(key)) {
 			continue
 		}
 		if meant.MatchString(key) && !slices.Contains(known, key) {
@@ -71,70 +72,75 @@ func Strange(pod *corev1.Pod) error {
 				api.AnnotationName)
 		}
 	}
-	if hasName(pod) && !Asks(pod) && !provisions(pod) {
-		return fmt.Errorf("the pod names its VMIdentity by an annotation, and no VMIdentitySet: "+
-			"add the annotation %s", api.AnnotationSet)
+	if provisions(pod) {
+		return nil
+	}
+	for n := range api.MaxDisks {
+		if hasName(pod, n) && !asks(pod, n) {
+			return fmt.Errorf("the pod names its VMIdentity by an annotation, and no "+
+				"VMIdentitySet: add the annotation %s", api.Numbered(api.AnnotationSet, n))
+		}
+	}
+	for n := 1; n < api.MaxDisks; n++ {
+		if asks(pod, n) && !asks(pod, 0) {
+			return fmt.Errorf("the annotation %s is for a further disk of the machine, and there "+
+				"is no first one: name the set of the disk that the container %s serves by the "+
+				"annotation %s", api.Numbered(api.AnnotationSet, n), Disk{}.container(),
+				api.AnnotationSet)
+		}
 	}
 	return nil
 }
 
-// SetName is the VMIdentitySet that a pod names.
-func SetName(pod *corev1.Pod) string {
-	if provisions(pod) {
-		return ""
-	}
-	return annotation(pod, api.AnnotationSet, api.AnnotationSetLegacy, "")
-}
-
-// IdentityName is the VMIdentity that a pod gets. It is empty until the pod has its name. A
-// launcher pod gets that of its machine, which stays when the pod goes.
-func IdentityName(pod *corev1.Pod) string {
-	return annotation(pod, api.AnnotationName, api.AnnotationNameLegacy,
-		cmp.Or(Machine(pod), pod.Name))
-}
-
-func annotation(pod *corev1.Pod, name, legacy, none string) string {
-	for _, key := range []string{name, legacy} {
-		if value, ok := pod.Annotations[key]; ok {
-			return value
-		}
-	}
-	return none
-}
-
-// Pod changes a pod that asks for a disk and is about to be made. The set is the one that the pod
-// names, in the pod's namespace, or nil if there is none. If Pod returns an error, the pod is not
+// Pod changes a pod that asks for a disk and is about to be made. The sets are those that the pod
+// names, in the pod's namespace, as far as they exist. If Pod returns an error, the pod is not
 // changed.
 //
 // A pod that has its disk already, because it was exported or restored, keeps it as it is. It only
 // waits at its gate again, and gets a node again.
-func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
-	if err := refuse(pod, set); err != nil {
+func Pod(pod *corev1.Pod, o Options, all ...*api.VMIdentitySet) error {
+	sets := byName(all)
+	if err := refuse(pod, sets); err != nil {
 		return err
 	}
-	identity := IdentityName(pod)
+	disks := Disks(pod)
 	changed := pod.DeepCopy()
-	had := has(pod, set)
 	if changed.Labels == nil {
 		changed.Labels = make(map[string]string)
 	}
-	changed.Labels[api.LabelIdentity] = identity
-	changed.Labels[api.LabelSet] = set.Name
 	spec := &changed.Spec
-	gate := corev1.PodSchedulingGate{Name: api.Gate}
-	if !slices.Contains(spec.SchedulingGates, gate) {
-		spec.SchedulingGates = append(spec.SchedulingGates, gate)
+	for _, d := range disks {
+		changed.Labels[api.Numbered(api.LabelIdentity, d.Number)] = d.Identity
+		changed.Labels[api.Numbered(api.LabelSet, d.Number)] = d.Set
+		if !slices.Contains(spec.SchedulingGates, d.gate()) {
+			spec.SchedulingGates = append(spec.SchedulingGates, d.gate())
+		}
 	}
-	if had {
+	if len(disks) > 1 {
+		changed.Labels[api.LabelSeveral] = several
+	}
+	var err error
+	switch set := sets[disks[0].Set]; {
+	case has(pod, disks[0], set):
 		spec.NodeName = ""
-		*pod = *changed
-		return nil
+	case Machine(pod) != "":
+		for _, d := range disks {
+			launcher(spec, sets[d.Set], d)
+		}
+	default:
+		err = sidecar(spec, set, disks[0].Identity, o)
 	}
-	if Machine(pod) != "" {
-		launcher(spec, set, identity)
+	if err == nil {
 		*pod = *changed
-		return nil
 	}
+	return err
+}
+
+// several is the value of api.LabelSeveral.
+const several = "true"
+
+// sidecar gives a pod that is no launcher its disk.
+func sidecar(spec *corev1.PodSpec, set *api.VMIdentitySet, identity string, o Options) error {
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: credentialVolume,
@@ -144,25 +150,21 @@ func Pod(pod *corev1.Pod, set *api.VMIdentitySet, o Options) error {
 	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: credentialVolume,
 		VolumeSource: corev1.VolumeSource{
 			Secret: &corev1.SecretVolumeSource{SecretName: secret}}})
-	if set.Spec.Attachment != api.Service {
-		disk := vmdisk.Disk{Image: set.Spec.Image, Device: api.Device,
-			Filled: set.Spec.Population == api.Snapshot}
-		err := vmdisk.AddToPod(spec, []vmdisk.Disk{disk}, vmdisk.Pod{Server: o.Server,
-			Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(identity)},
-			SizeAnnotation: api.AnnotationSize})
-		if err != nil {
-			return err
-		}
+	if set.Spec.Attachment == api.Service {
+		return nil
 	}
-	*pod = *changed
-	return nil
+	disk := vmdisk.Disk{Image: set.Spec.Image, Device: api.Device,
+		Filled: set.Spec.Population == api.Snapshot}
+	return vmdisk.AddToPod(spec, []vmdisk.Disk{disk}, vmdisk.Pod{Server: o.Server,
+		Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(identity)},
+		SizeAnnotation: api.AnnotationSize})
 }
 
 // has reports whether a pod has all that Pod would add for its disk: then it is a copy of a pod
 // that Pod has changed before.
-func has(pod *corev1.Pod, set *api.VMIdentitySet) bool {
+func has(pod *corev1.Pod, d Disk, set *api.VMIdentitySet) bool {
 	sidecar, filled := set.Spec.Attachment != api.Service, set.Spec.Population == api.Snapshot
-	name := api.ClaimName(IdentityName(pod))
+	name := api.ClaimName(d.Identity)
 	there := map[string]bool{}
 	for _, v := range pod.Spec.Volumes {
 		switch v.Name {
@@ -187,53 +189,62 @@ func has(pod *corev1.Pod, set *api.VMIdentitySet) bool {
 				return m.Name == credentialVolume && m.MountPath == CredentialDir
 			})
 	})
-	return mounted && there[credentialVolume] && disk == sidecar &&
+	return Machine(pod) == "" && mounted && there[credentialVolume] && disk == sidecar &&
 		there[api.DiskContainer] == sidecar && there[dataVolume] == sidecar &&
 		there[imageVolume] == (sidecar && !filled)
 }
 
 // refuse returns why a pod that is about to be made cannot have its disk. The policies of
 // kubernetes/config make the same checks in the same order.
-func refuse(pod *corev1.Pod, set *api.VMIdentitySet) error {
+func refuse(pod *corev1.Pod, sets namedSets) error {
 	if err := Strange(pod); err != nil {
 		return err
 	}
-	if err := named(pod); err != nil {
+	disks := Disks(pod)
+	if err := named(pod, disks); err != nil {
 		return err
 	}
-	if set == nil {
-		return missing(pod)
+	for _, d := range disks {
+		if sets[d.Set] == nil {
+			return missing(pod, d)
+		}
 	}
-	if !has(pod, set) {
-		if err := room(pod); err != nil {
+	if !has(pod, disks[0], sets[disks[0].Set]) {
+		if err := room(pod, disks); err != nil {
 			return err
 		}
 	}
-	identity := IdentityName(pod)
-	if identity == "" && !hasName(pod) {
+	if disks[0].Identity == "" && !hasName(pod, 0) {
 		return fmt.Errorf("the pod has no name yet, like those of a ReplicaSet or a Job: use a "+
 			"StatefulSet, or name the disk by the annotation %s", api.AnnotationName)
 	}
-	if len(identity) > api.MaxNameLength || !identityName.MatchString(identity) {
-		return fmt.Errorf("%q cannot be the name of a VMIdentity: want at most %d characters, "+
-			"a-z, 0-9, - and ., with a letter or a digit at both ends", identity, api.MaxNameLength)
+	for _, d := range disks {
+		if len(d.Identity) > api.MaxNameLength || !identityName.MatchString(d.Identity) {
+			return fmt.Errorf("%q cannot be the name of a VMIdentity: want at most %d characters, "+
+				"a-z, 0-9, - and ., with a letter or a digit at both ends", d.Identity,
+				api.MaxNameLength)
+		}
 	}
-	if err := stays(pod, set); err != nil {
-		return err
+	for _, d := range disks {
+		if err := stays(pod, sets[d.Set]); err != nil {
+			return err
+		}
 	}
-	return images(pod, set)
+	return images(pod, disks, sets)
 }
 
 // room returns why a pod has no room for its disk.
-func room(pod *corev1.Pod) error {
-	for _, name := range reserved {
-		if taken(&pod.Spec, name) {
-			return fmt.Errorf("the pod has a container or a volume %q already: rename it, or "+
-				"remove it if it came from another pod with a disk", name)
+func room(pod *corev1.Pod, disks []Disk) error {
+	for _, d := range disks {
+		for _, name := range d.reserved() {
+			if taken(&pod.Spec, name) {
+				return fmt.Errorf("the pod has a container or a volume %q already: rename it, or "+
+					"remove it if it came from another pod with a disk", name)
+			}
 		}
 	}
 	if Machine(pod) != "" {
-		if err := hookRoom(pod); err != nil {
+		if err := hookRoom(pod, disks); err != nil {
 			return err
 		}
 	}
@@ -252,15 +263,15 @@ func room(pod *corev1.Pod) error {
 	return nil
 }
 
-// hasName says that a pod names its disk.
-func hasName(pod *corev1.Pod) bool {
-	_, ours := pod.Annotations[api.AnnotationName]
+// hasName says that a pod names a disk.
+func hasName(pod *corev1.Pod, number int) bool {
+	_, ours := pod.Annotations[api.Numbered(api.AnnotationName, number)]
 	_, legacy := pod.Annotations[api.AnnotationNameLegacy]
-	return ours || legacy
+	return ours || legacy && number == 0
 }
 
 // named checks the annotations.
-func named(pod *corev1.Pod) error {
+func named(pod *corev1.Pod, disks []Disk) error {
 	for _, pair := range [][2]string{{api.AnnotationSet, api.AnnotationSetLegacy},
 		{api.AnnotationName, api.AnnotationNameLegacy}} {
 		ours, is := pod.Annotations[pair[0]]
@@ -270,21 +281,25 @@ func named(pod *corev1.Pod) error {
 				pair[0], pair[1], ours, legacy)
 		}
 	}
-	if name := SetName(pod); len(name) > maxLabel {
-		return fmt.Errorf("the name of VMIdentitySet %q has more than %d characters, so pods "+
-			"cannot use it: make one with a shorter name", name, maxLabel)
+	for _, d := range disks {
+		if len(d.Set) > maxLabel {
+			return fmt.Errorf("the name of VMIdentitySet %q has more than %d characters, so pods "+
+				"cannot use it: make one with a shorter name", d.Set, maxLabel)
+		}
+	}
+	for i, d := range disks {
+		if slices.ContainsFunc(disks[:i], func(e Disk) bool { return e.Identity == d.Identity }) {
+			return fmt.Errorf("two disks of the machine have the VMIdentity %q: give one of them "+
+				"another name by the annotation %s", d.Identity, d.nameIt())
+		}
 	}
 	return nil
 }
 
-func missing(pod *corev1.Pod) error {
+func missing(pod *corev1.Pod, d Disk) error {
 	return fmt.Errorf("there is no VMIdentitySet %q in namespace %q: make it first, or correct "+
-		"the pod's annotation. If it was made just now, try again", SetName(pod), pod.Namespace)
+		"the pod's annotation. If it was made just now, try again", d.Set, pod.Namespace)
 }
-
-// reserved are the names of everything that Pod adds.
-var reserved = []string{api.DiskContainer, dataVolume, imageVolume, credentialVolume,
-	nbdVolume}
 
 // taken reports whether a container or a volume has a name.
 func taken(spec *corev1.PodSpec, name string) bool {
@@ -294,9 +309,20 @@ func taken(spec *corev1.PodSpec, name string) bool {
 			func(v corev1.Volume) bool { return v.Name == name })
 }
 
-// images refuses another image of the set's repository, because the machine would then run beside a
-// disk of another version.
-func images(pod *corev1.Pod, set *api.VMIdentitySet) error {
+// images refuses another image of the repository of a set, because the machine would then run
+// beside a disk of another version.
+func images(pod *corev1.Pod, disks []Disk, sets namedSets) error {
+	for _, d := range disks {
+		if set := sets[d.Set]; set != nil {
+			if err := imagesOf(pod, set); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func imagesOf(pod *corev1.Pod, set *api.VMIdentitySet) error {
 	reference, digest, _ := strings.Cut(set.Spec.Image, "@")
 	repository := reference
 	if colon := strings.LastIndex(reference, ":"); colon > strings.LastIndex(reference, "/") {
@@ -329,41 +355,59 @@ func references(pod *corev1.Pod) []string {
 }
 
 // Made checks a pod that is about to be made, after everything that changes pods has changed it.
-func Made(pod *corev1.Pod, set *api.VMIdentitySet) error {
-	if err := named(pod); err != nil {
+func Made(pod *corev1.Pod, all ...*api.VMIdentitySet) error {
+	disks, sets := Disks(pod), byName(all)
+	if err := named(pod, disks); err != nil {
 		return err
 	}
-	if set == nil || pod.Labels[api.LabelSet] != SetName(pod) {
-		return missing(pod)
+	for _, d := range disks {
+		if sets[d.Set] == nil || pod.Labels[api.Numbered(api.LabelSet, d.Number)] != d.Set {
+			return missing(pod, d)
+		}
 	}
-	if identity := IdentityName(pod); pod.Labels[api.LabelIdentity] != identity {
-		return fmt.Errorf("the label %s must be %q, as admission made it", api.LabelIdentity,
-			identity)
+	for _, d := range disks {
+		label := api.Numbered(api.LabelIdentity, d.Number)
+		if pod.Labels[label] != d.Identity {
+			return fmt.Errorf("the label %s must be %q, as admission made it", label, d.Identity)
+		}
 	}
-	if !slices.Contains(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: api.Gate}) {
-		return fmt.Errorf("the scheduling gate %s is missing: the pod has to wait for its disk",
-			api.Gate)
+	if len(disks) > 1 && pod.Labels[api.LabelSeveral] != several {
+		return fmt.Errorf("the label %s must be %q, as admission made it", api.LabelSeveral,
+			several)
 	}
-	return images(pod, set)
+	for _, d := range disks {
+		if !slices.Contains(pod.Spec.SchedulingGates, d.gate()) {
+			return fmt.Errorf("the scheduling gate %s is missing: the pod has to wait for its disk",
+				d.gate().Name)
+		}
+	}
+	return images(pod, disks, sets)
 }
 
-// Changed checks an update of a pod. The set is nil if it no longer exists.
-func Changed(before, after *corev1.Pod, set *api.VMIdentitySet) error {
-	for _, key := range []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
-		api.AnnotationNameLegacy} {
+// Changed checks an update of a pod. The sets are those that exist.
+func Changed(before, after *corev1.Pod, all ...*api.VMIdentitySet) error {
+	annotations := []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
+		api.AnnotationNameLegacy}
+	labels := []string{api.LabelIdentity, api.LabelSet, api.LabelSeveral}
+	for n := 1; n < api.MaxDisks; n++ {
+		annotations = append(annotations, api.Numbered(api.AnnotationSet, n),
+			api.Numbered(api.AnnotationName, n))
+		labels = append(labels, api.Numbered(api.LabelIdentity, n), api.Numbered(api.LabelSet, n))
+	}
+	for _, key := range annotations {
 		if !same(before.Annotations, after.Annotations, key) {
 			return unchangeable("annotation", key)
 		}
 	}
-	for _, key := range []string{api.LabelIdentity, api.LabelSet} {
+	for _, key := range labels {
 		if !same(before.Labels, after.Labels, key) {
 			return unchangeable("label", key)
 		}
 	}
-	if set == nil || slices.Equal(references(before), references(after)) {
+	if slices.Equal(references(before), references(after)) {
 		return nil
 	}
-	return images(after, set)
+	return images(after, Disks(after), byName(all))
 }
 
 func unchangeable(kind, key string) error {
@@ -379,8 +423,8 @@ func same(before, after map[string]string, key string) bool {
 
 // Identity checks that an existing VMIdentity is the one that a pod asks for. Policies cannot check
 // that. In clusters with policies, the controller finds the difference, and the pod keeps its gate.
-func Identity(set *api.VMIdentitySet, identity *api.VMIdentity) error {
-	const advice = "name that set, or another disk by the annotation " + api.AnnotationName
+func Identity(d Disk, set *api.VMIdentitySet, identity *api.VMIdentity) error {
+	advice := "name that set, or another disk by the annotation " + d.nameIt()
 	// A VMIdentity that a person made, or restored, may be of no set.
 	if identity.Spec.SetName != "" && identity.Spec.SetName != set.Name {
 		return fmt.Errorf("VMIdentity %q belongs to VMIdentitySet %q, and the pod names %q: %s",
@@ -389,7 +433,7 @@ func Identity(set *api.VMIdentitySet, identity *api.VMIdentity) error {
 	if identity.Spec.Image != set.Spec.Image {
 		return fmt.Errorf("VMIdentity %q has image %s, and VMIdentitySet %q has %s: use the "+
 			"former image, or name another disk by the annotation %s", identity.Name,
-			identity.Spec.Image, set.Name, set.Spec.Image, api.AnnotationName)
+			identity.Spec.Image, set.Name, set.Spec.Image, d.nameIt())
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func TestPod(t *testing.T) {
 		size := resource.MustParse("1000000001")
 		s.Spec.Size = &size
 	})
-	require.NoError(t, inject.Pod(pod, set, options))
+	require.NoError(t, inject.Pod(pod, options, set))
 	require.Equal(t, map[string]string{api.LabelIdentity: "vm", api.LabelSet: "fedora"}, pod.Labels)
 	require.Equal(t, []corev1.PodSchedulingGate{{Name: api.Gate}}, pod.Spec.SchedulingGates)
 	require.Equal(t, []string{api.DiskContainer, "first"}, names(pod.Spec.InitContainers,
@@ -87,16 +87,16 @@ func TestPod(t *testing.T) {
 func TestKindsOfSets(t *testing.T) {
 	// A filled claim needs no image.
 	pod := aPod(nil)
-	require.NoError(t, inject.Pod(pod, aSet(func(s *api.VMIdentitySet) {
+	require.NoError(t, inject.Pod(pod, options, aSet(func(s *api.VMIdentitySet) {
 		s.Spec.Population = api.Snapshot
-	}), options))
+	})))
 	require.Equal(t, []string{"disk-vda-chap", "disk-vda", "disk-vda-data"}, volumeNames(pod))
 
 	// A disk that is served elsewhere.
 	pod = aPod(nil)
-	require.NoError(t, inject.Pod(pod, aSet(func(s *api.VMIdentitySet) {
+	require.NoError(t, inject.Pod(pod, options, aSet(func(s *api.VMIdentitySet) {
 		s.Spec.Attachment = api.Service
-	}), options))
+	})))
 	require.Equal(t, []string{"disk-vda-chap"}, volumeNames(pod))
 	require.Len(t, pod.Spec.InitContainers, 1)
 	require.Nil(t, pod.Spec.SecurityContext)
@@ -110,7 +110,7 @@ func TestLegacyAnnotations(t *testing.T) {
 			api.AnnotationNameLegacy: "kept"}
 	})
 	require.True(t, inject.Asks(pod))
-	require.NoError(t, inject.Pod(pod, aSet(nil), options))
+	require.NoError(t, inject.Pod(pod, options, aSet(nil)))
 	require.Equal(t, "kept", pod.Labels[api.LabelIdentity])
 	require.Equal(t, "vmid-kept", pod.Spec.Volumes[2].PersistentVolumeClaim.ClaimName)
 	require.False(t, inject.Asks(&corev1.Pod{}))
@@ -124,16 +124,16 @@ func TestRefusedIsUnchanged(t *testing.T) {
 		p.Spec.Containers[0].Image = "registry.example.com:5000/fedora"
 	})
 	want := pod.DeepCopy()
-	require.ErrorContains(t, inject.Pod(pod, aSet(nil), options),
+	require.ErrorContains(t, inject.Pod(pod, options, aSet(nil)),
 		"the pod has image registry.example.com:5000/fedora, and VMIdentitySet")
 	require.Equal(t, want, pod)
 	pod = aPod(nil)
-	require.NoError(t, inject.Pod(pod, aSet(nil), options))
+	require.NoError(t, inject.Pod(pod, options, aSet(nil)))
 	want = pod.DeepCopy()
-	require.NoError(t, inject.Pod(pod, aSet(nil), options))
+	require.NoError(t, inject.Pod(pod, options, aSet(nil)))
 	require.Equal(t, want, pod)
 	pod.Name = "copy"
-	require.ErrorContains(t, inject.Pod(pod, aSet(nil), options), `"disk-vda" already`)
+	require.ErrorContains(t, inject.Pod(pod, options, aSet(nil)), `"disk-vda" already`)
 }
 
 func TestImages(t *testing.T) {
@@ -158,7 +158,7 @@ func TestImages(t *testing.T) {
 					Image: &corev1.ImageVolumeSource{Reference: image}}}}
 			},
 		} {
-			err := inject.Pod(aPod(put), aSet(nil), options)
+			err := inject.Pod(aPod(put), options, aSet(nil))
 			require.Equal(t, allowed, err == nil, "%s %s: %v", place, image, err)
 		}
 	}
@@ -180,7 +180,7 @@ func TestMade(t *testing.T) {
 		},
 	} {
 		pod := aPod(nil)
-		require.NoError(t, inject.Pod(pod, aSet(nil), options))
+		require.NoError(t, inject.Pod(pod, options, aSet(nil)))
 		change(pod)
 		require.ErrorContains(t, inject.Made(pod, aSet(nil)), want)
 	}
@@ -189,7 +189,7 @@ func TestMade(t *testing.T) {
 
 func TestChanged(t *testing.T) {
 	before := aPod(nil)
-	require.NoError(t, inject.Pod(before, aSet(nil), options))
+	require.NoError(t, inject.Pod(before, options, aSet(nil)))
 	for want, change := range map[string]func(*corev1.Pod){
 		"the annotation disk.kubevirt.io/identity-set names": func(p *corev1.Pod) {
 			delete(p.Annotations, api.AnnotationSet)
@@ -234,14 +234,15 @@ func TestIdentity(t *testing.T) {
 	set := aSet(nil)
 	identity := &api.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"},
 		Spec: api.VMIdentitySpec{DiskSpec: set.Spec, SetName: "fedora"}}
-	require.NoError(t, inject.Identity(set, identity))
+	require.NoError(t, inject.Identity(inject.Disk{}, set, identity))
 	identity.Spec.Image = "another"
-	require.ErrorContains(t, inject.Identity(set, identity),
+	require.ErrorContains(t, inject.Identity(inject.Disk{}, set, identity),
 		`VMIdentity "vm" has image another, and VMIdentitySet "fedora" has registry`)
 	identity.Spec.Image, identity.Spec.SetName = set.Spec.Image, ""
-	require.NoError(t, inject.Identity(set, identity), "a person made or restored it")
+	require.NoError(t, inject.Identity(inject.Disk{}, set, identity),
+		"a person made or restored it")
 	identity.Spec.SetName = "other"
-	err := inject.Identity(set, identity)
+	err := inject.Identity(inject.Disk{}, set, identity)
 	require.ErrorContains(t, err,
 		`VMIdentity "vm" belongs to VMIdentitySet "other", and the pod names "fedora"`)
 	require.NotContains(t, err.Error(), "delete", "its data may have been restored")

@@ -14,7 +14,7 @@ import (
 )
 
 // HookContainer is the container of a launcher pod that serves the disk of its identity: the first
-// hook sidecar. KubeVirt gives the containers their names.
+// hook sidecar. KubeVirt gives the containers their names. The others serve the further disks.
 const HookContainer = "hook-sidecar-0"
 
 // What KubeVirt puts on its pods.
@@ -60,23 +60,23 @@ func provisions(pod *corev1.Pod) bool {
 // nbdDir is where a hook sidecar has the certificates for a disk with attachment Service.
 const nbdDir = "/var/run/secrets/" + api.Group + "/nbd"
 
-// launcher gives a launcher pod what its hook sidecar needs to serve the disk, or to hand it on
-// from its server. The hook takes it to QEMU itself, so there are no ports, and no credential of
-// the pod's own containers.
-func launcher(spec *corev1.PodSpec, set *api.VMIdentitySet, identity string) {
-	c := &spec.Containers[hookIndex(spec)]
+// launcher gives a launcher pod what a hook sidecar needs to serve a disk, or to hand it on from
+// its server. The hook takes it to QEMU itself, so there are no ports, and no credential of the
+// pod's own containers.
+func launcher(spec *corev1.PodSpec, set *api.VMIdentitySet, d Disk) {
+	c := hook(spec, d)
 	env := func(name, value string) {
 		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: value})
 	}
 	told := func(name, annotation string) {
 		c.Env = append(c.Env, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{
 			FieldRef: &corev1.ObjectFieldSelector{
-				FieldPath: "metadata.annotations['" + annotation + "']"}}})
+				FieldPath: "metadata.annotations['" + api.Numbered(annotation, d.Number) + "']"}}})
 	}
 	add := func(name string, mount corev1.VolumeMount, source corev1.VolumeSource) {
-		mount.Name = name
+		mount.Name = d.volume(name)
 		c.VolumeMounts = append(c.VolumeMounts, mount)
-		spec.Volumes = append(spec.Volumes, corev1.Volume{Name: name, VolumeSource: source})
+		spec.Volumes = append(spec.Volumes, corev1.Volume{Name: mount.Name, VolumeSource: source})
 	}
 	if set.Spec.Attachment == api.Service {
 		told("DISK", api.AnnotationDisk)
@@ -89,14 +89,14 @@ func launcher(spec *corev1.PodSpec, set *api.VMIdentitySet, identity string) {
 		}
 		add(nbdVolume, corev1.VolumeMount{MountPath: nbdDir, ReadOnly: true},
 			corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
-				SecretName: api.NBDSecretName(identity), Items: items}})
+				SecretName: api.NBDSecretName(d.Identity), Items: items}})
 		return
 	}
 	told(vmdisk.EnvSize, api.AnnotationSize)
 	env("PERSISTENT_DIR", vmdisk.VolumeDir)
 	add(dataVolume, corev1.VolumeMount{MountPath: vmdisk.VolumeDir},
 		corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
-			ClaimName: api.ClaimName(identity)}})
+			ClaimName: api.ClaimName(d.Identity)}})
 	if set.Spec.Population != api.Snapshot {
 		add(imageVolume, corev1.VolumeMount{MountPath: vmdisk.ImageDir,
 			SubPath: strings.TrimPrefix(vmdisk.ImageDir, "/"), ReadOnly: true},
@@ -104,40 +104,45 @@ func launcher(spec *corev1.PodSpec, set *api.VMIdentitySet, identity string) {
 	}
 }
 
-// Hook is the container of a launcher pod that serves the disk, or nil if none does.
-func Hook(pod *corev1.Pod) *corev1.Container {
-	i := hookIndex(&pod.Spec)
-	if Machine(pod) == "" || i < 0 {
-		return nil
-	}
-	c := &pod.Spec.Containers[i]
-	if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
-		return m.Name == dataVolume
-	}) {
+// Hook is the container of a launcher pod that serves a disk, or nil if none does.
+func Hook(pod *corev1.Pod, number int) *corev1.Container {
+	d := Disk{Number: number}
+	c := hook(&pod.Spec, d)
+	if Machine(pod) == "" || c == nil ||
+		!slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+			return m.Name == d.volume(dataVolume)
+		}) {
 		return nil
 	}
 	return c
 }
 
-// hookIndex is the index of HookContainer in the pod's list, or -1.
-func hookIndex(spec *corev1.PodSpec) int {
-	return slices.IndexFunc(spec.Containers, func(c corev1.Container) bool {
-		return c.Name == HookContainer
-	})
+// hook is the hook sidecar that shall serve a disk, or nil if the pod has no such container.
+func hook(spec *corev1.PodSpec, d Disk) *corev1.Container {
+	for i := range spec.Containers {
+		if spec.Containers[i].Name == d.container() {
+			return &spec.Containers[i]
+		}
+	}
+	return nil
 }
 
-// hookRoom returns why a launcher pod has no room for its disk.
-func hookRoom(pod *corev1.Pod) error {
-	if hookIndex(&pod.Spec) < 0 {
-		return fmt.Errorf("the machine has no hook sidecar that could serve its disk: name an "+
-			"image of kubevirt-disk in its annotation hooks.kubevirt.io/hookSidecars, so that "+
-			"the pod has the container %s", HookContainer)
+// hookRoom returns why a launcher pod has no room for its disks.
+func hookRoom(pod *corev1.Pod, disks []Disk) error {
+	for _, d := range disks {
+		if hook(&pod.Spec, d) == nil {
+			return fmt.Errorf("the machine has no hook sidecar that could serve its disk: name an "+
+				"image of kubevirt-disk in its annotation hooks.kubevirt.io/hookSidecars, so that "+
+				"the pod has the container %s", d.container())
+		}
 	}
-	for _, m := range pod.Spec.Containers[hookIndex(&pod.Spec)].VolumeMounts {
-		if m.MountPath == vmdisk.VolumeDir || m.MountPath == vmdisk.ImageDir {
-			return fmt.Errorf("container %q mounts a volume on %s, where its VMIdentity will be: "+
-				"remove it from the annotation hooks.kubevirt.io/hookSidecars of the machine",
-				HookContainer, m.MountPath)
+	for _, d := range disks {
+		for _, m := range hook(&pod.Spec, d).VolumeMounts {
+			if m.MountPath == vmdisk.VolumeDir || m.MountPath == vmdisk.ImageDir {
+				return fmt.Errorf("container %q mounts a volume on %s, where its VMIdentity will "+
+					"be: remove it from the annotation hooks.kubevirt.io/hookSidecars of the "+
+					"machine", d.container(), m.MountPath)
+			}
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ package admission
 import (
 	"context"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -143,9 +144,9 @@ func annotate(pairs ...string) func(*corev1.Pod) {
 // had changes a pod as admission does, and then as the cluster or a person does.
 func had(change func(*corev1.Pod)) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		set := sets(p.Namespace)[inject.SetName(p)]
+		set := sets(p.Namespace)[inject.SetName(p, 0)]
 		options := inject.Options{Server: "registry.example.com/older"}
-		if err := inject.Pod(p, set, options); err != nil {
+		if err := inject.Pod(p, options, set); err != nil {
 			panic(err)
 		}
 		if change != nil {
@@ -310,6 +311,7 @@ func podCases() map[string]podCase {
 			refused: "spec.nodeName is set, so the pod cannot wait for its disk"},
 	}
 	maps.Copy(all, launcherCases())
+	maps.Copy(all, severalCases())
 	return all
 }
 
@@ -328,9 +330,25 @@ func dryRun(ctx context.Context, p *plane.Plane, pod *corev1.Pod) (*corev1.Pod, 
 	return pod, err
 }
 
-// comparable removes the differences between any two pods.
+// setOf reads a set.
+func setOf(t *testing.T, p *plane.Plane, namespace, name string) *api.VMIdentitySet {
+	t.Helper()
+	set := &api.VMIdentitySet{}
+	require.NoError(t, p.Client.Get(t.Context(),
+		client.ObjectKey{Namespace: namespace, Name: name}, set))
+	return set
+}
+
+// comparable removes the differences between any two pods. The API server tries the sets of a pod
+// in any order, and each adds its own gates and volumes.
 func comparable(pod *corev1.Pod) *corev1.Pod {
 	pod = pod.DeepCopy()
+	slices.SortFunc(pod.Spec.SchedulingGates, func(a, b corev1.PodSchedulingGate) int {
+		return strings.Compare(a.Name, b.Name)
+	})
+	slices.SortFunc(pod.Spec.Volumes, func(a, b corev1.Volume) int {
+		return strings.Compare(a.Name, b.Name)
+	})
 	pod.ObjectMeta, pod.Status = metav1.ObjectMeta{Labels: pod.Labels}, corev1.PodStatus{}
 	return pod
 }
@@ -342,16 +360,15 @@ func agree(t *testing.T, p *plane.Plane, namespace string) {
 		t.Run(name, func(t *testing.T) {
 			pod := c.pod(namespace)
 			changed := pod.DeepCopy()
-			set := &api.VMIdentitySet{}
-			key := client.ObjectKey{Namespace: namespace, Name: inject.SetName(pod)}
-			if all[key.Name] == nil {
-				set = nil
-			} else {
-				require.NoError(t, p.Client.Get(t.Context(), key, set))
+			var named []*api.VMIdentitySet
+			for _, d := range inject.Disks(pod) {
+				if all[d.Set] != nil {
+					named = append(named, setOf(t, p, namespace, d.Set))
+				}
 			}
 			want := inject.Strange(changed)
 			if want == nil && inject.Asks(changed) { // as the webhook does
-				want = inject.Pod(changed, set, inject.Options{Server: server})
+				want = inject.Pod(changed, inject.Options{Server: server}, named...)
 			}
 			got, err := dryRun(t.Context(), p, pod)
 			if c.refused != "" {
@@ -368,74 +385,6 @@ func agree(t *testing.T, p *plane.Plane, namespace string) {
 			require.Equal(t, comparable(expect), comparable(got))
 		})
 	}
-}
-
-// updates changes an existing pod, and compares the result with that of package inject.
-func updates(t *testing.T, p *plane.Plane, namespace string) {
-	pod := aPod(namespace, "fedora")
-	pod.Spec.Containers[0].Image = repository + digest
-	require.NoError(t, p.Client.Create(t.Context(), pod))
-	plain := aPod(namespace, "")
-	plain.Name, plain.Annotations = "plain", nil
-	require.NoError(t, p.Client.Create(t.Context(), plain))
-	set := &api.VMIdentitySet{}
-	require.NoError(t, p.Client.Get(t.Context(),
-		client.ObjectKey{Namespace: namespace, Name: "fedora"}, set))
-	for name, c := range map[string]struct {
-		pod     *corev1.Pod
-		change  func(*corev1.Pod)
-		refused string
-	}{
-		"label":   {pod, func(p *corev1.Pod) { p.Labels["app"] = "x" }, ""},
-		"ungated": {pod, func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }, ""},
-		"image":   {pod, image("registry.example.com/qemu:2"), ""},
-		"set": {pod, annotate(api.AnnotationSet, "large"),
-			"annotation disk.kubevirt.io/identity-set"},
-		"004": {pod, annotate(api.AnnotationSetLegacy, "fedora"),
-			"annotation VirtletVMIdentitySet"},
-		"name": {pod, annotate(api.AnnotationName, "vm"),
-			"annotation disk.kubevirt.io/identity-name"},
-		"name, 004": {pod, annotate(api.AnnotationNameLegacy, "vm"),
-			"annotation VirtletVMIdentityName"},
-		"no set": {pod, func(p *corev1.Pod) { delete(p.Annotations, api.AnnotationSet) },
-			"annotation disk.kubevirt.io/identity-set"},
-		"identity": {pod, func(p *corev1.Pod) { p.Labels[api.LabelIdentity] = "x" },
-			"label disk.kubevirt.io/identity "},
-		"set's label": {pod, func(p *corev1.Pod) { delete(p.Labels, api.LabelSet) },
-			"label disk.kubevirt.io/identity-set"},
-		"another digest": {pod, image(repository + other), "the pod has image"},
-		"later": {plain, func(p *corev1.Pod) {
-			p.Annotations = map[string]string{api.AnnotationSet: "fedora"}
-		}, "annotation disk.kubevirt.io/identity-set"},
-		"another pod": {plain, func(p *corev1.Pod) {
-			p.Annotations = map[string]string{"a": "b"}
-		}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			before, after := &corev1.Pod{}, &corev1.Pod{}
-			require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(c.pod), before))
-			before.DeepCopyInto(after)
-			c.change(after)
-			want := inject.Changed(before, after, set)
-			// The scheduler may write the pod meanwhile. For a patch, that is no conflict.
-			err := p.Client.Patch(t.Context(), after.DeepCopy(), client.MergeFrom(before),
-				client.DryRunAll)
-			if c.refused == "" {
-				require.NoError(t, want)
-				require.NoError(t, err)
-				return
-			}
-			require.ErrorContains(t, want, c.refused)
-			require.ErrorContains(t, err, want.Error())
-		})
-	}
-	// A deleted set holds up no pod.
-	require.NoError(t, p.Client.Delete(t.Context(), set))
-	require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod))
-	before := pod.DeepCopy()
-	pod.Labels["app"] = "x"
-	require.NoError(t, p.Client.Patch(t.Context(), pod, client.MergeFrom(before)))
-	require.NoError(t, p.Client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)))
 }
 
 // ready waits until admission works, by policies or webhook: the API server notices each policy,

@@ -60,7 +60,8 @@ func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
 		})
 		require.NoError(t, err)
 		require.NoError(t, controller.Setup(mgr, controller.Options{
-			ClaimSize: resource.MustParse("1Gi"), MoveImage: moveImage, Concurrency: 4}))
+			ClaimSize: resource.MustParse("1Gi"), MoveImage: moveImage, Concurrency: 4,
+			Server: "kubevirt.io:disk"}))
 		go func() { ended <- mgr.Start(ctx) }()
 	}
 	t.Cleanup(func() {
@@ -128,9 +129,9 @@ func (w *world) pod(name, id string) {
 					ClaimName: v1alpha1.ClaimName(id)}}}},
 		},
 	}
-	require.NoError(w.t, inject.Pod(pod, &v1alpha1.VMIdentitySet{
-		ObjectMeta: metav1.ObjectMeta{Name: "set"}, Spec: v1alpha1.DiskSpec{Image: image}},
-		inject.Options{Server: "registry.example.com/disk:1"}))
+	require.NoError(w.t, inject.Pod(pod, inject.Options{Server: "registry.example.com/disk:1"},
+		&v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"},
+			Spec: v1alpha1.DiskSpec{Image: image}}))
 	w.make(pod)
 }
 

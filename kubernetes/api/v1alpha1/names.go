@@ -5,7 +5,9 @@ import "fmt"
 // Group is the API group of this package.
 const Group = "disk.kubevirt.io"
 
-// Annotations of a pod. The second name of each pair is from proposal 004.
+// Annotations of a pod. The second name of each pair is from proposal 004. For the further disks of
+// a machine of KubeVirt, those of AnnotationSet, AnnotationName, AnnotationSize and AnnotationDisk
+// have numbers: see Numbered.
 const (
 	// AnnotationSet names the VMIdentitySet that describes the pod's disk.
 	AnnotationSet       = Group + "/identity-set"
@@ -23,6 +25,18 @@ const (
 	// machine of KubeVirt. The controller sets it before the pod is scheduled.
 	AnnotationDisk = Group + "/disk"
 )
+
+// MaxDisks is how many disks a machine of KubeVirt has at most. Other pods have one.
+const MaxDisks = 10
+
+// Numbered is the name of an annotation, a label or a gate for one of the disks of a machine of
+// KubeVirt. Number 0, which all pods with a disk have, is without a number.
+func Numbered(name string, disk int) string {
+	if disk == 0 {
+		return name
+	}
+	return fmt.Sprintf("%s.%d", name, disk)
+}
 
 // AnnotationContent is on the claim of a VMIdentity: what its disk was made from. By it, a claim
 // that a backup has restored is known.
@@ -48,12 +62,16 @@ func (s *DiskSpec) Bytes() int64 {
 }
 
 const (
-	// Gate is the scheduling gate that holds a pod until its identity is ready.
+	// Gate is the scheduling gate that holds a pod until its identity is ready. There is one for
+	// each disk: see Numbered.
 	Gate = Group + "/identity"
 	// LabelIdentity is on a pod, and on all objects of an identity: the name of the VMIdentity.
 	LabelIdentity = Group + "/identity"
 	// LabelSet is on a VMIdentity and on a pod: the name of the VMIdentitySet.
 	LabelSet = Group + "/identity-set"
+	// LabelSeveral is on a pod with several disks. Those after the first have labels with their
+	// numbers: see Numbered.
+	LabelSeveral = Group + "/several"
 	// LabelPet is on all objects of a VMPet, and on its pod: the name of the VMPet.
 	LabelPet = Group + "/pet"
 	// LabelServer is on the pod that serves the disk of an identity with attachment Service: the

@@ -110,13 +110,12 @@ func (r *Reconciler) deleting(ctx context.Context, before *v1alpha1.VMIdentity, 
 // does not use the claim yet.
 func (r *Reconciler) user(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
 	string, error) {
-	var pods corev1.PodList
-	if err := from.List(ctx, &pods, client.InNamespace(id.Namespace),
-		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
-		return "", fmt.Errorf("pods: %w", err)
+	pods, err := objects.PodsOf(ctx, from, id)
+	if err != nil {
+		return "", err
 	}
-	for _, pod := range pods.Items {
-		if !objects.Finished(&pod) && !objects.Gated(&pod) {
+	for _, pod := range pods {
+		if !objects.Finished(&pod) && !objects.Gated(&pod, id.Name) {
 			return pod.Name, nil
 		}
 	}

@@ -32,7 +32,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Owns(&corev1.PersistentVolumeClaim{}).
 		// The end of a pod lets an identity be deleted.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
-			objects.ByLabel(v1alpha1.LabelIdentity)),
+			objects.Identities),
 			builder.WithPredicates(ended())).
 		// A class that a claim needs may have come or gone.
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.unbound)).

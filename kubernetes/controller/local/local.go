@@ -127,12 +127,11 @@ func (r *Reconciler) finalizers(ctx context.Context, before, id *v1alpha1.VMIden
 
 // step takes the next step, and returns how far the move is; nil: there is nothing to report.
 func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*state, error) {
-	var pods corev1.PodList
-	if err := r.List(ctx, &pods, client.InNamespace(id.Namespace),
-		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
-		return nil, fmt.Errorf("pods: %w", err)
+	pods, err := objects.PodsOf(ctx, r.Client, id)
+	if err != nil {
+		return nil, err
 	}
-	held := waiting(pods.Items)
+	held := waiting(pods, id.Name)
 	move := id.Status.Move
 	switch {
 	case move == nil:
@@ -222,14 +221,13 @@ func (r *Reconciler) still(id *v1alpha1.VMIdentity) *state {
 // user returns a pod that may use the disk, according to the API server, or "". Pods that move the
 // disk do not count.
 func (r *Reconciler) user(ctx context.Context, id *v1alpha1.VMIdentity) (string, error) {
-	var pods corev1.PodList
-	if err := r.Live.List(ctx, &pods, client.InNamespace(id.Namespace),
-		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
-		return "", fmt.Errorf("pods: %w", err)
+	pods, err := objects.PodsOf(ctx, r.Live, id)
+	if err != nil {
+		return "", err
 	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		if p.Labels[labelMove] == "" && !objects.Finished(p) && !objects.Gated(p) {
+	for i := range pods {
+		p := &pods[i]
+		if p.Labels[labelMove] == "" && !objects.Finished(p) && !objects.Gated(p, id.Name) {
 			return p.Name, nil
 		}
 	}

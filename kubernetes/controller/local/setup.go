@@ -20,7 +20,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Owns(&corev1.PersistentVolumeClaim{}).
 		Owns(&batchv1.Job{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
-			objects.ByLabel(v1alpha1.LabelIdentity))).
+			objects.Identities)).
 		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 }

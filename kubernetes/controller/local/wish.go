@@ -83,10 +83,11 @@ func wish(id *v1alpha1.VMIdentity, waiting []*corev1.Pod) string {
 }
 
 // waiting returns the pods that wait for an identity at their gate, oldest first.
-func waiting(all []corev1.Pod) (pods []*corev1.Pod) {
+func waiting(all []corev1.Pod, identity string) (pods []*corev1.Pod) {
 	for i := range all {
 		p := &all[i]
-		if inject.SetName(p) != "" && objects.Gated(p) && p.DeletionTimestamp == nil {
+		if inject.SetName(p, objects.Number(p, identity)) != "" && objects.Gated(p, identity) &&
+			p.DeletionTimestamp == nil {
 			pods = append(pods, p)
 		}
 	}

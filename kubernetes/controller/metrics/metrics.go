@@ -7,6 +7,7 @@ package metrics
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -95,8 +96,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	if c.reader.List(ctx, &pods, client.UnsafeDisableDeepCopy) == nil {
 		found := make(map[string]tally)
 		for _, pod := range pods.Items {
-			if pod.DeletionTimestamp == nil && slices.Contains(pod.Spec.SchedulingGates,
-				corev1.PodSchedulingGate{Name: api.Gate}) {
+			if pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Spec.SchedulingGates,
+				ours) {
 				found[pod.Namespace] = found[pod.Namespace].add(pod.CreationTimestamp.Time)
 			}
 		}
@@ -104,4 +105,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			t.emit(out, waiting, waitingSince, namespace)
 		}
 	}
+}
+
+// ours reports whether a gate is one of this product.
+func ours(gate corev1.PodSchedulingGate) bool {
+	return gate.Name == api.Gate || strings.HasPrefix(gate.Name, api.Gate+".")
 }

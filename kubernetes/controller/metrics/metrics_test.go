@@ -52,6 +52,8 @@ func condition(kind string, status metav1.ConditionStatus, reason string,
 
 func TestSeries(t *testing.T) {
 	gated := corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: api.Gate}}}
+	further := corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: api.Gate + ".9"}}}
+	foreign := corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: api.Gate + "s"}}}
 	at := func(seconds int64) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: "a", CreationTimestamp: metav1.Unix(seconds, 0)}
 	}
@@ -65,8 +67,9 @@ func TestSeries(t *testing.T) {
 			identity("b", condition("Ready", "False", "ClaimLost", 40)),
 			identity("b"),
 		},
-		pods: []corev1.Pod{{ObjectMeta: at(70), Spec: gated}, {ObjectMeta: at(60), Spec: gated},
-			{ObjectMeta: at(2)}, {ObjectMeta: going, Spec: gated}},
+		pods: []corev1.Pod{{ObjectMeta: at(70), Spec: gated}, {ObjectMeta: at(60), Spec: further},
+			{ObjectMeta: at(2)}, {ObjectMeta: at(3), Spec: foreign},
+			{ObjectMeta: going, Spec: gated}},
 	}
 	want, err := os.Open("testdata/metrics.txt")
 	require.NoError(t, err)

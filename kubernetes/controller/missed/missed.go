@@ -119,11 +119,10 @@ func (w *Watcher) pods(ctx context.Context, namespace string,
 		}
 		for i := range list.Items {
 			p := &list.Items[i]
-			set := inject.SetName(&corev1.Pod{ObjectMeta: p.ObjectMeta})
-			if set == "" || p.DeletionTimestamp != nil {
+			disks := inject.Disks(&corev1.Pod{ObjectMeta: p.ObjectMeta})
+			if len(disks) == 0 || disks[0].Set == "" || p.DeletionTimestamp != nil {
 				continue
 			}
-			key := types.NamespacedName{Namespace: p.Namespace, Name: set}
 			pod := &corev1.Pod{}
 			err := w.Live.Get(ctx, client.ObjectKeyFromObject(p), pod)
 			if client.IgnoreNotFound(err) != nil {
@@ -136,9 +135,14 @@ func (w *Watcher) pods(ctx context.Context, namespace string,
 				objects.Event(w.Events, pod, nil, v1alpha1.ReasonNoDisk, fmt.Sprintf(
 					"the pod asks for VMIdentitySet %s and runs without its disk, because it was "+
 						"made while the admission of kubevirt-disk was not in force: delete the "+
-						"pod, and make it again", set))
+						"pod, and make it again", disks[0].Set))
 			}
-			missed[key] = append(missed[key], p.Name)
+			for _, d := range disks {
+				key := types.NamespacedName{Namespace: p.Namespace, Name: d.Set}
+				if !slices.Contains(missed[key], p.Name) {
+					missed[key] = append(missed[key], p.Name)
+				}
+			}
 		}
 		if options.Continue = list.Continue; options.Continue == "" {
 			return nil

@@ -66,6 +66,29 @@ func TestLook(t *testing.T) {
 	require.Equal(t, metav1.ConditionFalse, condition("set").Status)
 }
 
+// TestLookAtAMachine: a machine of KubeVirt without its disks is named by the set of each disk.
+func TestLookAtAMachine(t *testing.T) {
+	w := controllertest.New(t, nil,
+		&v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"}},
+		&v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "other"}})
+	w.Make(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "machine",
+		Labels: map[string]string{"kubevirt.io": "virt-launcher"},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Name: "m",
+			Kind: "VirtualMachineInstance", UID: "m", Controller: new(true)}},
+		Annotations: map[string]string{v1alpha1.AnnotationSet: "set",
+			v1alpha1.AnnotationSet + ".1": "set", v1alpha1.AnnotationSet + ".2": "other"}}})
+	watcher := &Watcher{Client: w.Client, Live: w.Client, Events: w}
+	require.NoError(t, watcher.Look(t.Context()))
+	for _, name := range []string{"set", "other"} {
+		s := controllertest.Get(t, w.Base, controllertest.Namespace, name,
+			&v1alpha1.VMIdentitySet{})
+		c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionPodsWithoutDisk)
+		require.NotNil(t, c, name)
+		require.Regexp(t, "again: machine$", c.Message)
+	}
+	require.Equal(t, []string{"Warning NoDisk"}, w.Events())
+}
+
 // failing is a reader that fails, and counts.
 type failing struct {
 	client.Reader

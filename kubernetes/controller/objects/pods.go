@@ -2,12 +2,14 @@ package objects
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,25 +36,67 @@ func Ended(job *batchv1.Job) batchv1.JobCondition {
 	return batchv1.JobCondition{}
 }
 
-// Gated reports whether a pod is held by the gate of this product.
-func Gated(pod *corev1.Pod) bool { return GateIndex(pod) >= 0 }
+// Gated reports whether a pod is held by the gate of an identity.
+func Gated(pod *corev1.Pod, identity string) bool { return GateIndex(pod, identity) >= 0 }
 
-// GateIndex is the index of the gate in the pod's list, or -1.
-func GateIndex(pod *corev1.Pod) int {
+// GateIndex is the index of the gate of an identity in the pod's list, or -1.
+func GateIndex(pod *corev1.Pod, identity string) int {
+	name := v1alpha1.Numbered(v1alpha1.Gate, Number(pod, identity))
 	return slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
-		return g.Name == v1alpha1.Gate
+		return g.Name == name
 	})
 }
 
-// IndexIdentity is the index of pods by the identity that they ask for.
+// Number is the number of the disk that a pod has of an identity, by the labels of the pod. It is 0
+// if the pod has none.
+func Number(pod client.Object, identity string) int {
+	return max(0, slices.Index(identities(pod), identity))
+}
+
+// identities are those that the labels of an object name, by the numbers of the disks.
+func identities(o client.Object) []string {
+	all := []string{o.GetLabels()[v1alpha1.LabelIdentity]}
+	if _, several := o.GetLabels()[v1alpha1.LabelSeveral]; several {
+		for n := 1; n < v1alpha1.MaxDisks; n++ {
+			all = append(all, o.GetLabels()[v1alpha1.Numbered(v1alpha1.LabelIdentity, n)])
+		}
+	}
+	return all
+}
+
+// IndexIdentity is the index of pods by the identities that they ask for.
 const IndexIdentity = v1alpha1.Group + "/pod-identity"
 
 // ByIdentity returns the keys of a pod in IndexIdentity.
 func ByIdentity(pod client.Object) []string {
-	if name := pod.GetLabels()[v1alpha1.LabelIdentity]; name != "" {
-		return []string{name}
+	return slices.DeleteFunc(identities(pod), func(name string) bool { return name == "" })
+}
+
+// PodsOf returns the pods of an identity, from the cache or from the API server, which has no
+// index.
+func PodsOf(ctx context.Context, from client.Reader, identity metav1.Object) ([]corev1.Pod, error) {
+	var first, several corev1.PodList
+	in := client.InNamespace(identity.GetNamespace())
+	for list, labels := range map[*corev1.PodList]client.ListOption{
+		&first:   client.MatchingLabels{v1alpha1.LabelIdentity: identity.GetName()},
+		&several: client.HasLabels{v1alpha1.LabelSeveral},
+	} {
+		if err := from.List(ctx, list, in, labels); err != nil {
+			return nil, fmt.Errorf("pods: %w", err)
+		}
 	}
-	return nil
+	return append(first.Items, slices.DeleteFunc(several.Items, func(p corev1.Pod) bool {
+		return Number(&p, identity.GetName()) == 0
+	})...), nil
+}
+
+// Identities requests the identities that a pod asks for.
+func Identities(_ context.Context, pod client.Object) (all []reconcile.Request) {
+	for _, name := range ByIdentity(pod) {
+		all = append(all, reconcile.Request{NamespacedName: client.ObjectKey{
+			Namespace: pod.GetNamespace(), Name: name}})
+	}
+	return all
 }
 
 // ByLabel requests the identity that a label of an object names, if the object has the label.

@@ -50,7 +50,7 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 		}
 	}
 	for _, p := range d.start {
-		if err := r.ungate(ctx, p, annotations(d.id, p)); err != nil {
+		if err := r.ungate(ctx, p, d.id.Name, annotations(d.id, p)); err != nil {
 			return err
 		}
 		r.seen.note(client.ObjectKeyFromObject(d.id), p.UID, opened)
@@ -61,29 +61,32 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 // annotations are what a pod learns of its identity before it is scheduled. An identity without a
 // size has none for the pod, either: a pod that was restored may have an earlier one.
 func annotations(id *v1alpha1.VMIdentity, p *corev1.Pod) map[string]string {
-	all := make(map[string]string)
-	if id.Spec.FirmwareUUID != "" {
+	all, number := make(map[string]string), objects.Number(p, id.Name)
+	size := v1alpha1.Numbered(v1alpha1.AnnotationSize, number)
+	if id.Spec.FirmwareUUID != "" && number == 0 {
 		all[v1alpha1.AnnotationFirmwareUUID] = id.Spec.FirmwareUUID
 	}
-	if _, has := p.Annotations[v1alpha1.AnnotationSize]; has {
-		all[v1alpha1.AnnotationSize] = ""
+	if _, has := p.Annotations[size]; has {
+		all[size] = ""
 	}
-	if size := id.Spec.Bytes(); size > 0 && id.Spec.Attachment != v1alpha1.Service {
-		all[v1alpha1.AnnotationSize] = strconv.FormatInt(size, 10)
+	if n := id.Spec.Bytes(); n > 0 && id.Spec.Attachment != v1alpha1.Service {
+		all[size] = strconv.FormatInt(n, 10)
 	}
 	if id.Spec.Attachment == v1alpha1.Service && inject.Machine(p) != "" {
-		all[v1alpha1.AnnotationDisk] = v1alpha1.DiskURI(hostOf(id))
+		all[v1alpha1.Numbered(v1alpha1.AnnotationDisk, number)] = v1alpha1.DiskURI(hostOf(id))
 	}
 	return all
 }
 
-// ungate gives a pod its annotations, and removes the gate of exactly this pod. Others may write
-// the pod meanwhile.
-func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod, add map[string]string) error {
-	path := fmt.Sprintf("/spec/schedulingGates/%d", objects.GateIndex(p))
+// ungate gives a pod its annotations, and removes the gate of an identity from exactly this pod.
+// Others may write the pod meanwhile.
+func (r *Reconciler) ungate(ctx context.Context, p *corev1.Pod, identity string,
+	add map[string]string) error {
+	i := objects.GateIndex(p, identity)
+	path := fmt.Sprintf("/spec/schedulingGates/%d", i)
 	steps := []map[string]any{
 		{"op": "test", "path": "/metadata/uid", "value": p.UID},
-		{"op": "test", "path": path + "/name", "value": v1alpha1.Gate},
+		{"op": "test", "path": path + "/name", "value": p.Spec.SchedulingGates[i].Name},
 		{"op": "remove", "path": path},
 	}
 	if len(p.Spec.SchedulingGates) == 1 {

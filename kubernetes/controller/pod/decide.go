@@ -89,7 +89,7 @@ func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
 	}
 	for _, p := range d.pods {
 		// Somebody else removed the gate. Right or wrong, the pod runs.
-		if !objects.Gated(p) {
+		if !objects.Gated(p, d.id.Name) {
 			d.user, d.inUse = p, true
 			d.id.Status.UsedBy = reference(p)
 			return nil
@@ -117,28 +117,29 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 		return because(v1alpha1.ReasonDeleting, "VMIdentity %s is being deleted: the pod gets a "+
 			"new disk after that", id.Name)
 	}
-	name := inject.SetName(p)
+	number := objects.Number(p, id.Name)
+	name, nameIt := inject.SetName(p, number), v1alpha1.Numbered(v1alpha1.AnnotationName, number)
 	if id.Spec.SetName != "" && id.Spec.SetName != name {
 		return because(v1alpha1.ReasonInvalid, "VMIdentity %s was made from VMIdentitySet %s, and "+
 			"the pod asks for %s: give the pod the annotation %s with another name", id.Name,
-			id.Spec.SetName, name, v1alpha1.AnnotationName)
+			id.Spec.SetName, name, nameIt)
 	}
-	set, err := r.set(ctx, p)
+	set, err := r.set(ctx, p, id.Name)
 	if err != nil {
 		return nil, err
 	}
 	if set == nil {
-		return setMissing(p), nil
+		return setMissing(p, id.Name), nil
 	}
-	for _, image := range []string{set.Spec.Image, imageOf(p)} {
+	for _, image := range []string{set.Spec.Image, imageOf(p, number)} {
 		if image != "" && image != id.Spec.Image {
 			return because(v1alpha1.ReasonImageDiffers, "the disk of VMIdentity %s was made from "+
 				"%s, and the pod would start it with %s: use the former image, or give the pod "+
 				"the annotation %s with another name", id.Name, id.Spec.Image, image,
-				v1alpha1.AnnotationName)
+				nameIt)
 		}
 	}
-	if message := differs(id, set, p); message != "" {
+	if message := differs(id, set, p, number); message != "" {
 		return because(v1alpha1.ReasonSetDiffers, "%s", message)
 	}
 	if !id.Status.Ready || id.Status.Move != nil {
@@ -174,6 +175,13 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 	// KubeVirt gives its machines their UUIDs itself.
 	if fixed(id) && inject.Machine(p) == "" {
 		return r.holdForUUID(ctx, d, set, p)
+	}
+	// All pods take their disks in one order, so no two of them have one that the other needs.
+	for _, other := range objects.ByIdentity(p) {
+		if other < id.Name && objects.Gated(p, other) {
+			return because(v1alpha1.ReasonStarting, "its disk of VMIdentity %s comes first: "+
+				"`kubectl describe vmid %s` says what that waits for", other, other)
+		}
 	}
 	return nil, nil
 }
@@ -221,8 +229,9 @@ func hostOf(id *v1alpha1.VMIdentity) string {
 // differs returns why a pod cannot use a disk that is not as its set says, or "". The set may have
 // been made again after the disk was, or after admission has looked at the pod. Only what the pod
 // was made for has to agree: where a disk is and how large it is, its identity knows.
-func differs(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod) string {
-	disk := diskOf(p)
+func differs(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod,
+	number int) string {
+	disk := diskOf(p, number)
 	service := id.Spec.Attachment == v1alpha1.Service
 	filled := id.Spec.Population == v1alpha1.Snapshot
 	const again = ": delete the pod, and make it again from its own manifest"
@@ -237,11 +246,12 @@ func differs(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod
 			"VMIdentitySet %s has %s: make that set again with the population of the disk, or "+
 			"give the pod the annotation %s with another name", id.Name,
 			cmp.Or(id.Spec.Population, v1alpha1.Overlay), set.Name,
-			cmp.Or(set.Spec.Population, v1alpha1.Overlay), v1alpha1.AnnotationName)
+			cmp.Or(set.Spec.Population, v1alpha1.Overlay),
+			v1alpha1.Numbered(v1alpha1.AnnotationName, number))
 	case service != (disk == nil):
 		return fmt.Sprintf("it was made for another attachment than %s, which VMIdentity %s has"+
 			again, cmp.Or(id.Spec.Attachment, v1alpha1.Sidecar), id.Name)
-	case disk != nil && filled != (imageOf(p) == ""):
+	case disk != nil && filled != (imageOf(p, number) == ""):
 		return fmt.Sprintf("it was made for another population than %s, which VMIdentity %s has"+
 			again, cmp.Or(id.Spec.Population, v1alpha1.Overlay), id.Name)
 	case disk != nil && tooSmall(disk, id.Spec.Bytes()):
@@ -263,14 +273,14 @@ func tooSmall(disk *corev1.Container, size int64) bool {
 	return false
 }
 
-// diskOf is the container of a pod that serves its disk, or nil.
-func diskOf(p *corev1.Pod) *corev1.Container {
-	return cmp.Or(objects.DiskContainer(&p.Spec), inject.Hook(p))
+// diskOf is the container of a pod that serves a disk, or nil.
+func diskOf(p *corev1.Pod, number int) *corev1.Container {
+	return cmp.Or(objects.DiskContainer(&p.Spec), inject.Hook(p, number))
 }
 
-// imageOf returns the image of the disk that admission gave to a pod, or "" if it is unknown.
-func imageOf(p *corev1.Pod) string {
-	disk := diskOf(p)
+// imageOf returns the image of a disk that admission gave to a pod, or "" if it is unknown.
+func imageOf(p *corev1.Pod, number int) string {
+	disk := diskOf(p, number)
 	if disk == nil {
 		return ""
 	}

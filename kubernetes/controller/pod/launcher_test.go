@@ -1,6 +1,8 @@
 package pod
 
 import (
+	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,8 +15,17 @@ import (
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// launcherPod is a pod in which KubeVirt runs machine `vm`, as admission leaves it.
-func launcherPod(t *testing.T, name string, set *v1alpha1.VMIdentitySet) *corev1.Pod {
+// launcherPod is a pod in which KubeVirt runs machine `vm`, as admission leaves it. Further sets
+// are those of further disks.
+func launcherPod(t *testing.T, name string, set *v1alpha1.VMIdentitySet,
+	further ...*v1alpha1.VMIdentitySet) *corev1.Pod {
+	t.Helper()
+	return launcherOf(t, name, nil, set, further...)
+}
+
+// launcherOf is such a pod with annotations.
+func launcherOf(t *testing.T, name string, annotations map[string]string,
+	set *v1alpha1.VMIdentitySet, further ...*v1alpha1.VMIdentitySet) *corev1.Pod {
 	t.Helper()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name,
@@ -25,7 +36,13 @@ func launcherPod(t *testing.T, name string, set *v1alpha1.VMIdentitySet) *corev1
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "compute"},
 			{Name: inject.HookContainer}}},
 	}
-	require.NoError(t, inject.Pod(p, set, inject.Options{}))
+	for i, s := range further {
+		p.Annotations[v1alpha1.Numbered(v1alpha1.AnnotationSet, i+1)] = s.Name
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{
+			Name: fmt.Sprintf("hook-sidecar-%d", i+1)})
+	}
+	maps.Copy(p.Annotations, annotations)
+	require.NoError(t, inject.Pod(p, inject.Options{}, append(further, set)...))
 	return p
 }
 

@@ -84,7 +84,7 @@ func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]*core
 	}
 	var pods []*corev1.Pod
 	for i := range list.Items {
-		if p := &list.Items[i]; inject.SetName(p) != "" && !objects.Finished(p) {
+		if p := &list.Items[i]; setName(p, id.Name) != "" && !objects.Finished(p) {
 			pods = append(pods, p)
 		}
 	}
@@ -98,12 +98,12 @@ func (r *Reconciler) pods(ctx context.Context, id types.NamespacedName) ([]*core
 // make makes the identity of a pod.
 func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *corev1.Pod) (
 	ctrl.Result, error) {
-	set, err := r.set(ctx, p)
+	set, err := r.set(ctx, p, name.Name)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	if set == nil {
-		r.tell(name, p, setMissing(p))
+		r.tell(name, p, setMissing(p, name.Name))
 		return ctrl.Result{}, nil
 	}
 	id := newIdentity(name, set)
@@ -119,16 +119,22 @@ func (r *Reconciler) make(ctx context.Context, name types.NamespacedName, p *cor
 	return ctrl.Result{}, nil
 }
 
-// set returns the VMIdentitySet of a pod, or nil.
-func (r *Reconciler) set(ctx context.Context, p *corev1.Pod) (*v1alpha1.VMIdentitySet, error) {
-	return objects.Find[v1alpha1.VMIdentitySet](ctx, r.Client, "VMIdentitySet",
-		client.ObjectKey{Namespace: p.Namespace, Name: inject.SetName(p)})
+// setName is the VMIdentitySet that a pod names for the disk of an identity; "": none.
+func setName(p *corev1.Pod, identity string) string {
+	return inject.SetName(p, objects.Number(p, identity))
 }
 
-func setMissing(p *corev1.Pod) *held {
+// set returns that set, or nil.
+func (r *Reconciler) set(ctx context.Context, p *corev1.Pod, identity string) (
+	*v1alpha1.VMIdentitySet, error) {
+	return objects.Find[v1alpha1.VMIdentitySet](ctx, r.Client, "VMIdentitySet",
+		client.ObjectKey{Namespace: p.Namespace, Name: setName(p, identity)})
+}
+
+func setMissing(p *corev1.Pod, identity string) *held {
 	return &held{p.UID, v1alpha1.ReasonSetMissing, fmt.Sprintf("pod %s waits: there is no "+
 		"VMIdentitySet %s in its namespace: make it, or delete the pod", p.Name,
-		inject.SetName(p))}
+		setName(p, identity))}
 }
 
 // tell sends an event about a waiting pod, unless it has sent the same before.

@@ -27,7 +27,7 @@ func (s *seen) waiting(id types.NamespacedName, pods []*corev1.Pod) (waiting []*
 	defer s.mu.Unlock()
 	known, gated := s.ids[id], make(map[types.UID]bool)
 	for _, p := range pods {
-		if !objects.Gated(p) || !p.DeletionTimestamp.IsZero() {
+		if !objects.Gated(p, id.Name) || !p.DeletionTimestamp.IsZero() {
 			continue
 		}
 		if gated[p.UID] = true; known[p.UID] != opened {

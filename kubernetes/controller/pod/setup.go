@@ -44,7 +44,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Named("pod").
 		For(&v1alpha1.VMIdentity{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
-			objects.ByLabel(v1alpha1.LabelIdentity))).
+			objects.Identities)).
 		// A set may have appeared, or its firmwareUUID may be free now.
 		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor),
 			builder.WithPredicates(setMatters())).
@@ -64,10 +64,17 @@ func setMatters() predicate.Predicate {
 }
 
 func byWaiting(o client.Object) []string {
-	if p, ok := o.(*corev1.Pod); ok && objects.Gated(p) {
-		return []string{inject.SetName(p)}
+	p, ok := o.(*corev1.Pod)
+	if !ok {
+		return nil
 	}
-	return nil
+	var sets []string
+	for _, identity := range objects.ByIdentity(p) {
+		if objects.Gated(p, identity) {
+			sets = append(sets, inject.SetName(p, objects.Number(p, identity)))
+		}
+	}
+	return sets
 }
 
 // waitingFor returns the identities whose pods wait for a set.

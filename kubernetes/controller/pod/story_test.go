@@ -83,7 +83,7 @@ func gated(t testing.TB, w *controllertest.World, name string) bool {
 	t.Helper()
 	p, ok := get(t, w, name, &corev1.Pod{})
 	require.True(t, ok, "pod %s", name)
-	return objects.Gated(p)
+	return objects.Gated(p, p.Labels[v1alpha1.LabelIdentity])
 }
 
 func remove(t testing.TB, w *controllertest.World, o client.Object) {
@@ -108,7 +108,7 @@ func story(t *testing.T, w *controllertest.World, kind func(*v1alpha1.VMIdentity
 	w.Check = func() {
 		running := 0
 		for _, name := range []string{"one", "two"} {
-			if p, ok := get(t, w, name, &corev1.Pod{}); ok && !objects.Gated(p) {
+			if p, ok := get(t, w, name, &corev1.Pod{}); ok && !objects.Gated(p, "vm") {
 				running++
 				now, ok := get(t, w, "vmid-vm", &corev1.PersistentVolumeClaim{})
 				require.True(t, ok, "a pod runs without its claim")

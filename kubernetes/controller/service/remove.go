@@ -84,14 +84,14 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 // answered yet.
 func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users []string,
 	known bool, err error) {
-	var pods corev1.PodList
-	if err := r.Client.List(ctx, &pods, client.InNamespace(id.Namespace),
-		client.MatchingLabels{v1alpha1.LabelIdentity: id.Name}); err != nil {
+	pods, err := objects.PodsOf(ctx, r.Client, id)
+	if err != nil {
 		return nil, false, err
 	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if pod.Labels[v1alpha1.LabelServer] == "" && !objects.Finished(pod) && !objects.Gated(pod) {
+	for i := range pods {
+		pod := &pods[i]
+		if pod.Labels[v1alpha1.LabelServer] == "" && !objects.Finished(pod) &&
+			!objects.Gated(pod, id.Name) {
 			users = append(users, "pod "+pod.Name)
 		}
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -40,7 +42,7 @@ func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Res
 	if !inject.Asks(pod) {
 		return admission.Allowed("")
 	}
-	set, err := h.set(ctx, pod)
+	sets, err := h.sets(ctx, pod)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
@@ -48,18 +50,20 @@ func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Res
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
-	if err := inject.Pod(pod, set, h.options); err != nil {
+	if err := inject.Pod(pod, h.options, slices.Collect(maps.Values(sets))...); err != nil {
 		return admission.Denied(err.Error())
 	}
-	identity := &api.VMIdentity{}
-	key := client.ObjectKey{Namespace: r.Namespace, Name: inject.IdentityName(pod)}
-	switch err := h.reader.Get(ctx, key, identity); {
-	case apierrors.IsNotFound(err):
-	case err != nil:
-		return admission.Errored(http.StatusInternalServerError, err)
-	default:
-		if err := inject.Identity(set, identity); err != nil {
-			return admission.Denied(err.Error())
+	for _, d := range inject.Disks(pod) {
+		identity := &api.VMIdentity{}
+		key := client.ObjectKey{Namespace: r.Namespace, Name: d.Identity}
+		switch err := h.reader.Get(ctx, key, identity); {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return admission.Errored(http.StatusInternalServerError, err)
+		default:
+			if err := inject.Identity(d, sets[d.Set], identity); err != nil {
+				return admission.Denied(err.Error())
+			}
 		}
 	}
 	after, err := json.Marshal(pod)
@@ -80,22 +84,23 @@ func (h *handler) validate(ctx context.Context, r admission.Request) admission.R
 	if err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	set, err := h.set(ctx, pod)
+	found, err := h.sets(ctx, pod)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
+	sets := slices.Collect(maps.Values(found))
 	switch r.Operation {
 	case admissionv1.Create:
 		if !inject.Asks(pod) {
 			return admission.Allowed("")
 		}
-		err = inject.Made(pod, set)
+		err = inject.Made(pod, sets...)
 	case admissionv1.Update:
 		old, wrong := decode(r.OldObject.Raw, r.Namespace)
 		if wrong != nil {
 			return admission.Errored(http.StatusBadRequest, wrong)
 		}
-		err = inject.Changed(old, pod, set)
+		err = inject.Changed(old, pod, sets...)
 	}
 	if err != nil {
 		return admission.Denied(err.Error())
@@ -103,21 +108,23 @@ func (h *handler) validate(ctx context.Context, r admission.Request) admission.R
 	return admission.Allowed("")
 }
 
-// set is the VMIdentitySet that a pod names, or nil if there is none.
-func (h *handler) set(ctx context.Context, pod *corev1.Pod) (*api.VMIdentitySet, error) {
-	name := inject.SetName(pod)
-	if name == "" {
-		return nil, nil
+// sets are the VMIdentitySets that a pod names, as far as they exist, by their names.
+func (h *handler) sets(ctx context.Context, pod *corev1.Pod) (map[string]*api.VMIdentitySet,
+	error) {
+	found := make(map[string]*api.VMIdentitySet)
+	for _, d := range inject.Disks(pod) {
+		if d.Set == "" || found[d.Set] != nil {
+			continue
+		}
+		set := &api.VMIdentitySet{}
+		err := h.reader.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: d.Set}, set)
+		if err == nil {
+			found[d.Set] = set
+		} else if !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("VMIdentitySet %q cannot be read: %w", d.Set, err)
+		}
 	}
-	set := &api.VMIdentitySet{}
-	err := h.reader.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: name}, set)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("VMIdentitySet %q cannot be read: %w", name, err)
-	}
-	return set, nil
+	return found, nil
 }
 
 func decode(raw []byte, namespace string) (*corev1.Pod, error) {
