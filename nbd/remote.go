@@ -121,6 +121,9 @@ func (r *Remote) set(l *link, failed error) {
 	if r.failed == nil {
 		r.failed = failed
 	}
+	if r.failed != nil {
+		r.kept.fail()
+	}
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -327,7 +330,10 @@ func (r *Remote) change(ctx context.Context, command uint16, off, length int64, 
 	if len(data) > maxLogged {
 		return r.changeDurably(ctx, c)
 	}
-	if r.kept.reserve(ctx, len(data)) != nil {
+	if err := r.kept.reserve(ctx, len(data)); errors.Is(err, disk.ErrFailed) {
+		_, err = r.current(ctx) // why it has failed
+		return err
+	} else if err != nil {
 		return disk.ErrNotNow
 	}
 	c.logged = true

@@ -120,9 +120,13 @@ func (r *Remote) flushSoon() {
 		return
 	}
 	r.wg.Go(func() {
-		defer r.flushing.Store(false)
-		if err := r.flush(r.ctx); err != nil && r.ctx.Err() == nil {
+		err := r.flush(r.ctx)
+		if err != nil && r.ctx.Err() == nil {
 			r.log.Error("the disk has failed", zap.Error(err))
+		}
+		r.flushing.Store(false)
+		if err == nil && r.kept.wanted() { // who asked meanwhile found one under way
+			r.flushSoon()
 		}
 	})
 }

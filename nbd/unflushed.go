@@ -3,6 +3,8 @@ package nbd
 import (
 	"context"
 	"sync"
+
+	"kubevirt.io/disk/disk"
 )
 
 const (
@@ -39,17 +41,25 @@ type unflushed struct {
 	head     uint64        // guarded by mu; where the next data goes in ring
 	used     int           // guarded by mu; bytes of the ring, with what is reserved
 	reserved int           // guarded by mu; changes under way
-	freed    chan struct{} // guarded by mu; closed when there is more room
+	waiting  int           // guarded by mu; calls of reserve that wait
+	failed   bool          // guarded by mu; there will be no more room
+	freed    chan struct{} // guarded by mu; closed when there is more room, or never will be
 }
 
 func newUnflushed(flush func()) *unflushed {
 	return &unflushed{flush: flush, freed: make(chan struct{})}
 }
 
-// reserve takes room for a change with n bytes of data. It waits for room until ctx ends.
+// reserve takes room for a change with n bytes of data. It waits for room until ctx ends or fail is
+// called. A flush helps those that wait only if something was acknowledged, and that may be later:
+// add begins one then.
 func (u *unflushed) reserve(ctx context.Context, n int) error {
 	for {
 		u.mu.Lock()
+		if u.failed {
+			u.mu.Unlock()
+			return disk.ErrFailed
+		}
 		records := len(u.records) + u.reserved
 		fits := u.used+n <= maxUnflushed && records < maxRecords
 		half := u.used+n > maxUnflushed/2 || records > maxRecords/2
@@ -59,6 +69,8 @@ func (u *unflushed) reserve(ctx context.Context, n int) error {
 			if u.ring == nil {
 				u.ring = make([]byte, maxUnflushed)
 			}
+		} else {
+			u.waiting++
 		}
 		freed := u.freed
 		u.mu.Unlock()
@@ -68,12 +80,34 @@ func (u *unflushed) reserve(ctx context.Context, n int) error {
 		if fits {
 			return nil
 		}
+		var err error
 		select {
 		case <-freed:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			err = context.Cause(ctx)
+		}
+		u.mu.Lock()
+		u.waiting--
+		u.mu.Unlock()
+		if err != nil {
+			return err
 		}
 	}
+}
+
+// wanted reports whether calls of reserve wait for a flush.
+func (u *unflushed) wanted() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.waiting > 0 && len(u.records) > 0
+}
+
+// fail ends the calls of reserve: the disk has failed.
+func (u *unflushed) fail() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.failed = true
+	u.freeLocked()
 }
 
 // giveBack gives back the room for a change that was not acknowledged.
@@ -87,6 +121,13 @@ func (u *unflushed) giveBack(n int) {
 
 // add keeps a change that was acknowledged.
 func (u *unflushed) add(c *call) {
+	if u.keep(c) {
+		u.flush()
+	}
+}
+
+// keep reports whether somebody waits for room.
+func (u *unflushed) keep(c *call) (wanted bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.reserved--
@@ -97,6 +138,7 @@ func (u *unflushed) add(c *call) {
 		u.head += uint64(n)
 	}
 	u.records = append(u.records, r)
+	return u.waiting > 0
 }
 
 // empty reports whether everything that was acknowledged is durable.

@@ -1,0 +1,54 @@
+package nbd
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/testtool"
+)
+
+// TestRoomForTheLastWrites: all room is taken by writes under way when the last ones ask for some,
+// and no further call comes. They get it when those under way are acknowledged.
+func TestRoomForTheLastWrites(t *testing.T) {
+	var flushes atomic.Int32
+	u := newUnflushed(func() { flushes.Add(1) })
+	const most = maxUnflushed / maxLogged
+	for range most {
+		require.NoError(t, u.reserve(t.Context(), maxLogged))
+	}
+	got := make(chan error, 1)
+	go func() { got <- u.reserve(t.Context(), maxLogged) }()
+	testtool.Eventually(t, func() bool {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		return u.waiting == 1
+	})
+	require.False(t, u.wanted(), "nothing is acknowledged that a flush could free")
+	before := flushes.Load()
+	c := newCall(cmdWrite, 0, 0, maxLogged, make([]byte, maxLogged))
+	u.add(c)
+	require.Equal(t, before+1, flushes.Load())
+	require.True(t, u.wanted())
+	u.drop(u.mark())
+	require.NoError(t, <-got)
+	require.False(t, u.wanted())
+	before = flushes.Load()
+	u.add(c)
+	require.Equal(t, before, flushes.Load(), "nobody waits")
+}
+
+// TestRoomOfAFailedDisk: who waits for room is told that the disk has failed.
+func TestRoomOfAFailedDisk(t *testing.T) {
+	u := newUnflushed(func() {})
+	for range maxUnflushed / maxLogged {
+		require.NoError(t, u.reserve(t.Context(), maxLogged))
+	}
+	got := make(chan error, 1)
+	go func() { got <- u.reserve(t.Context(), maxLogged) }()
+	u.fail()
+	require.ErrorIs(t, <-got, disk.ErrFailed)
+	require.ErrorIs(t, u.reserve(t.Context(), 0), disk.ErrFailed)
+}
