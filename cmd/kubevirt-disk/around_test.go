@@ -116,7 +116,11 @@ func TestSnapshotBetweenCommands(t *testing.T) {
 	for sig, said := range map[syscall.Signal]string{syscall.SIGTERM: "--before was interrupted",
 		syscall.SIGINT: "--before was interrupted", syscall.SIGHUP: "--before was interrupted",
 		syscall.SIGKILL: ""} {
-		p := launch(t, binary(t), env, create("x", "touch \"$FLAG\"; sleep 1", thawed)...)
+		hold := "sleep 60" // it is ended by the signal
+		if sig == syscall.SIGKILL {
+			hold = "sleep 1" // nobody ends it
+		}
+		p := launch(t, binary(t), env, create("x", "touch \"$FLAG\"; "+hold, thawed)...)
 		p.until("the first command runs", func() bool {
 			_, err := os.Stat(filepath.Join(dir, "flag"))
 			return err == nil
