@@ -23,7 +23,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [update]
 - apiGroups: [apps]
   resources: [statefulsets]
-  verbs: [get, list, watch, create, patch]
+  verbs: [list, watch, create, patch]
 {{- end }}
 {{- if not (has "services" .Values.without) }}
 # What serves a disk with attachment Service.
