@@ -96,6 +96,7 @@ if [ ${#race[@]} -gt 0 ]; then
 		GOFLAGS+=" -gcflags=$package=-race=false"
 	done
 	export GOFLAGS
+	export TEST_GOFLAGS="$GOFLAGS -race" # for fuzz.sh
 fi
 
 # These run without the race detector, and count towards the same totals. With it, pools forget at
@@ -118,7 +119,8 @@ if [ "${KUBEVIRT_DISK_NIGHTLY:-}" != 1 ]; then
 	tests+=(TestEveryRequestFailsOnce TestPet TestPopulate TestRetryConverges)
 	in+=(./kubernetes/controller/{pet,pod,snapshot})
 	tests+=(TestMemoryOf{Chunks,Digests,Index,Links,LongNames,ManyNames,RawDigests,SmallLayers})
-	tests+=(TestMemoryOfTableOfContents TestPushOnto TestPushOntoOthers TestPushOntoChains)
+	tests+=(TestMemoryOfTableOfContents TestPushOnto TestPushOnto{Others,Chains,KeepsBoot})
+	tests+=(TestPushOnto{OneOfSeveral,SaysDead,Squash,SquashOneOfSeveral,SquashRefusals})
 	in+=(./registry)
 	tests+=(TestMemoryOfUploads)
 	in+=(./volume/upload)
