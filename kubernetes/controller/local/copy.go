@@ -252,19 +252,20 @@ func strange(id *v1alpha1.VMIdentity, o client.Object) bool {
 }
 
 // made reports whether this controller has made an object that is strange for a move, so that it
-// may delete it. What the status has by now is not strange: another leader may have recorded it
-// after the status was read.
+// may delete it. Another leader may have made it, and recorded it after the status was read. So
+// the identity is written first. That changes nothing, and is a conflict if the status is old.
 func (r *Reconciler) made(ctx context.Context, id *v1alpha1.VMIdentity, o client.Object) (
 	bool, error) {
 	if !metav1.IsControlledBy(o, id) {
 		return false, nil
 	}
-	live, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Live, "VMIdentity",
-		client.ObjectKeyFromObject(id))
-	if live == nil || err != nil {
-		return false, err
+	err := r.Patch(ctx, id.DeepCopy(), client.MergeFromWithOptions(id.DeepCopy(),
+		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager))
+	if err != nil {
+		return false, fmt.Errorf("%s is not of the move, by a status that may be old: %w",
+			o.GetName(), err)
 	}
-	return live.Status.Move == nil || live.Status.Move.Made[o.GetName()] != o.GetUID(), nil
+	return true, nil
 }
 
 // job returns a Job of a move from the cache, or nil. A state says that another Job has its name.
