@@ -19,7 +19,9 @@ func TestVolumeClones(t *testing.T) {
 	requireTools(t, "qemu-io", qemuISCSI)
 	v := startVolumes(t, map[string]string{"LOG_LEVEL": "debug"})
 	at := func(name string) string {
-		return volumeURL(v.json(http.StatusOK, http.MethodGet, "/volume/"+name, ""))
+		a := v.json(http.StatusOK, http.MethodGet, "/volume/"+name, "")
+		require.NotNil(t, a.ISCSI, "%s: %+v", name, a.Info)
+		return volumeURL(a)
 	}
 	first := volumeURL(v.put("vm1", "size: 16Mi\n"))
 	atDisk(t, first, "write -P 1 0 8M", "flush")

@@ -61,7 +61,19 @@ func (m *Manager) mayClone(r store.Record) error {
 	return nil
 }
 
-// byAge sorts volumes so that a clone comes after what it was cloned from.
-func byAge(a, b *volume) int {
-	return cmp.Or(a.record.Created.Compare(b.record.Created), strings.Compare(a.name, b.name))
+// inOrder sorts volumes so that a clone comes after what it was cloned from.
+func (m *Manager) inOrder(clones []*volume) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	depth := func(v *volume) (n int) {
+		for v != nil && n <= len(m.volumes) { // a record by hand may name itself
+			disk, _ := v.record.Spec.From.Cloned()
+			v = m.volumes[disk]
+			n++
+		}
+		return n
+	}
+	slices.SortFunc(clones, func(a, b *volume) int {
+		return cmp.Or(cmp.Compare(depth(a), depth(b)), strings.Compare(a.name, b.name))
+	})
 }

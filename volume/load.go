@@ -58,7 +58,7 @@ func (m *Manager) Load(ctx context.Context) error {
 		})
 	}
 	_ = group.Wait()
-	slices.SortFunc(clones, byAge)
+	m.inOrder(clones)
 	for _, v := range clones {
 		m.loadOne(ctx, v)
 	}
