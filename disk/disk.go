@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"syscall"
@@ -132,6 +133,15 @@ type Distant interface {
 type Identity struct {
 	Serial string  `json:"serial"` // printable ASCII, at most 36 characters: INQUIRY VPD page 80h
 	NAA    [8]byte `json:"naa"`    // NAA locally assigned, first nibble 3: VPD page 83h
+}
+
+// IdentityOf makes an identity of bytes that distinguish a disk. Ten of them make a serial of 20
+// characters, as many as virtio-blk shows.
+func IdentityOf(b [18]byte) Identity {
+	id := Identity{Serial: hex.EncodeToString(b[:10])}
+	copy(id.NAA[:], b[10:])
+	id.NAA[0] = 0x30 | id.NAA[0]&0x0f // SPC-4 7.8.6.6: NAA 3h, locally assigned
+	return id
 }
 
 var (

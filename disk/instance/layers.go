@@ -169,7 +169,7 @@ func (o *opening) assembleLayers(bottom *overlay.Disk, s *state) (*overlay.Tree,
 		Content: s.Map, Durable: o.durable(), Slots: o.opt.Workers.copying, Log: o.log,
 		Layer: overlay.Options{ReadOnly: o.opt.ReadOnly}}
 	files := &shelf{dir: o.dir, durable: o.durable(), wasDurable: o.durable(), volume: volume,
-		content: s.Map, log: o.log}
+		log: o.log}
 	opt.Shelf = files
 	if !s.Complete {
 		opt.Layer.Reads = o.opt.Reads
@@ -195,7 +195,6 @@ type shelf struct {
 	durable    bool // a flush reaches storage
 	wasDurable bool // so it was so far, for layers of earlier starts
 	volume     string
-	content    string // identifies the content at the bottom
 	log        *zap.Logger
 }
 

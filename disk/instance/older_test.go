@@ -80,7 +80,7 @@ func TestUnfinishedLayers(t *testing.T) {
 	testtool.Eventually(t, func() bool { return olderVersion(t, inst) == nil })
 	require.NoError(t, inst.Close())
 	for _, marked := range []bool{false, true} {
-		files := &shelf{dir: inst.dir, durable: true, content: inst.content}
+		files := &shelf{dir: inst.dir, durable: true}
 		require.NoError(t, files.Save(overlay.NewRecord(inst.content, true)))
 		require.NoError(t, files.Mark(marked))
 		inst, _ = start(t, path, opt)

@@ -73,15 +73,11 @@ type sealed struct {
 	Body     json.RawMessage `json:"state"`
 }
 
-// newIdentity draws a random identity, so that no two disks in the world share one. Ten random
-// bytes make a serial of 20 characters, as many as virtio-blk shows.
+// newIdentity draws a random identity, so that no two disks in the world share one.
 func newIdentity() disk.Identity {
 	var random [18]byte
 	rand.Read(random[:]) // never fails
-	id := disk.Identity{Serial: hex.EncodeToString(random[:10])}
-	copy(id.NAA[:], random[10:])
-	id.NAA[0] = 0x30 | id.NAA[0]&0x0f // SPC-4 7.8.6.6: NAA 3h, locally assigned
-	return id
+	return disk.IdentityOf(random)
 }
 
 // saveState writes the state of the directory's disk.

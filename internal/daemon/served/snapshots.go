@@ -3,7 +3,6 @@ package served
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -249,10 +248,7 @@ func snapshotIdentity(inst *instance.Instance, name string) disk.Identity {
 		}
 	}
 	sum := sha256.Sum256([]byte(inst.Identity.Serial + "@" + name))
-	id := disk.Identity{Serial: hex.EncodeToString(sum[:10])}
-	copy(id.NAA[:], sum[10:])
-	id.NAA[0] = 0x30 | id.NAA[0]&0x0f // SPC-4 7.8.6.6: NAA 3h, locally assigned
-	return id
+	return disk.IdentityOf([18]byte(sum[:18]))
 }
 
 // endSnapshots stops serving the snapshots of a disk that goes, which need its files. If somebody

@@ -259,7 +259,7 @@ func (r *Reconciler) made(ctx context.Context, id *v1alpha1.VMIdentity, o client
 	if !metav1.IsControlledBy(o, id) {
 		return false, nil
 	}
-	err := r.Patch(ctx, id.DeepCopy(), client.MergeFromWithOptions(id.DeepCopy(),
+	err := r.Patch(ctx, id.DeepCopy(), client.MergeFromWithOptions(id,
 		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager))
 	if err != nil {
 		return false, fmt.Errorf("%s is not of the move, by a status that may be old: %w",
