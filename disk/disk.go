@@ -105,6 +105,23 @@ type Historian interface {
 	Changed(since string, off, length int64) (changed bool, n int64, err error)
 }
 
+// Changed reports whether the run of a disk that begins at off may differ from a snapshot that the
+// disk was made from, or from its image for "", and how many bytes are of that kind, at most length
+// of them and never 0. A disk that does not know says that all may differ.
+func Changed(d Disk, since string, off, length int64) (changed bool, n int64, err error) {
+	if since == "" {
+		if layered, ok := d.(Layered); ok {
+			depth, n, err := layered.Depth(off, length)
+			return depth == DepthOwn, n, err
+		}
+		return true, length, nil
+	}
+	if history, ok := d.(Historian); ok {
+		return history.Changed(since, off, length)
+	}
+	return true, length, nil
+}
+
 // Estimator is a disk of which some reads cost much more than a look into the page cache. Asked
 // once, when the LUN is made.
 type Estimator interface {

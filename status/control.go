@@ -10,6 +10,23 @@ const (
 	// PathSnapshots lists snapshots with GET (of ?disk=, or of all disks), and changes them with
 	// POST.
 	PathSnapshots = "/snapshots"
+	// These answer GET about the content of a snapshot: ?disk= and ?snapshot= name it. PathContent
+	// describes it. The others take &identity=, as the description has it, and &offset=.
+	PathContent = "/content"
+	// PathContentBytes answers with &length= bytes, at most MaxContentBytes.
+	PathContentBytes = "/content/bytes"
+	// PathContentRanges answers with ranges: &what=stored for those that are no holes, or
+	// &what=changed for those that may differ from &since=, an earlier snapshot, or "" for the
+	// image that the disk was made of.
+	PathContentRanges = "/content/ranges"
+)
+
+const (
+	// RangesStored and RangesChanged are what ranges are asked for.
+	RangesStored  = "stored"
+	RangesChanged = "changed"
+	// MaxContentBytes is the most that is read at once.
+	MaxContentBytes = 4 << 20
 )
 
 // Action is a step of a handover.
@@ -93,4 +110,22 @@ type SnapshotsAnswer struct {
 // Refusal is the answer to a refused request.
 type Refusal struct {
 	Error string `json:"error"`
+}
+
+// Content describes a snapshot, or another disk that nobody changes.
+type Content struct {
+	Disk string `json:"disk"` // its name
+	// Identity is another one if a snapshot is deleted and its name is used again.
+	Identity string `json:"identity"`
+	Size     int64  `json:"size"` // bytes
+	// Image has the digests of the files of the image that the disk was made of, top first, if the
+	// disk still reads from it.
+	Image []string `json:"image,omitempty"`
+}
+
+// ContentRanges is a page of ranges.
+type ContentRanges struct {
+	Ranges [][2]int64 `json:"ranges"` // offset and length, bytes; in order, and not adjacent
+	// Next is where the next page begins: the size at the end.
+	Next int64 `json:"next"`
 }

@@ -43,14 +43,19 @@ func TestMessagesOnTheWire(t *testing.T) {
 	message[SnapshotsAnswer](t, `{"snapshots":[{"disk":"a","lun":1,"name":"s",`+
 		`"created":"2026-11-26T08:00:00Z","size":512,"used":1,"served":2}]}`,
 		`{"snapshots":null}`)
+	message[Content](t, `{"disk":"a","identity":"i","size":512,"image":["sha256:0"]}`,
+		`{"disk":"","identity":"","size":0}`)
+	message[ContentRanges](t, `{"ranges":[[0,512]],"next":1024}`, `{"ranges":null,"next":0}`)
 	message[Refusal](t, `{"error":"no"}`, `{"error":""}`)
 	require.Equal(t, []Action{"open", "finish", "cancel"},
 		[]Action{ActionOpen, ActionFinish, ActionCancel})
 	require.Equal(t, []SnapshotAction{"create", "delete", "revert", "serve", "unserve"},
 		[]SnapshotAction{SnapshotCreate, SnapshotDelete, SnapshotRevert, SnapshotServe,
 			SnapshotUnserve})
-	require.Equal(t, []string{"/handover", "/sessions", "/kick", "/snapshots"},
-		[]string{PathHandover, PathSessions, PathKick, PathSnapshots})
+	require.Equal(t, []string{"/handover", "/sessions", "/kick", "/snapshots", "/content",
+		"/content/bytes", "/content/ranges", "stored", "changed"},
+		[]string{PathHandover, PathSessions, PathKick, PathSnapshots, PathContent,
+			PathContentBytes, PathContentRanges, RangesStored, RangesChanged})
 }
 
 // TestControllerAsks checks the request that the Kubernetes controller puts into an annotation. It

@@ -4,123 +4,187 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
 )
 
-const flagFlat = "flat"
+const (
+	flagFlat       = "flat"
+	flagDigestFile = "digest-file"
+	flagImage      = "image"
+)
+
+// committing is one call of commit.
+type committing struct {
+	a      *app
+	cmd    *cobra.Command
+	ask    *asker
+	onto   registry.Onto
+	dir    string // a persistent directory; "": none
+	image  string // what the disk in it came from; "": the image of --onto
+	digest string // file for the digest; "": none
+}
 
 func (a *app) commitCommand() *cobra.Command {
+	c := &committing{a: a}
 	var from, compress string
-	var onto registry.Onto
 	var flat bool
 	cmd := &cobra.Command{
-		Use:   "commit URI REF (--onto IMAGE | --flat)",
-		Short: "Store a disk of a running daemon as an image in a registry",
-		Long: `Stores a disk that a daemon serves by NBD as a container image: the layers of the image that it
-came from (--onto) and one with what differs, or the whole disk (--flat). With --squash, the layers
-of the versions between the oldest one and this one are left out. The digest is printed at the end.
+		Use:   "commit [DISK[@SNAPSHOT]] REF (--onto IMAGE | --flat)",
+		Short: "Store a disk as an image in a registry",
+		Long: `Stores a disk as a container image: the layers of the image that it came from (--onto) and one
+with what differs, or the whole disk (--flat). With --squash, the layers of the versions between the
+oldest one and this one are left out. The digest is printed at the end.
 
-URI is nbd+unix:///EXPORT?socket=PATH or nbd://127.0.0.1:PORT/EXPORT. commit is a client like any
-other: in access mode write-exclusive, it is refused while somebody uses the disk, and nobody can
-use it until commit has read it. In other modes, see to it that nobody writes meanwhile. All of the
-disk is read, so that what a streamed disk has not fetched yet is fetched.
+DISK is one of
+
+  a name as the command list shows it, a volume, or a LUN: a disk of a running daemon, which is
+      asked by its control socket. Its guest goes on: commit takes a snapshot, and deletes it at the
+      end. With @SNAPSHOT, it is that one, and stays.
+  a name of a disk in --persistent-dir, which no daemon may serve meanwhile. Without DISK, or with
+      @SNAPSHOT only, the directory must have one disk.
+  nbd+unix:///EXPORT?socket=PATH or nbd://127.0.0.1:PORT/EXPORT: an export of a daemon. commit is a
+      client like any other: in access mode write-exclusive, it is refused while somebody uses the
+      disk, and nobody can use it until commit has read it. In other modes, see to it that nobody
+      writes meanwhile.
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage.
 
 ` + registryHelp,
-		Args: imageArgs(cobra.ExactArgs(2)),
+		Args: imageArgs(cobra.RangeArgs(1, 2)),
 	}
-	cmd.Flags().StringVar(&onto.Image, flagOnto, "", "`reference` of the image that the disk came "+
-		"from, or of another version of it: only what differs is stored")
-	addSquash(cmd, &onto)
+	c.cmd = cmd
+	cmd.Flags().StringVar(&c.onto.Image, flagOnto, "", "`reference` of the image that the disk "+
+		"came from, or of another version of it: only what differs is stored")
+	addSquash(cmd, &c.onto)
 	cmd.Flags().BoolVar(&flat, flagFlat, false, "store the whole disk, as one file")
 	cmd.Flags().StringVar(&from, "base", base, "`reference` of the base image with --flat; none "+
 		"makes a KubeVirt containerDisk")
 	cmd.Flags().StringVar(&compress, flagCompress, "", "`method` zstd, zlib (for QEMU before 5.1) "+
 		"or none (default zstd)")
-	addFlags(cmd.Flags(), registrySettings(new(transport.Options)))
+	cmd.Flags().StringVar(&c.dir, keyPersistentDir, "", "`directory` of a mounted volume with "+
+		"the disk, as of serve")
+	cmd.Flags().StringVar(&c.image, flagImage, "", "with --"+keyPersistentDir+": `reference`, or "+
+		"path of a file, of what the disk was made of, if it is not complete without (default "+
+		"that of --"+flagOnto+")")
+	cmd.Flags().StringVar(&c.digest, flagDigestFile, "", "write the digest to this `file`, too, "+
+		"such as /dev/termination-log")
+	settings := newConfig()
+	c.ask = &asker{a: a, c: settings, own: pick(settings.settings(), keyControlSocket, keyWorkDir)}
+	addFlags(cmd.Flags(), slices.Concat(registrySettings(new(transport.Options)), c.ask.own))
 	_ = cmd.RegisterFlagCompletionFunc(flagCompress,
 		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		uri, err := nbd.ParseURI(args[0])
-		if err == nil && uri.TLS {
-			err = errors.New("commit is for daemons of this machine: use a socket or 127.0.0.1")
-		}
+		ref, err := transport.ParseReference(args[len(args)-1])
 		if err != nil {
-			return fmt.Errorf("the disk: %w", err)
+			return err
 		}
-		ref, err := transport.ParseReference(args[1])
+		open, err := c.opener(append([]string{""}, args[:len(args)-1]...))
 		if err != nil {
 			return err
 		}
 		switch {
-		case flat == (onto.Image != ""):
+		case flat == (c.onto.Image != ""):
 			return fmt.Errorf("say either --%s, with the image that the disk came from, or --%s",
 				flagOnto, flagFlat)
 		case flat && from == "":
 			return fmt.Errorf("name the base image with --base, or say --base=%s",
 				registry.BaseNone)
 		}
-		if err := errors.Join(checkCompress(compress), checkOnto(onto, nil)); err != nil {
+		if err := errors.Join(checkCompress(compress), checkOnto(c.onto, nil)); err != nil {
 			return err
 		}
 		opt := pushOptions(from, compress)
-		opt.Onto = onto
-		opt.Open = func(name string) (*image.Image, error) {
-			return openExport(cmd.Context(), uri, name)
-		}
+		opt.Onto = c.onto
 		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
-			return a.push(ctx, client, []string{exportFile(uri.Export)}, ref, opt)
+			return c.run(ctx, client, ref, opt, open)
 		})
 	}
 	return cmd
 }
 
-// exportFile is the name of a committed disk in the image: that of the export, which may be a
+// committed is an open disk that is stored as an image.
+type committed struct {
+	name string // of the disk
+	// source returns its content as the bytes of a raw image. Closing that does not close the disk.
+	source func(ctx context.Context) (image.Source, error)
+	close  func() error
+}
+
+// openCommitted opens a disk.
+type openCommitted func(ctx context.Context, client *registry.Client) (*committed, error)
+
+// opener finds out what a command line means. args ends with the disk, which may be "".
+func (c *committing) opener(args []string) (openCommitted, error) {
+	what := args[len(args)-1]
+	if c.image != "" && c.dir == "" {
+		return nil, fmt.Errorf("--%s is about a disk in --%s", flagImage, keyPersistentDir)
+	}
+	if strings.Contains(what, "://") {
+		if c.dir != "" {
+			return nil, fmt.Errorf("an export is not in --%s: leave one out", keyPersistentDir)
+		}
+		return openExport(what)
+	}
+	name, snapshot, at := strings.Cut(what, "@")
+	if i := strings.LastIndex(what, "@"); i > 0 { // a name may be a reference with a digest
+		if name, snapshot = what[:i], what[i+1:]; strings.Contains(snapshot, ":") {
+			name, snapshot, at = what, "", false
+		}
+	}
+	switch {
+	case at && snapshot == "":
+		return nil, fmt.Errorf("%q names no snapshot behind the @", what)
+	case c.dir != "":
+		return func(ctx context.Context, client *registry.Client) (*committed, error) {
+			return c.openDir(ctx, client, name, snapshot)
+		}, nil
+	case name == "":
+		return nil, fmt.Errorf("name the disk: usage is %q", c.cmd.UseLine())
+	}
+	return func(ctx context.Context, _ *registry.Client) (*committed, error) {
+		return c.openOfDaemon(ctx, name, snapshot)
+	}, nil
+}
+
+// run stores the disk.
+func (c *committing) run(ctx context.Context, client *registry.Client, ref transport.Reference,
+	opt registry.PushOptions, open openCommitted) (err error) {
+	d, err := open(ctx, client)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.close()) }()
+	opt.Open = func(name string) (*image.Image, error) {
+		return image.OpenSource(ctx, name,
+			func(ctx context.Context, _ string) (image.Source, error) { return d.source(ctx) },
+			image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
+	}
+	digest, err := c.a.push(ctx, client, []string{committedFile(d.name)}, ref, opt)
+	if err != nil || c.digest == "" {
+		return err
+	}
+	if err := os.WriteFile(c.digest, []byte(digest+"\n"), 0o644); err != nil {
+		return fmt.Errorf("the image is stored as %s, but --%s: %w", digest, flagDigestFile, err)
+	}
+	return nil
+}
+
+// committedFile is the name of a committed disk in the image: that of the disk, which may be a
 // reference with a tag, or a snapshot of a disk.
-func exportFile(export string) string {
-	name, _, _ := strings.Cut(path.Base(export), "@")
+func committedFile(of string) string {
+	name, _, _ := strings.Cut(path.Base(of), "@")
 	name, _, _ = strings.Cut(name, ":")
 	if name == "" || name == "." || name == "/" {
 		name = "disk"
 	}
 	return strings.TrimSuffix(name, path.Ext(name)) + ".raw"
-}
-
-// openExport opens an export of a daemon as a raw image.
-func openExport(ctx context.Context, uri nbd.URI, name string) (*image.Image, error) {
-	return image.OpenSource(ctx, name, func(ctx context.Context, _ string) (image.Source, error) {
-		r, err := nbd.OpenRemote(ctx, nbd.RemoteOptions{Address: uri.Address, Export: uri.Export,
-			Once: true})
-		if err != nil {
-			return nil, err
-		}
-		return exported{r}, nil
-	}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
-}
-
-// exported is an export as the bytes of an image. Nobody else writes to it while it is open.
-type exported struct{ *nbd.Remote }
-
-func (e exported) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	return e.Within(ctx).ReadAt(p, off)
-}
-
-func (e exported) Identity() image.Identity   { return image.Identity{} }
-func (e exported) Parallel() int              { return 1 }
-func (e exported) WillRead(off, length int64) {}
-func (e exported) Check() error               { return nil }
-
-// Extent knows nothing: the client of a relay asks for no extents.
-func (e exported) Extent(off, length int64) (disk.Extent, error) {
-	return disk.Extent{Length: min(length, e.Size()-off), Data: true}, nil
 }

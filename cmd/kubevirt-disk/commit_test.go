@@ -31,7 +31,11 @@ func TestCommitUsage(t *testing.T) {
 		"name the base image": {uri, ref, "--flat", "--base="},
 		"--squash is about":   {uri, ref, "--flat", "--base=none", "--squash"},
 		"of this machine":     {"nbds://disks.example.com/vm", ref, "--flat", "--base=none"},
-		"the disk: ":          {"vm", ref, "--flat", "--base=none"},
+		"the disk: ":          {"nbd+tcp://x/vm", ref, "--flat", "--base=none"},
+		"name the disk":       {ref, "--flat", "--base=none"},
+		"names no snapshot":   {"vm@", ref, "--flat", "--base=none"},
+		"leave one out":       {uri, ref, "--flat", "--base=none", "--persistent-dir=/none"},
+		"is about a disk in":  {"vm", ref, "--flat", "--base=none", "--image=" + ref},
 		"--compress":          {uri, ref, "--flat", "--base=none", "--compress=gzip"},
 	} {
 		status, _, stderr := run(t, nil, append([]string{"commit"}, args...)...)
@@ -40,6 +44,6 @@ func TestCommitUsage(t *testing.T) {
 	}
 	for export, want := range map[string]string{"vm.qcow2": "vm.raw", "vm.qcow2@before": "vm.raw",
 		"registry.example.com/vm/fedora:42": "fedora.raw", "": "disk.raw"} {
-		require.Equal(t, want, exportFile(export))
+		require.Equal(t, want, committedFile(export))
 	}
 }

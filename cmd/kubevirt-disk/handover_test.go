@@ -141,8 +141,8 @@ func TestServeWithoutAControlSocket(t *testing.T) {
 	path := filepath.Join(l.dir, "socket")
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	p := l.serve(t, "CONTROL_SOCKET="+path)
-	const said = "there is no control socket, so handover, sessions, kick and snapshot find no " +
-		"daemon"
+	const said = "there is no control socket, so handover, sessions, kick, snapshot and commit " +
+		"find no daemon"
 	require.Contains(t, p.logged(said, "error"),
 		strconv.Quote(path)+" exists and is not a socket")
 	require.Contains(t, p.logged(said, "try"), "--control-socket")

@@ -92,7 +92,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 			return err
 		}
 		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
-			return a.push(ctx, client, files, ref, opt)
+			_, err := a.push(ctx, client, files, ref, opt)
+			return err
 		})
 	}
 	return cmd
@@ -192,16 +193,17 @@ func pushOptions(from, compress string) registry.PushOptions {
 	return opt
 }
 
+// push stores files as an image, and prints its digest, which it returns, too.
 func (a *app) push(
 	ctx context.Context,
 	client *registry.Client,
 	files []string,
 	ref transport.Reference,
 	opt registry.PushOptions,
-) error {
+) (digest string, err error) {
 	for _, file := range files {
 		if err := checkSource(file); err != nil {
-			return err
+			return "", err
 		}
 	}
 	if opt.Base == registry.BaseNone && len(files) > 1 {
@@ -213,20 +215,19 @@ func (a *app) push(
 	}
 	p := new(registry.Progress)
 	opt.Progress = p
-	digest := ""
 	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
-	err := report.while(p, func() (err error) {
+	err = report.while(p, func() (err error) {
 		digest, err = client.Push(ctx, files, ref, opt)
 		return err
 	})
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return errors.New(
+		return "", errors.New(
 			"interrupted: the tag was not set; push again to resume",
 		)
 	case err != nil:
-		return err
+		return "", err
 	}
 	_, err = fmt.Fprintln(a.stdout, digest)
-	return err
+	return digest, err
 }

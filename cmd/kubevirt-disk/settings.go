@@ -170,8 +170,8 @@ func (c *config) ownRows() []setting {
 			usage: "`file` that exists while the LUNs can be used; empty: none",
 			kind:  kindFile, to: text(&c.ReadyFile)},
 		{key: keyControlSocket, env: []string{"CONTROL_SOCKET"}, def: "control.sock", empty: true,
-			usage: "`socket` for handover, sessions, kick and snapshot, relative to the work " +
-				"directory; empty: none",
+			usage: "`socket` for handover, sessions, kick, snapshot and commit, relative to the " +
+				"work directory; empty: none",
 			kind: kindFile, to: text(&c.ControlSocket)},
 		{key: keyMemory, env: []string{"MEMORY"}, def: "64Mi",
 			usage: "`bytes` of data in flight of all sessions together, at least 4Mi; commands " +

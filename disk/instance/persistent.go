@@ -76,6 +76,57 @@ func HasPersistent(volume string) bool {
 	return err == nil && there
 }
 
+// Kept is a persistent disk of an earlier start.
+type Kept struct {
+	Dir  string // its directory, for Options.PersistentDir
+	Name string // of its image, or of its directory if that is not known
+	// Needs are the digests of the files of the image that a part of its content is still in, top
+	// first; "" for a file that is not known by a digest. nil: it is complete.
+	Needs []string
+}
+
+// KeptIn finds the disks on a volume, as PersistentDirs gives them their places. It opens and
+// changes nothing.
+func KeptIn(volume string) (all []Kept, err error) {
+	volume, err = osfile.Resolved(volume)
+	if err != nil {
+		return nil, err
+	}
+	dirs := []string{volume}
+	if !HasPersistent(volume) {
+		if dirs, err = subdirectories(volume); err != nil {
+			return nil, err
+		}
+	}
+	for _, dir := range dirs {
+		if !HasPersistent(dir) {
+			continue
+		}
+		one := Kept{Dir: dir, Name: filepath.Base(dir)}
+		// A state that cannot be read is reported when the disk is opened.
+		if s, err := loadState(persistentDirOf(dir).state()); err == nil {
+			one.Name = s.Image
+			for _, f := range s.Chain {
+				if !s.Complete {
+					one.Needs = append(one.Needs, f.Digest)
+				}
+			}
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+func subdirectories(dir string) (all []string, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.IsDir() {
+			all = append(all, filepath.Join(dir, e.Name()))
+		}
+	}
+	return all, err
+}
+
 // Taken returns how many bytes of storage the disk of an earlier start has: in a persistent
 // directory, or without one in the work directory, under the name of its image. The rest of its
 // image is still to be copied. It returns math.MaxInt64 for a disk that needs no more room: it is

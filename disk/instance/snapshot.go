@@ -85,6 +85,22 @@ func (i *Instance) Revert(ctx context.Context, name string) error {
 	return i.tree.Revert(name)
 }
 
+// Image returns the digests of the files of the image that the disk reads from, top first. nil: it
+// reads from none any more, or not all of them are known by a digest. What disk.Changed does not
+// report has the content of these files.
+func (i *Instance) Image() (digests []string) {
+	if i.img == nil {
+		return nil
+	}
+	for _, f := range i.img.Unhashed() {
+		if f.Digest == "" {
+			return nil
+		}
+		digests = append(digests, f.Digest)
+	}
+	return digests
+}
+
 // SnapshotDisk is a snapshot as a disk that cannot be written. The embedded Disk has the optional
 // interfaces: disk.Extenter, disk.Estimator, and disk.Distant if the image is far away. Close it
 // before the instance. Until then the snapshot cannot be deleted.

@@ -24,6 +24,7 @@ var (
 	_ disk.Disk      = (*View)(nil)
 	_ disk.Extenter  = (*View)(nil)
 	_ disk.Estimator = (*View)(nil)
+	_ disk.Layered   = (*View)(nil)
 )
 
 // NewView makes a disk of a layer. done is called once, by Close. While the view is open, only
@@ -82,6 +83,23 @@ func (v *View) extent(ctx context.Context, off, length int64) (e disk.Extent, er
 	}
 }
 
+// Depth is Disk's.
+func (v *View) Depth(off, length int64) (depth int, n int64, err error) {
+	return v.depth(context.Background(), off, length)
+}
+
+func (v *View) depth(ctx context.Context, off, length int64) (depth int, n int64, err error) {
+	if off < 0 || length <= 0 || off > v.size-length {
+		return 0, 0, rawfile.OutOfRange("depth", off, length, v.size)
+	}
+	for {
+		depth, n, err = v.layer.Load().depth(ctx, off, length)
+		if !errors.Is(err, fs.ErrClosed) || v.closed.Load() {
+			return depth, n, err
+		}
+	}
+}
+
 // Slow is Disk's.
 func (v *View) Slow(off int64) bool { return v.layer.Load().Slow(off) }
 
@@ -113,10 +131,15 @@ type viewWithin struct {
 var (
 	_ disk.Distant  = distantView{}
 	_ disk.Extenter = viewWithin{}
+	_ disk.Layered  = viewWithin{}
 )
 
 func (w viewWithin) ReadAt(p []byte, off int64) (int, error) { return w.readAt(w.ctx, p, off) }
 
 func (w viewWithin) Extent(off, length int64) (disk.Extent, error) {
 	return w.extent(w.ctx, off, length)
+}
+
+func (w viewWithin) Depth(off, length int64) (depth int, n int64, err error) {
+	return w.depth(w.ctx, off, length)
 }

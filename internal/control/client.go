@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/status"
 )
@@ -91,24 +93,38 @@ func (c Client) Snapshot(ctx context.Context, req status.SnapshotRequest) (done 
 
 // ask sends a request and reads the answer into reply.
 func (c Client) ask(ctx context.Context, method, endpoint string, req, reply any) error {
-	ctx, stop := context.WithTimeout(ctx, timeout)
-	defer stop()
 	body, err := json.Marshal(req)
 	if err != nil {
 		return err
 	}
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
+	t := c.transport()
+	defer t.CloseIdleConnections()
+	return askBy(ctx, t, method, endpoint, body, func(body io.Reader) error {
+		return json.NewDecoder(body).Decode(reply)
+	})
+}
+
+// transport connects to the daemon.
+func (c Client) transport() *http.Transport {
+	return &http.Transport{
+		MaxIdleConnsPerHost: readsAtOnce,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return c.dial(ctx)
 		},
-	}}
-	address := "http://daemon" + endpoint
-	httpReq, err := http.NewRequestWithContext(ctx, method, address, bytes.NewReader(body))
+	}
+}
+
+// askBy sends a request, and reads the answer with read.
+func askBy(ctx context.Context, by http.RoundTripper, method, endpoint string, body []byte,
+	read func(body io.Reader) error) error {
+	ctx, stop := context.WithTimeout(ctx, timeout)
+	defer stop()
+	httpReq, err := http.NewRequestWithContext(ctx, method, "http://daemon"+endpoint,
+		bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
-	res, err := client.Do(httpReq)
+	res, err := (&http.Client{Transport: by}).Do(httpReq)
 	if err != nil {
 		var failed *url.Error
 		if errors.As(err, &failed) {
@@ -117,22 +133,24 @@ func (c Client) ask(ctx context.Context, method, endpoint string, req, reply any
 		return err
 	}
 	defer res.Body.Close()
-	decoder := json.NewDecoder(res.Body)
-	switch {
-	case res.StatusCode == http.StatusOK:
-		err = decoder.Decode(reply)
-	case res.StatusCode == http.StatusNotFound:
+	switch res.StatusCode {
+	case http.StatusOK:
+		err = read(res.Body)
+	case http.StatusNotFound:
 		return ErrUnknown
 	default:
 		var refused status.Refusal
-		if err = decoder.Decode(&refused); err == nil {
+		if err = json.NewDecoder(res.Body).Decode(&refused); err == nil {
+			if res.StatusCode == http.StatusServiceUnavailable {
+				return fmt.Errorf("%w: %s", disk.ErrNotNow, refused.Error)
+			}
 			return &RefusedError{Reason: refused.Error}
 		}
 	}
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		return &AnswerError{err}
 	}
-	return nil
+	return err
 }
 
 func (c Client) dial(ctx context.Context) (net.Conn, error) {

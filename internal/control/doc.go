@@ -1,6 +1,6 @@
 // Package control is the control socket of a daemon. It carries the requests of the commands
-// handover, sessions, kick and snapshot, and the daemon's answers, as JSON over HTTP. Package
-// status has their types.
+// handover, sessions, kick, snapshot and commit, and the daemon's answers, as JSON over HTTP.
+// Package status has their types.
 //
 // A daemon makes a Server for its disks in use and its target before it serves, so that open
 // handovers continue after a restart. It lets the server Listen at a path, and closes it before it

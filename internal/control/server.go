@@ -33,6 +33,10 @@ func New(disks Disks, sessions Sessions, snapshots Snapshots, log *zap.Logger) *
 	mux.HandleFunc("POST "+status.PathKick, authorized(s.sessions.kick))
 	mux.HandleFunc("GET "+status.PathSnapshots, authorized(s.snapshots.list))
 	mux.HandleFunc("POST "+status.PathSnapshots, authorized(s.snapshots.change))
+	content := &contentControl{snapshots}
+	mux.HandleFunc("GET "+status.PathContent, content.handle(describe))
+	mux.HandleFunc("GET "+status.PathContentBytes, content.handle(readBytes))
+	mux.HandleFunc("GET "+status.PathContentRanges, content.handle(listRanges))
 	s.http = http.Server{
 		Handler:           mux,
 		ConnContext:       withPeer,

@@ -76,6 +76,7 @@ func TestControlObeysItsUserAndRoot(t *testing.T) {
 type fakeTarget struct {
 	*fakeLUNs
 	sessions []status.Session
+	content  *fakeContent
 }
 
 func (f *fakeTarget) Sessions() []status.Session { return f.sessions }
@@ -106,7 +107,7 @@ func (f *fakeTarget) ChangeSnapshots(_ context.Context, r status.SnapshotRequest
 // TestClientAndServer asks and answers through a socket. Closing the server removes it.
 func TestClientAndServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "made", "control.sock")
-	luns := &fakeTarget{newFakeLUNs(), []status.Session{
+	luns := &fakeTarget{fakeLUNs: newFakeLUNs(), sessions: []status.Session{
 		{TSIH: 1, Initiator: second}, {TSIH: 2, Initiator: "iqn.x"},
 	}}
 	s := New(luns, luns, luns, zap.NewNop())

@@ -16,6 +16,8 @@ import (
 type Snapshots interface {
 	ListSnapshots(disk string) ([]status.Snapshot, error)
 	ChangeSnapshots(ctx context.Context, req status.SnapshotRequest) (done string, err error)
+	// OpenContent opens a snapshot of a disk. It stays at least until it is closed.
+	OpenContent(disk, snapshot string) (*Content, error)
 }
 
 // snapshotTime is how long a request for a snapshot may take. It is shorter than the client's

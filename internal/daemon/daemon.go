@@ -270,8 +270,8 @@ func (d *Daemon) listenControl(c *control.Server) {
 	}
 	if err := c.Listen(d.opt.ControlSocket); err != nil {
 		// The disks can be served without it.
-		d.log.Warn("there is no control socket, so handover, sessions, kick and snapshot find "+
-			"no daemon",
+		d.log.Warn("there is no control socket, so handover, sessions, kick, snapshot and commit "+
+			"find no daemon",
 			zap.String("socket", d.opt.ControlSocket), zap.Error(err),
 			zap.String("try", "another "+d.opt.Setting(&d.opt.ControlSocket).Flag+
 				", or \"\" to do without"))

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon/plan"
@@ -41,7 +40,8 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	name := snapshotName(from, snapshot)
 	what.Image, err = image.OpenSource(ctx, name,
 		func(context.Context, string) (image.Source, error) {
-			return &snapshotSource{opened, image.Identity{Digest: "snapshot:" + id}}, nil
+			return &instance.Source{Disk: opened.Disk,
+				ID: image.Identity{Digest: "snapshot:" + id}}, nil
 		}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
 	if err != nil {
 		_ = opened.Close() // it only forgets that the snapshot is in use
@@ -120,42 +120,3 @@ func (d *Disks) byDepth() [][]*Disk {
 	slices.Reverse(levels)
 	return levels
 }
-
-// snapshotSource is a snapshot as the bytes of an image.
-type snapshotSource struct {
-	*instance.SnapshotDisk
-	id image.Identity
-}
-
-func (s *snapshotSource) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	return s.within(ctx).ReadAt(p, off)
-}
-
-// Extent asks only for what is at hand.
-func (s *snapshotSource) Extent(off, length int64) (disk.Extent, error) {
-	if e, ok := s.Disk.(disk.Extenter); ok {
-		return e.Extent(off, length)
-	}
-	return disk.Extent{Length: length, Data: true}, nil
-}
-
-func (s *snapshotSource) within(ctx context.Context) disk.Disk {
-	if far, ok := s.Disk.(disk.Distant); ok {
-		return far.Within(ctx)
-	}
-	return s.Disk
-}
-
-// farReads is how many reads of a snapshot are worth having under way if its image is far away.
-const farReads = 8
-
-func (s *snapshotSource) Parallel() int {
-	if _, far := s.Disk.(disk.Distant); far {
-		return farReads
-	}
-	return 1
-}
-
-func (s *snapshotSource) Identity() image.Identity { return s.id }
-func (s *snapshotSource) WillRead(int64, int64)    {}
-func (s *snapshotSource) Check() error             { return nil }

@@ -1,0 +1,123 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/status"
+)
+
+// fakeContent is a snapshot of which each second block is stored, and each third one has changed.
+// Its bytes are the numbers of the blocks.
+type fakeContent struct {
+	disk.Disk
+	away int // so many reads come too early
+	gone bool
+}
+
+const fakeBlock, fakeBlocks = 4096, 20000
+
+func (f *fakeContent) Size() int64  { return fakeBlock * fakeBlocks }
+func (f *fakeContent) Close() error { return nil }
+
+func (f *fakeContent) ReadAt(p []byte, off int64) (int, error) {
+	if f.away > 0 {
+		f.away--
+		return 0, disk.ErrNotNow
+	}
+	for i := range p {
+		p[i] = byte((off + int64(i)) / fakeBlock)
+	}
+	return len(p), nil
+}
+
+func (f *fakeContent) Extent(off, length int64) (disk.Extent, error) {
+	return disk.Extent{Length: min(length, fakeBlock), Data: off/fakeBlock%2 == 1}, nil
+}
+
+func (f *fakeContent) Since() []string { return []string{"monday"} }
+
+func (f *fakeContent) Changed(since string, off, length int64) (bool, int64, error) {
+	if since != "monday" {
+		return false, 0, errors.New("there is no " + since)
+	}
+	return off/fakeBlock%3 == 0, min(length, fakeBlock), nil
+}
+
+func (f *fakeTarget) OpenContent(disk, snapshot string) (*Content, error) {
+	if disk == "none" {
+		return nil, errors.New("there is no disk none")
+	}
+	identity := snapshot
+	if f.content.gone {
+		identity = "another"
+	}
+	return &Content{Disk: f.content, Described: status.Content{Disk: disk, Identity: identity,
+		Size: f.content.Size(), Image: []string{"sha256:0"}}}, nil
+}
+
+// TestReader reads a snapshot through a socket, with more ranges than a page has.
+func TestReader(t *testing.T) {
+	content := &fakeContent{away: 1}
+	luns := &fakeTarget{fakeLUNs: newFakeLUNs(), content: content}
+	s := New(luns, luns, luns, zap.NewNop())
+	path := filepath.Join(t.TempDir(), "control.sock")
+	require.NoError(t, s.Listen(path))
+	defer s.Close()
+	c := Client{Socket: path}
+	_, err := c.Reader(t.Context(), "none", "s")
+	require.ErrorContains(t, err, "there is no disk none")
+	r, err := c.Reader(t.Context(), "vm", "s")
+	require.NoError(t, err)
+	defer r.Close()
+	require.Equal(t, status.Content{Disk: "vm", Identity: "s", Size: content.Size(),
+		Image: []string{"sha256:0"}}, r.Content)
+
+	want, got := make([]byte, 3*status.MaxContentBytes/2), make([]byte, 3*status.MaxContentBytes/2)
+	content.away = 0
+	_, _ = content.ReadAt(want, 512)
+	content.away = 1 // it is asked again
+	_, err = r.ReadAt(t.Context(), got, 512)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+
+	changed, err := r.Changed(t.Context(), "monday")
+	require.NoError(t, err)
+	for block := int64(0); block < fakeBlocks-3; block++ {
+		in, n := r.Stored(block*fakeBlock, fakeBlock)
+		require.Equal(t, fmt.Sprint(block%2 == 1, fakeBlock), fmt.Sprint(in, n))
+		if in, n = changed(block*fakeBlock+512, 2*fakeBlock); block%3 == 0 {
+			require.Equal(t, fmt.Sprint(true, fakeBlock-512), fmt.Sprint(in, n))
+		} else {
+			require.False(t, in)
+			require.LessOrEqual(t, n, int64(3-block%3)*fakeBlock-512)
+		}
+	}
+	_, err = r.Changed(t.Context(), "tuesday")
+	require.ErrorContains(t, err, "there is no tuesday")
+
+	for what, bad := range map[string]string{
+		"&offset=0&length=0": "no bytes", "&offset=-1&length=512": "no bytes",
+		"&offset=81919999&length=512": "no bytes", "&offset=0&length=9999999": "no bytes",
+	} {
+		var refused *RefusedError
+		err := askBy(t.Context(), r.by, "GET", status.PathContentBytes+"?disk=vm"+what, nil, nil)
+		require.ErrorAs(t, err, &refused, what)
+		require.Contains(t, refused.Reason, bad)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	_, err = r.ReadAt(ended, got[:512], 0)
+	require.ErrorIs(t, err, context.Canceled)
+	content.gone = true
+	_, err = r.ReadAt(t.Context(), got[:512], 0)
+	require.ErrorContains(t, err, "is another one than before")
+}
