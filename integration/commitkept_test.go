@@ -65,9 +65,11 @@ func TestCommitKept(t *testing.T) {
 
 	// The guest goes on, and nothing is left of the snapshot that was taken.
 	repository := w.proxy + "/vm2/fedora:"
+	w.sent.Store(0)
 	now := stored("1", repository+"now", "--onto="+old)
 	before := stored(old+"@before", repository+"before", "--onto="+old)
 	require.Less(t, w.received.Load(), whole/5)
+	require.Less(t, w.sent.Load(), whole/2, "the daemon has fetched the disk to read all of it")
 	require.NotEqual(t, now, before)
 	is(repository+"now", content)
 	is(repository+"before", first)

@@ -27,6 +27,7 @@ type oldFile struct {
 	entry   *layer.IndexFile
 	digests *io.SectionReader
 	zeros   layer.Zeros
+	id      string // of its content, as the name of a farFile
 	here    *here
 	came    atomic.Int64 // bytes that were fetched
 
@@ -114,8 +115,7 @@ func newOldFile(blob *transport.Blob, x *layer.Index, f *layer.IndexFile,
 	for i := range o.made {
 		o.made[i] = make(map[int64]madeChunk)
 	}
-	o.zeros, err = layer.NewZeros(f.Size, layer.IndexChunk,
-		io.NewSectionReader(o.digests, 0, o.digests.Size()))
+	o.id, o.zeros, err = ofDigests(f.Size, layer.IndexChunk, o.digests)
 	if err != nil {
 		return nil, err
 	}
@@ -355,7 +355,7 @@ func (o *oldFile) blocks(ctx context.Context, chunk int64) (runs []BootRun, err 
 }
 
 func (o *oldFile) Size() int64                { return o.entry.Size }
-func (o *oldFile) Identity() image.Identity   { return image.Identity{} }
+func (o *oldFile) Identity() image.Identity   { return image.Identity{Digest: o.id} }
 func (o *oldFile) Parallel() int              { return 1 }
 func (o *oldFile) WillRead(off, length int64) {}
 func (o *oldFile) Check() error               { return nil }

@@ -33,6 +33,17 @@ type Onto struct {
 	// Squash leaves out the layers of the versions between the oldest one and the new one, which
 	// gets what they have. It makes a chain short again.
 	Squash bool
+	// Origin says where the content of the new disk comes from. It must not promise too much. nil:
+	// nobody knows, and all of the disk is read.
+	Origin *Origin
+}
+
+// Origin says that a disk has the content of an image, except for what has changed.
+type Origin struct {
+	Files []string // of the image, as image.Contents has them
+	// Changed reports whether the run of the disk at off may differ, and how long it is, at most
+	// length bytes. Behind the end of the image, zeros are no difference.
+	Changed func(off, length int64) (changed bool, n int64, err error)
 }
 
 // annotationRetired marks the index of an image that a later one was pushed onto. The index of that
@@ -153,7 +164,11 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 	err error) {
 	old, progress := p.old.image, p.opt.Progress
 	different, shared = newClusters(img.Size()), newClusters(img.Size())
-	p.opt.Progress.total.Add(img.Size())
+	progress.total.Add(img.Size())
+	suspects, err := p.suspects(ctx, img.Size())
+	if err != nil {
+		return nil, nil, err
+	}
 	outer := ctx
 	group, ctx := errgroup.WithContext(outer)
 	group.SetLimit(max(runtime.GOMAXPROCS(0), transport.Reads))
@@ -175,17 +190,27 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 		return n, nil
 	}
 	for off := int64(0); off < img.Size() && ctx.Err() == nil; {
+		suspect, n := suspects.run(off, img.Size())
+		if !suspect {
+			if err := p.old.stored(ctx, off, off+n, shared); err != nil {
+				return nil, nil, errors.Join(group.Wait(), err)
+			}
+			progress.done.Add(n)
+			off += n
+			continue
+		}
+		end := off + n
 		n, err := hole(off)
 		if err != nil {
 			return nil, nil, errors.Join(group.Wait(), err)
 		}
-		if n = n / compareUnit * compareUnit; n > 0 {
+		if n = min(n, end-off) / compareUnit * compareUnit; n > 0 {
 			progress.done.Add(n)
 			off += n
 			continue
 		}
 		begin := off
-		n = min(compareUnit, img.Size()-begin)
+		n = min(compareUnit, end-begin)
 		group.Go(func() error {
 			a, b := make([]byte, n), make([]byte, n)
 			if err := errors.Join(readDisk(ctx, img, a, begin),
@@ -208,6 +233,68 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 	}
 	err = errors.Join(group.Wait(), outer.Err())
 	return different, shared, err
+}
+
+// suspects are the clusters that may differ from the old disk: all that have changed since an image
+// that the old disk is made of, too, and what the old disk has changed since. nil: nobody knows.
+func (p *pusher) suspects(ctx context.Context, size int64) (clusters, error) {
+	from, chain := p.opt.Onto.Origin, p.old.chain
+	if from == nil || len(from.Files) == 0 || len(from.Files) > len(chain) {
+		return nil, nil
+	}
+	above := chain[:len(chain)-len(from.Files)]
+	have := image.Contents(p.old.image.Unhashed())
+	if len(have) != len(chain) || !slices.Equal(have[len(above):], from.Files) {
+		return nil, nil
+	}
+	all := newClusters(size)
+	for off := int64(0); off < size; {
+		changed, n, err := from.Changed(off, size-off)
+		if err != nil {
+			return nil, err
+		}
+		if changed {
+			all.addRange(off, off+n)
+		}
+		off += n
+	}
+	for _, f := range above {
+		if f.content == nil || f.content.Info().ExtendedL2 {
+			return nil, nil // what it has itself is not known
+		}
+		if err := f.owns(ctx, chain[len(above)], all, size); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// run reports whether the clusters from off on may differ, and how many bytes of them are the same,
+// up to end. Without clusters, all may.
+func (c clusters) run(off, end int64) (has bool, n int64) {
+	if c == nil {
+		return true, end - off
+	}
+	first := off / qcow2.DeltaUnit
+	last := first
+	for has = c.has(first); last*qcow2.DeltaUnit < end && c.has(last) == has; last++ {
+	}
+	return has, min(last*qcow2.DeltaUnit, end) - off
+}
+
+// stored adds the clusters that have data of the old disk.
+func (o *oldDisk) stored(ctx context.Context, off, end int64, to clusters) error {
+	for end = min(end, o.image.Size()); off < end; {
+		e, err := o.image.Extent(ctx, off, end-off)
+		if err != nil {
+			return err
+		}
+		if e.Data {
+			to.addRange(off, off+e.Length)
+		}
+		off += e.Length
+	}
+	return nil
 }
 
 // zeros are as many as a cluster has.

@@ -118,8 +118,8 @@ type Content struct {
 	// Identity is another one if a snapshot is deleted and its name is used again.
 	Identity string `json:"identity"`
 	Size     int64  `json:"size"` // bytes
-	// Image has the digests of the files of the image that the disk was made of, top first, if the
-	// disk still reads from it.
+	// Image has the formats and digests of the files of the image that the disk was made of, top
+	// first, if the disk still reads from it.
 	Image []string `json:"image,omitempty"`
 }
 

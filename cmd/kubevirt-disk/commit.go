@@ -116,6 +116,7 @@ type committed struct {
 	name string // of the disk
 	// source returns its content as the bytes of a raw image. Closing that does not close the disk.
 	source func(ctx context.Context) (image.Source, error)
+	origin *registry.Origin // nil: not known
 	close  func() error
 }
 
@@ -163,6 +164,7 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 		return err
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
+	opt.Onto.Origin = d.origin
 	opt.Open = func(name string) (*image.Image, error) {
 		return image.OpenSource(ctx, name,
 			func(ctx context.Context, _ string) (image.Source, error) { return d.source(ctx) },

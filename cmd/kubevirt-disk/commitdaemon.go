@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/control"
+	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/status"
 )
 
@@ -49,10 +50,14 @@ func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*
 		}
 	}
 	r, err := daemon.Reader(ctx, name, snapshot)
+	var origin *registry.Origin
+	if err == nil && c.onto.Image != "" && len(r.Image) > 0 {
+		origin, err = originOf(ctx, r)
+	}
 	if err != nil {
 		return nil, errors.Join(explain(err), end())
 	}
-	return &committed{name: r.Disk,
+	return &committed{name: r.Disk, origin: origin,
 		source: func(context.Context) (image.Source, error) {
 			return &daemonSnapshot{Reader: r, explain: explain}, nil
 		},
@@ -60,6 +65,16 @@ func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*
 			r.Close()
 			return end()
 		}}, nil
+}
+
+// originOf asks what has changed since the image that the disk was made of.
+func originOf(ctx context.Context, r *control.Reader) (*registry.Origin, error) {
+	changed, err := r.Changed(ctx, "")
+	return &registry.Origin{Files: r.Image,
+		Changed: func(off, length int64) (bool, int64, error) {
+			is, n := changed(off, length)
+			return is, n, nil
+		}}, err
 }
 
 // daemonSnapshot is a snapshot of a daemon's disk as the bytes of an image.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/durable"
@@ -27,7 +28,7 @@ func (c *committing) openDir(ctx context.Context, client *registry.Client,
 		return nil, err
 	}
 	below := new(belowKept)
-	if kept.Needs != nil {
+	if !kept.Complete {
 		if below, err = c.openBelow(ctx, client, kept); err != nil {
 			return nil, err
 		}
@@ -52,7 +53,11 @@ func (c *committing) openDir(ctx context.Context, client *registry.Client,
 		content = opened.Disk
 		whole = func() error { return errors.Join(opened.Close(), end()) }
 	}
-	return &committed{name: kept.Name, close: whole,
+	origin := &registry.Origin{Files: inst.Image(),
+		Changed: func(off, length int64) (bool, int64, error) {
+			return disk.Changed(content, "", off, length)
+		}}
+	return &committed{name: kept.Name, close: whole, origin: origin,
 		source: func(context.Context) (image.Source, error) {
 			return notClosed{&instance.Source{Disk: content}}, nil
 		}}, nil
@@ -155,11 +160,7 @@ func (c *committing) openBelow(ctx context.Context, client *registry.Client,
 		if err != nil {
 			return nil, err
 		}
-		var digests []string
-		for _, f := range img.Unhashed() {
-			digests = append(digests, f.Digest)
-		}
-		if slices.Equal(digests, kept.Needs) {
+		if slices.Equal(image.Contents(img.Unhashed()), kept.Needs) {
 			b.image = img
 			return b, nil
 		}

@@ -89,6 +89,18 @@ func Identified(prints []Fingerprint) bool {
 	return !slices.ContainsFunc(prints, func(p Fingerprint) bool { return !p.identified() })
 }
 
+// Contents returns what identifies the content of each file by its digest, and how it is read. nil:
+// a file is not known by one. Images with the same contents are the same disk.
+func Contents(prints []Fingerprint) (all []string) {
+	for _, p := range prints {
+		if p.Digest == "" {
+			return nil
+		}
+		all = append(all, string(p.Format)+" "+p.Digest)
+	}
+	return all
+}
+
 // Unhashed returns the fingerprint of the image without hashes.
 func (m *Image) Unhashed() []Fingerprint {
 	var prints []Fingerprint

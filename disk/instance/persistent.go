@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/osfile"
 )
 
@@ -78,10 +79,10 @@ func HasPersistent(volume string) bool {
 
 // Kept is a persistent disk of an earlier start.
 type Kept struct {
-	Dir  string // its directory, for Options.PersistentDir
-	Name string // of its image, or of its directory if that is not known
-	// Needs are the digests of the files of the image that a part of its content is still in, top
-	// first; "" for a file that is not known by a digest. nil: it is complete.
+	Dir      string // its directory, for Options.PersistentDir
+	Name     string // of its image, or of its directory if that is not known
+	Complete bool   // it needs no image any more
+	// Needs are the image.Contents of the image that it was made of. nil: they are not known.
 	Needs []string
 }
 
@@ -102,15 +103,10 @@ func KeptIn(volume string) (all []Kept, err error) {
 		if !HasPersistent(dir) {
 			continue
 		}
-		one := Kept{Dir: dir, Name: filepath.Base(dir)}
+		one := Kept{Dir: dir, Name: filepath.Base(dir), Complete: true}
 		// A state that cannot be read is reported when the disk is opened.
 		if s, err := loadState(persistentDirOf(dir).state()); err == nil {
-			one.Name = s.Image
-			for _, f := range s.Chain {
-				if !s.Complete {
-					one.Needs = append(one.Needs, f.Digest)
-				}
-			}
+			one.Name, one.Complete, one.Needs = s.Image, s.Complete, image.Contents(s.Chain)
 		}
 		all = append(all, one)
 	}

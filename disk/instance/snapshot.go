@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/overlay"
 )
 
@@ -85,20 +86,13 @@ func (i *Instance) Revert(ctx context.Context, name string) error {
 	return i.tree.Revert(name)
 }
 
-// Image returns the digests of the files of the image that the disk reads from, top first. nil: it
-// reads from none any more, or not all of them are known by a digest. What disk.Changed does not
-// report has the content of these files.
-func (i *Instance) Image() (digests []string) {
+// Image returns the image.Contents of the image that the disk reads from. nil: it reads from none
+// any more, or they are not known. What disk.Changed does not report is as in these files.
+func (i *Instance) Image() []string {
 	if i.img == nil {
 		return nil
 	}
-	for _, f := range i.img.Unhashed() {
-		if f.Digest == "" {
-			return nil
-		}
-		digests = append(digests, f.Digest)
-	}
-	return digests
+	return image.Contents(i.img.Unhashed())
 }
 
 // SnapshotDisk is a snapshot as a disk that cannot be written. The embedded Disk has the optional

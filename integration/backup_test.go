@@ -1,0 +1,75 @@
+package integration
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/nbd"
+	"kubevirt.io/disk/serving"
+)
+
+// TestBackupExample backs a disk up three times while its guest writes to it. The example itself
+// compares what it restores with what the guest had.
+func TestBackupExample(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "docker-registry", "nbdcopy", "nbdsh")
+	raw, _ := newFullDisk(t)
+	w := newWatchedRegistry(t)
+	image := w.proxy + "/vm/fedora:42"
+	mustDisk(t, nil, "push", "--base=none", "--insecure-registry="+w.proxy, raw, image)
+	whole := w.received.Load()
+	dir := t.TempDir()
+	socket, kept := filepath.Join(dir, "nbd.sock"), filepath.Join(dir, "kept")
+	require.NoError(t, os.Mkdir(kept, 0o700))
+	c := streaming(t.TempDir(), w.proxy, "copy-on-write", "--nbd=unix:"+socket,
+		"--persistent-dir="+kept)
+	c.stateDir = t.TempDir()
+	d := start(t, c)
+	defer d.stop()
+	guest, err := nbd.OpenRemote(t.Context(), nbd.RemoteOptions{
+		Address: serving.SocketPrefix + socket})
+	require.NoError(t, err)
+	over, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		r, block := rand.New(rand.NewPCG(36, 3)), make([]byte, 4096)
+		for {
+			select {
+			case <-over:
+				stopped <- guest.Close()
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+			for i := range block {
+				block[i] = byte(r.Uint32())
+			}
+			if _, err := guest.WriteAt(block, r.Int64N(256)*4096); err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	defer func() {
+		close(over)
+		require.NoError(t, <-stopped)
+	}()
+
+	program, err := binary()
+	require.NoError(t, err)
+	env := []string{"PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH"),
+		"WORK_DIR=" + filepath.Join(c.stateDir, "work"), "NBD_SOCKET=" + socket,
+		"INSECURE_REGISTRY=" + w.proxy, "HOME=" + dir}
+	for n := range 3 {
+		w.received.Store(0)
+		said := okEnv(t, env, "../examples/backup.sh", "1", image, w.proxy+"/backups/vm", dir)
+		require.Contains(t, said, "backed up as "+w.proxy+"/backups/vm:backup-")
+		require.Equal(t, n > 0, strings.Contains(said, " of 25165824 bytes\n"), said)
+		require.Less(t, w.received.Load(), whole/5, "an increment")
+		require.Equal(t, 1, strings.Count(okEnv(t, env, program, "snapshot", "list"), "backup-"))
+	}
+}
