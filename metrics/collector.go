@@ -37,6 +37,8 @@ var (
 	descSize   = desc("lun_size_bytes", "Capacity of a LUN.", "lun", "image")
 	descFailed = desc("lun_failed", "Whether a LUN's disk has failed until the next restart.",
 		"lun", "image")
+	descSigned = desc("lun_signed", "The key that has signed a LUN's image; 1.", "lun", "image",
+		"key")
 	descCopied = desc("image_copied_bytes",
 		"How much of the data in an image the disk's own file holds.", "lun", "image")
 	descData     = desc("image_data_bytes", "How much data an image stores.", "lun", "image")
@@ -134,6 +136,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descSize, float64(d.Size), lun, image)
 		if d.Failed != nil {
 			gauge(descFailed, truth(d.Failed() != nil), lun, image)
+		}
+		if d.SignedBy != "" {
+			gauge(descSigned, 1, lun, image, label(d.SignedBy))
 		}
 		if d.Progress != nil {
 			copied, data := d.Progress.Data()

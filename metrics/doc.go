@@ -19,6 +19,7 @@
 //	kubevirt_disk_panics_caught_total
 //	kubevirt_disk_lun_size_bytes              lun image  capacity
 //	kubevirt_disk_lun_failed                  lun image  1: it failed for good
+//	kubevirt_disk_lun_signed                  lun image key  1: the image is signed by the key
 //	kubevirt_disk_image_copied_bytes          lun image  of the image's data
 //	kubevirt_disk_image_data_bytes            lun image
 //	kubevirt_disk_disk_complete               lun image  1: the disk no longer needs its image

@@ -80,6 +80,7 @@ type Progress interface {
 type Disk struct {
 	LUN      uint16
 	Image    string
+	SignedBy string       // the key that has signed the image; "": nobody asked for one
 	Size     int64        // bytes
 	Progress Progress     // nil: no image is copied
 	Failed   func() error // why the disk has failed for good, or nil; the function may be nil

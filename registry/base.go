@@ -55,13 +55,9 @@ func (p *pusher) findBase(ctx context.Context, base string) error {
 }
 
 func (b *baseImage) read(ctx context.Context) error {
-	digest, _ := b.ref.Digest()
-	text, mediaType, err := b.source.Manifest(ctx, digest)
+	text, mediaType, _, err := transport.Named(ctx, b.source, b.ref)
 	if err != nil {
 		return err
-	}
-	if got := transport.DigestOf(text); digest != "" && got != digest {
-		return &transport.DigestError{Want: digest, Got: got}
 	}
 	switch kind := transport.ManifestKind(text, mediaType); {
 	case kind.IsImage():

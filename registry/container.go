@@ -48,7 +48,7 @@ func (c *Client) Container(ctx context.Context, ref transport.Reference, keepDir
 	if keepDir == "" {
 		image.image, err = transport.Resolve(ctx, src, ref)
 	} else {
-		src, err = image.resolveKept(ctx, src, ref, keepDir)
+		src, err = image.resolveKept(ctx, c.Gated(), src, ref, keepDir)
 	}
 	if err != nil {
 		return nil, errors.Join(err, src.Close())
@@ -61,7 +61,7 @@ func (c *Client) Container(ctx context.Context, ref transport.Reference, keepDir
 
 // resolveKept reads the manifest that the reference named at first, and returns the source to read
 // from.
-func (c *Container) resolveKept(ctx context.Context, src transport.Source,
+func (c *Container) resolveKept(ctx context.Context, gated bool, src transport.Source,
 	ref transport.Reference, dir string) (transport.Source, error) {
 	kept, err := keep(src, dir)
 	if err != nil {
@@ -71,11 +71,11 @@ func (c *Container) resolveKept(ctx context.Context, src transport.Source,
 	if err != nil {
 		return kept, err
 	}
-	kept.pinned = r.Digest
-	if c.image, err = transport.Resolve(ctx, kept, ref); err != nil || r.Digest != "" {
+	if c.image, err = kept.resolve(ctx, gated, ref, r); err != nil || r.Digest != "" {
 		return kept, err
 	}
-	return kept, kept.saveRecord(record{Reference: ref.String(), Digest: c.image.Digest})
+	return kept, kept.saveRecord(record{Reference: ref.String(), Digest: c.image.Digest,
+		Named: c.image.Named})
 }
 
 // readConfig reads the configuration, and its list of layers.
@@ -117,6 +117,9 @@ func (c *Container) readConfig(ctx context.Context) (err error) {
 
 // Digest is the digest of the manifest.
 func (c *Container) Digest() string { return c.image.Digest }
+
+// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
+func (c *Container) SignedBy() string { return c.image.Admitted.Key }
 
 // Config is the configuration: the JSON whose digest the manifest has.
 func (c *Container) Config() []byte { return c.config }

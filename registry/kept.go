@@ -31,6 +31,9 @@ type keptSource struct {
 	dir *os.Root
 	// digest of the manifest that the reference named at first; "": it is the first time
 	pinned string
+	// named is the manifest that was requested, until the image is admitted. Then it is kept.
+	named    []byte
+	admitted bool
 }
 
 // keep opens the directory, and makes it if it is missing. It may lie beside a disk, where others
@@ -100,10 +103,77 @@ func (k *keptSource) Manifest(ctx context.Context, digest string) ([]byte, strin
 	}
 	// A manifest with a media type of its own can be read without the registry's word for it.
 	if transport.ManifestKind(content, "") != "" {
+		if !k.admitted {
+			k.named = content
+			return content, mediaType, nil
+		}
 		err = k.write(keptName(transport.DigestOf(content)), content)
 	}
 	return content, mediaType, err
 }
+
+// Admit also takes a proof of an earlier start, so that the registry is not needed, and keeps the
+// one that there is now.
+func (k *keptSource) Admit(ctx context.Context, content, _ []byte) (transport.Admission, error) {
+	digest := transport.DigestOf(content)
+	name := proofName(digest)
+	proof, _ := k.read(name, maxRecord) // without it, the registry is asked
+	a, err := k.Source.Admit(ctx, content, proof)
+	if err != nil {
+		return a, err
+	}
+	if a.Proof != nil && !bytes.Equal(a.Proof, proof) {
+		err = k.write(name, a.Proof)
+	}
+	if k.named != nil && err == nil {
+		err = k.write(keptName(digest), k.named)
+	}
+	k.admitted, k.named = true, nil
+	return a, err
+}
+
+// resolve reads the manifest that the reference named when r was made. It may be read then.
+func (k *keptSource) resolve(ctx context.Context, gated bool, ref transport.Reference,
+	r record) (*transport.Image, error) {
+	k.pinned = r.Digest
+	if gated && r.Named != "" {
+		k.pinned = r.Named // that is what was signed
+	}
+	img, err := transport.Resolve(ctx, k, ref)
+	if err == nil || !gated || r.Digest == "" || r.Named != "" {
+		return img, err
+	}
+	// The record was made when nobody asked for signatures, and may lack the index that is signed.
+	k.pinned = ""
+	if img, err2 := transport.Resolve(ctx, k, ref); err2 == nil && img.Digest == r.Digest {
+		return img, nil
+	}
+	return nil, err
+}
+
+// resolve reads the manifest of the image, once.
+func (s *Stream) resolve(ctx context.Context) error {
+	if s.image != nil {
+		return nil
+	}
+	img, err := s.kept.resolve(ctx, s.client.Gated(), s.ref, s.record)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.image, s.signedBy = img, img.Admitted.Key
+	return nil
+}
+
+// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
+func (s *Stream) SignedBy() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.signedBy
+}
+
+func proofName(digest string) string { return "signature-" + keptName(digest) + ".json" }
 
 // blob returns a kept blob. Only blobs of the index are kept.
 func (k *keptSource) Blob(desc v1.Descriptor) (*transport.Blob, error) {
@@ -137,9 +207,12 @@ func keptName(digest string) string { return strings.ReplaceAll(digest, ":", "-"
 
 // record is the meaning of a reference when it was resolved. It is kept as JSON.
 type record struct {
-	Reference string       `json:"reference"`
-	Digest    string       `json:"digest"` // of the manifest
-	Disks     []StreamDisk `json:"disks,omitempty"`
+	Reference string `json:"reference"`
+	Digest    string `json:"digest"` // of the manifest
+	// Named is the digest of what the reference named: of the manifest, or of an index that leads
+	// to it. "": an earlier version has made the record.
+	Named string       `json:"named,omitempty"`
+	Disks []StreamDisk `json:"disks,omitempty"`
 	// Pulled: the image was fetched as a whole. Unverified: some layers are served before they are
 	// verified.
 	Pulled     bool `json:"pulled,omitempty"`

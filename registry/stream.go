@@ -62,9 +62,10 @@ type Stream struct {
 	smallSize int               // bytes of small layers so far
 
 	// mu is never held while something is fetched.
-	mu     sync.Mutex
-	record record                 // guarded by mu
-	unsure map[string]*unverified // guarded by mu; layers that are open, by digest
+	mu       sync.Mutex
+	record   record                 // guarded by mu
+	signedBy string                 // guarded by mu
+	unsure   map[string]*unverified // guarded by mu; layers that are open, by digest
 	// booted is guarded by mu: for each disk, a channel that is closed when its boot order was
 	// fetched
 	booted map[string]<-chan struct{}
@@ -93,8 +94,13 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	s.record, err = s.kept.loadRecord(ref)
 	// It may have to be fetched now. Then its disks have other names.
 	s.anew = s.record.Unverified && !opt.WhenComplete
-	if err == nil && (len(s.record.Disks) == 0 || s.anew) {
+	switch {
+	case err != nil:
+	case len(s.record.Disks) == 0 || s.anew:
 		err = s.find(ctx)
+	case c.Gated():
+		// Which images may run is decided at each start, also if their disks need nothing of them.
+		err = s.resolve(ctx)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -118,11 +124,10 @@ func (s *Stream) find(ctx context.Context) error {
 	return err
 }
 
-// search reads the manifest and finds the disks. It takes the manifest of the first start if there
-// was one. Until it has ended, nobody else changes the record.
+// search reads the manifest and finds the disks. Until it has ended, nobody else changes the
+// record.
 func (s *Stream) search(ctx context.Context) (err error) {
-	s.kept.pinned = s.record.Digest
-	if s.image, err = transport.Resolve(ctx, s.kept, s.ref); err != nil {
+	if err := s.resolve(ctx); err != nil {
 		return err
 	}
 	if s.index, err = s.readIndex(ctx); err != nil {
@@ -154,8 +159,8 @@ func (s *Stream) search(ctx context.Context) (err error) {
 	}
 	// As a container of the image numbers them.
 	slices.SortFunc(names, image.NaturalCompare)
-	now := record{Reference: s.ref.String(), Digest: s.image.Digest, Pulled: s.pulled != nil,
-		Unverified: s.parts != nil && len(s.parts.Walked) > 0}
+	now := record{Reference: s.ref.String(), Digest: s.image.Digest, Named: s.image.Named,
+		Pulled: s.pulled != nil, Unverified: s.parts != nil && len(s.parts.Walked) > 0}
 	for _, name := range names {
 		d := StreamDisk{Name: name}
 		for _, old := range s.record.Disks {

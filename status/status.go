@@ -107,17 +107,20 @@ type LUN struct {
 	OpenTo string `json:"open_to,omitempty"` // the second initiator of a handover
 	// Fenced are the initiators that lost a handover of this LUN. They stay fenced until the LUN is
 	// opened to them again.
-	Fenced     []string `json:"fenced,omitempty"`
-	ReadOnly   bool     `json:"read_only"`
-	Serial     string   `json:"serial,omitempty"` // once the disk is made
-	NAA        string   `json:"naa,omitempty"`    // 16 hexadecimal digits
-	Ready      bool     `json:"ready"`
-	Removable  bool     `json:"removable"`
-	UsageType  string   `json:"usage_type,omitempty"` // the storage that the disk has chosen
-	Persistent bool     `json:"persistent"`           // survives the pod
-	Copy       *Copy    `json:"copy,omitempty"`       // in modes that copy the image
-	Space      *Space   `json:"space,omitempty"`      // if the storage can tell
-	Failure    string   `json:"failure,omitempty"`    // why it has failed, until the next start
+	Fenced   []string `json:"fenced,omitempty"`
+	ReadOnly bool     `json:"read_only"`
+	// SignedBy is the fingerprint of the key by which the image was admitted: sha256:HEX, of its
+	// SPKI. It is "" if no signature was asked for.
+	SignedBy   string `json:"signed_by,omitempty"`
+	Serial     string `json:"serial,omitempty"` // once the disk is made
+	NAA        string `json:"naa,omitempty"`    // 16 hexadecimal digits
+	Ready      bool   `json:"ready"`
+	Removable  bool   `json:"removable"`
+	UsageType  string `json:"usage_type,omitempty"` // the storage that the disk has chosen
+	Persistent bool   `json:"persistent"`           // survives the pod
+	Copy       *Copy  `json:"copy,omitempty"`       // in modes that copy the image
+	Space      *Space `json:"space,omitempty"`      // if the storage can tell
+	Failure    string `json:"failure,omitempty"`    // why it has failed, until the next start
 	// Troubles are why commands of guests fail now. They go when such commands succeed again.
 	Troubles []Trouble `json:"troubles,omitempty"`
 }

@@ -50,7 +50,7 @@ type adaptOptions struct {
 	publish            []string
 	published          []libvirt.Publish
 	machine            machine.Options
-	registry           transport.Options
+	registry           reach
 }
 
 // bootSettings are the settings of what is booted.
@@ -87,14 +87,14 @@ The arguments, and the options that a container runtime would have, take the pla
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 	}
 	o.add(cmd)
-	addFlags(cmd.Flags(), registrySettings(&o.registry))
+	addFlags(cmd.Flags(), o.registry.settings())
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ref, err := transport.ParseReference(args[0])
 		if err != nil {
 			return err
 		}
-		own := slices.Concat(registrySettings(&o.registry), o.bootSettings())
+		own := slices.Concat(o.registry.settings(), o.bootSettings())
 		l := loadBy(readBounded, cmd.Flags(), slices.Concat(own, machineSettings(&o.machine)))
 		l.land(own)
 		l.machine(&o.machine, args[1:])

@@ -79,7 +79,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		"such as /dev/termination-log")
 	settings := newConfig()
 	c.ask = &asker{a: a, c: settings, own: pick(settings.settings(), keyControlSocket, keyWorkDir)}
-	addFlags(cmd.Flags(), slices.Concat(registrySettings(new(transport.Options)), c.ask.own))
+	addFlags(cmd.Flags(), slices.Concat(new(reach).settings(), c.ask.own))
 	_ = cmd.RegisterFlagCompletionFunc(flagCompress,
 		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

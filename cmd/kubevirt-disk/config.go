@@ -38,7 +38,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	c := newConfig()
 	l := loadBy(read, flags, c.settings())
 	l.land(only(c.ownRows(), func(s setting) bool { return s.scope != ofSingleOne }))
-	l.land(registrySettings(&c.Streams.Registry))
+	l.land(registrySettings(&c.Streams.Registry, &c.Streams.Signatures))
 	c.Settings.Disk.CopyModeSource = l.name(keyCopyMode)
 	c.WorkDirNamed = l.source(keyWorkDir) != ""
 	c.metricsChosen = l.source(keyMetricsListen) != ""

@@ -26,6 +26,15 @@ func TestConfigurationErrors(t *testing.T) {
 	}{
 		"port is no number": {args: []string{"--port=abc"},
 			want: []string{"--port", `"abc"`, "0 to 65535"}},
+		"key is missing": {args: []string{"--verify-key=/gone"},
+			want: []string{"--verify-key", "/gone", "no such file"}},
+		"key and policy": {args: []string{"--verify-key=testdata/signatures/flag.pub"},
+			env: map[string]string{
+				"SIGNATURE_POLICY": "testdata/signatures/environment.yaml"},
+			want: []string{"environment.yaml", "both given"}},
+		"policy is none": {env: map[string]string{
+			"SIGNATURE_POLICY": "testdata/signatures/flag.pub"},
+			want: []string{"SIGNATURE_POLICY", "flag.pub"}},
 		"port is too large": {env: map[string]string{"PORT": "65536"},
 			want: []string{"PORT", `"65536"`}},
 		"port is negative": {file: "port: -1",

@@ -220,6 +220,12 @@ var settingCases = []struct {
 		got: func(c *config) string { return strings.Join(c.Streams.Registry.Mirrors, ",") }},
 	{key: "insecure-registry", def: "", inFile: "f:1", inEnv: "e:1", asFlag: "a:1",
 		got: func(c *config) string { return strings.Join(c.Streams.Registry.Insecure, ",") }},
+	{key: keyVerifyKey, def: "", inFile: "testdata/signatures/file.pub",
+		inEnv: "testdata/signatures/environment.pub", asFlag: "testdata/signatures/flag.pub",
+		got: func(c *config) string { return strings.Join(c.Streams.Signatures.Keys, ",") }},
+	{key: keySignaturePolicy, def: "", inFile: "testdata/signatures/file.yaml",
+		inEnv: "testdata/signatures/environment.yaml", asFlag: "testdata/signatures/flag.yaml",
+		got: func(c *config) string { return c.Streams.Signatures.Policy }},
 	{key: keyVolumesListen, def: "none", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2",
 		asFlag: "127.0.0.1:3", got: func(c *config) string {
 			if c.Volumes == nil {

@@ -247,8 +247,8 @@ func TestRegistrySettings(t *testing.T) {
 	for _, cmd := range []*cobra.Command{a.pushCommand(), a.pullCommand(), a.adaptCommand()} {
 		require.NoError(t, cmd.ParseFlags([]string{"--config", file,
 			"--registry-mirror=a=b,c=d/e"}))
-		var opt transport.Options
-		l := load(cmd.Flags(), registrySettings(&opt))
+		var opt reach
+		l := load(cmd.Flags(), opt.settings())
 		require.NoError(t, l.problems.Err())
 		require.Equal(t, "/file", opt.Config)
 		require.Equal(t, "/environment", opt.CA)
@@ -258,8 +258,8 @@ func TestRegistrySettings(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("registry-mirrors: x\n"), 0o600))
 	cmd := a.pullCommand()
 	require.NoError(t, cmd.ParseFlags([]string{"--config", file}))
-	var opt transport.Options
-	l := load(cmd.Flags(), registrySettings(&opt))
+	var opt reach
+	l := load(cmd.Flags(), opt.settings())
 	_, err := a.registryClient(l, opt, transport.Reference{})
 	require.ErrorContains(t, err, "is not a setting")
 }

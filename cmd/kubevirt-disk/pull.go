@@ -45,7 +45,7 @@ sparse raw disk. DEST is one of these:
 	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw,
 		"`format` to write: raw, or original to keep the file as it is")
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace an existing file")
-	addFlags(cmd.Flags(), registrySettings(new(transport.Options)))
+	addFlags(cmd.Flags(), new(reach).settings())
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
 		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,

@@ -57,7 +57,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	cmd.Flags().StringVar(&onto.File, flagOntoFile, "", "`file` with a copy of that other "+
 		"version: what differs is compared with it instead of being fetched")
 	addSquash(cmd, &onto)
-	addFlags(cmd.Flags(), registrySettings(new(transport.Options)))
+	addFlags(cmd.Flags(), new(reach).settings())
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,
 		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp),

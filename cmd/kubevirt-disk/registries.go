@@ -14,11 +14,20 @@ import (
 
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
 )
 
-// registrySettings say how serve, push and pull reach registries.
-func registrySettings(o *transport.Options) []setting {
+// reach is how a command reaches registries, and what it asks of images.
+type reach struct {
+	transport.Options
+	Signatures signature.Options
+}
+
+func (r *reach) settings() []setting { return registrySettings(&r.Options, &r.Signatures) }
+
+// registrySettings say how serve, push and pull reach registries, and what they ask of images.
+func registrySettings(o *transport.Options, asked *signature.Options) []setting {
 	return []setting{
 		{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"}, kind: kindFile,
 			usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a " +
@@ -34,11 +43,32 @@ func registrySettings(o *transport.Options) []setting {
 			usage: "`registry` that may be used without TLS, or with a certificate that nobody " +
 				"vouches for, as host or host:port; repeatable",
 			to: list(&o.Insecure)},
+		{key: keyVerifyKey, env: []string{"VERIFY_KEY"}, kind: kindList,
+			usage: "PEM `file` with a public key, as cosign's: every image must be signed by one " +
+				"of them; repeatable",
+			to: keyFiles(&asked.Keys)},
+		{key: keySignaturePolicy, env: []string{"SIGNATURE_POLICY"}, kind: kindFile,
+			usage: "YAML `file` that says which keys images must be signed by, by repository",
+			to:    into(&asked.Policy, parsePolicy)},
 	}
 }
 
+// keyFiles is a field that takes the names of files with public keys.
+func keyFiles(at *[]string) landing {
+	return landing{at, func(given []string) error {
+		*at = given
+		return signature.Options{Keys: given}.Check()
+	}}
+}
+
+func parsePolicy(file string) (string, error) {
+	return file, signature.Options{Policy: file}.Check()
+}
+
 const (
-	keyRegistryConfig = "registry-config"
+	keyRegistryConfig  = "registry-config"
+	keyVerifyKey       = "verify-key"
+	keySignaturePolicy = "signature-policy"
 
 	envRegistryUsername = "REGISTRY_USERNAME"
 	envRegistryPassword = "REGISTRY_PASSWORD"
@@ -60,13 +90,13 @@ for the registry of the reference only. They are never flags.`
 // withRegistry runs the work of a command about ref with a client, until it ends or is interrupted.
 func (a *app) withRegistry(cmd *cobra.Command, ref transport.Reference,
 	work func(context.Context, *registry.Client) error) error {
-	var opt transport.Options
-	l := load(cmd.Flags(), registrySettings(&opt))
+	var opt reach
+	l := load(cmd.Flags(), opt.settings())
 	return a.withRegistryOf(cmd, l, opt, ref, work)
 }
 
 // withRegistryOf is withRegistry with settings that were loaded already.
-func (a *app) withRegistryOf(cmd *cobra.Command, l *loader, opt transport.Options,
+func (a *app) withRegistryOf(cmd *cobra.Command, l *loader, opt reach,
 	ref transport.Reference, work func(context.Context, *registry.Client) error) error {
 	client, err := a.registryClient(l, opt, ref)
 	if err != nil {
@@ -81,7 +111,7 @@ func (a *app) withRegistryOf(cmd *cobra.Command, l *loader, opt transport.Option
 }
 
 // registryClient makes a client with the settings that l has loaded, for a command about ref.
-func (a *app) registryClient(l *loader, opt transport.Options, ref transport.Reference) (
+func (a *app) registryClient(l *loader, opt reach, ref transport.Reference) (
 	*registry.Client, error) {
 	if err := l.problems.Err(); err != nil {
 		return nil, err
@@ -90,11 +120,14 @@ func (a *app) registryClient(l *loader, opt transport.Options, ref transport.Ref
 	if err != nil {
 		return nil, err
 	}
+	if opt.Gate, err = signature.NewGate(opt.Signatures); err != nil {
+		return nil, err
+	}
 	opt.Own, opt.OwnHost = own, ref.Host()
 	opt.UserAgent = userAgent()
 	opt.FirstPatience = firstPatience
 	opt.Warn = func(text string) { fmt.Fprintln(a.stderr, harmless(text)) }
-	return registry.New(opt)
+	return registry.New(opt.Options)
 }
 
 func userAgent() string { return "kubevirt-disk/" + buildInfo().Version }
@@ -114,6 +147,9 @@ func (l *loader) useRegistries(c *config) {
 	}
 	c.Containers.Dir = filepath.Join(s.CacheDir, levelsName)
 	s.Registry.UserAgent = userAgent()
+	if len(s.Signatures.Keys) > 0 && s.Signatures.Policy != "" {
+		l.problems.AddError(s.Signatures.Check())
+	}
 	all := slices.Concat(s.References, c.Containers.References)
 	if len(all) == 0 {
 		return // without images, credentials do not matter

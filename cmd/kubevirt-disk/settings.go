@@ -66,7 +66,7 @@ func (c *config) rows() []setting {
 		volumes = new(options.Volumes)
 	}
 	return slices.Concat(c.ownRows(), machineSettings(&c.Containers.Machine),
-		registrySettings(&c.Streams.Registry), volumeSettings(volumes))
+		registrySettings(&c.Streams.Registry, &c.Streams.Signatures), volumeSettings(volumes))
 }
 
 // ownRows are the rows that no other command shares in part.

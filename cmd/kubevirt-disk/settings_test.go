@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"kubevirt.io/disk/registry/transport"
 )
 
 // TestEveryFlagIsInTheDocs compares the table in docs/configuration.md with the settings: each flag
@@ -42,7 +41,7 @@ func TestEveryFlagIsInTheDocs(t *testing.T) {
 		}
 		require.Equal(t, want, words(columns[1], variables), columns[0])
 	}
-	for key := range keysOf(registrySettings(new(transport.Options))) { // on a page of their own
+	for key := range keysOf(new(reach).settings()) { // on a page of their own
 		missing = slices.DeleteFunc(missing, func(k string) bool { return k == key })
 	}
 	require.Empty(t, missing)

@@ -46,6 +46,8 @@ type Made struct {
 	Digest string // of the image's manifest
 	Arch   string // of the image, as Go names architectures
 	Cached int    // how many levels existed already
+	// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
+	SignedBy string
 }
 
 // Image makes a disk from an image. The levels are in dir, which is made if it is missing. Existing
@@ -58,7 +60,7 @@ func Image(ctx context.Context, client *registry.Client, ref transport.Reference
 	}
 	defer func() { err = errors.Join(err, container.Close()) }()
 	config := container.Config()
-	made = &Made{Digest: container.Digest()}
+	made = &Made{Digest: container.Digest(), SignedBy: container.SignedBy()}
 	if made.Arch, err = check(config, opt.Machine); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}

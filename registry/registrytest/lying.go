@@ -39,6 +39,7 @@ type Lying struct {
 	NoRanges  bool // always sends everything
 	Token     bool // wants a token, and each is good for a few requests
 	Basic     string
+	Referrers bool   // answers what refers to a manifest, by the tag that stands for it
 	Elsewhere string // address that blobs redirect to; "": they are here
 
 	Server, Storage *httptest.Server
@@ -106,6 +107,14 @@ func (l *Lying) Handle(w http.ResponseWriter, r *http.Request) {
 		_ = json.Unmarshal(content, &says)
 		w.Header().Set("Content-Type", says.MediaType)
 		_, _ = w.Write(content)
+	case "referrers":
+		desc, ok := l.Tags[strings.Replace(name, ":", "-", 1)]
+		if !ok || !l.Referrers {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", string(types.OCIImageIndex))
+		_, _ = w.Write(l.Store[desc.Digest.String()])
 	case "blobs":
 		if l.Elsewhere != "" {
 			http.Redirect(

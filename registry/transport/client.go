@@ -46,6 +46,8 @@ type Options struct {
 	Turn time.Duration
 	// UserAgent is the name of this program in requests.
 	UserAgent string
+	// Gate decides which images may be read. nil: all may.
+	Gate Gate
 	// Warn is called with messages that a person may want to see, for example that a request is
 	// tried again. May be nil.
 	Warn func(text string)
@@ -164,6 +166,9 @@ func New(opt Options) (*Client, error) {
 
 // Warn tells a person something.
 func (c *Client) Warn(text string) { c.opt.Warn(text) }
+
+// Gated reports whether a Gate decides which images may be read.
+func (c *Client) Gated() bool { return c.opt.Gate != nil }
 
 // Close ends idle connections.
 func (c *Client) Close() {

@@ -4,7 +4,7 @@
 //
 // ParseReference reads what names an image. A Client, made by New with what a person has set,
 // opens a Source for it. Resolve finds the manifest, and each Blob is read whole or by ranges.
-// An Uploader sends.
+// An Uploader sends. A Gate says which images may be read; gate.go also finds what lies beside one.
 //
 // Names, credentials of docker and the exchange of tokens are go-containerregistry's. Reading is
 // our own:

@@ -32,6 +32,9 @@ const (
 	maxNested = 3
 )
 
+// ErrTooLong is an answer that is longer than a manifest may be.
+var ErrTooLong = fmt.Errorf("a manifest of more than %d bytes", MaxManifest)
+
 // manifestTypes are asked for.
 var manifestTypes = []string{string(types.OCIManifestSchema1), string(types.OCIImageIndex),
 	string(types.DockerManifestSchema2), string(types.DockerManifestList)}
@@ -42,6 +45,10 @@ type Source interface {
 	Manifest(ctx context.Context, digest string) (content []byte, mediaType string, err error)
 	// Blob returns a blob that a manifest names. It reads nothing yet.
 	Blob(desc v1.Descriptor) (*Blob, error)
+	// Admit asks the client's Gate whether the image may be read that the reference names, with
+	// this content of its manifest, or of its index. Until then Blob fails. proof is that of an
+	// earlier Admission, or nil. Named calls it.
+	Admit(ctx context.Context, content, proof []byte) (Admission, error)
 	// Warm makes connections that are needed soon to read a blob and others.
 	Warm(ctx context.Context, digest v1.Hash)
 	// Origin names everybody whose bytes the source returns: each registry and mirror that it may
@@ -53,6 +60,15 @@ type Source interface {
 // Source opens the image that the reference names. A blob may be fetched as a whole into spoolDir,
 // if a registry sends no parts; "": it never is.
 func (c *Client) Source(ref Reference, spoolDir string) (Source, error) {
+	src, err := c.source(ref, spoolDir)
+	if err != nil || c.opt.Gate == nil {
+		return src, err
+	}
+	return &gated{Source: src, gate: c.opt.Gate, ref: ref}, nil
+}
+
+// source opens an image without a gate.
+func (c *Client) source(ref Reference, spoolDir string) (Source, error) {
 	switch {
 	case ref.oci != "":
 		return openLayout(ref)
@@ -90,6 +106,10 @@ const shunTime = 2 * time.Minute
 func (r *repository) Close() error {
 	r.endSpools()
 	return nil
+}
+
+func (r *repository) Admit(context.Context, []byte, []byte) (Admission, error) {
+	return Admission{}, nil
 }
 
 func (r *repository) Blob(desc v1.Descriptor) (*Blob, error) {
@@ -223,25 +243,33 @@ func (e *endpoint) manifest(ctx context.Context, name string) ([]byte, string, e
 
 func (e *endpoint) manifestOnce(ctx context.Context, scopes []string,
 	name string) ([]byte, string, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.client.opt.Idle)
-	defer cancel()
-	res, err := e.once(ctx, scopes, request{method: http.MethodGet, path: "manifests/" + name,
+	return e.text(ctx, scopes, request{method: http.MethodGet, path: "manifests/" + name,
 		header: http.Header{
 			"Accept": {strings.Join(manifestTypes, ", ")},
 		}, accept: []int{http.StatusOK}})
+}
+
+// text reads an answer of at most MaxManifest bytes.
+func (e *endpoint) text(ctx context.Context, scopes []string,
+	r request) (content []byte, mediaType string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, e.client.opt.Idle)
+	defer cancel()
+	res, err := e.once(ctx, scopes, r)
 	if err != nil {
 		return nil, "", err
 	}
 	defer res.Body.Close()
 	if res.ContentLength > MaxManifest {
-		return nil, "", permanent(
-			fmt.Errorf("a manifest of %d bytes, more than %d", res.ContentLength, MaxManifest))
+		return nil, "", permanent(fmt.Errorf("%w: %d bytes", ErrTooLong, res.ContentLength))
 	}
-	content, err := bounded.Read(res.Body, MaxManifest)
+	content, err = bounded.Read(res.Body, MaxManifest)
+	if len(content) > MaxManifest {
+		return nil, "", permanent(ErrTooLong)
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("reading the manifest: %w", err)
 	}
-	mediaType, _, _ := strings.Cut(res.Header.Get("Content-Type"), ";")
+	mediaType, _, _ = strings.Cut(res.Header.Get("Content-Type"), ";")
 	return content, mediaType, nil
 }
 
@@ -258,7 +286,9 @@ type Image struct {
 	Source   Source
 	Ref      Reference
 	Digest   string // of the manifest
+	Named    string // digest of what Ref names: of the manifest, or of an index that leads to it
 	Manifest *v1.Manifest
+	Admitted Admission
 }
 
 // Resolve reads the manifest of a reference. If there are several platforms, it takes this
@@ -276,17 +306,13 @@ func (c *Client) Resolve(ctx context.Context, ref Reference) (*Image, error) {
 }
 
 func Resolve(ctx context.Context, src Source, ref Reference) (*Image, error) {
-	digest, _ := ref.Digest()
+	content, mediaType, admitted, err := Named(ctx, src, ref)
+	if err != nil {
+		return nil, err
+	}
+	digest := DigestOf(content)
+	named := digest
 	for range maxNested {
-		content, mediaType, err := src.Manifest(ctx, digest)
-		if err != nil {
-			return nil, err
-		}
-		if got := DigestOf(content); digest != "" && got != digest {
-			return nil, &DigestError{Want: digest, Got: got}
-		} else if digest == "" {
-			digest = got
-		}
 		switch kind := ManifestKind(content, mediaType); {
 		case kind.IsIndex():
 			desc, err := ofPlatform(content, ref)
@@ -294,12 +320,19 @@ func Resolve(ctx context.Context, src Source, ref Reference) (*Image, error) {
 				return nil, err
 			}
 			digest = desc.Digest.String()
+			if content, mediaType, err = src.Manifest(ctx, digest); err != nil {
+				return nil, err
+			}
+			if got := DigestOf(content); got != digest {
+				return nil, &DigestError{Want: digest, Got: got}
+			}
 		case kind.IsImage():
 			m, err := ParseManifest(content)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", ref, err)
 			}
-			return &Image{Source: src, Ref: ref, Digest: digest, Manifest: m}, nil
+			return &Image{Source: src, Ref: ref, Digest: digest, Named: named,
+				Manifest: m, Admitted: admitted}, nil
 		default:
 			return nil, fmt.Errorf("%s is not a container image: its manifest is of the type %q",
 				ref, kind)

@@ -52,6 +52,10 @@ func openLayout(ref Reference) (*layout, error) {
 	return &layout{where: ref.oci, tag: ref.tag, prefix: prefixOCI, dir: dir}, nil
 }
 
+func (l *layout) Admit(context.Context, []byte, []byte) (Admission, error) {
+	return Admission{}, nil
+}
+
 func (l *layout) Warm(context.Context, v1.Hash) {}
 
 func (l *layout) Origin() string {
@@ -161,8 +165,8 @@ func (l *layout) Manifest(ctx context.Context, digest string) ([]byte, string, e
 	case len(found) == 1:
 		return l.Manifest(ctx, found[0].Digest.String())
 	case len(found) == 0 || l.tag != "":
-		return nil, "", fmt.Errorf("OCI layout %q has no image %q; it has %s",
-			l.where, l.tag, strings.Join(names[:min(len(names), 20)], ", "))
+		return nil, "", absent{fmt.Errorf("OCI layout %q has no image %q; it has %s",
+			l.where, l.tag, strings.Join(names[:min(len(names), 20)], ", "))}
 	case l.tag == "" && allHavePlatforms(found):
 		return content, string(types.OCIImageIndex), nil
 	}
@@ -259,6 +263,10 @@ const maxMembers = 20000
 type archiveSource struct{ *archive }
 
 func (a archiveSource) Close() error { return nil }
+
+func (a archiveSource) Admit(context.Context, []byte, []byte) (Admission, error) {
+	return Admission{}, nil
+}
 
 func (a archiveSource) Warm(context.Context, v1.Hash) {}
 

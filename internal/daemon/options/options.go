@@ -8,6 +8,7 @@ import (
 	"kubevirt.io/disk/adapter/machine"
 	"kubevirt.io/disk/chap"
 	"kubevirt.io/disk/disk/instance"
+	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -75,7 +76,8 @@ type Options struct {
 // Streams are images in registries that are served without fetching them first.
 type Streams struct {
 	References []transport.Reference // in the order of their LUNs, without duplicates
-	Registry   transport.Options     // Warn is the daemon's
+	Registry   transport.Options     // Warn and Gate are the daemon's
+	Signatures signature.Options     // that images must have, those of Containers, too
 	// for fetched chunks; daemons may share it; made if it is missing
 	CacheDir  string
 	CacheSize int64 // bytes; 0: no limit

@@ -17,6 +17,8 @@ type Disk struct {
 	Image   *image.Image // nil: the disk is complete, and is served without one
 	Backing []string     // names of the image's backing files
 	Far     *Far         // nil: the image is on this machine
+	// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
+	SignedBy string
 	// Config reads, from the open image, the configuration that the disk of a container image gets
 	// before a guest can read it. nil: it is made from something else.
 	Config func() ([]byte, error)

@@ -196,6 +196,7 @@ func (s *Disk) status() status.LUN {
 		ReadOnly:   s.now.readOnly,
 		Removable:  s.Removable,
 		UsageType:  s.UsageType,
+		SignedBy:   s.SignedBy,
 	}
 	if s.Image != nil {
 		lun.Format = string(s.Image.Format())

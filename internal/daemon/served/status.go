@@ -69,7 +69,7 @@ func (d *Disks) Measure() {
 	var all []metrics.Disk
 	for _, s := range d.table.served() {
 		m := metrics.Disk{
-			LUN: s.LUN, Image: s.Name, Size: s.look().size, Failed: s.Failure,
+			LUN: s.LUN, Image: s.Name, SignedBy: s.SignedBy, Size: s.look().size, Failed: s.Failure,
 			Space: func() *disk.Usage { return s.look().space.latest() },
 		}
 		if s.Progress != nil {

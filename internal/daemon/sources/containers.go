@@ -50,8 +50,9 @@ func (s *Sources) findContainer(ctx context.Context, ref transport.Reference) (p
 		}
 		s.opt.Log.Info("a container image is served as a disk", zap.Stringer("reference", ref),
 			zap.String("digest", made.Digest), zap.Int("levels", len(made.Levels)),
-			zap.Int("made_before", made.Cached), making.took())
-		return plan.Disk{Name: ref.String(), Image: img,
+			zap.Int("made_before", made.Cached), making.took(),
+			signedBy(made.SignedBy))
+		return plan.Disk{Name: ref.String(), Image: img, SignedBy: made.SignedBy,
 			Config: func() ([]byte, error) { return adapt.Config(img) }}, nil
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
+	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -42,6 +43,9 @@ func New(opt *options.Options, m *metrics.Metrics) (s *Sources, err error) {
 	if s.hasReferences() || opt.Volumes != nil {
 		with := opt.Streams.Registry
 		with.Warn = s.warnOfRegistry()
+		if with.Gate, err = signature.NewGate(opt.Streams.Signatures); err != nil {
+			return nil, err
+		}
 		s.client, err = registry.New(with)
 	}
 	return s, err
@@ -113,10 +117,12 @@ func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error
 		}
 		s.streams = append(s.streams, stream)
 		s.opt.Log.Info("an image in a registry is served from there",
-			zap.Stringer("reference", ref), zap.String("digest", stream.Digest()))
+			zap.Stringer("reference", ref), zap.String("digest", stream.Digest()),
+			signedBy(stream.SignedBy()))
 		disks := stream.Disks()
 		for _, disk := range disks {
-			f := plan.Disk{Name: ref.String(), Far: far(stream, disk)}
+			f := plan.Disk{Name: ref.String(), Far: far(stream, disk),
+				SignedBy: stream.SignedBy()}
 			if len(disks) > 1 {
 				f.Name += "/" + disk.Name
 			}
@@ -124,6 +130,14 @@ func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error
 		}
 	}
 	return found, refused.Err()
+}
+
+// signedBy names the key of an image in the log.
+func signedBy(key string) zap.Field {
+	if key == "" {
+		return zap.Skip()
+	}
+	return zap.String("signed_by", key)
 }
 
 // far is a disk of an image in a registry, to be opened.

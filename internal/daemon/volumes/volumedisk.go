@@ -72,7 +72,7 @@ func (v *Volumes) open(ctx context.Context, want volume.Disk) (*served.Disk, err
 		}
 		return s, err
 	}
-	if what.Image, what.After, err = v.image(ctx, want); err != nil {
+	if err := v.image(ctx, want, &what); err != nil {
 		return nil, err
 	}
 	return v.disks.Open(ctx, what)
@@ -98,21 +98,20 @@ func (v *Volumes) find(want volume.Disk) (there bool, err error) {
 }
 
 // image opens the source of a disk.
-func (v *Volumes) image(ctx context.Context, want volume.Disk) (
-	img *image.Image, after func() error, err error) {
+func (v *Volumes) image(ctx context.Context, want volume.Disk, to *plan.Disk) (err error) {
 	switch {
 	case want.File != "":
-		img, err := v.uploaded(filepath.Join(want.Dir, want.File))
-		return img, nil, err
+		to.Image, err = v.uploaded(filepath.Join(want.Dir, want.File))
+		return err
 	case want.Source.Image != "":
-		img, err := v.sources.Local(want.Source.Image)
-		if img == nil && err == nil {
+		to.Image, err = v.sources.Local(want.Source.Image)
+		if to.Image == nil && err == nil {
 			err = api.Errorf(api.CodeInvalid, "from.image: there is no image %q here",
 				want.Source.Image)
 		}
-		return img, nil, err
+		return err
 	}
-	return v.streamed(ctx, want)
+	return v.streamed(ctx, want, to)
 }
 
 // uploaded opens an image that somebody has uploaded. It must not refer to another file, because
@@ -132,29 +131,29 @@ func (v *Volumes) uploaded(path string) (*image.Image, error) {
 
 // streamed opens a disk of an image in a registry. Everything that is found out about the image is
 // kept with the disk.
-func (v *Volumes) streamed(ctx context.Context, want volume.Disk) (
-	*image.Image, func() error, error) {
+func (v *Volumes) streamed(ctx context.Context, want volume.Disk, to *plan.Disk) error {
 	ref, err := transport.ParseReference(want.Source.Reference)
 	if err == nil && !ref.Remote() && !v.named(ref) {
 		err = errors.New("it is not an image in a registry")
 	}
 	if err != nil {
-		return nil, nil, api.Errorf(api.CodeInvalid, "from.reference: %v", err)
+		return api.Errorf(api.CodeInvalid, "from.reference: %v", err)
 	}
 	stream, err := v.sources.Stream(ctx, ref,
 		filepath.Join(want.Dir, instance.PersistentName+".source"))
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	name, err := chooseDisk(stream, want.Source.Disk)
 	if err != nil {
-		return nil, nil, errors.Join(err, stream.Close())
+		return errors.Join(err, stream.Close())
 	}
 	img, err := stream.Open(ctx, name, image.Options{})
 	if err != nil {
-		return nil, nil, errors.Join(err, stream.Close())
+		return errors.Join(err, stream.Close())
 	}
-	return img, stream.Close, nil
+	to.Image, to.After, to.SignedBy = img, stream.Close, stream.SignedBy()
+	return nil
 }
 
 // named reports whether the daemon's own settings name the reference. Only then may it be a file.

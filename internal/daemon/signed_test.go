@@ -1,0 +1,59 @@
+package daemon
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/signature"
+	"kubevirt.io/disk/registry/transport"
+	"kubevirt.io/disk/status"
+)
+
+// TestSignedImage: a daemon serves an image that the key has signed, and its log, /status and
+// metrics name the key. It does not start with one that nobody has signed.
+func TestSignedImage(t *testing.T) {
+	l := registrytest.NewLying(t)
+	l.NewImage(t, bytes.Repeat([]byte("a disk  "), 8192))
+	key, file := registrytest.NewSigner(t)
+	ref, err := transport.ParseReference(l.Host() + "/vm/a:1")
+	require.NoError(t, err)
+	opt := testOptions(t)
+	opt.Streams = options.Streams{References: []transport.Reference{ref},
+		Registry:   transport.Options{Insecure: []string{l.Host()}},
+		Signatures: signature.Options{Keys: []string{file}},
+		CacheDir:   filepath.Join(filepath.Dir(opt.WorkDir), "cache"), CacheSize: 1 << 30}
+	r := launch(t, opt)
+	err = <-r.ended
+	require.ErrorContains(t, err, "has no signature")
+	require.Zero(t, l.Requests("/blobs/"))
+
+	l.Sign(t, l.Tags["1"].Digest.String(), key)
+	r = start(t, opt)
+	want := registrytest.Fingerprint(t, key)
+	lines := r.log.FilterField(zap.String("signed_by", want)).All()
+	require.Len(t, lines, 1)
+	get := func(path string) []byte {
+		res, err := http.Get("http://" + r.PagesAddress() + path)
+		require.NoError(t, err)
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		return body
+	}
+	var now status.Status
+	require.NoError(t, json.Unmarshal(get("/status"), &now))
+	require.Len(t, now.LUNs, 1)
+	require.Equal(t, want, now.LUNs[0].SignedBy)
+	require.Contains(t, string(get("/metrics")), `kubevirt_disk_lun_signed{image="`+ref.String()+
+		`",key="`+want+`",lun="1"} 1`)
+	require.NoError(t, r.end())
+}

@@ -1,0 +1,244 @@
+package signature
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"kubevirt.io/disk/registry/internal/bounded"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// Options say whose signatures images must have. The zero value: nobody's.
+type Options struct {
+	// Keys are files with public keys. Every image must be signed by one of them.
+	Keys []string
+	// Policy is a file that says which keys are asked for, by repository. It cannot be used
+	// together with Keys.
+	Policy string
+}
+
+// Enabled reports whether anything is asked for.
+func (o Options) Enabled() bool { return len(o.Keys) > 0 || o.Policy != "" }
+
+// maxFile bounds a file with keys or a policy, in bytes.
+const maxFile = 1 << 20
+
+// The words of a policy.
+const (
+	actionAllow = "allow" // without a signature
+	actionDeny  = "deny"
+	everything  = "*" // the prefix of all images
+)
+
+// policyFile is a policy as it is written.
+type policyFile struct {
+	Default string       `yaml:"default"` // "": deny
+	Images  []policyRule `yaml:"images"`
+}
+
+type policyRule struct {
+	Prefix string   `yaml:"prefix"`
+	Keys   []string `yaml:"keys"` // files, or keys in PEM
+	Action string   `yaml:"action"`
+}
+
+// policy says what is asked of each image.
+type policy struct {
+	name      string // of the file; "": the keys were named one by one
+	rules     map[string]rule
+	otherwise rule
+}
+
+// rule says what is asked of some images.
+type rule struct {
+	prefix string // "": there is no rule for them
+	allow  bool   // without a signature
+	keys   []Key  // one of them must have signed; none: nobody may read them
+}
+
+// Check reads the files, and returns what is wrong with them.
+func (o Options) Check() error {
+	_, err := o.read()
+	return err
+}
+
+// read reads the files. They are read for each image, so that a change counts for the next one.
+func (o Options) read() (*policy, error) {
+	if o.Policy == "" {
+		p := new(policy)
+		for _, file := range o.Keys {
+			keys, err := readKeys(file)
+			if err != nil {
+				return nil, err
+			}
+			p.otherwise.keys = append(p.otherwise.keys, keys...)
+		}
+		return p, nil
+	}
+	if len(o.Keys) > 0 {
+		return nil, fmt.Errorf("keys and the policy %q are both given: name the keys in the "+
+			"policy, under the prefix \"%s\"", o.Policy, everything)
+	}
+	text, err := readFile(o.Policy)
+	if err != nil {
+		return nil, err
+	}
+	p, err := parsePolicy(text, filepath.Dir(o.Policy))
+	if err != nil {
+		return nil, fmt.Errorf("the policy %q: %w", o.Policy, err)
+	}
+	p.name = o.Policy
+	return p, nil
+}
+
+func readFile(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := bounded.Read(f, maxFile)
+	if err != nil {
+		return nil, fmt.Errorf("%q: %w", name, err)
+	}
+	return text, nil
+}
+
+func readKeys(name string) ([]Key, error) {
+	text, err := readFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("a key to verify with: %w", err)
+	}
+	keys, err := ParseKeys(text)
+	if err != nil {
+		return nil, fmt.Errorf("a key to verify with: %q: %w", name, err)
+	}
+	return keys, nil
+}
+
+// parsePolicy reads a policy. Names of files are relative to dir.
+func parsePolicy(text []byte, dir string) (*policy, error) {
+	var file policyFile
+	in := yaml.NewDecoder(bytes.NewReader(text))
+	in.KnownFields(true)
+	if err := in.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if err := in.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("it has more than one document")
+	}
+	p := &policy{rules: make(map[string]rule)}
+	switch file.Default {
+	case "", actionDeny:
+	case actionAllow:
+		p.otherwise.allow = true
+	default:
+		return nil, fmt.Errorf("default: %q is neither %s nor %s", file.Default, actionDeny,
+			actionAllow)
+	}
+	for i, r := range file.Images {
+		one, err := r.parse(dir)
+		if err == nil {
+			if _, twice := p.rules[one.prefix]; twice {
+				err = fmt.Errorf("there are two rules for %q", r.Prefix)
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("images[%d]: %w", i, err)
+		}
+		p.rules[one.prefix] = one
+	}
+	return p, nil
+}
+
+func (r policyRule) parse(dir string) (one rule, err error) {
+	if one.prefix, err = parsePrefix(r.Prefix); err != nil {
+		return one, err
+	}
+	switch {
+	case len(r.Keys) > 0 && r.Action != "":
+		return one, fmt.Errorf("%q has keys and an action: leave out one of them", r.Prefix)
+	case r.Action == actionAllow:
+		one.allow = true
+	case r.Action == actionDeny:
+	case r.Action != "":
+		return one, fmt.Errorf("action: %q is neither %s nor %s", r.Action, actionAllow, actionDeny)
+	case len(r.Keys) == 0:
+		return one, fmt.Errorf("%q has neither keys nor an action", r.Prefix)
+	}
+	for _, text := range r.Keys {
+		var keys []Key
+		if strings.HasPrefix(strings.TrimSpace(text), "-----BEGIN") {
+			keys, err = ParseKeys([]byte(text))
+		} else {
+			if !filepath.IsAbs(text) {
+				text = filepath.Join(dir, text)
+			}
+			keys, err = readKeys(text)
+		}
+		if err != nil {
+			return one, fmt.Errorf("the keys of %q: %w", r.Prefix, err)
+		}
+		one.keys = append(one.keys, keys...)
+	}
+	return one, nil
+}
+
+func parsePrefix(text string) (string, error) {
+	if text == everything {
+		return everything, nil
+	}
+	host, rest, _ := strings.Cut(text, "/")
+	if host == "" || strings.ContainsAny(text, "@ *") || strings.Contains(rest, ":") ||
+		strings.Contains(text, "://") {
+		return "", fmt.Errorf("the prefix %q is neither a registry (HOST), nor the beginning of a "+
+			"repository's path (HOST/PATH), nor %q", text, everything)
+	}
+	return normal(text), nil
+}
+
+// normal makes one of the spellings of a repository, so that none passes by a rule.
+func normal(repository string) string {
+	host, rest, more := strings.Cut(repository, "/")
+	host = strings.ToLower(host)
+	for _, port := range []string{":443", ":80"} {
+		host = strings.TrimSuffix(host, port)
+	}
+	host = strings.TrimSuffix(host, ".")
+	switch host {
+	case "docker.io", "registry-1.docker.io":
+		host = "index.docker.io"
+	}
+	if rest = strings.Trim(rest, "/"); !more || rest == "" {
+		return host
+	}
+	return host + "/" + rest
+}
+
+// of finds the rule for an image: that with the longest prefix. A prefix ends where a part of the
+// path does. What is not in a registry has only the rule for everything.
+func (p *policy) of(ref transport.Reference) rule {
+	if ref.Remote() {
+		for name := normal(ref.RepositoryText()); ; {
+			if r, ok := p.rules[name]; ok {
+				return r
+			}
+			i := strings.LastIndexByte(name, '/')
+			if i < 0 {
+				break
+			}
+			name = name[:i]
+		}
+	}
+	if r, ok := p.rules[everything]; ok {
+		return r
+	}
+	return p.otherwise
+}

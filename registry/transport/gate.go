@@ -1,0 +1,218 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"strings"
+	"sync/atomic"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// Gate decides which images may be read.
+type Gate interface {
+	// Admit says why an image may be read, or returns an error. Nothing of the image was read so
+	// far but the content of what its reference names.
+	Admit(ctx context.Context, a Asked) (Admission, error)
+}
+
+// Asked is an image that a Gate is asked about.
+type Asked struct {
+	Ref Reference
+	// Content is what the reference names: a manifest, or an index of manifests. The digest of
+	// everything else that is read of the image is in there, or in what has its digest in there.
+	Content []byte
+	Proof   []byte  // of an earlier Admission; nil: there is none
+	Places  []Place // as Client.Places returns them
+}
+
+// Admission says why an image may be read. The zero value: nobody was asked.
+type Admission struct {
+	Key string // the fingerprint of the key that has signed it; "": no signature was needed
+	// Proof lets Admit say so again without the registry. nil: there is none.
+	Proof []byte
+}
+
+// Place is where things may lie beside an image: in its repository, at a registry or a mirror, or
+// in its OCI layout. errors.Is(err, fs.ErrNotExist) says that something does not exist there.
+type Place interface {
+	// Tagged returns the manifest or the index that a tag names.
+	Tagged(ctx context.Context, tag string) ([]byte, error)
+	// Manifest returns the manifest with a digest.
+	Manifest(ctx context.Context, digest string) ([]byte, error)
+	// Referrers returns the index of the manifests that refer to the one with a digest. If there
+	// are several pages, it is the first one.
+	Referrers(ctx context.Context, digest string) ([]byte, error)
+	// Small reads and verifies a blob of at most limit bytes.
+	Small(ctx context.Context, desc v1.Descriptor, limit int64) ([]byte, error)
+	// Mirror reports whether the place may lack what the image's own registry has.
+	Mirror() bool
+}
+
+// Places are where things may lie beside the image: mirrors that are asked before the registry, and
+// the registry, or its layout. An archive of docker has none.
+func (c *Client) Places(ref Reference) ([]Place, error) {
+	src, err := c.source(ref, "")
+	if err != nil {
+		return nil, err
+	}
+	defer src.Close()
+	return placesBeside(src), nil
+}
+
+func placesBeside(src Source) (all []Place) {
+	switch src := src.(type) {
+	case *repository:
+		for _, e := range src.order() {
+			one := &repository{ref: src.ref, endpoints: []*endpoint{e}}
+			all = append(all, &remotePlace{one, e})
+			if !e.mirror { // nobody knows more
+				break
+			}
+		}
+	case *layout:
+		all = append(all, layoutPlace{src})
+	}
+	return all
+}
+
+// absent is an error that says that something does not exist.
+type absent struct{ error }
+
+func (a absent) Is(target error) bool { return target == fs.ErrNotExist }
+func (a absent) Unwrap() error        { return a.error }
+
+// remotePlace is a repository at one endpoint.
+type remotePlace struct {
+	*repository
+	at *endpoint
+}
+
+func (p *remotePlace) Mirror() bool { return p.at.mirror }
+
+func (p *remotePlace) Tagged(ctx context.Context, tag string) ([]byte, error) {
+	content, _, err := p.at.manifest(ctx, tag)
+	if notFound(err) {
+		err = absent{err}
+	}
+	return content, err
+}
+
+func (p *remotePlace) Manifest(ctx context.Context, digest string) ([]byte, error) {
+	content, err := p.Tagged(ctx, digest)
+	if got := DigestOf(content); err == nil && got != digest {
+		err = &DigestError{Want: digest, Got: got}
+	}
+	return content, err
+}
+
+// Referrers asks by the API. Where there is none, the tag that stands for it is asked (OCI
+// distribution specification, "Unavailable Referrers API").
+func (p *remotePlace) Referrers(ctx context.Context, digest string) ([]byte, error) {
+	t := p.at.tries()
+	for {
+		content, kind, err := p.at.text(ctx, pullScopes(p.at), request{method: http.MethodGet,
+			path:   "referrers/" + digest,
+			header: http.Header{"Accept": {string(types.OCIImageIndex)}},
+			accept: []int{http.StatusOK}})
+		var status *StatusError
+		switch {
+		case err == nil && kind == string(types.OCIImageIndex):
+			return content, nil
+		case err == nil, errors.As(err, &status) && lacksReferrers(status.Status):
+			return p.Tagged(ctx, strings.Replace(digest, ":", "-", 1))
+		}
+		if err := t.again(ctx, err); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// lacksReferrers reports whether a registry without the API may answer so.
+func lacksReferrers(status int) bool {
+	switch status {
+	case http.StatusNotFound, http.StatusBadRequest, http.StatusMethodNotAllowed,
+		http.StatusNotAcceptable:
+		return true
+	}
+	return false
+}
+
+func (p *remotePlace) Small(ctx context.Context, desc v1.Descriptor, limit int64) ([]byte, error) {
+	content, err := (&Image{Source: p.repository}).Small(ctx, desc, limit)
+	if notFound(err) {
+		err = absent{err}
+	}
+	return content, err
+}
+
+// layoutPlace is the layout that an image lies in. A tag is the name of another image there.
+type layoutPlace struct{ *layout }
+
+func (layoutPlace) Mirror() bool { return false }
+
+func (p layoutPlace) Tagged(ctx context.Context, tag string) ([]byte, error) {
+	other := *p.layout
+	other.tag = tag
+	content, _, err := other.Manifest(ctx, "")
+	return content, err
+}
+
+func (p layoutPlace) Manifest(ctx context.Context, digest string) ([]byte, error) {
+	content, _, err := p.layout.Manifest(ctx, digest)
+	if got := DigestOf(content); err == nil && got != digest {
+		err = &DigestError{Want: digest, Got: got}
+	}
+	return content, err
+}
+
+func (p layoutPlace) Referrers(ctx context.Context, digest string) ([]byte, error) {
+	return p.Tagged(ctx, strings.Replace(digest, ":", "-", 1))
+}
+
+func (p layoutPlace) Small(ctx context.Context, desc v1.Descriptor, limit int64) ([]byte, error) {
+	return (&Image{Source: p.layout}).Small(ctx, desc, limit)
+}
+
+// gated is a source that sends nothing of an image before it was admitted.
+type gated struct {
+	Source
+	gate     Gate
+	ref      Reference
+	admitted atomic.Bool
+}
+
+func (g *gated) Admit(ctx context.Context, content, proof []byte) (Admission, error) {
+	a, err := g.gate.Admit(ctx, Asked{Ref: g.ref, Content: content, Proof: proof,
+		Places: placesBeside(g.Source)})
+	if err == nil {
+		g.admitted.Store(true)
+	}
+	return a, err
+}
+
+func (g *gated) Blob(desc v1.Descriptor) (*Blob, error) {
+	if !g.admitted.Load() { // a reader that has passed by Named
+		return nil, fmt.Errorf("%s: nobody has asked whether it may be read", g.ref)
+	}
+	return g.Source.Blob(desc)
+}
+
+// Named reads what a reference names, a manifest or an index of manifests, and asks whether the
+// image may be read. Everybody who reads an image begins here.
+func Named(ctx context.Context, src Source, ref Reference) (content []byte, mediaType string,
+	a Admission, err error) {
+	digest, _ := ref.Digest()
+	if content, mediaType, err = src.Manifest(ctx, digest); err != nil {
+		return nil, "", a, err
+	}
+	if got := DigestOf(content); digest != "" && got != digest {
+		return nil, "", a, &DigestError{Want: digest, Got: got}
+	}
+	a, err = src.Admit(ctx, content, nil)
+	return content, mediaType, a, err
+}
