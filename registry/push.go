@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -47,6 +48,8 @@ type PushOptions struct {
 	// continue inside a blob. It is made if it is missing. "": only complete blobs are not sent
 	// again.
 	Uploads string
+	// Sign signs the image, before its tag names it. nil: nobody does.
+	Sign *signature.PrivateKey
 	// Progress notes how far the push is. May be nil.
 	Progress *Progress
 }
@@ -429,6 +432,13 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 		}
 		digest := m.desc.Digest.String()
 		if err := u.Manifest(ctx, digest, string(m.desc.MediaType), m.text); err != nil {
+			return "", err
+		}
+	}
+	// Before the tag, so that nobody finds the image by it who would refuse it.
+	if p.opt.Sign != nil {
+		if err := signature.Sign(ctx, p.client.Client, u, p.ref, made.top.Digest.String(),
+			p.opt.Sign); err != nil {
 			return "", err
 		}
 	}

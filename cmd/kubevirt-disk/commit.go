@@ -35,7 +35,7 @@ type committing struct {
 
 func (a *app) commitCommand() *cobra.Command {
 	c := &committing{a: a}
-	var from, compress string
+	var from, compress, signKey string
 	var flat bool
 	cmd := &cobra.Command{
 		Use:   "commit [DISK[@SNAPSHOT]] REF (--onto IMAGE | --flat)",
@@ -79,6 +79,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		"such as /dev/termination-log")
 	settings := newConfig()
 	c.ask = &asker{a: a, c: settings, own: pick(settings.settings(), keyControlSocket, keyWorkDir)}
+	addSignKey(cmd, &signKey)
 	addFlags(cmd.Flags(), slices.Concat(new(reach).settings(), c.ask.own))
 	_ = cmd.RegisterFlagCompletionFunc(flagCompress,
 		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp))
@@ -104,6 +105,9 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		}
 		opt := pushOptions(from, compress)
 		opt.Onto = c.onto
+		if opt.Sign, err = readSignKey(signKey); err != nil {
+			return err
+		}
 		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
 			return c.run(ctx, client, ref, opt, open)
 		})

@@ -20,23 +20,32 @@ func (a *app) inspectCommand() *cobra.Command {
 	var asJSON bool
 	var format string
 	cmd := &cobra.Command{
-		Use:   "inspect IMAGE|DIRECTORY...",
+		Use:   "inspect IMAGE|DIRECTORY... | REFERENCE",
 		Short: "Show what images are, and whether they would be served",
 		Long: `Validates images as serve does, and shows the format, sizes, compression and backing
 files of each. Backing files must be in the image's own directory. For a directory, inspect looks at
 the images that serve --disk-dir would serve. In the directory of a persistent disk that is
 disk.img.
 
+For the reference of an image in a registry, inspect shows its digest and who has signed it. What it
+has is not read. With --verify-key or --signature-policy, it says whether they admit the image.
+
 Exit status 1: serve would refuse one of them; the output says why. With --json, one image is an
 object, and a directory or several images are an array.`,
 		Args:              imageArgs(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeImages,
-		RunE: running(func(_ *cobra.Command, args []string) error {
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if ref, ok := namesImage(args); ok {
+			return a.inspectReference(cmd, ref, asJSON)
+		}
+		return running(func(*cobra.Command, []string) error {
 			return a.inspect(args, format, asJSON)
-		}),
+		})(cmd, args)
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	addFormatFlag(cmd, &format)
+	addFlags(cmd.Flags(), new(reach).settings())
 	return cmd
 }
 

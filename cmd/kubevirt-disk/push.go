@@ -21,7 +21,7 @@ import (
 var base = ""
 
 func (a *app) pushCommand() *cobra.Command {
-	var from, compress, order string
+	var from, compress, order, signKey string
 	var onto registry.Onto
 	cmd := &cobra.Command{
 		Use:   "push FILE... REF",
@@ -57,6 +57,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	cmd.Flags().StringVar(&onto.File, flagOntoFile, "", "`file` with a copy of that other "+
 		"version: what differs is compared with it instead of being fetched")
 	addSquash(cmd, &onto)
+	addSignKey(cmd, &signKey)
 	addFlags(cmd.Flags(), new(reach).settings())
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,
@@ -89,6 +90,9 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		opt := pushOptions(from, compress)
 		opt.Onto = onto
 		if opt.Boot, err = readBootOrder(order); err != nil {
+			return err
+		}
+		if opt.Sign, err = readSignKey(signKey); err != nil {
 			return err
 		}
 		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
@@ -227,6 +231,9 @@ func (a *app) push(
 		)
 	case err != nil:
 		return "", err
+	}
+	if opt.Sign != nil {
+		fmt.Fprintf(a.stderr, "%s: signed by %s\n", oneLine(ref.String()), opt.Sign.Fingerprint)
 	}
 	_, err = fmt.Fprintln(a.stdout, digest)
 	return digest, err

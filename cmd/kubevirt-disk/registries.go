@@ -213,24 +213,10 @@ func parseCacheSize(text string) (int64, error) {
 
 // registryCredential reads the credential from its variables. No error shows their content.
 func registryCredential() (own transport.Credential, err error) {
-	value := func(name string) (string, error) {
-		file, plain := os.Getenv(name+"_FILE"), os.Getenv(name)
-		switch {
-		case file != "" && plain != "":
-			return "", fmt.Errorf("%s and %s_FILE are both set", name, name)
-		case file == "":
-			return plain, nil
-		}
-		content, err := readBounded(file)
-		if err != nil {
-			return "", fmt.Errorf("%s_FILE: %w", name, err)
-		}
-		return strings.TrimSuffix(string(content), "\n"), nil
-	}
-	if own.Username, err = value(envRegistryUsername); err != nil {
+	if own.Username, err = secretOf(envRegistryUsername); err != nil {
 		return own, err
 	}
-	if own.Password, err = value(envRegistryPassword); err != nil {
+	if own.Password, err = secretOf(envRegistryPassword); err != nil {
 		return own, err
 	}
 	if (own.Username == "") != (own.Password == "") {
@@ -240,4 +226,20 @@ func registryCredential() (own transport.Credential, err error) {
 		)
 	}
 	return own, nil
+}
+
+// secretOf reads a variable, or the file that the one with the suffix _FILE names.
+func secretOf(name string) (string, error) {
+	file, plain := os.Getenv(name+"_FILE"), os.Getenv(name)
+	switch {
+	case file != "" && plain != "":
+		return "", fmt.Errorf("%s and %s_FILE are both set", name, name)
+	case file == "":
+		return plain, nil
+	}
+	content, err := readBounded(file)
+	if err != nil {
+		return "", fmt.Errorf("%s_FILE: %w", name, err)
+	}
+	return strings.TrimSuffix(string(content), "\n"), nil
 }

@@ -7,7 +7,6 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/sha512"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -63,8 +62,7 @@ func SignatureOf(t testing.TB, key crypto.Signer, message []byte) []byte {
 	sum, opt := sha256.Sum256(message), crypto.SignerOpts(crypto.SHA256)
 	hash := sum[:]
 	if _, ok := key.(ed25519.PrivateKey); ok {
-		long := sha512.Sum512(message)
-		hash, opt = long[:], crypto.SHA512
+		hash, opt = message, crypto.Hash(0)
 	}
 	sig, err := key.Sign(rand.Reader, hash, opt)
 	require.NoError(t, err)

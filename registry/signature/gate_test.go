@@ -7,6 +7,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/sha512"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -64,13 +65,16 @@ func TestSigned(t *testing.T) {
 	}
 }
 
-// TestPureEd25519: earlier versions of cosign have signed the message, and not its hash.
-func TestPureEd25519(t *testing.T) {
+// TestHashedEd25519: cosign has signed the hash of a message (Ed25519ph), too.
+func TestHashedEd25519(t *testing.T) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	s := newImage(t)
 	payload := registrytest.SimplePayload(s.digest)
-	s.Simple(t, s.digest, s.SimpleLayer(payload, ed25519.Sign(key, payload)))
+	hash := sha512.Sum512(payload)
+	sig, err := key.Sign(rand.Reader, hash[:], crypto.SHA512)
+	require.NoError(t, err)
+	s.Simple(t, s.digest, s.SimpleLayer(payload, sig))
 	_, err = s.resolve(t, Options{Keys: []string{registrytest.PublicKey(t, key)}})
 	require.NoError(t, err)
 }

@@ -114,7 +114,7 @@ func (k Key) signed(message, signature []byte) bool {
 	case *rsa.PublicKey:
 		return rsa.VerifyPKCS1v15(public, crypto.SHA256, sum[:], signature) == nil
 	case ed25519.PublicKey:
-		// Cosign signs the hash (RFC 8032, Ed25519ph), and its earlier versions the message.
+		// Cosign signs the message, or its hash (RFC 8032, Ed25519ph) where a log is to know it.
 		hash := sha512.Sum512(message)
 		return ed25519.Verify(public, message, signature) || ed25519.VerifyWithOptions(public,
 			hash[:], signature, &ed25519.Options{Hash: crypto.SHA512}) == nil
@@ -182,8 +182,7 @@ func ParsePrivateKey(text, password []byte) (*PrivateKey, error) {
 // sign signs a message.
 func (p *PrivateKey) sign(message []byte) ([]byte, error) {
 	if _, ok := p.public.(ed25519.PublicKey); ok {
-		hash := sha512.Sum512(message)
-		return p.signer.Sign(rand.Reader, hash[:], &ed25519.Options{Hash: crypto.SHA512})
+		return p.signer.Sign(rand.Reader, message, crypto.Hash(0))
 	}
 	sum := sha256.Sum256(message)
 	return p.signer.Sign(rand.Reader, sum[:], crypto.SHA256)

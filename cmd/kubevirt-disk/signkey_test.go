@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	inmemory "github.com/google/go-containerregistry/pkg/registry"
+	"github.com/secure-systems-lab/go-securesystemslib/encrypted"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/registrytest"
+)
+
+// encryptedKey writes a key as cosign does.
+func encryptedKey(t *testing.T, key crypto.Signer, password string) string {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	secret, err := encrypted.Encrypt(der, []byte(password))
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "cosign.key")
+	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{
+		Type: "ENCRYPTED SIGSTORE PRIVATE KEY", Bytes: secret}), 0o600))
+	return file
+}
+
+// TestSignAndInspect: push signs with cosign's key, inspect says who has signed and whether that
+// counts, and no output shows the password.
+func TestSignAndInspect(t *testing.T) {
+	cleanEnv(t)
+	server := httptest.NewServer(inmemory.New(inmemory.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
+	key, public := registrytest.NewSigner(t)
+	_, other := registrytest.NewSigner(t)
+	file := encryptedKey(t, key, "pa55word")
+	raw := filepath.Join(t.TempDir(), "a.raw")
+	require.NoError(t, os.WriteFile(raw, make([]byte, 64<<10), 0o600))
+	ref := host + "/vm/a:1"
+	said := func(status int, args ...string) string {
+		t.Helper()
+		var out, said bytes.Buffer
+		a := &app{stdout: &out, stderr: &said, stdin: strings.NewReader("")}
+		got := a.execute(append(args, "--insecure-registry="+host))
+		require.Equal(t, status, got, "%s%s", &out, &said)
+		require.NotContains(t, out.String()+said.String(), "pa55")
+		return out.String() + said.String()
+	}
+	push := []string{"push", "--base=none", raw, ref, "--sign-key=" + file}
+	require.Contains(t, said(exitUsage, push...), "it is encrypted: give its password")
+	t.Setenv("COSIGN_PASSWORD", "pa55worx")
+	require.Contains(t, said(exitUsage, push...), "the password is wrong")
+	require.Contains(t, said(exitFailed, "inspect", ref), "does not exist")
+	t.Setenv("COSIGN_PASSWORD", "")
+	require.NoError(t, os.Unsetenv("COSIGN_PASSWORD"))
+	password := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(password, []byte("pa55word\n"), 0o600))
+	t.Setenv("COSIGN_PASSWORD_FILE", password)
+	fingerprint := registrytest.Fingerprint(t, key)
+	require.Contains(t, said(exitDone, push...), "signed by "+fingerprint)
+
+	text := said(exitDone, "inspect", ref)
+	require.Contains(t, text, "no key was given to verify it with")
+	text = said(exitDone, "inspect", ref, "--verify-key="+public)
+	require.Contains(t, text, fingerprint+" (simple-signing): verified")
+	text = said(exitFailed, "inspect", ref, "--verify-key="+other, "--json")
+	var shown inspectedReference
+	require.NoError(t, json.Unmarshal([]byte(text), &shown))
+	require.False(t, *shown.Admitted)
+	require.Contains(t, shown.Reason, "is by another key")
+	require.Len(t, shown.Signatures, 1)
+	require.Empty(t, shown.Signatures[0].Key)
+}
+
+// TestNamesImage: what may be a file is one.
+func TestNamesImage(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.MkdirAll("disk.d/vm", 0o755))
+	for text, want := range map[string]bool{"registry.example.com/vm/a:1": true,
+		"localhost:5000/a": true, "oci:dir": true, "docker://vm/a": true, "a.qcow2": false,
+		"vm/a": false, "./vm/a:1": false, "../vm.d/a": false, "/vm.d/a": false,
+		"disk.d/vm": false, "-": false} {
+		_, ok := namesImage([]string{text})
+		require.Equal(t, want, ok, text)
+	}
+}

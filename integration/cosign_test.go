@@ -1,0 +1,87 @@
+package integration
+
+import (
+	"cmp"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// cosignVersion is the one that scripts/build-cosign.sh builds.
+const cosignVersion = "v2.6.5"
+
+// cosign runs it in a directory. The test is skipped if nobody has built it.
+func cosign(t *testing.T, dir string, args ...string) result {
+	t.Helper()
+	cache := cmp.Or(os.Getenv("KUBEVIRT_DISK_COSIGN"), filepath.Join("..", "cache", "cosign"))
+	binary, err := filepath.Abs(filepath.Join(cache, cosignVersion, "cosign"))
+	require.NoError(t, err)
+	if _, err := os.Stat(binary); err != nil {
+		t.Skip("needs cosign: scripts/build-cosign.sh builds it, in some minutes")
+	}
+	// It asks for no root of trust, and finds none on a machine without network.
+	env := []string{"COSIGN_PASSWORD=pa55word", "HOME=" + dir}
+	return client(t, env, binary, args...)
+}
+
+// TestCosign signs with cosign what we admit, in both formats and with its own and with imported
+// keys, and has cosign verify what push has signed.
+func TestCosign(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cosign(t, dir, "version")
+	requireTools(t, "docker-registry")
+	must := func(args ...string) string {
+		t.Helper()
+		r := cosign(t, dir, args...)
+		require.Zero(t, r.status, "%s", r)
+		return r.output
+	}
+	own := filepath.Join(dir, "own")
+	must("generate-key-pair", "--output-key-prefix="+own)
+	edwards := filepath.Join(dir, "edwards")
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	der, err := x509.MarshalPKCS8PrivateKey(private)
+	require.NoError(t, err)
+	writePEM(t, edwards+".pem", "PRIVATE KEY", der)
+	must("import-key-pair", "--key="+edwards+".pem", "--output-key-prefix="+edwards)
+
+	s := startRegistry(t, false, "")
+	insecure := "--insecure-registry=" + s.address
+	raw := filepath.Join(dir, "a.raw")
+	require.NoError(t, os.WriteFile(raw, make([]byte, 64<<10), 0o644))
+	password := []string{"COSIGN_PASSWORD=pa55word"}
+	for _, key := range []string{own, edwards} {
+		name := s.address + "/vm/" + filepath.Base(key)
+		// Theirs, verified by us.
+		for i, format := range []string{"--new-bundle-format=false", "--new-bundle-format"} {
+			ref := name + []string{"-tag", "-bundle"}[i]
+			pushed := mustDisk(t, nil, "push", "--base=none", insecure, raw, ref+":1")
+			digest := pushedDigest.FindString(pushed.output)
+			pull := []string{"pull", insecure, "--force", "--verify-key=" + key + ".pub",
+				ref + ":1", filepath.Join(dir, filepath.Base(ref))}
+			refused := kubevirtDisk(t, nil, pull...)
+			require.Equal(t, 1, refused.status)
+			require.Contains(t, refused.output, "has no signature")
+			must("sign", "--yes", "--key="+key+".key", "--tlog-upload=false",
+				"--allow-insecure-registry", format, ref+"@"+digest)
+			mustDisk(t, nil, pull...)
+			shown := mustDisk(t, nil, "inspect", insecure, "--verify-key="+key+".pub", ref+":1")
+			want := []string{"(simple-signing): verified", "(sigstore-bundle): verified"}[i]
+			require.Contains(t, shown.output, want)
+		}
+		// Ours, verified by them.
+		ref := name + "-ours:1"
+		mustDisk(t, password, "push", "--base=none", insecure, "--sign-key="+key+".key", raw, ref)
+		out := must("verify", "--key="+key+".pub", "--insecure-ignore-tlog",
+			"--allow-insecure-registry", ref)
+		require.True(t, strings.Contains(out, "docker-manifest-digest"), out)
+	}
+}
