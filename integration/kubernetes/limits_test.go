@@ -89,11 +89,21 @@ const certificates = `{apiVersion: v1, kind: Secret, type: kubernetes.io/tls,
 	data: {tls.crt: "", tls.key: ""}, metadata: {name: vmnbd-x,
 	labels: {disk.kubevirt.io/identity: OWNER}}}`
 
+// volumeSnapshot is a VolumeSnapshot of a claim, for a VMIdentitySnapshot.
+func volumeSnapshot(name, claim, owner string) string {
+	return `{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot,
+		metadata: {name: ` + name + `, ownerReferences: [{kind: VMIdentitySnapshot,
+		apiVersion: disk.kubevirt.io/v1alpha1, name: ` + owner + `,
+		uid: 1b4d298f-6151-40b0-a1d4-269fc41d48f0}]},
+		spec: {source: {persistentVolumeClaimName: ` + claim + `}}}`
+}
+
 // TestLimitsOfTheController uses the controller's own account as somebody would who has stolen its
 // token. Its rights reach what the controller makes, and nothing else.
 func TestLimitsOfTheController(t *testing.T) {
 	p := plane.Get(t)
 	install(t, p)
+	installSnapshots(t, p)
 	ctx := t.Context()
 	c, err := clientOf(p.ServiceAccount(t, systemNamespace, account))
 	require.NoError(t, err)
@@ -219,8 +229,19 @@ func TestLimitsOfTheController(t *testing.T) {
 		"a secret of others": {create(workload(`volumes: [{name: v,
 			secret: {secretName: root-password}}], containers: [{name: c,
 			image: "kubevirt.io:disk", ` + restricted + `}]`)), "have its images"},
+		"a credential for exports": {create(workload(`volumes: [{name: v,
+			secret: {secretName: vmexport-push, items: [{key: .dockerconfigjson, path: a}]}}],
+			containers: [{name: c, image: "kubevirt.io:disk", ` + restricted + `}]`)), ""},
+		"all of such a secret": {create(workload(`volumes: [{name: v,
+			secret: {secretName: vmexport-push}}], containers: [{name: c,
+			image: "kubevirt.io:disk", ` + restricted + `}]`)), "have its images"},
 		"a Job of nobody": {create(strings.Replace(workload(`containers: [{name: c,
 			image: "kubevirt.io:disk", `+restricted+`}]`), "kind: VMIdentity", "kind: VM", 1)),
+			"not one of kubevirt-disk"},
+		"a snapshot of a claim": {create(volumeSnapshot("vmsnap-x", "db", "x")),
+			"not one of kubevirt-disk"},
+		"a snapshot of a disk": {create(volumeSnapshot("vmsnap-x", "vmid-machine", "x")), ""},
+		"a snapshot of nobody": {create(volumeSnapshot("vmsnap-x", "vmid-machine", "other")),
 			"not one of kubevirt-disk"},
 		"a Service": {create(`{apiVersion: v1, kind: Service, metadata: {name: dns},
 			spec: {externalIPs: [192.0.2.1], ports: [{port: 53}]}}`), "not one of kubevirt-disk"},

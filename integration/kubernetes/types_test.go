@@ -21,6 +21,17 @@ func set(name, spec string) string {
 		"metadata": {"name": "` + name + `"}, "spec": {"image": "` + testImage + `"` + spec + `}}`
 }
 
+// bare is a VMIdentitySet without an image.
+func bare(name, spec string) string {
+	return strings.Replace(strings.Replace(set(name, ""), `"image": "`+testImage+`"`, spec, 1),
+		", }", "}", 1)
+}
+
+// identity is a VMIdentity with an export.
+func identity(name, export string) string {
+	return strings.Replace(set(name, `, "export": `+export), "VMIdentitySet", "VMIdentity", 1)
+}
+
 // TestRules checks that the API server refuses wrong objects, with messages for people.
 func TestRules(t *testing.T) {
 	p := plane.Get(t)
@@ -52,6 +63,24 @@ func TestRules(t *testing.T) {
 			says: "the name may have no dots"},
 		{object: set("a", `, "type": "Local", "population": "Snapshot"`),
 			says: "Local disks have no snapshots: population must be Overlay"},
+		{object: set("clone", `, "source": {"identity": "a"}`)},
+		{object: set("a", `, "source": {"identity": "a", "snapshot": "a"}`),
+			says: "name one of claim, identity and snapshot"},
+		{object: identity("exported", `{"reference": "registry.example.com:5000/a/b:1",
+			"secretName": "vmexport-push"}`)},
+		{object: identity("a", `{"reference": "registry.example.com/a"}`),
+			says: "must be an image in a registry with a tag"},
+		{object: identity("a", `{"reference": "registry.example.com/a:1", "secretName": "root"}`),
+			says: "must begin with vmexport-"},
+		{object: set("a", `, "source": {}`), says: "name one of claim, identity and snapshot"},
+		{object: set("a", `, "source": {"identity": "other/a"}`),
+			says: "must be the name of an object of the same namespace, without the namespace"},
+		{object: set("a", `, "source": {"claim": "a"}`), says: "a disk from a claim has no image"},
+		{object: set("a", `, "type": "Local", "source": {"snapshot": "a"}`),
+			says: "Local disks are not cloned"},
+		{object: bare("a", ``), says: "name the image of the disk, or the source"},
+		{object: bare("a", `"source": {"claim": "a"}`), says: "population must be Snapshot"},
+		{object: bare("bare", `"population": "Snapshot", "source": {"claim": "a"}`)},
 		{object: set("a", `, "type": "Local", "attachment": "Service"`),
 			says: "Local disks are served in the pod: attachment must be Sidecar"},
 		{object: set("a", `, "firmwareUUIDPolicy": "Fixed"`),
@@ -92,6 +121,10 @@ func TestRulesOfChanges(t *testing.T) {
 		{from: `, "type": "Local"`, to: ``, says: immutable},
 		{from: `, "population": "Snapshot"`, to: ``, says: immutable},
 		{from: `, "attachment": "Service"`, to: ``, says: "attachment is immutable"},
+		{from: `, "source": {"identity": "a"}`, to: `, "source": {"identity": "b"}`,
+			says: "is immutable"},
+		{from: ``, to: `, "source": {"identity": "b"}`,
+			says: "image and source are immutable: make another VMIdentitySet"},
 		{from: ``, to: `, "attachment": "Service"`, says: "attachment is immutable"},
 		{from: `, "storageClassName": "a"`, to: `, "storageClassName": "b"`, says: immutable},
 		{from: `, "storageClassName": "a"`, to: ``,

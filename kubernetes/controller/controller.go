@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/export"
 	"kubevirt.io/disk/kubernetes/controller/hydration"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/local"
@@ -63,13 +64,14 @@ type Options struct {
 
 // Features that can be turned off.
 const (
+	exports   = "exports"
 	pets      = "pets"
 	services  = "services"
 	snapshots = "snapshots"
 )
 
 // Optional lists the features that Options.Without can turn off.
-func Optional() []string { return []string{pets, services, snapshots} }
+func Optional() []string { return []string{exports, pets, services, snapshots} }
 
 // Check returns what is wrong with the options, in words for the person who set them.
 func (o Options) Check() error {
@@ -106,16 +108,15 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		return err
 	}
 	var populator identity.Populator // nil where there are no snapshots
-	if !slices.Contains(o.Without, snapshots) {
-		images, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server,
-			ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass,
-			PullSecret: o.PullSecret, Concurrency: o.Concurrency})
-		if err != nil {
-			return err
-		}
-		if images != nil {
-			populator = images
-		}
+	images, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server,
+		ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass,
+		PullSecret: o.PullSecret, Concurrency: o.Concurrency,
+		Off: slices.Contains(o.Without, snapshots)})
+	if err != nil {
+		return err
+	}
+	if images != nil {
+		populator = images
 	}
 	var mover pod.Mover
 	if o.MoveImage != "" {
@@ -128,6 +129,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return errors.Join(
 		pet.Setup(mgr, pet.Options{Off: slices.Contains(o.Without, pets),
 			Concurrency: o.Concurrency}),
+		export.Setup(mgr, export.Options{Off: slices.Contains(o.Without, exports),
+			Server: o.Server, Concurrency: o.Concurrency}),
 		service.Setup(mgr, service.Options{Off: slices.Contains(o.Without, services),
 			Server: o.Server, ClaimSize: o.ClaimSize, Concurrency: o.Concurrency}),
 		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,

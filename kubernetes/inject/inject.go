@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -313,7 +314,7 @@ func taken(spec *corev1.PodSpec, name string) bool {
 // beside a disk of another version.
 func images(pod *corev1.Pod, disks []Disk, sets namedSets) error {
 	for _, d := range disks {
-		if set := sets[d.Set]; set != nil {
+		if set := sets[d.Set]; set != nil && set.Spec.Image != "" {
 			if err := imagesOf(pod, set); err != nil {
 				return err
 			}
@@ -433,7 +434,8 @@ func Identity(d Disk, set *api.VMIdentitySet, identity *api.VMIdentity) error {
 	if identity.Spec.Image != set.Spec.Image {
 		return fmt.Errorf("VMIdentity %q has image %s, and VMIdentitySet %q has %s: use the "+
 			"former image, or name another disk by the annotation %s", identity.Name,
-			identity.Spec.Image, set.Name, set.Spec.Image, d.nameIt())
+			cmp.Or(identity.Spec.Image, "none"), set.Name, cmp.Or(set.Spec.Image, "none"),
+			d.nameIt())
 	}
 	return nil
 }

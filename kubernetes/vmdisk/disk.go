@@ -18,7 +18,7 @@ const (
 
 // Disk is a container disk of a VM specification.
 type Disk struct {
-	Image  string      // reference of the container image
+	Image  string      // reference of the container image; a disk that is Filled needs none
 	Device string      // target device: sda, vda and so on
 	Bus    libvirt.Bus // "": by Device
 
@@ -123,7 +123,7 @@ func check(disks []Disk, path string) error {
 	devices := make(map[string]int)
 	for i, d := range disks {
 		at := fmt.Sprintf("%s[%d]", path, i)
-		if d.Image == "" || strings.ContainsFunc(d.Image, notInReference) {
+		if d.Image == "" && !d.Filled || strings.ContainsFunc(d.Image, notInReference) {
 			p.add(join(at, "source.name"), "%q is not a container image: want REGISTRY/NAME:TAG "+
 				"or REGISTRY/NAME@DIGEST", d.Image)
 		}

@@ -39,9 +39,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [volumesnapshots]
   verbs: [list, watch, create]
 {{- end }}
-{{- if or (not (has "snapshots" .Values.without)) .Values.localDisks.move }}
-# Jobs write an image for population Snapshot, or move a disk of type Local. The identities that use
-# a Job own it.
+{{- if or (not (has "snapshots" .Values.without)) (not (has "exports" .Values.without)) .Values.localDisks.move }}
+# Jobs write an image for population Snapshot, commit a disk to an image, or move a disk of type Local.
+# The identities that use a Job own it.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create, delete{{ if not (has "snapshots" .Values.without) }}, patch{{ end }}]

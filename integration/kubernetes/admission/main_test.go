@@ -76,13 +76,20 @@ func remove(t testing.TB, p *plane.Plane, objects []*unstructured.Unstructured,
 func sets(namespace string) map[string]*api.VMIdentitySet {
 	all := map[string]*api.VMIdentitySet{}
 	for name, change := range map[string]func(*api.DiskSpec){
-		"fedora":                func(*api.DiskSpec) {},
-		"tagged":                func(s *api.DiskSpec) { s.Image = repository + ":42" + digest },
-		"bare":                  func(s *api.DiskSpec) { s.Image = "fedora" + digest },
-		"odd":                   func(s *api.DiskSpec) { s.Size = quantity("1000000001") },
-		"large":                 func(s *api.DiskSpec) { s.Size = quantity("20Gi") },
-		"fraction":              func(s *api.DiskSpec) { s.Size = quantity("1500500m") },
-		"snapshot":              func(s *api.DiskSpec) { s.Population = api.Snapshot },
+		"fedora":   func(*api.DiskSpec) {},
+		"tagged":   func(s *api.DiskSpec) { s.Image = repository + ":42" + digest },
+		"bare":     func(s *api.DiskSpec) { s.Image = "fedora" + digest },
+		"odd":      func(s *api.DiskSpec) { s.Size = quantity("1000000001") },
+		"large":    func(s *api.DiskSpec) { s.Size = quantity("20Gi") },
+		"fraction": func(s *api.DiskSpec) { s.Size = quantity("1500500m") },
+		"snapshot": func(s *api.DiskSpec) { s.Population = api.Snapshot },
+		"claim": func(s *api.DiskSpec) {
+			s.Image, s.Population = "", api.Snapshot
+			s.Source = &api.DiskSource{Claim: "golden"}
+		},
+		"clone": func(s *api.DiskSpec) {
+			s.Source = &api.DiskSource{Identity: "web-0"}
+		},
 		"local":                 func(s *api.DiskSpec) { s.Type = api.Local },
 		"service":               func(s *api.DiskSpec) { s.Attachment = api.Service },
 		strings.Repeat("s", 63): func(*api.DiskSpec) {},
@@ -182,6 +189,8 @@ func podCases() map[string]podCase {
 		"large":     {set: "large"},
 		"fraction":  {set: "fraction"},
 		"snapshot":  {set: "snapshot"},
+		"claim":     {set: "claim"},
+		"clone":     {set: "clone"},
 		"local":     {set: "local"},
 		"service":   {set: "service"},
 		"long set":  {set: strings.Repeat("s", 63)},
@@ -227,6 +236,7 @@ func podCases() map[string]podCase {
 		})},
 		"exported, of a Service":  {set: "service", change: had(nil)},
 		"exported, of a snapshot": {set: "snapshot", change: had(nil)},
+		"exported, of a claim":    {set: "claim", change: had(nil)},
 		"copied for another disk": {set: "fedora", change: had(
 			annotate(api.AnnotationName, "other")), refused: "came from another pod with a disk"},
 		"exported, of another image": {set: "fedora", change: had(func(p *corev1.Pod) {

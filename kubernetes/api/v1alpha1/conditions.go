@@ -20,10 +20,21 @@ const (
 	// ConditionMoving says that a disk of type Local is being moved to another node, how much of it
 	// has moved, and what the move waits for.
 	ConditionMoving = "Moving"
+	// ConditionExported says that the disk was committed to the image of spec.export, or how far
+	// that is.
+	ConditionExported = "Exported"
 	// ConditionPodsWithoutDisk is on a VMIdentitySet: pods that ask for it run without their disk.
 	ConditionPodsWithoutDisk = "PodsWithoutDisk"
 	// ConditionPopulated says that there is a snapshot of the image, for population Snapshot.
 	ConditionPopulated = "Populated"
+)
+
+// Further conditions of a VMIdentitySnapshot, which also has Ready.
+const (
+	// ConditionProgressing says that the snapshot is being taken, or what it waits for.
+	ConditionProgressing = "Progressing"
+	// ConditionFailure says that the snapshot has failed, and why. Some failures pass.
+	ConditionFailure = "Failure"
 )
 
 // Reasons of conditions, and of events.
@@ -62,6 +73,15 @@ const (
 	ReasonFailed          = "Failed"
 	ReasonInvalid         = "Invalid"
 	ReasonNoDisk          = "NoDisk"
+
+	ReasonSourceMissing   = "SourceMissing"
+	ReasonSourceInUse     = "SourceInUse"
+	ReasonNotCloneable    = "NotCloneable"
+	ReasonExporting       = "Exporting"
+	ReasonExported        = "Exported"
+	ReasonExportFailed    = "ExportFailed"
+	ReasonIdentityMissing = "IdentityMissing"
+	ReasonTaking          = "Taking"
 
 	ReasonCopying      = "Copying"
 	ReasonPointing     = "Pointing"

@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,7 +29,7 @@ const (
 	// while the guest runs. The image is needed until the identity is Hydrated.
 	Overlay Population = "Overlay"
 	// Snapshot fills one claim for each image, storage class and namespace, takes a VolumeSnapshot
-	// of it, and makes the claims of identities from that.
+	// of it, and makes the claims of identities from that. With a source, they are made from that.
 	Snapshot Population = "Snapshot"
 )
 
@@ -62,13 +64,25 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.usageType) || !has(self.storageClassName)",message="usageType and storageClassName both name a storage class: set one of them"
 // +kubebuilder:validation:XValidation:rule="self.type == 'PersistentVolume' || !has(self.attachment) || self.attachment == 'Sidecar'",message="Local disks are served in the pod: attachment must be Sidecar"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.size) || has(self.size)",message="size may only grow: it cannot be removed"
+// +kubebuilder:validation:XValidation:rule="has(self.image) || has(self.source)",message="name the image of the disk, or the source that it begins from"
+// +kubebuilder:validation:XValidation:rule="!has(self.image) || !has(self.source) || !has(self.source.claim)",message="a disk from a claim has no image: remove image, or source"
+// +kubebuilder:validation:XValidation:rule="has(self.image) || (has(self.population) && self.population == 'Snapshot')",message="a disk without an image is cloned by the storage: population must be Snapshot"
+// +kubebuilder:validation:XValidation:rule="self.type == 'PersistentVolume' || !has(self.source)",message="Local disks are not cloned: remove source"
+// +kubebuilder:validation:XValidation:rule="has(self.image) == has(oldSelf.image) && has(self.source) == has(oldSelf.source)",message="image and source are immutable: make another VMIdentitySet"
 // +kubebuilder:validation:XValidation:rule="has(self.storageClassName) == has(oldSelf.storageClassName) && has(self.usageType) == has(oldSelf.usageType)",message="storageClassName and usageType are immutable: make another VMIdentitySet"
 type DiskSpec struct {
-	// image is the container image with the disk, by its digest.
+	// image is the container image with the disk, by its digest. Only a disk that begins from a
+	// claim has none. One that begins from another disk has the same as that.
 	// +kubebuilder:validation:MaxLength=512
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[^@\\\\s]+@sha256:[a-f0-9]{64}$')",message="must name an image by its digest, as registry/name@sha256:..."
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
-	Image string `json:"image"`
+	// +optional
+	Image string `json:"image,omitempty"`
+
+	// source is where the disk begins, instead of from the image alone. Its storage clones it.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentity"
+	// +optional
+	Source *DiskSource `json:"source,omitempty"`
 
 	// type is where the disk lives.
 	// +kubebuilder:default=PersistentVolume
@@ -119,6 +133,38 @@ type DiskSpec struct {
 	// +kubebuilder:default=Sidecar
 	// +optional
 	Attachment Attachment `json:"attachment,omitempty"`
+}
+
+// DiskSource is a disk of the same namespace from which another one begins.
+//
+// +kubebuilder:validation:XValidation:rule="[has(self.claim), has(self.identity), has(self.snapshot)].filter(x, x).size() == 1",message="name one of claim, identity and snapshot"
+type DiskSource struct {
+	// claim is a PersistentVolumeClaim that has the whole disk in its file disk.img.
+	// +optional
+	Claim SourceName `json:"claim,omitempty"`
+	// identity is a VMIdentity that no pod uses, and whose cloneableBy names the new one.
+	// +optional
+	Identity SourceName `json:"identity,omitempty"`
+	// snapshot is a VMIdentitySnapshot.
+	// +optional
+	Snapshot SourceName `json:"snapshot,omitempty"`
+}
+
+// SourceName is the name of an object of the same namespace.
+// +kubebuilder:validation:MinLength=1
+// +kubebuilder:validation:MaxLength=253
+// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",message="must be the name of an object of the same namespace, without the namespace"
+type SourceName string
+
+// String is the kind and the name of the source, such as identity/web-0.
+func (s *DiskSource) String() string {
+	switch {
+	case s.Claim != "":
+		return "claim/" + string(s.Claim)
+	case s.Identity != "":
+		return "identity/" + string(s.Identity)
+	}
+	return "snapshot/" + string(s.Snapshot)
 }
 
 // VMIdentitySet describes the disks of the pods that name it.
@@ -216,6 +262,43 @@ type VMIdentitySpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	SetName string `json:"setName,omitempty"`
+
+	// cloneableBy names the VMIdentities of the namespace that may begin from this one; "*" is all
+	// of them. Without it, none may.
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
+	// +listType=set
+	// +optional
+	CloneableBy []string `json:"cloneableBy,omitempty"`
+
+	// export commits the disk to an image, once, when no pod uses it. Another export begins when
+	// this changes.
+	// +optional
+	Export *ExportSpec `json:"export,omitempty"`
+}
+
+// ExportSpec is an image that a disk is committed to.
+type ExportSpec struct {
+	// reference is the image that is pushed: REGISTRY/NAME:TAG.
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-zA-Z0-9.-]+(:[0-9]+)?/[a-z0-9._/-]+:[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}$')",message="must be an image in a registry with a tag, as registry/name:tag"
+	Reference string `json:"reference"`
+	// secretName is a secret of the namespace, of type kubernetes.io/dockerconfigjson, with the
+	// credential for the reference, and for the image of the disk if that needs one. Its name
+	// begins with vmexport-: no other secret can be used for this.
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self.matches('^vmexport-[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",message="must begin with vmexport-, so that no other secret of the namespace is used: kubectl create secret docker-registry vmexport-..."
+	// +optional
+	SecretName string `json:"secretName,omitempty"`
+	// flat stores the whole disk as one file, as KubeVirt's containerDisk needs it. Otherwise the
+	// new image has the layers of the disk's image, and one with what differs.
+	// +optional
+	Flat bool `json:"flat,omitempty"`
+}
+
+// MayBeClonedBy reports whether a VMIdentity of the same namespace may begin from this one.
+func (s *VMIdentitySpec) MayBeClonedBy(name string) bool {
+	return slices.Contains(s.CloneableBy, name) || slices.Contains(s.CloneableBy, "*")
 }
 
 // VMIdentityStatus is the state that the controller has seen.
@@ -245,6 +328,9 @@ type VMIdentityStatus struct {
 	// move is the state of a move to another node, from its start to its end.
 	// +optional
 	Move *MoveStatus `json:"move,omitempty"`
+	// export is the last export. It is there as long as spec.export is.
+	// +optional
+	Export *ExportStatus `json:"export,omitempty"`
 	// portal is the address of a disk with attachment Service: host:port.
 	// +optional
 	Portal string `json:"portal,omitempty"`
@@ -259,6 +345,24 @@ type VMIdentityStatus struct {
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// ExportStatus is the state of an export.
+type ExportStatus struct {
+	// reference is that of the spec when the export began.
+	Reference string `json:"reference"`
+	// jobName is the Job that does it.
+	JobName string `json:"jobName"`
+	// running is true while the disk belongs to the Job. No pod starts with it then.
+	// +optional
+	Running bool `json:"running,omitempty"`
+	// digest is that of the image that was pushed.
+	// +optional
+	Digest string `json:"digest,omitempty"`
+	// +optional
+	StartTime *metav1.Time `json:"startTime,omitempty"`
+	// +optional
+	CompletionTime *metav1.Time `json:"completionTime,omitempty"`
 }
 
 // MoveStep is the step of a move.

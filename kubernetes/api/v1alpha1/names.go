@@ -1,6 +1,9 @@
 package v1alpha1
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Group is the API group of this package.
 const Group = "disk.kubevirt.io"
@@ -44,6 +47,9 @@ const AnnotationContent = Group + "/content"
 
 // Content is the value of AnnotationContent.
 func (s *DiskSpec) Content() string {
+	if s.Source != nil {
+		return strings.TrimSpace("Source " + s.Source.String() + " " + s.Image)
+	}
 	if s.Population == Snapshot {
 		return string(Snapshot) + " " + s.Image
 	}
@@ -74,6 +80,9 @@ const (
 	LabelSeveral = Group + "/several"
 	// LabelPet is on all objects of a VMPet, and on its pod: the name of the VMPet.
 	LabelPet = Group + "/pet"
+	// LabelExport is on a Job that commits a disk to an image, and on its pods: the name of the
+	// Job.
+	LabelExport = Group + "/export"
 	// LabelServer is on the pod that serves the disk of an identity with attachment Service: the
 	// name of the VMIdentity. No machine runs in this pod.
 	LabelServer = Group + "/server"
@@ -81,6 +90,8 @@ const (
 	Finalizer = Group + "/claim"
 	// FinalizerService holds a VMIdentity until its disk is no longer served.
 	FinalizerService = Group + "/service"
+	// FinalizerSnapshot holds a VMIdentitySnapshot until no disk is being made from it.
+	FinalizerSnapshot = Group + "/snapshot"
 	// FinalizerMove holds a VMIdentity until the objects that move its disk are gone.
 	FinalizerMove = Group + "/move"
 	// FieldManager owns the fields that the controller applies.
@@ -128,6 +139,9 @@ func ClaimName(identity string) string { return prefix + identity }
 // SecretName is the name of the secret with the CHAP credential of a VMIdentity. The secret has
 // the type kubernetes.io/iscsi-chap and the keys that kubevirt.io:disk reads.
 func SecretName(identity string) string { return prefix + identity }
+
+// VolumeSnapshotName is the name of the VolumeSnapshot of a VMIdentitySnapshot.
+func VolumeSnapshotName(snapshot string) string { return "vmsnap-" + snapshot }
 
 // NBDSecretName is the name of the secret with the certificates for NBD of a VMIdentity with
 // attachment Service. It has the type kubernetes.io/tls and the keys below.

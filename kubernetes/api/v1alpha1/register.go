@@ -14,6 +14,7 @@ func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
 		&VMIdentitySet{}, &VMIdentitySetList{},
 		&VMIdentity{}, &VMIdentityList{},
+		&VMIdentitySnapshot{}, &VMIdentitySnapshotList{},
 		&VMPet{}, &VMPetList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)

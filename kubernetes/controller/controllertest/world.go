@@ -121,7 +121,7 @@ func (w *World) born(o client.Object) {
 	o.SetCreationTimestamp(metav1.Unix(int64(1_000_000+w.uid), 0))
 	everywhere := false
 	switch o.(type) {
-	case *storagev1.StorageClass, *corev1.Namespace:
+	case *storagev1.StorageClass, *storagev1.CSIDriver, *corev1.Namespace:
 		everywhere = true
 	}
 	if !everywhere && o.GetNamespace() == "" {

@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // claim returns the identity's claim. It makes one unless the identity had one that was ready.
@@ -55,25 +56,8 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 		return nil, why, nil
 	}
 	claim := r.newClaim(id, class)
-	if id.Spec.Population == v1alpha1.Snapshot {
-		if r.Options.Populator == nil {
-			return nil, &wait{reason: v1alpha1.ReasonInvalid, message: "this controller has no " +
-				"snapshots: set population to Overlay in another VMIdentitySet"}, nil
-		}
-		if why, err := r.missing(ctx, class); why != nil || err != nil {
-			return nil, why, err // the claim that is filled would have no volume either
-		}
-		source, atLeast, reason, message, err := r.Options.Populator.Source(ctx, id, class)
-		if err != nil {
-			return nil, nil, err
-		}
-		if reason != "" {
-			return nil, &wait{reason: reason, message: message, again: true}, nil
-		}
-		claim.Spec.DataSourceRef = source
-		if claim.Spec.Resources.Requests.Storage().Cmp(atLeast) < 0 {
-			claim.Spec.Resources.Requests[corev1.ResourceStorage] = atLeast
-		}
+	if why, err := r.from(ctx, id, class, claim); why != nil || err != nil {
+		return nil, why, err
 	}
 	err := r.Create(ctx, secret(id), client.DryRunAll, client.FieldOwner(v1alpha1.FieldManager))
 	if apierrors.IsAlreadyExists(err) {
@@ -99,6 +83,54 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	}
 	why, err = refused(err, "claim")
 	return claim, why, err
+}
+
+// from lets a new claim be made from a snapshot of the image, or from the source of the identity.
+// It returns why there is none yet.
+func (r *Reconciler) from(ctx context.Context, id *v1alpha1.VMIdentity, class *string,
+	claim *corev1.PersistentVolumeClaim) (*wait, error) {
+	if id.Spec.Source == nil && id.Spec.Population != v1alpha1.Snapshot {
+		return nil, nil
+	}
+	if id.Spec.Source == nil && r.Options.Populator == nil {
+		return &wait{reason: v1alpha1.ReasonInvalid, message: "this controller has no " +
+			"snapshots: set population to Overlay in another VMIdentitySet"}, nil
+	}
+	if why, err := r.missing(ctx, class); why != nil || err != nil {
+		return why, err // what would be filled has no volume either
+	}
+	var a source.Answer
+	var err error
+	if id.Spec.Source != nil {
+		a, err = r.sources().Find(ctx, id, class)
+	} else {
+		a.From, a.AtLeast, a.Reason, a.Message, err = r.Options.Populator.Source(ctx, id, class)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if a.Reason != "" {
+		return &wait{reason: a.Reason, message: a.Message, again: true}, nil
+	}
+	claim.Spec.DataSourceRef = a.From
+	if claim.Spec.Resources.Requests.Storage().Cmp(a.AtLeast) < 0 {
+		claim.Spec.Resources.Requests[corev1.ResourceStorage] = a.AtLeast
+	}
+	return nil, nil
+}
+
+func (r *Reconciler) sources() *source.Finder {
+	return &source.Finder{Client: r.Client, Live: r.Live}
+}
+
+// sourceless returns why a claim will not get a volume: what it is made from has gone.
+func (r *Reconciler) sourceless(ctx context.Context, id *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim) (*wait, error) {
+	message, err := r.sources().Gone(ctx, id, claim)
+	if message == "" || err != nil {
+		return nil, err
+	}
+	return &wait{reason: v1alpha1.ReasonSourceMissing, message: message, again: true}, nil
 }
 
 // newClaim is the claim of an identity.

@@ -134,6 +134,9 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 		why, err = r.classless(ctx, claim)
 	}
 	if why == nil && err == nil {
+		why, err = r.sourceless(ctx, id, claim)
+	}
+	if why == nil && err == nil {
 		why = unserved(id)
 	}
 	if why != nil || err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // remove deletes the objects of an identity that is being deleted, and then its finalizer. While a
@@ -30,7 +31,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		return ctrl.Result{}, nil
 	}
 	// The cache may be late, and stays as it was when the right to read pods has gone.
-	pod, err := r.user(ctx, r.Live, before)
+	pod, err := objects.User(ctx, r.Live, before)
 	if apierrors.IsForbidden(err) {
 		return ctrl.Result{}, r.letGo(ctx, before, err)
 	}
@@ -40,6 +41,12 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 	if pod != "" {
 		return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
 			"pod %s uses the disk: the disk is deleted when the pod has ended", pod))
+	}
+	if clone, err := source.Waiting(ctx, r.Client, before.Namespace, v1alpha1.DiskSource{
+		Identity: v1alpha1.SourceName(before.Name)}); clone != "" || err != nil {
+		return ctrl.Result{RequeueAfter: latest}, errors.Join(err, r.deleting(ctx, before,
+			fmt.Sprintf("VMIdentity %s begins from this disk and has no volume yet: it gets one "+
+				"when a pod starts with it, or delete it, too", clone)))
 	}
 	claim, err := r.findClaim(ctx, r.Live, before)
 	if err != nil {
@@ -104,20 +111,4 @@ func (r *Reconciler) deleting(ctx context.Context, before *v1alpha1.VMIdentity, 
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
 		Reason: v1alpha1.ReasonDeleting, Message: m})
 	return r.write(ctx, before, id)
-}
-
-// user returns a pod that runs with the identity's claim, or "". A pod that its gate still holds
-// does not use the claim yet.
-func (r *Reconciler) user(ctx context.Context, from client.Reader, id *v1alpha1.VMIdentity) (
-	string, error) {
-	pods, err := objects.PodsOf(ctx, from, id)
-	if err != nil {
-		return "", err
-	}
-	for _, pod := range pods {
-		if !objects.Finished(&pod) && !objects.Gated(&pod, id.Name) {
-			return pod.Name, nil
-		}
-	}
-	return "", nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // Setup adds the controller to a manager.
@@ -25,6 +26,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Live:    mgr.GetAPIReader(),
 		Events:  mgr.GetEventRecorder(v1alpha1.FieldManager),
 		Options: o,
+	}
+	// A cache that is not started yet waits for nothing.
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.VMIdentity{},
+		source.Index, source.By); err != nil {
+		return err
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("identity").
@@ -36,6 +42,13 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			builder.WithPredicates(ended())).
 		// A class that a claim needs may have come or gone.
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.unbound)).
+		// A driver that has come may clone what a disk begins from.
+		Watches(&storagev1.CSIDriver{}, handler.EnqueueRequestsFromMapFunc(r.unbound)).
+		// What a disk begins from may be ready now, or agree.
+		Watches(&v1alpha1.VMIdentity{}, handler.EnqueueRequestsFromMapFunc(
+			source.Clones(r.Client))).
+		Watches(&v1alpha1.VMIdentitySnapshot{}, handler.EnqueueRequestsFromMapFunc(
+			source.Clones(r.Client))).
 		WithOptions(objects.Working(o.Concurrency)).
 		Complete(r)
 }

@@ -176,6 +176,10 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 			"such node: correct the annotation %s, or the pod's node selector", to,
 			v1alpha1.AnnotationMoveTo).after(afterFailed), nil
 	}
+	if e := id.Status.Export; e != nil && e.Running {
+		return stays(v1alpha1.ReasonExporting, "Job %s commits the disk to %s: it is moved to "+
+			"node %s after that", e.JobName, e.Reference, to).after(again), nil
+	}
 	// A pod whose gate somebody removed by hand uses the disk, too. The cache may not have it.
 	if user, err := r.user(ctx, id); user != "" || err != nil {
 		return stays(v1alpha1.ReasonInUse, "pod %s uses the disk: it is moved to node %s when the "+

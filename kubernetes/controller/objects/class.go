@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -15,31 +14,46 @@ const (
 	annotationDefaultBeta = "storageclass.beta.kubernetes.io/is-default-class"
 )
 
-// MissingClass returns why no claim of a storage class gets a volume, or "". nil is the cluster's
-// default class, and "" no class: such a claim gets only volumes that somebody made by hand. user
-// is the kind of the object that names the class, for people.
-func MissingClass(ctx context.Context, c client.Reader, class *string, user string) (
-	string, error) {
+// Class returns the storage class of a claim; nil: there is none. A nil name is the cluster's
+// default class, and "" no class: such a claim gets only volumes that somebody made by hand.
+func Class(ctx context.Context, c client.Reader, name *string) (*storagev1.StorageClass, error) {
 	switch {
-	case class != nil && *class == "":
-		return "", nil
-	case class != nil:
-		err := c.Get(ctx, client.ObjectKey{Name: *class}, &storagev1.StorageClass{})
-		if apierrors.IsNotFound(err) {
-			return fmt.Sprintf("there is no StorageClass %s: make it, or make another %s with "+
-				"one that `kubectl get storageclass` lists", *class, user), nil
-		}
-		return "", err
+	case name != nil && *name == "":
+		return nil, nil
+	case name != nil:
+		return Find[storagev1.StorageClass](ctx, c, "StorageClass", client.ObjectKey{Name: *name})
 	}
 	var all storagev1.StorageClassList
 	if err := c.List(ctx, &all); err != nil {
-		return "", err
+		return nil, err
 	}
+	// Of several default classes, Kubernetes takes the newest.
+	var found *storagev1.StorageClass
 	for i := range all.Items {
-		notes := all.Items[i].Annotations
-		if notes[annotationDefault] == "true" || notes[annotationDefaultBeta] == "true" {
-			return "", nil
+		one := &all.Items[i]
+		notes := one.Annotations
+		if (notes[annotationDefault] == "true" || notes[annotationDefaultBeta] == "true") &&
+			(found == nil || found.CreationTimestamp.Before(&one.CreationTimestamp)) {
+			found = one
 		}
+	}
+	return found, nil
+}
+
+// MissingClass returns why no claim of a storage class gets a volume, or "". The name is as for
+// Class. user is the kind of the object that names the class, for people.
+func MissingClass(ctx context.Context, c client.Reader, class *string, user string) (
+	string, error) {
+	if class != nil && *class == "" {
+		return "", nil
+	}
+	found, err := Class(ctx, c, class)
+	switch {
+	case found != nil || err != nil:
+		return "", err
+	case class != nil:
+		return fmt.Sprintf("there is no StorageClass %s: make it, or make another %s with "+
+			"one that `kubectl get storageclass` lists", *class, user), nil
 	}
 	return fmt.Sprintf("the cluster has no default StorageClass, and the %s names none: make a "+
 		"class the default one, or make another %s with storageClassName", user, user), nil

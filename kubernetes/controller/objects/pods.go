@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,17 +22,6 @@ import (
 // Finished reports whether the containers of a pod have ended and will not start again.
 func Finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-// Ended is the condition that says how a Job has ended; its type is "" until then.
-func Ended(job *batchv1.Job) batchv1.JobCondition {
-	for _, c := range job.Status.Conditions {
-		if c.Status == corev1.ConditionTrue &&
-			(c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
-			return c
-		}
-	}
-	return batchv1.JobCondition{}
 }
 
 // Gated reports whether a pod is held by the gate of an identity.
@@ -88,6 +76,21 @@ func PodsOf(ctx context.Context, from client.Reader, identity metav1.Object) ([]
 	return append(first.Items, slices.DeleteFunc(several.Items, func(p corev1.Pod) bool {
 		return Number(&p, identity.GetName()) == 0
 	})...), nil
+}
+
+// User returns a pod that runs with the disk of an identity, or "". A pod that its gate still holds
+// does not use the disk yet.
+func User(ctx context.Context, from client.Reader, identity metav1.Object) (string, error) {
+	pods, err := PodsOf(ctx, from, identity)
+	if err != nil {
+		return "", err
+	}
+	for i := range pods {
+		if !Finished(&pods[i]) && !Gated(&pods[i], identity.GetName()) {
+			return pods[i].Name, nil
+		}
+	}
+	return "", nil
 }
 
 // Identities requests the identities that a pod asks for.

@@ -131,12 +131,12 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 	if set == nil {
 		return setMissing(p, id.Name), nil
 	}
-	for _, image := range []string{set.Spec.Image, imageOf(p, number)} {
-		if image != "" && image != id.Spec.Image {
+	for _, image := range []string{set.Spec.Image, cmp.Or(imageOf(p, number), id.Spec.Image)} {
+		if image != id.Spec.Image {
 			return because(v1alpha1.ReasonImageDiffers, "the disk of VMIdentity %s was made from "+
 				"%s, and the pod would start it with %s: use the former image, or give the pod "+
-				"the annotation %s with another name", id.Name, id.Spec.Image, image,
-				nameIt)
+				"the annotation %s with another name", id.Name, cmp.Or(id.Spec.Image, "none"),
+				cmp.Or(image, "none"), nameIt)
 		}
 	}
 	if message := differs(id, set, p, number); message != "" {
@@ -148,6 +148,11 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 			return because(v1alpha1.ReasonClaimPending, "its disk is being made")
 		}
 		return because(c.Reason, "%s", c.Message)
+	}
+	if e := id.Status.Export; e != nil && e.Running {
+		return because(v1alpha1.ReasonExporting, "Job %s commits the disk to %s: it starts after "+
+			"that, or when spec.export of VMIdentity %s is removed", e.JobName, e.Reference,
+			id.Name)
 	}
 	if d.inUse && id.Status.UsedBy.UID != p.UID && id.Spec.Attachment != v1alpha1.Service {
 		return because(v1alpha1.ReasonInUse, "pod %s uses the disk", id.Status.UsedBy.Name)

@@ -148,7 +148,8 @@ func (r *Reconciler) tell(id types.NamespacedName, p *corev1.Pod, h *held) {
 func eventType(reason string) string {
 	switch reason {
 	case v1alpha1.ReasonInUse, v1alpha1.ReasonCopying, v1alpha1.ReasonPointing,
-		v1alpha1.ReasonPopulating, v1alpha1.ReasonStarting, v1alpha1.ReasonStopping:
+		v1alpha1.ReasonExporting, v1alpha1.ReasonPopulating, v1alpha1.ReasonStarting,
+		v1alpha1.ReasonStopping:
 		return corev1.EventTypeNormal
 	}
 	return objects.EventType(reason)

@@ -420,3 +420,25 @@ func TestSecretOfAServiceDeletedByHand(t *testing.T) {
 	w.Settle(t, work, "vm")
 	require.False(t, gated(t, w, "a"))
 }
+
+// TestExportHasTheDisk: a pod waits while the disk belongs to the Job of an export.
+func TestExportHasTheDisk(t *testing.T) {
+	w := newWorld(t, newSet(), gatedPod("a", "vm"))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	remove(t, w, named(&corev1.Pod{}, "a"))
+	w.Settle(t, work, "vm")
+	exports := func(running bool) {
+		id := identityOf(t, w, "vm")
+		id.Status.Export = &v1alpha1.ExportStatus{JobName: "vmexport-x", Running: running}
+		require.NoError(t, w.Base.Status().Update(t.Context(), id))
+	}
+	exports(true)
+	w.Make(t, gatedPod("b", "vm"))
+	w.Settle(t, work, "vm")
+	require.True(t, gated(t, w, "b"))
+	require.Equal(t, "False Exporting", reason(identityOf(t, w, "vm"), v1alpha1.ConditionInUse))
+	exports(false)
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "b"))
+}

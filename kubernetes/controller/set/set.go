@@ -171,7 +171,7 @@ func (r *Reconciler) ready(ctx context.Context, set *v1alpha1.VMIdentitySet,
 		}
 		class = &name
 	}
-	if set.Spec.Population == v1alpha1.Snapshot && !r.Options.Snapshots {
+	if set.Spec.Population == v1alpha1.Snapshot && set.Spec.Source == nil && !r.Options.Snapshots {
 		c.Reason = v1alpha1.ReasonInvalid
 		c.Message = "population is Snapshot, and the controller has no snapshots: install the " +
 			"CRDs of VolumeSnapshots and restart the controller, or make a set with Overlay"

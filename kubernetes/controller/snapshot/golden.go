@@ -131,13 +131,17 @@ func newClaim(id *v1alpha1.VMIdentity, job *batchv1.Job, class *string,
 
 func newSnapshot(id *v1alpha1.VMIdentity, job *batchv1.Job,
 	class string) *unstructured.Unstructured {
-	spec := map[string]any{"source": map[string]any{"persistentVolumeClaimName": job.Name}}
+	return newVolumeSnapshot(metaOf(id, job.Name, ofJob(job)), job.Name, class)
+}
+
+// newVolumeSnapshot is a VolumeSnapshot of a claim.
+func newVolumeSnapshot(m metav1.ObjectMeta, claim, class string) *unstructured.Unstructured {
+	spec := map[string]any{"source": map[string]any{"persistentVolumeClaimName": claim}}
 	if class != "" {
 		spec["volumeSnapshotClassName"] = class
 	}
 	s := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
 	s.SetGroupVersionKind(snapshotKind)
-	m := metaOf(id, job.Name, ofJob(job))
 	s.SetNamespace(m.Namespace)
 	s.SetName(m.Name)
 	s.SetLabels(m.Labels)

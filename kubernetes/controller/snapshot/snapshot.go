@@ -14,7 +14,6 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -38,6 +37,8 @@ type Options struct {
 	PullSecret string
 	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
+	// Off makes no VolumeSnapshots. What needs one reports that.
+	Off bool
 }
 
 // class is the storage class of an identity's claims; nil: the default one. ok is false if the
@@ -72,7 +73,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	class, ok := r.Options.class(&before)
-	if before.Spec.Population != v1alpha1.Snapshot || before.DeletionTimestamp != nil || !ok {
+	if !fromImage(&before) || before.DeletionTimestamp != nil || !ok {
 		return ctrl.Result{}, nil // objects are collected; package identity reports an unknown type
 	}
 	if before.Status.CreationTime != nil {
@@ -94,6 +95,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			c.Message[:min(len(c.Message), 1000)])
 	}
 	return ctrl.Result{RequeueAfter: again}, err
+}
+
+// fromImage reports whether the claim of an identity is made from a snapshot of its image.
+func fromImage(id *v1alpha1.VMIdentity) bool {
+	return id.Spec.Population == v1alpha1.Snapshot && id.Spec.Source == nil
 }
 
 // work is the work on one identity.
@@ -122,8 +128,7 @@ func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Durati
 	if c != nil || err != nil {
 		return c, 0, err
 	}
-	claim, snapshot := &corev1.PersistentVolumeClaim{}, &unstructured.Unstructured{}
-	snapshot.SetGroupVersionKind(snapshotKind)
+	claim, snapshot := &corev1.PersistentVolumeClaim{}, anyVolumeSnapshot()
 	for _, one := range []struct {
 		client.Object
 		kind string
@@ -253,43 +258,11 @@ func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCo
 		strings.Contains(now.Message, string(job.UID)) {
 		return now.DeepCopy(), left, nil
 	}
-	said, err := w.lastWords(ctx, job)
+	said, err := objects.LastWords(ctx, w.Live, job, labelGolden)
 	if err != nil {
 		return nil, 0, err
 	}
 	return wrong("Job %s (%s) cannot write the image: %s; it is tried again after %v, or at once "+
 			"when the Job is deleted", w.name, job.UID, cmp.Or(said, failed.Message), failedStays),
 		left, nil
-}
-
-// lastWords returns the last output of the last pod of a failed Job.
-func (w *work) lastWords(ctx context.Context, job *batchv1.Job) (string, error) {
-	var pods corev1.PodList
-	if err := w.Live.List(ctx, &pods, client.InNamespace(job.Namespace),
-		client.MatchingLabels{labelGolden: job.Name}); err != nil {
-		return "", fmt.Errorf("pods of Job %s: %w", job.Name, err)
-	}
-	slices.SortFunc(pods.Items, func(a, b corev1.Pod) int {
-		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
-	})
-	said := ""
-	for _, pod := range pods.Items {
-		for _, c := range pod.Status.ContainerStatuses {
-			if t := c.State.Terminated; t != nil && t.ExitCode != 0 && metav1.IsControlledBy(&pod,
-				job) {
-				said = cmp.Or(lastLine(t.Message), said)
-			}
-		}
-	}
-	return said, nil
-}
-
-// lastLine is the last line of a log that is not empty, shortened to fit into a condition.
-func lastLine(text string) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	line := strings.TrimSpace(lines[len(lines)-1])
-	if len(line) > 500 {
-		line = "..." + strings.ToValidUTF8(line[len(line)-500:], "")
-	}
-	return line
 }

@@ -80,12 +80,6 @@ func golden() client.ObjectKey {
 	return client.ObjectKey{Namespace: "default", Name: Name(image, nil)}
 }
 
-func newVolumeSnapshot() *unstructured.Unstructured {
-	s := &unstructured.Unstructured{}
-	s.SetGroupVersionKind(snapshotKind)
-	return s
-}
-
 // there reads an object, and says whether it exists.
 func (w *world) there(o client.Object) bool {
 	w.t.Helper()
@@ -96,7 +90,7 @@ func (w *world) there(o client.Object) bool {
 func (w *world) kubernetes() bool {
 	w.t.Helper()
 	ctx := w.t.Context()
-	job, claim, snapshot := &batchv1.Job{}, &corev1.PersistentVolumeClaim{}, newVolumeSnapshot()
+	job, claim, snapshot := &batchv1.Job{}, &corev1.PersistentVolumeClaim{}, anyVolumeSnapshot()
 	hasJob, hasClaim, hasSnapshot := w.there(job), w.there(claim), w.there(snapshot)
 	for o, there := range map[client.Object]bool{claim: hasClaim, snapshot: hasSnapshot} {
 		if there && (!hasJob || !metav1.IsControlledBy(o, job)) { // it is collected
@@ -296,7 +290,7 @@ func TestSnapshotFails(t *testing.T) {
 func TestWhatEndsIsNotUsed(t *testing.T) {
 	for name, o := range map[string]client.Object{"Job": &batchv1.Job{},
 		"claim":          &corev1.PersistentVolumeClaim{},
-		"VolumeSnapshot": newVolumeSnapshot()} {
+		"VolumeSnapshot": anyVolumeSnapshot()} {
 		w := newWorld(t, new(controllertest.Calls), "vm1", "vm2")
 		w.converge("vm1")
 		require.True(t, w.there(o))

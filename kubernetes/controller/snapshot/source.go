@@ -8,7 +8,6 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
@@ -31,8 +30,7 @@ func (p *Populator) Source(ctx context.Context, id *v1alpha1.VMIdentity, class *
 		return nil, atLeast, c.Reason, c.Message, nil
 	}
 	name := Name(id.Spec.Image, class)
-	s := &unstructured.Unstructured{}
-	s.SetGroupVersionKind(snapshotKind)
+	s := anyVolumeSnapshot()
 	err = p.Cache.Get(ctx, client.ObjectKey{Namespace: id.Namespace, Name: name}, s)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, atLeast, "", "", fmt.Errorf("VolumeSnapshot %s: %w", name, err)

@@ -1,0 +1,246 @@
+package export
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"regexp"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Off exports nothing. Identities with an export report that.
+	Off bool
+	// Server is the image of kubevirt-disk that commits disks.
+	Server string
+	// Concurrency is how many identities are handled at once. 0: one.
+	Concurrency int
+}
+
+// Reconciler exports disks.
+type Reconciler struct {
+	Client client.Client
+	// Live reads pods and claims from the API server, because the cache may be late.
+	Live    client.Reader
+	Events  events.EventRecorder
+	Options Options
+}
+
+// look is when to look again at what no event announces.
+const look = 10 * time.Second
+
+// Reconcile does the next step of the export of one identity.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	before, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Client, "VMIdentity",
+		req.NamespacedName)
+	if before == nil || err != nil {
+		return ctrl.Result{}, err
+	}
+	if before.Spec.Export == nil && before.Status.Export == nil {
+		return ctrl.Result{}, nil
+	}
+	id := before.DeepCopy()
+	c, again, err := r.step(ctx, id)
+	if err != nil {
+		return objects.Result(ctrl.Result{}, err)
+	}
+	if c == nil {
+		apimeta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionExported)
+	} else {
+		c.Type = v1alpha1.ConditionExported
+		objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
+	}
+	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
+		return objects.Result(ctrl.Result{}, client.IgnoreNotFound(err))
+	}
+	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
+	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+func not(reason, format string, args ...any) *metav1.Condition {
+	return &metav1.Condition{Status: metav1.ConditionFalse, Reason: reason,
+		Message: fmt.Sprintf(format, args...)}
+}
+
+// step does the next step, and returns the condition (nil: none), and when to look again.
+func (r *Reconciler) step(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1.Condition,
+	time.Duration, error) {
+	if r.Options.Off {
+		id.Status.Export = nil // no pod waits for it
+		return not(v1alpha1.ReasonInvalid, "exports are turned off (--without=exports)"), 0, nil
+	}
+	wanted := ""
+	if id.Spec.Export != nil && id.DeletionTimestamp == nil {
+		wanted = jobName(id)
+	}
+	if e := id.Status.Export; e != nil && e.JobName != wanted {
+		return r.end(ctx, id, e.JobName)
+	}
+	switch {
+	case wanted == "":
+		return nil, 0, nil
+	case id.Status.Export == nil:
+		return r.begin(ctx, id)
+	case !id.Status.Export.Running && id.Status.Export.CompletionTime != nil &&
+		id.Status.Export.Digest != "":
+		return exported(id.Status.Export), 0, nil
+	}
+	job, err := r.job(ctx, id, wanted)
+	switch {
+	case err != nil:
+		return nil, 0, err
+	case job == nil && !id.Status.Export.Running:
+		// It failed, and somebody has deleted it.
+		id.Status.Export = nil
+		return not(v1alpha1.ReasonExporting, "the export begins again"), 0, nil
+	case job == nil:
+		return r.make(ctx, id)
+	case !metav1.IsControlledBy(job, id):
+		id.Status.Export.Running = false
+		return not(v1alpha1.ReasonInvalid, "there is a Job %s that is not of this VMIdentity: "+
+			"delete it", job.Name), look, nil
+	case job.DeletionTimestamp != nil:
+		return not(v1alpha1.ReasonExporting, "Job %s is being deleted: the export begins again",
+			job.Name), look, nil
+	}
+	return r.running(ctx, id, job)
+}
+
+// begin gives the disk to the export, if nobody has it. The write of the status fails if a pod has
+// got the disk meanwhile.
+func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1.Condition,
+	time.Duration, error) {
+	if id.Spec.Attachment == v1alpha1.Service {
+		return not(v1alpha1.ReasonInvalid, "the server of a disk with attachment Service has the "+
+			"disk always: take a VMIdentitySnapshot, and export a VMIdentity that begins from "+
+			"it"), 0, nil
+	}
+	if id.Status.Move != nil {
+		return not(v1alpha1.ReasonInUse, "the disk is being moved to another node"), look, nil
+	}
+	if !apimeta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
+		return not(v1alpha1.ReasonClaimPending, "the disk has no volume yet, and so nothing to "+
+			"export"), look, nil
+	}
+	user, err := objects.User(ctx, r.Live, id)
+	if err != nil {
+		return nil, 0, err
+	}
+	if id.Status.UsedBy != nil {
+		user = id.Status.UsedBy.Name
+	}
+	if user != "" {
+		return not(v1alpha1.ReasonInUse, "pod %s uses the disk: it is exported when that pod has "+
+			"ended. To export it now, take a VMIdentitySnapshot, and export a VMIdentity that "+
+			"begins from it", user), look, nil
+	}
+	now := metav1.Now()
+	id.Status.Export = &v1alpha1.ExportStatus{Reference: id.Spec.Export.Reference,
+		JobName: jobName(id), Running: true, StartTime: &now}
+	return not(v1alpha1.ReasonExporting, "Job %s is made", jobName(id)), 0, nil
+}
+
+// make makes the Job. The disk belongs to it already.
+func (r *Reconciler) make(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1.Condition,
+	time.Duration, error) {
+	job := newJob(id, r.Options.Server)
+	err := r.Client.Create(ctx, job, client.FieldOwner(v1alpha1.FieldManager))
+	switch {
+	case err == nil:
+		return not(v1alpha1.ReasonExporting, "Job %s is made", job.Name), 0, nil
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
+		// A machine need not wait for what may never be allowed.
+		id.Status.Export = nil
+		return not(v1alpha1.ReasonExportFailed, "the Job %s cannot be made: %v", job.Name, err),
+			time.Minute, nil
+	}
+	return nil, 0, fmt.Errorf("making Job %s: %w", job.Name, err) // also if the cache is late
+}
+
+var digest = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
+
+// running reports how far a Job is.
+func (r *Reconciler) running(ctx context.Context, id *v1alpha1.VMIdentity, job *batchv1.Job) (
+	*metav1.Condition, time.Duration, error) {
+	e, ended := id.Status.Export, objects.Ended(job)
+	if ended.Type == "" {
+		return not(v1alpha1.ReasonExporting, "Job %s commits the disk to %s; if that lasts, "+
+			"`kubectl describe pod -l %s=%s` says why", job.Name, e.Reference,
+			v1alpha1.LabelExport, job.Name), 0, nil
+	}
+	if !e.Running {
+		return apimeta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionExported), 0, nil
+	}
+	said, err := objects.LastWords(ctx, r.Live, job, v1alpha1.LabelExport)
+	if err != nil {
+		return nil, 0, err
+	}
+	e.Running, e.CompletionTime = false, new(metav1.Now())
+	if ended.Type == batchv1.JobComplete && digest.MatchString(said) {
+		e.Digest = said
+		return exported(e), 0, nil
+	}
+	if ended.Type == batchv1.JobComplete {
+		said = "its pod does not say the digest of the image that it has pushed"
+	}
+	return not(v1alpha1.ReasonExportFailed, "Job %s cannot commit the disk to %s: %s. Delete the "+
+		"Job to try again, or change spec.export", job.Name, e.Reference,
+		cmp.Or(said, ended.Message)), 0, nil
+}
+
+func exported(e *v1alpha1.ExportStatus) *metav1.Condition {
+	return &metav1.Condition{Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonExported,
+		Message: fmt.Sprintf("the disk is in %s, by the digest %s", e.Reference, e.Digest)}
+}
+
+// end ends an export that nobody asks for any more. The disk is free when its pods have ended.
+func (r *Reconciler) end(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
+	*metav1.Condition, time.Duration, error) {
+	job, err := r.job(ctx, id, name)
+	if err != nil {
+		return nil, 0, err
+	}
+	if job != nil && metav1.IsControlledBy(job, id) {
+		if err := r.Client.Delete(ctx, job, client.Preconditions{UID: &job.UID},
+			client.PropagationPolicy(metav1.DeletePropagationBackground)); client.IgnoreNotFound(
+			err) != nil {
+			return nil, 0, fmt.Errorf("deletion of Job %s: %w", name, err)
+		}
+	}
+	var pods corev1.PodList
+	if err := r.Live.List(ctx, &pods, client.InNamespace(id.Namespace),
+		client.MatchingLabels{v1alpha1.LabelExport: name}); err != nil {
+		return nil, 0, fmt.Errorf("pods of Job %s: %w", name, err)
+	}
+	for i := range pods.Items {
+		if !objects.Finished(&pods.Items[i]) {
+			return not(v1alpha1.ReasonStopping, "pod %s of the earlier export is ending",
+				pods.Items[i].Name), look, nil
+		}
+	}
+	id.Status.Export = nil
+	if id.Spec.Export == nil {
+		return nil, 0, nil
+	}
+	return not(v1alpha1.ReasonExporting, "the earlier export has ended"), 0, nil
+}
+
+// job reads a Job. It is in the cache by its label.
+func (r *Reconciler) job(ctx context.Context, id *v1alpha1.VMIdentity, name string) (*batchv1.Job,
+	error) {
+	return objects.Find[batchv1.Job](ctx, r.Client, "Job", client.ObjectKey{
+		Namespace: id.Namespace, Name: name})
+}

@@ -1,0 +1,287 @@
+package export
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+const (
+	image = "registry.example.com/fedora@sha256:" +
+		"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
+	reference = "registry.example.com/golden/web:1"
+)
+
+// pushed is the digest that the command says.
+var pushed = "sha256:" + strings.Repeat("b", 64)
+
+var scheme = sync.OnceValue(func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, batchv1.AddToScheme,
+		v1alpha1.AddToScheme} {
+		_ = add(s) // a missing type makes every test fail
+	}
+	return s
+})
+
+// world is an API server with an identity that nobody uses, and an export.
+type world struct {
+	t *testing.T
+	client.WithWatch
+	r *Reconciler
+}
+
+func newWorld(t *testing.T, calls *controllertest.Calls) *world {
+	t.Helper()
+	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web",
+		UID: "web"}}
+	id.Spec.Image = image
+	id.Spec.Export = &v1alpha1.ExportSpec{Reference: reference, SecretName: "vmexport-push"}
+	id.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound,
+		Status: metav1.ConditionTrue}}
+	w := &world{t: t}
+	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).WithObjects(id).
+		WithStatusSubresource(id, &batchv1.Job{}, &corev1.Pod{}).Build()
+	c := calls.Client(w.WithWatch)
+	w.r = &Reconciler{Client: c, Live: c, Events: events.NewFakeRecorder(1000),
+		Options: Options{Server: "kubevirt.io:disk"}}
+	return w
+}
+
+func (w *world) identity() *v1alpha1.VMIdentity {
+	w.t.Helper()
+	return controllertest.Get(w.t, w, "default", "web", &v1alpha1.VMIdentity{})
+}
+
+// settle reconciles until nothing changes any more.
+func (w *world) settle() {
+	w.t.Helper()
+	for range 30 {
+		before := w.state()
+		result, err := w.r.Reconcile(w.t.Context(), ctrl.Request{
+			NamespacedName: client.ObjectKey{Namespace: "default", Name: "web"}})
+		soon := result.RequeueAfter > 0 && result.RequeueAfter < look
+		if err == nil && !soon && w.state() == before {
+			return
+		}
+	}
+	w.t.Fatal("it does not settle")
+}
+
+func (w *world) state() string {
+	id := &v1alpha1.VMIdentity{}
+	controllertest.There(w.t, w, "default", "web", id)
+	var names []string
+	for _, job := range w.jobs() {
+		names = append(names, job.Name)
+	}
+	return id.ResourceVersion + strings.Join(names, " ")
+}
+
+func (w *world) jobs() []batchv1.Job {
+	w.t.Helper()
+	var all batchv1.JobList
+	require.NoError(w.t, w.List(w.t.Context(), &all))
+	return all.Items
+}
+
+// require compares the reason of condition Exported, and a part of its message.
+func (w *world) require(reason, says string) {
+	w.t.Helper()
+	c := apimeta.FindStatusCondition(w.identity().Status.Conditions, v1alpha1.ConditionExported)
+	require.NotNil(w.t, c)
+	require.Equal(w.t, reason, c.Reason, c.Message)
+	require.Contains(w.t, c.Message, says)
+	require.Equal(w.t, reason == v1alpha1.ReasonExported, c.Status == metav1.ConditionTrue)
+}
+
+func (w *world) change(change func(id *v1alpha1.VMIdentity)) {
+	w.t.Helper()
+	id := w.identity()
+	change(id)
+	require.NoError(w.t, w.Update(w.t.Context(), id))
+}
+
+// ends lets the pod of the only Job end with a message, and the Job with it.
+func (w *world) ends(how batchv1.JobConditionType, says string) {
+	w.t.Helper()
+	job := w.jobs()[0]
+	pod := w.pod(job)
+	pod.Status.Phase = corev1.PodSucceeded
+	code := int32(0)
+	if how == batchv1.JobFailed {
+		pod.Status.Phase, code = corev1.PodFailed, 1
+	}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{
+		Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: says}}}}
+	require.NoError(w.t, w.Status().Update(w.t.Context(), pod))
+	job.Status.Conditions = []batchv1.JobCondition{{Type: how, Status: corev1.ConditionTrue}}
+	require.NoError(w.t, w.Status().Update(w.t.Context(), &job))
+}
+
+// pod makes the pod of a Job.
+func (w *world) pod(job batchv1.Job) *corev1.Pod {
+	w.t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: job.Name + "-x",
+		Labels: job.Spec.Template.Labels, OwnerReferences: []metav1.OwnerReference{{Kind: "Job",
+			APIVersion: "batch/v1", Name: job.Name, UID: job.UID, Controller: new(true)}}}}
+	require.NoError(w.t, w.Create(w.t.Context(), pod))
+	return pod
+}
+
+// TestExport: whichever write fails, one Job commits the disk, which belongs to it before the Job
+// is made. The status says the digest, and the Job is not made again.
+func TestExport(t *testing.T) {
+	controllertest.EachWriteFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		w := newWorld(t, calls)
+		w.settle()
+		w.require("Exporting", "commits the disk to "+reference)
+		require.True(t, w.identity().Status.Export.Running)
+		require.Len(t, w.jobs(), 1)
+		require.True(t, metav1.IsControlledBy(&w.jobs()[0], w.identity()))
+		w.ends(batchv1.JobComplete, pushed+"\n")
+		w.settle()
+		w.require("Exported", "by the digest "+pushed)
+		require.Equal(t, pushed, w.identity().Status.Export.Digest)
+		require.False(t, w.identity().Status.Export.Running)
+		job := w.jobs()[0]
+		require.NoError(t, w.Delete(t.Context(), &job))
+		w.settle()
+		require.Empty(t, w.jobs(), "what is done is not repeated")
+
+		w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Export.Reference += "2" })
+		w.settle()
+		require.Len(t, w.jobs(), 1)
+		require.NotEqual(t, job.Name, w.jobs()[0].Name)
+	})
+}
+
+// TestDiskIsTaken: the Job is made only when the disk is written down as its own, and that fails if
+// a pod has got the disk meanwhile.
+func TestDiskIsTaken(t *testing.T) {
+	calls := &controllertest.Calls{Fail: 3, Err: controllertest.Conflict()}
+	w := newWorld(t, calls)
+	req := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "default", Name: "web"}}
+	for range 2 { // the identity, the pods twice, and the write
+		_, _ = w.r.Reconcile(t.Context(), req)
+		require.Empty(t, w.jobs())
+	}
+	require.True(t, w.identity().Status.Export.Running)
+}
+
+// TestWhoWaits: while a pod has the disk, or there is nothing to export, no Job is made.
+func TestWhoWaits(t *testing.T) {
+	for what, c := range map[string]struct {
+		change       func(w *world, id *v1alpha1.VMIdentity)
+		reason, says string
+	}{
+		"a pod of the status": {func(_ *world, id *v1alpha1.VMIdentity) {
+			id.Status.UsedBy = &corev1.ObjectReference{Name: "vm"}
+		}, "InUse", "pod vm uses the disk"},
+		"a pod that somebody has let go": {func(w *world, _ *v1alpha1.VMIdentity) {
+			require.NoError(w.t, w.Create(w.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+				Namespace: "default", Name: "vm", Labels: map[string]string{
+					v1alpha1.LabelIdentity: "web"}}}))
+		}, "InUse", "pod vm uses the disk"},
+		"a move": {func(_ *world, id *v1alpha1.VMIdentity) {
+			id.Status.Move = &v1alpha1.MoveStatus{}
+		}, "InUse", "being moved"},
+		"a server": {func(_ *world, id *v1alpha1.VMIdentity) {
+			id.Spec.Attachment = v1alpha1.Service
+		}, "Invalid", "attachment Service"},
+		"no volume": {func(_ *world, id *v1alpha1.VMIdentity) { id.Status.Conditions = nil },
+			"ClaimPending", "no volume yet"},
+		"no exports": {func(w *world, _ *v1alpha1.VMIdentity) { w.r.Options.Off = true }, "Invalid",
+			"turned off"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t, new(controllertest.Calls))
+			id := w.identity()
+			c.change(w, id)
+			status := id.Status
+			require.NoError(t, w.Update(t.Context(), id))
+			id.Status = status
+			require.NoError(t, w.Status().Update(t.Context(), id))
+			w.settle()
+			w.require(c.reason, c.says)
+			require.Empty(t, w.jobs())
+			require.Nil(t, w.identity().Status.Export)
+		})
+	}
+}
+
+// TestExportFails: the message says why, the disk is free, and the Job stays until somebody deletes
+// it. Then it begins again.
+func TestExportFails(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls))
+	w.settle()
+	w.ends(batchv1.JobFailed, "reading\nregistry.example.com: 401 Unauthorized")
+	w.settle()
+	w.require("ExportFailed", "registry.example.com: 401 Unauthorized. Delete the Job")
+	require.False(t, w.identity().Status.Export.Running)
+	job := w.jobs()[0]
+	w.settle()
+	require.Len(t, w.jobs(), 1)
+	require.NoError(t, w.Delete(t.Context(), &job))
+	require.NoError(t, w.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace("default")))
+	w.settle()
+	w.require("Exporting", "commits")
+
+	w.ends(batchv1.JobComplete, "done")
+	w.settle()
+	w.require("ExportFailed", "does not say the digest")
+}
+
+// TestExportIsGivenUp: without the spec the Job goes, and the disk is free when its pod has ended.
+func TestExportIsGivenUp(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls))
+	w.settle()
+	pod := w.pod(w.jobs()[0])
+	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Export = nil })
+	w.settle()
+	require.Empty(t, w.jobs())
+	w.require("Stopping", "is ending")
+	require.True(t, w.identity().Status.Export.Running)
+	require.NoError(t, w.Delete(t.Context(), pod))
+	w.settle()
+	require.Nil(t, w.identity().Status.Export)
+	require.Nil(t, apimeta.FindStatusCondition(w.identity().Status.Conditions,
+		v1alpha1.ConditionExported))
+}
+
+// TestExportJob: the Job has the claim, and of secrets only the credential of a registry in the one
+// that the spec names.
+func TestExportJob(t *testing.T) {
+	id := newWorld(t, new(controllertest.Calls)).identity()
+	pod := newJob(id, "kubevirt.io:disk").Spec.Template.Spec
+	require.Equal(t, []string{"commit", reference, "--persistent-dir=/data",
+		"--digest-file=/dev/termination-log", "--onto=" + image}, pod.Containers[0].Args)
+	require.Equal(t, "vmid-web", pod.Volumes[0].PersistentVolumeClaim.ClaimName)
+	require.Equal(t, "vmexport-push", pod.Volumes[2].Secret.SecretName)
+	require.Equal(t, []corev1.KeyToPath{{Key: ".dockerconfigjson", Path: ".dockerconfigjson"}},
+		pod.Volumes[2].Secret.Items)
+	require.False(t, *pod.AutomountServiceAccountToken)
+	require.True(t, *pod.SecurityContext.RunAsNonRoot)
+
+	id.Spec.Export.Flat, id.Spec.Export.SecretName = true, ""
+	require.Equal(t, []string{"--image=" + image, "--flat", "--base=none"}, args(id)[4:])
+	require.Len(t, newJob(id, "s").Spec.Template.Spec.Volumes, 2)
+	id.Spec.Image, id.Spec.Export.Flat = "", false
+	require.Equal(t, []string{"--flat", "--base=none"}, args(id)[4:])
+	require.Empty(t, objects.Ended(newJob(id, "s")).Type)
+}

@@ -1,0 +1,243 @@
+package snapshot
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/source"
+)
+
+// Disks takes VMIdentitySnapshots: it makes a VolumeSnapshot of the identity's claim, and reports
+// what the driver says about it.
+type Disks struct {
+	Client client.Client
+	// Cache reads VolumeSnapshots, which have no Go type here. nil: the cluster has none, or they
+	// are turned off.
+	Cache client.Reader
+	// Live reads claims from the API server, because the cache may be late.
+	Live   client.Reader
+	Events events.EventRecorder
+	// Class is the VolumeSnapshotClass; "": the driver's default.
+	Class string
+}
+
+// outcome is what the three conditions say. A failure may pass; what is progressing comes to an end
+// by itself.
+type outcome struct {
+	reason, message string
+	ready, failed   bool
+	again           time.Duration // 0: an event announces the next step
+}
+
+func taking(format string, args ...any) outcome {
+	return outcome{reason: v1alpha1.ReasonTaking, message: fmt.Sprintf(format, args...)}
+}
+
+func failing(reason, format string, args ...any) outcome {
+	return outcome{reason: reason, message: fmt.Sprintf(format, args...), failed: true}
+}
+
+// look is when to look again at what no event announces.
+const look = 10 * time.Second
+
+// Reconcile takes one snapshot, or lets it go.
+func (r *Disks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	before, err := objects.Find[v1alpha1.VMIdentitySnapshot](ctx, r.Client, "VMIdentitySnapshot",
+		req.NamespacedName)
+	if before == nil || err != nil {
+		return ctrl.Result{}, err
+	}
+	if before.DeletionTimestamp != nil {
+		return objects.Result(r.remove(ctx, before))
+	}
+	if !controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerSnapshot) {
+		// The change makes another request.
+		return objects.Result(ctrl.Result{}, r.finalizer(ctx, before, controllerutil.AddFinalizer))
+	}
+	s := before.DeepCopy()
+	o, err := r.take(ctx, s)
+	if err != nil {
+		return objects.Result(ctrl.Result{}, err)
+	}
+	return objects.Result(ctrl.Result{RequeueAfter: o.again}, r.say(ctx, before, s, o))
+}
+
+// say writes the status, and an event about a new failure.
+func (r *Disks) say(ctx context.Context, before, s *v1alpha1.VMIdentitySnapshot, o outcome) error {
+	s.Status.ReadyToUse, s.Status.ObservedGeneration = o.ready, s.Generation
+	is := func(t bool) metav1.ConditionStatus {
+		if t {
+			return metav1.ConditionTrue
+		}
+		return metav1.ConditionFalse
+	}
+	news := false
+	for name, status := range map[string]bool{v1alpha1.ConditionReady: o.ready,
+		v1alpha1.ConditionProgressing: !o.ready && !o.failed, v1alpha1.ConditionFailure: o.failed} {
+		c := metav1.Condition{Type: name, Status: is(status), Reason: o.reason, Message: o.message}
+		news = objects.SetCondition(&s.Status.Conditions, s.Generation, c) || news
+	}
+	if err := objects.PatchStatus(ctx, r.Client, before, s); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if news && o.failed {
+		r.Events.Eventf(s, nil, corev1.EventTypeWarning, o.reason, "Reconcile", "%s",
+			o.message[:min(len(o.message), 1000)])
+	}
+	return nil
+}
+
+// take makes the VolumeSnapshot if it was never made, and notes its state in the status.
+func (r *Disks) take(ctx context.Context, s *v1alpha1.VMIdentitySnapshot) (outcome, error) {
+	if r.Cache == nil {
+		return failing(v1alpha1.ReasonInvalid, "the controller has no VolumeSnapshots: install "+
+			"their CRDs and a CSI driver with snapshots, and restart the controller"), nil
+	}
+	name := v1alpha1.VolumeSnapshotName(s.Name)
+	volume := anyVolumeSnapshot()
+	err := r.Cache.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: name}, volume)
+	switch {
+	case err == nil && !metav1.IsControlledBy(volume, s):
+		return failing(v1alpha1.ReasonInvalid, "there is a VolumeSnapshot %s that is not of this "+
+			"VMIdentitySnapshot: delete it, or make one of another name", name), nil
+	case err == nil:
+		return r.taken(s, volume), nil
+	case !apierrors.IsNotFound(err):
+		return outcome{}, fmt.Errorf("VolumeSnapshot %s: %w", name, err)
+	case s.Status.CreationTime != nil:
+		return failing(v1alpha1.ReasonSourceMissing, "VolumeSnapshot %s was deleted, and the data "+
+			"with it: delete this VMIdentitySnapshot", name), nil
+	}
+	return r.make(ctx, s, name)
+}
+
+// make makes the VolumeSnapshot. First it notes what the disk is: later, its identity may be gone.
+func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name string) (outcome,
+	error) {
+	id, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Client, "VMIdentity",
+		client.ObjectKey{Namespace: s.Namespace, Name: string(s.Spec.IdentityName)})
+	switch {
+	case err != nil:
+		return outcome{}, err
+	case id == nil, id.DeletionTimestamp != nil:
+		o := failing(v1alpha1.ReasonIdentityMissing, "there is no VMIdentity %s in the namespace, "+
+			"or it is being deleted", s.Spec.IdentityName)
+		o.again = look
+		return o, nil
+	case id.Spec.Type == v1alpha1.Local:
+		return failing(v1alpha1.ReasonInvalid, "VMIdentity %s has type Local, and Local disks "+
+			"have no snapshots", id.Name), nil
+	}
+	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Live, "claim",
+		client.ObjectKey{Namespace: s.Namespace, Name: v1alpha1.ClaimName(id.Name)})
+	if err != nil {
+		return outcome{}, err
+	}
+	if claim == nil || claim.DeletionTimestamp != nil || !metav1.IsControlledBy(claim, id) ||
+		claim.Status.Phase != corev1.ClaimBound {
+		o := taking("VMIdentity %s has no volume yet: `kubectl describe vmid %s` says why", id.Name,
+			id.Name)
+		o.again = look
+		return o, nil
+	}
+	if s.Status.Disk == nil || s.Status.VolumeSnapshotName != name {
+		s.Status.Disk = &v1alpha1.SnapshotDisk{Image: id.Spec.Image,
+			Population: id.Spec.Population, Size: id.Spec.Size}
+		s.Status.VolumeSnapshotName = name
+		return taking("VolumeSnapshot %s is made", name), nil // the change makes another request
+	}
+	return r.create(ctx, s, newVolumeSnapshot(metav1.ObjectMeta{Namespace: s.Namespace, Name: name,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(),
+			Kind: "VMIdentitySnapshot", Name: s.Name, UID: s.UID, Controller: new(true)}}},
+		claim.Name, r.Class))
+}
+
+func (r *Disks) create(ctx context.Context, s *v1alpha1.VMIdentitySnapshot,
+	volume *unstructured.Unstructured) (outcome, error) {
+	err := r.Client.Create(ctx, volume, client.FieldOwner(v1alpha1.FieldManager))
+	switch {
+	case err == nil:
+		return taking("VolumeSnapshot %s is made", volume.GetName()), nil
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
+		o := failing(v1alpha1.ReasonFailed, "VolumeSnapshot %s cannot be made: %v",
+			volume.GetName(), err)
+		o.again = look
+		return o, nil
+	}
+	return outcome{}, fmt.Errorf("VolumeSnapshot %s of VMIdentitySnapshot %s: %w", volume.GetName(),
+		s.Name, err) // also if it exists, and the cache is late
+}
+
+// taken notes the state of a VolumeSnapshot.
+func (r *Disks) taken(s *v1alpha1.VMIdentitySnapshot, volume *unstructured.Unstructured) outcome {
+	ready, size, wrong := snapshotState(volume)
+	if !size.IsZero() {
+		s.Status.RestoreSize = &size
+	}
+	if text, ok, _ := unstructured.NestedString(volume.Object, "status", "creationTime"); ok {
+		if at, err := time.Parse(time.RFC3339, text); err == nil {
+			s.Status.CreationTime = &metav1.Time{Time: at}
+		}
+	}
+	if s.Status.Error = nil; wrong != "" && !ready {
+		s.Status.Error = &v1alpha1.SnapshotError{Message: wrong}
+		text, _, _ := unstructured.NestedString(volume.Object, "status", "error", "time")
+		if at, err := time.Parse(time.RFC3339, text); err == nil {
+			s.Status.Error.Time = metav1.Time{Time: at}
+		}
+	}
+	switch name := volume.GetName(); {
+	case volume.GetDeletionTimestamp() != nil:
+		return failing(v1alpha1.ReasonSourceMissing, "VolumeSnapshot %s is being deleted, and the "+
+			"data with it: delete this VMIdentitySnapshot", name)
+	case ready:
+		return outcome{reason: v1alpha1.ReasonReady, ready: true,
+			message: fmt.Sprintf("VolumeSnapshot %s has the disk", name)}
+	case wrong != "":
+		return failing(v1alpha1.ReasonFailed, "the driver cannot take VolumeSnapshot %s: %s", name,
+			wrong)
+	default:
+		return taking("VolumeSnapshot %s is being taken; if that lasts, `kubectl describe "+
+			"volumesnapshot %s` says why", name, name)
+	}
+}
+
+// remove lets a snapshot go when no disk needs it any more. Kubernetes collects the VolumeSnapshot.
+func (r *Disks) remove(ctx context.Context, before *v1alpha1.VMIdentitySnapshot) (ctrl.Result,
+	error) {
+	if !controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerSnapshot) {
+		return ctrl.Result{}, nil
+	}
+	clone, err := source.Waiting(ctx, r.Client, before.Namespace,
+		v1alpha1.DiskSource{Snapshot: v1alpha1.SourceName(before.Name)})
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if clone == "" {
+		return ctrl.Result{}, r.finalizer(ctx, before, controllerutil.RemoveFinalizer)
+	}
+	return ctrl.Result{RequeueAfter: look}, r.say(ctx, before, before.DeepCopy(),
+		outcome{reason: v1alpha1.ReasonDeleting, message: fmt.Sprintf(
+			"the snapshot is deleted when VMIdentity %s, which begins from it, has its volume: "+
+				"start a pod with that, or delete it, too", clone)})
+}
+
+func (r *Disks) finalizer(ctx context.Context, before *v1alpha1.VMIdentitySnapshot,
+	change func(o client.Object, finalizer string) bool) error {
+	after := before.DeepCopy()
+	change(after, v1alpha1.FinalizerSnapshot)
+	return client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFromWithOptions(before,
+		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager)))
+}

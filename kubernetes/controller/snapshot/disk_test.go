@@ -1,0 +1,218 @@
+package snapshot
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+)
+
+// kept is a world with an identity vm1, its claim, and a VMIdentitySnapshot of it.
+type kept struct {
+	t *testing.T
+	client.WithWatch
+	r      *Disks
+	events chan string
+}
+
+func newKept(t *testing.T, calls *controllertest.Calls) *kept {
+	t.Helper()
+	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "vm1",
+		UID: "vm1"}}
+	id.Spec.Image, id.Spec.Population = image, v1alpha1.Snapshot
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
+		Name: "vmid-vm1", OwnerReferences: []metav1.OwnerReference{{Kind: "VMIdentity", Name: "vm1",
+			APIVersion: v1alpha1.GroupVersion.String(), UID: "vm1", Controller: new(true)}}}}
+	claim.Status.Phase = corev1.ClaimBound
+	s := &v1alpha1.VMIdentitySnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
+		Name: "monday", UID: "monday"}}
+	s.Spec.IdentityName = "vm1"
+	k := &kept{t: t, events: make(chan string, 1000)}
+	k.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).WithObjects(id, claim, s).
+		WithStatusSubresource(&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySnapshot{}).Build()
+	c := calls.Client(k.WithWatch)
+	k.r = &Disks{Client: c, Cache: c, Live: c, Events: &events.FakeRecorder{Events: k.events},
+		Class: "fast"}
+	return k
+}
+
+// settle reconciles until nothing changes any more.
+func (k *kept) settle() (last ctrl.Result) {
+	k.t.Helper()
+	for range 30 {
+		before := k.version()
+		var err error
+		last, err = k.r.Reconcile(k.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
+			Namespace: "default", Name: "monday"}})
+		if err == nil && k.version() == before && last.RequeueAfter != afterConflict {
+			return last
+		}
+	}
+	k.t.Fatal("it does not settle")
+	return last
+}
+
+const afterConflict = 50 * time.Millisecond
+
+func (k *kept) version() string {
+	s, v := &v1alpha1.VMIdentitySnapshot{}, anyVolumeSnapshot()
+	controllertest.There(k.t, k, "default", "monday", s)
+	controllertest.There(k.t, k, "default", "vmsnap-monday", v)
+	return s.ResourceVersion + " " + v.GetResourceVersion()
+}
+
+func (k *kept) snapshot() *v1alpha1.VMIdentitySnapshot {
+	k.t.Helper()
+	return controllertest.Get(k.t, k, "default", "monday", &v1alpha1.VMIdentitySnapshot{})
+}
+
+// require compares the statuses of Ready, Progressing and Failure, and a part of their message.
+func (k *kept) require(ready, progressing, failure bool, reason, says string) {
+	k.t.Helper()
+	s := k.snapshot()
+	require.Equal(k.t, ready, s.Status.ReadyToUse)
+	for name, want := range map[string]bool{"Ready": ready, "Progressing": progressing,
+		"Failure": failure} {
+		c := apimeta.FindStatusCondition(s.Status.Conditions, name)
+		require.NotNil(k.t, c, name)
+		require.Equal(k.t, want, c.Status == metav1.ConditionTrue, "%s: %s", name, c.Message)
+		require.Equal(k.t, reason, c.Reason, c.Message)
+		require.Contains(k.t, c.Message, says)
+	}
+}
+
+// driver is what the driver says of the VolumeSnapshot.
+func (k *kept) driver(status map[string]any) {
+	k.t.Helper()
+	v := anyVolumeSnapshot()
+	controllertest.Get(k.t, k, "default", "vmsnap-monday", v)
+	v.Object["status"] = status
+	require.NoError(k.t, k.Update(k.t.Context(), v))
+}
+
+// TestKeepDisk: whichever request fails, there is one VolumeSnapshot of the claim, and the status
+// says what the driver says.
+func TestKeepDisk(t *testing.T) {
+	controllertest.EachWriteFault(t, func(t *testing.T, calls *controllertest.Calls) {
+		k := newKept(t, calls)
+		k.settle()
+		k.require(false, true, false, "Taking", "is being taken")
+		v := anyVolumeSnapshot()
+		controllertest.Get(t, k, "default", "vmsnap-monday", v)
+		require.True(t, metav1.IsControlledBy(v, k.snapshot()), "it goes with the snapshot")
+		spec, _, _ := unstructured.NestedMap(v.Object, "spec")
+		require.Equal(t, map[string]any{"volumeSnapshotClassName": "fast", "source": map[string]any{
+			"persistentVolumeClaimName": "vmid-vm1"}}, spec)
+		k.driver(map[string]any{"readyToUse": false, "error": map[string]any{
+			"time": "2026-11-01T10:00:00Z", "message": "the pool is full"}})
+		k.settle()
+		k.require(false, false, true, "Failed", "the pool is full")
+		require.Equal(t, "the pool is full", k.snapshot().Status.Error.Message)
+		require.Equal(t, 2026, k.snapshot().Status.Error.Time.Year())
+		k.driver(map[string]any{"readyToUse": true, "restoreSize": "20Gi",
+			"creationTime": "2026-11-01T10:00:01Z"})
+		// The identity may be gone by now: the status knows what it was.
+		require.NoError(t, k.Delete(t.Context(), &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "vm1"}}))
+		k.settle()
+		k.require(true, false, false, "Ready", "VolumeSnapshot vmsnap-monday has the disk")
+		s := k.snapshot().Status
+		require.Nil(t, s.Error)
+		require.Equal(t, "20Gi", s.RestoreSize.String())
+		require.Equal(t, 1, s.CreationTime.Second())
+		require.Equal(t, v1alpha1.SnapshotDisk{Image: image, Population: v1alpha1.Snapshot},
+			*s.Disk)
+	})
+}
+
+// TestKeepDiskWaits: nothing is made from what is not the disk of the identity.
+func TestKeepDiskWaits(t *testing.T) {
+	for what, c := range map[string]struct {
+		change       func(k *kept, id *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim)
+		failed       bool
+		reason, says string
+	}{
+		"no VolumeSnapshots": {func(k *kept, _ *v1alpha1.VMIdentity,
+			_ *corev1.PersistentVolumeClaim) {
+			k.r.Cache = nil
+		}, true, "Invalid", "install their CRDs"},
+		"no identity": {func(k *kept, id *v1alpha1.VMIdentity, _ *corev1.PersistentVolumeClaim) {
+			require.NoError(k.t, k.Delete(k.t.Context(), id))
+		}, true, "IdentityMissing", "there is no VMIdentity vm1"},
+		"a local disk": {func(k *kept, id *v1alpha1.VMIdentity, _ *corev1.PersistentVolumeClaim) {
+			id.Spec.Type = v1alpha1.Local
+			require.NoError(k.t, k.Update(k.t.Context(), id))
+		}, true, "Invalid", "Local disks have no snapshots"},
+		"no volume": {func(k *kept, _ *v1alpha1.VMIdentity, claim *corev1.PersistentVolumeClaim) {
+			claim.Status.Phase = corev1.ClaimPending
+			require.NoError(k.t, k.Status().Update(k.t.Context(), claim))
+		}, false, "Taking", "has no volume yet"},
+		"a claim of somebody else": {func(k *kept, _ *v1alpha1.VMIdentity,
+			claim *corev1.PersistentVolumeClaim) {
+			claim.OwnerReferences = nil
+			require.NoError(k.t, k.Update(k.t.Context(), claim))
+		}, false, "Taking", "has no volume yet"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			k := newKept(t, new(controllertest.Calls))
+			c.change(k, controllertest.Get(t, k, "default", "vm1", &v1alpha1.VMIdentity{}),
+				controllertest.Get(t, k, "default", "vmid-vm1", &corev1.PersistentVolumeClaim{}))
+			k.settle()
+			k.require(false, !c.failed, c.failed, c.reason, c.says)
+			require.False(t, controllertest.There(t, k, "default", "vmsnap-monday",
+				anyVolumeSnapshot()))
+			require.Len(t, k.events, map[bool]int{true: 1}[c.failed])
+		})
+	}
+}
+
+// TestKeptDiskIsTold: a VolumeSnapshot of somebody else is left alone, and one that was deleted is
+// not made again: it would have another point in time.
+func TestKeptDiskIsTold(t *testing.T) {
+	k := newKept(t, new(controllertest.Calls))
+	require.NoError(t, k.Create(t.Context(), newVolumeSnapshot(metav1.ObjectMeta{
+		Namespace: "default", Name: "vmsnap-monday"}, "db", "")))
+	k.settle()
+	k.require(false, false, true, "Invalid", "that is not of this VMIdentitySnapshot")
+
+	k = newKept(t, new(controllertest.Calls))
+	k.settle()
+	k.driver(map[string]any{"readyToUse": true, "creationTime": "2026-11-01T10:00:01Z"})
+	k.settle()
+	v := anyVolumeSnapshot()
+	controllertest.Get(t, k, "default", "vmsnap-monday", v)
+	require.NoError(t, k.Delete(t.Context(), v))
+	k.settle()
+	k.require(false, false, true, "SourceMissing", "was deleted")
+	require.False(t, controllertest.There(t, k, "default", "vmsnap-monday", v))
+}
+
+// TestKeptDiskStays: a snapshot goes after the disks that begin from it have their volumes.
+func TestKeptDiskStays(t *testing.T) {
+	k := newKept(t, new(controllertest.Calls))
+	k.settle()
+	clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Namespace: "default",
+		Name: "clone"}}
+	clone.Spec.Source = &v1alpha1.DiskSource{Snapshot: "monday"}
+	require.NoError(t, k.Create(t.Context(), clone))
+	clone.Status.ClaimName = "vmid-clone"
+	require.NoError(t, k.Status().Update(t.Context(), clone))
+	require.NoError(t, k.Delete(t.Context(), k.snapshot()))
+	require.Positive(t, k.settle().RequeueAfter)
+	k.require(false, true, false, "Deleting", "when VMIdentity clone")
+	require.NoError(t, k.Delete(t.Context(), clone))
+	k.settle()
+	require.False(t, controllertest.There(t, k, "default", "monday",
+		&v1alpha1.VMIdentitySnapshot{}))
+}

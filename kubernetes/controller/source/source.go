@@ -1,0 +1,316 @@
+package source
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// Finder finds the sources of claims.
+type Finder struct {
+	Client client.Reader
+	// Live reads from the API server: the cache has only our claims and pods.
+	Live client.Reader
+}
+
+// Answer is what a claim is made from, or why there is nothing yet.
+type Answer struct {
+	// From is nil if Reason says why.
+	From *corev1.TypedObjectReference
+	// AtLeast is the smallest size of the claim; 0: any.
+	AtLeast         resource.Quantity
+	Reason, Message string
+}
+
+func not(reason, format string, args ...any) (Answer, error) {
+	return Answer{Reason: reason, Message: fmt.Sprintf(format, args...)}, nil
+}
+
+// Find returns what the claim of an identity with a source is made from. class is the storage class
+// of the claim, as for objects.Class.
+func (f *Finder) Find(ctx context.Context, id *v1alpha1.VMIdentity, class *string) (Answer, error) {
+	s := id.Spec.Source
+	switch {
+	case s.Claim != "":
+		return f.fromClaim(ctx, id, string(s.Claim), class)
+	case s.Identity != "":
+		return f.fromIdentity(ctx, id, string(s.Identity), class)
+	}
+	return f.fromSnapshot(ctx, id, string(s.Snapshot), class)
+}
+
+// notReady says why an object is not ready, by its conditions.
+func notReady(conditions []metav1.Condition) string {
+	if c := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady); c != nil {
+		return c.Message
+	}
+	return "the controller has not looked at it yet"
+}
+
+// missing is the answer for an object that does not exist, or is being deleted.
+func missing(kind, name string, o client.Object) (Answer, error) {
+	if o != nil {
+		return not(v1alpha1.ReasonSourceMissing, "the %s %s, from which the disk begins, is being "+
+			"deleted: delete this VMIdentity, too, or make both again", kind, name)
+	}
+	return not(v1alpha1.ReasonSourceMissing, "there is no %s %s in the namespace, from which the "+
+		"disk begins: make it, or delete this VMIdentity", kind, name)
+}
+
+func (f *Finder) fromClaim(ctx context.Context, id *v1alpha1.VMIdentity, name string,
+	class *string) (Answer, error) {
+	claim, err := f.claim(ctx, id.Namespace, name)
+	switch {
+	case err != nil:
+		return Answer{}, err
+	case claim == nil:
+		return missing("claim", name, nil)
+	case claim.DeletionTimestamp != nil:
+		return missing("claim", name, claim)
+	}
+	if _, ours := claim.Labels[v1alpha1.LabelIdentity]; ours || strings.HasPrefix(name,
+		v1alpha1.ClaimName("")) || controlledByIdentity(claim) {
+		return not(v1alpha1.ReasonInvalid, "the claim %s is of a VMIdentity: name that in "+
+			"source.identity of another VMIdentity, or a VMIdentitySnapshot of it", name)
+	}
+	if mode := claim.Spec.VolumeMode; mode != nil && *mode == corev1.PersistentVolumeBlock {
+		return not(v1alpha1.ReasonInvalid, "the claim %s has a block volume, and no file "+
+			"disk.img: copy the disk into a claim with a file system", name)
+	}
+	pods := &corev1.PodList{}
+	if err := f.Live.List(ctx, pods, client.InNamespace(id.Namespace)); err != nil {
+		return Answer{}, fmt.Errorf("pods: %w", err)
+	}
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; !objects.Finished(pod) && writes(pod, name) {
+			return not(v1alpha1.ReasonSourceInUse, "pod %s may write to the claim %s, from which "+
+				"the disk begins: the disk is made when that pod has ended", pod.Name, name)
+		}
+	}
+	return f.clone(ctx, claim, class)
+}
+
+func controlledByIdentity(claim *corev1.PersistentVolumeClaim) bool {
+	owner := metav1.GetControllerOf(claim)
+	return owner != nil && owner.Kind == "VMIdentity" &&
+		strings.HasPrefix(owner.APIVersion, v1alpha1.Group+"/")
+}
+
+// writes reports whether a pod may write to a claim.
+func writes(pod *corev1.Pod, claim string) bool {
+	for _, v := range pod.Spec.Volumes {
+		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim &&
+			!v.PersistentVolumeClaim.ReadOnly {
+			return true
+		}
+	}
+	return false
+}
+
+func (f *Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name string,
+	class *string) (Answer, error) {
+	from, err := f.identity(ctx, id.Namespace, name)
+	switch {
+	case err != nil:
+		return Answer{}, err
+	case from == nil:
+		return missing("VMIdentity", name, nil)
+	case from.DeletionTimestamp != nil:
+		return missing("VMIdentity", name, from)
+	case !from.Spec.MayBeClonedBy(id.Name):
+		return not(v1alpha1.ReasonNotCloneable, "VMIdentity %s does not agree to a clone: add %q "+
+			"to its spec.cloneableBy", name, id.Name)
+	}
+	if ring, err := f.ring(ctx, id, from); ring != "" || err != nil {
+		a, _ := not(v1alpha1.ReasonInvalid, "the sources go round in a ring, and none of these "+
+			"disks can be the first: %s", ring)
+		return a, err
+	}
+	if a, err := differs(id, "VMIdentity "+name, v1alpha1.SnapshotDisk{Image: from.Spec.Image,
+		Population: from.Spec.Population, Size: from.Spec.Size}); a.Reason != "" || err != nil {
+		return a, err
+	}
+	if from.Spec.Type == v1alpha1.Local {
+		return not(v1alpha1.ReasonInvalid, "VMIdentity %s has type Local, and Local disks are not "+
+			"cloned", name)
+	}
+	claim, err := f.claim(ctx, id.Namespace, v1alpha1.ClaimName(name))
+	if err != nil {
+		return Answer{}, err
+	}
+	if from.Status.CreationTime == nil || claim == nil || claim.DeletionTimestamp != nil ||
+		!metav1.IsControlledBy(claim, from) {
+		why := notReady(from.Status.Conditions)
+		return not(v1alpha1.ReasonPopulating, "VMIdentity %s has no disk yet, from which this one "+
+			"begins: %s", name, why)
+	}
+	pod, err := objects.User(ctx, f.Client, from)
+	if err != nil {
+		return Answer{}, err
+	}
+	if pod != "" {
+		return not(v1alpha1.ReasonSourceInUse, "pod %s uses the disk of VMIdentity %s: the disk "+
+			"is made when that pod has ended; from a VMIdentitySnapshot it begins at once", pod,
+			name)
+	}
+	return f.clone(ctx, claim, class)
+}
+
+// ring returns the names of identities that begin from each other and have no disk yet, or "".
+func (f *Finder) ring(ctx context.Context, id, from *v1alpha1.VMIdentity) (string, error) {
+	names, seen := id.Name, map[string]bool{}
+	for from != nil && from.Status.CreationTime == nil {
+		names += " from " + from.Name
+		if from.Name == id.Name {
+			return names, nil
+		}
+		// Somebody else's ring is told to that.
+		if from.Spec.Source == nil || from.Spec.Source.Identity == "" || seen[from.Name] {
+			return "", nil
+		}
+		seen[from.Name] = true
+		var err error
+		from, err = f.identity(ctx, id.Namespace, string(from.Spec.Source.Identity))
+		if err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+func (f *Finder) fromSnapshot(ctx context.Context, id *v1alpha1.VMIdentity, name string,
+	class *string) (Answer, error) {
+	from, err := f.snapshot(ctx, id.Namespace, name)
+	switch {
+	case err != nil:
+		return Answer{}, err
+	case from == nil:
+		return missing("VMIdentitySnapshot", name, nil)
+	case from.DeletionTimestamp != nil:
+		return missing("VMIdentitySnapshot", name, from)
+	case !from.Status.ReadyToUse || from.Status.Disk == nil:
+		why := notReady(from.Status.Conditions)
+		return not(v1alpha1.ReasonPopulating, "VMIdentitySnapshot %s is not ready: %s", name, why)
+	}
+	if a, err := differs(id, "VMIdentitySnapshot "+name, *from.Status.Disk); a.Reason != "" ||
+		err != nil {
+		return a, err
+	}
+	if a, err := f.driver(ctx, class, ""); a.Reason != "" || err != nil {
+		return a, err
+	}
+	group := snapshotGroup
+	a := Answer{From: &corev1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot",
+		Name: from.Status.VolumeSnapshotName}}
+	if from.Status.RestoreSize != nil {
+		a.AtLeast = *from.Status.RestoreSize
+	}
+	return a, nil
+}
+
+const snapshotGroup = "snapshot.storage.k8s.io"
+
+// differs returns why a disk cannot go on with the content of another one.
+func differs(id *v1alpha1.VMIdentity, name string, from v1alpha1.SnapshotDisk) (Answer, error) {
+	is, was := populationOf(id.Spec.Population), populationOf(from.Population)
+	switch {
+	case id.Spec.Image != from.Image:
+		return not(v1alpha1.ReasonInvalid, "the disk begins from %s, which has image %s, and this "+
+			"VMIdentity has %s: make one with the same image", name, cmp.Or(from.Image, "none"),
+			cmp.Or(id.Spec.Image, "none"))
+	case is != was:
+		return not(v1alpha1.ReasonInvalid, "the disk begins from %s, which has population %s, and "+
+			"this VMIdentity has %s: make one with the same population", name, was, is)
+	case id.Spec.Size != nil && from.Size != nil && id.Spec.Size.Cmp(*from.Size) < 0:
+		return not(v1alpha1.ReasonInvalid, "the disk begins from %s, which has %s, and this "+
+			"VMIdentity has %s: a disk never shrinks, so set a size of at least that", name,
+			from.Size, id.Spec.Size)
+	}
+	return Answer{}, nil
+}
+
+func populationOf(p v1alpha1.Population) v1alpha1.Population {
+	return cmp.Or(p, v1alpha1.Overlay)
+}
+
+// Kubernetes notes on a claim who has made its volume.
+const (
+	annotationProvisioner     = "volume.kubernetes.io/storage-provisioner"
+	annotationProvisionerBeta = "volume.beta.kubernetes.io/storage-provisioner"
+)
+
+// clone is the answer for a claim that a class shall clone.
+func (f *Finder) clone(ctx context.Context, claim *corev1.PersistentVolumeClaim, class *string) (
+	Answer, error) {
+	if claim.Status.Phase != corev1.ClaimBound {
+		return not(v1alpha1.ReasonPopulating, "the claim %s, from which the disk begins, has no "+
+			"volume yet: many classes make one when a pod is scheduled", claim.Name)
+	}
+	has := cmp.Or(claim.Annotations[annotationProvisioner],
+		claim.Annotations[annotationProvisionerBeta])
+	if a, err := f.driver(ctx, class, has); a.Reason != "" || err != nil {
+		return a, err
+	}
+	a := Answer{From: &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim",
+		Name: claim.Name}, AtLeast: claim.Status.Capacity[corev1.ResourceStorage]}
+	if asked := claim.Spec.Resources.Requests[corev1.ResourceStorage]; asked.Cmp(a.AtLeast) > 0 {
+		a.AtLeast = asked
+	}
+	return a, nil
+}
+
+// driver returns why a class cannot clone what a provisioner has made ("": unknown which).
+func (f *Finder) driver(ctx context.Context, class *string, provisioner string) (Answer, error) {
+	c, err := objects.Class(ctx, f.Client, class)
+	if err != nil {
+		return Answer{}, err
+	}
+	if c == nil {
+		return not(v1alpha1.ReasonInvalid, "the disk begins from another one, and only a "+
+			"StorageClass clones it: make a VMIdentity that names one")
+	}
+	driver, err := objects.Find[storagev1.CSIDriver](ctx, f.Client, "CSIDriver",
+		client.ObjectKey{Name: c.Provisioner})
+	switch {
+	case err != nil:
+		return Answer{}, err
+	case driver == nil:
+		return not(v1alpha1.ReasonInvalid, "the StorageClass %s cannot clone a disk: its "+
+			"provisioner %s is none of those that `kubectl get csidriver` lists. Make a "+
+			"VMIdentity with another class", c.Name, c.Provisioner)
+	case provisioner != "" && provisioner != c.Provisioner:
+		return not(v1alpha1.ReasonInvalid, "the disk begins from one on the storage of %s, and "+
+			"the StorageClass %s is of %s: make a VMIdentity with a class of the former",
+			provisioner, c.Name, c.Provisioner)
+	}
+	return Answer{}, nil
+}
+
+func (f *Finder) claim(ctx context.Context, namespace, name string) (
+	*corev1.PersistentVolumeClaim, error) {
+	return objects.Find[corev1.PersistentVolumeClaim](ctx, f.Live, "claim",
+		client.ObjectKey{Namespace: namespace, Name: name})
+}
+
+func (f *Finder) identity(ctx context.Context, namespace, name string) (*v1alpha1.VMIdentity,
+	error) {
+	return objects.Find[v1alpha1.VMIdentity](ctx, f.Client, "VMIdentity",
+		client.ObjectKey{Namespace: namespace, Name: name})
+}
+
+func (f *Finder) snapshot(ctx context.Context, namespace, name string) (
+	*v1alpha1.VMIdentitySnapshot, error) {
+	return objects.Find[v1alpha1.VMIdentitySnapshot](ctx, f.Client, "VMIdentitySnapshot",
+		client.ObjectKey{Namespace: namespace, Name: name})
+}

@@ -1,0 +1,89 @@
+package source
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// Gone returns why a claim that was made from a source will never have its volume, or "".
+func (f *Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim) (string, error) {
+	s, from := id.Spec.Source, claim.Spec.DataSourceRef
+	if s == nil || from == nil || claim.Status.Phase == corev1.ClaimBound {
+		return "", nil
+	}
+	var there bool
+	var err error
+	if s.Snapshot != "" {
+		var snapshot *v1alpha1.VMIdentitySnapshot
+		snapshot, err = f.snapshot(ctx, id.Namespace, string(s.Snapshot))
+		there = snapshot != nil
+	} else {
+		var source *corev1.PersistentVolumeClaim
+		source, err = f.claim(ctx, id.Namespace, from.Name)
+		there = source != nil
+	}
+	if there || err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s, from which the disk begins, was deleted before the disk had its "+
+		"volume: delete this VMIdentity", s), nil
+}
+
+// Waiting returns an identity that begins from a source and has a claim without a volume yet, or
+// "". Until it has its volume, the source is needed.
+func Waiting(ctx context.Context, from client.Reader, namespace string,
+	source v1alpha1.DiskSource) (string, error) {
+	var ids v1alpha1.VMIdentityList
+	if err := from.List(ctx, &ids, client.InNamespace(namespace)); err != nil {
+		return "", fmt.Errorf("VMIdentities: %w", err)
+	}
+	for i := range ids.Items {
+		id := &ids.Items[i]
+		if id.Spec.Source != nil && *id.Spec.Source == source && id.DeletionTimestamp == nil &&
+			id.Status.ClaimName != "" &&
+			!meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
+			return id.Name, nil
+		}
+	}
+	return "", nil
+}
+
+// Index is the index of identities by what they begin from, in the form of DiskSource.String.
+const Index = v1alpha1.Group + "/source"
+
+// By returns the keys of an identity in Index.
+func By(o client.Object) []string {
+	id, ok := o.(*v1alpha1.VMIdentity)
+	if !ok || id.Spec.Source == nil {
+		return nil
+	}
+	return []string{id.Spec.Source.String()}
+}
+
+// Clones requests the identities that begin from an identity or a snapshot.
+func Clones(c client.Reader) func(ctx context.Context, o client.Object) []reconcile.Request {
+	return func(ctx context.Context, o client.Object) (all []reconcile.Request) {
+		name := v1alpha1.SourceName(o.GetName())
+		source := v1alpha1.DiskSource{Identity: name}
+		if _, snapshot := o.(*v1alpha1.VMIdentitySnapshot); snapshot {
+			source = v1alpha1.DiskSource{Snapshot: name}
+		}
+		var ids v1alpha1.VMIdentityList
+		// A cache that has started does not fail.
+		_ = c.List(ctx, &ids, client.InNamespace(o.GetNamespace()),
+			client.MatchingFields{Index: source.String()}, client.UnsafeDisableDeepCopy)
+		for i := range ids.Items {
+			all = append(all, reconcile.Request{
+				NamespacedName: client.ObjectKeyFromObject(&ids.Items[i])})
+		}
+		return all
+	}
+}
