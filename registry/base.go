@@ -24,7 +24,8 @@ type baseImage struct {
 	source    transport.Source
 	ref       transport.Reference
 	platforms []basePlatform
-	index     bool // it is for several platforms
+	index     bool   // it is for several platforms
+	digest    string // of the manifest that the reference names
 }
 
 type basePlatform struct {
@@ -59,6 +60,7 @@ func (b *baseImage) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.digest = transport.DigestOf(text)
 	switch kind := transport.ManifestKind(text, mediaType); {
 	case kind.IsImage():
 		return b.add(ctx, text, nil)

@@ -33,14 +33,15 @@ type Onto struct {
 	// Squash leaves out the layers of the versions between the oldest one and the new one, which
 	// gets what they have. It makes a chain short again.
 	Squash bool
-	// Origin says where the content of the new disk comes from. It must not promise too much. nil:
-	// nobody knows, and all of the disk is read.
-	Origin *Origin
+	// Origins say where the content of the new disk comes from. They must not promise too much. If
+	// none is about Image, all of the disk is read.
+	Origins []Origin
 }
 
 // Origin says that a disk has the content of an image, except for what has changed.
 type Origin struct {
-	Files []string // of the image, as image.Contents has them
+	Files  []string // those of the image, as image.Contents has them; nil: see Digest
+	Digest string   // of the image's manifest
 	// Changed reports whether the run of the disk at off may differ, and how long it is, at most
 	// length bytes. Behind the end of the image, zeros are no difference.
 	Changed func(off, length int64) (changed bool, n int64, err error)
@@ -238,13 +239,20 @@ func (p *pusher) compare(ctx context.Context, img *image.Image) (different, shar
 // suspects are the clusters that may differ from the old disk: all that have changed since an image
 // that the old disk is made of, too, and what the old disk has changed since. nil: nobody knows.
 func (p *pusher) suspects(ctx context.Context, size int64) (clusters, error) {
-	from, chain := p.opt.Onto.Origin, p.old.chain
-	if from == nil || len(from.Files) == 0 || len(from.Files) > len(chain) {
-		return nil, nil
+	chain, have := p.old.chain, image.Contents(p.old.image.Unhashed())
+	var from *Origin
+	var above []*oldFile
+	for i, o := range p.opt.Onto.Origins {
+		known := len(chain) - len(o.Files)
+		switch {
+		case len(chain) == 0 || len(have) != len(chain): // it was fetched
+		case o.Files == nil && o.Digest == p.base.digest:
+			from, above = &p.opt.Onto.Origins[i], nil
+		case len(o.Files) > 0 && known >= 0 && slices.Equal(have[known:], o.Files) && from == nil:
+			from, above = &p.opt.Onto.Origins[i], chain[:known]
+		}
 	}
-	above := chain[:len(chain)-len(from.Files)]
-	have := image.Contents(p.old.image.Unhashed())
-	if len(have) != len(chain) || !slices.Equal(have[len(above):], from.Files) {
+	if from == nil {
 		return nil, nil
 	}
 	all := newClusters(size)

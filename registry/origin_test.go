@@ -74,10 +74,11 @@ func TestPushOntoOrigin(t *testing.T) {
 			return !bytes.Equal(was, content[off:end]) || off/4096 == 5000, end - off, nil
 		}
 	}
-	commit := func(content []byte, ref, onto string, squash bool, origin *Origin) (string, int64) {
+	commit := func(content []byte, ref, onto string, squash bool, origins ...Origin) (
+		digest string, read int64) {
 		d := countedDisk{content, new(atomic.Int64)}
 		opt := PushOptions{CompressRaw: qcow2.CompressionZstd, Progress: new(Progress),
-			Onto: Onto{Image: o.m.ref(t, onto).String(), Squash: squash, Origin: origin},
+			Onto: Onto{Image: o.m.ref(t, onto).String(), Squash: squash, Origins: origins},
 			Open: func(name string) (*image.Image, error) {
 				return image.OpenSource(t.Context(), name,
 					func(context.Context, string) (image.Source, error) { return d, nil },
@@ -95,9 +96,9 @@ func TestPushOntoOrigin(t *testing.T) {
 		squash    bool
 	}{{second, "vm/a:2", "vm/a:1", false}, {third, "vm/a:3", "vm/a:2", false},
 		{third, "vm/b:3", "vm/a:2", true}, {third, "vm/c:3", "vm/a:1", false}} {
-		want, all := commit(c.content, c.ref, c.onto, c.squash, nil)
+		want, all := commit(c.content, c.ref, c.onto, c.squash)
 		require.Greater(t, all, int64(len(c.content)))
-		origin := &Origin{Files: files, Changed: since(c.content)}
+		origin := Origin{Files: files, Changed: since(c.content)}
 		got, read := commit(c.content, c.ref, c.onto, c.squash, origin)
 		require.Equal(t, want, got, c.ref)
 		require.Less(t, read, all/4, c.ref)
@@ -107,4 +108,22 @@ func TestPushOntoOrigin(t *testing.T) {
 		require.Equal(t, all, read, c.ref)
 	}
 	o.requireDisk(t, "vm/a:3", "vm.2.qcow2", third, true)
+
+	// An image that has the content of an earlier time is known by its digest.
+	was := bytes.Clone(third)
+	copy(third[12<<20:], noise(373, 5000))
+	digest, _ := commit(was, "vm/a:3", "vm/a:2", false)
+	want, all := commit(third, "vm/a:4", "vm/a:3", false)
+	origin := Origin{Digest: digest, Changed: func(off, length int64) (bool, int64, error) {
+		end := min(off/4096*4096+4096, off+length)
+		return !bytes.Equal(was[off:end], third[off:end]), end - off, nil
+	}}
+	got, read := commit(third, "vm/a:4", "vm/a:3", false, Origin{Files: files,
+		Changed: since(third)}, origin)
+	require.Equal(t, want, got)
+	require.Less(t, read, all/8)
+	origin.Digest = want
+	got, read = commit(third, "vm/a:4", "vm/a:3", false, origin)
+	require.Equal(t, want, got)
+	require.Equal(t, all, read)
 }

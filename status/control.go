@@ -76,6 +76,8 @@ const (
 	SnapshotRevert  SnapshotAction = "revert"  // the disk gets the snapshot's content
 	SnapshotServe   SnapshotAction = "serve"   // the snapshot becomes a read-only LUN
 	SnapshotUnserve SnapshotAction = "unserve" // it is a LUN no longer
+	// SnapshotCommitted says that an image has its content.
+	SnapshotCommitted SnapshotAction = "committed"
 )
 
 // SnapshotRequest asks for one action.
@@ -84,6 +86,8 @@ type SnapshotRequest struct {
 	// Disks are names or LUNs. Only SnapshotCreate takes several, all at the same point in time.
 	Disks []string `json:"disks"`
 	Name  string   `json:"name"` // of the snapshot
+	// Image is for SnapshotCommitted: the digest of the image, and the name of the disk in it.
+	Image string `json:"image,omitempty"`
 }
 
 // SnapshotAnswer tells a person what was done.
@@ -121,6 +125,9 @@ type Content struct {
 	// Image has the formats and digests of the files of the image that the disk was made of, top
 	// first, if the disk still reads from it.
 	Image []string `json:"image,omitempty"`
+	// Committed are snapshots that this one was made from, or this one, by the images that have
+	// their content, as SnapshotRequest has them.
+	Committed map[string]string `json:"committed,omitempty"`
 }
 
 // ContentRanges is a page of ranges.

@@ -37,21 +37,23 @@ func TestMessagesOnTheWire(t *testing.T) {
 	message[HandoverAnswer](t, `{"done":"it is"}`, `{"done":""}`)
 	message[SessionsAnswer](t, ``, `{"sessions":null}`)
 	message[KickAnswer](t, ``, `{"ended":null}`)
-	message[SnapshotRequest](t, `{"action":"create","disks":["a"],"name":"s"}`,
+	message[SnapshotRequest](t, `{"action":"create","disks":["a"],"name":"s","image":"i"}`,
 		`{"action":"","disks":null,"name":""}`)
 	message[SnapshotAnswer](t, `{"done":"it is"}`, `{"done":""}`)
 	message[SnapshotsAnswer](t, `{"snapshots":[{"disk":"a","lun":1,"name":"s",`+
 		`"created":"2026-11-26T08:00:00Z","size":512,"used":1,"served":2}]}`,
 		`{"snapshots":null}`)
-	message[Content](t, `{"disk":"a","identity":"i","size":512,"image":["sha256:0"]}`,
+	message[Content](t, `{"disk":"a","identity":"i","size":512,"image":["sha256:0"],`+
+		`"committed":{"i":"s"}}`,
 		`{"disk":"","identity":"","size":0}`)
 	message[ContentRanges](t, `{"ranges":[[0,512]],"next":1024}`, `{"ranges":null,"next":0}`)
 	message[Refusal](t, `{"error":"no"}`, `{"error":""}`)
 	require.Equal(t, []Action{"open", "finish", "cancel"},
 		[]Action{ActionOpen, ActionFinish, ActionCancel})
-	require.Equal(t, []SnapshotAction{"create", "delete", "revert", "serve", "unserve"},
+	require.Equal(t, []SnapshotAction{"create", "delete", "revert", "serve", "unserve",
+		"committed"},
 		[]SnapshotAction{SnapshotCreate, SnapshotDelete, SnapshotRevert, SnapshotServe,
-			SnapshotUnserve})
+			SnapshotUnserve, SnapshotCommitted})
 	require.Equal(t, []string{"/handover", "/sessions", "/kick", "/snapshots", "/content",
 		"/content/bytes", "/content/ranges", "stored", "changed"},
 		[]string{PathHandover, PathSessions, PathKick, PathSnapshots, PathContent,

@@ -119,8 +119,10 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 type committed struct {
 	name string // of the disk
 	// source returns its content as the bytes of a raw image. Closing that does not close the disk.
-	source func(ctx context.Context) (image.Source, error)
-	origin *registry.Origin // nil: not known
+	source  func(ctx context.Context) (image.Source, error)
+	origins []registry.Origin
+	// stored is told that an image has the content. May be nil.
+	stored func(ctx context.Context, image string) error
 	close  func() error
 }
 
@@ -168,13 +170,20 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 		return err
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
-	opt.Onto.Origin = d.origin
+	opt.Onto.Origins = d.origins
 	opt.Open = func(name string) (*image.Image, error) {
 		return image.OpenSource(ctx, name,
 			func(ctx context.Context, _ string) (image.Source, error) { return d.source(ctx) },
 			image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
 	}
-	digest, err := c.a.push(ctx, client, []string{committedFile(d.name)}, ref, opt)
+	file := committedFile(d.name)
+	digest, err := c.a.push(ctx, client, []string{file}, ref, opt)
+	if err == nil && d.stored != nil {
+		if err := d.stored(ctx, committedAs(digest, file)); err != nil {
+			fmt.Fprintf(c.a.stderr, "the next commit will read more, because it is not noted that "+
+				"the snapshot is stored: %v\n", err)
+		}
+	}
 	if err != nil || c.digest == "" {
 		return err
 	}
@@ -182,6 +191,28 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 		return fmt.Errorf("the image is stored as %s, but --%s: %w", digest, flagDigestFile, err)
 	}
 	return nil
+}
+
+// committedAs is how a snapshot that was stored is remembered: what the manifest's digest says of
+// an image is true of the disk of that name only.
+func committedAs(digest, file string) string { return digest + "/" + file }
+
+// committedOrigins are the origins by images that have the content of earlier snapshots.
+func committedOrigins(disk string, images map[string]string,
+	origin func(digest, snapshot string) (registry.Origin, error)) (all []registry.Origin,
+	err error) {
+	for stored, snapshot := range images {
+		digest, file, _ := strings.Cut(stored, "/")
+		if file != committedFile(disk) {
+			continue
+		}
+		one, err := origin(digest, snapshot)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return all, nil
 }
 
 // committedFile is the name of a committed disk in the image: that of the disk, which may be a

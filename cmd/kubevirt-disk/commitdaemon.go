@@ -29,7 +29,8 @@ func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*
 	}
 	daemon := daemonAt(socket)
 	end := func() error { return nil }
-	if snapshot == "" {
+	own := snapshot == ""
+	if own {
 		snapshot = "commit-" + time.Now().UTC().Format("20060102T150405.000Z")
 		change := func(ctx context.Context, action status.SnapshotAction) error {
 			_, err := daemon.Snapshot(ctx, status.SnapshotRequest{Action: action,
@@ -50,14 +51,22 @@ func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*
 		}
 	}
 	r, err := daemon.Reader(ctx, name, snapshot)
-	var origin *registry.Origin
-	if err == nil && c.onto.Image != "" && len(r.Image) > 0 {
-		origin, err = originOf(ctx, r)
+	var origins []registry.Origin
+	if err == nil && c.onto.Image != "" {
+		origins, err = originsOf(ctx, r)
 	}
 	if err != nil {
 		return nil, errors.Join(explain(err), end())
 	}
-	return &committed{name: r.Disk, origin: origin,
+	var stored func(context.Context, string) error
+	if !own {
+		stored = func(ctx context.Context, image string) error {
+			_, err := daemon.Snapshot(ctx, status.SnapshotRequest{Image: image,
+				Action: status.SnapshotCommitted, Disks: []string{name}, Name: snapshot})
+			return explain(err)
+		}
+	}
+	return &committed{name: r.Disk, origins: origins, stored: stored,
 		source: func(context.Context) (image.Source, error) {
 			return &daemonSnapshot{Reader: r, explain: explain}, nil
 		},
@@ -67,14 +76,25 @@ func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*
 		}}, nil
 }
 
-// originOf asks what has changed since the image that the disk was made of.
-func originOf(ctx context.Context, r *control.Reader) (*registry.Origin, error) {
-	changed, err := r.Changed(ctx, "")
-	return &registry.Origin{Files: r.Image,
-		Changed: func(off, length int64) (bool, int64, error) {
-			is, n := changed(off, length)
-			return is, n, nil
-		}}, err
+// originsOf asks what has changed since the image that the disk was made of, and since snapshots of
+// which there are images.
+func originsOf(ctx context.Context, r *control.Reader) ([]registry.Origin, error) {
+	origin := func(digest, since string) (registry.Origin, error) {
+		changed, err := r.Changed(ctx, since)
+		return registry.Origin{Digest: digest,
+			Changed: func(off, length int64) (bool, int64, error) {
+				is, n := changed(off, length)
+				return is, n, nil
+			}}, err
+	}
+	all, err := committedOrigins(r.Disk, r.Committed, origin)
+	if err == nil && len(r.Image) > 0 {
+		var one registry.Origin
+		one, err = origin("", "")
+		one.Files = r.Image
+		all = append(all, one)
+	}
+	return all, err
 }
 
 // daemonSnapshot is a snapshot of a daemon's disk as the bytes of an image.

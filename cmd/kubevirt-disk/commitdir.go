@@ -53,11 +53,23 @@ func (c *committing) openDir(ctx context.Context, client *registry.Client,
 		content = opened.Disk
 		whole = func() error { return errors.Join(opened.Close(), end()) }
 	}
-	origin := &registry.Origin{Files: inst.Image(),
-		Changed: func(off, length int64) (bool, int64, error) {
-			return disk.Changed(content, "", off, length)
-		}}
-	return &committed{name: kept.Name, close: whole, origin: origin,
+	origins, err := committedOrigins(kept.Name, inst.CommittedBefore(content),
+		func(digest, since string) (registry.Origin, error) {
+			return registry.Origin{Digest: digest,
+				Changed: func(off, length int64) (bool, int64, error) {
+					return disk.Changed(content, since, off, length)
+				}}, nil
+		})
+	if err != nil {
+		return nil, errors.Join(err, whole())
+	}
+	if files := inst.Image(); files != nil {
+		origins = append(origins, registry.Origin{Files: files,
+			Changed: func(off, length int64) (bool, int64, error) {
+				return disk.Changed(content, "", off, length)
+			}})
+	}
+	return &committed{name: kept.Name, close: whole, origins: origins,
 		source: func(context.Context) (image.Source, error) {
 			return notClosed{&instance.Source{Disk: content}}, nil
 		}}, nil

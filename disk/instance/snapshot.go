@@ -3,6 +3,7 @@ package instance
 import (
 	"context"
 	"path/filepath"
+	"slices"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -84,6 +85,31 @@ func (i *Instance) Revert(ctx context.Context, name string) error {
 		return err
 	}
 	return i.tree.Revert(name)
+}
+
+// Committed remembers that an image has the content of a snapshot. Errors: *SnapshotError.
+func (i *Instance) Committed(name, image string) error {
+	if err := i.mayHave(name); err != nil {
+		return err
+	}
+	return i.tree.Committed(name, image)
+}
+
+// CommittedBefore returns the snapshots that a content of the disk was made from, by the images
+// that have their content.
+func (i *Instance) CommittedBefore(d disk.Disk) map[string]string {
+	all := map[string]string{}
+	history, ok := d.(disk.Historian)
+	if !ok {
+		return all
+	}
+	since := history.Since()
+	for _, s := range i.Snapshots() {
+		if s.Image != "" && slices.Contains(since, s.Name) {
+			all[s.Image] = s.Name
+		}
+	}
+	return all
 }
 
 // Image returns the image.Contents of the image that the disk reads from. nil: it reads from none

@@ -27,7 +27,8 @@ const recordVersion = 1
 //	   "floor": 1073741824}],  how much of the one below it is over, bytes
 //	 "snapshots": [
 //	  {"name": "before", "layer": "", "created": "2026-11-26T06:00:00Z", "size": 1073741824,
-//	   "taken": true}]}        false: a crash came first, and there is no such snapshot
+//	   "taken": true,          false: a crash came first, and there is no such snapshot
+//	   "image": "sha256:..."}]} of an image with this content; absent: none is known
 //
 // Files of layers that the record does not name are of no use: they were about to be added, or have
 // been taken out. Whatever is killed at whatever moment, the record that is there describes the
@@ -56,6 +57,7 @@ type SnapshotRecord struct {
 	Created time.Time `json:"created"`
 	Size    int64     `json:"size"` // of the disk then, bytes
 	Taken   bool      `json:"taken"`
+	Image   string    `json:"image,omitempty"`
 }
 
 // NewRecord is the record of a disk without layers.

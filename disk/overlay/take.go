@@ -156,6 +156,23 @@ func (t *Tree) Delete(name string) error {
 	return nil
 }
 
+// Committed remembers that an image has the content of a snapshot, for as long as that is there.
+func (t *Tree) Committed(name, image string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.findLocked(name)
+	if s == nil || !s.Taken {
+		return t.refusal(name, ErrSnapshotMissing.Error(), ErrSnapshotMissing)
+	}
+	before := s.Image
+	s.Image = image
+	if err := t.saveLocked(); err != nil {
+		s.Image = before
+		return t.refusal(name, "", err)
+	}
+	return nil
+}
+
 // Revert makes the disk read as a snapshot again. Later snapshots stay. If the disk has grown
 // since, it keeps its size, and has zeros there. Nobody may use the disk meanwhile.
 func (t *Tree) Revert(name string) error {

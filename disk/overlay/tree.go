@@ -338,6 +338,8 @@ type Snapshot struct {
 	Created time.Time
 	Size    int64 // of the disk then, bytes
 	Used    int64 // bytes that would be free without it, roughly
+	// Image is what Committed was told: an image that has the same content. "": none is known.
+	Image string
 }
 
 // Snapshots returns the snapshots, the oldest first.
@@ -347,7 +349,8 @@ func (t *Tree) Snapshots() []Snapshot {
 	all := []Snapshot{}
 	for _, s := range t.snaps {
 		if s.Taken {
-			all = append(all, Snapshot{s.Name, s.Created, s.Size, t.usedLocked(s.on)})
+			all = append(all, Snapshot{s.Name, s.Created, s.Size, t.usedLocked(s.on),
+				s.Image})
 		}
 	}
 	return all

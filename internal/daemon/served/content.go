@@ -24,5 +24,14 @@ func (d *Disks) OpenContent(name, snapshot string) (*control.Content, error) {
 	}
 	return &control.Content{Disk: opened.Disk, Described: status.Content{
 		Disk: s.Name, Identity: snapshotIdentity(inst, snapshot).Serial, Size: opened.Size(),
-		Image: inst.Image()}}, nil
+		Image: inst.Image(), Committed: inst.CommittedBefore(opened.Disk)}}, nil
+}
+
+// committed remembers the image that has the content of a snapshot.
+func (s *Disk) committed(name, image string) error {
+	inst := s.Instance()
+	if inst == nil {
+		return fmt.Errorf("%v is not open", s)
+	}
+	return inst.Committed(name, image)
 }

@@ -73,6 +73,8 @@ func (d *Disks) ChangeSnapshots(ctx context.Context, req status.SnapshotRequest)
 		lun, err := d.serveSnapshot(ctx, s, req.Name)
 		return fmt.Sprintf("LUN %d is %s, read-only, as %q", lun, what,
 			snapshotName(s, req.Name)), err
+	case status.SnapshotCommitted:
+		return "noted the image of " + what, s.committed(req.Name, req.Image)
 	case status.SnapshotUnserve:
 		lun := d.snapshotLUN(s, req.Name)
 		if lun == nil {
