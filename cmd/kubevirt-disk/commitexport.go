@@ -20,16 +20,14 @@ func openExport(text string) (openCommitted, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the disk: %w", err)
 	}
-	return func(context.Context, *registry.Client) (*committed, error) {
-		return &committed{name: uri.Export, close: func() error { return nil },
-			source: func(ctx context.Context) (image.Source, error) {
-				r, err := nbd.OpenRemote(ctx, nbd.RemoteOptions{Address: uri.Address,
-					Export: uri.Export, Once: true})
-				if err != nil {
-					return nil, err
-				}
-				return exported{r}, nil
-			}}, nil
+	return func(ctx context.Context, _ *registry.Client) (*committed, error) {
+		r, err := nbd.OpenRemote(ctx, nbd.RemoteOptions{Address: uri.Address, Export: uri.Export,
+			Once: true})
+		if err != nil {
+			return nil, err
+		}
+		return &committed{name: uri.Export, close: r.Close,
+			source: func(context.Context) (image.Source, error) { return exported{r}, nil }}, nil
 	}, nil
 }
 
@@ -44,6 +42,9 @@ func (e exported) Identity() image.Identity   { return image.Identity{} }
 func (e exported) Parallel() int              { return 1 }
 func (e exported) WillRead(off, length int64) {}
 func (e exported) Check() error               { return nil }
+
+// Close does nothing: with a second connection, the first one might still have the disk.
+func (e exported) Close() error { return nil }
 
 // Extent knows nothing: the client of a relay asks for no extents.
 func (e exported) Extent(off, length int64) (disk.Extent, error) {
