@@ -43,8 +43,7 @@ func (run *run) answerError(f *failure) {
 }
 
 // answerData queues data of a read: as a whole reply, or as a chunk of one.
-func (run *run) answerData(off uint64, data []byte, b *memory.Buffer, last bool) {
-	c, q := run.c, &run.req
+func (c *conn) answerData(q *request, off uint64, data []byte, b *memory.Buffer, last bool) {
 	c.tx.Lock()
 	defer c.tx.Unlock()
 	r := c.tx.put(data, b)

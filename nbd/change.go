@@ -63,6 +63,9 @@ func (run *run) write() error {
 		run.forget()
 		return err
 	}
+	if run.forward() {
+		return nil
+	}
 	return run.finish(run.writeBuffer())
 }
 

@@ -46,11 +46,16 @@ type conn struct {
 	client *serving.Client
 	disk   *serving.Disk
 	role   *serving.Reader
+	far    *Remote // the disk, if another server has it
 
-	rx   receiver
-	tx   sender
-	used atomic.Bool // the disk has been accessed
-	lost atomic.Bool // it has ended, and not because the client said that it is done
+	rx receiver
+	tx sender
+	// posted is the connection at which forwarded requests wait to be sent; nil: there are none. It
+	// belongs to the goroutine that reads. weight tells how urgent that is, as for replies.
+	posted *link
+	weight int
+	used   atomic.Bool // the disk has been accessed
+	lost   atomic.Bool // it has ended, and not because the client said that it is done
 	// sessionName is what the client calls the connections of which it uses one at a time, the
 	// newest one; "": they have no name. Guarded by Server.mu.
 	sessionName string
@@ -101,9 +106,13 @@ func (c *conn) negotiate() (err error) {
 	w := c.takeWire(h.nc)
 	c.tx.init(w, c.srv.disks.Memory)
 	c.rx.init(w, c.srv.disks.Memory, early)
-	c.rx.beforeWait = c.tx.Flush
+	c.rx.beforeWait = func() error {
+		c.sendForwarded()
+		return c.tx.Flush()
+	}
 	c.rx.beforeMore = func() error {
 		if c.tx.full() || c.srv.disks.Memory.Exhausted() {
+			c.sendForwarded()
 			return c.tx.Flush()
 		}
 		return nil
@@ -166,6 +175,7 @@ func (c *conn) attach(d *serving.Disk, session string, heir bool) {
 	c.client, c.disk, c.sessionName, c.since = client, d, session, time.Now()
 	c.loops.Add(1)
 	c.role = c.srv.disks.NewReader(c.loop, c.handOn)
+	c.far, _ = d.Disk.(*Remote)
 }
 
 // remote is where the client is: an address, or the number of a process on this machine.
@@ -317,6 +327,9 @@ func (c *conn) giveUp() {
 	defer c.mu.Unlock()
 	for run := range c.held {
 		run.r.Abort()
+	}
+	if c.far != nil {
+		c.far.giveUp(c)
 	}
 }
 

@@ -104,6 +104,9 @@ func (run *run) handle() error {
 		return err
 	}
 	if err == nil {
+		if run.forward() {
+			return nil
+		}
 		err = run.execute(payload)
 	}
 	return run.finish(err)
@@ -113,8 +116,7 @@ func (run *run) handle() error {
 // gets no answer, because its connection ends.
 func (run *run) finish(err error) error {
 	run.forget()
-	run.c.commands.Add(1)
-	run.note(err)
+	run.c.note(&run.req, run.arrived, err)
 	switch {
 	case err == nil:
 		return nil
@@ -130,9 +132,11 @@ func (run *run) finish(err error) error {
 	return nil
 }
 
-// note records for people whether the disk does its work, and tells the observer.
-func (run *run) note(err error) {
-	d, command := run.c.disk, run.req.command
+// note counts a request that arrived then, records for people whether the disk does its work, and
+// tells the observer.
+func (c *conn) note(q *request, arrived time.Time, err error) {
+	d, command := c.disk, q.command
+	c.commands.Add(1)
 	op := serving.OpOther
 	if int(command) < len(operations) {
 		op = operations[command]
@@ -146,15 +150,15 @@ func (run *run) note(err error) {
 			d.Failed(kind, op, op.String(), msg, err, time.Now())
 		}
 	}
-	done := serving.RequestEvent{Client: run.c.name, Number: d.Number, Op: op,
-		Duration: time.Since(run.arrived), Status: serving.StatusGood}
+	done := serving.RequestEvent{Client: c.name, Number: d.Number, Op: op,
+		Duration: time.Since(arrived), Status: serving.StatusGood}
 	switch {
 	case err != nil:
 		done.Status = statusOf(err)
 	case command == cmdRead || command == cmdWrite:
-		done.Bytes = int64(run.req.length)
+		done.Bytes = int64(q.length)
 	}
-	run.c.srv.disks.Observer.RequestDone(done)
+	c.srv.disks.Observer.RequestDone(done)
 }
 
 // statusOf is the status of a request that has failed, for the observer.

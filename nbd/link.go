@@ -48,6 +48,7 @@ type call struct {
 	request
 	data []byte     // what a write sends, or where a read puts what comes
 	done chan error // gets the result
+	to   *passage   // gets the result instead, if it is not nil
 	head [requestLen]byte
 	// logged says that Remote.kept has room for the change; replay, that it has the change itself.
 	logged, replay bool
@@ -123,6 +124,11 @@ type link struct {
 
 	out [][]byte // what is being sent; whoever sends uses it
 	b   [20]byte // the receiver's; here, so that a reply allocates nothing
+	// owed are clients' connections with replies to send; urgent says that they are many. Both are
+	// the receiver's.
+	owed   []*conn
+	urgent bool
+	passOn func() // starts another receiver, because this one is about to wait for a client
 
 	mu      sync.Mutex
 	calls   map[uint64]*call // guarded by mu; without an answer yet
@@ -138,6 +144,7 @@ func newLink(n *negotiation) *link {
 	l := &link{greeting: n.greeting, nc: n.nc, in: n.in, calls: make(map[uint64]*call),
 		ended: make(chan struct{})}
 	l.sent.L = &l.mu
+	l.passOn = func() { go l.receive() }
 	if _, ok := n.nc.(*tls.Conn); ok {
 		l.wire = &tlsWire{Plain: socket.Plain{Conn: n.nc}}
 	} else {
@@ -164,8 +171,18 @@ func (l *link) do(ctx context.Context, c *call) error {
 	}
 }
 
-// send queues a call, and sends the queue unless another goroutine does that.
+// send queues a call, and sends the queue unless another goroutine does that. Receive ends the
+// call, whatever happens, unless there is an error.
 func (l *link) send(c *call) error {
+	if err := l.post(c); err != nil {
+		return err
+	}
+	l.flush()
+	return nil
+}
+
+// post queues a call. Flush must follow.
+func (l *link) post(c *call) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.cause != nil {
@@ -175,8 +192,15 @@ func (l *link) send(c *call) error {
 	c.cookie, c.filled, c.err = l.cookie, 0, nil
 	l.calls[c.cookie] = c
 	l.queue = append(l.queue, c)
+	return nil
+}
+
+// flush sends the queue unless another goroutine does that.
+func (l *link) flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.sending {
-		return nil
+		return
 	}
 	l.sending = true
 	for len(l.queue) > 0 && l.cause == nil {
@@ -193,7 +217,6 @@ func (l *link) send(c *call) error {
 	}
 	l.sending = false
 	l.sent.Broadcast()
-	return nil // receive ends the call, whatever happens
 }
 
 func (l *link) sendAll(batch []*call) error {
@@ -275,22 +298,37 @@ func (l *link) close() {
 	<-l.ended
 }
 
-// receive takes replies until the connection ends.
+// receive takes replies until the connection ends, or another goroutine receives.
 func (l *link) receive() {
-	defer close(l.ended)
 	var err error
 	for err == nil {
+		if l.settle() {
+			return
+		}
 		err = l.next()
 	}
+	defer close(l.ended)
+	l.settleAll()
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.failLocked(err)
 	for l.sending { // whoever sends still uses the data of calls
 		l.sent.Wait()
 	}
-	for cookie, c := range l.calls {
-		delete(l.calls, cookie)
-		c.done <- errLinkLost
+	calls := l.calls
+	l.calls = nil
+	l.mu.Unlock()
+	for _, c := range calls {
+		c.end(errLinkLost)
+	}
+}
+
+// end gives the result to whoever waits for the call.
+func (c *call) end(err error) {
+	switch {
+	case c.to == nil:
+		c.done <- err
+	case !c.abandoned:
+		c.to.completed(err)
 	}
 }
 
@@ -409,8 +447,8 @@ func (l *link) finish(c *call) {
 	delete(l.calls, c.cookie)
 	l.mu.Unlock()
 	if c.err != nil {
-		c.done <- c.err
+		c.end(c.err)
 		return
 	}
-	c.done <- nil
+	c.end(nil)
 }

@@ -36,7 +36,7 @@ func (run *run) read() error {
 	}
 	b := run.buf
 	run.buf = nil
-	run.answerData(q.off, b.B, b, true)
+	c.answerData(q, q.off, b.B, b, true)
 	return nil
 }
 
@@ -105,7 +105,7 @@ func (run *run) readChunks() error {
 		if b == nil {
 			run.answerHole(off, n, off+n == end)
 		} else {
-			run.answerData(off, b.B, b, off+n == end)
+			c.answerData(q, off, b.B, b, off+n == end)
 		}
 		off += n
 		run.r.Moved(d)

@@ -45,6 +45,18 @@ type plainDisk struct {
 	disk.Zeroer
 }
 
+// plain is a remote disk that has memory for writes that are kept, as in the long run.
+func plain(t *testing.T, r *Remote) disk.Disk {
+	t.Helper()
+	zeros := make([]byte, 4<<10)
+	for range 512 {
+		_, err := r.WriteAt(zeros, 0)
+		require.NoError(t, err)
+	}
+	require.NoError(t, r.Flush())
+	return plainDisk{r, r, r}
+}
+
 // TestRemoteIsADisk runs the tests of every disk on one that another server has.
 func TestRemoteIsADisk(t *testing.T) {
 	disktest.Run(t, func(t *testing.T) disk.Disk {
@@ -52,7 +64,7 @@ func TestRemoteIsADisk(t *testing.T) {
 		r := v.remote(t, "disk1.raw")
 		require.Equal(t, "x", r.Identity().Serial)
 		require.False(t, r.ReadOnly())
-		return plainDisk{r, r, r}
+		return plain(t, r)
 	})
 }
 
@@ -179,7 +191,11 @@ func (n *relayed) remote(t testing.TB) *Remote {
 // TestRemoteHeals: connections break in the middle of requests and replies, and nobody sees it.
 func TestRemoteHeals(t *testing.T) {
 	n := relay(t, serve(t, 1, nil))
-	r := n.remote(t)
+	heals(t, n, n.remote(t))
+}
+
+// heals uses the disk of a server while the network to it breaks.
+func heals(t *testing.T, n *relayed, r *Remote) {
 	stop := make(chan struct{})
 	var cutting sync.WaitGroup
 	cutting.Go(func() {

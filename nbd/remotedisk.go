@@ -57,6 +57,13 @@ func (r *Remote) Within(ctx context.Context) disk.Disk { return remoteWithin{r, 
 
 func (r *Remote) always() remoteWithin { return remoteWithin{r, r.ctx} }
 
+// over is a context that has ended: for calls that must not wait.
+var over = func() context.Context {
+	ctx, end := context.WithCancel(context.Background())
+	end()
+	return ctx
+}()
+
 // remoteWithin is a Remote as one command uses it.
 type remoteWithin struct {
 	*Remote

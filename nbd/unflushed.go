@@ -1,16 +1,19 @@
 package nbd
 
 import (
+	"bytes"
 	"context"
 	"sync"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/internal/memory"
 )
 
 const (
-	// maxUnflushed is how many bytes of acknowledged writes a client keeps. When half of that is
-	// used, it asks the server to make them durable.
-	maxUnflushed = 8 << 20
+	// maxUnflushed is how many bytes of writes a client keeps, with those under way. When half of
+	// that is acknowledged, it asks the server to make them durable. A hook sidecar of KubeVirt has
+	// 64 MiB for everything.
+	maxUnflushed = 24 << 20
 	// maxRecords is the same for the number of writes, discards and zeroings.
 	maxRecords = 16 << 10
 	// maxLogged is the longest write that is kept. The server makes longer ones durable at once.
@@ -21,8 +24,8 @@ const (
 // crashes.
 type record struct {
 	command, flags uint16
-	off, length    uint64 // bytes
-	at             uint64 // where the data is in unflushed.ring, modulo its length
+	off, length    uint64         // bytes
+	buf            *memory.Buffer // the data; nil: none
 }
 
 // unflushed are the acknowledged changes since the last flush, in the order of their
@@ -33,27 +36,28 @@ type record struct {
 //	reserve ──► (the server acknowledges) ──► add, or giveBack ──► drop, when a flush has succeeded
 type unflushed struct {
 	flush func() // begins a flush, and does not wait for it
+	pool  *memory.Pool
 
 	mu       sync.Mutex
-	ring     []byte        // guarded by mu; nil until the first write
 	records  []record      // guarded by mu
 	first    uint64        // guarded by mu; the number of records[0]
-	head     uint64        // guarded by mu; where the next data goes in ring
-	used     int           // guarded by mu; bytes of the ring, with what is reserved
+	used     int           // guarded by mu; bytes of memory, with what is reserved
 	reserved int           // guarded by mu; changes under way
+	coming   int           // guarded by mu; bytes of memory that are reserved for them
 	waiting  int           // guarded by mu; calls of reserve that wait
 	failed   bool          // guarded by mu; there will be no more room
 	freed    chan struct{} // guarded by mu; closed when there is more room, or never will be
 }
 
 func newUnflushed(flush func()) *unflushed {
-	return &unflushed{flush: flush, freed: make(chan struct{})}
+	return &unflushed{flush: flush, pool: memory.New(maxUnflushed), freed: make(chan struct{})}
 }
 
 // reserve takes room for a change with n bytes of data. It waits for room until ctx ends or fail is
 // called. A flush helps those that wait only if something was acknowledged, and that may be later:
 // add begins one then.
 func (u *unflushed) reserve(ctx context.Context, n int) error {
+	n = memory.Size(n)
 	for {
 		u.mu.Lock()
 		if u.failed {
@@ -62,13 +66,11 @@ func (u *unflushed) reserve(ctx context.Context, n int) error {
 		}
 		records := len(u.records) + u.reserved
 		fits := u.used+n <= maxUnflushed && records < maxRecords
-		half := u.used+n > maxUnflushed/2 || records > maxRecords/2
+		half := !fits || u.used-u.coming > maxUnflushed/2 || records > maxRecords/2
 		if fits {
 			u.used += n
+			u.coming += n
 			u.reserved++
-			if u.ring == nil {
-				u.ring = make([]byte, maxUnflushed)
-			}
 		} else {
 			u.waiting++
 		}
@@ -115,7 +117,8 @@ func (u *unflushed) giveBack(n int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.reserved--
-	u.used -= n
+	u.used -= memory.Size(n)
+	u.coming -= memory.Size(n)
 	u.freeLocked()
 }
 
@@ -126,17 +129,22 @@ func (u *unflushed) add(c *call) {
 	}
 }
 
-// keep reports whether somebody waits for room.
+// keep reports whether somebody waits for room. It takes the memory of a forwarded write.
 func (u *unflushed) keep(c *call) (wanted bool) {
+	r := record{command: c.command, flags: c.flags, off: c.off, length: c.length}
+	switch {
+	case len(c.data) == 0:
+	case c.to != nil:
+		r.buf, c.to.buf = c.to.buf, nil
+		r.buf.Leave()
+	default:
+		r.buf = u.pool.Must(len(c.data))
+		copy(r.buf.B, c.data)
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.reserved--
-	r := record{command: c.command, flags: c.flags, off: c.off, length: c.length, at: u.head}
-	for p := c.data; len(p) > 0; {
-		n := copy(u.ring[u.head%maxUnflushed:], p)
-		p = p[n:]
-		u.head += uint64(n)
-	}
+	u.coming -= memory.Size(len(c.data))
 	u.records = append(u.records, r)
 	return u.waiting > 0
 }
@@ -164,9 +172,12 @@ func (u *unflushed) drop(mark uint64) {
 	}
 	n := mark - u.first
 	for _, r := range u.records[:n] {
-		u.used -= r.bytes()
+		u.used -= r.memory()
+		r.buf.Release()
 	}
-	u.records = append(u.records[:0], u.records[n:]...)
+	kept := copy(u.records, u.records[n:])
+	clear(u.records[kept:])
+	u.records = u.records[:kept]
 	u.first = mark
 	u.freeLocked()
 }
@@ -188,21 +199,18 @@ func (u *unflushed) calls(from uint64, n int) (all []*call) {
 			break
 		}
 		c := newCall(r.command, r.flags, r.off, r.length, nil)
-		for at, left := r.at, r.bytes(); left > 0; {
-			i := int(at % maxUnflushed)
-			part := u.ring[i:min(i+left, maxUnflushed)]
-			c.data = append(c.data, part...)
-			at, left = at+uint64(len(part)), left-len(part)
+		if r.buf != nil { // its memory may be used for something else before the call ends
+			c.data = bytes.Clone(r.buf.B)
 		}
 		all = append(all, c)
 	}
 	return all
 }
 
-// bytes is how much of the ring the change takes.
-func (r *record) bytes() int {
-	if r.command == cmdWrite {
-		return int(r.length)
+// memory is how many bytes the change counts for.
+func (r *record) memory() int {
+	if r.buf == nil {
+		return memory.Size(0)
 	}
-	return 0
+	return memory.Size(len(r.buf.B))
 }

@@ -50,10 +50,13 @@ type nbdServer struct {
 	// command is nil for our own server
 	command func(socket, raw string) []string
 	binary  string // of our own server
+	// behind is the server whose disk this one hands on by start; nil: it has its own
+	behind *nbdServer
+	handOn func(s *nbdServer) error
 
 	dir   string
-	pid   int
-	stop  func() error
+	pids  []int
+	stops []func() error
 	rates map[string][]float64 // requests a second, by load
 	cpu   map[string][]float64 // of a request, seconds
 }
@@ -84,34 +87,69 @@ func (s *nbdServer) start(cache, images string) (err error) {
 		return err
 	}
 	s.rates, s.cpu = map[string][]float64{}, map[string][]float64{}
-	s.stop = func() error { return nil }
-	if s.command == nil {
-		d, err := peers.StartDaemon(peers.DaemonOptions{Binary: s.binary, DiskDir: images,
-			StateDir: filepath.Join(s.dir, "state"), Args: []string{"--nbd=unix:" + s.socket(),
-				"--copy-mode=none"}})
-		if err != nil {
-			return err
-		}
-		s.pid, s.stop = d.PID(), d.Kill
-		return nil
+	switch {
+	case s.command != nil:
+		return s.run(s.socket(), s.command(s.socket(), filepath.Join(images, "disk.raw")))
+	case s.handOn != nil:
+		s.pids = slices.Clone(s.behind.pids)
+		return s.handOn(s)
 	}
-	command := s.command(s.socket(), filepath.Join(images, "disk.raw"))
+	return s.daemon("server", images, "--nbd=unix:"+s.socket(), "--copy-mode=none",
+		"--access-mode=write-shared")
+}
+
+// daemon starts our own server.
+func (s *nbdServer) daemon(name, images string, args ...string) error {
+	d, err := peers.StartDaemon(peers.DaemonOptions{Binary: s.binary, DiskDir: images,
+		StateDir: filepath.Join(s.dir, name), Args: args})
+	if err != nil {
+		return err
+	}
+	s.pids, s.stops = append(s.pids, d.PID()), append(s.stops, d.Kill)
+	return nil
+}
+
+// run starts a command that listens on a Unix socket.
+func (s *nbdServer) run(socket string, command []string) error {
 	cmd := exec.Command(command[0], command[1:]...)
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	s.pid = cmd.Process.Pid
-	s.stop = func() error {
+	s.pids = append(s.pids, cmd.Process.Pid)
+	s.stops = append(s.stops, func() error {
 		err := cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
 		return err
+	})
+	return untilListens(socket)
+}
+
+// stop ends what was started, and removes its files.
+func (s *nbdServer) stop() (err error) {
+	for _, stop := range slices.Backward(s.stops) {
+		err = errors.Join(err, stop())
 	}
-	return untilListens(s.socket())
+	if s.dir != "" {
+		err = errors.Join(err, os.RemoveAll(s.dir))
+	}
+	return err
+}
+
+// cpuTime is that of all processes.
+func (s *nbdServer) cpuTime() (sum time.Duration, err error) {
+	for _, pid := range s.pids {
+		one, err := cpuTime(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += one
+	}
+	return sum, nil
 }
 
 // measure runs a load once.
 func (s *nbdServer) measure(ctx context.Context, l nbdLoad, length time.Duration) error {
-	before, err := cpuTime(s.pid)
+	before, err := s.cpuTime()
 	if err != nil {
 		return err
 	}
@@ -123,7 +161,7 @@ func (s *nbdServer) measure(ctx context.Context, l nbdLoad, length time.Duration
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", s.name, l.name, err)
 	}
-	after, err := cpuTime(s.pid)
+	after, err := s.cpuTime()
 	if err != nil {
 		return err
 	}
@@ -164,32 +202,39 @@ func parseFio(out string) (client, error) {
 	return done, nil
 }
 
-// measureNBD prints how fast the disks are by NBD, beside other servers of raw files. All serve the
-// same file: copies of it differ by up to a third, by where they lie in the page cache.
-func measureNBD(ctx context.Context, s settings) (err error) {
+// measureNBD prints how fast the disks are by NBD, beside other servers of raw files.
+func measureNBD(ctx context.Context, s settings) error {
+	all := s.nbdServers()
+	loads, err := s.measureServers(ctx, all)
+	if err == nil {
+		printNBD(loads, all)
+	}
+	return err
+}
+
+// measureServers measures servers in turn. All serve the same file: copies of it differ by up to a
+// third, by where they lie in the page cache.
+func (s settings) measureServers(ctx context.Context, all []*nbdServer) (loads []nbdLoad,
+	err error) {
 	images, err := os.MkdirTemp(s.cache, "nbd-disk-")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(images)) }()
 	raw := filepath.Join(images, "disk.raw")
 	if err := errors.Join(makeContent(raw, nbdSize), fill(raw, s.folio<<10)); err != nil {
-		return err
+		return nil, err
 	}
-	all := s.nbdServers()
 	defer func() {
-		for _, one := range all {
-			if one.stop != nil {
-				err = errors.Join(err, one.stop(), os.RemoveAll(one.dir))
-			}
+		for _, one := range slices.Backward(all) {
+			err = errors.Join(err, one.stop())
 		}
 	}()
 	for _, one := range all {
 		if err := one.start(s.cache, images); err != nil {
-			return fmt.Errorf("%s: %w", one.name, err)
+			return nil, fmt.Errorf("%s: %w", one.name, err)
 		}
 	}
-	var loads []nbdLoad
 	for _, l := range nbdLoads() {
 		if s.loads.MatchString(l.name) {
 			loads = append(loads, l)
@@ -199,14 +244,13 @@ func measureNBD(ctx context.Context, s settings) (err error) {
 		for round := range s.rounds {
 			for turn := range all {
 				if err := all[(round+turn)%len(all)].measure(ctx, l, s.length); err != nil {
-					return err
+					return nil, err
 				}
 			}
 		}
 		fmt.Fprintf(os.Stderr, "bench: NBD, %s: done\n", l.name)
 	}
-	printNBD(loads, all)
-	return nil
+	return loads, nil
 }
 
 // printNBD prints the medians, and those of the ratios of each round, with the least and the
@@ -217,9 +261,6 @@ func printNBD(loads []nbdLoad, all []*nbdServer) {
 		head = append(head, other.name, "CPU", "ours to it", "from", "to")
 	}
 	out := table{head: head}
-	microseconds := func(values []float64) string {
-		return fmt.Sprintf("%.1f µs", median(values)*1e6)
-	}
 	for _, l := range loads {
 		row := []string{l.name, fmt.Sprintf("%.0f", median(all[0].rates[l.name])),
 			microseconds(all[0].cpu[l.name])}
@@ -237,3 +278,5 @@ func printNBD(loads []nbdLoad, all []*nbdServer) {
 	fmt.Println("NBD by fio, one connection over a Unix socket:")
 	out.print(os.Stdout)
 }
+
+func microseconds(values []float64) string { return fmt.Sprintf("%.1f µs", median(values)*1e6) }

@@ -22,6 +22,7 @@ type Buffer struct {
 	B       []byte
 	class   int
 	receive bool // see Pool.Receive
+	left    bool // see Leave
 	from    *Pool
 }
 
@@ -31,13 +32,25 @@ func (b *Buffer) Release() {
 		return
 	}
 	size := int64(cap(b.B))
-	b.from.used.Add(-size)
+	if !b.left {
+		b.from.used.Add(-size)
+	}
+	b.left = false
 	if b.receive {
 		b.receive = false
 		b.from.received.Add(-size)
 	}
 	b.from.pools[b.class].Put(b)
 }
+
+// Leave takes the buffer out of the pool's limit: its holder has one of its own.
+func (b *Buffer) Leave() {
+	b.left = true
+	b.from.used.Add(-int64(cap(b.B)))
+}
+
+// Size is how many bytes of memory a buffer of n bytes takes.
+func Size(n int) int { return 1 << (minShift + class(n)) }
 
 // Pool allocates memory in powers of two, up to a limit. Any number of goroutines may call the
 // methods.
@@ -60,7 +73,7 @@ func (p *Pool) Get(n int) *Buffer {
 	if n > Max {
 		return nil
 	}
-	size := int64(1) << (minShift + class(n))
+	size := int64(Size(n))
 	if p.used.Load()+size > p.limit { // parallel calls may exceed the limit by a buffer each
 		return nil
 	}
@@ -83,7 +96,7 @@ func (p *Pool) Must(n int) *Buffer {
 // Receive returns a buffer of n bytes in which a connection receives for as long as it lasts, or
 // nil if such buffers take a quarter of the limit. Then the connection goes on with a small one.
 func (p *Pool) Receive(n int) *Buffer {
-	size := int64(1) << (minShift + class(n))
+	size := int64(Size(n))
 	if p.received.Add(size) > p.limit/4 {
 		p.received.Add(-size)
 		return nil

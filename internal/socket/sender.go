@@ -208,6 +208,36 @@ func (s *Sender[H]) Flush() error {
 	}
 	s.writing = true
 	defer s.doneLocked()
+	s.writeAllLocked()
+	return s.err
+}
+
+// FlushElse is Flush for a goroutine that must not wait for the peer. It calls handOn, once, before
+// it waits, so that another goroutine can do what is urgent, and reports whether it did. Of a Wire
+// that is no Socket, nobody knows whether it will wait.
+func (s *Sender[H]) FlushElse(handOn func()) (handedOn bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.writing || len(s.queue) == 0 {
+		return false
+	}
+	s.writing = true
+	defer s.doneLocked()
+	w, ok := s.Wire.(*Socket)
+	if !ok {
+		handOn()
+		s.writeAllLocked()
+		return true
+	}
+	w.beforeWait = handOn
+	s.writeAllLocked()
+	handedOn = w.beforeWait == nil
+	w.beforeWait = nil
+	return handedOn
+}
+
+// writeAllLocked writes the queue until it is empty. The caller owns the write side.
+func (s *Sender[H]) writeAllLocked() {
 	for len(s.queue) > 0 {
 		batch := s.queue
 		s.queue = s.spare[:0]
@@ -215,7 +245,6 @@ func (s *Sender[H]) Flush() error {
 		s.acked = 0
 		s.writeLocked(batch)
 	}
-	return s.err
 }
 
 // awaitLocked waits until nobody writes, or enough is true.

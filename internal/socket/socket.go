@@ -37,6 +37,8 @@ type Socket struct {
 	iov  []unix.Iovec
 	left []unix.Iovec // the part of iov that is not written yet
 	werr error
+	// beforeWait is called once before the writer waits; nil: nothing is
+	beforeWait func()
 }
 
 // maxIovec is the most buffers for one system call (IOV_MAX of Linux).
@@ -249,6 +251,10 @@ func (s *Socket) Writev(data [][]byte) error {
 	s.iov, s.left, s.werr = iov, iov, nil
 	var err error
 	if !s.writeOnce() {
+		if f := s.beforeWait; f != nil {
+			s.beforeWait = nil
+			f()
+		}
 		if _, err = s.out.wait(); err == nil {
 			err = s.out.silence()
 		}

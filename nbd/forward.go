@@ -1,0 +1,288 @@
+package nbd
+
+import (
+	"sync"
+	"time"
+
+	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/internal/rangelock"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/serving"
+)
+
+// A relay serves a disk that another server has. Nearly all of its requests are reads and writes
+// that only have to go there, and their replies to come back. A goroutine that waits for each of
+// them would cost more than the rest: so such a request is forwarded, and the goroutine that
+// receives the server's replies answers it. Whatever is not so simple, and each request that fails
+// in any way, is executed as one to any other disk.
+
+// passage is a request that is forwarded. It keeps the disk, and the range that it changes.
+type passage struct {
+	call
+	link    *link
+	c       *conn
+	asked   request // of the client
+	arrived time.Time
+	buf     *memory.Buffer
+	hold    rangelock.Hold
+}
+
+var passages = sync.Pool{New: func() any { return new(passage) }}
+
+// forward forwards a request, and reports whether it did. The data of a write is in run.buf.
+func (run *run) forward() bool {
+	c, q := run.c, &run.req
+	if c.far == nil {
+		return false
+	}
+	l, writes := c.far.now(), q.command == cmdWrite
+	flags := q.flags &^ cmdFlagPayloadLen
+	if !writes {
+		flags &^= cmdFlagDF // the answer is one chunk in any case
+	}
+	switch {
+	case l == nil || flags != 0 || !writes && q.command != cmdRead:
+		return false
+	case q.length == 0 || q.length > chunk || q.length > uint64(c.far.first.limit) ||
+		!aligned(int64(q.off), int64(q.off+q.length)):
+		return false
+	}
+	buf := run.buf
+	if !writes {
+		buf = c.srv.disks.Memory.Get(int(q.length))
+	}
+	if buf == nil {
+		return false
+	}
+	if !run.post(l, buf) {
+		if !writes {
+			buf.Release()
+		}
+		return false
+	}
+	run.buf = nil
+	if c.posted != l {
+		c.sendForwarded()
+		c.posted = l
+	}
+	if c.weight += socket.MessageCost + len(buf.B)/forwardShare; c.weight >= forwardAt {
+		c.sendForwarded()
+	}
+	return true
+}
+
+// post queues the request for the server, unless something is in the way. Its data comes from buf,
+// or goes there.
+func (run *run) post(l *link, buf *memory.Buffer) bool {
+	c, q := run.c, &run.req
+	if run.begin(q.command == cmdWrite) != nil {
+		return false
+	}
+	p := passages.Get().(*passage)
+	p.link, p.c, p.asked, p.arrived, p.buf = l, c, *q, run.arrived, buf
+	p.set(q.command, 0, q.off, q.length, buf.B)
+	p.to, p.abandoned = p, false
+	c.loops.Add(1)
+	c.srv.wg.Add(1)
+	if q.command == cmdWrite {
+		p.logged = run.prepare(p)
+	}
+	if (q.command == cmdRead || p.logged) && l.post(&p.call) == nil {
+		return true
+	}
+	p.giveBack()
+	p.release()
+	p.leave()
+	return false
+}
+
+const (
+	// forwardAt is the weight of requests that wait to be sent while there are more: sixteen small
+	// ones, or 256 KiB of writes.
+	forwardAt    = 16 * socket.MessageCost
+	forwardShare = 128
+)
+
+// prepare takes what a write needs, unless that means to wait.
+func (run *run) prepare(p *passage) bool {
+	c, q, r := run.c, &run.req, run.c.far
+	p.hold.Set(rangelock.Write, c.client.Name(), int64(q.off), int64(q.length))
+	if c.disk.Ranges.LockContext(over, &p.hold) != nil {
+		return false
+	}
+	if run.wanted() == nil && r.kept.reserve(over, int(q.length)) == nil {
+		return true
+	}
+	c.disk.Ranges.Unlock(&p.hold)
+	return false
+}
+
+// sendForwarded sends the forwarded requests that are queued. The goroutine that reads calls it
+// before it waits.
+func (c *conn) sendForwarded() {
+	if l := c.posted; l != nil {
+		c.posted, c.weight = nil, 0
+		l.flush()
+	}
+}
+
+// completed answers the request. Without an error, only the goroutine that receives may call it.
+// After an error the request is executed by a goroutine of its own.
+func (p *passage) completed(err error) {
+	c, q := p.c, &p.asked
+	if err != nil {
+		p.giveBack()
+		c.srv.disks.Memory.Charge(stackCharge)
+		go p.again()
+		return
+	}
+	p.release()
+	if q.command == cmdWrite {
+		p.buf.Release() // unless it is kept
+		c.bytesWritten.Add(q.length)
+		c.answer(q, q.length)
+	} else {
+		c.bytesRead.Add(q.length)
+		c.answerData(q, q.off, p.buf.B, p.buf, true)
+	}
+	c.note(q, p.arrived, nil)
+	p.link.owe(c)
+	p.leave()
+}
+
+// release gives up the range and the disk.
+func (p *passage) release() {
+	if p.logged {
+		p.c.disk.Ranges.Unlock(&p.hold)
+	}
+	p.c.disk.End()
+}
+
+// giveBack gives back the room for a write that was not acknowledged.
+func (p *passage) giveBack() {
+	if p.logged {
+		p.c.far.kept.giveBack(len(p.data))
+	}
+}
+
+// leave ends the passage. Its memory may be used again.
+func (p *passage) leave() {
+	c := p.c
+	p.link, p.c, p.buf, p.data, p.to = nil, nil, nil, nil, nil
+	passages.Put(p)
+	c.loops.Done()
+	c.srv.wg.Done()
+}
+
+// again executes the request as one to any other disk, which waits for the server and has words for
+// errors.
+func (p *passage) again() {
+	c := p.c
+	defer c.srv.wg.Done()
+	defer c.loops.Done()
+	run := &run{Turn: new(serving.Turn), c: c, req: p.asked, buf: p.buf, arrived: p.arrived}
+	run.r.Executor = run
+	err := run.repeat(&p.hold)
+	if ferr := c.tx.Flush(); err == nil {
+		err = ferr
+	}
+	c.srv.disks.Memory.Charge(-stackCharge)
+	if err != nil {
+		c.fail(err)
+	}
+}
+
+// repeat executes a request that was forwarded: the disk is kept, and the range of a write held.
+func (run *run) repeat(hold *rangelock.Hold) (err error) {
+	c, q := run.c, &run.req
+	defer func() {
+		if p := recover(); p != nil {
+			run.forget()
+			err = c.panicked(p)
+		}
+	}()
+	defer c.disk.End()
+	if q.command == cmdWrite {
+		err = run.put(run.buf.B, int64(q.off))
+		c.disk.Ranges.Unlock(hold)
+		if err == nil {
+			c.answer(q, q.length)
+		}
+		return run.finish(err)
+	}
+	c.bytesRead.Add(q.length)
+	if _, err = run.r.ReadAt(c.disk, run.buf.B, int64(q.off)); err == nil {
+		b := run.buf
+		run.buf = nil
+		c.answerData(q, q.off, b.B, b, true)
+	}
+	return run.finish(err)
+}
+
+// owe notes that a connection has replies to send. The goroutine that receives calls it.
+func (l *link) owe(c *conn) {
+	if n := len(l.owed); n == 0 || l.owed[n-1] != c {
+		l.owed = append(l.owed, c)
+		c.srv.wg.Add(1) // a passage counts at this moment
+	}
+	l.urgent = l.urgent || c.tx.full()
+}
+
+// settle sends the replies of forwarded requests, before the goroutine that receives may wait. It
+// reports whether that is another one now, because a client does not take its replies.
+func (l *link) settle() (passedOn bool) {
+	if len(l.owed) == 0 || l.in.Buffered() > 0 && !l.urgent {
+		return false
+	}
+	l.urgent = false
+	for n := len(l.owed) - 1; n >= 0; n-- {
+		c := l.owed[n]
+		l.owed[n] = nil
+		l.owed = l.owed[:n]
+		passedOn = c.tx.FlushElse(l.passOn)
+		c.srv.wg.Done()
+		if passedOn {
+			return true
+		}
+	}
+	return false
+}
+
+// settleAll is settle for a connection to the server that has ended. It does not wait.
+func (l *link) settleAll() {
+	for _, c := range l.owed {
+		go func() {
+			defer c.srv.wg.Done()
+			_ = c.tx.Flush() // whoever reads there learns of an error, too
+		}()
+	}
+	l.owed = nil
+}
+
+// now returns the connection to the server; nil: there is none now.
+func (r *Remote) now() *link {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.link
+}
+
+// giveUp ends the forwarded reads of a connection: it has ended, or its client is fenced.
+func (r *Remote) giveUp(c *conn) {
+	l := r.now()
+	if l == nil {
+		return
+	}
+	var all []*passage
+	l.mu.Lock()
+	for _, call := range l.calls {
+		if p := call.to; p != nil && p.c == c && call.command == cmdRead && !call.filling &&
+			!call.abandoned {
+			call.abandoned = true
+			all = append(all, p)
+		}
+	}
+	l.mu.Unlock()
+	for _, p := range all {
+		p.completed(errAbandoned)
+	}
+}
