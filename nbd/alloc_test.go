@@ -85,12 +85,19 @@ func (p *pipeline) run() error {
 	return err
 }
 
-// TestNoAllocationPerRequest counts the allocations of the whole process, client and server, when
-// it runs steadily. Only the garbage collector, which empties the pools, causes some.
-func TestNoAllocationPerRequest(t *testing.T) {
+// withoutRace skips a test that counts allocations. Scripts/test.sh runs it without the race
+// detector.
+func withoutRace(t *testing.T) {
+	t.Helper()
 	if raceEnabled {
 		t.Skip("the race detector makes pools forget at random")
 	}
+}
+
+// TestNoAllocationPerRequest counts the allocations of the whole process, client and server, when
+// it runs steadily. Only the garbage collector, which empties the pools, causes some.
+func TestNoAllocationPerRequest(t *testing.T) {
+	withoutRace(t)
 	for _, c := range pipelineCases {
 		t.Run(c.name, func(t *testing.T) {
 			newPipeline(t, c.mode, c.command, c.flags, c.size).allocatesNothing(t)

@@ -24,6 +24,7 @@ func handOn(t testing.TB, r *Remote) *served {
 
 // TestRelayIsADisk runs the tests of every disk on one behind a relay.
 func TestRelayIsADisk(t *testing.T) {
+	withoutRace(t)
 	disktest.Run(t, func(t *testing.T) disk.Disk {
 		return plain(t, handOn(t, serve(t, 1, nil).remote(t, "disk1.raw")).remote(t, "disk1.raw"))
 	})
@@ -39,9 +40,7 @@ func TestRelayHeals(t *testing.T) {
 // TestRelayAllocatesNothing: the way of a request through a relay, with that of its server and of
 // its client.
 func TestRelayAllocatesNothing(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector makes pools forget at random")
-	}
+	withoutRace(t)
 	for _, command := range []uint16{cmdRead, cmdWrite} {
 		far := handOn(t, fullServer(t).remote(t, "disk1.raw"))
 		p := far.pipeline(t, structured, command, 0, 4<<10)

@@ -59,6 +59,7 @@ func plain(t *testing.T, r *Remote) disk.Disk {
 
 // TestRemoteIsADisk runs the tests of every disk on one that another server has.
 func TestRemoteIsADisk(t *testing.T) {
+	withoutRace(t)
 	disktest.Run(t, func(t *testing.T) disk.Disk {
 		v := serve(t, 1, nil)
 		r := v.remote(t, "disk1.raw")

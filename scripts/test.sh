@@ -100,11 +100,14 @@ if [ ${#race[@]} -gt 0 ]; then
 fi
 
 # These run without the race detector, and count towards the same totals. With it, pools forget at
-# random: two tests count allocations. The others compute for long in one goroutine, where there is
-# no race to find, and take several times as long with it: so `make test-nightly` runs them with it.
-# A test of the same name in another package would run nowhere: a test of testsum looks for one.
+# random: the first tests count allocations. The others compute for long in one goroutine, where
+# there is no race to find, and take several times as long with it: so `make test-nightly` runs them
+# with it. A test of the same name in another package would run nowhere: a test of testsum looks for
+# one.
 tests=(TestNoAllocationPerCommand TestReadsDoNotAllocate)
 in=(./target ./disk/qcow2)
+tests+=(TestNoAllocationPerRequest TestRelayAllocatesNothing TestRemoteIsADisk TestRelayIsADisk)
+in+=(./nbd)
 if [ "${KUBEVIRT_DISK_NIGHTLY:-}" != 1 ]; then
 	tests+=(TestCrashPoints TestFaultAtEveryCall TestSnapshotCrashPoints TestSnapshotFaultAtEveryCall)
 	in+=(./disk/overlay)
