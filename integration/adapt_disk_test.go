@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // rawOf writes a machine's disk into a raw file.
@@ -43,6 +44,7 @@ func requireClean(t *testing.T, raw string) {
 // TestMachineLosesItsPower kills QEMU while a guest writes to a file system that has grown. The
 // journal repairs it, for e2fsck as for the next start, and all synced data is there.
 func TestMachineLosesItsPower(t *testing.T) {
+	testtool.NeedNightly(t)
 	t.Parallel()
 	requireTools(t, "e2fsck")
 	dir := adapted(t, t.TempDir(), "--size=12Gi", "--", "stress")
@@ -187,6 +189,7 @@ func TestLevelsAreStreamed(t *testing.T) {
 // TestArm64Machine runs an image for arm64 under qemu-system-aarch64. With UEFI, which KubeVirt
 // has, the power button is its stop signal; without UEFI, the word on the port is.
 func TestArm64Machine(t *testing.T) {
+	testtool.NeedNightly(t)
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("boots firmware by emulation")

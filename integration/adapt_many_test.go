@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // manyFiles writes a container image with a layer of empty files in one directory, as docker saves
@@ -74,6 +76,7 @@ var peakMemory = regexp.MustCompile(`VmHWM:\s+(\d+) kB`)
 // levels within 256 MiB, and e2fsck finds no error. A binary with the race detector needs more
 // memory, so this one is built without it.
 func TestAMillionFiles(t *testing.T) {
+	testtool.NeedNightly(t)
 	requireTools(t, "e2fsck", "qemu-img")
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubevirt-disk")

@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/machine"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestInitSystemIsProcessOne: an init system is process 1 of a namespace. Ctrl-Alt-Del is its stop
@@ -29,6 +30,7 @@ func TestInitSystemIsProcessOne(t *testing.T) {
 // the disk is read-only, /run and /tmp are in memory. Host name and terminal come from the kernel's
 // command line.
 func TestReadOnlyMachine(t *testing.T) {
+	testtool.NeedNightly(t)
 	t.Parallel()
 	dir := adapted(t, t.TempDir(), "--hostname=other", "--", "about")
 	cmdline := machine.ParamHostname + "=box " + machine.ParamTTY + "=1"

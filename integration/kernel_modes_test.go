@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // kernelModes are the LUNs of TestKernelOnEveryMode, in order.
@@ -16,6 +18,7 @@ var kernelModes = []string{"copy-on-write", "copy-on-read", "clone", "none"}
 // TestKernelOnEveryMode: Linux runs programs from root file systems on LUNs of all copy modes at
 // once, and writes to them. It finds everything after the daemon was killed and started again.
 func TestKernelOnEveryMode(t *testing.T) {
+	testtool.NeedNightly(t)
 	t.Parallel() // a guest has one processor
 	requireTools(t, "mke2fs", "e2fsck", "qemu-img")
 	k := &kernelTest{all: t, kernelGuest: startKernelGuest(t), doc: readDocument(t, "iscsiadm.md")}

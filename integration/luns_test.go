@@ -97,6 +97,7 @@ func (s *runningTarget) remove(t *testing.T, number uint16) {
 // TestKernelLUNsComeAndGo: the kernel finds a disk, sees it grow and loses it, while it uses
 // another disk in the same session.
 func TestKernelLUNsComeAndGo(t *testing.T) {
+	testtool.NeedNightly(t)
 	t.Parallel() // a guest has one processor
 	s := startTarget(t)
 	g := startKernelGuest(t)

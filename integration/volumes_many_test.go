@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 	"kubevirt.io/disk/volume/api"
 	volumeclient "kubevirt.io/disk/volume/client"
@@ -21,6 +22,7 @@ const manyVolumes = 1000
 // TestThousandVolumes: one daemon makes a thousand volumes, finds them again after a kill, and
 // serves any of them.
 func TestThousandVolumes(t *testing.T) {
+	testtool.NeedNightly(t)
 	t.Parallel()
 	v := startVolumes(t, map[string]string{"LISTEN": freePortal(t)})
 	c, err := volumeclient.New(volumeclient.Options{Server: v.base})

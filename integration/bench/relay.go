@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// relayServers are our server, and the same behind what hands its disk on: a relay, and socat, which
-// only copies bytes.
+// relayServers are our server, and the same behind what hands its disk on: a relay, and socat,
+// which only copies bytes.
 func (s settings) relayServers() []*nbdServer {
 	server := &nbdServer{name: "kubevirt-disk", export: "disk.raw", binary: s.server}
 	relay := func(name, binary string) *nbdServer {

@@ -10,10 +10,22 @@ import (
 // Required reports whether every tool has to be there, as in continuous integration.
 func Required() bool { return os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" }
 
+// Nightly reports whether a test takes its time: `make test-nightly` sets KUBEVIRT_DISK_NIGHTLY=1.
+func Nightly() bool { return os.Getenv("KUBEVIRT_DISK_NIGHTLY") == "1" }
+
+// NeedNightly skips a test that takes long, and shows little that faster ones do not, in everyday
+// runs.
+func NeedNightly(t testing.TB) {
+	t.Helper()
+	if !Nightly() {
+		t.Skip("takes long: `make test-nightly` runs it")
+	}
+}
+
 // Rounds returns how often a test repeats what it makes up: few times in everyday runs, and full
-// times with KUBEVIRT_DISK_NIGHTLY=1, which `make test-nightly` sets.
+// times in a nightly one.
 func Rounds(few, full int) int {
-	if os.Getenv("KUBEVIRT_DISK_NIGHTLY") == "1" {
+	if Nightly() {
 		return full
 	}
 	return few
