@@ -28,7 +28,7 @@ func (p fixedProgress) Waiting() bool              { return p.copied < p.data }
 
 func twoDisks() []Disk {
 	return []Disk{
-		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30,
+		{LUN: 1, Image: "fedora.qcow2", Size: 1 << 30, SignedBy: "sha256:ab",
 			Progress: fixedProgress{copied: 1 << 20, data: 1 << 25, total: 1 << 30},
 			Failed:   func() error { return nil },
 			Space:    func() *disk.Usage { return &disk.Usage{Used: 3 << 20} }},

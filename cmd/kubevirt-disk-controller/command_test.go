@@ -25,7 +25,7 @@ func TestWrongUsage(t *testing.T) {
 		{args: []string{"--usage-type=fast="}, says: "usage-type: fast=: write it as NAME=CLASS"},
 		{args: []string{"--concurrency=0"}, says: "concurrency: 0 is not above 0"},
 		{args: []string{"--without=pets,disks"},
-			says: `without: "disks" cannot be turned off: use pets, services, snap`},
+			says: `without: "disks" cannot be turned off: use exports, pets, services, snap`},
 		{args: []string{"serve"}, says: "unknown command"},
 		{env: map[string]string{"CLAIM_SIZE": "much"}, says: `claim-size: "much" is not a size`},
 		{env: map[string]string{"CONCURRENCY": "many"}, says: "CONCURRENCY: "},
