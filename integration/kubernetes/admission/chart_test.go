@@ -207,6 +207,10 @@ func inForce(t *testing.T, p *plane.Plane, namespace, image string) {
 		_, err := dryRun(t.Context(), p, aPod(namespace, "none"))
 		return err != nil
 	})
+	eventually(t, "pods are refused elsewhere", func() bool { // by another policy
+		_, err := dryRun(t.Context(), p, aPod(elsewhere, "fedora"))
+		return err != nil
+	})
 	for _, set := range []string{"fedora", "none"} {
 		_, err := dryRun(t.Context(), p, aPod(elsewhere, set))
 		require.ErrorContains(t, err, fmt.Sprintf("the controller of kubevirt-disk does not "+
