@@ -13,7 +13,7 @@ const (
 	// maxUnflushed is how many bytes of writes a client keeps, with those under way. When half of
 	// that is acknowledged, it asks the server to make them durable. A hook sidecar of KubeVirt has
 	// 64 MiB for everything.
-	maxUnflushed = 24 << 20
+	maxUnflushed = 16 << 20
 	// maxRecords is the same for the number of writes, discards and zeroings.
 	maxRecords = 16 << 10
 	// maxLogged is the longest write that is kept. The server makes longer ones durable at once.
