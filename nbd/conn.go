@@ -129,7 +129,11 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 	if t, ok := nc.(*tls.Conn); ok {
 		return &tlsWire{Plain: socket.Plain{Conn: t}}
 	}
-	s, err := socket.New(nc, &c.srv.pollers)
+	pollers := &c.srv.pollers
+	if c.far != nil { // the next request comes when a reply has, which takes longer
+		pollers = nil
+	}
+	s, err := socket.New(nc, pollers)
 	if err != nil {
 		return &socket.Plain{Conn: nc}
 	}

@@ -40,11 +40,16 @@ type PollLimit struct {
 	barred  atomic.Int64 // until when nobody polls, in nanoseconds since 1970
 }
 
-func newPolling(limit *PollLimit) polling { return polling{limit: limit, id: limit.ids.Add(1)} }
+func newPolling(limit *PollLimit) polling {
+	if limit == nil {
+		return polling{}
+	}
+	return polling{limit: limit, id: limit.ids.Add(1)}
+}
 
 // due is called before each wait and reports whether to poll first.
 func (p *polling) due() bool {
-	if p.limit.last.Swap(p.id) != p.id {
+	if p.limit == nil || p.limit.last.Swap(p.id) != p.id {
 		return false
 	}
 	if p.waiting > 0 {
