@@ -11,12 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"libvirt.org/go/libvirtxml"
 
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/libvirt"
 )
 
 // TestLibvirtMigration follows docs/live-migration.md with two libvirt daemons. A domain that
 // writes moves from one to the other, where its disk has another initiator name.
 func TestLibvirtMigration(t *testing.T) {
+	testtool.NeedNightly(t)
 	t.Parallel()
 	requireTools(t, append(libvirtTools, "bash")...)
 	node1, node2 := startLibvirtd(t), startLibvirtd(t)

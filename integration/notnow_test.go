@@ -102,6 +102,7 @@ func TestNotNowQEMU(t *testing.T) {
 // TestNotNowKernel: the Linux kernel repeats commands, too: reads, and writes of a part of a block.
 // The session's other disk goes on meanwhile, and the kernel does not complain.
 func TestNotNowKernel(t *testing.T) {
+	testtool.NeedNightly(t)
 	t.Parallel() // a guest has one processor
 	f := startFarTarget(t, time.Second)
 	g := startKernelGuest(t)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/guest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -64,6 +65,7 @@ func bootFrom(t *testing.T, disk ...string) (*kernelGuest, *monitor) {
 // is enlarged while it runs, and the machine uses the new space. Then the volume is deleted and
 // made again.
 func TestVolumeBoots(t *testing.T) {
+	testtool.NeedNightly(t)
 	t.Parallel()
 	requireTools(t, "curl", "qemu-system-x86_64", "qemu-img", qemuISCSI)
 	raw := bootDisk(t)

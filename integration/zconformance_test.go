@@ -1,5 +1,8 @@
 package integration
 
+// The name of this file is the last one, because go test begins with the last one's parallel tests:
+// TestConformance sleeps for minutes, and the others run meanwhile.
+
 import (
 	"context"
 	"fmt"
