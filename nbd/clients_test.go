@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"os"
@@ -30,6 +31,12 @@ const diskSize = 16 << 20
 // serve serves that many disks, called disk1.raw and so on.
 func serve(t testing.TB, count int, change func(*serving.Options)) *served {
 	t.Helper()
+	return serveAs(t, "", count, change)
+}
+
+// serveAs is serve with a name for all clients; "": the one of the socket.
+func serveAs(t testing.TB, name string, count int, change func(*serving.Options)) *served {
+	t.Helper()
 	log := zaptest.NewLogger(t)
 	all := serving.New(serving.Config{Log: log})
 	s, err := New(Options{Disks: all, Log: log})
@@ -47,7 +54,9 @@ func serve(t testing.TB, count int, change func(*serving.Options)) *served {
 	l, err := net.Listen("unix", v.socket)
 	require.NoError(t, err)
 	done := make(chan error, 1)
-	go func() { done <- s.Serve(l, Portal{Name: serving.SocketPrefix + v.socket}) }()
+	go func() {
+		done <- s.Serve(l, Portal{Name: cmp.Or(name, serving.SocketPrefix+v.socket)})
+	}()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()

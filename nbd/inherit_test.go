@@ -61,7 +61,10 @@ func newMigration(t *testing.T) *migration {
 // server is one run of the server.
 func (m *migration) server() *served {
 	m.t.Helper()
-	return serve(m.t, 1, func(o *serving.Options) { o.Disk, o.Store = m.disk, m.store })
+	// All runs know the clients by one name, as they do by a certificate.
+	return serveAs(m.t, "unix:/disk.sock", 1, func(o *serving.Options) {
+		o.Disk, o.Store = m.disk, m.store
+	})
 }
 
 // restart has another run of the server take the place of the one that is there.
