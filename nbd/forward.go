@@ -203,9 +203,8 @@ func (run *run) repeat(hold *rangelock.Hold) (err error) {
 	}()
 	defer c.disk.End()
 	if q.command == cmdWrite {
-		err = run.put(run.buf.B, int64(q.off))
-		c.disk.Ranges.Unlock(hold)
-		if err == nil {
+		defer c.disk.Ranges.Unlock(hold)
+		if err = run.put(run.buf.B, int64(q.off)); err == nil {
 			c.answer(q, q.length)
 		}
 		return run.finish(err)

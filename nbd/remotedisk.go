@@ -42,10 +42,7 @@ func (r *Remote) BlockSize() int { return r.first.block }
 func (r *Remote) Close() error {
 	r.stop()
 	r.wg.Wait()
-	r.mu.Lock()
-	l := r.link
-	r.mu.Unlock()
-	if l != nil {
+	if l := r.now(); l != nil {
 		l.close()
 	}
 	r.set(nil, disk.ErrFailed)

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
@@ -91,9 +92,7 @@ func newJob(id *v1alpha1.VMIdentity, server string) *batchv1.Job {
 	}
 	pod.Containers = []corev1.Container{c}
 	return &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: id.Namespace, Name: name,
-		Labels: labels, OwnerReferences: []metav1.OwnerReference{{
-			APIVersion: v1alpha1.GroupVersion.String(), Kind: "VMIdentity", Name: id.Name,
-			UID: id.UID, Controller: new(true)}}},
+		Labels: labels, OwnerReferences: objects.Owned("VMIdentity", id)},
 		Spec: batchv1.JobSpec{BackoffLimit: new(int32(retries)),
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: pod}}}

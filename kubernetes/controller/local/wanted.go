@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 const (
@@ -43,9 +44,8 @@ func short(id *v1alpha1.VMIdentity) string {
 
 func metaOf(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: id.Namespace, Name: name,
-		Labels: map[string]string{v1alpha1.LabelIdentity: id.Name, labelMove: id.Name},
-		OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(),
-			Kind: "VMIdentity", Name: id.Name, UID: id.UID, Controller: new(true)}}}
+		Labels:          map[string]string{v1alpha1.LabelIdentity: id.Name, labelMove: id.Name},
+		OwnerReferences: objects.Owned("VMIdentity", id)}
 }
 
 // newClaim is the claim that the disk is copied to. class is the class of the disk's volume.

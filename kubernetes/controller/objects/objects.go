@@ -77,6 +77,22 @@ func PatchStatus(ctx context.Context, c client.Client, before, after client.Obje
 		client.FieldOwner(v1alpha1.FieldManager))
 }
 
+// Change writes what change has made of an object, if nobody has written it since it was read. It
+// is no error if the object is gone.
+func Change[T client.Object](ctx context.Context, c client.Client, before T, change func(T)) error {
+	after := before.DeepCopyObject().(T)
+	change(after)
+	return client.IgnoreNotFound(c.Patch(ctx, after,
+		client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}),
+		client.FieldOwner(v1alpha1.FieldManager)))
+}
+
+// Owned are the owner references of what belongs to an object of our API group alone.
+func Owned(kind string, owner client.Object) []metav1.OwnerReference {
+	return []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: kind,
+		Name: owner.GetName(), UID: owner.GetUID(), Controller: new(true)}}
+}
+
 func statusOf(object client.Object) (any, error) {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	return content["status"], err

@@ -118,10 +118,9 @@ func (r *Reconciler) sayOff(ctx context.Context, before *v1alpha1.VMIdentity) er
 
 func (r *Reconciler) finalizer(ctx context.Context, before *v1alpha1.VMIdentity,
 	change func(o client.Object, finalizer string) bool) error {
-	after := before.DeepCopy()
-	change(after, v1alpha1.FinalizerService)
-	return client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFromWithOptions(before,
-		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager)))
+	return objects.Change(ctx, r.Client, before, func(after *v1alpha1.VMIdentity) {
+		change(after, v1alpha1.FinalizerService)
+	})
 }
 
 // serve makes the objects that serve an identity, and records their state in its status. It returns

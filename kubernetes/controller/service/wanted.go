@@ -61,9 +61,8 @@ func targetName(id *v1alpha1.VMIdentity) string {
 func meta(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: id.Namespace, Name: name,
-		Labels: map[string]string{v1alpha1.LabelIdentity: id.Name},
-		OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(),
-			Kind: "VMIdentity", Name: id.Name, UID: id.UID, Controller: new(true)}},
+		Labels:          map[string]string{v1alpha1.LabelIdentity: id.Name},
+		OwnerReferences: objects.Owned("VMIdentity", id),
 	}
 }
 

@@ -159,9 +159,7 @@ func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name s
 		return taking("VolumeSnapshot %s is made", name), nil // the change makes another request
 	}
 	return r.create(ctx, s, newVolumeSnapshot(metav1.ObjectMeta{Namespace: s.Namespace, Name: name,
-		OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(),
-			Kind: "VMIdentitySnapshot", Name: s.Name, UID: s.UID, Controller: new(true)}}},
-		claim.Name, r.Class))
+		OwnerReferences: objects.Owned("VMIdentitySnapshot", s)}, claim.Name, r.Class))
 }
 
 func (r *Disks) create(ctx context.Context, s *v1alpha1.VMIdentitySnapshot,
@@ -236,8 +234,7 @@ func (r *Disks) remove(ctx context.Context, before *v1alpha1.VMIdentitySnapshot)
 
 func (r *Disks) finalizer(ctx context.Context, before *v1alpha1.VMIdentitySnapshot,
 	change func(o client.Object, finalizer string) bool) error {
-	after := before.DeepCopy()
-	change(after, v1alpha1.FinalizerSnapshot)
-	return client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFromWithOptions(before,
-		client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager)))
+	return objects.Change(ctx, r.Client, before, func(after *v1alpha1.VMIdentitySnapshot) {
+		change(after, v1alpha1.FinalizerSnapshot)
+	})
 }
