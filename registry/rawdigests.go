@@ -168,11 +168,12 @@ func digestsOfFile(ctx context.Context, f *os.File, size int64, to io.WriterAt) 
 	for from := int64(0); from < size; from += part {
 		group.Go(func() error {
 			p, sums := make([]byte, layer.IndexChunk), []byte(nil)
+			var extents osfile.Extents
 			end := min(from+part, size)
 			for off := from; off < end && ctx.Err() == nil; off += layer.IndexChunk {
 				p = p[:min(layer.IndexChunk, size-off)]
 				sum := zeros.Of(off / layer.IndexChunk)
-				n, data, err := osfile.SeekExtent(f, off, int64(len(p)))
+				n, data, err := extents.Seek(f, off, int64(len(p)))
 				if err == nil && (data || n < int64(len(p))) {
 					err = osfile.ReadFull(f, p, off)
 					sum = sha256.Sum256(p)

@@ -238,7 +238,10 @@ func (m *Image) ReadAtContext(ctx context.Context, p []byte, off int64) (int, er
 	n, err := m.read(ctx, p, off)
 	if n < len(p) {
 		if err == nil || err == io.EOF {
-			err = io.ErrUnexpectedEOF // the file became shorter
+			err = io.ErrUnexpectedEOF
+		}
+		if changed := m.CheckUntouched(); changed != nil {
+			err = changed // the file became shorter
 		}
 		err = fmt.Errorf("image %q: %w", m.name, err)
 		return n, unread(ctx, off+int64(n), int64(len(p)-n), err)

@@ -76,6 +76,8 @@ type fileSource struct {
 	file   *os.File
 	stat   unix.Stat_t // when it was opened
 	digest string      // "": not known
+
+	extents osfile.Extents
 }
 
 // NewFileSource makes a source of a file with a known digest, which nobody changes. Closing the
@@ -107,7 +109,7 @@ func (s *fileSource) Identity() Identity {
 func (s *fileSource) Parallel() int { return 1 }
 
 func (s *fileSource) Extent(off, length int64) (disk.Extent, error) {
-	n, data, err := osfile.SeekExtent(s.file, off, length)
+	n, data, err := s.extents.Seek(s.file, off, length)
 	return disk.Extent{Length: n, Data: data}, err
 }
 

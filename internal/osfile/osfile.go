@@ -3,7 +3,9 @@ package osfile
 import (
 	"errors"
 	"io"
+	"math"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,42 +44,84 @@ func Call(f *os.File, call func(fd int) error) error {
 // the file system cannot tell, everything is data. The call moves the descriptor's offset; nothing
 // here uses that.
 func SeekExtent(f *os.File, off, length int64) (n int64, data bool, err error) {
+	end, data, err := seekExtent(f, off)
+	return min(end-off, length), data, err
+}
+
+// Extents tells data and holes of a file as SeekExtent does, and remembers the last run of data.
+// Some file systems (tmpfs) look at each page until the run ends, which takes milliseconds for a
+// large file. A read of each piece of it would take that long.
+type Extents struct {
+	mu       sync.Mutex
+	from, to int64 // data. Where holes were made since, they may be taken for data.
+}
+
+// Seek returns the length of the run of data or hole of f that begins at off, at most length. Holes
+// that were made without Forget may be taken for data. Concurrency: as Forget.
+func (x *Extents) Seek(f *os.File, off, length int64) (n int64, data bool, err error) {
+	x.mu.Lock()
+	from, to := x.from, x.to
+	x.mu.Unlock()
+	if from <= off && off < to {
+		return min(to-off, length), true, nil
+	}
+	end, data, err := seekExtent(f, off)
+	if err != nil || !data {
+		return min(end-off, length), data, err
+	}
+	x.mu.Lock()
+	x.from, x.to = off, end
+	x.mu.Unlock()
+	return min(end-off, length), true, nil
+}
+
+// Forget is called after a hole was made. Concurrency: any number of calls of Seek and Forget at
+// once.
+func (x *Extents) Forget() {
+	x.mu.Lock()
+	x.from, x.to = 0, 0
+	x.mu.Unlock()
+}
+
+// seekExtent returns where the run of data or hole ends that begins at off. Nobody knows where the
+// last one does: math.MaxInt64.
+func seekExtent(f *os.File, off int64) (end int64, data bool, err error) {
 	err = Call(f, func(fd int) (err error) {
-		n, data, err = seekExtent(fd, off, length)
+		end, data, err = seekEnd(fd, off)
 		return err
 	})
 	if err != nil {
-		return 0, false, &os.PathError{Op: "seek", Path: f.Name(), Err: err}
+		return off, false, &os.PathError{Op: "seek", Path: f.Name(), Err: err}
 	}
-	return n, data, nil
+	return end, data, nil
 }
 
-func seekExtent(fd int, off, length int64) (n int64, data bool, err error) {
+func seekEnd(fd int, off int64) (end int64, data bool, err error) {
 	// Somebody may punch a hole between the two calls. Then ask again.
 	for range 4 {
 		begin, err := seek(fd, off, unix.SEEK_DATA)
 		switch {
 		case err == unix.ENXIO: // no data from here to the end
-			return length, false, nil
+			return math.MaxInt64, false, nil
 		case err == unix.EINVAL || err == unix.EOPNOTSUPP:
-			return length, true, nil
+			return math.MaxInt64, true, nil
 		case err != nil:
 			return 0, false, err
 		case begin > off:
-			return min(begin-off, length), false, nil
+			return begin, false, nil
 		}
 		end, err := seek(fd, off, unix.SEEK_HOLE)
 		if err == unix.ENXIO {
-			return length, false, nil
+			return math.MaxInt64, false, nil
 		}
 		if err != nil {
 			return 0, false, err
 		}
 		if end > off {
-			return min(end-off, length), true, nil
+			return end, true, nil
 		}
 	}
-	return min(StatBlock, length), true, nil // a hole may always be taken for data
+	return off + StatBlock, true, nil // a hole may always be taken for data
 }
 
 func seek(fd int, off int64, whence int) (at int64, err error) {

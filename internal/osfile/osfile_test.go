@@ -28,3 +28,41 @@ func TestCallBesideClose(t *testing.T) {
 	require.NoError(t, <-closed)
 	require.ErrorIs(t, Call(f, func(int) error { return nil }), os.ErrClosed)
 }
+
+// TestExtents checks that the last run of data is remembered until somebody forgets it. Otherwise
+// each read of a large file on tmpfs would look at all of its pages.
+func TestExtents(t *testing.T) {
+	const part = 1 << 20
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	for _, at := range []int64{0, part, 3 * part} {
+		_, err := f.WriteAt(make([]byte, part), at)
+		require.NoError(t, err)
+	}
+	var x Extents
+	check := func(off, length, want int64, wantData bool) {
+		t.Helper()
+		n, data, err := x.Seek(f, off, length)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+		require.Equal(t, wantData, data)
+	}
+	check(0, 4*part, 2*part, true)
+	check(2*part, 2*part, part, false)
+	check(2*part, 4096, 4096, false)
+
+	hole := func(off int64) {
+		require.NoError(t, Call(f, func(fd int) error {
+			const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+			return unix.Fallocate(fd, mode, off, part)
+		}))
+	}
+	hole(part)
+	check(part/2, 2*part, 3*part/2, true) // nobody said so
+	x.Forget()
+	check(part/2, 2*part, part/2, true)
+	check(part, 4*part, 2*part, false)
+	check(3*part, part, part, true)
+	check(4*part, part, part, false) // behind the end
+}

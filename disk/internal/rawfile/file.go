@@ -40,6 +40,7 @@ type File struct {
 	holes   *holeMap    // nil: others may change the file
 	guard   *cacheGuard // nil: others may change the file, or it is read-only
 	trail   *Trail      // nil: the calls are not a guest's
+	extents osfile.Extents
 
 	seen atomic.Pointer[holeMap] // for Map only, if holes is nil; nil: not looked for yet
 
@@ -222,6 +223,7 @@ func (f *File) deallocate(op string, off, length int64) error {
 	}
 	switch err {
 	case nil:
+		f.extents.Forget()
 		f.trail.Discard(off, length)
 		return nil
 	case unix.EOPNOTSUPP, unix.ENOSYS:
@@ -251,7 +253,7 @@ func (f *File) Extent(off, length int64) (disk.Extent, error) {
 	if off < 0 || length <= 0 || off > f.Size()-length {
 		return disk.Extent{}, OutOfRange("extent", off, length, f.Size())
 	}
-	n, data, err := osfile.SeekExtent(f.File, off, length)
+	n, data, err := f.extents.Seek(f.File, off, length)
 	if err != nil {
 		return disk.Extent{}, &disk.MediumError{Op: "read", Off: off, Length: length, Err: err}
 	}
