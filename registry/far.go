@@ -237,6 +237,8 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 			return n, err
 		case errors.Is(err, disk.ErrWrongContent):
 			return n, err
+		case errors.As(err, new(*transport.ReplacedError)): // no wait would help
+			return n, fmt.Errorf("%w: %w", disk.ErrWrongContent, err)
 		case ctx.Err() != nil:
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
 		}

@@ -91,7 +91,7 @@ func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 			return nil, &layer.Unsuited{Why: fmt.Sprintf("layer %s %s", layers[i].Digest, no.Why)}
 		}
 		if err != nil {
-			return nil, fmt.Errorf("layer %s of %s: %w", layers[i].Digest, s.ref, err)
+			return nil, fmt.Errorf("%s: %w", s.image.LayerText(i), err)
 		}
 		if l.Walked {
 			all.Walked = append(all.Walked, layers[i].Digest.String())

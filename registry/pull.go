@@ -48,7 +48,8 @@ type Pulled struct {
 	Size   int64        // of the disk, bytes
 }
 
-// Pull fetches the disks of an image, and returns them with the digest of the image's manifest.
+// Pull fetches the disks of an image, and returns them with the digest of the image's manifest, or
+// of the file behind an address.
 // dest is a file, a block device, a directory for any number of disks, or "-". A file under its
 // final name is complete and has the digest in the manifest. For a block device and standard
 // output, only the error tells. Each layer is read once if the disk comes in one pass: see
@@ -68,7 +69,7 @@ func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
 		return nil, r.Digest, err
 	}
 	done, err = p.run(ctx)
-	return done, r.Digest, err
+	return done, r.ContentDigest(), err
 }
 
 // puller is one Pull.
@@ -212,7 +213,7 @@ func (p *puller) scan(ctx context.Context) error {
 				return nil
 			}
 			if b == nil || !b.Again(err, try) {
-				return fmt.Errorf("layer %s of %s: %w", layers[i].Digest, p.image.Ref, err)
+				return fmt.Errorf("%s: %w", p.image.LayerText(i), err)
 			}
 		}
 	}

@@ -80,6 +80,11 @@ type Stream struct {
 // verified, and unpacked into CacheDir, unless WhenComplete is set.
 func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	opt StreamOptions) (*Stream, error) {
+	early, err := c.CheckServed(ref)
+	if err != nil {
+		return nil, err
+	}
+	opt.WhenComplete = opt.WhenComplete && early
 	src, err := c.Source(ref, opt.CacheDir)
 	if err != nil {
 		return nil, err

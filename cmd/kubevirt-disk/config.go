@@ -39,6 +39,7 @@ func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*confi
 	l := loadBy(read, flags, c.settings())
 	l.land(only(c.ownRows(), func(s setting) bool { return s.scope != ofSingleOne }))
 	l.land(registrySettings(&c.Streams.Registry, &c.Streams.Signatures))
+	l.land(addressSettings(&c.Streams.Registry))
 	c.Settings.Disk.CopyModeSource = l.name(keyCopyMode)
 	c.WorkDirNamed = l.source(keyWorkDir) != ""
 	c.metricsChosen = l.source(keyMetricsListen) != ""

@@ -226,6 +226,8 @@ var settingCases = []struct {
 	{key: keySignaturePolicy, def: "", inFile: "testdata/signatures/file.yaml",
 		inEnv: "testdata/signatures/environment.yaml", asFlag: "testdata/signatures/flag.yaml",
 		got: func(c *config) string { return c.Streams.Signatures.Policy }},
+	{key: keyChecksums, def: "", inFile: "f", inEnv: "e", asFlag: "a",
+		got: func(c *config) string { return c.Streams.Registry.Checksums }},
 	{key: keyVolumesListen, def: "none", inFile: "127.0.0.1:1", inEnv: "127.0.0.1:2",
 		asFlag: "127.0.0.1:3", got: func(c *config) string {
 			if c.Volumes == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -27,10 +28,10 @@ type pullOptions struct {
 func (a *app) pullCommand() *cobra.Command {
 	var o pullOptions
 	cmd := &cobra.Command{
-		Use:   "pull REF DEST",
-		Short: "Fetch a disk out of a container image",
-		Long: `Fetches the disk out of any container image that has one in /disk, and writes it as a
-sparse raw disk. DEST is one of these:
+		Use:   "pull REF|ADDRESS DEST",
+		Short: "Fetch a disk out of a container image, or from a web server",
+		Long: `Fetches the disk out of any container image that has one in /disk, or the disk that is
+at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST is one of these:
 
   a file          it appears under its name when it is complete and its digest is right
   a block device  it is overwritten
@@ -45,7 +46,7 @@ sparse raw disk. DEST is one of these:
 	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw,
 		"`format` to write: raw, or original to keep the file as it is")
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace an existing file")
-	addFlags(cmd.Flags(), new(reach).settings())
+	addFlags(cmd.Flags(), pullSettings(new(reach)))
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
 		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,
@@ -56,7 +57,7 @@ sparse raw disk. DEST is one of these:
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		ref, err := transport.ParseReference(args[0])
+		ref, err := transport.ParseSource(args[0])
 		if err != nil {
 			return err
 		}
@@ -64,11 +65,18 @@ sparse raw disk. DEST is one of these:
 			return fmt.Errorf("--%s: %q is neither %s nor %s", keyFormat, o.format, pullRaw,
 				pullOriginal)
 		}
-		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
-			return a.pull(ctx, client, ref, args[1], o)
-		})
+		opt := new(reach)
+		l := load(cmd.Flags(), pullSettings(opt))
+		return a.withRegistryOf(cmd, l, *opt, ref,
+			func(ctx context.Context, client *registry.Client) error {
+				return a.pull(ctx, client, ref, args[1], o)
+			})
 	}
 	return cmd
+}
+
+func pullSettings(r *reach) []setting {
+	return slices.Concat(r.settings(), addressSettings(&r.Options))
 }
 
 func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.Reference,

@@ -53,6 +53,16 @@ func registrySettings(o *transport.Options, asked *signature.Options) []setting 
 	}
 }
 
+// addressSettings say what is asked of files at addresses, for the commands that take some.
+func addressSettings(o *transport.Options) []setting {
+	return []setting{
+		{key: keyChecksums, env: []string{"CHECKSUMS"},
+			usage: "`file` with the SHA-256 of each https:// address that has no digest, as " +
+				"sha256sum writes it: a name beside the address, as SHA256SUMS, or an address",
+			to: text(&o.Checksums)},
+	}
+}
+
 // keyFiles is a field that takes the names of files with public keys.
 func keyFiles(at *[]string) landing {
 	return landing{at, func(given []string) error {
@@ -69,6 +79,7 @@ const (
 	keyRegistryConfig  = "registry-config"
 	keyVerifyKey       = "verify-key"
 	keySignaturePolicy = "signature-policy"
+	keyChecksums       = "checksums"
 
 	envRegistryUsername = "REGISTRY_USERNAME"
 	envRegistryPassword = "REGISTRY_PASSWORD"
@@ -175,22 +186,24 @@ func (l *loader) useRegistries(c *config) {
 	}
 }
 
-// references is a field that takes references, each once.
-func references(at *[]transport.Reference) landing {
+// references is a field that takes references that parse can read, each once.
+func references(at *[]transport.Reference,
+	parse func(string) (transport.Reference, error)) landing {
 	return landing{at, func(given []string) error {
 		var wrong []error
 		seen := map[string]bool{}
 		for _, text := range given {
-			ref, err := transport.ParseReference(text)
+			ref, err := parse(text)
+			name := ref.String()
 			switch {
 			case err != nil:
 				wrong = append(wrong, err)
-			case seen[text]:
-				wrong = append(wrong, fmt.Errorf("%q is named twice", text))
+			case seen[name]:
+				wrong = append(wrong, fmt.Errorf("%q is named twice", name))
 			default:
 				*at = append(*at, ref)
 			}
-			seen[text] = true
+			seen[name] = true
 		}
 		return errors.Join(wrong...)
 	}}

@@ -5,6 +5,7 @@ import (
 
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/target"
 )
@@ -66,7 +67,8 @@ func (c *config) rows() []setting {
 		volumes = new(options.Volumes)
 	}
 	return slices.Concat(c.ownRows(), machineSettings(&c.Containers.Machine),
-		registrySettings(&c.Streams.Registry, &c.Streams.Signatures), volumeSettings(volumes))
+		registrySettings(&c.Streams.Registry, &c.Streams.Signatures),
+		addressSettings(&c.Streams.Registry), volumeSettings(volumes))
 }
 
 // ownRows are the rows that no other command shares in part.
@@ -197,13 +199,13 @@ func (c *config) ownRows() []setting {
 				"and write every disk",
 			to: truth(&c.insecure)},
 		{key: "image", env: []string{"IMAGE"}, kind: kindList,
-			usage: "`reference` of an image in a registry: its disks are LUNs after those of the " +
-				"directory, and are fetched as they are read; repeatable",
-			to: references(&c.Streams.References)},
+			usage: "`reference` of an image in a registry, or https://... of a disk: LUNs after " +
+				"those of the directory, fetched as they are read; repeatable",
+			to: references(&c.Streams.References, transport.ParseSource)},
 		{key: keyContainerImage, env: []string{"CONTAINER_IMAGE"}, kind: kindList,
 			usage: "`reference` of a container image: it becomes a disk that boots and runs its " +
 				"entry point, a LUN after those of --image; repeatable",
-			to: references(&c.Containers.References)},
+			to: references(&c.Containers.References, transport.ParseReference)},
 		{key: keyDisk, env: []string{"DISK"}, kind: kindList,
 			usage: "`URI` of a disk that another kubevirt-disk serves by NBD, as in " +
 				"nbds://HOST/EXPORT: a LUN after those of images; repeatable",

@@ -52,6 +52,9 @@ func (g *Gate) Admit(ctx context.Context, a transport.Asked) (transport.Admissio
 	switch {
 	case r.allow:
 		return transport.Admission{}, nil
+	case len(r.keys) == 0 && r.prefix == "" && !a.Ref.Remote():
+		return transport.Admission{}, refused("is in no registry, and the policy %q has no rule "+
+			"for those: it needs one with the prefix %q", p.name, everything)
 	case len(r.keys) == 0 && r.prefix == "":
 		return transport.Admission{}, refused("has no rule in the policy %q, which denies all "+
 			"others: name its repository there", p.name)
@@ -63,6 +66,11 @@ func (g *Gate) Admit(ctx context.Context, a transport.Asked) (transport.Admissio
 		if key, err := e.check(r.keys, a.Content); err == nil {
 			return transport.Admission{Key: key.Fingerprint, Proof: a.Proof}, nil
 		}
+	}
+	if len(a.Places) == 0 && a.Ref.IsAddress() {
+		return transport.Admission{}, refused("is at an address, where no signature can be: "+
+			"name it by its digest, and allow what is in no registry in a policy (prefix: %q, "+
+			"action: allow)", everything)
 	}
 	if len(a.Places) == 0 {
 		return transport.Admission{}, refused("lies where no signature can lie: only registries " +

@@ -22,6 +22,8 @@ type Blob struct {
 	Desc v1.Descriptor
 	from *repository                                                // nil: open is there
 	open func(ctx context.Context, off, length int64) io.ReadCloser // as stream does
+	// learned gets the digest of a file that nobody has told; nil: it is in Desc.
+	learned *learned
 }
 
 // NewBlob is a blob that open reads, as stream does.
@@ -128,7 +130,7 @@ func (b *Blob) Verified(ctx context.Context) io.ReadCloser {
 	return &verifier{
 		inner: b.Stream(ctx, 0, b.Desc.Size),
 		hash:  sha256.New(),
-		want:  b.Desc.Digest.String(),
+		of:    b,
 	}
 }
 
@@ -145,15 +147,19 @@ func (b *Blob) Read(ctx context.Context, read func(in io.Reader) error) error {
 type verifier struct {
 	inner run
 	hash  hash.Hash
-	want  string
+	of    *Blob
 }
 
 func (v *verifier) Read(p []byte) (int, error) {
 	n, err := v.inner.Read(p)
 	v.hash.Write(p[:n])
 	if err == io.EOF {
-		if got := DigestIn(v.hash); got != v.want {
-			wrong := &DigestError{Want: v.want, Got: got}
+		got, want := DigestIn(v.hash), v.of.Desc.Digest.String()
+		if v.of.learned != nil {
+			want = v.of.learned.orFirst(got)
+		}
+		if got != want {
+			wrong := &DigestError{Want: want, Got: got}
 			v.inner.Doubt(func() error { return wrong })
 			return n, wrong
 		}
@@ -382,10 +388,7 @@ func (f *fetch) wrong() {
 func (f *fetch) check(res *http.Response) error {
 	if res.StatusCode == http.StatusOK {
 		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {
-			return permanent(
-				fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest,
-					res.ContentLength, f.desc.Size),
-			)
+			return f.otherSize(res, res.ContentLength)
 		}
 		return nil
 	}
@@ -397,12 +400,19 @@ func (f *fetch) check(res *http.Response) error {
 				res.Request.URL.Host, res.Header.Get("Content-Range"), f.off),
 		)
 	case total >= 0 && total != f.desc.Size:
-		return permanent(
-			fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest,
-				total, f.desc.Size),
-		)
+		return f.otherSize(res, total)
 	}
 	return nil
+}
+
+// otherSize is the error for an answer of another length.
+func (f *fetch) otherSize(res *http.Response, is int64) error {
+	if f.endpoints[0].web != nil {
+		return permanent(&ReplacedError{Host: res.Request.URL.Host,
+			Was: fmt.Sprintf("%d bytes", f.desc.Size), Is: fmt.Sprintf("%d", is)})
+	}
+	return permanent(fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest, is,
+		f.desc.Size))
 }
 
 // contentRange reads "bytes FIRST-LAST/TOTAL" (RFC 9110, section 14.4); a total of "*" is -1.

@@ -46,6 +46,9 @@ type Options struct {
 	Turn time.Duration
 	// UserAgent is the name of this program in requests.
 	UserAgent string
+	// Checksums is where the digests of files at addresses are, if an address has none: a file
+	// beside them, such as SHA256SUMS, or an address. "": nowhere.
+	Checksums string
 	// Gate decides which images may be read. nil: all may.
 	Gate Gate
 	// Warn is called with messages that a person may want to see, for example that a request is
@@ -182,6 +185,7 @@ type endpoint struct {
 	repo   name.Repository
 	mirror bool
 	secure bool
+	web    *webFile // it is no repository, but a file at an address; nil: it is one
 }
 
 // endpoints are where to ask for a repository, mirrors first.

@@ -70,6 +70,8 @@ func (c *Client) Source(ref Reference, spoolDir string) (Source, error) {
 // source opens an image without a gate.
 func (c *Client) source(ref Reference, spoolDir string) (Source, error) {
 	switch {
+	case ref.web != nil:
+		return c.openAddress(ref, spoolDir)
 	case ref.oci != "":
 		return openLayout(ref)
 	case ref.file != "":

@@ -10,9 +10,10 @@ import (
 )
 
 // Reference names an image: in a registry, in an OCI layout, or in an archive of one, as docker,
-// podman and skopeo write them.
+// podman and skopeo write them. It may also be the address of a file.
 type Reference struct {
-	text   string
+	text   string         // without secrets
+	web    *address       // nil: an image
 	remote name.Reference // nil: a local one
 	oci    string         // directory of an OCI layout
 	file   string         // an archive
@@ -59,6 +60,12 @@ func ParseReference(text string) (Reference, error) {
 	}
 	plain := strings.TrimPrefix(text, prefixDocker)
 	if _, rest, ok := strings.Cut(plain, "://"); ok {
+		if u, err := parseURL(text); IsAddress(text) && err == nil { // its query may be a secret
+			rest = strings.TrimPrefix(shown(u), u.Scheme+"://")
+			text = shown(u)
+		} else if IsAddress(text) {
+			return Reference{}, err
+		}
 		return Reference{}, fmt.Errorf("%q is an address, not an image reference: write %s", text,
 			rest)
 	}
@@ -106,14 +113,17 @@ func cutTag(text string) (dir, tag string) {
 	return text, ""
 }
 
-// String is the reference as it was written.
+// String is the reference as it was written. An address comes without its query.
 func (r Reference) String() string { return r.text }
 
 // Remote reports whether the image is in a registry, and not on this machine.
 func (r Reference) Remote() bool { return r.remote != nil }
 
-// Host is the host of the registry, with its port; "" for a local image.
+// Host is the host of the registry or of the address, with its port; "" for a local image.
 func (r Reference) Host() string {
+	if r.web != nil {
+		return r.web.url.Host
+	}
 	if r.remote == nil {
 		return ""
 	}
@@ -135,6 +145,8 @@ func (r Reference) Digest() (digest string, ok bool) {
 // verified belongs to it: another repository may have other bytes under the same digest.
 func (r Reference) RepositoryText() string {
 	switch {
+	case r.web != nil:
+		return shown(r.web.url)
 	case r.oci != "":
 		return prefixOCI + r.oci
 	case r.packed:

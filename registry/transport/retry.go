@@ -198,6 +198,9 @@ type request struct {
 
 // once sends a request. The caller closes the body.
 func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.Response, error) {
+	if e.web != nil {
+		return e.web.once(ctx, e, r)
+	}
 	if res := e.probe(ctx, scopes, r); res != nil {
 		return e.accepted(res, r.accept)
 	}

@@ -1,0 +1,397 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/signature"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// web is a web server with a file, and a client that trusts it.
+type web struct {
+	*registrytest.Web
+	opt transport.Options
+
+	mu   sync.Mutex
+	told []string // what the client has warned of; guarded by mu
+}
+
+const webFile = "/images/f.img"
+
+func newWeb(t testing.TB, content []byte) *web {
+	w := &web{Web: registrytest.NewWeb(t)}
+	w.Put(webFile, content, `"1"`)
+	w.opt = transport.Options{CA: w.CA(t), Patience: 2 * time.Second, Warn: func(text string) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.told = append(w.told, text)
+	}}
+	return w
+}
+
+func parsed(t testing.TB, text string) transport.Reference {
+	ref, err := transport.ParseSource(text)
+	require.NoError(t, err)
+	return ref
+}
+
+// pull fetches an address into a new directory.
+func (w *web) pull(t testing.TB, address string) (dir, digest string, err error) {
+	dir = t.TempDir()
+	_, digest, err = newClient(t, w.opt).Pull(t.Context(), parsed(t, address),
+		filepath.Join(dir, "out.raw"), PullOptions{})
+	return dir, digest, err
+}
+
+// TestPullAddress fetches files as web servers have them. Whatever happens on the way, there is the
+// whole content under the name, or no file.
+func TestPullAddress(t *testing.T) {
+	content := noise(80, 1<<20)
+	const secret = "X-Signature=hush"
+	for name, c := range map[string]struct {
+		file   []byte // nil: the content
+		suffix string // of the address; "": the digest of the file
+		faults []fault
+		server func(w *web)
+		want   string // in the error
+	}{
+		"digest":       {},
+		"qcow2":        {file: qcow2Of(t, content, "-c")},
+		"no digest":    {suffix: "?"},
+		"query":        {suffix: "?" + secret},
+		"wrong digest": {suffix: "@" + digestOf([]byte("x")), want: "the content of sha256:"},
+		"no ranges":    {server: func(w *web) { w.NoRanges = true }},
+		"cut": {faults: []fault{nil, cut(1000), cut(5000),
+			says(http.StatusServiceUnavailable)}},
+		"all instead of the rest": {faults: []fault{nil, cut(70000), registrytest.Whole}},
+		"redirect":                {faults: []fault{registrytest.Redirects(webFile)}},
+		"other range": {faults: []fault{nil, registrytest.OtherRange},
+			want: "was asked for bytes from 0 on"},
+		"other range first": {faults: []fault{registrytest.OtherRange},
+			want: "was asked for the first byte"},
+		"encoded": {faults: []fault{registrytest.Lies("Content-Encoding", "gzip")},
+			want: "Content-Encoding"},
+		"no length": {faults: []fault{registrytest.Endless}, want: "how long the file is"},
+		"loop": {server: func(w *web) {
+			for range 20 {
+				w.Faults = append(w.Faults, registrytest.Redirects(webFile+"?"+secret))
+			}
+		}, want: "stopped after 10 redirects"},
+		"without TLS": {faults: []fault{registrytest.Redirects("http://127.0.0.1:1/")},
+			want: "without TLS"},
+		"elsewhere": {faults: []fault{registrytest.Redirects("file:///etc/passwd")},
+			want: `an address of "file"`},
+		"missing": {suffix: ".gone?" + secret, want: "404"},
+		"expired": {suffix: "?" + secret, faults: []fault{says(403)}, want: "have expired"},
+		"empty": {want: "is empty", server: func(w *web) {
+			w.NoRanges, w.Files[webFile] = true, nil
+		}},
+		"replaced": {faults: []fault{nil, cut(1000), func(w http.ResponseWriter, r *http.Request,
+			content []byte) bool {
+			w.Header().Set("ETag", `"2"`)
+			return cut(1<<20)(w, r, flipped(content, 500000))
+		}}, want: `(ETag "1", and now ETag "2"): it was replaced`},
+		"longer": {faults: []fault{nil, func(w http.ResponseWriter, r *http.Request,
+			content []byte) bool {
+			return cut(1<<20)(w, r, append(content, 1))
+		}}, want: "it was replaced"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := c.file
+			if file == nil {
+				file = content
+			}
+			w := newWeb(t, file)
+			w.Fail(c.faults...)
+			if c.server != nil {
+				c.server(w)
+			}
+			suffix := c.suffix
+			if suffix == "" {
+				suffix = "@" + digestOf(file)
+			}
+			dir, digest, err := w.pull(t, w.Server.URL+webFile+suffix)
+			for _, text := range append(w.told, fmt.Sprint(err)) {
+				require.NotContains(t, text, "hush")
+			}
+			if c.want != "" {
+				require.ErrorContains(t, err, c.want)
+				emptyDir(t, dir)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, digestOf(file), digest)
+			onlyFile(t, dir, "out.raw", content)
+		})
+	}
+}
+
+// TestPullAddressTwice reads a file of unknown digest more than once, because it is a qcow2 image
+// in gzip. What comes the second time must be the same.
+func TestPullAddressTwice(t *testing.T) {
+	content := noise(81, 1<<20)
+	right := gzipped(t, qcow2Of(t, content))
+	w := newWeb(t, right)
+	dir, digest, err := w.pull(t, w.Server.URL+webFile)
+	require.NoError(t, err)
+	require.Equal(t, digestOf(right), digest)
+	onlyFile(t, dir, "out.raw", content)
+
+	other := gzipped(t, qcow2Of(t, flipped(content, 9000)))
+	if n := len(right) - len(other); n != 0 {
+		t.Skipf("the two differ by %d bytes", n)
+	}
+	send := func(w http.ResponseWriter, r *http.Request, _ []byte) bool {
+		return cut(len(other))(w, r, other)
+	}
+	w.Fail(nil, nil, send)
+	dir, _, err = w.pull(t, w.Server.URL+webFile)
+	require.ErrorContains(t, err, "the content of "+digestOf(right))
+	emptyDir(t, dir)
+}
+
+// TestChecksums finds the digest in a file beside the address, and believes it only with TLS.
+func TestChecksums(t *testing.T) {
+	content := noise(82, 200<<9)
+	hex := strings.TrimPrefix(digestOf(content), "sha256:")
+	other := strings.TrimPrefix(digestOf([]byte("x")), "sha256:")
+	for name, c := range map[string]struct{ sums, setting, want string }{
+		"coreutils": {sums: other + "  g.img\n" + hex + " *f.img\n"},
+		"BSD": {sums: "# f.img: 1 byte\nSHA512 (f.img) = 00\nSHA256 (f.img) = " +
+			hex + "\n"},
+		"in a path":   {sums: other + "  old/f.img\n" + hex + "  ./images/f.img\r\n"},
+		"upper case":  {sums: strings.ToUpper(hex) + "  f.img"},
+		"same twice":  {sums: hex + "  f.img\nSHA256 (f.img) = " + hex + "\n"},
+		"elsewhere":   {sums: hex + "  f.img", setting: "../sums/all"},
+		"wrong":       {sums: other + "  f.img\n", want: "the content of sha256:" + other},
+		"two digests": {sums: hex + "  f.img\n" + other + "  f.img\n", want: "twice"},
+		"none":        {sums: "<html>" + hex + "  ff.img\n" + hex + "  f.im\n", want: "no SHA-256"},
+		"other kind":  {sums: "SHA512 (f.img) = " + hex + hex + "\n", want: "no SHA-256"},
+		"long":        {sums: strings.Repeat("x", 1<<20+1), want: "more than 1048576 bytes"},
+		"gone":        {setting: "nothing", want: "404"},
+		"plain":       {setting: "http://192.0.2.1/SHA256SUMS", want: "without TLS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWeb(t, content)
+			w.Files["/images/SHA256SUMS"], w.Files["/sums/all"] = []byte(c.sums), []byte(c.sums)
+			if w.opt.Checksums = "SHA256SUMS"; c.setting != "" {
+				w.opt.Checksums = c.setting
+			}
+			dir, digest, err := w.pull(t, w.Server.URL+webFile)
+			if c.want != "" {
+				require.ErrorContains(t, err, c.want)
+				emptyDir(t, dir)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, digestOf(content), digest)
+		})
+	}
+}
+
+// TestAddressCredentials: a credential goes to the host that it is for, and by TLS only. Nobody
+// learns the address that led there.
+func TestAddressCredentials(t *testing.T) {
+	content := noise(83, 200<<9)
+	w, other := newWeb(t, content), newWeb(t, content)
+	w.Basic = "me:hush"
+	login := filepath.Join(t.TempDir(), "config.json")
+	auth := base64.StdEncoding.EncodeToString([]byte("me:hush"))
+	require.NoError(t, os.WriteFile(login, fmt.Appendf(nil,
+		`{"auths": {%q: {"auth": %q}, "other.example.com": {"auth": %[2]q}}}`,
+		w.Host()+"/images", auth), 0o600))
+	_, _, err := w.pull(t, w.Server.URL+webFile)
+	require.ErrorContains(t, err, "401")
+	w.opt.Config = login
+	_, _, err = w.pull(t, w.Server.URL+webFile)
+	require.NoError(t, err)
+
+	// Both have the same certificate.
+	w.Fail(registrytest.Redirects(other.Server.URL+webFile+"?a=hush"),
+		registrytest.Redirects(other.Server.URL+webFile+"?a=hush"))
+	_, _, err = w.pull(t, w.Server.URL+webFile+"?b=hush@"+digestOf(content))
+	require.NoError(t, err)
+	require.NotEmpty(t, other.Said())
+	for _, r := range other.Said() {
+		require.Empty(t, r.Header.Get("Authorization"))
+		require.Empty(t, r.Referer())
+	}
+	// Nor does it come back when a redirect leads back.
+	w.Basic = ""
+	w.Fail(registrytest.Redirects(other.Server.URL + webFile))
+	other.Fail(registrytest.Redirects(w.Server.URL + webFile))
+	before := len(w.Said())
+	_, _, err = w.pull(t, w.Server.URL+webFile)
+	require.NoError(t, err)
+	require.NotEmpty(t, w.Said()[before].Header.Get("Authorization"))
+	require.Empty(t, w.Said()[before+1].Header.Get("Authorization"))
+}
+
+// TestPlainAddress: without TLS nothing but a digest says what is right, and it is checked before
+// anything is served.
+func TestPlainAddress(t *testing.T) {
+	content := noise(84, smallLayer+1<<20)
+	server := registrytest.NewPlainWeb(t)
+	server.Put(webFile, content, `"1"`)
+	// This is no address of this machine, to which one may speak without TLS, but leads there.
+	_, port, err := net.SplitHostPort(server.Host())
+	require.NoError(t, err)
+	address := "http://0.0.0.0:" + port + webFile
+	c := newClient(t, transport.Options{Patience: time.Second})
+	_, _, err = c.Pull(t.Context(), parsed(t, address), filepath.Join(t.TempDir(), "a.raw"),
+		PullOptions{})
+	require.ErrorContains(t, err, "without TLS nothing else says what is right")
+	ref := parsed(t, address+"@"+digestOf(content))
+	s := newStreaming(t, c, t.TempDir(), t.TempDir())
+	s.opt.WhenComplete = true
+	img := s.disk(t, s.open(t, ref), "f.img")
+	require.False(t, img.Unverified())
+	require.True(t, bytes.Equal(content, contentOf(t, img)))
+
+	server.Put(webFile, flipped(content, 1<<20), `"1"`)
+	s = newStreaming(t, c, t.TempDir(), t.TempDir())
+	s.opt.WhenComplete = true
+	_, err = c.Stream(t.Context(), ref, s.opt)
+	require.ErrorContains(t, err, "the content of "+digestOf(content))
+
+	_, err = newClient(t, transport.Options{Patience: time.Second, Checksums: "SHA256SUMS"}).
+		Stream(t.Context(), parsed(t, address), s.opt)
+	require.ErrorContains(t, err, "without TLS")
+}
+
+// TestStreamAddress serves a file by ranges, knows it again without the server, and notices that it
+// was replaced.
+func TestStreamAddress(t *testing.T) {
+	content := noise(85, smallLayer+3<<20)
+	w := newWeb(t, content)
+	ref := parsed(t, w.Server.URL+webFile+"?signature=hush@"+digestOf(content))
+	require.Equal(t, w.Server.URL+webFile+"@"+digestOf(content), ref.String())
+	dir, keep := t.TempDir(), t.TempDir()
+	serve := func() *streaming {
+		s := newStreaming(t, newClient(t, w.opt), dir, keep)
+		s.opt.WhenComplete = true
+		return s
+	}
+	s := serve()
+	st := s.open(t, ref)
+	require.Equal(t, []string{"f.img"}, namesOfDisks(st.Disks()))
+	img := s.disk(t, st, "f.img")
+	require.True(t, img.Unverified())
+	p := make([]byte, 1<<20)
+	_, err := img.ReadAt(p, 20<<20)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content[20<<20:21<<20], p))
+	require.Less(t, s.opt.Cache.Stats().FetchedBytes, int64(4<<20))
+
+	// Without the server, the image is known, and so is what was read. Another signature makes no
+	// difference.
+	asked := len(w.Said())
+	again := serve()
+	other := parsed(t, w.Server.URL+webFile+"?signature=new@"+digestOf(content))
+	st2 := again.open(t, other)
+	require.Equal(t, st.Digest(), st2.Digest())
+	img2 := again.disk(t, st2, "f.img")
+	require.Equal(t, img.Unhashed()[0].Digest, img2.Unhashed()[0].Digest)
+	_, err = img2.ReadAt(p, 20<<20)
+	require.NoError(t, err)
+	require.Len(t, w.Said(), asked)
+	files, err := filepath.Glob(filepath.Join(keep, "*"))
+	require.NoError(t, err)
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		require.NoError(t, err)
+		require.NotContains(t, string(text), "hush", f)
+	}
+
+	// Another file of the same length.
+	_, err = img2.ReadAt(p[:4096], 2<<20)
+	require.NoError(t, err)
+	w.Put(webFile, noise(86, len(content)), `"2"`)
+	for _, one := range []int64{8 << 20, 30 << 20} {
+		_, err = img2.ReadAt(p[:4096], one)
+		require.ErrorIs(t, err, disk.ErrWrongContent)
+		require.ErrorContains(t, err, "it was replaced")
+	}
+	_, err = img2.ReadAt(p, 20<<20) // is here
+	require.NoError(t, err)
+
+	// The right one is back.
+	w.Put(webFile, content, `"1"`)
+	require.NoError(t, img2.Verify(t.Context()))
+	require.True(t, bytes.Equal(content, contentOf(t, img2)))
+	for _, text := range w.told {
+		require.NotContains(t, text, "hush")
+	}
+}
+
+// TestStreamAddressWithoutDigest: nobody could say what is right.
+func TestStreamAddressWithoutDigest(t *testing.T) {
+	content := noise(87, 200<<9)
+	w := newWeb(t, content)
+	s := newStreaming(t, newClient(t, w.opt), t.TempDir(), t.TempDir())
+	_, err := s.client.Stream(t.Context(), parsed(t, w.Server.URL+webFile), s.opt)
+	require.ErrorContains(t, err, "has no digest")
+	require.Empty(t, w.Said())
+
+	w.Files["/images/SUMS"] = []byte(strings.TrimPrefix(digestOf(content), "sha256:") + "  f.img")
+	w.opt.Checksums = "SUMS"
+	s = newStreaming(t, newClient(t, w.opt), t.TempDir(), t.TempDir())
+	_, err = s.client.Stream(t.Context(), parsed(t, w.Server.URL+webFile+"?id=7"), s.opt)
+	require.ErrorContains(t, err, "has a query and no digest")
+	st := s.open(t, parsed(t, w.Server.URL+webFile))
+	require.True(t, bytes.Equal(content, contentOf(t, s.disk(t, st, "f.img"))))
+}
+
+// TestAddressPolicy: no signature covers an address, so only a policy can allow it.
+func TestAddressPolicy(t *testing.T) {
+	w := newWeb(t, noise(88, 200<<9))
+	_, key := registrytest.NewSigner(t)
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	pulled := func(opt signature.Options) error {
+		var err error
+		w.opt.Gate, err = signature.NewGate(opt)
+		require.NoError(t, err)
+		_, _, err = w.pull(t, w.Server.URL+webFile)
+		return err
+	}
+	require.ErrorContains(t, pulled(signature.Options{Keys: []string{key}}),
+		"is at an address, where no signature can be")
+	require.NoError(t, os.WriteFile(policy, []byte("default: deny\n"), 0o600))
+	require.ErrorContains(t, pulled(signature.Options{Policy: policy}), "is in no registry")
+	require.NoError(t, os.WriteFile(policy, []byte(
+		"images: [{prefix: '*', action: allow}]\n"), 0o600))
+	require.NoError(t, pulled(signature.Options{Policy: policy}))
+}
+
+// TestAddressSilent: a server cannot keep a pull waiting for ever.
+func TestAddressSilent(t *testing.T) {
+	w := newWeb(t, noise(89, 200<<9))
+	w.opt.Idle, w.opt.Patience = 100*time.Millisecond, 300*time.Millisecond
+	hang := func(_ http.ResponseWriter, r *http.Request, _ []byte) bool {
+		<-r.Context().Done()
+		return true
+	}
+	w.Fail(hang, hang, hang, hang, hang, hang, hang, hang)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, _, err := newClient(t, w.opt).Pull(ctx, parsed(t, w.Server.URL+webFile),
+		filepath.Join(t.TempDir(), "a.raw"), PullOptions{})
+	require.ErrorContains(t, err, "given up")
+}
