@@ -29,7 +29,7 @@ type fetching struct {
 
 // fetched reports whether the volume's image is in a registry and its disk is not complete yet.
 func fetched(r store.Record) bool {
-	return r.Spec.From != nil && r.Spec.From.Reference != "" && r.State == store.StateFilling
+	return r.Spec.From.Far() && r.State == store.StateFilling
 }
 
 // fetch makes the disk of a volume whose image is in a registry. If that takes long, it goes on in

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -84,4 +85,29 @@ func filesIn(t *testing.T, m *Manager, name string) []string {
 	paths, err := diskFiles(m.store.Dir(name))
 	require.NoError(t, err)
 	return paths
+}
+
+// TestNewQuery: an address is known by its digest. The query of the last request counts from the
+// next start on.
+func TestNewQuery(t *testing.T) {
+	dir, f := t.TempDir(), newFake()
+	m := start(t, dir, f)
+	at := func(query string) api.Spec {
+		return api.Spec{From: &api.Source{URL: "https://h/f?" + query,
+			Digest: "sha256:" + strings.Repeat("0", 64)}}
+	}
+	_, created, err := m.Put(t.Context(), "one", at("old"))
+	require.NoError(t, err)
+	require.True(t, created)
+	_, created, err = m.Put(t.Context(), "one", at("new"))
+	require.NoError(t, err)
+	require.False(t, created)
+	require.NoError(t, m.Close())
+	v, err := start(t, dir, f).Get("one")
+	require.NoError(t, err)
+	require.Equal(t, "https://h/f?new", v.Record.Spec.From.URL)
+	other := at("new")
+	other.From.Digest = "sha256:" + strings.Repeat("1", 64)
+	_, _, err = m.Put(t.Context(), "one", other)
+	require.Error(t, err)
 }

@@ -138,7 +138,7 @@ func (m *Manager) make(ctx context.Context, v *volume, r store.Record, dir strin
 		r.State = store.StateAwaiting
 		return m.set(v, r)
 	}
-	remote := r.Spec.From != nil && r.Spec.From.Reference != ""
+	remote := r.Spec.From.Far()
 	if !remote && r.Place.Kind != store.PlaceClaim {
 		return m.serve(ctx, v, r, store.StateReady)
 	}
@@ -208,6 +208,9 @@ func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, any bool
 		if len(all) > 0 {
 			return api.Differ(v.name, all)
 		}
+		if err := m.renew(v, spec.From); err != nil {
+			return err
+		}
 	}
 	if v.failure != nil {
 		if err := m.again(ctx, v); err != nil {
@@ -216,6 +219,20 @@ func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, any bool
 	}
 	if int64(spec.Size) > v.record.Size {
 		return m.grow(ctx, v, int64(spec.Size))
+	}
+	return nil
+}
+
+// renew keeps the query with which an address is asked for now: that of before may have expired.
+func (m *Manager) renew(v *volume, from *api.Source) error {
+	is := v.record.Spec.From
+	if from == nil || is == nil || from.URL == is.URL {
+		return nil
+	}
+	next := v.record
+	next.Spec.From = from
+	if err := m.set(v, next); err != nil {
+		return failed("the address of the volume %q could not be kept: %w", v.name, err)
 	}
 	return nil
 }

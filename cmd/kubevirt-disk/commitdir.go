@@ -152,7 +152,7 @@ func (c *committing) openBelow(ctx context.Context, client *registry.Client,
 	if from == "" {
 		return nil, errors.New("name that")
 	}
-	ref, err := transport.ParseReference(from)
+	ref, err := transport.ParseSource(from)
 	if err != nil {
 		return nil, err
 	}

@@ -259,6 +259,14 @@ var settingCases = []struct {
 			text := fmt.Sprint(c.Volumes.Claims)
 			return strings.Replace(strings.Trim(text, "map[]"), ":", "=", 1)
 		}},
+	{key: "volumes-url", def: "", inFile: "https://f/1", inEnv: "http://e:2", asFlag: "https://a",
+		also: onLoopback, got: func(c *config) string {
+			var all []string
+			for _, p := range c.Volumes.URLs {
+				all = append(all, p.String())
+			}
+			return strings.Join(all, ",")
+		}},
 	{key: keyISCSI, def: "true", inFile: "false", inEnv: "true", asFlag: "false",
 		also: "NBD_LISTEN=unix:/n",
 		got:  func(c *config) string { return fmt.Sprint(len(c.Portals) > 0) }},

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/registry/transport"
 	"kubevirt.io/disk/serving"
 )
 
@@ -60,6 +61,10 @@ func volumeSettings(v *options.Volumes) []setting {
 			usage: "`NAME=DIRECTORY` of a claim and the directory where it is mounted; volumes " +
 				"can be placed on it; repeatable",
 			to: claims(&v.Claims)},
+		{key: "volumes-url", env: []string{"VOLUMES_URL"}, kind: kindList,
+			usage: "`https://HOST[/PATH]` below which volumes may name disks by from: {url}; " +
+				"redirects must stay there; repeatable (default none)",
+			to: prefixes(&v.URLs)},
 	}
 }
 
@@ -107,6 +112,20 @@ func claims(at *map[string]string) landing {
 				wrong = append(wrong, fmt.Errorf("the claim %q is named twice", name))
 			}
 			all[name] = dir
+		}
+		*at = all
+		return errors.Join(wrong...)
+	}}
+}
+
+// prefixes is a field that takes beginnings of addresses.
+func prefixes(at *[]transport.Prefix) landing {
+	return landing{at, func(given []string) error {
+		var wrong []error
+		var all []transport.Prefix
+		for _, text := range given {
+			p, err := transport.ParsePrefix(text)
+			wrong, all = append(wrong, err), append(all, p)
 		}
 		*at = all
 		return errors.Join(wrong...)

@@ -121,6 +121,8 @@ func ParsePrefix(text string) (Prefix, error) {
 	return Prefix{u.Scheme, u.Host, strings.TrimSuffix(u.Path, "/")}, nil
 }
 
+func (p Prefix) String() string { return p.scheme + "://" + p.host + p.path }
+
 func (p Prefix) covers(u *url.URL) bool {
 	return p.scheme == u.Scheme && p.host == hostOf(u) && !climbs(u) && u.User == nil &&
 		(p.path == "" || u.Path == p.path || strings.HasPrefix(u.Path, p.path+"/"))

@@ -43,6 +43,8 @@ func (s *Source) String() string {
 		return fmt.Sprintf("the snapshot %q", s.Snapshot)
 	case s.Image != "":
 		return fmt.Sprintf("the image %q", s.Image)
+	case s.URL != "":
+		return s.Shown().URL + "@" + s.Digest
 	case s.Disk != "":
 		return fmt.Sprintf("the disk %q of %s", s.Disk, s.Reference)
 	}

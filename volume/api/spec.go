@@ -51,13 +51,17 @@ type Spec struct {
 	PVC *Claim `json:"pvc,omitempty" yaml:"pvc,omitempty"`
 }
 
-// Source is the initial content of a disk. Exactly one of Image, Reference, Snapshot and Upload is
-// set.
+// Source is the initial content of a disk. Exactly one of Image, Reference, URL, Snapshot and
+// Upload is set.
 type Source struct {
 	// Image is the name of a file in the server's directory of images (/disk).
 	Image string `json:"image,omitempty" yaml:"image,omitempty"`
 	// Reference is an image in a registry.
 	Reference string `json:"reference,omitempty" yaml:"reference,omitempty"`
+	// URL is the https:// or http:// address of a disk. Its query may be a secret.
+	URL string `json:"url,omitempty" yaml:"url,omitempty"`
+	// Digest is that of the file at URL: sha256: and 64 hexadecimal digits. It is required.
+	Digest string `json:"digest,omitempty" yaml:"digest,omitempty"`
 	// Disk is the name of a disk's file, if Reference has several disks.
 	Disk string `json:"disk,omitempty" yaml:"disk,omitempty"`
 	// Snapshot is DISK@NAME: a snapshot of another volume, or of another disk of the server that is
@@ -177,14 +181,20 @@ func (s *Source) resolved() (*Source, error) {
 		return nil, nil
 	}
 	set := 0
-	for _, is := range []bool{s.Image != "", s.Reference != "", s.Snapshot != "", s.Upload} {
+	for _, is := range []bool{s.Image != "", s.Reference != "", s.URL != "", s.Snapshot != "",
+		s.Upload} {
 		if is {
 			set++
 		}
 	}
 	switch {
 	case set != 1:
-		return nil, errors.New("from: say one of image, reference, snapshot and upload")
+		return nil, errors.New("from: say one of image, reference, url, snapshot and upload")
+	case s.URL != "" && !isDigest(s.Digest):
+		return nil, errors.New("from.digest: it says which file at the address is meant: write " +
+			"sha256: and 64 hexadecimal digits in lower case")
+	case s.Digest != "" && s.URL == "":
+		return nil, errors.New("from.digest: it belongs to a url, and there is none")
 	case s.Disk != "" && s.Reference == "":
 		return nil, errors.New("from.disk: it tells the disks of a reference apart, and there is " +
 			"no reference")
@@ -195,6 +205,24 @@ func (s *Source) resolved() (*Source, error) {
 	}
 	copied := *s
 	return &copied, nil
+}
+
+func isDigest(text string) bool {
+	digits, ok := strings.CutPrefix(text, "sha256:")
+	return ok && len(digits) == 64 && strings.Trim(digits, "0123456789abcdef") == ""
+}
+
+// Far reports whether the content has to be fetched.
+func (s *Source) Far() bool { return s != nil && (s.Reference != "" || s.URL != "") }
+
+// Shown is the source for everybody who may see the volume: without the query of an address.
+func (s *Source) Shown() *Source {
+	if s == nil || s.URL == "" {
+		return s
+	}
+	copied := *s
+	copied.URL, _, _ = strings.Cut(s.URL, "?")
+	return &copied
 }
 
 // Cloned returns the disk and the name in Snapshot. A name has no '@'.

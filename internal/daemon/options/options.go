@@ -131,6 +131,8 @@ type Volumes struct {
 	Max      int               // volumes at once; 0: no limit
 	MaxBytes int64             // of all of them; 0: no limit
 	Claims   map[string]string // directories of claims, by their names
+	// URLs are the addresses below which disks may be fetched from web servers. None: nowhere.
+	URLs []transport.Prefix
 }
 
 // NBDPortal is where clients of NBD connect: a Unix socket, or an address.

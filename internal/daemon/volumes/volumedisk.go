@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -129,15 +128,12 @@ func (v *Volumes) uploaded(path string) (*image.Image, error) {
 	return img, nil
 }
 
-// streamed opens a disk of an image in a registry. Everything that is found out about the image is
-// kept with the disk.
+// streamed opens a disk of an image in a registry, or at an address. Everything that is found out
+// about the image is kept with the disk.
 func (v *Volumes) streamed(ctx context.Context, want volume.Disk, to *plan.Disk) error {
-	ref, err := transport.ParseReference(want.Source.Reference)
-	if err == nil && !ref.Remote() && !v.named(ref) {
-		err = errors.New("it is not an image in a registry")
-	}
+	ref, err := v.far(want.Source)
 	if err != nil {
-		return api.Errorf(api.CodeInvalid, "from.reference: %v", err)
+		return err
 	}
 	stream, err := v.sources.Stream(ctx, ref,
 		filepath.Join(want.Dir, instance.PersistentName+".source"))
@@ -156,11 +152,38 @@ func (v *Volumes) streamed(ctx context.Context, want volume.Disk, to *plan.Disk)
 	return nil
 }
 
-// named reports whether the daemon's own settings name the reference. Only then may it be a file.
-func (v *Volumes) named(ref transport.Reference) bool {
-	return slices.ContainsFunc(v.opt.Streams.References, func(o transport.Reference) bool {
-		return o.String() == ref.String()
-	})
+// far is the image that a client means. Only if the daemon's own settings name it, it may be a file
+// of this machine, or at an address outside of those that clients may name: others would reach
+// servers that only this machine can.
+func (v *Volumes) far(from *api.Source) (transport.Reference, error) {
+	ref, err := transport.ParseReference(from.Reference)
+	field, text := "from.reference", from.Reference
+	if from.URL != "" {
+		ref, err = transport.ParseSource(from.URL + "@" + from.Digest)
+		field, text = "from.url", ref.String()
+	}
+	for _, own := range v.opt.Streams.References {
+		if own.String() == text {
+			return own, nil
+		}
+	}
+	switch {
+	case err != nil:
+	case from.URL == "" && !ref.Remote():
+		err = errors.New("it is not an image in a registry")
+	case from.URL == "":
+	case !ref.IsAddress():
+		err = errors.New("it is not an address of the form https://HOST/PATH")
+	case len(v.opt.Volumes.URLs) == 0:
+		err = fmt.Errorf("no addresses are allowed here: the server names them with %v",
+			v.opt.Setting(&v.opt.Volumes.URLs))
+	default:
+		ref, err = ref.Within(v.opt.Volumes.URLs)
+	}
+	if err != nil {
+		return ref, api.Errorf(api.CodeInvalid, "%s: %v", field, err)
+	}
+	return ref, nil
 }
 
 // chooseDisk finds the disk that is meant in an image.

@@ -1,0 +1,113 @@
+package daemon
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/options/optionstest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// TestAddresses serves a disk of a web server, and makes volumes of others. Clients reach no server
+// that they must not, and nobody is told a query, which may be a secret.
+func TestAddresses(t *testing.T) {
+	content := bytes.Repeat([]byte("a disk  "), 8192)
+	digest := transport.DigestOf(content)
+	web, inside := registrytest.NewWeb(t), registrytest.NewPlainWeb(t)
+	web.Files["/images/a.img"], web.Files["/other/a.img"] = content, content
+	inside.Put("/secret", content, "")
+	ref, err := transport.ParseSource(web.Server.URL + "/other/a.img?sig=hush@" + digest)
+	require.NoError(t, err)
+	allowed, err := transport.ParsePrefix(web.Server.URL + "/images")
+	require.NoError(t, err)
+	opt := testOptions(t)
+	opt.Streams = options.Streams{References: []transport.Reference{ref},
+		Registry: transport.Options{CA: web.CA(t)},
+		CacheDir: filepath.Join(filepath.Dir(opt.WorkDir), "cache"), CacheSize: 1 << 30}
+	opt.Volumes = &options.Volumes{Listen: optionstest.Loopback(),
+		URLs: []transport.Prefix{allowed}}
+	r := start(t, opt)
+	ask := func(method, address, body string) (int, string) {
+		req, err := http.NewRequest(method, address, strings.NewReader(body))
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/json")
+		res, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		defer res.Body.Close()
+		text, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		return res.StatusCode, string(text)
+	}
+	volumes := "http://" + r.Status().Volumes.Address + "/volume/"
+	put := func(name, url, digest string) (int, string) {
+		return ask(http.MethodPut, volumes+name,
+			fmt.Sprintf(`{"from": {"url": %q, "digest": %q}}`, url, digest))
+	}
+	asked := len(web.Said())
+	for url, why := range map[string]string{
+		inside.Server.URL + "/secret":               "is not below an address that is allowed",
+		web.Server.URL + "/other/b.img":             "is not below an address that is allowed",
+		web.Server.URL + "/images/../other/a.img":   "leave them out",
+		"https://me:hush@" + web.Host() + "/images": "credentials come from",
+		"docker-archive:/etc/passwd":                "is not an address",
+	} {
+		status, text := put("no", url, digest)
+		require.Equal(t, http.StatusBadRequest, status, url)
+		require.Contains(t, text, why)
+		require.NotContains(t, text, "hush")
+	}
+	status, text := put("no", web.Server.URL+"/images/a.img", "")
+	require.Equal(t, http.StatusBadRequest, status)
+	require.Contains(t, text, "from.digest")
+	require.Len(t, web.Said(), asked)
+
+	made := func(name, url string) {
+		status, text = put(name, url, digest)
+		testtool.Eventually(t, func() bool {
+			require.NotContains(t, text, "hush")
+			if status == http.StatusAccepted {
+				status, text = ask(http.MethodGet, volumes+name, "")
+			}
+			return status != http.StatusAccepted
+		})
+		require.Less(t, status, 300, text)
+		p := make([]byte, len(content))
+		all := r.disks.Served()
+		_, err := all[len(all)-1].Instance().ReadAt(p, 0)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(content, p))
+	}
+	made("vm1", web.Server.URL+"/images/a.img?sig=hush")
+	require.Contains(t, text, "url: "+web.Server.URL+"/images/a.img\n")
+	made("vm2", web.Server.URL+"/other/a.img") // the daemon's own settings name it
+	kept, err := os.ReadFile(filepath.Join(opt.VolumesDir(), "vm1", "volume.json"))
+	require.NoError(t, err)
+	require.Contains(t, string(kept), "hush")
+
+	// A redirect does not lead out of what is allowed.
+	for _, to := range []string{web.Server.URL + "/other/a.img", inside.Server.URL + "/secret"} {
+		web.Fail(registrytest.Redirects(to))
+		status, text = put("vm3", web.Server.URL+"/images/a.img?other", digest)
+		require.GreaterOrEqual(t, status, 400)
+		require.Empty(t, inside.Said())
+	}
+	_, page := ask(http.MethodGet, "http://"+r.PagesAddress()+"/status", "")
+	require.Contains(t, page, ref.String())
+	_, metrics := ask(http.MethodGet, "http://"+r.PagesAddress()+"/metrics", "")
+	require.NotContains(t, page+metrics, "hush")
+	for _, line := range r.log.All() {
+		require.NotContains(t, fmt.Sprint(line.Message, line.ContextMap()), "hush")
+	}
+	require.NoError(t, r.end())
+}
