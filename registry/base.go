@@ -173,7 +173,7 @@ func (b *baseImage) list(ctx context.Context, desc v1.Descriptor, shade *layer.S
 		if err != nil {
 			return nil, err
 		}
-		in, err := layer.Open(ctx, from, new(atomic.Int64), nil)
+		in, err := layer.Open(ctx, from, new(atomic.Int64), nil, 0)
 		if err == nil {
 			list, err = layer.ReadTar(in, layer.DiskDir, func(e *layer.Entry, _ io.Reader) error {
 				if layer.Under(layer.DiskDir, e.Name) && shade.Shows(e.Name) {

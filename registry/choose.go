@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"kubevirt.io/disk/disk/image"
-	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/registry/layer"
 )
 
@@ -111,14 +110,15 @@ func (p *puller) arrive(ctx context.Context, f *file, depth int) error {
 			layer:   below.layer,
 			ordinal: below.ordinal,
 			size:    below.size,
-			arrival: image.NewArrival(below.name, below.size, f.to, opt),
+			packed:  below.packed,
+			arrival: image.NewArrival(below.diskName(), below.contentSize(), f.to, opt),
 			to:      f.to,
 		}
 		if err := p.arrive(ctx, base, depth+1); err != nil {
 			return err
 		}
 		opt.Below = base.arrival
-		f.arrival = image.NewArrival(f.name, f.size, f.to, opt)
+		f.arrival = image.NewArrival(f.diskName(), f.contentSize(), f.to, opt)
 	}
 	return nil
 }
@@ -133,7 +133,15 @@ func (p *puller) below(needs *image.BackingError) (*file, error) {
 }
 
 // again reads the layer of a file once more to its end, and passes the content to take.
-func (p *puller) again(ctx context.Context, f *file, take func(content io.Reader) error) error {
+func (p *puller) again(ctx context.Context, f *file, use func(content io.Reader) error) error {
+	take := func(content io.Reader) error {
+		content, done := p.unpacked(f, content)
+		defer done()
+		if err := use(content); err != nil || f.packed == "" {
+			return err
+		}
+		return p.rest(content)
+	}
 	if f.ordinal == layer.WholeLayer {
 		in, err := p.reopen(ctx, f.layer)
 		if err != nil {
@@ -174,7 +182,7 @@ func (p *puller) reopen(ctx context.Context, i int) (*layer.Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return layer.Open(ctx, b, &p.opt.Progress.done, nil)
+	return layer.Open(ctx, b, &p.opt.Progress.done, nil, p.opt.UnpackMemory)
 }
 
 // read goes through a layer once more.
@@ -192,18 +200,11 @@ func (p *puller) read(ctx context.Context, i int,
 }
 
 // plain fetches a layer that is a file.
-func (p *puller) plain(ctx context.Context, i int, in *layer.Reader, head []byte) (err error) {
+func (p *puller) plain(ctx context.Context, i int, in *layer.Reader) error {
 	f := &file{name: layer.PlainName(p.image.Manifest.Layers[i], p.dir), layer: i,
 		ordinal: layer.WholeLayer, size: in.Size}
 	p.files = append(p.files, f)
-	switch {
-	case in.Size < 0 && qcow2.IsQcow2(head):
-		// Its size has to be known before it can be expanded, so it is fetched again.
-		f.isQcow2 = true
-		if f.size, err = io.Copy(io.Discard, in); err != nil {
-			return in.Explain(err)
-		}
-	case p.candidate(f.name):
+	if p.candidate(f.name) {
 		if err := p.pass(ctx, f, in); err != nil {
 			return in.Explain(err)
 		}

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -193,7 +194,7 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*layer.Conte
 	if s.smallSize += len(content); s.smallSize <= maxSmall {
 		s.small[desc.Digest.String()] = content
 	}
-	if transport.Compression(content) == "" {
+	if unpack.Compressed(content) == "" {
 		plain, err := layer.IsPlain(desc, content[:min(len(content), layer.TarBlock)])
 		if err != nil {
 			return nil, err
@@ -202,6 +203,9 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*layer.Conte
 		}
 		in := bytes.NewReader(content)
 		l, err := layer.LayTar(in, desc, func() int64 { return int64(len(content) - in.Len()) })
+		if err == nil {
+			err = lone(desc, l.List)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -210,7 +214,8 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*layer.Conte
 		}
 		return l, nil
 	}
-	in, err := layer.Open(ctx, memoryBlob(desc, content), new(atomic.Int64), nil)
+	in, err := layer.Open(ctx, memoryBlob(desc, content), new(atomic.Int64), nil,
+		s.opt.UnpackMemory)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +234,48 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*layer.Conte
 	if err == nil {
 		err = in.Finish()
 	}
+	if err == nil {
+		err = lone(desc, list)
+	}
 	return &layer.Contents{List: list}, in.Explain(err)
+}
+
+// lone reports an archive whose disk lies elsewhere than in a layer: see loneFile.
+func lone(desc descriptor, list *layer.List) error {
+	if len(list.Entries) == 0 && layer.IsFile(desc) {
+		return &layer.Unsuited{Why: "is an archive with a disk"}
+	}
+	return nil
+}
+
+// unpackable reports a disk of the parts that is compressed.
+func (s *Stream) unpackable(ctx context.Context) error {
+	for _, p := range s.parts.Files {
+		if path.Dir(p.Name) != layer.DiskDir || p.Size == 0 {
+			continue
+		}
+		file, err := s.openPart(ctx, path.Base(p.Name))
+		if err != nil {
+			return err
+		}
+		head := make([]byte, min(image.DetectSize, p.Size))
+		_, err = file.ReadAt(ctx, head, 0)
+		if err = errors.Join(orEnd(err), file.Close()); err != nil {
+			return fmt.Errorf("%s of %s: %w", p.Name, s.ref, err)
+		}
+		if f := unpack.Compressed(head); f != "" {
+			return &layer.Unsuited{Why: fmt.Sprintf("%s is compressed by %s", p.Name, f)}
+		}
+	}
+	return nil
+}
+
+// orEnd ignores that a file ends.
+func orEnd(err error) error {
+	if err == io.EOF {
+		return nil
+	}
+	return err
 }
 
 func memoryBlob(desc descriptor, content []byte) *transport.Blob {
@@ -261,8 +307,8 @@ func (s *Stream) walk(ctx context.Context, desc descriptor) (*layer.Contents, er
 	if _, err := from.ReadAt(ctx, head, 0); err != nil {
 		return nil, err
 	}
-	if what := transport.Compression(head); what != "" {
-		return nil, &layer.Unsuited{Why: "is compressed by " + what +
+	if what := unpack.Compressed(head); what != "" {
+		return nil, &layer.Unsuited{Why: "is compressed by " + string(what) +
 			", which has to be read from its beginning"}
 	}
 	plain, err := layer.IsPlain(desc, head)
@@ -280,6 +326,9 @@ func (s *Stream) walk(ctx context.Context, desc descriptor) (*layer.Contents, er
 	}
 	r := &rangeReader{ctx: ctx, of: section{u, 0, desc.Size}}
 	l, err := layer.LayTar(r, desc, func() int64 { return r.off })
+	if err == nil {
+		err = lone(desc, l.List)
+	}
 	l.Walked = true
 	return l, err
 }

@@ -34,6 +34,8 @@ type PullOptions struct {
 	Replace bool
 	// Image limits what is accepted as an image.
 	Image image.Options
+	// UnpackMemory is how far back compressed data may refer: see unpack.Options. Bytes.
+	UnpackMemory int64
 	// Progress notes how far the pull is. May be nil.
 	Progress *Progress
 	// Stdout is where the destination "-" leads.
@@ -82,6 +84,7 @@ type puller struct {
 	path   string // of the wanted disk; "": any
 	shadow *layer.Shadow
 	files  []*file
+	lone   []*file         // disks in archives that are no layers: see loneFile
 	names  map[string]bool // in a directory: files that have been begun
 	seek   *seekMaker      // nil: the disks will not be read by ranges later
 	index  *layer.Index    // has the digests that all files must have; nil: none has to
@@ -100,10 +103,11 @@ func newPuller(r *transport.Image, dest string, opt PullOptions) *puller {
 // file is a visible file of the image.
 type file struct {
 	name    string
-	layer   int    // its index in the manifest
-	ordinal int    // of the tar entry that has its content; -1: the whole layer is the file
-	size    int64  // bytes; -1: not known
-	refused string // its kind, if it is not a file
+	layer   int          // its index in the manifest
+	ordinal int          // of the tar entry that has its content; -1: the whole layer is the file
+	size    int64        // bytes; -1: not known
+	refused string       // its kind, if it is not a file
+	packed  image.Format // how its content is compressed; "": it is not
 	isQcow2 bool
 	backing string // the file that it needs below it
 	passed  bool   // it need not be a disk
@@ -156,7 +160,7 @@ func (p *puller) prepare() error {
 
 func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 	defer func() {
-		for _, f := range p.files {
+		for _, f := range slices.Concat(p.files, p.lone) {
 			err = errors.Join(err, p.drop(f))
 		}
 		err = errors.Join(err, p.index.Close())
@@ -172,6 +176,9 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 		return nil, err
 	}
 	if err := p.scan(ctx); err != nil {
+		return nil, err
+	}
+	if err := p.takeLone(); err != nil {
 		return nil, err
 	}
 	chosen, err := p.choose()
@@ -283,7 +290,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	}
 	rec := p.seek.layer(desc)
 	defer rec.Close()
-	in, err := layer.Open(ctx, b, &p.opt.Progress.done, rec)
+	in, err := layer.Open(ctx, b, &p.opt.Progress.done, rec, p.opt.UnpackMemory)
 	if err != nil {
 		return err
 	}
@@ -295,11 +302,14 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	if plain, err := layer.IsPlain(desc, head); err != nil {
 		return in.Explain(err)
 	} else if plain {
-		return p.plain(ctx, i, in, head)
+		return p.plain(ctx, i, in)
 	}
 	here := make(map[string]*file)
 	list, err := layer.ReadTar(in, p.dir, func(e *layer.Entry, content io.Reader) error {
 		p.seek.file(rec, e)
+		if !layer.Under(p.dir, e.Name) && layer.IsFile(desc) {
+			return p.loneFile(ctx, i, in, e, content)
+		}
 		if !layer.Under(p.dir, e.Name) || !p.shadow.Shows(e.Name) {
 			return nil
 		}
@@ -314,6 +324,9 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		if err := p.pass(ctx, f, content); err != nil {
 			return err
 		}
+		if f.packed != "" {
+			p.seek.forget(e)
+		}
 		return drain(content)
 	})
 	if err == nil {
@@ -326,7 +339,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		for _, f := range here {
 			err = errors.Join(err, p.drop(f))
 		}
-		return err
+		return errors.Join(err, p.dropLone(i))
 	}
 	p.seek.layerDone(rec, desc, list, p.shadow)
 	return p.shadow.Add(list)
@@ -387,6 +400,12 @@ func (p *puller) candidate(name string) bool {
 // pass gets the content of a visible file. It writes it at once, unless the wanted file may be
 // another one, or needs another one first.
 func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
+	content, err := f.recognise(content)
+	if err != nil {
+		return err
+	}
+	content, done := p.unpacked(f, content)
+	defer done()
 	if err := p.peek(f, &content); err != nil {
 		return err
 	}
@@ -398,14 +417,14 @@ func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 	if err := p.open(f); err != nil {
 		return err
 	}
-	return f.arrival.Pass(ctx, content)
+	if err := f.arrival.Pass(ctx, content); err != nil || f.packed == "" {
+		return err
+	}
+	return p.rest(content)
 }
 
 // peek finds out whether the file has a backing file.
 func (p *puller) peek(f *file, content *io.Reader) error {
-	if f.size < 0 {
-		return nil
-	}
 	head := make([]byte, 4)
 	n, err := io.ReadFull(*content, head)
 	if err != nil && err != io.ErrUnexpectedEOF && err != io.EOF {
@@ -413,13 +432,18 @@ func (p *puller) peek(f *file, content *io.Reader) error {
 	}
 	head = head[:n]
 	if f.isQcow2 = qcow2.IsQcow2(head); f.isQcow2 {
-		all := make([]byte, min(f.size, qcow2.HeadSize))
+		size := f.contentSize()
+		all := make([]byte, qcow2.HeadSize)
+		if size >= 0 {
+			all = all[:min(size, qcow2.HeadSize)]
+		}
 		copy(all, head)
-		if _, err := io.ReadFull(*content, all[n:]); err != nil {
+		more, err := io.ReadFull(*content, all[n:])
+		if err != nil && (size >= 0 || err != io.ErrUnexpectedEOF && err != io.EOF) {
 			return err
 		}
-		head = all
-		f.backing = image.BackingOf(f.name, head, f.size)
+		head = all[:n+more]
+		f.backing = image.BackingOf(f.name, head, size)
 	}
 	*content = io.MultiReader(bytes.NewReader(head), *content)
 	return nil
@@ -429,7 +453,7 @@ func (p *puller) peek(f *file, content *io.Reader) error {
 func (p *puller) open(f *file) (err error) {
 	f.label = p.dest
 	if p.many {
-		f.label = filepath.Join(p.dest, p.fileName(f.name))
+		f.label = filepath.Join(p.dest, p.fileName(f.diskName()))
 	}
 	if p.names[f.label] {
 		return fmt.Errorf("two disks of the image would be called %q", f.label)
@@ -447,7 +471,7 @@ func (p *puller) open(f *file) (err error) {
 		return err
 	}
 	p.names[f.label] = true
-	f.arrival = image.NewArrival(f.name, f.size, f.to,
+	f.arrival = image.NewArrival(f.diskName(), f.contentSize(), f.to,
 		image.ArrivalOptions{Options: p.opt.Image, Original: p.opt.Original})
 	return nil
 }

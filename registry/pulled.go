@@ -303,7 +303,7 @@ func (s *Stream) pullInto(ctx context.Context, root *osfile.Shared, dir, seek, w
 	}
 	img := *s.image
 	img.Source = having{img.Source, s.small}
-	p := newPuller(&img, partial, PullOptions{})
+	p := newPuller(&img, partial, PullOptions{UnpackMemory: s.opt.UnpackMemory})
 	p.many = true
 	p.create = func(name string) (*image.Destination, error) { return newRaw(root, name) }
 	p.seek = newSeekMaker(root, seek+partialSuffix)

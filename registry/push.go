@@ -18,6 +18,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -44,6 +45,8 @@ type PushOptions struct {
 	Open func(name string) (*image.Image, error)
 	// Image limits what is accepted as an image.
 	Image image.Options
+	// UnpackMemory is how far back compressed files may refer: see unpack.Options. Bytes.
+	UnpackMemory int64
 	// Uploads is a directory for notes on unfinished uploads. With these, the same push can later
 	// continue inside a blob. It is made if it is missing. "": only complete blobs are not sent
 	// again.
@@ -74,7 +77,7 @@ func (c *Client) Push(ctx context.Context, files []string, ref transport.Referen
 	}
 	p := &pusher{client: c, ref: ref, opt: opt}
 	defer func() { err = errors.Join(err, p.close()) }()
-	if err := p.validate(files); err != nil {
+	if err := p.validate(ctx, files); err != nil {
 		return "", err
 	}
 	onto := opt.Onto.Image != ""
@@ -121,6 +124,7 @@ type pusher struct {
 	opt    PushOptions
 
 	planned []planned
+	wrapped map[string]unwrapped // by path
 	layers  []*layer.Disk
 	needs   map[*layer.Disk]needs
 	base    *baseImage
@@ -131,6 +135,9 @@ type pusher struct {
 func (p *pusher) close() (err error) {
 	for _, l := range p.layers {
 		err = errors.Join(err, l.File.Close())
+	}
+	for _, u := range p.wrapped {
+		err = errors.Join(err, u.file.Close())
 	}
 	err = errors.Join(err, p.old.close())
 	if p.base != nil {
@@ -151,9 +158,12 @@ type planned struct {
 }
 
 // validate checks the files as serving them would, and decides how to store each.
-func (p *pusher) validate(files []string) error {
+func (p *pusher) validate(ctx context.Context, files []string) error {
 	for _, file := range files {
 		img, err := p.open(file)
+		if err != nil {
+			img, err = p.unwrap(ctx, file, err)
+		}
 		if err != nil {
 			return err
 		}
@@ -161,7 +171,7 @@ func (p *pusher) validate(files []string) error {
 		if err := img.Close(); err != nil {
 			return err
 		}
-		f := planned{path: file, name: filepath.Base(file), data: info.AllocatedSize,
+		f := planned{path: file, name: p.nameOf(file), data: info.AllocatedSize,
 			size: info.VirtualSize}
 		if info.Compression == "" {
 			f.compress = p.opt.Compress
@@ -191,6 +201,9 @@ func (p *pusher) validate(files []string) error {
 func (p *pusher) open(file string) (*image.Image, error) {
 	if p.opt.Open != nil {
 		return p.opt.Open(file)
+	}
+	if u, ok := p.wrapped[file]; ok {
+		return unpack.OpenUnnamed(context.Background(), u.name, u.file, p.opt.Image)
 	}
 	return image.Open(file, p.opt.Image)
 }
@@ -247,6 +260,15 @@ func (p *pusher) prepare(ctx context.Context) error {
 			if err := add(f.name, made, all[f.name]); err != nil {
 				return err
 			}
+			continue
+		}
+		if u, ok := p.wrapped[f.path]; ok {
+			if !there[f.name] {
+				if err := p.addUnwrapped(ctx, f, u, add); err != nil {
+					return err
+				}
+			}
+			there[f.name] = true
 			continue
 		}
 		root, err := os.OpenRoot(filepath.Dir(f.path))

@@ -87,6 +87,13 @@ func (m *seekMaker) file(rec *layer.Recorder, e *layer.Entry) {
 	}
 }
 
+// forget says that a file is not a disk as it lies in its layer.
+func (m *seekMaker) forget(e *layer.Entry) {
+	if m != nil {
+		delete(m.offsets, e.Name)
+	}
+}
+
 // layerDone completes the notes of a layer that was read and verified. shade has what the
 // layers above hide of it.
 func (m *seekMaker) layerDone(rec *layer.Recorder, desc descriptor, list *layer.List,

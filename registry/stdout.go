@@ -26,7 +26,7 @@ func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
 			return nil
 		}
 		n, err := io.Copy(p.opt.Stdout, content)
-		if done.Size = n; err == nil && f.size >= 0 && n != f.size {
+		if done.Size = n; err == nil && f.contentSize() >= 0 && n != f.size {
 			err = io.ErrUnexpectedEOF
 		}
 		return err
@@ -40,7 +40,7 @@ func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
 	if f.to, err = image.Scratch(os.TempDir()); err != nil {
 		return nil, err
 	}
-	f.arrival = image.NewArrival(f.name, f.size, f.to, image.ArrivalOptions{Options: p.opt.Image})
+	f.arrival = image.NewArrival(f.diskName(), f.contentSize(), f.to, image.ArrivalOptions{Options: p.opt.Image})
 	if err := p.arrive(ctx, f, 0); err != nil {
 		return nil, err
 	}

@@ -37,6 +37,8 @@ type StreamOptions struct {
 	// was fetched (image.Unsure). Until then only TLS is trusted. Without it they are fetched and
 	// verified first.
 	WhenComplete bool
+	// UnpackMemory is how far back compressed data may refer: see unpack.Options. Bytes.
+	UnpackMemory int64
 }
 
 // Stream is an image whose disks are read as they are needed. Any number of goroutines may call its
@@ -190,6 +192,9 @@ func (s *Stream) findWithoutIndex(ctx context.Context) (err error) {
 	fetched := s.record.Pulled || (len(s.record.Disks) == 0 || s.anew) && s.fetchedBefore()
 	if !fetched {
 		s.parts, err = s.findParts(ctx)
+		if err == nil && len(s.record.Disks) == 0 {
+			err = s.unpackable(ctx)
+		}
 		var no *layer.Unsuited
 		if !errors.As(err, &no) {
 			return err

@@ -340,7 +340,7 @@ func TestConvertSaysWhatToNameInstead(t *testing.T) {
 			"image instead",
 		put("disk", "\x01\x02\x03"): "name it .raw, .img or .iso if it is one, " +
 			"otherwise name a disk image instead",
-		put("a.raw.gz", "\x1f\x8b\x08"): `unpack it with "gzip -d" first`,
+		put("a.raw.lz4", "\x04\x22\x4d\x18"): `unpack it with "lz4 -d" first`,
 		put("a.zip", "PK\x03\x04"): "extract the disk image from it, and name " +
 			"that",
 		link: "is a text file, not a disk image; name a " +

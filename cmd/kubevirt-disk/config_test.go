@@ -205,6 +205,9 @@ var settingCases = []struct {
 	{key: "cache-size", def: "10737418240", inFile: "300000000", inEnv: "400000000",
 		asFlag: "500000000",
 		got:    func(c *config) string { return fmt.Sprint(c.Streams.CacheSize) }},
+	{key: "unpack-memory", def: "16777216", inFile: "33554432", inEnv: "67108864",
+		asFlag: "100663296",
+		got:    func(c *config) string { return fmt.Sprint(c.UnpackMemory) }},
 	{key: "verify", def: verifyAlways, inFile: verifyWhenComplete, inEnv: verifyAlways,
 		asFlag: verifyWhenComplete, got: func(c *config) string {
 			if c.Streams.WhenComplete {

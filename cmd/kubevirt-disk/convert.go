@@ -26,9 +26,10 @@ func (a *app) convertCommand() *cobra.Command {
 		Short: "Make a raw file or a qcow2 image of an image",
 		Long: `Makes a raw file of an image and its backing files. Zeros are holes in it. If the
 name of DEST ends in .qcow2, it makes a compressed qcow2 image without backing files. The same disk
-always gives the same image, bit by bit. The file is written under a temporary name beside DEST and
-renamed when it is complete. A block device is overwritten. Where DEST is -, the disk goes to
-standard output: raw with its zeros, or as qcow2, which lies in a temporary file first. Progress
+always gives the same image, bit by bit. IMAGE may be wrapped in gzip, xz, zstd or bzip2, or in a
+tar archive with one disk; the content decides. The file is written under a temporary name beside
+DEST and renamed when it is complete. A block device is overwritten. Where DEST is -, the disk goes
+to standard output: raw with its zeros, or as qcow2, which lies in a temporary file first. Progress
 goes to standard error.`,
 		Args:              imageArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeConvert,
@@ -39,7 +40,12 @@ goes to standard error.`,
 	cmd.Flags().StringVar(&o.compression, flagCompress, "",
 		"`method` to compress qcow2: zstd, zlib (for QEMU before 5.1) or none (default zstd)")
 	addFormatFlag(cmd, &o.format)
+	own := []setting{unpackSetting(&o.unpack, defaultUnpack)}
+	addSettings(cmd.Flags(), own)
 	cmd.RunE = running(func(cmd *cobra.Command, args []string) error {
+		if err := load(cmd.Flags(), own).problems.Err(); err != nil {
+			return err
+		}
 		if err := o.check(cmd, args[1]); err != nil {
 			return err
 		}
@@ -60,6 +66,7 @@ type convertOptions struct {
 	targetFormat string // "": not set
 	compression  string // of qcow2; "": not set
 	format       string // of the image; "": the image says
+	unpack       int64  // bytes
 }
 
 func (o convertOptions) check(cmd *cobra.Command, destination string) error {
@@ -104,6 +111,9 @@ func (a *app) convert(ctx context.Context, source, destination string, o convert
 	}
 	img, err := image.Open(source, opt)
 	if err != nil {
+		img, err = a.openWrapped(ctx, source, destination, o, err)
+	}
+	if err != nil || img == nil {
 		return err
 	}
 	p := new(image.Progress)

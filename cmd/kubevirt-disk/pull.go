@@ -23,6 +23,7 @@ type pullOptions struct {
 	path   string
 	format string
 	force  bool
+	unpack int64 // bytes
 }
 
 func (a *app) pullCommand() *cobra.Command {
@@ -46,7 +47,8 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw,
 		"`format` to write: raw, or original to keep the file as it is")
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace an existing file")
-	addFlags(cmd.Flags(), pullSettings(new(reach)))
+	unpacking := unpackSetting(&o.unpack, defaultUnpack)
+	addFlags(cmd.Flags(), append(pullSettings(new(reach)), unpacking))
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
 		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,
@@ -66,7 +68,7 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 				pullOriginal)
 		}
 		opt := new(reach)
-		l := load(cmd.Flags(), pullSettings(opt))
+		l := load(cmd.Flags(), append(pullSettings(opt), unpacking))
 		return a.withRegistryOf(cmd, l, *opt, ref,
 			func(ctx context.Context, client *registry.Client) error {
 				return a.pull(ctx, client, ref, args[1], o)
@@ -91,7 +93,7 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 	err := report.while(p, func() (err error) {
 		done, digest, err = client.Pull(ctx, ref, dest,
 			registry.PullOptions{Path: o.path, Original: o.format == pullOriginal,
-				Replace: o.force, Progress: p, Stdout: a.stdout})
+				Replace: o.force, UnpackMemory: o.unpack, Progress: p, Stdout: a.stdout})
 		return err
 	})
 	switch {

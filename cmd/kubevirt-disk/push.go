@@ -23,13 +23,15 @@ var base = ""
 func (a *app) pushCommand() *cobra.Command {
 	var from, compress, order, signKey string
 	var onto registry.Onto
+	var unpackMemory int64
 	cmd := &cobra.Command{
 		Use:   "push FILE... REF",
 		Short: "Store disk images as a container image in a registry",
 		Long: `Stores disk images as a container image that serves them, as "FROM kubevirt.io:disk" and
 "ADD FILE /disk/" make it: one layer for each file, with its backing files. Every file is validated
 as serve would before anything is sent. What the registry has is not sent again. The same files on
-the same base have the same digest, which is printed at the end.
+the same base have the same digest, which is printed at the end. A file in gzip, xz, zstd or bzip2,
+or in a tar archive with one disk, is unpacked into $TMPDIR first.
 
 With --onto, FILE is a new version of the disk in another image. The new image has the layers of
 that one, and a layer with what differs, so that little is sent, and little is fetched by who has
@@ -58,7 +60,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		"version: what differs is compared with it instead of being fetched")
 	addSquash(cmd, &onto)
 	addSignKey(cmd, &signKey)
-	addFlags(cmd.Flags(), new(reach).settings())
+	unpacking := unpackSetting(&unpackMemory, defaultUnpack)
+	addFlags(cmd.Flags(), append(new(reach).settings(), unpacking))
 	_ = cmd.RegisterFlagCompletionFunc(
 		flagCompress,
 		cobra.FixedCompletions(compressions, cobra.ShellCompDirectiveNoFileComp),
@@ -95,7 +98,11 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		if opt.Sign, err = readSignKey(signKey); err != nil {
 			return err
 		}
-		return a.withRegistry(cmd, ref, func(ctx context.Context, client *registry.Client) error {
+		var reach reach
+		l := load(cmd.Flags(), append(reach.settings(), unpacking))
+		opt.UnpackMemory = unpackMemory
+		return a.withRegistryOf(cmd, l, reach, ref, func(ctx context.Context,
+			client *registry.Client) error {
 			_, err := a.push(ctx, client, files, ref, opt)
 			return err
 		})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/cache"
 	"kubevirt.io/disk/registry/signature"
@@ -63,6 +64,26 @@ func addressSettings(o *transport.Options) []setting {
 	}
 }
 
+// unpackSetting limits the memory that compressed data needs.
+func unpackSetting(at *int64, def string) setting {
+	return setting{key: keyUnpackMemory, env: []string{"UNPACK_MEMORY"}, def: def,
+		usage: "`bytes` of memory that unpacking a compressed disk may take, from 8Mi to 96Mi: " +
+			"\"xz -9\" needs 64Mi",
+		to: into(at, parseUnpackMemory)}
+}
+
+// defaultUnpack is for commands that people run for one disk.
+const defaultUnpack = "96Mi"
+
+func parseUnpackMemory(text string) (int64, error) {
+	n, err := parseBytes(text)
+	if err == nil && (n < unpack.MinMemory || n > unpack.MaxMemory) {
+		err = fmt.Errorf("%q is not between %dMi and %dMi", text, unpack.MinMemory>>20,
+			unpack.MaxMemory>>20)
+	}
+	return n, err
+}
+
 // keyFiles is a field that takes the names of files with public keys.
 func keyFiles(at *[]string) landing {
 	return landing{at, func(given []string) error {
@@ -80,6 +101,7 @@ const (
 	keyVerifyKey       = "verify-key"
 	keySignaturePolicy = "signature-policy"
 	keyChecksums       = "checksums"
+	keyUnpackMemory    = "unpack-memory"
 
 	envRegistryUsername = "REGISTRY_USERNAME"
 	envRegistryPassword = "REGISTRY_PASSWORD"

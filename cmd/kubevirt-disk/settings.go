@@ -237,6 +237,7 @@ func (c *config) ownRows() []setting {
 				"if the content was wrong)",
 			to:      into(&c.Streams.WhenComplete, parseVerify),
 			choices: []string{verifyAlways, verifyWhenComplete}},
+		unpackSetting(&c.UnpackMemory, "16Mi"),
 		{key: "lun", scope: ofSingleOne, to: into(&disk.LUN, parseLUN)},
 		{key: keyFormat, scope: ofSingleOne, to: into(&disk.Format, parseFormat)},
 		{key: "serial", scope: ofSingleOne, to: into(&disk.Identity.Serial, parseSerial)},

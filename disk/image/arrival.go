@@ -78,8 +78,7 @@ func BackingOf(name string, head []byte, size int64) string {
 	return file
 }
 
-// NewArrival prepares to write the content of a file of that name and size. If the size is unknown
-// (-1), the file can only be a raw disk.
+// NewArrival prepares to write the content of a file of that name and size; -1: it is unknown.
 func NewArrival(name string, size int64, to *Destination, opt ArrivalOptions) *Arrival {
 	return &Arrival{name: name, size: size, to: to, opt: opt}
 }
@@ -158,7 +157,7 @@ func (a *Arrival) recognise(head []byte) error {
 	m := detect(head[:min(len(head), headSize)], nil)
 	switch {
 	case a.opt.Raw:
-	case m != nil && m.format == FormatQcow2 && a.size >= 0:
+	case m != nil && m.format == FormatQcow2:
 		return a.openQcow2(head)
 	case m != nil:
 		return m.refuse(a.name, useNamed)
@@ -283,7 +282,7 @@ func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 	}
 	if !known {
 		a.size, a.virtual = f.off, f.off
-		if err := a.checkRawSize(); err != nil {
+		if err := a.checkRawSize(); a.format == FormatRaw && err != nil {
 			return err
 		}
 	}

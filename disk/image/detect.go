@@ -224,12 +224,50 @@ func skipsToZstd(head []byte) bool {
 	return len(rest) < len(head) && string(rest[:n]) == data[:n]
 }
 
-// PackedFormat recognises compressed data by its first bytes. It returns "" for other data.
-func PackedFormat(head []byte) Format {
-	if m := detect(head[:min(len(head), headSize)], nil); m != nil && m.kind == kindPacked {
+// FormatOf recognises data by its first bytes: DetectSize of them, unless there are fewer. It
+// returns "" for data without a magic, as a raw disk is.
+func FormatOf(head []byte) Format {
+	if m := detect(head[:min(len(head), headSize)], nil); m != nil {
 		return m.format
 	}
 	return ""
+}
+
+// wrappings are the formats that package unpack takes off. The command that it names does so.
+var wrappings = []Format{"gzip", "xz", "zstd", "bzip2", "tar"}
+
+// IsWrapping reports whether a format is one of those that are taken off a disk when it is pulled,
+// uploaded, pushed or converted.
+func IsWrapping(f Format) bool { return slices.Contains(wrappings, f) }
+
+// wrappingExtensions are those of compressed files, and of archives, by which people name them.
+var wrappingExtensions = []string{".gz", ".xz", ".zst", ".zstd", ".bz2", ".tgz", ".txz", ".tzst",
+	".tbz", ".tbz2", ".tar"}
+
+// UnwrappedName is the name of a file without the extension of one wrapping.
+func UnwrappedName(name string) string {
+	for _, ext := range wrappingExtensions {
+		if n := len(name) - len(ext); n > 0 && strings.EqualFold(name[n:], ext) {
+			return name[:n]
+		}
+	}
+	return name
+}
+
+// unwrap is the command that takes the disk out of a file.
+func unwrap(name string) string {
+	to := UnwrappedName(UnwrappedName(name))
+	if to == name || !HasRawExtension(to) && !strings.EqualFold(path.Ext(to), ".qcow2") {
+		to += ".qcow2"
+	}
+	return fmt.Sprintf("\"kubevirt-disk convert %s %s\"", shellWord(name), shellWord(to))
+}
+
+// IsImage reports whether a format is one of disk images.
+func IsImage(f Format) bool {
+	return slices.ContainsFunc(magics, func(m magic) bool {
+		return m.format == f && m.kind == kindImage
+	})
 }
 
 // refuse explains why a file of a known format is not served.
@@ -244,6 +282,9 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 	case m.format == "tar" && strings.EqualFold(path.Ext(name), ".oci-archive"):
 		e.Reason = "is an OCI archive, a tar archive with a container image"
 		e.Action = "name it as an image, oci-archive:" + shellWord(name)
+	case IsWrapping(m.format):
+		e.Action = "take the disk out of it with " + unwrap(name) + " " +
+			use.advice("before it is added", "first", "before it is added")
 	case m.kind == kindImage:
 		tool := m.tool
 		if tool == "" {

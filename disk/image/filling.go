@@ -2,7 +2,6 @@ package image
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -254,9 +253,6 @@ func Detect(name string, head []byte) (Format, error) {
 // size of the file, or -1 while it is unknown. An image with a backing file is refused: the file
 // stands alone. A refusal is an *Error.
 func CheckHead(name string, head []byte, size int64, opt Options) (Head, error) {
-	if size < 0 {
-		size = largestQcow2(head)
-	}
 	a := NewArrival(name, size, nil, ArrivalOptions{Options: opt})
 	err := a.openQcow2(head)
 	if backing := new(BackingError); errors.As(err, &backing) {
@@ -269,18 +265,6 @@ func CheckHead(name string, head []byte, size int64, opt Options) (Head, error) 
 	}
 	return Head{Format: FormatQcow2, VirtualSize: a.virtual}, nil
 }
-
-// largestQcow2 is the size of the largest file that a qcow2 image with such a beginning can be: its
-// clusters are counted with 30 bits.
-func largestQcow2(head []byte) int64 {
-	bits := uint32(qcow2MinClusterBits)
-	if len(head) >= 24 {
-		bits = min(max(bits, binary.BigEndian.Uint32(head[20:])), qcow2MaxClusterBits)
-	}
-	return 1 << (30 + bits)
-}
-
-const qcow2MinClusterBits, qcow2MaxClusterBits = 9, 21
 
 // CheckRaw looks at the end of a raw disk of the given size. Some formats can only be recognised
 // there. Reasons to refuse it are an *Error.

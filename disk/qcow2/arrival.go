@@ -38,7 +38,8 @@ type Guest struct {
 // no longer an image.
 type Arrival struct {
 	hdr      *header
-	fileSize int64
+	fileSize int64 // if unknown, that of the largest image
+	unknown  bool
 	codec    codec
 	guest    Guest
 
@@ -63,17 +64,31 @@ func (a *Arrival) lookBack() int64 { return max(1<<20, 2*a.hdr.clusterSize()) }
 const maxKeptTables = 256 << 20
 
 // NewArrival reads the header from head, the beginning of the file. head has at least HeadSize
-// bytes, or the whole file.
+// bytes, or the whole file. If the size of the file is unknown (-1), what lies past its end is
+// found when the file has ended.
 func NewArrival(head []byte, fileSize int64, opt Options) (*Arrival, error) {
+	unknown := fileSize < 0
+	if unknown {
+		fileSize = largestFile(head)
+	}
 	h, err := readHeader(context.Background(), inMemory{bytes.NewReader(head)}, fileSize, opt)
 	if err != nil {
 		return nil, err
 	}
-	a := &Arrival{hdr: h, fileSize: fileSize, metadata: make(map[int64]bool),
+	a := &Arrival{hdr: h, fileSize: fileSize, unknown: unknown, metadata: make(map[int64]bool),
 		checked: h.snapshots == 0 && h.bitmaps.n == 0}
 	a.codec.init(h)
 	a.later = arrivalQueue{&arrivalTask{off: h.l1Offset}}
 	return a, nil
+}
+
+// largestFile is the size of the largest file that an image with such a beginning can be. Bytes.
+func largestFile(head []byte) int64 {
+	bits := uint32(minClusterBits)
+	if len(head) >= 24 {
+		bits = min(max(bits, binary.BigEndian.Uint32(head[20:])), maxClusterBits)
+	}
+	return maxClusters << bits
 }
 
 // inMemory is a Reader that never waits.
@@ -136,7 +151,7 @@ func (a *Arrival) ClusterSize() int64 { return a.hdr.clusterSize() }
 // Pass reads the file once and gives the guest the content that it finds. It stops reading when it
 // does not need the rest.
 func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
-	a.window = &window{in: in, keep: a.lookBack()}
+	a.window = &window{in: in, keep: a.lookBack(), short: a.unknown}
 	if !a.checked {
 		err := a.hdr.checkExtras(ctx, windowReader{a.window, a.fileSize}, a.fileSize)
 		a.checked = err == nil

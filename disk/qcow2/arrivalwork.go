@@ -27,9 +27,15 @@ func (j *arrivalJob) add(item arrivalItem) {
 // zeros.
 func (j *arrivalJob) load(w *window, fileSize int64) error {
 	there := min(j.end, fileSize) - j.begin
-	data, err := w.at(j.begin, there)
+	data, err := w.some(j.begin, there)
 	if err != nil {
 		return err
+	}
+	for _, item := range j.items {
+		if item.off >= j.begin+int64(len(data)) {
+			return bad("the data of guest offset %d lies at %#x, past the end of the file",
+				item.guest, item.off)
+		}
 	}
 	n := int(j.end - j.begin)
 	if cap(j.data) < n {
@@ -137,6 +143,8 @@ type window struct {
 	base int64 // of buf in the file; nothing before it can be read any more
 	buf  []byte
 	keep int64 // how many passed bytes are kept at least
+	// short says that the file may end earlier than was said
+	short, ended bool
 }
 
 // windowSize is how many bytes are read at once, unless more are needed.
@@ -153,6 +161,16 @@ func (w *window) at(off, length int64) ([]byte, error) {
 	return w.buf[off-w.base:][:length], nil
 }
 
+// some is at, and returns what there is if the file ends earlier and may do so.
+func (w *window) some(off, length int64) ([]byte, error) {
+	data, err := w.at(off, length)
+	if err == nil || !w.short || !w.ended {
+		return data, err
+	}
+	there := w.buf[min(off-w.base, int64(len(w.buf))):]
+	return there[:min(length, int64(len(there)))], nil
+}
+
 // windowReader reads a file of that size as it comes. No read may begin far before an earlier one.
 type windowReader struct {
 	window *window
@@ -166,7 +184,7 @@ func (r windowReader) ReadAt(ctx context.Context, p []byte, off int64) (n int, e
 	if off < r.window.base {
 		return 0, bad("the tables of snapshots and bitmaps overlap")
 	}
-	data, err := r.window.at(off, max(0, min(int64(len(p)), r.size-off)))
+	data, err := r.window.some(off, max(0, min(int64(len(p)), r.size-off)))
 	if n = copy(p, data); n < len(p) && err == nil {
 		err = io.EOF
 	}
@@ -177,8 +195,10 @@ func (r windowReader) ReadAt(ctx context.Context, p []byte, off int64) (n int, e
 func (w *window) fill(off, length int64) error {
 	if gone := off - w.keep - w.base; gone > 0 {
 		if gone > int64(len(w.buf)) {
-			if _, err := io.CopyN(io.Discard, w.in, gone-int64(len(w.buf))); err != nil {
-				return short(err)
+			n, err := io.CopyN(io.Discard, w.in, gone-int64(len(w.buf)))
+			if err != nil {
+				w.base, w.buf = w.base+int64(len(w.buf))+n, w.buf[:0]
+				return w.cut(err)
 			}
 			w.buf = w.buf[:0]
 		}
@@ -191,17 +211,18 @@ func (w *window) fill(off, length int64) error {
 		copy(grown, w.buf)
 		w.buf = grown
 	}
-	n, err := io.ReadAtLeast(w.in, w.buf[len(w.buf):cap(w.buf)], int(need)-len(w.buf))
-	w.buf = w.buf[:len(w.buf)+n]
-	if err != nil {
-		return short(err)
+	for int64(len(w.buf)) < need {
+		n, err := w.in.Read(w.buf[len(w.buf):cap(w.buf)])
+		if w.buf = w.buf[:len(w.buf)+n]; err != nil && int64(len(w.buf)) < need {
+			return w.cut(err)
+		}
 	}
 	return nil
 }
 
-// short is the error for a file that ends although its header or a table says that it goes on.
-func short(err error) error {
-	if err == io.EOF {
+// cut is the error for a file that ends although its header or a table says that it goes on.
+func (w *window) cut(err error) error {
+	if w.ended = err == io.EOF; w.ended {
 		return io.ErrUnexpectedEOF
 	}
 	return err

@@ -11,6 +11,7 @@ import (
 var (
 	errGzipHeader = errors.New("the gzip header is not valid")
 	errGzipSum    = errors.New("the check sum of the gzip data is wrong")
+	errGzipEnd    = errors.New("data follows the zeros at the end of the gzip data")
 )
 
 // Gzip reads gzip members, one after the other, as one stream. One goroutine at a time may use it.
@@ -108,6 +109,9 @@ func (g *Gzip) header() error {
 			return io.EOF
 		}
 	}
+	if g.members > 0 && s.in[s.pos] == 0 {
+		return g.padding()
+	}
 	p, err := g.take(10)
 	if err != nil {
 		return err
@@ -158,6 +162,24 @@ func (g *Gzip) header() error {
 	g.members++
 	g.between, g.partial, g.sum, g.size = false, false, 0, 0
 	return nil
+}
+
+// padding reads the zeros that may follow the last member, as on a medium with blocks. io.EOF: there
+// is nothing else.
+func (g *Gzip) padding() error {
+	for s := &g.s; ; {
+		for ; s.pos < len(s.in); s.pos++ {
+			if s.in[s.pos] != 0 {
+				return errGzipEnd
+			}
+		}
+		if err := s.fill(1); err != nil {
+			return err
+		}
+		if len(s.in) == s.pos {
+			return io.EOF
+		}
+	}
 }
 
 // maxHeaderText is how long the name and the comment of a member may be, as in the standard

@@ -25,7 +25,7 @@ func checkpointsOf(t testing.TB, layer []byte) (file, content []byte, err error)
 	blob := transport.NewBlob(desc, func(_ context.Context, off, n int64) io.ReadCloser {
 		return io.NopCloser(bytes.NewReader(layer[off : off+n]))
 	})
-	in, err := Open(t.Context(), blob, new(atomic.Int64), rec)
+	in, err := Open(t.Context(), blob, new(atomic.Int64), rec, 0)
 	require.NoError(t, err)
 	defer in.Close()
 	content, err = io.ReadAll(in)

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/klauspost/compress/zstd"
-
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/internal/inflate"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -32,16 +32,18 @@ const (
 // Reader reads the content of a layer, uncompressed. Finish says whether its digest was right.
 type Reader struct {
 	io.Reader
-	Size  int64         // of what comes, in bytes; -1: not known
-	raw   io.ReadCloser // what is hashed
-	close func()
+	Size   int64         // of what comes, in bytes; -1: not known
+	Format image.Format  // how the layer is compressed; "": it is not
+	raw    io.ReadCloser // what is hashed
+	close  func()
 }
 
 // Open begins a layer. Its first bytes say how it is compressed, because media types may be
 // wrong. came counts the bytes of the blob. Unless rec is nil, it makes the notes by which a gzip
-// layer can later be read by ranges.
+// layer can later be read by ranges. memory is how far back other compressed data may refer: see
+// unpack.Options. 0: its default.
 func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64,
-	rec *Recorder) (*Reader, error) {
+	rec *Recorder, memory int64) (*Reader, error) {
 	if b.Desc.Size == 0 {
 		return nil, errors.New("it is empty")
 	}
@@ -49,30 +51,19 @@ func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64,
 	raw := &cancelled{NewReadAhead(&counted{b.Verified(ctx), came}), cancel}
 	in := bufio.NewReaderSize(raw, 64<<10)
 	r := &Reader{Size: -1, raw: raw, close: func() {}}
-	head, err := in.Peek(6)
+	head, err := in.Peek(image.DetectSize)
 	if err != nil && err != io.EOF {
 		return nil, errors.Join(err, raw.Close())
 	}
-	switch transport.Compression(head) {
-	case "gzip":
-		z := inflate.NewGzip(in)
-		r.Reader = marking{z}
-		if rec != nil {
-			r.Reader = rec.follow(z)
-		}
-	case "zstd":
-		z, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxZstdWindow),
-			zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(2))
-		if err != nil {
-			return nil, errors.Join(err, raw.Close())
-		}
-		r.Reader, r.close = marking{z}, z.Close
-	case "bzip2 or xz":
-		return nil, errors.Join(
-			errors.New("it is compressed by bzip2 or xz: gzip, zstd and none are supported"),
-			raw.Close())
-	default:
+	switch f := unpack.Compressed(head); {
+	case f == "":
 		r.Reader, r.Size = in, b.Desc.Size
+	case f == "gzip" && rec != nil:
+		r.Reader, r.Format = rec.follow(inflate.NewGzip(in)), f
+	default:
+		z := unpack.Decompress(f, in, unpack.Options{Memory: memory, Window: maxZstdWindow,
+			Beside: true})
+		r.Reader, r.Format, r.close = marking{z}, f, func() { _ = z.Close() }
 	}
 	return r, nil
 }
@@ -121,7 +112,9 @@ type marking struct{ io.Reader }
 
 func (m marking) Read(p []byte) (int, error) {
 	n, err := m.Reader.Read(p)
-	if err != nil && err != io.EOF {
+	if own := new(unpack.Error); errors.As(err, &own) {
+		err = &contentError{fmt.Errorf("it %w", err)}
+	} else if err != nil && err != io.EOF {
 		err = &contentError{err}
 	}
 	return n, err

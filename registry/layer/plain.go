@@ -9,7 +9,9 @@ import (
 	"path"
 	"strings"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/disk/unpack"
 )
 
 // A layer may be a disk by itself, without a tar archive: a disk artifact of KubeVirt, or a file
@@ -20,6 +22,8 @@ const (
 	annotationDisk = "io.kubevirt.disk.name"
 	// annotationTitle is the name of a file (image-spec, annotations.md).
 	annotationTitle = "org.opencontainers.image.title"
+	// annotationUnpack says that "oras push" has made the archive, of a directory.
+	annotationUnpack = "io.deis.oras.content.unpack"
 	// MediaEmpty is a layer without content (image-spec, manifest.md).
 	MediaEmpty = "application/vnd.oci.empty.v1+json"
 )
@@ -48,11 +52,18 @@ func IsPlain(desc descriptor, head []byte) (bool, error) {
 		"disk: push the disk itself, as with \"kubevirt-disk push\"", kind)}
 }
 
+// IsFile reports whether somebody has stored a file as a layer, as "oras push" does, so that an
+// archive in it is no layer of a container image.
+func IsFile(desc descriptor) bool {
+	return desc.Annotations[annotationTitle] != "" && desc.Annotations[annotationUnpack] == "" ||
+		desc.MediaType != "" && !desc.MediaType.IsLayer()
+}
+
 // PlainName is the name of such a file in the image.
 func PlainName(desc descriptor, dir string) string {
 	name := desc.Annotations[annotationTitle]
-	for _, ext := range []string{".gz", ".zst", ".zstd"} {
-		name = strings.TrimSuffix(name, ext)
+	for range unpack.MaxNested {
+		name = image.UnwrappedName(name)
 	}
 	ext := ""
 	if name == "" {

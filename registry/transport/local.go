@@ -318,8 +318,8 @@ func openArchive(ref Reference) (Source, error) {
 // list finds the files of the archive.
 func (a *archive) list(f *os.File) error {
 	head := make([]byte, 6)
-	if n, _ := f.ReadAt(head, 0); Compression(head[:n]) != "" {
-		return fmt.Errorf("is compressed by %s: decompress it first", Compression(head[:n]))
+	if n, _ := f.ReadAt(head, 0); compression(head[:n]) != "" {
+		return fmt.Errorf("is compressed by %s: decompress it first", compression(head[:n]))
 	}
 	tr := tar.NewReader(f) // skips by seeking
 	for {
@@ -450,8 +450,8 @@ func (a archiveSource) Blob(desc v1.Descriptor) (*Blob, error) {
 	return FileBlob(desc, func() (*os.File, error) { return os.Open(a.file) }, m.off), nil
 }
 
-// Compression recognises compressed content by its beginning; "": it is not compressed.
-func Compression(head []byte) string {
+// compression recognises compressed content by its beginning; "": it is not compressed.
+func compression(head []byte) string {
 	switch {
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
 		return "gzip"

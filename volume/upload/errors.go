@@ -7,6 +7,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -55,6 +56,7 @@ func explain(err error) error {
 	var own *api.Error
 	var refused *refusedError
 	var content *image.Error
+	var packed *unpack.Error
 	switch {
 	case err == nil, errors.As(err, &own):
 		return err
@@ -62,6 +64,8 @@ func explain(err error) error {
 		return wrong("%v", errCut)
 	case errors.As(err, &refused):
 		return refusal(http.StatusUnprocessableEntity, "the upload %s", refused.reason)
+	case errors.As(err, &packed):
+		return refusal(http.StatusUnprocessableEntity, "the upload %v", err)
 	case errors.As(err, &content):
 		return refusal(http.StatusUnprocessableEntity, "the upload %s", content.Explain())
 	case disk.IsNoSpace(err):

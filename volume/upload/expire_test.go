@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/packtest"
 )
 
 // TestExpire: an upload that nobody continues is given up. Others are not, whether they wait in
@@ -14,7 +16,7 @@ import (
 func TestExpire(t *testing.T) {
 	s := newServer(t)
 	s.volumes.add(t, "vm", 0)
-	plain, packed := rawDisk(1<<20), xzOf(rawDisk(1<<20))
+	plain, packed := rawDisk(1<<20), packtest.Xz(rawDisk(1<<20))
 	var names []string
 	at := map[string]string{}
 	for name, data := range map[string][]byte{"vm": plain, "plain": plain, "packed": packed} {

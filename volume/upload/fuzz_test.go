@@ -1,8 +1,6 @@
 package upload
 
 import (
-	"bytes"
-	"io"
 	"net/http"
 	"testing"
 
@@ -39,22 +37,5 @@ func FuzzRecord(f *testing.F) {
 		}
 		_, _ = loadSummer(r.Sums)
 		require.NoError(t, r.save(t.TempDir()))
-	})
-}
-
-// FuzzPacked: compressed data is unpacked or refused, without a panic.
-func FuzzPacked(f *testing.F) {
-	for _, p := range []string{"\x1f\x8b\x08", "\x28\xb5\x2f\xfd", "\xfd7zXZ\x00"} {
-		f.Add([]byte(p))
-	}
-	f.Add(xzOf([]byte("abc")))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		p := packingOf(data)
-		if p == nil {
-			return
-		}
-		u := newUnpacked(p, bytes.NewReader(data))
-		defer u.close()
-		_, _ = io.Copy(io.Discard, io.LimitReader(u, 4<<20))
 	})
 }

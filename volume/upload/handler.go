@@ -23,7 +23,10 @@ type Options struct {
 	// The answer must have a Content-Length, because the client may read it before the connection
 	// ends.
 	Refuse func(w http.ResponseWriter, r *http.Request, err error)
-	Log    *zap.Logger // nil: no log
+	// UnpackMemory is how far back compressed data may refer, in bytes: see unpack.Options. 0: its
+	// default.
+	UnpackMemory int64
+	Log          *zap.Logger // nil: no log
 }
 
 // Handler receives uploads. It serves two patterns of http.ServeMux:
@@ -193,7 +196,9 @@ func (h *Handler) start(w http.ResponseWriter, r *http.Request, t *turn, q *requ
 	if err := rec.save(t.volume.Dir()); err != nil {
 		return nil, err
 	}
-	return newSession(t.name, t.volume, rec), nil
+	s := newSession(t.name, t.volume, rec)
+	s.memory = h.opt.UnpackMemory
+	return s, nil
 }
 
 // fileLimit is the size of the largest file that a volume accepts: a qcow2 image of a full disk. 0:

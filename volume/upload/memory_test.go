@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/packtest"
 )
 
 // TestMemoryOfUploads: an upload takes less than 32 MiB, whatever its packing needs. Each one waits
@@ -16,7 +18,7 @@ func TestMemoryOfUploads(t *testing.T) {
 	raw := make([]byte, 24<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(raw)
 	all := packed(t, raw)
-	all["xz"] = xzWith(raw, 24) // 16 MiB
+	all["xz"] = packtest.XzNeeding(raw, 24) // 16 MiB
 	const uploads, most = 4, 32 << 20
 	for name, data := range all {
 		t.Run(name, func(t *testing.T) {

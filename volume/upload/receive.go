@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/unpack"
 )
 
 // request has the values of a request's header.
@@ -87,11 +90,11 @@ func coding(r *http.Request) (string, error) {
 	switch {
 	case len(all) == 0:
 		return "", nil
-	case len(all) == 1 && packingNamed(all[0]) != nil && r.Method != http.MethodPatch:
+	case len(all) == 1 && unpack.Known(image.Format(all[0])) && r.Method != http.MethodPatch:
 		return all[0], nil
 	}
 	return "", refusal(http.StatusUnsupportedMediaType, "the Content-Encoding %s is not undone "+
-		"here: send the file as it is, or as one that gzip, zstd or xz has made",
+		"here: send the file as it is, or as one that gzip, zstd, xz or bzip2 has made",
 		strings.Join(all, ", "))
 }
 

@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk/disktest/packtest"
+
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -99,7 +101,7 @@ func (s *server) waitFor(t *testing.T, n int) {
 // TestPlainPutCutOff: without Upload-Complete, the server keeps nothing.
 func TestPlainPutCutOff(t *testing.T) {
 	for name, data := range map[string][]byte{"raw": rawDisk(8 << 20),
-		"xz": xzOf(rawDisk(8 << 20)), "the head": []byte("\xeb\x63")} {
+		"xz": packtest.Xz(rawDisk(8 << 20)), "the head": []byte("\xeb\x63")} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
 			s.cutOff(t, http.MethodPut, "/volume/new/data", data[:len(data)/2], len(data))
@@ -413,7 +415,7 @@ func TestAppendWithWrongDigest(t *testing.T) {
 // are kept.
 func TestManyWait(t *testing.T) {
 	s := newServer(t)
-	data := xzOf(rawDisk(1 << 20))
+	data := packtest.Xz(rawDisk(1 << 20))
 	at := make([]string, maxPaused+2)
 	for i := range at {
 		at[i] = s.create(t, fmt.Sprint("vm", i), int64(len(data)))

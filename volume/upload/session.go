@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -29,6 +30,7 @@ type session struct {
 	sums   summer
 	adding adding
 	out    *unpacking // of packed data; nil: it is plain, or undecided
+	memory int64      // of Options.UnpackMemory
 	placed bool       // the data is being made the volume's disk
 
 	// While a goroutine unpacks, only it uses these.
@@ -142,17 +144,17 @@ func (s *session) came(n int) error {
 func (s *session) decide(ctx context.Context) error {
 	head := s.head
 	s.head = nil
-	p := packingOf(head)
-	if c := s.base.Coding; c != "" && (p == nil || string(p.format) != c) {
+	f := unpack.Wrapped(head)
+	if c := s.base.Coding; c != "" && string(f) != c {
 		return refuse("is not made by %s, as its Content-Encoding says; leave that field out, or "+
 			"fetch the file again", c)
 	}
-	if p != nil {
+	if f != "" {
 		s.base.Packed = true
 		if err := s.base.save(s.dir); err != nil {
 			return err
 		}
-		s.out = startUnpacking(s, p)
+		s.out = startUnpacking(s)
 		return s.out.give(head)
 	}
 	format, err := image.Detect(s.name, head)

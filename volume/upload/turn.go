@@ -177,6 +177,7 @@ func (h *Handler) find(ctx context.Context, t *turn, id string) (*session, error
 		return s, nil
 	case rec.goesOn():
 		if s, err = restore(t.name, t.volume, rec); err == nil {
+			s.memory = h.opt.UnpackMemory
 			return s, nil
 		}
 		h.log.Warn("an upload cannot go on", zap.String("volume", t.name), zap.Error(err))

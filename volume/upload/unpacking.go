@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/unpack"
 )
 
 // unpacking decompresses an upload in a goroutine of its own, from one request to the next. Between
@@ -26,32 +27,35 @@ type unpacking struct {
 // packedPiece is how much packed data is received at once: bytes.
 const packedPiece = 128 << 10
 
-func startUnpacking(s *session, p *packing) *unpacking {
+func startUnpacking(s *session) *unpacking {
 	ctx, cancel := context.WithCancel(context.Background())
 	u := &unpacking{s: s, in: make(chan []byte), hungry: make(chan struct{}), cancel: cancel,
 		done: make(chan struct{})}
 	go func() {
 		defer close(u.done)
-		in := newUnpacked(p, feed{ctx, u})
-		defer in.close()
-		u.err = u.run(ctx, in)
+		u.err = u.run(ctx)
 	}()
 	return u
 }
 
 // run unpacks the data and stores it.
-func (u *unpacking) run(ctx context.Context, in io.Reader) error {
+func (u *unpacking) run(ctx context.Context) error {
 	s := u.s
+	in, err := unpack.Open(s.name, feed{ctx, u}, -1, unpack.Options{Memory: s.memory})
+	if err != nil {
+		return err
+	}
+	defer in.Close()
 	head := make([]byte, image.DetectSize)
 	n, err := io.ReadFull(in, head)
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 		return err
 	}
-	format, err := image.Detect(s.name, head[:n])
+	format, err := image.Detect(in.Name, head[:n])
 	if err != nil {
 		return err
 	}
-	if err := s.begin(format, -1); err != nil {
+	if err := s.begin(format, in.Size); err != nil {
 		return err
 	}
 	if err := s.put(ctx, head[:n]); err != nil {
@@ -68,7 +72,7 @@ func (u *unpacking) run(ctx context.Context, in io.Reader) error {
 		if end != nil && !ended {
 			return end
 		}
-		if err := s.grown(-1); err != nil || ended {
+		if err := s.grown(in.Size); err != nil || ended {
 			return err
 		}
 		if s.flush.due(s.fill) {

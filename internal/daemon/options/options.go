@@ -55,6 +55,9 @@ type Options struct {
 	Memory     int64 // bytes that peers may make the daemon keep; 0: see serving.Config
 
 	Volumes *Volumes // nil: none can be made
+	// UnpackMemory is how far back compressed data may refer, of an upload or of an image that has
+	// to be fetched before it is served: see package unpack. 0: its default. Bytes.
+	UnpackMemory int64
 
 	Pages *Address // of /metrics, /healthz, /readyz and /status; nil: none
 	// PagesHosts are names that the pages are asked for, beside those that the daemon can know.

@@ -163,7 +163,7 @@ func (s *Sources) Stream(ctx context.Context, ref transport.Reference, keepDir s
 	}
 	return s.client.Stream(ctx, ref, registry.StreamOptions{Cache: opened,
 		CacheDir: s.opt.Streams.CacheDir, KeepDir: keepDir,
-		WhenComplete: s.opt.Streams.WhenComplete})
+		WhenComplete: s.opt.Streams.WhenComplete, UnpackMemory: s.opt.UnpackMemory})
 }
 
 // openCache opens the cache of fetched data, unless it is open.

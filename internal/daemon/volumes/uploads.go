@@ -24,6 +24,8 @@ func (v *Volumes) newUploads(m *metrics.Metrics) *upload.Handler {
 		},
 		Refuse: server.Refuse,
 		Log:    v.log,
+
+		UnpackMemory: v.opt.UnpackMemory,
 	})
 	m.SetUploads(func() metrics.Uploads {
 		t := h.Totals()

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/packtest"
+)
+
+// TestConvertWrapped takes a disk out of what wraps it, and serve and inspect say to do so.
+func TestConvertWrapped(t *testing.T) {
+	dir, tmp := t.TempDir(), t.TempDir()
+	raw := append(bytes.Repeat([]byte("\x00\x01words "), 1<<17), make([]byte, 4<<20)...)
+	env := append(os.Environ(), "TMPDIR="+tmp)
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for name, content := range map[string][]byte{
+		"a.raw.gz": packtest.Gzip(t, raw),
+		"b.tar.xz": packtest.Xz(packtest.Tar(t, packtest.File{Name: "SUMS", Data: []byte("x\n")},
+			packtest.File{Name: "b.raw", Data: raw})),
+		"c.img.xz": packtest.XzNeeding(raw, 28), // as "xz -9" does
+	} {
+		source := path(name)
+		require.NoError(t, os.WriteFile(source, content, 0o644))
+		out := path("out.raw")
+		status, _, stderr := run(t, env, "convert", "--force", source, out)
+		require.Equal(t, exitDone, status, stderr)
+		got, err := os.ReadFile(out)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(raw, got), name)
+		image := path("out.qcow2")
+		status, _, stderr = run(t, env, "convert", "--force", source, image)
+		require.Equal(t, exitDone, status, stderr)
+		for _, from := range []string{image, source} {
+			cmd := exec.CommandContext(t.Context(), binary(t), "convert", from, "-")
+			cmd.Env = env
+			stdout, err := cmd.Output()
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(raw, stdout), name)
+		}
+		left, err := os.ReadDir(tmp)
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+	status, _, stderr := run(t, env, "convert", "--unpack-memory=16Mi", path("c.img.xz"),
+		path("no.raw"))
+	require.Equal(t, exitFailed, status)
+	require.Contains(t, stderr, "--unpack-memory")
+	require.NoFileExists(t, path("no.raw"))
+	status, _, stderr = run(t, env, "convert", "--unpack-memory=1Gi", path("c.img.xz"),
+		path("no.raw"))
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, "96Mi")
+
+	for name, want := range map[string]string{
+		"a.raw.gz": `"kubevirt-disk convert a.raw.gz a.raw" first`,
+		"b.tar.xz": `"kubevirt-disk convert b.tar.xz b.qcow2" first`} {
+		status, stdout, stderr := run(t, env, "serve", "--log-format=console", "--metrics-listen=",
+			"--listen=127.0.0.1:0", "--work-dir="+tmp, path(name))
+		require.NotEqual(t, exitDone, status)
+		require.Contains(t, stdout+stderr, want)
+	}
+}

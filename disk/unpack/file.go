@@ -1,0 +1,138 @@
+package unpack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// File is a wrapped file of this machine.
+type File struct {
+	Path   string
+	Name   string // of the disk: see Content
+	Packed int64  // bytes of the file
+	opt    Options
+	size   int64 // of the disk's file, bytes; -1: unknown
+}
+
+// Find looks for the disk in a file that was not accepted as an image. why says so; it is returned
+// if nothing wraps the file.
+func Find(path string, why error, opt Options) (*File, error) {
+	refused := new(image.Error)
+	if !errors.As(why, &refused) || !image.IsWrapping(refused.Format) {
+		return nil, why
+	}
+	f := &File{Path: path, opt: opt}
+	return f, f.read(func(int) {}, func(c *Content) error {
+		if len(c.Formats) == 0 {
+			return why
+		}
+		f.Name, f.size = c.Name, c.Size
+		return nil
+	})
+}
+
+// read unwraps the file.
+func (f *File) read(count func(n int), use func(c *Content) error) error {
+	in, err := os.Open(f.Path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	f.Packed = info.Size()
+	c, err := Open(f.Path, counter{in, count}, f.Packed, f.opt)
+	if err == nil {
+		err = errors.Join(use(c), c.Close())
+	}
+	if own := new(Error); errors.As(err, &own) {
+		err = fmt.Errorf("%q %w", filepath.Base(f.Path), err)
+	}
+	return err
+}
+
+// Write writes the disk to a new destination. count hears how many bytes of the file were read. The
+// caller finishes the destination.
+func (f *File) Write(ctx context.Context, to *image.Destination, opt image.ArrivalOptions,
+	count func(n int)) (*image.Arrival, error) {
+	a := image.NewArrival(f.Name, f.size, to, opt)
+	for !a.Done() {
+		if err := f.read(count, func(c *Content) error {
+			if err := a.Pass(ctx, c); err != nil {
+				return err
+			}
+			_, err := io.Copy(io.Discard, within{ctx, c}) // what follows the disk is checked, too
+			return err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+// Scratch writes the disk as the file that it is, raw or qcow2, to a file without a name in dir.
+func (f *File) Scratch(ctx context.Context, dir string, opt image.Options, count func(n int)) (
+	*os.File, error) {
+	to, err := image.Scratch(dir)
+	if err != nil {
+		return nil, err
+	}
+	_, err = f.Write(ctx, to, image.ArrivalOptions{Options: opt, Original: true}, count)
+	if err != nil {
+		return nil, errors.Join(err, to.Finish(nil))
+	}
+	return to.File(), nil
+}
+
+// OpenUnnamed opens an image in a file without a name, as Scratch makes it. The file stays open
+// for others.
+func OpenUnnamed(ctx context.Context, name string, f *os.File, opt image.Options) (*image.Image,
+	error) {
+	return image.OpenSource(ctx, name, func(_ context.Context, wanted string) (image.Source, error) {
+		if wanted != name {
+			return nil, os.ErrNotExist
+		}
+		again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+		if err != nil {
+			return nil, err
+		}
+		s, err := image.NewFileSource(again, "")
+		if err != nil {
+			return nil, errors.Join(err, again.Close())
+		}
+		return s, nil
+	}, opt)
+}
+
+// counter tells how much was read.
+type counter struct {
+	io.Reader
+	count func(n int)
+}
+
+func (c counter) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.count(n)
+	return n, err
+}
+
+// within ends reading with a context.
+type within struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (w within) Read(p []byte) (int, error) {
+	if err := w.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return w.Reader.Read(p)
+}

@@ -1,0 +1,264 @@
+package unpack
+
+import (
+	"archive/tar"
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+const (
+	// maxBeside is how many bytes of other files may lie beside the disk in an archive.
+	maxBeside = 64 << 20
+	// maxFiles is how many files an archive may have. One with more holds a file system.
+	maxFiles = 1024
+	// maxPadding is how many bytes may follow the end of an archive: programs for tapes fill up
+	// their last block.
+	maxPadding = 1 << 20
+	// leastRaw is the size of the smallest file that is taken for a raw disk although its name does
+	// not say so. Signatures and keys are smaller, and look the same. Bytes.
+	leastRaw = 1 << 20
+)
+
+// archive is a tar archive with one disk in it.
+type archive struct {
+	root   *source // what everything is read from
+	from   *bufio.Reader
+	tar    *tar.Reader
+	opt    Options
+	packed bool // a disk in it may be compressed
+
+	files  int
+	beside int64  // bytes of other files so far
+	found  string // the name of the disk
+	other  error  // why a file that was meant to be a disk is none; nil: there is none
+	link   string // a file that is no regular file
+
+	disk io.Reader
+	done func() error // frees what it is read by
+}
+
+// openTar finds the disk in an archive.
+func (c *Content) openTar(opt Options) error {
+	a := &archive{root: c.root, from: c.in.(*bufio.Reader), opt: opt, packed: len(c.Formats) < MaxNested,
+		done: func() error { return nil }}
+	a.tar = tar.NewReader(a.from)
+	for a.found == "" {
+		h, err := a.next()
+		if err == io.EOF {
+			return a.none()
+		}
+		if err != nil {
+			return err
+		}
+		if err := a.look(h, c); err != nil {
+			return err
+		}
+	}
+	c.in, c.close = a, append(c.close, func() error { return a.done() })
+	return nil
+}
+
+// none says that there is no disk.
+func (a *archive) none() error {
+	switch {
+	case a.other != nil:
+		return a.other
+	case a.link != "":
+		return refuse("is a tar archive without a disk: %q in it is a link or a device; put the "+
+			"disk itself into the archive", a.link)
+	}
+	return refuse("is a tar archive without a disk: none of its %d files is one; name the disk "+
+		"itself", a.files)
+}
+
+// next goes to the next regular file.
+func (a *archive) next() (*tar.Header, error) {
+	for {
+		h, err := a.tar.Next()
+		if err == io.EOF {
+			return nil, a.padding()
+		}
+		if err != nil {
+			return nil, a.explain(err)
+		}
+		if a.files++; a.files > maxFiles {
+			return nil, refuse("is a tar archive of more than %d files, and not of a disk; name "+
+				"the disk itself", maxFiles)
+		}
+		switch h.Typeflag {
+		case tar.TypeReg, tar.TypeGNUSparse: // the library returns the holes as zeros
+			return h, nil
+		case tar.TypeDir, tar.TypeXGlobalHeader:
+		default:
+			a.link = shown(h.Name)
+		}
+	}
+}
+
+// shown is a name for a message.
+func shown(name string) string { return fmt.Sprintf("%.100s", path.Base(path.Clean("/"+name))) }
+
+// explain tells errors of the archive from those of what it is read from.
+func (a *archive) explain(err error) error {
+	var own *Error
+	switch {
+	case a.root.err != nil, errors.As(err, &own):
+		return err
+	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong),
+		errors.Is(err, tar.ErrWriteTooLong):
+		return &Error{Reason: fmt.Sprintf("is a damaged tar archive: %v; fetch it again", err),
+			err: err}
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return &Error{Reason: "ends in the middle of its tar archive; fetch it again", err: err}
+	}
+	return err
+}
+
+// padding reads what follows the archive. It returns io.EOF if that is right.
+func (a *archive) padding() error {
+	n, err := io.CopyN(io.Discard, a.from, maxPadding+1)
+	if n > maxPadding {
+		return refuse("continues after the end of its tar archive; fetch it again")
+	}
+	return err
+}
+
+// look decides whether a file is the disk, and counts it otherwise. It has read the beginning of
+// the file then.
+func (a *archive) look(h *tar.Header, c *Content) error {
+	kind, in, err := a.kindOf(h)
+	switch {
+	case err != nil:
+		return err
+	case kind == isOther:
+		if a.beside += h.Size; a.beside > maxBeside {
+			return refuse("is a tar archive with more than %d MiB that are not a disk, such as "+
+				"%q; name the disk itself", maxBeside>>20, shown(h.Name))
+		}
+		return nil
+	case a.found != "":
+		return errors.Join(in.close(), refuse("is a tar archive with two disks, %q and %q; unpack "+
+			"it, and name one of them", a.found, shown(h.Name)))
+	}
+	a.found, a.disk = shown(h.Name), in.Reader
+	c.Name, c.Size = a.found, h.Size
+	if in.packed != "" {
+		c.Formats = append(c.Formats, in.packed)
+		c.Name, c.Size, a.done = image.UnwrappedName(a.found), -1, in.close
+	}
+	return nil
+}
+
+type kind int
+
+const (
+	isOther kind = iota
+	isDisk
+)
+
+// member is a file of the archive whose beginning was read.
+type member struct {
+	io.Reader
+	packed image.Format // how it is compressed; "": it is not
+	close  func() error
+}
+
+// kindOf looks at the beginning of a file.
+func (a *archive) kindOf(h *tar.Header) (kind, *member, error) {
+	name := shown(h.Name)
+	if h.Size == 0 {
+		return isOther, nil, nil
+	}
+	from := &source{r: a.tar}
+	in := bufio.NewReaderSize(from, image.DetectSize)
+	head, err := in.Peek(image.DetectSize)
+	if err != nil && err != io.EOF {
+		return isOther, nil, a.explain(err)
+	}
+	m := &member{Reader: in, close: func() error { return nil }}
+	size := h.Size
+	if m.packed = Compressed(head); m.packed != "" && a.packed {
+		d := Decompress(m.packed, in, a.opt)
+		m.close, size = d.Close, -1
+		in = bufio.NewReaderSize(d, image.DetectSize)
+		m.Reader = in
+		if head, err = in.Peek(image.DetectSize); err != nil && err != io.EOF {
+			if own := new(Error); !errors.As(err, &own) {
+				return isOther, nil, errors.Join(err, d.Close())
+			}
+			a.note(fmt.Errorf("%q in the tar archive %w", name, err))
+			return isOther, nil, d.Close()
+		}
+		name = image.UnwrappedName(name)
+	} else if m.packed != "" {
+		a.note(tooDeep())
+		return isOther, nil, nil
+	}
+	if IsDisk(name, head, size) {
+		return isDisk, m, nil
+	}
+	if image.IsImage(image.FormatOf(head)) {
+		_, err := image.Detect(name, head)
+		a.note(err)
+	}
+	return isOther, nil, m.close()
+}
+
+// IsDisk reports whether a file in an archive is a disk, and not one of those that publishers put
+// beside it, such as a text or a signature. head is its beginning, as for image.Detect. A file
+// without a known beginning may be a raw disk: its name says so, or it has the size of one. size -1
+// is unknown.
+func IsDisk(name string, head []byte, size int64) bool {
+	base := path.Base(name)
+	f, err := image.Detect(base, head)
+	switch {
+	case err != nil, image.PassOver(base, size, f == image.FormatQcow2),
+		strings.HasPrefix(base, "._"): // what macOS keeps of a file elsewhere
+		return false
+	case f == image.FormatQcow2 || image.HasRawExtension(base):
+		return true
+	}
+	return size < 0 && len(head) == image.DetectSize || size >= leastRaw && size%512 == 0
+}
+
+// note remembers why there is no disk.
+func (a *archive) note(err error) {
+	if a.other == nil {
+		a.other = err
+	}
+}
+
+// Read reads the disk, and at its end everything that follows it.
+func (a *archive) Read(p []byte) (int, error) {
+	if a.disk == nil {
+		return 0, io.EOF
+	}
+	n, err := a.disk.Read(p)
+	switch {
+	case err == io.EOF:
+		a.disk = nil
+		err = a.rest()
+	case err != nil:
+		err = a.explain(err)
+	}
+	return n, err
+}
+
+// rest goes through the rest of the archive. It returns io.EOF if there is no other disk.
+func (a *archive) rest() error {
+	err := a.done()
+	a.done = func() error { return nil }
+	for err == nil {
+		var h *tar.Header
+		if h, err = a.next(); err == nil {
+			err = a.look(h, nil)
+		}
+	}
+	return err
+}

@@ -1,0 +1,126 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/unpack"
+	"kubevirt.io/disk/registry/layer"
+)
+
+// recognise finds out whether the content of a file is compressed. It returns the same content.
+func (f *file) recognise(content io.Reader) (io.Reader, error) {
+	head, err := readUpTo(content, image.DetectSize)
+	f.packed = unpack.Compressed(head)
+	return io.MultiReader(bytes.NewReader(head), content), err
+}
+
+// readUpTo reads n bytes, or fewer at the end.
+func readUpTo(in io.Reader, n int) ([]byte, error) {
+	head := make([]byte, n)
+	n, err := io.ReadFull(in, head)
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		err = nil
+	}
+	return head[:n], err
+}
+
+// diskName is the name of the file without the extension of its compression.
+func (f *file) diskName() string {
+	if f.packed == "" {
+		return f.name
+	}
+	return image.UnwrappedName(f.name)
+}
+
+// contentSize is the size of the file that is not compressed any more; -1: unknown.
+func (f *file) contentSize() int64 {
+	if f.packed == "" {
+		return f.size
+	}
+	return -1
+}
+
+// unpacked is the content of a file without its compression. The caller calls done at the end.
+func (p *puller) unpacked(f *file, content io.Reader) (_ io.Reader, done func()) {
+	if f.packed == "" {
+		return content, func() {}
+	}
+	d := unpack.Decompress(f.packed, content, unpack.Options{Memory: p.opt.UnpackMemory})
+	return d, func() { _ = d.Close() }
+}
+
+// rest reads the rest of compressed content, so that all of it is checked.
+func (p *puller) rest(content io.Reader) error {
+	limit := p.opt.Image.MaxVirtualSize
+	if limit <= 0 {
+		limit = image.DefaultMaxVirtualSize
+	}
+	n, err := io.CopyN(io.Discard, content, limit)
+	if n == limit {
+		return errors.New("goes on behind its disk")
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return err
+}
+
+// loneFile gets a file of an archive that somebody has stored as it is, as "oras push" does. Such
+// an archive is no layer of a container image, so its disk may lie anywhere in it.
+func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer.Entry,
+	content io.Reader) error {
+	head, err := readUpTo(content, image.DetectSize)
+	if err != nil {
+		return err
+	}
+	content = io.MultiReader(bytes.NewReader(head), content)
+	f := &file{name: path.Join(p.dir, path.Base(e.Name)), layer: i, ordinal: e.Ordinal,
+		size: e.Size, packed: unpack.Compressed(head)}
+	size := f.contentSize()
+	if f.packed != "" {
+		if in.Format != "" {
+			return nil // it lies too deep
+		}
+		d, done := p.unpacked(f, bytes.NewReader(head))
+		head, _ = readUpTo(d, image.DetectSize)
+		done()
+	}
+	if !unpack.IsDisk(f.diskName(), head, size) {
+		return nil
+	}
+	if p.lone = append(p.lone, f); len(p.lone) > layer.MaxShown {
+		return fmt.Errorf("it has more than %d disks", layer.MaxShown)
+	}
+	return p.pass(ctx, f, content)
+}
+
+// dropLone drops the lone files of a layer that could not be read.
+func (p *puller) dropLone(i int) (err error) {
+	p.lone = slices.DeleteFunc(p.lone, func(f *file) bool {
+		if f.layer == i {
+			err = errors.Join(err, p.drop(f))
+		}
+		return f.layer == i
+	})
+	return err
+}
+
+// takeLone makes lone files files of the image, unless it has others.
+func (p *puller) takeLone() (err error) {
+	if slices.ContainsFunc(p.files, func(f *file) bool { return p.candidate(f.name) && !f.passed }) {
+		for _, f := range p.lone {
+			err = errors.Join(err, p.drop(f))
+		}
+	} else {
+		p.files = append(p.files, p.lone...)
+	}
+	p.lone = nil
+	return err
+}

@@ -1,0 +1,197 @@
+package registry
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/packtest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// orasLayer is the layer that "oras push" makes of a file.
+func orasLayer(s store, title string, content []byte) v1.Descriptor {
+	desc := s.Add(content)
+	desc.MediaType = types.OCIUncompressedLayer // what it says unless it is told otherwise
+	desc.Annotations = map[string]string{"org.opencontainers.image.title": title}
+	return desc
+}
+
+// artifactOf makes an artifact as "oras push" does.
+func artifactOf(t testing.TB, s store, layers ...v1.Descriptor) v1.Descriptor {
+	config := s.Add([]byte("{}"))
+	config.MediaType = "application/vnd.oci.empty.v1+json"
+	return s.Manifest(t, v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1,
+		ArtifactType: "application/vnd.unknown.artifact.v1", Config: config, Layers: layers})
+}
+
+// TestPullWrapped takes a disk out of what publishers wrap it in, in one pass and by its content.
+func TestPullWrapped(t *testing.T) {
+	testtool.Need(t, "xz", "bzip2")
+	raw := noise(90, 2<<20)
+	qcow2 := qcow2Of(t, raw)
+	compressed := qcow2Of(t, raw, "-c")
+	xz := func(p []byte) []byte { return packtest.Tool(t, p, "xz", "-1") }
+	bz := func(p []byte) []byte { return packtest.Tool(t, p, "bzip2") }
+	in := func(name string, p []byte) []byte {
+		return packtest.Tar(t, packtest.File{Name: "README", Data: []byte("read me\n")},
+			packtest.File{Name: "x/" + name, Data: p},
+			packtest.File{Name: "x/disk.sig", Data: noise(91, 512)})
+	}
+	for title, content := range map[string][]byte{
+		"disk.raw.xz": xz(raw), "disk.raw.bz2": bz(raw), "disk.qcow2.xz": xz(qcow2),
+		"disk.qcow2.zst": zstandard(t, compressed), "disk.qcow2.gz": gzipped(t, compressed),
+		"disk.tar.xz": xz(in("disk.qcow2", qcow2)), "disk.tar": in("disk.raw", raw),
+		"disk.tgz":        gzipped(t, in("disk.raw", raw)),
+		"tar-of-xz":       in("disk.qcow2.xz", xz(compressed)),
+		"misnamed.qcow2":  xz(in("disk", raw)),
+		"disk.raw.gz.bz2": bz(gzipped(t, raw)),
+	} {
+		t.Run(title, func(t *testing.T) {
+			s := store{}
+			ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+			dir, err := pull(t, ref, PullOptions{})
+			require.NoError(t, err)
+			onlyFile(t, dir, "out.raw", raw)
+			p := new(Progress)
+			_, err = pull(t, ref, PullOptions{Progress: p})
+			require.NoError(t, err)
+			require.Equal(t, int64(len(content)), p.Done(), "it is read once")
+
+			dir = t.TempDir() // a name without the wrapping
+			done, _, err := newClient(t, transport.Options{}).Pull(t.Context(), ref, dir,
+				PullOptions{})
+			require.NoError(t, err)
+			require.Len(t, done, 1)
+			onlyFile(t, dir, filepath.Base(done[0].To), raw)
+			require.NotContains(t, []string{".xz", ".gz", ".bz2", ".zst"},
+				filepath.Ext(done[0].To))
+
+			var stdout bytes.Buffer
+			_, _, err = newClient(t, transport.Options{}).Pull(t.Context(), ref, "-",
+				PullOptions{Stdout: &stdout})
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(raw, stdout.Bytes()))
+
+			st := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
+			opened := st.open(t, ref)
+			require.Len(t, opened.Disks(), 1)
+			img := st.disk(t, opened, opened.Disks()[0].Name)
+			require.True(t, bytes.Equal(raw, contentOf(t, img)))
+		})
+	}
+}
+
+// TestPullCompressedInLayer fetches a compressed file that lies in the directory of the disks of a
+// container image.
+func TestPullCompressedInLayer(t *testing.T) {
+	testtool.Need(t, "xz")
+	raw := noise(92, 1<<20)
+	s := store{}
+	ref := layoutOf(t, s, s.Image(t, gzipped(t, tarOf(t, tarFile{Name: "disk/a.qcow2.xz",
+		Content: packtest.Tool(t, qcow2Of(t, raw), "xz")}))))
+	dir, err := pull(t, ref, PullOptions{})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", raw)
+	st := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
+	opened := st.open(t, ref)
+	require.True(t, bytes.Equal(raw, contentOf(t, st.disk(t, opened, "a.raw"))))
+
+	plain := layoutOf(t, s, s.Image(t, tarOf(t, tarFile{Name: "disk/a.img.gz",
+		Content: gzipped(t, raw)})))
+	st = newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
+	opened = st.open(t, plain)
+	require.True(t, bytes.Equal(raw, contentOf(t, st.disk(t, opened,
+		opened.Disks()[0].Name))))
+}
+
+// TestPullWrappedRefused: nothing stays of an artifact that is not a disk, or more than one.
+func TestPullWrappedRefused(t *testing.T) {
+	testtool.Need(t, "xz")
+	raw := noise(93, 1<<20)
+	xz := packtest.Tool(t, raw, "xz", "-1")
+	two := packtest.Tar(t, packtest.File{Name: "a.raw", Data: raw},
+		packtest.File{Name: "b.qcow2", Data: qcow2Of(t, raw)})
+	cut := packtest.Tar(t, packtest.File{Name: "a.raw", Data: raw})
+	for name, c := range map[string]struct {
+		content []byte
+		want    string
+	}{
+		"two disks": {two, `"a.raw", "b.qcow2"`},
+		"no disk": {packtest.Tar(t, packtest.File{Name: "README", Data: []byte("x\n")}),
+			"has no disk"},
+		"a link": {packtest.Tar(t, packtest.File{Name: "a.raw", Type: '2', Link: "/etc/passwd"}),
+			"has no disk"},
+		"cut xz":       {xz[:len(xz)-40], "in the middle of its xz data"},
+		"after xz":     {append(bytes.Clone(xz), make([]byte, 5)...), "cannot be decompressed"},
+		"cut tar":      {cut[:len(cut)-99<<10], "unexpected EOF"},
+		"three":        {gzipped(t, gzipped(t, gzipped(t, raw))), "gzip"},
+		"three in tar": {gzipped(t, packtest.Tar(t, packtest.File{Name: "a.xz", Data: xz})), "no disk"},
+		"much memory":  {packtest.XzNeeding(raw, 28), "--unpack-memory"},
+	} {
+		s := store{}
+		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, "disk", c.content)))
+		dir, err := pull(t, ref, PullOptions{UnpackMemory: 16 << 20})
+		require.ErrorContains(t, err, c.want, name)
+		emptyDir(t, dir)
+	}
+	s := store{}
+	ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, "disks.tar", two)))
+	dir, err := pull(t, ref, PullOptions{Path: "b.qcow2"})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", raw)
+	dir, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "disk",
+		packtest.XzNeeding(raw, 28)))), PullOptions{UnpackMemory: 64 << 20})
+	require.NoError(t, err)
+	onlyFile(t, dir, "out.raw", raw)
+}
+
+// TestPushWrapped: a wrapped file is pushed as the disk in it.
+func TestPushWrapped(t *testing.T) {
+	testtool.Need(t, "xz", "bzip2")
+	raw := noise(94, 2<<20)
+	qcow2 := qcow2Of(t, raw, "-c")
+	dir, tmp := t.TempDir(), t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	write := func(name string, content []byte) string {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o644))
+		return filepath.Join(dir, name)
+	}
+	m := newMemory(t)
+	digests := make(map[string]string)
+	for i, file := range []string{write("a.qcow2", qcow2),
+		write("a.qcow2.xz", packtest.Tool(t, qcow2, "xz")),
+		write("wrapped.tar.bz2", packtest.Tool(t, packtest.Tar(t,
+			packtest.File{Name: "a.qcow2", Data: qcow2}), "bzip2"))} {
+		p := new(Progress)
+		digest, err := m.client(t).Push(t.Context(), []string{file},
+			m.ref(t, fmt.Sprintf("vm/a:%d", i)), PushOptions{Base: BaseNone, Progress: p})
+		require.NoError(t, err)
+		require.Equal(t, p.Total(), p.Done())
+		digests[digest] = file
+		emptyDir(t, tmp)
+	}
+	require.Len(t, digests, 1, "it is the same image")
+
+	file := write("b.raw.gz", gzipped(t, raw))
+	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/b:1"),
+		PushOptions{Base: BaseNone, CompressRaw: "zstd"})
+	require.NoError(t, err)
+	to := t.TempDir()
+	done, _, err := m.client(t).Pull(t.Context(), m.ref(t, "vm/b:1"), to, PullOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "disk/b.qcow2", done[0].Name)
+	onlyFile(t, to, "b.raw", raw)
+
+	_, err = m.client(t).Push(t.Context(), []string{write("cut.gz", gzipped(t, raw)[:1<<20])},
+		m.ref(t, "vm/c:1"), PushOptions{Base: BaseNone})
+	require.ErrorContains(t, err, "middle of its gzip data")
+	emptyDir(t, tmp)
+}
