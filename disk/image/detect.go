@@ -292,10 +292,6 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 		}
 		e.Action = fmt.Sprintf("convert it with \"qemu-img convert -f %s -O qcow2 %s %s\"",
 			tool, shellWord(name), shellWord(stem+".qcow2"))
-	case m.kind == kindPacked && packedArchive(name):
-		e.Reason = "is a compressed archive of files"
-		e.Action = "extract the disk image from it with \"tar -xf\", and " +
-			use.advice("add only that", "name that", "put that in its place")
 	case m.kind == kindPacked:
 		e.Action = fmt.Sprintf("unpack it with %q %s", m.tool,
 			use.advice("before it is added", "first", "before it is added"))
@@ -311,13 +307,6 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 		e.Action += "; or " + sayRaw(use, "that")
 	}
 	return e
-}
-
-// packedArchive reports whether a compressed file is an archive of files, by its name.
-func packedArchive(name string) bool {
-	ext := strings.ToLower(path.Ext(name))
-	return strings.EqualFold(path.Ext(strings.TrimSuffix(name, path.Ext(name))), ".tar") ||
-		slices.Contains([]string{".tgz", ".taz", ".tbz", ".tbz2", ".txz", ".tlz", ".tzst"}, ext)
 }
 
 // sayRaw tells a person how to declare that a file is a raw disk and that a guest wrote what it

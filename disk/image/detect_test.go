@@ -65,13 +65,13 @@ func TestDetectDownloads(t *testing.T) {
 	}
 }
 
-// TestPackedArchives: an archive that is also compressed is no compressed disk.
-func TestPackedArchives(t *testing.T) {
-	for name, archive := range map[string]bool{"a.tar.gz": true, "a.TGZ": true, "b.tar.xz": true,
-		"tar.gz": false, "a.raw.gz": false, "a.gz": false} {
+// TestWrappedSayWhatToDo: the command for a wrapped file has a name for the disk in it.
+func TestWrappedSayWhatToDo(t *testing.T) {
+	for name, want := range map[string]string{"a.tar.gz": "a.qcow2", "a.TGZ": "a.qcow2",
+		"tar.gz": "tar.qcow2", "a.raw.gz": "a.raw", "a.qcow2.XZ": "a.qcow2", "gz": "gz.qcow2",
+		"a b.gz": "'a b.qcow2'"} {
 		e := detect([]byte("\x1f\x8b\x08"), nil).refuse(name, useNamed)
-		require.Equal(t, archive, strings.Contains(e.Action, "tar -xf"), e)
-		require.Equal(t, !archive, strings.Contains(e.Action, "gzip -d"), e)
+		require.Contains(t, e.Action, "kubevirt-disk convert "+shellWord(name)+" "+want+"\"")
 	}
 }
 

@@ -113,7 +113,8 @@ func TestScanListsEveryOffendingFile(t *testing.T) {
 	want := map[string]string{
 		"zz.txt": "text file", "odd.img": "1000 bytes", "short.raw": "4 bytes",
 		"empty.raw": "empty",
-		"vm.raw":    "VMDK", "disk.raw.xz": "xz -d", "disk.img.gz": "gzip -d", "noext": ".raw",
+		"vm.raw":    "VMDK", "disk.raw.xz": "convert disk.raw.xz disk.raw",
+		"disk.img.gz": "convert disk.img.gz disk.img", "noext": ".raw",
 		"fake.qcow2":   "qcow2 header",
 		"broken.qcow2": "not valid", "link-out.raw": "symbolic link",
 		"link-in.raw": "symbolic link", "dangling.raw": "symbolic link",
