@@ -51,8 +51,9 @@ func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64,
 	raw := &cancelled{NewReadAhead(&counted{b.Verified(ctx), came}), cancel}
 	in := bufio.NewReaderSize(raw, 64<<10)
 	r := &Reader{Size: -1, raw: raw, close: func() {}}
+	// The end of a small layer, and whether its digest is right, is told to who reads it.
 	head, err := in.Peek(image.DetectSize)
-	if err != nil && err != io.EOF {
+	if err != nil && err != io.EOF && len(head) == 0 {
 		return nil, errors.Join(err, raw.Close())
 	}
 	switch f := unpack.Compressed(head); {
