@@ -40,7 +40,8 @@ func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
 	if f.to, err = image.Scratch(os.TempDir()); err != nil {
 		return nil, err
 	}
-	f.arrival = image.NewArrival(f.diskName(), f.contentSize(), f.to, image.ArrivalOptions{Options: p.opt.Image})
+	f.arrival = image.NewArrival(f.diskName(), f.contentSize(), f.to,
+		image.ArrivalOptions{Options: p.opt.Image})
 	if err := p.arrive(ctx, f, 0); err != nil {
 		return nil, err
 	}

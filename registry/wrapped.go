@@ -114,7 +114,8 @@ func (p *puller) dropLone(i int) (err error) {
 
 // takeLone makes lone files files of the image, unless it has others.
 func (p *puller) takeLone() (err error) {
-	if slices.ContainsFunc(p.files, func(f *file) bool { return p.candidate(f.name) && !f.passed }) {
+	wanted := func(f *file) bool { return p.candidate(f.name) && !f.passed }
+	if slices.ContainsFunc(p.files, wanted) {
 		for _, f := range p.lone {
 			err = errors.Join(err, p.drop(f))
 		}

@@ -129,12 +129,13 @@ func TestPullWrappedRefused(t *testing.T) {
 			"has no disk"},
 		"a link": {packtest.Tar(t, packtest.File{Name: "a.raw", Type: '2', Link: "/etc/passwd"}),
 			"has no disk"},
-		"cut xz":       {xz[:len(xz)-40], "in the middle of its xz data"},
-		"after xz":     {append(bytes.Clone(xz), make([]byte, 5)...), "cannot be decompressed"},
-		"cut tar":      {cut[:len(cut)-99<<10], "unexpected EOF"},
-		"three":        {gzipped(t, gzipped(t, gzipped(t, raw))), "gzip"},
-		"three in tar": {gzipped(t, packtest.Tar(t, packtest.File{Name: "a.xz", Data: xz})), "no disk"},
-		"much memory":  {packtest.XzNeeding(raw, 28), "--unpack-memory"},
+		"cut xz":   {xz[:len(xz)-40], "in the middle of its xz data"},
+		"after xz": {append(bytes.Clone(xz), make([]byte, 5)...), "cannot be decompressed"},
+		"cut tar":  {cut[:len(cut)-99<<10], "unexpected EOF"},
+		"three":    {gzipped(t, gzipped(t, gzipped(t, raw))), "gzip"},
+		"three in tar": {gzipped(t, packtest.Tar(t, packtest.File{Name: "a.xz", Data: xz})),
+			"no disk"},
+		"much memory": {packtest.XzNeeding(raw, 28), "--unpack-memory"},
 	} {
 		s := store{}
 		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, "disk", c.content)))

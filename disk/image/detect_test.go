@@ -170,7 +170,7 @@ func TestBackingFilesSayWhatToDo(t *testing.T) {
 	require.NoError(t, os.Symlink("program.raw", filepath.Join(dir, "link.raw")))
 	for base, want := range map[string]string{
 		"program.raw": "put a disk image in its place, or rebase the image that names it",
-		"packed.raw":  "take the disk out of it with \"kubevirt-disk convert packed.raw packed.raw.qcow2\" before",
+		"packed.raw":  "with \"kubevirt-disk convert packed.raw packed.raw.qcow2\" before",
 		"link.raw":    "put the file itself there",
 		"missing.raw": "does not exist; add it to the directory of the image",
 	} {

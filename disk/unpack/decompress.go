@@ -52,7 +52,9 @@ type Error struct {
 func (e *Error) Error() string { return e.Reason }
 func (e *Error) Unwrap() error { return e.err }
 
-func refuse(format string, args ...any) error { return &Error{Reason: fmt.Sprintf(format, args...)} }
+func refuse(format string, args ...any) error {
+	return &Error{Reason: fmt.Sprintf(format, args...)}
+}
 
 const (
 	gzipFormat  image.Format = "gzip"
@@ -160,7 +162,8 @@ func (d *decompressor) explain(err error) error {
 			"at level 19 or lower, without --long or --ultra")
 	case errors.Is(err, xz.ErrMemlimit):
 		reason = fmt.Sprintf("is compressed with xz so that more than %d MiB of memory are needed "+
-			"to decompress it; "+allow, memory, MaxMemory>>20, "with a lower level, as with \"xz -6\"")
+			"to decompress it; "+allow, memory, MaxMemory>>20,
+			"with a lower level, as with \"xz -6\"")
 	case errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF),
 		errors.Is(err, xz.ErrBuf) && d.from.ended:
 		reason = fmt.Sprintf("ends in the middle of its %s data; fetch it again", d.format)

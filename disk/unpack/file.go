@@ -96,7 +96,7 @@ func (f *File) Scratch(ctx context.Context, dir string, opt image.Options, count
 // for others.
 func OpenUnnamed(ctx context.Context, name string, f *os.File, opt image.Options) (*image.Image,
 	error) {
-	return image.OpenSource(ctx, name, func(_ context.Context, wanted string) (image.Source, error) {
+	open := func(_ context.Context, wanted string) (image.Source, error) {
 		if wanted != name {
 			return nil, os.ErrNotExist
 		}
@@ -109,7 +109,8 @@ func OpenUnnamed(ctx context.Context, name string, f *os.File, opt image.Options
 			return nil, errors.Join(err, again.Close())
 		}
 		return s, nil
-	}, opt)
+	}
+	return image.OpenSource(ctx, name, open, opt)
 }
 
 // counter tells how much was read.

@@ -45,8 +45,8 @@ type archive struct {
 
 // openTar finds the disk in an archive.
 func (c *Content) openTar(opt Options) error {
-	a := &archive{root: c.root, from: c.in.(*bufio.Reader), opt: opt, packed: len(c.Formats) < MaxNested,
-		done: func() error { return nil }}
+	a := &archive{root: c.root, from: c.in.(*bufio.Reader), opt: opt,
+		packed: len(c.Formats) < MaxNested, done: func() error { return nil }}
 	a.tar = tar.NewReader(a.from)
 	for a.found == "" {
 		h, err := a.next()

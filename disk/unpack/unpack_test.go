@@ -73,7 +73,8 @@ func TestOpen(t *testing.T) {
 		"wrongly-named.iso": {packtest.Gzip(t, raw), raw, "wrongly-named.iso", "gzip"},
 		"two.gz": {slices.Concat(packtest.Gzip(t, raw[:half]), packtest.Gzip(t, raw[half:])), raw,
 			"two", "gzip"},
-		"padded.gz":   {append(packtest.Gzip(t, raw), make([]byte, 9<<10)...), raw, "padded", "gzip"},
+		"padded.gz": {append(packtest.Gzip(t, raw), make([]byte, 9<<10)...), raw, "padded",
+			"gzip"},
 		"two.xz":      {slices.Concat(xz(raw[:half]), xz(raw[half:])), raw, "two", "xz"},
 		"padded.xz":   {append(xz(raw), make([]byte, 8)...), raw, "padded", "xz"},
 		"two.bz2":     {slices.Concat(bz(raw[:half]), bz(raw[half:])), raw, "two", "bzip2"},
@@ -139,7 +140,8 @@ func TestRefused(t *testing.T) {
 		"two disks":          {two, `two disks, "a.raw" and "b.qcow2"`},
 		"two disks, packed": {packtest.Tar(t, file("a.raw", raw),
 			file("b.raw.gz", packtest.Gzip(t, raw))), `two disks, "a.raw" and "b.raw.gz"`},
-		"three wrappings":    {packtest.Gzip(t, packtest.Gzip(t, packtest.Gzip(t, raw))), "more than 2"},
+		"three wrappings": {packtest.Gzip(t, packtest.Gzip(t, packtest.Gzip(t, raw))),
+			"more than 2"},
 		"three with tar":     {packtest.Gzip(t, packtest.Gzip(t, one)), "more than 2"},
 		"packed in the tar":  {packtest.Gzip(t, packtest.Tar(t, file("a.xz", xz))), "more than 2"},
 		"an archive of none": {packtest.Tar(t, file("README", []byte("text\n"))), "none of its 1"},
@@ -153,9 +155,10 @@ func TestRefused(t *testing.T) {
 			file("box-disk1.qed", append([]byte("QED\x00"), raw...))), "qemu-img convert -f qed"},
 		"much beside the disk": {packtest.Tar(t, file("a.raw", raw),
 			file("x.txt", bytes.Repeat([]byte("text\n"), 14<<20))), "that are not a disk"},
-		"a cut tar":       {one[:len(one)-100<<10], "middle of its tar"},
-		"a broken header": {append(bytes.Clone(one)[:len(one)-1024], rawDisk(4096)...), "damaged tar"},
-		"more after tar":  {append(bytes.Clone(one), make([]byte, 3<<20)...), "after the end"},
+		"a cut tar": {one[:len(one)-100<<10], "middle of its tar"},
+		"a broken header": {append(bytes.Clone(one)[:len(one)-1024], rawDisk(4096)...),
+			"damaged tar"},
+		"more after tar": {append(bytes.Clone(one), make([]byte, 3<<20)...), "after the end"},
 		"xz -9": {packtest.XzNeeding(raw, 28),
 			"more than 16 MiB of memory are needed to decompress it; allow that with " +
 				"--unpack-memory"},
@@ -247,7 +250,8 @@ func TestErrorsOfTheReader(t *testing.T) {
 			Data: raw}))} {
 		for _, n := range []int{1, 100, 9000, len(data) - 5} {
 			for _, err := range []error{broken, io.ErrUnexpectedEOF} {
-				r := io.MultiReader(bytes.NewReader(data[:min(n, len(data))]), iotest.ErrReader(err))
+				r := io.MultiReader(bytes.NewReader(data[:min(n, len(data))]),
+					iotest.ErrReader(err))
 				c, got := Open(name, r, -1, Options{})
 				if got == nil {
 					_, got = io.Copy(io.Discard, c)

@@ -164,8 +164,8 @@ func (g *Gzip) header() error {
 	return nil
 }
 
-// padding reads the zeros that may follow the last member, as on a medium with blocks. io.EOF: there
-// is nothing else.
+// padding reads the zeros that may follow the last member, as on a medium with blocks. io.EOF:
+// there is nothing else.
 func (g *Gzip) padding() error {
 	for s := &g.s; ; {
 		for ; s.pos < len(s.in); s.pos++ {
