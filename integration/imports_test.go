@@ -115,8 +115,6 @@ var importRules = []importRule{
 		deep: true, why: "an image does not know the overlay above it"},
 	{pkg: "disk/unpack", files: true,
 		only: []string{"disk", "disk/image", "disk/qcow2", "disk/internal/...", "internal/inflate"},
-		foreign: []string{"github.com/klauspost/compress/...", "github.com/mikelolasagasti/xz",
-			"github.com/cespare/xxhash/...", "go.uber.org/...", "golang.org/x/..."},
 		deep: true, why: "what wraps a disk is taken off wherever it comes from"},
 	{pkg: "disk/internal/rawfile", only: []string{"disk", "internal/osfile"}, deep: true,
 		why: "a raw file does not know its users"},

@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/registry/layer"
 )
 
@@ -154,3 +155,25 @@ func (s *noting) Extent(off, length int64) (disk.Extent, error) {
 	}
 	return disk.Extent{Length: min(length, s.size-off), Data: true}, nil
 }
+
+// readHead reads what image.BackingOf needs of a file. The rest of the head stays zeros, because it
+// would be fetched in vain: the name of a backing file is at the beginning, and the index has that.
+func readHead(ctx context.Context, file image.Source) ([]byte, error) {
+	head := make([]byte, min(file.Size(), qcow2.HeadSize))
+	for _, n := range []int64{headRead, qcow2.HeadSize} {
+		p := head[:min(n, int64(len(head)))]
+		if len(p) > 0 {
+			if _, err := file.ReadAt(ctx, p, 0); err != nil && err != io.EOF {
+				return nil, err
+			}
+		}
+		if qcow2.NameEnd(p) <= int64(len(p)) {
+			break
+		}
+	}
+	return head, nil
+}
+
+// headRead is how much of a file is read to find out whether it has a backing file: a cluster as
+// most images have it. Bytes.
+const headRead = 64 << 10

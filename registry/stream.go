@@ -332,28 +332,6 @@ func (s *Stream) notBelow(ctx context.Context, all []string,
 	return names, nil
 }
 
-// readHead reads what image.BackingOf needs of a file. The rest of the head stays zeros, because it
-// would be fetched in vain: the name of a backing file is at the beginning, and the index has that.
-func readHead(ctx context.Context, file image.Source) ([]byte, error) {
-	head := make([]byte, min(file.Size(), qcow2.HeadSize))
-	for _, n := range []int64{headRead, qcow2.HeadSize} {
-		p := head[:min(n, int64(len(head)))]
-		if len(p) > 0 {
-			if _, err := file.ReadAt(ctx, p, 0); err != nil && err != io.EOF {
-				return nil, err
-			}
-		}
-		if qcow2.NameEnd(p) <= int64(len(p)) {
-			break
-		}
-	}
-	return head, nil
-}
-
-// headRead is how much of a file is read to find out whether it has a backing file: a cluster as
-// most images have it. Bytes.
-const headRead = 64 << 10
-
 // Digest is the digest of the image's manifest.
 func (s *Stream) Digest() string {
 	s.mu.Lock()
