@@ -34,7 +34,7 @@ const maxLabel = 63
 // has those of the controller, too.
 var known = []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
 	api.AnnotationNameLegacy, api.AnnotationFirmwareUUID, api.AnnotationSize,
-	api.AnnotationDisk, api.AnnotationHandoverRequest}
+	api.AnnotationBlockSize, api.AnnotationDisk, api.AnnotationHandoverRequest}
 
 // meant matches annotations with which somebody means this product.
 var meant = regexp.MustCompile(`(?i)^(disk[.]kubevirt[.]io/.*` +
@@ -158,7 +158,7 @@ func sidecar(spec *corev1.PodSpec, set *api.VMIdentitySet, identity string, o Op
 		Filled: set.Spec.Population == api.Snapshot}
 	return vmdisk.AddToPod(spec, []vmdisk.Disk{disk}, vmdisk.Pod{Server: o.Server,
 		Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(identity)},
-		SizeAnnotation: api.AnnotationSize})
+		SizeAnnotation: api.AnnotationSize, BlockSizeAnnotation: api.AnnotationBlockSize})
 }
 
 // has reports whether a pod has all that Pod would add for its disk: then it is a copy of a pod

@@ -93,6 +93,7 @@ func launcher(spec *corev1.PodSpec, set *api.VMIdentitySet, d Disk) {
 		return
 	}
 	told(vmdisk.EnvSize, api.AnnotationSize)
+	told(vmdisk.EnvBlockSize, api.AnnotationBlockSize)
 	env("PERSISTENT_DIR", vmdisk.VolumeDir)
 	add(dataVolume, corev1.VolumeMount{MountPath: vmdisk.VolumeDir},
 		corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{

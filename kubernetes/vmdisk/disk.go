@@ -26,8 +26,12 @@ type Disk struct {
 	ReadOnly   bool
 
 	CopyMode libvirt.CopyMode // "": that of the image
-	// Size of the disk in bytes, a multiple of 512 and at least that of the image. 0: the image's.
+	// Size of the disk in bytes, a multiple of its blocks and at least that of the image. 0: that
+	// of the image.
 	Size int64
+	// BlockSize is the length of a logical block in bytes, 512 or 4096. 0: what the disk has had so
+	// far, or 512.
+	BlockSize int
 	// Filled says that the disk's claim holds the whole disk already. With Pod.Server, the pod then
 	// has no volume with the image.
 	Filled bool
@@ -111,8 +115,11 @@ var copyModes = []libvirt.CopyMode{
 // maxDisks keeps the ports of the disks below those of the pages.
 const maxDisks = 64
 
-// sector is the unit of a disk's size, in bytes.
-const sector = 512
+// The lengths that a logical block may have, in bytes. The shorter one is the unit of a size.
+const (
+	sector    = 512
+	longBlock = 4096
+)
 
 // check finds mistakes in disks, whoever made them. path is the place of the list.
 func check(disks []Disk, path string) error {
@@ -134,6 +141,10 @@ func check(disks []Disk, path string) error {
 		devices[d.Device] = i
 		if d.Size < 0 || d.Size%sector != 0 {
 			p.add(join(at, "size"), "%d is not a size: want a multiple of %d bytes", d.Size, sector)
+		}
+		if !slices.Contains([]int{0, sector, longBlock}, d.BlockSize) {
+			p.add(join(at, "block-size"), "%d is unknown: want %d or %d", d.BlockSize, sector,
+				longBlock)
 		}
 		if !slices.Contains(copyModes, d.CopyMode) {
 			p.add(join(at, "copy.mode"), "%q is unknown: want %s, %s, %s, %s", d.CopyMode,

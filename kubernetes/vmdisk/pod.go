@@ -27,8 +27,12 @@ const (
 	ImageDir  = "/disk"
 )
 
-// EnvSize is the environment variable with the size of a container's disk.
-const EnvSize = "SIZE"
+// The environment variables with the size of a container's disk, and the length of its logical
+// blocks, in bytes.
+const (
+	EnvSize      = "SIZE"
+	EnvBlockSize = "BLOCK_SIZE"
+)
 
 // Pod says how the containers of a pod serve its disks.
 type Pod struct {
@@ -47,6 +51,8 @@ type Pod struct {
 	// SizeAnnotation is the annotation of the pod that says how many bytes a disk without Size has.
 	// Nobody need set it: "" is the size of the image, or what the disk has already.
 	SizeAnnotation string
+	// BlockSizeAnnotation is the same for disks without BlockSize.
+	BlockSizeAnnotation string
 	// UsageTypes are the kinds of storage that disks can choose for what is written: by name, the
 	// volume that a disk gets, such as a generic ephemeral volume of a storage class. A disk that
 	// chooses none gets an emptyDir.
@@ -169,14 +175,17 @@ func (p Pod) container(d Disk, place int) (corev1.Container, []corev1.Volume) {
 	}
 	set("ACCESS_MODE", string(d.AccessMode))
 	set("COPY_MODE", string(d.CopyMode))
-	switch {
-	case d.Size > 0:
-		set(EnvSize, strconv.FormatInt(d.Size, 10))
-	case p.SizeAnnotation != "":
-		env = append(env, corev1.EnvVar{Name: EnvSize, ValueFrom: &corev1.EnvVarSource{
-			FieldRef: &corev1.ObjectFieldSelector{
-				FieldPath: "metadata.annotations['" + p.SizeAnnotation + "']"}}})
+	number := func(name string, value int64, annotation string) {
+		if value > 0 {
+			set(name, strconv.FormatInt(value, 10))
+		} else if annotation != "" {
+			env = append(env, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{
+				FieldRef: &corev1.ObjectFieldSelector{
+					FieldPath: "metadata.annotations['" + annotation + "']"}}})
+		}
 	}
+	number(EnvSize, d.Size, p.SizeAnnotation)
+	number(EnvBlockSize, int64(d.BlockSize), p.BlockSizeAnnotation)
 	mounts := []corev1.VolumeMount{{Name: name, MountPath: workDir}}
 	work := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	if d.UsageType != "" {

@@ -208,6 +208,10 @@ func TestRefusalsChangeNothing(t *testing.T) {
 		"disks[0].size: 513 is not a size": func(s *corev1.PodSpec) error {
 			return vmdisk.AddToPod(s, []vmdisk.Disk{{Image: "a", Device: "sda", Size: 513}}, good)
 		},
+		"disks[0].block-size: 1024 is unknown: want 512 or 4096": func(s *corev1.PodSpec) error {
+			return vmdisk.AddToPod(s, []vmdisk.Disk{{Image: "a", Device: "sda",
+				BlockSize: 1024}}, good)
+		},
 		"disks[0].Filled: it needs Pod.Server": func(s *corev1.PodSpec) error {
 			return vmdisk.AddToPod(s, []vmdisk.Disk{{Image: "a", Device: "sda", Filled: true}},
 				good)

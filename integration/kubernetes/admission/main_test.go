@@ -82,6 +82,7 @@ func sets(namespace string) map[string]*api.VMIdentitySet {
 		"odd":      func(s *api.DiskSpec) { s.Size = quantity("1000000001") },
 		"large":    func(s *api.DiskSpec) { s.Size = quantity("20Gi") },
 		"fraction": func(s *api.DiskSpec) { s.Size = quantity("1500500m") },
+		"blocks":   func(s *api.DiskSpec) { s.BlockSize = 4096 },
 		"snapshot": func(s *api.DiskSpec) { s.Population = api.Snapshot },
 		"claim": func(s *api.DiskSpec) {
 			s.Image, s.Population = "", api.Snapshot
@@ -188,6 +189,7 @@ func podCases() map[string]podCase {
 		"odd size":  {set: "odd"},
 		"large":     {set: "large"},
 		"fraction":  {set: "fraction"},
+		"blocks":    {set: "blocks"},
 		"snapshot":  {set: "snapshot"},
 		"claim":     {set: "claim"},
 		"clone":     {set: "clone"},

@@ -26,14 +26,16 @@ const (
 // from its disk in QEMU, and the guest writes. Meanwhile the disk's container is killed; the guest
 // waits for the next one and goes on. The controller that leads is killed, too, and the other one
 // leads. Then the pod is deleted and made again, and its guest finds all data, above an image that
-// comes as an image volume.
+// comes as an image volume. Last, the disk is exported to a registry whose certificate a private
+// authority has signed.
 func TestIdentity(t *testing.T) {
-	testtool.Need(t, "qemu-system-x86_64")
+	testtool.Need(t, "docker-registry", "qemu-system-x86_64", "skopeo")
 	plane.Binaries(t, binaries...)
-	linux := bootImage(t, "registry.example.com/vmdisks/linux:1")
+	linux := bootImage(t, registryAddress+"/vmdisks/linux:1")
 	n := Start(t, DiskImage(t, serverImage, ""), QEMUImage(t, qemuImage), linux,
 		ControllerImage(t, controllerImage))
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
+	serveRegistry(t, n, linux)
 	n.installController(t)
 	n.Apply(t, volume(t, n, "pv0", "ReadWriteOncePod"))
 	size := resource.MustParse("1Gi") // larger than the image
@@ -42,7 +44,7 @@ func TestIdentity(t *testing.T) {
 			Kind: "VMIdentitySet"},
 		ObjectMeta: metav1.ObjectMeta{Name: "linux", Namespace: "default"},
 		Spec: v1alpha1.DiskSpec{Size: &size,
-			Image: "registry.example.com/vmdisks/linux@" + n.digests[linux.Name]}}
+			Image: registryAddress + "/vmdisks/linux@" + n.digests[linux.Name]}}
 	n.applyObject(t, set)
 	pod := machinePod("machine", set)
 	defer func() { n.explain(t, pod.Name, "vm", v1alpha1.DiskContainer) }()
@@ -69,6 +71,7 @@ func TestIdentity(t *testing.T) {
 	n.Kubectl(t, "wait", "pod/"+pod.Name, "--for=jsonpath={.status.phase}=Succeeded",
 		"--timeout=5m")
 	require.Contains(t, n.Kubectl(t, "get", "vmid", pod.Name), "true")
+	n.export(t, pod.Name, linux, end)
 }
 
 // installController applies the manifest, and waits until both controllers run.

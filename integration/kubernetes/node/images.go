@@ -63,7 +63,7 @@ func (i Image) write(path string) (digest string, err error) {
 	if err != nil {
 		return "", err
 	}
-	repository, _, _ := strings.Cut(i.Name, ":")
+	repository := i.Name[:strings.LastIndex(i.Name, ":")]
 	for _, name := range []string{i.Name, repository + "@" + hash.String()} {
 		if err := l.AppendImage(image, layout.WithAnnotations(map[string]string{
 			"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name,

@@ -69,6 +69,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="has(self.image) || (has(self.population) && self.population == 'Snapshot')",message="a disk without an image is cloned by the storage: population must be Snapshot"
 // +kubebuilder:validation:XValidation:rule="self.type == 'PersistentVolume' || !has(self.source)",message="Local disks are not cloned: remove source"
 // +kubebuilder:validation:XValidation:rule="has(self.image) == has(oldSelf.image) && has(self.source) == has(oldSelf.source)",message="image and source are immutable: make another VMIdentitySet"
+// +kubebuilder:validation:XValidation:rule="has(self.blockSize) == has(oldSelf.blockSize)",message="blockSize is immutable: make another VMIdentitySet"
 // +kubebuilder:validation:XValidation:rule="has(self.storageClassName) == has(oldSelf.storageClassName) && has(self.usageType) == has(oldSelf.usageType)",message="storageClassName and usageType are immutable: make another VMIdentitySet"
 type DiskSpec struct {
 	// image is the container image with the disk, by its digest. Only a disk that begins from a
@@ -98,6 +99,14 @@ type DiskSpec struct {
 	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="may only grow"
 	// +optional
 	Size *resource.Quantity `json:"size,omitempty"`
+
+	// blockSize is the length of the disk's logical blocks in bytes: 512 or 4096. Without it, it is
+	// 512. A guest finds nothing on a disk that was written with blocks of another length, so an
+	// image has to be made for 4096, and a disk has the same as that from which it begins.
+	// +kubebuilder:validation:Enum=512;4096
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
+	// +optional
+	BlockSize int32 `json:"blockSize,omitempty"`
 
 	// storageClassName is the class of the claim. Without it and without usageType, the claim has
 	// the cluster's default class.
@@ -290,10 +299,25 @@ type ExportSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.matches('^vmexport-[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",message="must begin with vmexport-, so that no other secret of the namespace is used: kubectl create secret docker-registry vmexport-..."
 	// +optional
 	SecretName string `json:"secretName,omitempty"`
+	// registryCA is a key of a ConfigMap of the namespace with certificates (PEM) that are trusted
+	// beside the usual ones, for the registry of the reference and for that of the disk's image.
+	// +optional
+	RegistryCA *ConfigMapKey `json:"registryCA,omitempty"`
 	// flat stores the whole disk as one file, as KubeVirt's containerDisk needs it. Otherwise the
 	// new image has the layers of the disk's image, and one with what differs.
 	// +optional
 	Flat bool `json:"flat,omitempty"`
+}
+
+// ConfigMapKey is a key of a ConfigMap of the same namespace.
+type ConfigMapKey struct {
+	Name SourceName `json:"name"`
+	// key is ca.crt where nothing else is said.
+	// +kubebuilder:default=ca.crt
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[-._a-zA-Z0-9]+$') && !self.startsWith('..')",message="must be a key of a ConfigMap"
+	// +optional
+	Key string `json:"key,omitempty"`
 }
 
 // MayBeClonedBy reports whether a VMIdentity of the same namespace may begin from this one.

@@ -9,8 +9,8 @@ import (
 const Group = "disk.kubevirt.io"
 
 // Annotations of a pod. The second name of each pair is from proposal 004. For the further disks of
-// a machine of KubeVirt, those of AnnotationSet, AnnotationName, AnnotationSize and AnnotationDisk
-// have numbers: see Numbered.
+// a machine of KubeVirt, those of AnnotationSet, AnnotationName, AnnotationSize,
+// AnnotationBlockSize and AnnotationDisk have numbers: see Numbered.
 const (
 	// AnnotationSet names the VMIdentitySet that describes the pod's disk.
 	AnnotationSet       = Group + "/identity-set"
@@ -24,6 +24,9 @@ const (
 	// AnnotationSize is the size of the pod's disk in bytes. The controller takes it from the
 	// identity before the pod is scheduled, so that the disk is never asked to shrink.
 	AnnotationSize = Group + "/size"
+	// AnnotationBlockSize is the length of the logical blocks of the pod's disk in bytes. The
+	// controller takes it from the identity, as the size.
+	AnnotationBlockSize = Group + "/block-size"
 	// AnnotationDisk is the URI of a disk with attachment Service, for the hook sidecar of a
 	// machine of KubeVirt. The controller sets it before the pod is scheduled.
 	AnnotationDisk = Group + "/disk"
@@ -47,24 +50,31 @@ const AnnotationContent = Group + "/content"
 
 // Content is the value of AnnotationContent.
 func (s *DiskSpec) Content() string {
+	content := string(Overlay) + " " + s.Image
 	if s.Source != nil {
-		return strings.TrimSpace("Source " + s.Source.String() + " " + s.Image)
+		content = strings.TrimSpace("Source " + s.Source.String() + " " + s.Image)
+	} else if s.Population == Snapshot {
+		content = string(Snapshot) + " " + s.Image
 	}
-	if s.Population == Snapshot {
-		return string(Snapshot) + " " + s.Image
+	if block := s.Block(); block != sector { // as earlier versions say it of the others
+		content += fmt.Sprintf(" blocks %d", block)
 	}
-	return string(Overlay) + " " + s.Image
+	return content
 }
 
-// sector is the unit of a disk's size, in bytes.
+// sector is the length of a logical block in bytes where nothing else is said.
 const sector = 512
 
-// Bytes is the size of the disk in bytes, in whole sectors. 0: that of its image.
+// Block is the length of the disk's logical blocks in bytes.
+func (s *DiskSpec) Block() int64 { return max(int64(s.BlockSize), sector) }
+
+// Bytes is the size of the disk in bytes, in whole logical blocks. 0: that of its image.
 func (s *DiskSpec) Bytes() int64 {
 	if s.Size == nil {
 		return 0
 	}
-	return (s.Size.Value() + sector - 1) / sector * sector
+	block := s.Block()
+	return (s.Size.Value() + block - 1) / block * block
 }
 
 const (

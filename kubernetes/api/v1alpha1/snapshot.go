@@ -56,7 +56,7 @@ type VMIdentitySnapshotStatus struct {
 	// +optional
 	VolumeSnapshotName string `json:"volumeSnapshotName,omitempty"`
 	// disk is what the VMIdentity was when the snapshot was asked for. A VMIdentity that begins
-	// from it has the same image and population. +optional
+	// from it has the same image, population and block size. +optional
 	Disk *SnapshotDisk `json:"disk,omitempty"`
 	// +listType=map
 	// +listMapKey=type
@@ -78,6 +78,9 @@ type SnapshotDisk struct {
 	Image string `json:"image,omitempty"`
 	// +optional
 	Population Population `json:"population,omitempty"`
+	// blockSize is that of the VMIdentity, if it had one.
+	// +optional
+	BlockSize int32 `json:"blockSize,omitempty"`
 	// size is spec.size of the VMIdentity, if it had one.
 	// +optional
 	Size *resource.Quantity `json:"size,omitempty"`

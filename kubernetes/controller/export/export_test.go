@@ -278,7 +278,19 @@ func TestExportJob(t *testing.T) {
 	require.False(t, *pod.AutomountServiceAccountToken)
 	require.True(t, *pod.SecurityContext.RunAsNonRoot)
 
-	id.Spec.Export.Flat, id.Spec.Export.SecretName = true, ""
+	name := jobName(id)
+	id.Spec.Export.RegistryCA = &v1alpha1.ConfigMapKey{Name: "trust", Key: "bundle.pem"}
+	require.NotEqual(t, name, jobName(id), "with other certificates, it is another export")
+	pod = newJob(id, "kubevirt.io:disk").Spec.Template.Spec
+	require.Equal(t, []corev1.EnvVar{
+		{Name: "REGISTRY_CONFIG", Value: "/etc/registry/.dockerconfigjson"},
+		{Name: "REGISTRY_CA", Value: "/etc/registry-ca/ca.crt"}}, pod.Containers[0].Env)
+	require.Equal(t, "trust", pod.Volumes[3].ConfigMap.Name)
+	require.Equal(t, []corev1.KeyToPath{{Key: "bundle.pem", Path: "ca.crt"}},
+		pod.Volumes[3].ConfigMap.Items)
+	require.Equal(t, "/etc/registry-ca", pod.Containers[0].VolumeMounts[3].MountPath)
+
+	id.Spec.Export.Flat, id.Spec.Export.SecretName, id.Spec.Export.RegistryCA = true, "", nil
 	require.Equal(t, []string{"--image=" + image, "--flat", "--base=none"}, args(id)[4:])
 	require.Len(t, newJob(id, "s").Spec.Template.Spec.Volumes, 2)
 	id.Spec.Image, id.Spec.Export.Flat = "", false

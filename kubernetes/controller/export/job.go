@@ -1,6 +1,7 @@
 package export
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -19,6 +20,8 @@ const (
 	diskUser    = 107
 	retries     = 2
 	registryDir = "/etc/registry"
+	caDir       = "/etc/registry-ca"
+	caFile      = "ca.crt"
 	// The kubelet takes what is in this file to the status of the pod.
 	digestFile = corev1.TerminationMessagePathDefault
 )
@@ -26,8 +29,12 @@ const (
 // jobName is the name of the Job that does what the spec of an identity asks for.
 func jobName(id *v1alpha1.VMIdentity) string {
 	e := id.Spec.Export
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s\n%s\n%v", id.Name, id.UID, e.Reference,
-		e.SecretName, e.Flat))
+	text := fmt.Appendf(nil, "%s\n%s\n%s\n%s\n%v", id.Name, id.UID, e.Reference, e.SecretName,
+		e.Flat)
+	if e.RegistryCA != nil { // as earlier versions name the others
+		text = fmt.Appendf(text, "\n%s\n%s", e.RegistryCA.Name, e.RegistryCA.Key)
+	}
+	sum := sha256.Sum256(text)
 	return "vmexport-" + hex.EncodeToString(sum[:10])
 }
 
@@ -79,16 +86,24 @@ func newJob(id *v1alpha1.VMIdentity, server string) *batchv1.Job {
 			{Name: "tmp", VolumeSource: empty},
 		},
 	}
+	file := func(env, volume, dir, name string, source corev1.VolumeSource) {
+		c.Env = append(c.Env, corev1.EnvVar{Name: env, Value: dir + "/" + name})
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: dir,
+			ReadOnly: true})
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volume, VolumeSource: source})
+	}
 	if secret := id.Spec.Export.SecretName; secret != "" {
 		// Of a secret of another type there is nothing to mount, and the pod does not start.
 		key := corev1.DockerConfigJsonKey
-		c.Env = []corev1.EnvVar{{Name: "REGISTRY_CONFIG", Value: registryDir + "/" + key}}
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "registry",
-			MountPath: registryDir, ReadOnly: true})
-		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "registry",
-			VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
-				SecretName: secret, DefaultMode: new(int32(0o440)),
-				Items: []corev1.KeyToPath{{Key: key, Path: key}}}}})
+		file("REGISTRY_CONFIG", "registry", registryDir, key, corev1.VolumeSource{
+			Secret: &corev1.SecretVolumeSource{SecretName: secret, DefaultMode: new(int32(0o440)),
+				Items: []corev1.KeyToPath{{Key: key, Path: key}}}})
+	}
+	if ca := id.Spec.Export.RegistryCA; ca != nil {
+		from := &corev1.ConfigMapVolumeSource{
+			Items: []corev1.KeyToPath{{Key: cmp.Or(ca.Key, caFile), Path: caFile}}}
+		from.Name = string(ca.Name)
+		file("REGISTRY_CA", "registry-ca", caDir, caFile, corev1.VolumeSource{ConfigMap: from})
 	}
 	pod.Containers = []corev1.Container{c}
 	return &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: id.Namespace, Name: name,

@@ -59,18 +59,22 @@ func (r *Reconciler) carryOut(ctx context.Context, d *decision) error {
 }
 
 // annotations are what a pod learns of its identity before it is scheduled. An identity without a
-// size has none for the pod, either: a pod that was restored may have an earlier one.
+// size or a block size has none for the pod, either: a pod that was restored may have an earlier
+// one.
 func annotations(id *v1alpha1.VMIdentity, p *corev1.Pod) map[string]string {
 	all, number := make(map[string]string), objects.Number(p, id.Name)
-	size := v1alpha1.Numbered(v1alpha1.AnnotationSize, number)
 	if id.Spec.FirmwareUUID != "" && number == 0 {
 		all[v1alpha1.AnnotationFirmwareUUID] = id.Spec.FirmwareUUID
 	}
-	if _, has := p.Annotations[size]; has {
-		all[size] = ""
-	}
-	if n := id.Spec.Bytes(); n > 0 && id.Spec.Attachment != v1alpha1.Service {
-		all[size] = strconv.FormatInt(n, 10)
+	for name, n := range map[string]int64{v1alpha1.AnnotationSize: id.Spec.Bytes(),
+		v1alpha1.AnnotationBlockSize: int64(id.Spec.BlockSize)} {
+		name = v1alpha1.Numbered(name, number)
+		if _, has := p.Annotations[name]; has {
+			all[name] = ""
+		}
+		if n > 0 && id.Spec.Attachment != v1alpha1.Service {
+			all[name] = strconv.FormatInt(n, 10)
+		}
 	}
 	if id.Spec.Attachment == v1alpha1.Service && inject.Machine(p) != "" {
 		all[v1alpha1.Numbered(v1alpha1.AnnotationDisk, number)] = v1alpha1.DiskURI(hostOf(id))

@@ -262,6 +262,10 @@ func differs(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod
 	case disk != nil && tooSmall(disk, id.Spec.Bytes()):
 		return fmt.Sprintf("it was made when the disk of VMIdentity %s was smaller than %s, and a "+
 			"disk never shrinks"+again, id.Name, id.Spec.Size)
+	case disk != nil && id.Spec.BlockSize != 0 && !slices.ContainsFunc(disk.Env,
+		func(e corev1.EnvVar) bool { return e.Name == vmdisk.EnvBlockSize }):
+		return fmt.Sprintf("an earlier version of kubevirt-disk gave it its disk, and would not "+
+			"tell it the blockSize of VMIdentity %s"+again, id.Name)
 	}
 	return ""
 }

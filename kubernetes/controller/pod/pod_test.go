@@ -202,6 +202,26 @@ func TestSizeOfTheIdentity(t *testing.T) {
 	require.Empty(t, p.Annotations[v1alpha1.AnnotationSize], "of an earlier identity")
 }
 
+// TestBlockSizeOfTheIdentity: a pod learns the block size of its disk, and the size is a whole
+// number of such blocks. A pod that an earlier version has changed would not learn it, and waits.
+func TestBlockSizeOfTheIdentity(t *testing.T) {
+	set := newSet(func(s *v1alpha1.VMIdentitySet) {
+		s.Spec.Size, s.Spec.BlockSize = quantity("1000001000"), 4096
+	})
+	old := gatedPod("a", "vm")
+	told := gatedPod("b", "vm")
+	told.Spec.InitContainers[0].Env = []corev1.EnvVar{{Name: "BLOCK_SIZE"}}
+	w := newWorld(t, old, told, set)
+	w.Settle(t, restart(w), "vm")
+	require.True(t, gated(t, w, "a"))
+	require.Contains(t, w.Events(), "Warning SetDiffers")
+	p, _ := get(t, w, "b", &corev1.Pod{})
+	require.Empty(t, p.Spec.SchedulingGates)
+	require.Equal(t, "4096", p.Annotations[v1alpha1.AnnotationBlockSize])
+	require.Equal(t, "1000001536", p.Annotations[v1alpha1.AnnotationSize], "whole blocks")
+	require.EqualValues(t, 4096, identityOf(t, w, "vm").Spec.BlockSize)
+}
+
 // TestEachWaitingPodIsTold: every pod that waits for a disk in use has an event, and only one.
 func TestEachWaitingPodIsTold(t *testing.T) {
 	w := newWorld(t, newSet(), gatedPod("a", "vm"))

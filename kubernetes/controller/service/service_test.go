@@ -293,7 +293,7 @@ func TestNamesWithDots(t *testing.T) {
 	require.Equal(t, serviceName("a.b"), newService(id).Name)
 }
 
-// TestOddSize: a size of no whole sectors is rounded up, as it is for a sidecar.
+// TestOddSize: a size of no whole blocks is rounded up, as it is for a sidecar.
 func TestOddSize(t *testing.T) {
 	size := resource.MustParse("1500M")
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm1"},
@@ -303,6 +303,11 @@ func TestOddSize(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, d.Spec.Template.Spec.Containers[0].Env,
 		corev1.EnvVar{Name: "SIZE", Value: "1500000256"})
+	size, id.Spec.BlockSize = resource.MustParse("1000001000"), 4096
+	d, err = newDeployment(id, "kubevirt.io:disk", true)
+	require.NoError(t, err)
+	require.Subset(t, d.Spec.Template.Spec.Containers[0].Env, []corev1.EnvVar{
+		{Name: "SIZE", Value: "1000001536"}, {Name: "BLOCK_SIZE", Value: "4096"}})
 }
 
 func TestSecretDeletedByHand(t *testing.T) {

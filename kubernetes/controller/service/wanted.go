@@ -118,7 +118,7 @@ func serveNBD(id *v1alpha1.VMIdentity, pod *corev1.PodSpec, c *corev1.Container)
 // newDeployment is the Deployment of an identity whose claim and secret exist.
 func newDeployment(id *v1alpha1.VMIdentity, server string, nbd bool) (*appsv1.Deployment, error) {
 	disk := vmdisk.Disk{Image: id.Spec.Image, Device: v1alpha1.Device, Size: id.Spec.Bytes(),
-		Filled: id.Spec.Population == v1alpha1.Snapshot}
+		BlockSize: int(id.Spec.BlockSize), Filled: id.Spec.Population == v1alpha1.Snapshot}
 	pod := corev1.PodSpec{
 		AutomountServiceAccountToken:  new(false),
 		EnableServiceLinks:            new(false),

@@ -154,7 +154,7 @@ func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name s
 	}
 	if s.Status.Disk == nil || s.Status.VolumeSnapshotName != name {
 		s.Status.Disk = &v1alpha1.SnapshotDisk{Image: id.Spec.Image,
-			Population: id.Spec.Population, Size: id.Spec.Size}
+			Population: id.Spec.Population, BlockSize: id.Spec.BlockSize, Size: id.Spec.Size}
 		s.Status.VolumeSnapshotName = name
 		return taking("VolumeSnapshot %s is made", name), nil // the change makes another request
 	}

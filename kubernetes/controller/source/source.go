@@ -138,7 +138,8 @@ func (f *Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name
 		return a, err
 	}
 	if a, err := differs(id, "VMIdentity "+name, v1alpha1.SnapshotDisk{Image: from.Spec.Image,
-		Population: from.Spec.Population, Size: from.Spec.Size}); a.Reason != "" || err != nil {
+		Population: from.Spec.Population, BlockSize: from.Spec.BlockSize,
+		Size: from.Spec.Size}); a.Reason != "" || err != nil {
 		return a, err
 	}
 	if from.Spec.Type == v1alpha1.Local {
@@ -224,6 +225,7 @@ const snapshotGroup = "snapshot.storage.k8s.io"
 // differs returns why a disk cannot go on with the content of another one.
 func differs(id *v1alpha1.VMIdentity, name string, from v1alpha1.SnapshotDisk) (Answer, error) {
 	is, was := populationOf(id.Spec.Population), populationOf(from.Population)
+	block := (&v1alpha1.DiskSpec{BlockSize: from.BlockSize}).Block()
 	switch {
 	case id.Spec.Image != from.Image:
 		return not(v1alpha1.ReasonInvalid, "the disk begins from %s, which has image %s, and this "+
@@ -232,6 +234,10 @@ func differs(id *v1alpha1.VMIdentity, name string, from v1alpha1.SnapshotDisk) (
 	case is != was:
 		return not(v1alpha1.ReasonInvalid, "the disk begins from %s, which has population %s, and "+
 			"this VMIdentity has %s: make one with the same population", name, was, is)
+	case id.Spec.Block() != block:
+		return not(v1alpha1.ReasonInvalid, "the disk begins from %s, which has logical blocks of "+
+			"%d bytes, and this VMIdentity has %d: a guest finds nothing with blocks of another "+
+			"length, so make one with blockSize %[2]d", name, block, id.Spec.Block())
 	case id.Spec.Size != nil && from.Size != nil && id.Spec.Size.Cmp(*from.Size) < 0:
 		return not(v1alpha1.ReasonInvalid, "the disk begins from %s, which has %s, and this "+
 			"VMIdentity has %s: a disk never shrinks, so set a size of at least that", name,

@@ -202,6 +202,17 @@ func TestWhatIsNoSource(t *testing.T) {
 		"another population": {fromIdentity, func(o *scene) {
 			o.clone.Spec.Population = v1alpha1.Snapshot
 		}, v1alpha1.ReasonInvalid, "has population Overlay, and this VMIdentity has Snapshot"},
+		"other blocks": {fromIdentity, func(o *scene) { o.web.Spec.BlockSize = 4096 },
+			v1alpha1.ReasonInvalid, "so make one with blockSize 4096"},
+		"blocks that are not the source's": {fromIdentity, func(o *scene) {
+			o.clone.Spec.BlockSize = 4096
+		}, v1alpha1.ReasonInvalid, "so make one with blockSize 512"},
+		"the same blocks": {fromIdentity, func(o *scene) {
+			o.clone.Spec.BlockSize = 512
+		}, "", ""},
+		"a snapshot with other blocks": {fromSnapshot, func(o *scene) {
+			o.snapshot.Status.Disk.BlockSize = 4096
+		}, v1alpha1.ReasonInvalid, "has logical blocks of 4096 bytes"},
 		"a smaller disk": {fromIdentity, func(o *scene) { o.clone.Spec.Size = quantity("9Gi") },
 			v1alpha1.ReasonInvalid, "a disk never shrinks"},
 		"a larger disk": {fromIdentity, func(o *scene) { o.clone.Spec.Size = quantity("90Gi") },

@@ -1,0 +1,138 @@
+package node
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+)
+
+// registryAddress is where a registry listens that pods reach: the address of the first node.
+const registryAddress = "10.244.0.1:5000"
+
+// serveRegistry serves a registry on the node, with the certificate of its API server, and stores
+// an image there with the digest that the node knows.
+func serveRegistry(t *testing.T, n *Node, image Image) {
+	t.Helper()
+	dir := t.TempDir()
+	config := filepath.Join(dir, "registry.yml")
+	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, `
+version: 0.1
+log: {level: error}
+storage: {filesystem: {rootdirectory: %s/registry}}
+http: {addr: "%s", tls: {certificate: %[3]s/server.crt, key: %[3]s/server.key}}
+`, dir, registryAddress, n.certificates()), 0o644))
+	serve := n.Command(t.Context(), "docker-registry", "serve", config)
+	require.NoError(t, serve.Start())
+	t.Cleanup(func() {
+		_ = serve.Process.Kill()
+		_ = serve.Wait() // it was killed
+	})
+	archive := filepath.Join(dir, "image.tar")
+	digest, err := image.write(archive)
+	require.NoError(t, err)
+	require.Equal(t, n.digests[image.Name], digest)
+	n.until(t, "the registry has the image", func() bool {
+		out, err := n.Command(t.Context(), "skopeo", "copy", "--quiet", "--preserve-digests",
+			"--dest-tls-verify=false", "oci-archive:"+archive+":"+image.Name,
+			"docker://"+image.Name).CombinedOutput()
+		if err != nil {
+			require.Contains(t, string(out), "connect") // it does not listen yet
+		}
+		return err == nil
+	})
+}
+
+func (n *Node) certificates() string { return filepath.Join(n.plane, "certs") }
+
+// export commits the disk of a machine that has ended to the registry. The new image has the layers
+// of the old one and what differs, and its disk is what the guest has left: the image, and its
+// blocks up to a byte behind that.
+func (n *Node) export(t *testing.T, identity string, image Image, end int) {
+	t.Helper()
+	const reference = registryAddress + "/golden/machine:1"
+	// The cluster's authority has signed the registry's certificate, and each namespace has it.
+	n.Kubectl(t, "patch", "vmid", identity, "--type=merge", "--patch", `{"spec": {"export": {
+		"reference": "`+reference+`", "registryCA": {"name": "kube-root-ca.crt"}}}}`)
+	out, err := n.TryKubectl("", "wait", "vmid", identity, "--for=condition="+
+		v1alpha1.ConditionExported, "--timeout=5m")
+	if err != nil {
+		state, _ := n.TryKubectl("", "get", "vmid", identity, "-o", "yaml")
+		pods, _ := n.TryKubectl("", "describe", "pods", "-l", v1alpha1.LabelExport)
+		logs, _ := n.TryKubectl("", "logs", "-l", v1alpha1.LabelExport, "--tail=-1")
+		t.Fatalf("%s\n%s\n%s\n%s", out, state, pods, logs)
+	}
+	digest := n.Kubectl(t, "get", "vmid", identity, "-o", "jsonpath={.status.export.digest}")
+	manifest := func(reference string) (m v1.Manifest) {
+		out, err := n.Command(t.Context(), "skopeo", "inspect", "--raw", "--tls-verify=false",
+			"docker://"+reference).CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.NoError(t, json.Unmarshal(out, &m))
+		return m
+	}
+	repository, _, _ := strings.Cut(reference, ":1")
+	before, after := manifest(image.Name), manifest(repository+"@"+digest)
+	require.Greater(t, len(after.Layers), len(before.Layers))
+	for i, l := range before.Layers {
+		require.Equal(t, l.Digest, after.Layers[i].Digest)
+	}
+	var more int64
+	for _, l := range after.Layers[len(before.Layers):] {
+		more += l.Size
+	}
+	require.Less(t, more, int64(end)+1<<20, "what differs is stored, and nothing else")
+	disk := filepath.Join(t.TempDir(), "disk.img")
+	said, err := n.Command(t.Context(), Build(t, "./cmd/kubevirt-disk"), "pull", reference, disk,
+		"--registry-ca="+filepath.Join(n.certificates(), "ca.crt")).CombinedOutput()
+	require.NoError(t, err, string(said))
+	compareWithMachine(t, disk, filepath.Join(image.Files["/disk"], "disk.raw"), end)
+}
+
+// compareWithMachine compares a disk with what a machine of bootImage has left: the image, its
+// numbers from firstBlock to a byte behind that, and nothing else.
+func compareWithMachine(t *testing.T, disk, image string, end int) {
+	t.Helper()
+	got, err := os.Open(disk)
+	require.NoError(t, err)
+	defer got.Close()
+	want, err := os.ReadFile(image)
+	require.NoError(t, err)
+	begin := make([]byte, len(want))
+	_, err = io.ReadFull(got, begin)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, begin), "the image has changed")
+	_, err = got.Seek(int64(firstBlock*blockSize), io.SeekStart)
+	require.NoError(t, err)
+	in := bufio.NewReaderSize(got, 1<<20)
+	line, lines := make([]byte, len("10000000\n")), (end-1)/len("10000000\n")
+	require.Positive(t, lines)
+	for i := range lines {
+		_, err := io.ReadFull(in, line)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("%d\n", 10000000+i), string(line))
+	}
+	// The last block may have been under way when the machine was killed.
+	at := (firstBlock + (end-1)/blockSize + 1) * blockSize
+	_, err = got.Seek(int64(at), io.SeekStart)
+	require.NoError(t, err)
+	none, rest := make([]byte, 1<<20), make([]byte, 1<<20)
+	for {
+		n, err := got.Read(rest)
+		require.True(t, bytes.Equal(none[:n], rest[:n]), "behind what the guest has written")
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		require.NoError(t, err)
+	}
+}
