@@ -71,7 +71,7 @@ func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
 		return nil, r.Digest, err
 	}
 	done, err = p.run(ctx)
-	return done, r.ContentDigest(), err
+	return done, r.Content(), err
 }
 
 // puller is one Pull.

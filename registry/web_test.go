@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest/packtest"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -70,8 +71,11 @@ func TestPullAddress(t *testing.T) {
 		server func(w *web)
 		want   string // in the error
 	}{
-		"digest":       {},
-		"qcow2":        {file: qcow2Of(t, content, "-c")},
+		"digest": {},
+		"qcow2":  {file: qcow2Of(t, content, "-c")},
+		"xz":     {file: packtest.Xz(qcow2Of(t, content))},
+		"tar": {file: gzipped(t, tarOf(t, tarFile{Name: "a/README", Content: []byte("x")},
+			tarFile{Name: "a/disk.raw", Content: content}))},
 		"no digest":    {suffix: "?"},
 		"query":        {suffix: "?" + secret},
 		"wrong digest": {suffix: "@" + digestOf([]byte("x")), want: "the content of sha256:"},
@@ -101,6 +105,8 @@ func TestPullAddress(t *testing.T) {
 		"empty": {want: "is empty", server: func(w *web) {
 			w.NoRanges, w.Files[webFile] = true, nil
 		}},
+		"no first byte": {faults: []fault{says(416)}, want: "is empty"},
+		"shorter":       {faults: []fault{nil, cut(1000), says(416)}, want: "it was replaced"},
 		"replaced": {faults: []fault{nil, cut(1000), func(w http.ResponseWriter, r *http.Request,
 			content []byte) bool {
 			w.Header().Set("ETag", `"2"`)
@@ -142,28 +148,26 @@ func TestPullAddress(t *testing.T) {
 	}
 }
 
-// TestPullAddressTwice reads a file of unknown digest more than once, because it is a qcow2 image
-// in gzip. What comes the second time must be the same.
+// TestPullAddressTwice reads a file of unknown digest twice, as for standard output. What comes the
+// second time must be the same.
 func TestPullAddressTwice(t *testing.T) {
 	content := noise(81, 1<<20)
-	right := gzipped(t, qcow2Of(t, content))
-	w := newWeb(t, right)
-	dir, digest, err := w.pull(t, w.Server.URL+webFile)
+	w := newWeb(t, content)
+	pulled := func(faults ...fault) (out bytes.Buffer, digest string, err error) {
+		w.Fail(faults...)
+		_, digest, err = newClient(t, w.opt).Pull(t.Context(), parsed(t, w.Server.URL+webFile),
+			"-", PullOptions{Stdout: &out})
+		return out, digest, err
+	}
+	out, digest, err := pulled()
 	require.NoError(t, err)
-	require.Equal(t, digestOf(right), digest)
-	onlyFile(t, dir, "out.raw", content)
+	require.Equal(t, digestOf(content), digest)
+	require.True(t, bytes.Equal(content, out.Bytes()))
 
-	other := gzipped(t, qcow2Of(t, flipped(content, 9000)))
-	if n := len(right) - len(other); n != 0 {
-		t.Skipf("the two differ by %d bytes", n)
-	}
-	send := func(w http.ResponseWriter, r *http.Request, _ []byte) bool {
-		return cut(len(other))(w, r, other)
-	}
-	w.Fail(nil, nil, send)
-	dir, _, err = w.pull(t, w.Server.URL+webFile)
-	require.ErrorContains(t, err, "the content of "+digestOf(right))
-	emptyDir(t, dir)
+	_, _, err = pulled(nil, nil, func(to http.ResponseWriter, r *http.Request, _ []byte) bool {
+		return cut(len(content))(to, r, flipped(content, 9000))
+	})
+	require.ErrorContains(t, err, "the content of "+digestOf(content))
 }
 
 // TestChecksums finds the digest in a file beside the address, and believes it only with TLS.

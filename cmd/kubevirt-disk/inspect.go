@@ -14,13 +14,14 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/problems"
+	"kubevirt.io/disk/registry/transport"
 )
 
 func (a *app) inspectCommand() *cobra.Command {
 	var asJSON bool
 	var format string
 	cmd := &cobra.Command{
-		Use:   "inspect IMAGE|DIRECTORY... | REFERENCE",
+		Use:   "inspect IMAGE|DIRECTORY... | REFERENCE | ADDRESS",
 		Short: "Show what images are, and whether they would be served",
 		Long: `Validates images as serve does, and shows the format, sizes, compression and backing
 files of each. Backing files must be in the image's own directory. For a directory, inspect looks at
@@ -28,7 +29,8 @@ the images that serve --disk-dir would serve. In the directory of a persistent d
 disk.img.
 
 For the reference of an image in a registry, inspect shows its digest and who has signed it. What it
-has is not read. With --verify-key or --signature-policy, it says whether they admit the image.
+has is not read. With --verify-key or --signature-policy, it says whether they admit the image. For
+the address of a disk on a web server, it shows the digest that is known, and the size.
 
 Exit status 1: serve would refuse one of them; the output says why. With --json, one image is an
 object, and a directory or several images are an array.`,
@@ -36,6 +38,13 @@ object, and a directory or several images are an array.`,
 		ValidArgsFunction: completeImages,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 1 && transport.IsAddress(args[0]) {
+			ref, err := transport.ParseSource(args[0])
+			if err != nil {
+				return err
+			}
+			return a.inspectReference(cmd, ref, asJSON)
+		}
 		if ref, ok := namesImage(args); ok {
 			return a.inspectReference(cmd, ref, asJSON)
 		}
@@ -45,7 +54,7 @@ object, and a directory or several images are an array.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	addFormatFlag(cmd, &format)
-	addFlags(cmd.Flags(), new(reach).settings())
+	addFlags(cmd.Flags(), new(reach).withAddresses())
 	return cmd
 }
 

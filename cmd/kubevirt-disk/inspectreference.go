@@ -38,6 +38,7 @@ type inspectedReference struct {
 	Reference  string            `json:"reference"`
 	Digest     string            `json:"digest"`
 	MediaType  string            `json:"media_type"`
+	Size       int64             `json:"size,omitempty"` // of the file at an address, bytes
 	Signatures []signature.Found `json:"signatures"`
 	// Admitted says whether the given keys or policy admit the image. nil: none were given.
 	Admitted *bool  `json:"admitted,omitempty"`
@@ -46,7 +47,7 @@ type inspectedReference struct {
 
 func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJSON bool) error {
 	var opt reach
-	l := load(cmd.Flags(), opt.settings())
+	l := load(cmd.Flags(), opt.withAddresses())
 	asked := opt.Signatures
 	if asked.Enabled() && l.problems.Err() == nil {
 		if err := asked.Check(); err != nil {
@@ -71,6 +72,11 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 		shown := inspectedReference{Reference: ref.String(), Digest: transport.DigestOf(content),
 			MediaType:  string(transport.ManifestKind(content, mediaType)),
 			Signatures: append([]signature.Found{}, found...)}
+		if ref.IsAddress() {
+			if err := shown.describe(content); err != nil {
+				return err
+			}
+		}
 		if asked.Enabled() {
 			admitted := refused == nil
 			shown.Admitted = &admitted
@@ -86,6 +92,16 @@ func (a *app) inspectReference(cmd *cobra.Command, ref transport.Reference, asJS
 	return a.withRegistryOf(cmd, l, opt, ref, work)
 }
 
+// describe shows the file at an address, of which a manifest was made.
+func (i *inspectedReference) describe(manifest []byte) error {
+	m, err := transport.ParseManifest(manifest)
+	if err != nil {
+		return err
+	}
+	i.Digest, i.Size, i.MediaType = transport.ContentDigest(m), m.Layers[0].Size, "a file"
+	return nil
+}
+
 func (a *app) showReference(shown *inspectedReference, asJSON bool) error {
 	if asJSON {
 		return writeJSON(a.stdout, shown)
@@ -95,8 +111,11 @@ func (a *app) showReference(shown *inspectedReference, asJSON bool) error {
 		fmt.Fprintf(t, "%s\t%s\n", name, oneLine(fmt.Sprintf(format, args...)))
 	}
 	row("reference", "%s", shown.Reference)
-	row("digest", "%s", shown.Digest)
+	row("digest", "%s", cmp.Or(shown.Digest, "not known before the file is fetched"))
 	row("type", "%s", shown.MediaType)
+	if shown.Size > 0 {
+		row("size", "%d bytes", shown.Size)
+	}
 	if len(shown.Signatures) == 0 {
 		row("signature", "none")
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -48,7 +47,7 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 		"`format` to write: raw, or original to keep the file as it is")
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace an existing file")
 	unpacking := unpackSetting(&o.unpack, defaultUnpack)
-	addFlags(cmd.Flags(), append(pullSettings(new(reach)), unpacking))
+	addFlags(cmd.Flags(), append(new(reach).withAddresses(), unpacking))
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
 		cobra.FixedCompletions([]string{pullRaw, pullOriginal}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string,
@@ -68,17 +67,13 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 				pullOriginal)
 		}
 		opt := new(reach)
-		l := load(cmd.Flags(), append(pullSettings(opt), unpacking))
+		l := load(cmd.Flags(), append(opt.withAddresses(), unpacking))
 		return a.withRegistryOf(cmd, l, *opt, ref,
 			func(ctx context.Context, client *registry.Client) error {
 				return a.pull(ctx, client, ref, args[1], o)
 			})
 	}
 	return cmd
-}
-
-func pullSettings(r *reach) []setting {
-	return slices.Concat(r.settings(), addressSettings(&r.Options))
 }
 
 func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.Reference,

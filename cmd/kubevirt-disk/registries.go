@@ -27,6 +27,11 @@ type reach struct {
 
 func (r *reach) settings() []setting { return registrySettings(&r.Options, &r.Signatures) }
 
+// withAddresses are the settings of a command that also takes addresses.
+func (r *reach) withAddresses() []setting {
+	return slices.Concat(r.settings(), addressSettings(&r.Options))
+}
+
 // registrySettings say how serve, push and pull reach registries, and what they ask of images.
 func registrySettings(o *transport.Options, asked *signature.Options) []setting {
 	return []setting{

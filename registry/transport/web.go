@@ -82,7 +82,11 @@ func (w *webSource) size(ctx context.Context) (int64, error) {
 	res, err := w.endpoints[0].do(ctx, nil, request{method: http.MethodGet,
 		header: http.Header{"Range": {"bytes=0-0"}},
 		accept: []int{http.StatusPartialContent, http.StatusOK}})
-	if err != nil {
+	var shorter *ReplacedError
+	switch {
+	case errors.As(err, &shorter) && shorter.Is == tooShort:
+		return 0, errEmpty
+	case err != nil:
 		return 0, err
 	}
 	defer res.Body.Close()
@@ -99,10 +103,15 @@ func (w *webSource) size(ctx context.Context) (int64, error) {
 		return 0, fmt.Errorf("%s does not say how long the file is: fetch it with another "+
 			"program, such as curl", res.Request.URL.Host)
 	case size == 0:
-		return 0, errors.New("the file is empty")
+		return 0, errEmpty
 	}
 	return size, nil
 }
+
+var errEmpty = errors.New("the file is empty")
+
+// tooShort is what an answer says of a file that does not have the part that was asked for.
+const tooShort = "without it"
 
 func (w *webSource) Blob(desc v1.Descriptor) (*Blob, error) {
 	b := &Blob{Desc: desc, from: w.repository}
@@ -134,9 +143,9 @@ func (l *learned) orFirst(got string) string {
 	return l.digest
 }
 
-// ContentDigest names what the image has, for people: the file behind an address has a digest that
+// Content names what the image has, for people: the file behind an address has a digest that
 // others know, too. All others are known by their manifest.
-func (r *Image) ContentDigest() string {
+func (r *Image) Content() string {
 	src := r.Source
 	if g, ok := src.(*gated); ok {
 		src = g.Source
@@ -145,10 +154,18 @@ func (r *Image) ContentDigest() string {
 	if !ok {
 		return r.Digest
 	}
-	if digest := r.Manifest.Layers[0].Digest; digest != unknownDigest {
-		return digest.String()
+	if digest := ContentDigest(r.Manifest); digest != "" {
+		return digest
 	}
 	return w.learned.orFirst("")
+}
+
+// ContentDigest is the digest of the file at an address, by its manifest. "": it is not known yet.
+func ContentDigest(m *v1.Manifest) string {
+	if digest := m.Layers[0].Digest; digest != unknownDigest {
+		return digest.String()
+	}
+	return ""
 }
 
 // LayerText names a layer for people.
@@ -284,6 +301,10 @@ func (w *webFile) once(ctx context.Context, e *endpoint, r request) (*http.Respo
 // explain adds to a refusal what people overlook.
 func (w *webFile) explain(err error) error {
 	var status *StatusError
+	if errors.As(err, &status) && status.Status == http.StatusRequestedRangeNotSatisfiable {
+		return permanent(&ReplacedError{Host: status.Host, Was: "with the part that is asked for",
+			Is: tooShort})
+	}
 	if w.url.RawQuery != "" && errors.As(err, &status) &&
 		(status.Status == http.StatusForbidden || status.Status == http.StatusBadRequest) {
 		return fmt.Errorf("%w; if the query of the address is a signature, it may have expired",

@@ -116,8 +116,11 @@ func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error
 			continue
 		}
 		s.streams = append(s.streams, stream)
-		s.opt.Log.Info("an image in a registry is served from there",
-			zap.Stringer("reference", ref), zap.String("digest", stream.Digest()),
+		what := "an image in a registry is served from there"
+		if ref.IsAddress() {
+			what = "a disk on a web server is served from there"
+		}
+		s.opt.Log.Info(what, zap.Stringer("reference", ref), zap.String("digest", stream.Digest()),
 			signedBy(stream.SignedBy()))
 		disks := stream.Disks()
 		for _, disk := range disks {
