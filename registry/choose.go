@@ -201,7 +201,7 @@ func (p *puller) read(ctx context.Context, i int,
 
 // plain fetches a layer that is a file.
 func (p *puller) plain(ctx context.Context, i int, in *layer.Reader) error {
-	f := &file{name: layer.PlainName(p.image.Manifest.Layers[i], p.dir), layer: i,
+	f := &file{name: layer.PlainName(p.image.Manifest.Layers, i, p.dir), layer: i,
 		ordinal: layer.WholeLayer, size: in.Size}
 	p.files = append(p.files, f)
 	if p.candidate(f.name) {

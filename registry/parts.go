@@ -75,7 +75,7 @@ func (s *Stream) findParts(ctx context.Context) (*parts, error) {
 	all := new(parts)
 	shade, left, names := layer.NewShadow(), layer.MaxTOCChunks, 0
 	for i := len(layers) - 1; i >= 0; i-- {
-		l, err := s.contents(ctx, layers[i], left)
+		l, err := s.contents(ctx, i, left)
 		var shown []*layer.Part
 		if err == nil {
 			shown, err = l.Shown(shade)
@@ -152,7 +152,8 @@ const (
 
 // contents finds out which files a layer has, by reading as little as possible. left is how many
 // chunks of tables of contents the image may still have.
-func (s *Stream) contents(ctx context.Context, desc descriptor, left int) (*layer.Contents, error) {
+func (s *Stream) contents(ctx context.Context, i, left int) (*layer.Contents, error) {
+	desc := s.image.Manifest.Layers[i]
 	switch {
 	case desc.MediaType == layer.MediaEmpty:
 		return &layer.Contents{List: new(layer.List)}, nil
@@ -165,9 +166,9 @@ func (s *Stream) contents(ctx context.Context, desc descriptor, left int) (*laye
 			s.client.Warn(fmt.Sprintf("%s: table of contents: %v", s.ref, err))
 		})
 	case desc.Size <= smallLayer:
-		return s.smallLayout(ctx, desc)
+		return s.smallLayout(ctx, i)
 	}
-	return s.walk(ctx, desc)
+	return s.walk(ctx, i)
 }
 
 // hopeless reports a layer that must be fetched before it is served, whatever is in it.
@@ -186,7 +187,8 @@ func (s *Stream) hopeless(desc descriptor) error {
 }
 
 // smallLayout fetches and verifies the layer.
-func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*layer.Contents, error) {
+func (s *Stream) smallLayout(ctx context.Context, i int) (*layer.Contents, error) {
+	desc := s.image.Manifest.Layers[i]
 	content, err := s.image.Small(ctx, desc, smallLayer)
 	if err != nil {
 		return nil, err
@@ -199,7 +201,7 @@ func (s *Stream) smallLayout(ctx context.Context, desc descriptor) (*layer.Conte
 		if err != nil {
 			return nil, err
 		} else if plain {
-			return layer.PlainContents(desc, layer.ChunkDigests(content)), nil
+			return layer.PlainContents(s.image.Manifest.Layers, i, layer.ChunkDigests(content)), nil
 		}
 		in := bytes.NewReader(content)
 		l, err := layer.LayTar(in, desc, func() int64 { return int64(len(content) - in.Len()) })
@@ -298,7 +300,8 @@ func (h having) Blob(desc descriptor) (*transport.Blob, error) {
 }
 
 // walk reads the headers of an unverified layer by ranges.
-func (s *Stream) walk(ctx context.Context, desc descriptor) (*layer.Contents, error) {
+func (s *Stream) walk(ctx context.Context, i int) (*layer.Contents, error) {
+	desc := s.image.Manifest.Layers[i]
 	from, err := s.image.Source.Blob(desc)
 	if err != nil {
 		return nil, err
@@ -320,7 +323,7 @@ func (s *Stream) walk(ctx context.Context, desc descriptor) (*layer.Contents, er
 		return nil, err
 	}
 	if plain {
-		l := layer.PlainContents(desc, nil)
+		l := layer.PlainContents(s.image.Manifest.Layers, i, nil)
 		l.Walked = true
 		return l, nil
 	}

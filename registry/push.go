@@ -34,6 +34,9 @@ type PushOptions struct {
 	// Onto is another version of the disk. The new image then has the layers of that one, and a
 	// layer with what differs. If nothing is the same, the disk is pushed onto Base.
 	Onto Onto
+	// Artifact stores the files as an artifact and not as a container image: each is a layer as it
+	// is. Base and Onto must not be set.
+	Artifact bool
 	// Compress says how to store files other than raw ones that are not compressed, as qcow2, by
 	// way of a temporary file. CompressRaw is the same for raw files. "": as they are.
 	Compress, CompressRaw qcow2.Compression
@@ -74,6 +77,9 @@ func (c *Client) Push(ctx context.Context, files []string, ref transport.Referen
 	}
 	if _, isDigest := ref.Digest(); isDigest {
 		return "", fmt.Errorf("%s has a digest, which is the result of a push: name a tag", ref)
+	}
+	if opt.Artifact {
+		opt.Base = BaseNone
 	}
 	p := &pusher{client: c, ref: ref, opt: opt}
 	defer func() { err = errors.Join(err, p.close()) }()
@@ -154,6 +160,7 @@ type planned struct {
 	compress qcow2.Compression
 	data     int64 // that it stores
 	size     int64 // of the disk, bytes
+	qcow2    bool  // it is stored as qcow2
 	boot     []BootRun
 }
 
@@ -182,9 +189,15 @@ func (p *pusher) validate(ctx context.Context, files []string) error {
 		if p.opt.Open != nil {
 			f.compress = cmp.Or(f.compress, qcow2.CompressionNone)
 		}
+		f.qcow2 = f.compress != "" || info.Format == image.FormatQcow2
 		if f.compress != "" {
 			f.name = strings.TrimSuffix(f.name, path.Ext(f.name)) + ".qcow2"
 		} else {
+			if len(info.BackingChain) > 0 && p.opt.Artifact {
+				return fmt.Errorf("%q needs the backing file %q, and a file of an artifact stands "+
+					"alone: flatten it with --compress=zstd, or push it without --artifact", file,
+					info.BackingChain[0].Name)
+			}
 			for _, below := range info.BackingChain {
 				f.below = append(f.below, below.Name)
 			}
@@ -234,7 +247,11 @@ func (p *pusher) prepare(ctx context.Context) error {
 	p.needs = make(map[*layer.Disk]needs)
 	there := make(map[string]bool)
 	add := func(name string, f *os.File, n needs) error {
-		l, err := layer.NewDisk(path.Join(layer.DiskDir, filepath.ToSlash(name)), f)
+		lay := layer.NewDisk
+		if p.opt.Artifact {
+			lay = layer.NewFile
+		}
+		l, err := lay(path.Join(layer.DiskDir, filepath.ToSlash(name)), f)
 		if err != nil {
 			return errors.Join(err, f.Close())
 		}
@@ -407,8 +424,11 @@ func (p *pusher) ours(all bool) []v1.Descriptor {
 	list := []v1.Descriptor{x}
 	for _, l := range p.layers {
 		h, _ := v1.NewHash(l.Digest)
-		list = append(list,
-			v1.Descriptor{MediaType: types.OCIUncompressedLayer, Digest: h, Size: l.Size()})
+		desc := v1.Descriptor{MediaType: types.OCIUncompressedLayer, Digest: h, Size: l.Size()}
+		if p.opt.Artifact {
+			p.describe(&desc, path.Base(l.Name))
+		}
+		list = append(list, desc)
 	}
 	return list
 }
@@ -423,7 +443,7 @@ func (p *pusher) send(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	made, err := p.images()
+	made, err := p.made()
 	if err != nil {
 		return "", err
 	}

@@ -15,6 +15,8 @@ func TestPushOntoUsage(t *testing.T) {
 		"--onto: ":                   {"--onto=NO/vm:0", "a.raw", ref},
 		"--squash is about":          {"--squash", "--base=none", "a.raw", ref},
 		"name the base image":        {"--base=", "a.raw", ref},
+		"leave out --base":           {"--artifact", "--base=none", "a.raw", ref},
+		"and --onto":                 {"--artifact", "--onto=127.0.0.1:1/vm:0", "a.raw", ref},
 	} {
 		status, _, stderr := run(t, nil, append([]string{"push"}, args...)...)
 		require.Equal(t, exitUsage, status, stderr)

@@ -23,6 +23,7 @@ var base = ""
 func (a *app) pushCommand() *cobra.Command {
 	var from, compress, order, signKey string
 	var onto registry.Onto
+	var artifact bool
 	var unpackMemory int64
 	cmd := &cobra.Command{
 		Use:   "push FILE... REF",
@@ -32,6 +33,9 @@ func (a *app) pushCommand() *cobra.Command {
 as serve would before anything is sent. What the registry has is not sent again. The same files on
 the same base have the same digest, which is printed at the end. A file in gzip, xz, zstd or bzip2,
 or in a tar archive with one disk, is unpacked into $TMPDIR first.
+
+With --artifact, the result is an artifact and no container image: clients such as oras fetch FILE
+as it is, and serve --image streams it.
 
 With --onto, FILE is a new version of the disk in another image. The new image has the layers of
 that one, and a layer with what differs, so that little is sent, and little is fetched by who has
@@ -58,6 +62,8 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		"the same")
 	cmd.Flags().StringVar(&onto.File, flagOntoFile, "", "`file` with a copy of that other "+
 		"version: what differs is compared with it instead of being fetched")
+	cmd.Flags().BoolVar(&artifact, flagArtifact, false, "store an OCI artifact, as oras push "+
+		"does: each FILE is a layer as it is, without a base image")
 	addSquash(cmd, &onto)
 	addSignKey(cmd, &signKey)
 	unpacking := unpackSetting(&unpackMemory, defaultUnpack)
@@ -83,7 +89,11 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		if err := checkOnto(onto, files); err != nil {
 			return err
 		}
-		if from == "" && onto.Image == "" {
+		if artifact && (onto.Image != "" || cmd.Flags().Changed("base")) {
+			return fmt.Errorf("--%s has no other layers than its files: leave out --base and --%s",
+				flagArtifact, flagOnto)
+		}
+		if from == "" && onto.Image == "" && !artifact {
 			return fmt.Errorf(
 				"name the base image with --base, such as --base=REGISTRY/kubevirt.io:disk, or "+
 					"say --base=%s",
@@ -91,7 +101,10 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 			)
 		}
 		opt := pushOptions(from, compress)
-		opt.Onto = onto
+		opt.Onto, opt.Artifact = onto, artifact
+		if artifact && compress == "" {
+			opt.CompressRaw = ""
+		}
 		if opt.Boot, err = readBootOrder(order); err != nil {
 			return err
 		}
@@ -116,6 +129,7 @@ const (
 	flagOnto      = "onto"
 	flagOntoFile  = "onto-file"
 	flagSquash    = "squash"
+	flagArtifact  = "artifact"
 )
 
 // addSquash adds the flag for a short chain of versions.
@@ -217,7 +231,7 @@ func (a *app) push(
 			return "", err
 		}
 	}
-	if opt.Base == registry.BaseNone && len(files) > 1 {
+	if opt.Base == registry.BaseNone && len(files) > 1 && !opt.Artifact {
 		fmt.Fprintln(
 			a.stderr,
 			"a KubeVirt containerDisk has one disk: with several, a VM has to give the path of "+

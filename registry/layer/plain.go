@@ -18,10 +18,12 @@ import (
 // that "oras push" has sent under any media type.
 const (
 	// MediaDisk begins the media types of KubeVirt's disk artifacts.
-	MediaDisk      = "application/vnd.kubevirt.disk."
-	annotationDisk = "io.kubevirt.disk.name"
-	// annotationTitle is the name of a file (image-spec, annotations.md).
-	annotationTitle = "org.opencontainers.image.title"
+	MediaDisk = "application/vnd.kubevirt.disk."
+	// AnnotationDisk is the name of a disk in such an artifact, and AnnotationSize its size.
+	AnnotationDisk = "io.kubevirt.disk.name"
+	AnnotationSize = "io.kubevirt.disk.size"
+	// AnnotationTitle is the name of a file (image-spec, annotations.md).
+	AnnotationTitle = "org.opencontainers.image.title"
 	// annotationUnpack says that "oras push" has made the archive, of a directory.
 	annotationUnpack = "io.deis.oras.content.unpack"
 	// MediaEmpty is a layer without content (image-spec, manifest.md).
@@ -42,7 +44,7 @@ func IsPlain(desc descriptor, head []byte) (bool, error) {
 		}
 	}
 	switch {
-	case qcow2.IsQcow2(head), desc.Annotations[annotationTitle] != "",
+	case qcow2.IsQcow2(head), desc.Annotations[AnnotationTitle] != "",
 		strings.Contains(kind, "disk") || strings.Contains(kind, "qcow2"):
 		return true, nil
 	case kind == "" || desc.MediaType.IsLayer():
@@ -55,19 +57,33 @@ func IsPlain(desc descriptor, head []byte) (bool, error) {
 // IsFile reports whether somebody has stored a file as a layer, as "oras push" does, so that an
 // archive in it is no layer of a container image.
 func IsFile(desc descriptor) bool {
-	return desc.Annotations[annotationTitle] != "" && desc.Annotations[annotationUnpack] == "" ||
+	return desc.Annotations[AnnotationTitle] != "" && desc.Annotations[annotationUnpack] == "" ||
 		desc.MediaType != "" && !desc.MediaType.IsLayer()
 }
 
-// PlainName is the name of such a file in the image.
-func PlainName(desc descriptor, dir string) string {
-	name := desc.Annotations[annotationTitle]
+// PlainName is the name of such a file in an image with these layers.
+func PlainName(layers []descriptor, i int, dir string) string {
+	name := plainName(layers[i])
+	for j, l := range layers {
+		if j != i && l.MediaType != MediaEmpty && plainName(l) == name {
+			// Both are disks, unlike files of archives: none hides the other.
+			ext := path.Ext(name)
+			name = fmt.Sprintf("%s-%.12s%s", strings.TrimSuffix(name, ext), layers[i].Digest.Hex, ext)
+			break
+		}
+	}
+	return path.Join(dir, name)
+}
+
+// plainName is what the layer says that it is called.
+func plainName(desc descriptor) string {
+	name := desc.Annotations[AnnotationTitle]
 	for range unpack.MaxNested {
 		name = image.UnwrappedName(name)
 	}
 	ext := ""
 	if name == "" {
-		name, ext = desc.Annotations[annotationDisk], ".raw"
+		name, ext = desc.Annotations[AnnotationDisk], ".raw"
 		if strings.Contains(string(desc.MediaType), "qcow2") {
 			ext = ".qcow2"
 		}
@@ -76,12 +92,13 @@ func PlainName(desc descriptor, dir string) string {
 	if name == "/" || len(name) > 200 || strings.IndexByte(name, 0) >= 0 {
 		name = "disk"
 	}
-	return path.Join(dir, name+ext)
+	return name + ext
 }
 
 // PlainContents are the contents of such a layer, if it is not compressed.
-func PlainContents(desc descriptor, chunks []byte) *Contents {
-	e := &Entry{Name: PlainName(desc, DiskDir), Kind: EntryFile, Size: desc.Size}
+func PlainContents(layers []descriptor, i int, chunks []byte) *Contents {
+	desc := layers[i]
+	e := &Entry{Name: PlainName(layers, i, DiskDir), Kind: EntryFile, Size: desc.Size}
 	return &Contents{
 		List: &List{dir: DiskDir, Entries: map[string]*Entry{e.Name: e}},
 		Files: map[string]*Part{e.Name: {Name: e.Name, Size: e.Size,

@@ -37,8 +37,17 @@ type Disk struct {
 	Name   string // in the image
 	File   *os.File
 	Length int64  // of the file
-	Header []byte // what lies before it
+	Header []byte // what lies before it; nil: the layer is the file, and no archive
 	Digest string // set by hash
+}
+
+// NewFile lays out a layer that is an open file.
+func NewFile(name string, file *os.File) (*Disk, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return &Disk{Name: name, File: file, Length: info.Size()}, nil
 }
 
 // NewDisk lays out the layer of an open file.
@@ -69,6 +78,9 @@ const TarBlock = 512
 // Size is the length of the layer: the file is padded to blocks, and two empty ones end the
 // archive.
 func (l *Disk) Size() int64 {
+	if l.Header == nil {
+		return l.Length
+	}
 	return int64(len(l.Header)) + (l.Length+TarBlock-1)/TarBlock*TarBlock + 2*TarBlock
 }
 
