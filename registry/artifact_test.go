@@ -158,6 +158,7 @@ func TestArtifactsOfOthers(t *testing.T) {
 		l.MediaType = "application/x-qcow2"
 		return l
 	}
+	nameless := "disk-" + digestOf(qcow2Of(t, raw))[7:19] + ".qcow2"
 	here, there := platformNamed(runtime.GOARCH), platformNamed(otherArch())
 	const vm = "application/vnd.kubevirt.virtualmachine.v1"
 	for name, c := range map[string]struct {
@@ -175,7 +176,8 @@ func TestArtifactsOfOthers(t *testing.T) {
 		"two disks": {image: exported("rootdisk", "data"), err: `"data.raw", "rootdisk.raw"`},
 		"two disks, by name": {image: exported("rootdisk", "data"), path: "rootdisk.raw",
 			disk: "rootdisk.raw"},
-		"podman's machine": {image: index("", wrapped(machine("applehv.raw", other), here, "applehv"),
+		"podman's machine": {image: index("",
+			wrapped(machine("applehv.raw", other), here, "applehv"),
 			wrapped(machine("qemu.qcow2", qcow2Of(t, other)), there, "qemu"),
 			wrapped(machine("qemu.qcow2", qcow2Of(t, raw)), here, "qemu"),
 			wrapped(machine("hyperv.vhdx", other), here, "hyperv")),
@@ -185,10 +187,10 @@ func TestArtifactsOfOthers(t *testing.T) {
 		"an image for another platform": {image: index("", wrapped(exported("rootdisk"),
 			platformOf(otherArch()), "")), err: "only for"},
 		"no title": {image: artifactOf(t, s, untitled(qcow2Of(t, raw))), disk: "disk.qcow2"},
-		"no titles": {image: artifactOf(t, s, untitled(qcow2Of(t, raw)), untitled(qcow2Of(t, other))),
-			err: "2 disks"},
+		"no titles": {image: artifactOf(t, s, untitled(qcow2Of(t, raw)),
+			untitled(qcow2Of(t, other))), err: "2 disks"},
 		"no titles, one named": {image: artifactOf(t, s, untitled(qcow2Of(t, raw)),
-			untitled(qcow2Of(t, other))), path: "disk-" + digestOf(qcow2Of(t, raw))[7:19] + ".qcow2",
+			untitled(qcow2Of(t, other))), path: nameless,
 			disk: "disk-" + digestOf(qcow2Of(t, raw))[7:19] + ".qcow2"},
 		"no layers": {image: artifactOf(t, s), err: "no layers"},
 	} {

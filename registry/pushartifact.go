@@ -24,8 +24,8 @@ func (p *pusher) made() (*madeImages, error) {
 	return p.images()
 }
 
-// artifact makes the manifest of an artifact, as "oras push" does: no configuration, and a layer for
-// each file with its name. The layer of the index comes last: clients of artifacts take the layers
+// artifact makes the manifest of an artifact, as "oras push" does: no configuration, and a layer
+// for each file with its name. The layer of the index comes last: clients of artifacts take the layers
 // that have a name or a type they know, and leave others.
 func (p *pusher) artifact() (*madeImages, error) {
 	m := madeImage{configText: []byte("{}")}

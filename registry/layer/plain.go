@@ -68,7 +68,8 @@ func PlainName(layers []descriptor, i int, dir string) string {
 		if j != i && l.MediaType != MediaEmpty && plainName(l) == name {
 			// Both are disks, unlike files of archives: none hides the other.
 			ext := path.Ext(name)
-			name = fmt.Sprintf("%s-%.12s%s", strings.TrimSuffix(name, ext), layers[i].Digest.Hex, ext)
+			name = fmt.Sprintf("%s-%.12s%s", strings.TrimSuffix(name, ext), layers[i].Digest.Hex,
+				ext)
 			break
 		}
 	}
