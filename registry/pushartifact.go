@@ -25,8 +25,8 @@ func (p *pusher) made() (*madeImages, error) {
 }
 
 // artifact makes the manifest of an artifact, as "oras push" does: no configuration, and a layer
-// for each file with its name. The layer of the index comes last: clients of artifacts take the layers
-// that have a name or a type they know, and leave others.
+// for each file with its name. The layer of the index comes last: clients of artifacts take the
+// layers that have a name or a type they know, and leave others.
 func (p *pusher) artifact() (*madeImages, error) {
 	m := madeImage{configText: []byte("{}")}
 	m.config = blobOf(m.configText, layer.MediaEmpty)
