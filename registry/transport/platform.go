@@ -1,0 +1,93 @@
+package transport
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"slices"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"kubevirt.io/disk/registry/internal/bounded"
+)
+
+// annotationAbout says that a manifest is about another one, and no image: an attestation.
+const annotationAbout = "vnd.docker.reference.type"
+
+// annotationDiskType says for which hypervisor podman's machine images are made.
+const (
+	annotationDiskType = "disktype"
+	diskTypeQEMU       = "qemu"
+)
+
+// goArch is Go's name of an architecture. podman's machine images have the names of uname(1).
+func goArch(name string) string {
+	switch name {
+	case "x86_64":
+		return "amd64"
+	case "aarch64":
+		return "arm64"
+	}
+	return name
+}
+
+// ofPlatform chooses the manifest for this machine. Containers run nowhere else, and an image that
+// is built for one platform has the disk for that platform.
+func ofPlatform(content []byte, ref Reference) (v1.Descriptor, error) {
+	err := bounded.Check(content)
+	var index *v1.IndexManifest
+	if err == nil {
+		index, err = v1.ParseIndexManifest(bytes.NewReader(content))
+	}
+	if err != nil {
+		return v1.Descriptor{}, fmt.Errorf("the index of %s cannot be read: %w", ref, err)
+	}
+	var says struct {
+		ArtifactType string `json:"artifactType"`
+	}
+	_ = json.Unmarshal(content, &says) // it was read before
+	isArtifact := says.ArtifactType != ""
+	var there []string
+	var unnamed, artifacts []v1.Descriptor // those that may be for any platform
+	for _, m := range index.Manifests {
+		p := m.Platform
+		if m.Digest.Algorithm != "sha256" || !(m.MediaType.IsImage() || m.MediaType.IsIndex()) {
+			continue
+		}
+		if p == nil || p.OS == "" && p.Architecture == "" {
+			if m.Annotations[annotationAbout] == "" {
+				unnamed = append(unnamed, m)
+			}
+			continue
+		}
+		if p.OS == "unknown" { // docker marks attestations like this
+			continue
+		}
+		kind := m.Annotations[annotationDiskType]
+		if kind != "" && kind != diskTypeQEMU {
+			p = &v1.Platform{OS: p.OS, Architecture: p.Architecture + " (" + kind + ")"}
+		} else if p.OS == "linux" && goArch(p.Architecture) == runtime.GOARCH {
+			return m, nil
+		} else if kind != "" || isArtifact {
+			artifacts = append(artifacts, m)
+		}
+		if text := p.String(); !slices.Contains(there, text) && len(there) < 20 {
+			there = append(there, text)
+		}
+	}
+	switch {
+	case len(unnamed) == 1:
+		return unnamed[0], nil
+	case len(unnamed) == 0 && len(artifacts) == 1:
+		return artifacts[0], nil // nothing of it runs on this machine's processor
+	case len(unnamed) > 1:
+		return v1.Descriptor{}, fmt.Errorf("the index of %s has %d images and does not say for "+
+			"which platforms they are: name one by its digest, as NAME@%s", ref, len(unnamed),
+			unnamed[0].Digest)
+	case len(there) == 0:
+		return v1.Descriptor{}, fmt.Errorf("the index of %s has no image", ref)
+	}
+	return v1.Descriptor{}, fmt.Errorf("%s has no image for linux/%s, only for: %s",
+		ref, runtime.GOARCH, strings.Join(there, ", "))
+}
