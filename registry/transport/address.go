@@ -118,14 +118,16 @@ func ParsePrefix(text string) (Prefix, error) {
 		return Prefix{}, fmt.Errorf("the beginning of addresses %s has a query: leave it out",
 			shown(u))
 	}
-	return Prefix{u.Scheme, u.Host, strings.TrimSuffix(u.Path, "/")}, nil
+	return Prefix{u.Scheme, u.Host, strings.TrimSuffix(u.EscapedPath(), "/")}, nil
 }
 
 func (p Prefix) String() string { return p.scheme + "://" + p.host + p.path }
 
+// covers compares paths as they are written, because %2F may be a name's slash.
 func (p Prefix) covers(u *url.URL) bool {
+	at := u.EscapedPath()
 	return p.scheme == u.Scheme && p.host == hostOf(u) && !climbs(u) && u.User == nil &&
-		(p.path == "" || u.Path == p.path || strings.HasPrefix(u.Path, p.path+"/"))
+		(p.path == "" || at == p.path || strings.HasPrefix(at, p.path+"/"))
 }
 
 // Within returns the same reference, for whoever may ask for some addresses only: redirects must

@@ -57,6 +57,7 @@ func TestPrefix(t *testing.T) {
 		"https://h.example.com@evil.org/images/f":  false,
 		"https://u@h.example.com/images/f":         false,
 		"https://h.example.com/images2/f":          false,
+		"https://h.example.com/images%2Ff":         false,
 		"https://h.example.com/images/../f":        false,
 		"https://h.example.com/images/%2e%2e/f":    false,
 		"https://h.example.com/images/..%5cf":      false,

@@ -189,6 +189,15 @@ type webFile struct {
 // version is what a server says to tell one content of a file from another.
 type version struct{ tag, modified string }
 
+// differs reports whether a server speaks of another file. If it says less than before, that tells
+// nothing.
+func (v version) differs(is version) bool {
+	if v.tag != "" && is.tag != "" {
+		return v.tag != is.tag
+	}
+	return v.modified != "" && is.modified != "" && v.modified != is.modified
+}
+
 func (v version) String() string {
 	if v.tag != "" {
 		return "ETag " + v.tag
@@ -326,9 +335,7 @@ func (w *webFile) check(res *http.Response) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	was, seen := w.seen[at]
-	if seen && (was.tag != "" && is.tag != "" && was.tag != is.tag ||
-		(was.tag == "" || is.tag == "") && was.modified != "" && is.modified != "" &&
-			was.modified != is.modified) {
+	if seen && was.differs(is) {
 		return &ReplacedError{Host: host, Was: was.String(), Is: is.String()}
 	}
 	if !seen && len(w.seen) < maxSeen {
