@@ -72,6 +72,10 @@ func (p *puller) rest(content io.Reader) error {
 	return err
 }
 
+// maxLook is how much of a compressed file is read to see what is inside: more than a block of bzip2.
+// Bytes.
+const maxLook = 2 << 20
+
 // loneFile gets a file of an archive that somebody has stored as it is, as "oras push" does. Such
 // an archive is no layer of a container image, so its disk may lie anywhere in it.
 func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer.Entry,
@@ -83,16 +87,22 @@ func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer
 	content = io.MultiReader(bytes.NewReader(head), content)
 	f := &file{name: path.Join(p.dir, path.Base(e.Name)), layer: i, ordinal: e.Ordinal,
 		size: e.Size, packed: unpack.Compressed(head)}
-	size := f.contentSize()
 	if f.packed != "" {
 		if in.Format != "" {
 			return nil // it lies too deep
 		}
-		d, done := p.unpacked(f, bytes.NewReader(head))
-		head, _ = readUpTo(d, image.DetectSize)
+		var read bytes.Buffer // what it takes to see what is inside
+		d, done := p.unpacked(f, io.LimitReader(io.TeeReader(content, &read), maxLook))
+		if head, err = readUpTo(d, image.DetectSize); err != nil && f.packed == "vmdk" {
+			err, head = nil, make([]byte, image.DetectSize) // its tables are long
+		}
 		done()
+		if err != nil {
+			return nil // it is no disk that could be read
+		}
+		content = io.MultiReader(&read, content)
 	}
-	if !unpack.IsDisk(f.diskName(), head, size) {
+	if !unpack.IsDisk(f.diskName(), head, f.contentSize()) {
 		return nil
 	}
 	if p.lone = append(p.lone, f); len(p.lone) > layer.MaxShown {

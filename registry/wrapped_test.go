@@ -51,6 +51,7 @@ func TestPullWrapped(t *testing.T) {
 		"disk.tar.xz": xz(in("disk.qcow2", qcow2)), "disk.tar": in("disk.raw", raw),
 		"disk.tgz":        gzipped(t, in("disk.raw", raw)),
 		"tar-of-xz":       in("disk.qcow2.xz", xz(compressed)),
+		"tar-of-bz2":      in("disk.raw.bz2", bz(raw)),
 		"misnamed.qcow2":  xz(in("disk", raw)),
 		"disk.raw.gz.bz2": bz(gzipped(t, raw)),
 	} {
@@ -181,7 +182,7 @@ func TestPushWrapped(t *testing.T) {
 	}
 	require.Len(t, digests, 1, "it is the same image")
 
-	file := write("b.raw.gz", gzipped(t, raw))
+	file := write("b.gz", gzipped(t, raw))
 	_, err := m.client(t).Push(t.Context(), []string{file}, m.ref(t, "vm/b:1"),
 		PushOptions{Base: BaseNone, CompressRaw: "zstd"})
 	require.NoError(t, err)
@@ -195,4 +196,65 @@ func TestPushWrapped(t *testing.T) {
 		m.ref(t, "vm/c:1"), PushOptions{Base: BaseNone})
 	require.ErrorContains(t, err, "middle of its gzip data")
 	emptyDir(t, tmp)
+}
+
+// TestAppliance: the disk of an appliance (OVA) is pulled, served and pushed. It lies there as a
+// stream-optimised VMDK image, as "qemu-img convert" can make it, too.
+func TestAppliance(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	raw := append(noise(99, 3<<20), make([]byte, 4<<20)...)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), raw, 0o644))
+	qemuImg(t, dir, "convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=streamOptimized", "raw",
+		"box-disk1.vmdk")
+	disk, err := os.ReadFile(filepath.Join(dir, "box-disk1.vmdk"))
+	require.NoError(t, err)
+	file := func(name string, content []byte) packtest.File {
+		return packtest.File{Name: name, Data: content}
+	}
+	ova := packtest.Tar(t, file("box.ovf", []byte("<?xml version='1.0'?>\n")),
+		file("box.mf", []byte("SHA256(box.ovf)= 00\n")), file("box-disk1.vmdk", disk))
+	for title, content := range map[string][]byte{"box.ova": ova, "box-disk1.vmdk": disk,
+		"box.vmdk.gz": gzipped(t, disk)} {
+		s := store{}
+		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+		to, err := pull(t, ref, PullOptions{})
+		require.NoError(t, err, title)
+		onlyFile(t, to, "out.raw", raw)
+		st := newStreaming(t, newClient(t, transport.Options{}), t.TempDir(), t.TempDir())
+		opened := st.open(t, ref)
+		require.Len(t, opened.Disks(), 1)
+		img := st.disk(t, opened, opened.Disks()[0].Name)
+		require.True(t, bytes.Equal(raw, contentOf(t, img)), title)
+
+		path := filepath.Join(dir, title)
+		require.NoError(t, os.WriteFile(path, content, 0o644))
+		m := newMemory(t)
+		_, err = m.client(t).Push(t.Context(), []string{path}, m.ref(t, "vm/a:1"),
+			PushOptions{Base: BaseNone, CompressRaw: "zstd"})
+		require.NoError(t, err, title)
+		to = t.TempDir()
+		_, _, err = m.client(t).Pull(t.Context(), m.ref(t, "vm/a:1"), filepath.Join(to, "out.raw"),
+			PullOptions{})
+		require.NoError(t, err)
+		onlyFile(t, to, "out.raw", raw)
+	}
+	s := store{}
+	two := packtest.Tar(t, file("box-disk1.vmdk", disk), file("box-disk2.vmdk", disk))
+	to, err := pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "box.ova", two))),
+		PullOptions{})
+	require.ErrorContains(t, err, `"box-disk1.vmdk", "box-disk2.vmdk"`)
+	emptyDir(t, to)
+	cut := packtest.Tar(t, file("box-disk1.vmdk", disk[:len(disk)/2]))
+	to, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "box.ova", cut))),
+		PullOptions{})
+	require.Error(t, err)
+	emptyDir(t, to)
+	qemuImg(t, dir, "convert", "-f", "raw", "-O", "vmdk", "raw", "sparse.vmdk")
+	sparse, err := os.ReadFile(filepath.Join(dir, "sparse.vmdk"))
+	require.NoError(t, err)
+	to, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "sparse.vmdk", sparse))),
+		PullOptions{})
+	require.ErrorContains(t, err, "qemu-img convert -f vmdk")
+	emptyDir(t, to)
 }

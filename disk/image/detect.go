@@ -242,7 +242,7 @@ func IsWrapping(f Format) bool { return slices.Contains(wrappings, f) }
 
 // wrappingExtensions are those of compressed files, and of archives, by which people name them.
 var wrappingExtensions = []string{".gz", ".xz", ".zst", ".zstd", ".bz2", ".tgz", ".txz", ".tzst",
-	".tbz", ".tbz2", ".tar"}
+	".tbz", ".tbz2", ".tar", ".ova", ".vmdk"}
 
 // UnwrappedName is the name of a file without the extension of one wrapping.
 func UnwrappedName(name string) string {
@@ -277,8 +277,8 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 	switch {
 	case m.format == "tar" && strings.EqualFold(path.Ext(name), ".ova"):
 		e.Reason = "is an OVA appliance, a tar archive"
-		e.Action = "extract it with \"tar -xf\" and convert the disk inside with \"qemu-img " +
-			"convert -O qcow2\""
+		e.Action = "take the disk out of it with " + unwrap(name) + " " +
+			use.advice("before it is added", "first", "before it is added")
 	case m.format == "tar" && strings.EqualFold(path.Ext(name), ".oci-archive"):
 		e.Reason = "is an OCI archive, a tar archive with a container image"
 		e.Action = "name it as an image, oci-archive:" + shellWord(name)

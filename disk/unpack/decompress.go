@@ -62,12 +62,13 @@ const (
 	zstdFormat  image.Format = "zstd"
 	bzip2Format image.Format = "bzip2"
 	tarFormat   image.Format = "tar"
+	vmdkFormat  image.Format = "vmdk" // in its stream-optimised form
 )
 
 // Compressed returns the format of data that begins like this, if it is one that Decompress takes,
-// or else "". It needs 16 bytes, or image.DetectSize for zstd behind frames that are skipped.
+// or else "". It needs 512 bytes, or image.DetectSize for zstd behind frames that are skipped.
 func Compressed(head []byte) image.Format {
-	if f := image.FormatOf(head); Known(f) {
+	if f := image.FormatOf(head); Known(f) || f == vmdkFormat && isVMDKStream(head) {
 		return f
 	}
 	return ""
@@ -76,13 +77,13 @@ func Compressed(head []byte) image.Format {
 // Wrapped returns the format that Open would take off data that begins like this, or "". head has
 // image.DetectSize bytes, unless there are fewer.
 func Wrapped(head []byte) image.Format {
-	if f := image.FormatOf(head); image.IsWrapping(f) {
+	if f := image.FormatOf(head); f == tarFormat {
 		return f
 	}
-	return ""
+	return Compressed(head)
 }
 
-// Known reports whether Decompress takes the format.
+// Known reports whether a format is a compression of any data that Decompress takes.
 func Known(f image.Format) bool { return image.IsWrapping(f) && f != tarFormat }
 
 // Decompress reads compressed data. It reads nothing before the first Read, and the data to its end
@@ -106,6 +107,8 @@ func (d *decompressor) open() (err error) {
 	switch memory := d.opt.memory(); d.format {
 	case gzipFormat:
 		d.in = inflate.NewGzip(from)
+	case vmdkFormat:
+		d.in = newVMDK(from)
 	case bzip2Format:
 		d.in = bzip2.NewReader(from)
 	case xzFormat:
@@ -152,6 +155,9 @@ func (d *decompressor) Close() error {
 func (d *decompressor) explain(err error) error {
 	if d.from.err != nil {
 		return d.from.err
+	}
+	if own := new(Error); errors.As(err, &own) {
+		return err
 	}
 	const allow = "allow that with --unpack-memory (up to %dMi), or compress it %s"
 	reason := ""

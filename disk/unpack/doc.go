@@ -1,4 +1,4 @@
-// Package unpack takes off what publishers wrap disks in: gzip, xz, zstd and bzip2, and a tar
+// Package unpack takes off what publishers wrap disks in: gzip, xz, zstd and bzip2, a tar
 // archive with one disk in it. The content decides, and never a name. Everything is read once, from
 // its beginning to its end, and nothing is kept aside:
 //

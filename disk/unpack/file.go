@@ -24,7 +24,8 @@ type File struct {
 // if nothing wraps the file.
 func Find(path string, why error, opt Options) (*File, error) {
 	refused := new(image.Error)
-	if !errors.As(why, &refused) || !image.IsWrapping(refused.Format) {
+	if !errors.As(why, &refused) ||
+		!image.IsWrapping(refused.Format) && refused.Format != vmdkFormat {
 		return nil, why
 	}
 	f := &File{Path: path, opt: opt}
@@ -78,16 +79,20 @@ func (f *File) Write(ctx context.Context, to *image.Destination, opt image.Arriv
 	return a, nil
 }
 
-// Scratch writes the disk as the file that it is, raw or qcow2, to a file without a name in dir.
+// Scratch writes the disk as the file that it is, raw or qcow2, to a file without a name in dir. The
+// name of a raw disk says so from then on.
 func (f *File) Scratch(ctx context.Context, dir string, opt image.Options, count func(n int)) (
 	*os.File, error) {
 	to, err := image.Scratch(dir)
 	if err != nil {
 		return nil, err
 	}
-	_, err = f.Write(ctx, to, image.ArrivalOptions{Options: opt, Original: true}, count)
+	a, err := f.Write(ctx, to, image.ArrivalOptions{Options: opt, Original: true}, count)
 	if err != nil {
 		return nil, errors.Join(err, to.Finish(nil))
+	}
+	if a.Format() == image.FormatRaw && !image.HasRawExtension(f.Name) {
+		f.Name += ".raw"
 	}
 	return to.File(), nil
 }

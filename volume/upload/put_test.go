@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/packtest"
+	"kubevirt.io/disk/internal/testtool"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
@@ -96,6 +98,30 @@ func TestFormats(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestPutAppliance: the disk of an appliance (OVA) is a stream-optimised VMDK image.
+func TestPutAppliance(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	raw, dir := rawDisk(9<<20), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), raw, 0o600))
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "vmdk",
+		"-o", "subformat=streamOptimized", filepath.Join(dir, "raw"),
+		filepath.Join(dir, "vmdk")).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	disk, err := os.ReadFile(filepath.Join(dir, "vmdk"))
+	require.NoError(t, err)
+	s := newServer(t)
+	requireSays(t, s.put(t, "vm", packtest.Tar(t,
+		packtest.File{Name: "box.ovf", Data: []byte("<?xml version='1.0'?>\n")},
+		packtest.File{Name: "box.vmdk", Data: disk})), http.StatusCreated)
+	require.True(t, bytes.Equal(raw, s.disk(t, "vm")))
+	s = newServer(t)
+	requireSays(t, s.put(t, "vm", disk[:len(disk)/2/512*512]), 422)
+	s.requireNone(t, "vm")
+	s.volumes.add(t, "small", 4<<20)
+	requireSays(t, s.put(t, "small", disk), http.StatusRequestEntityTooLarge)
+	s.requireEmpty(t, "small")
 }
 
 // TestRefusedContent: data that is not a disk leaves the volume as empty as it was. A volume that

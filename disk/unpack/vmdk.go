@@ -1,0 +1,354 @@
+package unpack
+
+import (
+	"bufio"
+	"bytes"
+	"compress/zlib"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"strings"
+
+	"kubevirt.io/disk/disk/image"
+)
+
+// The stream-optimised form of VMDK is what appliances (OVA) have inside: a header, tables, and
+// grains of the disk in zlib, each behind a marker that says which one it is. It can be read from
+// its beginning to its end (VMware, "Virtual Disk Format 5.0", "Stream-Optimized Compressed Sparse
+// Extents"). All numbers are little-endian:
+//
+//	header   0 "KDMV"  4 version  8 flags  12 capacity  20 sectors of a grain  28 descriptor
+//	         36 its sectors  44 entries of a grain table  56 grain directory  64 where grains begin
+//	         77 compression
+//	marker   0 first sector of the grain  8 bytes of its data  12 the data; up to the next sector
+//	         0 sectors that follow        8 zero               12 what they are
+const (
+	vmdkSector  = 512
+	vmdkMagic   = "KDMV"
+	vmdkDeflate = 1
+	// vmdkStream are the flags of the form: grains are compressed, and have markers.
+	vmdkStream = 1<<16 | 1<<17
+	vmdkAtEnd  = 1<<64 - 1 // the grain directory comes behind the grains
+	vmdkTable  = 512       // entries of a grain table
+
+	vmdkEnd    = 0 // kinds of markers
+	vmdkGT     = 1
+	vmdkGD     = 2
+	vmdkFooter = 3
+
+	vmdkMaxGrain      = 4096 // sectors
+	vmdkMaxDescriptor = 128  // sectors
+)
+
+// isVMDKStream reports whether data begins like a stream-optimised VMDK image.
+func isVMDKStream(head []byte) bool {
+	return len(head) >= vmdkSector && string(head[:4]) == vmdkMagic &&
+		binary.LittleEndian.Uint32(head[8:])&vmdkStream == vmdkStream
+}
+
+// vmdkReader reads the disk in such an image.
+type vmdkReader struct {
+	in  *bufio.Reader
+	pos int64 // in the image
+
+	begun    bool
+	capacity int64 // of the disk, bytes
+	grain    int64 // bytes
+	atEnd    bool  // the tables follow the grains, and an end marker follows those
+	tables   int64 // grains that the tables before the grains name
+	grains   int64 // that have come
+
+	at   int64  // in the disk
+	next int64  // where data begins; capacity: there is no more
+	data []byte // from next on
+	buf  bytes.Buffer
+	zlib io.ReadCloser // nil: not used yet
+	raw  []byte
+}
+
+func newVMDK(in *bufio.Reader) *vmdkReader { return &vmdkReader{in: in} }
+
+func (v *vmdkReader) Read(p []byte) (n int, err error) {
+	if !v.begun {
+		if err := v.begin(); err != nil {
+			return 0, err
+		}
+		v.begun = true
+	}
+	for n < len(p) {
+		switch {
+		case v.at < v.next:
+			part := p[n:][:min(int64(len(p)-n), v.next-v.at)]
+			clear(part)
+			n, v.at = n+len(part), v.at+int64(len(part))
+		case len(v.data) > 0:
+			c := copy(p[n:], v.data)
+			n, v.at, v.data = n+c, v.at+int64(c), v.data[c:]
+			v.next = v.at
+		case v.at == v.capacity:
+			return n, io.EOF
+		default:
+			if err := v.more(); err != nil {
+				return n, err
+			}
+		}
+	}
+	return n, nil
+}
+
+// take reads n bytes.
+func (v *vmdkReader) take(p []byte) error {
+	n, err := io.ReadFull(v.in, p)
+	if v.pos += int64(n); err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// begin reads everything before the grains.
+func (v *vmdkReader) begin() error {
+	head := make([]byte, vmdkSector)
+	if err := v.take(head); err != nil {
+		return err
+	}
+	le := binary.LittleEndian
+	sectors, grain, begin := le.Uint64(head[12:]), le.Uint64(head[20:]), le.Uint64(head[64:])
+	directory := le.Uint64(head[56:])
+	tableSpan := grain * vmdkTable
+	switch version := le.Uint32(head[4:]); {
+	case version < 1 || version > 3:
+		return refuse("is a VMDK image of version %d, and 1 to 3 are known", version)
+	case le.Uint16(head[77:]) != vmdkDeflate:
+		return refuse("is a VMDK image with the compression %d, and only deflate is known",
+			le.Uint16(head[77:]))
+	case string(head[73:77]) != "\n \r\n":
+		return refuse("is a VMDK image that was transferred as a text; fetch it again")
+	case sectors == 0 || sectors > image.DefaultMaxVirtualSize/vmdkSector:
+		return refuse("is a VMDK image of %d sectors, which is no size of a disk", sectors)
+	case bits.OnesCount64(grain) != 1 || grain > vmdkMaxGrain:
+		return refuse("is a damaged VMDK image: its grains have %d sectors", grain)
+	case le.Uint32(head[44:]) != vmdkTable:
+		return refuse("is a damaged VMDK image: its tables have %d entries", le.Uint32(head[44:]))
+	case begin == 0 || begin > 1<<34: // more than the tables of the largest disk
+		return refuse("is a damaged VMDK image: its grains begin at sector %d", begin)
+	case directory != vmdkAtEnd && (directory == 0 || directory >= begin):
+		return refuse("is a VMDK image with its grain directory at sector %d, behind where its "+
+			"grains begin; convert it with \"qemu-img convert -O qcow2\"", directory)
+	}
+	v.capacity, v.grain = int64(sectors)*vmdkSector, int64(grain)*vmdkSector
+	v.atEnd = directory == vmdkAtEnd
+	if err := v.descriptor(le.Uint64(head[28:]), le.Uint64(head[36:]), begin); err != nil {
+		return err
+	}
+	if !v.atEnd {
+		entries := (sectors + tableSpan - 1) / tableSpan
+		if err := v.countGrains(int64(directory), int64(entries), int64(begin)); err != nil {
+			return err
+		}
+	}
+	return v.skipTo(int64(begin) * vmdkSector)
+}
+
+// skipTo goes on to a place of the image.
+func (v *vmdkReader) skipTo(off int64) error {
+	if off < v.pos {
+		return refuse("is a VMDK image whose parts are in an order that cannot be read as it " +
+			"comes; convert it with \"qemu-img convert -O qcow2\"")
+	}
+	n, err := io.CopyN(io.Discard, v.in, off-v.pos)
+	if v.pos += n; err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// descriptor reads the text that says what the image is. It must not need other files.
+func (v *vmdkReader) descriptor(off, sectors, begin uint64) error {
+	if off == 0 { // it is in another file
+		return refuse("is an extent of a VMDK image, whose descriptor is another file; convert " +
+			"that with \"qemu-img convert -O qcow2\"")
+	}
+	if sectors > vmdkMaxDescriptor || off >= begin || off+sectors > begin {
+		return refuse("is a damaged VMDK image: its descriptor has %d sectors at %d", sectors, off)
+	}
+	if err := v.skipTo(int64(off) * vmdkSector); err != nil {
+		return err
+	}
+	text := make([]byte, sectors*vmdkSector)
+	if err := v.take(text); err != nil {
+		return err
+	}
+	extents := 0
+	for line := range strings.SplitSeq(string(text), "\n") {
+		line = strings.TrimSpace(strings.TrimRight(line, "\x00"))
+		key, value, _ := strings.Cut(line, "=")
+		if strings.EqualFold(strings.TrimSpace(key), "parentCID") &&
+			!strings.EqualFold(strings.TrimSpace(value), "ffffffff") {
+			return refuse("is a VMDK image that needs another one below it; flatten it with " +
+				"\"qemu-img convert -O qcow2\"")
+		}
+		for _, access := range []string{"RW ", "RDONLY ", "NOACCESS "} {
+			if strings.HasPrefix(line, access) {
+				extents++
+			}
+		}
+	}
+	if extents > 1 {
+		return refuse("is one of %d files of a VMDK image; convert that with \"qemu-img convert "+
+			"-O qcow2\"", extents)
+	}
+	return nil
+}
+
+// countGrains counts the grains that tables before them name. Such an image has no end marker, so
+// that only this number shows whether it is whole.
+func (v *vmdkReader) countGrains(directory, entries, begin int64) error {
+	if directory*vmdkSector+entries*4 > begin*vmdkSector {
+		return refuse("is a damaged VMDK image: its grain directory runs into its grains")
+	}
+	if err := v.skipTo(directory * vmdkSector); err != nil {
+		return err
+	}
+	all := make([]byte, entries*4)
+	if err := v.take(all); err != nil {
+		return err
+	}
+	table := make([]byte, vmdkTable*4)
+	for ; len(all) > 0; all = all[4:] {
+		off := int64(binary.LittleEndian.Uint32(all))
+		if off == 0 {
+			continue
+		}
+		if off+int64(len(table)/vmdkSector) > begin {
+			return refuse("is a damaged VMDK image: a grain table lies among the grains")
+		}
+		if err := v.skipTo(off * vmdkSector); err != nil {
+			return err
+		}
+		if err := v.take(table); err != nil {
+			return err
+		}
+		for e := table; len(e) > 0; e = e[4:] {
+			if binary.LittleEndian.Uint32(e) > 1 { // 1: a grain of zeros
+				v.tables++
+			}
+		}
+	}
+	return nil
+}
+
+// more reads markers up to the next grain.
+func (v *vmdkReader) more() error {
+	for {
+		head := make([]byte, 16)
+		if _, err := v.in.Peek(1); err == io.EOF && !v.atEnd {
+			return v.end()
+		}
+		if err := v.take(head[:12]); err != nil {
+			return err
+		}
+		value, size := binary.LittleEndian.Uint64(head), binary.LittleEndian.Uint32(head[8:])
+		if size > 0 {
+			return v.readGrain(value, int64(size))
+		}
+		if err := v.take(head[12:]); err != nil {
+			return err
+		}
+		if err := v.align(); err != nil {
+			return err
+		}
+		switch kind := binary.LittleEndian.Uint32(head[12:]); kind {
+		case vmdkEnd:
+			return v.end()
+		case vmdkGT, vmdkGD, vmdkFooter:
+			if value > 1<<30 {
+				return refuse("is a damaged VMDK image: a table has %d sectors", value)
+			}
+			if err := v.skipTo(v.pos + int64(value)*vmdkSector); err != nil {
+				return err
+			}
+		default:
+			return refuse("is a damaged VMDK image: a marker has the kind %d", kind)
+		}
+	}
+}
+
+// align goes on to the next sector.
+func (v *vmdkReader) align() error {
+	return v.skipTo((v.pos + vmdkSector - 1) / vmdkSector * vmdkSector)
+}
+
+// readGrain reads the data behind a marker.
+func (v *vmdkReader) readGrain(sector uint64, size int64) error {
+	off := int64(min(sector, uint64(v.capacity/vmdkSector))) * vmdkSector
+	switch {
+	case off >= v.capacity || off%v.grain != 0:
+		return refuse("is a damaged VMDK image: a grain is for sector %d", sector)
+	case off < v.at:
+		return refuse("is a VMDK image whose grains are not in the order of the disk; convert it " +
+			"with \"qemu-img convert -O qcow2\"")
+	case size > 2*v.grain+vmdkSector:
+		return refuse("is a damaged VMDK image: a grain has %d compressed bytes", size)
+	}
+	if int64(cap(v.raw)) < size {
+		v.raw = make([]byte, size)
+	}
+	v.raw = v.raw[:size]
+	if err := v.take(v.raw); err != nil {
+		return err
+	}
+	if err := v.inflate(min(v.grain, v.capacity-off)); err != nil {
+		return refuse("is a damaged VMDK image: the grain of sector %d: %v; fetch it again",
+			sector, err)
+	}
+	v.grains++
+	v.next, v.data = off, v.buf.Bytes()[:min(v.grain, v.capacity-off)]
+	// The last grain may end within a sector of the file.
+	if err := v.align(); err != nil && (v.atEnd || !errors.Is(err, io.ErrUnexpectedEOF)) {
+		return err
+	}
+	return nil
+}
+
+// inflate decompresses a grain of at least that length.
+func (v *vmdkReader) inflate(least int64) (err error) {
+	if v.zlib == nil {
+		v.zlib, err = zlib.NewReader(bytes.NewReader(v.raw))
+	} else {
+		err = v.zlib.(zlib.Resetter).Reset(bytes.NewReader(v.raw), nil)
+	}
+	if err != nil {
+		v.zlib = nil
+		return err
+	}
+	v.buf.Reset()
+	n, err := io.Copy(&v.buf, io.LimitReader(v.zlib, v.grain+1))
+	switch {
+	case err != nil:
+		return err
+	case n > v.grain || n < least:
+		return fmt.Errorf("it has %d bytes", n)
+	}
+	return nil
+}
+
+// end is the end of the image: the rest of the disk is zeros.
+func (v *vmdkReader) end() error {
+	if !v.atEnd && v.grains != v.tables {
+		return refuse("ends in the middle of its vmdk data: it has %d of %d grains; fetch it again",
+			v.grains, v.tables)
+	}
+	for n := 0; ; n++ {
+		switch c, err := v.in.ReadByte(); {
+		case err == io.EOF:
+			v.next = v.capacity
+			return nil
+		case err != nil:
+			return err
+		case c != 0 || n > maxPadding:
+			return refuse("continues after the end of its vmdk data; fetch it again")
+		}
+	}
+}

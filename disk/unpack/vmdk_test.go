@@ -1,0 +1,228 @@
+package unpack
+
+import (
+	"bytes"
+	"compress/zlib"
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/packtest"
+	"kubevirt.io/disk/internal/testtool"
+)
+
+// vmdkOf makes an image as VMware does: the tables follow the grains, which have these sectors.
+func vmdkOf(t testing.TB, disk []byte, change func(head []byte), sectors ...int) []byte {
+	le := binary.LittleEndian
+	head := make([]byte, 512)
+	copy(head, vmdkMagic)
+	le.PutUint32(head[4:], 3)
+	le.PutUint32(head[8:], vmdkStream|1)
+	le.PutUint64(head[12:], uint64(len(disk)/512))
+	le.PutUint64(head[20:], 128)
+	le.PutUint64(head[28:], 1)
+	le.PutUint64(head[36:], 20)
+	le.PutUint32(head[44:], 512)
+	le.PutUint64(head[56:], vmdkAtEnd)
+	le.PutUint64(head[64:], 128)
+	copy(head[73:], "\n \r\n")
+	le.PutUint16(head[77:], vmdkDeflate)
+	text := make([]byte, 20*512)
+	copy(text, "# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\n"+
+		"createType=\"streamOptimized\"\nRDONLY 1 SPARSE \"x.vmdk\"\n")
+	if change != nil {
+		change(head)
+		change(text)
+	}
+	b := append(append(head, text...), make([]byte, 107*512)...)
+	pad := func() {
+		b = append(b, make([]byte, (512-len(b)%512)%512)...)
+	}
+	marker := func(sectors, kind int) {
+		b = le.AppendUint64(b, uint64(sectors))
+		b = le.AppendUint32(le.AppendUint32(b, 0), uint32(kind))
+		pad()
+	}
+	for _, sector := range sectors {
+		grain := make([]byte, 64<<10)
+		if sector*512 < len(disk) {
+			copy(grain, disk[sector*512:])
+		}
+		var z bytes.Buffer
+		w := zlib.NewWriter(&z)
+		_, err := w.Write(grain)
+		require.NoError(t, err)
+		require.NoError(t, w.Close())
+		b = le.AppendUint32(le.AppendUint64(b, uint64(sector)), uint32(z.Len()))
+		b = append(b, z.Bytes()...)
+		pad()
+	}
+	marker(4, vmdkGT)
+	b = append(b, make([]byte, 4*512)...)
+	marker(1, vmdkGD)
+	b = append(b, make([]byte, 512)...)
+	marker(1, vmdkFooter)
+	b = append(b, head...)
+	marker(0, vmdkEnd)
+	return b
+}
+
+// TestVMDK reads what VMware's programs write, and what is in their appliances.
+func TestVMDK(t *testing.T) {
+	disk := make([]byte, 1<<20+512)
+	copy(disk, rawDisk(70<<10))
+	copy(disk[1<<20:], "the end")
+	image := vmdkOf(t, disk, nil, 0, 128, 2048)
+	ova := packtest.Tar(t, packtest.File{Name: "box.ovf", Data: []byte("<?xml version='1.0'?>\n")},
+		packtest.File{Name: "box.mf", Data: []byte("SHA256(box.ovf)= 00\n")},
+		packtest.File{Name: "box-disk1.vmdk", Data: image})
+	for name, data := range map[string][]byte{"a.vmdk": image, "a.vmdk.gz": packtest.Gzip(t, image),
+		"box.ova": ova} {
+		c, got, err := all(name, data, Options{})
+		require.NoError(t, err, name)
+		require.True(t, bytes.Equal(disk, got), name)
+		require.Equal(t, map[string]string{"box.ova": "box-disk1"}[name], map[bool]string{
+			true: c.Name}[name == "box.ova"])
+	}
+	empty, got, err := all("a.vmdk", vmdkOf(t, make([]byte, 2<<20), nil), Options{})
+	require.NoError(t, err)
+	require.Equal(t, make([]byte, 2<<20), got)
+	require.Equal(t, "a", empty.Name)
+}
+
+// TestVMDKOfQEMU compares the disk with what qemu-img makes of the image that it has written.
+func TestVMDKOfQEMU(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for i, size := range []int{512, 64 << 10, 3<<20 + 512, 80 << 20} {
+		disk := make([]byte, size)
+		for off := 0; off < size; off += 7 << 20 {
+			copy(disk[off:], rawDisk(min(200<<10*(i+1), size-off)))
+		}
+		copy(disk[size-512:], "the end")
+		require.NoError(t, os.WriteFile(path("raw"), disk, 0o644))
+		out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O",
+			"vmdk", "-o", "subformat=streamOptimized", path("raw"), path("vmdk")).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		image, err := os.ReadFile(path("vmdk"))
+		require.NoError(t, err)
+		_, got, err := all("a.vmdk", image, Options{})
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(disk, got), size)
+		if size < 3<<20 {
+			continue
+		}
+		for _, n := range []int{len(image) - 512, len(image) - 64<<10, len(image) / 2} {
+			_, got, err := all("a.vmdk", image[:n/512*512], Options{})
+			require.True(t, err != nil || n == len(image)-512 && bytes.Equal(disk, got),
+				"%d of %d bytes, of which the last ones may be padding", n, len(image))
+		}
+	}
+	for _, form := range []string{"monolithicSparse", "twoGbMaxExtentSparse"} {
+		out, err := exec.CommandContext(t.Context(), "qemu-img", "create", "-f", "vmdk", "-o",
+			"subformat="+form, path(form), "1M").CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		image, err := os.ReadFile(path(form))
+		require.NoError(t, err)
+		c, err := Open("a.vmdk", bytes.NewReader(image), -1, Options{})
+		require.NoError(t, err)
+		require.Empty(t, c.Formats, "it is left to who converts it")
+	}
+}
+
+// TestVMDKRefused: what a hostile or damaged image says is not believed.
+func TestVMDKRefused(t *testing.T) {
+	disk := rawDisk(1 << 20)
+	le := binary.LittleEndian
+	header := func(f func(head []byte)) func([]byte) {
+		return func(p []byte) {
+			if string(p[:4]) == vmdkMagic {
+				f(p)
+			}
+		}
+	}
+	text := func(f func(text []byte)) func([]byte) {
+		return func(p []byte) {
+			if string(p[:4]) != vmdkMagic {
+				f(p)
+			}
+		}
+	}
+	good := vmdkOf(t, disk, nil, 0, 128, 256)
+	damaged := bytes.Clone(good)
+	damaged[128*512+200] ^= 1
+	for name, c := range map[string]struct {
+		image []byte
+		want  string
+	}{
+		"cut":            {good[:len(good)-512], "middle of its vmdk"},
+		"cut in a grain": {good[:128*512+3000], "middle of its vmdk"},
+		"more":           {append(bytes.Clone(good), "more"...), "continues after"},
+		"damaged":        {damaged, "the grain of sector 0"},
+		"out of order":   {vmdkOf(t, disk, nil, 128, 0), "not in the order"},
+		"twice":          {vmdkOf(t, disk, nil, 0, 0), "not in the order"},
+		"past the end":   {vmdkOf(t, disk, nil, 2048), "a grain is for sector 2048"},
+		"within a grain": {vmdkOf(t, disk, nil, 3), "a grain is for sector 3"},
+		"an exabyte": {vmdkOf(t, disk, header(func(p []byte) { le.PutUint64(p[12:], 1<<51) })),
+			"no size of a disk"},
+		"no size": {vmdkOf(t, disk, header(func(p []byte) { le.PutUint64(p[12:], 0) })),
+			"no size of a disk"},
+		"huge grains": {vmdkOf(t, disk, header(func(p []byte) { le.PutUint64(p[20:], 1<<40) })),
+			"grains have"},
+		"odd grains": {vmdkOf(t, disk, header(func(p []byte) { le.PutUint64(p[20:], 100) })),
+			"grains have"},
+		"other tables": {vmdkOf(t, disk, header(func(p []byte) { le.PutUint32(p[44:], 1<<31) })),
+			"tables have"},
+		"no deflate": {vmdkOf(t, disk, header(func(p []byte) { le.PutUint16(p[77:], 9) })),
+			"compression 9"},
+		"as a text": {vmdkOf(t, disk, header(func(p []byte) { copy(p[73:], "\n \n\n") })), "text"},
+		"a directory that loops": {vmdkOf(t, disk, header(func(p []byte) {
+			le.PutUint64(p[56:], 1)
+		})), "order that cannot be read"},
+		"a directory among grains": {vmdkOf(t, disk, header(func(p []byte) {
+			le.PutUint64(p[56:], 500)
+		})), "grain directory at sector 500"},
+		"a descriptor elsewhere": {vmdkOf(t, disk, header(func(p []byte) {
+			le.PutUint64(p[28:], 1<<63)
+		})), "descriptor has"},
+		"a version": {vmdkOf(t, disk, header(func(p []byte) { le.PutUint32(p[4:], 7) })),
+			"version 7"},
+		"a parent": {vmdkOf(t, disk, text(func(p []byte) {
+			copy(p[bytes.Index(p, []byte("ffffffff")):], "12345678")
+		})), "below it"},
+		"two extents": {vmdkOf(t, disk, text(func(p []byte) {
+			copy(p[200:], "\nRW 1 SPARSE \"y.vmdk\"\n")
+		})), "one of 2 files"},
+	} {
+		_, _, err := all("a.vmdk", c.image, Options{})
+		require.ErrorContains(t, err, c.want, name)
+	}
+}
+
+// FuzzVMDK: anything is read or refused, without a panic, and never more than it says.
+func FuzzVMDK(f *testing.F) {
+	f.Add(vmdkOf(f, rawDisk(200<<10), nil, 0, 128))
+	f.Add(vmdkOf(f, rawDisk(200<<10), func(p []byte) {
+		if string(p[:4]) == vmdkMagic {
+			binary.LittleEndian.PutUint64(p[56:], 21)
+		}
+	}, 0))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) < 512 || !isVMDKStream(data) {
+			return
+		}
+		size := binary.LittleEndian.Uint64(data[12:])
+		if size > 1<<14 {
+			return // many zeros take long
+		}
+		_, got, err := all("a.vmdk", data, Options{})
+		if err == nil && uint64(len(got)) != size*512 {
+			t.Fatalf("%d bytes of %d", len(got), size*512)
+		}
+	})
+}
