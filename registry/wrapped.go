@@ -72,8 +72,8 @@ func (p *puller) rest(content io.Reader) error {
 	return err
 }
 
-// maxLook is how much of a compressed file is read to see what is inside: more than a block of bzip2.
-// Bytes.
+// maxLook is how much of a compressed file is read to see what is inside: more than a block of
+// bzip2. Bytes.
 const maxLook = 2 << 20
 
 // loneFile gets a file of an archive that somebody has stored as it is, as "oras push" does. Such

@@ -60,8 +60,8 @@ func (f *File) read(count func(n int), use func(c *Content) error) error {
 	return err
 }
 
-// Write writes the disk to a new destination. count hears how many bytes of the file were read. The
-// caller finishes the destination.
+// Write writes the disk to a new destination. count hears how many bytes of the file were read.
+// The caller finishes the destination.
 func (f *File) Write(ctx context.Context, to *image.Destination, opt image.ArrivalOptions,
 	count func(n int)) (*image.Arrival, error) {
 	a := image.NewArrival(f.Name, f.size, to, opt)
@@ -79,8 +79,8 @@ func (f *File) Write(ctx context.Context, to *image.Destination, opt image.Arriv
 	return a, nil
 }
 
-// Scratch writes the disk as the file that it is, raw or qcow2, to a file without a name in dir. The
-// name of a raw disk says so from then on.
+// Scratch writes the disk as the file that it is, raw or qcow2, to a file without a name in dir.
+// The name of a raw disk says so from then on.
 func (f *File) Scratch(ctx context.Context, dir string, opt image.Options, count func(n int)) (
 	*os.File, error) {
 	to, err := image.Scratch(dir)
