@@ -25,6 +25,7 @@ import (
 	controllermetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/controller/metrics"
 	"kubevirt.io/disk/kubernetes/controller/webhook"
@@ -121,6 +122,19 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.options.MoveImage, "move-image", "",
 		"image of kubevirt-disk-controller that moves disks of type Local to other nodes; empty: "+
 			"they stay where they are")
+	f.StringVar(&s.options.Signatures.Policies, "signature-policies", "",
+		"directory of policies NAME.yaml that say whose signatures images must have: a namespace "+
+			"has that which its label "+v1alpha1.LabelSignaturePolicy+" names, or default.yaml; "+
+			"empty: nobody's")
+	registry := &s.options.Signatures.Registry
+	f.StringVar(&registry.Config, "registry-config", "",
+		"file of credentials, as docker's config.json, for reading signatures")
+	f.StringVar(&registry.CA, "registry-ca", "",
+		"file of certificates (PEM) that are trusted in addition to the system's, for the same")
+	f.StringSliceVar(&registry.Mirrors, "registry-mirror", nil,
+		"HOST=MIRROR[/PREFIX]: ask the mirror before that registry; can be repeated")
+	f.StringSliceVar(&registry.Insecure, "insecure-registry", nil,
+		"a registry that may be used without TLS, as host or host:port; can be repeated")
 	f.IntVar(&s.options.Concurrency, "concurrency", 8,
 		"how many objects of a kind are worked on at once")
 }
@@ -163,6 +177,9 @@ func (s *settings) run(ctx context.Context, stderr io.Writer) error {
 	config, err := s.config()
 	if err != nil {
 		return fmt.Errorf("the configuration of the API server cannot be read: %w", err)
+	}
+	if err := s.options.Signatures.Check(); err != nil {
+		return err
 	}
 	log := newLogger(level, stderr)
 	defer func() { _ = log.Sync() }()

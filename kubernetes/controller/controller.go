@@ -32,6 +32,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/service"
 	"kubevirt.io/disk/kubernetes/controller/set"
 	"kubevirt.io/disk/kubernetes/controller/snapshot"
+	"kubevirt.io/disk/kubernetes/controller/verify"
 )
 
 // Options are the settings of all controllers.
@@ -58,6 +59,8 @@ type Options struct {
 	MoveImage string
 	// Namespaces to work in, as given to Cache; none: all.
 	Namespaces []string
+	// Signatures says whose signatures images must have. The zero value: nobody's.
+	Signatures verify.Options
 	// Concurrency is how many objects of a kind are handled at once.
 	Concurrency int
 }
@@ -107,10 +110,15 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		objects.IndexIdentity, objects.ByIdentity); err != nil {
 		return err
 	}
+	o.Signatures.Concurrency = o.Concurrency
+	may, err := verify.Setup(mgr, o.Signatures)
+	if err != nil {
+		return err
+	}
 	var populator identity.Populator // nil where there are no snapshots
 	images, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server,
 		ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass,
-		PullSecret: o.PullSecret, Concurrency: o.Concurrency,
+		PullSecret: o.PullSecret, Concurrency: o.Concurrency, Images: may,
 		Off: slices.Contains(o.Without, snapshots)})
 	if err != nil {
 		return err
@@ -130,12 +138,13 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		pet.Setup(mgr, pet.Options{Off: slices.Contains(o.Without, pets),
 			Concurrency: o.Concurrency}),
 		export.Setup(mgr, export.Options{Off: slices.Contains(o.Without, exports),
-			Server: o.Server, Concurrency: o.Concurrency}),
+			Server: o.Server, Concurrency: o.Concurrency, Images: may}),
 		service.Setup(mgr, service.Options{Off: slices.Contains(o.Without, services),
-			Server: o.Server, ClaimSize: o.ClaimSize, Concurrency: o.Concurrency}),
+			Server: o.Server, ClaimSize: o.ClaimSize, Concurrency: o.Concurrency, Images: may}),
 		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,
-			ReadWriteOnce: o.ReadWriteOnce, Populator: populator, Concurrency: o.Concurrency}),
-		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency}),
+			ReadWriteOnce: o.ReadWriteOnce, Populator: populator, Concurrency: o.Concurrency,
+			Images: may}),
+		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency, Images: may}),
 		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: populator != nil,
 			Concurrency: o.Concurrency}),
 		missed.Setup(mgr, o.Namespaces),

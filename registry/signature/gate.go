@@ -23,6 +23,32 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("%s is refused: the image %s %s", e.Ref, e.Digest, e.Why)
 }
 
+// Ask returns what is asked of an image before anything of it is read: the fingerprints of the keys
+// of which one must have signed it. none: it needs no signature. An image that nobody may read is a
+// *RefusedError.
+func (o Options) Ask(ref transport.Reference) (keys []string, err error) {
+	p, err := o.read()
+	if err != nil {
+		return nil, err
+	}
+	r := p.of(ref)
+	if why := p.denies(ref, r); why != "" {
+		digest, _ := ref.Digest()
+		return nil, &RefusedError{Ref: ref.String(), Digest: digest, Why: why}
+	}
+	if !r.allow {
+		keys = fingerprints(r.keys)
+	}
+	return keys, nil
+}
+
+func fingerprints(keys []Key) (all []string) {
+	for _, k := range keys {
+		all = append(all, k.Fingerprint)
+	}
+	return all
+}
+
 // Gate asks for signatures. It reads the files of its options for each image.
 type Gate struct{ opt Options }
 
@@ -49,18 +75,10 @@ func (g *Gate) Admit(ctx context.Context, a transport.Asked) (transport.Admissio
 		return &RefusedError{Ref: a.Ref.String(), Digest: digest, Why: fmt.Sprintf(why, args...)}
 	}
 	r := p.of(a.Ref)
-	switch {
-	case r.allow:
+	if why := p.denies(a.Ref, r); why != "" {
+		return transport.Admission{}, refused("%s", why)
+	} else if r.allow {
 		return transport.Admission{}, nil
-	case len(r.keys) == 0 && r.prefix == "" && !a.Ref.Remote():
-		return transport.Admission{}, refused("is in no registry, and the policy %q has no rule "+
-			"for those: it needs one with the prefix %q", p.name, everything)
-	case len(r.keys) == 0 && r.prefix == "":
-		return transport.Admission{}, refused("has no rule in the policy %q, which denies all "+
-			"others: name its repository there", p.name)
-	case len(r.keys) == 0:
-		return transport.Admission{}, refused("is denied by the policy %q, for %q", p.name,
-			r.prefix)
 	}
 	if e, err := parseProof(a.Proof); err == nil {
 		if key, err := e.check(r.keys, a.Content); err == nil {
@@ -107,10 +125,7 @@ const maxReasons = 3
 
 // why says why no signature counts.
 func (l *looked) why(content []byte, keys []Key) string {
-	var prints []string
-	for _, k := range keys {
-		prints = append(prints, k.Fingerprint)
-	}
+	prints := fingerprints(keys)
 	wanted := "asked for: " + strings.Join(prints[:min(len(prints), maxReasons)], ", ")
 	if len(l.refused) == 0 && transport.ManifestKind(content, "").IsIndex() {
 		return "has no signature (" + wanted + "). It is a list of images for several platforms, " +

@@ -242,3 +242,19 @@ func (p *policy) of(ref transport.Reference) rule {
 	}
 	return p.otherwise
 }
+
+// denies says why nobody may read an image by its rule, whoever has signed them; "": not so. It
+// completes "the image ...".
+func (p *policy) denies(ref transport.Reference, r rule) string {
+	switch {
+	case r.allow || len(r.keys) > 0:
+		return ""
+	case r.prefix == "" && !ref.Remote():
+		return fmt.Sprintf("is in no registry, and the policy %q has no rule for those: it needs "+
+			"one with the prefix %q", p.name, everything)
+	case r.prefix == "":
+		return fmt.Sprintf("has no rule in the policy %q, which denies all others: name its "+
+			"repository there", p.name)
+	}
+	return fmt.Sprintf("is denied by the policy %q, for %q", p.name, r.prefix)
+}

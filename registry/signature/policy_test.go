@@ -126,3 +126,37 @@ func TestPolicyChanges(t *testing.T) {
 		[]byte("images: [{prefix: '"+s.Host()+"', action: deny}]"), 0o600))
 	require.ErrorContains(t, ask(), "is denied by the policy")
 }
+
+// TestAsk: what is asked of an image is known before anything of it is read.
+func TestAsk(t *testing.T) {
+	key, file := registrytest.NewSigner(t)
+	opt := Options{Policy: written(t, "policy.yaml", `
+images:
+  - {prefix: registry.example.com/vm, keys: ["`+file+`"]}
+  - {prefix: registry.example.com/open, action: allow}
+  - {prefix: registry.example.com/closed, action: deny}
+`)}
+	for name, want := range map[string]struct {
+		keys []string
+		says string
+	}{
+		"registry.example.com/vm/a":     {keys: []string{registrytest.Fingerprint(t, key)}},
+		"registry.example.com/open/a":   {},
+		"registry.example.com/closed/a": {says: "is denied by the policy"},
+		"registry.example.com/else":     {says: "has no rule in the policy"},
+	} {
+		ref, err := transport.ParseReference(name)
+		require.NoError(t, err)
+		keys, err := opt.Ask(ref)
+		require.Equal(t, want.keys, keys, name)
+		if want.says == "" {
+			require.NoError(t, err, name)
+			continue
+		}
+		var no *RefusedError
+		require.ErrorAs(t, err, &no, name)
+		require.ErrorContains(t, err, want.says)
+	}
+	_, err := Options{Policy: "/none"}.Ask(transport.Reference{})
+	require.ErrorIs(t, err, os.ErrNotExist)
+}

@@ -23,6 +23,9 @@ const (
 	// ConditionExported says that the disk was committed to the image of spec.export, or how far
 	// that is.
 	ConditionExported = "Exported"
+	// ConditionVerified says by which key the image is signed, where signatures are asked for, or
+	// why it is not used.
+	ConditionVerified = "Verified"
 	// ConditionPodsWithoutDisk is on a VMIdentitySet: pods that ask for it run without their disk.
 	ConditionPodsWithoutDisk = "PodsWithoutDisk"
 	// ConditionPopulated says that there is a snapshot of the image, for population Snapshot.
@@ -82,6 +85,11 @@ const (
 	ReasonExportFailed    = "ExportFailed"
 	ReasonIdentityMissing = "IdentityMissing"
 	ReasonTaking          = "Taking"
+
+	ReasonSigned     = "Signed"
+	ReasonNotSigned  = "NotSigned"
+	ReasonUnverified = "Unverified"
+	ReasonVerifying  = "Verifying"
 
 	ReasonCopying      = "Copying"
 	ReasonPointing     = "Pointing"

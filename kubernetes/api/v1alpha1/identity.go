@@ -355,6 +355,10 @@ type VMIdentityStatus struct {
 	// export is the last export. It is there as long as spec.export is.
 	// +optional
 	Export *ExportStatus `json:"export,omitempty"`
+	// signedBy is the key that has signed the image. It is there where the administrator asks for
+	// signatures.
+	// +optional
+	SignedBy *SignedBy `json:"signedBy,omitempty"`
 	// portal is the address of a disk with attachment Service: host:port.
 	// +optional
 	Portal string `json:"portal,omitempty"`
@@ -369,6 +373,14 @@ type VMIdentityStatus struct {
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// SignedBy is a signature that was verified.
+type SignedBy struct {
+	// image is that of the spec.
+	Image string `json:"image"`
+	// key is the fingerprint of the public key: SHA-256 of its SPKI.
+	Key string `json:"key"`
 }
 
 // ExportStatus is the state of an export.

@@ -93,6 +93,9 @@ const (
 	// LabelExport is on a Job that commits a disk to an image, and on its pods: the name of the
 	// Job.
 	LabelExport = Group + "/export"
+	// LabelSignaturePolicy is on a namespace: the policy that says whose signatures the images of
+	// its identities must have. Only the administrator of the cluster can set it.
+	LabelSignaturePolicy = Group + "/signature-policy"
 	// LabelServer is on the pod that serves the disk of an identity with attachment Service: the
 	// name of the VMIdentity. No machine runs in this pod.
 	LabelServer = Group + "/server"

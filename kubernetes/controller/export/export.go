@@ -26,6 +26,8 @@ type Options struct {
 	Off bool
 	// Server is the image of kubevirt-disk that commits disks.
 	Server string
+	// Images says which images may be used. nil: all may.
+	Images objects.Images
 	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
 }
@@ -134,6 +136,11 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 	if !apimeta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
 		return not(v1alpha1.ReasonClaimPending, "the disk has no volume yet, and so nothing to "+
 			"export"), look, nil
+	}
+	if reason, message, err := objects.Held(ctx, r.Options.Images, id); err != nil {
+		return nil, 0, err
+	} else if reason != "" {
+		return not(reason, "the layers of the disk's image are not read: %s", message), look, nil
 	}
 	user, err := objects.User(ctx, r.Live, id)
 	if err != nil {

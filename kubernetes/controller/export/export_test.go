@@ -206,6 +206,9 @@ func TestWhoWaits(t *testing.T) {
 		}, "Invalid", "attachment Service"},
 		"no volume": {func(_ *world, id *v1alpha1.VMIdentity) { id.Status.Conditions = nil },
 			"ClaimPending", "no volume yet"},
+		"an image that may not be used": {func(w *world, _ *v1alpha1.VMIdentity) {
+			w.r.Options.Images = new(controllertest.Refusing(v1alpha1.ReasonNotSigned))
+		}, "NotSigned", "are not read: the image has no signature"},
 		"no exports": {func(w *world, _ *v1alpha1.VMIdentity) { w.r.Options.Off = true }, "Invalid",
 			"turned off"},
 	} {

@@ -33,6 +33,8 @@ type Options struct {
 	// Populator fills claims of population Snapshot. nil: identities with that population report
 	// that there is none.
 	Populator Populator
+	// Images says which images may be used. nil: all may.
+	Images objects.Images
 	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
 }
@@ -116,6 +118,17 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 // provide makes missing objects, records the objects in the status, and returns whether the
 // identity is ready.
 func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verdict, error) {
+	reason, message, err := objects.Held(ctx, r.Options.Images, id)
+	if err != nil {
+		return verdict{}, err
+	}
+	var held *wait
+	if reason != "" {
+		held = &wait{reason: reason, message: message, again: true}
+	}
+	if held != nil && id.Status.ClaimName == "" {
+		return verdict{why: held}, nil // nothing is made for it
+	}
 	claim, why, err := r.claim(ctx, id)
 	if why == nil && err == nil {
 		claim, err = r.adopt(ctx, id, claim)
@@ -135,6 +148,9 @@ func (r *Reconciler) provide(ctx context.Context, id *v1alpha1.VMIdentity) (verd
 	}
 	if why == nil && err == nil {
 		why, err = r.sourceless(ctx, id, claim)
+	}
+	if why == nil && err == nil {
+		why = held
 	}
 	if why == nil && err == nil {
 		why = unserved(id)

@@ -35,6 +35,8 @@ var eventTypes = map[string]string{
 	v1alpha1.ReasonTargetFailed:    corev1.EventTypeWarning,
 	v1alpha1.ReasonNoDisk:          corev1.EventTypeWarning,
 	v1alpha1.ReasonExportFailed:    corev1.EventTypeWarning,
+	v1alpha1.ReasonNotSigned:       corev1.EventTypeWarning,
+	v1alpha1.ReasonUnverified:      corev1.EventTypeWarning,
 	v1alpha1.ReasonExported:        corev1.EventTypeNormal,
 	v1alpha1.ReasonMoved:           corev1.EventTypeNormal,
 	v1alpha1.ReasonResizing:        corev1.EventTypeNormal,

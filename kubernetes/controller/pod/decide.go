@@ -149,6 +149,13 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 		}
 		return because(c.Reason, "%s", c.Message)
 	}
+	// Now, and not when Ready was written: a policy may have changed since.
+	if reason, message, err := objects.Held(ctx, r.Images, id); err != nil {
+		return nil, err
+	} else if reason != "" {
+		d.again.RequeueAfter = again
+		return because(reason, "%s", message)
+	}
 	if e := id.Status.Export; e != nil && e.Running {
 		return because(v1alpha1.ReasonExporting, "Job %s commits the disk to %s: it starts after "+
 			"that, or when spec.export of VMIdentity %s is removed", e.JobName, e.Reference,

@@ -29,6 +29,8 @@ type Reconciler struct {
 	Events events.EventRecorder
 	// Mover moves disks of type Local to pods. nil: nothing moves them.
 	Mover Mover
+	// Images says which images may be used. nil: all may.
+	Images objects.Images
 
 	seen seen
 }

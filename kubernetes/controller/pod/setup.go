@@ -26,6 +26,8 @@ const indexWaiting = v1alpha1.Group + "/pod-waits-for-set"
 type Options struct {
 	// Mover moves disks of type Local to pods. nil: none are moved.
 	Mover Mover
+	// Images says which images may be used. nil: all may.
+	Images objects.Images
 	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
 }
@@ -39,7 +41,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		return err
 	}
 	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(),
-		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Mover: o.Mover}
+		Events: mgr.GetEventRecorder(v1alpha1.FieldManager), Mover: o.Mover,
+		Images: o.Images}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("pod").
 		For(&v1alpha1.VMIdentity{}).

@@ -35,6 +35,8 @@ type Options struct {
 	Server string
 	// ClaimSize is the size of the volume of an identity without a size.
 	ClaimSize resource.Quantity
+	// Images says which images may be used. nil: all may.
+	Images objects.Images
 	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
 	// Pages returns the address of the pages of the daemon in a pod, host:port. nil: the pod's
@@ -145,6 +147,11 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 	server, nbd := r.Options.Server, true
 	if deployment.ResourceVersion != "" {
 		server, nbd = serverOf(deployment), servesNBD(deployment)
+	} else if reason, message, err := objects.Held(ctx, r.Options.Images, id); err != nil {
+		return false, err
+	} else if reason != "" {
+		set(id, servedCondition(reason, message))
+		return false, nil
 	}
 	want, err := newDeployment(id, server, nbd)
 	if err != nil {

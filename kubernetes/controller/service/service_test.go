@@ -455,3 +455,18 @@ func TestHandover(t *testing.T) {
 		require.Equal(t, "finish "+there, w.identity().Status.Handover)
 	})
 }
+
+// TestImageThatIsHeld: no server is made while the image may not be used. One that runs goes on.
+func TestImageThatIsHeld(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
+	w.r.Options.Images = &refusing
+	w.converge()
+	w.missing(made, &appsv1.Deployment{}, &corev1.Service{})
+	require.Equal(t, "NotSigned", w.condition(v1alpha1.ConditionServed).Reason)
+	refusing = ""
+	w.converge()
+	refusing = v1alpha1.ReasonNotSigned
+	w.converge()
+	require.Equal(t, metav1.ConditionTrue, w.condition(v1alpha1.ConditionServed).Status)
+}

@@ -35,6 +35,8 @@ type Options struct {
 	// PullSecret is the name of a secret of type kubernetes.io/dockerconfigjson, in the namespaces
 	// of identities, for fetching images; "": none.
 	PullSecret string
+	// Images says which images may be used. nil: all may.
+	Images objects.Images
 	// Concurrency is how many identities are handled at once. 0: one.
 	Concurrency int
 	// Off makes no VolumeSnapshots. What needs one reports that.
@@ -124,6 +126,13 @@ func wrong(format string, args ...any) *metav1.Condition {
 // make makes the next missing object. It returns the condition, and when to look again if no event
 // announces the next step. Without a condition nothing is known.
 func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Duration, err error) {
+	if reason, message, err := objects.Held(ctx, w.Options.Images, w.id); err != nil {
+		return nil, 0, err
+	} else if reason != "" {
+		c := populating("%s", message)
+		c.Reason = reason
+		return c, time.Minute, nil
+	}
 	job, c, err := w.job(ctx)
 	if c != nil || err != nil {
 		return c, 0, err

@@ -352,3 +352,23 @@ func TestWhoHasItsDiskIsLeftAlone(t *testing.T) {
 	w.converge("vm1")
 	require.Zero(t, w.calls.Writes)
 }
+
+// TestImageThatIsHeld: nothing is written from an image that may not be used.
+func TestImageThatIsHeld(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), "a")
+	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
+	w.r.Options.Images = &refusing
+	reconcile := func() {
+		_, err := w.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{
+			Namespace: "default", Name: "a"}})
+		require.NoError(t, err)
+	}
+	reconcile()
+	require.False(t, w.there(&batchv1.Job{}))
+	id := controllertest.Get(t, w, "default", "a", &v1alpha1.VMIdentity{})
+	require.Equal(t, "NotSigned", apimeta.FindStatusCondition(id.Status.Conditions,
+		v1alpha1.ConditionPopulated).Reason)
+	refusing = ""
+	reconcile()
+	require.True(t, w.there(&batchv1.Job{}))
+}

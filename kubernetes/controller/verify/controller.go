@@ -1,0 +1,115 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/registry/signature"
+)
+
+// Reconciler looks for the signatures of identities' images, and writes into their status what it
+// has found.
+type Reconciler struct {
+	Client   client.Client
+	Events   events.EventRecorder
+	Verifier *Verifier
+}
+
+// Setup adds the controller to a manager, and returns what says which images may be used. It is nil
+// if nothing is asked of any.
+func Setup(mgr ctrl.Manager, o Options) (objects.Images, error) {
+	if o.Policies == "" {
+		return nil, nil
+	}
+	v := &Verifier{Live: mgr.GetAPIReader(), Options: o}
+	r := &Reconciler{Client: mgr.GetClient(), Verifier: v,
+		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
+	return v, ctrl.NewControllerManagedBy(mgr).
+		Named("verify").
+		For(&v1alpha1.VMIdentity{}).
+		// Policies and labels may have changed since the last pod.
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(objects.Identities),
+			builder.WithPredicates(predicate.Funcs{
+				UpdateFunc: func(event.UpdateEvent) bool { return false },
+				DeleteFunc: func(event.DeleteEvent) bool { return false }})).
+		WithOptions(objects.Working(o.Concurrency)).
+		Complete(r)
+}
+
+// When to look again: soon and late after a registry could not be asked, later after an image was
+// refused, because somebody may sign it, and seldom after all was well: policies may change, of
+// which no event tells.
+const (
+	soon   = 5 * time.Second
+	late   = time.Minute
+	seldom = 10 * time.Minute
+)
+
+// Reconcile looks for the signature of the image of one identity, unless its status has one that
+// counts.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	before, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Client, "VMIdentity",
+		req.NamespacedName)
+	if before == nil || err != nil || before.DeletionTimestamp != nil || before.Spec.Image == "" {
+		return ctrl.Result{}, err
+	}
+	a, err := r.Verifier.ask(ctx, before)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	id := before.DeepCopy()
+	again := r.see(ctx, id, a)
+	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
+		return objects.Result(ctrl.Result{}, client.IgnoreNotFound(err))
+	}
+	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
+	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// see sets the condition and the key, and returns when to look again.
+func (r *Reconciler) see(ctx context.Context, id *v1alpha1.VMIdentity, a asked) time.Duration {
+	set := func(status metav1.ConditionStatus, reason, message string) {
+		objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
+			Type: v1alpha1.ConditionVerified, Status: status, Reason: reason, Message: message})
+	}
+	switch {
+	case a.reason != "":
+		set(metav1.ConditionFalse, a.reason, a.message)
+		return late
+	case len(a.keys) == 0:
+		meta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionVerified)
+		return seldom
+	}
+	if !signed(id, a.keys) {
+		key, err := r.Verifier.look(ctx, a)
+		var no *signature.RefusedError
+		switch {
+		case errors.As(err, &no):
+			set(metav1.ConditionFalse, v1alpha1.ReasonNotSigned, short(err))
+			return late
+		case err != nil:
+			set(metav1.ConditionFalse, v1alpha1.ReasonUnverified, "its image is not used before "+
+				"its signature was verified, and that is tried again: "+short(err))
+			c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionVerified)
+			return min(max(time.Since(c.LastTransitionTime.Time), soon), late)
+		}
+		id.Status.SignedBy = &v1alpha1.SignedBy{Image: id.Spec.Image, Key: key}
+	}
+	set(metav1.ConditionTrue, v1alpha1.ReasonSigned, "the key "+id.Status.SignedBy.Key+
+		" has signed the image")
+	return seldom
+}

@@ -1,0 +1,203 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/registry/signature"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Policies is a directory of files NAME.yaml, each with a policy of package signature. A
+	// namespace has that which its label v1alpha1.LabelSignaturePolicy names; without the label, it
+	// has default.yaml. "": nothing is asked of any image.
+	Policies string
+	// Registry says how registries are reached. Its Gate is not used.
+	Registry transport.Options
+	// Concurrency is how many images are verified at once. 0: one.
+	Concurrency int
+}
+
+// Default is the policy of namespaces without a label.
+const Default = "default"
+
+// Check returns what is wrong with the options, in words for the person who set them.
+func (o Options) Check() error {
+	if o.Policies == "" {
+		return nil
+	}
+	if err := (signature.Options{Policy: o.file(Default)}).Check(); err != nil {
+		return fmt.Errorf("signature-policies: %w", err)
+	}
+	c, err := transport.New(o.Registry)
+	if err == nil {
+		c.Close()
+	}
+	return err
+}
+
+func (o Options) file(policy string) string { return filepath.Join(o.Policies, policy+".yaml") }
+
+// Verifier says whose images may be used.
+type Verifier struct {
+	// Live reads namespaces from the API server: a change of a label counts at once.
+	Live    client.Reader
+	Options Options
+}
+
+var _ objects.Images = (*Verifier)(nil)
+
+// asked is what is asked of an image.
+type asked struct {
+	policy signature.Options
+	ref    transport.Reference
+	keys   []string // fingerprints; none: no signature is needed
+	// Why it may not be used, whoever has signed it; "": not so.
+	reason, message string
+}
+
+func (a asked) refuse(reason, format string, args ...any) asked {
+	a.reason, a.message = reason, fmt.Sprintf(format, args...)
+	return a
+}
+
+// ask returns what is asked of the image of an identity, which has one.
+func (v *Verifier) ask(ctx context.Context, id *v1alpha1.VMIdentity) (a asked, err error) {
+	if a.ref, err = transport.ParseReference(id.Spec.Image); err != nil || !a.ref.Remote() {
+		return a.refuse(v1alpha1.ReasonNotSigned, "the image %s cannot be verified: name one in a "+
+			"registry, as registry/name@sha256:...", id.Spec.Image), nil
+	}
+	if _, ok := a.ref.Digest(); !ok {
+		return a.refuse(v1alpha1.ReasonNotSigned, "the image %s has no digest, and may be another "+
+			"one when it is used", id.Spec.Image), nil
+	}
+	return v.askOf(ctx, id.Namespace, a.ref)
+}
+
+// askOf returns what is asked in a namespace of an image in a registry.
+func (v *Verifier) askOf(ctx context.Context, in string, ref transport.Reference) (a asked,
+	err error) {
+	a.ref = ref
+	namespace, err := objects.Find[corev1.Namespace](ctx, v.Live, "namespace",
+		client.ObjectKey{Name: in})
+	if err != nil {
+		return a, err
+	}
+	if namespace == nil {
+		return a.refuse(v1alpha1.ReasonUnverified, "there is no namespace %s", in), nil
+	}
+	name, labelled := namespace.Labels[v1alpha1.LabelSignaturePolicy]
+	if !labelled {
+		name = Default
+	}
+	a.policy.Policy = v.Options.file(name)
+	if _, err := os.Stat(a.policy.Policy); errors.Is(err, os.ErrNotExist) {
+		return a.refuse(v1alpha1.ReasonNotSigned, "the namespace shall have the policy %q for "+
+			"signatures, and there is none, so no image is used: the administrator of the cluster "+
+			"corrects its label %s, or the policies of the controller", name,
+			v1alpha1.LabelSignaturePolicy), nil
+	}
+	a.keys, err = a.policy.Ask(a.ref)
+	var no *signature.RefusedError
+	switch {
+	case errors.As(err, &no):
+		return a.refuse(v1alpha1.ReasonNotSigned, "%s", short(no)), nil
+	case err != nil:
+		return a.refuse(v1alpha1.ReasonNotSigned, "the policy %q cannot be read, so no image is "+
+			"used: %v", name, short(err)), nil
+	}
+	return a, nil
+}
+
+// maxText bounds what a registry or a file makes us say. Bytes.
+const maxText = 1000
+
+func short(err error) string {
+	text := err.Error()
+	if len(text) > maxText {
+		text = text[:maxText-3] + "..."
+	}
+	return text
+}
+
+// signed reports whether the status says that one of the keys has signed the image.
+func signed(id *v1alpha1.VMIdentity, keys []string) bool {
+	by := id.Status.SignedBy
+	return by != nil && by.Image == id.Spec.Image && slices.Contains(keys, by.Key)
+}
+
+// Hold returns why the image of an identity may not be used now, or "". It asks no registry.
+func (v *Verifier) Hold(ctx context.Context, id *v1alpha1.VMIdentity) (reason, message string,
+	err error) {
+	if id.Spec.Image == "" {
+		return "", "", nil
+	}
+	a, err := v.ask(ctx, id)
+	switch {
+	case err != nil || a.reason != "":
+		return a.reason, a.message, err
+	case len(a.keys) == 0 || signed(id, a.keys):
+		return "", "", nil
+	}
+	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionVerified)
+	if c != nil && c.Status == metav1.ConditionFalse {
+		return c.Reason, c.Message, nil
+	}
+	return v1alpha1.ReasonVerifying, "the signature of its image is being looked for", nil
+}
+
+const (
+	// patience is how long a registry may send nothing, and lookTime how long one look may take.
+	patience = 20 * time.Second
+	lookTime = 2 * time.Minute
+)
+
+// look looks for a signature of an image by one of the keys that are asked for.
+func (v *Verifier) look(ctx context.Context, a asked) (key string, err error) {
+	_, admitted, err := v.named(ctx, a)
+	if err == nil && admitted.Key == "" {
+		err = errors.New("the policy has changed meanwhile")
+	}
+	return admitted.Key, err
+}
+
+// named reads the manifest that a reference names, if the policy admits it.
+func (v *Verifier) named(ctx context.Context, a asked) (content []byte,
+	admitted transport.Admission, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lookTime, fmt.Errorf(
+		"its registry has not answered within %s", lookTime))
+	defer cancel()
+	opt := v.Options.Registry
+	if opt.Patience <= 0 {
+		opt.Patience = patience
+	}
+	if opt.Gate, err = signature.NewGate(a.policy); err != nil {
+		return nil, admitted, err
+	}
+	c, err := transport.New(opt)
+	if err != nil {
+		return nil, admitted, err
+	}
+	defer c.Close()
+	source, err := c.Source(a.ref, "")
+	if err != nil {
+		return nil, admitted, err
+	}
+	defer source.Close()
+	content, _, admitted, err = transport.Named(ctx, source, a.ref)
+	return content, admitted, err
+}
