@@ -128,13 +128,15 @@ func (s *settings) flags(f *pflag.FlagSet) {
 			"empty: nobody's")
 	registry := &s.options.Signatures.Registry
 	f.StringVar(&registry.Config, "registry-config", "",
-		"file of credentials, as docker's config.json, for reading signatures")
+		"file of credentials, as docker's config.json, for reading signatures and tags")
 	f.StringVar(&registry.CA, "registry-ca", "",
 		"file of certificates (PEM) that are trusted in addition to the system's, for the same")
 	f.StringSliceVar(&registry.Mirrors, "registry-mirror", nil,
 		"HOST=MIRROR[/PREFIX]: ask the mirror before that registry; can be repeated")
 	f.StringSliceVar(&registry.Insecure, "insecure-registry", nil,
 		"a registry that may be used without TLS, as host or host:port; can be repeated")
+	f.StringSliceVar(&s.options.Follow, "follow-registry", nil,
+		"a registry, HOST or HOST/PATH, whose tags VMIdentitySets may follow; can be repeated")
 	f.IntVar(&s.options.Concurrency, "concurrency", 8,
 		"how many objects of a kind are worked on at once")
 }

@@ -87,7 +87,7 @@ func TestSignatures(t *testing.T) {
 	p.Kubectl(t, "label", "ns", w.ns, "disk.kubevirt.io/signature-policy=strict")
 	w.c = runController(t, controllerBinary(t), p.ServiceAccount(t, systemNamespace, account),
 		"--leader-elect=false", "--namespace="+w.ns, "--signature-policies="+dir,
-		"--insecure-registry="+registry.Host())
+		"--insecure-registry="+registry.Host(), "--follow-registry="+registry.Host()+"/vm")
 	w.c.ready()
 	w.apply(strings.Replace(set("set", ""), testImage, registry.Host()+"/vm/a@"+digest, 1))
 	w.plainPod("a")
@@ -129,6 +129,13 @@ func TestSignatures(t *testing.T) {
 		`jsonpath={.status.conditions[?(@.type=="Verified")].reason}`)
 	w.until(registrytest.Fingerprint(t, key), "get", "vmid", "a", "-o",
 		"jsonpath={.status.signedBy.key}")
+
+	// A set finds what its tag names, and that it is signed.
+	w.apply(strings.Replace(set("tagged", `, "attachment": "Service", "follow": {"tag": "1"}`),
+		testImage, registry.Host()+"/vm/a@sha256:"+strings.Repeat("a", 64), 1))
+	w.until(registry.Host()+"/vm/a@"+digest, "get", "vmidset", "tagged", "-o",
+		"jsonpath={.status.followed.image}")
+	w.until("Followed", "get", "events")
 
 	// Another policy, of which no event tells, and a registry that is away: that is no matter for a
 	// disk whose policy asks for nothing.

@@ -22,6 +22,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/export"
+	"kubevirt.io/disk/kubernetes/controller/follow"
 	"kubevirt.io/disk/kubernetes/controller/hydration"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/local"
@@ -61,6 +62,8 @@ type Options struct {
 	Namespaces []string
 	// Signatures says whose signatures images must have. The zero value: nobody's.
 	Signatures verify.Options
+	// Follow are the registries whose tags may be followed: see follow.Options.
+	Follow []string
 	// Concurrency is how many objects of a kind are handled at once.
 	Concurrency int
 }
@@ -147,6 +150,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency, Images: may}),
 		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: populator != nil,
 			Concurrency: o.Concurrency}),
+		follow.Setup(mgr, follow.Options{Registries: o.Follow, Concurrency: o.Concurrency},
+			o.Signatures),
 		missed.Setup(mgr, o.Namespaces),
 		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
 	)

@@ -8,6 +8,8 @@
 //	snapshot   the image in a claim, and a snapshot of that, for claims of population Snapshot
 //	local      type Local: moves a disk to the node where its pod has to run
 //	pet        VMPet -> VMIdentitySet and StatefulSet
+//	verify     whose signatures images must have
+//	follow     the tag that a VMIdentitySet follows -> the image of new identities
 //	objects    how all of them write
 //
 // A user's pod names a VMIdentitySet. Admission gives the pod a scheduling gate and its disk. Then

@@ -314,7 +314,8 @@ func taken(spec *corev1.PodSpec, name string) bool {
 // beside a disk of another version.
 func images(pod *corev1.Pod, disks []Disk, sets namedSets) error {
 	for _, d := range disks {
-		if set := sets[d.Set]; set != nil && set.Spec.Image != "" {
+		if set := sets[d.Set]; set != nil && set.Spec.Image != "" &&
+			set.Spec.Follow == nil {
 			if err := imagesOf(pod, set); err != nil {
 				return err
 			}
@@ -431,7 +432,7 @@ func Identity(d Disk, set *api.VMIdentitySet, identity *api.VMIdentity) error {
 		return fmt.Errorf("VMIdentity %q belongs to VMIdentitySet %q, and the pod names %q: %s",
 			identity.Name, identity.Spec.SetName, set.Name, advice)
 	}
-	if identity.Spec.Image != set.Spec.Image {
+	if identity.Spec.Image != set.Spec.Image && identity.Spec.FollowedTag == "" {
 		return fmt.Errorf("VMIdentity %q has image %s, and VMIdentitySet %q has %s: use the "+
 			"former image, or name another disk by the annotation %s", identity.Name,
 			cmp.Or(identity.Spec.Image, "none"), set.Name, cmp.Or(set.Spec.Image, "none"),

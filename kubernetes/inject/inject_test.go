@@ -238,6 +238,9 @@ func TestIdentity(t *testing.T) {
 	identity.Spec.Image = "another"
 	require.ErrorContains(t, inject.Identity(inject.Disk{}, set, identity),
 		`VMIdentity "vm" has image another, and VMIdentitySet "fedora" has registry`)
+	identity.Spec.FollowedTag = "stable"
+	require.NoError(t, inject.Identity(inject.Disk{}, set, identity), "the tag has moved since")
+	identity.Spec.FollowedTag = ""
 	identity.Spec.Image, identity.Spec.SetName = set.Spec.Image, ""
 	require.NoError(t, inject.Identity(inject.Disk{}, set, identity),
 		"a person made or restored it")

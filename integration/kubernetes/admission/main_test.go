@@ -84,6 +84,9 @@ func sets(namespace string) map[string]*api.VMIdentitySet {
 		"fraction": func(s *api.DiskSpec) { s.Size = quantity("1500500m") },
 		"blocks":   func(s *api.DiskSpec) { s.BlockSize = 4096 },
 		"snapshot": func(s *api.DiskSpec) { s.Population = api.Snapshot },
+		"follows": func(s *api.DiskSpec) {
+			s.Population, s.Follow = api.Snapshot, &api.FollowSpec{Tag: "stable"}
+		},
 		"claim": func(s *api.DiskSpec) {
 			s.Image, s.Population = "", api.Snapshot
 			s.Source = &api.DiskSource{Claim: "golden"}
@@ -224,6 +227,8 @@ func podCases() map[string]podCase {
 			p.Name, p.GenerateName = "", "vm-"
 			p.Annotations[api.AnnotationName] = "one"
 		}},
+		"another image of a set that follows a tag": {set: "follows",
+			change: image(repository + other)},
 		"image of the set":     {set: "fedora", change: image(repository + digest)},
 		"image with a tag":     {set: "fedora", change: image(repository + ":1" + digest)},
 		"image of a neighbour": {set: "fedora", change: image(repository + "-tools:1")},

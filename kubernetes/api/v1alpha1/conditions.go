@@ -26,6 +26,8 @@ const (
 	// ConditionVerified says by which key the image is signed, where signatures are asked for, or
 	// why it is not used.
 	ConditionVerified = "Verified"
+	// ConditionFollowed is on a VMIdentitySet: what its tag names, or why nobody knows.
+	ConditionFollowed = "Followed"
 	// ConditionPodsWithoutDisk is on a VMIdentitySet: pods that ask for it run without their disk.
 	ConditionPodsWithoutDisk = "PodsWithoutDisk"
 	// ConditionPopulated says that there is a snapshot of the image, for population Snapshot.
@@ -85,6 +87,10 @@ const (
 	ReasonExportFailed    = "ExportFailed"
 	ReasonIdentityMissing = "IdentityMissing"
 	ReasonTaking          = "Taking"
+
+	ReasonFollowed   = "Followed"
+	ReasonWentBack   = "WentBack"
+	ReasonTagMissing = "TagMissing"
 
 	ReasonSigned     = "Signed"
 	ReasonNotSigned  = "NotSigned"

@@ -69,6 +69,8 @@ const (
 // +kubebuilder:validation:XValidation:rule="has(self.image) || (has(self.population) && self.population == 'Snapshot')",message="a disk without an image is cloned by the storage: population must be Snapshot"
 // +kubebuilder:validation:XValidation:rule="self.type == 'PersistentVolume' || !has(self.source)",message="Local disks are not cloned: remove source"
 // +kubebuilder:validation:XValidation:rule="has(self.image) == has(oldSelf.image) && has(self.source) == has(oldSelf.source)",message="image and source are immutable: make another VMIdentitySet"
+// +kubebuilder:validation:XValidation:rule="!has(self.follow) || has(self.image) && !has(self.source)",message="follow needs the image from which it begins, and no source"
+// +kubebuilder:validation:XValidation:rule="!has(self.follow) || has(self.population) && self.population == 'Snapshot' || has(self.attachment) && self.attachment == 'Service'",message="follow needs population Snapshot or attachment Service: any other pod has the set's image as a volume before its disk is known"
 // +kubebuilder:validation:XValidation:rule="has(self.blockSize) == has(oldSelf.blockSize)",message="blockSize is immutable: make another VMIdentitySet"
 // +kubebuilder:validation:XValidation:rule="has(self.storageClassName) == has(oldSelf.storageClassName) && has(self.usageType) == has(oldSelf.usageType)",message="storageClassName and usageType are immutable: make another VMIdentitySet"
 type DiskSpec struct {
@@ -79,6 +81,11 @@ type DiskSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
 	// +optional
 	Image string `json:"image,omitempty"`
+
+	// follow is a tag of the image's repository, in a VMIdentitySet: the disks of new identities
+	// begin from what it names. Disks that exist stay as they are.
+	// +optional
+	Follow *FollowSpec `json:"follow,omitempty"`
 
 	// source is where the disk begins, instead of from the image alone. Its storage clones it.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentity"
@@ -211,6 +218,9 @@ type VMIdentitySetStatus struct {
 	Identities int32 `json:"identities"`
 	// +optional
 	ReadyIdentities int32 `json:"readyIdentities"`
+	// followed is what spec.follow has found. It is there as long as spec.follow is.
+	// +optional
+	Followed *FollowedStatus `json:"followed,omitempty"`
 	// usedBy is the pod whose machine has the firmwareUUID, if that is fixed. No other pod of the
 	// set starts until it has ended.
 	// +optional
@@ -263,6 +273,8 @@ type VMIdentity struct {
 //
 // +kubebuilder:validation:XValidation:rule="has(self.setName) == has(oldSelf.setName) && (!has(self.setName) || self.setName == oldSelf.setName)",message="setName is immutable: make another VMIdentity"
 // +kubebuilder:validation:XValidation:rule="has(self.firmwareUUID) == has(oldSelf.firmwareUUID) && (!has(self.firmwareUUID) || self.firmwareUUID == oldSelf.firmwareUUID)",message="firmwareUUID is immutable: make another VMIdentity"
+// +kubebuilder:validation:XValidation:rule="has(self.followedTag) == has(oldSelf.followedTag) && (!has(self.followedTag) || self.followedTag == oldSelf.followedTag)",message="followedTag is immutable: make another VMIdentity"
+// +kubebuilder:validation:XValidation:rule="!has(self.follow)",message="a disk that exists follows no tag: a VMIdentitySet has follow"
 type VMIdentitySpec struct {
 	DiskSpec `json:",inline"`
 
@@ -271,6 +283,12 @@ type VMIdentitySpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	SetName string `json:"setName,omitempty"`
+
+	// followedTag is the tag that named the image when the identity was made, if its set follows
+	// one.
+	// +kubebuilder:validation:MaxLength=128
+	// +optional
+	FollowedTag string `json:"followedTag,omitempty"`
 
 	// cloneableBy names the VMIdentities of the namespace that may begin from this one; "*" is all
 	// of them. Without it, none may.

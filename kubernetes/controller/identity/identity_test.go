@@ -484,22 +484,3 @@ func TestSecretOfSomebodyElse(t *testing.T) {
 	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
 	require.True(t, w.get("vmid-vm", &corev1.Secret{}))
 }
-
-// TestImageThatIsHeld: nothing is made for an identity whose image may not be used. One that has
-// its disk keeps it, and is not ready.
-func TestImageThatIsHeld(t *testing.T) {
-	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
-	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
-	w.options.Images = &refusing
-	w.settle()
-	w.require("Ready", "False NotSigned", "the image has no signature")
-	require.Equal(t, []string{"Warning NotSigned"}, w.Events())
-	require.Zero(t, w.Made("PersistentVolumeClaim")+w.Made("Secret"))
-	refusing = ""
-	w.settle()
-	w.require("Ready", "True Ready", "")
-	refusing = v1alpha1.ReasonUnverified
-	w.settle()
-	w.require("Ready", "False Unverified", "")
-	w.claim()
-}

@@ -131,7 +131,11 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 	if set == nil {
 		return setMissing(p, id.Name), nil
 	}
-	for _, image := range []string{set.Spec.Image, cmp.Or(imageOf(p, number), id.Spec.Image)} {
+	wanted := set.Spec.Image
+	if id.Spec.FollowedTag != "" { // its pods have no image as a volume
+		wanted = id.Spec.Image
+	}
+	for _, image := range []string{wanted, cmp.Or(imageOf(p, number), id.Spec.Image)} {
 		if image != id.Spec.Image {
 			return because(v1alpha1.ReasonImageDiffers, "the disk of VMIdentity %s was made from "+
 				"%s, and the pod would start it with %s: use the former image, or give the pod "+

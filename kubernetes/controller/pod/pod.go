@@ -168,6 +168,9 @@ func newIdentity(name types.NamespacedName, set *v1alpha1.VMIdentitySet) *v1alph
 		},
 		Spec: v1alpha1.VMIdentitySpec{DiskSpec: *set.Spec.DeepCopy(), SetName: set.Name},
 	}
+	if id.Spec.Follow != nil {
+		id.Spec.Image, id.Spec.FollowedTag, id.Spec.Follow = set.NewImage(), id.Spec.Follow.Tag, nil
+	}
 	if len(set.Name) <= maxLabel {
 		id.Labels[v1alpha1.LabelSet] = set.Name
 	}

@@ -462,26 +462,3 @@ func TestExportHasTheDisk(t *testing.T) {
 	w.Settle(t, work, "vm")
 	require.False(t, gated(t, w, "b"))
 }
-
-// TestImageThatIsHeld: a pod waits while the image of its ready disk may not be used, whatever the
-// status says.
-func TestImageThatIsHeld(t *testing.T) {
-	w := newWorld(t, newSet(), gatedPod("a", "vm"))
-	refusing := controllertest.Refusing(v1alpha1.ReasonNotSigned)
-	work := func() []controllertest.Reconciler {
-		all := restart(w)()
-		for _, r := range all {
-			if pods, ok := r.(*Reconciler); ok {
-				pods.Images = &refusing
-			}
-		}
-		return all
-	}
-	w.Settle(t, work, "vm")
-	require.True(t, identityOf(t, w, "vm").Status.Ready)
-	require.True(t, gated(t, w, "a"))
-	require.Contains(t, w.Events(), "Warning NotSigned")
-	refusing = ""
-	w.Settle(t, work, "vm")
-	require.False(t, gated(t, w, "a"))
-}

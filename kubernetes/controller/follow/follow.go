@@ -1,0 +1,211 @@
+// Package follow asks registries what the tags name that sets follow, and writes into the status of
+// a set the digest that new identities get. Identities that exist keep theirs: a tag never changes
+// a disk under a guest.
+//
+// A registry may say anything. What it says of a tag is taken only if the policy for signatures of
+// the namespace admits it. A registry that is away, or whose answer is refused, changes nothing. A
+// tag that names again what it has named before is followed, and reported: whoever has the registry
+// could bring back a signed image with a known fault.
+//
+// Only registries are asked that the administrator has named: a tenant cannot let the controller
+// send requests to other places.
+package follow
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/controller/verify"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Registries are those whose tags are followed: HOST, or HOST/PATH with all below it. none:
+	// sets that follow a tag report that.
+	Registries []string
+	// Concurrency is how many sets are handled at once. 0: one.
+	Concurrency int
+}
+
+// Reconciler follows tags.
+type Reconciler struct {
+	Client   client.Client
+	Events   events.EventRecorder
+	Verifier *verify.Verifier
+	Options  Options
+}
+
+// Setup adds the controller to a manager. The options say whose signatures are asked for.
+func Setup(mgr ctrl.Manager, o Options, signatures verify.Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), Options: o,
+		Events:   mgr.GetEventRecorder(v1alpha1.FieldManager),
+		Verifier: &verify.Verifier{Live: mgr.GetAPIReader(), Options: signatures}}
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("follow").
+		// Others write the status often, and that is no reason to ask a registry.
+		For(&v1alpha1.VMIdentitySet{}, builder.WithPredicates(predicate.Funcs{
+			UpdateFunc: func(e event.UpdateEvent) bool {
+				return objects.Anew(e.ObjectOld, e.ObjectNew)
+			}})).
+		WithOptions(objects.Working(o.Concurrency)).
+		Complete(r)
+}
+
+const (
+	usually = time.Hour
+	atLeast = time.Minute
+	// maxEarlier is how many digests are remembered.
+	maxEarlier = 32
+)
+
+// Reconcile asks what the tag of one set names now.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	before, err := objects.Find[v1alpha1.VMIdentitySet](ctx, r.Client, "VMIdentitySet",
+		req.NamespacedName)
+	if before == nil || err != nil || before.DeletionTimestamp != nil {
+		return ctrl.Result{}, err
+	}
+	set, news := before.DeepCopy(), ""
+	again := time.Duration(0)
+	if set.Spec.Follow == nil {
+		set.Status.Followed = nil
+		meta.RemoveStatusCondition(&set.Status.Conditions, v1alpha1.ConditionFollowed)
+	} else {
+		c, changed, err := r.look(ctx, set)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		c.Type = v1alpha1.ConditionFollowed
+		objects.SetCondition(&set.Status.Conditions, set.Generation, c)
+		if again = interval(set); c.Reason == v1alpha1.ReasonUnverified {
+			again = atLeast
+		}
+		if changed {
+			news = c.Message
+		}
+	}
+	if err := objects.PatchStatus(ctx, r.Client, before, set); err != nil {
+		return objects.Result(ctrl.Result{}, client.IgnoreNotFound(err))
+	}
+	r.tell(before, set, news)
+	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// tell sends an event for each change of the digest, and for what is wrong, once.
+func (r *Reconciler) tell(before, set *v1alpha1.VMIdentitySet, news string) {
+	followed := func(reason string) bool {
+		return reason == v1alpha1.ReasonFollowed || reason == v1alpha1.ReasonWentBack
+	}
+	objects.TellAs(func(reason string) string {
+		if followed(reason) {
+			return ""
+		}
+		return objects.EventType(reason)
+	}, r.Events, set, before.Status.Conditions, set.Status.Conditions)
+	if news == "" {
+		return
+	}
+	c := meta.FindStatusCondition(set.Status.Conditions, v1alpha1.ConditionFollowed)
+	objects.Event(r.Events, set, nil, c.Reason, news)
+}
+
+func interval(set *v1alpha1.VMIdentitySet) time.Duration {
+	if i := set.Spec.Follow.Interval; i != nil {
+		return max(i.Duration, atLeast)
+	}
+	return usually
+}
+
+// repository is that of an image with a digest, without its tag.
+func repository(image string) string {
+	name, _, _ := strings.Cut(image, "@")
+	if colon := strings.LastIndexByte(name, ':'); colon > strings.LastIndexByte(name, '/') {
+		name = name[:colon]
+	}
+	return name
+}
+
+func digestOf(image string) string { return image[strings.LastIndexByte(image, '@')+1:] }
+
+// allowed reports whether the administrator lets tags of a reference's repository be followed.
+func (o Options) allowed(ref transport.Reference) bool {
+	name := ref.RepositoryText()
+	return ref.Remote() && slices.ContainsFunc(o.Registries, func(prefix string) bool {
+		return name == prefix || strings.HasPrefix(name, strings.TrimSuffix(prefix, "/")+"/")
+	})
+}
+
+// look asks the registry, and changes the status if the tag names another image. changed says that
+// it does.
+func (r *Reconciler) look(ctx context.Context, set *v1alpha1.VMIdentitySet) (c metav1.Condition,
+	changed bool, err error) {
+	from := repository(set.Spec.Image)
+	name := from + ":" + set.Spec.Follow.Tag
+	f := set.Status.Followed
+	if f != nil && f.Tag != set.Spec.Follow.Tag {
+		f, set.Status.Followed = nil, nil
+	}
+	not := func(reason, format string, args ...any) (metav1.Condition, bool, error) {
+		return metav1.Condition{Status: metav1.ConditionFalse, Reason: reason,
+			Message: fmt.Sprintf(format, args...) + "; new disks begin from " +
+				digestOf(set.NewImage())}, false, nil
+	}
+	ref, err := transport.ParseReference(name)
+	if err != nil || !r.Options.allowed(ref) {
+		return not(v1alpha1.ReasonInvalid, "the tags of %s are not followed: the administrator of "+
+			"the cluster names the registries (--follow-registry)", from)
+	}
+	found, err := r.Verifier.Resolve(ctx, set.Namespace, ref)
+	if err != nil {
+		return c, false, err
+	}
+	if found.Reason != "" {
+		return not(found.Reason, "%s: %s", name, found.Message)
+	}
+	c = metav1.Condition{Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonFollowed}
+	switch {
+	case f == nil:
+		f, changed = &v1alpha1.FollowedStatus{Tag: set.Spec.Follow.Tag}, true
+		c.Message = fmt.Sprintf("%s names %s", name, found.Digest)
+	case digestOf(f.Image) == found.Digest:
+		if old := meta.FindStatusCondition(set.Status.Conditions,
+			v1alpha1.ConditionFollowed); old != nil && old.Status == metav1.ConditionTrue {
+			return *old, false, nil
+		}
+		c.Message = fmt.Sprintf("%s names %s", name, found.Digest)
+	default:
+		was := digestOf(f.Image)
+		c.Message = fmt.Sprintf("%s names %s now, and before it was %s", name, found.Digest, was)
+		if slices.Contains(f.Earlier, found.Digest) || found.Digest == digestOf(set.Spec.Image) {
+			c.Reason = v1alpha1.ReasonWentBack
+			c.Message = fmt.Sprintf("%s went back to %s, and before it was %s: new disks begin "+
+				"from the older image", name, found.Digest, was)
+		}
+		earlier := slices.DeleteFunc(slices.Clone(f.Earlier), func(d string) bool {
+			return d == was || d == found.Digest
+		})
+		earlier = slices.Insert(earlier, 0, was)
+		f.Earlier, changed = earlier[:min(len(earlier), maxEarlier)], true
+	}
+	if changed {
+		now := metav1.Now()
+		f.Image, f.ChangeTime = from+"@"+found.Digest, &now
+		set.Status.Followed = f
+	}
+	return c, changed, nil
+}
