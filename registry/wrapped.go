@@ -102,7 +102,7 @@ func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer
 		}
 		content = io.MultiReader(&read, content)
 	}
-	if !unpack.IsDisk(f.diskName(), head, f.contentSize()) {
+	if f.packed != "vmdk" && !unpack.IsDisk(f.diskName(), head, f.contentSize()) {
 		return nil
 	}
 	if p.lone = append(p.lone, f); len(p.lone) > layer.MaxShown {

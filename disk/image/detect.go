@@ -242,10 +242,14 @@ func IsWrapping(f Format) bool { return slices.Contains(wrappings, f) }
 
 // wrappingExtensions are those of compressed files, and of archives, by which people name them.
 var wrappingExtensions = []string{".gz", ".xz", ".zst", ".zstd", ".bz2", ".tgz", ".txz", ".tzst",
-	".tbz", ".tbz2", ".tar", ".ova", ".vmdk"}
+	".tbz", ".tbz2", ".tar", ".ova"}
 
-// UnwrappedName is the name of a file without the extension of one wrapping.
+// UnwrappedName is the name of a file without the extension of one wrapping. What is in a VMDK
+// image is a raw disk.
 func UnwrappedName(name string) string {
+	if ext := path.Ext(name); len(ext) < len(name) && strings.EqualFold(ext, ".vmdk") {
+		return strings.TrimSuffix(name, ext) + ".raw"
+	}
 	for _, ext := range wrappingExtensions {
 		if n := len(name) - len(ext); n > 0 && strings.EqualFold(name[n:], ext) {
 			return name[:n]

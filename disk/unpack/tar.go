@@ -200,7 +200,7 @@ func (a *archive) kindOf(h *tar.Header) (kind, *member, error) {
 		a.note(tooDeep())
 		return isOther, nil, nil
 	}
-	if IsDisk(name, head, size) {
+	if m.packed == vmdkFormat || IsDisk(name, head, size) {
 		return isDisk, m, nil
 	}
 	if image.IsImage(image.FormatOf(head)) {

@@ -85,13 +85,18 @@ func TestVMDK(t *testing.T) {
 		c, got, err := all(name, data, Options{})
 		require.NoError(t, err, name)
 		require.True(t, bytes.Equal(disk, got), name)
-		require.Equal(t, map[string]string{"box.ova": "box-disk1"}[name], map[bool]string{
+		require.Equal(t, map[string]string{"box.ova": "box-disk1.raw"}[name], map[bool]string{
 			true: c.Name}[name == "box.ova"])
 	}
 	empty, got, err := all("a.vmdk", vmdkOf(t, make([]byte, 2<<20), nil), Options{})
 	require.NoError(t, err)
 	require.Equal(t, make([]byte, 2<<20), got)
-	require.Equal(t, "a", empty.Name)
+	require.Equal(t, "a.raw", empty.Name)
+	text := bytes.Repeat([]byte("text of a disk\n\n"), 4096)
+	_, got, err = all("a.ova", packtest.Tar(t, packtest.File{Name: "a.vmdk",
+		Data: vmdkOf(t, text, nil, 0)}), Options{})
+	require.NoError(t, err, "a VMDK image is a disk, whatever is on it")
+	require.Equal(t, text, got)
 }
 
 // TestVMDKOfQEMU compares the disk with what qemu-img makes of the image that it has written.
