@@ -3,9 +3,11 @@ package follow
 import (
 	"crypto"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,6 +34,8 @@ type scene struct {
 	key      crypto.Signer
 	digests  []string
 	r        *Reconciler
+	server   *httptest.Server                 // in front of the registry
+	instead  atomic.Pointer[http.HandlerFunc] // answers in place of the registry
 }
 
 const began = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
@@ -39,6 +43,14 @@ const began = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 func newScene(t *testing.T) *scene {
 	t.Helper()
 	s := &scene{t: t, registry: registrytest.NewLying(t)}
+	s.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if other := s.instead.Load(); other != nil {
+			(*other)(w, r)
+			return
+		}
+		s.registry.Handle(w, r)
+	}))
+	t.Cleanup(s.server.Close)
 	var file string
 	s.key, file = registrytest.NewSigner(t)
 	for _, content := range []string{"first", "second"} {
@@ -48,19 +60,21 @@ func newScene(t *testing.T) *scene {
 	s.names(s.digests[0])
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "default.yaml"), []byte("images: [{prefix: "+
-		s.registry.Host()+", keys: [\""+file+"\"]}]"), 0o600))
+		s.host()+", keys: [\""+file+"\"]}]"), 0o600))
 	set := &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"}}
-	set.Spec.Image = s.registry.Host() + "/vm/a:1@" + began
+	set.Spec.Image = s.host() + "/vm/a:1@" + began
 	set.Spec.Follow = &v1alpha1.FollowSpec{Tag: "stable"}
 	s.World = controllertest.New(t, nil, set,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: controllertest.Namespace}})
 	s.r = &Reconciler{Client: s.Client, Events: s.World,
-		Options: Options{Registries: []string{s.registry.Host() + "/vm"}},
+		Options: Options{Registries: []string{s.host() + "/vm"}},
 		Verifier: &verify.Verifier{Live: s.Client, Options: verify.Options{Policies: dir,
-			Registry: transport.Options{Insecure: []string{s.registry.Host()},
+			Registry: transport.Options{Insecure: []string{s.host()},
 				Patience: time.Second, Idle: time.Second}}}}
 	return s
 }
+
+func (s *scene) host() string { return s.server.Listener.Addr().String() }
 
 // image stores an image, and returns its digest.
 func (s *scene) image(content string) string {
@@ -104,7 +118,7 @@ func TestFollow(t *testing.T) {
 	first, second := s.digests[0], s.digests[1]
 	require.Equal(t, began, digestOf(s.set().NewImage()))
 	require.Equal(t, time.Hour, s.look("Followed", "names "+first, first))
-	require.Equal(t, s.registry.Host()+"/vm/a@"+first, s.set().NewImage())
+	require.Equal(t, s.host()+"/vm/a@"+first, s.set().NewImage())
 	s.names(second)
 	s.look("Followed", "names "+second+" now, and before it was "+first, second)
 	require.Equal(t, []string{first}, s.set().Status.Followed.Earlier)
@@ -149,7 +163,7 @@ func TestWithoutPolicies(t *testing.T) {
 func TestWentBackToTheBeginning(t *testing.T) {
 	s := newScene(t)
 	set := s.set()
-	set.Spec.Image = s.registry.Host() + "/vm/a@" + s.digests[1]
+	set.Spec.Image = s.host() + "/vm/a@" + s.digests[1]
 	require.NoError(t, s.Base.Update(t.Context(), set))
 	s.look("Followed", "", s.digests[0])
 	s.names(s.digests[1])
@@ -172,20 +186,18 @@ func TestNothingIsTaken(t *testing.T) {
 		}, "NotSigned"},
 		"deleted": {func(s *scene) { delete(s.registry.Tags, "stable") }, "TagMissing"},
 		"away": {func(s *scene) {
-			s.registry.Server.Config.Handler = http.HandlerFunc(func(http.ResponseWriter,
-				*http.Request) {
+			s.instead.Store(new(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 				panic(http.ErrAbortHandler)
-			})
+			})))
 		}, "Unverified"},
 		"a huge manifest": {func(s *scene) {
-			s.registry.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter,
-				r *http.Request) {
+			s.instead.Store(new(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				for p := make([]byte, 1<<20); r.URL.Path != "/v2/"; {
 					if _, err := w.Write(p); err != nil {
 						return
 					}
 				}
-			})
+			})))
 		}, "Unverified"},
 		"no manifest": {func(s *scene) {
 			s.registry.Tags["stable"] = s.registry.Add([]byte("<html>"))
@@ -197,7 +209,7 @@ func TestNothingIsTaken(t *testing.T) {
 		"another registry": {func(s *scene) { s.r.Options.Registries = []string{"a.example.com"} },
 			"Invalid"},
 		"the beginning of a name": {func(s *scene) {
-			s.r.Options.Registries = []string{s.registry.Host() + "/v"}
+			s.r.Options.Registries = []string{s.host() + "/v"}
 		}, "Invalid"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -4,9 +4,11 @@ import (
 	"crypto"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,28 +34,40 @@ type scene struct {
 	key      crypto.Signer
 	dir      string // of policies
 	r        *Reconciler
+	server   *httptest.Server                 // in front of the registry
+	instead  atomic.Pointer[http.HandlerFunc] // answers in place of the registry
 }
 
 // newScene has a default policy that asks for the key.
 func newScene(t *testing.T) *scene {
 	t.Helper()
 	s := &scene{t: t, registry: registrytest.NewLying(t), dir: t.TempDir()}
+	s.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if other := s.instead.Load(); other != nil {
+			(*other)(w, r)
+			return
+		}
+		s.registry.Handle(w, r)
+	}))
+	t.Cleanup(s.server.Close)
 	s.registry.NewImage(t, []byte("a disk"))
 	s.digest = s.registry.Tags["1"].Digest.String()
 	var file string
 	s.key, file = registrytest.NewSigner(t)
-	s.policy(Default, "images: [{prefix: "+s.registry.Host()+"/vm, keys: ["+file+"]}]")
+	s.policy(Default, "images: [{prefix: "+s.host()+"/vm, keys: ["+file+"]}]")
 	s.World = controllertest.New(t, nil,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: controllertest.Namespace}})
 	s.identity(s.image())
 	s.r = &Reconciler{Client: s.Client, Events: s.World, Verifier: &Verifier{Live: s.Client,
 		Options: Options{Policies: s.dir, Registry: transport.Options{
-			Insecure: []string{s.registry.Host()}, Patience: time.Second, Idle: time.Second}}}}
+			Insecure: []string{s.host()}, Patience: time.Second, Idle: time.Second}}}}
 	require.NoError(t, s.r.Verifier.Options.Check())
 	return s
 }
 
-func (s *scene) image() string { return s.registry.Host() + "/vm/a@" + s.digest }
+func (s *scene) host() string { return s.server.Listener.Addr().String() }
+
+func (s *scene) image() string { return s.host() + "/vm/a@" + s.digest }
 
 // policy writes a policy, as the kubelet does with a ConfigMap.
 func (s *scene) policy(name, text string) {
@@ -129,7 +143,7 @@ func TestSigned(t *testing.T) {
 	require.Contains(t, meta.FindStatusCondition(s.get().Status.Conditions,
 		v1alpha1.ConditionVerified).Message, print)
 	asked, writes := s.registry.Requests(""), s.Writes()
-	s.registry.Server.Close()
+	s.server.Close()
 	s.require("", "")
 	require.Equal(t, asked, s.registry.Requests(""))
 	require.Equal(t, writes, s.Writes(), "nothing is written while nothing changes")
@@ -141,7 +155,7 @@ func TestPolicyChanges(t *testing.T) {
 	s.registry.Sign(t, s.digest, s.key)
 	s.require("", "")
 	_, other := registrytest.NewSigner(t)
-	s.policy(Default, "images: [{prefix: "+s.registry.Host()+", keys: ["+other+"]}]")
+	s.policy(Default, "images: [{prefix: "+s.host()+", keys: ["+other+"]}]")
 	reason, _ := s.held()
 	require.Equal(t, "Verifying", reason, "at once, before anybody has looked again")
 	s.require("NotSigned", "is by another key")
@@ -176,13 +190,13 @@ func TestWhoIsNotAsked(t *testing.T) {
 	s := newScene(t)
 	digest := "@sha256:" + strings.Repeat("a", 64)
 	for image, says := range map[string]string{
-		s.registry.Host() + "/other/a" + digest:   "has no rule in the policy",
-		s.registry.Host() + "/vmx" + digest:       "has no rule in the policy",
-		"oci:" + s.dir + digest:                   "cannot be verified: name one in a registry",
-		"docker-archive:" + s.dir + digest:        "cannot be verified: name one in a registry",
-		s.registry.Host() + "/vm/a:1":             "has no digest",
-		s.registry.Host() + "/vm/a:1@sha256:aaaa": "cannot be verified",
-		"": "",
+		s.host() + "/other/a" + digest:     "has no rule in the policy",
+		s.host() + "/vmx" + digest:         "has no rule in the policy",
+		"oci:" + s.dir + digest:            "cannot be verified: name one in a registry",
+		"docker-archive:" + s.dir + digest: "cannot be verified: name one in a registry",
+		s.host() + "/vm/a:1":               "has no digest",
+		s.host() + "/vm/a:1@sha256:aaaa":   "cannot be verified",
+		"":                                 "",
 	} {
 		s.identity(image)
 		reason, message := s.held()
@@ -216,18 +230,17 @@ func TestRegistryIsAway(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			s := newScene(t)
 			s.registry.Sign(t, s.digest, s.key)
-			good := s.registry.Server.Config.Handler
 			if handle == nil {
 				handle = func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 			}
-			s.registry.Server.Config.Handler = handle
+			s.instead.Store(&handle)
 			s.require("Unverified", "its image is not used before its signature was verified")
 			require.LessOrEqual(t, s.reconcile(), late)
 			require.Nil(t, s.get().Status.SignedBy)
 			message := meta.FindStatusCondition(s.get().Status.Conditions,
 				v1alpha1.ConditionVerified).Message
 			require.Less(t, len(message), 2*maxText)
-			s.registry.Server.Config.Handler = good
+			s.instead.Store(nil)
 			s.require("", "")
 		})
 	}
