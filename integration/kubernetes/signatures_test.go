@@ -1,10 +1,13 @@
 package kubernetes
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -75,21 +78,29 @@ func TestSignatures(t *testing.T) {
 		}
 	})
 	registry := registrytest.NewLying(t)
+	var mu sync.Mutex // held while the registry answers, and while it changes
+	server := httptest.NewServer(http.HandlerFunc(func(res http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		registry.Handle(res, r)
+	}))
+	t.Cleanup(server.Close)
+	host := server.Listener.Addr().String()
 	registry.NewImage(t, []byte("a disk"))
 	digest := registry.Tags["1"].Digest.String()
 	key, file := registrytest.NewSigner(t)
 	dir := t.TempDir()
 	for name, text := range map[string]string{"default": "default: allow",
-		"strict": "images: [{prefix: " + registry.Host() + "/vm, keys: [" + file + "]}]"} {
+		"strict": "images: [{prefix: " + host + "/vm, keys: [" + file + "]}]"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
 	}
 	w := &world{t: t, p: p, ns: p.Namespace(t)}
 	p.Kubectl(t, "label", "ns", w.ns, "disk.kubevirt.io/signature-policy=strict")
 	w.c = runController(t, controllerBinary(t), p.ServiceAccount(t, systemNamespace, account),
 		"--leader-elect=false", "--namespace="+w.ns, "--signature-policies="+dir,
-		"--insecure-registry="+registry.Host(), "--follow-registry="+registry.Host()+"/vm")
+		"--insecure-registry="+host, "--follow-registry="+host+"/vm")
 	w.c.ready()
-	w.apply(strings.Replace(set("set", ""), testImage, registry.Host()+"/vm/a@"+digest, 1))
+	w.apply(strings.Replace(set("set", ""), testImage, host+"/vm/a@"+digest, 1))
 	w.plainPod("a")
 	w.reasons("a", "NotSigned")
 	verified := `jsonpath={.status.conditions[?(@.type=="Verified")].message}`
@@ -107,7 +118,7 @@ func TestSignatures(t *testing.T) {
 		`resource "namespaces" in`: {"label", "ns", w.ns, "--overwrite",
 			"disk.kubevirt.io/signature-policy=default"},
 		"is immutable": {"patch", "vmid", "a", "--type=merge", "-p", `{"spec": {"image": "` +
-			registry.Host() + `/open@` + digest + `"}}`},
+			host + `/open@` + digest + `"}}`},
 	} {
 		var out string
 		testtool.Within(t, patience, func() bool {
@@ -122,7 +133,9 @@ func TestSignatures(t *testing.T) {
 	require.Contains(t, out, "status.signedBy says what the controller")
 	require.Empty(t, w.free())
 
+	mu.Lock()
 	registry.Sign(t, digest, key)
+	mu.Unlock()
 	w.kubectl("annotate", "vmid", "a", "example.com/look=again")
 	w.starts("a")
 	w.until("Signed", "get", "vmid", "a", "-o",
@@ -132,14 +145,14 @@ func TestSignatures(t *testing.T) {
 
 	// A set finds what its tag names, and that it is signed.
 	w.apply(strings.Replace(set("tagged", `, "attachment": "Service", "follow": {"tag": "1"}`),
-		testImage, registry.Host()+"/vm/a@sha256:"+strings.Repeat("a", 64), 1))
-	w.until(registry.Host()+"/vm/a@"+digest, "get", "vmidset", "tagged", "-o",
+		testImage, host+"/vm/a@sha256:"+strings.Repeat("a", 64), 1))
+	w.until(host+"/vm/a@"+digest, "get", "vmidset", "tagged", "-o",
 		"jsonpath={.status.followed.image}")
 	w.until("Followed", "get", "events")
 
 	// Another policy, of which no event tells, and a registry that is away: that is no matter for a
 	// disk whose policy asks for nothing.
-	registry.Server.Close()
+	server.Close()
 	p.Kubectl(t, "label", "ns", w.ns, "--overwrite", "disk.kubevirt.io/signature-policy=none")
 	w.plainPod("b")
 	w.until("and there is none, so no image is used", "get", "vmid", "b", "-o", verified)
