@@ -31,14 +31,19 @@ func readLast() string {
 // onlyDisk is the domain's disk. There must be one.
 func onlyDisk(t *testing.T, l *launcher) libvirtxml.DomainDisk {
 	t.Helper()
-	var domain libvirtxml.Domain
-	require.NoError(t, domain.Unmarshal(l.domain()))
-	require.Len(t, domain.Devices.Disks, 1)
-	return domain.Devices.Disks[0]
+	return disksOf(t, l, 1)[0]
 }
 
-// TestKubeVirtBootsAnImage: an image with a disk is named as hook sidecar of an instance, and
-// KubeVirt's launcher boots a guest from it. The container has no network, no rights, and the
+func disksOf(t *testing.T, l *launcher, count int) []libvirtxml.DomainDisk {
+	t.Helper()
+	var domain libvirtxml.Domain
+	require.NoError(t, domain.Unmarshal(l.domain()))
+	require.Len(t, domain.Devices.Disks, count)
+	return domain.Devices.Disks
+}
+
+// TestKubeVirtBootsAnImage: an image with two disks is named as hook sidecar of an instance, and
+// KubeVirt's launcher boots a guest from the first. The container has no network, no rights, and the
 // memory that KubeVirt gives a sidecar. When the instance is stopped, the container ends, too.
 func TestKubeVirtBootsAnImage(t *testing.T) {
 	t.Parallel()
@@ -48,7 +53,10 @@ func TestKubeVirtBootsAnImage(t *testing.T) {
 	raw := bootableDisk(t)
 	context := t.TempDir()
 	makeQcow2(t, raw, filepath.Join(context, "guest.qcow2"), "", true)
-	image := e.buildFrom(t, context, "ADD guest.qcow2 /disk")
+	more := strings.Repeat("second\n", 4<<20/7)
+	require.NoError(t, os.WriteFile(filepath.Join(context, "more.raw"), []byte(more), 0o644))
+	require.NoError(t, os.Truncate(filepath.Join(context, "more.raw"), 8<<20))
+	image := e.buildFrom(t, context, "ADD guest.qcow2 more.raw /disk/")
 	s := e.newContainer(t, image, append([]string{"--network=none", "--user=107:107",
 		"--env=CONTAINER_NAME=" + p.name, "--volume=" + p.own() + ":" + hooksDir},
 		hardened...))
@@ -58,10 +66,15 @@ func TestKubeVirtBootsAnImage(t *testing.T) {
 	require.Equal(t, "131072", g.run(t, "cat /sys/block/vda/size"))
 	g.run(t, writeLast("k"))
 	require.Equal(t, "kkkkkkkk", g.run(t, readLast()))
-	disk := onlyDisk(t, l)
-	require.Equal(t, "nbd", disk.Source.Network.Protocol)
-	require.Equal(t, "virtio", disk.Target.Bus)
-	require.Contains(t, g.run(t, "cat /sys/block/vda/serial"), disk.Serial)
+	require.Equal(t, "16384", g.run(t, "cat /sys/block/vdb/size"))
+	require.Equal(t, "second", g.run(t, "dd if=/dev/vdb bs=7 count=1 2>/dev/null"))
+	for i, disk := range disksOf(t, l, 2) {
+		name := []string{"vda", "vdb"}[i]
+		require.Equal(t, "nbd", disk.Source.Network.Protocol)
+		require.Equal(t, "virtio", disk.Target.Bus)
+		require.Equal(t, name, disk.Target.Dev)
+		require.Contains(t, g.run(t, "cat /sys/block/"+name+"/serial"), disk.Serial)
+	}
 
 	l.stop()
 	require.Zero(t, s.wait(t), s.log(t))
