@@ -43,8 +43,8 @@ func disksOf(t *testing.T, l *launcher, count int) []libvirtxml.DomainDisk {
 }
 
 // TestKubeVirtBootsAnImage: an image with two disks is named as hook sidecar of an instance, and
-// KubeVirt's launcher boots a guest from the first. The container has no network, no rights, and the
-// memory that KubeVirt gives a sidecar. When the instance is stopped, the container ends, too.
+// KubeVirt's launcher boots a guest from the first. The container has no network, no rights, and
+// the memory that KubeVirt gives a sidecar. When the instance is stopped, the container ends, too.
 func TestKubeVirtBootsAnImage(t *testing.T) {
 	t.Parallel()
 	p := newLauncherPod(t)

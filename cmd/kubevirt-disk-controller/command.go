@@ -137,6 +137,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"a registry that may be used without TLS, as host or host:port; can be repeated")
 	f.StringSliceVar(&s.options.Follow, "follow-registry", nil,
 		"a registry, HOST or HOST/PATH, whose tags VMIdentitySets may follow; can be repeated")
+	f.BoolVar(&s.options.FillClaims, "fill-claims", false,
+		"fill the claims that name a VMImage as their dataSourceRef")
 	f.IntVar(&s.options.Concurrency, "concurrency", 8,
 		"how many objects of a kind are worked on at once")
 }

@@ -75,8 +75,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	cmd.Flags().StringVar(&c.image, flagImage, "", "with --"+keyPersistentDir+": `reference`, or "+
 		"path of a file, of what the disk was made of, if it is not complete without (default "+
 		"that of --"+flagOnto+")")
-	cmd.Flags().StringVar(&c.digest, flagDigestFile, "", "write the digest to this `file`, too, "+
-		"such as /dev/termination-log")
+	addDigestFile(cmd, &c.digest)
 	settings := newConfig()
 	c.ask = &asker{a: a, c: settings, own: pick(settings.settings(), keyControlSocket, keyWorkDir)}
 	addSignKey(cmd, &signKey)
@@ -184,11 +183,25 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 				"the snapshot is stored: %v\n", err)
 		}
 	}
-	if err != nil || c.digest == "" {
+	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(c.digest, []byte(digest+"\n"), 0o644); err != nil {
-		return fmt.Errorf("the image is stored as %s, but --%s: %w", digest, flagDigestFile, err)
+	return writeDigest(c.digest, digest)
+}
+
+func addDigestFile(cmd *cobra.Command, file *string) {
+	cmd.Flags().StringVar(file, flagDigestFile, "", "write the digest of the image to this "+
+		"`file`, too, such as /dev/termination-log")
+}
+
+// writeDigest writes the digest of an image that was stored or fetched into the file of
+// --digest-file ("": none).
+func writeDigest(file, digest string) error {
+	if file == "" {
+		return nil
+	}
+	if err := os.WriteFile(file, []byte(digest+"\n"), 0o644); err != nil {
+		return fmt.Errorf("the image %s is there, but --%s: %w", digest, flagDigestFile, err)
 	}
 	return nil
 }

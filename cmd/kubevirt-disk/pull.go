@@ -19,11 +19,21 @@ const (
 )
 
 type pullOptions struct {
-	path   string
-	format string
-	force  bool
-	unpack int64 // bytes
+	path     string
+	format   string
+	force    bool
+	size     string
+	bytes    int64 // size
+	digest   string
+	progress string
+	unpack   int64 // bytes
 }
+
+// The flags that only pull has.
+const (
+	flagSize     = "size"
+	flagProgress = "progress-listen"
+)
 
 func (a *app) pullCommand() *cobra.Command {
 	var o pullOptions
@@ -46,6 +56,11 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 	cmd.Flags().StringVar(&o.format, keyFormat, pullRaw,
 		"`format` to write: raw, or original to keep the file as it is")
 	cmd.Flags().BoolVar(&o.force, "force", false, "replace an existing file")
+	cmd.Flags().StringVar(&o.size, flagSize, "", "`bytes` of the raw disk in a file, as 20Gi, if "+
+		"that is more than the image's")
+	addDigestFile(cmd, &o.digest)
+	cmd.Flags().StringVar(&o.progress, flagProgress, "", "`address` at which GET /progress "+
+		"answers how many bytes were fetched, and of how many")
 	unpacking := unpackSetting(&o.unpack, defaultUnpack)
 	addFlags(cmd.Flags(), append(new(reach).withAddresses(), unpacking))
 	_ = cmd.RegisterFlagCompletionFunc(keyFormat,
@@ -66,6 +81,14 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
 			return fmt.Errorf("--%s: %q is neither %s nor %s", keyFormat, o.format, pullRaw,
 				pullOriginal)
 		}
+		if o.size != "" {
+			if o.bytes, err = parseSize(o.size); err != nil {
+				return fmt.Errorf("--%s: %w", flagSize, err)
+			}
+			if args[1] == standardStream || isDirectory(args[1]) || o.format != pullRaw {
+				return fmt.Errorf("--%s is for a raw disk in a file: %q is none", flagSize, args[1])
+			}
+		}
 		opt := new(reach)
 		l := load(cmd.Flags(), append(opt.withAddresses(), unpacking))
 		return a.withRegistryOf(cmd, l, *opt, ref,
@@ -82,10 +105,15 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 		return err
 	}
 	p := new(registry.Progress)
+	stop, err := tellProgress(ctx, o.progress, p)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	var done []registry.Pulled
 	var digest string
 	report := newReporter(a.stderr, isTerminal(a.stderr), oneLine(ref.String()))
-	err := report.while(p, func() (err error) {
+	err = report.while(p, func() (err error) {
 		done, digest, err = client.Pull(ctx, ref, dest,
 			registry.PullOptions{Path: o.path, Original: o.format == pullOriginal,
 				Replace: o.force, UnpackMemory: o.unpack, Progress: p, Stdout: a.stdout})
@@ -102,7 +130,12 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 			oneLine(d.Name), d.Format, digest,
 			oneLine(d.To), shortSize(d.Size))
 	}
-	return nil
+	if o.bytes != 0 {
+		if err := growFile(dest, o.bytes); err != nil {
+			return explainWrite(err, dest)
+		}
+	}
+	return writeDigest(o.digest, digest)
 }
 
 // checkPullDestination refuses output that would garble a terminal, and a file name that names the

@@ -22,7 +22,7 @@ spec: {population: Snapshot, storageClassName: clones, source: {%s}}
 }
 
 // volumeFor is a volume for a claim of the namespace, as a driver makes it.
-func (w *world) volumeFor(claim string) {
+func (w *world) volumeFor(claim string) (volume string) {
 	w.t.Helper()
 	name := w.ns + "-" + claim
 	mode := w.kubectl("get", "pvc", claim, "-o", "jsonpath={.spec.accessModes[0]}")
@@ -40,6 +40,7 @@ spec:
 `)
 	w.t.Cleanup(func() { w.kubectl("delete", "pv", name, "--wait=false") })
 	w.until("Bound", "get", "pvc", claim, "-o", "jsonpath={.status.phase}")
+	return name
 }
 
 // TestClones: disks begin from a claim, from another disk, and from a snapshot, with the rights of
@@ -126,12 +127,18 @@ func (w *world) exports(vm string) {
 	w.until("pod/vmexport-", "get", "pod", "-l", "disk.kubevirt.io/export", "-o", "name")
 	pod := strings.TrimSpace(w.kubectl("get", "pod", "-l", "disk.kubevirt.io/export", "-o", "name"))
 	pushed := "sha256:" + strings.Repeat("b", 64)
-	w.kubectl("patch", pod, "--subresource=status", "--type=merge", "-p", `{"status": {
-		"phase": "Succeeded", "containerStatuses": [{"name": "commit", "image": "x", "imageID": "x",
-		"ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0,
-		"message": "`+pushed+`"}}}]}}`)
+	w.ends(pod, "commit", pushed)
 	w.until("True "+pushed, "get", "vmid", vm, "-o", `jsonpath={.status.conditions[?(@.type==`+
 		`"Exported")].status} {.status.export.digest}`)
 	w.kubectl("patch", "vmid", vm, "--type=merge", "-p", `{"spec": {"export": null}}`)
 	w.until("No resources found", "get", "job")
+}
+
+// ends lets a pod succeed, with what its container says.
+func (w *world) ends(pod, container, says string) {
+	w.t.Helper()
+	w.kubectl("patch", pod, "--subresource=status", "--type=merge", "-p", `{"status": {
+		"phase": "Succeeded", "containerStatuses": [{"name": "`+container+`", "image": "x",
+		"imageID": "x", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0,
+		"message": "`+says+`"}}}]}}`)
 }

@@ -68,7 +68,19 @@ spec:
   accessModes: [ReadWriteOnce]
   claimRef: {namespace: shop, name: db, uid: 1b4d298f-6151-40b0-a1d4-269fc41d48f0}
   csi: {driver: example.com, volumeHandle: "1"}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: limits-filled}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteOnce]
+  claimRef: {namespace: shop, name: vmfill-` + fillUID + `, uid: 5ad7f1ba-3f0c-4c6c-9d0c-0f5e4ac8e6a3}
+  csi: {driver: example.com, volumeHandle: "2"}
 `
+
+// fillUID is the UID of a claim that was filled.
+const fillUID = "1b4d298f-6151-40b0-a1d4-269fc41d48f0"
 
 // workload is a Job of an identity, as YAML for a kind and a pod.
 func workload(pod string) string {
@@ -244,6 +256,21 @@ func TestLimitsOfTheController(t *testing.T) {
 		"a Job of nobody": {create(strings.Replace(workload(`containers: [{name: c,
 			image: "kubevirt.io:disk", `+restricted+`}]`), "kind: VMIdentity", "kind: VM", 1)),
 			"not one of kubevirt-disk"},
+		"a Job that fills a claim": {create(strings.NewReplacer("vmrecv-x", "vmfill-"+fillUID,
+			"disk.kubevirt.io/v1alpha1, kind: VMIdentity", "v1, kind: PersistentVolumeClaim").
+			Replace(workload(`containers: [{name: c, image: "kubevirt.io:disk",
+			` + restricted + `}]`))), ""},
+		"a Job that fills another claim": {create(strings.NewReplacer("vmrecv-x", "vmfill-x",
+			"disk.kubevirt.io/v1alpha1, kind: VMIdentity", "v1, kind: PersistentVolumeClaim").
+			Replace(workload(`containers: [{name: c, image: "kubevirt.io:disk",
+			` + restricted + `}]`))), "not one of kubevirt-disk"},
+		"a volume that was filled": {patch("PersistentVolume", "limits-filled",
+			`{"spec": {"claimRef": {"name": "web", "uid": "`+fillUID+`"}}}`), ""},
+		"a volume that was filled for another": {patch("PersistentVolume", "limits-filled",
+			`{"spec": {"claimRef": {"name": "web", "uid": "other"}}}`), "kubevirt-disk"},
+		"a volume that was filled elsewhere": {patch("PersistentVolume", "limits-filled",
+			`{"spec": {"claimRef": {"namespace": "kube-system", "name": "web",
+			"uid": "`+fillUID+`"}}}`), "kubevirt-disk"},
 		"a snapshot of a claim": {create(volumeSnapshot("vmsnap-x", "db", "x")),
 			"not one of kubevirt-disk"},
 		"a snapshot of a disk": {create(volumeSnapshot("vmsnap-x", "vmid-machine", "x")), ""},

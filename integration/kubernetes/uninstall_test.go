@@ -52,7 +52,8 @@ func TestUninstall(t *testing.T) {
 
 	const says = "every VMIdentity of the cluster would be deleted, and every disk with them"
 	types := []string{"vmidentities.disk.kubevirt.io", "vmidentitysets.disk.kubevirt.io",
-		"vmidentitysnapshots.disk.kubevirt.io", "vmpets.disk.kubevirt.io"}
+		"vmidentitysnapshots.disk.kubevirt.io", "vmimages.disk.kubevirt.io",
+		"vmpets.disk.kubevirt.io"}
 	deleteTypes := append([]string{"delete", "--dry-run=server", "crd"}, types...)
 	var out string
 	testtool.Within(t, patience, func() bool { // a policy takes effect a moment after it was made

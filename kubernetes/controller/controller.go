@@ -22,6 +22,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/export"
+	"kubevirt.io/disk/kubernetes/controller/fill"
 	"kubevirt.io/disk/kubernetes/controller/follow"
 	"kubevirt.io/disk/kubernetes/controller/hydration"
 	"kubevirt.io/disk/kubernetes/controller/identity"
@@ -58,6 +59,8 @@ type Options struct {
 	// MoveImage is the image of kubevirt-disk-controller that moves disks of type Local to other
 	// nodes; "": they stay where they are.
 	MoveImage string
+	// FillClaims fills the claims that name a VMImage as their source.
+	FillClaims bool
 	// Namespaces to work in, as given to Cache; none: all.
 	Namespaces []string
 	// Signatures says whose signatures images must have. The zero value: nobody's.
@@ -134,6 +137,15 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		mover = &local.Wishes{Live: mgr.GetAPIReader()}
 		if err := local.Setup(mgr, local.Options{Image: o.MoveImage,
 			Concurrency: o.Concurrency}); err != nil {
+			return err
+		}
+	}
+	if o.FillClaims {
+		f := fill.Options{Server: o.Server, Namespaces: o.Namespaces, Concurrency: o.Concurrency}
+		if o.Signatures.Policies != "" {
+			f.Keys = (&verify.Verifier{Live: mgr.GetAPIReader(), Options: o.Signatures}).Keys
+		}
+		if err := fill.Setup(mgr, f); err != nil {
 			return err
 		}
 	}

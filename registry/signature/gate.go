@@ -27,6 +27,12 @@ func (e *RefusedError) Error() string {
 // of which one must have signed it. none: it needs no signature. An image that nobody may read is a
 // *RefusedError.
 func (o Options) Ask(ref transport.Reference) (keys []string, err error) {
+	all, err := o.Ours(ref)
+	return fingerprints(all), err
+}
+
+// Ours is Ask with the keys themselves.
+func (o Options) Ours(ref transport.Reference) (keys []Key, err error) {
 	p, err := o.read()
 	if err != nil {
 		return nil, err
@@ -37,7 +43,7 @@ func (o Options) Ask(ref transport.Reference) (keys []string, err error) {
 		return nil, &RefusedError{Ref: ref.String(), Digest: digest, Why: why}
 	}
 	if !r.allow {
-		keys = fingerprints(r.keys)
+		keys = r.keys
 	}
 	return keys, nil
 }

@@ -30,6 +30,12 @@ type Key struct {
 	public      crypto.PublicKey
 }
 
+// PEM is the key as ParseKeys reads it.
+func (k Key) PEM() (string, error) {
+	spki, err := x509.MarshalPKIXPublicKey(k.public)
+	return string(pem.EncodeToMemory(&pem.Block{Type: pemPublic, Bytes: spki})), err
+}
+
 // The types of PEM blocks.
 const (
 	pemPublic      = "PUBLIC KEY"

@@ -39,9 +39,17 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [volumesnapshots]
   verbs: [list, watch, create]
 {{- end }}
-{{- if or (not (has "snapshots" .Values.without)) (not (has "exports" .Values.without)) .Values.localDisks.move }}
-# Jobs write an image for population Snapshot, commit a disk to an image, or move a disk of type Local.
-# The identities that use a Job own it.
+{{- if .Values.claims.fill }}
+- apiGroups: [disk.kubevirt.io]
+  resources: [vmimages]
+  verbs: [list, watch]
+- apiGroups: [disk.kubevirt.io]
+  resources: [vmimages/status]
+  verbs: [patch]
+{{- end }}
+{{- if or (not (has "snapshots" .Values.without)) (not (has "exports" .Values.without)) .Values.localDisks.move .Values.claims.fill }}
+# Jobs write an image for population Snapshot, commit a disk to an image, move a disk of type Local, or
+# fill a claim. What uses a Job owns it.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create, delete{{ if not (has "snapshots" .Values.without) }}, patch{{ end }}]

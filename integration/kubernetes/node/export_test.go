@@ -21,6 +21,9 @@ import (
 // registryAddress is where a registry listens that pods reach: the address of the first node.
 const registryAddress = "10.244.0.1:5000"
 
+// exported is the image that a machine's disk is exported as.
+const exported = registryAddress + "/golden/machine:1"
+
 // serveRegistry serves a registry on the node, with the certificate of its API server, and stores
 // an image there with the digest that the node knows.
 func serveRegistry(t *testing.T, n *Node, image Image) {
@@ -61,7 +64,7 @@ func (n *Node) certificates() string { return filepath.Join(n.plane, "certs") }
 // blocks up to a byte behind that.
 func (n *Node) export(t *testing.T, identity string, image Image, end int) {
 	t.Helper()
-	const reference = registryAddress + "/golden/machine:1"
+	const reference = exported
 	// The cluster's authority has signed the registry's certificate, and each namespace has it.
 	n.Kubectl(t, "patch", "vmid", identity, "--type=merge", "--patch", `{"spec": {"export": {
 		"reference": "`+reference+`", "registryCA": {"name": "kube-root-ca.crt"}}}}`)

@@ -72,6 +72,7 @@ func TestIdentity(t *testing.T) {
 		"--timeout=5m")
 	require.Contains(t, n.Kubectl(t, "get", "vmid", pod.Name), "true")
 	n.export(t, pod.Name, linux, end)
+	n.fill(t, linux, end)
 }
 
 // installController applies the manifest, and waits until both controllers run.

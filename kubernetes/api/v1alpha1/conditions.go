@@ -97,6 +97,12 @@ const (
 	ReasonUnverified = "Unverified"
 	ReasonVerifying  = "Verifying"
 
+	ReasonFilling      = "Filling"
+	ReasonFilled       = "Filled"
+	ReasonFillFailed   = "FillFailed"
+	ReasonWaiting      = "Waiting"
+	ReasonImageMissing = "ImageMissing"
+
 	ReasonCopying      = "Copying"
 	ReasonPointing     = "Pointing"
 	ReasonMoved        = "Moved"

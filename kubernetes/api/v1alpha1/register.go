@@ -16,6 +16,7 @@ func AddToScheme(s *runtime.Scheme) error {
 		&VMIdentity{}, &VMIdentityList{},
 		&VMIdentitySnapshot{}, &VMIdentitySnapshotList{},
 		&VMPet{}, &VMPetList{},
+		&VMImage{}, &VMImageList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

@@ -32,11 +32,11 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return moving(v1alpha1.ReasonInUse, "pod %s uses the disk, although it is being moved: "+
 			"delete the pod", user).after(again), err
 	}
-	volume, err := r.volume(ctx, m.VolumeName, m.VolumeUID)
+	volume, err := objects.Volume(ctx, r.Live, m.VolumeName, m.VolumeUID)
 	if err != nil {
 		return nil, err
 	}
-	if !boundTo(volume, m.ClaimUID) {
+	if !objects.BoundTo(volume, m.ClaimUID) {
 		return r.lost(id, "its volume %s is gone", m.VolumeName), nil
 	}
 	claim, err := r.claim(ctx, id, moveClaim(id))
@@ -59,12 +59,12 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		return s, err
 	}
 	if receiver != nil && objects.Ended(receiver).Type == batchv1.JobComplete {
-		fresh, err := r.volume(ctx, claim.Spec.VolumeName, "")
+		fresh, err := objects.Volume(ctx, r.Live, claim.Spec.VolumeName, "")
 		if err != nil {
 			return nil, err
 		}
 		// The claim may name any volume. That the volume names the claim is Kubernetes' word.
-		if claim.Status.Phase != corev1.ClaimBound || !boundTo(fresh, claim.UID) {
+		if claim.Status.Phase != corev1.ClaimBound || !objects.BoundTo(fresh, claim.UID) {
 			return moving(v1alpha1.ReasonClaimForeign, "the claim %s was filled, and volume %q is "+
 				"not bound to it: delete the claim", claim.Name, claim.Spec.VolumeName).
 				after(afterFailed), nil

@@ -194,11 +194,11 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity, held []
 		len(claim.Spec.AccessModes) == 0 {
 		return nil, nil // package identity says what is wrong
 	}
-	volume, err := r.volume(ctx, claim.Spec.VolumeName, "")
+	volume, err := objects.Volume(ctx, r.Live, claim.Spec.VolumeName, "")
 	if err != nil {
 		return nil, err
 	}
-	if !boundTo(volume, claim.UID) {
+	if !objects.BoundTo(volume, claim.UID) {
 		return stays(v1alpha1.ReasonClaimForeign, "the volume %s is not bound to the claim %s, so "+
 			"it is not moved", claim.Spec.VolumeName, claim.Name).after(afterFailed), nil
 	}

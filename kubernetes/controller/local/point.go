@@ -24,15 +24,15 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 	wait := func(format string, args ...any) *state {
 		return moving(v1alpha1.ReasonPointing, format, args...).after(time.Second)
 	}
-	fresh, err := r.volume(ctx, m.NewVolumeName, m.NewVolumeUID)
+	fresh, err := objects.Volume(ctx, r.Live, m.NewVolumeName, m.NewVolumeUID)
 	if err != nil {
 		return nil, err
 	}
-	former, err := r.volume(ctx, m.VolumeName, m.VolumeUID)
+	former, err := objects.Volume(ctx, r.Live, m.VolumeName, m.VolumeUID)
 	if err != nil {
 		return nil, err
 	}
-	if !boundTo(former, m.ClaimUID) {
+	if !objects.BoundTo(former, m.ClaimUID) {
 		former = nil // somebody has given it to another claim
 	}
 	claim, err := r.claim(ctx, id, v1alpha1.ClaimName(id.Name))
@@ -95,7 +95,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim, fresh, former *corev1.PersistentVolume) (*state, error) {
 	m := id.Status.Move
-	if claim.Status.Phase != corev1.ClaimBound || !boundTo(fresh, claim.UID) {
+	if claim.Status.Phase != corev1.ClaimBound || !objects.BoundTo(fresh, claim.UID) {
 		return moving(v1alpha1.ReasonPointing, "the claim %s is being bound to the volume %s",
 			claim.Name, fresh.Name).after(time.Second), nil
 	}
@@ -121,22 +121,6 @@ func (r *Reconciler) finish(ctx context.Context, id *v1alpha1.VMIdentity,
 		from = "its former node"
 	}
 	return stays(v1alpha1.ReasonMoved, "the disk was moved from %s to %s", from, m.To), nil
-}
-
-// volume returns the volume with a name and a UID ("": any), or nil.
-func (r *Reconciler) volume(ctx context.Context, name string, uid types.UID) (
-	*corev1.PersistentVolume, error) {
-	v, err := objects.Find[corev1.PersistentVolume](ctx, r.Live, "volume",
-		client.ObjectKey{Name: name})
-	if v == nil || uid != "" && v.UID != uid {
-		return nil, err
-	}
-	return v, nil
-}
-
-// boundTo reports whether a volume, which may be nil, belongs to a claim according to Kubernetes.
-func boundTo(v *corev1.PersistentVolume, claim types.UID) bool {
-	return v != nil && claim != "" && v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == claim
 }
 
 // mine reports whether the volume with the moved disk may get the claim of the identity: it belongs

@@ -66,22 +66,34 @@ var pages = &http.Client{
 
 // ReadStatus reads the page /status of the daemon at an address, host:port.
 func ReadStatus(ctx context.Context, address string) (*status.Status, error) {
-	url := "http://" + address + "/status"
+	page := &status.Status{}
+	if err := readPage(ctx, "http://"+address+"/status", page); err != nil {
+		return nil, err
+	}
+	return page, nil
+}
+
+// ReadProgress reads how far the command at an address, host:port, is.
+func ReadProgress(ctx context.Context, address string) (p status.Progress, err error) {
+	err = readPage(ctx, "http://"+address+"/progress", &p)
+	return p, err
+}
+
+func readPage(ctx context.Context, url string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	res, err := pages.Do(req)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s", url, res.Status)
+		return fmt.Errorf("%s answers %s", url, res.Status)
 	}
-	page := &status.Status{}
-	if err := json.NewDecoder(io.LimitReader(res.Body, MaxPage)).Decode(page); err != nil {
-		return nil, fmt.Errorf("%s: %w", url, err)
+	if err := json.NewDecoder(io.LimitReader(res.Body, MaxPage)).Decode(into); err != nil {
+		return fmt.Errorf("%s: %w", url, err)
 	}
-	return page, nil
+	return nil
 }

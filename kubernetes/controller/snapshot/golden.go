@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/vmdisk"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // snapshotKind is the kind of VolumeSnapshots, whose CRD comes with a CSI driver.
@@ -26,7 +26,6 @@ const (
 	// annotationImage is on golden objects, for people: the image.
 	annotationImage = v1alpha1.Group + "/image"
 
-	diskUser = 107
 	dataDir  = "/data"
 	diskFile = dataDir + "/disk.img"
 	retries  = 3
@@ -67,52 +66,11 @@ func ofJob(job *batchv1.Job) metav1.OwnerReference {
 
 // newJob is a Job that writes an image into the claim of its name.
 func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
-	restricted := vmdisk.Restricted()
-	c := corev1.Container{
-		Name:  "pull",
-		Image: o.Server,
+	return objects.Command{
 		// An earlier attempt may have left a file that differs.
-		Args: []string{"pull", "--force", id.Spec.Image, diskFile},
-		// A failure is reported with the last words of the command.
-		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"),
-				corev1.ResourceMemory: resource.MustParse("128Mi")},
-			Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
-		},
-		SecurityContext: restricted,
-		VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: dataDir},
-			{Name: "tmp", MountPath: "/tmp"}},
-	}
-	pod := corev1.PodSpec{
-		AutomountServiceAccountToken: new(false),
-		EnableServiceLinks:           new(false),
-		RestartPolicy:                corev1.RestartPolicyNever,
-		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: new(true),
-			FSGroup: new(int64(diskUser))},
-		Volumes: []corev1.Volume{
-			{Name: "data", VolumeSource: corev1.VolumeSource{
-				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}},
-			{Name: "tmp", VolumeSource: corev1.VolumeSource{
-				EmptyDir: &corev1.EmptyDirVolumeSource{}}},
-		},
-	}
-	if o.PullSecret != "" {
-		const at = "/etc/registry"
-		c.Env = []corev1.EnvVar{{Name: "REGISTRY_CONFIG",
-			Value: at + "/" + corev1.DockerConfigJsonKey}}
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "registry", MountPath: at,
-			ReadOnly: true})
-		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "registry",
-			VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
-				SecretName: o.PullSecret, DefaultMode: new(int32(0o440))}}})
-	}
-	pod.Containers = []corev1.Container{c}
-	return &batchv1.Job{ObjectMeta: metaOf(id, name, ownedBy(id)), Spec: batchv1.JobSpec{
-		BackoffLimit: new(int32(retries)),
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{
-			Labels: map[string]string{labelGolden: name}}, Spec: pod},
-	}}
+		Args:  []string{"pull", "--force", id.Spec.Image, diskFile},
+		Image: o.Server, Claim: name, Dir: dataDir, Secret: o.PullSecret, Retries: retries,
+	}.Job(metaOf(id, name, ownedBy(id)), map[string]string{labelGolden: name})
 }
 
 func newClaim(id *v1alpha1.VMIdentity, job *batchv1.Job, class *string,

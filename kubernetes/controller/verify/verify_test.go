@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -268,4 +269,28 @@ func TestCheck(t *testing.T) {
 	require.ErrorContains(t, Options{Policies: dir}.Check(), "signature-policies: ")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "default.yaml"), []byte("x: y"), 0o600))
 	require.ErrorContains(t, Options{Policies: dir}.Check(), "default.yaml")
+}
+
+// TestKeys: whoever fetches an image in a namespace is told the keys of the namespace's policy.
+func TestKeys(t *testing.T) {
+	s := newScene(t)
+	keys := func(image, reason, says string) []string {
+		t.Helper()
+		keys, why, message, err := s.r.Verifier.Keys(t.Context(), controllertest.Namespace, image)
+		require.NoError(t, err)
+		require.Equal(t, reason, why, message)
+		require.Contains(t, message, says)
+		return keys
+	}
+	tag := s.registry.Host() + "/vm/a:1"
+	got := keys(tag, "", "")
+	require.Len(t, got, 1)
+	parsed, err := signature.ParseKeys([]byte(got[0]))
+	require.NoError(t, err)
+	require.Len(t, parsed, 1)
+	require.Empty(t, keys(s.registry.Host()+"/other/a:1", "NotSigned", ""))
+	require.Empty(t, keys("https://example.com/a.qcow2", "NotSigned", ""))
+	require.Empty(t, keys("no image: @", "Invalid", ""))
+	s.label("gone")
+	require.Empty(t, keys(tag, "NotSigned", `shall have the policy "gone"`))
 }

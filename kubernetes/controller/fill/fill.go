@@ -1,0 +1,273 @@
+package fill
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/status"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Server is the image of kubevirt-disk that fetches disks.
+	Server string
+	// Keys returns the keys (PEM) of which one must have signed an image that is fetched in a
+	// namespace (none: nothing is asked), or a reason why it may not be fetched. nil: nothing is
+	// asked of any.
+	Keys func(ctx context.Context, namespace, image string) (keys []string, reason, message string,
+		err error)
+	// Namespaces to work in; none: all.
+	Namespaces []string
+	// Concurrency is how many VMImages are handled at once. 0: one.
+	Concurrency int
+}
+
+// Reconciler fills the claims of a VMImage.
+type Reconciler struct {
+	Client client.Client
+	// Claims reads all claims from a cache, with index IndexImage.
+	Claims client.Reader
+	// Live reads from the API server: volumes and pods, and claims before a volume is given away.
+	Live   client.Reader
+	Events events.EventRecorder
+	// Ask asks the pod that fetches a disk how far it is.
+	Ask     func(ctx context.Context, address string) (status.Progress, error)
+	Options Options
+
+	mu   sync.Mutex
+	told map[types.NamespacedName]map[types.UID]string // guarded by mu; the last of each claim
+}
+
+const (
+	// look is when to look again at what no event announces.
+	look = 5 * time.Second
+	// afterFailed is when a Job that failed is made again.
+	afterFailed = 5 * time.Minute
+	// askTime is how long pods are waited for that say how far they are.
+	askTime = 2 * time.Second
+)
+
+// state is how far a claim is.
+type state struct {
+	claim           *corev1.PersistentVolumeClaim
+	reason, message string
+	progress        string
+	again           time.Duration // 0: an event announces the next step
+	pod             *corev1.Pod   // that can be asked how far it is; nil: none
+}
+
+func (s *state) after(d time.Duration) *state {
+	s.again = d
+	return s
+}
+
+func is(reason, format string, args ...any) *state {
+	return &state{reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+// Reconcile does the next step for each claim of a VMImage.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	before, err := objects.Find[v1alpha1.VMImage](ctx, r.Client, "VMImage", req.NamespacedName)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if before != nil && before.DeletionTimestamp != nil {
+		before = nil
+	}
+	var claims corev1.PersistentVolumeClaimList
+	if err := r.Claims.List(ctx, &claims, client.InNamespace(req.Namespace),
+		client.MatchingFields{IndexImage: req.Name}); err != nil {
+		return ctrl.Result{}, fmt.Errorf("claims: %w", err)
+	}
+	var all []*state
+	var failed error
+	for i := range claims.Items {
+		claim := &claims.Items[i]
+		s, err := r.step(ctx, req.Name, before, claim)
+		if err != nil {
+			failed = cmp.Or(failed, fmt.Errorf("claim %s: %w", claim.Name, err))
+			continue
+		}
+		if s != nil {
+			s.claim = claim
+			all = append(all, s)
+		}
+	}
+	r.progress(ctx, all)
+	again := time.Duration(0)
+	r.tell(req.NamespacedName, all)
+	for _, s := range all {
+		if s.again > 0 && (again == 0 || s.again < again) {
+			again = s.again
+		}
+	}
+	if before != nil && failed == nil {
+		image := before.DeepCopy()
+		image.Status.Claims = statusOf(all)
+		failed = client.IgnoreNotFound(objects.PatchStatus(ctx, r.Client, before, image))
+	}
+	return objects.Result(ctrl.Result{RequeueAfter: again}, failed)
+}
+
+// maxListed is how many claims a status lists. All are filled.
+const maxListed = 100
+
+func statusOf(all []*state) (list []v1alpha1.ClaimStatus) {
+	for _, s := range all {
+		if s.reason != v1alpha1.ReasonFilled {
+			list = append(list, v1alpha1.ClaimStatus{Name: s.claim.Name, UID: s.claim.UID,
+				Reason: s.reason, Message: s.message, Progress: s.progress})
+		}
+	}
+	slices.SortFunc(list, func(a, b v1alpha1.ClaimStatus) int {
+		return cmp.Compare(a.Name, b.Name)
+	})
+	return list[:min(len(list), maxListed)]
+}
+
+// tell sends an event of each claim whose state has changed, and at each quarter of the way.
+func (r *Reconciler) tell(image types.NamespacedName, all []*state) {
+	r.mu.Lock()
+	before := r.told[image]
+	if r.told == nil {
+		r.told = make(map[types.NamespacedName]map[types.UID]string)
+	}
+	now := make(map[types.UID]string, len(all))
+	for _, s := range all {
+		now[s.claim.UID] = s.reason + quarter(s.progress)
+	}
+	if r.told[image] = now; len(now) == 0 {
+		delete(r.told, image)
+	}
+	r.mu.Unlock()
+	for _, s := range all {
+		if before[s.claim.UID] != now[s.claim.UID] {
+			objects.EventAs(eventType, r.Events, s.claim, nil, s.reason, s.message)
+		}
+	}
+}
+
+func eventType(reason string) string {
+	switch reason {
+	case v1alpha1.ReasonFilling, v1alpha1.ReasonFilled, v1alpha1.ReasonWaiting:
+		return corev1.EventTypeNormal
+	}
+	return corev1.EventTypeWarning
+}
+
+// step does the next step for a claim. nil: there is nothing to do, or to say. image is nil if
+// there is none.
+func (r *Reconciler) step(ctx context.Context, name string, image *v1alpha1.VMImage,
+	claim *corev1.PersistentVolumeClaim) (*state, error) {
+	if claim.DeletionTimestamp != nil {
+		return nil, nil // what belongs to it is collected
+	}
+	made, err := r.made(ctx, claim)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case claim.Spec.VolumeName != "":
+		return r.clean(ctx, name, claim, made)
+	case image == nil:
+		return is(v1alpha1.ReasonImageMissing, "there is no VMImage %s in the namespace, from "+
+			"which the claim is filled: make it", name), nil
+	case made.strange != "":
+		return is(v1alpha1.ReasonFillFailed, "there is a %s %s that is not of this claim: delete "+
+			"it", made.strange, nameOf(claim)).after(look), nil
+	}
+	if s, err := r.wait(ctx, claim); s != nil || err != nil {
+		return s, err
+	}
+	image, s, err := r.signed(ctx, image)
+	if s != nil || err != nil {
+		return s, err
+	}
+	switch {
+	case made.claim == nil:
+		return r.make(ctx, newClaim(claim))
+	case made.job == nil:
+		return r.make(ctx, newJob(image, claim, r.Options.Server))
+	case made.claim.DeletionTimestamp != nil || made.job.DeletionTimestamp != nil:
+		return is(v1alpha1.ReasonFilling, "an earlier try has to go first").after(look), nil
+	case made.job.Annotations[annotationWanted] != wanted(image, claim, r.Options.Server):
+		return is(v1alpha1.ReasonFilling, "the VMImage has changed, and the claim is filled anew").
+			after(look), r.deleteJob(ctx, made.job)
+	}
+	switch end := objects.Ended(made.job); end.Type {
+	case batchv1.JobComplete:
+		return r.give(ctx, claim, made.claim)
+	case batchv1.JobFailed:
+		return r.failed(ctx, made.job, end)
+	}
+	return r.running(ctx, made.job)
+}
+
+// made is what was made to fill a claim.
+type made struct {
+	claim   *corev1.PersistentVolumeClaim
+	job     *batchv1.Job
+	strange string // the kind of an object that has the name, and is not of the claim
+}
+
+func (r *Reconciler) made(ctx context.Context, claim *corev1.PersistentVolumeClaim) (m made,
+	err error) {
+	key := client.ObjectKey{Namespace: claim.Namespace, Name: nameOf(claim)}
+	if m.claim, err = objects.Find[corev1.PersistentVolumeClaim](ctx, r.Claims, "claim",
+		key); err != nil {
+		return m, err
+	}
+	if m.job, err = objects.Find[batchv1.Job](ctx, r.Client, "job", key); err != nil {
+		return m, err
+	}
+	if m.claim != nil && !metav1.IsControlledBy(m.claim, claim) {
+		m.claim, m.strange = nil, "claim"
+	}
+	if m.job != nil && !metav1.IsControlledBy(m.job, claim) {
+		m.job, m.strange = nil, "Job"
+	}
+	return m, nil
+}
+
+// annotationNode is on a claim: the node that the scheduler has chosen for its first consumer.
+const annotationNode = "volume.kubernetes.io/selected-node"
+
+// wait returns why there can be no volume yet, or nil.
+func (r *Reconciler) wait(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*state,
+	error) {
+	name := claim.Spec.StorageClassName
+	if name != nil && *name == "" {
+		return is(v1alpha1.ReasonInvalid, "the claim asks for no StorageClass, and so for a "+
+			"volume that is there already: make a claim with a class"), nil
+	}
+	missing, err := objects.MissingClass(ctx, r.Client, name, "claim")
+	if missing != "" || err != nil {
+		return is(v1alpha1.ReasonClassMissing, "%s", missing).after(look), err
+	}
+	class, err := objects.Class(ctx, r.Client, name)
+	if class == nil || err != nil {
+		return is(v1alpha1.ReasonWaiting, "there is no StorageClass").after(look), err
+	}
+	mode := class.VolumeBindingMode
+	if mode != nil && *mode == storagev1.VolumeBindingWaitForFirstConsumer &&
+		claim.Annotations[annotationNode] == "" {
+		return is(v1alpha1.ReasonWaiting, "the StorageClass %s makes a volume where the first pod "+
+			"runs: the claim is filled when a pod with it is scheduled", class.Name), nil
+	}
+	return nil, nil
+}
