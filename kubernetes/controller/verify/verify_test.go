@@ -282,13 +282,14 @@ func TestKeys(t *testing.T) {
 		require.Contains(t, message, says)
 		return keys
 	}
-	tag := s.registry.Host() + "/vm/a:1"
+	host, _, _ := strings.Cut(s.image(), "/")
+	tag := host + "/vm/a:1"
 	got := keys(tag, "", "")
 	require.Len(t, got, 1)
 	parsed, err := signature.ParseKeys([]byte(got[0]))
 	require.NoError(t, err)
 	require.Len(t, parsed, 1)
-	require.Empty(t, keys(s.registry.Host()+"/other/a:1", "NotSigned", ""))
+	require.Empty(t, keys(host+"/other/a:1", "NotSigned", ""))
 	require.Empty(t, keys("https://example.com/a.qcow2", "NotSigned", ""))
 	require.Empty(t, keys("no image: @", "Invalid", ""))
 	s.label("gone")
