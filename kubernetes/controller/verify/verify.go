@@ -89,11 +89,11 @@ func (v *Verifier) ask(ctx context.Context, id *v1alpha1.VMIdentity) (a asked, e
 }
 
 // Keys returns the keys (PEM) of which one must have signed an image that is fetched in a
-// namespace; none: nothing is asked of it. The image is as ParseReference takes it. A reason says
+// namespace; none: nothing is asked of it. The image is as ParseSource takes it. A reason says
 // why it may not be fetched.
 func (v *Verifier) Keys(ctx context.Context, in, image string) (keys []string, reason,
 	message string, err error) {
-	ref, err := transport.ParseReference(image)
+	ref, err := transport.ParseSource(image)
 	if err != nil {
 		return nil, v1alpha1.ReasonInvalid, short(err), nil
 	}
