@@ -114,7 +114,7 @@ func pairedRatio(all, baseline []usage, value func(usage) float64) string {
 	return ratio(median(ratios), 1)
 }
 
-func column(all []usage, value func(usage) float64) []float64 {
+func column[T any](all []T, value func(T) float64) []float64 {
 	var values []float64
 	for _, u := range all {
 		values = append(values, value(u))

@@ -40,7 +40,7 @@ type settings struct {
 
 // parts are the names of the measurements.
 var parts = []string{"scsi", "load", "expand", "compress", "hydrate", "start", "cold", "replicas",
-	"registry", "upload", "nbd", "relay"}
+	"registry", "upload", "nbd", "relay", "history"}
 
 func main() {
 	s, err := parse(os.Args[1:])
@@ -81,7 +81,8 @@ func parse(args []string) (settings, error) {
 		"what to measure: common clients, our own load generator, the expansion of images, "+
 			"their compression, disks that copy their image, the time to the first read, reads "+
 			"of an image that is not copied, many disks of one image, images in a registry, "+
-			"uploads into volumes, disks by NBD, what a relay adds")
+			"uploads into volumes, disks by NBD, what a relay adds, snapshots and "+
+			"commits")
 	flags.StringVar(&loads, "loads", "",
 		"a regular expression; measures only loads (and copies: \"zlib, convert\", \"zstd, "+
 			"compress\", \"zlib, persistent clone\", \"registry, boot\", "+
@@ -180,7 +181,7 @@ func run(ctx context.Context, s settings) error {
 		{"hydrate", measureHydration}, {"start", measureStart},
 		{"cold", measureColdReads}, {"replicas", measureReplicas}, {"registry", measureRegistry},
 		{"upload", measureUpload}, {"nbd", measureNBD},
-		{"relay", measureRelay}} {
+		{"relay", measureRelay}, {"history", measureHistory}} {
 		if slices.Contains(s.only, part.name) {
 			if err := part.measure(ctx, s); err != nil {
 				return err
