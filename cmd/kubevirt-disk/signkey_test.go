@@ -81,6 +81,60 @@ func TestSignAndInspect(t *testing.T) {
 	require.Empty(t, shown.Signatures[0].Key)
 }
 
+// TestSignedBelow: what a new image is built on has to be signed, too, and the new one is signed by
+// whoever makes it. So has a container image that becomes a disk.
+func TestSignedBelow(t *testing.T) {
+	cleanEnv(t)
+	server := httptest.NewServer(inmemory.New(inmemory.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
+	key, public := registrytest.NewSigner(t)
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "key.pem")
+	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY",
+		Bytes: der}), 0o600))
+	dir := t.TempDir()
+	raw := filepath.Join(dir, "a.raw")
+	write := func(parts ...string) (content []byte) {
+		for _, part := range parts {
+			content = append(content, bytes.Repeat([]byte(part), 1<<17)...)
+		}
+		require.NoError(t, os.WriteFile(raw, content, 0o600))
+		return content
+	}
+	said := func(status int, args ...string) string {
+		t.Helper()
+		var out, said bytes.Buffer
+		a := &app{stdout: &out, stderr: &said, stdin: strings.NewReader("")}
+		got := a.execute(append(args, "--insecure-registry="+host))
+		require.Equal(t, status, got, "%s%s", &out, &said)
+		return out.String() + said.String()
+	}
+	ref := func(tag string) string { return host + "/vm/a:" + tag }
+	verify := "--verify-key=" + public
+	write("the same", "unsigned")
+	said(exitDone, "push", "--base=none", raw, ref("unsigned"))
+	write("the same", "is known")
+	said(exitDone, "push", "--base=none", raw, ref("signed"), "--sign-key="+file)
+	want := write("the same", "changed ")
+	const none = "has no signature"
+	for _, how := range []string{"--onto", "--base"} {
+		require.Contains(t, said(exitFailed, "push", how+"="+ref("unsigned"), raw, ref("2"),
+			verify), none)
+		require.Contains(t, said(exitFailed, "inspect", ref("2")), "does not exist")
+	}
+	require.Contains(t, said(exitFailed, "adapt", ref("unsigned"), "--to", filepath.Join(dir, "to"),
+		verify, "--kernel="+raw, "--initrd="+raw), none)
+	require.NoDirExists(t, filepath.Join(dir, "to", "disk"))
+	require.Contains(t, said(exitDone, "push", "--onto="+ref("signed"), raw, ref("2"), verify,
+		"--sign-key="+file), "signed by "+registrytest.Fingerprint(t, key))
+	said(exitDone, "pull", ref("2"), filepath.Join(dir, "out.raw"), verify)
+	got, err := os.ReadFile(filepath.Join(dir, "out.raw"))
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+}
+
 // TestNamesImage: what may be a file is one.
 func TestNamesImage(t *testing.T) {
 	t.Chdir(t.TempDir())

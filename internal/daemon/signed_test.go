@@ -6,12 +6,15 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/daemon/options/optionstest"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -55,5 +58,56 @@ func TestSignedImage(t *testing.T) {
 	require.Equal(t, want, now.LUNs[0].SignedBy)
 	require.Contains(t, string(get("/metrics")), `kubevirt_disk_lun_signed{image="`+ref.String()+
 		`",key="`+want+`",lun="1"} 1`)
+	require.NoError(t, r.end())
+}
+
+// TestSignedVolume: a volume from an image is made only if the key has signed that, and nothing of
+// another image is read.
+func TestSignedVolume(t *testing.T) {
+	l := registrytest.NewLying(t)
+	content := bytes.Repeat([]byte("a disk  "), 8192)
+	l.NewImage(t, content)
+	key, file := registrytest.NewSigner(t)
+	opt := testOptions(t)
+	opt.Streams = options.Streams{Registry: transport.Options{Insecure: []string{l.Host()}},
+		Signatures: signature.Options{Keys: []string{file}},
+		CacheDir:   filepath.Join(filepath.Dir(opt.WorkDir), "cache"), CacheSize: 1 << 30}
+	opt.Volumes = &options.Volumes{Listen: optionstest.Loopback()}
+	r := start(t, opt)
+	ask := func(method, body string) (int, string) {
+		req, err := http.NewRequest(method,
+			"http://"+r.Status().Volumes.Address+"/volume/vm", strings.NewReader(body))
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/json")
+		res, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		defer res.Body.Close()
+		text, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		return res.StatusCode, string(text)
+	}
+	put := func() (code int, text string) {
+		code, text = ask(http.MethodPut, `{"from": {"reference": "`+l.Host()+`/vm/a:1"}}`)
+		testtool.Eventually(t, func() bool {
+			if code == http.StatusAccepted {
+				code, text = ask(http.MethodGet, "")
+			}
+			return code != http.StatusAccepted
+		})
+		return code, text
+	}
+	code, text := put()
+	require.GreaterOrEqual(t, code, 400, text)
+	require.Contains(t, text, "has no signature")
+	require.Zero(t, l.Requests("/blobs/"))
+	require.Empty(t, r.disks.Served())
+
+	l.Sign(t, l.Tags["1"].Digest.String(), key)
+	code, text = put()
+	require.Less(t, code, 300, text)
+	p := make([]byte, len(content))
+	_, err := r.disks.Served()[0].Instance().ReadAt(p, 0)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(content, p))
 	require.NoError(t, r.end())
 }
