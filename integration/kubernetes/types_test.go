@@ -327,7 +327,7 @@ func TestNamesOfOthers(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, 4, kinds)
+	require.Equal(t, 5, kinds)
 	// As kubectl understands it where KubeVirt is not installed.
 	for _, name := range []string{"vm", "vms", "vmi", "vmids"} {
 		_, err := p.TryKubectl(nil, "delete", name, "--all", "-n", p.Namespace(t))
