@@ -11,8 +11,8 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// add adds a disk to the domain.
-func (e *edit) add(d *Disk, w *wish) error {
+// add adds a disk to the domain, before so many others.
+func (e *edit) add(d *Disk, w *wish, later int) error {
 	device := libvirt.Device{Bus: w.bus, Cache: w.cache, ErrorPolicy: libvirt.ErrorStop}
 	if device.Bus == "" {
 		device.Bus = libvirt.BusVirtio
@@ -32,7 +32,7 @@ func (e *edit) add(d *Disk, w *wish) error {
 	if device.BootOrder, err = e.bootOrder(w); err != nil {
 		return err
 	}
-	if device.Dev, err = e.freeName(device.Bus); err != nil {
+	if device.Dev, err = e.freeName(device.Bus, later); err != nil {
 		return err
 	}
 	disk, err := export.Disk(device)
@@ -53,18 +53,30 @@ func (e *edit) add(d *Disk, w *wish) error {
 // one.
 const aliasPrefix = "ua-hook_"
 
+// prefix begins the names of targets on a bus; "": that of a disk for which none was chosen.
+func prefix(bus libvirt.Bus) string {
+	if bus == libvirt.BusVirtio || bus == "" {
+		return "vd"
+	}
+	return "sd"
+}
+
 // freeName is a name for a target that no disk has. They are taken from the end of the alphabet:
 // KubeVirt calls disks that are plugged in later by the first letters, whatever a hook has added.
-func (e *edit) freeName(bus libvirt.Bus) (string, error) {
+// So many names behind it are left for later disks: libvirt places disks in the order of their
+// names, and a guest shall meet ours in the order of their LUNs.
+func (e *edit) freeName(bus libvirt.Bus, later int) (string, error) {
 	for _, disk := range e.disks() {
 		e.names[disk.child("target").attribute("dev")] = true
 	}
-	prefix := "sd"
-	if bus == libvirt.BusVirtio {
-		prefix = "vd"
-	}
+	prefix := prefix(bus)
 	for c := 'z'; c >= 'a'; c-- {
-		if name := prefix + string(c); !e.names[name] {
+		name := prefix + string(c)
+		switch {
+		case e.names[name]:
+		case later > 0:
+			later--
+		default:
 			e.names[name] = true
 			return name, nil
 		}

@@ -59,7 +59,13 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 		if places[i] != nil {
 			err = e.exchange(places[i], &disks[i], &wishes[i])
 		} else {
-			err = e.add(&disks[i], &wishes[i])
+			later := 0 // those that come behind it, with names of the same kind
+			for j := i + 1; j < len(disks); j++ {
+				if places[j] == nil && prefix(wishes[j].bus) == prefix(wishes[i].bus) {
+					later++
+				}
+			}
+			err = e.add(&disks[i], &wishes[i], later)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("disk %q: %w", disks[i].Export.Name, err)

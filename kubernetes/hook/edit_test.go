@@ -130,8 +130,8 @@ func TestAddToFewDevices(t *testing.T) {
 		"<?xml version='1.0'?>\n<domain type='kvm'><devices><emulator/></devices>\n</domain>"} {
 		_, d := edited(t, domain, vmi(), served("a", "b")...)
 		require.Len(t, d.Devices.Disks, 2, domain)
-		require.Equal(t, "vdz", d.Devices.Disks[0].Target.Dev)
-		require.Equal(t, "vdy", d.Devices.Disks[1].Target.Dev)
+		require.Equal(t, "vdy", d.Devices.Disks[0].Target.Dev)
+		require.Equal(t, "vdz", d.Devices.Disks[1].Target.Dev)
 		require.EqualValues(t, 1, d.Devices.Disks[0].Boot.Order)
 		require.Nil(t, d.Devices.Disks[1].Boot)
 	}
@@ -146,7 +146,7 @@ func TestAnnotations(t *testing.T) {
 	disks := d.Devices.Disks[1:]
 	require.Equal(t, "scsi sata usb", disks[0].Target.Bus+" "+disks[1].Target.Bus+" "+
 		disks[2].Target.Bus)
-	require.Equal(t, "sdz sdy sdx", disks[0].Target.Dev+" "+disks[1].Target.Dev+" "+
+	require.Equal(t, "sdx sdy sdz", disks[0].Target.Dev+" "+disks[1].Target.Dev+" "+
 		disks[2].Target.Dev)
 	require.EqualValues(t, 1, *disks[0].Address.Drive.Target)
 	require.EqualValues(t, 0, *disks[1].Address.Drive.Unit)
@@ -174,7 +174,7 @@ func TestPlaces(t *testing.T) {
 	_, d := edited(t, domain, vmi("bus.a", "virtio", "bus.b", "sata", "bus.c", "scsi"),
 		served("a", "b", "c")...)
 	disks := d.Devices.Disks[4:]
-	require.Equal(t, "vdy sdy sdx", disks[0].Target.Dev+" "+disks[1].Target.Dev+" "+
+	require.Equal(t, "vdy sdx sdy", disks[0].Target.Dev+" "+disks[1].Target.Dev+" "+
 		disks[2].Target.Dev)
 	require.EqualValues(t, 2, *disks[1].Address.Drive.Unit)
 	require.EqualValues(t, 2, *disks[2].Address.Drive.Target)
