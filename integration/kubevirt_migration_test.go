@@ -272,7 +272,9 @@ func TestKubeVirtMigratesADisk(t *testing.T) {
 	}, "the migration is cancelled")
 	cancelled.kill()
 	// The launcher says in its end that the machine has ended, or does not get to it.
-	cancelled.relay.signal(syscall.SIGTERM)
+	if err := cancelled.relay.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		require.ErrorIs(t, err, os.ErrProcessDone)
+	}
 	cancelled.relay.wait()
 	require.Contains(t, cancelled.relay.output.String(), `"stopped"`)
 	source.wrote(len(blocksSaid(source.consoleLog(), "wrote")) + 10)
