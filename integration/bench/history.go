@@ -286,8 +286,10 @@ func (r *shop) commitOnce(ctx context.Context, round int) (c commitCosts, err er
 	if err := h.ask(ctx, "snapshot", "delete", "1", "monday"); err != nil {
 		return c, err
 	}
+	// It compresses as the rest does, and is not what an earlier round has stored.
 	if _, err := h.write(ctx, time.Minute, "--rw=write", "--bs=1m", "--offset=1g",
-		"--size="+strconv.Itoa(changed-part)); err != nil {
+		"--size="+strconv.Itoa(changed-part), "--buffer_compress_percentage=60",
+		"--randseed="+strconv.Itoa(1000+round)); err != nil {
 		return c, err
 	}
 	if c.ours, err = r.into(func() (float64, error) {
