@@ -20,6 +20,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -403,7 +404,7 @@ func (p *pusher) needsOfDelta(ctx context.Context, f planned, name string, file 
 	}
 	all, err := needsOf(ctx, name, image.Options{}, boot, func(n string) (image.Source, error) {
 		if n == name {
-			return sourceOf(os.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd())))
+			return sourceOf(osfile.Reopen(file))
 		}
 		return p.old.again(n)
 	})

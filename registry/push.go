@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/disk/unpack"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/registry/transport"
@@ -266,7 +267,7 @@ func (p *pusher) prepare(ctx context.Context) error {
 			}
 			// By its descriptor, because it has no name.
 			again := func(string) (image.Source, error) {
-				return sourceOf(os.Open(fmt.Sprintf("/proc/self/fd/%d", made.Fd())))
+				return sourceOf(osfile.Reopen(made))
 			}
 			all, err := needsOf(ctx, f.name, image.Options{}, f.boot, again)
 			if err != nil {

@@ -2,13 +2,13 @@ package registry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/unpack"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // unwrapped is the disk in a wrapped file.
@@ -27,12 +27,9 @@ func (p *pusher) unwrap(ctx context.Context, path string, why error) (*image.Ima
 		return nil, err
 	}
 	p.opt.Progress.total.Add(f.Packed)
-	file, err := f.Scratch(ctx, os.TempDir(), p.opt.Image, func(n int) {
+	file, err := f.Scratch(ctx, p.opt.Image, func(n int) {
 		p.opt.Progress.done.Add(int64(n))
 	})
-	if space := new(image.SpaceError); errors.As(err, &space) {
-		err = fmt.Errorf("%w (set TMPDIR to use another directory)", err)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("unpacking %q into %q: %w", path, os.TempDir(), err)
 	}
@@ -60,19 +57,14 @@ func (p *pusher) nameOf(path string) string {
 // addUnwrapped lays out the layer of a file that stays as it is in its wrapping.
 func (p *pusher) addUnwrapped(ctx context.Context, f planned, u unwrapped,
 	add func(name string, f *os.File, n needs) error) error {
-	again := func(string) (image.Source, error) { return sourceOf(reopened(u.file)) }
+	again := func(string) (image.Source, error) { return sourceOf(osfile.Reopen(u.file)) }
 	all, err := needsOf(ctx, f.name, p.opt.Image, f.boot, again)
 	if err != nil {
 		return err
 	}
-	file, err := reopened(u.file)
+	file, err := osfile.Reopen(u.file)
 	if err != nil {
 		return err
 	}
 	return add(f.name, file, all[f.name])
-}
-
-// reopened opens a file without a name once more.
-func reopened(f *os.File) (*os.File, error) {
-	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }

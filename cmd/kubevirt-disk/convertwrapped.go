@@ -34,13 +34,10 @@ func (a *app) openWrapped(ctx context.Context, source, destination string, o con
 	}
 	var file *os.File
 	err = report.while(p, func() (err error) {
-		file, err = f.Scratch(ctx, os.TempDir(), image.Options{}, p.count)
+		file, err = f.Scratch(ctx, image.Options{}, p.count)
 		return err
 	})
 	if err != nil {
-		if space := new(image.SpaceError); errors.As(err, &space) {
-			err = fmt.Errorf("%w (set TMPDIR to use another directory)", err)
-		}
 		return nil, err
 	}
 	img, err := unpack.OpenUnnamed(ctx, f.Name, file, image.Options{})

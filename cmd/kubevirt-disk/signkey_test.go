@@ -33,13 +33,28 @@ func encryptedKey(t *testing.T, key crypto.Signer, password string) string {
 	return file
 }
 
+// memoryRegistry serves a registry without TLS, and returns its host.
+func memoryRegistry(t *testing.T) (host string) {
+	t.Helper()
+	server := httptest.NewServer(inmemory.New(inmemory.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+// saidOf runs a command, and returns all that it says.
+func saidOf(t *testing.T, status int, args ...string) string {
+	t.Helper()
+	var out, said bytes.Buffer
+	a := &app{stdout: &out, stderr: &said, stdin: strings.NewReader("")}
+	require.Equal(t, status, a.execute(args), "%s%s", &out, &said)
+	return out.String() + said.String()
+}
+
 // TestSignAndInspect: push signs with cosign's key, inspect says who has signed and whether that
 // counts, and no output shows the password.
 func TestSignAndInspect(t *testing.T) {
 	cleanEnv(t)
-	server := httptest.NewServer(inmemory.New(inmemory.Logger(log.New(io.Discard, "", 0))))
-	t.Cleanup(server.Close)
-	host := strings.TrimPrefix(server.URL, "http://")
+	host := memoryRegistry(t)
 	key, public := registrytest.NewSigner(t)
 	_, other := registrytest.NewSigner(t)
 	file := encryptedKey(t, key, "pa55word")
@@ -48,12 +63,9 @@ func TestSignAndInspect(t *testing.T) {
 	ref := host + "/vm/a:1"
 	said := func(status int, args ...string) string {
 		t.Helper()
-		var out, said bytes.Buffer
-		a := &app{stdout: &out, stderr: &said, stdin: strings.NewReader("")}
-		got := a.execute(append(args, "--insecure-registry="+host))
-		require.Equal(t, status, got, "%s%s", &out, &said)
-		require.NotContains(t, out.String()+said.String(), "pa55")
-		return out.String() + said.String()
+		text := saidOf(t, status, append(args, "--insecure-registry="+host)...)
+		require.NotContains(t, text, "pa55")
+		return text
 	}
 	push := []string{"push", "--base=none", raw, ref, "--sign-key=" + file}
 	require.Contains(t, said(exitUsage, push...), "it is encrypted: give its password")
@@ -85,9 +97,7 @@ func TestSignAndInspect(t *testing.T) {
 // whoever makes it. So has a container image that becomes a disk.
 func TestSignedBelow(t *testing.T) {
 	cleanEnv(t)
-	server := httptest.NewServer(inmemory.New(inmemory.Logger(log.New(io.Discard, "", 0))))
-	t.Cleanup(server.Close)
-	host := strings.TrimPrefix(server.URL, "http://")
+	host := memoryRegistry(t)
 	key, public := registrytest.NewSigner(t)
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	require.NoError(t, err)
@@ -105,11 +115,7 @@ func TestSignedBelow(t *testing.T) {
 	}
 	said := func(status int, args ...string) string {
 		t.Helper()
-		var out, said bytes.Buffer
-		a := &app{stdout: &out, stderr: &said, stdin: strings.NewReader("")}
-		got := a.execute(append(args, "--insecure-registry="+host))
-		require.Equal(t, status, got, "%s%s", &out, &said)
-		return out.String() + said.String()
+		return saidOf(t, status, append(args, "--insecure-registry="+host)...)
 	}
 	ref := func(tag string) string { return host + "/vm/a:" + tag }
 	verify := "--verify-key=" + public

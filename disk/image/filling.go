@@ -287,13 +287,9 @@ func CheckRaw(name string, r io.ReaderAt, size int64) error {
 // CheckAlone validates a qcow2 image as Open does, but it must not need another file. It returns
 // the virtual size.
 func CheckAlone(ctx context.Context, name string, f *os.File, opt Options) (int64, error) {
-	again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	src, err := NewUnnamedSource(f)
 	if err != nil {
 		return 0, err
-	}
-	src, err := NewFileSource(again, "")
-	if err != nil {
-		return 0, errors.Join(err, again.Close())
 	}
 	opened := false
 	img, err := OpenSource(ctx, name, func(context.Context, string) (Source, error) {

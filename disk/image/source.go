@@ -80,6 +80,19 @@ type fileSource struct {
 	extents osfile.Extents
 }
 
+// NewUnnamedSource makes a source of a file that may have no name. f stays its owner's.
+func NewUnnamedSource(f *os.File) (Source, error) {
+	again, err := osfile.Reopen(f)
+	if err != nil {
+		return nil, err
+	}
+	s, err := NewFileSource(again, "")
+	if err != nil {
+		return nil, errors.Join(err, again.Close())
+	}
+	return s, nil
+}
+
 // NewFileSource makes a source of a file with a known digest, which nobody changes. Closing the
 // source closes the file. After an error, the caller still does.
 func NewFileSource(f *os.File, digest string) (Source, error) {

@@ -79,11 +79,16 @@ func (f *File) Write(ctx context.Context, to *image.Destination, opt image.Arriv
 	return a, nil
 }
 
-// Scratch writes the disk as the file that it is, raw or qcow2, to a file without a name in dir.
-// The name of a raw disk says so from then on.
-func (f *File) Scratch(ctx context.Context, dir string, opt image.Options, count func(n int)) (
-	*os.File, error) {
-	to, err := image.Scratch(dir)
+// Scratch writes the disk as the file that it is, raw or qcow2, to a file without a name in
+// os.TempDir. The name of a raw disk says so from then on.
+func (f *File) Scratch(ctx context.Context, opt image.Options, count func(n int)) (file *os.File,
+	err error) {
+	defer func() {
+		if space := new(image.SpaceError); errors.As(err, &space) {
+			err = fmt.Errorf("%w (set TMPDIR to use another directory)", err)
+		}
+	}()
+	to, err := image.Scratch(os.TempDir())
 	if err != nil {
 		return nil, err
 	}
@@ -105,15 +110,7 @@ func OpenUnnamed(ctx context.Context, name string, f *os.File, opt image.Options
 		if wanted != name {
 			return nil, os.ErrNotExist
 		}
-		again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-		if err != nil {
-			return nil, err
-		}
-		s, err := image.NewFileSource(again, "")
-		if err != nil {
-			return nil, errors.Join(err, again.Close())
-		}
-		return s, nil
+		return image.NewUnnamedSource(f)
 	}
 	return image.OpenSource(ctx, name, open, opt)
 }

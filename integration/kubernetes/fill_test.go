@@ -10,24 +10,6 @@ import (
 	"kubevirt.io/disk/integration/kubernetes/plane"
 )
 
-// fillRights are those that the chart gives with claims.fill.
-const fillRights = `
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: fill}
-rules:
-- {apiGroups: [disk.kubevirt.io], resources: [vmimages], verbs: [list, watch]}
-- {apiGroups: [disk.kubevirt.io], resources: [vmimages/status], verbs: [patch]}
-- {apiGroups: [""], resources: [persistentvolumes], verbs: [get, patch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: fill}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: fill}
-subjects:
-- {kind: ServiceAccount, name: ` + account + `, namespace: ` + systemNamespace + `}
-`
-
 // TestFillsAClaim: a claim that names a VMImage gets a volume that a Job has filled. The API
 // server, its controllers of volumes and Jobs and the limits of the controller's account are real.
 // The test is the driver, and the kubelet.
@@ -38,7 +20,7 @@ func TestFillsAClaim(t *testing.T) {
 	t.Cleanup(func() {
 		w.kubectl("delete", "storageclass/clones", "clusterrole/fill", "clusterrolebinding/fill")
 	})
-	w.apply(fillRights + `
+	w.apply(plane.FillRights(systemNamespace, account) + `
 ---
 apiVersion: storage.k8s.io/v1
 kind: StorageClass

@@ -2,6 +2,7 @@ package osfile
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -38,6 +39,12 @@ func Call(f *os.File, call func(fd int) error) error {
 		return os.ErrClosed // it fails for no other reason
 	}
 	return err
+}
+
+// Reopen opens a file once more for reading, by its descriptor: it may have no name. The new file
+// has an offset of its own.
+func Reopen(f *os.File) (*os.File, error) {
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
 // SeekExtent returns the length of the run of data or hole that begins at off, at most length. If

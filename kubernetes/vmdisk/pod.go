@@ -15,11 +15,11 @@ import (
 	"kubevirt.io/disk/libvirt"
 )
 
-// The user of kubevirt.io:disk, and where its container works.
-const (
-	diskUser = 107
-	workDir  = "/var/lib/kubevirt-disk"
-)
+// DiskUser is the user, and the group, of everything that kubevirt-disk does in a pod.
+const DiskUser = 107
+
+// workDir is where the container of kubevirt.io:disk works.
+const workDir = "/var/lib/kubevirt-disk"
 
 // VolumeDir is where a container has the claim of its disk, and ImageDir where it has the image.
 const (
@@ -121,7 +121,7 @@ func AddToPod(spec *corev1.PodSpec, disks []Disk, p Pod) error {
 			spec.SecurityContext = &corev1.PodSecurityContext{}
 		}
 		if spec.SecurityContext.FSGroup == nil {
-			spec.SecurityContext.FSGroup = new(int64(diskUser))
+			spec.SecurityContext.FSGroup = new(int64(DiskUser))
 			spec.SecurityContext.FSGroupChangePolicy = new(corev1.FSGroupChangeOnRootMismatch)
 		}
 	}

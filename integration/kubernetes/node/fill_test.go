@@ -5,32 +5,15 @@ import (
 	"strings"
 	"testing"
 
+	"kubevirt.io/disk/integration/kubernetes/plane"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
-
-// fillRights are those that the chart gives with claims.fill.
-const fillRights = `
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: fill}
-rules:
-- {apiGroups: [disk.kubevirt.io], resources: [vmimages], verbs: [list, watch]}
-- {apiGroups: [disk.kubevirt.io], resources: [vmimages/status], verbs: [patch]}
-- {apiGroups: [""], resources: [persistentvolumes], verbs: [get, patch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: fill}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: fill}
-subjects:
-- {kind: ServiceAccount, name: kubevirt-disk-controller, namespace: ` + system + `}
-`
 
 // fill lets a claim begin with the disk that a machine was exported as, and compares its content.
 // The test makes the volume, as a driver does.
 func (n *Node) fill(t *testing.T, image Image, end int) {
 	t.Helper()
-	n.Apply(t, fillRights)
+	n.Apply(t, plane.FillRights(system, "kubevirt-disk-controller"))
 	n.Kubectl(t, "patch", "deployment", "kubevirt-disk-controller", "-n", system, "--type=json",
 		"--patch", `[{"op": "add", "path": "/spec/template/spec/containers/0/args/-",
 		"value": "--fill-claims"}]`)

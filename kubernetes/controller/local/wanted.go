@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/kubernetes/vmdisk"
 )
 
 const (
@@ -22,7 +23,6 @@ const (
 	secretDir  = "/etc/secret"
 	secretFile = "node.session.auth.password"
 	port       = 9259
-	diskUser   = 107
 	// retries is how often a pod may fail before people are told.
 	retries = 3
 )
@@ -98,9 +98,9 @@ func newJob(id *v1alpha1.VMIdentity, name, image, claim string, args ...string) 
 					Effect: corev1.TaintEffectNoSchedule}},
 				SecurityContext: &corev1.PodSecurityContext{
 					RunAsNonRoot:        new(true),
-					RunAsUser:           new(int64(diskUser)),
-					RunAsGroup:          new(int64(diskUser)),
-					FSGroup:             new(int64(diskUser)),
+					RunAsUser:           new(int64(vmdisk.DiskUser)),
+					RunAsGroup:          new(int64(vmdisk.DiskUser)),
+					FSGroup:             new(int64(vmdisk.DiskUser)),
 					FSGroupChangePolicy: new(corev1.FSGroupChangeOnRootMismatch),
 					SeccompProfile: &corev1.SeccompProfile{
 						Type: corev1.SeccompProfileTypeRuntimeDefault}},

@@ -29,9 +29,6 @@ type Command struct {
 }
 
 const (
-	// DiskUser is the user and the group of everything that kubevirt-disk does in a pod.
-	DiskUser = 107
-
 	registryDir = "/etc/registry"
 	caDir       = "/etc/registry-ca"
 	caFile      = "ca.crt"
@@ -64,7 +61,7 @@ func (c Command) Job(m metav1.ObjectMeta, pods map[string]string) *batchv1.Job {
 		EnableServiceLinks:           new(false),
 		RestartPolicy:                corev1.RestartPolicyNever,
 		SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: new(true),
-			FSGroup:             new(int64(DiskUser)),
+			FSGroup:             new(int64(vmdisk.DiskUser)),
 			FSGroupChangePolicy: new(corev1.FSGroupChangeOnRootMismatch)},
 		Volumes: []corev1.Volume{
 			{Name: "data", VolumeSource: corev1.VolumeSource{
