@@ -109,6 +109,7 @@ type file struct {
 	refused string       // its kind, if it is not a file
 	packed  image.Format // how its content is compressed; "": it is not
 	isQcow2 bool
+	foreign bool   // it is an image that image.Options.Foreign accepts
 	backing string // the file that it needs below it
 	passed  bool   // it need not be a disk
 
@@ -425,12 +426,12 @@ func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 
 // peek finds out whether the file has a backing file.
 func (p *puller) peek(f *file, content *io.Reader) error {
-	head := make([]byte, 4)
-	n, err := io.ReadFull(*content, head)
-	if err != nil && err != io.ErrUnexpectedEOF && err != io.EOF {
+	head, err := readUpTo(*content, image.DetectSize)
+	if err != nil {
 		return err
 	}
-	head = head[:n]
+	n := len(head)
+	f.foreign = image.IsForeign(image.FormatOf(head))
 	if f.isQcow2 = qcow2.IsQcow2(head); f.isQcow2 {
 		size := f.contentSize()
 		all := make([]byte, qcow2.HeadSize)
@@ -483,7 +484,7 @@ func (p *puller) fileName(name string) string {
 		return base
 	}
 	switch ext := path.Ext(base); strings.ToLower(ext) {
-	case ".qcow2", ".qcow", ".qc2", "":
+	case ".qcow2", ".qcow", ".qc2", ".vhdx", "":
 		return strings.TrimSuffix(base, ext) + ".raw"
 	}
 	return base

@@ -17,7 +17,6 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
-	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/signature"
@@ -186,7 +185,10 @@ func (p *pusher) validate(ctx context.Context, files []string) error {
 		if info.Format == image.FormatRaw {
 			f.compress = cmp.Or(f.compress, p.opt.CompressRaw)
 		}
-		if p.opt.Open != nil {
+		if image.IsForeign(info.Format) {
+			f.compress = cmp.Or(f.compress, p.opt.CompressRaw) // nobody serves it as it is
+		}
+		if p.opt.Open != nil || image.IsForeign(info.Format) {
 			f.compress = cmp.Or(f.compress, qcow2.CompressionNone)
 		}
 		f.qcow2 = f.compress != "" || info.Format == image.FormatQcow2
@@ -216,7 +218,7 @@ func (p *pusher) open(file string) (*image.Image, error) {
 		return p.opt.Open(file)
 	}
 	if u, ok := p.wrapped[file]; ok {
-		return unpack.OpenUnnamed(context.Background(), u.name, u.file, p.opt.Image)
+		return image.OpenUnnamed(context.Background(), u.name, u.file, p.opt.Image)
 	}
 	return image.Open(file, p.opt.Image)
 }

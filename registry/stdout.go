@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// stdout writes a disk in the order of its bytes. A raw file goes straight through. A qcow2 file
+// stdout writes a disk in the order of its bytes. A raw file goes straight through. An image
 // has another order. It is first expanded into a file without a name in the directory for temporary
 // files.
 func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
@@ -22,7 +22,7 @@ func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
 		if f.isQcow2 {
 			done.Format = image.FormatQcow2
 		}
-		if direct = direct || !f.isQcow2; !direct {
+		if direct = direct || !f.isQcow2 && !f.foreign; !direct {
 			return nil
 		}
 		n, err := io.Copy(p.opt.Stdout, content)
@@ -45,7 +45,7 @@ func (p *puller) stdout(ctx context.Context, f *file) ([]Pulled, error) {
 	if err := p.arrive(ctx, f, 0); err != nil {
 		return nil, err
 	}
-	done.Size = f.arrival.VirtualSize()
+	done.Size, done.Format = f.arrival.VirtualSize(), f.arrival.Format()
 	if _, err := io.Copy(p.opt.Stdout, io.NewSectionReader(f.to.File(), 0, done.Size)); err != nil {
 		return nil, fmt.Errorf("standard output has only a part of the disk: %w", err)
 	}

@@ -12,6 +12,9 @@ import (
 	"kubevirt.io/disk/disk/unpack"
 )
 
+// foreign are the options for what is converted, or fetched.
+var foreign = image.Options{Foreign: true}
+
 // openWrapped converts the disk in a wrapped file. If that can be done as the file is read, it
 // returns no image. Otherwise the disk lies in a temporary file first: a qcow2 image is made of
 // places of the disk in any order, and standard output gets it in the one of the disk. why says
@@ -34,13 +37,13 @@ func (a *app) openWrapped(ctx context.Context, source, destination string, o con
 	}
 	var file *os.File
 	err = report.while(p, func() (err error) {
-		file, err = f.Scratch(ctx, image.Options{}, p.count)
+		file, err = f.Scratch(ctx, foreign, p.count)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	img, err := unpack.OpenUnnamed(ctx, f.Name, file, image.Options{})
+	img, err := image.OpenUnnamed(ctx, f.Name, file, foreign)
 	return img, errors.Join(err, file.Close())
 }
 
@@ -76,7 +79,7 @@ func (u *unpacking) expand(ctx context.Context, destination string, replace bool
 	if err != nil {
 		return err
 	}
-	a, err := u.file.Write(ctx, to, image.ArrivalOptions{}, u.count)
+	a, err := u.file.Write(ctx, to, image.ArrivalOptions{Options: foreign}, u.count)
 	if err = to.Finish(err); err == nil {
 		u.size.Store(a.VirtualSize())
 	}

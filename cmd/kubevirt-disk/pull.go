@@ -116,7 +116,8 @@ func (a *app) pull(ctx context.Context, client *registry.Client, ref transport.R
 	err = report.while(p, func() (err error) {
 		done, digest, err = client.Pull(ctx, ref, dest,
 			registry.PullOptions{Path: o.path, Original: o.format == pullOriginal,
-				Replace: o.force, UnpackMemory: o.unpack, Progress: p, Stdout: a.stdout})
+				Image: foreign, Replace: o.force, UnpackMemory: o.unpack, Progress: p,
+				Stdout: a.stdout})
 		return err
 	})
 	switch {

@@ -207,7 +207,7 @@ func uploadsDir() string {
 
 // pushOptions are the options of a command line.
 func pushOptions(from, compress string) registry.PushOptions {
-	opt := registry.PushOptions{Base: from, Uploads: uploadsDir()}
+	opt := registry.PushOptions{Base: from, Uploads: uploadsDir(), Image: foreign}
 	switch c := qcow2.Compression(compress); c {
 	case "":
 		opt.CompressRaw = qcow2.CompressionZstd

@@ -10,15 +10,32 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/disktest/packtest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
-// TestConvertWrapped takes a disk out of what wraps it, and serve and inspect say to do so.
+// vhdxOf is a VHDX image of a disk.
+func vhdxOf(t *testing.T, raw []byte) []byte {
+	testtool.Need(t, "qemu-img")
+	from, to := filepath.Join(t.TempDir(), "raw"), filepath.Join(t.TempDir(), "vhdx")
+	require.NoError(t, os.WriteFile(from, raw, 0o600))
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "vhdx",
+		from, to).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	image, err := os.ReadFile(to)
+	require.NoError(t, err)
+	return image
+}
+
+// TestConvertWrapped takes a disk out of what wraps it, or out of an image of another program, and
+// serve and inspect say to do so.
 func TestConvertWrapped(t *testing.T) {
 	dir, tmp := t.TempDir(), t.TempDir()
 	raw := append(bytes.Repeat([]byte("\x00\x01words "), 1<<17), make([]byte, 4<<20)...)
 	env := append(os.Environ(), "TMPDIR="+tmp)
 	path := func(name string) string { return filepath.Join(dir, name) }
+	vhdx := vhdxOf(t, raw)
 	for name, content := range map[string][]byte{
+		"d.vhdx": vhdx, "e.vhdx.gz": packtest.Gzip(t, vhdx),
 		"a.raw.gz": packtest.Gzip(t, raw),
 		"b.tar.xz": packtest.Xz(packtest.Tar(t, packtest.File{Name: "SUMS", Data: []byte("x\n")},
 			packtest.File{Name: "b.raw", Data: raw})),
@@ -58,6 +75,7 @@ func TestConvertWrapped(t *testing.T) {
 
 	for name, want := range map[string]string{
 		"a.raw.gz": `"kubevirt-disk convert a.raw.gz a.raw" first`,
+		"d.vhdx":   `"kubevirt-disk convert d.vhdx d.qcow2"`,
 		"b.tar.xz": `"kubevirt-disk convert b.tar.xz b.qcow2" first`} {
 		status, stdout, stderr := run(t, env, "serve", "--log-format=console", "--metrics-listen=",
 			"--listen=127.0.0.1:0", "--work-dir="+tmp, path(name))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path"
 
 	"kubevirt.io/disk/disk"
@@ -22,6 +23,9 @@ import (
 // One pass is usually enough. A qcow2 file needs two or three if it has tables behind the clusters
 // that they map, and another one before that if it has snapshots or bitmaps. The image is checked
 // as it comes. If a check fails when the disk is half written, Destination.Finish removes it.
+//
+// The parts of a foreign image (Options.Foreign) come in any order, so its file lies in os.TempDir
+// until it is complete.
 type Arrival struct {
 	name    string
 	size    int64 // of the file
@@ -111,6 +115,9 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader) error {
 			return err
 		}
 	}
+	if IsForeign(a.format) && !a.opt.Original {
+		return a.expand(ctx, in)
+	}
 	if !a.begun && (a.qcow2 == nil || a.qcow2.Checked()) {
 		if err := a.begin(ctx); err != nil {
 			return err
@@ -159,6 +166,9 @@ func (a *Arrival) recognise(head []byte) error {
 	case a.opt.Raw:
 	case m != nil && m.format == FormatQcow2:
 		return a.openQcow2(head)
+	case m != nil && m.kind == kindForeign && a.opt.Foreign:
+		a.format = m.format
+		return nil
 	case m != nil:
 		return m.refuse(a.name, useNamed)
 	case len(head) == 0 || !HasRawExtension(a.name) &&
@@ -297,6 +307,33 @@ func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 			err = m.refuse(a.name, useNamed)
 		}
 	}
+	return err
+}
+
+// expand writes the disk of a foreign image.
+func (a *Arrival) expand(ctx context.Context, in io.Reader) (err error) {
+	aside, err := Scratch(os.TempDir())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, aside.Finish(nil)) }()
+	whole := NewArrival(a.name, a.size, aside, ArrivalOptions{Options: a.opt.Options,
+		Original: true})
+	err = whole.Pass(ctx, in)
+	if space := new(SpaceError); errors.As(err, &space) {
+		err = fmt.Errorf("%w (set TMPDIR to use another directory)", err)
+	}
+	if err != nil {
+		return err
+	}
+	img, err := OpenUnnamed(ctx, a.name, aside.file, a.opt.Options)
+	if err != nil {
+		return err
+	}
+	defer img.Close()
+	a.virtual = img.Size()
+	err = Expand(ctx, img, a.to, nil)
+	a.done = err == nil
 	return err
 }
 

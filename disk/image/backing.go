@@ -210,6 +210,8 @@ func (o *opener) recognise(l *layer, m *magic, use fileUse) error {
 		l.source, l.looks = SourceDevice, m
 	case isQcow2:
 		l.format, l.source = FormatQcow2, SourceContent
+	case m != nil && m.kind == kindForeign && o.opt.Foreign && use != useBacking:
+		l.format, l.source = m.format, SourceContent
 	case m != nil:
 		return m.refuse(l.name, use)
 	default:
@@ -233,6 +235,13 @@ func (o *opener) complete(ctx context.Context, l *layer, depth int) error {
 				"more than %d files above it", size, plainDepth)}
 		}
 		l.content, l.header, l.size = c, c.header(), c.Size()
+	}
+	if IsForeign(l.format) {
+		c, err := openForeign(ctx, l, limit)
+		if err != nil {
+			return err
+		}
+		l.content, l.size = c, c.Size()
 	}
 	if l.size > limit {
 		return &Error{Name: l.name, Format: l.format,

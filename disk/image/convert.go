@@ -57,16 +57,26 @@ func overwrite(ctx context.Context, img *Image, device string, p *Progress) erro
 	if err != nil {
 		return err
 	}
-	if err = to.clear(ctx, img.Size()); err == nil {
+	if err = to.Finish(Expand(ctx, img, to, p)); err == nil {
+		p.Finish()
+	}
+	return err
+}
+
+// Expand writes the image to a destination, as a raw disk. If the image changes meanwhile, this is
+// an error. p may be nil.
+func Expand(ctx context.Context, img *Image, to *Destination, p *Progress) error {
+	err := to.clear(ctx, img.Size())
+	if err == nil {
 		c := newCopier(img, to.file, p, 0)
-		c.device = true
+		c.device = to.device > 0
 		_, err = c.run(ctx)
 	}
 	if err == nil {
 		err = img.CheckUntouched()
 	}
-	if err = to.Finish(err); err == nil {
-		p.Finish()
+	if err == nil && to.device == 0 {
+		err = rememberCopy(to.file)
 	}
 	return err
 }

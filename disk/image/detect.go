@@ -69,6 +69,7 @@ type kind int
 
 const (
 	kindImage   kind = iota // a disk image that qemu-img can convert
+	kindForeign             // a disk image that package foreign reads, so that it can be converted
 	kindPacked              // a compressed file: unpack it
 	kindArchive             // a container of files: extract the disk from it
 	kindOther               // no disk at all
@@ -97,7 +98,7 @@ var magics = []magic{
 	{"vmdk", "a VMDK image of ESX (SESparse)", kindImage, 0, "\xbe\xba\xfe\xca\x00\x00\x00\x00",
 		""},
 	{"vmdk", "a VMDK descriptor", kindImage, 0, "# Disk DescriptorFile", ""},
-	{"vhdx", "a VHDX image", kindImage, 0, "vhdxfile", ""},
+	{"vhdx", "a VHDX image", kindForeign, 0, "vhdxfile", ""},
 	{"vhd", "a VHD image", kindImage, 0, "conectix", "vpc"},
 	{"vhd", "a fixed VHD image (its footer is at the end)", kindImage, -512, "conectix", "vpc"},
 	{"vhd", "a fixed VHD image (its footer is at the end)", kindImage, -511, "conectix", "vpc"},
@@ -270,7 +271,14 @@ func unwrap(name string) string {
 // IsImage reports whether a format is one of disk images.
 func IsImage(f Format) bool {
 	return slices.ContainsFunc(magics, func(m magic) bool {
-		return m.format == f && m.kind == kindImage
+		return m.format == f && (m.kind == kindImage || m.kind == kindForeign)
+	})
+}
+
+// IsForeign reports whether a format is one of images that Options.Foreign accepts.
+func IsForeign(f Format) bool {
+	return slices.ContainsFunc(magics, func(m magic) bool {
+		return m.format == f && m.kind == kindForeign
 	})
 }
 
@@ -289,6 +297,9 @@ func (m *magic) refuse(name string, use fileUse) *Error {
 	case IsWrapping(m.format):
 		e.Action = "take the disk out of it with " + unwrap(name) + " " +
 			use.advice("before it is added", "first", "before it is added")
+	case m.kind == kindForeign:
+		e.Action = fmt.Sprintf("convert it with \"kubevirt-disk convert %s %s\"", shellWord(name),
+			shellWord(stem+".qcow2"))
 	case m.kind == kindImage:
 		tool := m.tool
 		if tool == "" {

@@ -233,14 +233,17 @@ const HeadSize = qcow2.HeadSize
 // DetectSize is how many bytes of a file's beginning Detect needs, unless the file is shorter.
 const DetectSize = headSize
 
-// Detect reports by the first bytes whether a file is a raw disk or a qcow2 image. Any other format
-// that is recognised is refused with an *Error, and so is a text. name is for messages.
+// Detect reports by the first bytes whether a file is a raw disk, a qcow2 image, or a foreign one.
+// Any other format that is recognised is refused with an *Error, and so is a text. name is for
+// messages.
 func Detect(name string, head []byte) (Format, error) {
 	head = head[:min(len(head), headSize)]
 	m := detect(head, nil)
 	switch {
 	case m != nil && m.format == FormatQcow2:
 		return FormatQcow2, nil
+	case m != nil && m.kind == kindForeign:
+		return m.format, nil
 	case m != nil:
 		return "", m.refuse(name, useNamed)
 	case len(head) == 0 || looksLikeText(head):
@@ -287,18 +290,7 @@ func CheckRaw(name string, r io.ReaderAt, size int64) error {
 // CheckAlone validates a qcow2 image as Open does, but it must not need another file. It returns
 // the virtual size.
 func CheckAlone(ctx context.Context, name string, f *os.File, opt Options) (int64, error) {
-	src, err := NewUnnamedSource(f)
-	if err != nil {
-		return 0, err
-	}
-	opened := false
-	img, err := OpenSource(ctx, name, func(context.Context, string) (Source, error) {
-		if opened {
-			return nil, os.ErrNotExist
-		}
-		opened = true
-		return src, nil
-	}, opt)
+	img, err := OpenUnnamed(ctx, name, f, opt)
 	if err != nil {
 		return 0, err
 	}
@@ -306,4 +298,15 @@ func CheckAlone(ctx context.Context, name string, f *os.File, opt Options) (int6
 		err = &Error{Name: name, Format: img.Format(), Reason: "is not a qcow2 image"}
 	}
 	return img.Size(), errors.Join(err, img.Close())
+}
+
+// OpenUnnamed opens an image in a file that may have no name; name is what it is called. The image
+// must not need another file. f stays its owner's.
+func OpenUnnamed(ctx context.Context, name string, f *os.File, opt Options) (*Image, error) {
+	return OpenSource(ctx, name, func(_ context.Context, wanted string) (Source, error) {
+		if wanted != name {
+			return nil, os.ErrNotExist
+		}
+		return NewUnnamedSource(f)
+	}, opt)
 }

@@ -41,6 +41,9 @@ type Options struct {
 	// Hold locks the image's local files while the image is open, with a shared flock(2). So a
 	// cleaner can tell which files are in use.
 	Hold bool
+	// Foreign also accepts images that other programs write, such as VHDX. They can be read and
+	// converted, and nobody else takes their files for disks.
+	Foreign bool
 	// PassedOver hears of each file that ScanDir does not take for an image. May be nil.
 	PassedOver func(why *Error)
 }

@@ -102,19 +102,6 @@ func (f *File) Scratch(ctx context.Context, opt image.Options, count func(n int)
 	return to.File(), nil
 }
 
-// OpenUnnamed opens an image in a file without a name, as Scratch makes it. The file stays open
-// for others.
-func OpenUnnamed(ctx context.Context, name string, f *os.File, opt image.Options) (*image.Image,
-	error) {
-	open := func(_ context.Context, wanted string) (image.Source, error) {
-		if wanted != name {
-			return nil, os.ErrNotExist
-		}
-		return image.NewUnnamedSource(f)
-	}
-	return image.OpenSource(ctx, name, open, opt)
-}
-
 // counter tells how much was read.
 type counter struct {
 	io.Reader

@@ -221,7 +221,7 @@ func IsDisk(name string, head []byte, size int64) bool {
 	case err != nil, image.PassOver(base, size, f == image.FormatQcow2),
 		strings.HasPrefix(base, "._"): // what macOS keeps of a file elsewhere
 		return false
-	case f == image.FormatQcow2 || image.HasRawExtension(base):
+	case f != image.FormatRaw || image.HasRawExtension(base):
 		return true
 	}
 	return size < 0 && len(head) == image.DetectSize || size >= leastRaw && size%512 == 0

@@ -124,6 +124,35 @@ func TestPutAppliance(t *testing.T) {
 	s.requireEmpty(t, "small")
 }
 
+// TestPutForeign: an image of another program becomes the disk that is in it.
+func TestPutForeign(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	raw, dir := rawDisk(9<<20), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), raw, 0o600))
+	for _, format := range []string{"vhdx"} {
+		out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O",
+			format, filepath.Join(dir, "raw"), filepath.Join(dir, "image")).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		image, err := os.ReadFile(filepath.Join(dir, "image"))
+		require.NoError(t, err)
+		for how, data := range packed(t, image) {
+			s := newServer(t)
+			requireSays(t, s.put(t, "vm", data), http.StatusCreated)
+			require.True(t, bytes.Equal(raw, s.disk(t, "vm")), how)
+			s.volumes.add(t, "large", 12<<20)
+			requireSays(t, s.put(t, "large", data), http.StatusCreated)
+			require.True(t, bytes.Equal(append(bytes.Clone(raw), make([]byte, 3<<20)...),
+				s.disk(t, "large")), how)
+			s.volumes.add(t, "small", 8<<20)
+			requireSays(t, s.put(t, "small", data), http.StatusRequestEntityTooLarge)
+			s.requireEmpty(t, "small")
+		}
+		s := newServer(t)
+		requireSays(t, s.put(t, "vm", image[:len(image)/2]), 422, "is a damaged")
+		s.requireNone(t, "vm")
+	}
+}
+
 // TestRefusedContent: data that is not a disk leaves the volume as empty as it was. A volume that
 // did not exist before does not exist afterwards.
 func TestRefusedContent(t *testing.T) {

@@ -68,7 +68,8 @@ func decodeRecord(text []byte) (record, error) {
 	undecided := r.Format == ""
 	if r.Version != recordVersion || r.ID == "" || r.Offset < 0 || r.Length < -1 ||
 		r.Length >= 0 && r.Offset > r.Length || undecided && int64(len(r.Head)) != r.Offset ||
-		!undecided && r.Format != image.FormatRaw && r.Format != image.FormatQcow2 {
+		!undecided && r.Format != image.FormatRaw && r.Format != image.FormatQcow2 &&
+			!image.IsForeign(r.Format) {
 		return record{}, errors.New("the record contradicts itself, or is of another version")
 	}
 	return r, nil

@@ -1,0 +1,79 @@
+package registry
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk/disktest/packtest"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// TestForeign: images of other programs are pulled and pushed where that is allowed. Otherwise, as
+// where they would be served, the error says how to convert them.
+func TestForeign(t *testing.T) {
+	testtool.Need(t, "qemu-img")
+	raw := append(noise(99, 3<<20), make([]byte, 4<<20)...)
+	dir, tmp := t.TempDir(), t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), raw, 0o644))
+	allowed := image.Options{Foreign: true}
+	for name, format := range map[string]string{"box.vhdx": "vhdx"} {
+		qemuImg(t, dir, "convert", "-f", "raw", "-O", format, "raw", name)
+		path := filepath.Join(dir, name)
+		content, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for title, content := range map[string][]byte{name: content,
+			name + ".gz": gzipped(t, content),
+			"box.tar":    packtest.Tar(t, packtest.File{Name: name, Data: content})} {
+			s := store{}
+			ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+			to, err := pull(t, ref, PullOptions{Image: allowed})
+			require.NoError(t, err, title)
+			onlyFile(t, to, "out.raw", raw)
+			var out bytes.Buffer
+			_, _, err = newClient(t, transport.Options{}).Pull(t.Context(), ref, "-",
+				PullOptions{Image: allowed, Stdout: &out})
+			require.NoError(t, err, title)
+			require.True(t, bytes.Equal(raw, out.Bytes()), title)
+			to = t.TempDir()
+			_, _, err = newClient(t, transport.Options{}).Pull(t.Context(), ref, to,
+				PullOptions{Image: allowed})
+			require.NoError(t, err, title)
+			onlyFile(t, to, "box.raw", raw)
+			to, err = pull(t, ref, PullOptions{})
+			require.ErrorContains(t, err, "\"kubevirt-disk convert ", title)
+			emptyDir(t, to)
+		}
+		s := store{}
+		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, name, content)))
+		to, err := pull(t, ref, PullOptions{Image: allowed, Original: true})
+		require.NoError(t, err)
+		onlyFile(t, to, "out.raw", content)
+		cut := layoutOf(t, s, artifactOf(t, s, orasLayer(s, name, content[:len(content)/2])))
+		to, err = pull(t, cut, PullOptions{Image: allowed})
+		require.ErrorContains(t, err, "is a damaged")
+		emptyDir(t, to)
+
+		m := newMemory(t)
+		for _, opt := range []PushOptions{{Base: BaseNone, CompressRaw: "zstd"}, {Artifact: true}} {
+			opt.Image = allowed
+			_, err = m.client(t).Push(t.Context(), []string{path}, m.ref(t, "vm/a:1"), opt)
+			require.NoError(t, err)
+			to = t.TempDir()
+			_, _, err = m.client(t).Pull(t.Context(), m.ref(t, "vm/a:1"),
+				filepath.Join(to, "out.raw"), PullOptions{})
+			require.NoError(t, err)
+			onlyFile(t, to, "out.raw", raw)
+		}
+		_, err = m.client(t).Push(t.Context(), []string{path}, m.ref(t, "vm/a:2"),
+			PushOptions{Base: BaseNone})
+		require.ErrorContains(t, err, "kubevirt-disk convert")
+		emptyDir(t, tmp)
+	}
+}
