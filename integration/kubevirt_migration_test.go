@@ -279,7 +279,7 @@ func TestKubeVirtMigratesADisk(t *testing.T) {
 	require.Contains(t, cancelled.relay.output.String(), `"stopped"`)
 	source.wrote(len(blocksSaid(source.consoleLog(), "wrote")) + 10)
 
-	target, _ := m.begin(source, "0")
+	target, moved := m.begin(source, "0")
 	target.wrote(10)
 	require.Zero(t, source.relay.wait(), "the launcher has said that the machine has ended here")
 	m.server.kill()
@@ -300,7 +300,9 @@ func TestKubeVirtMigratesADisk(t *testing.T) {
 		want[n%movedBlocks] = n
 	}
 	require.NoError(t, g.conn.Close())
-	target.destroy()
+	target.vmi = moved
+	target.stop()
+	require.Zero(t, target.relay.wait(), "the sidecar ends")
 	m.server.stop()
 	content, err := os.ReadFile(filepath.Join(m.served.stateDir, "volume", "disk.img"))
 	require.NoError(t, err)
@@ -309,15 +311,4 @@ func TestKubeVirtMigratesADisk(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("%-512s", fmt.Sprintf("block %d", n)),
 			string(content[at:at+512]))
 	}
-}
-
-// destroy ends a machine at once, and then its pod.
-func (n *node) destroy() {
-	n.t.Helper()
-	out, err := n.virsh("destroy", "default_vm")
-	require.NoError(n.t, err, out)
-	n.kill()
-	n.relay.signal(syscall.SIGTERM)
-	n.relay.wait()
-	require.Contains(n.t, n.relay.output.String(), `"stopped"`)
 }
