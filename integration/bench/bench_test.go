@@ -62,9 +62,9 @@ func TestParseClients(t *testing.T) {
 }
 
 func TestProcfs(t *testing.T) {
-	used, err := parseStat("7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20 0\n")
+	used, err := parseStat("7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 25 30 1 20 0\n")
 	require.NoError(t, err)
-	require.Equal(t, 1750*time.Millisecond, used)
+	require.Equal(t, 2060*time.Millisecond, used)
 	_, err = parseStat("7 (a) S 1")
 	require.Error(t, err)
 	anonymous, err := parseRssAnon("VmRSS:\t 2000 kB\nRssAnon:\t    1234 kB\n")

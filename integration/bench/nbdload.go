@@ -135,9 +135,13 @@ func (s *nbdServer) stop() (err error) {
 	return err
 }
 
-// cpuTime is that of all processes.
+// cpuTime is that of all processes. Some peers have one for each connection, whose time is known
+// when it has ended.
 func (s *nbdServer) cpuTime() (sum time.Duration, err error) {
 	for _, pid := range s.pids {
+		if err := childless(pid, time.Second); err != nil {
+			return 0, err
+		}
 		one, err := cpuTime(pid)
 		if err != nil {
 			return 0, err

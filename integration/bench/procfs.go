@@ -12,7 +12,8 @@ import (
 // on.
 const tick = 10 * time.Millisecond
 
-// cpuTime returns the user and system time that all threads of a process have used so far.
+// cpuTime returns the user and system time that a process has used so far, with its children that
+// have ended.
 func cpuTime(pid int) (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -21,19 +22,38 @@ func cpuTime(pid int) (time.Duration, error) {
 	return parseStat(string(text))
 }
 
-// parseStat reads fields 14 and 15 (utime, stime) of proc_pid_stat(5). The name before them may
-// contain spaces and parentheses.
+// parseStat adds fields 14 to 17 (utime, stime, cutime, cstime) of proc_pid_stat(5). The name
+// before them may contain spaces and parentheses.
 func parseStat(text string) (time.Duration, error) {
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	if len(fields) < 13 {
+	if len(fields) < 15 {
 		return 0, fmt.Errorf("no stat of a process: %q", text)
 	}
-	user, err := strconv.ParseInt(fields[11], 10, 64)
-	if err != nil {
-		return 0, err
+	var sum time.Duration
+	for _, field := range fields[11:15] {
+		ticks, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(ticks) * tick
 	}
-	system, err := strconv.ParseInt(fields[12], 10, 64)
-	return time.Duration(user+system) * tick, err
+	return sum, nil
+}
+
+// childless waits until the children of a process have ended, at most patience.
+func childless(pid int, patience time.Duration) error {
+	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		if err != nil {
+			return err
+		}
+		switch {
+		case len(text) == 0:
+			return nil
+		case time.Since(begin) > patience:
+			return fmt.Errorf("process %d still has the children %s", pid, text)
+		}
+	}
 }
 
 // anonymousMemory returns the anonymous memory of a process (RssAnon) in bytes.
