@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/hex"
 	"hash/crc32"
 	"math/bits"
-	"strings"
 )
 
 // VHDX is the format of Hyper-V (MS-VHDX, "Virtual Hard Disk v2 (VHDX) File Format"). All numbers
@@ -36,31 +34,23 @@ const (
 	vhdxPartly  = 7
 )
 
-var (
-	vhdxBAT      = guid("2DC27766-F623-4200-9D64-115E9BFD4A08")
-	vhdxMetadata = guid("8B7CA206-4790-4B9A-B8FE-575F050F886E")
+// GUIDs as they are stored: their first three parts are little-endian.
+const (
+	vhdxBAT      = "\x66\x77\xc2\x2d\x23\xf6\x00\x42\x9d\x64\x11\x5e\x9b\xfd\x4a\x08"
+	vhdxMetadata = "\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e"
 
-	vhdxParameters = guid("CAA16737-FA36-4D43-B3B6-33F0AA44E76B")
-	vhdxSize       = guid("2FA54224-CD1B-4876-B211-5DBED83BF4B8")
-	vhdxSector     = guid("8141BF1D-A96F-4709-BA47-F233A8FAAB5F")
-	vhdxPhysical   = guid("CDA348C7-445D-4471-9CC9-E9885251C556")
-	vhdxPage83     = guid("BECA12AB-B2E6-4523-93EF-C309E000C746")
-	vhdxParentOf   = guid("A8D35F2D-B30B-454D-ABF7-D3D84834AB0C")
-	// vhdxItems are the lengths of the items of metadata that are needed.
-	vhdxItems = map[string]int64{vhdxParameters: 8, vhdxSize: 8, vhdxSector: 4}
-
-	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+	vhdxParameters = "\x37\x67\xa1\xca\x36\xfa\x43\x4d\xb3\xb6\x33\xf0\xaa\x44\xe7\x6b"
+	vhdxSize       = "\x24\x42\xa5\x2f\x1b\xcd\x76\x48\xb2\x11\x5d\xbe\xd8\x3b\xf4\xb8"
+	vhdxSector     = "\x1d\xbf\x41\x81\x6f\xa9\x09\x47\xba\x47\xf2\x33\xa8\xfa\xab\x5f"
+	vhdxPhysical   = "\xc7\x48\xa3\xcd\x5d\x44\x71\x44\x9c\xc9\xe9\x88\x52\x51\xc5\x56"
+	vhdxPage83     = "\xab\x12\xca\xbe\xe6\xb2\x23\x45\x93\xef\xc3\x09\xe0\x00\xc7\x46"
+	vhdxParentOf   = "\x2d\x5f\xd3\xa8\x0b\xb3\x4d\x45\xab\xf7\xd3\xd8\x48\x34\xab\x0c"
 )
 
-// guid is a GUID as VHDX stores it: the first three parts are little-endian.
-func guid(text string) string {
-	b, err := hex.DecodeString(strings.ReplaceAll(text, "-", ""))
-	if err != nil {
-		panic(err)
-	}
-	b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7] = b[3], b[2], b[1], b[0], b[5], b[4], b[7], b[6]
-	return string(b)
-}
+// vhdxItems are the lengths of the items of metadata that are needed.
+var vhdxItems = map[string]int64{vhdxParameters: 8, vhdxSize: 8, vhdxSector: 4}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // vhdxRight reports whether a structure has its signature and checksum.
 func vhdxRight(p []byte, signature string) bool {

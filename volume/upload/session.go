@@ -399,50 +399,6 @@ func (s *session) finish(ctx context.Context) error {
 	return s.finishRaw(ctx)
 }
 
-// expand replaces a foreign image by its disk.
-func (s *session) expand(ctx context.Context) error {
-	if err := s.fill.Drain(); err != nil {
-		return err
-	}
-	// The next process could not tell how far this one has come.
-	s.base.Packed = true
-	if err := s.base.save(s.dir); err != nil {
-		return err
-	}
-	img, err := image.OpenUnnamed(ctx, s.name, s.fill.File(), image.Options{Foreign: true})
-	if err != nil {
-		return err
-	}
-	data := filepath.Join(s.dir, dataName)
-	if err = s.fits(img.Size(), false); err == nil {
-		err = expandTo(ctx, img, data+".raw")
-	}
-	err = errors.Join(err, img.Close())
-	if err == nil {
-		err = osfile.Rename(data+".raw", data, 0)
-	}
-	if err == nil {
-		err = s.fill.Close()
-	}
-	if err == nil {
-		err = s.open(img.Size())
-	}
-	s.format = image.FormatRaw
-	return err
-}
-
-// expandTo writes a new file with the disk of an image.
-func expandTo(ctx context.Context, img *image.Image, path string) error {
-	file, err := osfile.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	to := image.NewDestination(file, func(err error) error {
-		return errors.Join(err, file.Close())
-	})
-	return to.Finish(image.Expand(ctx, img, to, nil))
-}
-
 func (s *session) finishRaw(ctx context.Context) error {
 	size := s.fill.Size()
 	if err := s.fits(size, false); err != nil {
