@@ -23,7 +23,7 @@ func TestForeign(t *testing.T) {
 	t.Setenv("TMPDIR", tmp)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "raw"), raw, 0o644))
 	allowed := image.Options{Foreign: true}
-	for name, format := range map[string]string{"box.vhdx": "vhdx"} {
+	for name, format := range map[string]string{"box.vhdx": "vhdx", "box.vmdk": "vmdk"} {
 		qemuImg(t, dir, "convert", "-f", "raw", "-O", format, "raw", name)
 		path := filepath.Join(dir, name)
 		content, err := os.ReadFile(path)
@@ -75,5 +75,24 @@ func TestForeign(t *testing.T) {
 			PushOptions{Base: BaseNone})
 		require.ErrorContains(t, err, "kubevirt-disk convert")
 		emptyDir(t, tmp)
+	}
+	// Only the end of a fixed VHD image tells what it is.
+	qemuImg(t, dir, "convert", "-f", "raw", "-O", "vpc", "-o", "subformat=fixed,force_size=on",
+		"raw", "fixed.img")
+	fixed, err := os.ReadFile(filepath.Join(dir, "fixed.img"))
+	require.NoError(t, err)
+	for title, content := range map[string][]byte{"fixed.vhd": fixed,
+		"fixed.img.gz": gzipped(t, fixed)} {
+		s := store{}
+		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
+		to, err := pull(t, ref, PullOptions{Image: allowed})
+		require.NoError(t, err)
+		onlyFile(t, to, "out.raw", raw)
+		to, err = pull(t, ref, PullOptions{Image: allowed, Original: true})
+		require.NoError(t, err)
+		onlyFile(t, to, "out.raw", fixed)
+		to, err = pull(t, ref, PullOptions{})
+		require.ErrorContains(t, err, "kubevirt-disk convert ")
+		emptyDir(t, to)
 	}
 }

@@ -484,7 +484,7 @@ func (p *puller) fileName(name string) string {
 		return base
 	}
 	switch ext := path.Ext(base); strings.ToLower(ext) {
-	case ".qcow2", ".qcow", ".qc2", ".vhdx", "":
+	case ".qcow2", ".qcow", ".qc2", ".vhdx", ".vhd", ".vpc", ".vdi", ".vmdk", "":
 		return strings.TrimSuffix(base, ext) + ".raw"
 	}
 	return base

@@ -255,6 +255,6 @@ func TestAppliance(t *testing.T) {
 	require.NoError(t, err)
 	to, err = pull(t, layoutOf(t, s, artifactOf(t, s, orasLayer(s, "sparse.vmdk", sparse))),
 		PullOptions{})
-	require.ErrorContains(t, err, "qemu-img convert -f vmdk")
+	require.ErrorContains(t, err, "kubevirt-disk convert ")
 	emptyDir(t, to)
 }

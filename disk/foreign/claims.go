@@ -10,11 +10,11 @@ type claims struct {
 // maxClaims bounds the memory of claims to 64 MiB.
 const maxClaims = 32 << 20
 
-func newClaims(f *file, length, unit int64) (*claims, error) {
-	n := f.size/length + 1
+func newClaims(f *file, size, length, unit int64) (*claims, error) {
+	n := size/length + 1
 	if n > maxClaims {
 		return nil, f.unsupported(byQEMU, "of %d bytes in blocks of %d, which are too many to "+
-			"check", f.size, length)
+			"check", size, length)
 	}
 	return &claims{length: length, unit: unit, begins: make([]uint16, n)}, nil
 }

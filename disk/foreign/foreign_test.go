@@ -79,9 +79,15 @@ func TestLikeQEMU(t *testing.T) {
 		{VHDX, "vhdx", "subformat=dynamic,block_size=1M", 7<<20 + 1536},
 		{VHDX, "vhdx", "subformat=dynamic,block_size=1M,block_state_zero=off", 5 << 20},
 		{VHDX, "vhdx", "subformat=dynamic,block_size=256M", 1<<20 + 512},
-		{VHDX, "vhdx", "subformat=dynamic,log_size=4M", 64 << 20},
 		{VHDX, "vhdx", "subformat=fixed", 9<<20 + 512},
-		{VHDX, "vhdx", "subformat=fixed,block_size=2M", 3 << 20},
+		{VHD, "vpc", "subformat=dynamic", 5<<20 + 512},
+		{VHD, "vpc", "subformat=dynamic,force_size=on", 7<<20 + 512},
+		{VHD, "vpc", "subformat=fixed,force_size=on", 7<<20 + 512},
+		{VDI, "vdi", "static=off", 5<<20 + 512},
+		{VDI, "vdi", "static=on", 3 << 20},
+		{VMDK, "vmdk", "subformat=monolithicSparse", 33<<20 + 512},
+		{VMDK, "vmdk", "subformat=monolithicSparse,compat6=on", 5 << 20},
+		{VMDK, "vmdk", "subformat=monolithicSparse,zeroed_grain=on", 5 << 20},
 	} {
 		t.Run(c.qemu+" "+c.options, func(t *testing.T) {
 			dir := t.TempDir()
@@ -98,7 +104,8 @@ func TestLikeQEMU(t *testing.T) {
 			filetest.QemuImg(t, dir, "create", "-f", c.qemu, "-o", c.options, "image", "6M")
 			out, err := exec.CommandContext(t.Context(), "qemu-io", "-f", c.qemu, "-c",
 				"write -P 1 5M 700", "-c", "write -P 2 4194000 700", "-c", "write -P 3 1M 1M",
-				"-c", "write -P 4 0 1", filepath.Join(dir, "image")).CombinedOutput()
+				"-c", "write -P 4 0 1", "-c",
+				"write -z 2M 128k", filepath.Join(dir, "image")).CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			compare(t, dir, c.format, c.qemu, nil)
 		})

@@ -13,11 +13,14 @@ type Format string
 
 const (
 	VHDX Format = "vhdx"
+	VHD  Format = "vhd"
+	VDI  Format = "vdi"
+	VMDK Format = "vmdk" // one file of grains that are not compressed
 )
 
 // parsers find the tables of the formats.
 var parsers = map[Format]func(ctx context.Context, f *file) (*layout, error){
-	VHDX: parseVHDX,
+	VHDX: parseVHDX, VHD: parseVHD, VDI: parseVDI, VMDK: parseVMDK,
 }
 
 // Options bound what an image may claim. The zero value works.
@@ -41,12 +44,14 @@ func (e *Error) Error() string { return e.Reason + "; " + e.Action }
 
 // layout is what a parser finds in a file. All are bytes.
 type layout struct {
-	size  int64 // of the disk
-	block int64 // of the disk; only the last one may be shorter
-	unit  int64 // blocks lie at multiples of this; at most 1/65534 of a block fits
-	entry int64 // of the table for one block
+	size   int64 // of the disk
+	block  int64 // of the disk; only the last one may be shorter
+	unit   int64 // blocks lie at multiples of this; at most 1/65534 of a block fits
+	before int64 // that belong to a block in the file and lie before it
+	entry  int64 // of the table for one block
 	// table finds the entries of a block and of those that follow it: where the first one is in
 	// the file, and how many are there in a row. 0: there are none, and these blocks are zeros.
+	// nil: the disk is one block, at the beginning of the file.
 	table func(ctx context.Context, block int64) (at, n int64, err error)
 	// place is where an entry says that its block lies; -1: nowhere, so it is zeros.
 	place func(block int64, entry []byte) (int64, error)
@@ -117,7 +122,7 @@ func (im *Image) validate(ctx context.Context) error {
 			}
 		}
 	}
-	all, err := newClaims(im.file, im.block, im.unit)
+	all, err := newClaims(im.file, im.file.size, im.before+im.block, im.unit)
 	if err != nil {
 		return err
 	}
@@ -125,13 +130,13 @@ func (im *Image) validate(ctx context.Context) error {
 		if at < 0 {
 			return nil
 		}
-		here := span{off: at, end: at + im.length(i)}
+		here := span{off: at - im.before, end: at + im.length(i)}
 		for _, s := range im.taken {
 			if here.overlaps(s) {
 				return im.file.damaged("block %d of the disk lies at %d, in its %s", i, at, s.name)
 			}
 		}
-		if !all.add(at) {
+		if !all.add(here.off) {
 			return im.file.damaged("block %d of the disk lies at %d, where another one is", i, at)
 		}
 		im.stored += im.length(i)
@@ -152,6 +157,9 @@ const tablePiece = 24 << 10
 
 // walk calls f for the blocks from first on, and before end, with their places.
 func (im *Image) walk(ctx context.Context, first, end int64, f func(block, at int64) error) error {
+	if im.table == nil {
+		return f(0, 0)
+	}
 	var buf []byte
 	for i := first; i < end; {
 		if err := ctx.Err(); err != nil {

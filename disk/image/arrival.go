@@ -304,10 +304,37 @@ func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 	head, tail, err := readEnds(io.NewSectionReader(a.to.file, 0, a.size), a.size)
 	if err == nil {
 		if m := detect(head, tail); m != nil {
-			err = m.refuse(a.name, useNamed)
+			err = a.cut(ctx, m)
 		}
 	}
 	return err
+}
+
+// cut takes the footer of a fixed VHD image off its disk, which was written with it.
+func (a *Arrival) cut(ctx context.Context, m *magic) error {
+	switch {
+	case m.kind != kindForeign || !a.opt.Foreign || a.to.device > 0:
+		return m.refuse(a.name, useNamed)
+	case a.opt.Original:
+		a.format = m.format
+		return nil
+	}
+	img, err := OpenUnnamed(ctx, a.name, a.to.file, a.opt.Options)
+	if err != nil {
+		return err
+	}
+	at, n, ok := img.stored(ctx, 0, img.Size())
+	if err := img.Close(); err != nil {
+		return err
+	}
+	if !ok || at != 0 || n != img.Size() {
+		return m.refuse(a.name, useNamed)
+	}
+	a.format, a.virtual = m.format, n
+	if err := a.to.resize(n); err != nil {
+		return err
+	}
+	return rememberCopy(a.to.file)
 }
 
 // expand writes the disk of a foreign image.

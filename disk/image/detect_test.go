@@ -140,9 +140,11 @@ func TestForeignFormatsFromTheirTools(t *testing.T) {
 	}
 	reasons := scanErrors(t, dir)
 	require.Contains(t, reasons["vmdk.raw"],
-		`"qemu-img convert -f vmdk -O qcow2 vmdk.raw vmdk.qcow2"`)
+		`"kubevirt-disk convert vmdk.raw vmdk.qcow2"`)
+	require.Contains(t, reasons["flat.img"],
+		`"qemu-img convert -f vmdk -O qcow2 flat.img flat.qcow2"`)
 	require.Contains(t, reasons["vhdx.raw"], `"kubevirt-disk convert vhdx.raw vhdx.qcow2"`)
-	require.Contains(t, reasons["vpc-fixed.img"], "convert -f vpc ")
+	require.Contains(t, reasons["vpc-fixed.img"], "kubevirt-disk convert ")
 	require.Contains(t, reasons["app.ova"], "OVA")
 	for name := range want {
 		require.Contains(t, reasons, name)

@@ -8,10 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/bits"
-	"strings"
 
-	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/foreign"
 )
 
 // The stream-optimised form of VMDK is what appliances (OVA) have inside: a header, tables, and
@@ -37,9 +35,6 @@ const (
 	vmdkGT     = 1
 	vmdkGD     = 2
 	vmdkFooter = 3
-
-	vmdkMaxGrain      = 4096 // sectors
-	vmdkMaxDescriptor = 128  // sectors
 )
 
 // isVMDKStream reports whether data begins like a stream-optimised VMDK image.
@@ -113,42 +108,38 @@ func (v *vmdkReader) begin() error {
 	if err := v.take(head); err != nil {
 		return err
 	}
-	le := binary.LittleEndian
-	sectors, grain, begin := le.Uint64(head[12:]), le.Uint64(head[20:]), le.Uint64(head[64:])
-	directory := le.Uint64(head[56:])
-	tableSpan := grain * vmdkTable
-	switch version := le.Uint32(head[4:]); {
-	case version < 1 || version > 3:
-		return refuse("is a VMDK image of version %d, and 1 to 3 are known", version)
-	case le.Uint16(head[77:]) != vmdkDeflate:
+	h, err := foreign.ReadVMDKHeader(head)
+	switch {
+	case err != nil:
+		return refuse("%v", err)
+	case h.Compression != vmdkDeflate:
 		return refuse("is a VMDK image with the compression %d, and only deflate is known",
-			le.Uint16(head[77:]))
-	case string(head[73:77]) != "\n \r\n":
-		return refuse("is a VMDK image that was transferred as a text; fetch it again")
-	case sectors == 0 || sectors > image.DefaultMaxVirtualSize/vmdkSector:
-		return refuse("is a VMDK image of %d sectors, which is no size of a disk", sectors)
-	case bits.OnesCount64(grain) != 1 || grain > vmdkMaxGrain:
-		return refuse("is a damaged VMDK image: its grains have %d sectors", grain)
-	case le.Uint32(head[44:]) != vmdkTable:
-		return refuse("is a damaged VMDK image: its tables have %d entries", le.Uint32(head[44:]))
-	case begin == 0 || begin > 1<<34: // more than the tables of the largest disk
-		return refuse("is a damaged VMDK image: its grains begin at sector %d", begin)
-	case directory != vmdkAtEnd && (directory == 0 || directory >= begin):
+			h.Compression)
+	case h.Directory != vmdkAtEnd && (h.Directory == 0 || h.Directory >= h.Begin):
 		return refuse("is a VMDK image with its grain directory at sector %d, behind where its "+
-			"grains begin; convert it with \"qemu-img convert -O qcow2\"", directory)
+			"grains begin; convert it with \"qemu-img convert -O qcow2\"", h.Directory)
 	}
-	v.capacity, v.grain = int64(sectors)*vmdkSector, int64(grain)*vmdkSector
-	v.atEnd = directory == vmdkAtEnd
-	if err := v.descriptor(le.Uint64(head[28:]), le.Uint64(head[36:]), begin); err != nil {
+	v.capacity, v.grain = h.Capacity, h.Grain
+	v.atEnd = h.Directory == vmdkAtEnd
+	if err := v.skipTo(int64(h.Descriptor) * vmdkSector); err != nil {
 		return err
 	}
+	text := make([]byte, h.DescriptorSectors*vmdkSector)
+	if err := v.take(text); err != nil {
+		return err
+	}
+	if err := foreign.CheckVMDKDescriptor(text); err != nil {
+		return refuse("%v", err)
+	}
+	begin := int64(h.Begin)
 	if !v.atEnd {
-		entries := (sectors + tableSpan - 1) / tableSpan
-		if err := v.countGrains(int64(directory), int64(entries), int64(begin)); err != nil {
+		span := v.grain * vmdkTable
+		entries := (v.capacity + span - 1) / span
+		if err := v.countGrains(int64(h.Directory), entries, begin); err != nil {
 			return err
 		}
 	}
-	return v.skipTo(int64(begin) * vmdkSector)
+	return v.skipTo(begin * vmdkSector)
 }
 
 // skipTo goes on to a place of the image.
@@ -162,44 +153,6 @@ func (v *vmdkReader) skipTo(off int64) error {
 		err = io.ErrUnexpectedEOF
 	}
 	return err
-}
-
-// descriptor reads the text that says what the image is. It must not need other files.
-func (v *vmdkReader) descriptor(off, sectors, begin uint64) error {
-	if off == 0 { // it is in another file
-		return refuse("is an extent of a VMDK image, whose descriptor is another file; convert " +
-			"that with \"qemu-img convert -O qcow2\"")
-	}
-	if sectors > vmdkMaxDescriptor || off >= begin || off+sectors > begin {
-		return refuse("is a damaged VMDK image: its descriptor has %d sectors at %d", sectors, off)
-	}
-	if err := v.skipTo(int64(off) * vmdkSector); err != nil {
-		return err
-	}
-	text := make([]byte, sectors*vmdkSector)
-	if err := v.take(text); err != nil {
-		return err
-	}
-	extents := 0
-	for line := range strings.SplitSeq(string(text), "\n") {
-		line = strings.TrimSpace(strings.TrimRight(line, "\x00"))
-		key, value, _ := strings.Cut(line, "=")
-		if strings.EqualFold(strings.TrimSpace(key), "parentCID") &&
-			!strings.EqualFold(strings.TrimSpace(value), "ffffffff") {
-			return refuse("is a VMDK image that needs another one below it; flatten it with " +
-				"\"qemu-img convert -O qcow2\"")
-		}
-		for _, access := range []string{"RW ", "RDONLY ", "NOACCESS "} {
-			if strings.HasPrefix(line, access) {
-				extents++
-			}
-		}
-	}
-	if extents > 1 {
-		return refuse("is one of %d files of a VMDK image; convert that with \"qemu-img convert "+
-			"-O qcow2\"", extents)
-	}
-	return nil
 }
 
 // countGrains counts the grains that tables before them name. Such an image has no end marker, so

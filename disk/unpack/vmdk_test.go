@@ -199,7 +199,7 @@ func TestVMDKRefused(t *testing.T) {
 			"version 7"},
 		"a parent": {vmdkOf(t, disk, text(func(p []byte) {
 			copy(p[bytes.Index(p, []byte("ffffffff")):], "12345678")
-		})), "below it"},
+		})), "its parent"},
 		"two extents": {vmdkOf(t, disk, text(func(p []byte) {
 			copy(p[200:], "\nRW 1 SPARSE \"y.vmdk\"\n")
 		})), "one of 2 files"},

@@ -38,7 +38,7 @@ func (s *session) expand(ctx context.Context) error {
 	if err == nil {
 		err = s.open(img.Size())
 	}
-	s.format = image.FormatRaw
+	s.format, s.expanded = image.FormatRaw, true
 	return err
 }
 

@@ -34,11 +34,12 @@ type session struct {
 	placed bool       // the data is being made the volume's disk
 
 	// While a goroutine unpacks, only it uses these.
-	format  image.Format   // "": undecided
-	fill    *image.Filling // nil: undecided
-	checked bool           // the header of a qcow2 image
-	granted int64          // reserved for a volume without a size yet, bytes
-	flush   flusher
+	format   image.Format   // "": undecided
+	fill     *image.Filling // nil: undecided
+	checked  bool           // the header of a qcow2 image
+	expanded bool           // it was a foreign image
+	granted  int64          // reserved for a volume without a size yet, bytes
+	flush    flusher
 
 	durable atomic.Int64 // bytes that the next process finds
 }
@@ -407,7 +408,14 @@ func (s *session) finishRaw(ctx context.Context) error {
 	if err := s.fill.Drain(); err != nil {
 		return err
 	}
-	if err := image.CheckRaw(s.name, s.fill.File(), size); err != nil {
+	err := image.CheckRaw(s.name, s.fill.File(), size)
+	if own := new(image.Error); errors.As(err, &own) && image.IsForeign(own.Format) && !s.expanded {
+		if err := s.expand(ctx); err != nil { // a fixed VHD image, by its footer
+			return err
+		}
+		return s.finishRaw(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	size = max(size, s.volume.Size())
