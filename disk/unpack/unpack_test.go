@@ -203,6 +203,56 @@ func TestMemory(t *testing.T) {
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
 }
 
+// endless is the same data again and again, without an end.
+type endless struct {
+	data []byte
+	came int64
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	n := copy(p, e.data[e.came%int64(len(e.data)):])
+	e.came += int64(n)
+	return n, nil
+}
+
+// TestBombs: few bytes that are many zeros, again and again, as large as anybody likes. The disk
+// has a limit: nothing is written behind it, little of the data is read, and none is kept.
+func TestBombs(t *testing.T) {
+	testtool.Need(t, "xz", "bzip2", "zstd")
+	const limit = 16 << 20
+	zeros := make([]byte, 4<<20)
+	bz := packtest.Tool(t, zeros, "bzip2", "-9")
+	for name, data := range map[string][]byte{"a.raw.bz2": bz,
+		"a.raw.gz":      packtest.Tool(t, zeros, "gzip", "-9"),
+		"a.raw.xz":      packtest.Tool(t, zeros, "xz", "-6"),
+		"a.raw.zst":     packtest.Tool(t, zeros, "zstd", "-19"),
+		"a.raw.bz2.gz":  packtest.Tool(t, bytes.Repeat(bz, 100), "gzip", "-9"),
+		"a.raw.zst.bz2": packtest.Tool(t, packtest.Tool(t, zeros, "zstd", "-19"), "bzip2"),
+		"a.raw.tar.bz2": packtest.Tool(t, packtest.Tar(t, packtest.File{Name: "a.raw",
+			Data: make([]byte, 2*limit)}), "bzip2"),
+	} {
+		require.Less(t, len(data), 32<<10, name)
+		to, err := image.Scratch(t.TempDir())
+		require.NoError(t, err)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		in := &endless{data: data}
+		c, err := Open(name, in, -1, Options{})
+		require.NoError(t, err, name)
+		a := image.NewArrival("a.raw", c.Size, to, image.ArrivalOptions{
+			Options: image.Options{MaxVirtualSize: limit}})
+		require.ErrorContains(t, a.Pass(t.Context(), c), "more than the limit", name)
+		require.NoError(t, c.Close())
+		runtime.ReadMemStats(&after)
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(48<<20), name)
+		require.Less(t, in.came, int64(256<<10), name)
+		info, err := to.File().Stat()
+		require.NoError(t, err)
+		require.LessOrEqual(t, info.Size(), int64(limit), name)
+		require.NoError(t, to.Finish(nil))
+	}
+}
+
 // TestXz9: "xz -9" needs a dictionary of 64 MiB.
 func TestXz9(t *testing.T) {
 	raw := rawDisk(4 << 20)
