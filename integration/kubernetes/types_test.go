@@ -232,6 +232,44 @@ func TestAttachmentWhileInUse(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// TestImageOfAnIdentity: it changes only to the one of status.renew, and the tag only with it. The
+// images of sets and pets do not change.
+func TestImageOfAnIdentity(t *testing.T) {
+	p := plane.Get(t)
+	ns := p.Namespace(t)
+	objects, err := plane.Decode(strings.NewReader(set("a", "") + "\n---\n" + strings.Replace(
+		set("a", ""), "VMIdentitySet", "VMIdentity", 1) + `
+---
+{"apiVersion": "disk.kubevirt.io/v1alpha1", "kind": "VMPet", "metadata": {"name": "a"},
+"spec": {"disk": {"image": "` + testImage + `"}, "template": {}}}`))
+	require.NoError(t, err)
+	require.NoError(t, p.Apply(t.Context(), ns, objects...))
+	patch := func(kind, text string, args ...string) string {
+		out, err := p.TryKubectl(nil, append([]string{"-n", ns, "patch", kind, "a", "--type=merge",
+			"--patch", text}, args...)...)
+		if err == nil {
+			return ""
+		}
+		return out
+	}
+	other := strings.Replace(testImage, "@sha256:", "@sha256:0", 1)[:len(testImage)]
+	third := strings.Replace(other, "@sha256:0", "@sha256:1", 1)
+	image := func(image string) string { return `{"spec": {"image": "` + image + `"}}` }
+	renew := `{"status": {"renew": {"image": "` + other + `", "from": "` + testImage + `"}}}`
+	const immutable = "image is immutable: make another "
+	require.Contains(t, patch("vmidset", image(other)), immutable+"VMIdentitySet")
+	require.Contains(t, patch("vmpet", `{"spec": {"disk": {"image": "`+other+`"}}}`),
+		immutable+"VMPet")
+	require.Contains(t, patch("vmid", image(other)), immutable+"VMIdentity, or")
+	require.Empty(t, patch("vmid", renew, "--subresource=status"))
+	require.Contains(t, patch("vmid", image(third)), immutable)
+	require.Contains(t, patch("vmid", `{"spec": {"followedTag": "a"}}`), "followedTag is immutable")
+	require.Empty(t, patch("vmid", `{"spec": {"followedTag": "a", "image": "`+other+`"}}`))
+	require.Contains(t, patch("vmid", image(testImage)), immutable)
+	require.Empty(t, patch("vmid", `{"status": {"renew": null}}`, "--subresource=status"))
+	require.Contains(t, patch("vmid", image(testImage)), immutable)
+}
+
 // TestDefaults checks the defaults, and that the field of a template is kept.
 func TestDefaults(t *testing.T) {
 	p := plane.Get(t)

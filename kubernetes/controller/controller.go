@@ -31,6 +31,7 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/controller/pet"
 	"kubevirt.io/disk/kubernetes/controller/pod"
+	"kubevirt.io/disk/kubernetes/controller/renew"
 	"kubevirt.io/disk/kubernetes/controller/service"
 	"kubevirt.io/disk/kubernetes/controller/set"
 	"kubevirt.io/disk/kubernetes/controller/snapshot"
@@ -149,6 +150,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return err
 		}
 	}
+	tags := follow.Options{Registries: o.Follow, Concurrency: o.Concurrency}
 	return errors.Join(
 		pet.Setup(mgr, pet.Options{Off: slices.Contains(o.Without, pets),
 			Concurrency: o.Concurrency}),
@@ -162,8 +164,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency, Images: may}),
 		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: populator != nil,
 			Concurrency: o.Concurrency}),
-		follow.Setup(mgr, follow.Options{Registries: o.Follow, Concurrency: o.Concurrency},
-			o.Signatures),
+		follow.Setup(mgr, tags, o.Signatures),
+		renew.Setup(mgr, renew.Reconciler{Admit: (&follow.Reconciler{Options: tags,
+			Verifier: &verify.Verifier{Live: mgr.GetAPIReader(), Options: o.Signatures}}).Admit},
+			o.Concurrency),
 		missed.Setup(mgr, o.Namespaces),
 		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
 	)

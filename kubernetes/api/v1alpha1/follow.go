@@ -1,6 +1,11 @@
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // FollowSpec says which tag is followed.
 type FollowSpec struct {
@@ -39,3 +44,30 @@ func (s *VMIdentitySet) NewImage() string {
 	}
 	return s.Spec.Image
 }
+
+// ImageBy returns the image with a digest, if the set begins from it, or its tag names it or has
+// named it. Otherwise it returns "".
+func (s *VMIdentitySet) ImageBy(digest string) string {
+	for _, image := range []string{s.NewImage(), s.Spec.Image} {
+		if DigestOf(image) == digest {
+			return image
+		}
+	}
+	f := s.Status.Followed
+	if f == nil || !slices.Contains(f.Earlier, digest) {
+		return ""
+	}
+	return RepositoryOf(f.Image) + "@" + digest
+}
+
+// RepositoryOf is the repository of an image with a digest, without its tag.
+func RepositoryOf(image string) string {
+	name, _, _ := strings.Cut(image, "@")
+	if colon := strings.LastIndexByte(name, ':'); colon > strings.LastIndexByte(name, '/') {
+		name = name[:colon]
+	}
+	return name
+}
+
+// DigestOf is the digest of an image that is named by it.
+func DigestOf(image string) string { return image[strings.LastIndexByte(image, '@')+1:] }

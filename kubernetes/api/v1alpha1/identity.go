@@ -78,7 +78,6 @@ type DiskSpec struct {
 	// claim has none. One that begins from another disk has the same as that.
 	// +kubebuilder:validation:MaxLength=512
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[^@\\\\s]+@sha256:[a-f0-9]{64}$')",message="must name an image by its digest, as registry/name@sha256:..."
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: make another VMIdentitySet"
 	// +optional
 	Image string `json:"image,omitempty"`
 
@@ -199,6 +198,7 @@ type VMIdentitySet struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// +kubebuilder:validation:XValidation:rule="self.attachment == oldSelf.attachment",message="attachment is immutable: make another VMIdentitySet"
+	// +kubebuilder:validation:XValidation:rule="!has(self.image) || !has(oldSelf.image) || self.image == oldSelf.image",message="image is immutable: make another VMIdentitySet"
 	Spec DiskSpec `json:"spec"`
 	// A reader of a set that the controller has not seen yet finds it not ready.
 	// +kubebuilder:default={ready: false}
@@ -247,6 +247,7 @@ type VMIdentitySetList struct {
 // +kubebuilder:resource:shortName=vmid
 // +kubebuilder:subresource:status
 // +kubebuilder:validation:XValidation:rule="self.spec.attachment == oldSelf.spec.attachment || !has(oldSelf.status) || !has(oldSelf.status.usedBy)",message="a pod uses the disk: attachment can change when that pod has ended"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.image) || !has(oldSelf.spec.image) || self.spec.image == oldSelf.spec.image || has(oldSelf.status) && has(oldSelf.status.renew) && self.spec.image == oldSelf.status.renew.image",message="image is immutable: make another VMIdentity, or let the disk begin anew from what its set follows, by the annotation disk.kubevirt.io/renew"
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 58",message="the name may have at most 58 characters, as the names of the claim and of labels are made from it"
 // +kubebuilder:printcolumn:name=Ready,type=boolean,JSONPath=`.status.ready`
 // +kubebuilder:printcolumn:name=Set,type=string,JSONPath=`.spec.setName`
@@ -269,11 +270,12 @@ type VMIdentity struct {
 }
 
 // VMIdentitySpec is a copy of the set's spec from when the identity was made. Later only size
-// follows the set: it grows when the set's size does.
+// follows the set: it grows when the set's size does. The image changes when AnnotationRenew asks
+// for that.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.setName) == has(oldSelf.setName) && (!has(self.setName) || self.setName == oldSelf.setName)",message="setName is immutable: make another VMIdentity"
 // +kubebuilder:validation:XValidation:rule="has(self.firmwareUUID) == has(oldSelf.firmwareUUID) && (!has(self.firmwareUUID) || self.firmwareUUID == oldSelf.firmwareUUID)",message="firmwareUUID is immutable: make another VMIdentity"
-// +kubebuilder:validation:XValidation:rule="has(self.followedTag) == has(oldSelf.followedTag) && (!has(self.followedTag) || self.followedTag == oldSelf.followedTag)",message="followedTag is immutable: make another VMIdentity"
+// +kubebuilder:validation:XValidation:rule="has(self.followedTag) == has(oldSelf.followedTag) && (!has(self.followedTag) || self.followedTag == oldSelf.followedTag) || has(self.image) && has(oldSelf.image) && self.image != oldSelf.image",message="followedTag is immutable: make another VMIdentity"
 // +kubebuilder:validation:XValidation:rule="!has(self.follow)",message="a disk that exists follows no tag: a VMIdentitySet has follow"
 type VMIdentitySpec struct {
 	DiskSpec `json:",inline"`
@@ -284,7 +286,7 @@ type VMIdentitySpec struct {
 	// +optional
 	SetName string `json:"setName,omitempty"`
 
-	// followedTag is the tag that named the image when the identity was made, if its set follows
+	// followedTag is the tag that named the image when the disk began from it, if the set follows
 	// one.
 	// +kubebuilder:validation:MaxLength=128
 	// +optional
@@ -370,6 +372,9 @@ type VMIdentityStatus struct {
 	// move is the state of a move to another node, from its start to its end.
 	// +optional
 	Move *MoveStatus `json:"move,omitempty"`
+	// renew is there while the disk begins anew from another image. No pod starts with it then.
+	// +optional
+	Renew *RenewStatus `json:"renew,omitempty"`
 	// export is the last export. It is there as long as spec.export is.
 	// +optional
 	Export *ExportStatus `json:"export,omitempty"`
@@ -391,6 +396,17 @@ type VMIdentityStatus struct {
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// RenewStatus is what a restarted controller needs to go on.
+type RenewStatus struct {
+	// image is the one from which the disk begins anew, and from the one before.
+	// +kubebuilder:validation:MaxLength=512
+	Image string `json:"image"`
+	From  string `json:"from"`
+	// followedTag is that of the set when this began.
+	// +optional
+	FollowedTag string `json:"followedTag,omitempty"`
 }
 
 // SignedBy is a signature that was verified.

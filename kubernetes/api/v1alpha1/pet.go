@@ -32,6 +32,7 @@ type VMPet struct {
 type VMPetSpec struct {
 	// disk is the spec of the VMIdentitySet.
 	// +kubebuilder:validation:XValidation:rule="self.attachment == oldSelf.attachment",message="attachment is immutable: make another VMPet"
+	// +kubebuilder:validation:XValidation:rule="!has(self.image) || !has(oldSelf.image) || self.image == oldSelf.image",message="image is immutable: make another VMPet"
 	Disk DiskSpec `json:"disk"`
 	// running says whether the machine's pod exists. Its disk stays either way.
 	// +kubebuilder:default=true

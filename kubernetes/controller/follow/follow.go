@@ -131,17 +131,6 @@ func interval(set *v1alpha1.VMIdentitySet) time.Duration {
 	return usually
 }
 
-// repository is that of an image with a digest, without its tag.
-func repository(image string) string {
-	name, _, _ := strings.Cut(image, "@")
-	if colon := strings.LastIndexByte(name, ':'); colon > strings.LastIndexByte(name, '/') {
-		name = name[:colon]
-	}
-	return name
-}
-
-func digestOf(image string) string { return image[strings.LastIndexByte(image, '@')+1:] }
-
 // allowed reports whether the administrator lets tags of a reference's repository be followed.
 func (o Options) allowed(ref transport.Reference) bool {
 	name := ref.RepositoryText()
@@ -150,11 +139,26 @@ func (o Options) allowed(ref transport.Reference) bool {
 	})
 }
 
+// Admit returns why an image must not be used in a namespace now, or "". It asks the registry.
+func (r *Reconciler) Admit(ctx context.Context, namespace, image string) (reason, message string,
+	err error) {
+	ref, err := transport.ParseReference(image)
+	if err != nil || !r.Options.allowed(ref) {
+		return v1alpha1.ReasonInvalid, fmt.Sprintf("the registry of %s is not asked: the "+
+			"administrator of the cluster names the registries (--follow-registry)", image), nil
+	}
+	found, err := r.Verifier.Resolve(ctx, namespace, ref)
+	if found.Reason == v1alpha1.ReasonTagMissing {
+		found.Message = "its registry does not have it"
+	}
+	return found.Reason, found.Message, err
+}
+
 // look asks the registry, and changes the status if the tag names another image. changed says that
 // it does.
 func (r *Reconciler) look(ctx context.Context, set *v1alpha1.VMIdentitySet) (c metav1.Condition,
 	changed bool, err error) {
-	from := repository(set.Spec.Image)
+	from := v1alpha1.RepositoryOf(set.Spec.Image)
 	name := from + ":" + set.Spec.Follow.Tag
 	f := set.Status.Followed
 	if f != nil && f.Tag != set.Spec.Follow.Tag {
@@ -163,7 +167,7 @@ func (r *Reconciler) look(ctx context.Context, set *v1alpha1.VMIdentitySet) (c m
 	not := func(reason, format string, args ...any) (metav1.Condition, bool, error) {
 		return metav1.Condition{Status: metav1.ConditionFalse, Reason: reason,
 			Message: fmt.Sprintf(format, args...) + "; new disks begin from " +
-				digestOf(set.NewImage())}, false, nil
+				v1alpha1.DigestOf(set.NewImage())}, false, nil
 	}
 	ref, err := transport.ParseReference(name)
 	if err != nil || !r.Options.allowed(ref) {
@@ -182,16 +186,17 @@ func (r *Reconciler) look(ctx context.Context, set *v1alpha1.VMIdentitySet) (c m
 	case f == nil:
 		f, changed = &v1alpha1.FollowedStatus{Tag: set.Spec.Follow.Tag}, true
 		c.Message = fmt.Sprintf("%s names %s", name, found.Digest)
-	case digestOf(f.Image) == found.Digest:
+	case v1alpha1.DigestOf(f.Image) == found.Digest:
 		if old := meta.FindStatusCondition(set.Status.Conditions,
 			v1alpha1.ConditionFollowed); old != nil && old.Status == metav1.ConditionTrue {
 			return *old, false, nil
 		}
 		c.Message = fmt.Sprintf("%s names %s", name, found.Digest)
 	default:
-		was := digestOf(f.Image)
+		was := v1alpha1.DigestOf(f.Image)
 		c.Message = fmt.Sprintf("%s names %s now, and before it was %s", name, found.Digest, was)
-		if slices.Contains(f.Earlier, found.Digest) || found.Digest == digestOf(set.Spec.Image) {
+		if slices.Contains(f.Earlier, found.Digest) ||
+			found.Digest == v1alpha1.DigestOf(set.Spec.Image) {
 			c.Reason = v1alpha1.ReasonWentBack
 			c.Message = fmt.Sprintf("%s went back to %s, and before it was %s: new disks begin "+
 				"from the older image", name, found.Digest, was)

@@ -107,7 +107,7 @@ func (s *scene) look(reason, says, digest string) time.Duration {
 	require.Contains(s.t, c.Message, says)
 	require.Equal(s.t, reason == "Followed" || reason == "WentBack",
 		c.Status == metav1.ConditionTrue)
-	require.Equal(s.t, digest, digestOf(s.set().NewImage()))
+	require.Equal(s.t, digest, v1alpha1.DigestOf(s.set().NewImage()))
 	return result.RequeueAfter
 }
 
@@ -116,7 +116,7 @@ func (s *scene) look(reason, says, digest string) time.Duration {
 func TestFollow(t *testing.T) {
 	s := newScene(t)
 	first, second := s.digests[0], s.digests[1]
-	require.Equal(t, began, digestOf(s.set().NewImage()))
+	require.Equal(t, began, v1alpha1.DigestOf(s.set().NewImage()))
 	require.Equal(t, time.Hour, s.look("Followed", "names "+first, first))
 	require.Equal(t, s.host()+"/vm/a@"+first, s.set().NewImage())
 	s.names(second)
@@ -137,7 +137,7 @@ func TestFollow(t *testing.T) {
 	set := s.set()
 	set.Spec.Follow.Tag = "other"
 	require.NoError(t, s.Base.Update(t.Context(), set))
-	require.Equal(t, began, digestOf(s.set().NewImage()), "before anybody has looked")
+	require.Equal(t, began, v1alpha1.DigestOf(s.set().NewImage()), "before anybody has looked")
 	s.look("TagMissing", "there is no such tag; new disks begin from "+began, began)
 	set = s.set()
 	set.Spec.Follow = nil
@@ -222,4 +222,29 @@ func TestNothingIsTaken(t *testing.T) {
 			require.Len(t, s.Events(), 2, "it is told once")
 		})
 	}
+}
+
+// TestAdmit: an image is used again only if its registry may be asked and has it, and the policy
+// admits it.
+func TestAdmit(t *testing.T) {
+	s := newScene(t)
+	unsigned := s.image("third")
+	for _, c := range []struct{ image, reason, says string }{
+		{s.host() + "/vm/a@" + s.digests[1], "", ""},
+		{s.host() + "/vm/a:1@" + s.digests[1], "", ""},
+		{s.host() + "/vm/a@" + unsigned, "NotSigned", "has no signature"},
+		{s.host() + "/vm/a@" + began, "TagMissing", "its registry does not have it"},
+		{s.host() + "/other/a@" + s.digests[1], "Invalid", "--follow-registry"},
+		{"https://" + s.host() + "/vm/a@" + s.digests[1], "Invalid", "--follow-registry"},
+	} {
+		reason, message, err := s.r.Admit(t.Context(), controllertest.Namespace, c.image)
+		require.NoError(t, err)
+		require.Equal(t, c.reason, reason, "%s: %s", c.image, message)
+		require.Contains(t, message, c.says)
+	}
+	s.server.Close()
+	reason, _, err := s.r.Admit(t.Context(), controllertest.Namespace,
+		s.host()+"/vm/a@"+s.digests[1])
+	require.NoError(t, err)
+	require.Equal(t, "Unverified", reason)
 }

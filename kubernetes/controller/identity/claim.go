@@ -21,8 +21,10 @@ import (
 func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *wait, error) {
 	claim, err := r.findClaim(ctx, r.Client, id)
-	if err == nil && claim == nil && id.Status.CreationTime != nil {
-		// A claim that was made a moment ago may not be in the cache yet.
+	if err == nil && (claim == nil && id.Status.CreationTime != nil ||
+		claim != nil && former(claim, id)) {
+		// A claim that was made a moment ago may not be in the cache yet, or the one before it may
+		// be there still.
 		claim, err = r.findClaim(ctx, r.Live, id)
 	}
 	if err != nil {
@@ -59,7 +61,11 @@ func (r *Reconciler) makeClaim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	if why, err := r.from(ctx, id, class, claim); why != nil || err != nil {
 		return nil, why, err
 	}
-	err := r.Create(ctx, secret(id), client.DryRunAll, client.FieldOwner(v1alpha1.FieldManager))
+	var err error
+	if id.Status.SecretName == "" { // else the claim before this one came first
+		err = r.Create(ctx, secret(id), client.DryRunAll,
+			client.FieldOwner(v1alpha1.FieldManager))
+	}
 	if apierrors.IsAlreadyExists(err) {
 		// Another controller may have been faster: it makes the claim first.
 		if claim, err := r.findClaim(ctx, r.Live, id); claim != nil || err != nil {
@@ -226,6 +232,13 @@ func ownedByAnother(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity
 	})
 }
 
+// former reports whether the identity's claim says that its disk is another one: the identity began
+// anew since, from another image.
+func former(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity) bool {
+	says := claim.Annotations[v1alpha1.AnnotationContent]
+	return says != "" && says != id.Spec.Content() && metav1.IsControlledBy(claim, id)
+}
+
 func controls(o metav1.OwnerReference) bool { return o.Controller != nil && *o.Controller }
 
 // look records the state of a claim in the status. It returns why the claim cannot be used.
@@ -240,6 +253,15 @@ func (r *Reconciler) look(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolum
 			why.message = fmt.Sprintf("the claim %s belongs to another object: give the "+
 				"VMIdentity another name", claim.Name)
 		}
+		setBound(id, metav1.ConditionFalse, why.reason, why.message)
+		return why
+	}
+	if former(claim, id) {
+		why := &wait{reason: v1alpha1.ReasonImageDiffers, again: true, message: fmt.Sprintf("the "+
+			"claim %s says that it has the disk %q, and that of this VMIdentity is %q: delete the "+
+			"claim; or, if it has the right disk, correct its annotation %s", claim.Name,
+			claim.Annotations[v1alpha1.AnnotationContent], id.Spec.Content(),
+			v1alpha1.AnnotationContent)}
 		setBound(id, metav1.ConditionFalse, why.reason, why.message)
 		return why
 	}

@@ -123,10 +123,11 @@ func (r *Disks) take(ctx context.Context, s *v1alpha1.VMIdentitySnapshot) (outco
 	return r.make(ctx, s, name)
 }
 
-// make makes the VolumeSnapshot. First it notes what the disk is: later, its identity may be gone.
+// make makes the VolumeSnapshot. First it notes what the disk is: later, its identity may be gone,
+// or have another disk. Then it looks at the identity again: see package renew.
 func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name string) (outcome,
 	error) {
-	id, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Client, "VMIdentity",
+	id, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Live, "VMIdentity",
 		client.ObjectKey{Namespace: s.Namespace, Name: string(s.Spec.IdentityName)})
 	switch {
 	case err != nil:
@@ -145,14 +146,16 @@ func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name s
 	if err != nil {
 		return outcome{}, err
 	}
-	if claim == nil || claim.DeletionTimestamp != nil || !metav1.IsControlledBy(claim, id) ||
+	if id.Status.Renew != nil || claim == nil || claim.DeletionTimestamp != nil ||
+		!metav1.IsControlledBy(claim, id) ||
 		claim.Status.Phase != corev1.ClaimBound {
 		o := taking("VMIdentity %s has no volume yet: `kubectl describe vmid %s` says why", id.Name,
 			id.Name)
 		o.again = look
 		return o, nil
 	}
-	if s.Status.Disk == nil || s.Status.VolumeSnapshotName != name {
+	if d := s.Status.Disk; d == nil || d.Image != id.Spec.Image ||
+		s.Status.VolumeSnapshotName != name {
 		s.Status.Disk = &v1alpha1.SnapshotDisk{Image: id.Spec.Image,
 			Population: id.Spec.Population, BlockSize: id.Spec.BlockSize, Size: id.Spec.Size}
 		s.Status.VolumeSnapshotName = name

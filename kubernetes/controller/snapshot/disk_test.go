@@ -158,6 +158,11 @@ func TestKeepDiskWaits(t *testing.T) {
 			claim.Status.Phase = corev1.ClaimPending
 			require.NoError(k.t, k.Status().Update(k.t.Context(), claim))
 		}, false, "Taking", "has no volume yet"},
+		"a disk that begins anew": {func(k *kept, id *v1alpha1.VMIdentity,
+			_ *corev1.PersistentVolumeClaim) {
+			id.Status.Renew = &v1alpha1.RenewStatus{}
+			require.NoError(k.t, k.Status().Update(k.t.Context(), id))
+		}, false, "Taking", "has no volume yet"},
 		"a claim of somebody else": {func(k *kept, _ *v1alpha1.VMIdentity,
 			claim *corev1.PersistentVolumeClaim) {
 			claim.OwnerReferences = nil
@@ -175,6 +180,18 @@ func TestKeepDiskWaits(t *testing.T) {
 			require.Len(t, k.events, map[bool]int{true: 1}[c.failed])
 		})
 	}
+}
+
+// TestKeptDiskBeganAnew: what was noted before the disk began anew is noted again.
+func TestKeptDiskBeganAnew(t *testing.T) {
+	k := newKept(t, new(controllertest.Calls))
+	s := k.snapshot()
+	s.Status.VolumeSnapshotName = "vmsnap-monday"
+	s.Status.Disk = &v1alpha1.SnapshotDisk{Image: "registry.example.com/before"}
+	require.NoError(t, k.Status().Update(t.Context(), s))
+	k.settle()
+	require.Equal(t, image, k.snapshot().Status.Disk.Image)
+	require.True(t, controllertest.There(t, k, "default", "vmsnap-monday", anyVolumeSnapshot()))
 }
 
 // TestKeptDiskIsTold: a VolumeSnapshot of somebody else is left alone, and one that was deleted is
