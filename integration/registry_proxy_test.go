@@ -1,16 +1,21 @@
 package integration
 
 import (
+	"bytes"
+	"crypto/tls"
 	"encoding/base64"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -31,6 +36,7 @@ type proxy struct {
 	server  string
 	tunnels atomic.Int64 // CONNECT, for TLS
 	passed  atomic.Int64 // requests without TLS
+	told    atomic.Int64 // requests with a credential that is not for the proxy
 }
 
 func newProxy(t *testing.T, server string) *proxy {
@@ -50,6 +56,9 @@ var proxyCredential = base64.StdEncoding.EncodeToString([]byte(proxyUser + ":" +
 
 func (p *proxy) handle(w http.ResponseWriter, r *http.Request) {
 	host, _, _ := strings.Cut(r.Host, ":")
+	if r.Header.Get("Authorization") != "" {
+		p.told.Add(1)
+	}
 	switch {
 	case r.Header.Get("Proxy-Authorization") != "Basic "+proxyCredential:
 		w.Header().Set("Proxy-Authenticate", `Basic realm="test"`)
@@ -147,5 +156,83 @@ func TestRegistryProxy(t *testing.T) {
 			require.Contains(t, r.output, "lookup "+nameBehindProxy)
 			require.Zero(t, used.Load())
 		})
+	}
+}
+
+// TestAddressProxy: a web server whose name only a proxy knows is reached through it. The proxy
+// does not learn the server's credential, and neither is in what a person sees. Errors name the
+// proxy.
+func TestAddressProxy(t *testing.T) {
+	t.Parallel()
+	requireTools(t, "qemu-img")
+	raw, qcow2 := newDisk(t)
+	content, err := os.ReadFile(qcow2)
+	require.NoError(t, err)
+	key, certificate := newCertificate(t)
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	writePEM(t, ca, "CERTIFICATE", certificate)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != registryUser ||
+			password != registryPassword {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		w.Header().Set("ETag", `"1"`)
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
+	}))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{certificate},
+		PrivateKey: key}}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	p := newProxy(t, server.Listener.Addr().String())
+	_, port, err := net.SplitHostPort(p.server)
+	require.NoError(t, err)
+	host := nameBehindProxy + ":" + port
+	credential := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
+	logins := filepath.Join(t.TempDir(), "config.json")
+	text, err := json.Marshal(map[string]any{"auths": map[string]any{host: map[string]string{
+		"auth": credential}}})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(logins, text, 0o600))
+	flags := []string{"--registry-ca=" + ca, "--registry-config=" + logins}
+	address := "https://" + host + "/fedora.qcow2@sha256:" + sha256Text(content)
+
+	said := ""
+	pull := func(out string, env ...string) result {
+		r := kubevirtDisk(t, env, append([]string{"pull", address, out}, flags...)...)
+		said += r.output
+		return r
+	}
+	out := filepath.Join(t.TempDir(), "a.raw")
+	r := pull(out, "HTTPS_PROXY="+p.url(proxyPassword))
+	require.Zero(t, r.status, "%s", r)
+	require.Positive(t, p.tunnels.Swap(0))
+	sameFile(t, raw, out)
+
+	d := start(t, config{diskDir: t.TempDir(), env: map[string]string{
+		"HTTPS_PROXY": p.url(proxyPassword), "LOG_LEVEL": "debug"},
+		args: append([]string{"--image=" + address, "--copy-mode=copy-on-write",
+			"--verify=when-complete"}, flags...)})
+	sameDisk(t, d, 1, raw)
+	require.Positive(t, p.tunnels.Swap(0))
+	d.stop()
+	said += d.Output()
+
+	r = pull(out+"1", "HTTPS_PROXY="+p.url(proxyPassword+"x"))
+	require.Equal(t, 1, r.status)
+	require.Contains(t, r.output, "the proxy "+p.address+" does not connect to "+host)
+	require.Zero(t, p.tunnels.Load())
+	// HTTP_PROXY is for addresses without TLS.
+	for i, env := range [][]string{{"HTTP_PROXY=" + p.url(proxyPassword)},
+		{"HTTPS_PROXY=" + p.url(proxyPassword), "NO_PROXY=" + nameBehindProxy}} {
+		r = pull(out+string(rune('2'+i)), env...)
+		require.Equal(t, 1, r.status)
+		require.Contains(t, r.output, "lookup "+nameBehindProxy)
+	}
+	require.Zero(t, p.tunnels.Load())
+	require.Zero(t, p.told.Load(), "the proxy has seen the credential of the server")
+	for _, secret := range []string{proxyPassword, proxyCredential, registryPassword, credential} {
+		require.NotContains(t, said, secret)
 	}
 }

@@ -44,6 +44,7 @@ func (r *shop) measurePull(ctx context.Context, name string) error {
 	ref := r.address + "/vm/" + name + ":1"
 	var ours []usage
 	var ratios, theirs []float64
+	scratch := int64(0)
 	for range r.rounds {
 		raw := filepath.Join(r.dir, "pulled.raw")
 		u, err := expand(ctx, []string{r.server, "pull",
@@ -51,51 +52,63 @@ func (r *shop) measurePull(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		seconds, err := r.pullByTools(ctx, ref, name+".qcow2", raw)
+		seconds, needed, err := r.pullByTools(ctx, ref, name+".qcow2", raw)
 		if err != nil {
 			return err
 		}
 		ours, theirs = append(ours, u), append(theirs, seconds)
-		ratios = append(ratios, u.wall/seconds)
+		ratios, scratch = append(ratios, u.wall/seconds), needed
 		_ = os.Remove(raw)
 	}
 	out := table{head: []string{"image", "pull", "processor time", "peak memory",
-		"skopeo, tar, qemu-img", "ratio"}}
+		"skopeo, tar, qemu-img", "ratio", "scratch of skopeo, tar"}}
 	seconds := func(value func(usage) float64) string {
 		return fmt.Sprintf("%.1f s", median(column(ours, value)))
 	}
 	out.add(name, seconds(func(u usage) float64 { return u.wall }),
 		seconds(func(u usage) float64 { return u.cpu }),
 		mib(median(column(ours, func(u usage) float64 { return u.memory }))),
-		fmt.Sprintf("%.1f s", median(theirs)), ratio(median(ratios), 1))
+		fmt.Sprintf("%.1f s", median(theirs)), ratio(median(ratios), 1), mib(float64(scratch)))
 	fmt.Println("From a registry on this machine to a raw file:")
 	out.print(os.Stdout)
 	return nil
 }
 
-// pullByTools copies an image by skopeo, unpacks its layers, and expands the disk.
-func (r *shop) pullByTools(ctx context.Context, ref, file, raw string) (float64, error) {
+// pullByTools copies an image by skopeo, unpacks its layers, and expands the disk. It returns how
+// long that took, and how much scratch space it needed, in bytes.
+func (r *shop) pullByTools(ctx context.Context, ref, file, raw string) (seconds float64,
+	scratch int64, err error) {
 	dir, err := os.MkdirTemp(r.dir, "tools-")
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer os.RemoveAll(dir)
 	_ = os.Remove(raw)
 	settle()
 	copied := filepath.Join(dir, "copied")
-	seconds, err := timed(exec.CommandContext(ctx, "skopeo", "copy", "--quiet", "--insecure-policy",
+	seconds, err = timed(exec.CommandContext(ctx, "skopeo", "copy", "--quiet", "--insecure-policy",
 		"--src-tls-verify=false", "docker://"+ref, "dir:"+copied))
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	largest, err := largestFile(copied)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	more, err := timed(exec.CommandContext(ctx, "tar", "-x", "-f", largest, "-C", dir),
 		exec.CommandContext(ctx, "qemu-img", "convert", "-O", "raw",
 			filepath.Join(dir, "disk", file), raw))
-	return seconds + more, err
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, kept := range []string{largest, filepath.Join(dir, "disk", file)} {
+		info, err := os.Stat(kept)
+		if err != nil {
+			return 0, 0, err
+		}
+		scratch += info.Size()
+	}
+	return seconds + more, scratch, nil
 }
 
 // largestFile returns the layer with the disk.
