@@ -116,6 +116,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.options.PullSecret, "pull-secret", "",
 		"secret with the registry's credential, in the namespaces of identities, for population "+
 			"Snapshot")
+	f.StringVar(&s.options.PullCA, "pull-ca", "",
+		"ConfigMap with certificates (ca.crt) that are trusted for that registry, too, in the "+
+			"namespaces of identities")
 	f.StringSliceVar(&s.options.Without, "without", nil,
 		"feature to turn off, which then needs no rights; can be repeated: "+
 			strings.Join(controller.Optional(), ", "))

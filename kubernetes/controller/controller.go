@@ -54,6 +54,9 @@ type Options struct {
 	// PullSecret is the name of the secret, in the namespaces of identities, with the credential
 	// of the registry from which images for snapshots are fetched; "": none.
 	PullSecret string
+	// PullCA is the name of the ConfigMap there with certificates that are trusted for it, too; "":
+	// none.
+	PullCA string
 	// Without lists features of Optional that are turned off. Objects that need one say so in their
 	// conditions, and the controller needs no rights for it.
 	Without []string
@@ -125,7 +128,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	var populator identity.Populator // nil where there are no snapshots
 	images, err := snapshot.Setup(mgr, snapshot.Options{Server: o.Server,
 		ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes, SnapshotClass: o.SnapshotClass,
-		PullSecret: o.PullSecret, Concurrency: o.Concurrency, Images: may,
+		PullSecret: o.PullSecret, PullCA: o.PullCA, Concurrency: o.Concurrency, Images: may,
 		Off: slices.Contains(o.Without, snapshots)})
 	if err != nil {
 		return err

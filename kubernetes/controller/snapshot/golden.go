@@ -66,10 +66,15 @@ func ofJob(job *batchv1.Job) metav1.OwnerReference {
 
 // newJob is a Job that writes an image into the claim of its name.
 func newJob(id *v1alpha1.VMIdentity, name string, o Options) *batchv1.Job {
+	var ca *v1alpha1.ConfigMapKey
+	if o.PullCA != "" {
+		ca = &v1alpha1.ConfigMapKey{Name: v1alpha1.SourceName(o.PullCA)}
+	}
 	return objects.Command{
 		// An earlier attempt may have left a file that differs.
 		Args:  []string{"pull", "--force", id.Spec.Image, diskFile},
-		Image: o.Server, Claim: name, Dir: dataDir, Secret: o.PullSecret, Retries: retries,
+		Image: o.Server, Claim: name, Dir: dataDir, Secret: o.PullSecret, CA: ca,
+		Retries: retries,
 	}.Job(metaOf(id, name, ownedBy(id)), map[string]string{labelGolden: name})
 }
 

@@ -35,6 +35,9 @@ type Options struct {
 	// PullSecret is the name of a secret of type kubernetes.io/dockerconfigjson, in the namespaces
 	// of identities, for fetching images; "": none.
 	PullSecret string
+	// PullCA is the name of a ConfigMap there, whose key ca.crt has certificates that are trusted
+	// beside the usual ones; "": none.
+	PullCA string
 	// Images says which images may be used. nil: all may.
 	Images objects.Images
 	// Concurrency is how many identities are handled at once. 0: one.

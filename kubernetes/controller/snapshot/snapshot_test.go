@@ -202,7 +202,7 @@ func TestPopulate(t *testing.T) {
 // serves the claim of an identity.
 func TestJob(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "vm1")
-	w.r.Options.PullSecret = "regcred"
+	w.r.Options.PullSecret, w.r.Options.PullCA = "regcred", "our-ca"
 	w.converge("vm1")
 	var job batchv1.Job
 	require.True(t, w.there(&job))
@@ -212,6 +212,8 @@ func TestJob(t *testing.T) {
 	require.Equal(t, golden().Name, pod.Volumes[0].PersistentVolumeClaim.ClaimName)
 	require.Equal(t, "REGISTRY_CONFIG", c.Env[0].Name)
 	require.Equal(t, "regcred", pod.Volumes[2].Secret.SecretName)
+	require.Equal(t, corev1.EnvVar{Name: "REGISTRY_CA", Value: "/etc/registry-ca/ca.crt"}, c.Env[1])
+	require.Equal(t, "our-ca", pod.Volumes[3].ConfigMap.Name)
 	require.False(t, *c.SecurityContext.AllowPrivilegeEscalation)
 	require.True(t, *c.SecurityContext.RunAsNonRoot)
 	require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, c.SecurityContext.SeccompProfile.Type)
