@@ -127,7 +127,7 @@ func (c *conn) negotiate() (err error) {
 // takeWire returns what carries the requests: a socket of our own, if that is possible.
 func (c *conn) takeWire(nc net.Conn) socket.Wire {
 	if t, ok := nc.(*tls.Conn); ok {
-		return &tlsWire{Plain: socket.Plain{Conn: t}}
+		return newTLSWire(t)
 	}
 	pollers := &c.srv.pollers
 	if c.far != nil { // the next request comes when a reply has, which takes longer
@@ -386,6 +386,9 @@ func (c *conn) setDeadline(at time.Time) {
 func (c *conn) end(err error) {
 	if c.tx.Wire != nil {
 		c.tx.Close()
+		if t, ok := c.tx.Wire.(*tlsWire); ok && errors.Is(err, errDisconnected) {
+			_ = t.Close() // it tells the client that nothing was cut off
+		}
 	}
 	c.fail(err)
 	err = c.ended()
@@ -446,43 +449,6 @@ func (s *Server) isClosing() bool {
 	defer s.mu.Unlock()
 	return s.closing
 }
-
-// tlsWire gathers what goes out, so that small parts share a TLS record.
-type tlsWire struct {
-	socket.Plain
-	out []byte
-}
-
-// tlsGather is how many bytes of small parts go out together; a TLS record has at most 16 KiB.
-const tlsGather = 64 << 10
-
-// Writev implements socket.Wire.
-func (w *tlsWire) Writev(data [][]byte) error {
-	w.out = w.out[:0]
-	for _, p := range data {
-		if len(w.out)+len(p) > tlsGather && len(w.out) > 0 {
-			if _, err := w.Write(w.out); err != nil {
-				return err
-			}
-			w.out = w.out[:0]
-		}
-		if len(p) > tlsGather {
-			if _, err := w.Write(p); err != nil {
-				return err
-			}
-			continue
-		}
-		w.out = append(w.out, p...)
-	}
-	if len(w.out) == 0 {
-		return nil
-	}
-	_, err := w.Write(w.out)
-	return err
-}
-
-// Trim implements socket.Wire.
-func (w *tlsWire) Trim() { w.out = nil }
 
 // runs is a set of goroutines.
 type runs map[*run]struct{}

@@ -125,7 +125,7 @@ func (n *negotiation) startTLS(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	nc := tls.Client(n.nc, config)
+	nc := tls.Client(&records{Conn: n.nc}, config)
 	if err := nc.HandshakeContext(ctx); err != nil {
 		return fmt.Errorf("TLS: %w", err)
 	}

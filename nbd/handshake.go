@@ -273,7 +273,7 @@ func (h *handshake) startTLS(o option) error {
 	if err := h.ack(o); err != nil {
 		return err
 	}
-	nc := tls.Server(h.nc, h.c.portal.TLS)
+	nc := tls.Server(&records{Conn: h.nc}, h.c.portal.TLS)
 	if err := nc.HandshakeContext(h.c.srv.ctx); err != nil {
 		return fmt.Errorf("TLS: %w", err)
 	}

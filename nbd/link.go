@@ -145,8 +145,9 @@ func newLink(n *negotiation) *link {
 		ended: make(chan struct{})}
 	l.sent.L = &l.mu
 	l.passOn = func() { go l.receive() }
-	if _, ok := n.nc.(*tls.Conn); ok {
-		l.wire = &tlsWire{Plain: socket.Plain{Conn: n.nc}}
+	if t, ok := n.nc.(*tls.Conn); ok {
+		w := newTLSWire(t)
+		l.wire, l.nc = w, w
 	} else {
 		l.wire = &socket.Plain{Conn: n.nc}
 	}

@@ -1,15 +1,18 @@
 package nbd
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/binary"
 	"encoding/pem"
 	"io"
 	"math/big"
+	mathrand "math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -266,4 +269,39 @@ func TestTLSClients(t *testing.T) {
 	require.Contains(t, out, "TLS")
 	tool(t, "qemu-img", "map", "--object", "tls-creds-x509,id=tls0,endpoint=client,dir="+a.dir,
 		"--image-opts", "driver=nbd,host=localhost,port="+port+",export=disk1.raw,tls-creds=tls0")
+}
+
+// TestTLSCarriesData moves data in pieces that are smaller and larger than what is sent together,
+// many requests at once. When the client is done, the server ends TLS before the connection, as the
+// specification asks for: without that, a client cannot know that nothing was cut off.
+func TestTLSCarriesData(t *testing.T) {
+	v, a := serve(t, 1, nil), newAuthority(t)
+	port := v.serveTLS(t, a, nil)
+	good := a.issue("client", named("a"))
+	c := a.secure(t, port, good)
+	c.choose("", extended)
+	want := make([]byte, diskSize)
+	random := mathrand.NewChaCha8([32]byte{1})
+	_, _ = random.Read(want)
+	for off, length := uint64(0), uint64(1); off < diskSize; length *= 3 {
+		length = min(length, diskSize-off, 300<<10)
+		c.writeAt(off, want[off:off+length])
+		off += length
+	}
+	const piece = 64 << 10
+	lengths := map[uint64]uint64{}
+	for off := uint64(0); off < diskSize; off += piece {
+		p := c.request(cmdRead, 0, off, piece, nil)
+		lengths[binary.BigEndian.Uint64(p[8:])] = off
+		c.send(p)
+	}
+	for range len(lengths) {
+		cookie, got := c.answer(func(uint64) (uint16, uint64) { return cmdRead, piece })
+		off := lengths[cookie]
+		require.True(t, bytes.Equal(want[off:off+piece], c.content(got, off, piece)))
+	}
+	c.send(c.request(cmdDisconnect, 0, 0, 0, nil))
+	rest, err := io.ReadAll(c.Conn.(*tls.Conn).NetConn())
+	require.NoError(t, err)
+	require.NotEmpty(t, rest, "TLS ends before the connection")
 }
