@@ -29,10 +29,14 @@ type simTree struct {
 	snaps map[string][]byte
 	named int // snapshots so far
 
+	images map[string]string // which have the content of snapshots
+	stored int               // images so far
+
 	// what the operation that is under way may leave
 	current map[int64][][]byte // sectors, as allowed
 	maybe   string             // a snapshot that may be there or not
 	instead []byte             // the content of a disk that is being reverted
+	noted   map[string]string  // as images
 	lost    bool               // nothing of what is written is synced: the model must find it
 }
 
@@ -98,7 +102,7 @@ func (d *simTree) Save(r *Record) error {
 
 func newSimTree(t *testing.T, seed uint64, opt Options, whole bool) *simTree {
 	d := &simTree{simDisk: newSimDisk(t, seed, opt), whole: whole, files: map[string]*simLayer{},
-		snaps: map[string][]byte{}}
+		snaps: map[string][]byte{}, images: map[string]string{}}
 	if whole {
 		d.file = filetest.NewSimFile(d.m, d.expected)
 	}
@@ -166,7 +170,7 @@ func (d *simTree) operate() error {
 	size := int64(len(d.expected))
 	off := r.Int64N(size/disk.SectorSize) * disk.SectorSize
 	length := min((1+r.Int64N(1<<r.IntN(7)))*disk.SectorSize, size-off)
-	d.current, d.maybe, d.instead = map[int64][][]byte{}, "", nil
+	d.current, d.maybe, d.instead, d.noted = map[int64][][]byte{}, "", nil, nil
 	names := slices.Sorted(maps.Keys(d.snaps))
 	some := func() string { return names[r.IntN(len(names))] }
 	switch op := r.IntN(16); {
@@ -220,6 +224,8 @@ func (d *simTree) operate() error {
 		d.expected = append(d.expected, make([]byte, grown-size)...)
 	case op <= 9:
 		return d.merge()
+	case op == 10 && len(names) > 0 && r.IntN(2) == 0:
+		return d.commit(some())
 	default:
 		p := make([]byte, length)
 		disktest.Fill(p, r)
@@ -245,6 +251,50 @@ func (d *simTree) merge() error {
 	_, _, err := t.round()
 	t.working = true
 	return err
+}
+
+// commit reads a snapshot as an image of it is stored, and notes that there is one.
+func (d *simTree) commit(name string) error {
+	v, err := d.tree.View(name)
+	require.NoError(d.t, err)
+	got := make([]byte, v.Size())
+	if _, err := v.ReadAt(got, 0); err != nil {
+		return err
+	}
+	require.True(d.t, bytes.Equal(d.snaps[name], got), "snapshot %s", name)
+	require.NoError(d.t, d.checkDeltas(v, got))
+	require.NoError(d.t, v.Close())
+	d.stored++
+	d.noted = map[string]string{name: fmt.Sprintf("image %d", d.stored)}
+	if err := d.tree.Committed(name, d.noted[name]); err != nil {
+		return err
+	}
+	d.images[name] = d.noted[name]
+	return nil
+}
+
+// checkDeltas checks that the disk's image, and each image of a snapshot that a content was made
+// from, is that content, together with what is said to have changed since.
+func (d *simTree) checkDeltas(of disk.Disk, content []byte) error {
+	for _, since := range append(of.(disk.Historian).Since(), "") {
+		image := d.image.Content
+		if since != "" {
+			image = d.snaps[since]
+		}
+		image = append(slices.Clip(image), make([]byte, len(content)-len(image))...) // it has grown
+		for off, end := int64(0), int64(len(content)); off < end; {
+			changed, n, err := disk.Changed(of, since, off, end-off)
+			if err != nil {
+				return err
+			}
+			if !changed && !bytes.Equal(image[off:off+n], content[off:off+n]) {
+				return fmt.Errorf("what has changed since %q lacks something of %d bytes at %d",
+					since, n, off)
+			}
+			off += n
+		}
+	}
+	return nil
 }
 
 // look compares a range of the disk, and of each snapshot.
@@ -325,11 +375,19 @@ func (d *simTree) compare(allowed map[int64][][]byte) error {
 		v, err := d.tree.View(s.Name)
 		require.NoError(d.t, err)
 		got := filetest.ReadAll(d.t, v, v.Size())
-		require.NoError(d.t, v.Close())
 		if !known || !bytes.Equal(got, want) {
 			return fmt.Errorf("snapshot %s has other content, at %d", s.Name,
 				filetest.FirstDifference(got, want))
 		}
+		if err := d.checkDeltas(v, got); err != nil {
+			return fmt.Errorf("snapshot %s: %w", s.Name, err)
+		}
+		require.NoError(d.t, v.Close())
+		if s.Image != d.images[s.Name] && (s.Image == "" || s.Image != d.noted[s.Name]) {
+			return fmt.Errorf("snapshot %s is noted to be %q, and is %q", s.Name, s.Image,
+				d.images[s.Name])
+		}
+		d.images[s.Name] = s.Image
 	}
 	for name := range d.snaps {
 		if !have[name] && name != d.maybe {
@@ -340,6 +398,9 @@ func (d *simTree) compare(allowed map[int64][][]byte) error {
 	got := filetest.ReadAll(d.t, d.disk, d.disk.Size())
 	want := append(bytes.Clone(d.expected), make([]byte, len(got)-len(d.expected))...)
 	d.expected, d.allowed = got, map[int64][][]byte{}
+	if err := d.checkDeltas(d.disk, got); err != nil {
+		return err
+	}
 	if d.instead != nil && bytes.Equal(got, d.instead) {
 		return nil
 	}
@@ -402,15 +463,19 @@ var treeModes = map[string]struct {
 }
 
 // TestSnapshotCrashPoints simulates crashes of the machine and kills at every call to storage while
-// snapshots are taken, deleted, merged and reverted to. Whatever happens, each snapshot has its
-// content byte by byte, and the disk what TestCrashPoints says.
+// snapshots are taken, committed, deleted, merged and reverted to. Whatever happens, each snapshot
+// has its content byte by byte, and its image if it has one, and the disk what TestCrashPoints says.
+// What has changed since an image is never said to be too little.
 func TestSnapshotCrashPoints(t *testing.T) {
 	for name, mode := range treeModes {
 		t.Run(name, func(t *testing.T) {
-			for seed := range uint64(testtool.Rounds(15, 1000)) {
-				require.NoError(t, treeCrashes(t, seed, mode.opt, mode.whole, 25,
+			const rounds = 25
+			seeds := testtool.Rounds(15, 1000)
+			for seed := range uint64(seeds) {
+				require.NoError(t, treeCrashes(t, seed, mode.opt, mode.whole, rounds,
 					func(*simTree) {}), "seed %d", seed)
 			}
+			t.Logf("%d crashes and kills", seeds*rounds)
 		})
 	}
 }
