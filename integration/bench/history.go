@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/url"
 	"os"
@@ -24,39 +25,33 @@ const (
 	everySnapshot = 500 * time.Millisecond
 )
 
-// measureHistory prints what snapshots cost a writer, and what commits, new versions and
+// measureHistory prints what snapshots cost reads and writes, and what commits, new versions and
 // incremental backups move.
-func measureHistory(ctx context.Context, s settings) (err error) {
+func measureHistory(ctx context.Context, s settings) error {
 	for _, tool := range []string{"docker-registry", "fio", "nbdinfo", "nbdcopy", "buildah"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("%w (scripts/install-tools.sh installs it)", err)
 		}
 	}
-	r, err := s.openShop()
-	if err != nil {
+	if err := s.measureLayers(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	if err := r.measureSnapshots(ctx); err != nil {
-		return err
-	}
-	return r.measureCommits(ctx)
+	return s.measureShop(ctx, []shopPart{{"history, writes", (*shop).measureSnapshots},
+		{"history, commit", (*shop).measureCommits}})
 }
 
 // historian is our server of one disk with a history.
-type historian struct {
-	*nbdServer
-	binary string
-}
+type historian struct{ *nbdServer }
 
 // historian starts our server. export is how NBD calls its disk.
 func (r *shop) historian(name, export, images string, args ...string) (*historian, error) {
-	h := &historian{&nbdServer{name: name, export: export, binary: r.server}, r.server}
-	var err error
-	if h.dir, err = os.MkdirTemp(r.dir, "history-"); err != nil {
-		return nil, err
-	}
-	return h, h.daemon("server", images, append([]string{"--nbd=unix:" + h.socket(),
+	h := &historian{&nbdServer{name: name, export: export, binary: r.server}}
+	h.serve = func(_ *nbdServer, images string) error { return h.begin(images, args...) }
+	return h, h.start(r.dir, images)
+}
+
+func (h *historian) begin(images string, args ...string) error {
+	return h.daemon("server", images, append([]string{"--nbd=unix:" + h.socket(),
 		"--access-mode=write-shared", "--control-socket=" + h.control()}, args...)...)
 }
 
@@ -109,24 +104,18 @@ func (h *historian) write(ctx context.Context, length time.Duration, args ...str
 func (r *shop) measureSnapshots(ctx context.Context) error {
 	images := filepath.Join(r.dir, "images")
 	raw := filepath.Join(images, "disk.raw")
-	if err := errors.Join(os.MkdirAll(images, 0o755), makeContent(raw, nbdSize),
-		os.Mkdir(filepath.Join(r.dir, "persistent"), 0o755)); err != nil {
+	if err := errors.Join(os.MkdirAll(images, 0o755), makeContent(raw, nbdSize)); err != nil {
 		return err
 	}
-	h, err := r.historian("snapshots", "disk.raw", images, "--copy-mode=copy-on-write",
-		"--persistent-dir="+filepath.Join(r.dir, "persistent"))
-	if err != nil {
-		return err
-	}
+	h := r.layered(ctx, "snapshots", "", 0)
 	defer func() { _ = h.stop() }()
-	size := "--size=" + strconv.Itoa(nbdSize)
-	if _, err := h.write(ctx, time.Minute, size, "--rw=write", "--bs=256k"); err != nil {
+	if err := h.start(r.dir, images); err != nil {
 		return err
 	}
 	out := table{head: []string{"4 KiB random writes", "p99.9", "with snapshots", "longest",
 		"with snapshots", "the command takes"}}
 	for _, depth := range []int{1, 32} {
-		load := []string{size, "--rw=randwrite", "--bs=4k", "--iodepth=" + strconv.Itoa(depth),
+		load := []string{wholeDisk, "--rw=randwrite", "--bs=4k", "--iodepth=" + strconv.Itoa(depth),
 			"--time_based", fmt.Sprintf("--runtime=%dms", r.length.Milliseconds())}
 		var alone, with []latency
 		var commands []float64
@@ -213,13 +202,14 @@ func (r *shop) measureCommits(ctx context.Context) error {
 	if _, err := r.push("history", "1"); err != nil {
 		return err
 	}
-	var ours, theirs, seconds, sent, fetched, dirty []float64
+	var ours, theirs []stored
+	var seconds, sent, fetched, dirty []float64
 	for round := range r.rounds {
 		c, err := r.commitOnce(ctx, round)
 		if err != nil {
 			return err
 		}
-		ours, theirs = append(ours, c.ours.seconds), append(theirs, c.theirs.seconds)
+		ours, theirs = append(ours, c.ours), append(theirs, c.theirs)
 		seconds = append(seconds, c.ours.seconds/c.theirs.seconds)
 		sent = append(sent, float64(c.ours.bytes)/float64(c.theirs.bytes))
 		fetched = append(fetched, float64(c.fetched)/float64(c.ours.bytes))
@@ -227,9 +217,13 @@ func (r *shop) measureCommits(ctx context.Context) error {
 	}
 	out := table{head: []string{"200 MiB of 2 GiB", "commit", "qemu-img, buildah, push", "time",
 		"bytes sent", "fetched to new bytes", "backup of 1 % reads"}}
-	out.add("", fmt.Sprintf("%.1f s", median(ours)), fmt.Sprintf("%.1f s", median(theirs)),
-		ratio(median(seconds), 1), ratio(median(sent), 1), ratio(median(fetched), 1),
-		fmt.Sprintf("%.3f×", median(dirty)))
+	show := func(all []stored) string {
+		return fmt.Sprintf("%.1f s, %s", median(column(all, stored.took)),
+			mib(median(column(all, stored.size))))
+	}
+	precise := func(values []float64) string { return fmt.Sprintf("%.3f×", median(values)) }
+	out.add("", show(ours), show(theirs), precise(seconds), precise(sent), precise(fetched),
+		precise(dirty))
 	fmt.Println("Commits, new versions and backups:")
 	out.print(os.Stdout)
 	return nil
@@ -240,6 +234,9 @@ type stored struct {
 	seconds float64
 	bytes   int64
 }
+
+func (s stored) took() float64 { return s.seconds }
+func (s stored) size() float64 { return float64(s.bytes) }
 
 type commitCosts struct {
 	ours, theirs   stored
@@ -275,21 +272,21 @@ func (r *shop) commitOnce(ctx context.Context, round int) (c commitCosts, err er
 		return c, err
 	}
 	// A hundredth of the disk, in pieces of 64 KiB all over it.
-	const part = historySize / 100
 	if _, err := h.write(ctx, time.Minute, "--rw=randwrite", "--bs=64k",
-		"--size="+strconv.Itoa(historySize), "--io_size="+strconv.Itoa(part)); err != nil {
+		"--size="+strconv.Itoa(historySize), "--io_size="+strconv.Itoa(historySize/100),
+	); err != nil {
 		return c, err
 	}
 	if c.dirty, err = h.dirty(ctx, "monday"); err != nil {
 		return c, err
 	}
-	if err := h.ask(ctx, "snapshot", "delete", "1", "monday"); err != nil {
-		return c, err
+	// That does not compress as the rest does.
+	for _, do := range []string{"revert", "delete"} {
+		if err := h.ask(ctx, "snapshot", do, "1", "monday"); err != nil {
+			return c, err
+		}
 	}
-	// It compresses as the rest does, and is not what an earlier round has stored.
-	if _, err := h.write(ctx, time.Minute, "--rw=write", "--bs=1m", "--offset=1g",
-		"--size="+strconv.Itoa(changed-part), "--buffer_compress_percentage=60",
-		"--randseed="+strconv.Itoa(1000+round)); err != nil {
+	if err := r.change(ctx, h, round); err != nil {
 		return c, err
 	}
 	if c.ours, err = r.into(func() (float64, error) {
@@ -318,6 +315,30 @@ func (r *shop) commitOnce(ctx context.Context, round int) (c commitCosts, err er
 	}
 	c.fetched, err = r.readAll(ctx, node, next)
 	return c, err
+}
+
+// change has the guest write content that compresses as the rest of the disk does: it is from all
+// over it. No block of it is in an image: it is moved by half a block, and by more each round.
+func (r *shop) change(ctx context.Context, h *historian, round int) error {
+	raw, err := os.Open(r.images["history"])
+	if err != nil {
+		return err
+	}
+	defer raw.Close()
+	part := filepath.Join(h.dir, "changed.raw")
+	out, err := os.Create(part)
+	if err != nil {
+		return err
+	}
+	const piece, every = 1 << 20, historySize / changed
+	for i := int64(0); i < changed/piece && err == nil; i++ {
+		off := (i*every+int64(round%every))*piece + blockSize/2
+		_, err = io.Copy(out, io.NewSectionReader(raw, off, piece))
+	}
+	if err := errors.Join(err, out.Close()); err != nil {
+		return err
+	}
+	return runCommand(exec.CommandContext(ctx, "nbdcopy", "--sparse=0", part, h.uri()))
 }
 
 // dirty asks by NBD how many bytes have changed since a snapshot.

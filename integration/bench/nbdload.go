@@ -50,9 +50,12 @@ type nbdServer struct {
 	// command is nil for our own server
 	command func(socket, raw string) []string
 	binary  string // of our own server
-	// behind is the server whose disk this one hands on by start; nil: it has its own
+	// behind is the server whose disk this one hands on; nil: it has its own
 	behind *nbdServer
-	handOn func(s *nbdServer) error
+	// serve starts it with the disks of a directory; nil: start knows how
+	serve func(s *nbdServer, images string) error
+	// reset comes before each measurement; may be nil
+	reset func(ctx context.Context) error
 
 	dir   string
 	pids  []int
@@ -90,9 +93,11 @@ func (s *nbdServer) start(cache, images string) (err error) {
 	switch {
 	case s.command != nil:
 		return s.run(s.socket(), s.command(s.socket(), filepath.Join(images, "disk.raw")))
-	case s.handOn != nil:
-		s.pids = slices.Clone(s.behind.pids)
-		return s.handOn(s)
+	case s.serve != nil:
+		if s.behind != nil {
+			s.pids = slices.Clone(s.behind.pids)
+		}
+		return s.serve(s, images)
 	}
 	return s.daemon("server", images, "--nbd=unix:"+s.socket(), "--copy-mode=none",
 		"--access-mode=write-shared")
@@ -153,6 +158,11 @@ func (s *nbdServer) cpuTime() (sum time.Duration, err error) {
 
 // measure runs a load once.
 func (s *nbdServer) measure(ctx context.Context, l nbdLoad, length time.Duration) error {
+	if s.reset != nil {
+		if err := s.reset(ctx); err != nil {
+			return err
+		}
+	}
 	before, err := s.cpuTime()
 	if err != nil {
 		return err
@@ -220,6 +230,12 @@ func measureNBD(ctx context.Context, s settings) error {
 // third, by where they lie in the page cache.
 func (s settings) measureServers(ctx context.Context, all []*nbdServer) (loads []nbdLoad,
 	err error) {
+	loads = slices.DeleteFunc(nbdLoads(), func(l nbdLoad) bool {
+		return !s.loads.MatchString(l.name)
+	})
+	if len(loads) == 0 {
+		return nil, nil
+	}
 	images, err := os.MkdirTemp(s.cache, "nbd-disk-")
 	if err != nil {
 		return nil, err
@@ -237,11 +253,6 @@ func (s settings) measureServers(ctx context.Context, all []*nbdServer) (loads [
 	for _, one := range all {
 		if err := one.start(s.cache, images); err != nil {
 			return nil, fmt.Errorf("%s: %w", one.name, err)
-		}
-	}
-	for _, l := range nbdLoads() {
-		if s.loads.MatchString(l.name) {
-			loads = append(loads, l)
 		}
 	}
 	for _, l := range loads {
@@ -269,10 +280,7 @@ func printNBD(loads []nbdLoad, all []*nbdServer) {
 		row := []string{l.name, fmt.Sprintf("%.0f", median(all[0].rates[l.name])),
 			microseconds(all[0].cpu[l.name])}
 		for _, other := range all[1:] {
-			var ratios []float64
-			for round, rate := range other.rates[l.name] {
-				ratios = append(ratios, all[0].rates[l.name][round]/rate)
-			}
+			ratios := ratios(all[0].rates[l.name], other.rates[l.name])
 			row = append(row, fmt.Sprintf("%.0f", median(other.rates[l.name])),
 				microseconds(other.cpu[l.name]), ratio(median(ratios), 1),
 				ratio(slices.Min(ratios), 1), ratio(slices.Max(ratios), 1))
@@ -281,6 +289,36 @@ func printNBD(loads []nbdLoad, all []*nbdServer) {
 	}
 	fmt.Println("NBD by fio, one connection over a Unix socket:")
 	out.print(os.Stdout)
+}
+
+// printAdded prints how much longer requests take, and how much more processor time, than with the
+// first server.
+func printAdded(title string, loads []nbdLoad, all []*nbdServer) {
+	out := table{head: []string{"load", "per second", "CPU"}}
+	for _, other := range all[1:] {
+		out.head = append(out.head, "with "+other.name, "CPU", "times the time", "times the CPU")
+	}
+	for _, l := range loads {
+		row := []string{l.name, fmt.Sprintf("%.0f", median(all[0].rates[l.name])),
+			microseconds(all[0].cpu[l.name])}
+		for _, other := range all[1:] {
+			row = append(row, fmt.Sprintf("%.0f", median(other.rates[l.name])),
+				microseconds(other.cpu[l.name]),
+				ratio(median(ratios(all[0].rates[l.name], other.rates[l.name])), 1),
+				ratio(median(ratios(other.cpu[l.name], all[0].cpu[l.name])), 1))
+		}
+		out.add(row...)
+	}
+	fmt.Println(title)
+	out.print(os.Stdout)
+}
+
+// ratios are those of each round.
+func ratios(a, b []float64) (all []float64) {
+	for round := range a {
+		all = append(all, a[round]/b[round])
+	}
+	return all
 }
 
 func microseconds(values []float64) string { return fmt.Sprintf("%.1f µs", median(values)*1e6) }

@@ -28,11 +28,14 @@ type shop struct {
 	pushed  map[string]bool   // references in the registry
 }
 
-// registryParts are the measurements of images in a registry; -loads chooses some by name.
-var registryParts = []struct {
+// shopPart is a measurement with a registry; -loads chooses some by name.
+type shopPart struct {
 	name    string
 	measure func(*shop, context.Context) error
-}{
+}
+
+// registryParts are the measurements of images in a registry.
+var registryParts = []shopPart{
 	{"registry, first read", (*shop).measureFirst},
 	{"registry, boot", (*shop).measureBoot},
 	{"registry, reads of a boot", (*shop).measureBootReads},
@@ -47,18 +50,23 @@ var registryParts = []struct {
 }
 
 // measureRegistry prints the cost of images in a registry that is 20 ms and 200 Mbit/s away.
-func measureRegistry(ctx context.Context, s settings) (err error) {
+func measureRegistry(ctx context.Context, s settings) error {
 	for _, tool := range []string{"docker-registry", "qemu-io"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("%w (scripts/install-tools.sh installs it)", err)
 		}
 	}
+	return s.measureShop(ctx, registryParts)
+}
+
+// measureShop does some measurements with one registry.
+func (s settings) measureShop(ctx context.Context, parts []shopPart) (err error) {
 	r, err := s.openShop()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
-	for _, part := range registryParts {
+	for _, part := range parts {
 		if !s.loads.MatchString(part.name) {
 			continue
 		}

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/url"
-	"os"
 )
 
 // relayServers are our server, and the same behind what hands its disk on: a relay, and socat,
@@ -13,13 +11,13 @@ func (s settings) relayServers() []*nbdServer {
 	server := &nbdServer{name: "kubevirt-disk", export: "disk.raw", binary: s.server}
 	relay := func(name, binary string) *nbdServer {
 		return &nbdServer{name: name, export: "disk.raw", behind: server, binary: binary,
-			handOn: func(n *nbdServer) error {
+			serve: func(n *nbdServer, _ string) error {
 				return n.daemon("relay", "", "--nbd=unix:"+n.socket(),
 					"--disk=nbd+unix:///disk.raw?socket="+url.QueryEscape(server.socket()))
 			}}
 	}
 	socat := &nbdServer{name: "socat", export: "disk.raw", behind: server,
-		handOn: func(n *nbdServer) error {
+		serve: func(n *nbdServer, _ string) error {
 			return n.run(n.socket(), []string{"socat", "-b262144",
 				"UNIX-LISTEN:" + n.socket() + ",fork", "UNIX-CONNECT:" + server.socket()})
 		}}
@@ -38,24 +36,6 @@ func measureRelay(ctx context.Context, s settings) error {
 	if err != nil {
 		return err
 	}
-	out := table{head: []string{"load", "per second", "CPU"}}
-	for _, other := range all[1:] {
-		out.head = append(out.head, "with "+other.name, "CPU", "times the CPU")
-	}
-	for _, l := range loads {
-		row := []string{l.name, fmt.Sprintf("%.0f", median(all[0].rates[l.name])),
-			microseconds(all[0].cpu[l.name])}
-		for _, other := range all[1:] {
-			var ratios []float64
-			for round, cpu := range other.cpu[l.name] {
-				ratios = append(ratios, cpu/all[0].cpu[l.name][round])
-			}
-			row = append(row, fmt.Sprintf("%.0f", median(other.rates[l.name])),
-				microseconds(other.cpu[l.name]), ratio(median(ratios), 1))
-		}
-		out.add(row...)
-	}
-	fmt.Println("A relay by NBD, fio, one connection over a Unix socket:")
-	out.print(os.Stdout)
+	printAdded("A relay by NBD, fio, one connection over a Unix socket:", loads, all)
 	return nil
 }
