@@ -29,6 +29,13 @@ func (o *Disk) Push(ctx context.Context, free *slots.Slots) error {
 	buf := make([]byte, min(pushChunk, size))
 	for off := int64(0); off < size; {
 		own, n := o.run(off, size-off)
+		if begin := max(off, o.floor); !own && begin < off+n && to.owned(begin, off+n-begin) {
+			// Zeros, behind the end of what this layer is over. A push before a power cut may have
+			// left there what this layer has lost.
+			if err := to.punch(begin, off+n-begin); err != nil {
+				return err
+			}
+		}
 		for end := off + n; own && off < end; {
 			begin := time.Now()
 			step := func() (err error) {
