@@ -46,7 +46,7 @@ func sharedDir(t *testing.T) string {
 func launcherBinary(t *testing.T) (dir string) {
 	t.Helper()
 	dir = sharedDir(t)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o",
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o",
 		filepath.Join(dir, "container-disk"), "./integration/containerdisk")
 	cmd.Dir, cmd.Env = "..", append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.CombinedOutput()

@@ -42,17 +42,19 @@ background() {
 # logged runs a program. From DIR/NAME.log testsum tells how far it is.
 logged() {
 	local name=${1##*/} status=0
-	GOFLAGS=$plain "$@" >"$dir/$name.log" 2>&1 || status=$?
+	"$@" >"$dir/$name.log" 2>&1 || status=$?
 	mv "$dir/$name.log" "$dir/$name"
 	return $status
 }
 
-# built runs a build after the tests in the scheduler's eyes: they are waited for. The compiler makes
-# no debugging data, which the linker would drop, and may use more memory to collect less garbage:
-# for a big package, this saves 40 % of the time.
+# The compiler makes no debugging data, which the linker would drop, and may use more memory to
+# collect less garbage: for a big package, this saves 40 % of the time.
+fast="-gcflags=all=-dwarf=false '-toolexec=env GOGC=300'"
+
+# built runs a build after the tests in the scheduler's eyes: they are waited for.
 built() {
 	renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
-	if plain="$plain -gcflags=all=-dwarf=false" GOGC=300 logged "$@"; then
+	if GOFLAGS="$plain $fast" logged "$@"; then
 		echo "ok    $*"
 	else
 		echo "FAIL  $*, its last lines come at the end"
@@ -88,13 +90,16 @@ elif ! command -v "${CC:-gcc}" >/dev/null; then
 fi
 
 # The race detector makes these compressors several times slower. They compute in one goroutine, and
-# are not our code. Our code that calls them is watched. The tests build the binary with the same
-# flags, so that nothing is compiled twice.
+# are not our code. Our code that calls them is watched. All that the tests and the programs beside
+# them build has the same flags, so that nothing is compiled twice. Other flags even for one package
+# would compile all that imports it once more.
 if [ ${#race[@]} -gt 0 ]; then
-	GOFLAGS=$plain
+	GOFLAGS="$plain $fast"
 	for package in compress/flate hash/adler32 github.com/klauspost/compress/{flate,fse,huff0,zstd}; do
-		GOFLAGS+=" -gcflags=$package=-race=false"
+		# shellcheck disable=SC2089 # the go command reads the quotes
+		GOFLAGS+=" '-gcflags=$package=-race=false -dwarf=false'"
 	done
+	# shellcheck disable=SC2090
 	export GOFLAGS
 	export TEST_GOFLAGS="$GOFLAGS -race" # for fuzz.sh
 fi
@@ -148,7 +153,7 @@ beside() {
 		tail --pid="$builder" -f /dev/null
 	done
 	if [ ${#without[@]} -gt 0 ]; then
-		GOFLAGS=$plain "$go" test -json -count=1 -vet=off -run "$plainly" "${in[@]}" \
+		"$go" test -json -count=1 -vet=off -run "$plainly" "${in[@]}" \
 			>"$dir/events" || failed=1
 	fi
 	for program in $programs; do

@@ -24,10 +24,7 @@ func TestImageServers(t *testing.T) {
 	dir := t.TempDir()
 	s := settings{server: filepath.Join(dir, "kubevirt-disk"), cache: dir,
 		length: 50 * time.Millisecond}
-	build := exec.Command("go", "build", "-o", s.server, "./cmd/kubevirt-disk")
-	build.Dir = "../.."
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, string(out))
+	buildServer(t, s.server)
 
 	const size = 16 << 20
 	source, image, raw := filepath.Join(dir, "source.raw"), filepath.Join(dir, "disk.qcow2"),

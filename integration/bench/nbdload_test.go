@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -28,15 +29,21 @@ func TestParseFio(t *testing.T) {
 	}
 }
 
+// buildServer builds our server as the Makefile does, of what is compiled for other tests anyway.
+func buildServer(t *testing.T, path string) {
+	t.Helper()
+	build := exec.Command("go", "build", "-trimpath", "-o", path, "./cmd/kubevirt-disk")
+	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+}
+
 // TestNBDServers starts each server and has fio use it.
 func TestNBDServers(t *testing.T) {
 	requireTools(t, map[string]string{"fio": "fio", "nbdkit": "nbdkit", "qemu-nbd": "qemu-utils"})
 	dir := t.TempDir()
 	s := settings{server: filepath.Join(dir, "kubevirt-disk"), cache: dir}
-	build := exec.Command("go", "build", "-o", s.server, "./cmd/kubevirt-disk")
-	build.Dir = "../.."
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, string(out))
+	buildServer(t, s.server)
 	images := t.TempDir()
 	require.NoError(t, makeContent(filepath.Join(images, "disk.raw"), nbdSize))
 	for _, one := range s.nbdServers() {

@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -83,9 +82,7 @@ func TestFirstInstall(t *testing.T) {
 		}
 	}
 	build := exec.Command("bash", "-euxo", "pipefail", "-c", scripts["1"])
-	// Nothing is compiled yet with the Makefile's flags. The linker drops debugging data anyway.
-	build.Dir, build.Env = root, append(slices.Clone(settings), "GOGC=300",
-		"GOFLAGS=-gcflags=all=-dwarf=false")
+	build.Dir, build.Env = root, settings
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
 

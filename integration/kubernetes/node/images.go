@@ -242,7 +242,8 @@ func Build(t testing.TB, pkg string) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	cmd := exec.Command("go", "build", "-o", path, pkg)
+	// As the Makefile builds it, so that nothing is compiled twice.
+	cmd := exec.Command("go", "build", "-trimpath", "-o", path, pkg)
 	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
