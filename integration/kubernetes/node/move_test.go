@@ -21,7 +21,8 @@ func TestTwoNodes(t *testing.T) {
 	testtool.Need(t, "qemu-system-x86_64")
 	plane.Binaries(t, binaries...)
 	linux := bootImage(t, "registry.example.com/vmdisks/linux:1")
-	n := Start(t, DiskImage(t, serverImage, ""), QEMUImage(t, qemuImage), linux,
+	plain := plainImage(t, "registry.example.com/vmdisks/plain:1")
+	n := Start(t, DiskImage(t, serverImage, ""), QEMUImage(t, qemuImage), linux, plain,
 		ControllerImage(t, controllerImage))
 	other := n.Join(t)
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
@@ -29,7 +30,9 @@ func TestTwoNodes(t *testing.T) {
 	n.allow(t)
 	image := "registry.example.com/vmdisks/linux@" + n.digests[linux.Name]
 	t.Run("move", func(t *testing.T) { n.move(t, other, image) })
-	t.Run("service", func(t *testing.T) { n.service(t, other, image) })
+	t.Run("service", func(t *testing.T) {
+		n.service(t, other, image, "registry.example.com/vmdisks/plain@"+n.digests[plain.Name])
+	})
 }
 
 // move moves a Local disk. A guest boots from it on the first node and writes. Its pod is deleted,

@@ -2,6 +2,7 @@ package node
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,31 +29,55 @@ import (
 )
 
 const (
-	served      = "served"      // the identity
-	servedClaim = "served-root" // the claim of its PersistentVolume
+	served     = "served" // the identity of a machine
+	longBlocks = "blocks" // that of a disk with logical blocks of 4096 bytes
 
 	monitorPort, migrationPort = 4444, 4445
 )
 
+// rootClaim is the claim of an identity's PersistentVolume.
+func rootClaim(identity string) string { return identity + "-root" }
+
 // service serves a disk behind a Service. A guest that boots from it and writes moves from one node
 // to the other while it runs, and so does the disk. Then the disk is a PersistentVolume that a
-// kernel attaches.
-func (n *Node) service(t *testing.T, other *Node, image string) {
-	n.Apply(t, volume(t, n, "served", "ReadWriteOncePod"))
-	size, class := resource.MustParse("1Gi"), "local"
-	n.applyObject(t, &v1alpha1.VMIdentity{
-		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "VMIdentity"},
-		ObjectMeta: metav1.ObjectMeta{Name: served, Namespace: "default",
-			Annotations: map[string]string{v1alpha1.AnnotationVolumeClaim: servedClaim}},
-		Spec: v1alpha1.VMIdentitySpec{DiskSpec: v1alpha1.DiskSpec{Image: image, Size: &size,
-			StorageClassName: &class, Attachment: v1alpha1.Service}}})
+// kernel attaches, and so is one with blocks of 4096 bytes, from an image of plainImage.
+func (n *Node) service(t *testing.T, other *Node, image, plain string) {
+	size := resource.MustParse("1Gi")
+	identities := map[string]v1alpha1.DiskSpec{served: {Image: image, Size: &size},
+		longBlocks: {Image: plain, BlockSize: 4096}}
+	for name, spec := range identities {
+		n.Apply(t, volume(t, n, name, "ReadWriteOncePod"))
+		class := "local"
+		spec.StorageClassName, spec.Attachment = &class, v1alpha1.Service
+		n.applyObject(t, &v1alpha1.VMIdentity{
+			TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(),
+				Kind: "VMIdentity"},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default",
+				Annotations: map[string]string{v1alpha1.AnnotationVolumeClaim: rootClaim(name)}},
+			Spec: v1alpha1.VMIdentitySpec{DiskSpec: spec}})
+	}
 	defer n.explainMove(t)
-	for _, condition := range []string{v1alpha1.ConditionServed, v1alpha1.ConditionVolumeReady} {
-		n.Kubectl(t, "wait", "vmid", served, "--for=condition="+condition, "--timeout=5m")
+	for name := range identities {
+		for _, condition := range []string{v1alpha1.ConditionServed,
+			v1alpha1.ConditionVolumeReady} {
+			n.Kubectl(t, "wait", "vmid", name, "--for=condition="+condition, "--timeout=5m")
+		}
 	}
 	blocks := n.migrate(t, other)
 	n.attach(t, other, blocks)
 }
+
+// plainImage is a container image with a disk without partitions, full of plainText.
+func plainImage(t *testing.T, name string) Image {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "disk.raw"),
+		bytes.Repeat([]byte(plainText), 1<<20), 0o644))
+	return Image{Name: name, Files: map[string]string{"/disk": dir}}
+}
+
+// plainText is a power of two long.
+const plainText = "no MBR.\n"
 
 // migrate boots a guest, and moves it to the other node while it writes, as
 // docs/kubernetes-service.md says. It returns how many blocks the guest has written.
@@ -100,22 +126,24 @@ func (n *Node) migrate(t *testing.T, other *Node) int {
 	return count
 }
 
-// attach has a kernel attach the PersistentVolume on the other node, by the fields and the secret
+// attach has a kernel attach the PersistentVolumes on the other node, by the fields and the secret
 // that the API server has, and by the address of the Service. A guest does it in the network of the
 // node, in place of a kubelet with open-iscsi: this machine's kernel may have no initiator. It
 // finds all blocks, and writes.
 func (n *Node) attach(t *testing.T, other *Node, blocks int) {
-	var volume corev1.PersistentVolume
-	n.read(t, &volume, "pv", n.Kubectl(t, "get", "pvc", servedClaim, "-o",
-		"jsonpath={.spec.volumeName}"))
-	require.Equal(t, corev1.VolumeBound, volume.Status.Phase)
-	require.Equal(t, corev1.PersistentVolumeBlock, *volume.Spec.VolumeMode)
-	var secret corev1.Secret
-	n.read(t, &secret, "secret", volume.Spec.ISCSI.SecretRef.Name, "-n",
-		volume.Spec.ISCSI.SecretRef.Namespace)
-	script, device, err := guest.Attach(volume.Spec.ISCSI, secret.Data)
-	require.NoError(t, err)
-
+	attached := func(identity string) (script, device, iqn string) {
+		var volume corev1.PersistentVolume
+		n.read(t, &volume, "pv", n.Kubectl(t, "get", "pvc", rootClaim(identity), "-o",
+			"jsonpath={.spec.volumeName}"))
+		require.Equal(t, corev1.VolumeBound, volume.Status.Phase)
+		require.Equal(t, corev1.PersistentVolumeBlock, *volume.Spec.VolumeMode)
+		var secret corev1.Secret
+		n.read(t, &secret, "secret", volume.Spec.ISCSI.SecretRef.Name, "-n",
+			volume.Spec.ISCSI.SecretRef.Namespace)
+		script, device, err := guest.Attach(volume.Spec.ISCSI, secret.Data)
+		require.NoError(t, err)
+		return script, device, volume.Spec.ISCSI.IQN
+	}
 	root, err := plane.Root()
 	require.NoError(t, err)
 	opt := guest.Initiator("iqn.2017-01.io.kubevirt:node-2:kernel")
@@ -128,7 +156,13 @@ func (n *Node) attach(t *testing.T, other *Node, blocks int) {
 	}
 	require.NoError(t, err)
 	defer m.Close()
-	r, err := m.Run(t.Context(), "set -e\n"+script+fmt.Sprintf(`
+	run := func(script string) {
+		r, err := m.Run(t.Context(), "set -e\n"+script, nil)
+		require.NoError(t, err)
+		require.Zero(t, r.Status, r.Output)
+	}
+	script, device, iqn := attached(served)
+	run(script + fmt.Sprintf(`
 cd /tmp
 seq 10000000 %d >want
 dd if=%s of=have bs=%d skip=%d count=%d
@@ -137,9 +171,20 @@ dd if=/dev/urandom of=new bs=64k count=4
 dd if=new of=%[2]s bs=64k seek=64 oflag=direct
 test "$(dd if=%[2]s bs=64k skip=64 count=4 iflag=direct | md5sum)" = "$(md5sum <new)"
 iscsiadm -m node -T %[6]s --logout
-`, 10000000+blocks*blockLines-1, device, blockSize, firstBlock, blocks, volume.Spec.ISCSI.IQN), nil)
-	require.NoError(t, err)
-	require.Zero(t, r.Status, r.Output)
+`, 10000000+blocks*blockLines-1, device, blockSize, firstBlock, blocks, iqn))
+
+	script, device, iqn = attached(longBlocks)
+	run(script + fmt.Sprintf(`
+cd /tmp
+name=$(readlink -f %[1]s)
+test "$(cat /sys/block/${name##*/}/queue/logical_block_size)" = 4096
+test "$(dd if=%[1]s bs=4k skip=1 count=1 iflag=direct | uniq)" = "%[2]s"
+dd if=/dev/urandom of=new bs=4k count=1
+dd if=new of=%[1]s bs=4k seek=1 oflag=direct
+dd if=%[1]s of=have bs=4k skip=1 count=1 iflag=direct
+cmp new have
+iscsiadm -m node -T %[3]s --logout
+`, device, strings.TrimSpace(plainText), iqn))
 }
 
 // read reads an object as kubectl gets it.
