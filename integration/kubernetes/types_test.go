@@ -32,6 +32,12 @@ func identity(name, export string) string {
 	return strings.Replace(set(name, `, "export": `+export), "VMIdentitySet", "VMIdentity", 1)
 }
 
+// fromAddress is a VMIdentitySet whose disks are a file on a web server.
+func fromAddress(name, rest string) string {
+	return strings.Replace(set(name, rest), testImage, "https://example.com/fedora.qcow2"+
+		testImage[strings.Index(testImage, "@"):], 1)
+}
+
 // TestRules checks that the API server refuses wrong objects, with messages for people.
 func TestRules(t *testing.T) {
 	p := plane.Get(t)
@@ -92,6 +98,12 @@ func TestRules(t *testing.T) {
 			"follow": {"tag": "a"}`), says: "follow needs the image from which it begins"},
 		{object: strings.Replace(set("a", `, "population": "Snapshot", "follow": {"tag": "a"}`),
 			"VMIdentitySet", "VMIdentity", 1), says: "a disk that exists follows no tag"},
+		{object: fromAddress("address", `, "population": "Snapshot"`)},
+		{object: fromAddress("a", ``), says: "a disk from a web address needs population Snapshot"},
+		{object: fromAddress("a", `, "attachment": "Service"`),
+			says: "a disk from a web address needs population Snapshot"},
+		{object: fromAddress("a", `, "population": "Snapshot", "follow": {"tag": "a"}`),
+			says: "and follows no tag"},
 		{object: set("a", `, "source": {}`), says: "name one of claim, identity and snapshot"},
 		{object: set("a", `, "source": {"identity": "other/a"}`),
 			says: "must be the name of an object of the same namespace, without the namespace"},

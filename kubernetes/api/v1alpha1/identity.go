@@ -71,10 +71,12 @@ const (
 // +kubebuilder:validation:XValidation:rule="has(self.image) == has(oldSelf.image) && has(self.source) == has(oldSelf.source)",message="image and source are immutable: make another VMIdentitySet"
 // +kubebuilder:validation:XValidation:rule="!has(self.follow) || has(self.image) && !has(self.source)",message="follow needs the image from which it begins, and no source"
 // +kubebuilder:validation:XValidation:rule="!has(self.follow) || has(self.population) && self.population == 'Snapshot' || has(self.attachment) && self.attachment == 'Service'",message="follow needs population Snapshot or attachment Service: any other pod has the set's image as a volume before its disk is known"
+// +kubebuilder:validation:XValidation:rule="!has(self.image) || !self.image.matches('^https?://') || has(self.population) && self.population == 'Snapshot' && !has(self.follow)",message="a disk from a web address needs population Snapshot, and follows no tag: only containers' images can be volumes of a pod"
 // +kubebuilder:validation:XValidation:rule="has(self.blockSize) == has(oldSelf.blockSize)",message="blockSize is immutable: make another VMIdentitySet"
 // +kubebuilder:validation:XValidation:rule="has(self.storageClassName) == has(oldSelf.storageClassName) && has(self.usageType) == has(oldSelf.usageType)",message="storageClassName and usageType are immutable: make another VMIdentitySet"
 type DiskSpec struct {
-	// image is the container image with the disk, by its digest. Only a disk that begins from a
+	// image is the container image with the disk, by its digest. With population Snapshot it may
+	// be the web address of a file, as https://HOST/PATH@sha256:... Only a disk that begins from a
 	// claim has none. One that begins from another disk has the same as that.
 	// +kubebuilder:validation:MaxLength=512
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[^@\\\\s]+@sha256:[a-f0-9]{64}$')",message="must name an image by its digest, as registry/name@sha256:..."

@@ -65,6 +65,11 @@ func (s *DiskSpec) Content() string {
 // sector is the length of a logical block in bytes where nothing else is said.
 const sector = 512
 
+// FromAddress reports whether the image is a file on a web server.
+func (s *DiskSpec) FromAddress() bool {
+	return strings.HasPrefix(s.Image, "https://") || strings.HasPrefix(s.Image, "http://")
+}
+
 // Block is the length of the disk's logical blocks in bytes.
 func (s *DiskSpec) Block() int64 { return max(int64(s.BlockSize), sector) }
 

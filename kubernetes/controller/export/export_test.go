@@ -299,7 +299,11 @@ func TestExportJob(t *testing.T) {
 	id.Spec.Export.Flat, id.Spec.Export.SecretName, id.Spec.Export.RegistryCA = true, "", nil
 	require.Equal(t, []string{"--image=" + image, "--flat", "--base=none"}, args(id)[4:])
 	require.Len(t, newJob(id, "s").Spec.Template.Spec.Volumes, 2)
-	id.Spec.Image, id.Spec.Export.Flat = "", false
+	id.Spec.Export.Flat, id.Spec.Population = false, v1alpha1.Snapshot
+	require.Equal(t, []string{"--onto=" + image}, args(id)[4:])
+	id.Spec.Image = "https://example.com/fedora.qcow2@sha256:" + strings.Repeat("1", 64)
+	require.Equal(t, []string{"--flat", "--base=none"}, args(id)[4:], "a file has no layers")
+	id.Spec.Image = ""
 	require.Equal(t, []string{"--flat", "--base=none"}, args(id)[4:])
 	require.Empty(t, objects.Ended(newJob(id, "s")).Type)
 }

@@ -37,7 +37,7 @@ func args(id *v1alpha1.VMIdentity) []string {
 	all := []string{"commit", id.Spec.Export.Reference, "--persistent-dir=" + vmdisk.VolumeDir,
 		"--digest-file=" + digestFile}
 	switch {
-	case !id.Spec.Export.Flat && id.Spec.Image != "":
+	case !id.Spec.Export.Flat && id.Spec.Image != "" && !id.Spec.FromAddress():
 		return append(all, "--onto="+id.Spec.Image)
 	case id.Spec.Image != "" && id.Spec.Population != v1alpha1.Snapshot:
 		// What was not copied from the image yet comes from there.
