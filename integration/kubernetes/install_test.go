@@ -87,8 +87,7 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 		require.True(t, can(what), "%s: so that this test can fail", what)
 	}
 	for _, what := range []string{
-		"update vmidentities.disk.kubevirt.io in default",
-		"get vmidentities.disk.kubevirt.io in default", "get vmpets.disk.kubevirt.io in default",
+		"update vmidentities.disk.kubevirt.io in default", "get vmpets.disk.kubevirt.io in default",
 		"update vmidentities/finalizers.disk.kubevirt.io in default",
 		"get vmidentities/status.disk.kubevirt.io in default", "get jobs.batch in default",
 		"get statefulsets.apps in default", "get deployments.apps in default",

@@ -60,7 +60,7 @@ func TestRefusalReachesABusyClient(t *testing.T) {
 		"before a byte was taken": {"small", 1 << 30, raw, http.StatusRequestEntityTooLarge},
 		"in the middle":           {"small", -1, raw, http.StatusRequestEntityTooLarge},
 		"not its turn":            {"taken", 1 << 30, raw, http.StatusConflict},
-		"no disk": {"vm", 1 << 30, append([]byte("KDMV"), raw...),
+		"no disk": {"vm", 1 << 30, append([]byte("QED\x00"), raw...),
 			http.StatusUnprocessableEntity},
 	} {
 		t.Run(name, func(t *testing.T) {
