@@ -16,6 +16,7 @@ import (
 // entry point has the console as its terminal, and IPv4 and IPv6 addresses. "virsh shutdown" sends
 // the image's stop signal.
 func TestLibvirtRunsAContainerImage(t *testing.T) {
+	testtool.NeedNightly(t) // QEMU alone runs such a machine each time
 	t.Parallel()
 	requireTools(t, libvirtTools...)
 	l := startLibvirtd(t)

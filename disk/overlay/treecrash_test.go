@@ -67,7 +67,7 @@ func TestSnapshotCrashPoints(t *testing.T) {
 	for name, mode := range treeModes {
 		t.Run(name, func(t *testing.T) {
 			const rounds = 25
-			seeds := testtool.Rounds(15, 1000)
+			seeds := testtool.Rounds(8, 1000)
 			for seed := range uint64(seeds) {
 				require.NoError(t, treeCrashes(t, seed, mode.opt, mode.whole, rounds,
 					func(*simTree) {}), "seed %d", seed)
