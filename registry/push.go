@@ -182,13 +182,11 @@ func (p *pusher) validate(ctx context.Context, files []string) error {
 		if info.Compression == "" {
 			f.compress = p.opt.Compress
 		}
-		if info.Format == image.FormatRaw {
+		foreign := image.IsForeign(info.Format) // nobody serves it as it is
+		if info.Format == image.FormatRaw || foreign {
 			f.compress = cmp.Or(f.compress, p.opt.CompressRaw)
 		}
-		if image.IsForeign(info.Format) {
-			f.compress = cmp.Or(f.compress, p.opt.CompressRaw) // nobody serves it as it is
-		}
-		if p.opt.Open != nil || image.IsForeign(info.Format) {
+		if p.opt.Open != nil || foreign {
 			f.compress = cmp.Or(f.compress, qcow2.CompressionNone)
 		}
 		f.qcow2 = f.compress != "" || info.Format == image.FormatQcow2

@@ -160,10 +160,7 @@ func storeTo(
 	if err == nil {
 		_, err = io.Copy(w, io.NewSectionReader(scratch.File(), 0, n))
 	}
-	if space := new(image.SpaceError); errors.As(err, &space) {
-		err = fmt.Errorf("%w (set TMPDIR to use another directory)", err)
-	}
-	return errors.Join(err, scratch.Finish(nil))
+	return errors.Join(image.InTempDir(err), scratch.Finish(nil))
 }
 
 // stream runs write, which writes the disk to standard output.

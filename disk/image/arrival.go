@@ -346,12 +346,8 @@ func (a *Arrival) expand(ctx context.Context, in io.Reader) (err error) {
 	defer func() { err = errors.Join(err, aside.Finish(nil)) }()
 	whole := NewArrival(a.name, a.size, aside, ArrivalOptions{Options: a.opt.Options,
 		Original: true})
-	err = whole.Pass(ctx, in)
-	if space := new(SpaceError); errors.As(err, &space) {
-		err = fmt.Errorf("%w (set TMPDIR to use another directory)", err)
-	}
-	if err != nil {
-		return err
+	if err := whole.Pass(ctx, in); err != nil {
+		return InTempDir(err)
 	}
 	img, err := OpenUnnamed(ctx, a.name, aside.file, a.opt.Options)
 	if err != nil {

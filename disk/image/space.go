@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"fmt"
 
 	"kubevirt.io/disk/disk"
@@ -42,3 +43,11 @@ func (e *SpaceError) Error() string {
 
 // Is makes errors.Is(err, disk.ErrNoSpace) true.
 func (e *SpaceError) Is(target error) bool { return target == disk.ErrNoSpace }
+
+// InTempDir adds what to do to an error of writing to os.TempDir, if that has no room.
+func InTempDir(err error) error {
+	if space := new(SpaceError); errors.As(err, &space) {
+		return fmt.Errorf("%w (set TMPDIR to use another directory)", err)
+	}
+	return err
+}

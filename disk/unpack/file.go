@@ -81,20 +81,15 @@ func (f *File) Write(ctx context.Context, to *image.Destination, opt image.Arriv
 
 // Scratch writes the disk as the file that it is, raw or qcow2, to a file without a name in
 // os.TempDir. The name of a raw disk says so from then on.
-func (f *File) Scratch(ctx context.Context, opt image.Options, count func(n int)) (file *os.File,
-	err error) {
-	defer func() {
-		if space := new(image.SpaceError); errors.As(err, &space) {
-			err = fmt.Errorf("%w (set TMPDIR to use another directory)", err)
-		}
-	}()
+func (f *File) Scratch(ctx context.Context, opt image.Options, count func(n int)) (*os.File,
+	error) {
 	to, err := image.Scratch(os.TempDir())
 	if err != nil {
 		return nil, err
 	}
 	a, err := f.Write(ctx, to, image.ArrivalOptions{Options: opt, Original: true}, count)
 	if err != nil {
-		return nil, errors.Join(err, to.Finish(nil))
+		return nil, errors.Join(image.InTempDir(err), to.Finish(nil))
 	}
 	if a.Format() == image.FormatRaw && !image.HasRawExtension(f.Name) {
 		f.Name += ".raw"

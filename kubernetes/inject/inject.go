@@ -325,11 +325,7 @@ func images(pod *corev1.Pod, disks []Disk, sets namedSets) error {
 }
 
 func imagesOf(pod *corev1.Pod, set *api.VMIdentitySet) error {
-	reference, digest, _ := strings.Cut(set.Spec.Image, "@")
-	repository := reference
-	if colon := strings.LastIndex(reference, ":"); colon > strings.LastIndex(reference, "/") {
-		repository = reference[:colon]
-	}
+	repository, digest := api.RepositoryOf(set.Spec.Image), api.DigestOf(set.Spec.Image)
 	for _, image := range references(pod) {
 		rest, same := strings.CutPrefix(image, repository)
 		same = same && !strings.Contains(rest, "/") &&

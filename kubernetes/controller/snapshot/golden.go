@@ -3,7 +3,6 @@ package snapshot
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"strings"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -34,7 +33,7 @@ const (
 // Name is the name of the golden objects for an image and a storage class (nil: the default one) in
 // one namespace. It depends on the image's digest, not on its registry.
 func Name(image string, class *string) string {
-	digest := image[strings.LastIndex(image, "@")+1:]
+	digest := v1alpha1.DigestOf(image)
 	key := digest + "\ndefault"
 	if class != nil {
 		key = digest + "\nclass " + *class
