@@ -265,6 +265,13 @@ func TestOthersRefused(t *testing.T) {
 				"directory lies at sector 16"},
 			"tables to the end": {head(func(p []byte) { le.PutUint64(p[64:], 1<<30) }),
 				"grains at 1073741824"},
+			"too many grains": {func(s *sparse) {
+				le.PutUint64(s.parts[0][12:], (maxBlocks+1)*testBlock/vmdkSector)
+				le.PutUint64(s.parts[0][64:], 1<<26)
+				clear(s.parts[1024])
+				clear(s.parts[1536])
+				s.size = 1 << 35
+			}, "too many to check"},
 			"a long directory": {head(func(p []byte) { le.PutUint64(p[12:], 1<<36) }),
 				"directory lies"},
 			"a table that is the directory": {func(s *sparse) { s.parts[1024][0] = 2 },
