@@ -26,11 +26,12 @@ func (a *app) convertCommand() *cobra.Command {
 		Short: "Make a raw file or a qcow2 image of an image",
 		Long: `Makes a raw file of an image and its backing files. Zeros are holes in it. If the
 name of DEST ends in .qcow2, it makes a compressed qcow2 image without backing files. The same disk
-always gives the same image, bit by bit. IMAGE is raw, qcow2, VHDX, VHD, VDI or VMDK, and may
-be wrapped in gzip, xz, zstd or bzip2, or in a tar archive with one disk; the content decides. The
-file is written under a temporary name beside DEST and renamed when it is complete. A block device
-is overwritten. Where DEST is -, the disk goes to standard output: raw with its zeros, or as qcow2,
-which lies in a temporary file first. Progress goes to standard error.`,
+always gives the same image, bit by bit. The file is written under a temporary name beside DEST and
+renamed when it is complete. A block device is overwritten. Where DEST is -, the disk goes to
+standard output: raw with its zeros, or as qcow2, which lies in a temporary file first. Progress
+goes to standard error.
+
+` + formatsHelp,
 		Args:              imageArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeConvert,
 	}

@@ -48,7 +48,7 @@ at https://HOST/PATH[@sha256:DIGEST], and writes it as a sparse raw disk. DEST i
   a directory     for all disks of the image
   -               standard output
 
-` + registryHelp,
+` + formatsHelp + "\n\n" + registryHelp,
 		Args: usageArgs(cobra.ExactArgs(2)),
 	}
 	cmd.Flags().StringVar(&o.path, "path", "",

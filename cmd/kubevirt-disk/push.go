@@ -31,8 +31,8 @@ func (a *app) pushCommand() *cobra.Command {
 		Long: `Stores disk images as a container image that serves them, as "FROM kubevirt.io:disk" and
 "ADD FILE /disk/" make it: one layer for each file, with its backing files. Every file is validated
 as serve would before anything is sent. What the registry has is not sent again. The same files on
-the same base have the same digest, which is printed at the end. A file in gzip, xz, zstd or bzip2,
-or in a tar archive with one disk, is unpacked into $TMPDIR first.
+the same base have the same digest, which is printed at the end. A wrapped file is unpacked into
+$TMPDIR first.
 
 With --artifact, the result is an artifact and no container image: clients such as oras fetch FILE
 as it is, and serve --image streams it.
@@ -44,7 +44,7 @@ the layers of the versions between the oldest one and the new one are left out.
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage.
 
-` + registryHelp,
+` + formatsHelp + "\n\n" + registryHelp,
 		Args: imageArgs(cobra.MinimumNArgs(2)),
 	}
 	cmd.Flags().

@@ -26,14 +26,15 @@ func (a *app) uploadCommand() *cobra.Command {
 		Short: "Send a disk image to a volume of a running server",
 		Long: `Sends a disk image to a volume of a server that runs with --volumes-listen. URL is
 that of the volume, as https://HOST:8443/volume/NAME. If there is no such volume, it is made with
-the size of the disk. FILE is a raw disk or a qcow2 image, plain or in gzip, zstd, xz,
-bzip2, or a tar archive with one disk in it.
+the size of the disk.
 
 If the connection breaks, the upload goes on where it was. If the command is interrupted, the same
 command goes on where it was. At the end the server compares a digest of everything. Standard output
 says how a virtual machine finds the disk.
 
-A token that the server asks for is read from a file, and never from the command line.`,
+A token that the server asks for is read from a file, and never from the command line.
+
+` + formatsHelp,
 		Args: usageArgs(cobra.ExactArgs(2)),
 	}
 	flags := cmd.Flags()

@@ -176,7 +176,7 @@ func (s *session) begin(format image.Format, length int64) error {
 				"again",
 				length, disk.SectorSize)
 		}
-		if err := s.fits(length, false); err != nil {
+		if err := s.rawFits(length, false); err != nil {
 			return err
 		}
 	}
@@ -258,7 +258,11 @@ func (s *session) takePacked(body io.Reader, told func()) error {
 func (s *session) grown(length int64) error {
 	size := s.fill.Size()
 	if s.format == image.FormatRaw {
-		return s.fits(size, length < 0)
+		return s.rawFits(size, length < 0)
+	}
+	if limit := fileLimit(s.volume.Size()); limit > 0 && size > limit {
+		return tooLarge("the image has more than %d bytes, and the volume %q only %d", limit,
+			s.name, s.volume.Size())
 	}
 	if s.format == image.FormatQcow2 && !s.checked && size >= image.HeadSize {
 		return s.checkHead(length)
@@ -310,6 +314,15 @@ func (s *session) fits(size int64, more bool) error {
 		s.granted = size + reserveStep
 	}
 	return nil
+}
+
+// rawFits is fits for raw data that is still coming. It may be a fixed VHD image, whose footer is
+// no part of the disk; only the end tells.
+func (s *session) rawFits(size int64, more bool) error {
+	if limit := s.volume.Size(); limit > 0 && size <= limit+disk.SectorSize {
+		return nil
+	}
+	return s.fits(size, more)
 }
 
 // checkpoint makes the data so far durable while more arrives.
@@ -402,9 +415,6 @@ func (s *session) finish(ctx context.Context) error {
 
 func (s *session) finishRaw(ctx context.Context) error {
 	size := s.fill.Size()
-	if err := s.fits(size, false); err != nil {
-		return err
-	}
 	if err := s.fill.Drain(); err != nil {
 		return err
 	}
@@ -414,6 +424,9 @@ func (s *session) finishRaw(ctx context.Context) error {
 			return err
 		}
 		return s.finishRaw(ctx)
+	}
+	if large := s.fits(size, false); large != nil {
+		return large
 	}
 	if err != nil {
 		return err
