@@ -114,7 +114,8 @@ func (p *pusher) onto(ctx context.Context) (bool, error) {
 func (p *pusher) notOnto() error {
 	const what = "nothing of %s is in the new disk"
 	if p.opt.Base == "" {
-		return fmt.Errorf(what+": push it as a whole, with --base", p.opt.Onto.Image)
+		return fmt.Errorf(what+": say with --base onto which image it is stored as a whole",
+			p.opt.Onto.Image)
 	}
 	p.client.Warn(fmt.Sprintf(what+", so it is pushed as a whole, onto %s", p.opt.Onto.Image,
 		p.opt.Base))
