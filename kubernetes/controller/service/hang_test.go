@@ -72,7 +72,8 @@ func TestPageThatHangs(t *testing.T) {
 }
 
 // TestServerIsNotReached: a disk whose server does not say who uses it stays, and its condition
-// says what people can do.
+// says what people can do. The server is asked again after a while, and not at once: nothing fails,
+// although each answer makes a request.
 func TestServerIsNotReached(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), nil)
 	w.converge()
@@ -80,9 +81,15 @@ func TestServerIsNotReached(t *testing.T) {
 	w.r.Options.Pages = func(*corev1.Pod) string { return gone.Listener.Addr().String() }
 	gone.Close()
 	require.NoError(t, w.Delete(t.Context(), w.identity()))
+	answered := make(chan types.NamespacedName, 1)
+	w.r.aside.Answered = func(id types.NamespacedName) { answered <- id }
 	for range 2 {
 		_, err := w.reconcile()
-		require.Error(t, err, "it is tried again")
+		require.NoError(t, err)
+		<-answered
+		result, err := w.reconcile()
+		require.NoError(t, err)
+		require.Equal(t, 10*look, result.RequeueAfter)
 		is := w.condition(v1alpha1.ConditionServed)
 		require.Equal(t, metav1.ConditionFalse, is.Status)
 		require.Equal(t, v1alpha1.ReasonUnknown, is.Reason)
