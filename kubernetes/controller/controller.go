@@ -121,7 +121,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		return err
 	}
 	o.Signatures.Concurrency = o.Concurrency
-	may, err := verify.Setup(mgr, o.Signatures)
+	verifier := &verify.Verifier{Live: mgr.GetAPIReader(), Options: o.Signatures}
+	may, err := verify.Setup(mgr, verifier)
 	if err != nil {
 		return err
 	}
@@ -147,13 +148,14 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.FillClaims {
 		f := fill.Options{Server: o.Server, Namespaces: o.Namespaces, Concurrency: o.Concurrency}
 		if o.Signatures.Policies != "" {
-			f.Keys = (&verify.Verifier{Live: mgr.GetAPIReader(), Options: o.Signatures}).Keys
+			f.Keys = verifier.Keys
 		}
 		if err := fill.Setup(mgr, f); err != nil {
 			return err
 		}
 	}
-	tags := follow.Options{Registries: o.Follow, Concurrency: o.Concurrency}
+	tags := &follow.Reconciler{Verifier: verifier, Options: follow.Options{
+		Registries: o.Follow, Concurrency: o.Concurrency}}
 	return errors.Join(
 		pet.Setup(mgr, pet.Options{Off: slices.Contains(o.Without, pets),
 			Concurrency: o.Concurrency}),
@@ -167,10 +169,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency, Images: may}),
 		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: populator != nil,
 			Concurrency: o.Concurrency}),
-		follow.Setup(mgr, tags, o.Signatures),
-		renew.Setup(mgr, renew.Reconciler{Admit: (&follow.Reconciler{Options: tags,
-			Verifier: &verify.Verifier{Live: mgr.GetAPIReader(), Options: o.Signatures}}).Admit},
-			o.Concurrency),
+		follow.Setup(mgr, tags),
+		renew.Setup(mgr, renew.Reconciler{Admit: tags.Admit}, o.Concurrency),
 		missed.Setup(mgr, o.Namespaces),
 		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
 	)

@@ -50,11 +50,9 @@ type Reconciler struct {
 	Options  Options
 }
 
-// Setup adds the controller to a manager. The options say whose signatures are asked for.
-func Setup(mgr ctrl.Manager, o Options, signatures verify.Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), Options: o,
-		Events:   mgr.GetEventRecorder(v1alpha1.FieldManager),
-		Verifier: &verify.Verifier{Live: mgr.GetAPIReader(), Options: signatures}}
+// Setup adds the controller to a manager. The verifier and the options of r are as they shall be.
+func Setup(mgr ctrl.Manager, r *Reconciler) error {
+	r.Client, r.Events = mgr.GetClient(), mgr.GetEventRecorder(v1alpha1.FieldManager)
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("follow").
 		// Others write the status often, and that is no reason to ask a registry.
@@ -62,7 +60,7 @@ func Setup(mgr ctrl.Manager, o Options, signatures verify.Options) error {
 			UpdateFunc: func(e event.UpdateEvent) bool {
 				return objects.Anew(e.ObjectOld, e.ObjectNew)
 			}})).
-		WithOptions(objects.Working(o.Concurrency)).
+		WithOptions(objects.Working(r.Options.Concurrency)).
 		Complete(r)
 }
 

@@ -31,11 +31,10 @@ type Reconciler struct {
 
 // Setup adds the controller to a manager, and returns what says which images may be used. It is nil
 // if nothing is asked of any.
-func Setup(mgr ctrl.Manager, o Options) (objects.Images, error) {
-	if o.Policies == "" {
+func Setup(mgr ctrl.Manager, v *Verifier) (objects.Images, error) {
+	if v.Options.Policies == "" {
 		return nil, nil
 	}
-	v := &Verifier{Live: mgr.GetAPIReader(), Options: o}
 	r := &Reconciler{Client: mgr.GetClient(), Verifier: v,
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
 	return v, ctrl.NewControllerManagedBy(mgr).
@@ -46,7 +45,7 @@ func Setup(mgr ctrl.Manager, o Options) (objects.Images, error) {
 			builder.WithPredicates(predicate.Funcs{
 				UpdateFunc: func(event.UpdateEvent) bool { return false },
 				DeleteFunc: func(event.DeleteEvent) bool { return false }})).
-		WithOptions(objects.Working(o.Concurrency)).
+		WithOptions(objects.Working(v.Options.Concurrency)).
 		Complete(r)
 }
 
