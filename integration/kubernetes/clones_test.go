@@ -24,19 +24,21 @@ spec: {population: Snapshot, storageClassName: clones, source: {%s}}
 // volumeFor is a volume for a claim of the namespace, as a driver makes it.
 func (w *world) volumeFor(claim string) (volume string) {
 	w.t.Helper()
-	name := w.ns + "-" + claim
-	mode := w.kubectl("get", "pvc", claim, "-o", "jsonpath={.spec.accessModes[0]}")
+	is := strings.Fields(w.kubectl("get", "pvc", claim, "-o",
+		"jsonpath={.metadata.uid} {.spec.storageClassName} {.spec.accessModes[0]}"))
+	require.Len(w.t, is, 3)
+	name := "pvc-" + is[0]
 	w.apply(`
 apiVersion: v1
 kind: PersistentVolume
 metadata: {name: ` + name + `}
 spec:
-  storageClassName: clones
+  storageClassName: ` + is[1] + `
   capacity: {storage: 20Gi}
-  accessModes: [` + mode + `]
+  accessModes: [` + is[2] + `]
   persistentVolumeReclaimPolicy: Retain
   claimRef: {namespace: ` + w.ns + `, name: ` + claim + `}
-  csi: {driver: clones.example.com, volumeHandle: ` + claim + `}
+  csi: {driver: clones.example.com, volumeHandle: ` + name + `}
 `)
 	w.t.Cleanup(func() { w.kubectl("delete", "pv", name, "--wait=false") })
 	w.until("Bound", "get", "pvc", claim, "-o", "jsonpath={.status.phase}")

@@ -1,11 +1,11 @@
 package kubernetes
 
 import (
+	"crypto"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -63,10 +63,21 @@ func (w *world) plainPod(name string) {
 	}, "pod %s is made: %v", name, func() any { return err })
 }
 
-// TestSignatures: a pod waits until its image is signed, by the policy that the label of its
-// namespace names. Whoever may edit the namespace can neither remove the gate, nor write what was
-// verified, nor change the label.
-func TestSignatures(t *testing.T) {
+// signedWorld is a world with a registry, and with a policy that wants the images of its namespace
+// signed. The limits of the chart for such policies are there, too.
+type signedWorld struct {
+	*world
+	server   *httptest.Server
+	host     string // of the registry
+	key      crypto.Signer
+	registry *registrytest.Lying // guarded by mu
+	flags    []string
+
+	mu sync.Mutex // held while the registry answers
+}
+
+func newSignedWorld(t *testing.T) *signedWorld {
+	t.Helper()
 	p := plane.Get(t)
 	install(t, p)
 	objects, err := plane.Decode(strings.NewReader(signaturePolicies(t)))
@@ -77,29 +88,83 @@ func TestSignatures(t *testing.T) {
 			_, _ = p.TryKubectl(nil, "delete", o.GetKind(), o.GetName(), "--wait=false")
 		}
 	})
-	registry := registrytest.NewLying(t)
-	var mu sync.Mutex // held while the registry answers, and while it changes
-	server := httptest.NewServer(http.HandlerFunc(func(res http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		registry.Handle(res, r)
+	w := &signedWorld{world: &world{t: t, p: p, ns: p.Namespace(t)},
+		registry: registrytest.NewLying(t)}
+	w.server = httptest.NewServer(http.HandlerFunc(func(res http.ResponseWriter, r *http.Request) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.registry.Handle(res, r)
 	}))
-	t.Cleanup(server.Close)
-	host := server.Listener.Addr().String()
-	registry.NewImage(t, []byte("a disk"))
-	digest := registry.Tags["1"].Digest.String()
+	t.Cleanup(w.server.Close)
+	w.host = w.server.Listener.Addr().String()
 	key, file := registrytest.NewSigner(t)
+	w.key = key
 	dir := t.TempDir()
 	for name, text := range map[string]string{"default": "default: allow",
-		"strict": "images: [{prefix: " + host + "/vm, keys: [" + file + "]}]"} {
+		"strict": "images: [{prefix: " + w.host + "/vm, keys: [" + file + "]}]"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
 	}
-	w := &world{t: t, p: p, ns: p.Namespace(t)}
 	p.Kubectl(t, "label", "ns", w.ns, "disk.kubevirt.io/signature-policy=strict")
-	w.c = runController(t, controllerBinary(t), p.ServiceAccount(t, systemNamespace, account),
-		"--leader-elect=false", "--namespace="+w.ns, "--signature-policies="+dir,
-		"--insecure-registry="+host, "--follow-registry="+host+"/vm")
+	w.flags = []string{"--leader-elect=false", "--namespace=" + w.ns,
+		"--signature-policies=" + dir, "--insecure-registry=" + w.host,
+		"--follow-registry=" + w.host + "/vm"}
+	w.start()
+	return w
+}
+
+// start starts a controller.
+func (w *signedWorld) start() {
+	w.t.Helper()
+	w.c = runController(w.t, controllerBinary(w.t),
+		w.p.ServiceAccount(w.t, systemNamespace, account), w.flags...)
 	w.c.ready()
+}
+
+// image lets tag 1 of the registry name an image that these keys have signed.
+func (w *signedWorld) image(content string, keys ...crypto.Signer) (digest string) {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.registry.NewImage(w.t, []byte(content))
+	digest = w.registry.Tags["1"].Digest.String()
+	if len(keys) > 0 {
+		w.registry.Sign(w.t, digest, keys...)
+	}
+	return digest
+}
+
+// user lets somebody have a role of Kubernetes in the namespace.
+func (w *world) user(name, role string) {
+	w.t.Helper()
+	w.p.Kubectl(w.t, "-n", w.ns, "create", "rolebinding", name, "--clusterrole="+role,
+		"--user="+name)
+}
+
+// as runs kubectl in the namespace as a user.
+func (w *world) as(user string, args ...string) (string, error) {
+	return w.p.TryKubectl(nil, append([]string{"-n", w.ns, "--as=" + user,
+		"--as-group=system:authenticated"}, args...)...)
+}
+
+// refuses waits until the API server refuses something to a user for a reason. A role that was
+// bound just now may not be known yet, and then the reason is another one.
+func (w *world) refuses(reason, user string, args ...string) {
+	w.t.Helper()
+	var out string
+	testtool.Within(w.t, patience, func() bool {
+		var err error
+		out, err = w.as(user, args...)
+		require.Error(w.t, err, out)
+		return strings.Contains(out, reason)
+	}, "want %q, is %q", reason, func() any { return out })
+}
+
+// TestSignatures: a pod waits until its image is signed, by the policy that the label of its
+// namespace names. Whoever may edit the namespace can neither remove the gate, nor write what was
+// verified, nor change the label.
+func TestSignatures(t *testing.T) {
+	w := newSignedWorld(t)
+	p, host, digest := w.p, w.host, w.image("a disk")
 	w.apply(strings.Replace(set("set", ""), testImage, host+"/vm/a@"+digest, 1))
 	w.plainPod("a")
 	w.reasons("a", "NotSigned")
@@ -107,9 +172,7 @@ func TestSignatures(t *testing.T) {
 	w.until("has no signature (asked for: sha256:", "get", "vmid", "a", "-o", verified)
 	w.until("NotSigned", "get", "events")
 
-	as := []string{"-n", w.ns, "--as=tenant", "--as-group=system:authenticated"}
-	p.Kubectl(t, "-n", w.ns, "create", "rolebinding", "tenant", "--clusterrole=admin",
-		"--user=tenant")
+	w.user("tenant", "admin")
 	for what, args := range map[string][]string{
 		"only the controller of kubevirt-disk removes": {"patch", "pod", "a", "--type=json", "-p",
 			`[{"op": "remove", "path": "/spec/schedulingGates"}]`},
@@ -120,12 +183,7 @@ func TestSignatures(t *testing.T) {
 		"is immutable": {"patch", "vmid", "a", "--type=merge", "-p", `{"spec": {"image": "` +
 			host + `/open@` + digest + `"}}`},
 	} {
-		var out string
-		testtool.Within(t, patience, func() bool {
-			out, err = p.TryKubectl(nil, append(slices.Clone(as), args...)...)
-			require.Error(t, err, out)
-			return strings.Contains(out, what)
-		}, "want %q, is %q", what, func() any { return out })
+		w.refuses(what, "tenant", args...)
 	}
 	out, err := p.TryKubectl(nil, "-n", w.ns, "patch", "vmid", "a", "--subresource=status",
 		"--type=merge", "-p", `{"status": {"signedBy": {"image": "a", "key": "b"}}}`)
@@ -133,14 +191,12 @@ func TestSignatures(t *testing.T) {
 	require.Contains(t, out, "status.signedBy says what the controller")
 	require.Empty(t, w.free())
 
-	mu.Lock()
-	registry.Sign(t, digest, key)
-	mu.Unlock()
+	require.Equal(t, digest, w.image("a disk", w.key))
 	w.kubectl("annotate", "vmid", "a", "example.com/look=again")
 	w.starts("a")
 	w.until("Signed", "get", "vmid", "a", "-o",
 		`jsonpath={.status.conditions[?(@.type=="Verified")].reason}`)
-	w.until(registrytest.Fingerprint(t, key), "get", "vmid", "a", "-o",
+	w.until(registrytest.Fingerprint(t, w.key), "get", "vmid", "a", "-o",
 		"jsonpath={.status.signedBy.key}")
 
 	// A set finds what its tag names, and that it is signed.
@@ -152,7 +208,7 @@ func TestSignatures(t *testing.T) {
 
 	// Another policy, of which no event tells, and a registry that is away: that is no matter for a
 	// disk whose policy asks for nothing.
-	server.Close()
+	w.server.Close()
 	p.Kubectl(t, "label", "ns", w.ns, "--overwrite", "disk.kubevirt.io/signature-policy=none")
 	w.plainPod("b")
 	w.until("and there is none, so no image is used", "get", "vmid", "b", "-o", verified)

@@ -61,19 +61,7 @@ spec: {image: "` + digest + `", population: Snapshot, storageClassName: snapshot
 	w.until("golden-", "get", "pvc", "-l", golden, "-o", "name")
 	_, name, _ := strings.Cut(strings.TrimSpace(w.kubectl("get", "pvc", "-l", golden, "-o",
 		"name")), "/")
-	w.apply(`
-apiVersion: v1
-kind: PersistentVolume
-metadata: {name: ` + w.ns + `}
-spec:
-  storageClassName: snapshots
-  capacity: {storage: 20Gi}
-  accessModes: [ReadWriteOnce]
-  persistentVolumeReclaimPolicy: Retain
-  claimRef: {namespace: ` + w.ns + `, name: ` + name + `}
-  csi: {driver: example.com, volumeHandle: golden}
-`)
-	t.Cleanup(func() { w.kubectl("delete", "pv", w.ns, "--wait=false") })
+	w.volumeFor(name)
 	populated := func(vm string) []string {
 		return []string{"get", "vmid", vm, "-o", `jsonpath={.status.conditions[?(@.type==` +
 			`"Populated")].status} {.status.conditions[?(@.type=="Populated")].message}`}
