@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"cmp"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
@@ -13,21 +12,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// cosignVersion is the one that scripts/build-cosign.sh builds.
-const cosignVersion = "v2.6.5"
-
 // cosign runs it in a directory. The test is skipped if nobody has built it.
 func cosign(t *testing.T, dir string, args ...string) result {
 	t.Helper()
-	cache := cmp.Or(os.Getenv("KUBEVIRT_DISK_COSIGN"), filepath.Join("..", "cache", "cosign"))
-	binary, err := filepath.Abs(filepath.Join(cache, cosignVersion, "cosign"))
-	require.NoError(t, err)
-	if _, err := os.Stat(binary); err != nil {
-		t.Skip("needs cosign: scripts/build-cosign.sh builds it, in some minutes")
-	}
 	// It asks for no root of trust, and finds none on a machine without network.
 	env := []string{"COSIGN_PASSWORD=pa55word", "HOME=" + dir}
-	return client(t, env, binary, args...)
+	return client(t, env, builtClient(t, "cosign", cosignVersion), args...)
 }
 
 // TestCosign signs with cosign what we admit, in both formats and with its own and with imported

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"bytes"
-	"cmp"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,19 +12,10 @@ import (
 	"kubevirt.io/disk/disk/disktest/packtest"
 )
 
-// orasVersion is the one that scripts/build-oras.sh builds.
-const orasVersion = "v1.3.6"
-
 // oras runs it in a directory. The test is skipped if nobody has built it.
 func oras(t *testing.T, dir string, args ...string) string {
 	t.Helper()
-	cache := cmp.Or(os.Getenv("KUBEVIRT_DISK_ORAS"), filepath.Join("..", "cache", "oras"))
-	binary, err := filepath.Abs(filepath.Join(cache, orasVersion, "oras"))
-	require.NoError(t, err)
-	if _, err := os.Stat(binary); err != nil {
-		t.Skip("needs oras: scripts/build-oras.sh builds it")
-	}
-	cmd := exec.CommandContext(t.Context(), binary, args...)
+	cmd := exec.CommandContext(t.Context(), builtClient(t, "oras", orasVersion), args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "HOME="+dir)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
