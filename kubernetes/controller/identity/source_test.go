@@ -56,23 +56,43 @@ func TestFromSource(t *testing.T) {
 	w.require("Ready", "True Ready", "")
 }
 
-// TestSourceStays: an identity goes after the disks that begin from it have their volumes.
+// TestSourceStays: an identity goes after the disks that begin from it have their volumes. That one
+// has a claim counts also while its status does not say so yet.
 func TestSourceStays(t *testing.T) {
 	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
 	w.settle()
 	clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "clone"}}
 	clone.Spec.Source = &v1alpha1.DiskSource{Identity: "vm"}
 	w.Make(t, clone)
-	clone.Status.ClaimName = "vmid-clone"
-	require.NoError(t, w.Base.Status().Update(t.Context(), clone))
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: objectMeta(clone, "vmid-clone")}
+	w.Make(t, claim)
 	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
 	w.settle()
 	w.require("Ready", "False Deleting", "VMIdentity clone begins from this disk")
 	w.claim()
+	clone.Status.ClaimName = "vmid-clone"
+	require.NoError(t, w.Base.Status().Update(t.Context(), clone))
+	require.NoError(t, w.Base.Delete(t.Context(), claim))
+	w.settle()
+	w.require("Ready", "False Deleting", "VMIdentity clone begins from this disk")
 	meta.SetStatusCondition(&clone.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionBound, Status: metav1.ConditionTrue, Reason: "x"})
 	require.NoError(t, w.Base.Status().Update(t.Context(), clone))
 	w.settle()
 	require.False(t, w.get("vmid-vm", &corev1.PersistentVolumeClaim{}))
+	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+}
+
+// TestSourceGoes: a disk that has no claim yet does not keep that from which it would begin: it
+// gets none while that goes.
+func TestSourceGoes(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Image: "a"})
+	w.settle()
+	clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "clone"}}
+	clone.Spec.Source = &v1alpha1.DiskSource{Identity: "vm"}
+	w.Make(t, clone)
+	w.Make(t, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "vmid-clone"}})
+	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
+	w.settle()
 	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
 }

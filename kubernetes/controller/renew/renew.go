@@ -96,6 +96,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if before == nil || err != nil || !concerned(before) {
 		return ctrl.Result{}, err
 	}
+	if before.Status.Renew != nil && id.Status.Renew == nil {
+		return ctrl.Result{}, nil // see clone. When the cache has it, this is another request
+	}
 	id = before.DeepCopy()
 	s, err := r.step(ctx, before, id)
 	if err != nil {
@@ -158,7 +161,9 @@ func (r *Reconciler) done(ctx context.Context, id *v1alpha1.VMIdentity) (*said, 
 }
 
 // clone returns an identity that begins from one, as that agrees, and has no volume yet, or "". The
-// cache does: an identity that comes to it later sees status.renew there.
+// cache does, as it has status.renew: an identity that comes to it later sees that there. One that
+// has no claim counts here: a claim that is being made has the name of the former disk's claim, and
+// would be cloned from the new disk.
 func (r *Reconciler) clone(ctx context.Context, id *v1alpha1.VMIdentity) (string, error) {
 	var clones v1alpha1.VMIdentityList
 	from := v1alpha1.DiskSource{Identity: v1alpha1.SourceName(id.Name)}

@@ -426,41 +426,6 @@ func TestChangedInTheMiddle(t *testing.T) {
 	require.Equal(t, second[7:9], s.pvc().Spec.DataSourceRef.Name)
 }
 
-// TestLateCache: the former claim is in the cache, and is not taken for the new one.
-func TestLateCache(t *testing.T) {
-	s := newScene(t, nil, nil)
-	former := s.pvc()
-	s.change(func(id *v1alpha1.VMIdentity) { id.Spec.Image = repository + "@" + second })
-	id := s.id()
-	id.Status = v1alpha1.VMIdentityStatus{SecretName: id.Status.SecretName}
-	require.NoError(t, s.Base.Status().Update(t.Context(), id))
-	s.settle()
-	require.False(t, s.id().Status.Ready)
-	c := meta.FindStatusCondition(s.id().Status.Conditions, "Ready")
-	require.Equal(t, "ImageDiffers", c.Reason, c.Message)
-	require.Nil(t, s.id().Status.CreationTime)
-	former.Finalizers = nil
-	require.NoError(t, s.Base.Update(t.Context(), former))
-	require.NoError(t, s.Base.Delete(t.Context(), former))
-	s.settle()
-	require.True(t, s.id().Status.Ready)
-	require.Equal(t, second[7:9], s.pvc().Spec.DataSourceRef.Name)
-
-	// Nor is the new one taken for the former one, by a renewal that comes late.
-	id = s.id()
-	id.Spec.Image = image
-	id.Status.Renew = &v1alpha1.RenewStatus{Image: repository + "@" + second, From: image}
-	id.Status.Conditions = append(id.Status.Conditions, metav1.Condition{Type: "Renewed",
-		Reason: "Renewing", Status: metav1.ConditionFalse})
-	metav1.SetMetaDataAnnotation(&id.ObjectMeta, v1alpha1.AnnotationRenew, second)
-	r := &Reconciler{Client: s.Client, Live: s.Client, Events: s, Admit: s.admit}
-	said, err := r.replace(t.Context(), id, id, second)
-	require.NoError(t, err)
-	require.Contains(t, said.message, "is not as it was made for "+image)
-	require.NotNil(t, s.pvc())
-	require.Nil(t, s.pvc().DeletionTimestamp)
-}
-
 // TestEachWriteFails: whatever write fails, carried out or not, and after a restart at each step,
 // the disk begins anew once, and no claim of the former image is ever the disk of the new one.
 func TestEachWriteFails(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -38,8 +39,10 @@ func (f *Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 }
 
 // Waiting returns an identity that begins from a source and has a claim without a volume yet, or
-// "". Until it has its volume, the source is needed.
-func Waiting(ctx context.Context, from client.Reader, namespace string,
+// "". Until it has its volume, the source is needed. One without a claim does not count: it gets
+// none while the source goes, so both would stay. The status of one whose claim was just made does
+// not name the claim yet, so live, which reads from the API server, is asked for that.
+func Waiting(ctx context.Context, from, live client.Reader, namespace string,
 	source v1alpha1.DiskSource) (string, error) {
 	var ids v1alpha1.VMIdentityList
 	if err := from.List(ctx, &ids, client.InNamespace(namespace)); err != nil {
@@ -47,9 +50,19 @@ func Waiting(ctx context.Context, from client.Reader, namespace string,
 	}
 	for i := range ids.Items {
 		id := &ids.Items[i]
-		if id.Spec.Source != nil && *id.Spec.Source == source && id.DeletionTimestamp == nil &&
-			id.Status.ClaimName != "" &&
-			!meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
+		if id.Spec.Source == nil || *id.Spec.Source != source || id.DeletionTimestamp != nil ||
+			meta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
+			continue
+		}
+		if id.Status.ClaimName != "" {
+			return id.Name, nil
+		}
+		claim, err := (&Finder{Live: live}).claim(ctx, namespace, v1alpha1.ClaimName(id.Name))
+		if err != nil {
+			return "", err
+		}
+		if claim != nil && metav1.IsControlledBy(claim, id) &&
+			claim.Status.Phase != corev1.ClaimBound {
 			return id.Name, nil
 		}
 	}
