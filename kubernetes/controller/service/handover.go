@@ -68,8 +68,11 @@ func (r *Reconciler) handover(ctx context.Context, id *v1alpha1.VMIdentity, pod 
 	case !known:
 		return nil, false, nil // the condition stays until there is an answer
 	case err != nil:
-		return handoverCondition(v1alpha1.ReasonHandoverPending,
-			fmt.Sprintf("the server in pod %s does not answer: %v", pod.Name, err)), true, nil
+		// The error contains ports, which differ at each try, and each change of the status would
+		// be another try, at once.
+		return handoverCondition(v1alpha1.ReasonHandoverPending, fmt.Sprintf("the server in pod "+
+			"%s does not answer: let the controller reach http://%s/status", pod.Name,
+			r.address(pod))), true, nil
 	case s.Handover == nil || s.Handover.Asked != asked:
 		return handoverCondition(v1alpha1.ReasonHandoverPending, fmt.Sprintf("the server in pod "+
 			"%s is asked to %s the LUN for %s", pod.Name, step, to)), true, nil

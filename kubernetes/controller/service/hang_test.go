@@ -1,6 +1,7 @@
 package service
 
 import (
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -97,4 +98,30 @@ func TestServerIsNotReached(t *testing.T) {
 		require.Contains(t, is.Message, "switch off the node node-1 if it is lost")
 	}
 	require.NoError(t, w.Get(t.Context(), made, &appsv1.Deployment{}))
+}
+
+// TestServerResetsConnections: nothing is written while the server of a disk that is handed over
+// still does not answer, because each change of the status makes another request.
+func TestServerResetsConnections(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	w.converge()
+	page := httptest.NewServer(http.HandlerFunc(func(res http.ResponseWriter, _ *http.Request) {
+		c, _, err := http.NewResponseController(res).Hijack()
+		if tcp, ok := c.(*net.TCPConn); err == nil && ok {
+			_ = tcp.SetLinger(0) // so that it is reset
+			tcp.Close()
+		}
+	}))
+	defer page.Close()
+	w.r.Options.Pages = func(*corev1.Pod) string { return page.Listener.Addr().String() }
+	w.annotate(v1alpha1.AnnotationHandoverTo, there)
+	said := func() string {
+		result, err := w.reconcile()
+		require.NoError(t, err)
+		require.NotZero(t, result.RequeueAfter)
+		return w.condition(v1alpha1.ConditionHandedOver).Message
+	}
+	first := said()
+	require.Contains(t, first, "does not answer")
+	require.Equal(t, first, said())
 }
