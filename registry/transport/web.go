@@ -61,6 +61,10 @@ func (w *webSource) Manifest(ctx context.Context, _ string) ([]byte, string, err
 		err = fmt.Errorf("it has no digest, and without TLS nothing else says what is right: "+
 			"write %s@sha256:DIGEST, or name %s with --insecure-registry", w.ref, a.url.Host)
 	}
+	if said := a.digest != "" || e.client.opt.Checksums != ""; err == nil && said &&
+		digest == unknownDigest {
+		err = errors.New("its digest is said to be all zeros, as nothing has: write the right one")
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", w.ref, err)
 	}
