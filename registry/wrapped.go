@@ -88,7 +88,7 @@ func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer
 	f := &file{name: path.Join(p.dir, path.Base(e.Name)), layer: i, ordinal: e.Ordinal,
 		size: e.Size, packed: unpack.Compressed(head)}
 	if f.packed != "" {
-		if in.Format != "" {
+		if in.Format != "" && f.packed != "vmdk" {
 			return nil // it lies too deep
 		}
 		var read bytes.Buffer // what it takes to see what is inside

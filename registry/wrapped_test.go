@@ -215,7 +215,7 @@ func TestAppliance(t *testing.T) {
 	ova := packtest.Tar(t, file("box.ovf", []byte("<?xml version='1.0'?>\n")),
 		file("box.mf", []byte("SHA256(box.ovf)= 00\n")), file("box-disk1.vmdk", disk))
 	for title, content := range map[string][]byte{"box.ova": ova, "box-disk1.vmdk": disk,
-		"box.vmdk.gz": gzipped(t, disk)} {
+		"box.vmdk.gz": gzipped(t, disk), "box.ova.gz": gzipped(t, ova)} {
 		s := store{}
 		ref := layoutOf(t, s, artifactOf(t, s, orasLayer(s, title, content)))
 		to, err := pull(t, ref, PullOptions{})

@@ -94,8 +94,8 @@ func Open(ctx context.Context, format Format, r Reader, fileSize int64, opt Opti
 		return nil, f.unsupported("raise the limit if you trust the image",
 			"of a disk of %d bytes, more than the limit of %d", l.size, limit)
 	}
-	if n := l.blocks(); n > maxBlocks {
-		return nil, f.unsupported(byQEMU, "of %d blocks, which are too many to check", n)
+	if err := f.checkBlocks(l.blocks()); err != nil {
+		return nil, err
 	}
 	im := &Image{layout: l, file: f}
 	if err := im.validate(ctx); err != nil {
@@ -107,9 +107,16 @@ func Open(ctx context.Context, format Format, r Reader, fileSize int64, opt Opti
 // maxSize is the most that a disk may have: 64 TiB.
 const maxSize = 64 << 40
 
-// maxBlocks bounds how long the table is walked, to seconds. The largest disk of VMware has as many
-// grains: they have 64 KiB.
+// maxBlocks bounds how long the table is, and how long it is walked, to seconds. The largest disk
+// of VMware has as many grains: they have 64 KiB.
 const maxBlocks = maxSize / (64 << 10)
+
+func (f *file) checkBlocks(n int64) error {
+	if n > maxBlocks {
+		return f.unsupported(byQEMU, "of %d blocks, which are too many to check", n)
+	}
+	return nil
+}
 
 // Size is the size of the disk in bytes.
 func (im *Image) Size() int64 { return im.size }

@@ -249,7 +249,9 @@ func TestOthersRefused(t *testing.T) {
 			"odd tables":  {head(func(p []byte) { le.PutUint32(p[44:], 1<<31) }), "tables have"},
 			"no grains":   {head(func(p []byte) { clear(p[64:72]) }), "begin at sector 0"},
 			"no descriptor": {head(func(p []byte) { clear(p[28:36]) }),
-				"it is an extent of another one"},
+				"it has a part of a disk"},
+			"an empty descriptor": {second(func(p []byte) { clear(p[:512]) }),
+				"it has a part of a disk"},
 			"a descriptor elsewhere": {head(func(p []byte) { le.PutUint64(p[28:], 1<<63) }),
 				"descriptor has"},
 			"compressed": {head(func(p []byte) { p[10] = 3 }), "compressed"},
@@ -272,7 +274,7 @@ func TestOthersRefused(t *testing.T) {
 				clear(s.parts[1536])
 				s.size = 1 << 35
 			}, "too many to check"},
-			"a long directory": {head(func(p []byte) { le.PutUint64(p[12:], 1<<36) }),
+			"a long directory": {head(func(p []byte) { le.PutUint64(p[12:], 1<<32) }),
 				"directory lies"},
 			"a table that is the directory": {func(s *sparse) { s.parts[1024][0] = 2 },
 				"in the directory"},

@@ -60,15 +60,14 @@ func ReadVMDKHeader(head []byte) (h VMDKHeader, err error) {
 	case h.Begin == 0 || h.Begin > vmdkMaxBegin:
 		return h, f.damaged("its grains begin at sector %d", h.Begin)
 	case h.Descriptor == 0:
-		return h, f.unsupported("convert the descriptor, which is another file, with \"qemu-img "+
-			"convert -O qcow2\"", "without what describes it: it is an extent of another one")
+		return h, f.isPart()
 	case h.DescriptorSectors > vmdkMaxDescriptor || h.Descriptor >= h.Begin ||
 		h.Descriptor+h.DescriptorSectors > h.Begin:
 		return h, f.damaged("its descriptor has %d sectors at %d", h.DescriptorSectors,
 			h.Descriptor)
 	}
 	h.Capacity, h.Grain = int64(sectors)*vmdkSector, int64(grain)*vmdkSector
-	return h, nil
+	return h, f.checkBlocks((h.Capacity + h.Grain - 1) / h.Grain)
 }
 
 // CheckVMDKDescriptor checks the text that says what an image is. It must not need other files.
@@ -88,10 +87,19 @@ func CheckVMDKDescriptor(text []byte) error {
 			}
 		}
 	}
-	if extents > 1 {
+	switch {
+	case extents == 0: // as qemu-img writes parts: with room for the text, and none in it
+		return f.isPart()
+	case extents > 1:
 		return f.unsupported(byQEMU, "of which this is one of %d files", extents)
 	}
 	return nil
+}
+
+// isPart is the error of a file that has a part of a disk, without what describes it.
+func (f *file) isPart() error {
+	return f.unsupported("convert the descriptor, which is another file, with \"qemu-img "+
+		"convert -O qcow2\"", "without what describes it: it has a part of a disk")
 }
 
 func parseVMDK(ctx context.Context, f *file) (*layout, error) {

@@ -107,7 +107,7 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader) error {
 	case a.size < 0 && (err == io.EOF || err == io.ErrUnexpectedEOF):
 		head = head[:n]
 	case err != nil:
-		return fmt.Errorf("%s ends after %d of %d bytes: %w", a.name, n, a.size, unexpected(err))
+		return a.short(int64(n), err)
 	}
 	in = io.MultiReader(bytes.NewReader(head), in)
 	if a.qcow2 == nil {
@@ -275,8 +275,7 @@ func (a *Arrival) copy(ctx context.Context, in io.Reader) error {
 		case !known && (err == io.EOF || err == io.ErrUnexpectedEOF):
 			ended = true
 		case err != nil:
-			return fmt.Errorf("%s ends after %d of %d bytes: %w", a.name, end, a.size,
-				unexpected(err))
+			return a.short(end, err)
 		case end > a.opt.maxVirtualSize():
 			return &Error{Name: a.name, Format: FormatRaw,
 				Reason: fmt.Sprintf("has more than the limit of %d bytes",
@@ -360,10 +359,14 @@ func (a *Arrival) expand(ctx context.Context, in io.Reader) (err error) {
 	return err
 }
 
-// unexpected is the error for a file that ends too early.
-func unexpected(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
+// short is the error of a file of which only n bytes could be read. If nobody knows how long it is,
+// whoever unpacks it has said what is wrong.
+func (a *Arrival) short(n int64, err error) error {
+	if a.size < 0 {
+		return err
 	}
-	return err
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("%s ends after %d of %d bytes: %w", a.name, n, a.size, err)
 }

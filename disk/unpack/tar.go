@@ -40,6 +40,7 @@ type archive struct {
 	link   string // a file that is no regular file
 
 	disk io.Reader
+	end  error        // what Read returns when the disk has ended
 	done func() error // frees what it is read by
 }
 
@@ -183,7 +184,7 @@ func (a *archive) kindOf(h *tar.Header) (kind, *member, error) {
 	}
 	m := &member{Reader: in, close: func() error { return nil }}
 	size := h.Size
-	if m.packed = Compressed(head); m.packed != "" && a.packed {
+	if m.packed = Compressed(head); m.packed == vmdkFormat || m.packed != "" && a.packed {
 		d := Decompress(m.packed, in, a.opt)
 		m.close, size = d.Close, -1
 		in = bufio.NewReaderSize(d, image.DetectSize)
@@ -234,16 +235,17 @@ func (a *archive) note(err error) {
 	}
 }
 
-// Read reads the disk, and at its end everything that follows it.
+// Read reads the disk, and at its end everything that follows it. What is wrong there stays: the
+// error of a read that has filled its buffer is not looked at.
 func (a *archive) Read(p []byte) (int, error) {
 	if a.disk == nil {
-		return 0, io.EOF
+		return 0, a.end
 	}
 	n, err := a.disk.Read(p)
 	switch {
 	case err == io.EOF:
-		a.disk = nil
-		err = a.rest()
+		a.disk, a.end = nil, a.rest()
+		err = a.end
 	case err != nil:
 		err = a.explain(err)
 	}

@@ -9,7 +9,8 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// MaxNested is how many wrappings may lie in each other: "disk.tar.xz" has two.
+// MaxNested is how many wrappings may lie in each other: "disk.tar.xz" has two. A stream-optimised
+// VMDK image may lie in both.
 const MaxNested = 2
 
 // Content is the disk in wrapped data, or the data itself if nothing wraps it.
@@ -46,7 +47,7 @@ func Open(name string, r io.Reader, size int64, opt Options) (*Content, error) {
 		if f == "" {
 			return c, nil
 		}
-		if len(c.Formats) == MaxNested {
+		if len(c.Formats) >= MaxNested && f != vmdkFormat {
 			return nil, errors.Join(tooDeep(), c.Close())
 		}
 		c.Formats = append(c.Formats, f)

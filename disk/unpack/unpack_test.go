@@ -43,6 +43,28 @@ func all(name string, data []byte, opt Options) (*Content, []byte, error) {
 	return c, content, errors.Join(err, c.Close())
 }
 
+// TestEndIsChecked: what is wrong behind a disk in an archive is found, too, if the last read of
+// the disk has filled its buffer, as one of the size that the archive tells does.
+func TestEndIsChecked(t *testing.T) {
+	raw := rawDisk(1 << 20)
+	one := packtest.File{Name: "a.raw", Data: raw}
+	damaged := packtest.Gzip(t, packtest.Tar(t, one))
+	damaged[len(damaged)-5] ^= 1 // its checksum
+	for want, data := range map[string][]byte{"cannot be decompressed": damaged,
+		"two disks": packtest.Tar(t, one, packtest.File{Name: "b.raw", Data: raw})} {
+		c, err := Open("a.tar", bytes.NewReader(data), -1, Options{})
+		require.NoError(t, err)
+		got := make([]byte, c.Size)
+		_, err = io.ReadFull(c, got)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(raw, got))
+		for range 2 {
+			_, err = c.Read(got)
+			require.ErrorContains(t, err, want)
+		}
+	}
+}
+
 // TestOpen takes off each wrapping, alone and within another one.
 func TestOpen(t *testing.T) {
 	testtool.Need(t, "xz", "bzip2", "zstd")

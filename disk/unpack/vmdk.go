@@ -49,6 +49,7 @@ type vmdkReader struct {
 	pos int64 // in the image
 
 	begun    bool
+	ended    bool  // all of the image was read
 	capacity int64 // of the disk, bytes
 	grain    int64 // bytes
 	atEnd    bool  // the tables follow the grains, and an end marker follows those
@@ -56,7 +57,7 @@ type vmdkReader struct {
 	grains   int64 // that have come
 
 	at   int64  // in the disk
-	next int64  // where data begins; capacity: there is no more
+	next int64  // where data begins, or the disk ends
 	data []byte // from next on
 	buf  bytes.Buffer
 	zlib io.ReadCloser // nil: not used yet
@@ -82,7 +83,7 @@ func (v *vmdkReader) Read(p []byte) (n int, err error) {
 			c := copy(p[n:], v.data)
 			n, v.at, v.data = n+c, v.at+int64(c), v.data[c:]
 			v.next = v.at
-		case v.at == v.capacity:
+		case v.ended:
 			return n, io.EOF
 		default:
 			if err := v.more(); err != nil {
@@ -296,7 +297,7 @@ func (v *vmdkReader) end() error {
 	for n := 0; ; n++ {
 		switch c, err := v.in.ReadByte(); {
 		case err == io.EOF:
-			v.next = v.capacity
+			v.next, v.ended = v.capacity, true
 			return nil
 		case err != nil:
 			return err

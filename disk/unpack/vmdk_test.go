@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"compress/zlib"
 	"encoding/binary"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -81,14 +83,28 @@ func TestVMDK(t *testing.T) {
 		packtest.File{Name: "box.mf", Data: []byte("SHA256(box.ovf)= 00\n")},
 		packtest.File{Name: "box-disk1.vmdk", Data: image})
 	for name, data := range map[string][]byte{"a.vmdk": image, "a.vmdk.gz": packtest.Gzip(t, image),
-		"box.ova": ova} {
+		"box.ova": ova, "box.ova.gz": packtest.Gzip(t, ova),
+		"a.vmdk.gz.gz": packtest.Gzip(t, packtest.Gzip(t, image))} {
 		c, got, err := all(name, data, Options{})
 		require.NoError(t, err, name)
 		require.True(t, bytes.Equal(disk, got), name)
-		require.Equal(t, map[string]string{"box.ova": "box-disk1.raw"}[name], map[bool]string{
-			true: c.Name}[name == "box.ova"])
+		want := "a.raw"
+		if strings.HasPrefix(name, "box") {
+			want = "box-disk1.raw"
+		}
+		require.Equal(t, want, c.Name)
 	}
-	empty, got, err := all("a.vmdk", vmdkOf(t, make([]byte, 2<<20), nil), Options{})
+	// What follows the last grain of a full disk is read, too: an upload must have a reader for it.
+	disk = disk[:128<<10]
+	from := bytes.NewReader(vmdkOf(t, disk, nil, 0, 128))
+	c, err := Open("a.vmdk", from, -1, Options{})
+	require.NoError(t, err)
+	got, err := io.ReadAll(c)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(disk, got))
+	require.Zero(t, from.Len())
+	var empty *Content
+	empty, got, err = all("a.vmdk", vmdkOf(t, make([]byte, 2<<20), nil), Options{})
 	require.NoError(t, err)
 	require.Equal(t, make([]byte, 2<<20), got)
 	require.Equal(t, "a.raw", empty.Name)
@@ -159,15 +175,22 @@ func TestVMDKRefused(t *testing.T) {
 		}
 	}
 	good := vmdkOf(t, disk, nil, 0, 128, 256)
+	full := vmdkOf(t, disk, nil, 0, 1920)
 	damaged := bytes.Clone(good)
 	damaged[128*512+200] ^= 1
 	for name, c := range map[string]struct {
 		image []byte
 		want  string
 	}{
-		"cut":            {good[:len(good)-512], "middle of its vmdk"},
-		"cut in a grain": {good[:128*512+3000], "middle of its vmdk"},
-		"more":           {append(bytes.Clone(good), "more"...), "continues after"},
+		"cut":                     {good[:len(good)-512], "middle of its vmdk"},
+		"cut in a grain":          {good[:128*512+3000], "middle of its vmdk"},
+		"more":                    {append(bytes.Clone(good), "more"...), "continues after"},
+		"cut behind a full disk":  {full[:len(full)-512], "middle of its vmdk"},
+		"more behind a full disk": {append(bytes.Clone(full), "more"...), "continues after"},
+		"too many grains": {vmdkOf(t, disk, header(func(p []byte) {
+			le.PutUint64(p[12:], 1<<37)
+			le.PutUint64(p[20:], 8)
+		})), "too many to check"},
 		"damaged":        {damaged, "the grain of sector 0"},
 		"out of order":   {vmdkOf(t, disk, nil, 128, 0), "not in the order"},
 		"twice":          {vmdkOf(t, disk, nil, 0, 0), "not in the order"},
@@ -200,6 +223,7 @@ func TestVMDKRefused(t *testing.T) {
 		"a parent": {vmdkOf(t, disk, text(func(p []byte) {
 			copy(p[bytes.Index(p, []byte("ffffffff")):], "12345678")
 		})), "its parent"},
+		"no extent": {vmdkOf(t, disk, text(func(p []byte) { clear(p) })), "a part of a disk"},
 		"two extents": {vmdkOf(t, disk, text(func(p []byte) {
 			copy(p[200:], "\nRW 1 SPARSE \"y.vmdk\"\n")
 		})), "one of 2 files"},
