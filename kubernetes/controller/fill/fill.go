@@ -19,6 +19,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
+	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/status"
 )
 
@@ -26,10 +27,10 @@ import (
 type Options struct {
 	// Server is the image of kubevirt-disk that fetches disks.
 	Server string
-	// Keys returns the keys (PEM) of which one must have signed an image that is fetched in a
+	// Keys returns the keys of which one must have signed an image that is fetched in a
 	// namespace (none: nothing is asked), or a reason why it may not be fetched. nil: nothing is
 	// asked of any.
-	Keys func(ctx context.Context, namespace, image string) (keys []string, reason, message string,
+	Keys func(ctx context.Context, namespace, image string) (keys []signature.Key, reason, message string,
 		err error)
 	// Namespaces to work in; none: all.
 	Namespaces []string

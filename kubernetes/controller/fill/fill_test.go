@@ -28,6 +28,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/registry/signature"
 	"kubevirt.io/disk/status"
 )
 
@@ -463,10 +464,16 @@ func TestPolicy(t *testing.T) {
 			i := w.image()
 			i.Spec.Keys = c.image
 			require.NoError(t, w.Update(t.Context(), i))
-			w.r.Options.Keys = func(_ context.Context, in, name string) ([]string, string, string,
-				error) {
+			var policy []signature.Key
+			if c.policy != nil {
+				var err error
+				policy, err = signature.ParseKeys([]byte(strings.Join(c.policy, "\n")))
+				require.NoError(t, err)
+			}
+			w.r.Options.Keys = func(_ context.Context, in, name string) ([]signature.Key, string,
+				string, error) {
 				require.Equal(t, ns+" "+image, in+" "+name)
-				return c.policy, c.refused, "denied", nil
+				return policy, c.refused, "denied", nil
 			}
 			w.held = true
 			w.settle()

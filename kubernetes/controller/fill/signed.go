@@ -2,6 +2,7 @@ package fill
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,41 +28,31 @@ func (r *Reconciler) signed(ctx context.Context, image *v1alpha1.VMImage) (*v1al
 	if len(keys) == 0 {
 		return image, nil, nil
 	}
-	with := image.DeepCopy()
+	var own []signature.Key
 	if len(image.Spec.Keys) > 0 {
-		own, err := fingerprints(image.Spec.Keys)
+		own, err = signature.ParseKeys([]byte(strings.Join(image.Spec.Keys, "\n")))
 		if err != nil {
 			return nil, is(v1alpha1.ReasonInvalid, "the keys of the VMImage: %v", err), nil
 		}
-		keys = common(keys, own)
-		if len(keys) == 0 {
-			return nil, is(v1alpha1.ReasonNotSigned, "none of the keys of the VMImage is one that "+
-				"the policy of the namespace asks for: name one of those, or none").
-				after(time.Minute), nil
-		}
 	}
-	with.Spec.Keys = keys
-	return with, nil, nil
-}
-
-func fingerprints(texts []string) (map[string]bool, error) {
-	keys, err := signature.ParseKeys([]byte(strings.Join(texts, "\n")))
-	all := make(map[string]bool, len(keys))
+	with := image.DeepCopy()
+	with.Spec.Keys = nil
 	for _, k := range keys {
-		all[k.Fingerprint] = true
-	}
-	return all, err
-}
-
-// common returns the keys (PEM) that have one of the fingerprints.
-func common(keys []string, own map[string]bool) (both []string) {
-	for _, text := range keys {
-		prints, err := fingerprints([]string{text})
-		for print := range prints {
-			if err == nil && own[print] {
-				both = append(both, text)
-			}
+		if own != nil && !slices.ContainsFunc(own, func(o signature.Key) bool {
+			return o.Fingerprint == k.Fingerprint
+		}) {
+			continue
 		}
+		text, err := k.PEM()
+		if err != nil {
+			return nil, nil, err
+		}
+		with.Spec.Keys = append(with.Spec.Keys, text)
 	}
-	return both
+	if len(with.Spec.Keys) == 0 {
+		return nil, is(v1alpha1.ReasonNotSigned, "none of the keys of the VMImage is one that "+
+			"the policy of the namespace asks for: name one of those, or none").
+			after(time.Minute), nil
+	}
+	return with, nil, nil
 }

@@ -88,10 +88,10 @@ func (v *Verifier) ask(ctx context.Context, id *v1alpha1.VMIdentity) (a asked, e
 	return v.askOf(ctx, id.Namespace, a.ref)
 }
 
-// Keys returns the keys (PEM) of which one must have signed an image that is fetched in a
+// Keys returns the keys of which one must have signed an image that is fetched in a
 // namespace; none: nothing is asked of it. The image is as ParseSource takes it. A reason says
 // why it may not be fetched.
-func (v *Verifier) Keys(ctx context.Context, in, image string) (keys []string, reason,
+func (v *Verifier) Keys(ctx context.Context, in, image string) (keys []signature.Key, reason,
 	message string, err error) {
 	ref, err := transport.ParseSource(image)
 	if err != nil {
@@ -102,18 +102,8 @@ func (v *Verifier) Keys(ctx context.Context, in, image string) (keys []string, r
 		return nil, a.reason, a.message, err
 	}
 	// It may have changed since, and the keys of now count.
-	all, err := a.policy.Ours(ref)
-	if err != nil {
-		return nil, "", "", err
-	}
-	for _, k := range all {
-		text, err := k.PEM()
-		if err != nil {
-			return nil, "", "", err
-		}
-		keys = append(keys, text)
-	}
-	return keys, "", "", nil
+	keys, err = a.policy.Ours(ref)
+	return keys, "", "", err
 }
 
 // askOf returns what is asked in a namespace of an image in a registry.
