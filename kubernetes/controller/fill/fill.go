@@ -30,8 +30,8 @@ type Options struct {
 	// Keys returns the keys of which one must have signed an image that is fetched in a
 	// namespace (none: nothing is asked), or a reason why it may not be fetched. nil: nothing is
 	// asked of any.
-	Keys func(ctx context.Context, namespace, image string) (keys []signature.Key, reason, message string,
-		err error)
+	Keys func(ctx context.Context, namespace, image string) (keys []signature.Key, reason,
+		message string, err error)
 	// Namespaces to work in; none: all.
 	Namespaces []string
 	// Concurrency is how many VMImages are handled at once. 0: one.
