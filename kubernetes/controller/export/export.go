@@ -57,7 +57,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	id := before.DeepCopy()
 	c, again, err := r.step(ctx, id)
 	if err != nil {
-		return objects.Result(ctrl.Result{}, err)
+		return ctrl.Result{}, err
 	}
 	if c == nil {
 		apimeta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionExported)
@@ -66,7 +66,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		objects.SetCondition(&id.Status.Conditions, id.Generation, *c)
 	}
 	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
-		return objects.Result(ctrl.Result{}, client.IgnoreNotFound(err))
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	return ctrl.Result{RequeueAfter: again}, nil

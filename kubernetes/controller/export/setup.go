@@ -23,5 +23,5 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		b = b.Owns(&batchv1.Job{}).Watches(&corev1.Pod{},
 			handler.EnqueueRequestsFromMapFunc(objects.Identities))
 	}
-	return b.Complete(r)
+	return b.Complete(objects.Reconciler(r))
 }

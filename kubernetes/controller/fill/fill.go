@@ -122,7 +122,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		image.Status.Claims = statusOf(all)
 		failed = client.IgnoreNotFound(objects.PatchStatus(ctx, r.Client, before, image))
 	}
-	return objects.Result(ctrl.Result{RequeueAfter: again}, failed)
+	return ctrl.Result{RequeueAfter: again}, failed
 }
 
 // maxListed is how many claims a status lists. All are filled.

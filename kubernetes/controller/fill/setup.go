@@ -59,7 +59,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			handler.EnqueueRequestsFromMapFunc(ofImage))).
 		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(ofImage)).
 		WithOptions(objects.Working(o.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 }
 
 // ofImage requests the VMImage that a claim begins from, or for which a Job or a claim was made.

@@ -61,7 +61,7 @@ func Setup(mgr ctrl.Manager, r *Reconciler) error {
 				return objects.Anew(e.ObjectOld, e.ObjectNew)
 			}})).
 		WithOptions(objects.Working(r.Options.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 }
 
 const (
@@ -98,7 +98,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 	}
 	if err := objects.PatchStatus(ctx, r.Client, before, set); err != nil {
-		return objects.Result(ctrl.Result{}, client.IgnoreNotFound(err))
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	r.tell(before, set, news)
 	return ctrl.Result{RequeueAfter: again}, nil

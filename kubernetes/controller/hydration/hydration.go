@@ -106,7 +106,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	objects.SetCondition(&id.Status.Conditions, id.Generation, c)
 	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
 		r.hurry(req.NamespacedName)
-		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
+		return ctrl.Result{}, fmt.Errorf("status: %w", err)
 	}
 	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	if c.Status == metav1.ConditionTrue || c.Reason == v1alpha1.ReasonImageKept {

@@ -85,9 +85,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !before.DeletionTimestamp.IsZero() {
-		return objects.Result(r.remove(ctx, before))
+		return r.remove(ctx, before)
 	}
-	return objects.Result(r.keep(ctx, before))
+	return r.keep(ctx, before)
 }
 
 // keep makes the objects of an identity, and writes its status.

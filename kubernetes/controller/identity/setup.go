@@ -50,7 +50,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Watches(&v1alpha1.VMIdentitySnapshot{}, handler.EnqueueRequestsFromMapFunc(
 			source.Clones(r.Client))).
 		WithOptions(objects.Working(o.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 }
 
 // unbound requests every identity whose claim has no volume.

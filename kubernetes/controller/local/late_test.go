@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/controller/local"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // TestCacheIsLate: a claim that was just made stays while the cache does not have the status that
@@ -44,8 +45,8 @@ func TestCacheIsLate(t *testing.T) {
 	r := newReconciler()
 	reconcile := func() {
 		t.Helper()
-		_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{
-			Namespace: namespace, Name: "vm"}})
+		_, err := objects.Reconciler(r).Reconcile(t.Context(), ctrl.Request{
+			NamespacedName: types.NamespacedName{Namespace: namespace, Name: "vm"}})
 		require.NoError(t, err)
 	}
 	made := &corev1.PersistentVolumeClaim{}

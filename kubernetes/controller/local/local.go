@@ -76,22 +76,22 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	if before.DeletionTimestamp != nil {
-		return objects.Result(r.abandon(ctx, before))
+		return r.abandon(ctx, before)
 	}
 	id := before.DeepCopy()
 	s, err := r.step(ctx, id)
 	if id.ResourceVersion != before.ResourceVersion {
 		r.written.note(id) // the status has what was made; its change brings us here again
-		return objects.Result(ctrl.Result{RequeueAfter: again}, err)
+		return ctrl.Result{RequeueAfter: again}, err
 	}
 	if err != nil || s == nil {
-		return objects.Result(ctrl.Result{}, err)
+		return ctrl.Result{}, err
 	}
 	if id.Status.Move != nil && !controllerutil.ContainsFinalizer(id, v1alpha1.FinalizerMove) {
 		// Add the finalizer before anything is made: the status is then written against the version
 		// with the finalizer.
 		controllerutil.AddFinalizer(id, v1alpha1.FinalizerMove)
-		return objects.Result(ctrl.Result{}, r.finalizers(ctx, before, id))
+		return ctrl.Result{}, r.finalizers(ctx, before, id)
 	}
 	status := metav1.ConditionFalse
 	if s.moving {
@@ -106,7 +106,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			Message: s.message})
 	}
 	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
-		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
+		return ctrl.Result{}, fmt.Errorf("status: %w", err)
 	}
 	r.written.note(id)
 	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)

@@ -22,5 +22,5 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.Identities)).
 		WithOptions(objects.Working(o.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 }

@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -148,11 +147,15 @@ func Working(concurrency int) controller.Options {
 			firstTry, lastTry)}
 }
 
-// Result returns the result of a reconcile. A conflict is not a failure: somebody else was faster,
-// and the cache will have that change in a moment.
-func Result(r ctrl.Result, err error) (ctrl.Result, error) {
-	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: afterConflict}, nil
-	}
-	return r, err
+// Reconciler is r for a manager. A conflict is no failure then: somebody else was faster, and the
+// cache will have that change in a moment.
+func Reconciler(r reconcile.Reconciler) reconcile.Reconciler {
+	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result,
+		error) {
+		result, err := r.Reconcile(ctx, req)
+		if apierrors.IsConflict(err) {
+			return reconcile.Result{RequeueAfter: afterConflict}, nil
+		}
+		return result, err
+	})
 }

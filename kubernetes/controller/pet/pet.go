@@ -42,7 +42,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Off {
 		return ctrl.NewControllerManagedBy(mgr).Named("pet").For(&v1alpha1.VMPet{}).
 			WithOptions(objects.Working(0)).
-			Complete(r)
+			Complete(objects.Reconciler(r))
 	}
 	// The identity of a pet has the pet's name.
 	ofIdentity := func(_ context.Context, o client.Object) []reconcile.Request {
@@ -55,7 +55,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Owns(&appsv1.StatefulSet{}).
 		Watches(&v1alpha1.VMIdentity{}, handler.EnqueueRequestsFromMapFunc(ofIdentity)).
 		WithOptions(objects.Working(o.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 }
 
 // Reconcile makes the objects of a pet and writes its status.

@@ -73,7 +73,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.decide(ctx, &d); err != nil {
 		return ctrl.Result{}, err
 	}
-	return objects.Result(d.again, r.carryOut(ctx, &d))
+	return d.again, r.carryOut(ctx, &d)
 }
 
 // pods returns the pods that ask for an identity and have not ended, oldest first. Pods that serve

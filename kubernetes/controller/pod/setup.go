@@ -52,7 +52,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		Watches(&v1alpha1.VMIdentitySet{}, handler.EnqueueRequestsFromMapFunc(r.waitingFor),
 			builder.WithPredicates(setMatters())).
 		WithOptions(objects.Working(o.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 }
 
 // setMatters ignores changes of the counts in a set's status. They change whenever an identity

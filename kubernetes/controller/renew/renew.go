@@ -67,7 +67,7 @@ func Setup(mgr ctrl.Manager, r Reconciler, concurrency int) error {
 		// The end of a pod may free the disk.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(objects.Identities)).
 		WithOptions(objects.Working(concurrency)).
-		Complete(&r)
+		Complete(objects.Reconciler(&r))
 }
 
 // When to look again: at what no event announces, and at what somebody has to mend.
@@ -102,7 +102,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	id = before.DeepCopy()
 	s, err := r.step(ctx, before, id)
 	if err != nil {
-		return objects.Result(ctrl.Result{}, err)
+		return ctrl.Result{}, err
 	}
 	if s == nil {
 		s = &said{}
@@ -118,7 +118,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		objects.SetCondition(&id.Status.Conditions, id.Generation, c)
 	}
 	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
-		return objects.Result(ctrl.Result{}, client.IgnoreNotFound(err))
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	return ctrl.Result{RequeueAfter: s.again}, nil

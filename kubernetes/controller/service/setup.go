@@ -18,7 +18,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Off {
 		return ctrl.NewControllerManagedBy(mgr).Named("service").For(&v1alpha1.VMIdentity{}).
 			WithOptions(objects.Working(0)).
-			Complete(r)
+			Complete(objects.Reconciler(r))
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("service").
@@ -31,5 +31,5 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			objects.ByLabel(labelVolume))).
 		WatchesRawSource(r.aside.Source()).
 		WithOptions(objects.Working(o.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 }

@@ -74,7 +74,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		// A class that a set needs may have come or gone.
 		Watches(&storagev1.StorageClass{}, handler.EnqueueRequestsFromMapFunc(r.all)).
 		WithOptions(objects.Working(o.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 }
 
 func bySet(o client.Object) []string {
@@ -151,10 +151,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	set.Status.Ready = ready.Status == metav1.ConditionTrue
 	objects.SetCondition(&set.Status.Conditions, set.Generation, ready)
 	if err := objects.PatchStatus(ctx, r.Client, before, set); err != nil {
-		return objects.Result(ctrl.Result{}, fmt.Errorf("status: %w", err))
+		return ctrl.Result{}, fmt.Errorf("status: %w", err)
 	}
 	objects.Tell(r.Events, set, before.Status.Conditions, set.Status.Conditions)
-	return objects.Result(ctrl.Result{}, r.grow(ctx, set, ids.Items))
+	return ctrl.Result{}, r.grow(ctx, set, ids.Items)
 }
 
 // ready says whether pods can use a set.

@@ -60,18 +60,18 @@ func (r *Disks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, err
 	}
 	if before.DeletionTimestamp != nil {
-		return objects.Result(r.remove(ctx, before))
+		return r.remove(ctx, before)
 	}
 	if !controllerutil.ContainsFinalizer(before, v1alpha1.FinalizerSnapshot) {
 		// The change makes another request.
-		return objects.Result(ctrl.Result{}, r.finalizer(ctx, before, controllerutil.AddFinalizer))
+		return ctrl.Result{}, r.finalizer(ctx, before, controllerutil.AddFinalizer)
 	}
 	s := before.DeepCopy()
 	o, err := r.take(ctx, s)
 	if err != nil {
-		return objects.Result(ctrl.Result{}, err)
+		return ctrl.Result{}, err
 	}
-	return objects.Result(ctrl.Result{RequeueAfter: o.again}, r.say(ctx, before, s, o))
+	return ctrl.Result{RequeueAfter: o.again}, r.say(ctx, before, s, o)
 }
 
 // say writes the status, and an event about a new failure.

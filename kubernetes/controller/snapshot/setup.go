@@ -37,7 +37,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Populator, error) {
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(r.users)).
 		Watches(anyVolumeSnapshot(), handler.EnqueueRequestsFromMapFunc(r.users)).
 		WithOptions(objects.Working(o.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 	return &Populator{Cache: mgr.GetCache()}, err
 }
 
@@ -59,7 +59,7 @@ func setupDisks(mgr ctrl.Manager, o Options, none bool) error {
 		r.Cache = mgr.GetCache()
 		b = b.Owns(anyVolumeSnapshot())
 	}
-	return b.Complete(r)
+	return b.Complete(objects.Reconciler(r))
 }
 
 // users returns the identities that wait for a golden object.

@@ -46,7 +46,7 @@ func Setup(mgr ctrl.Manager, v *Verifier) (objects.Images, error) {
 				UpdateFunc: func(event.UpdateEvent) bool { return false },
 				DeleteFunc: func(event.DeleteEvent) bool { return false }})).
 		WithOptions(objects.Working(v.Options.Concurrency)).
-		Complete(r)
+		Complete(objects.Reconciler(r))
 }
 
 // When to look again: soon and late after a registry could not be asked, later after an image was
@@ -73,7 +73,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	id := before.DeepCopy()
 	again := r.see(ctx, id, a)
 	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
-		return objects.Result(ctrl.Result{}, client.IgnoreNotFound(err))
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	objects.Tell(r.Events, id, before.Status.Conditions, id.Status.Conditions)
 	return ctrl.Result{RequeueAfter: again}, nil
