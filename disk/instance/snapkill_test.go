@@ -72,7 +72,7 @@ func (m *killModel) says(line string) {
 		off, p := killWrite(n)
 		copy(m.content[off:], p)
 	case "taken":
-		m.snaps[n] = bytes.Clone(m.content)
+		m.snaps[n] = filetest.Clone(m.content)
 	case "dropping":
 		m.dropping = n
 	case "dropped":
@@ -81,7 +81,7 @@ func (m *killModel) says(line string) {
 	case "reverting":
 		m.instead = m.snaps[n]
 	case "reverted":
-		m.content, m.instead = bytes.Clone(m.snaps[n]), nil
+		m.content, m.instead = filetest.Clone(m.snaps[n]), nil
 	default:
 		m.t.Errorf("the process says %q", line)
 	}
@@ -95,7 +95,7 @@ func (m *killModel) check(inst *Instance, last uint64) {
 		require.NoError(m.t, err)
 		want, known := m.snaps[n]
 		if !known && n == last { // it was taken, and nobody was told any more
-			want = bytes.Clone(m.content)
+			want = filetest.Clone(m.content)
 			m.snaps[n] = want
 		}
 		require.NotNil(m.t, want, "%s was deleted", s.Name)
@@ -112,7 +112,7 @@ func (m *killModel) check(inst *Instance, last uint64) {
 	}
 	got := filetest.ReadAll(m.t, inst, inst.Size())
 	if m.instead != nil && bytes.Equal(got, m.instead) {
-		m.content = bytes.Clone(got)
+		m.content = filetest.Clone(got)
 	}
 	m.dropping, m.instead = 0, nil
 	off, p := killWrite(last + 1) // it may be there, in part or not at all
@@ -138,7 +138,7 @@ func TestKillWithSnapshots(t *testing.T) {
 			t.Run(string(mode)+"/"+kind, func(t *testing.T) {
 				t.Parallel()
 				dir := filepath.Join(t.TempDir(), kind)
-				m := &killModel{t: t, content: bytes.Clone(content), snaps: map[uint64][]byte{}}
+				m := &killModel{t: t, content: filetest.Clone(content), snaps: map[uint64][]byte{}}
 				next, taken := uint64(1), 0
 				for range rounds / 6 {
 					last := killOnce(t, image, dir, mode, next, true, m.says)

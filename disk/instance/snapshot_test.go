@@ -111,7 +111,7 @@ func (d *snapshotDisk) operate() {
 		d.named++
 		name = fmt.Sprintf("s%d", d.named)
 		require.NoError(t, TakeSnapshot(t.Context(), name, d.inst))
-		d.snaps[name] = bytes.Clone(d.model)
+		d.snaps[name] = filetest.Clone(d.model)
 	case op <= 10 && name != "":
 		require.NoError(t, d.inst.DeleteSnapshot(t.Context(), name))
 		delete(d.snaps, name)
@@ -152,7 +152,7 @@ func TestSnapshots(t *testing.T) {
 				for seed := range uint64(testtool.Rounds(2, 200)) {
 					d := &snapshotDisk{t: t, r: rand.New(rand.NewPCG(seed, 1)), path: path,
 						opt:   killOptions(filepath.Join(t.TempDir(), kind), string(mode)),
-						model: bytes.Clone(content), snaps: map[string][]byte{}}
+						model: filetest.Clone(content), snaps: map[string][]byte{}}
 					d.open()
 					for range 150 {
 						d.operate()
