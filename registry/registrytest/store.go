@@ -33,6 +33,11 @@ type TarFile struct {
 func TarOf(t testing.TB, files ...TarFile) []byte {
 	t.Helper()
 	var b bytes.Buffer
+	size := 4096
+	for _, f := range files {
+		size += len(f.Content) + 2048
+	}
+	b.Grow(size) // the race detector makes it dear to grow on the way
 	w := tar.NewWriter(&b)
 	for _, f := range files {
 		h := &tar.Header{
@@ -56,6 +61,7 @@ func TarOf(t testing.TB, files ...TarFile) []byte {
 func Gzipped(t testing.TB, p []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
+	b.Grow(len(p) + len(p)/1000 + 1024)
 	w := gzip.NewWriter(&b)
 	_, err := w.Write(p)
 	require.NoError(t, err)
