@@ -36,6 +36,9 @@ func TestWriteDelta(t *testing.T) {
 		"in two tables": {600 << 20, 8 << 20, []int64{7, 8300}, map[int64]bool{8300: true}},
 	} {
 		for _, c := range compressions {
+			if test.size > 512<<20 && c == qcow2.CompressionZlib {
+				continue // clusters lie where those of zstd do, and it takes long
+			}
 			t.Run(name+"/"+string(c), func(t *testing.T) {
 				dir := t.TempDir()
 				old := content(r, int(test.below))
