@@ -88,12 +88,16 @@ func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer
 	f := &file{name: path.Join(p.dir, path.Base(e.Name)), layer: i, ordinal: e.Ordinal,
 		size: e.Size, packed: unpack.Compressed(head)}
 	if f.packed != "" {
-		if in.Format != "" && f.packed != "vmdk" {
+		within := 1 // the archive
+		if in.Format != "" {
+			within++
+		}
+		if !unpack.Unwraps(f.packed, within) {
 			return nil // it lies too deep
 		}
 		var read bytes.Buffer // what it takes to see what is inside
 		d, done := p.unpacked(f, io.LimitReader(io.TeeReader(content, &read), maxLook))
-		if head, err = readUpTo(d, image.DetectSize); err != nil && f.packed == "vmdk" {
+		if head, err = readUpTo(d, image.DetectSize); err != nil && f.packed == unpack.VMDK {
 			err, head = nil, make([]byte, image.DetectSize) // its tables are long
 		}
 		done()
@@ -102,7 +106,7 @@ func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer
 		}
 		content = io.MultiReader(&read, content)
 	}
-	if f.packed != "vmdk" && !unpack.IsDisk(f.diskName(), head, f.contentSize()) {
+	if f.packed != unpack.VMDK && !unpack.IsDisk(f.diskName(), head, f.contentSize()) {
 		return nil
 	}
 	if p.lone = append(p.lone, f); len(p.lone) > layer.MaxShown {

@@ -62,13 +62,15 @@ const (
 	zstdFormat  image.Format = "zstd"
 	bzip2Format image.Format = "bzip2"
 	tarFormat   image.Format = "tar"
-	vmdkFormat  image.Format = "vmdk" // in its stream-optimised form
 )
+
+// VMDK is the format of VMDK images, here in its stream-optimised form.
+const VMDK image.Format = "vmdk"
 
 // Compressed returns the format of data that begins like this, if it is one that Decompress takes,
 // or else "". It needs 512 bytes, or image.DetectSize for zstd behind frames that are skipped.
 func Compressed(head []byte) image.Format {
-	if f := image.FormatOf(head); Known(f) || f == vmdkFormat && isVMDKStream(head) {
+	if f := image.FormatOf(head); Known(f) || f == VMDK && isVMDKStream(head) {
 		return f
 	}
 	return ""
@@ -107,7 +109,7 @@ func (d *decompressor) open() (err error) {
 	switch memory := d.opt.memory(); d.format {
 	case gzipFormat:
 		d.in = inflate.NewGzip(from)
-	case vmdkFormat:
+	case VMDK:
 		d.in = newVMDK(from)
 	case bzip2Format:
 		d.in = bzip2.NewReader(from)

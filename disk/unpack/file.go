@@ -25,7 +25,7 @@ type File struct {
 func Find(path string, why error, opt Options) (*File, error) {
 	refused := new(image.Error)
 	if !errors.As(why, &refused) ||
-		!image.IsWrapping(refused.Format) && refused.Format != vmdkFormat {
+		!image.IsWrapping(refused.Format) && refused.Format != VMDK {
 		return nil, why
 	}
 	f := &File{Path: path, opt: opt}

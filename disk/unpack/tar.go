@@ -31,7 +31,7 @@ type archive struct {
 	from   *bufio.Reader
 	tar    *tar.Reader
 	opt    Options
-	packed bool // a disk in it may be compressed
+	within int // wrappings that a file in it lies in
 
 	files  int
 	beside int64  // bytes of other files so far
@@ -47,7 +47,7 @@ type archive struct {
 // openTar finds the disk in an archive.
 func (c *Content) openTar(opt Options) error {
 	a := &archive{root: c.root, from: c.in.(*bufio.Reader), opt: opt,
-		packed: len(c.Formats) < MaxNested, done: func() error { return nil }}
+		within: len(c.Formats), done: func() error { return nil }}
 	a.tar = tar.NewReader(a.from)
 	for a.found == "" {
 		h, err := a.next()
@@ -184,7 +184,10 @@ func (a *archive) kindOf(h *tar.Header) (kind, *member, error) {
 	}
 	m := &member{Reader: in, close: func() error { return nil }}
 	size := h.Size
-	if m.packed = Compressed(head); m.packed == vmdkFormat || m.packed != "" && a.packed {
+	m.packed = Compressed(head)
+	switch {
+	case m.packed == "":
+	case Unwraps(m.packed, a.within):
 		d := Decompress(m.packed, in, a.opt)
 		m.close, size = d.Close, -1
 		in = bufio.NewReaderSize(d, image.DetectSize)
@@ -197,11 +200,11 @@ func (a *archive) kindOf(h *tar.Header) (kind, *member, error) {
 			return isOther, nil, d.Close()
 		}
 		name = image.UnwrappedName(name)
-	} else if m.packed != "" {
+	default:
 		a.note(tooDeep())
 		return isOther, nil, nil
 	}
-	if m.packed == vmdkFormat || IsDisk(name, head, size) {
+	if m.packed == VMDK || IsDisk(name, head, size) {
 		return isDisk, m, nil
 	}
 	if image.IsImage(image.FormatOf(head)) {

@@ -9,9 +9,15 @@ import (
 	"kubevirt.io/disk/disk/image"
 )
 
-// MaxNested is how many wrappings may lie in each other: "disk.tar.xz" has two. A stream-optimised
-// VMDK image may lie in both.
+// MaxNested is how many wrappings may lie in each other: "disk.tar.xz" has two.
 const MaxNested = 2
+
+// Unwraps reports whether data of a format is unwrapped that lies in so many wrappings. A
+// stream-optimised VMDK image may lie in MaxNested: it is what an appliance has inside. VMDK images
+// in each other end there, too.
+func Unwraps(f image.Format, within int) bool {
+	return within < MaxNested || within == MaxNested && f == VMDK
+}
 
 // Content is the disk in wrapped data, or the data itself if nothing wraps it.
 type Content struct {
@@ -47,7 +53,7 @@ func Open(name string, r io.Reader, size int64, opt Options) (*Content, error) {
 		if f == "" {
 			return c, nil
 		}
-		if len(c.Formats) >= MaxNested && f != vmdkFormat {
+		if !Unwraps(f, len(c.Formats)) {
 			return nil, errors.Join(tooDeep(), c.Close())
 		}
 		c.Formats = append(c.Formats, f)

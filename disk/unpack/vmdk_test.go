@@ -255,3 +255,22 @@ func FuzzVMDK(f *testing.F) {
 		}
 	})
 }
+
+// TestVMDKsInEachOther: each has a decoder, so a hostile file must not have any number of them.
+func TestVMDKsInEachOther(t *testing.T) {
+	image := rawDisk(64 << 10)
+	for i := range 4 {
+		grains := make([]int, len(image)>>16)
+		for g := range grains {
+			grains[g] = g * 128
+		}
+		image = vmdkOf(t, image, nil, grains...)
+		image = append(image, make([]byte, -len(image)&(64<<10-1))...)
+		_, _, err := all("a.vmdk", image, Options{})
+		if i < MaxNested {
+			require.NoError(t, err)
+		} else if i > MaxNested {
+			require.ErrorContains(t, err, "more than 2")
+		}
+	}
+}
