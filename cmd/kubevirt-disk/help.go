@@ -15,8 +15,8 @@ import (
 const helpWidth = 100
 
 // formatsHelp says what the commands take that read disks of any origin.
-const formatsHelp = `A disk is raw, qcow2, VHDX, VHD, VDI or VMDK, plain or in gzip, xz, zstd, bzip2, or a tar archive
-with no other disk (OVA). The content decides.`
+const formatsHelp = `A disk is raw, qcow2, VHDX, VHD, VDI or VMDK, plain or in gzip, xz, zstd,
+bzip2, or a tar archive with no other disk (OVA). The content decides.`
 
 // examples are what the help of each command shows. A person who has read nothing else can try
 // them.
