@@ -21,6 +21,14 @@ spec: {population: Snapshot, storageClassName: clones, source: {%s}}
 `, name, source)
 }
 
+// storageClass makes a storage class of which the test is the driver.
+func (w *world) storageClass(name string) {
+	w.t.Helper()
+	w.t.Cleanup(func() { w.kubectl("delete", "storageclass", name) })
+	w.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: ` + name + `},
+		provisioner: clones.example.com}`)
+}
+
 // volumeFor is a volume for a claim of the namespace, as a driver makes it.
 func (w *world) volumeFor(claim string) (volume string) {
 	w.t.Helper()
@@ -51,13 +59,9 @@ func TestClones(t *testing.T) {
 	p := plane.Get(t)
 	installSnapshots(t, p)
 	w := newWorld(t)
-	t.Cleanup(func() { w.kubectl("delete", "storageclass/clones", "csidriver/clones.example.com") })
+	t.Cleanup(func() { w.kubectl("delete", "csidriver/clones.example.com") })
+	w.storageClass("clones")
 	w.apply(`
-apiVersion: storage.k8s.io/v1
-kind: StorageClass
-metadata: {name: clones}
-provisioner: clones.example.com
----
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: fedora}

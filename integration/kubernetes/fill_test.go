@@ -18,14 +18,10 @@ func TestFillsAClaim(t *testing.T) {
 	install(t, p)
 	w := &world{t: t, p: p, ns: p.Namespace(t)}
 	t.Cleanup(func() {
-		w.kubectl("delete", "storageclass/clones", "clusterrole/fill", "clusterrolebinding/fill")
+		w.kubectl("delete", "clusterrole/fill", "clusterrolebinding/fill")
 	})
+	w.storageClass("clones")
 	w.apply(plane.FillRights(systemNamespace, account) + `
----
-apiVersion: storage.k8s.io/v1
-kind: StorageClass
-metadata: {name: clones}
-provisioner: clones.example.com
 ---
 apiVersion: v1
 kind: PersistentVolumeClaim

@@ -185,9 +185,7 @@ func TestRenewal(t *testing.T) {
 	installSnapshots(t, plane.Get(t))
 	plane.Get(t).Nodes(t, "renewals-1")
 	w := newRenewals(t, `"population": "Snapshot", "storageClassName": "renewals"`)
-	t.Cleanup(func() { w.kubectl("delete", "storageclass", "renewals") })
-	w.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: renewals},
-		provisioner: clones.example.com}`)
+	w.storageClass("renewals")
 	runs := func() {
 		t.Helper()
 		w.until("Running", "get", "pod", "vm", "-o", "jsonpath={.status.phase}")
@@ -271,13 +269,8 @@ func TestRenewal(t *testing.T) {
 func TestRenewalOfAServedDisk(t *testing.T) {
 	plane.Get(t).Nodes(t, "renewals-2")
 	w := newRenewals(t, `"attachment": "Service", "storageClassName": "served"`)
-	t.Cleanup(func() { w.kubectl("delete", "storageclass", "served") })
+	w.storageClass("served")
 	w.apply(`
-apiVersion: storage.k8s.io/v1
-kind: StorageClass
-metadata: {name: served}
-provisioner: clones.example.com
----
 apiVersion: disk.kubevirt.io/v1alpha1
 kind: VMIdentity
 metadata: {name: vm}
@@ -289,7 +282,7 @@ spec: {image: "` + w.began + `", setName: set, followedTag: "1", attachment: Ser
 	w.volumeFor("vmid-vm")
 	w.moves()
 	_, now, _ := strings.Cut(w.now, "@")
-	first := w.server()
+	first := w.serving()
 	image, claim := w.is()
 	stays := func() {
 		t.Helper()
@@ -322,7 +315,7 @@ spec: {image: "` + w.began + `", setName: set, followedTag: "1", attachment: Ser
 	w.takesBack()
 	w.says("Ready True")
 	stays()
-	require.Equal(t, first, w.server(), "it was not ended")
+	require.Equal(t, first, w.serving(), "it was not ended")
 
 	page.Store(`{"sessions": []}`)
 	w.asks(now)
@@ -330,7 +323,7 @@ spec: {image: "` + w.began + `", setName: set, followedTag: "1", attachment: Ser
 	w.takesBack()
 	w.held(strings.Replace(first, " ", "/", 1))
 	require.NoError(t, served.Close()) // KWOK gives its address to the next pod
-	second := w.server()
+	second := w.serving()
 	require.NotEqual(t, first, second)
 	stays()
 
@@ -344,15 +337,15 @@ spec: {image: "` + w.began + `", setName: set, followedTag: "1", attachment: Ser
 	w.until(w.now, "get", "pvc", "vmid-vm", "-o",
 		`jsonpath={.metadata.annotations.disk\.kubevirt\.io/content}`)
 	w.volumeFor("vmid-vm")
-	w.server()
+	w.serving()
 	w.renewed(claim)
 	deployment := w.kubectl("get", "deployment", "vmid-vm", "-o", "yaml")
 	require.Contains(t, deployment, w.now)
 	require.NotContains(t, deployment, w.began)
 }
 
-// server waits until the disk is served, and keeps that pod from going. It returns "pod NAME".
-func (w *renewals) server() string {
+// serving waits until the disk is served, and keeps that pod from going. It returns "pod NAME".
+func (w *renewals) serving() string {
 	w.t.Helper()
 	w.says("Served True Serving")
 	w.says("Ready True")

@@ -40,12 +40,8 @@ func TestSnapshots(t *testing.T) {
 	installSnapshots(t, p)
 	p.Nodes(t, "snapshots-1")
 	w := newWorld(t)
+	w.storageClass("snapshots")
 	w.apply(`
-apiVersion: storage.k8s.io/v1
-kind: StorageClass
-metadata: {name: snapshots}
-provisioner: example.com/nobody
----
 apiVersion: disk.kubevirt.io/v1alpha1
 kind: VMIdentity
 metadata: {name: vm1}
@@ -56,7 +52,6 @@ kind: VMIdentity
 metadata: {name: vm2}
 spec: {image: "` + digest + `", population: Snapshot, storageClassName: snapshots}
 `)
-	t.Cleanup(func() { w.kubectl("delete", "storageclass", "snapshots") })
 	const golden = "disk.kubevirt.io/golden"
 	w.until("golden-", "get", "pvc", "-l", golden, "-o", "name")
 	_, name, _ := strings.Cut(strings.TrimSpace(w.kubectl("get", "pvc", "-l", golden, "-o",

@@ -15,7 +15,6 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
-	"kubevirt.io/disk/kubernetes/controller/source"
 )
 
 // remove deletes the objects of an identity that is being deleted, and then its finalizer. While a
@@ -42,7 +41,7 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 		return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
 			"pod %s uses the disk: the disk is deleted when the pod has ended", pod))
 	}
-	if clone, err := source.Waiting(ctx, r.Client, r.Live, before.Namespace, v1alpha1.DiskSource{
+	if clone, err := r.sources().Waiting(ctx, before.Namespace, v1alpha1.DiskSource{
 		Identity: v1alpha1.SourceName(before.Name)}); clone != "" || err != nil {
 		return ctrl.Result{RequeueAfter: latest}, errors.Join(err, r.deleting(ctx, before,
 			fmt.Sprintf("VMIdentity %s begins from this disk and has no volume yet: it gets one "+

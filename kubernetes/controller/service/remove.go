@@ -107,8 +107,9 @@ func (r *Reconciler) users(ctx context.Context, id *v1alpha1.VMIdentity) (users 
 			"logged in to the disk, so the disk stays: let the controller reach http://%s/status, "+
 			"or switch off the node %s if it is lost, and tell Kubernetes", server.Name,
 			r.address(server), server.Spec.NodeName)))
+		return nil, false, nil
 	}
-	if !known || err != nil {
+	if !known {
 		return nil, false, nil
 	}
 	for _, session := range s.Sessions {

@@ -41,11 +41,11 @@ func (f *Finder) Gone(ctx context.Context, id *v1alpha1.VMIdentity,
 // Waiting returns an identity that begins from a source and has a claim without a volume yet, or
 // "". Until it has its volume, the source is needed. One without a claim does not count: it gets
 // none while the source goes, so both would stay. The status of one whose claim was just made does
-// not name the claim yet, so live, which reads from the API server, is asked for that.
-func Waiting(ctx context.Context, from, live client.Reader, namespace string,
-	source v1alpha1.DiskSource) (string, error) {
+// not name the claim yet, so the API server is asked for that.
+func (f *Finder) Waiting(ctx context.Context, namespace string, source v1alpha1.DiskSource) (string,
+	error) {
 	var ids v1alpha1.VMIdentityList
-	if err := from.List(ctx, &ids, client.InNamespace(namespace)); err != nil {
+	if err := f.Client.List(ctx, &ids, client.InNamespace(namespace)); err != nil {
 		return "", fmt.Errorf("VMIdentities: %w", err)
 	}
 	for i := range ids.Items {
@@ -57,7 +57,7 @@ func Waiting(ctx context.Context, from, live client.Reader, namespace string,
 		if id.Status.ClaimName != "" {
 			return id.Name, nil
 		}
-		claim, err := (&Finder{Live: live}).claim(ctx, namespace, v1alpha1.ClaimName(id.Name))
+		claim, err := f.claim(ctx, namespace, v1alpha1.ClaimName(id.Name))
 		if err != nil {
 			return "", err
 		}
