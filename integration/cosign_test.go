@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
+	"encoding/pem"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,7 +41,8 @@ func TestCosign(t *testing.T) {
 	require.NoError(t, err)
 	der, err := x509.MarshalPKCS8PrivateKey(private)
 	require.NoError(t, err)
-	writePEM(t, edwards+".pem", "PRIVATE KEY", der)
+	require.NoError(t, os.WriteFile(edwards+".pem",
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600))
 	must("import-key-pair", "--key="+edwards+".pem", "--output-key-prefix="+edwards)
 
 	s := startRegistry(t, false, "")

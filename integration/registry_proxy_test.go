@@ -168,9 +168,8 @@ func TestAddressProxy(t *testing.T) {
 	raw, qcow2 := newDisk(t)
 	content, err := os.ReadFile(qcow2)
 	require.NoError(t, err)
-	key, certificate := newCertificate(t)
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	writePEM(t, ca, "CERTIFICATE", certificate)
+	own := makeCertificate(t, ca, ca+".key")
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
 		r *http.Request) {
 		if user, password, _ := r.BasicAuth(); user != registryUser ||
@@ -181,8 +180,7 @@ func TestAddressProxy(t *testing.T) {
 		w.Header().Set("ETag", `"1"`)
 		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
 	}))
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{certificate},
-		PrivateKey: key}}}
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{own}}
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	p := newProxy(t, server.Listener.Addr().String())

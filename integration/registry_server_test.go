@@ -2,17 +2,12 @@ package integration
 
 import (
 	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -56,17 +51,10 @@ func startRegistry(t *testing.T, withTLS bool, auth string) *registryServer {
 	s := &registryServer{address: fmt.Sprintf("127.0.0.1:%d", port), dir: t.TempDir()}
 	tls := ""
 	if withTLS {
-		key, certificate := newCertificate(t)
 		s.ca = filepath.Join(s.dir, "ca.pem")
-		writePEM(t, s.ca, "CERTIFICATE", certificate)
-		der, err := x509.MarshalPKCS8PrivateKey(key)
-		require.NoError(t, err)
-		writePEM(t, filepath.Join(s.dir, "key.pem"), "PRIVATE KEY", der)
-		tls = fmt.Sprintf(
-			", tls: {certificate: %q, key: %q}",
-			s.ca,
-			filepath.Join(s.dir, "key.pem"),
-		)
+		key := filepath.Join(s.dir, "key.pem")
+		makeCertificate(t, s.ca, key)
+		tls = fmt.Sprintf(", tls: {certificate: %q, key: %q}", s.ca, key)
 	}
 	config := filepath.Join(s.dir, "config.yml")
 	require.NoError(
@@ -102,36 +90,6 @@ func (s *registryServer) kill() {
 	_ = s.cmd.Wait()
 }
 
-// newCertificate makes a self-signed certificate for this machine.
-func newCertificate(t *testing.T) (*ecdsa.PrivateKey, []byte) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()),
-		Subject:      pkix.Name{CommonName: "test"},
-		NotBefore: time.Now().
-			Add(-time.Hour),
-		NotAfter:              time.Now().Add(time.Hour),
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1)},
-		DNSNames:              []string{"localhost", nameBehindProxy},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	return key, der
-}
-
-func writePEM(t *testing.T, path, kind string, der []byte) {
-	t.Helper()
-	require.NoError(
-		t,
-		os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600),
-	)
-}
-
 // basicAuth returns the settings of a registry with a password.
 func basicAuth(t *testing.T) string {
 	t.Helper()
@@ -144,9 +102,9 @@ func basicAuth(t *testing.T) string {
 // registry that requires these tokens (distribution, docs/spec/auth/jwt.md).
 func tokenAuth(t *testing.T) (settings string, issued func() int) {
 	t.Helper()
-	key, certificate := newCertificate(t)
 	bundle := filepath.Join(t.TempDir(), "bundle.pem")
-	writePEM(t, bundle, "CERTIFICATE", certificate)
+	own := makeCertificate(t, bundle, bundle+".key")
+	certificate, key := own.Certificate[0], own.PrivateKey.(*ecdsa.PrivateKey)
 	var mu sync.Mutex
 	n := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

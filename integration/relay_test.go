@@ -1,15 +1,7 @@
 package integration
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,36 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 )
-
-// makeClientCertificate makes a certificate that the authority of makeCertificate has signed.
-func makeClientCertificate(t *testing.T, dir, name string) (cert, key string) {
-	t.Helper()
-	read := func(file string) []byte {
-		text, err := os.ReadFile(filepath.Join(dir, file))
-		require.NoError(t, err)
-		block, _ := pem.Decode(text)
-		return block.Bytes
-	}
-	authority, err := x509.ParseCertificate(read("server.crt"))
-	require.NoError(t, err)
-	signer, err := x509.ParseECPrivateKey(read("server.key"))
-	require.NoError(t, err)
-	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, authority, &own.PublicKey, signer)
-	require.NoError(t, err)
-	ownDER, err := x509.MarshalECPrivateKey(own)
-	require.NoError(t, err)
-	cert, key = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
-	require.NoError(t, os.WriteFile(cert,
-		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	require.NoError(t, os.WriteFile(key,
-		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: ownDER}), 0o600))
-	return cert, key
-}
 
 // freePort is a port that nobody listens at now.
 func freePort(t *testing.T) string {

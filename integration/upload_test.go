@@ -2,17 +2,12 @@ package integration
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -20,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -255,7 +249,7 @@ func TestUploadCommand(t *testing.T) {
 	require.NoError(t, err)
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
-	uploadCertificate(t, in("cert.pem"), in("key.pem"))
+	makeCertificate(t, in("cert.pem"), in("key.pem"))
 	const token = "0123456789-abcdefghijk"
 	require.NoError(t, os.WriteFile(in("token"), []byte(token+"\n"), 0o600))
 	require.NoError(t, os.WriteFile(in("wrong"), []byte(strings.ToUpper(token)), 0o600))
@@ -292,22 +286,4 @@ func TestUploadCommand(t *testing.T) {
 	require.Zero(t, r.status, "%s", r)
 	require.Contains(t, r.output, "iscsi:\n")
 	require.NotContains(t, v.Output(), token)
-}
-
-// uploadCertificate makes a certificate for 127.0.0.1.
-func uploadCertificate(t *testing.T, certFile, keyFile string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1),
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: cert},
-		keyFile: {Type: "PRIVATE KEY", Bytes: der}} {
-		require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
-	}
 }

@@ -1,20 +1,11 @@
 package integration
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -78,28 +69,6 @@ func TestVolumesAreProtected(t *testing.T) {
 	for what, text := range map[string]string{"log": d.Output(), "metrics": d.get("/metrics"),
 		"status": d.get("/status")} {
 		require.NotContains(t, text, token, what)
-	}
-}
-
-// makeCertificate makes a self-signed certificate for 127.0.0.1.
-func makeCertificate(t *testing.T, cert, key string) {
-	t.Helper()
-	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true,
-		Subject:               pkix.Name{CommonName: filepath.Base(cert)},
-		BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &own.PublicKey, own)
-	require.NoError(t, err)
-	ownDER, err := x509.MarshalECPrivateKey(own)
-	require.NoError(t, err)
-	for _, f := range []struct {
-		path, kind string
-		der        []byte
-	}{{cert, "CERTIFICATE", der}, {key, "EC PRIVATE KEY", ownDER}} {
-		text := pem.EncodeToMemory(&pem.Block{Type: f.kind, Bytes: f.der})
-		require.NoError(t, os.WriteFile(f.path, text, 0o600))
 	}
 }
 

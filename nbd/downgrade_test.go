@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/internal/testtool/certtest"
 )
 
 // between is somebody between client and server who hides that the server has TLS: a request for
@@ -83,7 +84,7 @@ func (b *between) relay(victim net.Conn, server string) {
 func TestDowngrade(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)
 	port := v.serveTLS(t, a, nil)
-	a.issue("client", named("Alice"))
+	a.issue("client", certtest.Client("Alice"))
 	testtool.Need(t, "nbdinfo")
 	testtool.Need(t, "qemu-img")
 	uri := func(port string) string {
@@ -134,7 +135,7 @@ except nbd.Error as e:
 func TestTLSThatStops(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)
 	port := v.serveTLS(t, a, nil)
-	good := a.issue("client", named("Alice"))
+	good := a.issue("client", certtest.Client("Alice"))
 	for range 2 * maxPending {
 		dialPort(t, port).last(optStartTLS, nil, repAck)
 	}

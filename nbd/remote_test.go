@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/internal/testtool/certtest"
 	"kubevirt.io/disk/serving"
 )
 
@@ -73,7 +74,7 @@ func TestRemoteIsADisk(t *testing.T) {
 func TestRemoteByTLS(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)
 	address := "127.0.0.1:" + v.serveTLS(t, a, zaptest.NewLogger(t))
-	client := a.issue("vm", named("vm.example"))
+	client := a.issue("vm", certtest.Client("vm.example"))
 	pool := x509.NewCertPool()
 	pool.AddCert(a.cert)
 	config := &tls.Config{RootCAs: pool, ServerName: "localhost",

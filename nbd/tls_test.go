@@ -2,16 +2,10 @@ package nbd
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/binary"
-	"encoding/pem"
 	"io"
-	"math/big"
 	mathrand "math/rand/v2"
 	"net"
 	"net/url"
@@ -26,61 +20,34 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/internal/testtool/certtest"
 	"kubevirt.io/disk/serving"
 )
 
-// authority signs certificates.
+// authority signs certificates, in files that are called as libnbd and QEMU want it.
 type authority struct {
 	t    testing.TB
 	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
 	dir  string
 }
-
-var serial int64
 
 func newAuthority(t testing.TB) *authority {
 	t.Helper()
 	a := &authority{t: t, dir: t.TempDir()}
+	require.NoError(t, certtest.Authority(a.file("ca-cert.pem"), a.file("ca-key.pem")))
 	var err error
-	a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a.cert, err = certtest.Read(a.file("ca-cert.pem"))
 	require.NoError(t, err)
-	serial++
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), IsCA: true,
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		Subject:               pkix.Name{CommonName: "test"}, NotBefore: time.Now().Add(-time.Hour),
-		NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
-	require.NoError(t, err)
-	a.cert, err = x509.ParseCertificate(der)
-	require.NoError(t, err)
-	a.write("ca-cert.pem", "CERTIFICATE", der)
 	return a
 }
 
-func (a *authority) write(name, kind string, der []byte) {
-	require.NoError(a.t, os.WriteFile(filepath.Join(a.dir, name),
-		pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
-}
-
 // issue writes NAME-cert.pem and NAME-key.pem.
-func (a *authority) issue(name string, change func(*x509.Certificate)) tls.Certificate {
+func (a *authority) issue(name string, change certtest.Change) tls.Certificate {
 	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(a.t, err)
-	serial++
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), BasicConstraintsValid: true,
-		KeyUsage:  x509.KeyUsageDigitalSignature,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	change(template)
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
-	require.NoError(a.t, err)
-	a.write(name+"-cert.pem", "CERTIFICATE", der)
-	der, err = x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(a.t, err)
-	a.write(name+"-key.pem", "PRIVATE KEY", der)
-	pair, err := tls.LoadX509KeyPair(a.file(name+"-cert.pem"), a.file(name+"-key.pem"))
+	cert, key := a.file(name+"-cert.pem"), a.file(name+"-key.pem")
+	require.NoError(a.t, certtest.Sign(a.file("ca-cert.pem"), a.file("ca-key.pem"), cert, key,
+		change))
+	pair, err := tls.LoadX509KeyPair(cert, key)
 	require.NoError(a.t, err)
 	return pair
 }
@@ -90,16 +57,8 @@ func (a *authority) file(name string) string { return filepath.Join(a.dir, name)
 func (a *authority) issueServer() {
 	a.issue("server", func(c *x509.Certificate) {
 		c.Subject.CommonName = "localhost" // QEMU wants one
-		c.DNSNames = []string{"localhost"}
 		c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	})
-}
-
-func named(name string) func(*x509.Certificate) {
-	return func(c *x509.Certificate) {
-		c.Subject.CommonName = name
-		c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	}
 }
 
 // serveTLS serves the disks with certificates of a, and returns the port.
@@ -149,13 +108,13 @@ func TestCertificates(t *testing.T) {
 	uri, err := url.Parse("spiffe://cluster/ns/a/vm/X")
 	require.NoError(t, err)
 	for name, change := range map[string]func(*x509.Certificate){
-		"cert:Alice": named("Alice"),
+		"cert:Alice": certtest.Client("Alice"),
 		"cert:vm.example": func(c *x509.Certificate) {
-			named("Alice")(c)
+			certtest.Client("Alice")(c)
 			c.DNSNames = []string{"vm.example", "b.example"}
 		},
 		"cert:spiffe://cluster/ns/a/vm/X": func(c *x509.Certificate) {
-			named("Alice")(c)
+			certtest.Client("Alice")(c)
 			c.DNSNames, c.URIs = []string{"vm.example"}, []*url.URL{uri}
 		},
 	} {
@@ -175,19 +134,19 @@ func TestCertificates(t *testing.T) {
 	}
 	for name, certs := range map[string][]tls.Certificate{
 		"none":     nil,
-		"stranger": {newAuthority(t).issue("client", named("Alice"))},
+		"stranger": {newAuthority(t).issue("client", certtest.Client("Alice"))},
 		"expired": {a.issue("client", func(c *x509.Certificate) {
-			named("Alice")(c)
+			certtest.Client("Alice")(c)
 			c.NotAfter = time.Now().Add(-time.Minute)
 		})},
 		"server's": {a.issue("client", func(c *x509.Certificate) {
 			c.Subject.CommonName = "Alice"
 			c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 		})},
-		"no name": {a.issue("client", named(""))},
-		"a space": {a.issue("client", named("Alice B"))},
+		"no name": {a.issue("client", certtest.Client(""))},
+		"a space": {a.issue("client", certtest.Client("Alice B"))},
 		"too long": {a.issue("client", func(c *x509.Certificate) {
-			named("")(c)
+			certtest.Client("")(c)
 			long := strings.Repeat("y", 300)
 			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "x", Path: "/" + long}}
 		})},
@@ -234,7 +193,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)
 	core, logs := observer.New(zap.InfoLevel)
 	port := v.serveTLS(t, a, zap.New(core))
-	good := a.issue("client", named("a"))
+	good := a.issue("client", certtest.Client("a"))
 	a.secure(t, port, good).choose("", extended)
 	require.NoError(t, os.WriteFile(a.file("server-cert.pem"), []byte("broken"), 0o600))
 	a.secure(t, port, good).choose("", extended)
@@ -245,7 +204,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	both, err := os.ReadFile(other.file("ca-cert.pem"))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(a.file("ca-cert.pem"), both, 0o600))
-	a.secure(t, port, other.issue("client", named("b"))).choose("", extended)
+	a.secure(t, port, other.issue("client", certtest.Client("b"))).choose("", extended)
 	require.Equal(t, 1, logs.FilterMessageSnippet("read again").Len())
 	c := a.secure(t, port, good)
 	_, _ = c.Write(optionBytes(optList, nil))
@@ -264,7 +223,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 func TestTLSClients(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)
 	port := v.serveTLS(t, a, nil)
-	a.issue("client", named("Alice"))
+	a.issue("client", certtest.Client("Alice"))
 	out := tool(t, "nbdinfo", "nbds://localhost:"+port+"/disk1.raw?tls-certificates="+a.dir)
 	require.Contains(t, out, "TLS")
 	tool(t, "qemu-img", "map", "--object", "tls-creds-x509,id=tls0,endpoint=client,dir="+a.dir,
@@ -277,7 +236,7 @@ func TestTLSClients(t *testing.T) {
 func TestTLSCarriesData(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)
 	port := v.serveTLS(t, a, nil)
-	good := a.issue("client", named("a"))
+	good := a.issue("client", certtest.Client("a"))
 	c := a.secure(t, port, good)
 	c.choose("", extended)
 	want := make([]byte, diskSize)

@@ -50,6 +50,11 @@ type nbdServer struct {
 	// command is nil for our own server
 	command func(socket, raw string) []string
 	binary  string // of our own server
+	// copies has nbdcopy copy the whole disk from or to this URI, in place of fio. The processor
+	// time is that of the whole machine then: with the client, and with the kernel that writes to
+	// storage. "": unused
+	copies string
+	source string // the file that copies write
 	// behind is the server whose disk this one hands on; nil: it has its own
 	behind *nbdServer
 	// serve starts it with the disks of a directory; nil: start knows how
@@ -143,6 +148,9 @@ func (s *nbdServer) stop() (err error) {
 // cpuTime is that of all processes. Some peers have one for each connection, whose time is known
 // when it has ended.
 func (s *nbdServer) cpuTime() (sum time.Duration, err error) {
+	if s.copies != "" {
+		return machineTime()
+	}
 	for _, pid := range s.pids {
 		if err := childless(pid, time.Second); err != nil {
 			return 0, err
@@ -167,11 +175,11 @@ func (s *nbdServer) measure(ctx context.Context, l nbdLoad, length time.Duration
 	if err != nil {
 		return err
 	}
-	out, err := output(ctx, length, "fio", "--name=load", "--ioengine=nbd", "--thread",
-		"--uri=nbd+unix:///"+s.export+"?socket="+url.QueryEscape(s.socket()), "--rw="+l.rw,
-		"--bs="+strconv.Itoa(l.bytes), "--iodepth="+strconv.Itoa(l.depth),
-		"--size="+strconv.Itoa(nbdSize), "--time_based", "--norandommap",
-		"--runtime="+strconv.Itoa(int(length.Milliseconds()))+"ms", "--output-format=json")
+	work := s.fio
+	if s.copies != "" {
+		work = s.copyDisk
+	}
+	done, err := work(ctx, l, length)
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", s.name, l.name, err)
 	}
@@ -179,13 +187,41 @@ func (s *nbdServer) measure(ctx context.Context, l nbdLoad, length time.Duration
 	if err != nil {
 		return err
 	}
-	done, err := parseFio(out)
-	if err != nil {
-		return fmt.Errorf("%s, %s: %w", s.name, l.name, err)
-	}
 	s.rates[l.name] = append(s.rates[l.name], done.rate())
 	s.cpu[l.name] = append(s.cpu[l.name], (after-before).Seconds()/done.operations)
 	return nil
+}
+
+// uri is where clients reach the server without TLS.
+func (s *nbdServer) uri() string {
+	return "nbd+unix:///" + s.export + "?socket=" + url.QueryEscape(s.socket())
+}
+
+func (s *nbdServer) fio(ctx context.Context, l nbdLoad, length time.Duration) (client, error) {
+	out, err := output(ctx, length, "fio", "--name=load", "--ioengine=nbd", "--thread",
+		"--uri="+s.uri(), "--rw="+l.rw,
+		"--bs="+strconv.Itoa(l.bytes), "--iodepth="+strconv.Itoa(l.depth),
+		"--size="+strconv.Itoa(nbdSize), "--time_based", "--norandommap",
+		"--runtime="+strconv.Itoa(int(length.Milliseconds()))+"ms", "--output-format=json")
+	if err != nil {
+		return client{}, err
+	}
+	return parseFio(out)
+}
+
+// copyDisk copies the whole disk, in order. What is written is durable at the end. The source of
+// writes is in memory.
+func (s *nbdServer) copyDisk(ctx context.Context, l nbdLoad, _ time.Duration) (client, error) {
+	args := []string{"--connections=1", "--request-size=" + strconv.Itoa(l.bytes),
+		"--requests=" + strconv.Itoa(l.depth)}
+	if strings.HasSuffix(l.rw, "read") {
+		args = append(args, s.copies, "null:")
+	} else {
+		args = append(args, "--flush", s.source, s.copies)
+	}
+	begin := time.Now()
+	_, err := output(ctx, time.Minute, "nbdcopy", args...)
+	return client{operations: nbdSize / float64(l.bytes), elapsed: time.Since(begin)}, err
 }
 
 // parseFio returns what the only job of fio has done.

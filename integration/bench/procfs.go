@@ -40,6 +40,31 @@ func parseStat(text string) (time.Duration, error) {
 	return sum, nil
 }
 
+// machineTime returns how long the processors of this machine have worked so far, for whatever
+// process and for the kernel itself (proc_stat(5)).
+func machineTime() (time.Duration, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 8 || fields[0] != "cpu" {
+		return 0, fmt.Errorf("no statistics of processors: %q", line)
+	}
+	var sum time.Duration
+	for i, field := range fields[1:8] { // user, nice, system, idle, iowait, irq, softirq
+		ticks, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		if i != 3 && i != 4 {
+			sum += time.Duration(ticks) * tick
+		}
+	}
+	return sum, nil
+}
+
 // childless waits until the children of a process have ended, at most patience.
 func childless(pid int, patience time.Duration) error {
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {

@@ -2,16 +2,10 @@ package server
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -24,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"kubevirt.io/disk/internal/testtool/certtest"
 	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
@@ -209,8 +204,6 @@ func TestAccessCheck(t *testing.T) {
 // authority is a certificate authority.
 type authority struct {
 	t    *testing.T
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
 	pool *x509.CertPool
 	file string
 }
@@ -218,46 +211,18 @@ type authority struct {
 func newAuthority(t *testing.T, dir, name string) *authority {
 	t.Helper()
 	a := &authority{t: t, pool: x509.NewCertPool(), file: filepath.Join(dir, name+"-ca.pem")}
-	a.key = newKey(t)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true,
-		Subject: pkix.Name{CommonName: name}, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
+	require.NoError(t, certtest.Authority(a.file, a.file+".key"))
+	cert, err := certtest.Read(a.file)
 	require.NoError(t, err)
-	a.cert, err = x509.ParseCertificate(der)
-	require.NoError(t, err)
-	a.pool.AddCert(a.cert)
-	writePEM(t, a.file, "CERTIFICATE", der)
+	a.pool.AddCert(cert)
 	return a
-}
-
-func newKey(t *testing.T) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	return key
-}
-
-func writePEM(t *testing.T, path, kind string, der []byte) {
-	t.Helper()
-	require.NoError(t, os.WriteFile(path,
-		pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 }
 
 // sign writes a certificate and its key.
 func (a *authority) sign(serial int64, cert, key string) {
 	a.t.Helper()
-	own := newKey(a.t)
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		NotBefore:   time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &own.PublicKey, a.key)
-	require.NoError(a.t, err)
-	writePEM(a.t, cert, "CERTIFICATE", der)
-	keyDER, err := x509.MarshalECPrivateKey(own)
-	require.NoError(a.t, err)
-	writePEM(a.t, key, "EC PRIVATE KEY", keyDER)
+	require.NoError(a.t, certtest.Sign(a.file, a.file+".key", cert, key,
+		func(c *x509.Certificate) { c.SerialNumber.SetInt64(serial) }))
 }
 
 // TestCertificates: clients of the authority are admitted without a token, and all files are read
@@ -271,7 +236,7 @@ func TestCertificates(t *testing.T) {
 	other.sign(4, at("other.cert"), at("other.key"))
 	const token = "0123456789abcdef"
 	require.NoError(t, os.WriteFile(at("token"), []byte(token), 0o600))
-	require.NoError(t, os.Rename(good.file, at("ca")))
+	require.NoError(t, os.Link(good.file, at("ca")))
 	s := serve(t, Access{Cert: at("cert"), Key: at("key"), ClientCA: at("ca"), Token: at("token")})
 	url := "https://" + s.address + "/volumes"
 	with := func(name string) *tls.Config {

@@ -5,20 +5,18 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"kubevirt.io/disk/internal/testtool/certtest"
 )
 
 // users may log in with a token: a name for files, the user, its groups.
@@ -28,17 +26,15 @@ var users = []struct{ name, user, groups string }{
 	{"scheduler", "system:kube-scheduler", ""},
 }
 
-// authority is a certificate authority for one run.
-type authority struct {
-	key  *ecdsa.PrivateKey
-	cert *x509.Certificate
-	pem  []byte
-}
-
 // credentials makes the keys and tokens of the processes, and the administrator's Config.
 func (p *Plane) credentials() error {
-	var err error
-	if p.ca, err = newAuthority(); err != nil {
+	ca, caKey := p.path("ca.crt"), p.path("ca.key")
+	if err := errors.Join(certtest.Authority(ca, caKey), certtest.Sign(ca, caKey,
+		p.path("server.crt"), p.path("server.key"))); err != nil {
+		return err
+	}
+	trusted, err := os.ReadFile(ca)
+	if err != nil {
 		return err
 	}
 	accounts, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -53,10 +49,6 @@ func (p *Plane) credentials() error {
 	if err != nil {
 		return err
 	}
-	cert, key, err := p.ca.issue("kube-apiserver")
-	if err != nil {
-		return err
-	}
 	tokens := map[string]string{}
 	var csv strings.Builder
 	for _, u := range users {
@@ -64,9 +56,8 @@ func (p *Plane) credentials() error {
 		fmt.Fprintf(&csv, "%s,%s,%s,%q\n", tokens[u.name], u.user, u.name, u.groups)
 	}
 	p.Config = &rest.Config{BearerToken: tokens["admin"], QPS: -1,
-		TLSClientConfig: rest.TLSClientConfig{CAData: p.ca.pem}}
+		TLSClientConfig: rest.TLSClientConfig{CAData: trusted}}
 	return errors.Join(
-		p.write("ca.crt", p.ca.pem), p.write("server.crt", cert), p.write("server.key", key),
 		p.write("accounts.key", encode("EC PRIVATE KEY", accountsKey)),
 		p.write("accounts.pub", encode("PUBLIC KEY", accountsPub)),
 		p.write("tokens.csv", []byte(csv.String())),
@@ -103,44 +94,6 @@ func Kubeconfig(config *rest.Config, path string) error {
 
 func (p *Plane) write(name string, data []byte) error {
 	return os.WriteFile(filepath.Join(p.Dir, name), data, 0o600)
-}
-
-func newAuthority() (*authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1),
-		Subject:   pkix.Name{CommonName: "plane"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, err
-	}
-	cert, err := x509.ParseCertificate(der)
-	return &authority{key: key, cert: cert, pem: encode("CERTIFICATE", der)}, err
-}
-
-// issue makes a certificate for a server on loopback.
-func (a *authority) issue(name string) (cert, key []byte, err error) {
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, err
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()),
-		Subject:   pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		DNSNames:    []string{"localhost"}}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, k.Public(), a.key)
-	if err != nil {
-		return nil, nil, err
-	}
-	keyDER, err := x509.MarshalECPrivateKey(k)
-	return encode("CERTIFICATE", der), encode("EC PRIVATE KEY", keyDER), err
 }
 
 func encode(kind string, der []byte) []byte {

@@ -43,7 +43,6 @@ type Plane struct {
 	Config *rest.Config // of the administrator, without a limit of requests
 	Client client.Client
 
-	ca        *authority
 	processes processes
 	kwok      sync.Once
 	kwokErr   error
