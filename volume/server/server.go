@@ -37,12 +37,14 @@ type Server struct {
 	// patience is how long the server reads from a client that it refuses.
 	patience time.Duration
 	most     int // connections
+	// grace is how long a client has at least to show that it may ask.
+	grace time.Duration
 }
 
 const (
 	// maxConnections limits the memory and descriptors that clients can use.
 	maxConnections = 256
-	// strangerTime is how long a client has at least to show that it may ask.
+	// strangerTime is the grace: it is enough for a handshake.
 	strangerTime = time.Second
 	// After it has refused a client, the server still reads up to refusedBody bytes, for
 	// refusedTimeout. Reading that much costs less than a TLS handshake.
@@ -65,7 +67,8 @@ func New(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{opt: opt, access: a, patience: refusedTimeout, most: maxConnections}
+	s := &Server{opt: opt, access: a, patience: refusedTimeout, most: maxConnections,
+		grace: strangerTime}
 	s.http = http.Server{
 		Handler:           s.handler(),
 		TLSConfig:         a.tls,
@@ -81,7 +84,7 @@ func New(opt Options) (*Server, error) {
 
 // Serve answers requests until Shutdown. Then it returns http.ErrServerClosed.
 func (s *Server) Serve(l net.Listener) error {
-	l = newDoor(l, s.most, strangerTime)
+	l = newDoor(l, s.most, s.grace)
 	if s.http.TLSConfig != nil {
 		return s.http.ServeTLS(l, "", "")
 	}
