@@ -312,7 +312,7 @@ func (r result) String() string {
 // clientEnv is the environment of a client: none of our variables, only the given ones.
 func clientEnv(extra ...string) []string {
 	return append([]string{"PATH=" + os.Getenv("PATH") + ":/usr/sbin", "LC_ALL=C.UTF-8",
-		"HOME=" + os.TempDir()}, extra...)
+		"HOME=" + os.TempDir(), "GORACE=atexit_sleep_ms=0"}, extra...)
 }
 
 // client runs a client to its end.

@@ -179,7 +179,8 @@ func (p *launcherPod) sidecar(settings []string, args ...string) *process {
 	// KubeVirt sets the variables that begin with XDG in all containers of user 107.
 	env := append([]string{"CONTAINER_NAME=" + p.name, "LOG_FORMAT=json",
 		"XDG_CACHE_HOME=/var/run/kubevirt-private", "XDG_CONFIG_HOME=/var/run/kubevirt-private",
-		"XDG_RUNTIME_DIR=/var/run", "GORACE=halt_on_error=1 exitcode=66"}, settings...)
+		"XDG_RUNTIME_DIR=/var/run",
+		"GORACE=halt_on_error=1 exitcode=66 atexit_sleep_ms=0"}, settings...)
 	return begin(p.t, p.name, env, append([]string{"unshare", "-m", "bash", "-c",
 		sidecarScript, "sidecar", p.own(), program, "serve"}, args...)...)
 }

@@ -97,7 +97,7 @@ func measureRelay(ctx context.Context, s settings) (err error) {
 	if loads, err = s.measureServers(ctx, all); err != nil {
 		return err
 	}
-	printAdded("The same by TLS, of the client or of the relay, and all that the machine does for it:",
-		loads, all)
+	printAdded("The same by TLS, of the client or of the relay, nbdcopy, and all that the machine "+
+		"does for it:", loads, all)
 	return nil
 }

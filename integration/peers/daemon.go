@@ -44,7 +44,7 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 		"METRICS_LISTEN": "127.0.0.1:0",
 		"LOG_FORMAT":     "json",
 		// A data race ends a binary with the race detector with this status.
-		"GORACE": "halt_on_error=1 exitcode=66",
+		"GORACE": "halt_on_error=1 exitcode=66 atexit_sleep_ms=0",
 	}
 	for name, value := range opt.Env {
 		env[name] = value

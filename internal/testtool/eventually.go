@@ -12,11 +12,12 @@ const Patience = time.Minute
 
 // The pause between two looks is a part of the time that a test has waited already, within bounds:
 // fast events are seen at once, and slow ones cost few looks. A look that takes long itself, like a
-// command, is followed by as long a pause, so that what it waits for gets on.
+// command, is followed by a longer pause, so that what it waits for gets on.
 const (
 	leastPause = 20 * time.Microsecond
 	mostPause  = 100 * time.Millisecond
 	pausePart  = 10
+	pauseLooks = 3
 )
 
 // Eventually waits until a condition is met that somebody else brings about, and fails the test if
@@ -40,7 +41,7 @@ func Within(t testing.TB, patience time.Duration, met func() bool, says ...any) 
 		if waited > patience {
 			t.Fatalf("not met within %v%s", patience, told(says))
 		}
-		time.Sleep(max(min(max(waited/pausePart, leastPause), mostPause), took))
+		time.Sleep(max(min(max(waited/pausePart, leastPause), mostPause), pauseLooks*took))
 	}
 }
 

@@ -17,7 +17,8 @@ import (
 )
 
 // guarded serves with a certificate and a token. An upload lasts until its content has come.
-func guarded(t *testing.T, grace time.Duration) (address string, client func() *http.Client, token string) {
+func guarded(t *testing.T, grace time.Duration) (address string, client func() *http.Client,
+	token string) {
 	t.Helper()
 	dir := t.TempDir()
 	file := func(name string) string { return filepath.Join(dir, name) }

@@ -2,8 +2,8 @@ package node
 
 import (
 	"archive/tar"
-	"bytes"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
 	"kubevirt.io/disk/internal/testtool"
@@ -41,10 +42,11 @@ func (i Image) write(path string) (digest string, err error) {
 	if i.archive != "" {
 		return "", os.Rename(i.archive, path)
 	}
-	layer, err := i.layer()
+	layer, done, err := i.layer(path + ".layer")
 	if err != nil {
 		return "", err
 	}
+	defer done()
 	image, err := mutate.AppendLayers(empty.Image, static.NewLayer(layer, types.OCILayer))
 	if err != nil {
 		return "", err
@@ -88,10 +90,28 @@ func rootFS(image v1.Image) v1.RootFS {
 	return config.RootFS
 }
 
-// layer is the tar archive of the files. It keeps their modes; the owner is root.
-func (i Image) layer() ([]byte, error) {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
+// layer is the tar archive of the files, until done is called. It keeps their modes; the owner is
+// root. It is in a file that is mapped into memory: the race detector watches Go's own memory, and
+// would take minutes for that much.
+func (i Image) layer(path string) (layer []byte, done func(), err error) {
+	file, err := os.Create(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, file.Close(), os.Remove(path)) }()
+	if err := i.archiveFiles(tar.NewWriter(file)); err != nil {
+		return nil, nil, err
+	}
+	size, err := file.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return nil, nil, err
+	}
+	layer, err = unix.Mmap(int(file.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
+	return layer, func() { _ = unix.Munmap(layer) }, err
+}
+
+// archiveFiles writes the archive of a layer.
+func (i Image) archiveFiles(w *tar.Writer) error {
 	for at, from := range i.Files {
 		err := filepath.WalkDir(from, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil {
@@ -104,15 +124,12 @@ func (i Image) layer() ([]byte, error) {
 			return addFile(w, filepath.Join(at, rest)[1:], path)
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
 	// A directory where everybody may write, as in every base image.
 	tmp := &tar.Header{Typeflag: tar.TypeDir, Name: "tmp", Mode: 0o1777}
-	if err := w.WriteHeader(tmp); err != nil {
-		return nil, err
-	}
-	return b.Bytes(), w.Close()
+	return errors.Join(w.WriteHeader(tmp), w.Close())
 }
 
 // addFile adds the file or directory at a path of this machine.
@@ -126,15 +143,16 @@ func addFile(w *tar.Writer, at, path string) error {
 		h.Typeflag = tar.TypeDir
 		return w.WriteHeader(h)
 	}
-	data, err := os.ReadFile(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	h.Typeflag, h.Size = tar.TypeReg, int64(len(data))
+	defer file.Close()
+	h.Typeflag, h.Size = tar.TypeReg, info.Size()
 	if err := w.WriteHeader(h); err != nil {
 		return err
 	}
-	_, err = w.Write(data)
+	_, err = io.Copy(w, file)
 	return err
 }
 

@@ -80,7 +80,7 @@ credentials() {
 # retry COMMAND... repeats a command until it succeeds. Callers that wait for this node set the
 # limit.
 retry() {
-	until "$@" >/dev/null 2>&1; do sleep 0.1; done
+	until "$@" >/dev/null 2>&1; do sleep 0.3; done
 }
 
 if [ "$NODE" = node1 ]; then credentials; fi

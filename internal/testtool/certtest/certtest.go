@@ -1,5 +1,5 @@
-// Package certtest makes certificates for tests and benchmarks, in PEM files. Tests of packages that
-// speak TLS use it, and the daemons of integration.
+// Package certtest makes certificates for tests and benchmarks, in PEM files. Tests of packages
+// that speak TLS use it, and so do those that start daemons.
 package certtest
 
 import (
@@ -19,8 +19,8 @@ import (
 // Change changes what a certificate says before it is signed.
 type Change func(*x509.Certificate)
 
-// Authority writes a certificate that has signed itself, and its key. It can sign others, and can be
-// that of a server on this machine.
+// Authority writes a certificate that has signed itself, and its key. It can sign others, and can
+// be that of a server on this machine.
 func Authority(cert, key string, change ...Change) error {
 	return write(cert, key, nil, nil, append([]Change{func(c *x509.Certificate) {
 		c.IsCA = true
