@@ -21,12 +21,12 @@ import (
 // nothing. rebase names the top level under it that has to be replaced; "": none. It is an error if
 // the disk belongs to other layers.
 func checkWritable(path string, made *adapt.Made) (rebase string, err error) {
-	img, err := image.Open(path, image.Options{})
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, missing := os.Lstat(path); errors.Is(missing, fs.ErrNotExist) {
-			return "", nil
-		}
+	// This is asked first: another call may make the disk at any moment, and image.Open may also
+	// mean a level that is missing.
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
 	}
+	img, err := image.Open(path, image.Options{})
 	if err != nil {
 		return "", err
 	}
