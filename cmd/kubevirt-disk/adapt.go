@@ -279,15 +279,15 @@ func domainName(ref transport.Reference) string {
 func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error) {
 	path := filepath.Join(dir, adaptedDisk)
 	top := filepath.Base(made.Path)
-	before, err := checkWritable(path, made)
-	if err != nil {
-		return err
-	}
-	if before != "" {
+	fit := func() error {
+		before, err := checkWritable(path, made)
+		if err != nil || before == "" {
+			return err
+		}
 		return rebaseWritable(path, before, top)
 	}
 	if _, err := os.Lstat(path); err == nil {
-		return nil
+		return fit()
 	}
 	f, err := flock.Claim(path + ".new")
 	if err != nil {
@@ -297,8 +297,7 @@ func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error)
 	// Somebody else may have made the same machine, and started it already.
 	if _, err := os.Lstat(path); err == nil {
 		_ = os.Remove(path + ".new") // the claim has made it again
-		_, err = checkWritable(path, made)
-		return err
+		return fit()
 	}
 	if err := f.Truncate(0); err != nil {
 		return err
