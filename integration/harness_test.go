@@ -312,7 +312,7 @@ func (r result) String() string {
 // clientEnv is the environment of a client: none of our variables, only the given ones.
 func clientEnv(extra ...string) []string {
 	return append([]string{"PATH=" + os.Getenv("PATH") + ":/usr/sbin", "LC_ALL=C.UTF-8",
-		"HOME=" + os.TempDir(), "GORACE=atexit_sleep_ms=0"}, extra...)
+		"HOME=" + os.TempDir(), "GORACE=" + peers.RaceOptions}, extra...)
 }
 
 // client runs a client to its end.
@@ -366,7 +366,13 @@ func secondLoopback() string {
 // the same address.
 func freePortal(t *testing.T) string {
 	t.Helper()
+	return net.JoinHostPort("127.0.0.1", freePort(t))
+}
+
+// freePort returns only the port.
+func freePort(t *testing.T) string {
+	t.Helper()
 	port, err := peers.FreePort()
 	require.NoError(t, err)
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	return strconv.Itoa(port)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/integration/peers"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -180,7 +181,7 @@ func (p *launcherPod) sidecar(settings []string, args ...string) *process {
 	env := append([]string{"CONTAINER_NAME=" + p.name, "LOG_FORMAT=json",
 		"XDG_CACHE_HOME=/var/run/kubevirt-private", "XDG_CONFIG_HOME=/var/run/kubevirt-private",
 		"XDG_RUNTIME_DIR=/var/run",
-		"GORACE=halt_on_error=1 exitcode=66 atexit_sleep_ms=0"}, settings...)
+		"GORACE=" + peers.RaceOptions}, settings...)
 	return begin(p.t, p.name, env, append([]string{"unshare", "-m", "bash", "-c",
 		sidecarScript, "sidecar", p.own(), program, "serve"}, args...)...)
 }

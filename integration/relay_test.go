@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -9,17 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 )
-
-// freePort is a port that nobody listens at now.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	require.NoError(t, err)
-	return port
-}
 
 // TestRelay has a daemon hand on the disk of another one, by TLS and with certificates, to clients
 // that have none. The server is killed again and again while they write: no client sees an error,

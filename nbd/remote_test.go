@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -75,9 +74,7 @@ func TestRemoteByTLS(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)
 	address := "127.0.0.1:" + v.serveTLS(t, a, zaptest.NewLogger(t))
 	client := a.issue("vm", certtest.Client("vm.example"))
-	pool := x509.NewCertPool()
-	pool.AddCert(a.cert)
-	config := &tls.Config{RootCAs: pool, ServerName: "localhost",
+	config := &tls.Config{RootCAs: a.pool, ServerName: "localhost",
 		Certificates: []tls.Certificate{client}}
 	opt := RemoteOptions{Address: address, Export: "disk1.raw",
 		TLS: func() (*tls.Config, error) { return config, nil }}

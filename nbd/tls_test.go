@@ -27,7 +27,7 @@ import (
 // authority signs certificates, in files that are called as libnbd and QEMU want it.
 type authority struct {
 	t    testing.TB
-	cert *x509.Certificate
+	pool *x509.CertPool // of its certificate
 	dir  string
 }
 
@@ -36,7 +36,7 @@ func newAuthority(t testing.TB) *authority {
 	a := &authority{t: t, dir: t.TempDir()}
 	require.NoError(t, certtest.Authority(a.file("ca-cert.pem"), a.file("ca-key.pem")))
 	var err error
-	a.cert, err = certtest.Read(a.file("ca-cert.pem"))
+	a.pool, err = certtest.Pool(a.file("ca-cert.pem"))
 	require.NoError(t, err)
 	return a
 }
@@ -91,9 +91,7 @@ func (a *authority) secure(t testing.TB, port string, certs ...tls.Certificate) 
 	t.Helper()
 	c := dialPort(t, port)
 	c.last(optStartTLS, nil, repAck)
-	pool := x509.NewCertPool()
-	pool.AddCert(a.cert)
-	nc := tls.Client(c.Conn, &tls.Config{RootCAs: pool, ServerName: "localhost",
+	nc := tls.Client(c.Conn, &tls.Config{RootCAs: a.pool, ServerName: "localhost",
 		Certificates: certs})
 	require.NoError(t, nc.Handshake())
 	c.Conn = nc

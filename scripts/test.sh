@@ -102,8 +102,6 @@ if [ ${#race[@]} -gt 0 ]; then
 	# shellcheck disable=SC2090
 	export GOFLAGS
 	export TEST_GOFLAGS="$GOFLAGS -race" # for fuzz.sh
-	# A program with the race detector would sleep for a second before it exits.
-	export GORACE=atexit_sleep_ms=0
 fi
 
 # These run without the race detector, and count towards the same totals. With it, pools forget at

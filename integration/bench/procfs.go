@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,8 +30,11 @@ func parseStat(text string) (time.Duration, error) {
 	if len(fields) < 15 {
 		return 0, fmt.Errorf("no stat of a process: %q", text)
 	}
-	var sum time.Duration
-	for _, field := range fields[11:15] {
+	return sumTicks(fields[11:15])
+}
+
+func sumTicks(fields []string) (sum time.Duration, err error) {
+	for _, field := range fields {
 		ticks, err := strconv.ParseInt(field, 10, 64)
 		if err != nil {
 			return 0, err
@@ -52,17 +56,8 @@ func machineTime() (time.Duration, error) {
 	if len(fields) < 8 || fields[0] != "cpu" {
 		return 0, fmt.Errorf("no statistics of processors: %q", line)
 	}
-	var sum time.Duration
-	for i, field := range fields[1:8] { // user, nice, system, idle, iowait, irq, softirq
-		ticks, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		if i != 3 && i != 4 {
-			sum += time.Duration(ticks) * tick
-		}
-	}
-	return sum, nil
+	// user, nice, system; not idle, iowait; irq, softirq
+	return sumTicks(slices.Concat(fields[1:4], fields[6:8]))
 }
 
 // childless waits until the children of a process have ended, at most patience.

@@ -14,6 +14,10 @@ import (
 // DefaultTarget is the default target name of kubevirt-disk.
 const DefaultTarget = "iqn.2017-01.io.kubevirt:wrapper"
 
+// RaceOptions are GORACE for our binaries. A data race ends one with this status. It does not sleep
+// for a second before it exits, as it otherwise would.
+const RaceOptions = "halt_on_error=1 exitcode=66 atexit_sleep_ms=0"
+
 // DaemonOptions are the options of StartDaemon.
 type DaemonOptions struct {
 	Binary   string
@@ -43,8 +47,7 @@ func StartDaemon(opt DaemonOptions) (*Daemon, error) {
 		"LISTEN":         "127.0.0.1:0",
 		"METRICS_LISTEN": "127.0.0.1:0",
 		"LOG_FORMAT":     "json",
-		// A data race ends a binary with the race detector with this status.
-		"GORACE": "halt_on_error=1 exitcode=66 atexit_sleep_ms=0",
+		"GORACE":         RaceOptions,
 	}
 	for name, value := range opt.Env {
 		env[name] = value

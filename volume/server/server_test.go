@@ -210,11 +210,11 @@ type authority struct {
 
 func newAuthority(t *testing.T, dir, name string) *authority {
 	t.Helper()
-	a := &authority{t: t, pool: x509.NewCertPool(), file: filepath.Join(dir, name+"-ca.pem")}
+	a := &authority{t: t, file: filepath.Join(dir, name+"-ca.pem")}
 	require.NoError(t, certtest.Authority(a.file, a.file+".key"))
-	cert, err := certtest.Read(a.file)
+	var err error
+	a.pool, err = certtest.Pool(a.file)
 	require.NoError(t, err)
-	a.pool.AddCert(cert)
 	return a
 }
 

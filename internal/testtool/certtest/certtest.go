@@ -22,17 +22,13 @@ type Change func(*x509.Certificate)
 // Authority writes a certificate that has signed itself, and its key. It can sign others, and can
 // be that of a server on this machine.
 func Authority(cert, key string, change ...Change) error {
-	return write(cert, key, nil, nil, append([]Change{func(c *x509.Certificate) {
-		c.IsCA = true
-		c.KeyUsage |= x509.KeyUsageCertSign
-		c.ExtKeyUsage = nil
-	}}, change...))
+	return write(cert, key, nil, nil, change)
 }
 
 // Sign writes a certificate, by an authority, and its key. It can be that of a server on this
 // machine, and that of a client.
 func Sign(authority, authorityKey, cert, key string, change ...Change) error {
-	parent, err := Read(authority)
+	parent, err := read(authority)
 	if err != nil {
 		return err
 	}
@@ -47,8 +43,18 @@ func Sign(authority, authorityKey, cert, key string, change ...Change) error {
 	return write(cert, key, parent, signer, change)
 }
 
-// Read returns the certificate of a file.
-func Read(cert string) (*x509.Certificate, error) {
+// Pool returns the certificate of a file as the only one to trust.
+func Pool(cert string) (*x509.CertPool, error) {
+	c, err := read(cert)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(c)
+	return pool, nil
+}
+
+func read(cert string) (*x509.Certificate, error) {
 	der, err := block(cert)
 	if err != nil {
 		return nil, err
@@ -67,8 +73,8 @@ func block(path string) ([]byte, error) {
 	return nil, fmt.Errorf("%s: no PEM block", path)
 }
 
-// write signs by parent, or by the certificate's own key if that is nil. The common name is that of
-// the file.
+// write signs by parent. If that is nil, the certificate is an authority that signs itself. The
+// common name is that of the file.
 func write(cert, key string, parent *x509.Certificate, signer any, change []Change) error {
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -82,11 +88,13 @@ func write(cert, key string, parent *x509.Certificate, signer any, change []Chan
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	c.Subject.CommonName = filepath.Base(cert)
-	for _, f := range change {
-		f(c)
-	}
 	if parent == nil {
 		parent, signer = c, own
+		c.IsCA, c.ExtKeyUsage = true, nil
+		c.KeyUsage |= x509.KeyUsageCertSign
+	}
+	for _, f := range change {
+		f(c)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, c, parent, own.Public(), signer)
 	if err != nil {
