@@ -248,8 +248,14 @@ func (l *launcher) domain() string {
 
 // stop ends the machine as Kubernetes and KubeVirt do: the launcher gets SIGTERM, and virt-handler
 // has the guest shut itself down. Then the launcher waits most of a minute for virt-handler.
+//
+// Nobody receives the launcher's events here, so it looks for its machine every 10 seconds only.
+// SIGTERM before that ends it without a word to the guest.
 func (l *launcher) stop() {
 	l.t.Helper()
+	testtool.Within(l.t, machineTime, func() bool {
+		return strings.Contains(l.output.String(), "Monitoring loop")
+	}, "the launcher knows its machine")
 	pid := strconv.Itoa(l.cmd.Process.Pid)
 	children := strings.Fields(readFile(l.t, filepath.Join("/proc", pid, "task", pid, "children")))
 	require.Len(l.t, children, 1)
