@@ -48,8 +48,9 @@ logged() {
 }
 
 # The compiler makes no debugging data, which the linker would drop, and may use more memory to
-# collect less garbage: for a big package, this saves 40 % of the time.
-fast="-gcflags=all=-dwarf=false '-toolexec=env GOGC=300'"
+# collect less garbage: for a big package, this saves 40 % of the time. Without -trimpath, a checkout
+# in another directory would be compiled anew: that is 9 of 12 processor minutes.
+fast="-trimpath -gcflags=all=-dwarf=false '-toolexec=env GOGC=300'"
 
 # built runs a build after the tests in the scheduler's eyes: they are waited for.
 built() {
