@@ -163,15 +163,22 @@ func digestsOfFile(ctx context.Context, f *os.File, size int64, to io.WriterAt) 
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(runtime.GOMAXPROCS(0))
-	const part = 64 * layer.IndexChunk
+	free := make(chan []byte, runtime.GOMAXPROCS(0))
+	for range cap(free) {
+		free <- make([]byte, layer.IndexChunk)
+	}
+	group.SetLimit(cap(free))
+	const chunks = 64
+	const part = chunks * layer.IndexChunk
 	for from := int64(0); from < size; from += part {
 		group.Go(func() error {
-			p, sums := make([]byte, layer.IndexChunk), []byte(nil)
+			buffer := <-free
+			defer func() { free <- buffer }()
+			sums := make([]byte, 0, chunks*layer.DigestSize)
 			var extents osfile.Extents
 			end := min(from+part, size)
 			for off := from; off < end && ctx.Err() == nil; off += layer.IndexChunk {
-				p = p[:min(layer.IndexChunk, size-off)]
+				p := buffer[:min(layer.IndexChunk, size-off)]
 				sum := zeros.Of(off / layer.IndexChunk)
 				n, data, err := extents.Seek(f, off, int64(len(p)))
 				if err == nil && (data || n < int64(len(p))) {
