@@ -253,9 +253,7 @@ func (l *launcher) domain() string {
 // SIGTERM before that ends it without a word to the guest.
 func (l *launcher) stop() {
 	l.t.Helper()
-	testtool.Within(l.t, machineTime, func() bool {
-		return strings.Contains(l.output.String(), "Monitoring loop")
-	}, "the launcher knows its machine")
+	l.says("Monitoring loop")
 	pid := strconv.Itoa(l.cmd.Process.Pid)
 	children := strings.Fields(readFile(l.t, filepath.Join("/proc", pid, "task", pid, "children")))
 	require.Len(l.t, children, 1)

@@ -167,12 +167,11 @@ func digestsOfFile(ctx context.Context, f *os.File, size int64, to io.WriterAt) 
 	for range cap(free) {
 		free <- make([]byte, layer.IndexChunk)
 	}
-	group.SetLimit(cap(free))
 	const chunks = 64
 	const part = chunks * layer.IndexChunk
 	for from := int64(0); from < size; from += part {
+		buffer := <-free
 		group.Go(func() error {
-			buffer := <-free
 			defer func() { free <- buffer }()
 			sums := make([]byte, 0, chunks*layer.DigestSize)
 			var extents osfile.Extents

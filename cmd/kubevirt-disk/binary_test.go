@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/integration/peers"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -93,7 +94,7 @@ func launch(t *testing.T, name string, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, cmd: exec.Command(name, args...), done: make(chan struct{})}
 	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"),
-		"GORACE=halt_on_error=1 exitcode=66 atexit_sleep_ms=0"}, env...)
+		"GORACE=" + peers.RaceOptions}, env...)
 	p.cmd.Dir = t.TempDir()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	require.NoError(t, p.cmd.Start())
