@@ -18,6 +18,7 @@ type client struct {
 	in *bufio.Reader
 
 	structured, extended bool
+	bare                 bool // its writes lack PAYLOAD_LEN, as those of QEMU
 	cookie               uint64
 	size                 uint64
 	flags                uint16
@@ -73,6 +74,7 @@ const (
 	compact = iota
 	structured
 	extended
+	extendedBare // extended, and writes come without PAYLOAD_LEN: QEMU 8.2 and later
 )
 
 // open is hello and GO, with base:allocation if the mode allows that.
@@ -93,11 +95,11 @@ func (c *client) choose(name string, mode int, contexts ...string) {
 	c.t.Helper()
 	if mode != compact {
 		number := uint32(optStructuredReply)
-		if mode == extended {
+		if mode >= extended {
 			number = optExtendedHeaders
 		}
 		require.Equal(c.t, uint32(repAck), c.option(number, nil)[0].kind)
-		c.structured, c.extended = true, mode == extended
+		c.structured, c.extended, c.bare = true, mode >= extended, mode == extendedBare
 		require.Len(c.t, c.option(optSetMeta, metaData(name, contexts...)), len(contexts)+1)
 	}
 	c.info(c.option(optGo, infoData(name)))
@@ -205,7 +207,10 @@ func (c *client) request(command, flags uint16, off, length uint64, payload []by
 			u32(uint32(length)), payload)
 	}
 	if payload != nil {
-		flags, length = flags|cmdFlagPayloadLen, uint64(len(payload))
+		length = uint64(len(payload))
+		if !c.bare || command != cmdWrite {
+			flags |= cmdFlagPayloadLen
+		}
 	}
 	return join(u32(magicExtRequest), u16(flags), u16(command), u64(c.cookie), u64(off),
 		u64(length), payload)

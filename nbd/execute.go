@@ -198,8 +198,6 @@ func (run *run) check() error {
 		return nil
 	case q.payload > maxBlock:
 		return fail(eInval, "%d bytes of payload: %d are the most", q.payload, maxBlock)
-	case c.extended && q.command == cmdWrite && q.flags&cmdFlagPayloadLen == 0:
-		return fail(eInval, "a write without the flag PAYLOAD_LEN")
 	case q.command == cmdBlockStatus && q.flags&cmdFlagPayloadLen != 0:
 		if q.payload > maxStatusPayload {
 			return fail(eInval, "%d bytes of payload name more contexts than there are", q.payload)

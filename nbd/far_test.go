@@ -313,6 +313,11 @@ func TestClientsThatStandStill(t *testing.T) {
 	used := v.Server.disks.Memory.Used
 	idle := v.open(t, "", structured)
 	idle.alive()
+	eventually(t, "the server has noted that its reply is out", func() bool {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		return len(v.allLocked(func(c *conn) bool { return c.tx.WriteSince.Load() != 0 })) == 0
+	})
 	before := used()
 	deaf := v.open(t, "", structured)
 	deaf.send(deaf.request(cmdRead, cmdFlagDF, 0, 8<<20, nil))

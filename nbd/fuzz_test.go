@@ -90,6 +90,8 @@ func FuzzConnection(f *testing.F) {
 	f.Add(append([]byte{3}, join(c.request(cmdWrite, 0, 0, 3, []byte("abc")),
 		c.request(cmdBlockStatus, 0, 0, 0, join(u64(4096), u32(1))),
 		c.request(cmdCache, 0, 0, 1<<20, nil))...))
+	c.bare = true
+	f.Add(append([]byte{3}, c.request(cmdWrite, 0, 0, 3, []byte("abc"))...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) == 0 {
 			return

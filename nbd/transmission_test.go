@@ -15,7 +15,8 @@ import (
 	"kubevirt.io/disk/serving"
 )
 
-var modes = map[string]int{"compact": compact, "structured": structured, "extended": extended}
+var modes = map[string]int{"compact": compact, "structured": structured, "extended": extended,
+	"extended without PAYLOAD_LEN": extendedBare}
 
 // inModes runs a test with each kind of replies.
 func inModes(t *testing.T, test func(t *testing.T, mode int)) {
@@ -39,7 +40,7 @@ func TestFlags(t *testing.T) {
 				if bit == 16 {
 					flags = 0
 				}
-				if flags == cmdFlagPayloadLen && mode == extended {
+				if flags == cmdFlagPayloadLen && mode >= extended {
 					continue // the framing is another one
 				}
 				var payload []byte
@@ -67,12 +68,21 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestPayloadLen: with extended headers a write says that a payload follows, and so may others,
-// whose payload is skipped.
+// TestPayloadLen: with extended headers a write has its length as payload, whether it says so or not
+// (QEMU does not). Other commands may say that a payload follows, which is skipped.
 func TestPayloadLen(t *testing.T) {
 	v := serve(t, 1, nil)
 	c := v.open(t, "", extended)
-	require.Equal(t, uint32(eInval), c.do(cmdWrite, 0, 0, 4096, nil).code)
+	data := bytes.Repeat([]byte("QEMU"), 1024)
+	for _, bare := range []bool{true, false} {
+		c.bare = bare
+		require.Zero(t, c.do(cmdWrite, 0, 512, 0, data).code)
+		require.Equal(t, data, c.do(cmdRead, 0, 512, 4096, nil).data[512])
+		require.Equal(t, uint32(eNoSpace), c.do(cmdWrite, 0, diskSize-512, 0, data).code)
+		require.Equal(t, uint32(eInval), c.do(cmdWrite, cmdFlagDF, 0, 0, data).code)
+		c.alive()
+		require.Zero(t, c.do(cmdTrim, 0, 0, 8192, nil).code)
+	}
 	for _, command := range []uint16{cmdRead, cmdFlush, cmdTrim, cmdCache, cmdWriteZeroes, 8, 999} {
 		for _, n := range []int{1, 4096, 3 << 20} {
 			a := c.do(command, 0, 0, 4096, make([]byte, n))
@@ -100,8 +110,11 @@ func TestPayloadLen(t *testing.T) {
 	}
 	c.alive()
 	// what can be no payload of anybody ends the connection
-	c.send(c.request(cmdWrite, cmdFlagPayloadLen, 0, 1<<40, nil))
-	c.ended()
+	for _, flags := range []uint16{0, cmdFlagPayloadLen} {
+		c := v.open(t, "", extended)
+		c.send(c.request(cmdWrite, flags, 0, 1<<40, nil))
+		c.ended()
+	}
 }
 
 // TestRanges: what lies beyond the end is refused with the errors of the specification, and so is
@@ -111,7 +124,7 @@ func TestRanges(t *testing.T) {
 	inModes(t, func(t *testing.T, mode int) {
 		c := v.open(t, "", mode)
 		long := uint64(1<<32 - 1)
-		if mode == extended {
+		if mode >= extended {
 			long = 1<<64 - 1
 		}
 		for _, r := range [][2]uint64{{diskSize, 1}, {diskSize - 1, 2}, {0, diskSize + 1},
@@ -360,7 +373,7 @@ func TestDepths(t *testing.T) {
 		a = c.do(cmdBlockStatus, cmdFlagReqOne, 4096, diskSize-4096, nil)
 		require.Equal(t, map[uint32][]extent{contextAllocation: {{4096, hole}},
 			contextDepth: {{4096, disk.DepthImage}}}, a.status)
-		if mode == extended {
+		if mode >= extended {
 			a = c.do(cmdBlockStatus, 0, 0, 0, join(u64(8192), u32(contextDepth)))
 			require.Equal(t, map[uint32][]extent{contextDepth: depth[:1]}, a.status)
 		}

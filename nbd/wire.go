@@ -146,13 +146,12 @@ func decodeRequest(b []byte, extended bool) (r request, err error) {
 	r.off = binary.BigEndian.Uint64(b[16:])
 	if extended {
 		r.length = binary.BigEndian.Uint64(b[24:])
-		if r.flags&cmdFlagPayloadLen != 0 {
-			r.payload = r.length
-		}
-		return r, nil
+	} else {
+		r.length = uint64(binary.BigEndian.Uint32(b[24:]))
 	}
-	r.length = uint64(binary.BigEndian.Uint32(b[24:]))
-	if r.command == cmdWrite {
+	// The specification asks a client for PAYLOAD_LEN in each write with extended headers. QEMU, from
+	// 8.2 on, negotiates these and leaves the flag out, and its own server takes the length anyway.
+	if r.command == cmdWrite || extended && r.flags&cmdFlagPayloadLen != 0 {
 		r.payload = r.length
 	}
 	return r, nil
