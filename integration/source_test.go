@@ -1,11 +1,14 @@
 package integration
 
 import (
+	"bytes"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -65,6 +68,33 @@ func TestFileLength(t *testing.T) {
 		}
 	}
 }
+
+// TestServersRefuseForeignPages: whoever makes an HTTP server puts http.CrossOriginProtection in
+// front of it. Otherwise any page can change what is served through a browser that reaches it.
+func TestServersRefuseForeignPages(t *testing.T) {
+	servers := 0
+	for _, pkg := range listPackages(t) {
+		if coversAny([]string{"scripts/...", "integration/...", "examples/..."}, pkg.ImportPath) {
+			continue
+		}
+		for _, name := range pkg.GoFiles {
+			text, err := os.ReadFile(filepath.Join(pkg.Dir, name))
+			require.NoError(t, err)
+			if !httpServer.Match(text) {
+				continue
+			}
+			servers++
+			if !bytes.Contains(text, []byte("CrossOriginProtection")) {
+				t.Errorf("%s/%s makes an HTTP server without http.CrossOriginProtection",
+					pkg.ImportPath, name)
+			}
+		}
+	}
+	require.NotZero(t, servers)
+}
+
+// httpServer finds what makes a server of net/http.
+var httpServer = regexp.MustCompile(`http\.Server\{|http\.(ListenAnd)?Serve(TLS)?\(`)
 
 func TestSourceRulesBite(t *testing.T) {
 	const source = `package p

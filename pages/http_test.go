@@ -172,3 +172,23 @@ func TestShortConnectionsPushNobodyOut(t *testing.T) {
 	}
 	ask(stays, "")
 }
+
+// TestPagesOfOtherSites: what a page may change some day, no page of another site may.
+func TestPagesOfOtherSites(t *testing.T) {
+	reached := false
+	h := NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached = true }),
+		zap.NewNop()).Handler
+	for origin, want := range map[string]int{"http://evil.example": http.StatusForbidden,
+		"http://127.0.0.1:9260": http.StatusOK, "": http.StatusOK} {
+		reached = false
+		r := httptest.NewRequest(http.MethodPost, "/status", nil)
+		r.Host = "127.0.0.1:9260"
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		require.Equal(t, want, w.Code, origin)
+		require.Equal(t, want == http.StatusOK, reached, origin)
+	}
+}

@@ -15,7 +15,7 @@ import (
 // always gets its answer.
 func NewServer(h http.Handler, log *zap.Logger) *http.Server {
 	return &http.Server{
-		Handler:           withPlace(h),
+		Handler:           http.NewCrossOriginProtection().Handler(withPlace(h)),
 		ConnState:         (&crowd{seen: map[net.Conn]uint64{}}).changed,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,

@@ -39,8 +39,8 @@ func tellProgress(ctx context.Context, address string, p *registry.Progress) (st
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(status.Progress{Done: done, Total: total})
 	})
-	server := &http.Server{Handler: mux, ReadTimeout: progressTimeout,
-		WriteTimeout: progressTimeout, MaxHeaderBytes: 4 << 10}
+	server := &http.Server{Handler: http.NewCrossOriginProtection().Handler(mux),
+		ReadTimeout: progressTimeout, WriteTimeout: progressTimeout, MaxHeaderBytes: 4 << 10}
 	server.SetKeepAlivesEnabled(false)
 	go func() { _ = server.Serve(l) }()
 	return func() { _ = server.Close() }, nil

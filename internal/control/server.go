@@ -38,7 +38,7 @@ func New(disks Disks, sessions Sessions, snapshots Snapshots, log *zap.Logger) *
 	mux.HandleFunc("GET "+status.PathContentBytes, content.handle(readBytes))
 	mux.HandleFunc("GET "+status.PathContentRanges, content.handle(listRanges))
 	s.http = http.Server{
-		Handler:           mux,
+		Handler:           http.NewCrossOriginProtection().Handler(mux),
 		ConnContext:       withPeer,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       5 * time.Second,

@@ -187,3 +187,21 @@ func TestLUNsThatComeAndGo(t *testing.T) {
 	require.Contains(t, s.handovers.openings, uint16(2))
 	require.NotContains(t, s.handovers.openings, uint16(3))
 }
+
+// TestPagesOfOtherSites: if something hands requests of browsers to the socket, a page of another
+// site still ends no session.
+func TestPagesOfOtherSites(t *testing.T) {
+	luns := &fakeTarget{fakeLUNs: newFakeLUNs(), sessions: []status.Session{{TSIH: 1}}}
+	s := New(luns, luns, luns, zap.NewNop())
+	defer s.Close()
+	for site, want := range map[string]int{"cross-site": http.StatusForbidden,
+		"same-origin": http.StatusOK} {
+		r := httptest.NewRequest(http.MethodPost, status.PathKick, strings.NewReader(
+			`{"session": 1}`))
+		r.Header.Set("Sec-Fetch-Site", site)
+		peer := &unix.Ucred{Uid: uint32(os.Geteuid())}
+		w := httptest.NewRecorder()
+		s.http.Handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey{}, peer)))
+		require.Equal(t, want, w.Code, site)
+	}
+}

@@ -73,8 +73,9 @@ func NewServer(opt Options) *Server {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true) // gRPC speaks nothing else at a Unix socket
 	// The launcher is local. Whoever else connects must not keep a connection for nothing.
-	s.http = http.Server{Handler: mux, Protocols: &protocols, ReadHeaderTimeout: time.Minute,
-		IdleTimeout: 10 * time.Minute, ErrorLog: zap.NewStdLog(s.log)}
+	s.http = http.Server{Handler: http.NewCrossOriginProtection().Handler(mux),
+		Protocols: &protocols, ReadHeaderTimeout: time.Minute, IdleTimeout: 10 * time.Minute,
+		ErrorLog: zap.NewStdLog(s.log)}
 	return s
 }
 

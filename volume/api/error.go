@@ -11,6 +11,7 @@ type Code string
 const (
 	CodeInvalid      Code = "invalid"      // the request is malformed, or contradicts itself
 	CodeUnauthorized Code = "unauthorized" // no token or certificate, or a wrong one
+	CodeForbidden    Code = "forbidden"    // a browser asks for a page of another web site
 	CodeNotFound     Code = "not-found"    // there is no such volume
 	CodeDiffers      Code = "differs"      // the name has another volume: see Differs
 	CodeInUse        Code = "in-use"       // initiators use it: see Users
@@ -24,8 +25,8 @@ const (
 
 // status is the HTTP status of each code.
 var status = map[Code]int{
-	CodeInvalid: 400, CodeUnauthorized: 401, CodeNotFound: 404, CodeDiffers: 409, CodeInUse: 409,
-	CodeBusy: 409, CodeHasData: 409, CodeTooLarge: 413, CodeLimit: 507, CodeUnavailable: 503,
+	CodeInvalid: 400, CodeUnauthorized: 401, CodeForbidden: 403, CodeNotFound: 404,
+	CodeDiffers: 409, CodeInUse: 409, CodeBusy: 409, CodeHasData: 409, CodeTooLarge: 413, CodeLimit: 507, CodeUnavailable: 503,
 	CodeFailed: 500,
 }
 

@@ -119,9 +119,17 @@ func (s *Server) handler() http.Handler {
 		mux.Handle("/volume/{name}/data", s.opt.Uploads)
 		mux.Handle("/volume/{name}/data/{upload}", s.opt.Uploads)
 	}
+	var origins http.CrossOriginProtection
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
+		// A browser sends what any page asks it to, with its client certificate, and from a machine
+		// that is admitted.
+		if origins.Check(r) != nil {
+			s.turnAway(w, r, api.Errorf(api.CodeForbidden, "a page of another web site asks for "+
+				"this through a browser: nothing was changed"))
+			return
+		}
 		if err := s.access.admit(r); err != nil {
 			s.turnAway(w, r, err)
 			return
