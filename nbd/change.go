@@ -28,7 +28,8 @@ func (run *run) lock(off, end int64) error {
 
 // wanted says why a request must not go on. One that changes the disk asks once it has its range,
 // and again before each further call: whoever fences the client waits for that range. A client that
-// has gone may be back, and have written there.
+// has gone may be back, and have written there. Somebody may have reserved the disk since the
+// request began, which can be long ago: a client may stop within the data of a write.
 func (run *run) wanted() error {
 	c := run.c
 	err := run.r.Wanted(c.disk)
@@ -39,6 +40,15 @@ func (run *run) wanted() error {
 		return serving.ErrAborted
 	case !c.client.Admitted(c.disk):
 		return run.conflict()
+	}
+	return run.barred()
+}
+
+// barred is the answer if somebody has reserved the disk by another protocol.
+func (run *run) barred() error {
+	d := run.c.disk
+	if err := d.Barred(run.req.changes()); err != nil {
+		return fail(ePerm, "LUN %d: %v", d.Number, err)
 	}
 	return nil
 }
@@ -72,7 +82,7 @@ func (run *run) write() error {
 // writeBuffer executes and answers a write whose payload is here.
 func (run *run) writeBuffer() error {
 	c, q := run.c, &run.req
-	if err := run.begin(true); err != nil {
+	if err := run.begin(); err != nil {
 		return err
 	}
 	defer c.disk.End()
@@ -98,7 +108,7 @@ func (run *run) writePieces() error {
 		run.buf = c.srv.disks.Memory.Must(int(min(q.length, poorPiece)))
 	}
 	run.receiving = true
-	err := run.begin(true)
+	err := run.begin()
 	if err == nil {
 		defer c.disk.End()
 	}

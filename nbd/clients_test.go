@@ -37,8 +37,19 @@ func serve(t testing.TB, count int, change func(*serving.Options)) *served {
 // serveAs is serve with a name for all clients; "": the one of the socket.
 func serveAs(t testing.TB, name string, count int, change func(*serving.Options)) *served {
 	t.Helper()
+	return serveBeside(t, serving.Config{}, nil, name, count, change)
+}
+
+// serveBeside is serveAs with other settings, and with another front end beside; nil: there is none.
+func serveBeside(t testing.TB, config serving.Config, other serving.Front, name string, count int,
+	change func(*serving.Options)) *served {
+	t.Helper()
 	log := zaptest.NewLogger(t)
-	all := serving.New(serving.Config{Log: log})
+	config.Log = log
+	all := serving.New(config)
+	if other != nil {
+		require.NoError(t, all.Serve(other))
+	}
 	s, err := New(Options{Disks: all, Log: log})
 	require.NoError(t, err)
 	v := &served{Server: s, socket: filepath.Join(t.TempDir(), "nbd.sock")}

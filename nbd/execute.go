@@ -220,10 +220,10 @@ func (run *run) checkRange(off, length uint64) error {
 }
 
 // begin keeps the disk for a request until end, unless the client may not use it.
-func (run *run) begin(writes bool) error {
-	c, d := run.c, run.c.disk
-	if err := d.Barred(writes); err != nil {
-		return fail(ePerm, "LUN %d: %v", d.Number, err)
+func (run *run) begin() error {
+	c, d, writes := run.c, run.c.disk, run.req.changes()
+	if err := run.barred(); err != nil {
+		return err
 	}
 	if !run.claim(writes) {
 		return run.conflict()
@@ -297,7 +297,7 @@ func (run *run) execute(payload []byte) error {
 	case cmdBlockStatus:
 		return run.status(payload)
 	}
-	err := run.begin(q.command == cmdTrim || q.command == cmdWriteZeroes)
+	err := run.begin()
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func (run *run) forward() bool {
 // or goes there.
 func (run *run) post(l *link, buf *memory.Buffer) bool {
 	c, q := run.c, &run.req
-	if run.begin(q.command == cmdWrite) != nil {
+	if run.begin() != nil {
 		return false
 	}
 	p := passages.Get().(*passage)

@@ -10,7 +10,7 @@ import (
 // read executes and answers a read.
 func (run *run) read() error {
 	c, q, d := run.c, &run.req, run.c.disk
-	if err := run.begin(false); err != nil {
+	if err := run.begin(); err != nil {
 		return err
 	}
 	defer d.End()
@@ -51,6 +51,9 @@ func (run *run) readWhole() error {
 	run.enter()
 	defer run.Leave()
 	for off := uint64(0); off < q.length; {
+		if err := run.wanted(); err != nil {
+			return err
+		}
 		n := min(q.length-off, chunk)
 		b := c.srv.disks.Memory.Get(int(n))
 		if b == nil {

@@ -44,7 +44,7 @@ func (run *run) status(payload []byte) error {
 	if !c.extended {
 		length = min(length, math.MaxUint32)
 	}
-	if err := run.begin(false); err != nil {
+	if err := run.begin(); err != nil {
 		return err
 	}
 	defer c.disk.End()
@@ -71,7 +71,7 @@ func (run *run) extents(id uint32, off, length int64) (all []extent, err error) 
 		most = 1
 	}
 	for length > 0 {
-		if err := run.r.Wanted(run.c.disk); err != nil {
+		if err := run.wanted(); err != nil {
 			return nil, err
 		}
 		e, err := run.extent(id, off, length)

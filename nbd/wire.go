@@ -127,6 +127,11 @@ type request struct {
 	payload        uint64 // bytes that follow the header
 }
 
+// changes reports whether the request changes the disk.
+func (q *request) changes() bool {
+	return q.command == cmdWrite || q.command == cmdTrim || q.command == cmdWriteZeroes
+}
+
 // errMagic says that what came is no request. Nothing after it can be understood.
 var errMagic = errors.New("what the client sends does not begin like a request")
 
