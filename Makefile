@@ -80,7 +80,7 @@ run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how t
 
 test: ## Every test with the race detector, and beside them lint and fuzz for seconds; installs missing tools when root
 	BUILD='scripts/build-kubernetes.sh --node' INSTALL=scripts/install-tools.sh \
-		BUILD_INSTALLED=scripts/build-launcher.sh \
+		BUILD_INSTALLED='scripts/build-clients.sh scripts/build-launcher.sh' \
 		BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME) scripts/test.sh
 
 test-nightly: export KUBEVIRT_DISK_NIGHTLY=1

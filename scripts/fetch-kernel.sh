@@ -14,8 +14,8 @@ set -euo pipefail
 
 least=6.1.192-2 # of the package linux-image-*-cloud-*: the oldest one that was tested
 suite=bookworm
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-security=${DEBIAN_SECURITY_MIRROR:-http://deb.debian.org/debian-security}
+mirror=$("$(dirname "$0")/debian-mirror.sh")
+security=$("$(dirname "$0")/debian-mirror.sh" security)
 keyring=${DEBIAN_KEYRING:-/usr/share/keyrings/debian-archive-keyring.gpg}
 
 any=""

@@ -40,6 +40,7 @@ need fio has fio
 need shellcheck has shellcheck
 need e2fsprogs has mke2fs
 need btrfs-progs has mkfs.btrfs
+need mmdebstrap has mmdebstrap # for the clients of a later Debian
 need buildah has buildah
 need podman has podman
 need skopeo has skopeo

@@ -20,7 +20,7 @@ for name; do
 	*) echo "make-os-images: $name is none of tenfold, plain-tenfold, zlib-tenfold and zstd-tenfold" >&2; exit 2 ;;
 	esac
 done
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+mirror=$("$(dirname "$0")/debian-mirror.sh")
 suite=bookworm
 packages=linux-image-amd64,systemd-sysv,openssh-server,build-essential,python3,git,golang-go,vim,locales
 

@@ -6,8 +6,8 @@
 # they pass.
 #
 # BUILD is a command that builds what the last tests need. It runs beside the first ones, and the
-# last ones wait for it. INSTALL is a program that ends before the first test. BUILD_INSTALLED is a
-# command like BUILD that needs what INSTALL installs. BESIDE names programs that run one after the
+# last ones wait for it. INSTALL is a program that ends before the first test. BUILD_INSTALLED names
+# programs like BUILD that need what INSTALL installs. BESIDE names programs that run one after the
 # other beside the tests, which often only wait. What one prints appears when it has ended. If one of
 # all these fails, this fails. RACE=no leaves out the race detector.
 set -euo pipefail
@@ -79,7 +79,9 @@ build_beside() {
 }
 build_beside "${build[@]}"
 [ -z "$install" ] || "$install"
-build_beside "${build_installed[@]}"
+for program in "${build_installed[@]}"; do
+	build_beside "$program"
+done
 
 race=(-race)
 if [ "${RACE:-}" = no ]; then
