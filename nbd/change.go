@@ -101,6 +101,7 @@ func (run *run) writeBuffer() error {
 // writePieces is write for one that is too long for memory. Nothing else is read meanwhile.
 func (run *run) writePieces() error {
 	c, q := run.c, &run.req
+	c.sendForwarded()
 	if !c.srv.disks.Memory.Scarce() {
 		run.buf = c.srv.disks.Memory.Get(int(min(q.length, chunk)))
 	}

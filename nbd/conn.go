@@ -245,6 +245,9 @@ func (run *run) work() (err error) {
 			run.forget()
 			err = c.panicked(p)
 		}
+		if run.Reading {
+			c.sendForwarded()
+		}
 	}()
 	for {
 		if run.req, err = c.rx.next(c.extended); err != nil {
@@ -258,6 +261,7 @@ func (run *run) work() (err error) {
 			return nil
 		}
 		if c.tx.full() {
+			c.sendForwarded()
 			if err := c.tx.Flush(); err != nil {
 				return err
 			}

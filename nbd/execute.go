@@ -225,6 +225,9 @@ func (run *run) begin() error {
 	if err := run.barred(); err != nil {
 		return err
 	}
+	if !c.used.Load() || !c.client.Owns(d) {
+		c.sendForwarded() // what follows may wait for other clients
+	}
 	if !run.claim(writes) {
 		return run.conflict()
 	}

@@ -29,12 +29,22 @@ type passage struct {
 
 var passages = sync.Pool{New: func() any { return new(passage) }}
 
-// forward forwards a request, and reports whether it did. The data of a write is in run.buf.
+// forward forwards a request, and reports whether it did. The data of a write is in run.buf. If it
+// did not, whoever executes the request may wait for one that is queued: so all of these are sent.
 func (run *run) forward() bool {
-	c, q := run.c, &run.req
-	if c.far == nil {
+	if run.c.far == nil {
 		return false
 	}
+	if run.queue() {
+		return true
+	}
+	run.c.sendForwarded()
+	return false
+}
+
+// queue queues a request for the server of the disk, if it is one to forward.
+func (run *run) queue() bool {
+	c, q := run.c, &run.req
 	l, writes := c.far.now(), q.command == cmdWrite
 	flags := q.flags &^ cmdFlagPayloadLen
 	if !writes {
@@ -117,8 +127,8 @@ func (run *run) prepare(p *passage) bool {
 	return false
 }
 
-// sendForwarded sends the forwarded requests that are queued. The goroutine that reads calls it
-// before it waits.
+// sendForwarded sends the forwarded requests that are queued. They keep their ranges, so the
+// goroutine that reads calls it before it waits for anything, and before it leaves.
 func (c *conn) sendForwarded() {
 	if l := c.posted; l != nil {
 		c.posted, c.weight = nil, 0
