@@ -40,6 +40,9 @@ func (b *Blob) Stream(ctx context.Context, off, length int64) run {
 	}
 	f := &fetch{ctx: ctx, desc: b.Desc, from: b.from, endpoints: b.from.order(), off: off,
 		end: off + length, part: off > 0 || length < b.Desc.Size}
+	if b.learned != nil {
+		f.unproven = newUnproven(off)
+	}
 	return run{f, f}
 }
 
@@ -184,6 +187,7 @@ type fetch struct {
 	alone     bool          // it fills a spool, so it uses none
 	body      io.ReadCloser // nil: no connection
 	spool     *spool        // that has brought data; nil: none has
+	unproven  *unproven     // nil: a digest will tell
 }
 
 var pullScopes = func(e *endpoint) []string { return []string{e.repo.Scope("pull")} }
@@ -213,6 +217,7 @@ func (f *fetch) bring(p []byte) (int, error) {
 		}
 		n, err := f.body.Read(p[:min(int64(len(p)), f.end-f.off)])
 		f.off += int64(n)
+		f.unproven.came(p[:n])
 		if n > 0 {
 			if f.tries.came(n); f.tries.few == 0 {
 				f.last = f.tries.last
@@ -323,8 +328,52 @@ func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	if s != nil && !(f.part && s.asks(f.off)) {
 		return f.fromSpool(s), nil
 	}
+	at := f.off // where the answer begins
+	res, body, err := f.request(e, at)
+	if err == nil && res.StatusCode == http.StatusPartialContent && !f.unproven.goesOn(res, at) {
+		_ = body.Close()
+		e.client.opt.Warn(fmt.Sprintf("%s: nothing shows that its next answer is of the same "+
+			"file, whose digest nobody has said: it begins again, and the first %d bytes must "+
+			"be the same", e.repo.RegistryStr(), f.off))
+		at = f.unproven.start
+		res, body, err = f.request(e, at)
+	}
+	switch {
+	case err != nil:
+		return f.orSpool(s, err)
+	case res.StatusCode == http.StatusPartialContent:
+		if s != nil {
+			s.drop()
+			e.client.opt.Warn(fmt.Sprintf("%s sends parts of the blob %s now: no more than is "+
+				"needed is fetched", e.repo.RegistryStr(), f.desc.Digest))
+		}
+	case f.part && !f.alone && f.from.spoolDir != "":
+		if s := f.from.spoolFrom(f, body); s != nil {
+			return f.fromSpool(s), nil
+		}
+		fallthrough
+	default:
+		at = 0
+	}
+	if err = f.unproven.pass(body, res, at, f.off); err != nil {
+		_ = body.Close()
+		return f.orSpool(s, err)
+	}
+	return body, nil
+}
+
+// orSpool is what there is if a request has failed: a spool, if it was worth a try.
+func (f *fetch) orSpool(s *spool, err error) (io.ReadCloser, error) {
+	if s != nil {
+		return f.fromSpool(s), nil
+	}
+	return nil, err
+}
+
+// request asks once for the bytes from at on.
+func (f *fetch) request(e *endpoint, at int64) (*http.Response, *looseBody, error) {
 	ctx, body := loose(f.ctx)
-	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", f.off, f.end-1)}}
+	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", at, f.end-1)}}
 	res, err := e.once(
 		ctx,
 		pullScopes(e),
@@ -334,33 +383,13 @@ func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	if err == nil {
 		stream(res.Body, f.tries.rate, f.tries.patience)
 		body.ReadCloser = res.Body
-		err = f.check(res)
+		err = f.check(res, at)
 	}
-	switch {
-	case err != nil:
-	case res.StatusCode == http.StatusPartialContent:
-		if s != nil {
-			s.drop()
-			e.client.opt.Warn(fmt.Sprintf("%s sends parts of the blob %s now: no more than is "+
-				"needed is fetched", e.repo.RegistryStr(), f.desc.Digest))
-		}
-		return body, nil
-	case f.part && !f.alone && f.from.spoolDir != "":
-		if s := f.from.spoolFrom(f, body); s != nil {
-			return f.fromSpool(s), nil
-		}
-		fallthrough
-	default:
-		if _, err = io.CopyN(io.Discard, body, f.off); err == nil {
-			return body, nil
-		}
-		err = fmt.Errorf("reading over %d bytes: %w", f.off, err)
+	if err != nil {
+		_ = body.Close()
+		return nil, nil, err
 	}
-	_ = body.Close()
-	if s != nil { // it was worth a try
-		return f.fromSpool(s), nil
-	}
-	return nil, err
+	return res, body, nil
 }
 
 func (f *fetch) fromSpool(s *spool) io.ReadCloser {
@@ -385,7 +414,12 @@ func (f *fetch) wrong() {
 }
 
 // check compares the answer with the request. A registry may send everything instead of the range.
-func (f *fetch) check(res *http.Response) error {
+func (f *fetch) check(res *http.Response, at int64) error {
+	if w := f.endpoints[0].web; w != nil && f.unproven == nil {
+		if err := w.pin(res); err != nil {
+			return err
+		}
+	}
 	if res.StatusCode == http.StatusOK {
 		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {
 			return f.otherSize(res, res.ContentLength)
@@ -394,10 +428,10 @@ func (f *fetch) check(res *http.Response) error {
 	}
 	first, total, ok := contentRange(res.Header.Get("Content-Range"))
 	switch {
-	case !ok || first != f.off:
+	case !ok || first != at:
 		return permanent(
 			fmt.Errorf("%s answers with the range %q, and was asked for bytes from %d on",
-				res.Request.URL.Host, res.Header.Get("Content-Range"), f.off),
+				res.Request.URL.Host, res.Header.Get("Content-Range"), at),
 		)
 	case total >= 0 && total != f.desc.Size:
 		return f.otherSize(res, total)

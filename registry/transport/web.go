@@ -68,7 +68,7 @@ func (w *webSource) Manifest(ctx context.Context, _ string) ([]byte, string, err
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", w.ref, err)
 	}
-	size, err := w.size(ctx)
+	size, err := w.size(ctx, digest)
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", w.ref, err)
 	}
@@ -82,7 +82,7 @@ func (w *webSource) Manifest(ctx context.Context, _ string) ([]byte, string, err
 
 // size asks how long the file is. A request for its first byte also tells what a server says of it.
 // HEAD does not work with addresses that are signed for GET.
-func (w *webSource) size(ctx context.Context) (int64, error) {
+func (w *webSource) size(ctx context.Context, digest v1.Hash) (int64, error) {
 	res, err := w.endpoints[0].do(ctx, nil, request{method: http.MethodGet,
 		header: http.Header{"Range": {"bytes=0-0"}},
 		accept: []int{http.StatusPartialContent, http.StatusOK}})
@@ -94,6 +94,11 @@ func (w *webSource) size(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	defer res.Body.Close()
+	if digest != unknownDigest {
+		if err := w.file.pin(res); err != nil {
+			return 0, err
+		}
+	}
 	size := res.ContentLength
 	if res.StatusCode == http.StatusPartialContent {
 		first, total, ok := contentRange(res.Header.Get("Content-Range"))
@@ -326,13 +331,18 @@ func (w *webFile) explain(err error) error {
 	return err
 }
 
-// check refuses an answer that is not the file, or of another file than an earlier answer.
+// check refuses an answer that is not the file.
 func (w *webFile) check(res *http.Response) error {
 	host := res.Request.URL.Host
 	if how := res.Header.Get("Content-Encoding"); how != "" && how != "identity" && !w.isPacked() {
 		return fmt.Errorf("%s sends the file in another form (Content-Encoding: %q) than it was "+
 			"asked for", host, how)
 	}
+	return nil
+}
+
+// pin refuses an answer that is of another file than an earlier one from the same address.
+func (w *webFile) pin(res *http.Response) error {
 	is := version{strings.TrimPrefix(res.Header.Get("ETag"), "W/"),
 		res.Header.Get("Last-Modified")}
 	at := shown(res.Request.URL)
@@ -340,7 +350,8 @@ func (w *webFile) check(res *http.Response) error {
 	defer w.mu.Unlock()
 	was, seen := w.seen[at]
 	if seen && was.differs(is) {
-		return &ReplacedError{Host: host, Was: was.String(), Is: is.String()}
+		return permanent(&ReplacedError{Host: res.Request.URL.Host, Was: was.String(),
+			Is: is.String()})
 	}
 	if !seen && len(w.seen) < maxSeen {
 		w.seen[at] = is
