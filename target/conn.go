@@ -1,7 +1,6 @@
 package target
 
 import (
-	"container/list"
 	"errors"
 	"fmt"
 	"io"
@@ -30,8 +29,7 @@ type conn struct {
 	nc            net.Conn // guarded by netMu; only the reader replaces it
 
 	source  netip.Addr
-	pending *list.Element // guarded by Server.mu; nil: logged in or pushed out
-	began   atomic.Bool   // a Login Request has arrived
+	arrival serving.Arrival
 	gone    chan struct{} // closed with the network side
 
 	sess atomic.Pointer[session] // set at the end of login
@@ -52,8 +50,9 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(), source: sourceOf(nc),
+	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(), source: serving.SourceOf(nc),
 		gone: make(chan struct{})}
+	c.arrival.Source, c.arrival.PushOut = c.source.String(), c.pushOut
 	w := &socket.Plain{Conn: nc}
 	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait,
 		beforeMore: c.beforeMore, clock: &s.clock, wire: w}

@@ -33,7 +33,7 @@ func (s *Server) Working() int64 { return s.working.Load() }
 func (s *Server) Connections() (all, pending int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.conns), s.pending.order.Len()
+	return len(s.conns), s.entrance.Strangers()
 }
 
 // Stalls returns the number of current disk calls of a LUN in which the watchdog has found a reader

@@ -118,7 +118,7 @@ func (d *loginDialog) exchange() (*session, error) {
 		c.tx.sess.exp.Store(req.CmdSN)
 		c.tx.sess.max.Store(req.CmdSN)
 		c.tx.statSN = req.ExpStatSN
-		c.began.Store(true)
+		c.arrival.Began.Store(true)
 		if err := d.wait(); err != nil {
 			return nil, err
 		}
@@ -213,9 +213,9 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 		switch {
 		case errors.Is(err, errNotYours):
 			status, reason = login.StatusAuthorizationFailure, "session_of_another_user"
-		case errors.Is(err, errTooManySessions):
+		case errors.Is(err, serving.ErrCrowded):
 			status, reason = login.StatusOutOfResources, "too_many_sessions"
-		case errors.Is(err, errTooManyFromAddress):
+		case errors.Is(err, serving.ErrPeerCrowded):
 			status, reason = login.StatusOutOfResources, "too_many_sessions_from_address"
 		}
 		return nil, d.refuse(req, status, reason, err)

@@ -1,7 +1,6 @@
 package target
 
 import (
-	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -50,54 +49,4 @@ func TestPenaltiesAreBounded(t *testing.T) {
 	require.Positive(t, p.delay(address(3*maxPenalties-1), 3*maxPenalties))
 	p.failed(address(0), 2*int64(penaltyMemory))
 	require.Len(t, p.table, 1, "expired addresses go first")
-}
-
-// conn4 is a connection with only a peer's address.
-type conn4 struct {
-	net.Conn
-	addr net.Addr
-}
-
-func (c conn4) RemoteAddr() net.Addr { return c.addr }
-
-func TestSource(t *testing.T) {
-	for in, want := range map[string]string{
-		"192.0.2.7":              "192.0.2.7",
-		"::ffff:192.0.2.7":       "192.0.2.7",
-		"2001:db8:1:2:3:4:5:6":   "2001:db8:1:2::",
-		"2001:db8:1:2:ffff::":    "2001:db8:1:2::",
-		"fe80::1":                "fe80::",
-		"2001:db8:1:3:3:4:5:6":   "2001:db8:1:3::",
-		"::1":                    "::",
-		"64:ff9b::192.0.2.33":    "64:ff9b::",
-		"2001:db8:ffff:ffff::12": "2001:db8:ffff:ffff::",
-	} {
-		got := sourceOf(conn4{addr: &net.TCPAddr{IP: net.ParseIP(in), Port: 1}})
-		require.Equal(t, want, got.String(), in)
-	}
-	require.Equal(t, "fe80::",
-		sourceOf(conn4{addr: &net.TCPAddr{IP: net.ParseIP("fe80::1"), Zone: "eth0"}}).String())
-	require.False(t, sourceOf(conn4{addr: &net.UnixAddr{}}).IsValid())
-}
-
-func TestWhoMakesRoom(t *testing.T) {
-	p := pendingConns{from: make(map[netip.Addr]int)}
-	add := func(from string, began bool) *conn {
-		c := &conn{source: netip.MustParseAddr(from)}
-		c.began.Store(began)
-		p.add(c)
-		return c
-	}
-	lone := add("192.0.2.1", false)
-	early := add("192.0.2.2", true)
-	silent := add("192.0.2.2", false)
-	late := add("192.0.2.2", true)
-	require.Same(t, silent, p.takeVictim(), "of the address with the most, one that has not begun")
-	require.Same(t, early, p.takeVictim(), "otherwise the oldest one")
-	require.Same(t, lone, p.takeVictim())
-	p.remove(late)
-	p.remove(late)
-	require.Nil(t, p.takeVictim())
-	require.Empty(t, p.from)
-	require.Zero(t, p.order.Len())
 }

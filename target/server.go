@@ -23,6 +23,7 @@ import (
 
 	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/target/internal/login"
 	"kubevirt.io/disk/target/internal/scsi"
@@ -39,7 +40,9 @@ type Server struct {
 	login  login.Config
 	pool   *memory.Pool
 	slow   penalties
-	clock  atomic.Int64 // coarse: nanoseconds since start, at least 1, at most one tick old
+	// entrance bounds the connections: a peer is an address
+	entrance *serving.Entrance
+	clock    atomic.Int64 // coarse: nanoseconds since start, at least 1, at most one tick old
 
 	// working is how many readers do not wait for the network.
 	working atomic.Int64
@@ -55,8 +58,6 @@ type Server struct {
 	closing    bool                      // guarded by mu
 	listeners  map[net.Listener]struct{} // guarded by mu
 	conns      map[*conn]struct{}        // guarded by mu; all connections
-	pending    pendingConns              // guarded by mu; those of conns that have not logged in
-	from       map[netip.Addr]int        // guarded by mu; number of sessions by source address
 	sessions   map[sessionKey]*session   // guarded by mu; normal sessions
 	discovery  map[*session]struct{}     // guarded by mu
 	lastTSIH   uint16                    // guarded by mu
@@ -93,9 +94,9 @@ func New(opt Options) (*Server, error) {
 		conns:     make(map[*conn]struct{}),
 		sessions:  make(map[sessionKey]*session),
 		discovery: make(map[*session]struct{}),
-		pending:   pendingConns{from: make(map[netip.Addr]int)},
-		from:      make(map[netip.Addr]int),
-		slow:      penalties{limit: opt.Limits.LoginDelay, table: make(map[netip.Addr]penalty)},
+		entrance: serving.NewEntrance(serving.Crowd{Sessions: opt.Limits.MaxConnections,
+			PerPeer: opt.Limits.MaxPerAddress, Strangers: opt.Limits.MaxPendingLogins}),
+		slow: penalties{limit: opt.Limits.LoginDelay, table: make(map[netip.Addr]penalty)},
 	}
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -147,15 +148,10 @@ func (s *Server) accept(nc net.Conn) {
 		_ = nc.Close()
 		return
 	}
-	var victim *conn
-	if s.pending.order.Len() >= s.opt.Limits.MaxPendingLogins {
-		victim = s.pending.takeVictim()
-	}
 	s.conns[c] = struct{}{}
-	s.pending.add(c)
 	s.wg.Add(1)
 	s.mu.Unlock()
-	s.pushOut(victim)
+	s.entrance.Arrive(&c.arrival)
 	go c.serve()
 }
 
@@ -163,8 +159,8 @@ func (s *Server) accept(nc net.Conn) {
 func (s *Server) drop(c *conn) {
 	s.mu.Lock()
 	delete(s.conns, c)
-	s.pending.remove(c)
 	s.mu.Unlock()
+	s.entrance.Leave(&c.arrival)
 	if c.role != nil {
 		c.role.Close()
 	}
@@ -189,14 +185,12 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	} else {
 		old = s.sessions[sess.key]
 	}
-	switch {
-	case old != nil && !s.mayReinstate(sess, old):
+	if old != nil && !s.mayReinstate(sess, old) {
 		return nil, errNotYours
-	case old != nil: // it makes room itself
-	case len(s.sessions)+len(s.discovery) >= s.opt.Limits.MaxConnections:
-		return nil, errTooManySessions
-	case s.from[sess.conn.source] >= s.opt.Limits.MaxPerAddress:
-		return nil, errTooManyFromAddress
+	}
+	if err := s.entrance.Admit(&sess.conn.arrival, sess.conn.arrival.Source,
+		old != nil); err != nil { // an old session makes room itself
+		return nil, err
 	}
 	if old != nil {
 		// Do this before the new session takes its place. From then on a fence or a reset no longer
@@ -204,8 +198,6 @@ func (s *Server) register(sess *session) (old *session, err error) {
 		old.conn.fail(errReinstated)
 		old.close()
 	}
-	s.pending.remove(sess.conn)
-	s.from[sess.conn.source]++
 	sess.counts = true
 	sess.width = s.pool.OpenWindow(s.opt.Limits.CommandWindow)
 	sess.window.max.Store(sess.window.exp.Load() + uint32(sess.width) - 1)
@@ -237,12 +229,7 @@ func (s *Server) sameDiscoveryLocked(sess *session) *session {
 	return nil
 }
 
-var (
-	errNotYours = errors.New("a session of this name and identifier belongs to another " +
-		"user")
-	errTooManySessions    = errors.New("the limit of sessions is reached")
-	errTooManyFromAddress = errors.New("the limit of sessions from one address is reached")
-)
+var errNotYours = errors.New("a session of this name and identifier belongs to another user")
 
 func (s *Server) tsihInUseLocked(tsih uint16) bool {
 	for _, o := range s.sessions {
@@ -271,9 +258,7 @@ func (s *Server) remove(sess *session) {
 	}
 	sess.counts = false
 	s.pool.CloseWindow(sess.width)
-	if s.from[sess.conn.source]--; s.from[sess.conn.source] == 0 {
-		delete(s.from, sess.conn.source)
-	}
+	s.entrance.Leave(&sess.conn.arrival)
 }
 
 // hasSession reports whether this user has a session with this key and TSIH.

@@ -90,7 +90,7 @@ type session struct {
 	refused map[uint32]struct{}
 	waiting []*pdu.TaskManagementRequest // they wait for earlier commands; belongs to the reader
 
-	counts bool // guarded by Server.mu; the session counts in Server.from
+	counts bool // guarded by Server.mu; the session has a window, and a place of Server.entrance
 
 	work sessionWork
 

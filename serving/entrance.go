@@ -1,0 +1,190 @@
+package serving
+
+import (
+	"cmp"
+	"container/list"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+)
+
+// Crowd says how many connections peers may have at a front end. Fields of 0 take the default.
+type Crowd struct {
+	// Sessions is how many there may be at once; default 1024.
+	Sessions int
+	// PerPeer is how many of them one peer may have; default 256.
+	PerPeer int
+	// Strangers is how many connections there may be besides whose peer has not introduced itself.
+	// One more pushes another one out. Default 256.
+	Strangers int
+}
+
+// Default limits of a Crowd.
+const (
+	DefaultSessions = 1024
+	DefaultPerPeer  = 256
+	defaultStranger = 256
+)
+
+// ErrCrowded says that there are as many sessions as there may be.
+var ErrCrowded = errors.New("the limit of sessions is reached")
+
+// ErrPeerCrowded says that one peer has as many sessions as it may have.
+var ErrPeerCrowded = errors.New("the limit of sessions of one client is reached")
+
+// Entrance bounds the connections of a front end. Those whose peer has not introduced itself cost
+// little. At their limit a new one is not refused but pushes another one out, so that a flood of
+// them keeps nobody out: one from the source with the most of them, the oldest one that has not
+// begun, or else the oldest one. A session is refused at the limit: who is inside stays there.
+//
+// Any number of goroutines may call the methods. They call Arrival.PushOut only, without a lock.
+type Entrance struct {
+	limits Crowd
+
+	mu        sync.Mutex
+	strangers list.List      // guarded by mu; of *Arrival, oldest first
+	from      map[string]int // guarded by mu; strangers by source
+	sessions  int            // guarded by mu
+	of        map[string]int // guarded by mu; sessions by peer
+}
+
+// Arrival is a connection at an Entrance.
+type Arrival struct {
+	// Source is where it comes from, such as SourceOf says.
+	Source string
+	// PushOut ends the connection, because it must make room for another one.
+	PushOut func()
+	// Began says that the peer has begun to introduce itself.
+	Began atomic.Bool
+
+	place   *list.Element // guarded by Entrance.mu; nil: it is no stranger
+	peer    string        // guarded by Entrance.mu; of its session
+	session bool          // guarded by Entrance.mu
+}
+
+// NewEntrance makes an entrance without a connection.
+func NewEntrance(limits Crowd) *Entrance {
+	limits.Sessions = cmp.Or(limits.Sessions, DefaultSessions)
+	limits.PerPeer = cmp.Or(limits.PerPeer, DefaultPerPeer)
+	limits.Strangers = cmp.Or(limits.Strangers, defaultStranger)
+	return &Entrance{limits: limits, from: map[string]int{}, of: map[string]int{}}
+}
+
+// SourceOf returns the origin of a connection: an IPv4 address, or the 64-bit network of an IPv6
+// address, because one host may have all addresses in it. The zero value means no address.
+func SourceOf(nc net.Conn) netip.Addr {
+	a, ok := nc.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	addr := a.AddrPort().Addr().Unmap().WithZone("")
+	if addr.Is6() {
+		if network, err := addr.Prefix(64); err == nil {
+			return network.Addr()
+		}
+	}
+	return addr
+}
+
+// Arrive takes a new connection in, as a stranger.
+func (e *Entrance) Arrive(a *Arrival) {
+	e.mu.Lock()
+	var victim *Arrival
+	if e.strangers.Len() >= e.limits.Strangers {
+		victim = e.victimLocked()
+	}
+	a.place = e.strangers.PushBack(a)
+	e.from[a.Source]++
+	e.mu.Unlock()
+	if victim != nil {
+		victim.PushOut()
+	}
+}
+
+// MakeRoom pushes a stranger out, and reports whether there was one.
+func (e *Entrance) MakeRoom() bool {
+	e.mu.Lock()
+	victim := e.victimLocked()
+	e.mu.Unlock()
+	if victim != nil {
+		victim.PushOut()
+	}
+	return victim != nil
+}
+
+// victimLocked forgets and returns the stranger that must make room; nil: there is none.
+func (e *Entrance) victimLocked() (victim *Arrival) {
+	most := 0
+	for place := e.strangers.Front(); place != nil; place = place.Next() {
+		a := place.Value.(*Arrival)
+		rank := 2 * e.from[a.Source]
+		if !a.Began.Load() {
+			rank++
+		}
+		if rank > most {
+			victim, most = a, rank
+		}
+	}
+	if victim != nil {
+		e.knownLocked(victim)
+	}
+	return victim
+}
+
+// knownLocked says that a connection is no stranger any more.
+func (e *Entrance) knownLocked(a *Arrival) {
+	if a.place == nil {
+		return
+	}
+	e.strangers.Remove(a.place)
+	a.place = nil
+	if e.from[a.Source]--; e.from[a.Source] == 0 {
+		delete(e.from, a.Source)
+	}
+}
+
+// Admit makes a connection a session of a peer. Of the peer's name everybody is one peer; what it
+// is made of is the front end's choice: nobody may have many of them at will. One that replaces a
+// session is never refused. Otherwise the error is ErrCrowded or ErrPeerCrowded.
+func (e *Entrance) Admit(a *Arrival, peer string, replaces bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case a.session:
+		return nil
+	case replaces:
+	case e.sessions >= e.limits.Sessions:
+		return ErrCrowded
+	case e.of[peer] >= e.limits.PerPeer:
+		return ErrPeerCrowded
+	}
+	e.knownLocked(a)
+	a.session, a.peer = true, peer
+	e.sessions++
+	e.of[peer]++
+	return nil
+}
+
+// Leave forgets a connection. It may be called more than once.
+func (e *Entrance) Leave(a *Arrival) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.knownLocked(a)
+	if !a.session {
+		return
+	}
+	a.session = false
+	e.sessions--
+	if e.of[a.peer]--; e.of[a.peer] == 0 {
+		delete(e.of, a.peer)
+	}
+}
+
+// Strangers is how many connections there are whose peer has not introduced itself.
+func (e *Entrance) Strangers() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.strangers.Len()
+}
