@@ -34,6 +34,7 @@ type conn struct {
 	name   string // what the client is called
 	// certified says that the name is its certificate's
 	certified bool
+	arrival   serving.Arrival
 	accepted  bool  // the observer knows of the session
 	pid       int32 // of the client's process; 0: unknown
 	since     time.Time
@@ -152,7 +153,6 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 
 // identify finds out who the client is, as far as the socket tells.
 func (c *conn) identify() error {
-	c.name = c.portal.Name
 	u, ok := c.nc.(*net.UnixConn)
 	if !ok {
 		return nil
@@ -164,8 +164,15 @@ func (c *conn) identify() error {
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() && !slices.Contains(c.portal.UIDs, cred.Uid) {
 		return errors.New("the client's user may not use this socket")
 	}
-	c.pid = cred.Pid
 	return nil
+}
+
+// peer is what the connections of one client have in common: nobody has many of them at will.
+func (c *conn) peer() string {
+	if c.certified {
+		return c.name
+	}
+	return c.name + " " + c.arrival.Source
 }
 
 // attach makes a disk the connection's. The caller's goroutine counts in loops then.
@@ -403,11 +410,18 @@ func (c *conn) end(err error) {
 	}
 	c.srv.drop(c)
 	reason, expected := endOf(err)
+	level, fields := zap.WarnLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
 	if expected {
-		c.log().Debug("NBD connection ended", zap.String("reason", reason), zap.Error(err))
-	} else {
-		c.log().Warn("NBD connection ended", zap.String("reason", reason), zap.Error(err))
+		level = zap.DebugLevel
+	} else if !c.accepted {
+		from := stranger{c.arrival.Source, reason}
+		if n, told := c.srv.refused.Admit(from, time.Now()); !told {
+			level = zap.DebugLevel
+		} else if n > 0 {
+			fields = append(fields, zap.Int64("not_logged_since", n))
+		}
 	}
+	c.log().Log(level, "NBD connection ended", fields...)
 	switch {
 	case c.accepted:
 		c.srv.disks.Observer.SessionEnded(serving.SessionEvent{Client: c.name,
@@ -430,6 +444,8 @@ func endOf(err error) (reason string, expected bool) {
 		return "kicked", true
 	case errors.Is(err, serving.ErrRemoved):
 		return "removed", true
+	case errors.Is(err, errPushedOut):
+		return "pushed_out", true
 	case errors.Is(err, errReinstated):
 		return "reinstated", true
 	case errors.Is(err, errOver):

@@ -136,7 +136,7 @@ func TestTLSThatStops(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)
 	port := v.serveTLS(t, a, nil)
 	good := a.issue("client", certtest.Client("Alice"))
-	for range 2 * maxPending {
+	for range 2 * manyStrangers {
 		dialPort(t, port).last(optStartTLS, nil, repAck)
 	}
 	a.secure(t, port, good).choose("", extended)

@@ -58,6 +58,7 @@ func (h *handshake) run() error {
 	if _, err := io.ReadFull(h.in, flags[:]); err != nil {
 		return err
 	}
+	h.c.arrival.Began.Store(true)
 	client := binary.BigEndian.Uint32(flags[:])
 	if client&^uint32(flagFixedNewstyle|flagNoZeroes) != 0 {
 		return fmt.Errorf("the client has unknown flags: %#x", client)
@@ -351,7 +352,10 @@ func (h *handshake) info(o option) (done bool, err error) {
 		case errors.Is(err, serving.ErrRemoved):
 			return false, err
 		case err != nil:
-			return false, h.refuse(o, repErrPolicy, "%v", err)
+			if rerr := h.refuse(o, repErrPolicy, "%v", err); h.c.disk == nil || rerr != nil {
+				return false, rerr
+			}
+			return false, err
 		}
 	}
 	p := binary.BigEndian.AppendUint16(nil, infoExport)
@@ -384,7 +388,9 @@ func (h *handshake) info(o option) (done bool, err error) {
 	return o.number == optGo, h.ack(o)
 }
 
-// choose makes a disk the connection's.
+// choose makes a disk the connection's. After an error the connection may have the disk all the
+// same, because whoever takes a disk away ends the connections that have it. Then it must end: it
+// has a reader, and a place in the limits.
 func (h *handshake) choose(d *serving.Disk, name string) error {
 	if err := h.c.srv.chosen(h.c); err != nil {
 		return err

@@ -20,7 +20,10 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-var errKicked = errors.New("an operator has ended the session")
+var (
+	errKicked    = errors.New("an operator has ended the session")
+	errPushedOut = errors.New("it had chosen no export, and must make room")
+)
 
 // ErrServerClosed is returned by Serve after Shutdown.
 var ErrServerClosed = errors.New("the NBD server is shut down")
@@ -28,10 +31,9 @@ var ErrServerClosed = errors.New("the NBD server is shut down")
 const (
 	// handshakeTime is how long a client may take until it has chosen an export.
 	handshakeTime = 30 * time.Second
-	// maxPending is how many clients may be in that phase. The oldest one makes room for a new one.
-	maxPending = 128
-	// maxConnections is how many clients may have chosen an export.
-	maxConnections = 1024
+	// strangersTold is how long the log stays quiet about clients of one source that are refused for
+	// one reason. A port that the world reaches gets some every second.
+	strangersTold = time.Minute
 	// patience is how long a client may leave its replies untaken, or a payload unfinished, while
 	// memory is scarce. Otherwise it may take any time: a machine may be stopped for hours.
 	patience = 30 * time.Second
@@ -41,6 +43,9 @@ const (
 type Options struct {
 	Disks *serving.Disks
 	Log   *zap.Logger // nil: no log
+	// Crowd limits the connections. A session is one that has chosen an export. A client is a
+	// certificate's name, a process at a socket, or an address.
+	Crowd serving.Crowd
 }
 
 // Portal is where clients connect, and who they are.
@@ -58,22 +63,26 @@ type Portal struct {
 
 // Server serves disks by NBD. Any number of goroutines may call the methods.
 type Server struct {
-	disks   *serving.Disks
-	log     *zap.Logger
-	pollers socket.PollLimit
-	ctx     context.Context // ends when Shutdown gives up waiting
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup
-	watch   sync.Once // starts watchMemory
+	disks    *serving.Disks
+	log      *zap.Logger
+	entrance *serving.Entrance
+	pollers  socket.PollLimit
+	ctx      context.Context // ends when Shutdown gives up waiting
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	watch    sync.Once // starts watchMemory
+	refused  *serving.Seldom[stranger]
 
 	mu        sync.Mutex
 	closing   bool
 	listeners map[net.Listener]struct{}
 	conns     map[*conn]struct{}
-	pending   []*conn // that have chosen no export; the oldest one first
 	// holders are the processes that use exclusive disks by one name
 	holders map[holding]*holder
 }
+
+// stranger is why clients of a source end without a session.
+type stranger struct{ source, reason string }
 
 // holding is the use of an exclusive disk by one name.
 type holding struct {
@@ -89,8 +98,10 @@ type holder struct {
 
 // New makes a server, and a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
-	s := &Server{disks: opt.Disks, log: opt.Log, listeners: map[net.Listener]struct{}{},
-		conns: map[*conn]struct{}{}, holders: map[holding]*holder{}}
+	s := &Server{disks: opt.Disks, log: opt.Log, entrance: serving.NewEntrance(opt.Crowd),
+		refused:   serving.NewSeldom[stranger](strangersTold),
+		listeners: map[net.Listener]struct{}{}, conns: map[*conn]struct{}{},
+		holders: map[holding]*holder{}}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
@@ -147,34 +158,10 @@ func (a acceptor) AcceptFailed(_ net.Listener, err error) {
 }
 
 // MakeRoom implements socket.Acceptor.
-func (a acceptor) MakeRoom() bool {
-	a.mu.Lock()
-	oldest := a.oldestLocked()
-	a.mu.Unlock()
-	oldest.pushOut()
-	return oldest != nil
-}
+func (a acceptor) MakeRoom() bool { return a.entrance.MakeRoom() }
 
 // Closing implements socket.Acceptor.
 func (a acceptor) Closing() bool { return a.isClosing() }
-
-// oldestLocked takes the oldest connection that has chosen no export, to make room; nil: there is
-// none.
-func (s *Server) oldestLocked() *conn {
-	if len(s.pending) == 0 {
-		return nil
-	}
-	oldest := s.pending[0]
-	s.pending = slices.Delete(s.pending, 0, 1)
-	return oldest
-}
-
-// pushOut ends a connection that must make room. It may be nil.
-func (c *conn) pushOut() {
-	if c != nil {
-		c.fail(errors.New("it had chosen no export, and must make room"))
-	}
-}
 
 // watchMemory gives other clients, of every protocol, the memory of those that stand still.
 func (s *Server) watchMemory() {
@@ -211,51 +198,46 @@ func (s *Server) endStill(since time.Time) {
 
 // begin serves a new connection.
 func (s *Server) begin(nc net.Conn, p *Portal) {
-	c := &conn{srv: s, nc: nc, portal: p}
+	c := &conn{srv: s, nc: nc, portal: p, name: p.Name}
+	c.arrival.PushOut = func() { c.fail(errPushedOut) }
+	c.arrival.Source = serving.SourceOf(nc).String()
+	if cred := socket.Peer(nc); cred != nil {
+		c.pid = cred.Pid
+		c.arrival.Source = c.remote()
+	}
 	s.mu.Lock()
 	if s.closing {
 		s.mu.Unlock()
 		_ = nc.Close()
 		return
 	}
-	var oldest *conn
-	if len(s.pending) >= maxPending {
-		oldest = s.oldestLocked()
-	}
-	s.pending = append(s.pending, c)
 	s.conns[c] = struct{}{}
 	s.wg.Add(1)
 	s.mu.Unlock()
-	oldest.pushOut()
+	s.entrance.Arrive(&c.arrival)
 	go c.serve()
 }
 
 // chosen notes that a connection has chosen an export.
 func (s *Server) chosen(c *conn) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing {
+	if s.isClosing() {
 		return ErrServerClosed
 	}
-	if len(s.conns)-len(s.pending) >= maxConnections {
-		return fmt.Errorf("there are %d connections already", maxConnections)
+	switch err := s.entrance.Admit(&c.arrival, c.peer(), false); {
+	case errors.Is(err, serving.ErrPeerCrowded):
+		return fmt.Errorf("%s has as many connections as one client may have", c.name)
+	case err != nil:
+		return errors.New("there are as many connections as the server may have")
 	}
-	s.forgetPendingLocked(c)
 	return nil
-}
-
-func (s *Server) forgetPendingLocked(c *conn) {
-	if i := slices.Index(s.pending, c); i >= 0 {
-		s.pending = slices.Delete(s.pending, i, i+1)
-	}
 }
 
 // drop forgets a connection.
 func (s *Server) drop(c *conn) {
+	s.entrance.Leave(&c.arrival)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
-	s.forgetPendingLocked(c)
 	s.releaseLocked(c)
 }
 

@@ -180,10 +180,11 @@ func (c *config) ownRows() []setting {
 				"beyond it are asked to try again",
 			to: into(&c.Memory, parseMemory)},
 		{key: "max-sessions", env: []string{"MAX_SESSIONS"}, def: "1024",
-			usage: "`number` of sessions at once",
+			usage: "`number` of sessions at once, by iSCSI and by NBD",
 			to:    into(&c.Limits.MaxConnections, upTo(target.MostConnections))},
 		{key: "max-sessions-per-address", env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",
-			usage: "`number` of sessions at once from one IPv4 address or 64-bit IPv6 network",
+			usage: "`number` of sessions at once from one IPv4 address or 64-bit IPv6 network, or " +
+				"of one client by NBD",
 			to:    into(&c.Limits.MaxPerAddress, upTo(target.MostConnections))},
 		{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
 			usage:   "lowest `level` that is logged: debug, info, warn or error",

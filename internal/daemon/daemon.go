@@ -209,7 +209,9 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 	}
 	srv, err := target.New(opt)
 	if err == nil {
-		d.nbd, err = nbd.New(nbd.Options{Disks: d.inUse, Log: d.log.Named("nbd")})
+		d.nbd, err = nbd.New(nbd.Options{Disks: d.inUse, Log: d.log.Named("nbd"),
+			Crowd: serving.Crowd{Sessions: d.opt.Limits.MaxConnections,
+				PerPeer: d.opt.Limits.MaxPerAddress}})
 	}
 	if err != nil {
 		return nil, err

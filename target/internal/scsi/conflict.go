@@ -2,8 +2,6 @@ package scsi
 
 import (
 	"fmt"
-	"maps"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -13,15 +11,9 @@ import (
 
 // A guest sees a reservation conflict only as an I/O error, so the log says who is in its way.
 
-const (
-	// conflictInterval is how long the log stays quiet about a conflict that goes on. An initiator
-	// may meet it a thousand times a second.
-	conflictInterval = 10 * time.Minute
-	// maxConflicts is how many conflicts a unit remembers, and so the most lines it logs in one
-	// conflictInterval. It has to be bounded: anybody can log in with made-up names where no
-	// credentials are needed.
-	maxConflicts = 64
-)
+// conflictInterval is how long the log stays quiet about a conflict that goes on. An initiator may
+// meet it a thousand times a second.
+const conflictInterval = 10 * time.Minute
 
 // conflictCause is why commands of an initiator end with RESERVATION CONFLICT.
 type conflictCause string
@@ -88,7 +80,7 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 	if cause == "" {
 		return
 	}
-	suppressed, ok := u.refusals.admit(conflictNote{name, cause, with}, time.Now())
+	suppressed, ok := u.refusals.Admit(conflictNote{name, cause, with}, time.Now())
 	if !ok {
 		return
 	}
@@ -112,52 +104,4 @@ type conflictNote struct {
 	initiator string
 	cause     conflictCause
 	with      string
-}
-
-// conflictTold says when a conflict was logged last, and how often it was suppressed since.
-type conflictTold struct {
-	at         time.Time
-	suppressed int64
-}
-
-// conflictLog remembers which conflicts were logged. The zero value is ready to use. Any number of
-// goroutines may use it.
-type conflictLog struct {
-	mu   sync.Mutex
-	last map[conflictNote]*conflictTold // guarded by mu
-}
-
-// admit reports whether to log a conflict, and how many of the same kind were suppressed since the
-// last time. Each conflict is logged once in conflictInterval. A new one is not logged while
-// maxConflicts others are remembered.
-func (l *conflictLog) admit(note conflictNote, now time.Time) (suppressed int64, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	told := l.last[note]
-	switch {
-	case told != nil && now.Sub(told.at) < conflictInterval:
-		told.suppressed++
-		return 0, false
-	case told != nil:
-		suppressed = told.suppressed
-	case !l.makeRoomLocked(now):
-		return 0, false
-	}
-	if l.last == nil {
-		l.last = make(map[conflictNote]*conflictTold)
-	}
-	l.last[note] = &conflictTold{at: now}
-	return suppressed, true
-}
-
-// makeRoomLocked reports whether there is room for another conflict. If there is none, it first
-// forgets the ones that were logged long ago.
-func (l *conflictLog) makeRoomLocked(now time.Time) bool {
-	if len(l.last) < maxConflicts {
-		return true
-	}
-	maps.DeleteFunc(l.last, func(_ conflictNote, told *conflictTold) bool {
-		return now.Sub(told.at) >= conflictInterval
-	})
-	return len(l.last) < maxConflicts
 }

@@ -76,7 +76,7 @@ type unit struct {
 	ejected    atomic.Bool // written under Device.mu
 	mode       modeState
 	faults     faultLog
-	refusals   conflictLog
+	refusals   *serving.Seldom[conflictNote]
 	sanitizing sanitizeState
 	atomics    sync.Mutex  // held by a WRITE ATOMIC, because there is only one undo record
 	atomicKept atomic.Bool // a stale undo record may be stored; written under atomics
@@ -130,7 +130,8 @@ func newUnit(d *serving.Disk) (*unit, error) {
 		return nil, fmt.Errorf("NAA identifier %x does not begin with 3 (locally assigned)",
 			d.Identity.NAA)
 	}
-	u := &unit{served: d, shift: uint(bits.TrailingZeros64(uint64(d.BlockSize)))}
+	u := &unit{served: d, shift: uint(bits.TrailingZeros64(uint64(d.BlockSize))),
+		refusals: serving.NewSeldom[conflictNote](conflictInterval)}
 	if !d.Volatile {
 		u.persistent.store = d.Store
 	}

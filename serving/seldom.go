@@ -1,0 +1,61 @@
+package serving
+
+import (
+	"maps"
+	"sync"
+	"time"
+)
+
+// maxKinds is how many kinds a Seldom remembers, and so the most lines that it lets through in an
+// interval. It has to be bounded: kinds may have names in them that anybody can make up.
+const maxKinds = 64
+
+// Seldom decides which of many log lines are written: of each kind, one in an interval. A peer can
+// cause a thousand of them a second. A new kind is not logged while maxKinds others are remembered.
+// Any number of goroutines may use it.
+type Seldom[K comparable] struct {
+	every time.Duration
+
+	mu   sync.Mutex
+	last map[K]*told // guarded by mu
+}
+
+// told says when a kind was logged last, and how often it was suppressed since.
+type told struct {
+	at         time.Time
+	suppressed int64
+}
+
+// NewSeldom is for lines of which each kind is written once in that time.
+func NewSeldom[K comparable](every time.Duration) *Seldom[K] {
+	return &Seldom[K]{every: every, last: map[K]*told{}}
+}
+
+// Admit reports whether to write a line now, and how many of its kind were suppressed since the
+// last one.
+func (l *Seldom[K]) Admit(kind K, now time.Time) (suppressed int64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.last[kind]
+	switch {
+	case before != nil && now.Sub(before.at) < l.every:
+		before.suppressed++
+		return 0, false
+	case before != nil:
+		suppressed = before.suppressed
+	case !l.makeRoomLocked(now):
+		return 0, false
+	}
+	l.last[kind] = &told{at: now}
+	return suppressed, true
+}
+
+// makeRoomLocked reports whether there is room for another kind. If there is none, it first forgets
+// those that were logged long ago.
+func (l *Seldom[K]) makeRoomLocked(now time.Time) bool {
+	if len(l.last) < maxKinds {
+		return true
+	}
+	maps.DeleteFunc(l.last, func(_ K, t *told) bool { return now.Sub(t.at) >= l.every })
+	return len(l.last) < maxKinds
+}
