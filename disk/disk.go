@@ -97,16 +97,22 @@ type Layered interface {
 // Historian is a disk that tells what has changed since a snapshot of it. Asked once, when the LUN
 // is made.
 type Historian interface {
-	// Since returns the names of the snapshots to compare with, oldest first.
-	Since() []string
-	// Changed reports whether the run that begins at off may differ from the snapshot, and how many
-	// bytes are of that kind, at most length of them and never 0. It fails if there is no such
-	// snapshot any more.
+	// Since returns the snapshots to compare with, oldest first.
+	Since() []Snapshot
+	// Changed reports whether the run that begins at off may differ from the snapshot with an ID,
+	// and how many bytes are of that kind, at most length of them and never 0. It fails if there is
+	// no such snapshot any more.
 	Changed(since string, off, length int64) (changed bool, n int64, err error)
 }
 
-// Changed reports whether the run of a disk that begins at off may differ from a snapshot that the
-// disk was made from, or from its image for "", and how many bytes are of that kind, at most length
+// Snapshot is a point in time of a disk.
+type Snapshot struct {
+	Name string // another snapshot may have it later
+	ID   string // no other snapshot of the disk ever has it. Whatever lasts holds this
+}
+
+// Changed reports whether the run of a disk that begins at off may differ from the snapshot with an
+// ID that the disk was made from, or from its image for "", and how many bytes are of that kind, at most length
 // of them and never 0. A disk that does not know says that all may differ.
 func Changed(d Disk, since string, off, length int64) (changed bool, n int64, err error) {
 	if since == "" {

@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/serving"
@@ -41,7 +42,7 @@ type conn struct {
 
 	structured, extended bool
 	contexts             contextSet
-	snapshots            []string // the snapshots of contextBitmap and the next ones
+	snapshots            []disk.Snapshot // the snapshots of contextBitmap and the next ones
 
 	// Set when the client has chosen an export, under Server.mu.
 	client *serving.Client

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/serving"
 )
 
@@ -34,7 +35,7 @@ type metaContext struct {
 
 // contextsOf are the contexts of a disk, and the snapshots that those of contextBitmap are for, in
 // the order of their identifiers.
-func contextsOf(d *serving.Disk) (all []metaContext, since []string) {
+func contextsOf(d *serving.Disk) (all []metaContext, since []disk.Snapshot) {
 	all = []metaContext{{contextAllocation, "base:allocation"},
 		{contextDepth, "qemu:allocation-depth"}}
 	if d.History == nil {
@@ -42,8 +43,8 @@ func contextsOf(d *serving.Disk) (all []metaContext, since []string) {
 	}
 	since = d.History.Since()
 	since = since[max(0, len(since)-maxBitmaps):]
-	for i, name := range since {
-		all = append(all, metaContext{contextBitmap + uint32(i), bitmapContext + name})
+	for i, one := range since {
+		all = append(all, metaContext{contextBitmap + uint32(i), bitmapContext + one.Name})
 	}
 	return all, since
 }
@@ -62,6 +63,7 @@ func (h *handshake) meta(o option) error {
 	list := o.number == optListMeta
 	if !list {
 		h.contexts, h.contextsOf, h.session, h.heir, h.snapshots = 0, "", "", false, nil
+		h.contextsOn = nil
 	}
 	r, err := decodeMetaRequest(o.data)
 	switch {
@@ -113,7 +115,7 @@ func (h *handshake) meta(o option) error {
 		}
 	}
 	if !list {
-		h.contexts, h.contextsOf, h.snapshots = set, r.name, since
+		h.contexts, h.contextsOf, h.contextsOn, h.snapshots = set, r.name, d, since
 		h.session, h.heir = session, heir
 	}
 	return h.ack(o)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"strconv"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/serving"
 )
 
@@ -34,12 +35,14 @@ type handshake struct {
 	tls bool
 
 	noZeroes bool
-	// the export of the last SET_META_CONTEXT, and whether it chose each context
+	// the export of the last SET_META_CONTEXT and the disk that had this name, and whether it chose
+	// each context
 	contextsOf string
+	contextsOn *serving.Disk
 	contexts   contextSet
-	snapshots  []string // the snapshots of contextBitmap and the next ones
-	session    string   // that SET_META_CONTEXT has chosen with them; "": none
-	heir       bool     // the session is an heir's
+	snapshots  []disk.Snapshot // the snapshots of contextBitmap and the next ones
+	session    string          // that SET_META_CONTEXT has chosen with them; "": none
+	heir       bool            // the session is an heir's
 }
 
 // errParted says that the client ends the negotiation as the protocol has it.
@@ -396,7 +399,10 @@ func (h *handshake) choose(d *serving.Disk, name string) error {
 		return err
 	}
 	session, heir := "", false
-	if h.contextsOf == name {
+	if h.contextsOn != nil && h.contextsOf == name {
+		if h.contextsOn != d { // what was agreed on says nothing of it
+			return fmt.Errorf("%w: another disk has the name %q by now", serving.ErrRemoved, name)
+		}
 		h.c.contexts, h.c.snapshots = h.contexts, h.snapshots
 		session, heir = h.session, h.heir
 	}

@@ -3,6 +3,7 @@ package nbd
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -22,10 +23,16 @@ type historian struct {
 
 func (h *historian) set(names ...string) { h.names.Store(&names) }
 
-func (h *historian) Since() []string { return *h.names.Load() }
+// Since has IDs that are names with the first digit left out: b and 1b are one after the other.
+func (h *historian) Since() (all []disk.Snapshot) {
+	for _, id := range *h.names.Load() {
+		all = append(all, disk.Snapshot{Name: strings.TrimLeft(id, "0123456789"), ID: id})
+	}
+	return all
+}
 
 func (h *historian) Changed(since string, off, length int64) (bool, int64, error) {
-	at := slices.Index(h.Since(), since)
+	at := slices.IndexFunc(h.Since(), func(s disk.Snapshot) bool { return s.ID == since })
 	if at < 0 {
 		return false, 0, fmt.Errorf("there is no snapshot %q", since)
 	}
@@ -64,19 +71,40 @@ func TestChangedSinceSnapshots(t *testing.T) {
 			got = c.do(cmdBlockStatus, 0, 0, 0, join(u64(layerPage), u32(contextBitmap+1)))
 			require.Equal(t, map[uint32][]extent{contextBitmap + 1: {{layerPage, 0}}}, got.status)
 		}
-		h.set("b") // the other one was deleted
-		require.Equal(t, uint32(eInval), c.do(cmdBlockStatus, 0, 0, layerPage, nil).code)
+		for _, names := range [][]string{{"b"}, {"1a", "b"}} { // deleted, and made again
+			h.set(names...)
+			require.Equal(t, uint32(eInval), c.do(cmdBlockStatus, 0, 0, layerPage, nil).code)
+		}
 		c.alive()
 		h.set("a", "b")
 	}
 	many := make([]string, 100)
 	for i := range many {
-		many[i] = fmt.Sprintf("s%d", i)
+		many[i] = fmt.Sprintf("%dsnap", i)
 	}
 	h.set(many...)
 	names := list("qemu:dirty-bitmap:")
 	require.Len(t, names, maxBitmaps)
-	require.Equal(t, "qemu:dirty-bitmap:s99", names[maxBitmaps-1])
+	require.Equal(t, "qemu:dirty-bitmap:snap", names[maxBitmaps-1])
 	c := v.openWith(t, "", structured, names...)
 	require.Len(t, c.do(cmdBlockStatus, 0, 0, layerPage, nil).status, maxBitmaps)
+}
+
+// TestAnotherDiskBetweenItsContextsAndGo: what was agreed on of one disk is not asked of another
+// one that got its name and number since.
+func TestAnotherDiskBetweenItsContextsAndGo(t *testing.T) {
+	h := &historian{Disk: disktest.NewMemory(diskSize)}
+	h.set("a")
+	v := serve(t, 1, func(o *serving.Options) { o.Disk = h })
+	c := v.hello(t)
+	require.Equal(t, uint32(repAck), c.option(optStructuredReply, nil)[0].kind)
+	require.Len(t, c.option(optSetMeta, metaData("", "qemu:dirty-bitmap:a")), 2)
+	before := v.Server.disks.At(1).Options
+	_, err := v.Server.disks.Remove(1)
+	require.NoError(t, err)
+	before.Disk, before.Identity.NAA = disktest.NewMemory(diskSize), [8]byte{0x30, 9}
+	require.NoError(t, v.Server.disks.Add(before))
+	c.send(optionBytes(optGo, infoData("")))
+	c.ended()
+	v.open(t, "", structured).alive()
 }

@@ -93,7 +93,7 @@ func (run *run) extent(id uint32, off, length int64) (extent, error) {
 	switch {
 	case id >= contextBitmap:
 		since := run.c.snapshots[id-contextBitmap]
-		changed, n, err := d.History.Changed(since, off, length)
+		changed, n, err := d.History.Changed(since.ID, off, length)
 		if err != nil {
 			return extent{}, fail(eInval, "%v", err)
 		}

@@ -88,6 +88,8 @@ type SnapshotRequest struct {
 	Name  string   `json:"name"` // of the snapshot
 	// Image is for SnapshotCommitted: the digest of the image, and the name of the disk in it.
 	Image string `json:"image,omitempty"`
+	// Identity is for SnapshotCommitted, as Content has it: which snapshot was read.
+	Identity string `json:"identity,omitempty"`
 }
 
 // SnapshotAnswer tells a person what was done.
@@ -125,8 +127,9 @@ type Content struct {
 	// Image has the formats and digests of the files of the image that the disk was made of, top
 	// first, if the disk still reads from it.
 	Image []string `json:"image,omitempty"`
-	// Committed are snapshots that this one was made from, or this one, by the images that have
-	// their content, as SnapshotRequest has them.
+	// Committed are identifiers of snapshots that this one was made from, or of this one, by the
+	// images that have their content, as SnapshotRequest has them. A request for ranges says by one
+	// of these what to compare with.
 	Committed map[string]string `json:"committed,omitempty"`
 }
 

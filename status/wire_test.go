@@ -37,7 +37,8 @@ func TestMessagesOnTheWire(t *testing.T) {
 	message[HandoverAnswer](t, `{"done":"it is"}`, `{"done":""}`)
 	message[SessionsAnswer](t, ``, `{"sessions":null}`)
 	message[KickAnswer](t, ``, `{"ended":null}`)
-	message[SnapshotRequest](t, `{"action":"create","disks":["a"],"name":"s","image":"i"}`,
+	message[SnapshotRequest](t, `{"action":"create","disks":["a"],"name":"s","image":"i",`+
+		`"identity":"j"}`,
 		`{"action":"","disks":null,"name":""}`)
 	message[SnapshotAnswer](t, `{"done":"it is"}`, `{"done":""}`)
 	message[SnapshotsAnswer](t, `{"snapshots":[{"disk":"a","lun":1,"name":"s",`+

@@ -65,9 +65,9 @@ type Opened interface {
 	DeleteSnapshot(ctx context.Context, name string) error
 	// Revert gives the disk the content of a snapshot. It refuses while initiators use the disk.
 	Revert(ctx context.Context, name string) error
-	// Changes lists what may differ between a snapshot and the disk, or a later snapshot of it,
-	// from an offset on, and says from where to go on: the size if that was all.
-	Changes(ctx context.Context, since, until string, offset int64) (api.Changes, error)
+	// Changes lists a page of what may differ between a snapshot and the disk, or a later snapshot
+	// of it, and says from where to go on: the size if that was all.
+	Changes(ctx context.Context, since string, page api.Page) (api.Changes, error)
 	// Withdraw stops serving the disk, and leaves it open for Close. If initiators use the disk, it
 	// does nothing and returns those whose current session has read or written it.
 	Withdraw() (users []string, err error)

@@ -171,7 +171,7 @@ func (d *fakeDisk) DeleteSnapshot(_ context.Context, name string) error {
 
 func (d *fakeDisk) Revert(context.Context, string) error { return nil }
 
-func (d *fakeDisk) Changes(context.Context, string, string, int64) (api.Changes, error) {
+func (d *fakeDisk) Changes(context.Context, string, api.Page) (api.Changes, error) {
 	return api.Changes{}, nil
 }
 

@@ -94,12 +94,11 @@ func (m *Manager) Revert(ctx context.Context, name, snapshot string) error {
 	})
 }
 
-// Changes lists what may differ between a snapshot, and the volume or a later snapshot ("": the
-// volume), from an offset in bytes on.
-func (m *Manager) Changes(ctx context.Context, name, since, until string, offset int64) (
-	c api.Changes, err error) {
+// Changes lists a page of what may differ between a snapshot, and the volume or a later snapshot.
+func (m *Manager) Changes(ctx context.Context, name, since string, page api.Page) (c api.Changes,
+	err error) {
 	err = m.withOpened(ctx, name, func(o Opened) (err error) {
-		c, err = o.Changes(ctx, since, until, offset)
+		c, err = o.Changes(ctx, since, page)
 		return err
 	})
 	return c, err

@@ -62,7 +62,8 @@ func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*
 	if !own {
 		stored = func(ctx context.Context, image string) error {
 			_, err := daemon.Snapshot(ctx, status.SnapshotRequest{Image: image,
-				Action: status.SnapshotCommitted, Disks: []string{name}, Name: snapshot})
+				Action: status.SnapshotCommitted, Disks: []string{name}, Name: snapshot,
+				Identity: r.Identity})
 			return explain(err)
 		}
 	}

@@ -17,7 +17,8 @@ func TestCommitted(t *testing.T) {
 	for _, name := range []string{"monday", "tuesday", "wednesday"} {
 		require.NoError(t, TakeSnapshot(t.Context(), name, inst))
 	}
-	require.NoError(t, inst.Committed("tuesday", "sha256:1/vm.raw"))
+	tuesday := inst.Snapshots()[1].ID
+	require.NoError(t, inst.Committed(tuesday, "sha256:1/vm.raw"))
 	require.ErrorIs(t, inst.Committed("sunday", "sha256:1/vm.raw"), ErrSnapshotMissing)
 	before := func(of string) map[string]string {
 		t.Helper()
@@ -26,7 +27,7 @@ func TestCommitted(t *testing.T) {
 		defer s.Close()
 		return inst.CommittedBefore(s.Disk)
 	}
-	want := map[string]string{"sha256:1/vm.raw": "tuesday"}
+	want := map[string]string{"sha256:1/vm.raw": tuesday}
 	for range 2 {
 		require.Empty(t, before("monday"))
 		require.Equal(t, want, before("tuesday"))

@@ -2,6 +2,7 @@ package instance
 
 import (
 	"bytes"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -19,11 +20,12 @@ func requireHistory(t *testing.T, h disk.Disk, content []byte, snaps map[string]
 	t.Helper()
 	history := h.(disk.Historian)
 	changed = map[string]int64{}
-	for _, since := range history.Since() {
+	for _, one := range history.Since() {
+		since := one.Name
 		before, known := snaps[since]
 		require.True(t, known, since)
 		for off, size := int64(0), int64(len(content)); off < size; {
-			is, n, err := history.Changed(since, off, size-off)
+			is, n, err := history.Changed(one.ID, off, size-off)
 			require.NoError(t, err)
 			require.Positive(t, n)
 			require.LessOrEqual(t, off+n, size)
@@ -48,7 +50,8 @@ func (d *snapshotDisk) compareHistory() {
 		s, err := d.inst.OpenSnapshot(name)
 		require.NoError(d.t, err)
 		changed := requireHistory(d.t, s.Disk, content, d.snaps)
-		require.Contains(d.t, s.Disk.(disk.Historian).Since(), name)
+		require.Contains(d.t, s.Disk.(disk.Historian).Since(), s.Snapshot)
+		require.Equal(d.t, name, s.Snapshot.Name)
 		require.Zero(d.t, changed[name], "since itself")
 		require.NoError(d.t, s.Close())
 	}
@@ -72,7 +75,13 @@ func TestHistory(t *testing.T) {
 		require.NoError(t, TakeSnapshot(t.Context(), name, d.inst))
 		d.snaps[name] = bytes.Clone(d.model)
 	}
-	since := func() []string { return d.inst.Disk.(disk.Historian).Since() }
+	ids := map[string]string{}
+	since := func() (names []string) {
+		for _, one := range d.inst.Disk.(disk.Historian).Since() {
+			names, ids[one.Name] = append(names, one.Name), one.ID
+		}
+		return names
+	}
 	require.Empty(t, since())
 	write(0)
 	take("a")
@@ -88,17 +97,81 @@ func TestHistory(t *testing.T) {
 		d.open()
 	}
 	take("c")
+	since()
 	require.NoError(t, d.inst.DeleteSnapshot(t.Context(), "b"))
 	delete(d.snaps, "b")
 	require.Equal(t, map[string]int64{"a": 8192}, requireHistory(t, d.inst.Disk, d.model, d.snaps))
-	_, _, err := d.inst.Disk.(disk.Historian).Changed("b", 0, 4096)
+	_, _, err := d.inst.Disk.(disk.Historian).Changed(ids["b"], 0, 4096)
 	require.ErrorIs(t, err, ErrSnapshotMissing)
 
 	require.NoError(t, d.inst.Revert(t.Context(), "a"))
 	d.model = slices.Clone(d.snaps["a"])
 	require.Equal(t, []string{"a"}, since())
 	require.Empty(t, requireHistory(t, d.inst.Disk, d.model, d.snaps))
-	_, _, err = d.inst.Disk.(disk.Historian).Changed("c", 0, 4096)
-	require.ErrorContains(t, err, "none that this content was made from")
+	_, _, err = d.inst.Disk.(disk.Historian).Changed(ids["c"], 0, 4096)
+	require.ErrorContains(t, err, "none any more with this identifier")
 	d.compareHistory()
+
+	// A snapshot that is made again under its name is another one, also after a restart.
+	old := ids["a"]
+	require.NoError(t, d.inst.DeleteSnapshot(t.Context(), "a"))
+	write(32 << 10)
+	take("a")
+	for range 2 {
+		since()
+		require.NotEqual(t, old, ids["a"])
+		_, _, err = d.inst.Disk.(disk.Historian).Changed(old, 0, 4096)
+		require.ErrorIs(t, err, ErrSnapshotMissing)
+		require.ErrorIs(t, d.inst.Committed(old, "sha256:1/vm.raw"), ErrSnapshotMissing)
+		require.Empty(t, d.inst.CommittedBefore(d.inst.Disk))
+		require.NoError(t, d.inst.Close())
+		d.open()
+	}
+}
+
+// TestSnapshotsWithoutAnID: a record of an earlier version of this program has no identifiers of
+// snapshots. They get one that stays.
+func TestSnapshotsWithoutAnID(t *testing.T) {
+	opt := Options{PersistentDir: t.TempDir(), Mode: CopyClone}
+	path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 5), 0)
+	inst, _ := start(t, path, opt)
+	require.NoError(t, TakeSnapshot(t.Context(), "monday", inst))
+	require.NoError(t, inst.Close())
+	dir := persistentDirOf(opt.PersistentDir)
+	s, err := loadState(dir.state())
+	require.NoError(t, err)
+	r, err := dir.loadLayers(s)
+	require.NoError(t, err)
+	created := r.Snapshots[0].Created
+	r.Snapshots[0].ID = ""
+	require.NoError(t, saveSealed(dir.layers(), r, true))
+	for range 3 {
+		inst, _ = start(t, path, opt)
+		require.Equal(t, "monday"+created.UTC().String(), inst.Snapshots()[0].ID)
+		require.NoError(t, inst.Committed(inst.Snapshots()[0].ID, "sha256:1/vm.raw"))
+		require.NoError(t, inst.Close())
+	}
+}
+
+// TestSnapshotOfAClosedDisk: reads of a snapshot end with an error when its disk is closed. They do
+// not wait for layers that never come.
+func TestSnapshotOfAClosedDisk(t *testing.T) {
+	for _, mode := range []CopyMode{CopyClone, CopyOnWrite} {
+		path := filetest.Put(t, t.TempDir(), "disk.raw", filetest.Sample(1<<20, 5), 0)
+		inst, _ := start(t, path, Options{PersistentDir: t.TempDir(), Mode: mode})
+		_, err := inst.WriteAt(make([]byte, 4096), 0)
+		require.NoError(t, err)
+		require.NoError(t, TakeSnapshot(t.Context(), "s", inst))
+		s, err := inst.OpenSnapshot("s")
+		require.NoError(t, err)
+		require.Equal(t, []string{"s"}, inst.Viewed())
+		require.NoError(t, inst.Close())
+		p := make([]byte, 4096)
+		_, err = s.ReadAt(p, 0)
+		require.ErrorIs(t, err, fs.ErrClosed)
+		_, err = inst.ReadAt(p, 0)
+		require.ErrorIs(t, err, fs.ErrClosed)
+		require.NoError(t, s.Close())
+		require.Empty(t, inst.Viewed())
+	}
 }

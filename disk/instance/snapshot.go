@@ -87,16 +87,17 @@ func (i *Instance) Revert(ctx context.Context, name string) error {
 	return i.tree.Revert(name)
 }
 
-// Committed remembers that an image has the content of a snapshot. Errors: *SnapshotError.
-func (i *Instance) Committed(name, image string) error {
-	if err := i.mayHave(name); err != nil {
+// Committed remembers that an image has the content of the snapshot with an ID. Errors:
+// *SnapshotError.
+func (i *Instance) Committed(id, image string) error {
+	if err := i.mayHave(id); err != nil {
 		return err
 	}
-	return i.tree.Committed(name, image)
+	return i.tree.Committed(id, image)
 }
 
-// CommittedBefore returns the snapshots that a content of the disk was made from, by the images
-// that have their content.
+// CommittedBefore returns the IDs of the snapshots that a content of the disk was made from, by the
+// images that have their content.
 func (i *Instance) CommittedBefore(d disk.Disk) map[string]string {
 	all := map[string]string{}
 	history, ok := d.(disk.Historian)
@@ -105,11 +106,19 @@ func (i *Instance) CommittedBefore(d disk.Disk) map[string]string {
 	}
 	since := history.Since()
 	for _, s := range i.Snapshots() {
-		if s.Image != "" && slices.Contains(since, s.Name) {
-			all[s.Image] = s.Name
+		if s.Image != "" && slices.Contains(since, s.Snapshot) {
+			all[s.Image] = s.ID
 		}
 	}
 	return all
+}
+
+// Viewed returns the names of the snapshots that are open, the oldest first.
+func (i *Instance) Viewed() []string {
+	if i.tree == nil {
+		return nil
+	}
+	return i.tree.Viewed()
 }
 
 // Image returns the image.Contents of the image that the disk reads from. nil: it reads from none
@@ -124,7 +133,10 @@ func (i *Instance) Image() []string {
 // SnapshotDisk is a snapshot as a disk that cannot be written. The embedded Disk has the optional
 // interfaces: disk.Extenter, disk.Estimator, and disk.Distant if the image is far away. Close it
 // before the instance. Until then the snapshot cannot be deleted.
-type SnapshotDisk struct{ disk.Disk }
+type SnapshotDisk struct {
+	disk.Disk
+	Snapshot disk.Snapshot // which it is
+}
 
 // OpenSnapshot opens a snapshot, any number of times. Errors: *SnapshotError.
 func (i *Instance) OpenSnapshot(name string) (*SnapshotDisk, error) {
@@ -135,5 +147,5 @@ func (i *Instance) OpenSnapshot(name string) (*SnapshotDisk, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &SnapshotDisk{v.Served()}, nil
+	return &SnapshotDisk{v.Served(), v.Snapshot()}, nil
 }

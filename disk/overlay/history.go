@@ -12,7 +12,7 @@ var (
 )
 
 // Since implements disk.Historian.
-func (s *Stack) Since() []string {
+func (s *Stack) Since() []disk.Snapshot {
 	if s.tree == nil {
 		return nil
 	}
@@ -29,36 +29,47 @@ func (s *Stack) Changed(since string, off, length int64) (changed bool, n int64,
 }
 
 // Since implements disk.Historian.
-func (v *View) Since() []string { return v.tree.since(v.name) }
+func (v *View) Since() []disk.Snapshot { return v.tree.since(v.of.ID) }
 
 // Changed implements disk.Historian.
 func (v *View) Changed(since string, off, length int64) (changed bool, n int64, err error) {
-	return v.tree.changed(v.name, since, off, length)
+	return v.tree.changed(v.of.ID, since, off, length)
 }
 
-// ofLocked is the layer of a snapshot, or the top for "". nil: there is no such snapshot.
-func (t *Tree) ofLocked(name string) *node {
-	if name == "" {
+// withIDLocked returns the snapshot with an ID, or nil.
+func (t *Tree) withIDLocked(id string) *snapshot {
+	for _, s := range t.snaps {
+		if s.ID == id && s.Taken {
+			return s
+		}
+	}
+	return nil
+}
+
+// ofLocked is the layer of the snapshot with an ID, or the top for "". nil: there is no such
+// snapshot.
+func (t *Tree) ofLocked(id string) *node {
+	if id == "" {
 		return t.top
 	}
-	if s := t.findLocked(name); s != nil && s.Taken {
+	if s := t.withIDLocked(id); s != nil {
 		return s.on
 	}
 	return nil
 }
 
 // since returns the snapshots that another one, or the disk for "", was made from.
-func (t *Tree) since(of string) (names []string) {
+func (t *Tree) since(of string) (all []disk.Snapshot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.snaps {
 		for n := t.ofLocked(of); n != nil; n = n.parent {
 			if s.Taken && s.on == n {
-				names = append(names, s.Name)
+				all = append(all, disk.Snapshot{Name: s.Name, ID: s.ID})
 			}
 		}
 	}
-	return names
+	return all
 }
 
 // changed implements Changed for a snapshot, or for the disk for "".
@@ -67,10 +78,10 @@ func (t *Tree) changed(of, since string, off, length int64) (changed bool, n int
 	defer t.mu.Unlock()
 	first, last := t.ofLocked(of), t.ofLocked(since)
 	if since == "" || last == nil || !slices.Contains(first.path(), last) {
-		return false, 0, t.refusal(since, "it is none that this content was made from",
-			ErrSnapshotMissing)
+		return false, 0, t.refusal(since, "there is none any more with this identifier that the "+
+			"content was made from", ErrSnapshotMissing)
 	}
-	before := t.findLocked(since).Size
+	before := t.withIDLocked(since).Size
 	if off >= before { // the disk has grown since
 		return true, length, nil
 	}

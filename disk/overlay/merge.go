@@ -133,7 +133,7 @@ func (t *Tree) replaceTopLocked() error {
 		return err
 	}
 	if err := t.saveLocked(); err != nil {
-		back()
+		_ = back() // if it fails, the layer stays there, empty
 		return err
 	}
 	t.stack.Freeze()
@@ -181,8 +181,7 @@ func (t *Tree) mergeTopLocked(below, top *node) error {
 			// Which record the next start finds is not known. If it is the new one, what the guest
 			// writes to this top would be lost.
 			if again := t.saveLocked(); again != nil {
-				top.disk.fate.failed.Store(true)
-				err = errors.Join(disk.ErrFailed, err, again)
+				err = t.failLocked(top, err, again)
 			}
 		}
 	}

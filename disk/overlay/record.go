@@ -26,7 +26,9 @@ const recordVersion = 1
 //	   "parent": "",           the layer below; "": the bottom
 //	   "floor": 1073741824}],  how much of the one below it is over, bytes
 //	 "snapshots": [
-//	  {"name": "before", "layer": "", "created": "2026-11-26T06:00:00Z", "size": 1073741824,
+//	  {"name": "before",
+//	   "id": "4567...",        no other snapshot ever has it; absent: an earlier version took it
+//	   "layer": "", "created": "2026-11-26T06:00:00Z", "size": 1073741824,
 //	   "taken": true,          false: a crash came first, and there is no such snapshot
 //	   "image": "sha256:..."}]} of an image with this content; absent: none is known
 //
@@ -53,12 +55,16 @@ type LayerRecord struct {
 // SnapshotRecord is a point in time that somebody has named.
 type SnapshotRecord struct {
 	Name    string    `json:"name"`
+	ID      string    `json:"id,omitempty"`
 	Layer   string    `json:"layer"`
 	Created time.Time `json:"created"`
 	Size    int64     `json:"size"` // of the disk then, bytes
 	Taken   bool      `json:"taken"`
 	Image   string    `json:"image,omitempty"`
 }
+
+// olderID identifies a snapshot that a version of this program took which drew no identifiers.
+func olderID(s SnapshotRecord) string { return s.Name + s.Created.UTC().String() }
 
 // NewRecord is the record of a disk without layers.
 func NewRecord(content string, durable bool) *Record {
@@ -72,7 +78,7 @@ func (r *Record) Check() error {
 		return fmt.Errorf("has version %d, and this program knows %d", r.Version, recordVersion)
 	}
 	known := map[string]bool{"": true}
-	parents, names := map[string]bool{}, map[string]bool{}
+	parents, names, ids := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, l := range r.Layers {
 		id, err := hex.DecodeString(l.ID)
 		if err != nil || len(id) != 16 || known[l.ID] || !known[l.Parent] || l.Floor <= 0 ||
@@ -85,11 +91,12 @@ func (r *Record) Check() error {
 		return errContradiction
 	}
 	for _, s := range r.Snapshots {
-		if CheckSnapshotName(s.Name) != nil || names[s.Name] || !known[s.Layer] ||
+		if CheckSnapshotName(s.Name) != nil || names[s.Name] ||
+			s.ID != "" && ids[s.ID] || !known[s.Layer] ||
 			s.Layer == r.Top || s.Size <= 0 || s.Size%disk.SectorSize != 0 {
 			return errContradiction
 		}
-		names[s.Name] = true
+		names[s.Name], ids[s.ID] = true, true
 	}
 	return nil
 }

@@ -16,12 +16,12 @@ import (
 // change holds the gate of its top while it changes file and map, and not while it waits for
 // content that is far away. So Freeze waits only for storage, and only changes wait for Freeze.
 type Stack struct {
-	top    atomic.Pointer[Disk]
-	frozen *Disk // from Freeze to Switch or Thaw
-	closed atomic.Bool
-	close  func() error            // nil: there are no layers but the top
-	tree   *Tree                   // of the layers; nil: as close
-	others atomic.Pointer[[]*Disk] // all layers but the top, those of snapshots too; nil: none
+	top     atomic.Pointer[Disk]
+	frozen  *Disk                   // from Freeze to Switch or Thaw
+	changes atomic.Uint64           // counts the changes of the layers
+	close   func() error            // nil: there are no layers but the top
+	tree    *Tree                   // of the layers; nil: as close
+	others  atomic.Pointer[[]*Disk] // all layers but the top, those of snapshots too; nil: none
 }
 
 var (
@@ -78,16 +78,19 @@ func (s *Stack) Thaw() {
 	s.frozen.gate.Unlock()
 }
 
-// again reports whether a call has failed only because the layers have changed meanwhile.
-func (s *Stack) again(err error) bool {
+// again reports whether a call has failed only because the layers have changed meanwhile. before is
+// what changes was before the call. Any other error is final: what is closed for good, such as the
+// image, stays closed.
+func (s *Stack) again(err error, before uint64) bool {
 	return err != nil && (errors.Is(err, errFrozen) ||
-		errors.Is(err, fs.ErrClosed) && !s.closed.Load())
+		errors.Is(err, fs.ErrClosed) && s.changes.Load() != before)
 }
 
 // try makes a call until it did not fail because the layers have changed.
 func (s *Stack) try(call func(o *Disk) error) error {
 	for {
-		if err := call(s.top.Load()); !s.again(err) {
+		before := s.changes.Load()
+		if err := call(s.top.Load()); !s.again(err, before) {
 			return err
 		}
 	}
@@ -103,7 +106,8 @@ func (s *Stack) ReadAt(p []byte, off int64) (int, error) {
 
 func (s *Stack) readAt(ctx context.Context, p []byte, off int64) (int, error) {
 	for {
-		if n, err := s.top.Load().readAt(ctx, p, off); !s.again(err) {
+		before := s.changes.Load()
+		if n, err := s.top.Load().readAt(ctx, p, off); !s.again(err, before) {
 			return n, err
 		}
 	}
@@ -116,7 +120,8 @@ func (s *Stack) WriteAt(p []byte, off int64) (int, error) {
 
 func (s *Stack) writeAt(ctx context.Context, p []byte, off int64) (int, error) {
 	for {
-		if n, err := s.top.Load().writeAt(ctx, p, off); !s.again(err) {
+		before := s.changes.Load()
+		if n, err := s.top.Load().writeAt(ctx, p, off); !s.again(err, before) {
 			return n, err
 		}
 	}
@@ -217,7 +222,6 @@ func (s *Stack) Map() *disk.Map { return s.top.Load().Map() }
 
 // Close closes all layers.
 func (s *Stack) Close() error {
-	s.closed.Store(true)
 	if s.close != nil {
 		return s.close()
 	}

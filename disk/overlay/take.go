@@ -30,10 +30,10 @@ func TakeSnapshot(ctx context.Context, name string, all ...*Tree) (err error) {
 			return err
 		}
 	}
-	var backs []func()
+	var backs []func() error
 	undo := func(err error) error {
 		for _, back := range slices.Backward(backs) {
-			back()
+			_ = back() // if it fails, the layer stays there, empty
 		}
 		return err
 	}
@@ -90,23 +90,25 @@ func (t *Tree) mayTakeLocked(name string) error {
 
 // prepareLocked records a new top, and a snapshot that is not taken yet. The flush does not stop
 // the guest, and leaves less for the one after the switch.
-func (t *Tree) prepareLocked(name string, now time.Time) (back func(), err error) {
+func (t *Tree) prepareLocked(name string, now time.Time) (back func() error,
+	err error,
+) {
 	on, size := t.top, t.stack.Size()
 	undo, err := t.newTopLocked(on, size)
 	if err != nil {
 		return nil, err
 	}
 	t.snaps = append(t.snaps, &snapshot{on: on, SnapshotRecord: SnapshotRecord{
-		Name: name, Created: now, Size: size}})
-	back = func() {
+		Name: name, ID: newID(), Created: now, Size: size}})
+	back = func() error {
 		t.snaps = t.snaps[:len(t.snaps)-1]
-		undo()
+		return undo()
 	}
 	if err = t.stack.Flush(); err == nil {
 		err = t.saveLocked()
 	}
 	if err != nil {
-		back()
+		_ = back() // if it fails, the layer stays there, empty
 	}
 	return back, err
 }
@@ -156,19 +158,20 @@ func (t *Tree) Delete(name string) error {
 	return nil
 }
 
-// Committed remembers that an image has the content of a snapshot, for as long as that is there.
-func (t *Tree) Committed(name, image string) error {
+// Committed remembers that an image has the content of the snapshot with an ID, for as long as that
+// is there.
+func (t *Tree) Committed(id, image string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.findLocked(name)
-	if s == nil || !s.Taken {
-		return t.refusal(name, ErrSnapshotMissing.Error(), ErrSnapshotMissing)
+	s := t.withIDLocked(id)
+	if s == nil {
+		return t.refusal(id, "there is none any more with this identifier", ErrSnapshotMissing)
 	}
 	before := s.Image
 	s.Image = image
 	if err := t.saveLocked(); err != nil {
 		s.Image = before
-		return t.refusal(name, "", err)
+		return t.refusal(s.Name, "", err)
 	}
 	return nil
 }
@@ -197,7 +200,9 @@ func (t *Tree) Revert(name string) error {
 	t.stack.Freeze()
 	if err := t.saveLocked(); err != nil {
 		t.nodes = kept
-		back()
+		if again := back(); again != nil {
+			err = t.failLocked(old, err, again)
+		}
 		t.stack.Thaw()
 		return t.refusal(name, "", err)
 	}

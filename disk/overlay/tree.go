@@ -70,6 +70,7 @@ type Tree struct {
 	snaps   []*snapshot // the oldest first
 	working bool        // the work in the background goes on
 	marked  bool        // the disk is certainly marked as one with layers
+	unsure  bool        // storage may have another record than the last one that was saved
 	ended   bool
 }
 
@@ -131,6 +132,9 @@ func (t *Tree) load(r *Record) error {
 	}
 	for _, s := range r.Snapshots {
 		if s.Taken {
+			if s.ID == "" {
+				s.ID = olderID(s)
+			}
 			t.snaps = append(t.snaps, &snapshot{SnapshotRecord: s, on: byID[s.Layer]})
 		}
 	}
@@ -211,9 +215,23 @@ func (t *Tree) publishLocked() {
 		}
 	}
 	t.stack.others.Store(&others)
+	t.stack.changes.Add(1)
 }
 
-func (t *Tree) saveLocked() error { return t.opt.Shelf.Save(t.recordLocked()) }
+// saveLocked saves the record. After an error nobody knows whether storage has this one or that of
+// before.
+func (t *Tree) saveLocked() error {
+	err := t.opt.Shelf.Save(t.recordLocked())
+	t.unsure = err != nil
+	return err
+}
+
+// failLocked is for an error after which a top is used on although the record of storage may not
+// have it: the next start would lose what is written from now on. So nothing is.
+func (t *Tree) failLocked(top *node, errs ...error) error {
+	top.disk.fate.failed.Store(true)
+	return errors.Join(append([]error{disk.ErrFailed}, errs...)...)
+}
 
 // markLocked marks the disk before its first layer is made. A disk that is marked has a record:
 // without one, it has lost it.
@@ -273,35 +291,45 @@ func (t *Tree) namedLocked(n *node) bool {
 	return slices.ContainsFunc(t.snaps, func(s *snapshot) bool { return s.on == n })
 }
 
-// newTopLocked makes an empty layer over the first bytes of another one. It is the top in the tree,
-// but not yet for the guest. back undoes that, as long as nothing is recorded.
-func (t *Tree) newTopLocked(over *node, floor int64) (back func(), err error) {
+// newID draws 32 hexadecimal digits that nothing else has.
+func newID() string {
 	var random [16]byte
 	rand.Read(random[:]) // never fails
-	id := hex.EncodeToString(random[:])
+	return hex.EncodeToString(random[:])
+}
+
+// newTopLocked makes an empty layer over the first bytes of another one. It is the top in the tree,
+// but not yet for the guest. back undoes that, as long as nothing is recorded. After an error of
+// back, the record may have the layer.
+func (t *Tree) newTopLocked(over *node, floor int64) (back func() error, err error) {
+	id := newID()
 	if err := t.markLocked(); err != nil {
 		return nil, err
 	}
 	file, m, err := t.opt.Shelf.Make(id, t.stack.Size(), floor)
 	if err != nil {
-		t.unmarkLocked()
+		// Files that could not be removed are not those of a disk without layers.
+		if removed := t.opt.Shelf.Remove(id); removed == nil {
+			t.unmarkLocked()
+		}
 		return nil, err
 	}
 	before := t.top
 	n := &node{id, NewLayer(file, over.disk, m, t.opt.Layer), over}
 	t.nodes, t.top = append(t.nodes, n), n
-	return func() {
+	return func() error {
 		t.nodes, t.top = slices.DeleteFunc(t.nodes, func(o *node) bool { return o == n }), before
-		// The record may name the layer. Then it has to stay, and does no harm: it is empty.
-		err := n.disk.Retire()
-		if err = errors.Join(err, t.saveLocked()); err == nil {
+		// The record may name the layer. Then its files have to stay.
+		err, saved := n.disk.Retire(), t.saveLocked()
+		if err = errors.Join(err, saved); err == nil {
 			err = t.opt.Shelf.Remove(id)
 		}
 		if err != nil {
 			t.log.Warn("files of a snapshot that was not taken are left", zap.Error(err))
-			return
+			return saved
 		}
 		t.unmarkLocked()
+		return nil
 	}, nil
 }
 
@@ -334,7 +362,7 @@ func (t *Tree) refusal(name, reason string, err error) error {
 
 // Snapshot describes a snapshot.
 type Snapshot struct {
-	Name    string
+	disk.Snapshot
 	Created time.Time
 	Size    int64 // of the disk then, bytes
 	Used    int64 // bytes that would be free without it, roughly
@@ -349,8 +377,8 @@ func (t *Tree) Snapshots() []Snapshot {
 	all := []Snapshot{}
 	for _, s := range t.snaps {
 		if s.Taken {
-			all = append(all, Snapshot{s.Name, s.Created, s.Size, t.usedLocked(s.on),
-				s.Image})
+			all = append(all, Snapshot{disk.Snapshot{Name: s.Name, ID: s.ID}, s.Created,
+				s.Size, t.usedLocked(s.on), s.Image})
 		}
 	}
 	return all
@@ -382,12 +410,11 @@ func (t *Tree) View(name string) (*View, error) {
 		return nil, t.refusal(name, "the disk is closed", nil)
 	}
 	var v *View
-	v = NewView(s.on.disk, s.Size, func() {
+	v = newView(t, s, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		delete(s.views, v)
 	})
-	v.tree, v.name = t, name
 	if s.views == nil {
 		s.views = map[*View]struct{}{}
 	}
@@ -395,10 +422,27 @@ func (t *Tree) View(name string) (*View, error) {
 	return v, nil
 }
 
+// Viewed returns the names of the snapshots that have views, the oldest first.
+func (t *Tree) Viewed() (names []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.snaps {
+		if len(s.views) > 0 {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
 // Grow enlarges the disk by a hole.
 func (t *Tree) Grow(size int64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.unsure { // an empty layer that only storage knows would hide what is written behind it
+		if err := t.saveLocked(); err != nil {
+			return err
+		}
+	}
 	return t.stack.Grow(size)
 }
 

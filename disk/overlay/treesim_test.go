@@ -270,10 +270,11 @@ func (d *simTree) commit(name string) error {
 	if err := d.checkDeltas(v, got); err != nil {
 		return fmt.Errorf("snapshot %s: %w", name, err)
 	}
+	id := v.Snapshot().ID
 	require.NoError(d.t, v.Close())
 	d.stored++
 	d.noted = map[string]string{name: fmt.Sprintf("image %d", d.stored)}
-	if err := d.tree.Committed(name, d.noted[name]); err != nil {
+	if err := d.tree.Committed(id, d.noted[name]); err != nil {
 		return err
 	}
 	d.images[name] = d.noted[name]
@@ -283,10 +284,10 @@ func (d *simTree) commit(name string) error {
 // checkDeltas checks that the disk's image, and each image of a snapshot that a content was made
 // from, is that content, together with what is said to have changed since.
 func (d *simTree) checkDeltas(of disk.Disk, content []byte) error {
-	for _, since := range append(of.(disk.Historian).Since(), "") {
-		image := d.image.Content
+	for _, one := range append(of.(disk.Historian).Since(), disk.Snapshot{}) {
+		image, since := d.image.Content, one.ID
 		if since != "" {
-			image = d.snaps[since]
+			image = d.snaps[one.Name]
 		}
 		image = append(slices.Clip(image), make([]byte, len(content)-len(image))...) // it has grown
 		for off, end := int64(0), int64(len(content)); off < end; {

@@ -2,8 +2,6 @@ package overlay
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"sync/atomic"
 
 	"kubevirt.io/disk/disk"
@@ -15,7 +13,7 @@ type View struct {
 	layer  atomic.Pointer[Disk]
 	size   int64
 	tree   *Tree
-	name   string // of the snapshot
+	of     disk.Snapshot
 	closed atomic.Bool
 	done   func()
 }
@@ -27,11 +25,11 @@ var (
 	_ disk.Layered   = (*View)(nil)
 )
 
-// NewView makes a disk of a layer. done is called once, by Close. While the view is open, only
-// Replace may put another layer there.
-func NewView(layer *Disk, size int64, done func()) *View {
-	v := &View{size: size, done: done}
-	v.layer.Store(layer)
+// newView makes a disk of the layer of a snapshot. done is called once, by Close. While the view is
+// open, only Replace may put another layer there.
+func newView(t *Tree, s *snapshot, done func()) *View {
+	v := &View{size: s.Size, done: done, tree: t, of: disk.Snapshot{Name: s.Name, ID: s.ID}}
+	v.layer.Store(s.on.disk)
 	return v
 }
 
@@ -46,6 +44,9 @@ func (v *View) Served() disk.Disk {
 	return v
 }
 
+// Snapshot is the one that the view shows.
+func (v *View) Snapshot() disk.Snapshot { return v.of }
+
 // Size does not change.
 func (v *View) Size() int64 { return v.size }
 
@@ -59,8 +60,9 @@ func (v *View) readAt(ctx context.Context, p []byte, off int64) (n int, err erro
 		return 0, rawfile.OutOfRange("read", off, int64(len(p)), v.size)
 	}
 	for {
+		before := v.tree.stack.changes.Load()
 		n, err = v.layer.Load().read(ctx, p, off)
-		if !errors.Is(err, fs.ErrClosed) || v.closed.Load() {
+		if !v.tree.stack.again(err, before) {
 			return n, err
 		}
 	}
@@ -76,8 +78,9 @@ func (v *View) extent(ctx context.Context, off, length int64) (e disk.Extent, er
 		return disk.Extent{}, rawfile.OutOfRange("extent", off, length, v.size)
 	}
 	for {
+		before := v.tree.stack.changes.Load()
 		e, err = v.layer.Load().extent(ctx, off, length)
-		if !errors.Is(err, fs.ErrClosed) || v.closed.Load() {
+		if !v.tree.stack.again(err, before) {
 			return e, err
 		}
 	}
@@ -93,8 +96,9 @@ func (v *View) depth(ctx context.Context, off, length int64) (depth int, n int64
 		return 0, 0, rawfile.OutOfRange("depth", off, length, v.size)
 	}
 	for {
+		before := v.tree.stack.changes.Load()
 		depth, n, err = v.layer.Load().depth(ctx, off, length)
-		if !errors.Is(err, fs.ErrClosed) || v.closed.Load() {
+		if !v.tree.stack.again(err, before) {
 			return depth, n, err
 		}
 	}

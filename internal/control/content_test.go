@@ -43,7 +43,9 @@ func (f *fakeContent) Extent(off, length int64) (disk.Extent, error) {
 	return disk.Extent{Length: min(length, fakeBlock), Data: off/fakeBlock%2 == 1}, nil
 }
 
-func (f *fakeContent) Since() []string { return []string{"monday"} }
+func (f *fakeContent) Since() []disk.Snapshot {
+	return []disk.Snapshot{{Name: "monday", ID: "monday"}}
+}
 
 func (f *fakeContent) Changed(since string, off, length int64) (bool, int64, error) {
 	if since != "monday" {

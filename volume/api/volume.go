@@ -61,7 +61,9 @@ type Progress struct {
 
 // Snapshot is what was kept of a volume at a point in time.
 type Snapshot struct {
-	Name    string    `json:"name" yaml:"name"`
+	Name string `json:"name" yaml:"name"`
+	// ID is another one if the snapshot is deleted and its name is used again.
+	ID      string    `json:"id" yaml:"id"`
 	Created time.Time `json:"created" yaml:"created"`
 	Size    Size      `json:"size" yaml:"size"` // of the disk then, bytes
 	Used    Size      `json:"used" yaml:"used"` // bytes of storage that only the snapshot needs
@@ -77,10 +79,20 @@ type Snapshots struct {
 type Changes struct {
 	Since string `json:"since" yaml:"since"`
 	Until string `json:"until,omitempty" yaml:"until,omitempty"` // "": the volume as it is now
-	Size  int64  `json:"size" yaml:"size"`                       // bytes
+	// Of says which snapshots these names were. The request for the next page has it, too: names
+	// may be used again.
+	Of   string `json:"of" yaml:"of"`
+	Size int64  `json:"size" yaml:"size"` // bytes
 	// Next is the offset of the next page; Size: this was the last one.
 	Next   int64   `json:"next" yaml:"next"`
 	Ranges []Range `json:"ranges" yaml:"ranges"` // ascending, apart from each other
+}
+
+// Page says which part of Changes is asked for.
+type Page struct {
+	Until  string // a later snapshot; "": the volume as it is now
+	Of     string // as the page before has it; "" for the first one
+	Offset int64  // bytes
 }
 
 // Range is a part of a disk, in bytes.

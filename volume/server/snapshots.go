@@ -48,7 +48,7 @@ func (s *Server) changes(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	c, err := s.opt.Volumes.Changes(r.Context(), nameOf(r), r.PathValue("snapshot"),
-		query.Get("until"), offset)
+		api.Page{Until: query.Get("until"), Of: query.Get("of"), Offset: offset})
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	if err != nil {
 		return nil, err
 	}
-	id := snapshotIdentity(inst, snapshot).Serial
+	id := snapshotIdentity(inst, opened.Snapshot.ID).Serial
 	name := snapshotName(from, snapshot)
 	what.Image, err = image.OpenSource(ctx, name,
 		func(context.Context, string) (image.Source, error) {

@@ -23,15 +23,21 @@ func (d *Disks) OpenContent(name, snapshot string) (*control.Content, error) {
 		return nil, err
 	}
 	return &control.Content{Disk: opened.Disk, Described: status.Content{
-		Disk: s.Name, Identity: snapshotIdentity(inst, snapshot).Serial, Size: opened.Size(),
+		Disk: s.Name, Identity: snapshotIdentity(inst, opened.Snapshot.ID).Serial, Size: opened.Size(),
 		Image: inst.Image(), Committed: inst.CommittedBefore(opened.Disk)}}, nil
 }
 
-// committed remembers the image that has the content of a snapshot.
-func (s *Disk) committed(name, image string) error {
+// committed remembers the image that has the content of a snapshot. The identity says which: a
+// snapshot may have been made again under its name since it was read.
+func (s *Disk) committed(name, identity, image string) error {
 	inst := s.Instance()
 	if inst == nil {
 		return fmt.Errorf("%v is not open", s)
 	}
-	return inst.Committed(name, image)
+	for _, one := range inst.Snapshots() {
+		if snapshotIdentity(inst, one.ID).Serial == identity {
+			return inst.Committed(one.ID, image)
+		}
+	}
+	return fmt.Errorf("%v: the snapshot %q that was read is not there any more", s, name)
 }

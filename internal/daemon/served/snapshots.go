@@ -74,7 +74,7 @@ func (d *Disks) ChangeSnapshots(ctx context.Context, req status.SnapshotRequest)
 		return fmt.Sprintf("LUN %d is %s, read-only, as %q", lun, what,
 			snapshotName(s, req.Name)), err
 	case status.SnapshotCommitted:
-		return "noted the image of " + what, s.committed(req.Name, req.Image)
+		return "noted the image of " + what, s.committed(req.Name, req.Identity, req.Image)
 	case status.SnapshotUnserve:
 		lun := d.snapshotLUN(s, req.Name)
 		if lun == nil {
@@ -229,7 +229,7 @@ func (d *Disks) serveSnapshot(ctx context.Context, s *Disk, name string) (lun ui
 	one := plan.Disk{Name: snapshotName(s, name),
 		DiskSettings: options.DiskSettings{ReadOnly: true,
 			CopyMode: instance.CopyNone, AccessMode: serving.AccessReadShared},
-		Elsewhere: instance.Elsewhere(opened.Disk, snapshotIdentity(inst, name),
+		Elsewhere: instance.Elsewhere(opened.Disk, snapshotIdentity(inst, opened.Snapshot.ID),
 			inst.BlockSize, true)}
 	added, err := d.Open(ctx, one)
 	if err != nil {
@@ -242,14 +242,9 @@ func (d *Disks) serveSnapshot(ctx context.Context, s *Disk, name string) (lun ui
 	return added.LUN, nil
 }
 
-// snapshotIdentity is the same each time that a snapshot is served.
-func snapshotIdentity(inst *instance.Instance, name string) disk.Identity {
-	for _, one := range inst.Snapshots() {
-		if one.Name == name {
-			name += one.Created.UTC().String()
-		}
-	}
-	sum := sha256.Sum256([]byte(inst.Identity.Serial + "@" + name))
+// snapshotIdentity is the same each time that the snapshot with an ID is served.
+func snapshotIdentity(inst *instance.Instance, id string) disk.Identity {
+	sum := sha256.Sum256([]byte(inst.Identity.Serial + "@" + id))
 	return disk.IdentityOf([18]byte(sum[:18]))
 }
 

@@ -2,6 +2,7 @@ package volumes
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -272,7 +273,7 @@ func (o *volumeDisk) Grow(size int64) error { return refusal(o.disks.Grow(o.disk
 // Snapshots lists what was kept of the disk.
 func (o *volumeDisk) Snapshots() (all []api.Snapshot) {
 	for _, s := range o.inst.Snapshots() {
-		all = append(all, api.Snapshot{Name: s.Name, Created: s.Created, Size: api.Size(s.Size),
+		all = append(all, api.Snapshot{Name: s.Name, ID: s.ID, Created: s.Created, Size: api.Size(s.Size),
 			Used: api.Size(s.Used)})
 	}
 	return all
@@ -297,25 +298,39 @@ func (o *volumeDisk) Revert(ctx context.Context, name string) error {
 const maxRanges = 4096
 
 // Changes lists what may have changed since a snapshot.
-func (o *volumeDisk) Changes(ctx context.Context, since, until string, offset int64) (
-	c api.Changes, err error) {
-	d := o.inst.Disk
-	if until != "" {
-		snapshot, err := o.inst.OpenSnapshot(until)
+func (o *volumeDisk) Changes(ctx context.Context, since string, page api.Page) (c api.Changes,
+	err error) {
+	from, err := o.inst.OpenSnapshot(since)
+	if err != nil {
+		return c, refusal(err)
+	}
+	defer from.Close() // it only forgets that the snapshot is in use
+	d, of := o.inst.Disk, from.Snapshot.ID
+	if page.Until != "" {
+		snapshot, err := o.inst.OpenSnapshot(page.Until)
 		if err != nil {
 			return c, refusal(err)
 		}
-		defer snapshot.Close() // it only forgets that the snapshot is in use
-		d = snapshot.Disk
+		defer snapshot.Close()
+		d, of = snapshot.Disk, of+"-"+snapshot.Snapshot.ID
+	}
+	sum := sha256.Sum256([]byte(of))
+	switch of = hex.EncodeToString(sum[:16]); {
+	case page.Of == "" && page.Offset > 0:
+		return c, api.Errorf(api.CodeInvalid, "of: give it as the page before has it, next to the "+
+			"offset: a snapshot may have been made again under its name since")
+	case page.Of != "" && page.Of != of:
+		return c, api.Errorf(api.CodeNotFound, "a snapshot was made again under its name since "+
+			"the page before: begin with the first page again")
 	}
 	history, ok := d.(disk.Historian)
 	if !ok {
 		return c, api.Errorf(api.CodeInvalid, "the volume cannot tell what has changed")
 	}
-	c = api.Changes{Since: since, Until: until, Size: d.Size(), Next: offset,
+	c = api.Changes{Since: since, Until: page.Until, Of: of, Size: d.Size(), Next: page.Offset,
 		Ranges: []api.Range{}}
 	for c.Next < c.Size && len(c.Ranges) < maxRanges && ctx.Err() == nil {
-		changed, n, err := history.Changed(since, c.Next, c.Size-c.Next)
+		changed, n, err := history.Changed(from.Snapshot.ID, c.Next, c.Size-c.Next)
 		if err != nil {
 			return c, refusal(err)
 		}

@@ -1,0 +1,116 @@
+package overlay
+
+import (
+	"bytes"
+	"context"
+	"io/fs"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/disk"
+)
+
+// unsureShelf fails to save the record, as a sync of a directory that fails: the new record has its
+// name already.
+type unsureShelf struct {
+	Shelf
+	stored int // so many calls replace the record, and say that they have not
+	failed int // and after them so many do nothing
+}
+
+func (s *unsureShelf) Save(r *Record) error {
+	switch {
+	case s.stored > 0:
+		s.stored--
+		if err := s.Shelf.Save(r); err != nil {
+			return err
+		}
+		return unix.EIO
+	case s.failed > 0:
+		s.failed--
+		return unix.EIO
+	}
+	return s.Shelf.Save(r)
+}
+
+// fill writes a byte to the whole first block and flushes it.
+func (d *simTree) fill(b byte) error {
+	if _, err := d.disk.WriteAt(bytes.Repeat([]byte{b}, minGranule), 0); err != nil {
+		return err
+	}
+	return d.disk.Flush()
+}
+
+// first is the first byte of the disk.
+func (d *simTree) first() byte {
+	p := make([]byte, disk.SectorSize)
+	_, err := d.disk.ReadAt(p, 0)
+	require.NoError(d.t, err)
+	return p[0]
+}
+
+// TestRevertThatCannotBeRecorded: after a save that failed, storage may have either record. What a
+// guest writes and flushes after it is there at the next start, or it is told that it is not.
+func TestRevertThatCannotBeRecorded(t *testing.T) {
+	for failed := range 3 {
+		d := newSimTree(t, 1, Options{}, true)
+		require.NoError(t, d.fill('a'))
+		require.NoError(t, TakeSnapshot(t.Context(), "s", d.tree))
+		require.NoError(t, d.fill('b'))
+		d.tree.opt.Shelf = &unsureShelf{Shelf: d, stored: 1, failed: failed}
+		require.ErrorIs(t, d.tree.Revert("s"), unix.EIO)
+		require.Equal(t, byte('b'), d.first())
+		want := byte('c')
+		if err := d.fill('c'); err != nil {
+			require.ErrorIs(t, err, disk.ErrFailed)
+			require.Positive(t, failed, "the former record is there again")
+			want = 'a'
+		}
+		d.load()
+		require.Equal(t, want, d.first())
+	}
+}
+
+// TestGrowAfterASnapshotThatCannotBeRecorded: a layer that only storage knows of ends where the
+// disk ended then.
+func TestGrowAfterASnapshotThatCannotBeRecorded(t *testing.T) {
+	d := newSimTree(t, 1, Options{}, true)
+	size := d.disk.Size()
+	require.NoError(t, TakeSnapshot(t.Context(), "before", d.tree))
+	d.tree.opt.Shelf = &unsureShelf{Shelf: d, stored: 1, failed: 2}
+	require.ErrorIs(t, TakeSnapshot(t.Context(), "s", d.tree), unix.EIO)
+	require.ErrorIs(t, d.tree.Grow(2*size), unix.EIO)
+	require.Equal(t, size, d.disk.Size())
+	require.NoError(t, d.tree.Grow(2*size))
+	data := bytes.Repeat([]byte{'d'}, disk.SectorSize)
+	_, err := d.disk.WriteAt(data, 2*size-disk.SectorSize)
+	require.NoError(t, err)
+	require.NoError(t, d.disk.Flush())
+	d.load()
+	got := make([]byte, disk.SectorSize)
+	_, err = d.disk.ReadAt(got, 2*size-disk.SectorSize)
+	require.NoError(t, err)
+	require.Equal(t, data, got)
+}
+
+// TestOverWhatIsClosed: a call ends with an error when what the layers lie over is closed. It does
+// not wait for layers that never come.
+func TestOverWhatIsClosed(t *testing.T) {
+	d := newSimDisk(t, 1, Options{})
+	p := make([]byte, disk.SectorSize)
+	of := NewStack(newDisk(d.file, closedImage{d.image}, newBlockMap(blocksOf(simSize)),
+		newMapStore(1), simSize, Options{}))
+	_, err := of.ReadAt(p, 0)
+	require.ErrorIs(t, err, fs.ErrClosed)
+	_, err = of.WriteAt(p, 0)
+	require.ErrorIs(t, err, fs.ErrClosed)
+}
+
+// closedImage is the snapshot of a disk that was closed, as the image of a clone.
+type closedImage struct{ Image }
+
+func (closedImage) ReadAtContext(context.Context, []byte, int64) (int, error) {
+	return 0, fs.ErrClosed
+}
