@@ -50,7 +50,7 @@ func serveBeside(t testing.TB, config serving.Config, other serving.Front, name 
 	if other != nil {
 		require.NoError(t, all.Serve(other))
 	}
-	s, err := New(Options{Disks: all, Log: log})
+	s, err := New(Options{Disks: all, Log: log, ReconnectDelay: -1})
 	require.NoError(t, err)
 	v := &served{Server: s, socket: filepath.Join(t.TempDir(), "nbd.sock")}
 	for i := range count {

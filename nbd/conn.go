@@ -36,6 +36,7 @@ type conn struct {
 	// certified says that the name is its certificate's
 	certified bool
 	arrival   serving.Arrival
+	slowed    bool  // the peer has failed so often that the log has it once a minute
 	accepted  bool  // the observer knows of the session
 	pid       int32 // of the client's process; 0: unknown
 	since     time.Time
@@ -98,6 +99,9 @@ func (c *conn) negotiate() (err error) {
 	if err := c.identify(); err != nil {
 		return err
 	}
+	if err := c.wait(); err != nil {
+		return err
+	}
 	c.setDeadline(time.Now().Add(handshakeTime))
 	h := &handshake{c: c, nc: c.nc}
 	if err := h.run(); err != nil {
@@ -122,8 +126,36 @@ func (c *conn) negotiate() (err error) {
 	c.accepted = true
 	c.srv.disks.Observer.LoginAccepted(serving.LoginEvent{Client: c.name,
 		Remote: c.remote(), Target: c.srv.exportOf(c.disk)})
-	c.log().Info("NBD client", zap.Uint16("lun", c.disk.Number))
+	level := zap.InfoLevel
+	if c.slowed {
+		level = zap.DebugLevel
+	}
+	c.log().Log(level, "NBD client", zap.Uint16("lun", c.disk.Number))
 	return nil
+}
+
+// wait delays a client that has failed several times. The server greets first, so all that can come
+// meanwhile is the connection's end.
+func (c *conn) wait() error {
+	var delay time.Duration
+	if delay, c.slowed = c.srv.penalties.Delay(c.arrival.Source, time.Now()); delay == 0 {
+		return nil
+	}
+	c.setDeadline(time.Now().Add(delay))
+	switch _, err := c.nc.Read(make([]byte, 1)); {
+	case err == nil:
+		return errors.New("the client has sent something before the server's greeting")
+	case !errors.Is(err, os.ErrDeadlineExceeded) || c.srv.isClosing():
+		return err
+	}
+	return nil
+}
+
+// useless reports whether a connection with an export was lost at once, and did nothing: its client
+// does not like what it gets.
+func (c *conn) useless() bool {
+	return c.disk != nil && c.lost.Load() && time.Since(c.since) < time.Second &&
+		c.bytesRead.Load()+c.bytesWritten.Load() == 0
 }
 
 // takeWire returns what carries the requests: a socket of our own, if that is possible.
@@ -411,16 +443,16 @@ func (c *conn) end(err error) {
 	}
 	c.srv.drop(c)
 	reason, expected := endOf(err)
-	level, fields := zap.WarnLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
-	if expected {
-		level = zap.DebugLevel
-	} else if !c.accepted {
-		from := stranger{c.arrival.Source, reason}
-		if n, told := c.srv.refused.Admit(from, time.Now()); !told {
-			level = zap.DebugLevel
-		} else if n > 0 {
-			fields = append(fields, zap.Int64("not_logged_since", n))
+	level, fields := zap.DebugLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
+	if !expected || reason == "connection_closed" && c.useless() {
+		c.srv.penalties.Failed(c.arrival.Source, time.Now())
+	}
+	if !expected {
+		n, told := c.srv.failures.Admit(lost{c.arrival.Source, reason}, time.Now())
+		if told {
+			level = zap.WarnLevel
 		}
+		fields = append(fields, serving.Unsaid(n)...)
 	}
 	c.log().Log(level, "NBD connection ended", fields...)
 	switch {

@@ -90,8 +90,7 @@ func TestStrangersInTheLog(t *testing.T) {
 	testtool.Eventually(t, func() bool { v.mu.Lock(); defer v.mu.Unlock(); return len(v.conns) == 0 },
 		"all of them are gone")
 	require.Equal(t, 1, strangers())
-	n, told := v.refused.Admit(stranger{"127.0.0.1", "protocol_error"},
-		time.Now().Add(strangersTold))
+	n, told := v.failures.Admit(lost{"127.0.0.1", "protocol_error"}, time.Now().Add(failureTold))
 	require.True(t, told)
 	require.EqualValues(t, 19, n)
 }

@@ -112,7 +112,7 @@ func FuzzConnection(f *testing.F) {
 
 func throughServer(t *testing.T, sent []byte) {
 	all := serving.New(serving.Config{})
-	s, err := New(Options{Disks: all})
+	s, err := New(Options{Disks: all, ReconnectDelay: -1})
 	require.NoError(t, err)
 	require.NoError(t, all.Add(serving.Options{Number: 1, Name: "d",
 		Disk: disktest.NewMemory(1 << 20), Identity: disk.Identity{NAA: [8]byte{0x30}}}))

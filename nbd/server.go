@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -31,9 +32,9 @@ var ErrServerClosed = errors.New("the NBD server is shut down")
 const (
 	// handshakeTime is how long a client may take until it has chosen an export.
 	handshakeTime = 30 * time.Second
-	// strangersTold is how long the log stays quiet about clients of one source that are refused for
-	// one reason. A port that the world reaches gets some every second.
-	strangersTold = time.Minute
+	// failureTold is how long the log stays quiet about connections of one source that end again for
+	// one reason.
+	failureTold = time.Minute
 	// patience is how long a client may leave its replies untaken, or a payload unfinished, while
 	// memory is scarce. Otherwise it may take any time: a machine may be stopped for hours.
 	patience = 30 * time.Second
@@ -46,6 +47,9 @@ type Options struct {
 	// Crowd limits the connections. A session is one that has chosen an export. A client is a
 	// certificate's name, a process at a socket, or an address.
 	Crowd serving.Crowd
+	// ReconnectDelay is the longest delay of a client whose connections have failed several times
+	// within the last minute. Default 2 s; less than 0: there is none.
+	ReconnectDelay time.Duration
 }
 
 // Portal is where clients connect, and who they are.
@@ -63,15 +67,16 @@ type Portal struct {
 
 // Server serves disks by NBD. Any number of goroutines may call the methods.
 type Server struct {
-	disks    *serving.Disks
-	log      *zap.Logger
-	entrance *serving.Entrance
-	pollers  socket.PollLimit
-	ctx      context.Context // ends when Shutdown gives up waiting
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup
-	watch    sync.Once // starts watchMemory
-	refused  *serving.Seldom[stranger]
+	disks     *serving.Disks
+	log       *zap.Logger
+	entrance  *serving.Entrance
+	pollers   socket.PollLimit
+	ctx       context.Context // ends when Shutdown gives up waiting
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup
+	watch     sync.Once // starts watchMemory
+	penalties *serving.Penalties
+	failures  *serving.Seldom[lost]
 
 	mu        sync.Mutex
 	closing   bool
@@ -81,8 +86,8 @@ type Server struct {
 	holders map[holding]*holder
 }
 
-// stranger is why clients of a source end without a session.
-type stranger struct{ source, reason string }
+// lost is why connections of a source end that should not.
+type lost struct{ source, reason string }
 
 // holding is the use of an exclusive disk by one name.
 type holding struct {
@@ -99,9 +104,10 @@ type holder struct {
 // New makes a server, and a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log, entrance: serving.NewEntrance(opt.Crowd),
-		refused:   serving.NewSeldom[stranger](strangersTold),
+		failures:  serving.NewSeldom[lost](failureTold),
 		listeners: map[net.Listener]struct{}{}, conns: map[*conn]struct{}{},
-		holders: map[holding]*holder{}}
+		holders:   map[holding]*holder{},
+		penalties: serving.NewPenalties(cmp.Or(opt.ReconnectDelay, 2*time.Second))}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"sync"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 // maxKinds is how many kinds a Seldom remembers, and so the most lines that it lets through in an
@@ -58,4 +60,12 @@ func (l *Seldom[K]) makeRoomLocked(now time.Time) bool {
 	}
 	maps.DeleteFunc(l.last, func(_ K, t *told) bool { return now.Sub(t.at) >= l.every })
 	return len(l.last) < maxKinds
+}
+
+// Unsaid is what a line of the log says of those of its kind that were suppressed.
+func Unsaid(suppressed int64) []zap.Field {
+	if suppressed == 0 {
+		return nil
+	}
+	return []zap.Field{zap.Int64("more_before", suppressed)}
 }

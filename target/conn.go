@@ -30,6 +30,7 @@ type conn struct {
 
 	source  netip.Addr
 	arrival serving.Arrival
+	slowed  bool          // the address has failed so often that the log has it once a minute
 	gone    chan struct{} // closed with the network side
 
 	sess atomic.Pointer[session] // set at the end of login
@@ -225,6 +226,23 @@ func (e *fatalError) Error() string { return "protocol error: " + e.why }
 
 func fatalf(format string, args ...any) error {
 	return &fatalError{why: fmt.Sprintf(format, args...)}
+}
+
+// failed counts a failure of the peer. If it has failed often, the log has each reason once a minute:
+// say tells whether it is now, and more is for the line.
+func (c *conn) failed(reason string) (more []zap.Field, say bool) {
+	now := time.Now()
+	if !c.srv.penalties.Failed(c.source.String(), now) {
+		return nil, true
+	}
+	suppressed, say := c.srv.failures.Admit(failure{c.source, reason}, now)
+	return serving.Unsaid(suppressed), say
+}
+
+// failure is why connections from an address fail.
+type failure struct {
+	source netip.Addr
+	reason string
 }
 
 // step reads and handles one PDU.

@@ -15,6 +15,15 @@ func (c *conn) logEnd(s *session, cause error) {
 	reason := endReason(cause)
 	c.srv.opt.Disks.Observer.SessionEnded(serving.SessionEvent{Client: s.login.InitiatorName,
 		Remote: c.remote.String(), Discovery: s.discovery(), Reason: reason})
+	var more []zap.Field
+	say := !c.slowed
+	switch reason {
+	case "protocol_error", "header_digest", "connection_error", "internal_error":
+		more, say = c.failed(reason)
+	}
+	if !say {
+		return
+	}
 	fields := []zap.Field{zap.String("initiator", s.login.InitiatorName),
 		zap.Uint16("tsih", s.tsih),
 		zap.Bool("discovery", s.discovery()), zap.String("reason", reason),
@@ -23,7 +32,7 @@ func (c *conn) logEnd(s *session, cause error) {
 	case reason == reasonLogout:
 		c.log().Info("session ended", fields...)
 	default:
-		c.log().Info("session ended", append(fields, zap.Error(cause))...)
+		c.log().Info("session ended", append(append(fields, zap.Error(cause)), more...)...)
 	}
 }
 

@@ -45,7 +45,7 @@ func (s *Server) Stalls(lun uint16) (calls int) {
 // FailLogins counts that many failures of authentication for an address.
 func (s *Server) FailLogins(from netip.Addr, times int) {
 	for range times {
-		s.slow.failed(from, s.clock.Load())
+		s.penalties.Failed(from.String(), time.Now())
 	}
 }
 

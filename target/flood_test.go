@@ -173,7 +173,7 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 		chap.Config{Initiator: chap.Credential{Username: "fedora",
 			Secret: chap.NewSecret("correct horse 1")}})
 	require.NoError(t, err)
-	core, logs := observer.New(zapcore.InfoLevel)
+	core, logs := observer.New(zapcore.DebugLevel)
 	s := start(t, func(o *options) {
 		o.Auth, o.Log, o.Limits.LoginDelay = auth, zap.New(core), 300*time.Millisecond
 	})
@@ -195,7 +195,7 @@ func TestFailingAddressIsSlowedDown(t *testing.T) {
 // TestWaitingLoginEndsWithTheServer has an address with so many failures that a login from it waits
 // for minutes.
 func TestWaitingLoginEndsWithTheServer(t *testing.T) {
-	core, logs := observer.New(zapcore.InfoLevel)
+	core, logs := observer.New(zapcore.DebugLevel)
 	s := start(t, func(o *options) {
 		o.Log, o.Limits.LoginDelay = zap.New(core),
 			time.Hour

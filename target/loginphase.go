@@ -49,6 +49,8 @@ type refusal struct {
 	status login.Status
 	reason string
 	err    error
+	more   []zap.Field // of its line in the log
+	say    bool        // there is one
 }
 
 func (r *refusal) Error() string { return r.err.Error() }
@@ -81,10 +83,17 @@ func (d *loginDialog) log(err error) {
 	case isTimeout(err):
 		ev.Reason = "timeout"
 	}
+	c.srv.opt.Disks.Observer.LoginRefused(ev)
+	if r == nil {
+		r = &refusal{}
+		r.more, r.say = c.failed(ev.Reason)
+	}
+	if !r.say {
+		return
+	}
 	fields = append(fields, zap.String("reason", ev.Reason), zap.String("initiator", ev.Client),
 		zap.String("target", ev.Target), zap.String("user", ev.User))
-	c.srv.opt.Disks.Observer.LoginRefused(ev)
-	c.log().Warn("login refused", fields...)
+	c.log().Warn("login refused", append(fields, r.more...)...)
 }
 
 func isTimeout(err error) bool {
@@ -147,9 +156,6 @@ func (d *loginDialog) exchange() (*session, error) {
 		Continue: req.Continue, VersionMin: req.VersionMin, VersionMax: req.VersionMax,
 		ISID: req.ISID, TSIH: req.TSIH,
 		CID: req.CID, Data: d.data})
-	if resp.Status == login.StatusAuthenticationFailure {
-		c.srv.slow.failed(c.source, c.srv.clock.Load())
-	}
 	if resp.Status != login.StatusSuccess {
 		return nil, d.refuse(&req, resp.Status, resp.Reason, resp.Err)
 	}
@@ -239,7 +245,11 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	c.srv.opt.Disks.Observer.LoginAccepted(serving.LoginEvent{Client: res.InitiatorName,
 		Remote: c.remote.String(),
 		Target: res.TargetName, User: res.User, Discovery: sess.discovery()})
-	c.log().Info("login", zap.String("initiator", res.InitiatorName),
+	level := zap.InfoLevel
+	if c.slowed {
+		level = zap.DebugLevel
+	}
+	c.log().Log(level, "login", zap.String("initiator", res.InitiatorName),
 		zap.String("target", res.TargetName),
 		zap.String("user", res.User), zap.Bool("discovery", sess.discovery()),
 		zap.Uint16("tsih", sess.tsih),
@@ -249,14 +259,15 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	return sess, nil
 }
 
-// wait delays a login from an address that has failed to authenticate several times.
+// wait delays a login from an address whose connections have failed several times.
 func (d *loginDialog) wait() error {
 	c := d.c
-	delay := c.srv.slow.delay(c.source, c.srv.clock.Load())
+	var delay time.Duration
+	delay, c.slowed = c.srv.penalties.Delay(c.source.String(), time.Now())
 	if delay == 0 {
 		return nil
 	}
-	c.log().Info("login is held up: its address failed to authenticate several times",
+	c.log().Debug("login is held up: its address has failed several times",
 		zap.Duration("delay", delay))
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
@@ -280,11 +291,13 @@ func (d *loginDialog) answer(req *pdu.LoginRequest, resp *login.Response, tsih u
 // refuse sends a login response with another status. The connection closes after that.
 func (d *loginDialog) refuse(req *pdu.LoginRequest, status login.Status, reason string,
 	err error) error {
+	r := &refusal{status: status, reason: reason, err: err}
+	r.more, r.say = d.c.failed(reason) // before the answer: the peer may be back at once
 	d.c.tx.send(&pdu.LoginResponse{CSG: req.CSG, ISID: req.ISID, TSIH: req.TSIH,
 		TaskTag:     req.TaskTag,
 		StatusClass: uint8(status >> 8), StatusDetail: uint8(status)}, snAdvance, nil, nil)
 	if ferr := d.c.tx.Flush(); ferr == nil {
 		d.c.linger()
 	}
-	return &refusal{status: status, reason: reason, err: err}
+	return r
 }

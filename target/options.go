@@ -52,8 +52,8 @@ type Limits struct {
 	// MaxPendingLogins is how many connections may exist that have not logged in, besides the
 	// sessions. One more pushes another one out. Default 256.
 	MaxPendingLogins int
-	// LoginDelay is the longest delay of a login from an address that has failed to authenticate
-	// several times within the last minute. Default 2 s.
+	// LoginDelay is the longest delay of a login from an address from which several logins or
+	// sessions have failed within the last minute. Default 2 s.
 	LoginDelay time.Duration
 	// CommandWindow is how many commands a session may have in flight. With so many sessions that
 	// their open commands would take more than a quarter of serving.Config.Memory, it is fewer, but

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -34,12 +33,13 @@ var ErrServerClosed = errors.New("target: server closed")
 
 // Server serves the LUNs of one target on any number of portals.
 type Server struct {
-	opt    Options
-	log    *zap.Logger
-	device *scsi.Device
-	login  login.Config
-	pool   *memory.Pool
-	slow   penalties
+	opt       Options
+	log       *zap.Logger
+	device    *scsi.Device
+	login     login.Config
+	pool      *memory.Pool
+	penalties *serving.Penalties
+	failures  *serving.Seldom[failure]
 	// entrance bounds the connections: a peer is an address
 	entrance *serving.Entrance
 	clock    atomic.Int64 // coarse: nanoseconds since start, at least 1, at most one tick old
@@ -96,7 +96,8 @@ func New(opt Options) (*Server, error) {
 		discovery: make(map[*session]struct{}),
 		entrance: serving.NewEntrance(serving.Crowd{Sessions: opt.Limits.MaxConnections,
 			PerPeer: opt.Limits.MaxPerAddress, Strangers: opt.Limits.MaxPendingLogins}),
-		slow: penalties{limit: opt.Limits.LoginDelay, table: make(map[netip.Addr]penalty)},
+		penalties: serving.NewPenalties(opt.Limits.LoginDelay),
+		failures:  serving.NewSeldom[failure](time.Minute),
 	}
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())

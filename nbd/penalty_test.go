@@ -1,0 +1,110 @@
+package nbd
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/disktest"
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/serving"
+)
+
+// watched is a server with one disk, at a Unix socket and at a TCP port, and its log.
+func watched(t *testing.T, delay time.Duration) (v *served, port string, logs *observer.ObservedLogs) {
+	t.Helper()
+	core, logs := observer.New(zapcore.InfoLevel)
+	all := serving.New(serving.Config{})
+	s, err := New(Options{Disks: all, Log: zap.New(core), ReconnectDelay: delay})
+	require.NoError(t, err)
+	require.NoError(t, all.Add(serving.Options{Number: 1, Name: "d",
+		Disk: disktest.NewMemory(diskSize), Identity: disk.Identity{NAA: [8]byte{0x30}}}))
+	v = &served{Server: s, socket: filepath.Join(t.TempDir(), "nbd.sock")}
+	l, err := net.Listen("unix", v.socket)
+	require.NoError(t, err)
+	go s.Serve(l, Portal{Name: "unix:" + v.socket})
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go s.Serve(tcp, Portal{Name: "tcp:" + tcp.Addr().String()})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, s.Shutdown(ctx))
+	})
+	return v, tcp.Addr().String(), logs
+}
+
+// us is what the server takes a client of this process for.
+func us() string { return fmt.Sprintf("process %d", os.Getpid()) }
+
+// TestHotClient: a client that comes back at once after each failure fills no log. Others at its
+// side are not slowed down, and when it has learnt the protocol it is served.
+func TestHotClient(t *testing.T) {
+	for name, spoil := range map[string]func(c *client){
+		"garbage": func(c *client) {
+			c.send(bytes.Repeat([]byte("garbage "), 4))
+			c.ended()
+		},
+		"no use for the answer": func(c *client) { require.NoError(t, c.Close()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v, port, logs := watched(t, time.Millisecond)
+			for range 100 {
+				spoil(v.open(t, "", extended))
+			}
+			testtool.Eventually(t, func() bool {
+				_, slowed := v.penalties.Delay(us(), time.Now())
+				return slowed && len(v.Sessions()) == 0
+			}, "it is slowed down")
+			require.LessOrEqual(t, logs.FilterMessage("NBD connection ended").Len(), 1)
+			// The next client may come before a failure is counted.
+			require.Less(t, logs.FilterMessage("NBD client").Len(), 20)
+			nc, err := net.Dial("tcp", port)
+			require.NoError(t, err)
+			other := greet(t, nc)
+			other.send(u32(flagFixedNewstyle | flagNoZeroes))
+			other.choose("", structured)
+			other.alive()
+			require.Equal(t, 1, logs.FilterMessage("NBD client").
+				FilterField(zap.String("client", "tcp:"+port)).Len())
+			require.NoError(t, other.Close())
+			v.open(t, "", extended).alive()
+		})
+	}
+}
+
+// TestWaitingClient: a client that must wait long gets no greeting, and the server ends without it.
+func TestWaitingClient(t *testing.T) {
+	v, _, _ := watched(t, time.Hour)
+	for range 30 {
+		v.penalties.Failed(us(), time.Now())
+	}
+	nc, err := net.Dial("unix", v.socket)
+	require.NoError(t, err)
+	defer nc.Close()
+	early, err := net.Dial("unix", v.socket)
+	require.NoError(t, err)
+	defer early.Close()
+	_, err = early.Write([]byte("IHAVEOPT"))
+	require.NoError(t, err)
+	got, _ := io.ReadAll(early) // reset, for what the server has not read
+	require.Empty(t, got, "it did not wait for the greeting")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	require.NoError(t, v.Shutdown(ctx))
+	got, err = io.ReadAll(nc)
+	require.NoError(t, err)
+	require.Empty(t, got)
+}
