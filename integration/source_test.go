@@ -93,6 +93,31 @@ func TestServersRefuseForeignPages(t *testing.T) {
 	require.NotZero(t, servers)
 }
 
+// TestOnePlaceReadsYAML: what others write is read where it is bounded.
+func TestOnePlaceReadsYAML(t *testing.T) {
+	readers := 0
+	for _, pkg := range listPackages(t) {
+		if coversAny([]string{"scripts/...", "integration/..."}, pkg.ImportPath) {
+			continue
+		}
+		for _, name := range pkg.GoFiles {
+			text, err := os.ReadFile(filepath.Join(pkg.Dir, name))
+			require.NoError(t, err)
+			if !yamlReader.Match(text) {
+				continue
+			}
+			if readers++; pkg.ImportPath != "internal/plainyaml" {
+				t.Errorf("%s/%s reads YAML: package internal/plainyaml does, within bounds",
+					pkg.ImportPath, name)
+			}
+		}
+	}
+	require.NotZero(t, readers)
+}
+
+// yamlReader finds what reads YAML.
+var yamlReader = regexp.MustCompile(`yaml\.(New(Strict)?Decoder|Unmarshal(Strict)?|YAMLToJSON)\w*\(`)
+
 // httpServer finds what makes a server of net/http.
 var httpServer = regexp.MustCompile(`http\.Server\{|http\.(ListenAnd)?Serve(TLS)?\(`)
 

@@ -104,8 +104,9 @@ func TestPullBrokenWithoutDigest(t *testing.T) {
 				registrytest.Redirects(b), part(file, `"1"`, -1)}
 		}},
 		"compressed": {again: true, server: func(*testing.T) []fault {
-			return []fault{part(packed[:size], `"1"`, size/2), part(packedOther[:size], `"2"`, -1),
-				part(packedOther[:size], `"2"`, -1)}
+			late := packedOther[:size]
+			return []fault{part(packed[:size], `"1"`, size/2), part(late, `"2"`, -1),
+				part(late, `"2"`, -1)}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

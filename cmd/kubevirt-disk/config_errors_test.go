@@ -143,6 +143,8 @@ func TestConfigurationErrors(t *testing.T) {
 			want: []string{`"metrics-listen"`, `write ""`}},
 		"no YAML": {file: "port: [1",
 			want: []string{"not YAML", "line 1", "did not find"}},
+		"an alias": {file: "target-name: &a x\ncopy-mode: *a",
+			want: []string{"line 2", "put it in quotes"}},
 		"an alias of nothing": {file: "target-name: *name",
 			want: []string{"not YAML", "put it in quotes"}},
 		"disks twice": {file: "disks: {a.raw: {lun: 3}}\ndisks: {a.raw: " +

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"kubevirt.io/disk/internal/plainyaml"
 )
 
 // maxConfigFile limits the size of a settings or credential file, in bytes.
@@ -30,18 +31,14 @@ func readConfigFile(path string, read fileReader) (
 	if err != nil {
 		return values, nil, []string{fmt.Sprintf("%q cannot be read: %v", path, withoutPath(err))}
 	}
-	var doc, more yaml.Node
-	decoder := yaml.NewDecoder(bytes.NewReader(text))
-	if err := decoder.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
-		return values, nil, []string{fmt.Sprintf("%q is not YAML: %s", path, yamlProblem(err))}
+	root, err := plainyaml.Parse(text, plainyaml.MaxValues)
+	if err != nil {
+		return values, nil, []string{fmt.Sprintf("%q is not YAML that can be used: %s", path,
+			yamlProblem(err))}
 	}
-	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
-		return values, nil, []string{fmt.Sprintf("%q: more than one YAML document: want one", path)}
-	}
-	if doc.Kind == 0 || len(doc.Content) == 0 || isNull(doc.Content[0]) {
+	if root == nil || isNull(root) {
 		return values, nil, nil // an empty file sets nothing
 	}
-	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
 		return values, nil, []string{fmt.Sprintf("%q: line %d: want settings as \"key: value\"",
 			path, root.Line)}

@@ -1,16 +1,12 @@
 package signature
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
+	"kubevirt.io/disk/internal/plainyaml"
 	"kubevirt.io/disk/registry/internal/bounded"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -126,13 +122,8 @@ func readKeys(name string) ([]Key, error) {
 // parsePolicy reads a policy. Names of files are relative to dir.
 func parsePolicy(text []byte, dir string) (*policy, error) {
 	var file policyFile
-	in := yaml.NewDecoder(bytes.NewReader(text))
-	in.KnownFields(true)
-	if err := in.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+	if err := plainyaml.Decode(text, plainyaml.MaxValues, &file); err != nil {
 		return nil, err
-	}
-	if err := in.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, errors.New("it has more than one document")
 	}
 	p := &policy{rules: make(map[string]rule)}
 	switch file.Default {

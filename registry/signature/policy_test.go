@@ -2,6 +2,7 @@ package signature
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -81,6 +82,8 @@ func TestPolicyRefused(t *testing.T) {
 		"defualt: deny":                           "field defualt not found",
 		"default: maybe":                          `"maybe" is neither deny nor allow`,
 		"default: deny\n---\ndefault: allow":      "more than one document",
+		"default: &a deny\nimages: *a":            "line 2: a value begins with *",
+		strings.Repeat("default:\n", 60000):       `line 2: "default" is already defined`,
 		"images: [{prefix: a.b}]":                 "has neither keys nor an action",
 		one + "keys: []}]":                        "has neither keys nor an action",
 		one + "action: may}]":                     `"may" is neither allow nor deny`,

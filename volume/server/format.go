@@ -13,6 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"kubevirt.io/disk/internal/plainyaml"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -22,6 +23,8 @@ const (
 
 	// maxBody is the longest body of a request that is no upload, in bytes.
 	maxBody = 64 << 10
+	// maxValues is about how many values YAML in a body may have. A request has some twenty.
+	maxValues = 4 << 10
 )
 
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
@@ -73,13 +76,9 @@ func explain(err error) error {
 
 // toJSON makes JSON of one YAML document.
 func toJSON(text []byte) ([]byte, error) {
-	var value, more any
-	decoder := yaml.NewDecoder(bytes.NewReader(text))
-	if err := decoder.Decode(&value); err != nil && !errors.Is(err, io.EOF) {
+	var value any
+	if err := plainyaml.Decode(text, maxValues, &value); err != nil {
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
-	}
-	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, errors.New("it has more than one document")
 	}
 	if value == nil {
 		return []byte("{}"), nil

@@ -30,16 +30,19 @@ func TestParseSpec(t *testing.T) {
 		require.True(t, got.IsZero())
 	}
 	for text, want := range map[string]string{
-		"sizes: 1Gi":                "unknown field \"sizes\": the fields are size,",
-		"from: {file: a}":           "unknown field",
-		"size: [1]":                 "is not a size",
-		"size: much":                "is not a size",
-		"from: fedora.qcow2":        "from: it is string",
-		"size: 1Gi\nsize: 2Gi":      "already defined",
-		"a: *x":                     "unknown anchor",
-		"size: 1Gi\n---\nsize: 1Gi": "more than one document",
-		"[1, 2]":                    "array",
-		"? [a]\n: b":                "key",
+		"sizes: 1Gi":                  "unknown field \"sizes\": the fields are size,",
+		"from: {file: a}":             "unknown field",
+		"size: [1]":                   "is not a size",
+		"size: much":                  "is not a size",
+		"from: fedora.qcow2":          "from: it is string",
+		"size: 1Gi\nsize: 2Gi":        "already defined",
+		"a: *x":                       "unknown anchor",
+		"size: &a 1Gi\nfrom: *a":      "line 2: a value begins with *",
+		strings.Repeat("a:\n", 20000): "more than 4096 values",
+		strings.Repeat("a:\n", 4000):  `line 2: "a" is already defined`,
+		"size: 1Gi\n---\nsize: 1Gi":   "more than one document",
+		"[1, 2]":                      "array",
+		"? [a]\n: b":                  "key",
 	} {
 		_, err := parseSpec([]byte(text), "")
 		require.ErrorContains(t, err, want, text)
