@@ -105,7 +105,7 @@ func TestFetchEnds(t *testing.T) {
 			w.WriteHeader(http.StatusPartialContent)
 			_, _ = w.Write(content[5:])
 			return true
-		}), "the range"},
+		}), "206 Partial Content"},
 		"another size": {always(func(w http.ResponseWriter, _ *http.Request, content []byte) bool {
 			w.Header().Set("Content-Range",
 				fmt.Sprintf("bytes 0-%d/%d", len(content), len(content)+1))

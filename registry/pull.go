@@ -61,7 +61,7 @@ func (c *Client) Pull(ctx context.Context, ref transport.Reference, dest string,
 	if err := writable(dest); err != nil {
 		return nil, "", err
 	}
-	r, err := c.Resolve(ctx, ref)
+	r, err := c.ResolveAside(ctx, ref, os.TempDir())
 	if err != nil {
 		return nil, "", err
 	}

@@ -3,6 +3,7 @@ package registry
 import (
 	"bytes"
 	"context"
+	"crypto/sha512"
 	"encoding/base64"
 	"fmt"
 	"net"
@@ -85,13 +86,8 @@ func TestPullAddress(t *testing.T) {
 			says(http.StatusServiceUnavailable)}},
 		"all instead of the rest": {faults: []fault{nil, cut(70000), registrytest.Whole}},
 		"redirect":                {faults: []fault{registrytest.Redirects(webFile)}},
-		"other range": {faults: []fault{nil, registrytest.OtherRange},
-			want: "was asked for bytes from 0 on"},
-		"other range first": {faults: []fault{registrytest.OtherRange},
-			want: "was asked for the first byte"},
-		"encoded": {faults: []fault{registrytest.Lies("Content-Encoding", "gzip")},
-			want: "Content-Encoding"},
-		"no length": {faults: []fault{registrytest.Endless}, want: "how long the file is"},
+		"other range":             {faults: []fault{nil, registrytest.OtherRange}},
+		"other range first":       {faults: []fault{registrytest.OtherRange}},
 		"loop": {server: func(w *web) {
 			for range 20 {
 				w.Faults = append(w.Faults, registrytest.Redirects(webFile+"?"+secret))
@@ -102,17 +98,24 @@ func TestPullAddress(t *testing.T) {
 		"elsewhere": {faults: []fault{registrytest.Redirects("file:///etc/passwd")},
 			want: `an address of "file"`},
 		"missing": {suffix: ".gone?" + secret, want: "404"},
-		"expired": {suffix: "?" + secret, faults: []fault{says(403)}, want: "have expired"},
+		"expired": {suffix: "?" + secret, faults: []fault{says(403), says(403)},
+			want: "have expired"},
 		"empty": {want: "is empty", server: func(w *web) {
 			w.NoRanges, w.Files[webFile] = true, nil
 		}},
-		"no first byte": {faults: []fault{says(416)}, want: "is empty"},
-		"shorter":       {faults: []fault{nil, cut(1000), says(416)}, want: "it was replaced"},
+		"no first byte": {want: "is empty", server: func(w *web) {
+			w.Always, w.Files[webFile] = registrytest.Refuses(416), nil
+		}},
+		"shorter": {faults: []fault{nil, cut(1000), says(416), func(w http.ResponseWriter,
+			r *http.Request, content []byte) bool {
+			_, _ = w.Write(content[:999])
+			return true
+		}}, want: "it was replaced"},
 		"replaced": {faults: []fault{nil, cut(1000), func(w http.ResponseWriter, r *http.Request,
 			content []byte) bool {
 			w.Header().Set("ETag", `"2"`)
 			return cut(1<<20)(w, r, flipped(content, 500000))
-		}}, want: `(ETag "1", and now ETag "2"): it was replaced`},
+		}}, want: "the content of sha256:"},
 		"longer": {faults: []fault{nil, func(w http.ResponseWriter, r *http.Request,
 			content []byte) bool {
 			return cut(1<<20)(w, r, append(content, 1))
@@ -176,19 +179,17 @@ func TestChecksums(t *testing.T) {
 	content := noise(82, 200<<9)
 	hex := strings.TrimPrefix(digestOf(content), "sha256:")
 	other := strings.TrimPrefix(digestOf([]byte("x")), "sha256:")
+	long := sha512.Sum512(content)
 	for name, c := range map[string]struct{ sums, setting, want string }{
-		"coreutils": {sums: other + "  g.img\n" + hex + " *f.img\n"},
-		"BSD": {sums: "# f.img: 1 byte\nSHA512 (f.img) = 00\nSHA256 (f.img) = " +
-			hex + "\n"},
-		"in a path":   {sums: other + "  old/f.img\n" + hex + "  ./images/f.img\r\n"},
-		"upper case":  {sums: strings.ToUpper(hex) + "  f.img"},
-		"same twice":  {sums: hex + "  f.img\nSHA256 (f.img) = " + hex + "\n"},
-		"elsewhere":   {sums: hex + "  f.img", setting: "../sums/all"},
-		"wrong":       {sums: other + "  f.img\n", want: "the content of sha256:" + other},
+		"among others": {sums: other + "  g.img\n" + hex + " *f.img\n"},
+		"elsewhere":    {sums: hex + "  f.img", setting: "../sums/all"},
+		"SHA-512":      {sums: fmt.Sprintf("%x  f.img", long)},
+		"wrong":        {sums: other + "  f.img\n", want: "the content of sha256:" + other},
+		"wrong SHA-512": {sums: strings.Repeat("0a", 64) + "  f.img\n",
+			want: "the content of sha512:0a"},
 		"two digests": {sums: hex + "  f.img\n" + other + "  f.img\n", want: "twice"},
 		"all zeros":   {sums: strings.Repeat("0", 64) + "  f.img\n", want: "all zeros"},
-		"none":        {sums: "<html>" + hex + "  ff.img\n" + hex + "  f.im\n", want: "no SHA-256"},
-		"other kind":  {sums: "SHA512 (f.img) = " + hex + hex + "\n", want: "no SHA-256"},
+		"none":        {sums: "<html>" + hex + "  f.img\n", want: "no SHA-256"},
 		"long":        {sums: strings.Repeat("x", 1<<20+1), want: "more than 1048576 bytes"},
 		"gone":        {setting: "nothing", want: "404"},
 		"plain":       {setting: "http://192.0.2.1/SHA256SUMS", want: "without TLS"},
@@ -326,10 +327,8 @@ func TestStreamAddress(t *testing.T) {
 		require.NotContains(t, string(text), "hush", f)
 	}
 
-	// Another file of the same length.
-	_, err = img2.ReadAt(p[:4096], 2<<20)
-	require.NoError(t, err)
-	w.Put(webFile, noise(86, len(content)), `"2"`)
+	// A file of another length is no content. One of the same length is found out at the end.
+	w.Put(webFile, noise(86, len(content)+512), `"2"`)
 	for _, one := range []int64{8 << 20, 30 << 20} {
 		_, err = img2.ReadAt(p[:4096], one)
 		require.ErrorIs(t, err, disk.ErrWrongContent)
@@ -337,11 +336,13 @@ func TestStreamAddress(t *testing.T) {
 	}
 	_, err = img2.ReadAt(p, 20<<20) // is here
 	require.NoError(t, err)
-
-	// The right one is back.
-	w.Put(webFile, content, `"1"`)
-	require.NoError(t, img2.Verify(t.Context()))
-	require.True(t, bytes.Equal(content, contentOf(t, img2)))
+	w.Put(webFile, content, `"1"`) // The right one is back.
+	_, err = img2.ReadAt(p[:4096], 8<<20)
+	require.NoError(t, err)
+	w.Put(webFile, noise(86, len(content)), `"2"`)
+	require.ErrorIs(t, img2.Verify(t.Context()), disk.ErrWrongContent)
+	_, err = img2.ReadAt(p, 20<<20)
+	require.ErrorIs(t, err, disk.ErrWrongContent)
 	for _, text := range w.told {
 		require.NotContains(t, text, "hush")
 	}

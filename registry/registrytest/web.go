@@ -8,8 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,6 +25,7 @@ type Web struct {
 	NoRanges bool              // always sends everything; guarded by Mu
 	Basic    string            // USER:PASSWORD that is wanted; "": none; guarded by Mu
 	Faults   []Fault           // for the next requests; guarded by Mu
+	Always   Fault             // for those that have no other; guarded by Mu
 	said     []*http.Request   // guarded by Mu
 }
 
@@ -81,7 +82,7 @@ func (w *Web) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	content, ok := w.Files[r.URL.Path]
 	w.said = append(w.said, r)
 	noRanges, tag, want := w.NoRanges, w.Tag, w.Basic
-	var fault Fault
+	fault := w.Always
 	if len(w.Faults) > 0 {
 		fault, w.Faults = w.Faults[0], w.Faults[1:]
 	}
@@ -128,21 +129,38 @@ func Lies(header ...string) Fault {
 	}
 }
 
+// Refuses answers requests for parts with a status, as servers do that know no ranges.
+func Refuses(status int) Fault {
+	return func(w http.ResponseWriter, r *http.Request, _ []byte) bool {
+		if r.Header.Get("Range") == "" {
+			return false
+		}
+		w.WriteHeader(status)
+		return true
+	}
+}
+
+// Backends answers as several servers behind one name, which tell of one file different things.
+func Backends(header string, values ...string) Fault {
+	var n atomic.Int64
+	return func(w http.ResponseWriter, r *http.Request, content []byte) bool {
+		first, last, ok := RangeOf(r, len(content))
+		w.Header().Set(header, values[int(n.Add(1))%len(values)])
+		if !ok {
+			_, _ = w.Write(content)
+			return true
+		}
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, last, len(content)))
+		w.WriteHeader(http.StatusPartialContent)
+		_, _ = w.Write(content[first : last+1])
+		return true
+	}
+}
+
 // Whole sends everything, whatever was asked for. Its length is not told.
 func Whole(w http.ResponseWriter, _ *http.Request, content []byte) bool {
 	w.(http.Flusher).Flush()
 	_, _ = w.Write(content)
-	return true
-}
-
-// Endless never ends, and does not tell its length.
-func Endless(w http.ResponseWriter, r *http.Request, _ []byte) bool {
-	p := []byte(strings.Repeat("0123456789abcdef", 1<<10))
-	for r.Context().Err() == nil {
-		if _, err := w.Write(p); err != nil {
-			break
-		}
-	}
 	return true
 }
 

@@ -1,9 +1,11 @@
 package transport
 
 import (
+	"encoding/binary"
 	"net/url"
 	"strings"
 	"testing"
+	"unicode/utf16"
 
 	"github.com/stretchr/testify/require"
 )
@@ -72,12 +74,81 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
+// TestSums reads files of digests as publishers write them.
+func TestSums(t *testing.T) {
+	const path = "/images/15/a.img"
+	hex, other := strings.Repeat("0a", 32), strings.Repeat("1b", 32)
+	long, blake := strings.Repeat("2c", 64), strings.Repeat("3d", 64)
+	want, want512 := sums{sha256: hex}, sums{sha512: long}
+	for name, c := range map[string]struct {
+		text string
+		want sums // zero: an error
+	}{
+		"coreutils":       {other + "  b.img\n" + hex + " *a.img\n", want},
+		"escaped":         {"\\" + hex + "  a.img\n", want},
+		"tab":             {hex + "\ta.img\n" + other + "\tb.img", want},
+		"--tag":           {"SHA256 (b.img) = " + other + "\nSHA256 (a.img) = " + hex, want},
+		"openssl":         {"SHA256(a.img)= " + hex + "\nSHA256(b.img)= " + other, want},
+		"openssl 3":       {"SHA2-256(a.img)= " + strings.ToUpper(hex), want},
+		"alone":           {hex, want},
+		"alone, prefix":   {"sha256:" + hex + "\n", want},
+		"alone, named":    {"SHA256 = " + hex, want},
+		"standard input":  {hex + "  -\n", want},
+		"other name":      {hex + "  a-15.6.0-Build2.109.img\n", want},
+		"path elsewhere":  {hex + "  /mnt/build/a.img\n" + other + "  /mnt/build/b.img", want},
+		"path on Windows": {hex + ` *C:\out\a.img` + "\n" + other + ` *C:\out\b.img`, want},
+		"best path": {other + "  14/a.img\n" + hex + "  ./15/a.img\n" + other + "  a.img.xz\n",
+			want},
+		"name behind":  {"a.img: " + hex + "\nb.img: " + other, want},
+		"BOM":          {"\ufeff" + hex + " *a.img\r\n" + other + " *b.img\r\n", want},
+		"certutil":     {"SHA256 hash of a.img:\r\n" + hex + "\r\nCertUtil: done.\r\n", want},
+		"Get-FileHash": {"Algorithm  Hash  Path\n---  ---  ---\nSHA256  " + hex + `  C:\a.img`, want},
+		"both kinds":   {long + "  a.img\n" + hex + "  a.img\n", want},
+		"SHA-512":      {blake + "  b.img\n" + long + "  a.img\n", want512},
+		"Gentoo": {"# BLAKE2B HASH\n" + blake + "  a.img\n# SHA512 HASH\n" + long + "  a.img\n",
+			want512},
+		"SHA-512 alone":      {long, want512},
+		"named before alone": {other + "  b.img\n" + long + "  a.img\n", want512},
+		"two":                {hex + "\n" + other, sums{}},
+		"two of others":      {hex + "  b.img\n" + other + "  c.img", sums{}},
+		"twice":              {hex + "  x/a.img\n" + other + "  y/a.img", sums{}},
+		"other kinds": {"SHA3-256 (a.img) = " + hex + "\nSM3(a.img)= " + hex + "\nBLAKE2b (a.img) = " +
+			blake, sums{}},
+		"wrong length": {"SHA256 (a.img) = " + long, sums{}},
+		"in a text":    {"<a>the digest is " + hex + " of a.img</a>", sums{}},
+		"longer":       {hex + "0  a.img", sums{}},
+		"empty":        {"", sums{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for kind, text := range map[string][]byte{"UTF-8": []byte(c.text),
+				"UTF-16LE": utf16Of(binary.LittleEndian, c.text),
+				"UTF-16BE": utf16Of(binary.BigEndian, c.text)} {
+				got, err := sumsFor(text, path)
+				require.Equal(t, c.want, got, kind)
+				require.Equal(t, c.want == sums{}, err != nil, kind)
+			}
+		})
+	}
+}
+
+// utf16Of is a text in UTF-16, with a mark for its byte order.
+func utf16Of(order binary.AppendByteOrder, text string) (out []byte) {
+	for _, unit := range utf16.Encode([]rune("\ufeff" + strings.TrimPrefix(text, "\ufeff"))) {
+		out = order.AppendUint16(out, unit)
+	}
+	return out
+}
+
 func FuzzChecksums(f *testing.F) {
 	f.Add("SHA256 (f) = "+strings.Repeat("0a", 32)+"\n"+strings.Repeat("1b", 32)+" *f\n", "/a/f")
 	f.Fuzz(func(t *testing.T, text, path string) {
-		if digest, err := digestFor([]byte(text), path); err == nil {
-			require.Len(t, digest, 64)
-			require.Contains(t, strings.ToLower(text), digest)
+		found, err := sumsFor([]byte(text), path)
+		if err != nil {
+			require.Zero(t, found)
+			return
 		}
+		digest := found.sha256 + found.sha512
+		require.Contains(t, []int{hex256, hex512}, len(digest))
+		require.Contains(t, strings.ToLower(plainText([]byte(text))), digest)
 	})
 }

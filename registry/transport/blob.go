@@ -3,6 +3,8 @@ package transport
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
@@ -24,6 +26,7 @@ type Blob struct {
 	open func(ctx context.Context, off, length int64) io.ReadCloser // as stream does
 	// learned gets the digest of a file that nobody has told; nil: it is in Desc.
 	learned *learned
+	sum512  string // its SHA-512, in hexadecimal, if only that is known
 }
 
 // NewBlob is a blob that open reads, as stream does.
@@ -130,11 +133,11 @@ func (b *Blob) Fill(ctx context.Context, p []byte, off int64) error {
 // Verified reads the whole blob. Its end is io.EOF only if the digest is right, and otherwise a
 // *DigestError.
 func (b *Blob) Verified(ctx context.Context) io.ReadCloser {
-	return &verifier{
-		inner: b.Stream(ctx, 0, b.Desc.Size),
-		hash:  sha256.New(),
-		of:    b,
+	v := &verifier{inner: b.Stream(ctx, 0, b.Desc.Size), hash: sha256.New(), of: b}
+	if b.sum512 != "" {
+		v.hash512 = sha512.New()
 	}
+	return v
 }
 
 // Read has the whole blob read, and verifies it.
@@ -148,26 +151,42 @@ func (b *Blob) Read(ctx context.Context, read func(in io.Reader) error) error {
 }
 
 type verifier struct {
-	inner run
-	hash  hash.Hash
-	of    *Blob
+	inner   run
+	hash    hash.Hash
+	hash512 hash.Hash // nil: only the SHA-256 is known
+	of      *Blob
 }
 
 func (v *verifier) Read(p []byte) (int, error) {
 	n, err := v.inner.Read(p)
 	v.hash.Write(p[:n])
+	if v.hash512 != nil {
+		v.hash512.Write(p[:n])
+	}
 	if err == io.EOF {
-		got, want := DigestIn(v.hash), v.of.Desc.Digest.String()
-		if v.of.learned != nil {
-			want = v.of.learned.orFirst(got)
-		}
-		if got != want {
-			wrong := &DigestError{Want: want, Got: got}
+		if wrong := v.wrong(); wrong != nil {
 			v.inner.Doubt(func() error { return wrong })
 			return n, wrong
 		}
 	}
 	return n, err
+}
+
+// wrong compares the digest of all that was read.
+func (v *verifier) wrong() error {
+	if v.hash512 != nil {
+		if got := hex.EncodeToString(v.hash512.Sum(nil)); got != v.of.sum512 {
+			return &DigestError{Want: "sha512:" + v.of.sum512, Got: "sha512:" + got}
+		}
+	}
+	got, want := DigestIn(v.hash), v.of.Desc.Digest.String()
+	if v.of.learned != nil {
+		want = v.of.learned.orFirst(got)
+	}
+	if got != want {
+		return &DigestError{Want: want, Got: got}
+	}
+	return nil
 }
 
 func (v *verifier) Close() error { return v.inner.Close() }
@@ -317,9 +336,9 @@ func (f *fetch) connect() error {
 	}
 }
 
-// ask makes one request, always for a closed range. Every request begins at the registry, so a
-// signed address is never older than the request. If the blob is fetched as a whole, it usually
-// asks for nothing.
+// ask makes one request, for a closed range if the endpoint sends parts. Every request begins at
+// the registry, so a signed address is never older than the request. If the blob is fetched as a
+// whole, it usually asks for nothing.
 func (f *fetch) ask(e *endpoint) (io.ReadCloser, error) {
 	var s *spool
 	if !f.alone {
@@ -374,16 +393,13 @@ func (f *fetch) orSpool(s *spool, err error) (io.ReadCloser, error) {
 func (f *fetch) request(e *endpoint, at int64) (*http.Response, *looseBody, error) {
 	ctx, body := loose(f.ctx)
 	header := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", at, f.end-1)}}
-	res, err := e.once(
-		ctx,
-		pullScopes(e),
-		request{method: http.MethodGet, path: "blobs/" + f.desc.Digest.String(),
-			header: header, accept: []int{http.StatusPartialContent, http.StatusOK}},
-	)
+	res, err := e.part(ctx, pullScopes(e), request{method: http.MethodGet,
+		path: "blobs/" + f.desc.Digest.String(), header: header,
+		accept: []int{http.StatusPartialContent, http.StatusOK}}, at)
 	if err == nil {
 		stream(res.Body, f.tries.rate, f.tries.patience)
 		body.ReadCloser = res.Body
-		err = f.check(res, at)
+		err = f.check(res)
 	}
 	if err != nil {
 		_ = body.Close()
@@ -414,27 +430,13 @@ func (f *fetch) wrong() {
 }
 
 // check compares the answer with the request. A registry may send everything instead of the range.
-func (f *fetch) check(res *http.Response, at int64) error {
-	if w := f.endpoints[0].web; w != nil && f.unproven == nil {
-		if err := w.pin(res); err != nil {
-			return err
-		}
+func (f *fetch) check(res *http.Response) error {
+	size := res.ContentLength
+	if res.StatusCode == http.StatusPartialContent {
+		_, size, _ = contentRange(res.Header.Get("Content-Range"))
 	}
-	if res.StatusCode == http.StatusOK {
-		if res.ContentLength >= 0 && res.ContentLength != f.desc.Size {
-			return f.otherSize(res, res.ContentLength)
-		}
-		return nil
-	}
-	first, total, ok := contentRange(res.Header.Get("Content-Range"))
-	switch {
-	case !ok || first != at:
-		return permanent(
-			fmt.Errorf("%s answers with the range %q, and was asked for bytes from %d on",
-				res.Request.URL.Host, res.Header.Get("Content-Range"), at),
-		)
-	case total >= 0 && total != f.desc.Size:
-		return f.otherSize(res, total)
+	if size >= 0 && size != f.desc.Size {
+		return f.otherSize(res, size)
 	}
 	return nil
 }
@@ -443,7 +445,7 @@ func (f *fetch) check(res *http.Response, at int64) error {
 func (f *fetch) otherSize(res *http.Response, is int64) error {
 	if f.endpoints[0].web != nil {
 		return permanent(&ReplacedError{Host: res.Request.URL.Host,
-			Was: fmt.Sprintf("%d bytes", f.desc.Size), Is: fmt.Sprintf("%d", is)})
+			Was: f.desc.Size, Is: is})
 	}
 	return permanent(fmt.Errorf("%s has %d bytes, and the manifest says %d", f.desc.Digest, is,
 		f.desc.Size))

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -186,6 +187,8 @@ type endpoint struct {
 	mirror bool
 	secure bool
 	web    *webFile // it is no repository, but a file at an address; nil: it is one
+	// failed is how many requests for parts have ended with an error of the server, in a row.
+	failed atomic.Int32
 }
 
 // endpoints are where to ask for a repository, mirrors first.

@@ -59,6 +59,12 @@ func (e *StatusError) Error() string {
 	return text
 }
 
+// passes reports whether the refusal may be of a token or of a signed address that has expired.
+func (e *StatusError) passes() bool {
+	return e.away && e.Status == http.StatusBadRequest ||
+		(e.away || e.known) && e.Status == http.StatusForbidden
+}
+
 // notFound reports whether the registry does not have the requested thing.
 func notFound(err error) bool {
 	var status *StatusError
@@ -144,8 +150,7 @@ func (t *tries) again(ctx context.Context, err error) error {
 	var status *StatusError
 	if errors.As(err, &status) {
 		switch s := status.Status; {
-		case s == http.StatusUnauthorized,
-			status.away && (s == http.StatusBadRequest || s == http.StatusForbidden):
+		case s == http.StatusUnauthorized, status.away && status.passes():
 			// A token or a signed address has expired: ask for new ones.
 			if t.refused++; t.refused > maxRefused {
 				return err

@@ -129,7 +129,12 @@ func (r *repository) spoolFile(size int64) (*os.File, error) {
 		return nil, fmt.Errorf("%q has room for %d MiB, and it has %d MiB", r.spoolDir, room>>20,
 			size>>20)
 	}
-	file, err := os.CreateTemp(r.spoolDir, ".kubevirt-disk-*")
+	return nameless(r.spoolDir)
+}
+
+// nameless makes a file without a name.
+func nameless(dir string) (*os.File, error) {
+	file, err := os.CreateTemp(dir, ".kubevirt-disk-*")
 	if err != nil {
 		return nil, err
 	}

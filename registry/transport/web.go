@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -15,6 +17,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // webSource is a file behind an address, as an image of one layer: the file itself. So it is read,
@@ -24,6 +28,9 @@ type webSource struct {
 	*repository // with one endpoint
 	file        *webFile
 	learned     *learned
+	sum512      string   // SHA-512 of the file, in hexadecimal; "": nobody has said it
+	asideDir    string   // for a file whose length the server does not say; "": it is refused
+	aside       *os.File // such a file, all of it; nil: it was not fetched
 }
 
 // unknownDigest stands for the digest of a file until all of it was read.
@@ -42,6 +49,7 @@ func (c *Client) openAddress(ref Reference, spoolDir string) (*webSource, error)
 	if err != nil {
 		return nil, err
 	}
+	e.web.known = ref.web.digest != "" || c.opt.Checksums != ""
 	return &webSource{repository: &repository{ref: ref, endpoints: []*endpoint{e},
 		spoolDir: spoolDir}, file: e.web, learned: new(learned)}, nil
 }
@@ -49,85 +57,133 @@ func (c *Client) openAddress(ref Reference, spoolDir string) (*webSource, error)
 // Manifest makes a manifest. If nobody has said the digest of the file, and the server is one whose
 // word counts, its first whole content says it.
 func (w *webSource) Manifest(ctx context.Context, _ string) ([]byte, string, error) {
-	e, a := w.endpoints[0], w.file.address
-	digest := unknownDigest
-	var err error
-	switch {
-	case a.digest != "":
-		digest, err = v1.NewHash(a.digest)
-	case e.client.opt.Checksums != "":
-		digest, err = e.client.checksum(ctx, a)
-	case !e.client.vouched(a.url):
-		err = fmt.Errorf("it has no digest, and without TLS nothing else says what is right: "+
-			"write %s@sha256:DIGEST, or name %s with --insecure-registry", w.ref, a.url.Host)
-	}
-	if said := a.digest != "" || e.client.opt.Checksums != ""; err == nil && said &&
-		digest == unknownDigest {
-		err = errors.New("its digest is said to be all zeros, as nothing has: write the right one")
-	}
-	if err != nil {
-		return nil, "", fmt.Errorf("%s: %w", w.ref, err)
-	}
-	size, err := w.size(ctx, digest)
+	desc, err := w.describe(ctx)
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", w.ref, err)
 	}
 	empty, _ := v1.NewHash(DigestOf([]byte(emptyJSON)))
 	content, err := json.Marshal(v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1,
 		Config: v1.Descriptor{MediaType: mediaEmpty, Size: int64(len(emptyJSON)), Digest: empty},
-		Layers: []v1.Descriptor{{MediaType: mediaFile, Size: size, Digest: digest,
-			Annotations: map[string]string{titleAnnotation: a.file()}}}})
+		Layers: []v1.Descriptor{desc}})
 	return content, string(types.OCIManifestSchema1), err
 }
 
-// size asks how long the file is. A request for its first byte also tells what a server says of it.
-// HEAD does not work with addresses that are signed for GET.
-func (w *webSource) size(ctx context.Context, digest v1.Hash) (int64, error) {
-	res, err := w.endpoints[0].do(ctx, nil, request{method: http.MethodGet,
-		header: http.Header{"Range": {"bytes=0-0"}},
-		accept: []int{http.StatusPartialContent, http.StatusOK}})
-	var shorter *ReplacedError
-	switch {
-	case errors.As(err, &shorter) && shorter.Is == tooShort:
-		return 0, errEmpty
-	case err != nil:
-		return 0, err
+// describe finds out the digest and the size of the file.
+func (w *webSource) describe(ctx context.Context) (desc v1.Descriptor, err error) {
+	desc = v1.Descriptor{MediaType: mediaFile,
+		Annotations: map[string]string{titleAnnotation: w.file.file()}}
+	if desc.Digest, err = w.said(ctx); err != nil {
+		return desc, err
 	}
-	defer res.Body.Close()
-	if digest != unknownDigest {
-		if err := w.file.pin(res); err != nil {
+	if desc.Size, err = w.size(ctx); err != nil {
+		return desc, err
+	}
+	switch {
+	case desc.Size < 0 && w.asideDir == "":
+		return desc, fmt.Errorf("%s does not say how long the file is: fetch it with "+
+			"\"kubevirt-disk pull\", and push it to a registry", w.file.url.Host)
+	case desc.Size < 0:
+		return w.fetchAside(ctx, desc)
+	case desc.Digest == unknownDigest && w.sum512 != "" && w.spoolDir != "":
+		return w.translate(ctx, desc)
+	}
+	return desc, nil
+}
+
+// said is the digest of the file that somebody has said. It may be unknown.
+func (w *webSource) said(ctx context.Context) (digest v1.Hash, err error) {
+	e, a, hex := w.endpoints[0], w.file.address, strings.TrimPrefix(w.file.digest, "sha256:")
+	if hex == "" && w.file.known {
+		found, err := e.client.checksum(ctx, a)
+		if err != nil {
+			return unknownDigest, err
+		}
+		hex, w.sum512 = found.sha256, found.sha512
+	}
+	switch {
+	case hex == "" && w.sum512 == "" && !e.client.vouched(a.url):
+		return unknownDigest, fmt.Errorf("it has no digest, and without TLS nothing else says "+
+			"what is right: write %s@sha256:DIGEST, or name %s with --insecure-registry", w.ref,
+			a.url.Host)
+	case hex == unknownDigest.Hex:
+		return unknownDigest, errors.New("its digest is said to be all zeros, as nothing has: " +
+			"write the right one")
+	case hex == "":
+		return unknownDigest, nil
+	}
+	return v1.NewHash("sha256:" + hex)
+}
+
+// translate reads the file, of which only the SHA-512 is known, for its SHA-256.
+func (w *webSource) translate(ctx context.Context, desc v1.Descriptor) (v1.Descriptor, error) {
+	w.endpoints[0].client.opt.Warn(fmt.Sprintf("%s: only its SHA-512 is known: all of it is read "+
+		"once for its SHA-256; write that into the address to save this", w.ref))
+	b, err := w.Blob(desc)
+	if err == nil {
+		err = b.Read(ctx, func(io.Reader) error { return nil })
+	}
+	if err == nil {
+		desc.Digest, err = v1.NewHash(w.learned.orFirst(""))
+	}
+	return desc, err
+}
+
+// size asks how long the file is; -1: the server does not say. A request for its first byte also
+// tells what a server says of it. HEAD does not work with addresses that are signed for GET.
+func (w *webSource) size(ctx context.Context) (int64, error) {
+	e := w.endpoints[0]
+	for t := e.tries(); ; {
+		size, err := e.sizeOnce(ctx)
+		switch {
+		case err == nil && size == 0:
+			return 0, errEmpty
+		case err == nil:
+			return size, nil
+		}
+		if err := t.again(ctx, err); err != nil {
 			return 0, err
 		}
 	}
-	size := res.ContentLength
-	if res.StatusCode == http.StatusPartialContent {
-		first, total, ok := contentRange(res.Header.Get("Content-Range"))
-		if size = total; !ok || first != 0 {
-			return 0, fmt.Errorf("%s answers with the range %q, and was asked for the first byte",
-				res.Request.URL.Host, res.Header.Get("Content-Range"))
-		}
-	}
-	switch {
-	case size < 0:
-		return 0, fmt.Errorf("%s does not say how long the file is: fetch it with another "+
-			"program, such as curl", res.Request.URL.Host)
-	case size == 0:
-		return 0, errEmpty
-	}
-	return size, nil
 }
 
 var errEmpty = errors.New("the file is empty")
 
-// tooShort is what an answer says of a file that does not have the part that was asked for.
-const tooShort = "without it"
+func (e *endpoint) sizeOnce(ctx context.Context) (int64, error) {
+	first := request{method: http.MethodGet, header: http.Header{"Range": {"bytes=0-0"}},
+		accept: []int{http.StatusPartialContent, http.StatusOK}}
+	res, err := e.part(ctx, nil, first, 0)
+	if err != nil {
+		return 0, err
+	}
+	_ = res.Body.Close()
+	if res.StatusCode == http.StatusOK {
+		return res.ContentLength, nil
+	}
+	if _, size, _ := contentRange(res.Header.Get("Content-Range")); size >= 0 {
+		return size, nil
+	}
+	if res, err = e.once(ctx, nil, whole(first)); err != nil { // its answer may say it
+		return 0, err
+	}
+	return res.ContentLength, res.Body.Close()
+}
 
 func (w *webSource) Blob(desc v1.Descriptor) (*Blob, error) {
+	if w.aside != nil {
+		return FileBlob(desc, func() (*os.File, error) { return osfile.Reopen(w.aside) }, 0), nil
+	}
 	b := &Blob{Desc: desc, from: w.repository}
 	if desc.Digest == unknownDigest {
-		b.learned = w.learned
+		b.learned, b.sum512 = w.learned, w.sum512
 	}
 	return b, nil
+}
+
+func (w *webSource) Close() error {
+	if w.aside != nil {
+		_ = w.aside.Close() // it has no name, and nobody needs it any more
+	}
+	return w.repository.Close()
 }
 
 // Warm does nothing: there is no index to wait for.
@@ -155,18 +211,23 @@ func (l *learned) orFirst(got string) string {
 // Content names what the image has, for people: the file behind an address has a digest that
 // others know, too. All others are known by their manifest.
 func (r *Image) Content() string {
-	src := r.Source
-	if g, ok := src.(*gated); ok {
-		src = g.Source
-	}
-	w, ok := src.(*webSource)
-	if !ok {
+	w := webOf(r.Source)
+	if w == nil {
 		return r.Digest
 	}
 	if digest := ContentDigest(r.Manifest); digest != "" {
 		return digest
 	}
 	return w.learned.orFirst("")
+}
+
+// webOf returns the file at an address that a source is; nil: it is an image.
+func webOf(src Source) *webSource {
+	if g, ok := src.(*gated); ok {
+		src = g.Source
+	}
+	w, _ := src.(*webSource)
+	return w
 }
 
 // ContentDigest is the digest of the file at an address, by its manifest. "": it is not known yet.
@@ -190,40 +251,18 @@ type webFile struct {
 	*address
 	client     *http.Client
 	credential *looked
-
-	mu   sync.Mutex
-	seen map[string]version // guarded by mu; by the address that has answered
+	known      bool // somebody has said the digest, which decides what is right
 }
-
-// version is what a server says to tell one content of a file from another.
-type version struct{ tag, modified string }
-
-// differs reports whether a server speaks of another file. If it says less than before, that tells
-// nothing.
-func (v version) differs(is version) bool {
-	if v.tag != "" && is.tag != "" {
-		return v.tag != is.tag
-	}
-	return v.modified != "" && is.modified != "" && v.modified != is.modified
-}
-
-func (v version) String() string {
-	if v.tag != "" {
-		return "ETag " + v.tag
-	}
-	return "Last-Modified " + v.modified
-}
-
-// maxSeen bounds how many addresses that answer are remembered: each redirect may lead to another
-// one.
-const maxSeen = 256
 
 // ReplacedError says that the file behind an address is not the one that was there before.
-type ReplacedError struct{ Host, Was, Is string }
+type ReplacedError struct {
+	Host    string
+	Was, Is int64 // bytes
+}
 
 func (e *ReplacedError) Error() string {
-	return fmt.Sprintf("%s has another file at the address than before (%s, and now %s): it was "+
-		"replaced; name the new one by its digest, or put the old one back", e.Host, e.Was, e.Is)
+	return fmt.Sprintf("%s has another file at the address than before (%d bytes, and now %d): it "+
+		"was replaced; name the new one by its digest, or put the old one back", e.Host, e.Was, e.Is)
 }
 
 // webEndpoint is how to ask for the file at an address.
@@ -233,7 +272,7 @@ func (c *Client) webEndpoint(a *address) (*endpoint, error) {
 		return nil, err
 	}
 	named := slices.Contains(c.opt.Insecure, a.url.Host)
-	w := &webFile{address: a, seen: make(map[string]version), credential: &looked{
+	w := &webFile{address: a, credential: &looked{
 		keychain: c.keychain, target: webTarget{a.url.Host, path.Clean(a.url.Path)}}}
 	e := &endpoint{client: c, repo: registry.Repo("file"),
 		secure: a.url.Scheme == "https" && !named, web: w}
@@ -319,10 +358,6 @@ func (w *webFile) once(ctx context.Context, e *endpoint, r request) (*http.Respo
 // explain adds to a refusal what people overlook.
 func (w *webFile) explain(err error) error {
 	var status *StatusError
-	if errors.As(err, &status) && status.Status == http.StatusRequestedRangeNotSatisfiable {
-		return permanent(&ReplacedError{Host: status.Host, Was: "with the part that is asked for",
-			Is: tooShort})
-	}
 	if w.url.RawQuery != "" && errors.As(err, &status) &&
 		(status.Status == http.StatusForbidden || status.Status == http.StatusBadRequest) {
 		return fmt.Errorf("%w; if the query of the address is a signature, it may have expired",
@@ -331,37 +366,12 @@ func (w *webFile) explain(err error) error {
 	return err
 }
 
-// check refuses an answer that is not the file.
+// check refuses an answer in another form, unless a digest decides what is right.
 func (w *webFile) check(res *http.Response) error {
-	host := res.Request.URL.Host
-	if how := res.Header.Get("Content-Encoding"); how != "" && how != "identity" && !w.isPacked() {
-		return fmt.Errorf("%s sends the file in another form (Content-Encoding: %q) than it was "+
-			"asked for", host, how)
+	if how := res.Header.Get("Content-Encoding"); !w.known && hides(how) {
+		return fmt.Errorf("%s says that it sends the file in another form (Content-Encoding: %q) "+
+			"than it was asked for: name the file by its digest, ADDRESS@sha256:DIGEST",
+			res.Request.URL.Host, how)
 	}
 	return nil
-}
-
-// pin refuses an answer that is of another file than an earlier one from the same address.
-func (w *webFile) pin(res *http.Response) error {
-	is := version{strings.TrimPrefix(res.Header.Get("ETag"), "W/"),
-		res.Header.Get("Last-Modified")}
-	at := shown(res.Request.URL)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	was, seen := w.seen[at]
-	if seen && was.differs(is) {
-		return permanent(&ReplacedError{Host: res.Request.URL.Host, Was: was.String(),
-			Is: is.String()})
-	}
-	if !seen && len(w.seen) < maxSeen {
-		w.seen[at] = is
-	}
-	return nil
-}
-
-// isPacked reports whether the name says that the file is compressed. Servers say then, too, that
-// its content is encoded.
-func (w *webFile) isPacked() bool {
-	return slices.Contains([]string{".gz", ".tgz", ".xz", ".txz", ".zst", ".bz2", ".Z"},
-		path.Ext(w.file()))
 }

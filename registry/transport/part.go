@@ -1,0 +1,73 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// A server is asked for a part of a file first, and for all of it where it does not send that. What
+// servers do with a part that they cannot send differs: RFC 9110, section 14.2, has them send the
+// whole, and many answer with an error instead.
+
+// maxFailed is how often in a row a server may refuse a part for what may be another reason, such
+// as a signature that has expired. Then it is asked for the whole.
+const maxFailed = 2
+
+// part sends a request for the part that begins at first. The answer may bring the whole.
+func (e *endpoint) part(ctx context.Context, scopes []string, r request, first int64) (
+	*http.Response, error) {
+	res, err := e.once(ctx, scopes, r)
+	if !e.refuses(res, err, first) {
+		return res, err
+	}
+	if res != nil {
+		_ = res.Body.Close()
+	}
+	return e.once(ctx, scopes, whole(r))
+}
+
+// whole is a request for all of what another one asks a part of.
+func whole(r request) request {
+	r.header = r.header.Clone()
+	r.header.Del("Range")
+	r.accept = []int{http.StatusOK}
+	return r
+}
+
+// refuses reports whether an answer is not the part that begins at first, and the server may send
+// the whole.
+func (e *endpoint) refuses(res *http.Response, err error, first int64) bool {
+	var status *StatusError
+	switch {
+	case err == nil:
+		e.failed.Store(0)
+		begin, _, ok := contentRange(res.Header.Get("Content-Range"))
+		return res.StatusCode == http.StatusPartialContent && (!ok || begin != first)
+	case !errors.As(err, &status):
+		return false
+	}
+	switch s := status.Status; s {
+	case http.StatusUnauthorized, http.StatusNotFound, http.StatusGone,
+		http.StatusProxyAuthRequired, http.StatusRequestTimeout, http.StatusTooManyRequests:
+		return false
+	case http.StatusForbidden, http.StatusBadRequest:
+		return !status.passes() || e.failed.Add(1) >= maxFailed
+	case http.StatusNotImplemented:
+		return true
+	default:
+		return s >= 400 && (s < 500 || e.failed.Add(1) >= maxFailed)
+	}
+}
+
+// hides reports whether a coding (RFC 9110, section 8.4.1) would hide what a file is. One that can
+// be recognised is taken off by its content, as if the publisher had compressed the file. Servers
+// also name codings that there are not, such as "none" and "aws-chunked".
+func hides(codings string) bool {
+	return slices.ContainsFunc(strings.Split(strings.ToLower(codings), ","), func(c string) bool {
+		return slices.Contains([]string{"aes128gcm", "br", "compress", "dcb", "dcz", "deflate",
+			"exi", "pack200-gzip", "x-compress"}, strings.TrimSpace(c))
+	})
+}
