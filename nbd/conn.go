@@ -473,6 +473,8 @@ func endOf(err error) (reason string, expected bool) {
 		return "logout", true
 	case errors.Is(err, ErrServerClosed):
 		return "shutdown", true
+	case errors.Is(err, errRefused):
+		return "refused", true
 	case errors.Is(err, errKicked):
 		return "kicked", true
 	case errors.Is(err, serving.ErrRemoved):

@@ -147,6 +147,14 @@ func (h *handshake) option(o option) (done bool, err error) {
 		return false, h.refuse(o, repErrTLSRequired, "this server needs TLS with a certificate")
 	}
 	switch o.number {
+	case optExportName, optInfo, optGo, optList, optListMeta, optSetMeta:
+		if err := h.c.srv.refusal(); err != nil && o.number == optExportName {
+			return false, fmt.Errorf("%w: %w", errRefused, err) // there is no other answer
+		} else if err != nil {
+			return false, h.refuse(o, repErrPolicy, "%v", err)
+		}
+	}
+	switch o.number {
 	case optExportName:
 		return true, h.exportName(o)
 	case optAbort:

@@ -80,6 +80,7 @@ type Server struct {
 
 	mu        sync.Mutex
 	closing   bool
+	refusing  error // see Refuse
 	listeners map[net.Listener]struct{}
 	conns     map[*conn]struct{}
 	// holders are the processes that use exclusive disks by one name

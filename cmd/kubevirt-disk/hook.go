@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,8 @@ import (
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/durable"
+	"kubevirt.io/disk/internal/problems"
 )
 
 const (
@@ -133,8 +136,19 @@ func canKeepFiles(dir string) bool {
 }
 
 // findVolume makes the claim that is mounted the persistent directory. KubeVirt mounts it where the
-// machine's annotation says, which the container is not told.
+// machine's annotation says, which the container is not told before the launcher asks. Until then,
+// any volume could be the claim, or none: an admission webhook may have mounted it.
 func (l *loader) findVolume(c *config) {
+	switch dir, err := durable.Read(c.Hook.Claim()); {
+	case err == nil: // the machine has said so
+		c.PersistentDir, c.Hook.ClaimFound = string(dir), true
+		return
+	case !errors.Is(err, fs.ErrNotExist):
+		l.problems.Add("--"+keyPersistentDir, "where the claim is, as the machine has said: %q %v",
+			c.Hook.Claim(), err)
+		return
+	}
+	c.Hook.ClaimFound = true
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return // nobody can tell
@@ -148,14 +162,56 @@ func (l *loader) findVolume(c *config) {
 		_, dir, _ := strings.Cut(u, "=")
 		own = append(own, dir)
 	}
-	switch found := volumes(f, own, canKeepFiles); {
-	case len(found) == 1:
-		c.PersistentDir = found[0]
-	case len(found) > 1:
-		l.problems.Add("--"+keyPersistentDir, "several volumes are mounted, and any of them could "+
-			"be for the disks: name one of %s, or \"\" for disks that end with the machine",
-			strings.Join(found, ", "))
+	c.Hook.Volumes = volumes(f, own, canKeepFiles)
+}
+
+// askForClaim has the launcher say where the claim is, if it could be anywhere, and keeps that for
+// a run that nobody tells. The settings have to be loaded again then.
+func askForClaim(ctx context.Context, c *config, launcher *daemon.Launcher, log *zap.Logger) (
+	asked bool, err error) {
+	if c.Hook == nil || len(c.Hook.Volumes) == 0 {
+		return false, nil
 	}
+	log.Info("the disks are opened when KubeVirt's launcher says where the claim of this "+
+		"container is", zap.Strings("volumes", c.Hook.Volumes))
+	dir, said, err := launcher.Claim(ctx)
+	if err == nil {
+		dir, err = chooseVolume(c.Hook.Volumes, dir, said)
+	}
+	if err != nil {
+		return false, err
+	}
+	log.Info("the launcher has asked for the disks", zap.String("persistent_dir", dir))
+	return true, durable.Write(c.Hook.Claim(), 0o600, func(f *os.File) error {
+		_, err := f.WriteString(dir)
+		return err
+	})
+}
+
+// chooseVolume returns which of the volumes that are mounted is the claim, by what the machine
+// says; "": none is.
+func chooseVolume(volumes []string, dir string, said bool) (string, error) {
+	var p problems.List
+	switch {
+	case said && dir == "":
+		return "", nil
+	case said:
+		for _, v := range volumes {
+			if options.SameDir(v, dir) {
+				return v, nil
+			}
+		}
+		p.Add("--"+keyPersistentDir, "the machine has the claim of this hook sidecar at %q, and "+
+			"no volume that can be written is mounted there, only at %s: name one of them, or "+
+			"\"\" for disks that end with the machine", dir, strings.Join(volumes, ", "))
+	case len(volumes) == 1:
+		return volumes[0], nil
+	default:
+		p.Add("--"+keyPersistentDir, "several volumes are mounted, and any of them could "+
+			"be for the disks: name one of %s, or \"\" for disks that end with the machine",
+			strings.Join(volumes, ", "))
+	}
+	return "", p.Err()
 }
 
 // volumes returns the mount points that can keep files, of a list of mounts as in
@@ -233,15 +289,15 @@ func unescapeMount(path string) string {
 }
 
 // tellLauncher tells KubeVirt's launcher why a hook does not serve, until the machine is given up.
-// It returns the reason.
-func (a *app) tellLauncher(ctx context.Context, hook *options.Hook, log *zap.Logger, reason error,
+// It returns the reason. Without a hook, there is no launcher: nil.
+func (a *app) tellLauncher(ctx context.Context, launcher *daemon.Launcher, log *zap.Logger,
+	reason error,
 ) error {
-	if hook == nil || reason == nil || ctx.Err() != nil {
+	if launcher == nil || reason == nil || ctx.Err() != nil {
 		return reason
 	}
 	log.Error("the machine cannot start, and KubeVirt's launcher is told why", errorField(reason))
-	if err := daemon.RefuseHook(ctx, hook, errors.New(onOneLine(reason.Error())),
-		log); err != nil {
+	if err := launcher.Refuse(ctx, errors.New(onOneLine(reason.Error()))); err != nil {
 		return fmt.Errorf("%w; and %w", reason, err)
 	}
 	return reason

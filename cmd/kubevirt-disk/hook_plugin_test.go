@@ -58,16 +58,18 @@ func TestPlugin(t *testing.T) {
 	require.Equal(t, "scsi", disk.Target.Bus, "an annotation names the plugin")
 	require.Equal(t, bytes.Repeat([]byte("boot"), 1<<18), s.content(disk.Source.Network.Name))
 	require.NotContains(t, p.stderr.String(), `"portal"`, "no port is open")
-	for _, occasion := range []string{"MigrationSource", "MigrationTarget"} {
-		_, err = l.mutate(occasion)
-		require.ErrorContains(t, err, "after a live migration")
-	}
 
 	leave := s.qemu(p)
+	_, err = l.mutate("MigrationSource")
+	require.ErrorContains(t, err, "after a live migration")
 	asked := s.start("sessions")
 	require.Equal(t, exitDone, asked.status())
 	require.Contains(t, asked.stdout.String(), "disk/nbd.sock")
+	require.NotEmpty(t, s.content("fedora.raw"), "the machine goes on where it is")
 	leave()
+	_, err = l.mutate("MigrationTarget")
+	require.ErrorContains(t, err, "after a live migration")
+	s.requireRefused("fedora.raw", "after a live migration")
 	require.Equal(t, exitDone, p.terminate())
 	require.NoFileExists(t, s.socket())
 }

@@ -98,6 +98,15 @@ func (s *sidecar) start(args ...string) *process {
 func (s *sidecar) socket() string { return filepath.Join(s.hooks, s.name) }
 func (s *sidecar) nbd() string    { return filepath.Join(s.hooks, "disk", "nbd.sock") }
 
+// untilLauncherCan waits until the launcher is answered. The socket may be there before, of a
+// process that was killed.
+func (p *process) untilLauncherCan() {
+	p.t.Helper()
+	p.until("the launcher is answered", func() bool {
+		return p.logged("KubeVirt's launcher can use the disks", "socket") != nil
+	})
+}
+
 // launcher is KubeVirt's, in front of a sidecar.
 type launcher struct {
 	*grpc.ClientConn
@@ -138,11 +147,17 @@ func (l *launcher) call(procedure string, in, out any) error {
 	return l.Invoke(ctx, "/kubevirt.hooks."+procedure, in, out)
 }
 
-// define asks for a domain without disks.
+// define asks for the domain of a machine that says nothing.
 func (l *launcher) define() (libvirtxml.Domain, error) {
 	l.t.Helper()
+	return l.defineFor(`{"metadata":{"name":"vm","annotations":{}}}`)
+}
+
+// defineFor asks for the domain of a machine without other disks.
+func (l *launcher) defineFor(vmi string) (libvirtxml.Domain, error) {
+	l.t.Helper()
 	in := &hookpb.DomainParams{DomainXml: []byte(`<domain type="kvm"><devices></devices></domain>`),
-		Vmi: []byte(`{"metadata":{"name":"vm","annotations":{}}}`)}
+		Vmi: []byte(vmi)}
 	var out hookpb.DomainResult
 	var domain libvirtxml.Domain
 	err := l.call("v1alpha3.Callbacks/OnDefineDomain", in, &out)
@@ -247,9 +262,7 @@ func TestHookAfterKill(t *testing.T) {
 	p.status()
 	require.FileExists(t, s.socket())
 	p = s.start("serve")
-	p.until("it answers", func() bool {
-		return strings.Contains(p.stderr.String(), "launcher can")
-	})
+	p.untilLauncherCan()
 	domain, err := s.launcher(p).define()
 	require.NoError(t, err)
 	require.Len(t, domain.Devices.Disks, 1)
@@ -344,49 +357,6 @@ func TestHookIsForbidden(t *testing.T) {
 	require.NotEmpty(t, p.logged("portal", "address"))
 	require.NoFileExists(t, s.socket())
 	require.Equal(t, exitDone, p.terminate())
-}
-
-// TestHookPersists: a claim is found, whatever the annotation calls the place where it is mounted,
-// and the next machine has the disk that this one leaves.
-func TestHookPersists(t *testing.T) {
-	s := newSidecar(t)
-	s.mountClaim()
-	serial := ""
-	for range 2 {
-		p := s.start("serve")
-		l := s.launcher(p)
-		domain, err := l.define()
-		require.NoError(t, err)
-		if serial != "" {
-			require.Equal(t, serial, domain.Devices.Disks[0].Serial)
-		}
-		serial = domain.Devices.Disks[0].Serial
-		l.shutdown()
-		require.Equal(t, exitDone, p.status())
-		require.FileExists(t, filepath.Join(s.claim, "disk.img"))
-	}
-}
-
-// TestHookWithTwoClaims: nobody can tell which one is for the disks, unless a setting says so.
-func TestHookWithTwoClaims(t *testing.T) {
-	s := newSidecar(t)
-	s.mountClaim()
-	s.second = s.t.TempDir()
-	require.NoError(t, os.Chown(s.second, 107, 107))
-	p := s.start("serve")
-	l := s.launcher(p)
-	_, err := l.define()
-	require.ErrorContains(t, err, "/run/claim, /run/second")
-	require.ErrorContains(t, err, "--persistent-dir")
-	l.shutdown()
-	require.Equal(t, exitUsage, p.status())
-
-	p = s.start("serve", "--persistent-dir=/run/second")
-	l = s.launcher(p)
-	l.shutdown()
-	require.Equal(t, exitDone, p.status())
-	require.FileExists(t, filepath.Join(s.second, "disk.img"))
-	require.NoFileExists(t, filepath.Join(s.claim, "disk.img"))
 }
 
 // TestVolumes finds claims among mounts.

@@ -53,8 +53,8 @@ work directory and cannot make the usual one.`,
 		err = flagError(cmd, err)
 		ctx, stop := a.interruptible(cmd.Context(), nil)
 		defer stop()
-		return a.tellLauncher(ctx, kubevirtHook(), newLogger(logConfig{}, zapcore.InfoLevel,
-			a.stderr), err)
+		log := newLogger(logConfig{}, zapcore.InfoLevel, a.stderr)
+		return a.tellLauncher(ctx, daemon.NewLauncher(kubevirtHook(), log), log, err)
 	})
 	cmd.RunE = running(a.serve)
 	return cmd
@@ -69,11 +69,8 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	defer stop()
 	cfg, err := load()
 	if err != nil {
-		return a.tellLauncher(ctx, cfg.Hook, newLogger(cfg.log, cfg.log.level, a.stderr), err)
-	}
-	removeWork, err := cfg.makeTemporary()
-	if err != nil {
-		return err
+		log := newLogger(cfg.log, cfg.log.level, a.stderr)
+		return a.tellLauncher(ctx, daemon.NewLauncher(cfg.Hook, log), log, err)
 	}
 	// The reader of the log may be gone: a Ctrl-C that ends this process ends its tee too. The
 	// daemon must still drain.
@@ -94,12 +91,32 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 	// A failure to write the log does not change the exit status.
 	defer func() { _ = log.Sync() }()
 
+	launcher := daemon.NewLauncher(cfg.Hook, log)
+	if launcher != nil {
+		defer launcher.Close()
+	}
+	asked, err := askForClaim(ctx, cfg, launcher, log)
+	if err == nil && asked {
+		cfg, err = load()
+	}
+	switch {
+	case err == nil:
+	case ctx.Err() != nil || launcher.Over():
+		return nil // nothing was begun
+	default:
+		return a.tellLauncher(ctx, launcher, log, err)
+	}
+	removeWork, err := cfg.makeTemporary()
+	if err != nil {
+		return err
+	}
 	opt := cfg.options(log)
 	// Callers of the original wrapper start several daemons in one pod, which has one network. They
 	// give each its own port for the portal, but not for the pages.
 	opt.PagesOptional = (a.asWrapper || person) && !cfg.metricsChosen
 	d, err := daemon.New(opt)
 	if err == nil {
+		d.Attend(launcher)
 		s := &served{
 			daemon: d, cfg: cfg, log: log,
 			changes: changes{
@@ -120,10 +137,10 @@ func (a *app) serve(cmd *cobra.Command, args []string) error {
 		}
 		err = s.run(ctx)
 		if isClosed(d.Ready()) {
-			cfg.Hook = nil // the launcher has its disks
+			launcher = nil // it has its disks
 		}
 	}
-	err = a.tellLauncher(ctx, cfg.Hook, log, err)
+	err = a.tellLauncher(ctx, launcher, log, err)
 	err = errors.Join(err, removeWork())
 	if err != nil && cfg.log.resolve(a.stderr).format == logJSON {
 		log.Error("serving has failed", errorField(err))

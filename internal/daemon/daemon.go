@@ -38,7 +38,7 @@ type Daemon struct {
 	auth      *chap.Authenticator // nil: initiators need not authenticate
 	metrics   *metrics.Metrics
 	readyFile readyfile.File
-	launcher  *launcher     // nil: it is no hook of KubeVirt
+	launcher  *Launcher     // nil: it is no hook of KubeVirt
 	ready     chan struct{} // closed when every LUN can be used
 
 	sources *sources.Sources
@@ -46,6 +46,9 @@ type Daemon struct {
 	inUse   *serving.Disks
 	nbd     *nbd.Server // set before the target is
 	refused refusedLogins
+
+	hookMu      sync.Mutex // held while a call of the launcher is answered
+	hookRefused error      // guarded by hookMu; see define
 
 	mu      sync.Mutex
 	state   status.State     // guarded by mu
@@ -78,7 +81,7 @@ func New(opt options.Options) (*Daemon, error) {
 		Observer: eventSink{d.metrics, &d.refused}, Log: opt.Log})
 	d.readyFile.Name = d.opt.Setting(&d.opt.ReadyFile).String()
 	d.metrics.SetReady(func() bool { return d.isReady() == nil })
-	d.launcher = d.newLauncher()
+	d.Attend(NewLauncher(opt.Hook, opt.Log))
 	var err error
 	if opt.CHAP.Enabled() {
 		if d.auth, err = chap.NewAuthenticator(opt.CHAP); err != nil {
@@ -92,6 +95,14 @@ func New(opt options.Options) (*Daemon, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// Attend has the daemon answer a launcher, which may have asked already, instead of one of its own.
+// It is for the time before Run.
+func (d *Daemon) Attend(l *Launcher) {
+	if d.launcher = l; l != nil {
+		l.machines = d.machines
+	}
 }
 
 // Ready is closed when every LUN can be used, and the ready file is there.
@@ -213,6 +224,9 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 			Crowd: serving.Crowd{Sessions: d.opt.Limits.MaxConnections,
 				PerPeer: d.opt.Limits.MaxPerAddress}})
 	}
+	if err == nil {
+		err = d.recallRefusal()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -248,9 +262,13 @@ func (d *Daemon) serveTarget(
 	d.set(status.StateReady)
 	d.announce()
 	d.volumes.Answer()
+	var hookServed <-chan error
+	endHook := func() {}
 	err := d.readyFile.Write()
-	hookServed, endHook, hookErr := d.launcher.serve()
-	if err = errors.Join(err, hookErr); err == nil {
+	if err == nil {
+		hookServed, endHook, err = d.launcher.serve(d.define)
+	}
+	if err == nil {
 		close(d.ready)
 		select {
 		case <-ctx.Done():

@@ -5,16 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/internal/daemon/options"
-	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/kubernetes/hook"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/nbd"
@@ -25,88 +22,11 @@ const (
 	// hookReconnect is how long QEMU holds requests while a connection that was lost, for example
 	// by kick, is made again.
 	hookReconnect = 30 * time.Second
-	// hookQuiet is how long QEMU must have been away after SIGTERM. It may be about to connect.
-	hookQuiet = 2 * time.Second
-	// hookPatience is how long QEMU may stay after the launcher has said that it has ended.
-	hookPatience = 30 * time.Second
-	hookPoll     = 50 * time.Millisecond
 	// hookInherit is how long the servers of the disks may take when a machine arrives.
 	hookInherit = 30 * time.Second
-	// hookClose is how long calls of the launcher may take at a stop.
-	hookClose = 2 * time.Second
 )
 
-// launcher is what a daemon has to do with the launcher of its pod.
-type launcher struct {
-	hook     *options.Hook
-	log      *zap.Logger
-	machines func() int // connections that use disks; -1: none can be used yet
-	server   *hook.Server
-	over     chan struct{} // closed when the launcher says that the machine has ended
-}
-
-// newLauncher returns nil if the daemon is no hook.
-func (d *Daemon) newLauncher() *launcher {
-	if d.opt.Hook == nil {
-		return nil
-	}
-	over := make(chan struct{})
-	return &launcher{hook: d.opt.Hook, log: d.log, machines: d.machines, over: over,
-		server: hook.NewServer(hook.Options{Define: d.define,
-			Shutdown: sync.OnceFunc(func() { close(over) }), Log: d.log.Named("hook")})}
-}
-
-// attend returns a context that ends when the daemon shall stop. That of a hook ends when the
-// machine has: the pod's end is announced to all containers at once, and the guest still shuts down
-// then.
-func (l *launcher) attend(ctx context.Context) (longer context.Context, stop context.CancelFunc) {
-	if l == nil {
-		return ctx, func() {}
-	}
-	longer, stop = context.WithCancel(context.WithoutCancel(ctx))
-	go func() {
-		defer stop()
-		select {
-		case <-longer.Done():
-			return
-		case <-l.over:
-		case <-ctx.Done():
-			if l.machines() > 0 {
-				l.log.Info("stopping when the machine has ended")
-			}
-		}
-		l.waitForMachine(longer)
-	}()
-	return longer, stop
-}
-
-// waitForMachine returns when no QEMU uses the disks any more.
-func (l *launcher) waitForMachine(ctx context.Context) {
-	tick := time.NewTicker(hookPoll)
-	defer tick.Stop()
-	over := l.over
-	var late <-chan time.Time
-	for seen := time.Now(); ; {
-		n := l.machines()
-		if n < 0 || n == 0 && (isClosed(l.over) || time.Since(seen) > hookQuiet) {
-			return
-		}
-		if n > 0 {
-			seen = time.Now()
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-over:
-			over, late = nil, time.After(hookPatience)
-		case <-late:
-			l.log.Warn("the machine has ended, but somebody still uses the disks: stopping",
-				zap.Int("connections", n))
-			return
-		case <-tick.C:
-		}
-	}
-}
+var errHookPanic = errors.New("internal error")
 
 // machines is the number of connections that use disks; -1: none can be used yet.
 func (d *Daemon) machines() int {
@@ -116,39 +36,94 @@ func (d *Daemon) machines() int {
 	return len(d.nbd.Sessions())
 }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
+// define answers a call of the launcher. A refusal of a machine that arrives by a live migration is
+// final: KubeVirt (1.7) tries again without asking, and then its QEMU would use the disks.
+func (d *Daemon) define(ctx context.Context, c hook.Call) (domain []byte, err error) {
+	d.hookMu.Lock()
+	defer d.hookMu.Unlock()
+	if err := d.hookRefused; err != nil {
+		return nil, err
 	}
+	answered := false
+	defer func() {
+		switch {
+		case answered || !c.Arrives():
+		case err != nil:
+			d.refuseForGood(err)
+		default:
+			d.refuseForGood(errHookPanic)
+		}
+	}()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("the launcher has given up waiting for the disks: %w",
+			context.Cause(ctx))
+	}
+	domain, err = d.putDisks(ctx, c)
+	answered = err == nil
+	return domain, err
 }
 
-// serve answers the launcher, which waits for the socket: the disks can be used now. end ends that.
-func (l *launcher) serve() (served <-chan error, end func(), err error) {
-	if l == nil {
-		return nil, func() {}, nil
-	}
-	at, err := listenHook(l.hook)
+// refuseForGood refuses the disks to everybody for as long as the pod lives, also when this
+// container is started again.
+func (d *Daemon) refuseForGood(reason error) {
+	d.hookRefused = reason
+	d.nbd.Refuse(reason)
+	err := durable.Write(d.opt.Hook.Refusal(), 0o600, func(f *os.File) error {
+		_, err := f.WriteString(reason.Error())
+		return err
+	})
 	if err != nil {
-		return nil, func() {}, err
+		d.log.Error("the refusal cannot be kept: if this container is started again, the disks "+
+			"can be used", zap.Error(err))
 	}
-	done := make(chan error, 1)
-	go func() { done <- l.server.Serve(at) }()
-	l.log.Info("KubeVirt's launcher can use the disks", zap.String("socket", at.Addr().String()))
-	return done, func() { closeHook(l.server) }, nil
 }
 
-func closeHook(s *hook.Server) {
-	ctx, cancel := context.WithTimeout(context.Background(), hookClose)
-	defer cancel()
-	_ = s.Close(ctx) // it is closed in any case
+// recallRefusal refuses the disks if an earlier run in this pod has refused them for good.
+func (d *Daemon) recallRefusal() error {
+	if d.opt.Hook == nil {
+		return nil
+	}
+	path := d.opt.Hook.Refusal()
+	text, err := durable.Read(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("whether the disks of this pod are refused: %q %w", path, err)
+	}
+	d.hookMu.Lock()
+	defer d.hookMu.Unlock()
+	d.hookRefused = errors.New(string(text))
+	d.nbd.Refuse(d.hookRefused)
+	return nil
 }
 
-// define puts the disks into a domain. If the machine arrives by a live migration, it makes them
+// checkClaim refuses a machine that says that its claim is elsewhere than where the disks are.
+func (d *Daemon) checkClaim(c hook.Call) error {
+	if !d.opt.Hook.ClaimFound {
+		return nil // a person has said where they are
+	}
+	dir, said, err := c.Claim(d.opt.Hook.Container)
+	if err != nil || !said || options.SameDir(dir, d.opt.PersistentDir) {
+		return err
+	}
+	by := d.opt.Setting(&d.opt.PersistentDir)
+	if dir == "" {
+		return fmt.Errorf("the machine has no claim for this hook sidecar, and its disks are in "+
+			"%q: name another directory with %v, or \"\" for disks that end with the machine",
+			d.opt.PersistentDir, by)
+	}
+	return fmt.Errorf("the machine has the claim of this hook sidecar at %q, and its disks are "+
+		"not there: mount the claim so that it can be written, or say where they are with %v",
+		dir, by)
+}
+
+// putDisks puts the disks into a domain. If the machine arrives by a live migration, it makes them
 // its own.
-func (d *Daemon) define(ctx context.Context, c hook.Call) ([]byte, error) {
+func (d *Daemon) putDisks(ctx context.Context, c hook.Call) ([]byte, error) {
+	if err := d.checkClaim(c); err != nil {
+		return nil, err
+	}
 	var disks []hook.Disk
 	now, far := d.Status(), d.farDisks()
 	for _, l := range now.LUNs {
@@ -200,72 +175,4 @@ func hookAccess(mode string) libvirt.AccessMode {
 		return libvirt.ReadShared
 	}
 	return libvirt.WriteExclusive
-}
-
-// RefuseHook tells the launcher why there are no disks: it does not start the machine, and its log
-// has the reason. Without that it would wait for the hook. RefuseHook returns when ctx ends, or the
-// launcher says that the machine has ended.
-func RefuseHook(ctx context.Context, h *options.Hook, reason error, log *zap.Logger) error {
-	over := make(chan struct{})
-	server := hook.NewServer(hook.Options{Log: log.Named("hook"),
-		Define:   func(context.Context, hook.Call) ([]byte, error) { return nil, reason },
-		Shutdown: sync.OnceFunc(func() { close(over) })})
-	l, err := listenHook(h)
-	if err != nil {
-		return fmt.Errorf("KubeVirt's launcher cannot be told: %w", err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	defer closeHook(server)
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-over:
-		return nil
-	case err := <-served:
-		return err
-	}
-}
-
-// hookListener removes the socket when it is closed, unless it is another daemon's by then.
-type hookListener struct {
-	net.Listener
-	path string
-	made fs.FileInfo
-}
-
-// Addr implements net.Listener.
-func (l *hookListener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
-
-// Close implements net.Listener.
-func (l *hookListener) Close() error {
-	if there, err := os.Lstat(l.path); err == nil && os.SameFile(l.made, there) {
-		_ = os.Remove(l.path)
-	}
-	return l.Listener.Close()
-}
-
-// listenHook makes the hook's socket. The launcher never sees one that does not answer, except that
-// of a killed daemon, which is replaced.
-func listenHook(h *options.Hook) (net.Listener, error) {
-	path, aside := h.Sockets()
-	failed := func(err error) error { return fmt.Errorf("the hook's socket %q: %w", path, err) }
-	ctx, cancel := context.WithTimeout(context.Background(), hookClose)
-	defer cancel()
-	if c, err := socket.DialUnix(ctx, path); err == nil {
-		_ = c.Close()
-		return nil, failed(fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE))
-	}
-	l, err := socket.ListenUnix(aside)
-	if err != nil {
-		return nil, failed(err)
-	}
-	made, err := os.Lstat(aside)
-	if err == nil {
-		err = os.Rename(aside, path)
-	}
-	if err != nil {
-		return nil, failed(errors.Join(err, l.Close()))
-	}
-	return &hookListener{Listener: l, path: path, made: made}, nil
 }

@@ -13,7 +13,7 @@ import (
 
 // attended is a launcher whose machine has that many connections.
 type attended struct {
-	*launcher
+	*Launcher
 	connections atomic.Int64
 	terminate   func() // SIGTERM
 	longer      context.Context
@@ -25,7 +25,7 @@ func attend(t *testing.T, connections int64) *attended {
 	core, logs := observer.New(zap.InfoLevel)
 	a := &attended{logs: logs}
 	a.connections.Store(connections)
-	a.launcher = &launcher{log: zap.New(core), over: make(chan struct{}),
+	a.Launcher = &Launcher{log: zap.New(core), over: make(chan struct{}),
 		machines: func() int { return int(a.connections.Load()) }}
 	ctx, terminate := context.WithCancel(t.Context())
 	longer, stop := a.attend(ctx)

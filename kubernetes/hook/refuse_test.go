@@ -1,6 +1,8 @@
 package hook
 
 import (
+	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -213,4 +215,29 @@ func rest(root *element, domain string, disks []Disk) string {
 		}
 	}
 	return text
+}
+
+// TestClaim: the machine says where each of its hook sidecars has its claim, by its place.
+func TestClaim(t *testing.T) {
+	c := func(text string) *Call {
+		m, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"annotations": map[string]string{sidecarsAnnotation: text}}})
+		require.NoError(t, err)
+		return &Call{VMI: m}
+	}
+	two := c(`[{"image": "a"}, {"image": "b", "pvc": {"name": "x", "volumePath": "/data"}}]`)
+	for container, want := range map[string]string{"hook-sidecar-0": " true",
+		"hook-sidecar-1": "/data true", "hook-sidecar-2": " false", "hook-sidecar-01": " false",
+		"disks": " false", "": " false"} {
+		dir, said, err := two.Claim(container)
+		require.NoError(t, err)
+		require.Equal(t, want, fmt.Sprint(dir, " ", said), container)
+	}
+	_, said, err := (&Call{VMI: []byte(`{}`)}).Claim("hook-sidecar-0")
+	require.NoError(t, err)
+	require.False(t, said)
+	_, _, err = c("[").Claim("hook-sidecar-0")
+	require.ErrorContains(t, err, sidecarsAnnotation)
+	_, _, err = (&Call{VMI: []byte("{")}).Claim("hook-sidecar-0")
+	require.ErrorContains(t, err, "VirtualMachineInstance")
 }

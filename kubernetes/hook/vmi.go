@@ -10,6 +10,9 @@ import (
 // sidecarsAnnotation is where a machine asks KubeVirt for hook sidecars: a JSON list.
 const sidecarsAnnotation = "hooks.kubevirt.io/hookSidecars"
 
+// sidecarPrefix begins the name of a hook sidecar's container, and its place in that list ends it.
+const sidecarPrefix = "hook-sidecar-"
+
 // machine is what a VirtualMachineInstance says that matters here.
 type machine struct {
 	Metadata struct {
@@ -21,13 +24,16 @@ type machine struct {
 		} `json:"volumes"`
 	} `json:"spec"`
 	Status struct {
-		MigrationState *struct {
-			TargetPod  string `json:"targetPod"`
-			TargetNode string `json:"targetNode"`
-			Completed  bool   `json:"completed"`
-			Failed     bool   `json:"failed"`
-		} `json:"migrationState"`
+		MigrationState *migration `json:"migrationState"`
 	} `json:"status"`
+}
+
+// migration is the last live migration of a machine.
+type migration struct {
+	TargetPod  string `json:"targetPod"`
+	TargetNode string `json:"targetNode"`
+	Completed  bool   `json:"completed"`
+	Failed     bool   `json:"failed"`
 }
 
 func parseMachine(text []byte) (*machine, error) {
@@ -44,12 +50,54 @@ func (m *machine) migrates() bool {
 	return s != nil && (s.TargetPod != "" || s.TargetNode != "") && !s.Completed && !s.Failed
 }
 
+// sidecar is a hook sidecar that the machine asks KubeVirt for.
+type sidecar struct {
+	PVC *struct {
+		VolumePath string `json:"volumePath"`
+	} `json:"pvc"`
+}
+
+// sidecars are those that the machine asks for. KubeVirt calls the containers by their places.
+func (m *machine) sidecars() (all []sidecar, err error) {
+	text, said := m.Metadata.Annotations[sidecarsAnnotation]
+	if !said {
+		return nil, nil
+	}
+	if err := json.Unmarshal([]byte(text), &all); err != nil {
+		return nil, fmt.Errorf("annotation %s is not understood: %w", sidecarsAnnotation, err)
+	}
+	return all, nil
+}
+
 // alone reports whether the machine asks for one hook sidecar: then annotations about others are
 // mistakes.
 func (m *machine) alone() bool {
-	var sidecars []json.RawMessage
-	err := json.Unmarshal([]byte(m.Metadata.Annotations[sidecarsAnnotation]), &sidecars)
-	return err == nil && len(sidecars) == 1
+	all, err := m.sidecars()
+	return err == nil && len(all) == 1
+}
+
+// Claim returns where a container has the claim that the machine gives to its hook sidecar, "" if
+// the machine gives it none. said is false if the machine says nothing about the container, such as
+// one that an admission policy has added.
+func (c *Call) Claim(container string) (dir string, said bool, err error) {
+	m, err := parseMachine(c.VMI)
+	if err != nil {
+		return "", false, err
+	}
+	all, err := m.sidecars()
+	if err != nil {
+		return "", false, err
+	}
+	for i, s := range all {
+		if container != fmt.Sprintf("%s%d", sidecarPrefix, i) {
+			continue
+		}
+		if s.PVC != nil {
+			dir = s.PVC.VolumePath
+		}
+		return dir, true, nil
+	}
+	return "", false, nil
 }
 
 func (m *machine) hasVolume(name string) bool { return slices.Contains(m.volumes(), name) }
@@ -61,14 +109,15 @@ func (m *machine) volumes() (names []string) {
 	return names
 }
 
-// Arrives reports whether the machine comes from another node, by a live migration. A hook is told
-// no occasion; it is asked where a machine arrives, and not where it leaves.
+// Arrives reports whether the machine comes from another node, by a live migration, or may do so:
+// it is not understood. A hook is told no occasion; it is asked where a machine arrives, and not
+// where it leaves.
 func (c *Call) Arrives() bool {
 	if c.Occasion != OccasionUnknown {
 		return c.Occasion == OccasionMigrationTarget
 	}
 	m, err := parseMachine(c.VMI)
-	return err == nil && m.migrates()
+	return err != nil || m.migrates()
 }
 
 // refuseMigration says why a machine cannot move; nil: it can.

@@ -13,6 +13,13 @@ type Hook struct {
 	Dir, LauncherDir string
 	Container        string // its name in annotations; "": none
 	Plugin           bool   // the launcher knows the name of the socket, and looks for no other
+
+	// Volumes are the directories that could be that of the claim, while nobody has said which one
+	// is. Then nothing can be opened before the launcher has asked.
+	Volumes []string
+	// ClaimFound says that Options.PersistentDir was found, and not named by a person: the machine
+	// that the launcher asks for has to agree.
+	ClaimFound bool
 }
 
 const (
@@ -39,6 +46,33 @@ func (h *Hook) Sockets() (path, aside string) {
 		name = pluginSocket
 	}
 	return filepath.Join(h.Dir, name), filepath.Join(h.Dir, hookDir, name)
+}
+
+// Refusal is the file that says why the disks are refused for as long as the pod lives.
+func (h *Hook) Refusal() string { return h.note("refused") }
+
+// Claim is the file that says where the machine has the claim of this container, "" without one.
+func (h *Hook) Claim() string { return h.note("claim") }
+
+// note is a file for a container that is started again: it ends with the pod.
+func (h *Hook) note(name string) string {
+	dir := h.Dir
+	if real, err := filepath.EvalSymlinks(dir); err == nil { // /var/run is a link
+		dir = real
+	}
+	return filepath.Join(dir, hookDir, name)
+}
+
+// SameDir reports whether two paths lead to one directory. A part of them may be a link, such as
+// /var/run.
+func SameDir(a, b string) bool {
+	resolve := func(path string) string {
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			return real
+		}
+		return filepath.Clean(path)
+	}
+	return a == b || a != "" && b != "" && resolve(a) == resolve(b)
 }
 
 // WorkDir is a work directory in storage that ends with the pod.

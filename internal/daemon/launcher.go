@@ -1,0 +1,270 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/kubernetes/hook"
+)
+
+const (
+	// hookQuiet is how long QEMU must have been away after SIGTERM. It may be about to connect.
+	hookQuiet = 2 * time.Second
+	// hookPatience is how long QEMU may stay after the launcher has said that it has ended.
+	hookPatience = 30 * time.Second
+	hookPoll     = 50 * time.Millisecond
+	// hookClose is how long calls of the launcher may take at a stop.
+	hookClose = 2 * time.Second
+)
+
+// Launcher is KubeVirt's launcher of the pod, which is answered at the hook's socket. Any number of
+// goroutines may call its methods.
+type Launcher struct {
+	hook     *options.Hook
+	log      *zap.Logger
+	server   *hook.Server
+	machines func() int     // connections that use disks; -1: none can be used yet
+	over     chan struct{}  // closed when the launcher says that the machine has ended
+	gone     chan struct{}  // closed when nobody answers any more
+	asked    chan hook.Call // has the first call
+	can      chan struct{}  // closed when define is set
+
+	closed sync.Once
+	mu     sync.Mutex
+	served chan error // guarded by mu; nil: there is no socket yet
+	define func(context.Context, hook.Call) ([]byte, error)
+}
+
+// NewLauncher makes a launcher that is not answered yet. Without a hook there is none: nil.
+func NewLauncher(h *options.Hook, log *zap.Logger) *Launcher {
+	if h == nil {
+		return nil
+	}
+	if log == nil {
+		log = zap.NewNop()
+	}
+	l := &Launcher{hook: h, log: log, machines: func() int { return -1 },
+		over: make(chan struct{}), gone: make(chan struct{}), asked: make(chan hook.Call, 1),
+		can: make(chan struct{})}
+	l.server = hook.NewServer(hook.Options{Define: l.answer,
+		Shutdown: sync.OnceFunc(func() { close(l.over) }), Log: log.Named("hook")})
+	return l
+}
+
+// answer answers a call, once somebody can. It does not end with ctx before: whoever answers has to
+// know that the launcher has given up.
+func (l *Launcher) answer(ctx context.Context, c hook.Call) ([]byte, error) {
+	select {
+	case l.asked <- c:
+	default:
+	}
+	select {
+	case <-l.can:
+		return l.define(ctx, c)
+	case <-l.gone:
+		return nil, errNotReady
+	}
+}
+
+// Claim has the launcher ask for the disks before there are any, and returns where the machine says
+// that this container has its claim: see hook.Call. The launcher gets its answer from the daemon
+// that attends to it later, or by Refuse.
+func (l *Launcher) Claim(ctx context.Context) (dir string, said bool, err error) {
+	if err := l.listen(); err != nil {
+		return "", false, err
+	}
+	select {
+	case c := <-l.asked:
+		return c.Claim(l.hook.Container)
+	case <-ctx.Done():
+	case <-l.over:
+		err = errors.New("the machine has ended before its disks were asked for")
+	case err = <-l.served:
+	}
+	return "", false, errors.Join(err, ctx.Err())
+}
+
+// Over reports whether the launcher has said that the machine has ended. The launcher may be nil.
+func (l *Launcher) Over() bool { return l != nil && isClosed(l.over) }
+
+// listen makes the hook's socket, unless it is there.
+func (l *Launcher) listen() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.served != nil {
+		return nil
+	}
+	at, err := listenHook(l.hook)
+	if err != nil {
+		return err
+	}
+	l.served = make(chan error, 1)
+	go func() { l.served <- l.server.Serve(at) }()
+	return nil
+}
+
+// answerBy has the launcher answered by define from now on.
+func (l *Launcher) answerBy(define func(context.Context, hook.Call) ([]byte, error)) error {
+	if err := l.listen(); err != nil {
+		return err
+	}
+	l.define = define
+	close(l.can)
+	return nil
+}
+
+// serve answers the launcher, which waits for that: the disks can be used now. end ends it.
+func (l *Launcher) serve(define func(context.Context, hook.Call) ([]byte, error)) (
+	served <-chan error, end func(), err error) {
+	if l == nil {
+		return nil, func() {}, nil
+	}
+	if err := l.answerBy(define); err != nil {
+		return nil, func() {}, err
+	}
+	path, _ := l.hook.Sockets()
+	l.log.Info("KubeVirt's launcher can use the disks", zap.String("socket", path))
+	return l.served, l.Close, nil
+}
+
+// Close ends the answering. Later calls do nothing.
+func (l *Launcher) Close() {
+	l.closed.Do(func() { close(l.gone) })
+	ctx, cancel := context.WithTimeout(context.Background(), hookClose)
+	defer cancel()
+	_ = l.server.Close(ctx) // it is closed in any case
+}
+
+// Refuse tells the launcher why there are no disks: it does not start the machine, and its log has
+// the reason. Without that it would wait for the hook. Refuse returns when ctx ends, or the
+// launcher says that the machine has ended.
+func (l *Launcher) Refuse(ctx context.Context, reason error) error {
+	err := l.answerBy(func(context.Context, hook.Call) ([]byte, error) { return nil, reason })
+	if err != nil {
+		return fmt.Errorf("KubeVirt's launcher cannot be told: %w", err)
+	}
+	defer l.Close()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-l.over:
+		return nil
+	case err := <-l.served:
+		return err
+	}
+}
+
+// attend returns a context that ends when the daemon shall stop. That of a hook ends when the
+// machine has: the pod's end is announced to all containers at once, and the guest still shuts down
+// then.
+func (l *Launcher) attend(ctx context.Context) (longer context.Context, stop context.CancelFunc) {
+	if l == nil {
+		return ctx, func() {}
+	}
+	longer, stop = context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer stop()
+		select {
+		case <-longer.Done():
+			return
+		case <-l.over:
+		case <-ctx.Done():
+			if l.machines() > 0 {
+				l.log.Info("stopping when the machine has ended")
+			}
+		}
+		l.waitForMachine(longer)
+	}()
+	return longer, stop
+}
+
+// waitForMachine returns when no QEMU uses the disks any more.
+func (l *Launcher) waitForMachine(ctx context.Context) {
+	tick := time.NewTicker(hookPoll)
+	defer tick.Stop()
+	over := l.over
+	var late <-chan time.Time
+	for seen := time.Now(); ; {
+		n := l.machines()
+		if n < 0 || n == 0 && (isClosed(l.over) || time.Since(seen) > hookQuiet) {
+			return
+		}
+		if n > 0 {
+			seen = time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-over:
+			over, late = nil, time.After(hookPatience)
+		case <-late:
+			l.log.Warn("the machine has ended, but somebody still uses the disks: stopping",
+				zap.Int("connections", n))
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// hookListener removes the socket when it is closed, unless it is another daemon's by then.
+type hookListener struct {
+	net.Listener
+	path string
+	made fs.FileInfo
+}
+
+// Addr implements net.Listener.
+func (l *hookListener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+
+// Close implements net.Listener.
+func (l *hookListener) Close() error {
+	if there, err := os.Lstat(l.path); err == nil && os.SameFile(l.made, there) {
+		_ = os.Remove(l.path)
+	}
+	return l.Listener.Close()
+}
+
+// listenHook makes the hook's socket. The launcher never sees one that does not answer, except that
+// of a killed daemon, which is replaced.
+func listenHook(h *options.Hook) (net.Listener, error) {
+	path, aside := h.Sockets()
+	failed := func(err error) error { return fmt.Errorf("the hook's socket %q: %w", path, err) }
+	ctx, cancel := context.WithTimeout(context.Background(), hookClose)
+	defer cancel()
+	if c, err := socket.DialUnix(ctx, path); err == nil {
+		_ = c.Close()
+		return nil, failed(fmt.Errorf("another daemon uses it: %w", unix.EADDRINUSE))
+	}
+	l, err := socket.ListenUnix(aside)
+	if err != nil {
+		return nil, failed(err)
+	}
+	made, err := os.Lstat(aside)
+	if err == nil {
+		err = os.Rename(aside, path)
+	}
+	if err != nil {
+		return nil, failed(errors.Join(err, l.Close()))
+	}
+	return &hookListener{Listener: l, path: path, made: made}, nil
+}

@@ -1,0 +1,40 @@
+package nbd
+
+import (
+	"errors"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
+)
+
+// TestRefuse: once the disks are refused, nobody has one or gets one, however it asks, and the
+// answer says why.
+func TestRefuse(t *testing.T) {
+	v := serve(t, 2, nil)
+	user, chooser := v.open(t, "disk1.raw", extended), v.hello(t)
+	const words = "after a live migration the guest would meet another disk"
+	v.Refuse(errors.New(words))
+	v.Refuse(errors.New("something else"))
+	user.ended()
+	chooser.ended()
+
+	c := v.hello(t)
+	require.Equal(t, uint32(repAck), c.option(optExtendedHeaders, nil)[0].kind)
+	for number, data := range map[uint32][]byte{optGo: infoData("disk1.raw"), optList: nil,
+		optInfo: infoData(""), optListMeta: metaData("2"), optSetMeta: metaData("disk1.raw",
+			"base:allocation")} {
+		require.Equal(t, words, string(c.last(number, data, repErrPolicy)))
+	}
+	c = v.hello(t)
+	c.send(optionBytes(optExportName, []byte("disk1.raw")))
+	c.ended()
+	testtool.Eventually(t, func() bool { return len(v.Sessions()) == 0 })
+
+	testtool.Need(t, "qemu-img")
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "info", v.uri("1")).CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), words)
+}
