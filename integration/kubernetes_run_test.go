@@ -120,7 +120,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				for i, arg := range vm.Args {
 					arg = strings.NewReplacer("$(CHAP_USERNAME)",
 						secret[vm.Env[0].ValueFrom.SecretKeyRef.Key], vm.VolumeMounts[0].MountPath,
-						places[vm.VolumeMounts[0].Name]).Replace(arg)
+						places[vm.VolumeMounts[0].Name], "$(POD_UID)", name).Replace(arg)
 					switch {
 					case i > 0 && vm.Args[i-1] == "-object":
 						args = append(args, "--object", arg)

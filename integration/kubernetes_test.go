@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -183,6 +184,29 @@ func TestKubernetesExamples(t *testing.T) {
 	}
 }
 
+// TestInitiatorNames: each machine of an example has an initiator name of its own. A disk takes two
+// machines with one name for one, and lets both write.
+func TestInitiatorNames(t *testing.T) {
+	found := 0
+	require.NoError(t, filepath.WalkDir("../examples/kubernetes", func(path string, _ fs.DirEntry,
+		err error) error {
+		if err != nil || filepath.Ext(path) != ".yaml" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, name := range initiatorName.FindAllStringSubmatch(string(text), -1) {
+			found++
+			require.Regexp(t, `[.:]\$\(POD_UID\)$`, name[1], path)
+			require.Regexp(t, `- name: POD_UID\n +valueFrom:\n +fieldRef:\n `+
+				`+fieldPath: metadata.uid\n`, string(text), path)
+		}
+		return err
+	}))
+	require.GreaterOrEqual(t, found, 5)
+}
+
+var initiatorName = regexp.MustCompile(`initiator-name=([^,\s]*)`)
+
 func keys[V any](m map[string]V) (names []string) {
 	for name := range m {
 		names = append(names, name)
@@ -311,7 +335,7 @@ func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (foun
 			}
 		}
 		for _, e := range c.Env {
-			if e.ValueFrom == nil {
+			if e.ValueFrom == nil || e.ValueFrom.FieldRef != nil {
 				continue
 			}
 			if s := all.secrets[e.ValueFrom.SecretKeyRef.Name]; s == nil ||

@@ -142,6 +142,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"a registry, HOST or HOST/PATH, whose tags VMIdentitySets may follow; can be repeated")
 	f.BoolVar(&s.options.FillClaims, "fill-claims", false,
 		"fill the claims that name a VMImage as their dataSourceRef")
+	f.BoolVar(&s.options.Volumes, "persistent-volumes", false,
+		"make the PersistentVolumes that VMIdentities with attachment Service ask for")
 	f.IntVar(&s.options.Concurrency, "concurrency", 8,
 		"how many objects of a kind are worked on at once")
 }
@@ -253,7 +255,7 @@ func (s *settings) manager(config *rest.Config) (ctrl.Manager, error) {
 			return nil, err
 		}
 	}
-	s.options.Namespaces = s.namespaces
+	s.options.Namespaces, s.options.Webhook = s.namespaces, s.webhook.Listen != ""
 	return mgr, controller.Setup(mgr, s.options)
 }
 

@@ -65,6 +65,10 @@ type Options struct {
 	MoveImage string
 	// FillClaims fills the claims that name a VMImage as their source.
 	FillClaims bool
+	// Webhook says that the webhook of this product makes pods, and not the API server's policies.
+	Webhook bool
+	// Volumes makes the PersistentVolumes that identities with attachment Service ask for.
+	Volumes bool
 	// Namespaces to work in, as given to Cache; none: all.
 	Namespaces []string
 	// Signatures says whose signatures images must have. The zero value: nobody's.
@@ -162,7 +166,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		export.Setup(mgr, export.Options{Off: slices.Contains(o.Without, exports),
 			Server: o.Server, Concurrency: o.Concurrency, Images: may}),
 		service.Setup(mgr, service.Options{Off: slices.Contains(o.Without, services),
-			Server: o.Server, ClaimSize: o.ClaimSize, Concurrency: o.Concurrency, Images: may}),
+			Server: o.Server, Volumes: o.Volumes, ClaimSize: o.ClaimSize,
+			Concurrency: o.Concurrency, Images: may}),
 		identity.Setup(mgr, identity.Options{ClaimSize: o.ClaimSize, UsageTypes: o.UsageTypes,
 			ReadWriteOnce: o.ReadWriteOnce, Populator: populator, Concurrency: o.Concurrency,
 			Images: may}),
@@ -172,7 +177,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		follow.Setup(mgr, tags),
 		renew.Setup(mgr, renew.Reconciler{Admit: tags.Admit}, o.Concurrency),
 		missed.Setup(mgr, o.Namespaces),
-		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
+		hydration.Setup(mgr, hydration.Options{Told: o.Webhook, Concurrency: o.Concurrency}),
 	)
 }
 

@@ -49,6 +49,13 @@ var identityName = regexp.MustCompile(
 type Options struct {
 	// Server is the container image of kubevirt-disk that serves the disks.
 	Server string
+	// Hydrated are the VMIdentities of the pod's namespace whose disks need their images no more.
+	Hydrated map[string]bool
+}
+
+// needsImage reports whether a pod gets the image of a disk as a volume.
+func (o Options) needsImage(set *api.VMIdentitySet, d Disk) bool {
+	return set.Spec.Population != api.Snapshot && !o.Hydrated[d.Identity]
 }
 
 // Strange returns what is wrong with a pod that has an annotation which looks like one of this
@@ -101,7 +108,7 @@ func Strange(pod *corev1.Pod) error {
 // waits at its gate again, and gets a node again.
 func Pod(pod *corev1.Pod, o Options, all ...*api.VMIdentitySet) error {
 	sets := byName(all)
-	if err := refuse(pod, sets); err != nil {
+	if err := refuse(pod, o, sets); err != nil {
 		return err
 	}
 	disks := Disks(pod)
@@ -122,14 +129,14 @@ func Pod(pod *corev1.Pod, o Options, all ...*api.VMIdentitySet) error {
 	}
 	var err error
 	switch set := sets[disks[0].Set]; {
-	case has(pod, disks[0], set):
+	case has(pod, o, disks[0], set):
 		spec.NodeName = ""
 	case Machine(pod) != "":
 		for _, d := range disks {
-			launcher(spec, sets[d.Set], d)
+			launcher(spec, o, sets[d.Set], d)
 		}
 	default:
-		err = sidecar(spec, set, disks[0].Identity, o)
+		err = sidecar(spec, set, disks[0], o)
 	}
 	if err == nil {
 		*pod = *changed
@@ -141,13 +148,13 @@ func Pod(pod *corev1.Pod, o Options, all ...*api.VMIdentitySet) error {
 const several = "true"
 
 // sidecar gives a pod that is no launcher its disk.
-func sidecar(spec *corev1.PodSpec, set *api.VMIdentitySet, identity string, o Options) error {
+func sidecar(spec *corev1.PodSpec, set *api.VMIdentitySet, d Disk, o Options) error {
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: credentialVolume,
 			MountPath: CredentialDir, ReadOnly: true})
 	}
-	secret := api.SecretName(identity)
+	secret := api.SecretName(d.Identity)
 	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: credentialVolume,
 		VolumeSource: corev1.VolumeSource{
 			Secret: &corev1.SecretVolumeSource{SecretName: secret}}})
@@ -155,16 +162,17 @@ func sidecar(spec *corev1.PodSpec, set *api.VMIdentitySet, identity string, o Op
 		return nil
 	}
 	disk := vmdisk.Disk{Image: set.Spec.Image, Device: api.Device,
-		Filled: set.Spec.Population == api.Snapshot}
+		Filled: !o.needsImage(set, d)}
 	return vmdisk.AddToPod(spec, []vmdisk.Disk{disk}, vmdisk.Pod{Server: o.Server,
-		Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(identity)},
+		Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(d.Identity)},
 		SizeAnnotation: api.AnnotationSize, BlockSizeAnnotation: api.AnnotationBlockSize})
 }
 
 // has reports whether a pod has all that Pod would add for its disk: then it is a copy of a pod
 // that Pod has changed before.
-func has(pod *corev1.Pod, d Disk, set *api.VMIdentitySet) bool {
-	sidecar, filled := set.Spec.Attachment != api.Service, set.Spec.Population == api.Snapshot
+func has(pod *corev1.Pod, o Options, d Disk, set *api.VMIdentitySet) bool {
+	sidecar := set.Spec.Attachment != api.Service
+	needs, may := o.needsImage(set, d), set.Spec.Population != api.Snapshot
 	name := api.ClaimName(d.Identity)
 	there := map[string]bool{}
 	for _, v := range pod.Spec.Volumes {
@@ -192,12 +200,12 @@ func has(pod *corev1.Pod, d Disk, set *api.VMIdentitySet) bool {
 	})
 	return Machine(pod) == "" && mounted && there[credentialVolume] && disk == sidecar &&
 		there[api.DiskContainer] == sidecar && there[dataVolume] == sidecar &&
-		there[imageVolume] == (sidecar && !filled)
+		(there[imageVolume] == (sidecar && needs) || there[imageVolume] && sidecar && may)
 }
 
 // refuse returns why a pod that is about to be made cannot have its disk. The policies of
 // kubernetes/config make the same checks in the same order.
-func refuse(pod *corev1.Pod, sets namedSets) error {
+func refuse(pod *corev1.Pod, o Options, sets namedSets) error {
 	if err := Strange(pod); err != nil {
 		return err
 	}
@@ -210,7 +218,7 @@ func refuse(pod *corev1.Pod, sets namedSets) error {
 			return missing(pod, d)
 		}
 	}
-	if !has(pod, disks[0], sets[disks[0].Set]) {
+	if !has(pod, o, disks[0], sets[disks[0].Set]) {
 		if err := room(pod, disks); err != nil {
 			return err
 		}

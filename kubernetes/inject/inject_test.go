@@ -250,3 +250,29 @@ func TestIdentity(t *testing.T) {
 		`VMIdentity "vm" belongs to VMIdentitySet "other", and the pod names "fedora"`)
 	require.NotContains(t, err.Error(), "delete", "its data may have been restored")
 }
+
+// TestHydrated: a pod gets no image for a disk that needs it no more, and a copy of a pod from
+// before or after that is known as one.
+func TestHydrated(t *testing.T) {
+	without := options
+	without.Hydrated = map[string]bool{"vm": true, "m": true}
+	before := aPod(nil)
+	require.NoError(t, inject.Pod(before, options, aSet(nil)))
+	require.Contains(t, volumeNames(before), "disk-vda-image")
+	pod := aPod(nil)
+	require.NoError(t, inject.Pod(pod, without, aSet(nil)))
+	require.NotContains(t, volumeNames(pod), "disk-vda-image")
+	require.NoError(t, inject.Made(pod, aSet(nil)))
+	for _, p := range []*corev1.Pod{pod, before} {
+		again := p.DeepCopy()
+		require.NoError(t, inject.Pod(again, without, aSet(nil)))
+		require.Equal(t, p.Spec, again.Spec)
+	}
+	require.ErrorContains(t, inject.Pod(pod.DeepCopy(), options, aSet(nil)), "already",
+		"the disk needs the image again: its claim was restored")
+
+	machine := aLauncher(map[string]string{"identity-set.1": "fedora"})
+	require.NoError(t, inject.Pod(machine, without, aSet(nil)))
+	require.NotContains(t, volumeNames(machine), "disk-vda-image")
+	require.Contains(t, volumeNames(machine), "disk-vda-image-1", "the disk m-1 needs its image")
+}

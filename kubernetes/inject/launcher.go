@@ -45,10 +45,20 @@ func Machine(pod *corev1.Pod) string {
 	return owner.Name
 }
 
-// Migrates reports whether a machine of KubeVirt shall move into the pod.
-func Migrates(pod *corev1.Pod) bool {
+// isTarget reports whether a machine of KubeVirt shall move into the pod.
+func isTarget(pod *corev1.Pod) bool {
 	_, target := pod.Labels[labelMigration]
 	return target && Machine(pod) != ""
+}
+
+// Migrates reports whether the machine of KubeVirt that runs in a pod shall move into another one.
+// A machine of the same name is not enough: it may have been made anew since. Nor is a pod for the
+// migration that has brought the machine to where it runs.
+func Migrates(into, from *corev1.Pod) bool {
+	migration := into.Labels[labelMigration]
+	return migration != "" && migration != from.Labels[labelMigration] &&
+		Machine(into) != "" && Machine(from) != "" &&
+		metav1.GetControllerOf(into).UID == metav1.GetControllerOf(from).UID
 }
 
 // provisions reports whether a pod has the annotations of a machine of KubeVirt, and runs none.
@@ -63,7 +73,7 @@ const nbdDir = "/var/run/secrets/" + api.Group + "/nbd"
 // launcher gives a launcher pod what a hook sidecar needs to serve a disk, or to hand it on from
 // its server. The hook takes it to QEMU itself, so there are no ports, and no credential of the
 // pod's own containers.
-func launcher(spec *corev1.PodSpec, set *api.VMIdentitySet, d Disk) {
+func launcher(spec *corev1.PodSpec, o Options, set *api.VMIdentitySet, d Disk) {
 	c := hook(spec, d)
 	env := func(name, value string) {
 		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: value})
@@ -98,7 +108,7 @@ func launcher(spec *corev1.PodSpec, set *api.VMIdentitySet, d Disk) {
 	add(dataVolume, corev1.VolumeMount{MountPath: vmdisk.VolumeDir},
 		corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
 			ClaimName: api.ClaimName(d.Identity)}})
-	if set.Spec.Population != api.Snapshot {
+	if o.needsImage(set, d) {
 		add(imageVolume, corev1.VolumeMount{MountPath: vmdisk.ImageDir,
 			SubPath: strings.TrimPrefix(vmdisk.ImageDir, "/"), ReadOnly: true},
 			corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: set.Spec.Image}})
@@ -151,7 +161,7 @@ func hookRoom(pod *corev1.Pod, disks []Disk) error {
 
 // stays returns why a machine of KubeVirt cannot move into a pod.
 func stays(pod *corev1.Pod, set *api.VMIdentitySet) error {
-	if !Migrates(pod) || set.Spec.Attachment == api.Service {
+	if !isTarget(pod) || set.Spec.Attachment == api.Service {
 		return nil
 	}
 	return fmt.Errorf("the disk of VMIdentitySet %q is in the pod that the machine runs in, so "+

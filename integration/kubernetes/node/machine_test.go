@@ -88,7 +88,7 @@ func bootImage(t *testing.T, name string) Image {
 // machinePod is a pod that asks for a disk of a set and boots a Linux guest from it.
 func machinePod(name string, set *v1alpha1.VMIdentitySet) *corev1.Pod {
 	pod := bootPod(name, v1alpha1.SecretName(name), "portal=127.0.0.1:3260,"+
-		"target=iqn.2017-01.io.kubevirt:disk.vda,initiator-name=iqn.2017-01.io.kubevirt:vm")
+		"target=iqn.2017-01.io.kubevirt:disk.vda,initiator-name=iqn.2017-01.io.kubevirt:"+name)
 	pod.Namespace = set.Namespace
 	pod.Annotations = map[string]string{v1alpha1.AnnotationSet: set.Name}
 	return pod

@@ -342,6 +342,11 @@ type ConfigMapKey struct {
 	Key string `json:"key,omitempty"`
 }
 
+// NeedsNoImage reports whether a claim of the identity has a disk that needs its image no more.
+func (i *VMIdentity) NeedsNoImage(claim types.UID) bool {
+	return i.Spec.Population == Snapshot || claim != "" && i.Status.HydratedClaim == claim
+}
+
 // MayBeClonedBy reports whether a VMIdentity of the same namespace may begin from this one.
 func (s *VMIdentitySpec) MayBeClonedBy(name string) bool {
 	return slices.Contains(s.CloneableBy, name) || slices.Contains(s.CloneableBy, "*")
@@ -362,6 +367,10 @@ type VMIdentityStatus struct {
 	ClaimName string `json:"claimName,omitempty"`
 	// +optional
 	SecretName string `json:"secretName,omitempty"`
+	// hydratedClaim is the UID of the claim whose disk needs its image no more. A claim that a backup
+	// has restored has another UID.
+	// +optional
+	HydratedClaim types.UID `json:"hydratedClaim,omitempty"`
 	// size of the claim's volume.
 	// +optional
 	Size *resource.Quantity `json:"size,omitempty"`
@@ -371,6 +380,10 @@ type VMIdentityStatus struct {
 	// usedBy is the pod that uses the disk.
 	// +optional
 	UsedBy *corev1.ObjectReference `json:"usedBy,omitempty"`
+	// migratesTo is the pod that the machine of KubeVirt in that pod migrates into. No other pod
+	// starts beside the two.
+	// +optional
+	MigratesTo *corev1.ObjectReference `json:"migratesTo,omitempty"`
 	// move is the state of a move to another node, from its start to its end.
 	// +optional
 	Move *MoveStatus `json:"move,omitempty"`

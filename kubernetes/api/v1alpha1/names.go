@@ -106,6 +106,9 @@ const (
 	LabelServer = Group + "/server"
 	// Finalizer holds a VMIdentity until no pod uses its claim.
 	Finalizer = Group + "/claim"
+	// FinalizerDisk holds the claim of a VMIdentity until the disk may go. Kubernetes deletes the
+	// claim before its owner if somebody deletes the VMIdentity with --cascade=foreground.
+	FinalizerDisk = Group + "/disk"
 	// FinalizerService holds a VMIdentity until its disk is no longer served.
 	FinalizerService = Group + "/service"
 	// FinalizerSnapshot holds a VMIdentitySnapshot until no disk is being made from it.
@@ -123,6 +126,11 @@ const AnnotationRenew = Group + "/renew"
 
 // AnnotationMoveTo is on a VMIdentity of type Local: the node that its disk should be on.
 const AnnotationMoveTo = Group + "/move-to"
+
+// AnnotationOwner is on what a VMIdentity needs besides its claim: the UID of the VMIdentity. These
+// objects have no ownerReference. Kubernetes would delete them under a running machine if somebody
+// deletes the VMIdentity with --cascade=foreground.
+const AnnotationOwner = Group + "/owner"
 
 // Annotations of a VMIdentity with attachment Service.
 const (

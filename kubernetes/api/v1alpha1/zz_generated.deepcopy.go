@@ -575,6 +575,11 @@ func (in *VMIdentityStatus) DeepCopyInto(out *VMIdentityStatus) {
 		*out = new(corev1.ObjectReference)
 		**out = **in
 	}
+	if in.MigratesTo != nil {
+		in, out := &in.MigratesTo, &out.MigratesTo
+		*out = new(corev1.ObjectReference)
+		**out = **in
+	}
 	if in.Move != nil {
 		in, out := &in.Move, &out.Move
 		*out = new(MoveStatus)

@@ -36,9 +36,10 @@ type Index struct {
 	Of     client.IndexerFunc
 }
 
-// World is the API server. Controllers use Client; the test itself uses Base, which never fails.
+// World is the API server. Controllers use Client, as a cache, and Live; the test itself uses Base,
+// which never fails.
 type World struct {
-	Client, Base client.WithWatch
+	Client, Live, Base client.WithWatch
 
 	// FailAt is the number of the request that fails, counted from 1; 0: none does. With
 	// Afterwards, the request is carried out and then fails.
@@ -81,11 +82,18 @@ func New(t testing.TB, indexes []Index, objects ...client.Object) *World {
 		b = b.WithIndex(i.Object, i.Field, i.Of)
 	}
 	w := &World{Base: b.Build(), made: make(map[string]int)}
-	w.Client = interceptor.NewClient(w.Base, w.funcs())
+	w.Allow(t, Settings{})
 	for _, o := range objects {
 		w.Make(t, o)
 	}
 	return w
+}
+
+// Allow gives controllers the rights that they have with other settings of the chart than none.
+func (w *World) Allow(t testing.TB, s Settings) {
+	t.Helper()
+	role, base := RoleOf(t, s), interceptor.NewClient(w.Base, w.funcs())
+	w.Client, w.Live = role.Cache(base), role.Live(base)
 }
 
 // Make makes an object as a user does.

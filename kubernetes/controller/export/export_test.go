@@ -57,8 +57,9 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 	w := &world{t: t}
 	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).WithObjects(id).
 		WithStatusSubresource(id, &batchv1.Job{}, &corev1.Pod{}).Build()
-	c := calls.Client(w.WithWatch)
-	w.r = &Reconciler{Client: c, Live: c, Events: events.NewFakeRecorder(1000),
+	role := controllertest.RoleOf(t, controllertest.Settings{Exports: true})
+	c := role.Cache(calls.Client(w.WithWatch))
+	w.r = &Reconciler{Client: c, Live: role.Live(calls.Client(w.WithWatch)), Events: events.NewFakeRecorder(1000),
 		Options: Options{Server: "kubevirt.io:disk"}}
 	return w
 }

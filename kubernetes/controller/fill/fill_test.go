@@ -74,8 +74,9 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 			o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uids)))
 			return in.Create(ctx, o, opts...)
 		}}).Build()
-	c := calls.Client(w.WithWatch)
-	w.r = &Reconciler{Client: c, Claims: c, Live: c, Events: w.events,
+	role := controllertest.RoleOf(t, controllertest.Settings{Fill: true})
+	c := role.Cache(calls.Client(w.WithWatch))
+	w.r = &Reconciler{Client: c, Claims: c, Live: role.Live(calls.Client(w.WithWatch)), Events: w.events,
 		Ask: func(context.Context, string) (status.Progress, error) {
 			return status.Progress{}, errors.New("no answer")
 		}, Options: Options{Server: "kubevirt.io:disk"}}

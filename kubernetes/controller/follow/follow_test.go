@@ -66,9 +66,10 @@ func newScene(t *testing.T) *scene {
 	set.Spec.Follow = &v1alpha1.FollowSpec{Tag: "stable"}
 	s.World = controllertest.New(t, nil, set,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: controllertest.Namespace}})
+	s.Allow(t, controllertest.Settings{Signatures: true})
 	s.r = &Reconciler{Client: s.Client, Events: s.World,
 		Options: Options{Registries: []string{s.host() + "/vm"}},
-		Verifier: &verify.Verifier{Live: s.Client, Options: verify.Options{Policies: dir,
+		Verifier: &verify.Verifier{Live: s.Live, Options: verify.Options{Policies: dir,
 			Registry: transport.Options{Insecure: []string{s.host()},
 				Patience: time.Second, Idle: time.Second}}}}
 	return s

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,7 +26,11 @@ import (
 // Reconciler asks pods and writes condition Hydrated.
 type Reconciler struct {
 	client.Client
+	// Live reads from the API server, because the cache may be late.
+	Live   client.Reader
 	Events events.EventRecorder
+	// Told says that new pods get no image which their disk does not need.
+	Told bool
 	// Ask asks the pages of a pod how far its disk is.
 	Ask func(ctx context.Context, address string) (Answer, error)
 
@@ -75,15 +80,25 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, err
 	}
-	if err != nil || !asks(before) {
+	if err != nil || !before.DeletionTimestamp.IsZero() {
 		r.forget(req.NamespacedName)
 		return ctrl.Result{}, nil
+	}
+	// The claim comes before the pod: one that still has the pod is the claim that the pod has.
+	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Client, "claim",
+		client.ObjectKey{Namespace: before.Namespace, Name: v1alpha1.ClaimName(before.Name)})
+	if err != nil {
+		return ctrl.Result{}, err
 	}
 	pod, err := r.server(ctx, before)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if pod == nil {
+	if known, err := r.known(ctx, before, claim, pod); known || err != nil {
+		r.forget(req.NamespacedName)
+		return ctrl.Result{}, err
+	}
+	if pod == nil || claim == nil {
 		r.forget(req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
@@ -103,6 +118,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	id := before.DeepCopy()
+	if c.Status == metav1.ConditionTrue {
+		if runs, err := r.runs(ctx, pod); !runs || err != nil {
+			return ctrl.Result{RequeueAfter: wait}, err
+		}
+		id.Status.HydratedClaim = claim.UID
+		c.Message = r.message(id, pod)
+	}
 	objects.SetCondition(&id.Status.Conditions, id.Generation, c)
 	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
 		r.hurry(req.NamespacedName)
@@ -116,11 +138,55 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: wait}, nil
 }
 
-// asks reports whether there is something to find out about an identity.
-func asks(id *v1alpha1.VMIdentity) bool {
-	c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionHydrated)
-	done := c != nil && c.Status == metav1.ConditionTrue
-	return id.DeletionTimestamp.IsZero() && !done
+// known reports whether there is nothing to ask about: the claim of the identity was hydrated. It
+// withdraws the condition if that was another claim, as after one was restored from a backup.
+func (r *Reconciler) known(ctx context.Context, before *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) (bool, error) {
+	c := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionHydrated)
+	hydrated := claim != nil && before.Status.HydratedClaim == claim.UID
+	if !hydrated && before.Status.HydratedClaim == "" &&
+		(c == nil || c.Status != metav1.ConditionTrue) {
+		return false, nil
+	}
+	id := before.DeepCopy()
+	if !hydrated {
+		id.Status.HydratedClaim = ""
+		meta.RemoveStatusCondition(&id.Status.Conditions, v1alpha1.ConditionHydrated)
+	} else {
+		objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
+			Type: v1alpha1.ConditionHydrated, Status: metav1.ConditionTrue,
+			Reason: v1alpha1.ReasonHydrated, Message: r.message(id, pod)})
+	}
+	// The change makes another request.
+	return true, objects.PatchStatus(ctx, r.Client, before, id)
+}
+
+// runs reports whether a pod has not ended, according to the API server.
+func (r *Reconciler) runs(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	now, err := objects.Find[corev1.Pod](ctx, r.Live, "pod", client.ObjectKeyFromObject(pod))
+	return now != nil && now.UID == pod.UID && !objects.Finished(now), err
+}
+
+// message says whether the image of a hydrated disk may go. The pod is the one that serves the disk,
+// or nil.
+func (r *Reconciler) message(id *v1alpha1.VMIdentity, pod *corev1.Pod) string {
+	const done = "the disk needs its image no more"
+	switch {
+	case id.Spec.Attachment == v1alpha1.Service && pod != nil && mounts(pod):
+		return done + "; keep the image until its server was started again without it, which " +
+			"happens when no pod uses the disk"
+	case id.Spec.Attachment != v1alpha1.Service && !r.Told:
+		return done + ", but its pods still mount it: keep the image, or let the chart have " +
+			"admission.mode webhook, which gives new pods no image that they do not need"
+	}
+	return done + ", and new pods start without it"
+}
+
+// mounts reports whether a pod has an image as a volume.
+func mounts(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.Image != nil
+	})
 }
 
 // condition is the condition for an answer. false: there is nothing that people need to know.

@@ -10,8 +10,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,6 +34,12 @@ func server(port string) *corev1.Pod {
 	return p
 }
 
+// claimOf is the claim of an identity.
+func claimOf(name string) *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+		Name: v1alpha1.ClaimName(name), Labels: map[string]string{v1alpha1.LabelIdentity: name}}}
+}
+
 // asking is a controller whose pods answer as the test wants, whenever they are asked.
 type asking struct {
 	*controllertest.World
@@ -45,13 +53,13 @@ type asking struct {
 func newAsking(t *testing.T, p *corev1.Pod) *asking {
 	a := &asking{t: t, World: controllertest.New(t, []controllertest.Index{
 		{Object: &corev1.Pod{}, Field: objects.IndexIdentity, Of: objects.ByIdentity}}, p,
-		&v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"}})}
+		&v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"}}, claimOf("vm"))}
 	a.restart()
 	return a
 }
 
 func (a *asking) restart() {
-	a.r = &Reconciler{Client: a.Client, Events: a.World,
+	a.r = &Reconciler{Client: a.Client, Live: a.Live, Events: a.World, Told: true,
 		Ask: func(_ context.Context, address string) (Answer, error) {
 			a.asked = append(a.asked, address)
 			return a.answer, a.err
@@ -95,7 +103,7 @@ func TestUntilComplete(t *testing.T) {
 	require.Equal(t, "192.0.2.7:9270", a.asked[0])
 
 	a.answer = Complete
-	a.FailAt = a.Requests() + 3 // the write of the answer
+	a.FailAt = a.Requests() + 5 // the write of the answer
 	is, _ = a.reconcile()
 	require.Equal(t, "error", is)
 	a.restart()
@@ -228,4 +236,98 @@ func TestPageThatHangs(t *testing.T) {
 	is, _ := a.reconcile()
 	require.Equal(t, "True Hydrated", is)
 	require.Empty(t, answered, "it was asked once")
+}
+
+// identity is the VMIdentity, with the message of condition Hydrated.
+func (a *asking) identity() (*v1alpha1.VMIdentity, string) {
+	a.t.Helper()
+	id := controllertest.Get(a.t, a.Base, controllertest.Namespace, "vm", &v1alpha1.VMIdentity{})
+	if c := meta.FindStatusCondition(id.Status.Conditions, v1alpha1.ConditionHydrated); c != nil {
+		return id, c.Message
+	}
+	return id, ""
+}
+
+// TestClaimThatWasRestored: what is known of a claim is not said of another one that a backup has
+// brought back under its name.
+func TestClaimThatWasRestored(t *testing.T) {
+	a := newAsking(t, server("pages-vda"))
+	a.answer = Complete
+	is, _ := a.reconcile()
+	require.Equal(t, "True Hydrated", is)
+	claim := controllertest.Get(t, a.Base, controllertest.Namespace, "vmid-vm",
+		&corev1.PersistentVolumeClaim{})
+	id, _ := a.identity()
+	require.Equal(t, claim.UID, id.Status.HydratedClaim)
+	require.True(t, id.NeedsNoImage(claim.UID))
+
+	require.NoError(t, a.Base.Delete(t.Context(), claim))
+	is, _ = a.reconcile()
+	require.Empty(t, is, "there is no claim")
+	a.Make(t, claimOf("vm"))
+	a.answer = Copying
+	is, _ = a.reconcile()
+	require.Equal(t, "False Hydrating", is)
+	id, _ = a.identity()
+	require.Empty(t, id.Status.HydratedClaim)
+
+	// A condition without a claim is from an earlier version, or a backup of the identity.
+	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{Status: metav1.ConditionTrue,
+		Type: v1alpha1.ConditionHydrated, Reason: v1alpha1.ReasonHydrated})
+	require.NoError(t, a.Base.Status().Update(t.Context(), id))
+	is, _ = a.reconcile()
+	require.Empty(t, is)
+	is, _ = a.reconcile()
+	require.Equal(t, "False Hydrating", is)
+}
+
+// TestAnswerOfAPodThatHasEnded: its claim may be another one by now.
+func TestAnswerOfAPodThatHasEnded(t *testing.T) {
+	pod := server("pages-vda")
+	a := newAsking(t, pod)
+	a.answer = Complete
+	a.r.Live = gone{a.Live}
+	is, _ := a.reconcile()
+	require.Empty(t, is)
+}
+
+// gone is an API server where pods have ended.
+type gone struct{ client.Reader }
+
+func (g gone) Get(ctx context.Context, key client.ObjectKey, o client.Object,
+	opts ...client.GetOption) error {
+	if _, pod := o.(*corev1.Pod); pod {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, key.Name)
+	}
+	return g.Reader.Get(ctx, key, o, opts...)
+}
+
+// TestWhetherTheImageMayGo: the message says so only if no pod gets the image any more.
+func TestWhetherTheImageMayGo(t *testing.T) {
+	withImage := server("pages-vda")
+	withImage.Spec.Volumes = []corev1.Volume{{Name: "image", VolumeSource: corev1.VolumeSource{
+		Image: &corev1.ImageVolumeSource{Reference: "image"}}}}
+	for what, c := range map[string]struct {
+		pod     *corev1.Pod
+		told    bool
+		service bool
+		says    string
+	}{
+		"webhook":                 {withImage, true, false, "new pods start without it"},
+		"policies":                {withImage, false, false, "keep the image"},
+		"a server with the image": {withImage, true, true, "keep the image until its server"},
+		"a server without it":     {server("pages-vda"), false, true, "start without it"},
+	} {
+		a := newAsking(t, c.pod.DeepCopy())
+		id, _ := a.identity()
+		if c.service {
+			id.Spec.Attachment = v1alpha1.Service
+			require.NoError(t, a.Base.Update(t.Context(), id))
+		}
+		a.answer, a.r.Told = Complete, c.told
+		is, _ := a.reconcile()
+		require.Equal(t, "True Hydrated", is, what)
+		_, message := a.identity()
+		require.Contains(t, message, c.says, what)
+	}
 }

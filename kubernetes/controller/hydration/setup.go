@@ -15,19 +15,24 @@ import (
 
 // Options are the settings of the controller.
 type Options struct {
+	// Told says that new pods get no image which their disk does not need: a webhook makes them.
+	Told bool
 	// Concurrency is how many pods are asked at once. 0: one.
 	Concurrency int
 }
 
 // Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods.
 func Setup(mgr ctrl.Manager, o Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), Ask: ask,
+	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Ask: ask, Told: o.Told,
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("hydration").
 		For(&v1alpha1.VMIdentity{}).
 		WatchesRawSource(r.aside.Source()).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelIdentity))).
+		// A claim may be another one now.
+		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelIdentity))).
 		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
@@ -147,35 +148,23 @@ func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, class *string,
 		class != nil && slices.Contains(r.Options.ReadWriteOnce, *class) {
 		mode = corev1.ReadWriteOnce
 	}
-	meta := objectMeta(id, v1alpha1.ClaimName(id.Name))
-	meta.Annotations = map[string]string{v1alpha1.AnnotationContent: id.Spec.Content()}
 	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: meta,
+		// Deleting the owner is not blocked: that would need another permission, and the finalizer
+		// already holds it. By the reference, --cascade=orphan keeps the claim.
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       id.Namespace,
+			Name:            v1alpha1.ClaimName(id.Name),
+			Labels:          map[string]string{v1alpha1.LabelIdentity: id.Name},
+			Annotations:     map[string]string{v1alpha1.AnnotationContent: id.Spec.Content()},
+			Finalizers:      []string{v1alpha1.FinalizerDisk},
+			OwnerReferences: objects.Owned("VMIdentity", id),
+		},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes:      []corev1.PersistentVolumeAccessMode{mode},
 			StorageClassName: class,
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
 				corev1.ResourceStorage: r.claimSize(id)}},
 		},
-	}
-}
-
-// objectMeta is the metadata of every object that belongs to an identity.
-func objectMeta(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
-	// Deleting the owner is not blocked: that would need another permission, and the finalizer
-	// already holds it.
-	controller := true
-	return metav1.ObjectMeta{
-		Namespace: id.Namespace,
-		Name:      name,
-		Labels:    map[string]string{v1alpha1.LabelIdentity: id.Name},
-		OwnerReferences: []metav1.OwnerReference{{
-			APIVersion: v1alpha1.GroupVersion.String(),
-			Kind:       "VMIdentity",
-			Name:       id.Name,
-			UID:        id.UID,
-			Controller: &controller,
-		}},
 	}
 }
 
@@ -199,18 +188,35 @@ func (r *Reconciler) claimSize(id *v1alpha1.VMIdentity) resource.Quantity {
 }
 
 // adopt makes a claim that a backup has restored the identity's own, if the claim says that its
-// content is that of the identity. It also lets a claim say so that an earlier version has made.
-// Nothing else is changed about a claim that is not the identity's.
+// content is that of the identity. It also lets a claim say so that an earlier version has made,
+// and holds it. Nothing else is changed about a claim that is not the identity's.
+//
+// A claim that somebody deletes while its identity stays is let go.
 func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	says, ours := claim.Annotations[v1alpha1.AnnotationContent], metav1.IsControlledBy(claim, id)
-	if !claim.DeletionTimestamp.IsZero() || ours && says != "" || !ours &&
-		(says != id.Spec.Content() || ownedByAnother(claim, id)) {
+	held := controllerutil.ContainsFinalizer(claim, v1alpha1.FinalizerDisk)
+	deleted := !claim.DeletionTimestamp.IsZero()
+	switch {
+	case deleted && !(ours && held), !deleted && ours && held && says != "",
+		!ours && (says != id.Spec.Content() || ownedByAnother(claim, id)):
 		return claim, nil
+	}
+	// The cache may not know that the identity is being deleted. With that, Kubernetes may have
+	// deleted the claim, or taken it from the identity so that it stays.
+	if stays, err := r.stays(ctx, id); !stays || err != nil {
+		return claim, err
+	}
+	if deleted {
+		return claim, objects.ReleaseClaim(ctx, r.Client, claim)
 	}
 	after := claim.DeepCopy()
 	want := r.newClaim(id, nil).ObjectMeta
-	metav1.SetMetaDataAnnotation(&after.ObjectMeta, v1alpha1.AnnotationContent, id.Spec.Content())
+	controllerutil.AddFinalizer(after, v1alpha1.FinalizerDisk)
+	if says == "" {
+		metav1.SetMetaDataAnnotation(&after.ObjectMeta, v1alpha1.AnnotationContent,
+			id.Spec.Content())
+	}
 	metav1.SetMetaDataLabel(&after.ObjectMeta, v1alpha1.LabelIdentity, id.Name)
 	if !ours {
 		after.OwnerReferences = slices.DeleteFunc(after.OwnerReferences, controls)
@@ -221,6 +227,13 @@ func (r *Reconciler) adopt(ctx context.Context, id *v1alpha1.VMIdentity,
 		return nil, fmt.Errorf("claim %s: %w", claim.Name, err)
 	}
 	return after, nil
+}
+
+// stays reports whether an identity exists and is not being deleted, according to the API server.
+func (r *Reconciler) stays(ctx context.Context, id *v1alpha1.VMIdentity) (bool, error) {
+	now, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Live, "VMIdentity",
+		client.ObjectKeyFromObject(id))
+	return now != nil && now.UID == id.UID && now.DeletionTimestamp.IsZero(), err
 }
 
 // ownedByAnother reports whether a claim has a controller other than the identity of this name. An

@@ -3,6 +3,7 @@ package identity
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,6 +19,7 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 type world struct {
@@ -39,7 +41,7 @@ func newWorld(t *testing.T, spec v1alpha1.DiskSpec, others ...client.Object) *wo
 func (w *world) settle() {
 	w.t.Helper()
 	w.Settle(w.t, func() []controllertest.Reconciler {
-		return []controllertest.Reconciler{&Reconciler{Client: w.Client, Live: w.Client,
+		return []controllertest.Reconciler{&Reconciler{Client: w.Client, Live: w.Live,
 			Events: w.World, Options: w.options}}
 	}, "vm")
 }
@@ -115,7 +117,8 @@ func TestMakes(t *testing.T) {
 	require.Len(t, password, 26)
 	require.Equal(t, "vm", secret.StringData["discovery.sendtargets.auth.username"])
 	require.Equal(t, password, secret.StringData["discovery.sendtargets.auth.password"])
-	require.True(t, metav1.IsControlledBy(secret, w.identity()))
+	require.True(t, objects.Belongs(secret, w.identity()))
+	require.Empty(t, secret.OwnerReferences)
 
 	w.bind("21Gi")
 	w.settle()
@@ -446,6 +449,10 @@ func TestRightsGoFirst(t *testing.T) {
 			Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
 		w := newWorld(t, v1alpha1.DiskSpec{}, namespace, user)
 		w.settle()
+		// The role of the namespace is gone: what is left are the rights in all.
+		role := controllertest.RoleOf(t, controllertest.Settings{Namespaces: []string{
+			controllertest.Namespace}}).Without()
+		w.Client, w.Live = role.Cache(w.Base), role.Live(w.Base)
 		id := w.identity()
 		id.Finalizers = append(id.Finalizers, v1alpha1.FinalizerService, v1alpha1.FinalizerMove)
 		require.NoError(t, w.Base.Update(t.Context(), id))
@@ -453,7 +460,7 @@ func TestRightsGoFirst(t *testing.T) {
 		if ending {
 			require.NoError(t, w.Base.Delete(t.Context(), namespace))
 		}
-		r := &Reconciler{Client: w.Client, Live: forbidden{w.Client}, Events: w.World,
+		r := &Reconciler{Client: w.Client, Live: forbidden{w.Live}, Events: w.World,
 			Options: w.options}
 		_, err := r.Reconcile(t.Context(), ctrl.Request{
 			NamespacedName: client.ObjectKeyFromObject(id)})
@@ -463,8 +470,9 @@ func TestRightsGoFirst(t *testing.T) {
 			require.True(t, apierrors.IsForbidden(err), "%v", err)
 		}
 		require.Equal(t, !ending, w.get("vm", &v1alpha1.VMIdentity{}))
-		require.True(t, w.get("vmid-vm", &corev1.PersistentVolumeClaim{}),
-			"Kubernetes deletes the claim")
+		claim := &corev1.PersistentVolumeClaim{}
+		require.True(t, w.get("vmid-vm", claim), "Kubernetes deletes the claim")
+		require.Equal(t, !ending, slices.Contains(claim.Finalizers, v1alpha1.FinalizerDisk))
 	}
 }
 

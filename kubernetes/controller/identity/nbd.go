@@ -6,12 +6,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/certificate"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // years is how long the certificates of an identity are valid. As its password, they end with it.
@@ -34,7 +33,7 @@ func nbdSecret(id *v1alpha1.VMIdentity, host string) (*corev1.Secret, error) {
 	clientCert, clientKey, err := authority.Issue(x509.ExtKeyUsageClientAuth, "kubevirt-disk",
 		id.Name+"."+id.Namespace)
 	return &corev1.Secret{
-		ObjectMeta: objectMeta(id, v1alpha1.NBDSecretName(id.Name)),
+		ObjectMeta: objects.MetaOf(id, v1alpha1.NBDSecretName(id.Name)),
 		Type:       corev1.SecretTypeTLS,
 		Immutable:  new(true),
 		Data: map[string][]byte{
@@ -54,13 +53,15 @@ func NewNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
 	if err != nil {
 		return err
 	}
-	err = c.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace,
-		Name: s.Name}})
-	// The API server does not let us delete the secret of somebody else.
-	if client.IgnoreNotFound(err) != nil && !apierrors.IsForbidden(err) {
+	if err := DeleteNBDSecret(ctx, c, id); err != nil {
 		return err
 	}
 	return c.Create(ctx, s, client.FieldOwner(v1alpha1.FieldManager))
+}
+
+// DeleteNBDSecret deletes that secret, if it is there.
+func DeleteNBDSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity) error {
+	return deleteSecret(ctx, c, id, v1alpha1.NBDSecretName(id.Name))
 }
 
 // MakeNBDSecret makes that secret again if somebody has deleted it, as MakeSecret does.

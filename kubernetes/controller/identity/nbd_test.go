@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // TestNBDSecret: server and client know each other by certificates that are good for nothing else,
@@ -23,7 +24,8 @@ func TestNBDSecret(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "vmnbd-fedora.1", s.Name)
 	require.Equal(t, "fedora.1", s.Labels[v1alpha1.LabelIdentity])
-	require.True(t, metav1.IsControlledBy(s, id))
+	require.True(t, objects.Belongs(s, id))
+	require.Empty(t, s.OwnerReferences)
 	server, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey])
 	require.NoError(t, err)
 	client, err := tls.X509KeyPair(s.Data[v1alpha1.KeyClientCert], s.Data[v1alpha1.KeyClientKey])

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -53,23 +54,26 @@ func (r *Reconciler) remove(ctx context.Context, before *v1alpha1.VMIdentity) (c
 	}
 	ours := claim != nil && metav1.IsControlledBy(claim, before)
 	if before.Status.SecretName != "" || ours && claim.DeletionTimestamp.IsZero() {
-		if err := r.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
-			Namespace: before.Namespace, Name: v1alpha1.SecretName(before.Name)},
-		}); client.IgnoreNotFound(err) != nil && !apierrors.IsForbidden(err) {
-			return ctrl.Result{}, fmt.Errorf("secret: %w", err)
-		} // A secret of somebody else stays: the API server does not let us delete it.
+		err := deleteSecret(ctx, r.Client, before, v1alpha1.SecretName(before.Name))
+		if err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	if ours {
-		if claim.DeletionTimestamp.IsZero() {
-			only := client.Preconditions{UID: &claim.UID}
-			if err := r.Delete(ctx, claim, only); client.IgnoreNotFound(err) != nil {
-				return ctrl.Result{}, fmt.Errorf("claim: %w", err)
-			}
+		if err := objects.DeleteClaim(ctx, r.Client, claim); err != nil {
+			return ctrl.Result{}, err
 		}
 		// The end of the claim brings us here again.
 		return ctrl.Result{RequeueAfter: latest}, r.deleting(ctx, before, fmt.Sprintf(
 			"the claim %s is being deleted: `kubectl describe pvc %s` says which pod still has it",
 			claim.Name, claim.Name))
+	}
+	// --cascade=orphan has taken it from the identity. It stays, and belongs to whoever wants it.
+	if claim != nil && claim.Labels[v1alpha1.LabelIdentity] == before.Name &&
+		!ownedByAnother(claim, before) {
+		if err := objects.ReleaseClaim(ctx, r.Client, claim); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	without := before.DeepCopy()
 	controllerutil.RemoveFinalizer(without, v1alpha1.Finalizer)
@@ -89,6 +93,14 @@ func (r *Reconciler) letGo(ctx context.Context, before *v1alpha1.VMIdentity, why
 	}
 	if namespace.DeletionTimestamp == nil {
 		return why
+	}
+	// Without the right to read the claim, this takes our finalizer alone from it.
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: before.Namespace, Name: v1alpha1.ClaimName(before.Name)}}
+	if err := r.Patch(ctx, claim, client.RawPatch(types.StrategicMergePatchType, fmt.Appendf(nil,
+		`{"metadata":{"$deleteFromPrimitiveList/finalizers":[%q]}}`, v1alpha1.FinalizerDisk)),
+		client.FieldOwner(v1alpha1.FieldManager)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("finalizer of claim %s: %w", claim.Name, err)
 	}
 	without := before.DeepCopy()
 	for _, name := range []string{v1alpha1.Finalizer, v1alpha1.FinalizerService,

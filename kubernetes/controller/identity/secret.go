@@ -3,12 +3,15 @@ package identity
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
 // The keys that kubevirt.io:disk reads, and the type. They are those of Kubernetes' own iSCSI
@@ -32,7 +35,7 @@ func secret(id *v1alpha1.VMIdentity) *corev1.Secret {
 	immutable := true
 	password := rand.Text()
 	return &corev1.Secret{
-		ObjectMeta: objectMeta(id, v1alpha1.SecretName(id.Name)),
+		ObjectMeta: objects.MetaOf(id, v1alpha1.SecretName(id.Name)),
 		Type:       typeCHAP,
 		Immutable:  &immutable,
 		StringData: map[string]string{keyUser: user, keyPassword: password,
@@ -59,6 +62,18 @@ func makeSecret(ctx context.Context, c client.Client, s *corev1.Secret,
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// deleteSecret deletes a secret of an identity, if it is there. That of somebody else stays: the API
+// server does not let us delete it.
+func deleteSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
+	name string) error {
+	err := c.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: id.Namespace,
+		Name: name}})
+	if client.IgnoreNotFound(err) != nil && !apierrors.IsForbidden(err) {
+		return fmt.Errorf("secret %s: %w", name, err)
+	}
+	return nil
 }
 
 // SecretMissing is the message about a secret that MakeSecret has made again.

@@ -52,7 +52,7 @@ func (r *Reconciler) copy(ctx context.Context, id *v1alpha1.VMIdentity) (*state,
 		if mine, err := r.made(ctx, id, claim); err != nil || !mine {
 			return s, err
 		}
-		return s, r.deleteClaim(ctx, claim)
+		return s, objects.DeleteClaim(ctx, r.Client, claim)
 	}
 	receiver, s, err := r.job(ctx, id, receiveJob(id))
 	if s != nil || err != nil {

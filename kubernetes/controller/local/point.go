@@ -77,7 +77,7 @@ func (r *Reconciler) point(ctx context.Context, id *v1alpha1.VMIdentity) (*state
 				"moved: delete the pod", user).after(again), err
 		}
 		return wait("the claim %s is deleted; both volumes stay", claim.Name),
-			r.deleteClaim(ctx, claim)
+			objects.DeleteClaim(ctx, r.Client, claim)
 	}
 	if err := r.reserve(ctx, fresh, id); err != nil {
 		return nil, err
@@ -192,17 +192,6 @@ func (r *Reconciler) change(ctx context.Context, v *corev1.PersistentVolume, do 
 	return nil
 }
 
-func (r *Reconciler) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	if claim.DeletionTimestamp != nil {
-		return nil
-	}
-	err := r.Delete(ctx, claim, client.Preconditions{UID: &claim.UID})
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("claim %s: %w", claim.Name, err)
-	}
-	return nil
-}
-
 // clean removes the objects that move a disk: the Jobs with their pods, and then the claim that was
 // filled. It returns whether everything is gone.
 func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone bool, err error) {
@@ -244,5 +233,5 @@ func (r *Reconciler) clean(ctx context.Context, id *v1alpha1.VMIdentity) (gone b
 	if err != nil || claim == nil || !metav1.IsControlledBy(claim, id) {
 		return err == nil, err
 	}
-	return false, r.deleteClaim(ctx, claim)
+	return false, objects.DeleteClaim(ctx, r.Client, claim)
 }

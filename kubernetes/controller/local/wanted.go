@@ -61,6 +61,7 @@ func newClaim(id *v1alpha1.VMIdentity, name, class, volume string) *corev1.Persi
 		}}
 	if volume != "" { // the identity's own claim
 		delete(c.Labels, labelMove)
+		c.Finalizers = []string{v1alpha1.FinalizerDisk}
 	}
 	return c
 }

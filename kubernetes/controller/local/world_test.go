@@ -195,14 +195,18 @@ func (w *world) converge() {
 	w.t.Helper()
 	// After an error the controllers are made anew, as after a restart.
 	start := func() []reconciler {
-		c, other := w.calls.Client(w.WithWatch), w.others.Client(w.WithWatch)
+		role := controllertest.RoleOf(w.t, controllertest.Settings{Move: true})
+		c, other := role.Cache(w.calls.Client(w.WithWatch)),
+			role.Cache(w.others.Client(w.WithWatch))
+		live, otherLive := role.Live(w.calls.Client(w.WithWatch)),
+			role.Live(w.others.Client(w.WithWatch))
 		recorder := &events.FakeRecorder{Events: w.events}
 		return []reconciler{
-			&pod.Reconciler{Client: other, Live: other, Events: recorder,
-				Mover: &local.Wishes{Live: other}},
-			&local.Reconciler{Client: c, Live: c, Events: recorder,
+			&pod.Reconciler{Client: other, Live: otherLive, Events: recorder,
+				Mover: &local.Wishes{Live: otherLive}},
+			&local.Reconciler{Client: c, Live: live, Events: recorder,
 				Options: local.Options{Image: "kubevirt.io:disk-controller"}},
-			&identity.Reconciler{Client: other, Live: other, Events: recorder,
+			&identity.Reconciler{Client: other, Live: otherLive, Events: recorder,
 				Options: identity.Options{ClaimSize: resource.MustParse("1Gi")}},
 		}
 	}

@@ -93,6 +93,18 @@ func Owned(kind string, owner client.Object) []metav1.OwnerReference {
 		Name: owner.GetName(), UID: owner.GetUID(), Controller: new(true)}}
 }
 
+// Belongs reports whether an object was made for an identity: see v1alpha1.AnnotationOwner.
+func Belongs(o client.Object, id *v1alpha1.VMIdentity) bool {
+	return o.GetAnnotations()[v1alpha1.AnnotationOwner] == string(id.UID)
+}
+
+// MetaOf is the metadata of an object that belongs to an identity.
+func MetaOf(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: id.Namespace, Name: name,
+		Labels:      map[string]string{v1alpha1.LabelIdentity: id.Name},
+		Annotations: map[string]string{v1alpha1.AnnotationOwner: string(id.UID)}}
+}
+
 func statusOf(object client.Object) (any, error) {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	return content["status"], err

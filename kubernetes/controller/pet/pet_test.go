@@ -43,7 +43,8 @@ func newWorld(t *testing.T, calls *controllertest.Calls, objects ...client.Objec
 	w.WithWatch = fake.NewClientBuilder().WithScheme(s).WithObjects(objects...).
 		WithStatusSubresource(&v1alpha1.VMPet{}, &appsv1.StatefulSet{}, &v1alpha1.VMIdentity{}).
 		Build()
-	w.r = &Reconciler{Client: calls.Client(w.WithWatch),
+	role := controllertest.RoleOf(t, controllertest.Settings{Pets: true})
+	w.r = &Reconciler{Client: role.Cache(calls.Client(w.WithWatch)),
 		Events: &events.FakeRecorder{Events: w.events}}
 	return w
 }

@@ -51,9 +51,12 @@ func (r *Reconciler) decide(ctx context.Context, d *decision) error {
 		}
 		if h == nil {
 			d.start = append(d.start, p)
-			if !d.inUse {
+			switch {
+			case !d.inUse:
 				d.user, d.inUse = p, true
 				d.id.Status.UsedBy = reference(p)
+			case d.id.Status.UsedBy.UID != p.UID:
+				d.id.Status.MigratesTo = reference(p)
 			}
 			continue
 		}
@@ -66,36 +69,75 @@ func (r *Reconciler) decide(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// findUser finds the pod that uses the disk. It frees the disk if no pod uses it any more.
+// findUser finds the pod that uses the disk, and the pod that its machine migrates into. It frees
+// the disk if no pod uses it any more.
 func (r *Reconciler) findUser(ctx context.Context, d *decision) error {
-	if ref := d.id.Status.UsedBy; ref != nil {
-		for _, p := range d.pods {
-			if p.UID == ref.UID {
-				d.user, d.inUse = p, true
-				return nil
-			}
-		}
-		live, err := r.alive(ctx, d.id.Namespace, ref)
-		if err != nil {
-			return err
-		}
-		if live {
-			// The cache is late, or somebody took the labels off the pod. Then no event will
-			// announce its end.
-			d.inUse, d.again.RequeueAfter = true, again
-			return nil
-		}
-		d.id.Status.UsedBy, d.freed = nil, ref
+	status := &d.id.Status
+	user, err := r.running(ctx, d, status.UsedBy)
+	if err != nil {
+		return err
 	}
+	if user == nil && status.UsedBy != nil {
+		d.freed = status.UsedBy
+	}
+	target, err := r.running(ctx, d, status.MigratesTo)
+	if err != nil {
+		return err
+	}
+	// Somebody else removed a gate. Right or wrong, that pod runs.
 	for _, p := range d.pods {
-		// Somebody else removed the gate. Right or wrong, the pod runs.
-		if !objects.Gated(p, d.id.Name) {
-			d.user, d.inUse = p, true
-			d.id.Status.UsedBy = reference(p)
-			return nil
+		ref := reference(p)
+		switch {
+		case objects.Gated(p, d.id.Name):
+		case target == nil && (user == nil || user.UID != p.UID):
+			target = ref
+		}
+	}
+	if user == nil {
+		user, target = target, nil
+	}
+	status.UsedBy, status.MigratesTo, d.inUse = user, target, user != nil
+	for _, p := range d.pods {
+		if user != nil && p.UID == user.UID {
+			d.user = p
 		}
 	}
 	return nil
+}
+
+// running returns a reference to a pod if the pod has not ended.
+func (r *Reconciler) running(ctx context.Context, d *decision, ref *corev1.ObjectReference) (
+	*corev1.ObjectReference, error) {
+	if ref == nil || slices.ContainsFunc(d.pods, func(p *corev1.Pod) bool {
+		return p.UID == ref.UID
+	}) {
+		return ref, nil
+	}
+	live, err := r.alive(ctx, d.id.Namespace, ref)
+	if !live || err != nil {
+		return nil, err
+	}
+	// The cache is late, or somebody took the labels off the pod. Then no event will announce its
+	// end.
+	d.again.RequeueAfter = again
+	return ref, nil
+}
+
+// besides returns why a pod may not start beside the one that uses the disk, or "". Only the pod
+// that KubeVirt has made to move a running machine may, and one at a time: it writes only after
+// the other has stopped.
+func (d *decision) besides(p *corev1.Pod) string {
+	user, target := d.id.Status.UsedBy, d.id.Status.MigratesTo
+	switch {
+	case !d.inUse || user.UID == p.UID || target != nil && target.UID == p.UID:
+		return ""
+	case target != nil:
+		return fmt.Sprintf("pod %s uses the disk, and its machine migrates into pod %s", user.Name,
+			target.Name)
+	case d.id.Spec.Attachment == v1alpha1.Service && d.user != nil && inject.Migrates(p, d.user):
+		return ""
+	}
+	return fmt.Sprintf("pod %s uses the disk", user.Name)
 }
 
 // alive reports whether a pod exists and has not ended, according to the API server.
@@ -143,7 +185,9 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 				cmp.Or(image, "none"), nameIt)
 		}
 	}
-	if message := differs(id, set, p, number); message != "" {
+	if message, err := r.differs(ctx, id, set, p, number); err != nil {
+		return nil, err
+	} else if message != "" {
 		return because(v1alpha1.ReasonSetDiffers, "%s", message)
 	}
 	if !id.Status.Ready || id.Status.Move != nil {
@@ -165,8 +209,8 @@ func (r *Reconciler) hold(ctx context.Context, d *decision, p *corev1.Pod) (*hel
 			"that, or when spec.export of VMIdentity %s is removed", e.JobName, e.Reference,
 			id.Name)
 	}
-	if d.inUse && id.Status.UsedBy.UID != p.UID && id.Spec.Attachment != v1alpha1.Service {
-		return because(v1alpha1.ReasonInUse, "pod %s uses the disk", id.Status.UsedBy.Name)
+	if message := d.besides(p); message != "" {
+		return because(v1alpha1.ReasonInUse, "%s", message)
 	}
 	if id.Spec.Attachment != v1alpha1.Service &&
 		slices.Contains(id.Finalizers, v1alpha1.FinalizerService) {
@@ -245,12 +289,34 @@ func hostOf(id *v1alpha1.VMIdentity) string {
 // differs returns why a pod cannot use a disk that is not as its set says, or "". The set may have
 // been made again after the disk was, or after admission has looked at the pod. Only what the pod
 // was made for has to agree: where a disk is and how large it is, its identity knows.
-func differs(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod,
+func (r *Reconciler) differs(ctx context.Context, id *v1alpha1.VMIdentity,
+	set *v1alpha1.VMIdentitySet, p *corev1.Pod, number int) (string, error) {
+	if message := unfit(id, set, p, number); message != "" {
+		return message, nil
+	}
+	if id.Spec.Population == v1alpha1.Snapshot || diskOf(p, number) == nil ||
+		imageOf(p, number) != "" {
+		return "", nil
+	}
+	// Admission believed status.hydratedClaim. Now the claim counts.
+	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Live, "claim",
+		client.ObjectKey{Namespace: id.Namespace, Name: v1alpha1.ClaimName(id.Name)})
+	if err != nil || claim != nil && id.NeedsNoImage(claim.UID) {
+		return "", err
+	}
+	return fmt.Sprintf("it was made without the image of VMIdentity %s, whose disk needs it"+
+		madeAgain, id.Name), nil
+}
+
+// madeAgain is what to do about a pod that was made for something else.
+const madeAgain = ": delete the pod, and make it again from its own manifest"
+
+// unfit is what differs shows without asking for the claim.
+func unfit(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod,
 	number int) string {
 	disk := diskOf(p, number)
 	service := id.Spec.Attachment == v1alpha1.Service
 	filled := id.Spec.Population == v1alpha1.Snapshot
-	const again = ": delete the pod, and make it again from its own manifest"
 	switch {
 	case service != (set.Spec.Attachment == v1alpha1.Service):
 		return fmt.Sprintf("VMIdentity %s has attachment %s, and VMIdentitySet %s has %s: make "+
@@ -266,17 +332,17 @@ func differs(id *v1alpha1.VMIdentity, set *v1alpha1.VMIdentitySet, p *corev1.Pod
 			v1alpha1.Numbered(v1alpha1.AnnotationName, number))
 	case service != (disk == nil):
 		return fmt.Sprintf("it was made for another attachment than %s, which VMIdentity %s has"+
-			again, cmp.Or(id.Spec.Attachment, v1alpha1.Sidecar), id.Name)
-	case disk != nil && filled != (imageOf(p, number) == ""):
+			madeAgain, cmp.Or(id.Spec.Attachment, v1alpha1.Sidecar), id.Name)
+	case disk != nil && filled && imageOf(p, number) != "":
 		return fmt.Sprintf("it was made for another population than %s, which VMIdentity %s has"+
-			again, cmp.Or(id.Spec.Population, v1alpha1.Overlay), id.Name)
+			madeAgain, cmp.Or(id.Spec.Population, v1alpha1.Overlay), id.Name)
 	case disk != nil && tooSmall(disk, id.Spec.Bytes()):
 		return fmt.Sprintf("it was made when the disk of VMIdentity %s was smaller than %s, and a "+
-			"disk never shrinks"+again, id.Name, id.Spec.Size)
+			"disk never shrinks"+madeAgain, id.Name, id.Spec.Size)
 	case disk != nil && id.Spec.BlockSize != 0 && !slices.ContainsFunc(disk.Env,
 		func(e corev1.EnvVar) bool { return e.Name == vmdisk.EnvBlockSize }):
 		return fmt.Sprintf("an earlier version of kubevirt-disk gave it its disk, and would not "+
-			"tell it the blockSize of VMIdentity %s"+again, id.Name)
+			"tell it the blockSize of VMIdentity %s"+madeAgain, id.Name)
 	}
 	return ""
 }

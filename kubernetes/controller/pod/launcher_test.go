@@ -10,8 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
@@ -101,27 +104,47 @@ func TestLaunchersOfAFixedUUID(t *testing.T) {
 	require.Nil(t, set.Status.UsedBy)
 }
 
-// TestLauncherOfAService: a machine whose disk is served elsewhere waits for its server, and is
-// told where it is. So is the pod that the machine moves into, while the first one runs.
-func TestLauncherOfAService(t *testing.T) {
-	set := newSet(func(s *v1alpha1.VMIdentitySet) { s.Spec.Attachment = v1alpha1.Service })
-	target := launcherPod(t, "b", set)
-	target.Labels["kubevirt.io/migrationJobUID"] = "m"
-	w := newWorld(t, set, launcherPod(t, "a", set), target)
-	work := restart(w)
-	w.Settle(t, work, "vm")
-	require.True(t, gated(t, w, "a"))
-	require.Contains(t, w.Events(), "Normal Starting")
-	id := identityOf(t, w, "vm")
-	id.Status.Portal = "vmid-vm.test.svc:3260"
+// served lets the disk of an identity be served, with what its machines need.
+func served(t *testing.T, w *controllertest.World, name string) {
+	t.Helper()
+	id := identityOf(t, w, name)
+	id.Status.Portal = "vmid-" + name + ".test.svc:3260"
 	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionServed, Status: metav1.ConditionTrue,
 		Reason: v1alpha1.ReasonServing})
 	require.NoError(t, w.Base.Status().Update(t.Context(), id))
+}
+
+// certificates makes the secret that machines of KubeVirt need for a served disk.
+func certificates(t *testing.T, w *controllertest.World, name string) {
+	t.Helper()
+	w.Make(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NBDSecretName(name)}})
+}
+
+// targetOf is a pod that KubeVirt has made to move machine `vm` into, for a migration.
+func targetOf(t *testing.T, name, migration string, set *v1alpha1.VMIdentitySet) *corev1.Pod {
+	t.Helper()
+	p := launcherPod(t, name, set)
+	p.Labels["kubevirt.io/migrationJobUID"] = migration
+	return p
+}
+
+func behindService(s *v1alpha1.VMIdentitySet) { s.Spec.Attachment = v1alpha1.Service }
+
+// TestLauncherOfAService: a machine whose disk is served elsewhere waits for its server, and is
+// told where it is. So is the pod that the machine moves into, while the first one runs.
+func TestLauncherOfAService(t *testing.T) {
+	set := newSet(behindService)
+	w := newWorld(t, set, launcherPod(t, "a", set), targetOf(t, "b", "m", set))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	require.True(t, gated(t, w, "a"))
+	require.Contains(t, w.Events(), "Normal Starting")
+	served(t, w, "vm")
 	w.Settle(t, work, "vm")
 	require.True(t, gated(t, w, "a"), "there are no certificates")
 	require.Equal(t, "False SecretMissing", reason(identityOf(t, w, "vm"), v1alpha1.ConditionInUse))
-	w.Make(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NBDSecretName("vm")}})
+	certificates(t, w, "vm")
 	w.Settle(t, work, "vm")
 	for _, name := range []string{"a", "b"} {
 		require.False(t, gated(t, w, name), name)
@@ -129,7 +152,94 @@ func TestLauncherOfAService(t *testing.T) {
 		require.Equal(t, "nbds://vmid-vm.test.svc:10809/1", p.Annotations[v1alpha1.AnnotationDisk])
 	}
 	require.Equal(t, "a", identityOf(t, w, "vm").Status.UsedBy.Name)
+	require.Equal(t, "b", identityOf(t, w, "vm").Status.MigratesTo.Name)
 	remove(t, w, named(&corev1.Pod{}, "a"))
 	w.Settle(t, work, "vm")
 	require.Equal(t, "b", identityOf(t, w, "vm").Status.UsedBy.Name)
+	require.Nil(t, identityOf(t, w, "vm").Status.MigratesTo)
+
+	// It moves on, and this time the pod that it should move into ends.
+	for _, name := range []string{"c", "d"} {
+		w.Make(t, targetOf(t, name, "of "+name, set))
+		w.Settle(t, work, "vm")
+		require.False(t, gated(t, w, name), name)
+		require.Equal(t, name, identityOf(t, w, "vm").Status.MigratesTo.Name)
+		remove(t, w, named(&corev1.Pod{}, name))
+		w.Settle(t, work, "vm")
+		require.Nil(t, identityOf(t, w, "vm").Status.MigratesTo)
+		require.Equal(t, "b", identityOf(t, w, "vm").Status.UsedBy.Name)
+	}
+}
+
+// TestOneMachineOfAService: no second pod starts with a served disk, unless KubeVirt moves the
+// machine that has it there. It starts when the first has ended.
+func TestOneMachineOfAService(t *testing.T) {
+	set := newSet(behindService)
+	plain := func(name string) *corev1.Pod {
+		p := gatedPod(name, "vm")
+		p.Spec.InitContainers, p.Spec.Volumes = nil, nil
+		return p
+	}
+	another := targetOf(t, "b", "m", set) // of a machine that was made anew under its name
+	another.OwnerReferences[0].UID = "another"
+	nobody := targetOf(t, "b", "m", set)
+	nobody.OwnerReferences[0].Name, nobody.OwnerReferences[0].UID = "other", "another"
+	running := targetOf(t, "a", "m", set)
+	for what, pods := range map[string][2]*corev1.Pod{
+		"two plain pods":              {plain("a"), plain("b")},
+		"a plain pod and a launcher":  {plain("a"), targetOf(t, "b", "m", set)},
+		"a launcher and a plain pod":  {launcherPod(t, "a", set), plain("b")},
+		"no migration":                {launcherPod(t, "a", set), launcherPod(t, "b", set)},
+		"a migration without a UID":   {launcherPod(t, "a", set), targetOf(t, "b", "", set)},
+		"a machine of the same name":  {launcherPod(t, "a", set), another},
+		"another machine":             {launcherPod(t, "a", set), nobody},
+		"the migration that is over":  {running, targetOf(t, "b", "m", set)},
+		"a pod that was given a name": {plain("a"), launcherPod(t, "b", set)},
+	} {
+		w := newWorld(t, set.DeepCopy(), pods[0], pods[1])
+		work := restart(w)
+		w.Settle(t, work, "vm")
+		served(t, w, "vm")
+		certificates(t, w, "vm")
+		w.Settle(t, work, "vm")
+		require.False(t, gated(t, w, "a"), what)
+		require.True(t, gated(t, w, "b"), what)
+		require.Contains(t, w.Events(), "Normal InUse", what)
+		id := identityOf(t, w, "vm")
+		require.Equal(t, "a", id.Status.UsedBy.Name, what)
+		require.Nil(t, id.Status.MigratesTo, what)
+		require.Contains(t, meta.FindStatusCondition(id.Status.Conditions,
+			v1alpha1.ConditionInUse).Message, "pod b waits: pod a uses the disk", what)
+		remove(t, w, named(&corev1.Pod{}, "a"))
+		w.Settle(t, work, "vm")
+		require.False(t, gated(t, w, "b"), what)
+	}
+}
+
+// TestOneTarget: one pod at a time is beside that which has the disk, also if the cache does not
+// know yet that it has started, or the controller was restarted since.
+func TestOneTarget(t *testing.T) {
+	set := newSet(behindService)
+	w := newWorld(t, set, launcherPod(t, "a", set), targetOf(t, "b", "m", set))
+	work := restart(w)
+	w.Settle(t, work, "vm")
+	served(t, w, "vm")
+	certificates(t, w, "vm")
+	before := &corev1.PodList{} // both are at their gates
+	require.NoError(t, w.Base.List(t.Context(), before))
+	w.Settle(t, work, "vm")
+	require.False(t, gated(t, w, "b"))
+	third := targetOf(t, "c", "another", set)
+	w.Make(t, third)
+	before.Items = append(before.Items, *third)
+	for range 2 { // a controller that was restarted
+		r := work()[0].(*Reconciler)
+		r.Client = lateCache{w.Client, before}
+		_, _ = r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{
+			Namespace: controllertest.Namespace, Name: "vm"}})
+	}
+	require.True(t, gated(t, w, "c"))
+	w.Settle(t, work, "vm")
+	require.True(t, gated(t, w, "c"))
+	require.Equal(t, "b", identityOf(t, w, "vm").Status.MigratesTo.Name)
 }

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"testing"
@@ -135,7 +136,7 @@ func TestSetDiffers(t *testing.T) {
 		"a pod for a sidecar": {service, service, gatedPod("b", "vm"),
 			"made for another attachment than Service"},
 		"a pod without the image": {same, same, filled(gatedPod("b", "vm")),
-			"made for another population than Overlay"},
+			"made without the image of VMIdentity vm, whose disk needs it"},
 		"a pod for a smaller disk": {func(s *v1alpha1.VMIdentitySet) {
 			s.Spec.Size = quantity("2Mi")
 		}, same, small, "a disk never shrinks"},
@@ -150,7 +151,7 @@ func TestSetDiffers(t *testing.T) {
 		w.Settle(t, work, "vm")
 		require.True(t, gated(t, w, "b"), what)
 		require.Contains(t, w.Events(), "Warning SetDiffers", what)
-		r := &Reconciler{Client: w.Client, Live: w.Client}
+		r := &Reconciler{Client: w.Client, Live: w.Live}
 		h, err := r.hold(t.Context(), &decision{id: identityOf(t, w, "vm")}, c.pod)
 		require.NoError(t, err)
 		require.NotNil(t, h, what)
@@ -341,25 +342,6 @@ func TestOtherGatesStay(t *testing.T) {
 		now.Spec.SchedulingGates)
 }
 
-// Machines of a served disk take turns by themselves, so none of them waits for another. They only
-// wait until the disk is served.
-func TestServedDiskHasSeveralMachines(t *testing.T) {
-	w := newWorld(t, newSet(func(s *v1alpha1.VMIdentitySet) {
-		s.Spec.Attachment = v1alpha1.Service
-	}), ofService(gatedPod("a", "vm")), ofService(gatedPod("b", "vm")))
-	work := restart(w)
-	w.Settle(t, work, "vm")
-	require.True(t, gated(t, w, "a"))
-	id := identityOf(t, w, "vm")
-	meta.SetStatusCondition(&id.Status.Conditions, metav1.Condition{Message: "m",
-		Type: v1alpha1.ConditionServed, Status: metav1.ConditionTrue,
-		Reason: v1alpha1.ReasonServing})
-	require.NoError(t, w.Base.Status().Update(t.Context(), id))
-	w.Settle(t, work, "vm")
-	require.False(t, gated(t, w, "a"))
-	require.False(t, gated(t, w, "b"))
-}
-
 // A reconcile for an unknown name does nothing.
 func TestNothingToDo(t *testing.T) {
 	w := newWorld(t)
@@ -461,4 +443,28 @@ func TestExportHasTheDisk(t *testing.T) {
 	exports(false)
 	w.Settle(t, work, "vm")
 	require.False(t, gated(t, w, "b"))
+}
+
+// TestHydrated: a pod without the image starts with a disk that does not need it, if that was said
+// of the claim which is there now.
+func TestHydrated(t *testing.T) {
+	for what, uid := range map[string]types.UID{"its claim": "", "another claim": "other"} {
+		w := newWorld(t, newSet(), gatedPod("a", "vm"))
+		work := restart(w)
+		w.Settle(t, work, "vm")
+		remove(t, w, named(&corev1.Pod{}, "a"))
+		w.Settle(t, work, "vm")
+		claim, _ := get(t, w, "vmid-vm", &corev1.PersistentVolumeClaim{})
+		id := identityOf(t, w, "vm")
+		id.Status.HydratedClaim = cmp.Or(uid, claim.UID)
+		require.NoError(t, w.Base.Status().Update(t.Context(), id))
+		w.Make(t, filled(gatedPod("b", "vm")))
+		w.Settle(t, work, "vm")
+		require.Equal(t, uid != "", gated(t, w, "b"), what)
+		// A pod that has the image all the same starts, too.
+		remove(t, w, named(&corev1.Pod{}, "b"))
+		w.Make(t, gatedPod("c", "vm"))
+		w.Settle(t, work, "vm")
+		require.False(t, gated(t, w, "c"), what)
+	}
 }

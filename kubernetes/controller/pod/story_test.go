@@ -60,8 +60,8 @@ func newWorld(t testing.TB, all ...client.Object) *controllertest.World {
 func restart(w *controllertest.World) func() []controllertest.Reconciler {
 	return func() []controllertest.Reconciler {
 		return []controllertest.Reconciler{
-			&Reconciler{Client: w.Client, Live: w.Client, Events: recorder{w}},
-			&identity.Reconciler{Client: w.Client, Live: w.Client, Events: recorder{w},
+			&Reconciler{Client: w.Client, Live: w.Live, Events: recorder{w}},
+			&identity.Reconciler{Client: w.Client, Live: w.Live, Events: recorder{w},
 				Options: identity.Options{ClaimSize: resource.MustParse("20Gi")}},
 		}
 	}

@@ -27,6 +27,7 @@ func TestLateCache(t *testing.T) {
 	c := meta.FindStatusCondition(s.id().Status.Conditions, "Ready")
 	require.Equal(t, "ImageDiffers", c.Reason, c.Message)
 	require.Nil(t, s.id().Status.CreationTime)
+	former = s.pvc()
 	former.Finalizers = nil
 	require.NoError(t, s.Base.Update(t.Context(), former))
 	require.NoError(t, s.Base.Delete(t.Context(), former))

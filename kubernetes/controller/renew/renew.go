@@ -346,9 +346,8 @@ func (r *Reconciler) replace(ctx context.Context, before, id *v1alpha1.VMIdentit
 		id.Status.Renew = nil
 		return s, err
 	}
-	if err := r.Client.Delete(ctx, claim, client.Preconditions{UID: &claim.UID}); client.
-		IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("claim %s: %w", claim.Name, err)
+	if err := objects.DeleteClaim(ctx, r.Client, claim); err != nil {
+		return nil, err
 	}
 	return renewing("the claim %s of the former disk is being deleted", claim.Name)
 }

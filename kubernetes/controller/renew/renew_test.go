@@ -90,9 +90,9 @@ func (populator) Source(_ context.Context, id *v1alpha1.VMIdentity, _ *string) (
 
 func (s *scene) controllers() []controllertest.Reconciler {
 	return []controllertest.Reconciler{
-		&identity.Reconciler{Client: s.Client, Live: s.Client, Events: s, Options: identity.Options{
+		&identity.Reconciler{Client: s.Client, Live: s.Live, Events: s, Options: identity.Options{
 			ClaimSize: resource.MustParse("20Gi"), Populator: populator{}}},
-		&Reconciler{Client: s.Client, Live: s.Client, Events: s, Admit: s.admit},
+		&Reconciler{Client: s.Client, Live: s.Live, Events: s, Admit: s.admit},
 	}
 }
 

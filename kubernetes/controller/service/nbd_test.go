@@ -56,7 +56,7 @@ func TestServerWithoutNBD(t *testing.T) {
 	w.converge()
 	id := w.identity()
 	require.NoError(t, w.Delete(t.Context(), w.deployment()))
-	old, err := newDeployment(id, "kubevirt.io:disk", false)
+	old, err := newDeployment(id, "kubevirt.io:disk", false, true)
 	require.NoError(t, err)
 	require.NoError(t, w.Create(t.Context(), old))
 	w.converge()
@@ -82,4 +82,39 @@ func TestCertificatesOfOthers(t *testing.T) {
 	require.Error(t, err)
 	require.Contains(t, w.condition(v1alpha1.ConditionServed).Message, "secret vmnbd-vm1")
 	w.missing(made, &appsv1.Deployment{})
+}
+
+// TestHydratedServer: the server of a disk that needs its image no more starts without it, but not
+// again under a machine. A claim that was restored needs it.
+func TestHydratedServer(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil)
+	data := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: made.Namespace,
+		Name: made.Name, UID: "data", Labels: map[string]string{v1alpha1.LabelIdentity: "vm1"}}}
+	require.NoError(t, w.Create(t.Context(), data))
+	image := func() bool {
+		w.converge()
+		d := &appsv1.Deployment{}
+		require.NoError(t, w.Get(t.Context(), made, d))
+		return hasImage(d)
+	}
+	status := func(change func(*v1alpha1.VMIdentityStatus)) {
+		id := w.identity()
+		change(&id.Status)
+		require.NoError(t, w.Status().Update(t.Context(), id))
+	}
+	require.True(t, image())
+	status(func(s *v1alpha1.VMIdentityStatus) {
+		s.HydratedClaim, s.UsedBy = data.UID, &corev1.ObjectReference{Name: "vm", UID: "vm"}
+	})
+	require.True(t, image(), "a machine uses the disk")
+	status(func(s *v1alpha1.VMIdentityStatus) { s.UsedBy = nil })
+	require.False(t, image())
+	status(func(s *v1alpha1.VMIdentityStatus) {
+		s.UsedBy = &corev1.ObjectReference{Name: "vm", UID: "vm"}
+	})
+	require.False(t, image())
+	require.NoError(t, w.Delete(t.Context(), data))
+	data.UID, data.ResourceVersion = "restored", ""
+	require.NoError(t, w.Create(t.Context(), data))
+	require.True(t, image(), "another claim")
 }

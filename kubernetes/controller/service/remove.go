@@ -9,10 +9,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 )
 
@@ -53,7 +53,7 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 		if client.IgnoreNotFound(err) != nil {
 			return false, err
 		}
-		if err != nil || !metav1.IsControlledBy(one, id) {
+		if err != nil || !objects.Belongs(one, id) {
 			continue // gone, or of somebody else
 		}
 		left = true
@@ -69,6 +69,9 @@ func (r *Reconciler) remove(ctx context.Context, id *v1alpha1.VMIdentity) (gone 
 	pod, err := r.pod(ctx, id)
 	if err != nil || left || pod != nil {
 		set(id, servedCondition(v1alpha1.ReasonStopping, "the server is ending"))
+		return false, err
+	}
+	if err := identity.DeleteNBDSecret(ctx, r.Client, id); err != nil {
 		return false, err
 	}
 	id.Status.Portal, id.Status.TargetName, id.Status.Handover = "", "", ""

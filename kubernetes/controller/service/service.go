@@ -33,6 +33,8 @@ type Options struct {
 	Off bool
 	// Server is the image of kubevirt-disk for new Deployments.
 	Server string
+	// Volumes makes the PersistentVolumes that identities ask for. Identities report it if not.
+	Volumes bool
 	// ClaimSize is the size of the volume of an identity without a size.
 	ClaimSize resource.Quantity
 	// Images says which images may be used. nil: all may.
@@ -139,22 +141,28 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 		if err := client.IgnoreNotFound(r.Client.Get(ctx, one.at, one.Object)); err != nil {
 			return false, err
 		}
-		if one.GetResourceVersion() != "" && !metav1.IsControlledBy(one.Object, id) {
+		if one.GetResourceVersion() != "" && !objects.Belongs(one.Object, id) {
 			kind := kindOf(one.Object)
 			return false, noted(id, servedCondition, "the "+kind+" "+one.at.Name,
 				apierrors.NewAlreadyExists(schema.GroupResource{Resource: kind}, one.at.Name))
 		}
 	}
 	server, nbd := r.Options.Server, true
+	image, err := r.needsImage(ctx, id)
+	if err != nil {
+		return false, err
+	}
 	if deployment.ResourceVersion != "" {
 		server, nbd = serverOf(deployment), servesNBD(deployment)
+		// The server starts again without the image when nobody waits for it.
+		image = image || id.Status.UsedBy != nil && hasImage(deployment)
 	} else if reason, message, err := objects.Held(ctx, r.Options.Images, id); err != nil {
 		return false, err
 	} else if reason != "" {
 		set(id, servedCondition(reason, message))
 		return false, nil
 	}
-	want, err := newDeployment(id, server, nbd)
+	want, err := newDeployment(id, server, nbd, image)
 	if err != nil {
 		set(id, servedCondition(v1alpha1.ReasonInvalid, err.Error()))
 		return false, nil
@@ -180,6 +188,12 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 			return false, noted(id, servedCondition,
 				"the secret "+v1alpha1.NBDSecretName(id.Name), err)
 		}
+	}
+	if deployment.ResourceVersion != "" && hasImage(deployment) != image {
+		// What was created does not go when less is applied. The change makes another reconcile.
+		return false, objects.Change(ctx, r.Client, deployment, func(d *appsv1.Deployment) {
+			d.Spec.Template.Spec = want.Spec.Template.Spec
+		})
 	}
 	if _, err := objects.Make(ctx, r.Client, deployment, want); err != nil {
 		return false, noted(id, servedCondition, "the Deployment "+key.Name, err)
@@ -210,6 +224,14 @@ func (r *Reconciler) serve(ctx context.Context, id *v1alpha1.VMIdentity) (again 
 		set(id, handover)
 	}
 	return again, err
+}
+
+// needsImage reports whether the disk of an identity needs its image.
+func (r *Reconciler) needsImage(ctx context.Context, id *v1alpha1.VMIdentity) (bool, error) {
+	claim, err := objects.Find[corev1.PersistentVolumeClaim](ctx, r.Client, "claim",
+		client.ObjectKey{Namespace: id.Namespace, Name: id.Status.ClaimName})
+	return !(id.Spec.Population == v1alpha1.Snapshot || claim != nil &&
+		id.NeedsNoImage(claim.UID)), err
 }
 
 // certificates makes the certificates of a server that is about to be made. Once an identity was

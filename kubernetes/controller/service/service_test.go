@@ -78,10 +78,13 @@ func newWorld(t *testing.T, calls *controllertest.Calls, change func(*v1alpha1.V
 		_ = json.NewEncoder(res).Encode(w.page)
 	}))
 	t.Cleanup(daemon.Close)
-	w.r = &Reconciler{Client: calls.Client(w.WithWatch),
+	volumes := id.Annotations[v1alpha1.AnnotationVolumeClaim] != ""
+	role := controllertest.RoleOf(t, controllertest.Settings{Services: true, Volumes: volumes})
+	w.r = &Reconciler{Client: role.Cache(calls.Client(w.WithWatch)),
 		Events: &events.FakeRecorder{Events: w.events},
 		Options: Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
-			Pages: func(*corev1.Pod) string { return daemon.Listener.Addr().String() }}}
+			Volumes: volumes,
+			Pages:   func(*corev1.Pod) string { return daemon.Listener.Addr().String() }}}
 	return w
 }
 
@@ -299,12 +302,12 @@ func TestOddSize(t *testing.T) {
 	id := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm1"},
 		Spec:   v1alpha1.VMIdentitySpec{DiskSpec: v1alpha1.DiskSpec{Image: image, Size: &size}},
 		Status: v1alpha1.VMIdentityStatus{ClaimName: made.Name, SecretName: made.Name}}
-	d, err := newDeployment(id, "kubevirt.io:disk", true)
+	d, err := newDeployment(id, "kubevirt.io:disk", true, true)
 	require.NoError(t, err)
 	require.Contains(t, d.Spec.Template.Spec.Containers[0].Env,
 		corev1.EnvVar{Name: "SIZE", Value: "1500000256"})
 	size, id.Spec.BlockSize = resource.MustParse("1000001000"), 4096
-	d, err = newDeployment(id, "kubevirt.io:disk", true)
+	d, err = newDeployment(id, "kubevirt.io:disk", true, true)
 	require.NoError(t, err)
 	require.Subset(t, d.Spec.Template.Spec.Containers[0].Env, []corev1.EnvVar{
 		{Name: "SIZE", Value: "1000001536"}, {Name: "BLOCK_SIZE", Value: "4096"}})

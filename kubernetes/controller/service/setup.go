@@ -23,8 +23,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("service").
 		For(&v1alpha1.VMIdentity{}).
-		Owns(&appsv1.Deployment{}).
-		Owns(&corev1.Service{}).
+		Watches(&appsv1.Deployment{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelIdentity))).
+		Watches(&corev1.Service{}, handler.EnqueueRequestsFromMapFunc(
+			objects.ByLabel(v1alpha1.LabelIdentity))).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(
 			objects.ByLabel(v1alpha1.LabelServer))).
 		Watches(&corev1.PersistentVolumeClaim{}, handler.EnqueueRequestsFromMapFunc(

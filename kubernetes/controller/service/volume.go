@@ -76,7 +76,7 @@ func (r *Reconciler) newVolume(id *v1alpha1.VMIdentity, address, claim string,
 
 func (r *Reconciler) newClaim(id *v1alpha1.VMIdentity, name string,
 	modes []corev1.PersistentVolumeAccessMode) *corev1.PersistentVolumeClaim {
-	c := &corev1.PersistentVolumeClaim{ObjectMeta: meta(id, name),
+	c := &corev1.PersistentVolumeClaim{ObjectMeta: objects.MetaOf(id, name),
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes:      modes,
 			VolumeMode:       new(corev1.PersistentVolumeBlock),
@@ -102,7 +102,7 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 	}
 	var have *corev1.PersistentVolumeClaim
 	for i := range all.Items {
-		if one := &all.Items[i]; one.Name == name && metav1.IsControlledBy(one, id) {
+		if one := &all.Items[i]; one.Name == name && objects.Belongs(one, id) {
 			have = one
 		}
 	}
@@ -110,6 +110,9 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 	switch {
 	case name == "":
 		return nil, r.dropVolume(ctx, id, all.Items)
+	case !r.Options.Volumes:
+		return volumeCondition(v1alpha1.ReasonInvalid, "PersistentVolumes are turned off: the "+
+			"administrator can turn them on (persistentVolumes.create of the chart)"), nil
 	case err != nil:
 		return volumeCondition(v1alpha1.ReasonInvalid, err.Error()), nil
 	case name == id.Status.ClaimName:
@@ -128,7 +131,12 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 		c.Status = metav1.ConditionTrue
 		return c, nil
 	}
-	if have == nil { // the claim is the last of the two
+	pending := volumeCondition(v1alpha1.ReasonClaimPending,
+		fmt.Sprintf("the claim %s is being bound to the LUN", name))
+	switch {
+	case !hasCondition(id, v1alpha1.ConditionVolumeReady):
+		return pending, nil // the change makes another reconcile, and the volume is known
+	case have == nil: // the claim is the last of the two
 		if err := objects.Apply(ctx, r.Client, r.newVolume(id, address, name, modes)); err != nil {
 			return failed(volumeCondition, "the PersistentVolume "+volumeName(id), err)
 		}
@@ -137,17 +145,15 @@ func (r *Reconciler) volume(ctx context.Context, id *v1alpha1.VMIdentity, addres
 			return failed(volumeCondition, "the claim "+name, err)
 		}
 	}
-	return volumeCondition(v1alpha1.ReasonClaimPending,
-		fmt.Sprintf("the claim %s is being bound to the LUN", name)), nil
+	return pending, nil
 }
 
 // dropVolume removes claims of a volume, and the volume. Kubernetes keeps them while a pod uses
 // them.
 func (r *Reconciler) dropVolume(ctx context.Context, id *v1alpha1.VMIdentity,
 	claims []corev1.PersistentVolumeClaim) error {
-	asked := len(claims) > 0 || hasCondition(id, v1alpha1.ConditionVolumeReady)
 	for i := range claims {
-		if claims[i].DeletionTimestamp != nil || !metav1.IsControlledBy(&claims[i], id) {
+		if claims[i].DeletionTimestamp != nil || !objects.Belongs(&claims[i], id) {
 			continue
 		}
 		if err := client.IgnoreNotFound(r.Client.Delete(ctx, &claims[i],
@@ -155,7 +161,9 @@ func (r *Reconciler) dropVolume(ctx context.Context, id *v1alpha1.VMIdentity,
 			return err
 		}
 	}
-	if !asked && id.DeletionTimestamp == nil {
+	// Where there are no volumes, the controller has no right to look. Condition VolumeReady is
+	// written before a volume is made.
+	if !r.Options.Volumes || !hasCondition(id, v1alpha1.ConditionVolumeReady) {
 		return nil
 	}
 	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: volumeName(id)}}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -125,4 +126,44 @@ func TestVolumeKeepsItsClaim(t *testing.T) {
 	w.converge()
 	require.Contains(t, w.condition(v1alpha1.ConditionVolumeReady).Message, "the volume has the "+
 		"claim vm1-root")
+}
+
+// TestVolumesAreTurnedOff: without the right over volumes, one that is asked for is reported, and
+// the identity is deleted all the same.
+func TestVolumesAreTurnedOff(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), nil) // in the role of the default installation
+	w.annotate(v1alpha1.AnnotationVolumeClaim, claim.Name)
+	w.converge()
+	c := w.condition(v1alpha1.ConditionVolumeReady)
+	require.Equal(t, v1alpha1.ReasonInvalid, c.Reason)
+	require.Contains(t, c.Message, "persistentVolumes.create")
+	require.NoError(t, w.Delete(t.Context(), w.identity()))
+	w.converge()
+	require.Equal(t, []string{v1alpha1.Finalizer}, w.identity().Finalizers)
+}
+
+// TestNothingIsCollected: Kubernetes' garbage collector deletes nothing of a disk that machines use,
+// also if somebody deletes the identity with --cascade=foreground. The controller deletes all of it.
+func TestNothingIsCollected(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
+		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name
+	})
+	w.converge()
+	made := map[client.ObjectKey]client.Object{made: &appsv1.Deployment{}, claim: &corev1.
+		PersistentVolumeClaim{}, {Namespace: made.Namespace, Name: "vmnbd-vm1"}: &corev1.Secret{}}
+	for key, o := range made {
+		require.NoError(t, w.Get(t.Context(), key, o))
+		require.Empty(t, o.GetOwnerReferences(), key)
+		require.Equal(t, string(w.identity().UID), o.GetAnnotations()[v1alpha1.AnnotationOwner])
+	}
+	var service corev1.Service
+	require.NoError(t, w.Get(t.Context(), client.ObjectKey{Namespace: name.Namespace,
+		Name: serviceName(name.Name)}, &service))
+	require.Empty(t, service.OwnerReferences)
+	require.NoError(t, w.Delete(t.Context(), w.identity()))
+	w.converge()
+	for key, o := range made {
+		w.missing(key, o)
+	}
+	w.missing(client.ObjectKeyFromObject(&service), &service)
 }

@@ -58,20 +58,12 @@ func targetName(id *v1alpha1.VMIdentity) string {
 	return fmt.Sprintf("iqn.2017-01.io.kubevirt:%s.%s", id.Namespace, id.Name)
 }
 
-func meta(id *v1alpha1.VMIdentity, name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Namespace: id.Namespace, Name: name,
-		Labels:          map[string]string{v1alpha1.LabelIdentity: id.Name},
-		OwnerReferences: objects.Owned("VMIdentity", id),
-	}
-}
-
 func selector(id *v1alpha1.VMIdentity) map[string]string {
 	return map[string]string{v1alpha1.LabelServer: id.Name}
 }
 
 func newService(id *v1alpha1.VMIdentity) *corev1.Service {
-	return &corev1.Service{ObjectMeta: meta(id, serviceName(id.Name)), Spec: corev1.ServiceSpec{
+	return &corev1.Service{ObjectMeta: objects.MetaOf(id, serviceName(id.Name)), Spec: corev1.ServiceSpec{
 		Selector: selector(id),
 		Ports: []corev1.ServicePort{
 			{Name: "iscsi", Port: iscsiPort, Protocol: corev1.ProtocolTCP,
@@ -91,6 +83,13 @@ func host(id *v1alpha1.VMIdentity) string {
 func servesNBD(d *appsv1.Deployment) bool {
 	return slices.ContainsFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.Name == nbdVolume
+	})
+}
+
+// hasImage reports whether the server of a Deployment has the disk's image as a volume.
+func hasImage(d *appsv1.Deployment) bool {
+	return slices.ContainsFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.Image != nil
 	})
 }
 
@@ -116,9 +115,10 @@ func serveNBD(id *v1alpha1.VMIdentity, pod *corev1.PodSpec, c *corev1.Container)
 }
 
 // newDeployment is the Deployment of an identity whose claim and secret exist.
-func newDeployment(id *v1alpha1.VMIdentity, server string, nbd bool) (*appsv1.Deployment, error) {
+func newDeployment(id *v1alpha1.VMIdentity, server string, nbd, image bool) (*appsv1.Deployment,
+	error) {
 	disk := vmdisk.Disk{Image: id.Spec.Image, Device: v1alpha1.Device, Size: id.Spec.Bytes(),
-		BlockSize: int(id.Spec.BlockSize), Filled: id.Spec.Population == v1alpha1.Snapshot}
+		BlockSize: int(id.Spec.BlockSize), Filled: !image}
 	pod := corev1.PodSpec{
 		AutomountServiceAccountToken:  new(false),
 		EnableServiceLinks:            new(false),
@@ -160,7 +160,7 @@ func newDeployment(id *v1alpha1.VMIdentity, server string, nbd bool) (*appsv1.De
 	labels := selector(id)
 	// This label marks the pod as one that has the claim.
 	labels[v1alpha1.LabelIdentity] = id.Name
-	return &appsv1.Deployment{ObjectMeta: meta(id, Name(id.Name)), Spec: appsv1.DeploymentSpec{
+	return &appsv1.Deployment{ObjectMeta: objects.MetaOf(id, Name(id.Name)), Spec: appsv1.DeploymentSpec{
 		Replicas: new(int32(1)),
 		// Pods do not share a disk: one ends before the next one starts.
 		Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},

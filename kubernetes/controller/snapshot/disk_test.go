@@ -40,8 +40,9 @@ func newKept(t *testing.T, calls *controllertest.Calls) *kept {
 	k := &kept{t: t, events: make(chan string, 1000)}
 	k.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).WithObjects(id, claim, s).
 		WithStatusSubresource(&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySnapshot{}).Build()
-	c := calls.Client(k.WithWatch)
-	k.r = &Disks{Client: c, Cache: c, Live: c, Events: &events.FakeRecorder{Events: k.events},
+	role := controllertest.RoleOf(t, controllertest.Settings{Snapshots: true})
+	c := role.Cache(calls.Client(k.WithWatch))
+	k.r = &Disks{Client: c, Cache: c, Live: role.Live(calls.Client(k.WithWatch)), Events: &events.FakeRecorder{Events: k.events},
 		Class: "fast"}
 	return k
 }

@@ -67,8 +67,9 @@ func newWorld(t *testing.T, calls *controllertest.Calls, names ...string) *world
 	}
 	w.WithWatch = fake.NewClientBuilder().WithScheme(scheme()).WithObjects(all...).
 		WithStatusSubresource(&v1alpha1.VMIdentity{}, &batchv1.Job{}).Build()
-	c := calls.Client(w.WithWatch)
-	w.r = &Reconciler{Client: c, Cache: c, Live: c,
+	role := controllertest.RoleOf(t, controllertest.Settings{Snapshots: true})
+	c := role.Cache(calls.Client(w.WithWatch))
+	w.r = &Reconciler{Client: c, Cache: c, Live: role.Live(calls.Client(w.WithWatch)),
 		Events: &events.FakeRecorder{Events: w.events},
 		Options: Options{Server: "kubevirt.io:disk", ClaimSize: resource.MustParse("20Gi"),
 			UsageTypes: map[string]string{"fast": "ssd"}}}

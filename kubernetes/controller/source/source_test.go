@@ -91,7 +91,7 @@ func (o *scene) find(t *testing.T) Answer {
 			}
 		}
 	}
-	f := &Finder{Client: w.Client, Live: w.Client}
+	f := &Finder{Client: w.Client, Live: w.Live}
 	a, err := f.Find(t.Context(), o.clone, new("csi"))
 	require.NoError(t, err)
 	require.Zero(t, w.Writes(), "looking changes nothing")

@@ -58,8 +58,9 @@ func newScene(t *testing.T) *scene {
 	s.policy(Default, "images: [{prefix: "+s.host()+"/vm, keys: ["+file+"]}]")
 	s.World = controllertest.New(t, nil,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: controllertest.Namespace}})
+	s.Allow(t, controllertest.Settings{Signatures: true})
 	s.identity(s.image())
-	s.r = &Reconciler{Client: s.Client, Events: s.World, Verifier: &Verifier{Live: s.Client,
+	s.r = &Reconciler{Client: s.Client, Events: s.World, Verifier: &Verifier{Live: s.Live,
 		Options: Options{Policies: s.dir, Registry: transport.Options{
 			Insecure: []string{s.host()}, Patience: time.Second, Idle: time.Second}}}}
 	require.NoError(t, s.r.Verifier.Options.Check())

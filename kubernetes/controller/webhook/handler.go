@@ -46,21 +46,24 @@ func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Res
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
+	identities, err := h.identities(ctx, pod)
+	if err != nil {
+		return admission.Errored(http.StatusInternalServerError, err)
+	}
+	options := h.options
+	options.Hydrated = make(map[string]bool)
+	for name, identity := range identities {
+		options.Hydrated[name] = identity.Status.HydratedClaim != ""
+	}
 	before, err := json.Marshal(pod)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
-	if err := inject.Pod(pod, h.options, slices.Collect(maps.Values(sets))...); err != nil {
+	if err := inject.Pod(pod, options, slices.Collect(maps.Values(sets))...); err != nil {
 		return admission.Denied(err.Error())
 	}
 	for _, d := range inject.Disks(pod) {
-		identity := &api.VMIdentity{}
-		key := client.ObjectKey{Namespace: r.Namespace, Name: d.Identity}
-		switch err := h.reader.Get(ctx, key, identity); {
-		case apierrors.IsNotFound(err):
-		case err != nil:
-			return admission.Errored(http.StatusInternalServerError, err)
-		default:
+		if identity := identities[d.Identity]; identity != nil {
 			if err := inject.Identity(d, sets[d.Set], identity); err != nil {
 				return admission.Denied(err.Error())
 			}
@@ -122,6 +125,26 @@ func (h *handler) sets(ctx context.Context, pod *corev1.Pod) (map[string]*api.VM
 			found[d.Set] = set
 		} else if !apierrors.IsNotFound(err) {
 			return nil, fmt.Errorf("VMIdentitySet %q cannot be read: %w", d.Set, err)
+		}
+	}
+	return found, nil
+}
+
+// identities are the VMIdentities that a pod asks for, as far as they exist, by their names.
+func (h *handler) identities(ctx context.Context, pod *corev1.Pod) (map[string]*api.VMIdentity,
+	error) {
+	found := make(map[string]*api.VMIdentity)
+	for _, d := range inject.Disks(pod) {
+		if d.Identity == "" {
+			continue // it is refused
+		}
+		identity := &api.VMIdentity{}
+		err := h.reader.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: d.Identity},
+			identity)
+		if err == nil {
+			found[d.Identity] = identity
+		} else if !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("VMIdentity %q cannot be read: %w", d.Identity, err)
 		}
 	}
 	return found, nil

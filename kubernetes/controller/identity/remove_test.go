@@ -1,0 +1,135 @@
+package identity
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/controller/objects"
+)
+
+// delete deletes the identity as a person does, and then does what Kubernetes' garbage collector
+// does for a way of deletion.
+func (w *world) delete(policy metav1.DeletionPropagation) {
+	w.t.Helper()
+	ctx, id := w.t.Context(), w.identity()
+	if policy == metav1.DeletePropagationOrphan {
+		id.Finalizers = append(id.Finalizers, metav1.FinalizerOrphanDependents)
+		require.NoError(w.t, w.Base.Update(ctx, id))
+	}
+	require.NoError(w.t, w.Base.Delete(ctx, id))
+	for _, o := range []client.Object{&corev1.PersistentVolumeClaim{}, &corev1.Secret{}} {
+		if !w.get("vmid-vm", o) || !slices.ContainsFunc(o.GetOwnerReferences(),
+			func(r metav1.OwnerReference) bool { return r.UID == id.UID }) {
+			continue
+		}
+		switch policy {
+		case metav1.DeletePropagationForeground:
+			require.NoError(w.t, w.Base.Delete(ctx, o))
+		case metav1.DeletePropagationOrphan:
+			o.SetOwnerReferences(nil)
+			require.NoError(w.t, w.Base.Update(ctx, o))
+		}
+	}
+	if policy == metav1.DeletePropagationOrphan {
+		id = w.identity()
+		id.Finalizers = slices.DeleteFunc(id.Finalizers, func(name string) bool {
+			return name == metav1.FinalizerOrphanDependents
+		})
+		require.NoError(w.t, w.Base.Update(ctx, id))
+	}
+}
+
+// TestEveryWayOfDeletion: while a pod uses the disk, nothing of it goes, whatever way of deletion a
+// person chooses. Afterwards everything goes, but for the claim that somebody wants to keep.
+func TestEveryWayOfDeletion(t *testing.T) {
+	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground,
+		metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan} {
+		user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
+			Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
+		w := newWorld(t, v1alpha1.DiskSpec{}, user)
+		w.settle()
+		w.bind("21Gi")
+		w.settle()
+		uid := w.claim().UID
+		w.delete(policy)
+		w.settle()
+		require.Equal(t, uid, w.claim().UID, policy)
+		require.True(t, w.get("vmid-vm", &corev1.Secret{}), policy)
+		w.require("Ready", "False Deleting", "pod vm uses the disk")
+		require.NoError(t, w.Base.Delete(t.Context(), user))
+		w.settle()
+		require.False(t, w.get("vm", &v1alpha1.VMIdentity{}), policy)
+		require.False(t, w.get("vmid-vm", &corev1.Secret{}), policy)
+		claim := &corev1.PersistentVolumeClaim{}
+		kept := policy == metav1.DeletePropagationOrphan
+		require.Equal(t, kept, w.get("vmid-vm", claim), policy)
+		// Whoever has it now can delete it.
+		require.Empty(t, claim.Finalizers, policy)
+		require.Nil(t, claim.DeletionTimestamp, policy)
+	}
+}
+
+// TestDeletionThatTheCacheDoesNotKnow: the claim that Kubernetes has deleted with its identity, or
+// taken from it, is neither let go nor taken back.
+func TestDeletionThatTheCacheDoesNotKnow(t *testing.T) {
+	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground,
+		metav1.DeletePropagationOrphan} {
+		user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
+			Labels: map[string]string{v1alpha1.LabelIdentity: "vm"}}}
+		w := newWorld(t, v1alpha1.DiskSpec{}, user)
+		w.settle()
+		before := w.identity()
+		w.delete(policy)
+		late := interceptor.NewClient(w.Client, interceptor.Funcs{Get: func(ctx context.Context,
+			c client.WithWatch, key client.ObjectKey, o client.Object,
+			opts ...client.GetOption) error {
+			if id, ok := o.(*v1alpha1.VMIdentity); ok {
+				before.DeepCopyInto(id)
+				return nil
+			}
+			return c.Get(ctx, key, o, opts...)
+		}})
+		r := &Reconciler{Client: late, Live: w.Live, Events: w.World, Options: w.options}
+		// The status that it writes conflicts.
+		_, _ = r.Reconcile(t.Context(), ctrl.Request{
+			NamespacedName: client.ObjectKeyFromObject(before)})
+		require.Contains(t, w.claim().Finalizers, v1alpha1.FinalizerDisk, policy)
+		require.Equal(t, policy == metav1.DeletePropagationOrphan,
+			w.claim().OwnerReferences == nil, policy)
+	}
+}
+
+// TestClaimThatIsDeletedByHand: it goes as soon as Kubernetes lets it.
+func TestClaimThatIsDeletedByHand(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{})
+	w.settle()
+	require.NoError(t, w.Base.Delete(t.Context(), w.claim()))
+	require.NotNil(t, w.claim().DeletionTimestamp)
+	w.settle()
+	require.False(t, w.get("vmid-vm", &corev1.PersistentVolumeClaim{}))
+	w.require("Ready", "False ClaimMissing", "restore the claim")
+}
+
+// TestHolds: a claim that an earlier version has made is held, too.
+func TestHolds(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{})
+	w.settle()
+	claim := w.claim()
+	claim.Finalizers = nil
+	require.NoError(t, w.Base.Update(t.Context(), claim))
+	w.settle()
+	require.Equal(t, []string{v1alpha1.FinalizerDisk}, w.claim().Finalizers)
+	require.True(t, metav1.IsControlledBy(w.claim(), w.identity()))
+	require.False(t, objects.Belongs(w.claim(), w.identity()))
+	require.Equal(t, controllertest.Namespace, w.claim().Namespace)
+}

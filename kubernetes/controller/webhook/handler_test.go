@@ -1,0 +1,48 @@
+package webhook
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/inject"
+)
+
+// TestHydrated: a pod whose disk needs its image no more is made without it.
+func TestHydrated(t *testing.T) {
+	const image = "registry.example.com/fedora@sha256:" +
+		"a8dd75ecffd4cdd96072d60c2237b448e0c8b2bc94d57f10fdbc8c481d9005b8"
+	set := &api.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"}}
+	set.Spec.Image = image
+	id := &api.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"}}
+	id.Spec.Image = image
+	w := controllertest.New(t, nil, set, id)
+	h := &handler{reader: w.Base, options: inject.Options{Server: "kubevirt.io:disk"}}
+	raw, err := json.Marshal(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
+		Annotations: map[string]string{api.AnnotationSet: "set"}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "vm", Image: "qemu"}}}})
+	require.NoError(t, err)
+	patches := func() string {
+		r := h.mutate(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+			Operation: admissionv1.Create, Namespace: controllertest.Namespace,
+			Object: runtime.RawExtension{Raw: raw}}})
+		require.True(t, r.Allowed, r.Result)
+		var text strings.Builder
+		require.NoError(t, json.NewEncoder(&text).Encode(r.Patches))
+		return text.String()
+	}
+	require.Contains(t, patches(), image)
+	id.Status.HydratedClaim = "claim"
+	require.NoError(t, w.Base.Status().Update(t.Context(), id))
+	require.Contains(t, patches(), "vmid-vm")
+	require.NotContains(t, patches(), image)
+}
