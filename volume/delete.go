@@ -43,10 +43,13 @@ func (m *Manager) Delete(ctx context.Context, name string, force bool) error {
 		m.release(v)
 		return err
 	}
+	before := r
 	r.State = store.StateDeleting
 	if err := m.set(v, r); err != nil {
-		if !force {
-			err = m.retire(ctx, v, err)
+		// The next start deletes the volume, unless the former record is there again.
+		again := m.set(v, before)
+		if !force || again != nil || before.State != store.StateReady {
+			err = m.retire(ctx, v, join(err, again))
 		}
 		m.stay(v)
 		m.release(v)
@@ -99,17 +102,21 @@ func (m *Manager) free(ctx context.Context, v *volume, force bool) error {
 		strings.Join(users, ", "))}
 }
 
-// retire closes the disk of a volume that was withdrawn but cannot be deleted because of err.
+// retire closes the disk of a volume that cannot be deleted because of err: it was withdrawn, or
+// storage may say that it is deleted all the same.
 func (m *Manager) retire(ctx context.Context, v *volume, err error) error {
-	if v.opened == nil {
+	if v.opened == nil && v.record.State == store.StateAwaiting {
 		return err
 	}
 	opened := v.opened
 	m.mu.Lock()
 	v.opened = nil
 	m.mu.Unlock()
+	if opened != nil {
+		err = join(err, opened.Close(ctx))
+	}
 	err = failed("the volume %q could not be deleted and is not served any more: DELETE it again, "+
-		"or PUT it to have it back: %w", v.name, join(err, opened.Close(ctx)))
+		"or PUT it to have it back: %w", v.name, err)
 	m.fail(v, err)
 	return err
 }
@@ -152,17 +159,19 @@ func (m *Manager) erase(v *volume) error {
 func (m *Manager) forget(v *volume) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.record, v.failure, v.leaving = store.Record{}, nil, false
+	v.record, v.saved, v.failure, v.leaving = store.Record{}, nil, nil, false
 }
 
 // undo removes the remains of a volume that could not be made. If that fails, the next start
 // removes them, and the name stays taken until then.
 func (m *Manager) undo(v *volume) {
-	if err := m.erase(v); err != nil {
+	r := v.record
+	r.State = store.StateDeleting
+	err := m.set(v, r) // it may say by now that the volume is there
+	if erased := m.erase(v); erased != nil {
+		err = join(err, erased)
 		m.log.Warn("a failed volume could not be removed: the next start removes it, or "+
 			"DELETE", zap.String("volume", v.name), zap.Error(err))
-		r := v.record
-		r.State = store.StateDeleting
 		m.mu.Lock()
 		v.record, v.failure = r, err
 		m.mu.Unlock()

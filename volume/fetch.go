@@ -99,11 +99,10 @@ func (m *Manager) endFetch(v *volume, f *fetching) error {
 		return nil
 	}
 	// Nobody has used the disk yet. First the record must not say any more that it was made.
-	if r := v.record; r.State == store.StateReady {
-		r.State = store.StateFilling
-		if setErr := m.set(v, r); setErr != nil {
-			return failed("%w", join(err, setErr))
-		}
+	r := v.record
+	r.State = store.StateFilling
+	if setErr := m.set(v, r); setErr != nil {
+		return failed("%w", join(err, setErr))
 	}
 	if dir, dirErr := m.dir(v.record); dirErr == nil {
 		if clearErr := clearDisk(dir); !errors.Is(clearErr, fs.ErrNotExist) {

@@ -85,6 +85,15 @@ func (m *Manager) fill(v *volume) (*Filling, error) {
 	if err != nil {
 		return nil, err
 	}
+	if v.saved == nil {
+		// What came before may have been recorded as the disk, so it was not removed then.
+		if err := m.certain(v); err != nil {
+			return nil, err
+		}
+		if err := clearDisk(dir); err != nil {
+			return nil, failed("the volume %q cannot be filled: %w", name, err)
+		}
+	}
 	f := &Filling{m: m, v: v, dir: dir, gone: make(chan struct{})}
 	f.ctx, f.cancel = context.WithCancel(m.ctx)
 	f.released = sync.OnceFunc(f.release)

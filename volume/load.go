@@ -32,7 +32,7 @@ func (m *Manager) find() error {
 	}
 	for _, r := range records {
 		m.volumes[r.Name] = &volume{name: r.Name, turn: make(chan struct{}, 1), record: r,
-			failure: damaged[r.Name]}
+			saved: &r, failure: damaged[r.Name]}
 	}
 	return nil
 }

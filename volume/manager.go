@@ -29,7 +29,8 @@ type Manager struct {
 	opt   Options
 	log   *zap.Logger
 	store *store.Store
-	ctx   context.Context // ends with Close
+	save  func(store.Record) error // that of store
+	ctx   context.Context          // ends with Close
 	stop  context.CancelFunc
 	work  sync.WaitGroup // in the background
 
@@ -51,10 +52,11 @@ type volume struct {
 	turn chan struct{} // a semaphore of one
 
 	// guarded by Manager.mu
-	record  store.Record // State "": there is none, and nobody sees the volume
-	opened  Opened       // nil: its disk is not open
-	failure error        // why it is not served
-	filling *Filling     // nil: no upload is under way
+	record  store.Record  // State "": there is none, and nobody sees the volume
+	saved   *store.Record // what storage has; nil: nobody knows, after a save that failed
+	opened  Opened        // nil: its disk is not open
+	failure error         // why it is not served
+	filling *Filling      // nil: no upload is under way
 	// fetching is not nil while the disk is being opened in the background.
 	fetching *fetching
 
@@ -73,7 +75,7 @@ func New(opt Options) (*Manager, error) {
 	if opt.Log == nil {
 		opt.Log = zap.NewNop()
 	}
-	m := &Manager{opt: opt, log: opt.Log, store: s, volumes: map[string]*volume{},
+	m := &Manager{opt: opt, log: opt.Log, store: s, save: s.Save, volumes: map[string]*volume{},
 		patience: fetchPatience, missingPoll: missingPoll}
 	if err := m.find(); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -201,18 +203,33 @@ func (m *Manager) release(v *volume) {
 	<-v.turn
 }
 
-// set changes the record of a volume, on disk first.
+// set changes the record of a volume, on disk first. After an error storage may have either record,
+// and nothing may be promised before one is saved.
 func (m *Manager) set(v *volume, r store.Record) error {
-	if reflect.DeepEqual(v.record, r) {
-		return nil
-	}
-	if err := m.store.Save(r); err != nil {
-		return failed("the record of the volume %q could not be saved: %w", v.name, err)
+	if v.saved == nil || !reflect.DeepEqual(*v.saved, r) {
+		m.noteSaved(v, nil)
+		if err := m.save(r); err != nil {
+			return failed("the record of the volume %q could not be saved: %w", v.name, err)
+		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v.record = r
+	v.record, v.saved = r, &r
 	return nil
+}
+
+func (m *Manager) noteSaved(v *volume, r *store.Record) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v.saved = r
+}
+
+// certain saves the record of a volume again, if an earlier save has failed.
+func (m *Manager) certain(v *volume) error {
+	if v.saved != nil {
+		return nil
+	}
+	return m.set(v, v.record)
 }
 
 // Totals are numbers about all volumes.

@@ -115,6 +115,7 @@ func (m *Manager) begin(v *volume, r store.Record, dir string) error {
 	if err := m.store.Make(r); err != nil {
 		return failed("the directory of the volume %q could not be made: %w", r.Name, err)
 	}
+	m.noteSaved(v, &r)
 	return nil
 }
 
@@ -199,6 +200,9 @@ func (m *Manager) disk(r store.Record, dir string) Disk {
 
 // update compares a volume with a request, and enlarges it.
 func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, any bool) error {
+	if err := m.certain(v); err != nil {
+		return err
+	}
 	if !any {
 		all := api.Differences(v.record.Spec, spec)
 		if spec.Size != 0 && int64(spec.Size) < v.record.Size {
