@@ -27,6 +27,11 @@ type Disk struct {
 	mu  sync.Mutex
 	now state // guarded by mu
 
+	// turn is held by whoever reverts the disk, or changes whether it is served: nobody acts on what
+	// is so only meanwhile. Before that of a snapshot of the disk.
+	turn    sync.Mutex
+	leaving bool // guarded by turn; it is not served any more, and will be closed
+
 	// ending is held while the disk is flushed or closed, so that no disk is closed during a flush.
 	ending sync.Mutex
 }
@@ -97,7 +102,11 @@ func (s *Disk) enlarge(size int64) error {
 	if s.look().size >= size {
 		return nil
 	}
-	if err := s.Instance().Grow(size); err != nil {
+	inst := s.Instance()
+	if inst == nil {
+		return fmt.Errorf("%v is not open", s)
+	}
+	if err := inst.Grow(size); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -125,6 +134,15 @@ func (s *Disk) failureLocked() error {
 		return err
 	}
 	return nil
+}
+
+// stayingLocked returns the open disk, unless it is about to be closed.
+func (s *Disk) stayingLocked() (*instance.Instance, error) {
+	inst := s.Instance()
+	if inst == nil || s.leaving {
+		return nil, fmt.Errorf("%v is not open", s)
+	}
+	return inst, nil
 }
 
 // flush makes the disk durable, if its mode promises that.

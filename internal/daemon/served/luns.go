@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/daemon/plan"
 )
 
@@ -86,6 +87,15 @@ func (d *Disks) Serve(s *Disk, oneOfMany bool) error {
 		return err
 	}
 	defer d.table.changes.Done()
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	return d.serveLocked(s, oneOfMany)
+}
+
+func (d *Disks) serveLocked(s *Disk, oneOfMany bool) error {
+	if _, err := s.stayingLocked(); err != nil {
+		return err
+	}
 	if err := d.expose(s); err != nil {
 		return d.orStopping(err)
 	}
@@ -111,6 +121,11 @@ func (d *Disks) Grow(s *Disk, size int64) error {
 		return err
 	}
 	defer d.table.changes.Done()
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if _, err := s.stayingLocked(); err != nil {
+		return err
+	}
 	if err := s.enlarge(size); err != nil || s.Unserved {
 		return err
 	}
@@ -125,31 +140,27 @@ func (d *Disks) Grow(s *Disk, size int64) error {
 // A command that hangs in the disk keeps it open. If ctx ends before the command does, the error
 // says so, and the disk is closed when the command returns.
 func (d *Disks) Remove(ctx context.Context, lun uint16, flush bool) error {
+	s := d.table.find(lun)
+	if s == nil || !s.Serving() {
+		return fmt.Errorf("there is no LUN %d", lun)
+	}
+	return d.End(ctx, s, flush)
+}
+
+// End is Remove for a disk that may be a LUN. If it is none, it is always made durable.
+func (d *Disks) End(ctx context.Context, s *Disk, flush bool) error {
 	if err := d.table.begin(); err != nil {
 		return err
 	}
-	if s := d.table.find(lun); s != nil {
-		err := d.uncloned(s)
-		if err == nil {
-			err = d.endSnapshots(ctx, s, true)
-		}
-		if err != nil {
-			d.table.changes.Done()
-			return err
-		}
-	}
-	s, err := d.table.remove(lun)
-	if err != nil {
+	released, err := d.leave(ctx, s)
+	switch {
+	case err != nil:
 		d.table.changes.Done()
 		return err
+	case released == nil:
+		defer d.table.changes.Done()
+		return d.Discard(s)
 	}
-	released, err := d.inUse.Remove(lun)
-	if err != nil {
-		d.table.changes.Done()
-		return errors.Join(err, d.Abandon(s)) // the target does not have it, so nobody uses it
-	}
-	d.gone(s)
-	d.table.drop(s)
 	closed := make(chan error, 1)
 	go func() {
 		defer d.table.changes.Done()
@@ -169,24 +180,70 @@ func (d *Disks) Remove(ctx context.Context, lun uint16, flush bool) error {
 	}
 }
 
-// Withdraw stops serving a disk that no initiator uses, and its snapshots. Otherwise it returns a
-// *serving.InUseError. The disk stays open. Nothing uses it when released is closed. If clones read
-// from it, it returns instance.ErrSnapshotInUse.
-func (d *Disks) Withdraw(s *Disk) (released <-chan struct{}, err error) {
+// leave takes a disk from its users for good. Nothing uses it when released is closed. nil: nobody
+// had it.
+func (d *Disks) leave(ctx context.Context, s *Disk) (released <-chan struct{}, err error) {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if !s.Serving() {
+		s.leaving = true
+		return nil, nil
+	}
 	if err := d.uncloned(s); err != nil {
 		return nil, err
 	}
-	if err := d.endSnapshots(context.Background(), s, false); err != nil {
+	if err := d.endSnapshots(ctx, s, true); err != nil {
 		return nil, err
 	}
-	return d.withdraw(s)
+	if released, err = d.inUse.Remove(s.LUN); err != nil {
+		return nil, err
+	}
+	s.leaving = true
+	s.set(false)
+	d.gone(s)
+	d.table.drop(s)
+	return released, nil
 }
 
-func (d *Disks) withdraw(s *Disk) (released <-chan struct{}, err error) {
+// Withdraw stops serving a disk that no initiator uses, and its snapshots. Otherwise it returns a
+// *serving.InUseError. The disk stays open, and is not served again. Nothing uses it when released
+// is closed. If clones or others read its snapshots, it returns instance.ErrSnapshotInUse.
+func (d *Disks) Withdraw(s *Disk) (released <-chan struct{}, err error) {
 	if err := d.table.begin(); err != nil {
 		return nil, err
 	}
 	defer d.table.changes.Done()
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if s.Serving() {
+		if err := d.uncloned(s); err != nil {
+			return nil, err
+		}
+		if err := d.endSnapshots(context.Background(), s, false); err != nil {
+			return nil, err
+		}
+	}
+	if inst := s.Instance(); inst != nil {
+		if names := inst.Viewed(); len(names) > 0 {
+			return nil, fmt.Errorf("%v: %w %q: try again when it has been read", s,
+				instance.ErrSnapshotInUse, names[0])
+		}
+	}
+	if s.Serving() {
+		if released, err = d.withdrawLocked(s); err != nil {
+			return nil, err
+		}
+	} else {
+		nobody := make(chan struct{})
+		close(nobody)
+		released = nobody
+	}
+	s.leaving = true
+	return released, nil
+}
+
+// withdrawLocked stops serving a disk that no initiator uses, for now.
+func (d *Disks) withdrawLocked(s *Disk) (released <-chan struct{}, err error) {
 	if released, err = d.inUse.RemoveUnused(s.LUN); err != nil {
 		return nil, err
 	}

@@ -80,7 +80,7 @@ func (d *Disks) ChangeSnapshots(ctx context.Context, req status.SnapshotRequest)
 		if lun == nil {
 			return "", fmt.Errorf("%s is no LUN", what)
 		}
-		return what + " is no LUN any more", d.Remove(ctx, lun.LUN, false)
+		return what + " is no LUN any more", d.End(ctx, lun, false)
 	}
 	return "", fmt.Errorf("%q is not an action on a snapshot", req.Action)
 }
@@ -178,24 +178,33 @@ func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
 	if err := s.ownsSnapshots(); err != nil {
 		return err
 	}
-	inst := s.Instance()
-	if inst == nil {
-		return fmt.Errorf("%v is not open", s)
+	if err := d.table.begin(); err != nil {
+		return err
 	}
-	known := func(one instance.Snapshot) bool { return one.Name == name }
-	if !slices.ContainsFunc(inst.Snapshots(), known) {
-		return fmt.Errorf("%v: %w: %q", s, instance.ErrSnapshotMissing, name)
+	defer d.table.changes.Done()
+	s.turn.Lock() // until it is served again, nobody acts on that it is not
+	defer s.turn.Unlock()
+	inst, err := s.stayingLocked()
+	if err != nil {
+		return err
 	}
+	held, err := inst.OpenSnapshot(name) // so that it stays
+	if err != nil {
+		return err
+	}
+	defer held.Close() // it only forgets that the snapshot is in use
 	if s.Serving() {
-		released, err := d.withdraw(s)
+		released, err := d.withdrawLocked(s)
 		if errors.As(err, new(*serving.InUseError)) {
 			err = fmt.Errorf("%w: stop its machine first", err)
 		}
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, d.Serve(s, false)) }()
 		<-released // nobody uses it, so this is soon
+	}
+	if !s.Unserved {
+		defer func() { err = errors.Join(err, d.serveLocked(s, false)) }()
 	}
 	return inst.Revert(ctx, name)
 }
@@ -215,12 +224,14 @@ func (d *Disks) snapshotLUN(s *Disk, name string) *Disk {
 
 // serveSnapshot makes a snapshot a read-only LUN, until the daemon ends.
 func (d *Disks) serveSnapshot(ctx context.Context, s *Disk, name string) (lun uint16, err error) {
+	s.turn.Lock()
+	defer s.turn.Unlock()
 	if lun := d.snapshotLUN(s, name); lun != nil {
 		return lun.LUN, nil
 	}
-	inst := s.Instance()
-	if inst == nil {
-		return 0, fmt.Errorf("%v is not open", s)
+	inst, err := s.stayingLocked()
+	if err != nil {
+		return 0, err
 	}
 	opened, err := inst.OpenSnapshot(name)
 	if err != nil {
@@ -256,12 +267,12 @@ func (d *Disks) endSnapshots(ctx context.Context, s *Disk, force bool) error {
 			continue
 		}
 		if force {
-			if err := d.Remove(ctx, o.LUN, false); err != nil {
+			if err := d.End(ctx, o, false); err != nil {
 				return err
 			}
 			continue
 		}
-		released, err := d.withdraw(o)
+		released, err := d.Withdraw(o)
 		if err != nil {
 			return err
 		}

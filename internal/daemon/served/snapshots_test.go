@@ -3,12 +3,14 @@ package served
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
@@ -16,6 +18,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/daemon/options/optionstest"
 	"kubevirt.io/disk/internal/daemon/plan"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/metrics"
 	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
@@ -88,4 +91,94 @@ func TestAnImageIsOfTheSnapshotThatWasRead(t *testing.T) {
 	id := d.table.all()[0].Instance().Snapshots()[0].ID
 	require.Equal(t, map[string]string{"sha256:1/1.raw": id}, read().Committed)
 	require.NoError(t, instance.TakeSnapshot(t.Context(), "t", d.table.all()[0].Instance()))
+}
+
+// TestRevertsAtOnce: a disk is never reverted under a guest that uses it, however many ask for it.
+func TestRevertsAtOnce(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	reverting, reverted := context.WithCancel(t.Context())
+	var group errgroup.Group
+	for range 3 {
+		group.Go(func() error {
+			for range 40 {
+				err := d.snapshot(t, "1.raw", status.SnapshotRevert)
+				if err != nil && !errors.As(err, new(*serving.InUseError)) {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- group.Wait(); reverted() }()
+	uses := 0
+	for n := byte(0); uses == 0 || reverting.Err() == nil; n++ {
+		one := d.inUse.At(1)
+		if one == nil || !one.Begin() {
+			continue
+		}
+		c := d.inUse.Attach("guest")
+		if c.FirstUse(one) {
+			uses++
+			want, got := bytes.Repeat([]byte{n}, 4096), make([]byte, 4096)
+			_, err := one.Disk.WriteAt(want, 0)
+			require.NoError(t, err)
+			require.NoError(t, one.Disk.Flush())
+			_, err = one.Disk.ReadAt(got, 0)
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+		}
+		one.End()
+		c.Detach()
+	}
+	require.NoError(t, <-ended)
+	require.NotNil(t, d.inUse.At(1))
+}
+
+// TestRevertBesideDeletion: a disk that was withdrawn is not served again by a revert that was
+// under way, and a disk that is closed is not reverted.
+func TestRevertBesideDeletion(t *testing.T) {
+	const disks = 12
+	d := serveKept(t, disks)
+	for i, s := range d.table.all() {
+		require.NoError(t, d.snapshot(t, s.Name, status.SnapshotCreate))
+		done := make(chan error, 1)
+		go func() {
+			var err error
+			for err == nil {
+				err = d.Revert(context.Background(), s, "s")
+			}
+			done <- err
+		}()
+		var released <-chan struct{}
+		testtool.Eventually(t, func() (withdrawn bool) {
+			var err error
+			released, err = d.Withdraw(s)
+			return err == nil
+		})
+		<-released
+		require.False(t, s.Serving(), i)
+		require.NoError(t, d.Abandon(s))
+		require.ErrorContains(t, <-done, "is not open")
+		require.Nil(t, d.inUse.At(s.LUN))
+		require.Error(t, d.Serve(s, false))
+		require.Error(t, d.Grow(s, 2<<20))
+	}
+}
+
+// TestDeletionOfADiskThatIsRead: who reads a snapshot of a disk uses the disk.
+func TestDeletionOfADiskThatIsRead(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	of, err := d.OpenContent("1.raw", "s")
+	require.NoError(t, err)
+	s := d.table.all()[0]
+	_, err = d.Withdraw(s)
+	require.ErrorIs(t, err, instance.ErrSnapshotInUse)
+	require.True(t, s.Serving())
+	require.NoError(t, of.Close())
+	released, err := d.Withdraw(s)
+	require.NoError(t, err)
+	<-released
 }

@@ -94,15 +94,6 @@ func (t *table) drop(s *Disk) {
 	t.disks = slices.DeleteFunc(t.disks, func(o *Disk) bool { return o == s })
 }
 
-// remove returns the disk that is a LUN, which the caller takes from its users and then drops.
-// Until then no other disk gets its number: the users still have it.
-func (t *table) remove(lun uint16) (*Disk, error) {
-	if s := t.find(lun); s != nil && s.set(false) {
-		return s, nil
-	}
-	return nil, fmt.Errorf("there is no LUN %d", lun)
-}
-
 // find returns the disk with a LUN, or nil.
 func (t *table) find(lun uint16) *Disk {
 	for _, s := range t.all() {

@@ -386,15 +386,15 @@ func (o *volumeDisk) watch() {
 
 // Withdraw ends serving, unless initiators use the disk.
 func (o *volumeDisk) Withdraw() (users []string, err error) {
-	if !o.disk.Serving() {
-		return nil, nil
-	}
 	released, err := o.disks.Withdraw(o.disk)
 	var used *serving.InUseError
 	switch {
 	case errors.As(err, &used):
 		return used.Initiators, nil
 	case err != nil:
+		if errors.Is(err, instance.ErrSnapshotInUse) {
+			return nil, refusal(err)
+		}
 		return nil, api.Errorf(api.CodeUnavailable, "%v", err)
 	}
 	o.released = released
@@ -425,10 +425,7 @@ func (o *volumeDisk) end() error {
 		<-o.released
 		return o.disks.Abandon(o.disk)
 	}
-	if !o.disk.Serving() {
-		return o.disks.Discard(o.disk)
-	}
-	err := o.disks.Remove(context.Background(), o.disk.LUN, false)
+	err := o.disks.End(context.Background(), o.disk, false)
 	if errors.Is(err, served.ErrStopping) {
 		return api.Errorf(api.CodeUnavailable, "%v", err)
 	}
