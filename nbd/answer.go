@@ -34,7 +34,7 @@ func (run *run) answerError(f *failure) {
 	if off < int64(q.off) || uint64(off) >= q.off+q.length {
 		off, kind = -1, chunkError
 	}
-	b := c.srv.disks.Memory.Must(6 + min(len(f.text), maxString) + 8)
+	b := c.share.Must(6 + min(len(f.text), maxString) + 8)
 	b.B = appendError(b.B[:0], f.code, f.text, off)
 	c.tx.Lock()
 	defer c.tx.Unlock()
@@ -74,12 +74,15 @@ func (run *run) answerHole(off, length uint64, last bool) {
 }
 
 // answerStatus queues the extents of a context.
-func (run *run) answerStatus(id uint32, extents []extent, last bool) {
+func (run *run) answerStatus(id uint32, extents []extent, last bool) error {
 	c, size, kind := run.c, 8, uint16(chunkStatus)
 	if c.extended {
 		size, kind = 16, chunkStatusExt
 	}
-	b := c.srv.disks.Memory.Must(size * len(extents))
+	b, err := run.take(size * len(extents))
+	if err != nil {
+		return err
+	}
 	p := b.B[:0]
 	for _, e := range extents {
 		if c.extended {
@@ -97,8 +100,9 @@ func (run *run) answerStatus(id uint32, extents []extent, last bool) {
 		r.chunk(&run.req, true, done(last), kind, uint64(len(p))+8)
 		r.put32(id)
 		r.put32(uint32(len(extents)))
-		return
+		return nil
 	}
 	r.chunk(&run.req, false, done(last), kind, uint64(len(p))+4)
 	r.put32(id)
+	return nil
 }

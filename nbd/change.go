@@ -64,7 +64,7 @@ func (run *run) write() error {
 		}
 	}
 	if q.length <= poorPiece || q.length <= memory.Max && !c.srv.disks.Memory.Scarce() {
-		run.buf = c.srv.disks.Memory.Get(int(q.length))
+		run.buf = c.share.Get(int(q.length))
 	}
 	if run.buf == nil {
 		return run.writePieces()
@@ -103,10 +103,10 @@ func (run *run) writePieces() error {
 	c, q := run.c, &run.req
 	c.sendForwarded()
 	if !c.srv.disks.Memory.Scarce() {
-		run.buf = c.srv.disks.Memory.Get(int(min(q.length, chunk)))
+		run.buf = c.share.Get(int(min(q.length, chunk)))
 	}
 	if run.buf == nil {
-		run.buf = c.srv.disks.Memory.Must(int(min(q.length, poorPiece)))
+		run.buf = c.share.Must(int(min(q.length, poorPiece)))
 	}
 	run.receiving = true
 	err := run.begin()
@@ -153,7 +153,7 @@ func (run *run) put(p []byte, off int64) error {
 		c.bytesWritten.Add(uint64(n))
 		return err
 	}
-	b := c.srv.disks.Memory.Must(min(len(p)+2*disk.SectorSize, chunk))
+	b := c.share.Must(min(len(p)+2*disk.SectorSize, chunk))
 	defer b.Release()
 	for len(p) > 0 {
 		begin := roundDown(off)
@@ -256,7 +256,7 @@ func (run *run) zero() error {
 
 // cache reads a range, so that it is at hand.
 func (run *run) cache() error {
-	b := run.c.srv.disks.Memory.Must(chunk)
+	b := run.c.share.Must(chunk)
 	defer b.Release()
 	return run.steps(int64(run.req.off), int64(run.req.off+run.req.length), chunk,
 		func(off, n int64) error {

@@ -49,7 +49,8 @@ type conn struct {
 	client *serving.Client
 	disk   *serving.Disk
 	role   *serving.Reader
-	far    *Remote // the disk, if another server has it
+	far    *Remote       // the disk, if another server has it
+	share  *memory.Share // the client's
 
 	rx receiver
 	tx sender
@@ -161,7 +162,7 @@ func (c *conn) useless() bool {
 // takeWire returns what carries the requests: a socket of our own, if that is possible.
 func (c *conn) takeWire(nc net.Conn) socket.Wire {
 	if t, ok := nc.(*tls.Conn); ok {
-		return newTLSWire(t)
+		return newTLSWire(t, c.share)
 	}
 	pollers := &c.srv.pollers
 	if c.far != nil { // the next request comes when a reply has, which takes longer
@@ -220,6 +221,20 @@ func (c *conn) attach(d *serving.Disk, session string, heir bool) {
 	c.loops.Add(1)
 	c.role = c.srv.disks.NewReader(c.loop, c.handOn)
 	c.far, _ = d.Disk.(*Remote)
+	c.share = c.srv.disks.Memory.Join(c.peer())
+	c.share.Charge(c.cost())
+}
+
+// tlsCost is how many bytes a connection with TLS counts for in the limit of memory: buffers of
+// crypto/tls for records in both directions.
+const tlsCost = 32 << 10
+
+// cost is what a connection counts for as long as it lasts.
+func (c *conn) cost() int64 {
+	if c.certified {
+		return tlsCost
+	}
+	return 0
 }
 
 // remote is where the client is: an address, or the number of a process on this machine.
@@ -440,6 +455,8 @@ func (c *conn) end(err error) {
 		c.role.Close()
 		c.rx.release()
 		c.client.Detach()
+		c.share.Charge(-c.cost())
+		c.share.Part()
 	}
 	c.srv.drop(c)
 	reason, expected := endOf(err)

@@ -1,6 +1,11 @@
 package nbd
 
 import (
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +16,7 @@ import (
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/internal/testtool/certtest"
+	"kubevirt.io/disk/serving"
 )
 
 // TestOneClientDoesNotTakeAll: a certificate has its limit of connections, and others still come
@@ -93,4 +99,94 @@ func TestStrangersInTheLog(t *testing.T) {
 	n, told := v.failures.Admit(lost{"127.0.0.1", "protocol_error"}, time.Now().Add(failureTold))
 	require.True(t, told)
 	require.EqualValues(t, 19, n)
+}
+
+// TestClientsThatTakeNothing: a client with many connections that asks for data and takes none of
+// it has its part of the memory, with TLS or without. Others still get theirs at once.
+func TestClientsThatTakeNothing(t *testing.T) {
+	const limit, conns = 16 << 20, 100
+	for name, secure := range map[string]bool{"plain": false, "TLS": true} {
+		for mode, flags := range map[int]uint16{compact: 0, structured: 0, extended: cmdFlagDF} {
+			t.Run(fmt.Sprint(name, mode), func(t *testing.T) {
+				v := serveBeside(t, serving.Config{Memory: limit}, nil, "", 1,
+					func(o *serving.Options) { o.Access = serving.AccessWriteShared })
+				a := newAuthority(t)
+				open := v.portal(t, a, secure)
+				one := a.issue("one", certtest.Client("one"))
+				two := a.issue("two", certtest.Client("two"))
+				other := v.portal(t, a, secure)
+				good := other(two)
+				good.info(good.option(optGo, infoData("")))
+				good.writeAt(0, bytes.Repeat([]byte{1}, 1<<20))
+				for range conns {
+					c := open(one)
+					if mode != compact {
+						number := uint32(optStructuredReply)
+						if mode == extended {
+							number = optExtendedHeaders
+						}
+						c.option(number, nil)
+						c.structured, c.extended = true, mode == extended
+					}
+					c.info(c.option(optGo, infoData("")))
+					for range 16 {
+						c.send(c.request(cmdRead, flags, 0, chunk, nil))
+					}
+				}
+				used := v.Server.disks.Memory.Used
+				still := func() (n int) {
+					v.mu.Lock()
+					defer v.mu.Unlock()
+					for c := range v.conns {
+						if c.tx.WriteSince.Load() != 0 {
+							n++
+						}
+					}
+					return n
+				}
+				testtool.Eventually(t, func() bool { return used() > limit*3/4 && still() > 0 },
+					"the memory is in use: %d", func() any { return used() })
+				// beyond the limit: what all clients have their part of, receive buffers, and
+				// what each connection has in hand
+				const beyond = limit/4 + limit/4 + conns*(poorPiece+tlsCost)
+				for range 100 {
+					good.readAt(0, chunk)
+					require.Less(t, used(), int64(limit+beyond))
+				}
+			})
+		}
+	}
+}
+
+// portal serves at another Unix socket, and returns what connects a client there, with its
+// certificate if that is secure.
+func (v *served) portal(t *testing.T, a *authority, secure bool) func(tls.Certificate) *client {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "nbd.sock")
+	l, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	portal := Portal{Name: serving.SocketPrefix + path}
+	if secure {
+		a.issueServer()
+		portal.TLS, err = LoadTLS(a.file("server-cert.pem"), a.file("server-key.pem"),
+			a.file("ca-cert.pem"), nil)
+		require.NoError(t, err)
+	}
+	go func() { _ = v.Serve(l, portal) }()
+	return func(cert tls.Certificate) *client {
+		t.Helper()
+		nc, err := net.Dial("unix", path)
+		require.NoError(t, err)
+		c := greet(t, nc)
+		c.send(u32(flagFixedNewstyle | flagNoZeroes))
+		if secure {
+			c.last(optStartTLS, nil, repAck)
+			s := tls.Client(c.Conn, &tls.Config{RootCAs: a.pool, ServerName: "localhost",
+				Certificates: []tls.Certificate{cert}})
+			require.NoError(t, s.Handshake())
+			c.Conn = s
+			c.in.Reset(s)
+		}
+		return c
+	}
 }

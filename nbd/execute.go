@@ -92,7 +92,7 @@ func (run *run) handle() error {
 	}
 	var payload []byte
 	if err == nil && q.payload > 0 { // only BLOCK_STATUS may have one
-		run.buf = c.srv.disks.Memory.Must(int(q.payload))
+		run.buf = c.share.Must(int(q.payload))
 		payload = run.buf.B
 		q.payload = 0
 		if err := c.rx.payload(payload); err != nil {

@@ -281,9 +281,10 @@ func TestHalfOpen(t *testing.T) {
 // TestScarceMemory: clients that announce more than there is memory for, and clients that read
 // nothing, are no reason for an error at another one.
 func TestScarceMemory(t *testing.T) {
-	v := serve(t, 1, nil)
+	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteShared })
 	all := v.Server.disks
-	c := v.open(t, "", structured)
+	other := unknown(t, v) // another client than those at the socket
+	c := other(structured)
 	data := bytes.Repeat([]byte{5}, 2<<20)
 	c.writeAt(0, data)
 	for range 80 { // 80 MiB are announced, and nothing is taken for them
@@ -301,9 +302,11 @@ func TestScarceMemory(t *testing.T) {
 	require.True(t, bytes.Equal(data, c.readAt(0, 2<<20)))
 	c.writeAt(1, data)
 	c.writeAt(0, data[:4096])
-	compactly := v.open(t, "", compact)
+	own := v.open(t, "", structured)
+	require.True(t, bytes.Equal(data, own.readAt(0, 2<<20)), "of the client that has the memory")
+	compactly := other(compact)
 	require.Len(t, compactly.readAt(0, chunk), chunk)
-	require.Equal(t, uint32(eNoMem), compactly.do(cmdRead, 0, 0, 4<<20, nil).code)
+	require.Equal(t, uint32(eNoMem), compactly.do(cmdRead, 0, 0, diskSize, nil).code)
 	compactly.alive()
 }
 

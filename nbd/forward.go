@@ -59,7 +59,7 @@ func (run *run) queue() bool {
 	}
 	buf := run.buf
 	if !writes {
-		buf = c.srv.disks.Memory.Get(int(q.length))
+		buf = c.share.Get(int(q.length))
 	}
 	if buf == nil {
 		return false

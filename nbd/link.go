@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"sync"
 	"time"
 
+	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/socket"
 )
 
@@ -140,13 +142,16 @@ type link struct {
 	cause   error            // guarded by mu; why the connection has ended; nil: it has not
 }
 
+// linkMemory is for what links send. There is one link for each disk.
+var linkMemory = memory.New(math.MaxInt64)
+
 func newLink(n *negotiation) *link {
 	l := &link{greeting: n.greeting, nc: n.nc, in: n.in, calls: make(map[uint64]*call),
 		ended: make(chan struct{})}
 	l.sent.L = &l.mu
 	l.passOn = func() { go l.receive() }
 	if t, ok := n.nc.(*tls.Conn); ok {
-		w := newTLSWire(t)
+		w := newTLSWire(t, linkMemory)
 		l.wire, l.nc = w, w
 	} else {
 		l.wire = &socket.Plain{Conn: n.nc}

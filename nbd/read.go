@@ -2,9 +2,11 @@ package nbd
 
 import (
 	"math"
+	"time"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/memory"
+	"kubevirt.io/disk/serving"
 )
 
 // read executes and answers a read.
@@ -25,11 +27,12 @@ func (run *run) read() error {
 	case q.length > chunk:
 		return run.readWhole()
 	}
-	// A guest would take a lack of memory for a broken disk. So this may exceed the limit, and then
-	// the connection reads nothing else meanwhile.
-	run.buf = c.srv.disks.Memory.Must(int(q.length))
+	var err error
+	if run.buf, err = run.take(int(q.length)); err != nil {
+		return err
+	}
 	run.enter()
-	_, err := run.r.ReadAt(d, run.buf.B, int64(q.off))
+	_, err = run.r.ReadAt(d, run.buf.B, int64(q.off))
 	run.leave()
 	if err != nil {
 		return err
@@ -55,13 +58,13 @@ func (run *run) readWhole() error {
 			return err
 		}
 		n := min(q.length-off, chunk)
-		b := c.srv.disks.Memory.Get(int(n))
+		b := c.share.Get(int(n))
 		if b == nil {
 			// what is queued may take it
 			if err := c.tx.Flush(); err != nil {
 				return err
 			}
-			if b = c.srv.disks.Memory.Get(int(n)); b == nil {
+			if b = c.share.Get(int(n)); b == nil {
 				return errMemory
 			}
 		}
@@ -98,9 +101,7 @@ func (run *run) readChunks() error {
 		if err := run.wanted(); err != nil {
 			return err
 		}
-		run.enter()
 		e, b, err := run.nextChunk(int64(off), int64(end-off))
-		run.Leave()
 		if err != nil {
 			return err
 		}
@@ -126,7 +127,10 @@ func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, e
 	d := run.c.disk
 	e = disk.Extent{Length: length, Data: true}
 	if d.Extents != nil {
-		if e, err = run.r.Extent(d, off, min(length, math.MaxUint32)); err != nil {
+		run.enter()
+		e, err = run.r.Extent(d, off, min(length, math.MaxUint32))
+		run.Leave()
+		if err != nil {
 			return e, nil, err
 		}
 	}
@@ -134,10 +138,45 @@ func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, e
 		return e, nil, nil
 	}
 	e.Length = min(e.Length, chunk)
-	run.buf = run.c.srv.disks.Memory.Must(int(e.Length)) // released whatever happens
-	if _, err := run.r.ReadAt(d, run.buf.B, off); err != nil {
+	if run.buf = run.c.share.Get(int(e.Length)); run.buf == nil { // released whatever happens
+		if err := run.c.tx.Flush(); err != nil {
+			return e, nil, err
+		}
+		e.Length = min(e.Length, poorPiece)
+		run.buf = run.c.share.Must(int(e.Length))
+	}
+	run.enter()
+	_, err = run.r.ReadAt(d, run.buf.B, off)
+	run.Leave()
+	if err != nil {
 		return e, nil, err
 	}
 	b, run.buf = run.buf, nil
 	return e, b, nil
+}
+
+// take is memory for an answer in one piece. A guest would take a lack of it for a broken disk. So a
+// client that has its part of what there is waits until some of that has been sent. A small piece
+// comes at once, when the connection has nothing else to send.
+func (run *run) take(n int) (*memory.Buffer, error) {
+	const longestWait = 64 * time.Millisecond
+	c := run.c
+	for wait := time.Millisecond; ; wait = min(2*wait, longestWait) {
+		if b := c.share.Get(n); b != nil {
+			return b, nil
+		}
+		if err := c.tx.Flush(); err != nil {
+			c.fail(err)
+		}
+		if c.ended() != nil {
+			return nil, serving.ErrAborted
+		}
+		if n <= poorPiece {
+			return c.share.Must(n), nil
+		}
+		if err := run.wanted(); err != nil {
+			return nil, err
+		}
+		time.Sleep(wait)
+	}
 }

@@ -16,7 +16,7 @@ import (
 
 // unknown serves a disk where nobody knows the processes of clients, as QEMU's in another container
 // of the pod. It returns what connects one.
-func unknown(t *testing.T, v *served) (open func() *client) {
+func unknown(t *testing.T, v *served) (open func(mode int) *client) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -26,12 +26,17 @@ func unknown(t *testing.T, v *served) (open func() *client) {
 		require.NoError(t, v.Shutdown(context.Background()))
 		require.ErrorIs(t, <-served, ErrServerClosed)
 	})
-	return func() *client {
+	return func(mode int) *client {
+		t.Helper()
 		nc, err := net.Dial("tcp", l.Addr().String())
 		require.NoError(t, err)
 		c := greet(t, nc)
 		c.send(u32(flagFixedNewstyle | flagNoZeroes))
-		c.choose("", structured)
+		if mode == compact {
+			c.choose("", mode)
+		} else {
+			c.choose("", mode, "base:allocation")
+		}
 		return c
 	}
 }
@@ -41,10 +46,10 @@ func unknown(t *testing.T, v *served) (open func() *client) {
 func TestUnknownProcessReconnects(t *testing.T) {
 	v := serve(t, 1, func(o *serving.Options) { o.Access = serving.AccessWriteExclusive })
 	open := unknown(t, v)
-	first := open()
+	first := open(structured)
 	for i := range 200 {
 		first.writeAt(0, []byte("first"))
-		second := open()
+		second := open(structured)
 		if i%50 == 0 {
 			require.Equal(t, uint32(ePerm), second.do(cmdWrite, 0, 0, 5, []byte("other")).code)
 		}
@@ -64,7 +69,7 @@ func TestNothingComesLate(t *testing.T) {
 	t.Cleanup(opened) // or the server's end would wait for it
 	defer v.disks[0].Inject(disktest.Rule{Off: 1 << 20, Length: 4096, Block: gate})()
 	old, after := bytes.Repeat([]byte{1}, 4096), bytes.Repeat([]byte{2}, 4096)
-	first := open()
+	first := open(structured)
 	first.send(first.request(cmdWrite, 0, 1<<20, 4096, old))
 	testtool.Eventually(t, func() bool { return v.disks[0].Calls(disktest.OpWrite) > 0 },
 		"the write hangs")
@@ -72,7 +77,7 @@ func TestNothingComesLate(t *testing.T) {
 		first.send(first.request(cmdWrite, 0, 1<<20, 4096, old))
 	}
 	require.NoError(t, first.Close())
-	second := open()
+	second := open(structured)
 	second.writeAt(8192, []byte("again"))
 	second.send(second.request(cmdWrite, 0, 1<<20, 4096, after))
 	opened()

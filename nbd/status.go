@@ -48,18 +48,20 @@ func (run *run) status(payload []byte) error {
 		return err
 	}
 	defer c.disk.End()
-	run.enter()
-	defer run.Leave()
 	for id := uint32(0); wanted != 0; id++ {
 		if !wanted.has(id) {
 			continue
 		}
+		run.enter()
 		extents, err := run.extents(id, int64(off), int64(length))
+		run.Leave()
 		if err != nil {
 			return err
 		}
 		wanted &^= 1 << id
-		run.answerStatus(id, extents, wanted == 0)
+		if err := run.answerStatus(id, extents, wanted == 0); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -5,26 +5,27 @@ import (
 	"net"
 	"sync"
 
+	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/socket"
 )
 
 // records is the connection below TLS. crypto/tls makes a system call for each record of 16 KiB,
-// and each wakes the peer. So those of one call of Writev are sent together.
+// and each wakes the peer. So those of one call of Writev are sent together, if there is memory.
 type records struct {
 	net.Conn
 
 	mu  sync.Mutex
-	out *[]byte // guarded by mu; what is not sent yet; nil: everything is sent at once
+	out *memory.Buffer // guarded by mu; nil: everything is sent at once
+	n   int            // guarded by mu; how many bytes of out are not sent yet
 }
 
-// sentTogether is how many bytes of records are sent together.
-const sentTogether = 128 << 10
-
-// outs has memory for records, with place for one more.
-var outs = sync.Pool{New: func() any {
-	b := make([]byte, 0, sentTogether+32<<10)
-	return &b
-}}
+const (
+	// maxRecord is more than the longest record has, in bytes, with its header and what a cipher
+	// adds (RFC 8446 5.2).
+	maxRecord = 16<<10 + 512
+	// sentTogether is where records are sent: none that comes before fills the buffer.
+	sentTogether = 128<<10 - maxRecord
+)
 
 func (r *records) Write(p []byte) (int, error) {
 	r.mu.Lock()
@@ -32,15 +33,21 @@ func (r *records) Write(p []byte) (int, error) {
 	if r.out == nil {
 		return r.Conn.Write(p)
 	}
-	if *r.out = append(*r.out, p...); len(*r.out) < sentTogether {
-		return len(p), nil
+	for rest := p; len(rest) > 0; {
+		m := copy(r.out.B[r.n:], rest)
+		rest = rest[m:]
+		if r.n += m; r.n >= sentTogether {
+			if err := r.sendLocked(); err != nil {
+				return 0, err
+			}
+		}
 	}
-	return len(p), r.sendLocked()
+	return len(p), nil
 }
 
 func (r *records) sendLocked() error {
-	p := *r.out
-	*r.out = p[:0]
+	p := r.out.B[:r.n]
+	r.n = 0
 	if len(p) == 0 {
 		return nil
 	}
@@ -48,33 +55,42 @@ func (r *records) sendLocked() error {
 	return err
 }
 
-// hold keeps what is written, until send.
-func (r *records) hold() {
+// hold keeps what is written, until send. Out is nil if there is no memory for it.
+func (r *records) hold(out *memory.Buffer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.out = outs.Get().(*[]byte)
+	r.out, r.n = out, 0
 }
 
 // send sends what was kept.
 func (r *records) send() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.out == nil {
+		return nil
+	}
 	err := r.sendLocked()
-	outs.Put(r.out)
+	r.out.Release()
 	r.out = nil
 	return err
 }
 
-// tlsWire gathers what goes out, so that small parts share a TLS record.
+// lender lends memory.
+type lender interface {
+	Get(n int) *memory.Buffer // nil: there is none now
+}
+
+// tlsWire gathers what goes out, so that small parts share a TLS record. What it needs for that, it
+// has during a call of Writev only.
 type tlsWire struct {
 	socket.Plain
 	records *records
-	out     []byte
+	pool    lender
 }
 
 // newTLSWire is for a connection whose handshake is done.
-func newTLSWire(nc *tls.Conn) *tlsWire {
-	return &tlsWire{Plain: socket.Plain{Conn: nc}, records: nc.NetConn().(*records)}
+func newTLSWire(nc *tls.Conn, pool lender) *tlsWire {
+	return &tlsWire{socket.Plain{Conn: nc}, nc.NetConn().(*records), pool}
 }
 
 // Close implements net.Conn. It does not wait for a peer that takes nothing.
@@ -91,7 +107,7 @@ const tlsGather = 64 << 10
 
 // Writev implements socket.Wire.
 func (w *tlsWire) Writev(data [][]byte) error {
-	w.records.hold()
+	w.records.hold(w.pool.Get(sentTogether + maxRecord))
 	err := w.write(data)
 	if serr := w.records.send(); err == nil {
 		err = serr
@@ -100,28 +116,30 @@ func (w *tlsWire) Writev(data [][]byte) error {
 }
 
 func (w *tlsWire) write(data [][]byte) error {
-	w.out = w.out[:0]
+	small := w.pool.Get(tlsGather)
+	defer small.Release()
+	var out []byte // what is gathered
+	if small != nil {
+		out = small.B[:0]
+	}
 	for _, p := range data {
-		if len(w.out)+len(p) > tlsGather && len(w.out) > 0 {
-			if _, err := w.Write(w.out); err != nil {
+		if len(out)+len(p) > cap(out) && len(out) > 0 {
+			if _, err := w.Write(out); err != nil {
 				return err
 			}
-			w.out = w.out[:0]
+			out = out[:0]
 		}
-		if len(p) > tlsGather {
+		if len(p) > cap(out) {
 			if _, err := w.Write(p); err != nil {
 				return err
 			}
 			continue
 		}
-		w.out = append(w.out, p...)
+		out = append(out, p...)
 	}
-	if len(w.out) == 0 {
+	if len(out) == 0 {
 		return nil
 	}
-	_, err := w.Write(w.out)
+	_, err := w.Write(out)
 	return err
 }
-
-// Trim implements socket.Wire.
-func (w *tlsWire) Trim() { w.out = nil }

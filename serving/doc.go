@@ -14,10 +14,10 @@
 // is a Client. A front end calls, in this order:
 //
 //   - Disks.Serve with its Front, before the first disk is added
-//   - for each connection: Memory.Receive and Memory.OpenWindow, Observer.LoginAccepted,
-//     Disks.Attach or AttachIncarnation, Client.SetAddress; NewReader, if the goroutine that reads
-//     executes requests
-//   - for each request: Memory.Get for its data; Disk.Barred, Client.Claim or, if clients have
+//   - for each connection: Entrance.Arrive, and Admit when its peer is known, Memory.Join,
+//     Memory.Receive and Memory.OpenWindow, Observer.LoginAccepted, Disks.Attach or
+//     AttachIncarnation, Client.SetAddress; NewReader, if the goroutine that reads executes requests
+//   - for each request: Share.Get for its data; Disk.Barred, Client.Claim or, if clients have
 //     incarnations, Client.ClaimFor; Client.FirstUse at the client's first one, Disk.Begin,
 //     Disks.KeepOwner. An error there is the answer.
 //   - what changes the disk, or reads what it changes: Request.Lock, then Request.Wanted and
@@ -26,7 +26,7 @@
 //     long as Client.Patience says; Client.GaveUp if the peer ends one that waits
 //   - Disk.End, then Observer.RequestDone
 //   - at the end of a connection: Request.Abort for what is under way, Client.Detach, CloseWindow,
-//     Observer.SessionEnded
+//     Share.Part, Entrance.Leave, Observer.SessionEnded
 //   - in Front.Removed: UntilReleased, to answer requests that hang in the disk
 //
 // Only the slow path of Claim and ClaimFor, FirstUse and KeepOwner takes a lock or waits for the

@@ -31,6 +31,7 @@ type conn struct {
 	source  netip.Addr
 	arrival serving.Arrival
 	slowed  bool          // the address has failed so often that the log has it once a minute
+	share   *memory.Share // the address's; set before the session is registered
 	gone    chan struct{} // closed with the network side
 
 	sess atomic.Pointer[session] // set at the end of login
@@ -51,8 +52,8 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(), source: serving.SourceOf(nc),
-		gone: make(chan struct{})}
+	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(),
+		source: serving.SourceOf(nc), gone: make(chan struct{})}
 	c.arrival.Source, c.arrival.PushOut = c.source.String(), c.pushOut
 	w := &socket.Plain{Conn: nc}
 	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait,

@@ -14,8 +14,8 @@ const (
 	// that one R2T asks for.
 	chunkSize = 256 << 10
 
-	// heldChunk is the same for a read that waits for far content while memory is scarce. Such
-	// reads may wait for long and must leave memory for others.
+	// heldChunk is the same for a read that waits for far content while memory is scarce, or whose
+	// client has its part of the memory. Such reads may take long and must leave memory for others.
 	heldChunk = 16 << 10
 )
 
@@ -26,7 +26,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 	if total == 0 {
 		return c.finishTask(run, t)
 	}
-	b := c.srv.pool.Get(int(min(total, chunkSize)))
+	b := c.share.Get(int(min(total, chunkSize)))
 	if b == nil {
 		c.complete(t, errBusy)
 		return c.sent(run)
@@ -44,7 +44,7 @@ func (c *conn) runRead(run *runner, t *task) error {
 		run.buf = nil
 		if errors.Is(err, errSmallerSteps) {
 			b.Release()
-			b = c.srv.pool.Must(int(min(total-off, heldChunk)))
+			b = c.share.Must(int(min(total-off, heldChunk)))
 			continue
 		}
 		if err != nil {
@@ -67,14 +67,17 @@ func (c *conn) runRead(run *runner, t *task) error {
 		n := int(min(total-off, chunkSize))
 		b = nil
 		if run.queued < c.flushAt() && run.Reading {
-			b = c.srv.pool.Get(n)
+			b = c.share.Get(n)
 		}
 		if b == nil {
 			if err := c.tx.Flush(); err != nil {
 				c.abandon(t)
 				return err
 			}
-			b = c.srv.pool.Must(n)
+			b = c.share.Get(n)
+		}
+		if b == nil { // nothing else of the connection is in memory
+			b = c.share.Must(min(n, heldChunk))
 		}
 	}
 }

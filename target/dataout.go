@@ -85,7 +85,7 @@ func (c *conn) collect(t *task, seg *segment) error {
 	d := &t.out
 	n := min(int64(seg.left), max(d.want-d.next, 0))
 	if n > 0 && d.buf == nil {
-		d.buf = c.srv.pool.Get(d.size)
+		d.buf = c.share.Get(d.size)
 		if d.buf == nil {
 			return errBusy
 		}
@@ -290,7 +290,7 @@ func (c *conn) ask(t *task) error {
 		n = min(n, chunkSize-int64(d.fill))
 		d.size = d.fill + int(n)
 		if d.buf != nil && cap(d.buf.B) < d.size {
-			b := c.srv.pool.Must(d.size)
+			b := c.share.Must(d.size)
 			copy(b.B, d.buf.B[:d.fill])
 			d.buf.Release()
 			d.buf = b

@@ -39,13 +39,13 @@ func (c *conn) hold(h *pdu.Header, ahs []byte, seg *segment) error {
 		return c.ignore(seg)
 	}
 	n := seg.n
-	data, err := seg.take(c.srv.pool)
+	data, err := seg.take(c.share)
 	if err != nil {
 		return c.badData(h, err)
 	}
 	var extra *memory.Buffer
 	if len(ahs) > 0 {
-		if extra = c.srv.pool.Get(len(ahs)); extra == nil {
+		if extra = c.share.Get(len(ahs)); extra == nil {
 			data.Release()
 			return c.badData(h, errBusy)
 		}

@@ -38,7 +38,7 @@ func (c *conn) handleNOPOut(h *pdu.Header, seg *segment) error {
 		return c.refuse(pdu.RejectInvalidPDUField, seg)
 	}
 	limit := min(c.session().params.SendMaxDataSegment, seg.n)
-	data, err := seg.take(c.srv.pool)
+	data, err := seg.take(c.share)
 	if err != nil {
 		return c.badData(h, err)
 	}

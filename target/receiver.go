@@ -315,11 +315,11 @@ func (s *segment) discard() error {
 }
 
 // take reads the whole segment into a new buffer, or returns nil if it is empty.
-func (s *segment) take(pool *memory.Pool) (*memory.Buffer, error) {
+func (s *segment) take(share *memory.Share) (*memory.Buffer, error) {
 	if s.left == 0 {
 		return nil, s.discard()
 	}
-	b := pool.Get(s.left)
+	b := share.Get(s.left)
 	if b == nil {
 		if err := s.discard(); err != nil {
 			return nil, err

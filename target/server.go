@@ -200,6 +200,7 @@ func (s *Server) register(sess *session) (old *session, err error) {
 		old.close()
 	}
 	sess.counts = true
+	sess.conn.share = s.pool.Join(sess.conn.arrival.Source)
 	sess.width = s.pool.OpenWindow(s.opt.Limits.CommandWindow)
 	sess.window.max.Store(sess.window.exp.Load() + uint32(sess.width) - 1)
 	if sess.discovery() {
@@ -259,6 +260,7 @@ func (s *Server) remove(sess *session) {
 	}
 	sess.counts = false
 	s.pool.CloseWindow(sess.width)
+	sess.conn.share.Part()
 	s.entrance.Leave(&sess.conn.arrival)
 }
 

@@ -33,7 +33,7 @@ func (c *conn) handleText(h *pdu.Header, seg *segment) error {
 	if ok, err := c.admit(h, nil, seg); !ok {
 		return err
 	}
-	data, err := seg.take(c.srv.pool)
+	data, err := seg.take(c.share)
 	if err != nil {
 		return c.badData(h, err)
 	}

@@ -24,6 +24,7 @@ type Buffer struct {
 	receive bool // see Pool.Receive
 	left    bool // see Leave
 	from    *Pool
+	share   *Share // nil: nobody's
 }
 
 // Release gives the buffer back. It does nothing for nil.
@@ -33,7 +34,7 @@ func (b *Buffer) Release() {
 	}
 	size := int64(cap(b.B))
 	if !b.left {
-		b.from.used.Add(-size)
+		b.give()
 	}
 	b.left = false
 	if b.receive {
@@ -46,7 +47,17 @@ func (b *Buffer) Release() {
 // Leave takes the buffer out of the pool's limit: its holder has one of its own.
 func (b *Buffer) Leave() {
 	b.left = true
-	b.from.used.Add(-int64(cap(b.B)))
+	b.give()
+}
+
+// give ends the buffer's part of the limit.
+func (b *Buffer) give() {
+	size := int64(cap(b.B))
+	b.from.used.Add(-size)
+	if b.share != nil {
+		b.share.used.Add(-size)
+		b.share = nil
+	}
 }
 
 // Size is how many bytes of memory a buffer of n bytes takes.
@@ -60,6 +71,10 @@ type Pool struct {
 	received atomic.Int64 // of used: receive buffers
 	windows  atomic.Int64 // requests that clients may have open
 	pools    [maxShift - minShift + 1]sync.Pool
+
+	clients atomic.Int64 // how many shares there are
+	mu      sync.Mutex
+	shares  map[string]*Share // guarded by mu; by client
 }
 
 // New makes a pool with a limit in bytes.
@@ -74,22 +89,98 @@ func (p *Pool) Get(n int) *Buffer {
 		return nil
 	}
 	size := int64(Size(n))
-	if p.used.Load()+size > p.limit { // parallel calls may exceed the limit by a buffer each
+	if p.used.Add(size) > p.limit {
+		p.used.Add(-size)
 		return nil
 	}
-	return p.Must(n)
+	return p.take(n)
 }
 
 // Must is Get without the limit, for data that must be sent so that a peer can go on. n is at most
 // Max.
 func (p *Pool) Must(n int) *Buffer {
+	p.used.Add(int64(Size(n)))
+	return p.take(n)
+}
+
+// take returns a buffer that is counted already.
+func (p *Pool) take(n int) *Buffer {
 	class := class(n)
 	b, ok := p.pools[class].Get().(*Buffer)
 	if !ok {
 		b = &Buffer{B: make([]byte, 1<<(minShift+class)), class: class, from: p}
 	}
-	p.used.Add(int64(cap(b.B)))
 	b.B = b.B[:n]
+	return b
+}
+
+// leastShare is what every client may have when the limit is reached, in bytes, however many there
+// are: a read's buffer.
+const leastShare = 256 << 10
+
+// Share is what the connections of one client have of a pool. One that takes none of its replies
+// must not use up what others need. So a client gets what there is, and once the limit is reached
+// its part of another quarter of the limit, which goes in equal parts to all clients.
+type Share struct {
+	*Pool
+	client string
+	conns  int // guarded by Pool.mu
+	used   atomic.Int64
+}
+
+// Join returns the share of a client, for one of its connections. Part follows.
+func (p *Pool) Join(client string) *Share {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.shares[client]
+	if s == nil {
+		if p.shares == nil {
+			p.shares = map[string]*Share{}
+		}
+		s = &Share{Pool: p, client: client}
+		p.shares[client] = s
+		p.clients.Add(1)
+	}
+	s.conns++
+	return s
+}
+
+// Part ends what Join began. Buffers may be released later. It does nothing for nil.
+func (s *Share) Part() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns--; s.conns == 0 {
+		delete(s.shares, s.client)
+		s.clients.Add(-1)
+	}
+}
+
+// Get is Pool.Get for the client.
+func (s *Share) Get(n int) *Buffer {
+	if n > Max {
+		return nil
+	}
+	size := int64(Size(n))
+	own, all := s.used.Add(size), s.Pool.used.Add(size)
+	part := max(s.limit/4/max(s.clients.Load(), 1), min(s.limit/4, leastShare))
+	if all > s.limit && own > part {
+		s.used.Add(-size)
+		s.Pool.used.Add(-size)
+		return nil
+	}
+	b := s.take(n)
+	b.share = s
+	return b
+}
+
+// Must is Pool.Must for the client.
+func (s *Share) Must(n int) *Buffer {
+	b := s.Pool.Must(n)
+	s.used.Add(int64(cap(b.B)))
+	b.share = s
 	return b
 }
 
