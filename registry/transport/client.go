@@ -73,6 +73,7 @@ type Client struct {
 	keychain *keychain
 	base     *http.Transport
 	open     *http.Transport // the same, and verifies no certificate
+	tokens   *http.Transport // for token servers of registries with TLS
 	mirrors  []mirror
 	answered sync.Map // the registries and mirrors that have answered a request; host to true
 	invalid  sync.Map // hosts whose certificates are not valid, and need not be; host to true
@@ -163,6 +164,7 @@ func New(opt Options) (*Client, error) {
 		}
 		c.base.TLSClientConfig.RootCAs = pool
 	}
+	c.tokens = tokenTransport(c.base, *dialer)
 	c.open = c.base.Clone()
 	c.open.TLSClientConfig.InsecureSkipVerify = true
 	return c, nil
@@ -178,6 +180,7 @@ func (c *Client) Gated() bool { return c.opt.Gate != nil }
 func (c *Client) Close() {
 	c.base.CloseIdleConnections()
 	c.open.CloseIdleConnections()
+	c.tokens.CloseIdleConnections()
 }
 
 // endpoint is a repository at one registry or mirror.
@@ -274,6 +277,7 @@ type guard struct {
 	secure bool
 	// unverified: where a certificate is not valid, go on without one
 	unverified bool
+	base       http.RoundTripper // that verifies certificates
 
 	agent    string
 	idle     time.Duration // until the answer begins
@@ -310,7 +314,7 @@ func (g *guard) send(req *http.Request) (*http.Response, error) {
 	if _, known := c.invalid.Load(req.URL.Host); known && g.unverified {
 		return c.open.RoundTrip(req)
 	}
-	res, err := c.base.RoundTrip(req)
+	res, err := g.base.RoundTrip(req)
 	var certificate *tls.CertificateVerificationError
 	if !g.unverified || !errors.As(err, &certificate) {
 		return res, err

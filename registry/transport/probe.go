@@ -179,14 +179,14 @@ func (e *endpoint) key(scopes []string) string {
 
 // guard is the transport for everything that is sent to the registry. If unverified is set, it goes
 // on where a certificate is not valid.
-func (e *endpoint) guard(unverified bool) http.RoundTripper {
+func (e *endpoint) guard(unverified bool) *guard {
 	c, host := e.client, e.repo.RegistryStr()
 	body := c.opt.Idle
 	if e.mirror {
 		body = min(body, c.opt.Turn)
 	}
 	return &guard{client: c, secure: e.secure, unverified: unverified && !e.secure,
-		agent: c.opt.UserAgent, idle: c.opt.Idle, body: body,
+		base: c.base, agent: c.opt.UserAgent, idle: c.opt.Idle, body: body,
 		answered: func() { c.answered.Store(host, true) }}
 }
 

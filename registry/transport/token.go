@@ -52,19 +52,35 @@ func (e *endpoint) answerTo(asks *transport.Challenge) (*told, error) {
 		return nil, err
 	}
 	at.User = nil
-	answer.tokens = &tokenServer{at: at, client: &http.Client{Transport: answer.inner,
-		CheckRedirect: func(req *http.Request, via []*http.Request) error {
-			if err := checkRedirect(req, via); err != nil {
-				return err
-			}
-			return e.mayAsk(req.URL)
-		}}}
+	through := e.guard(true)
+	if e.secure {
+		through.base = e.client.tokens
+	}
+	answer.tokens = &tokenServer{at: at, registry: answer.host,
+		client: &http.Client{Transport: through, CheckRedirect: e.mayMove}}
 	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 	answer.ping.StatusCode = http.StatusUnauthorized
 	answer.ping.Header.Set("Www-Authenticate", fmt.Sprintf(`Bearer realm="%s",service="%s"`,
 		quote.Replace("https://"+tokenHost+"/?"+at.RawQuery),
 		quote.Replace(asks.Parameters["service"])))
 	return answer, nil
+}
+
+// mayMove decides whether a redirect of a token server is followed. A credential goes nowhere else
+// than to the address that the registry has named: not to another port, nor to a name below it.
+func (e *endpoint) mayMove(req *http.Request, via []*http.Request) error {
+	if err := checkRedirect(req, via); err != nil {
+		return err
+	}
+	req.Header.Del("Referer")
+	from, to := via[0], req.URL
+	secret := from.Header.Get("Authorization") != "" || from.Method != http.MethodGet
+	if secret && (from.URL.Scheme != to.Scheme || hostOf(from.URL) != hostOf(to)) {
+		return permanent(fmt.Errorf("the token server of %s, %s, redirects to %s, and the "+
+			"credential must not go there: its administrator has to name the right address",
+			e.repo.RegistryStr(), from.URL.Host, to.Host))
+	}
+	return e.mayAsk(to)
 }
 
 // mayAsk checks the address of a token server. It gets the credential, and a registry that was
@@ -89,15 +105,17 @@ func (e *endpoint) mayAsk(at *url.URL) error {
 		"--insecure-registry", host, at.Host, what, host))
 }
 
-// isPrivate reports whether a host is an address and not public. An address in an unusual notation,
-// like 127.1 or 0x7f000001, never is: nobody needs it.
+// isPrivate reports whether a host is this machine, or an address and not public. An address in an
+// unusual notation, like 127.1 or 0x7f000001, never is: nobody needs it. Where other names lead,
+// tokenTransport looks.
 func isPrivate(host string) bool {
 	if a, err := netip.ParseAddr(host); err == nil {
-		a = a.Unmap()
-		return a.IsLoopback() || a.IsPrivate() || a.IsUnspecified() || a.IsLinkLocalUnicast() ||
-			a.IsLinkLocalMulticast()
+		return distanceOf(a) != public
 	}
-	last := strings.TrimSuffix(host, ".")
+	last := strings.ToLower(strings.TrimSuffix(host, "."))
+	if last == "localhost" || strings.HasSuffix(last, ".localhost") {
+		return true
+	}
 	_, err := strconv.ParseUint(last[strings.LastIndexByte(last, '.')+1:], 0, 64)
 	return err == nil
 }
@@ -111,8 +129,9 @@ const maxToken = 64 << 10
 
 // tokenServer is where a registry's tokens come from.
 type tokenServer struct {
-	at     *url.URL
-	client *http.Client
+	at       *url.URL
+	registry string // that has named it
+	client   *http.Client
 }
 
 // tokenError is a failure of the token server. Its text has the true address.
@@ -124,7 +143,8 @@ func (e *tokenError) Unwrap() error { return e.err }
 // ask sends the library's request to the token server. No error repeats its answer, which may have
 // secrets.
 func (t *tokenServer) ask(in *http.Request) (*http.Response, error) {
-	req, at := in.Clone(in.Context()), *t.at
+	of := &tokensOf{registry: t.registry}
+	req, at := in.Clone(context.WithValue(in.Context(), tokensOfKey{}, of)), *t.at
 	at.RawQuery = in.URL.RawQuery
 	req.URL, req.Host = &at, at.Host
 	res, err := t.client.Do(req)

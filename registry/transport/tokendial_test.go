@@ -1,0 +1,156 @@
+package transport
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/registry/registrytest"
+)
+
+// names makes this process find names, by IPv4, in place of a name server.
+func names(t *testing.T, addresses map[string]string) {
+	old := net.DefaultResolver
+	t.Cleanup(func() { net.DefaultResolver = old })
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string,
+		string) (net.Conn, error) {
+		client, server := net.Pipe()
+		go answerNames(server, addresses)
+		return client, nil
+	}}
+}
+
+// answerNames answers questions as a name server does by TCP (RFC 1035, section 4).
+func answerNames(conn net.Conn, addresses map[string]string) {
+	defer conn.Close()
+	for {
+		size := make([]byte, 2)
+		if _, err := io.ReadFull(conn, size); err != nil {
+			return
+		}
+		q := make([]byte, binary.BigEndian.Uint16(size))
+		if _, err := io.ReadFull(conn, q); err != nil {
+			return
+		}
+		var labels []string
+		end := 12
+		for q[end] != 0 {
+			labels = append(labels, string(q[end+1:end+1+int(q[end])]))
+			end += 1 + int(q[end])
+		}
+		isA := q[end+2] == 1
+		a := append([]byte{}, q[:end+5]...)
+		copy(a[2:12], []byte{0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0})
+		if to, ok := addresses[strings.Join(labels, ".")]; ok && isA {
+			for one := range strings.FieldsSeq(to) {
+				ip := netip.MustParseAddr(one).As4()
+				a[7]++
+				a = append(a, 0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4)
+				a = append(a, ip[:]...)
+			}
+		}
+		if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(a))),
+			a...)); err != nil {
+			return
+		}
+	}
+}
+
+// TestWhereTokenServersMayLie: a token server is no nearer than its registry, whatever it is
+// called.
+func TestWhereTokenServersMayLie(t *testing.T) {
+	names(t, map[string]string{"public.test": "192.0.2.1", "corp.test": "10.1.1.1",
+		"mixed.test": "10.1.1.1 192.0.2.1", "here.test": "127.0.0.1"})
+	for address, from := range map[string]string{ // who may name it, of those below
+		"192.0.2.7":              "public corp mixed here none",
+		"2001:db8::1":            "public corp mixed here none",
+		"10.9.9.9":               "corp here",
+		"192.168.0.1":            "corp here",
+		"100.64.0.1":             "corp here",
+		"fd00:ec2::254":          "corp here",
+		"::ffff:10.9.9.9":        "corp here",
+		"127.0.0.1":              "here",
+		"127.8.8.8":              "here",
+		"::1":                    "here",
+		"::ffff:127.0.0.1":       "here",
+		"169.254.169.254":        "",
+		"::ffff:169.254.169.254": "",
+		"fe80::1":                "",
+		"0.0.0.0":                "",
+		"::":                     "",
+		"224.0.0.1":              "",
+	} {
+		for _, registry := range []string{"public", "corp", "mixed", "here", "none"} {
+			err := (&tokensOf{registry: registry + ".test:5000"}).mayConnect(t.Context(),
+				netip.MustParseAddr(address))
+			if strings.Contains(from, registry) {
+				require.NoError(t, err, "%s from %s", address, registry)
+			} else {
+				require.ErrorContains(t, err, "a private address", "%s from %s", address, registry)
+			}
+		}
+	}
+	for host, want := range map[string]bool{"localhost": true, "LOCALHOST.": true,
+		"a.localhost": true, "127.1": true, "0x7f.1": true, "[::1]": true, "[::ffff:7f00:1]": true,
+		"100.64.0.1": true, "localhost.example.com": false, "example.com": false} {
+		require.Equal(t, want, isPrivate((&url.URL{Host: host}).Hostname()), host)
+	}
+}
+
+// TestTokenServerByName: what a registry names as its token server gets no password if its name
+// leads to this machine or its link, but it does where the registry is as near.
+func TestTokenServerByName(t *testing.T) {
+	for name, c := range map[string]struct{ realm, address, want string }{
+		"as near":   {realm: "example.com", address: "127.0.0.1"},
+		"localhost": {"localhost", "", "localhost"},
+		"below":     {"a.localhost", "", "a.localhost"},
+		"the link":  {"example.com", "169.254.169.254", "from 169.254.169.254"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			names(t, map[string]string{"example.com": c.address})
+			if c.address == "" {
+				names(t, nil)
+			}
+			l := newLying(t)
+			ca := l.TLS(t)
+			l.NewImage(t, registrytest.Noise(65, 8192))
+			asked := 0
+			tokens := registrytest.NewWeb(t) // its certificate is that of the registry, too
+			tokens.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter,
+				r *http.Request) {
+				asked++
+				_, password, _ := r.BasicAuth()
+				require.Equal(t, "pa55word", password)
+				_, _ = w.Write([]byte(`{"token":"good"}`))
+			})
+			_, port, err := net.SplitHostPort(tokens.Host())
+			require.NoError(t, err)
+			l.WantsTokens(t, func(string) string { return "https://" + c.realm + ":" + port + "/" },
+				nil)
+			opt := Options{CA: ca, Patience: time.Second, OwnHost: l.Host(),
+				Own: Credential{Username: "me", Password: "pa55word"}}
+			src, err := newClient(t, opt).Source(l.ref(t, "vm/a:1"), "")
+			require.NoError(t, err)
+			defer src.Close()
+			_, _, err = src.Manifest(t.Context(), "")
+			if c.want == "" {
+				require.NoError(t, err)
+				require.NotZero(t, asked)
+				return
+			}
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, "a private address: if that is intended")
+			require.Zero(t, asked)
+			require.NotContains(t, err.Error(), "pa55word")
+		})
+	}
+}
