@@ -135,34 +135,38 @@ func parsePolicy(text []byte, dir string) (*policy, error) {
 			actionAllow)
 	}
 	for i, r := range file.Images {
-		one, err := r.parse(dir)
-		if err == nil {
-			if _, twice := p.rules[one.prefix]; twice {
-				err = fmt.Errorf("there are two rules for %q", r.Prefix)
-			}
-		}
+		one, names, err := r.parse(dir)
 		if err != nil {
 			return nil, fmt.Errorf("images[%d]: %w", i, err)
 		}
-		p.rules[one.prefix] = one
+		for _, name := range names {
+			if _, twice := p.rules[name]; twice {
+				return nil, fmt.Errorf("images[%d]: there are two rules for %q, which is %q", i,
+					r.Prefix, name)
+			}
+			p.rules[name] = one
+		}
 	}
 	return p, nil
 }
 
-func (r policyRule) parse(dir string) (one rule, err error) {
-	if one.prefix, err = parsePrefix(r.Prefix); err != nil {
-		return one, err
+// parse also returns the names of all that begin so.
+func (r policyRule) parse(dir string) (one rule, names []string, err error) {
+	if names, err = parsePrefix(r.Prefix); err != nil {
+		return one, nil, err
 	}
+	one.prefix = r.Prefix
 	switch {
 	case len(r.Keys) > 0 && r.Action != "":
-		return one, fmt.Errorf("%q has keys and an action: leave out one of them", r.Prefix)
+		return one, nil, fmt.Errorf("%q has keys and an action: leave out one of them", r.Prefix)
 	case r.Action == actionAllow:
 		one.allow = true
 	case r.Action == actionDeny:
 	case r.Action != "":
-		return one, fmt.Errorf("action: %q is neither %s nor %s", r.Action, actionAllow, actionDeny)
+		return one, nil, fmt.Errorf("action: %q is neither %s nor %s", r.Action, actionAllow,
+			actionDeny)
 	case len(r.Keys) == 0:
-		return one, fmt.Errorf("%q has neither keys nor an action", r.Prefix)
+		return one, nil, fmt.Errorf("%q has neither keys nor an action", r.Prefix)
 	}
 	for _, text := range r.Keys {
 		var keys []Key
@@ -175,49 +179,30 @@ func (r policyRule) parse(dir string) (one rule, err error) {
 			keys, err = readKeys(text)
 		}
 		if err != nil {
-			return one, fmt.Errorf("the keys of %q: %w", r.Prefix, err)
+			return one, nil, fmt.Errorf("the keys of %q: %w", r.Prefix, err)
 		}
 		one.keys = append(one.keys, keys...)
 	}
-	return one, nil
+	return one, names, nil
 }
 
-func parsePrefix(text string) (string, error) {
+func parsePrefix(text string) ([]string, error) {
 	if text == everything {
-		return everything, nil
+		return []string{everything}, nil
 	}
-	host, rest, _ := strings.Cut(text, "/")
-	if host == "" || strings.ContainsAny(text, "@ *") || strings.Contains(rest, ":") ||
-		strings.Contains(text, "://") {
-		return "", fmt.Errorf("the prefix %q is neither a registry (HOST), nor the beginning of a "+
-			"repository's path (HOST/PATH), nor %q", text, everything)
+	names, err := transport.ParseNamePrefix(text)
+	if err != nil {
+		return nil, fmt.Errorf("the prefix %q is neither a registry (HOST), nor the beginning of "+
+			"a repository's path (HOST/PATH), nor %q: %w", text, everything, err)
 	}
-	return normal(text), nil
-}
-
-// normal makes one of the spellings of a repository, so that none passes by a rule.
-func normal(repository string) string {
-	host, rest, more := strings.Cut(repository, "/")
-	host = strings.ToLower(host)
-	for _, port := range []string{":443", ":80"} {
-		host = strings.TrimSuffix(host, port)
-	}
-	host = strings.TrimSuffix(host, ".")
-	switch host {
-	case "docker.io", "registry-1.docker.io":
-		host = "index.docker.io"
-	}
-	if rest = strings.Trim(rest, "/"); !more || rest == "" {
-		return host
-	}
-	return host + "/" + rest
+	return names, nil
 }
 
 // of finds the rule for an image: that with the longest prefix. A prefix ends where a part of the
 // path does. What is not in a registry has only the rule for everything.
 func (p *policy) of(ref transport.Reference) rule {
 	if ref.Remote() {
-		for name := normal(ref.RepositoryText()); ; {
+		for name := ref.NormalName(); ; {
 			if r, ok := p.rules[name]; ok {
 				return r
 			}

@@ -86,13 +86,22 @@ func ParseReference(text string) (Reference, error) {
 			return Reference{}, badName(text, err)
 		}
 		r.remote = tagged.Context().Digest(digest)
-		return r, nil
+		return r.checked()
 	}
 	remote, err := name.ParseReference(plain, name.WeakValidation)
 	if err != nil {
 		return Reference{}, badName(text, err)
 	}
 	r.remote = remote
+	return r.checked()
+}
+
+// checked refuses an odd spelling of a reference to a registry.
+func (r Reference) checked() (Reference, error) {
+	repo := r.remote.Context()
+	if err := checkNames(repo.RegistryStr(), repo.RepositoryStr()); err != nil {
+		return Reference{}, badName(r.text, err)
+	}
 	return r, nil
 }
 
