@@ -5,12 +5,8 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"runtime"
-	"runtime/debug"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -18,40 +14,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/registry/registrytest"
 	"kubevirt.io/disk/registry/transport"
 )
 
-// heapGrowth is by how much the heap grows at most while work runs. Garbage is collected often, so
-// it is mostly what lives. The race detector keeps its own memory elsewhere.
-func heapGrowth(t testing.TB, work func()) int64 {
-	defer debug.SetGCPercent(debug.SetGCPercent(10))
-	var stats runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&stats)
-	before, peak := int64(stats.HeapAlloc), int64(0)
-	var done atomic.Bool
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for last := false; !last; time.Sleep(time.Millisecond) {
-			last = done.Load()
-			var now runtime.MemStats
-			runtime.ReadMemStats(&now)
-			peak = max(peak, int64(now.HeapAlloc)-before)
-		}
-	}()
-	work()
-	done.Store(true)
-	<-ended
-	t.Logf("the heap grew by %d MiB", peak>>20)
-	return peak
-}
-
 // slim fails if the heap grows by more.
 func slim(t testing.TB, most int64, work func()) {
 	t.Helper()
-	require.Less(t, heapGrowth(t, work), most)
+	require.Less(t, testtool.HeapGrowth(t, work), most)
 }
 
 // opened streams an image, and returns the error.

@@ -6,6 +6,7 @@ import (
 	"container/heap"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -50,18 +51,23 @@ type Arrival struct {
 	window     *window        // readable in this pass
 	starts     map[int64]bool // where data begins that is or was in the window
 	manyStarts int
-	metadata   map[int64]bool // clusters of the L2 tables
-	kept       int64          // bytes of the tables in memory
-	unused     sync.Pool      // of *arrivalJob
+	metadata   clusterSet // the L2 tables
+	kept       int64      // bytes of the tables in memory, and of what goes with them
+	unused     sync.Pool  // of *arrivalJob
 }
 
 // lookBack is how much of the passed data is kept. After writing a new L2 table, qemu-img continues
 // in the cluster in which it last packed compressed data, and that cluster lies before the table.
 func (a *Arrival) lookBack() int64 { return max(1<<20, 2*a.hdr.clusterSize()) }
 
-// maxKeptTables bounds the L2 tables in memory. If an image with clusters of 64 KiB has all its
-// tables at the front, this is enough for 2 TiB. Bytes.
-const maxKeptTables = 256 << 20
+const (
+	// maxKeptTables bounds the tables in memory, with the order of their entries. If an image with
+	// clusters of 64 KiB has all its tables at the front, this is enough for 1.3 TiB. Bytes.
+	maxKeptTables = 256 << 20
+	// keptTask is what a task takes besides, in bytes: itself, its places in queues, and what the
+	// allocator rounds up.
+	keptTask = 256
+)
 
 // NewArrival reads the header from head, the beginning of the file. head has at least HeadSize
 // bytes, or the whole file. If the size of the file is unknown (-1), what lies past its end is
@@ -75,8 +81,9 @@ func NewArrival(head []byte, fileSize int64, opt Options) (*Arrival, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Arrival{hdr: h, fileSize: fileSize, unknown: unknown, metadata: make(map[int64]bool),
-		checked: h.snapshots == 0 && h.bitmaps.n == 0}
+	a := &Arrival{hdr: h, fileSize: fileSize, unknown: unknown,
+		metadata: newClusterSet(fileSize>>h.clusterBits + 1),
+		checked:  h.snapshots == 0 && h.bitmaps.n == 0}
 	a.codec.init(h)
 	a.later = arrivalQueue{&arrivalTask{off: h.l1Offset}}
 	return a, nil
@@ -114,14 +121,15 @@ func (a *Arrival) Checked() bool { return a.checked }
 // Done tells whether everything has been found.
 func (a *Arrival) Done() bool { return a.passing && len(a.later) == 0 }
 
-// arrivalTask is something that is needed from the file: a part of the L1 table, an L2 table, or
-// the next entry of an L2 table that has been read.
+// arrivalTask is something that is needed from the file: a part of the L1 table, or what the next
+// entry of such a part or of an L2 table names.
 type arrivalTask struct {
-	off   int64 // in the file
-	index int64 // of the first L1 entry, or of the L2 table
-	table bool
-	raw   []byte  // the L2 table; nil: not read yet
+	off   int64   // in the file
+	index int64   // of the first L1 entry, or of the L2 table
+	table bool    // raw is an L2 table
+	raw   []byte  // a part of the L1 table, or an L2 table; nil: not read yet
 	order []int32 // its entries in the order of the file; the first is next
+	kept  int64   // bytes that it takes
 }
 
 type arrivalQueue []*arrivalTask
@@ -175,6 +183,8 @@ func (a *Arrival) Pass(ctx context.Context, in io.Reader, guest Guest) error {
 const (
 	// arrivalBatch is how many bytes of the file a worker gets at once, unless clusters are larger.
 	arrivalBatch = 1 << 20
+	// arrivalItems is how many clusters it gets at most. Compressed ones may take a byte each.
+	arrivalItems = 4096
 	// arrivalGap is the largest gap between two parts of a batch. Bytes.
 	arrivalGap = 64 << 10
 	// l1Part is how many bytes of the L1 table are read at once.
@@ -201,16 +211,11 @@ func (a *Arrival) read(ctx context.Context, w *window, jobs chan<- *arrivalJob) 
 	}
 	for len(a.now) > 0 {
 		t := a.now[0]
-		if t.raw == nil {
-			if err := flush(); err != nil {
+		if !t.table {
+			if err := errors.Join(flush(), ctx.Err()); err != nil {
 				return err
 			}
-			heap.Pop(&a.now)
-			load := a.loadL1
-			if t.table {
-				load = a.loadL2
-			}
-			if err := load(w, t); err != nil {
+			if err := a.load(w, t); err != nil {
 				return err
 			}
 			continue
@@ -231,27 +236,46 @@ func (a *Arrival) read(ctx context.Context, w *window, jobs chan<- *arrivalJob) 
 			batch.begin, batch.end = item.off, item.off
 		}
 		batch.add(item)
-		if t.order = t.order[1:]; len(t.order) == 0 {
-			heap.Pop(&a.now)
-			a.kept -= int64(len(t.raw))
-			continue
-		}
-		t.off = a.place(t)
-		heap.Fix(&a.now, 0)
+		a.next()
 	}
 	return flush()
+}
+
+// next goes on to the next entry of the first task.
+func (a *Arrival) next() {
+	t := a.now[0]
+	if t.order = t.order[1:]; len(t.order) == 0 {
+		heap.Pop(&a.now)
+		a.kept -= t.kept
+		return
+	}
+	t.off = a.place(t, t.order[0])
+	heap.Fix(&a.now, 0)
+}
+
+// load reads the part of the L1 table that is the first task, or the L2 table that the next entry
+// of such a part names.
+func (a *Arrival) load(w *window, t *arrivalTask) error {
+	if t.raw == nil {
+		heap.Pop(&a.now)
+		return a.loadL1(w, t)
+	}
+	index, off := t.index+int64(t.order[0]), t.off
+	a.next()
+	return a.loadL2(w, index, off)
 }
 
 // loadL1 reads a part of the L1 table and queues its L2 tables.
 func (a *Arrival) loadL1(w *window, t *arrivalTask) error {
 	need := a.hdr.l1Need()
-	raw, err := w.at(t.off, min((need-t.index)*8, l1Part))
+	data, err := w.at(t.off, min((need-t.index)*8, l1Part))
 	if err != nil {
 		return fmt.Errorf("reading the L1 table: %w", err)
 	}
-	for ; len(raw) > 0; raw = raw[8:] {
-		e, i := binary.BigEndian.Uint64(raw), t.index
-		t.index, t.off = t.index+1, t.off+8
+	raw := slices.Clone(data)
+	var tables []int32
+	for n := range int32(len(raw) / 8) {
+		e, i := binary.BigEndian.Uint64(raw[n*8:]), t.index+int64(n)
 		off := int64(e & offsetMask)
 		switch {
 		case e&l1Reserved != 0:
@@ -262,16 +286,56 @@ func (a *Arrival) loadL1(w *window, t *arrivalTask) error {
 			return bad("the L2 table %d at %#x is not aligned to a cluster", i, off)
 		case off > a.fileSize-a.hdr.clusterSize():
 			return bad("the L2 table %d at %#x runs past the end of the file", i, off)
-		case a.metadata[off] || off == 0 || a.inL1(off):
+		case a.inL1(off) || a.addMetadata(off):
 			return bad("the L2 table %d at %#x overlaps other metadata", i, off)
 		}
-		a.metadata[off] = true
-		a.want(&arrivalTask{off: off, index: i, table: true})
+		tables = append(tables, n)
 	}
-	if t.index < need {
-		a.want(t)
+	if next := t.index + int64(len(raw)/8); next < need {
+		a.want(&arrivalTask{off: t.off + int64(len(raw)), index: next})
+	}
+	return a.keep(arrivalTask{index: t.index, raw: raw}, tables)
+}
+
+// keep queues the entries of a table: those that this pass can find, and those of the next one.
+func (a *Arrival) keep(t arrivalTask, entries []int32) error {
+	if len(entries) == 0 {
+		return nil
+	}
+	slices.SortFunc(entries, func(x, y int32) int {
+		return cmp.Compare(a.place(&t, x), a.place(&t, y))
+	})
+	passed, _ := slices.BinarySearchFunc(entries, a.window.base, func(x int32, base int64) int {
+		return cmp.Compare(a.place(&t, x), base)
+	})
+	raw := int64(len(t.raw)) // who lives longer has it
+	for _, order := range [][]int32{entries[:passed], entries[passed:]} {
+		if len(order) == 0 {
+			continue
+		}
+		part := t
+		part.order, part.off = order, a.place(&t, order[0])
+		part.kept, raw = keptTask+int64(len(order))*4+raw, 0
+		if a.kept += part.kept; a.kept > maxKeptTables {
+			return unsupported("copy it as it is (--format original), or convert it to larger "+
+				"clusters with \"qemu-img convert\"",
+				"it has too many tables before its data to be expanded as it comes")
+		}
+		a.want(&part)
 	}
 	return nil
+}
+
+// addMetadata takes the cluster at off for an L2 table, and reports whether one has it already.
+func (a *Arrival) addMetadata(off int64) bool {
+	n := off >> a.hdr.clusterBits
+	return a.metadata.add(n>>6, 1<<(n&63)) != 0
+}
+
+// inMetadata reports whether the cluster at off belongs to the tables that are known.
+func (a *Arrival) inMetadata(off int64) bool {
+	n := off >> a.hdr.clusterBits
+	return a.metadata.word(n>>6)>>(n&63)&1 != 0 || a.inL1(off)
 }
 
 func (a *Arrival) inL1(off int64) bool {
@@ -279,18 +343,17 @@ func (a *Arrival) inL1(off int64) bool {
 		off+a.hdr.clusterSize() > a.hdr.l1Offset && off < a.hdr.l1Offset+int64(a.hdr.l1Size)*8
 }
 
-// loadL2 reads an L2 table and queues the clusters that it maps.
-func (a *Arrival) loadL2(w *window, t *arrivalTask) error {
+// loadL2 reads the L2 table at off and queues the clusters that it maps.
+func (a *Arrival) loadL2(w *window, index, off int64) error {
 	h := a.hdr
-	first := t.index * h.l2Entries()
+	first := index * h.l2Entries()
 	n := min(h.l2Entries(), (h.size+h.clusterSize()-1)>>h.clusterBits-first)
-	data, err := w.at(t.off, h.clusterSize())
+	data, err := w.at(off, h.clusterSize())
 	if err != nil {
-		return fmt.Errorf("reading the L2 table at %#x: %w", t.off, err)
+		return fmt.Errorf("reading the L2 table at %#x: %w", off, err)
 	}
 	raw := slices.Clone(data[:n*h.entrySize()])
-	now, later := &arrivalTask{index: t.index, table: true, raw: raw},
-		&arrivalTask{index: t.index, table: true, raw: raw}
+	var entries []int32
 	for i := range n {
 		e := binary.BigEndian.Uint64(raw[i*h.entrySize():])
 		stored, err := a.check(raw, i, first+i, e)
@@ -303,29 +366,9 @@ func (a *Arrival) loadL2(w *window, t *arrivalTask) error {
 			}
 			continue
 		}
-		if a.hostOf(e) < a.window.base {
-			later.order = append(later.order, int32(i))
-		} else {
-			now.order = append(now.order, int32(i))
-		}
+		entries = append(entries, int32(i))
 	}
-	for _, t := range []*arrivalTask{now, later} {
-		if len(t.order) == 0 {
-			continue
-		}
-		if a.kept += int64(len(raw)); a.kept > maxKeptTables {
-			return unsupported("copy it as it is (--format original), or convert it to larger "+
-				"clusters with \"qemu-img convert\"",
-				"it has too many tables before its data to be expanded as it comes")
-		}
-		place := func(i int32) int64 {
-			return a.hostOf(binary.BigEndian.Uint64(raw[int64(i)*h.entrySize():]))
-		}
-		slices.SortFunc(t.order, func(x, y int32) int { return cmp.Compare(place(x), place(y)) })
-		t.off = a.place(t)
-		a.want(t)
-	}
-	return nil
+	return a.keep(arrivalTask{index: index, table: true, raw: raw}, entries)
 }
 
 // hostOf returns where in the file the data of an entry begins.
@@ -337,9 +380,12 @@ func (a *Arrival) hostOf(e uint64) int64 {
 	return int64(e & offsetMask)
 }
 
-// place returns where in the file the next entry's data begins.
-func (a *Arrival) place(t *arrivalTask) int64 {
-	return a.hostOf(binary.BigEndian.Uint64(t.raw[int64(t.order[0])*a.hdr.entrySize():]))
+// place returns where in the file an entry of a table leads.
+func (a *Arrival) place(t *arrivalTask, entry int32) int64 {
+	if !t.table {
+		return int64(binary.BigEndian.Uint64(t.raw[entry*8:]) & offsetMask)
+	}
+	return a.hostOf(binary.BigEndian.Uint64(t.raw[int64(entry)*a.hdr.entrySize():]))
 }
 
 // check validates an L2 entry and tells whether it stores data.
@@ -364,7 +410,7 @@ func (a *Arrival) check(raw []byte, i, cluster int64, e uint64) (stored bool, er
 	switch {
 	case err != nil || host == 0 || h.extended() && uint32(sub) == 0 || e&entryZero != 0:
 		return false, err
-	case a.metadata[host] || a.inL1(host):
+	case a.inMetadata(host):
 		return false, bad("the cluster of guest offset %d lies at %#x, in the metadata", guest,
 			host)
 	}

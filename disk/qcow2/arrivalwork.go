@@ -15,7 +15,8 @@ type arrivalJob struct {
 // takes tells whether the item fits into the batch.
 func (j *arrivalJob) takes(item arrivalItem) bool {
 	same := item.entry&entryCompressed == j.items[0].entry&entryCompressed
-	return same && item.off <= j.end+arrivalGap && item.end-j.begin <= arrivalBatch
+	return same && item.off <= j.end+arrivalGap && item.end-j.begin <= arrivalBatch &&
+		len(j.items) < arrivalItems
 }
 
 func (j *arrivalJob) add(item arrivalItem) {

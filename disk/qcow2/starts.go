@@ -22,6 +22,15 @@ type starts struct {
 	again atomic.Bool // twice is not empty
 }
 
+// maxSmall bounds how much data is listed, of which each takes 8 bytes more than once: for 256 GiB
+// of clusters of 64 KiB that all compress to less than 4 KiB.
+const maxSmall = 4 << 20
+
+func tooManySmall() error {
+	return unsupported(actionConvert, "it has more than %d clusters of very little compressed data",
+		maxSmall)
+}
+
 // maxStarts bounds how many places there are: 8 MiB of bits.
 const maxStarts = 1 << 26
 
@@ -49,9 +58,9 @@ func (s *starts) repeat(word int64, mask uint64) {
 
 // checkStarts fails if compressed data is used twice.
 func (v *validator) checkStarts(ctx context.Context, checks []*tableCheck) error {
-	var found []int64
+	found := make([]int64, 0, v.small.Load())
 	for _, c := range checks {
-		found = append(found, c.small...)
+		found, c.small = append(found, c.small...), nil
 	}
 	if err := notTwice(found); err != nil || !v.starts.again.Load() {
 		return err
@@ -74,7 +83,9 @@ func (v *validator) checkStarts(ctx context.Context, checks []*tableCheck) error
 			off, _ := c.compressedRange(e)
 			n := off >> v.starts.shift
 			if off < v.im.fileSize && v.starts.twice.word(n>>6)>>(n&63)&1 != 0 {
-				found = append(found, off)
+				if found = append(found, off); len(found) > maxSmall {
+					return tooManySmall()
+				}
 			}
 		}
 	}

@@ -35,6 +35,10 @@ func (c *tableCheck) run(ctx context.Context) error {
 		if i >= int64(len(c.im.l1)) {
 			break
 		}
+		if err := ctx.Err(); err != nil {
+			c.failed.Store(true)
+			return err
+		}
 		c.expect(i + tablesAhead)
 		if c.im.l1[i]&offsetMask == 0 {
 			continue
@@ -254,6 +258,7 @@ func (c *tableCheck) compressed(at int64) (next int64, err error) {
 		begin                   = c.starts
 	)
 	next = at
+	before := len(c.small)
 	for table := c.table[at:]; int64(len(table)) >= step; table, next = table[step:], next+step {
 		e := binary.BigEndian.Uint64(table)
 		if e&entryCompressed == 0 {
@@ -290,6 +295,9 @@ func (c *tableCheck) compressed(at int64) (next int64, err error) {
 	}
 	c.packed.word, c.packed.mask = word, mask
 	c.starts = begin
+	if c.validator.small.Add(int64(len(c.small)-before)) > maxSmall {
+		return next, tooManySmall()
+	}
 	c.compressedSize += min((next-at)/step<<shift, c.size-c.guestOf(at))
 	return next, nil
 }

@@ -42,6 +42,7 @@ type validator struct {
 	data     clusterSet
 	packed   clusterSet // clusters that hold compressed data, which may share them
 	starts   starts
+	small    atomic.Int64 // how many offsets all tableCheck.small have
 	next     atomic.Int64
 	failed   atomic.Bool
 }

@@ -1,11 +1,42 @@
-// Package testtool finds the tools that tests run. Only tests import it.
+// Package testtool finds the tools that tests run, and measures for them. Only tests import it.
 package testtool
 
 import (
 	"os"
 	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"sync/atomic"
 	"testing"
+	"time"
 )
+
+// HeapGrowth is by how many bytes the heap grows at most while work runs. Garbage is collected
+// often, so it is mostly what lives. The race detector keeps its own memory elsewhere.
+func HeapGrowth(t testing.TB, work func()) int64 {
+	t.Helper()
+	defer debug.SetGCPercent(debug.SetGCPercent(10))
+	var stats runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&stats)
+	before, peak := int64(stats.HeapAlloc), int64(0)
+	var done atomic.Bool
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for last := false; !last; time.Sleep(time.Millisecond) {
+			last = done.Load()
+			var now runtime.MemStats
+			runtime.ReadMemStats(&now)
+			peak = max(peak, int64(now.HeapAlloc)-before)
+		}
+	}()
+	work()
+	done.Store(true)
+	<-ended
+	t.Logf("the heap grew by %d MiB", peak>>20)
+	return peak
+}
 
 // Required reports whether every tool has to be there, as in continuous integration.
 func Required() bool { return os.Getenv("KUBEVIRT_DISK_REQUIRE_TOOLS") == "1" }
