@@ -70,6 +70,9 @@ func ReadVMDKHeader(head []byte) (h VMDKHeader, err error) {
 	return h, f.checkBlocks((h.Capacity + h.Grain - 1) / h.Grain)
 }
 
+// ZeroGrains reports whether the entry 1 of a grain table stands for a grain of zeros.
+func (h VMDKHeader) ZeroGrains() bool { return h.flags&vmdkZeroGrains != 0 }
+
 // CheckVMDKDescriptor checks the text that says what an image is. It must not need other files.
 // Errors are an *Error.
 func CheckVMDKDescriptor(text []byte) error {

@@ -49,12 +49,14 @@ type vmdkReader struct {
 	pos int64 // in the image
 
 	begun    bool
-	ended    bool  // all of the image was read
+	ended    bool // all of the image was read
+	head     foreign.VMDKHeader
 	capacity int64 // of the disk, bytes
 	grain    int64 // bytes
 	atEnd    bool  // the tables follow the grains, and an end marker follows those
 	tables   int64 // grains that the tables before the grains name
 	grains   int64 // that have come
+	compare  vmdkComparison
 
 	at   int64  // in the disk
 	next int64  // where data begins, or the disk ends
@@ -120,8 +122,9 @@ func (v *vmdkReader) begin() error {
 		return refuse("is a VMDK image with its grain directory at sector %d, behind where its "+
 			"grains begin; convert it with \"qemu-img convert -O qcow2\"", h.Directory)
 	}
-	v.capacity, v.grain = h.Capacity, h.Grain
+	v.head, v.capacity, v.grain = h, h.Capacity, h.Grain
 	v.atEnd = h.Directory == vmdkAtEnd
+	v.compare.init(h)
 	if err := v.skipTo(int64(h.Descriptor) * vmdkSector); err != nil {
 		return err
 	}
@@ -134,9 +137,7 @@ func (v *vmdkReader) begin() error {
 	}
 	begin := int64(h.Begin)
 	if !v.atEnd {
-		span := v.grain * vmdkTable
-		entries := (v.capacity + span - 1) / span
-		if err := v.countGrains(int64(h.Directory), entries, begin); err != nil {
+		if err := v.countGrains(int64(h.Directory), v.compare.entries, begin); err != nil {
 			return err
 		}
 	}
@@ -169,8 +170,8 @@ func (v *vmdkReader) countGrains(directory, entries, begin int64) error {
 	if err := v.take(all); err != nil {
 		return err
 	}
-	table := make([]byte, vmdkTable*4)
-	for ; len(all) > 0; all = all[4:] {
+	table := make([]byte, vmdkTableSize)
+	for i := uint32(0); len(all) > 0; i, all = i+1, all[4:] {
 		off := int64(binary.LittleEndian.Uint32(all))
 		if off == 0 {
 			continue
@@ -184,8 +185,9 @@ func (v *vmdkReader) countGrains(directory, entries, begin int64) error {
 		if err := v.take(table); err != nil {
 			return err
 		}
+		v.compare.said.add(i, table, v.head.ZeroGrains())
 		for e := table; len(e) > 0; e = e[4:] {
-			if binary.LittleEndian.Uint32(e) > 1 { // 1: a grain of zeros
+			if binary.LittleEndian.Uint32(e) > 0 { // zeros were left out
 				v.tables++
 			}
 		}
@@ -215,12 +217,19 @@ func (v *vmdkReader) more() error {
 		}
 		switch kind := binary.LittleEndian.Uint32(head[12:]); kind {
 		case vmdkEnd:
+			v.compare.endsAt = v.pos - vmdkSector
 			return v.end()
 		case vmdkGT, vmdkGD, vmdkFooter:
 			if value > 1<<30 {
 				return refuse("is a damaged VMDK image: a table has %d sectors", value)
 			}
-			if err := v.skipTo(v.pos + int64(value)*vmdkSector); err != nil {
+			end := v.pos + int64(value)*vmdkSector
+			if v.atEnd {
+				if err := v.readTables(kind, end); err != nil {
+					return err
+				}
+			}
+			if err := v.skipTo(end); err != nil {
 				return err
 			}
 		default:
@@ -237,6 +246,7 @@ func (v *vmdkReader) align() error {
 // readGrain reads the data behind a marker.
 func (v *vmdkReader) readGrain(sector uint64, size int64) error {
 	off := int64(min(sector, uint64(v.capacity/vmdkSector))) * vmdkSector
+	begins := (v.pos - 12) / vmdkSector
 	switch {
 	case off >= v.capacity || off%v.grain != 0:
 		return refuse("is a damaged VMDK image: a grain is for sector %d", sector)
@@ -258,6 +268,7 @@ func (v *vmdkReader) readGrain(sector uint64, size int64) error {
 			sector, err)
 	}
 	v.grains++
+	v.compare.grain(off/v.grain, begins)
 	v.next, v.data = off, v.buf.Bytes()[:min(v.grain, v.capacity-off)]
 	// The last grain may end within a sector of the file.
 	if err := v.align(); err != nil && (v.atEnd || !errors.Is(err, io.ErrUnexpectedEOF)) {
@@ -293,6 +304,11 @@ func (v *vmdkReader) end() error {
 	if !v.atEnd && v.grains != v.tables {
 		return refuse("ends in the middle of its vmdk data: it has %d of %d grains; fetch it again",
 			v.grains, v.tables)
+	}
+	if !v.compare.same(v.atEnd) {
+		return refuse("is a VMDK image whose tables say something else than its grains: a " +
+			"program that reads it by its tables sees another disk; fetch it again, or choose " +
+			"between the two with \"qemu-img convert -O qcow2\", which believes the tables")
 	}
 	for n := 0; ; n++ {
 		switch c, err := v.in.ReadByte(); {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,7 +50,11 @@ func vmdkOf(t testing.TB, disk []byte, change func(head []byte), sectors ...int)
 		b = le.AppendUint32(le.AppendUint32(b, 0), uint32(kind))
 		pad()
 	}
+	table := make([]byte, 2048)
 	for _, sector := range sectors {
+		if n := sector / 128; n < 512 { // of one table; what is wrong elsewhere is refused before
+			le.PutUint32(table[n*4:], uint32(len(b)/512))
+		}
 		grain := make([]byte, 64<<10)
 		if sector*512 < len(disk) {
 			copy(grain, disk[sector*512:])
@@ -63,10 +68,13 @@ func vmdkOf(t testing.TB, disk []byte, change func(head []byte), sectors ...int)
 		b = append(b, z.Bytes()...)
 		pad()
 	}
+	directory := make([]byte, 512)
 	marker(4, vmdkGT)
-	b = append(b, make([]byte, 4*512)...)
+	le.PutUint32(directory, uint32(len(b)/512))
+	b = append(b, table...)
 	marker(1, vmdkGD)
-	b = append(b, make([]byte, 512)...)
+	le.PutUint64(head[56:], uint64(len(b)/512))
+	b = append(b, directory...)
 	marker(1, vmdkFooter)
 	b = append(b, head...)
 	marker(0, vmdkEnd)
@@ -273,4 +281,83 @@ func TestVMDKsInEachOther(t *testing.T) {
 			require.ErrorContains(t, err, "more than 2")
 		}
 	}
+}
+
+// TestVMDKTables: an image whose tables say something else than the markers of its grains is not
+// read, whether the tables come before the grains, as QEMU writes them, or behind them.
+func TestVMDKTables(t *testing.T) {
+	le := binary.LittleEndian
+	disk := rawDisk(1 << 20)
+	whole := vmdkOf(t, disk, nil, 0, 128, 512)
+	end := len(whole)
+	const footer, directory, table = 512 + 512, 3*512 + 512, 4*512 + 512 + 2048
+	swap := func(at, a, b int) func(p []byte) []byte {
+		return func(p []byte) []byte {
+			x, y := le.Uint32(p[at+4*a:]), le.Uint32(p[at+4*b:])
+			le.PutUint32(p[at+4*a:], y)
+			le.PutUint32(p[at+4*b:], x)
+			return p
+		}
+	}
+	put := func(at int, v uint32) func(p []byte) []byte {
+		return func(p []byte) []byte { le.PutUint32(p[at:], v); return p }
+	}
+	type change = func(p []byte) []byte
+	behind := map[string]change{
+		"two grains exchanged":       swap(end-table, 0, 1),
+		"a grain at another place":   swap(end-table, 1, 2),
+		"a grain left out":           put(end-table, 0),
+		"a grain that never came":    put(end-table+5*4, 200),
+		"a grain that is elsewhere":  put(end-table+4, 5),
+		"a table that is elsewhere":  put(end-directory, 128),
+		"no table":                   put(end-directory, 0),
+		"a directory elsewhere":      put(end-footer+56, 128),
+		"another size in the footer": put(end-footer+12, 1024),
+		"a footer that is none":      put(end-footer, 0),
+		"no footer": func(p []byte) []byte {
+			return append(p[:end-footer-512], make([]byte, 512)...)
+		},
+		"another table behind the footer": func(p []byte) []byte {
+			return slices.Concat(p[:end-512], p[end-table-512:end-table+2048], p[end-512:])
+		},
+	}
+	refused := func(t *testing.T, image []byte, f change) {
+		t.Helper()
+		_, got, err := all("a.vmdk", f(bytes.Clone(image)), Options{})
+		require.Error(t, err)
+		require.NotEqual(t, len(disk), len(got))
+	}
+	for name, f := range behind {
+		t.Run(name, func(t *testing.T) { refused(t, whole, f) })
+	}
+	_, got, err := all("a.vmdk", whole, Options{})
+	require.NoError(t, err)
+	require.Len(t, got, len(disk))
+	// A grain that is said to be zeros, where the header allows it, is as one that is not there.
+	flags := func(p []byte) []byte {
+		for _, at := range []int{0, end - footer} {
+			le.PutUint32(p[at+8:], le.Uint32(p[at+8:])|1<<2)
+		}
+		return p
+	}
+	refused(t, whole, put(end-table+5*4, 1))
+	_, _, err = all("a.vmdk", put(end-table+5*4, 1)(flags(bytes.Clone(whole))), Options{})
+	require.NoError(t, err)
+
+	testtool.Need(t, "qemu-img")
+	raw, path := filepath.Join(t.TempDir(), "raw"), filepath.Join(t.TempDir(), "vmdk")
+	require.NoError(t, os.WriteFile(raw, disk, 0o644))
+	out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "vmdk",
+		"-o", "subformat=streamOptimized", raw, path).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	before, err := os.ReadFile(path)
+	require.NoError(t, err)
+	at := int(le.Uint32(before[le.Uint64(before[56:])*512:])) * 512
+	for _, f := range []change{swap(at, 0, 1), put(at, 0), put(at+100*4, 129),
+		put(int(le.Uint64(before[56:])*512), 0)} {
+		refused(t, before, f)
+	}
+	_, got, err = all("a.vmdk", before, Options{})
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(disk, got))
 }
