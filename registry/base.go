@@ -14,6 +14,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/registry/internal/bounded"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
@@ -135,7 +137,7 @@ func (p *pusher) findDisks(ctx context.Context) error {
 			desc := b.manifest.Layers[n]
 			list, err := lists[desc.Digest.String()], error(nil)
 			if list == nil {
-				list, err = p.base.list(ctx, desc, shade)
+				list, err = listLayer(ctx, p.base.source, b.manifest.Layers, n, shade)
 			}
 			if errors.Is(err, errDisk) {
 				b.disks = true
@@ -161,35 +163,64 @@ func (p *pusher) findDisks(ctx context.Context) error {
 	return nil
 }
 
-// list reads what a layer has in the directory of the disks. It does not read on when it has seen a
-// disk that shows.
-func (b *baseImage) list(ctx context.Context, desc v1.Descriptor, shade *layer.Shadow) (
-	list *layer.List, err error) {
-	if strings.HasPrefix(string(desc.MediaType), layer.MediaDisk) {
+// listLayer reads what a layer has in the directory of the disks. If something there shows that is
+// not a directory, the error is errDisk. It does not read on when it has seen a disk that shows.
+func listLayer(ctx context.Context, src transport.Source, layers []descriptor, i int,
+	shade *layer.Shadow) (list *layer.List, err error) {
+	desc := layers[i]
+	switch {
+	case strings.HasPrefix(string(desc.MediaType), layer.MediaDisk):
 		return nil, errDisk
+	case desc.MediaType == layer.MediaEmpty:
+		return new(layer.List), nil
 	}
 	for try := 1; ; try++ {
-		from, err := b.source.Blob(desc)
+		from, err := src.Blob(desc)
 		if err != nil {
 			return nil, err
 		}
-		in, err := layer.Open(ctx, from, new(atomic.Int64), nil, 0)
-		if err == nil {
-			list, err = layer.ReadTar(in, layer.DiskDir, func(e *layer.Entry, _ io.Reader) error {
-				if layer.Under(layer.DiskDir, e.Name) && shade.Shows(e.Name) {
-					return errDisk
-				}
-				return nil
-			})
-			if err == nil {
-				err = in.Finish()
-			}
-			err = errors.Join(in.Explain(err), in.Close())
-		}
+		list, err := listOf(ctx, from, layers, i, shade)
 		if errors.Is(err, errDisk) || !from.Again(err, try) {
 			return list, err
 		}
 	}
+}
+
+func listOf(ctx context.Context, from *transport.Blob, layers []descriptor, i int,
+	shade *layer.Shadow) (_ *layer.List, err error) {
+	in, err := layer.Open(ctx, from, new(atomic.Int64), nil, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(in.Explain(err), in.Close()) }()
+	head, err := in.Peek()
+	if err != nil {
+		return nil, err
+	}
+	if plain, err := layer.IsPlain(from.Desc, head); err != nil {
+		return nil, err
+	} else if plain {
+		name := layer.PlainName(layers, i, layer.DiskDir)
+		if in.Format == "" && image.PassOver(name, from.Desc.Size, qcow2.IsQcow2(head)) {
+			return layer.PlainContents(layers, i, nil).List, in.Finish()
+		}
+		return nil, errDisk
+	}
+	list, err := layer.ReadTar(in, layer.DiskDir, func(e *layer.Entry, _ io.Reader) error {
+		if layer.Under(layer.DiskDir, e.Name) && shade.Shows(e.Name) {
+			return errDisk
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for name, e := range list.Entries {
+		if e.Kind != layer.EntryDirectory && shade.Shows(name) {
+			return nil, errDisk
+		}
+	}
+	return list, in.Finish()
 }
 
 // madeImage is a manifest that is ready to be stored.

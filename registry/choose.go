@@ -148,7 +148,11 @@ func (p *puller) again(ctx context.Context, f *file, use func(content io.Reader)
 			return err
 		}
 		defer in.Close()
-		if err = take(in); err == nil {
+		content := p.checked(f.layer, f.name, in)
+		if err = take(content); err == nil {
+			err = drain(content)
+		}
+		if err == nil {
 			err = in.Finish()
 		}
 		return err
@@ -162,7 +166,7 @@ func (p *puller) again(ctx context.Context, f *file, use func(content io.Reader)
 		if seen = true; e.Size != f.size {
 			return changed
 		}
-		content = p.checked(f.layer, e, content)
+		content = p.checked(f.layer, e.Name, content)
 		if err := take(content); err != nil {
 			return err
 		}
@@ -205,7 +209,12 @@ func (p *puller) plain(ctx context.Context, i int, in *layer.Reader) error {
 		ordinal: layer.WholeLayer, size: in.Size}
 	p.files = append(p.files, f)
 	if p.candidate(f.name) {
-		if err := p.pass(ctx, f, in); err != nil {
+		content := p.checked(i, f.name, in)
+		err := p.pass(ctx, f, content)
+		if err == nil {
+			err = drain(content)
+		}
+		if err != nil {
 			return in.Explain(err)
 		}
 	}

@@ -36,6 +36,7 @@ type farFile struct {
 	// opening: what is announced now is in the tables, so it need not be fetched
 	opening atomic.Bool
 	warn    func(text string)
+	verdict *verdict     // on the image; nil: nothing in it is described twice
 	came    atomic.Int64 // bytes, from the registry
 	proof   *proof       // whether a wrong chunk is the registry's fault; nil: it always is
 
@@ -128,11 +129,11 @@ var _ image.Source = (*farFile)(nil)
 
 // newFarFile opens a file of a layer.
 func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.IndexFile,
-	warn func(string)) (*farFile, error) {
+	warn func(string), v *verdict) (*farFile, error) {
 	digests := io.NewSectionReader(x.Digests, f.FirstChunk*layer.DigestSize,
 		f.Chunks(x.ChunkSize)*layer.DigestSize)
 	size := max(x.ChunkSize, cache.MinChunkSize)
-	far := &farFile{chunk: size, warn: warn, tables: x.TablesOf(f)}
+	far := &farFile{chunk: size, warn: warn, tables: x.TablesOf(f), verdict: v}
 	name, zeros, err := ofDigests(f.Size, x.ChunkSize, digests)
 	if err != nil {
 		return nil, err
@@ -148,6 +149,14 @@ func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.I
 		}
 		return nil
 	}
+	// An error of arrived would only have the chunk fetched again.
+	arrived := func(chunk int64, p []byte) error {
+		err := verify(chunk, p)
+		if err == nil {
+			_ = v.condemn(sameTables(f.Name, far.tables, p, chunk*size))
+		}
+		return err
+	}
 	far.proof = newProof(warn, func(ctx context.Context, off int64) error {
 		chunk := off / size
 		p := make([]byte, min(size, f.Size-chunk*size))
@@ -160,7 +169,7 @@ func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.I
 		return nil
 	})
 	far.cached, err = c.Blob(cache.BlobOptions{
-		Digest: far.name, Size: f.Size, ChunkSize: size, Verify: verify,
+		Digest: far.name, Size: f.Size, ChunkSize: size, Verify: arrived,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
 			n, err := from.ReadChecked(ctx, p, f.Offset+off,
 				func() error { return verify(off/size, p) })
@@ -205,9 +214,21 @@ func checkDigest(digests io.ReaderAt, chunk int64, p []byte) error {
 //
 // It fetches neither chunks of zeros nor the metadata that came with the index.
 func (f *farFile) ReadAt(ctx context.Context, p []byte, off int64) (n int, err error) {
+	if err := f.verdict.err(); err != nil {
+		return 0, err
+	}
 	if off >= 0 && f.tables.Read(p, off) {
 		return len(p), nil
 	}
+	n, err = f.stored(ctx, p, off)
+	if bad := f.verdict.err(); bad != nil {
+		return 0, bad
+	}
+	return n, err
+}
+
+// stored is ReadAt without the metadata that came with the index.
+func (f *farFile) stored(ctx context.Context, p []byte, off int64) (n int, err error) {
 	for n < len(p) && err == nil {
 		at := off + int64(n)
 		if at < 0 || at >= f.Size() {
@@ -248,7 +269,7 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 			times++
 			var verdict error
 			if news, verdict = f.proof.of(off+int64(n), times); verdict != nil {
-				return n, verdict
+				return n, f.verdict.condemn(verdict)
 			}
 		}
 		wait = max(wait, min(transport.WaitFor(err), maxRetryAfter))
@@ -325,6 +346,37 @@ func (f *farFile) order(runs [][2]int64, size int64) <-chan struct{} {
 	}
 	f.booted.Store(&bits)
 	return f.cached.Order(mine)
+}
+
+// sameTables compares bytes of a file with what its index has of them.
+func sameTables(name string, tables *layer.Tables, p []byte, off int64) error {
+	if at := tables.Differ(p, off); at >= 0 {
+		return disagrees("it has other content than the layer for %q at %d", name, at)
+	}
+	return nil
+}
+
+// compareTables compares all that the index has of a file with the file. content reads that, and
+// need not return more than it has to.
+func compareTables(ctx context.Context, name string, tables *layer.Tables,
+	content func(ctx context.Context, p []byte, off int64) (int, error)) error {
+	if tables == nil {
+		return nil
+	}
+	buf := make([]byte, layer.IndexChunk)
+	for _, r := range tables.Ranges {
+		for off, end := r[0], r[0]+r[1]; off < end; {
+			p := buf[:min(int64(len(buf)), end-off)]
+			if n, err := content(ctx, p, off); n < len(p) {
+				return transport.UnexpectedEnd(err)
+			}
+			if err := sameTables(name, tables, p, off); err != nil {
+				return err
+			}
+			off += int64(len(p))
+		}
+	}
+	return nil
 }
 
 // Check returns nil: content with a digest never changes.

@@ -14,7 +14,7 @@ var (
 	newShadow    = layer.NewShadow
 	openLayer    = layer.Open
 	parseIndex   = layer.ParseIndex
-	readIndex    = layer.ReadIndex
+	readIndex    = wholeIndex
 	readTOC      = layer.ReadTOC
 	readTar      = layer.ReadTar
 	sectionOf    = layer.SectionOf

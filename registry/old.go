@@ -152,7 +152,7 @@ func (o *oldDisk) checkLayers(ctx context.Context, b *baseImage) error {
 			desc := layers[i]
 			f := ours[desc.Digest.String()]
 			if f == nil {
-				list, err := b.list(ctx, desc, shade)
+				list, err := listLayer(ctx, b.source, layers, i, shade)
 				if errors.Is(err, errDisk) {
 					return o.unusable("has files in the layer %s that its index lacks", desc.Digest)
 				}
@@ -354,9 +354,9 @@ func (o *oldDisk) bootOf(ctx context.Context, different clusters, size int64) (b
 	return boot, nil
 }
 
-// indexed are the files of the old index, for the new one. The metadata of the disk that was
-// compared is what its file really has.
-func (o *oldDisk) indexed(ctx context.Context) (all []indexedFile, err error) {
+// indexed are the files of the old index, for the new one. What it has of them is compared with
+// them first: nobody else may look at it before it is believed.
+func (o *oldDisk) indexed(ctx context.Context, b *baseImage) (all []indexedFile, err error) {
 	if o == nil || o.index == nil {
 		return nil, nil
 	}
@@ -368,12 +368,10 @@ func (o *oldDisk) indexed(ctx context.Context) (all []indexedFile, err error) {
 		one := indexedFile{entry: *f, digests: io.NewSectionReader(o.index.Digests,
 			f.FirstChunk*layer.DigestSize, f.Chunks(layer.IndexChunk)*layer.DigestSize)}
 		if tables := o.index.TablesOf(f); tables != nil {
-			one.from = tables
-		}
-		for _, c := range o.chain {
-			if c.entry == f && one.from != nil {
-				one.from = atSource{ctx, c}
+			if err := o.compareTables(ctx, b, f, tables); err != nil {
+				return nil, fmt.Errorf("%s: %w", o.ref, err)
 			}
+			one.from = tables
 		}
 		if o.boot != nil && o.boot[f.Name] != nil {
 			one.entry.Boot = o.boot[f.Name]
@@ -381,6 +379,20 @@ func (o *oldDisk) indexed(ctx context.Context) (all []indexedFile, err error) {
 		all = append(all, one)
 	}
 	return all, nil
+}
+
+// compareTables compares what the index has of a file with that.
+func (o *oldDisk) compareTables(ctx context.Context, b *baseImage, f *layer.IndexFile,
+	tables *layer.Tables) error {
+	i := slices.IndexFunc(o.chain, func(c *oldFile) bool { return c.entry == f })
+	if i >= 0 {
+		return compareTables(ctx, f.Name, tables, o.chain[i].ReadAt)
+	}
+	file, err := o.open(b, strings.TrimPrefix(f.Name, layer.DiskDir+"/"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(compareTables(ctx, f.Name, tables, file.ReadAt), file.Close())
 }
 
 // checkChain refuses a chain that is too long to be pulled.

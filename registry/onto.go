@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/bits"
 	"os"
@@ -470,13 +469,3 @@ func sourceOf(f *os.File, err error) (image.Source, error) {
 	}
 	return s, nil
 }
-
-var _ io.ReaderAt = atSource{}
-
-// atSource is a source as an io.ReaderAt.
-type atSource struct {
-	ctx context.Context
-	image.Source
-}
-
-func (s atSource) ReadAt(p []byte, off int64) (int, error) { return s.Source.ReadAt(s.ctx, p, off) }

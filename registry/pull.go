@@ -87,7 +87,7 @@ type puller struct {
 	lone   []*file         // disks in archives that are no layers: see loneFile
 	names  map[string]bool // in a directory: files that have been begun
 	seek   *seekMaker      // nil: the disks will not be read by ranges later
-	index  *layer.Index    // has the digests that all files must have; nil: none has to
+	index  *layer.Index    // what the files must be; nil: it has none
 	// create begins a file. nil: it is a path of the system.
 	create func(name string) (*image.Destination, error)
 }
@@ -173,10 +173,13 @@ func (p *puller) run(ctx context.Context) (done []Pulled, err error) {
 	for _, l := range layers {
 		p.opt.Progress.total.Add(l.Size)
 	}
-	if err := p.readDigests(ctx); err != nil {
+	if err := p.readIndex(ctx); err != nil {
 		return nil, err
 	}
 	if err := p.scan(ctx); err != nil {
+		return nil, err
+	}
+	if err := p.agreed(); err != nil {
 		return nil, err
 	}
 	if err := p.takeLone(); err != nil {
@@ -225,9 +228,7 @@ func (p *puller) scan(ctx context.Context) error {
 			}
 		}
 	}
-	if i, err := p.indexed(ctx); err != nil {
-		return err
-	} else if i >= 0 {
+	if i := p.indexed(); i >= 0 {
 		if err := read(i); err != nil || p.found() {
 			return err
 		}
@@ -248,21 +249,12 @@ func (p *puller) scan(ctx context.Context) error {
 }
 
 // indexed is the layer that has the wanted file; -1: no index says so.
-func (p *puller) indexed(ctx context.Context) (int, error) {
-	if p.path == "" {
-		return -1, nil
-	}
-	x, err := layer.ReadIndex(ctx, p.image)
-	if x == nil || err != nil {
-		return -1, err
-	}
-	for _, f := range x.Files {
-		if f.Name == p.path {
-			return slices.IndexFunc(p.image.Manifest.Layers,
-				func(l v1.Descriptor) bool { return l.Digest.String() == f.Layer }), nil
-		}
-	}
-	return -1, nil
+func (p *puller) indexed() int {
+	return slices.IndexFunc(p.image.Manifest.Layers, func(l v1.Descriptor) bool {
+		return p.index != nil && slices.ContainsFunc(p.index.Files, func(f layer.IndexFile) bool {
+			return f.Name == p.path && f.Layer == l.Digest.String()
+		})
+	})
 }
 
 // found reports that no further layer needs to be read: the wanted file is there, and needs no
@@ -321,7 +313,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		}
 		f := &file{name: e.Name, layer: i, ordinal: e.Ordinal, size: e.Size}
 		here[e.Name] = f
-		content = p.checked(i, e, content)
+		content = p.checked(i, e.Name, content)
 		if err := p.pass(ctx, f, content); err != nil {
 			return err
 		}

@@ -350,7 +350,7 @@ func (p *pusher) index(ctx context.Context) error {
 	for _, l := range p.layers {
 		p.opt.Progress.total.Add(l.Length + l.Size()) // it is read, and it is sent
 	}
-	all, err := p.old.indexed(ctx)
+	all, err := p.old.indexed(ctx, p.base)
 	if err != nil {
 		return err
 	}

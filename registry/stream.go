@@ -54,6 +54,8 @@ type Stream struct {
 	// fetching the image, and sets what follows. When found is set, nobody changes that any more,
 	// and all may read it.
 	turn      chan struct{}
+	comparing chan struct{} // the same for who compares the index with the layers
+	verdict   *verdict
 	found     atomic.Bool
 	anew      bool // search, although the record has disks: an earlier start trusted TLS
 	image     *transport.Image
@@ -93,12 +95,19 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	}
 	s := &Stream{client: c, opt: opt, ref: ref, pause: transport.LongPause,
 		unsure: make(map[string]*unverified), booted: make(map[string]<-chan struct{}),
-		turn: make(chan struct{}, 1)}
+		turn: make(chan struct{}, 1), comparing: make(chan struct{}, 1)}
 	s.turn <- struct{}{}
+	s.comparing <- struct{}{}
+	s.verdict = &verdict{keep: func(why error) error {
+		return s.kept.write(wrongName(s.image.Digest), []byte(why.Error()))
+	}}
 	if s.kept, err = keep(src, opt.KeepDir); err != nil {
 		return nil, errors.Join(err, src.Close())
 	}
 	s.record, err = s.kept.loadRecord(ref)
+	if err == nil {
+		err = s.kept.condemned(s.record.Digest)
+	}
 	// It may have to be fetched now. Then its disks have other names.
 	s.anew = s.record.Unverified && !opt.WhenComplete
 	switch {
@@ -108,6 +117,9 @@ func (c *Client) Stream(ctx context.Context, ref transport.Reference,
 	case c.Gated():
 		// Which images may run is decided at each start, also if their disks need nothing of them.
 		err = s.resolve(ctx)
+	}
+	if err == nil { // another reference may have named it
+		err = s.kept.condemned(s.record.Digest)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -475,5 +487,5 @@ func (s *Stream) openIndexed(f *layer.IndexFile) (*farFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newFarFile(s.opt.Cache, layer, s.index, f, s.warnOf(f.Name))
+	return newFarFile(s.opt.Cache, layer, s.index, f, s.warnOf(f.Name), s.verdict)
 }

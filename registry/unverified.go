@@ -234,6 +234,9 @@ func (f *unsureFile) Unverified() bool {
 	})
 }
 
+// Agree does nothing: nothing in such an image is described twice.
+func (f *unsureFile) Agree(context.Context) error { return nil }
+
 func (f *unsureFile) Verify(ctx context.Context) error {
 	for _, u := range f.layers {
 		if err := u.verify(ctx); err != nil {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
@@ -19,8 +18,9 @@ import (
 // to scan or to pull it, sees what the guest sees.
 type wholeFile struct {
 	*farFile
+	stream *Stream
 	layer  *transport.Blob
-	offset int64 // of the file in the layer
+	entry  *layer.IndexFile
 	tell   func(text string)
 	pause  time.Duration // between two tries of Verify
 }
@@ -32,16 +32,29 @@ func (s *Stream) wholeFile(f *layer.IndexFile, far *farFile) (image.Source, erro
 	i := slices.IndexFunc(s.image.Manifest.Layers, func(d descriptor) bool {
 		return d.Digest.String() == f.Layer
 	})
-	layer, err := s.image.Source.Blob(s.image.Manifest.Layers[i])
+	from, err := s.image.Source.Blob(s.image.Manifest.Layers[i])
 	if err != nil {
 		return nil, err
 	}
-	return &wholeFile{farFile: far, layer: layer, offset: f.Offset, tell: s.warnOf(f.Name),
+	return &wholeFile{farFile: far, stream: s, layer: from, entry: f, tell: s.warnOf(f.Name),
 		pause: s.pause}, nil
 }
 
 // Unverified is false: every byte that was returned has the digest in the index.
 func (w *wholeFile) Unverified() bool { return false }
+
+// Agree compares the index with the layers of the image, and what it has of this file with that.
+func (w *wholeFile) Agree(ctx context.Context) error {
+	if err := w.stream.compare(ctx); err != nil {
+		return err
+	}
+	if w.tables != nil {
+		for _, r := range w.tables.Ranges {
+			w.WillRead(r[0], r[1])
+		}
+	}
+	return w.verdict.condemn(compareTables(ctx, w.entry.Name, w.tables, w.stored))
+}
 
 const (
 	// maxAround is how much of a layer may lie around the file for the check to be made. Bytes.
@@ -66,21 +79,21 @@ func (w *wholeFile) Verify(ctx context.Context) error {
 			}
 		}
 		h := sha256.New()
-		if err := w.around(ctx, h, 0, w.offset); err != nil {
+		if err := w.around(ctx, h, 0, w.entry.Offset); err != nil {
 			return err
 		}
 		if whole, err := w.file(ctx, h); !whole || err != nil {
 			return err
 		}
-		if err := w.around(ctx, h, w.offset+w.Size(), size); err != nil {
+		if err := w.around(ctx, h, w.entry.Offset+w.Size(), size); err != nil {
 			return err
 		}
 		if got = transport.DigestIn(h); got == w.layer.Desc.Digest.String() {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: the index of the image describes a layer of the digest %s, and not %s",
-		disk.ErrWrongContent, got, w.layer.Desc.Digest)
+	return w.verdict.condemn(disagrees("it describes a layer of the digest %s, and not %s", got,
+		w.layer.Desc.Digest))
 }
 
 // around hashes the bytes before or behind the file, and waits for them.

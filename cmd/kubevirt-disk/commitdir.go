@@ -174,7 +174,7 @@ func (c *committing) openBelow(ctx context.Context, client *registry.Client,
 		}
 		if slices.Equal(image.Contents(img.Unhashed()), kept.Needs) {
 			b.image = img
-			return b, nil
+			return b, img.Agree(ctx) // what is read goes into another image
 		}
 		if err := img.Close(); err != nil {
 			return nil, err

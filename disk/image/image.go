@@ -281,6 +281,16 @@ func (m *Image) Unverified() (unverified bool) {
 // Verify checks the content of the image's files against their digests, where that was not done
 // when they were read. See Unsure.
 func (m *Image) Verify(ctx context.Context) error {
+	return m.unsure(func(u Unsure) error { return u.Verify(ctx) })
+}
+
+// Agree compares whatever describes the content of the image's files twice. See Unsure.
+func (m *Image) Agree(ctx context.Context) error {
+	return m.unsure(func(u Unsure) error { return u.Agree(ctx) })
+}
+
+// unsure calls f for the image's files that have something left to check, until it fails.
+func (m *Image) unsure(f func(u Unsure) error) error {
 	var all []Unsure
 	m.top.chain(func(l *layer) {
 		if l.unsure != nil {
@@ -288,7 +298,7 @@ func (m *Image) Verify(ctx context.Context) error {
 		}
 	})
 	for _, u := range all {
-		if err := u.Verify(ctx); err != nil {
+		if err := f(u); err != nil {
 			return fmt.Errorf("image %q: %w", m.name, err)
 		}
 	}

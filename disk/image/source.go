@@ -50,6 +50,10 @@ type Unsure interface {
 	// Unverified reports whether data that was read may turn out to be wrong. Then Verify is always
 	// called, not only when everything was read. Unverified does not wait.
 	Unverified() bool
+	// Agree compares whatever describes the content twice, without reading all of it, and fetches
+	// what that needs. It is called in any case, once the disk is in use, and waits like Verify.
+	// The error is disk.ErrWrongContent if there is a difference.
+	Agree(ctx context.Context) error
 	// Verify checks all of the content against its digest, and fetches the missing rest for that.
 	// It waits until ctx ends, and a later call continues. The error is disk.ErrWrongContent if the
 	// digest is wrong.

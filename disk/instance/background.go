@@ -103,7 +103,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	}
 	copying, copied := context.WithCancel(ctx)
 	defer copied()
-	var identity sync.WaitGroup
+	var identity sync.WaitGroup // and of comparing
 	identity.Go(func() {
 		if !b.clone {
 			_ = slots.Rest(identifying, overlay.FirstReads) // copying has its own share
@@ -114,6 +114,16 @@ func (b *background) run(ctx, identifying context.Context) error {
 	if !b.clone {
 		return b.verifyBeside(ctx)
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	compared := make(chan error, 1)
+	identity.Go(func() {
+		err := b.compare(ctx)
+		if errors.Is(err, disk.ErrWrongContent) {
+			cancel(err) // nobody needs the copy
+		}
+		compared <- err
+	})
 	begin := time.Now()
 	_, data := b.over.Copied()
 	opt := overlay.CopyOptions{Slots: b.workers.copying, Log: b.log, Progress: b.progress,
@@ -135,6 +145,12 @@ func (b *background) run(ctx, identifying context.Context) error {
 		along.End()
 	}
 	copied()
+	if errors.Is(err, context.Canceled) {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		err = <-compared
+	}
 	if err != nil {
 		return err
 	}
@@ -159,20 +175,28 @@ func (b *background) run(ctx, identifying context.Context) error {
 	return nil
 }
 
-// verifyBeside verifies an image that is served before its content was verified.
+// verifyBeside compares what describes the image twice, and verifies an image that is served before
+// its content was verified.
 func (b *background) verifyBeside(ctx context.Context) error {
-	if !b.img.Unverified() {
-		return nil
-	}
-	if err := slots.Rest(ctx, overlay.FirstReads); err != nil {
+	if err := b.compare(ctx); err != nil || !b.img.Unverified() {
 		return err
 	}
 	return b.verify(ctx)
 }
 
-// verify verifies the rest of the image's content. If it is wrong, so is the disk.
-func (b *background) verify(ctx context.Context) error {
-	err := b.img.Verify(ctx)
+// compare compares what describes the image twice, after the guest's first reads.
+func (b *background) compare(ctx context.Context) error {
+	if err := slots.Rest(ctx, overlay.FirstReads); err != nil {
+		return err
+	}
+	return b.condemn(b.img.Agree(ctx))
+}
+
+// verify verifies the rest of the image's content.
+func (b *background) verify(ctx context.Context) error { return b.condemn(b.img.Verify(ctx)) }
+
+// condemn fails the disk if an error says that the content of its image is wrong.
+func (b *background) condemn(err error) error {
 	if errors.Is(err, disk.ErrWrongContent) {
 		b.over.Condemn(err)
 		return fmt.Errorf("the disk has failed, every read and write of it ends with an error: %w",

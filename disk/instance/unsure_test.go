@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -21,9 +22,20 @@ type unsureSource struct {
 	unverified bool
 	asked      atomic.Int32
 	verdict    chan error
+	differs    error // of Agree
+	fails      error // of reads from 2 to 3 MiB
 }
 
 func (s *unsureSource) Unverified() bool { return s.unverified }
+
+func (s *unsureSource) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if s.fails != nil && off < 3<<20 && off+int64(len(p)) > 2<<20 {
+		return 0, s.fails
+	}
+	return s.Source.ReadAt(ctx, p, off)
+}
+
+func (s *unsureSource) Agree(context.Context) error { return s.differs }
 
 func (s *unsureSource) Verify(ctx context.Context) error {
 	s.asked.Add(1)
@@ -119,5 +131,36 @@ func TestVerifiedBeforeItIsComplete(t *testing.T) {
 			require.Zero(t, s.asked.Load())
 		}
 		require.NoError(t, inst.Close(), "which does not wait for the verdict")
+	}
+}
+
+// TestImageThatContradictsItself fails the disks of an image of which a comparison, or a read of
+// the guest or of the copy, has shown that it is wrong.
+func TestImageThatContradictsItself(t *testing.T) {
+	wrong := fmt.Errorf("%w: a test", disk.ErrWrongContent)
+	for _, mode := range []CopyMode{CopyOnWrite, CopyOnRead, CopyClone} {
+		for name, s := range map[string]*unsureSource{
+			"compared": {differs: wrong},
+			"read":     {fails: wrong},
+		} {
+			t.Run(string(mode)+", "+name, func(t *testing.T) {
+				inst := startUnsure(t, s, Options{WorkDir: t.TempDir(), Mode: mode})
+				s.verdict <- nil
+				if s.fails != nil {
+					_, err := inst.ReadAt(make([]byte, 512), 2<<20)
+					require.ErrorIs(t, err, disk.ErrWrongContent)
+				}
+				testtool.Eventually(t, func() bool {
+					_, err := inst.WriteAt(nil, 0)
+					return errors.Is(err, disk.ErrWrongContent)
+				}, "the disk fails")
+				_, err := inst.ReadAt(make([]byte, 512), 0)
+				require.ErrorIs(t, err, disk.ErrWrongContent)
+				inst.copies.done.Wait()
+				state, err := loadState(inst.dir.state())
+				require.NoError(t, err)
+				require.False(t, state.Complete)
+			})
+		}
 	}
 }

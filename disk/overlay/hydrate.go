@@ -119,7 +119,7 @@ func (h *hydration) run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(failure, disk.ErrFailed):
+		case errors.Is(failure, disk.ErrFailed) || errors.Is(failure, disk.ErrWrongContent):
 			return failure
 		case h.o.blocks.clear.Load() == 0:
 			return nil
@@ -232,12 +232,13 @@ func (h *hydration) step(ctx context.Context, slot *slots.Slot) (more bool, rest
 		return true, farRetry // the next pass copies this chunk
 	case err != nil:
 		h.failMu.Lock()
-		if h.failure == nil || errors.Is(err, disk.ErrFailed) {
+		if h.failure == nil || errors.Is(err, disk.ErrFailed) ||
+			errors.Is(err, disk.ErrWrongContent) {
 			h.failure = err
 		}
 		h.failMu.Unlock()
 		var medium *disk.MediumError
-		lost := errors.As(err, &medium)
+		lost := errors.As(err, &medium) && !errors.Is(err, disk.ErrWrongContent)
 		if lost && h.far { // perhaps all of it is lost: do not ask too often
 			h.heldBack.Store(int32(h.workers - 1))
 			return true, max(h.retry, 1)

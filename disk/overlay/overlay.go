@@ -302,6 +302,9 @@ func (o *Disk) readImage(ctx context.Context, p []byte, off int64) (int, error) 
 	inside := max(0, min(int64(len(p)), base.Size()-off))
 	clear(p[inside:])
 	if n, err := base.ReadAtContext(ctx, p[:inside], off); int64(n) < inside {
+		if errors.Is(err, disk.ErrWrongContent) {
+			o.Condemn(err)
+		}
 		return n, err
 	}
 	return len(p), nil
@@ -416,7 +419,7 @@ func (o *Disk) dropMaps() error {
 
 // Condemn makes every later read and write fail: the image has turned out to have wrong content,
 // and nobody can tell what the guest has made of it. The error says what is wrong.
-func (o *Disk) Condemn(err error) { o.fate.wrong.Store(&err) }
+func (o *Disk) Condemn(err error) { o.fate.wrong.CompareAndSwap(nil, &err) }
 
 // condemned returns why a range cannot be used, or nil.
 func (o *Disk) condemned(op string, off, length int64) error {

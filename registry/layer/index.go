@@ -3,7 +3,6 @@ package layer
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -105,18 +104,6 @@ func (x *Index) Layer(withDir bool) ([]byte, error) {
 		err = errors.New("the disks are too large for one image's index")
 	}
 	return b.Bytes(), err
-}
-
-// ReadIndex reads the index of an image, without its digests and tables. nil: it has none, one of
-// an unknown version, or one that does not describe all disks of the image.
-func ReadIndex(ctx context.Context, r *transport.Image) (*Index, error) {
-	return IndexBy(r, func(desc descriptor) (x *Index, err error) {
-		err = r.Read(ctx, desc, MaxIndexLayer, func(in io.Reader) error {
-			x, err = ParseIndex(in, r.Manifest.Layers, nil)
-			return err
-		})
-		return x, err
-	})
 }
 
 // IndexBy finds the layer of the index, has read read it, and checks that it describes all disks.

@@ -1,6 +1,7 @@
 package layer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -61,6 +62,33 @@ func (t *Tables) Read(p []byte, off int64) bool {
 	}
 	n, _ := t.from.ReadAt(p, t.at[i]+off-t.Ranges[i][0])
 	return n == len(p) // otherwise they are fetched
+}
+
+// Differ returns where the bytes of the file from off on differ from the tables; -1: nowhere.
+func (t *Tables) Differ(p []byte, off int64) int64 {
+	if t == nil {
+		return -1
+	}
+	end := off + int64(len(p))
+	for i := max(0, sort.Search(len(t.Ranges),
+		func(i int) bool { return t.Ranges[i][0] > off })-1); i < len(t.Ranges); i++ {
+		begin, stop := max(off, t.Ranges[i][0]), min(end, t.Ranges[i][0]+t.Ranges[i][1])
+		if t.Ranges[i][0] >= end {
+			break
+		}
+		if begin >= stop {
+			continue
+		}
+		mine := make([]byte, stop-begin)
+		// What cannot be read here is not used either: see Read.
+		if n, _ := t.from.ReadAt(mine, t.at[i]+begin-t.Ranges[i][0]); n < len(mine) {
+			continue
+		}
+		if !bytes.Equal(mine, p[begin-off:stop-off]) {
+			return begin
+		}
+	}
+	return -1
 }
 
 // Ranges are parts of a file, as offset and length, and where to read them.

@@ -1,0 +1,286 @@
+package registry
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"sync/atomic"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/unpack"
+	"kubevirt.io/disk/registry/layer"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// The index of an image describes what its layers have: which files there are, where they lie, and
+// what is in some places of them. Whoever scans or pulls the image reads the layers, and a guest
+// reads what the index says. So both are compared before the index is believed for good.
+
+// disagrees is the error of an index that says something else than the layers of its image have.
+func disagrees(format string, args ...any) error {
+	return fmt.Errorf("%w: the index of the image contradicts its layers: %s: push the image again",
+		disk.ErrWrongContent, fmt.Sprintf(format, args...))
+}
+
+// agree compares an index with the layers of its image: a container of the image has the files of
+// the index, where the index says, and no others in the directory of the disks. Of layers that
+// have files of the index, only the headers are read, and all of them before a bad verdict. Others
+// are read and verified. The error is disk.ErrWrongContent if the index is wrong.
+func agree(ctx context.Context, src transport.Source, layers []descriptor, x *layer.Index) error {
+	files := make(map[string]*layer.IndexFile)
+	has := make(map[string]bool) // layers with some of them
+	for i := range x.Files {
+		files[x.Files[i].Name], has[x.Files[i].Layer] = &x.Files[i], true
+	}
+	shade := layer.NewShadow()
+	for i := len(layers) - 1; i >= 0; i-- {
+		digest := layers[i].Digest.String()
+		var list *layer.List
+		var err error
+		if has[digest] {
+			list, err = described(ctx, src, layers, i, files, shade)
+		} else {
+			list, err = listLayer(ctx, src, layers, i, shade)
+			if errors.Is(err, errDisk) {
+				return disagrees("the layer %s has files that it lacks", digest)
+			}
+		}
+		if err == nil {
+			err = shade.Add(list)
+		}
+		if err != nil {
+			return fmt.Errorf("layer %s: %w", digest, err)
+		}
+	}
+	for name := range files {
+		return disagrees("no layer shows %q where it says that it lies", name)
+	}
+	return nil
+}
+
+// described compares a layer with the files of the index that lie in it, and takes those that show
+// out of files.
+func described(ctx context.Context, src transport.Source, layers []descriptor, i int,
+	files map[string]*layer.IndexFile, shade *layer.Shadow) (*layer.List, error) {
+	desc := layers[i]
+	from, err := src.Blob(desc)
+	if err != nil {
+		return nil, err
+	}
+	var shown []*layer.Part
+	check := func(l *layer.Contents, err error) (*layer.List, error) {
+		if err == nil {
+			shown, err = l.Shown(shade)
+		}
+		if no := new(layer.Unsuited); errors.As(err, &no) {
+			return nil, disagrees("the layer %s %s", desc.Digest, no.Why)
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range shown {
+			for _, name := range p.Names() {
+				if f := files[name]; f == nil || f.Layer != p.Layer || f.Offset != p.Offset ||
+					f.Size != p.Size {
+					return nil, disagrees("the layer %s has %q, %d bytes at %d, which it says "+
+						"otherwise", desc.Digest, name, p.Size, p.Offset)
+				}
+			}
+		}
+		return l.List, nil
+	}
+	list, err := check(headersOf(ctx, from, layers, i))
+	if errors.Is(err, disk.ErrWrongContent) {
+		// Perhaps what came was changed on its way.
+		if err := from.Read(ctx, func(in io.Reader) error {
+			list, err = check(readLayer(in, layers, i))
+			return nil
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range shown {
+		for _, name := range p.Names() {
+			delete(files, name)
+		}
+	}
+	return list, nil
+}
+
+// headersOf reads the headers of a layer by ranges, which verifies nothing.
+func headersOf(ctx context.Context, from *transport.Blob, layers []descriptor, i int) (
+	*layer.Contents, error) {
+	r := &failing{in: &rangeReader{ctx: ctx, of: &blocks{of: from}}}
+	l, err := contentsOf(r, bufio.NewReaderSize(&rangeReader{ctx: ctx, of: r.in.of}, 512),
+		layers, i, func() int64 { return r.in.off })
+	if r.err != nil {
+		return nil, r.err
+	}
+	return l, err
+}
+
+// failing remembers an error of the layer under whatever is made of its content.
+type failing struct {
+	in  *rangeReader
+	err error
+}
+
+func (f *failing) Read(p []byte) (int, error) {
+	n, err := f.in.Read(p)
+	if err != nil && err != io.EOF {
+		f.err = err
+	}
+	return n, err
+}
+
+func (f *failing) Seek(off int64, whence int) (int64, error) { return f.in.Seek(off, whence) }
+
+// readLayer reads a layer from its beginning.
+func readLayer(in io.Reader, layers []descriptor, i int) (*layer.Contents, error) {
+	var at atomic.Int64
+	b := bufio.NewReaderSize(in, 64<<10)
+	return contentsOf(&consumed{b, &at}, b, layers, i, at.Load)
+}
+
+// consumed counts what was read.
+type consumed struct {
+	io.Reader
+	at *atomic.Int64
+}
+
+func (c *consumed) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.at.Add(int64(n))
+	return n, err
+}
+
+// contentsOf says which files a layer has. peek has its first block, and at is where r is.
+func contentsOf(r io.Reader, peek *bufio.Reader, layers []descriptor, i int, at func() int64) (
+	*layer.Contents, error) {
+	head, err := peek.Peek(layer.TarBlock)
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	if what := unpack.Compressed(head); what != "" {
+		return nil, &layer.Unsuited{Why: "is compressed by " + string(what)}
+	}
+	plain, err := layer.IsPlain(layers[i], head)
+	switch {
+	case err != nil:
+		return nil, &layer.Unsuited{Why: err.Error()}
+	case plain:
+		return layer.PlainContents(layers, i, nil), nil
+	}
+	l, err := layer.LayTar(r, layers[i], at)
+	if no := new(layer.Unsuited); err != nil && !errors.As(err, &no) {
+		err = &layer.Unsuited{Why: "cannot be read: " + err.Error()}
+	}
+	return l, err
+}
+
+// blocks reads a blob in blocks: each read of it is a request.
+type blocks struct {
+	of   *transport.Blob
+	off  int64 // of have
+	have []byte
+}
+
+// headerBlock is as much as the headers of a file mostly have. Bytes.
+const headerBlock = 4 << 10
+
+func (b *blocks) Size() int64 { return b.of.Desc.Size }
+
+func (b *blocks) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if off < b.off || off >= b.off+int64(len(b.have)) {
+		next := make([]byte, min(headerBlock, b.Size()-off))
+		if err := b.of.Fill(ctx, next, off); err != nil {
+			return 0, err
+		}
+		b.off, b.have = off, next
+	}
+	return copy(p, b.have[off-b.off:]), nil
+}
+
+// verdict is what was found out about the content of an image. Everything that reads the image
+// fails once it is bad.
+type verdict struct {
+	bad  atomic.Pointer[error]
+	keep func(why error) error // remembers it for later starts
+}
+
+// err is why the image must not be read, or nil.
+func (v *verdict) err() error {
+	if v == nil {
+		return nil
+	}
+	if bad := v.bad.Load(); bad != nil {
+		return *bad
+	}
+	return nil
+}
+
+// condemn ends the use of the image, if the error is disk.ErrWrongContent, and returns the error.
+func (v *verdict) condemn(err error) error {
+	if v == nil || !errors.Is(err, disk.ErrWrongContent) ||
+		!v.bad.CompareAndSwap(nil, &err) || v.keep == nil {
+		return err
+	}
+	return errors.Join(err, v.keep(err))
+}
+
+// wrongName is the file that says why an image must not be served.
+func wrongName(digest string) string { return "wrong-" + keptName(digest) + ".txt" }
+
+// comparedName is the file that says that the index of an image agrees with its layers.
+func comparedName(digest string) string { return "compared-" + keptName(digest) }
+
+// condemned is the error of an image that an earlier start has found wrong, or nil.
+func (k *keptSource) condemned(digest string) error {
+	if digest == "" {
+		return nil
+	}
+	why, err := k.read(wrongName(digest), maxRecord)
+	if err != nil {
+		return nil
+	}
+	return fmt.Errorf("the image %s was found wrong when it was served: %s; its disks are wrong: "+
+		"remove them, and the directory %q with them, before you serve an image that was pushed "+
+		"again", digest, why, filepath.Clean(k.dir.Name()))
+}
+
+// compare compares the index of the image with its layers, once, and waits for what cannot be
+// fetched now.
+func (s *Stream) compare(ctx context.Context) error {
+	select {
+	case <-s.comparing:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { s.comparing <- struct{}{} }()
+	name := comparedName(s.image.Digest)
+	if _, err := s.kept.dir.Stat(name); err == nil {
+		return nil
+	}
+	for pause := transport.FirstPause; ; pause = min(2*pause, transport.LongPause) {
+		err := agree(ctx, s.image.Source, s.image.Manifest.Layers, s.index)
+		switch {
+		case err == nil:
+			return s.kept.write(name, nil)
+		case errors.Is(err, disk.ErrWrongContent):
+			return s.verdict.condemn(err)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		s.warnOf("index")(fmt.Sprintf("%v; it cannot be compared with the layers yet, next try "+
+			"in %s", err, pause))
+		if err := transport.PauseFor(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
