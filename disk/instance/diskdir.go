@@ -12,6 +12,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/osfile"
 )
@@ -210,18 +211,67 @@ func makeDirs(path string, synced bool) error {
 
 func (d *diskDir) disk() string       { return filepath.Join(d.path, d.diskFile) }
 func (d *diskDir) state() string      { return filepath.Join(d.path, d.stateFile) }
-func (d *diskDir) liveMap() string    { return d.disk() + ".live" }
-func (d *diskDir) durableMap() string { return d.disk() + ".map" }
+func (d *diskDir) liveMap() string    { return d.disk() + mapSuffixes[0] }
+func (d *diskDir) durableMap() string { return d.disk() + mapSuffixes[1] }
 
-// clear removes an ephemeral disk. It removes the state first: without it the disk does not count.
+// clear removes a disk. An ephemeral one loses its state first: without it the disk does not count.
+// A persistent one has no file, and loses its state last: it says that what is left is to go.
 func (d *diskDir) clear() error {
-	for _, name := range []string{d.state(), d.state() + durable.SpareSuffix, d.liveMap(),
-		d.durableMap(), d.disk()} {
+	state := []string{d.state(), d.state() + durable.SpareSuffix}
+	if !d.persistent {
+		if err := removeAll(state); err != nil {
+			return err
+		}
+	}
+	err := removeAll([]string{d.liveMap(), d.durableMap(), d.disk()})
+	if err == nil {
+		err = errors.Join(d.clearLayers(nil), d.clearUnits())
+	}
+	if err != nil || !d.persistent {
+		return err
+	}
+	return removeAll(state)
+}
+
+// removeAll removes files in their order, until it fails.
+func removeAll(names []string) error {
+	for _, name := range names {
 		if err := osfile.Remove(name); err != nil {
 			return err
 		}
 	}
-	return errors.Join(d.clearLayers(nil), d.clearUnits())
+	return nil
+}
+
+// remains reports whether there was a disk whose own file is not there: any other file of a disk says
+// so. Only the state and the maps of a disk that was about to be made are older than its file.
+func (d *diskDir) remains() (bool, error) {
+	s, err := loadState(d.state())
+	switch {
+	case durable.IsUnread(err):
+		return false, err
+	case err == nil && s.lost(), err != nil && !errors.Is(err, fs.ErrNotExist):
+		return true, nil
+	}
+	part, err := d.parts(err == nil)
+	return part != "", err
+}
+
+// parts returns a file that a disk has beside its own file and its state. "": there is none.
+func (d *diskDir) parts(withoutMaps bool) (name string, err error) {
+	entries, err := os.ReadDir(d.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	for _, e := range entries {
+		end, is := strings.CutPrefix(e.Name(), d.diskFile)
+		isMap := end == mapSuffixes[0] || end == mapSuffixes[1]
+		if is && (end == image.LayersSuffix || strings.HasPrefix(end, layerInfix) ||
+			strings.HasPrefix(end, unitInfix) || isMap && !withoutMaps) {
+			return e.Name(), err
+		}
+	}
+	return "", err
 }
 
 // removeMaps removes the maps of a complete disk.

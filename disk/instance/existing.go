@@ -64,15 +64,7 @@ const (
 func (o *opening) judge(ctx context.Context) verdict {
 	st, err := os.Lstat(o.dir.disk())
 	if errors.Is(err, fs.ErrNotExist) {
-		s, err := loadState(o.dir.state())
-		switch {
-		case err != nil:
-		case s.lost() && (o.dir.persistent || o.opt.Leftovers == LeftoversKeep):
-			return verdict{what: refuse, err: o.missing()}
-		case s.Mode != CopyNone:
-			return verdict{what: remake, reason: "its file is missing"}
-		}
-		return verdict{what: remake}
+		return o.judgeMissing()
 	}
 	if err != nil {
 		return verdict{what: refuse, err: err}
@@ -102,6 +94,21 @@ func (o *opening) judge(ctx context.Context) verdict {
 			"again: a guest finds nothing with blocks of another length", s.blockSize()))
 	}
 	return o.judgeImage(ctx, s)
+}
+
+// judgeMissing says what to do if the file of a disk is not there.
+func (o *opening) judgeMissing() verdict {
+	there, err := o.dir.remains()
+	switch {
+	case err != nil:
+		return verdict{what: refuse, err: o.unread(err)}
+	case there && (o.dir.persistent || o.opt.Leftovers == LeftoversKeep):
+		return verdict{what: refuse, err: o.missing()}
+	}
+	if s, err := loadState(o.dir.state()); err == nil && s.Mode != CopyNone {
+		return verdict{what: remake, reason: "its file is missing"}
+	}
+	return verdict{what: remake}
 }
 
 // judgeImage says what to do with a disk that is fine, if its image is.
@@ -191,11 +198,12 @@ func (o *opening) checkImage(ctx context.Context, s *state) (reason string, err 
 
 // adopt accepts a file that came with the volume as a complete disk.
 func (o *opening) adopt(st fs.FileInfo) verdict {
-	for _, name := range []string{o.dir.liveMap(), o.dir.durableMap(), o.dir.layers()} {
-		if _, err := os.Lstat(name); err == nil {
-			return verdict{what: refuse, err: o.refusal(
-				"has lost its state file, and is not complete without it", restoreVolume)}
-		}
+	if left, err := o.dir.parts(false); err != nil {
+		return verdict{what: refuse, err: o.unread(err)}
+	} else if left != "" {
+		return verdict{what: refuse, err: o.refusal(fmt.Sprintf("has lost its state file, and is "+
+			"not complete without it: there is %q", left), "put "+o.dir.state()+" back, or "+
+			restoreVolume)}
 	}
 	if st.Size() == 0 || st.Size()%disk.SectorSize != 0 {
 		reason := fmt.Sprintf("has a size of %d bytes, which is not a positive multiple of %d",
@@ -224,10 +232,11 @@ func (o *opening) unread(err error) error {
 // missing is the error for a disk that was made once, and is not there.
 func (o *opening) missing() error {
 	const reason = "is missing, and was there at an earlier start"
-	action := "put it back, or mount its storage; or remove " + o.dir.state() + " to begin anew"
+	action := "put it back, or mount its storage; or "
 	if o.dir.persistent {
-		return o.refusal(reason, action)
+		return o.refusal(reason, action+beginAnew)
 	}
+	action += "remove the directory " + o.dir.path + " to begin anew"
 	return fmt.Errorf("the disk %q %s; %s", o.dir.disk(), reason, action)
 }
 

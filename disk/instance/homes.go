@@ -189,7 +189,7 @@ func samePlace(a, b string) bool {
 // holds reports whether a directory holds the disk, with data that a new disk would not have.
 func (h Homes) holds(path, name string) (bool, error) {
 	if h.Persistent {
-		return present(filepath.Join(path, PersistentName))
+		return persistentDirOf(path).begun()
 	}
 	root, err := osfile.Resolved(filepath.Dir(path))
 	if err != nil {

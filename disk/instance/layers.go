@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.uber.org/zap"
@@ -22,8 +23,8 @@ import (
 // layerInfix comes between the name of the disk's file and the identifier of a layer.
 const layerInfix = ".layer-"
 
-// layerMaps are the ends of the names of a layer's maps.
-var layerMaps = []string{".live", ".map"}
+// mapSuffixes are the ends of the names of maps: the live one, and the durable one.
+var mapSuffixes = []string{".live", ".map"}
 
 func (d *diskDir) layers() string         { return d.disk() + image.LayersSuffix }
 func (d *diskDir) layer(id string) string { return d.disk() + layerInfix + id }
@@ -88,7 +89,7 @@ func (d *diskDir) clearOtherLayers(keep *overlay.Record) error {
 	needed := map[string]bool{}
 	for _, l := range keep.Layers {
 		needed[l.ID] = true
-		for _, suffix := range layerMaps {
+		for _, suffix := range mapSuffixes {
 			needed[l.ID+suffix] = true
 		}
 	}
@@ -115,7 +116,7 @@ func (o *opening) judgeLayers(s *state) (v verdict, bad bool) {
 		return o.unfit(reason, "cannot be used: "+reason, "put the record back, or "+
 			restoreVolume), true
 	case r == nil:
-		return v, false
+		return o.judgeUnrecorded()
 	}
 	for _, l := range r.Layers {
 		path := o.dir.layer(l.ID)
@@ -138,6 +139,26 @@ func (o *opening) judgeLayers(s *state) (v verdict, bad bool) {
 	}
 	s.layers = r
 	return v, false
+}
+
+// judgeUnrecorded refuses a disk that has layers, and neither state nor record that tell of them.
+func (o *opening) judgeUnrecorded() (v verdict, bad bool) {
+	if there, err := present(o.dir.layers()); err == nil && there {
+		return v, false // it is of a disk that an earlier version has made again
+	}
+	names, err := osfile.Names(o.dir.path)
+	if err != nil {
+		return verdict{what: refuse, err: o.unread(err)}, true
+	}
+	at := slices.IndexFunc(names, func(name string) bool {
+		return strings.HasPrefix(name, o.dir.diskFile+layerInfix)
+	})
+	if at < 0 {
+		return v, false
+	}
+	reason := fmt.Sprintf("the record %q of its snapshots is missing, and there is %q",
+		o.dir.layers(), names[at])
+	return o.unfit(reason, "cannot be used: "+reason, "put the record back, or "+restoreVolume), true
 }
 
 // layersSize returns the size of the largest layer: the live one is never smaller than others.
@@ -205,7 +226,7 @@ func (s *shelf) options(id string, floor int64) (opt overlay.MapOptions, err err
 		return opt, err
 	}
 	path := s.dir.layer(id)
-	return overlay.MapOptions{Live: path + layerMaps[0], Durable: path + layerMaps[1],
+	return overlay.MapOptions{Live: path + mapSuffixes[0], Durable: path + mapSuffixes[1],
 		ID: [16]byte(mapID), ImageSize: floor, Boot: bootID(), Volume: s.volume,
 		WasDurable: s.wasDurable, IsDurable: s.durable, Log: s.log}, nil
 }
@@ -269,7 +290,7 @@ func (s *shelf) open(id string) (*rawfile.File, error) {
 func (s *shelf) Remove(id string) error {
 	path := s.dir.layer(id)
 	err := osfile.Remove(path)
-	for _, suffix := range layerMaps {
+	for _, suffix := range mapSuffixes {
 		err = errors.Join(err, osfile.Remove(path+suffix))
 	}
 	return err

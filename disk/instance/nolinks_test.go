@@ -162,7 +162,11 @@ func TestLinksOfTheOperator(t *testing.T) {
 		require.NoError(t, err)
 		inst, _ := start(t, path, Options{PersistentDir: dirs[0]})
 		require.NoError(t, inst.Close())
-		require.NoError(t, os.RemoveAll(filepath.Join(real, PersistentName)))
+		all, err := filepath.Glob(filepath.Join(real, PersistentName+"*"))
+		require.NoError(t, err)
+		for _, name := range all {
+			require.NoError(t, os.RemoveAll(name))
+		}
 	}
 	img := openGood(t, path)
 	require.NoError(t, image.Convert(t.Context(), img, filepath.Join(links, "run", "out.raw"), nil))

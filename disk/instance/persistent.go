@@ -29,7 +29,7 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 		return nil, err
 	}
 	alone := filepath.Join(volume, PersistentName)
-	single, err := present(alone)
+	single, err := persistentDirOf(volume).begun()
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func PersistentDirs(volume string, images []string) ([]string, error) {
 		}
 		return dirs, nil
 	}
-	several, err := present(filepath.Join(dirs[0], PersistentName))
+	several, err := persistentDirOf(dirs[0]).begun()
 	switch {
 	case err != nil:
 		return nil, err
@@ -71,10 +71,21 @@ func PersistentState(volume string) string {
 	return filepath.Join(volume, PersistentName+".state")
 }
 
-// HasPersistent reports whether a volume holds a disk that needs no image.
+// begun reports whether there is a disk, or what is left of one.
+func (d *diskDir) begun() (bool, error) {
+	if there, err := present(d.disk()); err != nil || there {
+		return there, err
+	}
+	if st, err := os.Stat(d.path); err != nil || !st.IsDir() {
+		return false, nil // an image may give its name to a file
+	}
+	return d.remains()
+}
+
+// HasPersistent reports whether a volume holds a disk, or what is left of one.
 func HasPersistent(volume string) bool {
-	there, err := present(filepath.Join(volume, PersistentName))
-	return err == nil && there
+	there, err := persistentDirOf(volume).begun()
+	return err != nil || there
 }
 
 // Kept is a persistent disk of an earlier start.
