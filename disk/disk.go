@@ -151,6 +151,19 @@ type Distant interface {
 	Within(ctx context.Context) Disk
 }
 
+// Elsewhere is a disk that another server has. Asked once, when the LUN is made. Its methods do not
+// wait for the server; they answer what it has told last.
+type Elsewhere interface {
+	// Generation names the content of the disk, as its server does. The disk fails when that
+	// changes.
+	Generation() string
+	// Shared reports whether others may write the disk at its server. Then nothing that is decided
+	// here binds them.
+	Shared() bool
+	// ReadOnly reports whether the server takes no writes.
+	ReadOnly() bool
+}
+
 // Identity distinguishes one disk instance from every other one, so that two pods of one image
 // never look like two paths to one disk. It is kept with the disk's state.
 type Identity struct {

@@ -145,10 +145,11 @@ func (run *run) store(p []byte, off int64) error {
 	return run.put(p, off)
 }
 
-// put is store for a range that is held.
+// put is store for a range that is held. A disk that another server has gets parts of sectors as
+// they are: others may write the rest there.
 func (run *run) put(p []byte, off int64) error {
 	c := run.c
-	if aligned(off, off+int64(len(p))) {
+	if c.far != nil || aligned(off, off+int64(len(p))) {
 		n, err := run.r.WriteAt(c.disk, p, off)
 		c.bytesWritten.Add(uint64(n))
 		return err

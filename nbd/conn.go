@@ -502,6 +502,8 @@ func endOf(err error) (reason string, expected bool) {
 		return "reinstated", true
 	case errors.Is(err, errOver):
 		return "over", true
+	case errors.Is(err, errTold):
+		return "access_changed", true
 	case errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, syscall.ECONNRESET):
 		return "connection_closed", true

@@ -63,7 +63,7 @@ func (h *handshake) meta(o option) error {
 	list := o.number == optListMeta
 	if !list {
 		h.contexts, h.contextsOf, h.session, h.heir, h.snapshots = 0, "", "", false, nil
-		h.contextsOn = nil
+		h.contextsOn, h.told = nil, told{}
 	}
 	r, err := decodeMetaRequest(o.data)
 	switch {
@@ -85,7 +85,10 @@ func (h *handshake) meta(o option) error {
 	case session != "" && d.Over(h.c.name, session):
 		return h.refuse(o, repErrPolicy, "%v", errOver)
 	case session != "":
-		if err := h.replyContext(o, contextSession, encodeIdentity(d.Identity)); err != nil {
+		if h.told, err = tell(d, h.c.name, session); err != nil {
+			return h.refuse(o, repErrPolicy, "%v", err)
+		}
+		if err := h.replyContext(o, contextSession, h.told.encode()); err != nil {
 			return err
 		}
 	}

@@ -28,13 +28,15 @@ const (
 
 // greeting is what a server says of an export.
 type greeting struct {
-	name     string // the server's for the export; "": unknown
-	size     int64  // bytes
-	flags    uint16
-	identity disk.Identity
-	limit    int // the most bytes that a request may carry
-	block    int // of a logical block, bytes
+	told
+	name  string // the server's for the export; "": unknown
+	size  int64  // bytes
+	flags uint16
+	limit int // the most bytes that a request may carry
+	block int // of a logical block, bytes
 }
+
+func (g *greeting) readOnly() bool { return g.flags&flagReadOnly != 0 }
 
 // dialer connects to an export, as one session: see RemoteOptions.
 type dialer struct {
@@ -154,7 +156,7 @@ func (n *negotiation) join() error {
 			return nil
 		}
 		joined = true
-		n.identity, err = decodeIdentity(string(p[4:]))
+		n.told, err = decodeTold(string(p[4:]))
 		return err
 	})
 	var refused *refusedOption
@@ -205,8 +207,8 @@ func (n *negotiation) choose() error {
 		return err
 	case n.size <= 0 || n.size%int64(n.block) != 0:
 		return fmt.Errorf("the export has %d bytes; a disk has a multiple of %d", n.size, n.block)
-	case n.flags&flagSendFlush == 0:
-		return errors.New("the server cannot make writes durable (it has no FLUSH)")
+	case n.flags&flagSendFlush == 0 || n.flags&flagSendFUA == 0:
+		return errors.New("the server cannot make writes durable (it has no FLUSH or FUA)")
 	case n.limit < minBlock || n.limit%disk.SectorSize != 0:
 		return fmt.Errorf("the server takes at most %d bytes in a request", n.limit)
 	}

@@ -51,7 +51,9 @@ func (run *run) queue() bool {
 		flags &^= cmdFlagDF // the answer is one chunk in any case
 	}
 	switch {
-	case l == nil || flags != 0 || !writes && q.command != cmdRead:
+	case l == nil || flags != 0 || !writes && q.command != cmdRead || writes && l.readOnly():
+		return false
+	case writes && !l.shared && q.length > uint64(c.far.kept.largest()):
 		return false
 	case q.length == 0 || q.length > chunk || q.length > uint64(c.far.first.limit) ||
 		!aligned(int64(q.off), int64(q.off+q.length)):
@@ -94,14 +96,17 @@ func (run *run) post(l *link, buf *memory.Buffer) bool {
 	p.to, p.abandoned = p, false
 	c.loops.Add(1)
 	c.srv.wg.Add(1)
-	if q.command == cmdWrite {
-		p.logged = run.prepare(p)
-	}
-	if (q.command == cmdRead || p.logged) && l.post(&p.call) == nil {
+	if q.command == cmdRead && l.post(&p.call) == nil {
 		return true
 	}
-	p.giveBack()
-	p.release()
+	if q.command == cmdWrite && run.prepare(p) {
+		if l.post(&p.call) == nil {
+			return true
+		}
+		p.giveBack()
+		c.disk.Ranges.Unlock(&p.hold)
+	}
+	c.disk.End()
 	p.leave()
 	return false
 }
@@ -113,15 +118,24 @@ const (
 	forwardShare = 128
 )
 
-// prepare takes what a write needs, unless that means to wait.
+// prepare takes what a write needs, unless that means to wait. A write to a disk that others write,
+// too, is durable when the server acknowledges it, and is not kept: see Remote.
 func (run *run) prepare(p *passage) bool {
 	c, q, r := run.c, &run.req, run.c.far
+	if p.link.shared {
+		p.flags = cmdFlagFUA
+	}
 	p.hold.Set(rangelock.Write, c.client.Name(), int64(q.off), int64(q.length))
 	if c.disk.Ranges.LockContext(over, &p.hold) != nil {
 		return false
 	}
-	if run.wanted() == nil && r.kept.reserve(over, int(q.length)) == nil {
-		return true
+	if run.wanted() == nil {
+		if p.link.shared {
+			return true
+		}
+		if p.logged = r.kept.reserve(over, int(q.length)) == nil; p.logged {
+			return true
+		}
 	}
 	c.disk.Ranges.Unlock(&p.hold)
 	return false
@@ -162,7 +176,7 @@ func (p *passage) completed(err error) {
 
 // release gives up the range and the disk.
 func (p *passage) release() {
-	if p.logged {
+	if p.command == cmdWrite {
 		p.c.disk.Ranges.Unlock(&p.hold)
 	}
 	p.c.disk.End()

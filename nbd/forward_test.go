@@ -17,9 +17,7 @@ import (
 // handOn serves the disk of a server to others, as a relay does.
 func handOn(t testing.TB, r *Remote) *served {
 	t.Helper()
-	return serve(t, 1, func(o *serving.Options) {
-		o.Disk, o.Access = r, serving.AccessWriteShared
-	})
+	return serve(t, 1, func(o *serving.Options) { o.Disk = r })
 }
 
 // TestRelayIsADisk runs the tests of every disk on one behind a relay.

@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"bufio"
+	"cmp"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -43,6 +44,7 @@ type handshake struct {
 	snapshots  []disk.Snapshot // the snapshots of contextBitmap and the next ones
 	session    string          // that SET_META_CONTEXT has chosen with them; "": none
 	heir       bool            // the session is an heir's
+	told       told            // what the session was told of the disk
 }
 
 // errParted says that the client ends the negotiation as the protocol has it.
@@ -421,8 +423,17 @@ func (h *handshake) choose(d *serving.Disk, name string) error {
 	case h.c.client.Over(d):
 		return errOver
 	}
+	if session != "" {
+		h.c.client.Resume(d)
+		if now, err := tell(d, h.c.name, session); err != nil || now != h.told {
+			return cmp.Or(err, errAnother)
+		}
+	}
 	return h.c.reinstate()
 }
+
+// errAnother refuses a disk of which the client was told something else in the same handshake.
+var errAnother = errors.New("the disk is not in the state that was told a moment ago: ask again")
 
 // flags are the transmission flags of an export.
 func (h *handshake) flags(d *serving.Disk) uint16 {

@@ -84,6 +84,7 @@ func (m *migration) crash() {
 	m.at.cut()
 	testtool.Eventually(m.t, func() bool { return len(m.at.Sessions()) == 0 })
 	require.NoError(m.t, m.disk.crash())
+	m.at.restart(m.t, 1, nil)
 }
 
 func (m *migration) write(r *Remote, b byte) error {
@@ -258,7 +259,7 @@ func TestInheritOfAnOldServer(t *testing.T) {
 		_, _ = server.Write(join(u64(magicInit), u64(magicOption),
 			u16(flagFixedNewstyle|flagNoZeroes), answer(optStructuredReply, repAck, nil),
 			answer(optSetMeta, repMetaContext,
-				join(u32(3), []byte(identityContext+"3000000000000001,x"))),
+				join(u32(3), []byte(diskContext+"3000000000000001,b,g,,x"))),
 			answer(optSetMeta, repAck, nil)))
 	}()
 	n := &negotiation{dialer: &dialer{session: "x", heir: true}, nc: client,

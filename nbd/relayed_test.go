@@ -88,3 +88,18 @@ func (n *relayed) remote(t testing.TB) *Remote {
 	return openRemote(t, RemoteOptions{Address: serving.SocketPrefix + n.socket,
 		Export: "disk1.raw"})
 }
+
+// restart has the disk of a number served again, as after a restart of the server. Change may set
+// other options; nil: they stay.
+func (n *relayed) restart(t testing.TB, number uint16, change func(*serving.Options)) {
+	t.Helper()
+	all := n.Server.disks
+	opt := all.At(number).Options
+	released, err := all.Remove(number)
+	require.NoError(t, err)
+	<-released
+	if change != nil {
+		change(&opt)
+	}
+	require.NoError(t, all.Add(opt))
+}

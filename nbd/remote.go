@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -27,11 +28,18 @@ type RemoteOptions struct {
 	// Once says that the disk fails when its connection breaks: another client may own the disk,
 	// and change it, before there is a new one.
 	Once bool
+	// Keep is how many bytes of memory hold what the server has not made durable; 0: 16 MiB.
+	Keep int
 }
 
 // Remote is a disk that another server of ours has, as a disk of this process. While the server
 // cannot be reached, calls wait: it is a disk.Distant. After a broken connection it connects again
-// and repeats what was not answered, and what was answered and is not durable yet.
+// and repeats what was not answered. It also repeats what was answered and is not durable yet, but
+// only if the server was started anew, which may have lost that, and nobody else has used the disk
+// meanwhile. Otherwise it would undo what others have written.
+//
+// A disk that others may write at the same time has nothing repeated. Each change is durable there
+// before it is answered.
 //
 // A request may still be under way at the server when its connection breaks. So the server is asked
 // to end the former connection of the session, with all its requests, before a new one may do
@@ -47,6 +55,9 @@ type Remote struct {
 	free     freeCalls
 	flushing atomic.Bool    // a flush in the background is under way
 	wg       sync.WaitGroup // of the goroutines in the background
+	boot     string         // of the server, which has all of kept; connect's
+
+	readOnly, shared atomic.Bool // as the server has told last
 
 	mu      sync.Mutex
 	link    *link         // guarded by mu; nil: there is no connection now
@@ -59,6 +70,7 @@ var (
 	_ disk.Discarder = (*Remote)(nil)
 	_ disk.Zeroer    = (*Remote)(nil)
 	_ disk.Distant   = (*Remote)(nil)
+	_ disk.Elsewhere = (*Remote)(nil)
 )
 
 const (
@@ -75,7 +87,7 @@ const (
 func OpenRemote(ctx context.Context, opt RemoteOptions) (*Remote, error) {
 	r := &Remote{dialer: dialer{RemoteOptions: opt, session: rand.Text()}, log: opt.Log,
 		changed: make(chan struct{}), inherit: make(chan inheritance)}
-	r.kept = newUnflushed(r.flushSoon)
+	r.kept = newUnflushed(cmp.Or(opt.Keep, maxUnflushed), r.flushSoon)
 	if r.log == nil {
 		r.log = zap.NewNop()
 	}
@@ -84,8 +96,9 @@ func OpenRemote(ctx context.Context, opt RemoteOptions) (*Remote, error) {
 		return nil, r.explain(err)
 	}
 	r.ctx, r.stop = context.WithCancel(context.Background())
-	r.first = l.greeting
-	r.use(l)
+	r.first, r.boot = l.greeting, l.boot
+	r.begin(l)
+	r.set(l, nil)
 	r.wg.Add(1)
 	go r.connect(l)
 	return r, nil
@@ -102,22 +115,32 @@ func (r *Remote) explain(err error) error {
 	return fmt.Errorf("export %q of the NBD server %s: %w", r.Export, r.Address, err)
 }
 
-// use makes a connection that of the disk.
-func (r *Remote) use(l *link) {
-	r.begin(l)
-	r.set(l, nil)
-}
-
 // begin lets a connection take replies.
 func (r *Remote) begin(l *link) {
 	l.acked = r.acknowledged
 	go l.receive()
 }
 
+// set makes a connection that of the disk; nil: there is none now. A failure is for good.
 func (r *Remote) set(l *link, failed error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.link = l
+	if l != nil {
+		r.readOnly.Store(l.readOnly())
+		r.shared.Store(l.shared)
+	}
+	r.changeLocked(failed)
+}
+
+// fail ends the use of the disk for good.
+func (r *Remote) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.changeLocked(err)
+}
+
+func (r *Remote) changeLocked(failed error) {
 	if r.failed == nil {
 		r.failed = failed
 	}
@@ -194,49 +217,83 @@ func (r *Remote) again(ctx context.Context) (*link, error) {
 	l, err := r.dial(ctx)
 	switch {
 	case errors.Is(err, errOver):
-		return nil, fmt.Errorf("%w: %w", disk.ErrFailed, r.explain(err))
+		return nil, r.broken(err)
 	case err != nil:
 		return nil, err
-	case l.identity != r.first.identity || l.size < r.first.size:
+	}
+	if former := r.now(); former != nil { // what it has acknowledged is in kept when it has ended
+		former.fail(errReinstated)
+		r.lost(former)
+	}
+	if err := r.same(&l.greeting); err != nil {
 		_ = l.nc.Close()
-		return nil, fmt.Errorf("%w: %w", disk.ErrFailed, r.explain(errors.New(
-			"it is another disk than before")))
+		return nil, r.broken(err)
 	}
 	r.begin(l)
-	if err = r.replay(l); err == nil {
-		return l, nil
+	if l.boot != r.boot {
+		if err = r.replay(l); err != nil {
+			l.fail(err)
+			<-l.ended
+			return nil, err
+		}
+		r.boot = l.boot
 	}
-	l.fail(err)
-	<-l.ended
-	var refused *replyError
-	if errors.As(err, &refused) {
-		err = fmt.Errorf("%w: writes that were acknowledged cannot be repeated: %w",
-			disk.ErrFailed, r.explain(err))
+	return l, nil
+}
+
+// broken says that the disk has failed, and why.
+func (r *Remote) broken(err error) error {
+	return fmt.Errorf("%w: %w", disk.ErrFailed, r.explain(err))
+}
+
+// same reports why an export is not what the guest has left.
+func (r *Remote) same(now *greeting) error {
+	before := &r.first
+	switch {
+	case now.identity != before.identity || now.size < before.size:
+		return errors.New("it is another disk than before")
+	case now.generation != before.generation && before.generation != "":
+		return errors.New("it has another content than before, such as that of a snapshot: start " +
+			"the machine again")
+	case now.boot == r.boot || r.kept.empty():
+	case now.shared || !now.last:
+		return errors.New("its server was started anew, and writes that were acknowledged may be " +
+			"lost: they cannot be repeated, because others have used the disk since")
+	case now.readOnly():
+		return errors.New("its server was started anew, and writes that were acknowledged may be " +
+			"lost: they cannot be repeated, because the disk is write-protected now")
 	}
-	return nil, err
+	return nil
 }
 
 // replay makes the changes again that are not known to be durable.
 func (r *Remote) replay(l *link) error {
-	r.kept.mu.Lock()
-	from, end := r.kept.first, r.kept.first+uint64(len(r.kept.records))
-	r.kept.mu.Unlock()
-	if from == end {
-		return nil
-	}
-	r.log.Info("repeating acknowledged writes that may not be durable",
-		zap.Uint64("requests", end-from))
-	for from < end {
-		// One after the other: they may overlap.
-		for _, c := range r.kept.calls(from, replayed) {
-			c.replay = true
-			if err := l.do(r.ctx, c); err != nil {
-				return err
-			}
-			from++
+	told := false
+	for from := uint64(0); ; {
+		calls, next := r.kept.calls(from, replayed)
+		if len(calls) == 0 {
+			return nil
 		}
+		if !told {
+			told = true
+			r.log.Info("repeating acknowledged writes that may not be durable")
+		}
+		for _, c := range calls { // one after the other: they may overlap
+			c.replay = true
+			err := l.do(r.ctx, c)
+			means := r.meaning(c, err)
+			switch {
+			case err == nil:
+			case errors.Is(err, errLinkLost), errors.Is(means, disk.ErrNotNow),
+				errors.Is(means, disk.ErrNoSpace):
+				return err
+			default:
+				return r.broken(fmt.Errorf("writes that were acknowledged cannot be repeated: %w",
+					err))
+			}
+		}
+		from = next
 	}
-	return nil
 }
 
 // acknowledged keeps what the server may lose.
@@ -293,7 +350,8 @@ func (r *Remote) lost(l *link) {
 	}
 }
 
-// meaning makes an error of a disk from one of the protocol.
+// meaning makes an error of a disk from one of the protocol. This is the one place that knows what
+// an error of the server says: disk.ErrNotNow passes.
 func (r *Remote) meaning(c *call, err error) error {
 	if err == nil {
 		return nil
@@ -307,9 +365,15 @@ func (r *Remote) meaning(c *call, err error) error {
 	}
 	switch reply.code {
 	case ePerm, eNoMem, eShutdown:
-		// Another client owns the disk, and may hand it over; the server may have memory later, or
-		// be back.
+		// Another client owns the disk, or has reserved it, and may give it up; the server may have
+		// memory later, or be back. If the disk is write-protected, this connection ends, and the
+		// next one tells.
 		return fmt.Errorf("%w: %w", disk.ErrNotNow, r.explain(err))
+	}
+	if c.command == cmdFlush { // nobody can tell what was lost
+		return r.broken(err)
+	}
+	switch reply.code {
 	case eNoSpace:
 		return fmt.Errorf("%w: %w", disk.ErrNoSpace, r.explain(err))
 	case eIO:
@@ -327,76 +391,46 @@ func (r *Remote) meaning(c *call, err error) error {
 func (r *Remote) change(ctx context.Context, command uint16, off, length int64, data []byte) error {
 	c := r.free.take(command, off, length, data)
 	defer r.free.give(c)
-	if len(data) > maxLogged {
-		return r.changeDurably(ctx, c)
-	}
-	if err := r.kept.reserve(ctx, len(data)); errors.Is(err, disk.ErrFailed) {
-		_, err = r.current(ctx) // why it has failed
-		return err
-	} else if err != nil {
-		return disk.ErrNotNow
-	}
-	c.logged = true
-	err := r.call(ctx, c)
-	if err != nil {
-		r.kept.giveBack(len(data))
-	}
-	return err
-}
-
-// changeDurably makes a change that is too large to be kept. The changes before it would undo it
-// when they are repeated, so they must be durable, too, on the same connection.
-func (r *Remote) changeDurably(ctx context.Context, c *call) error {
 	for {
 		l, err := r.current(ctx)
 		if err != nil {
 			return err
 		}
-		if err = l.do(ctx, c); err == nil {
-			err = r.flushOn(ctx, l)
-		}
-		if !errors.Is(err, errLinkLost) {
-			return r.meaning(c, err)
+		if err = r.changeBy(ctx, l, c); !errors.Is(err, errLinkLost) {
+			return err
 		}
 		r.lost(l)
 	}
 }
 
-func (r *Remote) flush(ctx context.Context) error {
-	if r.kept.empty() { // so a stop does not wait for a server that is away
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if errors.Is(r.failed, errOver) { // nothing is lost
-			return nil
+// changeBy makes the request on one connection. A change that cannot be repeated is durable before
+// it is acknowledged: one that is too large to be kept, and one of a disk that others write. The
+// changes before a large one would undo it if they were repeated, so they become durable, too.
+func (r *Remote) changeBy(ctx context.Context, l *link, c *call) error {
+	c.flags, c.logged = 0, false
+	switch {
+	case l.readOnly():
+		return disk.ErrReadOnly
+	case l.shared:
+		c.flags = cmdFlagFUA
+		return r.meaning(c, l.do(ctx, c))
+	case len(c.data) > r.kept.largest():
+		if err := l.do(ctx, c); err != nil {
+			return r.meaning(c, err)
 		}
-		return r.failed
+		return r.flushOn(ctx, l)
 	}
-	for {
-		l, err := r.current(ctx)
-		if err != nil {
-			return err
-		}
-		err = r.flushOn(ctx, l)
-		var refused *replyError
-		switch {
-		case errors.Is(err, errLinkLost):
-			r.lost(l)
-			continue
-		case errors.As(err, &refused):
-			err = fmt.Errorf("%w: %w", disk.ErrFailed, r.explain(err))
-			r.set(l, err)
-		}
+	switch err := r.kept.reserve(ctx, len(c.data)); {
+	case errors.Is(err, disk.ErrFailed):
+		_, err = r.current(ctx) // why it has failed
 		return err
+	case err != nil:
+		return disk.ErrNotNow
 	}
-}
-
-func (r *Remote) flushOn(ctx context.Context, l *link) error {
-	mark := r.kept.mark()
-	c := r.free.take(cmdFlush, 0, 0, nil)
-	defer r.free.give(c)
+	c.logged = true
 	err := l.do(ctx, c)
-	if err == nil {
-		r.kept.drop(mark)
+	if err != nil {
+		r.kept.giveBack(len(c.data))
 	}
-	return err
+	return r.meaning(c, err)
 }

@@ -215,7 +215,8 @@ func (v *volatile) flushed() int {
 // goes on, loses nothing that was acknowledged.
 func TestRemoteCrash(t *testing.T) {
 	v := &volatile{Memory: disktest.NewMemory(diskSize), durable: make([]byte, diskSize)}
-	n := relay(t, serve(t, 1, func(o *serving.Options) { o.Disk = v }))
+	store := &kept{data: map[string][]byte{}}
+	n := relay(t, serve(t, 1, func(o *serving.Options) { o.Disk, o.Store = v, store }))
 	r := n.remote(t)
 	want := make([]byte, diskSize)
 	change := func(off int, p []byte) {
@@ -230,6 +231,7 @@ func TestRemoteCrash(t *testing.T) {
 		n.cut()
 		testtool.Eventually(t, func() bool { return len(n.Sessions()) == 0 })
 		require.NoError(t, v.crash())
+		n.restart(t, 1, nil)
 		n.set(false, 0)
 		got := make([]byte, diskSize)
 		_, err := r.ReadAt(got, 0)
@@ -245,7 +247,7 @@ func TestRemoteCrash(t *testing.T) {
 	change(8192, bytes.Repeat([]byte{3}, 512))
 	crash()
 	crash() // what was repeated may be lost again
-	change(1<<20, bytes.Repeat([]byte{4}, maxLogged+512))
+	change(1<<20, bytes.Repeat([]byte{4}, 1<<20+512))
 	require.NotZero(t, v.flushed())
 	crash()
 
@@ -393,10 +395,10 @@ func FuzzRemote(f *testing.F) {
 	answer := func(option, kind uint32, data []byte) []byte {
 		return join(u64(magicReply), u32(option), u32(kind), u32(uint32(len(data))), data)
 	}
-	export := join(u16(infoExport), u64(1<<20), u16(flagHasFlags|flagSendFlush))
+	export := join(u16(infoExport), u64(1<<20), u16(flagHasFlags|flagSendFlush|flagSendFUA))
 	chosen := join(hello, answer(optStructuredReply, repAck, nil),
 		answer(optSetMeta, repMetaContext,
-			join(u32(3), []byte(identityContext+"3000000000000001,x"))),
+			join(u32(3), []byte(diskContext+"3000000000000001,b,g,,x"))),
 		answer(optSetMeta, repAck, nil), answer(optGo, repInfo, export), answer(optGo, repAck, nil))
 	chunk := func(flags, kind uint16, cookie uint64, p []byte) []byte {
 		return join(u32(magicStructured), u16(flags), u16(kind), u64(cookie),

@@ -3,8 +3,6 @@ package nbd
 import (
 	"context"
 
-	"go.uber.org/zap"
-
 	"kubevirt.io/disk/disk"
 )
 
@@ -32,8 +30,14 @@ func (r *Remote) Name() string { return r.first.name }
 // Identity is the disk's at its server.
 func (r *Remote) Identity() disk.Identity { return r.first.identity }
 
-// ReadOnly reports whether the server takes no writes.
-func (r *Remote) ReadOnly() bool { return r.first.flags&flagReadOnly != 0 }
+// Generation implements disk.Elsewhere.
+func (r *Remote) Generation() string { return r.first.generation }
+
+// ReadOnly implements disk.Elsewhere.
+func (r *Remote) ReadOnly() bool { return r.readOnly.Load() }
+
+// Shared implements disk.Elsewhere.
+func (r *Remote) Shared() bool { return r.shared.Load() }
 
 // BlockSize is the length of a logical block of the disk in bytes.
 func (r *Remote) BlockSize() int { return r.first.block }
@@ -116,21 +120,4 @@ func (w remoteWithin) changes(command uint16, off, length int64) error {
 		off, length = off+n, length-n
 	}
 	return nil
-}
-
-// flushSoon makes acknowledged writes durable in the background, so that there is room for others.
-func (r *Remote) flushSoon() {
-	if r.flushing.Swap(true) {
-		return
-	}
-	r.wg.Go(func() {
-		err := r.flush(r.ctx)
-		if err != nil && r.ctx.Err() == nil {
-			r.log.Error("the disk has failed", zap.Error(err))
-		}
-		r.flushing.Store(false)
-		if err == nil && r.kept.wanted() { // who asked meanwhile found one under way
-			r.flushSoon()
-		}
-	})
 }

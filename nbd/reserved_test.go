@@ -21,6 +21,7 @@ func (*reserving) Added(*serving.Disk) error      { return nil }
 func (*reserving) Removed(*serving.Disk)          {}
 func (*reserving) Resized(*serving.Disk)          {}
 func (*reserving) Protected(*serving.Disk)        {}
+func (*reserving) Shared(*serving.Disk)           {}
 func (*reserving) Holders(*serving.Disk) []string { return nil }
 func (*reserving) Fence(*serving.Disk, func(string) bool) (serving.Fencing, error) {
 	return fencing{}, errors.New("nobody is fenced here")

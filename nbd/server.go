@@ -381,7 +381,21 @@ func (f front) Removed(d *serving.Disk) {
 func (f front) Resized(*serving.Disk) {}
 
 // Protected implements serving.Front. Writes are refused from now on.
-func (f front) Protected(*serving.Disk) {}
+func (f front) Protected(d *serving.Disk) { f.tellAgain(d) }
+
+// Shared implements serving.Front.
+func (f front) Shared(d *serving.Disk) { f.tellAgain(d) }
+
+// tellAgain ends the connections of sessions: their clients connect again at once, and are told
+// what the disk is now.
+func (f front) tellAgain(d *serving.Disk) {
+	f.mu.Lock()
+	conns := f.allLocked(func(c *conn) bool { return c.disk == d && c.sessionName != "" })
+	f.mu.Unlock()
+	for _, c := range conns {
+		c.fail(errTold)
+	}
+}
 
 // Bars implements serving.Front. The protocol has no reservations.
 func (f front) Bars(*serving.Disk, bool) error { return nil }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/serving"
 )
 
 // A client that connects again after its connection broke does not know which requests the server
@@ -15,7 +16,8 @@ import (
 // could come late and undo that. A session prevents it, as iSCSI's do (RFC 7143 6.3.5): when a
 // connection of a session begins, the former one ends first, with all its requests. The protocol
 // has nothing of the kind, but metadata contexts of a vendor: a client asks for one whose name
-// begins with sessionContext, and gets one whose name tells which disk the export is.
+// begins with sessionContext, and gets one whose name tells which disk the export is, and in which
+// state. GO is refused if that is no longer true.
 //
 // Sessions of one name, such as those of relays with the same certificate, are incarnations of it:
 // see serving.Disks.AttachIncarnation. Whoever also asks for heirContext is an heir, and gets the
@@ -24,9 +26,9 @@ import (
 const (
 	// The rest of the query is the session's name, which the client has drawn.
 	sessionContext = "x-kubevirt-disk:session="
-	// The rest of the answer is what identifies the disk.
-	identityContext = "x-kubevirt-disk:disk="
-	heirContext     = "x-kubevirt-disk:heir"
+	// The rest of the answer is what the session is told of the disk: see told.
+	diskContext = "x-kubevirt-disk:disk="
+	heirContext = "x-kubevirt-disk:heir"
 	// maxSession is the longest name of a session, in bytes.
 	maxSession = 64
 	// reinstateTime is how long a client waits for the requests of the former connection. It may
@@ -34,20 +36,49 @@ const (
 	reinstateTime = 20 * time.Second
 )
 
-func encodeIdentity(id disk.Identity) string {
-	return identityContext + hex.EncodeToString(id.NAA[:]) + "," + id.Serial
+// told is what a session is told of its disk.
+type told struct {
+	identity   disk.Identity
+	boot       string // of the server's use of the disk: see serving.Disk.Generation
+	generation string // of its content; "": it cannot be written
+	shared     bool   // others may write it at the same time
+	last       bool   // nobody but the session has used it since the session did
 }
 
-func decodeIdentity(s string) (id disk.Identity, err error) {
-	rest, ok := strings.CutPrefix(s, identityContext)
-	naa, serial, both := strings.Cut(rest, ",")
-	b, err := hex.DecodeString(naa)
-	if !ok || !both || err != nil || len(b) != len(id.NAA) {
-		return id, fmt.Errorf("the server does not say which disk the export is: %q", s)
+// tell says what a session is to know of a disk. The session's client is called by that name.
+func tell(d *serving.Disk, name, session string) (t told, err error) {
+	t = told{identity: d.Identity, boot: d.Boot, shared: d.WrittenByMany(),
+		last: d.LastUsedBy(name, session)}
+	t.generation, err = d.Generation()
+	return t, err
+}
+
+func (t told) encode() string {
+	flags := ""
+	if t.shared {
+		flags += "s"
 	}
-	copy(id.NAA[:], b)
-	id.Serial = serial
-	return id, nil
+	if t.last {
+		flags += "l"
+	}
+	return diskContext + strings.Join([]string{hex.EncodeToString(t.identity.NAA[:]), t.boot,
+		t.generation, flags, t.identity.Serial}, ",")
+}
+
+func decodeTold(s string) (t told, err error) {
+	rest, ok := strings.CutPrefix(s, diskContext)
+	parts := strings.SplitN(rest, ",", 5)
+	if !ok || len(parts) != 5 {
+		return t, fmt.Errorf("the server does not say which disk the export is: %q", s)
+	}
+	b, err := hex.DecodeString(parts[0])
+	if err != nil || len(b) != len(t.identity.NAA) || parts[1] == "" {
+		return t, fmt.Errorf("the server does not say which disk the export is: %q", s)
+	}
+	copy(t.identity.NAA[:], b)
+	t.boot, t.generation, t.identity.Serial = parts[1], parts[2], parts[4]
+	t.shared, t.last = strings.Contains(parts[3], "s"), strings.Contains(parts[3], "l")
+	return t, nil
 }
 
 // sessionIn returns the name of the session that a client asks for; "": none.
@@ -71,6 +102,10 @@ func sessionIn(queries []string) (string, error) {
 
 // errOver ends the connections of a session, and refuses more of them.
 var errOver = errors.New("another session of this name has taken the disk over")
+
+// errTold ends a connection whose client is to learn what it was told otherwise.
+var errTold = errors.New("who may write the disk has changed, and the client is told when it " +
+	"connects again")
 
 // errReinstated ends a connection in favour of a newer one of its session.
 var errReinstated = errors.New("a newer connection of its session has replaced it")

@@ -10,14 +10,11 @@ import (
 )
 
 const (
-	// maxUnflushed is how many bytes of writes a client keeps, with those under way. When half of
-	// that is acknowledged, it asks the server to make them durable. A hook sidecar of KubeVirt has
-	// 64 MiB for everything.
+	// maxUnflushed is how much memory a client keeps changes in, with those under way, unless it is
+	// told otherwise. Bytes.
 	maxUnflushed = 16 << 20
-	// maxRecords is the same for the number of writes, discards and zeroings.
-	maxRecords = 16 << 10
-	// maxLogged is the longest write that is kept. The server makes longer ones durable at once.
-	maxLogged = 1 << 20
+	// recordCost is what a change takes besides its data, in bytes.
+	recordCost = 128
 )
 
 // record is a change of the disk that the server has acknowledged, and may lose if its machine
@@ -29,48 +26,58 @@ type record struct {
 }
 
 // unflushed are the acknowledged changes since the last flush, in the order of their
-// acknowledgement. They are made again after a connection broke: nothing else tells whether the
-// server's machine has crashed. A change takes its room before it is sent, so that it can be kept
-// when it is acknowledged:
+// acknowledgement. They are made again when the server may have lost them. When half of the limit
+// is acknowledged, the server is asked to make them durable. A change takes its room before it is
+// sent, so that it can be kept when it is acknowledged:
 //
 //	reserve ──► (the server acknowledges) ──► add, or giveBack ──► drop, when a flush has succeeded
 type unflushed struct {
+	limit int    // bytes of memory
 	flush func() // begins a flush, and does not wait for it
 	pool  *memory.Pool
 
-	mu       sync.Mutex
-	records  []record      // guarded by mu
-	first    uint64        // guarded by mu; the number of records[0]
-	used     int           // guarded by mu; bytes of memory, with what is reserved
-	reserved int           // guarded by mu; changes under way
-	coming   int           // guarded by mu; bytes of memory that are reserved for them
-	waiting  int           // guarded by mu; calls of reserve that wait
-	failed   bool          // guarded by mu; there will be no more room
-	freed    chan struct{} // guarded by mu; closed when there is more room, or never will be
+	mu      sync.Mutex
+	records []record      // guarded by mu
+	first   uint64        // guarded by mu; the number of records[0]
+	used    int           // guarded by mu; bytes of memory, with what is reserved
+	coming  int           // guarded by mu; bytes of memory that are reserved for them
+	waiting int           // guarded by mu; calls of reserve that wait
+	failed  bool          // guarded by mu; there will be no more room
+	freed   chan struct{} // guarded by mu; closed when there is more room, or never will be
 }
 
-func newUnflushed(flush func()) *unflushed {
-	return &unflushed{flush: flush, pool: memory.New(maxUnflushed), freed: make(chan struct{})}
+func newUnflushed(limit int, flush func()) *unflushed {
+	return &unflushed{limit: limit, flush: flush, pool: memory.New(int64(limit)),
+		freed: make(chan struct{})}
+}
+
+// largest is the longest write that is kept, in bytes: several must fit.
+func (u *unflushed) largest() int { return min(memory.Max, u.limit/4) }
+
+// cost is how many bytes of memory a change with n bytes of data counts for.
+func cost(n int) int {
+	if n == 0 {
+		return recordCost
+	}
+	return recordCost + memory.Size(n)
 }
 
 // reserve takes room for a change with n bytes of data. It waits for room until ctx ends or fail is
 // called. A flush helps those that wait only if something was acknowledged, and that may be later:
 // add begins one then.
 func (u *unflushed) reserve(ctx context.Context, n int) error {
-	n = memory.Size(n)
+	n = cost(n)
 	for {
 		u.mu.Lock()
 		if u.failed {
 			u.mu.Unlock()
 			return disk.ErrFailed
 		}
-		records := len(u.records) + u.reserved
-		fits := u.used+n <= maxUnflushed && records < maxRecords
-		half := !fits || u.used-u.coming > maxUnflushed/2 || records > maxRecords/2
+		fits := u.used+n <= u.limit
+		half := !fits || u.used-u.coming > u.limit/2
 		if fits {
 			u.used += n
 			u.coming += n
-			u.reserved++
 		} else {
 			u.waiting++
 		}
@@ -116,9 +123,8 @@ func (u *unflushed) fail() {
 func (u *unflushed) giveBack(n int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.reserved--
-	u.used -= memory.Size(n)
-	u.coming -= memory.Size(n)
+	u.used -= cost(n)
+	u.coming -= cost(n)
 	u.freeLocked()
 }
 
@@ -143,8 +149,7 @@ func (u *unflushed) keep(c *call) (wanted bool) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.reserved--
-	u.coming -= memory.Size(len(c.data))
+	u.coming -= cost(len(c.data))
 	u.records = append(u.records, r)
 	return u.waiting > 0
 }
@@ -172,7 +177,7 @@ func (u *unflushed) drop(mark uint64) {
 	}
 	n := mark - u.first
 	for _, r := range u.records[:n] {
-		u.used -= r.memory()
+		u.used -= cost(r.bytes())
 		r.buf.Release()
 	}
 	kept := copy(u.records, u.records[n:])
@@ -187,13 +192,12 @@ func (u *unflushed) freeLocked() {
 	u.freed = make(chan struct{})
 }
 
-// calls returns the kept changes from that number on as requests, at most n of them.
-func (u *unflushed) calls(from uint64, n int) (all []*call) {
+// calls returns the kept changes from that number on as requests, at most n of them, and the number
+// of the one after them.
+func (u *unflushed) calls(from uint64, n int) (all []*call, next uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if from < u.first {
-		from = u.first
-	}
+	from = max(from, u.first)
 	for _, r := range u.records[min(from-u.first, uint64(len(u.records))):] {
 		if len(all) == n {
 			break
@@ -204,13 +208,13 @@ func (u *unflushed) calls(from uint64, n int) (all []*call) {
 		}
 		all = append(all, c)
 	}
-	return all
+	return all, from + uint64(len(all))
 }
 
-// memory is how many bytes the change counts for.
-func (r *record) memory() int {
+// bytes is how many bytes of data the change has.
+func (r *record) bytes() int {
 	if r.buf == nil {
-		return memory.Size(0)
+		return 0
 	}
-	return memory.Size(len(r.buf.B))
+	return len(r.buf.B)
 }

@@ -10,17 +10,21 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
+// fill takes all room for writes under way.
+func fill(t *testing.T, u *unflushed) {
+	t.Helper()
+	for u.reserve(over, u.largest()) == nil {
+	}
+}
+
 // TestRoomForTheLastWrites: all room is taken by writes under way when the last ones ask for some,
 // and no further call comes. They get it when those under way are acknowledged.
 func TestRoomForTheLastWrites(t *testing.T) {
 	var flushes atomic.Int32
-	u := newUnflushed(func() { flushes.Add(1) })
-	const most = maxUnflushed / maxLogged
-	for range most {
-		require.NoError(t, u.reserve(t.Context(), maxLogged))
-	}
+	u := newUnflushed(maxUnflushed, func() { flushes.Add(1) })
+	fill(t, u)
 	got := make(chan error, 1)
-	go func() { got <- u.reserve(t.Context(), maxLogged) }()
+	go func() { got <- u.reserve(t.Context(), u.largest()) }()
 	testtool.Eventually(t, func() bool {
 		u.mu.Lock()
 		defer u.mu.Unlock()
@@ -28,7 +32,7 @@ func TestRoomForTheLastWrites(t *testing.T) {
 	})
 	require.False(t, u.wanted(), "nothing is acknowledged that a flush could free")
 	before := flushes.Load()
-	c := newCall(cmdWrite, 0, 0, maxLogged, make([]byte, maxLogged))
+	c := newCall(cmdWrite, 0, 0, uint64(u.largest()), make([]byte, u.largest()))
 	u.add(c)
 	require.Equal(t, before+1, flushes.Load())
 	require.True(t, u.wanted())
@@ -42,12 +46,10 @@ func TestRoomForTheLastWrites(t *testing.T) {
 
 // TestRoomOfAFailedDisk: who waits for room is told that the disk has failed.
 func TestRoomOfAFailedDisk(t *testing.T) {
-	u := newUnflushed(func() {})
-	for range maxUnflushed / maxLogged {
-		require.NoError(t, u.reserve(t.Context(), maxLogged))
-	}
+	u := newUnflushed(maxUnflushed, func() {})
+	fill(t, u)
 	got := make(chan error, 1)
-	go func() { got <- u.reserve(t.Context(), maxLogged) }()
+	go func() { got <- u.reserve(t.Context(), u.largest()) }()
 	u.fail()
 	require.ErrorIs(t, <-got, disk.ErrFailed)
 	require.ErrorIs(t, u.reserve(t.Context(), 0), disk.ErrFailed)

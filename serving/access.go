@@ -58,10 +58,14 @@ func (s *Disks) SetAccess(number uint16, mode AccessMode, readOnly bool) error {
 	case !exclusive && d.handover.Load().Guest != "":
 		return fmt.Errorf("LUN %d is open for a handover: finish or cancel that first", number)
 	}
-	d.exclusive.Store(exclusive)
-	if d.protected.Swap(protected) != protected {
-		for _, f := range s.fronts {
+	shared := d.exclusive.Swap(exclusive) != exclusive
+	changed := d.protected.Swap(protected) != protected
+	for _, f := range s.fronts {
+		if changed {
 			f.Protected(d)
+		}
+		if shared {
+			f.Shared(d)
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package serving
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
@@ -53,7 +54,14 @@ type Disk struct {
 	History  disk.Historian
 	Accounts disk.Accountant
 	Estimate disk.Estimator
+	// Elsewhere is the disk, if another server has it.
+	Elsewhere disk.Elsewhere
 	distance
+
+	// Boot is drawn for each use of the disk: see Generation.
+	Boot       string
+	generating sync.Mutex // may wait for the store
+	generation string     // guarded by generating; "": not known yet
 
 	// Ranges orders accesses to the disk that must not overtake each other, in bytes. A request can
 	// be aborted while its disk call still runs. Every write holds its range until its disk calls
@@ -109,7 +117,7 @@ func newDisk(opt Options) (*Disk, error) {
 	}
 	opt.Access = access
 	opt.ReadOnly = opt.ReadOnly || access == AccessReadShared
-	d := &Disk{Options: opt, distance: distanceOf(opt.Disk)}
+	d := &Disk{Options: opt, distance: distanceOf(opt.Disk), Boot: rand.Text()}
 	d.Discards, _ = opt.Disk.(disk.Discarder)
 	d.Zeroes, _ = opt.Disk.(disk.Zeroer)
 	d.Extents, _ = opt.Disk.(disk.Extenter)
@@ -117,6 +125,7 @@ func newDisk(opt Options) (*Disk, error) {
 	d.History, _ = opt.Disk.(disk.Historian)
 	d.Accounts, _ = opt.Disk.(disk.Accountant)
 	d.Estimate, _ = opt.Disk.(disk.Estimator)
+	d.Elsewhere, _ = opt.Disk.(disk.Elsewhere)
 	d.protected.Store(opt.ReadOnly)
 	d.exclusive.Store(access == AccessWriteExclusive)
 	d.size.Store(opt.Disk.Size())
@@ -131,8 +140,10 @@ func newDisk(opt Options) (*Disk, error) {
 // Size is the size that peers may know, in bytes. It grows with Disks.Resize, not by itself.
 func (d *Disk) Size() int64 { return d.size.Load() }
 
-// Protected reports whether the disk is write-protected.
-func (d *Disk) Protected() bool { return d.protected.Load() }
+// Protected reports whether the disk is write-protected, here or where it is.
+func (d *Disk) Protected() bool {
+	return d.protected.Load() || d.Elsewhere != nil && d.Elsewhere.ReadOnly()
+}
 
 // Exclusive reports whether the disk is for one peer at a time.
 func (d *Disk) Exclusive() bool { return d.exclusive.Load() }

@@ -18,7 +18,7 @@ import (
 
 // Config says what all front ends share. The zero value works.
 type Config struct {
-	// bytes that peers may make all front ends keep, for data and open requests; 0: 64 MiB
+	// bytes that peers may make all front ends keep, for data and open requests; 0: DefaultMemory
 	Memory int64
 	// Patience is how long a request is held that needs content of a disk.Distant while none comes.
 	// Then the peer is asked to try again. 0: 10 min.
@@ -32,8 +32,10 @@ type Config struct {
 	Log      *zap.Logger // nil: no log
 }
 
+// DefaultMemory is Config.Memory unless it is set.
+const DefaultMemory = 64 << 20
+
 const (
-	defaultMemory        = 64 << 20
 	defaultPatience      = 10 * time.Minute
 	defaultLeastPatience = 25 * time.Second
 )
@@ -69,7 +71,7 @@ func New(c Config) *Disks {
 	if c.Observer == nil {
 		c.Observer = nopObserver{}
 	}
-	s := &Disks{Memory: memory.New(cmp.Or[int64](c.Memory, defaultMemory)),
+	s := &Disks{Memory: memory.New(cmp.Or[int64](c.Memory, DefaultMemory)),
 		Observer: c.Observer, log: c.Log,
 		patience: cmp.Or(c.Patience, defaultPatience),
 		peers:    map[string]*Peer{}, changing: map[uint16]*Options{}}

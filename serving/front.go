@@ -13,6 +13,8 @@ type Front interface {
 	Resized(*Disk)
 	// Protected is called with Disks.mu held when the write protection of a disk has changed.
 	Protected(*Disk)
+	// Shared is called with Disks.mu held when a disk is no longer for one peer at a time.
+	Shared(*Disk)
 	// Bars returns why clients of other front ends may not use a disk now, or nil: somebody has
 	// reserved it by this protocol. It is called at each of their requests, so it takes no lock.
 	// Write says that the request changes the disk.

@@ -73,6 +73,9 @@ func (f front) Resized(d *serving.Disk) { f.device.Grew(d) }
 // Protected implements serving.Front.
 func (f front) Protected(d *serving.Disk) { f.device.Protected(d) }
 
+// Shared implements serving.Front. Nothing that initiators know changes.
+func (f front) Shared(*serving.Disk) {}
+
 // Bars implements serving.Front.
 func (f front) Bars(d *serving.Disk, write bool) error { return f.device.Bars(d, write) }
 

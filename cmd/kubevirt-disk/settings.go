@@ -176,8 +176,8 @@ func (c *config) ownRows() []setting {
 				"work directory; empty: none",
 			kind: kindFile, to: text(&c.ControlSocket)},
 		{key: keyMemory, env: []string{"MEMORY"}, def: "64Mi",
-			usage: "`bytes` of data in flight of all sessions together, at least 4Mi; commands " +
-				"beyond it are asked to try again",
+			usage: "`bytes` of data in flight of all sessions together, and of what --disk " +
+				"keeps, at least 4Mi; commands beyond it are asked to try again",
 			to: into(&c.Memory, parseMemory)},
 		{key: "max-sessions", env: []string{"MAX_SESSIONS"}, def: "1024",
 			usage: "`number` of sessions at once, by iSCSI and by NBD",
@@ -185,7 +185,7 @@ func (c *config) ownRows() []setting {
 		{key: "max-sessions-per-address", env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",
 			usage: "`number` of sessions at once from one IPv4 address or 64-bit IPv6 network, or " +
 				"of one client by NBD",
-			to:    into(&c.Limits.MaxPerAddress, upTo(target.MostConnections))},
+			to: into(&c.Limits.MaxPerAddress, upTo(target.MostConnections))},
 		{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",
 			usage:   "lowest `level` that is logged: debug, info, warn or error",
 			to:      into(&c.log.level, parseLogLevel),

@@ -77,7 +77,8 @@ func New(opt options.Options) (*Daemon, error) {
 		ready:     make(chan struct{}),
 		state:     status.StateStarting,
 	}
-	d.inUse = serving.New(serving.Config{Memory: opt.Memory,
+	memory, _ := d.opt.MemoryFor()
+	d.inUse = serving.New(serving.Config{Memory: memory,
 		Observer: eventSink{d.metrics, &d.refused}, Log: opt.Log})
 	d.readyFile.Name = d.opt.Setting(&d.opt.ReadyFile).String()
 	d.metrics.SetReady(func() bool { return d.isReady() == nil })

@@ -1,6 +1,7 @@
 package options
 
 import (
+	"cmp"
 	"errors"
 
 	"go.uber.org/zap"
@@ -119,6 +120,21 @@ type Remote struct {
 // Elsewhere reports whether the options name images or disks that are not on this machine.
 func (o *Options) Elsewhere() bool {
 	return len(o.Streams.References)+len(o.Containers.References)+len(o.Remotes.Disks) > 0
+}
+
+// mostKept is how much memory a disk of another server takes at most for what that server may lose.
+const mostKept = 16 << 20
+
+// MemoryFor divides the limit of memory, in bytes. Requests of clients have one part of it. Each
+// disk of another server has a part of its own for acknowledged writes that are not durable there:
+// so a server that is away delays no other disk. All of these have half of the limit at most.
+func (o *Options) MemoryFor() (requests int64, eachRemote int) {
+	all, n := cmp.Or(o.Memory, serving.DefaultMemory), int64(len(o.Remotes.Disks))
+	if n == 0 {
+		return all, 0
+	}
+	each := min(mostKept, all/2/n)
+	return all - n*each, int(each)
 }
 
 // Volumes are the options for volumes on demand. Listen is required.

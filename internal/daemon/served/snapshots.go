@@ -206,6 +206,10 @@ func (d *Disks) Revert(ctx context.Context, s *Disk, name string) (err error) {
 	if !s.Unserved {
 		defer func() { err = errors.Join(err, d.serveLocked(s, false)) }()
 	}
+	// A client that is away now, and comes back, must not go on where it was.
+	if err := serving.EndGeneration(inst.Store()); err != nil {
+		return fmt.Errorf("%v: %w", s, err)
+	}
 	return inst.Revert(ctx, name)
 }
 

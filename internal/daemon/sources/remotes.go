@@ -41,6 +41,7 @@ func (s *Sources) findRemotes(ctx context.Context) (found []plan.Disk, err error
 func (s *Sources) openRemote(ctx context.Context, u options.Remote) (*nbd.Remote, error) {
 	files := &s.opt.Remotes
 	opt := nbd.RemoteOptions{Address: u.Address, Export: u.Export, Log: s.opt.Log.Named("remote")}
+	_, opt.Keep = s.opt.MemoryFor()
 	if u.TLS {
 		opt.TLS = func() (*tls.Config, error) {
 			return nbd.LoadClientTLS(files.Cert, files.Key, files.ServerCA, u.Host)

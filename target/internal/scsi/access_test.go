@@ -144,8 +144,8 @@ func TestSharedModes(t *testing.T) {
 // TestWriteProtection checks every command that writes, and that none reaches the disk.
 func TestWriteProtection(t *testing.T) {
 	b := newBench(t, readOnly)
-	for i := range b.d.nth(0).table.commands {
-		c := &b.d.nth(0).table.commands[i]
+	for i := range b.d.nth(0).table().commands {
+		c := &b.d.nth(0).table().commands[i]
 		request := make([]byte, len(c.usage))
 		request[0] = c.opcode
 		if c.hasAction {

@@ -64,7 +64,7 @@ type unit struct {
 	slot  int    // index in nexusUnits
 	order uint64 // unique; to lock two units, lock the lower one first
 
-	table   *opcodeTable
+	tables  [2]*opcodeTable    // for a disk of which all users are here, and for another one
 	resets  atomic.Uint32      // counts resets
 	grownAt uint64             // guarded by Device.mu; Device.changes when it last grew
 	ctx     context.Context    // ends when the unit is removed, or the device closed
@@ -135,12 +135,28 @@ func newUnit(d *serving.Disk) (*unit, error) {
 	if !d.Volatile {
 		u.persistent.store = d.Store
 	}
-	u.table = opcodeTableOf(abilities{discards: u.Discards != nil, removable: u.Removable,
-		store: u.Store != nil, extents: u.Extents != nil})
+	a := abilities{discards: u.Discards != nil, removable: u.Removable, store: u.Store != nil,
+		extents: u.Extents != nil}
+	u.tables[0] = opcodeTableOf(a)
+	if a.others = true; u.Elsewhere != nil {
+		u.tables[1] = opcodeTableOf(a)
+	}
 	if err := u.restore(); err != nil {
 		return nil, err
 	}
 	return u, nil
+}
+
+// others reports whether somebody may change the disk who is not bound by what is decided here:
+// another server has it, and lets several write.
+func (u *unit) others() bool { return u.Elsewhere != nil && u.Elsewhere.Shared() }
+
+// table has the commands that the unit supports now.
+func (u *unit) table() *opcodeTable {
+	if u.others() {
+		return u.tables[1]
+	}
+	return u.tables[0]
 }
 
 // blocks is the capacity in logical blocks.

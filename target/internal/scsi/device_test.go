@@ -29,6 +29,7 @@ func (f front) Added(d *serving.Disk) error {
 }
 func (f front) Removed(d *serving.Disk)          { f.Drop(d) }
 func (f front) Resized(d *serving.Disk)          { f.Grew(d) }
+func (f front) Shared(*serving.Disk)             {}
 func (f front) Holders(d *serving.Disk) []string { return f.ReservationHolders(d) }
 
 // NewDevice makes a device with its disks.

@@ -386,8 +386,19 @@ type opcodeTable struct {
 	first [256]uint16
 }
 
-// abilities decide which commands a unit supports.
-type abilities struct{ discards, removable, store, extents bool }
+// abilities decide which commands a unit supports. Others says that somebody may change the disk
+// who is not bound by what is decided here.
+type abilities struct{ discards, removable, store, extents, others bool }
+
+// here reports whether a command promises what only holds among those who use the disk here: a
+// reservation, or that nothing comes between what it reads and what it writes.
+func (c *command) here() bool {
+	switch c.opcode {
+	case opPersistIn, opPersistOut, opReserve6, opRelease6, opCompareAndWrite, opOrWrite16:
+		return true
+	}
+	return false
+}
 
 // opcodeTables holds the tables by abilities. Units share them: one takes 13 KiB, and there may be
 // thousands of units.
@@ -416,6 +427,9 @@ func newOpcodeTable(a abilities) *opcodeTable {
 		commands = append(commands, extentCommands()...)
 	}
 	commands = append(commands, copyCommands()...)
+	if a.others {
+		commands = slices.DeleteFunc(commands, func(c command) bool { return c.here() })
+	}
 	return indexCommands(commands)
 }
 

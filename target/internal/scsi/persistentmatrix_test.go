@@ -55,8 +55,8 @@ func matrixCommands(b *bench) map[string][]byte {
 		"PREVENT ALLOW MEDIUM REMOVAL, SET": cdb("1e 00 00 00 01 00"),
 	}
 next:
-	for i := range b.d.nth(0).table.commands {
-		c := &b.d.nth(0).table.commands[i]
+	for i := range b.d.nth(0).table().commands {
+		c := &b.d.nth(0).table().commands[i]
 		for _, own := range ownRules {
 			if strings.HasPrefix(c.name, own) {
 				continue next

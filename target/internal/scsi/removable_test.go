@@ -19,8 +19,8 @@ func TestEjectAndLoad(t *testing.T) {
 	b.good(cdb(eject), nil)
 	require.Equal(t, 1, b.disk.count("flush"),
 		"what was written is durable before the medium leaves")
-	for i := range b.d.nth(0).table.commands {
-		c := &b.d.nth(0).table.commands[i]
+	for i := range b.d.nth(0).table().commands {
+		c := &b.d.nth(0).table().commands[i]
 		request := make([]byte, 16)
 		request[0], request[1] = c.opcode, c.action
 		switch c.opcode {

@@ -17,7 +17,7 @@ const (
 func prepareReportOpcodes(t *Task) error {
 	options, opcode, action := t.CDB[2]&7, t.CDB[3], binary.BigEndian.Uint16(t.CDB[4:])
 	timeouts := t.CDB[2]&bitRCTD != 0
-	table := t.unit.table
+	table := t.unit.table()
 	var c *command
 	if i := table.first[opcode]; i != 0 {
 		c = &table.commands[i-1]

@@ -47,7 +47,7 @@ func TestReportAllOpcodes(t *testing.T) {
 		b := newBench(t, change)
 		plain := b.good(cdb("a3 0c 00 00 00 00 00 01 00 00 00 00"), nil)
 		timed := b.good(cdb("a3 0c 80 00 00 00 00 01 00 00 00 00"), nil)
-		commands := b.d.nth(0).table.commands
+		commands := b.d.nth(0).table().commands
 		require.Len(t, plain, 4+8*len(commands))
 		require.EqualValues(t, len(plain)-4, binary.BigEndian.Uint32(plain))
 		require.Len(t, timed, 4+20*len(commands))
@@ -75,8 +75,8 @@ func TestReportAllOpcodes(t *testing.T) {
 // refused with a pointer to that bit, on every command.
 func TestUsageMapIsWhatIsAccepted(t *testing.T) {
 	b := newBench(t, removableLUN, stored)
-	for i := range b.d.nth(0).table.commands {
-		c := &b.d.nth(0).table.commands[i]
+	for i := range b.d.nth(0).table().commands {
+		c := &b.d.nth(0).table().commands[i]
 		require.Contains(t, []int{6, 10, 12, 16}, len(c.usage), c.name)
 		require.Equal(t, c.opcode, c.usage[0], c.name)
 		for at := 1; at < len(c.usage); at++ {
@@ -103,7 +103,7 @@ func TestUsageMapIsWhatIsAccepted(t *testing.T) {
 // TestUnknownOpcodes checks that commands that are not in the table are refused.
 func TestUnknownOpcodes(t *testing.T) {
 	b := newBench(t)
-	table := b.d.nth(0).table
+	table := b.d.nth(0).table()
 	for op := range 256 {
 		if table.first[op] == 0 {
 			require.Equal(t, "5/20/00", b.run([]byte{byte(op), 0, 0, 0, 0, 0}, nil).outcome(),
@@ -133,8 +133,8 @@ func TestReportTaskManagement(t *testing.T) {
 // FuzzCommand sends arbitrary CDBs with arbitrary data through the whole life of a command.
 func FuzzCommand(f *testing.F) {
 	seed := newBench(f, removableLUN, accounted, stored)
-	for i := range seed.d.nth(0).table.commands {
-		c := &seed.d.nth(0).table.commands[i]
+	for i := range seed.d.nth(0).table().commands {
+		c := &seed.d.nth(0).table().commands[i]
 		request := make([]byte, 16)
 		copy(request, c.usage)
 		f.Add(request, pattern(2, 1), uint8(1), false)
@@ -165,7 +165,7 @@ func FuzzCommand(f *testing.F) {
 			require.NotEqual(t, "4/44/00", result{sense: sense}.code(),
 				"nothing that an initiator sends is our failure")
 		}
-		cmd, _ := b.d.nth(0).table.lookup(&task.CDB)
+		cmd, _ := b.d.nth(0).table().lookup(&task.CDB)
 		if err := b.d.Prepare(task); err != nil {
 			end(err)
 			return

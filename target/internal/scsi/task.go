@@ -85,7 +85,7 @@ func (d *Device) Prepare(t *Task) error {
 	if u == nil {
 		return d.prepareWithoutUnit(t)
 	}
-	cmd, cdbErr := u.table.lookup(&t.CDB)
+	cmd, cdbErr := u.table().lookup(&t.CDB)
 	if t.at.stranger.Load() && (cmd == nil || cmd.flags&duringAttention == 0) {
 		return errLUNNotSupported
 	}

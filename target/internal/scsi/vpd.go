@@ -163,7 +163,9 @@ const (
 func appendBlockLimits(t *Task, b []byte) []byte {
 	var p [60]byte
 	shift := t.unit.shift
-	p[1] = byte(uint32(maxCompareAndWrite) >> shift)
+	if !t.unit.others() {
+		p[1] = byte(uint32(maxCompareAndWrite) >> shift)
+	}
 	be := binary.BigEndian
 	be.PutUint16(p[2:], granularity>>shift)
 	be.PutUint32(p[4:], maxTransfer>>shift)

@@ -1,0 +1,81 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kubevirt.io/disk/disk"
+)
+
+const (
+	// firstPause and lastPause are between two tries of a flush that the server refuses for now.
+	firstPause = 50 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// flush makes what was acknowledged durable. It waits while the server is away or refuses that for
+// now. Any other error is for good.
+func (r *Remote) flush(ctx context.Context) error {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		if r.kept.empty() { // so a stop does not wait for a server that is away
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if errors.Is(r.failed, errOver) { // nothing is lost
+				return nil
+			}
+			return r.failed
+		}
+		l, err := r.current(ctx)
+		if err != nil {
+			return err
+		}
+		switch err = r.flushOn(ctx, l); {
+		case errors.Is(err, errLinkLost):
+			r.lost(l)
+		case errors.Is(err, disk.ErrNotNow):
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return err
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// flushOn has the server make durable what it has acknowledged on one connection.
+func (r *Remote) flushOn(ctx context.Context, l *link) error {
+	mark := r.kept.mark()
+	c := r.free.take(cmdFlush, 0, 0, nil)
+	defer r.free.give(c)
+	err := l.do(ctx, c)
+	if err == nil {
+		r.kept.drop(mark)
+		return nil
+	}
+	if err = r.meaning(c, err); errors.Is(err, disk.ErrFailed) {
+		r.fail(err)
+	}
+	return err
+}
+
+// flushSoon makes acknowledged writes durable in the background, so that there is room for others.
+func (r *Remote) flushSoon() {
+	if r.flushing.Swap(true) {
+		return
+	}
+	r.wg.Go(func() {
+		err := r.flush(r.ctx)
+		if err != nil && r.ctx.Err() == nil {
+			r.log.Error("the disk has failed", zap.Error(err))
+		}
+		r.flushing.Store(false)
+		if err == nil && r.kept.wanted() { // who asked meanwhile found one under way
+			r.flushSoon()
+		}
+	})
+}

@@ -1,0 +1,77 @@
+package serving
+
+import (
+	"crypto/rand"
+	"fmt"
+)
+
+// A client that comes back after its connection broke must know whether it finds what it left. Two
+// names tell. Boot is this use of the disk: what was acknowledged during it is there, durable or
+// not. Generation is the content: another one does not follow from what the client has seen.
+
+// storedContent is the name under which the generation of a disk's content is kept.
+const storedContent = "content"
+
+// Generation names the content of the disk, also after restarts. It changes when the disk's content
+// is replaced as a whole: by another disk's, or by that of a snapshot. It is drawn when somebody
+// asks first; until then nobody could miss it. "": none, because the disk cannot be written. An
+// error says that it cannot be read or kept now.
+func (d *Disk) Generation() (string, error) {
+	if d.Elsewhere != nil {
+		return d.Elsewhere.Generation(), nil
+	}
+	d.generating.Lock()
+	defer d.generating.Unlock()
+	if d.generation != "" {
+		return d.generation, nil
+	}
+	generation := ""
+	if d.Store != nil {
+		b, err := d.Store.Load(storedContent)
+		if err != nil {
+			return "", fmt.Errorf("which content the disk has: %w", err)
+		}
+		generation = string(b)
+	}
+	if generation == "" && !d.ReadOnly {
+		generation = rand.Text()
+		if d.Store != nil {
+			if err := d.Store.Save(storedContent, []byte(generation)); err != nil {
+				return "", fmt.Errorf("which content the disk has cannot be saved: %w", err)
+			}
+		}
+	}
+	d.generation = generation
+	return generation, nil
+}
+
+// EndGeneration says that the content of a disk, which is not in use, is about to be replaced: who
+// knows the former content does not take the next one for it.
+func EndGeneration(store Store) error {
+	if err := store.Save(storedContent, nil); err != nil {
+		return fmt.Errorf("clients could take the disk for what it was before: %w", err)
+	}
+	return nil
+}
+
+// WrittenByMany reports whether others may write the disk beside one of its clients, here or where
+// the disk is.
+func (d *Disk) WrittenByMany() bool {
+	return !d.exclusive.Load() && !d.protected.Load() || d.Elsewhere != nil && d.Elsewhere.Shared()
+}
+
+// LastUsedBy reports whether an incarnation of a name is the last that has used an exclusive disk,
+// also before a restart: nobody else has changed it since.
+func (d *Disk) LastUsedBy(name, incarnation string) bool {
+	return d.exclusive.Load() && d.ownerName() == incarnationName(name, incarnation)
+}
+
+// Resume makes the client the owner of an exclusive disk again, if it is the last that has used it.
+// So nobody comes between this answer and what the client does because of it.
+func (c *Client) Resume(d *Disk) {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	if d.exclusive.Load() && d.ownerName() == c.peer.name && !d.isFenced(c) {
+		d.owner.Store(c.peer)
+	}
+}
