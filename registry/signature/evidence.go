@@ -17,7 +17,7 @@ import (
 type Format string
 
 const (
-	FormatSimple Format = "simple-signing"  // the tag sha256-HEX.sig
+	FormatSimple Format = "simple-signing"  // the tag sha256-HEX.sig, or a manifest as below
 	FormatBundle Format = "sigstore-bundle" // a manifest that refers to the image
 )
 

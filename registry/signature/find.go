@@ -6,18 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"kubevirt.io/disk/registry/internal/bounded"
 	"kubevirt.io/disk/registry/transport"
 )
 
 const (
-	// maxLooked is how many signatures of each format are looked at, the newest ones.
-	maxLooked = 64
+	// maxRead bounds what is read to look for signatures of one image at one place. Bytes.
+	maxRead = 64 << 20
+	// maxRefused bounds the reasons that are remembered.
+	maxRefused = 1024
 	// maxReferrers bounds the entries of an index of referrers.
 	maxReferrers = 4096
 	// lookTime bounds how long signatures of one image are looked for at one place.
@@ -33,10 +37,21 @@ func sigTag(digest string) string { return strings.Replace(digest, ":", "-", 1) 
 type looked struct {
 	refused []error // why the signatures that were looked at do not count
 	left    int     // how many were not looked at
+	bytes   int64   // that were read for them
 	away    error   // why there may be others: the place could not be asked
 }
 
-func (l *looked) refuse(err error) { l.refused = append(l.refused, err) }
+func (l *looked) refuse(err error) {
+	if len(l.refused) < maxRefused {
+		l.refused = append(l.refused, err)
+	}
+}
+
+// mayRead counts bytes, and reports whether there may be as many.
+func (l *looked) mayRead(n int64) bool {
+	l.bytes += max(n, 0)
+	return l.bytes <= maxRead
+}
 
 // look shows the signatures of an image to visit, the newest ones first, until that returns nil.
 // Then it returns true.
@@ -46,7 +61,7 @@ func look(ctx context.Context, at transport.Place, digest string,
 		"its registry has not sent the signatures within %s", lookTime))
 	defer cancel()
 	for _, one := range []func(context.Context, transport.Place, string, *looked,
-		func(evidence) error) (bool, error){lookSimple, lookBundles} {
+		func(evidence) error) (bool, error){lookSimple, lookReferrers} {
 		found, err := one(ctx, at, digest, &seen, visit)
 		if found {
 			return true, seen
@@ -74,13 +89,20 @@ func lookSimple(ctx context.Context, at transport.Place, digest string, seen *lo
 		seen.refuse(fmt.Errorf("cannot be read: %w", err))
 		return false, nil
 	}
+	return visitSimple(ctx, at, m, seen, visit)
+}
+
+// visitSimple shows the signatures in a manifest, the newest ones first.
+func visitSimple(ctx context.Context, at transport.Place, m *v1.Manifest, seen *looked,
+	visit func(evidence) error) (bool, error) {
 	payloads := make(map[v1.Hash][]byte) // mostly it is the same one
 	for i := len(m.Layers) - 1; i >= 0; i-- {
-		if len(m.Layers)-i > maxLooked {
+		desc := m.Layers[i]
+		_, have := payloads[desc.Digest]
+		if !have && desc.Size <= maxPayload && !seen.mayRead(desc.Size) {
 			seen.left += i + 1
 			break
 		}
-		desc := m.Layers[i]
 		e, err := simpleOf(ctx, at, desc, payloads)
 		if err == nil {
 			err = visit(e)
@@ -138,43 +160,41 @@ func simpleOf(ctx context.Context, at transport.Place, desc v1.Descriptor,
 	return evidence{Format: FormatSimple, Payload: text, Signature: sig}, nil
 }
 
-// lookBundles looks at bundles in manifests that refer to the image.
-func lookBundles(ctx context.Context, at transport.Place, digest string, seen *looked,
+// lookReferrers looks at manifests that refer to the image. They have bundles, or signatures as they
+// lie under the tag.
+func lookReferrers(ctx context.Context, at transport.Place, digest string, seen *looked,
 	visit func(evidence) error) (bool, error) {
 	text, err := at.Referrers(ctx, digest)
 	if err != nil {
 		return false, err
 	}
-	all, err := bundlesIn(text)
+	all, err := signaturesIn(text)
 	if err != nil {
 		seen.refuse(fmt.Errorf("cannot be found: %w", err))
 		return false, nil
 	}
-	for i := len(all) - 1; i >= 0; i-- {
-		if len(all)-i > maxLooked {
-			seen.left += i + 1
+	for i, desc := range all {
+		if !seen.mayRead(0) {
+			seen.left += len(all) - i
 			break
 		}
-		text, err := bundleOf(ctx, at, all[i])
-		if err == nil && text == nil {
-			continue // something else that refers to the image
-		}
-		if err == nil {
-			err = visit(evidence{Format: FormatBundle, Bundle: text})
-		}
-		if err == nil {
+		found, err := visitReferrer(ctx, at, desc, seen, visit)
+		switch {
+		case found:
 			return true, nil
-		}
-		if isAway(err) {
+		case isAway(err):
 			return false, err.(*awayError).error
+		case err != nil:
+			seen.refuse(err)
 		}
-		seen.refuse(err)
 	}
 	return false, nil
 }
 
-// bundlesIn are the entries of an index of referrers that may have a bundle.
-func bundlesIn(text []byte) (all []v1.Descriptor, err error) {
+// signaturesIn are the entries of an index of referrers that may have signatures, the likely ones
+// first: the newest of them, and then what says that it states something else. So attestations,
+// which are made again and again, push no signature out.
+func signaturesIn(text []byte) (all []v1.Descriptor, err error) {
 	err = bounded.Check(text)
 	var index *v1.IndexManifest
 	if err == nil {
@@ -187,41 +207,70 @@ func bundlesIn(text []byte) (all []v1.Descriptor, err error) {
 		return nil, fmt.Errorf("%d manifests refer to the image, more than %d",
 			len(index.Manifests), maxReferrers)
 	}
-	for _, m := range index.Manifests {
+	var others []v1.Descriptor
+	for _, m := range slices.Backward(index.Manifests) {
 		// Clients that keep the list themselves take the type of the configuration for the
 		// artifact's.
 		switch m.ArtifactType {
-		case "", mediaBundle, mediaEmpty:
-			if m.Digest.Algorithm == "sha256" {
-				all = append(all, m)
-			}
+		case "", mediaBundle, mediaEmpty, mediaSimple, mediaSignature, string(types.OCIConfigJSON):
+		default:
+			continue
+		}
+		if m.Digest.Algorithm != "sha256" {
+			continue
+		}
+		if says := m.Annotations[annotationPredicate]; says == "" || says == predicateSign {
+			all = append(all, m)
+		} else {
+			others = append(others, m)
 		}
 	}
-	return all, nil
+	return append(all, others...), nil
 }
 
-// mediaEmpty is the type of the configuration of an artifact that has none.
-const mediaEmpty = "application/vnd.oci.empty.v1+json"
+const (
+	// mediaEmpty is the type of the configuration of an artifact that has none.
+	mediaEmpty = "application/vnd.oci.empty.v1+json"
+	// mediaSignature is the type of an artifact with signatures as they lie under the tag.
+	mediaSignature = "application/vnd.dev.cosign.artifact.sig.v1+json"
+	// annotationPredicate is what a bundle states, as its signer says beside it.
+	annotationPredicate = "dev.sigstore.bundle.predicateType"
+)
 
-// bundleOf reads the bundle in a manifest. nil: there is none.
-func bundleOf(ctx context.Context, at transport.Place, desc v1.Descriptor) ([]byte, error) {
+// visitReferrer shows the signatures in a manifest, if it has any.
+func visitReferrer(ctx context.Context, at transport.Place, desc v1.Descriptor, seen *looked,
+	visit func(evidence) error) (bool, error) {
 	text, err := at.Manifest(ctx, desc.Digest.String())
 	if err != nil {
-		return nil, fetched(err)
+		return false, fetched(err)
 	}
+	_ = seen.mayRead(int64(len(text)))
 	m, err := transport.ParseManifest(text)
 	if err != nil {
-		return nil, fmt.Errorf("cannot be read: %w", err)
+		return false, fmt.Errorf("cannot be read: %w", err)
 	}
-	if len(m.Layers) == 0 || m.Layers[0].MediaType != mediaBundle {
-		return nil, nil
+	if len(m.Layers) == 0 {
+		return false, nil // something else that refers to the image
 	}
 	layer := m.Layers[0]
-	if layer.Size > maxBundle {
-		return nil, fmt.Errorf("is a bundle of %d bytes, more than %d", layer.Size, maxBundle)
+	switch {
+	case layer.MediaType == mediaSimple:
+		found, err := visitSimple(ctx, at, m, seen, visit)
+		if err != nil {
+			err = &awayError{err}
+		}
+		return found, err
+	case layer.MediaType != mediaBundle:
+		return false, nil
+	case layer.Size > maxBundle:
+		return false, fmt.Errorf("is a bundle of %d bytes, more than %d", layer.Size, maxBundle)
+	case !seen.mayRead(layer.Size):
+		seen.left++
+		return false, nil
 	}
 	if text, err = at.Small(ctx, layer, maxBundle); err != nil {
-		return nil, fetched(err)
+		return false, fetched(err)
 	}
-	return text, nil
+	err = visit(evidence{Format: FormatBundle, Bundle: text})
+	return err == nil, err
 }

@@ -41,7 +41,7 @@ func FuzzEvidence(f *testing.F) {
 			_, _ = e.check(keys, content)
 		}
 		_, _ = parseProof(text)
-		_, _ = bundlesIn(text)
+		_, _ = signaturesIn(text)
 	})
 }
 

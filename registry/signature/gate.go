@@ -144,6 +144,9 @@ func (l *looked) why(content []byte, keys []Key) string {
 	}
 	var reasons []string
 	for _, err := range l.refused {
+		if len(reasons) > maxReasons {
+			break
+		}
 		if text := err.Error(); !slices.Contains(reasons, text) {
 			reasons = append(reasons, text)
 		}
@@ -153,7 +156,7 @@ func (l *looked) why(content []byte, keys []Key) string {
 		reasons, more = reasons[:maxReasons], ", and so on"
 	}
 	if l.left > 0 {
-		more += fmt.Sprintf("; %d older signatures were not looked at", l.left)
+		more += fmt.Sprintf("; %d others were not looked at, because there is too much", l.left)
 	}
 	text := "has no signature that counts (" + wanted + "): its signature " +
 		strings.Join(reasons, "; another one ") + more

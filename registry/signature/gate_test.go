@@ -196,30 +196,6 @@ func expired(t testing.TB, key crypto.Signer) string {
 	return base64.StdEncoding.EncodeToString(der)
 }
 
-// TestAmongOthers: a good signature counts among many others, if it is one of the newest.
-func TestAmongOthers(t *testing.T) {
-	key, file := registrytest.NewSigner(t)
-	other, _ := registrytest.NewSigner(t)
-	s := newImage(t)
-	text := registrytest.SimplePayload(s.digest)
-	good := s.SimpleLayer(text, registrytest.SignatureOf(t, key, text))
-	bad := s.SimpleLayer(text, registrytest.SignatureOf(t, other, text))
-	with := func(at int) {
-		layers := make([]v1.Descriptor, 200)
-		for i := range layers {
-			layers[i] = bad
-		}
-		layers[at] = good
-		s.Simple(t, s.digest, layers...)
-	}
-	with(200 - maxLooked)
-	_, err := s.resolve(t, Options{Keys: []string{file}})
-	require.NoError(t, err)
-	with(200 - maxLooked - 1)
-	s.refused(t, Options{Keys: []string{file}}, "136 older signatures were not looked at")
-	require.LessOrEqual(t, s.Requests("/blobs/"), 2, "the payload is fetched once for each image")
-}
-
 // TestListOfImages: a signature of a list covers its images. One of an image does not cover the
 // list, and one of the list does not cover an image that is named by its own digest.
 func TestListOfImages(t *testing.T) {
