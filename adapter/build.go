@@ -314,7 +314,7 @@ func (b *builder) top(ctx context.Context) (*Disk, error) {
 
 // virtualSize reads the size of the disk from the header of a level.
 func virtualSize(path string) (int64, error) {
-	f, err := os.Open(path)
+	f, err := osfile.OpenRegular(path)
 	if err != nil {
 		return 0, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/disk/disk/qcow2"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // write makes a level. change writes the changes of the level, and returns the size of the disk.
@@ -119,7 +120,7 @@ func (b *builder) sweep() {
 }
 
 func syncDir(dir string) error {
-	f, err := os.Open(dir)
+	f, err := osfile.OpenDir(dir)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/adapter/ext4"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // A state is what the writer knew when a level was complete, in a file beside the level. With a
@@ -54,7 +55,7 @@ func (b *builder) resume(first int) (a *applier, next int) {
 
 // load reads the state of a level.
 func (b *builder) load(i int) (*applier, error) {
-	f, err := os.Open(filepath.Join(b.dir, stateName(b.levels[i].File)))
+	f, err := osfile.OpenRegular(filepath.Join(b.dir, stateName(b.levels[i].File)))
 	if err != nil {
 		return nil, err
 	}

@@ -51,7 +51,7 @@ func keep(src transport.Source, dir string) (*keptSource, error) {
 	if err := osfile.MakeDir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	root, err := os.OpenRoot(dir)
+	root, err := osfile.OpenRoot(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func keep(src transport.Source, dir string) (*keptSource, error) {
 
 // unlinked checks that the open directory is the one of its name, and no link has led to it.
 func (k *keptSource) unlinked() error {
-	named, err := osfile.OpenFile(k.dir.Name(), os.O_RDONLY|unix.O_DIRECTORY, 0)
+	named, err := osfile.OpenFile(filepath.Clean(k.dir.Name()), os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func proofName(digest string) string { return "signature-" + keptName(digest) + 
 // blob returns a kept blob. Only blobs of the index are kept.
 func (k *keptSource) Blob(desc v1.Descriptor) (*transport.Blob, error) {
 	name := keptName(desc.Digest.String())
-	open := func() (*os.File, error) { return k.dir.Open(name) }
+	open := func() (*os.File, error) { return osfile.OpenRegularIn(k.dir, name) }
 	if f, err := open(); err == nil {
 		h := sha256.New()
 		_, err = io.Copy(h, io.LimitReader(f, layer.MaxIndexLayer+1))
@@ -267,7 +267,7 @@ func (k *keptSource) saveRecord(r record) error {
 }
 
 func (k *keptSource) read(name string, limit int64) ([]byte, error) {
-	f, err := k.dir.Open(name)
+	f, err := osfile.OpenRegularIn(k.dir, name)
 	if err != nil {
 		return nil, err
 	}

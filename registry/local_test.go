@@ -6,9 +6,12 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/registry/transport"
@@ -52,6 +55,64 @@ func TestLocalImagesThatAreNone(t *testing.T) {
 			require.ErrorContains(t, err, text, ref)
 		}
 	}
+}
+
+// TestLocalImagesThatArePipes: a named pipe in the place of a file waits for nobody.
+func TestLocalImagesThatArePipes(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	pipe := func(name string) {
+		require.NoError(t, os.MkdirAll(filepath.Dir(at(name)), 0o755))
+		require.NoError(t, syscall.Mkfifo(at(name), 0o644))
+	}
+	pipe("pipe")
+	pipe("index/index.json")
+	config := []byte("{}")
+	manifest, err := json.Marshal(v1.Manifest{SchemaVersion: 2,
+		MediaType: types.OCIManifestSchema1, Config: descriptorOf(config),
+		Layers: []v1.Descriptor{descriptorOf([]byte("layer"))}})
+	require.NoError(t, err)
+	for _, name := range []string{"manifest", "layer"} {
+		index, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2,
+			Manifests: []v1.Descriptor{descriptorOf(manifest)}})
+		require.NoError(t, err)
+		require.NoError(t, os.MkdirAll(at(name), 0o755))
+		require.NoError(t, os.WriteFile(at(name+"/index.json"), index, 0o644))
+	}
+	pipe("manifest/blobs/sha256/" + descriptorOf(manifest).Digest.Hex)
+	pipe("layer/blobs/sha256/" + descriptorOf([]byte("layer")).Digest.Hex)
+	require.NoError(t, os.WriteFile(at("layer/blobs/sha256/"+descriptorOf(manifest).Digest.Hex),
+		manifest, 0o644))
+	client := newClient(t, transport.Options{})
+	for ref, want := range map[string]string{
+		"oci:" + at("pipe"):            "is a file",
+		"oci-archive:" + at("pipe"):    "a named pipe",
+		"docker-archive:" + at("pipe"): "a named pipe",
+		"oci:" + at("index"):           "a named pipe",
+		"oci:" + at("manifest"):        "a named pipe",
+		"oci:" + at("layer"):           "a named pipe",
+	} {
+		parsed, err := transport.ParseReference(ref)
+		require.NoError(t, err)
+		done := make(chan error, 1)
+		go func() {
+			_, _, err := client.Pull(context.Background(), parsed, at("out"), PullOptions{})
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			require.ErrorContains(t, err, want, ref)
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: it waits for somebody to write", ref)
+		}
+	}
+}
+
+// descriptorOf describes a blob.
+func descriptorOf(content []byte) v1.Descriptor {
+	digest, _ := v1.NewHash(digestOf(content))
+	return v1.Descriptor{MediaType: types.OCIUncompressedLayer, Size: int64(len(content)),
+		Digest: digest}
 }
 
 // TestOCIArchive: an archive of an OCI layout is read as the layout is, whichever kind of archive

@@ -70,7 +70,7 @@ func (h *here) open(path string, opt image.Options) error {
 		return err
 	}
 	h.disks = append(h.disks, img)
-	if h.file, err = os.Open(path); err != nil {
+	if h.file, err = osfile.OpenRegular(path); err != nil {
 		return err
 	}
 	info, err := h.file.Stat()

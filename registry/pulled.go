@@ -62,7 +62,7 @@ func (s *Stream) pull(ctx context.Context, why string) (*pulledDisk, error) {
 // fetchedBefore reports whether somebody has fetched the image. Then there is no need to look into
 // it.
 func (s *Stream) fetchedBefore() bool {
-	root, err := os.OpenRoot(s.opt.CacheDir)
+	root, err := osfile.OpenRoot(s.opt.CacheDir)
 	if err != nil {
 		return false
 	}
@@ -177,7 +177,7 @@ func (d *pulledDisk) touch() {
 // cache.Options.
 func Others(cacheDir string) func() ([]cache.Other, error) {
 	return func() (all []cache.Other, err error) {
-		root, err := os.OpenRoot(cacheDir)
+		root, err := osfile.OpenRoot(cacheDir)
 		if err != nil {
 			return nil, orMissing(err)
 		}
@@ -400,7 +400,7 @@ func (s *Stream) pullAgain(ctx context.Context, root *osfile.Shared, dir string,
 
 // syncDir makes the names in a directory durable.
 func syncDir(root *osfile.Shared, name string) error {
-	f, err := root.Open(name)
+	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}

@@ -288,19 +288,19 @@ func (p *pusher) prepare(ctx context.Context) error {
 			there[f.name] = true
 			continue
 		}
-		root, err := os.OpenRoot(filepath.Dir(f.path))
+		root, err := osfile.OpenRoot(filepath.Dir(f.path))
 		if err != nil {
 			return err
 		}
 		all, err := needsOf(ctx, f.name, p.opt.Image, f.boot,
-			func(name string) (image.Source, error) { return sourceOf(root.Open(name)) })
+			func(name string) (image.Source, error) { return sourceOf(osfile.OpenRegularIn(root, name)) })
 		for _, name := range append([]string{f.name}, f.below...) {
 			if there[name] || err != nil {
 				continue
 			}
 			there[name] = true
 			var file *os.File
-			if file, err = root.Open(name); err == nil {
+			if file, err = osfile.OpenRegularIn(root, name); err == nil {
 				err = add(name, file, all[name])
 			}
 		}

@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/disk/transfer"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // flagSecret is the flag for the file with the secret that both sides of a transfer share.
@@ -113,7 +113,7 @@ func moving(cmd *cobra.Command, file string,
 	if file == "" {
 		return errors.New("--" + flagSecret + " is missing: name the file of the secret")
 	}
-	content, err := os.ReadFile(file)
+	content, err := osfile.ReadText(file)
 	if err != nil {
 		return fmt.Errorf("--%s: %w", flagSecret, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/disk/internal/adapt"
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/problems"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/registry"
@@ -204,7 +205,7 @@ func (o *adaptOptions) fits(arch string) error {
 			"its initramfs, with --%s and --%s (\"make machine\" makes both)", arch, o.kernel, of,
 			arch, keyKernel, keyInitrd)
 	}
-	f, err := os.Open(o.initrd)
+	f, err := osfile.OpenRegular(o.initrd)
 	if err != nil {
 		return fmt.Errorf("%s: %w", boot[1].named(), err)
 	}
@@ -317,7 +318,7 @@ func writableDisk(ctx context.Context, dir string, made *adapt.Made) (err error)
 
 // copySmallFile copies a file of a few MiB, unless it is the same file.
 func copySmallFile(from, to string) error {
-	source, err := os.Open(from)
+	source, err := osfile.OpenRegular(from)
 	if err != nil {
 		return err
 	}

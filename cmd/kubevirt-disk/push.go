@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -168,7 +169,7 @@ func readBootOrder(path string) (*registry.BootOrder, error) {
 	if path == "" {
 		return nil, nil
 	}
-	f, err := os.Open(path)
+	f, err := osfile.OpenText(path)
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flagBootOrder, err)
 	}

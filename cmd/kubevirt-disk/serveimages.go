@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/disk/internal/daemon"
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/status"
 )
@@ -116,7 +117,7 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 	if err := os.MkdirAll(cache, 0o700); err != nil {
 		return "", nil, err
 	}
-	all, err := os.Open(cache)
+	all, err := osfile.OpenDir(cache)
 	if err != nil {
 		return "", nil, err
 	}
@@ -128,7 +129,7 @@ func cachedDir(cache string) (dir string, remove func() error, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	lock, err := os.Open(own)
+	lock, err := osfile.OpenDir(own)
 	if err != nil {
 		return "", nil, err
 	}
@@ -151,7 +152,7 @@ func removeLeft(cache string) {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), temporaryPrefix) {
 			continue
 		}
-		dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+		dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 		if err != nil {
 			continue
 		}

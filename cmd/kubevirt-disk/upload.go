@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"strings"
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/client"
 )
@@ -112,7 +112,7 @@ func (s *sending) Total() int64              { return s.total }
 func (s *sending) Data() (done, total int64) { return s.sent.Load(), s.total }
 
 func (a *app) upload(ctx context.Context, c *client.Client, file, name string) error {
-	f, err := os.Open(file)
+	f, err := osfile.OpenRegular(file)
 	if err != nil {
 		return err
 	}

@@ -2,8 +2,9 @@ package main
 
 import (
 	"context"
-	"os"
 	"time"
+
+	"kubevirt.io/disk/internal/osfile"
 )
 
 const (
@@ -24,7 +25,7 @@ type wishes struct {
 // look does what the annotation asks for, once. If the file cannot be read, as while it is being
 // replaced, look does nothing.
 func (w *wishes) look(ctx context.Context) {
-	text, err := os.ReadFile(w.path)
+	text, err := osfile.ReadText(w.path)
 	if err != nil {
 		return
 	}

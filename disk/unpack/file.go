@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // File is a wrapped file of this machine.
@@ -40,7 +41,7 @@ func Find(path string, why error, opt Options) (*File, error) {
 
 // read unwraps the file.
 func (f *File) read(count func(n int), use func(c *Content) error) error {
-	in, err := os.Open(f.Path)
+	in, err := osfile.OpenRegular(f.Path)
 	if err != nil {
 		return err
 	}

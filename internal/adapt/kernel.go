@@ -7,7 +7,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"os"
+
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // ErrNoKernel says that a file is not a kernel that a machine can boot.
@@ -19,7 +20,7 @@ const kernelHead = 4 << 10
 // KernelArch returns the architecture of a kernel, as Go names it: of an image as Debian has it,
 // one that firmware can start, or the uncompressed ELF file.
 func KernelArch(path string) (arch string, err error) {
-	f, err := os.Open(path)
+	f, err := osfile.OpenRegular(path)
 	if err != nil {
 		return "", err
 	}

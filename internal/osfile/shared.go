@@ -35,7 +35,7 @@ func OpenShared(dir string, mode fs.FileMode) (*Shared, error) {
 }
 
 func openShared(dir string) (*Shared, error) {
-	root, err := os.OpenRoot(dir)
+	root, err := OpenRoot(dir)
 	if err != nil {
 		return nil, err
 	}

@@ -108,7 +108,7 @@ func named(err error, path string) error {
 
 // shortPath names a socket by its open directory, because a socket address holds only 107 bytes.
 func shortPath(path string) (dir *os.File, short string, err error) {
-	dir, err = os.Open(filepath.Dir(path))
+	dir, err = os.OpenFile(filepath.Dir(path), os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, "", err
 	}

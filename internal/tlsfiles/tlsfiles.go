@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"syscall"
 
 	"go.uber.org/zap"
 )
@@ -155,7 +156,8 @@ const maxFile = 1 << 20 // bytes
 
 // Read returns the content of a file with a credential.
 func Read(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	// A pipe that nobody writes to is an empty file.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}

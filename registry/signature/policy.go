@@ -2,10 +2,10 @@ package signature
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/internal/plainyaml"
 	"kubevirt.io/disk/registry/internal/bounded"
 	"kubevirt.io/disk/registry/transport"
@@ -95,7 +95,7 @@ func (o Options) read() (*policy, error) {
 }
 
 func readFile(name string) ([]byte, error) {
-	f, err := os.Open(name)
+	f, err := osfile.OpenText(name)
 	if err != nil {
 		return nil, err
 	}

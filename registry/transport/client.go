@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +16,8 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+
+	"kubevirt.io/disk/internal/osfile"
 )
 
 // Options say how registries are reached. The zero value works for public ones.
@@ -155,7 +156,7 @@ func New(opt Options) (*Client, error) {
 		if err != nil {
 			pool = x509.NewCertPool()
 		}
-		content, err := os.ReadFile(opt.CA)
+		content, err := osfile.ReadText(opt.CA)
 		if err != nil {
 			return nil, fmt.Errorf("registry certificates: %w", err)
 		}

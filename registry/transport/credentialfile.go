@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/internal/bounded"
 )
 
@@ -59,7 +60,7 @@ func readConfig(file string) (*credentialFile, error) {
 				strings.Join(configNames, ", "))
 		}
 	}
-	f, err := os.Open(file)
+	f, err := osfile.OpenText(file)
 	if err != nil {
 		return nil, fmt.Errorf("registry credentials: %w", err)
 	}

@@ -18,6 +18,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/registry/internal/bounded"
 )
 
@@ -37,7 +38,7 @@ type layout struct {
 }
 
 func openLayout(ref Reference) (*layout, error) {
-	dir, err := os.OpenRoot(ref.oci)
+	dir, err := osfile.OpenRoot(ref.oci)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("there is no directory %q: after oci: comes the directory of an "+
@@ -94,15 +95,13 @@ func (l *layout) Close() error {
 func (l *layout) find(name string) (open func() (*os.File, error), at member, err error) {
 	if l.packed != nil {
 		at, err = l.packed.member(name)
-		open = func() (*os.File, error) { return os.Open(l.where) }
+		open = func() (*os.File, error) { return osfile.OpenRegular(l.where) }
 	} else {
-		open = func() (*os.File, error) { return l.dir.Open(name) }
+		open = func() (*os.File, error) { return osfile.OpenRegularIn(l.dir, name) }
 		var f *os.File
 		if f, err = open(); err == nil {
 			var info fs.FileInfo
-			if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
-				err = fmt.Errorf("%q is not a regular file", name)
-			} else if err == nil {
+			if info, err = f.Stat(); err == nil {
 				at.size = info.Size()
 			}
 			err = errors.Join(err, f.Close())
@@ -278,20 +277,20 @@ func (a archiveSource) Origin() string {
 // openArchive opens an archive, whichever of the two kinds it is.
 func openArchive(ref Reference) (Source, error) {
 	file := ref.file
-	f, err := os.Open(file)
-	if errors.Is(err, fs.ErrNotExist) {
+	f, err := osfile.OpenRegular(file)
+	var special *osfile.NotRegularError
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("there is no file %q: after docker-archive: and oci-archive: comes "+
 			"an archive that \"docker save\", \"podman save\" or \"skopeo copy\" has written",
 			file)
-	}
-	if err != nil {
+	case errors.As(err, &special) && special.Mode.IsDir():
+		return nil, fmt.Errorf("%q is a directory, and an archive is a file: if it is an OCI "+
+			"layout, write oci:%s", file, file)
+	case err != nil:
 		return nil, fmt.Errorf("archive: %w", err)
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err == nil && info.IsDir() {
-		return nil, fmt.Errorf("%q is a directory, and an archive is a file: if it is an OCI "+
-			"layout, write oci:%s", file, file)
-	}
 	a := &archive{file: file, members: make(map[string]member), blobs: make(map[string]member)}
 	if err := a.list(f); err != nil {
 		return nil, fmt.Errorf("archive %q: %w", file, err)
@@ -447,7 +446,8 @@ func (a archiveSource) Blob(desc v1.Descriptor) (*Blob, error) {
 	if !ok {
 		return nil, fmt.Errorf("archive %q has no blob %s", a.file, desc.Digest)
 	}
-	return FileBlob(desc, func() (*os.File, error) { return os.Open(a.file) }, m.off), nil
+	return FileBlob(desc, func() (*os.File, error) { return osfile.OpenRegular(a.file) },
+		m.off), nil
 }
 
 // compression recognises compressed content by its beginning; "": it is not compressed.

@@ -9,6 +9,7 @@ import (
 	"path"
 	"time"
 
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -115,7 +116,7 @@ func decode(text []byte, name string) (Record, error) {
 
 // read reads a small file.
 func (s *Store) read(path string) ([]byte, error) {
-	f, err := s.root.Open(path)
+	f, err := osfile.OpenRegularIn(s.root, path)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
 	"kubevirt.io/disk/volume/api"
 )
 
@@ -43,7 +44,7 @@ func Open(dir string) (*Store, error) {
 	if err != nil {
 		return nil, explain(err)
 	}
-	root, err := os.OpenRoot(resolved)
+	root, err := osfile.OpenRoot(resolved)
 	if err != nil {
 		return nil, explain(err)
 	}
@@ -191,7 +192,7 @@ func (s *Store) replace(name string, content any) error {
 }
 
 func (s *Store) syncDir(name string) error {
-	dir, err := s.root.Open(name)
+	dir, err := s.root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}
@@ -212,7 +213,7 @@ func makeDirs(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	parent, err := os.Open(above)
+	parent, err := osfile.OpenDir(above)
 	if err != nil {
 		return err
 	}

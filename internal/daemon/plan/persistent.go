@@ -19,7 +19,7 @@ func CheckPersistent(opt *options.Options) error {
 	if opt.PersistentDir == "" {
 		return nil
 	}
-	dir, err := os.Open(opt.PersistentDir)
+	dir, err := os.OpenFile(opt.PersistentDir, os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	if err != nil {
 		return explainPersistent(opt, err)
 	}

@@ -1,0 +1,110 @@
+package osfile
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A path that somebody else has filled may lead to anything. Opening a named pipe waits for its
+// other end, for ever and whatever signal comes, and opening a device may already do something. The
+// functions here look first, and never wait. They follow symbolic links: volumes of Kubernetes are
+// full of them.
+
+// foundFlags open without waiting, should the file have been exchanged after the look.
+const foundFlags = os.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
+
+// NotRegularError says that a path leads to something that is not a regular file.
+type NotRegularError struct{ Mode fs.FileMode }
+
+func (e *NotRegularError) Error() string {
+	kind := "something else"
+	switch e.Mode.Type() {
+	case fs.ModeDir:
+		kind = "a directory"
+	case fs.ModeNamedPipe:
+		kind = "a named pipe (FIFO)"
+	case fs.ModeSocket:
+		kind = "a socket"
+	case fs.ModeDevice:
+		kind = "a block device"
+	case fs.ModeDevice | fs.ModeCharDevice:
+		kind = "a character device"
+	case fs.ModeSymlink:
+		kind = "a symbolic link"
+	}
+	return "it is " + kind + ", not a regular file: name the file itself"
+}
+
+// OpenRegular opens a regular file for reading. For everything else, the error is a
+// *NotRegularError.
+func OpenRegular(path string) (*os.File, error) {
+	return openRegular(path, func() (fs.FileInfo, error) { return os.Stat(path) },
+		func() (*os.File, error) { return os.OpenFile(path, foundFlags, 0) })
+}
+
+// OpenRegularIn is OpenRegular within a directory.
+func OpenRegularIn(root *os.Root, name string) (*os.File, error) {
+	return openRegular(name, func() (fs.FileInfo, error) { return root.Stat(name) },
+		func() (*os.File, error) { return root.OpenFile(name, foundFlags, 0) })
+}
+
+func openRegular(path string, look func() (fs.FileInfo, error),
+	open func() (*os.File, error)) (*os.File, error) {
+	refuse := func(mode fs.FileMode) error {
+		return &fs.PathError{Op: "open", Path: path, Err: &NotRegularError{mode}}
+	}
+	info, err := look()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, refuse(info.Mode())
+	}
+	f, err := open()
+	if err != nil {
+		return nil, err
+	}
+	if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
+		err = refuse(info.Mode())
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// OpenText opens a file of settings for reading. It may be the pipe of a process substitution. A
+// pipe that nobody writes to is an empty file.
+func OpenText(path string) (*os.File, error) { return os.OpenFile(path, foundFlags, 0) }
+
+// maxText bounds a file of settings, in bytes. Certificates of all authorities are a quarter of that.
+const maxText = 1 << 20
+
+// ReadText returns the content of such a file.
+func ReadText(path string) ([]byte, error) {
+	f, err := OpenText(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxText+1))
+	if err == nil && len(text) > maxText {
+		err = fmt.Errorf("%q has more than %d bytes", path, maxText)
+	}
+	return text, err
+}
+
+// OpenRoot opens a directory, and nothing else.
+func OpenRoot(path string) (*os.Root, error) {
+	return os.OpenRoot(path + "/") // which makes the kernel refuse what is no directory
+}
+
+// OpenDir opens a directory for reading or locking, and nothing else.
+func OpenDir(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
+}

@@ -1,0 +1,96 @@
+package osfile
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// ends fails the test if a call does not end.
+func ends(t *testing.T, call func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		call()
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("it waits for somebody to open the other end")
+	}
+}
+
+// TestOpenFound opens what others have put there: nothing but a regular file counts, and nothing
+// waits.
+func TestOpenFound(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	require.NoError(t, syscall.Mkfifo(at("fifo"), 0o600))
+	require.NoError(t, os.Mkdir(at("dir"), 0o700))
+	require.NoError(t, os.WriteFile(at("file"), []byte("x"), 0o600))
+	require.NoError(t, os.Symlink("file", at("link")))
+	require.NoError(t, os.Symlink("fifo", at("link to fifo")))
+	l, err := net.Listen("unix", at("socket"))
+	require.NoError(t, err)
+	defer l.Close()
+	root, err := OpenRoot(dir)
+	require.NoError(t, err)
+	defer root.Close()
+	for name, want := range map[string]string{"fifo": "a named pipe", "dir": "a directory",
+		"link to fifo": "a named pipe", "socket": "a socket", "file": "", "link": ""} {
+		for _, open := range []func() (*os.File, error){
+			func() (*os.File, error) { return OpenRegular(at(name)) },
+			func() (*os.File, error) { return OpenRegularIn(root, name) },
+		} {
+			ends(t, func() {
+				f, err := open()
+				if want == "" && err == nil {
+					err = f.Close()
+				}
+				if want == "" {
+					require.NoError(t, err)
+					return
+				}
+				require.ErrorAs(t, err, new(*NotRegularError))
+				require.ErrorContains(t, err, want)
+			})
+		}
+		ends(t, func() {
+			_, err := OpenRoot(at(name))
+			require.Equal(t, name == "dir", err == nil)
+			_, err = OpenDir(at(name))
+			require.Equal(t, name == "dir", err == nil)
+		})
+	}
+	_, err = OpenRegular("/dev/zero")
+	require.ErrorContains(t, err, "a character device")
+	ends(t, func() {
+		text, err := ReadText(at("fifo")) // nobody writes to it
+		require.NoError(t, err)
+		require.Empty(t, text)
+	})
+}
+
+// TestReadText reads the pipe of a process substitution, and no more than settings have.
+func TestReadText(t *testing.T) {
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer r.Close()
+	_, err = w.WriteString("text")
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	text, err := ReadText(filepath.Join("/proc/self/fd", fmt.Sprint(r.Fd())))
+	require.NoError(t, err)
+	require.Equal(t, "text", string(text))
+	large := filepath.Join(t.TempDir(), "large")
+	require.NoError(t, os.WriteFile(large, make([]byte, maxText+1), 0o600))
+	_, err = ReadText(large)
+	require.ErrorContains(t, err, "more than")
+}
