@@ -14,9 +14,9 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// TestWrapperDefect9: the original wrapper dropped readonly and serial, which the user had set on
+// TestXMLKeepsReadOnlyAndSerial: the original wrapper dropped readonly and serial, which the user had set on
 // the disk, from the XML. Here both come from the daemon that serves the disk, or from the flags.
-func TestWrapperDefect9(t *testing.T) {
+func TestXMLKeepsReadOnlyAndSerial(t *testing.T) {
 	t.Parallel()
 	requireTools(t)
 	path, err := binary()
