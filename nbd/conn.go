@@ -1,7 +1,6 @@
 package nbd
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -150,13 +148,6 @@ func (c *conn) wait() error {
 		return err
 	}
 	return nil
-}
-
-// useless reports whether a connection with an export was lost at once, and did nothing: its client
-// does not like what it gets.
-func (c *conn) useless() bool {
-	return c.disk != nil && c.lost.Load() && time.Since(c.since) < time.Second &&
-		c.bytesRead.Load()+c.bytesWritten.Load() == 0
 }
 
 // takeWire returns what carries the requests: a socket of our own, if that is possible.
@@ -439,76 +430,6 @@ func (c *conn) setDeadline(at time.Time) {
 	if c.stopping {
 		_ = c.nc.SetReadDeadline(past)
 	}
-}
-
-// end ends the connection. The reading goroutine calls it.
-func (c *conn) end(err error) {
-	if c.tx.Wire != nil {
-		c.tx.Close()
-		if t, ok := c.tx.Wire.(*tlsWire); ok && errors.Is(err, errDisconnected) {
-			_ = t.Close() // it tells the client that nothing was cut off
-		}
-	}
-	c.fail(err)
-	err = c.ended()
-	if c.role != nil {
-		c.role.Close()
-		c.rx.release()
-		c.client.Detach()
-		c.share.Charge(-c.cost())
-		c.share.Part()
-	}
-	c.srv.drop(c)
-	reason, expected := endOf(err)
-	level, fields := zap.DebugLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
-	if !expected || reason == "connection_closed" && c.useless() {
-		c.srv.penalties.Failed(c.arrival.Source, time.Now())
-	}
-	if !expected {
-		n, told := c.srv.failures.Admit(lost{c.arrival.Source, reason}, time.Now())
-		if told {
-			level = zap.WarnLevel
-		}
-		fields = append(fields, serving.Unsaid(n)...)
-	}
-	c.log().Log(level, "NBD connection ended", fields...)
-	switch {
-	case c.accepted:
-		c.srv.disks.Observer.SessionEnded(serving.SessionEvent{Client: c.name,
-			Remote: c.remote(), Reason: reason})
-	case !expected:
-		c.srv.disks.Observer.LoginRefused(serving.LoginEvent{Client: c.name, Remote: c.remote(),
-			Reason: "nbd_" + reason, Err: err})
-	}
-}
-
-// endOf names the end of a connection in metrics, and says whether it is one that clients and
-// operators mean.
-func endOf(err error) (reason string, expected bool) {
-	switch {
-	case errors.Is(err, errParted) || errors.Is(err, errDisconnected):
-		return "logout", true
-	case errors.Is(err, ErrServerClosed):
-		return "shutdown", true
-	case errors.Is(err, errRefused):
-		return "refused", true
-	case errors.Is(err, errKicked):
-		return "kicked", true
-	case errors.Is(err, serving.ErrRemoved):
-		return "removed", true
-	case errors.Is(err, errPushedOut):
-		return "pushed_out", true
-	case errors.Is(err, errReinstated):
-		return "reinstated", true
-	case errors.Is(err, errOver):
-		return "over", true
-	case errors.Is(err, errTold):
-		return "access_changed", true
-	case errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) ||
-		errors.Is(err, context.Canceled) || errors.Is(err, syscall.ECONNRESET):
-		return "connection_closed", true
-	}
-	return "protocol_error", false
 }
 
 func (c *conn) panicked(p any) error {
