@@ -47,7 +47,10 @@ $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64: $(CONTROLLER)-linux-%: FORC
 	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '$(CONTROLLER_LDFLAGS)' -o $@ ./cmd/kubevirt-disk-controller
 
 # All files get the same time, so that the same binaries give the same digests.
-controller-image: controller ## Build the image kubevirt.io:disk-controller for linux/amd64 and linux/arm64 with buildah
+bin/kubevirt-disk-controller-LICENSES: FORCE
+	mkdir -p bin && scripts/licenses.sh ./cmd/kubevirt-disk-controller >$@
+
+controller-image: controller bin/kubevirt-disk-controller-LICENSES ## Build the image kubevirt.io:disk-controller for linux/amd64 and linux/arm64 with buildah
 	buildah manifest rm '$(CONTROLLER_IMAGE)' >/dev/null 2>&1 || true
 	buildah build --quiet --platform linux/amd64,linux/arm64 --manifest '$(CONTROLLER_IMAGE)' \
 		--timestamp "$$(git log -1 --format=%ct 2>/dev/null || echo 0)" --identity-label=false \

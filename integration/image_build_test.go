@@ -82,17 +82,26 @@ func TestImageBuild(t *testing.T) {
 				return nil
 			}))
 		require.Equal(t, map[string]file{
-			"/kubevirt-disk":         {mode: 0o755},
-			"/entry-point.sh":        {mode: fs.ModeSymlink, link: "kubevirt-disk"},
-			"/bin":                   {mode: fs.ModeDir | 0o755},
-			"/bin/cat":               {mode: fs.ModeSymlink, link: "../kubevirt-disk"},
-			"/bin/kubevirt-disk":     {mode: fs.ModeSymlink, link: "../kubevirt-disk"},
-			"/disk":                  {mode: fs.ModeDir | 0o755},
-			"/tmp":                   {mode: fs.ModeDir | fs.ModeSticky | 0o777},
-			"/var":                   {mode: fs.ModeDir | 0o755},
-			"/var/lib":               {mode: fs.ModeDir | 0o755},
-			"/var/lib/kubevirt-disk": {mode: fs.ModeDir | fs.ModeSticky | 0o777, uid: 107},
+			"/kubevirt-disk":          {mode: 0o755},
+			"/entry-point.sh":         {mode: fs.ModeSymlink, link: "kubevirt-disk"},
+			"/bin":                    {mode: fs.ModeDir | 0o755},
+			"/bin/cat":                {mode: fs.ModeSymlink, link: "../kubevirt-disk"},
+			"/bin/kubevirt-disk":      {mode: fs.ModeSymlink, link: "../kubevirt-disk"},
+			"/disk":                   {mode: fs.ModeDir | 0o755},
+			"/tmp":                    {mode: fs.ModeDir | fs.ModeSticky | 0o777},
+			"/usr":                    {mode: fs.ModeDir | 0o755},
+			"/usr/share":              {mode: fs.ModeDir | 0o755},
+			"/usr/share/doc":          {mode: fs.ModeDir | 0o755},
+			"/usr/share/doc/LICENSES": {mode: 0o644},
+			"/var":                    {mode: fs.ModeDir | 0o755},
+			"/var/lib":                {mode: fs.ModeDir | 0o755},
+			"/var/lib/kubevirt-disk":  {mode: fs.ModeDir | fs.ModeSticky | 0o777, uid: 107},
 		}, found)
+		licences := readFile(t, filepath.Join(root, "usr/share/doc/LICENSES"))
+		for _, of := range []string{"kubevirt.io/disk: LICENSE", "Go: LICENSE",
+			"github.com/klauspost/compress v"} {
+			require.Contains(t, licences, "==== "+of)
+		}
 	})
 	t.Run("two builds give one digest and the next one takes their place", func(t *testing.T) {
 		another, err := newEngine()

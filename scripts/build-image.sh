@@ -33,6 +33,7 @@ fi
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+scripts/licenses.sh ./cmd/kubevirt-disk >"$work/LICENSES"
 
 # lay_out ARCH makes the trees that the Containerfile copies. It sets every mode, so that no umask
 # decides.
@@ -45,6 +46,8 @@ lay_out() {
 	ln -s ../kubevirt-disk "$root/bin/kubevirt-disk"
 	ln -s ../kubevirt-disk "$root/bin/cat"
 	install -d -m 1777 "$state/kubevirt-disk"
+	install -d -m 0755 "$root/usr" "$root/usr/share" "$root/usr/share/doc"
+	install -m 0644 "$work/LICENSES" "$root/usr/share/doc/LICENSES"
 	[ -z "$boot" ] || lay_out_boot "$1" "$root"
 }
 
@@ -52,7 +55,7 @@ lay_out() {
 # the place of its source come with it.
 lay_out_boot() { # lay_out_boot ARCH ROOT
 	local copyright=("$kernels/$1"/root/usr/share/doc/linux-image-*/copyright)
-	install -d -m 0755 "$2/boot" "$2/usr" "$2/usr/share" "$2/usr/share/doc" "$2/usr/share/doc/linux"
+	install -d -m 0755 "$2/boot" "$2/usr/share/doc/linux"
 	install -m 0644 "$boot/$1/vmlinuz" "$boot/$1/initrd" "$2/boot/"
 	install -m 0644 "${copyright[0]}" "$2/usr/share/doc/linux/copyright"
 	install -m 0644 "$kernels/$1/source" "$2/usr/share/doc/linux/SOURCE"

@@ -194,6 +194,14 @@ func ControllerImage(t testing.TB, name string) Image {
 	if err != nil {
 		t.Fatal(err)
 	}
+	licenses, err := exec.Command(filepath.Join(root, "scripts/licenses.sh"),
+		"./cmd/kubevirt-disk-controller").Output()
+	if err == nil {
+		err = os.WriteFile(filepath.Join(bin, "kubevirt-disk-controller-LICENSES"), licenses, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, args := range [][]string{
 		{"build", "--quiet", "--isolation", "chroot", "--platform", "linux/amd64", "--tag", name,
 			"--file", filepath.Join(root, "Containerfile.controller"), bin},
