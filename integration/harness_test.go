@@ -48,7 +48,7 @@ var packageOf = map[string]string{
 	"xz": "xz-utils", "zstd": "zstd", "gzip": "gzip",
 	"skopeo": "skopeo", "unshare": "util-linux",
 	"nbdinfo": "libnbd-bin", "nbdcopy": "libnbd-bin", "nbdsh": "python3-libnbd",
-	"nbdkit": "nbdkit", "fio": "fio",
+	"nbdkit": "nbdkit", "fio": "fio", "git": "git",
 }
 
 // qemuISCSI stands for QEMU's iSCSI driver, which is a separate module in Debian.

@@ -38,6 +38,7 @@ need python3-libnbd has nbdsh
 need nbdkit has nbdkit
 need fio has fio
 need shellcheck has shellcheck
+need protobuf-compiler has protoc
 need e2fsprogs has mke2fs
 need btrfs-progs has mkfs.btrfs
 need mmdebstrap has mmdebstrap # for the clients of a later Debian

@@ -25,6 +25,22 @@ if LC_ALL=C.UTF-8 grep -nHE '^.{121}' "${pages[@]}"; then
 	found 'the width of Markdown (at most 120 columns)'
 fi
 
+# What is built does not belong into the repository, and neither does what is big.
+files() { git ls-files -z --cached --others --exclude-standard; }
+programs=$(files | LC_ALL=C xargs -0 -r grep -lsP '^\x7fELF' || true)
+large=$(files | xargs -0 -r stat -c '%s %n' 2>/dev/null | awk '$1 > 262144')
+if [ -n "$programs$large" ]; then
+	echo "$programs$large"
+	found 'programs, or files of over 256 KiB, in the repository'
+fi
+
+if command -v protoc >/dev/null; then
+	scripts/generate-proto.sh --check || found 'generated code that is not fresh'
+elif [ "${KUBEVIRT_DISK_REQUIRE_TOOLS:-}" = 1 ]; then
+	echo "lint: protoc is not installed" >&2
+	failed=1
+fi
+
 # fetch loads what the go command needs into its cache. It retries, because a module proxy may fail.
 fetch() {
 	local try
