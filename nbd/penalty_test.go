@@ -23,7 +23,8 @@ import (
 )
 
 // watched is a server with one disk, at a Unix socket and at a TCP port, and its log.
-func watched(t *testing.T, delay time.Duration) (v *served, port string, logs *observer.ObservedLogs) {
+func watched(t *testing.T, delay time.Duration) (v *served, port string,
+	logs *observer.ObservedLogs) {
 	t.Helper()
 	core, logs := observer.New(zapcore.InfoLevel)
 	all := serving.New(serving.Config{})
