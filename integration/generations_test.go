@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,8 +13,8 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// A generation of clients is what one release of Debian has. A peer's version that nobody ran has
-// more than once been the one that people have: QEMU from 8.2 on speaks NBD otherwise than QEMU 7.2.
+// A generation of clients is what one release of Debian has. A peer's version that nobody ran may be
+// the one that people have: QEMU from 8.2 on speaks NBD otherwise than QEMU 7.2.
 type generation struct {
 	name string
 	// bin has the programs; "": those that are installed are taken.
@@ -59,57 +58,66 @@ func laterClients(t *testing.T) string {
 // by iSCSI, by NBD, and by NBD through a relay. What one protocol has written, the other reads.
 func TestGenerationsOfClients(t *testing.T) {
 	t.Parallel()
-	inGenerations(t, []string{"qemu-img", "qemu-io", qemuISCSI, "nbdcopy", "nbdinfo", "iscsi-ls"},
-		func(t *testing.T, g generation) {
-			served := func() (*daemon, string) {
-				socket := filepath.Join(t.TempDir(), "nbd.sock")
-				return start(t, config{diskDir: diskDir(t, 64<<20),
-					args: []string{"--nbd=unix:" + socket}}), "nbd+unix:///disk.raw?socket=" + socket
-			}
-			server, uri := served()
-			behind, uriBehind := served()
-			socket := filepath.Join(t.TempDir(), "relay.sock")
-			relay := start(t, config{diskDir: filepath.Join(t.TempDir(), "none"),
-				args: []string{"--disk=" + uriBehind, "--nbd=unix:" + socket}})
-			uris := map[string]string{"iSCSI": server.url(1), "NBD": uri,
-				"relay": "nbd+unix:///disk.raw?socket=" + socket}
-			require.Contains(t, ok(t, g.client("iscsi-ls"), "-s", server.portalURL()), "Lun:1")
-			for name, uri := range uris {
-				source := randomFile(t, filepath.Join(t.TempDir(), name), 64<<20)
-				ok(t, g.client("qemu-img"), "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw",
-					source, uri)
-				for reader, other := range uris {
-					if (reader == "relay") != (name == "relay") {
-						continue // it is another disk
-					}
-					r := client(t, nil, g.client("qemu-img"), "compare", "-f", "raw", "-F", "raw", source,
-						other)
-					require.Zero(t, r.status, "%s, read by %s: %s", name, reader, r)
-				}
-				args := []string{"-f", "raw", "-t", "writeback"}
-				for _, command := range []string{"write -P 7 5k 130k", "write -f -P 8 1M 512",
-					"write -z 2M 1M", "discard 8M 4M", "aio_write -P 9 16M 3M", "aio_write -P 10 20M 3M",
-					"aio_flush", "flush", "read -P 7 5k 130k", "read -P 8 1M 512", "read -P 0 2M 1M",
-					"read -P 9 16M 3M", "read -P 10 20M 3M"} {
-					args = append(args, "-c", command)
-				}
-				out := ok(t, g.client("qemu-io"), append(args, uri)...)
-				require.NotContains(t, out, "failed", "%s", name)
-				if name == "iSCSI" {
-					continue
-				}
-				copied := filepath.Join(t.TempDir(), "copied")
-				require.NoError(t, os.WriteFile(copied, nil, 0o600))
-				require.NoError(t, os.Truncate(copied, 64<<20))
-				ok(t, g.client("nbdcopy"), uri, copied)
-				ok(t, g.client("qemu-img"), "compare", "-f", "raw", "-F", "raw", copied, uri)
-				ok(t, g.client("nbdcopy"), "--flush", source, uri)
-				ok(t, g.client("qemu-img"), "compare", "-f", "raw", "-F", "raw", source, uri)
-				require.Contains(t, ok(t, g.client("nbdinfo"), "--map", uri), "67108864")
-			}
-			for _, d := range []*daemon{relay, behind, server} {
-				d.stop()
-				require.NotContains(t, d.Output(), "protocol_error", fmt.Sprint(g))
-			}
-		})
+	tools := []string{"qemu-img", "qemu-io", qemuISCSI, "nbdcopy", "nbdinfo", "iscsi-ls"}
+	inGenerations(t, tools, func(t *testing.T, g generation) {
+		served := func() (d *daemon, uri string) {
+			socket := filepath.Join(t.TempDir(), "nbd.sock")
+			d = start(t, config{diskDir: diskDir(t, 64<<20), args: []string{"--nbd=unix:" + socket}})
+			return d, "nbd+unix:///disk.raw?socket=" + socket
+		}
+		server, uri := served()
+		behind, uriBehind := served()
+		socket := filepath.Join(t.TempDir(), "relay.sock")
+		relay := start(t, config{diskDir: filepath.Join(t.TempDir(), "none"),
+			args: []string{"--disk=" + uriBehind, "--nbd=unix:" + socket}})
+		require.Contains(t, ok(t, g.client("iscsi-ls"), "-s", server.portalURL()), "Lun:1")
+		g.use(t, server.url(1), uri)
+		g.use(t, uri, server.url(1))
+		g.copies(t, uri)
+		between := "nbd+unix:///disk.raw?socket=" + socket
+		g.use(t, between, between)
+		g.copies(t, between)
+		for _, d := range []*daemon{relay, behind, server} {
+			d.stop()
+			require.NotContains(t, d.Output(), "protocol_error", g.name)
+		}
+	})
+}
+
+// use fills a disk of 64 MiB, compares it as somebody else reads it, and has QEMU do each kind of
+// request.
+func (g generation) use(t *testing.T, disk, read string) {
+	t.Helper()
+	source := randomFile(t, filepath.Join(t.TempDir(), "source"), 64<<20)
+	ok(t, g.client("qemu-img"), "convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw", source,
+		disk)
+	g.same(t, source, read)
+	args := []string{"-f", "raw", "-t", "writeback"}
+	for _, command := range []string{"write -P 7 5k 130k", "write -f -P 8 1M 512", "write -z 2M 1M",
+		"discard 8M 4M", "aio_write -P 9 16M 3M", "aio_write -P 10 20M 3M", "aio_flush", "flush",
+		"read -P 7 5k 130k", "read -P 8 1M 512", "read -P 0 2M 1M", "read -P 9 16M 3M",
+		"read -P 10 20M 3M"} {
+		args = append(args, "-c", command)
+	}
+	require.NotContains(t, ok(t, g.client("qemu-io"), append(args, disk)...), "failed", disk)
+}
+
+// copies has libnbd's programs read and fill a disk.
+func (g generation) copies(t *testing.T, disk string) {
+	t.Helper()
+	source := randomFile(t, filepath.Join(t.TempDir(), "source"), 64<<20)
+	copied := filepath.Join(t.TempDir(), "copied")
+	require.NoError(t, os.WriteFile(copied, nil, 0o600))
+	require.NoError(t, os.Truncate(copied, 64<<20))
+	ok(t, g.client("nbdcopy"), disk, copied)
+	g.same(t, copied, disk)
+	ok(t, g.client("nbdcopy"), "--flush", source, disk)
+	g.same(t, source, disk)
+	require.Contains(t, ok(t, g.client("nbdinfo"), "--map", disk), "67108864")
+}
+
+// same compares two raw disks.
+func (g generation) same(t *testing.T, a, b string) {
+	t.Helper()
+	ok(t, g.client("qemu-img"), "compare", "-f", "raw", "-F", "raw", a, b)
 }
