@@ -39,6 +39,7 @@ func (e *edit) add(d *Disk, w *wish, later int) error {
 	if err != nil {
 		return err
 	}
+	e.common.Disk(disk)
 	disk.Alias = &libvirtxml.DomainAlias{Name: aliasPrefix + device.Dev}
 	if disk.Address, err = e.address(device.Bus); err != nil {
 		return err
@@ -88,9 +89,19 @@ func (e *edit) freeName(bus libvirt.Bus, later int) (string, error) {
 // unitsOfSATA is how many disks a controller of that bus has.
 const unitsOfSATA = 6
 
-// scsiController is added if the machine has none: libvirt's own choice may be one that the
+// addSCSIController adds one if the machine has none: libvirt's own choice may be one that the
 // launcher's QEMU does not have.
-const scsiController = `<controller type="scsi" index="0" model="virtio-scsi"></controller>`
+func (e *edit) addSCSIController() error {
+	if e.hasController("scsi") || e.controller {
+		return nil
+	}
+	e.controller = true
+	c := e.common.SCSIController()
+	c.Index = new(uint)
+	text, err := xml.Marshal(&c)
+	e.added.Write(text)
+	return err
+}
 
 // targetsOfSCSI is how many targets a virtio-scsi controller has (virtio 1.2, 5.6.4).
 const targetsOfSCSI = 256
@@ -100,9 +111,8 @@ const targetsOfSCSI = 256
 func (e *edit) address(bus libvirt.Bus) (*libvirtxml.DomainAddress, error) {
 	switch bus {
 	case libvirt.BusSCSI:
-		if !e.hasController("scsi") && !e.controller {
-			e.controller = true
-			e.added.WriteString(scsiController)
+		if err := e.addSCSIController(); err != nil {
+			return nil, err
 		}
 		// A target of its own: KubeVirt counts the units of target 0.
 		target, err := e.free(bus, "target", 1, targetsOfSCSI)

@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"cmp"
 	"encoding/xml"
 	"fmt"
 	"slices"
@@ -52,6 +53,7 @@ func Edit(c Call, disks []Disk, container string) ([]byte, error) {
 			e.own[places[i]] = true
 		}
 	}
+	e.common = e.virtio(m)
 	for i := range disks {
 		e.chosen = e.chosen || wishes[i].order() != ""
 	}
@@ -80,6 +82,7 @@ type edit struct {
 	root    *element
 	devices *element // nil: there are none
 	own     map[*element]bool
+	common  libvirt.Virtio // what every virtio device gets
 	changes []change
 	added   strings.Builder // devices
 	// of the devices that were added
@@ -202,8 +205,8 @@ func (e *edit) fill(parent *element, text string) {
 	e.changes = append(e.changes, change{parent.close, parent.close, text})
 }
 
-// exchange makes an element the disk: its source and its type. All else stays, but what cannot be
-// with that source.
+// exchange makes an element the disk: its source, its type and its blocks. All else stays, but what
+// cannot be with that source.
 func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	target := at.child("target")
 	bus := libvirt.Bus(target.attribute("bus"))
@@ -222,19 +225,28 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	if err := w.protect(&export, w.readOnly); err != nil {
 		return err
 	}
-	whole, text, err := render(export, device)
+	common := e.common
+	if w.replace != "" {
+		common = libvirt.Virtio{} // KubeVirt has given it to its own disk
+	}
+	whole, text, err := render(export, device, common)
 	if err != nil {
 		return err
 	}
+	drive := at.attribute("device") == "cdrom" // its blocks are what they are
 	part := func(name string) string {
-		if c := whole.child(name); c != nil {
+		if c := whole.child(name); c != nil && !(drive && name == "blockio") {
 			return text[c.start:c.end]
 		}
 		return ""
 	}
 	var b strings.Builder
-	b.WriteString(at.tag("type", "network"))
-	driver := at.child("driver")
+	set := []string{"type", "network"}
+	if model := whole.attribute("model"); model != "" && at.attribute("model") == "" {
+		set = append(set, "model", model)
+	}
+	b.WriteString(at.tag(set...))
+	driver, blocks := at.child("driver"), at.child("blockio")
 	if driver == nil {
 		b.WriteString(part("driver"))
 	}
@@ -242,7 +254,7 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	if source == nil {
 		b.WriteString(part("source"))
 	}
-	for _, name := range []string{"readonly", "shareable", "serial"} {
+	for _, name := range []string{"blockio", "readonly", "shareable", "serial"} {
 		if at.child(name) == nil {
 			b.WriteString(part(name))
 		}
@@ -256,6 +268,8 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 			b.WriteString(part("source"))
 		case c == driver:
 			b.WriteString(e.driver(c, whole.child("driver"), w))
+		case c == blocks && !drive && logical(c) != logical(whole.child("blockio")):
+			b.WriteString(part("blockio")) // the one that is there was for another disk
 		case slices.Contains([]string{"backingStore", "auth", "mirror"}, c.name):
 		default:
 			b.Write(e.before[c.start:c.end])
@@ -268,6 +282,9 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 	e.changes = append(e.changes, change{at.start, at.end, b.String()})
 	return nil
 }
+
+// logical is the length of a logical block in a <blockio> element, as libvirt has it.
+func logical(blocks *element) string { return cmp.Or(blocks.attribute("logical_block_size"), "512") }
 
 // driver is a driver element that fits the source: what the machine says in it stays.
 func (e *edit) driver(at, ours *element, w *wish) string {
@@ -285,11 +302,13 @@ func (e *edit) driver(at, ours *element, w *wish) string {
 }
 
 // render returns the element of a new disk, and its text.
-func render(export libvirt.Export, device libvirt.Device) (*element, string, error) {
+func render(export libvirt.Export, device libvirt.Device, common libvirt.Virtio) (*element, string,
+	error) {
 	disk, err := export.Disk(device)
 	if err != nil {
 		return nil, "", err
 	}
+	common.Disk(disk)
 	text, err := xml.Marshal(disk)
 	if err != nil {
 		return nil, "", err

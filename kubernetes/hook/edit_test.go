@@ -102,7 +102,7 @@ func squeezed(t *testing.T, domain string) string {
 func TestAdd(t *testing.T) {
 	domain := without(before, `<boot order="1"></boot>`)
 	out, d := edited(t, domain, vmi(), served("fedora.qcow2")...)
-	const disk = `<disk type="network" device="disk"><driver name="qemu" type="raw" cache="none" ` +
+	const disk = `<disk type="network" device="disk" model="virtio-non-transitional"><driver name="qemu" type="raw" cache="none" ` +
 		`error_policy="stop" discard="unmap"></driver><source protocol="nbd" name="fedora.qcow2">` +
 		`<host transport="unix" socket="` + sidecar0 + `"></host>` +
 		`<reconnect delay="30"></reconnect></source><target dev="vdz" bus="virtio"></target>` +

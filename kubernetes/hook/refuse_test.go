@@ -201,7 +201,7 @@ func rest(root *element, domain string, disks []Disk) string {
 		}
 	}
 	for _, c := range devices.all("controller") {
-		if domain[c.start:c.end] == scsiController {
+		if strings.HasPrefix(domain[c.start:c.end], `<controller type="scsi" index="0" model="virtio-`) {
 			changes = append(changes, change{c.start, c.end, ""})
 		}
 	}

@@ -19,6 +19,14 @@ type machine struct {
 		Annotations map[string]string `json:"annotations"`
 	} `json:"metadata"`
 	Spec struct {
+		Architecture string `json:"architecture"`
+		Domain       struct {
+			LaunchSecurity *launchSecurity `json:"launchSecurity"`
+			Devices        struct {
+				UseVirtioTransitional bool `json:"useVirtioTransitional"`
+				BlockMultiQueue       bool `json:"blockMultiQueue"`
+			} `json:"devices"`
+		} `json:"domain"`
 		Volumes []struct {
 			Name string `json:"name"`
 		} `json:"volumes"`
@@ -26,6 +34,13 @@ type machine struct {
 	Status struct {
 		MigrationState *migration `json:"migrationState"`
 	} `json:"status"`
+}
+
+// launchSecurity is how the memory of a guest is encrypted. On s390x it has no fields: that is
+// Secure Execution.
+type launchSecurity struct {
+	SEV *struct{} `json:"sev"`
+	SNP *struct{} `json:"snp"` // TDX needs nothing of devices
 }
 
 // migration is the last live migration of a machine.

@@ -29,8 +29,9 @@ type Domain struct {
 	Initiator string
 }
 
-// AddToDomain adds the disks to a domain, and a controller of model virtio-scsi if a disk needs one
-// and there is none. It is what a virt-handler calls.
+// AddToDomain adds the disks to a domain, and a virtio controller for SCSI if a disk needs one and
+// there is none. They have what all virtio devices of the domain have: see libvirt.Virtio. It is
+// what a virt-handler calls.
 func AddToDomain(devices *libvirtxml.DomainDeviceList, disks []Disk, d Domain) error {
 	if err := check(disks, "disks"); err != nil {
 		return err
@@ -43,7 +44,7 @@ func AddToDomain(devices *libvirtxml.DomainDeviceList, disks []Disk, d Domain) e
 	}
 	var p problems
 	var all []libvirtxml.DomainDisk
-	scsi := false
+	common, scsi := libvirt.VirtioOf(devices), false
 	for i, disk := range disks {
 		device := disk.device(d.Initiator)
 		one, err := libvirt.Disk(disk.lun(cmp.Or(d.Host, loopback), i, d.Credential), device)
@@ -54,6 +55,7 @@ func AddToDomain(devices *libvirtxml.DomainDeviceList, disks []Disk, d Domain) e
 			p.add("disks", "the domain has a device %q already: want another one for %s",
 				disk.Device, disk.Image)
 		}
+		common.Disk(one)
 		scsi = scsi || one.Target.Bus == string(libvirt.BusSCSI)
 		all = append(all, *one)
 	}
@@ -62,8 +64,7 @@ func AddToDomain(devices *libvirtxml.DomainDeviceList, disks []Disk, d Domain) e
 	}
 	devices.Disks = append(devices.Disks, all...)
 	if scsi && !hasController(devices) {
-		devices.Controllers = append(devices.Controllers,
-			libvirtxml.DomainController{Type: "scsi", Model: "virtio-scsi"})
+		devices.Controllers = append(devices.Controllers, common.SCSIController())
 	}
 	return nil
 }

@@ -232,3 +232,18 @@ func TestRefusalsChangeNothing(t *testing.T) {
 	require.ErrorContains(t, vmdisk.AddToDomain(devices, disks, vmdisk.Domain{Host: "a b"}),
 		"LUN.Portals[0].Host")
 }
+
+// TestDomainOfAnEncryptedMachine: disks and their controller have what the other virtio devices
+// have.
+func TestDomainOfAnEncryptedMachine(t *testing.T) {
+	devices := &libvirtxml.DomainDeviceList{MemBalloon: &libvirtxml.DomainMemBalloon{
+		Model:  "virtio-transitional",
+		Driver: &libvirtxml.DomainMemBalloonDriver{IOMMU: "on"}}}
+	disks := []vmdisk.Disk{{Image: "a:1", Device: "vda"}, {Image: "b:1", Device: "sda"}}
+	require.NoError(t, vmdisk.AddToDomain(devices, disks, vmdisk.Domain{}))
+	require.Equal(t, "virtio-transitional on", devices.Disks[0].Model+" "+
+		devices.Disks[0].Driver.IOMMU)
+	require.Equal(t, " ", devices.Disks[1].Model+" "+devices.Disks[1].Driver.IOMMU)
+	require.Equal(t, "virtio-transitional", devices.Controllers[0].Model)
+	require.Equal(t, "on", devices.Controllers[0].Driver.IOMMU)
+}

@@ -1,0 +1,116 @@
+package libvirt
+
+import (
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// Virtio is what the virtio devices of a domain have alike, because its guest needs it of all of
+// them. A device that is added has to have it, too. The zero value changes nothing.
+type Virtio struct {
+	// Model is virtio-transitional for guests with drivers from before virtio 1.0,
+	// virtio-non-transitional for others, or virtio where there is no PCI, as on s390x. "": as
+	// libvirt chooses.
+	Model string
+	// IOMMU is for guests whose memory is encrypted (SEV, Secure Execution): a device reaches only
+	// what the guest has opened for it.
+	IOMMU bool
+	// Queues is how many queues each disk has; 0: as libvirt chooses.
+	Queues uint
+}
+
+// The models of virtio devices.
+const (
+	virtioModel      = "virtio"
+	nonTransitional  = "virtio-non-transitional"
+	transitional     = "virtio-transitional"
+	virtioController = "virtio-scsi"
+	on               = "on"
+)
+
+// VirtioOf returns what the devices of a domain have alike. Disks say more than other devices, and
+// those that say nothing do not count.
+func VirtioOf(devices *libvirtxml.DomainDeviceList) (v Virtio) {
+	see := func(model, iommu string) {
+		switch model {
+		case virtioModel, nonTransitional, transitional:
+			if v.Model == "" {
+				v.Model = model
+			}
+		}
+		v.IOMMU = v.IOMMU || iommu == on
+	}
+	for _, d := range devices.Disks {
+		if d.Target == nil || d.Target.Bus != string(BusVirtio) {
+			continue
+		}
+		driver := d.Driver
+		if driver == nil {
+			driver = new(libvirtxml.DomainDiskDriver)
+		}
+		see(d.Model, driver.IOMMU)
+		if v.Queues == 0 && driver.Queues != nil {
+			v.Queues = *driver.Queues
+		}
+	}
+	for _, d := range devices.Controllers {
+		if d.Driver != nil {
+			see(d.Model, d.Driver.IOMMU)
+		} else {
+			see(d.Model, "")
+		}
+	}
+	if d := devices.MemBalloon; d != nil {
+		see(d.Model, "")
+		if d.Driver != nil {
+			see("", d.Driver.IOMMU)
+		}
+	}
+	for _, d := range devices.RNGs {
+		see(d.Model, "")
+		if d.Driver != nil {
+			see("", d.Driver.IOMMU)
+		}
+	}
+	for _, d := range devices.Interfaces {
+		if d.Model != nil {
+			see(d.Model.Type, "")
+		}
+		if d.Driver != nil {
+			see("", d.Driver.IOMMU)
+		}
+	}
+	return v
+}
+
+// Disk gives it to a disk, unless the disk has its own or is no virtio device.
+func (v Virtio) Disk(d *libvirtxml.DomainDisk) {
+	if d.Target == nil || d.Target.Bus != string(BusVirtio) {
+		return
+	}
+	if d.Model == "" {
+		d.Model = v.Model
+	}
+	if d.Driver == nil {
+		d.Driver = new(libvirtxml.DomainDiskDriver)
+	}
+	if v.IOMMU && d.Driver.IOMMU == "" {
+		d.Driver.IOMMU = on
+	}
+	if v.Queues > 0 && d.Driver.Queues == nil {
+		d.Driver.Queues = &v.Queues
+	}
+}
+
+// SCSIController is a controller for disks of BusSCSI that has it.
+func (v Virtio) SCSIController() libvirtxml.DomainController {
+	c := libvirtxml.DomainController{Type: "scsi", Model: virtioController}
+	if strings.HasPrefix(v.Model, virtioModel+"-") {
+		c.Model = v.Model
+	}
+	if v.IOMMU {
+		c.Driver = &libvirtxml.DomainControllerDriver{IOMMU: on}
+	}
+	return c
+}
