@@ -137,7 +137,11 @@ func (s *Disks) KeepOwner(d *Disk) {
 	defer d.handing.Unlock()
 	owner := d.owner.Load()
 	next := *d.handover.Load()
-	if d.kept.Swap(owner) == owner || next.Owner == owner.name {
+	if d.kept.Load() == owner {
+		return
+	}
+	defer d.kept.Store(owner) // not before it is stored: others of the owner's requests wait for it
+	if next.Owner == owner.name {
 		return
 	}
 	next.Owner = owner.name

@@ -1,0 +1,101 @@
+package serving
+
+import (
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestGeneration: the content of a disk has one name over restarts, until it is replaced. A name
+// that cannot be kept is none.
+func TestGeneration(t *testing.T) {
+	r := newRelays(t)
+	r.store.broken = errors.New("broken")
+	_, err := r.d.Generation()
+	require.ErrorContains(t, err, "cannot be saved: broken")
+	r.store.broken = nil
+	first, err := r.d.Generation()
+	require.NoError(t, err)
+	require.NotEmpty(t, first)
+	boot := r.d.Boot
+	r.restart()
+	again, err := r.d.Generation()
+	require.NoError(t, err)
+	require.Equal(t, first, again)
+	require.NotEqual(t, boot, r.d.Boot)
+	require.NoError(t, EndGeneration(r.store))
+	r.restart()
+	next, err := r.d.Generation()
+	require.NoError(t, err)
+	require.NotEqual(t, first, next)
+	_, d := served(t, func(o *Options) { o.Disk, o.ReadOnly = r.content, true })
+	none, err := d.Generation()
+	require.NoError(t, err)
+	require.Empty(t, none, "nobody writes it")
+}
+
+// TestLastUser: a client finds out whether others have used the disk since it did, also after a
+// restart. Resume keeps others from coming between.
+func TestLastUser(t *testing.T) {
+	r := newRelays(t)
+	a := r.relay("a", false)
+	require.False(t, r.d.LastUsedBy("cert:vm", "a"))
+	require.True(t, a.writes())
+	require.True(t, r.d.LastUsedBy("cert:vm", "a"))
+	r.restart()
+	require.True(t, r.d.LastUsedBy("cert:vm", "a"))
+	a = r.relay("a", false)
+	a.Resume(r.d)
+	other := relay{r, r.s.Attach("iqn.2026-01.test:other")}
+	require.False(t, other.writes(), "it came between")
+	a.Detach()
+	require.True(t, other.writes())
+	other.Detach()
+	a = r.relay("a", false)
+	a.Resume(r.d)
+	require.False(t, r.d.LastUsedBy("cert:vm", "a"))
+	r.restart()
+	require.False(t, r.d.LastUsedBy("cert:vm", "a"))
+}
+
+// slowShelf is a shelf on which a Save takes until its gate opens.
+type slowShelf struct {
+	shelf
+	begun, gate chan struct{}
+	saved       atomic.Bool
+}
+
+func (s *slowShelf) Save(name string, data []byte) error {
+	close(s.begun)
+	<-s.gate
+	s.saved.Store(true)
+	return s.shelf.Save(name, data)
+}
+
+// TestEachRequestWaitsForItsOwner: of two first requests, none goes on before it is stored who uses
+// the disk.
+func TestEachRequestWaitsForItsOwner(t *testing.T) {
+	store := &slowShelf{shelf: shelf{data: map[string][]byte{}}, begun: make(chan struct{}),
+		gate: make(chan struct{})}
+	s, d := served(t, func(o *Options) { o.Store = store })
+	require.True(t, s.Attach("iqn.2026-01.test:a").Claim(d))
+	first, second := make(chan struct{}), make(chan bool, 1)
+	go func() {
+		defer close(first)
+		s.KeepOwner(d)
+	}()
+	<-store.begun
+	go func() {
+		s.KeepOwner(d)
+		second <- store.saved.Load()
+	}()
+	for range 1000 { // whoever does not wait is through by now
+		runtime.Gosched()
+	}
+	close(store.gate)
+	<-first
+	require.True(t, <-second)
+}
