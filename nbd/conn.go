@@ -3,12 +3,9 @@ package nbd
 import (
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"os"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -133,23 +130,6 @@ func (c *conn) negotiate() (err error) {
 	return nil
 }
 
-// wait delays a client that has failed several times. The server greets first, so all that can come
-// meanwhile is the connection's end.
-func (c *conn) wait() error {
-	var delay time.Duration
-	if delay, c.slowed = c.srv.penalties.Delay(c.arrival.Source, time.Now()); delay == 0 {
-		return nil
-	}
-	c.setDeadline(time.Now().Add(delay))
-	switch _, err := c.nc.Read(make([]byte, 1)); {
-	case err == nil:
-		return errors.New("the client has sent something before the server's greeting")
-	case !errors.Is(err, os.ErrDeadlineExceeded) || c.srv.isClosing():
-		return err
-	}
-	return nil
-}
-
 // takeWire returns what carries the requests: a socket of our own, if that is possible.
 func (c *conn) takeWire(nc net.Conn) socket.Wire {
 	if t, ok := nc.(*tls.Conn); ok {
@@ -176,30 +156,6 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 	return s
 }
 
-// identify finds out who the client is, as far as the socket tells.
-func (c *conn) identify() error {
-	u, ok := c.nc.(*net.UnixConn)
-	if !ok {
-		return nil
-	}
-	cred := socket.Peer(u)
-	if cred == nil {
-		return errors.New("the system does not say who the client is")
-	}
-	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() && !slices.Contains(c.portal.UIDs, cred.Uid) {
-		return errors.New("the client's user may not use this socket")
-	}
-	return nil
-}
-
-// peer is what the connections of one client have in common: nobody has many of them at will.
-func (c *conn) peer() string {
-	if c.certified {
-		return c.name
-	}
-	return c.name + " " + c.arrival.Source
-}
-
 // attach makes a disk the connection's. The caller's goroutine counts in loops then.
 func (c *conn) attach(d *serving.Disk, session string, heir bool) {
 	client := c.srv.disks.AttachIncarnation(c.name, session, heir)
@@ -214,26 +170,6 @@ func (c *conn) attach(d *serving.Disk, session string, heir bool) {
 	c.far, _ = d.Disk.(*Remote)
 	c.share = c.srv.disks.Memory.Join(c.peer())
 	c.share.Charge(c.cost())
-}
-
-// tlsCost is how many bytes a connection with TLS counts for in the limit of memory: buffers of
-// crypto/tls for records in both directions.
-const tlsCost = 32 << 10
-
-// cost is what a connection counts for as long as it lasts.
-func (c *conn) cost() int64 {
-	if c.certified {
-		return tlsCost
-	}
-	return 0
-}
-
-// remote is where the client is: an address, or the number of a process on this machine.
-func (c *conn) remote() string {
-	if c.pid != 0 {
-		return fmt.Sprintf("process %d", c.pid)
-	}
-	return c.nc.RemoteAddr().String()
 }
 
 func (c *conn) log() *zap.Logger {

@@ -77,7 +77,8 @@ func endOf(err error) (reason string, expected bool) {
 	case errors.Is(err, errTold):
 		return "access_changed", true
 	case errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) ||
-		errors.Is(err, context.Canceled) || errors.Is(err, syscall.ECONNRESET):
+		errors.Is(err, context.Canceled) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, syscall.ETIMEDOUT):
 		return "connection_closed", true
 	}
 	return "protocol_error", false

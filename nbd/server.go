@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -24,6 +25,7 @@ import (
 var (
 	errKicked    = errors.New("an operator has ended the session")
 	errPushedOut = errors.New("it had chosen no export, and must make room")
+	errSilent    = fmt.Errorf("the client's machine is silent: %w", syscall.ETIMEDOUT)
 )
 
 // ErrServerClosed is returned by Serve after Shutdown.
@@ -38,6 +40,10 @@ const (
 	// patience is how long a client may leave its replies untaken, or a payload unfinished, while
 	// memory is scarce. Otherwise it may take any time: a machine may be stopped for hours.
 	patience = 30 * time.Second
+	// deadAfter is how long a client's machine may acknowledge nothing.
+	deadAfter = 40 * time.Second
+	// lookEvery is the time between two looks at clients that stand still or are dead.
+	lookEvery = 5 * time.Second
 )
 
 // Options are those of a Server.
@@ -74,7 +80,7 @@ type Server struct {
 	ctx       context.Context // ends when Shutdown gives up waiting
 	cancel    context.CancelFunc
 	wg        sync.WaitGroup
-	watch     sync.Once // starts watchMemory
+	watch     sync.Once // starts watchClients
 	penalties *serving.Penalties
 	failures  *serving.Seldom[lost]
 
@@ -136,7 +142,7 @@ func (s *Server) Serve(l net.Listener, p Portal) error {
 	}
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
-	s.watch.Do(func() { go s.watchMemory() })
+	s.watch.Do(func() { go s.watchClients() })
 	defer func() {
 		s.mu.Lock()
 		delete(s.listeners, l)
@@ -170,9 +176,10 @@ func (a acceptor) MakeRoom() bool { return a.entrance.MakeRoom() }
 // Closing implements socket.Acceptor.
 func (a acceptor) Closing() bool { return a.isClosing() }
 
-// watchMemory gives other clients, of every protocol, the memory of those that stand still.
-func (s *Server) watchMemory() {
-	tick := time.NewTicker(patience / 4)
+// watchClients gives other clients, of every protocol, the memory of those that stand still, and the
+// disks of those whose machine is dead.
+func (s *Server) watchClients() {
+	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -182,7 +189,18 @@ func (s *Server) watchMemory() {
 			if s.disks.Memory.Scarce() {
 				s.endStill(now.Add(-patience))
 			}
+			s.endSilent(deadAfter)
 		}
+	}
+}
+
+// endSilent ends the connections of machines that have been silent for that long.
+func (s *Server) endSilent(since time.Duration) {
+	s.mu.Lock()
+	conns := s.allLocked(func(c *conn) bool { return socket.Silent(c.network(), since) })
+	s.mu.Unlock()
+	for _, c := range conns {
+		c.fail(errSilent)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"kubevirt.io/disk/internal/daemon/options"
+	"kubevirt.io/disk/internal/socket"
 )
 
 // listenAll binds all portals, or none.
@@ -35,7 +36,7 @@ func closeAll[L net.Listener](listeners []L) {
 // listen binds one of several addresses, which those settings choose. The error says what to do.
 func listen(ctx context.Context, what string, a options.Address, all []options.Address,
 	by options.Alternatives) (net.Listener, error) {
-	var lc net.ListenConfig
+	lc := net.ListenConfig{KeepAliveConfig: socket.KeepAlive}
 	l, err := lc.Listen(ctx, a.Network(all), a.String())
 	switch {
 	case err == nil:

@@ -7,6 +7,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// A peer whose machine has died says nothing any more. The kernel's defaults notice that after two
+// and a half minutes while nothing is under way, and otherwise after a quarter of an hour.
+
+// KeepAlive is for listeners: a connection on which nothing is under way ends 45 s after the last
+// sign of life from the peer's machine.
+var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second,
+	Interval: 10 * time.Second, Count: 3}
+
+// Silent reports whether the peer's machine has acknowledged nothing for that long, although it was
+// sent something. SetUserTimeout is not for servers: it also ends the connection of a peer that is
+// stopped, whose machine is alive and whose buffers are full. C is a TCP connection, or the Socket
+// of one; of any other, and of one that is closed, nobody knows.
+func Silent(c net.Conn, d time.Duration) (silent bool) {
+	look := func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		silent = err == nil && unanswered(info) && millis(info.Last_ack_recv) >= d
+	}
+	switch c := c.(type) {
+	case *Socket:
+		c.mu.RLock()
+		defer c.mu.RUnlock()
+		if _, ok := c.remote.(*net.TCPAddr); ok && c.fd >= 0 {
+			look(uintptr(c.fd))
+		}
+	case *net.TCPConn:
+		if raw, err := c.SyscallConn(); err == nil {
+			_ = raw.Control(look)
+		}
+	}
+	return silent
+}
+
 // SetUserTimeout ends a connection when the peer's machine has acknowledged nothing that was sent
 // for that long (tcp(7), TCP_USER_TIMEOUT).
 func SetUserTimeout(c *net.TCPConn, d time.Duration) error {
@@ -21,4 +53,15 @@ func SetUserTimeout(c *net.TCPConn, d time.Duration) error {
 		return cerr
 	}
 	return err
+}
+
+func millis(n uint32) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// unanswered reports whether data was sent again, or more than one probe of a full buffer, and
+// nothing came back. One may be under way: the pauses between them grow to two minutes, so that the
+// last answer may be old. If a peer's buffer has become smaller, the kernel counts neither.
+func unanswered(info *unix.TCPInfo) bool {
+	shrunk := info.Unacked > 0 && millis(info.Last_data_sent) >= time.Second &&
+		info.Last_ack_recv > info.Last_data_sent
+	return info.Retransmits > 0 || info.Probes > 1 || shrunk
 }
