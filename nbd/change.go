@@ -1,6 +1,8 @@
 package nbd
 
 import (
+	"runtime"
+
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/memory"
 	"kubevirt.io/disk/internal/rangelock"
@@ -212,6 +214,7 @@ func (run *run) steps(off, end, most int64, f func(off, n int64) error) error {
 		}
 		run.r.Moved(run.c.disk)
 		off += n
+		runtime.Gosched() // what is short comes between
 	}
 	return nil
 }

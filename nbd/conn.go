@@ -53,8 +53,9 @@ type conn struct {
 	// belongs to the goroutine that reads. weight tells how urgent that is, as for replies.
 	posted *link
 	weight int
-	used   atomic.Bool // the disk has been accessed
-	lost   atomic.Bool // it has ended, and not because the client said that it is done
+	long   atomic.Int32 // long requests that are executed; see enter
+	used   atomic.Bool  // the disk has been accessed
+	lost   atomic.Bool  // it has ended, and not because the client said that it is done
 	// sessionName is what the client calls the connections of which it uses one at a time, the
 	// newest one; "": they have no name. Guarded by Server.mu.
 	sessionName string
@@ -191,6 +192,7 @@ type run struct {
 	r    serving.Request
 	buf  *memory.Buffer // of the request
 	more []*memory.Buffer
+	long bool // it counts in conn.long
 	// receiving says that a part of the request's payload is still to come
 	receiving bool
 	arrived   time.Time // when the request did
@@ -294,6 +296,10 @@ func (run *run) forget() {
 	}
 	clear(run.more)
 	run.buf, run.more, run.receiving = nil, run.more[:0], false
+	if run.long {
+		run.long = false
+		run.c.long.Add(-1)
+	}
 	if !run.r.Waited() {
 		return
 	}

@@ -22,6 +22,11 @@ const (
 	// maxStatusPayload is longer than any payload of a BLOCK_STATUS that asks for each context
 	// once, in bytes.
 	maxStatusPayload = 8 + 4*32
+	// longRequest is the length of a request that may keep a processor busy for long. A connection may
+	// have maxLong of them executed beside its reader. Guests discard 2 GiB at once, and a few of
+	// these must not hold up their reads.
+	longRequest = stretch
+	maxLong     = 8
 	// poorPiece is how many bytes of a write are taken at a time while memory is scarce.
 	poorPiece = 16 << 10
 )
@@ -274,10 +279,16 @@ func (run *run) conflict() error {
 	return fail(ePerm, "LUN %d is in use by %s", d.Number, d.Owner())
 }
 
-// enter marks a disk call that may take long. If memory is exhausted, nothing else is read
-// meanwhile.
+// enter marks a disk call that may take long. If memory is exhausted, or the connection has enough
+// long requests, nothing else is read meanwhile.
 func (run *run) enter() {
 	run.begun = time.Now()
+	if run.req.length > longRequest && !run.long {
+		if run.long = run.c.long.Add(1) <= maxLong; !run.long {
+			run.c.long.Add(-1)
+			return
+		}
+	}
 	if !run.c.srv.disks.Memory.Exhausted() {
 		run.Enter(run.c.disk)
 	}

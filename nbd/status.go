@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"math"
+	"runtime"
 
 	"kubevirt.io/disk/disk"
 )
@@ -85,6 +86,7 @@ func (run *run) extents(id uint32, off, length int64) (all []extent, err error) 
 			return all[:most], nil
 		}
 		off, length = off+int64(e.length), length-int64(e.length)
+		runtime.Gosched() // what is short comes between
 	}
 	return all, nil
 }
