@@ -164,6 +164,31 @@ func TestVMDKOfQEMU(t *testing.T) {
 	}
 }
 
+// zeros has no end.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// TestMemoryOfVMDKTables: a directory of the largest disk is small.
+func TestMemoryOfVMDKTables(t *testing.T) {
+	image := vmdkOf(t, make([]byte, 1<<20), func(p []byte) {
+		if string(p[:4]) == vmdkMagic {
+			binary.LittleEndian.PutUint64(p[12:], 64<<40/512)
+			binary.LittleEndian.PutUint64(p[56:], 32)
+			binary.LittleEndian.PutUint64(p[64:], 1<<20)
+		}
+	})
+	file := io.MultiReader(bytes.NewReader(image[:16<<10]), io.LimitReader(zeros{}, 600<<20))
+	grew := testtool.HeapGrowth(t, func() {
+		_, err := Open("a.vmdk", file, -1, Options{})
+		require.ErrorContains(t, err, "continues after the end")
+	})
+	require.Less(t, grew, int64(40<<20))
+}
+
 // TestVMDKRefused: what a hostile or damaged image says is not believed.
 func TestVMDKRefused(t *testing.T) {
 	disk := rawDisk(1 << 20)
