@@ -45,6 +45,8 @@ type background struct {
 	retry    time.Duration      // wait before the next try to read the image
 	after    <-chan struct{}    // copying begins when it is closed; nil: at once
 	done     sync.WaitGroup
+	settled  chan struct{} // closed by settle
+	settling sync.Once
 
 	// First identify uses these, then complete.
 	state   *state
@@ -57,7 +59,7 @@ func startBackground(o *opening, over *overlay.Disk, file *rawfile.File, s *stat
 	b := &background{over: over, file: file, img: o.img, dir: o.dir, log: o.log,
 		progress: o.opt.Progress, clone: o.opt.Mode == CopyClone, workers: o.opt.Workers,
 		cancel: cancel, abandon: abandon, retry: readRetry, after: o.opt.CopyAfter, state: s,
-		unsaved: s.stale}
+		unsaved: s.stale, settled: make(chan struct{})}
 	b.done.Go(func() {
 		if err := b.run(ctx, identifying); err != nil && !errors.Is(err, context.Canceled) {
 			b.log.Error(message(err), zap.Error(err))
@@ -112,7 +114,7 @@ func (b *background) run(ctx, identifying context.Context) error {
 	})
 	defer identity.Wait()
 	if !b.clone {
-		return b.verifyBeside(ctx)
+		return b.settle(b.verifyBeside(ctx))
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -121,6 +123,9 @@ func (b *background) run(ctx, identifying context.Context) error {
 		err := b.compare(ctx)
 		if errors.Is(err, disk.ErrWrongContent) {
 			cancel(err) // nobody needs the copy
+		}
+		if err != nil || !b.img.Unverified() {
+			err = b.settle(err)
 		}
 		compared <- err
 	})
@@ -151,11 +156,11 @@ func (b *background) run(ctx, identifying context.Context) error {
 	if err == nil {
 		err = <-compared
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		identity.Wait() // until then it owns the state
+		err = b.verify(ctx)
 	}
-	identity.Wait() // until then it owns the state
-	if err := b.verify(ctx); err != nil {
+	if b.settle(err) != nil {
 		return err
 	}
 	for err = b.workers.copying.Do(ctx, b.complete); isScarce(err); err = b.workers.copying.Do(ctx,
@@ -182,6 +187,15 @@ func (b *background) verifyBeside(ctx context.Context) error {
 		return err
 	}
 	return b.verify(ctx)
+}
+
+// settle ends the wait of those who make something of the disk, if it is known whether the image is
+// right. It returns the error.
+func (b *background) settle(err error) error {
+	if err == nil || errors.Is(err, disk.ErrWrongContent) {
+		b.settling.Do(func() { close(b.settled) })
+	}
+	return err
 }
 
 // compare compares what describes the image twice, after the guest's first reads.

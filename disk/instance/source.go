@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"errors"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -11,9 +12,37 @@ import (
 type Source struct {
 	disk.Disk
 	ID image.Identity // of the bytes
+	// Of is the disk that the bytes belong to. What is made of them is as right as its image.
+	Of *Instance
 }
 
-var _ image.Source = (*Source)(nil)
+var _ image.Unsure = (*Source)(nil)
+
+// Unverified is false, because Agree waits for what there is to find out.
+func (s *Source) Unverified() bool { return false }
+
+// Agree waits until nothing of the other disk's image can turn out to be wrong.
+func (s *Source) Agree(ctx context.Context) error { return s.Of.Settled(ctx) }
+
+// Verify does nothing after Agree.
+func (s *Source) Verify(context.Context) error { return nil }
+
+// Settled waits until the image of the disk was compared with itself, and verified if it is served
+// before that. The error is disk.ErrWrongContent if it is wrong, or that of ctx.
+func (i *Instance) Settled(ctx context.Context) error {
+	if i.copies == nil {
+		return nil
+	}
+	select {
+	case <-i.copies.settled:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if _, err := i.WriteAt(nil, 0); errors.Is(err, disk.ErrWrongContent) {
+		return err
+	}
+	return nil
+}
 
 // ReadAt implements image.Source.
 func (s *Source) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {

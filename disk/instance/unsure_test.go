@@ -164,3 +164,42 @@ func TestImageThatContradictsItself(t *testing.T) {
 		}
 	}
 }
+
+// TestCloneOfADiskThatIsNotVerified: what is made of a disk waits for the verdict on its image. A
+// clone is complete only after that, and fails with the disk.
+func TestCloneOfADiskThatIsNotVerified(t *testing.T) {
+	for _, verdict := range []error{nil, fmt.Errorf("%w: a test", disk.ErrWrongContent)} {
+		s := &unsureSource{unverified: true}
+		inst := startUnsure(t, s, Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite})
+		require.NoError(t, TakeSnapshot(t.Context(), "now", inst))
+		snapshot, err := inst.OpenSnapshot("now")
+		require.NoError(t, err)
+		img, err := image.OpenSource(t.Context(), "clone.raw",
+			func(context.Context, string) (image.Source, error) {
+				return &Source{Disk: snapshot.Disk, ID: image.Identity{Digest: "snapshot:1"},
+					Of: inst}, nil
+			}, image.Options{})
+		require.NoError(t, err)
+		clone, err := Open(t.Context(), img, Options{PersistentDir: t.TempDir(), Mode: CopyClone})
+		require.NoError(t, err)
+		testtool.Eventually(t, func() bool {
+			copied, data := clone.copies.over.Copied()
+			return copied == data
+		}, "all is copied")
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, inst.Settled(ended), context.Canceled)
+		state, err := loadState(clone.dir.state())
+		require.NoError(t, err)
+		require.False(t, state.Complete)
+		s.verdict <- verdict
+		require.ErrorIs(t, inst.Settled(t.Context()), verdict)
+		clone.copies.done.Wait()
+		state, err = loadState(clone.dir.state())
+		require.NoError(t, err)
+		require.Equal(t, verdict == nil, state.Complete)
+		_, err = clone.WriteAt(nil, 0)
+		require.Equal(t, verdict != nil, errors.Is(err, disk.ErrWrongContent))
+		require.NoError(t, clone.Close())
+	}
+}

@@ -41,7 +41,7 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	what.Image, err = image.OpenSource(ctx, name,
 		func(context.Context, string) (image.Source, error) {
 			return &instance.Source{Disk: opened.Disk,
-				ID: image.Identity{Digest: "snapshot:" + id}}, nil
+				ID: image.Identity{Digest: "snapshot:" + id}, Of: inst}, nil
 		}, image.Options{Formats: map[string]image.Format{name: image.FormatRaw}})
 	if err != nil {
 		_ = opened.Close() // it only forgets that the snapshot is in use
