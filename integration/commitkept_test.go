@@ -71,6 +71,8 @@ func TestCommitKept(t *testing.T) {
 	require.Less(t, w.received.Load(), whole/5)
 	require.Less(t, w.sent.Load(), whole/2, "the daemon has fetched the disk to read all of it")
 	require.NotEqual(t, now, before)
+	require.Equal(t, before, stored(old+"@before", repository+"itself"),
+		"the daemon knows what the disk was made of")
 	is(repository+"now", content)
 	is(repository+"before", first)
 	flat := stored("1@before", repository+"flat", "--flat", "--base=none")

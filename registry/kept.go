@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -164,6 +165,17 @@ func (s *Stream) resolve(ctx context.Context) error {
 	defer s.mu.Unlock()
 	s.image, s.signedBy = img, img.Admitted.Key
 	return nil
+}
+
+// Reference names the image by its digest, for all platforms if it is for several. "": it is not in
+// a registry.
+func (s *Stream) Reference() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ref.Remote() {
+		return ""
+	}
+	return s.ref.RepositoryText() + "@" + cmp.Or(s.record.Named, s.record.Digest)
 }
 
 // SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.

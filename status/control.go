@@ -127,6 +127,9 @@ type Content struct {
 	// Image has the formats and digests of the files of the image that the disk was made of, top
 	// first, if the disk still reads from it.
 	Image []string `json:"image,omitempty"`
+	// Reference names the image in a registry that the disk was made of, by its digest. "": it was
+	// made of something else.
+	Reference string `json:"reference,omitempty"`
 	// Committed are identifiers of snapshots that this one was made from, or of this one, by the
 	// images that have their content, as SnapshotRequest has them. A request for ranges says by one
 	// of these what to compare with.

@@ -45,7 +45,7 @@ func TestMessagesOnTheWire(t *testing.T) {
 		`"created":"2026-11-26T08:00:00Z","size":512,"used":1,"served":2}]}`,
 		`{"snapshots":null}`)
 	message[Content](t, `{"disk":"a","identity":"i","size":512,"image":["sha256:0"],`+
-		`"committed":{"i":"s"}}`,
+		`"reference":"r","committed":{"i":"s"}}`,
 		`{"disk":"","identity":"","size":0}`)
 	message[ContentRanges](t, `{"ranges":[[0,512]],"next":1024}`, `{"ranges":null,"next":0}`)
 	message[Refusal](t, `{"error":"no"}`, `{"error":""}`)

@@ -31,18 +31,19 @@ type committing struct {
 	dir    string // a persistent directory; "": none
 	image  string // what the disk in it came from; "": the image of --onto
 	digest string // file for the digest; "": none
+	flat   bool   // all of the disk is stored
 }
 
 func (a *app) commitCommand() *cobra.Command {
 	c := &committing{a: a}
 	var from, compress, signKey string
-	var flat bool
 	cmd := &cobra.Command{
-		Use:   "commit [DISK[@SNAPSHOT]] REF (--onto IMAGE | --flat)",
+		Use:   "commit [DISK[@SNAPSHOT]] REF [--onto IMAGE | --flat]",
 		Short: "Store a disk as an image in a registry",
 		Long: `Stores a disk as a container image: the layers of the image that it came from (--onto) and one
-with what differs, or the whole disk (--flat). With --squash, the layers of the versions between the
-oldest one and this one are left out. The digest is printed at the end.
+with what differs, or the whole disk (--flat). A daemon knows from which image in a registry it
+serves a disk, so --onto may be left out for that one. With --squash, the layers of the versions
+between the oldest one and this one are left out. The digest is printed at the end.
 
 DISK is one of
 
@@ -65,7 +66,7 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 	cmd.Flags().StringVar(&c.onto.Image, flagOnto, "", "`reference` of the image that the disk "+
 		"came from, or of another version of it: only what differs is stored")
 	addSquash(cmd, &c.onto)
-	cmd.Flags().BoolVar(&flat, flagFlat, false, "store the whole disk, as one file")
+	cmd.Flags().BoolVar(&c.flat, flagFlat, false, "store the whole disk, as one file")
 	cmd.Flags().StringVar(&from, "base", base, "`reference` of the base image with --flat; none "+
 		"makes a KubeVirt containerDisk")
 	cmd.Flags().StringVar(&compress, flagCompress, "", "`method` zstd, zlib (for QEMU before 5.1) "+
@@ -92,18 +93,17 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 			return err
 		}
 		switch {
-		case flat == (c.onto.Image != ""):
-			return fmt.Errorf("say either --%s, with the image that the disk came from, or --%s",
-				flagOnto, flagFlat)
-		case flat && from == "":
+		case c.flat && c.onto.Image != "",
+			!c.flat && c.onto.Image == "" && !c.asksDaemon(args[:len(args)-1]):
+			return c.ontoOrFlat("")
+		case c.flat && from == "":
 			return fmt.Errorf("name the base image with --base, or say --base=%s",
 				registry.BaseNone)
 		}
-		if err := errors.Join(checkCompress(compress), checkOnto(c.onto, nil)); err != nil {
+		if err := errors.Join(checkCompress(compress), c.checkOnto()); err != nil {
 			return err
 		}
 		opt := pushOptions(from, compress)
-		opt.Onto = c.onto
 		if opt.Sign, err = readSignKey(signKey); err != nil {
 			return err
 		}
@@ -112,6 +112,25 @@ Exit status: 0 done, 1 failed while running, 2 wrong usage.
 		})
 	}
 	return cmd
+}
+
+// asksDaemon reports whether a running daemon has the disk that the arguments name.
+func (c *committing) asksDaemon(args []string) bool {
+	return c.dir == "" && len(args) == 1 && !strings.Contains(args[0], "://")
+}
+
+// ontoOrFlat is the error of a call that does not say what to store.
+func (c *committing) ontoOrFlat(why string) error {
+	return fmt.Errorf("%ssay either --%s, with the image that the disk came from, or --%s", why,
+		flagOnto, flagFlat)
+}
+
+// checkOnto checks the flags for the image below. The daemon may still name it.
+func (c *committing) checkOnto() error {
+	if c.onto.Image == "" && !c.flat {
+		return nil
+	}
+	return checkOnto(c.onto, nil)
 }
 
 // committed is an open disk that is stored as an image.
@@ -169,6 +188,7 @@ func (c *committing) run(ctx context.Context, client *registry.Client, ref trans
 		return err
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
+	opt.Onto = c.onto
 	opt.Onto.Origins = d.origins
 	opt.Open = func(name string) (*image.Image, error) {
 		return image.OpenSource(ctx, name,

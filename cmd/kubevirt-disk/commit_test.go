@@ -30,6 +30,7 @@ func TestCommitUsage(t *testing.T) {
 	for want, args := range map[string][]string{
 		"say either --onto":   {uri, ref},
 		"or --flat":           {uri, ref, "--flat", "--onto=127.0.0.1:1/vm:0"},
+		"say either":          {ref, "--persistent-dir=/none"},
 		"name the base image": {uri, ref, "--flat", "--base="},
 		"--squash is about":   {uri, ref, "--flat", "--base=none", "--squash"},
 		"of this machine":     {"nbds://disks.example.com/vm", ref, "--flat", "--base=none"},

@@ -52,6 +52,12 @@ func (c *committing) openOfDaemon(ctx context.Context, name, snapshot string) (*
 	}
 	r, err := daemon.Reader(ctx, name, snapshot)
 	var origins []registry.Origin
+	if err == nil && c.onto.Image == "" && !c.flat {
+		if c.onto.Image = r.Reference; r.Reference == "" {
+			err = c.ontoOrFlat(fmt.Sprintf("%q was not made of an image in a registry, as far as "+
+				"the daemon knows: ", r.Disk))
+		}
+	}
 	if err == nil && c.onto.Image != "" {
 		origins, err = originsOf(ctx, r)
 	}

@@ -17,6 +17,8 @@ type Disk struct {
 	Image   *image.Image // nil: the disk is complete, and is served without one
 	Backing []string     // names of the image's backing files
 	Far     *Far         // nil: the image is on this machine
+	// From is the image in a registry that the disk is made of, by its digest. "": another one.
+	From string
 	// SignedBy is the fingerprint of the key that has signed the image. "": nobody asked for one.
 	SignedBy string
 	// Config reads, from the open image, the configuration that the disk of a container image gets

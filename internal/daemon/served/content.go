@@ -1,11 +1,19 @@
 package served
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"time"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/control"
 	"kubevirt.io/disk/status"
 )
+
+// settleTime is how long a request for content waits for what is found out about the image. The
+// client asks again.
+const settleTime = 5 * time.Second
 
 // OpenContent opens a snapshot of a disk for the control socket. The disk is named by its name or
 // its LUN.
@@ -18,13 +26,23 @@ func (d *Disks) OpenContent(name, snapshot string) (*control.Content, error) {
 	if inst == nil {
 		return nil, fmt.Errorf("%v is not open", s)
 	}
+	// An image that is made of it would outlive what is found out about this one.
+	ctx, stop := context.WithTimeout(context.Background(), settleTime)
+	defer stop()
+	if err := inst.Settled(ctx); errors.Is(err, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("%v: its image is still being verified: try again when that is "+
+			"over (%w)", s, disk.ErrNotNow)
+	} else if err != nil {
+		return nil, err
+	}
 	opened, err := inst.OpenSnapshot(snapshot)
 	if err != nil {
 		return nil, err
 	}
-	return &control.Content{Disk: opened.Disk, Described: status.Content{
-		Disk: s.Name, Identity: snapshotIdentity(inst, opened.Snapshot.ID).Serial, Size: opened.Size(),
-		Image: inst.Image(), Committed: inst.CommittedBefore(opened.Disk)}}, nil
+	return &control.Content{Disk: opened.Disk, Described: status.Content{Disk: s.Name,
+		Identity: snapshotIdentity(inst, opened.Snapshot.ID).Serial, Size: opened.Size(),
+		Image: inst.Image(), Reference: s.From,
+		Committed: inst.CommittedBefore(opened.Disk)}}, nil
 }
 
 // committed remembers the image that has the content of a snapshot. The identity says which: a

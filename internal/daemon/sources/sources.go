@@ -125,7 +125,7 @@ func (s *Sources) findStreams(ctx context.Context) (found []plan.Disk, err error
 		disks := stream.Disks()
 		for _, disk := range disks {
 			f := plan.Disk{Name: ref.String(), Far: far(stream, disk),
-				SignedBy: stream.SignedBy()}
+				SignedBy: stream.SignedBy(), From: stream.Reference()}
 			if len(disks) > 1 {
 				f.Name += "/" + disk.Name
 			}

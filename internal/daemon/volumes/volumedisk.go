@@ -149,7 +149,8 @@ func (v *Volumes) streamed(ctx context.Context, want volume.Disk, to *plan.Disk)
 	if err != nil {
 		return errors.Join(err, stream.Close())
 	}
-	to.Image, to.After, to.SignedBy = img, stream.Close, stream.SignedBy()
+	to.Image, to.After = img, stream.Close
+	to.SignedBy, to.From = stream.SignedBy(), stream.Reference()
 	return nil
 }
 
