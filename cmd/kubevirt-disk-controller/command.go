@@ -41,6 +41,7 @@ type settings struct {
 	leaderElect   bool
 	leaseSpace    string
 	metricsListen string
+	metricsOpen   bool
 	healthListen  string
 	logLevel      string
 	claimSize     string
@@ -94,6 +95,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"namespace of the Lease; empty: that of the pod")
 	f.StringVar(&s.metricsListen, "metrics-listen", ":8080",
 		"address of the Prometheus metrics at /metrics; 0: none")
+	f.BoolVar(&s.metricsOpen, "metrics-open", false,
+		"serve the metrics to everybody, without TLS; otherwise by HTTPS to those who have a token "+
+			"of the cluster and the right to get /metrics")
 	f.StringVar(&s.healthListen, "health-listen", ":8081",
 		"address of the probes at /healthz and /readyz; 0: none")
 	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -226,10 +230,14 @@ func (s *settings) manager(config *rest.Config) (ctrl.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
+	metricsOptions := metricsserver.Options{BindAddress: s.metricsListen}
+	if !s.metricsOpen {
+		metricsOptions.SecureServing, metricsOptions.FilterProvider = true, authenticated
+	}
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                  scheme,
 		Cache:                   cache,
-		Metrics:                 metricsserver.Options{BindAddress: s.metricsListen},
+		Metrics:                 metricsOptions,
 		HealthProbeBindAddress:  s.healthListen,
 		LeaderElection:          s.leaderElect,
 		LeaderElectionID:        leaseName,

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -89,7 +90,8 @@ func TestWhatTheControllerMustNotDo(t *testing.T) {
 	for _, what := range []string{
 		"update vmidentities.disk.kubevirt.io in default", "get vmpets.disk.kubevirt.io in default",
 		"update vmidentities/finalizers.disk.kubevirt.io in default",
-		"get vmidentities/status.disk.kubevirt.io in default", "get jobs.batch in default",
+		"get vmidentities/status.disk.kubevirt.io in default",
+		"create statefulsets.apps in default", "create vmidentitysets.disk.kubevirt.io in default",
 		"get statefulsets.apps in default", "get deployments.apps in default",
 		"get services in default", "create events in default", "get namespaces",
 		"get storageclasses.storage.k8s.io",
@@ -203,9 +205,15 @@ type running struct {
 	done   chan struct{}
 }
 
-// runController starts a controller with a config. The test ends it.
+// runController starts a controller with a config, and without pets, as the manifest does, unless
+// an argument says what it is without. The test ends it.
 func runController(t testing.TB, binary string, config *rest.Config, args ...string) *running {
 	t.Helper()
+	if !slices.ContainsFunc(args, func(a string) bool {
+		return strings.HasPrefix(a, "--without")
+	}) {
+		args = append(args, "--without=pets")
+	}
 	dir := t.TempDir()
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	require.NoError(t, plane.Kubeconfig(config, kubeconfig))

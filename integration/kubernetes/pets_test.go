@@ -1,10 +1,12 @@
 package kubernetes
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/integration/kubernetes/plane"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 )
 
 const digest = "registry.example.com/fedora@sha256:" +
@@ -12,7 +14,8 @@ const digest = "registry.example.com/fedora@sha256:" +
 
 // TestPets: a pet gets its machine, is turned off, and leaves its disk behind.
 func TestPets(t *testing.T) {
-	w := newWorld(t)
+	grant(t, plane.Get(t), controllertest.Settings{Pets: true})
+	w := newWorld(t, "--without=")
 	w.apply(`
 apiVersion: disk.kubevirt.io/v1alpha1
 kind: VMPet
@@ -52,7 +55,8 @@ spec: {image: "` + digest + `", setName: fedora}
 // controller may make volumes, and all objects go with the identity.
 func TestServices(t *testing.T) {
 	w := newWorld(t)
-	w.apply(`
+	make := func() {
+		w.apply(`
 apiVersion: disk.kubevirt.io/v1alpha1
 kind: VMIdentity
 metadata:
@@ -60,30 +64,24 @@ metadata:
   annotations: {disk.kubevirt.io/volume-claim: vm1-root}
 spec: {image: "` + digest + `", attachment: Service}
 `)
-	// Set the fields that controller identity writes.
-	w.p.Kubectl(t, "-n", w.ns, "patch", "vmid", "vm1", "--subresource=status", "--type=merge", "-p",
-		`{"status":{"claimName":"vmid-vm1","secretName":"vmid-vm1"}}`)
-	w.until("vmid-vm1."+w.ns+".svc:3260", "get", "vmid", "vm1", "-o", "jsonpath={.status.portal}")
-	w.until("Recreate", "get", "deployment", "vmid-vm1", "-o", "jsonpath={.spec.strategy.type}")
+		// Set the fields that controller identity writes.
+		w.p.Kubectl(t, "-n", w.ns, "patch", "vmid", "vm1", "--subresource=status", "--type=merge", "-p",
+			`{"status":{"claimName":"vmid-vm1","secretName":"vmid-vm1"}}`)
+		w.until("vmid-vm1."+w.ns+".svc:3260", "get", "vmid", "vm1", "-o", "jsonpath={.status.portal}")
+		w.until("Recreate", "get", "deployment", "vmid-vm1", "-o", "jsonpath={.spec.strategy.type}")
+	}
+	make()
 	volume := []string{"get", "vmid", "vm1", "-o",
 		`jsonpath={.status.conditions[?(@.type=="VolumeReady")].message}`}
-	w.until("forbidden", volume...)
-	_, err := w.p.TryKubectl(strings.NewReader(`
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: volumes}
-rules: [{apiGroups: [""], resources: [persistentvolumes], verbs: [create, patch, delete]}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: volumes}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: volumes}
-subjects: [{kind: ServiceAccount, name: `+account+`, namespace: `+systemNamespace+`}]
-`), "apply", "-f", "-")
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		_, _ = w.p.TryKubectl(nil, "delete", "clusterrole,clusterrolebinding", "volumes")
-	})
+	w.until("persistentVolumes.create", volume...)
+	// In the default installation, it can be deleted.
+	w.kubectl("delete", "vmid", "vm1", "--wait=false", "--cascade=foreground")
+	w.until("NotFound", "get", "vmid", "vm1")
+	require.NotContains(t, w.c.logs(), "forbidden")
+	require.Zero(t, w.c.terminate())
+	grant(t, w.p, controllertest.Settings{Volumes: true})
+	w.c = w.controller(w.p.ServiceAccount(t, systemNamespace, account), "--persistent-volumes")
+	make()
 	w.until("vm1-root has the LUN", volume...)
 	name := w.kubectl("get", "pvc", "vm1-root", "-o", "jsonpath={.spec.volumeName}")
 	address := w.kubectl("get", "service", "vmid-vm1", "-o", "jsonpath={.spec.clusterIP}")

@@ -180,7 +180,7 @@ func startCounted(b *testing.B, p *plane.Plane) *counted {
 	listen := plane.FreeAddress(b)
 	c := &counted{metrics: "http://" + listen + "/metrics"}
 	c.running = runController(b, controllerBinary(b), p.ServiceAccount(b, systemNamespace, account),
-		"--leader-elect=false", "--metrics-listen="+listen)
+		"--leader-elect=false", "--metrics-open", "--metrics-listen="+listen)
 	c.ready()
 	return c
 }

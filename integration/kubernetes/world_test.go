@@ -3,18 +3,22 @@ package kubernetes
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/integration/kubernetes/plane"
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 )
 
 // world is a namespace that a controller works in, with the role of the manifest.
@@ -25,23 +29,40 @@ type world struct {
 	c  *running
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, args ...string) *world {
 	t.Helper()
 	p := plane.Get(t)
 	install(t, p)
 	w := &world{t: t, p: p, ns: p.Namespace(t)}
-	w.c = w.controller(p.ServiceAccount(t, systemNamespace, account))
+	w.c = w.controller(p.ServiceAccount(t, systemNamespace, account), args...)
 	return w
 }
 
 // controller starts a controller that works in the namespace, without leader election: it would
 // wait for the replicas of another test.
-func (w *world) controller(config *rest.Config) *running {
+func (w *world) controller(config *rest.Config, args ...string) *running {
 	w.t.Helper()
-	c := runController(w.t, controllerBinary(w.t), config, "--leader-elect=false",
-		"--namespace="+w.ns)
+	c := runController(w.t, controllerBinary(w.t), config, append(args, "--leader-elect=false",
+		"--namespace="+w.ns)...)
 	c.ready()
 	return c
+}
+
+// grant gives the controller's account rights that the chart gives it only with a setting.
+func grant(t *testing.T, p *plane.Plane, s controllertest.Settings) {
+	t.Helper()
+	role := controllertest.RoleOf(t, s)
+	name := strings.ToLower(t.Name())
+	cluster := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Rules: slices.Concat(role.Rules, role.Cluster)}
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: cluster.ObjectMeta,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: systemNamespace,
+			Name: account}}}
+	for _, o := range []client.Object{cluster, binding} {
+		require.NoError(t, p.Client.Create(t.Context(), o))
+		t.Cleanup(func() { _ = p.Client.Delete(context.Background(), o) })
+	}
 }
 
 func (w *world) apply(text string) {

@@ -52,6 +52,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 # fill a claim. What uses a Job owns it.
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [list, watch, create, delete{{ if not (has "snapshots" .Values.without) }}, patch{{ end }}]
+  verbs: [get, list, watch, create, delete{{ if not (has "snapshots" .Values.without) }}, patch{{ end }}]
 {{- end }}
 {{- end }}

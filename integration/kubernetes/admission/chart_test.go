@@ -41,7 +41,9 @@ spec:
       selector: {type: object, properties: {matchLabels: {type: object,
         additionalProperties: {type: string}}}},
       endpoints: {type: array, items: {type: object, properties: {
-        port: {type: string}, honorLabels: {type: boolean}}}}}}}}}
+        port: {type: string}, honorLabels: {type: boolean}, scheme: {type: string},
+        bearerTokenFile: {type: string}, tlsConfig: {type: object, properties: {
+          insecureSkipVerify: {type: boolean}}}}}}}}}}}
 ---
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition

@@ -13,7 +13,7 @@ func TestRoleIsThatOfHelm(t *testing.T) {
 	manifest, err := os.ReadFile("../../../deploy/kubevirt-disk-controller.yaml")
 	require.NoError(t, err)
 	want := RoleIn(t, manifest)
-	require.Equal(t, want, RoleOf(t, Settings{Pets: true, Services: true,
+	require.Equal(t, want, RoleOf(t, Settings{Services: true,
 		Snapshots: true, Exports: true}))
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -40,6 +41,9 @@ type Reconciler struct {
 	Events  events.EventRecorder
 	Options Options
 }
+
+// policy is the name of the admission policy that compares an export with its VMIdentity.
+const policy = "exports.controller." + v1alpha1.Group
 
 // look is when to look again at what no event announces.
 const look = 10 * time.Second
@@ -169,6 +173,9 @@ func (r *Reconciler) make(ctx context.Context, id *v1alpha1.VMIdentity) (*metav1
 	switch {
 	case err == nil:
 		return not(v1alpha1.ReasonExporting, "Job %s is made", job.Name), 0, nil
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), policy):
+		// The API server does not know spec.export yet.
+		return nil, 0, fmt.Errorf("making Job %s: %w", job.Name, err)
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
 		// A machine need not wait for what may never be allowed.
 		id.Status.Export = nil
@@ -214,19 +221,25 @@ func exported(e *v1alpha1.ExportStatus) *metav1.Condition {
 		Message: fmt.Sprintf("the disk is in %s, by the digest %s", e.Reference, e.Digest)}
 }
 
-// end ends an export that nobody asks for any more. The disk is free when its pods have ended.
+// end ends an export that nobody asks for any more. The disk is free when its Job has gone, after
+// its pods: a Job that the cache does not know yet could still make some.
 func (r *Reconciler) end(ctx context.Context, id *v1alpha1.VMIdentity, name string) (
 	*metav1.Condition, time.Duration, error) {
-	job, err := r.job(ctx, id, name)
+	job, err := objects.Find[batchv1.Job](ctx, r.Live, "Job", client.ObjectKey{
+		Namespace: id.Namespace, Name: name})
 	if err != nil {
 		return nil, 0, err
 	}
 	if job != nil && metav1.IsControlledBy(job, id) {
-		if err := r.Client.Delete(ctx, job, client.Preconditions{UID: &job.UID},
-			client.PropagationPolicy(metav1.DeletePropagationBackground)); client.IgnoreNotFound(
-			err) != nil {
+		if job.DeletionTimestamp == nil {
+			err = r.Client.Delete(ctx, job, client.Preconditions{UID: &job.UID},
+				client.PropagationPolicy(metav1.DeletePropagationForeground))
+		}
+		if client.IgnoreNotFound(err) != nil {
 			return nil, 0, fmt.Errorf("deletion of Job %s: %w", name, err)
 		}
+		return not(v1alpha1.ReasonStopping, "Job %s of the earlier export is ending", name),
+			time.Second, nil
 	}
 	var pods corev1.PodList
 	if err := r.Live.List(ctx, &pods, client.InNamespace(id.Namespace),

@@ -59,7 +59,8 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 		WithStatusSubresource(id, &batchv1.Job{}, &corev1.Pod{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Exports: true})
 	c := role.Cache(calls.Client(w.WithWatch))
-	w.r = &Reconciler{Client: c, Live: role.Live(calls.Client(w.WithWatch)), Events: events.NewFakeRecorder(1000),
+	w.r = &Reconciler{Client: c, Live: role.Live(calls.Client(w.WithWatch)),
+		Events:  events.NewFakeRecorder(1000),
 		Options: Options{Server: "kubevirt.io:disk"}}
 	return w
 }
@@ -260,6 +261,24 @@ func TestExportIsGivenUp(t *testing.T) {
 	w.settle()
 	pod := w.pod(w.jobs()[0])
 	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Export = nil })
+	// The cache does not know the Job yet.
+	cache := w.r.Client
+	w.r.Client = controllertest.Labelled(cache.(client.WithWatch), "none", &batchv1.Job{})
+	job := w.jobs()[0]
+	job.Finalizers = []string{metav1.FinalizerDeleteDependents} // it goes after its pods
+	require.NoError(t, w.Update(t.Context(), &job))
+	for range 2 {
+		_, err := w.r.Reconcile(t.Context(), ctrl.Request{
+			NamespacedName: client.ObjectKeyFromObject(w.identity())})
+		require.NoError(t, err)
+	}
+	w.r.Client = cache
+	require.NotNil(t, w.jobs()[0].DeletionTimestamp)
+	w.require("Stopping", "of the earlier export is ending")
+	require.True(t, w.identity().Status.Export.Running)
+	job = w.jobs()[0]
+	job.Finalizers = nil
+	require.NoError(t, w.Update(t.Context(), &job))
 	w.settle()
 	require.Empty(t, w.jobs())
 	w.require("Stopping", "is ending")

@@ -50,8 +50,9 @@ type Reconciler struct {
 	Ask     func(ctx context.Context, address string) (status.Progress, error)
 	Options Options
 
-	mu   sync.Mutex
-	told map[types.NamespacedName]map[types.UID]string // guarded by mu; the last of each claim
+	aside objects.Aside[map[types.UID]string]
+	mu    sync.Mutex
+	told  map[types.NamespacedName]map[types.UID]string // guarded by mu; the last of each claim
 }
 
 const (
@@ -109,7 +110,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			all = append(all, s)
 		}
 	}
-	r.progress(ctx, all)
+	var last []v1alpha1.ClaimStatus
+	if before != nil {
+		last = before.Status.Claims
+	}
+	r.progress(ctx, req.NamespacedName, last, all)
 	again := time.Duration(0)
 	r.tell(req.NamespacedName, all)
 	for _, s := range all {

@@ -76,7 +76,8 @@ func newWorld(t *testing.T, calls *controllertest.Calls) *world {
 		}}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Fill: true})
 	c := role.Cache(calls.Client(w.WithWatch))
-	w.r = &Reconciler{Client: c, Claims: c, Live: role.Live(calls.Client(w.WithWatch)), Events: w.events,
+	w.r = &Reconciler{Client: c, Claims: c, Live: role.Live(calls.Client(w.WithWatch)),
+		Events: w.events,
 		Ask: func(context.Context, string) (status.Progress, error) {
 			return status.Progress{}, errors.New("no answer")
 		}, Options: Options{Server: "kubevirt.io:disk"}}

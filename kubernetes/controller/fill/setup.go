@@ -57,6 +57,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		For(&v1alpha1.VMImage{}).
 		WatchesRawSource(source.Kind(claims, client.Object(&corev1.PersistentVolumeClaim{}),
 			handler.EnqueueRequestsFromMapFunc(ofImage))).
+		WatchesRawSource(r.aside.Source()).
 		Watches(&batchv1.Job{}, handler.EnqueueRequestsFromMapFunc(ofImage)).
 		WithOptions(objects.Working(o.Concurrency)).
 		Complete(objects.Reconciler(r))

@@ -167,8 +167,8 @@ func (r *Reconciler) runs(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	return now != nil && now.UID == pod.UID && !objects.Finished(now), err
 }
 
-// message says whether the image of a hydrated disk may go. The pod is the one that serves the disk,
-// or nil.
+// message says whether the image of a hydrated disk may go. The pod is the one that serves the
+// disk, or nil.
 func (r *Reconciler) message(id *v1alpha1.VMIdentity, pod *corev1.Pod) string {
 	const done = "the disk needs its image no more"
 	switch {

@@ -134,10 +134,25 @@ func (r *Reconciler) sources() *source.Finder {
 func (r *Reconciler) sourceless(ctx context.Context, id *v1alpha1.VMIdentity,
 	claim *corev1.PersistentVolumeClaim) (*wait, error) {
 	message, err := r.sources().Gone(ctx, id, claim)
-	if message == "" || err != nil {
+	if err != nil || message == "" {
+		if err == nil && id.Spec.Source == nil && claim.Spec.DataSourceRef != nil &&
+			claim.Status.Phase != corev1.ClaimBound && r.Options.Populator != nil {
+			return r.unpopulated(ctx, id, claim)
+		}
 		return nil, err
 	}
 	return &wait{reason: v1alpha1.ReasonSourceMissing, message: message, again: true}, nil
+}
+
+// unpopulated returns that the snapshot of the image has gone, from which a claim is made. It is
+// made again, under the same name.
+func (r *Reconciler) unpopulated(ctx context.Context, id *v1alpha1.VMIdentity,
+	claim *corev1.PersistentVolumeClaim) (*wait, error) {
+	_, _, reason, message, err := r.Options.Populator.Source(ctx, id, claim.Spec.StorageClassName)
+	if reason == "" || err != nil {
+		return nil, err
+	}
+	return &wait{reason: reason, message: message, again: true}, nil
 }
 
 // newClaim is the claim of an identity.

@@ -64,8 +64,8 @@ func makeSecret(ctx context.Context, c client.Client, s *corev1.Secret,
 	return err == nil, err
 }
 
-// deleteSecret deletes a secret of an identity, if it is there. That of somebody else stays: the API
-// server does not let us delete it.
+// deleteSecret deletes a secret of an identity, if it is there. That of somebody else stays: the
+// API server does not let us delete it.
 func deleteSecret(ctx context.Context, c client.Client, id *v1alpha1.VMIdentity,
 	name string) error {
 	err := c.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: id.Namespace,

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -95,4 +96,37 @@ func TestSourceGoes(t *testing.T) {
 	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
 	w.settle()
 	require.False(t, w.get("vm", &v1alpha1.VMIdentity{}))
+}
+
+// golden is a Populator whose snapshot is there, or not.
+type golden struct{ gone bool }
+
+func (g *golden) Source(context.Context, *v1alpha1.VMIdentity, *string) (
+	*corev1.TypedObjectReference, resource.Quantity, string, string, error) {
+	if g.gone {
+		return nil, resource.Quantity{}, v1alpha1.ReasonPopulating, "it is made again", nil
+	}
+	group := "snapshot.storage.k8s.io"
+	return &corev1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot",
+		Name: "golden"}, resource.Quantity{}, "", "", nil
+}
+
+// TestSnapshotGoes: a claim without a volume whose snapshot has gone gets none. Once it has its
+// volume, it needs no snapshot.
+func TestSnapshotGoes(t *testing.T) {
+	w := newWorld(t, v1alpha1.DiskSpec{Image: "a", Population: v1alpha1.Snapshot})
+	g := &golden{}
+	w.options.Populator = g
+	w.settle()
+	w.require("Ready", "True Ready", "")
+	g.gone = true
+	w.settle()
+	w.require("Ready", "False Populating", "it is made again")
+	g.gone = false
+	w.settle()
+	w.require("Ready", "True Ready", "")
+	w.bind("30Gi")
+	g.gone = true
+	w.settle()
+	w.require("Ready", "True Ready", "")
 }

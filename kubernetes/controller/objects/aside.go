@@ -15,8 +15,8 @@ import (
 )
 
 // Aside asks pods for their pages beside the reconciles of a controller, so that a page that hangs
-// delays only its own identity. There is one question at a time for each identity. The zero value
-// asks within the reconcile.
+// delays only its own object, which is an identity in most controllers. There is one question at a
+// time for each object. The zero value asks within the reconcile.
 type Aside[T any] struct {
 	// Answered requests an identity again when its pod has answered. nil: Ask waits for the answer.
 	Answered func(types.NamespacedName)
@@ -38,7 +38,7 @@ const freshFor = 5 * time.Second
 
 // Source lets a controller handle an identity again when its pod has answered.
 func (a *Aside[T]) Source() source.Source {
-	answered := make(chan event.GenericEvent, 1)
+	answered := make(chan event.GenericEvent, 1) // of an object, of which only the name counts
 	a.Answered = func(id types.NamespacedName) {
 		answered <- event.GenericEvent{Object: &v1alpha1.VMIdentity{
 			ObjectMeta: metav1.ObjectMeta{Namespace: id.Namespace, Name: id.Name}}}

@@ -142,8 +142,8 @@ func TestVolumesAreTurnedOff(t *testing.T) {
 	require.Equal(t, []string{v1alpha1.Finalizer}, w.identity().Finalizers)
 }
 
-// TestNothingIsCollected: Kubernetes' garbage collector deletes nothing of a disk that machines use,
-// also if somebody deletes the identity with --cascade=foreground. The controller deletes all of it.
+// TestNothingIsCollected: Kubernetes' garbage collector deletes nothing of a disk that machines
+// use, also if somebody deletes the identity with --cascade=foreground. The controller deletes all.
 func TestNothingIsCollected(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), func(id *v1alpha1.VMIdentity) {
 		id.Annotations[v1alpha1.AnnotationVolumeClaim] = claim.Name

@@ -63,7 +63,8 @@ func selector(id *v1alpha1.VMIdentity) map[string]string {
 }
 
 func newService(id *v1alpha1.VMIdentity) *corev1.Service {
-	return &corev1.Service{ObjectMeta: objects.MetaOf(id, serviceName(id.Name)), Spec: corev1.ServiceSpec{
+	m := objects.MetaOf(id, serviceName(id.Name))
+	return &corev1.Service{ObjectMeta: m, Spec: corev1.ServiceSpec{
 		Selector: selector(id),
 		Ports: []corev1.ServicePort{
 			{Name: "iscsi", Port: iscsiPort, Protocol: corev1.ProtocolTCP,
@@ -160,7 +161,8 @@ func newDeployment(id *v1alpha1.VMIdentity, server string, nbd, image bool) (*ap
 	labels := selector(id)
 	// This label marks the pod as one that has the claim.
 	labels[v1alpha1.LabelIdentity] = id.Name
-	return &appsv1.Deployment{ObjectMeta: objects.MetaOf(id, Name(id.Name)), Spec: appsv1.DeploymentSpec{
+	m := objects.MetaOf(id, Name(id.Name))
+	return &appsv1.Deployment{ObjectMeta: m, Spec: appsv1.DeploymentSpec{
 		Replicas: new(int32(1)),
 		// Pods do not share a disk: one ends before the next one starts.
 		Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},

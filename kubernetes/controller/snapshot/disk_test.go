@@ -42,8 +42,9 @@ func newKept(t *testing.T, calls *controllertest.Calls) *kept {
 		WithStatusSubresource(&v1alpha1.VMIdentity{}, &v1alpha1.VMIdentitySnapshot{}).Build()
 	role := controllertest.RoleOf(t, controllertest.Settings{Snapshots: true})
 	c := role.Cache(calls.Client(k.WithWatch))
-	k.r = &Disks{Client: c, Cache: c, Live: role.Live(calls.Client(k.WithWatch)), Events: &events.FakeRecorder{Events: k.events},
-		Class: "fast"}
+	k.r = &Disks{Client: c, Cache: c, Live: role.Live(calls.Client(k.WithWatch)),
+		Events: &events.FakeRecorder{Events: k.events},
+		Class:  "fast"}
 	return k
 }
 

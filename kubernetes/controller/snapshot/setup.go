@@ -74,7 +74,7 @@ func (r *Reconciler) users(ctx context.Context, o client.Object) (all []reconcil
 	}
 	for i := range identities.Items {
 		id := &identities.Items[i]
-		if !fromImage(id) || id.Status.CreationTime != nil {
+		if !fromImage(id) || done(id) {
 			continue
 		}
 		if class, ok := r.Options.class(id); ok && Name(id.Spec.Image, class) == name {

@@ -46,6 +46,9 @@ type Options struct {
 	Off bool
 }
 
+// wanted are the settings with which a Job fetches an image.
+func (o Options) wanted() string { return o.PullSecret + " " + o.PullCA }
+
 // class is the storage class of an identity's claims; nil: the default one. ok is false if the
 // identity names an unknown one.
 func (o Options) class(id *v1alpha1.VMIdentity) (class *string, ok bool) {
@@ -81,8 +84,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if !fromImage(&before) || before.DeletionTimestamp != nil || !ok {
 		return ctrl.Result{}, nil // objects are collected; package identity reports an unknown type
 	}
-	if before.Status.CreationTime != nil {
-		return ctrl.Result{}, nil // it has its claim, and owns the golden objects
+	if done(&before) {
+		return ctrl.Result{}, nil // it has its volume, and owns the golden objects
 	}
 	w := &work{Reconciler: r, id: &before, class: class, name: Name(before.Spec.Image, class)}
 	c, again, err := w.make(ctx)
@@ -105,6 +108,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // fromImage reports whether the claim of an identity is made from a snapshot of its image.
 func fromImage(id *v1alpha1.VMIdentity) bool {
 	return id.Spec.Population == v1alpha1.Snapshot && id.Spec.Source == nil
+}
+
+// done reports whether an identity needs its golden objects no more: its claim has the volume.
+// Until then the driver looks for the snapshot, perhaps not before a pod was scheduled.
+func done(id *v1alpha1.VMIdentity) bool {
+	return id.Status.CreationTime != nil &&
+		apimeta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound)
 }
 
 // work is the work on one identity.
@@ -154,6 +164,11 @@ func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Durati
 			return populating("the %s %s of an earlier try is being deleted: then it is made again",
 				one.kind, w.name), time.Minute, nil
 		}
+	}
+	if objects.Ended(job).Type == "" && job.Annotations[annotationWanted] != w.Options.wanted() {
+		// With what it has, it may wait for ever: for a secret that is gone, for example.
+		return populating("the settings pullSecret and pullCA are others than when Job %s was "+
+			"made: it is made again", w.name), 0, w.delete(ctx, job)
 	}
 	switch {
 	case objects.Ended(job).Type == batchv1.JobFailed:
@@ -287,15 +302,23 @@ func (w *work) filling(job *batchv1.Job) *metav1.Condition {
 	return populating("Job %s writes the image", w.name)
 }
 
+// delete deletes a Job, and with it its claim and its snapshot.
+func (w *work) delete(ctx context.Context, job *batchv1.Job) error {
+	err := w.Client.Delete(ctx, job, client.Preconditions{UID: &job.UID},
+		client.PropagationPolicy(metav1.DeletePropagationBackground))
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("deletion of Job %s: %w", w.name, err)
+	}
+	return nil
+}
+
 // retry deletes a failed Job after a while.
 func (w *work) retry(ctx context.Context, job *batchv1.Job, failed batchv1.JobCondition) (
 	*metav1.Condition, time.Duration, error) {
 	left := failedStays - time.Since(failed.LastTransitionTime.Time)
 	if left <= 0 {
-		err := w.Client.Delete(ctx, job, client.Preconditions{UID: &job.UID},
-			client.PropagationPolicy(metav1.DeletePropagationBackground))
-		if client.IgnoreNotFound(err) != nil {
-			return nil, 0, fmt.Errorf("deletion of Job %s: %w", w.name, err)
+		if err := w.delete(ctx, job); err != nil {
+			return nil, 0, err
 		}
 		return populating("Job %s failed, and is made again", w.name), 0, nil
 	}

@@ -351,9 +351,52 @@ func TestWhoHasItsDiskIsLeftAlone(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "vm1")
 	id := w.identity("vm1")
 	id.Status.CreationTime = &now
+	id.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound,
+		Status: metav1.ConditionTrue}}
 	require.NoError(t, w.Status().Update(t.Context(), id))
 	w.converge("vm1")
 	require.Zero(t, w.calls.Writes)
+}
+
+// TestSnapshotGoesBeforeTheVolume: while the claim of an identity has no volume, a snapshot that
+// somebody deletes is made again, under the same name.
+func TestSnapshotGoesBeforeTheVolume(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), "vm1")
+	w.converge("vm1")
+	id := w.identity("vm1")
+	id.Status.CreationTime = new(metav1.Now()) // it has a claim that waits for its first pod
+	require.NoError(t, w.Status().Update(t.Context(), id))
+	snapshot := anyVolumeSnapshot()
+	require.True(t, w.there(snapshot))
+	require.NoError(t, w.Delete(t.Context(), snapshot))
+	_, err := w.reconcile("vm1")
+	require.NoError(t, err)
+	require.Equal(t, v1alpha1.ReasonPopulating, w.populated("vm1").Reason)
+	w.converge("vm1")
+	require.True(t, w.there(anyVolumeSnapshot()))
+	require.Equal(t, metav1.ConditionTrue, w.populated("vm1").Status)
+}
+
+// TestOtherPullSecret: a Job that has not ended is made again with the settings of now. One that is
+// complete stays.
+func TestOtherPullSecret(t *testing.T) {
+	w := newWorld(t, new(controllertest.Calls), "vm1")
+	_, err := w.reconcile("vm1")
+	require.NoError(t, err)
+	w.kubernetes()
+	w.r.Options.PullSecret = "another"
+	_, err = w.reconcile("vm1")
+	require.NoError(t, err)
+	require.Contains(t, w.populated("vm1").Message, "pullSecret")
+	require.False(t, w.there(&batchv1.Job{}))
+	w.converge("vm1")
+	job := &batchv1.Job{}
+	require.True(t, w.there(job))
+	require.Contains(t, job.Spec.Template.Spec.Volumes[2].Secret.SecretName, "another")
+	w.r.Options.PullSecret = "third"
+	w.converge("vm1")
+	require.True(t, w.there(job))
+	require.Contains(t, job.Spec.Template.Spec.Volumes[2].Secret.SecretName, "another")
 }
 
 // TestOtherImage: an identity that begins anew from another image lets the golden objects of the
