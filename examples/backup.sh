@@ -18,17 +18,22 @@ here=$(dirname "$0")
 now=backup-$(date -u +%Y%m%dT%H%M%S%N)
 last=
 [ ! -e "$directory/last" ] || last=$(cat "$directory/last")
+if [ -n "$last" ] && ! kubevirt-disk snapshot list "$disk" | grep -qwF -- "$last"; then
+  echo "the snapshot $last of the last run is gone: all is copied again" >&2
+  last=
+fi
 
 # A point in time. For one that a database likes, freeze the guest: see --before and --after.
 kubevirt-disk snapshot create "$disk" "$now"
-restored=$(mktemp -d)
+restored=$(mktemp -d) kept=
 # shellcheck disable=SC2317 # it is called at the end
 finish() {
   status=$?
   rm -rf "$restored"
   kubevirt-disk snapshot unserve "$disk" "$now" >/dev/null 2>&1 || true
   # Without it the next run goes on from the last one that went well.
-  [ $status -eq 0 ] || kubevirt-disk snapshot delete "$disk" "$now" || true
+  [ -n "$kept" ] || kubevirt-disk snapshot delete "$disk" "$now" || true
+  exit $status
 }
 trap finish EXIT
 
@@ -56,6 +61,9 @@ kubevirt-disk pull "$repository:$now" "$restored/image.raw"
 cmp "$restored/guest.raw" "$restored/image.raw"
 
 mv "$directory/new.raw" "$directory/disk.raw"
-echo "$now" >"$directory/last"
-[ -z "$last" ] || kubevirt-disk snapshot delete "$disk" "$last"
+echo "$now" >"$directory/last.new"
+mv "$directory/last.new" "$directory/last"
+kept=yes # whatever comes now, the next run goes on from this one
+[ -z "$last" ] || kubevirt-disk snapshot delete "$disk" "$last" ||
+  echo "the snapshot $last is not needed any more, and could not be deleted" >&2
 echo "backed up as $repository:$now"

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,15 @@ import (
 // MaxNumber is the highest number of a disk: the flat space addressing method has 14 bits for a LUN
 // (SAM-5 4.7.7.3).
 const MaxNumber = 0x3fff
+
+// NumberIn returns the number of a disk that a name is, as an export or for a command. 0: it is none.
+func NumberIn(name string) uint16 {
+	n, err := strconv.ParseUint(name, 10, 16)
+	if err != nil || n > MaxNumber || strconv.FormatUint(n, 10) != name {
+		return 0
+	}
+	return uint16(n)
+}
 
 // Options say what a disk is and how it is served.
 type Options struct {

@@ -18,6 +18,11 @@ type Disks interface {
 	Single() bool
 	// Taken reports whether something other than a volume has the LUN.
 	Taken(lun uint16) bool
+	// Holder says what disk other than a volume has the name, or the number that the name is. "":
+	// none.
+	Holder(name string) string
+	// Number is the LUN that is meant by a name of digits. 0: none.
+	Number(name string) uint16
 	// Open opens the disk, or makes it if it is missing and was not made before. Nobody can use it
 	// before Serve. If Open fails to make a disk, the caller removes what is left in its directory.
 	// A made disk that is missing is an error that wraps fs.ErrNotExist.

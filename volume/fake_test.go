@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/volume/api"
 	"kubevirt.io/disk/volume/store"
 )
@@ -55,6 +56,15 @@ func (f *fakeDisks) Place(p store.Place) (string, error) {
 func (f *fakeDisks) Single() bool { return f.single != "" }
 
 func (f *fakeDisks) Taken(lun uint16) bool { return lun == 65 } // an image has it
+
+func (f *fakeDisks) Number(name string) uint16 { return serving.NumberIn(name) }
+
+func (f *fakeDisks) Holder(name string) string {
+	if name == "vm.raw" || name == "65" {
+		return "LUN 65"
+	}
+	return ""
+}
 
 func (f *fakeDisks) Open(ctx context.Context, d Disk) (Opened, error) {
 	f.mu.Lock()

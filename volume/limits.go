@@ -86,14 +86,61 @@ func (m *Manager) roomLocked(v *volume, size int64) error {
 // bytesLocked is how many bytes the volume counts for.
 func (v *volume) bytesLocked() int64 { return max(v.record.Size, v.reserved) }
 
-// chooseLUN chooses a number for a new volume. It is reserved until unchoose.
-func (m *Manager) chooseLUN(v *volume) (uint16, error) {
+// Holder returns the volume that has a name, or a number, or whose number is the name, or whose name
+// is the number. "": none. A volume has its name from before it is made.
+func (m *Manager) Holder(name string, lun uint16) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.volumes[name] != nil {
+		return name
+	}
+	for _, o := range m.volumes {
+		for _, n := range []uint16{lun, m.opt.Disks.Number(name)} {
+			if n != 0 && (o.record.LUN == n || o.chosen == n || m.opt.Disks.Number(o.name) == n) {
+				return o.name
+			}
+		}
+	}
+	return ""
+}
+
+// mayBeCalled refuses the name of a new volume that somebody else has, or that is another volume's
+// number. The volume is known already, so nobody else gets its name from now on.
+func (m *Manager) mayBeCalled(v *volume) error {
+	holder := m.opt.Disks.Holder(v.name)
+	m.mu.Lock()
+	for _, o := range m.volumes {
+		if n := m.opt.Disks.Number(v.name); n != 0 && o != v && (o.record.LUN == n || o.chosen == n) {
+			holder = fmt.Sprintf("the volume %q", o.name)
+		}
+	}
+	m.mu.Unlock()
+	switch {
+	case holder != "":
+		return api.Errorf(api.CodeInUse, "the name %q is taken by %s: disks are found by their names "+
+			"and by the numbers of their LUNs, so use another name", v.name, holder)
+	case store.Private(v.name):
+		return api.Errorf(api.CodeInvalid, "%q is the name of a file that the server keeps beside the "+
+			"volumes: use another one", v.name)
+	}
+	return nil
+}
+
+// chooseLUN chooses a number for a new volume, which is reserved until unchoose, and checks its
+// name. It chooses none for a volume on a claim.
+func (m *Manager) chooseLUN(v *volume, claim bool) (uint16, error) {
 	m.choosing.Lock()
 	defer m.choosing.Unlock()
+	if err := m.mayBeCalled(v); err != nil || claim {
+		return 0, err
+	}
 	m.mu.Lock()
 	taken := make(map[uint16]bool, len(m.volumes))
 	for _, o := range m.volumes {
 		taken[o.record.LUN], taken[o.chosen] = true, true
+		if o != v {
+			taken[m.opt.Disks.Number(o.name)] = true
+		}
 	}
 	m.mu.Unlock()
 	lun, err := m.store.NextLUN(func(lun uint16) bool {

@@ -92,6 +92,9 @@ func (m *Manager) Close() error {
 	return m.store.Close()
 }
 
+// ID identifies the directory of the volumes.
+func (m *Manager) ID() string { return m.store.ID() }
+
 // Volume is the state of a volume when it was asked for.
 type Volume struct {
 	Record      store.Record

@@ -413,7 +413,7 @@ func TestChosenLUNs(t *testing.T) {
 	for i := range 400 {
 		v, err := m.hold(t.Context(), fmt.Sprintf("v%d", i))
 		require.NoError(t, err)
-		lun, err := m.chooseLUN(v)
+		lun, err := m.chooseLUN(v, false)
 		require.NoError(t, err)
 		require.Empty(t, luns[lun], "LUN %d", lun)
 		luns[lun] = v.name

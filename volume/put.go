@@ -75,11 +75,12 @@ func (m *Manager) create(ctx context.Context, v *volume, spec api.Spec, any bool
 	}
 	r := store.Record{Name: v.name, State: store.StateMaking, Size: int64(spec.Size), Spec: spec,
 		Place: m.place(v.name, spec), Created: now()}
-	if r.Place.Kind != store.PlaceClaim {
-		defer m.unchoose(v)
-		if r.LUN, err = m.chooseLUN(v); err != nil {
-			return failed("there is no LUN for the volume %q: %w", v.name, err)
-		}
+	defer m.unchoose(v)
+	r.LUN, err = m.chooseLUN(v, r.Place.Kind == store.PlaceClaim)
+	if errors.As(err, new(*api.Error)) {
+		return err
+	} else if err != nil {
+		return failed("there is no LUN for the volume %q: %w", v.name, err)
 	}
 	dir, err := m.dir(r)
 	if err != nil {

@@ -96,6 +96,15 @@ func (i *Instance) Committed(id, image string) error {
 	return i.tree.Committed(id, image)
 }
 
+// NoteClone remembers with the snapshot that has an ID that another disk begins from it. Errors:
+// *SnapshotError.
+func (i *Instance) NoteClone(id, clone string) error {
+	if err := i.mayHave(id); err != nil {
+		return err
+	}
+	return i.tree.NoteClone(id, clone)
+}
+
 // CommittedBefore returns the IDs of the snapshots that a content of the disk was made from, by the
 // images that have their content.
 func (i *Instance) CommittedBefore(d disk.Disk) map[string]string {

@@ -29,6 +29,7 @@ const recordVersion = 1
 //	  {"name": "before",
 //	   "id": "4567...",        no other snapshot ever has it; absent: an earlier version took it
 //	   "layer": "", "created": "2026-11-26T06:00:00Z", "size": 1073741824,
+//	   "clones": ["k/vm2"],    disks that were begun from it, and may still read it; absent: none
 //	   "taken": true,          false: a crash came first, and there is no such snapshot
 //	   "image": "sha256:..."}]} of an image with this content; absent: none is known
 //
@@ -61,6 +62,7 @@ type SnapshotRecord struct {
 	Size    int64     `json:"size"` // of the disk then, bytes
 	Taken   bool      `json:"taken"`
 	Image   string    `json:"image,omitempty"`
+	Clones  []string  `json:"clones,omitempty"`
 }
 
 // olderID identifies a snapshot that a version of this program took which drew no identifiers.

@@ -176,6 +176,29 @@ func (t *Tree) Committed(id, image string) error {
 	return nil
 }
 
+// NoteClone remembers that another disk begins from the snapshot with an ID, for as long as that is
+// there. It is on storage, as far as a flush is, when NoteClone returns nil.
+func (t *Tree) NoteClone(id, clone string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.withIDLocked(id)
+	switch {
+	case s == nil:
+		return t.refusal(id, "there is none any more with this identifier", ErrSnapshotMissing)
+	case slices.Contains(s.Clones, clone) && !t.unsure:
+		return nil
+	}
+	before := s.Clones
+	if !slices.Contains(before, clone) {
+		s.Clones = append(slices.Clip(before), clone)
+	}
+	if err := t.saveLocked(); err != nil {
+		s.Clones = before
+		return t.refusal(s.Name, "", err)
+	}
+	return nil
+}
+
 // Revert makes the disk read as a snapshot again. Later snapshots stay. If the disk has grown
 // since, it keeps its size, and has zeros there. Nobody may use the disk meanwhile.
 func (t *Tree) Revert(name string) error {

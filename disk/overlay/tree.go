@@ -368,6 +368,8 @@ type Snapshot struct {
 	Used    int64 // bytes that would be free without it, roughly
 	// Image is what Committed was told: an image that has the same content. "": none is known.
 	Image string
+	// Clones is what NoteClone was told: disks that may still read from the snapshot.
+	Clones []string
 }
 
 // Snapshots returns the snapshots, the oldest first.
@@ -378,7 +380,7 @@ func (t *Tree) Snapshots() []Snapshot {
 	for _, s := range t.snaps {
 		if s.Taken {
 			all = append(all, Snapshot{disk.Snapshot{Name: s.Name, ID: s.ID}, s.Created,
-				s.Size, t.usedLocked(s.on), s.Image})
+				s.Size, t.usedLocked(s.on), s.Image, s.Clones})
 		}
 	}
 	return all

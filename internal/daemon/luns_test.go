@@ -120,7 +120,7 @@ func TestAddRefuses(t *testing.T) {
 		"the work directory of another one": {func(d *plan.Disk) {
 			_ = d.Image.Close()
 			d.Name, d.Image = "a.raw", openImage(t, filepath.Join(dir, "a.raw"))
-		}, `LUN 2 ("a.raw")`},
+		}, `the name "a.raw" of a disk is taken by LUN 1`},
 		"the identity of another one": {func(other *plan.Disk) {
 			other.Identity.Serial = d.Status().LUNs[0].Serial
 			other.Dir = filepath.Join(volume, "same")

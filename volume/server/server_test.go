@@ -31,6 +31,8 @@ func (noDisks) Default() (api.Spec, error)        { return api.Spec{}, nil }
 func (noDisks) Place(store.Place) (string, error) { return "", nil }
 func (noDisks) Single() bool                      { return false }
 func (noDisks) Taken(uint16) bool                 { return false }
+func (noDisks) Holder(string) string              { return "" }
+func (noDisks) Number(string) uint16              { return 0 }
 func (noDisks) Users(uint16) []string             { return nil }
 func (noDisks) Open(context.Context, volume.Disk) (volume.Opened, error) {
 	return nil, api.Errorf(api.CodeUnavailable, "there are no disks here")

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,11 @@ type Store struct {
 }
 
 const lockName = "lock"
+
+// Private reports whether a name is of a file that the store has beside the volumes, or could have.
+func Private(name string) bool {
+	return name == lockName || name == numbersName || strings.HasPrefix(name, numbersName+".")
+}
 
 // Open opens the directory of the volumes and locks it. It makes the directory if it is missing. It
 // returns an error if another process uses it.

@@ -3,6 +3,7 @@ package plan
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"go.uber.org/zap"
 
@@ -36,6 +37,7 @@ type Disk struct {
 	Empty     bool         // a missing persistent disk is made from zeros, without an image
 	AtLeast   int64        // bytes; a disk that is smaller is enlarged; 0: none is
 	Volume    bool         // it is a volume's disk
+	KeptBy    string       // identifies the directory of the volumes that it is one of
 	Unserved  bool         // it gets no LUN
 	After     func() error // called when the disk and its image are closed; nil: nothing
 	options.DiskSettings
@@ -74,7 +76,8 @@ func CloseImages(disks []Disk) {
 // Volumes are what volumes have, so no image can have it.
 type Volumes struct {
 	Single bool              // a volume lies in the persistent directory itself
-	LUNs   map[uint16]string // the name of each volume that has a number
+	LUNs   map[uint16]string // the name of each volume that has a number, or is called like one
+	Names  []string          // of all volumes
 }
 
 // Plan says what is served from the start.
@@ -102,6 +105,12 @@ func Make(ctx context.Context, opt *options.Options, found []Disk, volumes Volum
 	var err error
 	if p.numbers, err = p.recallNumbers(volumes.LUNs); err != nil {
 		return nil, err
+	}
+	for _, d := range p.Disks {
+		if p.numbers.of[d.Name] == 0 && slices.Contains(volumes.Names, d.Name) {
+			return nil, fmt.Errorf("a volume has the name of the image %q already, and exports "+
+				"and commands find a disk by its name: rename the image", d.Name)
+		}
 	}
 	settings, err := p.Settle(opt.Settings)
 	if err != nil {

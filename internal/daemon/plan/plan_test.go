@@ -57,3 +57,14 @@ func TestMake(t *testing.T) {
 	_, err = Make(t.Context(), opt, found, Volumes{Single: true})
 	require.ErrorContains(t, err, "belongs to a volume made without an image")
 }
+
+// TestImageNamedAsAVolume: a volume keeps its name when an image of that name comes.
+func TestImageNamedAsAVolume(t *testing.T) {
+	opt := planOf(t).opt
+	path := filepath.Join(opt.Images.Dir, "vm1.raw")
+	require.NoError(t, os.WriteFile(path, make([]byte, 4096), 0o600))
+	found := []Disk{{Name: "vm1.raw", Image: openImage(t, path)}}
+	_, err := Make(t.Context(), opt, found, Volumes{Names: []string{"vm1.raw"}})
+	require.ErrorContains(t, err, `a volume has the name of the image "vm1.raw" already`)
+	CloseImages(found)
+}

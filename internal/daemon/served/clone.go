@@ -36,6 +36,10 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 	if err != nil {
 		return nil, err
 	}
+	if err := inst.NoteClone(opened.Snapshot.ID, what.KeptBy+"/"+what.Name); err != nil {
+		_ = opened.Close() // it only forgets that the snapshot is in use
+		return nil, err
+	}
 	id := snapshotIdentity(inst, opened.Snapshot.ID).Serial
 	name := snapshotName(from, snapshot)
 	what.Image, err = image.OpenSource(ctx, name,
@@ -101,6 +105,31 @@ func (d *Disks) uncloned(s *Disk) error {
 	}
 	return fmt.Errorf("%v: %w: %s read from it", s, instance.ErrSnapshotInUse,
 		strings.Join(names, " and "))
+}
+
+// needless refuses to delete a snapshot that clones may need. The volumes of this daemon tell which
+// do. Of others only the note with the snapshot is known: the rule holds without the volumes, too.
+func (d *Disks) needless(s *Disk, one instance.Snapshot) error {
+	var users []string
+	if d.SnapshotUsers != nil {
+		users = d.SnapshotUsers(s.Name, one.Name)
+	}
+	for _, clone := range one.Clones {
+		by, name, _ := strings.Cut(clone, "/")
+		switch {
+		case d.SnapshotUsers == nil:
+			users = append(users, fmt.Sprintf("the volume %q, or was: serve volumes "+
+				"(--volumes-listen), and see", name))
+		case by != d.VolumesID:
+			users = append(users, fmt.Sprintf("the volume %q of another directory of volumes, or "+
+				"was: serve that one (--volumes-dir), and see", name))
+		}
+	}
+	if len(users) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: it is needed by what was cloned from it, %s",
+		instance.ErrSnapshotInUse, strings.Join(users, ", "))
 }
 
 // byDepth returns all disks in an order in which they can be closed: clones before the disks that

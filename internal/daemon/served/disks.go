@@ -40,6 +40,8 @@ type Disks struct {
 	// SnapshotUsers returns the volumes that need a snapshot of a disk, whether they are open or
 	// not. nil: there are no volumes.
 	SnapshotUsers func(disk, snapshot string) []string
+	// VolumesID identifies the directory of the volumes that SnapshotUsers knows.
+	VolumesID string
 
 	// Stopping ends when no disk may come any more, and those that come give up.
 	Stopping context.Context

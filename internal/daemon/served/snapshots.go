@@ -163,10 +163,11 @@ func (d *Disks) DeleteSnapshot(ctx context.Context, s *Disk, name string) error 
 		return fmt.Errorf("%w: it is LUN %d: end that first (snapshot unserve)",
 			instance.ErrSnapshotInUse, lun.LUN)
 	}
-	if needed := d.SnapshotUsers; needed != nil {
-		if users := needed(s.Name, name); len(users) > 0 {
-			return fmt.Errorf("%w: it is needed by what was cloned from it, %s",
-				instance.ErrSnapshotInUse, strings.Join(users, ", "))
+	for _, one := range inst.Snapshots() {
+		if one.Name == name {
+			if err := d.needless(s, one); err != nil {
+				return err
+			}
 		}
 	}
 	return inst.DeleteSnapshot(ctx, name)

@@ -182,3 +182,25 @@ func TestDeletionOfADiskThatIsRead(t *testing.T) {
 	require.NoError(t, err)
 	<-released
 }
+
+// TestSnapshotThatAVolumeNeeds: a snapshot that was cloned stays, also if the daemon does not serve
+// the volumes that would tell who needs it, or serves others.
+func TestSnapshotThatAVolumeNeeds(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	clone, err := d.Clone(t.Context(), plan.Disk{Name: "vm2", Dir: t.TempDir(), Volume: true,
+		KeptBy: "here", DiskSettings: options.DiskSettings{CopyMode: instance.CopyOnWrite}},
+		"1.raw", "s")
+	require.NoError(t, err)
+	require.NoError(t, d.Abandon(clone))
+	remove := func() error { return d.snapshot(t, "1.raw", status.SnapshotDelete) }
+	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
+	require.ErrorContains(t, remove(), `"vm2"`)
+	needed := []string{"vm2"}
+	d.SnapshotUsers, d.VolumesID = func(string, string) []string { return needed }, "elsewhere"
+	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
+	d.VolumesID = "here"
+	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
+	needed = nil
+	require.NoError(t, remove())
+}

@@ -52,7 +52,18 @@ func (d *Disks) Failure() error {
 func (d *Disks) Served() []*Disk { return d.table.served() }
 
 // Taken reports whether a disk has the LUN.
-func (d *Disks) Taken(lun uint16) bool { return d.table.find(lun) != nil }
+func (d *Disks) Taken(lun uint16) bool {
+	d.table.mu.Lock()
+	defer d.table.mu.Unlock()
+	return d.table.holderLocked("", lun, true) != ""
+}
+
+// Holder says which disk has a name, or the number that the name is. "": none.
+func (d *Disks) Holder(name string) string { return d.table.holder(name) }
+
+// Reserve has names and numbers of volumes, which may not be open, kept from other disks. Call it
+// before the first disk is opened.
+func (d *Disks) Reserve(by func(name string, lun uint16) (volume string)) { d.table.reserved = by }
 
 // Map returns the map of a disk's content for the page, or nil if it is not known now.
 func (d *Disks) Map(lun uint16) *disk.Map {

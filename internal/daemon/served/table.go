@@ -16,6 +16,9 @@ type table struct {
 	mu     sync.Mutex
 	disks  []*Disk // guarded by mu
 	closed bool    // guarded by mu; no new change may begin
+	// reserved returns the volume that has a name or a number, whether its disk is here or not. Set
+	// before the first disk; nil: there are no volumes.
+	reserved func(name string, lun uint16) (volume string)
 
 	// changes counts the disks that are being added or removed. It grows only with mu held and
 	// closed unset, so close can wait for it.
@@ -60,12 +63,17 @@ func (t *table) addFrom(from *Disk, disks ...plan.Disk) ([]*Disk, error) {
 	added := make([]*Disk, len(disks))
 	lowest := uint16(1)
 	for i, d := range disks {
+		holder := t.holderLocked(d.Name, d.LUN, d.Volume)
+		if _, taken := users[d.LUN]; holder != "" && len(t.disks) > 0 && (d.LUN == 0 || !taken) {
+			return nil, &NameTakenError{Name: d.Name, LUN: d.LUN, Holder: holder}
+		}
 		if d.Unserved {
 			added[i] = newDisk(d)
 			continue
 		}
 		for ; d.LUN == 0 && lowest <= serving.MaxNumber; lowest++ {
-			if _, taken := users[lowest]; !taken {
+			_, taken := users[lowest]
+			if !taken && (len(t.disks) == 0 || t.holderLocked("", lowest, d.Volume) == "") {
 				d.LUN = lowest
 			}
 		}
@@ -85,6 +93,47 @@ func (t *table) addFrom(from *Disk, disks ...plan.Disk) ([]*Disk, error) {
 	}
 	t.disks = append(t.disks, added...)
 	return added, nil
+}
+
+// NameTakenError says that a disk cannot have a name or a number. Names of images, volumes and
+// snapshots that are served, and numbers of LUNs, are one space: exports and commands find a disk
+// by either. Who is there first keeps what he has.
+type NameTakenError struct {
+	Name   string
+	LUN    uint16 // 0: none yet
+	Holder string // who has the name or the number
+}
+
+func (e *NameTakenError) Error() string {
+	what := fmt.Sprintf("the name %q", e.Name)
+	if e.LUN != 0 {
+		what += fmt.Sprintf(", or the number %d,", e.LUN)
+	}
+	return fmt.Sprintf("%s of a disk is taken by %s: disks are found by their names and by their "+
+		"numbers, so use another one", what, e.Holder)
+}
+
+// holderLocked says what has a name ("": none) or a number (0: none). "": nothing.
+func (t *table) holderLocked(name string, lun uint16, volume bool) string {
+	for _, s := range t.disks {
+		if name != "" && s.Name == name || lun != 0 && serving.NumberIn(s.Name) == lun ||
+			s.LUN != 0 && (s.LUN == lun || s.LUN == serving.NumberIn(name)) {
+			return s.String()
+		}
+	}
+	if t.reserved != nil && !volume {
+		if v := t.reserved(name, lun); v != "" {
+			return fmt.Sprintf("the volume %q", v)
+		}
+	}
+	return ""
+}
+
+// holder is holderLocked for the name of a new volume.
+func (t *table) holder(name string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.holderLocked(name, 0, true)
 }
 
 // drop removes a disk that is no LUN, or could not become one.

@@ -23,3 +23,36 @@ func TestNumberOfADiskThatGoes(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, third[0].LUN)
 }
+
+// TestNamesAndNumbers: names and numbers of disks are one space. Whoever is there first keeps what
+// he has.
+func TestNamesAndNumbers(t *testing.T) {
+	var all table
+	all.reserved = func(name string, lun uint16) string {
+		if name == "failed" || lun == 4 {
+			return "failed"
+		}
+		return ""
+	}
+	named := func(name string, lun uint16, volume bool) plan.Disk {
+		d := plan.Disk{Name: name, Volume: volume}
+		d.LUN = lun
+		return d
+	}
+	_, err := all.add(named("a.raw", 0, false), named("3", 2, false))
+	require.NoError(t, err)
+	for _, one := range []plan.Disk{named("a.raw", 70, true), named("1", 70, true),
+		named("2", 70, true), named("x", 3, true), named("failed", 0, false),
+		named("x", 4, false)} {
+		_, err := all.add(one)
+		require.ErrorAs(t, err, new(*NameTakenError), one.Name)
+	}
+	require.NotEmpty(t, all.holder("a.raw"))
+	require.NotEmpty(t, all.holder("1"))
+	require.Empty(t, all.holder("01"))
+	snapshot, err := all.add(plan.Disk{Name: "a.raw@s"})
+	require.NoError(t, err)
+	require.EqualValues(t, 5, snapshot[0].LUN, "3 is a name, and 4 is another volume's")
+	_, err = all.add(named("failed", 4, true))
+	require.NoError(t, err, "the volume itself")
+}

@@ -37,7 +37,8 @@ func (v *Volumes) Open(ctx context.Context, want volume.Disk) (volume.Opened, er
 }
 
 func (v *Volumes) open(ctx context.Context, want volume.Disk) (*served.Disk, error) {
-	what := plan.Disk{Name: want.Name, Dir: want.Dir, Volume: true, Unserved: want.LUN == 0,
+	what := plan.Disk{Name: want.Name, Dir: want.Dir, Volume: true,
+		KeptBy: v.manager.ID(), Unserved: want.LUN == 0,
 		AtLeast: want.Size,
 		DiskSettings: options.DiskSettings{
 			LUN: want.LUN, BlockSize: want.BlockSize, CopyMode: instance.CopyMode(want.CopyMode),

@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/disk/internal/daemon/served"
 	"kubevirt.io/disk/internal/daemon/sources"
 	"kubevirt.io/disk/metrics"
+	"kubevirt.io/disk/serving"
 	"kubevirt.io/disk/status"
 	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
@@ -63,7 +64,8 @@ func New(opt *options.Options, l net.Listener, disks *served.Disks, from *source
 		return nil, fmt.Errorf("%w; name another directory with %v", err,
 			opt.Setting(&opt.Volumes.Dir))
 	}
-	disks.SnapshotUsers = v.manager.Clones
+	disks.SnapshotUsers, disks.VolumesID = v.manager.Clones, v.manager.ID()
+	disks.Reserve(v.manager.Holder)
 	v.uploads = v.newUploads(m)
 	m.SetVolumes(func() metrics.Volumes {
 		s := v.Status()
@@ -87,8 +89,12 @@ func (v *Volumes) Holds() (all plan.Volumes) {
 	all.Single = v.manager.Has(store.Place{Kind: store.PlaceRoot})
 	all.LUNs = map[uint16]string{}
 	for _, one := range v.manager.List() {
+		all.Names = append(all.Names, one.Record.Name)
 		if one.Record.LUN != 0 {
 			all.LUNs[one.Record.LUN] = one.Record.Name
+		}
+		if n := serving.NumberIn(one.Record.Name); n != 0 {
+			all.LUNs[n] = one.Record.Name
 		}
 	}
 	return all
@@ -260,3 +266,9 @@ func (v *Volumes) Single() bool {
 
 // Taken reports whether a disk has the LUN.
 func (v *Volumes) Taken(lun uint16) bool { return v.disks.Taken(lun) }
+
+// Number is the LUN that a name means.
+func (v *Volumes) Number(name string) uint16 { return serving.NumberIn(name) }
+
+// Holder says what other disk has a name.
+func (v *Volumes) Holder(name string) string { return v.disks.Holder(name) }
