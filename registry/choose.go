@@ -137,7 +137,7 @@ func (p *puller) again(ctx context.Context, f *file, use func(content io.Reader)
 	take := func(content io.Reader) error {
 		content, done := p.unpacked(f, content)
 		defer done()
-		if err := use(content); err != nil || f.packed == "" {
+		if err := use(content); err != nil || len(f.packed) == 0 {
 			return err
 		}
 		return p.rest(content)

@@ -19,6 +19,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/disk/unpack"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -103,11 +104,11 @@ func newPuller(r *transport.Image, dest string, opt PullOptions) *puller {
 // file is a visible file of the image.
 type file struct {
 	name    string
-	layer   int          // its index in the manifest
-	ordinal int          // of the tar entry that has its content; -1: the whole layer is the file
-	size    int64        // bytes; -1: not known
-	refused string       // its kind, if it is not a file
-	packed  image.Format // how its content is compressed; "": it is not
+	layer   int            // its index in the manifest
+	ordinal int            // of the tar entry that has its content; -1: the whole layer is the file
+	size    int64          // bytes; -1: not known
+	refused string         // its kind, if it is not a file
+	packed  []image.Format // how its content is compressed, the outermost first
 	isQcow2 bool
 	foreign bool   // it is an image that image.Options.Foreign accepts
 	backing string // the file that it needs below it
@@ -317,7 +318,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		if err := p.pass(ctx, f, content); err != nil {
 			return err
 		}
-		if f.packed != "" {
+		if len(f.packed) > 0 {
 			p.seek.forget(e)
 		}
 		return drain(content)
@@ -393,7 +394,7 @@ func (p *puller) candidate(name string) bool {
 // pass gets the content of a visible file. It writes it at once, unless the wanted file may be
 // another one, or needs another one first.
 func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
-	content, err := f.recognise(content)
+	head, content, err := p.look(f, content)
 	if err != nil {
 		return err
 	}
@@ -402,7 +403,9 @@ func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 	if err := p.peek(f, &content); err != nil {
 		return err
 	}
-	f.passed = p.path == "" && image.PassOver(f.name, f.size, f.isQcow2)
+	f.passed = p.path == "" && (image.PassOver(f.name, f.size, f.isQcow2) ||
+		f.ordinal == layer.WholeLayer && !slices.Contains(f.packed, unpack.VMDK) &&
+			layer.IsBeside(p.image.Manifest.Layers, f.diskName(), head, f.contentSize()))
 	if !p.candidate(f.name) || f.backing != "" || f.passed || p.dest == "-" ||
 		!p.many && len(p.names) > 0 {
 		return nil
@@ -410,7 +413,7 @@ func (p *puller) pass(ctx context.Context, f *file, content io.Reader) error {
 	if err := p.open(f); err != nil {
 		return err
 	}
-	if err := f.arrival.Pass(ctx, content); err != nil || f.packed == "" {
+	if err := f.arrival.Pass(ctx, content); err != nil || len(f.packed) == 0 {
 		return err
 	}
 	return p.rest(content)

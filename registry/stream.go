@@ -328,7 +328,8 @@ func (s *Stream) notBelow(ctx context.Context, all []string,
 			if err != nil {
 				return errors.Join(fmt.Errorf("%s of %s: %w", name, s.ref, err), file.Close())
 			}
-			passed[i] = image.PassOver(name, file.Size(), qcow2.IsQcow2(head))
+			passed[i] = image.PassOver(name, file.Size(), qcow2.IsQcow2(head)) ||
+				layer.IsBeside(s.image.Manifest.Layers, name, head, file.Size())
 			below[i] = image.BackingOf(name, head, file.Size())
 			return file.Close()
 		})

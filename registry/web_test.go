@@ -86,8 +86,14 @@ func TestPullAddress(t *testing.T) {
 			says(http.StatusServiceUnavailable)}},
 		"all instead of the rest": {faults: []fault{nil, cut(70000), registrytest.Whole}},
 		"redirect":                {faults: []fault{registrytest.Redirects(webFile)}},
-		"other range":             {faults: []fault{nil, registrytest.OtherRange}},
-		"other range first":       {faults: []fault{registrytest.OtherRange}},
+		"redirect with blanks": {faults: []fault{func(w http.ResponseWriter, _ *http.Request,
+			_ []byte) bool {
+			w.Header().Set("Location", webFile+"?name=my disk.img")
+			w.WriteHeader(http.StatusFound)
+			return true
+		}}},
+		"other range":       {faults: []fault{nil, registrytest.OtherRange}},
+		"other range first": {faults: []fault{registrytest.OtherRange}},
 		"loop": {server: func(w *web) {
 			for range 20 {
 				w.Faults = append(w.Faults, registrytest.Redirects(webFile+"?"+secret))

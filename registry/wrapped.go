@@ -14,11 +14,27 @@ import (
 	"kubevirt.io/disk/registry/layer"
 )
 
-// recognise finds out whether the content of a file is compressed. It returns the same content.
-func (f *file) recognise(content io.Reader) (io.Reader, error) {
-	head, err := readUpTo(content, image.DetectSize)
-	f.packed = unpack.Compressed(head)
-	return io.MultiReader(bytes.NewReader(head), content), err
+// look finds out how the content of a file is compressed, and how that begins which is inside; nil:
+// that cannot be read. It returns the same content. A compressed file may have a VMDK image inside.
+func (p *puller) look(f *file, content io.Reader) (head []byte, _ io.Reader, err error) {
+	head, err = readUpTo(content, image.DetectSize)
+	content = io.MultiReader(bytes.NewReader(head), content)
+	for err == nil && len(f.packed) < 2 {
+		kind := unpack.Compressed(head)
+		if kind == "" || len(f.packed) > 0 && (kind != unpack.VMDK || f.packed[0] == kind) {
+			break
+		}
+		f.packed = append(f.packed, kind)
+		var read bytes.Buffer // what it takes to see what is inside
+		d, done := p.unpacked(f, io.LimitReader(io.TeeReader(content, &read), maxLook))
+		var inner error
+		if head, inner = readUpTo(d, image.DetectSize); inner != nil {
+			head = nil
+		}
+		done()
+		content = io.MultiReader(&read, content)
+	}
+	return head, content, err
 }
 
 // readUpTo reads n bytes, or fewer at the end.
@@ -33,15 +49,16 @@ func readUpTo(in io.Reader, n int) ([]byte, error) {
 
 // diskName is the name of the file without the extension of its compression.
 func (f *file) diskName() string {
-	if f.packed == "" {
-		return f.name
+	name := f.name
+	for range f.packed {
+		name = image.UnwrappedName(name)
 	}
-	return image.UnwrappedName(f.name)
+	return name
 }
 
 // contentSize is the size of the file that is not compressed any more; -1: unknown.
 func (f *file) contentSize() int64 {
-	if f.packed == "" {
+	if len(f.packed) == 0 {
 		return f.size
 	}
 	return -1
@@ -49,11 +66,13 @@ func (f *file) contentSize() int64 {
 
 // unpacked is the content of a file without its compression. The caller calls done at the end.
 func (p *puller) unpacked(f *file, content io.Reader) (_ io.Reader, done func()) {
-	if f.packed == "" {
-		return content, func() {}
+	done = func() {}
+	for _, kind := range f.packed {
+		d := unpack.Decompress(kind, content, unpack.Options{Memory: p.opt.UnpackMemory})
+		outer := done
+		content, done = d, func() { _ = d.Close(); outer() }
 	}
-	d := unpack.Decompress(f.packed, content, unpack.Options{Memory: p.opt.UnpackMemory})
-	return d, func() { _ = d.Close() }
+	return content, done
 }
 
 // rest reads the rest of compressed content, so that all of it is checked.
@@ -80,34 +99,24 @@ const maxLook = 2 << 20
 // an archive is no layer of a container image, so its disk may lie anywhere in it.
 func (p *puller) loneFile(ctx context.Context, i int, in *layer.Reader, e *layer.Entry,
 	content io.Reader) error {
-	head, err := readUpTo(content, image.DetectSize)
+	f := &file{name: path.Join(p.dir, path.Base(e.Name)), layer: i, ordinal: e.Ordinal,
+		size: e.Size}
+	head, content, err := p.look(f, content)
 	if err != nil {
 		return err
 	}
-	content = io.MultiReader(bytes.NewReader(head), content)
-	f := &file{name: path.Join(p.dir, path.Base(e.Name)), layer: i, ordinal: e.Ordinal,
-		size: e.Size, packed: unpack.Compressed(head)}
-	if f.packed != "" {
-		within := 1 // the archive
-		if in.Format != "" {
-			within++
-		}
-		if !unpack.Unwraps(f.packed, within) {
+	within := 1 // the archive
+	if in.Format != "" {
+		within++
+	}
+	for n, kind := range f.packed {
+		if !unpack.Unwraps(kind, within+n) {
 			return nil // it lies too deep
 		}
-		var read bytes.Buffer // what it takes to see what is inside
-		d, done := p.unpacked(f, io.LimitReader(io.TeeReader(content, &read), maxLook))
-		if head, err = readUpTo(d, image.DetectSize); err != nil && f.packed == unpack.VMDK {
-			err, head = nil, make([]byte, image.DetectSize) // its tables are long
-		}
-		done()
-		if err != nil {
-			return nil // it is no disk that could be read
-		}
-		content = io.MultiReader(&read, content)
 	}
-	if f.packed != unpack.VMDK && !unpack.IsDisk(f.diskName(), head, f.contentSize()) {
-		return nil
+	if !slices.Contains(f.packed, unpack.VMDK) && (head == nil ||
+		!unpack.IsDisk(f.diskName(), head, f.contentSize())) {
+		return nil // or it cannot be read
 	}
 	if p.lone = append(p.lone, f); len(p.lone) > layer.MaxShown {
 		return fmt.Errorf("it has more than %d disks", layer.MaxShown)

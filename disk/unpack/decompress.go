@@ -172,6 +172,9 @@ func (d *decompressor) explain(err error) error {
 		reason = fmt.Sprintf("is compressed with xz so that more than %d MiB of memory are needed "+
 			"to decompress it; "+allow, memory, MaxMemory>>20,
 			"with a lower level, as with \"xz -6\"")
+	case errors.Is(err, xz.ErrOptions):
+		reason = "is compressed with an option of xz that is not known here, such as the filter " +
+			"for ARM64 or RISC-V; decompress it with \"xz -d\""
 	case errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF),
 		errors.Is(err, xz.ErrBuf) && d.from.ended:
 		reason = fmt.Sprintf("ends in the middle of its %s data; fetch it again", d.format)

@@ -149,9 +149,10 @@ func (a *archive) look(h *tar.Header, c *Content) error {
 	}
 	a.found, a.disk = shown(h.Name), in.Reader
 	c.Name, c.Size = a.found, h.Size
-	if in.packed != "" {
-		c.Formats = append(c.Formats, in.packed)
-		c.Name, c.Size, a.done = image.UnwrappedName(a.found), -1, in.close
+	a.done = in.close
+	for _, f := range in.packed {
+		c.Formats = append(c.Formats, f)
+		c.Name, c.Size = image.UnwrappedName(c.Name), -1
 	}
 	return nil
 }
@@ -166,7 +167,7 @@ const (
 // member is a file of the archive whose beginning was read.
 type member struct {
 	io.Reader
-	packed image.Format // how it is compressed; "": it is not
+	packed []image.Format // how it is compressed, the outermost first
 	close  func() error
 }
 
@@ -184,27 +185,27 @@ func (a *archive) kindOf(h *tar.Header) (kind, *member, error) {
 	}
 	m := &member{Reader: in, close: func() error { return nil }}
 	size := h.Size
-	m.packed = Compressed(head)
-	switch {
-	case m.packed == "":
-	case Unwraps(m.packed, a.within):
-		d := Decompress(m.packed, in, a.opt)
-		m.close, size = d.Close, -1
+	isVMDK := false // its content is the guest's, and nothing is taken off that
+	for f := Compressed(head); f != "" && !isVMDK; f = Compressed(head) {
+		if !Unwraps(f, a.within+len(m.packed)) {
+			a.note(tooDeep())
+			return isOther, nil, m.close()
+		}
+		d, outer := Decompress(f, in, a.opt), m.close
+		m.close = func() error { return errors.Join(d.Close(), outer()) }
+		m.packed, size, isVMDK = append(m.packed, f), -1, f == VMDK
 		in = bufio.NewReaderSize(d, image.DetectSize)
 		m.Reader = in
 		if head, err = in.Peek(image.DetectSize); err != nil && err != io.EOF {
 			if own := new(Error); !errors.As(err, &own) {
-				return isOther, nil, errors.Join(err, d.Close())
+				return isOther, nil, errors.Join(err, m.close())
 			}
 			a.note(fmt.Errorf("%q in the tar archive %w", name, err))
-			return isOther, nil, d.Close()
+			return isOther, nil, m.close()
 		}
 		name = image.UnwrappedName(name)
-	default:
-		a.note(tooDeep())
-		return isOther, nil, nil
 	}
-	if m.packed == VMDK || IsDisk(name, head, size) {
+	if isVMDK || IsDisk(name, head, size) {
 		return isDisk, m, nil
 	}
 	if image.IsImage(image.FormatOf(head)) {

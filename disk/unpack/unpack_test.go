@@ -275,6 +275,15 @@ func TestBombs(t *testing.T) {
 	}
 }
 
+// TestXzOfARM64: what this decoder lacks is said.
+func TestXzOfARM64(t *testing.T) {
+	testtool.Need(t, "xz")
+	_, _, err := all("a.raw.xz", packtest.Tool(t, rawDisk(1<<20), "xz", "--arm64", "--lzma2"),
+		Options{})
+	require.ErrorContains(t, err, "ARM64")
+	require.ErrorContains(t, err, "xz -d")
+}
+
 // TestXz9: "xz -9" needs a dictionary of 64 MiB.
 func TestXz9(t *testing.T) {
 	raw := rawDisk(4 << 20)

@@ -61,6 +61,23 @@ func IsFile(desc descriptor) bool {
 		desc.MediaType != "" && !desc.MediaType.IsLayer()
 }
 
+// IsBeside reports whether a file is none of the disks of an artifact, but lies beside them, as a
+// README or a signature does. Every layer of an artifact is a file. If there is only one, somebody
+// has meant it to be a disk. head and size are as for unpack.IsDisk.
+func IsBeside(layers []descriptor, name string, head []byte, size int64) bool {
+	files := 0
+	for _, l := range layers {
+		if l.MediaType == MediaEmpty {
+			continue
+		}
+		if files++; !IsFile(l) {
+			return false
+		}
+	}
+	head = head[:min(len(head), image.DetectSize)]
+	return files > 1 && !image.IsImage(image.FormatOf(head)) && !unpack.IsDisk(name, head, size)
+}
+
 // PlainName is the name of such a file in an image with these layers.
 func PlainName(layers []descriptor, i int, dir string) string {
 	name := plainName(layers[i])

@@ -6,7 +6,9 @@ import (
 	"net/netip"
 	"net/url"
 	"path"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -77,6 +79,7 @@ func parseURL(text string) (*url.URL, error) {
 		return nil, fmt.Errorf("the address %s has . or .. in its path: leave them out", shown(u))
 	}
 	u.Host = hostOf(u)
+	tidy(u)
 	return u, nil
 }
 
@@ -89,11 +92,51 @@ func hostOf(u *url.URL) string {
 	return strings.TrimSuffix(host, ":80")
 }
 
-// climbs reports whether a path has parts that servers take for directories.
+// climbs reports whether a path has parts that servers take for directories: also with parameters
+// (RFC 3986, section 3.3: "..;x"), with blanks, and escaped more than once, as a proxy before the
+// server may take one escape off.
 func climbs(u *url.URL) bool {
-	return slices.ContainsFunc(strings.FieldsFunc(u.Path, func(r rune) bool {
-		return r == '/' || r == '\\'
-	}), func(part string) bool { return part == "." || part == ".." })
+	for path, last := u.Path, ""; path != last; {
+		if slices.ContainsFunc(strings.FieldsFunc(path, func(r rune) bool {
+			return r == '/' || r == '\\'
+		}), isDots) {
+			return true
+		}
+		last = path
+		path = unescaped(path)
+	}
+	return false
+}
+
+func isDots(part string) bool {
+	part, _, _ = strings.Cut(part, ";")
+	part = strings.TrimFunc(part, func(r rune) bool { return r <= ' ' || r == 0x7f })
+	return part == "." || part == ".."
+}
+
+// escape is a character in hexadecimal.
+var escape = regexp.MustCompile(`%[[:xdigit:]]{2}`)
+
+// unescaped takes one level of escapes off. What is no escape stays.
+func unescaped(path string) string {
+	return escape.ReplaceAllStringFunc(path, func(text string) string {
+		c, _ := strconv.ParseUint(text[1:], 16, 8) // it matches
+		return string([]byte{byte(c)})
+	})
+}
+
+// tidy escapes what must not be in a query as it is, and leaves everything else as it was written:
+// it may be signed. Servers and people write blanks.
+func tidy(u *url.URL) {
+	var out strings.Builder
+	for _, c := range []byte(u.RawQuery) {
+		if c <= ' ' || c >= 0x7f {
+			fmt.Fprintf(&out, "%%%02X", c)
+		} else {
+			out.WriteByte(c)
+		}
+	}
+	u.RawQuery = out.String()
 }
 
 // shown is an address without what may be a secret.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unicode/utf16"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/stretchr/testify/require"
 )
 
@@ -51,18 +52,26 @@ func TestPrefix(t *testing.T) {
 	p, err := ParsePrefix("https://h.example.com/images/")
 	require.NoError(t, err)
 	for address, want := range map[string]bool{
-		"https://h.example.com/images/f":           true,
-		"https://H.example.com:443/images/a/f?x=y": true,
-		"http://h.example.com/images/f":            false,
-		"https://h.example.com:444/images/f":       false,
-		"https://h.example.com.evil.org/images/f":  false,
-		"https://h.example.com@evil.org/images/f":  false,
-		"https://u@h.example.com/images/f":         false,
-		"https://h.example.com/images2/f":          false,
-		"https://h.example.com/images%2Ff":         false,
-		"https://h.example.com/images/../f":        false,
-		"https://h.example.com/images/%2e%2e/f":    false,
-		"https://h.example.com/images/..%5cf":      false,
+		"https://h.example.com/images/f":                  true,
+		"https://H.example.com:443/images/a/f?x=y":        true,
+		"http://h.example.com/images/f":                   false,
+		"https://h.example.com:444/images/f":              false,
+		"https://h.example.com.evil.org/images/f":         false,
+		"https://h.example.com@evil.org/images/f":         false,
+		"https://u@h.example.com/images/f":                false,
+		"https://h.example.com/images2/f":                 false,
+		"https://h.example.com/images%2Ff":                false,
+		"https://h.example.com/images/../f":               false,
+		"https://h.example.com/images/%2e%2e/f":           false,
+		"https://h.example.com/images/..%5cf":             false,
+		"https://h.example.com/images/..;/f":              false,
+		"https://h.example.com/images/.%2e;a=b/f":         false,
+		"https://h.example.com/images/%252e%252e/f":       false,
+		"https://h.example.com/images/%2525252e./f":       false,
+		"https://h.example.com/images/%252e%252e%252ff":   false,
+		"https://h.example.com/images/..%20/f":            false,
+		"https://h.example.com/images/..%2500/f":          false,
+		"https://h.example.com/images/..a/f;b/100%25.img": true,
 	} {
 		u, err := url.Parse(address)
 		require.NoError(t, err)
@@ -71,6 +80,51 @@ func TestPrefix(t *testing.T) {
 	for _, wrong := range []string{"*", "https://", "h.example.com", "https://h/?q", "ftp://h"} {
 		_, err := ParsePrefix(wrong)
 		require.Error(t, err, wrong)
+	}
+}
+
+// TestQueryStaysAsItIs: a query may be signed, so only what must not be in one is escaped.
+func TestQueryStaysAsItIs(t *testing.T) {
+	ref, err := ParseSource("https://h.example.com/a b?x=1%20+%2b é&y")
+	require.NoError(t, err)
+	require.Equal(t, "https://h.example.com/a%20b?x=1%20+%2b%20%C3%A9&y", ref.web.url.String())
+
+	digest, err := v1.NewHash("sha256:" + strings.Repeat("0a", 32))
+	require.NoError(t, err)
+	for at, want := range map[string]string{
+		"https://h/u/1":                "digest=sha256%3A" + digest.Hex,
+		"https://h/u/1?b=x%20y+&a=%7e": "b=x%20y+&a=%7e&digest=sha256%3A" + digest.Hex,
+	} {
+		u, err := url.Parse(at)
+		require.NoError(t, err)
+		require.Equal(t, want, withDigest(u, digest).RawQuery)
+	}
+}
+
+// TestOtherPlaces: what is not read here is not taken for an image of Docker Hub.
+func TestOtherPlaces(t *testing.T) {
+	for text, want := range map[string]string{
+		"s3://bucket/disk.qcow2":        "its https:// address",
+		"GS://bucket/disk.qcow2":        "its https:// address",
+		"ftp://me:hush@h.example.com/d": "with another program",
+		"file:///srv/disk.img":          "its path",
+		"file:/srv/disk.img":            "its path",
+		"containers-storage:vm":         "skopeo copy",
+		"docker-daemon:vm:1":            "skopeo copy",
+		"dir:/srv/vm":                   "skopeo copy",
+		"nbd://127.0.0.1/disk":          "with another program",
+		"docker://s3://bucket/disk":     "its https:// address",
+	} {
+		for _, parse := range []func(string) (Reference, error){ParseSource, ParseReference} {
+			_, err := parse(text)
+			require.ErrorContains(t, err, want, text)
+			require.NotContains(t, err.Error(), "hush")
+		}
+	}
+	for _, text := range []string{"dir:1", "sif:latest", "s3/a:1", "h.example.com:5000/a",
+		"docker://quay.io/a/b:1"} {
+		_, err := ParseSource(text)
+		require.NoError(t, err, text)
 	}
 }
 

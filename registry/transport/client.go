@@ -261,6 +261,7 @@ func (e *endpoint) forget() {
 }
 
 func checkRedirect(req *http.Request, via []*http.Request) error {
+	tidy(req.URL)
 	if len(via) >= maxRedirects {
 		return fmt.Errorf("stopped after %d redirects", maxRedirects)
 	}

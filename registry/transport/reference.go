@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -59,6 +60,9 @@ func ParseReference(text string) (Reference, error) {
 			"registry: write oci-archive:%s", text, text)
 	}
 	plain := strings.TrimPrefix(text, prefixDocker)
+	if err := otherPlace(plain); err != nil {
+		return Reference{}, err
+	}
 	if _, rest, ok := strings.Cut(plain, "://"); ok {
 		if u, err := parseURL(text); IsAddress(text) && err == nil { // its query may be a secret
 			rest = strings.TrimPrefix(shown(u), u.Scheme+"://")
@@ -103,6 +107,33 @@ func (r Reference) checked() (Reference, error) {
 		return Reference{}, badName(r.text, err)
 	}
 	return r, nil
+}
+
+// otherPlace says what to do about a reference to a place that is not read here. It repeats none,
+// as it may have a password.
+func otherPlace(text string) error {
+	scheme, rest, ok := strings.Cut(text, ":")
+	scheme = strings.ToLower(scheme)
+	path := strings.HasPrefix(rest, "/") || strings.HasPrefix(rest, ".")
+	switch {
+	case !ok || IsAddress(text):
+		return nil
+	case scheme == "containers-storage" || scheme == "docker-daemon",
+		path && slices.Contains([]string{"dir", "ostree", "sif", "tarball"}, scheme):
+		return fmt.Errorf("images at %q are not read: copy this one to an OCI layout with "+
+			"\"skopeo copy\", and write oci:DIRECTORY:TAG", scheme+":")
+	case scheme == "file" && path:
+		return errors.New("a file of this machine is no reference: serve, convert and push take " +
+			"its path, without \"file:\"")
+	case !strings.HasPrefix(rest, "//"):
+		return nil
+	case slices.Contains([]string{"s3", "s3a", "gs", "az", "abfs", "abfss", "wasbs", "swift"},
+		scheme):
+		return fmt.Errorf("%q names an object in a store: write its https:// address, which the "+
+			"store can sign for a while", scheme+"://")
+	}
+	return fmt.Errorf("%q cannot be read: write an https:// address or a reference; fetch what "+
+		"is elsewhere with another program, and name the file to convert or push", scheme+"://")
 }
 
 func badName(text string, err error) error {

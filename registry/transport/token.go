@@ -145,7 +145,7 @@ func (e *tokenError) Unwrap() error { return e.err }
 func (t *tokenServer) ask(in *http.Request) (*http.Response, error) {
 	of := &tokensOf{registry: t.registry}
 	req, at := in.Clone(context.WithValue(in.Context(), tokensOfKey{}, of)), *t.at
-	at.RawQuery = in.URL.RawQuery
+	at.RawQuery = strings.ReplaceAll(in.URL.RawQuery, "+", "%20") // the library's way of a blank
 	req.URL, req.Host = &at, at.Host
 	res, err := t.client.Do(req)
 	if err != nil {

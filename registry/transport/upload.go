@@ -126,7 +126,19 @@ func location(res *http.Response) (*url.URL, error) {
 		return nil, permanent(
 			fmt.Errorf("%s does not say where an upload goes on: %w", res.Request.URL.Host, err))
 	}
+	tidy(at)
 	return at, nil
+}
+
+// withDigest is the address that ends an upload. The registry's own query stays as it is: it may be
+// signed.
+func withDigest(at *url.URL, digest v1.Hash) *url.URL {
+	final := *at
+	if final.RawQuery != "" {
+		final.RawQuery += "&"
+	}
+	final.RawQuery += "digest=" + url.QueryEscape(digest.String())
+	return &final
 }
 
 // errUnsaid is a registry that does not say how much of an upload has arrived.
@@ -137,11 +149,7 @@ var errNotKept = errors.New("the registry does not keep the pieces of a blob")
 
 // whole sends a blob in the request that ends its upload.
 func (u *Uploader) whole(ctx context.Context, at *url.URL, desc v1.Descriptor, from content) error {
-	query := at.Query()
-	query.Set("digest", desc.Digest.String())
-	final := *at
-	final.RawQuery = query.Encode()
-	res, err := u.send(ctx, http.MethodPut, &final,
+	res, err := u.send(ctx, http.MethodPut, withDigest(at, desc.Digest),
 		http.Header{"Content-Type": {"application/octet-stream"}},
 		io.NewSectionReader(from, 0, desc.Size), desc.Size, http.StatusCreated,
 		http.StatusNoContent)
@@ -153,11 +161,7 @@ func (u *Uploader) whole(ctx context.Context, at *url.URL, desc v1.Descriptor, f
 
 // finish ends an upload whose data is all there.
 func (u *Uploader) finish(ctx context.Context, at *url.URL, desc v1.Descriptor) error {
-	query := at.Query()
-	query.Set("digest", desc.Digest.String())
-	final := *at
-	final.RawQuery = query.Encode()
-	res, err := u.send(ctx, http.MethodPut, &final, http.Header{}, nil, 0,
+	res, err := u.send(ctx, http.MethodPut, withDigest(at, desc.Digest), http.Header{}, nil, 0,
 		http.StatusCreated, http.StatusNoContent)
 	if err != nil {
 		return err

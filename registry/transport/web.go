@@ -287,6 +287,7 @@ func (c *Client) webEndpoint(a *address) (*endpoint, error) {
 // nobody is told the address that led there: its query may be a secret.
 func (e *endpoint) mayFollow(req *http.Request, via []*http.Request) error {
 	from, to := e.web.url, req.URL
+	tidy(to)
 	req.Header.Del("Referer")
 	for _, r := range append(slices.Clone(via), req) {
 		if r.URL.Scheme != from.Scheme || hostOf(r.URL) != hostOf(from) {
