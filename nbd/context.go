@@ -86,7 +86,7 @@ func (h *handshake) meta(o option) error {
 		return h.refuse(o, repErrPolicy, "%v", errOver)
 	case session != "":
 		if h.told, err = tell(d, h.c.name, session); err != nil {
-			return h.refuse(o, repErrPolicy, "%v", err)
+			return h.refuse(o, repErrUnknown, "%v", err) // it may pass; repErrPolicy is for good
 		}
 		if err := h.replyContext(o, contextSession, h.told.encode()); err != nil {
 			return err

@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"bytes"
+	"io"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -321,4 +322,37 @@ func TestReplayAfterADrop(t *testing.T) {
 	u.drop(3)
 	calls, _ = u.calls(next, 1)
 	require.Empty(t, calls)
+}
+
+// brokenStore is a store that cannot be read while a test says so.
+type brokenStore struct {
+	kept
+	broken atomic.Bool
+	reads  atomic.Int32 // that have failed
+}
+
+func (b *brokenStore) Load(name string) ([]byte, error) {
+	if b.broken.Load() && name == "content" {
+		b.reads.Add(1)
+		return nil, io.ErrUnexpectedEOF
+	}
+	return b.kept.Load(name)
+}
+
+// TestRelayOfADiskWhoseStoreFails: the server cannot say for a while which content a disk has. The
+// relay waits, and goes on.
+func TestRelayOfADiskWhoseStoreFails(t *testing.T) {
+	store := &brokenStore{kept: kept{data: map[string][]byte{}}}
+	n := relay(t, serve(t, 1, func(o *serving.Options) { o.Store = store }))
+	r := n.remote(t)
+	require.NoError(t, write(r, 0, 1))
+	n.leave(t)
+	n.restart(t, 1, nil)
+	store.broken.Store(true)
+	n.set(false, 0)
+	testtool.Eventually(t, func() bool { return store.reads.Load() > 1 })
+	_, err := OpenRemote(t.Context(), RemoteOptions{Address: serving.SocketPrefix + n.socket})
+	require.ErrorContains(t, err, "which content the disk has: unexpected EOF")
+	store.broken.Store(false)
+	requireContent(t, r, 0, 1)
 }
