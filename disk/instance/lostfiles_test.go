@@ -50,7 +50,7 @@ func TestLostFiles(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, inst.Store().Save("reservations", []byte("x")))
 		require.NoError(t, inst.Close())
-		dir := *inst.dir
+		dir := inst.dir
 		groups := [][]string{{dir.diskFile}, {dir.stateFile}, {filepath.Base(dir.layers())},
 			nil, {dir.diskFile + mapSuffixes[0], dir.diskFile + mapSuffixes[1]}}
 		names, err := os.ReadDir(dir.path)
@@ -63,31 +63,30 @@ func TestLostFiles(t *testing.T) {
 		require.NotEmpty(t, groups[3])
 		for lost := 1; lost < 1<<4; lost++ { // a map is a part, but the disk finds that it is missing
 			some := within(opt, t.TempDir())
-			copied := dir
-			copied.path = strings.Replace(dir.path, rootOf(opt), rootOf(some), 1)
-			require.NoError(t, os.MkdirAll(filepath.Dir(copied.path), 0o755))
-			require.NoError(t, os.CopyFS(copied.path, os.DirFS(dir.path)))
+			copied := strings.Replace(dir.path, rootOf(opt), rootOf(some), 1)
+			require.NoError(t, os.MkdirAll(filepath.Dir(copied), 0o755))
+			require.NoError(t, os.CopyFS(copied, os.DirFS(dir.path)))
 			var gone []string
 			for i, group := range groups {
 				for _, name := range group {
 					if lost&(1<<i) != 0 {
 						gone = append(gone, name)
-						require.NoError(t, os.RemoveAll(filepath.Join(copied.path, name)))
+						require.NoError(t, os.RemoveAll(filepath.Join(copied, name)))
 					}
 				}
 			}
-			before := contentsBelow(t, copied.path)
+			before := contentsBelow(t, copied)
 			again, err := Open(t.Context(), openGood(t, path), some)
 			if err == nil {
 				// An ephemeral disk may be made again, beside what there was.
 				require.Empty(t, some.PersistentDir, "without %v", gone)
 				require.NoError(t, again.Close())
-				kept, err := filepath.Glob(filepath.Join(copied.path, asidePrefix+"*"))
+				kept, err := filepath.Glob(filepath.Join(copied, asidePrefix+"*"))
 				require.NoError(t, err)
 				require.Len(t, kept, 1, "without %v", gone)
-				copied.path = kept[0]
+				copied = kept[0]
 			}
-			after := contentsBelow(t, copied.path)
+			after := contentsBelow(t, copied)
 			maps.DeleteFunc(after, func(name, _ string) bool { _, known := before[name]; return !known })
 			require.Equal(t, slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(after)),
 				"without %v: %v", gone, err)
