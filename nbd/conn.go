@@ -159,7 +159,7 @@ func (c *conn) takeWire(nc net.Conn) socket.Wire {
 
 // attach makes a disk the connection's. The caller's goroutine counts in loops then.
 func (c *conn) attach(d *serving.Disk, session string, heir bool) {
-	client := c.srv.disks.AttachIncarnation(c.name, session, heir)
+	client := c.srv.disks.AttachIncarnation(d, c.name, session, heir)
 	if host, _, err := net.SplitHostPort(c.nc.RemoteAddr().String()); err == nil {
 		client.SetAddress(host)
 	}

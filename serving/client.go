@@ -12,6 +12,9 @@ import (
 type Peer struct {
 	name     string       // with the incarnation, if it is one: see AttachIncarnation
 	sessions atomic.Int32 // written under Disks.mu; 0: gone
+	// at is the disk of an incarnation; nil: it is none. order grows with each peer that comes.
+	at    *Disk
+	order uint64
 }
 
 // Name is what the peer is called.
@@ -32,9 +35,14 @@ type Client struct {
 func (s *Disks) Attach(name string) *Client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.attachLocked(name, nil)
+}
+
+func (s *Disks) attachLocked(name string, at *Disk) *Client {
 	p := s.peers[name]
 	if p == nil {
-		p = &Peer{name: name}
+		s.came++
+		p = &Peer{name: name, at: at, order: s.came}
 		s.peers[name] = p
 	}
 	p.sessions.Add(1)

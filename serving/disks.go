@@ -58,6 +58,7 @@ type Disks struct {
 	fronts []Front          // guarded by mu; set before the first disk
 	disks  []*Disk          // guarded by mu; ascending by number
 	peers  map[string]*Peer // guarded by mu; by name
+	came   uint64           // guarded by mu; how many peers have come so far
 	// guarded by mu; disks that are being added or removed, by number
 	changing map[uint16]*Options
 	leaving  []*Disk // guarded by mu; removed disks, at least those still used

@@ -196,7 +196,7 @@ func (s *Disks) heirLocked(d *Disk) (ending, error) {
 	if err != nil {
 		return ending{}, fmt.Errorf("%w; open it first", err)
 	}
-	heir := s.attachedLocked(how.guest)
+	heir := s.attachedLocked(d, how.guest)
 	if heir == "" {
 		return ending{}, fmt.Errorf("%s %w, so LUN %d stays with its owner", how.guest,
 			ErrNotLoggedIn, d.Number)

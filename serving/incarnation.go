@@ -20,12 +20,17 @@ import (
 // It does so at its first write. Before, it reads beside the other one, which still writes, and
 // which keeps the disk if the migration is cancelled.
 
-// AttachIncarnation is Attach for a client that is one of those of a name. Incarnation is what it
-// calls itself, in letters and digits; "": it is alone. An heir follows the incarnation before it
-// while that one is still there.
-func (s *Disks) AttachIncarnation(name, incarnation string, heir bool) *Client {
-	c := s.Attach(incarnationName(name, incarnation))
-	c.heir = heir && incarnation != ""
+// AttachIncarnation is Attach for a client of a disk that is one of those of a name. Incarnation is
+// what it calls itself, in letters and digits; "": it is alone. An heir follows the incarnation
+// before it while that one is still there.
+func (s *Disks) AttachIncarnation(d *Disk, name, incarnation string, heir bool) *Client {
+	if incarnation == "" {
+		return s.Attach(name)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.attachLocked(incarnationName(name, incarnation), d)
+	c.heir = heir
 	return c
 }
 
@@ -140,16 +145,19 @@ func (s *Disks) placeLocked(d *Disk, c *Client) (ending, error) {
 		nil
 }
 
-// attachedLocked is a peer with a session that goes by a name, perhaps an incarnation of it; "":
-// there is none.
-func (s *Disks) attachedLocked(name string) (found string) {
-	if s.peers[name] != nil {
-		return name
-	}
-	for other := range s.peers {
-		if PlainName(other) == name && (found == "" || other < found) {
-			found = other
+// attachedLocked is the peer with a session that goes by a name, and that a disk is handed over to:
+// of several incarnations at the disk, the last one that has come, because none comes back after
+// the next one; "": there is none.
+func (s *Disks) attachedLocked(d *Disk, name string) (found string) {
+	var last uint64
+	for other, p := range s.peers {
+		if p.at == d && PlainName(other) == name && p.order > last &&
+			!d.handover.Load().over(other) {
+			found, last = other, p.order
 		}
+	}
+	if found == "" && s.peers[name] != nil {
+		return name
 	}
 	return found
 }

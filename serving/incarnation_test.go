@@ -56,7 +56,7 @@ type relay struct {
 }
 
 func (r *relays) relay(incarnation string, heir bool) relay {
-	return relay{r, r.s.AttachIncarnation("cert:vm", incarnation, heir)}
+	return relay{r, r.s.AttachIncarnation(r.d, "cert:vm", incarnation, heir)}
 }
 
 // use makes a request as a front end does.
@@ -203,7 +203,7 @@ func TestIncarnationsAndHandovers(t *testing.T) {
 		"it stays open")
 	_, err := r.s.HandOver(1)
 	require.ErrorIs(t, err, ErrNotLoggedIn)
-	other := relay{r, r.s.AttachIncarnation("cert:other", "o", false)}
+	other := relay{r, r.s.AttachIncarnation(r.d, "cert:other", "o", false)}
 	require.True(t, other.writes())
 	former, err := r.s.HandOver(1)
 	require.NoError(t, err)
@@ -235,4 +235,34 @@ func TestOverIsBounded(t *testing.T) {
 	_, d := served(t, func(o *Options) { o.Access = AccessWriteShared })
 	d.handover.Store(s)
 	require.False(t, d.Over("cert:vm", "10"), "a shared disk is for everybody")
+}
+
+// TestHandOverToTheLastIncarnation: of several clients of the name that a disk is handed over to, it
+// goes to the last one that has come to this disk, whatever they call themselves.
+func TestHandOverToTheLastIncarnation(t *testing.T) {
+	r := newRelays(t)
+	first := relay{r, r.s.Attach("iqn.first")}
+	require.True(t, first.writes())
+	require.NoError(t, r.s.Admit(1, "cert:vm", time.Time{}))
+	elsewhere := &Disk{}
+	r.relay("z", false)
+	r.relay("a", false)
+	last := r.relay("m", false)
+	r.s.AttachIncarnation(elsewhere, "cert:vm", "y", false)
+	_, err := r.s.HandOver(1)
+	require.NoError(t, err)
+	require.True(t, last.Owns(r.d))
+	require.True(t, last.writes())
+	require.False(t, first.writes())
+}
+
+// TestHandOverNeedsOneAtTheDisk: a client that goes by the name at another disk only has no use for
+// this one.
+func TestHandOverNeedsOneAtTheDisk(t *testing.T) {
+	r := newRelays(t)
+	require.True(t, relay{r, r.s.Attach("iqn.first")}.writes())
+	require.NoError(t, r.s.Admit(1, "cert:vm", time.Time{}))
+	r.s.AttachIncarnation(&Disk{}, "cert:vm", "y", false)
+	_, err := r.s.HandOver(1)
+	require.ErrorIs(t, err, ErrNotLoggedIn)
 }
