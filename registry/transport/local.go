@@ -308,9 +308,6 @@ func openArchive(ref Reference) (Source, error) {
 			"name a file that \"docker save\", \"podman save\" or \"skopeo copy\" has written",
 			file, layoutIndex, savedIndex)
 	}
-	if err := a.assemble(f); err != nil {
-		return nil, fmt.Errorf("archive %q: %w", file, err)
-	}
 	return archiveSource{a}, nil
 }
 
@@ -375,8 +372,13 @@ func (a *archive) content(f *os.File, name string) ([]byte, error) {
 }
 
 // assemble makes a manifest of the only image in the archive. The digests of its layers are those
-// in the configuration, of the uncompressed content.
-func (a *archive) assemble(f *os.File) error {
+// in the configuration if they are not compressed.
+func (a *archive) assemble(ctx context.Context) error {
+	f, err := osfile.OpenRegular(a.file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
 	text, err := a.content(f, savedIndex)
 	if err != nil {
 		return err
@@ -422,6 +424,8 @@ func (a *archive) assemble(f *os.File) error {
 		if h, err := v1.NewHash("sha256:" + filepath.Base(name)); err == nil &&
 			strings.HasPrefix(name, "blobs/sha256/") {
 			digest = h // an OCI layout in the archive, whose layers may be compressed
+		} else if digest, err = packedDigest(ctx, f, layer, digest); err != nil {
+			return fmt.Errorf("its layer %q: %w", name, err)
 		}
 		a.blobs[digest.String()] = layer
 		m.Layers = append(
@@ -437,7 +441,12 @@ func (a *archive) assemble(f *os.File) error {
 	return err
 }
 
-func (a archiveSource) Manifest(context.Context, string) ([]byte, string, error) {
+func (a archiveSource) Manifest(ctx context.Context, _ string) ([]byte, string, error) {
+	if a.archive.manifest == nil {
+		if err := a.assemble(ctx); err != nil {
+			return nil, "", fmt.Errorf("archive %q: %w", a.file, err)
+		}
+	}
 	return a.archive.manifest, string(types.DockerManifestSchema2), nil
 }
 
