@@ -11,6 +11,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -25,6 +26,7 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
@@ -44,6 +46,16 @@ func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
 	out, err := p.TryKubectl(nil, "apply", "--server-side", "--force-conflicts", "-f",
 		filepath.Join(root, "deploy/kubevirt-disk-controller.yaml"))
 	require.NoError(t, err, out)
+	// Pets are off in the manifest.
+	role := controllertest.RoleOf(t, controllertest.Settings{Pets: true})
+	pets := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "pets"}, Rules: role.Rules}
+	bind := &rbacv1.ClusterRoleBinding{ObjectMeta: pets.ObjectMeta,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "pets"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: system,
+			Name: account}}}
+	for _, o := range []client.Object{pets, bind} {
+		require.NoError(t, client.IgnoreAlreadyExists(p.Client.Create(t.Context(), o)))
+	}
 	account := p.ServiceAccount(t, system, account)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
