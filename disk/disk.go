@@ -112,8 +112,8 @@ type Snapshot struct {
 }
 
 // Changed reports whether the run of a disk that begins at off may differ from the snapshot with an
-// ID that the disk was made from, or from its image for "", and how many bytes are of that kind, at most length
-// of them and never 0. A disk that does not know says that all may differ.
+// ID that the disk was made from, or from its image for "", and how many bytes are of that kind, at
+// most length of them and never 0. A disk that does not know says that all may differ.
 func Changed(d Disk, since string, off, length int64) (changed bool, n int64, err error) {
 	if since == "" {
 		if layered, ok := d.(Layered); ok {

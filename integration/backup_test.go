@@ -64,7 +64,8 @@ func TestBackupExample(t *testing.T) {
 	env := []string{"PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH"),
 		"WORK_DIR=" + filepath.Join(c.stateDir, "work"), "NBD_SOCKET=" + socket,
 		"INSECURE_REGISTRY=" + w.proxy, "HOME=" + dir}
-	// The third run cannot delete the snapshot of the one before. The fourth one works all the same.
+	// The third run cannot delete the snapshot of the one before. The fourth one works all the
+	// same.
 	for n := range 4 {
 		var last string
 		if n == 2 {

@@ -13,8 +13,8 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// A generation of clients is what one release of Debian has. A peer's version that nobody ran may be
-// the one that people have: QEMU from 8.2 on speaks NBD otherwise than QEMU 7.2.
+// A generation of clients is what one release of Debian has. A peer's version that nobody ran may
+// be the one that people have: QEMU from 8.2 on speaks NBD otherwise than QEMU 7.2.
 type generation struct {
 	name string
 	// bin has the programs; "": those that are installed are taken.

@@ -14,8 +14,9 @@ import (
 	"kubevirt.io/disk/status"
 )
 
-// TestXMLKeepsReadOnlyAndSerial: the original wrapper dropped readonly and serial, which the user had set on
-// the disk, from the XML. Here both come from the daemon that serves the disk, or from the flags.
+// TestXMLKeepsReadOnlyAndSerial: the original wrapper dropped readonly and serial, which the user
+// had set on the disk, from the XML. Here both come from the daemon that serves the disk, or from
+// the flags.
 func TestXMLKeepsReadOnlyAndSerial(t *testing.T) {
 	t.Parallel()
 	requireTools(t)

@@ -40,7 +40,8 @@ func serveAs(t testing.TB, name string, count int, change func(*serving.Options)
 	return serveBeside(t, serving.Config{}, nil, name, count, change)
 }
 
-// serveBeside is serveAs with other settings, and with another front end beside; nil: there is none.
+// serveBeside is serveAs with other settings, and with another front end beside; nil: there is
+// none.
 func serveBeside(t testing.TB, config serving.Config, other serving.Front, name string, count int,
 	change func(*serving.Options)) *served {
 	t.Helper()

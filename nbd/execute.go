@@ -22,9 +22,9 @@ const (
 	// maxStatusPayload is longer than any payload of a BLOCK_STATUS that asks for each context
 	// once, in bytes.
 	maxStatusPayload = 8 + 4*32
-	// longRequest is the length of a request that may keep a processor busy for long. A connection may
-	// have maxLong of them executed beside its reader. Guests discard 2 GiB at once, and a few of
-	// these must not hold up their reads.
+	// longRequest is the length of a request that may keep a processor busy for long. A connection
+	// may have maxLong of them executed beside its reader. Guests discard 2 GiB at once, and a few
+	// of these must not hold up their reads.
 	longRequest = stretch
 	maxLong     = 8
 	// poorPiece is how many bytes of a write are taken at a time while memory is scarce.

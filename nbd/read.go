@@ -155,8 +155,8 @@ func (run *run) nextChunk(off, length int64) (e disk.Extent, b *memory.Buffer, e
 	return e, b, nil
 }
 
-// take is memory for an answer in one piece. A guest would take a lack of it for a broken disk. So a
-// client that has its part of what there is waits until some of that has been sent. A small piece
+// take is memory for an answer in one piece. A guest would take a lack of it for a broken disk. So
+// a client that has its part of what there is waits until some of that has been sent. A small piece
 // comes at once, when the connection has nothing else to send.
 func (run *run) take(n int) (*memory.Buffer, error) {
 	const longestWait = 64 * time.Millisecond

@@ -34,8 +34,8 @@ var ErrServerClosed = errors.New("the NBD server is shut down")
 const (
 	// handshakeTime is how long a client may take until it has chosen an export.
 	handshakeTime = 30 * time.Second
-	// failureTold is how long the log stays quiet about connections of one source that end again for
-	// one reason.
+	// failureTold is how long the log stays quiet about connections of one source that end again
+	// for one reason.
 	failureTold = time.Minute
 	// patience is how long a client may leave its replies untaken, or a payload unfinished, while
 	// memory is scarce. Otherwise it may take any time: a machine may be stopped for hours.
@@ -176,8 +176,8 @@ func (a acceptor) MakeRoom() bool { return a.entrance.MakeRoom() }
 // Closing implements socket.Acceptor.
 func (a acceptor) Closing() bool { return a.isClosing() }
 
-// watchClients gives other clients, of every protocol, the memory of those that stand still, and the
-// disks of those whose machine is dead.
+// watchClients gives other clients, of every protocol, the memory of those that stand still, and
+// the disks of those whose machine is dead.
 func (s *Server) watchClients() {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()

@@ -68,8 +68,8 @@ func TestFlags(t *testing.T) {
 	})
 }
 
-// TestPayloadLen: with extended headers a write has its length as payload, whether it says so or not
-// (QEMU does not). Other commands may say that a payload follows, which is skipped.
+// TestPayloadLen: with extended headers a write has its length as payload, whether it says so or
+// not (QEMU does not). Other commands may say that a payload follows, which is skipped.
 func TestPayloadLen(t *testing.T) {
 	v := serve(t, 1, nil)
 	c := v.open(t, "", extended)

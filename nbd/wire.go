@@ -154,8 +154,9 @@ func decodeRequest(b []byte, extended bool) (r request, err error) {
 	} else {
 		r.length = uint64(binary.BigEndian.Uint32(b[24:]))
 	}
-	// The specification asks a client for PAYLOAD_LEN in each write with extended headers. QEMU, from
-	// 8.2 on, negotiates these and leaves the flag out, and its own server takes the length anyway.
+	// The specification asks a client for PAYLOAD_LEN in each write with extended headers. QEMU,
+	// from 8.2 on, negotiates these and leaves the flag out, and its own server takes the length
+	// anyway.
 	if r.command == cmdWrite || extended && r.flags&cmdFlagPayloadLen != 0 {
 		r.payload = r.length
 	}

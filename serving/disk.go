@@ -19,7 +19,8 @@ import (
 // (SAM-5 4.7.7.3).
 const MaxNumber = 0x3fff
 
-// NumberIn returns the number of a disk that a name is, as an export or for a command. 0: it is none.
+// NumberIn returns the number of a disk that a name is, as an export or for a command. 0: it is
+// none.
 func NumberIn(name string) uint16 {
 	n, err := strconv.ParseUint(name, 10, 16)
 	if err != nil || n > MaxNumber || strconv.FormatUint(n, 10) != name {

@@ -237,8 +237,8 @@ func TestOverIsBounded(t *testing.T) {
 	require.False(t, d.Over("cert:vm", "10"), "a shared disk is for everybody")
 }
 
-// TestHandOverToTheLastIncarnation: of several clients of the name that a disk is handed over to, it
-// goes to the last one that has come to this disk, whatever they call themselves.
+// TestHandOverToTheLastIncarnation: of several clients of the name that a disk is handed over to,
+// it goes to the last one that has come to this disk, whatever they call themselves.
 func TestHandOverToTheLastIncarnation(t *testing.T) {
 	r := newRelays(t)
 	first := relay{r, r.s.Attach("iqn.first")}

@@ -18,8 +18,8 @@ const (
 
 // Penalties slow down peers that fail again and again: those that cannot authenticate, and those
 // whose connections break because of what they send, if they come back at once. A connection of
-// such a peer waits before it begins, whether or not it will succeed, so the wait tells nothing. The
-// wait is limited, so that nobody is locked out by a neighbour behind the same address. Each
+// such a peer waits before it begins, whether or not it will succeed, so the wait tells nothing.
+// The wait is limited, so that nobody is locked out by a neighbour behind the same address. Each
 // connection waits by itself. Any number of goroutines may call the methods.
 type Penalties struct {
 	limit time.Duration

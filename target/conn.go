@@ -229,8 +229,8 @@ func fatalf(format string, args ...any) error {
 	return &fatalError{why: fmt.Sprintf(format, args...)}
 }
 
-// failed counts a failure of the peer. If it has failed often, the log has each reason once a minute:
-// say tells whether it is now, and more is for the line.
+// failed counts a failure of the peer. If it has failed often, the log has each reason once a
+// minute: say tells whether it is now, and more is for the line.
 func (c *conn) failed(reason string) (more []zap.Field, say bool) {
 	now := time.Now()
 	if !c.srv.penalties.Failed(c.source.String(), now) {

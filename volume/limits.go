@@ -86,8 +86,8 @@ func (m *Manager) roomLocked(v *volume, size int64) error {
 // bytesLocked is how many bytes the volume counts for.
 func (v *volume) bytesLocked() int64 { return max(v.record.Size, v.reserved) }
 
-// Holder returns the volume that has a name, or a number, or whose number is the name, or whose name
-// is the number. "": none. A volume has its name from before it is made.
+// Holder returns the volume that has a name, or a number, or whose number is the name, or whose
+// name is the number. "": none. A volume has its name from before it is made.
 func (m *Manager) Holder(name string, lun uint16) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

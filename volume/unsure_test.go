@@ -66,8 +66,8 @@ func TestDeletionOfWhichNobodyKnows(t *testing.T) {
 	}
 }
 
-// TestForcedDeletionThatFails: a machine goes on with a volume that could not be deleted, if storage
-// says again that it is there.
+// TestForcedDeletionThatFails: a machine goes on with a volume that could not be deleted, if
+// storage says again that it is there.
 func TestForcedDeletionThatFails(t *testing.T) {
 	f := newFake()
 	m := start(t, t.TempDir(), f)

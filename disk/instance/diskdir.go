@@ -243,8 +243,8 @@ func removeAll(names []string) error {
 	return nil
 }
 
-// remains reports whether there was a disk whose own file is not there: any other file of a disk says
-// so. Only the state and the maps of a disk that was about to be made are older than its file.
+// remains reports whether there was a disk whose own file is not there: any other file of a disk
+// says so. Only the state and the maps of a disk that was about to be made are older than its file.
 func (d *diskDir) remains() (bool, error) {
 	s, err := loadState(d.state())
 	switch {

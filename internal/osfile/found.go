@@ -82,7 +82,8 @@ func openRegular(path string, look func() (fs.FileInfo, error),
 // pipe that nobody writes to is an empty file.
 func OpenText(path string) (*os.File, error) { return os.OpenFile(path, foundFlags, 0) }
 
-// maxText bounds a file of settings, in bytes. Certificates of all authorities are a quarter of that.
+// maxText bounds a file of settings, in bytes. Certificates of all authorities are a quarter of
+// that.
 const maxText = 1 << 20
 
 // ReadText returns the content of such a file.

@@ -160,8 +160,8 @@ func simpleOf(ctx context.Context, at transport.Place, desc v1.Descriptor,
 	return evidence{Format: FormatSimple, Payload: text, Signature: sig}, nil
 }
 
-// lookReferrers looks at manifests that refer to the image. They have bundles, or signatures as they
-// lie under the tag.
+// lookReferrers looks at manifests that refer to the image. They have bundles, or signatures as
+// they lie under the tag.
 func lookReferrers(ctx context.Context, at transport.Place, digest string, seen *looked,
 	visit func(evidence) error) (bool, error) {
 	text, err := at.Referrers(ctx, digest)

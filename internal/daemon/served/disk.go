@@ -27,8 +27,8 @@ type Disk struct {
 	mu  sync.Mutex
 	now state // guarded by mu
 
-	// turn is held by whoever reverts the disk, or changes whether it is served: nobody acts on what
-	// is so only meanwhile. Before that of a snapshot of the disk.
+	// turn is held by whoever reverts the disk, or changes whether it is served: nobody acts on
+	// what is so only meanwhile. Before that of a snapshot of the disk.
 	turn    sync.Mutex
 	leaving bool // guarded by turn; it is not served any more, and will be closed
 

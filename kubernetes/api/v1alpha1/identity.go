@@ -367,9 +367,8 @@ type VMIdentityStatus struct {
 	ClaimName string `json:"claimName,omitempty"`
 	// +optional
 	SecretName string `json:"secretName,omitempty"`
-	// hydratedClaim is the UID of the claim whose disk needs its image no more. A claim that a backup
-	// has restored has another UID.
-	// +optional
+	// hydratedClaim is the UID of the claim whose disk needs its image no more. A claim that a
+	// backup has restored has another UID. +optional
 	HydratedClaim types.UID `json:"hydratedClaim,omitempty"`
 	// size of the claim's volume.
 	// +optional
