@@ -110,3 +110,22 @@ func TestVolumeClonesThatAreRefused(t *testing.T) {
 		require.Equal(t, http.StatusNotFound, v.answers(http.MethodGet, "/volume/vm3"))
 	}
 }
+
+// TestVolumeBlockSizes: a clone has the logical blocks of its disk, whatever a guest has written,
+// and the API tells them. Data that was made for others is refused, asked for or not.
+func TestVolumeBlockSizes(t *testing.T) {
+	t.Parallel()
+	v := startVolumes(t, nil)
+	v.put("vm1", "size: 16Mi\nblock-size: 4096\n")
+	require.Equal(t, http.StatusCreated, v.answers(http.MethodPut, "/volume/vm1/snapshots/s"))
+	const from = "from: {snapshot: vm1@s}\n"
+	require.Equal(t, 4096, v.put("vm2", from).Info.BlockSize)
+	v.json(http.StatusOK, http.MethodPut, "/volume/vm2", from)
+	v.json(http.StatusOK, http.MethodPut, "/volume/vm2", from+"block-size: 4096\n")
+	e := v.refusal(http.StatusConflict, http.MethodPut, "/volume/vm2", from+"block-size: 512\n")
+	require.Contains(t, e.Message, "4096")
+	e = v.refusal(http.StatusBadRequest, http.MethodPut, "/volume/vm3", from+"block-size: 512\n")
+	require.Contains(t, e.Message, "has blocks of 4096 bytes")
+	require.Equal(t, http.StatusNotFound, v.answers(http.MethodGet, "/volume/vm3"))
+	require.Equal(t, 512, v.put("vm3", "size: 16Mi\n").Info.BlockSize)
+}

@@ -35,7 +35,7 @@ type Disk struct {
 	LUN        uint16 // 0: it is not served
 	Dir        string // its directory; the file is instance.PersistentName
 	Size       int64  // smallest, bytes; 0: that of its source, or as it is
-	BlockSize  int    // of a logical block, bytes; 0: 512
+	BlockSize  int    // of a logical block, bytes; 0: as the disk has it, that of its snapshot, or 512
 	Source     *api.Source
 	File       string // an image in Dir, the disk's source; "": none
 	CopyMode   string
@@ -50,6 +50,8 @@ type Disk struct {
 type Opened interface {
 	// Size is the size of the disk in bytes.
 	Size() int64
+	// BlockSize is the length of a logical block in bytes.
+	BlockSize() int
 	// Identity is how initiators recognise the disk.
 	Identity() (serial, naa string)
 	// Serve makes the disk a LUN. Initiators can use it when Serve returns.

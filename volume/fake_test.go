@@ -120,6 +120,8 @@ type fakeDisk struct {
 	whole chan struct{}
 }
 
+func (d *fakeDisk) BlockSize() int { return max(d.d.BlockSize, 512) }
+
 func (d *fakeDisk) Size() int64 {
 	st, err := os.Stat(d.path)
 	if err != nil {

@@ -328,7 +328,9 @@ func (m *Manager) placeOnClaim(v *volume, opened Opened) error {
 		err = m.size(v, opened.Size())
 	}
 	if err == nil {
-		err = m.set(v, v.record)
+		r := v.record
+		r.BlockSize = opened.BlockSize()
+		err = m.set(v, r)
 	}
 	if err != nil {
 		return join(err, opened.Close(m.ctx))

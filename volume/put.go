@@ -172,7 +172,7 @@ func (m *Manager) adopt(v *volume, r store.Record, opened Opened, next store.Sta
 	r.State = next
 	err := m.size(v, opened.Size())
 	if err == nil {
-		r.Size = opened.Size()
+		r.Size, r.BlockSize = opened.Size(), opened.BlockSize()
 		err = m.set(v, r)
 	}
 	if err == nil {
@@ -205,7 +205,11 @@ func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, any bool
 		return err
 	}
 	if !any {
-		all := api.Differences(v.record.Spec, spec)
+		is := v.record.Spec
+		if v.record.BlockSize != 0 {
+			is.BlockSize = v.record.BlockSize // what the disk has, whether that was asked for or not
+		}
+		all := api.Differences(is, spec)
 		if spec.Size != 0 && int64(spec.Size) < v.record.Size {
 			all = append(all, api.Difference{Field: "size", Is: fmt.Sprint(v.record.Size),
 				Asked: fmt.Sprint(spec.Size) + ", and a disk is never made smaller"})

@@ -53,12 +53,13 @@ func (o *opening) otherBlocks(s *state) string {
 }
 
 // checkBlocks refuses to serve content with logical blocks for which it was not made, as far as
-// its first blocks tell. Size is the disk's, in bytes.
+// its first blocks tell. Size is the disk's, in bytes. If nothing is asked for, a disk that nobody
+// knows has short blocks.
 func (o *opening) checkBlocks(content io.ReaderAt, size int64) error {
-	asked := o.opt.BlockSize
-	if asked == 0 {
+	if o.opt.BlockSizeKnown {
 		return nil
 	}
+	asked := max(o.opt.BlockSize, disk.SectorSize)
 	wrong := &BlockSizeError{Image: o.name, Asked: asked}
 	if size%int64(asked) != 0 {
 		wrong.Reason = fmt.Sprintf("its size of %d bytes is no multiple of that", size)
@@ -74,7 +75,7 @@ func (o *opening) checkBlocks(content io.ReaderAt, size int64) error {
 	}
 	wrong.Advice = "leave the block size out, or use an image that was made with such blocks"
 	if asked == disk.SectorSize {
-		wrong.Advice = fmt.Sprintf("use %d", disk.LongBlock)
+		wrong.Advice = fmt.Sprintf("set the block size to %d", disk.LongBlock)
 	}
 	return wrong
 }
@@ -107,9 +108,6 @@ func madeFor(head []byte, blockSize int) string {
 
 // checkImageBlocks is checkBlocks for a disk that will be made of the image.
 func (o *opening) checkImageBlocks(ctx context.Context) error {
-	if o.opt.BlockSize == 0 {
-		return nil
-	}
 	return o.checkBlocks(readerAt(func(p []byte, off int64) (int, error) {
 		return o.img.ReadAtContext(ctx, p, off)
 	}), max(o.img.Size(), o.opt.Size))
@@ -117,9 +115,6 @@ func (o *opening) checkImageBlocks(ctx context.Context) error {
 
 // checkAdopted is checkBlocks for a file that came with the volume.
 func (o *opening) checkAdopted(size int64) error {
-	if o.opt.BlockSize == 0 {
-		return nil
-	}
 	f, err := osfile.OpenFile(o.dir.disk(), os.O_RDONLY, 0)
 	if err != nil {
 		return err

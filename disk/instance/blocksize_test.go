@@ -117,3 +117,41 @@ func TestBlockSizeIsKept(t *testing.T) {
 	require.Equal(t, disk.SectorSize, inst.BlockSize)
 	require.NoError(t, inst.Close())
 }
+
+// TestBlockSizeUnasked: content that was made for long blocks is not served with short ones because
+// nobody has said anything. A disk that is known keeps its blocks, whatever the guest has written.
+func TestBlockSizeUnasked(t *testing.T) {
+	long := make([]byte, 4*disk.LongBlock)
+	copy(long[disk.LongBlock:], "EFI PART")
+	for _, mode := range []CopyMode{CopyClone, CopyOnWrite, CopyNone} {
+		t.Run(string(mode), func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "a.raw")
+			require.NoError(t, os.WriteFile(path, long, 0o600))
+			open := func(opt Options) (*Instance, error) {
+				opt.Mode, opt.WorkDir = mode, filepath.Join(dir, "work")
+				return Open(t.Context(), openGood(t, path), opt)
+			}
+			for _, size := range []int{0, disk.SectorSize} {
+				_, err := open(Options{BlockSize: size})
+				require.ErrorAs(t, err, new(*BlockSizeError))
+				require.ErrorContains(t, err, "its partition table is for blocks of 4096 bytes; "+
+					"set the block size to 4096")
+			}
+			inst, err := open(Options{BlockSizeKnown: true})
+			require.NoError(t, err, "a guest has written that")
+			require.Equal(t, disk.SectorSize, inst.BlockSize)
+			require.NoError(t, inst.Close())
+			inst, err = open(Options{})
+			require.NoError(t, err, "it has had short blocks so far")
+			require.NoError(t, inst.Close())
+		})
+	}
+	volume := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(volume, PersistentName), long, 0o600))
+	_, err := Open(t.Context(), nil, Options{PersistentDir: volume})
+	require.ErrorAs(t, err, new(*BlockSizeError))
+	inst, err := Open(t.Context(), nil, Options{PersistentDir: volume, BlockSize: disk.LongBlock})
+	require.NoError(t, err)
+	require.NoError(t, inst.Close())
+}

@@ -27,14 +27,16 @@ func (o *opening) inPlace(context.Context) (*Instance, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	if err := o.checkBlocks(disk, disk.Size()); err != nil {
-		return nil, errors.Join(err, disk.Close())
-	}
 	s, err := loadState(o.dir.state())
 	if durable.IsUnread(err) {
 		return nil, errors.Join(o.unread(err), disk.Close())
 	}
 	kept := err == nil && s.Mode == CopyNone && s.Image == storedName(o.name)
+	if !kept || !o.sameFile(s, file, readOnly) || o.otherBlocks(s) != "" {
+		if err := o.checkBlocks(disk, disk.Size()); err != nil {
+			return nil, errors.Join(err, disk.Close())
+		}
+	}
 	if !kept {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			o.log.Warn("the disk gets a new identity", zap.String("reason", stateReason(err)))
@@ -73,7 +75,7 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 	if !readOnly {
 		which = image.FileInstance(file)
 	}
-	same = kept && (s.File == "" || which == "" || which == s.File)
+	same = kept && o.sameFile(s, file, readOnly)
 	if o.opt.BlockSize != 0 {
 		same = same && o.opt.BlockSize == s.blockSize()
 		s.BlockSize = o.newBlockSize()
@@ -92,6 +94,15 @@ func (o *opening) recall(s *state, kept bool, file *os.File, readOnly bool) (sam
 		return false, err
 	}
 	return false, o.dir.clearUnits()
+}
+
+// sameFile reports whether the file is the one of an earlier start, as far as can be told.
+func (o *opening) sameFile(s *state, file *os.File, readOnly bool) bool {
+	if s.File == "" || readOnly {
+		return true
+	}
+	which := image.FileInstance(file)
+	return which == "" || which == s.File
 }
 
 // openImageFile opens the image's own file for writing and locks it: two daemons that write to one

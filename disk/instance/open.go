@@ -39,6 +39,8 @@ type Options struct {
 	// BlockSize is the length of a logical block in bytes, disk.SectorSize or disk.LongBlock. 0:
 	// what the disk has had so far, or disk.SectorSize.
 	BlockSize int
+	// BlockSizeKnown says that the content was written with such blocks, whatever it looks like.
+	BlockSizeKnown bool
 	// Empty makes a disk of zeros, if there is neither an image nor a disk of an earlier start. It
 	// needs a Size and a PersistentDir.
 	Empty bool

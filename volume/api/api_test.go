@@ -71,6 +71,9 @@ func TestDifferences(t *testing.T) {
 	plain := resolved(Spec{Size: 512})
 	require.Empty(t, Differences(plain, resolved(Spec{Size: 1024, From: &Source{},
 		BlockSize: 512, AccessMode: WriteExclusive, Copy: &Copy{Mode: CopyNone}})))
+	long := resolved(Spec{Size: 4096, BlockSize: 4096})
+	require.Empty(t, Differences(long, plain), "a request that says nothing of blocks")
+	require.Equal(t, "512", Differences(long, resolved(Spec{BlockSize: 512}))[0].Asked)
 	other := resolved(Spec{From: &Source{Reference: "r/n:t", Disk: "d"}, AccessMode: WriteShared,
 		BlockSize: 4096, Copy: &Copy{Mode: CopyOnRead, UsageType: "fast"}})
 	var fields []string

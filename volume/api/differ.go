@@ -7,7 +7,7 @@ import (
 
 // Differences compares two resolved requests: the one that a volume was made by, and a new one. It
 // names the fields in which they differ. It does not compare sizes, because a volume may have
-// grown.
+// grown, and any length of blocks will do for a request that says none.
 func Differences(is, asked Spec) []Difference {
 	var all []Difference
 	compare := func(field, is, asked string) {
@@ -16,8 +16,10 @@ func Differences(is, asked Spec) []Difference {
 		}
 	}
 	compare("from", is.From.String(), asked.From.String())
-	compare("block-size", strconv.Itoa(max(is.BlockSize, shortBlock)),
-		strconv.Itoa(max(asked.BlockSize, shortBlock)))
+	if asked.BlockSize != 0 {
+		compare("block-size", strconv.Itoa(max(is.BlockSize, shortBlock)),
+			strconv.Itoa(asked.BlockSize))
+	}
 	compare("access-mode", is.AccessMode, asked.AccessMode)
 	compare("copy.mode", is.Copy.mode(), asked.Copy.mode())
 	compare("copy.usage-type", is.Copy.usageType(), asked.Copy.usageType())

@@ -39,7 +39,8 @@ type Spec struct {
 	// Size is the smallest size of the disk in bytes. An empty disk needs one. 0: the size of the
 	// image, or of the uploaded data.
 	Size Size `json:"size,omitempty" yaml:"size,omitempty"`
-	// BlockSize is the length of a logical block in bytes, 512 (the default) or 4096.
+	// BlockSize is the length of a logical block in bytes, 512 or 4096. 0: that of the disk that a
+	// snapshot is of, or else 512.
 	BlockSize int `json:"block-size,omitempty" yaml:"block-size,omitempty"`
 	// From is the initial content of the disk. nil: none, the disk reads as zeros.
 	From *Source `json:"from,omitempty" yaml:"from,omitempty"`
@@ -117,9 +118,7 @@ func (s Spec) Resolved() (Spec, error) {
 			WriteExclusive, WriteShared, ReadShared)
 	}
 	switch s.BlockSize {
-	case 0:
-	case shortBlock:
-		s.BlockSize = 0 // as records of earlier versions have it
+	case 0, shortBlock:
 	case longBlock:
 		if s.Size%longBlock != 0 {
 			return s, fmt.Errorf("size: %d is not a multiple of the %d bytes of a logical block",

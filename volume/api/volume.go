@@ -30,12 +30,14 @@ type Info struct {
 	Name  string `json:"name" yaml:"name"`
 	State State  `json:"state" yaml:"state"`
 	// Size is the size of the disk in bytes; 0 while it is unknown.
-	Size    Size      `json:"size" yaml:"size"`
-	From    *Source   `json:"from,omitempty" yaml:"from,omitempty"`
-	Copy    *Copy     `json:"copy,omitempty" yaml:"copy,omitempty"`
-	Serial  string    `json:"serial,omitempty" yaml:"serial,omitempty"`
-	NAA     string    `json:"naa,omitempty" yaml:"naa,omitempty"` // 16 hexadecimal digits
-	Created time.Time `json:"created" yaml:"created"`
+	Size Size `json:"size" yaml:"size"`
+	// BlockSize is the length of a logical block in bytes; 0 while it is unknown.
+	BlockSize int       `json:"block-size,omitempty" yaml:"block-size,omitempty"`
+	From      *Source   `json:"from,omitempty" yaml:"from,omitempty"`
+	Copy      *Copy     `json:"copy,omitempty" yaml:"copy,omitempty"`
+	Serial    string    `json:"serial,omitempty" yaml:"serial,omitempty"`
+	NAA       string    `json:"naa,omitempty" yaml:"naa,omitempty"` // 16 hexadecimal digits
+	Created   time.Time `json:"created" yaml:"created"`
 	// Upload is the progress of the upload while a volume awaits its data.
 	Upload *Progress `json:"upload,omitempty" yaml:"upload,omitempty"`
 	// Failure says why the volume is not served.

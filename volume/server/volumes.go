@@ -110,7 +110,8 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) answer(r *http.Request, v volume.Volume) api.Volume {
 	a := api.Volume{Info: api.Info{
 		Name: v.Record.Name, State: v.State, Size: api.Size(v.Record.Size),
-		From: v.Record.Spec.From.Shown(), Copy: v.Record.Spec.Copy,
+		BlockSize: v.Record.BlockSize,
+		From:      v.Record.Spec.From.Shown(), Copy: v.Record.Spec.Copy,
 		Serial: v.Serial, NAA: v.NAA, Created: v.Record.Created,
 		Upload: v.Upload, Failure: v.Failure,
 	}}

@@ -40,6 +40,8 @@ type Disk struct {
 	KeptBy    string       // identifies the directory of the volumes that it is one of
 	Unserved  bool         // it gets no LUN
 	After     func() error // called when the disk and its image are closed; nil: nothing
+	// BlockSizeKnown says that the image was written with blocks of that length.
+	BlockSizeKnown bool
 	options.DiskSettings
 }
 

@@ -32,6 +32,12 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 		return nil, &instance.SnapshotError{Disk: source, Name: snapshot, Reason: "the disk dies " +
 			"with the daemon, and a clone of it would not: use a disk that is kept"}
 	}
+	if what.BlockSize != 0 && what.BlockSize != inst.BlockSize {
+		return nil, &instance.BlockSizeError{Image: what.Name, Asked: what.BlockSize,
+			Reason: fmt.Sprintf("the disk %q, which it is cloned from, has blocks of %d bytes",
+				source, inst.BlockSize),
+			Advice: fmt.Sprintf("leave the block size out, or set it to %d", inst.BlockSize)}
+	}
 	opened, err := inst.OpenSnapshot(snapshot)
 	if err != nil {
 		return nil, err
@@ -51,9 +57,7 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 		_ = opened.Close() // it only forgets that the snapshot is in use
 		return nil, err
 	}
-	if what.BlockSize == 0 {
-		what.BlockSize = inst.BlockSize
-	}
+	what.BlockSize, what.BlockSizeKnown = inst.BlockSize, true
 	return d.openFrom(ctx, what, from)
 }
 

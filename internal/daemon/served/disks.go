@@ -113,14 +113,16 @@ func (d *Disks) open(ctx context.Context, s *Disk) error {
 		Owner:         d.opt.Owner,
 		Size:          s.Size,
 		BlockSize:     s.BlockSize,
-		Empty:         s.Empty,
-		Identity:      s.Identity,
-		ReadOnly:      s.ReadOnly && !s.Volume, // even a read-only volume can grow
-		Durable:       d.opt.EphemeralFlush,
-		Log:           d.opt.Log.With(zap.Uint16("lun", s.LUN)),
-		Progress:      s.Progress,
-		Workers:       d.workers,
-		CopyAfter:     s.CopyAfter,
+
+		BlockSizeKnown: s.BlockSizeKnown,
+		Empty:          s.Empty,
+		Identity:       s.Identity,
+		ReadOnly:       s.ReadOnly && !s.Volume, // even a read-only volume can grow
+		Durable:        d.opt.EphemeralFlush,
+		Log:            d.opt.Log.With(zap.Uint16("lun", s.LUN)),
+		Progress:       s.Progress,
+		Workers:        d.workers,
+		CopyAfter:      s.CopyAfter,
 	}
 	if !s.Volume {
 		opt.LUN = s.LUN

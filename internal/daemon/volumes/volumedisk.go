@@ -227,7 +227,7 @@ func refusal(err error) error {
 	case errors.Is(err, disk.ErrReadOnly):
 		return api.Errorf(api.CodeInvalid, "a disk that nobody may write, as with access-mode %s, "+
 			"keeps its size", api.ReadShared)
-	case errors.As(err, new(*instance.SizeError)),
+	case errors.As(err, new(*instance.SizeError)), errors.As(err, new(*instance.BlockSizeError)),
 		errors.As(err, new(*instance.UnsupportedModeError)):
 		return api.Errorf(api.CodeInvalid, "%v", err)
 	}
@@ -257,6 +257,8 @@ type volumeDisk struct {
 }
 
 func (o *volumeDisk) Size() int64 { return o.inst.Size() }
+
+func (o *volumeDisk) BlockSize() int { return o.inst.BlockSize }
 
 func (o *volumeDisk) Identity() (serial, naa string) {
 	return o.inst.Identity.Serial, hex.EncodeToString(o.inst.Identity.NAA[:])
