@@ -14,18 +14,23 @@ import (
 type element struct {
 	name       string // with its prefix
 	attributes []xml.Attr
-	text       string // that stands directly in it
+	text       []byte // that stands directly in it
 	children   []*element
 
 	start, open int // of the start tag, and behind it
 	close, end  int // of the end tag, and behind it; close is end if the start tag closes itself
 }
 
+// maxElements limits the memory for the elements and attributes of a document. A hook lives with 64
+// MiB, and a domain of KubeVirt has some hundreds of both.
+const maxElements = 64 << 10
+
 // parse finds the elements of a document.
 func parse(document []byte) (*element, error) {
 	d := xml.NewDecoder(bytes.NewReader(document))
 	var root *element
 	var path []*element
+	count := 0
 	for {
 		at := int(d.InputOffset())
 		token, err := d.RawToken()
@@ -42,6 +47,9 @@ func parse(document []byte) (*element, error) {
 		now := int(d.InputOffset())
 		switch t := token.(type) {
 		case xml.StartElement:
+			if count += 1 + len(t.Attr); count > maxElements {
+				return nil, fmt.Errorf("it has more than %d elements and attributes", maxElements)
+			}
 			e := &element{name: full(t.Name), attributes: t.Copy().Attr, start: at, open: now}
 			switch {
 			case len(path) > 0:
@@ -62,7 +70,8 @@ func parse(document []byte) (*element, error) {
 			path = path[:len(path)-1]
 		case xml.CharData:
 			if len(path) > 0 {
-				path[len(path)-1].text += string(t)
+				above := path[len(path)-1]
+				above.text = append(above.text, t...) // comments may cut it into many pieces
 			}
 		}
 	}
@@ -122,7 +131,7 @@ func (e *element) words() string {
 	if e == nil {
 		return ""
 	}
-	return strings.TrimSpace(e.text)
+	return strings.TrimSpace(string(e.text))
 }
 
 // tag is the start tag with some attributes set: name, value, name, value.
