@@ -94,7 +94,8 @@ func TestPullBrokenWithoutDigest(t *testing.T) {
 		"mirrors before anything has come": {file: file, server: func(t *testing.T) []fault {
 			return []fault{mirror(t, part(early, `"old"`, 0)), mirror(t)}
 		}},
-		"a mirror that changes and changes back": {file: file, again: true, server: func(t *testing.T) []fault {
+		"a mirror that changes and back": {file: file, again: true, server: func(
+			t *testing.T) []fault {
 			to := mirror(t, part(file, `"1"`, 300000), part(early, `"2"`, -1))
 			return []fault{to, to, to}
 		}},

@@ -300,8 +300,13 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 		req.Body = &sentBody{req.Body, x.timer, g.idle}
 	}
 	res, err := g.send(req)
+	if err == nil {
+		if err = checkLocation(res, req.URL); err != nil {
+			_ = res.Body.Close()
+		}
+	}
 	if err != nil {
-		err = x.explain(err)
+		err = withoutSecrets(x.explain(err), req)
 		x.end()
 		return nil, err
 	}

@@ -52,7 +52,7 @@ func FuzzManifest(f *testing.F) {
 			}
 		}
 		_, _ = ofPlatform(content, ref)
-		_ = errorDetail(content)
+		_ = errorDetail(content, nil)
 	})
 }
 

@@ -233,7 +233,7 @@ func (e *endpoint) once(ctx context.Context, scopes []string, r request) (*http.
 func (e *endpoint) send(a *http.Client, req *http.Request, accept []int) (*http.Response, error) {
 	res, err := a.Do(req)
 	if err != nil {
-		return nil, explain(err)
+		return nil, withoutSecrets(explain(err), req)
 	}
 	return e.accepted(res, accept)
 }
@@ -271,14 +271,14 @@ func (e *endpoint) statusError(res *http.Response) *StatusError {
 		s.known = res.Request.Header.Get("Authorization") != ""
 	}
 	body, _ := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
-	s.Detail = errorDetail(body)
+	s.Detail = errorDetail(body, res.Request)
 	s.after = retryAfter(res.Header.Get("Retry-After"), time.Now())
 	return s
 }
 
 // errorDetail is the registry's explanation in the body of an error (OCI distribution
 // specification, "Error codes"). Anything else, such as the page of a proxy, is not repeated.
-func errorDetail(body []byte) string {
+func errorDetail(body []byte, req *http.Request) string {
 	var answer struct {
 		Errors []struct{ Code, Message string }
 	}
@@ -287,7 +287,7 @@ func errorDetail(body []byte) string {
 	}
 	var parts []string
 	for _, e := range answer.Errors[:min(len(answer.Errors), 3)] {
-		text := strings.TrimSpace(e.Code + " " + e.Message)
+		text := words(strings.TrimSpace(e.Code+" "+e.Message), req)
 		parts = append(parts, text[:min(len(text), 200)])
 	}
 	return strings.Join(parts, ", ")
@@ -315,7 +315,8 @@ func explain(err error) error {
 		}
 		var parts []string
 		for _, d := range answered.Errors[:min(len(answered.Errors), 3)] {
-			parts = append(parts, strings.TrimSpace(string(d.Code)+" "+d.Message))
+			parts = append(parts, words(strings.TrimSpace(string(d.Code)+" "+d.Message),
+				answered.Request))
 		}
 		s.Detail = strings.Join(parts, ", ")
 		return s

@@ -372,7 +372,7 @@ func (w *webFile) check(res *http.Response) error {
 	if how := res.Header.Get("Content-Encoding"); !w.known && hides(how) {
 		return fmt.Errorf("%s says that it sends the file in another form (Content-Encoding: %q) "+
 			"than it was asked for: name the file by its digest, ADDRESS@sha256:DIGEST",
-			res.Request.URL.Host, how)
+			res.Request.URL.Host, words(how, res.Request))
 	}
 	return nil
 }
