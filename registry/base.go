@@ -320,6 +320,9 @@ func extendConfig(text []byte, layers []v1.Descriptor, below int) ([]byte, error
 		return nil, fmt.Errorf("the configuration of the base image cannot be read: %w", err)
 	}
 	var config map[string]json.RawMessage
+	if err := bounded.Check(text); err != nil {
+		return bad(err)
+	}
 	if err := json.Unmarshal(text, &config); err != nil {
 		return bad(err)
 	}

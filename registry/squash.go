@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/qcow2"
+	"kubevirt.io/disk/registry/internal/bounded"
 	"kubevirt.io/disk/registry/layer"
 )
 
@@ -119,6 +120,9 @@ func reduceConfig(text []byte, out []bool) ([]byte, error) {
 		return nil, fmt.Errorf("the configuration of the old image cannot be read: %w", err)
 	}
 	var config, root map[string]json.RawMessage
+	if err := bounded.Check(text); err != nil {
+		return bad(err)
+	}
 	if err := json.Unmarshal(text, &config); err != nil {
 		return bad(err)
 	}

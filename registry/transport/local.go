@@ -143,7 +143,10 @@ func (l *layout) Manifest(ctx context.Context, digest string) ([]byte, string, e
 	if err != nil {
 		return nil, "", err
 	}
-	index, err := v1.ParseIndexManifest(bytes.NewReader(content))
+	var index *v1.IndexManifest
+	if err = bounded.Check(content); err == nil {
+		index, err = v1.ParseIndexManifest(bytes.NewReader(content))
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("OCI layout %q: its %s cannot be read: %w", l.where, layoutIndex,
 			err)
@@ -368,7 +371,14 @@ func (a *archive) content(f *os.File, name string) ([]byte, error) {
 	if m.size > MaxManifest {
 		return nil, fmt.Errorf("has a %s of %d bytes, more than %d", name, m.size, MaxManifest)
 	}
-	return io.ReadAll(io.NewSectionReader(f, m.off, m.size))
+	text, err := io.ReadAll(io.NewSectionReader(f, m.off, m.size))
+	if err == nil {
+		err = bounded.Check(text)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("has a %s that cannot be read: %w", name, err)
+	}
+	return text, nil
 }
 
 // assemble makes a manifest of the only image in the archive. The digests of its layers are those

@@ -1,6 +1,7 @@
 package objects
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -52,6 +53,9 @@ func PagesAddress(pod *corev1.Pod) string {
 // MaxPage is how much of a daemon's answer is read, in bytes. Answers have some KiB.
 const MaxPage = 1 << 20
 
+// maxValues is about how many values an answer may have. A value of two bytes may take hundreds.
+const maxValues = 16 << 10
+
 // pageTimeout is how long an answer is waited for.
 const pageTimeout = 5 * time.Second
 
@@ -92,7 +96,14 @@ func readPage(ctx context.Context, url string, into any) error {
 	if res.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s answers %s", url, res.Status)
 	}
-	if err := json.NewDecoder(io.LimitReader(res.Body, MaxPage)).Decode(into); err != nil {
+	text, err := io.ReadAll(io.LimitReader(res.Body, MaxPage))
+	if err == nil && bytes.Count(text, []byte(",")) > maxValues {
+		err = fmt.Errorf("it has more than %d values", maxValues)
+	}
+	if err == nil {
+		err = json.Unmarshal(text, into)
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", url, err)
 	}
 	return nil

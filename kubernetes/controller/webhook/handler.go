@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -150,7 +151,14 @@ func (h *handler) identities(ctx context.Context, pod *corev1.Pod) (map[string]*
 	return found, nil
 }
 
+// maxValues is about how many values a pod may have. Some of two bytes take hundreds as Go has
+// them, and the API server may ask about many pods at once.
+const maxValues = 64 << 10
+
 func decode(raw []byte, namespace string) (*corev1.Pod, error) {
+	if bytes.Count(raw, []byte(",")) > maxValues {
+		return nil, fmt.Errorf("the pod has more than %d values", maxValues)
+	}
 	pod := &corev1.Pod{}
 	if err := json.Unmarshal(raw, pod); err != nil {
 		return nil, fmt.Errorf("the request has no pod: %w", err)

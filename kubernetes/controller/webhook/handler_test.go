@@ -46,3 +46,11 @@ func TestHydrated(t *testing.T) {
 	require.Contains(t, patches(), "vmid-vm")
 	require.NotContains(t, patches(), image)
 }
+
+// TestPodOfManyValues: a pod of two bytes for each of a million values is refused before it is
+// decoded.
+func TestPodOfManyValues(t *testing.T) {
+	raw := `{"spec":{"tolerations":[{}` + strings.Repeat(",{}", maxValues+1) + `]}}`
+	_, err := decode([]byte(raw), "ns")
+	require.ErrorContains(t, err, "more than 65536 values")
+}
