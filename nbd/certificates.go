@@ -2,10 +2,13 @@ package nbd
 
 import (
 	"crypto/tls"
+	"errors"
+	"fmt"
 
 	"go.uber.org/zap"
 
 	"kubevirt.io/disk/internal/tlsfiles"
+	"kubevirt.io/disk/serving"
 )
 
 // LoadTLS makes the TLS of a portal from PEM files: the server's certificate and key, and the
@@ -30,4 +33,68 @@ func LoadTLS(certFile, keyFile, clientCAFile string, log *zap.Logger) (*tls.Conf
 // host, and the certificates of those who may have signed the server's: see tlsfiles.ForClient.
 func LoadClientTLS(certFile, keyFile, serverCAFile, host string) (*tls.Config, error) {
 	return tlsfiles.ForClient(certFile, keyFile, serverCAFile, host)
+}
+
+// certificateName is what a client with this certificate is called, and by which of its names.
+func certificateName(state tls.ConnectionState) (name, form string, err error) {
+	if len(state.VerifiedChains) == 0 || len(state.PeerCertificates) == 0 {
+		return "", "", errors.New("the client's certificate is not verified")
+	}
+	cert := state.PeerCertificates[0]
+	name, form = cert.Subject.CommonName, "common name"
+	if len(cert.DNSNames) > 0 {
+		name, form = cert.DNSNames[0], "DNS name"
+	}
+	if len(cert.URIs) > 0 {
+		name, form = cert.URIs[0].String(), "URI"
+	}
+	if name == "" {
+		return "", "", errors.New("the client's certificate has no name: it needs a URI, a DNS " +
+			"name or a common name")
+	}
+	if name = serving.CertificatePrefix + name; !serving.ValidName(name) {
+		return "", "", fmt.Errorf("the name of the client's certificate, %q, is too long or has "+
+			"spaces: give it a URI, a DNS name or a common name without", name)
+	}
+	return name, form, nil
+}
+
+// holderOfName says by which of the names in its certificates a client is called so, and how many
+// connections it has.
+type holderOfName struct {
+	form  string
+	conns int
+}
+
+// enlist notes a connection of a client whose certificate has the name in this form. Who signs
+// certificates may let a client choose its common name, and look after DNS names. So two clients
+// whose names are of different forms and read the same are not one: who is there first keeps the
+// name, as long as it has a connection, and the error is the other one's answer.
+func (s *Server) enlist(c *conn, name, form string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.named[name]
+	if h == nil {
+		h = &holderOfName{form: form}
+		s.named[name] = h
+	}
+	if h.form != form {
+		return fmt.Errorf("this client is %s by the %s in its certificate, and another one that is "+
+			"here by the %s: give one of them another name", name, form, h.form)
+	}
+	h.conns++
+	c.enlisted = true
+	return nil
+}
+
+// delist ends what enlist began, when the connection's requests have left the disk.
+func (s *Server) delist(c *conn) {
+	c.loops.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.named[c.name]; h != nil && c.enlisted {
+		if h.conns--; h.conns == 0 {
+			delete(s.named, c.name)
+		}
+	}
 }

@@ -30,6 +30,7 @@ type conn struct {
 	name   string // what the client is called
 	// certified says that the name is its certificate's
 	certified bool
+	enlisted  bool // it counts in Server.named
 	arrival   serving.Arrival
 	slowed    bool  // the peer has failed so often that the log has it once a minute
 	accepted  bool  // the observer knows of the session

@@ -31,6 +31,9 @@ func (c *conn) end(err error) {
 		c.share.Part()
 	}
 	c.srv.drop(c)
+	if c.enlisted {
+		go c.srv.delist(c)
+	}
 	reason, expected := endOf(err)
 	level, fields := zap.DebugLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
 	if !expected || reason == "connection_closed" && c.useless() {

@@ -36,6 +36,7 @@ type handshake struct {
 	tls bool
 
 	noZeroes bool
+	denied   error // why a client with this certificate gets nothing
 	// the export of the last SET_META_CONTEXT and the disk that had this name, and whether it chose
 	// each context
 	contextsOf string
@@ -155,6 +156,12 @@ func (h *handshake) option(o option) (done bool, err error) {
 		} else if err != nil {
 			return false, h.refuse(o, repErrPolicy, "%v", err)
 		}
+	}
+	if h.denied != nil && o.number != optAbort {
+		if o.number == optExportName {
+			return false, h.denied
+		}
+		return false, h.refuse(o, repErrPolicy, "%v", h.denied)
 	}
 	switch o.number {
 	case optExportName:
@@ -291,38 +298,15 @@ func (h *handshake) startTLS(o option) error {
 	if err := nc.HandshakeContext(h.c.srv.ctx); err != nil {
 		return fmt.Errorf("TLS: %w", err)
 	}
-	name, err := certificateName(nc.ConnectionState())
+	name, form, err := certificateName(nc.ConnectionState())
 	if err != nil {
 		return err
 	}
+	h.denied = h.c.srv.enlist(h.c, name, form)
 	h.nc, h.tls, h.c.name, h.c.certified = nc, true, name, true
 	h.in = bufio.NewReaderSize(nc, smallBuffer)
 	h.c.structured, h.c.extended, h.contexts, h.snapshots = false, false, 0, nil
 	return nil
-}
-
-// certificateName is what a client with this certificate is called.
-func certificateName(state tls.ConnectionState) (string, error) {
-	if len(state.VerifiedChains) == 0 || len(state.PeerCertificates) == 0 {
-		return "", errors.New("the client's certificate is not verified")
-	}
-	cert := state.PeerCertificates[0]
-	name := cert.Subject.CommonName
-	if len(cert.DNSNames) > 0 {
-		name = cert.DNSNames[0]
-	}
-	if len(cert.URIs) > 0 {
-		name = cert.URIs[0].String()
-	}
-	if name == "" {
-		return "", errors.New("the client's certificate has no name: it needs a URI, a DNS name " +
-			"or a common name")
-	}
-	if name = serving.CertificatePrefix + name; !serving.ValidName(name) {
-		return "", fmt.Errorf("the name of the client's certificate, %q, is too long or has "+
-			"spaces: give it a URI, a DNS name or a common name without", name)
-	}
-	return name, nil
 }
 
 // exportName handles EXPORT_NAME, which can only be answered with an export.

@@ -89,6 +89,8 @@ type Server struct {
 	refusing  error // see Refuse
 	listeners map[net.Listener]struct{}
 	conns     map[*conn]struct{}
+	// named are the clients with certificates, by name
+	named map[string]*holderOfName
 	// holders are the processes that use exclusive disks by one name
 	holders map[holding]*holder
 }
@@ -113,7 +115,7 @@ func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log, entrance: serving.NewEntrance(opt.Crowd),
 		failures:  serving.NewSeldom[lost](failureTold),
 		listeners: map[net.Listener]struct{}{}, conns: map[*conn]struct{}{},
-		holders:   map[holding]*holder{},
+		holders: map[holding]*holder{}, named: map[string]*holderOfName{},
 		penalties: serving.NewPenalties(cmp.Or(opt.ReconnectDelay, 2*time.Second))}
 	if s.log == nil {
 		s.log = zap.NewNop()

@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/internal/testtool/certtest"
 	"kubevirt.io/disk/serving"
+	"kubevirt.io/disk/status"
 )
 
 // authority signs certificates, in files that are called as libnbd and QEMU want it.
@@ -261,4 +262,52 @@ func TestTLSCarriesData(t *testing.T) {
 	rest, err := io.ReadAll(c.Conn.(*tls.Conn).NetConn())
 	require.NoError(t, err)
 	require.NotEmpty(t, rest, "TLS ends before the connection")
+}
+
+// TestNamesThatReadTheSame: a common name, a DNS name and a URI that read the same are not one
+// client. Who is there first keeps the name, and the others are told.
+func TestNamesThatReadTheSame(t *testing.T) {
+	v, a := serve(t, 1, nil), newAuthority(t)
+	port := v.serveTLS(t, a, nil)
+	forms := map[string]tls.Certificate{
+		"common name": a.issue("cn", certtest.Client("vm1")),
+		"DNS name": a.issue("dns", func(c *x509.Certificate) {
+			certtest.Client("x")(c)
+			c.DNSNames = []string{"vm1"}
+		}),
+		"URI": a.issue("uri", func(c *x509.Certificate) {
+			certtest.Client("x")(c)
+			c.URIs = []*url.URL{{Path: "vm1"}}
+		}),
+	}
+	for first, cert := range forms {
+		c := a.secure(t, port, cert)
+		c.choose("", extended)
+		c.writeAt(0, []byte("hello"))
+		a.secure(t, port, cert).choose("", extended) // its next connection
+		for form, other := range forms {
+			if form == first {
+				continue
+			}
+			late := a.secure(t, port, other)
+			for _, option := range []uint32{optList, optGo} {
+				data := infoData("")
+				if option == optList {
+					data = nil
+				}
+				r := late.option(option, data)
+				require.Equal(t, uint32(repErrPolicy), r[0].kind)
+				require.Contains(t, string(r[0].data), "cert:vm1 by the "+form)
+				require.Contains(t, string(r[0].data), "by the "+first+":")
+			}
+			late.send(optionBytes(optExportName, nil))
+			late.ended()
+		}
+		v.EndSessions(func(status.Session) bool { return true })
+		testtool.Eventually(t, func() bool {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			return len(v.named) == 0
+		}, "the name is free")
+	}
 }
