@@ -62,7 +62,8 @@ func TestGenerationsOfClients(t *testing.T) {
 	inGenerations(t, tools, func(t *testing.T, g generation) {
 		served := func() (d *daemon, uri string) {
 			socket := filepath.Join(t.TempDir(), "nbd.sock")
-			d = start(t, config{diskDir: diskDir(t, 64<<20), args: []string{"--nbd=unix:" + socket}})
+			d = start(t, config{diskDir: diskDir(t, 64<<20),
+				args: []string{"--nbd=unix:" + socket}})
 			return d, "nbd+unix:///disk.raw?socket=" + socket
 		}
 		server, uri := served()

@@ -79,8 +79,8 @@ func (s *Server) enlist(c *conn, name, form string) error {
 		s.named[name] = h
 	}
 	if h.form != form {
-		return fmt.Errorf("this client is %s by the %s in its certificate, and another one that is "+
-			"here by the %s: give one of them another name", name, form, h.form)
+		return fmt.Errorf("this client is %s by the %s in its certificate, and another one that "+
+			"is here by the %s: give one of them another name", name, form, h.form)
 	}
 	h.conns++
 	c.enlisted = true

@@ -34,7 +34,8 @@ func TestOneClientDoesNotTakeAll(t *testing.T) {
 	c := a.secure(t, port, one)
 	r := c.option(optGo, infoData("disk1.raw"))
 	require.Equal(t, uint32(repErrPolicy), r[0].kind)
-	require.Contains(t, string(r[0].data), "cert:one has as many connections as one client may have")
+	require.Contains(t, string(r[0].data),
+		"cert:one has as many connections as one client may have")
 	other := a.secure(t, port, a.issue("two", certtest.Client("two")))
 	other.choose("disk2.raw", extended)
 	other.writeAt(0, []byte("hello"))
@@ -93,8 +94,11 @@ func TestStrangersInTheLog(t *testing.T) {
 		}
 		return n
 	}
-	testtool.Eventually(t, func() bool { v.mu.Lock(); defer v.mu.Unlock(); return len(v.conns) == 0 },
-		"all of them are gone")
+	testtool.Eventually(t, func() bool {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		return len(v.conns) == 0
+	}, "all of them are gone")
 	require.Equal(t, 1, strangers())
 	n, told := v.failures.Admit(lost{"127.0.0.1", "protocol_error"}, time.Now().Add(failureTold))
 	require.True(t, told)

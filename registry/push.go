@@ -293,7 +293,9 @@ func (p *pusher) prepare(ctx context.Context) error {
 			return err
 		}
 		all, err := needsOf(ctx, f.name, p.opt.Image, f.boot,
-			func(name string) (image.Source, error) { return sourceOf(osfile.OpenRegularIn(root, name)) })
+			func(name string) (image.Source, error) {
+				return sourceOf(osfile.OpenRegularIn(root, name))
+			})
 		for _, name := range append([]string{f.name}, f.below...) {
 			if there[name] || err != nil {
 				continue

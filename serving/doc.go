@@ -16,7 +16,8 @@
 //   - Disks.Serve with its Front, before the first disk is added
 //   - for each connection: Entrance.Arrive, and Admit when its peer is known, Memory.Join,
 //     Memory.Receive and Memory.OpenWindow, Observer.LoginAccepted, Disks.Attach or
-//     AttachIncarnation, Client.SetAddress; NewReader, if the goroutine that reads executes requests
+//     AttachIncarnation, Client.SetAddress; NewReader, if the goroutine that reads executes
+//     requests
 //   - for each request: Share.Get for its data; Disk.Barred, Client.Claim or, if clients have
 //     incarnations, Client.ClaimFor; Client.FirstUse at the client's first one, Disk.Begin,
 //     Disks.KeepOwner. An error there is the answer.

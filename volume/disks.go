@@ -35,7 +35,7 @@ type Disk struct {
 	LUN        uint16 // 0: it is not served
 	Dir        string // its directory; the file is instance.PersistentName
 	Size       int64  // smallest, bytes; 0: that of its source, or as it is
-	BlockSize  int    // of a logical block, bytes; 0: as the disk has it, that of its snapshot, or 512
+	BlockSize  int    // of a logical block, bytes; 0: that of the disk, of its snapshot, or 512
 	Source     *api.Source
 	File       string // an image in Dir, the disk's source; "": none
 	CopyMode   string

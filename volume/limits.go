@@ -110,17 +110,20 @@ func (m *Manager) mayBeCalled(v *volume) error {
 	holder := m.opt.Disks.Holder(v.name)
 	m.mu.Lock()
 	for _, o := range m.volumes {
-		if n := m.opt.Disks.Number(v.name); n != 0 && o != v && (o.record.LUN == n || o.chosen == n) {
+		n := m.opt.Disks.Number(v.name)
+		if n != 0 && o != v && (o.record.LUN == n || o.chosen == n) {
 			holder = fmt.Sprintf("the volume %q", o.name)
 		}
 	}
 	m.mu.Unlock()
 	switch {
 	case holder != "":
-		return api.Errorf(api.CodeInUse, "the name %q is taken by %s: disks are found by their names "+
+		return api.Errorf(api.CodeInUse, "the name %q is taken by %s: disks are found by their "+
+			"names "+
 			"and by the numbers of their LUNs, so use another name", v.name, holder)
 	case store.Private(v.name):
-		return api.Errorf(api.CodeInvalid, "%q is the name of a file that the server keeps beside the "+
+		return api.Errorf(api.CodeInvalid, "%q is the name of a file that the server keeps beside "+
+			"the "+
 			"volumes: use another one", v.name)
 	}
 	return nil

@@ -207,7 +207,7 @@ func (m *Manager) update(ctx context.Context, v *volume, spec api.Spec, any bool
 	if !any {
 		is := v.record.Spec
 		if v.record.BlockSize != 0 {
-			is.BlockSize = v.record.BlockSize // what the disk has, whether that was asked for or not
+			is.BlockSize = v.record.BlockSize // what the disk has, asked for or not
 		}
 		all := api.Differences(is, spec)
 		if spec.Size != 0 && int64(spec.Size) < v.record.Size {

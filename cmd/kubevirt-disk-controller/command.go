@@ -96,7 +96,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.metricsListen, "metrics-listen", ":8080",
 		"address of the Prometheus metrics at /metrics; 0: none")
 	f.BoolVar(&s.metricsOpen, "metrics-open", false,
-		"serve the metrics to everybody, without TLS; otherwise by HTTPS to those who have a token "+
+		"serve the metrics to everybody, without TLS; otherwise by HTTPS to those with a token "+
 			"of the cluster and the right to get /metrics")
 	f.StringVar(&s.healthListen, "health-listen", ":8081",
 		"address of the probes at /healthz and /readyz; 0: none")

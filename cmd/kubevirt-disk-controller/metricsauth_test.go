@@ -29,7 +29,8 @@ func (r *reviews) Create(_ context.Context, o client.Object, _ ...client.CreateO
 		o.Status.Authenticated = o.Spec.Token == "prometheus" || o.Spec.Token == "somebody"
 		o.Status.User.Username = o.Spec.Token
 	case *authorizationv1.SubjectAccessReview:
-		o.Status.Allowed = o.Spec.User == "prometheus" && o.Spec.NonResourceAttributes.Verb == "get" &&
+		o.Status.Allowed = o.Spec.User == "prometheus" &&
+			o.Spec.NonResourceAttributes.Verb == "get" &&
 			o.Spec.NonResourceAttributes.Path == "/metrics"
 	}
 	return nil

@@ -183,7 +183,7 @@ func (c *config) ownRows() []setting {
 			usage: "`number` of sessions at once, by iSCSI and by NBD",
 			to:    into(&c.Limits.MaxConnections, upTo(target.MostConnections))},
 		{key: "max-sessions-per-address", env: []string{"MAX_SESSIONS_PER_ADDRESS"}, def: "256",
-			usage: "`number` of sessions at once from one IPv4 address or 64-bit IPv6 network, or " +
+			usage: "`number` of sessions at once from one IPv4 address or /64 of IPv6, or " +
 				"of one client by NBD",
 			to: into(&c.Limits.MaxPerAddress, upTo(target.MostConnections))},
 		{key: keyLogLevel, env: []string{"LOG_LEVEL"}, def: "info",

@@ -158,7 +158,8 @@ func (o *opening) judgeUnrecorded() (v verdict, bad bool) {
 	}
 	reason := fmt.Sprintf("the record %q of its snapshots is missing, and there is %q",
 		o.dir.layers(), names[at])
-	return o.unfit(reason, "cannot be used: "+reason, "put the record back, or "+restoreVolume), true
+	return o.unfit(reason, "cannot be used: "+reason,
+		"put the record back, or "+restoreVolume), true
 }
 
 // layersSize returns the size of the largest layer: the live one is never smaller than others.

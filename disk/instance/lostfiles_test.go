@@ -61,7 +61,8 @@ func TestLostFiles(t *testing.T) {
 			}
 		}
 		require.NotEmpty(t, groups[3])
-		for lost := 1; lost < 1<<4; lost++ { // a map is a part, but the disk finds that it is missing
+		// a map is a part, but the disk finds that it is missing
+		for lost := 1; lost < 1<<4; lost++ {
 			some := within(opt, t.TempDir())
 			copied := strings.Replace(dir.path, rootOf(opt), rootOf(some), 1)
 			require.NoError(t, os.MkdirAll(filepath.Dir(copied), 0o755))
@@ -87,7 +88,10 @@ func TestLostFiles(t *testing.T) {
 				copied = kept[0]
 			}
 			after := contentsBelow(t, copied)
-			maps.DeleteFunc(after, func(name, _ string) bool { _, known := before[name]; return !known })
+			maps.DeleteFunc(after, func(name, _ string) bool {
+				_, known := before[name]
+				return !known
+			})
 			require.Equal(t, slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(after)),
 				"without %v: %v", gone, err)
 			require.Equal(t, before, after, "without %v", gone)

@@ -93,8 +93,9 @@ func TestVMDK(t *testing.T) {
 	for name, data := range map[string][]byte{"a.vmdk": image, "a.vmdk.gz": packtest.Gzip(t, image),
 		"box with gzip": packtest.Tar(t, packtest.File{Name: "box.ovf", Data: []byte("<?xml?>")},
 			packtest.File{Name: "box-disk1.vmdk.gz", Data: packtest.Gzip(t, image)}),
-		"xz in an archive": packtest.Tar(t, packtest.File{Name: "a.vmdk.xz", Data: packtest.Xz(image)}),
-		"box.ova":          ova, "box.ova.gz": packtest.Gzip(t, ova),
+		"xz in an archive": packtest.Tar(t,
+			packtest.File{Name: "a.vmdk.xz", Data: packtest.Xz(image)}),
+		"box.ova": ova, "box.ova.gz": packtest.Gzip(t, ova),
 		"a.vmdk.gz.gz": packtest.Gzip(t, packtest.Gzip(t, image))} {
 		c, got, err := all(name, data, Options{})
 		require.NoError(t, err, name)

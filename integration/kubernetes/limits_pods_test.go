@@ -146,15 +146,18 @@ func TestPodsOfTheController(t *testing.T) {
 	} {
 		require.ErrorContains(t, create(ownJob, c...), "have one form", what)
 		if !strings.Contains(c[0], "args") {
-			require.ErrorContains(t, create(ownDeployment, append(c, server...)...), "have one form",
+			require.ErrorContains(t, create(ownDeployment, append(c, server...)...),
+				"have one form",
 				what)
 		}
 	}
 	for what, c := range map[string][]string{
-		"another command":         {args, "[pull, --force, \"https://evil.example\", /data/disk.img]"},
-		"another flag":            {"--persistent-dir=/data", "--persistent-dir=/other"},
-		"of another name":         {"vmexport-x", "vmrecv-x"},
-		"a golden Job for a disk": {"vmexport-x", "golden-x", args, "[pull, --force, a, /data/disk.img]"},
+		"another command": {args,
+			"[pull, --force, \"https://evil.example\", /data/disk.img]"},
+		"another flag":    {"--persistent-dir=/data", "--persistent-dir=/other"},
+		"of another name": {"vmexport-x", "vmrecv-x"},
+		"a golden Job for a disk": {"vmexport-x", "golden-x", args,
+			"[pull, --force, a, /data/disk.img]"},
 	} {
 		require.ErrorContains(t, create(ownJob, c...), "controller.disk.kubevirt.io", what)
 	}

@@ -65,9 +65,11 @@ metadata:
 spec: {image: "` + digest + `", attachment: Service}
 `)
 		// Set the fields that controller identity writes.
-		w.p.Kubectl(t, "-n", w.ns, "patch", "vmid", "vm1", "--subresource=status", "--type=merge", "-p",
+		w.p.Kubectl(t, "-n", w.ns, "patch", "vmid", "vm1", "--subresource=status",
+			"--type=merge", "-p",
 			`{"status":{"claimName":"vmid-vm1","secretName":"vmid-vm1"}}`)
-		w.until("vmid-vm1."+w.ns+".svc:3260", "get", "vmid", "vm1", "-o", "jsonpath={.status.portal}")
+		w.until("vmid-vm1."+w.ns+".svc:3260", "get", "vmid", "vm1", "-o",
+			"jsonpath={.status.portal}")
 		w.until("Recreate", "get", "deployment", "vmid-vm1", "-o", "jsonpath={.spec.strategy.type}")
 	}
 	make()

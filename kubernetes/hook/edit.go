@@ -284,7 +284,9 @@ func (e *edit) exchange(at *element, d *Disk, w *wish) error {
 }
 
 // logical is the length of a logical block in a <blockio> element, as libvirt has it.
-func logical(blocks *element) string { return cmp.Or(blocks.attribute("logical_block_size"), "512") }
+func logical(blocks *element) string {
+	return cmp.Or(blocks.attribute("logical_block_size"), "512")
+}
 
 // driver is a driver element that fits the source: what the machine says in it stays.
 func (e *edit) driver(at, ours *element, w *wish) string {

@@ -166,7 +166,8 @@ func TestSums(t *testing.T) {
 		"two":                {hex + "\n" + other, sums{}},
 		"two of others":      {hex + "  b.img\n" + other + "  c.img", sums{}},
 		"twice":              {hex + "  x/a.img\n" + other + "  y/a.img", sums{}},
-		"other kinds": {"SHA3-256 (a.img) = " + hex + "\nSM3(a.img)= " + hex + "\nBLAKE2b (a.img) = " +
+		"other kinds": {"SHA3-256 (a.img) = " + hex + "\nSM3(a.img)= " + hex +
+			"\nBLAKE2b (a.img) = " +
 			blake, sums{}},
 		"wrong length": {"SHA256 (a.img) = " + long, sums{}},
 		"in a text":    {"<a>the digest is " + hex + " of a.img</a>", sums{}},

@@ -262,7 +262,8 @@ type ReplacedError struct {
 
 func (e *ReplacedError) Error() string {
 	return fmt.Sprintf("%s has another file at the address than before (%d bytes, and now %d): it "+
-		"was replaced; name the new one by its digest, or put the old one back", e.Host, e.Was, e.Is)
+		"was replaced; name the new one by its digest, or put the old one back",
+		e.Host, e.Was, e.Is)
 }
 
 // webEndpoint is how to ask for the file at an address.

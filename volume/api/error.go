@@ -26,8 +26,10 @@ const (
 // status is the HTTP status of each code.
 var status = map[Code]int{
 	CodeInvalid: 400, CodeUnauthorized: 401, CodeForbidden: 403, CodeNotFound: 404,
-	CodeDiffers: 409, CodeInUse: 409, CodeBusy: 409, CodeHasData: 409, CodeTooLarge: 413, CodeLimit: 507, CodeUnavailable: 503,
-	CodeFailed: 500,
+	CodeDiffers: 409, CodeInUse: 409, CodeBusy: 409, CodeHasData: 409, CodeTooLarge: 413,
+	CodeLimit:       507,
+	CodeUnavailable: 503,
+	CodeFailed:      500,
 }
 
 // Error is a refusal. It is the body of every unsuccessful answer.

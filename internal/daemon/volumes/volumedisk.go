@@ -277,7 +277,8 @@ func (o *volumeDisk) Grow(size int64) error { return refusal(o.disks.Grow(o.disk
 // Snapshots lists what was kept of the disk.
 func (o *volumeDisk) Snapshots() (all []api.Snapshot) {
 	for _, s := range o.inst.Snapshots() {
-		all = append(all, api.Snapshot{Name: s.Name, ID: s.ID, Created: s.Created, Size: api.Size(s.Size),
+		all = append(all, api.Snapshot{Name: s.Name, ID: s.ID, Created: s.Created,
+			Size: api.Size(s.Size),
 			Used: api.Size(s.Used)})
 	}
 	return all

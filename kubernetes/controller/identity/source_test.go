@@ -65,7 +65,8 @@ func TestSourceStays(t *testing.T) {
 	clone := &v1alpha1.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "clone"}}
 	clone.Spec.Source = &v1alpha1.DiskSource{Identity: "vm"}
 	w.Make(t, clone)
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: (&Reconciler{}).newClaim(clone, nil).ObjectMeta}
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: (&Reconciler{}).newClaim(clone, nil).ObjectMeta}
 	w.Make(t, claim)
 	require.NoError(t, w.Base.Delete(t.Context(), w.identity()))
 	w.settle()
