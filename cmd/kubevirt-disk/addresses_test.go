@@ -22,7 +22,8 @@ func TestAddressCommands(t *testing.T) {
 	digest := transport.DigestOf(content)
 	web := registrytest.NewWeb(t)
 	web.Files["/a.img"], web.Files["/b.img"] = content, content
-	web.Files["/SUMS"] = fmt.Appendf(nil, "%s  a.img\n", strings.TrimPrefix(digest, "sha256:"))
+	web.Files["/SUMS"] = fmt.Appendf(nil, "%s  a.img\n%064x  c.img\n",
+		strings.TrimPrefix(digest, "sha256:"), 1)
 	ca, sums, address := "--registry-ca="+web.CA(t), "--checksums=SUMS", web.Server.URL+"/a.img"
 	dir := t.TempDir()
 	told := func(want int, args ...string) string {
@@ -38,7 +39,7 @@ func TestAddressCommands(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(content, got))
 	text = told(exitFailed, "pull", ca, sums, web.Server.URL+"/b.img", filepath.Join(dir, "b.raw"))
-	require.Contains(t, text, "have no SHA-256 of \"b.img\"")
+	require.Contains(t, text, "have no SHA-256 and no SHA-512 of \"b.img\"")
 
 	text = told(exitDone, "inspect", ca, sums, "--json", address+"?sig=hush")
 	var shown inspectedReference

@@ -2,12 +2,16 @@ package instance
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"time"
+
+	"go.uber.org/zap"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/internal/osfile"
@@ -106,12 +110,27 @@ func madeFor(head []byte, blockSize int) string {
 	return ""
 }
 
-// checkImageBlocks is checkBlocks for a disk that will be made of the image.
+// checkImageBlocks is checkBlocks for a disk that will be made of the image. If nothing is asked for,
+// the disk is not held up by content that does not come.
 func (o *opening) checkImageBlocks(ctx context.Context) error {
-	return o.checkBlocks(readerAt(func(p []byte, off int64) (int, error) {
-		return o.img.ReadAtContext(ctx, p, off)
+	limited, cancel := ctx, context.CancelFunc(func() {})
+	if o.opt.BlockSize == 0 {
+		limited, cancel = context.WithTimeout(ctx, cmp.Or(o.opt.HeadTimeout, headTimeout))
+	}
+	defer cancel()
+	err := o.checkBlocks(readerAt(func(p []byte, off int64) (int, error) {
+		return o.img.ReadAtContext(limited, p, off)
 	}), max(o.img.Size(), o.opt.Size))
+	if err != nil && !errors.As(err, new(*BlockSizeError)) && limited.Err() != nil && ctx.Err() == nil {
+		o.log.Warn("the beginning of the image does not come, so its disk gets blocks of 512 bytes "+
+			"without a look at it", zap.Error(err))
+		return nil
+	}
+	return err
 }
+
+// headTimeout is the default of Options.HeadTimeout.
+const headTimeout = 5 * time.Second
 
 // checkAdopted is checkBlocks for a file that came with the volume.
 func (o *opening) checkAdopted(size int64) error {

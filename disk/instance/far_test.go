@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -125,7 +126,7 @@ func TestStateOfAFileIsNoStateOfADigest(t *testing.T) {
 // TestFarImageWithoutADigest is hashed beside the guest, even after its source was out of reach.
 func TestFarImageWithoutADigest(t *testing.T) {
 	content := filetest.Sample(5<<20, 1)
-	opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite}
+	opt := Options{WorkDir: t.TempDir(), Mode: CopyOnWrite, HeadTimeout: time.Millisecond}
 	img, source := openFar(t, content, "")
 	source.Cut()
 	inst, err := Open(t.Context(), img, opt)
@@ -145,7 +146,7 @@ func TestFarImageWithoutADigest(t *testing.T) {
 // TestStopWhileAFarImageIsOutOfReach closes a disk that waits for its image.
 func TestStopWhileAFarImageIsOutOfReach(t *testing.T) {
 	content := filetest.Sample(8<<20, 1)
-	opt := Options{PersistentDir: t.TempDir()}
+	opt := Options{PersistentDir: t.TempDir(), HeadTimeout: time.Millisecond}
 	for _, digest := range []string{"sha256:1", ""} {
 		img, source := openFar(t, content, digest)
 		source.Cut()

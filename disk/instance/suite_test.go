@@ -72,7 +72,8 @@ func TestSlowReads(t *testing.T) {
 	img, err := image.Open(path, image.Options{})
 	require.NoError(t, err)
 	inst, err := instance.Open(t.Context(), img,
-		instance.Options{WorkDir: t.TempDir(), Mode: instance.CopyOnWrite})
+		instance.Options{WorkDir: t.TempDir(), Mode: instance.CopyOnWrite,
+			BlockSizeKnown: true}) // so it is not looked at before
 	require.NoError(t, err)
 	defer inst.Close()
 	slow := inst.Disk.(disk.Estimator).Slow

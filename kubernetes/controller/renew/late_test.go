@@ -17,7 +17,6 @@ import (
 // TestLateCache: the former claim is in the cache, and is not taken for the new one.
 func TestLateCache(t *testing.T) {
 	s := newScene(t, nil, nil)
-	former := s.pvc()
 	s.change(func(id *v1alpha1.VMIdentity) { id.Spec.Image = repository + "@" + second })
 	id := s.id()
 	id.Status = v1alpha1.VMIdentityStatus{SecretName: id.Status.SecretName}
@@ -27,7 +26,7 @@ func TestLateCache(t *testing.T) {
 	c := meta.FindStatusCondition(s.id().Status.Conditions, "Ready")
 	require.Equal(t, "ImageDiffers", c.Reason, c.Message)
 	require.Nil(t, s.id().Status.CreationTime)
-	former = s.pvc()
+	former := s.pvc()
 	former.Finalizers = nil
 	require.NoError(t, s.Base.Update(t.Context(), former))
 	require.NoError(t, s.Base.Delete(t.Context(), former))
