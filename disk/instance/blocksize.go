@@ -110,8 +110,8 @@ func madeFor(head []byte, blockSize int) string {
 	return ""
 }
 
-// checkImageBlocks is checkBlocks for a disk that will be made of the image. If nothing is asked for,
-// the disk is not held up by content that does not come.
+// checkImageBlocks is checkBlocks for a disk that will be made of the image. If nothing is asked
+// for, the disk is not held up by content that does not come.
 func (o *opening) checkImageBlocks(ctx context.Context) error {
 	limited, cancel := ctx, context.CancelFunc(func() {})
 	if o.opt.BlockSize == 0 {
@@ -121,12 +121,12 @@ func (o *opening) checkImageBlocks(ctx context.Context) error {
 	err := o.checkBlocks(readerAt(func(p []byte, off int64) (int, error) {
 		return o.img.ReadAtContext(limited, p, off)
 	}), max(o.img.Size(), o.opt.Size))
-	if err != nil && !errors.As(err, new(*BlockSizeError)) && limited.Err() != nil && ctx.Err() == nil {
-		o.log.Warn("the beginning of the image does not come, so its disk gets blocks of 512 bytes "+
-			"without a look at it", zap.Error(err))
-		return nil
+	if err == nil || errors.As(err, new(*BlockSizeError)) || limited.Err() == nil || ctx.Err() != nil {
+		return err
 	}
-	return err
+	o.log.Warn("the beginning of the image does not come: its disk gets blocks of 512 bytes unseen",
+		zap.Error(err))
+	return nil
 }
 
 // headTimeout is the default of Options.HeadTimeout.

@@ -43,8 +43,8 @@ type Options struct {
 	// BlockSizeKnown says that the content was written with such blocks, whatever it looks like.
 	BlockSizeKnown bool
 	// HeadTimeout is how long a new disk waits for the first blocks of an image that is far away,
-	// which tell for which blocks it was made, if no BlockSize is asked for. A registry that is away
-	// must not hold up the start. Default 5 s.
+	// which tell for which blocks it was made, if no BlockSize is asked for. A registry that is
+	// away must not hold up the start. Default 5 s.
 	HeadTimeout time.Duration
 	// Empty makes a disk of zeros, if there is neither an image nor a disk of an earlier start. It
 	// needs a Size and a PersistentDir.
