@@ -121,7 +121,8 @@ func (o *opening) checkImageBlocks(ctx context.Context) error {
 	err := o.checkBlocks(readerAt(func(p []byte, off int64) (int, error) {
 		return o.img.ReadAtContext(limited, p, off)
 	}), max(o.img.Size(), o.opt.Size))
-	if err == nil || errors.As(err, new(*BlockSizeError)) || limited.Err() == nil || ctx.Err() != nil {
+	late := limited.Err() != nil && ctx.Err() == nil
+	if err == nil || errors.As(err, new(*BlockSizeError)) || !late {
 		return err
 	}
 	o.log.Warn("the beginning of the image does not come: its disk gets blocks of 512 bytes unseen",
