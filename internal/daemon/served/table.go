@@ -113,9 +113,15 @@ func (e *NameTakenError) Error() string {
 		"numbers, so use another one", what, e.Holder)
 }
 
-// holderLocked says what has a name ("": none) or a number (0: none). "": nothing.
+// holderLocked says what has a name ("": none) or a number (0: none). "": nothing. For a volume,
+// other volumes do not count: the manager has chosen its name and number beside theirs, or an
+// earlier version has, which gave a volume "1" and another one the number 1. Both keep what they
+// have.
 func (t *table) holderLocked(name string, lun uint16, volume bool) string {
 	for _, s := range t.disks {
+		if volume && s.Volume {
+			continue
+		}
 		if name != "" && s.Name == name || lun != 0 && serving.NumberIn(s.Name) == lun ||
 			s.LUN != 0 && (s.LUN == lun || s.LUN == serving.NumberIn(name)) {
 			return s.String()
@@ -129,7 +135,7 @@ func (t *table) holderLocked(name string, lun uint16, volume bool) string {
 	return ""
 }
 
-// holder is holderLocked for the name of a new volume.
+// holder is holderLocked for the name of a new volume: it names no volume.
 func (t *table) holder(name string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

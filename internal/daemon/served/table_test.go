@@ -56,3 +56,25 @@ func TestNamesAndNumbers(t *testing.T) {
 	_, err = all.add(named("failed", 4, true))
 	require.NoError(t, err, "the volume itself")
 }
+
+// TestVolumesOfEarlierVersions: a volume may be called like another one's number since before names
+// and numbers were one space. Both are served, whichever is opened first.
+func TestVolumesOfEarlierVersions(t *testing.T) {
+	named := func(name string, lun uint16) plan.Disk {
+		d := plan.Disk{Name: name, Volume: true}
+		d.LUN = lun
+		return d
+	}
+	for _, disks := range [][]plan.Disk{{named("1", 2), named("a", 1)},
+		{named("a", 1), named("1", 2)}, {named("2", 1), named("1", 2)}} {
+		var all table
+		for _, one := range disks {
+			_, err := all.add(one)
+			require.NoError(t, err, one.Name)
+		}
+		_, err := all.add(plan.Disk{Name: "1"})
+		require.ErrorAs(t, err, new(*NameTakenError), "an image comes later")
+		_, err = all.add(named("b", 1))
+		require.ErrorContains(t, err, "LUN 1 is already used by")
+	}
+}
