@@ -31,9 +31,13 @@ type Disk struct {
 	// what is so only meanwhile. Before that of a snapshot of the disk.
 	turn    sync.Mutex
 	leaving bool // guarded by turn; it is not served any more, and will be closed
+	// released is closed when nothing uses a disk any more that is leaving. Guarded by turn; nil:
+	// nobody had it.
+	released <-chan struct{}
 
 	// ending is held while the disk is flushed or closed, so that no disk is closed during a flush.
 	ending sync.Mutex
+	closed bool // guarded by ending
 }
 
 // state is the part of a disk's state that can change.
@@ -159,10 +163,14 @@ func (s *Disk) flush() error {
 	return nil
 }
 
-// close ends the work in the background, and closes the disk and its image.
+// close ends the work in the background, and closes the disk and its image. Later calls do nothing.
 func (s *Disk) close() error {
 	s.ending.Lock()
 	defer s.ending.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
 	after := s.After
 	s.After = nil
 	if after == nil {

@@ -169,7 +169,7 @@ func (d *Disks) End(ctx context.Context, s *Disk, flush bool) error {
 		if flush {
 			err = s.flush()
 		}
-		closed <- errors.Join(err, s.close())
+		closed <- errors.Join(err, d.Abandon(s))
 	}()
 	select {
 	case err := <-closed:
@@ -181,13 +181,13 @@ func (d *Disks) End(ctx context.Context, s *Disk, flush bool) error {
 }
 
 // leave takes a disk from its users for good. Nothing uses it when released is closed. nil: nobody
-// had it.
+// had it. It may have been taken from them already, and a command may still hang in it.
 func (d *Disks) leave(ctx context.Context, s *Disk) (released <-chan struct{}, err error) {
 	s.turn.Lock()
 	defer s.turn.Unlock()
 	if !s.Serving() {
 		s.leaving = true
-		return nil, nil
+		return s.released, nil
 	}
 	if err := d.uncloned(s); err != nil {
 		return nil, err
@@ -198,7 +198,7 @@ func (d *Disks) leave(ctx context.Context, s *Disk) (released <-chan struct{}, e
 	if released, err = d.inUse.Remove(s.LUN); err != nil {
 		return nil, err
 	}
-	s.leaving = true
+	s.leaving, s.released = true, released
 	s.set(false)
 	d.gone(s)
 	d.table.drop(s)
@@ -230,16 +230,17 @@ func (d *Disks) Withdraw(s *Disk) (released <-chan struct{}, err error) {
 		}
 	}
 	if s.Serving() {
-		if released, err = d.withdrawLocked(s); err != nil {
+		if s.released, err = d.withdrawLocked(s); err != nil {
 			return nil, err
 		}
-	} else {
+	}
+	if s.released == nil {
 		nobody := make(chan struct{})
 		close(nobody)
-		released = nobody
+		s.released = nobody
 	}
 	s.leaving = true
-	return released, nil
+	return s.released, nil
 }
 
 // withdrawLocked stops serving a disk that no initiator uses, for now.

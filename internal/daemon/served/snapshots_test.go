@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -203,4 +204,43 @@ func TestSnapshotThatAVolumeNeeds(t *testing.T) {
 	require.ErrorIs(t, remove(), instance.ErrSnapshotInUse)
 	needed = nil
 	require.NoError(t, remove())
+}
+
+// TestEndsAtOnce: a disk is not closed under a command that hangs in it, however many take it away.
+func TestEndsAtOnce(t *testing.T) {
+	for name, again := range map[string]func(*Disks, context.Context, *Disk) error{
+		"end": func(d *Disks, ctx context.Context, s *Disk) error { return d.End(ctx, s, false) },
+		"withdraw": func(d *Disks, ctx context.Context, s *Disk) error {
+			released, err := d.Withdraw(s)
+			if err != nil {
+				return err
+			}
+			select {
+			case <-released:
+			default:
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				<-released
+			}
+			return d.Abandon(s)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := serveKept(t, 1)
+			s, used := d.table.all()[0], d.inUse.At(1)
+			require.True(t, used.Begin())
+			over := sync.OnceFunc(used.End)
+			t.Cleanup(over)
+			impatient, end := context.WithCancel(t.Context())
+			end()
+			require.ErrorIs(t, d.End(impatient, s, false), context.Canceled)
+			require.ErrorIs(t, again(d, impatient, s), context.Canceled)
+			require.NotNil(t, s.Instance(), "a command hangs in it")
+			over()
+			require.NoError(t, again(d, t.Context(), s))
+			require.NoError(t, d.End(t.Context(), s, false))
+			require.Nil(t, s.Instance())
+		})
+	}
 }
