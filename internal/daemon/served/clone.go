@@ -14,7 +14,8 @@ import (
 
 // Clone opens one more disk, whose content is a snapshot of another disk. Nobody can use it yet.
 // Nothing is copied first. Until it has copied everything, which in most copy modes it never does,
-// the snapshot cannot be deleted, and the other disk stays.
+// the snapshot cannot be deleted, and the other disk stays. Its blocks are those of the other disk,
+// unless what says that the length is known: a clone that is there keeps its own.
 //
 // If the other disk is not open, the error wraps fs.ErrNotExist. If it has no such snapshot, it
 // wraps instance.ErrSnapshotMissing.
@@ -32,7 +33,10 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 		return nil, &instance.SnapshotError{Disk: source, Name: snapshot, Reason: "the disk dies " +
 			"with the daemon, and a clone of it would not: use a disk that is kept"}
 	}
-	if what.BlockSize != 0 && what.BlockSize != inst.BlockSize {
+	if what.BlockSize == 0 {
+		what.BlockSize = inst.BlockSize
+	}
+	if what.BlockSize != inst.BlockSize && !what.BlockSizeKnown {
 		return nil, &instance.BlockSizeError{Image: what.Name, Asked: what.BlockSize,
 			Reason: fmt.Sprintf("the disk %q, which it is cloned from, has blocks of %d bytes",
 				source, inst.BlockSize),
@@ -57,7 +61,7 @@ func (d *Disks) Clone(ctx context.Context, what plan.Disk, source, snapshot stri
 		_ = opened.Close() // it only forgets that the snapshot is in use
 		return nil, err
 	}
-	what.BlockSize, what.BlockSizeKnown = inst.BlockSize, true
+	what.BlockSizeKnown = true
 	return d.openFrom(ctx, what, from)
 }
 

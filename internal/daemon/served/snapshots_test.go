@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/instance"
 	"kubevirt.io/disk/internal/control"
@@ -242,5 +243,23 @@ func TestEndsAtOnce(t *testing.T) {
 			require.NoError(t, d.End(t.Context(), s, false))
 			require.Nil(t, s.Instance())
 		})
+	}
+}
+
+// TestCloneWithOtherBlocks: a clone has the blocks of its disk. One that an earlier version has made
+// with others keeps them.
+func TestCloneWithOtherBlocks(t *testing.T) {
+	d := serveKept(t, 1)
+	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
+	clone := plan.Disk{Name: "vm2", Dir: t.TempDir(), Volume: true, DiskSettings: options.
+		DiskSettings{CopyMode: instance.CopyOnWrite, BlockSize: disk.LongBlock}}
+	_, err := d.Clone(t.Context(), clone, "1.raw", "s")
+	require.ErrorAs(t, err, new(*instance.BlockSizeError))
+	clone.BlockSizeKnown = true
+	for range 2 { // it is made, and opened
+		s, err := d.Clone(t.Context(), clone, "1.raw", "s")
+		require.NoError(t, err)
+		require.Equal(t, disk.LongBlock, s.Instance().BlockSize)
+		require.NoError(t, d.Abandon(s))
 	}
 }

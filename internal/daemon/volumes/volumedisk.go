@@ -66,6 +66,7 @@ func (v *Volumes) open(ctx context.Context, want volume.Disk) (*served.Disk, err
 		what.Size = want.Size
 	}
 	if disk, snapshot := want.Source.Cloned(); disk != "" && want.File == "" {
+		what.BlockSizeKnown = there // an earlier version may have made it with others
 		s, err := v.disks.Clone(ctx, what, disk, snapshot)
 		missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, instance.ErrSnapshotMissing)
 		if missing && !there {
