@@ -271,7 +271,12 @@ func (s *Stream) compare(ctx context.Context) error {
 		err := agree(ctx, s.image.Source, s.image.Manifest.Layers, s.index)
 		switch {
 		case err == nil:
-			return s.kept.write(name, nil)
+			// The disk is right, noted or not, and storage that is full now may have room soon.
+			if err := s.kept.write(name, nil); err != nil {
+				s.warnOf("index")(fmt.Sprintf("%v; it agrees with the layers, and is compared "+
+					"with them again when the image is opened next", err))
+			}
+			return nil
 		case errors.Is(err, disk.ErrWrongContent):
 			return s.verdict.condemn(err)
 		case ctx.Err() != nil:

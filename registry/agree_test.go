@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/internal/durable"
 	"kubevirt.io/disk/registry/layer"
 	"kubevirt.io/disk/registry/transport"
 )
@@ -225,6 +226,27 @@ func TestWrongHeadersOnTheirWay(t *testing.T) {
 	require.NotErrorIs(t, err, disk.ErrWrongContent)
 	l.Replace(digestOf(one), one)
 	require.NoError(t, img.Agree(t.Context()))
+}
+
+// TestComparisonThatCannotBeNoted: a disk can be completed although storage had no room for the note
+// that its image was compared.
+func TestComparisonThatCannotBeNoted(t *testing.T) {
+	good := noise(485, 1<<20)
+	one := tarOf(t, tarFile{Name: "disk/a.raw", Content: good})
+	l := newLying(t)
+	madeIndex{layers: [][]byte{one}, files: []indexFile{fileIn("disk/a.raw", one, good)},
+		content: good}.push(t, l)
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	st := s.open(t, l.ref(t, "vm/a:1"))
+	img := s.disk(t, st, "a.raw")
+	note := filepath.Join(s.opt.KeepDir, comparedName(st.image.Digest))
+	inTheWay := filepath.Join(note+durable.PartialSuffix, "x")
+	require.NoError(t, os.MkdirAll(inTheWay, 0o700))
+	require.NoError(t, img.Agree(t.Context()))
+	require.NoFileExists(t, note)
+	require.NoError(t, os.RemoveAll(filepath.Dir(inTheWay)))
+	require.NoError(t, img.Agree(t.Context()))
+	require.FileExists(t, note)
 }
 
 // TestPushOntoOtherTables: tables are not taken over from an image that has wrong ones, neither of
