@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"sync/atomic"
 
@@ -246,8 +247,11 @@ func (k *keptSource) condemned(digest string) error {
 		return nil
 	}
 	why, err := k.read(wrongName(digest), maxRecord)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil
+	case err != nil:
+		return fmt.Errorf("whether the image %s was found wrong when it was served: %w", digest, err)
 	}
 	return fmt.Errorf("the image %s was found wrong when it was served: %s; its disks are wrong: "+
 		"remove them, and the directory %q with them, before you serve an image that was pushed "+

@@ -249,6 +249,29 @@ func TestComparisonThatCannotBeNoted(t *testing.T) {
 	require.FileExists(t, note)
 }
 
+// TestVerdictThatCannotBeRead: an image that may have been found wrong is not served.
+func TestVerdictThatCannotBeRead(t *testing.T) {
+	good := noise(486, 1<<20)
+	one := tarOf(t, tarFile{Name: "disk/a.raw", Content: good})
+	l := newLying(t)
+	madeIndex{layers: [][]byte{one}, files: []indexFile{fileIn("disk/a.raw", one, good)},
+		content: good}.push(t, l)
+	s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+	ref := l.ref(t, "vm/a:1")
+	st, err := s.client.Stream(t.Context(), ref, s.opt)
+	require.NoError(t, err)
+	verdict := filepath.Join(s.opt.KeepDir, wrongName(st.image.Digest))
+	require.NoError(t, st.Close())
+	require.NoError(t, os.Mkdir(verdict, 0o700))
+	_, err = s.client.Stream(t.Context(), ref, s.opt)
+	require.ErrorContains(t, err, "whether the image sha256:")
+	require.ErrorContains(t, err, filepath.Base(verdict))
+	require.NoError(t, os.Remove(verdict))
+	st, err = s.client.Stream(t.Context(), ref, s.opt)
+	require.NoError(t, err)
+	require.NoError(t, st.Close())
+}
+
 // TestPushOntoOtherTables: tables are not taken over from an image that has wrong ones, neither of
 // the disk that is compared, nor of another one beside it.
 func TestPushOntoOtherTables(t *testing.T) {
