@@ -251,7 +251,8 @@ func (k *keptSource) condemned(digest string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("whether the image %s was found wrong when it was served: %w", digest, err)
+		return fmt.Errorf("whether the image %s was found wrong when it was served: %w", digest,
+			err)
 	}
 	return fmt.Errorf("the image %s was found wrong when it was served: %s; its disks are wrong: "+
 		"remove them, and the directory %q with them, before you serve an image that was pushed "+

@@ -228,8 +228,8 @@ func TestWrongHeadersOnTheirWay(t *testing.T) {
 	require.NoError(t, img.Agree(t.Context()))
 }
 
-// TestComparisonThatCannotBeNoted: a disk can be completed although storage had no room for the note
-// that its image was compared.
+// TestComparisonThatCannotBeNoted: a disk can be completed although storage had no room for the
+// note that its image was compared.
 func TestComparisonThatCannotBeNoted(t *testing.T) {
 	good := noise(485, 1<<20)
 	one := tarOf(t, tarFile{Name: "disk/a.raw", Content: good})

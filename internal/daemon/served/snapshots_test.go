@@ -246,8 +246,8 @@ func TestEndsAtOnce(t *testing.T) {
 	}
 }
 
-// TestCloneWithOtherBlocks: a clone has the blocks of its disk. One that an earlier version has made
-// with others keeps them.
+// TestCloneWithOtherBlocks: a clone has the blocks of its disk. One that an earlier version has
+// made with others keeps them.
 func TestCloneWithOtherBlocks(t *testing.T) {
 	d := serveKept(t, 1)
 	require.NoError(t, d.snapshot(t, "1.raw", status.SnapshotCreate))
