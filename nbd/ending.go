@@ -77,7 +77,7 @@ func endOf(err error) (reason string, expected bool) {
 		return "reinstated", true
 	case errors.Is(err, errOver):
 		return "over", true
-	case errors.Is(err, errTold):
+	case errors.Is(err, errTold) || errors.Is(err, errAnother):
 		return "access_changed", true
 	case errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, syscall.ECONNRESET) ||

@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"strings"
 	"sync/atomic"
@@ -225,6 +226,15 @@ func TestGoAfterTheDiskHasChanged(t *testing.T) {
 			require.Equal(t, uint32(repErrPolicy), last[len(last)-1].kind)
 			require.Contains(t, string(last[len(last)-1].data), "that was told a moment ago")
 		})
+	}
+}
+
+// TestClientsThatComeAgain: clients that the server itself sends away, to come again, have not
+// failed: the log does not warn of them, and nobody is slowed down.
+func TestClientsThatComeAgain(t *testing.T) {
+	for _, err := range []error{errTold, errAnother, errReinstated} {
+		reason, meant := endOf(fmt.Errorf("LUN 1: %w", err))
+		require.True(t, meant, "%v: %s", err, reason)
 	}
 }
 
