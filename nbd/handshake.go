@@ -270,8 +270,8 @@ func (s *Server) find(name string) (*serving.Disk, error) {
 	if found != nil {
 		return found, nil
 	}
-	if n, err := strconv.ParseUint(name, 10, 16); err == nil && strconv.FormatUint(n, 10) == name {
-		if d := s.disks.At(uint16(n)); d != nil {
+	if n := serving.NumberIn(name); n != 0 {
+		if d := s.disks.At(n); d != nil {
 			return d, nil
 		}
 	}

@@ -101,8 +101,8 @@ func (d *Disks) named(name string) (*Disk, error) {
 			found = append(found, s)
 		}
 	}
-	if lun, err := strconv.ParseUint(name, 10, 16); err == nil && len(found) == 0 && lun > 0 {
-		if s := d.table.find(uint16(lun)); s != nil {
+	if lun := serving.NumberIn(name); lun != 0 && len(found) == 0 {
+		if s := d.table.find(lun); s != nil {
 			found = append(found, s)
 		}
 	}

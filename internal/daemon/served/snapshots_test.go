@@ -263,3 +263,16 @@ func TestCloneWithOtherBlocks(t *testing.T) {
 		require.NoError(t, d.Abandon(s))
 	}
 }
+
+// TestNumbersOfDisks: a command finds a disk by its number, as it is written in one way. Another
+// way is a name, which a volume may have or have had.
+func TestNumbersOfDisks(t *testing.T) {
+	d := serveKept(t, 1)
+	s, err := d.named("1")
+	require.NoError(t, err)
+	require.Equal(t, "1.raw", s.Name)
+	for _, name := range []string{"01", "+1", "0", ""} {
+		_, err := d.named(name)
+		require.ErrorContains(t, err, "there is no disk", name)
+	}
+}
