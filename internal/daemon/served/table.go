@@ -65,7 +65,7 @@ func (t *table) addFrom(from *Disk, disks ...plan.Disk) ([]*Disk, error) {
 	for i, d := range disks {
 		holder := t.holderLocked(d.Name, d.LUN, d.Volume)
 		if _, taken := users[d.LUN]; holder != "" && len(t.disks) > 0 && (d.LUN == 0 || !taken) {
-			return nil, &NameTakenError{Name: d.Name, LUN: d.LUN, Holder: holder}
+			return nil, &NameTakenError{Name: d.Name, LUN: d.LUN, Holder: holder, Volume: d.Volume}
 		}
 		if d.Unserved {
 			added[i] = newDisk(d)
@@ -102,6 +102,7 @@ type NameTakenError struct {
 	Name   string
 	LUN    uint16 // 0: none yet
 	Holder string // who has the name or the number
+	Volume bool   // it is a volume's disk. A new one is refused before, so this one keeps its name
 }
 
 func (e *NameTakenError) Error() string {
@@ -109,8 +110,12 @@ func (e *NameTakenError) Error() string {
 	if e.LUN != 0 {
 		what += fmt.Sprintf(", or the number %d,", e.LUN)
 	}
+	advice := "use another one"
+	if e.Volume {
+		advice = "give that one another name, or another number (lun under disks), and restart"
+	}
 	return fmt.Sprintf("%s of a disk is taken by %s: disks are found by their names and by their "+
-		"numbers, so use another one", what, e.Holder)
+		"numbers, so %s", what, e.Holder, advice)
 }
 
 // holderLocked says what has a name ("": none) or a number (0: none). "": nothing. For a volume,

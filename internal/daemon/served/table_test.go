@@ -46,6 +46,11 @@ func TestNamesAndNumbers(t *testing.T) {
 		named("x", 4, false)} {
 		_, err := all.add(one)
 		require.ErrorAs(t, err, new(*NameTakenError), one.Name)
+		advice := "so use another one"
+		if one.Volume { // an earlier version has made it
+			advice = "so give that one another name, or another number (lun under disks)"
+		}
+		require.ErrorContains(t, err, advice)
 	}
 	require.NotEmpty(t, all.holder("a.raw"))
 	require.NotEmpty(t, all.holder("1"))
