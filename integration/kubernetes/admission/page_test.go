@@ -75,7 +75,7 @@ func TestPage(t *testing.T) {
 				waited <- err
 			}()
 			time.Sleep(2 * time.Second)
-			controllers(t, p, "kubevirt-disk-system", nil)
+			controllers(t, p, "kubevirt-disk-system", []string{"pets"}) // as the manifest says
 			require.NoError(t, <-waited)
 			continue
 		}
