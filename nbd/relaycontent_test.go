@@ -95,6 +95,38 @@ func TestRelayUndoesNothing(t *testing.T) {
 	}
 }
 
+// TestRelayUndoesNothingLater: others wrote while a relay was away and its server ran on. When the
+// server is started anew later, the relay is the last that has used the disk, and still repeats no
+// write from before theirs. Once that is durable, it repeats what came afterwards.
+func TestRelayUndoesNothingLater(t *testing.T) {
+	for name, flush := range map[string]bool{"nothing is flushed": false, "a flush": true} {
+		t.Run(name, func(t *testing.T) {
+			v, n, r := away(t, serving.AccessWriteExclusive)
+			require.NoError(t, write(r, 4096, 1))
+			n.leave(t)
+			n.other(t, 4096, 2)
+			n.set(false, 0)
+			require.NoError(t, write(r, 8192, 3))
+			if flush {
+				require.NoError(t, r.Flush())
+				require.NoError(t, write(r, 8192, 4))
+			}
+			n.leave(t)
+			require.NoError(t, v.crash())
+			n.restart(t, 1, nil)
+			n.set(false, 0)
+			if err := write(r, 12288, 5); flush {
+				require.NoError(t, err)
+				requireContent(t, v, 8192, 4)
+			} else {
+				require.ErrorIs(t, err, disk.ErrFailed)
+				require.ErrorContains(t, err, "others have used the disk since")
+			}
+			requireContent(t, v, 4096, 2)
+		})
+	}
+}
+
 // TestRelayOfASharedDisk: what was acknowledged is durable, so that nothing has to be repeated. It
 // goes both ways: forwarded, and executed.
 func TestRelayOfASharedDisk(t *testing.T) {

@@ -36,7 +36,7 @@ type RemoteOptions struct {
 // cannot be reached, calls wait: it is a disk.Distant. After a broken connection it connects again
 // and repeats what was not answered. It also repeats what was answered and is not durable yet, but
 // only if the server was started anew, which may have lost that, and nobody else has used the disk
-// meanwhile. Otherwise it would undo what others have written.
+// since, also while the server ran. Otherwise it would undo what others have written.
 //
 // A disk that others may write at the same time has nothing repeated. Each change is durable there
 // before it is answered.
@@ -56,6 +56,9 @@ type Remote struct {
 	flushing atomic.Bool    // a flush in the background is under way
 	wg       sync.WaitGroup // of the goroutines in the background
 	boot     string         // of the server, which has all of kept; connect's
+	// past is the number of the first change in kept that may be repeated: after those before it
+	// others have used the disk. It is connect's.
+	past uint64
 
 	readOnly, shared atomic.Bool // as the server has told last
 
@@ -229,6 +232,9 @@ func (r *Remote) again(ctx context.Context) (*link, error) {
 		_ = l.nc.Close()
 		return nil, r.broken(err)
 	}
+	if l.shared || !l.last {
+		r.past = r.kept.mark()
+	}
 	r.begin(l)
 	if l.boot != r.boot {
 		if err = r.replay(l); err != nil {
@@ -256,7 +262,7 @@ func (r *Remote) same(now *greeting) error {
 		return errors.New("it has another content than before, such as that of a snapshot: start " +
 			"the machine again")
 	case now.boot == r.boot || r.kept.empty():
-	case now.shared || !now.last:
+	case now.shared || !now.last || r.kept.before(r.past):
 		return errors.New("its server was started anew, and writes that were acknowledged may be " +
 			"lost: they cannot be repeated, because others have used the disk since")
 	case now.readOnly():

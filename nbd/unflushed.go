@@ -161,6 +161,13 @@ func (u *unflushed) empty() bool {
 	return len(u.records) == 0
 }
 
+// before reports whether changes before a mark are not known to be durable.
+func (u *unflushed) before(mark uint64) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.records) > 0 && u.first < mark
+}
+
 // mark returns the number of the next change. A flush that begins later covers all before it.
 func (u *unflushed) mark() uint64 {
 	u.mu.Lock()
