@@ -26,6 +26,16 @@ func disagrees(format string, args ...any) error {
 		disk.ErrWrongContent, fmt.Sprintf(format, args...))
 }
 
+// tocDiffers is the error of a table of contents that says something else than its layer has, or
+// nil if why is "".
+func tocDiffers(desc descriptor, why string) error {
+	if why == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: the table of contents of the layer %s contradicts its tar archive: %s: "+
+		"push the image again", disk.ErrWrongContent, desc.Digest, why)
+}
+
 // agree compares an index with the layers of its image: a container of the image has the files of
 // the index, where the index says, and no others in the directory of the disks. Of layers that
 // have files of the index, only the headers are read, and all of them before a bad verdict. Others
@@ -238,8 +248,10 @@ func (v *verdict) condemn(err error) error {
 // wrongName is the file that says why an image must not be served.
 func wrongName(digest string) string { return "wrong-" + keptName(digest) + ".txt" }
 
-// comparedName is the file that says that the index of an image agrees with its layers.
+// comparedName is the file that says that the index of an image agrees with its layers, or the
+// table of contents of a layer with its headers. wholeName: with all of the layer.
 func comparedName(digest string) string { return "compared-" + keptName(digest) }
+func wholeName(digest string) string    { return "compared-whole-" + keptName(digest) }
 
 // condemned is the error of an image that an earlier start has found wrong, or nil.
 func (k *keptSource) condemned(digest string) error {
@@ -262,23 +274,76 @@ func (k *keptSource) condemned(digest string) error {
 // compare compares the index of the image with its layers, once, and waits for what cannot be
 // fetched now.
 func (s *Stream) compare(ctx context.Context) error {
+	return s.once(ctx, "index", []string{comparedName(s.image.Digest)}, func() error {
+		return agree(ctx, s.image.Source, s.image.Manifest.Layers, s.index)
+	})
+}
+
+// compareTOCs compares each table of contents with its layer, once, and waits as compare does.
+// Unless whole is set, only the headers of the files in the table are read.
+func (s *Stream) compareTOCs(ctx context.Context, whole bool) error {
+	for _, desc := range s.image.Manifest.Layers {
+		if !layer.HasTOC(desc) {
+			continue
+		}
+		digest := desc.Digest.String()
+		names := []string{wholeName(digest), comparedName(digest)}
+		if whole {
+			names = names[:1]
+		}
+		if err := s.once(ctx, "table of contents", names, func() error {
+			return s.compareTOC(ctx, desc, whole)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareTOC compares a table of contents with its layer.
+func (s *Stream) compareTOC(ctx context.Context, desc descriptor, whole bool) error {
+	from, err := s.image.Source.Blob(desc)
+	if err != nil {
+		return err
+	}
+	l, err := layer.ReadContents(ctx, from, layer.MaxTOCChunks, s.wrongTable)
+	if no := new(layer.Unsuited); errors.As(err, &no) { // an earlier version has taken it
+		return tocDiffers(desc, no.Why)
+	}
+	if err != nil {
+		return err
+	}
+	why, err := l.Compare(ctx, from, whole, s.opt.UnpackMemory)
+	if err != nil {
+		return err
+	}
+	return tocDiffers(desc, why)
+}
+
+// wrongTable logs a table of contents that is not what the manifest says.
+func (s *Stream) wrongTable(err error) { s.warnOf("table of contents")(err.Error()) }
+
+// once compares what describes the image twice, unless a file says that this was done: one of
+// names, of which the last is made then.
+func (s *Stream) once(ctx context.Context, what string, names []string, f func() error) error {
 	select {
 	case <-s.comparing:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	defer func() { s.comparing <- struct{}{} }()
-	name := comparedName(s.image.Digest)
-	if _, err := s.kept.dir.Stat(name); err == nil {
-		return nil
+	for _, name := range names {
+		if _, err := s.kept.dir.Stat(name); err == nil {
+			return nil
+		}
 	}
 	for pause := transport.FirstPause; ; pause = min(2*pause, transport.LongPause) {
-		err := agree(ctx, s.image.Source, s.image.Manifest.Layers, s.index)
+		err := f()
 		switch {
 		case err == nil:
 			// The disk is right, noted or not, and storage that is full now may have room soon.
-			if err := s.kept.write(name, nil); err != nil {
-				s.warnOf("index")(fmt.Sprintf("%v; it agrees with the layers, and is compared "+
+			if err := s.kept.write(names[len(names)-1], nil); err != nil {
+				s.warnOf(what)(fmt.Sprintf("%v; it agrees with the layers, and is compared "+
 					"with them again when the image is opened next", err))
 			}
 			return nil
@@ -287,7 +352,7 @@ func (s *Stream) compare(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		s.warnOf("index")(fmt.Sprintf("%v; it cannot be compared with the layers yet, next try "+
+		s.warnOf(what)(fmt.Sprintf("%v; it cannot be compared with the layers yet, next try "+
 			"in %s", err, pause))
 		if err := transport.PauseFor(ctx, pause); err != nil {
 			return err

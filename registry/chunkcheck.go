@@ -133,9 +133,22 @@ func (c *checkedChunks) Read(p []byte) (int, error) {
 
 // drain reads what is left of such content, so that all of it is checked.
 func drain(content io.Reader) error {
-	if c, ok := content.(*checkedChunks); ok {
-		_, err := io.Copy(io.Discard, c)
-		return err
+	_, err := io.Copy(io.Discard, content)
+	return err
+}
+
+// comparison begins to compare a layer with its table of contents. nil: it has none by which it
+// could be served. As in an index, only the files in the directory of the disks matter.
+func (p *puller) comparison(ctx context.Context, from *transport.Blob) (*layer.Comparison, error) {
+	if p.dir != layer.DiskDir || !layer.HasTOC(from.Desc) {
+		return nil, nil
 	}
-	return nil
+	l, err := layer.ReadContents(ctx, from, layer.MaxTOCChunks, func(error) {})
+	switch no := new(layer.Unsuited); {
+	case errors.As(err, &no):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return l.Comparison(), nil
 }

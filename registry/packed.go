@@ -71,7 +71,11 @@ func newPacked(c *cache.Cache, from *transport.Blob, p *layer.Part) (f *packed, 
 		return nil, "", errTable
 	}
 	name = fmt.Sprintf("sha256:%x", h.Sum(nil))
-	f.blob, err = c.Blob(cache.BlobOptions{Digest: name, Size: int64(len(f.units)) * f.unit,
+	// What is kept has come from this place, so that it was seen that nothing lies between chunks.
+	h.Write([]byte(from.Desc.Digest.String()))
+	h.Write(p.Table)
+	kept := fmt.Sprintf("sha256:%x", h.Sum(nil))
+	f.blob, err = c.Blob(cache.BlobOptions{Digest: kept, Size: int64(len(f.units)) * f.unit,
 		ChunkSize: f.unit, Fetch: f.fetch, Verify: f.verify})
 	return f, name, err
 }
@@ -115,20 +119,29 @@ func (f *packed) fetch(ctx context.Context, p []byte, off int64) error {
 		return nil
 	})
 	raw := make([]byte, end-begin)
+	var more error
 	unpackAll := func() error {
+		more = nil
 		_ = f.chunksOf(unit, p, func(c layer.TableChunk, p []byte) error {
-			if !c.Zeros {
-				_ = layer.Unpack(f.codec, raw[c.Off-begin:][:c.Length], c.Inner, p)
+			if c.Zeros {
+				return nil
+			}
+			err := c.Unpack(f.codec, raw[c.Off-begin:][:c.Length], p)
+			if errors.Is(err, layer.ErrMore) {
+				more = fmt.Errorf("%w: %w", err, &transport.DigestError{
+					Want: fmt.Sprintf("sha256:%x", c.Sum), Got: "none, as there is more of it"})
 			}
 			return nil
 		})
-		return f.verify(unit, p)
+		return errors.Join(f.verify(unit, p), more)
 	}
 	if n, err := f.layer.ReadChecked(ctx, raw, begin, unpackAll); n < len(raw) {
 		return transport.UnexpectedEnd(err)
 	}
-	_ = unpackAll()
-	return nil
+	if unpackAll(); f.verify(unit, p) != nil {
+		return nil
+	}
+	return more // although each chunk is right
 }
 
 // verify checks each chunk of a unit against its digest.
@@ -153,7 +166,10 @@ func (f *packed) prove(ctx context.Context, off int64) error {
 	unit := int64(f.unitOf(off))
 	again, p := *f, make([]byte, f.unit)
 	again.layer = proven(f.layer)
-	if err := again.fetch(ctx, p, unit*f.unit); err != nil {
+	switch err := again.fetch(ctx, p, unit*f.unit); {
+	case errors.Is(err, layer.ErrMore):
+		return contradicts(f.layer, err)
+	case err != nil:
 		return err
 	}
 	if err := f.verify(unit, p); err != nil {

@@ -162,9 +162,11 @@ func (s *Stream) contents(ctx context.Context, i, left int) (*layer.Contents, er
 		if err != nil {
 			return nil, err
 		}
-		return layer.ReadContents(ctx, from, left, func(err error) {
-			s.client.Warn(fmt.Sprintf("%s: table of contents: %v", s.ref, err))
-		})
+		l, err := layer.ReadContents(ctx, from, left, s.wrongTable)
+		if err == nil {
+			err = lone(desc, l.List)
+		}
+		return l, err
 	case desc.Size <= smallLayer:
 		return s.smallLayout(ctx, i)
 	}
@@ -379,10 +381,11 @@ func (s *Stream) openPart(_ context.Context, name string) (image.Source, error) 
 		return nil, fmt.Errorf("%s of %s: %w", p.Name, s.ref, err)
 	}
 	unsure, err := s.unsureOf(s.parts)
-	if err != nil || len(unsure) == 0 {
+	toc := slices.ContainsFunc(s.image.Manifest.Layers, layer.HasTOC)
+	if err != nil || len(unsure) == 0 && !toc {
 		return f, err
 	}
-	return &unsureFile{farFile: f, layers: unsure}, nil
+	return &unsureFile{farFile: f, stream: s, layers: unsure}, nil
 }
 
 // farPart opens a part, whatever the compression of its layer.

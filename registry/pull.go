@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -293,9 +294,17 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	if err != nil {
 		return in.Explain(err)
 	}
-	if plain, err := layer.IsPlain(desc, head); err != nil {
+	plain, err := layer.IsPlain(desc, head)
+	if err != nil {
 		return in.Explain(err)
-	} else if plain {
+	}
+	toc, err := p.comparison(ctx, b)
+	switch {
+	case err != nil:
+		return err
+	case plain && toc != nil:
+		return cmp.Or(in.Explain(in.Finish()), tocDiffers(desc, layer.NoArchive))
+	case plain:
 		return p.plain(ctx, i, in)
 	}
 	here := make(map[string]*file)
@@ -314,7 +323,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		}
 		f := &file{name: e.Name, layer: i, ordinal: e.Ordinal, size: e.Size}
 		here[e.Name] = f
-		content = p.checked(i, e.Name, content)
+		content = p.checked(i, e.Name, toc.Content(e, content))
 		if err := p.pass(ctx, f, content); err != nil {
 			return err
 		}
@@ -327,6 +336,9 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		err = in.Finish()
 	}
 	if err = in.Explain(err); err == nil {
+		err = tocDiffers(desc, toc.Differs(list))
+	}
+	if err == nil {
 		err = p.collect(ctx, list, i, here)
 	}
 	if err != nil {

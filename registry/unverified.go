@@ -220,9 +220,11 @@ func (s section) Has(off, length int64) bool {
 
 func (s section) run(off, length int64) (int64, bool) { return min(length, s.size-off), false }
 
-// unsureFile is a file of an image with layers that are not verified yet.
+// unsureFile is a file of an image with layers that are not verified yet, or that have tables of
+// contents.
 type unsureFile struct {
 	*farFile
+	stream *Stream
 	layers []*unverified
 }
 
@@ -234,16 +236,19 @@ func (f *unsureFile) Unverified() bool {
 	})
 }
 
-// Agree does nothing: nothing in such an image is described twice.
-func (f *unsureFile) Agree(context.Context) error { return nil }
+// Agree compares the tables of contents with the headers in their layers.
+func (f *unsureFile) Agree(ctx context.Context) error {
+	return f.stream.compareTOCs(ctx, false)
+}
 
+// Verify also compares the tables of contents with all of their layers.
 func (f *unsureFile) Verify(ctx context.Context) error {
 	for _, u := range f.layers {
 		if err := u.verify(ctx); err != nil {
 			return err
 		}
 	}
-	return nil
+	return f.stream.compareTOCs(ctx, true)
 }
 
 // open opens the file from off on in the layer.

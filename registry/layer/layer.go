@@ -90,13 +90,12 @@ func (r *Reader) Finish() error {
 }
 
 // Explain finds the cause of an error while reading the layer. Content that makes no sense was
-// perhaps changed on its way: then its digest is wrong.
+// perhaps changed on its way, or did not all come: then it is not the content's error.
 func (r *Reader) Explain(err error) error {
 	var content *contentError
-	var digest *transport.DigestError
 	if errors.As(err, &content) {
-		if _, rest := io.Copy(io.Discard, r.raw); errors.As(rest, &digest) {
-			return digest
+		if _, rest := io.Copy(io.Discard, r.raw); rest != nil {
+			return rest
 		}
 	}
 	return err
@@ -186,18 +185,18 @@ func ReadTar(r io.Reader, dir string,
 			return nil, &contentError{fmt.Errorf("its tar archive cannot be read: %w", err)}
 		}
 		if n == maxEntries {
-			return nil, fmt.Errorf("it has more than %d files", maxEntries)
+			return nil, &contentError{fmt.Errorf("it has more than %d files", maxEntries)}
 		}
 		name, err := cleanName(h.Name, dir)
 		if err != nil {
-			return nil, err
+			return nil, &contentError{err}
 		}
 		e := entryOf(h, name, n)
 		if h.Size < 0 || h.Size > 1<<60 {
-			return nil, fmt.Errorf("%.100q has a size of %d bytes", name, h.Size)
+			return nil, &contentError{fmt.Errorf("%.100q has a size of %d bytes", name, h.Size)}
 		}
 		if err := list.note(e); err != nil {
-			return nil, err
+			return nil, &contentError{err}
 		}
 		if visit != nil && e.Kind == EntryFile &&
 			!strings.HasPrefix(path.Base(name), whiteoutPrefix) {

@@ -28,6 +28,9 @@ type TableChunk struct {
 	Size   int64 // bytes
 	Sum    [DigestSize]byte
 	Zeros  bool // it has nothing but zeros; length and sum are 0, and it may be larger than a unit
+	// Alone: the next chunk of the file begins where this one's compressed data ends, so there is
+	// nothing else in that
+	Alone bool
 }
 
 // TableEntry is the size of a chunk in part.Table: off, and 4 bytes each for the other numbers,
@@ -43,6 +46,9 @@ func (p *Part) setTable(table []TableChunk, next, end int64) error {
 		if i < len(table)-1 && table[i+1].Off > c.Off {
 			next = table[i+1].Off
 		}
+		if i < len(table)-1 && !c.follows(&table[i+1]) {
+			return &Unsuited{"has chunks that do not follow each other"}
+		}
 		if c.Zeros {
 			continue
 		}
@@ -53,6 +59,9 @@ func (p *Part) setTable(table []TableChunk, next, end int64) error {
 		}
 		if c.Length <= 0 {
 			return fmt.Errorf("a chunk of %.100q has no bytes in the layer", p.Name)
+		}
+		if i < len(table)-1 && table[i+1].Off > c.Off && c.Length < next-c.Off {
+			return &Unsuited{"has chunks with other data between them"}
 		}
 	}
 	for _, c := range table {
@@ -69,12 +78,23 @@ func (p *Part) setTable(table []TableChunk, next, end int64) error {
 	return nil
 }
 
+// follows reports whether next may be the chunk behind c: where the archive goes on, or at the
+// beginning of other compressed data.
+func (c *TableChunk) follows(next *TableChunk) bool {
+	if next.Off > c.Off {
+		return next.Inner == 0
+	}
+	return c.Zeros && next.Zeros || next.Inner == c.Inner+c.Size
+}
+
 func ChunkAt(table []byte, i int) TableChunk {
 	p := table[i*TableEntry:]
 	number := func(at int) int64 { return int64(binary.LittleEndian.Uint32(p[at:])) }
-	return TableChunk{Off: int64(binary.LittleEndian.Uint64(p)), Length: number(8),
+	c := TableChunk{Off: int64(binary.LittleEndian.Uint64(p)), Length: number(8),
 		Inner: number(12), Size: number(16), Sum: [DigestSize]byte(p[20:TableEntry]),
 		Zeros: number(8) == 0}
+	c.Alone = len(p) >= 2*TableEntry && int64(binary.LittleEndian.Uint64(p[TableEntry:])) > c.Off
+	return c
 }
 
 // unpacker decompresses chunks into a buffer that it never enlarges. So a chunk's size bounds the
@@ -85,8 +105,13 @@ var unpacker = sync.OnceValue(func() *zstd.Decoder {
 	return z
 })
 
-// Unpack fills p with the decompressed bytes of raw behind the first inner bytes.
-func Unpack(codec string, raw []byte, inner int64, p []byte) error {
+// ErrMore is compressed data that has more than the chunk that is alone in it. A program that reads
+// the archive would see it in the file.
+var ErrMore = errors.New("a chunk has more data than its table of contents says")
+
+// Unpack fills p with the decompressed bytes of raw, the data of the chunk.
+func (c *TableChunk) Unpack(codec string, raw []byte, p []byte) error {
+	inner := c.Inner
 	if codec == codecZstd {
 		// A part of the next chunk may follow.
 		all, err := unpacker().DecodeAll(raw, make([]byte, 0, inner+int64(len(p))))
@@ -94,6 +119,9 @@ func Unpack(codec string, raw []byte, inner int64, p []byte) error {
 			return errors.Join(io.ErrUnexpectedEOF, err)
 		}
 		copy(p, all[inner:])
+		if c.Alone && err != nil {
+			return ErrMore
+		}
 		return nil
 	}
 	z, err := gzip.NewReader(bytes.NewReader(raw))
@@ -103,6 +131,11 @@ func Unpack(codec string, raw []byte, inner int64, p []byte) error {
 	if _, err := io.CopyN(io.Discard, z, inner); err != nil {
 		return err
 	}
-	_, err = io.ReadFull(z, p)
-	return err
+	if _, err = io.ReadFull(z, p); err != nil || !c.Alone {
+		return err
+	}
+	if n, err := z.Read(make([]byte, 1)); n > 0 || err != io.EOF {
+		return ErrMore
+	}
+	return nil
 }

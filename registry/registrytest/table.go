@@ -35,7 +35,8 @@ const (
 // Table makes a layer that is compressed in chunks, with a table of contents.
 type Table struct {
 	Codec   string
-	Chunk   int // bytes of a file that are compressed together
+	Chunk   int // bytes of a file that have a digest
+	Members int // chunks of a file that are compressed together; 0: one
 	Entries []map[string]any
 	out     bytes.Buffer
 }
@@ -76,14 +77,18 @@ func (w *Table) Add(t testing.TB, f TarFile) {
 		first["linkName"] = f.Link
 	}
 	w.Entries = append(w.Entries, first)
+	at, together := 0, w.Chunk*max(w.Members, 1)
 	for off := 0; off < len(f.Content); off += w.Chunk {
+		if off%together == 0 {
+			at = w.member(t, f.Content[off:min(off+together, len(f.Content))])
+		}
 		e := first
 		if off > 0 {
 			e = map[string]any{"name": f.Name, "type": "chunk", "chunkOffset": off}
 			w.Entries = append(w.Entries, e)
 		}
 		p := f.Content[off:min(off+w.Chunk, len(f.Content))]
-		e["offset"], e["chunkDigest"] = w.member(t, p), DigestText(p)
+		e["offset"], e["innerOffset"], e["chunkDigest"] = at, off%together, DigestText(p)
 		if w.Chunk < len(f.Content) && off+w.Chunk < len(f.Content) {
 			e["chunkSize"] = len(p) // the last one goes up to the end
 		}

@@ -2,12 +2,8 @@ package transport
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/sha512"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"net/http"
 	"net/url"
@@ -129,67 +125,6 @@ func (b *Blob) Fill(ctx context.Context, p []byte, off int64) error {
 	}
 	return UnexpectedEnd(err)
 }
-
-// Verified reads the whole blob. Its end is io.EOF only if the digest is right, and otherwise a
-// *DigestError.
-func (b *Blob) Verified(ctx context.Context) io.ReadCloser {
-	v := &verifier{inner: b.Stream(ctx, 0, b.Desc.Size), hash: sha256.New(), of: b}
-	if b.sum512 != "" {
-		v.hash512 = sha512.New()
-	}
-	return v
-}
-
-// Read has the whole blob read, and verifies it.
-func (b *Blob) Read(ctx context.Context, read func(in io.Reader) error) error {
-	in := b.Verified(ctx)
-	err := read(in)
-	if _, wrong := io.Copy(io.Discard, in); wrong != nil {
-		err = wrong // so read may have seen wrong content
-	}
-	return errors.Join(err, in.Close())
-}
-
-type verifier struct {
-	inner   run
-	hash    hash.Hash
-	hash512 hash.Hash // nil: only the SHA-256 is known
-	of      *Blob
-}
-
-func (v *verifier) Read(p []byte) (int, error) {
-	n, err := v.inner.Read(p)
-	v.hash.Write(p[:n])
-	if v.hash512 != nil {
-		v.hash512.Write(p[:n])
-	}
-	if err == io.EOF {
-		if wrong := v.wrong(); wrong != nil {
-			v.inner.Doubt(func() error { return wrong })
-			return n, wrong
-		}
-	}
-	return n, err
-}
-
-// wrong compares the digest of all that was read.
-func (v *verifier) wrong() error {
-	if v.hash512 != nil {
-		if got := hex.EncodeToString(v.hash512.Sum(nil)); got != v.of.sum512 {
-			return &DigestError{Want: "sha512:" + v.of.sum512, Got: "sha512:" + got}
-		}
-	}
-	got, want := DigestIn(v.hash), v.of.Desc.Digest.String()
-	if v.of.learned != nil {
-		want = v.of.learned.orFirst(got)
-	}
-	if got != want {
-		return &DigestError{Want: want, Got: got}
-	}
-	return nil
-}
-
-func (v *verifier) Close() error { return v.inner.Close() }
 
 // fetch reads a range of a blob in a registry. It replaces a broken connection, and goes on where
 // that ended.

@@ -1,0 +1,256 @@
+package registry
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/disk"
+	"kubevirt.io/disk/disk/image"
+	"kubevirt.io/disk/registry/registrytest"
+	"kubevirt.io/disk/registry/transport"
+)
+
+// tocCase is a layer whose table of contents may say something else than its archive.
+type tocCase struct {
+	make func(t *testing.T, w *registrytest.Table)
+	// right: it says the same. late: only who reads all of the layer finds the difference.
+	right, late bool
+}
+
+func tocCases(codec string, good, evil []byte) map[string]tocCase {
+	a := tarFile{Name: "disk/a.img", Content: good}
+	hide := func(t *testing.T, w *registrytest.Table, f tarFile) { // from the table
+		n := len(w.Entries)
+		w.Add(t, f)
+		w.Entries = w.Entries[:n]
+	}
+	cases := map[string]tocCase{
+		"right": {make: func(t *testing.T, w *registrytest.Table) { w.Add(t, a) }, right: true},
+		"right, among others": {make: func(t *testing.T, w *registrytest.Table) {
+			for _, f := range []tarFile{{Name: "disk/", Kind: tar.TypeDir},
+				{Name: "disk/.wh.old"}, {Name: "disk/.wh..wh..opq"}, {Name: "etc/a", Content: evil},
+				{Name: "disk/b/one", Content: []byte("1")}, a,
+				{Name: "disk/zero.img", Content: make([]byte, 700<<10)}, {Name: "disk/b/empty"},
+				{Name: "disk/two.img", Content: evil}, {Name: "etc/b", Content: evil},
+				{Name: "disk/l.img", Kind: tar.TypeLink, Link: "disk/a.img"}} {
+				w.Add(t, f)
+			}
+		}, right: true},
+		"right, a name twice": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, tarFile{Name: "disk/a.img", Content: evil})
+			w.Add(t, a)
+		}, right: true},
+		"a disk that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			hide(t, w, tarFile{Name: "disk/b.img", Content: evil})
+		}},
+		"a disk before it that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
+			hide(t, w, tarFile{Name: "disk/b.img", Content: evil})
+			w.Add(t, a)
+		}},
+		"another file of the name behind it": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			hide(t, w, tarFile{Name: "./disk/a.img", Content: evil})
+		}},
+		"a link that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			hide(t, w, tarFile{Name: "disk/b.img", Kind: tar.TypeLink, Link: "disk/a.img"})
+		}},
+		"a whiteout that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
+			hide(t, w, tarFile{Name: "disk/.wh.b.img"})
+			w.Add(t, a)
+		}},
+		"an opaque directory that it lacks": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			hide(t, w, tarFile{Name: "disk/.wh..wh..opq"})
+		}},
+		"a symbolic link in place of the directory": {
+			make: func(t *testing.T, w *registrytest.Table) {
+				w.Add(t, a)
+				hide(t, w, tarFile{Name: "disk", Kind: tar.TypeSymlink, Link: "etc"})
+			}},
+		"a whiteout that only it has": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			w.Entries = append(w.Entries, map[string]any{"name": "disk/.wh.b.img", "type": "reg"})
+		}},
+		"a file that only it has": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			w.Entries = append(w.Entries, map[string]any{"name": "disk/b.img", "type": "hardlink",
+				"linkName": "disk/a.img"})
+		}},
+		"another name": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, tarFile{Name: "disk/b.img", Content: good})
+			for _, e := range w.Entries {
+				e["name"] = "disk/a.img"
+			}
+		}},
+		"another kind": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			w.Add(t, tarFile{Name: "disk/l", Kind: tar.TypeLink, Link: "disk/a.img"})
+			w.Add(t, tarFile{Name: "disk/m", Kind: tar.TypeDir})
+			w.Entries[len(w.Entries)-1] = map[string]any{"name": "disk/m", "type": "hardlink",
+				"linkName": "disk/a.img"}
+		}},
+		"the place of another file": {make: func(t *testing.T, w *registrytest.Table) {
+			hide(t, w, tarFile{Name: "disk/a.img", Content: evil})
+			w.Add(t, tarFile{Name: "usr/notes", Content: good})
+			for _, e := range w.Entries {
+				e["name"] = "disk/a.img"
+			}
+		}},
+		"a part of the file": {make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			w.Entries[0]["size"] = w.Chunk
+			w.Entries = w.Entries[:1]
+		}},
+		"a name twice, of which it has the first": {
+			make: func(t *testing.T, w *registrytest.Table) {
+				w.Add(t, a)
+				n := len(w.Entries)
+				w.Add(t, tarFile{Name: "disk/a.img", Content: evil})
+				w.Entries = w.Entries[:n]
+			}},
+	}
+	if codec == registrytest.Zstd {
+		cases["zeros that are none"] = tocCase{make: func(t *testing.T, w *registrytest.Table) {
+			w.Add(t, a)
+			w.Entries[1]["chunkType"] = "zeros"
+		}, late: true}
+	}
+	return cases
+}
+
+// TestOneDigestOneTable: what pull writes of a layer with a table of contents is what a guest
+// reads. A layer whose table says something else than its archive is refused by who pulls it, and
+// fails the disks of who serves it, also at the next start.
+func TestOneDigestOneTable(t *testing.T) {
+	good, evil := noise(491, 1<<20), noise(492, 1<<20)
+	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
+		for name, c := range tocCases(codec, good, evil) {
+			t.Run(codec+", "+name, func(t *testing.T) {
+				w := &registrytest.Table{Codec: codec, Chunk: 256 << 10}
+				if codec == registrytest.Gzip && c.right {
+					w.Members = 3
+				}
+				c.make(t, w)
+				content, annotations := w.Layer(t, w.Entries)
+				l := newLying(t)
+				l.Annotated(t, content, annotations)
+				ref := l.ref(t, "vm/a:1")
+				client := newClient(t, l.options())
+				for _, path := range []string{"", "a.img"} {
+					to := t.TempDir()
+					_, _, err := client.Pull(t.Context(), ref, to, PullOptions{Path: path})
+					if c.right {
+						require.NoError(t, err)
+						continue
+					}
+					require.ErrorIs(t, err, disk.ErrWrongContent, "pull %q", path)
+					emptyDir(t, to)
+				}
+				s := newStreaming(t, client, t.TempDir(), t.TempDir())
+				serveTable(t, s, ref, c, good)
+			})
+		}
+	}
+}
+
+func serveTable(t *testing.T, s *streaming, ref transport.Reference, c tocCase, good []byte) {
+	st, err := s.client.Stream(t.Context(), ref, s.opt)
+	require.NoError(t, err)
+	img, err := st.Open(t.Context(), "a.img", image.Options{})
+	require.NoError(t, err)
+	switch err := img.Agree(t.Context()); {
+	case c.right:
+		require.NoError(t, err)
+		require.NoError(t, img.Verify(t.Context()))
+		require.True(t, bytes.Equal(good, contentOf(t, img)))
+	case c.late:
+		require.NoError(t, err)
+		require.ErrorIs(t, img.Verify(t.Context()), disk.ErrWrongContent)
+	default:
+		require.ErrorIs(t, err, disk.ErrWrongContent)
+	}
+	if !c.right {
+		_, err = img.ReadAt(make([]byte, 512), 0)
+		require.ErrorIs(t, err, disk.ErrWrongContent)
+	}
+	require.NoError(t, img.Close())
+	require.NoError(t, st.Close())
+	if _, err = s.client.Stream(t.Context(), ref, s.opt); !c.right {
+		require.ErrorContains(t, err, "was found wrong")
+	}
+}
+
+// TestTableHeadersOnly: comparing fetches neither the content of disks nor, once it is done,
+// anything.
+func TestTableHeadersOnly(t *testing.T) {
+	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
+		w := &registrytest.Table{Codec: codec, Chunk: 256 << 10}
+		for _, name := range []string{"disk/a.img", "disk/b.img"} {
+			w.Add(t, tarFile{Name: name, Content: noise(493, 8<<20)})
+		}
+		content, annotations := w.Layer(t, w.Entries)
+		l := newLying(t)
+		l.Annotated(t, content, annotations)
+		s := newStreaming(t, newClient(t, l.options()), t.TempDir(), t.TempDir())
+		img := s.disk(t, s.open(t, l.ref(t, "vm/a:1")), "a.img")
+		l.SentSince()
+		require.NoError(t, img.Agree(t.Context()))
+		require.Less(t, l.SentSince(), int64(2<<20))
+		require.NoError(t, img.Agree(t.Context()))
+		require.Zero(t, l.SentSince())
+		require.NoError(t, img.Verify(t.Context()))
+		require.GreaterOrEqual(t, l.SentSince(), int64(len(content)))
+		require.NoError(t, img.Verify(t.Context()))
+		require.Zero(t, l.SentSince())
+	}
+}
+
+// TestTableWithOtherDataBetween: where the archive has more data between two chunks than the table
+// says, no guest sees what the table says: also if the cache has the same chunks of another image.
+func TestTableWithOtherDataBetween(t *testing.T) {
+	const chunk = 256 << 10
+	good := noise(494, 4*chunk)
+	for _, codec := range []string{registrytest.Gzip, registrytest.Zstd} {
+		for _, between := range [][]byte{make([]byte, 3*chunk), noise(495, 3*chunk)} {
+			right := &registrytest.Table{Codec: codec, Chunk: chunk}
+			right.Add(t, tarFile{Name: "disk/a.img", Content: good})
+			inArchive := append(bytes.Clone(good[:chunk]), between...)
+			wrong := &registrytest.Table{Codec: codec, Chunk: chunk}
+			wrong.Add(t, tarFile{Name: "disk/a.img", Content: inArchive})
+			wrong.Entries = wrong.Entries[:1]
+			wrong.Add(t, tarFile{Name: "usr/notes", Content: good})
+			wrong.Entries = append(wrong.Entries[:1], wrong.Entries[2:]...)
+			for _, e := range wrong.Entries {
+				e["name"] = "disk/a.img"
+			}
+			delete(wrong.Entries[0], "endOffset")
+
+			cached, seen := t.TempDir(), 0
+			for _, w := range []*registrytest.Table{right, wrong} {
+				l := newLying(t)
+				content, annotations := w.Layer(t, w.Entries)
+				l.Annotated(t, content, annotations)
+				s := newStreaming(t, newClient(t, l.options()), cached, t.TempDir())
+				st, err := s.client.Stream(t.Context(), l.ref(t, "vm/a:1"), s.opt)
+				if errors.Is(err, disk.ErrWrongContent) {
+					require.Same(t, wrong, w)
+					continue
+				}
+				require.NoError(t, err)
+				img, err := st.Open(t.Context(), "a.img", image.Options{})
+				require.NoError(t, err)
+				want := map[*registrytest.Table][]byte{right: good, wrong: inArchive}[w]
+				require.True(t, bytes.Equal(want, contentOf(t, img)))
+				seen++
+				require.NoError(t, errors.Join(img.Close(), st.Close()))
+			}
+			require.Positive(t, seen)
+		}
+	}
+}
