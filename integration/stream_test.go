@@ -415,7 +415,8 @@ func TestStreamRefuses(t *testing.T) {
 		"in place": {streaming("", s.address, "none"), "cannot be served in place"},
 		"twice": {streaming("", s.address, "clone", "--image="+s.address+"/vm/fedora:42"),
 			"named twice"},
-		"no reference":    {config{args: []string{"--image=ftp://x/y"}}, "write an https:// address"},
+		"no reference": {config{args: []string{"--image=ftp://x/y"}},
+			"write an https:// address"},
 		"an unknown disk": {config{args: []string{"--image=https://x/y"}}, "has no digest"},
 		"disk settings of none": {streaming("", s.address, "clone", "--config="+
 			writeConfig(t, "disks: {other.qcow2: {lun: 7}}\n")), "there is no such image"},
