@@ -4,7 +4,9 @@ import (
 	"errors"
 	"runtime"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -98,4 +100,43 @@ func TestEachRequestWaitsForItsOwner(t *testing.T) {
 	close(store.gate)
 	<-first
 	require.True(t, <-second)
+}
+
+// TestOwnerThatCannotBeStored: storage is full when a disk gets its owner. Requests go on, and who
+// uses the disk is stored when that works again.
+func TestOwnerThatCannotBeStored(t *testing.T) {
+	store := &fullShelf{shelf: shelf{data: map[string][]byte{}}, full: true}
+	s, d := served(t, func(o *Options) { o.Store = store })
+	require.True(t, s.Attach("iqn.2026-01.test:a").Claim(d))
+	for range 10 {
+		s.KeepOwner(d)
+	}
+	require.Equal(t, 1, store.tries, "not each request tries again")
+	require.Empty(t, store.data)
+	later := func() { d.unkept.Load().again = time.Now() }
+	later()
+	s.KeepOwner(d)
+	require.Equal(t, 2, store.tries)
+	store.full = false
+	later()
+	for range 10 {
+		s.KeepOwner(d)
+	}
+	require.Equal(t, 3, store.tries)
+	require.Contains(t, string(store.data[storedHandover]), "iqn.2026-01.test:a")
+}
+
+// fullShelf is a shelf that may be full.
+type fullShelf struct {
+	shelf
+	full  bool
+	tries int
+}
+
+func (s *fullShelf) Save(name string, data []byte) error {
+	s.tries++
+	if s.full {
+		return syscall.ENOSPC
+	}
+	return s.shelf.Save(name, data)
 }

@@ -89,8 +89,10 @@ type Disk struct {
 	resizing sync.Mutex
 
 	handing sync.Mutex // held for a whole change of who may use the disk; it may wait for the store
-	// kept is the owner that keepOwner has handled last; written under handing
+	// kept is the owner that KeepOwner has stored; written under handing
 	kept atomic.Pointer[Peer]
+	// unkept is the owner that could not be stored; nil: there is none. Written under handing.
+	unkept atomic.Pointer[unkept]
 	// handover says who is admitted beside the owner, and who is fenced. Never nil; written under
 	// handing and Disks.mu.
 	handover atomic.Pointer[handoverState]

@@ -128,9 +128,13 @@ func (d *Disk) saveHandover(next *handoverState) error {
 // KeepOwner stores the name of the disk's owner if it has changed. The next handover has to fence
 // that owner even if it has not been seen since a restart. Requests that have claimed the disk call
 // this before they are answered; Claim itself waits for no storage. If saving fails, service goes
-// on: the name only matters after a restart.
+// on, because the name only matters after a restart, and a request tries again when keepEvery is
+// over.
 func (s *Disks) KeepOwner(d *Disk) {
 	if !d.exclusive.Load() || d.Store == nil || d.owner.Load() == d.kept.Load() {
+		return
+	}
+	if u := d.unkept.Load(); u != nil && u.owner == d.owner.Load() && time.Now().Before(u.again) {
 		return
 	}
 	d.handing.Lock()
@@ -140,8 +144,8 @@ func (s *Disks) KeepOwner(d *Disk) {
 	if d.kept.Load() == owner {
 		return
 	}
-	defer d.kept.Store(owner) // not before it is stored: others of the owner's requests wait for it
 	if next.Owner == owner.name {
+		d.kept.Store(owner)
 		return
 	}
 	next.Owner = owner.name
@@ -151,16 +155,33 @@ func (s *Disks) KeepOwner(d *Disk) {
 		err = d.Store.Save(storedHandover, data)
 	}
 	if err != nil {
-		s.log.Warn("who uses the LUN could not be saved: a handover fences this initiator only "+
-			"if it comes before the daemon is restarted, or this "+
-			"initiator has used the LUN again by then", zap.Uint16("lun", d.Number),
-			zap.String("initiator", owner.name), zap.Error(err))
+		before := d.unkept.Swap(&unkept{owner, time.Now().Add(keepEvery)})
+		if before == nil || before.owner != owner {
+			s.log.Warn("who uses the LUN cannot be saved: until it is, a handover fences this "+
+				"initiator only if it comes before the daemon is restarted, or this initiator has "+
+				"used the LUN again by then", zap.Uint16("lun", d.Number),
+				zap.String("initiator", owner.name), zap.Error(err))
+		}
 		return
 	}
+	if d.unkept.Swap(nil) != nil {
+		s.log.Info("who uses the LUN is saved again", zap.Uint16("lun", d.Number),
+			zap.String("initiator", owner.name))
+	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	d.handover.Store(&next)
+	s.mu.Unlock()
+	d.kept.Store(owner) // not before it is stored: others of the owner's requests wait for it
 }
+
+// unkept is an owner that could not be stored, and from when on a request tries again.
+type unkept struct {
+	owner *Peer
+	again time.Time
+}
+
+// keepEvery is how long requests go on after an owner could not be stored, until one tries again.
+const keepEvery = time.Second
 
 // restoreHandover loads the stored state. A disk that was open is open again. It still belongs to
 // its owner, which has no session yet. Unless the disk is open, others can claim it as if that
