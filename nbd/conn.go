@@ -55,6 +55,7 @@ type conn struct {
 	posted *link
 	weight int
 	long   atomic.Int32 // long requests that are executed; see enter
+	blind  atomic.Bool  // its reader executes one more, and does not see the connection's end
 	used   atomic.Bool  // the disk has been accessed
 	lost   atomic.Bool  // it has ended, and not because the client said that it is done
 	// sessionName is what the client calls the connections of which it uses one at a time, the
@@ -194,6 +195,8 @@ type run struct {
 	buf  *memory.Buffer // of the request
 	more []*memory.Buffer
 	long bool // it counts in conn.long
+	// blind says that the run has set conn.blind
+	blind bool
 	// receiving says that a part of the request's payload is still to come
 	receiving bool
 	arrived   time.Time // when the request did
@@ -300,6 +303,10 @@ func (run *run) forget() {
 	if run.long {
 		run.long = false
 		run.c.long.Add(-1)
+	}
+	if run.blind {
+		run.blind = false
+		run.c.blind.Store(false)
 	}
 	if !run.r.Waited() {
 		return

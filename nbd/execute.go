@@ -286,6 +286,8 @@ func (run *run) enter() {
 	if run.req.length > longRequest && !run.long {
 		if run.long = run.c.long.Add(1) <= maxLong; !run.long {
 			run.c.long.Add(-1)
+			run.blind = true
+			run.c.blind.Store(true)
 			return
 		}
 	}

@@ -16,11 +16,12 @@ import (
 // busyDisk notes how many reads there were at once. They wait at the gate.
 type busyDisk struct {
 	disk.Disk
-	gate      chan struct{}
-	now, most atomic.Int32
+	gate             chan struct{}
+	now, most, calls atomic.Int32
 }
 
 func (d *busyDisk) ReadAt(p []byte, off int64) (int, error) {
+	d.calls.Add(1)
 	now := d.now.Add(1)
 	defer d.now.Add(-1)
 	for most := d.most.Load(); now > most && !d.most.CompareAndSwap(most, now); {
@@ -59,4 +60,26 @@ func TestLongRequestsAreFew(t *testing.T) {
 		c.good(a)
 	}
 	require.LessOrEqual(t, d.most.Load(), int32(maxLong+1+others))
+}
+
+// TestClientThatLeavesLongRequests: of a client that is gone, nothing is executed any more, and it
+// has no session, also when its reader executes one of its long requests.
+func TestClientThatLeavesLongRequests(t *testing.T) {
+	d := &busyDisk{Disk: disktest.NewMemory(2 * longRequest), gate: make(chan struct{})}
+	v := serve(t, 1, func(o *serving.Options) { o.Disk, o.Access = d, serving.AccessWriteShared })
+	opened := sync.OnceFunc(func() { close(d.gate) })
+	t.Cleanup(opened)
+	c := v.open(t, "", extended)
+	for range 40 {
+		c.send(c.request(cmdCache, 0, 0, 2*longRequest, nil))
+	}
+	testtool.Eventually(t, func() bool { return d.now.Load() >= maxLong+1 }, "a few are executed")
+	v.endLeft()
+	require.Len(t, v.Sessions(), 1, "it is still there")
+	require.NoError(t, c.Close())
+	v.endLeft()
+	before := d.calls.Load()
+	opened()
+	testtool.Eventually(t, func() bool { return len(v.Sessions()) == 0 }, "it has gone")
+	require.Equal(t, before, d.calls.Load(), "each that was begun ends at its next piece")
 }

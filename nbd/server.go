@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"slices"
@@ -192,7 +193,21 @@ func (s *Server) watchClients() {
 				s.endStill(now.Add(-patience))
 			}
 			s.endSilent(deadAfter)
+			s.endLeft()
 		}
+	}
+}
+
+// endLeft ends the connections whose client has gone while their reader, which would see that,
+// executes a long request.
+func (s *Server) endLeft() {
+	s.mu.Lock()
+	conns := s.allLocked(func(c *conn) bool {
+		return c.blind.Load() && socket.HungUp(c.network())
+	})
+	s.mu.Unlock()
+	for _, c := range conns {
+		c.fail(io.EOF)
 	}
 }
 

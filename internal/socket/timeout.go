@@ -2,6 +2,7 @@ package socket
 
 import (
 	"net"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,23 +21,41 @@ var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second,
 // stopped, whose machine is alive and whose buffers are full. C is a TCP connection, or the Socket
 // of one; of any other, and of one that is closed, nobody knows.
 func Silent(c net.Conn, d time.Duration) (silent bool) {
-	look := func(fd uintptr) {
+	if _, ok := c.RemoteAddr().(*net.TCPAddr); !ok {
+		return false
+	}
+	look(c, func(fd uintptr) {
 		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 		silent = err == nil && unanswered(info) && millis(info.Last_ack_recv) >= d
-	}
+	})
+	return silent
+}
+
+// HungUp reports whether the peer has closed its side of a connection, as a reader would learn when
+// it has taken what came before. Of a connection without a descriptor, or a closed one, nobody knows.
+func HungUp(c net.Conn) (gone bool) {
+	look(c, func(fd uintptr) {
+		polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(polled, 0)
+		gone = err == nil && n > 0
+	})
+	return gone
+}
+
+// look calls f with the descriptor of a connection, if it has one.
+func look(c net.Conn, f func(fd uintptr)) {
 	switch c := c.(type) {
 	case *Socket:
 		c.mu.RLock()
 		defer c.mu.RUnlock()
-		if _, ok := c.remote.(*net.TCPAddr); ok && c.fd >= 0 {
-			look(uintptr(c.fd))
+		if c.fd >= 0 {
+			f(uintptr(c.fd))
 		}
-	case *net.TCPConn:
+	case syscall.Conn:
 		if raw, err := c.SyscallConn(); err == nil {
-			_ = raw.Control(look)
+			_ = raw.Control(f)
 		}
 	}
-	return silent
 }
 
 // SetUserTimeout ends a connection when the peer's machine has acknowledged nothing that was sent
