@@ -221,6 +221,7 @@ func TestRelayOfRevertedDisk(t *testing.T) {
 	require.ErrorIs(t, err, disk.ErrFailed)
 	require.ErrorContains(t, err, "another content than before")
 	requireContent(t, v, 0, 9)
+	testtool.Eventually(t, func() bool { return len(n.Sessions()) == 0 }, "the server knows")
 	requireContent(t, n.remote(t), 0, 9)
 }
 
