@@ -87,7 +87,7 @@ func (n *Node) move(t *testing.T, other *Node, image string) {
 	require.FileExists(t, filepath.Join(other.Dir, "fresh/disk.img"))
 }
 
-// allow gives the installed manifest the rights from the chart's localDisks.move and
+// allow gives the installed manifest the rights and flags from the chart's localDisks.move and
 // persistentVolumes.create. The policies of the manifest know its image by its short name.
 func (n *Node) allow(t *testing.T) {
 	t.Helper()
@@ -99,7 +99,8 @@ func (n *Node) allow(t *testing.T) {
 		{"op": "add", "path": "/rules/-", "value":
 			{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}}]`)
 	n.Kubectl(t, "patch", "deployment", name, "-n", system, "--type=json", "-p", `[{"op": "add",
-		"path": "/spec/template/spec/containers/0/args/-", "value": "--move-image=`+
+		"path": "/spec/template/spec/containers/0/args/-", "value": "--persistent-volumes"},
+		{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--move-image=`+
 		strings.TrimPrefix(controllerImage, "docker.io/library/")+`"}]`)
 	n.Kubectl(t, "rollout", "status", "deployment/"+name, "-n", system, "--timeout=5m")
 }
