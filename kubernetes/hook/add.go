@@ -201,11 +201,9 @@ func (e *edit) bootOrder(w *wish) (uint, error) {
 
 // bootOrders are those that are taken. byKind says that the domain boots by kinds of devices.
 func (e *edit) bootOrders() (orders map[string]bool, byKind bool) {
-	if e.devices != nil {
-		for _, device := range e.devices.children {
-			if order := device.child("boot").attribute("order"); order != "" {
-				e.orders[order] = true
-			}
+	for _, device := range e.deviceElements() {
+		if order := device.child("boot").attribute("order"); order != "" {
+			e.orders[order] = true
 		}
 	}
 	return e.orders, e.root.child("os").child("boot") != nil

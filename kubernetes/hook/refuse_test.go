@@ -159,6 +159,11 @@ func TestMigrationOfADiskElsewhere(t *testing.T) {
 func FuzzEdit(f *testing.F) {
 	f.Add(before, "bus", "scsi")
 	f.Add(before, "replace.a", "root")
+	// What a replaced disk had as its source must not decide what the others get.
+	f.Add(strings.NewReplacer(`type="file" model`, `type="f le" model`, "vda", "vKa").Replace(before),
+		"replace.a", "root")
+	f.Add(strings.Replace(before, `<format type="raw"/>`, `<format type="raw"/><source startupPolicy=`+
+		`"x" index="y"/>`, 1), "replace.a", "root")
 	f.Add(`<domain/>`, "boot-order.a", "2")
 	f.Add("<?xml version='1.0'?><!DOCTYPE x><domain>\r\n<devices/>&amp;<![CDATA[<disk>]]></domain>",
 		"serial.a", "x")

@@ -1,7 +1,6 @@
 package hook
 
 import (
-	"encoding/xml"
 	"slices"
 	"strconv"
 
@@ -15,20 +14,35 @@ const s390x = "s390x"
 
 // virtio is what every virtio device of the machine gets. KubeVirt has given it to those that are
 // in the domain. If there are none, the machine says what they would have had.
+//
+// A device is asked for what virtio needs and for nothing else: an edit gives a replaced disk another
+// source and another type, and it must say the same before and after, whatever those were.
 func (e *edit) virtio(m *machine) libvirt.Virtio {
 	var all libvirtxml.DomainDeviceList
-	for _, c := range e.deviceElements("disk", "controller", "memballoon", "rng", "interface") {
-		var one libvirtxml.DomainDeviceList
-		text := slices.Concat([]byte("<devices>"), e.before[c.start:c.end], []byte("</devices>"))
-		if xml.Unmarshal(text, &one) != nil {
-			continue // what we do not understand says nothing
-		}
-		all.Disks = append(all.Disks, one.Disks...)
-		all.Controllers = append(all.Controllers, one.Controllers...)
-		all.RNGs = append(all.RNGs, one.RNGs...)
-		all.Interfaces = append(all.Interfaces, one.Interfaces...)
-		if one.MemBalloon != nil {
-			all.MemBalloon = one.MemBalloon
+	for _, c := range e.deviceElements() {
+		model, driver := c.attribute("model"), c.child("driver")
+		iommu := driver.attribute("iommu")
+		switch c.name {
+		case "disk":
+			d := &libvirtxml.DomainDiskDriver{IOMMU: iommu}
+			if n, err := strconv.ParseUint(driver.attribute("queues"), 10, 16); err == nil {
+				d.Queues = new(uint(n))
+			}
+			all.Disks = append(all.Disks, libvirtxml.DomainDisk{Model: model, Driver: d,
+				Target: &libvirtxml.DomainDiskTarget{Bus: c.child("target").attribute("bus")}})
+		case "controller":
+			all.Controllers = append(all.Controllers, libvirtxml.DomainController{Model: model,
+				Driver: &libvirtxml.DomainControllerDriver{IOMMU: iommu}})
+		case "memballoon":
+			all.MemBalloon = &libvirtxml.DomainMemBalloon{Model: model,
+				Driver: &libvirtxml.DomainMemBalloonDriver{IOMMU: iommu}}
+		case "rng":
+			all.RNGs = append(all.RNGs, libvirtxml.DomainRNG{Model: model,
+				Driver: &libvirtxml.DomainRNGDriver{IOMMU: iommu}})
+		case "interface":
+			all.Interfaces = append(all.Interfaces, libvirtxml.DomainInterface{
+				Model:  &libvirtxml.DomainInterfaceModel{Type: c.child("model").attribute("type")},
+				Driver: &libvirtxml.DomainInterfaceDriver{IOMMU: iommu}})
 		}
 	}
 	v := libvirt.VirtioOf(&all)
@@ -51,15 +65,10 @@ func (m *machine) encrypted() bool {
 	return l != nil && (l.SEV != nil || l.SNP != nil || m.Spec.Architecture == s390x)
 }
 
-// deviceElements are the devices of some kinds.
-func (e *edit) deviceElements(kinds ...string) (found []*element) {
+// deviceElements are the devices of the domain.
+func (e *edit) deviceElements() []*element {
 	if e.devices == nil {
 		return nil
 	}
-	for _, c := range e.devices.children {
-		if slices.Contains(kinds, c.name) {
-			found = append(found, c)
-		}
-	}
-	return found
+	return e.devices.children
 }
