@@ -37,9 +37,9 @@ func newConfig() *config { return &config{Options: new(options.Options)} }
 func loadConfig(flags *pflag.FlagSet, read fileReader, images ...string) (*config, error) {
 	c := newConfig()
 	l := loadBy(read, flags, c.settings())
-	l.land(only(c.ownRows(), func(s setting) bool { return s.scope != ofSingleOne }))
-	l.land(registrySettings(&c.Streams.Registry, &c.Streams.Signatures))
-	l.land(addressSettings(&c.Streams.Registry))
+	l.land(only(c.settings(), func(s setting) bool {
+		return s.section != sectionVolumes && s.section != sectionMachines // each with a check
+	}))
 	c.Settings.Disk.CopyModeSource = l.name(keyCopyMode)
 	c.WorkDirNamed = l.source(keyWorkDir) != ""
 	c.metricsChosen = l.source(keyMetricsListen) != ""

@@ -2,8 +2,11 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"iter"
+	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -68,9 +71,77 @@ func wideHelp(root *cobra.Command) {
 		err := plain(c)
 		c.SetOut(out)
 		c.SetErr(out)
-		fmt.Fprint(out, wrapLines(text.String()))
+		usage := text.String()
+		if help := c.Flags().Lookup("help"); help != nil {
+			if asked, ok := help.Value.(*sectionHelp); ok {
+				before, _, _ := strings.Cut(usage, "Flags:\n")
+				usage = before + asked.flags(c.Flags())
+			}
+		}
+		fmt.Fprint(out, wrapLines(usage))
 		return err
 	})
+}
+
+// sectionHelp is --help of a command that has more settings than a person reads. It lists those
+// that people use first. --help=all lists all, by section.
+type sectionHelp struct {
+	rows       []setting
+	first      []string
+	asked, all bool
+}
+
+func (h *sectionHelp) String() string   { return strconv.FormatBool(h.asked) }
+func (h *sectionHelp) Type() string     { return "bool" } // Cobra insists on it
+func (h *sectionHelp) IsBoolFlag() bool { return true }
+
+// Set takes "all" beside what each switch takes.
+func (h *sectionHelp) Set(text string) error {
+	if text == "all" {
+		h.asked, h.all = true, true
+		return nil
+	}
+	asked, err := strconv.ParseBool(text)
+	if err != nil {
+		return errors.New("use --help or --help=all")
+	}
+	h.asked = asked
+	return nil
+}
+
+// flags describes the flags of a command.
+func (h *sectionHelp) flags(all *pflag.FlagSet) string {
+	var b strings.Builder
+	section := func(title string, keys ...string) {
+		some := pflag.NewFlagSet("", pflag.ContinueOnError)
+		some.SortFlags = false
+		for _, key := range keys {
+			some.AddFlag(all.Lookup(key))
+		}
+		fmt.Fprintf(&b, "%s:\n%s\n", title, some.FlagUsages())
+	}
+	if !h.all {
+		section("The flags that people use first", append(h.first, flagConfig, "help")...)
+		fmt.Fprintf(&b, "There are %d more. Use --help=all for all of them, by section:\n%s.\n",
+			len(h.rows)-len(h.first), strings.Join(sectionsOf(h.rows), ", "))
+		return b.String()
+	}
+	for _, title := range sectionsOf(h.rows) {
+		in := only(h.rows, func(s setting) bool { return s.section == title })
+		section(title, slices.Collect(keysOf(in))...)
+	}
+	section("All settings", flagConfig, "help")
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// sectionsOf are the titles of the sections of rows, in their order.
+func sectionsOf(rows []setting) (titles []string) {
+	for _, s := range rows {
+		if !slices.Contains(titles, s.section) {
+			titles = append(titles, s.section)
+		}
+	}
+	return titles
 }
 
 // wrapLines breaks lines at spaces. What follows is under the description of a flag, or else under

@@ -23,7 +23,7 @@ const (
 
 // machineSettings change how a container image runs: those of adapt and of serve --container-image.
 func machineSettings(m *machine.Options) []setting {
-	return []setting{
+	return in(sectionMachines, []setting{
 		{key: keyEntrypoint, env: []string{"CONTAINER_ENTRYPOINT"}, kind: kindLines,
 			usage: "`word` of another entry point of the container image; repeatable",
 			to:    list(&m.Entrypoint)},
@@ -54,7 +54,7 @@ func machineSettings(m *machine.Options) []setting {
 		{key: "grace", env: []string{"CONTAINER_GRACE"},
 			usage: "`seconds` from the stop signal to SIGKILL (default 10)",
 			to:    into(&m.Grace, parseGrace)},
-	}
+	})
 }
 
 // machine sets the changes to a container image. args come after the command's own.

@@ -25,16 +25,18 @@ type reach struct {
 	Signatures signature.Options
 }
 
-func (r *reach) settings() []setting { return registrySettings(&r.Options, &r.Signatures) }
+func (r *reach) settings() []setting {
+	return slices.Concat(registrySettings(&r.Options), trustSettings(&r.Signatures))
+}
 
 // withAddresses are the settings of a command that also takes addresses.
 func (r *reach) withAddresses() []setting {
 	return slices.Concat(r.settings(), addressSettings(&r.Options))
 }
 
-// registrySettings say how serve, push and pull reach registries, and what they ask of images.
-func registrySettings(o *transport.Options, asked *signature.Options) []setting {
-	return []setting{
+// registrySettings say how serve, push and pull reach registries.
+func registrySettings(o *transport.Options) []setting {
+	return in(sectionRegistry, []setting{
 		{key: keyRegistryConfig, env: []string{"REGISTRY_CONFIG"}, kind: kindFile,
 			usage: "`file` of credentials: docker's config.json, a mounted pull secret, or a " +
 				"directory with one (default where docker, podman and skopeo look)",
@@ -49,6 +51,12 @@ func registrySettings(o *transport.Options, asked *signature.Options) []setting 
 			usage: "`registry` that may be used without TLS, or with a certificate that nobody " +
 				"vouches for, as host or host:port; repeatable",
 			to: list(&o.Insecure)},
+	})
+}
+
+// trustSettings say what is asked of images.
+func trustSettings(asked *signature.Options) []setting {
+	return in(sectionTrust, []setting{
 		{key: keyVerifyKey, env: []string{"VERIFY_KEY"}, kind: kindList,
 			usage: "PEM `file` with a public key, as cosign's: every image must be signed by one " +
 				"of them; repeatable",
@@ -56,17 +64,17 @@ func registrySettings(o *transport.Options, asked *signature.Options) []setting 
 		{key: keySignaturePolicy, env: []string{"SIGNATURE_POLICY"}, kind: kindFile,
 			usage: "YAML `file` that says which keys images must be signed by, by repository",
 			to:    into(&asked.Policy, parsePolicy)},
-	}
+	})
 }
 
 // addressSettings say what is asked of files at addresses, for the commands that take some.
 func addressSettings(o *transport.Options) []setting {
-	return []setting{
+	return in(sectionTrust, []setting{
 		{key: keyChecksums, env: []string{"CHECKSUMS"},
 			usage: "`file` with the SHA-256 of each https:// address that has no digest, as " +
 				"sha256sum writes it: a name beside the address, as SHA256SUMS, or an address",
 			to: text(&o.Checksums)},
-	}
+	})
 }
 
 // unpackSetting limits the memory that compressed data needs.

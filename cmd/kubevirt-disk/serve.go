@@ -48,7 +48,11 @@ work directory and cannot make the usual one.`,
 		Args:              imageArgs(cobra.ArbitraryArgs),
 		ValidArgsFunction: completeImages,
 	}
-	addFlags(cmd.Flags(), newConfig().settings())
+	rows := newConfig().settings()
+	addFlags(cmd.Flags(), rows)
+	help := cmd.Flags().VarPF(&sectionHelp{rows: rows, first: firstSettings}, "help", "h",
+		"help for serve; --help=all: with all flags")
+	help.NoOptDefVal = "true"
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		err = flagError(cmd, err)
 		ctx, stop := a.interruptible(cmd.Context(), nil)

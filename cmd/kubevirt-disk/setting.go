@@ -23,6 +23,7 @@ type setting struct {
 	empty   bool     // an empty value means something: off, or none
 	choices []string // the values that a shell completes
 	scope   scope
+	section string // where the help of serve lists it
 	to      landing
 }
 
@@ -77,6 +78,14 @@ func list(at *[]string) landing {
 		*at = given
 		return nil
 	}}
+}
+
+// in puts rows into a section.
+func in(section string, rows []setting) []setting {
+	for i := range rows {
+		rows[i].section = section
+	}
+	return rows
 }
 
 // addFlags registers --config and the flags of the given settings.

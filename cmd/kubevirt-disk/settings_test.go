@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,7 +13,7 @@ import (
 )
 
 // TestEveryFlagIsInTheDocs compares the table in docs/configuration.md with the settings: each flag
-// with its variables and its default, and nothing else.
+// with its variables and its default, in the section in which the help has it, and nothing else.
 func TestEveryFlagIsInTheDocs(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
 	require.NoError(t, err)
@@ -25,9 +26,16 @@ func TestEveryFlagIsInTheDocs(t *testing.T) {
 	}
 	known := newConfig().settings()
 	missing := slices.Collect(keysOf(known))
+	section, titles := "", []string(nil)
 	for line := range strings.Lines(string(text)) {
+		if title, ok := strings.CutPrefix(line, "### "); ok {
+			section = strings.TrimSpace(title)
+		}
 		if !strings.HasPrefix(line, "| `--") {
 			continue
+		}
+		if !slices.Contains(titles, section) {
+			titles = append(titles, section)
 		}
 		columns := strings.Split(line, " | ")
 		var want []string
@@ -38,13 +46,44 @@ func TestEveryFlagIsInTheDocs(t *testing.T) {
 			missing = slices.DeleteFunc(missing, func(k string) bool { return k == key })
 			want = append(want, row.env...)
 			require.Contains(t, columns[2], row.def, "the default of --%s", key)
+			require.Equal(t, row.section, section, "the section of --%s", key)
 		}
 		require.Equal(t, want, words(columns[1], variables), columns[0])
 	}
+	require.Equal(t, sectionsOf(known), titles)
 	for key := range keysOf(new(reach).settings()) { // on a page of their own
 		missing = slices.DeleteFunc(missing, func(k string) bool { return k == key })
 	}
 	require.Empty(t, missing)
+}
+
+// TestHelpOfServe: --help has the settings that people use first, and says how many more there are.
+// --help=all has each setting once, in its section.
+func TestHelpOfServe(t *testing.T) {
+	flags := regexp.MustCompile(`(?m)^(?:  -h,|     ) --([a-z-]+)`)
+	listed := func(arg string) (names []string, text string) {
+		status, stdout, _ := run(t, nil, "serve", arg)
+		require.Equal(t, exitDone, status)
+		for _, m := range flags.FindAllStringSubmatch(stdout, -1) {
+			names = append(names, m[1])
+		}
+		return names, stdout
+	}
+	rows := newConfig().settings()
+	for _, arg := range []string{"--help", "-h"} {
+		few, text := listed(arg)
+		require.Equal(t, append(slices.Clone(firstSettings), flagConfig, "help"), few)
+		require.Contains(t, text, fmt.Sprintf("There are %d more.", len(rows)-len(firstSettings)))
+		require.Contains(t, text, "--help=all")
+	}
+	all, text := listed("--help=all")
+	require.Equal(t, append(slices.Collect(keysOf(rows)), flagConfig, "help"), all)
+	for _, title := range sectionsOf(rows) {
+		require.Contains(t, text, "\n"+title+":\n")
+	}
+	status, _, stderr := run(t, nil, "serve", "--help=some")
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, stderr, "serve --help")
 }
 
 // TestEverySettingOfADiskIsShown looks for the settings of single disks where people look for them.

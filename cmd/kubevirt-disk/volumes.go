@@ -24,7 +24,7 @@ const (
 
 // volumeSettings say how volumes are made on demand.
 func volumeSettings(v *options.Volumes) []setting {
-	return []setting{
+	return in(sectionVolumes, []setting{
 		{key: keyVolumesListen, env: []string{"VOLUMES_LISTEN"}, empty: true,
 			usage: "`address` at which volumes are made on demand (PUT /volume/NAME), as " +
 				"127.0.0.1:8443; other than loopback only with a certificate, and a token or " +
@@ -65,7 +65,7 @@ func volumeSettings(v *options.Volumes) []setting {
 			usage: "`https://HOST[/PATH]` below which volumes may name disks by from: {url}; " +
 				"redirects must stay there; repeatable (default none)",
 			to: prefixes(&v.URLs)},
-	}
+	})
 }
 
 // volumes says how volumes are made on demand; nil: they are not.
