@@ -16,8 +16,8 @@ type contextSet uint32
 const (
 	contextAllocation = 1 // base:allocation
 	contextDepth      = 2 // qemu:allocation-depth
-	contextSession    = 3 // a session: it has no status
-	contextHeir       = 4 // it is an heir's: it has none, either
+	contextSession    = 3 // names the client's session; BLOCK_STATUS does not report it
+	contextHeir       = 4 // says that the client is an heir; BLOCK_STATUS does not report it
 	// This and the next ones tell what has changed since a snapshot: qemu:dirty-bitmap:NAME.
 	contextBitmap = 5
 	// maxBitmaps is how many snapshots an export has contexts for, the newest ones.

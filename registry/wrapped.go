@@ -135,7 +135,8 @@ func (p *puller) dropLone(i int) (err error) {
 	return err
 }
 
-// takeLone makes lone files files of the image, unless it has others.
+// takeLone decides about disks in archives that are not layers: they count only if the image has
+// no other disk.
 func (p *puller) takeLone() (err error) {
 	wanted := func(f *file) bool { return p.candidate(f.name) && !f.passed }
 	if slices.ContainsFunc(p.files, wanted) {

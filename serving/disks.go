@@ -42,7 +42,7 @@ const (
 
 // Disks are the disks in use of one daemon. Any number of goroutines may call the methods.
 type Disks struct {
-	// Memory is what peers make all front ends keep.
+	// Memory limits the bytes that all front ends together hold for their peers.
 	Memory *memory.Pool
 	// Observer is told by all front ends what happens. Never nil.
 	Observer Observer

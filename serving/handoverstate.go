@@ -16,8 +16,10 @@ import (
 // It never changes once it is published.
 //
 // The loser of a handover stays fenced when the winner is gone, whether for a restart, with its
-// connection or for good. The loser's machine logs in again by itself. It would write the remains
-// of a guest that runs elsewhere by now, or did. Only an operator knows that no such guest is left.
+// connection or for good. The loser's machine logs in again by itself, and could then write what
+// its guest had in memory when it stopped. Meanwhile the guest has run, or still runs, on another
+// machine, and that write would destroy its data. Only an operator knows that nothing is left to
+// be written.
 type handoverState struct {
 	// the last owner, which the next handover fences; "": nobody
 	Owner string `json:"owner,omitempty"`

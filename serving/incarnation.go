@@ -21,8 +21,8 @@ import (
 // which keeps the disk if the migration is cancelled.
 
 // AttachIncarnation is Attach for a client of a disk that is one of those of a name. Incarnation is
-// what it calls itself, in letters and digits; "": it is alone. An heir follows the incarnation
-// before it while that one is still there.
+// what it calls itself, in letters and digits; "": it is alone. An heir takes over from the
+// incarnation before it at its first write, although that one is still connected.
 func (s *Disks) AttachIncarnation(d *Disk, name, incarnation string, heir bool) *Client {
 	if incarnation == "" {
 		return s.Attach(name)

@@ -2,7 +2,8 @@ package target
 
 import "kubevirt.io/disk/target/internal/pdu"
 
-// learnPatience notes whether the initiator ends a held command of its own.
+// learnPatience is told of each task management function. If that aborts a command that is held,
+// the initiator has run out of patience, and the nexus notes that it aborts by itself.
 func (s *session) learnPatience(p *pdu.TaskManagementRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -51,8 +51,8 @@ type run struct {
 	fetch *fetch // nil: the blob is here
 }
 
-// Doubt has what was read checked, if it makes a difference whether it is wrong. If it is, who sent
-// it is asked last from then on.
+// Doubt calls check for content that was read. If check says that it is wrong, the endpoint that
+// sent it is asked last from then on. Where nobody else could be asked, check is not called.
 func (r run) Doubt(check func() error) {
 	if r.fetch != nil && r.fetch.matters() && check() != nil {
 		r.fetch.wrong()

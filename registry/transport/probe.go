@@ -140,7 +140,8 @@ func (e *endpoint) askBy(ctx context.Context, scheme string, r request) (*http.R
 	return client.Do(req)
 }
 
-// told is the transport below the question how to ask. It has the answer already.
+// told answers the ping ("GET /v2/") and the token requests of the library with answers that were
+// received before. All other requests go to the registry.
 type told struct {
 	inner  http.RoundTripper // for everything else
 	scheme string

@@ -33,18 +33,23 @@ func TestExamples(t *testing.T) {
 		QEMUImage(t, qemuImage))
 	n.Kubectl(t, "label", "ns", "default", "pod-security.kubernetes.io/enforce=restricted")
 	n.Apply(t, example(t, "secret.yaml"))
-	const loggedIn = `"initiator":"iqn.2017-01.io.kubevirt:vm"`
+	// Each machine has an initiator name of its own, made of its pod's uid.
+	loggedIn := func(t *testing.T, pod string) string {
+		uid := n.Kubectl(t, "get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
+		require.NotEmpty(t, uid)
+		return `"initiator":"iqn.2017-01.io.kubevirt:` + uid + `"`
+	}
 	t.Run("sidecar", func(t *testing.T) {
 		n.pod(t, "sidecar-env.yaml", "vm-env", "disk", "vm")
 		n.logged(t, "vm-env", "disk", "serving a LUN")
-		n.logged(t, "vm-env", "disk", loggedIn)
+		n.logged(t, "vm-env", "disk", loggedIn(t, "vm-env"))
 		n.killDisk(t, "vm-env")
-		n.logged(t, "vm-env", "disk", loggedIn)
+		n.logged(t, "vm-env", "disk", loggedIn(t, "vm-env"))
 		require.Equal(t, "0", n.restarts(t, "vm-env"), "the machine runs on")
 	})
 	t.Run("sidecar with the credential in files", func(t *testing.T) {
 		n.pod(t, "sidecar-files.yaml", "vm-files", "disk", "vm")
-		n.logged(t, "vm-files", "disk", loggedIn)
+		n.logged(t, "vm-files", "disk", loggedIn(t, "vm-files"))
 	})
 	t.Run("upload", func(t *testing.T) {
 		n.Apply(t, volume(t, n, "pv-upload", "ReadWriteOnce"))

@@ -18,7 +18,7 @@ type seen struct {
 	ids map[types.NamespacedName]map[types.UID]string // guarded by mu
 }
 
-// opened is noted of a pod whose gate is gone.
+// opened is noted for a pod once its gate was removed.
 const opened = "opened"
 
 // waiting returns the pods of an identity that are held. It forgets the others.
