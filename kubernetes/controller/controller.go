@@ -31,7 +31,6 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/controller/pet"
 	"kubevirt.io/disk/kubernetes/controller/pod"
-	"kubevirt.io/disk/kubernetes/controller/renew"
 	"kubevirt.io/disk/kubernetes/controller/service"
 	"kubevirt.io/disk/kubernetes/controller/set"
 	"kubevirt.io/disk/kubernetes/controller/snapshot"
@@ -158,8 +157,6 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return err
 		}
 	}
-	tags := &follow.Reconciler{Verifier: verifier, Options: follow.Options{
-		Registries: o.Follow, Concurrency: o.Concurrency}}
 	return errors.Join(
 		pet.Setup(mgr, pet.Options{Off: slices.Contains(o.Without, pets),
 			Concurrency: o.Concurrency}),
@@ -174,8 +171,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		pod.Setup(mgr, pod.Options{Mover: mover, Concurrency: o.Concurrency, Images: may}),
 		set.Setup(mgr, set.Options{UsageTypes: o.UsageTypes, Snapshots: populator != nil,
 			Concurrency: o.Concurrency}),
-		follow.Setup(mgr, tags),
-		renew.Setup(mgr, renew.Reconciler{Admit: tags.Admit}, o.Concurrency),
+		follow.Setup(mgr, &follow.Reconciler{Verifier: verifier, Options: follow.Options{
+			Registries: o.Follow, Concurrency: o.Concurrency}}),
 		missed.Setup(mgr, o.Namespaces),
 		hydration.Setup(mgr, hydration.Options{Told: o.Webhook, Concurrency: o.Concurrency}),
 	)

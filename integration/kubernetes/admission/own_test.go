@@ -54,8 +54,6 @@ func own(t *testing.T, p *plane.Plane, namespace string) {
 		{"VMIdentity", api.AnnotationVolumeAccess, ""},
 		{"VMIdentity", api.AnnotationHandoverTo, ""},
 		{"VMIdentity", api.AnnotationHandoverStep, ""},
-		{"VMIdentity", api.AnnotationRenew, ""},
-		{"VMIdentity", "kubevirt.io/renew", "a VMIdentity has "},
 		{"VMIdentity", "example.com/volume", ""},
 		{"VMIdentitySet", api.AnnotationMoveTo, "a VMIdentitySet has no annotations to set"},
 		{"VMIdentitySet", api.Group + "/applied", ""},

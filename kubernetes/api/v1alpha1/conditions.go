@@ -26,9 +26,6 @@ const (
 	// ConditionVerified says by which key the image is signed, where signatures are asked for, or
 	// why it is not used.
 	ConditionVerified = "Verified"
-	// ConditionRenewed says that the disk began anew from another image, as AnnotationRenew asks
-	// for, or what that waits for.
-	ConditionRenewed = "Renewed"
 	// ConditionFollowed is on a VMIdentitySet: what its tag names, or why nobody knows.
 	ConditionFollowed = "Followed"
 	// ConditionPodsWithoutDisk is on a VMIdentitySet: pods that ask for it run without their disk.
@@ -94,9 +91,6 @@ const (
 	ReasonFollowed   = "Followed"
 	ReasonWentBack   = "WentBack"
 	ReasonTagMissing = "TagMissing"
-
-	ReasonRenewing = "Renewing"
-	ReasonRenewed  = "Renewed"
 
 	ReasonSigned     = "Signed"
 	ReasonNotSigned  = "NotSigned"

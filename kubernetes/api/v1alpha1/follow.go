@@ -1,7 +1,6 @@
 package v1alpha1
 
 import (
-	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,21 +42,6 @@ func (s *VMIdentitySet) NewImage() string {
 		return f.Image
 	}
 	return s.Spec.Image
-}
-
-// ImageBy returns the image with a digest, if the set begins from it, or its tag names it or has
-// named it. Otherwise it returns "".
-func (s *VMIdentitySet) ImageBy(digest string) string {
-	for _, image := range []string{s.NewImage(), s.Spec.Image} {
-		if DigestOf(image) == digest {
-			return image
-		}
-	}
-	f := s.Status.Followed
-	if f == nil || !slices.Contains(f.Earlier, digest) {
-		return ""
-	}
-	return RepositoryOf(f.Image) + "@" + digest
 }
 
 // RepositoryOf is the repository of an image with a digest, without its tag.

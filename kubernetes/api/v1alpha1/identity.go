@@ -249,7 +249,7 @@ type VMIdentitySetList struct {
 // +kubebuilder:resource:shortName=vmid
 // +kubebuilder:subresource:status
 // +kubebuilder:validation:XValidation:rule="self.spec.attachment == oldSelf.spec.attachment || !has(oldSelf.status) || !has(oldSelf.status.usedBy)",message="a pod uses the disk: attachment can change when that pod has ended"
-// +kubebuilder:validation:XValidation:rule="!has(self.spec.image) || !has(oldSelf.spec.image) || self.spec.image == oldSelf.spec.image || has(oldSelf.status) && has(oldSelf.status.renew) && self.spec.image == oldSelf.status.renew.image",message="image is immutable: make another VMIdentity, or let the disk begin anew from what its set follows, by the annotation disk.kubevirt.io/renew"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.image) || !has(oldSelf.spec.image) || self.spec.image == oldSelf.spec.image",message="image is immutable: make another VMIdentity"
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 58",message="the name may have at most 58 characters, as the names of the claim and of labels are made from it"
 // +kubebuilder:printcolumn:name=Ready,type=boolean,JSONPath=`.status.ready`
 // +kubebuilder:printcolumn:name=Set,type=string,JSONPath=`.spec.setName`
@@ -272,12 +272,11 @@ type VMIdentity struct {
 }
 
 // VMIdentitySpec is a copy of the set's spec from when the identity was made. Later only size
-// follows the set: it grows when the set's size does. The image changes when AnnotationRenew asks
-// for that.
+// follows the set: it grows when the set's size does.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.setName) == has(oldSelf.setName) && (!has(self.setName) || self.setName == oldSelf.setName)",message="setName is immutable: make another VMIdentity"
 // +kubebuilder:validation:XValidation:rule="has(self.firmwareUUID) == has(oldSelf.firmwareUUID) && (!has(self.firmwareUUID) || self.firmwareUUID == oldSelf.firmwareUUID)",message="firmwareUUID is immutable: make another VMIdentity"
-// +kubebuilder:validation:XValidation:rule="has(self.followedTag) == has(oldSelf.followedTag) && (!has(self.followedTag) || self.followedTag == oldSelf.followedTag) || has(self.image) && has(oldSelf.image) && self.image != oldSelf.image",message="followedTag is immutable: make another VMIdentity"
+// +kubebuilder:validation:XValidation:rule="has(self.followedTag) == has(oldSelf.followedTag) && (!has(self.followedTag) || self.followedTag == oldSelf.followedTag)",message="followedTag is immutable: make another VMIdentity"
 // +kubebuilder:validation:XValidation:rule="!has(self.follow)",message="a disk that exists follows no tag: a VMIdentitySet has follow"
 type VMIdentitySpec struct {
 	DiskSpec `json:",inline"`
@@ -386,9 +385,6 @@ type VMIdentityStatus struct {
 	// move is the state of a move to another node, from its start to its end.
 	// +optional
 	Move *MoveStatus `json:"move,omitempty"`
-	// renew is there while the disk begins anew from another image. No pod starts with it then.
-	// +optional
-	Renew *RenewStatus `json:"renew,omitempty"`
 	// export is the last export. It is there as long as spec.export is.
 	// +optional
 	Export *ExportStatus `json:"export,omitempty"`
@@ -410,17 +406,6 @@ type VMIdentityStatus struct {
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-}
-
-// RenewStatus is what a restarted controller needs to go on.
-type RenewStatus struct {
-	// image is the one from which the disk begins anew, and from the one before.
-	// +kubebuilder:validation:MaxLength=512
-	Image string `json:"image"`
-	From  string `json:"from"`
-	// followedTag is that of the set when this began.
-	// +optional
-	FollowedTag string `json:"followedTag,omitempty"`
 }
 
 // SignedBy is a signature that was verified.

@@ -119,11 +119,6 @@ const (
 	FieldManager = "kubevirt-disk-controller"
 )
 
-// AnnotationRenew is on a VMIdentity whose disk shall begin anew from another image, which throws
-// away what its guests have written. The value is the digest of an image that its set begins from,
-// or that the set's tag names or has named.
-const AnnotationRenew = Group + "/renew"
-
 // AnnotationMoveTo is on a VMIdentity of type Local: the node that its disk should be on.
 const AnnotationMoveTo = Group + "/move-to"
 

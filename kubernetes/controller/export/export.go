@@ -134,9 +134,8 @@ func (r *Reconciler) begin(ctx context.Context, id *v1alpha1.VMIdentity) (*metav
 			"disk always: take a VMIdentitySnapshot, and export a VMIdentity that begins from "+
 			"it"), 0, nil
 	}
-	if id.Status.Move != nil || id.Status.Renew != nil {
-		return not(v1alpha1.ReasonInUse, "the disk is being moved to another node, or begins "+
-			"anew"), look, nil
+	if id.Status.Move != nil {
+		return not(v1alpha1.ReasonInUse, "the disk is being moved to another node"), look, nil
 	}
 	if !apimeta.IsStatusConditionTrue(id.Status.Conditions, v1alpha1.ConditionBound) {
 		return not(v1alpha1.ReasonClaimPending, "the disk has no volume yet, and so nothing to "+

@@ -203,9 +203,6 @@ func TestWhoWaits(t *testing.T) {
 		"a move": {func(_ *world, id *v1alpha1.VMIdentity) {
 			id.Status.Move = &v1alpha1.MoveStatus{}
 		}, "InUse", "being moved"},
-		"a disk that begins anew": {func(_ *world, id *v1alpha1.VMIdentity) {
-			id.Status.Renew = &v1alpha1.RenewStatus{}
-		}, "InUse", "begins anew"},
 		"a server": {func(_ *world, id *v1alpha1.VMIdentity) {
 			id.Spec.Attachment = v1alpha1.Service
 		}, "Invalid", "attachment Service"},

@@ -137,21 +137,6 @@ func (o Options) allowed(ref transport.Reference) bool {
 	})
 }
 
-// Admit returns why an image must not be used in a namespace now, or "". It asks the registry.
-func (r *Reconciler) Admit(ctx context.Context, namespace, image string) (reason, message string,
-	err error) {
-	ref, err := transport.ParseReference(image)
-	if err != nil || !r.Options.allowed(ref) {
-		return v1alpha1.ReasonInvalid, fmt.Sprintf("the registry of %s is not asked: the "+
-			"administrator of the cluster names the registries (--follow-registry)", image), nil
-	}
-	found, err := r.Verifier.Resolve(ctx, namespace, ref)
-	if found.Reason == v1alpha1.ReasonTagMissing {
-		found.Message = "its registry does not have it"
-	}
-	return found.Reason, found.Message, err
-}
-
 // look asks the registry, and changes the status if the tag names another image. changed says that
 // it does.
 func (r *Reconciler) look(ctx context.Context, set *v1alpha1.VMIdentitySet) (c metav1.Condition,

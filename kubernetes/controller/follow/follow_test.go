@@ -224,28 +224,3 @@ func TestNothingIsTaken(t *testing.T) {
 		})
 	}
 }
-
-// TestAdmit: an image is used again only if its registry may be asked and has it, and the policy
-// admits it.
-func TestAdmit(t *testing.T) {
-	s := newScene(t)
-	unsigned := s.image("third")
-	for _, c := range []struct{ image, reason, says string }{
-		{s.host() + "/vm/a@" + s.digests[1], "", ""},
-		{s.host() + "/vm/a:1@" + s.digests[1], "", ""},
-		{s.host() + "/vm/a@" + unsigned, "NotSigned", "has no signature"},
-		{s.host() + "/vm/a@" + began, "TagMissing", "its registry does not have it"},
-		{s.host() + "/other/a@" + s.digests[1], "Invalid", "--follow-registry"},
-		{"https://" + s.host() + "/vm/a@" + s.digests[1], "Invalid", "--follow-registry"},
-	} {
-		reason, message, err := s.r.Admit(t.Context(), controllertest.Namespace, c.image)
-		require.NoError(t, err)
-		require.Equal(t, c.reason, reason, "%s: %s", c.image, message)
-		require.Contains(t, message, c.says)
-	}
-	s.server.Close()
-	reason, _, err := s.r.Admit(t.Context(), controllertest.Namespace,
-		s.host()+"/vm/a@"+s.digests[1])
-	require.NoError(t, err)
-	require.Equal(t, "Unverified", reason)
-}

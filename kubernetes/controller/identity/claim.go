@@ -22,10 +22,8 @@ import (
 func (r *Reconciler) claim(ctx context.Context, id *v1alpha1.VMIdentity) (
 	*corev1.PersistentVolumeClaim, *wait, error) {
 	claim, err := r.findClaim(ctx, r.Client, id)
-	if err == nil && (claim == nil && id.Status.CreationTime != nil ||
-		claim != nil && former(claim, id)) {
-		// A claim that was made a moment ago may not be in the cache yet, or the one before it may
-		// be there still.
+	if err == nil && claim == nil && id.Status.CreationTime != nil {
+		// A claim that was made a moment ago may not be in the cache yet.
 		claim, err = r.findClaim(ctx, r.Live, id)
 	}
 	if err != nil {
@@ -260,9 +258,9 @@ func ownedByAnother(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity
 	})
 }
 
-// former reports whether the identity's claim says that its disk is another one: the identity began
-// anew since, from another image.
-func former(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity) bool {
+// differs reports whether the identity's claim says that its disk is another one: somebody has
+// changed what it says, or the image of the identity, which an earlier version did, too.
+func differs(claim *corev1.PersistentVolumeClaim, id *v1alpha1.VMIdentity) bool {
 	says := claim.Annotations[v1alpha1.AnnotationContent]
 	return says != "" && says != id.Spec.Content() && metav1.IsControlledBy(claim, id)
 }
@@ -284,7 +282,7 @@ func (r *Reconciler) look(id *v1alpha1.VMIdentity, claim *corev1.PersistentVolum
 		setBound(id, metav1.ConditionFalse, why.reason, why.message)
 		return why
 	}
-	if former(claim, id) {
+	if differs(claim, id) {
 		why := &wait{reason: v1alpha1.ReasonImageDiffers, again: true, message: fmt.Sprintf("the "+
 			"claim %s says that it has the disk %q, and that of this VMIdentity is %q: delete the "+
 			"claim; or, if it has the right disk, correct its annotation %s", claim.Name,

@@ -100,8 +100,8 @@ func (r *Reconciler) keep(ctx context.Context, before *v1alpha1.VMIdentity) (ctr
 		}
 		before = with
 	}
-	if before.Status.Move != nil || before.Status.Renew != nil {
-		return ctrl.Result{}, nil // package local or renew has the claim, and reports the progress
+	if before.Status.Move != nil {
+		return ctrl.Result{}, nil // package local has the claim, and reports the progress
 	}
 	id := before.DeepCopy()
 	v, err := r.provide(ctx, id)

@@ -37,8 +37,6 @@ var eventTypes = map[string]string{
 	v1alpha1.ReasonExportFailed:    corev1.EventTypeWarning,
 	v1alpha1.ReasonFollowed:        corev1.EventTypeNormal,
 	v1alpha1.ReasonWentBack:        corev1.EventTypeWarning,
-	v1alpha1.ReasonRenewing:        corev1.EventTypeWarning,
-	v1alpha1.ReasonRenewed:         corev1.EventTypeNormal,
 	v1alpha1.ReasonTagMissing:      corev1.EventTypeWarning,
 	v1alpha1.ReasonNotSigned:       corev1.EventTypeWarning,
 	v1alpha1.ReasonUnverified:      corev1.EventTypeWarning,

@@ -68,8 +68,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if r.Options.Off {
 		return ctrl.Result{}, r.sayOff(ctx, &before)
 	}
-	wanted := before.Spec.Attachment == v1alpha1.Service && before.DeletionTimestamp == nil &&
-		before.Status.Renew == nil
+	wanted := before.Spec.Attachment == v1alpha1.Service && before.DeletionTimestamp == nil
 	id := before.DeepCopy()
 	var result ctrl.Result
 	var err error

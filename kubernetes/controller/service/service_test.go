@@ -414,26 +414,6 @@ func TestBackToSidecar(t *testing.T) {
 	require.NotContains(t, w.identity().Finalizers, v1alpha1.FinalizerService)
 }
 
-// TestBeginsAnew: the server of a disk that begins anew ends, and comes again with the other image.
-func TestBeginsAnew(t *testing.T) {
-	w := newWorld(t, new(controllertest.Calls), nil)
-	w.converge()
-	id := w.identity()
-	id.Status.Renew = &v1alpha1.RenewStatus{}
-	require.NoError(t, w.Status().Update(t.Context(), id))
-	w.converge()
-	w.missing(made, &appsv1.Deployment{}, &corev1.Service{})
-	require.NotContains(t, w.identity().Finalizers, v1alpha1.FinalizerService)
-	other := strings.Replace(image, "a", "b", 1)
-	w.change(func(id *v1alpha1.VMIdentity) { id.Spec.Image = other })
-	id = w.identity()
-	id.Status.Renew = nil
-	require.NoError(t, w.Status().Update(t.Context(), id))
-	w.converge()
-	d := controllertest.Get(t, w, made.Namespace, made.Name, &appsv1.Deployment{})
-	require.Contains(t, d.Spec.Template.Spec.String(), other)
-}
-
 // TestServicesAreTurnedOff: an identity reports that it is not served, and objects that were made
 // for it before stay.
 func TestServicesAreTurnedOff(t *testing.T) {

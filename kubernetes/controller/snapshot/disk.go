@@ -124,7 +124,7 @@ func (r *Disks) take(ctx context.Context, s *v1alpha1.VMIdentitySnapshot) (outco
 }
 
 // make makes the VolumeSnapshot. First it notes what the disk is: later, its identity may be gone,
-// or have another disk. Then it looks at the identity again: see package renew.
+// or one of the same name may have another disk. Then it looks at the identity again.
 func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name string) (outcome,
 	error) {
 	id, err := objects.Find[v1alpha1.VMIdentity](ctx, r.Live, "VMIdentity",
@@ -146,8 +146,7 @@ func (r *Disks) make(ctx context.Context, s *v1alpha1.VMIdentitySnapshot, name s
 	if err != nil {
 		return outcome{}, err
 	}
-	if id.Status.Renew != nil || claim == nil || claim.DeletionTimestamp != nil ||
-		!metav1.IsControlledBy(claim, id) ||
+	if claim == nil || claim.DeletionTimestamp != nil || !metav1.IsControlledBy(claim, id) ||
 		claim.Status.Phase != corev1.ClaimBound {
 		o := taking("VMIdentity %s has no volume yet: `kubectl describe vmid %s` says why", id.Name,
 			id.Name)

@@ -157,11 +157,6 @@ func TestKeepDiskWaits(t *testing.T) {
 			claim.Status.Phase = corev1.ClaimPending
 			require.NoError(k.t, k.Status().Update(k.t.Context(), claim))
 		}, false, "Taking", "has no volume yet"},
-		"a disk that begins anew": {func(k *kept, id *v1alpha1.VMIdentity,
-			_ *corev1.PersistentVolumeClaim) {
-			id.Status.Renew = &v1alpha1.RenewStatus{}
-			require.NoError(k.t, k.Status().Update(k.t.Context(), id))
-		}, false, "Taking", "has no volume yet"},
 		"a claim of somebody else": {func(k *kept, _ *v1alpha1.VMIdentity,
 			claim *corev1.PersistentVolumeClaim) {
 			claim.OwnerReferences = nil
@@ -181,8 +176,8 @@ func TestKeepDiskWaits(t *testing.T) {
 	}
 }
 
-// TestKeptDiskBeganAnew: what was noted before the disk began anew is noted again.
-func TestKeptDiskBeganAnew(t *testing.T) {
+// TestKeptDiskOfAnother: what was noted of an earlier VMIdentity of the name is noted again.
+func TestKeptDiskOfAnother(t *testing.T) {
 	k := newKept(t, new(controllertest.Calls))
 	s := k.snapshot()
 	s.Status.VolumeSnapshotName = "vmsnap-monday"

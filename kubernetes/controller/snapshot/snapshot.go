@@ -185,9 +185,6 @@ func (w *work) make(ctx context.Context) (c *metav1.Condition, again time.Durati
 	ready, _, problem := snapshotState(snapshot)
 	switch {
 	case ready:
-		if err := w.leave(ctx); err != nil {
-			return nil, 0, err
-		}
 		return &metav1.Condition{Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPopulated,
 			Message: fmt.Sprintf("VolumeSnapshot %s has the image", w.name)}, 0, nil
 	case problem != "":
@@ -252,38 +249,6 @@ func (w *work) job(ctx context.Context) (*batchv1.Job, *metav1.Condition, error)
 		return nil, populating("Job %s is being deleted: then it is made again", w.name), nil
 	}
 	return owned, nil, nil
-}
-
-// leave lets the golden objects of another image go, from which the identity began before. They are
-// deleted with their last owner: Kubernetes would keep a Job without any.
-func (w *work) leave(ctx context.Context) error {
-	var jobs batchv1.JobList
-	if err := w.Client.List(ctx, &jobs, client.InNamespace(w.id.Namespace),
-		client.HasLabels{labelGolden}); err != nil {
-		return fmt.Errorf("jobs: %w", err)
-	}
-	for i := range jobs.Items {
-		job := &jobs.Items[i]
-		others := slices.DeleteFunc(slices.Clone(job.OwnerReferences),
-			func(o metav1.OwnerReference) bool { return o.UID == w.id.UID })
-		if job.Name == w.name || len(others) == len(job.OwnerReferences) {
-			continue
-		}
-		var err error
-		if len(others) > 0 {
-			err = objects.Change(ctx, w.Client, job, func(job *batchv1.Job) {
-				job.OwnerReferences = others
-			})
-		} else { // unless another identity has come to it meanwhile
-			err = client.IgnoreNotFound(w.Client.Delete(ctx, job, client.Preconditions{
-				UID: &job.UID, ResourceVersion: &job.ResourceVersion},
-				client.PropagationPolicy(metav1.DeletePropagationBackground)))
-		}
-		if err != nil {
-			return fmt.Errorf("job %s of another image: %w", job.Name, err)
-		}
-	}
-	return nil
 }
 
 // filling is the condition for a running Job.

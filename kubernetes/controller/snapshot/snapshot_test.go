@@ -399,27 +399,6 @@ func TestOtherPullSecret(t *testing.T) {
 	require.Contains(t, job.Spec.Template.Spec.Volumes[2].Secret.SecretName, "another")
 }
 
-// TestOtherImage: an identity that begins anew from another image lets the golden objects of the
-// former one go. They stay for those that use them, and are deleted after the last one.
-func TestOtherImage(t *testing.T) {
-	controllertest.EachWriteFault(t, func(t *testing.T, calls *controllertest.Calls) {
-		w := newWorld(t, calls, "vm1", "vm2")
-		former := newJob(w.identity("vm1"), "golden-former", w.r.Options)
-		former.OwnerReferences = append(former.OwnerReferences, ownedBy(w.identity("vm2")))
-		require.NoError(t, w.Create(t.Context(), former))
-		there := func() bool {
-			return controllertest.There(t, w, "default", "golden-former", former)
-		}
-		w.converge("vm1")
-		require.True(t, there())
-		require.Equal(t, []metav1.OwnerReference{ownedBy(w.identity("vm2"))},
-			former.OwnerReferences)
-		w.converge("vm2")
-		require.False(t, there())
-		require.Equal(t, metav1.ConditionTrue, w.populated("vm2").Status)
-	})
-}
-
 // TestImageThatIsHeld: nothing is written from an image that may not be used.
 func TestImageThatIsHeld(t *testing.T) {
 	w := newWorld(t, new(controllertest.Calls), "a")

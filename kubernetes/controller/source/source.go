@@ -150,7 +150,7 @@ func (f *Finder) fromIdentity(ctx context.Context, id *v1alpha1.VMIdentity, name
 	if err != nil {
 		return Answer{}, err
 	}
-	if from.Status.CreationTime == nil || from.Status.Renew != nil || claim == nil ||
+	if from.Status.CreationTime == nil || claim == nil ||
 		claim.DeletionTimestamp != nil || !metav1.IsControlledBy(claim, from) {
 		why := notReady(from.Status.Conditions)
 		return not(v1alpha1.ReasonPopulating, "VMIdentity %s has no disk yet, from which this one "+

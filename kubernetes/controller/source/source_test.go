@@ -185,9 +185,6 @@ func TestWhatIsNoSource(t *testing.T) {
 		"an identity without a disk": {fromIdentity, func(o *scene) {
 			o.web.Status.CreationTime = nil
 		}, v1alpha1.ReasonPopulating, "has no disk yet"},
-		"a disk that begins anew": {fromIdentity, func(o *scene) {
-			o.web.Status.Renew = &v1alpha1.RenewStatus{}
-		}, v1alpha1.ReasonPopulating, "has no disk yet"},
 		"a claim that is not the identity's": {fromIdentity, func(o *scene) {
 			o.webClaim.OwnerReferences = nil
 		}, v1alpha1.ReasonPopulating, "has no disk yet"},
