@@ -12,7 +12,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) $(if $(BASE
 CONTROLLER_LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 BUILD := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 
-# Seconds for each fuzz test: few in `make test`, more in `make fuzz`.
+# Seconds for each fuzz test: few in `make test-ci`, more in `make fuzz`.
 FUZZTIME ?= 60s
 TEST_FUZZTIME ?= 1s
 # Options of the benchmark program, for example BENCHFLAGS='-rounds 3 -only scsi'.
@@ -27,7 +27,7 @@ CONTROLLER_IMAGE ?= kubevirt.io:disk-controller
 MACHINE := cache/machine
 
 .DEFAULT_GOAL := help
-.PHONY: build generate controller controller-image image adapter-image machine run run-container test test-nightly test-quick check lint fuzz bench peers demo clean help FORCE
+.PHONY: build generate controller controller-image image adapter-image machine run run-container test test-cluster test-ci test-nightly test-quick check lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
@@ -81,13 +81,25 @@ run-container: $(BIN) $(MACHINE)/$(shell $(GO) env GOARCH)/initrd ## Boot a smal
 run: $(BIN) ## Serve the demo disk of examples/demo on 127.0.0.1 and print how to log in
 	scripts/run-demo.sh $(BIN)
 
-test: ## Every test with the race detector, and beside them lint and fuzz for seconds; installs missing tools when root
-	BUILD='scripts/build-kubernetes.sh --node' INSTALL=scripts/install-tools.sh \
-		BUILD_INSTALLED='scripts/build-clients.sh scripts/build-launcher.sh' \
+TESTS := INSTALL=scripts/install-tools.sh
+CLUSTER := BUILD='scripts/build-kubernetes.sh --node'
+CLIENTS := scripts/build-clients.sh
+LAUNCHER := scripts/build-launcher.sh
+
+test: ## Every test but those of a cluster; installs missing tools when root
+	$(TESTS) BUILD_INSTALLED='$(CLIENTS)' scripts/test.sh
+
+test-cluster: ## The tests with Kubernetes, and with the launcher of KubeVirt
+	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(LAUNCHER)' PARTS=cluster scripts/test.sh
+
+test-ci: ## Both, and beside them lint and fuzz for seconds: what CI runs
+	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(CLIENTS);$(LAUNCHER)' PARTS='main cluster' \
 		BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME) scripts/test.sh
 
-test-nightly: export KUBEVIRT_DISK_NIGHTLY=1
-test-nightly: test ## As make test, but all with the race detector, and what is made up at random more often
+test-nightly: ## As make test-ci, but all with the race detector, with cosign and oras, and what is made up at random more often
+	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(CLIENTS);$(LAUNCHER);$(foreach c,cosign oras,scripts/build-client.sh $(c);)' \
+		PARTS='main cluster' BESIDE='scripts/lint.sh scripts/fuzz.sh' FUZZTIME=$(TEST_FUZZTIME) \
+		RACE=yes KUBEVIRT_DISK_NIGHTLY=1 scripts/test.sh
 
 test-quick: ## The tests that need neither Kubernetes nor guests, containers or other clients; no race detector
 	RACE=no scripts/test.sh -short $$($(GO) list ./... | grep -vE '/(integration|kubernetes|kubevirt-disk-controller)(/|$$)')

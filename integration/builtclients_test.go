@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // The versions that scripts/build-client.sh builds.
@@ -16,16 +18,15 @@ const (
 	orasVersion   = "v1.3.6"
 )
 
-// builtClient is a program that scripts/build-client.sh has built. The test is skipped if nobody
-// has.
+// builtClient is a program that scripts/build-client.sh builds, for minutes: so its tests are
+// nightly.
 func builtClient(t *testing.T, name, version string) string {
 	t.Helper()
+	testtool.NeedNightly(t)
 	cache := cmp.Or(os.Getenv("KUBEVIRT_DISK_"+strings.ToUpper(name)),
 		filepath.Join("..", "cache", name))
-	binary, err := filepath.Abs(filepath.Join(cache, version, name))
+	dir, err := filepath.Abs(filepath.Join(cache, version))
 	require.NoError(t, err)
-	if _, err := os.Stat(binary); err != nil {
-		t.Skipf("needs %s: scripts/build-client.sh %[1]s builds it", name)
-	}
-	return binary
+	testtool.Built(t, "scripts/build-client.sh "+name, dir, name)
+	return filepath.Join(dir, name)
 }

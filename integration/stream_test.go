@@ -445,11 +445,8 @@ func writeConfig(t *testing.T, text string) string {
 // registry from a temporary cache, and is told how to log in.
 func TestServeImageAsAUser(t *testing.T) {
 	t.Parallel()
-	requireTools(t, "docker-registry", "qemu-img", "qemu-io", qemuISCSI)
+	requireTools(t, "docker-registry", "qemu-img", "qemu-io", qemuISCSI, "unshare", "setpriv")
 	requireRoot(t)
-	if _, err := os.Stat("/var/lib/kubevirt-disk"); err == nil {
-		t.Skip("this machine has a /var/lib/kubevirt-disk, which is used then")
-	}
 	raw, qcow2 := newDisk(t)
 	s := startRegistry(t, false, "")
 	flag := "--insecure-registry=" + s.address
@@ -465,11 +462,13 @@ func TestServeImageAsAUser(t *testing.T) {
 	require.NoError(t, os.Chown(home, nobody, nobody))
 	own := filepath.Join(home, "kubevirt-disk")
 	require.NoError(t, os.WriteFile(own, program, 0o755))
-	cmd := exec.Command(own, "serve", flag, "--image", s.address+"/vm/fedora:42",
+	// The work directory of this machine's root is none of the user's.
+	cmd := exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs none /var/lib &&
+		exec setpriv --reuid=$NOBODY --regid=$NOBODY --clear-groups "$@"`, "sh",
+		own, "serve", flag, "--image", s.address+"/vm/fedora:42",
 		"--listen=127.0.0.1:0", "--metrics-listen=", "--ready-file=")
-	cmd.Dir, cmd.Env = home, []string{"HOME=" + home}
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	cmd.Dir = home
+	cmd.Env = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH"), fmt.Sprint("NOBODY=", nobody)}
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	var log bytes.Buffer

@@ -1,103 +1,19 @@
-package nbd
+//go:build !race
+
+package nbd // The race detector makes pools forget at random, and disktest.Run take long.
 
 import (
-	"io"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
-	"kubevirt.io/disk/serving"
 )
-
-// pipeline is a connection that sends several requests in one system call and takes all answers. It
-// allocates nothing itself.
-type pipeline struct {
-	*client
-	requests, answers []byte
-}
-
-const pipelineDepth = 32
-
-var pipelineCases = []struct {
-	name    string
-	mode    int
-	command uint16
-	flags   uint16
-	size    int
-}{
-	{"read 4 KiB", structured, cmdRead, 0, 4 << 10},
-	{"write 4 KiB", structured, cmdWrite, 0, 4 << 10},
-	{"write 4 KiB, FUA, extended", extended, cmdWrite, cmdFlagFUA, 4 << 10},
-	{"write 4 KiB, no sectors", structured, cmdWrite, 0, 4<<10 - 3},
-	{"read 64 KiB", structured, cmdRead, 0, 64 << 10},
-	{"read 256 KiB, compact", compact, cmdRead, 0, 256 << 10},
-	{"write 64 KiB", extended, cmdWrite, 0, 64 << 10},
-	{"zero", extended, cmdWriteZeroes, 0, 4 << 10},
-	{"trim", structured, cmdTrim, 0, 4 << 10},
-}
-
-// newPipeline serves a full disk, so that reads are one chunk.
-func newPipeline(t testing.TB, mode int, command, flags uint16, size int) *pipeline {
-	return fullServer(t).pipeline(t, mode, command, flags, size)
-}
-
-func fullServer(t testing.TB) *served {
-	full := disktest.NewMemory(diskSize)
-	_, err := full.WriteAt(make([]byte, diskSize), 0)
-	require.NoError(t, err)
-	return serve(t, 1, func(o *serving.Options) {
-		o.Disk, o.Access = full, serving.AccessWriteShared
-	})
-}
-
-func (v *served) pipeline(t testing.TB, mode int, command, flags uint16, size int) *pipeline {
-	p := &pipeline{client: v.open(t, "", mode)}
-	answer := 16
-	switch {
-	case mode == extended:
-		answer = 32
-	case mode == structured && command == cmdRead:
-		answer = 20
-	}
-	if command == cmdRead {
-		if answer += size; mode != compact {
-			answer += 8
-		}
-	}
-	for i := range uint64(pipelineDepth) {
-		var data []byte
-		if command == cmdWrite {
-			data = make([]byte, size)
-		}
-		p.requests = append(p.requests, p.request(command, flags, i*uint64(size)/512*512,
-			uint64(size), data)...)
-		p.answers = append(p.answers, make([]byte, answer)...)
-	}
-	return p
-}
-
-func (p *pipeline) run() error {
-	if _, err := p.Write(p.requests); err != nil {
-		return err
-	}
-	_, err := io.ReadFull(p.Conn, p.answers)
-	return err
-}
-
-// withoutRace skips a test that counts allocations. Scripts/test.sh runs it without the race
-// detector.
-func withoutRace(t *testing.T) {
-	t.Helper()
-	if raceEnabled {
-		t.Skip("the race detector makes pools forget at random")
-	}
-}
 
 // TestNoAllocationPerRequest counts the allocations of the whole process, client and server, when
 // it runs steadily. Only the garbage collector, which empties the pools, causes some.
 func TestNoAllocationPerRequest(t *testing.T) {
-	withoutRace(t)
 	for _, c := range pipelineCases {
 		t.Run(c.name, func(t *testing.T) {
 			newPipeline(t, c.mode, c.command, c.flags, c.size).allocatesNothing(t)
@@ -124,21 +40,33 @@ func (p *pipeline) allocatesNothing(t *testing.T) {
 	require.Less(t, each/pipelineDepth, 0.05, "allocations per request")
 }
 
-// BenchmarkConnection measures a connection over a Unix socket at depth 32, client and server in
-// one process.
-func BenchmarkConnection(b *testing.B) {
-	for _, c := range pipelineCases {
-		b.Run(c.name, func(b *testing.B) {
-			p := newPipeline(b, c.mode, c.command, c.flags, c.size)
-			require.NoError(b, p.run())
-			b.SetBytes(int64(c.size))
-			b.ReportAllocs()
-			b.ResetTimer()
-			for n := 0; n < b.N; n += pipelineDepth {
-				if err := p.run(); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
+// TestRelayAllocatesNothing: the way of a request through a relay, with that of its server and of
+// its client.
+func TestRelayAllocatesNothing(t *testing.T) {
+	for _, command := range []uint16{cmdRead, cmdWrite} {
+		far := handOn(t, fullServer(t).remote(t, "disk1.raw"))
+		p := far.pipeline(t, structured, command, 0, 4<<10)
+		for range 2 * maxUnflushed / (pipelineDepth * 4 << 10) { // what is kept grows until then
+			require.NoError(t, p.run())
+		}
+		p.allocatesNothing(t)
 	}
+}
+
+// TestRemoteIsADisk runs the tests of every disk on one that another server has.
+func TestRemoteIsADisk(t *testing.T) {
+	disktest.Run(t, func(t *testing.T) disk.Disk {
+		v := serve(t, 1, nil)
+		r := v.remote(t, "disk1.raw")
+		require.Equal(t, "x", r.Identity().Serial)
+		require.False(t, r.ReadOnly())
+		return plain(t, r)
+	})
+}
+
+// TestRelayIsADisk runs the tests of every disk on one behind a relay.
+func TestRelayIsADisk(t *testing.T) {
+	disktest.Run(t, func(t *testing.T) disk.Disk {
+		return plain(t, handOn(t, serve(t, 1, nil).remote(t, "disk1.raw")).remote(t, "disk1.raw"))
+	})
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/serving"
@@ -20,33 +19,11 @@ func handOn(t testing.TB, r *Remote) *served {
 	return serve(t, 1, func(o *serving.Options) { o.Disk = r })
 }
 
-// TestRelayIsADisk runs the tests of every disk on one behind a relay.
-func TestRelayIsADisk(t *testing.T) {
-	withoutRace(t)
-	disktest.Run(t, func(t *testing.T) disk.Disk {
-		return plain(t, handOn(t, serve(t, 1, nil).remote(t, "disk1.raw")).remote(t, "disk1.raw"))
-	})
-}
-
 // TestRelayHeals: the network between a relay and its server breaks in the middle of requests and
 // replies, and no client sees it.
 func TestRelayHeals(t *testing.T) {
 	n := relay(t, serve(t, 1, nil))
 	heals(t, n, handOn(t, n.remote(t)).remote(t, "disk1.raw"))
-}
-
-// TestRelayAllocatesNothing: the way of a request through a relay, with that of its server and of
-// its client.
-func TestRelayAllocatesNothing(t *testing.T) {
-	withoutRace(t)
-	for _, command := range []uint16{cmdRead, cmdWrite} {
-		far := handOn(t, fullServer(t).remote(t, "disk1.raw"))
-		p := far.pipeline(t, structured, command, 0, 4<<10)
-		for range 2 * maxUnflushed / (pipelineDepth * 4 << 10) { // what is kept grows until then
-			require.NoError(t, p.run())
-		}
-		p.allocatesNothing(t)
-	}
 }
 
 // TestRelayOfASlowClient: a client that does not take its replies holds up no other one.

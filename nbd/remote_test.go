@@ -57,18 +57,6 @@ func plain(t *testing.T, r *Remote) disk.Disk {
 	return plainDisk{r, r, r}
 }
 
-// TestRemoteIsADisk runs the tests of every disk on one that another server has.
-func TestRemoteIsADisk(t *testing.T) {
-	withoutRace(t)
-	disktest.Run(t, func(t *testing.T) disk.Disk {
-		v := serve(t, 1, nil)
-		r := v.remote(t, "disk1.raw")
-		require.Equal(t, "x", r.Identity().Serial)
-		require.False(t, r.ReadOnly())
-		return plain(t, r)
-	})
-}
-
 // TestRemoteByTLS: a disk is used by the name of a certificate.
 func TestRemoteByTLS(t *testing.T) {
 	v, a := serve(t, 1, nil), newAuthority(t)

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Builds a client of registries from its module, to test with: cosign signs and verifies what we verify
-# and sign, and oras stores and reads artifacts. cosign takes eight minutes of one processor. The tests
-# of both are for nights and for people: they are skipped without the binary, also where other missing
-# tools are an error. Prints the binary.
+# and sign, and oras stores and reads artifacts. cosign takes eight minutes of one processor, so the
+# tests of both are nightly. Prints the binary.
 #
 # It is cache/NAME/VERSION/NAME. KUBEVIRT_DISK_COSIGN and KUBEVIRT_DISK_ORAS name another directory
 # than cache/NAME, which several checkouts can share.
@@ -23,6 +22,7 @@ mkdir -p "$out"
 exec 9>"$out/lock" # two at once would build everything twice
 flock 9
 if [ ! -x "$out/$name" ]; then
+	echo "build-client: $name $version" >&2
 	new=$(mktemp -d "$out/new.XXXXXX")
 	trap 'rm -rf "$new"' EXIT
 	CGO_ENABLED=0 GOBIN=$new "${GO:-go}" install -trimpath -ldflags '-s -w' "$package@$version"

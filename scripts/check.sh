@@ -48,17 +48,12 @@ mapfile -t affected < <("$go" list -e -test \
 			for (i = 2; i <= NF; i++) if ($i in is) { print $1; next }
 		}' | sort -u)
 
-# These take long: a change somewhere below them does not test them. All of this should take two
-# minutes on two cores. The integration tests take more in any case.
-slow=' adapter adapter/ext4 cmd/kubevirt-disk disk/instance disk/overlay disk/qcow2 registry
-	registry/cache target target/internal/scsi '
+# The integration tests take more than a few minutes.
 module=$("$go" list -m)
 tested=() left=()
 for package in "${affected[@]}"; do
 	name=${package#"$module/"}
 	if [[ $name == integration || $name == integration/* ]]; then
-		left+=("$name")
-	elif [[ $slow == *[[:space:]]"$name"[[:space:]]* && " ${packages[*]} " != *" $package "* ]]; then
 		left+=("$name")
 	else
 		tested+=("$package")

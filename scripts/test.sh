@@ -1,23 +1,37 @@
 #!/usr/bin/env bash
-# Runs Go tests with the race detector. Prints a line a minute, the failures, what was skipped and
-# why, the names of what failed, and the totals as the last line. Arguments are passed to `go test`;
-# the default is every package: those that test one package first, then integration, then Kubernetes.
-# One or two failed tests of integration run again alone, three times; they are named as unstable if
-# they pass.
+# Runs Go tests. Prints a line a minute, the failures, what was skipped and why, the names of what
+# failed, and the totals as the last line. Arguments are passed to `go test`, which then runs with the
+# race detector. Without arguments it runs whole parts:
 #
-# BUILD is a command that builds what the last tests need. It runs beside the first ones, and the
-# last ones wait for it. INSTALL is a program that ends before the first test. BUILD_INSTALLED names
-# programs like BUILD that need what INSTALL installs. BESIDE names programs that run one after the
-# other beside the tests, which often only wait. What one prints appears when it has ended. If one of
-# all these fails, this fails. RACE=no leaves out the race detector.
+#   PARTS=main     all that needs no Kubernetes: the default
+#   PARTS=cluster  Kubernetes, and what needs KubeVirt's launcher: TestKubeVirt* of integration
+#   PARTS='main cluster'
+#
+# Of main, the packages of scripts/race-packages run with the race detector. RACE=yes is all with it,
+# and RACE=no none.
+#
+# BUILD and BUILD_INSTALLED have commands, each ended by a semicolon, that build what tests wait for.
+# INSTALL is a program that ends before the first test, and before the commands of BUILD_INSTALLED.
+# BESIDE names programs that run one after the other, when the builds have ended. If one of all these
+# fails, this fails. What one prints appears when it has ended, that of a build only if it fails.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."
 
-read -ra build <<<"${BUILD:-}"
-read -ra build_installed <<<"${BUILD_INSTALLED:-}"
-install=${INSTALL:-} programs=${BESIDE:-} go=${GO:-go}
-unset BUILD BUILD_INSTALLED INSTALL BESIDE
-plain=$("$go" env GOFLAGS)
+parts=${PARTS:-main} race=${RACE:-} go=${GO:-go}
+IFS=';' read -ra build <<<"${BUILD:-}"
+IFS=';' read -ra build_installed <<<"${BUILD_INSTALLED:-}"
+install=${INSTALL:-} programs=${BESIDE:-}
+unset PARTS RACE BUILD BUILD_INSTALLED INSTALL BESIDE
+
+# The compiler makes no debugging data, which the linker would drop, and may use more memory to
+# collect less garbage: for a big package, this saves 40 % of the time. Without -trimpath, a checkout
+# in another directory would be compiled anew: that is 9 of 12 processor minutes. All that tests and
+# the programs beside them build has the same flags, and is as static as what is released, so that
+# nothing is compiled twice.
+# shellcheck disable=SC2089 # the go command reads the quotes
+GOFLAGS="$("$go" env GOFLAGS) -trimpath -gcflags=all=-dwarf=false '-toolexec=env GOGC=300'"
+# shellcheck disable=SC2090
+export GOFLAGS CGO_ENABLED=0 TEST_GOFLAGS=$GOFLAGS # the last for fuzz.sh
 mkdir -p bin
 "$go" build -o bin/testsum ./scripts/testsum
 
@@ -31,175 +45,195 @@ cleanup() {
 	rm -rf "$dir"
 }
 trap cleanup EXIT
-exec 3>&1 # past testsum
+trap 'exit 1' INT TERM
+
 background() {
 	set -m
-	"$@" >&3 2>&1 </dev/null &
-	groups+=($!)
+	"$@" </dev/null &
 	set +m
+	groups+=($!)
 }
+# stream starts a command in the background. testsum reads what it prints.
+streams=()
+stream() { # stream NAME COMMAND...
+	mkfifo "$dir/$1.stream"
+	streams+=("$dir/$1.stream")
+	background into "$dir/$1.stream" "${@:2}"
+}
+into() { "${@:2}" >"$1"; } # opened in the background: it waits for the reader
 
-# logged runs a program. From DIR/NAME.log testsum tells how far it is.
+# printed is the file of what a command printed.
+printed() {
+	local name=${*#scripts/}
+	echo "$dir/${name//\//_}"
+}
+# logged runs a command. From its file, with .log until it ends, testsum tells how far it is.
 logged() {
-	local name=${1##*/} status=0
-	"$@" >"$dir/$name.log" 2>&1 || status=$?
-	mv "$dir/$name.log" "$dir/$name"
+	local status=0 to
+	to=$(printed "$@")
+	"$@" >"$to.log" 2>&1 || status=$?
+	mv "$to.log" "$to"
 	return $status
 }
-
-# The compiler makes no debugging data, which the linker would drop, and may use more memory to
-# collect less garbage: for a big package, this saves 40 % of the time. Without -trimpath, a checkout
-# in another directory would be compiled anew: that is 9 of 12 processor minutes.
-fast="-trimpath -gcflags=all=-dwarf=false '-toolexec=env GOGC=300'"
+# failed prints an event that names a command, and the file of its output if that is to be shown.
+failed() { printf '{"Action":"program-failed","Package":"%s","Output":"%s"}\n' "$1" "${2:-}"; }
 
 # built runs a build after the tests in the scheduler's eyes: they are waited for.
 built() {
 	renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
-	if GOFLAGS="$plain $fast" logged "$@"; then
+	if logged "$@"; then
 		echo "ok    $*"
 	else
-		echo "FAIL  $*, its last lines come at the end"
-		echo "$*" >>"$dir/failed"
+		failed "$*" "$(printed "$@")"
 	fi
 }
-
 builders=()
-# build_beside starts a build. The tests that need it wait for the lock that it holds. It has it when
+# build_beside starts builds. The tests that need one wait for the lock that it holds. It has it when
 # it first says something.
 build_beside() {
-	[ $# -gt 0 ] || return 0
-	background built "$@"
-	builders+=($!)
-	for ((i = 0; i < 100; i++)); do
-		if [ -s "$dir/${1##*/}.log" ] || ! kill -0 $! 2>/dev/null; then
-			break
-		fi
-		sleep 0.1
+	local line command i to
+	for line in "$@"; do
+		read -ra command <<<"$line"
+		[ ${#command[@]} -gt 0 ] || continue
+		to=$(printed "${command[@]}")
+		background built "${command[@]}" >"$dir/build${#builders[@]}"
+		builders+=($!)
+		for ((i = 0; i < 100; i++)); do
+			if [ -s "$to.log" ] || ! kill -0 $! 2>/dev/null; then
+				break
+			fi
+			sleep 0.1
+		done
 	done
 }
-build_beside "${build[@]}"
-[ -z "$install" ] || "$install"
-for program in "${build_installed[@]}"; do
-	build_beside "$program"
-done
-
-race=(-race)
-if [ "${RACE:-}" = no ]; then
-	race=()
-elif ! command -v "${CC:-gcc}" >/dev/null; then
-	echo "test: no C compiler, so the tests run without the race detector" >&2
-	[ "${KUBEVIRT_DISK_REQUIRE_TOOLS:-}" != 1 ] || exit 1
-	race=()
-fi
-
-# The race detector keeps notes of all memory, by default in small pages. With large ones, half of the
-# kernel's work is gone, a third of the time that the tests of registry take.
-[ ${#race[@]} = 0 ] || export GORACE="no_huge_pages_for_shadow=0 ${GORACE:-}"
-
-# The race detector makes these compressors several times slower. They compute in one goroutine, and
-# are not our code. Our code that calls them is watched. All that the tests and the programs beside
-# them build has the same flags, so that nothing is compiled twice. Other flags even for one package
-# would compile all that imports it once more.
-if [ ${#race[@]} -gt 0 ]; then
-	GOFLAGS="$plain $fast"
-	for package in compress/flate hash/adler32 github.com/klauspost/compress/{flate,fse,huff0,zstd}; do
-		# shellcheck disable=SC2089 # the go command reads the quotes
-		GOFLAGS+=" '-gcflags=$package=-race=false -dwarf=false'"
-	done
-	# shellcheck disable=SC2090
-	export GOFLAGS
-	export TEST_GOFLAGS="$GOFLAGS -race" # for fuzz.sh
-fi
-
-# These run without the race detector, and count towards the same totals. With it, pools forget at
-# random: the first tests count allocations. The others compute for long in one goroutine, where
-# there is no race to find, and take several times as long with it: so `make test-nightly` runs them
-# with it. A test of the same name in another package would run nowhere: a test of testsum looks for
-# one.
-tests=(TestNoAllocationPerCommand TestReadsDoNotAllocate)
-in=(./target ./disk/qcow2)
-tests+=(TestNoAllocationPerRequest TestRelayAllocatesNothing TestRemoteIsADisk TestRelayIsADisk)
-in+=(./nbd)
-if [ "${KUBEVIRT_DISK_NIGHTLY:-}" != 1 ]; then
-	tests+=(TestCrashPoints TestFaultAtEveryCall TestSnapshotCrashPoints TestSnapshotFaultAtEveryCall)
-	in+=(./disk/overlay)
-	tests+=(TestFileOfManyGroups TestRandomLevels TestStateGoesOn TestSparseFilesAndTreesOfExtents)
-	in+=(./adapter/ext4)
-	tests+=(TestAtomicWriteCrashPoints)
-	in+=(./target/internal/scsi)
-	tests+=(TestPodOnAnotherNode TestDeletedWhileItMoves)
-	in+=(./kubernetes/controller/local)
-	tests+=(TestHandover TestServe TestVolume TestSecretDeletedByHand)
-	in+=(./kubernetes/controller/service)
-	tests+=(TestEveryRequestFailsOnce TestPet TestPopulate TestRetryConverges)
-	in+=(./kubernetes/controller/{pet,pod,snapshot})
-	tests+=(TestMemoryOf{Chunks,Digests,Index,Links,LongNames,ManyNames,RawDigests,SmallLayers})
-	tests+=(TestMemoryOfTableOfContents TestPushOnto TestPushOnto{Others,Chains,KeepsBoot,Origin})
-	tests+=(TestPushOnto{OneOfSeveral,SaysDead,Squash,SquashOneOfSeveral,SquashRefusals})
-	in+=(./registry)
-	tests+=(TestMemoryOfUploads)
-	in+=(./volume/upload)
-fi
-plainly="^($(IFS='|' && echo "${tests[*]}"))\$"
-without=()
-if [ $# = 0 ]; then
-	[ ${#race[@]} = 0 ] || without=(-skip "$plainly")
-	# What takes longest comes first among its kind, so that none of it runs alone at the end.
-	mapfile -t alone < <("$go" list ./... | grep -v '/integration\(/\|$\)')
-	mapfile -t integration < <("$go" list ./integration/... | grep -v /integration/kubernetes)
-	set -- ./disk/qcow2 ./registry ./disk/instance ./disk/overlay ./cmd/kubevirt-disk ./adapter/ext4 \
-		./disk/image ./target ./adapter ./kubernetes/controller/local "${alone[@]}" \
-		"${integration[@]}" ./integration/kubernetes/node ./integration/kubernetes/...
-fi
-
-# beside runs the tests without the race detector, and the programs of BESIDE. The build comes
-# first: tests wait for it, and together they would slow each other down.
+# beside runs the programs of BESIDE after the builds: tests wait for those, and together they would
+# slow each other down.
 beside() {
-	local builder program failed=0
-	for builder in "${builders[@]}"; do
-		tail --pid="$builder" -f /dev/null
+	local i program
+	for i in "${!builders[@]}"; do
+		tail --pid="${builders[i]}" -f /dev/null
+		cat "$dir/build$i"
 	done
-	if [ ${#without[@]} -gt 0 ]; then
-		"$go" test -json -count=1 -vet=off -run "$plainly" "${in[@]}" \
-			>"$dir/events" || failed=1
-	fi
 	for program in $programs; do
 		if logged "$program"; then
-			cat "$dir/${program##*/}"
+			cat "$(printed "$program")"
 			echo "ok    $program"
 		else
-			cat "$dir/${program##*/}"
-			echo "FAIL  $program"
-			failed=1
+			cat "$(printed "$program")"
+			failed "$program"
 		fi
 	done
-	return $failed
 }
 
+# While the tools are installed, all that tests import is compiled.
+compile() { "$go" list -e -deps -test -export ./... >/dev/null 2>&1 || true; }
+
+build_beside "${build[@]}"
+if [ -n "$install" ]; then
+	background compile
+	compiler=$!
+	"$install"
+	kill -- "-$compiler" 2>/dev/null || true # the tests compile the rest
+fi
+build_beside "${build_installed[@]}"
+
+if [ "$race" != no ] && ! command -v "${CC:-gcc}" >/dev/null; then
+	echo "test: no C compiler, so the tests run without the race detector" >&2
+	[ "${KUBEVIRT_DISK_REQUIRE_TOOLS:-}" != 1 ] || exit 1
+	race=no
+fi
+# The race detector keeps notes of all memory, by default in small pages. With large ones, half of the
+# kernel's work is gone, a third of the time that the tests of registry take.
+export GORACE="no_huge_pages_for_shadow=0 ${GORACE:-}"
+
 # The nightly run has more rounds of many tests.
-limit=40m
+limit=20m
 [ "${KUBEVIRT_DISK_NIGHTLY:-}" != 1 ] || limit=60m
-test=("$go" test -json -count=1 -timeout 60m -exec "'$PWD/scripts/limit.sh' $limit" -vet=off "${race[@]}")
-{
-	background beside
-	others=$!
-	trap 'kill -- "-$others" 2>/dev/null || true' EXIT
-	failed=0
-	# The linter runs go vet. One more package, and one more test of each package, run at a time
-	# than there are processors: some only wait.
-	"${test[@]}" -p $(($(nproc) + 1)) -parallel $(($(nproc) + 1)) "${without[@]}" "$@" ||
-		echo '{"Action":"command-failed"}'
-	wait $others || {
-		echo "FAIL  beside the tests, see above: $programs" # only skips and totals come later
-		failed=1
-	}
-	[ ! -e "$dir/events" ] || cat "$dir/events"
-	if [ -e "$dir/failed" ]; then
-		while read -ra build; do
-			tail -n 20 "$dir/${build[0]##*/}"
-			echo "FAIL  ${build[*]}, its last lines are above"
-		done <"$dir/failed"
-		failed=1
-	fi
-	exit $failed
-} | bin/testsum -beside "$dir" "${test[@]}"
+# The linter runs go vet.
+go_test() {
+	[ $# -gt 0 ] || return 0
+	"$go" test -json -count=1 -vet=off -timeout 60m -exec "'$PWD/scripts/limit.sh' $limit" \
+		-parallel "$(nproc)" -p "$(nproc)" "$@" || echo '{"Action":"command-failed"}'
+}
+raced() { [ $# = 0 ] || CGO_ENABLED=1 go_test -race "$@"; }
+
+# without_race runs those tests of directories that are not for the race detector, by their build tag.
+without_race() {
+	local path names=
+	local -A tagged=()
+	while read -r path; do
+		names+=$(sed -nE 's/^func (Test\w+)\(.*/|\1/p' "$path" | tr -d '\n')
+		tagged[${path%/*}]=1
+	done < <(for path in "$@"; do grep -lsx '//go:build !race' "$path"/*_test.go; done)
+	[ ${#tagged[@]} = 0 ] || go_test -run "^(${names#|})\$" "${!tagged[@]}"
+}
+
+# directories prints those of packages, those with the longest tests first: so none of the long ones
+# runs alone in the end.
+directories() {
+	"$go" list -f '{{.Dir}}' "$@" | while read -r path; do
+		printf '%s\t%s\n' "$(cat "$path"/*_test.go 2>/dev/null | wc -c)" ".${path#"$PWD"}"
+	done | sort -rn | cut -f 2
+}
+# select_main sets which packages of the main part run with the race detector, and which without.
+main_raced=() main_plain=()
+select_main() {
+	local path
+	for path in $(directories ./...); do
+		case $path in
+		./kubernetes | ./kubernetes/* | ./cmd/kubevirt-disk-controller | ./integration/kubernetes | ./integration/kubernetes/*)
+			continue
+			;;
+		esac
+		if [ "$race" = yes ] || { [ "$race" = "" ] && grep -qx "${path#./}" scripts/race-packages; }; then
+			main_raced+=("$path")
+		else
+			main_plain+=("$path")
+		fi
+	done
+}
+with_race() { raced -skip "$kubevirt" "${main_raced[@]}" && without_race "${main_raced[@]}"; }
+plain() { [ ${#main_plain[@]} = 0 ] || go_test -skip "$kubevirt" "${main_plain[@]}"; }
+
+# Tests of one package first: the others wait for what is built.
+cluster() {
+	local unit node
+	mapfile -t unit < <(directories ./kubernetes/... ./cmd/kubevirt-disk-controller)
+	mapfile -t node < <(directories ./integration/kubernetes/...)
+	"$1" "${unit[@]}" "${node[@]}"
+}
+kubevirt='^TestKubeVirt'
+launcher() { "$1" -run "$kubevirt" ./integration; }
+
+# Two streams of tests run at the same time: those of integration often only wait.
+first() {
+	local part detector=go_test
+	[ "$race" != yes ] || detector=raced
+	for part in $parts; do
+		case $part in
+		main) with_race ;;
+		cluster) cluster "$detector" ;;
+		esac
+	done
+}
+second() {
+	local part detector=go_test
+	[ "$race" != yes ] || detector=raced
+	for part in $parts; do
+		case $part in
+		main) plain ;;
+		cluster) launcher "$detector" ;;
+		esac
+	done
+}
+stream beside beside
+if [ $# -gt 0 ]; then
+	detector=raced
+	[ "$race" != no ] || detector=go_test
+	stream tests "$detector" "$@"
+else
+	select_main
+	stream first first
+	stream second second
+fi
+bin/testsum -beside "$dir" "${streams[@]}"

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest"
@@ -209,23 +208,6 @@ func crashes(t *testing.T, seed uint64, opt Options, rounds int, prepare func(*s
 	return nil
 }
 
-// TestCrashPoints simulates crashes of the machine that drop and tear unflushed writes. All flushed
-// data is there, and every sector holds something that was once in it.
-func TestCrashPoints(t *testing.T) {
-	const seeds, rounds = 60, 25
-	for name, opt := range map[string]Options{
-		"copy-on-write": {},
-		"copy-on-read":  {CopyReads: true, Unit: 2 * minGranule},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for seed := range uint64(seeds) {
-				require.NoError(t, crashes(t, seed, opt, rounds, func(*simDisk) {}), "seed %d",
-					seed)
-			}
-		})
-	}
-}
-
 // TestCrashPointsFindLostData checks that the simulation works: storage that ignores flushes loses
 // data.
 func TestCrashPointsFindLostData(t *testing.T) {
@@ -240,62 +222,5 @@ func TestCrashPointsFindLostData(t *testing.T) {
 			}
 			require.True(t, found)
 		})
-	}
-}
-
-// TestFaultAtEveryCall fails each call to storage in turn. Reads still return the old or the new
-// content. When storage works again so does the disk, unless a flush has failed.
-func TestFaultAtEveryCall(t *testing.T) {
-	for _, cause := range []error{fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC),
-		&disk.MediumError{Op: "write", Err: errors.New("input/output error")}} {
-		for failing := range 250 {
-			d := newSimDisk(t, uint64(failing), Options{CopyReads: failing%2 == 0})
-			calls := 0
-			d.m.Fail = func() error {
-				calls++
-				if calls == failing {
-					return cause
-				}
-				return nil
-			}
-			var err error
-			for i := 0; i < 150 && calls < failing; i++ {
-				err = d.operate()
-			}
-			if err == nil { // it was a call of a read, which ignores the error
-				require.Equal(t, d.expected, d.killed())
-				continue
-			}
-			require.ErrorIs(t, err, cause)
-			failed := errors.Is(err, disk.ErrFailed)
-			got := make([]byte, simSize)
-			_, readErr := d.over.ReadAt(got, 0)
-			require.NoError(t, readErr, "the disk stays readable")
-			for sector := range int64(simSize / disk.SectorSize) {
-				part := got[sector*disk.SectorSize : (sector+1)*disk.SectorSize]
-				if bytes.Equal(part,
-					d.expected[sector*disk.SectorSize:(sector+1)*disk.SectorSize]) {
-					continue
-				}
-				require.NotEmpty(t, d.allowed[sector], "sector %d", sector)
-				require.Contains(t, d.allowed[sector], part, "sector %d", sector)
-			}
-			copy(d.expected, got)
-			_, err = d.over.WriteAt(make([]byte, disk.SectorSize), 0)
-			if failed {
-				require.ErrorIs(t, err, disk.ErrFailed)
-				require.ErrorIs(t, d.over.Flush(), disk.ErrFailed)
-				continue
-			}
-			require.NoError(t, err)
-			clear(d.expected[:disk.SectorSize])
-			for range 100 {
-				require.NoError(t, d.operate())
-			}
-			require.Equal(t, d.expected, d.killed())
-			require.NoError(t, d.over.Flush())
-			clear(d.allowed)
-			require.NoError(t, d.recover())
-		}
 	}
 }

@@ -7,11 +7,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/disktest/filetest"
-	"kubevirt.io/disk/internal/testtool"
 )
 
 // treeCrashes lets a disk with snapshots crash, or its process be killed, so many times.
@@ -59,24 +57,6 @@ var treeModes = map[string]struct {
 	"complete":      {whole: true},
 }
 
-// TestSnapshotCrashPoints simulates crashes of the machine and kills at every call to storage while
-// snapshots are taken, committed, deleted, merged and reverted to. Whatever happens, each snapshot
-// has its content byte by byte, and the note of its image, and the disk what TestCrashPoints says.
-// What has changed since an image is never said to be too little.
-func TestSnapshotCrashPoints(t *testing.T) {
-	for name, mode := range treeModes {
-		t.Run(name, func(t *testing.T) {
-			const rounds = 25
-			seeds := testtool.Rounds(8, 1000)
-			for seed := range uint64(seeds) {
-				require.NoError(t, treeCrashes(t, seed, mode.opt, mode.whole, rounds,
-					func(*simTree) {}), "seed %d", seed)
-			}
-			t.Logf("%d crashes and kills", seeds*rounds)
-		})
-	}
-}
-
 // TestPushAfterAPowerCut: a push that a power cut has ended may have left in the layer below what
 // the layer above has lost. It does not come back, also behind the end that the disk had when the
 // layer above was made, where that is in the midst of a block.
@@ -117,38 +97,5 @@ func TestSnapshotCrashPointsFindLostData(t *testing.T) {
 			}
 			require.True(t, found)
 		})
-	}
-}
-
-// TestSnapshotFaultAtEveryCall fails each call to storage in turn for lack of space. What was asked
-// for then has not happened, and everything works as before.
-func TestSnapshotFaultAtEveryCall(t *testing.T) {
-	cause := fmt.Errorf("%w: %w", disk.ErrNoSpace, unix.ENOSPC)
-	for _, mode := range treeModes {
-		for failing := range testtool.Rounds(60, 400) {
-			d := newSimTree(t, uint64(failing), mode.opt, mode.whole)
-			calls := 0
-			d.m.Fail = func() error {
-				if calls++; calls == 2*failing {
-					return cause
-				}
-				return nil
-			}
-			for calls < 2*failing+60 {
-				err := d.operate()
-				if err == nil {
-					continue
-				}
-				require.ErrorIs(t, err, cause)
-				if errors.Is(err, disk.ErrFailed) {
-					break // a flush has failed, and a new start is needed
-				}
-				allowed := d.allowed
-				require.NoError(t, d.compare(d.current))
-				d.allowed, d.maybe = allowed, ""
-			}
-			d.m.Fail = nil
-			require.NoError(t, d.restart(failing%2 == 0))
-		}
 	}
 }

@@ -1,17 +1,15 @@
-// Command testsum reads the event stream of `go test -json` on its standard input. It prints a line
-// per package, a line a minute that says how far the tests are, the output of failures, the reasons
-// of skips, and the totals as the last line. Before that come the names of the tests that failed,
-// and of those that failed first and passed later. It exits with 1 if anything failed, so that a
-// pipeline does not lose the failure.
+// Command testsum reads event streams of `go test -json`. It prints a line per package, a line a
+// minute that says how far the tests are, the output of failures, the reasons of skips, the names of
+// what failed, and the totals as the last line. It exits with 1 if anything failed.
 //
-//	testsum [-beside DIR] [GO test FLAG...]
+//	testsum [-beside DIR] [STREAM...]
 //
-// DIR/NAME.log is the output of a program NAME that runs beside the tests. The other arguments are
-// the go command and the flags for running a failed test of real parts again, once nothing runs
-// beside it.
+// It reads all streams at the same time, and standard input if there is none. DIR/NAME.log is the
+// output of a program NAME that runs beside the tests.
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -23,16 +21,37 @@ func main() {
 	flag.Parse()
 	sum := newSummary(os.Stdout)
 	end := sum.report(time.Minute, *logs)
-	err := sum.read(os.Stdin)
+	err := readAll(sum, flag.Args())
 	end()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "testsum: %v\n", err)
 	}
-	if err == nil && flag.NArg() > 0 {
-		sum.again(goTest(flag.Args()))
-	}
 	sum.finish()
-	if err != nil || sum.failed > 0 {
+	if err != nil || sum.failed > 0 || len(sum.broken) > 0 {
 		os.Exit(1)
 	}
+}
+
+// readAll reads files, or standard input, to their ends, all at the same time. A pipe must not wait
+// for another one.
+func readAll(sum *summary, paths []string) error {
+	if len(paths) == 0 {
+		return sum.read(os.Stdin)
+	}
+	ended := make(chan error)
+	for _, path := range paths {
+		go func() {
+			f, err := os.Open(path)
+			if err == nil {
+				err = sum.read(f)
+				err = errors.Join(err, f.Close())
+			}
+			ended <- err
+		}()
+	}
+	var errs []error
+	for range paths {
+		errs = append(errs, <-ended)
+	}
+	return errors.Join(errs...)
 }

@@ -62,9 +62,10 @@ func TestProgress(t *testing.T) {
 func TestReport(t *testing.T) {
 	var out bytes.Buffer
 	s := newSummary(&out)
+	one := &stream{s, map[name]*bytes.Buffer{}, map[string]int{}}
 	end := s.report(time.Millisecond, "")
 	testtool.Eventually(t, func() bool {
-		s.add(event{Action: "pass", Package: "p", Test: "TestA"})
+		one.add(event{Action: "pass", Package: "p", Test: "TestA"})
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return strings.Count(out.String(), "running: ") > 2

@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,14 +18,18 @@ import (
 const fakeGo = `#!/bin/bash
 case $1 in
 list)
-	case ${*: -1} in
-	./...) printf 'kubevirt.io/disk%s\n' /chap /integration /integration/kubernetes /target ;;
-	*) printf 'kubevirt.io/disk%s\n' /integration /integration/bench /integration/kubernetes ;;
-	esac
+	[[ $2 == -f ]] || exit 0
+	for package in "${@:4}"; do
+		case $package in
+		./...) printf "$PWD/%s\n" chap target libvirt integration kubernetes/claim ;;
+		./integration/kubernetes/...) printf "$PWD/%s\n" integration/kubernetes/node ;;
+		*) printf "$PWD/%s\n" kubernetes/claim ;;
+		esac
+	done
 	;;
 build) cp "$TESTSUM" bin/testsum ;;
 test)
-	echo "$*" >>tests
+	echo "$* cgo=$CGO_ENABLED" >>tests
 	until [ -e building ]; do sleep 0.01; done
 	echo '{"Action":"pass","Package":"p","Test":"TestA"}'
 	touch tested
@@ -42,13 +48,16 @@ func command(t *testing.T) string {
 
 // script runs scripts/test.sh in a tree of its own. Its builds wait until tests have run beside
 // them.
-func script(t *testing.T, testsum, build, install, beside string, args ...string) (out,
+func script(t *testing.T, testsum, parts, build, install, beside string, args ...string) (out,
 	tests string, err error) {
 	t.Helper()
 	dir := t.TempDir()
 	text, err := os.ReadFile("../test.sh")
 	require.NoError(t, err)
 	for name, content := range map[string]string{"scripts/test.sh": string(text), "go": fakeGo,
+		"scripts/race-packages": "target\n",
+		"target/a_test.go":      "//go:build !race\n\nfunc TestPlain(t *testing.T) {}\n",
+		"libvirt/a_test.go":     "//go:build !race\n\nfunc TestOther(t *testing.T) {}\n",
 		"build": "#!/bin/bash\necho builds $1\ntouch building\n" +
 			"until [ -e tested ]; do sleep 0.01; done\n" + build,
 		"build2": "#!/bin/bash\n[ -e installed ] || exit 1\necho builds the rest\n" +
@@ -61,7 +70,7 @@ func script(t *testing.T, testsum, build, install, beside string, args ...string
 	}
 	cmd := exec.Command(filepath.Join(dir, "scripts/test.sh"), args...)
 	cmd.Env = append(os.Environ(), "GO="+dir+"/go", "TESTSUM="+testsum, "BUILD=./build what",
-		"BUILD_INSTALLED=./build2", "INSTALL=./install", "BESIDE=./beside",
+		"BUILD_INSTALLED=./build2;./build2 again", "PARTS="+parts, "INSTALL=./install", "BESIDE=./beside",
 		"CC=bash", "KUBEVIRT_DISK_REQUIRE_TOOLS=")
 	printed, err := cmd.CombinedOutput()
 	noted, _ := os.ReadFile(filepath.Join(dir, "tests")) // none: no test ran
@@ -72,55 +81,64 @@ func script(t *testing.T, testsum, build, install, beside string, args ...string
 // all of it, with its reason near the end.
 func TestScript(t *testing.T) {
 	testsum := command(t)
-	out, tests, err := script(t, testsum, "", "", "echo all fine")
+	out, tests, err := script(t, testsum, "main cluster", "", "", "echo all fine")
 	require.NoError(t, err, out)
-	require.Contains(t, out, "ok    ./build what")
-	require.Contains(t, out, "ok    ./build2")
-	require.Contains(t, out, "all fine\nok    ./beside")
-	// Two tests run once more without the race detector.
-	require.True(t, strings.HasSuffix(out, "2 passed, 0 failed, 0 skipped\n"), out)
-	order := strings.Fields(strings.Split(tests, "\n")[0])
-	at := func(name string) int {
-		for i, arg := range order {
-			if arg == "./"+name || arg == "kubevirt.io/disk/"+name {
-				return i
-			}
-		}
-		require.Fail(t, "not tested", "%s in %s", name, order)
-		return 0
+	for _, command := range []string{"./build what", "./build2", "./build2 again"} {
+		require.Contains(t, out, "ok    "+command+"\n")
 	}
-	require.Less(t, at("chap"), at("integration"))
-	require.Less(t, at("target"), at("integration"))
-	require.Less(t, at("integration/bench"), at("integration/kubernetes/..."))
-	require.Contains(t, tests, "-race")
+	require.Contains(t, out, "all fine\nok    ./beside\n")
+	require.True(t, strings.HasSuffix(out, "5 passed, 0 failed, 0 skipped\n"), out)
+	runs := strings.Split(strings.TrimSpace(tests), "\n")
+	require.Len(t, runs, 5)
+	ran := func(pattern string) {
+		t.Helper()
+		require.Equal(t, 1, len(slices.DeleteFunc(slices.Clone(runs), func(run string) bool {
+			return !regexp.MustCompile(pattern).MatchString(run)
+		})), "%s in:\n%s", pattern, tests)
+	}
+	ran(`-race -skip \^TestKubeVirt \./target cgo=1$`)
+	ran(`-run \^\(TestPlain\)\$ \./target cgo=0$`)
+	ran(`-skip \^TestKubeVirt (\./(libvirt|chap|integration) ){3}cgo=0$`)
+	ran(`-p \d+ \./kubernetes/claim \./kubernetes/claim \./integration/kubernetes/node cgo=0$`)
+	ran(`-run \^TestKubeVirt \./integration cgo=0$`)
 
-	out, _, err = script(t, testsum, "for i in {1..99}; do echo line $i; done; exit 1", "", "")
+	out, _, err = script(t, testsum, "", "for i in {1..99}; do echo line $i; done; exit 1", "", "")
 	require.Error(t, err)
-	for _, command := range []string{"./build what", "./build2"} {
-		require.Contains(t, out, "line 99\nFAIL  "+command+", its last lines are above\n")
+	for _, command := range []string{"./build what", "./build2", "./build2 again"} {
+		require.Contains(t, out, "FAIL  "+command+"\n")
+		require.Contains(t, out, "\nfailed "+command+"\n")
 	}
-	require.True(t, strings.HasSuffix(out, "above\n2 passed, 0 failed, 0 skipped\n"), out)
+	require.Contains(t, out, "line 99\n")
 	require.NotContains(t, out, "line 79\n")
+	require.True(t, strings.HasSuffix(out, "\n3 passed, 0 failed, 0 skipped\n"), out)
 
-	out, _, err = script(t, testsum, "", "", "echo a finding; exit 1")
+	out, _, err = script(t, testsum, "", "", "", "echo a finding; exit 1")
 	require.Error(t, err)
-	require.Contains(t, out, "a finding\nFAIL  ./beside")
-	require.Contains(t, out, "FAIL  beside the tests, see above: ./beside\n2 passed,")
+	require.Contains(t, out, "a finding\nFAIL  ./beside\n")
+	require.Contains(t, out, "\nfailed ./beside\n3 passed,")
 
-	out, tests, err = script(t, testsum, "", "echo no network; exit 1", "")
+	out, tests, err = script(t, testsum, "", "", "echo no network; exit 1", "")
 	require.Error(t, err)
 	require.Contains(t, out, "no network")
 	require.Empty(t, tests)
 }
 
-// TestScriptOfPackages: named packages are tested, and no others.
+// TestScriptOfPackages: named packages are tested, and no others. RACE chooses the detector.
 func TestScriptOfPackages(t *testing.T) {
-	t.Setenv("RACE", "no")
-	out, tests, err := script(t, command(t), "", "", "", "./chap", "./disk")
+	testsum := command(t)
+	for race, parts := range map[string]string{"": "", "no": "cluster"} {
+		t.Setenv("RACE", race)
+		out, tests, err := script(t, testsum, parts, "", "", "", "./chap", "./disk")
+		require.NoError(t, err, out)
+		require.Contains(t, tests, " ./chap ./disk cgo=")
+		require.Equal(t, race != "no", strings.Contains(tests, "-race"))
+		require.True(t, strings.HasSuffix(out, "1 passed, 0 failed, 0 skipped\n"), out)
+	}
+	t.Setenv("RACE", "yes")
+	out, tests, err := script(t, testsum, "main cluster", "", "", "")
 	require.NoError(t, err, out)
-	require.True(t, strings.HasSuffix(tests, " ./chap ./disk\n"), tests)
-	require.NotContains(t, tests, "-race")
-	require.True(t, strings.HasSuffix(out, "1 passed, 0 failed, 0 skipped\n"), out)
+	require.Equal(t, 3, strings.Count(tests, "-race "), tests)
+	require.Regexp(t, `-run \^\((TestOther|TestPlain|\|){3}\)\$ (\./(target|libvirt) ){2}cgo=0\n`, tests)
 }
 
 // TestLimit: a package that hangs ends soon, and the report has the stack of what hangs. Those of

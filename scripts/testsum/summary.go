@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -32,33 +33,38 @@ func (n name) String() string {
 	return n.Package + " " + n.Test
 }
 
-// summary collects results. Tests and subtests count alike. A package that fails without a failed
-// test (a build failure, a panic, a data race at exit, a timeout) counts as one failure.
+// summary collects the results of all streams. Tests and subtests count alike. A package that fails
+// without a failed test (a build failure, a panic, a data race at exit, a timeout) counts as one
+// failure.
 //
-// mu keeps lines of progress apart from the events: the former come from another goroutine.
+// mu keeps apart what several streams, and the lines of progress, do.
 type summary struct {
 	mu                      sync.Mutex
 	w                       io.Writer
-	output                  map[name]*bytes.Buffer
-	failedIn                map[string]int // failed tests by package
 	skips                   []string
 	passed, failed, skipped int
-	final                   bool // a failure that another run cannot mend
-	running                 map[name]bool
 	begun                   begun
-	failures                map[name]int // failed tests and subtests by top-level test
-	broken                  []string     // what failed without a failed test
-	unstable                []string     // tests that failed, and passed in other runs
+	failures                map[name]bool // top-level tests
+	broken                  []string      // what failed without a failed test
+	logs                    []string      // of programs that failed, to be shown at the end
 }
 
 func newSummary(w io.Writer) *summary {
-	return &summary{w: w, output: map[name]*bytes.Buffer{}, failedIn: map[string]int{},
-		running: map[name]bool{}, failures: map[name]int{}, begun: begun{}}
+	return &summary{w: w, failures: map[name]bool{}, begun: begun{}}
 }
 
-// read consumes the stream. It prints lines that are not events unchanged, because the go command
+// stream is what one run of `go test` said. Another one may test the same package.
+type stream struct {
+	*summary
+	output   map[name]*bytes.Buffer
+	failedIn map[string]int // failed tests by package
+}
+
+// read consumes a stream. In the end it reports tests that never ended although their package said
+// nothing. It prints lines that are not events unchanged, because the go command
 // reports some errors that way.
-func (s *summary) read(r io.Reader) error {
+func (sum *summary) read(r io.Reader) error {
+	s := &stream{sum, map[name]*bytes.Buffer{}, map[string]int{}}
 	lines := bufio.NewReaderSize(r, 1<<20)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -73,6 +79,11 @@ func (s *summary) read(r io.Reader) error {
 			}
 		}
 		if err == io.EOF {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for n := range s.output {
+				s.open(n.Package)
+			}
 			return nil
 		}
 		if err != nil {
@@ -81,21 +92,24 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
-// commandFailed is the action of an event that scripts/test.sh adds when the go command fails: the
-// command may fail before its own events say why.
-const commandFailed = "command-failed"
+// Actions of events that scripts/test.sh adds.
+const (
+	// The go command failed, maybe before its own events say why.
+	commandFailed = "command-failed"
+	// A program beside the tests failed: Package is its command line. If Output is set, it is the file
+	// of what it printed, and its end is shown at the end.
+	programFailed = "program-failed"
+)
 
 // resultPrefix marks a line with a test's result, which is shown even if the test passes.
 const resultPrefix = "conformance: "
 
-func (s *summary) add(e event) {
+func (s *stream) add(e event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := name{e.Package, e.Test}
 	s.begun.add(e.Action, n, time.Now())
 	switch e.Action {
-	case "run":
-		s.running[n] = true
 	case "output":
 		out := s.output[n]
 		if out == nil {
@@ -103,7 +117,6 @@ func (s *summary) add(e event) {
 			s.output[n] = out
 		}
 		out.WriteString(e.Output)
-		s.final = s.final || final(e.Output)
 		if strings.HasPrefix(e.Output, resultPrefix) {
 			fmt.Fprint(s.w, e.Output)
 		}
@@ -126,24 +139,29 @@ func (s *summary) add(e event) {
 		s.fail(n, e.Elapsed)
 	case commandFailed:
 		if s.failed == 0 {
-			s.failed, s.final = 1, true
+			s.failed = 1
 			s.broken = append(s.broken, "go test, without a failed test")
 			fmt.Fprintln(s.w, "--- FAILED go test, without a failed test")
 		}
+	case programFailed:
+		s.broken = append(s.broken, e.Package)
+		if e.Output != "" {
+			s.logs = append(s.logs, e.Output)
+		}
+		fmt.Fprintf(s.w, "FAIL  %s\n", e.Package)
 	}
 }
 
-func (s *summary) fail(n name, elapsed float64) {
+func (s *stream) fail(n name, elapsed float64) {
 	switch {
 	case n.Test != "":
 		s.failed++
 		s.failedIn[n.Package]++
 		top, _, _ := strings.Cut(n.Test, "/")
-		s.failures[name{n.Package, top}]++
+		s.failures[name{n.Package, top}] = true
 		fmt.Fprintf(s.w, "--- FAILED %s (%.1fs)\n", n, elapsed)
 	case s.failedIn[n.Package] == 0:
 		s.failed++
-		s.final = true
 		s.broken = append(s.broken, n.Package+", outside of a test")
 		fmt.Fprintf(s.w, "--- FAILED %s (%.1fs), outside of a test\n", n, elapsed)
 	default:
@@ -161,7 +179,7 @@ func (s *summary) fail(n name, elapsed float64) {
 // open reports the tests of a package that never ended, because their process died or was killed.
 // The output of one of them has the stacks of all goroutines. A test that waits for its turn has
 // said nothing.
-func (s *summary) open(pkg string) {
+func (s *stream) open(pkg string) {
 	var open []name
 	for n, out := range s.output {
 		if n.Package == pkg && n.Test != "" && !bytes.HasSuffix(out.Bytes(), paused(n.Test)) {
@@ -170,7 +188,6 @@ func (s *summary) open(pkg string) {
 	}
 	slices.SortFunc(open, func(a, b name) int { return strings.Compare(a.Test, b.Test) })
 	for _, n := range open {
-		s.final = true
 		fmt.Fprintf(s.w, "--- did not end: %s\n%s", n, s.output[n])
 		if !strings.Contains(n.Test, "/") {
 			s.broken = append(s.broken, n.String()+", did not end")
@@ -181,20 +198,8 @@ func (s *summary) open(pkg string) {
 
 func paused(test string) []byte { return []byte("=== PAUSE " + test + "\n") }
 
-// final reports whether a line says that the process broke: a data race, a panic, a signal. Later
-// tests did not run then.
-func final(line string) bool {
-	for _, start := range []string{"WARNING: DATA RACE", "panic: ", "fatal error: ", "signal: ",
-		"exit status 2"} {
-		if strings.HasPrefix(line, start) {
-			return true
-		}
-	}
-	return false
-}
-
 // reason returns the output of a skipped test, without the framing lines of the testing package.
-func (s *summary) reason(n name) string {
+func (s *stream) reason(n name) string {
 	out := s.output[n]
 	if out == nil {
 		return "no reason given"
@@ -213,29 +218,30 @@ func (s *summary) reason(n name) string {
 }
 
 // drop forgets a test that has ended.
-func (s *summary) drop(n name) {
-	delete(s.output, n)
-	delete(s.running, n)
-}
+func (s *stream) drop(n name) { delete(s.output, n) }
 
-// finish reports tests that never ended although their package said nothing, then the skips, the
-// names of what failed, and the totals.
+// finish prints the reasons of skips, the last lines of programs that failed, the names of what
+// failed, and the totals.
 func (s *summary) finish() {
-	for n := range s.output {
-		s.open(n.Package)
-	}
 	for _, line := range s.skips {
 		fmt.Fprintf(s.w, "skipped %s\n", line)
+	}
+	for _, path := range s.logs {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			data = []byte(err.Error())
+		}
+		lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+		fmt.Fprintln(s.w, strings.Join(lines[max(0, len(lines)-lastLines):], "\n"))
 	}
 	for _, line := range s.failedNames() {
 		fmt.Fprintf(s.w, "failed %s\n", line)
 	}
-	for _, line := range s.unstable {
-		fmt.Fprintf(s.w, "unstable %s: it failed, see above, and then passed %d times alone\n",
-			line, againRounds)
-	}
 	fmt.Fprintf(s.w, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
 }
+
+// lastLines is how much is shown of what a failed program printed.
+const lastLines = 20
 
 // failedNames are the top-level tests that failed, and what failed outside of tests.
 func (s *summary) failedNames() []string {

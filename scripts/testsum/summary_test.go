@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
-	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestSummary(t *testing.T) {
@@ -79,6 +81,17 @@ func TestSummary(t *testing.T) {
 			wantNot: []string{"PAUSE"},
 			totals:  "0 passed, 1 failed, 0 skipped",
 		},
+		"a failed go command counts once": {
+			stream: `{"Action":"command-failed"}` + "\n" + `{"Action":"command-failed"}` + "\n",
+			want:   []string{"\nfailed go test, without a failed test\n"},
+			totals: "0 passed, 1 failed, 0 skipped",
+		},
+		"a program that failed is named": {
+			stream:  `{"Action":"program-failed","Package":"build.sh x","Output":"testdata/log"}` + "\n",
+			want:    []string{"FAIL  build.sh x\n", "line 2\n", "line 21\nfailed build.sh x\n"},
+			wantNot: []string{"line 1\n"},
+			totals:  "0 passed, 0 failed, 0 skipped",
+		},
 		"what is no event passes through": {
 			stream: "go: cannot find main module\n", want: []string{"go: cannot find main module"},
 			totals: "0 passed, 0 failed, 0 skipped",
@@ -102,72 +115,39 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// failedTest are the events of a package with one failed test and one that passed.
-func failedTest(pkg string) string {
-	return strings.ReplaceAll(`{"Action":"run","Package":"PKG","Test":"TestA"}
-{"Action":"run","Package":"PKG","Test":"TestA/sub"}
-{"Action":"fail","Package":"PKG","Test":"TestA/sub"}
-{"Action":"fail","Package":"PKG","Test":"TestA"}
-{"Action":"run","Package":"PKG","Test":"TestB"}
-{"Action":"pass","Package":"PKG","Test":"TestB"}
-{"Action":"fail","Package":"PKG"}
-{"Action":"command-failed"}
-`, "PKG", pkg)
-}
-
-// TestAgain: a few failed tests of real parts run again. A failure stays one if tests never ran, if
-// there was a data race, or in another package.
-func TestAgain(t *testing.T) {
-	const (
-		pass = `{"Action":"pass","Package":"p","Test":"TestA"}` + "\n"
-		fail = `{"Action":"fail","Package":"p","Test":"TestA"}` + "\n"
-	)
-	one := failedTest(againBelow)
-	tests := map[string]struct {
-		stream string
-		rounds []string // output of each further run of a test
-		totals string
-	}{
-		"it was the load": {one, []string{pass, pass, pass}, "3 passed, 0 failed, 0 skipped"},
-		"it fails again":  {one, []string{pass, pass, fail}, "1 passed, 2 failed, 0 skipped"},
-		"nothing ran":     {one, []string{""}, "1 passed, 2 failed, 0 skipped"},
-		"two tests": {one + failedTest(againBelow+"/kubernetes"),
-			[]string{pass, pass, pass, pass, pass, pass}, "6 passed, 0 failed, 0 skipped"},
-		"three tests": {one + failedTest(againBelow+"/a") + failedTest(againBelow+"/b"), nil,
-			"3 passed, 6 failed, 0 skipped"},
-		"another package": {failedTest("kubevirt.io/disk/target"), nil,
-			"1 passed, 2 failed, 0 skipped"},
-		"another one beside it": {one + failedTest("kubevirt.io/disk/target"), nil,
-			"2 passed, 4 failed, 0 skipped"},
-		"a data race": {`{"Action":"output","Package":"p","Output":"WARNING: DATA RACE\n"}` + "\n" +
-			one, nil, "1 passed, 2 failed, 0 skipped"},
-		"a panic": {`{"Action":"output","Package":"p","Output":"exit status 2\n"}` + "\n" +
-			one, nil, "1 passed, 2 failed, 0 skipped"},
-		"a test did not end": {`{"Action":"run","Package":"p","Test":"TestC"}` + "\n" + one, nil,
-			"1 passed, 2 failed, 0 skipped"},
-		"the go command fails": {`{"Action":"command-failed"}` + "\n", nil,
-			"0 passed, 1 failed, 0 skipped"},
+// TestStreams: several streams are read at the same time, and count together. Two may test the same
+// package: the end of it in one of them is not its end in the other.
+func TestStreams(t *testing.T) {
+	dir := t.TempDir()
+	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
+	for _, path := range []string{one, two} {
+		require.NoError(t, unix.Mkfifo(path, 0o600))
 	}
-	for what, tt := range tests {
-		t.Run(what, func(t *testing.T) {
-			var out bytes.Buffer
-			sum := newSummary(&out)
-			require.NoError(t, sum.read(strings.NewReader(tt.stream)))
-			rounds := tt.rounds
-			sum.again(func(n name, w io.Writer) error {
-				require.Equal(t, "TestA", n.Test)
-				require.NotEmpty(t, rounds)
-				_, err := io.WriteString(w, rounds[0])
-				rounds = rounds[1:]
-				return err
-			})
-			require.Empty(t, rounds)
-			sum.finish()
-			require.True(t, strings.HasSuffix(out.String(), tt.totals+"\n"), out.String())
-			require.Equal(t, strings.Contains(tt.totals, " 0 failed"),
-				strings.Contains(out.String(), "unstable "+againBelow+" TestA"), out.String())
-			require.NotEqual(t, strings.Contains(tt.totals, " 0 failed"),
-				strings.Contains(out.String(), "\nfailed "), out.String())
-		})
+	var out bytes.Buffer
+	sum := newSummary(&out)
+	ended := make(chan error)
+	go func() { ended <- readAll(sum, []string{one, two}) }()
+	write := func(f *os.File, text string) {
+		_, err := f.WriteString(text)
+		require.NoError(t, err)
 	}
+	first, err := os.OpenFile(one, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	second, err := os.OpenFile(two, os.O_WRONLY, 0)
+	require.NoError(t, err)
+	write(second, `{"Action":"output","Package":"p","Test":"TestB","Output":"in the second\n"}`+"\n")
+	write(first, `{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p"}
+`)
+	require.NoError(t, first.Close())
+	write(second, `{"Action":"pass","Package":"p","Test":"TestB"}
+{"Action":"pass","Package":"p"}
+`)
+	require.NoError(t, second.Close())
+	require.NoError(t, <-ended)
+	sum.finish()
+	require.NotContains(t, out.String(), "in the second")
+	require.True(t, strings.HasSuffix(out.String(), "failed p TestA\n1 passed, 1 failed, 0 skipped\n"),
+		out.String())
+	require.ErrorIs(t, readAll(sum, []string{filepath.Join(dir, "missing")}), os.ErrNotExist)
 }

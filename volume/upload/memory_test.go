@@ -1,4 +1,6 @@
-package upload
+//go:build !race
+
+package upload // With the race detector, everything takes more memory.
 
 import (
 	"fmt"

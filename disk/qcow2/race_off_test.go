@@ -1,5 +1,0 @@
-//go:build !race
-
-package qcow2
-
-const raceEnabled = false
