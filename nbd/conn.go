@@ -74,9 +74,8 @@ type conn struct {
 	stopping bool      // guarded by mu; stop was called
 }
 
-// serve runs the connection.
-func (c *conn) serve() {
-	defer c.srv.wg.Done()
+// Serve implements serving.Connection.
+func (c *conn) Serve() {
 	if err := c.negotiate(); err != nil {
 		c.end(err)
 		if c.disk != nil {
@@ -84,7 +83,7 @@ func (c *conn) serve() {
 		}
 		return
 	}
-	c.srv.wg.Add(1) // the loop's
+	c.srv.conns.Goroutines.Add(1) // the loop's
 	c.role.Run()
 }
 
@@ -179,7 +178,11 @@ func (c *conn) log() *zap.Logger {
 	return c.srv.log.With(zap.String("client", c.name), zap.String("remote", c.remote()))
 }
 
-func (c *conn) session() status.Session {
+// Arrived implements serving.Connection.
+func (c *conn) Arrived() *serving.Arrival { return &c.arrival }
+
+// Session describes the connection.
+func (c *conn) Session() status.Session {
 	return status.Session{Protocol: status.ProtocolNBD, Initiator: c.name,
 		Remote: c.remote(), Local: c.nc.LocalAddr().String(), Since: c.since,
 		LUNs: []uint16{c.disk.Number}, Commands: c.commands.Load(), BytesRead: c.bytesRead.Load(),
@@ -206,7 +209,7 @@ type run struct {
 
 // loop is the main loop of the reading goroutine.
 func (c *conn) loop(turn *serving.Turn) {
-	defer c.srv.wg.Done()
+	defer c.srv.conns.Goroutines.Done()
 	defer c.loops.Done()
 	run := &run{Turn: turn, c: c}
 	run.r.Executor = run
@@ -260,7 +263,7 @@ func (run *run) work() (err error) {
 // handOn prepares for another goroutine that reads.
 func (c *conn) handOn() {
 	c.srv.disks.Memory.Charge(stackCharge)
-	c.srv.wg.Add(1)
+	c.srv.conns.Goroutines.Add(1)
 	c.loops.Add(1)
 }
 
@@ -387,12 +390,6 @@ func (c *conn) panicked(p any) error {
 	c.log().Error("internal error: the NBD connection ends", zap.Any("panic", p),
 		zap.ByteString("stack", debug.Stack()))
 	return errors.New("internal error")
-}
-
-func (s *Server) isClosing() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closing
 }
 
 // runs is a set of goroutines.

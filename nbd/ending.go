@@ -37,14 +37,11 @@ func (c *conn) end(err error) {
 	reason, expected := endOf(err)
 	level, fields := zap.DebugLevel, []zap.Field{zap.String("reason", reason), zap.Error(err)}
 	if !expected || reason == "connection_closed" && c.useless() {
-		c.srv.penalties.Failed(c.arrival.Source, time.Now())
-	}
-	if !expected {
-		n, told := c.srv.failures.Admit(lost{c.arrival.Source, reason}, time.Now())
-		if told {
+		more, say := c.srv.conns.Failed(c.arrival.Source, reason)
+		if say && !expected {
 			level = zap.WarnLevel
 		}
-		fields = append(fields, serving.Unsaid(n)...)
+		fields = append(fields, more...)
 	}
 	c.log().Log(level, "NBD connection ended", fields...)
 	switch {

@@ -33,10 +33,8 @@ func serveFar(t *testing.T) (*served, *disktest.Distant) {
 func (v *served) waits(t testing.TB, n int) {
 	t.Helper()
 	eventually(t, "requests wait", func() bool {
-		v.mu.Lock()
-		defer v.mu.Unlock()
 		held := 0
-		for c := range v.conns {
+		for _, c := range v.conns.All(func(*conn) bool { return true }) {
 			c.mu.Lock()
 			for run := range c.held {
 				if run.r.Waiting() {
@@ -262,7 +260,7 @@ func TestHalfOpen(t *testing.T) {
 		h.send(join(u32(3), optionBytes(optGo, infoData("")))[:i%26])
 		idle = append(idle, h)
 	}
-	require.LessOrEqual(t, v.entrance.Strangers(), manyStrangers)
+	require.LessOrEqual(t, v.conns.Strangers(), manyStrangers)
 	c.alive()
 	v.open(t, "", compact).alive()
 	for _, h := range idle {

@@ -95,7 +95,7 @@ func (run *run) post(l *link, buf *memory.Buffer) bool {
 	p.set(q.command, 0, q.off, q.length, buf.B)
 	p.to, p.abandoned = p, false
 	c.loops.Add(1)
-	c.srv.wg.Add(1)
+	c.srv.conns.Goroutines.Add(1)
 	if q.command == cmdRead && l.post(&p.call) == nil {
 		return true
 	}
@@ -195,14 +195,14 @@ func (p *passage) leave() {
 	p.link, p.c, p.buf, p.data, p.to = nil, nil, nil, nil, nil
 	passages.Put(p)
 	c.loops.Done()
-	c.srv.wg.Done()
+	c.srv.conns.Goroutines.Done()
 }
 
 // again executes the request as one to any other disk, which waits for the server and has words for
 // errors.
 func (p *passage) again() {
 	c := p.c
-	defer c.srv.wg.Done()
+	defer c.srv.conns.Goroutines.Done()
 	defer c.loops.Done()
 	run := &run{Turn: new(serving.Turn), c: c, req: p.asked, buf: p.buf, arrived: p.arrived}
 	run.r.Executor = run
@@ -246,7 +246,7 @@ func (run *run) repeat(hold *rangelock.Hold) (err error) {
 func (l *link) owe(c *conn) {
 	if n := len(l.owed); n == 0 || l.owed[n-1] != c {
 		l.owed = append(l.owed, c)
-		c.srv.wg.Add(1) // a passage counts at this moment
+		c.srv.conns.Goroutines.Add(1) // a passage counts at this moment
 	}
 	l.urgent = l.urgent || c.tx.full()
 }
@@ -263,7 +263,7 @@ func (l *link) settle() (passedOn bool) {
 		l.owed[n] = nil
 		l.owed = l.owed[:n]
 		passedOn = c.tx.FlushElse(l.passOn)
-		c.srv.wg.Done()
+		c.srv.conns.Goroutines.Done()
 		if passedOn {
 			return true
 		}
@@ -275,7 +275,7 @@ func (l *link) settle() (passedOn bool) {
 func (l *link) settleAll() {
 	for _, c := range l.owed {
 		go func() {
-			defer c.srv.wg.Done()
+			defer c.srv.conns.Goroutines.Done()
 			_ = c.tx.Flush() // whoever reads there learns of an error, too
 		}()
 	}

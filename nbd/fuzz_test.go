@@ -117,7 +117,9 @@ func throughServer(t *testing.T, sent []byte) {
 	require.NoError(t, all.Add(serving.Options{Number: 1, Name: "d",
 		Disk: disktest.NewMemory(1 << 20), Identity: disk.Identity{NAA: [8]byte{0x30}}}))
 	ours, theirs := net.Pipe()
-	s.begin(theirs, &Portal{Name: "tcp:fuzz"})
+	s.conns.Take(theirs, func(nc net.Conn) *conn {
+		return s.newConn(nc, &Portal{Name: "tcp:fuzz"})
+	})
 	received := make(chan []byte, 1)
 	go func() {
 		b, _ := io.ReadAll(ours)

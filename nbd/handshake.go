@@ -138,7 +138,7 @@ func (h *handshake) refuse(o option, kind uint32, format string, args ...any) er
 // option handles one option. Done says that an export is chosen.
 func (h *handshake) option(o option) (done bool, err error) {
 	switch {
-	case h.c.srv.isClosing() && o.number != optAbort:
+	case h.c.srv.conns.Closing() && o.number != optAbort:
 		if o.number == optExportName {
 			return false, ErrServerClosed
 		}

@@ -57,14 +57,14 @@ func (c *conn) network() net.Conn {
 // meanwhile is the connection's end.
 func (c *conn) wait() error {
 	var delay time.Duration
-	if delay, c.slowed = c.srv.penalties.Delay(c.arrival.Source, time.Now()); delay == 0 {
+	if delay, c.slowed = c.srv.conns.Delay(c.arrival.Source, time.Now()); delay == 0 {
 		return nil
 	}
 	c.setDeadline(time.Now().Add(delay))
 	switch _, err := c.nc.Read(make([]byte, 1)); {
 	case err == nil:
 		return errors.New("the client has sent something before the server's greeting")
-	case !errors.Is(err, os.ErrDeadlineExceeded) || c.srv.isClosing():
+	case !errors.Is(err, os.ErrDeadlineExceeded) || c.srv.conns.Closing():
 		return err
 	}
 	return nil

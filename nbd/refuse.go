@@ -20,7 +20,7 @@ func (s *Server) Refuse(reason error) {
 	}
 	s.refusing = reason
 	// Also those that have chosen no export yet. They may be about to; and they can ask again.
-	all := s.allLocked(func(*conn) bool { return true })
+	all := s.conns.All(func(*conn) bool { return true })
 	s.mu.Unlock()
 	s.log.Warn("the disks are refused to all clients from now on", zap.Error(reason))
 	for _, c := range all {

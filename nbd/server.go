@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,9 +34,6 @@ var ErrServerClosed = errors.New("the NBD server is shut down")
 const (
 	// handshakeTime is how long a client may take until it has chosen an export.
 	handshakeTime = 30 * time.Second
-	// failureTold is how long the log stays quiet about connections of one source that end again
-	// for one reason.
-	failureTold = time.Minute
 	// patience is how long a client may leave its replies untaken, or a payload unfinished, while
 	// memory is scarce. Otherwise it may take any time: a machine may be stopped for hours.
 	patience = 30 * time.Second
@@ -74,30 +70,21 @@ type Portal struct {
 
 // Server serves disks by NBD. Any number of goroutines may call the methods.
 type Server struct {
-	disks     *serving.Disks
-	log       *zap.Logger
-	entrance  *serving.Entrance
-	pollers   socket.PollLimit
-	ctx       context.Context // ends when Shutdown gives up waiting
-	cancel    context.CancelFunc
-	wg        sync.WaitGroup
-	watch     sync.Once // starts watchClients
-	penalties *serving.Penalties
-	failures  *serving.Seldom[lost]
+	disks   *serving.Disks
+	log     *zap.Logger
+	conns   *serving.Connections[*conn]
+	pollers socket.PollLimit
+	ctx     context.Context // ends when Shutdown gives up waiting
+	cancel  context.CancelFunc
+	watch   sync.Once // starts watchClients
 
-	mu        sync.Mutex
-	closing   bool
-	refusing  error // see Refuse
-	listeners map[net.Listener]struct{}
-	conns     map[*conn]struct{}
+	mu       sync.Mutex
+	refusing error // see Refuse
 	// named are the clients with certificates, by name
 	named map[string]*holderOfName
 	// holders are the processes that use exclusive disks by one name
 	holders map[holding]*holder
 }
-
-// lost is why connections of a source end that should not.
-type lost struct{ source, reason string }
 
 // holding is the use of an exclusive disk by one name.
 type holding struct {
@@ -113,11 +100,10 @@ type holder struct {
 
 // New makes a server, and a front end of the disks. There must be no disk yet.
 func New(opt Options) (*Server, error) {
-	s := &Server{disks: opt.Disks, log: opt.Log, entrance: serving.NewEntrance(opt.Crowd),
-		failures:  serving.NewSeldom[lost](failureTold),
-		listeners: map[net.Listener]struct{}{}, conns: map[*conn]struct{}{},
-		holders: map[holding]*holder{}, named: map[string]*holderOfName{},
-		penalties: serving.NewPenalties(cmp.Or(opt.ReconnectDelay, 2*time.Second))}
+	s := &Server{disks: opt.Disks, log: opt.Log,
+		conns: serving.NewConnections[*conn](opt.Crowd,
+			cmp.Or(opt.ReconnectDelay, 2*time.Second)),
+		holders: map[holding]*holder{}, named: map[string]*holderOfName{}}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
@@ -137,47 +123,17 @@ func (s *Server) Serve(l net.Listener, p Portal) error {
 		return fmt.Errorf("a portal cannot be called %q: it is unix: and a path, or tcp: and an "+
 			"address, of at most 223 bytes without spaces", p.Name)
 	}
-	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
-		_ = l.Close()
-		return ErrServerClosed
-	}
-	s.listeners[l] = struct{}{}
-	s.mu.Unlock()
 	s.watch.Do(func() { go s.watchClients() })
-	defer func() {
-		s.mu.Lock()
-		delete(s.listeners, l)
-		s.mu.Unlock()
-		_ = l.Close()
-	}()
-	if err := socket.Accept(s.ctx, l, acceptor{s, &p}); err != nil {
+	err := s.conns.Accept(l, func(nc net.Conn) *conn { return s.newConn(nc, &p) },
+		func(err error) {
+			s.log.Warn("an NBD client cannot be accepted now: trying again",
+				zap.String("portal", p.Name), zap.Error(err))
+		})
+	if err != nil {
 		return err
 	}
 	return ErrServerClosed
 }
-
-// acceptor is the server as one that accepts connections at a portal.
-type acceptor struct {
-	*Server
-	portal *Portal
-}
-
-// Accepted implements socket.Acceptor.
-func (a acceptor) Accepted(nc net.Conn) { a.begin(nc, a.portal) }
-
-// AcceptFailed implements socket.Acceptor.
-func (a acceptor) AcceptFailed(_ net.Listener, err error) {
-	a.log.Warn("an NBD client cannot be accepted now: trying again",
-		zap.String("portal", a.portal.Name), zap.Error(err))
-}
-
-// MakeRoom implements socket.Acceptor.
-func (a acceptor) MakeRoom() bool { return a.entrance.MakeRoom() }
-
-// Closing implements socket.Acceptor.
-func (a acceptor) Closing() bool { return a.isClosing() }
 
 // watchClients gives other clients, of every protocol, the memory of those that stand still, and
 // the disks of those whose machine is dead.
@@ -238,8 +194,8 @@ func (s *Server) endStill(since time.Time) {
 	}
 }
 
-// begin serves a new connection.
-func (s *Server) begin(nc net.Conn, p *Portal) {
+// newConn makes a connection.
+func (s *Server) newConn(nc net.Conn, p *Portal) *conn {
 	c := &conn{srv: s, nc: nc, portal: p, name: p.Name}
 	c.arrival.PushOut = func() { c.fail(errPushedOut) }
 	c.arrival.Source = serving.SourceOf(nc).String()
@@ -247,25 +203,15 @@ func (s *Server) begin(nc net.Conn, p *Portal) {
 		c.pid = cred.Pid
 		c.arrival.Source = c.remote()
 	}
-	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
-		_ = nc.Close()
-		return
-	}
-	s.conns[c] = struct{}{}
-	s.wg.Add(1)
-	s.mu.Unlock()
-	s.entrance.Arrive(&c.arrival)
-	go c.serve()
+	return c
 }
 
 // chosen notes that a connection has chosen an export.
 func (s *Server) chosen(c *conn) error {
-	if s.isClosing() {
+	if s.conns.Closing() {
 		return ErrServerClosed
 	}
-	switch err := s.entrance.Admit(&c.arrival, c.peer(), false); {
+	switch err := s.conns.Admit(&c.arrival, c.peer(), false); {
 	case errors.Is(err, serving.ErrPeerCrowded):
 		return fmt.Errorf("%s has as many connections as one client may have", c.name)
 	case err != nil:
@@ -276,10 +222,9 @@ func (s *Server) chosen(c *conn) error {
 
 // drop forgets a connection.
 func (s *Server) drop(c *conn) {
-	s.entrance.Leave(&c.arrival)
+	s.conns.Drop(c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.conns, c)
 	s.releaseLocked(c)
 }
 
@@ -326,42 +271,23 @@ func (s *Server) tryHold(c *conn) bool {
 // way. Replies that are ready go out. Requests that wait for far content are given up. If the
 // context ends first, it returns its error: a disk hangs, or a client does not take its replies.
 func (s *Server) Shutdown(ctx context.Context) error {
-	s.mu.Lock()
-	s.closing = true
-	for l := range s.listeners {
-		_ = l.Close()
-	}
-	all := s.allLocked(func(*conn) bool { return true })
-	s.mu.Unlock()
+	s.conns.Close()
+	all := s.conns.All(func(*conn) bool { return true })
 	for _, c := range all {
 		c.stop()
 	}
-	done := make(chan struct{})
-	go func() {
-		s.wg.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		s.cancel()
-		return nil
-	case <-ctx.Done():
-	}
+	err := s.conns.Wait(ctx)
 	s.cancel()
-	for _, c := range all {
-		c.fail(ErrServerClosed)
-	}
-	return ctx.Err()
-}
-
-func (s *Server) allLocked(which func(*conn) bool) (all []*conn) {
-	for c := range s.conns {
-		if which(c) {
-			all = append(all, c)
+	if err != nil {
+		for _, c := range all {
+			c.fail(ErrServerClosed)
 		}
 	}
-	return all
+	return err
 }
+
+// allLocked returns the connections for which which returns true.
+func (s *Server) allLocked(which func(*conn) bool) []*conn { return s.conns.All(which) }
 
 // Sessions returns the connections that have chosen an export, the oldest one first.
 func (s *Server) Sessions() []status.Session {
@@ -382,15 +308,7 @@ func (s *Server) sessions(which func(status.Session) bool, f func(*conn)) []stat
 	s.mu.Lock()
 	conns := s.allLocked(func(c *conn) bool { return c.disk != nil })
 	s.mu.Unlock()
-	all := []status.Session{}
-	for _, c := range conns {
-		if one := c.session(); which(one) {
-			f(c)
-			all = append(all, one)
-		}
-	}
-	slices.SortFunc(all, func(a, b status.Session) int { return a.Since.Compare(b.Since) })
-	return all
+	return serving.Sessions(conns, which, f)
 }
 
 // front is the server as a front end of the disks in use.

@@ -14,7 +14,8 @@
 // is a Client. A front end calls, in this order:
 //
 //   - Disks.Serve with its Front, before the first disk is added
-//   - for each connection: Entrance.Arrive, and Admit when its peer is known, Memory.Join,
+//   - Connections.Accept for each portal; it calls Connection.Serve for each connection
+//   - for each connection: Connections.Delay, and Admit when its peer is known, Memory.Join,
 //     Memory.Receive and Memory.OpenWindow, Observer.LoginAccepted, Disks.Attach or
 //     AttachIncarnation, Client.SetAddress; NewReader, if the goroutine that reads executes
 //     requests
@@ -27,7 +28,8 @@
 //     long as Client.Patience says; Client.GaveUp if the peer ends one that waits
 //   - Disk.End, then Observer.RequestDone
 //   - at the end of a connection: Request.Abort for what is under way, Client.Detach, CloseWindow,
-//     Share.Part, Entrance.Leave, Observer.SessionEnded
+//     Share.Part, Connections.Drop, Connections.Failed if it failed, Observer.SessionEnded
+//   - at the end of all: Connections.Close, and Wait
 //   - in Front.Removed: UntilReleased, to answer requests that hang in the disk
 //
 // Only the slow path of Claim and ClaimFor, FirstUse and KeepOwner takes a lock or waits for the

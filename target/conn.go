@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +27,6 @@ type conn struct {
 	netMu         sync.Mutex
 	nc            net.Conn // guarded by netMu; only the reader replaces it
 
-	source  netip.Addr
 	arrival serving.Arrival
 	slowed  bool          // the address has failed so often that the log has it once a minute
 	share   *memory.Share // the address's; set before the session is registered
@@ -51,10 +49,10 @@ type conn struct {
 	cause     atomic.Pointer[error] // why fail was called
 }
 
-func newConn(s *Server, nc net.Conn) *conn {
+func (s *Server) newConn(nc net.Conn) *conn {
 	c := &conn{srv: s, nc: nc, local: nc.LocalAddr(), remote: nc.RemoteAddr(),
-		source: serving.SourceOf(nc), gone: make(chan struct{})}
-	c.arrival.Source, c.arrival.PushOut = c.source.String(), c.pushOut
+		gone: make(chan struct{})}
+	c.arrival.Source, c.arrival.PushOut = serving.SourceOf(nc).String(), c.pushOut
 	w := &socket.Plain{Conn: nc}
 	c.rx = receiver{buf: make([]byte, loginBuffer), beforeWait: c.beforeWait,
 		beforeMore: c.beforeMore, clock: &s.clock, wire: w}
@@ -85,14 +83,16 @@ func (c *conn) log() *zap.Logger {
 	return c.srv.log.With(zap.String("remote", c.remote.String()))
 }
 
-// serve runs the connection: login, then full feature phase.
-func (c *conn) serve() {
-	defer c.srv.wg.Done()
+// Arrived implements serving.Connection.
+func (c *conn) Arrived() *serving.Arrival { return &c.arrival }
+
+// Serve implements serving.Connection: login, then full feature phase.
+func (c *conn) Serve() {
 	if !c.loginPhase() {
 		c.close()
 		return
 	}
-	c.srv.wg.Add(1) // the loop's
+	c.srv.conns.Goroutines.Add(1) // the loop's
 	c.role.Run()
 }
 
@@ -119,7 +119,7 @@ type runner struct {
 
 // readLoop is the main loop of the reading goroutine in full feature phase.
 func (c *conn) readLoop(turn *serving.Turn) {
-	defer c.srv.wg.Done()
+	defer c.srv.conns.Goroutines.Done()
 	run := &runner{Turn: turn, conn: c}
 	defer c.recoverRunner(run)
 	for {
@@ -229,21 +229,9 @@ func fatalf(format string, args ...any) error {
 	return &fatalError{why: fmt.Sprintf(format, args...)}
 }
 
-// failed counts a failure of the peer. If it has failed often, the log has each reason once a
-// minute: say tells whether it is now, and more is for the line.
+// failed counts a failure of the peer, see serving.Connections.Failed.
 func (c *conn) failed(reason string) (more []zap.Field, say bool) {
-	now := time.Now()
-	if !c.srv.penalties.Failed(c.source.String(), now) {
-		return nil, true
-	}
-	suppressed, say := c.srv.failures.Admit(failure{c.source, reason}, now)
-	return serving.Unsaid(suppressed), say
-}
-
-// failure is why connections from an address fail.
-type failure struct {
-	source netip.Addr
-	reason string
+	return c.srv.conns.Failed(c.arrival.Source, reason)
 }
 
 // step reads and handles one PDU.

@@ -31,9 +31,7 @@ func (s *Server) Working() int64 { return s.working.Load() }
 
 // Connections returns the number of all connections, and of those that have not logged in.
 func (s *Server) Connections() (all, pending int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.conns), s.entrance.Strangers()
+	return len(s.conns.All(func(*conn) bool { return true })), s.conns.Strangers()
 }
 
 // Stalls returns the number of current disk calls of a LUN in which the watchdog has found a reader
@@ -45,15 +43,13 @@ func (s *Server) Stalls(lun uint16) (calls int) {
 // FailLogins counts that many failures of authentication for an address.
 func (s *Server) FailLogins(from netip.Addr, times int) {
 	for range times {
-		s.penalties.Failed(from.String(), time.Now())
+		s.conns.Failed(from.String(), "test")
 	}
 }
 
 // Queued returns how many bytes the longest queue of a connection has, as senders count it.
 func (s *Server) Queued() (most int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for c := range s.conns {
+	for _, c := range s.conns.All(func(*conn) bool { return true }) {
 		most = max(most, c.tx.Queued())
 	}
 	return most
@@ -67,7 +63,7 @@ func (s *Server) BeginReinstatement(initiator string) error {
 			continue
 		}
 		_, far := net.Pipe()
-		sess := &session{conn: newConn(s, far), key: old.key, login: old.login, params: old.params,
+		sess := &session{conn: s.newConn(far), key: old.key, login: old.login, params: old.params,
 			since: time.Now(), tasks: make(map[uint32]*task),
 			nexus: s.device.Attach(scsi.InitiatorPort{Name: initiator, ISID: old.key.isid})}
 		_, err := s.register(sess)

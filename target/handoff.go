@@ -29,7 +29,7 @@ func (c *conn) enter(run *runner, t *task) {
 func (c *conn) handOn() {
 	c.slowSince = 0
 	c.srv.pool.Charge(stackCharge) // until the old one has ended
-	c.srv.wg.Add(1)
+	c.srv.conns.Goroutines.Add(1)
 }
 
 // shares reports whether to pass on a command that keeps a processor busy for long: if it keeps

@@ -239,7 +239,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 	c.tx.setDigests(res.Params.HeaderDigest, res.Params.DataDigest)
 	c.rx.grow(c.srv.pool, &c.srv.working)
 	sess.open.Store(true)
-	if c.srv.isClosing() {
+	if c.srv.conns.Closing() {
 		sess.requestLogout() // Shutdown may have looked before the session was open
 	}
 	c.srv.opt.Disks.Observer.LoginAccepted(serving.LoginEvent{Client: res.InitiatorName,
@@ -263,7 +263,7 @@ func (d *loginDialog) complete(req *pdu.LoginRequest, resp *login.Response) (*se
 func (d *loginDialog) wait() error {
 	c := d.c
 	var delay time.Duration
-	delay, c.slowed = c.srv.penalties.Delay(c.source.String(), time.Now())
+	delay, c.slowed = c.srv.conns.Delay(c.arrival.Source, time.Now())
 	if delay == 0 {
 		return nil
 	}

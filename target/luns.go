@@ -26,12 +26,9 @@ func (f front) Added(d *serving.Disk) error {
 		return fmt.Errorf("a LUN number is 1 to %d", serving.MaxNumber)
 	}
 	s := f.Server
-	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
+	if s.conns.Closing() {
 		return ErrServerClosed
 	}
-	s.mu.Unlock()
 	tell, err := s.device.Take(d)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,10 +58,7 @@ func (f front) Removed(d *serving.Disk) {
 		return
 	default:
 	}
-	if !s.closing { // otherwise its commands end with their sessions
-		s.wg.Add(1)
-		go s.endRemoved(d)
-	}
+	s.conns.Go(func() { s.endRemoved(d) }) // if it is closed, commands end with their sessions
 }
 
 // Resized implements serving.Front.
@@ -110,7 +104,6 @@ func (s *Server) tellLocked(lun uint16, tell map[*scsi.Nexus]struct{}) {
 
 // endRemoved answers commands that hang in the disk of a removed LUN, until the disk is released.
 func (s *Server) endRemoved(d *serving.Disk) {
-	defer s.wg.Done()
 	d.UntilReleased(s.ctx, func() {
 		for _, sess := range s.normal() {
 			sess.endRemoved()

@@ -62,7 +62,6 @@ const logEvery = 10 * time.Second
 // runJanitor advances the coarse clock. It ends connections whose peer does not finish a PDU, does
 // not read, or gives no sign of life.
 func (s *Server) runJanitor() {
-	defer s.wg.Done()
 	tick := time.NewTicker(janitorTick)
 	defer tick.Stop()
 	for {

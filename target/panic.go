@@ -56,10 +56,8 @@ func (c *conn) panicked(p any) {
 
 // spawn runs f in a goroutine. f sends on the connection, and Shutdown waits for it.
 func (c *conn) spawn(f func()) {
-	c.srv.wg.Add(1)
-	go func() {
-		defer c.srv.wg.Done()
+	c.srv.conns.Goroutines.Go(func() {
 		defer c.recoverPanic()
 		f()
-	}()
+	})
 }

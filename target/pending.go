@@ -33,21 +33,3 @@ func (s *Server) logPushedOut() {
 			zap.Int("limit", s.opt.Limits.MaxPendingLogins))
 	}
 }
-
-// acceptor is the server as one that accepts connections.
-type acceptor struct{ *Server }
-
-// Accepted implements socket.Acceptor.
-func (a acceptor) Accepted(nc net.Conn) { a.accept(nc) }
-
-// AcceptFailed implements socket.Acceptor.
-func (a acceptor) AcceptFailed(l net.Listener, err error) {
-	a.log.Warn("cannot accept a connection, trying again",
-		zap.String("portal", l.Addr().String()), zap.Error(err))
-}
-
-// MakeRoom implements socket.Acceptor.
-func (a acceptor) MakeRoom() bool { return a.entrance.MakeRoom() }
-
-// Closing implements socket.Acceptor.
-func (a acceptor) Closing() bool { return a.isClosing() }

@@ -44,7 +44,7 @@ func TestQuiet(t *testing.T) {
 			srv := &Server{pool: noMemory()}
 			near, far := net.Pipe()
 			t.Cleanup(func() { _ = near.Close(); _ = far.Close() })
-			conn := newConn(srv, near)
+			conn := srv.newConn(near)
 			const now = int64(time.Hour)
 			srv.clock.Store(now)
 			conn.rx.heard.Store(now - int64(c.silent))

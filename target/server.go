@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,16 +32,13 @@ var ErrServerClosed = errors.New("target: server closed")
 
 // Server serves the LUNs of one target on any number of portals.
 type Server struct {
-	opt       Options
-	log       *zap.Logger
-	device    *scsi.Device
-	login     login.Config
-	pool      *memory.Pool
-	penalties *serving.Penalties
-	failures  *serving.Seldom[failure]
-	// entrance bounds the connections: a peer is an address
-	entrance *serving.Entrance
-	clock    atomic.Int64 // coarse: nanoseconds since start, at least 1, at most one tick old
+	opt    Options
+	log    *zap.Logger
+	device *scsi.Device
+	login  login.Config
+	pool   *memory.Pool
+	conns  *serving.Connections[*conn] // a peer is an address
+	clock  atomic.Int64                // coarse: nanoseconds since start, at least 1, at most one tick old
 
 	// working is how many readers do not wait for the network.
 	working atomic.Int64
@@ -52,12 +48,8 @@ type Server struct {
 
 	ctx    context.Context // ends with the server
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // connections, readers, background work
 
 	mu         sync.Mutex
-	closing    bool                      // guarded by mu
-	listeners  map[net.Listener]struct{} // guarded by mu
-	conns      map[*conn]struct{}        // guarded by mu; all connections
 	sessions   map[sessionKey]*session   // guarded by mu; normal sessions
 	discovery  map[*session]struct{}     // guarded by mu
 	lastTSIH   uint16                    // guarded by mu
@@ -90,14 +82,11 @@ func New(opt Options) (*Server, error) {
 				MaxRecvDataSegmentLength: chunkSize, FirstBurstLength: chunkSize,
 			}},
 		start:     time.Now(),
-		listeners: make(map[net.Listener]struct{}),
-		conns:     make(map[*conn]struct{}),
 		sessions:  make(map[sessionKey]*session),
 		discovery: make(map[*session]struct{}),
-		entrance: serving.NewEntrance(serving.Crowd{Sessions: opt.Limits.MaxConnections,
-			PerPeer: opt.Limits.MaxPerAddress, Strangers: opt.Limits.MaxPendingLogins}),
-		penalties: serving.NewPenalties(opt.Limits.LoginDelay),
-		failures:  serving.NewSeldom[failure](time.Minute),
+		conns: serving.NewConnections[*conn](serving.Crowd{Sessions: opt.Limits.MaxConnections,
+			PerPeer: opt.Limits.MaxPerAddress, Strangers: opt.Limits.MaxPendingLogins},
+			opt.Limits.LoginDelay),
 	}
 	s.clock.Store(1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -110,58 +99,20 @@ func New(opt Options) (*Server, error) {
 // Serve accepts connections on l until the server is shut down, and then returns ErrServerClosed.
 // It may be called for several listeners, and closes l.
 func (s *Server) Serve(l net.Listener) error {
-	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
-		_ = l.Close()
-		return ErrServerClosed
-	}
-	s.listeners[l] = struct{}{}
-	s.background.Do(func() {
-		// with mu held: Shutdown must not begin to wait in between
-		s.wg.Add(1)
-		go s.runJanitor()
+	s.background.Do(func() { s.conns.Go(s.runJanitor) })
+	err := s.conns.Accept(l, s.newConn, func(err error) {
+		s.log.Warn("cannot accept a connection, trying again",
+			zap.String("portal", l.Addr().String()), zap.Error(err))
 	})
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		delete(s.listeners, l)
-		s.mu.Unlock()
-		_ = l.Close()
-	}()
-	if err := socket.Accept(s.ctx, l, acceptor{s}); err != nil {
+	if err != nil {
 		return fmt.Errorf("target: portal %s: %w", l.Addr(), err)
 	}
 	return ErrServerClosed
 }
 
-func (s *Server) isClosing() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closing
-}
-
-func (s *Server) accept(nc net.Conn) {
-	c := newConn(s, nc)
-	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
-		_ = nc.Close()
-		return
-	}
-	s.conns[c] = struct{}{}
-	s.wg.Add(1)
-	s.mu.Unlock()
-	s.entrance.Arrive(&c.arrival)
-	go c.serve()
-}
-
 // drop forgets a connection.
 func (s *Server) drop(c *conn) {
-	s.mu.Lock()
-	delete(s.conns, c)
-	s.mu.Unlock()
-	s.entrance.Leave(&c.arrival)
+	s.conns.Drop(c)
 	if c.role != nil {
 		c.role.Close()
 	}
@@ -173,7 +124,7 @@ func (s *Server) drop(c *conn) {
 func (s *Server) register(sess *session) (old *session, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing {
+	if s.conns.Closing() { // Shutdown looks for sessions after that
 		return nil, errShutdown
 	}
 	s.lastTSIH++
@@ -189,7 +140,7 @@ func (s *Server) register(sess *session) (old *session, err error) {
 	if old != nil && !s.mayReinstate(sess, old) {
 		return nil, errNotYours
 	}
-	if err := s.entrance.Admit(&sess.conn.arrival, sess.conn.arrival.Source,
+	if err := s.conns.Admit(&sess.conn.arrival, sess.conn.arrival.Source,
 		old != nil); err != nil { // an old session makes room itself
 		return nil, err
 	}
@@ -261,7 +212,7 @@ func (s *Server) remove(sess *session) {
 	sess.counts = false
 	s.pool.CloseWindow(sess.width)
 	sess.conn.share.Part()
-	s.entrance.Leave(&sess.conn.arrival)
+	s.conns.Leave(&sess.conn.arrival)
 }
 
 // hasSession reports whether this user has a session with this key and TSIH.
@@ -295,13 +246,7 @@ func (s *Server) all() []*session {
 
 // Sessions lists the sessions in full feature phase, oldest first.
 func (s *Server) Sessions() []status.Session {
-	all := s.all()
-	list := make([]status.Session, len(all))
-	for i, sess := range all {
-		list[i] = sess.info()
-	}
-	slices.SortFunc(list, func(a, b status.Session) int { return a.Since.Compare(b.Since) })
-	return list
+	return serving.Sessions(s.all(), func(status.Session) bool { return true }, func(*session) {})
 }
 
 // EndSessions ends the sessions for which which returns true, at once and without asking their
@@ -309,13 +254,5 @@ func (s *Server) Sessions() []status.Session {
 // Disk calls in progress go on, and their writes may still reach the disk. When EndSessions
 // returns, none of these sessions claims a LUN any more, unless such a write is under way.
 func (s *Server) EndSessions(which func(status.Session) bool) []status.Session {
-	var ended []status.Session
-	for _, sess := range s.all() {
-		if info := sess.info(); which(info) {
-			sess.end(errKicked)
-			ended = append(ended, info)
-		}
-	}
-	slices.SortFunc(ended, func(a, b status.Session) int { return a.Since.Compare(b.Since) })
-	return ended
+	return serving.Sessions(s.all(), which, func(sess *session) { sess.end(errKicked) })
 }

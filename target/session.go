@@ -103,8 +103,8 @@ func (s *session) extended() bool { return s.params.ProtocolLevel >= login.Level
 
 func (s *session) discovery() bool { return s.nexus == nil }
 
-// info describes the session for the status page.
-func (s *session) info() status.Session {
+// Session describes the session for the status page.
+func (s *session) Session() status.Session {
 	n, waiting := s.load()
 	used := []uint16{}
 	if s.nexus != nil {

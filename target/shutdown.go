@@ -57,16 +57,9 @@ func (s *Server) Close() error {
 }
 
 func (s *Server) stopAccepting() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closing = true
-	for l := range s.listeners {
-		_ = l.Close()
-	}
-	for c := range s.conns {
-		if c.session() == nil {
-			c.fail(errShutdown) // not logged in: nothing to lose
-		}
+	s.conns.Close()
+	for _, c := range s.conns.All(func(c *conn) bool { return c.session() == nil }) {
+		c.fail(errShutdown) // not logged in: nothing to lose
 	}
 }
 
@@ -84,24 +77,11 @@ func (s *Server) cut(ctx context.Context) error {
 	for _, sess := range s.all() {
 		sess.end(errShutdown)
 	}
-	s.mu.Lock()
-	for c := range s.conns {
+	for _, c := range s.conns.All(func(*conn) bool { return true }) {
 		c.fail(errShutdown)
 	}
-	s.mu.Unlock()
 	s.cancel()
-	done := make(chan struct{})
-	go func() {
-		s.device.Close()
-		s.wg.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return s.conns.Wait(ctx, s.device.Close)
 }
 
 // quiet reports that the initiator has been silent for a while and none of its commands can go on:

@@ -36,7 +36,7 @@ func TestAConnectionClosedWhileItIsTaken(t *testing.T) {
 		return n
 	}
 	srv := &Server{pool: noMemory(), log: zap.NewNop()}
-	c := newConn(srv, server)
+	c := srv.newConn(server)
 	before := instances()
 	taken := make(chan struct{})
 	c.netMu.Lock()

@@ -194,17 +194,17 @@ func (c *conn) sendTargets(out []byte, what string) []byte {
 
 // portals lists the addresses by which the initiator can reach the target: that of its connection,
 // and other listeners with an address of the same kind.
-func (c *conn) portals() []string {
-	here, ok := c.local.(*net.TCPAddr)
+func (c *conn) portals() []string { return portalsBeside(c.local, c.srv.conns.Portals()) }
+
+func portalsBeside(local net.Addr, portals []net.Addr) []string {
+	here, ok := local.(*net.TCPAddr)
 	if !ok {
 		return nil
 	}
 	list := []string{portalString(here)}
-	c.srv.mu.Lock()
-	defer c.srv.mu.Unlock()
 	var more []string
-	for l := range c.srv.listeners {
-		a, ok := l.Addr().(*net.TCPAddr)
+	for _, portal := range portals {
+		a, ok := portal.(*net.TCPAddr)
 		if !ok || a.IP.IsUnspecified() || a.IP.IsLoopback() != here.IP.IsLoopback() {
 			continue
 		}

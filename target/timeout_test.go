@@ -51,7 +51,7 @@ func TestTimeouts(t *testing.T) {
 			srv := &Server{pool: noMemory()}
 			require.NoError(t, srv.opt.Limits.resolve())
 			_, far := net.Pipe()
-			conn := newConn(srv, far)
+			conn := srv.newConn(far)
 			sess := &session{conn: conn}
 			if !c.discovery {
 				sess.nexus = new(scsi.Nexus)
