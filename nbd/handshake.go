@@ -151,7 +151,7 @@ func (h *handshake) option(o option) (done bool, err error) {
 	}
 	switch o.number {
 	case optExportName, optInfo, optGo, optList, optListMeta, optSetMeta:
-		if err := h.c.srv.refusal(); err != nil && o.number == optExportName {
+		if err := h.c.srv.refusal(h.c); err != nil && o.number == optExportName {
 			return false, fmt.Errorf("%w: %w", errRefused, err) // there is no other answer
 		} else if err != nil {
 			return false, h.refuse(o, repErrPolicy, "%v", err)

@@ -10,14 +10,17 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// TestRefuse: once the disks are refused, nobody has one or gets one, however it asks, and the
+// TestRefuse: while the disks are refused, nobody has one or gets one, however it asks, and the
 // answer says why.
 func TestRefuse(t *testing.T) {
 	v := serve(t, 2, nil)
+	v.Refuse(errors.New("nobody has asked for them"))
+	require.Equal(t, "nobody has asked for them", string(v.hello(t).last(optGo,
+		infoData("disk1.raw"), repErrPolicy)))
+	v.Refuse(nil)
 	user, chooser := v.open(t, "disk1.raw", extended), v.hello(t)
 	const words = "after a live migration the guest would meet another disk"
 	v.Refuse(errors.New(words))
-	v.Refuse(errors.New("something else"))
 	user.ended()
 	chooser.ended()
 

@@ -78,6 +78,7 @@ type Server struct {
 	cancel  context.CancelFunc
 	watch   sync.Once // starts watchClients
 
+	refusals *serving.Seldom[string] // by client, for the log
 	mu       sync.Mutex
 	refusing error // see Refuse
 	// named are the clients with certificates, by name
@@ -103,7 +104,8 @@ func New(opt Options) (*Server, error) {
 	s := &Server{disks: opt.Disks, log: opt.Log,
 		conns: serving.NewConnections[*conn](opt.Crowd,
 			cmp.Or(opt.ReconnectDelay, 2*time.Second)),
-		holders: map[holding]*holder{}, named: map[string]*holderOfName{}}
+		holders: map[holding]*holder{}, named: map[string]*holderOfName{},
+		refusals: serving.NewSeldom[string](time.Minute)}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -61,6 +63,123 @@ func TestHookRefusesForGood(t *testing.T) {
 			require.Equal(t, exitDone, p.terminate())
 		})
 	}
+}
+
+// kill ends a sidecar at once.
+func (p *process) kill() {
+	p.t.Helper()
+	require.NoError(p.t, p.cmd.Process.Kill())
+	p.status()
+}
+
+// notAsked is what whoever wants a disk is told while the launcher has none.
+const notAsked = "KubeVirt has not asked this hook"
+
+// TestHookIsClosed: nobody has a disk before the launcher has, at whatever socket. KubeVirt also
+// starts QEMU if another hook has failed before this one was asked. A container that is started
+// again under a machine that has its disk serves it without being asked.
+func TestHookIsClosed(t *testing.T) {
+	s := newSidecar(t)
+	more := "--nbd=unix:/run/kubevirt-hooks/disk/more.sock"
+	p := s.start("serve", more)
+	s.launcher(p)
+	s.requireRefused("fedora.raw", notAsked)
+	require.NotNil(t, p.logged("a client is refused", "error"))
+	require.NoError(t, os.Rename(s.nbd(), s.nbd()+".own"))
+	require.NoError(t, os.Rename(filepath.Join(s.hooks, "disk", "more.sock"), s.nbd()))
+	s.requireRefused("fedora.raw", notAsked)
+	p.kill()
+
+	p = s.start("serve")
+	p.untilLauncherCan()
+	s.requireRefused("1", notAsked)
+	_, err := s.launcher(p).defineFor(`{"metadata": {"annotations": {"disk.kubevirt.io/bus": "ide"}}}`)
+	require.Error(t, err)
+	s.requireRefused("1", `"ide"`)
+	_, err = s.launcher(p).define()
+	require.NoError(t, err)
+	require.NotEmpty(t, s.content("fedora.raw"))
+	_, err = s.launcher(p).defineFor(`{"metadata": {"annotations": {"disk.kubevirt.io/bus": "ide"}}}`)
+	require.Error(t, err)
+	require.NotEmpty(t, s.content("fedora.raw"), "the machine that is here keeps it")
+	p.kill()
+
+	p = s.start("serve")
+	p.untilLauncherCan()
+	require.NotEmpty(t, s.content("fedora.raw"))
+	require.Equal(t, exitDone, p.terminate())
+}
+
+// TestHookCannotKeepItsAnswer: a disk that would be refused after a restart is not given, and one
+// that was refused is not given after a restart.
+func TestHookCannotKeepItsAnswer(t *testing.T) {
+	s := newSidecar(t)
+	p := s.start("serve")
+	l := s.launcher(p)
+	inTheWay := s.nbd() + ".answer.partial"
+	require.NoError(t, os.Mkdir(inTheWay, 0o700))
+	_, err := l.define()
+	require.ErrorContains(t, err, "that the machine has the disks cannot be kept")
+	s.requireRefused("1", "cannot be kept")
+	require.NoError(t, os.Remove(inTheWay))
+	_, err = l.define()
+	require.NoError(t, err)
+	require.NoError(t, os.Mkdir(inTheWay, 0o700))
+	_, err = l.defineFor(arriving)
+	require.Error(t, err)
+	p.kill()
+	require.NoError(t, os.Remove(inTheWay))
+
+	p = s.start("serve")
+	p.untilLauncherCan()
+	s.requireRefused("1", notAsked)
+	p.kill()
+	require.NoError(t, os.WriteFile(s.nbd()+".answer", []byte("given away"), 0o600))
+	require.NoError(t, os.Chown(s.nbd()+".answer", 107, 107))
+	p = s.start("serve")
+	p.until("the launcher is told", func() bool {
+		return p.logged("the machine cannot start, and KubeVirt's launcher is told why", "error") != nil
+	})
+	_, err = s.launcher(p).define()
+	require.ErrorContains(t, err, "whether the disks of this pod are refused")
+	require.NotZero(t, p.terminate())
+}
+
+// TestHookByHand: a person serves the disk of a killed hook at its socket, from a container that is
+// added to the pod, and not that of a hook that has refused.
+func TestHookByHand(t *testing.T) {
+	s := newSidecar(t)
+	s.mountClaim()
+	p := s.start("serve")
+	l := s.launcher(p)
+	_, err := l.defineFor(withClaim("/run/claim"))
+	require.NoError(t, err)
+	p.kill()
+	p = s.start("serve")
+	p.untilLauncherCan()
+	require.NotEmpty(t, s.content("fedora.raw"), "it was asked before")
+	p.kill()
+
+	again := *s
+	again.mounted, again.container = "/run/hooks", ""
+	serve := func() *process {
+		p := again.start("serve", "--iscsi=false", "--metrics-listen=", "--ready-file=",
+			"--persistent-dir=/run/claim", "--nbd=unix:/run/hooks/disk/nbd.sock")
+		p.until("it serves", func() bool { return p.logged("ready", "nbd_portals") != nil })
+		return p
+	}
+	p = serve()
+	require.NotEmpty(t, s.content("fedora.raw"))
+	require.Equal(t, exitDone, p.terminate())
+
+	p = s.start("serve")
+	p.untilLauncherCan()
+	_, refusal := s.launcher(p).defineFor(arriving)
+	require.Error(t, refusal)
+	p.kill()
+	p = serve()
+	s.requireRefused("fedora.raw", "is in the pod that the machine runs in")
+	require.Equal(t, exitDone, p.terminate())
 }
 
 // TestHookRefusesAStart: a machine that cannot be started as its annotations say may be mended, and

@@ -48,6 +48,7 @@ func TestPlugin(t *testing.T) {
 	s := newPlugin(t)
 	p := s.start("serve")
 	l := s.launcher(p)
+	s.requireRefused("fedora.raw", notAsked)
 	domain, err := l.mutate("Boot")
 	require.NoError(t, err)
 	require.Equal(t, "default_vm", domain.Name)

@@ -47,8 +47,7 @@ type Daemon struct {
 	nbd     *nbd.Server // set before the target is
 	refused refusedLogins
 
-	hookMu      sync.Mutex // held while a call of the launcher is answered
-	hookRefused error      // guarded by hookMu; see define
+	gate hookGate
 
 	mu      sync.Mutex
 	state   status.State     // guarded by mu
@@ -226,7 +225,7 @@ func (d *Daemon) newTarget() (*target.Server, error) {
 				PerPeer: d.opt.Limits.MaxPerAddress}})
 	}
 	if err == nil {
-		err = d.recallRefusal()
+		err = d.closeGate()
 	}
 	if err != nil {
 		return nil, err

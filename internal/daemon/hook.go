@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -26,7 +28,12 @@ const (
 	hookInherit = 30 * time.Second
 )
 
-var errHookPanic = errors.New("internal error")
+var (
+	errHookPanic = errors.New("internal error")
+	errNotAsked  = errors.New("KubeVirt has not asked this hook for the disks of this pod, so " +
+		"nobody may use them: if the machine is starting or arriving here, the log of the " +
+		"launcher, container compute, says what has failed before, such as another hook sidecar")
+)
 
 // machines is the number of connections that use disks; -1: none can be used yet.
 func (d *Daemon) machines() int {
@@ -36,65 +43,126 @@ func (d *Daemon) machines() int {
 	return len(d.nbd.Sessions())
 }
 
-// define answers a call of the launcher. A refusal of a machine that arrives by a live migration is
-// final: KubeVirt (1.7) tries again without asking, and then its QEMU would use the disks.
+// hookGate says whether somebody may use the disks of a hook: nobody, before the launcher was
+// answered with success. KubeVirt (1.7) starts QEMU where a machine arrives also if its hooks were
+// not asked, or have refused: it tries again without asking.
+type hookGate struct {
+	mu      sync.Mutex // held while a call of the launcher is answered
+	given   bool       // guarded by mu; the disks were given to the launcher of this pod
+	refused error      // guarded by mu; they are refused for as long as the pod lives
+}
+
+// The answer that is kept in the pod, for a container that is started again under its machine: the
+// first word, and behind the second one the reason. Without an answer the disks are refused.
+const (
+	answerGiven   = "given"
+	answerRefused = "refused: "
+)
+
+// define answers a call of the launcher. The disks can be used after the first success. A refusal
+// of a machine that arrives by a live migration is final.
 func (d *Daemon) define(ctx context.Context, c hook.Call) (domain []byte, err error) {
-	d.hookMu.Lock()
-	defer d.hookMu.Unlock()
-	if err := d.hookRefused; err != nil {
+	d.gate.mu.Lock()
+	defer d.gate.mu.Unlock()
+	if err := d.gate.refused; err != nil {
 		return nil, err
 	}
-	answered := false
+	err = errHookPanic // unless there is another answer
 	defer func() {
 		switch {
-		case answered || !c.Arrives():
-		case err != nil:
+		case err == nil:
+		case c.Arrives():
 			d.refuseForGood(err)
-		default:
-			d.refuseForGood(errHookPanic)
+		case !d.gate.given:
+			d.nbd.Refuse(err)
 		}
 	}()
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("the launcher has given up waiting for the disks: %w",
 			context.Cause(ctx))
 	}
-	domain, err = d.putDisks(ctx, c)
-	answered = err == nil
-	return domain, err
+	if domain, err = d.putDisks(ctx, c); err == nil {
+		err = d.give()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return domain, nil
+}
+
+// give lets the disks be used. It is called with gate.mu held.
+func (d *Daemon) give() error {
+	if d.gate.given {
+		return nil
+	}
+	if err := d.keepAnswer(answerGiven); err != nil {
+		return fmt.Errorf("that the machine has the disks cannot be kept, and this container, "+
+			"started again, would refuse them: %w", err)
+	}
+	d.gate.given = true
+	d.nbd.Refuse(nil)
+	return nil
 }
 
 // refuseForGood refuses the disks to everybody for as long as the pod lives, also when this
-// container is started again.
+// container is started again. It is called with gate.mu held.
 func (d *Daemon) refuseForGood(reason error) {
-	d.hookRefused = reason
+	d.gate.given, d.gate.refused = false, reason
 	d.nbd.Refuse(reason)
-	err := durable.Write(d.opt.Hook.Refusal(), 0o600, func(f *os.File) error {
-		_, err := f.WriteString(reason.Error())
-		return err
-	})
-	if err != nil {
-		d.log.Error("the refusal cannot be kept: if this container is started again, the disks "+
-			"can be used", zap.Error(err))
+	d.log.Warn("the disks are refused to all clients from now on", zap.Error(reason))
+	err := d.keepAnswer(answerRefused + reason.Error())
+	if err == nil {
+		return
 	}
+	// Without an answer they are refused, too.
+	gone := os.Remove(d.opt.Hook.NBD().Answer())
+	if gone == nil || errors.Is(gone, fs.ErrNotExist) {
+		d.log.Warn("the reason of the refusal cannot be kept: if this container is started "+
+			"again, it gives another one", zap.Error(err))
+		return
+	}
+	d.log.Error("the refusal cannot be kept: if this container is started again, the disks can "+
+		"be used", zap.Error(errors.Join(err, gone)))
 }
 
-// recallRefusal refuses the disks if an earlier run in this pod has refused them for good.
-func (d *Daemon) recallRefusal() error {
-	if d.opt.Hook == nil {
-		return nil
+func (d *Daemon) keepAnswer(text string) error {
+	return durable.Write(d.opt.Hook.NBD().Answer(), 0o600, func(f *os.File) error {
+		_, err := f.WriteString(text)
+		return err
+	})
+}
+
+// closeGate refuses the disks of a hook until its launcher has them, unless an earlier run in this
+// pod has given them. What that run refused is refused by whoever serves at its socket, such as a
+// container that a person has added to the pod. It is called before anybody can connect.
+func (d *Daemon) closeGate() error {
+	d.gate.mu.Lock()
+	defer d.gate.mu.Unlock()
+	for _, p := range d.opt.NBD {
+		if p.Socket == "" {
+			continue
+		}
+		text, err := durable.Read(p.Answer())
+		reason, refused := strings.CutPrefix(string(text), answerRefused)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return fmt.Errorf("whether the disks of this pod are refused: %q %w", p.Answer(), err)
+		case refused:
+			d.gate.refused = errors.New(reason)
+		case string(text) != answerGiven:
+			return fmt.Errorf("whether the disks of this pod are refused: %q does not say so: "+
+				"start the machine again, in a new pod", p.Answer())
+		case d.opt.Hook != nil && p == d.opt.Hook.NBD():
+			d.gate.given = true
+		}
 	}
-	path := d.opt.Hook.Refusal()
-	text, err := durable.Read(path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return fmt.Errorf("whether the disks of this pod are refused: %q %w", path, err)
+	case d.gate.refused != nil:
+		d.nbd.Refuse(d.gate.refused)
+	case d.opt.Hook != nil && !d.gate.given:
+		d.nbd.Refuse(errNotAsked)
 	}
-	d.hookMu.Lock()
-	defer d.hookMu.Unlock()
-	d.hookRefused = errors.New(string(text))
-	d.nbd.Refuse(d.hookRefused)
 	return nil
 }
 

@@ -15,8 +15,8 @@ const s390x = "s390x"
 // virtio is what every virtio device of the machine gets. KubeVirt has given it to those that are
 // in the domain. If there are none, the machine says what they would have had.
 //
-// A device is asked for what virtio needs and for nothing else: an edit gives a replaced disk another
-// source and another type, and it must say the same before and after, whatever those were.
+// A device is asked for what virtio needs and for nothing else: an edit gives a replaced disk
+// another source and another type, and it must say the same before and after.
 func (e *edit) virtio(m *machine) libvirt.Virtio {
 	var all libvirtxml.DomainDeviceList
 	for _, c := range e.deviceElements() {

@@ -48,19 +48,16 @@ func (h *Hook) Sockets() (path, aside string) {
 	return filepath.Join(h.Dir, name), filepath.Join(h.Dir, hookDir, name)
 }
 
-// Refusal is the file that says why the disks are refused for as long as the pod lives.
-func (h *Hook) Refusal() string { return h.note("refused") }
+// Claim is the file that says where the machine has the claim of this container, "" without one. It
+// is for a container that is started again, and ends with the pod.
+func (h *Hook) Claim() string { return filepath.Join(resolved(h.Dir), hookDir, "claim") }
 
-// Claim is the file that says where the machine has the claim of this container, "" without one.
-func (h *Hook) Claim() string { return h.note("claim") }
-
-// note is a file for a container that is started again: it ends with the pod.
-func (h *Hook) note(name string) string {
-	dir := h.Dir
-	if real, err := filepath.EvalSymlinks(dir); err == nil { // /var/run is a link
-		dir = real
+// resolved is a path whose directory is none by way of a link, as /var/run is.
+func resolved(path string) string {
+	if real, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
+		return filepath.Join(real, filepath.Base(path))
 	}
-	return filepath.Join(dir, hookDir, name)
+	return path
 }
 
 // SameDir reports whether two paths lead to one directory. A part of them may be a link, such as

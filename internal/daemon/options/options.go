@@ -167,6 +167,11 @@ func (p NBDPortal) String() string {
 	return p.Address.String()
 }
 
+// Answer is the file beside a Unix socket that says what a hook told KubeVirt's launcher, to which
+// it gives that socket: that the machine has the disks, or why they are refused for as long as the
+// pod lives.
+func (p NBDPortal) Answer() string { return resolved(p.Socket) + ".answer" }
+
 // NBDTLS are the files of TLS for the portals of NBD that are addresses: PEM, read again when they
 // change.
 type NBDTLS struct {
