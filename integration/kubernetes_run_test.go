@@ -12,22 +12,60 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 
+	"kubevirt.io/disk/integration/guest"
+	"kubevirt.io/disk/integration/objects"
 	"kubevirt.io/disk/integration/peers"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/target/targettest"
 )
 
+// kubernetesExamples are the objects in the examples for Kubernetes, by their names.
+type kubernetesExamples struct {
+	pods    map[string]*objects.PodTemplate // also those that other objects make
+	secrets map[string]map[string]string
+	volumes map[string]*guest.ISCSI
+}
+
+func readKubernetesExamples(t *testing.T) kubernetesExamples {
+	t.Helper()
+	all := kubernetesExamples{pods: map[string]*objects.PodTemplate{},
+		secrets: map[string]map[string]string{}, volumes: map[string]*guest.ISCSI{}}
+	read, err := objects.Read("../examples/kubernetes/*.yaml")
+	require.NoError(t, err)
+	for _, o := range read {
+		name := o.Metadata.Name
+		if pod := o.PodOf(); pod != nil {
+			all.pods[name] = pod
+		}
+		switch o.Kind {
+		case "Secret":
+			all.secrets[name] = o.StringData
+		case "PersistentVolume":
+			all.volumes[name] = o.Spec.ISCSI
+		}
+	}
+	require.Len(t, all.pods, 4)
+	return all
+}
+
+// diskContainer returns the container that serves the disk.
+func diskContainer(t *testing.T, pod *objects.PodTemplate) *objects.Container {
+	t.Helper()
+	c := pod.Spec.Container("disk")
+	require.NotNil(t, c, "no container is named disk")
+	return c
+}
+
 // runPod starts the disk's container as the pod says: arguments, environment, secrets, volumes and
 // security context. It returns the container, and the directories of its volumes on this machine.
-func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTemplateSpec,
-	secrets map[string]*corev1.Secret) (*container, map[string]string) {
+func runPod(t *testing.T, e *engine, image string, n network, pod *objects.PodTemplate,
+	secrets map[string]map[string]string) (*container, map[string]string) {
 	t.Helper()
 	spec := diskContainer(t, pod)
 	options := []string{n.option()}
 	for _, from := range spec.EnvFrom {
-		for key, value := range secrets[from.SecretRef.Name].StringData {
+		for key, value := range secrets[from.SecretRef.Name] {
 			options = append(options, withEnv(key+"="+value)...)
 		}
 	}
@@ -38,7 +76,7 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 	for _, v := range pod.Spec.Volumes {
 		places[v.Name] = emptyDir(t)
 		if v.Secret != nil {
-			for key, value := range secrets[v.Secret.SecretName].StringData {
+			for key, value := range secrets[v.Secret.SecretName] {
 				require.NoError(t, os.WriteFile(filepath.Join(places[v.Name], key), []byte(value),
 					0o644))
 			}
@@ -51,7 +89,7 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 		}
 		options = append(options, "--volume="+places[m.Name]+":"+m.MountPath+":"+mode)
 	}
-	if *spec.SecurityContext.ReadOnlyRootFilesystem {
+	if spec.SecurityContext.ReadOnlyRootFilesystem {
 		// Kubernetes mounts only what the pod names.
 		options = append(options, "--read-only", "--read-only-tmpfs=false")
 	}
@@ -59,7 +97,7 @@ func runPod(t *testing.T, e *engine, image string, n network, pod *corev1.PodTem
 		options = append(options, "--security-opt=no-new-privileges")
 	}
 	for _, c := range spec.SecurityContext.Capabilities.Drop {
-		options = append(options, "--cap-drop="+string(c))
+		options = append(options, "--cap-drop="+c)
 	}
 	c := e.newContainer(t, image, options, spec.Args...)
 	c.start(t)
@@ -81,7 +119,7 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				image = baseImage
 			}
 			c, places := runPod(t, e, image, n, pod, all.secrets)
-			page := func(port int32, path string) int {
+			page := func(port int, path string) int {
 				answer, err := http.Get(fmt.Sprintf("http://%s:%d%s", n.host, port, path))
 				if err != nil {
 					return 0
@@ -90,25 +128,25 @@ func TestKubernetesExamplesRun(t *testing.T) {
 				return answer.StatusCode
 			}
 			spec := diskContainer(t, pod)
-			ports := map[string]int32{}
+			ports := map[string]int{}
 			for _, p := range spec.Ports {
 				ports[p.Name] = p.ContainerPort
 			}
 			startup := spec.StartupProbe.HTTPGet
 			testtool.Within(t, clientTimeout, func() bool {
-				return page(ports[startup.Port.String()], startup.Path) == http.StatusOK ||
+				return page(ports[startup.Port], startup.Path) == http.StatusOK ||
 					!c.running(t)
 			}, "the pod has started")
-			for _, probe := range []*corev1.Probe{spec.StartupProbe, spec.ReadinessProbe,
+			for _, probe := range []objects.Probe{spec.StartupProbe, spec.ReadinessProbe,
 				spec.LivenessProbe} {
 				require.Equal(t, http.StatusOK,
-					page(ports[probe.HTTPGet.Port.String()], probe.HTTPGet.Path),
+					page(ports[probe.HTTPGet.Port], probe.HTTPGet.Path),
 					probe.HTTPGet.Path)
 			}
 			require.Equal(t, http.StatusOK,
-				page(ports["metrics"], pod.Annotations["prometheus.io/path"]))
+				page(ports["metrics"], pod.Metadata.Annotations["prometheus.io/path"]))
 
-			secret := all.secrets["my-fedora-chap"].StringData
+			secret := all.secrets["my-fedora-chap"]
 			if name == "upload" {
 				uploadInto(t, n, places["data"], secret)
 				require.Zero(t, c.stop(t))
@@ -208,4 +246,41 @@ func migrate(t *testing.T, c *container, host string, secret map[string]string) 
 	}
 	logout(t, source)
 	logout(t, destination)
+}
+
+// TestKubernetesSettings: the daemon knows every variable and flag of the examples. Running the
+// examples shows that the credentials' variables are right.
+func TestKubernetesSettings(t *testing.T) {
+	requireTools(t)
+	path, err := binary()
+	require.NoError(t, err)
+	help := strings.Join(strings.Fields(ok(t, path, "serve", "--help=all")), " ") // lines are wrapped
+	for name, pod := range readKubernetesExamples(t).pods {
+		c := diskContainer(t, pod)
+		for _, e := range c.Env {
+			if !strings.HasPrefix(e.Name, "CHAP_") {
+				require.Regexp(t, `[\[ ]`+regexp.QuoteMeta(e.Name)+`[\],]`, help, name)
+			}
+		}
+		for i, arg := range c.Args {
+			if i == 0 {
+				require.Equal(t, "serve", arg)
+				continue
+			}
+			flag, _, _ := strings.Cut(arg, "=")
+			require.Contains(t, help, " "+flag+" ", name)
+		}
+		for _, m := range c.VolumeMounts {
+			switch m.Name {
+			case "work":
+				require.Contains(t, help, fmt.Sprintf("[WORK_DIR] (default %q)", m.MountPath))
+			case "data":
+				require.Contains(t, c.Args, "--persistent-dir="+m.MountPath)
+			}
+		}
+		for _, port := range c.Ports {
+			require.Regexp(t, fmt.Sprintf(`default (0\.0\.0\.0|")?:%d\b`, port.ContainerPort), help,
+				port.Name)
+		}
+	}
 }

@@ -12,10 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	batchv1 "k8s.io/api/batch/v1"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+
+	"kubevirt.io/disk/integration/objects"
 )
 
 // kubevirtDisk runs the command without the credentials in a person's home.
@@ -340,31 +338,19 @@ func TestRegistryServe(t *testing.T) {
 func TestRegistryJob(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img")
-	text, err := os.ReadFile("../examples/registry/pull.yaml")
+	all, err := objects.Read("../examples/registry/pull.yaml")
 	require.NoError(t, err)
-	scheme := runtime.NewScheme()
-	require.NoError(t, batchv1.AddToScheme(scheme))
-	require.NoError(t, corev1.AddToScheme(scheme))
-	decoder := json.NewSerializerWithOptions(
-		json.DefaultMetaFactory,
-		scheme,
-		scheme,
-		json.SerializerOptions{Yaml: true, Strict: true},
-	)
-	var job *batchv1.Job
 	claims := map[string]bool{}
-	for _, document := range bytes.Split(text, []byte("\n---\n")) {
-		object, _, err := decoder.Decode(document, nil, nil)
-		require.NoError(t, err)
-		switch o := object.(type) {
-		case *batchv1.Job:
-			job = o
-		case *corev1.PersistentVolumeClaim:
-			claims[o.Name] = true
+	var job *objects.PodTemplate
+	for _, o := range all {
+		if pod := o.PodOf(); pod != nil {
+			job = pod
+		} else {
+			claims[o.Metadata.Name] = o.Kind == "PersistentVolumeClaim"
 		}
 	}
 	require.NotNil(t, job)
-	pod := job.Spec.Template.Spec
+	pod := job.Spec
 	require.True(t, claims[pod.Volumes[0].PersistentVolumeClaim.ClaimName])
 	container := pod.Containers[0]
 

@@ -7,62 +7,39 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.yaml.in/yaml/v3"
-	corev1 "k8s.io/api/core/v1"
 	"libvirt.org/go/libvirtxml"
 
+	"kubevirt.io/disk/integration/objects"
 	"kubevirt.io/disk/internal/testtool"
-	"kubevirt.io/disk/kubernetes/vmdisk"
 	"kubevirt.io/disk/libvirt"
 )
 
-// TestVMDisks treats two disks of a VM specification like a virt-controller and a virt-handler: the
-// containers run as the pod says, and the LUNs in the domain exist, with the pod's credential.
+// TestVMDisks treats two disks of a VM specification like a kubelet and a libvirtd, with what
+// package vmdisk makes of them: the containers run as the pod says, and the LUNs in the domain
+// exist, with the pod's credential.
 func TestVMDisks(t *testing.T) {
 	t.Parallel()
 	e := requireImages(t, "qemu-io", "ip", qemuISCSI, "virt-xml-validate")
 	image, _ := oneDisk(t, e)
-	var document map[string]any
-	require.NoError(t, yaml.Unmarshal([]byte(fmt.Sprintf(`
-spec:
-  domain:
-    devices:
-      disks:
-      - type: ContainerRegistryDisk:v1alpha
-        source: {name: %q}
-        target: {device: sda}
-      - type: RegistryDisk:v1alpha
-        source: {name: %[1]q}
-        target: {device: vdb}
-        copy: {mode: copy-on-write}
-`, image)), &document))
-	disks, err := vmdisk.Parse(document)
-	require.NoError(t, err)
-
-	pod := &corev1.PodTemplateSpec{}
-	require.NoError(t, vmdisk.AddToPod(&pod.Spec, disks, vmdisk.Pod{Secret: "chap", Remote: true,
-		Claims: map[string]string{"vdb": "data"}}))
-	require.Empty(t, restrictedViolations(&pod.Spec))
-
 	n := namespace(t)
-	domain := vmdisk.Domain{Host: n.host, Initiator: "iqn.2017-01.io.kubevirt:vm",
-		Credential: libvirt.Credential{Username: "vm", SecretUsage: "chap"}}
-	devices := &libvirtxml.DomainDeviceList{}
-	require.NoError(t, vmdisk.AddToDomain(devices, disks, domain))
-	text, err := (&libvirtxml.Domain{Type: "qemu", Name: "vm", Devices: devices,
-		Memory: &libvirtxml.DomainMemory{Value: 64, Unit: "MiB"},
-		OS:     &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm"}}}).Marshal()
-	require.NoError(t, err)
+	text := strings.ReplaceAll(readFile(t, handlerMade+"domain.xml"), "192.0.2.1", n.host)
 	validate(t, text, "domain")
 
-	secrets := map[string]*corev1.Secret{"chap": {StringData: map[string]string{
-		"node.session.auth.username": "vm", "node.session.auth.password": "0123456789abcdef"}}}
+	domain := &libvirtxml.Domain{}
+	require.NoError(t, domain.Unmarshal(text))
+	made, err := objects.Read(handlerMade + "pod.yaml")
+	require.NoError(t, err)
+	pod := made[0].PodOf()
+	require.Len(t, pod.Spec.InitContainers, 2)
+
+	secrets := map[string]map[string]string{"chap": {
+		"node.session.auth.username": "vm", "node.session.auth.password": "0123456789abcdef"}}
 	for i, c := range pod.Spec.InitContainers {
 		one := *pod
 		c.Name = "disk" // as runPod looks for
-		one.Spec.InitContainers = []corev1.Container{c}
+		one.Spec.InitContainers = []objects.Container{c}
 		running, places := runPod(t, e, image, n, &one, secrets)
-		lun, _, err := libvirt.FromDisk(&devices.Disks[i])
+		lun, _, err := libvirt.FromDisk(&domain.Devices.Disks[i])
 		require.NoError(t, err)
 		url := fmt.Sprintf("iscsi://vm%%%s@%s/%s/%d", "0123456789abcdef",
 			lun.Portals[0], lun.TargetName, lun.Number)
@@ -75,7 +52,7 @@ spec:
 		require.True(t, running.running(t))
 		require.NotZero(t, client(t, nil, "qemu-io", "-f", "raw", "-c", "read 0 64k",
 			strings.Replace(url, "0123456789abcdef", "wrong-password", 1)).status)
-		if disks[i].Device == "vdb" {
+		if domain.Devices.Disks[i].Target.Dev == "vdb" {
 			require.FileExists(t, filepath.Join(places["disk-vdb-data"], "disk.img"))
 		}
 		require.Zero(t, running.stop(t))

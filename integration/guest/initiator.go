@@ -3,8 +3,6 @@ package guest
 import (
 	"fmt"
 	"strings"
-
-	corev1 "k8s.io/api/core/v1"
 )
 
 // initiatorInit starts udev and the kernel's initiator.
@@ -43,9 +41,22 @@ func Initiator(name string) Options {
 	}
 }
 
+// ISCSI is an iSCSI volume, with the fields and the names that a PersistentVolume of Kubernetes has.
+type ISCSI struct {
+	TargetPortal      string                `yaml:"targetPortal"`
+	IQN               string                `yaml:"iqn"`
+	Lun               int32                 `yaml:"lun"`
+	ISCSIInterface    string                `yaml:"iscsiInterface"`
+	Portals           []string              `yaml:"portals"`
+	DiscoveryCHAPAuth bool                  `yaml:"chapAuthDiscovery"`
+	SessionCHAPAuth   bool                  `yaml:"chapAuthSession"`
+	SecretRef         struct{ Name string } `yaml:"secretRef"`
+	InitiatorName     *string               `yaml:"initiatorName"`
+}
+
 // Attach is what the kubelet does to attach a volume, as a script for an Initiator: AttachDisk in
 // k8s.io/kubernetes/pkg/volume/iscsi. The other string is the path of the block device.
-func Attach(v *corev1.ISCSIPersistentVolumeSource, secret map[string][]byte) (script,
+func Attach(v *ISCSI, secret map[string][]byte) (script,
 	device string, err error) {
 	if len(v.Portals) > 0 || v.InitiatorName != nil ||
 		v.ISCSIInterface != "" && v.ISCSIInterface != "default" {

@@ -140,9 +140,13 @@ func (n *Node) attach(t *testing.T, other *Node, blocks int) {
 		var secret corev1.Secret
 		n.read(t, &secret, "secret", volume.Spec.ISCSI.SecretRef.Name, "-n",
 			volume.Spec.ISCSI.SecretRef.Namespace)
-		script, device, err := guest.Attach(volume.Spec.ISCSI, secret.Data)
+		v := volume.Spec.ISCSI
+		script, device, err := guest.Attach(&guest.ISCSI{TargetPortal: v.TargetPortal, IQN: v.IQN,
+			Lun: v.Lun, ISCSIInterface: v.ISCSIInterface, Portals: v.Portals,
+			DiscoveryCHAPAuth: v.DiscoveryCHAPAuth, SessionCHAPAuth: v.SessionCHAPAuth,
+			InitiatorName: v.InitiatorName}, secret.Data)
 		require.NoError(t, err)
-		return script, device, volume.Spec.ISCSI.IQN
+		return script, device, v.IQN
 	}
 	root, err := plane.Root()
 	require.NoError(t, err)

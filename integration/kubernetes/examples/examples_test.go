@@ -1,4 +1,6 @@
-package integration
+// Package examples checks the manifests of the examples with Kubernetes' own types, and makes what
+// tests without a cluster run. It has only tests.
+package examples
 
 import (
 	"bufio"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -43,7 +46,7 @@ func readKubernetesExamples(t *testing.T) kubernetesExamples {
 		deployed: map[string]*appsv1.Deployment{}, secrets: map[string]*corev1.Secret{},
 		claims:  map[string]*corev1.PersistentVolumeClaim{},
 		volumes: map[string]*corev1.PersistentVolume{}}
-	files, err := filepath.Glob("../examples/kubernetes/*.yaml")
+	files, err := filepath.Glob("../../../examples/kubernetes/*.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	for _, file := range files {
@@ -78,7 +81,7 @@ func readKubernetesExamples(t *testing.T) kubernetesExamples {
 func decodeStrictly(text []byte) (objects []runtime.Object, err error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme),
-		networkingv1.AddToScheme(scheme)); err != nil {
+		batchv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
 	decoder := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme,
@@ -96,6 +99,25 @@ func decodeStrictly(text []byte) (objects []runtime.Object, err error) {
 			return nil, err
 		}
 		objects = append(objects, object)
+	}
+}
+
+// TestOtherExamples: the objects in the examples for other things are valid, too. VirtualMachines
+// are KubeVirt's.
+func TestOtherExamples(t *testing.T) {
+	for _, file := range []string{"registry/pull.yaml", "container/kernelboot.yaml"} {
+		text, err := os.ReadFile("../../../examples/" + file)
+		require.NoError(t, err)
+		looked := 0
+		for document := range strings.SplitSeq(string(text), "\n---\n") {
+			if strings.Contains(document, "kind: VirtualMachine\n") {
+				continue
+			}
+			objects, err := decodeStrictly([]byte(document))
+			require.NoError(t, err, file)
+			looked += len(objects)
+		}
+		require.Positive(t, looked, file)
 	}
 }
 
@@ -188,7 +210,7 @@ func TestKubernetesExamples(t *testing.T) {
 // machines with one name for one, and lets both write.
 func TestInitiatorNames(t *testing.T) {
 	found := 0
-	require.NoError(t, filepath.WalkDir("../examples/kubernetes", func(path string, _ fs.DirEntry,
+	require.NoError(t, filepath.WalkDir("../../../examples/kubernetes", func(path string, _ fs.DirEntry,
 		err error) error {
 		if err != nil || filepath.Ext(path) != ".yaml" {
 			return err
@@ -359,41 +381,4 @@ func brokenReferences(pod *corev1.PodTemplateSpec, all kubernetesExamples) (foun
 		}
 	}
 	return found
-}
-
-// TestKubernetesSettings: the daemon knows every variable and flag of the examples. Running the
-// examples shows that the credentials' variables are right.
-func TestKubernetesSettings(t *testing.T) {
-	requireTools(t)
-	path, err := binary()
-	require.NoError(t, err)
-	help := strings.Join(strings.Fields(ok(t, path, "serve", "--help")), " ") // lines are wrapped
-	for name, pod := range readKubernetesExamples(t).pods {
-		c := diskContainer(t, pod)
-		for _, e := range c.Env {
-			if !strings.HasPrefix(e.Name, "CHAP_") {
-				require.Regexp(t, `[\[ ]`+regexp.QuoteMeta(e.Name)+`[\],]`, help, name)
-			}
-		}
-		for i, arg := range c.Args {
-			if i == 0 {
-				require.Equal(t, "serve", arg)
-				continue
-			}
-			flag, _, _ := strings.Cut(arg, "=")
-			require.Contains(t, help, " "+flag+" ", name)
-		}
-		for _, m := range c.VolumeMounts {
-			switch m.Name {
-			case "work":
-				require.Contains(t, help, fmt.Sprintf("[WORK_DIR] (default %q)", m.MountPath))
-			case "data":
-				require.Contains(t, c.Args, "--persistent-dir="+m.MountPath)
-			}
-		}
-		for _, port := range c.Ports {
-			require.Regexp(t, fmt.Sprintf(`default (0\.0\.0\.0|")?:%d\b`, port.ContainerPort), help,
-				port.Name)
-		}
-	}
 }
