@@ -73,8 +73,8 @@ func TestFailedGoLeavesNothing(t *testing.T) {
 	second.alive()
 }
 
-// TestStrangersInTheLog: clients without a certificate cost a few lines of the log a minute, however
-// many there are.
+// TestStrangersInTheLog: clients without a certificate cost a few lines of the log a minute,
+// however many there are.
 func TestStrangersInTheLog(t *testing.T) {
 	log, lines := observer.New(zap.WarnLevel)
 	v, a := serve(t, 1, nil), newAuthority(t)
@@ -134,7 +134,9 @@ func TestClientsThatTakeNothing(t *testing.T) {
 				}
 				used := v.Server.disks.Memory.Used
 				still := func() (n int) {
-					return len(v.conns.All(func(c *conn) bool { return c.tx.WriteSince.Load() != 0 }))
+					return len(v.conns.All(func(c *conn) bool {
+						return c.tx.WriteSince.Load() != 0
+					}))
 				}
 				testtool.Eventually(t, func() bool { return used() > limit*3/4 && still() > 0 },
 					"the memory is in use: %d", func() any { return used() })

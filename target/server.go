@@ -38,7 +38,7 @@ type Server struct {
 	login  login.Config
 	pool   *memory.Pool
 	conns  *serving.Connections[*conn] // a peer is an address
-	clock  atomic.Int64                // coarse: nanoseconds since start, at least 1, at most one tick old
+	clock  atomic.Int64                // nanoseconds since start, at least 1, at most one tick old
 
 	// working is how many readers do not wait for the network.
 	working atomic.Int64
@@ -50,9 +50,9 @@ type Server struct {
 	cancel context.CancelFunc
 
 	mu         sync.Mutex
-	sessions   map[sessionKey]*session   // guarded by mu; normal sessions
-	discovery  map[*session]struct{}     // guarded by mu
-	lastTSIH   uint16                    // guarded by mu
+	sessions   map[sessionKey]*session // guarded by mu; normal sessions
+	discovery  map[*session]struct{}   // guarded by mu
+	lastTSIH   uint16                  // guarded by mu
 	background sync.Once
 
 	pushedOut atomic.Int64 // connections since the last log line about them
