@@ -30,29 +30,13 @@ func (run *run) lock(off, end int64) error {
 
 // wanted says why a request must not go on. One that changes the disk asks once it has its range,
 // and again before each further call: whoever fences the client waits for that range. A client that
-// has gone may be back, and have written there. Somebody may have reserved the disk since the
-// request began, which can be long ago: a client may stop within the data of a write.
+// has gone may be back, and have written there.
 func (run *run) wanted() error {
 	c := run.c
-	err := run.r.Wanted(c.disk)
-	switch {
-	case err != nil:
-		return err
-	case c.lost.Load():
+	if c.lost.Load() {
 		return serving.ErrAborted
-	case !c.client.Admitted(c.disk):
-		return run.conflict()
 	}
-	return run.barred()
-}
-
-// barred is the answer if somebody has reserved the disk by another protocol.
-func (run *run) barred() error {
-	d := run.c.disk
-	if err := d.Barred(run.req.changes()); err != nil {
-		return fail(ePerm, "LUN %d: %v", d.Number, err)
-	}
-	return nil
+	return c.client.Permits(&run.r, c.disk, run.req.changes())
 }
 
 func (run *run) unlock() { run.c.disk.Ranges.Unlock(&run.r.Hold) }

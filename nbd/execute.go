@@ -60,6 +60,8 @@ func failureOf(err error) *failure {
 	switch {
 	case errors.As(err, &f):
 		return f
+	case errors.As(err, new(*serving.Refusal)):
+		return &failure{code: ePerm, text: err.Error(), off: -1}
 	case errors.As(err, &medium):
 		return &failure{code: eIO, text: err.Error(), off: medium.Off}
 	case disk.IsNoSpace(err):
@@ -131,7 +133,7 @@ func (run *run) finish(err error) error {
 		if err := run.c.ended(); err != nil {
 			return err
 		}
-		err = run.conflict() // it was fenced, and the connection goes on
+		err = run.c.client.Refused(run.c.disk) // it was fenced, and the connection goes on
 	}
 	run.answerError(failureOf(err))
 	return nil
@@ -149,7 +151,8 @@ func (c *conn) note(q *request, arrived time.Time, err error) {
 	switch {
 	case err == nil:
 		d.Worked(op, op.String())
-	case errors.As(err, new(*failure)), serving.NotHeld(err) && !errors.Is(err, disk.ErrNotNow):
+	case errors.As(err, new(*failure)), errors.As(err, new(*serving.Refusal)),
+		serving.NotHeld(err) && !errors.Is(err, disk.ErrNotNow):
 	default: // it comes from the disk
 		if kind, msg := serving.TroubleOf(err); kind != "" {
 			d.Failed(kind, op, op.String(), msg, err, time.Now())
@@ -172,7 +175,8 @@ func statusOf(err error) uint8 {
 	switch {
 	case errors.Is(err, serving.ErrAborted), errors.Is(err, serving.ErrRemoved):
 		return serving.StatusAborted
-	case errors.As(err, &f) && f.code == ePerm && f != errReadOnly:
+	case errors.As(err, new(*serving.Refusal)),
+		errors.As(err, &f) && f.code == ePerm && f != errReadOnly:
 		return serving.StatusConflict
 	}
 	return serving.StatusFailed
@@ -226,57 +230,29 @@ func (run *run) checkRange(off, length uint64) error {
 
 // begin keeps the disk for a request until end, unless the client may not use it.
 func (run *run) begin() error {
-	c, d, writes := run.c, run.c.disk, run.req.changes()
-	if err := run.barred(); err != nil {
-		return err
-	}
-	if !c.used.Load() || !c.client.Owns(d) {
-		c.sendForwarded() // what follows may wait for other clients
-	}
-	if !run.claim(writes) {
-		return run.conflict()
-	}
-	if !c.used.Load() {
-		if d.Exclusive() && !c.certified && !c.srv.hold(c) {
-			return fail(ePerm, "LUN %d is in use by another process at the same socket", d.Number)
+	c, d := run.c, run.c.disk
+	first := !c.used.Load()
+	if first || !c.client.Used(d) {
+		c.sendForwarded()   // what follows may wait for other clients
+		if !run.receiving { // and for requests of another session
+			run.enter()
+			defer run.Leave()
 		}
-		if !c.client.FirstUse(d) {
-			return serving.ErrRemoved
-		}
-		c.used.Store(true)
 	}
-	if !d.Begin() {
-		return serving.ErrRemoved
-	}
-	c.srv.disks.KeepOwner(d)
-	if writes && d.Protected() {
-		d.End()
+	switch err := c.client.Begin(d, run.req.changes()); {
+	case err == disk.ErrReadOnly:
 		return errReadOnly
+	case err != nil:
+		return err
+	case !first:
+		return nil
 	}
+	if d.Exclusive() && !c.certified && !c.srv.hold(c) {
+		d.End()
+		return fail(ePerm, "LUN %d is in use by another process at the same socket", d.Number)
+	}
+	c.used.Store(true)
 	return nil
-}
-
-// claim makes the client the disk's owner for a request, if it may be.
-func (run *run) claim(writes bool) bool {
-	c := run.c
-	if c.client.Owns(c.disk) || run.receiving {
-		return c.client.ClaimFor(c.disk, writes)
-	}
-	run.enter() // it may wait for requests of another session
-	defer run.Leave()
-	return c.client.ClaimFor(c.disk, writes)
-}
-
-func (run *run) conflict() error {
-	d := run.c.disk
-	switch {
-	case run.c.client.Fenced(d):
-		return fail(ePerm, "LUN %d was handed over to another client", d.Number)
-	case run.c.sessionName != "" && d.Owner() == run.c.name:
-		return fail(ePerm, "LUN %d is in use by another client that is called %s", d.Number,
-			run.c.name)
-	}
-	return fail(ePerm, "LUN %d is in use by %s", d.Number, d.Owner())
 }
 
 // enter marks a disk call that may take long. If memory is exhausted, or the connection has enough

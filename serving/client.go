@@ -28,7 +28,8 @@ type Client struct {
 	heir    bool   // see AttachIncarnation
 	// impatient says that the peer has given up a held request
 	impatient atomic.Bool
-	gone      bool // guarded by Disks.mu
+	gone      bool                 // guarded by Disks.mu
+	used      atomic.Pointer[Disk] // the disk that Begin has noted last
 }
 
 // Attach begins a session of the peer with this name.

@@ -161,17 +161,6 @@ func (d *Disk) Protected() bool {
 // Exclusive reports whether the disk is for one peer at a time.
 func (d *Disk) Exclusive() bool { return d.exclusive.Load() }
 
-// Barred returns why clients of a front end without reservations may not use the disk now, or nil:
-// somebody has reserved it by another protocol. Write says that the request changes the disk.
-func (d *Disk) Barred(write bool) error {
-	for _, f := range d.fronts {
-		if err := f.Bars(d, write); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // removedUse is added to the use count of a removed disk, which makes the count negative.
 const removedUse = math.MinInt64
 

@@ -19,11 +19,11 @@
 //     Memory.Receive and Memory.OpenWindow, Observer.LoginAccepted, Disks.Attach or
 //     AttachIncarnation, Client.SetAddress; NewReader, if the goroutine that reads executes
 //     requests
-//   - for each request: Share.Get for its data; Disk.Barred, Client.Claim or, if clients have
-//     incarnations, Client.ClaimFor; Client.FirstUse at the client's first one, Disk.Begin,
-//     Disks.KeepOwner. An error there is the answer.
-//   - what changes the disk, or reads what it changes: Request.Lock, then Request.Wanted and
-//     Client.Admitted again, because a fence may have come between; Ranges.Unlock afterwards
+//   - for each request: Share.Get for its data, and Client.Begin. An error there is the answer. A
+//     front end with rights of its own, such as SCSI's reservations, makes Begin's steps itself:
+//     Client.Claim, Client.FirstUse, Disk.Begin, Disks.KeepOwner
+//   - what changes the disk, or reads what it changes: Request.Lock, then Client.Permits, because a
+//     fence may have come between; Ranges.Unlock afterwards
 //   - Request.ReadAt, WriteAt and so on, which hold the request while content is far away, for as
 //     long as Client.Patience says; Client.GaveUp if the peer ends one that waits
 //   - Disk.End, then Observer.RequestDone
@@ -32,8 +32,8 @@
 //   - at the end of all: Connections.Close, and Wait
 //   - in Front.Removed: UntilReleased, to answer requests that hang in the disk
 //
-// Only the slow path of Claim and ClaimFor, FirstUse and KeepOwner takes a lock or waits for the
-// disk's store, so a request costs some atomic operations and no allocation.
+// Only the slow path of these takes a lock or waits for the disk's store, so a request costs some
+// atomic operations and no allocation.
 //
 // Lock order: Disk.handing, a front end's locks for a change of its state, Disks.mu, a front end's
 // locks for its state. A front end calls what takes Disks.mu without holding the last ones.

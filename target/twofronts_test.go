@@ -25,16 +25,14 @@ type toy struct {
 
 // begin precedes each request, as in a front end.
 func (c toy) begin(d *serving.Disk, write bool) error {
-	switch {
-	case d == nil:
-		return serving.ErrRemoved
-	case d.Barred(write) != nil || !c.Claim(d):
-		return errToyConflict
-	case !c.FirstUse(d) || !d.Begin():
+	if d == nil {
 		return serving.ErrRemoved
 	}
-	c.disks.KeepOwner(d)
-	return nil
+	err := c.Begin(d, write)
+	if errors.As(err, new(*serving.Refusal)) {
+		return errToyConflict
+	}
+	return err
 }
 
 // read reads a block as a front end does.

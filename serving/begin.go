@@ -1,0 +1,81 @@
+package serving
+
+import (
+	"fmt"
+
+	"kubevirt.io/disk/disk"
+)
+
+// Refusal says why a client may not use a disk now: another peer has it, or has reserved it.
+type Refusal struct{ text string }
+
+func (r *Refusal) Error() string { return r.text }
+
+// Begin begins a request of a client of a front end without rights of its own, such as
+// reservations. It keeps the disk and its store until Disk.End. Write says that the request changes
+// the disk. The error is a *Refusal, ErrRemoved or disk.ErrReadOnly, and nothing is kept then. It
+// is quick for a client that has used the disk before and still owns it: see Used.
+func (c *Client) Begin(d *Disk, write bool) error {
+	if err := d.barred(write); err != nil {
+		return err
+	}
+	if !c.ClaimFor(d, write) {
+		return c.Refused(d)
+	}
+	if c.used.Load() != d {
+		if !c.FirstUse(d) {
+			return ErrRemoved
+		}
+		c.used.Store(d)
+	}
+	if !d.Begin() {
+		return ErrRemoved
+	}
+	c.all.KeepOwner(d)
+	if write && d.Protected() {
+		d.End()
+		return disk.ErrReadOnly
+	}
+	return nil
+}
+
+// Used reports whether the next Begin waits for nobody: the client has used the disk before, and
+// owns it, or it is for everybody.
+func (c *Client) Used(d *Disk) bool { return c.used.Load() == d && c.Owns(d) }
+
+// Permits says why a request that has begun must not go on. A request asks before each step that
+// changes the disk, or shows what others change: somebody may have fenced the client or reserved
+// the disk since it began, which can be long ago. The error is a *Refusal, ErrAborted or
+// ErrRemoved.
+func (c *Client) Permits(r *Request, d *Disk, write bool) error {
+	if err := r.Wanted(d); err != nil {
+		return err
+	}
+	if !c.Admitted(d) {
+		return c.Refused(d)
+	}
+	return d.barred(write)
+}
+
+// barred is a *Refusal if somebody has reserved the disk by the protocol of another front end.
+func (d *Disk) barred(write bool) error {
+	for _, f := range d.fronts {
+		if err := f.Bars(d, write); err != nil {
+			return &Refusal{fmt.Sprintf("LUN %d: %v", d.Number, err)}
+		}
+	}
+	return nil
+}
+
+// Refused says which other peer has the disk.
+func (c *Client) Refused(d *Disk) error {
+	name := PlainName(c.peer.name)
+	switch {
+	case c.Fenced(d):
+		return &Refusal{fmt.Sprintf("LUN %d was handed over to another client", d.Number)}
+	case name != c.peer.name && d.Owner() == name:
+		return &Refusal{fmt.Sprintf("LUN %d is in use by another client that is called %s",
+			d.Number, name)}
+	}
+	return &Refusal{fmt.Sprintf("LUN %d is in use by %s", d.Number, d.Owner())}
+}
