@@ -188,7 +188,7 @@ func TestAdaptAtOnce(t *testing.T) {
 		var group sync.WaitGroup
 		for range 8 {
 			group.Go(func() {
-				status, _, stderr := run(t, env, "adapt", ref, "--to", dir)
+				status, _, stderr := apart(t, env, "adapt", ref, "--to", dir)
 				assert.Equal(t, exitDone, status, stderr)
 			})
 		}

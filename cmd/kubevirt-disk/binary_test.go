@@ -4,13 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,7 +18,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/integration/peers"
 	"kubevirt.io/disk/internal/testtool"
 )
 
@@ -29,7 +27,8 @@ const patience = 4 * time.Minute
 // buildDir is the directory that build has made, or "" if no test needed it.
 var buildDir string
 
-// build makes the binary once for all tests.
+// build makes the binary once for all tests that need a process of its own: signals, kills, several
+// daemons, what others see of it. It is what is released, without the race detector.
 var build = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "kubevirt-disk-cmd-")
 	if err != nil {
@@ -37,25 +36,20 @@ var build = sync.OnceValues(func() (string, error) {
 	}
 	buildDir = dir
 	path := filepath.Join(dir, "kubevirt-disk")
-	args := []string{"build", "-ldflags", "-X main.version=v0.0.0-test -X main.commit=c0ffee", "-o",
-		path}
-	if raceDetector() {
-		args = append(args, "-race")
-	}
-	out, err := exec.Command("go", append(args, ".")...).CombinedOutput()
+	cmd := exec.Command("go", "build", "-o", path, "-ldflags",
+		"-X main.version="+testVersion+" -X main.commit="+testCommit, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return path, errors.Join(err, errors.New(string(out)))
 	}
 	return path, nil
 })
 
-// raceDetector says whether the tests run with the race detector. The binary then gets it too.
-func raceDetector() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
-}
+const testVersion, testCommit = "v0.0.0-test", "c0ffee"
 
 func TestMain(m *testing.M) {
+	version, commit = testVersion, testCommit
 	status := m.Run()
 	if buildDir != "" {
 		os.RemoveAll(buildDir)
@@ -93,8 +87,7 @@ type process struct {
 func launch(t *testing.T, name string, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, cmd: exec.Command(name, args...), done: make(chan struct{})}
-	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"),
-		"GORACE=" + peers.RaceOptions}, env...)
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, env...)
 	p.cmd.Dir = t.TempDir()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	require.NoError(t, p.cmd.Start())
@@ -174,12 +167,51 @@ func binary(t *testing.T) string {
 	return path
 }
 
-// run runs the binary to its end.
+// run runs a command in this process, to its end, in a directory of its own and with only the given
+// environment.
 func run(t *testing.T, env []string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	return runAs(t, "kubevirt-disk", env, args...)
+}
+
+// apart runs the binary to its end, in a process of its own: several do at the same time, or what
+// it does to its process counts.
+func apart(t *testing.T, env []string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	p := launch(t, binary(t), env, args...)
 	status = p.status()
 	return status, p.stdout.String(), p.stderr.String()
+}
+
+// inProcess guards what all of this process has in common.
+var inProcess sync.Mutex
+
+// runAs is run by another name of the binary.
+func runAs(t *testing.T, name string, env []string, args ...string) (status int, stdout,
+	stderr string) {
+	t.Helper()
+	require.True(t, inProcess.TryLock(), "two commands at once need processes: apart")
+	defer inProcess.Unlock()
+	before, dir := os.Environ(), t.TempDir()
+	set := func(env []string) {
+		os.Clearenv()
+		for _, pair := range env {
+			key, value, _ := strings.Cut(pair, "=")
+			require.NoError(t, os.Setenv(key, value))
+		}
+	}
+	set(append([]string{"PATH=" + os.Getenv("PATH")}, env...))
+	defer set(before)
+	back, err := os.Getwd()
+	require.NoError(t, err)
+	require.NoError(t, os.Chdir(dir))
+	defer func() { require.NoError(t, os.Chdir(back)) }()
+
+	var out, said output
+	a := &app{stdin: strings.NewReader(""), stdout: &out, stderr: &said,
+		exit: func(status int) { panic(fmt.Sprint("ends the process with status ", status)) }}
+	status = a.run(append([]string{name}, args...))
+	return status, out.String(), said.String()
 }
 
 // place is a directory of images and everything else that a daemon needs.

@@ -176,7 +176,9 @@ const memoryLimit = 192 << 20
 
 // run serves until ctx ends.
 func (s *served) run(ctx context.Context) error {
-	debug.SetMemoryLimit(min(heapLimit(containerMemory()), debug.SetMemoryLimit(-1)))
+	before := debug.SetMemoryLimit(-1)
+	debug.SetMemoryLimit(min(heapLimit(containerMemory()), before))
+	defer debug.SetMemoryLimit(before)
 	percent := debug.SetGCPercent(startGCPercent)
 	collect := sync.OnceFunc(func() { debug.SetGCPercent(percent) })
 	defer collect()
