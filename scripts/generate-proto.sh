@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 go=${GO:-go}
-messages=kubernetes/hook/hookpb/hook.proto
+messages=kubevirt/hookpb/hook.proto
 code=${messages%.proto}.pb.go
 mkdir -p bin
 # The generator has the version of the library that go.mod asks for.

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/testtool"
-	"kubevirt.io/disk/kubernetes/hook/hookpb"
+	"kubevirt.io/disk/kubevirt/hookpb"
 )
 
 // arriving is a machine that is on its way to this pod, and says nothing.

@@ -11,7 +11,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"kubevirt.io/disk/internal/daemon/options"
-	"kubevirt.io/disk/kubernetes/hook/hookpb"
+	"kubevirt.io/disk/kubevirt/hookpb"
 )
 
 // newPlugin is a sidecar as an admission policy adds it for a plugin: KubeVirt does not tell it

@@ -20,7 +20,7 @@ import (
 
 	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/internal/testtool"
-	"kubevirt.io/disk/kubernetes/hook/hookpb"
+	"kubevirt.io/disk/kubevirt/hookpb"
 	"kubevirt.io/disk/registry/registrytest"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/durable"
-	"kubevirt.io/disk/kubernetes/hook"
+	"kubevirt.io/disk/kubevirt"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/nbd"
 	"kubevirt.io/disk/serving"
@@ -61,7 +61,7 @@ const (
 
 // define answers a call of the launcher. The disks can be used after the first success. A refusal
 // of a machine that arrives by a live migration is final.
-func (d *Daemon) define(ctx context.Context, c hook.Call) (domain []byte, err error) {
+func (d *Daemon) define(ctx context.Context, c kubevirt.Call) (domain []byte, err error) {
 	d.gate.mu.Lock()
 	defer d.gate.mu.Unlock()
 	if err := d.gate.refused; err != nil {
@@ -167,7 +167,7 @@ func (d *Daemon) closeGate() error {
 }
 
 // checkClaim refuses a machine that says that its claim is elsewhere than where the disks are.
-func (d *Daemon) checkClaim(c hook.Call) error {
+func (d *Daemon) checkClaim(c kubevirt.Call) error {
 	if !d.opt.Hook.ClaimFound {
 		return nil // a person has said where they are
 	}
@@ -188,18 +188,18 @@ func (d *Daemon) checkClaim(c hook.Call) error {
 
 // putDisks puts the disks into a domain. If the machine arrives by a live migration, it makes them
 // its own.
-func (d *Daemon) putDisks(ctx context.Context, c hook.Call) ([]byte, error) {
+func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) {
 	if err := d.checkClaim(c); err != nil {
 		return nil, err
 	}
-	var disks []hook.Disk
+	var disks []kubevirt.Disk
 	now, far := d.Status(), d.farDisks()
 	for _, l := range now.LUNs {
 		if l.Failure != "" {
 			return nil, fmt.Errorf("disk %q has failed: %s", l.Image, l.Failure)
 		}
 		_, elsewhere := far[l.LUN]
-		disks = append(disks, hook.Disk{Number: l.LUN, Elsewhere: elsewhere, Export: libvirt.Export{
+		disks = append(disks, kubevirt.Disk{Number: l.LUN, Elsewhere: elsewhere, Export: libvirt.Export{
 			Name:       d.nbd.Export(l.LUN),
 			Socket:     d.opt.Hook.LauncherNBD(),
 			Reconnect:  hookReconnect,
@@ -209,7 +209,7 @@ func (d *Daemon) putDisks(ctx context.Context, c hook.Call) ([]byte, error) {
 			BlockSize:  l.BlockSize,
 		}})
 	}
-	domain, err := hook.Edit(c, disks, d.opt.Hook.Container)
+	domain, err := kubevirt.Edit(c, disks, d.opt.Hook.Container)
 	if err != nil || !c.Arrives() {
 		return domain, err
 	}

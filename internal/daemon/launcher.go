@@ -15,7 +15,7 @@ import (
 
 	"kubevirt.io/disk/internal/daemon/options"
 	"kubevirt.io/disk/internal/socket"
-	"kubevirt.io/disk/kubernetes/hook"
+	"kubevirt.io/disk/kubevirt"
 )
 
 const (
@@ -33,17 +33,17 @@ const (
 type Launcher struct {
 	hook     *options.Hook
 	log      *zap.Logger
-	server   *hook.Server
-	machines func() int     // connections that use disks; -1: none can be used yet
-	over     chan struct{}  // closed when the launcher says that the machine has ended
-	gone     chan struct{}  // closed when nobody answers any more
-	asked    chan hook.Call // has the first call
-	can      chan struct{}  // closed when define is set
+	server   *kubevirt.Server
+	machines func() int         // connections that use disks; -1: none can be used yet
+	over     chan struct{}      // closed when the launcher says that the machine has ended
+	gone     chan struct{}      // closed when nobody answers any more
+	asked    chan kubevirt.Call // has the first call
+	can      chan struct{}      // closed when define is set
 
 	closed sync.Once
 	mu     sync.Mutex
 	served chan error // guarded by mu; nil: there is no socket yet
-	define func(context.Context, hook.Call) ([]byte, error)
+	define func(context.Context, kubevirt.Call) ([]byte, error)
 }
 
 // NewLauncher makes a launcher that is not answered yet. Without a hook there is none: nil.
@@ -55,16 +55,16 @@ func NewLauncher(h *options.Hook, log *zap.Logger) *Launcher {
 		log = zap.NewNop()
 	}
 	l := &Launcher{hook: h, log: log, machines: func() int { return -1 },
-		over: make(chan struct{}), gone: make(chan struct{}), asked: make(chan hook.Call, 1),
+		over: make(chan struct{}), gone: make(chan struct{}), asked: make(chan kubevirt.Call, 1),
 		can: make(chan struct{})}
-	l.server = hook.NewServer(hook.Options{Define: l.answer,
+	l.server = kubevirt.NewServer(kubevirt.Options{Define: l.answer,
 		Shutdown: sync.OnceFunc(func() { close(l.over) }), Log: log.Named("hook")})
 	return l
 }
 
 // answer answers a call, once somebody can. It does not end with ctx before: whoever answers has to
 // know that the launcher has given up.
-func (l *Launcher) answer(ctx context.Context, c hook.Call) ([]byte, error) {
+func (l *Launcher) answer(ctx context.Context, c kubevirt.Call) ([]byte, error) {
 	select {
 	case l.asked <- c:
 	default:
@@ -78,7 +78,7 @@ func (l *Launcher) answer(ctx context.Context, c hook.Call) ([]byte, error) {
 }
 
 // Claim has the launcher ask for the disks before there are any, and returns where the machine says
-// that this container has its claim: see hook.Call. The launcher gets its answer from the daemon
+// that this container has its claim: see kubevirt.Call. The launcher gets its answer from the daemon
 // that attends to it later, or by Refuse.
 func (l *Launcher) Claim(ctx context.Context) (dir string, said bool, err error) {
 	if err := l.listen(); err != nil {
@@ -115,7 +115,7 @@ func (l *Launcher) listen() error {
 }
 
 // answerBy has the launcher answered by define from now on.
-func (l *Launcher) answerBy(define func(context.Context, hook.Call) ([]byte, error)) error {
+func (l *Launcher) answerBy(define func(context.Context, kubevirt.Call) ([]byte, error)) error {
 	if err := l.listen(); err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (l *Launcher) answerBy(define func(context.Context, hook.Call) ([]byte, err
 }
 
 // serve answers the launcher, which waits for that: the disks can be used now. end ends it.
-func (l *Launcher) serve(define func(context.Context, hook.Call) ([]byte, error)) (
+func (l *Launcher) serve(define func(context.Context, kubevirt.Call) ([]byte, error)) (
 	served <-chan error, end func(), err error) {
 	if l == nil {
 		return nil, func() {}, nil
@@ -150,7 +150,7 @@ func (l *Launcher) Close() {
 // the reason. Without that it would wait for the hook. Refuse returns when ctx ends, or the
 // launcher says that the machine has ended.
 func (l *Launcher) Refuse(ctx context.Context, reason error) error {
-	err := l.answerBy(func(context.Context, hook.Call) ([]byte, error) { return nil, reason })
+	err := l.answerBy(func(context.Context, kubevirt.Call) ([]byte, error) { return nil, reason })
 	if err != nil {
 		return fmt.Errorf("KubeVirt's launcher cannot be told: %w", err)
 	}

@@ -30,7 +30,7 @@ const (
 	kubevirtMachine        = "VirtualMachineInstance"
 )
 
-// hookAnnotation matches annotations of a machine that are for its hook: kubernetes/hook reads
+// hookAnnotation matches annotations of a machine that are for its hook: kubevirt reads
 // them. KubeVirt copies them to the launcher pod.
 var hookAnnotation = regexp.MustCompile(
 	`^disk[.]kubevirt[.]io/(bus|boot-order|read-only|cache|serial|replace)([.].+)?$`)

@@ -21,8 +21,8 @@ import (
 	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/hook/hookpb"
 	"kubevirt.io/disk/kubernetes/inject"
+	"kubevirt.io/disk/kubevirt/hookpb"
 )
 
 // machines is KubeVirt's type of machines, as far as Kubernetes looks at it.

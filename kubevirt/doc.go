@@ -1,4 +1,4 @@
-// Package hook makes a disk that is served by NBD a disk of KubeVirt's virtual machines.
+// Package kubevirt makes a disk that is served by NBD a disk of KubeVirt's virtual machines.
 //
 // A Server answers KubeVirt's launcher, which asks its hook sidecars and plugins for the domain of
 // a machine before it is defined. Edit changes that domain: it adds the disks, or exchanges the
@@ -6,4 +6,4 @@
 //
 // The package knows neither the disks nor their server, and nothing of Kubernetes but what the
 // launcher tells.
-package hook
+package kubevirt

@@ -1,4 +1,4 @@
-package hook
+package kubevirt
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"connectrpc.com/connect"
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/kubernetes/hook/hookpb"
+	"kubevirt.io/disk/kubevirt/hookpb"
 )
 
 // name is what the hook is called in the launcher's log.

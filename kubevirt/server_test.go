@@ -1,4 +1,4 @@
-package hook
+package kubevirt
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"kubevirt.io/disk/kubernetes/hook/hookpb"
+	"kubevirt.io/disk/kubevirt/hookpb"
 )
 
 // asked is a server whose hook notes its calls, and gRPC's own client of it.

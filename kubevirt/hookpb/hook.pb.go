@@ -6,7 +6,7 @@
 // versions:
 // 	protoc-gen-go v1.36.12
 // 	protoc        v3.21.12
-// source: kubernetes/hook/hookpb/hook.proto
+// source: kubevirt/hookpb/hook.proto
 
 package hookpb
 
@@ -34,7 +34,7 @@ type Empty struct {
 
 func (x *Empty) Reset() {
 	*x = Empty{}
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[0]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -46,7 +46,7 @@ func (x *Empty) String() string {
 func (*Empty) ProtoMessage() {}
 
 func (x *Empty) ProtoReflect() protoreflect.Message {
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[0]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -59,7 +59,7 @@ func (x *Empty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Empty.ProtoReflect.Descriptor instead.
 func (*Empty) Descriptor() ([]byte, []int) {
-	return file_kubernetes_hook_hookpb_hook_proto_rawDescGZIP(), []int{0}
+	return file_kubevirt_hookpb_hook_proto_rawDescGZIP(), []int{0}
 }
 
 // InfoResult is what a hook says of itself.
@@ -74,7 +74,7 @@ type InfoResult struct {
 
 func (x *InfoResult) Reset() {
 	*x = InfoResult{}
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[1]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -86,7 +86,7 @@ func (x *InfoResult) String() string {
 func (*InfoResult) ProtoMessage() {}
 
 func (x *InfoResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[1]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -99,7 +99,7 @@ func (x *InfoResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResult.ProtoReflect.Descriptor instead.
 func (*InfoResult) Descriptor() ([]byte, []int) {
-	return file_kubernetes_hook_hookpb_hook_proto_rawDescGZIP(), []int{1}
+	return file_kubevirt_hookpb_hook_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *InfoResult) GetName() string {
@@ -134,7 +134,7 @@ type HookPoint struct {
 
 func (x *HookPoint) Reset() {
 	*x = HookPoint{}
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[2]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -146,7 +146,7 @@ func (x *HookPoint) String() string {
 func (*HookPoint) ProtoMessage() {}
 
 func (x *HookPoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[2]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -159,7 +159,7 @@ func (x *HookPoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HookPoint.ProtoReflect.Descriptor instead.
 func (*HookPoint) Descriptor() ([]byte, []int) {
-	return file_kubernetes_hook_hookpb_hook_proto_rawDescGZIP(), []int{2}
+	return file_kubevirt_hookpb_hook_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *HookPoint) GetName() string {
@@ -187,7 +187,7 @@ type DomainParams struct {
 
 func (x *DomainParams) Reset() {
 	*x = DomainParams{}
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[3]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -199,7 +199,7 @@ func (x *DomainParams) String() string {
 func (*DomainParams) ProtoMessage() {}
 
 func (x *DomainParams) ProtoReflect() protoreflect.Message {
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[3]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -212,7 +212,7 @@ func (x *DomainParams) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DomainParams.ProtoReflect.Descriptor instead.
 func (*DomainParams) Descriptor() ([]byte, []int) {
-	return file_kubernetes_hook_hookpb_hook_proto_rawDescGZIP(), []int{3}
+	return file_kubevirt_hookpb_hook_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *DomainParams) GetDomainXml() []byte {
@@ -239,7 +239,7 @@ type DomainResult struct {
 
 func (x *DomainResult) Reset() {
 	*x = DomainResult{}
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[4]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -251,7 +251,7 @@ func (x *DomainResult) String() string {
 func (*DomainResult) ProtoMessage() {}
 
 func (x *DomainResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[4]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -264,7 +264,7 @@ func (x *DomainResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DomainResult.ProtoReflect.Descriptor instead.
 func (*DomainResult) Descriptor() ([]byte, []int) {
-	return file_kubernetes_hook_hookpb_hook_proto_rawDescGZIP(), []int{4}
+	return file_kubevirt_hookpb_hook_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *DomainResult) GetDomainXml() []byte {
@@ -287,7 +287,7 @@ type MutateRequest struct {
 
 func (x *MutateRequest) Reset() {
 	*x = MutateRequest{}
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[5]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -299,7 +299,7 @@ func (x *MutateRequest) String() string {
 func (*MutateRequest) ProtoMessage() {}
 
 func (x *MutateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[5]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -312,7 +312,7 @@ func (x *MutateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MutateRequest.ProtoReflect.Descriptor instead.
 func (*MutateRequest) Descriptor() ([]byte, []int) {
-	return file_kubernetes_hook_hookpb_hook_proto_rawDescGZIP(), []int{5}
+	return file_kubevirt_hookpb_hook_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *MutateRequest) GetDomainType() string {
@@ -353,7 +353,7 @@ type SidecarContext struct {
 
 func (x *SidecarContext) Reset() {
 	*x = SidecarContext{}
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[6]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -365,7 +365,7 @@ func (x *SidecarContext) String() string {
 func (*SidecarContext) ProtoMessage() {}
 
 func (x *SidecarContext) ProtoReflect() protoreflect.Message {
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[6]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -378,7 +378,7 @@ func (x *SidecarContext) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SidecarContext.ProtoReflect.Descriptor instead.
 func (*SidecarContext) Descriptor() ([]byte, []int) {
-	return file_kubernetes_hook_hookpb_hook_proto_rawDescGZIP(), []int{6}
+	return file_kubevirt_hookpb_hook_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SidecarContext) GetInvocationContext() string {
@@ -398,7 +398,7 @@ type MutateResponse struct {
 
 func (x *MutateResponse) Reset() {
 	*x = MutateResponse{}
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[7]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -410,7 +410,7 @@ func (x *MutateResponse) String() string {
 func (*MutateResponse) ProtoMessage() {}
 
 func (x *MutateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kubernetes_hook_hookpb_hook_proto_msgTypes[7]
+	mi := &file_kubevirt_hookpb_hook_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -423,7 +423,7 @@ func (x *MutateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MutateResponse.ProtoReflect.Descriptor instead.
 func (*MutateResponse) Descriptor() ([]byte, []int) {
-	return file_kubernetes_hook_hookpb_hook_proto_rawDescGZIP(), []int{7}
+	return file_kubevirt_hookpb_hook_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MutateResponse) GetDomain() []byte {
@@ -433,11 +433,11 @@ func (x *MutateResponse) GetDomain() []byte {
 	return nil
 }
 
-var File_kubernetes_hook_hookpb_hook_proto protoreflect.FileDescriptor
+var File_kubevirt_hookpb_hook_proto protoreflect.FileDescriptor
 
-const file_kubernetes_hook_hookpb_hook_proto_rawDesc = "" +
+const file_kubevirt_hookpb_hook_proto_rawDesc = "" +
 	"\n" +
-	"!kubernetes/hook/hookpb/hook.proto\x12\x11kubevirtdisk.hook\"\a\n" +
+	"\x1akubevirt/hookpb/hook.proto\x12\x11kubevirtdisk.hook\"\a\n" +
 	"\x05Empty\"{\n" +
 	"\n" +
 	"InfoResult\x12\x12\n" +
@@ -464,22 +464,22 @@ const file_kubernetes_hook_hookpb_hook_proto_rawDesc = "" +
 	"\x0eSidecarContext\x12-\n" +
 	"\x12invocation_context\x18\x01 \x01(\tR\x11invocationContext\"(\n" +
 	"\x0eMutateResponse\x12\x16\n" +
-	"\x06domain\x18\x01 \x01(\fR\x06domainB)Z'kubevirt.io/disk/kubernetes/hook/hookpbb\x06proto3"
+	"\x06domain\x18\x01 \x01(\fR\x06domainB\"Z kubevirt.io/disk/kubevirt/hookpbb\x06proto3"
 
 var (
-	file_kubernetes_hook_hookpb_hook_proto_rawDescOnce sync.Once
-	file_kubernetes_hook_hookpb_hook_proto_rawDescData []byte
+	file_kubevirt_hookpb_hook_proto_rawDescOnce sync.Once
+	file_kubevirt_hookpb_hook_proto_rawDescData []byte
 )
 
-func file_kubernetes_hook_hookpb_hook_proto_rawDescGZIP() []byte {
-	file_kubernetes_hook_hookpb_hook_proto_rawDescOnce.Do(func() {
-		file_kubernetes_hook_hookpb_hook_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_kubernetes_hook_hookpb_hook_proto_rawDesc), len(file_kubernetes_hook_hookpb_hook_proto_rawDesc)))
+func file_kubevirt_hookpb_hook_proto_rawDescGZIP() []byte {
+	file_kubevirt_hookpb_hook_proto_rawDescOnce.Do(func() {
+		file_kubevirt_hookpb_hook_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_kubevirt_hookpb_hook_proto_rawDesc), len(file_kubevirt_hookpb_hook_proto_rawDesc)))
 	})
-	return file_kubernetes_hook_hookpb_hook_proto_rawDescData
+	return file_kubevirt_hookpb_hook_proto_rawDescData
 }
 
-var file_kubernetes_hook_hookpb_hook_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
-var file_kubernetes_hook_hookpb_hook_proto_goTypes = []any{
+var file_kubevirt_hookpb_hook_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_kubevirt_hookpb_hook_proto_goTypes = []any{
 	(*Empty)(nil),          // 0: kubevirtdisk.hook.Empty
 	(*InfoResult)(nil),     // 1: kubevirtdisk.hook.InfoResult
 	(*HookPoint)(nil),      // 2: kubevirtdisk.hook.HookPoint
@@ -489,7 +489,7 @@ var file_kubernetes_hook_hookpb_hook_proto_goTypes = []any{
 	(*SidecarContext)(nil), // 6: kubevirtdisk.hook.SidecarContext
 	(*MutateResponse)(nil), // 7: kubevirtdisk.hook.MutateResponse
 }
-var file_kubernetes_hook_hookpb_hook_proto_depIdxs = []int32{
+var file_kubevirt_hookpb_hook_proto_depIdxs = []int32{
 	2, // 0: kubevirtdisk.hook.InfoResult.hook_points:type_name -> kubevirtdisk.hook.HookPoint
 	6, // 1: kubevirtdisk.hook.MutateRequest.sidecar_context:type_name -> kubevirtdisk.hook.SidecarContext
 	2, // [2:2] is the sub-list for method output_type
@@ -499,26 +499,26 @@ var file_kubernetes_hook_hookpb_hook_proto_depIdxs = []int32{
 	0, // [0:2] is the sub-list for field type_name
 }
 
-func init() { file_kubernetes_hook_hookpb_hook_proto_init() }
-func file_kubernetes_hook_hookpb_hook_proto_init() {
-	if File_kubernetes_hook_hookpb_hook_proto != nil {
+func init() { file_kubevirt_hookpb_hook_proto_init() }
+func file_kubevirt_hookpb_hook_proto_init() {
+	if File_kubevirt_hookpb_hook_proto != nil {
 		return
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
-			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kubernetes_hook_hookpb_hook_proto_rawDesc), len(file_kubernetes_hook_hookpb_hook_proto_rawDesc)),
+			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kubevirt_hookpb_hook_proto_rawDesc), len(file_kubevirt_hookpb_hook_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
-		GoTypes:           file_kubernetes_hook_hookpb_hook_proto_goTypes,
-		DependencyIndexes: file_kubernetes_hook_hookpb_hook_proto_depIdxs,
-		MessageInfos:      file_kubernetes_hook_hookpb_hook_proto_msgTypes,
+		GoTypes:           file_kubevirt_hookpb_hook_proto_goTypes,
+		DependencyIndexes: file_kubevirt_hookpb_hook_proto_depIdxs,
+		MessageInfos:      file_kubevirt_hookpb_hook_proto_msgTypes,
 	}.Build()
-	File_kubernetes_hook_hookpb_hook_proto = out.File
-	file_kubernetes_hook_hookpb_hook_proto_goTypes = nil
-	file_kubernetes_hook_hookpb_hook_proto_depIdxs = nil
+	File_kubevirt_hookpb_hook_proto = out.File
+	file_kubevirt_hookpb_hook_proto_goTypes = nil
+	file_kubevirt_hookpb_hook_proto_depIdxs = nil
 }

@@ -1,4 +1,4 @@
-package hook
+package kubevirt
 
 import (
 	"encoding/json"
