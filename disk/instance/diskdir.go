@@ -308,7 +308,7 @@ func (d *diskDir) clearUnits() error {
 }
 
 // close releases the lock.
-func (d *diskDir) close() error { return d.lock.Close() }
+func (d *diskDir) close() error { return durable.ReleaseLock(d.lock) }
 
 // escapeName makes a directory name of a file name. The result is unique, needs no quoting, is not
 // hidden and fits every file system.

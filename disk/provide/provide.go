@@ -229,7 +229,7 @@ func (f *File) Remove() error {
 func (f *File) release() (err error) {
 	if f.lock != nil {
 		name := f.lock.Name()
-		err = errors.Join(osfile.Remove(name), f.lock.Close())
+		err = errors.Join(osfile.Remove(name), durable.ReleaseLock(f.lock))
 		f.lock = nil
 	}
 	if f.file != nil {

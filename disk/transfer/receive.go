@@ -72,7 +72,7 @@ func OpenTarget(dir string, replace bool) (*Target, error) {
 }
 
 // Close frees the directory.
-func (t *Target) Close() error { return t.lock.Close() }
+func (t *Target) Close() error { return durable.ReleaseLock(t.lock) }
 
 // Receive makes the files of a stream, and checks them.
 func (t *Target) Receive(ctx context.Context, r io.Reader, p *Progress) error {

@@ -106,7 +106,7 @@ func OpenSource(dir string) (*Source, error) {
 func (s *Source) Close() error {
 	var err error
 	for _, lock := range s.locks {
-		err = errors.Join(err, lock.Close())
+		err = errors.Join(err, durable.ReleaseLock(lock))
 	}
 	return err
 }
