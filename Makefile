@@ -44,11 +44,11 @@ generate: ## Make what is made from the Kubernetes API types, the chart and the 
 controller: $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64 ## Build kubevirt-disk-controller, for Kubernetes, into bin/
 
 $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64: $(CONTROLLER)-linux-%: FORCE
-	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '$(CONTROLLER_LDFLAGS)' -o $@ ./cmd/kubevirt-disk-controller
+	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '$(CONTROLLER_LDFLAGS)' -o $@ ./kubernetes/command
 
 # All files get the same time, so that the same binaries give the same digests.
 bin/kubevirt-disk-controller-LICENSES: FORCE
-	mkdir -p bin && scripts/licenses.sh ./cmd/kubevirt-disk-controller >$@
+	mkdir -p bin && scripts/licenses.sh ./kubernetes/command >$@
 
 controller-image: controller bin/kubevirt-disk-controller-LICENSES ## Build the image kubevirt.io:disk-controller for linux/amd64 and linux/arm64 with buildah
 	buildah manifest rm '$(CONTROLLER_IMAGE)' >/dev/null 2>&1 || true

@@ -254,7 +254,8 @@ func TestKubernetesSettings(t *testing.T) {
 	requireTools(t)
 	path, err := binary()
 	require.NoError(t, err)
-	help := strings.Join(strings.Fields(ok(t, path, "serve", "--help=all")), " ") // lines are wrapped
+	// Lines are wrapped.
+	help := strings.Join(strings.Fields(ok(t, path, "serve", "--help=all")), " ")
 	for name, pod := range readKubernetesExamples(t).pods {
 		c := diskContainer(t, pod)
 		for _, e := range c.Env {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds what the tests of Kubernetes run, from the modules in integration/kubernetes/parts: the
+# Builds what the tests of Kubernetes run, from the modules in kubernetes/integration/parts: the
 # control plane (etcd, API server, controller manager, scheduler), kubectl and KWOK; with --node also
 # kubelet, kube-proxy and containerd. The first time takes about 8 minutes on two cores; a binary
 # that is there is not built again. Prints the directory.
@@ -22,8 +22,8 @@ case ${1:-} in
 esac
 
 export LC_ALL=C # the order of the files below
-parts=$PWD/integration/kubernetes/parts
-# integration/kubernetes/plane computes the same.
+parts=$PWD/kubernetes/integration/parts
+# kubernetes/integration/plane computes the same.
 hash=$(cat "$parts"/*/go.mod "$parts"/*/go.sum scripts/build-kubernetes.sh | sha256sum | cut -c 1-16)
 out=${KUBEVIRT_DISK_KUBERNETES:-$PWD/cache/kubernetes}/$hash
 mkdir -p "$out"

@@ -34,7 +34,7 @@ cp kubernetes/config/{policy,webhook,annotations,alerts}.yaml $chart/files/
 } >$manifest
 
 # The manifests that tests give to an API server.
-charts=integration/kubernetes/admission/testdata
+charts=kubernetes/integration/admission/testdata
 for values in "$charts"/*.values.yaml; do
 	bin/helm template chart $chart --namespace chart-system --values "$values" >"${values%.values.yaml}.yaml"
 done

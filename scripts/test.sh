@@ -181,7 +181,7 @@ select_main() {
 	local path
 	for path in $(directories ./...); do
 		case $path in
-		./kubernetes | ./kubernetes/* | ./cmd/kubevirt-disk-controller | ./integration/kubernetes | ./integration/kubernetes/*)
+		./kubernetes | ./kubernetes/*)
 			continue
 			;;
 		esac
@@ -198,8 +198,8 @@ plain() { [ ${#main_plain[@]} = 0 ] || go_test -skip "$kubevirt" "${main_plain[@
 # Tests of one package first: the others wait for what is built.
 cluster() {
 	local unit node
-	mapfile -t unit < <(directories ./kubernetes/... ./cmd/kubevirt-disk-controller)
-	mapfile -t node < <(directories ./integration/kubernetes/...)
+	mapfile -t unit < <(directories ./kubernetes/... | grep -v ^./kubernetes/integration)
+	mapfile -t node < <(directories ./kubernetes/integration/...)
 	"$1" "${unit[@]}" "${node[@]}"
 }
 kubevirt='^TestKubeVirt'

@@ -41,7 +41,7 @@ func Initiator(name string) Options {
 	}
 }
 
-// ISCSI is an iSCSI volume, with the fields and the names that a PersistentVolume of Kubernetes has.
+// ISCSI is an iSCSI volume, with the fields and the names that a PersistentVolume has.
 type ISCSI struct {
 	TargetPortal      string                `yaml:"targetPortal"`
 	IQN               string                `yaml:"iqn"`

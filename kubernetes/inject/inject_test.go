@@ -116,7 +116,7 @@ func TestLegacyAnnotations(t *testing.T) {
 	require.False(t, inject.Asks(&corev1.Pod{}))
 }
 
-// integration/kubernetes has the cases that are refused, for this package and for the policies, on
+// kubernetes/integration has the cases that are refused, for this package and for the policies, on
 // an API server. Here is what needs no server: a refused pod is not changed, and a second call
 // for the same pod changes nothing more.
 func TestRefusedIsUnchanged(t *testing.T) {

@@ -22,7 +22,7 @@ list)
 	for package in "${@:4}"; do
 		case $package in
 		./...) printf "$PWD/%s\n" chap target libvirt integration kubernetes/claim ;;
-		./integration/kubernetes/...) printf "$PWD/%s\n" integration/kubernetes/node ;;
+		./kubernetes/integration/...) printf "$PWD/%s\n" kubernetes/integration/node ;;
 		*) printf "$PWD/%s\n" kubernetes/claim ;;
 		esac
 	done
@@ -99,7 +99,7 @@ func TestScript(t *testing.T) {
 	ran(`-race -skip \^TestKubeVirt \./target cgo=1$`)
 	ran(`-run \^\(TestPlain\)\$ \./target cgo=0$`)
 	ran(`-skip \^TestKubeVirt (\./(libvirt|chap|integration) ){3}cgo=0$`)
-	ran(`-p \d+ \./kubernetes/claim \./kubernetes/claim \./integration/kubernetes/node cgo=0$`)
+	ran(`-p \d+ \./kubernetes/claim \./kubernetes/integration/node cgo=0$`)
 	ran(`-run \^TestKubeVirt \./integration cgo=0$`)
 
 	out, _, err = script(t, testsum, "", "for i in {1..99}; do echo line $i; done; exit 1", "", "")

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+func TestWrongUsage(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		env  map[string]string
+		says string
+	}{
+		{args: []string{"--claim-size=much"}, says: `claim-size: "much" is not a size`},
+		{args: []string{"--claim-size=-1"}, says: "claim-size: -1 is not above 0"},
+		{args: []string{"--log-level=loud"}, says: `log-level: "loud" is not a log level`},
+		{args: []string{"--usage-type=fast="}, says: "usage-type: fast=: write it as NAME=CLASS"},
+		{args: []string{"--concurrency=0"}, says: "concurrency: 0 is not above 0"},
+		{args: []string{"--without=pets,disks"},
+			says: `without: "disks" cannot be turned off: use exports, pets, services, snap`},
+		{args: []string{"serve"}, says: "unknown command"},
+		{env: map[string]string{"CLAIM_SIZE": "much"}, says: `claim-size: "much" is not a size`},
+		{env: map[string]string{"CONCURRENCY": "many"}, says: "CONCURRENCY: "},
+		{args: []string{"--webhook-listen=9443"},
+			says: `webhook-listen: "9443" is not an address with a port: write it as :9443`},
+		{args: []string{"--webhook-listen=:0"}, says: `":0" is not an address with a port`},
+		{args: []string{"--webhook-listen=:9443"},
+			says: "webhook-service: the webhook needs the Service"},
+		{args: []string{"--webhook-listen=:9443", "--webhook-service=disks"},
+			says: "write it as NAMESPACE/NAME"},
+		{args: []string{"--webhook-listen=:9443", "--webhook-service=a/b", "--server-image="},
+			says: "server-image: it is missing"},
+		{args: []string{"--kubeconfig=/nonexistent"},
+			says: "the configuration of the API server cannot be read: "},
+	} {
+		for name, value := range c.env {
+			t.Setenv(name, value)
+		}
+		var stdout, stderr bytes.Buffer
+		require.Equal(t, exitUsage, run(c.args, &stdout, &stderr), c.says)
+		require.Contains(t, stderr.String(), c.says)
+		for name := range c.env {
+			t.Setenv(name, "")
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	require.Equal(t, exitDone, run([]string{"--version"}, &stdout, &stderr))
+	require.Contains(t, stdout.String(), "kubevirt-disk-controller dev\n")
+	require.Empty(t, stderr.String())
+}
+
+// TestArgumentsOfTheChart checks that the command takes the arguments of the chart's Deployments.
+func TestArgumentsOfTheChart(t *testing.T) {
+	const chart = "../../kubernetes/integration/admission/testdata/"
+	for file, namespaces := range map[string][]string{
+		"../../deploy/kubevirt-disk-controller.yaml": nil,
+		chart + "policy.yaml":                        {"vms-1", "vms-2"},
+		chart + "webhook.yaml":                       {"vms-1", "vms-2"},
+	} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		found := false
+		for document := range strings.SplitSeq(string(text), "\n---\n") {
+			var d appsv1.Deployment
+			if !strings.Contains(document, "kind: Deployment\n") {
+				continue
+			}
+			require.NoError(t, yaml.Unmarshal([]byte(document), &d))
+			found = true
+			var s settings
+			flags := pflag.NewFlagSet(file, pflag.ContinueOnError)
+			s.flags(flags)
+			args := d.Spec.Template.Spec.Containers[0].Args
+			require.NoError(t, flags.Parse(args), file)
+			require.Empty(t, flags.Args(), file)
+			require.Equal(t, namespaces, s.namespaces, file)
+			var stderr bytes.Buffer
+			args = append(args, "--kubeconfig=/nonexistent")
+			require.Equal(t, exitUsage, run(args, io.Discard, &stderr), file)
+			require.Contains(t, stderr.String(),
+				"the configuration of the API server cannot be read", file)
+		}
+		require.True(t, found, file)
+	}
+}

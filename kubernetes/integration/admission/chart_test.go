@@ -1,0 +1,342 @@
+package admission
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/internal/testtool"
+	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/integration/plane"
+)
+
+// chart has the namespaces for a test. They replace the namespaces in testdata/*.values.yaml, from
+// which `make generate` renders the chart.
+type chart struct{ system, first, second string }
+
+// monitoring has the types of the Prometheus operator, with the fields that we use: the API server
+// refuses any other field.
+const monitoring = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: servicemonitors.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: ServiceMonitor, plural: servicemonitors}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {
+      selector: {type: object, properties: {matchLabels: {type: object,
+        additionalProperties: {type: string}}}},
+      endpoints: {type: array, items: {type: object, properties: {
+        port: {type: string}, honorLabels: {type: boolean}, scheme: {type: string},
+        bearerTokenFile: {type: string}, tlsConfig: {type: object, properties: {
+          insecureSkipVerify: {type: boolean}}}}}}}}}}}
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: prometheusrules.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: PrometheusRule, plural: prometheusrules}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {
+      groups: {type: array, items: {type: object, required: [name, rules], properties: {
+        name: {type: string}, rules: {type: array, items: {type: object, required: [alert, expr],
+          properties: {alert: {type: string}, expr: {type: string}, for: {type: string},
+            labels: {type: object, additionalProperties: {type: string}},
+            annotations: {type: object, additionalProperties: {type: string}}}}}}}}}}}}}
+`
+
+// TestChart applies Helm's output for the chart with two namespaces. The controllers have the
+// rights from the chart. They work in these namespaces, and do not touch pods in others.
+func TestChart(t *testing.T) {
+	p := plane.Get(t)
+	require.NoError(t, p.InstallCRDs(t.Context(), strings.NewReader(monitoring)))
+	c := chart{system: p.Namespace(t), first: p.Namespace(t), second: p.Namespace(t)}
+	t.Run("policy", func(t *testing.T) {
+		c.install(t, p, "policy", c.first)
+		for what, where := range map[string]string{
+			"list pods": c.first, "create secrets": c.second, "create persistentvolumes": "",
+		} {
+			require.True(t, c.allowed(t, p, what, where), "%s in %q", what, where)
+			if where != "" {
+				require.False(t, c.allowed(t, p, what, "default"), "%s in default", what)
+				require.False(t, c.allowed(t, p, what, ""), "%s everywhere", what)
+			}
+		}
+		for _, what := range workloads {
+			require.True(t, c.allowed(t, p, what, c.first), what)
+		}
+		controllers(t, p, c.system, nil, c.first, c.second)
+		inForce(t, p, c.first, "kubevirt.io:disk")
+		machines(t, p, c.first)
+	})
+	t.Run("webhook", func(t *testing.T) {
+		listen := plane.FreeAddress(t)
+		c.install(t, p, "webhook", c.second)
+		require.False(t, c.allowed(t, p, "create persistentvolumes", ""))
+		for _, what := range workloads {
+			require.False(t, c.allowed(t, p, what, c.second), what)
+		}
+		controllers(t, p, c.system, controller.Optional(), c.first, c.second)
+		turnedOff(t, p, c.first)
+		direct(t, p, listen)
+		run(t, p, c.system, listen, c.first, c.second)
+		inForce(t, p, c.second, server)
+		namespaceEnds(t, p, c.first)
+	})
+}
+
+// workloads are the objects that the controllers may make, unless that is turned off. With these
+// rights, one can run any pod.
+var workloads = []string{"create statefulsets.apps", "create deployments.apps", "create services",
+	"create jobs.batch", "create volumesnapshots.snapshot.storage.k8s.io"}
+
+// turnedOff: an object that needs a feature that is turned off says so. The controllers work
+// without the rights for that feature.
+func turnedOff(t *testing.T, p *plane.Plane, namespace string) {
+	t.Helper()
+	image := `{image: "` + repository + digest + `", `
+	apply(t, p, namespace, `
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMPet
+metadata: {name: pet}
+spec: {disk: `+image+`}, template: {spec: {containers: [{name: vm, image: vm}]}}}
+---
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: served}
+spec: `+image+`attachment: Service}
+---
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: filled}
+spec: `+image+`population: Snapshot}
+---
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: plain}
+spec: `+image+`}
+`)
+	for object, says := range map[string]string{
+		"vmpet/pet":         "False pets are turned off (--without=pets)",
+		"vmidentity/served": "False attachment Service is turned off (--without=services)",
+		"vmidentity/filled": "False this controller has no snapshots",
+		"vmidentity/plain":  "True a pod can use the disk",
+	} {
+		var is string
+		eventually(t, object+" says "+says, func() bool {
+			is = p.Kubectl(t, "get", object, "-n", namespace, "-o", `jsonpath={range `+
+				`.status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}`)
+			return strings.HasPrefix(is, says)
+		})
+	}
+}
+
+// install applies Helm's output for the chart. A field that the API server does not know is an
+// error.
+func (c chart) install(t *testing.T, p *plane.Plane, name, namespace string) {
+	t.Helper()
+	rendered, err := os.ReadFile("testdata/" + name + ".yaml")
+	require.NoError(t, err)
+	text := strings.NewReplacer("chart-system", c.system, "vms-1", c.first, "vms-2", c.second).
+		Replace(string(rendered))
+	objects, err := plane.Decode(strings.NewReader(text))
+	require.NoError(t, err)
+	kinds, roles := map[string]int{}, map[string]bool{}
+	for _, o := range objects {
+		kinds[o.GetKind()]++
+		if o.GetKind() == "Role" && o.GetName() == account {
+			roles[o.GetNamespace()] = true
+		}
+	}
+	require.Zero(t, kinds["CustomResourceDefinition"], "crds.install is false")
+	require.Equal(t, map[string]bool{c.first: true, c.second: true}, roles)
+	if name == "policy" {
+		require.Equal(t, 1, kinds["ServiceMonitor"])
+		require.Equal(t, 2, kinds["PrometheusRule"])
+	}
+	t.Cleanup(func() { remove(t, p, objects, namespace) })
+	out, err := p.TryKubectl(strings.NewReader(text), "apply", "--server-side", "--validate=strict",
+		"-f", "-")
+	require.NoError(t, err, out)
+}
+
+// allowed returns whether the controller may do something.
+func (c chart) allowed(t *testing.T, p *plane.Plane, what, namespace string) bool {
+	t.Helper()
+	verb, resource, _ := strings.Cut(what, " ")
+	review := &authorizationv1.SubjectAccessReview{}
+	review.Spec.User = "system:serviceaccount:" + c.system + ":" + account
+	resource, group, _ := strings.Cut(resource, ".")
+	review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{Verb: verb,
+		Group: group, Resource: resource, Namespace: namespace}
+	require.NoError(t, p.Client.Create(t.Context(), review))
+	return review.Status.Allowed
+}
+
+// inForce waits until pods of a namespace get their disks, with the server's image. Pods of another
+// namespace do not.
+func inForce(t *testing.T, p *plane.Plane, namespace, image string) {
+	t.Helper()
+	elsewhere := p.Namespace(t)
+	for _, where := range []string{namespace, elsewhere} {
+		require.NoError(t, p.Client.Create(t.Context(), sets(where)["fedora"]))
+	}
+	eventually(t, "pods get their disks", func() bool {
+		pod, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
+		return err == nil && len(pod.Spec.InitContainers) == 1 &&
+			pod.Spec.InitContainers[0].Image == image
+	})
+	eventually(t, "pods are refused", func() bool {
+		_, err := dryRun(t.Context(), p, aPod(namespace, "none"))
+		return err != nil
+	})
+	eventually(t, "pods are refused elsewhere", func() bool { // by another policy
+		_, err := dryRun(t.Context(), p, aPod(elsewhere, "fedora"))
+		return err != nil
+	})
+	for _, set := range []string{"fedora", "none"} {
+		_, err := dryRun(t.Context(), p, aPod(elsewhere, set))
+		require.ErrorContains(t, err, fmt.Sprintf("the controller of kubevirt-disk does not "+
+			"work in namespace %q, so the pod would start without its disk", elsewhere))
+	}
+	plain := aPod(elsewhere, "none")
+	plain.Annotations = nil
+	_, err := dryRun(t.Context(), p, plain)
+	require.NoError(t, err)
+}
+
+// namespaceEnds: a listed namespace is deleted, and the Role of the controllers there goes before
+// an identity. The identity does not hold up the namespace.
+func namespaceEnds(t *testing.T, p *plane.Plane, namespace string) {
+	t.Helper()
+	apply(t, p, namespace, `
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: late}
+spec: {image: "`+repository+digest+`"}
+`)
+	get := func(what ...string) string {
+		out, _ := p.TryKubectl(nil, append([]string{"get", "-n", namespace}, what...)...)
+		return out
+	}
+	eventually(t, "the identity is ready", func() bool {
+		return get("vmid", "late", "-o", "jsonpath={.status.ready}") == "true"
+	})
+	p.Kubectl(t, "delete", "role,rolebinding", "-n", namespace, "--all")
+	p.Kubectl(t, "delete", "namespace", namespace, "--wait=false")
+	eventually(t, "the namespace is gone", func() bool {
+		return strings.Contains(get("namespace", namespace), "NotFound")
+	})
+}
+
+// machines runs the example of a StatefulSet, with the controllers of Kubernetes, on a node that
+// KWOK simulates. Each machine has its own disk, and gets it again after the StatefulSet was scaled
+// down and up.
+func machines(t *testing.T, p *plane.Plane, namespace string) {
+	const replicas = 3
+	p.Nodes(t, "machines")
+	for i := range replicas + 1 {
+		claim := fmt.Sprintf("vmid-my-vms-%d", i)
+		if i == replicas {
+			claim = "vmid-my-vm"
+		}
+		volume := &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", namespace, i)},
+			Spec: corev1.PersistentVolumeSpec{
+				Capacity: corev1.ResourceList{
+					corev1.ResourceStorage: *quantity("100Gi")},
+				AccessModes: []corev1.PersistentVolumeAccessMode{
+					corev1.ReadWriteOncePod},
+				ClaimRef: &corev1.ObjectReference{
+					Namespace: namespace, Name: claim},
+				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+				PersistentVolumeSource: corev1.PersistentVolumeSource{
+					CSI: &corev1.CSIPersistentVolumeSource{Driver: "example.com",
+						VolumeHandle: fmt.Sprint(i)}}}}
+		require.NoError(t, p.Client.Create(t.Context(), volume))
+		t.Cleanup(func() { p.Kubectl(t, "delete", "pv", volume.Name, "--wait=false") })
+	}
+	for _, name := range []string{"set.yaml", "statefulset.yaml"} {
+		text, err := os.ReadFile(examples + name)
+		require.NoError(t, err)
+		apply(t, p, namespace, string(text))
+	}
+	running := func(want int) func() bool {
+		return func() bool {
+			var pods corev1.PodList
+			require.NoError(t, p.Client.List(t.Context(), &pods, client.InNamespace(namespace),
+				client.MatchingLabels{api.LabelSet: "my-fedora"}))
+			n := 0
+			for _, pod := range pods.Items {
+				require.Equal(t, pod.Name, pod.Labels[api.LabelIdentity])
+				if pod.Status.Phase == corev1.PodRunning {
+					n++
+				}
+			}
+			return n == want && len(pods.Items) == want
+		}
+	}
+	disks := func() map[string]types.UID {
+		found := map[string]types.UID{}
+		for i := range replicas {
+			key := client.ObjectKey{Namespace: namespace, Name: fmt.Sprintf("my-vms-%d", i)}
+			identity := &api.VMIdentity{}
+			require.NoError(t, p.Client.Get(t.Context(), key, identity))
+			claim := &corev1.PersistentVolumeClaim{}
+			require.NoError(t, p.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace,
+				Name: identity.Status.ClaimName}, claim))
+			require.Zero(t, claim.DeletionTimestamp)
+			require.Equal(t, fmt.Sprintf("%s-%d", namespace, i), claim.Spec.VolumeName)
+			found[identity.Name] = claim.UID
+		}
+		return found
+	}
+	user := func(i int) *corev1.ObjectReference {
+		identity := &api.VMIdentity{}
+		require.NoError(t, p.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace,
+			Name: fmt.Sprintf("my-vms-%d", i)}, identity))
+		return identity.Status.UsedBy
+	}
+	eventually(t, "all machines run", running(replicas))
+	eventually(t, "it is said who uses a disk", func() bool { return user(2) != nil })
+	first, former := disks(), user(2)
+	require.Len(t, first, replicas)
+	p.Kubectl(t, "scale", "statefulset", "my-vms", "-n", namespace, "--replicas=1")
+	eventually(t, "one machine runs", running(1))
+	eventually(t, "nobody uses the other disks", func() bool { return user(2) == nil })
+	require.Equal(t, first, disks(), "the disks stay")
+	p.Kubectl(t, "scale", "statefulset", "my-vms", "-n", namespace, "--replicas=3")
+	eventually(t, "all machines run again", running(replicas))
+	require.Equal(t, first, disks(), "each has its own disk")
+	eventually(t, "it is said who uses it now", func() bool { return user(2) != nil })
+	require.NotEqual(t, former.UID, user(2).UID, "the pod is another one")
+	p.Kubectl(t, "delete", "statefulset", "my-vms", "-n", namespace)
+	eventually(t, "no machine runs", running(0))
+	require.Equal(t, first, disks(), "the disks outlive the StatefulSet")
+	replaced(t, p, namespace)
+}
+
+// eventually waits for something that may take long on a busy machine.
+func eventually(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	testtool.Within(t, patience, met, what)
+}

@@ -1,0 +1,164 @@
+package admission
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/integration/plane"
+)
+
+// pageCommands are the commands of a section of docs/kubernetes.md.
+func pageCommands(t *testing.T, heading string) (commands []string) {
+	t.Helper()
+	page, err := os.ReadFile("../../../docs/kubernetes.md")
+	require.NoError(t, err)
+	_, section, found := strings.Cut(string(page), "\n"+heading+"\n")
+	require.True(t, found, heading)
+	section, _, _ = strings.Cut(section, "\n## ")
+	section, _, _ = strings.Cut(section, "\n### ")
+	for line := range strings.Lines(section) {
+		if command, ok := strings.CutPrefix(line, "    "); ok {
+			commands = append(commands, strings.TrimSpace(command))
+		}
+	}
+	return commands
+}
+
+// TestPage runs the six commands of docs/kubernetes.md, word for word, from nothing to a VM with a
+// persistent disk. There is no node to run the controller that the first command installs, so it
+// runs here, with the rights that it would have there.
+func TestPage(t *testing.T) {
+	p := plane.Get(t)
+	namespace := p.Namespace(t)
+	commands := pageCommands(t, "## From nothing to a VM with a persistent disk")
+	require.Len(t, commands, 6)
+	root, err := plane.Root()
+	require.NoError(t, err)
+	for i, command := range commands {
+		args := strings.Fields(command)
+		require.Equal(t, "kubectl", args[0], command)
+		for j, arg := range args {
+			if j > 0 && args[j-1] == "-f" {
+				args[j] = root + "/" + arg
+			}
+		}
+		args = args[1:]
+		if i > 0 {
+			args = append([]string{"--namespace", namespace}, args...)
+		} else {
+			text, err := os.ReadFile(args[len(args)-1])
+			require.NoError(t, err)
+			objects, err := plane.Decode(bytes.NewReader(text))
+			require.NoError(t, err)
+			t.Cleanup(func() { remove(t, p, objects, metav1.NamespaceDefault) })
+		}
+		if strings.Contains(command, "--for=create") {
+			// The controller's image is still being pulled when the pod is made.
+			waited := make(chan error, 1)
+			go func() {
+				_, err := p.TryKubectl(nil, args...)
+				waited <- err
+			}()
+			time.Sleep(2 * time.Second)
+			controllers(t, p, "kubevirt-disk-system", []string{"pets"}) // as the manifest says
+			require.NoError(t, <-waited)
+			continue
+		}
+		out := p.Kubectl(t, args...)
+		switch i {
+		case 0:
+			admitted(t, p)
+		case 5:
+			require.Contains(t, out, "my-vm")
+			require.Contains(t, out, "true")
+		}
+	}
+}
+
+// controllers run as the controller's service account in a namespace, without the features that are
+// turned off. They work in some other namespaces, or in all.
+func controllers(t *testing.T, p *plane.Plane, system string, without []string,
+	namespaces ...string) {
+	t.Helper()
+	scheme, err := controller.Scheme()
+	require.NoError(t, err)
+	cache, err := controller.Cache(namespaces...)
+	require.NoError(t, err)
+	none := time.Duration(0)
+	mgr, err := ctrl.NewManager(p.ServiceAccount(t, system, account), ctrl.Options{
+		Scheme: scheme, Cache: cache, Logger: logr.Discard(), GracefulShutdownTimeout: &none,
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: new(true)}})
+	require.NoError(t, err)
+	require.NoError(t, controller.Setup(mgr, controller.Options{Server: server, Without: without,
+		ClaimSize: resource.MustParse("20Gi"), Concurrency: 1}))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
+}
+
+// TestPageWithoutController runs the commands for users who want no controller, under pod security
+// `restricted`.
+func TestPageWithoutController(t *testing.T) {
+	p := plane.Get(t)
+	namespace := p.Namespace(t)
+	commands := pageCommands(t, "## Without the controller")
+	require.NotEmpty(t, commands)
+	root, err := plane.Root()
+	require.NoError(t, err)
+	for _, command := range commands {
+		args := strings.Fields(command)
+		require.Equal(t, "kubectl", args[0], command)
+		for j := range args {
+			if strings.HasSuffix(args[j], ".yaml") {
+				args[j] = root + "/examples/kubernetes/" + args[j]
+			}
+		}
+		p.Kubectl(t, append([]string{"--namespace", namespace}, args[1:]...)...)
+	}
+}
+
+// TestTodaysKubeVirt follows the way with a PersistentVolume in docs/kubernetes.md. The claim of a
+// VM gets the volume with the decoupled disk. In package integration, the kernel of a guest logs in
+// with these fields.
+func TestTodaysKubeVirt(t *testing.T) {
+	p := plane.Get(t)
+	root, err := plane.Root()
+	require.NoError(t, err)
+	for _, name := range []string{"secret.yaml", "decoupled.yaml", "volume.yaml"} {
+		file := root + "/examples/kubernetes/" + name
+		t.Cleanup(func() { p.Kubectl(t, "delete", "--wait=false", "-n", "default", "-f", file) })
+		p.Kubectl(t, "apply", "-n", "default", "-f", file)
+	}
+	page, err := os.ReadFile(root + "/docs/kubernetes.md")
+	require.NoError(t, err)
+	const name = "my-fedora-root"
+	require.Contains(t, string(page), "persistentVolumeClaim: {claimName: "+name+"}")
+	claim := &corev1.PersistentVolumeClaim{}
+	eventually(t, "the claim is bound", func() bool {
+		require.NoError(t, p.Client.Get(t.Context(),
+			client.ObjectKey{Namespace: "default", Name: name}, claim))
+		return claim.Status.Phase == corev1.ClaimBound
+	})
+	require.Equal(t, "my-fedora-disk", claim.Spec.VolumeName)
+	require.Equal(t, corev1.PersistentVolumeBlock, *claim.Spec.VolumeMode)
+}

@@ -1,0 +1,150 @@
+package kubernetes
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/kubernetes/integration/plane"
+)
+
+// identityFrom is a VMIdentity that begins from a source.
+func identityFrom(name, source string) string {
+	return fmt.Sprintf(`
+---
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentity
+metadata: {name: %s}
+spec: {population: Snapshot, storageClassName: clones, source: {%s}}
+`, name, source)
+}
+
+// storageClass makes a storage class of which the test is the driver.
+func (w *world) storageClass(name string) {
+	w.t.Helper()
+	w.t.Cleanup(func() { w.kubectl("delete", "storageclass", name) })
+	w.apply(`{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: ` + name + `},
+		provisioner: clones.example.com}`)
+}
+
+// volumeFor is a volume for a claim of the namespace, as a driver makes it.
+func (w *world) volumeFor(claim string) (volume string) {
+	w.t.Helper()
+	is := strings.Fields(w.kubectl("get", "pvc", claim, "-o",
+		"jsonpath={.metadata.uid} {.spec.storageClassName} {.spec.accessModes[0]}"))
+	require.Len(w.t, is, 3)
+	name := "pvc-" + is[0]
+	w.apply(`
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: ` + name + `}
+spec:
+  storageClassName: ` + is[1] + `
+  capacity: {storage: 20Gi}
+  accessModes: [` + is[2] + `]
+  persistentVolumeReclaimPolicy: Retain
+  claimRef: {namespace: ` + w.ns + `, name: ` + claim + `}
+  csi: {driver: clones.example.com, volumeHandle: ` + name + `}
+`)
+	w.t.Cleanup(func() { w.kubectl("delete", "pv", name, "--wait=false") })
+	w.until("Bound", "get", "pvc", claim, "-o", "jsonpath={.status.phase}")
+	return name
+}
+
+// TestClones: disks begin from a claim, from another disk, and from a snapshot, with the rights of
+// the manifest. The test is the driver: it makes volumes, and says how a snapshot is.
+func TestClones(t *testing.T) {
+	p := plane.Get(t)
+	installSnapshots(t, p)
+	w := newWorld(t)
+	t.Cleanup(func() { w.kubectl("delete", "csidriver/clones.example.com") })
+	w.storageClass("clones")
+	w.apply(`
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: fedora}
+spec: {accessModes: [ReadWriteOnce], storageClassName: clones,
+  resources: {requests: {storage: 20Gi}}}
+` + identityFrom("first", "claim: fedora"))
+	w.volumeFor("fedora")
+	ready := func(vm, says string) {
+		t.Helper()
+		w.until(says, "get", "vmid", vm, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")]}`)
+	}
+	made := func(vm, from string) {
+		t.Helper()
+		w.until(from, "get", "pvc", "vmid-"+vm, "-o",
+			"jsonpath={.spec.dataSource.kind} {.spec.dataSource.name}")
+	}
+	ready("first", "none of those that `kubectl get csidriver` lists")
+	w.apply(`{apiVersion: storage.k8s.io/v1, kind: CSIDriver,
+		metadata: {name: clones.example.com}, spec: {attachRequired: false}}`)
+	made("first", "PersistentVolumeClaim fedora")
+	w.volumeFor("vmid-first")
+	ready("first", "a pod can use the disk")
+
+	w.apply(identityFrom("second", "identity: first"))
+	ready("second", "VMIdentity first does not agree to a clone")
+	w.kubectl("patch", "vmid", "first", "--type=merge", "-p",
+		`{"spec": {"cloneableBy": ["second"]}}`)
+	made("second", "PersistentVolumeClaim vmid-first")
+	w.kubectl("delete", "vmid", "first", "--wait=false")
+	ready("first", "VMIdentity second begins from this disk and has no volume yet")
+	w.volumeFor("vmid-second")
+	w.exports("second")
+
+	w.apply(`
+apiVersion: disk.kubevirt.io/v1alpha1
+kind: VMIdentitySnapshot
+metadata: {name: monday}
+spec: {identityName: second}
+` + identityFrom("third", "snapshot: monday"))
+	w.until("vmid-second", "get", "volumesnapshot", "vmsnap-monday", "-o",
+		"jsonpath={.spec.source.persistentVolumeClaimName}")
+	ready("third", "VMIdentitySnapshot monday is not ready: VolumeSnapshot vmsnap-monday")
+	w.kubectl("patch", "volumesnapshot", "vmsnap-monday", "--subresource=status", "--type=merge",
+		"-p", `{"status": {"readyToUse": true, "restoreSize": "21Gi",
+		"creationTime": "2026-11-01T10:00:00Z"}}`)
+	w.until("true 21Gi TrueFalseFalse", "get", "vmidsnap", "monday", "-o",
+		`jsonpath={.status.readyToUse} {.status.restoreSize} `+
+			`{.status.conditions[?(@.type=="Ready")].status}`+
+			`{.status.conditions[?(@.type=="Progressing")].status}`+
+			`{.status.conditions[?(@.type=="Failure")].status}`)
+	made("third", "VolumeSnapshot vmsnap-monday")
+	require.Equal(t, "21Gi", w.kubectl("get", "pvc", "vmid-third", "-o",
+		"jsonpath={.spec.resources.requests.storage}"))
+	w.kubectl("delete", "vmidsnap", "monday", "--wait=false")
+	w.until("when VMIdentity third", "get", "vmidsnap", "monday", "-o", "yaml")
+	w.kubectl("delete", "vmid", "third")
+	w.until("NotFound", "get", "vmidsnap", "monday")
+	w.until("NotFound", "get", "volumesnapshot", "vmsnap-monday")
+	require.NotContains(t, w.c.logs(), "forbidden")
+}
+
+// exports commits a disk to an image by a Job. The test says what its pod says.
+func (w *world) exports(vm string) {
+	w.t.Helper()
+	w.kubectl("patch", "vmid", vm, "--type=merge", "-p", `{"spec": {"export": {"reference":
+		"registry.example.com/golden/web:1", "secretName": "vmexport-push"}}}`)
+	w.until("vmexport-push", "get", "job", "-l", "disk.kubevirt.io/export", "-o",
+		"jsonpath={.items[*].spec.template.spec.volumes[*].secret.secretName}")
+	w.until("pod/vmexport-", "get", "pod", "-l", "disk.kubevirt.io/export", "-o", "name")
+	pod := strings.TrimSpace(w.kubectl("get", "pod", "-l", "disk.kubevirt.io/export", "-o", "name"))
+	pushed := "sha256:" + strings.Repeat("b", 64)
+	w.ends(pod, "commit", pushed)
+	w.until("True "+pushed, "get", "vmid", vm, "-o", `jsonpath={.status.conditions[?(@.type==`+
+		`"Exported")].status} {.status.export.digest}`)
+	w.kubectl("patch", "vmid", vm, "--type=merge", "-p", `{"spec": {"export": null}}`)
+	w.until("No resources found", "get", "job")
+}
+
+// ends lets a pod succeed, with what its container says.
+func (w *world) ends(pod, container, says string) {
+	w.t.Helper()
+	w.kubectl("patch", pod, "--subresource=status", "--type=merge", "-p", `{"status": {
+		"phase": "Succeeded", "containerStatuses": [{"name": "`+container+`", "image": "x",
+		"imageID": "x", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0,
+		"message": "`+says+`"}}}]}}`)
+}

@@ -1,0 +1,313 @@
+package identities
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
+	"kubevirt.io/disk/kubernetes/inject"
+	"kubevirt.io/disk/kubernetes/integration/plane"
+)
+
+const (
+	system   = "kubevirt-disk-system"
+	account  = "kubevirt-disk-controller"
+	patience = 100 * time.Second
+)
+
+var image = "registry.example.com/a@sha256:" + strings.Repeat("a", 64)
+
+// run starts two managers that both lead, with exactly the manifest's role.
+func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
+	t.Helper()
+	root, err := plane.Root()
+	require.NoError(t, err)
+	out, err := p.TryKubectl(nil, "apply", "--server-side", "--force-conflicts", "-f",
+		filepath.Join(root, "deploy/kubevirt-disk-controller.yaml"))
+	require.NoError(t, err, out)
+	// Pets are off in the manifest.
+	role := controllertest.RoleOf(t, controllertest.Settings{Pets: true})
+	pets := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "pets"}, Rules: role.Rules}
+	bind := &rbacv1.ClusterRoleBinding{ObjectMeta: pets.ObjectMeta,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "pets"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: system,
+			Name: account}}}
+	for _, o := range []client.Object{pets, bind} {
+		require.NoError(t, client.IgnoreAlreadyExists(p.Client.Create(t.Context(), o)))
+	}
+	account := p.ServiceAccount(t, system, account)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	for range 2 {
+		scheme, err := controller.Scheme()
+		require.NoError(t, err)
+		cache, err := controller.Cache(namespace)
+		require.NoError(t, err)
+		unique := true
+		mgr, err := ctrl.NewManager(account, ctrl.Options{
+			Scheme: scheme, Cache: cache, Logger: logr.Discard(),
+			Metrics:    metricsserver.Options{BindAddress: "0"},
+			Controller: config.Controller{SkipNameValidation: &unique},
+		})
+		require.NoError(t, err)
+		require.NoError(t, controller.Setup(mgr, controller.Options{
+			ClaimSize: resource.MustParse("1Gi"), MoveImage: moveImage, Concurrency: 4,
+			Server: "kubevirt.io:disk"}))
+		go func() { ended <- mgr.Start(ctx) }()
+	}
+	t.Cleanup(func() {
+		stop()
+		for range 2 {
+			require.NoError(t, <-ended)
+		}
+	})
+}
+
+// world is a namespace with a set.
+type world struct {
+	*plane.Plane
+	t  *testing.T
+	ns string
+}
+
+func newWorld(t *testing.T) *world {
+	p := plane.Get(t)
+	w := &world{Plane: p, t: t, ns: p.Namespace(t)}
+	run(t, p, w.ns, "")
+	return w
+}
+
+func (w *world) make(o client.Object) {
+	w.t.Helper()
+	o.SetNamespace(w.ns)
+	w.until("it is made", func() bool {
+		err := w.Client.Create(w.t.Context(), o)
+		if err != nil && strings.Contains(err.Error(), "there is no VMIdentitySet") {
+			return false // the API server knows a new set only a moment later
+		}
+		require.NoError(w.t, err)
+		return true
+	})
+}
+
+func (w *world) set(change func(*v1alpha1.DiskSpec)) {
+	w.t.Helper()
+	set := &v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"},
+		Spec: v1alpha1.DiskSpec{Image: image}}
+	change(&set.Spec)
+	w.make(set)
+}
+
+// pod makes a pod as admission leaves it: held, with the claim of its identity. The manifest's
+// policies may already be in force, and then accept the pod.
+func (w *world) pod(name, id string) {
+	w.t.Helper()
+	no, yes, user := false, true, int64(107)
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name,
+			Annotations: map[string]string{v1alpha1.AnnotationSet: "set",
+				v1alpha1.AnnotationName: id}},
+		Spec: corev1.PodSpec{
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user,
+				SeccompProfile: &corev1.SeccompProfile{
+					Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			Containers: []corev1.Container{{Name: "vm", Image: "vm",
+				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
+					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
+				VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+			Volumes: []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+					ClaimName: v1alpha1.ClaimName(id)}}}},
+		},
+	}
+	require.NoError(w.t, inject.Pod(pod, inject.Options{Server: "registry.example.com/disk:1"},
+		&v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"},
+			Spec: v1alpha1.DiskSpec{Image: image}}))
+	w.make(pod)
+}
+
+func (w *world) get(name string, o client.Object) bool {
+	w.t.Helper()
+	err := w.Client.Get(w.t.Context(), client.ObjectKey{Namespace: w.ns, Name: name}, o)
+	if !apierrors.IsNotFound(err) {
+		require.NoError(w.t, err)
+	}
+	return err == nil
+}
+
+func (w *world) remove(name string, o client.Object) {
+	w.t.Helper()
+	o.SetNamespace(w.ns)
+	o.SetName(name)
+	require.NoError(w.t, w.Client.Delete(w.t.Context(), o))
+}
+
+// free reports whether a pod exists and has no gate.
+func (w *world) free(name string) bool {
+	p := &corev1.Pod{}
+	return w.get(name, p) && len(p.Spec.SchedulingGates) == 0
+}
+
+// until waits for a condition, which may end the test.
+func (w *world) until(what string, met func() bool) {
+	w.t.Helper()
+	testtool.Within(w.t, patience, met, what)
+}
+
+// says reports whether a condition of an identity has a reason.
+func (w *world) says(id, condition, reason string) func() bool {
+	return func() bool {
+		o := &v1alpha1.VMIdentity{}
+		if !w.get(id, o) {
+			return false
+		}
+		c := meta.FindStatusCondition(o.Status.Conditions, condition)
+		return c != nil && c.Reason == reason
+	}
+}
+
+// Two controllers work at once on pairs of pods that want the same disks.
+func TestTwoLeaders(t *testing.T) {
+	w := newWorld(t)
+	w.set(func(*v1alpha1.DiskSpec) {})
+	const disks = 8
+	name := func(kind string, n int) string { return fmt.Sprintf("%s-%d", kind, n) }
+	for n := range disks {
+		w.pod(name("a", n), name("vm", n))
+		w.pod(name("b", n), name("vm", n))
+	}
+	first := make([]string, disks)
+	for n := range disks {
+		w.until("one pod of each pair starts", func() bool {
+			a, b := w.free(name("a", n)), w.free(name("b", n))
+			require.False(t, a && b, "two pods use disk %d", n)
+			if first[n] = name("a", n); b {
+				first[n] = name("b", n)
+			}
+			return a || b
+		})
+	}
+	for n := range disks {
+		w.remove(first[n], &corev1.Pod{})
+	}
+	for n := range disks {
+		w.until("then the other one", func() bool {
+			return w.free(name("a", n)) || w.free(name("b", n))
+		})
+	}
+	w.until("the set counts them", func() bool {
+		set := &v1alpha1.VMIdentitySet{}
+		return w.get("set", set) && set.Status.Identities == disks &&
+			set.Status.ReadyIdentities == disks
+	})
+	require.NotContains(t, w.Kubectl(t, "get", "events", "-n", w.ns), "Foreign",
+		"neither takes what the other made for a stranger's")
+}
+
+// A disk is deleted after its pod, with all its objects.
+func TestDeletionOrder(t *testing.T) {
+	w := newWorld(t)
+	w.set(func(*v1alpha1.DiskSpec) {})
+	w.pod("a", "vm")
+	w.until("the pod starts", func() bool { return w.free("a") })
+	w.remove("vm", &v1alpha1.VMIdentity{})
+	w.until("the identity waits", w.says("vm", v1alpha1.ConditionReady, v1alpha1.ReasonDeleting))
+	claim := &corev1.PersistentVolumeClaim{}
+	require.True(t, w.get("vmid-vm", claim))
+	require.Zero(t, claim.DeletionTimestamp)
+	w.remove("set", &v1alpha1.VMIdentitySet{})
+	w.remove("a", &corev1.Pod{})
+	w.until("all is gone", func() bool {
+		return !w.get("vm", &v1alpha1.VMIdentity{}) &&
+			!w.get("vmid-vm", &corev1.PersistentVolumeClaim{}) &&
+			!w.get("vmid-vm", &corev1.Secret{})
+	})
+}
+
+// A secret that somebody deletes is made again when the next pod starts, with the manifest's role,
+// which may not read secrets.
+func TestSecretDeleted(t *testing.T) {
+	w := newWorld(t)
+	w.set(func(*v1alpha1.DiskSpec) {})
+	w.pod("a", "vm")
+	w.until("the pod starts", func() bool { return w.free("a") })
+	old, now := &corev1.Secret{}, &corev1.Secret{}
+	require.True(t, w.get("vmid-vm", old))
+	w.remove("vmid-vm", &corev1.Secret{})
+	w.remove("a", &corev1.Pod{})
+	w.pod("b", "vm")
+	w.until("the next one starts", func() bool { return w.free("b") })
+	require.True(t, w.get("vmid-vm", now), "before its pod starts")
+	const password = "node.session.auth.password"
+	require.Len(t, now.Data[password], len(old.Data[password]))
+	require.NotEqual(t, old.Data, now.Data)
+	require.Equal(t, old.OwnerReferences, now.OwnerReferences)
+	require.True(t, *now.Immutable)
+	w.until("an event says it", func() bool {
+		return strings.Contains(w.Kubectl(t, "get", "events", "-n", w.ns), "SecretMissing")
+	})
+}
+
+// An object that is stuck says why, and goes on when it can.
+func TestStuck(t *testing.T) {
+	w := newWorld(t)
+	none := "none"
+	w.set(func(s *v1alpha1.DiskSpec) { s.StorageClassName = &none })
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "small"},
+		Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{
+			"persistentvolumeclaims": resource.MustParse("0")}}}
+	w.make(quota)
+	w.until("the quota counts", func() bool {
+		q := &corev1.ResourceQuota{}
+		return w.get("small", q) && len(q.Status.Hard) > 0
+	})
+	w.pod("a", "vm")
+	w.until("the quota is said",
+		w.says("vm", v1alpha1.ConditionReady, v1alpha1.ReasonQuotaExceeded))
+	require.False(t, w.free("a"))
+	w.remove("small", &corev1.ResourceQuota{})
+	w.until("a missing class is said",
+		w.says("vm", v1alpha1.ConditionReady, v1alpha1.ReasonClassMissing))
+	require.False(t, w.free("a"))
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: none},
+		Provisioner: "kubernetes.io/no-provisioner"}
+	require.NoError(t, w.Client.Create(t.Context(), class))
+	t.Cleanup(func() { require.NoError(t, w.Client.Delete(context.Background(), class)) })
+	w.until("the pod starts", func() bool { return w.free("a") })
+	w.until("a claim that never gets a volume is said",
+		w.says("vm", v1alpha1.ConditionInUse, v1alpha1.ReasonUnschedulable))
+	require.True(t, w.says("vm", v1alpha1.ConditionBound, v1alpha1.ReasonClaimPending)())
+	w.until("events say it, too", func() bool {
+		events := w.Kubectl(t, "get", "events", "-n", w.ns)
+		return strings.Contains(events, "QuotaExceeded") &&
+			strings.Contains(events, "Unschedulable")
+	})
+	// The secret's credential reaches neither conditions nor events.
+	secret := &corev1.Secret{}
+	require.True(t, w.get("vmid-vm", secret))
+	password := string(secret.Data["node.session.auth.password"])
+	require.Len(t, password, 26)
+	seen := w.Kubectl(t, "get", "vmid,vmidset,vmpet,events", "-n", w.ns, "-o", "yaml")
+	require.NotContains(t, seen, password)
+}

@@ -1,0 +1,161 @@
+package identities
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/integration/plane"
+)
+
+// lose lets a node answer no more, and Kubernetes know it at once. Its pods stay as they are.
+func (n *nodes) lose(name string) {
+	n.t.Helper()
+	n.mu.Lock()
+	n.lost[name] = true
+	n.mu.Unlock()
+	n.until("node "+name+" is not ready", func() bool {
+		node := &corev1.Node{}
+		require.NoError(n.t, n.Client.Get(n.t.Context(), client.ObjectKey{Name: name}, node))
+		for i := range node.Status.Conditions {
+			if c := &node.Status.Conditions[i]; c.Type == corev1.NodeReady {
+				c.Status, c.LastTransitionTime = corev1.ConditionUnknown, metav1.Now()
+			}
+		}
+		return n.Client.Status().Update(n.t.Context(), node) == nil
+	})
+}
+
+// lostNodeCommands are the commands of docs/kubernetes-lost-node.md.
+func lostNodeCommands(t *testing.T) (commands []string) {
+	t.Helper()
+	root, err := plane.Root()
+	require.NoError(t, err)
+	page, err := os.ReadFile(filepath.Join(root, "docs/kubernetes-lost-node.md"))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(page)) {
+		if command, ok := strings.CutPrefix(line, "       kubectl "); ok {
+			commands = append(commands, strings.TrimSpace(command))
+		}
+	}
+	return commands
+}
+
+// TestLostNode walks docs/kubernetes-lost-node.md for a VMPet: while its node only does not answer,
+// no second machine starts. When the operator has said that the node is off, the machine starts on
+// another node with its disk.
+func TestLostNode(t *testing.T) {
+	commands := lostNodeCommands(t)
+	require.Len(t, commands, 6)
+	w := newWorld(t)
+	one, two := w.ns+"-1", w.ns+"-2"
+	n := newNodes(w, one, two)
+	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: w.ns},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: corev1.ResourceList{
+				corev1.ResourceStorage: resource.MustParse("100Gi")},
+			AccessModes: []corev1.PersistentVolumeAccessMode{
+				corev1.ReadWriteOncePod},
+			ClaimRef: &corev1.ObjectReference{
+				Namespace: w.ns, Name: "vmid-fedora"},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: "example.com", VolumeHandle: "1"}}}}
+	require.NoError(t, w.Client.Create(t.Context(), volume))
+	t.Cleanup(func() { w.Kubectl(t, "delete", "pv", w.ns, "--wait=false") })
+	// A pod stays on a node that does not answer for five minutes, unless it says otherwise.
+	pet := &v1alpha1.VMPet{ObjectMeta: metav1.ObjectMeta{Name: "fedora"},
+		Spec: v1alpha1.VMPetSpec{Disk: v1alpha1.DiskSpec{Image: image}, Running: new(false)}}
+	pet.Spec.Template.Raw = []byte(`{"spec": {
+		"tolerations": [
+			{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "operator": "Exists",
+				"tolerationSeconds": 1},
+			{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute", "operator": "Exists",
+				"tolerationSeconds": 1}],
+		"securityContext": {"runAsNonRoot": true, "runAsUser": 107,
+			"seccompProfile": {"type": "RuntimeDefault"}},
+		"containers": [{"name": "vm", "image": "vm", "securityContext": {
+			"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}]}}`)
+	w.make(pet)
+	w.until("admission knows the set", func() bool {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "try",
+			Annotations: map[string]string{v1alpha1.AnnotationSet: "fedora"}},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "vm", Image: "vm"}}}}
+		pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: new(true),
+			RunAsUser: new(int64(107)), SeccompProfile: &corev1.SeccompProfile{
+				Type: corev1.SeccompProfileTypeRuntimeDefault}}
+		pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{
+			AllowPrivilegeEscalation: new(false),
+			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
+		err := w.Client.Create(t.Context(), pod, client.DryRunAll)
+		return err == nil && len(pod.Spec.SchedulingGates) > 0
+	})
+	w.Kubectl(t, "-n", w.ns, "patch", "vmpet", "fedora", "--type=merge", "-p",
+		`{"spec":{"running":true}}`)
+	pod := &corev1.Pod{}
+	runs := func(not types.UID) func() bool {
+		return func() bool {
+			pod = &corev1.Pod{}
+			return w.get("fedora-0", pod) && pod.UID != not && pod.DeletionTimestamp == nil &&
+				pod.Status.Phase == corev1.PodRunning
+		}
+	}
+	w.until("the machine runs", runs(""))
+	first, lost, other := pod.UID, pod.Spec.NodeName, two
+	if lost == two {
+		other = one
+	}
+	claim := &corev1.PersistentVolumeClaim{}
+	require.True(t, w.get("vmid-fedora", claim))
+	disk := claim.UID
+	usedBy := func() types.UID {
+		id := &v1alpha1.VMIdentity{}
+		if !w.get("fedora", id) || id.Status.UsedBy == nil {
+			return ""
+		}
+		return id.Status.UsedBy.UID
+	}
+	w.until("it is said who uses the disk", func() bool { return usedBy() == first })
+	walk := func(number int, name string) string {
+		t.Helper()
+		command := strings.NewReplacer("NODE", lost, "NAME", name).Replace(commands[number])
+		return w.Kubectl(t, append(strings.Fields(command), "-n", w.ns)...)
+	}
+
+	n.lose(lost)
+	w.until("step 1 shows it", func() bool {
+		return strings.Contains(w.Kubectl(t, "get", "nodes", lost), "NotReady") &&
+			w.get("fedora-0", pod) && pod.DeletionTimestamp != nil
+	})
+	require.Regexp(t, `(?m)^`+w.ns+` +fedora +.* fedora-0 `, walk(0, ""))
+	require.Regexp(t, `(?m)^`+w.ns+` +fedora-0 +.* Terminating `, walk(1, ""))
+	time.Sleep(2 * time.Second)
+	require.True(t, w.get("fedora-0", pod))
+	require.Equal(t, first, pod.UID, "no second machine starts")
+	require.Equal(t, first, usedBy())
+
+	walk(2, "")
+	walk(3, "fedora-0")
+	w.until("the machine runs again", runs(first))
+	require.Equal(t, other, pod.Spec.NodeName)
+	w.until("the disk is the new pod's", func() bool { return usedBy() == pod.UID })
+	require.Contains(t, walk(4, "fedora"), "true")
+	require.True(t, w.get("vmid-fedora", claim))
+	require.Equal(t, disk, claim.UID)
+	walk(5, "")
+	node := &corev1.Node{}
+	require.NoError(t, w.Client.Get(t.Context(), client.ObjectKey{Name: lost}, node))
+	for _, taint := range node.Spec.Taints {
+		require.NotEqual(t, corev1.TaintNodeOutOfService, taint.Key)
+	}
+}

@@ -1,0 +1,275 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/integration/plane"
+)
+
+const (
+	systemNamespace = "kubevirt-disk-system"
+	account         = "kubevirt-disk-controller"
+	patience        = 3 * time.Minute
+)
+
+// install applies the manifest to the plane, which the tests of this package share.
+func install(t testing.TB, p *plane.Plane) {
+	t.Helper()
+	installed.Do(func() {
+		p.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", manifest(t))
+	})
+}
+
+// manifest is the file with which people install the product.
+func manifest(t testing.TB) string {
+	t.Helper()
+	root, err := plane.Root()
+	require.NoError(t, err)
+	return filepath.Join(root, "deploy/kubevirt-disk-controller.yaml")
+}
+
+var installed sync.Once
+
+// TestInstall checks that the API server accepts all of the manifest, and lets its pods start under
+// pod security `restricted`.
+func TestInstall(t *testing.T) {
+	p := plane.Get(t)
+	install(t, p)
+	pods := &corev1.PodList{}
+	testtool.Within(t, patience, func() bool {
+		err := p.Client.List(context.Background(), pods, client.InNamespace(systemNamespace))
+		return err == nil && len(pods.Items) == 2
+	}, "both pods are made: %d", func() any { return len(pods.Items) })
+	require.Equal(t, "restricted", p.Kubectl(t, "get", "ns", systemNamespace, "-o",
+		`jsonpath={.metadata.labels.pod-security\.kubernetes\.io/enforce}`))
+}
+
+// TestWhatTheControllerMustNotDo asks the API server what the role of the manifest allows.
+func TestWhatTheControllerMustNotDo(t *testing.T) {
+	p := plane.Get(t)
+	install(t, p)
+	can := func(what string) bool {
+		t.Helper()
+		verb, kind, _ := strings.Cut(what, " ")
+		kind, namespace, _ := strings.Cut(kind, " in ")
+		resource, subresource, _ := strings.Cut(kind, "/")
+		resource, group, _ := strings.Cut(resource, ".")
+		review := &authorizationv1.SubjectAccessReview{}
+		review.Spec.User = "system:serviceaccount:" + systemNamespace + ":" + account
+		review.Spec.Groups = []string{"system:serviceaccounts", "system:authenticated",
+			"system:serviceaccounts:" + systemNamespace}
+		review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{Verb: verb,
+			Group: group, Resource: resource, Subresource: subresource, Namespace: namespace}
+		require.NoError(t, p.Client.Create(context.Background(), review))
+		return review.Status.Allowed
+	}
+	for _, what := range []string{
+		"patch pods in default", "create secrets in default", "delete secrets in default",
+		"create persistentvolumeclaims in default",
+	} {
+		require.True(t, can(what), "%s: so that this test can fail", what)
+	}
+	for _, what := range []string{
+		"update vmidentities.disk.kubevirt.io in default", "get vmpets.disk.kubevirt.io in default",
+		"update vmidentities/finalizers.disk.kubevirt.io in default",
+		"get vmidentities/status.disk.kubevirt.io in default",
+		"create statefulsets.apps in default", "create vmidentitysets.disk.kubevirt.io in default",
+		"get statefulsets.apps in default", "get deployments.apps in default",
+		"get services in default", "create events in default", "get namespaces",
+		"get storageclasses.storage.k8s.io",
+		"get secrets in default", "list secrets in default", "watch secrets in default",
+		"list secrets in kube-system", "get secrets in " + systemNamespace,
+		"update secrets in default", "patch secrets in default",
+		"get configmaps in kube-system", "update configmaps in default",
+		"create pods in default", "create pods/exec in default", "create pods/attach in default",
+		"create pods/ephemeralcontainers in default", "create pods/binding in default",
+		"delete pods in default", "deletecollection pods in default",
+		"create serviceaccounts/token in default", "create serviceaccounts/token in kube-system",
+		"impersonate users", "impersonate serviceaccounts in kube-system",
+		"escalate clusterroles.rbac.authorization.k8s.io", "bind roles.rbac.authorization.k8s.io",
+		"create clusterrolebindings.rbac.authorization.k8s.io",
+		"create rolebindings.rbac.authorization.k8s.io in default",
+		"update customresourcedefinitions.apiextensions.k8s.io",
+		"create mutatingwebhookconfigurations.admissionregistration.k8s.io",
+		"update validatingadmissionpolicies.admissionregistration.k8s.io",
+		"create nodes", "patch nodes", "get nodes/proxy", "create persistentvolumes",
+		"delete namespaces", "create daemonsets.apps in kube-system",
+		"deletecollection persistentvolumeclaims in default",
+		"deletecollection vmidentities.disk.kubevirt.io in default",
+		"delete vmidentities.disk.kubevirt.io in default",
+		"delete vmidentitysets.disk.kubevirt.io in default",
+		"create leases.coordination.k8s.io in kube-system",
+		"update leases.coordination.k8s.io in " + systemNamespace,
+	} {
+		require.False(t, can(what), what)
+	}
+}
+
+// TestReplicas runs two controllers with exactly the manifest's role. One leads, and when it ends,
+// the other takes over. Neither asks for anything that it may not have.
+func TestReplicas(t *testing.T) {
+	p := plane.Get(t)
+	install(t, p)
+	binary := controllerBinary(t)
+	config := p.ServiceAccount(t, systemNamespace, account)
+	a := runController(t, binary, config)
+	a.ready()
+	holder := func() string {
+		out, _ := p.TryKubectl(nil, "get", "lease", account, "-n", systemNamespace, "-o",
+			"jsonpath={.spec.holderIdentity}")
+		return out
+	}
+	leads := func(who string) func() bool {
+		return func() bool {
+			h := holder() // or a message from kubectl
+			return h != "" && h != who && !strings.Contains(h, " ")
+		}
+	}
+	testtool.Within(t, patience, leads(""),
+		"the first one leads: %q", func() any { return holder() })
+	first := holder()
+	b := runController(t, binary, config)
+	b.ready()
+	require.Equal(t, first, holder(), "the second one waits")
+	worked := a.logs()
+	require.Equal(t, 0, a.terminate())
+	testtool.Within(t, patience, leads(first),
+		"the second one leads: %q", func() any { return holder() })
+	worked += b.logs()
+	require.Equal(t, 0, b.terminate())
+	// Namespaces of earlier tests may be ending, with identities that are being deleted.
+	going := func(line string) bool {
+		return strings.Contains(line, "because it is being terminated") ||
+			strings.Contains(line, `"namespace":"test-`)
+	}
+	for line := range strings.Lines(a.logs() + b.logs()) {
+		if !going(line) {
+			require.NotContains(t, line, "forbidden")
+		}
+	}
+	// Work that had begun when they were told to end may fail. That is no error.
+	for line := range strings.Lines(worked) {
+		late := strings.Contains(line, `"logger":"leaderelection"`) // the server is busy
+		if !late && !going(line) {
+			require.NotContains(t, line, `"level":"error"`)
+		}
+	}
+}
+
+// controllerBinary builds kubevirt-disk-controller once.
+func controllerBinary(t testing.TB) string {
+	t.Helper()
+	built.Do(func() {
+		root, err := plane.Root()
+		require.NoError(t, err)
+		built.path = filepath.Join(plane.Get(t).Dir, "kubevirt-disk-controller")
+		// As the Makefile builds it, so that nothing is compiled twice.
+		cmd := exec.Command("go", "build", "-trimpath", "-o", built.path,
+			"./kubernetes/command")
+		cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+	})
+	return built.path
+}
+
+var built struct {
+	sync.Once
+	path string
+}
+
+// running is a controller as a process of its own.
+type running struct {
+	t      testing.TB
+	cmd    *exec.Cmd
+	health string
+	log    string
+	done   chan struct{}
+}
+
+// runController starts a controller with a config, and without pets, as the manifest does, unless
+// an argument says what it is without. The test ends it.
+func runController(t testing.TB, binary string, config *rest.Config, args ...string) *running {
+	t.Helper()
+	if !slices.ContainsFunc(args, func(a string) bool {
+		return strings.HasPrefix(a, "--without")
+	}) {
+		args = append(args, "--without=pets")
+	}
+	dir := t.TempDir()
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	require.NoError(t, plane.Kubeconfig(config, kubeconfig))
+	r := &running{t: t, health: plane.FreeAddress(t), log: filepath.Join(dir, "log"),
+		done: make(chan struct{})}
+	log, err := os.Create(r.log)
+	require.NoError(t, err)
+	defer log.Close()
+	r.cmd = exec.Command(binary, append([]string{"--kubeconfig=" + kubeconfig,
+		"--leader-election-namespace=" + systemNamespace, "--metrics-listen=0",
+		"--health-listen=" + r.health}, args...)...)
+	r.cmd.Stdout, r.cmd.Stderr = log, log
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	require.NoError(t, r.cmd.Start())
+	go func() {
+		defer close(r.done)
+		_ = r.cmd.Wait() // ProcessState has it
+	}()
+	t.Cleanup(func() {
+		_ = r.cmd.Process.Kill() // it may have ended
+		<-r.done
+		if t.Failed() {
+			t.Log(r.logs())
+		}
+	})
+	return r
+}
+
+// ready waits until /readyz reports that it is ready.
+func (r *running) ready() {
+	r.t.Helper()
+	var last any
+	testtool.Within(r.t, patience, func() bool {
+		answer, err := http.Get(fmt.Sprintf("http://%s/readyz", r.health))
+		if err != nil {
+			last = err
+			return false
+		}
+		answer.Body.Close()
+		last = answer.Status
+		return answer.StatusCode == http.StatusOK
+	}, "it is ready: %v", func() any { return last })
+}
+
+// terminate ends it like Kubernetes, and returns its exit status.
+func (r *running) terminate() int {
+	r.t.Helper()
+	require.NoError(r.t, r.cmd.Process.Signal(syscall.SIGTERM))
+	<-r.done
+	return r.cmd.ProcessState.ExitCode()
+}
+
+func (r *running) logs() string {
+	data, err := os.ReadFile(r.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
