@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -347,7 +346,7 @@ func (w *watchedRegistry) bytes() (n int64) {
 }
 
 // TestStreamWithoutIndex serves an image of buildah, which is verified first. After it was removed
-// from the cache, another daemon serves it by ranges, because its layer is compressed by gzip.
+// from the cache, another daemon fetches it again, and then nobody needs the registry.
 func TestStreamWithoutIndex(t *testing.T) {
 	t.Parallel()
 	requireTools(t, "docker-registry", "qemu-img", "buildah")
@@ -375,7 +374,6 @@ func TestStreamWithoutIndex(t *testing.T) {
 	d.kill()
 	fetched, err := filepath.Glob(filepath.Join(cacheDir, "pulled", "sha256-*[0-9a-f]"))
 	require.NoError(t, err)
-	fetched = slices.DeleteFunc(fetched, func(dir string) bool { return filepath.Ext(dir) != "" })
 	require.Len(t, fetched, 1)
 	require.NoError(t, os.RemoveAll(fetched[0]))
 
@@ -383,18 +381,12 @@ func TestStreamWithoutIndex(t *testing.T) {
 	other := c
 	other.stateDir = t.TempDir()
 	d = start(t, other)
-	s := loginTo(t, d, "iqn.2026-01.test:other")
-	_, err = s.ClearAttention(1)
-	require.NoError(t, err)
-	require.True(t, do(t, s, readBlock(1, 9<<20/512)).Good())
-	logout(t, s)
-	require.Less(t, w.bytes(), int64(len(content))/2)
 	sameDisk(t, d, 1, raw)
+	require.Greater(t, w.bytes(), int64(len(content))*9/10)
 	d.kill()
 	w.kill()
 	d = start(t, c)
 	sameDisk(t, d, 1, raw)
-	require.NoDirExists(t, fetched[0])
 }
 
 // TestStreamRefuses: an image that cannot be served is reported at the start.

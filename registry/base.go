@@ -188,7 +188,7 @@ func listLayer(ctx context.Context, src transport.Source, layers []descriptor, i
 
 func listOf(ctx context.Context, from *transport.Blob, layers []descriptor, i int,
 	shade *layer.Shadow) (_ *layer.List, err error) {
-	in, err := layer.Open(ctx, from, new(atomic.Int64), nil, 0)
+	in, err := layer.Open(ctx, from, new(atomic.Int64), 0)
 	if err != nil {
 		return nil, err
 	}

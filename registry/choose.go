@@ -186,7 +186,7 @@ func (p *puller) reopen(ctx context.Context, i int) (*layer.Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return layer.Open(ctx, b, &p.opt.Progress.done, nil, p.opt.UnpackMemory)
+	return layer.Open(ctx, b, &p.opt.Progress.done, p.opt.UnpackMemory)
 }
 
 // read goes through a layer once more.

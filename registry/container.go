@@ -141,7 +141,7 @@ func (c *Container) OpenLayer(ctx context.Context, i int, p *Progress) (io.ReadC
 	if err != nil {
 		return nil, err
 	}
-	in, err := layer.Open(ctx, b, &p.done, nil, 0)
+	in, err := layer.Open(ctx, b, &p.done, 0)
 	if err != nil {
 		return nil, err
 	}

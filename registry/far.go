@@ -64,6 +64,36 @@ type indexed struct {
 
 func (x indexed) run(off, length int64) (int64, bool) { return x.zeros.Run(off, length) }
 
+// section is a file in the middle of a layer, or of other bytes.
+type section struct {
+	of        chunks
+	off, size int64
+}
+
+func (s section) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	var end error
+	if off+int64(len(p)) > s.size {
+		p, end = p[:max(0, s.size-off)], io.EOF
+	}
+	n, err := s.of.ReadAt(ctx, p, s.off+off)
+	if err == nil {
+		err = end
+	}
+	return n, err
+}
+
+func (s section) Prefetch(off, length int64) { s.of.Prefetch(s.off+off, min(length, s.size-off)) }
+
+func (s section) Size() int64 { return s.size }
+
+func (s section) Has(off, length int64) bool {
+	return s.of.Has(s.off+off, min(length, s.size-off))
+}
+
+func (s section) run(off, length int64) (n int64, zero bool) {
+	return s.of.run(s.off+off, min(length, s.size-off))
+}
+
 // readRun is a place where somebody reads one chunk after the other.
 type readRun struct {
 	next   int64 // the chunk that comes next

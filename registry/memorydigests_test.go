@@ -94,8 +94,8 @@ func TestMemoryOfLinks(t *testing.T) {
 	}
 }
 
-// TestMemoryOfRawDigests: so do those of a disk that was fetched as a whole.
-func TestMemoryOfRawDigests(t *testing.T) {
+// TestMemoryOfFetchedDigests: so do those of a disk that was fetched as a whole.
+func TestMemoryOfFetchedDigests(t *testing.T) {
 	const size = 64 << 30
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.img"), []byte("data"), 0o600))
@@ -104,9 +104,9 @@ func TestMemoryOfRawDigests(t *testing.T) {
 	require.NoError(t, err)
 	defer root.Close()
 	slim(t, 8<<20, func() {
-		require.NoError(t, saveRawDigests(t.Context(), root, "digests",
-			[]Pulled{{To: "a.img", Size: size}}))
-		d, err := loadRawDigests(root, "digests", root.Root)
+		f := &fetchedImage{root: root}
+		require.NoError(t, f.save(t.Context(), []Pulled{{To: "a.img", Size: size}}, ""))
+		d, err := loadFetchedDisks(root, digestsSuffix, root.Root)
 		require.NoError(t, err)
 		defer d.close()
 		one := d.find("a.img")

@@ -218,8 +218,7 @@ func (s *Stream) smallLayout(ctx context.Context, i int) (*layer.Contents, error
 		}
 		return l, nil
 	}
-	in, err := layer.Open(ctx, memoryBlob(desc, content), new(atomic.Int64), nil,
-		s.opt.UnpackMemory)
+	in, err := layer.Open(ctx, memoryBlob(desc, content), new(atomic.Int64), s.opt.UnpackMemory)
 	if err != nil {
 		return nil, err
 	}
@@ -329,7 +328,7 @@ func (s *Stream) walk(ctx context.Context, i int) (*layer.Contents, error) {
 		l.Walked = true
 		return l, nil
 	}
-	r := &rangeReader{ctx: ctx, of: section{u, 0, desc.Size}}
+	r := &rangeReader{ctx: ctx, of: u}
 	l, err := layer.LayTar(r, desc, func() int64 { return r.off })
 	if err == nil {
 		err = lone(desc, l.List)

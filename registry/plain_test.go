@@ -61,7 +61,7 @@ func TestPlainLayers(t *testing.T) {
 			require.Len(t, st.Disks(), 1)
 			img := stream.disk(t, st, st.Disks()[0].Name)
 			require.True(t, bytes.Equal(c.want, contentOf(t, img)))
-			require.Equal(t, c.fetched, st.pulled != nil)
+			require.Equal(t, c.fetched, st.fetched != nil)
 		})
 	}
 }

@@ -88,7 +88,6 @@ type puller struct {
 	files  []*file
 	lone   []*file         // disks in archives that are no layers: see loneFile
 	names  map[string]bool // in a directory: files that have been begun
-	seek   *seekMaker      // nil: the disks will not be read by ranges later
 	index  *layer.Index    // what the files must be; nil: it has none
 	// create begins a file. nil: it is a path of the system.
 	create func(name string) (*image.Destination, error)
@@ -283,9 +282,7 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	if desc.MediaType == layer.MediaEmpty {
 		return nil
 	}
-	rec := p.seek.layer(desc)
-	defer rec.Close()
-	in, err := layer.Open(ctx, b, &p.opt.Progress.done, rec, p.opt.UnpackMemory)
+	in, err := layer.Open(ctx, b, &p.opt.Progress.done, p.opt.UnpackMemory)
 	if err != nil {
 		return err
 	}
@@ -309,7 +306,6 @@ func (p *puller) layer(ctx context.Context, i int) error {
 	}
 	here := make(map[string]*file)
 	list, err := layer.ReadTar(in, p.dir, func(e *layer.Entry, content io.Reader) error {
-		p.seek.file(rec, e)
 		if !layer.Under(p.dir, e.Name) && layer.IsFile(desc) {
 			return p.loneFile(ctx, i, in, e, content)
 		}
@@ -326,9 +322,6 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		content = p.checked(i, e.Name, toc.Content(e, content))
 		if err := p.pass(ctx, f, content); err != nil {
 			return err
-		}
-		if len(f.packed) > 0 {
-			p.seek.forget(e)
 		}
 		return drain(content)
 	})
@@ -347,7 +340,6 @@ func (p *puller) layer(ctx context.Context, i int) error {
 		}
 		return errors.Join(err, p.dropLone(i))
 	}
-	p.seek.layerDone(rec, desc, list, p.shadow)
 	return p.shadow.Add(list)
 }
 

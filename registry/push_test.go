@@ -358,7 +358,7 @@ func readTarOf(ctx context.Context, r *transport.Image, i int) (*layerList, erro
 	if err != nil {
 		return nil, err
 	}
-	in, err := openLayer(ctx, b, new(atomic.Int64), nil, 0)
+	in, err := openLayer(ctx, b, new(atomic.Int64), 0)
 	if err != nil {
 		return nil, err
 	}

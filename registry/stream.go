@@ -60,7 +60,7 @@ type Stream struct {
 	anew      bool // search, although the record has disks: an earlier start trusted TLS
 	image     *transport.Image
 	index     *layer.Index      // nil: it has none
-	pulled    *pulledDisk       // nil: it was not fetched as a whole
+	fetched   *fetchedImage     // nil: it was not fetched as a whole
 	parts     *parts            // nil: it has an index, or was fetched as a whole
 	small     map[string][]byte // layers that were fetched to search for parts
 	smallSize int               // bytes of small layers so far
@@ -162,8 +162,8 @@ func (s *Stream) search(ctx context.Context) (err error) {
 	}
 	var names []string
 	switch {
-	case s.pulled != nil:
-		names = s.pulled.names
+	case s.fetched != nil:
+		names = s.fetched.disks.names()
 	case s.parts != nil:
 		names, err = s.partDisks(ctx)
 	default:
@@ -179,7 +179,7 @@ func (s *Stream) search(ctx context.Context) (err error) {
 	// As a container of the image numbers them.
 	slices.SortFunc(names, image.NaturalCompare)
 	now := record{Reference: s.ref.String(), Digest: s.image.Digest, Named: s.image.Named,
-		Pulled: s.pulled != nil, Unverified: s.parts != nil && len(s.parts.Walked) > 0}
+		Pulled: s.fetched != nil, Unverified: s.parts != nil && len(s.parts.Walked) > 0}
 	for _, name := range names {
 		d := StreamDisk{Name: name}
 		for _, old := range s.record.Disks {
@@ -213,7 +213,7 @@ func (s *Stream) findWithoutIndex(ctx context.Context) (err error) {
 		}
 		s.parts, why = nil, no.Why
 	}
-	s.pulled, err = s.pull(ctx, why)
+	s.fetched, err = s.fetch(ctx, why)
 	return err
 }
 
@@ -383,8 +383,8 @@ func (s *Stream) Open(ctx context.Context, name string, opt image.Options) (*ima
 	switch {
 	case s.parts != nil:
 		open = s.openPart
-	case s.pulled != nil:
-		open = s.pulled.open
+	case s.fetched != nil:
+		open = s.fetched.openDisk
 		opt.Formats = map[string]image.Format{name: image.FormatRaw}
 	}
 	img, err := image.OpenSource(ctx, name, open, opt)
@@ -470,8 +470,8 @@ func (s *Stream) openFile(name string) (orderedFile, error) {
 // Close closes everything that Stream has opened.
 func (s *Stream) Close() error {
 	err := errors.Join(s.kept.Close(), s.index.Close())
-	if s.pulled != nil {
-		err = errors.Join(err, s.pulled.close())
+	if s.fetched != nil {
+		err = errors.Join(err, s.fetched.close())
 	}
 	for _, u := range s.unsure {
 		err = errors.Join(err, u.notes.close())

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash"
-	"io"
 	"io/fs"
 	"slices"
 	"strconv"
@@ -187,38 +186,20 @@ func (u *unverified) condemn(why string) error {
 	return errors.Join(u.wrong(why), err, u.cached.Remove())
 }
 
-// section is a file in the layer.
-type section struct {
-	of        *unverified
-	off, size int64
-}
-
-func (s section) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
-	if s.of.notes.now() == noteWrong {
-		return 0, s.of.wrong("it has another digest")
+func (u *unverified) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
+	if u.notes.now() == noteWrong {
+		return 0, u.wrong("it has another digest")
 	}
-	var end error
-	if off+int64(len(p)) > s.size {
-		p, end = p[:max(0, s.size-off)], io.EOF
-	}
-	n, err := s.of.cached.ReadAt(ctx, p, s.off+off)
-	if err == nil {
-		err = end
-	}
-	return n, err
+	return u.cached.ReadAt(ctx, p, off)
 }
 
-func (s section) Prefetch(off, length int64) {
-	s.of.cached.Prefetch(s.off+off, min(length, s.size-off))
-}
+func (u *unverified) Prefetch(off, length int64) { u.cached.Prefetch(off, length) }
 
-func (s section) Size() int64 { return s.size }
+func (u *unverified) Size() int64 { return u.cached.Size() }
 
-func (s section) Has(off, length int64) bool {
-	return s.of.cached.Has(s.off+off, min(length, s.size-off))
-}
+func (u *unverified) Has(off, length int64) bool { return u.cached.Has(off, length) }
 
-func (s section) run(off, length int64) (int64, bool) { return min(length, s.size-off), false }
+func (u *unverified) run(off, length int64) (int64, bool) { return length, false }
 
 // unsureFile is a file of an image with layers that are not verified yet, or that have tables of
 // contents.

@@ -24,11 +24,6 @@ type Gzip struct {
 
 	sum  uint32 // of the member so far
 	size uint32 // bytes of the member so far
-	// partial says that reading began inside the member, so its checksum is unknown.
-	partial bool
-
-	every, next int64 // of Mark; bytes of output
-	mark        func(Checkpoint) error
 }
 
 // NewGzip reads members from their beginning. It may read ahead.
@@ -36,13 +31,6 @@ func NewGzip(src io.Reader) *Gzip {
 	g := &Gzip{between: true}
 	g.s.init(src)
 	return g
-}
-
-// Mark makes the reader call f with a checkpoint at each multiple of every bytes of output, or at
-// most maxOver bytes behind it. every is at least 1 KiB. An error of f ends the stream. Call Mark
-// before the first Read.
-func (g *Gzip) Mark(every int64, f func(Checkpoint) error) {
-	g.every, g.next, g.mark = every, every, f
 }
 
 func (g *Gzip) Read(p []byte) (int, error) {
@@ -72,18 +60,10 @@ func (g *Gzip) more() error {
 		s.slide()
 	}
 	g.from = s.out
-	stop := Window + streamOut
-	if g.mark != nil {
-		stop = int(min(int64(stop), g.next-s.start))
-	}
-	err := s.advance(stop)
+	err := s.advance(Window + streamOut)
 	part := s.dst[g.from:s.out]
 	g.sum = crc32.Update(g.sum, crc32.IEEETable, part)
 	g.size += uint32(len(part))
-	if err == nil && g.mark != nil && s.start+int64(s.out) >= g.next {
-		g.next += g.every
-		err = g.mark(g.checkpoint())
-	}
 	if err == nil && s.mode == atEnd {
 		err = g.trailer()
 	}
@@ -160,7 +140,7 @@ func (g *Gzip) header() error {
 	}
 	s.restart()
 	g.members++
-	g.between, g.partial, g.sum, g.size = false, false, 0, 0
+	g.between, g.sum, g.size = false, 0, 0
 	return nil
 }
 
@@ -193,8 +173,7 @@ func (g *Gzip) trailer() error {
 	if err != nil {
 		return err
 	}
-	if !g.partial && (binary.LittleEndian.Uint32(p) != g.sum ||
-		binary.LittleEndian.Uint32(p[4:]) != g.size) {
+	if binary.LittleEndian.Uint32(p) != g.sum || binary.LittleEndian.Uint32(p[4:]) != g.size {
 		return errGzipSum
 	}
 	g.between = true

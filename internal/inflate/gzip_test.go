@@ -36,48 +36,8 @@ func member(t testing.TB, content []byte, level, flush int) []byte {
 	return b.Bytes()
 }
 
-// place is a checkpoint and its place.
-type place struct {
-	Checkpoint
-	off int64
-}
-
-// marked reads a stream with checkpoints.
-func marked(src io.Reader, every int64) (content []byte, all []place, err error) {
-	g := NewGzip(src)
-	g.Mark(every, func(c Checkpoint) error {
-		c.Tail = bytes.Clone(c.Tail)
-		all = append(all, place{c, int64(len(all)+1) * every})
-		return nil
-	})
-	content, err = io.ReadAll(g)
-	return content, all, err
-}
-
-// resumes continues at each checkpoint, with input up to the next one, and compares the output with
-// the content.
-func resumes(t testing.TB, src, content []byte, all []place, every int64) {
-	t.Helper()
-	require.Len(t, all, len(content)/int(every))
-	for i, c := range all {
-		require.LessOrEqual(t, len(c.State), MaxState)
-		end := int64(len(src))
-		if i+1 < len(all) {
-			end = (all[i+1].In + 7) / 8
-		}
-		g, err := ResumeGzip(bytes.NewReader(src[c.In/8:end]), c.Checkpoint, c.off)
-		require.NoError(t, err)
-		want := content[c.off:min(c.off+every, int64(len(content)))]
-		got := make([]byte, len(want))
-		_, err = io.ReadFull(g, got)
-		require.NoError(t, err, "checkpoint %d", i)
-		require.True(t, bytes.Equal(want, got), "checkpoint %d", i)
-	}
-}
-
-// TestGzip reads streams of every kind, and again from each checkpoint.
+// TestGzip reads streams of every kind.
 func TestGzip(t *testing.T) {
-	const every = 64 << 10
 	random := make([]byte, 700_001)
 	r := rand.NewChaCha8([32]byte{1})
 	_, _ = r.Read(random)
@@ -98,10 +58,9 @@ func TestGzip(t *testing.T) {
 		{"flushed", [][]byte{member(t, mixed, 6, 10_000)}},
 		{"flushed, stored", [][]byte{member(t, mixed, 0, 77)}},
 		{"members", [][]byte{member(t, mixed, 6, 0), member(t, nil, 1, 0),
-			member(t, mixed[:every*3], 1, 0), member(t, []byte("x"), 6, 0),
+			member(t, mixed[:192<<10], 1, 0), member(t, []byte("x"), 6, 0),
 			member(t, random, 6, 0)}},
 		{"many members", manyMembers(t, mixed, 4099)},
-		{"a member for each checkpoint", manyMembers(t, mixed, every)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			src := bytes.Join(c.members, nil)
@@ -112,10 +71,9 @@ func TestGzip(t *testing.T) {
 			for _, in := range []io.Reader{bytes.NewReader(src),
 				iotest.HalfReader(bytes.NewReader(src)),
 				iotest.DataErrReader(bytes.NewReader(src))} {
-				got, all, err := marked(in, every)
+				got, err := io.ReadAll(NewGzip(in))
 				require.NoError(t, err)
 				require.True(t, bytes.Equal(want, got))
-				resumes(t, src, want, all, every)
 			}
 		})
 	}
@@ -128,29 +86,6 @@ func manyMembers(t testing.TB, content []byte, size int) (all [][]byte) {
 		content = content[n:]
 	}
 	return all
-}
-
-// TestGzipGoesOn reads far behind a checkpoint: over several blocks, and into members whose
-// checksums can be checked again.
-func TestGzipGoesOn(t *testing.T) {
-	const every = 64 << 10
-	content := text(1<<20, 4)
-	first, second := member(t, content[:600_000], 6, 0), member(t, content[600_000:], 6, 0)
-	src := append(first, second...)
-	_, all, err := marked(bytes.NewReader(src), every)
-	require.NoError(t, err)
-	c := all[2]
-	g, err := ResumeGzip(bytes.NewReader(src[c.In/8:]), c.Checkpoint, c.off)
-	require.NoError(t, err)
-	got, err := io.ReadAll(g)
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(content[c.off:], got))
-
-	src[len(src)-5] ^= 1 // in the second checksum
-	g, err = ResumeGzip(bytes.NewReader(src[c.In/8:]), c.Checkpoint, c.off)
-	require.NoError(t, err)
-	_, err = io.ReadAll(g)
-	require.ErrorIs(t, err, errGzipSum)
 }
 
 // TestGzipWrong checks the errors.
@@ -190,11 +125,9 @@ func TestGzipWrong(t *testing.T) {
 	require.Equal(t, iotest.ErrTimeout, err)
 }
 
-// FuzzGzip compares the reader with compress/flate: the same verdict and the same bytes, also from
-// each checkpoint. It makes two members from the same deflate data, because the fuzzer could not
-// guess their checksum.
+// FuzzGzip compares the reader with compress/flate: the same verdict and the same bytes. It makes two
+// members from the same deflate data, because the fuzzer could not guess their checksum.
 func FuzzGzip(f *testing.F) {
-	const every = 1 << 10
 	for _, content := range [][]byte{nil, []byte("hello, hello"), text(2500, 1)} {
 		for _, level := range []int{-2, 0, 9} {
 			f.Add(deflate(f, content, level))
@@ -212,28 +145,10 @@ func FuzzGzip(f *testing.F) {
 		one = binary.LittleEndian.AppendUint32(one, crc32.ChecksumIEEE(content))
 		one = binary.LittleEndian.AppendUint32(one, uint32(len(content)))
 		both := append(bytes.Clone(one), one...)
-		got, all, err := marked(bytes.NewReader(both), every)
+		got, err := io.ReadAll(NewGzip(bytes.NewReader(both)))
 		require.Equal(t, wantErr == nil, err == nil, "%v, and compress/flate: %v", err, wantErr)
 		if err == nil {
-			want := append(content, content...)
-			require.True(t, bytes.Equal(want, got))
-			resumes(t, both, want, all, every)
-		}
-	})
-}
-
-// FuzzResume uses a checkpoint from a damaged file: it must give an error, or any content.
-func FuzzResume(f *testing.F) {
-	src := member(f, text(9000, 6), 6, 3000)
-	_, all, err := marked(bytes.NewReader(src), 1<<10)
-	require.NoError(f, err)
-	for _, c := range all {
-		f.Add(src[c.In/8:], c.In, c.Out, c.off, c.State, c.Tail)
-	}
-	f.Fuzz(func(t *testing.T, src []byte, in, out, off int64, state, tail []byte) {
-		g, err := ResumeGzip(bytes.NewReader(src), Checkpoint{in, out, state, tail}, off)
-		if err == nil {
-			_, _ = io.CopyN(io.Discard, g, 1<<20)
+			require.True(t, bytes.Equal(append(content, content...), got))
 		}
 	})
 }

@@ -4,8 +4,7 @@
 // compressed cluster of a disk image. So there is no window to keep and no state between calls.
 // This is more than twice as fast as a streaming decoder.
 //
-// A Gzip reads gzip members (RFC 1952) from a reader. On the way it makes checkpoints, at which
-// another Gzip can continue later: so a long stream can be read from the middle.
+// A Gzip reads gzip members (RFC 1952) from a reader.
 //
 // Both accept and refuse exactly what the standard library does, byte for byte. Fuzz tests compare
 // them.
@@ -41,8 +40,6 @@ type Decoder struct {
 
 	tables  *tables // of the block: own, or those of fixed codes
 	own     tables
-	litlen  int // how many of lengths are of literals and lengths; those of distances follow
-	dist    int
 	codes   [1 << codeBits]uint32 // of the code lengths' code
 	lengths [maxLitLen + maxDist]uint8
 	sorted  [numLitLen]uint16

@@ -61,15 +61,9 @@ func (d *Decoder) readTables(src []byte) error {
 			i++
 		}
 	}
-	d.litlen, d.dist = litlen, dist
-	return d.buildTables()
-}
-
-// buildTables makes the tables from the code lengths.
-func (d *Decoder) buildTables() error {
 	d.tables = &d.own
-	if !d.build(d.own.litlen[:], litLenBits, d.lengths[:d.litlen], litLenEntries[:]) ||
-		!d.build(d.own.dist[:], distBits, d.lengths[d.litlen:d.litlen+d.dist], distEntries[:]) {
+	if !d.build(d.own.litlen[:], litLenBits, all[:litlen], litLenEntries[:]) ||
+		!d.build(d.own.dist[:], distBits, all[litlen:], distEntries[:]) {
 		return errTree
 	}
 	return nil

@@ -39,14 +39,12 @@ type stream struct {
 	final  bool // the block is the last one
 	stored int  // bytes that are left of a stored block
 
-	src  io.Reader
-	buf  []byte // of in
-	in   []byte // in[pos:] is unused
-	base int64  // offset of in[0] in the source
-	err  error  // of src
+	src io.Reader
+	buf []byte // of in
+	in  []byte // in[pos:] is unused
+	err error  // of src
 
-	dst   []byte // dst[:out] is output, with the window; behind it is room for turnOut
-	start int64  // offset of dst[0] in the output
+	dst []byte // dst[:out] is output, with the window; behind it is room for turnOut
 }
 
 func (s *stream) init(src io.Reader) {
@@ -70,7 +68,6 @@ func (s *stream) align() {
 // fill reads more input, until there are n unused bytes if the source has that many.
 func (s *stream) fill(n int) error {
 	s.unread()
-	s.base += int64(s.pos)
 	s.in = s.buf[:copy(s.buf, s.in[s.pos:])]
 	s.pos = 0
 	for empty := 0; len(s.in) < n && s.err == nil; {
@@ -180,13 +177,11 @@ func (s *stream) codes(stop int) error {
 func (s *stream) slide() {
 	if from := s.out - Window; from > 0 {
 		copy(s.dst, s.dst[from:s.out])
-		s.start += int64(from)
 		s.out = Window
 	}
 }
 
 // restart begins another stream, which cannot refer to earlier output.
 func (s *stream) restart() {
-	s.start += int64(s.out)
 	s.out, s.mode = 0, inHeader
 }

@@ -146,7 +146,7 @@ func (l *Contents) Compare(ctx context.Context, from *transport.Blob, whole bool
 // compareAll reads all of the layer, and verifies it.
 func (l *Contents) compareAll(ctx context.Context, from *transport.Blob, memory int64) (why string,
 	err error) {
-	in, err := Open(ctx, from, new(atomic.Int64), nil, memory)
+	in, err := Open(ctx, from, new(atomic.Int64), memory)
 	if err != nil {
 		return "", err
 	}

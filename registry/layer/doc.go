@@ -1,6 +1,6 @@
-// Package layer reads and makes the layers of images with disks: archives, tables of contents, the
-// index of an image, and the checkpoints by which a gzip layer is read by ranges. The verbs of
-// registry call it. It decides nothing about images, and keeps nothing.
+// Package layer reads and makes the layers of images with disks: archives, tables of contents, and
+// the index of an image. The verbs of registry call it. It decides nothing about images, and keeps
+// nothing.
 //
 // What it reads comes from strangers: sizes, counts and names are bounded before anything is made
 // of them. Large lists of digests stay in files.

@@ -13,7 +13,6 @@ import (
 
 	"kubevirt.io/disk/disk/image"
 	"kubevirt.io/disk/disk/unpack"
-	"kubevirt.io/disk/internal/inflate"
 	"kubevirt.io/disk/registry/transport"
 )
 
@@ -39,11 +38,10 @@ type Reader struct {
 }
 
 // Open begins a layer. Its first bytes say how it is compressed, because media types may be
-// wrong. came counts the bytes of the blob. Unless rec is nil, it makes the notes by which a gzip
-// layer can later be read by ranges. memory is how far back other compressed data may refer: see
+// wrong. came counts the bytes of the blob. memory is how far back compressed data may refer: see
 // unpack.Options. 0: its default.
-func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64,
-	rec *Recorder, memory int64) (*Reader, error) {
+func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64, memory int64) (*Reader,
+	error) {
 	if b.Desc.Size == 0 {
 		return nil, errors.New("it is empty")
 	}
@@ -56,12 +54,9 @@ func Open(ctx context.Context, b *transport.Blob, came *atomic.Int64,
 	if err != nil && err != io.EOF && len(head) == 0 {
 		return nil, errors.Join(err, raw.Close())
 	}
-	switch f := unpack.Compressed(head); {
-	case f == "":
+	if f := unpack.Compressed(head); f == "" {
 		r.Reader, r.Size = in, b.Desc.Size
-	case f == "gzip" && rec != nil:
-		r.Reader, r.Format = rec.follow(inflate.NewGzip(in)), f
-	default:
+	} else {
 		z := unpack.Decompress(f, in, unpack.Options{Memory: memory, Window: maxZstdWindow,
 			Beside: true})
 		r.Reader, r.Format, r.close = marking{z}, f, func() { _ = z.Close() }

@@ -13,7 +13,6 @@ import (
 	"path"
 	"runtime"
 	"slices"
-	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -22,19 +21,19 @@ import (
 	"kubevirt.io/disk/registry/transport"
 )
 
-// rawDigests are the digests of the chunks of raw files that were made from an image. A chunk is as
-// long as one of an index. The digests were taken when the image was verified, so they tell whether
-// storage, or somebody, has changed a file since.
+// fetchedDisks are the disks of an image that was fetched as a whole. The digests of their chunks
+// were taken when the image was verified, so they tell whether storage, or somebody, has changed a
+// file since. A chunk is as long as one of an index.
 //
 // The file is the digest of what follows and a line feed, the disks as JSON and a line feed, and
 // the digests of all chunks. Those of large disks take hundreds of MiB, so they stay there.
-type rawDigests struct {
-	Disks []rawDigestsOf `json:"disks"`
+type fetchedDisks struct {
+	Disks []fetchedDisk `json:"disks"`
 
 	file *os.File
 }
 
-type rawDigestsOf struct {
+type fetchedDisk struct {
 	Name string `json:"name"` // of the raw file
 	Size int64  `json:"size"` // bytes
 
@@ -43,11 +42,16 @@ type rawDigestsOf struct {
 
 const (
 	digestsSuffix = ".digests"
-	// maxRawDisks bounds the JSON. Bytes.
-	maxRawDisks = 16 << 20
+	lockSuffix    = ".lock"
+	// maxFetchedDisks bounds the JSON. Bytes.
+	maxFetchedDisks = 16 << 20
 )
 
-func (d *rawDigests) names() (names []string) {
+func digestsLength(size int64) int64 {
+	return (size + layer.IndexChunk - 1) / layer.IndexChunk * layer.DigestSize
+}
+
+func (d *fetchedDisks) names() (names []string) {
 	for _, one := range d.Disks {
 		names = append(names, one.Name)
 	}
@@ -55,30 +59,30 @@ func (d *rawDigests) names() (names []string) {
 	return names
 }
 
-func (d *rawDigests) find(name string) *rawDigestsOf {
-	i := slices.IndexFunc(d.Disks, func(one rawDigestsOf) bool { return one.Name == name })
+func (d *fetchedDisks) find(name string) *fetchedDisk {
+	i := slices.IndexFunc(d.Disks, func(one fetchedDisk) bool { return one.Name == name })
 	if i < 0 {
 		return nil
 	}
 	return &d.Disks[i]
 }
 
-func (d *rawDigests) close() error {
+func (d *fetchedDisks) close() error {
 	if d == nil {
 		return nil
 	}
 	return d.file.Close()
 }
 
-// loadRawDigests reads such a file. It copies it to a file without a name in own, because somebody
-// may change it later.
-func loadRawDigests(root *osfile.Shared, name string, own *os.Root) (*rawDigests, error) {
+// loadFetchedDisks reads such a file. It copies it to a file without a name in own, because
+// somebody may change it later.
+func loadFetchedDisks(root *osfile.Shared, name string, own *os.Root) (*fetchedDisks, error) {
 	f, err := root.OpenFile(name, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	d := new(rawDigests)
+	d := new(fetchedDisks)
 	if d.file, err = unnamed(own); err != nil {
 		return nil, err
 	}
@@ -89,7 +93,7 @@ func loadRawDigests(root *osfile.Shared, name string, own *os.Root) (*rawDigests
 }
 
 // load reads what comes into the file. Its errors complete the sentence "<file> ...".
-func (d *rawDigests) load(in io.Reader) error {
+func (d *fetchedDisks) load(in io.Reader) error {
 	digest, h := make([]byte, len(transport.DigestOf(nil))+1), sha256.New()
 	_, err := io.ReadFull(in, digest)
 	if err == nil {
@@ -98,7 +102,7 @@ func (d *rawDigests) load(in io.Reader) error {
 	if err != nil || transport.DigestIn(h)+"\n" != string(digest) {
 		return errors.Join(errors.New("is damaged"), err)
 	}
-	rest := io.NewSectionReader(d.file, int64(len(digest)), maxRawDisks)
+	rest := io.NewSectionReader(d.file, int64(len(digest)), maxFetchedDisks)
 	text, err := bufio.NewReader(rest).ReadBytes('\n')
 	if err == nil {
 		err = json.Unmarshal(text, d)
@@ -112,8 +116,7 @@ func (d *rawDigests) load(in io.Reader) error {
 		if one.Size < 0 || one.Name != path.Base(path.Clean("/"+one.Name)) || one.Name == "/" {
 			return fmt.Errorf("has a disk %.100q of %d bytes", one.Name, one.Size)
 		}
-		chunks := (one.Size + layer.IndexChunk - 1) / layer.IndexChunk
-		one.chunks = io.NewSectionReader(d.file, at, chunks*layer.DigestSize)
+		one.chunks = io.NewSectionReader(d.file, at, digestsLength(one.Size))
 		at += one.chunks.Size()
 	}
 	if info, err := d.file.Stat(); err != nil || info.Size() != at {
@@ -122,38 +125,47 @@ func (d *rawDigests) load(in io.Reader) error {
 	return nil
 }
 
-// saveRawDigests takes the digests of files that were just made, and stores them.
-func saveRawDigests(ctx context.Context, root *osfile.Shared, name string, made []Pulled) error {
-	d := new(rawDigests)
+// save takes the digests of files that were just made, and stores them. partial ends the names of
+// all these files.
+func (f *fetchedImage) save(ctx context.Context, made []Pulled, partial string) (err error) {
+	d := new(fetchedDisks)
 	for _, one := range made {
-		d.Disks = append(d.Disks, rawDigestsOf{Name: path.Base(one.To), Size: one.Size})
+		d.Disks = append(d.Disks, fetchedDisk{Name: path.Base(one.To), Size: one.Size})
 	}
 	text, err := json.Marshal(d)
 	if err != nil {
 		return err
 	}
-	err = writeDigested(root, name+partialSuffix, func(to *os.File, at int64) error {
-		if _, err := to.WriteAt(append(text, '\n'), at); err != nil {
+	to, err := f.root.OpenFile(f.dir+digestsSuffix+partial, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, to.Close()) }()
+	f.root.Share(to)
+	begin := int64(len(transport.DigestOf(nil)) + 1)
+	if _, err := to.WriteAt(append(text, '\n'), begin); err != nil {
+		return err
+	}
+	at := begin + int64(len(text)) + 1
+	for _, one := range made {
+		file, err := f.root.OpenFile(one.To+partial, os.O_RDONLY)
+		if err != nil {
 			return err
 		}
-		at += int64(len(text)) + 1
-		for _, one := range made {
-			f, err := root.OpenFile(one.To, os.O_RDONLY)
-			if err != nil {
-				return err
-			}
-			err = digestsOfFile(ctx, f, one.Size, io.NewOffsetWriter(to, at))
-			if err = errors.Join(err, f.Close()); err != nil {
-				return err
-			}
-			at += (one.Size + layer.IndexChunk - 1) / layer.IndexChunk * layer.DigestSize
+		err = digestsOfFile(ctx, file, one.Size, io.NewOffsetWriter(to, at))
+		if err = errors.Join(err, file.Close()); err != nil {
+			return err
 		}
-		return nil
-	})
-	if err == nil {
-		err = root.Rename(name+partialSuffix, name)
+		at += digestsLength(one.Size)
 	}
-	return err
+	h := sha256.New()
+	if _, err := io.Copy(h, io.NewSectionReader(to, begin, math.MaxInt64-begin)); err != nil {
+		return err
+	}
+	if _, err := to.WriteAt([]byte(transport.DigestIn(h)+"\n"), 0); err != nil {
+		return err
+	}
+	return to.Sync()
 }
 
 // digestsOfFile reads a file once, except for its holes, and writes the digests of its chunks.
@@ -197,43 +209,4 @@ func digestsOfFile(ctx context.Context, f *os.File, size int64, to io.WriterAt) 
 		})
 	}
 	return group.Wait()
-}
-
-// writeDigested makes a new file that begins with the digest of the rest. write writes that, from
-// an offset on.
-func writeDigested(root *osfile.Shared, name string,
-	write func(to *os.File, at int64) error) (err error) {
-	if err := root.RemoveAll(name); err != nil {
-		return err
-	}
-	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	root.Share(f)
-	begin := int64(len(transport.DigestOf(nil)) + 1)
-	if err := write(f, begin); err != nil {
-		return err
-	}
-	h := sha256.New()
-	if _, err := io.Copy(h, io.NewSectionReader(f, begin, math.MaxInt64-begin)); err != nil {
-		return err
-	}
-	if _, err := f.WriteAt([]byte(transport.DigestIn(h)+"\n"), 0); err != nil {
-		return err
-	}
-	return f.Sync()
-}
-
-// parseDigested reads the JSON in such a file. Its errors complete the sentence "<file> ...".
-func parseDigested(content []byte, into any) error {
-	digest, rest, _ := strings.Cut(string(content), "\n")
-	if transport.DigestOf([]byte(rest)) != digest {
-		return errors.New("is damaged")
-	}
-	if err := json.Unmarshal([]byte(rest), into); err != nil {
-		return fmt.Errorf("cannot be read: %w", err)
-	}
-	return nil
 }

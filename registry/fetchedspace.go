@@ -1,0 +1,112 @@
+package registry
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/disk/internal/flock"
+	"kubevirt.io/disk/internal/osfile"
+	"kubevirt.io/disk/registry/cache"
+)
+
+// Others are the images that were fetched as a whole into the directory of a cache. They are for
+// cache.Options.
+func Others(cacheDir string) func() ([]cache.Other, error) {
+	return func() (all []cache.Other, err error) {
+		root, err := osfile.OpenRoot(cacheDir)
+		if err != nil {
+			return nil, orMissing(err)
+		}
+		defer root.Close()
+		entries, err := fs.ReadDir(root.FS(), fetchedDir)
+		if err != nil {
+			return nil, orMissing(err)
+		}
+		for _, e := range entries {
+			if name, ok := strings.CutSuffix(e.Name(), lockSuffix); ok {
+				o, otherErr := otherOf(root, cacheDir, name, entries)
+				if o.Bytes > 0 {
+					all = append(all, o)
+				}
+				err = errors.Join(err, otherErr)
+			}
+		}
+		return all, err
+	}
+}
+
+// orMissing ignores that something does not exist.
+func orMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// otherOf returns the files of a fetched image: those of its directory, and what earlier versions
+// have kept beside it.
+func otherOf(root *os.Root, cacheDir, image string, entries []fs.DirEntry) (cache.Other, error) {
+	var what []string
+	for _, e := range entries {
+		if rest, ok := strings.CutPrefix(e.Name(), image); ok && rest != lockSuffix &&
+			(rest == "" || rest[0] == '.') {
+			what = append(what, path.Join(fetchedDir, e.Name()))
+		}
+	}
+	dir := path.Join(fetchedDir, image)
+	o := cache.Other{Name: filepath.Join(cacheDir, dir),
+		Remove: func() error { return removeFetched(cacheDir, dir+lockSuffix, what) }}
+	for _, name := range what {
+		err := fs.WalkDir(root.FS(), name, func(name string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			if st, ok := info.Sys().(*syscall.Stat_t); ok && info.Mode().IsRegular() {
+				o.Bytes += st.Blocks * 512
+			}
+			if path.Dir(name) == fetchedDir && info.ModTime().After(o.Used) {
+				o.Used = info.ModTime()
+			}
+			return nil
+		})
+		if orMissing(err) != nil { // otherwise it was removed meanwhile
+			return cache.Other{}, err
+		}
+	}
+	return o, nil
+}
+
+// removeFetched removes the files of a fetched image, unless somebody fetches or serves it.
+func removeFetched(cacheDir, lockName string, what []string) error {
+	root, err := osfile.OpenShared(cacheDir, 0o770)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	lock, err := root.OpenFile(lockName, os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	err = flock.Lock(lock, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return cache.ErrInUse
+	}
+	for _, name := range what {
+		if err == nil {
+			err = root.RemoveAll(name)
+		}
+	}
+	return err
+}
