@@ -142,6 +142,7 @@ func savedImage(t *testing.T, program string, unread int) string {
 // content is fetched as it is read, and an image with the same lower layers shares their blobs.
 func TestLevelsAreStreamed(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	requireTools(t, "docker-registry", qemuISCSI)
 	const unread = 24 << 20
 	ref, boot := requireContainerImage(t), requireBootFiles(t)

@@ -16,6 +16,7 @@ import (
 // signal, and the machine ends when the init system switches it off.
 func TestInitSystemIsProcessOne(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	dir := adapted(t, t.TempDir(), "--user=0", "--stop-signal=USR1", "--entrypoint=/sbin/init",
 		"--", "init")
 	m := bootAdapted(t, dir, machineConfig{noNet: true})

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/peers"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestRunContainer runs the script of `make run-container`: it builds a small image, and boots it
@@ -21,6 +22,7 @@ import (
 // SIGTERM are the power button.
 func TestRunContainer(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	requireTools(t, "bash", "setpriv", qemuISCSI)
 	ref, boot := requireContainerImage(t), requireBootFiles(t)
 	path, err := binary()

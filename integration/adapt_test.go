@@ -179,6 +179,7 @@ func TestContainerImageBecomesAMachine(t *testing.T) {
 // in a container runtime.
 func TestExitStatus(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
 		args   []string
@@ -209,6 +210,7 @@ func TestExitStatus(t *testing.T) {
 // entry point has the grace period to end. Meanwhile the init reaps processes without a parent.
 func TestStop(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	dir := t.TempDir()
 	adapted(t, dir, "--stop-signal=TERM", "--", "deaf")
 	m := bootAdapted(t, dir, machineConfig{noNet: true, cmdline: machine.ParamGrace + "=1"})
@@ -232,6 +234,7 @@ func TestStop(t *testing.T) {
 // is run as the daemon's options say, with the secret of a file that only the daemon can read.
 func TestWebServerInAMachine(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	requireTools(t, qemuISCSI)
 	ref, boot := requireContainerImage(t), requireBootFiles(t)
 	layout := filepath.Join(t.TempDir(), "image")

@@ -14,6 +14,7 @@ import (
 
 	"kubevirt.io/disk/adapter"
 	"kubevirt.io/disk/adapter/initrd"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // adapterImage is the name of the image that `make adapter-image` builds.
@@ -25,6 +26,7 @@ const adapterImage = "kubevirt.io:adapter"
 // VirtualMachine boots that disk with the image's kernel, and stops by its power button.
 func TestAdapterImage(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	requireTools(t, "buildah", "podman", "runc", "qemu-system-x86_64", "apt-get", "dpkg-deb",
 		qemuISCSI)
 	requireRoot(t)

@@ -152,6 +152,7 @@ cmp /tmp/want /tmp/got
 // goes on. The guest sees no error, and no write is missing.
 func TestNBDBoots(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	requireTools(t, "qemu-system-x86_64", "qemu-img", "qemu-io")
 	images := filepath.Join(t.TempDir(), "disk")
 	require.NoError(t, os.MkdirAll(images, 0o755))

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/integration/guest"
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // nbdGuestInit gives the guest its address. The host's loopback is 10.0.2.2 there.
@@ -45,6 +46,7 @@ func startNBDGuest(t *testing.T) *kernelGuest {
 // by several, a second device after the daemon was killed, and a disk whose server wants TLS.
 func TestNBDKernelClient(t *testing.T) {
 	t.Parallel()
+	testtool.NeedNightly(t)
 	g := startNBDGuest(t)
 	at := freePortal(t)
 	_, port, err := net.SplitHostPort(at)

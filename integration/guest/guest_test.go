@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 const bootTimeout = 8 * time.Minute
@@ -50,6 +52,7 @@ func build(t *testing.T, opt Options) (kernel, initrd string) {
 // TestBoot boots a guest in QEMU. Its modules are loaded with their dependencies, commands of a
 // package and of busybox work, and it reports the script's exit status and powers off.
 func TestBoot(t *testing.T) {
+	testtool.NeedNightly(t)
 	requireTools(t, map[string]string{"qemu-system-x86_64": "qemu-system-x86"})
 	kernel, initrd := build(t, Options{
 		Init: `lsmod | cut -d' ' -f1 | grep -x -e virtio_scsi -e virtio_pci -e sd_mod | sort

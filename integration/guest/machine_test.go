@@ -9,11 +9,14 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"kubevirt.io/disk/internal/testtool"
 )
 
 // TestMachine runs commands in a guest. Their output comes back byte for byte and line by line,
 // with their status. A command that hangs ends the machine with an error that shows the console.
 func TestMachine(t *testing.T) {
+	testtool.NeedNightly(t)
 	requireTools(t, map[string]string{"qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt",
 		"dpkg-deb": "dpkg"})
 	ctx, cancel := context.WithTimeout(t.Context(), bootTimeout)
