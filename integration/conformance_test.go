@@ -6,7 +6,6 @@ package integration
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"sort"
@@ -16,46 +15,26 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"kubevirt.io/disk/disk"
-	"kubevirt.io/disk/disk/disktest"
 	"kubevirt.io/disk/integration/conformance"
 	"kubevirt.io/disk/integration/peers"
-	"kubevirt.io/disk/internal/testtool"
-	"kubevirt.io/disk/serving"
-	"kubevirt.io/disk/target"
 )
 
 // conformanceSize is the size of the LUN. The suite wants at least 8000 blocks of 512 bytes, and
 // some tests 16 MiB.
 const conformanceSize = 64 << 20
 
-// slowWrite is how long a write to the slow LUN takes. Overwriting that LUN takes about ten
-// seconds.
-const slowWrite = 40 * time.Millisecond
-
 // conformanceLUN is a configuration of the matrix, and how to offer it.
 type conformanceLUN struct {
 	conformance.Configuration
-	timeout time.Duration // of each test; 0: the default
 	// start returns the LUN's URLs, and a check to run before each test.
 	start func(t *testing.T) (urls []string, alive func() error)
 }
 
-// tooFast holds tests that only the slow LUN can pass, and why.
-var tooFast = map[string]string{
-	"Sanitize.Reset": "wants an overwrite of the LUN to take more than four seconds",
-}
-
 // conformanceMatrix has the configurations that together run every test of the suite.
 func conformanceMatrix() []conformanceLUN {
-	// What a removable LUN changes. The nightly run has the whole suite.
-	removable := []string{"Inquiry", "NoMedia", "PreventAllow", "StartStopUnit", "TestUnitReady"}
-	if testtool.Nightly() {
-		removable = nil
-	}
 	return []conformanceLUN{
 		{
-			Configuration: conformance.Configuration{Name: "thin, two paths", Except: tooFast},
+			Configuration: conformance.Configuration{Name: "thin, two paths"},
 			start: func(t *testing.T) ([]string, func() error) {
 				return startForSuite(t,
 					map[string]string{"ACCESS_MODE": "write-shared",
@@ -63,50 +42,26 @@ func conformanceMatrix() []conformanceLUN {
 			},
 		},
 		{
-			Configuration: conformance.Configuration{Name: "removable", Only: removable,
-				Except: tooFast},
-			start: func(t *testing.T) ([]string, func() error) {
-				settings := filepath.Join(t.TempDir(), "config.yaml")
-				require.NoError(t, os.WriteFile(settings, []byte("disks:\n  lun.raw:\n    "+
-					"removable: true\n"), 0o600))
-				return startForSuite(t, map[string]string{"ACCESS_MODE": "write-shared"},
-					"--config", settings)
-			},
-		},
-		{
 			Configuration: conformance.Configuration{Name: "read-only", Only: []string{
 				// The other suites write, and fail because they cannot.
 				"Inquiry", "Mandatory", "Prefetch10", "Prefetch16", "Read6", "Read10", "Read12",
 				"Read16", "ReadCapacity10", "ReadCapacity16",
-				"ReadDefectData10", "ReadDefectData12", "ReadOnly", "ReportSupportedOpcodes",
+				"ReadOnly", "ReportSupportedOpcodes",
 				"TestUnitReady",
 			}},
 			start: func(t *testing.T) ([]string, func() error) {
 				return startForSuite(t, map[string]string{"ACCESS_MODE": "read-shared"})
 			},
 		},
-		{
-			Configuration: conformance.Configuration{Name: "slow",
-				Only: []string{"Sanitize.Reset"}},
-			// it checks once a minute whether the overwrite has ended
-			timeout: 3 * time.Minute,
-			start: func(t *testing.T) ([]string, func() error) {
-				slow := disktest.NewFault(disktest.NewMemory(conformanceSize))
-				slow.Inject(disktest.Rule{Op: disktest.OpWrite, Delay: slowWrite})
-				// The suite sleeps for a minute at a time, and does not answer pings meanwhile.
-				return serveForSuite(t, serving.Options{Disk: slow},
-					target.Limits{NOPInterval: 2 * time.Minute})
-			},
-		},
 	}
 }
 
 // startForSuite starts the daemon with one LUN and returns a URL for each of the two paths to it.
-func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []string,
+func startForSuite(t *testing.T, env map[string]string) (urls []string,
 	alive func() error) {
 	dir := t.TempDir()
 	makeRaw(t, filepath.Join(dir, "lun.raw"), conformanceSize)
-	d := start(t, config{diskDir: dir, env: env, args: args})
+	d := start(t, config{diskDir: dir, env: env})
 	urls = []string{d.url(1), strings.Replace(d.url(1), d.Portals[0], d.Portals[len(d.Portals)-1],
 		1)}
 	return urls, func() error {
@@ -115,27 +70,6 @@ func startForSuite(t *testing.T, env map[string]string, args ...string) (urls []
 		}
 		return nil
 	}
-}
-
-// serveForSuite serves a LUN that the daemon has no setting for, with the same server.
-func serveForSuite(t *testing.T, lun serving.Options, limits target.Limits) (urls []string,
-	alive func() error) {
-	lun.Number, lun.Name, lun.Access = 1, "lun.raw", serving.AccessWriteShared
-	lun.Identity = disk.Identity{Serial: t.Name()[max(0, len(t.Name())-32):],
-		NAA: [8]byte{0x30, 7: byte(len(t.Name()))}}
-	lun.Store = disktest.NewStore(filepath.Join(t.TempDir(), "unit"), false)
-	server, _ := newTarget(t, serving.Config{}, target.Options{Limits: limits}, lun)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
-	t.Cleanup(func() {
-		require.NoError(t, server.Close())
-		require.ErrorIs(t, <-ended, target.ErrServerClosed)
-		require.NoError(t, lun.Disk.Close())
-	})
-	url := fmt.Sprintf("iscsi://%s/%s/1", l.Addr(), target.DefaultTargetName)
-	return []string{url, url}, func() error { return nil }
 }
 
 // TestConformance runs libiscsi's suite over the matrix and compares the outcome with
@@ -161,10 +95,9 @@ func TestConformance(t *testing.T) {
 				require.NoError(t, err)
 				urls, alive := lun.start(t)
 				results[i], err = conformance.Run(t.Context(), conformance.Options{
-					Tests:   tests,
-					Timeout: lun.timeout,
-					Env:     clientEnv(),
-					Before:  func() ([]string, error) { return urls, alive() },
+					Tests:  tests,
+					Env:    clientEnv(),
+					Before: func() ([]string, error) { return urls, alive() },
 				})
 				require.NoError(t, err)
 				report(t, "kubevirt-disk, "+lun.Name, results[i])

@@ -190,14 +190,10 @@ func (cs *Connections[C]) Closing() bool {
 	return cs.closing
 }
 
-// Wait calls what else is to be waited for, and waits until all Goroutines have ended. If ctx ends
-// first, it returns its error.
-func (cs *Connections[C]) Wait(ctx context.Context, others ...func()) error {
+// Wait waits until all Goroutines have ended. If ctx ends first, it returns its error.
+func (cs *Connections[C]) Wait(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
-		for _, wait := range others {
-			wait()
-		}
 		cs.Goroutines.Wait()
 		close(done)
 	}()

@@ -45,7 +45,6 @@ type Options struct {
 
 	// What only some front ends ask for.
 
-	Removable bool // shown as a removable medium
 	// a loss of power ends the disk, so nothing is promised through one
 	Volatile bool
 	// larger than when peers last saw it, so they are told

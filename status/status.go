@@ -115,7 +115,6 @@ type LUN struct {
 	Serial     string `json:"serial,omitempty"` // once the disk is made
 	NAA        string `json:"naa,omitempty"`    // 16 hexadecimal digits
 	Ready      bool   `json:"ready"`
-	Removable  bool   `json:"removable"`
 	UsageType  string `json:"usage_type,omitempty"` // the storage that the disk has chosen
 	Persistent bool   `json:"persistent"`           // survives the pod
 	Copy       *Copy  `json:"copy,omitempty"`       // in modes that copy the image

@@ -100,10 +100,6 @@ func TestBlockCommands(t *testing.T) {
 		{"SBC-3 5.2/COMPARE AND WRITE beyond the end", compareWrite16(1, end, block, block),
 			"05/21/00", old},
 
-		{"SBC-3 5.7/ORWRITE", Command{LUN: 1, CDB: cdb16(0x8b, 0, 8, 8), Write: data}, "", ored},
-		{"SBC-3 5.7/ORWRITE beyond the end",
-			Command{LUN: 1, CDB: cdb16(0x8b, 0, end-1, 8), Write: data}, "05/21/00", old},
-
 		{"SBC-4 5.48/WRITE ATOMIC", writeAtomic(1, 8, data), "", data},
 		{"SBC-4 5.48/WRITE ATOMIC of nothing", writeAtomic(1, 8, nil), "", old},
 		{"SBC-4 5.48/WRITE ATOMIC that is not aligned", writeAtomic(1, 9, data), "05/24/00", old},
@@ -133,9 +129,6 @@ func TestBlockCommands(t *testing.T) {
 		{"SBC-3 5.26/SYNCHRONIZE CACHE", Command{LUN: 1, CDB: cdb16(0x91, 0, 8, 8)}, "", old},
 		{"SBC-3 5.26/SYNCHRONIZE CACHE beyond the end",
 			Command{LUN: 1, CDB: cdb16(0x91, 0, end, 1)}, "05/21/00", old},
-		{"SBC-3 5.17/READ DEFECT DATA", reads(1, 8, 0x37, 0, 0x18, 0, 0, 0, 0, 0, 8, 0), "", old},
-		{"SBC-3 5.17/READ DEFECT DATA with a reserved bit",
-			reads(1, 8, 0x37, 0, 0x38, 0, 0, 0, 0, 0, 8, 0), "05/24/00", old},
 		{"SBC-3 5.40/WRITE with protection",
 			Command{LUN: 1, CDB: cdb16(0x8a, 0x20, 8, 8), Write: data}, "05/24/00", old},
 		{"SBC-3 5.40/WRITE with FUA", Command{LUN: 1, CDB: cdb16(0x8a, 0x08, 8, 8), Write: data},

@@ -34,15 +34,11 @@ func modePage(t *testing.T, sess *Session, lun uint16, code byte) string {
 }
 
 func TestModePages(t *testing.T) {
-	store := disktest.NewStore(t.TempDir(), true)
-	kept := func(o *options) { o.LUNs[0].Store = store }
-	s := start(t, kept)
+	s := start(t, withStore(t))
 	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 	t.Run("SPC-4 6.14/all pages", func(t *testing.T) {
-		require.Equal(t, "\x88"+cachingPage[1:]+"\x8a"+controlPage[1:]+
+		require.Equal(t, cachingPage+controlPage+
 			"\x1c\x0a\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00", modePage(t, sess, 1, 0x3f))
-		require.Equal(t, cachingPage, modePage(t, sess, 2, 0x08),
-			"without a store, a page cannot be saved")
 	})
 	t.Run("SPC-4 6.14/unknown page", func(t *testing.T) {
 		sess.MustFail(t, reads(1, 255, 0x5a, 8, 0x19, 0, 0, 0, 0, 0, 255, 0), "05/24/00")
@@ -67,18 +63,9 @@ func TestModePages(t *testing.T) {
 			"05/26/00")
 		sess.MustFail(t, modeSelect(1, 0, cachingPage[:10]), "05/1A/00")
 	})
-	t.Run("SPC-4 6.12/saved pages", func(t *testing.T) {
-		sess.MustGood(t, modeSelect(1, 1, cacheOff))
-		attentions(t, second, 1)
-		require.Equal(t, "\x88"+cacheOff[1:], modePage(t, sess, 1, 0xc8))
-		again := start(t, kept).login(t, LoginOptions{})
-		require.Equal(t, "\x88"+cacheOff[1:], modePage(t, again, 1, 0x08))
-		require.Equal(t, "\x88"+cachingPage[1:], modePage(t, again, 1, 0x88),
-			"the default differs")
-	})
-	t.Run("SPC-4 6.12/no store", func(t *testing.T) {
-		sess.MustFail(t, modeSelect(2, 1, cacheOff), "05/24/00")
-		sess.MustFail(t, reads(2, 255, 0x5a, 8, 0xc8, 0, 0, 0, 0, 0, 255, 0), "05/39/00")
+	t.Run("SPC-4 6.12/pages cannot be saved", func(t *testing.T) {
+		sess.MustFail(t, modeSelect(1, 1, cachingPage), "05/24/00")
+		sess.MustFail(t, reads(1, 255, 0x5a, 8, 0xc8, 0, 0, 0, 0, 0, 255, 0), "05/39/00")
 	})
 }
 
@@ -101,47 +88,6 @@ func TestLogPages(t *testing.T) {
 	t.Run("SPC-4 6.9/unknown page", func(t *testing.T) { sess.MustFail(t, page(0x11), "05/24/00") })
 	t.Run("SPC-4 6.9/a parameter that does not exist", func(t *testing.T) {
 		sess.MustFail(t, reads(1, 255, 0x4d, 0, 0x4c, 0, 0, 1, 0, 0, 255, 0), "05/24/00")
-	})
-}
-
-func TestRemovableMedium(t *testing.T) {
-	s := start(t, func(o *options) { o.LUNs[0].Removable = true })
-	sess, second := s.login(t, LoginOptions{}), s.login(t, other)
-	startStop := func(lun uint16, bits byte) Command {
-		return Command{LUN: lun, CDB: []byte{0x1b, 0, 0, 0, bits, 0}}
-	}
-	prevent := func(bits byte) Command {
-		return Command{LUN: 1,
-			CDB: []byte{0x1e, 0, 0, 0, bits, 0}}
-	}
-	t.Run("SBC-3 5.20/eject and load", func(t *testing.T) {
-		sess.MustGood(t, startStop(1, 2))
-		second.MustFail(t, TestUnitReady(1), "02/3A/00")
-		second.MustFail(t, Read10(1, 0, 1), "02/3A/00")
-		second.MustGood(t, Inquiry(1, 96))
-		sess.MustGood(t, startStop(1, 3))
-		require.Equal(t, []string{"06/28/00"}, attentions(t, second, 1))
-		second.MustGood(t, Read10(1, 0, 1))
-	})
-	t.Run("SBC-3 5.20/a fixed disk", func(t *testing.T) {
-		sess.MustGood(t, startStop(2, 0))
-		sess.MustGood(t, Read10(2, 0, 1))
-		sess.MustFail(t, startStop(2, 2), "05/24/00")
-		sess.MustFail(t, Command{LUN: 2, CDB: []byte{0x1e, 0, 0, 0, 1, 0}}, "05/20/00")
-	})
-	t.Run("SPC-4 6.17/prevented removal ends with the session", func(t *testing.T) {
-		for range 20 {
-			holder := s.login(t,
-				LoginOptions{Initiator: DefaultInitiator + ".holder", ISID: [6]byte{0x80, 7}})
-			holder.MustGood(t, prevent(1))
-			second.MustFail(t, startStop(1, 2), "05/53/02")
-			_, err := holder.Logout(pdu.LogoutCloseSession)
-			require.NoError(t, err)
-			// The response to the logout says that the claim is over.
-			second.MustGood(t, startStop(1, 2))
-			second.MustGood(t, startStop(1, 3))
-			attentions(t, sess, 1)
-		}
 	})
 }
 

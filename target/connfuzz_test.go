@@ -76,7 +76,7 @@ func FuzzConnection(f *testing.F) {
 		Shared:  serving.Config{Memory: 2 << 20, Observer: seen},
 		LUNs: []serving.Options{
 			{Number: 1, Name: "fuzz", Disk: disktest.NewMemory(1 << 20), Identity: identity(1),
-				Access: serving.AccessWriteShared, Removable: true},
+				Access: serving.AccessWriteShared},
 			{Number: 2, Name: "still", Disk: disktest.NewMemory(1 << 20), Identity: identity(2),
 				Access: serving.AccessWriteShared},
 		}}

@@ -111,7 +111,6 @@ func farCommands() map[string]Command {
 		"VERIFY(16), data":  {LUN: 1, CDB: cdb16(0x8f, 2, 1), Write: old[:BlockSize]},
 		"PRE-FETCH(16)":     {LUN: 1, CDB: cdb16(0x90, 0, 1)},
 		"WRITE AND VERIFY":  {LUN: 1, CDB: cdb16(0x8e, 2, 1), Write: pattern(BlockSize, 9)},
-		"ORWRITE":           {LUN: 1, CDB: cdb16(0x8b, 0, 1), Write: pattern(BlockSize, 9)},
 		"WRITE SAME(16)":    {LUN: 1, CDB: cdb16(0x93, 0, 1), Write: pattern(BlockSize, 9)},
 		"WRITE SAME, zeros": {LUN: 1, CDB: cdb16(0x93, 0, 1), Write: make([]byte, BlockSize)},
 		"WRITE SAME, UNMAP": {LUN: 1, CDB: cdb16(0x93, 8, 1), Write: make([]byte, BlockSize)},

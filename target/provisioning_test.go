@@ -174,7 +174,7 @@ func TestProvisioning(t *testing.T) {
 		s := start(t, func(o *options) { o.LUNs[0].ReadOnly = true })
 		sess := s.login(t, LoginOptions{})
 		for _, c := range []Command{unmap(1, 0, 8), block16(1, 0x93, 0x09, 0, 8, nil),
-			block16(1, 0x89, 0, 0, 0, nil), block16(1, 0x8b, 0, 0, 1, make([]byte, BlockSize))} {
+			block16(1, 0x89, 0, 0, 0, nil), block16(1, 0x8a, 0, 0, 1, make([]byte, BlockSize))} {
 			sess.MustFail(t, c, "07/27/00")
 		}
 	})
@@ -210,16 +210,6 @@ func TestReadModifyWrite(t *testing.T) {
 		sess.MustFail(t, c, "05/0E/03")
 		sess.MustGood(t, block16(1, 0x89, 0, 8, 0, nil))
 		require.Equal(t, fresh, sess.MustGood(t, Read10(1, 8, 4)).Data)
-	})
-	t.Run("SBC-3 5.7/ORWRITE", func(t *testing.T) {
-		sess.MustGood(t, Write10(1, 8, bytes.Repeat([]byte{0x0f}, 2*BlockSize)))
-		sess.MustGood(t, block16(1, 0x8b, 0, 8, 2, bytes.Repeat([]byte{0x55}, 2*BlockSize)))
-		require.Equal(t, bytes.Repeat([]byte{0x5f}, 2*BlockSize),
-			sess.MustGood(t, Read10(1, 8, 2)).Data)
-		sess.MustFail(t, block16(1, 0x8b, 0x20, 8, 2, make([]byte, 2*BlockSize)), "05/24/00")
-		sess.MustFail(t, block16(1, 0x8b, 0, diskSize/BlockSize-1, 2, make([]byte, 2*BlockSize)),
-			"05/21/00")
-		sess.MustGood(t, block16(1, 0x8b, 0, 8, 0, nil))
 	})
 	t.Run("SBC-3 5.2/a counter of four sessions loses no increment", func(t *testing.T) {
 		const adds = 50
@@ -290,7 +280,6 @@ func TestStorageFails(t *testing.T) {
 		sess.MustFail(t, block16(2, 0x93, 0, 64, 16, pattern(BlockSize, 2)), "07/27/07")
 		sess.MustFail(t, compareAndWrite(2, 64, make([]byte, BlockSize), pattern(BlockSize, 2)),
 			"07/27/07")
-		sess.MustFail(t, block16(2, 0x8b, 0, 64, 16, data), "07/27/07")
 		r := sess.MustFail(t, ExtendedCopy(1, CopyList(1, units, segment(1, 1, 16, 0, 64))),
 			"0A/0D/01")
 		inner, err := ParseSense(r.Sense.Raw[r.Sense.Raw[9]+1:])
@@ -310,8 +299,7 @@ func TestStorageFails(t *testing.T) {
 			Length: BlockSize,
 			Err: &disk.MediumError{Op: "read", Off: 100 * BlockSize, Length: BlockSize,
 				Err: errDisk}})
-		for _, c := range []Command{Read10(1, 96, 8), block16(1, 0x8f, 0, 96, 8, nil),
-			block16(1, 0x8b, 0, 96, 8, make([]byte, 8*BlockSize))} {
+		for _, c := range []Command{Read10(1, 96, 8), block16(1, 0x8f, 0, 96, 8, nil)} {
 			r := sess.MustFail(t, c, "03/11/00")
 			require.EqualValues(t, 100, binary.BigEndian.Uint32(r.Sense.Raw[3:]),
 				"the first bad block")

@@ -81,7 +81,7 @@ func (s *Server) cut(ctx context.Context) error {
 		c.fail(errShutdown)
 	}
 	s.cancel()
-	return s.conns.Wait(ctx, s.device.Close)
+	return s.conns.Wait(ctx)
 }
 
 // quiet reports that the initiator has been silent for a while and none of its commands can go on:

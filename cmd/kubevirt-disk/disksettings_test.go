@@ -28,7 +28,6 @@ disks:
     size: 20Gi
     serial: DATA-1
     naa: 3000000000000042
-    removable: true
   boot.qcow2: {access-mode: read-shared}
   plain.raw: {read-only: true}
 `))
@@ -44,8 +43,7 @@ disks:
 	require.Equal(t, options.DiskSettings{
 		LUN: 7, CopyMode: instance.CopyNone, CopyModeSource: data.CopyModeSource,
 		AccessMode: serving.AccessWriteShared, Size: 20 << 30,
-		Identity:  disk.Identity{Serial: "DATA-1", NAA: [8]byte{0x30, 7: 0x42}},
-		Removable: true,
+		Identity: disk.Identity{Serial: "DATA-1", NAA: [8]byte{0x30, 7: 0x42}},
 	}, data.DiskSettings)
 	require.Equal(t, boot, c.Settings.Disks["boot.qcow2"].DiskSettings)
 	require.Equal(t, plain, c.Settings.Disks["plain.raw"].DiskSettings)
@@ -74,7 +72,7 @@ func TestWrongSettingsOfSingleDisks(t *testing.T) {
 		"a.raw: {naa: 5000000000000042}":                         "the first is 3",
 		"a.raw: {naa: 30}":                                       "16 hexadecimal digits",
 		"a.raw: {read-only: perhaps}":                            "neither true nor false",
-		"a.raw: {removable: 3}":                                  "neither true nor false",
+		"a.raw: {removable: true}":                               "removable",
 		"a.raw: {format: vmdk}":                                  "use raw or qcow2",
 		"a.raw: {format: ''}":                                    "use raw or qcow2",
 	} {

@@ -200,7 +200,7 @@ func TestAClosedTerminalEndsTheDaemon(t *testing.T) {
 func TestChangedKeys(t *testing.T) {
 	values := map[string]string{
 		"lun": "7", keyCopyMode: "none", keyAccessMode: "write-shared", keySize: "1Mi",
-		"serial": "s", "naa": "3000000000000001", keyReadOnly: "true", "removable": "true",
+		"serial": "s", "naa": "3000000000000001", keyReadOnly: "true",
 		keyFormat: "raw", keyUsageType: "fast", keyBlockSize: "4096",
 	}
 	known := slices.Sorted(keysOf(newConfig().diskSettings()))

@@ -310,6 +310,5 @@ func (c *config) singleRows() []setting {
 		{key: "naa", scope: ofSingleOne, to: into(&disk.Identity.NAA, parseNAA)},
 		{key: keyReadOnly, scope: ofSingleOne, to: truth(&disk.ReadOnly)},
 		{key: keyUsageType, scope: ofSingleOne, to: into(&disk.UsageType, parseUsageType)},
-		{key: "removable", scope: ofSingleOne, to: truth(&disk.Removable)},
 	}
 }

@@ -38,18 +38,13 @@ func TestSettingsReachInitiators(t *testing.T) {
 	l := newPlace(t, "a.raw", "b.raw", "c.raw", "d.raw")
 	p := l.serve(t, "MAX_SESSIONS=2", envConfig+"="+yamlFile(t, `
 disks:
-  a.raw: {removable: true, access-mode: write-shared}
+  a.raw: {access-mode: write-shared}
   b.raw: {read-only: true, serial: of-the-user}
   c.raw: {size: 1Mi}
   d.raw: {block-size: 4096}
 `))
 	one, two := p.login(first, 1, 2, 3, 4), p.login(second, 1, 2, 3)
 
-	removable := func(lun uint16) byte {
-		return one.MustGood(t,
-			targettest.Inquiry(lun, 96)).Data[1] >> 7
-	}
-	require.Equal(t, []byte{1, 0, 0}, []byte{removable(1), removable(2), removable(3)})
 	block := make([]byte, 512)
 	for _, s := range []*targettest.Session{one, two, one} {
 		s.MustGood(t, targettest.Write10(1, 0, block))

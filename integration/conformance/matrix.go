@@ -7,13 +7,11 @@ import (
 )
 
 // Configuration is one way to offer a LUN. No single way passes every test: some tests want a
-// removable medium, others a write-protected one.
+// write-protected medium.
 type Configuration struct {
 	Name string
 	// Only names the tests or suites to run; nil: all.
 	Only []string
-	// Except names the tests that this kind of LUN cannot pass, with the reasons.
-	Except map[string]string
 }
 
 // Selected picks the tests of this configuration, in the suite's order. It fails if a list names a
@@ -27,16 +25,8 @@ func (c *Configuration) Selected(all []string) ([]string, error) {
 			return nil, fmt.Errorf("%s: the suite has no %s", c.Name, name)
 		}
 	}
-	for name := range c.Except {
-		if !known(name) {
-			return nil, fmt.Errorf("%s: the suite has no %s", c.Name, name)
-		}
-	}
 	var selected []string
 	for _, test := range all {
-		if _, excepted := c.Except[test]; excepted {
-			continue
-		}
 		if c.Only == nil || slices.ContainsFunc(c.Only,
 			func(name string) bool { return covers(name, test) }) {
 			selected = append(selected, test)

@@ -19,12 +19,6 @@ func TestSelected(t *testing.T) {
 		{"a suite is no prefix", Configuration{Only: []string{"Read1"}}, nil, "no Read1"},
 		{"tests", Configuration{Only: []string{"Sanitize.Reset", "Read10.Async"}},
 			[]string{all[1], all[3]}, ""},
-		{"all but one", Configuration{Except: map[string]string{"Sanitize.Reset": "r"}}, all[:3],
-			""},
-		{"a suite but one", Configuration{Only: []string{"Read10"},
-			Except: map[string]string{"Read10.Async": "r"}}, all[:1], ""},
-		{"an exception that is gone", Configuration{Except: map[string]string{"Read10.Gone": "r"}},
-			nil, "no Read10.Gone"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := c.configuration.Selected(all)

@@ -34,7 +34,6 @@ type DiskSettings struct {
 	UsageType  string             // of Options.UsageTypes: where the disk lies; "": none
 	Identity   disk.Identity      // fields that are not zero are given to the disk
 	ReadOnly   bool
-	Removable  bool
 
 	CopyModeSource string // the place to change the copy mode, for messages
 }

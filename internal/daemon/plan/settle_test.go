@@ -40,8 +40,7 @@ func single(s options.DiskSettings) options.SingleDisk {
 func TestSettle(t *testing.T) {
 	common := options.DiskSettings{CopyMode: instance.CopyOnWrite, Size: 1 << 30}
 	s := options.Settings{Disk: common, Disks: map[string]options.SingleDisk{
-		"b": single(options.DiskSettings{LUN: 7, AccessMode: serving.AccessReadShared,
-			Removable: true}),
+		"b": single(options.DiskSettings{LUN: 7, AccessMode: serving.AccessReadShared}),
 		"d": single(options.DiskSettings{ReadOnly: true}),
 	}}
 	got, err := planOf(t, named("a", "b", "c", "d")...).Settle(s)
@@ -52,8 +51,8 @@ func TestSettle(t *testing.T) {
 	}
 	require.Equal(t, []options.DiskSettings{
 		ofAll(1),
-		{LUN: 7, CopyMode: instance.CopyClone, AccessMode: serving.AccessReadShared, ReadOnly: true,
-			Removable: true},
+		{LUN: 7, CopyMode: instance.CopyClone, AccessMode: serving.AccessReadShared,
+			ReadOnly: true},
 		ofAll(3),
 		{LUN: 4, CopyMode: instance.CopyClone, AccessMode: serving.AccessWriteExclusive,
 			ReadOnly: true},

@@ -197,7 +197,6 @@ func (s *Disk) options() serving.Options {
 		Identity:  now.instance.Identity,
 		BlockSize: now.instance.BlockSize,
 		ReadOnly:  now.readOnly || now.instance.ReadOnly,
-		Removable: s.Removable,
 		Access:    now.access,
 		Volatile:  !now.instance.Persistent,
 		Grown:     now.instance.Grown,
@@ -220,7 +219,6 @@ func (s *Disk) status() status.LUN {
 		CopyMode:   string(s.CopyMode),
 		AccessMode: string(s.now.access),
 		ReadOnly:   s.now.readOnly,
-		Removable:  s.Removable,
 		UsageType:  s.UsageType,
 		SignedBy:   s.SignedBy,
 	}

@@ -68,7 +68,6 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 		{"WRITE(10)", cdb("2a 00 00000000 00 0008 00"), pattern(8, 1)},
 		{"WRITE(10) that is cut short", cdb("2a 00 00000000 00 0008 00"), pattern(8, 1)[:200]},
 		{"WRITE AND VERIFY(10)", cdb("2e 02 00000000 00 0008 00"), pattern(8, 1)},
-		{"ORWRITE(16)", cdb("8b 00 0000000000000000 00000008 00 00"), pattern(8, 1)},
 		{"COMPARE AND WRITE", cdb("89 00 0000000000000000 000000 08 00 00"), twice(fresh)},
 		{"WRITE ATOMIC(16)", cdb("9c 00 0000000000000000 0000 0008 00 00"), pattern(8, 1)},
 		{"WRITE SAME(16)", cdb("93 00 0000000000000000 00000008 00 00"), pattern(1, 1)},
@@ -78,8 +77,6 @@ func TestAbortedWriteComesToNothing(t *testing.T) {
 			make([]byte, BlockSize)},
 		{"WRITE SAME(16) without data", cdb("93 09 0000000000000000 00000008 00 00"), nil},
 		{"UNMAP", unmapCDB(8 + 16), unmapList(0, 8)},
-		{"SANITIZE, OVERWRITE", cdb("48 81 00 00 00 00 00 0005 00"), unhex("01 00 0001 ff")},
-		{"SANITIZE, BLOCK ERASE", cdb("48 82 00 00 00 00 00 0000 00"), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, stored)
@@ -129,17 +126,9 @@ func TestAbortedStateChangesComeToNothing(t *testing.T) {
 			func(t *testing.T, b *bench) { require.Nil(t, b.d.nth(0).reserved.Load()) }},
 		{"RELEASE(6)", release,
 			func(t *testing.T, b *bench) { require.Equal(t, b.nexus, b.d.nth(0).reserved.Load()) }},
-		{"eject", eject, func(t *testing.T,
-			b *bench) {
-			require.False(t, b.d.nth(0).ejected.Load())
-		}},
-		{"prevent", prevent, func(t *testing.T,
-			b *bench) {
-			require.False(t, b.nexus.nth(0).prevents)
-		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBench(t, removableLUN)
+			b := newBench(t)
 			if c.cdb == release {
 				b.good(cdb(reserve), nil)
 			}

@@ -104,9 +104,8 @@ func (d *Device) ReservationHolders(served *serving.Disk) []string {
 	return nil
 }
 
-// fencing is a fence of initiators at a unit. It holds back changes of the unit's state until it is
-// committed or undone: a MODE SELECT or SANITIZE that is being saved takes effect first, and later
-// ones find the fence.
+// fencing is a fence of initiators at a unit. It holds back changes of the unit's reservations
+// until it is committed or undone.
 type fencing struct {
 	d       *Device
 	unit    *unit
@@ -115,8 +114,7 @@ type fencing struct {
 	nexuses []*Nexus // that were there when the fence took effect
 }
 
-// Fence implements serving.Front. Fenced initiators lose their registrations and reservations, and
-// no longer prevent removal of the medium.
+// Fence implements serving.Front. Fenced initiators lose their registrations and reservations.
 func (d *Device) Fence(served *serving.Disk, fenced func(name string) bool) (serving.Fencing,
 	error) {
 	u := d.unitOf(served)
@@ -130,14 +128,10 @@ func (d *Device) Fence(served *serving.Disk, fenced func(name string) bool) (ser
 		r.mu.Unlock()
 		return nil, err
 	}
-	u.mode.change.Lock()
-	u.sanitizing.mu.Lock()
 	return &fencing{d: d, unit: u, fenced: fenced, edit: e}, nil
 }
 
 func (f *fencing) release() {
-	f.unit.sanitizing.mu.Unlock()
-	f.unit.mode.change.Unlock()
 	f.unit.persistent.mu.Unlock()
 }
 
@@ -149,7 +143,6 @@ func (f *fencing) Commit() {
 	defer d.mu.Unlock()
 	for n := range d.nexuses {
 		if at := n.at(u); at != nil && f.fenced(n.Name()) {
-			at.prevents = false
 			at.refused.Store(false)
 			f.nexuses = append(f.nexuses, n)
 		}

@@ -68,7 +68,6 @@ func atomicCrashes(t *testing.T, seed uint64, w wrongs, rounds int) error {
 			return nil
 		}
 		require.NoError(t, err)
-		t.Cleanup(device.Close)
 		return device
 	}
 	stopped := func() {

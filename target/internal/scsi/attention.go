@@ -13,7 +13,6 @@ const (
 	attnPowerOn attention = 1 << iota
 	attnReset
 	attnNexusLoss
-	attnMediumChanged
 	attnCapacityChanged
 	attnModeChanged
 	attnReservationsPreempted
@@ -29,7 +28,6 @@ var attentionCodes = [...]additional{
 	ascPowerOnOrReset,
 	ascBusDeviceReset,
 	ascNexusLoss,
-	ascMediumChanged,
 	ascCapacityChanged,
 	ascModeChanged,
 	ascReservationsPreempted,
@@ -129,9 +127,8 @@ func (d *Device) ResetTarget() {
 func (d *Device) resetLocked(u *unit) {
 	u.resets.Add(1)
 	d.forgetCopiesLocked(u)
-	d.resetModeLocked(u)
+	u.mode.bits.Store(modeDefault)
 	d.reserveLocked(u, nil)
-	d.allowRemovalLocked(u)
 	d.raiseLocked(u, attnReset, nil)
 }
 

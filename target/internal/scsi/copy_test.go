@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -253,25 +252,6 @@ func TestCopySegmentFails(t *testing.T) {
 					b.runAs(b.attach("iqn.b", 0), lun2, cdb("28 00 00 00 00 00 00 00 01 00"),
 						nil).outcome())
 			}},
-		{name: "destination is ejected", targets: both, segment: good, want: "a/0d/01",
-			sks: "000000", source: none, dest: "02 2/3a/00", residual: -1,
-			change: second(removableLUN),
-			prepare: func(b *copyBench) {
-				require.Equal(b.t, "GOOD", b.runAs(b.nexus, lun2, cdb(eject), nil).outcome())
-			}},
-		{name: "destination is being sanitized", targets: both, segment: good, want: "a/0d/01",
-			sks: "000000", source: none, dest: "02 2/04/1b", residual: -1,
-			prepare: func(b *copyBench) {
-				b.d.nth(1).sanitizing.phase.Store(
-					uint32(sanitizeRunning))
-			}},
-		{name: "source could not be sanitized", targets: both, segment: block(1, 0, 8, 0, 100),
-			want: "a/0d/01", sks: "000000", source: "02 3/31/03", dest: none, residual: -1,
-			prepare: func(b *copyBench) {
-				b.other.failWith("discard", disk.ErrNoSpace)
-				require.Equal(b.t, mediumLost,
-					b.runAs(b.nexus, lun2, cdb(blockErase), nil).outcome())
-			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			change := c.change
@@ -422,37 +402,4 @@ func TestCopiesDoNotWaitForEachOther(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-// TestCopyFromAUnitThatIsSanitized begins a SANITIZE of the source in the midst of a copy. The copy
-// ends. It does not hold blocks of the destination for the hours that the SANITIZE takes.
-func TestCopyFromAUnitThatIsSanitized(t *testing.T) {
-	b := newCopyBench(t)
-	b.write2(0, pattern(2000, 1))
-	goOn := make(chan struct{})
-	b.other.enter = func(method string) {
-		if method == "discard" {
-			<-goOn
-		}
-	}
-	var begin sync.Once
-	b.disk.enter = func(method string) {
-		if method == "write" {
-			begin.Do(func() {
-				require.Equal(t, "GOOD",
-					b.runAs(b.nexus, lun2, cdb("48 82 00 00 00 00 00 0000 00"), nil).outcome())
-			})
-		}
-	}
-	done := make(chan result, 1)
-	go func() { done <- b.copy(copyParameters(1, 0, both, block(1, 0, 2000, 0, 0))) }()
-	defer close(goOn)
-	select {
-	case r := <-done:
-		require.Equal(t, "a/0d/01", r.outcome())
-		require.Equal(t, "02 2/04/1b", forwarded(r.sense, r.sense[8]))
-	case <-time.After(time.Minute):
-		require.Fail(t, "the copy waits for the end of the SANITIZE")
-	}
-	require.Zero(t, b.d.nth(0).Ranges.State())
 }

@@ -120,8 +120,7 @@ type copyCause struct {
 //
 // It checks for aborts, resets and preemptions once it holds the ranges. A write to the same blocks
 // waits for this step, or this step for the write. So the copy writes nothing stale once such an
-// event was answered. It also checks before: a SANITIZE holds its whole unit for hours, and the
-// copy must not block the other unit for that long.
+// event was answered.
 func (c *copier) step(src, dst *participant, from, to, n int64) *copyCause {
 	// A removed unit ends the copy as it ends a READ or WRITE. Its disk is not released in the
 	// middle of a step.
@@ -211,11 +210,6 @@ func (c *copier) admit(p *participant, writes bool) error {
 		return &senseError{key: UnitAttention, code: ascBusDeviceReset}
 	case d.conflicts(at, n, rights):
 		return errConflict
-	case u.ejected.Load():
-		return errMediumNotPresent
-	}
-	if err := u.sanitizing.ready(true); err != nil {
-		return err
 	}
 	if writes {
 		if err := u.writable(); err != nil {

@@ -17,7 +17,6 @@ import (
 // on, or 255.
 var cutWrites = []struct {
 	name, cdb string
-	ors       bool
 	flushes   int
 }{
 	{name: "WRITE(6)", cdb: "0a 00 0010 ff 00"},
@@ -28,9 +27,6 @@ var cutWrites = []struct {
 	{name: "WRITE AND VERIFY(10)", cdb: "2e 00 00000010 00 07d0 00", flushes: 1},
 	{name: "WRITE AND VERIFY(12) that compares", cdb: "ae 02 00000010 000007d0 00 00", flushes: 1},
 	{name: "WRITE AND VERIFY(16) that compares", cdb: "8e 02 0000000000000010 000007d0 00 00",
-		flushes: 1},
-	{name: "ORWRITE(16)", cdb: "8b 00 0000000000000010 000007d0 00 00", ors: true},
-	{name: "ORWRITE(16) with FUA", cdb: "8b 08 0000000000000010 000007d0 00 00", ors: true,
 		flushes: 1},
 }
 
@@ -58,12 +54,7 @@ func TestWriteThatIsCutShort(t *testing.T) {
 					}
 					require.Equal(t, flushes, b.disk.count("flush"))
 					want := bytes.Clone(old)
-					for i, v := range data {
-						if c.ors {
-							v |= want[i]
-						}
-						want[i] = v
-					}
+					copy(want, data)
 					require.True(t, bytes.Equal(want, b.read(16, blocks)))
 					require.Zero(t, b.d.nth(0).Ranges.State())
 				})
@@ -133,11 +124,6 @@ func TestCutBlockThatFails(t *testing.T) {
 			blockDisk{writes: write}},
 		{"no space", "2a 00 00000010 00 0008 00", "70 00 07 00000000 0a 00000000 2707 00 000000",
 			blockDisk{writes: disk.ErrNoSpace}},
-		{"no space, ORWRITE", "8b 00 0000000000000010 00000008 00 00",
-			"70 00 07 00000000 0a 00000000 2707 00 000000",
-			blockDisk{writes: disk.ErrNoSpace}},
-		{"read, ORWRITE", "8b 00 0000000000000010 00000008 00 00",
-			"f0 00 03 00000012 0a 00000000 1100 00 000000", blockDisk{reads: read}},
 		{"failed", "2a 00 00000010 00 0008 00", "70 00 04 00000000 0a 00000000 4400 00 000000",
 			blockDisk{writes: disk.ErrFailed}},
 		{"other content, WRITE AND VERIFY", "2e 02 00000010 00 0008 00",

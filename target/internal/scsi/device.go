@@ -1,7 +1,6 @@
 package scsi
 
 import (
-	"context"
 	"fmt"
 	"math/bits"
 	"sync"
@@ -37,8 +36,7 @@ type Device struct {
 	faults faultLog
 	luns   atomic.Pointer[inventory] // never nil; written under mu
 	// orphans has the commands that LUNs without a disk answer.
-	orphans    *opcodeTable
-	background background
+	orphans *opcodeTable
 
 	mu      sync.Mutex
 	nexuses map[*Nexus]struct{}      // guarded by mu
@@ -64,20 +62,16 @@ type unit struct {
 	slot  int    // index in nexusUnits
 	order uint64 // unique; to lock two units, lock the lower one first
 
-	tables  [2]*opcodeTable    // for a disk of which all users are here, and for another one
-	resets  atomic.Uint32      // counts resets
-	grownAt uint64             // guarded by Device.mu; Device.changes when it last grew
-	ctx     context.Context    // ends when the unit is removed, or the device closed
-	cancel  context.CancelFunc // of ctx
+	tables  [2]*opcodeTable // for a disk of which all users are here, and for another one
+	resets  atomic.Uint32   // counts resets
+	grownAt uint64          // guarded by Device.mu; Device.changes when it last grew
 	// reserved is the nexus that holds the RESERVE(6) reservation. Written under Device.mu; setting
 	// it also needs persistent.mu.
 	reserved   atomic.Pointer[Nexus]
 	persistent reservations
-	ejected    atomic.Bool // written under Device.mu
 	mode       modeState
 	faults     faultLog
 	refusals   *serving.Seldom[conflictNote]
-	sanitizing sanitizeState
 	atomics    sync.Mutex  // held by a WRITE ATOMIC, because there is only one undo record
 	atomicKept atomic.Bool // a stale undo record may be stored; written under atomics
 }
@@ -116,7 +110,6 @@ func New(opt Options, disks *serving.Disks) (*Device, error) {
 		known:   map[InitiatorPort]uint64{},
 		tenants: map[uint16]map[InitiatorPort][8]byte{},
 	}
-	d.background.init()
 	d.luns.Store(newInventory(nil))
 	return d, nil
 }
@@ -135,7 +128,7 @@ func newUnit(d *serving.Disk) (*unit, error) {
 	if !d.Volatile {
 		u.persistent.store = d.Store
 	}
-	a := abilities{discards: u.Discards != nil, removable: u.Removable, store: u.Store != nil,
+	a := abilities{discards: u.Discards != nil, store: u.Store != nil,
 		extents: u.Extents != nil}
 	u.tables[0] = opcodeTableOf(a)
 	if a.others = true; u.Elsewhere != nil {

@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"context"
+	"io"
 	"testing"
 	"time"
 
@@ -144,7 +145,7 @@ func TestNotNowIsUndone(t *testing.T) {
 				// Two tries store the first half: at once, and when the command waits.
 				if method == "write" {
 					if writes++; writes == 3 {
-						b.disk.failWith("write", &disk.MediumError{Op: "write", Err: errStopped})
+						b.disk.failWith("write", &disk.MediumError{Op: "write", Err: io.EOF})
 					}
 				}
 			}
@@ -168,31 +169,6 @@ func TestDistantTimeBeginsAnew(t *testing.T) {
 		if i > 0 {
 			require.True(t, half.until[2*i].After(half.calls[2*i-1].Add(time.Hour)))
 		}
-	}
-}
-
-// TestSanitizeWaits sanitizes a disk whose content cannot be had. The operation belongs to no
-// command any more, and waits as long as the unit exists.
-func TestSanitizeWaits(t *testing.T) {
-	for _, restored := range []bool{true, false} {
-		far := disktest.NewDistant(disktest.NewMemory(testBlocks * BlockSize))
-		b := newBench(t, func(l *LUN) { l.Disk = far })
-		far.Cut()
-		b.good(cdb("48 83 00 00 00 00 00 0000 00"), nil) // CRYPTOGRAPHIC ERASE, IMMED
-		waits := func() bool { return far.Waiting() == 1 }
-		testtool.Eventually(t, waits)
-		require.Equal(t, "2/04/1b", b.run(cdb("00 00 00 00 00 00"), nil).code())
-		want := sanitizeFailed
-		if restored {
-			want = sanitizeNone
-			far.Restore()
-		} else {
-			b.d.Close()
-		}
-		phase := &b.d.nth(0).sanitizing.phase
-		ended := func() bool { return sanitizePhase(phase.Load()) != sanitizeRunning }
-		testtool.Eventually(t, ended)
-		require.Equal(t, want, sanitizePhase(phase.Load()))
 	}
 }
 

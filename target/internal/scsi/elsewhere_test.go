@@ -38,7 +38,6 @@ func TestDiskThatOthersReach(t *testing.T) {
 		release:                         nil,
 		"5f 00 00 00 00 00 00 00 18 00": make([]byte, 24), // PERSISTENT RESERVE OUT
 		"89 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00": pattern(1, 2), // COMPARE AND WRITE
-		"8b 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00": pattern(1, 1), // ORWRITE
 	}
 	for _, shared := range []bool{false, true, false} {
 		e.shared.Store(shared)

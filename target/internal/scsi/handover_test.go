@@ -3,7 +3,6 @@ package scsi
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -289,120 +288,24 @@ func TestHandOverOvertakesReservations(t *testing.T) {
 // such commands as well, a moment after the fence is set.
 func TestHandOverOvertakesChanges(t *testing.T) {
 	list := unhex("00 00 00 00" + cacheOff)
-	overwriting, overwritten := overwrite(bitImmedSanitize, 1, []byte{1})
-	for name, c := range map[string]struct {
-		cdb, data []byte
-		phase     sanitizePhase
-	}{
-		"MODE SELECT": {cdb: []byte{opModeSelect6, bitPF, 0, 0, byte(len(list)),
-			0}, data: list},
-		"MODE SELECT, saved": {cdb: []byte{opModeSelect6, bitPF | bitSP, 0, 0,
-			byte(len(list)), 0}, data: list},
-		"MODE SELECT, SP alone":        {cdb: []byte{opModeSelect6, bitPF | bitSP, 0, 0, 0, 0}},
-		"START STOP UNIT":              {cdb: cdb(eject)},
-		"SANITIZE, BLOCK ERASE":        {cdb: cdb(blockErase)},
-		"SANITIZE, OVERWRITE":          {cdb: overwriting, data: overwritten},
-		"SANITIZE, EXIT FAILURE MODE":  {cdb: cdb(exitFailure), phase: sanitizeFailedFree},
-		"PREVENT ALLOW MEDIUM REMOVAL": {cdb: cdb(prevent)},
+	for name, c := range map[string]struct{ cdb, data []byte }{
+		"MODE SELECT": {cdb: []byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, data: list},
 	} {
 		t.Run(name, func(t *testing.T) {
-			store := &keptStore{}
-			b := newBench(t, exclusive, removableLUN, func(l *LUN) { l.Store = store })
-			u := b.d.nth(0)
+			b := newBench(t, exclusive)
 			b.good(cdb(writeOne), pattern(1, 1))
-			u.sanitizing.phase.Store(uint32(c.phase))
 			task := &Task{Nexus: b.nexus, LUN: lun1}
 			copy(task.CDB[:], c.cdb)
 			require.NoError(t, b.d.Prepare(task))
-			second := b.attach("iqn.b", 0)
+			b.attach("iqn.b", 0)
 			require.NoError(t, b.admit("iqn.b"))
 			ended := error(nil)
 			b.d.opt.Abort = func([]*Nexus, func(*Task) bool) { ended = carryOut(task, c.data) }
 			require.NoError(t, b.finish())
 			require.ErrorIs(t, ended, errConflict)
-			require.EqualValues(t, c.phase, u.sanitizing.phase.Load())
-			require.EqualValues(t, modeDefault, u.mode.bits.Load())
-			require.EqualValues(t, modeDefault, u.mode.saved.Load())
-			require.Empty(t, store.kept[storedMode])
-			require.Empty(t, store.kept[storedSanitize])
-			if c.phase == sanitizeNone {
-				require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome(),
-					"neither ejected nor kept from it")
-			}
+			require.EqualValues(t, modeDefault, b.d.nth(0).mode.bits.Load())
 		})
 	}
-}
-
-// TestHandOverWaitsForWhatIsSaved hands a LUN over while the store is busy with a command of its
-// owner. The command takes effect before the fence is set. If it were refused afterwards, a restart
-// in between would still use what it saved.
-func TestHandOverWaitsForWhatIsSaved(t *testing.T) {
-	list := unhex("00 00 00 00" + cacheOff)
-	for name, c := range map[string]struct{ cdb, data []byte }{
-		"MODE SELECT": {[]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list},
-		"SANITIZE": {[]byte{opSanitize, bitImmedSanitize | saBlockErase, 0, 0, 0, 0, 0, 0, 0, 0},
-			nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			store := &keptStore{}
-			b := newBench(t, exclusive, func(l *LUN) { l.Store = store })
-			b.good(cdb(writeOne), pattern(1, 1))
-			b.attach("iqn.b", 0)
-			require.NoError(t, b.admit("iqn.b"))
-			saving, fencing, goOn, saves := make(chan struct{}), make(chan struct{}),
-				make(chan struct{}), atomic.Int32{}
-			store.saving = func() {
-				switch saves.Add(1) {
-				case 1:
-					close(saving)
-					<-goOn
-				case 2:
-					close(fencing)
-				}
-			}
-			ended, done := make(chan string), make(chan error)
-			go func() { ended <- b.run(c.cdb, c.data).outcome() }()
-			<-saving
-			go func() { done <- b.finish() }()
-			<-fencing
-			time.Sleep(20 * time.Millisecond) // in which the fence would fall
-			meanwhile := b.d.disks.Holders(1)
-			close(goOn)
-			require.Equal(t, "GOOD", <-ended)
-			require.NoError(t, <-done)
-			require.Equal(t, serving.Holders{Owner: "iqn.a", Guest: "iqn.b"}, meanwhile)
-			require.Equal(t, serving.Holders{Owner: "iqn.b", Fenced: []string{"iqn.a"}},
-				b.d.disks.Holders(1))
-		})
-	}
-}
-
-// TestFencedAllowRemoval fences initiators that prevent the removal of the medium, even while such
-// a command is running. They could not allow removal any more, and nobody could eject the medium.
-func TestFencedAllowRemoval(t *testing.T) {
-	b := newBench(t, exclusive, removableLUN)
-	first, second := b.nexus, b.attach("iqn.b", 0)
-	prevents := func(n *Nexus) {
-		require.Equal(t, "GOOD",
-			b.runAs(n, lun1, cdb(prevent), nil).outcome())
-	}
-	b.good(cdb(writeOne), pattern(1, 1))
-	prevents(first)
-	task := &Task{Nexus: first, LUN: lun1}
-	copy(task.CDB[:], cdb(prevent))
-	require.NoError(t, b.d.Prepare(task))
-	require.NoError(t, b.admit("iqn.b"))
-	require.NoError(t, b.finish())
-	require.ErrorIs(t, carryOut(task, nil), errConflict)
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome())
-
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(load), nil).outcome())
-	require.NoError(t, b.admit(first.port.Name))
-	first.nth(0).pending.Store(0)
-	prevents(first)
-	require.Equal(t, "5/53/02", b.runAs(second, lun1, cdb(eject), nil).outcome())
-	require.NoError(t, withdraw(b.d, 1))
-	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(eject), nil).outcome())
 }
 
 // TestNewOwnerLeavesDuringHandOver logs the new owner out while the store is busy with the end of

@@ -151,7 +151,6 @@ func newBench(t testing.TB, change ...func(*LUN)) *bench {
 	d, err := NewDevice(Options{TargetName: "iqn.2017-01.io.kubevirt:wrapper", PortalGroupTag: 1},
 		[]LUN{lun})
 	require.NoError(t, err)
-	t.Cleanup(d.Close)
 	b := &bench{t: t, d: d, disk: m}
 	b.nexus = b.attach("iqn.a", 0)
 	return b
@@ -162,7 +161,6 @@ func accounted(l *LUN)     { l.Disk = accountedDisk{l.Disk.(thinDisk)} }
 func stored(l *LUN)        { l.Store = &keptStore{} }
 func readOnly(l *LUN)      { l.ReadOnly = true }
 func exclusive(l *LUN)     { l.Access = AccessWriteExclusive }
-func removableLUN(l *LUN)  { l.Removable = true }
 func readSharedLUN(l *LUN) { l.Access = AccessReadShared }
 
 // attach makes a nexus without pending unit attentions.

@@ -52,9 +52,6 @@ func prepareInquiry(t *Task) error {
 	b[0] = t.peripheral()
 	if t.unit != nil {
 		b[5] = 0x10 // TPGS: implicit asymmetric access, as REPORT TARGET PORT GROUPS tells
-		if t.unit.Removable {
-			b[1] = 0x80 // RMB
-		}
 	}
 	b[2] = inquiryVersion
 	b[3] = 0x10 | 0x02 // HISUP, RESPONSE DATA FORMAT

@@ -2,7 +2,6 @@ package scsi
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"sync/atomic"
 
@@ -65,7 +64,6 @@ func (d *Device) Take(served *serving.Disk) (map[*Nexus]struct{}, error) {
 func (d *Device) enrolLocked(u *unit) {
 	d.enrolled++
 	u.order = d.enrolled
-	u.ctx, u.cancel = context.WithCancel(d.background.ctx)
 	if n := len(d.vacated); n > 0 {
 		u.slot = d.vacated[n-1]
 		d.vacated = d.vacated[:n-1]
@@ -92,7 +90,6 @@ func (d *Device) Drop(served *serving.Disk) (tell map[*Nexus]struct{}, taken boo
 		n.forgetLocked(u)
 	}
 	d.vacated = append(d.vacated, u.slot)
-	u.cancel()
 	return d.inventoryChangedLocked(), true
 }
 

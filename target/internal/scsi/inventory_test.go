@@ -50,7 +50,7 @@ func released(c <-chan struct{}) bool {
 // TestNothingOfARemovedUnitReachesTheNext removes a unit that has all kinds of state, and gives its
 // number to another disk.
 func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
-	b := newBench(t, exclusive, removableLUN, stored)
+	b := newBench(t, exclusive, stored)
 	second := b.attach("iqn.b", 0)
 	b.good(cdb(writeOne), pattern(1, 1))
 	require.NoError(t, b.admit("iqn.b"))
@@ -58,7 +58,6 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	require.Equal(t, "GOOD", b.runAs(second, lun1, cdb(writeOne), pattern(1, 1)).outcome())
 	as := *b
 	as.nexus = second
-	as.good(cdb(prevent), nil)
 	as.register(second, 7)
 	require.Equal(t, "GOOD", as.persist(second, saReserve, typeExclusiveAccess, 7, 0))
 	for _, page := range []string{
@@ -68,13 +67,13 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 		require.Equal(t, "GOOD", modeSelect6(&as, "00 00 00 00"+page).outcome())
 	}
 	require.NoError(t, b.admit("iqn.c"))
-	b.nexus.nth(0).raise(attnModeChanged | attnMediumChanged)
+	b.nexus.nth(0).raise(attnModeChanged)
 	late := &Task{Nexus: second, LUN: lun1}
 	copy(late.CDB[:], cdb("12 00 00 00 60 00"))
 	require.NoError(t, b.d.Prepare(late))
 
 	require.True(t, released(b.remove()))
-	fresh, m := another(9, exclusive, removableLUN, stored)
+	fresh, m := another(9, exclusive, stored)
 	b.add(fresh)
 	require.NoError(t, carryOut(late, nil), "it was answered before it was removed")
 	mistaken := b.runAs(second, lun1, cdb(writeOne), pattern(1, 1))
@@ -87,10 +86,8 @@ func TestNothingOfARemovedUnitReachesTheNext(t *testing.T) {
 	require.Empty(t, b.d.disks.Openings())
 	require.Equal(t, "0:", b.keys())
 	require.Equal(t, "none", b.reservation())
-	const saveable = "88 12 04 00 00000000 00000000 00000000 00000000"
-	requireHex(t, "17 00 10 00"+saveable, b.good(cdb("1a 08 08 00 ff 00"), nil))
+	requireHex(t, "17 00 10 00"+cachingPage, b.good(cdb("1a 08 08 00 ff 00"), nil))
 	b.good(cdb(writeOne), pattern(1, 1))
-	b.good(cdb(eject), nil)
 	require.Equal(t, 1, m.count("write"))
 	require.Equal(t, "iqn.a", b.d.disks.Holders(1).Owner)
 	require.Equal(t, "5/25/00", b.runAs(second, lun1, cdb(testReady), nil).outcome())
@@ -139,17 +136,6 @@ func TestCommandOfARemovedUnit(t *testing.T) {
 // TestRemovedUnitIsReleasedLast removes a unit whose disk and store are in use by something other
 // than a command.
 func TestRemovedUnitIsReleasedLast(t *testing.T) {
-	t.Run("a reset that flushes", func(t *testing.T) {
-		b := newBench(t, stored)
-		arrived, goOn := b.hang("flush")
-		b.d.nth(0).mode.saved.Store(0) // so that a reset ends the write cache
-		b.d.ResetLUN(lun1)
-		<-arrived
-		idle := b.remove()
-		require.False(t, released(idle))
-		close(goOn)
-		<-idle
-	})
 	t.Run("a handover that is saved", func(t *testing.T) {
 		entered, gate := make(chan struct{}), make(chan struct{})
 		b := newBench(t, exclusive, func(l *LUN) {
@@ -209,20 +195,6 @@ func TestFirstUseOrRemoveUnused(t *testing.T) {
 		b.d.Detach(n)
 	}
 	t.Logf("%d of %d disks stayed", kept, rounds)
-}
-
-// TestOvertakenOnlyAsks checks that asking whether a sanitize operation has overtaken a command
-// writes nothing.
-func TestOvertakenOnlyAsks(t *testing.T) {
-	saves := 0
-	b := newBench(t, exclusive, func(l *LUN) { l.Store = &keptStore{saving: func() { saves++ }} })
-	task := &Task{Nexus: b.nexus, LUN: lun1}
-	copy(task.CDB[:], cdb(readOne))
-	require.NoError(t, b.d.Prepare(task))
-	require.NoError(t, task.overtaken())
-	require.Zero(t, saves)
-	require.NoError(t, task.In(0, make([]byte, BlockSize)))
-	require.Equal(t, 1, saves, "the claim, before the first access")
 }
 
 // TestSlotsAreUsedAgain: the tables of nexuses do not grow with units that come and go.

@@ -3,19 +3,13 @@ package scsi
 import (
 	"encoding/binary"
 	"math"
-	"sync"
 	"sync/atomic"
 )
 
 // modeState holds what MODE SELECT can change about a logical unit. Any number of goroutines may
 // use it.
 type modeState struct {
-	bits  atomic.Uint32
-	saved atomic.Uint32 // a reset returns to these
-
-	// change is held during a MODE SELECT, even while it saves. Lock order: reservations.mu,
-	// change, sanitizeState.mu, Device.mu.
-	change sync.Mutex
+	bits atomic.Uint32
 
 	// guarded by Device.mu; counts how often the write cache was turned off, and so numbers the
 	// flush that ends modeUnflushed
@@ -27,8 +21,8 @@ const (
 	modeDSense             // sense data in descriptor format
 	modeSWP                // software write protect
 
-	// modeUnflushed belongs to no page. A MODE SELECT or a reset has turned WCE off, but writes
-	// acknowledged before that are not durable yet. Until they are, the caching page still shows
+	// modeUnflushed belongs to no page. A MODE SELECT has turned WCE off, but writes acknowledged
+	// before that are not durable yet. Until they are, the caching page still shows
 	// WCE, and an initiator that wants to be sure has to flush.
 	modeUnflushed
 
@@ -64,7 +58,7 @@ func (m *modeState) enterLocked(state uint32) (flush uint64) {
 
 // cacheFlushed ends modeUnflushed after a flush of the disk. It does nothing if the write cache was
 // on and off again since: the flush may have begun before the latest writes. by is the nexus that
-// asked for the flush, or nil.
+// asked for the flush.
 func (d *Device) cacheFlushed(u *unit, flush uint64, by *Nexus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,32 +66,6 @@ func (d *Device) cacheFlushed(u *unit, flush uint64, by *Nexus) {
 		u.mode.bits.Store(state &^ modeUnflushed)
 		d.raiseLocked(u, attnModeChanged, by)
 	}
-}
-
-// resetModeLocked returns the mode pages to their saved values. If that turns the write cache off,
-// a flush runs in the background. The reset does not wait for it, because the disk may hang.
-func (d *Device) resetModeLocked(u *unit) {
-	if flush := u.mode.enterLocked(u.mode.saved.Load()); flush != 0 && u.beginLonger(d) {
-		go d.flushAfterReset(u, flush)
-	}
-}
-
-// flushAfterReset flushes the disk. If that fails, modeUnflushed stays, because acknowledged writes
-// may be lost. From then on the disk refuses everything else (disk.Disk).
-func (d *Device) flushAfterReset(u *unit, flush uint64) {
-	defer u.endLonger(d)
-	defer func() {
-		if p := recover(); p != nil {
-			d.panicked(p)
-		}
-	}()
-	if err := u.Disk.Flush(); err != nil {
-		d.logFault(&Task{unit: u}, faultFailed,
-			"disk could not bring its write cache to storage after a reset, and what was "+
-				"acknowledged may be lost: restart after repairing its storage", err)
-		return
-	}
-	d.cacheFlushed(u, flush, nil)
 }
 
 // The mode pages (SPC-4 7.5, SBC-3 6.5).
@@ -109,8 +77,6 @@ const (
 	subpageAll        = 0xff
 
 	subpageProvisioning = 0x02 // of pageInformational
-
-	bitPS = 0x80 // the page can be saved
 )
 
 // modeField is a changeable bit of a mode page.
@@ -124,9 +90,9 @@ type modeField struct {
 type modePage struct {
 	code    byte
 	subpage byte
-	header  int              // bytes before the page's own fields: 4 with subpages, else 2
-	fixed   []byte           // the page with every changeable bit zero
-	fields  []modeField      // saveable too
+	header  int    // bytes before the page's own fields: 4 with subpages, else 2
+	fixed   []byte // the page with every changeable bit zero
+	fields  []modeField
 	when    func(*unit) bool // nil: every unit has it
 }
 
@@ -165,12 +131,9 @@ var modePages = [...]modePage{
 }
 
 // values appends the page with the changeable bits of state set.
-func (p *modePage) values(b []byte, state uint32, saveable bool) []byte {
+func (p *modePage) values(b []byte, state uint32) []byte {
 	start := len(b)
 	b = append(b, p.fixed...)
-	if saveable && len(p.fields) > 0 {
-		b[start] |= bitPS
-	}
 	for _, f := range p.fields {
 		if state&f.state != 0 {
 			b[start+f.offset] |= f.bit
@@ -180,9 +143,9 @@ func (p *modePage) values(b []byte, state uint32, saveable bool) []byte {
 }
 
 // mask appends the page with a one for each changeable bit.
-func (p *modePage) mask(b []byte, saveable bool) []byte {
+func (p *modePage) mask(b []byte) []byte {
 	start := len(b)
-	b = p.values(b, 0, saveable)
+	b = append(b, p.fixed...)
 	clear(b[start+p.header:])
 	for _, f := range p.fields {
 		b[start+f.offset] |= f.bit
@@ -264,8 +227,7 @@ func (t *Task) appendShortDescriptor(b []byte) []byte {
 // appendModePages appends the pages that byte 2 and 3 of the CDB ask for.
 func (t *Task) appendModePages() error {
 	control, code, subpage := t.CDB[2]>>6, t.CDB[2]&0x3f, t.CDB[3]
-	saves := t.unit.Store != nil
-	if control == modeSaved && !saves {
+	if control == modeSaved {
 		return errSavingPages
 	}
 	if code == pageAll && subpage != 0 && subpage != subpageAll {
@@ -284,13 +246,11 @@ func (t *Task) appendModePages() error {
 		found = true
 		switch control {
 		case modeCurrent:
-			t.data = p.values(t.data, shown(t.unit.mode.bits.Load()), saves)
+			t.data = p.values(t.data, shown(t.unit.mode.bits.Load()))
 		case modeChangeable:
-			t.data = p.mask(t.data, saves)
+			t.data = p.mask(t.data)
 		case modeDefaults:
-			t.data = p.values(t.data, modeDefault, saves)
-		case modeSaved:
-			t.data = p.values(t.data, t.unit.mode.saved.Load(), saves)
+			t.data = p.values(t.data, modeDefault)
 		}
 	}
 	switch {

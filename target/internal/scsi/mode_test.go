@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest/observer"
 
 	"kubevirt.io/disk/disk"
 )
@@ -198,94 +196,6 @@ func TestWriteCacheOffFlushesEveryWrite(t *testing.T) {
 	require.True(t, b.d.nth(0).mode.writeBack(), "a reset returns to the defaults")
 }
 
-// TestResetFlushesTheWriteCache resets a unit to a saved WCE=0. Writes that were acknowledged with
-// the cache are durable before an initiator can see that there is none; later writes are durable at
-// once.
-func TestResetFlushesTheWriteCache(t *testing.T) {
-	const caching = "1a 08 08 00 ff 00"
-	off, on := unhex("00 00 00 00"+cacheOff), unhex("00 00 00 00"+cachingPage)
-	saved := []byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(off)), 0}
-	unsaved := []byte{opModeSelect6, bitPF, 0, 0, byte(len(on)), 0}
-	// stalledFlush has written with the cache that MODE SELECT has turned on for a while, and been
-	// reset; a flush of the disk waits.
-	stalledFlush := func(t *testing.T) (b *bench, flushing chan struct{}, goOn func()) {
-		b = newBench(t, stored)
-		b.good(saved, off)
-		b.good(unsaved, on)
-		flushed := b.disk.count("flush")
-		b.good(cdb(writeOne), pattern(1, 1))
-		require.Equal(t, flushed, b.disk.count("flush"))
-		release := make(chan struct{})
-		flushing, goOn = make(chan struct{}), sync.OnceFunc(func() { close(release) })
-		t.Cleanup(goOn) // the device cannot be closed before
-		b.disk.enter = func(method string) {
-			if method == "flush" {
-				flushing <- struct{}{}
-				<-release
-			}
-		}
-		b.d.ResetLUN(lun1)
-		<-flushing
-		require.Equal(t, []string{"2903"}, pending(b.nexus))
-		requireHex(t, "17 00 10 00"+saveable, b.good(cdb(caching), nil))
-		return b, flushing, goOn
-	}
-	written := func(b *bench) string { return b.run(cdb(writeOne), pattern(1, 2)).outcome() }
-
-	t.Run("flushed", func(t *testing.T) {
-		b, _, goOn := stalledFlush(t)
-		b.disk.enter = nil
-		before := b.disk.count("flush")
-		require.Equal(t, "GOOD", written(b))
-		require.Equal(t, before+1, b.disk.count("flush"), "written through already")
-		goOn()
-		b.d.Close()
-		require.Equal(t, []string{"2a01"}, pending(b.nexus))
-		requireHex(t, "17 00 10 00"+savedCacheOff, b.good(cdb(caching), nil))
-	})
-	t.Run("fails", func(t *testing.T) {
-		b, _, goOn := stalledFlush(t)
-		core, logs := observer.New(zap.ErrorLevel)
-		b.d.watchedBy(core)
-		for _, call := range []string{"flush", "write"} { // as a disk does for good
-			b.disk.failWith(call, fmt.Errorf("%w: no such device", disk.ErrFailed))
-		}
-		goOn()
-		b.d.Close()
-		b.disk.enter = nil
-		require.Equal(t, 1, logs.Len())
-		require.Contains(t, logs.All()[0].Message, "what was acknowledged may be lost")
-		require.Empty(t, pending(b.nexus))
-		requireHex(t, "17 00 10 00"+saveable, b.good(cdb(caching), nil))
-		require.Equal(t, "4/44/00", written(b))
-		require.Equal(t, "4/44/00", b.run(cdb("35 00 00 00 00 00 00 00 00 00"), nil).outcome())
-	})
-	t.Run("another MODE SELECT meanwhile", func(t *testing.T) {
-		b, _, goOn := stalledFlush(t)
-		b.good(unsaved, on)
-		goOn()
-		b.d.Close()
-		require.True(t, b.d.nth(0).mode.writeBack())
-		requireHex(t, "17 00 10 00"+saveable, b.good(cdb(caching), nil))
-	})
-	t.Run("another reset meanwhile", func(t *testing.T) {
-		b, flushing, goOn := stalledFlush(t)
-		b.good(unsaved, on)
-		b.good(cdb(writeOne), pattern(1, 3))
-		b.d.ResetLUN(lun1)
-		<-flushing
-		pending(b.nexus)
-		b.disk.enter = nil
-		require.True(t, b.d.background.begin())
-		b.d.flushAfterReset(b.d.nth(0), 2) // it may have begun before that write
-		requireHex(t, "17 00 10 00"+saveable, b.good(cdb(caching), nil))
-		goOn()
-		b.d.Close()
-		require.Equal(t, []string{"2a01"}, pending(b.nexus))
-		requireHex(t, "17 00 10 00"+savedCacheOff, b.good(cdb(caching), nil))
-	})
-}
-
 // TestModeSelectShowsNoCacheWhenItIsEmpty turns the write cache off while the disk flushes slowly:
 // until the flush has ended, no other initiator can see that there is no cache, as it would send no
 // flush for its earlier writes.
@@ -301,7 +211,7 @@ func TestModeSelectShowsNoCacheWhenItIsEmpty(t *testing.T) {
 		done = make(chan string, 1)
 		go func() { done <- modeSelect6(b, "00 00 00 00"+cacheOff).outcome() }()
 		<-flushing
-		requireHex(t, "17 00 10 00"+saveable, b.runAs(other, lun1, cdb(caching), nil).data)
+		requireHex(t, "17 00 10 00"+cachingPage, b.runAs(other, lun1, cdb(caching), nil).data)
 		require.Empty(t, pending(other))
 		return b, other, done, goOn
 	}
@@ -311,7 +221,7 @@ func TestModeSelectShowsNoCacheWhenItIsEmpty(t *testing.T) {
 		require.Equal(t, "GOOD", <-done)
 		require.Equal(t, []string{"2a01"}, pending(other))
 		require.Empty(t, pending(b.nexus), "it has asked for that")
-		requireHex(t, "17 00 10 00"+savedCacheOff, b.runAs(other, lun1, cdb(caching), nil).data)
+		requireHex(t, "17 00 10 00"+cacheOff, b.runAs(other, lun1, cdb(caching), nil).data)
 	})
 	t.Run("fails", func(t *testing.T) {
 		b, other, done, goOn := stalled(t)
@@ -319,7 +229,7 @@ func TestModeSelectShowsNoCacheWhenItIsEmpty(t *testing.T) {
 		goOn()
 		require.Equal(t, "4/44/00", <-done)
 		require.Empty(t, pending(other))
-		requireHex(t, "17 00 10 00"+saveable, b.runAs(other, lun1, cdb(caching), nil).data)
+		requireHex(t, "17 00 10 00"+cachingPage, b.runAs(other, lun1, cdb(caching), nil).data)
 	})
 	t.Run("on and off again meanwhile", func(t *testing.T) {
 		b, other, done, goOn := stalled(t)
@@ -332,10 +242,10 @@ func TestModeSelectShowsNoCacheWhenItIsEmpty(t *testing.T) {
 		goOn()
 		require.Equal(t, "GOOD", <-done)
 		// That flush may have begun before the second write.
-		requireHex(t, "17 00 10 00"+saveable, b.runAs(other, lun1, cdb(caching), nil).data)
+		requireHex(t, "17 00 10 00"+cachingPage, b.runAs(other, lun1, cdb(caching), nil).data)
 		require.Equal(t, "GOOD", modeSelect6(b, "00 00 00 00"+cacheOff).outcome())
 		require.Equal(t, []string{"2a01"}, pending(other))
-		requireHex(t, "17 00 10 00"+savedCacheOff, b.runAs(other, lun1, cdb(caching), nil).data)
+		requireHex(t, "17 00 10 00"+cacheOff, b.runAs(other, lun1, cdb(caching), nil).data)
 	})
 }
 

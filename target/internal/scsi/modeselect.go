@@ -7,7 +7,6 @@ import (
 
 const (
 	bitPF  = 0x10
-	bitSP  = 0x01 // save pages
 	bitSPF = 0x40 // subpage format
 
 	modeHeader6Len  = 4
@@ -30,21 +29,7 @@ func (t *Task) prepareModeSelect(n int64) error {
 	return nil
 }
 
-// outModeSelect validates the whole parameter list before it changes anything.
-func outModeSelect(t *Task, _ int64, p []byte) error {
-	return t.changeMode(func(state uint32) (uint32, error) {
-		return t.unit.parseModeSelect(p, t.cmd.opcode == opModeSelect10, state)
-	})
-}
-
-// finishModeSelect handles a SELECT without pages, too: SP alone saves the present values.
 func finishModeSelect(t *Task) (Status, error) {
-	if t.Length == 0 && t.CDB[1]&bitSP != 0 {
-		keep := func(state uint32) (uint32, error) { return state, nil }
-		if err := t.changeMode(keep); err != nil {
-			return StatusCheckCondition, err
-		}
-	}
 	if t.flushes == 0 {
 		return StatusGood, nil
 	}
@@ -55,37 +40,21 @@ func finishModeSelect(t *Task) (Status, error) {
 	return status, err
 }
 
-// changeMode applies change to the mode state, and saves the result first if the command asks for
-// that. A reset of the logical unit does not wait for the store. If it happens meanwhile, it counts
-// as later than the command, and so what was saved is in force.
-func (t *Task) changeMode(change func(state uint32) (uint32, error)) (err error) {
+// outModeSelect validates the whole parameter list before it changes anything.
+func outModeSelect(t *Task, _ int64, p []byte) error {
 	d, u := t.dev, t.unit
-	u.mode.change.Lock()
-	defer u.mode.change.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if err := t.stillAdmitted(); err != nil {
 		return err
 	}
-	evaluate := func() (uint32, error) {
-		if err := t.wanted(); err != nil { // it may have waited for another command
-			return 0, err
-		}
-		return change(u.mode.bits.Load() &^ modeUnflushed)
+	if err := t.wanted(); err != nil { // it may have waited for another command
+		return err
 	}
-	saves, after := t.CDB[1]&bitSP != 0, uint32(0)
-	if saves {
-		if after, err = evaluate(); err != nil {
-			return err
-		}
-		if err := u.saveMode(after); err != nil {
-			return err
-		}
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !saves {
-		if after, err = evaluate(); err != nil {
-			return err
-		}
+	after, err := u.parseModeSelect(p, t.cmd.opcode == opModeSelect10,
+		u.mode.bits.Load()&^modeUnflushed)
+	if err != nil {
+		return err
 	}
 	before := u.mode.bits.Load()
 	// If the write cache goes off, everything acknowledged so far must become durable. Until then

@@ -2,7 +2,6 @@ package scsi
 
 import (
 	"bytes"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -57,53 +56,6 @@ func TestWriteAndVerify(t *testing.T) {
 	}
 }
 
-func TestOrWrite(t *testing.T) {
-	b := newBench(t)
-	old, mask := pattern(600, 3), pattern(600, 90)
-	b.write(16, old)
-	want := bytes.Clone(old)
-	for i := range want {
-		want[i] |= mask[i]
-	}
-	r := drive(b.d, b.nexus, lun1, cdb("8b 00 00 00 00 00 00 00 00 10 00 00 02 58 00 00"), mask,
-		1<<20)
-	require.Equal(t, "GOOD", r.outcome())
-	require.Equal(t, want, b.read(16, 600))
-	require.Equal(t, 0, b.disk.count("flush"))
-	b.good(cdb("8b 08 00 00 00 00 00 00 00 10 00 00 00 01 00 00"), mask)
-	require.Equal(t, 1, b.disk.count("flush"))
-	for name, c := range map[string]string{
-		"5/24/00": "8b 20 00 00 00 00 00 00 00 10 00 00 00 01 00 00",
-		"5/21/00": "8b 00 00 00 00 00 00 00 4e 1f 00 00 00 02 00 00",
-		"GOOD":    "8b 00 00 00 00 00 00 00 00 10 00 00 00 00 00 00",
-	} {
-		require.Equal(t, name, b.run(cdb(c), mask).outcome())
-	}
-}
-
-// TestOrWriteLosesNoBit sets bits of one block from several sessions at once.
-func TestOrWriteLosesNoBit(t *testing.T) {
-	b := newBench(t)
-	var wg sync.WaitGroup
-	for w := range 8 {
-		n := b.attach("iqn.w", byte(w))
-		wg.Go(func() {
-			for at := w; at < BlockSize; at += 8 {
-				data := make([]byte, BlockSize)
-				data[at] = 1 << w
-				data[0] = 1 << w
-				b.runAs(n, lun1, cdb("8b 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00"), data)
-			}
-		})
-	}
-	wg.Wait()
-	got := b.read(0, 1)
-	require.EqualValues(t, 0xff, got[0])
-	for at := 1; at < BlockSize; at++ {
-		require.EqualValues(t, 1<<(at%8), got[at], "byte %d", at)
-	}
-}
-
 func TestPrefetch(t *testing.T) {
 	for _, c := range []struct {
 		name, cdb, want string
@@ -132,13 +84,4 @@ func TestPrefetch(t *testing.T) {
 	big.good(cdb("90 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00"), nil)
 	require.Equal(t, maxTransfer/scratchSize,
 		big.d.nth(0).Disk.(*memDisk).count("read"), "one command does not read a whole disk")
-}
-
-func TestReadDefectData(t *testing.T) {
-	b := newBench(t)
-	requireHex(t, "00 00 0000", b.good(cdb("37 00 00 00 00 00 00 00 20 00"), nil))
-	requireHex(t, "00 1d 0000", b.good(cdb("37 00 1d 00 00 00 00 00 20 00"), nil))
-	requireHex(t, "00 18 0000 00000000", b.good(cdb("b7 18 00 00 00 00 00 00 00 20 00 00"), nil))
-	requireHex(t, "00 18", b.good(cdb("b7 18 00 00 00 05 00 00 00 02 00 00"), nil))
-	require.Equal(t, "5/24/00", b.run(cdb("37 00 20 00 00 00 00 00 20 00"), nil).outcome())
 }

@@ -31,10 +31,9 @@ type nexusUnit struct {
 	stranger atomic.Bool // it has used another disk under this number; written under Device.mu
 	sudden   bool        // the unit came while the nexus was there
 	// flags that a command needs to pass the reservations; written under Device.mu
-	barred   atomic.Uint32
-	prevents bool        // guarded by Device.mu; it prevents medium removal
-	refused  atomic.Bool // the log already says that the initiator is fenced
-	used     atomic.Bool // it has used the medium; written under Device.mu
+	barred  atomic.Uint32
+	refused atomic.Bool // the log already says that the initiator is fenced
+	used    atomic.Bool // it has used the medium; written under Device.mu
 }
 
 // levelRFC7144 is the protocol level with the task management functions of RFC 7144.
@@ -97,11 +96,6 @@ func (d *Device) Detach(n *Nexus) {
 	for _, u := range d.luns.Load().units {
 		if u.reserved.Load() == n {
 			d.reserveLocked(u, nil)
-		}
-		if len(d.nexuses) == 0 {
-			// Nobody is left who knows that the medium was ejected, and the next initiator expects
-			// a disk.
-			u.ejected.Store(false)
 		}
 	}
 }

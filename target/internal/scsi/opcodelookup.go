@@ -33,7 +33,7 @@ func (t *opcodeTable) find(opcode byte, action uint16) *command {
 
 // newOrphanTable makes the table of commands that a LUN without a disk answers.
 func newOrphanTable() *opcodeTable {
-	return indexCommands(slices.DeleteFunc(commonCommands(abilities{}), func(c command) bool {
+	return indexCommands(slices.DeleteFunc(commonCommands(), func(c command) bool {
 		return c.opcode != opInquiry && c.opcode != opReportLUNs && c.opcode != opRequestSense
 	}))
 }

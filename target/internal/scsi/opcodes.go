@@ -21,7 +21,6 @@ const (
 	opRelease6         = 0x17
 	opModeSense6       = 0x1a
 	opStartStop        = 0x1b
-	opPreventAllow     = 0x1e
 	opReadCapacity10   = 0x25
 	opRead10           = 0x28
 	opWrite10          = 0x2a
@@ -29,10 +28,8 @@ const (
 	opVerify10         = 0x2f
 	opPrefetch10       = 0x34
 	opSyncCache10      = 0x35
-	opDefectData10     = 0x37
 	opWriteSame10      = 0x41
 	opUnmap            = 0x42
-	opSanitize         = 0x48
 	opLogSense         = 0x4d
 	opModeSelect10     = 0x55
 	opModeSense10      = 0x5a
@@ -41,7 +38,6 @@ const (
 	opRead16           = 0x88
 	opCompareAndWrite  = 0x89
 	opWrite16          = 0x8a
-	opOrWrite16        = 0x8b
 	opWriteVerify16    = 0x8e
 	opVerify16         = 0x8f
 	opPrefetch16       = 0x90
@@ -55,7 +51,6 @@ const (
 	opWrite12          = 0xaa
 	opWriteVerify12    = 0xae
 	opVerify12         = 0xaf
-	opDefectData12     = 0xb7
 	saReadCapacity16   = 0x10
 	saGetLBAStatus     = 0x12
 	saReportPortGroups = 0x0a
@@ -75,15 +70,11 @@ const (
 	duringAttention flags = 1 << iota // leaves unit attentions pending (SAM-5 5.14.1)
 	usesMedium                        // claims a write-exclusive unit
 	writesMedium                      // refused by a write-protected unit
-	needsMedium                       // refused while the medium is ejected; so is usesMedium
 
 	duringClaim           // allowed while another initiator owns a write-exclusive unit
 	duringReserve         // allowed while another nexus holds the unit by RESERVE(6)
 	duringWriteExclusive  // allowed by the Write Exclusive types of persistent reservations
 	duringExclusiveAccess // allowed by the Exclusive Access types
-
-	duringSanitize // answered while a sanitize operation is in progress (SBC-4 4.11.2)
-	sanitizes      // allowed after a sanitize operation that failed
 
 	duringPersistent  = duringWriteExclusive | duringExclusiveAccess
 	duringReservation = duringReserve | duringPersistent
@@ -136,8 +127,6 @@ const (
 	quick = 10
 	moves = 60
 	drain = 120
-	// for a command that writes or frees the whole disk
-	erases = 24 * 3600
 )
 
 // addressed is the usage map of commands with an address and a length, by layout. b1 is the map of
@@ -166,23 +155,19 @@ const (
 )
 
 // commonCommands do not depend on the abilities of the disk.
-func commonCommands(a abilities) []command {
-	selects := byte(bitPF)
-	if a.store {
-		selects |= bitSP
-	}
+func commonCommands() []command {
 	return []command{
 		{name: "TEST UNIT READY", opcode: opTestUnitReady, usage: make([]byte, 6),
-			flags: needsMedium | duringPersistent, timeout: quick},
+			flags: duringPersistent, timeout: quick},
 		{name: "REQUEST SENSE", opcode: opRequestSense, usage: []byte{0, 0x01, 0, 0, 0xff, 0},
-			flags: duringAttention | duringConflict | duringSanitize, timeout: quick,
+			flags: duringAttention | duringConflict, timeout: quick,
 			prepare: prepareRequestSense},
 		{name: "INQUIRY", opcode: opInquiry, usage: []byte{0, 0x01, 0xff, 0xff, 0xff, 0},
-			ignore: oldLUN, flags: duringAttention | duringConflict | duringSanitize,
+			ignore: oldLUN, flags: duringAttention | duringConflict,
 			timeout: quick, prepare: prepareInquiry},
 		{name: "REPORT LUNS", opcode: opReportLUNs,
 			usage: []byte{0, 0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0},
-			flags: duringAttention | duringConflict | duringSanitize, timeout: quick,
+			flags: duringAttention | duringConflict, timeout: quick,
 			prepare: prepareReportLUNs},
 		{name: "REPORT TARGET PORT GROUPS", opcode: opMaintenanceIn, hasAction: true,
 			action: saReportPortGroups,
@@ -205,11 +190,11 @@ func commonCommands(a abilities) []command {
 		{name: "MODE SENSE(10)", opcode: opModeSense10,
 			usage: []byte{0, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0},
 			flags: duringClaim | duringWriteExclusive, timeout: quick, prepare: prepareModeSense10},
-		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, selects, 0, 0, 0xff, 0},
+		{name: "MODE SELECT(6)", opcode: opModeSelect6, usage: []byte{0, bitPF, 0, 0, 0xff, 0},
 			timeout: drain, prepare: prepareModeSelect6, out: outModeSelect,
 			finish: finishModeSelect},
 		{name: "MODE SELECT(10)", opcode: opModeSelect10,
-			usage: []byte{0, selects, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain,
+			usage: []byte{0, bitPF, 0, 0, 0, 0, 0, 0xff, 0xff, 0}, timeout: drain,
 			prepare: prepareModeSelect10, out: outModeSelect, finish: finishModeSelect},
 		{name: "LOG SENSE", opcode: opLogSense,
 			usage: []byte{0, 0, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0},
@@ -221,24 +206,16 @@ func commonCommands(a abilities) []command {
 			timeout: quick, finish: finishRelease},
 
 		{name: "READ CAPACITY(10)", opcode: opReadCapacity10, usage: make([]byte, 10),
-			flags: duringConflict | needsMedium, timeout: quick, prepare: prepareReadCapacity10},
+			flags: duringConflict, timeout: quick, prepare: prepareReadCapacity10},
 		{name: "READ CAPACITY(16)", opcode: opServiceActionIn, hasAction: true,
 			action: saReadCapacity16, usage: []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff,
-				0xff, 0, 0}, flags: duringConflict | needsMedium, timeout: quick,
+				0xff, 0, 0}, flags: duringConflict, timeout: quick,
 			prepare: prepareReadCapacity16},
 		{name: "START STOP UNIT", opcode: opStartStop,
 			usage: []byte{0, 0x01, 0, 0, powerConditionMask | bitNoFlush | bitLOEJ | bitStart,
 				0},
 			harmless: onlyStarts, timeout: drain, prepare: prepareStartStop,
 			finish: finishStartStop},
-		{name: "READ DEFECT DATA(10)", opcode: opDefectData10,
-			usage: []byte{0, 0, defectListBits, 0, 0, 0, 0, 0xff, 0xff, 0},
-			flags: needsMedium | duringWriteExclusive, timeout: quick,
-			prepare: prepareDefectData10},
-		{name: "READ DEFECT DATA(12)", opcode: opDefectData12,
-			usage: []byte{0, defectListBits, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0},
-			flags: needsMedium | duringWriteExclusive, timeout: quick,
-			prepare: prepareDefectData12},
 	}
 }
 
@@ -278,9 +255,6 @@ func mediumCommands(a abilities) []command {
 		{name: "WRITE AND VERIFY(16)", opcode: opWriteVerify16, layout: cdb16,
 			usage: addressed(cdb16, bitDPO|bitBytchk), op: doesWrite, flags: writes, timeout: drain,
 			prepare: prepareWriteAndVerify, out: outWriteAndVerify, finish: finishWrite},
-		{name: "ORWRITE(16)", opcode: opOrWrite16, layout: cdb16,
-			usage: addressed(cdb16, bitDPO|bitFUA), op: doesWrite, flags: writes,
-			prepare: prepareWrite, out: outOrWrite, finish: finishWrite},
 		{name: "VERIFY(10)", opcode: opVerify10, layout: cdb10,
 			usage: addressed(cdb10, bitDPO|bitBytchk), op: doesRead, flags: reads,
 			prepare: prepareVerify, out: outVerify, finish: finishVerify},
@@ -308,12 +282,6 @@ func mediumCommands(a abilities) []command {
 		{name: "WRITE SAME(16)", opcode: opWriteSame16, layout: cdb16,
 			usage: addressed(cdb16, sameBits|bitNDOB), op: doesWrite, flags: writes, timeout: drain,
 			prepare: prepareWriteSame, out: outWriteSame, finish: finishWriteSame},
-		{name: "SANITIZE, OVERWRITE", opcode: opSanitize, hasAction: true, action: saOverwrite,
-			usage: sanitizeUsage(), flags: writes | sanitizes, timeout: erases,
-			prepare: prepareOverwrite, out: outOverwrite},
-		{name: "SANITIZE, EXIT FAILURE MODE", opcode: opSanitize, hasAction: true,
-			action: saExitFailureMode, usage: sanitizeUsage(), flags: needsMedium | sanitizes,
-			timeout: quick, prepare: prepareExitFailureMode, finish: finishExitFailureMode},
 		{name: "COMPARE AND WRITE", opcode: opCompareAndWrite,
 			usage: []byte{0, bitDPO | bitFUA, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0,
 				0, 0xff, 0, 0}, op: doesWrite, flags: writes, prepare: prepareCompareAndWrite,
@@ -330,15 +298,6 @@ func grouped(usage []byte) []byte {
 	}
 	usage[at] = 0x1f
 	return usage
-}
-
-// removableCommands need a medium that can be ejected.
-func removableCommands() []command {
-	return []command{
-		{name: "PREVENT ALLOW MEDIUM REMOVAL", opcode: opPreventAllow,
-			usage: []byte{0, 0, 0, 0, bitPrevent, 0}, harmless: allowsRemoval, timeout: quick,
-			finish: finishPreventAllow},
-	}
 }
 
 // storeCommands need a store.
@@ -358,13 +317,6 @@ func discardCommands() []command {
 			op: doesDiscard, flags: usesMedium | writesMedium,
 			timeout: drain, prepare: prepareUnmap,
 			out: outUnmap, finish: finishUnmap},
-		{name: "SANITIZE, BLOCK ERASE", opcode: opSanitize, hasAction: true, action: saBlockErase,
-			usage: sanitizeUsage(), flags: usesMedium | writesMedium | sanitizes, timeout: erases,
-			prepare: prepareBlockErase, finish: finishBlockErase},
-		{name: "SANITIZE, CRYPTOGRAPHIC ERASE", opcode: opSanitize, hasAction: true,
-			action: saCryptoErase, usage: sanitizeUsage(),
-			flags: usesMedium | writesMedium | sanitizes, timeout: erases,
-			prepare: prepareCryptoErase, finish: finishCryptoErase},
 	}
 }
 
@@ -388,13 +340,13 @@ type opcodeTable struct {
 
 // abilities decide which commands a unit supports. Others says that somebody may change the disk
 // who is not bound by what is decided here.
-type abilities struct{ discards, removable, store, extents, others bool }
+type abilities struct{ discards, store, extents, others bool }
 
 // here reports whether a command promises what only holds among those who use the disk here: a
 // reservation, or that nothing comes between what it reads and what it writes.
 func (c *command) here() bool {
 	switch c.opcode {
-	case opPersistIn, opPersistOut, opReserve6, opRelease6, opCompareAndWrite, opOrWrite16:
+	case opPersistIn, opPersistOut, opReserve6, opRelease6, opCompareAndWrite:
 		return true
 	}
 	return false
@@ -413,12 +365,9 @@ func opcodeTableOf(a abilities) *opcodeTable {
 }
 
 func newOpcodeTable(a abilities) *opcodeTable {
-	commands := slices.Concat(commonCommands(a), persistentCommands(), mediumCommands(a))
+	commands := slices.Concat(commonCommands(), persistentCommands(), mediumCommands(a))
 	if a.discards {
 		commands = append(commands, discardCommands()...)
-	}
-	if a.removable {
-		commands = append(commands, removableCommands()...)
 	}
 	if a.store {
 		commands = append(commands, storeCommands()...)

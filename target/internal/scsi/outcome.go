@@ -2,7 +2,6 @@ package scsi
 
 import (
 	"errors"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -102,7 +101,6 @@ const (
 	faultFailed
 	faultRead
 	faultWrite
-	faultSanitize
 	faultReservations
 	faultNotNow
 	faultOther
@@ -167,10 +165,4 @@ func (d *Device) logFault(t *Task, f fault, msg string, err error) {
 		level = zap.WarnLevel
 	}
 	d.log.Log(level, msg, fields...)
-}
-
-// panicked logs a panic in background work of the device.
-func (d *Device) panicked(p any) {
-	d.log.Error("internal error", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
-	d.disks.Observer.PanicCaught()
 }

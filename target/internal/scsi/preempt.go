@@ -3,13 +3,12 @@ package scsi
 import "slices"
 
 // abortPreempted ends the commands of nexuses whose registrations a PREEMPT AND ABORT removed
-// (SPC-4 5.13.11.5). These nexuses no longer prevent the removal of the medium (SPC-4 6.17).
+// (SPC-4 5.13.11.5).
 func (d *Device) abortPreempted(t *Task, removed []InitiatorPort) {
 	d.mu.Lock()
 	var nexuses []*Nexus
 	for n := range d.nexuses {
 		if at := n.at(t.unit); at != nil && slices.Contains(removed, n.port) {
-			at.prevents = false
 			nexuses = append(nexuses, n)
 		}
 	}

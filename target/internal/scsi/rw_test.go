@@ -63,7 +63,6 @@ func TestWriteForceUnitAccessFlushes(t *testing.T) {
 		"WRITE(10)": "2a 08 00 00 00 00 00 00 01 00",
 		"WRITE(12)": "aa 08 00 00 00 00 00 00 00 01 00 00",
 		"WRITE(16)": "8a 08 00 00 00 00 00 00 00 00 00 00 00 01 00 00",
-		"ORWRITE":   "8b 08 00 00 00 00 00 00 00 00 00 00 00 01 00 00",
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

@@ -68,7 +68,6 @@ type additional uint16
 
 const (
 	ascNone                  additional = 0x0000
-	ascSanitizeInProgress    additional = 0x041b
 	ascWriteError            additional = 0x0c00
 	ascInvalidFieldInIU      additional = 0x0e03
 	ascUnrecoveredRead       additional = 0x1100
@@ -82,20 +81,16 @@ const (
 	ascWriteProtected        additional = 0x2700
 	ascSoftwareWriteProtect  additional = 0x2702
 	ascSpaceAllocationFailed additional = 0x2707
-	ascMediumChanged         additional = 0x2800
 	ascPowerOnOrReset        additional = 0x2900
 	ascBusDeviceReset        additional = 0x2903
 	ascNexusLoss             additional = 0x2907
 	ascModeChanged           additional = 0x2a01
 	ascCapacityChanged       additional = 0x2a09
 	ascClearedByOther        additional = 0x2f00
-	ascSanitizeFailed        additional = 0x3103
 	ascSavingNotSupported    additional = 0x3900
-	ascMediumNotPresent      additional = 0x3a00
 	ascInquiryChanged        additional = 0x3f03
 	ascLUNsChanged           additional = 0x3f0e
 	ascInternalFailure       additional = 0x4400
-	ascRemovalPrevented      additional = 0x5302
 
 	// For persistent reservations.
 	ascInvalidRelease         additional = 0x2604
@@ -138,8 +133,6 @@ var (
 	errSoftwareProtected = &senseError{key: DataProtect, code: ascSoftwareWriteProtect}
 	errNoSpace           = &senseError{key: DataProtect, code: ascSpaceAllocationFailed}
 	errInternal          = &senseError{key: HardwareError, code: ascInternalFailure}
-	errMediumNotPresent  = &senseError{key: NotReady, code: ascMediumNotPresent}
-	errRemovalPrevented  = &senseError{key: IllegalRequest, code: ascRemovalPrevented}
 	errSavingPages       = &senseError{key: IllegalRequest, code: ascSavingNotSupported}
 	// The initiator's expected data transfer length is too short for a command that needs all its
 	// data.

@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"kubevirt.io/disk/serving"
 )
 
 // keptStore is a Store in memory that fails on demand.
@@ -50,110 +48,70 @@ func (s *keptStore) Save(name string, data []byte) error {
 }
 
 const (
-	saveable       = "88 12 04 00 00000000 00000000 00000000 00000000"
 	cacheOff       = "08 12 00 00 00000000 00000000 00000000 00000000"
-	savedCacheOff  = "88 12 00 00 00000000 00000000 00000000 00000000"
 	senseSavedPage = "1a 08 c8 00 ff 00"
 )
 
-func TestSavedModePages(t *testing.T) {
-	store := &keptStore{}
-	kept := func(l *LUN) { l.Store = store }
-	b := newBench(t, kept)
-	requireHex(t, "17 00 10 00"+saveable, b.good(cdb("1a 08 08 00 ff 00"), nil))
-	requireHex(t, "17 00 10 00"+saveable, b.good(cdb(senseSavedPage), nil))
-	requireHex(t, "0f 00 10 00"+informationalPage, b.good(cdb("1a 08 dc 00 ff 00"), nil))
-	requireHex(t, "17 00 10 00 88 12 04 00 00000000 00000000 00000000 00000000",
-		b.good(cdb("1a 08 48 00 ff 00"), nil))
-
-	list := unhex("00 00 00 00" + cacheOff)
-	b.good([]byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, list)
-	requireHex(t, "17 00 10 00"+savedCacheOff, b.good(cdb("1a 08 08 00 ff 00"), nil))
-	requireHex(t, "17 00 10 00"+saveable, b.good(cdb(senseSavedPage), nil))
-	b.d.ResetLUN(lun1)
-	require.Equal(t, "6/29/03", b.run(cdb(testReady), nil).outcome())
-	requireHex(t, "17 00 10 00"+saveable, b.good(cdb("1a 08 08 00 ff 00"), nil))
-
-	b.good([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list)
-	b.d.ResetLUN(lun1)
-	require.Equal(t, "6/29/03", b.run(cdb(testReady), nil).outcome())
-	requireHex(t, "17 00 10 00"+savedCacheOff, b.good(cdb("1a 08 08 00 ff 00"), nil))
-	requireHex(t, "17 00 10 00"+savedCacheOff, b.good(cdb(senseSavedPage), nil))
-	requireHex(t, "17 00 10 00"+saveable, b.good(cdb("1a 08 88 00 ff 00"), nil))
-
-	again := newBench(t, kept)
-	requireHex(t, "17 00 10 00"+savedCacheOff, again.good(cdb("1a 08 08 00 ff 00"), nil))
-
-	// SP without pages keeps the present values.
-	again.good([]byte{opModeSelect6, bitPF, 0, 0, 16, 0},
-		unhex("00 00 00 00 0a 0a 04 10 0000 0000 0000 0000"))
-	again.good([]byte{opModeSelect10, bitPF | bitSP, 0, 0, 0, 0, 0, 0, 0, 0}, nil)
-	third := newBench(t, kept)
-	require.EqualValues(t, modeDSense, third.d.nth(0).mode.bits.Load())
-}
-
-// TestResetDuringModeSelect resets the logical unit while a MODE SELECT that saves pages is held up
-// by the store. What is in force then is what is saved, as if the reset had come after it. A second
-// MODE SELECT that waits behind it is aborted by the reset and changes nothing.
-func TestResetDuringModeSelect(t *testing.T) {
-	list := unhex("00 00 00 00" + cacheOff)
-	for name, c := range map[string]struct{ cdb, data []byte }{
-		"pages":    {[]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list},
-		"no pages": {[]byte{opModeSelect6, bitPF | bitSP, 0, 0, 0, 0}, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			store := &keptStore{}
-			b := newBench(t, func(l *LUN) { l.Store = store })
-			b.good([]byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, list)
-			saving, goOn := make(chan struct{}), make(chan struct{})
-			store.saving = func() { close(saving); <-goOn }
-			done, next := make(chan string), make(chan error)
-			go func() { done <- b.run(c.cdb, c.data).outcome() }()
-			<-saving
-
-			protect := unhex("00 00 00 00 0a 0a 00 10 0800 0000 0000 0000")
-			aborted := &Task{Nexus: b.nexus, LUN: lun1}
-			copy(aborted.CDB[:], []byte{opModeSelect6, bitPF, 0, 0, byte(len(protect)), 0})
-			require.NoError(t, b.d.Prepare(aborted))
-			go func() { next <- aborted.Out(0, protect) }()
-			aborted.Abort()
-			b.d.ResetLUN(lun1)
-			close(goOn)
-			require.Equal(t, "GOOD", <-done)
-			require.ErrorIs(t, <-next, serving.ErrAborted)
-			require.Zero(t, b.d.nth(0).mode.bits.Load())
-			require.Zero(t, b.d.nth(0).mode.saved.Load())
-		})
-	}
-}
-
-func TestModePagesThatCannotBeSaved(t *testing.T) {
-	b := newBench(t)
+// TestModePagesCannotBeSaved: no page says that it can be saved, and SP and saved values are
+// refused. What an earlier version saved is not in force.
+func TestModePagesCannotBeSaved(t *testing.T) {
+	b := newBench(t, func(l *LUN) {
+		l.Store = &keptStore{kept: map[string][]byte{
+			"mode-pages": []byte(`{"software_write_protect":true}`)}}
+	})
+	requireHex(t, "17 00 10 00"+cachingPage, b.good(cdb("1a 08 08 00 ff 00"), nil))
 	require.Equal(t, "5/39/00", b.run(cdb(senseSavedPage), nil).outcome())
-	require.Equal(t, "5/24/00", b.run(cdb("15 11 00 00 00 00"), nil).outcome())
-	require.Equal(t, "5/24/00", b.run(cdb("55 11 00 00 00 00 00 00 00 00"), nil).outcome())
-
-	store := &keptStore{}
-	b = newBench(t, func(l *LUN) { l.Store = store })
-	store.failWith(errors.New("disk full"))
 	list := unhex("00 00 00 00" + cacheOff)
-	require.Equal(t, "4/44/00",
-		b.run([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0}, list).outcome())
-	require.True(t, b.d.nth(0).mode.writeBack(), "what is not saved is not changed either")
-	require.Equal(t, "4/44/00", b.run(cdb("15 11 00 00 00 00"), nil).outcome())
-	require.Equal(t, "4/44/00", b.run(cdb(blockErase), nil).outcome())
-	require.Zero(t, b.disk.count("discard"), "an operation that could not be recorded does not "+
-		"begin")
-	b.good(cdb(testReady), nil)
+	require.Equal(t, "5/24/00",
+		b.run([]byte{opModeSelect6, bitPF | 1, 0, 0, byte(len(list)), 0}, list).outcome())
+	require.Equal(t, "5/24/00", b.run(cdb("55 11 00 00 00 00 00 00 00 00"), nil).outcome())
+	b.good([]byte{opModeSelect6, bitPF, 0, 0, byte(len(list)), 0}, list)
+	requireHex(t, "17 00 10 00"+cacheOff, b.good(cdb("1a 08 08 00 ff 00"), nil))
+	b.d.ResetLUN(lun1)
+	require.Equal(t, "6/29/03", b.run(cdb(testReady), nil).outcome())
+	requireHex(t, "17 00 10 00"+cachingPage, b.good(cdb("1a 08 08 00 ff 00"), nil))
+}
+
+// TestCommandsThatAreGone: what no initiator in use asks for is refused, and nothing is promised.
+func TestCommandsThatAreGone(t *testing.T) {
+	b := newBench(t, stored)
+	reported := map[byte]bool{}
+	all := b.good(cdb("a3 0c 00 00 00 00 00 01 00 00 00 00"), nil)
+	for at := 4; at < len(all); at += 8 {
+		reported[all[at]] = true
+	}
+	for name, c := range map[string]string{
+		"SANITIZE":                     "48 83 00 00 00 00 00 0000 00",
+		"ORWRITE(16)":                  "8b 00 0000000000000000 00000008 00 00",
+		"READ DEFECT DATA(10)":         "37 00 00 00 00 00 00 00 20 00",
+		"READ DEFECT DATA(12)":         "b7 18 00 00 00 00 00 00 00 20 00 00",
+		"PREVENT ALLOW MEDIUM REMOVAL": "1e 00 00 00 01 00",
+	} {
+		require.Equal(t, "5/20/00", b.run(cdb(c), pattern(8, 1)).outcome(), name)
+		require.False(t, reported[cdb(c)[0]], name)
+	}
+	require.Equal(t, "5/24/00", b.run(cdb("1b 00 00 00 02 00"), nil).outcome(), "eject")
+	require.Zero(t, b.good(cdb("12 01 b1 00 ff 00"), nil)[7], "WABEREQ, WACEREQ")
+}
+
+// TestUnfinishedErase: a disk whose SANITIZE an earlier version did not finish is not served until
+// somebody says so.
+func TestUnfinishedErase(t *testing.T) {
+	store := &keptStore{kept: map[string][]byte{"sanitize": []byte(`{"unrestricted":false}`)}}
+	lun := LUN{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store,
+		Access: AccessWriteShared}
+	_, err := NewDevice(Options{}, []LUN{lun})
+	require.ErrorContains(t, err, "partly destroyed. Remove /volume/unit/sanitize")
+	delete(store.kept, "sanitize")
+	_, err = NewDevice(Options{}, []LUN{lun})
+	require.NoError(t, err)
 }
 
 func TestStoreThatCannotBeRead(t *testing.T) {
 	for name, store := range map[string]*keptStore{
-		"load mode-pages": {fail: errors.New("no such device")},
-		"kept as mode-pages cannot be read, remove /volume/unit/mode-pages to": {
-			kept: map[string][]byte{storedMode: []byte("{")}},
-		"kept as sanitize cannot be read, remove /volume/unit/sanitize to": {
-			kept: map[string][]byte{storedSanitize: []byte("7")}},
+		"load sanitize: no such device": {fail: errors.New("no such device")},
+		"remove /volume/unit/reservations to start": {
+			kept: map[string][]byte{storedReservations: []byte("{")}},
 	} {
 		_, err := NewDevice(Options{},
 			[]LUN{{Number: 3, Disk: newMemDisk(1 << 20), Identity: testIdentity(), Store: store,
@@ -174,10 +132,6 @@ func TestStoreThatIsUnsure(t *testing.T) {
 	store.unsure = true
 	require.Equal(t, "4/44/00", b.persist(b.nexus, saRegister, 0, 1, 2, bitAPTPL))
 	require.Equal(t, "4/44/00", b.persist(b.nexus, saClear, 0, 1, 0))
-	require.Equal(t, "4/44/00", b.run(cdb(blockErase), nil).outcome())
-	protect := unhex("00 00 00 00 0a 0a 00 10 0800 0000 0000 0000")
-	require.Equal(t, "4/44/00",
-		b.run([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(protect)), 0}, protect).outcome())
 	b.good(cdb(writeOne), pattern(1, 1))
 
 	again := newBench(t, kept)

@@ -23,8 +23,6 @@ func savingCommands() []struct {
 	make func(b *bench)
 	run  func(b *bench) string
 } {
-	list := unhex("00 00 00 00" + cacheOff)
-	long := unhex("00 00 00 00 00 00 00 00" + cacheOff)
 	registered := func(b *bench) { b.mustPersist(b.nexus, saRegister, 0, 0, 1, bitAPTPL) }
 	return []struct {
 		name string
@@ -34,16 +32,6 @@ func savingCommands() []struct {
 		{"WRITE ATOMIC(16)", nil, func(b *bench) string {
 			return b.run(cdb("9c 00 0000000000000008 0000 0010 00 00"), pattern(16, 2)).outcome()
 		}},
-		{"MODE SELECT(6)", nil, func(b *bench) string {
-			return b.run([]byte{opModeSelect6, bitPF | bitSP, 0, 0, byte(len(list)), 0},
-				list).outcome()
-		}},
-		{"MODE SELECT(10)", nil, func(b *bench) string {
-			return b.run([]byte{opModeSelect10, bitPF | bitSP, 0, 0, 0, 0, 0, 0, byte(len(long)),
-				0}, long).outcome()
-		}},
-		{"MODE SELECT without pages", nil,
-			func(b *bench) string { return b.run(cdb("15 11 00 00 00 00"), nil).outcome() }},
 		{"REGISTER", nil, func(b *bench) string {
 			return b.persist(b.nexus, saRegister, 0, 0, 1,
 				bitAPTPL)
@@ -55,13 +43,6 @@ func savingCommands() []struct {
 		{"CLEAR", registered, func(b *bench) string {
 			return b.persist(b.nexus, saClear, 0, 1,
 				0)
-		}},
-		{"SANITIZE", nil, func(b *bench) string { return b.run(cdb(blockErase), nil).outcome() }},
-		{"EXIT FAILURE MODE", func(b *bench) {
-			b.d.nth(0).sanitizing.phase.Store(uint32(sanitizeFailedFree))
-		}, func(b *bench) string {
-			return b.run(cdb("48 1f 00 00 00 00 00 0000 00"),
-				nil).outcome()
 		}},
 		{"WRITE behind an atomic one", func(b *bench) {
 			b.d.nth(0).atomicKept.Store(true)
@@ -109,7 +90,6 @@ func TestStoreThatIsReadOnly(t *testing.T) {
 	store.failWith(&fs.PathError{Op: "open", Path: "/volume/unit/x", Err: syscall.EROFS})
 	request := cdb("9c 00 0000000000000008 0000 0010 00 00")
 	require.Equal(t, "7/27/00", b.run(request, pattern(16, 2)).outcome())
-	require.Equal(t, "7/27/00", b.run(cdb("15 11 00 00 00 00"), nil).outcome())
 	store.failWith(nil)
 	for _, cause := range []error{syscall.ENOSPC, syscall.EROFS} {
 		b.disk.failWith("flush", fmt.Errorf("%w: flush of disk.img: %w", disk.ErrFailed, cause))
@@ -127,7 +107,6 @@ func TestStoreOnAFullVolume(t *testing.T) {
 	defer func() { require.NoError(t, syscall.Unmount(volume, 0)) }()
 	store := disktest.NewStore(filepath.Join(volume, "unit"), true)
 	b := newBench(t, func(l *LUN) { l.Store = store })
-	b.good(cdb("15 11 00 00 00 00"), nil) // there is a spare from now on
 	most := cdb("9c 00 0000000000000008 0000 0100 00 00")
 	b.good(most, pattern(256, 1))
 	filler := filepath.Join(volume, "filler")
@@ -141,7 +120,6 @@ func TestStoreOnAFullVolume(t *testing.T) {
 
 	require.Equal(t, "7/27/07", b.run(most, pattern(256, 2)).outcome())
 	require.True(t, bytes.Equal(pattern(256, 1), b.read(8, 256)), "nothing of it is left")
-	b.good(cdb("15 11 00 00 00 00"), nil)
 	b.good(cdb("9c 00 0000000000000008 0000 0008 00 00"), pattern(8, 2))
 	require.NoError(t, os.Remove(filler))
 	b.good(most, pattern(256, 3))

@@ -43,7 +43,7 @@ func TestReportOpcodesOfOneCommand(t *testing.T) {
 }
 
 func TestReportAllOpcodes(t *testing.T) {
-	for _, change := range []func(*LUN){plainDisk, removableLUN, func(*LUN) {}} {
+	for _, change := range []func(*LUN){plainDisk, func(*LUN) {}} {
 		b := newBench(t, change)
 		plain := b.good(cdb("a3 0c 00 00 00 00 00 01 00 00 00 00"), nil)
 		timed := b.good(cdb("a3 0c 80 00 00 00 00 01 00 00 00 00"), nil)
@@ -74,7 +74,7 @@ func TestReportAllOpcodes(t *testing.T) {
 // TestUsageMapIsWhatIsAccepted sets every bit that a command's usage map leaves out, which must be
 // refused with a pointer to that bit, on every command.
 func TestUsageMapIsWhatIsAccepted(t *testing.T) {
-	b := newBench(t, removableLUN, stored)
+	b := newBench(t, stored)
 	for i := range b.d.nth(0).table().commands {
 		c := &b.d.nth(0).table().commands[i]
 		require.Contains(t, []int{6, 10, 12, 16}, len(c.usage), c.name)
@@ -132,7 +132,7 @@ func TestReportTaskManagement(t *testing.T) {
 
 // FuzzCommand sends arbitrary CDBs with arbitrary data through the whole life of a command.
 func FuzzCommand(f *testing.F) {
-	seed := newBench(f, removableLUN, accounted, stored)
+	seed := newBench(f, accounted, stored)
 	for i := range seed.d.nth(0).table().commands {
 		c := &seed.d.nth(0).table().commands[i]
 		request := make([]byte, 16)
@@ -149,9 +149,8 @@ func FuzzCommand(f *testing.F) {
 	f.Add(extendedCopy(list), list, uint8(1), false)
 	f.Add([]byte{opModeSelect6, bitPF, 0, 0, 4, 0}, make([]byte, 4), uint8(1), true)
 	f.Fuzz(func(t *testing.T, request, data []byte, chunk uint8, plain bool) {
-		// A small disk, because SANITIZE writes all of it.
 		small := func(l *LUN) { l.Disk = thinDisk{newMemDisk(1 << 20)} }
-		change := func(l *LUN) { removableLUN(l); accounted(l) }
+		change := accounted
 		if plain {
 			change = plainDisk
 		}

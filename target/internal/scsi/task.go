@@ -102,17 +102,8 @@ func (d *Device) Prepare(t *Task) error {
 	if d.conflicts(t.at, t.Nexus, cmd.flags) && d.conflicts(t.at, t.Nexus, cmd.rights(&t.CDB)) {
 		return errConflict
 	}
-	if cmd.flags&duringSanitize == 0 {
-		if err := u.sanitizing.ready(cmd.flags&(usesMedium|needsMedium) != 0 &&
-			cmd.flags&sanitizes == 0); err != nil {
-			return err
-		}
-	}
 	if err := cmd.check(&t.CDB); err != nil {
 		return err
-	}
-	if cmd.flags&(usesMedium|needsMedium) != 0 && u.ejected.Load() {
-		return errMediumNotPresent
 	}
 	if cmd.flags&writesMedium != 0 {
 		if err := u.writable(); err != nil {
@@ -226,8 +217,7 @@ func (t *Task) Finish() (Status, error) {
 }
 
 // begin precedes everything that uses the disk or its store, and keeps them until unit.end. Before
-// the first access to the medium it stores the owner of the unit, and checks whether the command
-// may still go on. After an error nothing is kept.
+// the first access to the medium it stores the owner of the unit. After an error nothing is kept.
 func (t *Task) begin(first bool) error {
 	if !t.unit.Begin() {
 		return errLUNNotSupported
@@ -237,20 +227,7 @@ func (t *Task) begin(first bool) error {
 		return nil
 	}
 	t.dev.disks.KeepOwner(t.unit.served)
-	if err := t.overtaken(); err != nil {
-		t.unit.End()
-		return err
-	}
 	return nil
-}
-
-// overtaken returns an error if a sanitize operation has begun since the command was validated, for
-// example while it waited for data.
-func (t *Task) overtaken() error {
-	if t.cmd.flags&sanitizes != 0 {
-		return nil
-	}
-	return t.unit.sanitizing.ready(true)
 }
 
 // maxKeptData is how much memory for parameter data a task keeps for its next command, in bytes. It

@@ -186,12 +186,9 @@ func appendBlockLimits(t *Task, b []byte) []byte {
 }
 
 // appendCharacteristics is page B1h (SBC-3 6.6.2): a non-rotating medium.
-func appendCharacteristics(t *Task, b []byte) []byte {
+func appendCharacteristics(_ *Task, b []byte) []byte {
 	var p [60]byte
 	binary.BigEndian.PutUint16(p[0:], 1)
-	if t.unit.Discards != nil {
-		p[3] = 0x50 // WABEREQ, WACEREQ: after an erase a block can be read before it is written
-	}
 	return append(b, p[:]...)
 }
 

@@ -74,7 +74,6 @@ func TestCommandsThatReadFail(t *testing.T) {
 	}{
 		{"COMPARE AND WRITE", "89 00 0000000000000008 000000 08 00 00",
 			append(append([]byte(nil), data...), pattern(blocks, 2)...), 0},
-		{"ORWRITE(16)", "8b 00 0000000000000008 00000008 00 00", data, 0},
 		{"WRITE ATOMIC(16)", "9c 00 0000000000000008 0000 0008 00 00", data, 0},
 		{"WRITE AND VERIFY(16)", "8e 00 0000000000000008 00000008 00 00", data, 1},
 		{"WRITE AND VERIFY(16) that compares", "8e 02 0000000000000008 00000008 00 00", data, 1},
