@@ -37,7 +37,7 @@ func startFarTarget(t *testing.T, hold time.Duration) *farTarget {
 	one, _ := runningLUN(1, 1)
 	two, _ := runningLUN(2, 2)
 	one.Disk = f.far
-	s, _ := newTarget(t, serving.Config{Patience: hold, Observer: f},
+	s, _ := newTarget(t, serving.Config{HoldTimeout: hold, Observer: f},
 		target.Options{}, one, two)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

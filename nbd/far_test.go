@@ -326,10 +326,10 @@ func TestClientsThatStandStill(t *testing.T) {
 	half := v.open(t, "", structured)
 	half.send(half.request(cmdWrite, 0, 0, 1<<20, nil), []byte("x"))
 	eventually(t, "they hold memory", func() bool { return used() >= before+9<<20 })
-	v.endStill(time.Now().Add(-patience))
+	v.endStill(time.Now().Add(-stillTimeout))
 	require.GreaterOrEqual(t, used(), before+9<<20, "it is too early")
 	eventually(t, "it is free", func() bool {
-		v.endStill(time.Now().Add(patience)) // again: it may not have begun to write yet
+		v.endStill(time.Now().Add(stillTimeout)) // again: it may not have begun to write yet
 		return used() == before
 	})
 	half.ended()

@@ -34,9 +34,9 @@ var ErrServerClosed = errors.New("the NBD server is shut down")
 const (
 	// handshakeTime is how long a client may take until it has chosen an export.
 	handshakeTime = 30 * time.Second
-	// patience is how long a client may leave its replies untaken, or a payload unfinished, while
-	// memory is scarce. Otherwise it may take any time: a machine may be stopped for hours.
-	patience = 30 * time.Second
+	// stillTimeout is how long a client may leave its replies untaken, or a payload unfinished,
+	// while memory is scarce. Otherwise it may take any time: a machine may be stopped for hours.
+	stillTimeout = 30 * time.Second
 	// deadAfter is how long a client's machine may acknowledge nothing.
 	deadAfter = 40 * time.Second
 	// lookEvery is the time between two looks at clients that stand still or are dead.
@@ -148,7 +148,7 @@ func (s *Server) watchClients() {
 			return
 		case now := <-tick.C:
 			if s.disks.Memory.Scarce() {
-				s.endStill(now.Add(-patience))
+				s.endStill(now.Add(-stillTimeout))
 			}
 			s.endSilent(deadAfter)
 			s.endLeft()

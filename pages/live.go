@@ -10,8 +10,8 @@ const (
 	// maxClients is how many may watch the page live. Everybody else sees it as it is when it is
 	// loaded.
 	maxClients = 16
-	// clientPatience is how long a client may take to read what was sent.
-	clientPatience = 10 * time.Second
+	// clientTimeout is how long a client may take to read what was sent.
+	clientTimeout = 10 * time.Second
 	// keepAlive is how often a client is sent something, so that a dead one is noticed.
 	keepAlive = 15 * time.Second
 	// retry is how long a browser waits before it connects again.
@@ -44,7 +44,7 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	defer p.leave()
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // a proxy must not hold events back
-	c := &client{out: http.NewResponseController(w), w: w, patience: p.patience}
+	c := &client{out: http.NewResponseController(w), w: w, timeout: p.timeout}
 	// The server's limit is for requests with an end.
 	_ = c.out.SetReadDeadline(time.Time{})
 	if c.send(retry) != nil {
@@ -70,7 +70,7 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 type client struct {
 	w           http.ResponseWriter
 	out         *http.ResponseController
-	patience    time.Duration
+	timeout     time.Duration
 	texts, path map[string]string // as sent
 	sent        time.Time
 }
@@ -92,7 +92,7 @@ func (c *client) show(v *view) error {
 
 func (c *client) send(text string) error {
 	c.sent = time.Now()
-	if err := c.out.SetWriteDeadline(c.sent.Add(c.patience)); err != nil {
+	if err := c.out.SetWriteDeadline(c.sent.Add(c.timeout)); err != nil {
 		return err
 	}
 	if _, err := c.w.Write([]byte(text)); err != nil {

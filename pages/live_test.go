@@ -148,7 +148,7 @@ func TestClientsAreBounded(t *testing.T) {
 // not hold up others meanwhile.
 func TestSlowClientIsDropped(t *testing.T) {
 	page, ts := newFake().serve(t)
-	page.patience = time.Second / 2
+	page.timeout = time.Second / 2
 	conn, err := net.Dial("tcp", ts.Listener.Addr().String())
 	require.NoError(t, err)
 	defer conn.Close()

@@ -44,9 +44,9 @@ type PageSource struct {
 // Page is the page for people. It shows the daemon's work live. Its methods are safe for concurrent
 // use.
 type Page struct {
-	src      PageSource
-	html     *template.Template
-	patience time.Duration // with a client that does not read
+	src     PageSource
+	html    *template.Template
+	timeout time.Duration // with a client that does not read
 
 	stop    chan struct{} // closed by Stop
 	stopped sync.Once
@@ -69,7 +69,7 @@ func NewPage(src PageSource) (*Page, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Page{src: src, html: html, patience: clientPatience, stop: make(chan struct{}),
+	p := &Page{src: src, html: html, timeout: clientTimeout, stop: make(chan struct{}),
 		tick: make(chan struct{})}
 	p.work.Go(p.run)
 	return p, nil

@@ -26,10 +26,10 @@ type Client struct {
 	peer    *Peer
 	address string // see SetAddress
 	heir    bool   // see AttachIncarnation
-	// impatient says that the peer has given up a held request
-	impatient atomic.Bool
-	gone      bool                 // guarded by Disks.mu
-	used      atomic.Pointer[Disk] // the disk that Begin has noted last
+	// gaveUp says that the peer has given up a held request
+	gaveUp atomic.Bool
+	gone   bool                 // guarded by Disks.mu
+	used   atomic.Pointer[Disk] // the disk that Begin has noted last
 }
 
 // Attach begins a session of the peer with this name.
@@ -81,20 +81,20 @@ func (c *Client) SetAddress(address string) { c.address = address }
 // Address is what SetAddress has set.
 func (c *Client) Address() string { return c.address }
 
-// Patience is how long a request of the client may be held while no content comes. A long time is
-// best for a peer without a time limit, such as QEMU. A peer with a limit, such as Linux, gives a
+// HoldTimeout is how long a request of the client may be held while no content comes. A long time
+// is best for a peer without a time limit, such as QEMU. A peer with a limit, such as Linux, gives a
 // request up that exceeds it, and sends it again. If that happens to the request again, Linux
 // resets the disk and delays all requests of the session. So from the first time on the client gets
 // its answers earlier.
-func (c *Client) Patience() time.Duration {
-	if c.impatient.Load() {
-		return c.all.leastPatience
+func (c *Client) HoldTimeout() time.Duration {
+	if c.gaveUp.Load() {
+		return c.all.leastHold
 	}
-	return c.all.patience
+	return c.all.hold
 }
 
 // GaveUp notes that the peer has ended a held request (Request.Waiting) by itself.
-func (c *Client) GaveUp() { c.impatient.Store(true) }
+func (c *Client) GaveUp() { c.gaveUp.Store(true) }
 
 // Claim makes the client's peer the owner of an exclusive disk, unless another peer owns it or the
 // peer is fenced. It returns false if the client may not use the disk. Other disks are for

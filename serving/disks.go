@@ -20,13 +20,14 @@ import (
 type Config struct {
 	// bytes that peers may make all front ends keep, for data and open requests; 0: DefaultMemory
 	Memory int64
-	// Patience is how long a request is held that needs content of a disk.Distant while none comes.
-	// Then the peer is asked to try again. 0: 10 min.
-	Patience time.Duration
-	// LeastPatience takes the place of Patience for a client that has given up a held request. Such
-	// a peer waits only for a limited time. If that passes again and again, it gives up the disk.
-	// 0: 25 s, because Linux waits for 30 s. It is never more than Patience.
-	LeastPatience time.Duration
+	// HoldTimeout is how long a request is held that needs content of a disk.Distant while none
+	// comes. Then the peer is asked to try again. 0: 10 min.
+	HoldTimeout time.Duration
+	// LeastHoldTimeout takes the place of HoldTimeout for a client that has given up a held
+	// request. Such a peer waits only for a limited time. If that passes again and again, it gives
+	// up the disk.
+	// 0: 25 s, because Linux waits for 30 s. It is never more than HoldTimeout.
+	LeastHoldTimeout time.Duration
 
 	Observer Observer    // nil: none
 	Log      *zap.Logger // nil: no log
@@ -36,8 +37,8 @@ type Config struct {
 const DefaultMemory = 64 << 20
 
 const (
-	defaultPatience      = 10 * time.Minute
-	defaultLeastPatience = 25 * time.Second
+	defaultHold      = 10 * time.Minute
+	defaultLeastHold = 25 * time.Second
 )
 
 // Disks are the disks in use of one daemon. Any number of goroutines may call the methods.
@@ -47,8 +48,8 @@ type Disks struct {
 	// Observer is told by all front ends what happens. Never nil.
 	Observer Observer
 
-	log                     *zap.Logger
-	patience, leastPatience time.Duration
+	log             *zap.Logger
+	hold, leastHold time.Duration
 	// inUse has the disks for readers without the lock, ascending by number; never nil
 	inUse atomic.Pointer[[]*Disk]
 
@@ -74,9 +75,9 @@ func New(c Config) *Disks {
 	}
 	s := &Disks{Memory: memory.New(cmp.Or[int64](c.Memory, DefaultMemory)),
 		Observer: c.Observer, log: c.Log,
-		patience: cmp.Or(c.Patience, defaultPatience),
-		peers:    map[string]*Peer{}, changing: map[uint16]*Options{}}
-	s.leastPatience = min(cmp.Or(c.LeastPatience, defaultLeastPatience), s.patience)
+		hold:  cmp.Or(c.HoldTimeout, defaultHold),
+		peers: map[string]*Peer{}, changing: map[uint16]*Options{}}
+	s.leastHold = min(cmp.Or(c.LeastHoldTimeout, defaultLeastHold), s.hold)
 	s.inUse.Store(&[]*Disk{})
 	return s
 }

@@ -25,7 +25,7 @@
 //   - what changes the disk, or reads what it changes: Request.Lock, then Client.Permits, because a
 //     fence may have come between; Ranges.Unlock afterwards
 //   - Request.ReadAt, WriteAt and so on, which hold the request while content is far away, for as
-//     long as Client.Patience says; Client.GaveUp if the peer ends one that waits
+//     long as Client.HoldTimeout says; Client.GaveUp if the peer ends one that waits
 //   - Disk.End, then Observer.RequestDone
 //   - at the end of a connection: Request.Abort for what is under way, Client.Detach, CloseWindow,
 //     Share.Part, Connections.Drop, Connections.Failed if it failed, Observer.SessionEnded

@@ -39,7 +39,7 @@ type Executor interface {
 	// Waits is called by that goroutine before it waits for distant content, which may take long.
 	// It returns how long the request may be held while nothing comes. An error ends the call
 	// instead.
-	Waits() (patience time.Duration, err error)
+	Waits() (timeout time.Duration, err error)
 }
 
 // distance holds what a distant disk needs.
@@ -225,7 +225,7 @@ func (r *Request) await(d *Disk, call func(disk.Disk) error) error {
 // is removed, or the time is over. Only in the last case is the error disk.ErrNotNow.
 func (r *Request) wait(d *Disk, f func(context.Context) error) error {
 	r.waited = true
-	ctx, cancel, err := r.patience(d)
+	ctx, cancel, err := r.timeout(d)
 	if err != nil {
 		return err
 	}
@@ -251,9 +251,9 @@ func NotHeld(err error) bool {
 	return errors.Is(err, disk.ErrNotNow) || err == ErrAborted || err == ErrRemoved
 }
 
-// patience returns a context that limits how long the request waits. The time starts again whenever
+// timeout returns a context that limits how long the request waits. The time starts again whenever
 // content has come, so a long request ends only if nothing comes.
-func (r *Request) patience(d *Disk) (context.Context, context.CancelFunc, error) {
+func (r *Request) timeout(d *Disk) (context.Context, context.CancelFunc, error) {
 	if r.Executor == nil {
 		ctx, cancel := context.WithCancel(d.ctx)
 		if r.Context == nil {
@@ -262,13 +262,13 @@ func (r *Request) patience(d *Disk) (context.Context, context.CancelFunc, error)
 		stop := context.AfterFunc(r.Context, cancel)
 		return ctx, func() { stop(); cancel() }, nil
 	}
-	patience, err := r.Executor.Waits()
+	timeout, err := r.Executor.Waits()
 	if err != nil {
 		return nil, nil, err
 	}
 	if r.since.IsZero() {
 		r.since = time.Now()
 	}
-	ctx, cancel := context.WithDeadline(d.ctx, r.since.Add(patience))
+	ctx, cancel := context.WithDeadline(d.ctx, r.since.Add(timeout))
 	return ctx, cancel, nil
 }

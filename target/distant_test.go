@@ -22,7 +22,7 @@ func newFarServer(t *testing.T, hold time.Duration) (*server, *disktest.Distant)
 	far := disktest.NewDistant(disktest.NewMemory(diskSize))
 	return start(t, func(o *options) {
 		o.LUNs[0].Disk = far
-		o.Shared.Patience = hold
+		o.Shared.HoldTimeout = hold
 	}), far
 }
 

@@ -48,12 +48,12 @@ func (c *conn) shares(t *task, d *serving.Disk) bool {
 
 // Waits implements serving.Executor. While the command waits for far content, another goroutine
 // reads. If memory is scarce, a read that would hold much of it must go on in smaller steps.
-func (r *runner) Waits() (patience time.Duration, err error) {
+func (r *runner) Waits() (timeout time.Duration, err error) {
 	if r.buf != nil && len(r.buf.B) > heldChunk && r.conn.srv.pool.Scarce() {
 		return 0, errSmallerSteps
 	}
 	r.PassOn()
-	return r.conn.session().nexus.Patience(), nil
+	return r.conn.session().nexus.HoldTimeout(), nil
 }
 
 // ended is called once for each goroutine that has lost the reading role, when its command has

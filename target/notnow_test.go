@@ -48,7 +48,7 @@ func startFar(t *testing.T, hold time.Duration, change ...func(*options)) *farSe
 	s := &farServer{far: disktest.NewDistant(near), log: log}
 	change = append([]func(*options){func(o *options) {
 		o.LUNs[0].Disk, o.LUNs[0].Store = s.far, disktest.NewStore(t.TempDir(), false)
-		o.Shared.Patience, o.Limits.CommandWindow = hold, farWindow
+		o.Shared.HoldTimeout, o.Limits.CommandWindow = hold, farWindow
 		o.Log = zap.New(core)
 	}}, change...)
 	s.server = start(t, change...)
@@ -286,7 +286,7 @@ func TestNotNowImpatient(t *testing.T) {
 		pdu.TMLogicalUnitReset, pdu.TMTargetWarmReset} {
 		t.Run(f.String(), func(t *testing.T) {
 			s := startFar(t, time.Hour, func(o *options) {
-				o.Shared.LeastPatience = 20 * time.Millisecond
+				o.Shared.LeastHoldTimeout = 20 * time.Millisecond
 			})
 			sess, second := s.login(t, LoginOptions{}), s.login(t, other)
 			s.far.Cut()

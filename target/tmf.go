@@ -81,7 +81,7 @@ func (c *conn) manage(p *pdu.TaskManagementRequest) pdu.TMResponse {
 	if !c.authorized(p) {
 		return pdu.TMAuthorizationFailed
 	}
-	sess.learnPatience(p)
+	sess.noteAborts(p)
 	switch p.Function {
 	case pdu.TMAbortTask:
 		return sess.abortTask(p)
@@ -267,4 +267,27 @@ func (s *Server) normal() []*session {
 		list = append(list, sess)
 	}
 	return list
+}
+
+// noteAborts is told of each task management function. If that aborts a command that is held, the
+// initiator has a timeout of its own, and the nexus notes that.
+func (s *session) noteAborts(p *pdu.TaskManagementRequest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tasks {
+		if t.scsi.Waiting() && covers(p, t) {
+			s.nexus.GaveUp()
+		}
+	}
+}
+
+// covers reports whether a function ends a command of its own session.
+func covers(p *pdu.TaskManagementRequest, t *task) bool {
+	switch p.Function {
+	case pdu.TMAbortTask:
+		return t.tag == p.RefTaskTag
+	case pdu.TMAbortTaskSet, pdu.TMClearTaskSet, pdu.TMLogicalUnitReset:
+		return t.scsi.For(p.LUN)
+	}
+	return p.Function == pdu.TMTargetWarmReset || p.Function == pdu.TMTargetColdReset
 }

@@ -12,10 +12,10 @@ import (
 	"kubevirt.io/disk/volume/store"
 )
 
-// fetchPatience is how long a request waits for an image in a registry. An image with a table of
+// fetchTimeout is how long a request waits for an image in a registry. An image with a table of
 // contents can be used at once, so the answer has the volume. Any other image must be fetched
 // first, and the answer comes earlier.
-const fetchPatience = time.Second
+const fetchTimeout = time.Second
 
 // fetching opens a volume's disk in the background, because its image may have to be fetched first.
 type fetching struct {
@@ -39,7 +39,7 @@ func (m *Manager) fetch(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	wait := time.NewTimer(m.patience)
+	wait := time.NewTimer(m.timeout)
 	defer wait.Stop()
 	select {
 	case <-f.done:

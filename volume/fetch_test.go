@@ -18,7 +18,7 @@ func TestFetch(t *testing.T) {
 	f.claims = map[string]string{"c": t.TempDir()}
 	open := func() *Manager {
 		m := start(t, dir, f)
-		m.patience = time.Millisecond
+		m.timeout = time.Millisecond
 		return m
 	}
 	m := open()
@@ -70,7 +70,7 @@ func TestFetch(t *testing.T) {
 	until("bad", api.StateFailed)
 	require.Empty(t, filesIn(t, m, "bad"))
 	_, _, err = m.Put(t.Context(), "worse", one)
-	if err == nil { // it may take longer than the patience
+	if err == nil { // it may take longer than the timeout
 		until("worse", api.StateFailed)
 	}
 	f.set(func() { f.opening = nil })

@@ -34,7 +34,7 @@ type Manager struct {
 	stop  context.CancelFunc
 	work  sync.WaitGroup // in the background
 
-	patience    time.Duration // see fetchPatience
+	timeout     time.Duration // see fetchTimeout
 	missingPoll time.Duration // how often to look for storage that is missing
 
 	resolved sync.Map // see named: the path without links of each directory that a person named
@@ -76,7 +76,7 @@ func New(opt Options) (*Manager, error) {
 		opt.Log = zap.NewNop()
 	}
 	m := &Manager{opt: opt, log: opt.Log, store: s, save: s.Save, volumes: map[string]*volume{},
-		patience: fetchPatience, missingPoll: missingPoll}
+		timeout: fetchTimeout, missingPoll: missingPoll}
 	if err := m.find(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

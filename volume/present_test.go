@@ -47,7 +47,7 @@ func TestStorageIsMissingAtAStart(t *testing.T) {
 				f.slow = make(chan struct{})
 			}
 			m := start(t, dir, f)
-			m.patience = time.Millisecond
+			m.timeout = time.Millisecond
 			put, _, err := m.Put(ctx, api.DefaultName, test.spec)
 			require.NoError(t, err)
 			if test.spec.From != nil && test.spec.From.Upload {

@@ -123,7 +123,7 @@ func TestUploadOfWhichNobodyKnows(t *testing.T) {
 func TestFetchOfWhichNobodyKnows(t *testing.T) {
 	f := newFake()
 	m := start(t, t.TempDir(), f)
-	m.patience = time.Nanosecond
+	m.timeout = time.Nanosecond
 	f.slow = make(chan struct{})
 	spec := api.Spec{Size: 512, From: &api.Source{Reference: "registry/vm/one"}}
 	v, _, err := m.Put(t.Context(), "vm1", spec)

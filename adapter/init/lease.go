@@ -138,11 +138,11 @@ func exchange(c card, q dhcp.Query, times int, want ...dhcp.Type) (dhcp.Lease, e
 	packet := dhcp.Packet(q.Bytes(), q.Client, everybody)
 	to := &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: c.index,
 		Halen: uint8(len(c.hardware)), Addr: everybodyEthernet}
-	for _, patience := range retries[:times] {
+	for _, timeout := range retries[:times] {
 		if err := unix.Sendto(fd, packet, 0, to); err != nil {
 			return dhcp.Lease{}, fmt.Errorf("packet socket: %w", err)
 		}
-		l, err := receive(fd, q, time.Now().Add(patience), want)
+		l, err := receive(fd, q, time.Now().Add(timeout), want)
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return l, err
 		}

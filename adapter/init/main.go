@@ -66,7 +66,7 @@ func (g *guest) runAll() (end ending) {
 // failed reports why the entry point could not be run.
 func (g *guest) failed(err error) ending {
 	g.report.say("%v", err)
-	g.report.send(portPatience, machine.WordFailed, err.Error())
+	g.report.send(portTimeout, machine.WordFailed, err.Error())
 	status := machine.StatusMachine
 	var start *startError
 	if errors.As(err, &start) {
@@ -209,7 +209,7 @@ func (g *guest) runEntryPoint(p process) (ending, error) {
 	if err != nil {
 		return ending{}, err
 	}
-	go g.report.send(portPatience, machine.WordRunning)
+	go g.report.send(portTimeout, machine.WordRunning)
 	exited := make(chan unix.WaitStatus, 1)
 	go func() { exited <- reap(pid) }()
 	s := &supervisor{pid: pid, stop: p.StopSignal, grace: g.grace, say: g.report.say,
@@ -230,7 +230,7 @@ func (g *guest) powerOff(end ending) {
 		command = unix.LINUX_REBOOT_CMD_RESTART
 	} else {
 		g.report.say("the entry point has ended with status %d", end.status)
-		g.report.send(portPatience, machine.WordExited, fmt.Sprint(end.status))
+		g.report.send(portTimeout, machine.WordExited, fmt.Sprint(end.status))
 	}
 	unix.Sync()
 	if err := unix.Reboot(command); err != nil {

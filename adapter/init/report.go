@@ -31,19 +31,19 @@ func (r *reporter) say(format string, args ...any) {
 	fmt.Fprintf(r.console, "kubevirt-disk: "+format+"\n", args...)
 }
 
-// portPatience is how long a line may wait for the host to read it. At the end of the machine
+// portTimeout is how long a line may wait for the host to read it. At the end of the machine
 // everything waits for that.
-const portPatience = 2 * time.Second
+const portTimeout = 2 * time.Second
 
 // send sends a line to the host. A host without the port, or one that does not read, misses it.
-func (r *reporter) send(patience time.Duration, words ...string) {
+func (r *reporter) send(timeout time.Duration, words ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.openLocked() {
 		return
 	}
 	line := []byte(strings.ReplaceAll(strings.Join(words, " "), "\n", " ") + "\n")
-	for end := time.Now().Add(patience); len(line) > 0; {
+	for end := time.Now().Add(timeout); len(line) > 0; {
 		n, err := unix.Write(r.port, line)
 		if n > 0 {
 			line = line[n:]

@@ -114,7 +114,7 @@ func printTo(w io.Writer, text string, hasToBeRead bool) {
 	}
 	select {
 	case <-printed:
-	case <-time.After(logPatience):
+	case <-time.After(logTimeout):
 	}
 }
 

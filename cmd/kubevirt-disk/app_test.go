@@ -51,7 +51,7 @@ func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	select {
 	case <-ctx.Done():
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		t.Fatal("the first signal does nothing")
 	}
 	require.Empty(t, exited)
@@ -59,7 +59,7 @@ func TestTheFirstSignalCancelsTheSecondEnds(t *testing.T) {
 	select {
 	case status := <-exited:
 		require.Equal(t, exitFailed, status)
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		t.Fatal("the second signal does nothing")
 	}
 }
@@ -89,7 +89,7 @@ func TestAClosedTerminalIsAFirstSignal(t *testing.T) {
 		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 		select {
 		case <-ctx.Done():
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			t.Fatal("the signal does nothing")
 		}
 	}

@@ -21,8 +21,8 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// patience limits what a test waits for. No result depends on how long something takes within it.
-const patience = 4 * time.Minute
+// timeout limits what a test waits for. No result depends on how long something takes within it.
+const timeout = 4 * time.Minute
 
 // buildDir is the directory that build has made, or "" if no test needed it.
 var buildDir string
@@ -111,7 +111,7 @@ func (p *process) status() int {
 	select {
 	case <-p.done:
 		return p.cmd.ProcessState.ExitCode()
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		p.t.Fatalf("%s does not end; it printed:\n%s", p.cmd, p.stderr.String())
 		return -1
 	}
@@ -129,7 +129,7 @@ func (p *process) running() bool {
 // until waits for a condition, as long as the process runs.
 func (p *process) until(what string, ok func() bool) {
 	p.t.Helper()
-	testtool.Within(p.t, patience, func() bool {
+	testtool.Within(p.t, timeout, func() bool {
 		running := p.running() // asked first: what it has done last counts
 		if ok() {
 			return true
@@ -263,12 +263,12 @@ func (p *process) page(path string) (int, string) {
 	p.t.Helper()
 	var address string
 	// The log and what is said on standard output are two pipes: one may be read later.
-	testtool.Within(p.t, patience, func() bool {
+	testtool.Within(p.t, timeout, func() bool {
 		var ok bool
 		address, ok = p.logged("metrics", "address").(string)
 		return ok
 	}, "the address of the pages is logged: %s", func() any { return p.stderr.String() })
-	client := http.Client{Timeout: patience}
+	client := http.Client{Timeout: timeout}
 	res, err := client.Get("http://" + address + path)
 	require.NoError(p.t, err)
 	defer res.Body.Close()

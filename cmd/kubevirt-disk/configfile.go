@@ -90,15 +90,15 @@ func yamlProblem(err error) string {
 	return text
 }
 
-// readPatience limits the time until the end of a settings or credential file. The pipe of a
+// readTimeout limits the time until the end of a settings or credential file. The pipe of a
 // process substitution is being written while it is read. But nobody writes to a pipe that was
 // named by mistake, and a terminal waits for a person.
-const readPatience = 10 * time.Second
+const readTimeout = 10 * time.Second
 
 // readBounded reads a file that may be a pipe. It limits the memory and the time.
-func readBounded(path string) ([]byte, error) { return readWithin(path, readPatience) }
+func readBounded(path string) ([]byte, error) { return readWithin(path, readTimeout) }
 
-func readWithin(path string, patience time.Duration) ([]byte, error) {
+func readWithin(path string, timeout time.Duration) ([]byte, error) {
 	var text []byte
 	var err error
 	done := make(chan struct{})
@@ -112,9 +112,9 @@ func readWithin(path string, patience time.Duration) ([]byte, error) {
 	select {
 	case <-done:
 		return text, err
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		return nil, fmt.Errorf("it did not end within %v: name a regular file, or a pipe that is "+
-			"written to and closed", patience)
+			"written to and closed", timeout)
 	}
 }
 

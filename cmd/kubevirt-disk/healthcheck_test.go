@@ -50,7 +50,7 @@ func TestHealthcheck(t *testing.T) {
 			exitFailed: http.StatusServiceUnavailable} {
 			code.Store(int32(answer))
 			asked.Store("")
-			args := append([]string{"healthcheck", "--timeout=" + patience.String()}, c.args...)
+			args := append([]string{"healthcheck", "--timeout=" + timeout.String()}, c.args...)
 			status, stdout, stderr := run(t, c.env, args...)
 			require.Equal(t, want, status, stderr)
 			require.Equal(t, c.path, asked.Load())
@@ -158,7 +158,7 @@ func TestHealthcheckOfADaemon(t *testing.T) {
 	require.Equal(t, pages.Place(), place, "a daemon tells where it is")
 	require.NotEmpty(t, place)
 	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--live"}} {
-		args = append(args, "--timeout="+patience.String())
+		args = append(args, "--timeout="+timeout.String())
 		status, stdout, stderr := run(t, []string{"METRICS_LISTEN=" + address}, args...)
 		require.Equal(t, exitDone, status, stderr)
 		require.Equal(t, "ok", strings.TrimSpace(stdout))

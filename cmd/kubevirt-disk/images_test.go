@@ -196,7 +196,7 @@ func TestConvertToStandardOutputInterrupted(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = w, &said
 	require.NoError(t, cmd.Start())
 	require.NoError(t, w.Close())
-	testtool.Within(t, patience, func() bool { return strings.Contains(said.String(), "%") },
+	testtool.Within(t, timeout, func() bool { return strings.Contains(said.String(), "%") },
 		"it is at work: %s", func() any { return said.String() })
 	require.NoError(t, cmd.Process.Signal(unix.SIGTERM))
 	require.Error(t, cmd.Wait())

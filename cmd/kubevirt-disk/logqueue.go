@@ -10,21 +10,21 @@ import (
 const (
 	// logQueueLines is how many lines wait for the reader of the log: about 300 KiB.
 	logQueueLines = 1024
-	// logPatience limits how long a full queue holds up a writer, and how long the end of the
+	// logTimeout limits how long a full queue holds up a writer, and how long the end of the
 	// process waits for the last lines.
-	logPatience = time.Second
+	logTimeout = time.Second
 )
 
 // logQueue keeps the daemon's logins, handovers and drain going when the log reader does not read,
 // as with a terminal stopped by Ctrl-S or a log driver that hangs. While the reader reads, no line
 // is lost, and a writer that is faster waits. It is safe for concurrent use.
 type logQueue struct {
-	w        io.Writer
-	entries  chan logEntry
-	patience time.Duration     // logPatience
-	stuck    atomic.Bool       // nothing was written since a line was lost
-	lost     atomic.Uint64     // lines
-	tell     func(lost uint64) // logs that lines were lost; set before the first line
+	w       io.Writer
+	entries chan logEntry
+	timeout time.Duration     // logTimeout
+	stuck   atomic.Bool       // nothing was written since a line was lost
+	lost    atomic.Uint64     // lines
+	tell    func(lost uint64) // logs that lines were lost; set before the first line
 }
 
 // logEntry is a line, or a mark if done is set: done is closed when all lines before it are
@@ -35,7 +35,7 @@ type logEntry struct {
 }
 
 func newLogQueue(w io.Writer) *logQueue {
-	q := &logQueue{w: w, entries: make(chan logEntry, logQueueLines), patience: logPatience}
+	q := &logQueue{w: w, entries: make(chan logEntry, logQueueLines), timeout: logTimeout}
 	go q.run() // it ends with the process
 	return q
 }
@@ -71,12 +71,12 @@ func (q *logQueue) put(e logEntry) bool {
 	if q.stuck.Load() {
 		return false
 	}
-	patience := time.NewTimer(q.patience)
-	defer patience.Stop()
+	timeout := time.NewTimer(q.timeout)
+	defer timeout.Stop()
 	select {
 	case q.entries <- e:
 		return true
-	case <-patience.C:
+	case <-timeout.C:
 		q.stuck.Store(true)
 		return false
 	}
@@ -88,11 +88,11 @@ func (q *logQueue) Sync() error {
 	if !q.put(mark) {
 		return nil
 	}
-	patience := time.NewTimer(q.patience)
-	defer patience.Stop()
+	timeout := time.NewTimer(q.timeout)
+	defer timeout.Stop()
 	select {
 	case <-mark.done:
-	case <-patience.C:
+	case <-timeout.C:
 	}
 	return nil
 }

@@ -43,13 +43,13 @@ func TestALogThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	}
 	write(logQueueLines + 2) // one is being written, as many as fit wait, and one is lost
 	require.True(t, q.stuck.Load())
-	q.patience = time.Hour // only the first lost line has to wait
+	q.timeout = time.Hour // only the first lost line has to wait
 	write(lines - logQueueLines - 2)
 	require.NoError(t, q.Sync())
 	close(g.open)
 	lost := int64(<-told)
 	require.GreaterOrEqual(t, lost, int64(99), "one is being written, and as many as fit wait")
-	testtool.Within(t, patience, func() bool { return g.lines.Load()+lost == lines },
+	testtool.Within(t, timeout, func() bool { return g.lines.Load()+lost == lines },
 		"all lines but %d are there: %d", lost, func() any { return g.lines.Load() })
 }
 
@@ -57,14 +57,14 @@ func TestAFastLogIsComplete(t *testing.T) {
 	g := &gate{open: make(chan struct{})}
 	close(g.open)
 	q := newLogQueue(g)
-	q.patience = time.Hour // on a busy machine the reader may pause for seconds
+	q.timeout = time.Hour // on a busy machine the reader may pause for seconds
 	const lines = 20 * logQueueLines
 	for range lines {
 		_, err := q.Write([]byte("line\n"))
 		require.NoError(t, err)
 	}
 	require.NoError(t, q.Sync())
-	testtool.Within(t, patience, func() bool { return g.lines.Load() == lines },
+	testtool.Within(t, timeout, func() bool { return g.lines.Load() == lines },
 		"%d lines are there: %d", lines, func() any { return g.lines.Load() })
 }
 
@@ -83,7 +83,7 @@ func TestTheLogKeepsItsLines(t *testing.T) {
 		require.NoError(t, err)
 	}
 	close(g.open)
-	testtool.Within(t, patience, func() bool { return g.lines.Load() == 100 },
+	testtool.Within(t, timeout, func() bool { return g.lines.Load() == 100 },
 		"all lines are there: %d", func() any { return g.lines.Load() })
 	require.Equal(t, want.String(), got.String())
 }

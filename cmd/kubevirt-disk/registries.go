@@ -171,16 +171,16 @@ func (a *app) registryClient(l *loader, opt reach, ref transport.Reference) (
 	}
 	opt.Own, opt.OwnHost = own, ref.Host()
 	opt.UserAgent = userAgent()
-	opt.FirstPatience = firstPatience
+	opt.FirstPatience = firstTimeout
 	opt.Warn = func(text string) { fmt.Fprintln(a.stderr, harmless(text)) }
 	return registry.New(opt.Options)
 }
 
 func userAgent() string { return "kubevirt-disk/" + buildInfo().Version }
 
-// firstPatience is how long a command asks a registry that has not answered once. A person waits,
+// firstTimeout is how long a command asks a registry that has not answered once. A person waits,
 // and has perhaps mistyped its name. A daemon waits longer: it may start before its registry.
-const firstPatience = 10 * time.Second
+const firstTimeout = 10 * time.Second
 
 // levelsName is the directory for the levels of container images, inside the cache directory.
 const levelsName = "levels"

@@ -60,7 +60,7 @@ func NewSlots() *slots.Slots {
 // NewFarSlots makes the slots for the copying of disks whose images are far away. There are more of
 // them, because a worker waits nearly all the time and keeps its slot and its buffer meanwhile.
 func NewFarSlots() *slots.Slots {
-	opt := slots.Options{Buffer: hydrationChunk, Stall: 2 * farPatience}
+	opt := slots.Options{Buffer: hydrationChunk, Stall: 2 * farTimeout}
 	return slots.New(maxBuffers/hydrationChunk, opt)
 }
 

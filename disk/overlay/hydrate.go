@@ -30,9 +30,9 @@ const (
 
 // For an image that is far away:
 const (
-	// farPatience is how long a chunk may take to arrive. After that only one worker tries: asking
+	// farTimeout is how long a chunk may take to arrive. After that only one worker tries: asking
 	// more often does not bring the image back.
-	farPatience = 30 * time.Second
+	farTimeout = 30 * time.Second
 	// farRetry is the wait before that try.
 	farRetry = 5 * time.Second
 	// farPiece is the smallest read when a chunk is lost. Bytes.
@@ -398,7 +398,7 @@ func (h *hydration) copyRun(ctx context.Context, buf []byte, first, end int64) e
 // read reads a part of a chunk.
 func (h *hydration) read(ctx context.Context, p []byte, off int64) (int, error) {
 	if h.far {
-		patient, cancel := context.WithTimeout(ctx, farPatience)
+		patient, cancel := context.WithTimeout(ctx, farTimeout)
 		defer cancel()
 		ctx = patient
 	}

@@ -124,15 +124,15 @@ type connection interface {
 
 // connect makes the n-th connection of a load, to a LUN ("iscsi://host:port/target/1") or to an NBD
 // server ("nbd+unix:///?socket=path").
-func connect(target string, n int, l generatorLoad, patience time.Duration) (connection, error) {
+func connect(target string, n int, l generatorLoad, timeout time.Duration) (connection, error) {
 	if socket, ok := strings.CutPrefix(target, nbdScheme); ok {
-		return newNBDClient(socket, l, patience)
+		return newNBDClient(socket, l, timeout)
 	}
 	address, name, err := parseURL(target)
 	if err != nil {
 		return nil, err
 	}
-	return newInitiator(address, name, n, l, patience)
+	return newInitiator(address, name, n, l, timeout)
 }
 
 // generate runs a load for a time. The sessions log in before the time begins.

@@ -37,7 +37,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // newInitiator logs in as the n-th initiator of a load.
 func newInitiator(address, target string, n int, l generatorLoad,
-	patience time.Duration) (*initiator, error) {
+	timeout time.Duration) (*initiator, error) {
 	session, err := logIn(address, target, n, l.digests)
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func newInitiator(address, target string, n int, l generatorLoad,
 			return nil, err
 		}
 	}
-	w, err := newWire(session.nc, patience)
+	w, err := newWire(session.nc, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -224,7 +224,7 @@ func (i *initiator) handle(h []byte) error {
 	case opR2T:
 		return i.dataOut(h)
 	case opNOPIn, opAsync:
-		return nil // runs are shorter than any target's patience
+		return nil // runs are shorter than any target's timeout
 	default:
 		return fmt.Errorf("the target sent a PDU of opcode %#x", op)
 	}

@@ -31,7 +31,7 @@ const (
 )
 
 // newNBDClient connects to a server on a Unix socket. The size of its export must match the load.
-func newNBDClient(socket string, l generatorLoad, patience time.Duration) (*nbdClient, error) {
+func newNBDClient(socket string, l generatorLoad, timeout time.Duration) (*nbdClient, error) {
 	if l.write || l.digests || l.luns != 1 {
 		return nil, fmt.Errorf("%s: the NBD client only reads, and only one disk", l)
 	}
@@ -48,7 +48,7 @@ func newNBDClient(socket string, l generatorLoad, patience time.Duration) (*nbdC
 		return nil, fmt.Errorf("the NBD server on %s exports %d bytes, but %d are expected", socket,
 			size, l.size)
 	}
-	w, err := newWire(nc, patience)
+	w, err := newWire(nc, timeout)
 	if err != nil {
 		return nil, err
 	}

@@ -60,8 +60,8 @@ func machineTime() (time.Duration, error) {
 	return sumTicks(slices.Concat(fields[1:4], fields[6:8]))
 }
 
-// childless waits until the children of a process have ended, at most patience.
-func childless(pid int, patience time.Duration) error {
+// childless waits until the children of a process have ended, at most timeout.
+func childless(pid int, timeout time.Duration) error {
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 		if err != nil {
@@ -70,7 +70,7 @@ func childless(pid int, patience time.Duration) error {
 		switch {
 		case len(text) == 0:
 			return nil
-		case time.Since(begin) > patience:
+		case time.Since(begin) > timeout:
 			return fmt.Errorf("process %d still has the children %s", pid, text)
 		}
 	}

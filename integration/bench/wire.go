@@ -24,20 +24,20 @@ type wire struct {
 	skip int // bytes to drop before the next header
 	low  int // a read returns when this many bytes have arrived; 0: one
 
-	patience time.Duration
+	timeout time.Duration
 }
 
 const inBuffer = 512 << 10
 
 // newWire takes a connection over; the caller closes nc. A peer that is silent for longer than
-// patience counts as hanging. Go's poller does not know the descriptor. Otherwise each packet would
+// timeout counts as hanging. Go's poller does not know the descriptor. Otherwise each packet would
 // also wake a thread of the poller, and the server, as the sender, would pay for that.
-func newWire(nc net.Conn, patience time.Duration) (*wire, error) {
+func newWire(nc net.Conn, timeout time.Duration) (*wire, error) {
 	raw, err := nc.(syscall.Conn).SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{fd: -1, in: make([]byte, inBuffer), patience: patience}
+	w := &wire{fd: -1, in: make([]byte, inBuffer), timeout: timeout}
 	var dupErr error
 	if err := raw.Control(func(fd uintptr) {
 		w.fd,
@@ -45,7 +45,7 @@ func newWire(nc net.Conn, patience time.Duration) (*wire, error) {
 	}); err != nil || dupErr != nil {
 		return nil, errors.Join(err, dupErr)
 	}
-	limit := syscall.NsecToTimeval(int64(patience))
+	limit := syscall.NsecToTimeval(int64(timeout))
 	err = errors.Join(syscall.SetNonblock(w.fd, false),
 		syscall.SetsockoptTimeval(w.fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit),
 		syscall.SetsockoptTimeval(w.fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit))
@@ -134,7 +134,7 @@ func (w *wire) await() (arrived bool, err error) {
 		return true, nil // the read waits
 	}
 	fds := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
-	switch n, err := unix.Poll(fds, int(w.patience.Milliseconds())); {
+	switch n, err := unix.Poll(fds, int(w.timeout.Milliseconds())); {
 	case err == unix.EINTR:
 		return false, nil
 	case err != nil:

@@ -50,9 +50,9 @@ func decodeInto(to any) func(body io.Reader) error {
 	return func(body io.Reader) error { return json.NewDecoder(body).Decode(to) }
 }
 
-// patience is how long a daemon may say that content cannot be read now. It waits itself before it
-// says so.
-const patience = 2 * time.Minute
+// contentTimeout is how long a daemon may say that content cannot be read now. It waits itself
+// before it says so.
+const contentTimeout = 2 * time.Minute
 
 // ask asks for something of the snapshot. It asks again while the daemon waits for its image.
 func (r *Reader) ask(ctx context.Context, path string, more url.Values,
@@ -65,7 +65,7 @@ func (r *Reader) ask(ctx context.Context, path string, more url.Values,
 	}
 	for begin := time.Now(); ; {
 		err := askBy(ctx, r.by, http.MethodGet, path+"?"+q.Encode(), nil, read)
-		if !errors.Is(err, disk.ErrNotNow) || time.Since(begin) > patience {
+		if !errors.Is(err, disk.ErrNotNow) || time.Since(begin) > contentTimeout {
 			return err
 		}
 		select {

@@ -30,8 +30,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience limits what a test waits for. No result depends on how long something takes within it.
-const patience = time.Minute
+// timeout limits what a test waits for. No result depends on how long something takes within it.
+const timeout = time.Minute
 
 // running is a daemon in this process.
 type running struct {
@@ -108,7 +108,7 @@ func (r *running) awaitReady() {
 	case err := <-r.ended:
 		require.NoError(r.t, err)
 		require.Fail(r.t, "the daemon ended before it was ready")
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		require.Fail(r.t, "the daemon does not become ready")
 	}
 }
@@ -120,7 +120,7 @@ func (r *running) end() error {
 	select {
 	case err := <-r.ended:
 		return err
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		require.Fail(r.t, "the daemon does not end")
 		return nil
 	}

@@ -21,9 +21,9 @@ import (
 const (
 	// hookQuiet is how long QEMU must have been away after SIGTERM. It may be about to connect.
 	hookQuiet = 2 * time.Second
-	// hookPatience is how long QEMU may stay after the launcher has said that it has ended.
-	hookPatience = 30 * time.Second
-	hookPoll     = 50 * time.Millisecond
+	// hookTimeout is how long QEMU may stay after the launcher has said that it has ended.
+	hookTimeout = 30 * time.Second
+	hookPoll    = 50 * time.Millisecond
 	// hookClose is how long calls of the launcher may take at a stop.
 	hookClose = 2 * time.Second
 )
@@ -207,7 +207,7 @@ func (l *Launcher) waitForMachine(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-over:
-			over, late = nil, time.After(hookPatience)
+			over, late = nil, time.After(hookTimeout)
 		case <-late:
 			l.log.Warn("the machine has ended, but somebody still uses the disks: stopping",
 				zap.Int("connections", n))

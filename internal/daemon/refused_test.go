@@ -69,7 +69,7 @@ func TestFullStorageIsSeen(t *testing.T) {
 	s.MustGood(t, targettest.Write10(1, blocks, data))
 	require.Len(t, d.Status().LUNs[0].Troubles, 1)
 	require.NoError(t, os.Remove(filler))
-	testtool.Within(t, patience, func() bool {
+	testtool.Within(t, timeout, func() bool {
 		s.MustGood(t, targettest.Write10(1, lba, data))
 		return len(d.Status().LUNs[0].Troubles) == 0
 	}, "the trouble is over: %+v", func() any { return d.Status().LUNs[0].Troubles })
@@ -92,7 +92,7 @@ func TestRefusedLoginsAreSeen(t *testing.T) {
 		require.Error(t, err)
 	}
 	var all []status.RefusedLogin
-	testtool.Within(t, patience, func() bool { // the answer comes before the record
+	testtool.Within(t, timeout, func() bool { // the answer comes before the record
 		all = d.Status().RefusedLogins
 		return len(all) == 1 && all[0].Count == 3
 	}, "three are counted: %+v", func() any { return all })

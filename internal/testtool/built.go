@@ -15,11 +15,11 @@ import (
 	"kubevirt.io/disk/internal/flock"
 )
 
-// buildPatience is how long the tests of a package wait for a build. After that, they no longer do.
-const buildPatience = 40 * time.Minute
+// buildTimeout is how long the tests of a package wait for a build. After that, they no longer do.
+const buildTimeout = 40 * time.Minute
 
 // waitEnds is when the tests of this package stop waiting. The first that waits sets it.
-var waitEnds = sync.OnceValue(func() time.Time { return time.Now().Add(buildPatience) })
+var waitEnds = sync.OnceValue(func() time.Time { return time.Now().Add(buildTimeout) })
 
 // Built requires files that a script builds into a directory. While the script holds the file
 // "lock" there, Built waits for them. If one is missing then, the test is skipped, or fails if

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Patience is how long a test waits for an event that does not depend on speed. It is many times
+// Timeout is how long a test waits for an event that does not depend on speed. It is many times
 // what the event needs, because a busy machine can be that much slower.
-const Patience = time.Minute
+const Timeout = time.Minute
 
 // The pause between two looks is a part of the time that a test has waited already, within bounds:
 // fast events are seen at once, and slow ones cost few looks. A look that takes long itself, like a
@@ -21,16 +21,16 @@ const (
 )
 
 // Eventually waits until a condition is met that somebody else brings about, and fails the test if
-// that takes longer than Patience. says tells what the condition means, as for fmt.Sprintf. An
+// that takes longer than Timeout. says tells what the condition means, as for fmt.Sprintf. An
 // argument that is a func() any is called if the test fails: so the message tells what was there
 // instead. The condition is asked in the goroutine of the test, so it may fail the test itself.
 func Eventually(t testing.TB, met func() bool, says ...any) {
 	t.Helper()
-	Within(t, Patience, met, says...)
+	Within(t, Timeout, met, says...)
 }
 
-// Within is Eventually with another patience.
-func Within(t testing.TB, patience time.Duration, met func() bool, says ...any) {
+// Within is Eventually with another timeout.
+func Within(t testing.TB, timeout time.Duration, met func() bool, says ...any) {
 	t.Helper()
 	for began := time.Now(); ; {
 		look := time.Now()
@@ -38,8 +38,8 @@ func Within(t testing.TB, patience time.Duration, met func() bool, says ...any) 
 			return
 		}
 		waited, took := time.Since(began), time.Since(look)
-		if waited > patience {
-			t.Fatalf("not met within %v%s", patience, told(says))
+		if waited > timeout {
+			t.Fatalf("not met within %v%s", timeout, told(says))
 		}
 		time.Sleep(max(min(max(waited/pausePart, leastPause), mostPause), pauseLooks*took))
 	}

@@ -26,7 +26,7 @@ func TestUploadToAWrongAddress(t *testing.T) {
 		require.NoError(t, err)
 		defer c.Close()
 		_, err = c.Upload(t.Context(), "vm", bytes.NewReader(make([]byte, 512)), 512,
-			UploadOptions{Again: again, Patience: time.Second})
+			UploadOptions{Again: again, Timeout: time.Second})
 		return err
 	}
 	for server, want := range map[string]string{

@@ -20,8 +20,8 @@ import (
 
 // UploadOptions are the options of an upload. The zero value works.
 type UploadOptions struct {
-	// Patience is how long an upload goes on trying while no data gets through. 0: two minutes.
-	Patience time.Duration
+	// Timeout is how long an upload goes on trying while no data gets through. 0: two minutes.
+	Timeout time.Duration
 	// Sent is called with the number of bytes that the server has, or that are on their way to it.
 	// The number may go down.
 	Sent func(bytes int64)
@@ -30,12 +30,12 @@ type UploadOptions struct {
 }
 
 const (
-	defaultPatience = 2 * time.Minute
+	defaultTimeout = 2 * time.Minute
 	// firstWait and lastWait bound the pause before another try. It doubles each time.
 	firstWait = 200 * time.Millisecond
 	lastWait  = 10 * time.Second
-	// answerPatience is how long the server may take to say how much of an upload it has.
-	answerPatience = 30 * time.Second
+	// answerTimeout is how long the server may take to say how much of an upload it has.
+	answerTimeout = 30 * time.Second
 	// stuck is how long a connection may accept nothing before it is given up.
 	stuck = time.Minute
 )
@@ -49,8 +49,8 @@ const (
 // upload.
 func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size int64,
 	opt UploadOptions) (api.Volume, error) {
-	if opt.Patience == 0 {
-		opt.Patience = defaultPatience
+	if opt.Timeout == 0 {
+		opt.Timeout = defaultTimeout
 	}
 	if opt.Sent == nil {
 		opt.Sent = func(int64) {}
@@ -79,9 +79,9 @@ func (c *Client) Upload(ctx context.Context, name string, from io.ReaderAt, size
 		if fatal := u.fatal(err); fatal != nil {
 			return api.Volume{}, fatal
 		}
-		if time.Since(u.moved) > opt.Patience {
+		if time.Since(u.moved) > opt.Timeout {
 			return api.Volume{}, fmt.Errorf("the upload made no progress for %s and is given up "+
-				"at %d of %d bytes: %w", opt.Patience, u.offset, size, err)
+				"at %d of %d bytes: %w", opt.Timeout, u.offset, size, err)
 		}
 		opt.Again(err)
 		select {
@@ -193,7 +193,7 @@ func (u *upload) request(ctx context.Context, method, path string, body io.Reade
 
 // begin makes the upload, or finds the one that an earlier process has begun.
 func (u *upload) begin(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	answer, err := u.request(ctx, http.MethodPut, "/volume/"+url.PathEscape(u.name)+"/data", nil, 0,
 		"Upload-Complete", "?0", "Upload-Length", strconv.FormatInt(u.size, 10))
@@ -228,7 +228,7 @@ func (u *upload) takeUp(location string, refused error) error {
 
 // ask asks how much the server has.
 func (u *upload) ask(ctx context.Context) (api.Volume, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	answer, err := u.request(ctx, http.MethodHead, u.at, nil, 0)
 	if err != nil {

@@ -34,9 +34,9 @@ type Server struct {
 	opt    Options
 	access *access
 	http   http.Server
-	// patience is how long the server reads from a client that it refuses.
-	patience time.Duration
-	most     int // connections
+	// timeout is how long the server reads from a client that it refuses.
+	timeout time.Duration
+	most    int // connections
 	// grace is how long a client has at least to show that it may ask.
 	grace time.Duration
 }
@@ -67,7 +67,7 @@ func New(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{opt: opt, access: a, patience: refusedTimeout, most: maxConnections,
+	s := &Server{opt: opt, access: a, timeout: refusedTimeout, most: maxConnections,
 		grace: strangerTime}
 	s.http = http.Server{
 		Handler:           s.handler(),
@@ -146,8 +146,8 @@ func (s *Server) handler() http.Handler {
 func (s *Server) turnAway(w http.ResponseWriter, r *http.Request, err *api.Error) {
 	control := http.NewResponseController(w)
 	// An error means that the connection has no deadlines, as in tests.
-	_ = control.SetReadDeadline(time.Now().Add(s.patience))
-	_ = control.SetWriteDeadline(time.Now().Add(s.patience))
+	_ = control.SetReadDeadline(time.Now().Add(s.timeout))
+	_ = control.SetWriteDeadline(time.Now().Add(s.timeout))
 	w.Header().Set("Connection", "close") // and it must not keep a connection
 	if err.Code == api.CodeUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="volumes"`)

@@ -53,7 +53,7 @@ func serve(t *testing.T, access Access) *running {
 	s, err := New(Options{Volumes: m, Access: access, Log: zap.New(core),
 		Portal: func(net.Addr) (string, string) { return "127.0.0.1", "3260" }})
 	require.NoError(t, err)
-	s.patience = time.Minute // the machine may be slow
+	s.timeout = time.Minute // the machine may be slow
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	served := make(chan error, 1)

@@ -235,6 +235,6 @@ func TestClientGivesUp(t *testing.T) {
 	}()
 	c := newClient(t, l.Addr().String())
 	_, err = c.Upload(t.Context(), "vm", bytes.NewReader(rawDisk(512)), 512,
-		client.UploadOptions{Patience: time.Millisecond})
+		client.UploadOptions{Timeout: time.Millisecond})
 	require.ErrorContains(t, err, "no progress")
 }

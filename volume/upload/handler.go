@@ -34,10 +34,10 @@ type Options struct {
 //	.../{name}/data            the content of a volume
 //	.../{name}/data/{upload}   one upload that can be resumed
 type Handler struct {
-	opt      Options
-	log      *zap.Logger
-	slots    slots
-	patience time.Duration // how long the rest of a refused upload is read
+	opt     Options
+	log     *zap.Logger
+	slots   slots
+	timeout time.Duration // how long the rest of a refused upload is read
 
 	bytes, done, failed atomic.Uint64
 }
@@ -48,7 +48,7 @@ func New(opt Options) *Handler {
 		opt.Log = zap.NewNop()
 	}
 	return &Handler{opt: opt, log: opt.Log, slots: slots{all: map[string]*slot{}},
-		patience: lingerTime}
+		timeout: lingerTime}
 }
 
 // Close ends all running requests. Resumable uploads keep the data that has come.
@@ -131,7 +131,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	_ = control.SetWriteDeadline(time.Now().Add(silence))
 	if r.ContentLength != 0 {
 		// The answer may have to wait for data that may never come.
-		_ = control.SetReadDeadline(time.Now().Add(h.patience))
+		_ = control.SetReadDeadline(time.Now().Add(h.timeout))
 	}
 	h.opt.Refuse(w, r, explain(err))
 }

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// lingerTime is Handler.patience.
+	// lingerTime is Handler.timeout.
 	lingerTime = 5 * time.Second
 	// lingerBytes is how much is read: the buffers of a fast connection, and the data that a busy
 	// client sends before it looks for an answer.
@@ -21,7 +21,7 @@ func (h *Handler) linger(w http.ResponseWriter, r *http.Request) {
 		return // HTTP/2 can end one request without the others
 	}
 	control := http.NewResponseController(w)
-	if control.Flush() != nil || control.SetReadDeadline(time.Now().Add(h.patience)) != nil {
+	if control.Flush() != nil || control.SetReadDeadline(time.Now().Add(h.timeout)) != nil {
 		return
 	}
 	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes) // the client has its answer by now

@@ -46,7 +46,7 @@ func (c *busyClient) send() error {
 // for an answer still learns why it was refused.
 func TestRefusalReachesABusyClient(t *testing.T) {
 	s := newServer(t)
-	s.handler.patience = patience // the machine may be slow
+	s.handler.timeout = timeout // the machine may be slow
 	s.volumes.add(t, "small", 1<<20)
 	s.volumes.add(t, "vm", 0)
 	s.create(t, "taken", -1)

@@ -23,8 +23,8 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 )
 
-// patience is how long a test waits for something that happens soon.
-const patience = time.Minute
+// timeout is how long a test waits for something that happens soon.
+const timeout = time.Minute
 
 // create begins an upload that can be resumed, without data, and returns its address.
 func (s *server) create(t *testing.T, name string, length int64, headers ...string) string {

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// remotePatience is how long a server may be unreachable while the daemon starts.
-	remotePatience = time.Minute
-	remotePause    = time.Second
+	// remoteTimeout is how long a server may be unreachable while the daemon starts.
+	remoteTimeout = time.Minute
+	remotePause   = time.Second
 )
 
 // findRemotes connects to the disks of other servers. After an error the caller still closes what
@@ -52,7 +52,7 @@ func (s *Sources) openRemote(ctx context.Context, u options.Remote) (*nbd.Remote
 		if err == nil {
 			return r, nil
 		}
-		if !nbd.Unreachable(err) || time.Since(began) > remotePatience {
+		if !nbd.Unreachable(err) || time.Since(began) > remoteTimeout {
 			return nil, err
 		}
 		s.opt.Log.Warn("a disk's server cannot be reached yet: trying again", zap.Error(err))

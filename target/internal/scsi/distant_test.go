@@ -76,19 +76,19 @@ func newHalfBench(t *testing.T, stores int) (*bench, *halfDisk) {
 	return b, half
 }
 
-// patience is an Executor that gives a command a limited time, and counts how often it waits.
-type patience struct {
+// timeout is an Executor that gives a command a limited time, and counts how often it waits.
+type timeout struct {
 	time.Duration
 	waits int
 }
 
-func (p *patience) Waits() (time.Duration, error) {
+func (p *timeout) Waits() (time.Duration, error) {
 	p.waits++
 	return p.Duration, nil
 }
 
 // held carries out a command whose data is sent in one piece, if it has any.
-func (b *bench) held(p *patience, cdb, data []byte) result {
+func (b *bench) held(p *timeout, cdb, data []byte) result {
 	t := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(data)),
 		Request: serving.Request{Executor: p}}
 	copy(t.CDB[:], cdb)
@@ -114,7 +114,7 @@ func TestNotNowIsUndone(t *testing.T) {
 			b, half := newHalfBench(t, len(old))
 			b.write(0, old)
 			half.stores = 8 * BlockSize
-			short := &patience{Duration: time.Millisecond}
+			short := &timeout{Duration: time.Millisecond}
 			require.Equal(t, "BUSY", b.held(short, c.cdb, c.data).outcome())
 			require.Equal(t, old, b.read(0, 16))
 			half.stores = len(old)
@@ -126,7 +126,7 @@ func TestNotNowIsUndone(t *testing.T) {
 			b.write(0, old)
 			half.stores = 8 * BlockSize
 			task := &Task{Nexus: b.nexus, LUN: lun1, Offered: int64(len(c.data)),
-				Request: serving.Request{Executor: &patience{Duration: time.Hour}}}
+				Request: serving.Request{Executor: &timeout{Duration: time.Hour}}}
 			copy(task.CDB[:], c.cdb)
 			require.NoError(t, b.d.Prepare(task))
 			ended := make(chan error)
@@ -149,7 +149,7 @@ func TestNotNowIsUndone(t *testing.T) {
 					}
 				}
 			}
-			short := &patience{Duration: time.Millisecond}
+			short := &timeout{Duration: time.Millisecond}
 			got := b.held(short, c.cdb, c.data).outcome()
 			require.Equal(t, "3/0c/00", got, "BUSY would hide it")
 		})
@@ -162,7 +162,7 @@ func TestDistantTimeBeginsAnew(t *testing.T) {
 	const steps = 4
 	b, half := newHalfBench(t, 0)
 	verify := cdb("8f 00 0000000000000000 00000800 00 00") // VERIFY(16) of 1 MiB
-	require.Equal(t, "GOOD", b.held(&patience{Duration: time.Hour}, verify, nil).outcome())
+	require.Equal(t, "GOOD", b.held(&timeout{Duration: time.Hour}, verify, nil).outcome())
 	require.Len(t, half.calls, 2*steps)
 	for i := range steps {
 		require.Equal(t, half.until[2*i], half.until[2*i+1], "what brings nothing costs its time")
@@ -176,7 +176,7 @@ func TestDistantTimeBeginsAnew(t *testing.T) {
 func TestExecutorIsTold(t *testing.T) {
 	far := disktest.NewDistant(disktest.NewMemory(testBlocks * BlockSize))
 	b := newBench(t, func(l *LUN) { l.Disk = far })
-	p := &patience{Duration: time.Hour}
+	p := &timeout{Duration: time.Hour}
 	read := func() (waited bool) {
 		task := &Task{Nexus: b.nexus, LUN: lun1, Request: serving.Request{Executor: p}}
 		copy(task.CDB[:], cdb("28 00 00000000 00 0001 00"))
