@@ -138,7 +138,8 @@ func TestHookCannotKeepItsAnswer(t *testing.T) {
 	require.NoError(t, os.Chown(s.nbd()+".answer", 107, 107))
 	p = s.start("serve")
 	p.until("the launcher is told", func() bool {
-		return p.logged("the machine cannot start, and KubeVirt's launcher is told why", "error") != nil
+		return p.logged("the machine cannot start, and KubeVirt's launcher is told why",
+			"error") != nil
 	})
 	_, err = s.launcher(p).define()
 	require.ErrorContains(t, err, "whether the disks of this pod are refused")

@@ -199,7 +199,7 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 			return nil, fmt.Errorf("disk %q has failed: %s", l.Image, l.Failure)
 		}
 		_, elsewhere := far[l.LUN]
-		disks = append(disks, kubevirt.Disk{Number: l.LUN, Elsewhere: elsewhere, Export: libvirt.Export{
+		export := libvirt.Export{
 			Name:       d.nbd.Export(l.LUN),
 			Socket:     d.opt.Hook.LauncherNBD(),
 			Reconnect:  hookReconnect,
@@ -207,7 +207,8 @@ func (d *Daemon) putDisks(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 			ReadOnly:   l.ReadOnly,
 			Serial:     l.Serial,
 			BlockSize:  l.BlockSize,
-		}})
+		}
+		disks = append(disks, kubevirt.Disk{Number: l.LUN, Elsewhere: elsewhere, Export: export})
 	}
 	domain, err := kubevirt.Edit(c, disks, d.opt.Hook.Container)
 	if err != nil || !c.Arrives() {

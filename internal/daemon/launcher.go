@@ -78,8 +78,8 @@ func (l *Launcher) answer(ctx context.Context, c kubevirt.Call) ([]byte, error) 
 }
 
 // Claim has the launcher ask for the disks before there are any, and returns where the machine says
-// that this container has its claim: see kubevirt.Call. The launcher gets its answer from the daemon
-// that attends to it later, or by Refuse.
+// that this container has its claim: see kubevirt.Call. The launcher gets its answer from the
+// daemon that attends to it later, or by Refuse.
 func (l *Launcher) Claim(ctx context.Context) (dir string, said bool, err error) {
 	if err := l.listen(); err != nil {
 		return "", false, err
