@@ -19,6 +19,8 @@ TEST_FUZZTIME ?= 1s
 BENCHFLAGS ?=
 # The name that `make image` gives the base image.
 IMAGE ?= kubevirt.io:disk
+# Further options of scripts/tools/chart.
+CHARTFLAGS ?=
 # The name that `make adapter-image` gives the image with the kernel for container images.
 ADAPTER_IMAGE ?= kubevirt.io:adapter
 # The name that `make controller-image` gives the image of the Kubernetes controller.
@@ -27,7 +29,7 @@ CONTROLLER_IMAGE ?= kubevirt.io:disk-controller
 MACHINE := cache/machine
 
 .DEFAULT_GOAL := help
-.PHONY: build generate controller controller-image image adapter-image machine run run-container test test-cluster test-ci test-nightly test-quick check lint fuzz bench peers demo clean help FORCE
+.PHONY: build generate manifests controller controller-image image adapter-image machine run run-container test test-cluster test-ci test-nightly test-quick check lint fuzz bench peers demo clean help FORCE
 
 build: $(BIN) $(BIN)-linux-arm64 ## Build the static binaries into bin/ (this machine's, and linux/arm64)
 
@@ -37,9 +39,14 @@ $(BIN): FORCE
 $(BIN)-linux-amd64 $(BIN)-linux-arm64: $(BIN)-linux-%: FORCE
 	GOARCH=$* $(BUILD) -o $@ ./cmd/kubevirt-disk
 
-generate: ## Make what is made from the Kubernetes API types, the chart and the messages of KubeVirt's hooks (needs protoc)
+generate: ## Make what is made from the Kubernetes API types and the messages of KubeVirt's hooks (needs protoc)
 	scripts/generate.sh
 	scripts/generate-proto.sh
+
+manifests: ## Write bin/kubevirt-disk-controller.yaml, for kubectl apply, from the Helm chart (CHARTFLAGS='-set KEY=VALUE' changes its values)
+	mkdir -p bin
+	$(GO) run -C scripts/tools ./chart -manifest -set namespace.create=true -set images.controller='$(CONTROLLER_IMAGE)' \
+		-set images.server='$(IMAGE)' $(CHARTFLAGS) >bin/kubevirt-disk-controller.yaml
 
 controller: $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64 ## Build kubevirt-disk-controller, for Kubernetes, into bin/
 

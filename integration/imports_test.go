@@ -78,8 +78,6 @@ var importRules = []importRule{
 		"google.golang.org/grpc/..."}, why: "gRPC is KubeVirt's"},
 	{pkg: "cmd/kubevirt-disk", never: []string{"google.golang.org/grpc/..."}, deep: true,
 		why: "two servers of gRPC do not fit into the binary"},
-	{pkg: "kubernetes/config", only: []string{}, foreign: []string{}, deep: true,
-		why: "what is installed is text"},
 	{pkg: "kubernetes/controller/...", never: []string{"target/...", "internal/daemon", "registry",
 		"disk/..."}, deep: true,
 		why: "the controller makes objects, and serves no disk"},

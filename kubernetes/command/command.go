@@ -110,11 +110,10 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&s.options.ReadWriteOnce, "read-write-once", nil,
 		"a storage class whose volumes do not support ReadWriteOncePod, can be repeated; *: all "+
 			"of them")
-	f.StringVar(&s.webhook.Listen, "webhook-listen", "",
-		"address of the webhook that gives pods their disks, as :9443; empty: none, because the "+
-			"API server does it by policies")
+	f.StringVar(&s.webhook.Listen, "webhook-listen", ":9443",
+		"address of the webhook that gives pods their disks")
 	f.StringVar(&s.service, "webhook-service", "",
-		"NAMESPACE/NAME of the Service of the webhook")
+		"NAMESPACE/NAME of the Service by which the API server finds the webhook")
 	f.StringVar(&s.options.SnapshotClass, "snapshot-class", "",
 		"VolumeSnapshotClass for population Snapshot; empty: the driver's default")
 	f.StringVar(&s.options.PullSecret, "pull-secret", "",
@@ -180,12 +179,10 @@ func (s *settings) run(ctx context.Context, stderr io.Writer) error {
 	if err := s.options.Check(); err != nil {
 		return err
 	}
-	if s.webhook.Listen != "" {
-		s.webhook.Namespace, s.webhook.Service, _ = strings.Cut(s.service, "/")
-		s.webhook.Inject.Server = s.options.Server
-		if err := s.webhook.Check(); err != nil {
-			return err
-		}
+	s.webhook.Namespace, s.webhook.Service, _ = strings.Cut(s.service, "/")
+	s.webhook.Inject.Server, s.webhook.Namespaces = s.options.Server, s.namespaces
+	if err := s.webhook.Check(); err != nil {
+		return err
 	}
 	config, err := s.config()
 	if err != nil {
@@ -258,12 +255,10 @@ func (s *settings) manager(config *rest.Config) (ctrl.Manager, error) {
 	if err := controllermetrics.Registry.Register(metrics.New(mgr.GetCache())); err != nil {
 		return nil, err
 	}
-	if s.webhook.Listen != "" {
-		if err := webhook.Setup(mgr, s.webhook); err != nil {
-			return nil, err
-		}
+	if err := webhook.Setup(mgr, s.webhook); err != nil {
+		return nil, err
 	}
-	s.options.Namespaces, s.options.Webhook = s.namespaces, s.webhook.Listen != ""
+	s.options.Namespaces = s.namespaces
 	return mgr, controller.Setup(mgr, s.options)
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"io"
-	"os"
 	"strings"
 	"testing"
 
@@ -11,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 )
 
 func TestWrongUsage(t *testing.T) {
@@ -32,13 +33,11 @@ func TestWrongUsage(t *testing.T) {
 		{args: []string{"--webhook-listen=9443"},
 			says: `webhook-listen: "9443" is not an address with a port: write it as :9443`},
 		{args: []string{"--webhook-listen=:0"}, says: `":0" is not an address with a port`},
-		{args: []string{"--webhook-listen=:9443"},
-			says: "webhook-service: the webhook needs the Service"},
-		{args: []string{"--webhook-listen=:9443", "--webhook-service=disks"},
-			says: "write it as NAMESPACE/NAME"},
-		{args: []string{"--webhook-listen=:9443", "--webhook-service=a/b", "--server-image="},
+		{says: "webhook-service: the webhook needs the Service"},
+		{args: []string{"--webhook-service=disks"}, says: "write it as NAMESPACE/NAME"},
+		{args: []string{"--webhook-service=a/b", "--server-image="},
 			says: "server-image: it is missing"},
-		{args: []string{"--kubeconfig=/nonexistent"},
+		{args: []string{"--webhook-service=a/b", "--kubeconfig=/nonexistent"},
 			says: "the configuration of the API server cannot be read: "},
 	} {
 		for name, value := range c.env {
@@ -62,16 +61,24 @@ func TestVersion(t *testing.T) {
 
 // TestArgumentsOfTheChart checks that the command takes the arguments of the chart's Deployments.
 func TestArgumentsOfTheChart(t *testing.T) {
-	const chart = "../../kubernetes/integration/admission/testdata/"
-	for file, namespaces := range map[string][]string{
-		"../../deploy/kubevirt-disk-controller.yaml": nil,
-		chart + "policy.yaml":                        {"vms-1", "vms-2"},
-		chart + "webhook.yaml":                       {"vms-1", "vms-2"},
-	} {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
+	const some = `
+namespaces: [vms-1, vms-2]
+usageTypes: {fast: ssd}
+readWriteOnce: [old]
+snapshotClass: snapshots
+pullSecret: registry
+pullCA: our-ca
+followRegistries: [registry.example.com/vm]
+signatures: {policies: {default: {default: allow}}, registrySecret: registry, registryCA: our-ca}
+persistentVolumes: {create: true}
+localDisks: {move: true}
+claims: {fill: true}
+without: [pets, exports]
+`
+	for values, namespaces := range map[string][]string{"": nil, some: {"vms-1", "vms-2"}} {
+		text := controllertest.Chart(t, "chart-system", values)
 		found := false
-		for document := range strings.SplitSeq(string(text), "\n---\n") {
+		for document := range strings.SplitSeq(text, "\n---\n") {
 			var d appsv1.Deployment
 			if !strings.Contains(document, "kind: Deployment\n") {
 				continue
@@ -79,18 +86,18 @@ func TestArgumentsOfTheChart(t *testing.T) {
 			require.NoError(t, yaml.Unmarshal([]byte(document), &d))
 			found = true
 			var s settings
-			flags := pflag.NewFlagSet(file, pflag.ContinueOnError)
+			flags := pflag.NewFlagSet("chart", pflag.ContinueOnError)
 			s.flags(flags)
 			args := d.Spec.Template.Spec.Containers[0].Args
-			require.NoError(t, flags.Parse(args), file)
-			require.Empty(t, flags.Args(), file)
-			require.Equal(t, namespaces, s.namespaces, file)
+			require.NoError(t, flags.Parse(args), values)
+			require.Empty(t, flags.Args(), values)
+			require.Equal(t, namespaces, s.namespaces, values)
 			var stderr bytes.Buffer
 			args = append(args, "--kubeconfig=/nonexistent")
-			require.Equal(t, exitUsage, run(args, io.Discard, &stderr), file)
+			require.Equal(t, exitUsage, run(args, io.Discard, &stderr), values)
 			require.Contains(t, stderr.String(),
-				"the configuration of the API server cannot be read", file)
+				"the configuration of the API server cannot be read", values)
 		}
-		require.True(t, found, file)
+		require.True(t, found, values)
 	}
 }

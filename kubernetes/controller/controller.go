@@ -27,7 +27,6 @@ import (
 	"kubevirt.io/disk/kubernetes/controller/hydration"
 	"kubevirt.io/disk/kubernetes/controller/identity"
 	"kubevirt.io/disk/kubernetes/controller/local"
-	"kubevirt.io/disk/kubernetes/controller/missed"
 	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/controller/pet"
 	"kubevirt.io/disk/kubernetes/controller/pod"
@@ -64,8 +63,6 @@ type Options struct {
 	MoveImage string
 	// FillClaims fills the claims that name a VMImage as their source.
 	FillClaims bool
-	// Webhook says that the webhook of this product makes pods, and not the API server's policies.
-	Webhook bool
 	// Volumes makes the PersistentVolumes that identities with attachment Service ask for.
 	Volumes bool
 	// Namespaces to work in, as given to Cache; none: all.
@@ -173,8 +170,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			Concurrency: o.Concurrency}),
 		follow.Setup(mgr, &follow.Reconciler{Verifier: verifier, Options: follow.Options{
 			Registries: o.Follow, Concurrency: o.Concurrency}}),
-		missed.Setup(mgr, o.Namespaces),
-		hydration.Setup(mgr, hydration.Options{Told: o.Webhook, Concurrency: o.Concurrency}),
+		hydration.Setup(mgr, hydration.Options{Concurrency: o.Concurrency}),
 	)
 }
 

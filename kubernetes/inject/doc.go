@@ -1,10 +1,6 @@
 // Package inject has the work of admission on a pod that names a VMIdentitySet: it gives the pod
 // its disk, and a scheduling gate that holds it until the disk is ready, or it refuses the pod.
 //
-// In a cluster with MutatingAdmissionPolicy the API server does the same by the policies of
-// kubernetes/config, which a test compares with this package. Elsewhere, a webhook calls this
-// package.
-//
 // What a pod gets from a set with attachment Sidecar:
 //
 //   - the scheduling gate api.Gate, and the labels api.LabelIdentity and api.LabelSet;

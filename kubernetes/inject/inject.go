@@ -203,8 +203,7 @@ func has(pod *corev1.Pod, o Options, d Disk, set *api.VMIdentitySet) bool {
 		(there[imageVolume] == (sidecar && needs) || there[imageVolume] && sidecar && may)
 }
 
-// refuse returns why a pod that is about to be made cannot have its disk. The policies of
-// kubernetes/config make the same checks in the same order.
+// refuse returns why a pod that is about to be made cannot have its disk.
 func refuse(pod *corev1.Pod, o Options, sets namedSets) error {
 	if err := Strange(pod); err != nil {
 		return err
@@ -307,7 +306,7 @@ func named(pod *corev1.Pod, disks []Disk) error {
 
 func missing(pod *corev1.Pod, d Disk) error {
 	return fmt.Errorf("there is no VMIdentitySet %q in namespace %q: make it first, or correct "+
-		"the pod's annotation. If it was made just now, try again", d.Set, pod.Namespace)
+		"the pod's annotation", d.Set, pod.Namespace)
 }
 
 // taken reports whether a container or a volume has a name.
@@ -427,8 +426,7 @@ func same(before, after map[string]string, key string) bool {
 	return had == has && was == is
 }
 
-// Identity checks that an existing VMIdentity is the one that a pod asks for. Policies cannot check
-// that. In clusters with policies, the controller finds the difference, and the pod keeps its gate.
+// Identity checks that an existing VMIdentity is the one that a pod asks for.
 func Identity(d Disk, set *api.VMIdentitySet, identity *api.VMIdentity) error {
 	advice := "name that set, or another disk by the annotation " + d.nameIt()
 	// A VMIdentity that a person made, or restored, may be of no set.

@@ -116,9 +116,8 @@ func TestLegacyAnnotations(t *testing.T) {
 	require.False(t, inject.Asks(&corev1.Pod{}))
 }
 
-// kubernetes/integration has the cases that are refused, for this package and for the policies, on
-// an API server. Here is what needs no server: a refused pod is not changed, and a second call
-// for the same pod changes nothing more.
+// kubernetes/integration has the cases that are refused, on an API server. Here is what needs no
+// server: a refused pod is not changed, and a second call for the same pod changes nothing more.
 func TestRefusedIsUnchanged(t *testing.T) {
 	pod := aPod(func(p *corev1.Pod) {
 		p.Spec.Containers[0].Image = "registry.example.com:5000/fedora"

@@ -100,6 +100,7 @@ func TestWatchLost(t *testing.T) {
 	w.remove(&corev1.Pod{}, "first")
 	w.reasons("kept", "ImageDiffers")
 
+	p.ServeWebhook(t, systemNamespace, account, "kubevirt.io:disk", w.ns) // of another replica
 	wire.cut()
 	w.remove(&v1alpha1.VMIdentitySet{}, "renewed")
 	w.apply(set("renewed", ""))

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -34,16 +35,9 @@ const (
 func install(t testing.TB, p *plane.Plane) {
 	t.Helper()
 	installed.Do(func() {
-		p.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", manifest(t))
+		p.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-f",
+			controllertest.Manifest(t))
 	})
-}
-
-// manifest is the file with which people install the product.
-func manifest(t testing.TB) string {
-	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
-	return filepath.Join(root, "deploy/kubevirt-disk-controller.yaml")
 }
 
 var installed sync.Once
@@ -201,6 +195,7 @@ type running struct {
 	t      testing.TB
 	cmd    *exec.Cmd
 	health string
+	hook   string // where its webhook listens
 	log    string
 	done   chan struct{}
 }
@@ -217,14 +212,15 @@ func runController(t testing.TB, binary string, config *rest.Config, args ...str
 	dir := t.TempDir()
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	require.NoError(t, plane.Kubeconfig(config, kubeconfig))
-	r := &running{t: t, health: plane.FreeAddress(t), log: filepath.Join(dir, "log"),
-		done: make(chan struct{})}
+	r := &running{t: t, health: plane.FreeAddress(t), hook: plane.FreeAddress(t),
+		log: filepath.Join(dir, "log"), done: make(chan struct{})}
 	log, err := os.Create(r.log)
 	require.NoError(t, err)
 	defer log.Close()
 	r.cmd = exec.Command(binary, append([]string{"--kubeconfig=" + kubeconfig,
 		"--leader-election-namespace=" + systemNamespace, "--metrics-listen=0",
-		"--health-listen=" + r.health}, args...)...)
+		"--health-listen=" + r.health, "--webhook-listen=" + r.hook,
+		"--webhook-service=" + systemNamespace + "/kubevirt-disk-webhook"}, args...)...)
 	r.cmd.Stdout, r.cmd.Stderr = log, log
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(t, r.cmd.Start())
@@ -242,7 +238,7 @@ func runController(t testing.TB, binary string, config *rest.Config, args ...str
 	return r
 }
 
-// ready waits until /readyz reports that it is ready.
+// ready waits until /readyz reports that it is ready, and the API server asks it about pods.
 func (r *running) ready() {
 	r.t.Helper()
 	var last any
@@ -256,6 +252,7 @@ func (r *running) ready() {
 		last = answer.Status
 		return answer.StatusCode == http.StatusOK
 	}, "it is ready: %v", func() any { return last })
+	plane.Get(r.t).Webhook(r.t, r.hook)
 }
 
 // terminate ends it like Kubernetes, and returns its exit status.

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 	"kubevirt.io/disk/registry/registrytest"
 )
@@ -21,20 +22,17 @@ import (
 // has, for the account and the namespaces of the manifest.
 func signaturePolicies(t *testing.T) string {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
-	text, err := os.ReadFile(filepath.Join(root,
-		"kubernetes/integration/admission/testdata/policy.yaml"))
-	require.NoError(t, err)
+	text := controllertest.Chart(t, systemNamespace,
+		"signatures: {policies: {default: {default: allow}}}")
 	var all []string
-	for document := range strings.SplitSeq(string(text), "\n---\n") {
+	for document := range strings.SplitSeq(text, "\n---\n") {
 		if strings.Contains(document, "templates/signatures.yaml\n") &&
 			!strings.Contains(document, "kind: ConfigMap\n") {
 			all = append(all, document)
 		}
 	}
 	require.Len(t, all, 4)
-	return strings.ReplaceAll(strings.Join(all, "\n---\n"), "chart-system", systemNamespace) + `
+	return strings.Join(all, "\n---\n") + `
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -56,11 +54,7 @@ func (w *world) plainPod(name string) {
 	pod := gatedPod(w.ns, name, "set", name)
 	pod.Labels, pod.Spec.InitContainers, pod.Spec.Volumes = nil, nil, nil
 	pod.Spec.SchedulingGates, pod.Spec.Containers[0].VolumeMounts = nil, nil
-	var err error
-	testtool.Within(w.t, patience, func() bool {
-		err = w.p.Client.Create(w.t.Context(), pod.DeepCopy())
-		return err == nil
-	}, "pod %s is made: %v", name, func() any { return err })
+	require.NoError(w.t, w.p.Client.Create(w.t.Context(), pod))
 }
 
 // signedWorld is a world with a registry, and with a policy that wants the images of its namespace

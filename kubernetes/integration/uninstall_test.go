@@ -13,11 +13,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/disk/internal/testtool"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
-// uninstalling are the commands of docs/kubernetes.md, without `kubectl`, and with paths relative
-// to this directory.
+// uninstalling are the commands of docs/kubernetes.md, without `kubectl`, and with the manifest as
+// `make manifests` writes it.
 func uninstalling(t *testing.T) (commands [][]string) {
 	t.Helper()
 	root, err := plane.Root()
@@ -26,12 +27,13 @@ func uninstalling(t *testing.T) (commands [][]string) {
 	require.NoError(t, err)
 	_, section, found := strings.Cut(string(page), "\n### Uninstalling\n")
 	require.True(t, found)
+	manifest := controllertest.Manifest(t)
 	section, _, _ = strings.Cut(section, "\n## ")
 	section = strings.ReplaceAll(section, " \\\n", "")
 	section = strings.ReplaceAll(section, "'", "")
 	for line := range strings.Lines(section) {
 		if command, ok := strings.CutPrefix(line, "    kubectl "); ok {
-			command = strings.ReplaceAll(command, "deploy/", root+"/deploy/")
+			command = strings.ReplaceAll(command, "bin/kubevirt-disk-controller.yaml", manifest)
 			commands = append(commands, strings.Fields(command))
 		}
 	}
@@ -106,7 +108,7 @@ func TestUninstall(t *testing.T) {
 	w.p.Kubectl(t, commands[2]...)
 	require.Empty(t, w.p.Kubectl(t, policies...), "they are not being deleted any more")
 	// A person has applied it in the other way, and changed something.
-	w.p.Kubectl(t, "apply", "-f", manifest(t))
+	w.p.Kubectl(t, "apply", "-f", controllertest.Manifest(t))
 	w.p.Kubectl(t, "scale", "-n", systemNamespace, "deployment/"+account, "--replicas=1")
 	w.p.Kubectl(t, commands[2]...)
 	require.Equal(t, "2", w.p.Kubectl(t, "get", "-n", systemNamespace, "deployment/"+account,

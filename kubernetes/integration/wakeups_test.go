@@ -45,6 +45,7 @@ func TestWakeUps(t *testing.T) {
 		"jsonpath={.status.readyIdentities} of {.status.identities}")
 
 	require.Zero(t, w.c.terminate())
+	w.p.ServeWebhook(t, systemNamespace, account, "kubevirt.io:disk", w.ns) // of another replica
 	require.NoError(t, w.machine("e", "other"))
 	w.remove(&corev1.Pod{}, "d")
 	w.apply(strings.Replace(one, "1Gi", "3Gi", 1))

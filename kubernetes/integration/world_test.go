@@ -101,7 +101,7 @@ func (w *world) reasons(disk, reason string) {
 func (w *world) machine(name, disk string) error { return w.machineOf("set", name, disk) }
 
 // machineOf makes a pod of a set for a disk, as admission leaves it. While the API server is down,
-// or does not know the set yet, it tries again. Several goroutines may call it.
+// it tries again. Several goroutines may call it.
 func (w *world) machineOf(set, name, disk string) error {
 	pod := gatedPod(w.ns, name, set, disk)
 	var last error

@@ -28,8 +28,6 @@ const (
 	ConditionVerified = "Verified"
 	// ConditionFollowed is on a VMIdentitySet: what its tag names, or why nobody knows.
 	ConditionFollowed = "Followed"
-	// ConditionPodsWithoutDisk is on a VMIdentitySet: pods that ask for it run without their disk.
-	ConditionPodsWithoutDisk = "PodsWithoutDisk"
 	// ConditionPopulated says that there is a snapshot of the image, for population Snapshot.
 	ConditionPopulated = "Populated"
 )
@@ -77,7 +75,6 @@ const (
 	ReasonStopped         = "Stopped"
 	ReasonFailed          = "Failed"
 	ReasonInvalid         = "Invalid"
-	ReasonNoDisk          = "NoDisk"
 
 	ReasonSourceMissing   = "SourceMissing"
 	ReasonSourceInUse     = "SourceInUse"

@@ -7,7 +7,7 @@
 // VMIdentity stays until somebody deletes it, whatever happens to pods and sets. A VMPet makes a
 // VMIdentitySet and a StatefulSet of one pod.
 //
-// The deep copies and the CRDs in kubernetes/config are made from this package by `make generate`.
+// The deep copies and the CRDs of the chart are made from this package by `make generate`.
 //
 // +kubebuilder:object:generate=true
 // +groupName=disk.kubevirt.io

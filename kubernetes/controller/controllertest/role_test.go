@@ -10,7 +10,7 @@ import (
 
 // TestRoleIsThatOfHelm compares a role with that of the manifest, which Helm has rendered.
 func TestRoleIsThatOfHelm(t *testing.T) {
-	manifest, err := os.ReadFile("../../../deploy/kubevirt-disk-controller.yaml")
+	manifest, err := os.ReadFile(Manifest(t))
 	require.NoError(t, err)
 	want := RoleIn(t, manifest)
 	require.Equal(t, want, RoleOf(t, Settings{Services: true,

@@ -29,8 +29,6 @@ type Reconciler struct {
 	// Live reads from the API server, because the cache may be late.
 	Live   client.Reader
 	Events events.EventRecorder
-	// Told says that new pods get no image which their disk does not need.
-	Told bool
 	// Ask asks the pages of a pod how far its disk is.
 	Ask func(ctx context.Context, address string) (Answer, error)
 
@@ -123,7 +121,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{RequeueAfter: wait}, err
 		}
 		id.Status.HydratedClaim = claim.UID
-		c.Message = r.message(id, pod)
+		c.Message = message(id, pod)
 	}
 	objects.SetCondition(&id.Status.Conditions, id.Generation, c)
 	if err := objects.PatchStatus(ctx, r.Client, before, id); err != nil {
@@ -155,7 +153,7 @@ func (r *Reconciler) known(ctx context.Context, before *v1alpha1.VMIdentity,
 	} else {
 		objects.SetCondition(&id.Status.Conditions, id.Generation, metav1.Condition{
 			Type: v1alpha1.ConditionHydrated, Status: metav1.ConditionTrue,
-			Reason: v1alpha1.ReasonHydrated, Message: r.message(id, pod)})
+			Reason: v1alpha1.ReasonHydrated, Message: message(id, pod)})
 	}
 	// The change makes another request.
 	return true, objects.PatchStatus(ctx, r.Client, before, id)
@@ -169,15 +167,11 @@ func (r *Reconciler) runs(ctx context.Context, pod *corev1.Pod) (bool, error) {
 
 // message says whether the image of a hydrated disk may go. The pod is the one that serves the
 // disk, or nil.
-func (r *Reconciler) message(id *v1alpha1.VMIdentity, pod *corev1.Pod) string {
+func message(id *v1alpha1.VMIdentity, pod *corev1.Pod) string {
 	const done = "the disk needs its image no more"
-	switch {
-	case id.Spec.Attachment == v1alpha1.Service && pod != nil && mounts(pod):
+	if id.Spec.Attachment == v1alpha1.Service && pod != nil && mounts(pod) {
 		return done + "; keep the image until its server was started again without it, which " +
 			"happens when no pod uses the disk"
-	case id.Spec.Attachment != v1alpha1.Service && !r.Told:
-		return done + ", but its pods still mount it: keep the image, or let the chart have " +
-			"admission.mode webhook, which gives new pods no image that they do not need"
 	}
 	return done + ", and new pods start without it"
 }

@@ -59,7 +59,7 @@ func newAsking(t *testing.T, p *corev1.Pod) *asking {
 }
 
 func (a *asking) restart() {
-	a.r = &Reconciler{Client: a.Client, Live: a.Live, Events: a.World, Told: true,
+	a.r = &Reconciler{Client: a.Client, Live: a.Live, Events: a.World,
 		Ask: func(_ context.Context, address string) (Answer, error) {
 			a.asked = append(a.asked, address)
 			return a.answer, a.err
@@ -309,14 +309,12 @@ func TestWhetherTheImageMayGo(t *testing.T) {
 		Image: &corev1.ImageVolumeSource{Reference: "image"}}}}
 	for what, c := range map[string]struct {
 		pod     *corev1.Pod
-		told    bool
 		service bool
 		says    string
 	}{
-		"webhook":                 {withImage, true, false, "new pods start without it"},
-		"policies":                {withImage, false, false, "keep the image"},
-		"a server with the image": {withImage, true, true, "keep the image until its server"},
-		"a server without it":     {server("pages-vda"), false, true, "start without it"},
+		"a sidecar":               {withImage, false, "new pods start without it"},
+		"a server with the image": {withImage, true, "keep the image until its server"},
+		"a server without it":     {server("pages-vda"), true, "start without it"},
 	} {
 		a := newAsking(t, c.pod.DeepCopy())
 		id, _ := a.identity()
@@ -324,7 +322,7 @@ func TestWhetherTheImageMayGo(t *testing.T) {
 			id.Spec.Attachment = v1alpha1.Service
 			require.NoError(t, a.Base.Update(t.Context(), id))
 		}
-		a.answer, a.r.Told = Complete, c.told
+		a.answer = Complete
 		is, _ := a.reconcile()
 		require.Equal(t, "True Hydrated", is, what)
 		_, message := a.identity()

@@ -15,15 +15,13 @@ import (
 
 // Options are the settings of the controller.
 type Options struct {
-	// Told says that new pods get no image which their disk does not need: a webhook makes them.
-	Told bool
 	// Concurrency is how many pods are asked at once. 0: one.
 	Concurrency int
 }
 
 // Setup adds the controller to a manager, whose cache has objects.IndexIdentity of pods.
 func Setup(mgr ctrl.Manager, o Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Ask: ask, Told: o.Told,
+	r := &Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Ask: ask,
 		Events: mgr.GetEventRecorder(v1alpha1.FieldManager)}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("hydration").

@@ -33,7 +33,6 @@ var eventTypes = map[string]string{
 	v1alpha1.ReasonInvalid:         corev1.EventTypeWarning,
 	v1alpha1.ReasonSourceGone:      corev1.EventTypeWarning,
 	v1alpha1.ReasonTargetFailed:    corev1.EventTypeWarning,
-	v1alpha1.ReasonNoDisk:          corev1.EventTypeWarning,
 	v1alpha1.ReasonExportFailed:    corev1.EventTypeWarning,
 	v1alpha1.ReasonFollowed:        corev1.EventTypeNormal,
 	v1alpha1.ReasonWentBack:        corev1.EventTypeWarning,

@@ -24,8 +24,9 @@ import (
 // handler answers the API server. It reads sets and identities from there, not from a cache, so it
 // finds a set that was made just now.
 type handler struct {
-	reader  client.Reader
-	options inject.Options
+	reader     client.Reader
+	options    inject.Options
+	namespaces []string // none: all
 }
 
 // mutate gives a new pod its disk, or refuses the pod.
@@ -43,6 +44,11 @@ func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Res
 	if !inject.Asks(pod) {
 		return admission.Allowed("")
 	}
+	if !h.works(r.Namespace) {
+		return admission.Denied(fmt.Sprintf("the controller of kubevirt-disk does not work in "+
+			"namespace %q, so the pod would wait for its disk for ever: add the namespace to the "+
+			"chart's \"namespaces\", or remove the annotation %s", r.Namespace, api.AnnotationSet))
+	}
 	sets, err := h.sets(ctx, pod)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
@@ -54,7 +60,9 @@ func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Res
 	options := h.options
 	options.Hydrated = make(map[string]bool)
 	for name, identity := range identities {
-		options.Hydrated[name] = identity.Status.HydratedClaim != ""
+		if options.Hydrated[name], err = h.hydrated(ctx, identity); err != nil {
+			return admission.Errored(http.StatusInternalServerError, err)
+		}
 	}
 	before, err := json.Marshal(pod)
 	if err != nil {
@@ -88,6 +96,9 @@ func (h *handler) validate(ctx context.Context, r admission.Request) admission.R
 	if err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
+	if !h.works(r.Namespace) {
+		return admission.Allowed("") // it was made before the list of namespaces
+	}
 	found, err := h.sets(ctx, pod)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
@@ -110,6 +121,11 @@ func (h *handler) validate(ctx context.Context, r admission.Request) admission.R
 		return admission.Denied(err.Error())
 	}
 	return admission.Allowed("")
+}
+
+// works reports whether the controller works in a namespace.
+func (h *handler) works(namespace string) bool {
+	return len(h.namespaces) == 0 || slices.Contains(h.namespaces, namespace)
 }
 
 // sets are the VMIdentitySets that a pod names, as far as they exist, by their names.
@@ -149,6 +165,21 @@ func (h *handler) identities(ctx context.Context, pod *corev1.Pod) (map[string]*
 		}
 	}
 	return found, nil
+}
+
+// hydrated reports whether the claim that an identity has now, and not one before it, has a disk
+// that needs its image no more.
+func (h *handler) hydrated(ctx context.Context, id *api.VMIdentity) (bool, error) {
+	if id.Status.HydratedClaim == "" {
+		return false, nil
+	}
+	claim := &corev1.PersistentVolumeClaim{}
+	err := h.reader.Get(ctx, client.ObjectKey{Namespace: id.Namespace,
+		Name: api.ClaimName(id.Name)}, claim)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, fmt.Errorf("the claim of VMIdentity %q cannot be read: %w", id.Name, err)
+	}
+	return err == nil && id.NeedsNoImage(claim.UID), nil
 }
 
 // maxValues is about how many values a pod may have. Some of two bytes take hundreds as Go has

@@ -41,8 +41,16 @@ func TestHydrated(t *testing.T) {
 		return text.String()
 	}
 	require.Contains(t, patches(), image)
-	id.Status.HydratedClaim = "claim"
+	id.Status.HydratedClaim = "hydrated"
 	require.NoError(t, w.Base.Status().Update(t.Context(), id))
+	require.Contains(t, patches(), image, "the claim is gone")
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{UID: "restored",
+		Namespace: controllertest.Namespace, Name: "vmid-vm"}}
+	require.NoError(t, w.Base.Create(t.Context(), claim))
+	require.Contains(t, patches(), image, "the claim was restored from a backup")
+	require.NoError(t, w.Base.Delete(t.Context(), claim))
+	claim.UID, claim.ResourceVersion = "hydrated", ""
+	require.NoError(t, w.Base.Create(t.Context(), claim))
 	require.Contains(t, patches(), "vmid-vm")
 	require.NotContains(t, patches(), image)
 }

@@ -96,8 +96,8 @@ func (k *keeper) load(ctx context.Context) (*pair, error) {
 // publish writes the authorities into the configurations.
 func (k *keeper) publish(ctx context.Context, bundle []byte) (changed bool, err error) {
 	for _, object := range []client.Object{
-		&admissionregistrationv1.MutatingWebhookConfiguration{},
 		&admissionregistrationv1.ValidatingWebhookConfiguration{},
+		&admissionregistrationv1.MutatingWebhookConfiguration{},
 	} {
 		if err := k.reader.Get(ctx, client.ObjectKey{Name: k.configuration}, object); err != nil {
 			return changed, fmt.Errorf("%T %s: %w", object, k.configuration, err)

@@ -29,6 +29,9 @@ const (
 // Options say where the webhook answers, and which objects it keeps.
 type Options struct {
 	Inject inject.Options
+	// Namespaces are those that the controller works in; none: all. In others, a pod that asks for
+	// a disk is refused, because nobody would take its gate away.
+	Namespaces []string
 	// Listen is the address of the webhook, as ":9443".
 	Listen string
 	// Namespace and Service are where the API server finds the webhook. The certificate is for
@@ -39,8 +42,6 @@ type Options struct {
 	// Configuration is the name of the MutatingWebhookConfiguration and of the
 	// ValidatingWebhookConfiguration, whose caBundle is kept.
 	Configuration string
-	// Names are further names that the certificate is for.
-	Names []string
 }
 
 // Check returns what is wrong with the options, in words for the person who set them.
@@ -86,8 +87,8 @@ func Setup(mgr manager.Manager, o Options) error {
 		secret: client.ObjectKey{Namespace: o.Namespace,
 			Name: cmp.Or(o.Secret, "kubevirt-disk-webhook")},
 		configuration: cmp.Or(o.Configuration, "pods.disk.kubevirt.io"),
-		names: append([]string{o.Service + "." + o.Namespace + ".svc",
-			o.Service + "." + o.Namespace + ".svc.cluster.local"}, o.Names...),
+		names: []string{o.Service + "." + o.Namespace + ".svc",
+			o.Service + "." + o.Namespace + ".svc.cluster.local"},
 		now: time.Now,
 	}
 	server := webhook.NewServer(webhook.Options{Host: host, Port: port,
@@ -95,7 +96,8 @@ func Setup(mgr manager.Manager, o Options) error {
 			c.MinVersion = tls.VersionTLS13
 			c.GetCertificate = keep.certificate
 		}}})
-	answer := &handler{reader: mgr.GetAPIReader(), options: o.Inject}
+	answer := &handler{reader: mgr.GetAPIReader(), options: o.Inject,
+		namespaces: o.Namespaces}
 	server.Register(PathMutate, &webhook.Admission{Handler: admission.HandlerFunc(answer.mutate)})
 	server.Register(PathValidate,
 		&webhook.Admission{Handler: admission.HandlerFunc(answer.validate)})
@@ -116,7 +118,7 @@ func (k *keeper) NeedLeaderElection() bool { return false }
 // The time between two looks at the certificate and the configurations, and the shorter one after a
 // failure or a change.
 const (
-	every = 10 * time.Minute
+	every = 30 * time.Second // a configuration that was made anew has no authority until then
 	again = 10 * time.Second
 )
 

@@ -1,11 +1,13 @@
 package admission
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -16,12 +18,44 @@ import (
 	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
-// chart has the namespaces for a test. They replace the namespaces in testdata/*.values.yaml, from
-// which `make generate` renders the chart.
+// chart has the namespaces for a test.
 type chart struct{ system, first, second string }
+
+// The values of the chart in tests.
+const (
+	// all is everything that the chart can do for a few namespaces.
+	all = `
+crds: {install: false}
+images: {server: "` + server + `", pullSecrets: [registry]}
+usageTypes: {fast: ssd}
+readWriteOnce: [old]
+snapshotClass: snapshots
+pullSecret: registry
+pullCA: our-ca
+followRegistries: [registry.example.com/vm]
+signatures:
+  policies: {default: {default: allow}, closed: "default: deny\n"}
+  registrySecret: registry
+  registryCA: our-ca
+persistentVolumes: {create: true}
+nodeSelector: {kubernetes.io/os: linux}
+tolerations: [{operator: Exists}]
+affinity: {}
+serviceMonitor: {create: true, labels: {release: prometheus}}
+prometheusRule: {create: true, labels: {release: prometheus}}
+without: []
+`
+	// least has the fewest rights.
+	least = `
+crds: {install: false}
+replicas: 1
+without: [exports, pets, services, snapshots]
+`
+)
 
 // monitoring has the types of the Prometheus operator, with the fields that we use: the API server
 // refuses any other field.
@@ -64,14 +98,14 @@ spec:
             annotations: {type: object, additionalProperties: {type: string}}}}}}}}}}}}}
 `
 
-// TestChart applies Helm's output for the chart with two namespaces. The controllers have the
+// TestChart applies the chart with two namespaces. The controllers have the
 // rights from the chart. They work in these namespaces, and do not touch pods in others.
 func TestChart(t *testing.T) {
 	p := plane.Get(t)
 	require.NoError(t, p.InstallCRDs(t.Context(), strings.NewReader(monitoring)))
 	c := chart{system: p.Namespace(t), first: p.Namespace(t), second: p.Namespace(t)}
-	t.Run("policy", func(t *testing.T) {
-		c.install(t, p, "policy", c.first)
+	t.Run("all", func(t *testing.T) {
+		c.install(t, p, all)
 		for what, where := range map[string]string{
 			"list pods": c.first, "create secrets": c.second, "create persistentvolumes": "",
 		} {
@@ -85,21 +119,20 @@ func TestChart(t *testing.T) {
 			require.True(t, c.allowed(t, p, what, c.first), what)
 		}
 		controllers(t, p, c.system, nil, c.first, c.second)
-		inForce(t, p, c.first, "kubevirt.io:disk")
+		p.ServeWebhook(t, c.system, account, server, c.first, c.second)
+		inForce(t, p, c.first)
 		machines(t, p, c.first)
 	})
-	t.Run("webhook", func(t *testing.T) {
-		listen := plane.FreeAddress(t)
-		c.install(t, p, "webhook", c.second)
+	t.Run("least", func(t *testing.T) {
+		c.install(t, p, least)
 		require.False(t, c.allowed(t, p, "create persistentvolumes", ""))
 		for _, what := range workloads {
 			require.False(t, c.allowed(t, p, what, c.second), what)
 		}
 		controllers(t, p, c.system, controller.Optional(), c.first, c.second)
 		turnedOff(t, p, c.first)
-		direct(t, p, listen)
-		run(t, p, c.system, listen, c.first, c.second)
-		inForce(t, p, c.second, server)
+		p.ServeWebhook(t, c.system, account, server, c.first, c.second)
+		inForce(t, p, c.second)
 		namespaceEnds(t, p, c.first)
 	})
 }
@@ -114,7 +147,7 @@ var workloads = []string{"create statefulsets.apps", "create deployments.apps", 
 func turnedOff(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
 	image := `{image: "` + repository + digest + `", `
-	apply(t, p, namespace, `
+	applyTo(t, p, namespace, `
 apiVersion: disk.kubevirt.io/v1alpha1
 kind: VMPet
 metadata: {name: pet}
@@ -150,14 +183,12 @@ spec: `+image+`}
 	}
 }
 
-// install applies Helm's output for the chart. A field that the API server does not know is an
-// error.
-func (c chart) install(t *testing.T, p *plane.Plane, name, namespace string) {
+// install applies the chart with values, and deletes it after the test. A field that the API server
+// does not know is an error.
+func (c chart) install(t *testing.T, p *plane.Plane, values string) {
 	t.Helper()
-	rendered, err := os.ReadFile("testdata/" + name + ".yaml")
-	require.NoError(t, err)
-	text := strings.NewReplacer("chart-system", c.system, "vms-1", c.first, "vms-2", c.second).
-		Replace(string(rendered))
+	text := controllertest.Chart(t, c.system, values+
+		fmt.Sprintf("namespaces: [%s, %s]\n", c.first, c.second))
 	objects, err := plane.Decode(strings.NewReader(text))
 	require.NoError(t, err)
 	kinds, roles := map[string]int{}, map[string]bool{}
@@ -169,13 +200,19 @@ func (c chart) install(t *testing.T, p *plane.Plane, name, namespace string) {
 	}
 	require.Zero(t, kinds["CustomResourceDefinition"], "crds.install is false")
 	require.Equal(t, map[string]bool{c.first: true, c.second: true}, roles)
-	if name == "policy" {
+	if values == all {
 		require.Equal(t, 1, kinds["ServiceMonitor"])
 		require.Equal(t, 2, kinds["PrometheusRule"])
 	}
-	t.Cleanup(func() { remove(t, p, objects, namespace) })
-	out, err := p.TryKubectl(strings.NewReader(text), "apply", "--server-side", "--validate=strict",
-		"-f", "-")
+	t.Cleanup(func() {
+		p.NoWebhook()
+		for _, o := range objects {
+			ctx := context.WithoutCancel(t.Context())
+			assert.NoError(t, client.IgnoreNotFound(p.Client.Delete(ctx, o)))
+		}
+	})
+	out, err := p.TryKubectl(strings.NewReader(text), "apply", "--server-side",
+		"--force-conflicts", "--validate=strict", "-f", "-")
 	require.NoError(t, err, out)
 }
 
@@ -192,35 +229,28 @@ func (c chart) allowed(t *testing.T, p *plane.Plane, what, namespace string) boo
 	return review.Status.Allowed
 }
 
-// inForce waits until pods of a namespace get their disks, with the server's image. Pods of another
-// namespace do not.
-func inForce(t *testing.T, p *plane.Plane, namespace, image string) {
+// inForce: pods of a namespace get their disks. In a namespace in which the controller does not
+// work, those that ask for one are refused.
+func inForce(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
 	elsewhere := p.Namespace(t)
 	for _, where := range []string{namespace, elsewhere} {
 		require.NoError(t, p.Client.Create(t.Context(), sets(where)["fedora"]))
 	}
-	eventually(t, "pods get their disks", func() bool {
-		pod, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
-		return err == nil && len(pod.Spec.InitContainers) == 1 &&
-			pod.Spec.InitContainers[0].Image == image
-	})
-	eventually(t, "pods are refused", func() bool {
-		_, err := dryRun(t.Context(), p, aPod(namespace, "none"))
-		return err != nil
-	})
-	eventually(t, "pods are refused elsewhere", func() bool { // by another policy
-		_, err := dryRun(t.Context(), p, aPod(elsewhere, "fedora"))
-		return err != nil
-	})
+	pod, err := dryRun(t.Context(), p, aPod(namespace, "fedora"))
+	require.NoError(t, err)
+	require.Len(t, pod.Spec.InitContainers, 1)
+	require.Equal(t, server, pod.Spec.InitContainers[0].Image)
+	_, err = dryRun(t.Context(), p, aPod(namespace, "none"))
+	require.ErrorContains(t, err, `there is no VMIdentitySet "none"`)
 	for _, set := range []string{"fedora", "none"} {
 		_, err := dryRun(t.Context(), p, aPod(elsewhere, set))
 		require.ErrorContains(t, err, fmt.Sprintf("the controller of kubevirt-disk does not "+
-			"work in namespace %q, so the pod would start without its disk", elsewhere))
+			"work in namespace %q, so the pod would wait", elsewhere))
 	}
 	plain := aPod(elsewhere, "none")
 	plain.Annotations = nil
-	_, err := dryRun(t.Context(), p, plain)
+	_, err = dryRun(t.Context(), p, plain)
 	require.NoError(t, err)
 }
 
@@ -228,7 +258,7 @@ func inForce(t *testing.T, p *plane.Plane, namespace, image string) {
 // an identity. The identity does not hold up the namespace.
 func namespaceEnds(t *testing.T, p *plane.Plane, namespace string) {
 	t.Helper()
-	apply(t, p, namespace, `
+	applyTo(t, p, namespace, `
 apiVersion: disk.kubevirt.io/v1alpha1
 kind: VMIdentity
 metadata: {name: late}
@@ -278,7 +308,7 @@ func machines(t *testing.T, p *plane.Plane, namespace string) {
 	for _, name := range []string{"set.yaml", "statefulset.yaml"} {
 		text, err := os.ReadFile(examples + name)
 		require.NoError(t, err)
-		apply(t, p, namespace, string(text))
+		applyTo(t, p, namespace, string(text))
 	}
 	running := func(want int) func() bool {
 		return func() bool {

@@ -1,12 +1,11 @@
-// Package admission tests on a real API server how pods get their disks when they are made: by the
-// policies and the webhook of kubernetes/config. Both apply to the whole cluster, and exclude each
-// other, so these tests have a control plane of their own.
+// Package admission tests on a real API server how pods get their disks when they are made, with the
+// chart in several forms. Each applies to the whole cluster, so these tests have a control plane of
+// their own.
 package admission
 
 import (
 	"context"
 	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,11 +14,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/inject"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
@@ -30,6 +28,8 @@ func TestMain(m *testing.M) { plane.Main(m) }
 const patience = 2 * time.Minute
 
 const (
+	system     = "kubevirt-disk-system"
+	account    = "kubevirt-disk-controller"
 	server     = "registry.example.com/kubevirt.io/disk:1"
 	repository = "registry.example.com:5000/disks/fedora"
 )
@@ -39,37 +39,17 @@ var (
 	other  = "@sha256:" + strings.Repeat("b", 64)
 )
 
-// install applies YAML, and deletes it after the test.
-func install(t testing.TB, p *plane.Plane, text string) {
+// install applies the manifest, and runs its webhook.
+func install(t testing.TB, p *plane.Plane) {
 	t.Helper()
-	objects, err := plane.Decode(strings.NewReader(text))
-	require.NoError(t, err)
-	require.NoError(t, p.Apply(t.Context(), "", objects...))
-	t.Cleanup(func() { remove(t, p, objects, metav1.NamespaceDefault) })
+	apply(t, p)
+	p.ServeWebhook(t, system, account, server)
 }
 
-// remove deletes objects, except types: without these, the sets of other tests would go. It waits
-// until admission ignores the pods of a namespace. Otherwise the next test would take the remains
-// for its own: the API server looks at its policies once per second.
-func remove(t testing.TB, p *plane.Plane, objects []*unstructured.Unstructured,
-	namespace string) {
+// apply applies the manifest. The controller that it is for is not there.
+func apply(t testing.TB, p *plane.Plane) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	for _, o := range objects {
-		if o.GetKind() == "CustomResourceDefinition" {
-			continue
-		}
-		if err := p.Client.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
-			t.Error(err)
-		}
-	}
-	var err error
-	testtool.Within(t, patience, func() bool {
-		var pod *corev1.Pod
-		pod, err = dryRun(ctx, p, aPod(namespace, "none"))
-		return err == nil && len(pod.Spec.SchedulingGates) == 0
-	}, "a pod is no longer looked at: %v", func() any { return err })
+	p.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", controllertest.Manifest(t))
 }
 
 // sets are VMIdentitySets by their names.
@@ -175,7 +155,7 @@ func image(name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[0].Image = name }
 }
 
-// podCases are cases in which package inject, the policies and the webhook agree.
+// podCases are cases in which package inject and the API server with the webhook agree.
 func podCases() map[string]podCase {
 	long := strings.Repeat("n", api.MaxNameLength)
 	group := int64(3000)
@@ -356,16 +336,9 @@ func setOf(t *testing.T, p *plane.Plane, namespace, name string) *api.VMIdentity
 	return set
 }
 
-// comparable removes the differences between any two pods. The API server tries the sets of a pod
-// in any order, and each adds its own gates and volumes.
+// comparable removes the differences between any two pods.
 func comparable(pod *corev1.Pod) *corev1.Pod {
 	pod = pod.DeepCopy()
-	slices.SortFunc(pod.Spec.SchedulingGates, func(a, b corev1.PodSchedulingGate) int {
-		return strings.Compare(a.Name, b.Name)
-	})
-	slices.SortFunc(pod.Spec.Volumes, func(a, b corev1.Volume) int {
-		return strings.Compare(a.Name, b.Name)
-	})
 	pod.ObjectMeta, pod.Status = metav1.ObjectMeta{Labels: pod.Labels}, corev1.PodStatus{}
 	return pod
 }
@@ -403,44 +376,6 @@ func agree(t *testing.T, p *plane.Plane, namespace string) {
 		})
 	}
 }
-
-// ready waits until admission works, by policies or webhook: the API server notices each policy,
-// configuration and set a moment after it was made.
-func ready(t *testing.T, p *plane.Plane, namespace string) {
-	t.Helper()
-	until := func(what string, met func() bool) {
-		t.Helper()
-		testtool.Within(t, patience, met, what)
-	}
-	says := func(err error, text string) bool {
-		return err != nil && strings.Contains(err.Error(), text)
-	}
-	for name := range sets(namespace) {
-		until(name, func() bool {
-			pod, err := dryRun(t.Context(), p, aPod(namespace, name))
-			return len(name) > maxLabel && says(err, "63 characters") ||
-				err == nil && len(pod.Spec.SchedulingGates) > 0
-		})
-	}
-	until("images are compared", func() bool {
-		pod := aPod(namespace, "fedora")
-		pod.Spec.Containers[0].Image = repository
-		_, err := dryRun(t.Context(), p, pod)
-		return says(err, "the pod has image")
-	})
-	plain := aPod(namespace, "")
-	plain.Name, plain.Annotations = "before", nil
-	require.NoError(t, p.Client.Create(t.Context(), plain))
-	until("updates are checked", func() bool {
-		pod := &corev1.Pod{}
-		require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(plain), pod))
-		pod.Annotations = map[string]string{api.AnnotationSet: "fedora"}
-		return says(p.Client.Update(t.Context(), pod, client.DryRunAll), "cannot be changed")
-	})
-}
-
-// maxLabel is the longest value of a label, in bytes.
-const maxLabel = 63
 
 // begin makes a namespace with all sets.
 func begin(t *testing.T, p *plane.Plane) string {

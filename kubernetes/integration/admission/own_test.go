@@ -93,7 +93,7 @@ func replaced(t *testing.T, p *plane.Plane, namespace string) {
 
 	text, err := os.ReadFile(examples + "vm.yaml")
 	require.NoError(t, err)
-	apply(t, p, namespace, string(text))
+	applyTo(t, p, namespace, string(text))
 	var pod corev1.Pod
 	running := func() bool {
 		pod = corev1.Pod{}

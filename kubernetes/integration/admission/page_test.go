@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"strings"
@@ -12,13 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -39,51 +38,42 @@ func pageCommands(t *testing.T, heading string) (commands []string) {
 	return commands
 }
 
-// TestPage runs the six commands of docs/kubernetes.md, word for word, from nothing to a VM with a
-// persistent disk. There is no node to run the controller that the first command installs, so it
-// runs here, with the rights that it would have there.
+// TestPage runs the commands of docs/kubernetes.md, word for word, from nothing to a VM with a
+// persistent disk. There is no node to run the controller that they install, so it runs here, with
+// the rights that it would have there, and nobody waits for its Deployment.
 func TestPage(t *testing.T) {
 	p := plane.Get(t)
 	namespace := p.Namespace(t)
 	commands := pageCommands(t, "## From nothing to a VM with a persistent disk")
-	require.Len(t, commands, 6)
+	require.Len(t, commands, 8)
 	root, err := plane.Root()
 	require.NoError(t, err)
-	for i, command := range commands {
+	require.Equal(t, "make manifests", commands[0])
+	const made = "bin/kubevirt-disk-controller.yaml" // by that
+	for i, command := range commands[1:] {
 		args := strings.Fields(command)
 		require.Equal(t, "kubectl", args[0], command)
 		for j, arg := range args {
-			if j > 0 && args[j-1] == "-f" {
+			switch {
+			case arg == made:
+				args[j] = controllertest.Manifest(t)
+			case j > 0 && args[j-1] == "-f":
 				args[j] = root + "/" + arg
 			}
 		}
 		args = args[1:]
-		if i > 0 {
-			args = append([]string{"--namespace", namespace}, args...)
-		} else {
-			text, err := os.ReadFile(args[len(args)-1])
-			require.NoError(t, err)
-			objects, err := plane.Decode(bytes.NewReader(text))
-			require.NoError(t, err)
-			t.Cleanup(func() { remove(t, p, objects, metav1.NamespaceDefault) })
-		}
-		if strings.Contains(command, "--for=create") {
-			// The controller's image is still being pulled when the pod is made.
-			waited := make(chan error, 1)
-			go func() {
-				_, err := p.TryKubectl(nil, args...)
-				waited <- err
-			}()
-			time.Sleep(2 * time.Second)
-			controllers(t, p, "kubevirt-disk-system", []string{"pets"}) // as the manifest says
-			require.NoError(t, <-waited)
+		if args[0] == "rollout" {
+			require.Equal(t, 1, i)
+			p.Kubectl(t, "get", "-n", system, args[len(args)-2])
+			p.ServeWebhook(t, system, account, server)
+			controllers(t, p, system, []string{"pets"}) // as the manifest says
 			continue
 		}
+		if i > 1 {
+			args = append([]string{"--namespace", namespace}, args...)
+		}
 		out := p.Kubectl(t, args...)
-		switch i {
-		case 0:
-			admitted(t, p)
-		case 5:
+		if i == len(commands)-2 {
 			require.Contains(t, out, "my-vm")
 			require.Contains(t, out, "true")
 		}

@@ -13,37 +13,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"kubevirt.io/disk/internal/testtool"
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
-	"kubevirt.io/disk/kubernetes/config"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
 const examples = "../../../examples/kubernetes/identities/"
 
-// apply is kubectl apply, repeated while the API server does not know a set yet.
-func apply(t *testing.T, p *plane.Plane, namespace, text string) {
+// applyTo is kubectl apply.
+func applyTo(t *testing.T, p *plane.Plane, namespace, text string) {
 	t.Helper()
-	var out string
-	testtool.Within(t, patience, func() bool {
-		var err error
-		out, err = p.TryKubectl(strings.NewReader(text), "apply", "-n", namespace, "-f", "-")
-		if err != nil {
-			require.Contains(t, out, "If it was made just now, try again")
-		}
-		return err == nil
-	}, "the set is known: %s", func() any { return out })
+	out, err := p.TryKubectl(strings.NewReader(text), "apply", "-n", namespace, "-f", "-")
+	require.NoError(t, err, out)
 }
 
 // TestProposal applies the objects of proposal 004, in our group, with kubectl.
 func TestProposal(t *testing.T) {
 	p := plane.Get(t)
-	install(t, p, config.Policies(server))
-	admitted(t, p)
+	install(t, p)
 	namespace := p.Namespace(t)
 	text, err := os.ReadFile(examples + "proposal.yaml")
 	require.NoError(t, err)
-	apply(t, p, namespace, string(text))
+	applyTo(t, p, namespace, string(text))
 
 	pod := &corev1.Pod{}
 	key := client.ObjectKey{Namespace: namespace, Name: "persistent-vm"}
@@ -75,7 +65,7 @@ func TestProposal(t *testing.T) {
 	one = strings.Replace(one, "name: persistent-vm", "name: other-vm", 1)
 	named := strings.Replace(one, "VirtletVMIdentitySet:",
 		"VirtletVMIdentityName: override-identity-name\n    VirtletVMIdentitySet:", 1)
-	apply(t, p, namespace, named)
+	applyTo(t, p, namespace, named)
 	key.Name = "other-vm"
 	require.NoError(t, p.Client.Get(t.Context(), key, pod))
 	require.Equal(t, "override-identity-name", pod.Labels[api.LabelIdentity])
@@ -95,34 +85,15 @@ func TestProposal(t *testing.T) {
 		client.InNamespace(namespace), client.GracePeriodSeconds(0)))
 }
 
-// admitted waits until a policy that was just installed is in force.
-func admitted(t *testing.T, p *plane.Plane) {
-	t.Helper()
-	namespace := p.Namespace(t)
-	set := sets(namespace)["fedora"]
-	require.NoError(t, p.Client.Create(t.Context(), set))
-	var err error
-	testtool.Within(t, patience, func() bool {
-		var pod *corev1.Pod
-		pod, err = dryRun(t.Context(), p, aPod(namespace, set.Name))
-		return err == nil && len(pod.Spec.InitContainers) > 0
-	}, "the pod gets its disk: %v", func() any { return err })
-	testtool.Within(t, patience, func() bool {
-		_, err := dryRun(t.Context(), p, aPod(namespace, "none"))
-		return err != nil
-	}, "a pod without a set is refused")
-}
-
 // TestExamples checks the statements in the examples.
 func TestExamples(t *testing.T) {
 	p := plane.Get(t)
-	install(t, p, config.Policies(server))
-	admitted(t, p)
+	install(t, p)
 	namespace := p.Namespace(t)
 	for _, name := range []string{"set.yaml", "vm.yaml", "statefulset.yaml", "pet.yaml"} {
 		text, err := os.ReadFile(examples + name)
 		require.NoError(t, err)
-		apply(t, p, namespace, string(text))
+		applyTo(t, p, namespace, string(text))
 	}
 	// Each pod of a StatefulSet has its own disk. The pods are made one after the other only if the
 	// StatefulSet asks for it, because none of them is ready yet.
@@ -171,7 +142,7 @@ func TestExamples(t *testing.T) {
 
 // TestProposalPage: each test that the page about the proposal names exists.
 func TestProposalPage(t *testing.T) {
-	page, err := os.ReadFile("../../evidence/identities-proposal.md")
+	page, err := os.ReadFile("../../../integration/evidence/identities-proposal.md")
 	require.NoError(t, err)
 	there := map[string]bool{}
 	for _, folder := range []string{".", "..", "../../../kubernetes/controller/*"} {
@@ -185,7 +156,7 @@ func TestProposalPage(t *testing.T) {
 	require.NotEmpty(t, names)
 	for _, m := range names {
 		require.True(t, there[m[1]], "there is no %s", m[1])
-		if m[1] == "TestPolicies" {
+		if m[1] == "TestWebhook" {
 			require.Contains(t, cases, strings.ReplaceAll(m[2], "_", " "))
 		}
 	}

@@ -41,12 +41,6 @@ func TestMachineWithTwoDisks(t *testing.T) {
 	w.make(service)
 	pod := w.launcher("m", map[string]string{v1alpha1.AnnotationSet: "set",
 		v1alpha1.AnnotationSet + ".1": "service"})
-	// The API server knows the policies and the sets a moment after they were made.
-	w.until("the policies are in force", func() bool {
-		dry := pod.DeepCopy()
-		err := w.Client.Create(t.Context(), dry, client.DryRunAll)
-		return err == nil && len(dry.Spec.SchedulingGates) == 2
-	})
 	w.make(pod)
 	gates := func() (all []string) {
 		p := &corev1.Pod{}

@@ -3,7 +3,6 @@ package identities
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -41,10 +40,8 @@ var image = "registry.example.com/a@sha256:" + strings.Repeat("a", 64)
 // run starts two managers that both lead, with exactly the manifest's role.
 func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
 	out, err := p.TryKubectl(nil, "apply", "--server-side", "--force-conflicts", "-f",
-		filepath.Join(root, "deploy/kubevirt-disk-controller.yaml"))
+		controllertest.Manifest(t))
 	require.NoError(t, err, out)
 	// Pets are off in the manifest.
 	role := controllertest.RoleOf(t, controllertest.Settings{Pets: true})
@@ -82,6 +79,7 @@ func run(t *testing.T, p *plane.Plane, namespace, moveImage string) {
 			require.NoError(t, <-ended)
 		}
 	})
+	p.ServeWebhook(t, system, "kubevirt-disk-controller", "kubevirt.io:disk", namespace)
 }
 
 // world is a namespace with a set.
@@ -101,14 +99,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) make(o client.Object) {
 	w.t.Helper()
 	o.SetNamespace(w.ns)
-	w.until("it is made", func() bool {
-		err := w.Client.Create(w.t.Context(), o)
-		if err != nil && strings.Contains(err.Error(), "there is no VMIdentitySet") {
-			return false // the API server knows a new set only a moment later
-		}
-		require.NoError(w.t, err)
-		return true
-	})
+	require.NoError(w.t, w.Client.Create(w.t.Context(), o))
 }
 
 func (w *world) set(change func(*v1alpha1.DiskSpec)) {
@@ -119,8 +110,7 @@ func (w *world) set(change func(*v1alpha1.DiskSpec)) {
 	w.make(set)
 }
 
-// pod makes a pod as admission leaves it: held, with the claim of its identity. The manifest's
-// policies may already be in force, and then accept the pod.
+// pod makes a pod as admission leaves it: held, with the claim of its identity.
 func (w *world) pod(name, id string) {
 	w.t.Helper()
 	no, yes, user := false, true, int64(107)

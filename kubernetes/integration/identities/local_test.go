@@ -68,7 +68,7 @@ func (w *world) localVolume(name, node, class string) (dir string) {
 	return dir
 }
 
-// machine makes a pod that gets its disk from the manifest's policies. It has to run on a node,
+// machine makes a pod that gets its disk from the webhook. It has to run on a node,
 // unless that is "". If the pod named its claim twice, the scheduler would look for two volumes.
 func (w *world) machine(name, node string) {
 	w.t.Helper()
@@ -85,11 +85,6 @@ func (w *world) machine(name, node string) {
 	if node != "" {
 		p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	}
-	w.until("the policies are in force", func() bool {
-		trial := p.DeepCopy()
-		err := w.Client.Create(w.t.Context(), trial, client.DryRunAll)
-		return err == nil && len(trial.Spec.InitContainers) > 0
-	})
 	require.NoError(w.t, w.Client.Create(w.t.Context(), p))
 }
 

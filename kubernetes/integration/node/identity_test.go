@@ -2,7 +2,6 @@ package node
 
 import (
 	"encoding/json"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,6 +11,7 @@ import (
 
 	"kubevirt.io/disk/internal/testtool"
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/controllertest"
 	"kubevirt.io/disk/kubernetes/integration/plane"
 )
 
@@ -78,10 +78,7 @@ func TestIdentity(t *testing.T) {
 // installController applies the manifest, and waits until both controllers run.
 func (n *Node) installController(t *testing.T) {
 	t.Helper()
-	root, err := plane.Root()
-	require.NoError(t, err)
-	n.Kubectl(t, "apply", "--server-side", "-f",
-		filepath.Join(root, "deploy/kubevirt-disk-controller.yaml"))
+	n.Kubectl(t, "apply", "--server-side", "-f", controllertest.Manifest(t))
 	out, err := n.TryKubectl("", "rollout", "status", "deployment/kubevirt-disk-controller", "-n",
 		system, "--timeout=5m")
 	if err != nil {

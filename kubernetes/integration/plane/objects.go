@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,8 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"kubevirt.io/disk/kubernetes/config"
 )
 
 // fieldManager owns the fields that a test applies.
@@ -67,12 +64,16 @@ func (p *Plane) Apply(ctx context.Context, namespace string,
 
 // installCRDs installs the CRDs of this product and waits for their types.
 func (p *Plane) installCRDs(ctx context.Context) error {
-	files, err := fs.Glob(config.CRDs, "crd/*.yaml")
+	root, err := Root()
+	if err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(root, "charts/kubevirt-disk/files/crd/*.yaml"))
 	if err != nil {
 		return err
 	}
 	for _, file := range files {
-		data, err := config.CRDs.ReadFile(file)
+		data, err := os.ReadFile(file)
 		if err != nil {
 			return err
 		}

@@ -48,6 +48,7 @@ type Plane struct {
 	Client client.Client
 
 	processes processes
+	services  services
 	kwok      sync.Once
 	kwokErr   error
 }
@@ -142,6 +143,10 @@ func (p *Plane) startServer(etcd, peer, server int) error {
 	if err := p.kubeconfigs(); err != nil {
 		return err
 	}
+	egress, err := p.startServices()
+	if err != nil {
+		return err
+	}
 	err = p.run("kube-apiserver", "--etcd-servers="+etcdURL, "--bind-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", server),
 		// Nothing uses the service of the API server, and loopback cannot be an endpoint.
@@ -152,7 +157,7 @@ func (p *Plane) startServer(etcd, peer, server int) error {
 		"--service-account-signing-key-file="+p.path("accounts.key"),
 		"--token-auth-file="+p.path("tokens.csv"), "--authorization-mode=Node,RBAC",
 		"--service-cluster-ip-range=10.96.0.0/16", "--enable-admission-plugins=NodeRestriction",
-		"--allow-privileged", "--profiling=false")
+		"--egress-selector-config-file="+egress, "--allow-privileged", "--profiling=false")
 	if err != nil {
 		return err
 	}
@@ -224,6 +229,9 @@ func (p *Plane) until(what string, met func() bool) error {
 // stop ends the plane. With keep, its directory with the logs stays.
 func (p *Plane) stop(keep bool) {
 	p.processes.kill()
+	if p.services.listener != nil {
+		p.services.listener.Close()
+	}
 	if keep {
 		fmt.Fprintf(os.Stderr, "the logs of the control plane are in %s\n", p.Dir)
 		return

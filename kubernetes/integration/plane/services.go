@@ -1,0 +1,145 @@
+package plane
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller"
+	"kubevirt.io/disk/kubernetes/controller/webhook"
+	"kubevirt.io/disk/kubernetes/inject"
+)
+
+// services leads all connections of the API server to Services to one address of this machine: there
+// is no network of Services, and the controller with its webhook is a process of a test.
+type services struct {
+	listener net.Listener
+
+	mu      sync.Mutex
+	address string                // guarded by mu; "": nobody is there
+	open    map[net.Conn]struct{} // guarded by mu; connections to the address
+}
+
+// lead leads all connections to another address. Those that are open end.
+func (s *services) lead(address string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for conn := range s.open {
+		conn.Close()
+	}
+	s.address, s.open = address, map[net.Conn]struct{}{}
+}
+
+// dial connects to the address.
+func (s *services) dial() (net.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	conn, err := net.Dial("tcp", s.address)
+	if err == nil {
+		s.open[conn] = struct{}{}
+	}
+	return conn, err
+}
+
+// Webhook lets the API server find the webhook at an address of this machine, and waits until it
+// answers about pods.
+func (p *Plane) Webhook(t testing.TB, address string) {
+	t.Helper()
+	p.services.lead(address)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault,
+		Name: "asked", Annotations: map[string]string{v1alpha1.AnnotationSet: "none"}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "vm", Image: "vm"}}}}
+	var last error
+	err := p.until("the webhook answers", func() bool {
+		last = p.Client.Create(context.Background(), pod.DeepCopy(), client.DryRunAll)
+		return last != nil && strings.Contains(last.Error(), "denied the request: ")
+	})
+	if err != nil {
+		t.Fatal(err, last)
+	}
+}
+
+// NoWebhook is an outage of the webhook.
+func (p *Plane) NoWebhook() { p.services.lead("") }
+
+// ServeWebhook runs the webhook, and nothing else of the controller, with the rights of its account
+// until the test ends. Images of disks are served by the given one.
+func (p *Plane) ServeWebhook(t testing.TB, system, account, server string, namespaces ...string) {
+	t.Helper()
+	listen := FreeAddress(t)
+	ended, ctx := make(chan error, 1), t.Context()
+	scheme, err := controller.Scheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mgr, err := ctrl.NewManager(p.ServiceAccount(t, system, account), ctrl.Options{Scheme: scheme,
+		Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := webhook.Setup(mgr, webhook.Options{Inject: inject.Options{Server: server},
+		Listen: listen, Namespace: system, Service: "kubevirt-disk-webhook",
+		Namespaces: namespaces}); err != nil {
+		t.Fatal(err)
+	}
+	go func() { ended <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	p.Webhook(t, listen)
+}
+
+// startServices starts the proxy, and returns the API server's configuration for it.
+func (p *Plane) startServices() (file string, err error) {
+	if p.services.listener, err = net.Listen("unix", p.path("services")); err != nil {
+		return "", err
+	}
+	go func() { _ = http.Serve(p.services.listener, &p.services) }() // until stop closes it
+	file = p.path("egress.yaml")
+	return file, os.WriteFile(file, fmt.Appendf(nil, `
+apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: cluster
+  connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: %s}}}
+`, p.services.listener.Addr()), 0o600)
+}
+
+// ServeHTTP answers CONNECT.
+func (s *services) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	far, err := s.dial()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer far.Close()
+	near, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer near.Close()
+	if _, err := io.WriteString(near, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+		return
+	}
+	go func() {
+		defer far.Close()
+		_, _ = io.Copy(far, buffered)
+	}()
+	_, _ = io.Copy(near, far)
+}
