@@ -180,7 +180,7 @@ func (s *settings) run(ctx context.Context, stderr io.Writer) error {
 		return err
 	}
 	s.webhook.Namespace, s.webhook.Service, _ = strings.Cut(s.service, "/")
-	s.webhook.Inject.Server, s.webhook.Namespaces = s.options.Server, s.namespaces
+	s.webhook.Server, s.webhook.Namespaces = s.options.Server, s.namespaces
 	if err := s.webhook.Check(); err != nil {
 		return err
 	}

@@ -14,10 +14,22 @@ import (
 type Disk struct {
 	// Number is that of the hook sidecar that serves the disk. The one disk of a pod in which
 	// KubeVirt runs no machine has 0.
-	Number   int
-	Set      string // the VMIdentitySet
-	Identity string // the VMIdentity; "": the pod has no name yet
+	Number  int
+	SetName string // of the VMIdentitySet
+	Name    string // of the VMIdentity; "": the pod has no name yet
 }
+
+// Wanted is a disk that a pod asks for, with what there is of it.
+type Wanted struct {
+	Disk
+	Set      *api.VMIdentitySet // nil: there is none
+	Identity *api.VMIdentity    // nil: it will be made for the pod
+	// Hydrated says that the claim of the disk needs the image no more.
+	Hydrated bool
+}
+
+// needsImage reports whether a pod gets the image of a disk as a volume.
+func (d Wanted) needsImage() bool { return d.Set.Spec.Population != api.Snapshot && !d.Hydrated }
 
 // furtherAnnotation matches annotations for the disks of a machine after the first.
 var furtherAnnotation = regexp.MustCompile(
@@ -28,7 +40,7 @@ func Disks(pod *corev1.Pod) []Disk {
 	if provisions(pod) || !asks(pod, 0) {
 		return nil
 	}
-	all := []Disk{{Set: SetName(pod, 0), Identity: annotation(pod, api.AnnotationName,
+	all := []Disk{{SetName: SetName(pod, 0), Name: annotation(pod, api.AnnotationName,
 		api.AnnotationNameLegacy, cmp.Or(Machine(pod), pod.Name))}}
 	for n := 1; n < api.MaxDisks && Machine(pod) != ""; n++ {
 		if asks(pod, n) {
@@ -39,9 +51,6 @@ func Disks(pod *corev1.Pod) []Disk {
 	}
 	return all
 }
-
-// Asks reports whether a pod asks for a disk.
-func Asks(pod *corev1.Pod) bool { return len(Disks(pod)) > 0 }
 
 // asks reports whether an annotation names the set of a disk.
 func asks(pod *corev1.Pod, number int) bool {
@@ -96,16 +105,3 @@ func (d Disk) reserved() []string {
 
 // nameIt is the annotation that gives the disk another name.
 func (d Disk) nameIt() string { return api.Numbered(api.AnnotationName, d.Number) }
-
-// namedSets are those that a pod names, by their names.
-type namedSets map[string]*api.VMIdentitySet
-
-func byName(all []*api.VMIdentitySet) namedSets {
-	found := namedSets{}
-	for _, s := range all {
-		if s != nil {
-			found[s.Name] = s
-		}
-	}
-	return found
-}

@@ -30,8 +30,8 @@ func aLauncher(annotations map[string]string) *corev1.Pod {
 func TestDisks(t *testing.T) {
 	pod := aLauncher(map[string]string{"identity-set.9": "b", "identity-set.2": "a",
 		"identity-name.2": "kept"})
-	require.Equal(t, []inject.Disk{{Set: "fedora", Identity: "m"},
-		{Number: 2, Set: "a", Identity: "kept"}, {Number: 9, Set: "b", Identity: "m-9"}},
+	require.Equal(t, []inject.Disk{{SetName: "fedora", Name: "m"},
+		{Number: 2, SetName: "a", Name: "kept"}, {Number: 9, SetName: "b", Name: "m-9"}},
 		inject.Disks(pod))
 	pod.Annotations["kubevirt.io/ephemeral-provisioning"] = "true"
 	require.Empty(t, inject.Disks(pod))
@@ -46,7 +46,7 @@ func TestSeveralDisks(t *testing.T) {
 	service := aSet(func(s *api.VMIdentitySet) {
 		s.Name, s.Spec.Attachment = "service", api.Service
 	})
-	require.NoError(t, inject.Pod(pod, options, service, aSet(nil)))
+	require.NoError(t, give(pod, service, aSet(nil)))
 	require.Equal(t, map[string]string{"kubevirt.io": "virt-launcher",
 		"disk.kubevirt.io/several":  "true",
 		"disk.kubevirt.io/identity": "m", "disk.kubevirt.io/identity-set": "fedora",
@@ -72,7 +72,7 @@ func TestSeveralDisks(t *testing.T) {
 		require.Equal(t, want.mount, c.VolumeMounts[0].Name)
 	}
 	require.Empty(t, pod.Spec.Containers[1].VolumeMounts)
-	require.NoError(t, inject.Made(pod, service, aSet(nil)))
+	require.NoError(t, inject.Made(pod, wanted(pod, service, aSet(nil))))
 	require.Equal(t, "hook-sidecar-2", inject.Hook(pod, 2).Name)
 	require.Nil(t, inject.Hook(pod, 1), "it serves no claim")
 	require.Nil(t, inject.Hook(pod, 3))
@@ -97,7 +97,7 @@ func TestSeveralDisks(t *testing.T) {
 	} {
 		changed := pod.DeepCopy()
 		change(changed)
-		require.ErrorContains(t, inject.Made(changed, service, aSet(nil)), want)
+		require.ErrorContains(t, inject.Made(changed, wanted(changed, service, aSet(nil))), want)
 	}
 	for want, change := range map[string]func(*corev1.Pod){
 		"the annotation disk.kubevirt.io/identity-set.3 names": func(p *corev1.Pod) {
@@ -115,7 +115,8 @@ func TestSeveralDisks(t *testing.T) {
 	} {
 		changed := pod.DeepCopy()
 		change(changed)
-		require.ErrorContains(t, inject.Changed(pod, changed, service, aSet(nil)), want)
+		err := inject.Changed(pod, changed, wanted(changed, service, aSet(nil)))
+		require.ErrorContains(t, err, want)
 	}
 }
 
@@ -123,6 +124,9 @@ func TestSeveralDisks(t *testing.T) {
 func TestIdentityOfAFurtherDisk(t *testing.T) {
 	identity := &api.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "m-2"},
 		Spec: api.VMIdentitySpec{DiskSpec: aSet(nil).Spec, SetName: "other"}}
-	require.ErrorContains(t, inject.Identity(inject.Disk{Number: 2}, aSet(nil), identity),
+	pod := aLauncher(map[string]string{"identity-set.2": "fedora"})
+	disks := wanted(pod, aSet(nil))
+	disks[1].Identity = identity
+	require.ErrorContains(t, inject.Pod(pod, "kubevirt.io:disk", disks),
 		"another disk by the annotation disk.kubevirt.io/identity-name.2")
 }

@@ -45,23 +45,10 @@ var meant = regexp.MustCompile(`(?i)^(disk[.]kubevirt[.]io/.*` +
 var identityName = regexp.MustCompile(
 	`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// Options are the choices of the cluster's administrator.
-type Options struct {
-	// Server is the container image of kubevirt-disk that serves the disks.
-	Server string
-	// Hydrated are the VMIdentities of the pod's namespace whose disks need their images no more.
-	Hydrated map[string]bool
-}
-
-// needsImage reports whether a pod gets the image of a disk as a volume.
-func (o Options) needsImage(set *api.VMIdentitySet, d Disk) bool {
-	return set.Spec.Population != api.Snapshot && !o.Hydrated[d.Identity]
-}
-
-// Strange returns what is wrong with a pod that has an annotation which looks like one of this
+// strange returns what is wrong with a pod that has an annotation which looks like one of this
 // product and is none, or that names a disk without saying what it is. Such a pod would run without
 // its disk.
-func Strange(pod *corev1.Pod) error {
+func strange(pod *corev1.Pod) error {
 	keys, machine := slices.Sorted(maps.Keys(pod.Annotations)), Machine(pod) != ""
 	for _, key := range keys {
 		if furtherAnnotation.MatchString(key) && !machine {
@@ -100,26 +87,24 @@ func Strange(pod *corev1.Pod) error {
 	return nil
 }
 
-// Pod changes a pod that asks for a disk and is about to be made. The sets are those that the pod
-// names, in the pod's namespace, as far as they exist. If Pod returns an error, the pod is not
+// Pod changes a pod that is about to be made and asks for disks, those of Disks. The server is the
+// container image of kubevirt-disk that serves them. If Pod returns an error, the pod is not
 // changed.
 //
 // A pod that has its disk already, because it was exported or restored, keeps it as it is. It only
 // waits at its gate again, and gets a node again.
-func Pod(pod *corev1.Pod, o Options, all ...*api.VMIdentitySet) error {
-	sets := byName(all)
-	if err := refuse(pod, o, sets); err != nil {
+func Pod(pod *corev1.Pod, server string, disks []Wanted) error {
+	if err := refuse(pod, disks); err != nil || len(disks) == 0 {
 		return err
 	}
-	disks := Disks(pod)
 	changed := pod.DeepCopy()
 	if changed.Labels == nil {
 		changed.Labels = make(map[string]string)
 	}
 	spec := &changed.Spec
 	for _, d := range disks {
-		changed.Labels[api.Numbered(api.LabelIdentity, d.Number)] = d.Identity
-		changed.Labels[api.Numbered(api.LabelSet, d.Number)] = d.Set
+		changed.Labels[api.Numbered(api.LabelIdentity, d.Number)] = d.Name
+		changed.Labels[api.Numbered(api.LabelSet, d.Number)] = d.SetName
 		if !slices.Contains(spec.SchedulingGates, d.gate()) {
 			spec.SchedulingGates = append(spec.SchedulingGates, d.gate())
 		}
@@ -128,15 +113,15 @@ func Pod(pod *corev1.Pod, o Options, all ...*api.VMIdentitySet) error {
 		changed.Labels[api.LabelSeveral] = several
 	}
 	var err error
-	switch set := sets[disks[0].Set]; {
-	case has(pod, o, disks[0], set):
+	switch {
+	case has(pod, disks[0]):
 		spec.NodeName = ""
 	case Machine(pod) != "":
 		for _, d := range disks {
-			launcher(spec, o, sets[d.Set], d)
+			launcher(spec, d)
 		}
 	default:
-		err = sidecar(spec, set, disks[0], o)
+		err = sidecar(spec, disks[0], server)
 	}
 	if err == nil {
 		*pod = *changed
@@ -148,32 +133,31 @@ func Pod(pod *corev1.Pod, o Options, all ...*api.VMIdentitySet) error {
 const several = "true"
 
 // sidecar gives a pod that is no launcher its disk.
-func sidecar(spec *corev1.PodSpec, set *api.VMIdentitySet, d Disk, o Options) error {
+func sidecar(spec *corev1.PodSpec, d Wanted, server string) error {
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: credentialVolume,
 			MountPath: CredentialDir, ReadOnly: true})
 	}
-	secret := api.SecretName(d.Identity)
+	secret := api.SecretName(d.Name)
 	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: credentialVolume,
 		VolumeSource: corev1.VolumeSource{
 			Secret: &corev1.SecretVolumeSource{SecretName: secret}}})
-	if set.Spec.Attachment == api.Service {
+	if d.Set.Spec.Attachment == api.Service {
 		return nil
 	}
-	disk := vmdisk.Disk{Image: set.Spec.Image, Device: api.Device,
-		Filled: !o.needsImage(set, d)}
-	return vmdisk.AddToPod(spec, []vmdisk.Disk{disk}, vmdisk.Pod{Server: o.Server,
-		Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(d.Identity)},
+	disk := vmdisk.Disk{Image: d.Set.Spec.Image, Device: api.Device, Filled: !d.needsImage()}
+	return vmdisk.AddToPod(spec, []vmdisk.Disk{disk}, vmdisk.Pod{Server: server,
+		Secret: secret, Claims: map[string]string{api.Device: api.ClaimName(d.Name)},
 		SizeAnnotation: api.AnnotationSize, BlockSizeAnnotation: api.AnnotationBlockSize})
 }
 
 // has reports whether a pod has all that Pod would add for its disk: then it is a copy of a pod
 // that Pod has changed before.
-func has(pod *corev1.Pod, o Options, d Disk, set *api.VMIdentitySet) bool {
-	sidecar := set.Spec.Attachment != api.Service
-	needs, may := o.needsImage(set, d), set.Spec.Population != api.Snapshot
-	name := api.ClaimName(d.Identity)
+func has(pod *corev1.Pod, d Wanted) bool {
+	sidecar := d.Set.Spec.Attachment != api.Service
+	needs, may := d.needsImage(), d.Set.Spec.Population != api.Snapshot
+	name := api.ClaimName(d.Name)
 	there := map[string]bool{}
 	for _, v := range pod.Spec.Volumes {
 		switch v.Name {
@@ -185,7 +169,7 @@ func has(pod *corev1.Pod, o Options, d Disk, set *api.VMIdentitySet) bool {
 			there[v.Name] = v.PersistentVolumeClaim != nil &&
 				v.PersistentVolumeClaim.ClaimName == name
 		case imageVolume:
-			there[v.Name] = v.Image != nil && v.Image.Reference == set.Spec.Image
+			there[v.Name] = v.Image != nil && v.Image.Reference == d.Set.Spec.Image
 		}
 	}
 	disk := slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool {
@@ -204,45 +188,52 @@ func has(pod *corev1.Pod, o Options, d Disk, set *api.VMIdentitySet) bool {
 }
 
 // refuse returns why a pod that is about to be made cannot have its disk.
-func refuse(pod *corev1.Pod, o Options, sets namedSets) error {
-	if err := Strange(pod); err != nil {
+func refuse(pod *corev1.Pod, disks []Wanted) error {
+	if err := strange(pod); err != nil || len(disks) == 0 {
 		return err
 	}
-	disks := Disks(pod)
 	if err := named(pod, disks); err != nil {
 		return err
 	}
 	for _, d := range disks {
-		if sets[d.Set] == nil {
+		if d.Set == nil {
 			return missing(pod, d)
 		}
 	}
-	if !has(pod, o, disks[0], sets[disks[0].Set]) {
+	if !has(pod, disks[0]) {
 		if err := room(pod, disks); err != nil {
 			return err
 		}
 	}
-	if disks[0].Identity == "" && !hasName(pod, 0) {
+	if disks[0].Name == "" && !hasName(pod, 0) {
 		return fmt.Errorf("the pod has no name yet, like those of a ReplicaSet or a Job: use a "+
 			"StatefulSet, or name the disk by the annotation %s", api.AnnotationName)
 	}
 	for _, d := range disks {
-		if len(d.Identity) > api.MaxNameLength || !identityName.MatchString(d.Identity) {
+		if len(d.Name) > api.MaxNameLength || !identityName.MatchString(d.Name) {
 			return fmt.Errorf("%q cannot be the name of a VMIdentity: want at most %d characters, "+
-				"a-z, 0-9, - and ., with a letter or a digit at both ends", d.Identity,
+				"a-z, 0-9, - and ., with a letter or a digit at both ends", d.Name,
 				api.MaxNameLength)
 		}
 	}
 	for _, d := range disks {
-		if err := stays(pod, sets[d.Set]); err != nil {
+		if err := stays(pod, d.Set); err != nil {
 			return err
 		}
 	}
-	return images(pod, disks, sets)
+	if err := images(pod, disks); err != nil {
+		return err
+	}
+	for _, d := range disks {
+		if err := d.another(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // room returns why a pod has no room for its disk.
-func room(pod *corev1.Pod, disks []Disk) error {
+func room(pod *corev1.Pod, disks []Wanted) error {
 	for _, d := range disks {
 		for _, name := range d.reserved() {
 			if taken(&pod.Spec, name) {
@@ -279,7 +270,7 @@ func hasName(pod *corev1.Pod, number int) bool {
 }
 
 // named checks the annotations.
-func named(pod *corev1.Pod, disks []Disk) error {
+func named(pod *corev1.Pod, disks []Wanted) error {
 	for _, pair := range [][2]string{{api.AnnotationSet, api.AnnotationSetLegacy},
 		{api.AnnotationName, api.AnnotationNameLegacy}} {
 		ours, is := pod.Annotations[pair[0]]
@@ -290,23 +281,23 @@ func named(pod *corev1.Pod, disks []Disk) error {
 		}
 	}
 	for _, d := range disks {
-		if len(d.Set) > maxLabel {
+		if len(d.SetName) > maxLabel {
 			return fmt.Errorf("the name of VMIdentitySet %q has more than %d characters, so pods "+
-				"cannot use it: make one with a shorter name", d.Set, maxLabel)
+				"cannot use it: make one with a shorter name", d.SetName, maxLabel)
 		}
 	}
 	for i, d := range disks {
-		if slices.ContainsFunc(disks[:i], func(e Disk) bool { return e.Identity == d.Identity }) {
+		if slices.ContainsFunc(disks[:i], func(e Wanted) bool { return e.Name == d.Name }) {
 			return fmt.Errorf("two disks of the machine have the VMIdentity %q: give one of them "+
-				"another name by the annotation %s", d.Identity, d.nameIt())
+				"another name by the annotation %s", d.Name, d.nameIt())
 		}
 	}
 	return nil
 }
 
-func missing(pod *corev1.Pod, d Disk) error {
+func missing(pod *corev1.Pod, d Wanted) error {
 	return fmt.Errorf("there is no VMIdentitySet %q in namespace %q: make it first, or correct "+
-		"the pod's annotation", d.Set, pod.Namespace)
+		"the pod's annotation", d.SetName, pod.Namespace)
 }
 
 // taken reports whether a container or a volume has a name.
@@ -319,11 +310,10 @@ func taken(spec *corev1.PodSpec, name string) bool {
 
 // images refuses another image of the repository of a set, because the machine would then run
 // beside a disk of another version.
-func images(pod *corev1.Pod, disks []Disk, sets namedSets) error {
+func images(pod *corev1.Pod, disks []Wanted) error {
 	for _, d := range disks {
-		if set := sets[d.Set]; set != nil && set.Spec.Image != "" &&
-			set.Spec.Follow == nil {
-			if err := imagesOf(pod, set); err != nil {
+		if d.Set != nil && d.Set.Spec.Image != "" && d.Set.Spec.Follow == nil {
+			if err := imagesOf(pod, d.Set); err != nil {
 				return err
 			}
 		}
@@ -360,20 +350,19 @@ func references(pod *corev1.Pod) []string {
 }
 
 // Made checks a pod that is about to be made, after everything that changes pods has changed it.
-func Made(pod *corev1.Pod, all ...*api.VMIdentitySet) error {
-	disks, sets := Disks(pod), byName(all)
+func Made(pod *corev1.Pod, disks []Wanted) error {
 	if err := named(pod, disks); err != nil {
 		return err
 	}
 	for _, d := range disks {
-		if sets[d.Set] == nil || pod.Labels[api.Numbered(api.LabelSet, d.Number)] != d.Set {
+		if d.Set == nil || pod.Labels[api.Numbered(api.LabelSet, d.Number)] != d.SetName {
 			return missing(pod, d)
 		}
 	}
 	for _, d := range disks {
 		label := api.Numbered(api.LabelIdentity, d.Number)
-		if pod.Labels[label] != d.Identity {
-			return fmt.Errorf("the label %s must be %q, as admission made it", label, d.Identity)
+		if pod.Labels[label] != d.Name {
+			return fmt.Errorf("the label %s must be %q, as admission made it", label, d.Name)
 		}
 	}
 	if len(disks) > 1 && pod.Labels[api.LabelSeveral] != several {
@@ -386,11 +375,11 @@ func Made(pod *corev1.Pod, all ...*api.VMIdentitySet) error {
 				d.gate().Name)
 		}
 	}
-	return images(pod, disks, sets)
+	return images(pod, disks)
 }
 
-// Changed checks an update of a pod. The sets are those that exist.
-func Changed(before, after *corev1.Pod, all ...*api.VMIdentitySet) error {
+// Changed checks an update of a pod. The disks are those that it asks for afterwards.
+func Changed(before, after *corev1.Pod, disks []Wanted) error {
 	annotations := []string{api.AnnotationSet, api.AnnotationSetLegacy, api.AnnotationName,
 		api.AnnotationNameLegacy}
 	labels := []string{api.LabelIdentity, api.LabelSet, api.LabelSeveral}
@@ -412,7 +401,7 @@ func Changed(before, after *corev1.Pod, all ...*api.VMIdentitySet) error {
 	if slices.Equal(references(before), references(after)) {
 		return nil
 	}
-	return images(after, Disks(after), byName(all))
+	return images(after, disks)
 }
 
 func unchangeable(kind, key string) error {
@@ -426,8 +415,12 @@ func same(before, after map[string]string, key string) bool {
 	return had == has && was == is
 }
 
-// Identity checks that an existing VMIdentity is the one that a pod asks for.
-func Identity(d Disk, set *api.VMIdentitySet, identity *api.VMIdentity) error {
+// another says that the VMIdentity of a disk, which is there, is not of the set that the pod names.
+func (d Wanted) another() error {
+	set, identity := d.Set, d.Identity
+	if identity == nil {
+		return nil
+	}
 	advice := "name that set, or another disk by the annotation " + d.nameIt()
 	// A VMIdentity that a person made, or restored, may be of no set.
 	if identity.Spec.SetName != "" && identity.Spec.SetName != set.Name {

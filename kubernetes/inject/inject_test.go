@@ -41,7 +41,24 @@ func aPod(change func(*corev1.Pod)) *corev1.Pod {
 	return pod
 }
 
-var options = inject.Options{Server: "kubevirt.io:disk"}
+// give gives a pod its disks of the sets that are there.
+func give(pod *corev1.Pod, sets ...*api.VMIdentitySet) error {
+	return inject.Pod(pod, "kubevirt.io:disk", wanted(pod, sets...))
+}
+
+// wanted are the disks that a pod asks for, of the sets that are there.
+func wanted(pod *corev1.Pod, sets ...*api.VMIdentitySet) (all []inject.Wanted) {
+	for _, d := range inject.Disks(pod) {
+		w := inject.Wanted{Disk: d}
+		for _, s := range sets {
+			if s.Name == d.SetName {
+				w.Set = s
+			}
+		}
+		all = append(all, w)
+	}
+	return all
+}
 
 func names[T any](all []T, name func(T) string) (found []string) {
 	for _, one := range all {
@@ -60,7 +77,7 @@ func TestPod(t *testing.T) {
 		size := resource.MustParse("1000000001")
 		s.Spec.Size = &size
 	})
-	require.NoError(t, inject.Pod(pod, options, set))
+	require.NoError(t, give(pod, set))
 	require.Equal(t, map[string]string{api.LabelIdentity: "vm", api.LabelSet: "fedora"}, pod.Labels)
 	require.Equal(t, []corev1.PodSchedulingGate{{Name: api.Gate}}, pod.Spec.SchedulingGates)
 	require.Equal(t, []string{api.DiskContainer, "first"}, names(pod.Spec.InitContainers,
@@ -81,20 +98,20 @@ func TestPod(t *testing.T) {
 			MountPath: "/var/run/secrets/disk.kubevirt.io/vda"}}, c.VolumeMounts, c.Name)
 	}
 	require.EqualValues(t, 107, *pod.Spec.SecurityContext.FSGroup)
-	require.NoError(t, inject.Made(pod, set))
+	require.NoError(t, inject.Made(pod, wanted(pod, set)))
 }
 
 func TestKindsOfSets(t *testing.T) {
 	// A filled claim needs no image.
 	pod := aPod(nil)
-	require.NoError(t, inject.Pod(pod, options, aSet(func(s *api.VMIdentitySet) {
+	require.NoError(t, give(pod, aSet(func(s *api.VMIdentitySet) {
 		s.Spec.Population = api.Snapshot
 	})))
 	require.Equal(t, []string{"disk-vda-chap", "disk-vda", "disk-vda-data"}, volumeNames(pod))
 
 	// A disk that is served elsewhere.
 	pod = aPod(nil)
-	require.NoError(t, inject.Pod(pod, options, aSet(func(s *api.VMIdentitySet) {
+	require.NoError(t, give(pod, aSet(func(s *api.VMIdentitySet) {
 		s.Spec.Attachment = api.Service
 	})))
 	require.Equal(t, []string{"disk-vda-chap"}, volumeNames(pod))
@@ -109,11 +126,11 @@ func TestLegacyAnnotations(t *testing.T) {
 		p.Annotations = map[string]string{api.AnnotationSetLegacy: "fedora",
 			api.AnnotationNameLegacy: "kept"}
 	})
-	require.True(t, inject.Asks(pod))
-	require.NoError(t, inject.Pod(pod, options, aSet(nil)))
+	require.Len(t, inject.Disks(pod), 1)
+	require.NoError(t, give(pod, aSet(nil)))
 	require.Equal(t, "kept", pod.Labels[api.LabelIdentity])
 	require.Equal(t, "vmid-kept", pod.Spec.Volumes[2].PersistentVolumeClaim.ClaimName)
-	require.False(t, inject.Asks(&corev1.Pod{}))
+	require.Empty(t, inject.Disks(&corev1.Pod{}))
 }
 
 // kubernetes/integration has the cases that are refused, on an API server. Here is what needs no
@@ -123,16 +140,16 @@ func TestRefusedIsUnchanged(t *testing.T) {
 		p.Spec.Containers[0].Image = "registry.example.com:5000/fedora"
 	})
 	want := pod.DeepCopy()
-	require.ErrorContains(t, inject.Pod(pod, options, aSet(nil)),
+	require.ErrorContains(t, give(pod, aSet(nil)),
 		"the pod has image registry.example.com:5000/fedora, and VMIdentitySet")
 	require.Equal(t, want, pod)
 	pod = aPod(nil)
-	require.NoError(t, inject.Pod(pod, options, aSet(nil)))
+	require.NoError(t, give(pod, aSet(nil)))
 	want = pod.DeepCopy()
-	require.NoError(t, inject.Pod(pod, options, aSet(nil)))
+	require.NoError(t, give(pod, aSet(nil)))
 	require.Equal(t, want, pod)
 	pod.Name = "copy"
-	require.ErrorContains(t, inject.Pod(pod, options, aSet(nil)), `"disk-vda" already`)
+	require.ErrorContains(t, give(pod, aSet(nil)), `"disk-vda" already`)
 }
 
 func TestImages(t *testing.T) {
@@ -157,7 +174,7 @@ func TestImages(t *testing.T) {
 					Image: &corev1.ImageVolumeSource{Reference: image}}}}
 			},
 		} {
-			err := inject.Pod(aPod(put), options, aSet(nil))
+			err := give(aPod(put), aSet(nil))
 			require.Equal(t, allowed, err == nil, "%s %s: %v", place, image, err)
 		}
 	}
@@ -179,16 +196,16 @@ func TestMade(t *testing.T) {
 		},
 	} {
 		pod := aPod(nil)
-		require.NoError(t, inject.Pod(pod, options, aSet(nil)))
+		require.NoError(t, give(pod, aSet(nil)))
 		change(pod)
-		require.ErrorContains(t, inject.Made(pod, aSet(nil)), want)
+		require.ErrorContains(t, inject.Made(pod, wanted(pod, aSet(nil))), want)
 	}
-	require.ErrorContains(t, inject.Made(aPod(nil), nil), "there is no VMIdentitySet")
+	require.ErrorContains(t, inject.Made(aPod(nil), wanted(aPod(nil))), "there is no VMIdentitySet")
 }
 
 func TestChanged(t *testing.T) {
 	before := aPod(nil)
-	require.NoError(t, inject.Pod(before, options, aSet(nil)))
+	require.NoError(t, give(before, aSet(nil)))
 	for want, change := range map[string]func(*corev1.Pod){
 		"the annotation disk.kubevirt.io/identity-set names": func(p *corev1.Pod) {
 			delete(p.Annotations, api.AnnotationSet)
@@ -214,37 +231,42 @@ func TestChanged(t *testing.T) {
 	} {
 		after := before.DeepCopy()
 		change(after)
-		require.ErrorContains(t, inject.Changed(before, after, aSet(nil)), want)
+		require.ErrorContains(t, inject.Changed(before, after, wanted(after, aSet(nil))), want)
 	}
 	// The gate goes, other labels come, and images change as they may. A set that was made anew
 	// with another image does not hold a pod that existed before.
 	after := before.DeepCopy()
 	after.Spec.SchedulingGates, after.Labels["a"] = nil, "b"
 	after.Spec.Containers[0].Image = "qemu:2"
-	require.NoError(t, inject.Changed(before, after, aSet(nil)))
-	require.NoError(t, inject.Changed(before, after, nil))
+	require.NoError(t, inject.Changed(before, after, wanted(after, aSet(nil))))
+	require.NoError(t, inject.Changed(before, after, wanted(after)))
 	before.Spec.Containers[0].Image = "registry.example.com:5000/fedora" + other
 	after = before.DeepCopy()
 	after.Spec.SchedulingGates = nil
-	require.NoError(t, inject.Changed(before, after, aSet(nil)))
+	require.NoError(t, inject.Changed(before, after, wanted(after, aSet(nil))))
 }
 
 func TestIdentity(t *testing.T) {
 	set := aSet(nil)
 	identity := &api.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"},
 		Spec: api.VMIdentitySpec{DiskSpec: set.Spec, SetName: "fedora"}}
-	require.NoError(t, inject.Identity(inject.Disk{}, set, identity))
+	another := func() error {
+		pod := aPod(nil)
+		disks := wanted(pod, set)
+		disks[0].Identity = identity
+		return inject.Pod(pod, "kubevirt.io:disk", disks)
+	}
+	require.NoError(t, another())
 	identity.Spec.Image = "another"
-	require.ErrorContains(t, inject.Identity(inject.Disk{}, set, identity),
+	require.ErrorContains(t, another(),
 		`VMIdentity "vm" has image another, and VMIdentitySet "fedora" has registry`)
 	identity.Spec.FollowedTag = "stable"
-	require.NoError(t, inject.Identity(inject.Disk{}, set, identity), "the tag has moved since")
+	require.NoError(t, another(), "the tag has moved since")
 	identity.Spec.FollowedTag = ""
 	identity.Spec.Image, identity.Spec.SetName = set.Spec.Image, ""
-	require.NoError(t, inject.Identity(inject.Disk{}, set, identity),
-		"a person made or restored it")
+	require.NoError(t, another(), "a person made or restored it")
 	identity.Spec.SetName = "other"
-	err := inject.Identity(inject.Disk{}, set, identity)
+	err := another()
 	require.ErrorContains(t, err,
 		`VMIdentity "vm" belongs to VMIdentitySet "other", and the pod names "fedora"`)
 	require.NotContains(t, err.Error(), "delete", "its data may have been restored")
@@ -253,25 +275,28 @@ func TestIdentity(t *testing.T) {
 // TestHydrated: a pod gets no image for a disk that needs it no more, and a copy of a pod from
 // before or after that is known as one.
 func TestHydrated(t *testing.T) {
-	without := options
-	without.Hydrated = map[string]bool{"vm": true, "m": true}
+	without := func(pod *corev1.Pod) error {
+		disks := wanted(pod, aSet(nil))
+		disks[0].Hydrated = true
+		return inject.Pod(pod, "kubevirt.io:disk", disks)
+	}
 	before := aPod(nil)
-	require.NoError(t, inject.Pod(before, options, aSet(nil)))
+	require.NoError(t, give(before, aSet(nil)))
 	require.Contains(t, volumeNames(before), "disk-vda-image")
 	pod := aPod(nil)
-	require.NoError(t, inject.Pod(pod, without, aSet(nil)))
+	require.NoError(t, without(pod))
 	require.NotContains(t, volumeNames(pod), "disk-vda-image")
-	require.NoError(t, inject.Made(pod, aSet(nil)))
+	require.NoError(t, inject.Made(pod, wanted(pod, aSet(nil))))
 	for _, p := range []*corev1.Pod{pod, before} {
 		again := p.DeepCopy()
-		require.NoError(t, inject.Pod(again, without, aSet(nil)))
+		require.NoError(t, without(again))
 		require.Equal(t, p.Spec, again.Spec)
 	}
-	require.ErrorContains(t, inject.Pod(pod.DeepCopy(), options, aSet(nil)), "already",
+	require.ErrorContains(t, give(pod.DeepCopy(), aSet(nil)), "already",
 		"the disk needs the image again: its claim was restored")
 
 	machine := aLauncher(map[string]string{"identity-set.1": "fedora"})
-	require.NoError(t, inject.Pod(machine, without, aSet(nil)))
+	require.NoError(t, without(machine))
 	require.NotContains(t, volumeNames(machine), "disk-vda-image")
 	require.Contains(t, volumeNames(machine), "disk-vda-image-1", "the disk m-1 needs its image")
 }

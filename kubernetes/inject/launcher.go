@@ -73,8 +73,8 @@ const nbdDir = "/var/run/secrets/" + api.Group + "/nbd"
 // launcher gives a launcher pod what a hook sidecar needs to serve a disk, or to hand it on from
 // its server. The hook takes it to QEMU itself, so there are no ports, and no credential of the
 // pod's own containers.
-func launcher(spec *corev1.PodSpec, o Options, set *api.VMIdentitySet, d Disk) {
-	c := hook(spec, d)
+func launcher(spec *corev1.PodSpec, d Wanted) {
+	c, set := hook(spec, d.Disk), d.Set
 	env := func(name, value string) {
 		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: value})
 	}
@@ -99,7 +99,7 @@ func launcher(spec *corev1.PodSpec, o Options, set *api.VMIdentitySet, d Disk) {
 		}
 		add(nbdVolume, corev1.VolumeMount{MountPath: nbdDir, ReadOnly: true},
 			corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{
-				SecretName: api.NBDSecretName(d.Identity), Items: items}})
+				SecretName: api.NBDSecretName(d.Name), Items: items}})
 		return
 	}
 	told(vmdisk.EnvSize, api.AnnotationSize)
@@ -107,8 +107,8 @@ func launcher(spec *corev1.PodSpec, o Options, set *api.VMIdentitySet, d Disk) {
 	env("PERSISTENT_DIR", vmdisk.VolumeDir)
 	add(dataVolume, corev1.VolumeMount{MountPath: vmdisk.VolumeDir},
 		corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
-			ClaimName: api.ClaimName(d.Identity)}})
-	if o.needsImage(set, d) {
+			ClaimName: api.ClaimName(d.Name)}})
+	if d.needsImage() {
 		add(imageVolume, corev1.VolumeMount{MountPath: vmdisk.ImageDir,
 			SubPath: strings.TrimPrefix(vmdisk.ImageDir, "/"), ReadOnly: true},
 			corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: set.Spec.Image}})
@@ -139,16 +139,16 @@ func hook(spec *corev1.PodSpec, d Disk) *corev1.Container {
 }
 
 // hookRoom returns why a launcher pod has no room for its disks.
-func hookRoom(pod *corev1.Pod, disks []Disk) error {
+func hookRoom(pod *corev1.Pod, disks []Wanted) error {
 	for _, d := range disks {
-		if hook(&pod.Spec, d) == nil {
+		if hook(&pod.Spec, d.Disk) == nil {
 			return fmt.Errorf("the machine has no hook sidecar that could serve its disk: name an "+
 				"image of kubevirt-disk in its annotation hooks.kubevirt.io/hookSidecars, so that "+
 				"the pod has the container %s", d.container())
 		}
 	}
 	for _, d := range disks {
-		for _, m := range hook(&pod.Spec, d).VolumeMounts {
+		for _, m := range hook(&pod.Spec, d.Disk).VolumeMounts {
 			if m.MountPath == vmdisk.VolumeDir || m.MountPath == vmdisk.ImageDir {
 				return fmt.Errorf("container %q mounts a volume on %s, where its VMIdentity will "+
 					"be: remove it from the annotation hooks.kubevirt.io/hookSidecars of the "+

@@ -117,9 +117,10 @@ func gatedPod(ns, name, set, disk string) *corev1.Pod {
 				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
 					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}},
 		}}
-	if err := inject.Pod(pod, inject.Options{Server: "registry.example.com/disk:1"},
-		&v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: set},
-			Spec: v1alpha1.DiskSpec{Image: testImage}}); err != nil {
+	if err := inject.Pod(pod, "registry.example.com/disk:1", []inject.Wanted{{
+		Disk: inject.Disks(pod)[0], Set: &v1alpha1.VMIdentitySet{
+			ObjectMeta: metav1.ObjectMeta{Name: set},
+			Spec:       v1alpha1.DiskSpec{Image: testImage}}}}); err != nil {
 		panic(err) // the pod of this test is wrong
 	}
 	return pod

@@ -3,6 +3,7 @@ package pod
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -45,7 +46,15 @@ func launcherOf(t *testing.T, name string, annotations map[string]string,
 			Name: fmt.Sprintf("hook-sidecar-%d", i+1)})
 	}
 	maps.Copy(p.Annotations, annotations)
-	require.NoError(t, inject.Pod(p, inject.Options{}, append(further, set)...))
+	var disks []inject.Wanted
+	for _, d := range inject.Disks(p) {
+		sets := append([]*v1alpha1.VMIdentitySet{set}, further...)
+		i := slices.IndexFunc(sets, func(s *v1alpha1.VMIdentitySet) bool {
+			return s.Name == d.SetName
+		})
+		disks = append(disks, inject.Wanted{Disk: d, Set: sets[i]})
+	}
+	require.NoError(t, inject.Pod(p, "", disks))
 	return p
 }
 

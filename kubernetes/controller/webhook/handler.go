@@ -5,19 +5,18 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"gomodules.xyz/jsonpatch/v2"
 
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
+	"kubevirt.io/disk/kubernetes/controller/objects"
 	"kubevirt.io/disk/kubernetes/inject"
 )
 
@@ -25,7 +24,7 @@ import (
 // finds a set that was made just now.
 type handler struct {
 	reader     client.Reader
-	options    inject.Options
+	server     string   // the image that serves disks
 	namespaces []string // none: all
 }
 
@@ -35,48 +34,21 @@ func (h *handler) mutate(ctx context.Context, r admission.Request) admission.Res
 	if err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	if r.Operation != admissionv1.Create {
-		return admission.Allowed("")
-	}
-	if err := inject.Strange(pod); err != nil {
-		return admission.Denied(err.Error())
-	}
-	if !inject.Asks(pod) {
-		return admission.Allowed("")
-	}
-	if !h.works(r.Namespace) {
+	if len(inject.Disks(pod)) > 0 && !h.works(r.Namespace) {
 		return admission.Denied(fmt.Sprintf("the controller of kubevirt-disk does not work in "+
 			"namespace %q, so the pod would wait for its disk for ever: add the namespace to the "+
 			"chart's \"namespaces\", or remove the annotation %s", r.Namespace, api.AnnotationSet))
 	}
-	sets, err := h.sets(ctx, pod)
+	disks, err := h.wanted(ctx, pod)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
-	}
-	identities, err := h.identities(ctx, pod)
-	if err != nil {
-		return admission.Errored(http.StatusInternalServerError, err)
-	}
-	options := h.options
-	options.Hydrated = make(map[string]bool)
-	for name, identity := range identities {
-		if options.Hydrated[name], err = h.hydrated(ctx, identity); err != nil {
-			return admission.Errored(http.StatusInternalServerError, err)
-		}
 	}
 	before, err := json.Marshal(pod)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
-	if err := inject.Pod(pod, options, slices.Collect(maps.Values(sets))...); err != nil {
+	if err := inject.Pod(pod, h.server, disks); err != nil {
 		return admission.Denied(err.Error())
-	}
-	for _, d := range inject.Disks(pod) {
-		if identity := identities[d.Identity]; identity != nil {
-			if err := inject.Identity(d, sets[d.Set], identity); err != nil {
-				return admission.Denied(err.Error())
-			}
-		}
 	}
 	after, err := json.Marshal(pod)
 	if err != nil {
@@ -99,23 +71,21 @@ func (h *handler) validate(ctx context.Context, r admission.Request) admission.R
 	if !h.works(r.Namespace) {
 		return admission.Allowed("") // it was made before the list of namespaces
 	}
-	found, err := h.sets(ctx, pod)
+	disks, err := h.named(ctx, pod)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
-	sets := slices.Collect(maps.Values(found))
 	switch r.Operation {
 	case admissionv1.Create:
-		if !inject.Asks(pod) {
-			return admission.Allowed("")
+		if len(disks) > 0 {
+			err = inject.Made(pod, disks)
 		}
-		err = inject.Made(pod, sets...)
 	case admissionv1.Update:
 		old, wrong := decode(r.OldObject.Raw, r.Namespace)
 		if wrong != nil {
 			return admission.Errored(http.StatusBadRequest, wrong)
 		}
-		err = inject.Changed(old, pod, sets...)
+		err = inject.Changed(old, pod, disks)
 	}
 	if err != nil {
 		return admission.Denied(err.Error())
@@ -128,58 +98,55 @@ func (h *handler) works(namespace string) bool {
 	return len(h.namespaces) == 0 || slices.Contains(h.namespaces, namespace)
 }
 
-// sets are the VMIdentitySets that a pod names, as far as they exist, by their names.
-func (h *handler) sets(ctx context.Context, pod *corev1.Pod) (map[string]*api.VMIdentitySet,
-	error) {
-	found := make(map[string]*api.VMIdentitySet)
+// named are the disks that a pod asks for, with their VMIdentitySets.
+func (h *handler) named(ctx context.Context, pod *corev1.Pod) ([]inject.Wanted, error) {
+	var all []inject.Wanted
 	for _, d := range inject.Disks(pod) {
-		if d.Set == "" || found[d.Set] != nil {
+		set, err := find[api.VMIdentitySet](ctx, h.reader, "VMIdentitySet", pod, d.SetName)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, inject.Wanted{Disk: d, Set: set})
+	}
+	return all, nil
+}
+
+// wanted are the disks that a pod asks for, with all that there is of them.
+func (h *handler) wanted(ctx context.Context, pod *corev1.Pod) ([]inject.Wanted, error) {
+	all, err := h.named(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		d := &all[i]
+		d.Identity, err = find[api.VMIdentity](ctx, h.reader, "VMIdentity", pod, d.Name)
+		if err != nil {
+			return nil, err
+		}
+		if d.Identity == nil || d.Identity.Status.HydratedClaim == "" {
 			continue
 		}
-		set := &api.VMIdentitySet{}
-		err := h.reader.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: d.Set}, set)
-		if err == nil {
-			found[d.Set] = set
-		} else if !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("VMIdentitySet %q cannot be read: %w", d.Set, err)
+		// The claim that the disk has now, and not one before it.
+		claim, err := find[corev1.PersistentVolumeClaim](ctx, h.reader, "claim", pod,
+			api.ClaimName(d.Name))
+		if err != nil {
+			return nil, err
 		}
+		d.Hydrated = claim != nil && d.Identity.NeedsNoImage(claim.UID)
 	}
-	return found, nil
+	return all, nil
 }
 
-// identities are the VMIdentities that a pod asks for, as far as they exist, by their names.
-func (h *handler) identities(ctx context.Context, pod *corev1.Pod) (map[string]*api.VMIdentity,
-	error) {
-	found := make(map[string]*api.VMIdentity)
-	for _, d := range inject.Disks(pod) {
-		if d.Identity == "" {
-			continue // it is refused
-		}
-		identity := &api.VMIdentity{}
-		err := h.reader.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: d.Identity},
-			identity)
-		if err == nil {
-			found[d.Identity] = identity
-		} else if !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("VMIdentity %q cannot be read: %w", d.Identity, err)
-		}
+// find reads an object of a pod's namespace; nil: there is none.
+func find[T any, O interface {
+	*T
+	client.Object
+}](ctx context.Context, from client.Reader, what string, pod *corev1.Pod, name string) (O, error) {
+	if name == "" {
+		return nil, nil // the pod is refused
 	}
-	return found, nil
-}
-
-// hydrated reports whether the claim that an identity has now, and not one before it, has a disk
-// that needs its image no more.
-func (h *handler) hydrated(ctx context.Context, id *api.VMIdentity) (bool, error) {
-	if id.Status.HydratedClaim == "" {
-		return false, nil
-	}
-	claim := &corev1.PersistentVolumeClaim{}
-	err := h.reader.Get(ctx, client.ObjectKey{Namespace: id.Namespace,
-		Name: api.ClaimName(id.Name)}, claim)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return false, fmt.Errorf("the claim of VMIdentity %q cannot be read: %w", id.Name, err)
-	}
-	return err == nil && id.NeedsNoImage(claim.UID), nil
+	key := client.ObjectKey{Namespace: pod.Namespace, Name: name}
+	return objects.Find[T, O](ctx, from, what, key)
 }
 
 // maxValues is about how many values a pod may have. Some of two bytes take hundreds as Go has

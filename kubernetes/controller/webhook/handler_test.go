@@ -14,7 +14,6 @@ import (
 
 	api "kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/controllertest"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // TestHydrated: a pod whose disk needs its image no more is made without it.
@@ -26,7 +25,7 @@ func TestHydrated(t *testing.T) {
 	id := &api.VMIdentity{ObjectMeta: metav1.ObjectMeta{Name: "vm"}}
 	id.Spec.Image = image
 	w := controllertest.New(t, nil, set, id)
-	h := &handler{reader: w.Base, options: inject.Options{Server: "kubevirt.io:disk"}}
+	h := &handler{reader: w.Base, server: "kubevirt.io:disk"}
 	raw, err := json.Marshal(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "vm",
 		Annotations: map[string]string{api.AnnotationSet: "set"}},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "vm", Image: "qemu"}}}})

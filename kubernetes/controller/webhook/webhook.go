@@ -16,8 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
-
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // The paths of the webhooks.
@@ -28,7 +26,8 @@ const (
 
 // Options say where the webhook answers, and which objects it keeps.
 type Options struct {
-	Inject inject.Options
+	// Server is the image of kubevirt-disk that serves the disks in pods.
+	Server string
 	// Namespaces are those that the controller works in; none: all. In others, a pod that asks for
 	// a disk is refused, because nobody would take its gate away.
 	Namespaces []string
@@ -54,7 +53,7 @@ func (o Options) Check() error {
 	case o.Namespace == "" || o.Service == "":
 		return errors.New("webhook-service: the webhook needs the Service that it is found by: " +
 			"write it as NAMESPACE/NAME")
-	case o.Inject.Server == "":
+	case o.Server == "":
 		return errors.New("server-image: it is missing, and the webhook gives it to pods")
 	}
 	return nil
@@ -96,7 +95,7 @@ func Setup(mgr manager.Manager, o Options) error {
 			c.MinVersion = tls.VersionTLS13
 			c.GetCertificate = keep.certificate
 		}}})
-	answer := &handler{reader: mgr.GetAPIReader(), options: o.Inject,
+	answer := &handler{reader: mgr.GetAPIReader(), server: o.Server,
 		namespaces: o.Namespaces}
 	server.Register(PathMutate, &webhook.Admission{Handler: admission.HandlerFunc(answer.mutate)})
 	server.Register(PathValidate,

@@ -1,6 +1,6 @@
-// Package admission tests on a real API server how pods get their disks when they are made, with the
-// chart in several forms. Each applies to the whole cluster, so these tests have a control plane of
-// their own.
+// Package admission tests on a real API server how pods get their disks when they are made, with
+// the chart in several forms. Each applies to the whole cluster, so these tests have a control
+// plane of their own.
 package admission
 
 import (
@@ -136,8 +136,8 @@ func annotate(pairs ...string) func(*corev1.Pod) {
 func had(change func(*corev1.Pod)) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		set := sets(p.Namespace)[inject.SetName(p, 0)]
-		options := inject.Options{Server: "registry.example.com/older"}
-		if err := inject.Pod(p, options, set); err != nil {
+		if err := inject.Pod(p, "registry.example.com/older", []inject.Wanted{
+			{Disk: inject.Disks(p)[0], Set: set}}); err != nil {
 			panic(err)
 		}
 		if change != nil {
@@ -350,16 +350,15 @@ func agree(t *testing.T, p *plane.Plane, namespace string) {
 		t.Run(name, func(t *testing.T) {
 			pod := c.pod(namespace)
 			changed := pod.DeepCopy()
-			var named []*api.VMIdentitySet
+			var disks []inject.Wanted
 			for _, d := range inject.Disks(pod) {
-				if all[d.Set] != nil {
-					named = append(named, setOf(t, p, namespace, d.Set))
+				w := inject.Wanted{Disk: d}
+				if all[d.SetName] != nil {
+					w.Set = setOf(t, p, namespace, d.SetName)
 				}
+				disks = append(disks, w)
 			}
-			want := inject.Strange(changed)
-			if want == nil && inject.Asks(changed) { // as the webhook does
-				want = inject.Pod(changed, inject.Options{Server: server}, named...)
-			}
+			want := inject.Pod(changed, server, disks)
 			got, err := dryRun(t.Context(), p, pod)
 			if c.refused != "" {
 				require.ErrorContains(t, want, c.refused)

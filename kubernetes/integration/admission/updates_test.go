@@ -80,7 +80,12 @@ func updates(t *testing.T, p *plane.Plane, namespace string) {
 			require.NoError(t, p.Client.Get(t.Context(), client.ObjectKeyFromObject(c.pod), before))
 			before.DeepCopyInto(after)
 			c.change(after)
-			want := inject.Changed(before, after, set, bare)
+			var disks []inject.Wanted
+			for i, d := range inject.Disks(after) {
+				disks = append(disks, inject.Wanted{Disk: d,
+					Set: []*api.VMIdentitySet{set, bare}[min(i, 1)]})
+			}
+			want := inject.Changed(before, after, disks)
 			// The scheduler may write the pod meanwhile. For a patch, that is no conflict.
 			err := p.Client.Patch(t.Context(), after.DeepCopy(), client.MergeFrom(before),
 				client.DryRunAll)

@@ -131,9 +131,10 @@ func (w *world) pod(name, id string) {
 					ClaimName: v1alpha1.ClaimName(id)}}}},
 		},
 	}
-	require.NoError(w.t, inject.Pod(pod, inject.Options{Server: "registry.example.com/disk:1"},
-		&v1alpha1.VMIdentitySet{ObjectMeta: metav1.ObjectMeta{Name: "set"},
-			Spec: v1alpha1.DiskSpec{Image: image}}))
+	require.NoError(w.t, inject.Pod(pod, "registry.example.com/disk:1", []inject.Wanted{{
+		Disk: inject.Disks(pod)[0], Set: &v1alpha1.VMIdentitySet{
+			ObjectMeta: metav1.ObjectMeta{Name: "set"},
+			Spec:       v1alpha1.DiskSpec{Image: image}}}}))
 	w.make(pod)
 }
 

@@ -21,11 +21,10 @@ import (
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller"
 	"kubevirt.io/disk/kubernetes/controller/webhook"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
-// services leads all connections of the API server to Services to one address of this machine: there
-// is no network of Services, and the controller with its webhook is a process of a test.
+// services leads all connections of the API server to Services to one address of this machine:
+// there is no network of Services, and the controller with its webhook is a process of a test.
 type services struct {
 	listener net.Listener
 
@@ -91,7 +90,7 @@ func (p *Plane) ServeWebhook(t testing.TB, system, account, server string, names
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := webhook.Setup(mgr, webhook.Options{Inject: inject.Options{Server: server},
+	if err := webhook.Setup(mgr, webhook.Options{Server: server,
 		Listen: listen, Namespace: system, Service: "kubevirt-disk-webhook",
 		Namespaces: namespaces}); err != nil {
 		t.Fatal(err)
