@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"net/url"
 	"path/filepath"
 	"strings"
 
+	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/serving"
 )
 
@@ -61,14 +61,9 @@ func ParseURI(text string) (u URI, err error) {
 		port = defaultPort
 	}
 	u.Host, u.Address = p.Hostname(), net.JoinHostPort(p.Hostname(), port)
-	if !u.TLS && !loopback(u.Host) {
+	if !u.TLS && !socket.IsLoopback(u.Host) {
 		return u, errors.New("it is not on this machine, and without TLS others could read and " +
 			"change the disk on its way: use nbds")
 	}
 	return u, nil
-}
-
-func loopback(host string) bool {
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.IsLoopback()
 }

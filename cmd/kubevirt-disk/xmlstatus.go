@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/status"
@@ -198,7 +199,7 @@ func reachable(portals []string, pageHost string) (bound, usable []libvirt.Porta
 			p.Host = pageHost
 		}
 		bound = append(bound, p)
-		if answersAt(addr, pageHost, addrs) && (!addr.Addr().IsLoopback() || isLoopback(pageHost)) {
+		if answersAt(addr, pageHost, addrs) && (!addr.Addr().IsLoopback() || socket.IsLoopback(pageHost)) {
 			usable = append(usable, p)
 		}
 	}
@@ -220,9 +221,4 @@ func answersAt(portal netip.AddrPort, host string, all []netip.AddrPort) bool {
 		return o.Addr().Is4() &&
 			o.Port() == portal.Port()
 	})
-}
-
-func isLoopback(host string) bool {
-	addr, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && addr.IsLoopback()
 }

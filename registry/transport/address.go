@@ -3,7 +3,6 @@ package transport
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"net/url"
 	"path"
 	"regexp"
@@ -13,6 +12,8 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"kubevirt.io/disk/internal/socket"
 )
 
 // address is where a file lies that is a disk by itself, on a web server.
@@ -192,13 +193,8 @@ func covered(all []Prefix, u *url.URL) bool {
 // vouched reports whether what comes from a server is what that sends: by TLS, or because the
 // server is on this machine, or because the user says so (Options.Insecure).
 func (c *Client) vouched(u *url.URL) bool {
-	return u.Scheme == "https" || isLoopback(u.Hostname()) ||
+	return u.Scheme == "https" || socket.IsLoopback(u.Hostname()) ||
 		slices.Contains(c.opt.Insecure, hostOf(u))
-}
-
-func isLoopback(host string) bool {
-	a, err := netip.ParseAddr(host)
-	return err == nil && a.IsLoopback() || host == "localhost"
 }
 
 // CheckServed returns an error if nobody says which content of the reference is right, so that it

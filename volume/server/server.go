@@ -6,12 +6,12 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
+	"kubevirt.io/disk/internal/socket"
 	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
 )
@@ -209,9 +209,5 @@ func loopbackHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
-	if host == "localhost" {
-		return true
-	}
-	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return err == nil && addr.IsLoopback()
+	return socket.IsLoopback(strings.Trim(host, "[]"))
 }
