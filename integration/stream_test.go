@@ -455,7 +455,7 @@ func TestServeImageAsAUser(t *testing.T) {
 	own := filepath.Join(home, "kubevirt-disk")
 	require.NoError(t, os.WriteFile(own, program, 0o755))
 	// The work directory of this machine's root is none of the user's.
-	cmd := exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs none /var/lib &&
+	cmd := exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs -o mode=755 none /var/lib &&
 		exec setpriv --reuid=$NOBODY --regid=$NOBODY --clear-groups "$@"`, "sh",
 		own, "serve", flag, "--image", s.address+"/vm/fedora:42",
 		"--listen=127.0.0.1:0", "--metrics-listen=", "--ready-file=")
