@@ -67,5 +67,5 @@ func Unsaid(suppressed int64) []zap.Field {
 	if suppressed == 0 {
 		return nil
 	}
-	return []zap.Field{zap.Int64("more_before", suppressed)}
+	return []zap.Field{zap.Int64("not_logged_since", suppressed)}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 )
 
 // TestSeldom has more kinds of lines than are remembered, at the same time, for three intervals: a
@@ -32,4 +33,6 @@ func TestSeldom(t *testing.T) {
 			}
 		})
 	}
+	require.Empty(t, Unsaid(0))
+	require.Equal(t, []zap.Field{zap.Int64("not_logged_since", 3)}, Unsaid(3))
 }

@@ -92,9 +92,7 @@ func (d *Device) logConflict(u *unit, n *Nexus, cmd *command) {
 	if with != "" {
 		fields = append(fields, zap.String("owner", with))
 	}
-	if suppressed > 0 {
-		fields = append(fields, zap.Int64("not_logged_since", suppressed))
-	}
+	fields = append(fields, serving.Unsaid(suppressed)...)
 	d.log.Warn("commands of an initiator end with RESERVATION CONFLICT: "+string(cause),
 		append(fields, zap.String("try", cause.advice(u.Number, name)))...)
 }

@@ -33,7 +33,7 @@ type Device struct {
 	opt    Options
 	log    *zap.Logger
 	disks  *serving.Disks
-	faults faultLog
+	faults *serving.Seldom[fault]
 	luns   atomic.Pointer[inventory] // never nil; written under mu
 	// orphans has the commands that LUNs without a disk answer.
 	orphans *opcodeTable
@@ -70,7 +70,7 @@ type unit struct {
 	reserved   atomic.Pointer[Nexus]
 	persistent reservations
 	mode       modeState
-	faults     faultLog
+	faults     *serving.Seldom[fault]
 	refusals   *serving.Seldom[conflictNote]
 	atomics    sync.Mutex  // held by a WRITE ATOMIC, because there is only one undo record
 	atomicKept atomic.Bool // a stale undo record may be stored; written under atomics
@@ -105,6 +105,7 @@ func New(opt Options, disks *serving.Disks) (*Device, error) {
 		opt:     opt,
 		orphans: newOrphanTable(),
 		log:     opt.Log,
+		faults:  serving.NewSeldom[fault](faultInterval),
 		disks:   disks,
 		nexuses: map[*Nexus]struct{}{},
 		known:   map[InitiatorPort]uint64{},
@@ -124,6 +125,7 @@ func newUnit(d *serving.Disk) (*unit, error) {
 			d.Identity.NAA)
 	}
 	u := &unit{served: d, shift: uint(bits.TrailingZeros64(uint64(d.BlockSize))),
+		faults:   serving.NewSeldom[fault](faultInterval),
 		refusals: serving.NewSeldom[conflictNote](conflictInterval)}
 	if !d.Volatile {
 		u.persistent.store = d.Store

@@ -2,7 +2,6 @@ package scsi
 
 import (
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -119,31 +118,12 @@ var faultNames = [faultCount]string{
 // thousands of times a second.
 const faultInterval = time.Minute
 
-// faultLog remembers when each cause was logged last. The zero value is ready to use. Any number of
-// goroutines may use it.
-type faultLog struct {
-	last       [faultCount]atomic.Int64 // nanoseconds since 1970; 0 never
-	suppressed [faultCount]atomic.Int64
-}
-
-// admit reports whether the cause may be logged now, and how many times it was suppressed since the
-// last time.
-func (l *faultLog) admit(f fault, now time.Time) (suppressed int64, ok bool) {
-	last := l.last[f].Load()
-	if last != 0 && now.UnixNano()-last < int64(faultInterval) ||
-		!l.last[f].CompareAndSwap(last, now.UnixNano()) {
-		l.suppressed[f].Add(1)
-		return 0, false
-	}
-	return l.suppressed[f].Swap(0), true
-}
-
 func (d *Device) logFault(t *Task, f fault, msg string, err error) {
-	faults := &d.faults
+	faults := d.faults
 	fields := []zap.Field{zap.Error(err)}
 	if t != nil {
 		if t.unit != nil {
-			faults = &t.unit.faults
+			faults = t.unit.faults
 			if t.cmd != nil && faultNames[f] != "" {
 				t.unit.Failed(faultNames[f], t.cmd.op, t.cmd.name, msg, err, time.Now())
 			}
@@ -153,16 +133,13 @@ func (d *Device) logFault(t *Task, f fault, msg string, err error) {
 			fields = append(fields, zap.String("command", t.cmd.name))
 		}
 	}
-	suppressed, ok := faults.admit(f, time.Now())
+	suppressed, ok := faults.Admit(f, time.Now())
 	if !ok {
 		return
-	}
-	if suppressed > 0 {
-		fields = append(fields, zap.Int64("not_logged_since", suppressed))
 	}
 	level := zap.ErrorLevel
 	if f == faultNotNow { // nothing is lost
 		level = zap.WarnLevel
 	}
-	d.log.Log(level, msg, fields...)
+	d.log.Log(level, msg, append(fields, serving.Unsaid(suppressed)...)...)
 }

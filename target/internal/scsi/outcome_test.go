@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -92,23 +91,6 @@ func TestFaultsAreLoggedOnce(t *testing.T) {
 	drive(d, n, 3<<48, cdb(writeOne), pattern(1, 1), 4096)
 	require.Contains(t, logs.All()[2].Message, "storage has become read-only")
 	require.Contains(t, logs.All()[2].ContextMap()["error"], "read-only file system")
-}
-
-func TestFaultLogInterval(t *testing.T) {
-	var l faultLog
-	start := time.Unix(1000, 0)
-	admit := func(after time.Duration) (int64, bool) { return l.admit(faultRead, start.Add(after)) }
-	_, ok := admit(0)
-	require.True(t, ok)
-	for _, after := range []time.Duration{0, time.Second, faultInterval - 1} {
-		_, ok = admit(after)
-		require.False(t, ok)
-	}
-	suppressed, ok := admit(faultInterval)
-	require.True(t, ok)
-	require.EqualValues(t, 3, suppressed)
-	_, ok = l.admit(faultWrite, start)
-	require.True(t, ok, "another cause")
 }
 
 func TestCheckCondition(t *testing.T) {
