@@ -47,6 +47,7 @@ type background struct {
 	done     sync.WaitGroup
 	settled  chan struct{} // closed by settle
 	settling sync.Once
+	unproven error // why nobody knows whether the image is right; set when settled is closed
 
 	// First identify uses these, then complete.
 	state   *state
@@ -153,8 +154,8 @@ func (b *background) run(ctx, identifying context.Context) error {
 	if errors.Is(err, context.Canceled) {
 		err = context.Cause(ctx)
 	}
-	if err == nil {
-		err = <-compared
+	if agree := <-compared; err == nil { // also of an image that could not be copied
+		err = agree
 	}
 	if err == nil {
 		identity.Wait() // until then it owns the state
@@ -189,12 +190,13 @@ func (b *background) verifyBeside(ctx context.Context) error {
 	return b.verify(ctx)
 }
 
-// settle ends the wait of those who make something of the disk, if it is known whether the image is
-// right. It returns the error.
+// settle ends the wait of those who make something of the disk: it is known whether the image is
+// right, or nobody looks any more until the next start. It returns the error.
 func (b *background) settle(err error) error {
-	if err == nil || errors.Is(err, disk.ErrWrongContent) {
-		b.settling.Do(func() { close(b.settled) })
-	}
+	b.settling.Do(func() {
+		b.unproven = err
+		close(b.settled)
+	})
 	return err
 }
 

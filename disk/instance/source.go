@@ -3,6 +3,7 @@ package instance
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"kubevirt.io/disk/disk"
 	"kubevirt.io/disk/disk/image"
@@ -28,7 +29,8 @@ func (s *Source) Agree(ctx context.Context) error { return s.Of.Settled(ctx) }
 func (s *Source) Verify(context.Context) error { return nil }
 
 // Settled waits until the image of the disk was compared with itself, and verified if it is served
-// before that. The error is disk.ErrWrongContent if it is wrong, or that of ctx.
+// before that. The error is disk.ErrWrongContent if it is wrong, or that of ctx, or says why that
+// is not found out before the next start.
 func (i *Instance) Settled(ctx context.Context) error {
 	if i.copies == nil {
 		return nil
@@ -40,6 +42,10 @@ func (i *Instance) Settled(ctx context.Context) error {
 	}
 	if _, err := i.WriteAt(nil, 0); errors.Is(err, disk.ErrWrongContent) {
 		return err
+	}
+	if err := i.copies.unproven; err != nil { // which is no reason to ask again
+		return fmt.Errorf("its image could not be verified, and nothing may be made of it until a "+
+			"restart has verified it: %v", err)
 	}
 	return nil
 }

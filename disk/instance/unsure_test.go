@@ -166,9 +166,12 @@ func TestImageThatContradictsItself(t *testing.T) {
 }
 
 // TestCloneOfADiskThatIsNotVerified: what is made of a disk waits for the verdict on its image. A
-// clone is complete only after that, and fails with the disk.
+// clone is complete only after that, and fails with the disk. If there is no verdict, because
+// storage fails, nobody waits for it.
 func TestCloneOfADiskThatIsNotVerified(t *testing.T) {
-	for _, verdict := range []error{nil, fmt.Errorf("%w: a test", disk.ErrWrongContent)} {
+	for _, verdict := range []error{nil, fmt.Errorf("%w: a test", disk.ErrWrongContent),
+		fmt.Errorf("%w: storage is broken", disk.ErrNotNow)} {
+		wrong := errors.Is(verdict, disk.ErrWrongContent)
 		s := &unsureSource{unverified: true}
 		inst := startUnsure(t, s, Options{PersistentDir: t.TempDir(), Mode: CopyOnWrite})
 		require.NoError(t, TakeSnapshot(t.Context(), "now", inst))
@@ -193,13 +196,19 @@ func TestCloneOfADiskThatIsNotVerified(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, state.Complete)
 		s.verdict <- verdict
-		require.ErrorIs(t, inst.Settled(t.Context()), verdict)
+		switch err := inst.Settled(t.Context()); {
+		case verdict == nil || wrong:
+			require.ErrorIs(t, err, verdict)
+		default:
+			require.ErrorContains(t, err, "storage is broken")
+			require.NotErrorIs(t, err, disk.ErrNotNow, "to ask again is of no use")
+		}
 		clone.copies.done.Wait()
 		state, err = loadState(clone.dir.state())
 		require.NoError(t, err)
 		require.Equal(t, verdict == nil, state.Complete)
 		_, err = clone.WriteAt(nil, 0)
-		require.Equal(t, verdict != nil, errors.Is(err, disk.ErrWrongContent))
+		require.Equal(t, wrong, errors.Is(err, disk.ErrWrongContent))
 		require.NoError(t, clone.Close())
 	}
 }

@@ -33,7 +33,7 @@ func (d *Disks) OpenContent(name, snapshot string) (*control.Content, error) {
 		return nil, fmt.Errorf("%v: its image is still being verified: try again when that is "+
 			"over (%w)", s, disk.ErrNotNow)
 	} else if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%v: %w", s, err)
 	}
 	opened, err := inst.OpenSnapshot(snapshot)
 	if err != nil {
