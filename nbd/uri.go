@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/serving"
 )
 
@@ -61,7 +61,7 @@ func ParseURI(text string) (u URI, err error) {
 		port = defaultPort
 	}
 	u.Host, u.Address = p.Hostname(), net.JoinHostPort(p.Hostname(), port)
-	if !u.TLS && !socket.IsLoopback(u.Host) {
+	if !u.TLS && !loopback.Is(u.Host) {
 		return u, errors.New("it is not on this machine, and without TLS others could read and " +
 			"change the disk on its way: use nbds")
 	}

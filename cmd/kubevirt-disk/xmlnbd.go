@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/status"
@@ -144,7 +144,7 @@ func (f *xmlFlags) servedExport(ctx context.Context, l *loader) (libvirt.Export,
 // atDaemon finds a portal of NBD that can be reached from where the daemon's page was asked: on
 // this machine a socket, else an address.
 func atDaemon(e *libvirt.Export, said *status.Status, pageHost string) bool {
-	if socket.IsLoopback(pageHost) {
+	if loopback.Is(pageHost) {
 		for _, portal := range said.NBDPortals {
 			if path, ok := strings.CutPrefix(portal, nbdSocket); ok {
 				e.Socket = path

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/libvirt"
 	"kubevirt.io/disk/pages"
 	"kubevirt.io/disk/status"
@@ -199,7 +199,7 @@ func reachable(portals []string, pageHost string) (bound, usable []libvirt.Porta
 			p.Host = pageHost
 		}
 		bound = append(bound, p)
-		if answersAt(addr, pageHost, addrs) && (!addr.Addr().IsLoopback() || socket.IsLoopback(pageHost)) {
+		if answersAt(addr, pageHost, addrs) && (!addr.Addr().IsLoopback() || loopback.Is(pageHost)) {
 			usable = append(usable, p)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -145,11 +144,4 @@ func Peer(c net.Conn) (peer *unix.Ucred) {
 		}
 	})
 	return peer
-}
-
-// IsLoopback reports whether a host is this machine: localhost, or an address of the loopback
-// network.
-func IsLoopback(host string) bool {
-	addr, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && addr.IsLoopback()
 }

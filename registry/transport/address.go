@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
-	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/loopback"
 )
 
 // address is where a file lies that is a disk by itself, on a web server.
@@ -193,7 +193,7 @@ func covered(all []Prefix, u *url.URL) bool {
 // vouched reports whether what comes from a server is what that sends: by TLS, or because the
 // server is on this machine, or because the user says so (Options.Insecure).
 func (c *Client) vouched(u *url.URL) bool {
-	return u.Scheme == "https" || socket.IsLoopback(u.Hostname()) ||
+	return u.Scheme == "https" || loopback.Is(u.Hostname()) ||
 		slices.Contains(c.opt.Insecure, hostOf(u))
 }
 

@@ -47,10 +47,10 @@ func tokenTransport(base *http.Transport, dialer net.Dialer) *http.Transport {
 type distance int
 
 const (
-	public   distance = iota
-	private           // in a network that is not public
-	loopback          // this machine
-	link              // only on one link: no registry, but the metadata of clouds, is there
+	public  distance = iota
+	private          // in a network that is not public
+	local            // this machine
+	link             // only on one link: no registry, but the metadata of clouds, is there
 )
 
 var shared = netip.MustParsePrefix("100.64.0.0/10") // of carriers, RFC 6598
@@ -60,7 +60,7 @@ func distanceOf(a netip.Addr) distance {
 	case a.IsUnspecified(), a.IsLinkLocalUnicast(), a.IsMulticast():
 		return link
 	case a.IsLoopback():
-		return loopback
+		return local
 	case a.IsPrivate(), shared.Contains(a):
 		return private
 	}

@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"kubevirt.io/disk/internal/socket"
+	"kubevirt.io/disk/internal/loopback"
 	"kubevirt.io/disk/volume"
 	"kubevirt.io/disk/volume/api"
 )
@@ -209,5 +209,5 @@ func loopbackHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
-	return socket.IsLoopback(strings.Trim(host, "[]"))
+	return loopback.Is(strings.Trim(host, "[]"))
 }
