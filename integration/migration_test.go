@@ -239,7 +239,6 @@ func (q *qmp) says(word string, n int) {
 // another, together with the LUN.
 func TestLiveMigration(t *testing.T) {
 	t.Parallel() // a guest has one processor
-	testtool.NeedNightly(t)
 	requireTools(t, "bash", "qemu-system-x86_64", "qemu-io", qemuISCSI, "apt-get", "dpkg-deb")
 	dir := t.TempDir()
 	kernel, initrd := buildWriter(t, dir)

@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"kubevirt.io/disk/internal/testtool"
 )
 
 // nbdMigration is a guest that writes to an export, and moves between QEMUs of this machine.
@@ -72,7 +70,6 @@ func (m *nbdMigration) incoming() string { return filepath.Join(m.dir, "incoming
 // QEMU is refused until the first one has ended.
 func TestNBDMigration(t *testing.T) {
 	t.Parallel()
-	testtool.NeedNightly(t)
 	requireTools(t, "qemu-system-x86_64", "apt-get", "dpkg-deb")
 	dir := t.TempDir()
 	m := &nbdMigration{t: t, dir: dir}

@@ -46,7 +46,6 @@ func newFileSystem(t *testing.T) (raw string) {
 // guest's first reads are recorded, and another daemon fetches them ahead at its start.
 func TestStreamGuest(t *testing.T) {
 	t.Parallel() // a guest has one processor
-	testtool.NeedNightly(t)
 	requireTools(t, "docker-registry", "mke2fs", "qemu-system-x86_64", qemuISCSI, "apt-get",
 		"dpkg-deb")
 	w := newWatchedRegistry(t)
