@@ -16,7 +16,6 @@ import (
 
 	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 	"kubevirt.io/disk/kubernetes/controller/objects"
-	"kubevirt.io/disk/kubernetes/inject"
 )
 
 // indexWaiting finds the pods that wait for a set.
@@ -74,7 +73,7 @@ func byWaiting(o client.Object) []string {
 	var sets []string
 	for _, identity := range objects.ByIdentity(p) {
 		if objects.Gated(p, identity) {
-			sets = append(sets, inject.SetName(p, objects.Number(p, identity)))
+			sets = append(sets, setName(p, identity))
 		}
 	}
 	return sets

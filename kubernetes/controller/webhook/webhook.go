@@ -1,7 +1,6 @@
 package webhook
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -16,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"kubevirt.io/disk/kubernetes/api/v1alpha1"
 )
 
 // The paths of the webhooks.
@@ -36,11 +37,6 @@ type Options struct {
 	// Namespace and Service are where the API server finds the webhook. The certificate is for
 	// SERVICE.NAMESPACE.svc.
 	Namespace, Service string
-	// Secret is the name of the Secret with the certificate, in Namespace.
-	Secret string
-	// Configuration is the name of the MutatingWebhookConfiguration and of the
-	// ValidatingWebhookConfiguration, whose caBundle is kept.
-	Configuration string
 }
 
 // Check returns what is wrong with the options, in words for the person who set them.
@@ -82,10 +78,9 @@ func Setup(mgr manager.Manager, o Options) error {
 	}
 	keep := &keeper{
 		reader: mgr.GetAPIReader(), writer: mgr.GetClient(),
-		log: mgr.GetLogger().WithName("webhook"),
-		secret: client.ObjectKey{Namespace: o.Namespace,
-			Name: cmp.Or(o.Secret, "kubevirt-disk-webhook")},
-		configuration: cmp.Or(o.Configuration, "pods.disk.kubevirt.io"),
+		log:           mgr.GetLogger().WithName("webhook"),
+		secret:        client.ObjectKey{Namespace: o.Namespace, Name: "kubevirt-disk-webhook"},
+		configuration: "pods." + v1alpha1.Group,
 		names: []string{o.Service + "." + o.Namespace + ".svc",
 			o.Service + "." + o.Namespace + ".svc.cluster.local"},
 		now: time.Now,
