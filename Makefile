@@ -51,11 +51,11 @@ manifests: ## Write bin/kubevirt-disk-controller.yaml, for kubectl apply, from t
 controller: $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64 ## Build kubevirt-disk-controller, for Kubernetes, into bin/
 
 $(CONTROLLER)-linux-amd64 $(CONTROLLER)-linux-arm64: $(CONTROLLER)-linux-%: FORCE
-	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -trimpath -ldflags '$(CONTROLLER_LDFLAGS)' -o $@ ./kubernetes/command
+	CGO_ENABLED=0 GOOS=linux GOARCH=$* $(GO) build -C kubernetes -trimpath -ldflags '$(CONTROLLER_LDFLAGS)' -o ../$@ ./command
 
 # All files get the same time, so that the same binaries give the same digests.
 bin/kubevirt-disk-controller-LICENSES: FORCE
-	mkdir -p bin && scripts/licenses.sh ./kubernetes/command >$@
+	mkdir -p bin && scripts/licenses.sh kubernetes ./command >$@
 
 controller-image: controller bin/kubevirt-disk-controller-LICENSES ## Build the image kubevirt.io:disk-controller for linux/amd64 and linux/arm64 with buildah
 	buildah manifest rm '$(CONTROLLER_IMAGE)' >/dev/null 2>&1 || true
@@ -107,7 +107,7 @@ test-nightly: ## As make test-ci, but all with the race detector, more clients a
 	$(TESTS) $(CLUSTER) BUILD_INSTALLED='$(NIGHTLY)' $(BOTH) RACE=yes KUBEVIRT_DISK_NIGHTLY=1 scripts/test.sh
 
 test-quick: ## The tests that need neither Kubernetes nor guests, containers or other clients; no race detector
-	RACE=no scripts/test.sh -short $$($(GO) list ./... | grep -vE '/(integration|kubernetes|kubevirt-disk-controller)(/|$$)')
+	RACE=no scripts/test.sh -short $$($(GO) list ./... | grep -vE '/integration(/|$$)')
 
 check: ## The everyday loop: lint, and the tests of what changed and of what imports it (BASE=main: since main)
 	scripts/check.sh

@@ -57,15 +57,6 @@ var importRules = []importRule{
 		why: "credentials and their check depend on no protocol layer"},
 	{pkg: "libvirt", only: []string{}, foreign: []string{"libvirt.org/go/libvirtxml"}, deep: true,
 		why: "a handler imports it without the server, and gets no other library with it"},
-	{pkg: "kubernetes/vmdisk", only: []string{"libvirt"}, deep: true,
-		why: "whoever makes pods and domains imports it without the server"},
-	{pkg: "kubernetes/claim", only: []string{"libvirt"}, deep: true,
-		why: "whoever makes domains imports it without the server"},
-	{pkg: "kubernetes/api/...", only: []string{}, deep: true,
-		why: "whoever reads the types gets nothing else with them"},
-	{pkg: "kubernetes/inject", only: []string{"kubernetes/api/v1alpha1", "kubernetes/vmdisk",
-		"libvirt"}, deep: true,
-		why: "admission changes pods, whoever asks for it"},
 	{pkg: "kubevirt", only: []string{"kubevirt/hookpb", "libvirt"}, deep: true,
 		why: "KubeVirt is answered without the server of the disks"},
 	{pkg: "kubevirt/hookpb", only: []string{},
@@ -78,15 +69,7 @@ var importRules = []importRule{
 		"google.golang.org/grpc/..."}, why: "gRPC is KubeVirt's"},
 	{pkg: "cmd/kubevirt-disk", never: []string{"google.golang.org/grpc/..."}, deep: true,
 		why: "two servers of gRPC do not fit into the binary"},
-	{pkg: "kubernetes/controller/...", never: []string{"target/...", "internal/daemon", "registry",
-		"disk/..."}, deep: true,
-		why: "the controller makes objects, and serves no disk"},
-	{pkg: "kubernetes/...", except: []string{"kubernetes/controller/...", "kubernetes/command",
-		"kubernetes/integration/..."},
-		never: []string{"k8s.io/client-go/...", "sigs.k8s.io/controller-runtime/..."}, deep: true,
-		why: "types are read and made without a client"},
-	{pkg: "...", except: []string{"kubernetes/..."},
-		never: []string{"k8s.io/...", "sigs.k8s.io/...", "kubernetes/..."}, deep: true,
+	{pkg: "...", never: []string{"k8s.io/...", "sigs.k8s.io/...", "kubernetes/..."}, deep: true,
 		why: "whoever serves a disk, or works on that, needs nothing of Kubernetes"},
 	{pkg: "target/internal/login", only: []string{"chap"}, deep: true,
 		why: "negotiation is text in and text out"},
@@ -269,17 +252,21 @@ var importRules = []importRule{
 	{pkg: "disk/...", never: []string{"metrics", "pages", "registry/...", "cmd/...", "target/...",
 		"github.com/spf13/...", "github.com/prometheus/..."}, deep: true,
 		why: "disks can be used without a server"},
-	{pkg: "...", except: []string{"cmd/...", "kubernetes/command"},
-		never: []string{"github.com/spf13/...", "cmd/..."},
-		why:   "only the command reads the command line"},
-	// client-go defines types of flags in packages that everybody needs.
-	{pkg: "...", except: []string{"cmd/...", "kubernetes/..."},
-		never: []string{"github.com/spf13/...", "cmd/..."},
-		deep:  true,
-		why:   "only the command reads the command line"},
+	{pkg: "...", except: []string{"cmd/..."}, never: []string{"github.com/spf13/...", "cmd/..."},
+		deep: true,
+		why:  "only the command reads the command line"},
 	{pkg: "cmd/...", never: []string{"github.com/stretchr/...", "go.uber.org/goleak", "testing",
 		"target/targettest", "disk/disktest/...", "integration/..."}, deep: true,
 		why: "test code must not get into the binary"},
+}
+
+// TestNothingOfKubernetes: this module needs none of the modules of Kubernetes, for its tests
+// neither.
+func TestNothingOfKubernetes(t *testing.T) {
+	for _, file := range []string{"../go.mod", "../go.sum"} {
+		require.NotRegexp(t, `(?m)^\s*(\S+\.)?k8s\.io/|kubevirt\.io/disk/kubernetes`, readFile(t, file),
+			file)
+	}
 }
 
 func TestImportRules(t *testing.T) {

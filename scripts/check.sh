@@ -36,32 +36,54 @@ if [ ${#packages[@]} = 0 ]; then
 	echo "check: no Go package has changed"
 	exit 0
 fi
-mapfile -t packages < <("$go" list -e "${packages[@]}")
+# affected prints the packages of a module that changed, and those that import one, directly or not,
+# themselves or by their tests.
+affected() ( # affected MODULE DIRECTORY...
+	cd "$1"
+	shift
+	"$go" list -e -test -f '{{or .ForTest .ImportPath}} {{.ImportPath}} {{join .Deps " "}}' ./... |
+		awk -v changed="$("$go" list -e "$@" | tr '\n' ' ')" '
+			BEGIN { n = split(changed, c, " "); for (i = 1; i <= n; i++) is[c[i]] = 1 }
+			{
+				sub(/\.test$/, "", $1)
+				for (i = 2; i <= NF; i++) if ($i in is) { print $1; next }
+			}' | sort -u
+)
 
-# Of each package and of its tests, all that they import, directly or not.
-mapfile -t affected < <("$go" list -e -test \
-	-f '{{or .ForTest .ImportPath}} {{.ImportPath}} {{join .Deps " "}}' ./... |
-	awk -v changed="${packages[*]}" '
-		BEGIN { n = split(changed, c, " "); for (i = 1; i <= n; i++) is[c[i]] = 1 }
-		{
-			sub(/\.test$/, "", $1)
-			for (i = 2; i <= NF; i++) if ($i in is) { print $1; next }
-		}' | sort -u)
-
-# The integration tests take more than a few minutes.
-module=$("$go" list -m)
-tested=() left=()
-for package in "${affected[@]}"; do
-	name=${package#"$module/"}
-	if [[ $name == integration || $name == integration/* ]]; then
-		left+=("$name")
-	else
-		tested+=("$package")
-	fi
+# Who works on disks needs nothing of the module kubernetes: it is tested if it has changed itself.
+main=() kubernetes=()
+for dir in "${packages[@]}"; do
+	case $dir in
+	./kubernetes | ./kubernetes/*) kubernetes+=(".${dir#./kubernetes}") ;;
+	*) main+=("$dir") ;;
+	esac
 done
-[ ${#left[@]} = 0 ] || echo "check: left out, because they take long: ${left[*]}"
-if [ ${#tested[@]} = 0 ]; then
-	scripts/lint.sh
-else
-	RACE=no BESIDE=scripts/lint.sh scripts/test.sh -short "${tested[@]}"
-fi
+[ ${#main[@]} = 0 ] || modules=.
+[ ${#kubernetes[@]} = 0 ] || modules+=' kubernetes'
+export MODULES=${modules# }
+
+# check tests a module, and lints beside that, once.
+beside=scripts/lint.sh
+check() { # check MODULE DIRECTORY...
+	local module=$1 path package name tested=() left=()
+	shift
+	[ $# -gt 0 ] || return 0
+	path=$("$go" list -C "$module" -m)
+	for package in $(affected "$module" "$@"); do
+		name=${package#"$path/"}
+		# The integration tests take more than a few minutes.
+		if [[ $name == integration || $name == integration/* ]]; then
+			left+=("$name")
+		else
+			tested+=("$package")
+		fi
+	done
+	[ ${#left[@]} = 0 ] || echo "check: left out, because they take long: ${left[*]}"
+	if [ ${#tested[@]} -gt 0 ]; then
+		MODULE=$module RACE=no BESIDE=$beside scripts/test.sh -short "${tested[@]}"
+		beside=
+	fi
+}
+check . "${main[@]}"
+check kubernetes "${kubernetes[@]}"
+[ -z "$beside" ] || "$beside"

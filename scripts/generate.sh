@@ -4,12 +4,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-types=./kubernetes/api/...
+types=./api/... # of the module kubernetes
 crd=charts/kubevirt-disk/files/crd
 "${GO:-go}" build -C scripts/tools -o "$PWD/bin/controller-gen" sigs.k8s.io/controller-tools/cmd/controller-gen
-bin/controller-gen object paths=$types
+(cd kubernetes && ../bin/controller-gen object paths=$types)
 rm -f $crd/*.yaml
-bin/controller-gen crd:headerFile=/dev/null paths=$types output:crd:dir=$crd
+(cd kubernetes && ../bin/controller-gen crd:headerFile=/dev/null paths=$types "output:crd:dir=../$crd")
 
 find scripts/generate.sh scripts/tools/go.mod kubernetes/api $crd -type f -not -name '*_test.go' -not -name '*.sha256' \
 	-print0 | LC_ALL=C sort -z | xargs -0 sha256sum >kubernetes/api/v1alpha1/generated.sha256

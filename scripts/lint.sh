@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs gofmt, the width of Go and Markdown, go vet, staticcheck and shellcheck over the whole tree; any finding fails.
+# MODULES are the directories of the modules that go vet and staticcheck look at: '. kubernetes' by default.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-go=${GO:-go}
+go=${GO:-go} modules=${MODULES:-. kubernetes}
 failed=0
 found() {
 	echo "lint: $1 found something" >&2
@@ -54,11 +55,13 @@ fetch() {
 	return 1
 }
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
-fetch "$go" list -deps -test ./...
 fetch "$go" run "$staticcheck" -version
-
-"$go" vet ./... || found 'go vet'
-"$go" run "$staticcheck" ./... || found staticcheck
+for module in $modules; do
+	fetch "$go" list -C "$module" -deps -test ./...
+	"$go" vet -C "$module" ./... || found "go vet in $module"
+	# staticcheck is no dependency of either module: the version is that of the command.
+	(cd "$module" && "$go" run "$staticcheck" ./...) || found "staticcheck in $module"
+done
 
 if command -v shellcheck >/dev/null; then
 	mapfile -t shell < <(git ls-files --cached --others --exclude-standard | while read -r file; do

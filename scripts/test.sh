@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs Go tests. Prints a line a minute, the failures, what was skipped and why, the names of what
 # failed, and the totals as the last line. Arguments are passed to `go test`, which then runs with the
-# race detector. Without arguments it runs whole parts:
+# race detector, in the module of the directory MODULE (default: the main one). Without arguments it
+# runs whole parts:
 #
 #   PARTS=main     all that needs no Kubernetes: the default
 #   PARTS=cluster  Kubernetes, and what needs KubeVirt's launcher: TestKubeVirt* of integration
@@ -17,11 +18,11 @@
 set -euo pipefail
 cd -P "$(dirname "$0")/.."
 
-parts=${PARTS:-main} race=${RACE:-} go=${GO:-go}
+parts=${PARTS:-main} race=${RACE:-} go=${GO:-go} root=$PWD module=${MODULE:-.}
 IFS=';' read -ra build <<<"${BUILD:-}"
 IFS=';' read -ra build_installed <<<"${BUILD_INSTALLED:-}"
 install=${INSTALL:-} programs=${BESIDE:-}
-unset PARTS RACE BUILD BUILD_INSTALLED INSTALL BESIDE
+unset PARTS RACE MODULE BUILD BUILD_INSTALLED INSTALL BESIDE
 
 # The compiler makes no debugging data, which the linker would drop, and may use more memory to
 # collect less garbage: for a big package, this saves 40 % of the time. Without -trimpath, a checkout
@@ -126,7 +127,10 @@ beside() {
 }
 
 # While the tools are installed, all that tests import is compiled.
-compile() { "$go" list -e -deps -test -export ./... >/dev/null 2>&1 || true; }
+compile() {
+	"$go" list -e -deps -test -export ./... >/dev/null 2>&1 || true
+	[[ $parts != *cluster* ]] || "$go" list -C kubernetes -e -deps -test -export ./... >/dev/null 2>&1 || true
+}
 
 build_beside "${build[@]}"
 if [ -n "$install" ]; then
@@ -152,7 +156,7 @@ limit=20m
 # The linter runs go vet.
 go_test() {
 	[ $# -gt 0 ] || return 0
-	"$go" test -json -count=1 -vet=off -timeout 60m -exec "'$PWD/scripts/limit.sh' $limit" \
+	"$go" test -json -count=1 -vet=off -timeout 60m -exec "'$root/scripts/limit.sh' $limit" \
 		-parallel "$(nproc)" -p "$(nproc)" "$@" || echo '{"Action":"command-failed"}'
 }
 raced() { [ $# = 0 ] || CGO_ENABLED=1 go_test -race "$@"; }
@@ -180,11 +184,6 @@ main_raced=() main_plain=()
 select_main() {
 	local path
 	for path in $(directories ./...); do
-		case $path in
-		./kubernetes | ./kubernetes/*)
-			continue
-			;;
-		esac
 		if [ "$race" = yes ] || { [ "$race" = "" ] && grep -qx "${path#./}" scripts/race-packages; }; then
 			main_raced+=("$path")
 		else
@@ -195,13 +194,13 @@ select_main() {
 with_race() { raced -skip "$kubevirt" "${main_raced[@]}" && without_race "${main_raced[@]}"; }
 plain() { [ ${#main_plain[@]} = 0 ] || go_test -skip "$kubevirt" "${main_plain[@]}"; }
 
-# Tests of one package first: the others wait for what is built.
-cluster() {
-	local unit node
-	mapfile -t unit < <(directories ./kubernetes/... | grep -v ^./kubernetes/integration)
-	mapfile -t node < <(directories ./kubernetes/integration/...)
+# The module kubernetes. Tests of one package first: the others wait for what is built.
+cluster() (
+	cd kubernetes
+	mapfile -t unit < <(directories ./... | grep -v '^\./integration')
+	mapfile -t node < <(directories ./integration/...)
 	"$1" "${unit[@]}" "${node[@]}"
-}
+)
 kubevirt='^TestKubeVirt'
 launcher() { "$1" -run "$kubevirt" ./integration; }
 
@@ -230,7 +229,9 @@ stream beside beside
 if [ $# -gt 0 ]; then
 	detector=raced
 	[ "$race" != no ] || detector=go_test
+	cd "$module"
 	stream tests "$detector" "$@"
+	cd "$root"
 else
 	select_main
 	stream first first

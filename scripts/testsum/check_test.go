@@ -24,8 +24,12 @@ var checkTree = map[string]string{
 	"integration/x.go":      "package integration\n",
 	"integration/x_test.go": "package integration_test\n\nimport _ \"kubevirt.io/disk/leaf\"\n",
 	"README.md":             "read me\n",
-	"scripts/lint.sh":       "#!/bin/bash\necho linted\n",
-	"scripts/test.sh":       "#!/bin/bash\n$BESIDE\necho race=$RACE tested \"$@\"\n",
+	"kubernetes/go.mod": "module kubevirt.io/disk/kubernetes\n\ngo 1.24\n\n" +
+		"require kubevirt.io/disk v0.0.0\n\nreplace kubevirt.io/disk => ../\n",
+	"kubernetes/api/x.go": "package api\n\nimport _ \"kubevirt.io/disk/leaf\"\n",
+	"kubernetes/pod/x.go": "package pod\n\nimport _ \"kubevirt.io/disk/kubernetes/api\"\n",
+	"scripts/lint.sh":     "#!/bin/bash\necho linted\n",
+	"scripts/test.sh":     "#!/bin/bash\n$BESIDE\necho $MODULE race=$RACE tested \"$@\"\n",
 }
 
 // TestCheck: the packages that changed are tested, and those that import them, even if only a test
@@ -49,7 +53,8 @@ func TestCheck(t *testing.T) {
 	commit := func() {
 		t.Helper()
 		run("git", "add", "-A")
-		run("git", "-c", "user.name=x", "-c", "user.email=x@localhost", "commit", "-qm", "x")
+		run("git", "-c", "user.name=x", "-c", "user.email=x@localhost", "commit", "-qm", "x",
+			"--allow-empty")
 	}
 	for name, content := range checkTree {
 		write(name, content)
@@ -72,9 +77,12 @@ func TestCheck(t *testing.T) {
 		"what nobody imports":  {"alone/alone.go", []string{"alone"}, nil},
 		"no package":           {"README.md", nil, nil},
 		"only the integration": {"integration/x.go", nil, []string{"integration"}},
+		"the other module": {"kubernetes/api/x.go",
+			[]string{"kubernetes/api", "kubernetes/pod"}, nil},
 	}
 	for what, tt := range tests {
 		t.Run(what, func(t *testing.T) {
+			commit() // the last commit is not that of another subtest
 			before := checkTree[tt.changed]
 			if before == "" {
 				before = "package " + filepath.Dir(tt.changed) + "\n"
@@ -86,7 +94,11 @@ func TestCheck(t *testing.T) {
 				if tt.tested == nil {
 					require.NotContains(t, out, "tested", when)
 				} else {
-					require.Contains(t, out, "race=no tested -short kubevirt.io/disk/"+
+					module := "."
+					if strings.HasPrefix(tt.changed, "kubernetes/") {
+						module = "kubernetes"
+					}
+					require.Contains(t, out, module+" race=no tested -short kubevirt.io/disk/"+
 						strings.Join(tt.tested, " kubevirt.io/disk/")+"\n", when)
 				}
 				for _, left := range tt.left {

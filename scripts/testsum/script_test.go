@@ -21,18 +21,23 @@ list)
 	[[ $2 == -f ]] || exit 0
 	for package in "${@:4}"; do
 		case $package in
-		./...) printf "$PWD/%s\n" chap target libvirt integration kubernetes/claim ;;
-		./kubernetes/integration/...) printf "$PWD/%s\n" kubernetes/integration/node ;;
-		*) printf "$PWD/%s\n" kubernetes/claim ;;
+		./...)
+			case $PWD in
+			*/kubernetes) printf "$PWD/%s\n" claim integration/node ;;
+			*) printf "$PWD/%s\n" chap target libvirt integration ;;
+			esac
+			;;
+		./integration/...) printf "$PWD/%s\n" integration/node ;;
 		esac
 	done
 	;;
 build) cp "$TESTSUM" bin/testsum ;;
 test)
-	echo "$* cgo=$CGO_ENABLED" >>tests
-	until [ -e building ]; do sleep 0.01; done
+	root=${PWD%/kubernetes}
+	echo "$* cgo=$CGO_ENABLED" >>"$root/tests"
+	until [ -e "$root/building" ]; do sleep 0.01; done
 	echo '{"Action":"pass","Package":"p","Test":"TestA"}'
-	touch tested
+	touch "$root/tested"
 	;;
 esac
 `
@@ -56,6 +61,7 @@ func script(t *testing.T, testsum, parts, build, install, beside string, args ..
 	require.NoError(t, err)
 	for name, content := range map[string]string{"scripts/test.sh": string(text), "go": fakeGo,
 		"scripts/race-packages": "target\n",
+		"kubernetes/go.mod":     "module m\n",
 		"target/a_test.go":      "//go:build !race\n\nfunc TestPlain(t *testing.T) {}\n",
 		"libvirt/a_test.go":     "//go:build !race\n\nfunc TestOther(t *testing.T) {}\n",
 		"build": "#!/bin/bash\necho builds $1\ntouch building\n" +
@@ -99,7 +105,7 @@ func TestScript(t *testing.T) {
 	ran(`-race -skip \^TestKubeVirt \./target cgo=1$`)
 	ran(`-run \^\(TestPlain\)\$ \./target cgo=0$`)
 	ran(`-skip \^TestKubeVirt (\./(libvirt|chap|integration) ){3}cgo=0$`)
-	ran(`-p \d+ \./kubernetes/claim \./kubernetes/integration/node cgo=0$`)
+	ran(`-p \d+ \./claim \./integration/node cgo=0$`)
 	ran(`-run \^TestKubeVirt \./integration cgo=0$`)
 
 	out, _, err = script(t, testsum, "", "for i in {1..99}; do echo line $i; done; exit 1", "", "")

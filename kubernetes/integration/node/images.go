@@ -159,14 +159,14 @@ func addFile(w *tar.Writer, at, path string) error {
 func pauseImage(t testing.TB) Image {
 	t.Helper()
 	return Image{Name: "localhost/pause:1", Files: map[string]string{"/pause": Build(t,
-		"./kubernetes/integration/node/pause")}, Config: v1.Config{Entrypoint: []string{"/pause"}}}
+		"kubernetes", "./integration/node/pause")}, Config: v1.Config{Entrypoint: []string{"/pause"}}}
 }
 
 // DiskImage is a user's image as it is built FROM kubevirt.io:disk: the binary, and a disk.
 func DiskImage(t testing.TB, name, disk string) Image {
 	t.Helper()
 	i := Image{Name: name, Files: map[string]string{
-		"/kubevirt-disk":         Build(t, "./cmd/kubevirt-disk"),
+		"/kubevirt-disk":         Build(t, ".", "./cmd/kubevirt-disk"),
 		"/disk":                  t.TempDir(),
 		"/var/lib/kubevirt-disk": t.TempDir(),
 	}, Config: v1.Config{Entrypoint: []string{"/kubevirt-disk"}, Cmd: []string{"serve"},
@@ -189,13 +189,13 @@ func ControllerImage(t testing.TB, name string) Image {
 	dir := t.TempDir()
 	bin, archive := filepath.Join(dir, "bin"), filepath.Join(dir, "controller.tar")
 	err = errors.Join(os.Mkdir(bin, 0o755),
-		os.Rename(Build(t, "./kubernetes/command"),
+		os.Rename(Build(t, "kubernetes", "./command"),
 			filepath.Join(bin, "kubevirt-disk-controller-linux-amd64")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	licenses, err := exec.Command(filepath.Join(root, "scripts/licenses.sh"),
-		"./kubernetes/command").Output()
+		"kubernetes", "./command").Output()
 	if err == nil {
 		err = os.WriteFile(filepath.Join(bin, "kubevirt-disk-controller-LICENSES"), licenses, 0o644)
 	}
@@ -260,8 +260,9 @@ func QEMUImage(t testing.TB, name string) Image {
 		Config: v1.Config{User: "107:107", Env: []string{"PATH=/usr/bin"}}}
 }
 
-// Build builds a static command of this module, and returns the binary.
-func Build(t testing.TB, pkg string) string {
+// Build builds a static command of the module in a directory, which is relative to that of the main
+// module, and returns the binary.
+func Build(t testing.TB, module, pkg string) string {
 	t.Helper()
 	root, err := plane.Root()
 	if err != nil {
@@ -270,7 +271,7 @@ func Build(t testing.TB, pkg string) string {
 	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
 	// As the Makefile builds it, so that nothing is compiled twice.
 	cmd := exec.Command("go", "build", "-trimpath", "-o", path, pkg)
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Dir, cmd.Env = filepath.Join(root, module), append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

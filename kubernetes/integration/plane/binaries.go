@@ -55,9 +55,9 @@ func binaries() (string, error) {
 	return filepath.Join(place, fmt.Sprintf("%x", sum.Sum(nil))[:16]), nil
 }
 
-// Root returns the directory of this module.
+// Root returns the directory of the main module, kubevirt.io/disk, which has that of this one.
 func Root() (string, error) {
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "kubevirt.io/disk").Output()
 	if err != nil {
 		return "", fmt.Errorf("go list -m: %w", err)
 	}
