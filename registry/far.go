@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -38,7 +39,8 @@ type farFile struct {
 	warn    func(text string)
 	verdict *verdict     // on the image; nil: nothing in it is described twice
 	came    atomic.Int64 // bytes, from the registry
-	proof   *proof       // whether a wrong chunk is the registry's fault; nil: it always is
+	// patience is how long a chunk may be wrong each time it comes; 0: oddPatience
+	patience time.Duration
 
 	mu   sync.Mutex
 	runs [readRuns]readRun // guarded by mu; used last first
@@ -159,11 +161,12 @@ var _ image.Source = (*farFile)(nil)
 
 // newFarFile opens a file of a layer.
 func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.IndexFile,
-	warn func(string), v *verdict) (*farFile, error) {
+	warn func(string), v *verdict, patience time.Duration) (*farFile, error) {
 	digests := io.NewSectionReader(x.Digests, f.FirstChunk*layer.DigestSize,
 		f.Chunks(x.ChunkSize)*layer.DigestSize)
 	size := max(x.ChunkSize, cache.MinChunkSize)
-	far := &farFile{chunk: size, warn: warn, tables: x.TablesOf(f), verdict: v}
+	far := &farFile{chunk: size, warn: warn, tables: x.TablesOf(f), verdict: v,
+		patience: patience}
 	name, zeros, err := ofDigests(f.Size, x.ChunkSize, digests)
 	if err != nil {
 		return nil, err
@@ -187,17 +190,6 @@ func newFarFile(c *cache.Cache, from *transport.Blob, x *layer.Index, f *layer.I
 		}
 		return err
 	}
-	far.proof = newProof(warn, func(ctx context.Context, off int64) error {
-		chunk := off / size
-		p := make([]byte, min(size, f.Size-chunk*size))
-		if err := proven(from).Fill(ctx, p, f.Offset+chunk*size); err != nil {
-			return err
-		}
-		if err := verify(chunk, p); err != nil {
-			return contradicts(from, err)
-		}
-		return nil
-	})
 	far.cached, err = c.Blob(cache.BlobOptions{
 		Digest: far.name, Size: f.Size, ChunkSize: size, Verify: arrived,
 		Fetch: func(ctx context.Context, p []byte, off int64) error {
@@ -280,7 +272,7 @@ func (f *farFile) stored(ctx context.Context, p []byte, off int64) (n int, err e
 // fetched reads data that is not a hole.
 func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error) {
 	f.readAhead(off, int64(len(p)))
-	times := 0 // that the content was wrong
+	var odd time.Time // since when the content is wrong; zero: it is not
 	for pause := transport.FirstPause; ; pause = min(2*pause, transport.LongPause) {
 		n, err := f.blob.ReadAt(ctx, p, off)
 		switch {
@@ -293,22 +285,20 @@ func (f *farFile) fetched(ctx context.Context, p []byte, off int64) (int, error)
 		case ctx.Err() != nil:
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
 		}
-		wait := pause
-		var news <-chan struct{}
-		if wrong := new(transport.DigestError); f.proof != nil && errors.As(err, &wrong) {
-			times++
-			var verdict error
-			if news, verdict = f.proof.of(off+int64(n), times); verdict != nil {
-				return n, f.verdict.condemn(verdict)
-			}
+		patience := cmp.Or(f.patience, oddPatience)
+		if wrong := new(transport.DigestError); !errors.As(err, &wrong) {
+			odd = time.Time{}
+		} else if odd.IsZero() {
+			odd = time.Now()
+		} else if time.Since(odd) > patience {
+			return n, fmt.Errorf("%w; that is so for %s: if the registry is right, the image "+
+				"contradicts itself: push the image again", err, patience)
 		}
-		wait = max(wait, min(transport.WaitFor(err), maxRetryAfter))
+		wait := max(pause, min(transport.WaitFor(err), maxRetryAfter))
 		f.warn(fmt.Sprintf("%v; a read waits, next try in %s", err, wait))
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
-		case <-news:
-			timer.Stop()
 		case <-ctx.Done():
 			timer.Stop()
 			return n, fmt.Errorf("%w: %w", disk.ErrNotNow, err)
@@ -413,7 +403,4 @@ func compareTables(ctx context.Context, name string, tables *layer.Tables,
 func (f *farFile) Check() error { return nil }
 
 // Close leaves the chunks in the cache.
-func (f *farFile) Close() error {
-	f.proof.close()
-	return nil
-}
+func (f *farFile) Close() error { return nil }

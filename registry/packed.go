@@ -161,23 +161,6 @@ func (f *packed) verify(unit int64, p []byte) error {
 	})
 }
 
-// prove is for proof.
-func (f *packed) prove(ctx context.Context, off int64) error {
-	unit := int64(f.unitOf(off))
-	again, p := *f, make([]byte, f.unit)
-	again.layer = proven(f.layer)
-	switch err := again.fetch(ctx, p, unit*f.unit); {
-	case errors.Is(err, layer.ErrMore):
-		return contradicts(f.layer, err)
-	case err != nil:
-		return err
-	}
-	if err := f.verify(unit, p); err != nil {
-		return contradicts(f.layer, err)
-	}
-	return nil
-}
-
 // unitOf is the unit of a byte of the file. There must be one.
 func (f *packed) unitOf(off int64) int {
 	return sort.Search(len(f.units), func(i int) bool { return f.units[i].start > off }) - 1

@@ -404,16 +404,15 @@ func (s *Stream) farPart(p *layer.Part) (*farFile, error) {
 		if err != nil {
 			return nil, err
 		}
-		warn := s.warnOf(p.Name)
-		return &farFile{blob: f, name: name, chunk: f.unit,
-			warn: warn, proof: newProof(warn, f.prove), verdict: s.verdict}, nil
+		return &farFile{blob: f, name: name, chunk: f.unit, warn: s.warnOf(p.Name),
+			verdict: s.verdict, patience: s.opt.patience}, nil
 	case p.Chunks != nil:
 		x := &layer.Index{ChunkSize: layer.IndexChunk, Digests: layer.SectionOf(p.Chunks)}
 		file := &layer.IndexFile{Name: p.Name, Size: p.Size, Offset: p.Offset}
 		if int64(len(p.Chunks)) != file.Chunks(layer.IndexChunk)*layer.DigestSize {
 			return nil, errors.New("does not have as many digests as chunks")
 		}
-		return newFarFile(s.opt.Cache, from, x, file, s.warnOf(p.Name), s.verdict)
+		return newFarFile(s.opt.Cache, from, x, file, s.warnOf(p.Name), s.verdict, s.opt.patience)
 	}
 	u, err := s.unverifiedLayer(layers[i])
 	if err != nil {

@@ -45,7 +45,8 @@ const (
 	// maxUnverified bounds a layer that is served like that, because a manifest can claim any size.
 	// Bytes.
 	maxUnverified = 2 << 40
-	// oddPatience is how long a registry may send other content for a chunk than before.
+	// oddPatience is how long a registry may send other content for a chunk than before, or than
+	// its digest says.
 	oddPatience = time.Minute
 	// verifiedAhead is how much is fetched ahead while the layer is verified, in bytes. Most
 	// connections are left to a guest that reads meanwhile.
